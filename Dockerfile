@@ -4,7 +4,7 @@ WORKDIR /src
 COPY go.mod go.sum ./
 RUN go mod download
 COPY . .
-RUN CGO_ENABLED=0 go build -trimpath -buildvcs=false -ldflags="-s -w -buildid=" -o /outrelay ./cmd/outrelay
+RUN CGO_ENABLED=0 go build -tags release -trimpath -buildvcs=false -ldflags="-s -w -buildid=" -o /outrelay ./cmd/outrelay
 
 # The programs of examples/orders, for compose.yaml: docker build --target examples
 FROM build AS build-examples

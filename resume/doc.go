@@ -1,11 +1,13 @@
-// Package resume holds the vocabulary of positions in a MongoDB change stream: the resume token, the position that a
-// token and its cluster time mark, the checkpoint that is kept of it, where checkpoints are stored, and what to do when
-// the history behind a checkpoint is gone.
+// Package resume defines positions in a MongoDB change stream: the resume token, the position that
+// consists of a token and its cluster time, the checkpoint that stores a position, the stores for
+// checkpoints, and the policies for a lost history.
 //
-// It is a leaf: it opens no stream and starts no goroutine. Comparing and decoding a token costs one pass over its few
-// dozen bytes and does no I/O; only a Store of MongoDB talks to a server, one command for each call.
+// The package opens no stream and starts no goroutine. To compare or decode a token takes one pass
+// over its few dozen bytes. Only the Store of NewMongo does I/O, with one or two commands for each
+// call.
 //
-// A position means "everything up to here". Positions of one deployment are totally ordered and a Store never lets a
-// checkpoint go back. What is not promised: a token's order says nothing across two deployments, and a token that looks
-// healthy may still be refused by the server, which alone knows whether its history is there.
+// Order: a position means that everything up to it is done. Positions of one deployment are totally
+// ordered, and a Store never lets a checkpoint go back. Tokens of different deployments cannot be
+// compared. The server may reject a token that looks valid, because only the server knows whether
+// it still has the history.
 package resume

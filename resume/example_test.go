@@ -31,6 +31,7 @@ func ExampleStore() {
 	at := func(data string) resume.Checkpoint {
 		return resume.Checkpoint{Position: resume.Position{Token: resume.TokenOf(data)}}
 	}
+
 	_, err := store.Load(ctx, "orders")
 	fmt.Println(errors.Is(err, resume.ErrNotFound))
 	fmt.Println(store.Save(ctx, "orders", at("8266A1B2C30000000629")))

@@ -13,8 +13,9 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo/writeconcern"
 )
 
-// NewMongo is a Store in a collection, one document for each name. It reads and writes by majority on the primary,
-// whatever the client says, so that a checkpoint that was saved is never rolled back. It does no I/O itself.
+// NewMongo returns a Store in a collection, with one document for each name. It reads and writes
+// with majority concern on the primary, even if the client is configured otherwise, so a saved
+// checkpoint is never rolled back. NewMongo does no I/O.
 func NewMongo(coll *mongo.Collection) Store {
 	return &mongoStore{coll.Clone(options.Collection().
 		SetWriteConcern(writeconcern.Majority()).
@@ -22,11 +23,12 @@ func NewMongo(coll *mongo.Collection) Store {
 		SetReadPreference(readpref.Primary()))}
 }
 
+// mongoStore is a Store in a collection.
 type mongoStore struct{ coll *mongo.Collection }
 
-// stored is the document of a checkpoint. Order is the string by which positions compare: it lets the server refuse, in
-// the filter of the write itself, to go back.
-type stored struct {
+// storedCheckpoint is the document of a checkpoint. Order is the sortKey of the position: with it
+// in the filter of a write, the server rejects an earlier position.
+type storedCheckpoint struct {
 	Name         string             `bson:"_id"`
 	Order        string             `bson:"order"`
 	Token        Token              `bson:"token"`
@@ -35,13 +37,15 @@ type stored struct {
 	PipelineHash string             `bson:"pipelineHash"`
 }
 
+// storedCollection is a Collection in the document of a checkpoint.
 type storedCollection struct {
 	NS   string      `bson:"ns"`
 	UUID bson.Binary `bson:"uuid"`
 }
 
+// Load returns the checkpoint with this name: see Store.
 func (s *mongoStore) Load(ctx context.Context, name string) (Checkpoint, error) {
-	var d stored
+	var d storedCheckpoint
 	err := s.coll.FindOne(ctx, bson.D{{Key: "_id", Value: name}}).Decode(&d)
 	if errors.Is(err, mongo.ErrNoDocuments) {
 		err = ErrNotFound
@@ -49,35 +53,49 @@ func (s *mongoStore) Load(ctx context.Context, name string) (Checkpoint, error) 
 	if err != nil {
 		return Checkpoint{}, fmt.Errorf("loading checkpoint %q: %w", name, err)
 	}
+
 	c := Checkpoint{Position: Position{Token: d.Token, ClusterTime: d.ClusterTime}, PipelineHash: d.PipelineHash}
 	for _, dc := range d.Collections {
 		k := Collection{NS: dc.NS}
 		if copy(k.UUID[:], dc.UUID.Data) != len(k.UUID) {
-			return Checkpoint{}, fmt.Errorf("loading checkpoint %q: the UUID of %s has %d bytes", name, dc.NS, len(dc.UUID.Data))
+			return Checkpoint{}, fmt.Errorf("loading checkpoint %q: the UUID of %s has %d bytes, want %d",
+				name, dc.NS, len(dc.UUID.Data), len(k.UUID))
 		}
+
 		c.Collections = append(c.Collections, k)
 	}
+
 	return c, nil
 }
 
+// Save stores a checkpoint: see Store. It needs one command, or two if the stored one is later.
 func (s *mongoStore) Save(ctx context.Context, name string, c Checkpoint) error {
 	if c.IsZero() {
-		return fmt.Errorf("saving checkpoint %q: %w", name, errZero)
+		return fmt.Errorf("saving checkpoint %q: %w", name, errZeroPosition)
 	}
-	d := stored{
-		Name: name, Order: c.order(), Token: c.Token, ClusterTime: c.ClusterTime, PipelineHash: c.PipelineHash,
-		Collections: make([]storedCollection, len(c.Collections)),
+
+	d := storedCheckpoint{
+		Name:         name,
+		Order:        c.sortKey(),
+		Token:        c.Token,
+		ClusterTime:  c.ClusterTime,
+		PipelineHash: c.PipelineHash,
+		Collections:  make([]storedCollection, len(c.Collections)),
 	}
 	for i, k := range c.Collections {
 		d.Collections[i] = storedCollection{NS: k.NS, UUID: bson.Binary{Subtype: bson.TypeBinaryUUID, Data: k.UUID[:]}}
 	}
-	// A stored order that is higher makes the filter miss, and the upsert that follows collides on _id.
+
+	// If the stored position is later, the filter does not match, and the upsert violates the
+	// unique index of _id.
 	filter := bson.D{{Key: "_id", Value: name}, {Key: "order", Value: bson.D{{Key: "$lte", Value: d.Order}}}}
 	_, err := s.coll.ReplaceOne(ctx, filter, d, options.Replace().SetUpsert(true))
 	if mongo.IsDuplicateKeyError(err) {
-		// Either the stored one is ahead, or two first saves collided; the same write without the upsert tells.
+		// Either the stored position is later, or two first saves collided. The same write without
+		// the upsert shows which.
 		var res *mongo.UpdateResult
-		if res, err = s.coll.ReplaceOne(ctx, filter, d); err == nil && res.MatchedCount == 0 {
+		res, err = s.coll.ReplaceOne(ctx, filter, d)
+		if err == nil && res.MatchedCount == 0 {
 			err = ErrStale
 		}
 	}

@@ -2,21 +2,26 @@ package resume
 
 import "fmt"
 
-// LostHistory says what to do when the server no longer holds the history behind the checkpoint, so that the stream
-// cannot bring what was appended since.
+// LostHistory is the policy for a lost history: the server no longer has the changes since the
+// checkpoint, so the stream cannot deliver them.
 type LostHistory string
 
+// Policies for a lost history.
 const (
-	// SweepLostHistory finds what the stream missed by reading the collections themselves, publishes it, and goes on. It
-	// is the default: nothing is lost, and what may have been delivered already is marked as redelivered.
+	// SweepLostHistory reads the missing events from the collections, delivers them and continues.
+	// No event is lost. Events that may have been delivered before are marked as redelivered. It is
+	// the default.
 	SweepLostHistory LostHistory = "sweep"
-	// HaltLostHistory stops and waits for a person, for those who would rather decide by themselves each time.
+
+	// HaltLostHistory stops and waits for an operator.
 	HaltLostHistory LostHistory = "halt"
 )
 
-// ParseLostHistory reads "sweep" or "halt"; "" is SweepLostHistory.
+// ParseLostHistory parses "sweep" or "halt". The empty text is SweepLostHistory. Other texts are an
+// error.
 func ParseLostHistory(s string) (LostHistory, error) {
-	switch p := LostHistory(s); p {
+	p := LostHistory(s)
+	switch p {
 	case "":
 		return SweepLostHistory, nil
 	case SweepLostHistory, HaltLostHistory:
@@ -25,7 +30,7 @@ func ParseLostHistory(s string) (LostHistory, error) {
 	return "", fmt.Errorf("lost history: %q is neither %s nor %s", s, SweepLostHistory, HaltLostHistory)
 }
 
-// UnmarshalText reads the policy from a configuration.
+// UnmarshalText parses the policy in a configuration, as ParseLostHistory does.
 func (p *LostHistory) UnmarshalText(text []byte) error {
 	v, err := ParseLostHistory(string(text))
 	if err != nil {
@@ -35,19 +40,24 @@ func (p *LostHistory) UnmarshalText(text []byte) error {
 	return nil
 }
 
-// Invalidate says what to do when a watched collection is dropped or renamed, which ends its stream.
+// Invalidate is the policy for a watched collection that is dropped or renamed, which ends its
+// stream.
 type Invalidate string
 
+// Policies for a dropped or renamed collection.
 const (
-	// ResumeAfterInvalidate goes on with the collection that is created under the name next. It is the default.
+	// ResumeAfterInvalidate continues with the next collection of the same name. It is the default.
 	ResumeAfterInvalidate Invalidate = "resume"
-	// HaltOnInvalidate stops and waits for a person.
+
+	// HaltOnInvalidate stops and waits for an operator.
 	HaltOnInvalidate Invalidate = "halt"
 )
 
-// ParseInvalidate reads "resume" or "halt"; "" is ResumeAfterInvalidate.
+// ParseInvalidate parses "resume" or "halt". The empty text is ResumeAfterInvalidate. Other texts
+// are an error.
 func ParseInvalidate(s string) (Invalidate, error) {
-	switch p := Invalidate(s); p {
+	p := Invalidate(s)
+	switch p {
 	case "":
 		return ResumeAfterInvalidate, nil
 	case ResumeAfterInvalidate, HaltOnInvalidate:
@@ -56,7 +66,7 @@ func ParseInvalidate(s string) (Invalidate, error) {
 	return "", fmt.Errorf("invalidate: %q is neither %s nor %s", s, ResumeAfterInvalidate, HaltOnInvalidate)
 }
 
-// UnmarshalText reads the policy from a configuration.
+// UnmarshalText parses the policy in a configuration, as ParseInvalidate does.
 func (p *Invalidate) UnmarshalText(text []byte) error {
 	v, err := ParseInvalidate(string(text))
 	if err != nil {

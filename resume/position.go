@@ -7,33 +7,38 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 )
 
-// Position is a place in the stream: everything up to and with it is behind. ClusterTime is the time that the server
-// gave with the token; it is what a stream is reopened by when the token itself is refused. A position without a token
-// stands before every event of its cluster time.
+// Position is a place in the stream. Everything up to it, inclusive, is done.
 type Position struct {
-	Token       Token          `bson:"token"`
+	// Token is the resume token. A position without a token is before every event of its cluster
+	// time.
+	Token Token `bson:"token"`
+
+	// ClusterTime is the time that the server sent with the token. A stream is opened at this time
+	// if the server rejects the token.
 	ClusterTime bson.Timestamp `bson:"clusterTime"`
 }
 
-// IsZero reports whether the position says nothing at all.
+// IsZero reports whether the position has neither a token nor a time.
 func (p Position) IsZero() bool { return p.Token.IsZero() && p.ClusterTime.IsZero() }
 
-// Sound reports whether the token, if there is one, can be the one that the server gave with ClusterTime. A token that is
-// not sound was damaged, or comes from elsewhere; the time is then all that is known.
+// Sound reports whether the token can be the one that the server sent with ClusterTime. Without a
+// token or a time it returns true. A token that is not sound is damaged or belongs to another
+// position, so only the time is usable.
 func (p Position) Sound() bool {
 	if p.Token.IsZero() || p.ClusterTime.IsZero() {
 		return true
 	}
+
 	own, ok := p.Token.ClusterTime()
 	return ok && own == p.ClusterTime
 }
 
-// Compare orders two positions of one deployment: −1 if p is before q, 0 if they are the same place, 1 if p is after q.
-// The order is that of the tokens' bytes, or of the time where the token is not sound; the zero position is before all
-// others.
-func (p Position) Compare(q Position) int { return strings.Compare(p.order(), q.order()) }
+// Compare orders two positions of one deployment. It returns −1 if p is before q, 0 if they are the
+// same place, and 1 if p is after q. It compares the bytes of the tokens, or the time of a token
+// that is not sound. The zero position is before all others.
+func (p Position) Compare(q Position) int { return strings.Compare(p.sortKey(), q.sortKey()) }
 
-// Time is ClusterTime, or the token's own time where none was kept.
+// Time returns ClusterTime, or else the time in the token. It returns false if there is neither.
 func (p Position) Time() (bson.Timestamp, bool) {
 	if !p.ClusterTime.IsZero() {
 		return p.ClusterTime, true
@@ -41,14 +46,14 @@ func (p Position) Time() (bson.Timestamp, bool) {
 	return p.Token.ClusterTime()
 }
 
-// Clone copies the token too.
+// Clone returns a copy that shares no memory with p.
 func (p Position) Clone() Position {
 	return Position{Token: p.Token.Clone(), ClusterTime: p.ClusterTime}
 }
 
-// order is the string by which positions compare: a token's data, or for a bare time the prefix that every token of that
-// time begins with, so that it sorts before all of them.
-func (p Position) order() string {
+// sortKey returns the text by which positions are compared: the data of the token, or for a
+// position without a token the prefix of all tokens of its time, so that it sorts before them.
+func (p Position) sortKey() string {
 	if d := p.Token.Data(); d != "" && p.Sound() {
 		return d
 	}

@@ -61,6 +61,7 @@ func TestPositionOrder(t *testing.T) {
 		{ClusterTime: bson.Timestamp{T: 0x9ABCDEF0, I: 1}},
 		at(0x9ABCDEF0, 1, "29"),
 	}
+
 	for i, p := range order {
 		for j, q := range order {
 			if got, want := p.Compare(q), cmpInt(i, j); got != want {
@@ -68,9 +69,11 @@ func TestPositionOrder(t *testing.T) {
 			}
 		}
 	}
+
 	if ts, ok := (resume.Position{Token: at(7, 8, "29").Token}).Time(); !ok || ts != (bson.Timestamp{T: 7, I: 8}) {
 		t.Errorf("the time of a bare token is %v %v", ts, ok)
 	}
+
 	if !(resume.Position{}).IsZero() || order[1].IsZero() {
 		t.Error("IsZero")
 	}
@@ -93,30 +96,37 @@ func TestTokenIsStoredAsItsDocument(t *testing.T) {
 	if got := bson.Raw(raw).Lookup("token", "_data").StringValue(); got != in.Token.Data() {
 		t.Errorf("token._data is %q", got)
 	}
+
 	var out resume.Position
 	if err := bson.Unmarshal(raw, &out); err != nil {
 		t.Fatal(err)
 	}
+
 	if diff := cmp.Diff(in, out); diff != "" {
 		t.Error(diff)
 	}
+
 	raw = marshal(t, resume.Position{})
 	if typ := bson.Raw(raw).Lookup("token").Type; typ != bson.TypeNull {
 		t.Errorf("a zero token is stored as %s", typ)
 	}
+
 	if err := bson.Unmarshal(raw, &out); err != nil || !out.IsZero() {
 		t.Errorf("zero position reads as %v, %v", out, err)
 	}
+
 	var tok resume.Token
 	if err := tok.UnmarshalBSONValue(byte(bson.TypeString), []byte{1, 0, 0, 0, 0}); err == nil {
 		t.Error("a string was taken for a token")
 	}
+
 	if _, _, err := resume.Token("garbage").MarshalBSONValue(); err == nil {
 		t.Error("garbage was stored")
 	}
 }
 
-// A token that the server sends must survive the way through the type unchanged and carry the time it came with.
+// A token of the server must pass through the type unchanged and contain the time that was sent
+// with it.
 func TestTokenOfRealStream(t *testing.T) {
 	t.Parallel()
 	coll := stacktest.Database(t, stacktest.Client(t)).Collection("c")
@@ -124,6 +134,7 @@ func TestTokenOfRealStream(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	defer cs.Close(t.Context())
 	var last resume.Position
 	for i := range 3 {
@@ -133,20 +144,25 @@ func TestTokenOfRealStream(t *testing.T) {
 		if !cs.Next(t.Context()) {
 			t.Fatal(cs.Err())
 		}
+
 		sec, inc := cs.Current.Lookup("clusterTime").Timestamp()
 		pos := resume.Position{Token: resume.Token(cs.Current.Lookup("_id").Document()).Clone(), ClusterTime: bson.Timestamp{T: sec, I: inc}}
 		if got, ok := pos.Token.ClusterTime(); !ok || got != pos.ClusterTime {
 			t.Errorf("decoded %v, server says %v", got, pos.ClusterTime)
 		}
+
 		if pos.Compare(last) <= 0 {
 			t.Errorf("position %d does not come after the one before", i)
 		}
+
 		last = pos
 	}
+
 	again, err := coll.Watch(t.Context(), mongo.Pipeline{}, options.ChangeStream().SetResumeAfter(bson.Raw(last.Token)))
 	if err != nil {
 		t.Fatalf("resuming with the token: %v", err)
 	}
+
 	_ = again.Close(t.Context())
 }
 
@@ -173,6 +189,7 @@ func TestStore(t *testing.T) {
 			if err := s.Save(ctx, "w", resume.Checkpoint{}); err == nil {
 				t.Fatal("a zero position was stored")
 			}
+
 			first := resume.Checkpoint{
 				Position: at(10, 1, "29"), PipelineHash: "h",
 				Collections: []resume.Collection{{NS: "shop.outbox", UUID: [16]byte{1, 2, 3}}},
@@ -183,17 +200,21 @@ func TestStore(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
+
 			if diff := cmp.Diff(first, got); diff != "" {
 				t.Error(diff)
 			}
+
 			for _, older := range []resume.Position{at(9, 9, "29"), at(10, 0, "29"), {ClusterTime: bson.Timestamp{T: 10, I: 1}}} {
 				if err := s.Save(ctx, "w", resume.Checkpoint{Position: older}); !errors.Is(err, resume.ErrStale) {
 					t.Errorf("going back to %s: %v", older.Token, err)
 				}
 			}
+
 			if err := s.Save(ctx, "other", resume.Checkpoint{Position: at(1, 1, "29")}); err != nil {
 				t.Errorf("another name: %v", err)
 			}
+
 			later := resume.Checkpoint{Position: resume.Position{ClusterTime: bson.Timestamp{T: 11}}}
 			save(t, s, later)
 			if got, _ := s.Load(ctx, "w"); got.Compare(later.Position) != 0 || len(got.Token) != 0 {
@@ -210,7 +231,7 @@ func save(t *testing.T, s resume.Store, c resume.Checkpoint) {
 	}
 }
 
-// Whatever the order in which savers come, the furthest position stays and nobody sees it go back.
+// With any order of the savers, the latest position stays, and no reader sees an earlier one.
 func TestStoreNeverGoesBack(t *testing.T) {
 	t.Parallel()
 	for name, open := range stores(t) {
@@ -226,15 +247,18 @@ func TestStoreNeverGoesBack(t *testing.T) {
 							t.Error(err)
 							return
 						}
+
 						c, err := s.Load(ctx, "w")
 						if err != nil || c.Compare(seen) < 0 {
 							t.Errorf("loaded %s after %s, %v", c.Token, seen.Token, err)
 							return
 						}
+
 						seen = c.Position
 					}
 				})
 			}
+
 			wg.Wait()
 			want := uint32(0)
 			for w := range 4 {
@@ -242,6 +266,7 @@ func TestStoreNeverGoesBack(t *testing.T) {
 					want = max(want, uint32(1+(i*7+w*13)%50))
 				}
 			}
+
 			if c, err := s.Load(ctx, "w"); err != nil || c.ClusterTime.T != want {
 				t.Errorf("the end is %v, want T %d (%v)", c.ClusterTime, want, err)
 			}
@@ -254,26 +279,31 @@ func TestPolicies(t *testing.T) {
 	if p, err := resume.ParseLostHistory(""); err != nil || p != resume.SweepLostHistory {
 		t.Error(p, err)
 	}
+
 	var l resume.LostHistory
 	if err := l.UnmarshalText([]byte("halt")); err != nil || l != resume.HaltLostHistory {
 		t.Error(l, err)
 	}
+
 	if err := l.UnmarshalText([]byte("skip")); err == nil || !strings.Contains(err.Error(), `"skip"`) || l != resume.HaltLostHistory {
 		t.Error(l, err)
 	}
+
 	if p, err := resume.ParseInvalidate(""); err != nil || p != resume.ResumeAfterInvalidate {
 		t.Error(p, err)
 	}
+
 	var i resume.Invalidate
 	if err := i.UnmarshalText([]byte("halt")); err != nil || i != resume.HaltOnInvalidate {
 		t.Error(i, err)
 	}
+
 	if err := i.UnmarshalText([]byte("go")); err == nil {
 		t.Error("a policy that is none was taken")
 	}
 }
 
-// Tokens come from a database: no bytes may make the type panic.
+// Tokens come from a database, so no bytes may cause a panic.
 func TestTokenOfAnyBytes(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
@@ -311,6 +341,7 @@ func TestAPositionWhoseTokenIsNotSoundGoesByItsTime(t *testing.T) {
 		if c.p.Sound() != c.sound {
 			t.Errorf("%s: sound %v", name, !c.sound)
 		}
+
 		if !c.sound && (c.p.Compare(good) >= 0 || c.p.Compare(after) >= 0 || c.p.Compare(resume.Position{ClusterTime: at}) != 0) {
 			t.Errorf("%s: does not stand at its time", name)
 		}

@@ -8,81 +8,101 @@ import (
 	"sync"
 )
 
-// Collection is a watched collection as it was when a checkpoint was taken. A namespace that has another UUID today was
-// dropped and made anew, and a token of the old one means nothing for it.
+// Collection is a watched collection at the time of a checkpoint. If its namespace has another UUID
+// now, the collection was dropped and created again, and a token for the old one is not valid for
+// the new one.
 type Collection struct {
-	NS   string   // "database.collection"
-	UUID [16]byte // zero if it was not known
+	// NS is the namespace, "database.collection".
+	NS string
+
+	// UUID is the UUID of the collection, or zero if it is unknown.
+	UUID [16]byte
 }
 
-// Checkpoint is a position together with what must still be the same for its token to be of use.
+// Checkpoint is a position, together with the conditions under which its token is valid.
 type Checkpoint struct {
 	Position
-	Collections  []Collection // the watched collections, if the watcher tracks them
-	PipelineHash string       // identity of the stream's pipeline; "" if not tracked
+
+	// Collections contains the watched collections, if the watcher records them.
+	Collections []Collection
+
+	// PipelineHash identifies the pipeline of the stream. It is empty if it is not recorded.
+	PipelineHash string
 }
 
-func (c Checkpoint) clone() Checkpoint {
+// cloneCheckpoint returns a copy that shares no memory with c.
+func (c Checkpoint) cloneCheckpoint() Checkpoint {
 	c.Position = c.Position.Clone()
 	c.Collections = slices.Clone(c.Collections)
 	return c
 }
 
-// What a Store answers, to be asked for with errors.Is.
+// Errors of a Store. Test for them with errors.Is.
 var (
-	// ErrNotFound says that no checkpoint of that name was ever saved.
+	// ErrNotFound means that no checkpoint with this name exists.
 	ErrNotFound = errors.New("no checkpoint")
-	// ErrStale says that the stored checkpoint is further than the one to be saved, which was not stored: another process
-	// is ahead of this one.
+
+	// ErrStale means that the stored checkpoint is later than the one to be saved, which was not
+	// stored. Another process is ahead of this one.
 	ErrStale = errors.New("checkpoint goes back")
 )
 
-// Store keeps checkpoints by name. Implementations are safe for concurrent use, also by several processes, and atomic: of
-// two writers the one with the further position wins, whatever the order in which they come.
+// Store stores checkpoints by name. It is safe for concurrent use, also by several processes. Save
+// is atomic: of two simultaneous calls, the one with the later position wins.
 type Store interface {
-	// Load returns the checkpoint of that name, or ErrNotFound.
+	// Load returns the checkpoint with this name. If it does not exist, the error is ErrNotFound.
 	Load(ctx context.Context, name string) (Checkpoint, error)
-	// Save stores c durably. It refuses with ErrStale to go back; saving the stored position again is no error. A zero
-	// position is refused.
+
+	// Save stores c durably. If the stored position is later, the error is ErrStale. To save the
+	// stored position again is not an error. A zero position is an error.
 	Save(ctx context.Context, name string, c Checkpoint) error
 }
 
-// errZero refuses a checkpoint that would say "from nowhere".
-var errZero = errors.New("a checkpoint needs a token or a cluster time")
+// errZeroPosition rejects a checkpoint without a position.
+var errZeroPosition = errors.New("a checkpoint needs a token or a cluster time")
 
-// NewMemory is a Store for tests and for programs that start afresh each time; it is lost with the process.
-func NewMemory() Store { return &memory{m: make(map[string]Checkpoint)} }
+// NewMemory returns a Store in memory, for tests and for programs that always start from the
+// beginning.
+func NewMemory() Store { return &memoryStore{m: make(map[string]Checkpoint)} }
 
-type memory struct {
+// memoryStore is a Store in memory.
+type memoryStore struct {
 	mu sync.Mutex
 	m  map[string]Checkpoint
 }
 
-func (s *memory) Load(ctx context.Context, name string) (Checkpoint, error) {
+// Load returns a copy of the checkpoint with this name: see Store.
+func (s *memoryStore) Load(ctx context.Context, name string) (Checkpoint, error) {
 	if err := ctx.Err(); err != nil {
 		return Checkpoint{}, err
 	}
+
 	s.mu.Lock()
 	defer s.mu.Unlock()
+
 	c, ok := s.m[name]
 	if !ok {
 		return Checkpoint{}, fmt.Errorf("loading checkpoint %q: %w", name, ErrNotFound)
 	}
-	return c.clone(), nil
+
+	return c.cloneCheckpoint(), nil
 }
 
-func (s *memory) Save(ctx context.Context, name string, c Checkpoint) error {
+// Save stores a copy of the checkpoint: see Store.
+func (s *memoryStore) Save(ctx context.Context, name string, c Checkpoint) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
 	if c.IsZero() {
-		return fmt.Errorf("saving checkpoint %q: %w", name, errZero)
+		return fmt.Errorf("saving checkpoint %q: %w", name, errZeroPosition)
 	}
+
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if old, ok := s.m[name]; ok && c.Compare(old.Position) < 0 {
 		return fmt.Errorf("saving checkpoint %q: %w", name, ErrStale)
 	}
-	s.m[name] = c.clone()
+
+	s.m[name] = c.cloneCheckpoint()
 	return nil
 }

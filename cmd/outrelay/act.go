@@ -22,41 +22,46 @@ import (
 	"github.com/outrelay/outrelay/internal/app"
 )
 
-// acting is what the commands share that look into a watcher's collections, or change something there: their flags, the
-// connection, the question before anything is done, and the way to print.
-type acting struct {
+// operatorCommand is the common part of the commands that read or change the collections of a watcher:
+// their flags, the connection, the confirmation and the output.
+type operatorCommand struct {
 	p      *program
 	json   bool
 	dryRun bool
 	yes    bool
 	actor  string
-	slot   string // only this one, where an action is on leases
+	slot   string // act on the lease of this slot only; "" is all slots
 
-	asks  bool // there is a person to ask
-	draws bool // standard error is a terminal
+	interactive bool // a person can answer a question
+	onTerminal  bool // standard error is a terminal
 }
 
-// looking adds the flags of a command that changes nothing.
-func (p *program) looking(c *cobra.Command) *acting {
-	a := &acting{p: p, draws: isTerminal(p.errOut)}
-	a.asks = a.draws && isTerminal(p.in)
+// addReadFlags adds the flags of a command that changes nothing.
+func (p *program) addReadFlags(c *cobra.Command) *operatorCommand {
+	a := &operatorCommand{p: p, onTerminal: isTerminal(p.errOut)}
+	a.interactive = a.onTerminal && isTerminal(p.in)
 	c.Flags().BoolVar(&a.json, "json", false, "print one JSON object on standard output")
 	return a
 }
 
-// acting adds the flags of a command that changes something.
-func (p *program) acting(c *cobra.Command) *acting {
-	a := p.looking(c)
-	c.Flags().BoolVar(&a.dryRun, "dry-run", false, "tell what would be done, with counts, and do nothing")
-	c.Flags().BoolVarP(&a.yes, "yes", "y", false, "do not ask")
-	c.Flags().StringVar(&a.actor, "actor", "", "`name` that the events log gets; default: the user's")
+// addChangeFlags adds the flags of a command that changes something.
+func (p *program) addChangeFlags(c *cobra.Command) *operatorCommand {
+	a := p.addReadFlags(c)
+	c.Flags().BoolVar(&a.dryRun, "dry-run", false, "print the planned changes with counts, and change nothing")
+	c.Flags().BoolVarP(&a.yes, "yes", "y", false, "skip the confirmation")
+	a.addActorFlag(c)
 	return a
 }
 
-// run connects to the state database and calls f with the operator of the configured watcher. It has no time limit: f may
-// work for hours, and a call that the servers do not answer ends by itself. An error that may go away exits with 75.
-func (a *acting) run(ctx context.Context, f func(ctx context.Context, o admin.Operator) error) error {
-	cfg, _, err := a.p.loadAndLog()
+func (a *operatorCommand) addActorFlag(c *cobra.Command) {
+	c.Flags().StringVar(&a.actor, "actor", "", "`name` for the events log; default: the name of the user")
+}
+
+// withOperator connects to the state database and calls f with the operator of the configured watcher.
+// It sets no time limit, because f may work for hours. Each call to the servers has its own timeout. If
+// a later attempt may succeed, the returned error exits with 75.
+func (a *operatorCommand) withOperator(ctx context.Context, f func(ctx context.Context, o admin.Operator) error) error {
+	cfg, _, err := a.p.loadWithLogger()
 	if err != nil {
 		return err
 	}
@@ -65,19 +70,25 @@ func (a *acting) run(ctx context.Context, f func(ctx context.Context, o admin.Op
 		return err
 	}
 	defer closeClient()
-	return outcome(f(ctx, admin.Operator{State: state, Watcher: cfg.Watcher, Actor: a.who(), Source: source, Outboxes: app.Outboxes(cfg, state.Client())}))
+
+	o := admin.Operator{
+		State: state, Watcher: cfg.Watcher, Actor: a.actorName(), Source: source,
+		Outboxes: app.Outboxes(cfg, state.Client()),
+	}
+	return classifyError(f(ctx, o))
 }
 
-// source is the way by which an actor came, in the events log.
+// source is the source of an action in the events log.
 const source = "cli"
 
-// desk is run for what needs more than the state database.
-func (a *acting) desk(ctx context.Context, f func(ctx context.Context, k admin.Desk) error) error {
-	cfg, _, err := a.p.load()
+// withDesk is withOperator for a function that needs more than the state database.
+func (a *operatorCommand) withDesk(ctx context.Context, f func(ctx context.Context, k admin.Desk) error) error {
+	cfg, _, err := a.p.loadConfig()
 	if err != nil {
 		return err
 	}
-	return a.run(ctx, func(ctx context.Context, o admin.Operator) error {
+
+	return a.withOperator(ctx, func(ctx context.Context, o admin.Operator) error {
 		client := o.State.Client()
 		d := &admin.Deployment{
 			State: o.State, Watcher: o.Watcher, Node: cfg.Node, Version: thisBuild().Version,
@@ -87,41 +98,49 @@ func (a *acting) desk(ctx context.Context, f func(ctx context.Context, k admin.D
 	})
 }
 
-// look is desk for what is over in a moment.
-func (a *acting) look(ctx context.Context, f func(ctx context.Context, k admin.Desk) error) error {
-	return a.desk(ctx, func(ctx context.Context, k admin.Desk) error {
+// withDeskBriefly is withDesk with the time limit statusTimeout.
+func (a *operatorCommand) withDeskBriefly(ctx context.Context, f func(ctx context.Context, k admin.Desk) error) error {
+	return a.withDesk(ctx, func(ctx context.Context, k admin.Desk) error {
 		ctx, cancel := context.WithTimeout(ctx, statusTimeout)
 		defer cancel()
 		return f(ctx, k)
 	})
 }
 
-// brief is run for what is over in a moment.
-func (a *acting) brief(ctx context.Context, f func(ctx context.Context, o admin.Operator) error) error {
-	return a.run(ctx, func(ctx context.Context, o admin.Operator) error {
+// withOperatorBriefly is withOperator with the time limit statusTimeout.
+func (a *operatorCommand) withOperatorBriefly(ctx context.Context, f func(ctx context.Context, o admin.Operator) error) error {
+	return a.withOperator(ctx, func(ctx context.Context, o admin.Operator) error {
 		ctx, cancel := context.WithTimeout(ctx, statusTimeout)
 		defer cancel()
 		return f(ctx, o)
 	})
 }
 
-// outcome marks what may go away as such: what the servers did not answer or did not do. A refusal of the use-case's own
-// stays one, and a missing privilege too.
-func outcome(err error) error {
+// classifyError marks err as temporary if the servers did not answer or failed, if the command was
+// interrupted, or if older nodes still run. A missing privilege and other errors of the operation stay
+// permanent.
+func classifyError(err error) error {
 	const codeUnauthorized = 13
-	var se mongo.ServerError
-	switch {
-	case err == nil:
+	if err == nil {
 		return nil
-	case mongo.IsTimeout(err), mongo.IsNetworkError(err), errors.Is(err, context.DeadlineExceeded):
-		return temporary(unanswered(err))
-	case errors.Is(err, context.Canceled), errors.Is(err, admin.ErrOlderNodes), errors.As(err, &se) && !se.HasErrorCode(codeUnauthorized):
-		return temporary(err)
+	}
+
+	if mongo.IsTimeout(err) || mongo.IsNetworkError(err) || errors.Is(err, context.DeadlineExceeded) {
+		return markTemporary(explainUnreachable(err))
+	}
+
+	if errors.Is(err, context.Canceled) || errors.Is(err, admin.ErrOlderNodes) {
+		return markTemporary(err)
+	}
+	var serverError mongo.ServerError
+	if errors.As(err, &serverError) && !serverError.HasErrorCode(codeUnauthorized) {
+		return markTemporary(err)
 	}
 	return err
 }
 
-func (a *acting) who() string {
+// actorName returns the value of --actor, or the name of the user.
+func (a *operatorCommand) actorName() string {
 	if a.actor != "" {
 		return a.actor
 	}
@@ -131,34 +150,38 @@ func (a *acting) who() string {
 	return "unknown"
 }
 
-// errUnconfirmed is a question that was answered with anything but yes.
-var errUnconfirmed = errors.New("nothing was done")
+// errUnconfirmed is the error of a command whose confirmation was not answered with yes.
+var errUnconfirmed = errors.New("not confirmed; nothing was done")
 
-// confirm asks before something is done that a person had better see coming; what names it with its count, such as
-// "discard 1,204 dead letters of shop.outbox". With --yes it asks nothing; without a terminal it refuses.
-func (a *acting) confirm(ctx context.Context, what string) error {
+// confirm asks the user to confirm an action. action is a verb phrase with a count, such as "discard
+// 1,204 dead letters of shop.outbox". With --yes, confirm returns nil at once. Without a terminal, or
+// with --json, it returns an error.
+func (a *operatorCommand) confirm(ctx context.Context, action string) error {
 	if a.yes {
 		return nil
 	}
-	if !a.asks || a.json {
-		return fmt.Errorf("this would %s; say --yes to do it, or --dry-run to see more", what)
+	if !a.interactive || a.json {
+		return fmt.Errorf("this would %s; pass --yes to do it, or --dry-run to see more", action)
 	}
-	fmt.Fprintf(a.p.errOut, "This will %s. Type yes to go on: ", what)
-	line, err := a.line(ctx)
+
+	fmt.Fprintf(a.p.errOut, "This will %s. Type yes to continue: ", action)
+	line, err := a.readLine(ctx)
 	if err == nil && !strings.EqualFold(strings.TrimSpace(line), "yes") {
 		err = errUnconfirmed
 	}
 	return err
 }
 
-// line is what the person types, up to the end of the line.
-func (a *acting) line(ctx context.Context) (string, error) {
-	// A read of the terminal cannot be called back: after an interrupt it waits until the process ends.
+// readLine returns the next line that the user types. It returns errUnconfirmed when ctx ends first.
+func (a *operatorCommand) readLine(ctx context.Context) (string, error) {
+	// A read of the terminal cannot be canceled. After an interrupt, the goroutine waits until the
+	// process ends.
 	answer := make(chan string, 1)
 	go func() {
 		line, _ := bufio.NewReader(a.p.in).ReadString('\n')
 		answer <- line
 	}()
+
 	select {
 	case line := <-answer:
 		return line, nil
@@ -168,25 +191,27 @@ func (a *acting) line(ctx context.Context) (string, error) {
 	}
 }
 
-// show prints v for programs, or what people writes for people.
-func (a *acting) show(v any, people func(w io.Writer) error) error {
+// printResult prints v as JSON with --json, and calls printText for people otherwise.
+func (a *operatorCommand) printResult(v any, printText func(w io.Writer) error) error {
 	if a.json {
 		return printJSON(a.p.out, v)
 	}
-	return people(a.p.errOut)
+	return printText(a.p.errOut)
 }
 
-// progress shows how far long work is. It draws on a terminal only, and not beside JSON.
+// progress is a progress bar. The zero progress draws nothing.
 type progress struct{ bar *progressbar.ProgressBar }
 
-// progress begins a bar up to total, or one without an end where total is below 0.
-func (a *acting) progress(doing string, total int64) progress {
-	if !a.draws || a.json {
+// startProgress starts a bar up to total, or one without an end if total is below 0. It draws only on a
+// terminal and without --json.
+func (a *operatorCommand) startProgress(description string, total int64) progress {
+	if !a.onTerminal || a.json {
 		return progress{}
 	}
+
 	return progress{progressbar.NewOptions64(total,
 		progressbar.OptionSetWriter(a.p.errOut),
-		progressbar.OptionSetDescription(doing),
+		progressbar.OptionSetDescription(description),
 		progressbar.OptionShowCount(),
 		progressbar.OptionShowIts(),
 		progressbar.OptionThrottle(100*time.Millisecond),
@@ -195,61 +220,64 @@ func (a *acting) progress(doing string, total int64) progress {
 	)}
 }
 
-// to says that n are done.
-func (p progress) to(n int64) {
+// setDone sets the number of finished items. A bar that cannot be drawn does not stop the work.
+func (p progress) setDone(n int64) {
 	if p.bar != nil {
-		_ = p.bar.Set64(n) // a bar that cannot be drawn is no reason to stop
+		_ = p.bar.Set64(n)
 	}
 }
 
-// end takes the bar off the terminal; it may be called more than once.
-func (p progress) end() {
+// clear removes the bar from the terminal. It may be called more than once.
+func (p progress) clear() {
 	if p.bar != nil {
-		_ = p.bar.Exit()  // likewise
-		_ = p.bar.Clear() // likewise
+		_ = p.bar.Exit()
+		_ = p.bar.Clear()
 	}
 }
 
-// table writes rows under a head, in columns.
-func table(w io.Writer, head string, rows func(row func(cells ...any))) error {
+// writeTable writes head and the rows in aligned columns. rows calls row once for each row.
+func writeTable(w io.Writer, head string, rows func(row func(cells ...any))) error {
 	t := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
 	fmt.Fprintln(t, head)
+
 	rows(func(cells ...any) {
 		for i, c := range cells {
 			if i > 0 {
 				_, _ = io.WriteString(t, "\t")
 			}
-			// A tab or a line end of a value would begin a cell or a row of its own.
-			_, _ = io.WriteString(t, oneLine(fmt.Sprint(c)))
+			// A tab or line break in a value would start another cell or row.
+			_, _ = io.WriteString(t, sanitizeLine(fmt.Sprint(c)))
 		}
 		fmt.Fprintln(t)
 	})
 	return t.Flush()
 }
 
-// oneLine makes s safe to print: what came from a document may hold anything.
-func oneLine(s string) string {
+// sanitizeLine makes s safe to print, because text from a document may hold control characters. It
+// returns "-" for "".
+func sanitizeLine(s string) string {
 	s = strings.Map(func(r rune) rune {
 		if r < ' ' || r == 0x7f || r >= 0x80 && r < 0xa0 {
 			return ' '
 		}
 		return r
 	}, s)
+
 	if s == "" {
 		return "-"
 	}
 	return s
 }
 
-// count is n with its noun: "1 envelope", "1,204 envelopes".
-func count(n int64, noun string) string {
+// countNoun returns n with its noun: "1 envelope", "1,204 envelopes".
+func countNoun(n int64, noun string) string {
 	if n != 1 {
 		noun += "s"
 	}
-	return thousands(n) + " " + noun
+	return formatThousands(n) + " " + noun
 }
 
-func thousands(n int64) string {
+func formatThousands(n int64) string {
 	s := strconv.FormatInt(n, 10)
 	for i := len(s) - 3; i > 0 && s[i-1] != '-'; i -= 3 {
 		s = s[:i] + "," + s[i:]
@@ -257,18 +285,20 @@ func thousands(n int64) string {
 	return s
 }
 
-// zoned are the forms of a time that say its zone.
-var zoned = []string{time.RFC3339Nano, "2006-01-02T15:04Z07:00"}
+// zonedLayouts are the time formats that include a time zone.
+var zonedLayouts = []string{time.RFC3339Nano, "2006-01-02T15:04Z07:00"}
 
-// since reads the value of a flag that is a time or, as in 2h, so long ago. "" is the zero time. Without a zone it is UTC.
-func since(flag, text string, now time.Time) (time.Time, error) {
+// parsePastTime parses the value of a flag: a time, or a duration such as 2h before now. It returns the
+// zero time for "". A time without a zone is in UTC.
+func parsePastTime(flag, text string, now time.Time) (time.Time, error) {
 	if text == "" {
 		return time.Time{}, nil
 	}
 	if d, err := time.ParseDuration(text); err == nil && d >= 0 {
 		return now.Add(-d), nil
 	}
-	for _, layout := range append(zoned, "2006-01-02T15:04:05", "2006-01-02T15:04", time.DateOnly) {
+
+	for _, layout := range append(zonedLayouts, "2006-01-02T15:04:05", "2006-01-02T15:04", time.DateOnly) {
 		if at, err := time.Parse(layout, text); err == nil {
 			return at, nil
 		}
@@ -276,18 +306,23 @@ func since(flag, text string, now time.Time) (time.Time, error) {
 	return time.Time{}, fmt.Errorf("--%s %q is neither a time such as 2026-11-20T08:00:00Z nor a duration such as 2h", flag, text)
 }
 
-// instant is since for what an action depends on: a time has to say its zone there.
-func instant(flag, text string, now time.Time) (time.Time, error) {
-	at, err := since(flag, text, now)
-	if _, d := time.ParseDuration(text); err != nil || text == "" || d == nil {
+// parseZonedPastTime is parsePastTime for an action that depends on the time: it rejects a time without a zone.
+func parseZonedPastTime(flag, text string, now time.Time) (time.Time, error) {
+	at, err := parsePastTime(flag, text, now)
+	if err != nil || text == "" {
 		return at, err
 	}
-	for _, layout := range zoned {
+	if _, err := time.ParseDuration(text); err == nil {
+		return at, nil
+	}
+
+	for _, layout := range zonedLayouts {
 		if at, err := time.Parse(layout, text); err == nil {
 			return at, nil
 		}
 	}
-	return time.Time{}, fmt.Errorf("--%s %q does not say its time zone: write %s if that is what is meant, or a duration such as 2h", flag, text, at.Format(time.RFC3339))
+	return time.Time{}, fmt.Errorf("--%s %q has no time zone: write %s for UTC, or a duration such as 2h",
+		flag, text, at.Format(time.RFC3339))
 }
 
 func isTerminal(stream any) bool {

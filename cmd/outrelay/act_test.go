@@ -22,14 +22,14 @@ func TestConfirm(t *testing.T) {
 		want            string // of the error; "" is none
 	}{
 		{name: "yes was said", yes: true},
-		{name: "nobody to ask", want: "this would discard 7 letters; say --yes"},
-		{name: "json asks nobody", asks: true, json: true, want: "say --yes"},
+		{name: "nobody to ask", want: "this would discard 7 letters; pass --yes"},
+		{name: "json asks nobody", asks: true, json: true, want: "pass --yes"},
 		{name: "typed", asks: true, typed: "Yes \n"},
 		{name: "declined", asks: true, typed: "y\n", want: errUnconfirmed.Error()},
 		{name: "end of input", asks: true, want: errUnconfirmed.Error()},
 	} {
 		var errOut bytes.Buffer
-		a := &acting{p: &program{in: strings.NewReader(c.typed), errOut: &errOut}, yes: c.yes, asks: c.asks, json: c.json}
+		a := &operatorCommand{p: &program{in: strings.NewReader(c.typed), errOut: &errOut}, yes: c.yes, interactive: c.asks, json: c.json}
 		err := a.confirm(t.Context(), "discard 7 letters")
 		if got := fmt.Sprint(err); c.want == "" && err != nil || c.want != "" && !strings.Contains(got, c.want) {
 			t.Errorf("%s: %v", c.name, err)
@@ -38,11 +38,12 @@ func TestConfirm(t *testing.T) {
 			t.Errorf("%s: printed %q", c.name, errOut.String())
 		}
 	}
+
 	in, typed := io.Pipe()
 	defer typed.Close()
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	a := &acting{p: &program{in: in, errOut: io.Discard}, asks: true}
+	a := &operatorCommand{p: &program{in: in, errOut: io.Discard}, interactive: true}
 	if err := a.confirm(ctx, "wait"); !errors.Is(err, errUnconfirmed) {
 		t.Errorf("interrupted: %v", err)
 	}
@@ -52,19 +53,21 @@ func TestActingFlagsAndShow(t *testing.T) {
 	t.Parallel()
 	var out, errOut bytes.Buffer
 	p := &program{in: strings.NewReader(""), out: &out, errOut: &errOut}
-	var a *acting
+	var a *operatorCommand
 	c := &cobra.Command{Use: "x", RunE: func(*cobra.Command, []string) error { return nil }}
-	a = p.acting(c)
+	a = p.addChangeFlags(c)
 	c.SetArgs([]string{"--json", "--dry-run", "-y", "--actor", "ann"})
-	if err := c.Execute(); err != nil || !a.json || !a.dryRun || !a.yes || a.who() != "ann" || a.asks {
+	if err := c.Execute(); err != nil || !a.json || !a.dryRun || !a.yes || a.actorName() != "ann" || a.interactive {
 		t.Fatalf("%+v, %v", a, err)
 	}
+
 	people := func(w io.Writer) error { _, err := io.WriteString(w, "people"); return err }
-	if err := a.show(map[string]int{"n": 1}, people); err != nil || strings.Join(strings.Fields(out.String()), "") != `{"n":1}` || errOut.Len() > 0 {
+	if err := a.printResult(map[string]int{"n": 1}, people); err != nil || strings.Join(strings.Fields(out.String()), "") != `{"n":1}` || errOut.Len() > 0 {
 		t.Errorf("%v: %q %q", err, out.String(), errOut.String())
 	}
+
 	a.json, a.actor = false, ""
-	if err := a.show(nil, people); err != nil || errOut.String() != "people" || a.who() == "" {
+	if err := a.printResult(nil, people); err != nil || errOut.String() != "people" || a.actorName() == "" {
 		t.Errorf("%v: %q", err, errOut.String())
 	}
 }
@@ -73,19 +76,20 @@ func TestProgressDrawsOnATerminalOnly(t *testing.T) {
 	t.Parallel()
 	for _, draws := range []bool{false, true} {
 		var errOut bytes.Buffer
-		a := &acting{p: &program{errOut: &errOut}, draws: draws}
-		b := a.progress("requeueing", 10)
-		b.to(10)
-		b.end()
-		b.end()
+		a := &operatorCommand{p: &program{errOut: &errOut}, onTerminal: draws}
+		b := a.startProgress("requeueing", 10)
+		b.setDone(10)
+		b.clear()
+		b.clear()
 		if drawn := strings.Contains(errOut.String(), "requeueing"); drawn != draws {
 			t.Errorf("on a terminal %v: %q", draws, errOut.String())
 		}
+
 		a.json = true
 		errOut.Reset()
-		b = a.progress("requeueing", -1)
-		b.to(1)
-		b.end()
+		b = a.startProgress("requeueing", -1)
+		b.setDone(1)
+		b.clear()
 		if errOut.Len() > 0 {
 			t.Errorf("beside JSON: %q", errOut.String())
 		}
@@ -95,7 +99,7 @@ func TestProgressDrawsOnATerminalOnly(t *testing.T) {
 func TestTableHoldsWhatItIsGiven(t *testing.T) {
 	t.Parallel()
 	var b strings.Builder
-	err := table(&b, "A\tB", func(row func(...any)) {
+	err := writeTable(&b, "A\tB", func(row func(...any)) {
 		row("x\ty\n\x1b[31m", 1)
 		row("", 22)
 	})
@@ -108,21 +112,23 @@ func TestTableHoldsWhatItIsGiven(t *testing.T) {
 func TestCountsAndTimes(t *testing.T) {
 	t.Parallel()
 	for n, want := range map[int64]string{0: "0 letters", 1: "1 letter", 999: "999 letters", 1204: "1,204 letters", 1234567: "1,234,567 letters", -1000: "-1,000 letters"} {
-		if got := count(n, "letter"); got != want {
+		if got := countNoun(n, "letter"); got != want {
 			t.Errorf("%d: %q, want %q", n, got, want)
 		}
 	}
+
 	now := time.Date(2026, 11, 20, 12, 0, 0, 0, time.UTC)
 	for text, want := range map[string]time.Time{
 		"": {}, "2h": now.Add(-2 * time.Hour), "2026-11-20T08:00Z": now.Add(-4 * time.Hour), "2026-11-20T09:00:00+01:00": now.Add(-4 * time.Hour),
 		"2026-11-20T08:00": now.Add(-4 * time.Hour), "2026-11-20": now.Add(-12 * time.Hour),
 	} {
-		if got, err := since("from", text, now); err != nil || !got.Equal(want) {
+		if got, err := parsePastTime("from", text, now); err != nil || !got.Equal(want) {
 			t.Errorf("%q: %v, %v", text, got, err)
 		}
 	}
+
 	for _, text := range []string{"yesterday", "-2h", "8"} {
-		if _, err := since("from", text, now); err == nil || !strings.Contains(err.Error(), "--from") {
+		if _, err := parsePastTime("from", text, now); err == nil || !strings.Contains(err.Error(), "--from") {
 			t.Errorf("%q: %v", text, err)
 		}
 	}
@@ -134,7 +140,7 @@ func TestOutcomeOfAnAction(t *testing.T) {
 		nil: exitOK, errors.New("refused"): exitConfig, context.DeadlineExceeded: exitTemporary, context.Canceled: exitTemporary,
 		fmt.Errorf("x: %w", mongo.CommandError{Code: 10107}): exitTemporary, error(&mongo.CommandError{Code: 13}): exitConfig,
 	} {
-		if got := exitCode(outcome(err)); got != want {
+		if got := exitCode(classifyError(err)); got != want {
 			t.Errorf("%v: %d, want %d", err, got, want)
 		}
 	}

@@ -1,3 +1,5 @@
+//go:build !release
+
 package main
 
 import (
@@ -15,41 +17,46 @@ import (
 	"github.com/outrelay/outrelay/internal/bench"
 )
 
-// consumerEvents is how many records bench --consumer writes: with a transaction for each, those of the relay's backlog
-// would take long.
+// consumerEvents is the default number of records for bench --consumer. Each record needs a
+// transaction, so the default for the relay's backlog would take too long.
 const consumerEvents = 20_000
 
-// observedEvents is how many bench --observed drains: a drain has to last for a while, or what starting takes and what the machine does
-// to it is more than what looking costs.
+// observedEvents is the default number of events for bench --observed. A short drain would measure
+// mainly the start and the noise of the machine, because both exceed the cost of observation.
 const observedEvents = 1_000_000
 
 func newBenchCommand(p *program) *cobra.Command {
 	o := bench.Options{}
 	var seconds int
-	var asJSON, reconciler, handlers, observed bool
+	var asJSON, reconciler, consumer, observed bool
 	c := &cobra.Command{
 		Use:   "bench",
-		Short: "Measure the relay against the limits of the servers, in one run",
-		Long: `Measure, in one run and on the same servers: the raw change stream with the driver alone, the raw produce rate, both at
-once, the drain of a backlog through the relay in a process of its own (rate, CPU, memory, allocations), and the latency from an
-acknowledged insert to a consumer beside that of a bare change stream. Runs are interleaved; medians are reported.
+		Short: "Measure the relay and compare it with the limits of the servers",
+		Long: `Measure, in one run and on the same servers: the change stream with the driver alone, the produce
+rate alone, both together, and the drain of a backlog through a relay process (rate, CPU, memory,
+allocations). Also measure the latency from an acknowledged insert to a consumer, and compare it
+with the latency of a bare change stream. Runs are interleaved, and medians are reported.
 
-With --reconciler it measures instead what goes beside the stream, and the drain of the stream in the same run: the drain of
-what is scheduled, the error of due times, the sweep of a gap, what is parked and delivered later, and the purge.
+With --reconciler, measure instead the delivery outside of the stream, and the drain of the stream
+in the same run: the drain of scheduled events, the delay after their due times, the sweep of a gap,
+the later delivery of parked events, and the purge.
 
-With --consumer it measures what stands on the other side of Kafka: a handler of pkg/consumer with its inbox beside a loop around
-kafka-go's Reader with one transaction for each record, both with the same effect; 20,000 records unless --events says otherwise.
+With --consumer, measure instead a handler of pkg/consumer with its inbox. It is compared with a
+loop around kafka-go's Reader that has the same effect with one transaction per record. The default
+is 20,000 records.
 
-With --observed it measures what looking costs: the same backlog is drained in pairs, once with nobody who asks and once with the
-operator's page and its live stream open and /metrics scraped every second; 1,000,000 events unless --events says otherwise.
+With --observed, measure instead the cost of observation. The same backlog is drained in pairs: once
+without observers, and once with the operator's page and its live stream open and /metrics scraped
+every second. The default is 1,000,000 events.
 
-Without --mongodb and --kafka it starts servers of its own on this machine. Keep the machine quiet meanwhile: the part of the
-CPU time that others used is reported as foreign. The defaults take about six minutes.`,
+Without --mongodb and --kafka, the command starts its own servers on this machine. Leave the machine
+idle while it runs: the report shows the CPU time of other processes as foreign. The defaults take
+about six minutes.`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			o.Duration = time.Duration(seconds) * time.Second
 			o.Progress, o.OnHardStop = p.errOut, p.onHardStop
-			if handlers && !c.Flags().Changed("events") {
+			if consumer && !c.Flags().Changed("events") {
 				o.Events = consumerEvents
 			}
 			if observed && !c.Flags().Changed("events") {
@@ -58,52 +65,58 @@ CPU time that others used is reported as foreign. The defaults take about six mi
 			if err := o.Check(); err != nil {
 				return err
 			}
-			return p.measure(c.Context(), o, asJSON, kind(handlers, reconciler, observed))
+
+			return p.runBenchmark(c.Context(), o, asJSON, selectBenchmark(consumer, reconciler, observed))
 		},
 	}
+
 	f := c.Flags()
 	f.IntVar(&o.Events, "events", 300_000, "`number` of events to drain")
-	f.IntVar(&o.Payload, "payload", 1024, "`bytes` of an event's payload")
+	f.IntVar(&o.Payload, "payload", 1024, "size of the payload of an event in `bytes`")
 	f.IntVar(&o.Runs, "runs", 3, "`number` of interleaved runs")
 	f.IntSliceVar(&o.Rates, "rates", []int{100, 1000}, "`events` per second at which latency is measured, separated by commas")
-	f.IntVar(&seconds, "seconds", 15, "`seconds` of each rate in each run")
-	f.IntVar(&o.Failover, "failover", 0, "`times` that the owner is killed, and asked to end, beside a standby")
-	f.DurationVar(&o.TTL, "ttl", 0, "`lease` time of the failover; the configuration's default if 0")
-	f.BoolVar(&reconciler, "reconciler", false, "measure what goes beside the stream instead")
-	f.BoolVar(&handlers, "consumer", false, "measure a handler with its inbox instead")
-	f.BoolVar(&observed, "observed", false, "measure drains in pairs instead, one of each with the page open and a scraper")
+	f.IntVar(&seconds, "seconds", 15, "duration of each rate in each run in `seconds`")
+	f.IntVar(&o.Failover, "failover", 0, "how many `times` the owner is killed, and stopped gracefully, while a standby runs")
+	f.DurationVar(&o.TTL, "ttl", 0, "`lease` time for --failover; 0: the default of the configuration")
+	f.BoolVar(&reconciler, "reconciler", false, "measure the delivery outside of the stream instead")
+	f.BoolVar(&consumer, "consumer", false, "measure a handler with its inbox instead")
+	f.BoolVar(&observed, "observed", false, "measure pairs of drains instead: one with the page open and a scraper, one without")
 	f.IntVar(&o.Pairs, "pairs", bench.DefaultPairs, "with --observed, the `number` of pairs")
-	f.StringSliceVar(&o.Only, "only", nil, "with --reconciler, the `measurements` that are wanted: "+strings.Join(bench.ReconcilerSteps(), ", "))
-	f.StringVar(&o.MongoDB, "mongodb", "", "`URI` of a replica set to measure on, instead of one of its own")
-	f.StringSliceVar(&o.Kafka, "kafka", nil, "`addresses` of brokers to measure on, without login, instead of one of its own")
-	f.StringVar(&o.CPUProfile, "cpuprofile", "", "beginning of the `file` names for CPU profiles of the relay")
-	f.StringVar(&o.MemProfile, "memprofile", "", "beginning of the `file` names for allocation profiles of the relay")
+	f.StringSliceVar(&o.Only, "only", nil, "with --reconciler, only these `measurements`: "+strings.Join(bench.ReconcilerSteps(), ", "))
+	f.StringVar(&o.MongoDB, "mongodb", "", "`URI` of an existing replica set to measure on")
+	f.StringSliceVar(&o.Kafka, "kafka", nil, "`addresses` of existing brokers to measure on, without login")
+	f.StringVar(&o.CPUProfile, "cpuprofile", "", "prefix of the `file` names for CPU profiles of the relay")
+	f.StringVar(&o.MemProfile, "memprofile", "", "prefix of the `file` names for allocation profiles of the relay")
 	f.BoolVar(&asJSON, "json", false, "print one JSON object on standard output")
 	c.MarkFlagsMutuallyExclusive("reconciler", "consumer", "observed")
 	return c
 }
 
-// measured is what any of the benchmarks found.
-type measured interface{ Print(w io.Writer) error }
+// benchmarkResult is the result of a benchmark.
+type benchmarkResult interface{ Print(w io.Writer) error }
 
-// kind is the benchmark that was asked for.
-func kind(handlers, reconciler, observed bool) func(context.Context, bench.Options) (measured, error) {
+type benchmark func(context.Context, bench.Options) (benchmarkResult, error)
+
+// selectBenchmark returns the benchmark that the flags select.
+func selectBenchmark(consumer, reconciler, observed bool) benchmark {
 	switch {
-	case handlers:
-		return func(ctx context.Context, o bench.Options) (measured, error) { return bench.RunConsumer(ctx, o) }
+	case consumer:
+		return func(ctx context.Context, o bench.Options) (benchmarkResult, error) { return bench.RunConsumer(ctx, o) }
 	case reconciler:
-		return func(ctx context.Context, o bench.Options) (measured, error) { return bench.RunReconciler(ctx, o) }
+		return func(ctx context.Context, o bench.Options) (benchmarkResult, error) {
+			return bench.RunReconciler(ctx, o)
+		}
 	case observed:
-		return func(ctx context.Context, o bench.Options) (measured, error) { return bench.RunObserved(ctx, o) }
+		return func(ctx context.Context, o bench.Options) (benchmarkResult, error) { return bench.RunObserved(ctx, o) }
 	}
-	return func(ctx context.Context, o bench.Options) (measured, error) { return bench.Run(ctx, o) }
+	return func(ctx context.Context, o bench.Options) (benchmarkResult, error) { return bench.Run(ctx, o) }
 }
 
-// measure runs one and prints what it found.
-func (p *program) measure(ctx context.Context, o bench.Options, asJSON bool, run func(context.Context, bench.Options) (measured, error)) error {
+// runBenchmark runs a benchmark and prints its result.
+func (p *program) runBenchmark(ctx context.Context, o bench.Options, asJSON bool, run benchmark) error {
 	res, err := run(ctx, o)
 	if err != nil {
-		return temporary(err)
+		return markTemporary(err)
 	}
 	if asJSON {
 		return printJSON(p.out, res)
@@ -111,15 +124,16 @@ func (p *program) measure(ctx context.Context, o bench.Options, asJSON bool, run
 	return res.Print(p.errOut)
 }
 
-// newBenchChildCommand is what bench starts for the raw measurements.
+// newBenchChildCommand returns the hidden command that bench starts for the measurements without a relay.
 func newBenchChildCommand(p *program) *cobra.Command {
 	return &cobra.Command{
 		Use: bench.ChildCommand, Hidden: true, Args: cobra.NoArgs,
-		RunE: func(c *cobra.Command, _ []string) error { return temporary(bench.Child(c.Context(), p.in, p.out)) },
+		RunE: func(c *cobra.Command, _ []string) error { return markTemporary(bench.Child(c.Context(), p.in, p.out)) },
 	}
 }
 
-// newBenchRelayCommand is run, except that it ends with its standard input, and that it can be profiled.
+// newBenchRelayCommand returns the hidden command that bench starts as the relay. Unlike run, it ends
+// when its standard input ends, and can write profiles.
 func newBenchRelayCommand(p *program) *cobra.Command {
 	var cpu, mem string
 	c := &cobra.Command{
@@ -131,21 +145,24 @@ func newBenchRelayCommand(p *program) *cobra.Command {
 				_, _ = io.Copy(io.Discard, p.in)
 				cancel()
 			}()
-			stop, err := profile(cpu, mem)
+
+			stop, err := startProfiles(cpu, mem)
 			if err != nil {
 				return err
 			}
 			defer stop()
-			return p.relay(ctx)
+			return p.runRelay(ctx)
 		},
 	}
+
 	c.Flags().StringVar(&cpu, "cpuprofile", "", "")
 	c.Flags().StringVar(&mem, "memprofile", "", "")
 	return c
 }
 
-// profile begins what is asked for; stop writes it.
-func profile(cpu, mem string) (stop func(), err error) {
+// startProfiles starts a CPU profile into the file cpu and an allocation profile into the file mem,
+// each unless its name is empty. stop writes the profiles and closes the files.
+func startProfiles(cpu, mem string) (stop func(), err error) {
 	var stops []func()
 	if cpu != "" {
 		f, err := os.Create(cpu)
@@ -153,21 +170,29 @@ func profile(cpu, mem string) (stop func(), err error) {
 			return nil, err
 		}
 		if err := pprof.StartCPUProfile(f); err != nil {
-			return nil, fmt.Errorf("profiling: %w", err)
+			return nil, fmt.Errorf("starting the CPU profile: %w", err)
 		}
-		stops = append(stops, func() { pprof.StopCPUProfile(); _ = f.Close() })
+		stops = append(stops, func() {
+			pprof.StopCPUProfile()
+			_ = f.Close()
+		})
 	}
+
 	if mem != "" {
 		runtime.MemProfileRate = 4096
 		f, err := os.Create(mem)
 		if err != nil {
 			return nil, err
 		}
-		stops = append(stops, func() { _ = pprof.Lookup("allocs").WriteTo(f, 0); _ = f.Close() })
+		stops = append(stops, func() {
+			_ = pprof.Lookup("allocs").WriteTo(f, 0)
+			_ = f.Close()
+		})
 	}
+
 	return func() {
-		for _, s := range stops {
-			s()
+		for _, stop := range stops {
+			stop()
 		}
 	}, nil
 }

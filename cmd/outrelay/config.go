@@ -12,7 +12,7 @@ import (
 func newConfigCommand(p *program) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "config",
-		Short: "Show what is configured and what can be",
+		Short: "Show the configuration in effect and the available keys",
 		Args:  cobra.NoArgs,
 		RunE:  func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
@@ -24,31 +24,36 @@ func newConfigPrintCommand(p *program) *cobra.Command {
 	var redacted bool
 	c := &cobra.Command{
 		Use:   "print",
-		Short: "Print the configuration in effect as YAML, secrets as ***",
-		Args:  cobra.NoArgs,
+		Short: "Print the configuration in effect as YAML, with redacted secrets",
+		Long: `Print the configuration in effect as YAML. Secrets are printed as ***, and references such as
+${env:NAME} as they were written.`,
+		Args: cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
 			if !redacted {
-				return errors.New("config print: secrets are never printed; leave --redacted as it is")
+				return errors.New("config print: secrets are never printed; remove --redacted=false")
 			}
-			cfg, warnings, err := p.load()
+
+			text, warnings, err := config.Print(p.configFile, p.env, p.flagSettings())
 			if err != nil {
 				return err
 			}
 			for _, w := range warnings {
 				fmt.Fprintln(p.errOut, "warning: "+w)
 			}
-			_, err = fmt.Fprint(p.out, cfg.Redacted())
+
+			_, err = fmt.Fprint(p.out, text)
 			return err
 		},
 	}
-	c.Flags().BoolVar(&redacted, "redacted", true, "secrets print as ***; there is no other way")
+
+	c.Flags().BoolVar(&redacted, "redacted", true, "print secrets as ***; cannot be turned off")
 	return c
 }
 
 func newConfigKeysCommand(p *program) *cobra.Command {
 	return &cobra.Command{
 		Use:   "keys",
-		Short: "List every key with the environment variable that sets it",
+		Short: "List each key with the environment variable that sets it",
 		Args:  cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
 			for _, key := range config.Keys() {

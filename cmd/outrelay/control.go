@@ -12,85 +12,90 @@ import (
 	"github.com/outrelay/outrelay/internal/admin"
 )
 
-// operated is the answer of `outrelay pause --json` and the like.
-type operated struct {
+// controlResult is the output of `outrelay pause --json` and similar commands.
+type controlResult struct {
 	Watcher string `json:"watcher"`
-	Slot    string `json:"slot,omitempty"` // only that one
+	Slot    string `json:"slot,omitempty"` // "" if the action was on all slots
 	Done    string `json:"done"`
 }
 
-// operate runs one action on the configured watcher, and says what was done.
-func (a *acting) operate(ctx context.Context, done string, action func(context.Context, admin.Operator) error) error {
-	return a.brief(ctx, func(ctx context.Context, o admin.Operator) error {
+// runControlAction runs an action on the configured watcher and prints done.
+func (a *operatorCommand) runControlAction(ctx context.Context, done string, action func(context.Context, admin.Operator) error) error {
+	return a.withOperatorBriefly(ctx, func(ctx context.Context, o admin.Operator) error {
 		o.Slot = a.slot
 		if err := action(ctx, o); err != nil {
+			// A later attempt may succeed, for example if the watcher has not run yet.
 			if !errors.Is(err, context.DeadlineExceeded) {
-				err = temporary(err) // such as a watcher that has not run yet
+				err = markTemporary(err)
 			}
 			return err
 		}
+
 		name := o.Watcher
 		if o.Slot != "" {
 			name += "/" + o.Slot
 		}
-		return a.show(operated{Watcher: o.Watcher, Slot: o.Slot, Done: done}, func(w io.Writer) error {
-			_, err := fmt.Fprintf(w, "watcher %s: %s\n", oneLine(name), done)
+		return a.printResult(controlResult{Watcher: o.Watcher, Slot: o.Slot, Done: done}, func(w io.Writer) error {
+			_, err := fmt.Fprintf(w, "watcher %s: %s\n", sanitizeLine(name), done)
 			return err
 		})
 	})
 }
 
-// controlling adds the flags of a command that tells the watcher what to do.
-func (p *program) controlling(c *cobra.Command) *acting {
-	a := p.looking(c)
-	c.Flags().StringVar(&a.actor, "actor", "", "`name` that the events log gets; default: the user's")
-	ofSlot(c, &a.slot)
+// addControlFlags adds the flags of a command that controls the watcher.
+func (p *program) addControlFlags(c *cobra.Command) *operatorCommand {
+	a := p.addReadFlags(c)
+	a.addActorFlag(c)
+	addSlotFlag(c, &a.slot)
 	return a
 }
 
-// ofSlot adds the flag that narrows a command to one slot.
-func ofSlot(c *cobra.Command, slot *string) {
+// addSlotFlag adds the flag that restricts a command to one slot.
+func addSlotFlag(c *cobra.Command, slot *string) {
 	c.Flags().StringVar(slot, "slot", "", "only this `slot` of the watcher, such as 0of2; default: all")
 }
 
 func newPauseCommand(p *program) *cobra.Command {
-	var a *acting
+	var a *operatorCommand
 	c := &cobra.Command{
 		Use:   "pause",
-		Short: "Stop the watcher, whoever runs it, until resume; nothing is lost meanwhile",
+		Short: "Stop the watcher on all nodes until resume; no event is lost",
 		Args:  cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			return a.operate(c.Context(), "paused; its owner drains and releases at its next renewal", func(ctx context.Context, o admin.Operator) error { return o.Pause(ctx) })
+			const done = "paused; its owner drains and releases the lease at its next renewal"
+			return a.runControlAction(c.Context(), done, func(ctx context.Context, o admin.Operator) error { return o.Pause(ctx) })
 		},
 	}
-	a = p.controlling(c)
+
+	a = p.addControlFlags(c)
 	return c
 }
 
 func newResumeCommand(p *program) *cobra.Command {
-	var a *acting
+	var a *operatorCommand
 	c := &cobra.Command{
 		Use:   "resume",
 		Short: "End a pause",
 		Args:  cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			return a.operate(c.Context(), "resumed", func(ctx context.Context, o admin.Operator) error { return o.Resume(ctx) })
+			return a.runControlAction(c.Context(), "resumed", func(ctx context.Context, o admin.Operator) error { return o.Resume(ctx) })
 		},
 	}
-	a = p.controlling(c)
+
+	a = p.addControlFlags(c)
 	return c
 }
 
 func newPinCommand(p *program) *cobra.Command {
-	var a *acting
+	var a *operatorCommand
 	var off bool
 	c := &cobra.Command{
 		Use:               "pin NODE",
-		Short:             "Hand the watcher to a node and keep it there while the node lives; --off ends it",
+		Short:             "Move the watcher to a node and keep it there while the node is alive",
 		ValidArgsFunction: p.completeNodes,
 		Args: func(_ *cobra.Command, args []string) error {
 			if off != (len(args) == 0) {
-				return fmt.Errorf("pin takes the name of a node, or --off")
+				return fmt.Errorf("pin needs either the name of a node or --off")
 			}
 			return nil
 		},
@@ -99,29 +104,33 @@ func newPinCommand(p *program) *cobra.Command {
 			if !off {
 				node, done = args[0], "pinned to "+args[0]
 			}
-			return a.operate(c.Context(), done, func(ctx context.Context, o admin.Operator) error { return o.Pin(ctx, node) })
+			return a.runControlAction(c.Context(), done, func(ctx context.Context, o admin.Operator) error { return o.Pin(ctx, node) })
 		},
 	}
-	a = p.controlling(c)
+
+	a = p.addControlFlags(c)
 	c.Flags().BoolVar(&off, "off", false, "end the pin")
 	return c
 }
 
 func newStepDownCommand(p *program) *cobra.Command {
-	var a *acting
+	var a *operatorCommand
 	var hold time.Duration
 	c := &cobra.Command{
 		Use:   "step-down",
-		Short: "Make the present owner hand the watcher over",
+		Short: "Make the current owner release the watcher, so that a standby takes over",
 		Args:  cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if hold <= 0 {
 				return fmt.Errorf("--hold must be a positive duration such as 30s")
 			}
-			return a.operate(c.Context(), fmt.Sprintf("its owner releases now and stays away for %s", hold), func(ctx context.Context, o admin.Operator) error { return o.StepDown(ctx, hold) })
+
+			done := fmt.Sprintf("its owner releases the lease now and does not acquire it for %s", hold)
+			return a.runControlAction(c.Context(), done, func(ctx context.Context, o admin.Operator) error { return o.StepDown(ctx, hold) })
 		},
 	}
-	a = p.controlling(c)
-	c.Flags().DurationVar(&hold, "hold", 30*time.Second, "how long the owner of now keeps away")
+
+	a = p.addControlFlags(c)
+	c.Flags().DurationVar(&hold, "hold", 30*time.Second, "how long the current owner must not take over again")
 	return c
 }

@@ -16,53 +16,59 @@ import (
 func newDeadCommand(p *program) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "dead",
-		Short: "Look at envelopes that could not be delivered, and requeue, edit or discard them",
-		Long: `An envelope that can never be delivered as it is, or was refused too often, is moved to <collection>_dead beside its outbox
-with the reason. It stays there until somebody deals with it here.`,
+		Short: "List dead letters, and requeue, edit or discard them",
+		Long: `An envelope becomes a dead letter if it cannot be sent without a change, or if it has used up its
+attempts. The relay moves it with the reason from its outbox to <collection>_dead. It stays there
+until an operator requeues or discards it.`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
-	c.AddCommand(newDeadListCommand(p), newDeadSummaryCommand(p), newDeadShowCommand(p), newDeadRequeueCommand(p), newDeadEditCommand(p), newDeadDiscardCommand(p))
+	c.AddCommand(newDeadListCommand(p), newDeadSummaryCommand(p), newDeadShowCommand(p), newDeadRequeueCommand(p),
+		newDeadEditCommand(p), newDeadDiscardCommand(p))
 	return c
 }
 
-// deadFilter are the flags that say which letters.
+// deadFilter holds the flags that select dead letters.
 type deadFilter struct {
 	admin.DeadFilter
 	since, until string
 }
 
-func deadFilterOf(c *cobra.Command, acts bool) *deadFilter {
+// addDeadFilterFlags adds the flags that select dead letters. A command that changes them also gets --all.
+func addDeadFilterFlags(c *cobra.Command, changes bool) *deadFilter {
 	f := &deadFilter{}
+	addCollectionFlag(c, &f.Collection)
+
 	flags := c.Flags()
-	flags.StringVar(&f.Collection, "collection", "", "only those of this `outbox`, as database.collection; default: all of the watcher's")
-	flags.StringVar(&f.since, "since", "", "died at this `time` or later, or as in 2h so long ago at most")
-	flags.StringVar(&f.until, "until", "", "died before this `time`, or as in 2h so long ago at least")
-	flags.StringVar(&f.Topic, "topic", "", "of this `topic`")
-	flags.StringVar(&f.Type, "type", "", "of this event `type`")
-	flags.StringVar(&f.AggregateType, "aggregate-type", "", "of this aggregate `type`")
-	flags.StringVar(&f.Key, "key", "", "of this ordering `key`")
-	flags.StringVar(&f.Class, "class", "", "that died of this `class` of error: "+strings.Join(admin.Classes(), ", "))
-	flags.StringVar(&f.Message, "message", "", "whose reason begins with this `text`, letter by letter")
-	flags.StringVar(&f.Source, "source", "", "given up by relay or handler")
-	if acts {
-		flags.BoolVar(&f.All, "all", false, "all of them; needed where nothing else says which")
+	flags.StringVar(&f.since, "since", "", "died at or after this `time`, or at most so long ago, such as 2h")
+	flags.StringVar(&f.until, "until", "", "died before this `time`, or at least so long ago, such as 2h")
+	flags.StringVar(&f.Topic, "topic", "", "only for this `topic`")
+	flags.StringVar(&f.Type, "type", "", "only with this event `type`")
+	flags.StringVar(&f.AggregateType, "aggregate-type", "", "only with this aggregate `type`")
+	flags.StringVar(&f.Key, "key", "", "only with this ordering `key`")
+	flags.StringVar(&f.Class, "class", "", "only with this error `class`: "+strings.Join(admin.Classes(), ", "))
+	flags.StringVar(&f.Message, "message", "", "only if the reason begins with exactly this `text`")
+	flags.StringVar(&f.Source, "source", "", "who gave up: relay or handler")
+
+	if changes {
+		flags.BoolVar(&f.All, "all", false, "all dead letters; required without another condition")
 	}
 	return f
 }
 
-// stand adds the flag that tells letters by whether they were requeued.
-func (f *deadFilter) stand(c *cobra.Command) {
+// addStateFlag adds the flag that selects letters by whether they were requeued.
+func (f *deadFilter) addStateFlag(c *cobra.Command) {
 	c.Flags().StringVar(&f.Stand, "state", "any", "any, replayable (not requeued yet) or replayed")
 }
 
-// read takes what needs parsing. The ids are the arguments of the command.
-func (f *deadFilter) read(ids []string) (err error) {
+// parseArgs parses the times of the flags, and takes the ids from the arguments of the command.
+func (f *deadFilter) parseArgs(ids []string) (err error) {
 	f.IDs = ids
 	now := time.Now()
-	if f.From, err = since("since", f.since, now); err == nil {
-		f.To, err = since("until", f.until, now)
+	if f.From, err = parsePastTime("since", f.since, now); err != nil {
+		return err
 	}
+	f.To, err = parsePastTime("until", f.until, now)
 	return err
 }
 
@@ -73,23 +79,26 @@ func newDeadListCommand(p *program) *cobra.Command {
 		Use:   "list [ID...]",
 		Short: "List dead letters, the latest first, without their payloads",
 	}
-	a, f := p.looking(c), deadFilterOf(c, false)
-	f.stand(c)
+
+	a, f := p.addReadFlags(c), addDeadFilterFlags(c, false)
+	f.addStateFlag(c)
 	c.Flags().IntVar(&limit, "limit", 100, "letters on a page, at most 1000")
-	c.Flags().StringVar(&after, "after", "", "the `cursor` that the page before ended with")
+	c.Flags().StringVar(&after, "after", "", "the `cursor` that the previous page ended with")
+
 	c.RunE = func(c *cobra.Command, ids []string) error {
-		if err := f.read(ids); err != nil {
+		if err := f.parseArgs(ids); err != nil {
 			return err
 		}
 		if limit < 1 || limit > 1000 {
 			return fmt.Errorf("--limit must be from 1 to 1000")
 		}
-		return a.brief(c.Context(), func(ctx context.Context, o admin.Operator) error {
+
+		return a.withOperatorBriefly(c.Context(), func(ctx context.Context, o admin.Operator) error {
 			page, err := o.DeadList(ctx, f.DeadFilter, limit, after)
 			if err != nil {
 				return err
 			}
-			return a.show(page, func(w io.Writer) error { return printDead(w, page) })
+			return a.printResult(page, func(w io.Writer) error { return printDead(w, page) })
 		})
 	}
 	return c
@@ -100,27 +109,30 @@ func printDead(w io.Writer, page admin.DeadPage) error {
 		_, err := fmt.Fprintln(w, "no dead letter matches")
 		return err
 	}
-	err := table(w, "DIED\tID\tDELIVERY\tTYPE\tKEY\tTOPIC\tCLASS\tREQUEUED\tREASON", func(row func(...any)) {
+
+	err := writeTable(w, "DIED\tID\tDELIVERY\tTYPE\tKEY\tTOPIC\tCLASS\tREQUEUED\tREASON", func(row func(...any)) {
 		for _, l := range page.Letters {
 			requeued := "no"
 			if l.Replayed != nil {
 				requeued = fmt.Sprintf("as %d", l.Replayed.Delivery)
 			}
-			row(l.DiedAt.Local().Format(time.DateTime), l.ID, l.Delivery, l.Type, short(l.Key, 40), l.Topic, l.Class, requeued, short(l.Reason, 100))
+			row(l.DiedAt.Local().Format(time.DateTime), l.ID, l.Delivery, l.Type, truncate(l.Key, 40), l.Topic, l.Class,
+				requeued, truncate(l.Reason, 100))
 		}
 	})
 	if err != nil {
 		return err
 	}
-	fmt.Fprintf(w, "%s of %s\n", thousands(int64(len(page.Letters))), count(page.Total, "dead letter"))
+
+	fmt.Fprintf(w, "%s of %s\n", formatThousands(int64(len(page.Letters))), countNoun(page.Total, "dead letter"))
 	if page.Next != "" {
 		fmt.Fprintf(w, "next page: --after %s\n", page.Next)
 	}
 	return nil
 }
 
-// short cuts s for a table.
-func short(s string, n int) string {
+// truncate shortens s to n characters for a table.
+func truncate(s string, n int) string {
 	if r := []rune(s); len(r) > n {
 		return string(r[:n-1]) + "…"
 	}
@@ -132,20 +144,24 @@ func newDeadSummaryCommand(p *program) *cobra.Command {
 		Use:   "summary [ID...]",
 		Short: "Count dead letters by topic, type and class",
 	}
-	a, f := p.looking(c), deadFilterOf(c, false)
-	f.stand(c)
+
+	a, f := p.addReadFlags(c), addDeadFilterFlags(c, false)
+	f.addStateFlag(c)
 	c.RunE = func(c *cobra.Command, ids []string) error {
-		if err := f.read(ids); err != nil {
+		if err := f.parseArgs(ids); err != nil {
 			return err
 		}
-		return a.run(c.Context(), func(ctx context.Context, o admin.Operator) error {
+
+		return a.withOperator(c.Context(), func(ctx context.Context, o admin.Operator) error {
 			groups, err := o.DeadSummary(ctx, f.DeadFilter)
 			if err != nil {
 				return err
 			}
-			return a.show(struct {
+
+			result := struct {
 				Groups []admin.DeadGroup `json:"groups"`
-			}{groups}, func(w io.Writer) error { return printDeadGroups(w, groups) })
+			}{groups}
+			return a.printResult(result, func(w io.Writer) error { return printDeadGroups(w, groups) })
 		})
 	}
 	return c
@@ -156,18 +172,21 @@ func printDeadGroups(w io.Writer, groups []admin.DeadGroup) error {
 		_, err := fmt.Fprintln(w, "no dead letter matches")
 		return err
 	}
-	return table(w, "COUNT\tNOT REQUEUED\tTOPIC\tTYPE\tCLASS\tFIRST\tLAST", func(row func(...any)) {
+
+	return writeTable(w, "COUNT\tNOT REQUEUED\tTOPIC\tTYPE\tCLASS\tFIRST\tLAST", func(row func(...any)) {
 		for _, g := range groups {
-			row(thousands(g.Count), thousands(g.Replayable), g.Topic, g.Type, g.Class, g.First.Local().Format(time.DateTime), g.Last.Local().Format(time.DateTime))
+			row(formatThousands(g.Count), formatThousands(g.Replayable), g.Topic, g.Type, g.Class,
+				g.First.Local().Format(time.DateTime), g.Last.Local().Format(time.DateTime))
 		}
 	})
 }
 
-// deadRef are the flags that say which one letter.
-func deadRefOf(c *cobra.Command) *admin.DeadRef {
+// addDeadRefFlags adds the flags that, together with an id, select one dead letter.
+func addDeadRefFlags(c *cobra.Command) *admin.DeadRef {
 	r := &admin.DeadRef{}
-	c.Flags().StringVar(&r.Collection, "collection", "", "the `outbox`, as database.collection; default: whichever of the watcher's has it")
-	c.Flags().IntVar(&r.Delivery, "delivery", -1, "which delivery; default: the latest that died")
+	c.Flags().StringVar(&r.Collection, "collection", "",
+		"the `outbox`, as database.collection; default: the outbox of the watcher that has the letter")
+	c.Flags().IntVar(&r.Delivery, "delivery", -1, "which delivery; default: the latest one that died")
 	return r
 }
 
@@ -178,16 +197,17 @@ func newDeadShowCommand(p *program) *cobra.Command {
 		Short: "Show one dead letter with its envelope and its attempts",
 		Args:  cobra.ExactArgs(1),
 	}
-	a, ref := p.looking(c), deadRefOf(c)
+
+	a, ref := p.addReadFlags(c), addDeadRefFlags(c)
 	c.Flags().BoolVar(&payload, "payload", false, "show the payload too, and fields that outrelay does not know")
 	c.RunE = func(c *cobra.Command, args []string) error {
 		ref.ID = args[0]
-		return a.brief(c.Context(), func(ctx context.Context, o admin.Operator) error {
+		return a.withOperatorBriefly(c.Context(), func(ctx context.Context, o admin.Operator) error {
 			l, err := o.DeadShow(ctx, *ref, payload)
 			if err != nil {
 				return err
 			}
-			return a.show(l, func(w io.Writer) error { return printDeadLetter(w, l) })
+			return a.printResult(l, func(w io.Writer) error { return printDeadLetter(w, l) })
 		})
 	}
 	return c
@@ -198,101 +218,117 @@ func newDeadRequeueCommand(p *program) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "requeue [ID...]",
 		Short: "Deliver dead letters again, with the same ids",
-		Long: `Give the dead letters that match back to their outboxes: each is the next delivery of the same envelope, in the order of
-the stream, with no attempts spent. Letters that were requeued before are left out, so a requeue that was interrupted is
-just started again. A letter that cannot be delivered as it is stays and is told: edit it. Then the exit code is 1.`,
+		Long: `Put the envelopes of the matching dead letters back into their outboxes, in the order of the change
+stream. Each is sent as the next delivery of the same envelope, and its attempts start again from 0.
+Letters that were requeued before are left out. If a requeue was interrupted, start it again.
+
+A letter that cannot be sent without a change stays and is listed: edit it. In that case the exit
+code is 1.`,
 	}
-	a, f := p.acting(c), deadFilterOf(c, true)
-	c.Flags().BoolVar(&o.IgnoreExpiry, "ignore-expiry", false, "also those that have expired; they do not expire again")
+
+	a, f := p.addChangeFlags(c), addDeadFilterFlags(c, true)
+	c.Flags().BoolVar(&o.IgnoreExpiry, "ignore-expiry", false, "also requeue expired envelopes; they do not expire again")
 	c.RunE = func(c *cobra.Command, ids []string) error {
-		if err := f.read(ids); err != nil {
+		if err := f.parseArgs(ids); err != nil {
 			return err
 		}
+
 		o.DryRun = a.dryRun
 		f.Stand = "replayable"
-		return a.run(c.Context(), func(ctx context.Context, op admin.Operator) error {
-			n, err := a.agreed(ctx, op, f, "requeue %s, which consumers get with the same ids")
+		return a.withOperator(c.Context(), func(ctx context.Context, op admin.Operator) error {
+			n, err := a.countAndConfirm(ctx, op, f, "requeue %s; consumers get the same ids again")
 			if err != nil {
 				return err
 			}
-			bar := a.progress("requeueing", n)
-			got, err := op.DeadRequeue(ctx, f.DeadFilter, o, bar.to)
-			bar.end()
-			return a.requeued(got, err)
+
+			bar := a.startProgress("requeueing", n)
+			got, err := op.DeadRequeue(ctx, f.DeadFilter, o, bar.setDone)
+			bar.clear()
+			return a.printRequeued(got, err)
 		})
 	}
 	return c
 }
 
-// agreed counts what an action is about and asks for leave; what has one verb, for the count. Nothing to do and a dry run
-// need no leave.
-func (a *acting) agreed(ctx context.Context, o admin.Operator, f *deadFilter, what string) (int64, error) {
+// countAndConfirm counts the letters that f selects and asks for confirmation. actionFormat is a verb
+// phrase with one %s for the count. No letter and a dry run need no confirmation.
+func (a *operatorCommand) countAndConfirm(ctx context.Context, o admin.Operator, f *deadFilter, actionFormat string) (int64, error) {
 	if f.Empty() && !f.All {
-		return 0, errNothingNamed
+		return 0, errNoSelection
 	}
+
 	n, err := o.DeadCount(ctx, f.DeadFilter)
 	if err != nil || n == 0 || a.dryRun {
 		return n, err
 	}
-	return n, a.confirm(ctx, fmt.Sprintf(what, count(n, "dead letter")))
+	return n, a.confirm(ctx, fmt.Sprintf(actionFormat, countNoun(n, "dead letter")))
 }
 
-var errNothingNamed = errors.New("nothing says which dead letters; name ids or give a condition such as --class or --since, or say --all")
+var errNoSelection = errors.New("no dead letters selected; pass ids, a condition such as --class or --since, or --all")
 
-// requeued tells what a requeue did, also where it ended with an error.
-func (a *acting) requeued(got admin.DeadOutcome, err error) error {
+// printRequeued prints the outcome of a requeue, also if it ended with an error. It returns that error,
+// or a reportedError if letters were refused.
+func (a *operatorCommand) printRequeued(got admin.DeadOutcome, err error) error {
 	if err != nil && got.Requeued+got.Refused == 0 {
 		return err
 	}
-	shown := a.show(got, func(w io.Writer) error {
+
+	printErr := a.printResult(got, func(w io.Writer) error {
 		verb := "requeued"
 		if got.DryRun {
 			verb = "would be requeued"
 		}
-		fmt.Fprintf(w, "%s %s, %s refused\n", count(got.Requeued, "dead letter"), verb, thousands(got.Refused))
+		fmt.Fprintf(w, "%s %s, %s rejected\n", countNoun(got.Requeued, "dead letter"), verb, formatThousands(got.Refused))
+
 		for _, r := range got.Why {
-			fmt.Fprintf(w, "  %s %s delivery %d: %s\n", r.Collection, oneLine(r.ID), r.Delivery, oneLine(r.Reason))
+			fmt.Fprintf(w, "  %s %s delivery %d: %s\n", r.Collection, sanitizeLine(r.ID), r.Delivery, sanitizeLine(r.Reason))
 		}
 		if more := got.Refused - int64(len(got.Why)); more > 0 {
-			fmt.Fprintf(w, "  and %s more\n", thousands(more))
+			fmt.Fprintf(w, "  and %s more\n", formatThousands(more))
 		}
 		return nil
 	})
-	if err == nil && shown == nil && got.Refused > 0 {
-		return silent(exitConfig)
+
+	if err == nil && printErr == nil && got.Refused > 0 {
+		return reportedError(exitConfig)
 	}
-	return errors.Join(err, shown)
+	return errors.Join(err, printErr)
 }
 
 func newDeadDiscardCommand(p *program) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "discard [ID...]",
 		Short: "Remove dead letters for good",
-		Long:  `Remove the dead letters that match, also those that were requeued unless --state says otherwise. They cannot be had back.`,
+		Long: `Remove the matching dead letters, including letters that were requeued unless --state excludes them.
+They cannot be recovered.`,
 	}
-	a, f := p.acting(c), deadFilterOf(c, true)
-	f.stand(c)
+
+	a, f := p.addChangeFlags(c), addDeadFilterFlags(c, true)
+	f.addStateFlag(c)
 	c.RunE = func(c *cobra.Command, ids []string) error {
-		if err := f.read(ids); err != nil {
+		if err := f.parseArgs(ids); err != nil {
 			return err
 		}
-		return a.run(c.Context(), func(ctx context.Context, op admin.Operator) error {
-			n, err := a.agreed(ctx, op, f, "discard %s for good")
+
+		return a.withOperator(c.Context(), func(ctx context.Context, op admin.Operator) error {
+			n, err := a.countAndConfirm(ctx, op, f, "discard %s for good")
 			if err != nil {
 				return err
 			}
-			bar := a.progress("discarding", n)
-			got, err := op.DeadDiscard(ctx, f.DeadFilter, a.dryRun, bar.to)
-			bar.end()
+
+			bar := a.startProgress("discarding", n)
+			got, err := op.DeadDiscard(ctx, f.DeadFilter, a.dryRun, bar.setDone)
+			bar.clear()
 			if err != nil && got.Discarded == 0 {
 				return err
 			}
-			return errors.Join(err, a.show(got, func(w io.Writer) error {
+
+			return errors.Join(err, a.printResult(got, func(w io.Writer) error {
 				if got.DryRun {
-					_, err := fmt.Fprintf(w, "%s would be discarded\n", count(got.Matched, "dead letter"))
+					_, err := fmt.Fprintf(w, "%s would be discarded\n", countNoun(got.Matched, "dead letter"))
 					return err
 				}
-				_, err := fmt.Fprintf(w, "%s discarded\n", count(got.Discarded, "dead letter"))
+				_, err := fmt.Fprintf(w, "%s discarded\n", countNoun(got.Discarded, "dead letter"))
 				return err
 			}))
 		})

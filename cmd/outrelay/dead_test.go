@@ -16,7 +16,7 @@ import (
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 )
 
-// graveyard is a watcher with an outbox and n dead letters, d0 … , of which the last is only an id.
+// graveyard is a watcher with an outbox and n dead letters d0, d1, …. The last letter has only an id.
 type graveyard struct {
 	t      *testing.T
 	env    []string
@@ -24,7 +24,7 @@ type graveyard struct {
 	state  *mongo.Database
 }
 
-func dig(t *testing.T, n int) *graveyard {
+func newGraveyard(t *testing.T, n int) *graveyard {
 	t.Helper()
 	client := stacktest.Client(t)
 	g := &graveyard{t: t, state: stacktest.Database(t, client), outbox: stacktest.Database(t, client).Collection("outbox")}
@@ -33,17 +33,19 @@ func dig(t *testing.T, n int) *graveyard {
 		"OUTRELAY_MONGODB_URI=" + stacktest.MongoURI(t), "OUTRELAY_KAFKA_BROKERS=127.0.0.1:1", "OUTRELAY_WATCHER=orders",
 		"OUTRELAY_MONGODB_STATE=" + g.state.Name(), "OUTRELAY_WATCH=" + ns,
 	}
-	g.insert(g.state.Collection("watchers"), bson.D{{Key: "_id", Value: "orders/0of1"}, {Key: "fence", Value: int64(1)}})
-	g.insert(g.state.Collection("collections"), bson.D{{Key: "_id", Value: bson.Binary{Subtype: 4, Data: make([]byte, 16)}}, {Key: "ns", Value: ns}, {Key: "watcher", Value: "orders"}})
+
+	g.insertDocument(g.state.Collection("watchers"), bson.D{{Key: "_id", Value: "orders/0of1"}, {Key: "fence", Value: int64(1)}})
+	g.insertDocument(g.state.Collection("collections"), bson.D{{Key: "_id", Value: bson.Binary{Subtype: 4, Data: make([]byte, 16)}}, {Key: "ns", Value: ns}, {Key: "watcher", Value: "orders"}})
 	for i := range n {
 		id := fmt.Sprint("d", i)
 		envelope := bson.D{
-			{Key: "_id", Value: id}, {Key: "aggregatetype", Value: "order"}, {Key: "aggregateid", Value: "7"}, {Key: "type", Value: "OrderPlaced"}, {Key: "payload", Value: planted},
+			{Key: "_id", Value: id}, {Key: "aggregatetype", Value: "order"}, {Key: "aggregateid", Value: "7"}, {Key: "type", Value: "OrderPlaced"}, {Key: "payload", Value: plantedSecret},
 		}
 		if i == n-1 {
 			envelope = envelope[:1]
 		}
-		g.insert(g.outbox.Database().Collection("outbox_dead"), bson.D{
+
+		g.insertDocument(g.outbox.Database().Collection("outbox_dead"), bson.D{
 			{Key: "_id", Value: bson.D{{Key: "ns", Value: ns}, {Key: "id", Value: id}, {Key: "delivery", Value: int32(0)}}},
 			{Key: "envelope", Value: envelope},
 			{Key: "size", Value: 100},
@@ -60,21 +62,23 @@ func dig(t *testing.T, n int) *graveyard {
 	return g
 }
 
-func (g *graveyard) insert(coll *mongo.Collection, doc bson.D) {
+func (g *graveyard) insertDocument(coll *mongo.Collection, doc bson.D) {
 	g.t.Helper()
 	if _, err := coll.InsertOne(g.t.Context(), doc); err != nil {
 		g.t.Fatal(err)
 	}
 }
 
-// call runs a command that may not print the payload, and reads its answer if it wants JSON.
-func (g *graveyard) call(want int, answer any, args ...string) string {
+// runCommand runs a command, whose output must not contain the payload, and decodes its JSON into answer unless
+// that is nil.
+func (g *graveyard) runCommand(want int, answer any, args ...string) string {
 	g.t.Helper()
 	if answer != nil {
 		args = append(args, "--json")
 	}
-	code, out, errOut := call(g.t, g.env, args...)
-	if code != want || strings.Contains(out+errOut, planted) || strings.Contains(errOut, "\x1b") {
+
+	code, out, errOut := runCommand(g.t, g.env, args...)
+	if code != want || strings.Contains(out+errOut, plantedSecret) || strings.Contains(errOut, "\x1b") {
 		g.t.Errorf("%v: %d, want %d: %s%s", args, code, want, out, errOut)
 	}
 	if answer != nil && out != "" {
@@ -87,7 +91,7 @@ func (g *graveyard) call(want int, answer any, args ...string) string {
 	return errOut
 }
 
-func (g *graveyard) envelopes() int64 {
+func (g *graveyard) countOutbox() int64 {
 	g.t.Helper()
 	n, err := g.outbox.CountDocuments(g.t.Context(), bson.D{})
 	if err != nil {
@@ -98,37 +102,40 @@ func (g *graveyard) envelopes() int64 {
 
 func TestDeadLettersAreListedAndShown(t *testing.T) {
 	t.Parallel()
-	g := dig(t, 5)
-	text := g.call(0, nil, "dead", "list", "--limit", "2", "--topic", "orders", "--since", "2h")
+	g := newGraveyard(t, 5)
+	text := g.runCommand(0, nil, "dead", "list", "--limit", "2", "--topic", "orders", "--since", "2h")
 	if !strings.Contains(text, "2 of 5 dead letters") || !strings.Contains(text, "d4") || strings.Contains(text, "d2 ") {
-		t.Errorf("%s", text)
+		t.Errorf("unexpected output:\n%s", text)
 	}
+
 	after := text[strings.Index(text, "--after ")+8:]
 	var page admin.DeadPage
-	if g.call(0, &page, "dead", "list", "--after", strings.TrimSpace(after)); len(page.Letters) != 3 || page.Letters[0].ID != "d2" || page.Total != 5 || page.Next != "" {
-		t.Errorf("%+v", page)
+	if g.runCommand(0, &page, "dead", "list", "--after", strings.TrimSpace(after)); len(page.Letters) != 3 || page.Letters[0].ID != "d2" || page.Total != 5 || page.Next != "" {
+		t.Errorf("unexpected result %+v", page)
 	}
-	if text := g.call(0, nil, "dead", "list", "--class", "malformed"); text != "no dead letter matches\n" {
-		t.Errorf("%s", text)
+	if text := g.runCommand(0, nil, "dead", "list", "--class", "malformed"); text != "no dead letter matches\n" {
+		t.Errorf("unexpected output:\n%s", text)
 	}
-	if text := g.call(0, nil, "dead", "summary", "d1", "d2"); !strings.Contains(text, "2 ") || !strings.Contains(text, "record_refused") {
-		t.Errorf("%s", text)
+	if text := g.runCommand(0, nil, "dead", "summary", "d1", "d2"); !strings.Contains(text, "2 ") || !strings.Contains(text, "record_refused") {
+		t.Errorf("unexpected output:\n%s", text)
 	}
+
 	var sum struct{ Groups []admin.DeadGroup }
-	if g.call(0, &sum, "dead", "summary"); len(sum.Groups) != 1 || sum.Groups[0].Count != 5 {
-		t.Errorf("%+v", sum)
+	if g.runCommand(0, &sum, "dead", "summary"); len(sum.Groups) != 1 || sum.Groups[0].Count != 5 {
+		t.Errorf("unexpected result %+v", sum)
 	}
-	if text := g.call(0, nil, "dead", "show", "d1"); !strings.Contains(text, `"type": "OrderPlaced"`) || !strings.Contains(text, "1 attempt\n") || !strings.Contains(text, "version        0") {
-		t.Errorf("%s", text)
+	if text := g.runCommand(0, nil, "dead", "show", "d1"); !strings.Contains(text, `"type": "OrderPlaced"`) || !strings.Contains(text, "1 attempt\n") || !strings.Contains(text, "version        0") {
+		t.Errorf("unexpected output:\n%s", text)
 	}
-	if code, out, _ := call(t, g.env, "dead", "show", "d1", "--payload", "--json"); code != 0 || !strings.Contains(out, planted) {
+	if code, out, _ := runCommand(t, g.env, "dead", "show", "d1", "--payload", "--json"); code != 0 || !strings.Contains(out, plantedSecret) {
 		t.Errorf("with its payload: %d %s", code, out)
 	}
+
 	for want, args := range map[string][]string{
 		"no dead letter of id nobody": {"show", "nobody"}, "class": {"list", "--class", "malfored"}, "--since": {"list", "--since", "then"},
 		"--limit": {"list", "--limit", "0"}, "cursor": {"list", "--after", "x"}, "does not read": {"list", "--collection", "a.b"},
 	} {
-		if text := g.call(exitConfig, nil, append([]string{"dead"}, args...)...); !strings.Contains(text, want) {
+		if text := g.runCommand(exitConfig, nil, append([]string{"dead"}, args...)...); !strings.Contains(text, want) {
 			t.Errorf("%v: %q", args, text)
 		}
 	}
@@ -136,30 +143,33 @@ func TestDeadLettersAreListedAndShown(t *testing.T) {
 
 func TestDeadLettersAreRequeued(t *testing.T) {
 	t.Parallel()
-	g := dig(t, 5)
-	if text := g.call(exitConfig, nil, "dead", "requeue", "--yes"); !strings.Contains(text, "--all") {
+	g := newGraveyard(t, 5)
+	if text := g.runCommand(exitConfig, nil, "dead", "requeue", "--yes"); !strings.Contains(text, "--all") {
 		t.Errorf("nothing named: %s", text)
 	}
-	if text := g.call(exitConfig, nil, "dead", "requeue", "d0", "d1"); !strings.Contains(text, "requeue 2 dead letters, which") || !strings.Contains(text, "--yes") || g.envelopes() != 0 {
+	if text := g.runCommand(exitConfig, nil, "dead", "requeue", "d0", "d1"); !strings.Contains(text, "requeue 2 dead letters; consumers") || !strings.Contains(text, "--yes") || g.countOutbox() != 0 {
 		t.Errorf("nobody to ask: %s", text)
 	}
+
 	var o admin.DeadOutcome
-	if g.call(exitConfig, &o, "dead", "requeue", "--class", "record_refused", "--dry-run"); !o.DryRun || o.Requeued != 4 || o.Refused != 1 || g.envelopes() != 0 {
-		t.Errorf("%+v", o)
+	if g.runCommand(exitConfig, &o, "dead", "requeue", "--class", "record_refused", "--dry-run"); !o.DryRun || o.Requeued != 4 || o.Refused != 1 || g.countOutbox() != 0 {
+		t.Errorf("unexpected result %+v", o)
 	}
-	if text := g.call(0, nil, "dead", "requeue", "d0", "--yes"); text != "1 dead letter requeued, 0 refused\n" || g.envelopes() != 1 {
-		t.Errorf("%s", text)
+	if text := g.runCommand(0, nil, "dead", "requeue", "d0", "--yes"); text != "1 dead letter requeued, 0 rejected\n" || g.countOutbox() != 1 {
+		t.Errorf("unexpected output:\n%s", text)
 	}
-	if text := g.call(exitConfig, nil, "dead", "requeue", "--all", "-y", "--actor", "ann"); !strings.Contains(text, "3 dead letters requeued, 1 refused\n") || !strings.Contains(text, "d4 delivery 0: only its id is left; edit it") || g.envelopes() != 4 {
-		t.Errorf("%s", text)
+	if text := g.runCommand(exitConfig, nil, "dead", "requeue", "--all", "-y", "--actor", "ann"); !strings.Contains(text, "3 dead letters requeued, 1 rejected\n") || !strings.Contains(text, "d4 delivery 0: only its id is left; edit it") || g.countOutbox() != 4 {
+		t.Errorf("unexpected output:\n%s", text)
 	}
-	if text := g.call(0, nil, "dead", "list", "--state", "replayable"); !strings.Contains(text, "1 of 1 dead letter\n") {
-		t.Errorf("%s", text)
+	if text := g.runCommand(0, nil, "dead", "list", "--state", "replayable"); !strings.Contains(text, "1 of 1 dead letter\n") {
+		t.Errorf("unexpected output:\n%s", text)
 	}
+
 	var page admin.DeadPage
-	if g.call(0, &page, "dead", "list", "--state", "replayed"); page.Total != 4 || page.Letters[0].Replayed.Actor != "ann" {
-		t.Errorf("%+v", page)
+	if g.runCommand(0, &page, "dead", "list", "--state", "replayed"); page.Total != 4 || page.Letters[0].Replayed.Actor != "ann" {
+		t.Errorf("unexpected result %+v", page)
 	}
+
 	n, err := g.state.Collection("events").CountDocuments(t.Context(), bson.D{{Key: "kind", Value: "dead_requeued"}, {Key: "fields.actor", Value: "ann"}, {Key: "fields.requeued", Value: 3}})
 	if err != nil || n != 1 {
 		t.Errorf("%d entries in the log, %v", n, err)
@@ -168,15 +178,17 @@ func TestDeadLettersAreRequeued(t *testing.T) {
 
 func TestDeadLettersAreEdited(t *testing.T) {
 	t.Parallel()
-	g := dig(t, 2)
+	g := newGraveyard(t, 2)
 	payload := filepath.Join(t.TempDir(), "payload")
 	if err := os.WriteFile(payload, []byte("new"), 0o600); err != nil {
 		t.Fatal(err)
 	}
+
 	edit := func(want int, args ...string) string {
 		t.Helper()
-		return g.call(want, nil, append([]string{"dead", "edit"}, args...)...)
+		return g.runCommand(want, nil, append([]string{"dead", "edit"}, args...)...)
 	}
+
 	for want, args := range map[string][]string{
 		"--version is missing": {"d0", "--topic", "t"}, "--yes": {"d0", "--version", "0", "--topic", "t"}, "it is at version 0": {"d0", "--version", "2", "--topic", "t", "-y"},
 		"changes nothing": {"d0", "--version", "0", "-y"}, "name=value": {"d0", "--version", "0", "--field", "x", "-y"}, "no such file": {"d0", "--version", "0", "--payload", "/no/such/file", "-y"},
@@ -186,19 +198,22 @@ func TestDeadLettersAreEdited(t *testing.T) {
 			t.Errorf("%v: %q, want %q", args, text, want)
 		}
 	}
-	if text := edit(0, "d0", "--version", "0", "--payload", payload, "--dry-run"); !strings.Contains(text, "would be requeued as delivery 1 with changed payload") || g.envelopes() != 0 {
-		t.Errorf("%s", text)
+
+	if text := edit(0, "d0", "--version", "0", "--payload", payload, "--dry-run"); !strings.Contains(text, "would be requeued as delivery 1 with changed payload") || g.countOutbox() != 0 {
+		t.Errorf("unexpected output:\n%s", text)
 	}
 	if text := edit(0, "d0", "--version", "0", "--payload", payload, "--header", "h=v=w", "--key", "k", "-y"); !strings.Contains(text, "is requeued as delivery 1 with changed headers, key, payload") {
-		t.Errorf("%s", text)
+		t.Errorf("unexpected output:\n%s", text)
 	}
 	if text := edit(exitConfig, "d0", "--version", "1", "--key", "k", "-y"); !strings.Contains(text, "requeued it at") {
-		t.Errorf("%s", text)
+		t.Errorf("unexpected output:\n%s", text)
 	}
+
 	var e admin.DeadEdited
-	if g.call(0, &e, "dead", "edit", "d1", "--version", "0", "--field", "aggregatetype=order", "--field", "aggregateid=7", "--type", "T", "--payload", payload, "--payload-as", "string", "-y"); e.Delivery != 1 || e.ID != "d1" {
-		t.Errorf("%+v", e)
+	if g.runCommand(0, &e, "dead", "edit", "d1", "--version", "0", "--field", "aggregatetype=order", "--field", "aggregateid=7", "--type", "T", "--payload", payload, "--payload-as", "string", "-y"); e.Delivery != 1 || e.ID != "d1" {
+		t.Errorf("unexpected result %+v", e)
 	}
+
 	for _, id := range []string{"d0", "d1"} {
 		raw, err := g.outbox.FindOne(t.Context(), bson.D{{Key: "_id", Value: id}}).Raw()
 		if err != nil || raw.Lookup("payload").StringValue() != "new" || raw.Lookup("state").StringValue() != "retry" {
@@ -209,60 +224,64 @@ func TestDeadLettersAreEdited(t *testing.T) {
 
 func TestDeadLettersAreDiscarded(t *testing.T) {
 	t.Parallel()
-	g := dig(t, 5)
-	if text := g.call(exitConfig, nil, "dead", "discard", "-y"); !strings.Contains(text, "--all") {
-		t.Errorf("%s", text)
+	g := newGraveyard(t, 5)
+	if text := g.runCommand(exitConfig, nil, "dead", "discard", "-y"); !strings.Contains(text, "--all") {
+		t.Errorf("unexpected output:\n%s", text)
 	}
-	if text := g.call(0, nil, "dead", "discard", "--message", "refused (", "--dry-run"); text != "5 dead letters would be discarded\n" {
-		t.Errorf("%s", text)
+	if text := g.runCommand(0, nil, "dead", "discard", "--message", "refused (", "--dry-run"); text != "5 dead letters would be discarded\n" {
+		t.Errorf("unexpected output:\n%s", text)
 	}
-	if text := g.call(exitConfig, nil, "dead", "discard", "d1"); !strings.Contains(text, "discard 1 dead letter for good") {
-		t.Errorf("%s", text)
+	if text := g.runCommand(exitConfig, nil, "dead", "discard", "d1"); !strings.Contains(text, "discard 1 dead letter for good") {
+		t.Errorf("unexpected output:\n%s", text)
 	}
+
 	var d admin.DeadDiscarded
-	if g.call(0, &d, "dead", "discard", "d1", "-y"); d.Discarded != 1 {
-		t.Errorf("%+v", d)
+	if g.runCommand(0, &d, "dead", "discard", "d1", "-y"); d.Discarded != 1 {
+		t.Errorf("unexpected result %+v", d)
 	}
-	if text := g.call(0, nil, "dead", "discard", "--all", "-y"); text != "4 dead letters discarded\n" {
-		t.Errorf("%s", text)
+	if text := g.runCommand(0, nil, "dead", "discard", "--all", "-y"); text != "4 dead letters discarded\n" {
+		t.Errorf("unexpected output:\n%s", text)
 	}
 }
 
 func TestFailedCommands(t *testing.T) {
 	t.Parallel()
-	g := dig(t, 1)
+	g := newGraveyard(t, 1)
 	for i := range 3 {
-		g.insert(g.outbox, bson.D{
+		g.insertDocument(g.outbox, bson.D{
 			{Key: "_id", Value: fmt.Sprint("f", i)},
 			{Key: "type", Value: "T"},
 			{Key: "state", Value: "retry"},
 			{Key: "attempts", Value: int32(2)},
-			{Key: "payload", Value: planted},
+			{Key: "payload", Value: plantedSecret},
 			{Key: "nextAt", Value: time.Now().Add(time.Hour)},
 			{Key: "lastError", Value: bson.D{{Key: "class", Value: "record_refused"}, {Key: "reason", Value: "87"}, {Key: "at", Value: time.Now()}}},
 		})
 	}
-	if text := g.call(0, nil, "failed", "list"); strings.Count(text, "record_refused") != 3 {
-		t.Errorf("%s", text)
+
+	if text := g.runCommand(0, nil, "failed", "list"); strings.Count(text, "record_refused") != 3 {
+		t.Errorf("unexpected output:\n%s", text)
 	}
-	if text := g.call(exitConfig, nil, "failed", "list", "--limit", "101"); !strings.Contains(text, "--limit") {
-		t.Errorf("%s", text)
+	if text := g.runCommand(exitConfig, nil, "failed", "list", "--limit", "101"); !strings.Contains(text, "--limit") {
+		t.Errorf("unexpected output:\n%s", text)
 	}
+
 	var o admin.FailedOutcome
-	if g.call(0, &o, "failed", "reset", "f0", "x", "--dry-run"); o.Failed != 1 || o.Done != 0 || !o.DryRun {
-		t.Errorf("%+v", o)
+	if g.runCommand(0, &o, "failed", "reset", "f0", "x", "--dry-run"); o.Failed != 1 || o.Done != 0 || !o.DryRun {
+		t.Errorf("unexpected result %+v", o)
 	}
-	if text := g.call(exitConfig, nil, "failed", "reset", "f0", "x"); !strings.Contains(text, "1 failed envelope again now; say --yes") {
-		t.Errorf("%s", text)
+	if text := g.runCommand(exitConfig, nil, "failed", "reset", "f0", "x"); !strings.Contains(text, "retry 1 failed envelope now; pass --yes") {
+		t.Errorf("unexpected output:\n%s", text)
 	}
-	if text := g.call(0, nil, "failed", "reset", "f0", "x", "-y"); text != "1 failed envelope reset\n" {
-		t.Errorf("%s", text)
+	if text := g.runCommand(0, nil, "failed", "reset", "f0", "x", "-y"); text != "1 failed envelope reset\n" {
+		t.Errorf("unexpected output:\n%s", text)
 	}
+
 	var list struct{ Failed []admin.FailedEnvelope }
-	if g.call(0, &list, "failed", "list"); len(list.Failed) != 2 || list.Failed[0].Attempts != 2 {
-		t.Errorf("%+v", list)
+	if g.runCommand(0, &list, "failed", "list"); len(list.Failed) != 2 || list.Failed[0].Attempts != 2 {
+		t.Errorf("unexpected result %+v", list)
 	}
-	if text := g.call(0, nil, "failed", "retry", "-y"); text != "2 failed envelopes retried\n" {
-		t.Errorf("%s", text)
+	if text := g.runCommand(0, nil, "failed", "retry", "-y"); text != "2 failed envelopes retried\n" {
+		t.Errorf("unexpected output:\n%s", text)
 	}
 }

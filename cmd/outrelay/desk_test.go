@@ -15,7 +15,8 @@ import (
 	"github.com/outrelay/outrelay/internal/nodes"
 )
 
-// deployment is a state database with a watcher that node one owns, node two as its standby, and a service's database.
+// deployment is a state database with a watcher, whose owner is node one and whose standby is node two, and the
+// database of a service.
 type deployment struct {
 	t           *testing.T
 	env         []string
@@ -23,12 +24,12 @@ type deployment struct {
 	one, two    *nodes.Member
 }
 
-func deployed(t *testing.T) *deployment {
+func newDeployment(t *testing.T) *deployment {
 	t.Helper()
-	env, coll := scheduledShop(t)
+	env, coll := newScheduledShop(t)
 	d := &deployment{t: t, env: env, shop: coll.Database()}
-	d.state = coll.Database().Client().Database(value(env, "OUTRELAY_MONGODB_STATE"))
-	d.insert(d.state.Collection("watchers"), bson.D{
+	d.state = coll.Database().Client().Database(envValue(env, "OUTRELAY_MONGODB_STATE"))
+	d.insertDocument(d.state.Collection("watchers"), bson.D{
 		{Key: "_id", Value: "default/0of1"},
 		{Key: "owner", Value: "one/x"},
 		{Key: "node", Value: "one"},
@@ -36,23 +37,24 @@ func deployed(t *testing.T) *deployment {
 		{Key: "expiresAt", Value: time.Now().Add(time.Hour)},
 		{Key: "stats", Value: bson.D{{Key: "at", Value: time.Now()}, {Key: "state", Value: "live"}, {Key: "lagMs", Value: int64(120)}, {Key: "rate", Value: 40.0}}},
 	})
-	d.one, d.two = d.member("one"), d.member("two")
+
+	d.one, d.two = d.startNode("one"), d.startNode("two")
 	return d
 }
 
-func (d *deployment) member(node string) *nodes.Member {
+func (d *deployment) startNode(node string) *nodes.Member {
 	d.t.Helper()
 	m := nodes.New(nodes.Config{State: d.state, Node: node, Address: node + ":9464", Version: "1.4.0", Watcher: "default", Roles: []nodes.Role{nodes.Relay, nodes.Cleaner}, Schema: 3, Fingerprint: "abcdef012345"})
 	if err := m.Beat(d.t.Context(), nodes.Vital{KafkaReachable: true, SinceAck: -1}); err != nil {
 		d.t.Fatal(err)
 	}
-	// No second one follows: this one counts for as long as the test's commands take.
-	d.seen(node, time.Now().Add(time.Hour))
+	// There are no further heartbeats, so this one must count for the duration of the test.
+	d.setHeartbeat(node, time.Now().Add(time.Hour))
 	return m
 }
 
-// seen sets when a node gave its last sign of life.
-func (d *deployment) seen(node string, at time.Time) {
+// setHeartbeat sets the time of the last heartbeat of a node.
+func (d *deployment) setHeartbeat(node string, at time.Time) {
 	d.t.Helper()
 	res, err := d.state.Collection("nodes").UpdateOne(d.t.Context(), bson.D{{Key: "_id", Value: node}}, bson.D{{Key: "$set", Value: bson.D{{Key: "seenAt", Value: at}}}})
 	if err != nil || res.MatchedCount != 1 {
@@ -60,20 +62,21 @@ func (d *deployment) seen(node string, at time.Time) {
 	}
 }
 
-func (d *deployment) insert(coll *mongo.Collection, doc bson.D) {
+func (d *deployment) insertDocument(coll *mongo.Collection, doc bson.D) {
 	d.t.Helper()
 	if _, err := coll.InsertOne(d.t.Context(), doc); err != nil {
 		d.t.Fatal(err)
 	}
 }
 
-// run runs a command, and decodes its JSON into v if there is one. It returns what people see.
-func (d *deployment) run(v any, want int, args ...string) string {
+// runCommand runs a command and decodes its JSON into v, unless v is nil. It returns standard error.
+func (d *deployment) runCommand(v any, want int, args ...string) string {
 	d.t.Helper()
 	if v != nil {
 		args = append(args, "--json")
 	}
-	code, out, errOut := call(d.t, d.env, args...)
+
+	code, out, errOut := runCommand(d.t, d.env, args...)
 	if code != want {
 		d.t.Fatalf("%v: exit code %d, want %d: %s", args, code, want, errOut)
 	}
@@ -85,8 +88,8 @@ func (d *deployment) run(v any, want int, args ...string) string {
 	return errOut
 }
 
-// sees fails unless each text is in what people see.
-func sees(t *testing.T, text string, want ...string) {
+// expectTexts fails the test unless text contains each of want.
+func expectTexts(t *testing.T, text string, want ...string) {
 	t.Helper()
 	for _, w := range want {
 		if !strings.Contains(text, w) {
@@ -97,74 +100,77 @@ func sees(t *testing.T, text string, want ...string) {
 
 func TestNodesCommands(t *testing.T) {
 	t.Parallel()
-	d := deployed(t)
+	d := newDeployment(t)
 	var l nodeList
-	d.run(&l, exitOK, "nodes", "--check")
+	d.runCommand(&l, exitOK, "nodes", "--check")
 	if len(l.Nodes) != 2 || l.Nodes[0].Node != "one" || l.Nodes[0].Role != "owner" || !slices.Equal(l.Nodes[0].Slots, []string{"default/0of1"}) ||
 		l.Nodes[1].Role != "standby" || l.Nodes[1].Schema != 3 || !slices.Equal(l.Nodes[1].Roles, []string{"relay", "cleaner"}) || l.Nodes[1].Stale {
-		t.Errorf("%+v", l.Nodes)
+		t.Errorf("unexpected result %+v", l.Nodes)
 	}
-	sees(t, d.run(nil, exitOK, "nodes"), "NODE", "one", "owner", "default/0of1", "two", "standby", "relay cleaner", "1.4.0", "abcdef ")
+	expectTexts(t, d.runCommand(nil, exitOK, "nodes"), "NODE", "one", "owner", "default/0of1", "two", "standby", "relay cleaner", "1.4.0", "abcdef ")
 
-	if code, out, _ := call(t, d.env, "__complete", "nodes", "release", ""); code != 0 || !strings.Contains(out, "one\n") || !strings.Contains(out, "two\n") {
+	if code, out, _ := runCommand(t, d.env, "__complete", "nodes", "release", ""); code != 0 || !strings.Contains(out, "one\n") || !strings.Contains(out, "two\n") {
 		t.Errorf("completion: %d %q", code, out)
 	}
-	sees(t, d.run(nil, exitOK, "nodes", "release", "one", "--dry-run"), "would release default/0of1")
-	var r nodeReleased
-	d.run(&r, exitOK, "nodes", "release", "one", "--hold", "5s", "--actor", "ann")
+	expectTexts(t, d.runCommand(nil, exitOK, "nodes", "release", "one", "--dry-run"), "would release default/0of1")
+	var r releasedNode
+	d.runCommand(&r, exitOK, "nodes", "release", "one", "--hold", "5s", "--actor", "ann")
 	if !slices.Equal(r.Slots, []string{"default/0of1"}) {
-		t.Errorf("%+v", r)
+		t.Errorf("unexpected result %+v", r)
 	}
-	sees(t, d.run(nil, exitOK, "nodes", "release", "two"), "owns nothing")
-	d.run(nil, exitConfig, "nodes", "release", "one", "--hold", "0s")
+	expectTexts(t, d.runCommand(nil, exitOK, "nodes", "release", "two"), "owns no slots")
+	d.runCommand(nil, exitConfig, "nodes", "release", "one", "--hold", "0s")
 
-	sees(t, d.run(nil, exitConfig, "nodes", "remove", "two", "--yes"), "sign of life")
-	sees(t, d.run(nil, exitConfig, "nodes", "remove", "nobody", "--yes"), "nobody")
-	d.seen("two", time.Now().Add(-time.Hour))
-	sees(t, d.run(nil, exitOK, "nodes"), "stale")
-	sees(t, d.run(nil, exitConfig, "nodes", "remove", "two"), "say --yes")
-	d.run(&r, exitOK, "nodes", "remove", "two", "--yes")
-	d.run(&l, exitOK, "nodes")
+	expectTexts(t, d.runCommand(nil, exitConfig, "nodes", "remove", "two", "--yes"), "heartbeat")
+	expectTexts(t, d.runCommand(nil, exitConfig, "nodes", "remove", "nobody", "--yes"), "nobody")
+	d.setHeartbeat("two", time.Now().Add(-time.Hour))
+	expectTexts(t, d.runCommand(nil, exitOK, "nodes"), "stale")
+	expectTexts(t, d.runCommand(nil, exitConfig, "nodes", "remove", "two"), "pass --yes")
+	d.runCommand(&r, exitOK, "nodes", "remove", "two", "--yes")
+	d.runCommand(&l, exitOK, "nodes")
 	if len(l.Nodes) != 1 || r.Node != "two" {
-		t.Errorf("%+v %+v", l.Nodes, r)
+		t.Errorf("unexpected results %+v and %+v", l.Nodes, r)
 	}
 	if err := d.one.Beat(t.Context(), nodes.Vital{}); err != nil {
 		t.Fatal(err)
 	}
-	d.seen("one", time.Now().Add(time.Hour))
-	d.run(nil, exitConfig, "nodes", "--check") // one does not reach Kafka
+	d.setHeartbeat("one", time.Now().Add(time.Hour))
+	d.runCommand(nil, exitConfig, "nodes", "--check") // node one does not reach Kafka
 	if err := d.one.Leave(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	sees(t, d.run(nil, exitConfig, "nodes", "--check"), "no process runs")
+	expectTexts(t, d.runCommand(nil, exitConfig, "nodes", "--check"), "no process runs")
 }
 
 func TestStorageCommands(t *testing.T) {
 	t.Parallel()
-	d := deployed(t)
+	d := newDeployment(t)
 	var counts admin.Counts
-	d.run(&counts, exitOK, "storage", "counts")
+	d.runCommand(&counts, exitOK, "storage", "counts")
 	if counts.Envelopes != 3 || counts.Scheduled != 3 {
-		t.Errorf("%+v", counts)
+		t.Errorf("unexpected result %+v", counts)
 	}
-	sees(t, d.run(nil, exitOK, "storage", "counts"), "scheduled")
-	d.run(nil, exitConfig, "storage", "rebuild", "--dry-run") // the indexes are missing
-	sees(t, d.run(nil, exitConfig, "storage", "rebuild"), "say --yes")
+
+	expectTexts(t, d.runCommand(nil, exitOK, "storage", "counts"), "scheduled")
+	d.runCommand(nil, exitConfig, "storage", "rebuild", "--dry-run") // the indexes are missing
+	expectTexts(t, d.runCommand(nil, exitConfig, "storage", "rebuild"), "pass --yes")
 	for range 2 {
 		var v admin.Verification
-		d.run(&v, exitOK, "storage", "rebuild", "--yes")
+		d.runCommand(&v, exitOK, "storage", "rebuild", "--yes")
 	}
+
 	var c admin.Cleared
-	d.run(&c, exitOK, "storage", "clear", "envelopes", "--dry-run")
+	d.runCommand(&c, exitOK, "storage", "clear", "envelopes", "--dry-run")
 	if c.Found != 3 || c.Removed != 0 || c.Confirm != "clear default" {
-		t.Errorf("%+v", c)
+		t.Errorf("unexpected result %+v", c)
 	}
-	sees(t, d.run(nil, exitConfig, "storage", "clear", "envelopes", "--yes"), `say --confirm "clear default"`)
-	sees(t, d.run(nil, exitConfig, "storage", "clear", "envelopes", "--confirm", "yes"), "nothing was done", `"clear default"`)
-	sees(t, d.run(nil, exitConfig, "storage", "clear", "envelopes", "--confirm", "clear default"), "owns slot")
-	sees(t, d.run(nil, exitConfig, "storage", "clear", "everything", "--dry-run"), "cannot be cleared")
-	d.run(nil, exitConfig, "storage", "clear")
-	d.run(&c, exitOK, "storage", "clear", "envelopes", "events", "--confirm", "clear default", "--force")
+
+	expectTexts(t, d.runCommand(nil, exitConfig, "storage", "clear", "envelopes", "--yes"), `pass --confirm "clear default"`)
+	expectTexts(t, d.runCommand(nil, exitConfig, "storage", "clear", "envelopes", "--confirm", "yes"), "nothing was done", `"clear default"`)
+	expectTexts(t, d.runCommand(nil, exitConfig, "storage", "clear", "envelopes", "--confirm", "clear default"), "owns slot")
+	expectTexts(t, d.runCommand(nil, exitConfig, "storage", "clear", "everything", "--dry-run"), "cannot be cleared")
+	d.runCommand(nil, exitConfig, "storage", "clear")
+	d.runCommand(&c, exitOK, "storage", "clear", "envelopes", "events", "--confirm", "clear default", "--force")
 	if n, err := d.shop.Collection("outbox").CountDocuments(t.Context(), bson.D{}); err != nil || n != 0 || c.Removed < 3 {
 		t.Errorf("%d are left, %v: %+v", n, err, c)
 	}
@@ -173,8 +179,8 @@ func TestStorageCommands(t *testing.T) {
 func TestWordsAreTyped(t *testing.T) {
 	t.Parallel()
 	var errOut bytes.Buffer
-	a := &acting{p: &program{in: strings.NewReader(" clear orders \n"), errOut: &errOut}, asks: true}
-	if got, err := a.typed(t.Context(), "remove 7 documents", "clear orders"); err != nil || got != "clear orders" || !strings.Contains(errOut.String(), "This will remove 7 documents. Type clear orders to go on") {
+	a := &operatorCommand{p: &program{in: strings.NewReader(" clear orders \n"), errOut: &errOut}, interactive: true}
+	if got, err := a.askForWords(t.Context(), "remove 7 documents", "clear orders"); err != nil || got != "clear orders" || !strings.Contains(errOut.String(), "This will remove 7 documents. Type clear orders to continue") {
 		t.Errorf("%q, %v: %q", got, err, errOut.String())
 	}
 }

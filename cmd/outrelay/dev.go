@@ -1,3 +1,5 @@
+//go:build !release
+
 package main
 
 import (
@@ -21,42 +23,48 @@ func newDevCommand(p *program) *cobra.Command {
 	)
 	c := &cobra.Command{
 		Use:   "dev",
-		Short: "Try it: MongoDB, Kafka, two relays and a sample service on this machine, checked live",
-		Long: `Start a MongoDB replica set and Kafka on this machine (fetched once if they are not there), a sample order service that
-appends events in transactions, a relay with a standby, and a consumer that checks each promise: nothing lost, nothing
-twice, order kept per key. Kill the relay and see the standby go on.
+		Short: "Run a demo with MongoDB, Kafka, two relays and a sample service on this machine",
+		Long: `Start a MongoDB replica set and Kafka on this machine (downloaded once if they are missing), a
+sample order service that appends events in transactions, a relay with a standby, and a consumer
+that checks the promises: no event is lost, no event arrives twice, and events of a key stay in
+order. Kill the relay and watch the standby take over.
 
-Keys: k kills the owner with -9, s stops it gracefully, b appends a burst, p pauses and resumes, q quits.
+Keys: k kills the owner with -9, s stops it gracefully, b appends a burst, p pauses and resumes, q
+quits.
 
-Where OUTRELAY_TEST_MONGODB_URI and OUTRELAY_TEST_KAFKA name servers, those are taken: with a database and topics of names
-that nobody else has, which are removed at the end. Scenarios that break servers, or measure them, start their own.
+If OUTRELAY_TEST_MONGODB_URI and OUTRELAY_TEST_KAFKA are set, the command uses these servers. It
+creates a database and topics with unique names there, and removes them at the end. Scenarios that
+break or measure servers start their own.
 
-With --events it ends when all have arrived, and exits with 0 only if nothing was lost, twice or out of order.
+With --events, the command ends when all events have arrived. It exits with 0 only if no event was
+lost, repeated or out of order.
 
-With --scenario it shows one promise under one fault, each within a minute or two, and exits with 0 only if the promise
-held; --events and --rate then change how much of it there is:
+With --scenario, the command shows one promise under one fault within a minute or two. It exits with 0 only if the promise
+held. --events and --rate then change the load:
 ` + scenarioList(),
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			if err := checkDev(o); err != nil {
+			if err := checkDevOptions(o); err != nil {
 				return err
 			}
+
 			if c.Flags().Changed("scenario") {
-				return p.scenario(c, scenario, o, asJSON)
+				return p.runScenario(c, scenario, o, asJSON)
 			}
 			if o.RebalanceEvery > 0 {
-				return errors.New("--rebalance-every is for --scenario consumer")
+				return errors.New("--rebalance-every needs --scenario consumer")
 			}
-			return p.dev(c, o, asJSON)
+			return p.runDev(c, o, asJSON)
 		},
 	}
+
 	f := c.Flags()
-	f.IntVar(&o.Events, "events", 0, "end after `N` events; 0 goes on until q or Ctrl-C")
+	f.IntVar(&o.Events, "events", 0, "end after `N` events; 0: run until q or Ctrl-C")
 	f.IntVar(&o.Rate, "rate", demo.DefaultRate, "events per second of the sample service")
-	f.DurationVar(&o.KillEvery, "kill-every", 0, "kill the owner, or in scenario consumer a consumer, with -9 in this rhythm, for example 4s")
-	f.DurationVar(&o.RebalanceEvery, "rebalance-every", 0, "in scenario consumer, let one more consumer join or leave in this rhythm, for example 1s")
-	f.BoolVar(&o.Keep, "keep", false, "leave relays and servers up at the end, until Ctrl-C")
-	f.StringVar(&scenario, "scenario", "", "show one promise under one fault: `NAME` is one of "+strings.Join(scenarioNames(), ", "))
+	f.DurationVar(&o.KillEvery, "kill-every", 0, "interval for killing the owner, or in scenario consumer a consumer, with -9, such as 4s")
+	f.DurationVar(&o.RebalanceEvery, "rebalance-every", 0, "in scenario consumer, interval for one more consumer to join or leave, such as 1s")
+	f.BoolVar(&o.Keep, "keep", false, "keep relays and servers running at the end, until Ctrl-C")
+	f.StringVar(&scenario, "scenario", "", "show one promise under one fault; `NAME` is one of "+strings.Join(scenarioNames(), ", "))
 	f.BoolVar(&asJSON, "json", false, "print one JSON object on standard output at the end")
 	c.AddCommand(newDevCleanCommand(p))
 	return c
@@ -65,17 +73,18 @@ held; --events and --rate then change how much of it there is:
 func newDevCleanCommand(p *program) *cobra.Command {
 	return &cobra.Command{
 		Use:   "clean",
-		Short: "Remove the servers and the browser that dev and the tests have fetched",
-		Long: `Remove the programs that outrelay dev and the tests have fetched (MongoDB, Kafka, and Chromium for the tests of the page)
-and the data of runs that have ended. The next run fetches again what it needs.
+		Short: "Remove the servers and the browser that dev and the tests have downloaded",
+		Long: `Remove the programs that outrelay dev and the tests have downloaded (MongoDB, Kafka, and Chromium
+for the tests of the page), and the data of runs that have ended. The next run downloads them again.
 
-While servers of dev or of a test run, nothing is removed.`,
+Nothing is removed while servers of dev or of a test are running.`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			cleaned, err := devstack.Clean(c.Context())
 			for _, e := range cleaned {
 				fmt.Fprintf(p.out, "removed %s, %.0f MB\n", e.Name, e.MB)
 			}
+
 			if err != nil {
 				return fmt.Errorf("cleaning %s: %w", devstack.CacheDir(), err)
 			}
@@ -87,20 +96,22 @@ While servers of dev or of a test run, nothing is removed.`,
 	}
 }
 
-func checkDev(o demo.Options) error {
+// checkDevOptions returns all problems of the options.
+func checkDevOptions(o demo.Options) error {
 	var errs []error
 	if o.Events < 0 {
-		errs = append(errs, fmt.Errorf("--events %d: found a negative number; expected 0 or more", o.Events))
+		errs = append(errs, fmt.Errorf("--events %d: expected 0 or more", o.Events))
 	}
 	if o.Rate < 1 || o.Rate > 100_000 {
 		errs = append(errs, fmt.Errorf("--rate %d: expected between 1 and 100000", o.Rate))
 	}
+
 	for _, f := range []struct {
-		name string
-		is   time.Duration
+		name     string
+		interval time.Duration
 	}{{"kill-every", o.KillEvery}, {"rebalance-every", o.RebalanceEvery}} {
-		if f.is < 0 || f.is > 0 && f.is < time.Second {
-			errs = append(errs, fmt.Errorf("--%s %v: expected 0 or at least 1s", f.name, f.is))
+		if f.interval < 0 || f.interval > 0 && f.interval < time.Second {
+			errs = append(errs, fmt.Errorf("--%s %v: expected 0 or at least 1s", f.name, f.interval))
 		}
 	}
 	return errors.Join(errs...)
@@ -114,7 +125,7 @@ func scenarioNames() []string {
 	return names
 }
 
-// scenarioList is one line for each scenario.
+// scenarioList returns one line for each scenario.
 func scenarioList() string {
 	var b strings.Builder
 	for _, s := range demo.Scenarios() {
@@ -123,28 +134,32 @@ func scenarioList() string {
 	return strings.TrimSuffix(b.String(), "\n")
 }
 
-// scenario runs one: its account, or with asJSON one object, goes to standard output, what happens on the way to standard
-// error.
-func (p *program) scenario(c *cobra.Command, name string, o demo.Options, asJSON bool) error {
+// runScenario runs a scenario. Its progress goes to standard error, its account to standard output.
+// With asJSON, the account is one JSON object.
+func (p *program) runScenario(c *cobra.Command, name string, o demo.Options, asJSON bool) error {
 	s, err := demo.FindScenario(name)
 	if err != nil {
 		return fmt.Errorf("--scenario: %w", err)
 	}
+
 	for _, flag := range []string{"keep", "kill-every", "rebalance-every"} {
 		if c.Flags().Changed(flag) && (flag == "keep" || !s.Kills()) {
-			return fmt.Errorf("--%s does not go with --scenario %s: it ends by itself and breaks what it has to break", flag, name)
+			return fmt.Errorf("--%s cannot be used with --scenario %s, which controls its own end and faults", flag, name)
 		}
 	}
 	if !c.Flags().Changed("rate") {
-		o.Rate = 0 // the scenario's own
+		// 0 selects the rate of the scenario.
+		o.Rate = 0
 	}
-	if err := p.here(&o); err != nil {
+
+	if err := p.fillOptions(&o); err != nil {
 		return err
 	}
 	f, err := demo.RunScenario(c.Context(), s, o)
 	if err != nil {
 		return devError(err)
 	}
+
 	if asJSON {
 		err = printJSON(p.out, f)
 	} else {
@@ -152,51 +167,59 @@ func (p *program) scenario(c *cobra.Command, name string, o demo.Options, asJSON
 	}
 	if err == nil && f.Err() != nil {
 		fmt.Fprintf(p.errOut, "outrelay: %v\n", f.Err())
-		err = silent(exitConfig)
+		err = reportedError(exitConfig)
 	}
 	return err
 }
 
-// here fills in what a run needs of this process.
-func (p *program) here(o *demo.Options) error {
+// fillOptions sets the options that come from this process: its binary, environment and terminal.
+func (p *program) fillOptions(o *demo.Options) error {
 	binary, err := os.Executable()
 	if err != nil {
-		return fmt.Errorf("finding this program, which is to be the relay: %w", err)
+		return fmt.Errorf("finding the path of this program to start it as the relay: %w", err)
 	}
-	o.Binary, o.Env, o.Out, o.Stopper = binary, p.env, p.errOut, p.onHardStop
+
+	o.Binary = binary
+	o.Env = p.env
+	o.Out = p.errOut
+	o.Stopper = p.onHardStop
 	o.Terminal = demo.OpenTerminal(p.in, p.errOut)
 	return nil
 }
 
-// devError is an error of the surroundings: servers that this machine cannot have are the user's to provide, others may go
-// away.
+// devError marks an error of the environment as temporary, unless the servers are not available for
+// this machine. In that case the user has to provide servers.
 func devError(err error) error {
-	var none *devstack.UnavailableError
-	if errors.As(err, &none) {
+	var unavailable *devstack.UnavailableError
+	if errors.As(err, &unavailable) {
 		return err
 	}
-	return temporary(fmt.Errorf("dev: %w", err))
+	return markTemporary(fmt.Errorf("dev: %w", err))
 }
 
-func (p *program) dev(c *cobra.Command, o demo.Options, asJSON bool) error {
-	if err := p.here(&o); err != nil {
+// runDev runs the demo without a scenario.
+func (p *program) runDev(c *cobra.Command, o demo.Options, asJSON bool) error {
+	if err := p.fillOptions(&o); err != nil {
 		return err
 	}
-	var printed error
+
+	var printErr error
 	o.Result = func(r demo.Result) {
 		if asJSON {
-			printed = printJSON(p.out, r)
+			printErr = printJSON(p.out, r)
 		}
 	}
 	r, err := demo.Run(c.Context(), o)
-	switch {
-	case err != nil:
+	if err != nil {
 		return devError(err)
-	case printed != nil:
-		return printed
-	case r.Err() != nil:
+	}
+	if printErr != nil {
+		return printErr
+	}
+
+	if r.Err() != nil {
 		fmt.Fprintf(p.errOut, "outrelay: %v\n", r.Err())
-		return silent(exitConfig)
+		return reportedError(exitConfig)
 	}
 	return nil
 }

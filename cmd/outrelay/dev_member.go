@@ -1,3 +1,5 @@
+//go:build !release
+
 package main
 
 import (
@@ -6,7 +8,8 @@ import (
 	"github.com/outrelay/outrelay/internal/demo/member"
 )
 
-// newDevMemberCommand is what the scenarios of dev start as a service on the other side of Kafka. SIGTERM ends it.
+// newDevMemberCommand returns the hidden command that the scenarios of dev start as a consuming
+// service. SIGTERM ends it.
 func newDevMemberCommand(p *program) *cobra.Command {
 	return &cobra.Command{
 		Use: member.Command, Hidden: true, Args: cobra.ExactArgs(1),
@@ -15,7 +18,8 @@ func newDevMemberCommand(p *program) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return temporary(member.Run(c.Context(), s, p.errOut))
+
+			return markTemporary(member.Run(c.Context(), s, p.errOut))
 		},
 	}
 }

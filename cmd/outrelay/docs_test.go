@@ -10,49 +10,54 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// The reference of commands in the repository is the one that the commands give.
+// docs/cli.md is the current output of the command.
 func TestTheReferenceOfCommandsIsCurrent(t *testing.T) {
 	t.Parallel()
 	want, err := os.ReadFile("../../docs/cli.md")
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	file := filepath.Join(t.TempDir(), "cli.md")
-	if code, out, errOut := call(t, []string{"OUTRELAY_CONFIG=/somewhere"}, "docs", "--markdown", file); code != exitOK || out != "" || errOut != "" {
-		t.Fatalf("%d %q %q", code, out, errOut)
+	if code, out, errOut := runCommand(t, []string{"OUTRELAY_CONFIG=/somewhere"}, "docs", "--markdown", file); code != exitOK || out != "" || errOut != "" {
+		t.Fatalf("exit code %d, stdout %q, stderr %q", code, out, errOut)
 	}
+
 	got, err := os.ReadFile(file)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if !bytes.Equal(got, want) {
-		t.Error("docs/cli.md is not what the commands say; make it anew with: go run ./cmd/outrelay docs --markdown docs/cli.md")
+		t.Error("docs/cli.md is outdated; to update it, run: go run ./cmd/outrelay docs --markdown docs/cli.md")
 	}
-	if code, out, _ := call(t, nil, "docs", "--markdown", "-"); code != exitOK || out != string(got) {
+	if code, out, _ := runCommand(t, nil, "docs", "--markdown", "-"); code != exitOK || out != string(got) {
 		t.Errorf("on standard output: %d, %d bytes of %d", code, len(out), len(got))
 	}
-	if code, _, _ := call(t, nil, "docs"); code != exitConfig {
+	if code, _, _ := runCommand(t, nil, "docs"); code != exitConfig {
 		t.Errorf("without flags: %d", code)
 	}
 }
 
-// Each command has a manual page, a completion in every shell, and a sentence that says what it does.
+// Each command has a manual page, a completion in each shell, and a description.
 func TestEveryCommandIsDocumented(t *testing.T) {
 	t.Parallel()
 	dir := filepath.Join(t.TempDir(), "man1")
-	if code, _, errOut := call(t, nil, "docs", "--man", dir); code != exitOK {
-		t.Fatalf("%d %q", code, errOut)
+	if code, _, errOut := runCommand(t, nil, "docs", "--man", dir); code != exitOK {
+		t.Fatalf("exit code %d, stderr %q", code, errOut)
 	}
+
 	text, err := os.ReadFile("../../docs/cli.md")
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	n := 0
 	var visit func(c *cobra.Command)
 	visit = func(c *cobra.Command) {
 		if c.Hidden || c.Name() == "help" {
 			return
 		}
+
 		n++
 		page, err := os.ReadFile(filepath.Join(dir, strings.ReplaceAll(c.CommandPath(), " ", "-")+".1"))
 		if err != nil || !bytes.Contains(page, []byte(`.TH "OUTRELAY" "1" "Jan 2026"`)) {
@@ -64,29 +69,33 @@ func TestEveryCommandIsDocumented(t *testing.T) {
 		if c.Short == "" || strings.HasSuffix(c.Short, " ") {
 			t.Errorf("%s: %q", c.CommandPath(), c.Short)
 		}
+
 		for _, sub := range c.Commands() {
 			visit(sub)
 		}
 	}
-	visit(reference())
+
+	visit(newReferenceRoot())
 	if n < 50 {
 		t.Errorf("%d commands", n)
 	}
+
 	for _, shell := range []string{"bash", "zsh", "fish", "powershell"} {
-		if code, out, _ := call(t, nil, "completion", shell); code != exitOK || len(out) < 1000 {
+		if code, out, _ := runCommand(t, nil, "completion", shell); code != exitOK || len(out) < 1000 {
 			t.Errorf("%s: %d", shell, code)
 		}
 	}
 }
 
-// Every row of the README's table names a command that is there, and every command is named.
+// Each row of the README's table names an existing command, and each command has a row.
 func TestTheReadmeNamesEveryCommand(t *testing.T) {
 	t.Parallel()
 	text, err := os.ReadFile("../../README.md")
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, c := range reference().Commands() {
+
+	for _, c := range newReferenceRoot().Commands() {
 		if c.Hidden || c.Name() == "help" {
 			continue
 		}

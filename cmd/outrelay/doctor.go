@@ -10,13 +10,13 @@ func newDoctorCommand(p *program) *cobra.Command {
 	var asJSON bool
 	c := &cobra.Command{
 		Use:   "doctor",
-		Short: "Check everything outside of outrelay, with what mends each finding",
-		Long: `Check replica set, privileges, oplog, indexes, write concern, clocks, brokers, topics and ACLs. Each line says what was
-found; one that warns or failed also says why it matters and what mends it. Nothing is changed, and a relay that runs is
-not disturbed. Exit code 1 if a check fails. It takes at most ` + doctor.Limit.String() + `.`,
+		Short: "Check MongoDB, Kafka and permissions, and print a fix for each problem",
+		Long: `Check the replica set, privileges, oplog, indexes, write concern, clocks, brokers, topics and ACLs. Each line shows the
+finding of a check. A warning or failure also shows why it matters and how to fix it. The command changes nothing and does
+not disturb a running relay. The exit code is 1 if a check fails. The command takes at most ` + doctor.Limit.String() + `.`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			cfg, _, err := p.loadAndLog()
+			cfg, _, err := p.loadWithLogger()
 			if err != nil {
 				return err
 			}
@@ -24,17 +24,19 @@ not disturbed. Exit code 1 if a check fails. It takes at most ` + doctor.Limit.S
 			if err != nil {
 				return err
 			}
+
 			if asJSON {
 				err = printJSON(p.out, r)
 			} else {
 				err = r.Print(p.errOut)
 			}
 			if err == nil && r.Failed() {
-				return silent(exitConfig)
+				return reportedError(exitConfig)
 			}
 			return err
 		},
 	}
+
 	c.Flags().BoolVar(&asJSON, "json", false, "print one JSON object on standard output")
 	return c
 }

@@ -11,7 +11,7 @@ import (
 
 var example = regexp.MustCompile(`(?m)^\s*\$ (?:outrelay|go run \./cmd/outrelay)((?: [^#\n&]*)?)`)
 
-// Every command line in the documents is one that the program takes.
+// The program accepts each command line in the documents.
 func TestDocumentsNameCommandsThatExist(t *testing.T) {
 	t.Parallel()
 	var files []string
@@ -22,12 +22,14 @@ func TestDocumentsNameCommandsThatExist(t *testing.T) {
 		}
 		files = append(files, found...)
 	}
+
 	n := 0
 	for _, name := range files {
 		text, err := os.ReadFile(name)
 		if err != nil {
 			t.Fatal(err)
 		}
+
 		for _, m := range example.FindAllStringSubmatch(string(text), -1) {
 			n++
 			p := &program{in: strings.NewReader(""), out: io.Discard, errOut: io.Discard}
@@ -42,6 +44,7 @@ func TestDocumentsNameCommandsThatExist(t *testing.T) {
 			}
 		}
 	}
+
 	if n < 30 {
 		t.Errorf("only %d command lines were found", n)
 	}

@@ -19,13 +19,15 @@ import (
 )
 
 const (
-	// followEvery is how often --follow looks.
-	followEvery = time.Second
-	// followBehind is how far back each look reaches: entries get their time before they are to be seen.
-	followBehind = 5 * time.Second
+	// followInterval is the time between two reads of --follow.
+	followInterval = time.Second
+
+	// followOverlap is the part of the log that each read of --follow repeats. An entry gets its time
+	// before it becomes visible, so a later read may find entries that are older than the last one.
+	followOverlap = 5 * time.Second
 )
 
-// eventFlags are the flags that say which entries.
+// eventFlags holds the flags that select entries of the events log.
 type eventFlags struct {
 	admin.EventFilter
 	from, to string
@@ -38,56 +40,66 @@ func newEventsCommand(p *program) *cobra.Command {
 	f := &eventFlags{}
 	c := &cobra.Command{
 		Use:   "events",
-		Short: "Show what happened: take-overs, gaps, pauses, nodes that fell silent, who did what",
-		Long: `Show the events log of the state database, the latest entries, in the order in which they happened; times are the
-server's. It holds the newest 10,000 entries of the last 30 days and no payloads. --watcher narrows it to one watcher.
+		Short: "Show the events log: takeovers, gaps, pauses, lost nodes, operator actions",
+		Long: `Show the latest entries of the events log of the state database, in chronological order. Times are
+the server's. The log holds the newest 10,000 entries of the last 30 days, without payloads.
+--watcher restricts it to one watcher.
 
-With --follow it goes on with what happens from now until Ctrl-C; with --json as well, one object a line.`,
+With --follow, also show new entries until Ctrl-C; together with --json, as one object per line.`,
 		Example: `  outrelay events --kind node_stale,lease_lost --from 24h
   outrelay events --actor ann --json
   outrelay events --follow`,
 		Args: cobra.NoArgs,
 	}
-	a := p.looking(c)
+
+	a := p.addReadFlags(c)
 	flags := c.Flags()
-	flags.StringSliceVar(&f.Kinds, "kind", nil, "only these `kinds`, as took_over,gap_found")
-	flags.StringVar(&f.Node, "node", "", "only what this `node` wrote")
-	flags.StringVar(&f.Actor, "actor", "", "only what this `person` did")
-	flags.StringVar(&f.from, "from", "", "at this `time` or later, or as in 2h so long ago at most")
-	flags.StringVar(&f.to, "to", "", "before this `time`, or as in 2h so long ago at least")
+	flags.StringSliceVar(&f.Kinds, "kind", nil, "only these `kinds`, such as took_over,gap_found")
+	flags.StringVar(&f.Node, "node", "", "only entries written by this `node`")
+	flags.StringVar(&f.Actor, "actor", "", "only actions of this `person`")
+	flags.StringVar(&f.from, "from", "", "at or after this `time`, or at most so long ago, such as 2h")
+	flags.StringVar(&f.to, "to", "", "before this `time`, or at least so long ago, such as 2h")
 	flags.IntVar(&f.limit, "limit", 50, "entries on a page, at most 1000")
-	flags.StringVar(&f.after, "after", "", "the `cursor` that the page before ended with: for older entries")
-	flags.BoolVarP(&f.follow, "follow", "f", false, "go on with new entries until Ctrl-C")
+	flags.StringVar(&f.after, "after", "", "the `cursor` that the previous page ended with, for older entries")
+	flags.BoolVarP(&f.follow, "follow", "f", false, "also show new entries until Ctrl-C")
 	c.MarkFlagsMutuallyExclusive("follow", "to")
 	c.MarkFlagsMutuallyExclusive("follow", "after")
+
 	c.RunE = func(c *cobra.Command, _ []string) error {
-		if err := f.read(p); err != nil {
+		if err := f.parseArgs(p); err != nil {
 			return err
 		}
-		return a.desk(c.Context(), func(ctx context.Context, k admin.Desk) error {
+
+		return a.withDesk(c.Context(), func(ctx context.Context, k admin.Desk) error {
 			if f.follow {
 				return a.followEvents(ctx, k, f)
 			}
+
 			page, err := k.Events(ctx, f.EventFilter, f.limit, f.after)
 			if err != nil {
 				return err
 			}
-			return a.show(page, func(w io.Writer) error { return printEvents(w, page) })
+			return a.printResult(page, func(w io.Writer) error { return printEvents(w, page) })
 		})
 	}
 	c.AddCommand(newEventsTrimCommand(p))
 	return c
 }
 
-func (f *eventFlags) read(p *program) (err error) {
+// parseArgs checks the flags and parses their times.
+func (f *eventFlags) parseArgs(p *program) (err error) {
 	if f.limit < 1 || f.limit > admin.MaxPage {
 		return fmt.Errorf("--limit must be from 1 to %d", admin.MaxPage)
 	}
-	f.Watcher = *p.named["watcher"] // said on the command line; the configuration's alone does not narrow
+
+	// Only --watcher restricts the log to one watcher. The watcher in the configuration does not.
+	f.Watcher = *p.namedFlags["watcher"]
+
 	now := time.Now()
-	if f.From, err = since("from", f.from, now); err == nil {
-		f.To, err = since("to", f.to, now)
+	if f.From, err = parsePastTime("from", f.from, now); err != nil {
+		return err
 	}
+	f.To, err = parsePastTime("to", f.to, now)
 	return err
 }
 
@@ -96,32 +108,38 @@ func printEvents(w io.Writer, page admin.EventPage) error {
 		_, err := fmt.Fprintln(w, "no entry matches")
 		return err
 	}
-	err := table(w, "TIME\tWHAT\tWATCHER\tNODE\tBY\tDETAILS", func(row func(...any)) {
+
+	err := writeTable(w, "TIME\tWHAT\tWATCHER\tNODE\tBY\tDETAILS", func(row func(...any)) {
 		for _, e := range slices.Backward(page.Events) {
-			row(e.At.Local().Format(time.DateTime), e.Kind, e.Watcher, e.Node, e.Actor, details(e.Fields))
+			row(e.At.Local().Format(time.DateTime), e.Kind, e.Watcher, e.Node, e.Actor, formatFields(e.Fields))
 		}
 	})
 	if err != nil {
 		return err
 	}
-	fmt.Fprintf(w, "%s of %s\n", thousands(int64(len(page.Events))), strings.Replace(count(page.Total, "entry"), "entrys", "entries", 1))
+
+	total := strings.Replace(countNoun(page.Total, "entry"), "entrys", "entries", 1)
+	fmt.Fprintf(w, "%s of %s\n", formatThousands(int64(len(page.Events))), total)
 	if page.Next != "" {
-		fmt.Fprintf(w, "older ones: --after %s\n", page.Next)
+		fmt.Fprintf(w, "older entries: --after %s\n", page.Next)
 	}
 	return nil
 }
 
-// details writes the fields of an entry as name=value, without those that have a column.
-func details(raw json.RawMessage) string {
+// formatFields formats the fields of an entry as name=value, without the fields that have their own column.
+func formatFields(raw json.RawMessage) string {
 	var fields map[string]json.RawMessage
 	if json.Unmarshal(raw, &fields) != nil {
 		return ""
 	}
+
 	var parts []string
 	for _, name := range slices.Sorted(maps.Keys(fields)) {
 		if name == "actor" || name == "source" {
 			continue
 		}
+
+		// A string without blanks is shown without quotes, any other value as JSON.
 		value := fields[name]
 		var text string
 		if json.Unmarshal(value, &text) != nil {
@@ -138,20 +156,22 @@ func details(raw json.RawMessage) string {
 	return strings.Join(parts, " ")
 }
 
-// followEvents writes the latest entries, and then each new one once, until ctx ends.
-func (a *acting) followEvents(ctx context.Context, k admin.Desk, f *eventFlags) error {
+// followEvents writes the latest entries, and then each new entry once, until ctx ends. Errors of later
+// reads are printed, and the read is repeated.
+func (a *operatorCommand) followEvents(ctx context.Context, k admin.Desk, f *eventFlags) error {
 	page, err := k.Events(ctx, f.EventFilter, f.limit, "")
 	if err != nil {
 		return err
 	}
-	seen := map[string]time.Time{}
+
+	written := map[string]time.Time{} // times of the latest entries, by id
 	var last time.Time
-	write := func(list []admin.LogEvent) error {
+	writeNew := func(list []admin.LogEvent) error {
 		for _, e := range slices.Backward(list) {
-			if _, known := seen[e.ID]; known {
+			if _, ok := written[e.ID]; ok {
 				continue
 			}
-			seen[e.ID] = e.At
+			written[e.ID] = e.At
 			if e.At.After(last) {
 				last = e.At
 			}
@@ -159,13 +179,15 @@ func (a *acting) followEvents(ctx context.Context, k admin.Desk, f *eventFlags) 
 				return err
 			}
 		}
-		maps.DeleteFunc(seen, func(_ string, at time.Time) bool { return at.Before(last.Add(-2 * followBehind)) })
+
+		maps.DeleteFunc(written, func(_ string, at time.Time) bool { return at.Before(last.Add(-2 * followOverlap)) })
 		return nil
 	}
-	if err := write(page.Events); err != nil {
+	if err := writeNew(page.Events); err != nil {
 		return err
 	}
-	tick := time.NewTicker(followEvery)
+
+	tick := time.NewTicker(followInterval)
 	defer tick.Stop()
 	for {
 		select {
@@ -173,26 +195,28 @@ func (a *acting) followEvents(ctx context.Context, k admin.Desk, f *eventFlags) 
 			return nil
 		case <-tick.C:
 		}
-		list, err := newEvents(ctx, k, f.EventFilter, last)
-		switch {
-		case ctx.Err() != nil:
+
+		list, err := readEventsSince(ctx, k, f.EventFilter, last)
+		if ctx.Err() != nil {
 			return nil
-		case err != nil:
-			fmt.Fprintln(a.p.errOut, oneLine("the events log cannot be read; trying again: "+err.Error()))
+		}
+		if err != nil {
+			fmt.Fprintln(a.p.errOut, sanitizeLine("reading the events log: "+err.Error()+"; trying again"))
 			continue
 		}
-		if err := write(list); err != nil {
+		if err := writeNew(list); err != nil {
 			return err
 		}
 	}
 }
 
-// newEvents are the entries since last and some before, the newest first.
-func newEvents(ctx context.Context, k admin.Desk, f admin.EventFilter, last time.Time) ([]admin.LogEvent, error) {
+// readEventsSince returns the entries since last, and those of the followOverlap before it, the newest first.
+func readEventsSince(ctx context.Context, k admin.Desk, f admin.EventFilter, last time.Time) ([]admin.LogEvent, error) {
 	ctx, cancel := context.WithTimeout(ctx, statusTimeout)
 	defer cancel()
+
 	if !last.IsZero() {
-		f.From = last.Add(-followBehind)
+		f.From = last.Add(-followOverlap)
 	}
 	var all []admin.LogEvent
 	for after := ""; ; {
@@ -207,16 +231,17 @@ func newEvents(ctx context.Context, k admin.Desk, f admin.EventFilter, last time
 	}
 }
 
-func (a *acting) writeEvent(e admin.LogEvent) error {
+func (a *operatorCommand) writeEvent(e admin.LogEvent) error {
 	if a.json {
 		return json.NewEncoder(a.p.out).Encode(e)
 	}
-	_, err := fmt.Fprintf(a.p.errOut, "%s %-22s %-12s %-16s %s\n", e.At.Local().Format(time.DateTime), oneLine(e.Kind), oneLine(e.Watcher), oneLine(cmp.Or(e.Actor, e.Node)), oneLine(details(e.Fields)))
+	_, err := fmt.Fprintf(a.p.errOut, "%s %-22s %-12s %-16s %s\n", e.At.Local().Format(time.DateTime), sanitizeLine(e.Kind),
+		sanitizeLine(e.Watcher), sanitizeLine(cmp.Or(e.Actor, e.Node)), sanitizeLine(formatFields(e.Fields)))
 	return err
 }
 
-// eventsTrimmed is the answer of `outrelay events trim --json`.
-type eventsTrimmed struct {
+// trimmedEvents is the output of `outrelay events trim --json`.
+type trimmedEvents struct {
 	DryRun  bool  `json:"dry_run"`
 	Removed int64 `json:"removed"`
 }
@@ -226,41 +251,46 @@ func newEventsTrimCommand(p *program) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "trim --keep N",
 		Short: "Remove the oldest entries of the events log",
-		Long: `Remove the oldest entries of the events log beyond the newest N, of all watchers. Relays do that by themselves beyond 10,000,
-and the server after 30 days.`,
+		Long: `Remove all entries of the events log except the newest N, for all watchers. Relays also keep at most
+10,000 entries, and the server removes entries after 30 days.`,
 		Args: cobra.NoArgs,
 	}
-	a := p.acting(c)
-	c.Flags().IntVar(&keep, "keep", 0, "how many of the newest stay")
+
+	a := p.addChangeFlags(c)
+	c.Flags().IntVar(&keep, "keep", 0, "how many of the newest entries stay")
 	c.RunE = func(c *cobra.Command, _ []string) error {
 		if keep < 1 {
-			return errors.New("--keep must say how many of the newest entries stay, at least 1")
+			return errors.New("--keep is missing: pass how many of the newest entries stay, at least 1")
 		}
-		return a.desk(c.Context(), func(ctx context.Context, k admin.Desk) error { return a.trimEvents(ctx, k, keep) })
+		return a.withDesk(c.Context(), func(ctx context.Context, k admin.Desk) error { return a.trimEvents(ctx, k, keep) })
 	}
 	return c
 }
 
-func (a *acting) trimEvents(ctx context.Context, k admin.Desk, keep int) error {
+// trimEvents counts the entries, asks for confirmation and removes them.
+func (a *operatorCommand) trimEvents(ctx context.Context, k admin.Desk, keep int) error {
 	page, err := k.Events(ctx, admin.EventFilter{}, 1, "")
 	if err != nil {
 		return err
 	}
-	out := eventsTrimmed{DryRun: a.dryRun, Removed: max(page.Total-int64(keep), 0)}
+
+	out := trimmedEvents{DryRun: a.dryRun, Removed: max(page.Total-int64(keep), 0)}
 	if !a.dryRun && out.Removed > 0 {
-		if err := a.confirm(ctx, fmt.Sprintf("remove the oldest %s entries of the events log", thousands(out.Removed))); err != nil {
+		action := fmt.Sprintf("remove the oldest %s entries of the events log", formatThousands(out.Removed))
+		if err := a.confirm(ctx, action); err != nil {
 			return err
 		}
 		if out.Removed, err = k.EventsTrim(ctx, keep); err != nil {
 			return err
 		}
 	}
-	return a.show(out, func(w io.Writer) error {
+
+	return a.printResult(out, func(w io.Writer) error {
 		verb := "removed"
 		if a.dryRun {
 			verb = "would remove"
 		}
-		_, err := fmt.Fprintf(w, "%s %s entries\n", verb, thousands(out.Removed))
+		_, err := fmt.Fprintf(w, "%s %s entries\n", verb, formatThousands(out.Removed))
 		return err
 	})
 }

@@ -18,25 +18,28 @@ import (
 
 func TestEventsCommands(t *testing.T) {
 	t.Parallel()
-	d := deployed(t)
-	d.run(nil, exitOK, "pause")
+	d := newDeployment(t)
+	d.runCommand(nil, exitOK, "pause")
 	log := store.NewEvents(d.state.Collection("events"), "other", "far")
 	if err := log.Append(t.Context(), store.GapFound, bson.D{{Key: "reason", Value: "two words"}, {Key: "code", Value: int32(286)}, {Key: "at", Value: bson.D{{Key: "t", Value: int32(1)}}}}); err != nil {
 		t.Fatal(err)
 	}
+
 	var page admin.EventPage
-	d.run(&page, exitOK, "events")
+	d.runCommand(&page, exitOK, "events")
 	if page.Total != 4 || page.Events[0].Kind != "gap_found" || page.Events[3].Kind != "node_started" {
-		t.Errorf("%+v", page)
+		t.Errorf("unexpected result %+v", page)
 	}
-	text := d.run(nil, exitOK, "events")
-	sees(t, text, `code=286 reason="two words"`, "node_started", "4 of 4 entries")
+
+	text := d.runCommand(nil, exitOK, "events")
+	expectTexts(t, text, `code=286 reason="two words"`, "node_started", "4 of 4 entries")
 	if strings.Index(text, "node_started") > strings.Index(text, "gap_found") {
-		t.Errorf("the latest comes first:\n%s", text)
+		t.Errorf("the entries are not in chronological order:\n%s", text)
 	}
+
 	for _, c := range []struct {
 		args []string
-		want []string // the newest first
+		want []string // newest first
 	}{
 		{[]string{"--kind", "paused,gap_found"}, []string{"gap_found", "paused"}},
 		{[]string{"--node", "two"}, []string{"node_started"}},
@@ -45,7 +48,7 @@ func TestEventsCommands(t *testing.T) {
 		{[]string{"--from", "1h", "--kind", "paused"}, []string{"paused"}},
 		{[]string{"--to", "1h"}, nil},
 	} {
-		d.run(&page, exitOK, append([]string{"events"}, c.args...)...)
+		d.runCommand(&page, exitOK, append([]string{"events"}, c.args...)...)
 		var got []string
 		for _, e := range page.Events {
 			got = append(got, e.Kind)
@@ -54,48 +57,55 @@ func TestEventsCommands(t *testing.T) {
 			t.Errorf("%v: %v, want %v", c.args, got, c.want)
 		}
 	}
-	d.run(&page, exitOK, "events", "--limit", "3")
+
+	d.runCommand(&page, exitOK, "events", "--limit", "3")
 	var rest admin.EventPage
-	d.run(&rest, exitOK, "events", "--limit", "3", "--after", page.Next)
+	d.runCommand(&rest, exitOK, "events", "--limit", "3", "--after", page.Next)
 	if len(page.Events) != 3 || len(rest.Events) != 1 || rest.Total != 4 {
-		t.Errorf("%+v %+v", page, rest)
+		t.Errorf("unexpected results %+v and %+v", page, rest)
 	}
-	d.run(&page, exitOK, "events", "--kind", "paused")
+
+	d.runCommand(&page, exitOK, "events", "--kind", "paused")
 	if e := page.Events[0]; e.Source != "cli" || e.Actor == "" {
-		t.Errorf("%+v", e)
+		t.Errorf("unexpected result %+v", e)
 	}
-	d.run(&page, exitOK, "events", "--actor", e0(page).Actor)
+
+	d.runCommand(&page, exitOK, "events", "--actor", firstEvent(page).Actor)
 	if page.Total != 1 {
-		t.Errorf("%+v", page)
+		t.Errorf("unexpected result %+v", page)
 	}
+
 	for _, args := range [][]string{{"--limit", "0"}, {"--limit", "1001"}, {"--from", "soon"}, {"--after", "x"}, {"--follow", "--to", "1h"}, {"trim"}} {
-		d.run(nil, exitConfig, append([]string{"events"}, args...)...)
+		d.runCommand(nil, exitConfig, append([]string{"events"}, args...)...)
 	}
-	var trimmed eventsTrimmed
-	d.run(&trimmed, exitOK, "events", "trim", "--keep", "2", "--dry-run")
+
+	var trimmed trimmedEvents
+	d.runCommand(&trimmed, exitOK, "events", "trim", "--keep", "2", "--dry-run")
 	if trimmed.Removed != 2 || !trimmed.DryRun {
-		t.Errorf("%+v", trimmed)
+		t.Errorf("unexpected result %+v", trimmed)
 	}
-	d.run(&trimmed, exitOK, "events", "trim", "--keep", "2", "--yes")
-	d.run(&page, exitOK, "events")
-	if trimmed.Removed != 2 || page.Total != 3 || page.Events[0].Kind != "events_trimmed" { // the trim itself is one more
-		t.Errorf("%+v %+v", trimmed, page)
+
+	d.runCommand(&trimmed, exitOK, "events", "trim", "--keep", "2", "--yes")
+	d.runCommand(&page, exitOK, "events")
+	if trimmed.Removed != 2 || page.Total != 3 || page.Events[0].Kind != "events_trimmed" { // the trim adds an entry
+		t.Errorf("unexpected results %+v and %+v", trimmed, page)
 	}
-	sees(t, d.run(nil, exitOK, "events", "trim", "--keep", "100"), "removed 0 entries")
+
+	expectTexts(t, d.runCommand(nil, exitOK, "events", "trim", "--keep", "100"), "removed 0 entries")
 }
 
-func e0(p admin.EventPage) admin.LogEvent { return p.Events[0] }
+func firstEvent(p admin.EventPage) admin.LogEvent { return p.Events[0] }
 
-// heard is a stream that can be waited for.
-type heard struct {
+// textBuffer is a writer that a test can wait for.
+type textBuffer struct {
 	mu   sync.Mutex
 	buf  bytes.Buffer
 	more chan struct{}
 }
 
-func newHeard() *heard { return &heard{more: make(chan struct{})} }
+func newTextBuffer() *textBuffer { return &textBuffer{more: make(chan struct{})} }
 
-func (h *heard) Write(p []byte) (int, error) {
+func (h *textBuffer) Write(p []byte) (int, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	close(h.more)
@@ -103,7 +113,7 @@ func (h *heard) Write(p []byte) (int, error) {
 	return h.buf.Write(p)
 }
 
-func (h *heard) wait(t *testing.T, text string, times int) string {
+func (h *textBuffer) waitForText(t *testing.T, text string, times int) string {
 	t.Helper()
 	deadline := time.After(60 * time.Second)
 	for {
@@ -116,25 +126,26 @@ func (h *heard) wait(t *testing.T, text string, times int) string {
 		select {
 		case <-more:
 		case <-deadline:
-			t.Fatalf("%q does not come %d times:\n%s", text, times, all)
+			t.Fatalf("waiting for %q (%d times) timed out; output:\n%s", text, times, all)
 		}
 	}
 }
 
-// goes runs a command that ends by its context alone, and returns the streams and what ends it.
-func (d *deployment) goes(args ...string) (out, errOut *heard, end func() int) {
-	out, errOut = newHeard(), newHeard()
+// startCommand starts a command that runs until its context ends. It returns its output, and end, which stops
+// it and returns its exit code.
+func (d *deployment) startCommand(args ...string) (out, errOut *textBuffer, end func() int) {
+	out, errOut = newTextBuffer(), newTextBuffer()
 	ctx, cancel := context.WithCancel(d.t.Context())
 	code := make(chan int, 1)
 	p := &program{in: strings.NewReader(""), out: out, errOut: errOut, env: d.env, exit: func(int) {}}
-	go func() { code <- p.execute(ctx, args) }()
+	go func() { code <- p.executeCommand(ctx, args) }()
 	return out, errOut, func() int {
 		cancel()
 		select {
 		case c := <-code:
 			return c
 		case <-time.After(60 * time.Second):
-			d.t.Fatal("the command does not end")
+			d.t.Fatal("waiting for the end of the command timed out")
 			return -1
 		}
 	}
@@ -142,31 +153,33 @@ func (d *deployment) goes(args ...string) (out, errOut *heard, end func() int) {
 
 func TestEventsAreFollowed(t *testing.T) {
 	t.Parallel()
-	d := deployed(t)
-	out, _, end := d.goes("events", "--follow", "--json")
-	_, people, endPeople := d.goes("events", "--follow", "--kind", "paused")
-	out.wait(t, "node_started", 2)
-	d.run(nil, exitOK, "pause")
-	out.wait(t, `"kind":"paused"`, 1)
-	d.run(nil, exitOK, "resume")
-	out.wait(t, `"kind":"resumed"`, 1)
-	people.wait(t, "paused", 1)
-	d.run(nil, exitOK, "pause")
-	all := out.wait(t, `"kind":"paused"`, 2)
+	d := newDeployment(t)
+	out, _, end := d.startCommand("events", "--follow", "--json")
+	_, people, endPeople := d.startCommand("events", "--follow", "--kind", "paused")
+	out.waitForText(t, "node_started", 2)
+	d.runCommand(nil, exitOK, "pause")
+	out.waitForText(t, `"kind":"paused"`, 1)
+	d.runCommand(nil, exitOK, "resume")
+	out.waitForText(t, `"kind":"resumed"`, 1)
+	people.waitForText(t, "paused", 1)
+	d.runCommand(nil, exitOK, "pause")
+	all := out.waitForText(t, `"kind":"paused"`, 2)
 	for _, line := range strings.Split(strings.TrimSpace(all), "\n") {
 		var e admin.LogEvent
 		if err := json.Unmarshal([]byte(line), &e); err != nil {
 			t.Errorf("%v: %q", err, line)
 		}
 	}
+
 	if n := strings.Count(all, "\n"); n != 5 {
-		t.Errorf("%d entries, want each once:\n%s", n, all)
+		t.Errorf("%d entries, want 5:\n%s", n, all)
 	}
-	people.wait(t, "paused", 2)
+
+	people.waitForText(t, "paused", 2)
 	if code := end(); code != exitOK {
-		t.Errorf("exit code %d", code)
+		t.Errorf("exit code %d, want 0", code)
 	}
 	if code := endPeople(); code != exitOK {
-		t.Errorf("exit code %d", code)
+		t.Errorf("exit code %d, want 0", code)
 	}
 }

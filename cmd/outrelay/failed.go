@@ -14,9 +14,10 @@ import (
 func newFailedCommand(p *program) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "failed",
-		Short: "Look at envelopes that were refused and wait for another attempt, and reset them",
-		Long: `An envelope that a topic refused for its own reason is tried again with growing pauses, and later ones of its key wait
-behind it. After the last attempt it is a dead letter: see outrelay dead.`,
+		Short: "List envelopes that wait for a retry, retry them now, or reset them",
+		Long: `If Kafka rejects the record of an envelope, the envelope is retried with growing delays. Later
+envelopes of its key are blocked until then. After the last attempt the envelope becomes a dead
+letter: see outrelay dead.`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
@@ -29,31 +30,35 @@ func newFailedListCommand(p *program) *cobra.Command {
 	var limit int
 	c := &cobra.Command{
 		Use:   "list",
-		Short: "List failed envelopes, those that failed last first, at most 100",
+		Short: "List failed envelopes, the latest failures first, at most 100",
 		Args:  cobra.NoArgs,
 	}
-	a := p.looking(c)
-	collectionFlag(c, &collection)
-	c.Flags().IntVar(&limit, "limit", 100, "envelopes, at most 100")
+
+	a := p.addReadFlags(c)
+	addCollectionFlag(c, &collection)
+	c.Flags().IntVar(&limit, "limit", 100, "maximum number of envelopes, at most 100")
 	c.RunE = func(c *cobra.Command, _ []string) error {
 		if limit < 1 || limit > 100 {
 			return fmt.Errorf("--limit must be from 1 to 100")
 		}
-		return a.brief(c.Context(), func(ctx context.Context, o admin.Operator) error {
+
+		return a.withOperatorBriefly(c.Context(), func(ctx context.Context, o admin.Operator) error {
 			list, err := o.FailedList(ctx, collection, limit)
 			if err != nil {
 				return err
 			}
-			return a.show(struct {
+
+			result := struct {
 				Failed []admin.FailedEnvelope `json:"failed"`
-			}{list}, func(w io.Writer) error { return printFailed(w, list) })
+			}{list}
+			return a.printResult(result, func(w io.Writer) error { return printFailed(w, list) })
 		})
 	}
 	return c
 }
 
-func collectionFlag(c *cobra.Command, collection *string) {
-	c.Flags().StringVar(collection, "collection", "", "only those of this `outbox`, as database.collection; default: all of the watcher's")
+func addCollectionFlag(c *cobra.Command, collection *string) {
+	c.Flags().StringVar(collection, "collection", "", "only this `outbox`, as database.collection; default: all of the watcher")
 }
 
 func printFailed(w io.Writer, list []admin.FailedEnvelope) error {
@@ -61,9 +66,11 @@ func printFailed(w io.Writer, list []admin.FailedEnvelope) error {
 		_, err := fmt.Fprintln(w, "no envelope has failed")
 		return err
 	}
-	return table(w, "FAILED\tID\tTYPE\tKEY\tATTEMPTS\tNEXT\tTOPIC\tCLASS\tREASON", func(row func(...any)) {
+
+	return writeTable(w, "FAILED\tID\tTYPE\tKEY\tATTEMPTS\tNEXT\tTOPIC\tCLASS\tREASON", func(row func(...any)) {
 		for _, e := range list {
-			row(e.FailedAt.Local().Format(time.DateTime), e.ID, e.Type, short(e.Key, 40), e.Attempts, e.NextAt.Local().Format(time.TimeOnly), e.Topic, e.Class, short(e.Reason, 100))
+			row(e.FailedAt.Local().Format(time.DateTime), e.ID, e.Type, truncate(e.Key, 40), e.Attempts,
+				e.NextAt.Local().Format(time.TimeOnly), e.Topic, e.Class, truncate(e.Reason, 100))
 		}
 	})
 }
@@ -71,48 +78,56 @@ func printFailed(w io.Writer, list []admin.FailedEnvelope) error {
 func newFailedResetCommand(p *program) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "reset ID...",
-		Short: "Take the failed attempts off envelopes: they are tried again at once, as often as new ones",
-		Long:  `Envelopes of these ids that wait for another reason, or were sent meanwhile, are left alone.`,
-		Args:  cobra.MinimumNArgs(1),
+		Short: "Reset the attempts of failed envelopes and retry them now",
+		Long: `Set the number of failed attempts back to 0 and retry the envelopes at once. Envelopes that wait for
+another reason, or that were sent in the meantime, are left alone.`,
+		Args: cobra.MinimumNArgs(1),
 	}
-	return p.failedAction(c, "reset", admin.Operator.FailedReset)
+	return p.newFailedAction(c, "reset", admin.Operator.FailedReset)
 }
 
 func newFailedRetryCommand(p *program) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "retry [ID...]",
-		Short: "Try failed envelopes again now instead of when they are due; their attempts still count",
-		Long:  `Without an id it is one batch: those that outrelay failed list shows.`,
+		Short: "Retry failed envelopes now; their attempts still count",
+		Long:  "Without ids, retry the envelopes that `outrelay failed list` shows (at most 100).",
 	}
-	return p.failedAction(c, "retried", admin.Operator.FailedRetry)
+	return p.newFailedAction(c, "retried", admin.Operator.FailedRetry)
 }
 
-func (p *program) failedAction(c *cobra.Command, done string, act func(admin.Operator, context.Context, string, []string, bool) (admin.FailedOutcome, error)) *cobra.Command {
+// failedAction is FailedReset or FailedRetry of admin.Operator: (operator, ctx, collection, ids, dryRun).
+type failedAction func(admin.Operator, context.Context, string, []string, bool) (admin.FailedOutcome, error)
+
+// newFailedAction makes c count the failed envelopes, ask for confirmation and act on them. done is the
+// past participle for the output.
+func (p *program) newFailedAction(c *cobra.Command, done string, act failedAction) *cobra.Command {
 	var collection string
-	a := p.acting(c)
-	collectionFlag(c, &collection)
+	a := p.addChangeFlags(c)
+	addCollectionFlag(c, &collection)
+
 	c.RunE = func(c *cobra.Command, ids []string) error {
-		return a.run(c.Context(), func(ctx context.Context, o admin.Operator) error {
-			before, err := act(o, ctx, collection, ids, true)
+		return a.withOperator(c.Context(), func(ctx context.Context, o admin.Operator) error {
+			got, err := act(o, ctx, collection, ids, true)
 			if err != nil {
 				return err
 			}
-			got := before
-			if before.Failed > 0 && !a.dryRun {
-				if err := a.confirm(ctx, "try "+count(before.Failed, "failed envelope")+" again now"); err != nil {
+
+			if got.Failed > 0 && !a.dryRun {
+				if err := a.confirm(ctx, "retry "+countNoun(got.Failed, "failed envelope")+" now"); err != nil {
 					return err
 				}
 				if got, err = act(o, ctx, collection, ids, false); err != nil {
 					return err
 				}
 			}
+
 			got.DryRun = a.dryRun
-			return a.show(got, func(w io.Writer) error {
+			return a.printResult(got, func(w io.Writer) error {
 				if a.dryRun {
-					_, err := fmt.Fprintf(w, "%s would be %s\n", count(got.Failed, "failed envelope"), done)
+					_, err := fmt.Fprintf(w, "%s would be %s\n", countNoun(got.Failed, "failed envelope"), done)
 					return err
 				}
-				_, err := fmt.Fprintf(w, "%s %s\n", count(got.Done, "failed envelope"), done)
+				_, err := fmt.Fprintf(w, "%s %s\n", countNoun(got.Done, "failed envelope"), done)
 				return err
 			})
 		})

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"strings"
@@ -15,9 +16,10 @@ import (
 func newInboxCommand(p *program) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "inbox",
-		Short: "Look at the inboxes of services, purge old markers, release claims of dead consumers",
-		Long: `An inbox remembers which messages a service has handled. These commands serve the inboxes of services whose outboxes this
-watcher reads. Where there is one inbox alone, it is meant; else say --database.`,
+		Short: "Inspect the inboxes of services, purge old marks, release claims",
+		Long: `An inbox stores a mark for each message that a service has handled. These commands act on the
+inboxes of the services whose outboxes this watcher reads. If there are several inboxes, select one
+with --database.`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
@@ -25,21 +27,25 @@ watcher reads. Where there is one inbox alone, it is meant; else say --database.
 	return c
 }
 
-// inboxFlags say which inbox.
+// inboxFlags holds the flags that select an inbox.
 type inboxFlags struct{ database, collection string }
 
-func inboxFlagsOf(c *cobra.Command) *inboxFlags {
+func addInboxFlags(c *cobra.Command) *inboxFlags {
 	f := &inboxFlags{}
-	c.Flags().StringVar(&f.database, "database", "", "the service's `database`; needed where there are several inboxes")
+	c.Flags().StringVar(&f.database, "database", "", "the service's `database`; required if there are several inboxes")
 	c.Flags().StringVar(&f.collection, "collection", "", "the inbox's `collection`; default: inbox")
 	return f
 }
 
-// find is the database that was named, or the only one that has such an inbox.
-func (f *inboxFlags) find(ctx context.Context, k admin.Desk) (database, collection string, err error) {
+// noInbox is the text for a watcher without inboxes.
+const noInbox = "the databases of this watcher's outboxes have no inbox"
+
+// findInbox returns the inbox that the flags select. Without --database, there must be exactly one inbox.
+func (f *inboxFlags) findInbox(ctx context.Context, k admin.Desk) (database, collection string, err error) {
 	if f.database != "" {
 		return f.database, f.collection, nil
 	}
+
 	all, err := k.Inboxes(ctx)
 	if err != nil {
 		return "", "", err
@@ -48,44 +54,48 @@ func (f *inboxFlags) find(ctx context.Context, k admin.Desk) (database, collecti
 	var names []string
 	for _, x := range all {
 		if f.collection == "" || x.Collection == f.collection {
-			found, names = append(found, x), append(names, x.Database+"."+x.Collection)
+			found = append(found, x)
+			names = append(names, x.Database+"."+x.Collection)
 		}
 	}
+
 	switch len(found) {
 	case 0:
-		return "", "", fmt.Errorf("there is no inbox in the databases of this watcher's outboxes")
+		return "", "", errors.New(noInbox)
 	case 1:
 		return found[0].Database, found[0].Collection, nil
 	}
-	return "", "", fmt.Errorf("there are several inboxes; say --database and --collection, for one of %s", strings.Join(names, ", "))
+	return "", "", fmt.Errorf("there are several inboxes: select one of %s with --database and --collection", strings.Join(names, ", "))
 }
 
-// inboxes is the answer of `outrelay inbox counts --json`.
-type inboxes struct {
+// inboxList is the output of `outrelay inbox counts --json`.
+type inboxList struct {
 	Inboxes []admin.InboxCounts `json:"inboxes"`
 }
 
 func newInboxCountsCommand(p *program) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "counts",
-		Short: "Count what each inbox remembers, and what is claimed by somebody",
+		Short: "Count the handled and claimed messages of each inbox",
 		Args:  cobra.NoArgs,
 	}
-	a := p.looking(c)
+
+	a := p.addReadFlags(c)
 	c.RunE = func(c *cobra.Command, _ []string) error {
-		return a.look(c.Context(), func(ctx context.Context, k admin.Desk) error {
+		return a.withDeskBriefly(c.Context(), func(ctx context.Context, k admin.Desk) error {
 			all, err := k.Inboxes(ctx)
 			if err != nil {
 				return err
 			}
-			return a.show(inboxes{all}, func(w io.Writer) error {
+
+			return a.printResult(inboxList{all}, func(w io.Writer) error {
 				if len(all) == 0 {
-					_, err := fmt.Fprintln(w, "there is no inbox in the databases of this watcher's outboxes")
+					_, err := fmt.Fprintln(w, noInbox)
 					return err
 				}
-				return table(w, "DATABASE\tINBOX\tHANDLED\tCLAIMED\tOF THEM EXPIRED", func(row func(...any)) {
+				return writeTable(w, "DATABASE\tINBOX\tHANDLED\tCLAIMED\tOF THEM EXPIRED", func(row func(...any)) {
 					for _, x := range all {
-						row(x.Database, x.Collection, thousands(x.Handled), thousands(x.Claimed), thousands(x.Expired))
+						row(x.Database, x.Collection, formatThousands(x.Handled), formatThousands(x.Claimed), formatThousands(x.Expired))
 					}
 				})
 			})
@@ -94,7 +104,7 @@ func newInboxCountsCommand(p *program) *cobra.Command {
 	return c
 }
 
-// inboxMarks is the answer of `outrelay inbox marks --json`.
+// inboxMarks is the output of `outrelay inbox marks --json`.
 type inboxMarks struct {
 	Marks []admin.InboxMark `json:"marks"`
 }
@@ -102,13 +112,14 @@ type inboxMarks struct {
 func newInboxMarksCommand(p *program) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "marks",
-		Short: "Show how far each consumer is in each partition, where it keeps watermarks",
+		Short: "Show the watermarks of each consumer by partition, if it keeps watermarks",
 		Args:  cobra.NoArgs,
 	}
-	a, f := p.looking(c), inboxFlagsOf(c)
+
+	a, f := p.addReadFlags(c), addInboxFlags(c)
 	c.RunE = func(c *cobra.Command, _ []string) error {
-		return a.look(c.Context(), func(ctx context.Context, k admin.Desk) error {
-			database, collection, err := f.find(ctx, k)
+		return a.withDeskBriefly(c.Context(), func(ctx context.Context, k admin.Desk) error {
+			database, collection, err := f.findInbox(ctx, k)
 			if err != nil {
 				return err
 			}
@@ -116,62 +127,73 @@ func newInboxMarksCommand(p *program) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return a.show(inboxMarks{marks}, func(w io.Writer) error {
-				if len(marks) == 0 {
-					_, err := fmt.Fprintln(w, "no consumer of this inbox keeps watermarks")
-					return err
-				}
-				return table(w, "CONSUMER\tTOPIC\tPARTITION\tLANE\tNEXT OFFSET\tCOUNTS\tAT", func(row func(...any)) {
-					for _, m := range marks {
-						counts := "yes"
-						if !m.Current {
-							counts = "no, of an older generation"
-						}
-						row(m.Consumer, m.Topic, m.Partition, m.Lane, m.Next, counts, local(&m.At))
-					}
-				})
-			})
+			return a.printResult(inboxMarks{marks}, func(w io.Writer) error { return printInboxMarks(w, marks) })
 		})
 	}
 	return c
+}
+
+func printInboxMarks(w io.Writer, marks []admin.InboxMark) error {
+	if len(marks) == 0 {
+		_, err := fmt.Fprintln(w, "no consumer of this inbox keeps watermarks")
+		return err
+	}
+
+	return writeTable(w, "CONSUMER\tTOPIC\tPARTITION\tLANE\tNEXT OFFSET\tCOUNTS\tAT", func(row func(...any)) {
+		for _, m := range marks {
+			counts := "yes"
+			if !m.Current {
+				counts = "no, from an older generation"
+			}
+			row(m.Consumer, m.Topic, m.Partition, m.Lane, m.Next, counts, formatLocal(&m.At))
+		}
+	})
 }
 
 func newInboxPurgeCommand(p *program) *cobra.Command {
 	var older time.Duration
 	c := &cobra.Command{
 		Use:   "purge --older-than DURATION",
-		Short: "Remove markers of messages that were handled long ago",
-		Long: `Remove the markers of messages that were handled so long ago, before their retention is over. A message that comes again
-after that, and that no watermark covers, is handled again.`,
+		Short: "Remove the marks of messages that were handled long ago",
+		Long: `Remove the marks of messages that were handled at least --older-than ago, before their retention is
+over. If such a message is delivered again later, and no watermark covers it, it is handled again.`,
 		Args: cobra.NoArgs,
 	}
-	a, f := p.acting(c), inboxFlagsOf(c)
-	c.Flags().DurationVar(&older, "older-than", 0, "handled so long ago at least, as 72h")
+
+	a, f := p.addChangeFlags(c), addInboxFlags(c)
+	c.Flags().DurationVar(&older, "older-than", 0, "minimum age of the marks, such as 72h")
 	c.RunE = func(c *cobra.Command, _ []string) error {
 		if older <= 0 {
-			return fmt.Errorf("--older-than must say how long ago, such as 72h")
+			return fmt.Errorf("--older-than is missing: pass a minimum age, such as 72h")
 		}
-		return a.desk(c.Context(), func(ctx context.Context, k admin.Desk) error {
-			database, collection, err := f.find(ctx, k)
+
+		return a.withDesk(c.Context(), func(ctx context.Context, k admin.Desk) error {
+			database, collection, err := f.findInbox(ctx, k)
 			if err != nil {
 				return err
 			}
+
 			order := admin.InboxPurge{Database: database, Collection: collection, OlderThan: older, DryRun: true}
 			out, err := k.InboxPurge(ctx, order)
-			if err == nil && !a.dryRun && out.Matched > 0 {
-				if err = a.confirm(ctx, "remove "+count(out.Matched, "marker")+" of handled messages from "+oneLine(database)); err == nil {
-					order.DryRun = false
-					out, err = k.InboxPurge(ctx, order)
-				}
-			}
 			if err != nil {
 				return err
 			}
+			if !a.dryRun && out.Matched > 0 {
+				action := "remove " + countNoun(out.Matched, "mark") + " of handled messages from " + sanitizeLine(database)
+				if err := a.confirm(ctx, action); err != nil {
+					return err
+				}
+				order.DryRun = false
+				if out, err = k.InboxPurge(ctx, order); err != nil {
+					return err
+				}
+			}
+
 			out.DryRun = a.dryRun
-			return a.show(out, func(w io.Writer) error {
-				text := "removed " + count(out.Removed, "marker")
+			return a.printResult(out, func(w io.Writer) error {
+				text := "removed " + countNoun(out.Removed, "mark")
 				if a.dryRun {
-					text = "would remove " + count(out.Matched, "marker")
+					text = "would remove " + countNoun(out.Matched, "mark")
 				}
 				_, err := fmt.Fprintln(w, text)
 				return err
@@ -185,33 +207,42 @@ func newInboxReleaseCommand(p *program) *cobra.Command {
 	var force bool
 	c := &cobra.Command{
 		Use:   "release",
-		Short: "Give up the claims of consumers that are gone, so that their messages are handled at once",
-		Long: `Give up the claims of messages that a consumer holds, so that another may handle them at once. Claims whose lease is over can
-be taken anyway; live ones are refused without --force, which is for a process that is known to be gone.`,
+		Short: "Release the claims of stopped consumers, so that others can handle the messages",
+		Long: `Release the messages that consumers have claimed, so that other consumers can handle them at once.
+Claims with an expired lease can be taken over without this command. Live claims are rejected
+without --force: use it only for a process that has stopped for certain.`,
 		Args: cobra.NoArgs,
 	}
-	a, f := p.acting(c), inboxFlagsOf(c)
-	c.Flags().BoolVar(&force, "force", false, "also claims that somebody holds right now")
+
+	a, f := p.addChangeFlags(c), addInboxFlags(c)
+	c.Flags().BoolVar(&force, "force", false, "also release live claims")
 	c.RunE = func(c *cobra.Command, _ []string) error {
-		return a.desk(c.Context(), func(ctx context.Context, k admin.Desk) error {
-			database, collection, err := f.find(ctx, k)
+		return a.withDesk(c.Context(), func(ctx context.Context, k admin.Desk) error {
+			database, collection, err := f.findInbox(ctx, k)
 			if err != nil {
 				return err
 			}
+
 			out, err := k.InboxRelease(ctx, database, collection, force, true)
-			if err == nil && !a.dryRun && out.Matched > 0 {
-				if err = a.confirm(ctx, fmt.Sprintf("release %s of %s, %s of them live", count(out.Matched, "claim"), oneLine(database), thousands(out.Live))); err == nil {
-					out, err = k.InboxRelease(ctx, database, collection, force, false)
+			if err != nil {
+				return err
+			}
+			if !a.dryRun && out.Matched > 0 {
+				action := fmt.Sprintf("release %s of %s, %s of them live",
+					countNoun(out.Matched, "claim"), sanitizeLine(database), formatThousands(out.Live))
+				if err := a.confirm(ctx, action); err != nil {
+					return err
+				}
+				if out, err = k.InboxRelease(ctx, database, collection, force, false); err != nil {
+					return err
 				}
 			}
-			if err != nil {
-				return err
-			}
+
 			out.DryRun = a.dryRun
-			return a.show(out, func(w io.Writer) error {
-				text := "released " + count(out.Released, "claim")
+			return a.printResult(out, func(w io.Writer) error {
+				text := "released " + countNoun(out.Released, "claim")
 				if a.dryRun {
-					text = fmt.Sprintf("would release %s, %s of them live", count(out.Matched, "claim"), thousands(out.Live))
+					text = fmt.Sprintf("would release %s, %s of them live", countNoun(out.Matched, "claim"), formatThousands(out.Live))
 				}
 				_, err := fmt.Fprintln(w, text)
 				return err

@@ -17,23 +17,27 @@ func newLookupCommand(p *program) *cobra.Command {
 	var from, to string
 	c := &cobra.Command{
 		Use:   "lookup [ID]",
-		Short: "Tell everything that is known of an event, or of the events of an ordering key",
-		Long: `Look for an event by its id, or for the events of an ordering key: the envelope while it is in its outbox, what it waits
-for, its attempts, its dead letters with what became of them, and where it stands in Kafka, with recording: mark. Of a key,
-what waits and what died is always found, the rest for --from to --to. The exit code is 1 if nothing is found.`,
+		Short: "Show the state and history of an event, or of the events of an ordering key",
+		Long: `Look up an event by its id, or the events of an ordering key. The output shows the envelope if it is
+still in its outbox, why it waits, its attempts, its dead letters and their outcome. With recording:
+mark, it also shows the offset in Kafka. For a key, waiting envelopes and dead letters are always
+found, other envelopes only between --from and --to. The exit code is 1 if nothing is found.`,
 		Example: `  outrelay lookup 0190b3c2-7a1d-7c55-9d3e-2f1f6c1c8f10
   outrelay lookup --key customer-17 --from 6h`,
 		Args: cobra.MaximumNArgs(1),
 	}
-	a := p.looking(c)
+
+	a := p.addReadFlags(c)
 	c.Flags().StringVar(&q.Key, "key", "", "the ordering `key`, instead of an id")
-	c.Flags().StringVar(&q.Collection, "collection", "", "only in this `outbox`, as database.collection; default: all of the watcher's")
-	c.Flags().StringVar(&from, "from", "", "of a key: written at this `time` or later, or as in 2h so long ago at most; default 1h")
-	c.Flags().StringVar(&to, "to", "", "of a key: written before this `time`, or as in 2h so long ago at least")
-	c.Flags().IntVar(&q.Limit, "limit", 100, "of a key: envelopes and dead letters, at most 1000 of each")
+	addCollectionFlag(c, &q.Collection)
+	c.Flags().StringVar(&from, "from", "",
+		"with --key: written at or after this `time`, or at most so long ago, such as 2h; default: 1h")
+	c.Flags().StringVar(&to, "to", "", "with --key: written before this `time`, or at least so long ago, such as 2h")
+	c.Flags().IntVar(&q.Limit, "limit", 100, "with --key: maximum number of envelopes, and of dead letters, at most 1000")
+
 	c.RunE = func(c *cobra.Command, args []string) (err error) {
 		if (len(args) == 1) == (q.Key != "") {
-			return fmt.Errorf("lookup takes the id of an event, or --key")
+			return fmt.Errorf("lookup needs either the id of an event or --key")
 		}
 		if len(args) == 1 {
 			q.ID = args[0]
@@ -41,23 +45,26 @@ what waits and what died is always found, the rest for --from to --to. The exit 
 		if q.Limit < 1 || q.Limit > admin.MaxPage {
 			return fmt.Errorf("--limit must be from 1 to %d", admin.MaxPage)
 		}
+
 		now := time.Now()
-		if q.From, err = since("from", from, now); err == nil {
-			q.To, err = since("to", to, now)
-		}
-		if err != nil {
+		if q.From, err = parsePastTime("from", from, now); err != nil {
 			return err
 		}
-		return a.look(c.Context(), func(ctx context.Context, k admin.Desk) error {
+		if q.To, err = parsePastTime("to", to, now); err != nil {
+			return err
+		}
+
+		return a.withDeskBriefly(c.Context(), func(ctx context.Context, k admin.Desk) error {
 			found, err := k.Lookup(ctx, *q)
 			if err != nil {
 				return err
 			}
-			if err := a.show(found, func(w io.Writer) error { return printFound(w, found) }); err != nil {
+			if err := a.printResult(found, func(w io.Writer) error { return printFound(w, found) }); err != nil {
 				return err
 			}
+
 			if len(found.Envelopes)+len(found.Letters) == 0 {
-				return silent(exitConfig)
+				return reportedError(exitConfig)
 			}
 			return nil
 		})
@@ -67,43 +74,51 @@ what waits and what died is always found, the rest for --from to --to. The exit 
 
 func printFound(w io.Writer, f admin.Found) error {
 	if len(f.Envelopes)+len(f.Letters) == 0 {
-		_, err := fmt.Fprintln(w, "nothing is known of it here: it was never appended, or it was delivered and removed after its retention")
+		_, err := fmt.Fprintln(w, "not found: no such event was appended, or it was delivered and removed after its retention")
 		return err
 	}
+
+	shown := map[string]bool{}
 	for i := range f.Envelopes {
-		printFoundEnvelope(w, &f.Envelopes[i])
+		e := &f.Envelopes[i]
+		printFoundEnvelope(w, e)
+		shown[e.Collection+" "+e.ID] = true
 	}
-	known := map[string]bool{}
-	for i := range f.Envelopes {
-		known[f.Envelopes[i].Collection+" "+f.Envelopes[i].ID] = true
-	}
+
+	// The timeline of an envelope includes its dead letters.
 	for i := range f.Letters {
-		if l := &f.Letters[i]; !known[l.Collection+" "+l.ID] {
-			fmt.Fprintf(w, "%s %s is dead since %s: %s: %s\n", oneLine(l.Collection), oneLine(l.ID), l.DiedAt.Local().Format(time.DateTime), oneLine(l.Class), oneLine(l.Reason))
+		l := &f.Letters[i]
+		if shown[l.Collection+" "+l.ID] {
+			continue
 		}
+		fmt.Fprintf(w, "%s %s is dead since %s: %s: %s\n", sanitizeLine(l.Collection), sanitizeLine(l.ID),
+			l.DiedAt.Local().Format(time.DateTime), sanitizeLine(l.Class), sanitizeLine(l.Reason))
 	}
+
 	if f.More {
-		fmt.Fprintln(w, "there is more; narrow it, or raise --limit")
+		fmt.Fprintln(w, "there are more; restrict the lookup, or raise --limit")
 	}
 	return nil
 }
 
 func printFoundEnvelope(w io.Writer, e *admin.FoundEnvelope) {
-	fmt.Fprintf(w, "%s %s: %s\n", oneLine(e.Collection), oneLine(e.ID), oneLine(e.State))
-	line := func(name, format string, args ...any) {
-		fmt.Fprintf(w, "  %-12s %s\n", name, oneLine(fmt.Sprintf(format, args...)))
+	fmt.Fprintf(w, "%s %s: %s\n", sanitizeLine(e.Collection), sanitizeLine(e.ID), sanitizeLine(e.State))
+
+	printField := func(name, format string, args ...any) {
+		fmt.Fprintf(w, "  %-12s %s\n", name, sanitizeLine(fmt.Sprintf(format, args...)))
 	}
-	line("type", "%s of %s/%s", e.Type, e.AggregateType, e.AggregateID)
-	line("key", "%s", e.Key)
+	printField("type", "%s of %s/%s", e.Type, e.AggregateType, e.AggregateID)
+	printField("key", "%s", e.Key)
 	if len(e.Waits) > 0 {
-		line("waits for", "%s, %s", strings.Join(e.Waits, ", "), count(int64(e.Attempts), "attempt"))
+		printField("waits for", "%s, %s", strings.Join(e.Waits, ", "), countNoun(int64(e.Attempts), "attempt"))
 	}
 	if e.NextAt != nil {
-		line("tried again", "%s", local(e.NextAt))
+		printField("next attempt", "%s", formatLocal(e.NextAt))
 	}
 	for _, s := range e.Sent {
-		line("in Kafka", "topic %s, partition %d, offset %d", s.Topic, s.Partition, s.Offset)
+		printField("in Kafka", "topic %s, partition %d, offset %d", s.Topic, s.Partition, s.Offset)
 	}
+
 	for _, m := range e.Timeline {
 		text := m.What
 		if m.Text != "" {
@@ -112,29 +127,32 @@ func printFoundEnvelope(w io.Writer, e *admin.FoundEnvelope) {
 		if m.Node != "" {
 			text += " (" + m.Node + ")"
 		}
-		fmt.Fprintf(w, "  %s  %s\n", m.At.Local().Format(time.DateTime), oneLine(text))
+		fmt.Fprintf(w, "  %s  %s\n", m.At.Local().Format(time.DateTime), sanitizeLine(text))
 	}
 }
 
 func newPingCommand(p *program) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "ping",
-		Short: "Ask whether MongoDB answers and how fast; exit code 75 if not",
+		Short: "Measure how fast MongoDB answers; exit with 75 if it does not",
 		Args:  cobra.NoArgs,
 	}
-	a := p.looking(c)
+
+	a := p.addReadFlags(c)
 	c.RunE = func(c *cobra.Command, _ []string) error {
-		return a.look(c.Context(), func(ctx context.Context, k admin.Desk) error {
+		return a.withDeskBriefly(c.Context(), func(ctx context.Context, k admin.Desk) error {
 			pong, err := k.Ping(ctx)
 			if err != nil {
 				return err
 			}
-			return a.show(pong, func(w io.Writer) error {
+
+			return a.printResult(pong, func(w io.Writer) error {
 				state := "no watcher has run with this state database yet"
 				if pong.Storage {
-					state = "the state database is there"
+					state = "the state database exists"
 				}
-				_, err := fmt.Fprintf(w, "MongoDB answers in %.1f ms; its clock says %s; %s\n", pong.RoundTrip*1000, pong.Now.Format(time.RFC3339Nano), state)
+				_, err := fmt.Fprintf(w, "MongoDB answers in %.1f ms; its clock is %s; %s\n",
+					pong.RoundTrip*1000, pong.Now.Format(time.RFC3339Nano), state)
 				return err
 			})
 		})

@@ -23,7 +23,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	// The runtime's signal loop stays once it was started; start it before anything is counted.
+	// The runtime's signal goroutine never ends. Start it before the check for leaked goroutines.
 	c := make(chan os.Signal, 1)
 	signal.Notify(c, syscall.SIGUSR2)
 	signal.Stop(c)
@@ -31,16 +31,16 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(stacktest.Settled(m, func(...goleak.Option) error { return goleak.Find(known) }), known)
 }
 
-const planted = "hunter2hunter2"
+const plantedSecret = "hunter2hunter2"
 
-func call(t *testing.T, env []string, args ...string) (code int, out, errOut string) {
+func runCommand(t *testing.T, env []string, args ...string) (code int, out, errOut string) {
 	t.Helper()
 	var o, e bytes.Buffer
-	code = run(t.Context(), args, env, strings.NewReader(""), &o, &e)
+	code = runCommandLine(t.Context(), args, env, strings.NewReader(""), &o, &e)
 	return code, o.String(), e.String()
 }
 
-func file(t *testing.T, text string) string {
+func writeConfig(t *testing.T, text string) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "outrelay.yaml")
 	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
@@ -49,28 +49,32 @@ func file(t *testing.T, text string) string {
 	return path
 }
 
-var complete3 = []string{"OUTRELAY_MONGODB_URI=mongodb://user:" + planted + "@m1/shop", "OUTRELAY_KAFKA_BROKERS=k1:9092"}
+var minimalEnv = []string{"OUTRELAY_MONGODB_URI=mongodb://user:" + plantedSecret + "@m1/shop", "OUTRELAY_KAFKA_BROKERS=k1:9092"}
 
 func TestValidate(t *testing.T) {
 	t.Parallel()
-	code, out, errOut := call(t, complete3, "validate")
+	code, out, errOut := runCommand(t, minimalEnv, "validate")
 	if code != 0 || out != "" || errOut != "ok\n" {
-		t.Errorf("%d %q %q", code, out, errOut)
+		t.Errorf("exit code %d, stdout %q, stderr %q", code, out, errOut)
 	}
-	good := file(t, "mongodb: {uri: 'mongodb://m1/'}\nkafka: {brokers: ['k:1']}\nwatch: [a.outbox]\n")
+
+	good := writeConfig(t, "mongodb: {uri: 'mongodb://m1/'}\nkafka: {brokers: ['k:1']}\nwatch: [a.outbox]\n")
 	for _, args := range [][]string{{"validate", "--config", good}, {"validate", "-c", good}, {"--config", good, "validate"}} {
-		if code, _, errOut := call(t, nil, args...); code != 0 || errOut != "ok\n" {
-			t.Errorf("%v: %d %q", args, code, errOut)
+		if code, _, errOut := runCommand(t, nil, args...); code != 0 || errOut != "ok\n" {
+			t.Errorf("%v: exit code %d, output %q", args, code, errOut)
 		}
 	}
-	if code, _, errOut := call(t, []string{"OUTRELAY_CONFIG=" + good}, "validate"); code != 0 {
-		t.Errorf("%d %q", code, errOut)
+
+	if code, _, errOut := runCommand(t, []string{"OUTRELAY_CONFIG=" + good}, "validate"); code != 0 {
+		t.Errorf("exit code %d, stderr %q", code, errOut)
 	}
-	bad := file(t, "mongodb: {url: x}\nkafka: {compression: zip}\n")
-	code, out, errOut = call(t, nil, "validate", "--config", bad, "--set", "lease.ttl=1ms")
+
+	bad := writeConfig(t, "mongodb: {url: x}\nkafka: {compression: zip}\n")
+	code, out, errOut = runCommand(t, nil, "validate", "--config", bad, "--set", "lease.ttl=1ms")
 	if code != 1 || out != "" {
-		t.Errorf("%d %q", code, out)
+		t.Errorf("exit code %d, stdout %q", code, out)
 	}
+
 	for _, want := range []string{"mongodb.url: unknown key; did you mean mongodb.uri?", `kafka.compression: found "zip"; expected one of none, gzip`, "kafka.brokers: required and not set", "lease.ttl: found 1ms; expected between 1s and 5m0s", "5 problems\n"} {
 		if !strings.Contains(errOut, want) {
 			t.Errorf("no %q in %s", want, errOut)
@@ -80,122 +84,125 @@ func TestValidate(t *testing.T) {
 
 func TestValidateJSON(t *testing.T) {
 	t.Parallel()
-	code, out, errOut := call(t, append(complete3, "OUTRELAY_UNHEARD_OF_NAME=1"), "validate", "--json")
+	code, out, errOut := runCommand(t, append(minimalEnv, "OUTRELAY_UNHEARD_OF_NAME=1"), "validate", "--json")
 	var v validation
 	if err := json.Unmarshal([]byte(out), &v); err != nil || code != 0 || errOut != "" || !v.OK || len(v.Problems) != 0 || len(v.Warnings) != 1 {
-		t.Errorf("%v: %d %q %q", err, code, out, errOut)
+		t.Errorf("%v: exit code %d, stdout %q, stderr %q", err, code, out, errOut)
 	}
-	code, out, errOut = call(t, nil, "validate", "--json")
+	code, out, errOut = runCommand(t, nil, "validate", "--json")
 	if err := json.Unmarshal([]byte(out), &v); err != nil || code != 1 || errOut != "" || v.OK || len(v.Problems) != 2 || v.Problems[0].Path != "kafka.brokers" {
-		t.Errorf("%v: %d %q %q", err, code, out, errOut)
+		t.Errorf("%v: exit code %d, stdout %q, stderr %q", err, code, out, errOut)
 	}
 }
 
 func TestConfigPrint(t *testing.T) {
 	t.Parallel()
-	code, out, errOut := call(t, complete3, "config", "print", "--redacted", "--log-level", "debug", "--watch", "a.x,b.x", "--set", "watcher=w")
+	code, out, errOut := runCommand(t, minimalEnv, "config", "print", "--redacted", "--log-level", "debug", "--watch", "a.x,b.x", "--set", "watcher=w")
 	var doc config.Config
 	if err := yaml.Unmarshal([]byte(out), &map[string]any{}); err != nil || code != 0 || errOut != "" {
-		t.Fatalf("%v: %d %q %q", err, code, out, errOut)
+		t.Fatalf("%v: exit code %d, stdout %q, stderr %q", err, code, out, errOut)
 	}
+
 	for _, want := range []string{"uri: mongodb://***@m1/shop\n", "level: debug\n", "watcher: w\n", "- b.x\n", "memory: 32MiB\n", "ttl: 5s\n"} {
 		if !strings.Contains(out, want) {
 			t.Errorf("no %q in %s%v", want, out, doc)
 		}
 	}
-	if code, out, _ := call(t, complete3, "config", "print", "--redacted=false"); code != 1 || out != "" {
-		t.Errorf("%d %q", code, out)
+
+	if code, out, _ := runCommand(t, minimalEnv, "config", "print", "--redacted=false"); code != 1 || out != "" {
+		t.Errorf("exit code %d, stdout %q", code, out)
 	}
-	if code, out, _ := call(t, nil, "config", "print"); code != 1 || out != "" {
-		t.Errorf("%d %q", code, out)
+	if code, out, _ := runCommand(t, nil, "config", "print"); code != 1 || out != "" {
+		t.Errorf("exit code %d, stdout %q", code, out)
 	}
-	if code, out, _ := call(t, nil, "config", "keys"); code != 0 || !strings.Contains(out, "OUTRELAY_KAFKA_READ_BACK_BYTES") {
-		t.Errorf("%d %q", code, out)
+	if code, out, _ := runCommand(t, nil, "config", "keys"); code != 0 || !strings.Contains(out, "OUTRELAY_KAFKA_READ_BACK_BYTES") {
+		t.Errorf("exit code %d, stdout %q", code, out)
 	}
 }
 
 func TestSchemaAndVersion(t *testing.T) {
 	t.Parallel()
-	if code, out, errOut := call(t, nil, "schema"); code != 0 || out != string(config.Schema()) || errOut != "" {
-		t.Errorf("%d %q", code, errOut)
+	if code, out, errOut := runCommand(t, nil, "schema"); code != 0 || out != string(config.Schema()) || errOut != "" {
+		t.Errorf("exit code %d, stderr %q", code, errOut)
 	}
-	code, out, errOut := call(t, nil, "version", "--json")
+	code, out, errOut := runCommand(t, nil, "version", "--json")
 	var b build
 	if err := json.Unmarshal([]byte(out), &b); err != nil || code != 0 || errOut != "" || b.Version == "" || b.Go != runtime.Version() {
-		t.Errorf("%v: %d %q %q", err, code, out, errOut)
+		t.Errorf("%v: exit code %d, stdout %q, stderr %q", err, code, out, errOut)
 	}
-	if code, out, errOut := call(t, nil, "version"); code != 0 || out != "" || !strings.HasPrefix(errOut, "outrelay ") {
-		t.Errorf("%d %q %q", code, out, errOut)
+	if code, out, errOut := runCommand(t, nil, "version"); code != 0 || out != "" || !strings.HasPrefix(errOut, "outrelay ") {
+		t.Errorf("exit code %d, stdout %q, stderr %q", code, out, errOut)
 	}
 }
 
 func TestCommandLineErrors(t *testing.T) {
 	t.Parallel()
 	for _, args := range [][]string{{"nonsense"}, {"validate", "x"}, {"validate", "--nonsense"}, {"validate", "--config", "/no/such/file"}, {"validate", "--set", "nonsense"}} {
-		code, out, errOut := call(t, complete3, args...)
+		code, out, errOut := runCommand(t, minimalEnv, args...)
 		if code != 1 || out != "" || errOut == "" {
-			t.Errorf("%v: %d %q %q", args, code, out, errOut)
+			t.Errorf("%v: exit code %d, stdout %q, stderr %q", args, code, out, errOut)
 		}
 	}
-	if code, out, _ := call(t, nil, "completion", "bash"); code != 0 || !strings.Contains(out, "outrelay") {
+
+	if code, out, _ := runCommand(t, nil, "completion", "bash"); code != 0 || !strings.Contains(out, "outrelay") {
 		t.Errorf("completion: %d", code)
 	}
-	if code, out, _ := call(t, nil, "__complete", "validate", "--log-level", ""); code != 0 || !strings.Contains(out, "debug\n") {
+	if code, out, _ := runCommand(t, nil, "__complete", "validate", "--log-level", ""); code != 0 || !strings.Contains(out, "debug\n") {
 		t.Errorf("completion of a flag: %d %q", code, out)
 	}
 }
 
 func TestExitCodes(t *testing.T) {
 	t.Parallel()
-	for err, want := range map[error]int{nil: 0, errors.New("x"): 1, temporary(errors.New("x")): 75, fmt.Errorf("run: %w", temporary(errors.New("x"))): 75, silent(1): 1, &config.Problems{}: 1} {
+	for err, want := range map[error]int{nil: 0, errors.New("x"): 1, markTemporary(errors.New("x")): 75, fmt.Errorf("run: %w", markTemporary(errors.New("x"))): 75, reportedError(1): 1, &config.Problems{}: 1} {
 		if got := exitCode(err); got != want {
 			t.Errorf("%v: %d, want %d", err, got, want)
 		}
 	}
-	if temporary(nil) != nil {
-		t.Error("no error became one")
+	if markTemporary(nil) != nil {
+		t.Error("markTemporary(nil) is not nil")
 	}
 }
 
-// TestNoOutputShowsASecret looks for planted secrets in all that the commands and the logger print.
+// TestNoOutputShowsASecret checks that no command and no log line prints a planted secret.
 func TestNoOutputShowsASecret(t *testing.T) {
 	t.Parallel()
 	secret := filepath.Join(t.TempDir(), "secret")
-	if err := os.WriteFile(secret, []byte(planted), 0o600); err != nil {
+	if err := os.WriteFile(secret, []byte(plantedSecret), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	env := append([]string{"PLANTED=" + planted}, complete3...)
-	good := file(t, "kafka: {sasl: {mechanism: plain, username: u, password: '${file:"+secret+"}'}}\nhttp: {admin: {listen: ':1', token: '${env:PLANTED}'}}\notel: {endpoint: 'http://u:"+planted+"@o'}\n")
-	bad := file(t, "mongodb: {uri: 'mongodb:/user:"+planted+"@m'}\nretention: '${env:PLANTED}'\nkafka: {sasl: {pasword: "+planted+"}}\n")
+	env := append([]string{"PLANTED=" + plantedSecret}, minimalEnv...)
+	good := writeConfig(t, "kafka: {sasl: {mechanism: plain, username: u, password: '${file:"+secret+"}'}}\nhttp: {admin: {listen: ':1', token: '${env:PLANTED}'}}\notel: {endpoint: 'http://u:"+plantedSecret+"@o'}\n")
+	bad := writeConfig(t, "mongodb: {uri: 'mongodb:/user:"+plantedSecret+"@m'}\nretention: '${env:PLANTED}'\nkafka: {sasl: {pasword: "+plantedSecret+"}}\n")
 	var all strings.Builder
 	for _, f := range []string{good, bad} {
 		for _, args := range [][]string{{"validate"}, {"validate", "--json"}, {"config", "print"}, {"config", "print", "--redacted=false"}} {
-			_, out, errOut := call(t, env, append(args, "--config", f)...)
+			_, out, errOut := runCommand(t, env, append(args, "--config", f)...)
 			all.WriteString(out + errOut)
 		}
 	}
-	for _, args := range [][]string{{"validate", "--set", "mongodb.uri=" + planted}, {"config", "print", "--config", "mongodb://u:" + planted + "@h"}, {"mongodb://u:" + planted + "@h"}} {
-		_, out, errOut := call(t, env, args...)
+	for _, args := range [][]string{{"validate", "--set", "mongodb.uri=" + plantedSecret}, {"config", "print", "--config", "mongodb://u:" + plantedSecret + "@h"}, {"mongodb://u:" + plantedSecret + "@h"}} {
+		_, out, errOut := runCommand(t, env, args...)
 		all.WriteString(out + errOut)
 	}
 
 	var logged bytes.Buffer
 	p := &program{errOut: &logged, env: env, configFile: good}
-	p.execute(t.Context(), []string{"validate", "--config", good})
+	p.executeCommand(t.Context(), []string{"validate", "--config", good})
 	for _, format := range []string{"text", "json"} {
-		cfg, _, err := p.loadAndLog()
+		cfg, _, err := p.loadWithLogger()
 		if err != nil {
 			t.Fatal(err)
 		}
 		cfg.Log.Format = format
-		p.logger(cfg.Log).Error("connecting", "config", cfg, "uri", cfg.MongoDB.URI, "sasl", cfg.Kafka.SASL, "err", fmt.Errorf("dialing %s: %v", cfg.MongoDB.URI.Reveal(), cfg.Kafka.SASL.Password))
+		p.newLogger(cfg.Log).Error("connecting", "config", cfg, "uri", cfg.MongoDB.URI, "sasl", cfg.Kafka.SASL, "err", fmt.Errorf("dialing %s: %v", cfg.MongoDB.URI.Reveal(), cfg.Kafka.SASL.Password))
 	}
 	all.WriteString(logged.String())
-	if i := strings.Index(all.String(), planted); i >= 0 {
+	if i := strings.Index(all.String(), plantedSecret); i >= 0 {
 		t.Errorf("printed: …%s", all.String()[max(0, i-300):i+30])
 	}
 	if !strings.Contains(all.String(), "mongodb://***@m1/shop") {
-		t.Error("the address is not there at all")
+		t.Error("the redacted address was not printed")
 	}
 }
 
@@ -208,17 +215,19 @@ func TestFirstSignalStopsSecondEnds(t *testing.T) {
 	p.onHardStop(func() { order = append(order, "first in") })
 	p.onHardStop(func() { order = append(order, "last in") })
 	ctx, cancel := context.WithCancelCause(t.Context())
-	go p.await(received, done, cancel)
+	go p.awaitSignals(received, done, cancel)
 	received <- os.Interrupt
 	<-ctx.Done()
 	if cause := context.Cause(ctx); cause == nil || cause.Error() != "stopped by interrupt" {
 		t.Errorf("cause = %v", cause)
 	}
+
 	select {
 	case code := <-exited:
 		t.Fatalf("exited with %d at the first signal", code)
 	default:
 	}
+
 	received <- syscall.SIGTERM
 	select {
 	case code := <-exited:
@@ -226,14 +235,14 @@ func TestFirstSignalStopsSecondEnds(t *testing.T) {
 			t.Errorf("code %d, clean-up %v", code, order)
 		}
 	case <-time.After(time.Minute):
-		t.Fatal("the second signal does not end it")
+		t.Fatal("the second signal did not end the process")
 	}
 }
 
 func TestSignalsAreUndone(t *testing.T) {
 	t.Parallel()
 	p := &program{errOut: &bytes.Buffer{}, exit: func(int) { t.Error("exited") }}
-	ctx, stop := p.signals(t.Context())
+	ctx, stop := p.handleSignals(t.Context())
 	if ctx.Err() != nil {
 		t.Error("ended before a signal")
 	}

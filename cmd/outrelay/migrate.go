@@ -16,9 +16,10 @@ import (
 func newMigrateCommand(p *program) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "migrate",
-		Short: "Make the indexes that this version wants, and tell what differs",
-		Long: `The relay makes its indexes when it starts, unless mongodb.indexes is false. These commands do the same by hand, say what
-was done when, and compare what each collection has with what this version declares.`,
+		Short: "Create the indexes of this version and list differences",
+		Long: `The relay creates its indexes when it starts, unless mongodb.indexes is false. These commands do the
+same by hand, list the migrations that were applied, and compare the indexes of each collection with
+the indexes that this version declares.`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
@@ -26,44 +27,50 @@ was done when, and compare what each collection has with what this version decla
 	return c
 }
 
-// migrates runs f with the migrations of the configured deployment.
-func (a *acting) migrates(ctx context.Context, f func(ctx context.Context, m admin.Migration) error) error {
-	return a.run(ctx, func(ctx context.Context, o admin.Operator) error {
-		cfg, _, err := a.p.load()
+// withMigration calls f with the migrations of the configured deployment.
+func (a *operatorCommand) withMigration(ctx context.Context, f func(ctx context.Context, m admin.Migration) error) error {
+	return a.withOperator(ctx, func(ctx context.Context, o admin.Operator) error {
+		cfg, _, err := a.p.loadConfig()
 		if err != nil {
 			return err
 		}
-		return f(ctx, admin.Migration{Operator: o, Node: cfg.Node, Version: thisBuild().Version, Outboxes: app.Outboxes(cfg, o.State.Client())})
+
+		return f(ctx, admin.Migration{
+			Operator: o, Node: cfg.Node, Version: thisBuild().Version,
+			Outboxes: app.Outboxes(cfg, o.State.Client()),
+		})
 	})
 }
 
 func newMigrateStatusCommand(p *program) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "status",
-		Short: "Show the ledger: which migrations were applied, when and by whom",
+		Short: "Show which migrations were applied, when and by which node",
 		Args:  cobra.NoArgs,
 	}
-	a := p.looking(c)
+
+	a := p.addReadFlags(c)
 	c.RunE = func(c *cobra.Command, _ []string) error {
-		return a.migrates(c.Context(), func(ctx context.Context, m admin.Migration) error {
+		return a.withMigration(c.Context(), func(ctx context.Context, m admin.Migration) error {
 			ctx, cancel := context.WithTimeout(ctx, statusTimeout)
 			defer cancel()
 			s, err := m.Status(ctx)
 			if err != nil {
 				return err
 			}
-			return a.show(s, func(w io.Writer) error { return printMigrations(w, s) })
+			return a.printResult(s, func(w io.Writer) error { return printMigrations(w, s) })
 		})
 	}
 	return c
 }
 
 func printMigrations(w io.Writer, s admin.MigrationStatus) error {
-	err := table(w, "ID\tNAME\tSTATE\tAT\tBY\tVERSION\tTOOK", func(row func(cells ...any)) {
+	err := writeTable(w, "ID\tNAME\tSTATE\tAT\tBY\tVERSION\tTOOK", func(row func(cells ...any)) {
 		for _, x := range s.Steps {
 			at, took := "", ""
 			if !x.At.IsZero() {
-				at, took = x.At.Local().Format(time.DateTime), (time.Duration(x.DurationMS) * time.Millisecond).String()
+				at = x.At.Local().Format(time.DateTime)
+				took = (time.Duration(x.DurationMS) * time.Millisecond).String()
 			}
 			row(x.ID, x.Name, x.State, at, x.Node, x.Version, took)
 		}
@@ -71,13 +78,14 @@ func printMigrations(w io.Writer, s admin.MigrationStatus) error {
 	if err != nil {
 		return err
 	}
+
 	for _, x := range s.Steps {
 		for _, g := range x.Missing {
-			fmt.Fprintf(w, "migration %s wants the action %s on %s\n", x.ID, g.Action, g.On)
+			fmt.Fprintf(w, "migration %s needs the action %s on %s\n", x.ID, g.Action, g.On)
 		}
 	}
 	if s.Lock != nil {
-		fmt.Fprintf(w, "node %s migrates since %s\n", s.Lock.Node, s.Lock.Since.Local().Format(time.TimeOnly))
+		fmt.Fprintf(w, "node %s has been migrating since %s\n", s.Lock.Node, s.Lock.Since.Local().Format(time.TimeOnly))
 	}
 	return nil
 }
@@ -85,32 +93,37 @@ func printMigrations(w io.Writer, s admin.MigrationStatus) error {
 func newMigrateUpCommand(p *program) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "up",
-		Short: "Apply the migrations that are pending and make the indexes that are missing",
-		Long: `Apply the migrations that are not in the ledger yet, in their order, and give every watched collection the indexes that
-it lacks. It waits while another process migrates, and may be repeated. What a privilege is missing for is named, and
-done as soon as it is granted and this is run again. An index is not made while a transaction that has written to its collection
-stays open, because inserts would have to wait: this is tried for a minute. Exit code 1 if something is left to do.`,
+		Short: "Apply the pending migrations and create the missing indexes",
+		Long: `Apply the pending migrations in their order, and create the missing indexes of each watched
+collection. The command waits while another process migrates, and may be repeated. It lists missing
+privileges: grant them and run it again.
+
+An index is not created while an open transaction has written to its collection, because inserts
+would have to wait. The command tries again for a minute. The exit code is 1 if something is left to
+do.`,
 		Args: cobra.NoArgs,
 	}
-	a := p.acting(c)
+
+	a := p.addChangeFlags(c)
 	c.RunE = func(c *cobra.Command, _ []string) error {
-		return a.migrates(c.Context(), func(ctx context.Context, m admin.Migration) error {
+		return a.withMigration(c.Context(), func(ctx context.Context, m admin.Migration) error {
 			if a.dryRun {
 				s, err := m.Status(ctx)
 				if err != nil {
 					return err
 				}
-				return a.show(s, func(w io.Writer) error { return printMigrations(w, s) })
+				return a.printResult(s, func(w io.Writer) error { return printMigrations(w, s) })
 			}
+
 			r, err := m.Up(ctx)
 			if err != nil {
 				return err
 			}
-			if err := a.show(r, func(w io.Writer) error { return printUp(w, r) }); err != nil {
+			if err := a.printResult(r, func(w io.Writer) error { return printUp(w, r) }); err != nil {
 				return err
 			}
 			if !r.OK() {
-				return silent(exitConfig)
+				return reportedError(exitConfig)
 			}
 			return nil
 		})
@@ -124,15 +137,16 @@ func printUp(w io.Writer, r admin.MigrationReport) error {
 		text string
 	}{
 		{r.Applied, "applied: "},
-		{r.Pending, "still to do: "},
-		{r.Newer, "of a newer version, borne: "},
+		{r.Pending, "pending: "},
+		{r.Newer, "accepted from a newer version: "},
 	} {
 		if len(line.ids) > 0 {
 			fmt.Fprintln(w, line.text+strings.Join(line.ids, ", "))
 		}
 	}
+
 	for _, text := range r.Conflicts {
-		fmt.Fprintf(w, "conflict: %s\nrun outrelay migrate verify --repair to replace it\n", text)
+		fmt.Fprintf(w, "conflict: %s\nto replace it, run outrelay migrate verify --repair\n", text)
 	}
 	for _, g := range r.Missing {
 		printGrant(w, g.Action, g.On, g.Advice)
@@ -157,41 +171,58 @@ func newMigrateVerifyCommand(p *program) *cobra.Command {
 	var repair bool
 	c := &cobra.Command{
 		Use:   "verify",
-		Short: "Compare the indexes of every collection with what this version declares",
-		Long: `Compare the indexes of every watched collection, of its dead letters and of the state database with what this version
-declares: one may be missing, have other options, or be left over from an older version. --repair makes, replaces and
-drops them; while one is rebuilt, purge and queries of the collection are slow. Indexes that other people made are left
-alone. Exit code 1 if something differs in the end.`,
+		Short: "Compare the indexes of each collection with those of this version",
+		Long: `Compare the indexes of each watched collection, of its dead letters and of the state database with
+the indexes that this version declares. An index can be missing, have other options, or be left over
+from an older version. --repair creates, replaces and drops indexes. While an index is rebuilt,
+purges and queries of its collection are slow. Indexes that outrelay did not create are left alone.
+The exit code is 1 if an index still differs at the end.`,
 		Args: cobra.NoArgs,
 	}
-	a := p.acting(c)
-	c.Flags().BoolVar(&repair, "repair", false, "mend what differs")
+
+	a := p.addChangeFlags(c)
+	c.Flags().BoolVar(&repair, "repair", false, "repair the differences")
 	c.RunE = func(c *cobra.Command, _ []string) error {
-		return a.migrates(c.Context(), func(ctx context.Context, m admin.Migration) error {
+		return a.withMigration(c.Context(), func(ctx context.Context, m admin.Migration) error {
 			v, err := m.Verify(ctx, false)
-			if err == nil && repair && !a.dryRun && len(v.Drift) > 0 {
-				if err = a.confirm(ctx, "mend "+count(int64(len(v.Drift)), "difference")+" of indexes"); err == nil {
-					v, err = m.Verify(ctx, true)
-				}
-			}
 			if err != nil {
 				return err
 			}
-			if err := a.show(v, func(w io.Writer) error { return printVerification(w, v) }); err != nil {
-				return err
+
+			if repair && !a.dryRun && len(v.Drift) > 0 {
+				if err := a.confirm(ctx, repairAction(v)); err != nil {
+					return err
+				}
+				if v, err = m.Verify(ctx, true); err != nil {
+					return err
+				}
 			}
-			if !v.OK() {
-				return silent(exitConfig)
-			}
-			return nil
+
+			return a.printVerified(v)
 		})
 	}
 	return c
 }
 
+// repairAction describes the repair of v for a confirmation.
+func repairAction(v admin.Verification) string {
+	return "repair " + countNoun(int64(len(v.Drift)), "index difference")
+}
+
+// printVerified prints v. It returns a reportedError if an index differs.
+func (a *operatorCommand) printVerified(v admin.Verification) error {
+	if err := a.printResult(v, func(w io.Writer) error { return printVerification(w, v) }); err != nil {
+		return err
+	}
+	if !v.OK() {
+		return reportedError(exitConfig)
+	}
+	return nil
+}
+
 func printVerification(w io.Writer, v admin.Verification) error {
 	if len(v.Drift) > 0 {
-		if err := table(w, "COLLECTION\tINDEX\tIS\tNOW\tDETAIL", func(row func(cells ...any)) {
+		err := writeTable(w, "COLLECTION\tINDEX\tIS\tNOW\tDETAIL", func(row func(cells ...any)) {
 			for _, d := range v.Drift {
 				now := ""
 				if d.Repaired {
@@ -199,20 +230,23 @@ func printVerification(w io.Writer, v admin.Verification) error {
 				}
 				row(d.Collection, d.Index, d.Kind, now, d.Detail)
 			}
-		}); err != nil {
+		})
+		if err != nil {
 			return err
 		}
 	}
+
 	for _, d := range v.Drift {
-		if !d.Repaired {
-			for _, s := range d.Statements {
-				fmt.Fprintln(w, s)
-			}
+		if d.Repaired {
+			continue
+		}
+		for _, s := range d.Statements {
+			fmt.Fprintln(w, s)
 		}
 	}
 	for _, g := range v.Missing {
 		printGrant(w, g.Action, g.On, g.Advice)
 	}
-	fmt.Fprintf(w, "%s compared\n", count(int64(v.Collections), "collection"))
+	fmt.Fprintf(w, "%s compared\n", countNoun(int64(v.Collections), "collection"))
 	return nil
 }

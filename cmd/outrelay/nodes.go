@@ -16,28 +16,33 @@ func newNodesCommand(p *program) *cobra.Command {
 	var check bool
 	c := &cobra.Command{
 		Use:   "nodes",
-		Short: "List the processes of this deployment, what they own and whether they live",
-		Long: `List every process that runs relays with this state database: owner or standby, the slots it owns, version, roles, and
-when it gave the last sign of life, by the server's clock. A process is listed from its first heartbeat on and taken off when
-it stops; one that was killed is stale after ten seconds, and listed for two weeks. SCHEMA is the last migration that a node
-knows; one that differs in CONFIG from others of its watcher would deliver otherwise than they do.
+		Short: "List the nodes of this deployment, the slots they own and their health",
+		Long: `List each node that relays with this state database: owner or standby, the slots it owns, its
+version and roles, and the time of its last heartbeat by the server's clock. A node is listed from
+its first heartbeat until it stops. A node without a heartbeat for ten seconds is stale, and is
+listed for two weeks.
 
-With --check the exit code is 1 if no node lives, or one that lives does not reach Kafka.`,
+SCHEMA is the latest migration that the node supports. CONFIG is a hash of its configuration. Nodes
+of one watcher with different values in CONFIG do not deliver in the same way.
+
+With --check, the exit code is 1 if no node is alive, or if a live node cannot reach Kafka.`,
 		Args: cobra.NoArgs,
 	}
-	a := p.looking(c)
-	c.Flags().BoolVar(&check, "check", false, "exit code 1 if no node lives, or one does not reach Kafka")
+
+	a := p.addReadFlags(c)
+	c.Flags().BoolVar(&check, "check", false, "exit with 1 if no node is alive, or if one cannot reach Kafka")
 	c.RunE = func(c *cobra.Command, _ []string) error {
-		return a.look(c.Context(), func(ctx context.Context, k admin.Desk) error {
+		return a.withDeskBriefly(c.Context(), func(ctx context.Context, k admin.Desk) error {
 			list, err := k.Nodes(ctx)
 			if err != nil {
 				return err
 			}
-			if err := a.show(nodeList{list}, func(w io.Writer) error { return printNodes(w, list) }); err != nil {
+			if err := a.printResult(nodeList{list}, func(w io.Writer) error { return printNodes(w, list) }); err != nil {
 				return err
 			}
-			if check && !sound(list) {
-				return silent(exitConfig)
+
+			if check && !allReachKafka(list) {
+				return reportedError(exitConfig)
 			}
 			return nil
 		})
@@ -46,12 +51,13 @@ With --check the exit code is 1 if no node lives, or one that lives does not rea
 	return c
 }
 
-// nodeList is the answer of `outrelay nodes --json`.
+// nodeList is the output of `outrelay nodes --json`.
 type nodeList struct {
 	Nodes []admin.Node `json:"nodes"`
 }
 
-func sound(list []admin.Node) bool {
+// allReachKafka reports whether at least one node is alive and all live nodes reach Kafka.
+func allReachKafka(list []admin.Node) bool {
 	alive := 0
 	for _, n := range list {
 		if n.Stale {
@@ -70,31 +76,35 @@ func printNodes(w io.Writer, list []admin.Node) error {
 		_, err := fmt.Fprintln(w, "no process runs with this state database")
 		return err
 	}
-	return table(w, "NODE\tIS\tOWNS\tWATCHERS\tSEEN\tUP SINCE\tKAFKA\tVERSION\tSCHEMA\tROLES\tCONFIG\tADDRESS", func(row func(...any)) {
+
+	head := "NODE\tIS\tOWNS\tWATCHERS\tSEEN\tUP SINCE\tKAFKA\tVERSION\tSCHEMA\tROLES\tCONFIG\tADDRESS"
+	return writeTable(w, head, func(row func(...any)) {
 		for _, n := range list {
 			is, kafka := n.Role, "reached"
 			if n.Stale {
 				is = "stale"
 			}
 			if !n.KafkaReachable {
-				kafka = "away"
+				kafka = "unreachable"
 			}
-			row(n.Node, is, strings.Join(n.Slots, " "), strings.Join(n.Watchers, " "), ago(n.AgeS)+" ago", n.StartedAt.Local().Format(time.DateTime), kafka,
-				n.Version, n.Schema, strings.Join(n.Roles, " "), n.Config[:min(len(n.Config), 6)], n.Address)
+			row(n.Node, is, strings.Join(n.Slots, " "), strings.Join(n.Watchers, " "), formatAge(n.AgeS)+" ago",
+				n.StartedAt.Local().Format(time.DateTime), kafka, n.Version, n.Schema, strings.Join(n.Roles, " "),
+				n.Config[:min(len(n.Config), 6)], n.Address)
 		}
 	})
 }
 
-// completeNodes offers the names of nodes to the shell, where MongoDB answers at once.
+// completeNodes offers the names of nodes to the shell. It offers none if MongoDB does not answer in time.
 func (p *program) completeNodes(c *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
-	const patience = 2 * time.Second
+	const timeout = 2 * time.Second
 	if len(args) > 0 {
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}
-	ctx, cancel := context.WithTimeout(c.Context(), patience)
+
+	ctx, cancel := context.WithTimeout(c.Context(), timeout)
 	defer cancel()
 	var names []string
-	err := (&acting{p: p}).desk(ctx, func(ctx context.Context, k admin.Desk) error {
+	err := (&operatorCommand{p: p}).withDesk(ctx, func(ctx context.Context, k admin.Desk) error {
 		list, err := k.Nodes(ctx)
 		for _, n := range list {
 			names = append(names, n.Node)
@@ -107,8 +117,8 @@ func (p *program) completeNodes(c *cobra.Command, args []string, _ string) ([]st
 	return names, cobra.ShellCompDirectiveNoFileComp
 }
 
-// nodeReleased is the answer of `outrelay nodes release --json`.
-type nodeReleased struct {
+// releasedNode is the output of `outrelay nodes release --json`.
+type releasedNode struct {
 	Node  string   `json:"node"`
 	Slots []string `json:"slots"`
 }
@@ -117,37 +127,42 @@ func newNodesReleaseCommand(p *program) *cobra.Command {
 	var hold time.Duration
 	c := &cobra.Command{
 		Use:   "release NODE",
-		Short: "Make a node hand over everything that it owns, as before a restart of its machine",
-		Long: `Make a node give up every slot that it owns, at its next renewal at the latest and after draining what is in flight; others
-take over at once. It keeps away from them for --hold.`,
+		Short: "Make a node release all its slots, for example before its machine restarts",
+		Long: `Make a node release all slots that it owns. The node drains and releases them at its next renewal at
+the latest, and other nodes take over at once. The node does not acquire these slots again for
+--hold.`,
 		Args:              cobra.ExactArgs(1),
 		ValidArgsFunction: p.completeNodes,
 	}
-	a := p.acting(c)
-	c.Flags().DurationVar(&hold, "hold", 30*time.Second, "how long the node keeps away from what it gave up")
+
+	a := p.addChangeFlags(c)
+	c.Flags().DurationVar(&hold, "hold", 30*time.Second, "how long the node must not acquire these slots again")
 	c.RunE = func(c *cobra.Command, args []string) error {
 		if hold <= 0 {
 			return fmt.Errorf("--hold must be a positive duration such as 30s")
 		}
-		return a.look(c.Context(), func(ctx context.Context, k admin.Desk) error {
-			out := nodeReleased{Node: args[0]}
+
+		return a.withDeskBriefly(c.Context(), func(ctx context.Context, k admin.Desk) error {
+			out := releasedNode{Node: args[0]}
 			var err error
 			if a.dryRun {
-				out.Slots, err = slotsOf(ctx, k, args[0])
+				out.Slots, err = readOwnedSlots(ctx, k, args[0])
 			} else {
 				out.Slots, err = k.NodeRelease(ctx, args[0], hold)
 			}
 			if err != nil {
 				return err
 			}
-			return a.show(out, func(w io.Writer) error {
+
+			return a.printResult(out, func(w io.Writer) error {
+				slots := strings.Join(out.Slots, ", ")
 				switch {
 				case len(out.Slots) == 0:
-					_, err = fmt.Fprintf(w, "node %s owns nothing\n", args[0])
+					_, err = fmt.Fprintf(w, "node %s owns no slots\n", args[0])
 				case a.dryRun:
-					_, err = fmt.Fprintf(w, "node %s would release %s\n", args[0], strings.Join(out.Slots, ", "))
+					_, err = fmt.Fprintf(w, "node %s would release %s\n", args[0], slots)
 				default:
-					_, err = fmt.Fprintf(w, "node %s releases %s and keeps away for %s\n", args[0], strings.Join(out.Slots, ", "), hold)
+					_, err = fmt.Fprintf(w, "node %s releases %s and does not acquire it again for %s\n", args[0], slots, hold)
 				}
 				return err
 			})
@@ -156,7 +171,8 @@ take over at once. It keeps away from them for --hold.`,
 	return c
 }
 
-func slotsOf(ctx context.Context, k admin.Desk, node string) ([]string, error) {
+// readOwnedSlots returns the slots that a node owns. A node that is not listed owns none.
+func readOwnedSlots(ctx context.Context, k admin.Desk, node string) ([]string, error) {
 	list, err := k.Nodes(ctx)
 	for _, n := range list {
 		if n.Node == node {
@@ -170,31 +186,37 @@ func newNodesRemoveCommand(p *program) *cobra.Command {
 	var force bool
 	c := &cobra.Command{
 		Use:   "remove NODE",
-		Short: "Take a node that is gone off the list",
-		Long: `Take a node that is gone off the list, and have it give up what it still owns. One that gives signs of life is refused: it
-would be on the list again with its next heartbeat.`,
+		Short: "Remove a stopped node from the list",
+		Long: `Remove a stopped node from the list, and release the slots that it still owns. A live node is
+rejected, because its next heartbeat would list it again.`,
 		Args:              cobra.ExactArgs(1),
 		ValidArgsFunction: p.completeNodes,
 	}
-	a := p.acting(c)
-	c.Flags().BoolVar(&force, "force", false, "also if it gives signs of life")
+
+	a := p.addChangeFlags(c)
+	c.Flags().BoolVar(&force, "force", false, "remove the node even if it is alive")
 	c.RunE = func(c *cobra.Command, args []string) error {
-		return a.look(c.Context(), func(ctx context.Context, k admin.Desk) error {
-			slots, err := slotsOf(ctx, k, args[0])
-			if err == nil && !a.dryRun {
-				if err = a.confirm(ctx, "take node "+oneLine(args[0])+" off the list"); err == nil {
-					err = k.NodeRemove(ctx, args[0], force)
-				}
-			}
+		return a.withDeskBriefly(c.Context(), func(ctx context.Context, k admin.Desk) error {
+			slots, err := readOwnedSlots(ctx, k, args[0])
 			if err != nil {
 				return err
 			}
-			return a.show(nodeReleased{Node: args[0], Slots: slots}, func(w io.Writer) error {
-				verb := "is off the list"
-				if a.dryRun {
-					verb = "would be taken off the list"
+
+			if !a.dryRun {
+				if err := a.confirm(ctx, "remove node "+sanitizeLine(args[0])+" from the list"); err != nil {
+					return err
 				}
-				_, err := fmt.Fprintf(w, "node %s %s; it owned %s\n", args[0], verb, oneLine(strings.Join(slots, ", ")))
+				if err := k.NodeRemove(ctx, args[0], force); err != nil {
+					return err
+				}
+			}
+
+			return a.printResult(releasedNode{Node: args[0], Slots: slots}, func(w io.Writer) error {
+				verb := "is removed from the list"
+				if a.dryRun {
+					verb = "would be removed from the list"
+				}
+				_, err := fmt.Fprintf(w, "node %s %s; it owned %s\n", args[0], verb, sanitizeLine(strings.Join(slots, ", ")))
 				return err
 			})
 		})

@@ -19,27 +19,37 @@ func newPurgeCommand(p *program) *cobra.Command {
 	)
 	c := &cobra.Command{
 		Use:   "purge",
-		Short: "Remove delivered envelopes now, instead of waiting for the watcher to do it",
-		Long: `Remove envelopes that were delivered and are older than --older-than, by default the configured retention. The age counts
-from the time of writing to the position of the watcher, so a watcher that is behind, paused or stopped keeps what it has
-not delivered. Whatever the age, the last minutes stay, because a transaction may still commit into them; so do scheduled
-envelopes and exceptions, and all of a collection whose lost history is being swept.
+		Short: "Remove delivered envelopes now instead of waiting for the watcher",
+		Long: `Remove delivered envelopes that are older than --older-than, which defaults to the configured
+retention. The age is the time between the write of the envelope and the position of the watcher. A
+watcher that lags behind, is paused or is stopped therefore keeps the envelopes that it has not
+delivered.
 
---dry-run counts, and says up to when each collection can be purged and which watcher document holds it there.`,
+The last minutes always stay, because a transaction may still commit into them. Scheduled and
+waiting envelopes stay as well, and so do all envelopes of a collection whose gap is being swept.
+
+--dry-run counts the envelopes. It also shows up to which time each collection can be purged, and
+which watcher document sets that limit.`,
 		Args: cobra.NoArgs,
 	}
-	a := p.acting(c)
-	c.Flags().StringSliceVar(&want.Collections, "collection", nil, "only this `collection`, as database.collection; may be repeated; default: all of the watcher")
-	c.Flags().StringVar(&olderThan, "older-than", "", "remove what is older than this `duration`, such as 90m or 7d; default: retention")
-	c.Flags().IntVar(&want.Rate, "rate", 0, "`envelopes` a second at the most; default: purge.rate; below 0 for no limit")
+
+	a := p.addChangeFlags(c)
+	c.Flags().StringSliceVar(&want.Collections, "collection", nil,
+		"only this `collection`, as database.collection; may be repeated; default: all of the watcher")
+	c.Flags().StringVar(&olderThan, "older-than", "",
+		"remove envelopes older than this `duration`, such as 90m or 7d; default: retention")
+	c.Flags().IntVar(&want.Rate, "rate", 0, "maximum `envelopes` per second; default: purge.rate; below 0 for no limit")
+
 	c.RunE = func(c *cobra.Command, _ []string) error {
-		cfg, _, err := p.load()
+		cfg, _, err := p.loadConfig()
 		if err != nil {
 			return err
 		}
-		if want.OlderThan, err = purgeAge(olderThan, cfg.Retention); err != nil {
+		if want.OlderThan, err = parsePurgeAge(olderThan, cfg.Retention); err != nil {
 			return err
 		}
+
+		// No limit is a rate below 0 on the command line, but 0 in admin.Purge.
 		want.Batch = cfg.Purge.Batch
 		switch {
 		case !c.Flags().Changed("rate"):
@@ -47,21 +57,23 @@ envelopes and exceptions, and all of a collection whose lost history is being sw
 		case want.Rate < 0:
 			want.Rate = 0
 		case want.Rate == 0:
-			return fmt.Errorf("--rate 0 would remove nothing; say -1 for no limit")
+			return fmt.Errorf("--rate 0 would remove nothing; pass -1 for no limit")
 		}
-		return a.run(c.Context(), func(ctx context.Context, o admin.Operator) error { return a.purge(ctx, o, want) })
+
+		return a.withOperator(c.Context(), func(ctx context.Context, o admin.Operator) error { return a.runPurge(ctx, o, want) })
 	}
 	return c
 }
 
-// purgeAge is what --older-than says, or the retention.
-func purgeAge(text string, retention time.Duration) (time.Duration, error) {
+// parsePurgeAge parses the value of --older-than. The default is the retention.
+func parsePurgeAge(text string, retention time.Duration) (time.Duration, error) {
 	if text == "" {
 		if retention == 0 {
-			return 0, fmt.Errorf("retention is 0, which keeps envelopes for ever; say with --older-than what may go")
+			return 0, fmt.Errorf("retention is 0, which keeps envelopes forever; set the age with --older-than")
 		}
 		return retention, nil
 	}
+
 	d, err := config.ParseDuration(text)
 	if err != nil || d < 0 {
 		return 0, fmt.Errorf("--older-than %q is not a duration such as 90m, 24h or 7d", text)
@@ -69,27 +81,32 @@ func purgeAge(text string, retention time.Duration) (time.Duration, error) {
 	return d, nil
 }
 
-// purge counts, asks, and removes.
-func (a *acting) purge(ctx context.Context, o admin.Operator, want admin.Purge) error {
-	look := want
-	look.DryRun = true
-	before, err := o.Purge(ctx, look)
+// runPurge counts the envelopes, asks for confirmation and removes them.
+func (a *operatorCommand) runPurge(ctx context.Context, o admin.Operator, want admin.Purge) error {
+	dryRun := want
+	dryRun.DryRun = true
+	before, err := o.Purge(ctx, dryRun)
 	if err != nil {
 		return err
 	}
 	if a.dryRun || before.Purgeable == 0 {
 		before.DryRun = a.dryRun
-		return a.show(before, func(w io.Writer) error { return printPurge(w, before) })
+		return a.printResult(before, func(w io.Writer) error { return printPurge(w, before) })
 	}
-	what := fmt.Sprintf("remove %s of watcher %s that %s delivered", count(before.Purgeable, "envelope"), o.Watcher, wasWere(before.Purgeable))
-	if err := a.confirm(ctx, what); err != nil {
+
+	action := fmt.Sprintf("remove %s of watcher %s that %s delivered",
+		countNoun(before.Purgeable, "envelope"), o.Watcher, wasWere(before.Purgeable))
+	if err := a.confirm(ctx, action); err != nil {
 		return err
 	}
-	bar := a.progress("purging", before.Purgeable)
-	defer bar.end()
-	want.Progress = bar.to
+
+	bar := a.startProgress("purging", before.Purgeable)
+	defer bar.clear()
+	want.Progress = bar.setDone
 	done, err := o.Purge(ctx, want)
-	bar.end()
+	bar.clear()
+
+	// The purge counts only the removed envelopes. Add the counts of the dry run to the report.
 	for i := range done.Collections {
 		for _, b := range before.Collections {
 			if b.Collection == done.Collections[i].Collection {
@@ -98,10 +115,11 @@ func (a *acting) purge(ctx context.Context, o admin.Operator, want admin.Purge) 
 		}
 	}
 	done.Purgeable = before.Purgeable
+
 	if err != nil {
-		return fmt.Errorf("after %s: %w", count(done.Removed, "removed envelope"), err)
+		return fmt.Errorf("purging, after %s: %w", countNoun(done.Removed, "removed envelope"), err)
 	}
-	return a.show(done, func(w io.Writer) error { return printPurge(w, done) })
+	return a.printResult(done, func(w io.Writer) error { return printPurge(w, done) })
 }
 
 func wasWere(n int64) string {
@@ -112,29 +130,31 @@ func wasWere(n int64) string {
 }
 
 func printPurge(w io.Writer, r admin.PurgeReport) error {
-	head := "COLLECTION\tWRITTEN BEFORE\tHELD BY\tPURGEABLE\tREMOVED"
-	err := table(w, head, func(row func(...any)) {
+	err := writeTable(w, "COLLECTION\tWRITTEN BEFORE\tHELD BY\tPURGEABLE\tREMOVED", func(row func(...any)) {
 		for _, c := range r.Collections {
 			cut := "-"
 			if c.Cut != nil {
 				cut = c.Cut.Format(time.RFC3339)
 			}
-			row(c.Collection, cut, c.Watcher, thousands(c.Purgeable), thousands(c.Removed))
+			row(c.Collection, cut, c.Watcher, formatThousands(c.Purgeable), formatThousands(c.Removed))
 		}
 	})
 	for _, c := range r.Collections {
 		if c.Reason != "" {
-			fmt.Fprintln(w, oneLine(c.Reason))
+			fmt.Fprintln(w, sanitizeLine(c.Reason))
 		}
 	}
+	if err != nil {
+		return err
+	}
+
 	switch {
-	case err != nil:
 	case r.DryRun:
-		_, err = fmt.Fprintf(w, "%s would be removed; nothing was done\n", count(r.Purgeable, "envelope"))
+		_, err = fmt.Fprintf(w, "%s would be removed; nothing was done\n", countNoun(r.Purgeable, "envelope"))
 	case r.Removed == 0:
-		_, err = fmt.Fprintf(w, "there is nothing to remove that is older than %s\n", time.Duration(r.KeptS*float64(time.Second)))
+		_, err = fmt.Fprintf(w, "nothing to remove is older than %s\n", time.Duration(r.KeptS*float64(time.Second)))
 	default:
-		_, err = fmt.Fprintf(w, "%s removed in %.1f s\n", count(r.Removed, "envelope"), r.Seconds)
+		_, err = fmt.Fprintf(w, "%s removed in %.1f s\n", countNoun(r.Removed, "envelope"), r.Seconds)
 	}
 	return err
 }

@@ -35,7 +35,7 @@ func TestPurgeAndHistoryCommands(t *testing.T) {
 	var docs []any
 	for i := range 1234 {
 		docs = append(docs, bson.D{
-			{Key: "_id", Value: "id-" + thousands(int64(i))},
+			{Key: "_id", Value: "id-" + formatThousands(int64(i))},
 			{Key: "aggregatetype", Value: "order"},
 			{Key: "aggregateid", Value: int32(i % 3)},
 			{Key: "type", Value: "Placed"},
@@ -53,7 +53,7 @@ func TestPurgeAndHistoryCommands(t *testing.T) {
 	}
 	expect := func(wantCode int, want string, args ...string) string {
 		t.Helper()
-		code, out, errOut := call(t, env, args...)
+		code, out, errOut := runCommand(t, env, args...)
 		if code != wantCode || !strings.Contains(errOut, want) {
 			t.Errorf("%v: code %d, want %d with %q in: %s", args, code, wantCode, want, errOut)
 		}
@@ -68,18 +68,18 @@ func TestPurgeAndHistoryCommands(t *testing.T) {
 	}
 	expect(0, "orders/2@7", "history", "--id", "id-7")
 	expect(0, "there may be more: --after", "history", "--limit", "2")
-	expect(0, "only recording: mark writes them", "history", "--from", "10m")
-	expect(exitConfig, "--to is not after --from", "history", "--from", "1m", "--to", "2m")
+	expect(0, "only with recording: mark", "history", "--from", "10m")
+	expect(exitConfig, "--from must be before --to", "history", "--from", "1m", "--to", "2m")
 	expect(exitConfig, "not between 1 and 10000", "history", "--limit", "0")
 	expect(exitConfig, "id", "history", "--id", "x", "--key", "y")
 	expect(exitConfig, "no such place in the history", "history", "--after", "nonsense")
 
-	expect(0, "there is nothing to remove that is older than 24h0m0s", "purge")
+	expect(0, "nothing to remove is older than 24h0m0s", "purge")
 	expect(exitConfig, `--older-than "soon"`, "purge", "--older-than", "soon")
-	expect(exitConfig, "say -1 for no limit", "purge", "--rate", "0")
+	expect(exitConfig, "pass -1 for no limit", "purge", "--rate", "0")
 	expect(exitConfig, "is not registered for a.b", "purge", "--collection", "a.b")
 	expect(0, "1,234 envelopes would be removed; nothing was done", "purge", "--older-than", "10m", "--dry-run")
-	expect(exitConfig, "remove 1,234 envelopes of watcher default that were delivered; say --yes", "purge", "--older-than", "10m")
+	expect(exitConfig, "remove 1,234 envelopes of watcher default that were delivered; pass --yes", "purge", "--older-than", "10m")
 	var r admin.PurgeReport
 	out := expect(0, "", "purge", "--older-than", "10m", "--collection", found[0].NS(), "--json", "-y", "--actor", "ann", "--rate", "-1")
 	if err := json.Unmarshal([]byte(out), &r); err != nil || r.Removed != 1234 || r.Purgeable != 1234 || r.DryRun || r.Collections[0].Watcher != "default/0of1" {
@@ -89,5 +89,5 @@ func TestPurgeAndHistoryCommands(t *testing.T) {
 		t.Errorf("%d left, %v", n, err)
 	}
 	env = append(env, "OUTRELAY_RETENTION=0s")
-	expect(exitConfig, "retention is 0, which keeps envelopes for ever", "purge")
+	expect(exitConfig, "retention is 0, which keeps envelopes forever", "purge")
 }

@@ -12,13 +12,14 @@ import (
 	"github.com/outrelay/outrelay/internal/admin"
 )
 
-// recovered is the answer of outrelay recover --json.
-type recovered struct {
+// recoverResult is the output of outrelay recover --json.
+type recoverResult struct {
 	Watcher string `json:"watcher"`
 	Action  string `json:"action"` // sweep, adopt or release
 	DryRun  bool   `json:"dry_run"`
 	Done    bool   `json:"done"`
-	// Collections is what a sweep will deliver again; it is counted before a question and for a dry run only.
+	// Collections are the collections that a sweep delivers again. They are counted only for a dry run
+	// or a confirmation.
 	Collections []admin.Swept `json:"collections,omitempty"`
 	Envelopes   int64         `json:"envelopes,omitempty"` // of all collections
 	Released    string        `json:"released,omitempty"`  // the collection
@@ -30,60 +31,71 @@ func newRecoverCommand(p *program) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "recover",
 		Short: "Order a sweep after lost state, adopt copied state, or release a collection",
-		Long: `Without a flag, order a sweep: the next owner of the watcher delivers every envelope of the watched collections that
-lies at or after --from (default: all they hold), each flagged outrelay-redelivered, and goes on with the stream. It is
-for a watcher whose document vanished, or that halted over lost history or a dropped collection. Consumers may see
-envelopes a second time, with the same id. What is not delivered yet is swept in any case, and the sweep begins some
-minutes earlier for the sake of transactions that were open; --dry-run counts by the same rules.
+		Long: `Without a flag, order a sweep. The next owner of the watcher delivers each envelope of the watched
+collections that was written at or after --from (default: all envelopes), marks it as
+outrelay-redelivered, and continues with the change stream. Use it if the document of the watcher is
+lost, or if the watcher halted because of a gap or a dropped collection. Consumers may get envelopes
+a second time, with the same id.
 
---adopt makes state that was copied from another replica set this one's. --release NS lets another watcher read NS.`,
+Envelopes that were not delivered yet are swept in any case. The sweep starts some minutes earlier
+because of transactions that were open. --dry-run counts by the same rules.
+
+--adopt accepts state that was copied from another replica set. --release NS lets another watcher
+read NS.`,
 		Args: cobra.NoArgs,
 	}
-	a := p.acting(c)
-	c.Flags().BoolVar(&adopt, "adopt", false, "make state that was copied from another replica set this one's")
+
+	a := p.addChangeFlags(c)
+	c.Flags().BoolVar(&adopt, "adopt", false, "accept state that was copied from another replica set")
 	c.Flags().StringVar(&release, "release", "", "release the claim on a `collection`, as database.collection")
-	c.Flags().StringVar(&from, "from", "", "sweep from this `time` on, with its zone, or as in 2h from so long ago; default: everything")
-	ofSlot(c, &slot)
+	c.Flags().StringVar(&from, "from", "",
+		"sweep from this `time`, with its zone, or from so long ago, such as 2h; default: everything")
+	addSlotFlag(c, &slot)
 	c.MarkFlagsMutuallyExclusive("adopt", "release", "from")
+
 	c.RunE = func(c *cobra.Command, _ []string) error {
-		at, err := instant("from", from, time.Now())
+		at, err := parseZonedPastTime("from", from, time.Now())
 		if err != nil {
 			return err
 		}
-		return a.run(c.Context(), func(ctx context.Context, o admin.Operator) error {
+
+		return a.withOperator(c.Context(), func(ctx context.Context, o admin.Operator) error {
 			o.Slot = slot
-			r := recovered{Watcher: o.Watcher, DryRun: a.dryRun, Released: release}
+			r := recoverResult{Watcher: o.Watcher, DryRun: a.dryRun, Released: release}
 			var err error
 			switch {
 			case adopt:
 				r.Action = "adopt"
-				err = a.adopt(ctx, o)
+				err = a.adoptState(ctx, o)
 			case release != "":
 				r.Action = "release"
-				err = a.release(ctx, o, release)
+				err = a.releaseCollection(ctx, o, release)
 			default:
 				r.Action = "sweep"
-				err = a.sweep(ctx, o, at, &r)
+				err = a.orderSweep(ctx, o, at, &r)
 			}
 			if err != nil {
 				return err
 			}
+
 			r.Done = !a.dryRun
-			return a.show(r, r.print)
+			return a.printResult(r, r.printRecovery)
 		})
 	}
 	return c
 }
 
-func (a *acting) adopt(ctx context.Context, o admin.Operator) error {
+func (a *operatorCommand) adoptState(ctx context.Context, o admin.Operator) error {
 	if a.dryRun {
 		return nil
 	}
 	return o.Adopt(ctx)
 }
 
-func (a *acting) release(ctx context.Context, o admin.Operator, ns string) error {
-	namespaces, err := o.Collections(ctx, ns) // an error where there is no such claim
+// releaseCollection releases the claim on ns. It returns an error if there is no such claim, also for a
+// dry run.
+func (a *operatorCommand) releaseCollection(ctx context.Context, o admin.Operator, ns string) error {
+	namespaces, err := o.Collections(ctx, ns)
 	if err != nil || a.dryRun || len(namespaces) == 0 {
 		return err
 	}
@@ -91,9 +103,10 @@ func (a *acting) release(ctx context.Context, o admin.Operator, ns string) error
 	return err
 }
 
-// sweep counts what it brings before it asks. A document that vanished may have left no collections to count.
-func (a *acting) sweep(ctx context.Context, o admin.Operator, from time.Time, r *recovered) error {
+// orderSweep counts the envelopes, asks for confirmation and orders the sweep. It adds the counts to r.
+func (a *operatorCommand) orderSweep(ctx context.Context, o admin.Operator, from time.Time, r *recoverResult) error {
 	if a.dryRun || !a.yes {
+		// A lost watcher document may leave no collections to count.
 		var err error
 		if r.Collections, err = o.RecoverPlan(ctx, from); err != nil && !errors.Is(err, admin.ErrNoCollections) {
 			return err
@@ -105,33 +118,40 @@ func (a *acting) sweep(ctx context.Context, o admin.Operator, from time.Time, r 
 	if a.dryRun {
 		return nil
 	}
-	what := "have " + count(r.Envelopes, "envelope") + " delivered again, with the same ids, which consumers may have seen"
+
+	envelopes := countNoun(r.Envelopes, "envelope")
 	if r.Collections == nil {
-		what = "have everything that it watches delivered again, with the same ids, which consumers may have seen"
+		envelopes = "all envelopes of the watcher"
 	}
-	if err := a.confirm(ctx, what); err != nil {
+	action := "deliver " + envelopes + " again, with the same ids; consumers may have handled them before"
+	if err := a.confirm(ctx, action); err != nil {
 		return err
 	}
 	return o.Recover(ctx, from)
 }
 
-func (r *recovered) print(w io.Writer) (err error) {
-	for _, s := range r.Collections {
-		if err == nil && r.DryRun {
-			_, err = fmt.Fprintf(w, "%s: %s\n", s.Collection, count(s.Envelopes, "envelope"))
+func (r *recoverResult) printRecovery(w io.Writer) error {
+	if r.DryRun {
+		for _, s := range r.Collections {
+			if _, err := fmt.Fprintf(w, "%s: %s\n", s.Collection, countNoun(s.Envelopes, "envelope")); err != nil {
+				return err
+			}
 		}
 	}
-	if err != nil {
-		return err
+
+	var planned, done string
+	switch r.Action {
+	case "adopt":
+		planned, done = "its state would be adopted", "its state is adopted; start outrelay run"
+	case "release":
+		planned, done = r.Released+" would be released", r.Released+" is released"
+	case "sweep":
+		planned, done = "a sweep would be ordered; nothing was done", "a sweep is ordered; the next owner performs it"
 	}
-	text := map[string][2]string{
-		"adopt":   {"its state would be adopted", "its state is adopted; start outrelay run"},
-		"release": {r.Released + " would be released", r.Released + " is released"},
-		"sweep":   {"a sweep would be ordered; nothing was done", "a sweep is ordered; its next owner does it"},
-	}[r.Action]
+	text := done
 	if r.DryRun {
-		text[1] = text[0]
+		text = planned
 	}
-	_, err = fmt.Fprintf(w, "watcher %s: %s\n", r.Watcher, text[1])
+	_, err := fmt.Fprintf(w, "watcher %s: %s\n", r.Watcher, text)
 	return err
 }

@@ -9,11 +9,12 @@ import (
 
 func TestRecoverCommand(t *testing.T) {
 	t.Parallel()
-	g := dig(t, 0)
+	g := newGraveyard(t, 0)
 	ns := g.outbox.Database().Name() + ".outbox"
 	for _, id := range []string{"a", "b"} {
-		g.insert(g.outbox, bson.D{{Key: "_id", Value: id}, {Key: "payload", Value: planted}})
+		g.insertDocument(g.outbox, bson.D{{Key: "_id", Value: id}, {Key: "payload", Value: plantedSecret}})
 	}
+
 	gap := func() bool {
 		n, err := g.state.Collection("watchers").CountDocuments(t.Context(), bson.D{{Key: "gap.reason", Value: bson.D{{Key: "$exists", Value: true}}}})
 		if err != nil {
@@ -21,44 +22,51 @@ func TestRecoverCommand(t *testing.T) {
 		}
 		return n == 1
 	}
-	if text := g.call(0, nil, "recover", "--dry-run"); !strings.Contains(text, ns+": 2 envelopes") || !strings.Contains(text, "nothing was done") {
-		t.Errorf("%s", text)
+
+	if text := g.runCommand(0, nil, "recover", "--dry-run"); !strings.Contains(text, ns+": 2 envelopes") || !strings.Contains(text, "nothing was done") {
+		t.Errorf("unexpected output:\n%s", text)
 	}
-	if text := g.call(exitConfig, nil, "recover", "--from", "1h"); !strings.Contains(text, "have 2 envelopes delivered again") || !strings.Contains(text, "--yes") {
-		t.Errorf("%s", text)
+	if text := g.runCommand(exitConfig, nil, "recover", "--from", "1h"); !strings.Contains(text, "deliver 2 envelopes again") || !strings.Contains(text, "--yes") {
+		t.Errorf("unexpected output:\n%s", text)
 	}
-	if text := g.call(exitConfig, nil, "recover", "--from", "yesterday", "--yes"); !strings.Contains(text, "--from") {
-		t.Errorf("%s", text)
+	if text := g.runCommand(exitConfig, nil, "recover", "--from", "yesterday", "--yes"); !strings.Contains(text, "--from") {
+		t.Errorf("unexpected output:\n%s", text)
 	}
-	for _, from := range []string{"2026-11-20T09:45", "2026-11-20", "2199-01-01T00:00:00Z"} { // no zone, and the future
+
+	for _, from := range []string{"2026-11-20T09:45", "2026-11-20", "2199-01-01T00:00:00Z"} { // without a zone, and in the future
 		for _, how := range []string{"--dry-run", "--yes"} {
-			if text := g.call(exitConfig, nil, "recover", "--from", from, how); !strings.Contains(text, "zone") {
+			if text := g.runCommand(exitConfig, nil, "recover", "--from", from, how); !strings.Contains(text, "zone") {
 				t.Errorf("recover --from %s %s: %s", from, how, text)
 			}
 		}
 	}
-	g.call(exitConfig, nil, "recover", "--adopt", "--release", ns)
+
+	g.runCommand(exitConfig, nil, "recover", "--adopt", "--release", ns)
 	if gap() {
 		t.Fatal("a sweep is ordered already")
 	}
-	var r recovered
-	if g.call(0, &r, "recover", "--yes", "--actor", "ann"); !r.Done || r.Action != "sweep" || r.Watcher != "orders" || !gap() {
-		t.Errorf("%+v", r)
+
+	var r recoverResult
+	if g.runCommand(0, &r, "recover", "--yes", "--actor", "ann"); !r.Done || r.Action != "sweep" || r.Watcher != "orders" || !gap() {
+		t.Errorf("unexpected result %+v", r)
 	}
+
 	n, err := g.state.Collection("events").CountDocuments(t.Context(), bson.D{{Key: "kind", Value: "recover_ordered"}, {Key: "fields.actor", Value: "ann"}})
 	if err != nil || n != 1 {
 		t.Errorf("%d entries in the events log, %v", n, err)
 	}
-	var dry recovered
-	if g.call(0, &dry, "recover", "--release", ns, "--dry-run"); dry.Done || dry.Released != ns {
-		t.Errorf("%+v", dry)
+
+	var dry recoverResult
+	if g.runCommand(0, &dry, "recover", "--release", ns, "--dry-run"); dry.Done || dry.Released != ns {
+		t.Errorf("unexpected result %+v", dry)
 	}
-	if text := g.call(0, nil, "recover", "--release", ns); text != "watcher orders: "+ns+" is released\n" {
-		t.Errorf("%s", text)
+	if text := g.runCommand(0, nil, "recover", "--release", ns); text != "watcher orders: "+ns+" is released\n" {
+		t.Errorf("unexpected output:\n%s", text)
 	}
-	g.call(exitConfig, nil, "recover", "--release", ns)
-	// Nothing is left to count, and a sweep can be ordered all the same.
-	if text := g.call(exitConfig, nil, "recover"); !strings.Contains(text, "have everything that it watches delivered again") {
-		t.Errorf("%s", text)
+
+	g.runCommand(exitConfig, nil, "recover", "--release", ns)
+	// There is nothing to count, but a sweep can still be ordered.
+	if text := g.runCommand(exitConfig, nil, "recover"); !strings.Contains(text, "deliver all envelopes of the watcher again") {
+		t.Errorf("unexpected output:\n%s", text)
 	}
 }

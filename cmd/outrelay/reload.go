@@ -11,31 +11,33 @@ import (
 	"github.com/outrelay/outrelay/internal/logging"
 )
 
-// reloader reads the configuration again while a relay runs. The log's level counts at once, and certificates are looked at for
-// each new connection whether it is asked to or not. Everything else decides what is sent where, or how much of the machine is
-// used, and must not change between two events: it is named in the log, and waits for the next start. A configuration with a
-// mistake changes nothing.
+// reloader reads the configuration again while a relay runs. Only the log level applies at once. All
+// other keys decide where records go or how many resources are used, and must not change between two
+// events. The log names them, and they apply at the next start. An invalid configuration changes
+// nothing. Certificates need no reload: each new connection reads them.
 type reloader struct {
 	*program
-	running config.Config // what the relay was started with
-	told    func(applied, waiting []string, err error)
+	running  config.Config // the configuration that the relay was started with
+	onReload func(applied, waiting []string, err error)
 }
 
-// hangUps calls again for each SIGHUP until stop is called, which waits for the last one.
-func (l *reloader) hangUps() (stop func()) {
+// reloadOnHangup calls reload for each SIGHUP until stop is called. stop waits for a reload in progress.
+func (l *reloader) reloadOnHangup() (stop func()) {
 	received, done := make(chan os.Signal, 1), make(chan struct{})
 	signal.Notify(received, syscall.SIGHUP)
+
 	var wg sync.WaitGroup
 	wg.Go(func() {
 		for {
 			select {
 			case <-received:
-				l.again()
+				l.reload()
 			case <-done:
 				return
 			}
 		}
 	})
+
 	return func() {
 		signal.Stop(received)
 		close(done)
@@ -43,17 +45,20 @@ func (l *reloader) hangUps() (stop func()) {
 	}
 }
 
-// levelKey is the one key that counts at once.
+// levelKey is the only key that applies at once.
 const levelKey = "log.level"
 
-// again reads and applies.
-func (l *reloader) again() {
-	next, _, err := l.load()
+// reload reads the configuration, applies the log level and reports the keys that apply at the next start.
+func (l *reloader) reload() {
+	next, _, err := l.loadConfig()
 	if err != nil {
-		l.told(nil, nil, err)
+		l.onReload(nil, nil, err)
 		return
 	}
-	next.Node = l.running.Node // made up at each reading where it is not set
+
+	// If node is not set, each load generates another name. That is not a change.
+	next.Node = l.running.Node
+
 	var applied, waiting []string
 	for _, key := range config.Differing(l.running, next) {
 		if key != levelKey {
@@ -64,5 +69,5 @@ func (l *reloader) again() {
 		l.level.Set(level)
 		applied = []string{levelKey + "=" + strings.ToLower(level.String())}
 	}
-	l.told(applied, waiting, nil)
+	l.onReload(applied, waiting, nil)
 }

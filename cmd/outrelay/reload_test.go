@@ -10,37 +10,41 @@ import (
 	"github.com/outrelay/outrelay/internal/config"
 )
 
-// What is set by a flag or the environment goes on standing above the file, and a name that was made up at the start does not count
-// as a change.
+// Flags and the environment still override the file after a reload. A generated node name is not a change.
 func TestReloadAppliesTheLevelAlone(t *testing.T) {
 	t.Parallel()
-	path := file(t, "retention: 24h\n")
-	p := &program{errOut: io.Discard, env: append(slices.Clone(complete3), "OUTRELAY_MONGODB_STATE=state"), configFile: path}
-	running, log, err := p.loadAndLog()
+	path := writeConfig(t, "retention: 24h\n")
+	p := &program{errOut: io.Discard, env: append(slices.Clone(minimalEnv), "OUTRELAY_MONGODB_STATE=state"), configFile: path}
+	running, log, err := p.loadWithLogger()
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	var applied, waiting []string
-	l := &reloader{program: p, running: running, told: func(a, w []string, e error) { applied, waiting, err = a, w, e }}
+	l := &reloader{program: p, running: running, onReload: func(a, w []string, e error) { applied, waiting, err = a, w, e }}
 	again := func(text string) {
 		t.Helper()
 		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		l.again()
+		l.reload()
 	}
+
 	again("retention: 24h\n")
 	if len(applied)+len(waiting) != 0 || err != nil {
 		t.Errorf("unchanged: %v %v %v", applied, waiting, err)
 	}
+
 	again("retention: 48h\nlog: {level: debug}\nmongodb: {state: other}\n")
 	if !slices.Equal(applied, []string{"log.level=debug"}) || !slices.Equal(waiting, []string{"retention"}) || err != nil || !log.Enabled(t.Context(), slog.LevelDebug) {
 		t.Errorf("%v %v %v", applied, waiting, err)
 	}
+
 	again("retention: never\nlog: {level: error}\n")
 	if err == nil || !log.Enabled(t.Context(), slog.LevelDebug) {
 		t.Errorf("a mistake: %v", err)
 	}
+
 	again("retention: 24h\n")
 	if !slices.Equal(applied, []string{"log.level=info"}) || len(waiting) != 0 || err != nil || log.Enabled(t.Context(), slog.LevelDebug) {
 		t.Errorf("back: %v %v %v", applied, waiting, err)

@@ -13,16 +13,16 @@ import (
 	"github.com/outrelay/outrelay/internal/app"
 )
 
-// replayListed is how many replays list shows.
-const replayListed = 50
+// maxListedReplays is the number of replays that list shows.
+const maxListedReplays = 50
 
-// replayFlags are those of an order, and of how it is carried out.
+// replayFlags holds the flags of a replay order and of its execution.
 type replayFlags struct {
 	order    admin.ReplayOrder
 	from, to string
 	resume   string
 	wait     bool
-	open     int64
+	maxOpen  int64
 }
 
 func newReplayCommand(p *program) *cobra.Command {
@@ -30,47 +30,56 @@ func newReplayCommand(p *program) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "replay",
 		Short: "Send delivered envelopes that are still in the outbox again",
-		Long: `Send envelopes that were delivered, and that retention has not removed yet, again: those of a time, and if you like of some
-ids, ordering keys, types or topics alone. They keep their ids and, within a key, their order; each is flagged
-outrelay-redelivered and has the next outrelay-delivery number. The relay sends them beside the new ones.
+		Long: `Send envelopes again that were delivered in a time range and that retention has not removed yet.
+Flags restrict them to ids, ordering keys, types or topics. The envelopes keep their ids and, within
+a key, their order. Each is marked as outrelay-redelivered and has the next outrelay-delivery
+number. The relay sends them in parallel with new envelopes.
 
-Times are those of the delivery by the server's clock, else of the commit, in whole seconds; --to is excluded. An envelope
-that was replayed counts from that delivery on. What is not delivered yet, waits, or is past its expiresAt is left out.
+Times are delivery times by the server's clock, or commit times if no delivery time is recorded, in
+whole seconds. --to is excluded. The time of a replayed envelope is its latest delivery. Envelopes
+that are not delivered yet, wait, or are past their expiresAt are left out.
 
-At most --open envelopes are queued at a time, so the command runs until all are sent; with --wait=false it queues them
-all at once. It may be interrupted at any moment, and --resume ID goes on where it was.`,
+At most --open envelopes are queued at a time, so the command runs until all are sent. With
+--wait=false it queues all of them and ends. The command may be interrupted at any time; --resume ID
+continues the replay.`,
 		Example: `  outrelay replay --from 2026-11-20T08:00Z --to 2026-11-20T08:10Z --type OrderPlaced --dry-run
   outrelay replay --from 2h --key customer-17 --topic audit
   outrelay replay --resume 20261120T081500-1f2e`,
 		Args: cobra.NoArgs,
 	}
-	a := p.acting(c)
+
+	a := p.addChangeFlags(c)
 	flags := c.Flags()
-	flags.StringVar(&f.from, "from", "", "`time` to begin at, or so long ago, as 2h")
-	flags.StringVar(&f.to, "to", "", "`time` to end before; default: where the watcher is")
-	flags.StringArrayVar(&f.order.IDs, "id", nil, "only the envelope of this `id`; may be repeated")
+	flags.StringVar(&f.from, "from", "", "delivered at or after this `time`, or so long ago, such as 2h")
+	flags.StringVar(&f.to, "to", "", "delivered before this `time`; default: the position of the watcher")
+	flags.StringArrayVar(&f.order.IDs, "id", nil, "only the envelope with this `id`; may be repeated")
 	flags.StringArrayVar(&f.order.Keys, "key", nil, "only this ordering `key`; may be repeated")
-	flags.StringSliceVar(&f.order.Types, "type", nil, "only these `types`")
+	flags.StringSliceVar(&f.order.Types, "type", nil, "only these event `types`")
 	flags.StringSliceVar(&f.order.AggregateTypes, "aggregate-type", nil, "only these aggregate `types`")
 	flags.StringSliceVar(&f.order.Topics, "topic", nil, "only to these `topics`")
-	flags.StringSliceVar(&f.order.Collections, "collection", nil, "only of these `collections`, as database.collection")
-	flags.Float64Var(&f.order.Rate, "rate", 0, "`envelopes` a second at most; 0: as fast as the relay takes them")
-	flags.BoolVar(&f.order.Force, "force", false, "also into compacted topics, where an old event becomes the newest of its key")
+	flags.StringSliceVar(&f.order.Collections, "collection", nil, "only from these `collections`, as database.collection")
+	flags.Float64Var(&f.order.Rate, "rate", 0, "maximum `envelopes` per second; 0: no limit")
+	flags.BoolVar(&f.order.Force, "force", false,
+		"also send to compacted topics, where an old event becomes the newest of its key")
 	flags.BoolVar(&f.wait, "wait", true, "wait until all are sent")
-	flags.Int64Var(&f.open, "open", admin.DefaultReplayOpen, "envelopes that may be queued and not sent at a time")
-	flags.StringVar(&f.resume, "resume", "", "go on with the replay of this `id`")
-	for _, name := range []string{"from", "to", "id", "key", "type", "aggregate-type", "topic", "collection", "rate", "force", "dry-run"} {
+	flags.Int64Var(&f.maxOpen, "open", admin.DefaultReplayOpen, "maximum number of envelopes that are queued but not sent")
+	flags.StringVar(&f.resume, "resume", "", "continue the replay with this `id`")
+
+	selecting := []string{
+		"from", "to", "id", "key", "type", "aggregate-type", "topic", "collection", "rate", "force", "dry-run",
+	}
+	for _, name := range selecting {
 		c.MarkFlagsMutuallyExclusive("resume", name)
 	}
-	c.RunE = func(c *cobra.Command, _ []string) error { return f.run(c.Context(), a) }
+	c.RunE = func(c *cobra.Command, _ []string) error { return f.runReplay(c.Context(), a) }
 	c.AddCommand(newReplayListCommand(p), newReplayCancelCommand(p))
 	return c
 }
 
-// replays runs do with the configured watcher's replayer.
-func (a *acting) replays(ctx context.Context, do func(ctx context.Context, r admin.Replayer) error) error {
-	return a.run(ctx, func(ctx context.Context, o admin.Operator) error {
-		cfg, _, err := a.p.load()
+// withReplayer calls f with the replayer of the configured watcher.
+func (a *operatorCommand) withReplayer(ctx context.Context, f func(ctx context.Context, r admin.Replayer) error) error {
+	return a.withOperator(ctx, func(ctx context.Context, o admin.Operator) error {
+		cfg, _, err := a.p.loadConfig()
 		if err != nil {
 			return err
 		}
@@ -78,44 +87,61 @@ func (a *acting) replays(ctx context.Context, do func(ctx context.Context, r adm
 		if err != nil {
 			return err
 		}
-		return do(ctx, admin.Replayer{Operator: o, Router: router, Compacted: func(ctx context.Context, topics []string) ([]string, error) {
+
+		compacted := func(ctx context.Context, topics []string) ([]string, error) {
 			return app.CompactedTopics(ctx, cfg, topics)
-		}})
+		}
+		return f(ctx, admin.Replayer{Operator: o, Router: router, Compacted: compacted})
 	})
 }
 
-func (f *replayFlags) run(ctx context.Context, a *acting) (err error) {
+// parseArgs parses the times of the flags and checks the numbers.
+func (f *replayFlags) parseArgs() (err error) {
 	now := time.Now()
-	if f.order.From, err = since("from", f.from, now); err != nil {
+	if f.order.From, err = parsePastTime("from", f.from, now); err != nil {
 		return err
 	}
-	if f.order.To, err = since("to", f.to, now); err != nil {
+	if f.order.To, err = parsePastTime("to", f.to, now); err != nil {
 		return err
 	}
+
 	switch {
 	case f.order.Rate < 0:
-		return errors.New("--rate must not be negative; 0 is as fast as the relay takes them")
-	case f.open < 1:
+		return errors.New("--rate must not be negative; pass 0 for no limit")
+	case f.maxOpen < 1:
 		return errors.New("--open must be at least 1")
 	case !f.order.To.IsZero() && !f.order.From.Before(f.order.To):
 		return errors.New("--from must be before --to")
 	}
-	return a.replays(ctx, func(ctx context.Context, r admin.Replayer) error {
+	return nil
+}
+
+// runReplay plans a replay, asks for confirmation, starts the replay and carries it out. With --resume,
+// it only carries out the existing replay.
+func (f *replayFlags) runReplay(ctx context.Context, a *operatorCommand) error {
+	if err := f.parseArgs(); err != nil {
+		return err
+	}
+
+	return a.withReplayer(ctx, func(ctx context.Context, r admin.Replayer) error {
 		if f.resume != "" {
 			return f.carryOut(ctx, a, r, f.resume, -1)
 		}
+
 		plan, err := r.Plan(ctx, f.order)
 		if errors.Is(err, admin.ErrNoBound) {
-			return errors.New("say --from TIME, or name envelopes by --id")
+			return errors.New("no range selected; pass --from TIME, or envelopes with --id")
 		}
 		if err != nil {
 			return err
 		}
 		if a.dryRun {
-			return a.show(plan, func(w io.Writer) error { return printReplayPlan(w, plan) })
+			return a.printResult(plan, func(w io.Writer) error { return printReplayPlan(w, plan) })
 		}
+
 		if plan.Found > 0 {
-			if err := a.confirm(ctx, fmt.Sprintf("send %s of watcher %s again", count(plan.Found, "envelope"), plan.Watcher)); err != nil {
+			action := fmt.Sprintf("send %s of watcher %s again", countNoun(plan.Found, "envelope"), plan.Watcher)
+			if err := a.confirm(ctx, action); err != nil {
 				return err
 			}
 		}
@@ -130,53 +156,60 @@ func (f *replayFlags) run(ctx context.Context, a *acting) (err error) {
 	})
 }
 
-// carryOut runs a replay to its end, or until it is interrupted.
-func (f *replayFlags) carryOut(ctx context.Context, a *acting, r admin.Replayer, id string, found int64) error {
-	bar := a.progress("sent", found)
-	defer bar.end()
-	i, err := r.Run(ctx, id, admin.ReplayRun{Wait: f.wait, Open: f.open, Progress: func(i admin.ReplayInfo) {
-		bar.to(i.Queued + i.Skipped - i.Outstanding)
-	}})
-	bar.end()
+// carryOut runs a replay until it ends or is interrupted. found is the number of envelopes for the
+// progress bar, or -1.
+func (f *replayFlags) carryOut(ctx context.Context, a *operatorCommand, r admin.Replayer, id string, found int64) error {
+	bar := a.startProgress("sent", found)
+	defer bar.clear()
+	showProgress := func(i admin.ReplayInfo) { bar.setDone(i.Queued + i.Skipped - i.Outstanding) }
+	i, err := r.Run(ctx, id, admin.ReplayRun{Wait: f.wait, Open: f.maxOpen, Progress: showProgress})
+	bar.clear()
+
 	if err != nil {
-		if i.ID != "" && (ctx.Err() != nil || exitCode(outcome(err)) == exitTemporary) {
-			err = fmt.Errorf("%s queued so far; go on with outrelay replay --resume %s (%w)", count(i.Queued, "envelope"), id, err)
+		// Only an interruption or a temporary error can be resumed.
+		if i.ID != "" && (ctx.Err() != nil || exitCode(classifyError(err)) == exitTemporary) {
+			err = fmt.Errorf("replay stopped after queuing %s: %w; to continue, run `outrelay replay --resume %s`",
+				countNoun(i.Queued, "envelope"), err, id)
 		}
 		return err
 	}
-	return a.show(i, func(w io.Writer) error {
+
+	return a.printResult(i, func(w io.Writer) error {
 		done := "queued; the relay sends them"
 		if f.wait {
 			done = "sent again"
 		}
-		_, err := fmt.Fprintf(w, "replay %s: %s %s, %s skipped\n", i.ID, count(i.Queued, "envelope"), done, thousands(i.Skipped))
+		_, err := fmt.Fprintf(w, "replay %s: %s %s, %s skipped\n",
+			i.ID, countNoun(i.Queued, "envelope"), done, formatThousands(i.Skipped))
 		return err
 	})
 }
 
 func printReplayPlan(w io.Writer, p admin.ReplayPlan) error {
-	fmt.Fprintf(w, "%s would be sent again", count(p.Found, "envelope"))
+	fmt.Fprintf(w, "%s would be sent again", countNoun(p.Found, "envelope"))
 	if p.LeftOut > 0 {
-		fmt.Fprintf(w, ", %s left out for no wanted topic", thousands(p.LeftOut))
+		fmt.Fprintf(w, ", %s left out because they go to other topics", formatThousands(p.LeftOut))
 	}
-	fmt.Fprintf(w, "; the watcher has passed %s\n", p.Until.Local().Format(time.DateTime))
+	fmt.Fprintf(w, "; the range ends at %s\n", p.Until.Local().Format(time.DateTime))
 	if p.Found == 0 {
 		return nil
 	}
-	if err := table(w, "TOPIC\tRECORDS\t", func(row func(cells ...any)) {
+
+	err := writeTable(w, "TOPIC\tRECORDS\t", func(row func(cells ...any)) {
 		for _, t := range p.Topics {
 			note := " "
 			if t.Compacted {
 				note = "compacted: needs --force"
 			}
-			row(t.Name, thousands(t.Found), note)
+			row(t.Name, formatThousands(t.Found), note)
 		}
-	}); err != nil {
+	})
+	if err != nil {
 		return err
 	}
-	return table(w, "COLLECTION\tENVELOPES", func(row func(cells ...any)) {
+	return writeTable(w, "COLLECTION\tENVELOPES", func(row func(cells ...any)) {
 		for _, c := range p.Collections {
-			row(c.Name, thousands(c.Found))
+			row(c.Name, formatThousands(c.Found))
 		}
 	})
 }
@@ -184,20 +217,23 @@ func printReplayPlan(w io.Writer, p admin.ReplayPlan) error {
 func newReplayListCommand(p *program) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "list",
-		Short: "Show the latest replays of the watcher",
+		Short: "List the latest replays of the watcher",
 		Args:  cobra.NoArgs,
 	}
-	a := p.looking(c)
+
+	a := p.addReadFlags(c)
 	c.RunE = func(c *cobra.Command, _ []string) error {
-		return a.brief(c.Context(), func(ctx context.Context, o admin.Operator) error {
-			list, err := admin.Replayer{Operator: o}.List(ctx, replayListed)
+		return a.withOperatorBriefly(c.Context(), func(ctx context.Context, o admin.Operator) error {
+			list, err := admin.Replayer{Operator: o}.List(ctx, maxListedReplays)
 			if err != nil {
 				return err
 			}
-			return a.show(map[string]any{"replays": list}, func(w io.Writer) error {
-				return table(w, "ID\tSTATE\tBY\tSTARTED\tFOUND\tQUEUED\tSKIPPED", func(row func(cells ...any)) {
+
+			return a.printResult(map[string]any{"replays": list}, func(w io.Writer) error {
+				return writeTable(w, "ID\tSTATE\tBY\tSTARTED\tFOUND\tQUEUED\tSKIPPED", func(row func(cells ...any)) {
 					for _, i := range list {
-						row(i.ID, i.State, i.Actor, i.StartedAt.Local().Format(time.DateTime), thousands(i.Found), thousands(i.Queued), thousands(i.Skipped))
+						row(i.ID, i.State, i.Actor, i.StartedAt.Local().Format(time.DateTime),
+							formatThousands(i.Found), formatThousands(i.Queued), formatThousands(i.Skipped))
 					}
 				})
 			})
@@ -209,18 +245,20 @@ func newReplayListCommand(p *program) *cobra.Command {
 func newReplayCancelCommand(p *program) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "cancel ID",
-		Short: "End a replay that was broken off: what it has queued is sent, the rest is not",
+		Short: "End an interrupted replay; only envelopes already queued are sent",
 		Args:  cobra.ExactArgs(1),
 	}
-	a := p.looking(c)
-	c.Flags().StringVar(&a.actor, "actor", "", "`name` that the events log gets; default: the user's")
+
+	a := p.addReadFlags(c)
+	a.addActorFlag(c)
 	c.RunE = func(c *cobra.Command, args []string) error {
-		return a.brief(c.Context(), func(ctx context.Context, o admin.Operator) error {
+		return a.withOperatorBriefly(c.Context(), func(ctx context.Context, o admin.Operator) error {
 			if err := (admin.Replayer{Operator: o}).Cancel(ctx, args[0]); err != nil {
 				return err
 			}
-			return a.show(map[string]string{"cancelled": args[0]}, func(w io.Writer) error {
-				_, err := fmt.Fprintf(w, "replay %s is cancelled\n", args[0])
+
+			return a.printResult(map[string]string{"cancelled": args[0]}, func(w io.Writer) error {
+				_, err := fmt.Fprintf(w, "replay %s is canceled\n", args[0])
 				return err
 			})
 		})

@@ -20,7 +20,7 @@ func TestReplayCommands(t *testing.T) {
 	state, shop := stacktest.Database(t, client), stacktest.Database(t, client)
 	plain, compacted := stacktest.Topic(t, 1), stacktest.Name(t)
 	stacktest.CreateTopic(t, compacted, 1, kafka.ConfigEntry{ConfigName: "cleanup.policy", ConfigValue: "compact"})
-	// Envelopes of an hour ago, and a watcher that stands here.
+	// Envelopes from an hour ago, and a watcher with a position after them.
 	at := time.Now().Add(-time.Hour)
 	for i, topic := range []string{plain, plain, compacted} {
 		if _, err := shop.Collection("outbox").InsertOne(t.Context(), bson.D{
@@ -35,75 +35,83 @@ func TestReplayCommands(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+
 	if _, err := state.Collection("watchers").InsertOne(t.Context(), bson.D{{Key: "_id", Value: "default/0of1"}, {Key: "clusterTime", Value: bson.Timestamp{T: uint32(time.Now().Unix())}}}); err != nil {
 		t.Fatal(err)
 	}
+
 	ns := shop.Name() + ".outbox"
 	if _, err := store.NewRegistry(state.Collection("collections")).Claim(t.Context(), [16]byte{1}, ns, "default"); err != nil {
 		t.Fatal(err)
 	}
+
 	env := []string{
 		"OUTRELAY_MONGODB_URI=" + stacktest.MongoURI(t), "OUTRELAY_KAFKA_BROKERS=" + strings.Join(stacktest.Brokers(t), ","),
 		"OUTRELAY_MONGODB_STATE=" + state.Name(), "OUTRELAY_WATCH=" + ns, "OUTRELAY_NODE=n1",
 	}
+
 	decode := func(out string, v any) {
 		t.Helper()
 		if err := json.Unmarshal([]byte(out), v); err != nil {
 			t.Fatalf("%v: %q", err, out)
 		}
 	}
+
 	for _, c := range []struct {
 		args []string
 		want string
 	}{
-		{[]string{"--type", "Placed"}, "say --from TIME"},
+		{[]string{"--type", "Placed"}, "pass --from TIME"},
 		{[]string{"--from", "soon"}, "--from"},
 		{[]string{"--from", "1h", "--to", "2h"}, "--from must be before --to"},
 		{[]string{"--from", "2h", "--rate", "-1"}, "--rate"},
 		{[]string{"--from", "2h", "--resume", "x"}, "resume"},
 		{[]string{"--resume", "x"}, "document not found"},
-		{[]string{"--from", "2h"}, "send 3 envelopes of watcher default again; say --yes"},
+		{[]string{"--from", "2h"}, "send 3 envelopes of watcher default again; pass --yes"},
 		{[]string{"--from", "2h", "--yes"}, "compacted topics (" + compacted + ")"},
 		{[]string{"--from", "2h", "--collection", "a.b"}, "a.b is not one of watcher default"},
 	} {
-		if code, out, errOut := call(t, env, append([]string{"replay"}, c.args...)...); code != exitConfig || out != "" || !strings.Contains(errOut, c.want) {
+		if code, out, errOut := runCommand(t, env, append([]string{"replay"}, c.args...)...); code != exitConfig || out != "" || !strings.Contains(errOut, c.want) {
 			t.Errorf("%v: %d %q %q", c.args, code, out, errOut)
 		}
 	}
+
 	var plan admin.ReplayPlan
-	code, out, errOut := call(t, env, "replay", "--from", "2h", "--dry-run", "--json")
+	code, out, errOut := runCommand(t, env, "replay", "--from", "2h", "--dry-run", "--json")
 	if decode(out, &plan); code != 0 || plan.Found != 3 || len(plan.Topics) != 2 || plan.Collections[0].Name != ns {
 		t.Fatalf("%d %+v %s", code, plan, errOut)
 	}
-	if code, _, errOut = call(t, env, "replay", "--from", "2h", "--dry-run"); code != 0 || !strings.Contains(errOut, "compacted: needs --force") || !strings.Contains(errOut, "3 envelopes would be sent again") {
-		t.Errorf("%d %s", code, errOut)
+	if code, _, errOut = runCommand(t, env, "replay", "--from", "2h", "--dry-run"); code != 0 || !strings.Contains(errOut, "compacted: needs --force") || !strings.Contains(errOut, "3 envelopes would be sent again") {
+		t.Errorf("exit code %d, stderr %s", code, errOut)
 	}
+
 	var i admin.ReplayInfo
-	code, out, errOut = call(t, env, "replay", "--from", "2h", "--topic", plain, "--yes", "--wait=false", "--json", "--actor", "ann")
+	code, out, errOut = runCommand(t, env, "replay", "--from", "2h", "--topic", plain, "--yes", "--wait=false", "--json", "--actor", "ann")
 	if decode(out, &i); code != 0 || i.Queued != 2 || i.State != "done" || i.Actor != "ann" {
 		t.Fatalf("%d %+v %s", code, i, errOut)
 	}
 	if n, err := shop.Collection("outbox").CountDocuments(t.Context(), bson.D{{Key: "state", Value: "retry"}, {Key: "replayOf", Value: i.ID}, {Key: "delivery", Value: 1}}); err != nil || n != 2 {
 		t.Errorf("%d are queued, %v", n, err)
 	}
+
 	var list struct {
 		Replays []admin.ReplayInfo `json:"replays"`
 	}
-	code, out, errOut = call(t, env, "replay", "list", "--json")
+	code, out, errOut = runCommand(t, env, "replay", "list", "--json")
 	if decode(out, &list); code != 0 || len(list.Replays) != 1 || list.Replays[0].ID != i.ID {
 		t.Errorf("%d %+v %s", code, list, errOut)
 	}
-	if code, _, errOut = call(t, env, "replay", "list"); code != 0 || !strings.Contains(errOut, i.ID) {
-		t.Errorf("%d %s", code, errOut)
+	if code, _, errOut = runCommand(t, env, "replay", "list"); code != 0 || !strings.Contains(errOut, i.ID) {
+		t.Errorf("exit code %d, stderr %s", code, errOut)
 	}
-	// What is done is done: to resume it only waits for what is queued, and nothing can be cancelled.
-	if code, _, errOut = call(t, env, "replay", "--resume", i.ID, "--wait=false"); code != 0 || !strings.Contains(errOut, "2 envelopes queued") {
-		t.Errorf("%d %s", code, errOut)
+	// The replay has queued everything. Resuming it only waits, and it cannot be canceled.
+	if code, _, errOut = runCommand(t, env, "replay", "--resume", i.ID, "--wait=false"); code != 0 || !strings.Contains(errOut, "2 envelopes queued") {
+		t.Errorf("exit code %d, stderr %s", code, errOut)
 	}
-	if code, _, _ = call(t, env, "replay", "cancel", i.ID); code != exitConfig {
+	if code, _, _ = runCommand(t, env, "replay", "cancel", i.ID); code != exitConfig {
 		t.Errorf("a replay that is done was cancelled: %d", code)
 	}
-	if code, _, errOut = call(t, env, "replay", "--from", "2h", "--force", "--yes", "--wait=false"); code != 0 || !strings.Contains(errOut, "1 envelope queued") {
-		t.Errorf("%d %s", code, errOut)
+	if code, _, errOut = runCommand(t, env, "replay", "--from", "2h", "--force", "--yes", "--wait=false"); code != 0 || !strings.Contains(errOut, "1 envelope queued") {
+		t.Errorf("exit code %d, stderr %s", code, errOut)
 	}
 }

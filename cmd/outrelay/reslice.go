@@ -15,51 +15,63 @@ func newResliceCommand(p *program) *cobra.Command {
 	want := app.Reslice{}
 	c := &cobra.Command{
 		Use:   "reslice",
-		Short: "Change the number of slots that a watcher is divided into",
-		Long: `Divide the watcher into another number of slots. It pauses all slots, waits until their owners have drained and released,
-fences what they have sent with, and puts new watcher documents in the place of the old ones, in one transaction. Nothing is
-lost, repeated or out of order; nothing is delivered meanwhile, which takes some seconds.
+		Short: "Change the number of slots of a watcher",
+		Long: `Divide the watcher into another number of slots. The command pauses all slots and waits until their
+owners have drained and released them. It fences the owners' producers, and then replaces the
+watcher documents in one transaction. No event is lost, repeated or reordered. No event is delivered
+while the command runs, which takes some seconds.
 
-Processes that are configured for the old number then wait and say so: set slots in their configuration and restart them.
+Processes that are configured for the old number then wait and report it. Set slots in their
+configuration and restart them.
 
-A new slot stays paused if one that had some of its keys was paused. It stays pinned if all that had its keys were pinned to
-the same node; pins that end are listed. A step-down goes on until its time is over.
+A new slot stays paused if an old slot that had some of its keys was paused. It stays pinned if all
+old slots that had its keys were pinned to the same node. The command lists pins that end. A
+step-down continues until its time is over.
 
-If an owner does not release in time, or a partition cannot be fenced, nothing is changed and the slots go on. If the
-command is killed, the slots stay paused: run it again, or run outrelay resume.`,
+If an owner does not release in time, or a partition cannot be fenced, nothing is changed and the
+slots continue. If the command is killed, the slots stay paused. In that case, run it again, or run
+outrelay resume.`,
 		Args: cobra.NoArgs,
 	}
-	a := p.acting(c)
-	c.Flags().IntVar(&want.Slots, "slots", 0, "the `number` of slots that it is to have")
-	c.Flags().DurationVar(&want.Wait, "wait", time.Minute, "how long the owners may take to drain and release, and the brokers to fence")
+
+	a := p.addChangeFlags(c)
+	c.Flags().IntVar(&want.Slots, "slots", 0, "the new `number` of slots")
+	c.Flags().DurationVar(&want.Wait, "wait", time.Minute, "time limit for owners to drain and release, and for brokers to fence")
 	if err := c.MarkFlagRequired("slots"); err != nil {
 		panic("outrelay: " + err.Error())
 	}
+
 	c.RunE = func(c *cobra.Command, _ []string) error {
 		if want.Wait <= 0 {
 			return fmt.Errorf("--wait must be a positive duration such as 1m")
 		}
-		return a.reslice(c.Context(), want)
+		return a.runReslice(c.Context(), want)
 	}
 	return c
 }
 
-func (a *acting) reslice(ctx context.Context, want app.Reslice) error {
-	cfg, log, err := a.p.loadAndLog()
+// runReslice plans the division, asks for confirmation and performs it.
+func (a *operatorCommand) runReslice(ctx context.Context, want app.Reslice) error {
+	cfg, log, err := a.p.loadWithLogger()
 	if err != nil {
 		return err
 	}
-	want.DryRun, want.Actor = true, a.who()
+
+	want.DryRun, want.Actor = true, a.actorName()
 	r, err := app.RunReslice(ctx, cfg, log, want)
 	if err != nil {
-		return outcome(err)
+		return classifyError(err)
 	}
 	if a.dryRun || r.Done {
-		return a.show(r, func(w io.Writer) error { return printReslice(w, r) })
+		return a.printResult(r, func(w io.Writer) error { return printReslice(w, r) })
 	}
-	if err := a.confirm(ctx, fmt.Sprintf("stop watcher %s for some seconds and divide it into %s instead of %d", r.Watcher, count(int64(want.Slots), "slot"), r.From)); err != nil {
+
+	action := fmt.Sprintf("stop watcher %s for some seconds and divide it into %s instead of %d",
+		r.Watcher, countNoun(int64(want.Slots), "slot"), r.From)
+	if err := a.confirm(ctx, action); err != nil {
 		return err
 	}
+
 	want.DryRun = false
 	want.Say = func(text string) {
 		if !a.json {
@@ -67,16 +79,16 @@ func (a *acting) reslice(ctx context.Context, want app.Reslice) error {
 		}
 	}
 	if r, err = app.RunReslice(ctx, cfg, log, want); err != nil {
-		return outcome(err)
+		return classifyError(err)
 	}
-	return a.show(r, func(w io.Writer) error { return printReslice(w, r) })
+	return a.printResult(r, func(w io.Writer) error { return printReslice(w, r) })
 }
 
 func printReslice(w io.Writer, r app.ResliceReport) error {
 	for _, s := range r.Slots {
-		owner, at := "nobody runs it", "-"
+		owner, at := "no owner", "-"
 		if s.Owner != "" {
-			owner = s.Owner + " runs it"
+			owner = "owned by " + s.Owner
 		}
 		if s.Position != nil {
 			at = s.Position.Format(time.RFC3339)
@@ -85,35 +97,38 @@ func printReslice(w io.Writer, r app.ResliceReport) error {
 			return err
 		}
 	}
-	if err := printKept(w, r); err != nil {
+	if err := printKeptOrders(w, r); err != nil {
 		return err
 	}
-	text := fmt.Sprintf("has %s now; set slots: %d in its configuration and restart its processes", count(int64(r.To), "slot"), r.To)
+
+	slots := countNoun(int64(r.To), "slot")
+	text := fmt.Sprintf("now has %s; set slots: %d in its configuration and restart its processes", slots, r.To)
 	switch {
 	case r.From == r.To:
-		text = fmt.Sprintf("has %s already", count(int64(r.To), "slot"))
+		text = fmt.Sprintf("already has %s", slots)
 	case r.DryRun:
-		text = fmt.Sprintf("would be divided into %s instead of %d; nothing was done", count(int64(r.To), "slot"), r.From)
+		text = fmt.Sprintf("would be divided into %s instead of %d; nothing was done", slots, r.From)
 	}
 	_, err := fmt.Fprintf(w, "watcher %s: %s\n", r.Watcher, text)
 	return err
 }
 
-// printKept lists the pauses and pins that go on, and the pins that do not.
-func printKept(w io.Writer, r app.ResliceReport) error {
+// printKeptOrders lists the pauses and pins of the new slots, and the pins that end.
+func printKeptOrders(w io.Writer, r app.ResliceReport) error {
 	var lines []string
-	add := func(slot, text string) { lines = append(lines, r.Watcher+"/"+slot+": "+text) }
+	addLine := func(slot, text string) { lines = append(lines, r.Watcher+"/"+slot+": "+text) }
 	for _, s := range r.New {
 		if s.Paused {
-			add(s.Slot, "stays paused")
+			addLine(s.Slot, "stays paused")
 		}
 		if s.Pin != "" {
-			add(s.Slot, "stays pinned to "+s.Pin)
+			addLine(s.Slot, "stays pinned to "+s.Pin)
 		}
 	}
 	for _, s := range r.Unpinned {
-		add(s, "its pin ends where its keys join those of slots without that pin; pin the new slots anew")
+		addLine(s, "its pin ends, because its keys join those of slots without this pin; pin the new slots if needed")
 	}
+
 	for _, line := range lines {
 		if _, err := fmt.Fprintln(w, line); err != nil {
 			return err

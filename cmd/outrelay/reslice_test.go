@@ -9,55 +9,61 @@ import (
 	"github.com/outrelay/outrelay/internal/app"
 )
 
-// What needs no Kafka: the plan, its refusals, and a watcher that has never run. Divisions themselves are in internal/app and
-// test/fault.
+// The parts that need no Kafka: the plan, its rejections, and a watcher that has never run. internal/app and
+// test/fault test the division itself.
 func TestResliceCommand(t *testing.T) {
 	t.Parallel()
-	g := dig(t, 0)
-	g.call(exitConfig, nil, "reslice")
+	g := newGraveyard(t, 0)
+	g.runCommand(exitConfig, nil, "reslice")
 	for _, n := range []string{"0", "65", "-1"} {
-		if text := g.call(exitConfig, nil, "reslice", "--slots", n, "--yes"); !strings.Contains(text, "from 1 to 64") {
+		if text := g.runCommand(exitConfig, nil, "reslice", "--slots", n, "--yes"); !strings.Contains(text, "from 1 to 64") {
 			t.Errorf("%s: %s", n, text)
 		}
 	}
-	g.call(exitConfig, nil, "reslice", "--slots", "2", "--wait", "0s")
-	if text := g.call(exitConfig, nil, "reslice", "--slots", "2", "--yes"); !strings.Contains(text, "slot orders/0of1 has no position yet") {
-		t.Errorf("%s", text)
+
+	g.runCommand(exitConfig, nil, "reslice", "--slots", "2", "--wait", "0s")
+	if text := g.runCommand(exitConfig, nil, "reslice", "--slots", "2", "--yes"); !strings.Contains(text, "slot orders/0of1 has no position yet") {
+		t.Errorf("unexpected output:\n%s", text)
 	}
+
 	docs := g.state.Collection("watchers")
 	set := func(fields bson.D) {
 		if _, err := docs.UpdateOne(t.Context(), bson.D{{Key: "_id", Value: "orders/0of1"}}, bson.D{{Key: "$set", Value: fields}}); err != nil {
 			t.Fatal(err)
 		}
 	}
+
 	set(bson.D{{Key: "clusterTime", Value: bson.Timestamp{T: 1_700_000_000, I: 1}}, {Key: "gap", Value: bson.D{{Key: "reason", Value: "x"}}}})
-	if text := g.call(exitConfig, nil, "reslice", "--slots", "2", "--yes"); !strings.Contains(text, "let it finish first") {
-		t.Errorf("%s", text)
+	if text := g.runCommand(exitConfig, nil, "reslice", "--slots", "2", "--yes"); !strings.Contains(text, "let it finish first") {
+		t.Errorf("unexpected output:\n%s", text)
 	}
+
 	set(bson.D{{Key: "gap", Value: nil}})
 	var r app.ResliceReport
-	if g.call(0, &r, "reslice", "--slots", "2", "--dry-run"); r.Done || !r.DryRun || r.From != 1 || r.To != 2 || len(r.Slots) != 1 || r.Slots[0].Position == nil {
-		t.Errorf("%+v", r)
+	if g.runCommand(0, &r, "reslice", "--slots", "2", "--dry-run"); r.Done || !r.DryRun || r.From != 1 || r.To != 2 || len(r.Slots) != 1 || r.Slots[0].Position == nil {
+		t.Errorf("unexpected result %+v", r)
 	}
-	if text := g.call(0, nil, "reslice", "--slots", "2", "--dry-run"); !strings.Contains(text, "nothing was done") {
-		t.Errorf("%s", text)
+	if text := g.runCommand(0, nil, "reslice", "--slots", "2", "--dry-run"); !strings.Contains(text, "nothing was done") {
+		t.Errorf("unexpected output:\n%s", text)
 	}
-	if text := g.call(exitConfig, nil, "reslice", "--slots", "2"); !strings.Contains(text, "divide it into 2 slots instead of 1") || !strings.Contains(text, "--yes") {
-		t.Errorf("%s", text)
+	if text := g.runCommand(exitConfig, nil, "reslice", "--slots", "2"); !strings.Contains(text, "divide it into 2 slots instead of 1") || !strings.Contains(text, "--yes") {
+		t.Errorf("unexpected output:\n%s", text)
 	}
-	if text := g.call(0, nil, "reslice", "--slots", "1"); !strings.Contains(text, "has 1 slot already") {
-		t.Errorf("%s", text)
+	if text := g.runCommand(0, nil, "reslice", "--slots", "1"); !strings.Contains(text, "already has 1 slot") {
+		t.Errorf("unexpected output:\n%s", text)
 	}
 	if n, _ := docs.CountDocuments(t.Context(), bson.D{{Key: "control.paused", Value: true}}); n != 0 {
 		t.Error("it was paused")
 	}
-	g.insert(docs, bson.D{{Key: "_id", Value: "orders/1of3"}})
-	if text := g.call(exitConfig, nil, "reslice", "--slots", "2", "--yes"); !strings.Contains(text, "run outrelay recover") {
-		t.Errorf("%s", text)
+
+	g.insertDocument(docs, bson.D{{Key: "_id", Value: "orders/1of3"}})
+	if text := g.runCommand(exitConfig, nil, "reslice", "--slots", "2", "--yes"); !strings.Contains(text, "run outrelay recover") {
+		t.Errorf("unexpected output:\n%s", text)
 	}
+
 	g.env = append(g.env, "OUTRELAY_WATCHER=fresh")
 	r = app.ResliceReport{}
-	if g.call(0, &r, "reslice", "--slots", "3", "--yes"); !r.Done || r.From != 0 || r.To != 3 {
-		t.Errorf("%+v", r)
+	if g.runCommand(0, &r, "reslice", "--slots", "3", "--yes"); !r.Done || r.From != 0 || r.To != 3 {
+		t.Errorf("unexpected result %+v", r)
 	}
 }

@@ -16,12 +16,14 @@ func newRolesCommand(p *program) *cobra.Command {
 	var who doctor.RolesFor
 	c := &cobra.Command{
 		Use:   "roles",
-		Short: "Print the least privileges: a script for MongoDB, commands for Kafka",
-		Long: `Print, for the configured collections, state database and topics, a script for mongosh that makes the roles of the relay,
-of who migrates, of services that append, schedule or consume, of operators and of readers, and the kafka-acls.sh commands
-for the relay. It asks no server, and needs of the configuration no more than what the roles are about. Options that are
-turned on may need more (purge.ttl, dead_letters.expire, topics.create): print it again when they change. What is missing
-where roles are made already, outrelay doctor says.
+		Short: "Print scripts that create the least privileges in MongoDB and Kafka",
+		Long: `Print a mongosh script and kafka-acls.sh commands for the configured collections, state database and
+topics. The script creates the roles of the relay, of the process that migrates, of services that
+append, schedule or consume, of operators and of readers. The commands create the ACLs of the relay.
+
+This command connects to no server. The configuration needs only the keys that the roles depend on.
+Some options need more privileges (purge.ttl, dead_letters.expire, topics.create): run the command
+again after a change. To find missing privileges of existing roles, run outrelay doctor.
 
   outrelay roles --only mongodb | mongosh "$ADMIN_URI"
   outrelay roles --only kafka   | sh`,
@@ -35,9 +37,11 @@ where roles are made already, outrelay doctor says.
 			if err != nil {
 				return err
 			}
+
 			if asJSON {
 				return printJSON(p.out, r)
 			}
+
 			var text string
 			switch only {
 			case "mongodb":
@@ -45,8 +49,9 @@ where roles are made already, outrelay doctor says.
 			case "kafka":
 				text = r.Commands(cfg.Kafka.Brokers)
 			case "":
-				// Each half is a comment in the language of the other: either may be cut out.
-				text = "// ---- MongoDB, for mongosh (alone: --only mongodb)\n" + r.Script() + "\n# ---- Kafka, for a shell (alone: --only kafka)\n" + r.Commands(cfg.Kafka.Brokers)
+				// The header of each half is a comment in its language, so that a user can copy either half.
+				text = "// ---- MongoDB, for mongosh (alone: --only mongodb)\n" + r.Script() +
+					"\n# ---- Kafka, for a shell (alone: --only kafka)\n" + r.Commands(cfg.Kafka.Brokers)
 			default:
 				return fmt.Errorf("roles: --only is %q; expected mongodb or kafka", only)
 			}
@@ -54,22 +59,24 @@ where roles are made already, outrelay doctor says.
 			return err
 		},
 	}
+
 	f := c.Flags()
 	f.BoolVar(&asJSON, "json", false, "print one JSON object on standard output")
 	f.StringVar(&only, "only", "", "mongodb or kafka; default: both")
-	f.StringVar(&who.Prefix, "prefix", "outrelay", "begin of the roles' `names`")
-	f.StringSliceVar(&who.Databases, "consumer-database", nil, "`databases` of the services that consume; default: those that are watched")
+	f.StringVar(&who.Prefix, "prefix", "outrelay", "prefix of the role `names`")
+	f.StringSliceVar(&who.Databases, "consumer-database", nil, "`databases` of the consuming services; default: the watched databases")
 	f.StringVar(&who.Inbox, "inbox", "", "`collection` of their inbox; default: inbox")
 	f.StringSliceVar(&who.Sagas, "saga", nil, "`collections` of their sagas")
-	f.StringVar(&who.Principal, "principal", "", "the relay's Kafka `principal`, such as User:relay or User:CN=relay; default: the SASL user")
-	f.StringVar(&who.Group, "group", "", "consumer `group`, which adds the ACLs of consumers")
+	f.StringVar(&who.Principal, "principal", "",
+		"the relay's Kafka `principal`, such as User:relay or User:CN=relay; default: the SASL user")
+	f.StringVar(&who.Group, "group", "", "consumer `group`; adds the ACLs of consumers")
 	f.StringVar(&who.Consumer, "consumer-principal", "", "the consumers' Kafka `principal`")
 	return c
 }
 
-// loadWithoutServers is load for a command that asks no server: the addresses may be missing.
+// loadWithoutServers is loadConfig for a command that connects to no server: the addresses may be missing.
 func (p *program) loadWithoutServers() (config.Config, error) {
-	cfg, _, err := p.load()
+	cfg, _, err := p.loadConfig()
 	if err == nil {
 		return cfg, nil
 	}
@@ -77,14 +84,21 @@ func (p *program) loadWithoutServers() (config.Config, error) {
 	if !ok {
 		return cfg, err
 	}
+
+	// Load again with placeholders for the missing addresses. If that fails too, report the first
+	// error: it also lists the missing addresses.
 	env := p.env
 	defer func() { p.env = env }()
-	for _, one := range problems.List {
-		if nowhere := map[string]string{"mongodb.uri": "mongodb://mongodb", "kafka.brokers": "broker:9092"}[one.Path]; nowhere != "" && value(env, config.EnvName(one.Path)) == "" {
-			p.env = append(p.env[:len(p.env):len(p.env)], config.EnvName(one.Path)+"="+nowhere)
+	placeholders := map[string]string{"mongodb.uri": "mongodb://mongodb", "kafka.brokers": "broker:9092"}
+	for _, problem := range problems.List {
+		name := config.EnvName(problem.Path)
+		placeholder, known := placeholders[problem.Path]
+		if known && envValue(env, name) == "" {
+			p.env = append(p.env[:len(p.env):len(p.env)], name+"="+placeholder)
 		}
 	}
-	if cfg, _, second := p.load(); second == nil {
+
+	if cfg, _, second := p.loadConfig(); second == nil {
 		return cfg, nil
 	}
 	return cfg, err

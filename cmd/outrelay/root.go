@@ -7,6 +7,7 @@ import (
 	"io"
 	"log/slog"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 
@@ -20,10 +21,11 @@ import (
 const (
 	exitOK        = 0
 	exitConfig    = 1  // wrong configuration or command line, or a failed check
-	exitTemporary = 75 // EX_TEMPFAIL: starting again later may help
+	exitTemporary = 75 // EX_TEMPFAIL: a later attempt may succeed
 )
 
-// program is what all commands share: the streams, the environment, the flags of the root.
+// program holds the state that all commands share: the streams, the environment and the flags of the
+// root command.
 type program struct {
 	in          io.Reader
 	out, errOut io.Writer
@@ -31,39 +33,42 @@ type program struct {
 	exit        func(code int) // ends the process at once
 
 	configFile string
-	set        []string
-	named      map[string]*string // named flags, by the key they stand for
+	setFlags   []string
+	namedFlags map[string]*string // flags such as --watcher, by the configuration key that they set
 
 	level slog.LevelVar
 
-	mu       sync.Mutex
-	hardStop []func()
+	mu        sync.Mutex
+	hardStops []func()
 }
 
-// run executes one command line and returns the exit code. It installs the signal handling for the time it runs.
-func run(ctx context.Context, args, env []string, in io.Reader, out, errOut io.Writer) int {
+// runCommandLine executes one command line and returns the exit code. It handles interrupts and SIGTERM
+// while it runs.
+func runCommandLine(ctx context.Context, args, env []string, in io.Reader, out, errOut io.Writer) int {
 	p := &program{in: in, out: out, errOut: errOut, env: env, exit: os.Exit}
-	ctx, stop := p.signals(ctx)
+	ctx, stop := p.handleSignals(ctx)
 	defer stop()
-	return p.execute(ctx, args)
+
+	return p.executeCommand(ctx, args)
 }
 
-func (p *program) execute(ctx context.Context, args []string) int {
+// executeCommand parses args, runs the command, prints its error and returns the exit code.
+func (p *program) executeCommand(ctx context.Context, args []string) int {
 	root := newRootCommand(p)
 	root.SetArgs(args)
 	err := root.ExecuteContext(ctx)
-	if err != nil && !errors.As(err, new(silent)) {
+
+	if err != nil && !errors.As(err, new(reportedError)) {
 		fmt.Fprintln(p.errOut, "outrelay: "+logging.Clean(err.Error()))
 	}
 	return exitCode(err)
 }
 
-// commands are the constructors of everything under the root, in the order of the help.
+// commands returns the constructors of all commands under the root, in the order of the help.
 func commands() []func(*program) *cobra.Command {
-	return []func(*program) *cobra.Command{
+	return slices.Concat([]func(*program) *cobra.Command{
 		newRunCommand,
-		newDevCommand,
-		newDevMemberCommand,
+	}, developmentCommands(), []func(*program) *cobra.Command{
 		newStatusCommand,
 		newNodesCommand,
 		newEventsCommand,
@@ -71,9 +76,6 @@ func commands() []func(*program) *cobra.Command {
 		newPingCommand,
 		newDoctorCommand,
 		newRolesCommand,
-		newBenchCommand,
-		newBenchChildCommand,
-		newBenchRelayCommand,
 		newPauseCommand,
 		newResumeCommand,
 		newPinCommand,
@@ -96,9 +98,11 @@ func commands() []func(*program) *cobra.Command {
 		newSchemaCommand,
 		newVersionCommand,
 		newDocsCommand,
-	}
+	})
 }
 
+// newRootCommand returns the root command with all flags, completions and subcommands. Parsing its
+// flags fills in p.
 func newRootCommand(p *program) *cobra.Command {
 	root := &cobra.Command{
 		Use:           "outrelay",
@@ -111,29 +115,33 @@ func newRootCommand(p *program) *cobra.Command {
 	root.SetIn(p.in)
 	root.SetOut(p.out)
 	root.SetErr(p.errOut)
+
 	flags := root.PersistentFlags()
-	flags.StringVarP(&p.configFile, "config", "c", value(p.env, "OUTRELAY_CONFIG"), "YAML `file` with the configuration; none takes everything from the environment")
-	flags.StringArrayVar(&p.set, "set", nil, "set one key, as `path=value`; wins over the file and the environment; may be repeated")
-	p.named = make(map[string]*string)
+	flags.StringVarP(&p.configFile, "config", "c", envValue(p.env, "OUTRELAY_CONFIG"),
+		"YAML `file` with the configuration; without a file, only the environment and flags count")
+	flags.StringArrayVar(&p.setFlags, "set", nil,
+		"set one key, as `path=value`; takes precedence over the file and the environment; may be repeated")
+	p.namedFlags = make(map[string]*string)
 	for _, f := range []struct{ name, key, usage string }{
 		{"watcher", "watcher", "`name` of the watcher"},
 		{"watch", "watch", "outbox `collections` to watch, separated by commas"},
-		{"brokers", "kafka.brokers", "Kafka `addresses` to start from, separated by commas"},
+		{"brokers", "kafka.brokers", "Kafka bootstrap `addresses`, separated by commas"},
 		{"listen", "http.listen", "`host:port` of health and metrics, or off"},
 		{"log-level", "log.level", "debug, info, warn or error"},
 		{"log-format", "log.format", "auto, text or json"},
 	} {
-		p.named[f.key] = flags.String(f.name, "", f.usage)
+		p.namedFlags[f.key] = flags.String(f.name, "", f.usage)
 	}
-	complete(root)
-	for _, make := range commands() {
-		root.AddCommand(make(p))
+	registerCompletions(root)
+
+	for _, newCommand := range commands() {
+		root.AddCommand(newCommand(p))
 	}
 	return root
 }
 
-// complete teaches the shell what the flags of the root take.
-func complete(root *cobra.Command) {
+// registerCompletions registers the values that the shell offers for the flags of the root command.
+func registerCompletions(root *cobra.Command) {
 	fixed := func(words ...string) cobra.CompletionFunc {
 		return cobra.FixedCompletions(words, cobra.ShellCompDirectiveNoFileComp)
 	}
@@ -141,53 +149,64 @@ func complete(root *cobra.Command) {
 	for _, key := range config.Keys() {
 		keys = append(keys, key+"=")
 	}
+
 	for flag, f := range map[string]cobra.CompletionFunc{
 		"log-level":  fixed("debug", "info", "warn", "error"),
 		"log-format": fixed("auto", "text", "json"),
 		"config":     cobra.FixedCompletions([]string{"yaml", "yml"}, cobra.ShellCompDirectiveFilterFileExt),
 		"set":        cobra.FixedCompletions(keys, cobra.ShellCompDirectiveNoSpace|cobra.ShellCompDirectiveNoFileComp),
 	} {
+		// The call fails only for a flag that newRootCommand does not define.
 		if err := root.RegisterFlagCompletionFunc(flag, f); err != nil {
-			panic("outrelay: " + err.Error()) // a flag that newRootCommand does not define
+			panic("outrelay: " + err.Error())
 		}
 	}
 }
 
-// load reads the configuration as the flags say. Warnings are returned for the caller to log.
-func (p *program) load() (config.Config, []string, error) {
-	set := p.set
-	for key, v := range p.named {
+// loadConfig reads the configuration from the file, the environment and the flags. It returns warnings
+// for the caller to print or log.
+func (p *program) loadConfig() (config.Config, []string, error) {
+	return config.Load(p.configFile, p.env, p.flagSettings())
+}
+
+// flagSettings returns the settings of the flags, each as path=value.
+func (p *program) flagSettings() []string {
+	set := p.setFlags
+	for key, v := range p.namedFlags {
 		if *v != "" {
 			set = append(set[:len(set):len(set)], key+"="+*v)
 		}
 	}
-	return config.Load(p.configFile, p.env, set)
+	return set
 }
 
-// logger makes the logger of a configuration, on standard error. Its level follows p.level from then on.
-func (p *program) logger(c config.Log) *slog.Logger {
+// newLogger returns a logger on standard error. Its level follows p.level from then on.
+func (p *program) newLogger(c config.Log) *slog.Logger {
+	// Load rejects unknown levels, but a Config that was not loaded may hold one.
 	level, err := logging.ParseLevel(c.Level)
 	if err != nil {
-		level = slog.LevelInfo // Load lets no other level through; a Config made by hand may have one
+		level = slog.LevelInfo
 	}
+
 	p.level.Set(level)
 	return slog.New(logging.Limit(logging.New(p.errOut, &p.level, logging.Format(c.Format))))
 }
 
-// loadAndLog is load with a logger that has told the warnings.
-func (p *program) loadAndLog() (config.Config, *slog.Logger, error) {
-	cfg, warnings, err := p.load()
+// loadWithLogger reads the configuration, makes its logger and logs the warnings.
+func (p *program) loadWithLogger() (config.Config, *slog.Logger, error) {
+	cfg, warnings, err := p.loadConfig()
 	if err != nil {
 		return cfg, nil, err
 	}
-	log := p.logger(cfg.Log)
+
+	log := p.newLogger(cfg.Log)
 	for _, w := range warnings {
 		log.Warn(w)
 	}
 	return cfg, log, nil
 }
 
-// codeError is an error with an exit code of its own.
+// codeError is an error with an explicit exit code.
 type codeError struct {
 	code int
 	err  error
@@ -196,35 +215,38 @@ type codeError struct {
 func (e *codeError) Error() string { return e.err.Error() }
 func (e *codeError) Unwrap() error { return e.err }
 
-// temporary marks err as one that may go away: the process exits with 75. A nil err stays nil.
-func temporary(err error) error {
+// markTemporary wraps err so that the process exits with 75: a later attempt may succeed. It returns
+// nil for nil.
+func markTemporary(err error) error {
 	if err == nil {
 		return nil
 	}
 	return &codeError{exitTemporary, err}
 }
 
-// silent is a failure that was told already: it only sets the exit code.
-type silent int
+// reportedError is a failure that the command has printed already. It only sets the exit code.
+type reportedError int
 
-func (s silent) Error() string { return fmt.Sprintf("exit code %d", int(s)) }
+func (s reportedError) Error() string { return fmt.Sprintf("exit code %d", int(s)) }
 
 func exitCode(err error) int {
-	var coded *codeError
-	var told silent
-	switch {
-	case err == nil:
+	if err == nil {
 		return exitOK
-	case errors.As(err, &coded):
+	}
+
+	var coded *codeError
+	if errors.As(err, &coded) {
 		return coded.code
-	case errors.As(err, &told):
-		return int(told)
+	}
+	var reported reportedError
+	if errors.As(err, &reported) {
+		return int(reported)
 	}
 	return exitConfig
 }
 
-// value is the value of an environment variable.
-func value(env []string, name string) string {
+// envValue returns the value of an environment variable, or "". The last assignment in env counts.
+func envValue(env []string, name string) string {
 	for i := len(env) - 1; i >= 0; i-- {
 		if rest, ok := strings.CutPrefix(env[i], name+"="); ok {
 			return rest

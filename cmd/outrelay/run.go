@@ -8,56 +8,67 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/outrelay/outrelay/internal/app"
+	"github.com/outrelay/outrelay/internal/operators"
 )
 
 func newRunCommand(p *program) *cobra.Command {
 	return &cobra.Command{
 		Use:   "run",
-		Short: "Relay events until it is stopped; a second process of the same watcher stands by",
-		Long: `Relay events from the watched outbox collections to Kafka until SIGTERM or Ctrl-C, which drains what is in flight,
-writes the position and hands the watcher over. A second signal stops at once; the next owner reads back what was sent.
+		Short: "Relay events until stopped; a second process of the same watcher is a standby",
+		Long: `Relay events from the watched outbox collections to Kafka until SIGTERM or Ctrl-C. Then outrelay
+waits for the acknowledgements of the records in flight, saves a checkpoint and releases the lease.
+A second signal stops the process at once. The next owner then reads back the records that were
+sent.
 
-SIGHUP reads the configuration again: log.level counts at once, and what else has changed is named in the log and waits for the next
-start. Renewed certificates need no signal.
+SIGHUP reloads the configuration. A new log.level applies at once. Other changed keys are logged and
+apply at the next start. Renewed certificates need no signal.
 
-Several processes may run with the same configuration: one works, the others take over when it stops or dies.`,
+Several processes may run with the same configuration. One is the owner; the others are standbys and
+take over when the owner stops or dies.`,
 		Args: cobra.NoArgs,
-		RunE: func(c *cobra.Command, _ []string) error { return p.relay(c.Context()) },
+		RunE: func(c *cobra.Command, _ []string) error { return p.runRelay(c.Context()) },
 	}
 }
 
-func (p *program) relay(ctx context.Context) error {
-	cfg, log, err := p.loadAndLog()
+// runRelay relays events until ctx ends.
+func (p *program) runRelay(ctx context.Context) error {
+	cfg, log, err := p.loadWithLogger()
 	if err != nil {
 		return err
 	}
 	version := thisBuild().Version
-	r, err := app.New(cfg, version, log)
+	r, err := app.New(cfg, version, log, operators.Option())
 	if err != nil {
 		return err
 	}
+
 	limitMemory(p.env, int64(cfg.Limits.Memory))
 	log.Info("outrelay starts", "version", version, "watcher", cfg.Watcher, "node", cfg.Node, "watch", cfg.Watch,
 		"mongodb", cfg.MongoDB.URI, "kafka", cfg.Kafka.Brokers, "http", cfg.HTTP.Listen)
-	defer (&reloader{program: p, running: cfg, told: r.Reloaded}).hangUps()()
+
+	stopReloads := (&reloader{program: p, running: cfg, onReload: r.Reloaded}).reloadOnHangup()
+	defer stopReloads()
 	err = r.Run(ctx)
+
+	// An outdated version does not start at a later attempt either.
 	if errors.Is(err, app.ErrOutdated) {
-		return err // starting it again does not help
+		return err
 	}
-	return temporary(err)
+	return markTemporary(err)
 }
 
-// heapGrowth is the garbage collector's percentage. The way of an event allocates next to nothing, so that half the usual
-// room between two collections costs no time that could be measured, and gives some megabytes back.
+// heapGrowth is the percentage for the garbage collector (GOGC). The path of an event allocates almost
+// nothing. Half of the usual growth between two collections therefore costs no measurable time and
+// saves some megabytes.
 const heapGrowth = 50
 
-// limitMemory tells the garbage collector what the budget allows, as a backstop: half as much again for what is not
-// envelopes; and has it keep the heap small. GOMEMLIMIT and GOGC in the environment win.
+// limitMemory configures the garbage collector, unless GOMEMLIMIT and GOGC are set in env. The memory
+// limit is a backstop: the budget for envelopes, and half as much again for everything else.
 func limitMemory(env []string, budget int64) {
-	if value(env, "GOMEMLIMIT") == "" {
+	if envValue(env, "GOMEMLIMIT") == "" {
 		debug.SetMemoryLimit(budget + budget/2)
 	}
-	if value(env, "GOGC") == "" {
+	if envValue(env, "GOGC") == "" {
 		debug.SetGCPercent(heapGrowth)
 	}
 }

@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// The collector is the whole process's: nothing else may look at it meanwhile.
+// This test is not parallel, because the settings of the garbage collector are global.
 func TestTheEnvironmentWinsOverOurMemoryPolicy(t *testing.T) {
 	percent, limit := debug.SetGCPercent(100), debug.SetMemoryLimit(-1)
 	t.Cleanup(func() { debug.SetGCPercent(percent); debug.SetMemoryLimit(limit) })
@@ -14,12 +14,14 @@ func TestTheEnvironmentWinsOverOurMemoryPolicy(t *testing.T) {
 		debug.SetGCPercent(p)
 		return p, debug.SetMemoryLimit(-1)
 	}
+
 	limitMemory([]string{"GOGC=100", "GOMEMLIMIT=1GiB"}, 32<<20)
 	if p, l := now(); p != 100 || l != limit {
-		t.Errorf("%d %%, %d bytes", p, l)
+		t.Errorf("GOGC is %d %%, memory limit is %d bytes", p, l)
 	}
+
 	limitMemory(nil, 32<<20)
 	if p, l := now(); p != heapGrowth || l != 48<<20 {
-		t.Errorf("%d %%, %d bytes", p, l)
+		t.Errorf("GOGC is %d %%, memory limit is %d bytes", p, l)
 	}
 }

@@ -17,16 +17,17 @@ import (
 func newSagaCommand(p *program) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "saga",
-		Short: "Look at sagas: which there are, which changed last, what one is at",
-		Long:  `Look at the sagas of services whose outboxes this watcher reads. Nothing is changed: a saga belongs to its service.`,
-		Args:  cobra.NoArgs,
-		RunE:  func(c *cobra.Command, _ []string) error { return c.Help() },
+		Short: "List the sagas of services and show their state",
+		Long: `Inspect the sagas of the services whose outboxes this watcher reads. These commands change nothing:
+a saga belongs to its service.`,
+		Args: cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
 	c.AddCommand(newSagaTypesCommand(p), newSagaListCommand(p), newSagaShowCommand(p))
 	return c
 }
 
-// sagaTypes is the answer of `outrelay saga types --json`.
+// sagaTypes is the output of `outrelay saga types --json`.
 type sagaTypes struct {
 	Types []admin.SagaType `json:"types"`
 }
@@ -34,24 +35,26 @@ type sagaTypes struct {
 func newSagaTypesCommand(p *program) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "types",
-		Short: "List the kinds of sagas that services have registered, with their numbers",
+		Short: "List the sagas that services have registered, with their number of instances",
 		Args:  cobra.NoArgs,
 	}
-	a := p.looking(c)
+
+	a := p.addReadFlags(c)
 	c.RunE = func(c *cobra.Command, _ []string) error {
-		return a.look(c.Context(), func(ctx context.Context, k admin.Desk) error {
+		return a.withDeskBriefly(c.Context(), func(ctx context.Context, k admin.Desk) error {
 			types, err := k.SagaTypes(ctx)
 			if err != nil {
 				return err
 			}
-			return a.show(sagaTypes{types}, func(w io.Writer) error {
+
+			return a.printResult(sagaTypes{types}, func(w io.Writer) error {
 				if len(types) == 0 {
-					_, err := fmt.Fprintln(w, "no service of this watcher's databases has registered a saga")
+					_, err := fmt.Fprintln(w, "no service in this watcher's databases has registered a saga")
 					return err
 				}
-				return table(w, "SAGA\tDATABASE\tINSTANCES\tIDS\tOWNER", func(row func(...any)) {
+				return writeTable(w, "SAGA\tDATABASE\tINSTANCES\tIDS\tOWNER", func(row func(...any)) {
 					for _, t := range types {
-						row(t.Name, t.Database, thousands(t.Count), t.IDKind, t.Owner)
+						row(t.Name, t.Database, formatThousands(t.Count), t.IDKind, t.Owner)
 					}
 				})
 			})
@@ -60,11 +63,12 @@ func newSagaTypesCommand(p *program) *cobra.Command {
 	return c
 }
 
-// databaseOf is the database that was named, or the only one that has such a saga.
-func databaseOf(ctx context.Context, k admin.Desk, named, saga string) (string, error) {
+// findSagaDatabase returns named, or without it the only database that has this saga.
+func findSagaDatabase(ctx context.Context, k admin.Desk, named, saga string) (string, error) {
 	if named != "" {
 		return named, nil
 	}
+
 	types, err := k.SagaTypes(ctx)
 	if err != nil {
 		return "", err
@@ -75,14 +79,15 @@ func databaseOf(ctx context.Context, k admin.Desk, named, saga string) (string, 
 			found = append(found, t.Database)
 		}
 	}
+
 	switch len(found) {
 	case 0:
-		return "", fmt.Errorf("no saga %q is registered; outrelay saga types lists those that are", saga)
+		return "", fmt.Errorf("saga %q is not registered; to list the registered sagas, run outrelay saga types", saga)
 	case 1:
 		return found[0], nil
 	}
 	slices.Sort(found)
-	return "", fmt.Errorf("saga %q is in several databases; say --database, one of %s", saga, strings.Join(found, ", "))
+	return "", fmt.Errorf("saga %q is in several databases: select one of %s with --database", saga, strings.Join(found, ", "))
 }
 
 func newSagaListCommand(p *program) *cobra.Command {
@@ -90,21 +95,23 @@ func newSagaListCommand(p *program) *cobra.Command {
 	var limit int
 	c := &cobra.Command{
 		Use:   "list SAGA",
-		Short: "List the instances of a saga, those that changed last first",
-		Long: `List the instances of a saga, those that changed last first, without their state. Finished ones are among them until their
-tombstones are removed.`,
+		Short: "List the instances of a saga, the latest changes first",
+		Long: `List the instances of a saga, the latest changes first, without their state. Completed instances are
+listed until their tombstones are removed.`,
 		Args: cobra.ExactArgs(1),
 	}
-	a := p.looking(c)
-	c.Flags().StringVar(&database, "database", "", "the service's `database`; needed where several have a saga of that name")
+
+	a := p.addReadFlags(c)
+	c.Flags().StringVar(&database, "database", "", "the service's `database`; required if several databases have a saga with this name")
 	c.Flags().IntVar(&limit, "limit", 50, "instances on a page, at most 1000")
-	c.Flags().StringVar(&after, "after", "", "the `cursor` that the page before ended with")
+	c.Flags().StringVar(&after, "after", "", "the `cursor` that the previous page ended with")
 	c.RunE = func(c *cobra.Command, args []string) error {
 		if limit < 1 || limit > admin.MaxPage {
 			return fmt.Errorf("--limit must be from 1 to %d", admin.MaxPage)
 		}
-		return a.look(c.Context(), func(ctx context.Context, k admin.Desk) error {
-			db, err := databaseOf(ctx, k, database, args[0])
+
+		return a.withDeskBriefly(c.Context(), func(ctx context.Context, k admin.Desk) error {
+			db, err := findSagaDatabase(ctx, k, database, args[0])
 			if err != nil {
 				return err
 			}
@@ -112,7 +119,7 @@ tombstones are removed.`,
 			if err != nil {
 				return err
 			}
-			return a.show(page, func(w io.Writer) error { return printSagas(w, page) })
+			return a.printResult(page, func(w io.Writer) error { return printSagas(w, page) })
 		})
 	}
 	return c
@@ -120,26 +127,29 @@ tombstones are removed.`,
 
 func printSagas(w io.Writer, page admin.SagaPage) error {
 	if len(page.Sagas) == 0 {
-		_, err := fmt.Fprintln(w, "there is none")
+		_, err := fmt.Fprintln(w, "there are no instances")
 		return err
 	}
-	err := table(w, "ID\tCHANGED\tBEGUN\tCOMPLETED\tVERSION", func(row func(...any)) {
+
+	err := writeTable(w, "ID\tCHANGED\tCREATED\tCOMPLETED\tVERSION", func(row func(...any)) {
 		for _, s := range page.Sagas {
-			row(s.ID, s.UpdatedAt.Local().Format(time.DateTime), s.CreatedAt.Local().Format(time.DateTime), local(s.CompletedAt), s.Version)
+			row(s.ID, s.UpdatedAt.Local().Format(time.DateTime), s.CreatedAt.Local().Format(time.DateTime),
+				formatLocal(s.CompletedAt), s.Version)
 		}
 	})
 	if err != nil {
 		return err
 	}
-	fmt.Fprintf(w, "%s of %s\n", thousands(int64(len(page.Sagas))), count(page.Total, "instance"))
+
+	fmt.Fprintf(w, "%s of %s\n", formatThousands(int64(len(page.Sagas))), countNoun(page.Total, "instance"))
 	if page.Next != "" {
 		fmt.Fprintf(w, "next page: --after %s\n", page.Next)
 	}
 	return nil
 }
 
-// local is a time for people; "" for none.
-func local(t *time.Time) string {
+// formatLocal formats a time in the local zone, or returns "" for no time.
+func formatLocal(t *time.Time) string {
 	if t == nil || t.IsZero() {
 		return ""
 	}
@@ -151,15 +161,16 @@ func newSagaShowCommand(p *program) *cobra.Command {
 	var state bool
 	c := &cobra.Command{
 		Use:   "show SAGA ID",
-		Short: "Show one saga: since when, what it waits for, and with --state what it holds",
+		Short: "Show one instance of a saga: times, timeouts, and with --state its state",
 		Args:  cobra.ExactArgs(2),
 	}
-	a := p.looking(c)
-	c.Flags().StringVar(&database, "database", "", "the service's `database`; needed where several have a saga of that name")
-	c.Flags().BoolVar(&state, "state", false, "its state as well, which is the service's data")
+
+	a := p.addReadFlags(c)
+	c.Flags().StringVar(&database, "database", "", "the service's `database`; required if several databases have a saga with this name")
+	c.Flags().BoolVar(&state, "state", false, "also show the state, which is data of the service")
 	c.RunE = func(c *cobra.Command, args []string) error {
-		return a.look(c.Context(), func(ctx context.Context, k admin.Desk) error {
-			db, err := databaseOf(ctx, k, database, args[0])
+		return a.withDeskBriefly(c.Context(), func(ctx context.Context, k admin.Desk) error {
+			db, err := findSagaDatabase(ctx, k, database, args[0])
 			if err != nil {
 				return err
 			}
@@ -167,31 +178,32 @@ func newSagaShowCommand(p *program) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return a.show(s, func(w io.Writer) error { return printSaga(w, s) })
+			return a.printResult(s, func(w io.Writer) error { return printSaga(w, s) })
 		})
 	}
 	return c
 }
 
 func printSaga(w io.Writer, s admin.Saga) error {
-	line := func(name, text string) {
+	printField := func(name, text string) {
 		if text != "" {
-			fmt.Fprintf(w, "%-14s %s\n", name, oneLine(text))
+			fmt.Fprintf(w, "%-14s %s\n", name, sanitizeLine(text))
 		}
 	}
-	line("saga", s.Saga+" of "+s.Database)
-	line("id", s.ID)
-	line("begun", local(&s.CreatedAt))
-	line("changed", fmt.Sprintf("%s, version %d", local(&s.UpdatedAt), s.Version))
-	line("completed", local(s.CompletedAt))
-	line("removed at", local(s.ExpiresAt))
-	line("timeouts", strings.Join(s.Timeouts, ", "))
+	printField("saga", s.Saga+" of "+s.Database)
+	printField("id", s.ID)
+	printField("created", formatLocal(&s.CreatedAt))
+	printField("changed", fmt.Sprintf("%s, version %d", formatLocal(&s.UpdatedAt), s.Version))
+	printField("completed", formatLocal(s.CompletedAt))
+	printField("removed at", formatLocal(s.ExpiresAt))
+	printField("timeouts", strings.Join(s.Timeouts, ", "))
 	if s.Compensations > 0 {
-		line("compensations", fmt.Sprint(s.Compensations))
+		printField("compensations", fmt.Sprint(s.Compensations))
 	}
 	if s.Sequence > 0 || len(s.Held) > 0 {
-		line("in sequence", fmt.Sprintf("%d handled; waiting: %v", s.Sequence, s.Held))
+		printField("in sequence", fmt.Sprintf("%d handled; waiting: %v", s.Sequence, s.Held))
 	}
+
 	if len(s.State) == 0 {
 		return nil
 	}
@@ -200,10 +212,10 @@ func printSaga(w io.Writer, s admin.Saga) error {
 	e.SetEscapeHTML(false)
 	e.SetIndent("", "  ")
 	if err := e.Encode(s.State); err != nil {
-		return fmt.Errorf("writing the state: %w", err)
+		return fmt.Errorf("formatting the state: %w", err)
 	}
 	for text := range strings.Lines(pretty.String()) {
-		fmt.Fprintln(w, oneLine(strings.TrimRight(text, "\n")))
+		fmt.Fprintln(w, sanitizeLine(strings.TrimRight(text, "\n")))
 	}
 	return nil
 }

@@ -8,8 +8,8 @@ import (
 	"strings"
 )
 
-// bill is a software bill of materials in the form of CycloneDX 1.6: what is linked into this very program, as the linker
-// wrote it down. The same build gives the same bill, so it holds no time.
+// bill is a software bill of materials in the CycloneDX 1.6 format. It lists the modules that the
+// linker has recorded in this program. It holds no time, so that the same build gives the same bill.
 type bill struct {
 	Format     string      `json:"bomFormat"`
 	Spec       string      `json:"specVersion"`
@@ -36,26 +36,31 @@ type hash struct {
 	Content   string `json:"content"`
 }
 
-func billOf(b build, info *debug.BuildInfo) bill {
-	main := module("application", info.Main.Path, b.Version, "")
+// newBill returns the bill of the program that b and info describe. The Go standard library is its
+// first component.
+func newBill(b build, info *debug.BuildInfo) bill {
+	main := moduleComponent("application", info.Main.Path, b.Version, "")
 	out := bill{Format: "CycloneDX", Spec: "1.6", Version: 1, Metadata: billMeta{main}, Components: []component{
-		module("library", "std", strings.TrimPrefix(b.Go, "go"), ""),
+		moduleComponent("library", "std", strings.TrimPrefix(b.Go, "go"), ""),
 	}}
+
 	for _, d := range info.Deps {
 		if d.Replace != nil {
 			d = d.Replace
 		}
-		out.Components = append(out.Components, module("library", d.Path, d.Version, d.Sum))
+		out.Components = append(out.Components, moduleComponent("library", d.Path, d.Version, d.Sum))
 	}
 	return out
 }
 
-// module names a Go module. sum is that of go.sum, "h1:" and the SHA-256 over the module's files in base64.
-func module(kind, path, version, sum string) component {
+// moduleComponent returns the component of a Go module. sum has the format of go.sum: "h1:" and the
+// base64 of a SHA-256 over the files of the module.
+func moduleComponent(kind, path, version, sum string) component {
 	parts := strings.Split(path, "/")
 	for i := range parts {
 		parts[i] = url.PathEscape(parts[i])
 	}
+
 	purl := "pkg:golang/" + strings.Join(parts, "/") + "@" + url.PathEscape(version)
 	c := component{Ref: purl, Type: kind, Name: path, Version: version, PURL: purl}
 	if raw, err := base64.StdEncoding.DecodeString(strings.TrimPrefix(sum, "h1:")); err == nil && len(raw) == 32 {

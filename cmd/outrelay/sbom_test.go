@@ -13,33 +13,36 @@ func TestBillOfMaterials(t *testing.T) {
 		{Path: "a.org/b", Version: "v1.2.3", Sum: "h1:47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU="},
 		{Path: "a.org/old", Version: "v1.0.0", Replace: &debug.Module{Path: "a.org/new", Version: "v2.0.0+incompatible"}},
 	}}
-	b := billOf(build{Version: "1.0.0", Go: "go1.26.1"}, info)
+
+	b := newBill(build{Version: "1.0.0", Go: "go1.26.1"}, info)
 	if b.Metadata.Component.PURL != "pkg:golang/github.com/outrelay/outrelay@1.0.0" || len(b.Components) != 3 || b.Components[0].PURL != "pkg:golang/std@1.26.1" {
-		t.Errorf("%+v", b)
+		t.Errorf("unexpected result %+v", b)
 	}
 	if c := b.Components[1]; c.PURL != "pkg:golang/a.org/b@v1.2.3" || len(c.Hashes) != 1 || c.Hashes[0].Content != "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855" {
-		t.Errorf("%+v", c)
+		t.Errorf("unexpected result %+v", c)
 	}
 	if c := b.Components[2]; c.Name != "a.org/new" || len(c.Hashes) != 0 {
-		t.Errorf("%+v", c)
+		t.Errorf("unexpected result %+v", c)
 	}
-	code, out, errOut := call(t, nil, "version", "--sbom")
+
+	code, out, errOut := runCommand(t, nil, "version", "--sbom")
 	var own bill
 	if err := json.Unmarshal([]byte(out), &own); err != nil || code != 0 || errOut != "" || own.Format != "CycloneDX" {
 		t.Errorf("%v: %d %.200q %q", err, code, out, errOut)
 	}
 }
 
-// Without any server the roles are printed all the same, by the configuration that is there.
+// The roles are printed without any server.
 func TestRolesAskNoServer(t *testing.T) {
 	t.Parallel()
-	code, out, errOut := call(t, nil, "roles", "--watch", "shop.outbox")
+	code, out, errOut := runCommand(t, nil, "roles", "--watch", "shop.outbox")
 	for _, want := range []string{`make("outrelayRelay"`, `{db: "shop", collection: "outbox"}`, "kafka-acls.sh", "--transactional-id 'outrelay.'"} {
 		if code != 0 || !strings.Contains(out, want) {
 			t.Errorf("%d: no %s in %s%s", code, want, out, errOut)
 		}
 	}
-	code, out, _ = call(t, nil, "roles", "--watch", "shop.outbox", "--json", "--principal", "User:CN=relay", "--set", "mongodb.state=relays")
+
+	code, out, _ = runCommand(t, nil, "roles", "--watch", "shop.outbox", "--json", "--principal", "User:CN=relay", "--set", "mongodb.state=relays")
 	var r struct {
 		MongoDB []struct{ Role string } `json:"mongodb"`
 		Kafka   []struct{ Principal string }
@@ -47,10 +50,10 @@ func TestRolesAskNoServer(t *testing.T) {
 	if err := json.Unmarshal([]byte(out), &r); err != nil || code != 0 || len(r.MongoDB) != 7 || len(r.Kafka) != 2 || r.Kafka[0].Principal != "User:CN=relay" || !strings.Contains(out, `"relays"`) {
 		t.Errorf("%v: %d %s", err, code, out)
 	}
-	if code, out, errOut := call(t, nil, "roles", "--only", "redis"); code != 1 || out != "" || !strings.Contains(errOut, "mongodb or kafka") {
-		t.Errorf("%d %q %q", code, out, errOut)
+	if code, out, errOut := runCommand(t, nil, "roles", "--only", "redis"); code != 1 || out != "" || !strings.Contains(errOut, "mongodb or kafka") {
+		t.Errorf("exit code %d, stdout %q, stderr %q", code, out, errOut)
 	}
-	if code, _, errOut := call(t, []string{"OUTRELAY_MONGODB_URI=nonsense"}, "roles"); code != 1 || !strings.Contains(errOut, "mongodb.uri") {
-		t.Errorf("%d %q", code, errOut)
+	if code, _, errOut := runCommand(t, []string{"OUTRELAY_MONGODB_URI=nonsense"}, "roles"); code != 1 || !strings.Contains(errOut, "mongodb.uri") {
+		t.Errorf("exit code %d, stderr %q", code, errOut)
 	}
 }

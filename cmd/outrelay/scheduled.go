@@ -15,50 +15,53 @@ import (
 func newScheduledCommand(p *program) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "scheduled",
-		Short: "Look at envelopes that wait for their time, cancel them or move them",
-		Long: `An envelope with a due time waits in its outbox until then. Until a watcher takes it to send it can be cancelled or
-moved; what is on its way is not shown here and cannot be had any more.`,
+		Short: "List scheduled envelopes, cancel them or change their due time",
+		Long: `An envelope with a due time waits in its outbox until then. It can be canceled or rescheduled until
+a watcher claims it for sending. Envelopes that are being sent are not listed and cannot be changed.`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
-	c.AddCommand(newScheduledListCommand(p), newScheduledSummaryCommand(p), newScheduledCancelCommand(p), newScheduledRescheduleCommand(p))
+	c.AddCommand(newScheduledListCommand(p), newScheduledSummaryCommand(p), newScheduledCancelCommand(p),
+		newScheduledRescheduleCommand(p))
 	return c
 }
 
-// scheduledFilter are the flags that say which envelopes.
+// scheduledFilter holds the flags that select scheduled envelopes.
 type scheduledFilter struct {
 	admin.ScheduledFilter
 	from, before string
 }
 
-func scheduledFilterOf(c *cobra.Command) *scheduledFilter {
+func addScheduledFilterFlags(c *cobra.Command) *scheduledFilter {
 	f := &scheduledFilter{}
+	addCollectionFlag(c, &f.Collection)
 	flags := c.Flags()
-	flags.StringVar(&f.Collection, "collection", "", "only those of this `outbox`, as database.collection; default: all of the watcher's")
-	flags.StringVar(&f.Type, "type", "", "of this event `type`")
-	flags.StringVar(&f.AggregateType, "aggregate-type", "", "of this aggregate `type`")
-	flags.StringVar(&f.from, "due-from", "", "due at this `time` or later, or as in 2h so long from now at least")
-	flags.StringVar(&f.before, "due-before", "", "due before this `time`, or as in 2h less than so long from now")
+	flags.StringVar(&f.Type, "type", "", "only with this event `type`")
+	flags.StringVar(&f.AggregateType, "aggregate-type", "", "only with this aggregate `type`")
+	flags.StringVar(&f.from, "due-from", "", "due at or after this `time`, or at least so long from now, such as 2h")
+	flags.StringVar(&f.before, "due-before", "", "due before this `time`, or less than so long from now, such as 2h")
 	return f
 }
 
-// read takes what needs parsing. The ids are the arguments of the command.
-func (f *scheduledFilter) read(ids []string) (err error) {
+// parseArgs parses the times of the flags, and takes the ids from the arguments of the command.
+func (f *scheduledFilter) parseArgs(ids []string) (err error) {
 	f.IDs = ids
 	now := time.Now()
-	if f.From, err = until("due-from", f.from, now); err == nil {
-		f.To, err = until("due-before", f.before, now)
+	if f.From, err = parseFutureTime("due-from", f.from, now); err != nil {
+		return err
 	}
+	f.To, err = parseFutureTime("due-before", f.before, now)
 	return err
 }
 
-// until reads the value of a flag that is a time or, as in 2h, so long from now. "" is the zero time. Without a zone it is
-// UTC.
-func until(flag, text string, now time.Time) (time.Time, error) {
+// parseFutureTime parses the value of a flag: a time, or a duration such as 2h from now. It returns the
+// zero time for "". A time without a zone is in UTC.
+func parseFutureTime(flag, text string, now time.Time) (time.Time, error) {
 	if d, err := time.ParseDuration(text); err == nil {
 		return now.Add(d), nil
 	}
-	at, err := since(flag, text, now)
+
+	at, err := parsePastTime(flag, text, now)
 	if err != nil {
 		return at, fmt.Errorf("--%s %q is neither a time such as 2026-11-20T08:00:00Z nor a duration from now such as 2h", flag, text)
 	}
@@ -70,24 +73,26 @@ func newScheduledListCommand(p *program) *cobra.Command {
 	var after string
 	c := &cobra.Command{
 		Use:   "list [ID...]",
-		Short: "List scheduled envelopes, the next due first, without their payloads",
+		Short: "List scheduled envelopes by due time, without their payloads",
 	}
-	a, f := p.looking(c), scheduledFilterOf(c)
+
+	a, f := p.addReadFlags(c), addScheduledFilterFlags(c)
 	c.Flags().IntVar(&limit, "limit", 100, "envelopes on a page, at most 10000")
-	c.Flags().StringVar(&after, "after", "", "the `cursor` that the page before ended with")
+	c.Flags().StringVar(&after, "after", "", "the `cursor` that the previous page ended with")
 	c.RunE = func(c *cobra.Command, ids []string) error {
-		if err := f.read(ids); err != nil {
+		if err := f.parseArgs(ids); err != nil {
 			return err
 		}
 		if limit < 1 || limit > 10_000 {
 			return errors.New("--limit must be from 1 to 10000")
 		}
-		return a.run(c.Context(), func(ctx context.Context, o admin.Operator) error {
+
+		return a.withOperator(c.Context(), func(ctx context.Context, o admin.Operator) error {
 			page, err := o.ScheduledList(ctx, f.ScheduledFilter, limit, after)
 			if err != nil {
 				return err
 			}
-			return a.show(page, func(w io.Writer) error { return printScheduled(w, page) })
+			return a.printResult(page, func(w io.Writer) error { return printScheduled(w, page) })
 		})
 	}
 	return c
@@ -98,7 +103,8 @@ func printScheduled(w io.Writer, page admin.ScheduledPage) error {
 		_, err := fmt.Fprintln(w, "no scheduled envelope matches")
 		return err
 	}
-	err := table(w, "DUE\tID\tTYPE\tAGGREGATE\tCOLLECTION\tEXPIRES", func(row func(...any)) {
+
+	err := writeTable(w, "DUE\tID\tTYPE\tAGGREGATE\tCOLLECTION\tEXPIRES", func(row func(...any)) {
 		for _, e := range page.Events {
 			expires := "-"
 			if !e.ExpiresAt.IsZero() {
@@ -110,20 +116,22 @@ func printScheduled(w io.Writer, page admin.ScheduledPage) error {
 	if err != nil {
 		return err
 	}
-	fmt.Fprintf(w, "%s of %s\n", thousands(int64(len(page.Events))), count(page.Total, "scheduled envelope"))
+
+	fmt.Fprintf(w, "%s of %s\n", formatThousands(int64(len(page.Events))), countNoun(page.Total, "scheduled envelope"))
 	if page.Next != "" {
 		fmt.Fprintf(w, "next page: --after %s\n", page.Next)
 	}
 	return nil
 }
 
-// scheduledGroups is the answer of `outrelay scheduled summary --json`, and of a dry run.
+// scheduledGroups is the output of `outrelay scheduled summary --json`, and of a dry run.
 type scheduledGroups struct {
 	Groups []admin.ScheduledGroup `json:"groups"`
 	Count  int64                  `json:"count"`
 }
 
-func groupsOf(ctx context.Context, o admin.Operator, f admin.ScheduledFilter) (scheduledGroups, error) {
+// countScheduled counts the envelopes that f selects, by type and in all.
+func countScheduled(ctx context.Context, o admin.Operator, f admin.ScheduledFilter) (scheduledGroups, error) {
 	groups, err := o.ScheduledSummary(ctx, f)
 	g := scheduledGroups{Groups: groups}
 	for _, x := range groups {
@@ -132,135 +140,156 @@ func groupsOf(ctx context.Context, o admin.Operator, f admin.ScheduledFilter) (s
 	return g, err
 }
 
-func (g scheduledGroups) print(w io.Writer) error {
+// printScheduledCounts prints the envelopes that f selects, by type. A dry run prints only these.
+func (a *operatorCommand) printScheduledCounts(ctx context.Context, o admin.Operator, f admin.ScheduledFilter) error {
+	g, err := countScheduled(ctx, o, f)
+	if err != nil {
+		return err
+	}
+	return a.printResult(g, g.printGroups)
+}
+
+func (g scheduledGroups) printGroups(w io.Writer) error {
 	if g.Count == 0 {
 		_, err := fmt.Fprintln(w, "no scheduled envelope matches")
 		return err
 	}
-	err := table(w, "COUNT\tTYPE\tEARLIEST\tLATEST", func(row func(...any)) {
+
+	err := writeTable(w, "COUNT\tTYPE\tEARLIEST\tLATEST", func(row func(...any)) {
 		for _, x := range g.Groups {
-			row(thousands(x.Count), x.Type, x.Earliest.Local().Format(time.DateTime), x.Latest.Local().Format(time.DateTime))
+			row(formatThousands(x.Count), x.Type, x.Earliest.Local().Format(time.DateTime), x.Latest.Local().Format(time.DateTime))
 		}
 	})
-	if err == nil {
-		_, err = fmt.Fprintln(w, count(g.Count, "scheduled envelope"))
+	if err != nil {
+		return err
 	}
+	_, err = fmt.Fprintln(w, countNoun(g.Count, "scheduled envelope"))
 	return err
 }
 
 func newScheduledSummaryCommand(p *program) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "summary [ID...]",
-		Short: "Count scheduled envelopes by type, with the earliest and the latest due time of each",
+		Short: "Count scheduled envelopes by type, with their earliest and latest due time",
 	}
-	a, f := p.looking(c), scheduledFilterOf(c)
+
+	a, f := p.addReadFlags(c), addScheduledFilterFlags(c)
 	c.RunE = func(c *cobra.Command, ids []string) error {
-		if err := f.read(ids); err != nil {
+		if err := f.parseArgs(ids); err != nil {
 			return err
 		}
-		return a.run(c.Context(), func(ctx context.Context, o admin.Operator) error {
-			g, err := groupsOf(ctx, o, f.ScheduledFilter)
-			if err != nil {
-				return err
-			}
-			return a.show(g, g.print)
+		return a.withOperator(c.Context(), func(ctx context.Context, o admin.Operator) error {
+			return a.printScheduledCounts(ctx, o, f.ScheduledFilter)
 		})
 	}
 	return c
 }
 
-// scheduledDone is the answer of `outrelay scheduled cancel --json`.
-type scheduledDone struct {
+// cancelledScheduled is the output of `outrelay scheduled cancel --json`.
+type cancelledScheduled struct {
 	Cancelled int64 `json:"cancelled"`
 }
 
 func newScheduledCancelCommand(p *program) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "cancel [ID...]",
-		Short: "Take scheduled envelopes back for good",
-		Long: `Remove the scheduled envelopes that match, as long as no watcher has taken them to send; then they will never be
-delivered. Ids and flags must hold all together.`,
+		Short: "Cancel scheduled envelopes for good",
+		Long: `Remove the matching scheduled envelopes, unless a watcher has claimed them for sending. They will
+never be delivered. If both ids and flags are given, an envelope must match all of them.`,
 	}
-	a, f := p.acting(c), scheduledFilterOf(c)
-	c.Flags().BoolVar(&f.All, "all", false, "all of them; needed where nothing else says which")
+
+	a, f := p.addChangeFlags(c), addScheduledFilterFlags(c)
+	c.Flags().BoolVar(&f.All, "all", false, "all scheduled envelopes; required without another condition")
 	c.RunE = func(c *cobra.Command, ids []string) error {
-		if err := f.read(ids); err != nil {
+		if err := f.parseArgs(ids); err != nil {
 			return err
 		}
 		if f.Empty() && !f.All && !a.dryRun {
-			return errors.New("nothing says which; give ids or flags, or --all")
+			return errors.New("no envelopes selected; pass ids, flags or --all")
 		}
-		return a.run(c.Context(), func(ctx context.Context, o admin.Operator) error {
-			g, err := groupsOf(ctx, o, f.ScheduledFilter)
-			if err != nil || a.dryRun {
-				if err == nil {
-					err = a.show(g, g.print)
-				}
-				return err
+
+		return a.withOperator(c.Context(), func(ctx context.Context, o admin.Operator) error {
+			if a.dryRun {
+				return a.printScheduledCounts(ctx, o, f.ScheduledFilter)
 			}
-			var done scheduledDone
-			if g.Count > 0 {
-				if err := a.confirm(ctx, "cancel "+count(g.Count, "scheduled envelope")+", which will never be delivered"); err != nil {
-					return err
-				}
-				bar := a.progress("cancelling", g.Count)
-				done.Cancelled, err = o.ScheduledCancel(ctx, f.ScheduledFilter, bar.to)
-				bar.end()
-				if err != nil {
-					return err
-				}
-			}
-			return a.show(done, func(w io.Writer) error {
-				_, err := fmt.Fprintln(w, "cancelled "+count(done.Cancelled, "scheduled envelope"))
-				return err
-			})
+			return a.cancelScheduled(ctx, o, f.ScheduledFilter)
 		})
 	}
 	return c
+}
+
+// cancelScheduled counts the envelopes that f selects, asks for confirmation and cancels them.
+func (a *operatorCommand) cancelScheduled(ctx context.Context, o admin.Operator, f admin.ScheduledFilter) error {
+	g, err := countScheduled(ctx, o, f)
+	if err != nil {
+		return err
+	}
+
+	var done cancelledScheduled
+	if g.Count > 0 {
+		action := "cancel " + countNoun(g.Count, "scheduled envelope") + ", which will never be delivered"
+		if err := a.confirm(ctx, action); err != nil {
+			return err
+		}
+
+		bar := a.startProgress("canceling", g.Count)
+		done.Cancelled, err = o.ScheduledCancel(ctx, f, bar.setDone)
+		bar.clear()
+		if err != nil {
+			return err
+		}
+	}
+
+	return a.printResult(done, func(w io.Writer) error {
+		_, err := fmt.Fprintln(w, "canceled "+countNoun(done.Cancelled, "scheduled envelope"))
+		return err
+	})
 }
 
 func newScheduledRescheduleCommand(p *program) *cobra.Command {
 	var collection, to string
 	c := &cobra.Command{
 		Use:   "reschedule ID... --to TIME",
-		Short: "Move scheduled envelopes to another time",
-		Long: `Give the scheduled envelopes of these ids another due time, as long as no watcher has taken them to send. The exit code is
-1 if one of them is not scheduled any more.`,
+		Short: "Change the due time of scheduled envelopes",
+		Long: `Change the due time of the scheduled envelopes with these ids, unless a watcher has claimed them for
+sending. The exit code is 1 if one of them is not scheduled any more.`,
 		Args: cobra.MinimumNArgs(1),
 	}
-	a := p.acting(c)
-	c.Flags().StringVar(&collection, "collection", "", "the `outbox`, as database.collection; default: whichever of the watcher's has it")
-	c.Flags().StringVar(&to, "to", "", "the new `time`, or as in 2h so long from now; 0s is now")
+
+	a := p.addChangeFlags(c)
+	c.Flags().StringVar(&collection, "collection", "",
+		"the `outbox`, as database.collection; default: the outbox of the watcher that has the envelope")
+	c.Flags().StringVar(&to, "to", "", "the new `time`, or so long from now, such as 2h; 0s is now")
 	c.RunE = func(c *cobra.Command, ids []string) error {
-		at, err := until("to", to, time.Now())
+		at, err := parseFutureTime("to", to, time.Now())
 		if err != nil {
 			return err
 		}
 		if at.IsZero() {
-			return errors.New("--to must say when, such as 2026-11-20T08:00:00Z or 2h")
+			return errors.New("--to is missing: pass the new time, such as 2026-11-20T08:00:00Z or 2h")
 		}
+
 		f := admin.ScheduledFilter{Collection: collection, IDs: ids}
-		return a.run(c.Context(), func(ctx context.Context, o admin.Operator) error {
+		return a.withOperator(c.Context(), func(ctx context.Context, o admin.Operator) error {
 			if a.dryRun {
-				g, err := groupsOf(ctx, o, f)
-				if err == nil {
-					err = a.show(g, g.print)
-				}
-				return err
+				return a.printScheduledCounts(ctx, o, f)
 			}
+
 			r, err := o.Reschedule(ctx, f, at)
 			if err != nil {
 				return err
 			}
-			err = a.show(r, func(w io.Writer) error {
+			err = a.printResult(r, func(w io.Writer) error {
 				for _, id := range r.NotScheduled {
-					fmt.Fprintf(w, "%s is not scheduled, or on its way already\n", oneLine(id))
+					fmt.Fprintf(w, "%s is not scheduled, or is being sent already\n", sanitizeLine(id))
 				}
-				_, err := fmt.Fprintf(w, "moved %s to %s\n", count(int64(len(r.Moved)), "scheduled envelope"), r.To.Format(time.RFC3339))
+				moved := countNoun(int64(len(r.Moved)), "scheduled envelope")
+				_, err := fmt.Fprintf(w, "moved %s to %s\n", moved, r.To.Format(time.RFC3339))
 				return err
 			})
+
 			if err == nil && len(r.NotScheduled) > 0 {
-				err = silent(exitConfig)
+				err = reportedError(exitConfig)
 			}
 			return err
 		})

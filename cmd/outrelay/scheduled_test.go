@@ -13,8 +13,8 @@ import (
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 )
 
-// scheduledShop is a watcher with one outbox, and envelopes in it that are due in an hour and in two.
-func scheduledShop(t *testing.T) (env []string, coll *mongo.Collection) {
+// newScheduledShop creates a watcher with one outbox. Its envelopes are due in an hour and in two hours.
+func newScheduledShop(t *testing.T) (env []string, coll *mongo.Collection) {
 	t.Helper()
 	client := stacktest.Client(t)
 	state, shop := stacktest.Database(t, client), stacktest.Database(t, client)
@@ -23,6 +23,7 @@ func scheduledShop(t *testing.T) (env []string, coll *mongo.Collection) {
 	if _, err := state.Collection("collections").InsertOne(t.Context(), bson.D{{Key: "_id", Value: bson.Binary{Subtype: bson.TypeBinaryUUID, Data: make([]byte, 16)}}, {Key: "ns", Value: ns}, {Key: "watcher", Value: "default"}}); err != nil {
 		t.Fatal(err)
 	}
+
 	for i, typ := range []string{"Reminder", "Reminder", "Invoice"} {
 		if _, err := coll.InsertOne(t.Context(), bson.D{
 			{Key: "_id", Value: typ + "-" + string(rune('1'+i))},
@@ -42,10 +43,10 @@ func scheduledShop(t *testing.T) (env []string, coll *mongo.Collection) {
 
 func TestScheduledCommands(t *testing.T) {
 	t.Parallel()
-	env, coll := scheduledShop(t)
+	env, coll := newScheduledShop(t)
 	answer := func(v any, want int, args ...string) string {
 		t.Helper()
-		code, out, errOut := call(t, env, append([]string{"scheduled"}, args...)...)
+		code, out, errOut := runCommand(t, env, append([]string{"scheduled"}, args...)...)
 		if code != want {
 			t.Fatalf("%v: exit code %d: %s", args, code, errOut)
 		}
@@ -56,59 +57,68 @@ func TestScheduledCommands(t *testing.T) {
 		}
 		return errOut
 	}
+
 	left := func(want int64) {
 		t.Helper()
 		if n, err := coll.CountDocuments(t.Context(), bson.D{}); err != nil || n != want {
 			t.Errorf("%d are left, %v; want %d", n, err, want)
 		}
 	}
+
 	var page admin.ScheduledPage
 	answer(&page, 0, "list", "--json", "--limit", "2")
 	if page.Total != 3 || len(page.Events) != 2 || page.Events[0].ID != "Reminder-1" || page.Next == "" {
-		t.Errorf("%+v", page)
+		t.Errorf("unexpected result %+v", page)
 	}
+
 	var rest admin.ScheduledPage
 	answer(&rest, 0, "list", "--json", "--limit", "2", "--after", page.Next)
 	if len(rest.Events) != 1 || rest.Events[0].ID != "Invoice-3" || rest.Next != "" {
-		t.Errorf("%+v", rest)
+		t.Errorf("unexpected result %+v", rest)
 	}
 	if text := answer(nil, 0, "list", "--due-before", "90m"); !strings.Contains(text, "Reminder-1") || strings.Contains(text, "Reminder-2") || !strings.Contains(text, "1 of 1 scheduled envelope\n") {
 		t.Error(text)
 	}
+
 	var g scheduledGroups
 	answer(&g, 0, "summary", "--json")
 	if g.Count != 3 || len(g.Groups) != 2 || g.Groups[0].Type != "Invoice" || g.Groups[1].Count != 2 {
-		t.Errorf("%+v", g)
+		t.Errorf("unexpected result %+v", g)
 	}
-	if text := answer(nil, exitConfig, "cancel"); !strings.Contains(text, "nothing says which") {
+	if text := answer(nil, exitConfig, "cancel"); !strings.Contains(text, "no envelopes selected") {
 		t.Error(text)
 	}
 	if text := answer(nil, exitConfig, "cancel", "--type", "Reminder"); !strings.Contains(text, "cancel 2 scheduled envelopes") {
 		t.Error(text)
 	}
+
 	answer(&g, 0, "cancel", "--all", "--dry-run", "--json")
 	left(3)
-	var done scheduledDone
+	var done cancelledScheduled
 	answer(&done, 0, "cancel", "Reminder-1", "--yes", "--json")
 	if left(2); done.Cancelled != 1 {
-		t.Errorf("%+v", done)
+		t.Errorf("unexpected result %+v", done)
 	}
+
 	var r admin.Rescheduled
 	answer(&r, exitConfig, "reschedule", "Reminder-1", "Reminder-2", "--to", "5h", "--json")
 	if len(r.Moved) != 1 || len(r.NotScheduled) != 1 || time.Until(r.To) < 4*time.Hour {
-		t.Errorf("%+v", r)
+		t.Errorf("unexpected result %+v", r)
 	}
+
 	answer(&page, 0, "list", "Reminder-2", "--json")
 	if len(page.Events) != 1 || !page.Events[0].DueAt.Equal(r.To.Truncate(time.Millisecond)) {
-		t.Errorf("%+v", page)
+		t.Errorf("unexpected result %+v", page)
 	}
+
 	answer(&done, 0, "cancel", "--all", "--yes", "--json")
 	if left(0); done.Cancelled != 2 {
-		t.Errorf("%+v", done)
+		t.Errorf("unexpected result %+v", done)
 	}
 	if text := answer(nil, 0, "list"); !strings.Contains(text, "no scheduled envelope matches") {
 		t.Error(text)
 	}
+
 	for _, args := range [][]string{{"list", "--limit", "0"}, {"list", "--due-from", "soon"}, {"list", "--after", "x"}, {"list", "--collection", "a.b"}, {"reschedule", "x"}, {"reschedule", "--to", "1h"}, {"list", "--due-from", "2h", "--due-before", "1h"}} {
 		answer(nil, exitConfig, args...)
 	}

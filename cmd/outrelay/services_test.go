@@ -15,16 +15,16 @@ import (
 
 func TestLookupCommand(t *testing.T) {
 	t.Parallel()
-	d := deployed(t)
+	d := newDeployment(t)
 	var f admin.Found
-	d.run(&f, exitOK, "lookup", "Reminder-1")
+	d.runCommand(&f, exitOK, "lookup", "Reminder-1")
 	if len(f.Envelopes) != 1 || f.Envelopes[0].State != "scheduled" {
-		t.Errorf("%+v", f)
+		t.Errorf("unexpected result %+v", f)
 	}
-	sees(t, d.run(nil, exitOK, "lookup", "Reminder-1"), "Reminder-1: scheduled", "Reminder of order/o", "due")
-	sees(t, d.run(nil, exitConfig, "lookup", "nothing"), "nothing is known of it")
+	expectTexts(t, d.runCommand(nil, exitOK, "lookup", "Reminder-1"), "Reminder-1: scheduled", "Reminder of order/o", "due")
+	expectTexts(t, d.runCommand(nil, exitConfig, "lookup", "nothing"), "not found")
 	for _, args := range [][]string{{}, {"x", "--key", "y"}, {"--key", "y", "--limit", "0"}, {"--key", "y", "--from", "soon"}} {
-		d.run(nil, exitConfig, append([]string{"lookup"}, args...)...)
+		d.runCommand(nil, exitConfig, append([]string{"lookup"}, args...)...)
 	}
 }
 
@@ -32,8 +32,8 @@ type order struct{ Total int }
 
 func TestSagaCommands(t *testing.T) {
 	t.Parallel()
-	d := deployed(t)
-	sees(t, d.run(nil, exitOK, "saga", "types"), "no service")
+	d := newDeployment(t)
+	expectTexts(t, d.runCommand(nil, exitOK, "saga", "types"), "no service")
 	s, err := saga.NewMongoStore(d.shop)
 	if err != nil {
 		t.Fatal(err)
@@ -41,8 +41,9 @@ func TestSagaCommands(t *testing.T) {
 	if err := s.Prepare(t.Context(), saga.TypeInfo{Name: "payments", Owner: "shop.Payment", ID: saga.KindString}); err != nil {
 		t.Fatal(err)
 	}
+
 	for i := range 3 {
-		d.insert(d.shop.Collection("payments"), bson.D{
+		d.insertDocument(d.shop.Collection("payments"), bson.D{
 			{Key: "_id", Value: fmt.Sprint("p", i)},
 			{Key: "version", Value: int64(i + 1)},
 			{Key: "createdAt", Value: time.Now()},
@@ -50,35 +51,39 @@ func TestSagaCommands(t *testing.T) {
 			{Key: "state", Value: order{i}},
 		})
 	}
+
 	var types sagaTypes
-	d.run(&types, exitOK, "saga", "types")
+	d.runCommand(&types, exitOK, "saga", "types")
 	if len(types.Types) != 1 || types.Types[0].Count != 3 || types.Types[0].Owner != "shop.Payment" {
-		t.Errorf("%+v", types)
+		t.Errorf("unexpected result %+v", types)
 	}
+
 	var page admin.SagaPage
-	d.run(&page, exitOK, "saga", "list", "payments", "--limit", "2")
+	d.runCommand(&page, exitOK, "saga", "list", "payments", "--limit", "2")
 	var rest admin.SagaPage
-	d.run(&rest, exitOK, "saga", "list", "payments", "--limit", "2", "--after", page.Next, "--database", d.shop.Name())
+	d.runCommand(&rest, exitOK, "saga", "list", "payments", "--limit", "2", "--after", page.Next, "--database", d.shop.Name())
 	if len(page.Sagas) != 2 || page.Sagas[0].ID != "p2" || len(rest.Sagas) != 1 || rest.Sagas[0].ID != "p0" {
-		t.Errorf("%+v %+v", page, rest)
+		t.Errorf("unexpected results %+v and %+v", page, rest)
 	}
-	sees(t, d.run(nil, exitOK, "saga", "list", "payments"), "p1", "3 of 3 instances")
+
+	expectTexts(t, d.runCommand(nil, exitOK, "saga", "list", "payments"), "p1", "3 of 3 instances")
 	var one admin.Saga
-	d.run(&one, exitOK, "saga", "show", "payments", "p1")
+	d.runCommand(&one, exitOK, "saga", "show", "payments", "p1")
 	if one.Version != 2 || len(one.State) != 0 {
-		t.Errorf("%+v", one)
+		t.Errorf("unexpected result %+v", one)
 	}
-	sees(t, d.run(nil, exitOK, "saga", "show", "payments", "p1", "--state"), "version 2", `"total": 1`)
+
+	expectTexts(t, d.runCommand(nil, exitOK, "saga", "show", "payments", "p1", "--state"), "version 2", `"total": 1`)
 	for _, args := range [][]string{{"show", "payments", "nobody"}, {"show", "unknown", "x"}, {"list", "unknown"}, {"list", "payments", "--limit", "0"}, {"list", "payments", "--database", "elsewhere"}} {
-		d.run(nil, exitConfig, append([]string{"saga"}, args...)...)
+		d.runCommand(nil, exitConfig, append([]string{"saga"}, args...)...)
 	}
 }
 
 func TestInboxCommands(t *testing.T) {
 	t.Parallel()
-	d := deployed(t)
-	sees(t, d.run(nil, exitOK, "inbox", "counts"), "there is no inbox")
-	d.run(nil, exitConfig, "inbox", "purge", "--older-than", "72h")
+	d := newDeployment(t)
+	expectTexts(t, d.runCommand(nil, exitOK, "inbox", "counts"), "have no inbox")
+	d.runCommand(nil, exitConfig, "inbox", "purge", "--older-than", "72h")
 	x, err := inbox.New(d.shop)
 	if err != nil {
 		t.Fatal(err)
@@ -89,39 +94,46 @@ func TestInboxCommands(t *testing.T) {
 	if err := d.shop.CreateCollection(t.Context(), "inbox_offsets"); err != nil && !strings.Contains(err.Error(), "NamespaceExists") {
 		t.Fatal(err)
 	}
+
 	old, now := time.Now().Add(-90*24*time.Hour), time.Now()
 	for i, at := range []time.Time{old, old, now} {
-		d.insert(d.shop.Collection("inbox"), bson.D{{Key: "_id", Value: fmt.Sprint("m", i)}, {Key: "s", Value: "handled"}, {Key: "at", Value: at}})
+		d.insertDocument(d.shop.Collection("inbox"), bson.D{{Key: "_id", Value: fmt.Sprint("m", i)}, {Key: "s", Value: "handled"}, {Key: "at", Value: at}})
 	}
+
 	for i, until := range []time.Time{old, now.Add(time.Hour)} {
-		d.insert(d.shop.Collection("inbox_claims"), bson.D{{Key: "_id", Value: fmt.Sprint("m", i)}, {Key: "until", Value: until}})
+		d.insertDocument(d.shop.Collection("inbox_claims"), bson.D{{Key: "_id", Value: fmt.Sprint("m", i)}, {Key: "until", Value: until}})
 	}
-	var counts inboxes
-	d.run(&counts, exitOK, "inbox", "counts")
+
+	var counts inboxList
+	d.runCommand(&counts, exitOK, "inbox", "counts")
 	if len(counts.Inboxes) != 1 || counts.Inboxes[0].Handled != 3 || counts.Inboxes[0].Claimed != 2 || counts.Inboxes[0].Expired != 1 {
-		t.Errorf("%+v", counts)
+		t.Errorf("unexpected result %+v", counts)
 	}
-	sees(t, d.run(nil, exitOK, "inbox", "counts"), d.shop.Name(), "inbox")
-	sees(t, d.run(nil, exitOK, "inbox", "marks"), "keeps watermarks")
+
+	expectTexts(t, d.runCommand(nil, exitOK, "inbox", "counts"), d.shop.Name(), "inbox")
+	expectTexts(t, d.runCommand(nil, exitOK, "inbox", "marks"), "keeps watermarks")
 	var purged admin.InboxPurged
-	d.run(&purged, exitOK, "inbox", "purge", "--older-than", "720h", "--dry-run")
+	d.runCommand(&purged, exitOK, "inbox", "purge", "--older-than", "720h", "--dry-run")
 	if purged.Matched != 2 || purged.Removed != 0 {
-		t.Errorf("%+v", purged)
+		t.Errorf("unexpected result %+v", purged)
 	}
-	sees(t, d.run(nil, exitConfig, "inbox", "purge", "--older-than", "720h"), "remove 2 markers", "say --yes")
-	d.run(&purged, exitOK, "inbox", "purge", "--older-than", "720h", "--yes")
+
+	expectTexts(t, d.runCommand(nil, exitConfig, "inbox", "purge", "--older-than", "720h"), "remove 2 marks", "pass --yes")
+	d.runCommand(&purged, exitOK, "inbox", "purge", "--older-than", "720h", "--yes")
 	if purged.Removed != 2 {
-		t.Errorf("%+v", purged)
+		t.Errorf("unexpected result %+v", purged)
 	}
-	d.run(nil, exitConfig, "inbox", "purge")
+
+	d.runCommand(nil, exitConfig, "inbox", "purge")
 	var released admin.InboxReleased
-	d.run(&released, exitOK, "inbox", "release", "--dry-run")
+	d.runCommand(&released, exitOK, "inbox", "release", "--dry-run")
 	if released.Matched != 2 || released.Live != 1 {
-		t.Errorf("%+v", released)
+		t.Errorf("unexpected result %+v", released)
 	}
-	d.run(nil, exitConfig, "inbox", "release", "--yes")
-	d.run(&released, exitOK, "inbox", "release", "--yes", "--force", "--database", d.shop.Name())
+
+	d.runCommand(nil, exitConfig, "inbox", "release", "--yes")
+	d.runCommand(&released, exitOK, "inbox", "release", "--yes", "--force", "--database", d.shop.Name())
 	if released.Released != 2 {
-		t.Errorf("%+v", released)
+		t.Errorf("unexpected result %+v", released)
 	}
 }

@@ -8,22 +8,25 @@ import (
 	"syscall"
 )
 
-// errInterrupted is the cause of a context that a signal ended.
+// errInterrupted is the cause of a context that a signal has canceled.
 type errInterrupted struct{ signal os.Signal }
 
 func (e errInterrupted) Error() string { return "stopped by " + e.signal.String() }
 
-// signals returns a context that the first interrupt or SIGTERM ends. The second runs what onHardStop was given and ends
-// the process at once with 75: whatever was in flight is for the next owner to read back. stop undoes the handling.
-func (p *program) signals(parent context.Context) (ctx context.Context, stop func()) {
+// handleSignals returns a context that the first interrupt or SIGTERM cancels. The second signal calls
+// the functions of onHardStop and ends the process at once with exit code 75: the next owner reads back
+// the records in flight. stop ends the signal handling.
+func (p *program) handleSignals(parent context.Context) (ctx context.Context, stop func()) {
 	ctx, cancel := context.WithCancelCause(parent)
 	received := make(chan os.Signal, 2)
 	signal.Notify(received, os.Interrupt, syscall.SIGTERM)
+
 	done, ended := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(ended)
-		p.await(received, done, cancel)
+		p.awaitSignals(received, done, cancel)
 	}()
+
 	return ctx, func() {
 		signal.Stop(received)
 		close(done)
@@ -32,37 +35,39 @@ func (p *program) signals(parent context.Context) (ctx context.Context, stop fun
 	}
 }
 
-func (p *program) await(received <-chan os.Signal, done <-chan struct{}, cancel context.CancelCauseFunc) {
+func (p *program) awaitSignals(received <-chan os.Signal, done <-chan struct{}, cancel context.CancelCauseFunc) {
 	stopping := false
 	for {
 		select {
 		case s := <-received:
 			if stopping {
 				fmt.Fprintln(p.errOut, "outrelay: second signal, stopping at once")
-				p.cleanUp()
+				p.runHardStops()
 				p.exit(exitTemporary)
 				return
 			}
+
 			stopping = true
 			cancel(errInterrupted{s})
+
 		case <-done:
 			return
 		}
 	}
 }
 
-// onHardStop registers f to run before the process ends at once, such as stopping the servers it started. Last in, first
-// out; f must be quick.
+// onHardStop registers f, for example to stop a server that the command has started. The functions run
+// in reverse order before the process ends at once, so f must be quick.
 func (p *program) onHardStop(f func()) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.hardStop = append(p.hardStop, f)
+	p.hardStops = append(p.hardStops, f)
 }
 
-func (p *program) cleanUp() {
+func (p *program) runHardStops() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for i := len(p.hardStop) - 1; i >= 0; i-- {
-		p.hardStop[i]()
+	for i := len(p.hardStops) - 1; i >= 0; i-- {
+		p.hardStops[i]()
 	}
 }

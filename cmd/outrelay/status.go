@@ -16,17 +16,19 @@ import (
 )
 
 const (
-	// statusTimeout bounds what an operator waits for.
+	// statusTimeout bounds a command for which a person waits.
 	statusTimeout = 10 * time.Second
-	// countTimeout bounds the counts of the status: who owns what is shown all the same.
+
+	// countTimeout bounds the counts of the status. Without them, the status still shows the owners.
 	countTimeout = 5 * time.Second
-	watchLeast   = 100 * time.Millisecond
+
+	minWatchInterval = 100 * time.Millisecond
 )
 
-// statusAnswer is the answer of `outrelay status --json`.
-type statusAnswer struct {
+// statusReport is the output of `outrelay status --json`.
+type statusReport struct {
 	admin.Overview
-	// CountsProblem says why there are no counts, pending topics and checks.
+	// CountsProblem is the reason why counts, pending topics and checks are missing.
 	CountsProblem string `json:"counts_problem,omitempty"`
 }
 
@@ -35,37 +37,43 @@ func newStatusCommand(p *program) *cobra.Command {
 	var every time.Duration
 	c := &cobra.Command{
 		Use:   "status",
-		Short: "Show who runs each watcher, how far behind it is and what waits",
-		Long: `Show every slot of every watcher of the state database: owner, epoch, lag, rate and the targets that wait; and for the
-configured watcher what waits, by topic, with counts and checks. It reads MongoDB only, so it works from any machine that
-reaches it and needs no way to the processes.
+		Short: "Show the owner, lag and waiting events of each watcher",
+		Long: `Show each slot of each watcher in the state database: owner, epoch, lag, rate and the topics whose
+events wait. For the configured watcher, also show the waiting events by topic, with counts and
+checks. The command reads only MongoDB, so it works without access to the outrelay processes.
 
-With --watch it is drawn anew on a terminal; elsewhere it writes a line for each slot, and with --json one object a line.
-Ctrl-C ends it. With --check the exit code is 1 if a check fails.`,
+With --watch on a terminal, the display is updated until Ctrl-C. Without a terminal, --watch prints
+a line for each slot, and with --json one object per line. With --check, the exit code is 1 if a
+check fails.`,
 		Args: cobra.NoArgs,
 	}
-	a := p.looking(c)
-	c.Flags().BoolVarP(&watch, "watch", "w", false, "go on showing it until Ctrl-C")
-	c.Flags().DurationVar(&every, "every", time.Second, "how often --watch looks")
-	c.Flags().BoolVar(&check, "check", false, "exit code 1 if a check fails")
+
+	a := p.addReadFlags(c)
+	c.Flags().BoolVarP(&watch, "watch", "w", false, "update the status until Ctrl-C")
+	c.Flags().DurationVar(&every, "every", time.Second, "interval between two updates of --watch")
+	c.Flags().BoolVar(&check, "check", false, "exit with 1 if a check fails")
 	c.MarkFlagsMutuallyExclusive("watch", "check")
+
 	c.RunE = func(c *cobra.Command, _ []string) error {
-		if every < watchLeast {
-			return fmt.Errorf("--every must be at least %s", watchLeast)
+		if every < minWatchInterval {
+			return fmt.Errorf("--every must be at least %s", minWatchInterval)
 		}
-		return a.desk(c.Context(), func(ctx context.Context, k admin.Desk) error {
+
+		return a.withDesk(c.Context(), func(ctx context.Context, k admin.Desk) error {
 			if watch {
 				return a.watchStatus(ctx, k, every)
 			}
+
 			s, err := readStatus(ctx, k)
 			if err != nil {
 				return err
 			}
-			if err := a.show(s, s.print); err != nil {
+			if err := a.printResult(s, s.printStatus); err != nil {
 				return err
 			}
-			if check && s.fails() {
-				return silent(exitConfig)
+
+			if check && s.hasFailedCheck() {
+				return reportedError(exitConfig)
 			}
 			return nil
 		})
@@ -73,30 +81,34 @@ Ctrl-C ends it. With --check the exit code is 1 if a check fails.`,
 	return c
 }
 
-// readStatus reads the overview; where that takes too long or is not allowed, what the watchers say alone.
-func readStatus(ctx context.Context, k admin.Desk) (statusAnswer, error) {
+// readStatus reads the overview. If that takes too long or a privilege is missing, readStatus returns
+// the watcher documents only, with the reason in CountsProblem.
+func readStatus(ctx context.Context, k admin.Desk) (statusReport, error) {
 	ctx, cancel := context.WithTimeout(ctx, statusTimeout)
 	defer cancel()
-	counting, stop := context.WithTimeout(ctx, countTimeout)
+
+	countCtx, stop := context.WithTimeout(ctx, countTimeout)
 	defer stop()
-	o, err := k.Overview(counting)
+	o, err := k.Overview(countCtx)
 	if err == nil {
-		return statusAnswer{Overview: o}, nil
+		return statusReport{Overview: o}, nil
 	}
-	s, again := admin.ReadStatus(ctx, k.State)
-	if again != nil {
-		return statusAnswer{}, temporary(unanswered(again))
+
+	s, statusErr := admin.ReadStatus(ctx, k.State)
+	if statusErr != nil {
+		return statusReport{}, markTemporary(explainUnreachable(statusErr))
 	}
 	problem := err.Error()
 	if errors.Is(err, context.DeadlineExceeded) {
 		problem = fmt.Sprintf("counting took longer than %s", countTimeout)
 	}
-	return statusAnswer{CountsProblem: problem, Overview: admin.Overview{
-		At: time.Now().UTC(), Watcher: k.Watcher, Watchers: s.Watchers, Nodes: []admin.Node{}, Pending: []admin.PendingTopic{}, Checks: []admin.Check{},
+	return statusReport{CountsProblem: problem, Overview: admin.Overview{
+		At: time.Now().UTC(), Watcher: k.Watcher, Watchers: s.Watchers,
+		Nodes: []admin.Node{}, Pending: []admin.PendingTopic{}, Checks: []admin.Check{},
 	}}, nil
 }
 
-func (s statusAnswer) fails() bool {
+func (s statusReport) hasFailedCheck() bool {
 	for _, c := range s.Checks {
 		if c.Status == admin.CheckFail {
 			return true
@@ -105,19 +117,22 @@ func (s statusAnswer) fails() bool {
 	return false
 }
 
-// unanswered says where to look when the state database cannot be asked: doctor tells a wrong address from a wrong password.
-func unanswered(err error) error {
-	return fmt.Errorf("the state database cannot be asked; run outrelay doctor, which says why and what mends it (%w)", err)
+// explainUnreachable adds the next step to an error of the state database: doctor finds out whether the
+// address, the password or something else is wrong.
+func explainUnreachable(err error) error {
+	return fmt.Errorf("cannot read the state database: %w; run `outrelay doctor` to find the cause", err)
 }
 
-func (s statusAnswer) print(w io.Writer) error {
+// printStatus writes the status for people.
+func (s statusReport) printStatus(w io.Writer) error {
 	if len(s.Watchers) == 0 {
-		_, err := fmt.Fprintln(w, "no watcher has ever run with this state database")
+		_, err := fmt.Fprintln(w, "no watcher has run with this state database yet")
 		return err
 	}
-	err := table(w, "WATCHER\tSLOT\tOWNER\tEPOCH\tUNTIL\tSTATE\tLAG\tRATE\tTOKEN AGE\tUNRESOLVED", func(row func(...any)) {
+
+	err := writeTable(w, "WATCHER\tSLOT\tOWNER\tEPOCH\tUNTIL\tSTATE\tLAG\tRATE\tTOKEN AGE\tUNRESOLVED", func(row func(...any)) {
 		for _, x := range s.Watchers {
-			row(x.Name, x.Slot, ownerOf(&x), x.Epoch, fmt.Sprintf("%+.1f s", float64(x.ExpiresInMS)/1000), x.State,
+			row(x.Name, x.Slot, ownerNode(&x), x.Epoch, fmt.Sprintf("%+.1f s", float64(x.ExpiresInMS)/1000), x.State,
 				fmt.Sprintf("%.2f s", x.LagS), fmt.Sprintf("%.0f/s", x.Rate), fmt.Sprintf("%.1f s", x.TokenAgeS), x.Unresolved)
 		}
 	})
@@ -125,10 +140,11 @@ func (s statusAnswer) print(w io.Writer) error {
 		return err
 	}
 	for _, x := range s.Watchers {
-		printOrders(w, &x)
+		printSlotDetails(w, &x)
 	}
+
 	if s.CountsProblem != "" {
-		_, err = fmt.Fprintf(w, "what waits is not known: %s\n", oneLine(s.CountsProblem))
+		_, err = fmt.Fprintf(w, "counts are not available: %s\n", sanitizeLine(s.CountsProblem))
 		return err
 	}
 	if err := s.printCounts(w); err != nil {
@@ -137,38 +153,43 @@ func (s statusAnswer) print(w io.Writer) error {
 	return s.printChecks(w)
 }
 
-func ownerOf(x *admin.Watcher) string {
+// ownerNode returns the node that owns the slot, or "-".
+func ownerNode(x *admin.Watcher) string {
 	if x.Owner == "" {
 		return "-"
 	}
 	return x.Node
 }
 
-// printOrders writes why a slot is in its state, what operators asked of it and which targets wait.
-func printOrders(w io.Writer, x *admin.Watcher) {
-	slot := oneLine(x.Name + "/" + x.Slot)
+// printSlotDetails writes the reason for the state of a slot, the orders of operators and the topics
+// whose events wait.
+func printSlotDetails(w io.Writer, x *admin.Watcher) {
+	slot := sanitizeLine(x.Name + "/" + x.Slot)
 	if x.Reason != "" {
-		fmt.Fprintf(w, "%s: %s\n", slot, oneLine(x.Reason))
+		fmt.Fprintf(w, "%s: %s\n", slot, sanitizeLine(x.Reason))
 	}
 	if x.Pin != "" {
-		fmt.Fprintf(w, "%s: pinned to node %s\n", slot, oneLine(x.Pin))
+		fmt.Fprintf(w, "%s: pinned to node %s\n", slot, sanitizeLine(x.Pin))
 	}
 	if x.StepDownUntil != nil {
-		fmt.Fprintf(w, "%s: node %s keeps away until %s\n", slot, oneLine(x.Node), x.StepDownUntil.Local().Format(time.TimeOnly))
+		fmt.Fprintf(w, "%s: node %s does not take over until %s\n",
+			slot, sanitizeLine(x.Node), x.StepDownUntil.Local().Format(time.TimeOnly))
 	}
 	if x.Gap != "" {
-		fmt.Fprintf(w, "%s: a gap is being swept: %s\n", slot, oneLine(x.Gap))
+		fmt.Fprintf(w, "%s: a gap is being swept: %s\n", slot, sanitizeLine(x.Gap))
 	}
+
 	for _, b := range x.Blocked {
 		verb := "waits"
 		if b.Parked {
 			verb = "is parked"
 		}
-		fmt.Fprintf(w, "%s: topic %q %s since %s with %d envelopes: %s\n", slot, b.Topic, verb, b.Since.Local().Format(time.TimeOnly), b.Count, oneLine(b.Reason))
+		fmt.Fprintf(w, "%s: topic %q %s since %s with %d envelopes: %s\n",
+			slot, b.Topic, verb, b.Since.Local().Format(time.TimeOnly), b.Count, sanitizeLine(b.Reason))
 	}
 }
 
-func (s statusAnswer) printCounts(w io.Writer) error {
+func (s statusReport) printCounts(w io.Writer) error {
 	c := s.Counts
 	stale := 0
 	for _, n := range s.Nodes {
@@ -177,24 +198,27 @@ func (s statusAnswer) printCounts(w io.Writer) error {
 		}
 	}
 	fmt.Fprintf(w, "%s · waiting %s (oldest %s) · retry %s · blocked %s (%s) · parked %s · scheduled %s · dead %s · %s, %d stale\n",
-		s.Watcher, thousands(c.Waiting()), ago(s.OldestS), thousands(c.Retry), thousands(c.Blocked), count(c.BlockedKeys, "key"), thousands(c.Parked),
-		thousands(c.Scheduled), thousands(c.Dead), count(int64(len(s.Nodes)), "node"), stale)
+		s.Watcher, formatThousands(c.Waiting()), formatAge(s.OldestS), formatThousands(c.Retry),
+		formatThousands(c.Blocked), countNoun(c.BlockedKeys, "key"), formatThousands(c.Parked),
+		formatThousands(c.Scheduled), formatThousands(c.Dead), countNoun(int64(len(s.Nodes)), "node"), stale)
+
 	if len(s.Pending) == 0 {
 		return nil
 	}
-	return table(w, "TOPIC\tOLDEST\tRETRY\tBLOCKED\tPARKED\tKEYS\tWHY", func(row func(...any)) {
+	return writeTable(w, "TOPIC\tOLDEST\tRETRY\tBLOCKED\tPARKED\tKEYS\tWHY", func(row func(...any)) {
 		for _, p := range s.Pending {
 			why := ""
 			if p.Target != nil {
 				why = p.Target.Reason
 			}
-			row(p.Topic, ago(p.OldestAgeS), thousands(p.Retry), thousands(p.Blocked), thousands(p.Parked), thousands(p.Keys), why)
+			row(p.Topic, formatAge(p.OldestAgeS), formatThousands(p.Retry), formatThousands(p.Blocked), formatThousands(p.Parked),
+				formatThousands(p.Keys), why)
 		}
 	})
 }
 
-// ago is an age for people: 0.4 s, 12 s, 3m20s, 26h0m0s.
-func ago(seconds float64) string {
+// formatAge formats an age for people: 0.4 s, 12 s, 3m20s, 26h0m0s.
+func formatAge(seconds float64) string {
 	if seconds < 10 {
 		return fmt.Sprintf("%.1f s", seconds)
 	}
@@ -204,48 +228,54 @@ func ago(seconds float64) string {
 	return (time.Duration(seconds) * time.Second).String()
 }
 
-// printChecks names the checks that are not ok, with what mends them.
-func (s statusAnswer) printChecks(w io.Writer) error {
+// printChecks writes each check that is not ok, with its fix.
+func (s statusReport) printChecks(w io.Writer) error {
 	good := 0
 	for _, c := range s.Checks {
 		if c.Status == admin.CheckOK {
 			good++
 			continue
 		}
+
 		fix := ""
 		if c.Fix != "" {
 			fix = "; " + c.Fix
 		}
-		fmt.Fprintf(w, "%s %s: %s%s\n", strings.ToUpper(c.Status), oneLine(c.ID), oneLine(c.Detail), oneLine(fix))
+		fmt.Fprintf(w, "%s %s: %s%s\n", strings.ToUpper(c.Status), sanitizeLine(c.ID), sanitizeLine(c.Detail), sanitizeLine(fix))
 	}
+
 	_, err := fmt.Fprintf(w, "checks: %d of %d ok\n", good, len(s.Checks))
 	return err
 }
 
-// watchStatus shows the status until ctx ends. A server that does not answer ends nothing: it is asked again.
-func (a *acting) watchStatus(ctx context.Context, k admin.Desk, every time.Duration) error {
-	f := &frame{out: a.p.errOut}
+// watchStatus shows the status until ctx ends. A server that does not answer does not end it:
+// watchStatus shows the error and tries again.
+func (a *operatorCommand) watchStatus(ctx context.Context, k admin.Desk, every time.Duration) error {
+	f := &screen{out: a.p.errOut}
 	tick := time.NewTicker(every)
 	defer tick.Stop()
+
 	for {
 		s, err := readStatus(ctx, k)
 		if ctx.Err() != nil {
 			return nil
 		}
+
 		switch {
 		case a.json && err == nil:
 			err = json.NewEncoder(a.p.out).Encode(s)
-		case err != nil && (a.json || !a.draws):
-			fmt.Fprintln(a.p.errOut, oneLine(err.Error()))
+		case err != nil && (a.json || !a.onTerminal):
+			fmt.Fprintln(a.p.errOut, sanitizeLine(err.Error()))
 			err = nil
-		case a.draws:
-			err = f.draw(func(w io.Writer) error { return s.frame(w, err) })
+		case a.onTerminal:
+			err = f.drawFrame(func(w io.Writer) error { return s.printFrame(w, err) })
 		default:
-			err = s.lines(a.p.errOut)
+			err = s.printLines(a.p.errOut)
 		}
 		if err != nil {
 			return err
 		}
+
 		select {
 		case <-ctx.Done():
 			return nil
@@ -254,55 +284,68 @@ func (a *acting) watchStatus(ctx context.Context, k admin.Desk, every time.Durat
 	}
 }
 
-// frame is one picture of the watch.
-func (s statusAnswer) frame(w io.Writer, problem error) error {
-	fmt.Fprintf(w, "outrelay status · %s · Ctrl-C ends\n\n", time.Now().Format(time.TimeOnly))
+// printFrame writes one frame of the watch: the status, or the problem if there is one.
+func (s statusReport) printFrame(w io.Writer, problem error) error {
+	fmt.Fprintf(w, "outrelay status · %s · Ctrl-C to stop\n\n", time.Now().Format(time.TimeOnly))
 	if problem != nil {
-		_, err := fmt.Fprintln(w, oneLine(problem.Error()))
+		_, err := fmt.Fprintln(w, sanitizeLine(problem.Error()))
 		return err
 	}
-	return s.print(w)
+	return s.printStatus(w)
 }
 
-// lines are the watch without a terminal: one for each slot.
-func (s statusAnswer) lines(w io.Writer) error {
+// printLines writes one line for each slot, for a watch without a terminal.
+func (s statusReport) printLines(w io.Writer) error {
 	at := s.At.Local().Format(time.TimeOnly)
+	if len(s.Watchers) == 0 {
+		_, err := fmt.Fprintln(w, at, "no watcher has run with this state database yet")
+		return err
+	}
+
 	for i := range s.Watchers {
 		x := &s.Watchers[i]
-		line := fmt.Sprintf("%s %s/%s owner=%s epoch=%d state=%s lag=%.2fs rate=%.0f/s", at, x.Name, x.Slot, ownerOf(x), x.Epoch, x.State, x.LagS, x.Rate)
+		line := fmt.Sprintf("%s %s/%s owner=%s epoch=%d state=%s lag=%.2fs rate=%.0f/s",
+			at, x.Name, x.Slot, ownerNode(x), x.Epoch, x.State, x.LagS, x.Rate)
 		if x.Name == s.Watcher && s.CountsProblem == "" {
 			line += fmt.Sprintf(" waiting=%d scheduled=%d dead=%d", s.Counts.Waiting(), s.Counts.Scheduled, s.Counts.Dead)
 		}
-		if _, err := fmt.Fprintln(w, oneLine(line)); err != nil {
+		if _, err := fmt.Fprintln(w, sanitizeLine(line)); err != nil {
 			return err
 		}
-	}
-	if len(s.Watchers) == 0 {
-		_, err := fmt.Fprintln(w, at, "no watcher has ever run with this state database")
-		return err
 	}
 	return nil
 }
 
-// frame draws pictures over each other on a terminal, without clearing it in between, which would flicker.
-type frame struct {
+// screen draws frames over each other on a terminal. It does not clear the terminal in between, because
+// that flickers.
+type screen struct {
 	out   io.Writer
 	drawn bool
 }
 
-func (f *frame) draw(picture func(w io.Writer) error) error {
+// drawFrame draws the frame that writeFrame writes over the previous frame.
+func (f *screen) drawFrame(writeFrame func(w io.Writer) error) error {
+	const (
+		clearScreen      = "\x1b[2J"
+		moveHome         = "\x1b[H"
+		clearToLineEnd   = "\x1b[K"
+		clearToScreenEnd = "\x1b[J"
+	)
+
 	var b bytes.Buffer
 	if !f.drawn {
-		b.WriteString("\x1b[2J")
+		b.WriteString(clearScreen)
 	}
 	f.drawn = true
-	b.WriteString("\x1b[H")
+	b.WriteString(moveHome)
+
 	var text bytes.Buffer
-	if err := picture(&text); err != nil {
+	if err := writeFrame(&text); err != nil {
 		return err
 	}
-	b.WriteString(strings.ReplaceAll(text.String(), "\n", "\x1b[K\n")) // to the end of each line
-	b.WriteString("\x1b[J")                                            // and of the screen
+	b.WriteString(strings.ReplaceAll(text.String(), "\n", clearToLineEnd+"\n"))
+	b.WriteString(clearToScreenEnd)
+
 	if _, err := f.out.Write(b.Bytes()); err != nil {
 		return fmt.Errorf("drawing: %w", err)
 	}

@@ -17,82 +17,88 @@ import (
 
 func TestStatusCommand(t *testing.T) {
 	t.Parallel()
-	d := deployed(t)
-	var s statusAnswer
-	d.run(&s, exitOK, "status", "--check")
+	d := newDeployment(t)
+	var s statusReport
+	d.runCommand(&s, exitOK, "status", "--check")
 	if len(s.Watchers) != 1 || s.Watchers[0].Node != "one" || s.Watchers[0].State != "live" || len(s.Nodes) != 2 || s.Counts.Scheduled != 3 || s.CountsProblem != "" || len(s.Checks) == 0 {
-		t.Errorf("%+v", s)
+		t.Errorf("unexpected result %+v", s)
 	}
-	sees(t, d.run(nil, exitOK, "status"), "default  0of1  one", "40/s", "scheduled 3", "2 nodes, 0 stale", "checks: ")
-	d.run(nil, exitOK, "pin", "two")
-	var told operated
-	d.run(&told, exitOK, "step-down", "--hold", "10m", "--actor", "ann")
-	if told.Watcher != "default" || !strings.Contains(told.Done, "stays away") {
-		t.Errorf("%+v", told)
+
+	expectTexts(t, d.runCommand(nil, exitOK, "status"), "default  0of1  one", "40/s", "scheduled 3", "2 nodes, 0 stale", "checks: ")
+	d.runCommand(nil, exitOK, "pin", "two")
+	var told controlResult
+	d.runCommand(&told, exitOK, "step-down", "--hold", "10m", "--actor", "ann")
+	if told.Watcher != "default" || !strings.Contains(told.Done, "does not acquire it") {
+		t.Errorf("unexpected result %+v", told)
 	}
-	sees(t, d.run(nil, exitOK, "status"), "pinned to node two", "node one keeps away until")
-	d.run(nil, exitOK, "pause")
-	sees(t, d.run(nil, exitOK, "status"), "paused", "WARN slot default/0of1")
+
+	expectTexts(t, d.runCommand(nil, exitOK, "status"), "pinned to node two", "node one does not take over until")
+	d.runCommand(nil, exitOK, "pause")
+	expectTexts(t, d.runCommand(nil, exitOK, "status"), "paused", "WARN slot default/0of1")
 	if _, err := d.state.Collection("watchers").UpdateOne(t.Context(), bson.D{}, bson.D{
 		{Key: "$set", Value: bson.D{{Key: "expiresAt", Value: time.Now().Add(-time.Minute)}}}, {Key: "$unset", Value: bson.D{{Key: "control", Value: ""}}},
 	}); err != nil {
 		t.Fatal(err)
 	}
-	sees(t, d.run(nil, exitConfig, "status", "--check"), "FAIL slot default/0of1: no process runs it", "start outrelay run")
-	d.run(nil, exitConfig, "status", "--every", "1ms")
-	d.run(nil, exitConfig, "status", "--watch", "--check")
+
+	expectTexts(t, d.runCommand(nil, exitConfig, "status", "--check"), "FAIL slot default/0of1: no process runs it", "start outrelay run")
+	d.runCommand(nil, exitConfig, "status", "--every", "1ms")
+	d.runCommand(nil, exitConfig, "status", "--watch", "--check")
 }
 
 func TestStatusIsWatched(t *testing.T) {
 	t.Parallel()
-	d := deployed(t)
-	out, _, end := d.goes("status", "--watch", "--every", "100ms", "--json")
-	_, lines, endLines := d.goes("status", "--watch", "--every", "100ms")
-	first, _, _ := strings.Cut(out.wait(t, "\n", 2), "\n")
-	var s statusAnswer
+	d := newDeployment(t)
+	out, _, end := d.startCommand("status", "--watch", "--every", "100ms", "--json")
+	_, lines, endLines := d.startCommand("status", "--watch", "--every", "100ms")
+	first, _, _ := strings.Cut(out.waitForText(t, "\n", 2), "\n")
+	var s statusReport
 	if err := json.Unmarshal([]byte(first), &s); err != nil || len(s.Watchers) != 1 {
 		t.Errorf("%v: %q", err, first)
 	}
-	text := lines.wait(t, "default/0of1 owner=one epoch=7 state=live", 2)
+
+	text := lines.waitForText(t, "default/0of1 owner=one epoch=7 state=live", 2)
 	if strings.Contains(text, "\x1b") {
 		t.Errorf("drawn where there is no terminal: %q", text)
 	}
-	sees(t, text, "lag=0.12s rate=40/s waiting=0 scheduled=3 dead=0\n")
+
+	expectTexts(t, text, "lag=0.12s rate=40/s waiting=0 scheduled=3 dead=0\n")
 	for _, f := range []func() int{end, endLines} {
 		if code := f(); code != exitOK {
-			t.Errorf("exit code %d", code)
+			t.Errorf("exit code %d, want 0", code)
 		}
 	}
 }
 
-// A server that goes away is shown, and asked again.
+// If a server goes away, the status shows the error and tries again.
 func TestAWatchBearsAServerThatDoesNotAnswer(t *testing.T) {
 	t.Parallel()
 	var b bytes.Buffer
-	s := statusAnswer{Overview: admin.Overview{Watcher: "orders", Watchers: []admin.Watcher{{Name: "orders", Slot: "0of1", State: "live"}}}}
-	f := &frame{out: &b}
+	s := statusReport{Overview: admin.Overview{Watcher: "orders", Watchers: []admin.Watcher{{Name: "orders", Slot: "0of1", State: "live"}}}}
+	f := &screen{out: &b}
 	for _, problem := range []error{nil, errors.New("MongoDB does not\nanswer"), nil} {
-		if err := f.draw(func(w io.Writer) error { return s.frame(w, problem) }); err != nil {
+		if err := f.drawFrame(func(w io.Writer) error { return s.printFrame(w, problem) }); err != nil {
 			t.Fatal(err)
 		}
 	}
+
 	text := b.String()
 	if strings.Count(text, "\x1b[2J") != 1 || strings.Count(text, "\x1b[H") != 3 || strings.Count(text, "\x1b[J") != 3 || !strings.Contains(text, "MongoDB does not answer\x1b[K\n") || strings.Count(text, "0of1") != 2 {
-		t.Errorf("%q", text)
+		t.Errorf("unexpected output %q", text)
 	}
 }
 
 func TestPing(t *testing.T) {
 	t.Parallel()
-	d := deployed(t)
+	d := newDeployment(t)
 	var pong admin.Pong
-	d.run(&pong, exitOK, "ping")
+	d.runCommand(&pong, exitOK, "ping")
 	if !pong.MongoDB || !pong.Storage || pong.RoundTrip <= 0 {
-		t.Errorf("%+v", pong)
+		t.Errorf("unexpected result %+v", pong)
 	}
-	sees(t, d.run(nil, exitOK, "ping"), "MongoDB answers in", "the state database is there")
+	expectTexts(t, d.runCommand(nil, exitOK, "ping"), "MongoDB answers in", "the state database exists")
 	d.env = append(d.env, "OUTRELAY_MONGODB_STATE="+stacktest.Database(t, d.shop.Client()).Name())
-	sees(t, d.run(nil, exitOK, "ping"), "no watcher has run")
+	expectTexts(t, d.runCommand(nil, exitOK, "ping"), "no watcher has run")
 	d.env = append(d.env, "OUTRELAY_MONGODB_URI=mongodb://127.0.0.1:1/?serverSelectionTimeoutMS=200")
-	sees(t, d.run(nil, exitTemporary, "ping"), "outrelay doctor")
+	expectTexts(t, d.runCommand(nil, exitTemporary, "ping"), "outrelay doctor")
 }

@@ -15,7 +15,7 @@ import (
 func newStorageCommand(p *program) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "storage",
-		Short: "Count what the watcher's collections hold, rebuild their indexes, or empty them",
+		Short: "Count the documents of the watcher, rebuild its indexes, or clear collections",
 		Args:  cobra.NoArgs,
 		RunE:  func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
@@ -26,35 +26,36 @@ func newStorageCommand(p *program) *cobra.Command {
 func newStorageCountsCommand(p *program) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "counts",
-		Short: "Count envelopes by state, dead letters, markers of inboxes and sagas",
+		Short: "Count envelopes by state, dead letters, inbox marks and sagas",
 		Args:  cobra.NoArgs,
 	}
-	a := p.looking(c)
+
+	a := p.addReadFlags(c)
 	c.RunE = func(c *cobra.Command, _ []string) error {
-		return a.desk(c.Context(), func(ctx context.Context, k admin.Desk) error {
+		return a.withDesk(c.Context(), func(ctx context.Context, k admin.Desk) error {
 			o, err := k.Overview(ctx)
 			if err != nil {
 				return err
 			}
-			return a.show(o.Counts, func(w io.Writer) error {
+			return a.printResult(o.Counts, func(w io.Writer) error {
 				n := o.Counts
-				return table(w, "WHAT\tCOUNT", func(row func(...any)) {
+				return writeTable(w, "WHAT\tCOUNT", func(row func(...any)) {
 					for _, x := range []struct {
 						what string
 						n    int64
 					}{
-						{"envelopes, delivered ones that are kept too", n.Envelopes},
-						{"tried again", n.Retry},
-						{"blocked behind another of their key", n.Blocked},
+						{"envelopes, including delivered ones that are still kept", n.Envelopes},
+						{"waiting for a retry", n.Retry},
+						{"blocked by an earlier envelope of the key", n.Blocked},
 						{"parked", n.Parked},
 						{"scheduled", n.Scheduled},
-						{"dead letters that nobody requeued", n.Dead},
-						{"dead letters in all", n.DeadAll},
-						{"markers of handled messages", n.InboxHandled},
+						{"dead letters that were not requeued", n.Dead},
+						{"all dead letters", n.DeadAll},
+						{"inbox marks of handled messages", n.InboxHandled},
 						{"claimed messages", n.InboxClaimed},
 						{"sagas", n.Sagas},
 					} {
-						row(x.what, thousands(x.n))
+						row(x.what, formatThousands(x.n))
 					}
 				})
 			})
@@ -66,34 +67,35 @@ func newStorageCountsCommand(p *program) *cobra.Command {
 func newStorageRebuildCommand(p *program) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "rebuild",
-		Short: "Make, replace and drop indexes until every collection has what is declared",
-		Long: `Apply the migrations that are pending, and then make, replace and drop indexes until every collection has what this version
-declares. It may be repeated; while an index is built, purge and queries of its collection are slow. Documents are not touched.
-Exit code 1 if something differs in the end.`,
+		Short: "Create, replace and drop indexes so that all match this version",
+		Long: `Apply the pending migrations. Then create, replace and drop indexes until each collection has the
+indexes that this version declares. The command may be repeated and does not change documents. While
+an index is built, purges and queries of its collection are slow. The exit code is 1 if an index
+still differs at the end.`,
 		Args: cobra.NoArgs,
 	}
-	a := p.acting(c)
+
+	a := p.addChangeFlags(c)
 	c.RunE = func(c *cobra.Command, _ []string) error {
-		return a.desk(c.Context(), func(ctx context.Context, k admin.Desk) error {
+		return a.withDesk(c.Context(), func(ctx context.Context, k admin.Desk) error {
 			v, err := k.IndexesVerify(ctx)
-			if err == nil && !a.dryRun {
-				if len(v.Drift) > 0 {
-					err = a.confirm(ctx, "mend "+count(int64(len(v.Drift)), "difference")+" of indexes")
-				}
-				if err == nil {
-					v, err = k.IndexesRebuild(ctx)
-				}
-			}
 			if err != nil {
 				return err
 			}
-			if err := a.show(v, func(w io.Writer) error { return printVerification(w, v) }); err != nil {
-				return err
+
+			if !a.dryRun {
+				if len(v.Drift) > 0 {
+					if err := a.confirm(ctx, repairAction(v)); err != nil {
+						return err
+					}
+				}
+				// Also without drift: migrations may be pending.
+				if v, err = k.IndexesRebuild(ctx); err != nil {
+					return err
+				}
 			}
-			if !v.OK() {
-				return silent(exitConfig)
-			}
-			return nil
+
+			return a.printVerified(v)
 		})
 	}
 	return c
@@ -103,75 +105,88 @@ func newStorageClearCommand(p *program) *cobra.Command {
 	order := &admin.ClearOrder{}
 	c := &cobra.Command{
 		Use:   "clear WHAT...",
-		Short: "Empty collections for good: " + strings.Join(admin.Clearable(), ", "),
-		Long: `Empty the collections of what is named, for good: envelopes (outboxes), dead (letters), inbox, sagas, events (of this
-watcher in the log), replays. Indexes, positions and what services keep beside stay. It is refused while a relay works for
-the watcher, and wants the words "clear" and the watcher's name typed, or in --confirm. Look with --dry-run first.
+		Short: "Remove all documents for good: " + strings.Join(admin.Clearable(), ", "),
+		Long: `Remove all documents of the named kinds for good: envelopes (outboxes), dead (letters), inbox,
+sagas, events (of this watcher in the events log), replays. Indexes, checkpoints and the other data
+of services stay. The command is rejected while a relay runs for the watcher. It asks you to type
+"clear" and the name of the watcher, or to pass them in --confirm. Run it with --dry-run first.
 
-Events that were appended and that no relay has read yet are in the change stream still, and are sent when one goes on.`,
+Events that were appended, but that no relay has read yet, are still in the change stream. They are
+sent when a relay continues.`,
 		Example: `  outrelay storage clear dead events --dry-run
   outrelay storage clear envelopes --collection shop.outbox --confirm "clear orders"`,
 		Args:      cobra.MinimumNArgs(1),
 		ValidArgs: admin.Clearable(),
 	}
-	a := p.acting(c)
+
+	// --yes is not enough for this command, so the help does not show it. addChangeFlags defines it.
+	a := p.addChangeFlags(c)
 	if err := c.Flags().MarkHidden("yes"); err != nil {
-		panic("outrelay: " + err.Error()) // acting defines it
+		panic("outrelay: " + err.Error())
 	}
-	c.Flags().StringVar(&order.Collection, "collection", "", "only this `outbox`, as database.collection, and the services of its database")
-	c.Flags().StringVar(&order.Confirm, "confirm", "", "the `words` that would be typed")
-	c.Flags().BoolVar(&order.Force, "force", false, "also while a relay works for the watcher")
+	c.Flags().StringVar(&order.Collection, "collection", "",
+		"only this `outbox`, as database.collection, and the services of its database")
+	c.Flags().StringVar(&order.Confirm, "confirm", "", "the `words` to type for confirmation")
+	c.Flags().BoolVar(&order.Force, "force", false, "clear even while a relay runs for the watcher")
+
 	c.RunE = func(c *cobra.Command, args []string) error {
 		order.What = args
-		return a.desk(c.Context(), func(ctx context.Context, k admin.Desk) error {
+		return a.withDesk(c.Context(), func(ctx context.Context, k admin.Desk) error {
 			order.DryRun = true
 			out, err := k.Clear(ctx, *order)
 			if err != nil {
 				return err
 			}
+
 			if !a.dryRun {
 				if order.Confirm == "" {
-					order.Confirm, err = a.typed(ctx, "remove "+count(out.Found, "document")+" for good", out.Confirm)
+					action := "remove " + countNoun(out.Found, "document") + " for good"
+					if order.Confirm, err = a.askForWords(ctx, action, out.Confirm); err != nil {
+						return err
+					}
 				}
-				if order.DryRun = false; err == nil {
-					out, err = k.Clear(ctx, *order)
-				}
+				order.DryRun = false
+				out, err = k.Clear(ctx, *order)
 			}
+
 			if errors.Is(err, admin.ErrUnconfirmed) {
-				return fmt.Errorf("nothing was done: the words are %q, not %q", out.Confirm, oneLine(order.Confirm))
+				return fmt.Errorf("not confirmed; nothing was done: type %q, not %q", out.Confirm, sanitizeLine(order.Confirm))
 			}
 			if err != nil {
 				return err
 			}
-			return a.show(out, func(w io.Writer) error { return printCleared(w, out) })
+			return a.printResult(out, func(w io.Writer) error { return printCleared(w, out) })
 		})
 	}
 	return c
 }
 
-// typed asks for the words that something final wants; without a terminal it refuses and says which they are.
-func (a *acting) typed(ctx context.Context, what, words string) (string, error) {
-	if !a.asks || a.json {
-		return "", fmt.Errorf("this would %s; say --confirm %q to do it, or --dry-run to see more", what, words)
+// askForWords asks the user to type words to confirm an irreversible action, and returns the typed
+// text. Without a terminal it returns an error with the words.
+func (a *operatorCommand) askForWords(ctx context.Context, action, words string) (string, error) {
+	if !a.interactive || a.json {
+		return "", fmt.Errorf("this would %s; pass --confirm %q to do it, or --dry-run to see more", action, words)
 	}
-	fmt.Fprintf(a.p.errOut, "This will %s. Type %s to go on: ", what, words)
-	line, err := a.line(ctx)
+
+	fmt.Fprintf(a.p.errOut, "This will %s. Type %s to continue: ", action, words)
+	line, err := a.readLine(ctx)
 	return strings.TrimSpace(line), err
 }
 
 func printCleared(w io.Writer, c admin.Cleared) error {
-	err := table(w, "WHAT\tCOLLECTION\tFOUND\tREMOVED", func(row func(...any)) {
+	err := writeTable(w, "WHAT\tCOLLECTION\tFOUND\tREMOVED", func(row func(...any)) {
 		for _, x := range c.Collections {
-			row(x.What, x.Collection, thousands(x.Found), thousands(x.Removed))
+			row(x.What, x.Collection, formatThousands(x.Found), formatThousands(x.Removed))
 		}
 	})
 	if err != nil {
 		return err
 	}
+
 	if c.DryRun {
-		_, err = fmt.Fprintf(w, "would remove %s; the words to type are: %s\n", count(c.Found, "document"), c.Confirm)
+		_, err = fmt.Fprintf(w, "would remove %s; to confirm, type: %s\n", countNoun(c.Found, "document"), c.Confirm)
 		return err
 	}
-	_, err = fmt.Fprintln(w, "removed "+count(c.Removed, "document"))
+	_, err = fmt.Fprintln(w, "removed "+countNoun(c.Removed, "document"))
 	return err
 }

@@ -11,7 +11,7 @@ import (
 	"github.com/outrelay/outrelay/internal/config"
 )
 
-// validation is what validate --json prints.
+// validation is the output of validate --json.
 type validation struct {
 	OK       bool             `json:"ok"`
 	Problems []config.Problem `json:"problems"`
@@ -25,23 +25,27 @@ func newValidateCommand(p *program) *cobra.Command {
 		Short: "Check the configuration and list every problem; connects to nothing",
 		Args:  cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
-			_, warnings, err := p.load()
+			_, warnings, err := p.loadConfig()
 			var bad *config.Problems
 			if err != nil && !errors.As(err, &bad) {
 				return err
 			}
+
+			// Empty lists, not nil, so that they are [] in JSON.
 			v := validation{OK: err == nil, Problems: []config.Problem{}, Warnings: append([]string{}, warnings...)}
 			if bad != nil {
 				v.Problems = bad.List
 			}
-			return p.tell(v, asJSON)
+			return p.printValidation(v, asJSON)
 		},
 	}
+
 	c.Flags().BoolVar(&asJSON, "json", false, "print one JSON object")
 	return c
 }
 
-func (p *program) tell(v validation, asJSON bool) error {
+// printValidation prints v. It returns a reportedError if the configuration is invalid.
+func (p *program) printValidation(v validation, asJSON bool) error {
 	if asJSON {
 		if err := printJSON(p.out, v); err != nil {
 			return err
@@ -50,9 +54,10 @@ func (p *program) tell(v validation, asJSON bool) error {
 		for _, w := range v.Warnings {
 			fmt.Fprintln(p.errOut, "warning: "+w)
 		}
-		for _, one := range v.Problems {
-			fmt.Fprintln(p.errOut, one)
+		for _, problem := range v.Problems {
+			fmt.Fprintln(p.errOut, problem)
 		}
+
 		switch n := len(v.Problems); n {
 		case 0:
 			fmt.Fprintln(p.errOut, "ok")
@@ -62,8 +67,9 @@ func (p *program) tell(v validation, asJSON bool) error {
 			fmt.Fprintf(p.errOut, "%d problems\n", n)
 		}
 	}
+
 	if !v.OK {
-		return silent(exitConfig)
+		return reportedError(exitConfig)
 	}
 	return nil
 }
@@ -71,7 +77,7 @@ func (p *program) tell(v validation, asJSON bool) error {
 // printJSON writes v as one indented JSON document.
 func printJSON(w io.Writer, v any) error {
 	if err := admin.WriteJSON(w, v, "  "); err != nil {
-		return fmt.Errorf("writing the answer: %w", err)
+		return fmt.Errorf("writing JSON: %w", err)
 	}
 	return nil
 }

@@ -9,10 +9,11 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// version is set by the linker for releases (-X main.version=1.2.3); otherwise the module's version or the commit tells.
+// version is set by the linker for releases (-X main.version=1.2.3). Without it, the version of the
+// module counts.
 var version string
 
-// build names what runs.
+// build describes the running program.
 type build struct {
 	Version  string `json:"version"`
 	Commit   string `json:"commit,omitempty"`
@@ -24,6 +25,7 @@ type build struct {
 
 func thisBuild() build {
 	b := build{Version: version, Go: runtime.Version(), Platform: runtime.GOOS + "/" + runtime.GOARCH}
+
 	info, ok := debug.ReadBuildInfo()
 	if ok {
 		for _, s := range info.Settings {
@@ -40,6 +42,7 @@ func thisBuild() build {
 			b.Version = info.Main.Version
 		}
 	}
+
 	if b.Version == "" {
 		b.Version = "dev"
 	}
@@ -50,22 +53,24 @@ func newVersionCommand(p *program) *cobra.Command {
 	var asJSON, sbom bool
 	c := &cobra.Command{
 		Use:   "version",
-		Short: "Say which build this is, and what is in it",
-		Long: `Say which build this is. --sbom prints what is linked into it, each module with version and hash, as a CycloneDX document:
-the linker wrote it into the program, so it is about this program and not about a source tree.`,
+		Short: "Print the version, and with --sbom the modules of this program",
+		Long: `Print the version of this program. --sbom prints a CycloneDX document with the version and hash of
+each module in it. The linker has stored this list in the program, so it describes this binary and
+not a source tree.`,
 		Args: cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
 			b := thisBuild()
 			if sbom {
 				info, ok := debug.ReadBuildInfo()
 				if !ok {
-					return errors.New("version: this program was built without modules; nothing is known of what is in it")
+					return errors.New("version: this program was built without module information, so its modules are unknown")
 				}
-				return printJSON(p.out, billOf(b, info))
+				return printJSON(p.out, newBill(b, info))
 			}
 			if asJSON {
 				return printJSON(p.out, b)
 			}
+
 			fmt.Fprintf(p.errOut, "outrelay %s (%s, %s)\n", b.Version, b.Go, b.Platform)
 			if b.Commit != "" {
 				fmt.Fprintf(p.errOut, "commit %s %s\n", b.Commit, b.Time)
@@ -73,7 +78,8 @@ the linker wrote it into the program, so it is about this program and not about 
 			return nil
 		},
 	}
+
 	c.Flags().BoolVar(&asJSON, "json", false, "print one JSON object")
-	c.Flags().BoolVar(&sbom, "sbom", false, "print what is in it as CycloneDX JSON")
+	c.Flags().BoolVar(&sbom, "sbom", false, "print the modules of this program as CycloneDX JSON")
 	return c
 }

@@ -15,9 +15,10 @@ import (
 func newWaitingCommand(p *program) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "waiting",
-		Short: "Count and list what waits in the outbox: parked, tried again, blocked behind another of its key, scheduled",
-		Long: `An envelope that cannot be sent in its turn waits in its outbox: parked until its topic can be written, tried again after a
-refusal, or blocked behind an earlier one of its key. These commands show how many there are, since when, and which.`,
+		Short: "Count and list the envelopes that wait in the outbox",
+		Long: `An envelope that cannot be sent waits in its outbox. It is parked until its topic can be written,
+waits for a retry because Kafka rejected its record, is blocked by an earlier envelope of its key,
+or is scheduled. These commands show how many envelopes wait, since when, and which ones.`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
@@ -29,20 +30,25 @@ func newWaitingSummaryCommand(p *program) *cobra.Command {
 	var collection string
 	c := &cobra.Command{
 		Use:   "summary",
-		Short: "Count what waits, by collection, state and topic, and the dead letters that were not requeued",
-		Args:  cobra.NoArgs,
+		Short: "Count waiting envelopes and dead letters by collection, state and topic",
+		Long: `Count the waiting envelopes, and the dead letters that were not requeued, by collection, state and
+topic.`,
+		Args: cobra.NoArgs,
 	}
-	a := p.looking(c)
-	collectionFlag(c, &collection)
+
+	a := p.addReadFlags(c)
+	addCollectionFlag(c, &collection)
 	c.RunE = func(c *cobra.Command, _ []string) error {
-		return a.run(c.Context(), func(ctx context.Context, o admin.Operator) error {
+		return a.withOperator(c.Context(), func(ctx context.Context, o admin.Operator) error {
 			groups, err := o.WaitingSummary(ctx, collection)
 			if err != nil {
 				return err
 			}
-			return a.show(struct {
+
+			result := struct {
 				Groups []admin.WaitingGroup `json:"groups"`
-			}{groups}, func(w io.Writer) error { return printWaitingGroups(w, groups) })
+			}{groups}
+			return a.printResult(result, func(w io.Writer) error { return printWaitingGroups(w, groups) })
 		})
 	}
 	return c
@@ -50,16 +56,17 @@ func newWaitingSummaryCommand(p *program) *cobra.Command {
 
 func printWaitingGroups(w io.Writer, groups []admin.WaitingGroup) error {
 	if len(groups) == 0 {
-		_, err := fmt.Fprintln(w, "nothing waits")
+		_, err := fmt.Fprintln(w, "no envelope waits")
 		return err
 	}
-	return table(w, "COUNT\tSTATE\tTOPIC\tCOLLECTION\tOLDEST, OR FIRST DUE", func(row func(...any)) {
+
+	return writeTable(w, "COUNT\tSTATE\tTOPIC\tCOLLECTION\tOLDEST, OR FIRST DUE", func(row func(...any)) {
 		for _, g := range groups {
 			at := ""
 			if g.Oldest != nil {
 				at = g.Oldest.Local().Format(time.DateTime)
 			}
-			row(thousands(g.Count), g.State, g.Topic, g.Collection, at)
+			row(formatThousands(g.Count), g.State, g.Topic, g.Collection, at)
 		}
 	})
 }
@@ -69,24 +76,28 @@ func newWaitingListCommand(p *program) *cobra.Command {
 	var limit int
 	c := &cobra.Command{
 		Use:   "list",
-		Short: "List envelopes that wait, by key and in the order in which they will be sent, without their payloads",
+		Short: "List waiting envelopes by key in the order of sending, without payloads",
 		Args:  cobra.NoArgs,
 	}
-	a := p.looking(c)
-	collectionFlag(c, &f.Collection)
+
+	a := p.addReadFlags(c)
+	addCollectionFlag(c, &f.Collection)
 	c.Flags().StringVar(&f.State, "state", "", "retry, blocked or parked; default: any")
-	c.Flags().StringVar(&f.Topic, "topic", "", "that wait for this `topic`")
-	c.Flags().StringVar(&f.Key, "key", "", "of this ordering `key`")
-	c.Flags().IntVar(&limit, "limit", 100, fmt.Sprintf("envelopes, at most %d", admin.MaxWaiting))
+	c.Flags().StringVar(&f.Topic, "topic", "", "only envelopes that wait for this `topic`")
+	c.Flags().StringVar(&f.Key, "key", "", "only envelopes with this ordering `key`")
+	c.Flags().IntVar(&limit, "limit", 100, fmt.Sprintf("maximum number of envelopes, at most %d", admin.MaxWaiting))
+
 	c.RunE = func(c *cobra.Command, _ []string) error {
-		return a.run(c.Context(), func(ctx context.Context, o admin.Operator) error {
+		return a.withOperator(c.Context(), func(ctx context.Context, o admin.Operator) error {
 			list, err := o.WaitingList(ctx, f, limit)
 			if err != nil {
 				return err
 			}
-			return a.show(struct {
+
+			result := struct {
 				Waiting []admin.WaitingEnvelope `json:"waiting"`
-			}{list}, func(w io.Writer) error { return printWaiting(w, list) })
+			}{list}
+			return a.printResult(result, func(w io.Writer) error { return printWaiting(w, list) })
 		})
 	}
 	return c
@@ -97,13 +108,14 @@ func printWaiting(w io.Writer, list []admin.WaitingEnvelope) error {
 		_, err := fmt.Fprintln(w, "no envelope waits")
 		return err
 	}
-	return table(w, "KEY\tID\tTYPE\tSTATE\tTOPICS\tATTEMPTS\tNEXT\tREASON", func(row func(...any)) {
+
+	return writeTable(w, "KEY\tID\tTYPE\tSTATE\tTOPICS\tATTEMPTS\tNEXT\tREASON", func(row func(...any)) {
 		for _, e := range list {
 			next := ""
 			if e.NextAt != nil {
 				next = e.NextAt.Local().Format(time.TimeOnly)
 			}
-			row(short(e.Key, 40), e.ID, e.Type, e.State, strings.Join(e.Topics, " "), e.Attempts, next, short(e.Reason, 100))
+			row(truncate(e.Key, 40), e.ID, e.Type, e.State, strings.Join(e.Topics, " "), e.Attempts, next, truncate(e.Reason, 100))
 		}
 	})
 }

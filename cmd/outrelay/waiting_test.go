@@ -12,39 +12,43 @@ import (
 
 func TestWaitingCommands(t *testing.T) {
 	t.Parallel()
-	g := dig(t, 3)
+	g := newGraveyard(t, 3)
 	for i, state := range []string{"parked", "blocked", "blocked"} {
-		g.insert(g.outbox, bson.D{
+		g.insertDocument(g.outbox, bson.D{
 			{Key: "_id", Value: fmt.Sprint("w", i)},
 			{Key: "aggregatetype", Value: "order"},
 			{Key: "aggregateid", Value: "7"},
 			{Key: "type", Value: "OrderPlaced"},
-			{Key: "payload", Value: planted},
+			{Key: "payload", Value: plantedSecret},
 			{Key: "key", Value: "seven"},
 			{Key: "state", Value: state},
 			{Key: "pending", Value: bson.A{"orders"}},
 			{Key: "pos", Value: fmt.Sprintf("82%08X%08X", 1_700_000_000+i, 1)},
 		})
 	}
-	if text := g.call(0, nil, "waiting", "summary"); !strings.Contains(text, "1      parked") || !strings.Contains(text, "2      blocked") || !strings.Contains(text, "3      dead") {
-		t.Errorf("%s", text)
+
+	if text := g.runCommand(0, nil, "waiting", "summary"); !strings.Contains(text, "1      parked") || !strings.Contains(text, "2      blocked") || !strings.Contains(text, "3      dead") {
+		t.Errorf("unexpected output:\n%s", text)
 	}
+
 	var sum struct{ Groups []admin.WaitingGroup }
-	if g.call(0, &sum, "waiting", "summary"); len(sum.Groups) != 3 || sum.Groups[0].Oldest == nil {
-		t.Errorf("%+v", sum)
+	if g.runCommand(0, &sum, "waiting", "summary"); len(sum.Groups) != 3 || sum.Groups[0].Oldest == nil {
+		t.Errorf("unexpected result %+v", sum)
 	}
-	if text := g.call(0, nil, "waiting", "list", "--key", "seven", "--limit", "2"); !strings.Contains(text, "w0") || !strings.Contains(text, "w1") || strings.Contains(text, "w2") {
-		t.Errorf("%s", text)
+	if text := g.runCommand(0, nil, "waiting", "list", "--key", "seven", "--limit", "2"); !strings.Contains(text, "w0") || !strings.Contains(text, "w1") || strings.Contains(text, "w2") {
+		t.Errorf("unexpected output:\n%s", text)
 	}
+
 	var list struct{ Waiting []admin.WaitingEnvelope }
-	if g.call(0, &list, "waiting", "list", "--state", "blocked", "--topic", "orders"); len(list.Waiting) != 2 || list.Waiting[0].ID != "w1" || list.Waiting[0].Key != "seven" {
-		t.Errorf("%+v", list)
+	if g.runCommand(0, &list, "waiting", "list", "--state", "blocked", "--topic", "orders"); len(list.Waiting) != 2 || list.Waiting[0].ID != "w1" || list.Waiting[0].Key != "seven" {
+		t.Errorf("unexpected result %+v", list)
 	}
-	if text := g.call(0, nil, "waiting", "list", "--topic", "other"); text != "no envelope waits\n" {
-		t.Errorf("%s", text)
+	if text := g.runCommand(0, nil, "waiting", "list", "--topic", "other"); text != "no envelope waits\n" {
+		t.Errorf("unexpected output:\n%s", text)
 	}
+
 	for _, args := range [][]string{{"--state", "dead"}, {"--limit", "0"}} {
-		if text := g.call(exitConfig, nil, append([]string{"waiting", "list"}, args...)...); !strings.Contains(text, strings.TrimPrefix(args[0], "--")) && !strings.Contains(text, "10000") {
+		if text := g.runCommand(exitConfig, nil, append([]string{"waiting", "list"}, args...)...); !strings.Contains(text, strings.TrimPrefix(args[0], "--")) && !strings.Contains(text, "10000") {
 			t.Errorf("%v: %s", args, text)
 		}
 	}

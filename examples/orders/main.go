@@ -1,11 +1,12 @@
-// Orders runs the example: MongoDB, Kafka, two relays, and two instances each of the order service, the payment program
-// and the projector, as processes of their own. It places orders over HTTP, kills one process of each kind with -9 on the
-// way, and when everything has come to rest compares what must be equal.
+// Orders runs the example: MongoDB, Kafka, two relays, and two instances each of the order service,
+// the payment program and the projector. Each instance is a process. Orders places orders over HTTP
+// and kills one process of each kind with signal 9 on the way. When all orders are settled, it
+// compares the results.
 //
 //	go run ./examples/orders [-orders N] [-kill=false] [-json]
 //
-// It exits with 0 only if each order was placed, paid or cancelled, charged and counted exactly once, in order. Whatever it
-// has started is stopped again.
+// The exit code is 0 only if each order was placed, paid or canceled, charged and counted exactly
+// once and in order. All processes that it has started are stopped in the end.
 package main
 
 import (
@@ -31,30 +32,36 @@ import (
 const module = "github.com/outrelay/outrelay"
 
 func main() {
-	orders := flag.Int("orders", 300, "how many orders are placed")
+	orders := flag.Int("orders", 300, "number of orders to place")
 	kill := flag.Bool("kill", true, "kill one process of each kind on the way")
-	asJSON := flag.Bool("json", false, "print the account as one JSON object")
+	asJSON := flag.Bool("json", false, "print the results as one JSON object")
 	flag.Parse()
+
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	if err := run(ctx, *orders, *kill, *asJSON); err != nil {
+
+	if err := runExample(ctx, *orders, *kill, *asJSON); err != nil {
 		fmt.Fprintln(os.Stderr, "orders:", err)
 		os.Exit(1)
 	}
 }
 
-func run(ctx context.Context, orders int, kill, asJSON bool) error {
-	e, err := start(ctx, os.Stderr)
+// runExample places the orders and prints the results.
+func runExample(ctx context.Context, orders int, kill, asJSON bool) error {
+	e, err := startExample(ctx, os.Stderr)
 	if err != nil {
 		return err
 	}
-	defer e.stop()
+	defer e.stopAll()
+
 	began := time.Now()
 	check, err := newCheck(ctx, e.servers.MongoURI(), e.database)
 	if err != nil {
 		return err
 	}
-	defer check.close(ctx)
+
+	defer check.disconnect(ctx)
+
 	c := client{urls: e.urls}
 	for i := range orders {
 		if kill && i == orders/3 {
@@ -62,99 +69,143 @@ func run(ctx context.Context, orders int, kill, asJSON bool) error {
 				return err
 			}
 		}
-		if err := c.place(ctx, order{ID: fmt.Sprintf("o-%04d", i), Customer: fmt.Sprintf("c-%d", i%7), Cents: int64(1000 + i%10*1000)}); err != nil {
+
+		o := order{
+			ID:       fmt.Sprintf("o-%04d", i),
+			Customer: fmt.Sprintf("c-%d", i%7),
+			Cents:    int64(1000 + i%10*1000),
+		}
+		if err := c.placeOrder(ctx, o); err != nil {
 			return err
 		}
 	}
-	e.say("%d orders placed in %s; waiting until all are settled and counted", orders, time.Since(began).Round(time.Millisecond))
-	account, err := check.wait(ctx, orders)
+
+	e.printLine("%d orders placed in %s; waiting until all are settled and counted",
+		orders, time.Since(began).Round(time.Millisecond))
+	account, err := check.waitUntilSettled(ctx, orders)
 	if err != nil {
-		return errors.Join(err, e.words())
+		return errors.Join(err, e.lastLines())
 	}
+
 	account.Seconds = time.Since(began).Seconds()
 	if asJSON {
 		return json.NewEncoder(os.Stdout).Encode(account)
 	}
+
 	_, err = fmt.Fprintln(os.Stdout, account)
 	return err
 }
 
-// example is what runs.
+// example contains the running servers and programs.
 type example struct {
 	servers  *servers.Servers
 	out      io.Writer
-	env      []string
+	env      []string // of the programs
 	database string
 	urls     []string // of the order services
 	programs []*servers.Program
 }
 
-// start brings everything up. SHOP_DATABASE and SHOP_TOPICS name the example's own, for servers that others use too.
-func start(ctx context.Context, out io.Writer) (*example, error) {
+// startExample starts the servers and the programs. If other programs use the servers too,
+// SHOP_DATABASE and SHOP_TOPICS set separate names for the example.
+func startExample(ctx context.Context, out io.Writer) (*example, error) {
 	s, err := servers.Start(ctx, out)
 	if err != nil {
 		return nil, err
 	}
+
 	e := &example{servers: s, out: out, database: cmp.Or(os.Getenv("SHOP_DATABASE"), "shop")}
 	topics := cmp.Or(os.Getenv("SHOP_TOPICS"), "outbox.event.")
-	own := func(v string) bool { return strings.HasPrefix(v, "OUTRELAY_") } // what is set for others
-	e.env = append(slices.DeleteFunc(os.Environ(), own),
-		"MONGODB_URI="+s.MongoURI(), "KAFKA_BROKERS="+strings.Join(s.Brokers(), ","), "SHOP_DATABASE="+e.database, "SHOP_TOPICS="+topics,
-		"OUTRELAY_MONGODB_URI="+s.MongoURI(), "OUTRELAY_MONGODB_STATE="+e.database+"_relay", "OUTRELAY_KAFKA_BROKERS="+strings.Join(s.Brokers(), ","),
-		"OUTRELAY_WATCH="+e.database+".outbox", "OUTRELAY_WATCHER="+e.database, "OUTRELAY_HTTP_LISTEN=off",
-		"OUTRELAY_LEASE_TTL=2s", "OUTRELAY_LEASE_RENEW=400ms", // a killed relay is replaced sooner than by default
-		"OUTRELAY_TOPICS_TEMPLATE="+topics+"{aggregatetype}", "OUTRELAY_TOPICS_CREATE={partitions: 4, replication: 1}",
-		`OUTRELAY_RECORD_HEADERS={type: "{type}"}`, // by which consumers know what an event is
+	brokers := strings.Join(s.Brokers(), ",")
+
+	// Variables for other relays must not change this one.
+	isRelayVariable := func(v string) bool { return strings.HasPrefix(v, "OUTRELAY_") }
+	e.env = append(slices.DeleteFunc(os.Environ(), isRelayVariable),
+		"MONGODB_URI="+s.MongoURI(),
+		"KAFKA_BROKERS="+brokers,
+		"SHOP_DATABASE="+e.database,
+		"SHOP_TOPICS="+topics,
+		"OUTRELAY_MONGODB_URI="+s.MongoURI(),
+		"OUTRELAY_MONGODB_STATE="+e.database+"_relay",
+		"OUTRELAY_KAFKA_BROKERS="+brokers,
+		"OUTRELAY_WATCH="+e.database+".outbox",
+		"OUTRELAY_WATCHER="+e.database,
+		"OUTRELAY_HTTP_LISTEN=off",
+
+		// With a shorter lease than by default, a killed relay is replaced sooner.
+		"OUTRELAY_LEASE_TTL=2s",
+		"OUTRELAY_LEASE_RENEW=400ms",
+
+		"OUTRELAY_TOPICS_TEMPLATE="+topics+"{aggregatetype}",
+		"OUTRELAY_TOPICS_CREATE={partitions: 4, replication: 1}",
+
+		// Consumers select the handler by this header.
+		`OUTRELAY_RECORD_HEADERS={type: "{type}"}`,
 	)
-	if err := e.build(ctx); err != nil {
+
+	if err := e.buildPrograms(ctx); err != nil {
 		s.Stop()
 		return nil, err
 	}
+
 	for i := range 2 {
 		url, err := e.startAll(ctx, i)
 		if err != nil {
-			e.stop()
+			e.stopAll()
 			return nil, err
 		}
+
 		e.urls = append(e.urls, url)
 	}
+
 	return e, nil
 }
 
-// build makes the programs; `go run` has put the go command in our way.
-func (e *example) build(ctx context.Context) error {
+// buildPrograms builds the programs. The go command is in the path, because `go run` has started
+// this program.
+func (e *example) buildPrograms(ctx context.Context) error {
 	began := time.Now()
 	cmd := exec.CommandContext(ctx, "go", "build", "-o", e.servers.Dir()+string(filepath.Separator),
-		module+"/cmd/outrelay", module+"/examples/orders/service", module+"/examples/orders/payment", module+"/examples/orders/projector")
-	if words, err := cmd.CombinedOutput(); err != nil {
-		return fmt.Errorf("building the programs: %w\n%s", err, words)
+		module+"/cmd/outrelay",
+		module+"/examples/orders/service",
+		module+"/examples/orders/payment",
+		module+"/examples/orders/projector")
+	if output, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("building the programs: %w\n%s", err, output)
 	}
-	e.say("four programs built in %s", time.Since(began).Round(time.Millisecond))
+
+	e.printLine("four programs built in %s", time.Since(began).Round(time.Millisecond))
 	return nil
 }
 
-// startAll starts one instance of each program.
+// startAll starts instance i of each program and returns the URL of its order service.
 func (e *example) startAll(ctx context.Context, i int) (url string, err error) {
 	addr, err := freeAddress(ctx)
 	if err != nil {
 		return "", err
 	}
+
 	for _, name := range []string{"outrelay", "service", "payment", "projector"} {
 		args := []string{}
 		if name == "outrelay" {
 			args = []string{"run"}
 		}
-		p, err := e.servers.Run(fmt.Sprintf("%s-%d", name, i+1), slices.Concat(e.env, []string{"SHOP_LISTEN=" + addr}), filepath.Join(e.servers.Dir(), name), args...)
+
+		path := filepath.Join(e.servers.Dir(), name)
+		env := slices.Concat(e.env, []string{"SHOP_LISTEN=" + addr})
+		p, err := e.servers.Run(fmt.Sprintf("%s-%d", name, i+1), env, path, args...)
 		if err != nil {
 			return "", err
 		}
+
 		e.programs = append(e.programs, p)
-		e.say("%-12s pid %d", p.Name(), p.PID())
+		e.printLine("%-12s pid %d", p.Name(), p.PID())
 	}
+
 	return "http://" + addr, nil
 }
 
-// killOneOfEach ends the first instances as a power cut would: the second ones take over what they leave.
+// killOneOfEach kills the first instance of each program. The second instance takes over its work.
 func (e *example) killOneOfEach() error {
 	for _, p := range e.programs {
 		if !strings.HasSuffix(p.Name(), "-1") {
@@ -163,30 +214,35 @@ func (e *example) killOneOfEach() error {
 		if err := p.Kill(); err != nil {
 			return err
 		}
-		e.say("%-12s killed with -9", p.Name())
+
+		e.printLine("%-12s killed with -9", p.Name())
 	}
+
 	return nil
 }
 
-// stop lets the programs finish what they are at, and ends them and the servers.
-func (e *example) stop() {
+// stopAll terminates the programs, kills those that do not end within 20 s, and stops the servers.
+func (e *example) stopAll() {
 	for _, p := range e.programs {
-		_ = p.Terminate() // one that does not end is killed below
+		_ = p.Terminate() // a program that does not end is killed below
 	}
-	late, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+
+	deadline, cancel := context.WithTimeout(context.Background(), 20*time.Second)
 	defer cancel()
+
 	for _, p := range e.programs {
 		select {
 		case <-p.Done():
-		case <-late.Done():
+		case <-deadline.Done():
 			_ = p.Kill()
 		}
 	}
+
 	e.servers.Stop()
 }
 
-// words are the last lines of all programs, to see what went wrong.
-func (e *example) words() error {
+// lastLines returns the last lines of all programs as an error.
+func (e *example) lastLines() error {
 	var errs []error
 	for _, p := range e.programs {
 		if lines := p.LastLines(5); len(lines) > 0 {
@@ -196,4 +252,5 @@ func (e *example) words() error {
 	return errors.Join(errs...)
 }
 
-func (e *example) say(format string, args ...any) { fmt.Fprintf(e.out, format+"\n", args...) }
+// printLine prints one line of progress.
+func (e *example) printLine(format string, args ...any) { fmt.Fprintf(e.out, format+"\n", args...) }

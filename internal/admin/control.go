@@ -15,26 +15,29 @@ import (
 	"github.com/outrelay/outrelay/internal/store"
 )
 
-// Operator acts on one watcher. Every action is written to the events log with its actor.
+// Operator acts on one watcher. It writes every action to the events log, with the actor.
 type Operator struct {
 	State   *mongo.Database
 	Watcher string
 	Actor   string
-	Source  string // the way by which the actor came: cli, api or page; "" is not written down
-	Slot    string // only this slot of it, such as "0of2", where an action is one on the lease; "" is all (N28)
-	// Outboxes lists what the watcher reads by its configuration. Without it the registry tells what the watcher has read so far.
+	Source  string // where the action was requested: cli, api or page; "" is not logged
+	Slot    string // restricts actions on the lease to one slot, such as "0of2"; "" means all slots (N28)
+	// Outboxes lists the collections that the watcher reads by its configuration. If it is nil, the
+	// registry supplies the collections that the watcher has read so far.
 	Outboxes func(ctx context.Context) ([]store.Outbox, error)
 }
 
-// ids are the watcher documents that an action is on. A watcher that never ran has one, which is not there.
-func (o Operator) ids(ctx context.Context) ([]string, error) {
+// watcherIDs returns the ids of the watcher documents that an action applies to. For a watcher that
+// never ran, it returns the id of one document that does not exist.
+func (o Operator) watcherIDs(ctx context.Context) ([]string, error) {
 	if o.Slot != "" {
 		p, err := slot.Parse(o.Slot)
 		if err != nil {
-			return nil, invalid("%v", err)
+			return nil, invalidRequest("%v", err)
 		}
 		return []string{p.ID(o.Watcher)}, nil
 	}
+
 	ids, err := store.NewDivisions(o.State).IDs(ctx, o.Watcher)
 	if err == nil && len(ids) == 0 {
 		ids = []string{slot.Part{}.ID(o.Watcher)}
@@ -42,42 +45,50 @@ func (o Operator) ids(ctx context.Context) ([]string, error) {
 	return ids, err
 }
 
-// all are the ids of the documents that the watcher has, or should have; of the one slot that is named, only its own. A slot
-// of another division is refused: its document would make the watcher one that is divided in two ways.
-func (o Operator) all(ctx context.Context) ([]string, error) {
-	d := store.NewDivisions(o.State)
-	v, err := d.Read(ctx, o.Watcher)
-	if errors.Is(err, store.ErrNotFound) { // from before divisions were noted: it has as many slots as its documents say
-		var there []string
-		if there, err = d.IDs(ctx, o.Watcher); err == nil && len(there) > 0 {
-			_, p, _ := slot.ParseID(there[0])
-			v.Of = p.N
+// expectedIDs returns the ids of the documents that the watcher has or should have, or only that of
+// o.Slot. It rejects a slot that belongs to another number of slots: its document would divide the
+// watcher in two ways.
+func (o Operator) expectedIDs(ctx context.Context) ([]string, error) {
+	divisions := store.NewDivisions(o.State)
+	division, err := divisions.Read(ctx, o.Watcher)
+
+	// Older versions did not store the division. The ids of the documents contain the number of
+	// slots.
+	if errors.Is(err, store.ErrNotFound) {
+		var existing []string
+		existing, err = divisions.IDs(ctx, o.Watcher)
+		if err == nil && len(existing) > 0 {
+			_, p, _ := slot.ParseID(existing[0])
+			division.Of = p.N
 		}
 	}
 	if err != nil {
 		return nil, err
 	}
+
 	var ids []string
-	for _, p := range slot.Parts(v.Of) {
+	for _, p := range slot.Parts(division.Of) {
 		ids = append(ids, p.ID(o.Watcher))
 	}
 	if o.Slot == "" {
 		return ids, nil
 	}
-	one, err := o.ids(ctx)
-	if err == nil && v.Of > 0 && !slices.Contains(ids, one[0]) {
-		err = invalid("watcher %s has %d slots, and %s is none of them", o.Watcher, v.Of, o.Slot)
+
+	named, err := o.watcherIDs(ctx)
+	if err == nil && division.Of > 0 && !slices.Contains(ids, named[0]) {
+		err = invalidRequest("watcher %s has %d slots, and %s is not one of them", o.Watcher, division.Of, o.Slot)
 	}
-	return one, err
+	return named, err
 }
 
-// each does the same to each of the documents, and writes down that it was done where it was done to any: one that fails
-// does not spare the others, and its error comes with theirs.
-func (o Operator) each(ctx context.Context, kind store.Kind, fields bson.D, do func(id string) error) error {
-	ids, err := o.ids(ctx)
+// forEachSlot calls do for each document of the action, and logs the action if at least one call
+// succeeded. After an error it continues with the next document. It returns all errors.
+func (o Operator) forEachSlot(ctx context.Context, kind store.Kind, fields bson.D, do func(id string) error) error {
+	ids, err := o.watcherIDs(ctx)
 	if err != nil {
 		return err
 	}
+
 	var errs []error
 	for _, id := range ids {
 		if err := do(id); err != nil {
@@ -87,12 +98,13 @@ func (o Operator) each(ctx context.Context, kind store.Kind, fields bson.D, do f
 	if len(errs) == len(ids) {
 		return errors.Join(errs...)
 	}
-	return errors.Join(append(errs, o.note(ctx, kind, fields))...)
+	return errors.Join(append(errs, o.logAction(ctx, kind, fields))...)
 }
 
-// Slots are the slots that an action on the lease is for, as their owners last told of them.
+// Slots returns the slots that an action on the lease applies to, as their owners last reported
+// them.
 func (o Operator) Slots(ctx context.Context) ([]Watcher, error) {
-	ids, err := o.ids(ctx)
+	ids, err := o.watcherIDs(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -100,17 +112,19 @@ func (o Operator) Slots(ctx context.Context) ([]Watcher, error) {
 	if err != nil {
 		return nil, err
 	}
-	out := slices.DeleteFunc(s.Watchers, func(w Watcher) bool { return !slices.Contains(ids, w.Name+"/"+w.Slot) })
-	if len(out) == 0 {
+
+	slots := slices.DeleteFunc(s.Watchers, func(w Watcher) bool { return !slices.Contains(ids, w.Name+"/"+w.Slot) })
+	if len(slots) == 0 {
 		return nil, fmt.Errorf("%s: %w", ids[0], lease.ErrNotFound)
 	}
-	return out, nil
+	return slots, nil
 }
 
-func (o Operator) watchers() *mongo.Collection { return o.State.Collection("watchers") }
+func (o Operator) watcherDocuments() *mongo.Collection { return o.State.Collection("watchers") }
 
-// note writes the action down; one that cannot be written down has happened all the same, so its error comes with that.
-func (o Operator) note(ctx context.Context, kind store.Kind, fields bson.D) error {
+// logAction writes an action to the events log, after it was done. If that fails, the error states
+// that the action was done.
+func (o Operator) logAction(ctx context.Context, kind store.Kind, fields bson.D) error {
 	fields = append(fields, bson.E{Key: "actor", Value: o.Actor})
 	if o.Slot != "" {
 		fields = append(fields, bson.E{Key: "slot", Value: o.Slot})
@@ -118,128 +132,159 @@ func (o Operator) note(ctx context.Context, kind store.Kind, fields bson.D) erro
 	if o.Source != "" {
 		fields = append(fields, bson.E{Key: "source", Value: o.Source})
 	}
+
 	if err := store.NewEvents(o.State.Collection("events"), o.Watcher, "").Append(ctx, kind, fields); err != nil {
 		return fmt.Errorf("done, but not written to the events log: %w", err)
 	}
 	return nil
 }
 
-// Pause stops the watcher, whoever owns it, until Resume: the owner drains and releases at its next renewal.
+// Pause stops the watcher on all nodes until Resume is called. The owner drains and releases the
+// lease at its next renewal.
 func (o Operator) Pause(ctx context.Context) error {
-	return o.each(ctx, store.Paused, nil, func(id string) error { return lease.Pause(ctx, o.watchers(), id) })
+	return o.forEachSlot(ctx, store.Paused, nil, func(id string) error {
+		return lease.Pause(ctx, o.watcherDocuments(), id)
+	})
 }
 
 // Resume ends a pause.
 func (o Operator) Resume(ctx context.Context) error {
-	return o.each(ctx, store.Resumed, nil, func(id string) error { return lease.Resume(ctx, o.watchers(), id) })
+	return o.forEachSlot(ctx, store.Resumed, nil, func(id string) error {
+		return lease.Resume(ctx, o.watcherDocuments(), id)
+	})
 }
 
-// ErrOtherNode refuses a pin that would stop the watcher: to a node that lives and does not run it.
+// ErrOtherNode is returned for a pin that would stop the watcher, because the node is alive and
+// does not run the watcher.
 var ErrOtherNode = errors.New("the node does not run the watcher")
 
-// Pin hands the watcher to node and keeps it there while that node lives; an empty node ends it. A node that nobody has heard
-// of may be pinned to before it is started; until then any other runs the watcher.
+// Pin moves the watcher to node and keeps it there while that node is alive. An empty node ends the
+// pin. A node may be pinned before it is started for the first time. Until then, any other node
+// runs the watcher.
 func (o Operator) Pin(ctx context.Context, node string) error {
-	if err := o.runs(ctx, node); err != nil {
+	if err := o.checkRunsWatcher(ctx, node); err != nil {
 		return err
 	}
-	return o.each(ctx, "pinned", bson.D{{Key: "to", Value: node}}, func(id string) error { return lease.Pin(ctx, o.watchers(), id, node) })
+	return o.forEachSlot(ctx, "pinned", bson.D{{Key: "to", Value: node}}, func(id string) error {
+		return lease.Pin(ctx, o.watcherDocuments(), id, node)
+	})
 }
 
-// runs refuses a node that is alive, so that all others would keep away, and that works for other watchers only.
-func (o Operator) runs(ctx context.Context, node string) error {
+// checkRunsWatcher returns [ErrOtherNode] if node is alive and runs only other watchers. All other
+// nodes would wait for it.
+func (o Operator) checkRunsWatcher(ctx context.Context, node string) error {
 	if node == "" {
 		return nil
 	}
+
 	list, err := store.NewNodes(o.State.Collection("nodes")).List(ctx)
 	if err != nil {
 		return err
 	}
 	for i := range list {
-		if n := &list[i]; n.Node == node && n.Alive(nodeStale) && !slices.Contains(n.Watchers, o.Watcher) {
-			return fmt.Errorf("node %s works for %q and not for watcher %s, so nobody would send its events: %w", node, n.Watchers, o.Watcher, ErrOtherNode)
+		n := &list[i]
+		if n.Node == node && n.Alive(nodeStaleAfter) && !slices.Contains(n.Watchers, o.Watcher) {
+			return fmt.Errorf("node %s runs %q but not watcher %s, so no node would send its events: %w",
+				node, n.Watchers, o.Watcher, ErrOtherNode)
 		}
 	}
 	return nil
 }
 
-// StepDown makes the owner release, and keeps it away for hold, which must be positive.
+// StepDown makes the owner release the lease, and prevents it from acquiring the lease for the
+// duration hold, which must be positive.
 func (o Operator) StepDown(ctx context.Context, hold time.Duration) error {
 	if hold < time.Millisecond {
-		return invalid("a node that steps down for %s would not step down at all; give a time such as 30s", hold)
+		return invalidRequest("stepping down for %s has no effect: use a duration such as 30s", hold)
 	}
-	return o.each(ctx, store.SteppedDown, bson.D{{Key: "hold_ms", Value: hold.Milliseconds()}}, func(id string) error { return lease.StepDown(ctx, o.watchers(), id, hold) })
+	fields := bson.D{{Key: "hold_ms", Value: hold.Milliseconds()}}
+	return o.forEachSlot(ctx, store.SteppedDown, fields, func(id string) error {
+		return lease.StepDown(ctx, o.watcherDocuments(), id, hold)
+	})
 }
 
-// Adopt makes state that was copied from another replica set this one's (N5).
+// Adopt accepts state that was copied from another replica set as the state of this one (N5).
 func (o Operator) Adopt(ctx context.Context) error {
-	here, err := lease.ReplicaSetID(ctx, o.State.Client())
+	replicaSet, err := lease.ReplicaSetID(ctx, o.State.Client())
 	if err != nil {
 		return err
 	}
-	return o.each(ctx, "adopted", bson.D{{Key: "replica_set", Value: here}}, func(id string) error { return lease.Adopt(ctx, o.watchers(), id, here) })
+	return o.forEachSlot(ctx, "adopted", bson.D{{Key: "replica_set", Value: replicaSet}}, func(id string) error {
+		return lease.Adopt(ctx, o.watcherDocuments(), id, replicaSet)
+	})
 }
 
-// Release gives up the watcher's claim on a collection, so that another watcher may read it (N25). It reports whether
-// there was one.
+// Release removes the watcher's registration for a collection, so that another watcher may read it
+// (N25). It reports whether the watcher was registered.
 func (o Operator) Release(ctx context.Context, ns string) (bool, error) {
-	r := store.NewRegistry(o.State.Collection("collections"))
-	claims, err := r.Claims(ctx, o.Watcher)
+	registry := store.NewRegistry(o.State.Collection("collections"))
+	claims, err := registry.Claims(ctx, o.Watcher)
 	if err != nil {
 		return false, err
 	}
+
 	for _, c := range claims {
 		if c.NS != ns {
 			continue
 		}
-		if err := r.Release(ctx, [16]byte(c.UUID.Data), o.Watcher); err != nil {
+		if err := registry.Release(ctx, [16]byte(c.UUID.Data), o.Watcher); err != nil {
 			return false, err
 		}
-		return true, o.note(ctx, "collection_released", bson.D{{Key: "collection", Value: ns}})
+		return true, o.logAction(ctx, "collection_released", bson.D{{Key: "collection", Value: ns}})
 	}
 	return false, nil
 }
 
-// bounce is how long an owner that is told to recover stays away, so that it acquires anew and sees the order.
-const bounce = time.Second
+// briefHold is how long an owner that must acquire its lease again may not do so.
+const briefHold = time.Second
 
-// Recover orders a sweep: the next owner delivers, flagged as redelivered, every envelope of the watched collections that
-// its place in the stream does not cover, and goes on with the stream behind it. It serves a watcher whose document
-// vanished, which is made anew, and one that halted over lost history or a dropped collection. from is the time from which
-// on envelopes are swept, which must not be in the future; the zero time is everything that the collections hold. What the
-// watcher has not delivered yet is swept in any case. An order that comes during a sweep is carried out as well.
+// Recover orders a sweep. The next owner sends every envelope of the watched collections that its
+// position in the stream does not cover, marked as redelivered, and then continues with the stream.
+// Recover serves a watcher whose document vanished, which is created again, and a watcher that
+// halted after lost history or a dropped collection.
+//
+// The sweep begins with the envelopes written at from, which must not be in the future. The zero
+// time sweeps all envelopes. Envelopes that the watcher has not sent yet are swept in any case. An
+// order that arrives during a sweep is executed too.
 func (o Operator) Recover(ctx context.Context, from time.Time) error {
-	since, err := o.sweptFrom(ctx, from)
+	since, err := o.sweepTimestamp(ctx, from)
 	if err != nil {
 		return err
 	}
-	ids, err := o.all(ctx)
+	ids, err := o.expectedIDs(ctx)
 	if err != nil {
 		return err
 	}
-	for _, id := range ids { // a repetition orders what is ordered
-		if err := lease.OrderSweep(ctx, o.watchers(), id, since, bounce); err != nil {
+
+	// If this fails for one of several slots, the operator may repeat it: an order that exists
+	// stays as it is.
+	for _, id := range ids {
+		if err := lease.OrderSweep(ctx, o.watcherDocuments(), id, since, briefHold); err != nil {
 			return err
 		}
 	}
-	return o.note(ctx, "recover_ordered", bson.D{{Key: "from", Value: from}})
+	return o.logAction(ctx, "recover_ordered", bson.D{{Key: "from", Value: from}})
 }
 
-// sweptFrom is the cluster time of an order to sweep. One of the future would skip what is not delivered, or mean a mistake
-// with a time zone.
-func (o Operator) sweptFrom(ctx context.Context, from time.Time) (bson.Timestamp, error) {
+// sweepTimestamp returns the cluster time of a sweep from the time from. It rejects a time in the
+// future: the sweep would skip envelopes that are not sent, or the caller used the wrong time zone.
+func (o Operator) sweepTimestamp(ctx context.Context, from time.Time) (bson.Timestamp, error) {
 	if from.IsZero() {
 		return bson.Timestamp{}, nil
 	}
+
 	now, err := store.ServerTime(ctx, o.State.Client())
 	if err != nil {
 		return bson.Timestamp{}, err
 	}
 	if from.After(now) {
-		return bson.Timestamp{}, invalid("nothing can be swept from %s on, which is in the future: for MongoDB it is %s; check the time zone", from.UTC().Format(time.RFC3339), now.UTC().Format(time.RFC3339))
+		return bson.Timestamp{}, invalidRequest("cannot sweep from %s, which is in the future: "+
+			"the server time is %s; check the time zone",
+			from.UTC().Format(time.RFC3339), now.UTC().Format(time.RFC3339))
 	}
 	if from.Unix() <= 0 {
-		return bson.Timestamp{}, invalid("%s is before 1970; leave the time out to sweep everything", from.UTC().Format(time.RFC3339))
+		return bson.Timestamp{}, invalidRequest("%s is before 1970; leave the time out to sweep everything",
+			from.UTC().Format(time.RFC3339))
 	}
 	return bson.Timestamp{T: uint32(from.Unix())}, nil
 }

@@ -16,64 +16,74 @@ import (
 	"github.com/outrelay/outrelay/pkg/event"
 )
 
-// DeadFilter says which dead letters, as people type it. What is set must hold all together.
+// DeadFilter selects dead letters by text that operators type. A letter matches if it fulfills all
+// conditions that are set.
 type DeadFilter struct {
-	Collection    string    // an outbox as database.collection; "" is all of the watcher's
+	Collection    string    // an outbox as database.collection; "" means all outboxes of the watcher
 	IDs           []string  // of envelopes, as in the header `id`
-	From, To      time.Time // when they died: at From or later, before To
+	From, To      time.Time // died at From or later, and before To
 	Topic         string
 	Type          string
 	AggregateType string
 	Key           string // the ordering key
 	Class         string
-	Message       string // the reason begins with it
+	Message       string // prefix of the reason
 	Source        string // relay or handler
-	Stand         string // any, replayable or replayed; "" is any
-	All           bool   // lets a filter without any condition requeue or discard
+	Stand         string // any, replayable or replayed; "" means any
+	All           bool   // allows a filter without conditions to requeue or discard
 }
 
-// Classes are the classes that a dead letter may have.
+// Classes returns the classes that a dead letter may have.
 func Classes() []string {
 	return []string{
-		string(record.Malformed), string(record.MessageTooLarge), string(record.NotAllowed), string(record.PartitionOutOfRange),
-		string(record.Expired), string(record.RecordRefused), string(record.AttemptsExhausted), string(record.Handler),
+		string(record.Malformed),
+		string(record.MessageTooLarge),
+		string(record.NotAllowed),
+		string(record.PartitionOutOfRange),
+		string(record.Expired),
+		string(record.RecordRefused),
+		string(record.AttemptsExhausted),
+		string(record.Handler),
 	}
 }
 
-// query checks what only few values make sense for.
-func (f DeadFilter) query() (deadletter.Query, error) {
+// toQuery returns the query of the filter. It returns all errors if several values are invalid.
+func (f DeadFilter) toQuery() (deadletter.Query, error) {
 	q := deadletter.Query{
 		From: f.From, To: f.To, Topic: f.Topic, Type: f.Type, AggregateType: f.AggregateType, Key: f.Key,
 		Class: record.Class(f.Class), Message: f.Message, SourceKind: f.Source, All: f.All,
 	}
-	var wrong []error
-	oneOf := func(what, got string, allowed ...string) {
-		if got != "" && !slices.Contains(allowed, got) {
-			wrong = append(wrong, fmt.Errorf("%s %q is none of %s", what, got, strings.Join(allowed, ", ")))
-		}
-	}
-	oneOf("class", f.Class, Classes()...)
-	oneOf("source", f.Source, deadletter.FromRelay, deadletter.FromHandler)
-	oneOf("stand", f.Stand, "any", string(deadletter.Replayable), string(deadletter.Requeued))
 	if f.Stand != "any" {
 		q.Stand = deadletter.Stand(f.Stand)
 	}
+
+	var errs []error
+	checkValue := func(name, value string, allowed ...string) {
+		if value != "" && !slices.Contains(allowed, value) {
+			errs = append(errs, fmt.Errorf("%s %q is none of %s", name, value, strings.Join(allowed, ", ")))
+		}
+	}
+	checkValue("class", f.Class, Classes()...)
+	checkValue("source", f.Source, deadletter.FromRelay, deadletter.FromHandler)
+	checkValue("stand", f.Stand, "any", string(deadletter.Replayable), string(deadletter.Requeued))
+
 	if !f.From.IsZero() && !f.To.IsZero() && !f.From.Before(f.To) {
-		wrong = append(wrong, fmt.Errorf("the window from %s to %s is empty", f.From.Format(time.RFC3339), f.To.Format(time.RFC3339)))
+		errs = append(errs, fmt.Errorf("the window from %s to %s is empty",
+			f.From.Format(time.RFC3339), f.To.Format(time.RFC3339)))
 	}
 	for _, text := range f.IDs {
-		ids, err := idValues(text)
+		ids, err := parseIDValues(text)
 		if err != nil {
-			wrong = append(wrong, err)
+			errs = append(errs, err)
 		}
 		q.IDs = append(q.IDs, ids...)
 	}
-	return q, errors.Join(wrong...)
+	return q, errors.Join(errs...)
 }
 
-// audit is the filter for the events log.
-func (f DeadFilter) audit() bson.D {
-	d := bson.D{}
+// auditFields returns the filter for the events log, with at most 100 ids.
+func (f DeadFilter) auditFields() bson.D {
+	fields := bson.D{}
 	for _, c := range []struct{ name, value string }{
 		{"collection", f.Collection},
 		{"topic", f.Topic},
@@ -86,45 +96,55 @@ func (f DeadFilter) audit() bson.D {
 		{"stand", f.Stand},
 	} {
 		if c.value != "" {
-			d = append(d, bson.E{Key: c.name, Value: c.value})
+			fields = append(fields, bson.E{Key: c.name, Value: c.value})
 		}
 	}
+
 	if !f.From.IsZero() {
-		d = append(d, bson.E{Key: "from", Value: f.From})
+		fields = append(fields, bson.E{Key: "from", Value: f.From})
 	}
 	if !f.To.IsZero() {
-		d = append(d, bson.E{Key: "to", Value: f.To})
+		fields = append(fields, bson.E{Key: "to", Value: f.To})
 	}
 	if len(f.IDs) > 0 {
-		d = append(d, bson.E{Key: "ids", Value: f.IDs[:min(len(f.IDs), 100)]})
+		fields = append(fields, bson.E{Key: "ids", Value: f.IDs[:min(len(f.IDs), 100)]})
 	}
 	if f.All {
-		d = append(d, bson.E{Key: "all", Value: true})
+		fields = append(fields, bson.E{Key: "all", Value: true})
 	}
-	return d
+	return fields
 }
 
-// idValues are the ids that a text may mean: a string may look like a UUID or an ObjectId.
-func idValues(text string) ([]bson.RawValue, error) {
+// parseIDValues returns the BSON values that the text of an id may stand for: a string may look
+// like a UUID or an ObjectId.
+func parseIDValues(text string) ([]bson.RawValue, error) {
 	if text == "" {
 		return nil, errors.New("an id is empty")
 	}
-	ids := []event.ID{event.ParseID(text)}
-	if plain := event.NewID(text); plain != ids[0] {
-		ids = append(ids, plain)
-	}
-	out := make([]bson.RawValue, len(ids))
+
+	ids := parseIDs(text)
+	values := make([]bson.RawValue, len(ids))
 	for i, id := range ids {
 		typ, data, err := id.MarshalBSONValue()
 		if err != nil {
 			return nil, fmt.Errorf("id %q: %w", text, err)
 		}
-		out[i] = bson.RawValue{Type: bson.Type(typ), Value: data}
+		values[i] = bson.RawValue{Type: bson.Type(typ), Value: data}
 	}
-	return out, nil
+	return values, nil
 }
 
-// Collections are the outboxes that the watcher reads, or the one of them that is named.
+// parseIDs returns the ids that the text may stand for: a string may look like a UUID or an
+// ObjectId.
+func parseIDs(text string) []event.ID {
+	ids := []event.ID{event.ParseID(text)}
+	if plain := event.NewID(text); plain != ids[0] {
+		ids = append(ids, plain)
+	}
+	return ids
+}
+
+// Collections returns the outboxes that the watcher is registered for, or only the named one.
 func (o Operator) Collections(ctx context.Context, only string) ([]string, error) {
 	claims, err := store.NewRegistry(o.State.Collection("collections")).Claims(ctx, o.Watcher)
 	if err != nil {
@@ -134,20 +154,23 @@ func (o Operator) Collections(ctx context.Context, only string) ([]string, error
 	for i, c := range claims {
 		all[i] = c.NS
 	}
+
 	switch {
 	case len(all) == 0:
-		return nil, fmt.Errorf("watcher %s in %s: %w; check its name and the state database, or start outrelay run once", o.Watcher, o.State.Name(), ErrNoCollections)
+		return nil, fmt.Errorf("watcher %s in %s: %w; check its name and the state database, or start outrelay run once",
+			o.Watcher, o.State.Name(), ErrNoCollections)
 	case only == "":
 		return all, nil
 	case !slices.Contains(all, only):
-		return nil, fmt.Errorf("watcher %s does not read %s; its collections are %s", o.Watcher, only, strings.Join(all, ", "))
+		return nil, fmt.Errorf("watcher %s does not read %s; its collections are %s",
+			o.Watcher, only, strings.Join(all, ", "))
 	}
 	return []string{only}, nil
 }
 
-// scope is the collections and the query of a filter.
-func (o Operator) scope(ctx context.Context, f DeadFilter) ([]string, deadletter.Query, error) {
-	q, err := f.query()
+// resolveFilter returns the outboxes and the query of a filter.
+func (o Operator) resolveFilter(ctx context.Context, f DeadFilter) ([]string, deadletter.Query, error) {
+	q, err := f.toQuery()
 	if err != nil {
 		return nil, q, err
 	}
@@ -155,57 +178,60 @@ func (o Operator) scope(ctx context.Context, f DeadFilter) ([]string, deadletter
 	return namespaces, q, err
 }
 
-// DeadPage is a page of dead letters, the latest first, without their envelopes.
+// DeadPage is a page of dead letters without their envelopes, newest first.
 type DeadPage struct {
 	Letters []DeadLetter `json:"letters"`
 	Total   int64        `json:"total"`          // on all pages
-	Next    string       `json:"next,omitempty"` // the cursor of the next page; "" at the end
+	Next    string       `json:"next,omitempty"` // cursor of the next page, or "" on the last page
 }
 
-// DeadList reads a page; limit 0 is 100, and after is Next of the page before.
+// DeadList returns a page of dead letters. limit defaults to 100. after is Next of the previous
+// page.
 func (o Operator) DeadList(ctx context.Context, f DeadFilter, limit int, after string) (DeadPage, error) {
 	page := DeadPage{Letters: []DeadLetter{}}
-	namespaces, q, err := o.scope(ctx, f)
+	namespaces, q, err := o.resolveFilter(ctx, f)
 	if err != nil {
 		return page, err
 	}
-	got, err := deadletter.List(ctx, o.State.Client(), namespaces, q, deadletter.Page{Limit: limit, After: after})
+	list, err := deadletter.List(ctx, o.State.Client(), namespaces, q, deadletter.Page{Limit: limit, After: after})
 	if err != nil {
 		return page, err
 	}
-	for i := range got.Letters {
-		page.Letters = append(page.Letters, letter(&got.Letters[i]))
+
+	for i := range list.Letters {
+		page.Letters = append(page.Letters, newDeadLetter(&list.Letters[i]))
 	}
-	page.Total, page.Next = got.Total, got.Next
+	page.Total, page.Next = list.Total, list.Next
 	return page, nil
 }
 
-// DeadCount is how many letters match.
+// DeadCount returns the number of matching dead letters.
 func (o Operator) DeadCount(ctx context.Context, f DeadFilter) (int64, error) {
-	namespaces, q, err := o.scope(ctx, f)
+	namespaces, q, err := o.resolveFilter(ctx, f)
 	if err != nil {
 		return 0, err
 	}
 	return deadletter.Count(ctx, o.State.Client(), namespaces, q)
 }
 
-// DeadGroup is the letters of one topic, type and class.
+// DeadGroup summarizes the letters with the same topic, type and class.
 type DeadGroup struct {
 	Topic      string    `json:"topic"`
 	Type       string    `json:"type"`
 	Class      string    `json:"class"`
 	Count      int64     `json:"count"`
-	Replayable int64     `json:"replayable"` // of them, not requeued yet
+	Replayable int64     `json:"replayable"` // letters of Count that are not requeued
 	First      time.Time `json:"first"`
 	Last       time.Time `json:"last"`
 }
 
-// DeadSummary counts the letters that match by topic, type and class, the most frequent first.
+// DeadSummary counts the matching letters by topic, type and class. The largest group comes first.
 func (o Operator) DeadSummary(ctx context.Context, f DeadFilter) ([]DeadGroup, error) {
-	namespaces, q, err := o.scope(ctx, f)
+	namespaces, q, err := o.resolveFilter(ctx, f)
 	if err != nil {
 		return nil, err
 	}
+
 	groups, err := deadletter.Summarize(ctx, o.State.Client(), namespaces, q)
 	out := make([]DeadGroup, 0, len(groups))
 	for _, g := range groups {
@@ -214,59 +240,69 @@ func (o Operator) DeadSummary(ctx context.Context, f DeadFilter) ([]DeadGroup, e
 	return out, err
 }
 
-// DeadRef names one letter.
+// DeadRef identifies one letter.
 type DeadRef struct {
-	Collection string // "" looks in all of the watcher's
+	Collection string // "" searches all outboxes of the watcher
 	ID         string // of the envelope, as in the header `id`
-	Delivery   int    // below 0 is the latest that died
+	Delivery   int    // a negative number selects the latest delivery that died
 }
 
-// DeadShow reads one letter with its envelope. The payload, and fields that are none of an envelope, are shown only if
-// payload asks for them.
+// DeadShow returns one letter with its envelope. The payload, and fields that do not belong to an
+// envelope, are included only if payload is true.
 func (o Operator) DeadShow(ctx context.Context, ref DeadRef, payload bool) (DeadLetter, error) {
-	d, err := o.find(ctx, ref)
+	d, err := o.findLetter(ctx, ref)
 	if err != nil {
 		return DeadLetter{}, err
 	}
-	out := letter(&d)
-	out.Envelope = envelopeJSON(d.Envelope, payload)
-	return out, nil
+
+	letter := newDeadLetter(&d)
+	letter.Envelope = envelopeJSON(d.Envelope, payload)
+	return letter, nil
 }
 
-// find reads the letter that ref names. An id that two collections, or two types of id, have is not decided by chance.
-func (o Operator) find(ctx context.Context, ref DeadRef) (deadletter.Dead, error) {
+// findLetter returns the letter that ref identifies. It returns an error if letters of two
+// collections match, or letters with ids of two BSON types.
+func (o Operator) findLetter(ctx context.Context, ref DeadRef) (deadletter.Dead, error) {
 	var none deadletter.Dead
-	namespaces, q, err := o.scope(ctx, DeadFilter{Collection: ref.Collection, IDs: []string{ref.ID}})
+	namespaces, q, err := o.resolveFilter(ctx, DeadFilter{Collection: ref.Collection, IDs: []string{ref.ID}})
 	if err != nil {
 		return none, err
 	}
-	got, err := deadletter.List(ctx, o.State.Client(), namespaces, q, deadletter.Page{Limit: deadletter.MaxPageSize})
+	list, err := deadletter.List(ctx, o.State.Client(), namespaces, q, deadletter.Page{Limit: deadletter.MaxPageSize})
 	if err != nil {
 		return none, err
 	}
+
 	var found *deadletter.Dead
-	for i := range got.Letters {
-		d := &got.Letters[i]
+	for i := range list.Letters {
+		d := &list.Letters[i]
+		if ref.Delivery >= 0 && int(d.ID.Delivery) != ref.Delivery {
+			continue
+		}
+
 		switch {
-		case ref.Delivery >= 0 && int(d.ID.Delivery) != ref.Delivery:
 		case found == nil:
 			found = d
 		case found.ID.NS != d.ID.NS:
-			return none, fmt.Errorf("both %s and %s have dead letters of id %s; name the collection", found.ID.NS, d.ID.NS, ref.ID)
+			return none, fmt.Errorf("both %s and %s have dead letters of id %s; name the collection",
+				found.ID.NS, d.ID.NS, ref.ID)
 		case found.ID.ID.Type != d.ID.ID.Type:
-			return none, fmt.Errorf("%s has dead letters of id %s in two BSON types; one of them cannot be named by its text", d.ID.NS, ref.ID)
+			return none, fmt.Errorf("%s has dead letters of id %s in two BSON types; the text does not identify one of them",
+				d.ID.NS, ref.ID)
 		case d.ID.Delivery > found.ID.Delivery:
 			found = d
 		}
 	}
 	if found == nil {
-		return none, fmt.Errorf("no dead letter of id %s is there in %s: %w", ref.ID, strings.Join(namespaces, ", "), store.ErrNotFound)
+		return none, fmt.Errorf("no dead letter of id %s in %s: %w",
+			ref.ID, strings.Join(namespaces, ", "), store.ErrNotFound)
 	}
+
 	db, _, _ := strings.Cut(found.ID.NS, ".")
 	return deadletter.Open(ctx, o.State.Client().Database(db), found.ID)
 }
 
-// Empty reports whether nothing says which letters, but whether they were requeued, and where they are.
+// Empty reports whether the filter has no condition except Stand and Collection.
 func (f DeadFilter) Empty() bool {
 	return len(f.IDs) == 0 && f.From.IsZero() && f.To.IsZero() && f.Topic == "" && f.Type == "" && f.AggregateType == "" &&
 		f.Key == "" && f.Class == "" && f.Message == "" && f.Source == ""

@@ -12,44 +12,47 @@ import (
 	"github.com/outrelay/outrelay/internal/store"
 )
 
-// The entries of the events log that tell of dead letters.
+// The entries of the events log for actions on dead letters.
 const (
 	deadRequeued   store.Kind = "dead_requeued"
 	deadEdited     store.Kind = "dead_edited"
-	deadDiscarding store.Kind = "dead_discarding" // before the first is gone: afterwards nothing would tell of a crash
+	deadDiscarding store.Kind = "dead_discarding" // written first, so that a discard that crashes leaves an entry
 	deadDiscarded  store.Kind = "dead_discarded"
 )
 
-// auditWait bounds the writing of an entry after the action itself was called off.
-const auditWait = 5 * time.Second
+// maxAuditWait bounds writing the entry of an action after its context has ended.
+const maxAuditWait = 5 * time.Second
 
-// audit notes what was done, also when ctx has ended meanwhile. The action's own error comes first. While the caller waits, so does
-// this: a server that is slow is no reason for a gap in the log.
-func (o Operator) audit(called context.Context, kind store.Kind, fields bson.D, done error) error {
-	ctx, cancel := context.WithCancel(context.WithoutCancel(called))
+// logOutcome logs an action whose result is actionErr, even if the action's context has ended. It
+// returns actionErr joined with its own error. While the action's context lasts, logOutcome has no
+// time limit of its own, so that a slow server does not cause a missing entry.
+func (o Operator) logOutcome(actionCtx context.Context, kind store.Kind, fields bson.D, actionErr error) error {
+	ctx, cancel := context.WithCancel(context.WithoutCancel(actionCtx))
 	defer cancel()
-	defer context.AfterFunc(called, func() { time.AfterFunc(auditWait, cancel) })()
-	fields = append(fields, bson.E{Key: "complete", Value: done == nil})
-	return errors.Join(done, o.note(ctx, kind, fields))
+	stop := context.AfterFunc(actionCtx, func() { time.AfterFunc(maxAuditWait, cancel) })
+	defer stop()
+
+	fields = append(fields, bson.E{Key: "complete", Value: actionErr == nil})
+	return errors.Join(actionErr, o.logAction(ctx, kind, fields))
 }
 
-// DeadOptions of a requeue.
+// DeadOptions are the options of a requeue.
 type DeadOptions struct {
-	IgnoreExpiry bool // deliver also what has expired; its expiry is taken off
+	IgnoreExpiry bool // also requeue expired envelopes, without their expiry
 	DryRun       bool
 }
 
-// DeadOutcome counts what a requeue did, or with DryRun would do.
+// DeadOutcome counts the effects of a requeue, or with DryRun the expected effects.
 type DeadOutcome struct {
 	DryRun   bool          `json:"dry_run"`
-	Matched  int64         `json:"matched"` // letters that were not requeued yet
+	Matched  int64         `json:"matched"` // letters that were not requeued before
 	Requeued int64         `json:"requeued"`
 	Refused  int64         `json:"refused"` // letters that cannot be delivered as they are, and stay
-	Why      []DeadRefused `json:"why"`     // the first of them
+	Why      []DeadRefused `json:"why"`     // the first refused letters
 	Run      string        `json:"run,omitempty"`
 }
 
-// DeadRefused is a letter that stays, with what to do about it.
+// DeadRefused is a letter that cannot be requeued. The reason includes the fix.
 type DeadRefused struct {
 	Collection string `json:"collection"`
 	ID         string `json:"id"`
@@ -57,7 +60,7 @@ type DeadRefused struct {
 	Reason     string `json:"reason"`
 }
 
-func (d *DeadOutcome) add(o deadletter.Outcome) {
+func (d *DeadOutcome) addOutcome(o deadletter.Outcome) {
 	d.Requeued += o.Requeued
 	d.Refused += o.Refused
 	for _, w := range o.Why {
@@ -67,35 +70,44 @@ func (d *DeadOutcome) add(o deadletter.Outcome) {
 	}
 }
 
-// DeadRequeue gives every letter that matches and was not requeued yet back to its outbox, at once: each is the next
-// delivery of the same envelope. did, if not nil, hears how many of the letters are through. On an error what was done until
-// then is done, and the same call does the rest.
-func (o Operator) DeadRequeue(ctx context.Context, f DeadFilter, opts DeadOptions, did func(int64)) (DeadOutcome, error) {
+// DeadRequeue puts every matching letter that is not requeued yet back into its outbox, as the next
+// delivery of the same envelope. It returns when all are requeued. If did is not nil, DeadRequeue
+// calls it with the number of processed letters. If DeadRequeue fails, it returns the outcome until
+// then, and the same call does the rest.
+func (o Operator) DeadRequeue(
+	ctx context.Context, f DeadFilter, opts DeadOptions, did func(int64),
+) (DeadOutcome, error) {
 	out := DeadOutcome{DryRun: opts.DryRun, Why: []DeadRefused{}}
 	if f.Stand == string(deadletter.Requeued) {
-		return out, errors.New("letters that were requeued are not requeued again; outrelay replay sends what was sent")
+		return out, errors.New("requeued letters cannot be requeued again; use outrelay replay to send sent events again")
 	}
 	f.Stand = string(deadletter.Replayable)
-	namespaces, q, err := o.scope(ctx, f)
+	namespaces, q, err := o.resolveFilter(ctx, f)
 	if err != nil {
 		return out, err
 	}
 	if q.Empty() && !q.All {
 		return out, deadletter.ErrEmptyQuery
 	}
-	if out.Matched, err = deadletter.Count(ctx, o.State.Client(), namespaces, q); err != nil || out.Matched == 0 {
+
+	out.Matched, err = deadletter.Count(ctx, o.State.Client(), namespaces, q)
+	if err != nil || out.Matched == 0 {
 		return out, err
 	}
+
 	desk := deadletter.NewDesk(o.State, o.Watcher, o.Actor)
+	options := deadletter.Options{Late: opts.IgnoreExpiry, DryRun: opts.DryRun}
 	for _, ns := range namespaces {
 		before := out.Requeued + out.Refused
-		var got deadletter.Outcome
-		got, err = desk.Requeue(ctx, ns, q, deadletter.Options{Late: opts.IgnoreExpiry, DryRun: opts.DryRun}, func(p deadletter.Outcome) {
+		var outcome deadletter.Outcome
+		outcome, err = desk.Requeue(ctx, ns, q, options, func(p deadletter.Outcome) {
 			if did != nil {
 				did(before + p.Requeued + p.Refused)
 			}
 		})
-		out.add(got)
+		out.addOutcome(outcome)
+
+		// The action is logged even if it failed halfway.
 		if err != nil {
 			break
 		}
@@ -103,81 +115,114 @@ func (o Operator) DeadRequeue(ctx context.Context, f DeadFilter, opts DeadOption
 	if opts.DryRun {
 		return out, err
 	}
+
 	out.Run = desk.Run
-	return out, o.audit(ctx, deadRequeued, bson.D{
-		{Key: "run", Value: out.Run}, {Key: "requeued", Value: out.Requeued}, {Key: "refused", Value: out.Refused}, {Key: "query", Value: f.audit()},
+	return out, o.logOutcome(ctx, deadRequeued, bson.D{
+		{Key: "run", Value: out.Run},
+		{Key: "requeued", Value: out.Requeued},
+		{Key: "refused", Value: out.Refused},
+		{Key: "query", Value: f.auditFields()},
 	}, err)
 }
 
-// DeadEdited is what an edit made of a letter, or with a dry run would make.
+// DeadEdited is the result of an edit, or with a dry run the expected result.
 type DeadEdited struct {
 	DryRun     bool     `json:"dry_run"`
 	Collection string   `json:"collection"`
 	ID         string   `json:"id"`
 	Died       int32    `json:"died"`     // the delivery that died
-	Delivery   int32    `json:"delivery"` // the one that it becomes
-	Edited     []string `json:"edited"`   // fields
+	Delivery   int32    `json:"delivery"` // the new delivery
+	Edited     []string `json:"edited"`   // changed fields
 	Run        string   `json:"run,omitempty"`
 }
 
-// DeadEdit gives one letter back with a changed envelope. It is refused unless the letter still has the version that the
-// edit was made from, and unless the result is a valid envelope.
+// DeadEdit requeues one letter with a changed envelope. It returns an error if the letter no longer
+// has the version from which the edit was made, or if the result is not a valid envelope.
 func (o Operator) DeadEdit(ctx context.Context, ref DeadRef, e DeadEdit, opts DeadOptions) (DeadEdited, error) {
-	d, err := o.find(ctx, ref)
+	d, err := o.findLetter(ctx, ref)
 	if err != nil {
 		return DeadEdited{}, err
 	}
-	edit, err := e.edit(d.Envelope)
+	edit, err := e.toEdit(d.Envelope)
 	if err != nil {
 		return DeadEdited{}, err
 	}
+
 	desk := deadletter.NewDesk(o.State, o.Watcher, o.Actor)
-	out := DeadEdited{DryRun: opts.DryRun, Collection: d.ID.NS, ID: d.ID.Text(), Died: d.ID.Delivery, Edited: edit.Fields()}
-	out.Delivery, err = desk.EditAndRequeue(ctx, d.ID, edit, deadletter.Options{Late: opts.IgnoreExpiry, DryRun: opts.DryRun})
+	out := DeadEdited{
+		DryRun:     opts.DryRun,
+		Collection: d.ID.NS,
+		ID:         d.ID.Text(),
+		Died:       d.ID.Delivery,
+		Edited:     edit.Fields(),
+	}
+	options := deadletter.Options{Late: opts.IgnoreExpiry, DryRun: opts.DryRun}
+	out.Delivery, err = desk.EditAndRequeue(ctx, d.ID, edit, options)
 	if err != nil || opts.DryRun {
 		return out, err
 	}
+
 	out.Run = desk.Run
-	return out, o.audit(ctx, deadEdited, bson.D{
-		{Key: "run", Value: out.Run}, {Key: "letter", Value: d.ID.String()}, {Key: "delivery", Value: out.Delivery}, {Key: "edited", Value: out.Edited},
+	return out, o.logOutcome(ctx, deadEdited, bson.D{
+		{Key: "run", Value: out.Run},
+		{Key: "letter", Value: d.ID.String()},
+		{Key: "delivery", Value: out.Delivery},
+		{Key: "edited", Value: out.Edited},
 	}, nil)
 }
 
-// DeadDiscarded counts what was discarded, or with a dry run would be.
+// DeadDiscarded counts the discarded letters, or with a dry run the letters that would be
+// discarded.
 type DeadDiscarded struct {
 	DryRun    bool  `json:"dry_run"`
 	Matched   int64 `json:"matched"`
 	Discarded int64 `json:"discarded"`
 }
 
-// DeadDiscard removes every letter that matches, for good. did, if not nil, hears how many are gone.
+// DeadDiscard removes every matching letter permanently. If did is not nil, DeadDiscard calls it
+// with the number of removed letters.
 func (o Operator) DeadDiscard(ctx context.Context, f DeadFilter, dryRun bool, did func(int64)) (DeadDiscarded, error) {
 	out := DeadDiscarded{DryRun: dryRun}
-	namespaces, q, err := o.scope(ctx, f)
+	namespaces, q, err := o.resolveFilter(ctx, f)
 	if err != nil {
 		return out, err
 	}
 	if q.Empty() && !q.All {
 		return out, deadletter.ErrEmptyQuery
 	}
-	if out.Matched, err = deadletter.Count(ctx, o.State.Client(), namespaces, q); err != nil || dryRun || out.Matched == 0 {
+
+	out.Matched, err = deadletter.Count(ctx, o.State.Client(), namespaces, q)
+	if err != nil || dryRun || out.Matched == 0 {
 		return out, err
 	}
-	if err := o.note(ctx, deadDiscarding, bson.D{{Key: "matched", Value: out.Matched}, {Key: "query", Value: f.audit()}}); err != nil {
+
+	// Logged before the first removal. Otherwise a discard that crashes would leave no entry.
+	err = o.logAction(ctx, deadDiscarding, bson.D{
+		{Key: "matched", Value: out.Matched},
+		{Key: "query", Value: f.auditFields()},
+	})
+	if err != nil {
 		return out, fmt.Errorf("nothing was discarded: %w", err)
 	}
+
 	desk := deadletter.NewDesk(o.State, o.Watcher, o.Actor)
 	for _, ns := range namespaces {
 		before := out.Discarded
-		var n int64
-		n, err = desk.Discard(ctx, ns, q, func(n int64) {
+		var discarded int64
+		discarded, err = desk.Discard(ctx, ns, q, func(n int64) {
 			if did != nil {
 				did(before + n)
 			}
 		})
-		if out.Discarded += n; err != nil {
+		out.Discarded += discarded
+
+		// The action is logged even if it failed halfway.
+		if err != nil {
 			break
 		}
 	}
-	return out, o.audit(ctx, deadDiscarded, bson.D{{Key: "discarded", Value: out.Discarded}, {Key: "query", Value: f.audit()}}, err)
+	return out, o.logOutcome(ctx, deadDiscarded, bson.D{
+		{Key: "discarded", Value: out.Discarded},
+		{Key: "query", Value: f.auditFields()},
+	}, err)
 }

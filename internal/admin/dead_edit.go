@@ -15,63 +15,71 @@ import (
 	"github.com/outrelay/outrelay/internal/deadletter"
 )
 
-// The BSON types that an edited payload may get.
+// The BSON types that an edited payload may have.
 const (
-	PayloadBinary = "binary" // bytes as they are
+	PayloadBinary = "binary" // the bytes as they are
 	PayloadString = "string"
 	PayloadJSON   = "json" // a document or an array, from Extended JSON
 	PayloadNull   = "null" // a tombstone
 )
 
-// DeadEdit is a change to an envelope as people type it.
+// DeadEdit is a change to an envelope, as text that operators type.
 type DeadEdit struct {
-	Version int32 // of the letter, as DeadShow gave it
+	Version int32 // of the letter, as returned by DeadShow
 
-	Payload   []byte // nil keeps it
-	PayloadAs string // one of the constants; "" keeps the type that the payload has
+	Payload   []byte // nil keeps the payload
+	PayloadAs string // one of the constants; "" keeps the type of the payload
 
 	Headers [][2]string       // replace all headers; nil keeps them
-	Fields  map[string]string // other fields by their name in the envelope; partition is a number, time and expiresAt are RFC 3339
+	Fields  map[string]string // other fields by name; partition is a number, time and expiresAt are RFC 3339
 	Unset   []string          // fields to remove
 }
 
-// edit is the change in BSON; raw is the envelope that it changes.
-func (e DeadEdit) edit(raw bson.Raw) (deadletter.Edit, error) {
-	out := deadletter.Edit{Version: e.Version, Unset: e.Unset}
+// toEdit converts the change to BSON. raw is the envelope that is edited.
+func (e DeadEdit) toEdit(raw bson.Raw) (deadletter.Edit, error) {
+	edit := deadletter.Edit{Version: e.Version, Unset: e.Unset}
 	if e.Payload != nil || e.PayloadAs != "" {
-		v, err := e.payload(raw)
+		v, err := e.payloadValue(raw)
 		if err != nil {
-			return out, err
+			return edit, err
 		}
-		out.Set = append(out.Set, bson.E{Key: "payload", Value: v})
+		edit.Set = append(edit.Set, bson.E{Key: "payload", Value: v})
 	}
+
 	if e.Headers != nil {
 		list := bson.A{}
 		for _, h := range e.Headers {
-			list = append(list, bson.D{{Key: "k", Value: h[0]}, {Key: "v", Value: bson.Binary{Data: []byte(h[1])}}})
+			list = append(list, bson.D{
+				{Key: "k", Value: h[0]},
+				{Key: "v", Value: bson.Binary{Data: []byte(h[1])}},
+			})
 		}
-		out.Set = append(out.Set, bson.E{Key: "headers", Value: list})
+		edit.Set = append(edit.Set, bson.E{Key: "headers", Value: list})
 	}
+
 	for _, name := range slices.Sorted(maps.Keys(e.Fields)) {
-		v, err := fieldValue(name, e.Fields[name])
+		v, err := parseFieldValue(name, e.Fields[name])
 		if err != nil {
-			return out, err
+			return edit, err
 		}
-		out.Set = append(out.Set, bson.E{Key: name, Value: v})
+		edit.Set = append(edit.Set, bson.E{Key: name, Value: v})
 	}
-	return out, nil
+	return edit, nil
 }
 
-func fieldValue(name, text string) (any, error) {
+// parseFieldValue converts text to the BSON type of the named field.
+func parseFieldValue(name, text string) (any, error) {
 	switch name {
 	case "payload", "headers":
-		return nil, fmt.Errorf("%s is not set as a field", name)
+		return nil, fmt.Errorf("%s cannot be set as a field", name)
+
 	case "partition":
 		n, err := strconv.ParseInt(text, 10, 32)
 		if err != nil || n < 0 {
 			return nil, fmt.Errorf("partition %q is not a number from 0 on", text)
 		}
 		return int32(n), nil
+
 	case "time", "expiresAt":
 		at, err := time.Parse(time.RFC3339, text)
 		if err != nil {
@@ -79,14 +87,16 @@ func fieldValue(name, text string) (any, error) {
 		}
 		return bson.NewDateTimeFromTime(at), nil
 	}
+
 	if !utf8.ValidString(text) {
 		return nil, fmt.Errorf("%s is not UTF-8", name)
 	}
 	return text, nil
 }
 
-// payload gives the new bytes the BSON type that is asked for, or that of the old ones.
-func (e DeadEdit) payload(raw bson.Raw) (any, error) {
+// payloadValue returns the new payload with the requested BSON type, or with the type of the
+// payload in raw.
+func (e DeadEdit) payloadValue(raw bson.Raw) (any, error) {
 	old, _ := raw.LookupErr("payload")
 	as := e.PayloadAs
 	if as == "" {
@@ -98,40 +108,55 @@ func (e DeadEdit) payload(raw bson.Raw) (any, error) {
 		case bson.TypeEmbeddedDocument, bson.TypeArray:
 			as = PayloadJSON
 		default:
-			return nil, fmt.Errorf("the letter has no payload whose type could be kept; say which one the new payload has: %s, %s, %s or %s", PayloadBinary, PayloadString, PayloadJSON, PayloadNull)
+			return nil, fmt.Errorf("the letter has no payload whose type could be kept; choose the type of the new payload: "+
+				"%s, %s, %s or %s", PayloadBinary, PayloadString, PayloadJSON, PayloadNull)
 		}
 	}
+
 	switch as {
 	case PayloadBinary:
 		subtype, _, _ := old.BinaryOK()
 		return bson.Binary{Subtype: subtype, Data: e.Payload}, nil
+
 	case PayloadString:
 		if !utf8.Valid(e.Payload) {
 			return nil, errors.New("the payload is a string, and the new one is not UTF-8; make it binary")
 		}
 		return string(e.Payload), nil
+
 	case PayloadJSON:
-		if !json.Valid(e.Payload) {
-			return nil, errors.New("the new payload is not JSON; make it a string or binary, or correct it")
-		}
-		// Wrapped, for an array alone is no document. D keeps the order of fields.
-		var v struct {
-			P any `bson:"p"`
-		}
-		wrapped := append(append([]byte(`{"p":`), e.Payload...), '}')
-		if err := bson.UnmarshalExtJSON(wrapped, false, &v); err != nil {
-			return nil, errors.New("the new payload is JSON but not Extended JSON: a value that begins with $ is wrong; make it a string or binary, or correct it")
-		}
-		switch v.P.(type) {
-		case bson.D, bson.A:
-			return v.P, nil
-		}
-		return nil, errors.New("the new payload is JSON but neither a document nor an array; make it a string or binary")
+		return parsePayloadJSON(e.Payload)
+
 	case PayloadNull:
 		if len(e.Payload) > 0 {
 			return nil, errors.New("a null payload has no bytes")
 		}
 		return nil, nil // null is the value
 	}
-	return nil, fmt.Errorf("a payload cannot be made %q; it can be %s, %s, %s or %s", as, PayloadBinary, PayloadString, PayloadJSON, PayloadNull)
+	return nil, fmt.Errorf("payload type %q does not exist; use %s, %s, %s or %s",
+		as, PayloadBinary, PayloadString, PayloadJSON, PayloadNull)
+}
+
+// parsePayloadJSON parses a payload of Extended JSON, which must be a document or an array.
+func parsePayloadJSON(payload []byte) (any, error) {
+	if !json.Valid(payload) {
+		return nil, errors.New("the new payload is not JSON; make it a string or binary, or correct it")
+	}
+
+	// The payload is wrapped because an array alone is not a document. bson.D keeps the order of
+	// the fields.
+	var v struct {
+		P any `bson:"p"`
+	}
+	wrapped := append(append([]byte(`{"p":`), payload...), '}')
+	if err := bson.UnmarshalExtJSON(wrapped, false, &v); err != nil {
+		return nil, errors.New("the new payload is JSON but not Extended JSON: a value that begins with $ is wrong; " +
+			"make it a string or binary, or correct it")
+	}
+
+	switch v.P.(type) {
+	case bson.D, bson.A:
+		return v.P, nil
+	}
+	return nil, errors.New("the new payload is JSON but neither a document nor an array; make it a string or binary")
 }

@@ -10,12 +10,12 @@ import (
 	"github.com/outrelay/outrelay/internal/deadletter"
 )
 
-// DeadLetter is a dead letter for people and programs.
+// DeadLetter is a dead letter as the commands and the API show it.
 type DeadLetter struct {
 	Collection    string        `json:"collection"`
 	ID            string        `json:"id"`
 	Delivery      int32         `json:"delivery"`
-	Version       int32         `json:"version"` // an edit names it
+	Version       int32         `json:"version"` // an edit must name it
 	AggregateType string        `json:"aggregate_type,omitempty"`
 	Type          string        `json:"type,omitempty"`
 	Key           string        `json:"key,omitempty"`
@@ -32,11 +32,11 @@ type DeadLetter struct {
 	DiedAt        time.Time     `json:"died_at"`
 	ReplayOf      string        `json:"replay_of,omitempty"`
 	Replayed      *DeadReplayed `json:"replayed,omitempty"`
-	// Envelope is relaxed Extended JSON, in DeadShow only.
+	// Envelope is relaxed Extended JSON. Only DeadShow sets it.
 	Envelope json.RawMessage `json:"envelope,omitempty"`
 }
 
-// DeadSource is who gave the envelope up.
+// DeadSource describes the process that gave the envelope up.
 type DeadSource struct {
 	Kind    string `json:"kind"` // relay or handler
 	Watcher string `json:"watcher,omitempty"`
@@ -56,56 +56,76 @@ type DeadAttempt struct {
 	Node   string    `json:"node,omitempty"`
 }
 
-// DeadReplayed says that a letter was requeued.
+// DeadReplayed describes how a letter was requeued.
 type DeadReplayed struct {
 	At       time.Time `json:"at"`
 	Actor    string    `json:"actor"`
-	Delivery int32     `json:"delivery"` // the one that it became
-	Run      string    `json:"run"`      // the action, as in the events log
+	Delivery int32     `json:"delivery"` // number of the new delivery
+	Run      string    `json:"run"`      // id of the action, as in the events log
 	Edited   []string  `json:"edited,omitempty"`
 }
 
-func letter(d *deadletter.Dead) DeadLetter {
-	out := DeadLetter{
-		Collection: d.ID.NS, ID: d.ID.Text(), Delivery: d.ID.Delivery, Version: d.Version,
-		AggregateType: d.AggregateType, Type: d.Type, Key: d.Key, Topic: d.Topic, Partition: d.Partition,
-		Class: string(d.Class), Reason: d.Reason, Position: d.Pos, Size: d.Size, Source: DeadSource(d.Source), Attempts: []DeadAttempt{},
-		FirstFailure: d.FirstFailure, LastFailure: d.LastFailure, DiedAt: d.MovedAt, ReplayOf: d.ReplayOf,
+// newDeadLetter converts a stored letter, without its envelope.
+func newDeadLetter(d *deadletter.Dead) DeadLetter {
+	letter := DeadLetter{
+		Collection:    d.ID.NS,
+		ID:            d.ID.Text(),
+		Delivery:      d.ID.Delivery,
+		Version:       d.Version,
+		AggregateType: d.AggregateType,
+		Type:          d.Type,
+		Key:           d.Key,
+		Topic:         d.Topic,
+		Partition:     d.Partition,
+		Class:         string(d.Class),
+		Reason:        d.Reason,
+		Position:      d.Pos,
+		Size:          d.Size,
+		Source:        DeadSource(d.Source),
+		Attempts:      []DeadAttempt{},
+		FirstFailure:  d.FirstFailure,
+		LastFailure:   d.LastFailure,
+		DiedAt:        d.MovedAt,
+		ReplayOf:      d.ReplayOf,
 	}
 	for _, a := range d.Attempts {
-		out.Attempts = append(out.Attempts, DeadAttempt{a.At, a.Topic, string(a.Class), a.Reason, a.Node})
+		letter.Attempts = append(letter.Attempts, DeadAttempt{a.At, a.Topic, string(a.Class), a.Reason, a.Node})
 	}
 	if r := d.Replayed; r != nil {
-		out.Replayed = &DeadReplayed{At: r.At, Actor: r.Actor, Delivery: r.Delivery, Run: r.Run, Edited: r.Edited}
+		letter.Replayed = &DeadReplayed{At: r.At, Actor: r.Actor, Delivery: r.Delivery, Run: r.Run, Edited: r.Edited}
 	}
-	return out
+	return letter
 }
 
-// shown are the fields of an envelope that hold no business data.
-var shown = append(slices.DeleteFunc(deadletter.Editable(), func(f string) bool { return f == "payload" }),
-	"_id", "ts", "slot", "dueAt", "scheduledFor", "state", "pos", "pending", "attempts", "nextAt", "origin", "delivery", "replayOf", "sentAt")
+// shownFields are the fields of an envelope that contain no business data.
+var shownFields = append(slices.DeleteFunc(deadletter.Editable(), func(f string) bool { return f == "payload" }),
+	"_id", "ts", "slot", "dueAt", "scheduledFor", "state", "pos", "pending", "attempts", "nextAt", "origin", "delivery",
+	"replayOf", "sentAt")
 
-// hidden stands for a value that was not asked for.
-type hidden struct {
+// hiddenValue replaces a value that is not shown.
+type hiddenValue struct {
 	Hidden bool   `bson:"hidden"`
 	Type   string `bson:"type"`
 	Bytes  int    `bson:"bytes"`
 }
 
-// envelopeJSON is the envelope as relaxed Extended JSON, nil if it cannot be written as such.
+// envelopeJSON returns the envelope as relaxed Extended JSON, or nil if it cannot be expressed as
+// such. Unless all is true, it replaces the values of fields with business data.
 func envelopeJSON(raw bson.Raw, all bool) json.RawMessage {
 	elems, err := raw.Elements()
 	if err != nil {
 		return nil
 	}
+
 	doc := make(bson.D, 0, len(elems))
 	for _, e := range elems {
 		var v any = e.Value()
-		if !all && !slices.Contains(shown, e.Key()) && e.Value().Type != bson.TypeNull {
-			v = hidden{true, e.Value().Type.String(), sizeOf(e.Value())}
+		if !all && !slices.Contains(shownFields, e.Key()) && e.Value().Type != bson.TypeNull {
+			v = hiddenValue{true, e.Value().Type.String(), valueSize(e.Value())}
 		}
 		doc = append(doc, bson.E{Key: e.Key(), Value: v})
 	}
+
 	out, err := bson.MarshalExtJSON(doc, false, false)
 	if err != nil || !json.Valid(out) {
 		return nil
@@ -113,8 +133,8 @@ func envelopeJSON(raw bson.Raw, all bool) json.RawMessage {
 	return out
 }
 
-// sizeOf is the bytes of a value, those of a string or a binary without their framing.
-func sizeOf(v bson.RawValue) int {
+// valueSize returns the bytes of a value. For a string or a binary it does not count the framing.
+func valueSize(v bson.RawValue) int {
 	if s, ok := v.StringValueOK(); ok {
 		return len(s)
 	}

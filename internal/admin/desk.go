@@ -13,58 +13,67 @@ import (
 	"github.com/outrelay/outrelay/internal/store"
 )
 
-// Actor is who acts, and by which way; both are written to the events log with each action.
+// Actor is the person or program that acts. Name and Source are written to the events log with each
+// action.
 type Actor struct {
 	Name   string
 	Source string // cli, api or page
 }
 
-// Deployment is what all operators of a process share: the connection, the rules of the configuration, and figures that
-// are too dear to be counted for each of them. State and Watcher are needed; the use-cases that need a function which is
-// nil say so. Its fields must not change once it is used.
+// Deployment contains what all operators of a process share: the connection, the routing rules, and
+// counts that are too expensive to repeat for each operator. State and Watcher are required. If
+// another function is nil, the use-cases that need it return [ErrUnavailable]. The fields must not
+// change after the first use.
 type Deployment struct {
 	State         *mongo.Database
 	Watcher       string // of the configuration
 	Node, Version string // of this process, for the ledger of migrations
 
 	Router    *routing.Router                                                 // of the configuration, for replays
-	Compacted func(ctx context.Context, topics []string) ([]string, error)    // for replays
-	Outboxes  func(ctx context.Context) ([]store.Outbox, error)               // that are watched, for indexes
-	Oplog     func(ctx context.Context) (oldest, newest time.Time, err error) // the times of the oplog's ends
+	Compacted func(ctx context.Context, topics []string) ([]string, error)    // returns the compacted topics, for replays
+	Outboxes  func(ctx context.Context) ([]store.Outbox, error)               // returns the watched outboxes, for indexes
+	Oplog     func(ctx context.Context) (oldest, newest time.Time, err error) // returns the times of the oplog's ends
 	Redact    Redaction
-	Log       *slog.Logger // nil logs nothing
+	Log       *slog.Logger // nil disables logging
 
 	figures figureSet
 	replays replayRunner
 }
 
-// ErrUnavailable says that this process was not told what the use-case needs.
+// ErrUnavailable is returned by a use-case that needs a function which this process does not have.
 var ErrUnavailable = errors.New("this process was started without what is needed for it")
 
-// For is the desk of an actor at the configured watcher. It costs nothing.
+// For returns the desk of an actor for the configured watcher. It costs nothing.
 func (d *Deployment) For(a Actor) Desk {
-	return Desk{Operator: Operator{State: d.State, Watcher: d.Watcher, Actor: a.Name, Source: a.Source, Outboxes: d.Outboxes}, d: d}
+	return Desk{
+		Operator: Operator{State: d.State, Watcher: d.Watcher, Actor: a.Name, Source: a.Source, Outboxes: d.Outboxes},
+		d:        d,
+	}
 }
 
-// Desk is everything that an operator can see and do. Its methods are safe for concurrent use.
+// Desk contains everything that an operator can see and do. Its methods are safe for concurrent
+// use.
 //
-// Lists have at most [MaxPage] entries, [DefaultPage] unless a limit is given, with the cursor of the next page; a cursor
-// stays good whatever happens meanwhile. Actions are written to the events log with their actor; those that destroy refuse a
-// filter without a condition unless it says All, and count first where they are asked to (DryRun).
+// Lists have at most [MaxPage] entries, and [DefaultPage] by default. Each page has the cursor of
+// the next one. A cursor remains valid while entries are added and removed. Actions are written to
+// the events log with their actor. Destructive actions reject a filter without conditions unless
+// All is set. With DryRun they only count.
 type Desk struct {
 	Operator
 	d *Deployment
 }
 
-// Of is the same desk at another watcher of the same state database.
+// Of returns the desk for another watcher of the same state database.
 func (k Desk) Of(watcher string) Desk {
 	if watcher != "" && watcher != k.Watcher {
-		k.Watcher, k.Outboxes = watcher, nil // the configuration is that of another
+		// Outboxes lists the collections of the configured watcher.
+		k.Watcher, k.Outboxes = watcher, nil
 	}
 	return k
 }
 
-// At is the same desk, whose actions on the lease are for that slot of the watcher alone, such as 0of2; "" is all slots (N28).
+// At returns the desk with actions on the lease restricted to one slot of the watcher, such as
+// 0of2. "" means all slots (N28).
 func (k Desk) At(slot string) Desk {
 	k.Slot = slot
 	return k
@@ -76,7 +85,7 @@ const (
 	MaxPage     = 1000
 )
 
-// pageSize is the limit of a list.
+// pageSize returns the number of entries of a page for the requested limit.
 func pageSize(limit int) int {
 	if limit <= 0 {
 		return DefaultPage
@@ -84,16 +93,18 @@ func pageSize(limit int) int {
 	return min(limit, MaxPage)
 }
 
-// Run keeps the figures of the overview fresh, evaluates the health rules and carries out the replays that were started at
-// a desk, until ctx ends. Without it figures are counted when they are asked for, and replays are only ordered.
+// Run keeps the figures of the overview fresh, evaluates the health rules, and runs the replays
+// that were started at a desk. It blocks until ctx ends. If Run is not running, figures are counted
+// when they are requested, and replays are ordered but not run.
 //
-// It costs one count of what waits every ten seconds, and every two while somebody looks; never more than a tenth of the
-// time.
+// Run counts the waiting envelopes every ten seconds, and every two seconds while an operator reads
+// the figures. For each watcher, counting takes at most a thirtieth of the time.
 func (d *Deployment) Run(ctx context.Context) error {
 	var wg sync.WaitGroup
 	defer wg.Wait()
-	wg.Go(func() { d.replays.run(ctx, d) })
-	d.figures.run(ctx, d)
+	wg.Go(func() { d.replays.runJobs(ctx, d) })
+
+	d.figures.keepFresh(ctx, d)
 	return nil
 }
 
@@ -104,11 +115,11 @@ func (d *Deployment) logger() *slog.Logger {
 	return d.Log
 }
 
-// Caller is who sends a request to the page, as the listener found out.
+// Caller is the sender of a request to the page, as authenticated by the listener.
 type Caller struct {
 	Actor    Actor
 	Role     string // viewer or operator
-	Payloads bool   // may see payloads where it asks for them
+	Payloads bool   // may read payloads
 }
 
 // The roles.
@@ -122,12 +133,12 @@ func (c Caller) Operator() bool { return c.Role == RoleOperator }
 
 type callerKey struct{}
 
-// WithCaller is ctx that knows who calls.
+// WithCaller returns a context that contains the caller.
 func WithCaller(ctx context.Context, c Caller) context.Context {
 	return context.WithValue(ctx, callerKey{}, c)
 }
 
-// CallerOf is who calls, if the listener has put it there.
+// CallerOf returns the caller in ctx, and reports whether the listener has set one.
 func CallerOf(ctx context.Context) (Caller, bool) {
 	c, ok := ctx.Value(callerKey{}).(Caller)
 	return c, ok

@@ -11,21 +11,24 @@ import (
 	"github.com/outrelay/outrelay/internal/store"
 )
 
-// Failure is what kind of error a use-case returned, for those who show it.
+// Failure is the kind of an error that a use-case returned. The command line, the API and the page
+// present errors by it.
 type Failure string
 
 // The kinds of failures.
 const (
-	FailInvalid     Failure = "invalid"     // the request cannot be meant so
-	FailNotFound    Failure = "not_found"   // what it names is not there
-	FailConflict    Failure = "conflict"    // it does not fit what is there now
-	FailChanged     Failure = "changed"     // what it was made from was changed meanwhile
+	FailInvalid     Failure = "invalid"     // the request is wrong
+	FailNotFound    Failure = "not_found"   // the named thing does not exist
+	FailConflict    Failure = "conflict"    // the request conflicts with the current state
+	FailChanged     Failure = "changed"     // the edited version is no longer the current one
 	FailForbidden   Failure = "forbidden"   // the relay's user lacks a privilege
-	FailUnavailable Failure = "unavailable" // the servers did not answer or did not do it; it may help to try again
+	FailUnavailable Failure = "unavailable" // the servers did not respond or failed; a retry may help
 )
 
-// Explain tells the kind of an error, and what to do about it; "" where the error says so itself. An error of the use-case's
-// own that is no other kind is invalid.
+const codeUnauthorized = 13
+
+// Explain returns the kind of an error and a hint how to fix it. The hint is "" if the error text
+// already contains the fix. An error of a use-case that has no other kind is invalid.
 func Explain(err error) (kind Failure, hint string) {
 	var (
 		privilege *store.PrivilegeError
@@ -43,38 +46,44 @@ func Explain(err error) (kind Failure, hint string) {
 		}
 		return false
 	}
+
 	switch {
 	case is(store.ErrNotFound, lease.ErrNotFound, store.ErrNoWatcher):
 		return FailNotFound, "check the name, the id, the watcher and its slot"
+
 	case is(ErrCursor, deadletter.ErrCursor, store.ErrBadCursor):
-		return FailInvalid, "pass on the cursor that the page before gave, or none for the first page"
+		return FailInvalid, "pass the cursor that the previous page returned, or none for the first page"
 	case is(deadletter.ErrEmptyQuery, ErrNothingSaid):
 		return FailInvalid, "give a condition, or all: true if everything is meant"
 	case is(ErrNoBound):
 		return FailInvalid, "give from, or ids"
+
 	case is(deadletter.ErrConflict):
 		return FailChanged, "read the letter again and edit that version"
+
 	case is(ErrUnconfirmed):
 		return FailConflict, "type the phrase that the preview shows"
 	case errors.As(err, &compacted):
-		return FailConflict, "force: true if the readers of these topics can bear it, or other topics"
+		return FailConflict, "use force: true if the readers of these topics tolerate it, or choose other topics"
 	case is(ErrOtherNode):
 		return FailConflict, "name a node that runs the watcher; outrelay nodes lists them"
-	case errors.As(err, &refused), errors.As(err, &replayed), errors.As(err, &claimed), is(ErrLive, ErrNodeAlive, ErrOlderNodes, store.ErrReplayMoved, ErrReplayStalled):
+	case errors.As(err, &refused), errors.As(err, &replayed), errors.As(err, &claimed),
+		is(ErrLive, ErrNodeAlive, ErrOlderNodes, store.ErrReplayMoved, ErrReplayStalled):
 		return FailConflict, ""
+
 	case is(ErrUnavailable, ErrReplaysFull):
 		return FailUnavailable, ""
 	case errors.As(err, &privilege):
-		return FailForbidden, "grant what is named; outrelay doctor lists everything that is missing"
-	case mongo.IsTimeout(err), mongo.IsNetworkError(err), is(context.DeadlineExceeded, context.Canceled, mongo.ErrClientDisconnected):
-		return FailUnavailable, "MongoDB did not answer in time; what was done until then is done, and the same request does the rest"
+		return FailForbidden, "grant the named privilege; outrelay doctor lists all missing privileges"
+	case mongo.IsTimeout(err), mongo.IsNetworkError(err),
+		is(context.DeadlineExceeded, context.Canceled, mongo.ErrClientDisconnected):
+		return FailUnavailable, "MongoDB did not respond in time; completed parts are kept, and the same request does the rest"
+
 	case errors.As(err, &server):
 		if server.HasErrorCode(codeUnauthorized) {
-			return FailForbidden, "grant the privilege to the relay's user; outrelay doctor lists everything that is missing"
+			return FailForbidden, "grant the privilege to the relay's user; outrelay doctor lists all missing privileges"
 		}
-		return FailUnavailable, "MongoDB refused it; its log says more"
+		return FailUnavailable, "MongoDB rejected it; see the MongoDB log for the reason"
 	}
 	return FailInvalid, ""
 }
-
-const codeUnauthorized = 13

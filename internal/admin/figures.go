@@ -18,79 +18,88 @@ import (
 )
 
 const (
-	figuresFresh  = 2 * time.Second  // while somebody looks
-	figuresIdle   = 10 * time.Second // else, and between two evaluations of the health rules
-	figuresLooked = 30 * time.Second // so long after a look somebody still looks
-	figuresStale  = 15 * time.Second // older ones are not shown
-	figuresShare  = 30               // counting takes at most a thirtieth of the time
-	figuresWait   = 30 * time.Second // for one count
+	figuresFresh  = 2 * time.Second  // age at which figures are renewed while an operator reads them
+	figuresIdle   = 10 * time.Second // age otherwise, and the interval between evaluations of the health rules
+	figuresStale  = 15 * time.Second // older figures are not shown
+	viewerTimeout = 30 * time.Second // an operator counts as reading for this long after a request
+	countTimeout  = 30 * time.Second // bounds one count
+	countingShare = 30               // counting takes at most a thirtieth of the time
 
-	// manyCollections is from how many on only those are asked that the watcher has marked as holding exceptions or
-	// scheduled envelopes.
-	manyCollections = 32
-	manyDatabases   = 100 // are asked for inboxes and sagas at most
-	counting        = 4   // collections at once
+	// fewCollections is the largest number of collections that are all counted. With more, only
+	// collections are counted that the watcher has marked as containing exceptions or scheduled
+	// envelopes.
+	fewCollections = 32
 
-	// pendingCounted is up to where the envelopes of a collection that are behind the position are counted. In a backlog all of
-	// them are walked each time, by a server that has the backlog to read.
-	pendingCounted = 10_000
+	maxServiceDatabases = 100 // databases that are searched for inboxes and sagas
+	maxConcurrentCounts = 4   // collections that are counted at the same time
+
+	// maxPendingCounted bounds the count of pending envelopes in a collection. Without the bound, a
+	// backlog would be read completely for each count, by a server that is busy with the backlog.
+	maxPendingCounted = 10_000
 )
 
-// figures are what has to be counted.
+// figures are the values of the overview that have to be counted.
 type figures struct {
 	at             time.Time
 	counts         Counts
 	pending        []PendingTopic
-	oldest, newest time.Time // of the oplog; zero where unknown
+	oldest, newest time.Time // of the oplog; zero if unknown
 	checks         []Check
 }
 
-// figureSet holds the figures of each watcher that was asked for. There are as many as watchers in the state database.
+// figureSet holds the figures of each watcher that an operator has requested. Its size is bounded
+// by the number of watchers in the state database.
 type figureSet struct {
-	mu      sync.Mutex
-	of      map[string]*figuresOf
-	running bool
+	mu        sync.Mutex
+	byWatcher map[string]*watcherFigures
+	running   bool // keepFresh is running
 }
 
-type figuresOf struct {
-	desk   Desk
-	last   figures
-	cost   time.Duration
-	looked time.Time
-	judged time.Time
-	rules  health.Evaluator
-	busy   chan struct{} // closed when the count under way is done; nil: none is
+type watcherFigures struct {
+	desk          Desk
+	last          figures
+	cost          time.Duration // duration of the last count
+	lastViewed    time.Time
+	lastEvaluated time.Time
+	rules         health.Evaluator
+	busy          chan struct{} // closed at the end of the current count; nil if there is none
 }
 
-func (s *figureSet) entry(k Desk) *figuresOf {
-	if s.of == nil {
-		s.of = map[string]*figuresOf{}
+func (s *figureSet) findOrAddLocked(k Desk) *watcherFigures {
+	if s.byWatcher == nil {
+		s.byWatcher = map[string]*watcherFigures{}
 	}
-	e := s.of[k.Watcher]
-	if e == nil {
-		e = &figuresOf{desk: k}
-		s.of[k.Watcher] = e
+
+	w := s.byWatcher[k.Watcher]
+	if w == nil {
+		w = &watcherFigures{desk: k}
+		s.byWatcher[k.Watcher] = w
 	}
-	return e
+	return w
 }
 
-// get is the figures of the desk's watcher: those that are there if they are young enough or are being renewed by run, else
-// new ones. Of several that ask at once one counts.
-func (s *figureSet) get(ctx context.Context, k Desk) (figures, error) {
+// getFigures returns the figures of the desk's watcher. It returns the last figures if they are
+// fresh, or if keepFresh renews them. Otherwise it counts, or waits for a count that is in
+// progress.
+func (s *figureSet) getFigures(ctx context.Context, k Desk) (figures, error) {
 	for {
 		s.mu.Lock()
-		e := s.entry(k)
+		w := s.findOrAddLocked(k)
 		now := time.Now()
-		e.looked = now
-		age := now.Sub(e.last.at)
-		if !e.last.at.IsZero() && (age <= figuresFresh || s.running && age <= max(figuresStale, 2*figuresShare*e.cost)) {
+		w.lastViewed = now
+
+		age := now.Sub(w.last.at)
+		fresh := age <= figuresFresh
+		renewed := s.running && age <= max(figuresStale, 2*countingShare*w.cost)
+		if !w.last.at.IsZero() && (fresh || renewed) {
 			defer s.mu.Unlock()
-			return e.last, nil
+			return w.last, nil
 		}
-		busy := e.busy
+		busy := w.busy
 		s.mu.Unlock()
+
 		if busy == nil {
-			return s.count(ctx, k)
+			return s.updateFigures(ctx, k)
 		}
 		select {
 		case <-busy:
@@ -100,60 +109,75 @@ func (s *figureSet) get(ctx context.Context, k Desk) (figures, error) {
 	}
 }
 
-// count counts, unless another does already; then it waits for that one's.
-func (s *figureSet) count(ctx context.Context, k Desk) (figures, error) {
+// updateFigures counts the figures of the desk's watcher. If a count is in progress, it returns
+// that result instead.
+func (s *figureSet) updateFigures(ctx context.Context, k Desk) (figures, error) {
 	s.mu.Lock()
-	e := s.entry(k)
-	if e.busy != nil {
+	w := s.findOrAddLocked(k)
+	if w.busy != nil {
+		// getFigures waits for the count in progress.
 		s.mu.Unlock()
-		return s.get(ctx, k)
+		return s.getFigures(ctx, k)
 	}
 	busy := make(chan struct{})
-	e.busy = busy
+	w.busy = busy
 	s.mu.Unlock()
+
 	began := time.Now()
 	f, err := k.countFigures(ctx)
+
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	e.busy, e.cost = nil, time.Since(began)
-	if ctx.Err() == nil { // a caller who went away says nothing of the deployment
+	w.busy = nil
+	w.cost = time.Since(began)
+
+	// If the caller has gone away, the error shows nothing about the deployment.
+	if ctx.Err() == nil {
 		now := time.Now()
-		if now.Sub(e.judged) >= figuresIdle-figuresFresh/2 {
-			e.judged = now
-			e.rules.Observe(health.Observation{At: now, Err: err, Dead: f.counts.Dead, Counts: []health.Count{{Name: "exceptions", N: f.counts.Waiting()}}})
+		if now.Sub(w.lastEvaluated) >= figuresIdle-figuresFresh/2 {
+			w.lastEvaluated = now
+			w.rules.Observe(health.Observation{
+				At:     now,
+				Err:    err,
+				Dead:   f.counts.Dead,
+				Counts: []health.Count{{Name: "exceptions", N: f.counts.Waiting()}},
+			})
 		}
 	}
-	f.checks = ruleChecks(e.rules.Report())
+
+	f.checks = newRuleChecks(w.rules.Report())
 	if err == nil {
-		e.last = f
+		w.last = f
 	} else {
-		e.last.checks = f.checks
+		w.last.checks = f.checks
 	}
 	close(busy)
 	return f, err
 }
 
-// run keeps figures fresh until ctx ends.
-func (s *figureSet) run(ctx context.Context, d *Deployment) {
+// keepFresh renews figures until ctx ends.
+func (s *figureSet) keepFresh(ctx context.Context, d *Deployment) {
 	s.mu.Lock()
 	s.running = true
-	s.entry(d.For(Actor{}))
+	s.findOrAddLocked(d.For(Actor{}))
 	s.mu.Unlock()
 	defer func() {
 		s.mu.Lock()
 		s.running = false
 		s.mu.Unlock()
 	}()
+
 	tick := time.NewTicker(figuresFresh / 4)
 	defer tick.Stop()
 	for {
-		for _, k := range s.due(time.Now()) {
-			one, cancel := context.WithTimeout(ctx, figuresWait)
-			if _, err := s.count(one, k); err != nil && ctx.Err() == nil {
-				d.logger().Debug("the figures of the overview cannot be counted", "watcher", k.Watcher, "reason", err)
+		for _, k := range s.dueDesks(time.Now()) {
+			countCtx, cancel := context.WithTimeout(ctx, countTimeout)
+			if _, err := s.updateFigures(countCtx, k); err != nil && ctx.Err() == nil {
+				d.logger().Debug("cannot count the figures of the overview", "watcher", k.Watcher, "reason", err)
 			}
 			cancel()
 		}
+
 		select {
 		case <-ctx.Done():
 			return
@@ -162,28 +186,34 @@ func (s *figureSet) run(ctx context.Context, d *Deployment) {
 	}
 }
 
-// due are the watchers whose figures are to be counted now.
-func (s *figureSet) due(now time.Time) []Desk {
+// dueDesks returns desks for the watchers whose figures have to be counted now.
+func (s *figureSet) dueDesks(now time.Time) []Desk {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	var out []Desk
-	for name, e := range s.of {
-		every := figuresIdle
-		switch looked := now.Sub(e.looked) < figuresLooked; {
-		case looked:
-			every = figuresFresh - figuresFresh/4
-		case name != e.desk.d.Watcher:
-			continue // another's, that nobody looks at
+
+	var due []Desk
+	for name, w := range s.byWatcher {
+		// Figures of other watchers are renewed only while an operator reads them.
+		viewed := now.Sub(w.lastViewed) < viewerTimeout
+		configured := name == w.desk.d.Watcher
+		if !viewed && !configured {
+			continue
 		}
-		if now.Sub(e.last.at) >= max(every, figuresShare*e.cost) && e.busy == nil {
-			out = append(out, e.desk)
+
+		every := figuresIdle
+		if viewed {
+			every = figuresFresh - figuresFresh/4
+		}
+		if now.Sub(w.last.at) >= max(every, countingShare*w.cost) && w.busy == nil {
+			due = append(due, w.desk)
 		}
 	}
-	return out
+	return due
 }
 
-// countFigures counts everything once. It reads every exception, one index entry of each dead letter and each scheduled
-// envelope, and the letters that are there; a collection without any of them costs some milliseconds at most.
+// countFigures counts everything once. It reads every exception, one index entry per dead letter
+// and per scheduled envelope, and the letters that exist. A collection without any of them costs a
+// few milliseconds at most.
 func (k Desk) countFigures(ctx context.Context) (figures, error) {
 	f := figures{at: time.Now()}
 	status, err := ReadStatus(ctx, k.State)
@@ -194,79 +224,106 @@ func (k Desk) countFigures(ctx context.Context) (figures, error) {
 	if err != nil {
 		return f, err
 	}
-	names := namesOf(claims)
+	names := uniqueNames(claims)
+
+	// The oplog is optional: without the privilege to read it, the headroom is unknown.
 	if k.d.Oplog != nil {
-		f.oldest, f.newest, _ = k.d.Oplog(ctx) // optional: without the privilege there is no headroom to show
+		f.oldest, f.newest, _ = k.d.Oplog(ctx)
 	}
-	if err := k.countOutboxes(ctx, names, marked(status, k.Watcher), &f); err != nil {
+
+	if err := k.countOutboxes(ctx, names, dirtyCollections(status, k.Watcher), &f); err != nil {
 		return f, err
 	}
-	return f, k.countServices(ctx, databases(names), &f.counts)
+	return f, k.countServices(ctx, databaseNames(names), &f.counts)
 }
 
-func namesOf(claims []store.Claim) []string {
+// uniqueNames returns the sorted names of the registered collections.
+func uniqueNames(claims []store.Claim) []string {
 	names := make([]string, len(claims))
 	for i, c := range claims {
 		names[i] = c.NS
 	}
 	slices.Sort(names)
-	return slices.Compact(names) // one that was dropped and made anew is claimed twice
+
+	// A collection that was dropped and created again is registered twice.
+	return slices.Compact(names)
 }
 
-// marked are the collections that the watcher's slots have marked as holding exceptions or scheduled envelopes.
-func marked(s Status, watcher string) map[string]bool {
-	out := map[string]bool{}
+// dirtyCollections returns the collections that the watcher's slots have marked as containing
+// exceptions or scheduled envelopes.
+func dirtyCollections(s Status, watcher string) map[string]bool {
+	dirty := map[string]bool{}
 	for _, w := range s.Watchers {
+		if w.Name != watcher {
+			continue
+		}
 		for _, ns := range w.Dirty {
-			if w.Name == watcher {
-				out[ns] = true
-			}
+			dirty[ns] = true
 		}
 	}
-	return out
+	return dirty
 }
 
-// databases are those of the namespaces, in order.
-func databases(names []string) []string {
-	out := make([]string, len(names))
-	for i, ns := range names {
-		out[i], _, _ = strings.Cut(ns, ".")
+// databaseNames returns the sorted names of the databases of the namespaces.
+func databaseNames(namespaces []string) []string {
+	databases := make([]string, len(namespaces))
+	for i, ns := range namespaces {
+		databases[i], _, _ = strings.Cut(ns, ".")
 	}
-	slices.Sort(out)
-	return slices.Compact(out)
+	slices.Sort(databases)
+	return slices.Compact(databases)
 }
 
+// countOutboxes adds the counts of all outboxes to f, several outboxes at the same time.
 func (k Desk) countOutboxes(ctx context.Context, names []string, dirty map[string]bool, f *figures) error {
+	// If the watcher has no position yet, the position is zero and no envelope counts as pending.
+	position, _ := Replayer{Operator: k.Operator}.lowestPosition(ctx)
+
 	var mu sync.Mutex
 	var waiting []store.WaitingTopic
-	position, _ := Replayer{Operator: k.Operator}.position(ctx) // none yet: then nothing is behind it
 	g, ctx := errgroup.WithContext(ctx)
-	g.SetLimit(counting)
+	g.SetLimit(maxConcurrentCounts)
 	for _, ns := range names {
 		g.Go(func() error {
-			one, list, err := k.countOutbox(ctx, ns, dirty[ns] || len(names) <= manyCollections, position)
+			countExceptions := dirty[ns] || len(names) <= fewCollections
+			counts, topics, err := k.countOutbox(ctx, ns, countExceptions, position)
+
 			mu.Lock()
 			defer mu.Unlock()
-			waiting = append(waiting, list...)
-			c := &f.counts
-			c.Envelopes, c.Pending, c.Scheduled = c.Envelopes+one.Envelopes, c.Pending+one.Pending, c.Scheduled+one.Scheduled
-			c.Dead, c.DeadAll = c.Dead+one.Dead, c.DeadAll+one.DeadAll
-			c.PendingMore = c.PendingMore || one.PendingMore
+			waiting = append(waiting, topics...)
+			f.counts.addOutbox(counts)
 			return err
 		})
 	}
 	if err := g.Wait(); err != nil {
 		return err
 	}
-	f.pending = pendingTopics(waiting, time.Now())
+
+	f.pending = groupByTopic(waiting, time.Now())
 	for _, w := range waiting {
-		f.counts.Retry, f.counts.Blocked, f.counts.Parked = f.counts.Retry+w.Retry, f.counts.Blocked+w.Blocked, f.counts.Parked+w.Parked
+		f.counts.Retry += w.Retry
+		f.counts.Blocked += w.Blocked
+		f.counts.Parked += w.Parked
 		f.counts.BlockedKeys += w.Keys
 	}
 	return nil
 }
 
-func (k Desk) countOutbox(ctx context.Context, ns string, look bool, position bson.Timestamp) (c Counts, waiting []store.WaitingTopic, err error) {
+// addOutbox adds the counts that countOutbox returned.
+func (c *Counts) addOutbox(o Counts) {
+	c.Envelopes += o.Envelopes
+	c.Pending += o.Pending
+	c.PendingMore = c.PendingMore || o.PendingMore
+	c.Scheduled += o.Scheduled
+	c.Dead += o.Dead
+	c.DeadAll += o.DeadAll
+}
+
+// countOutbox counts the envelopes and letters of one outbox. It counts exceptions and scheduled
+// envelopes only if countExceptions is true.
+func (k Desk) countOutbox(
+	ctx context.Context, ns string, countExceptions bool, position bson.Timestamp,
+) (c Counts, waiting []store.WaitingTopic, err error) {
 	coll, err := store.Outboxed(k.State.Client(), ns)
 	if err != nil {
 		return c, nil, err
@@ -274,7 +331,8 @@ func (k Desk) countOutbox(ctx context.Context, ns string, look bool, position bs
 	if c.Envelopes, err = coll.EstimatedDocumentCount(ctx); err != nil {
 		return c, nil, err
 	}
-	if look {
+
+	if countExceptions {
 		if waiting, err = store.CountWaiting(ctx, coll); err != nil {
 			return c, nil, err
 		}
@@ -282,36 +340,42 @@ func (k Desk) countOutbox(ctx context.Context, ns string, look bool, position bs
 			return c, nil, err
 		}
 	}
+
 	if !position.IsZero() {
-		if c.Pending, _, err = store.CountBehind(ctx, coll, position, pendingCounted); err != nil {
+		if c.Pending, _, err = store.CountBehind(ctx, coll, position, maxPendingCounted); err != nil {
 			return c, nil, err
 		}
-		c.PendingMore = c.Pending == pendingCounted
+		c.PendingMore = c.Pending == maxPendingCounted
 	}
+
 	client := k.State.Client()
-	if c.DeadAll, err = deadletter.Count(ctx, client, []string{ns}, deadletter.Query{}); err != nil || c.DeadAll == 0 {
+	c.DeadAll, err = deadletter.Count(ctx, client, []string{ns}, deadletter.Query{})
+	if err != nil || c.DeadAll == 0 {
 		return c, waiting, err
 	}
 	c.Dead, err = deadletter.Count(ctx, client, []string{ns}, deadletter.Query{Stand: deadletter.Replayable})
 	return c, waiting, err
 }
 
-// countServices adds what the services in the databases of the outboxes hold.
-func (k Desk) countServices(ctx context.Context, names []string, c *Counts) error {
-	for _, name := range names[:min(len(names), manyDatabases)] {
-		there, err := k.services(ctx, name)
+// countServices adds the inboxes and sagas in the databases of the outboxes to c.
+func (k Desk) countServices(ctx context.Context, databases []string, c *Counts) error {
+	for _, name := range databases[:min(len(databases), maxServiceDatabases)] {
+		found, err := k.findServices(ctx, name)
 		if err != nil {
 			return err
 		}
-		for _, coll := range there.inboxes {
+
+		for _, coll := range found.inboxes {
 			n, err := k.inboxCounts(ctx, name, coll)
 			if err != nil {
 				return err
 			}
-			c.InboxHandled, c.InboxClaimed = c.InboxHandled+n.Handled, c.InboxClaimed+n.Claimed
+			c.InboxHandled += n.Handled
+			c.InboxClaimed += n.Claimed
 		}
-		if there.sagas {
-			types, err := k.sagaTypesOf(ctx, name)
+
+		if found.sagas {
+			types, err := k.listSagaTypes(ctx, name)
 			if err != nil {
 				return err
 			}
@@ -323,36 +387,48 @@ func (k Desk) countServices(ctx context.Context, names []string, c *Counts) erro
 	return nil
 }
 
-// ruleChecks are the verdicts of the health rules in the words of checks.
-func ruleChecks(r health.Report) []Check {
-	out := make([]Check, len(r.Checks))
-	for i, c := range r.Checks {
-		out[i] = Check{ID: c.ID, Status: map[health.Status]string{health.OK: CheckOK, health.Degraded: CheckWarn, health.Unhealthy: CheckFail}[c.Status], Detail: c.Detail, Fix: c.Fix}
+// newRuleChecks converts the results of the health rules to checks.
+func newRuleChecks(r health.Report) []Check {
+	statuses := map[health.Status]string{
+		health.OK:        CheckOK,
+		health.Degraded:  CheckWarn,
+		health.Unhealthy: CheckFail,
 	}
-	return out
+	checks := make([]Check, len(r.Checks))
+	for i, c := range r.Checks {
+		checks[i] = Check{ID: c.ID, Status: statuses[c.Status], Detail: c.Detail, Fix: c.Fix}
+	}
+	return checks
 }
 
-// pendingTopics joins what waits in several collections, the oldest first.
-func pendingTopics(list []store.WaitingTopic, now time.Time) []PendingTopic {
-	at := map[string]int{}
-	out := []PendingTopic{}
+// groupByTopic adds up the waiting envelopes of several collections by topic. The topic with the
+// oldest envelope comes first.
+func groupByTopic(list []store.WaitingTopic, now time.Time) []PendingTopic {
+	topics := []PendingTopic{}
+	indexes := map[string]int{}
 	for _, w := range list {
-		i, known := at[w.Topic]
-		if !known {
-			i = len(out)
-			at[w.Topic] = i
-			out = append(out, PendingTopic{Topic: w.Topic, Collections: []string{}})
+		i, exists := indexes[w.Topic]
+		if !exists {
+			i = len(topics)
+			indexes[w.Topic] = i
+			topics = append(topics, PendingTopic{Topic: w.Topic, Collections: []string{}})
 		}
-		p := &out[i]
-		p.Retry, p.Blocked, p.Parked, p.Keys = p.Retry+w.Retry, p.Blocked+w.Blocked, p.Parked+w.Parked, p.Keys+w.Keys
+
+		p := &topics[i]
+		p.Retry += w.Retry
+		p.Blocked += w.Blocked
+		p.Parked += w.Parked
+		p.Keys += w.Keys
 		p.Collections = append(p.Collections, w.NS)
 		if !w.Oldest.IsZero() && (p.Oldest == nil || w.Oldest.Before(*p.Oldest)) {
 			oldest := w.Oldest.UTC()
-			p.Oldest, p.OldestAgeS = &oldest, max(now.Sub(oldest).Seconds(), 0)
+			p.Oldest = &oldest
+			p.OldestAgeS = max(now.Sub(oldest).Seconds(), 0)
 		}
 	}
-	slices.SortStableFunc(out, func(a, b PendingTopic) int {
+
+	slices.SortStableFunc(topics, func(a, b PendingTopic) int {
 		return cmp.Or(cmp.Compare(b.OldestAgeS, a.OldestAgeS), strings.Compare(a.Topic, b.Topic))
 	})
-	return out
+	return topics
 }

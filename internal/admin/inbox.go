@@ -18,87 +18,103 @@ import (
 // InboxCounts are the sizes of one inbox.
 type InboxCounts struct {
 	Database   string `json:"database"`
-	Collection string `json:"collection"` // of the markers
-	Handled    int64  `json:"handled"`    // markers, from the collection's metadata
-	Claimed    int64  `json:"claimed"`    // messages that somebody holds, or held until the lease ran out
-	Expired    int64  `json:"expired"`    // of those, the ones whose lease is over
+	Collection string `json:"collection"` // of the marks
+	Handled    int64  `json:"handled"`    // marks, from the collection's metadata
+	Claimed    int64  `json:"claimed"`    // messages that a consumer has claimed, also if the claim has expired
+	Expired    int64  `json:"expired"`    // expired claims
 }
 
-// Inboxes are those in the databases in which the watcher has an outbox, up to a hundred databases. It costs as much as there
-// are claims, of which there are few.
+// Inboxes returns the inboxes in the databases that contain an outbox of the watcher, in at most
+// 100 databases. Its cost grows with the number of claims, which is small.
 func (k Desk) Inboxes(ctx context.Context) ([]InboxCounts, error) {
-	out := []InboxCounts{}
-	names, err := k.serviceDatabases(ctx, "")
+	inboxes := []InboxCounts{}
+	databases, err := k.serviceDatabases(ctx, "")
 	if err != nil {
-		return out, err
+		return inboxes, err
 	}
-	for _, name := range names {
-		there, err := k.services(ctx, name)
+
+	for _, name := range databases {
+		found, err := k.findServices(ctx, name)
 		if err != nil {
-			return out, err
+			return inboxes, err
 		}
-		for _, coll := range there.inboxes {
-			n, err := k.inboxCounts(ctx, name, coll)
+		for _, coll := range found.inboxes {
+			counts, err := k.inboxCounts(ctx, name, coll)
 			if err != nil {
-				return out, err
+				return inboxes, err
 			}
-			out = append(out, n)
+			inboxes = append(inboxes, counts)
 		}
 	}
-	return out, nil
+	return inboxes, nil
 }
 
 func (k Desk) inboxCounts(ctx context.Context, database, collection string) (InboxCounts, error) {
-	x, err := inbox.New(k.database(database), inbox.WithCollection(collection))
+	x, err := inbox.New(k.openDatabase(database), inbox.WithCollection(collection))
 	if err != nil {
 		return InboxCounts{}, err
 	}
+
 	n, err := x.Counts(ctx)
-	return InboxCounts{Database: database, Collection: collection, Handled: n.Markers, Claimed: n.Claimed, Expired: n.Expired}, err
+	return InboxCounts{
+		Database:   database,
+		Collection: collection,
+		Handled:    n.Markers,
+		Claimed:    n.Claimed,
+		Expired:    n.Expired,
+	}, err
 }
 
-// InboxMark is how far one consumer is in one lane of a partition.
+// InboxMark is the progress of one consumer in one lane of a partition.
 type InboxMark struct {
 	Consumer   string    `json:"consumer"`
 	Topic      string    `json:"topic"`
 	Partition  int32     `json:"partition"`
 	Lane       int32     `json:"lane"`
-	Next       int64     `json:"next"` // the first offset that was not dealt with
+	Next       int64     `json:"next"` // the first offset that is not handled
 	Generation int64     `json:"generation"`
-	Current    bool      `json:"current"` // the partition's current generation, which alone counts
+	Current    bool      `json:"current"` // belongs to the current generation of the partition; others have no effect
 	At         time.Time `json:"at"`
 }
 
-// InboxMarks reads all watermarks of an inbox, by consumer, topic, partition and lane.
+// InboxMarks returns all watermarks of an inbox, sorted by consumer, topic, partition and lane.
 func (k Desk) InboxMarks(ctx context.Context, database, collection string) ([]InboxMark, error) {
-	out := []InboxMark{}
-	x, _, err := k.inbox(ctx, database, collection)
+	marks := []InboxMark{}
+	x, _, err := k.openInbox(ctx, database, collection)
 	if err != nil {
-		return out, err
+		return marks, err
 	}
 	list, err := x.Watermarks(ctx, "")
 	if err != nil {
-		return out, err
+		return marks, err
 	}
+
 	for _, w := range list {
-		out = append(out, InboxMark{
-			Consumer: w.Consumer, Topic: w.Place.Topic, Partition: w.Place.Partition, Lane: w.Place.Lane, Next: w.Place.Offset,
-			Generation: w.Generation, Current: w.Current, At: w.At.UTC(),
+		marks = append(marks, InboxMark{
+			Consumer:   w.Consumer,
+			Topic:      w.Place.Topic,
+			Partition:  w.Place.Partition,
+			Lane:       w.Place.Lane,
+			Next:       w.Place.Offset,
+			Generation: w.Generation,
+			Current:    w.Current,
+			At:         w.At.UTC(),
 		})
 	}
-	slices.SortFunc(out, func(a, b InboxMark) int {
+	slices.SortFunc(marks, func(a, b InboxMark) int {
 		if c := strings.Compare(a.Consumer+"\x00"+a.Topic, b.Consumer+"\x00"+b.Topic); c != 0 {
 			return c
 		}
 		return int(a.Partition-b.Partition)*inbox.Lanes + int(a.Lane-b.Lane)
 	})
-	return out, nil
+	return marks, nil
 }
 
-// inbox is one that is there. An empty collection is the default name.
-func (k Desk) inbox(ctx context.Context, database, collection string) (*inbox.Inbox, string, error) {
+// openInbox returns an existing inbox and the name of its collection. An empty collection means the
+// default name.
+func (k Desk) openInbox(ctx context.Context, database, collection string) (*inbox.Inbox, string, error) {
 	if database == "" {
-		return nil, "", invalid("name the database of the inbox")
+		return nil, "", invalidRequest("name the database of the inbox")
 	}
 	if _, err := k.serviceDatabases(ctx, database); err != nil {
 		return nil, "", err
@@ -106,114 +122,137 @@ func (k Desk) inbox(ctx context.Context, database, collection string) (*inbox.In
 	if collection == "" {
 		collection = inbox.DefaultCollection
 	}
-	there, err := k.services(ctx, database)
+
+	found, err := k.findServices(ctx, database)
 	if err != nil {
 		return nil, "", err
 	}
-	if !slices.Contains(there.inboxes, collection) {
-		return nil, "", wrapped("inbox "+database+"."+collection, store.ErrNotFound)
+	if !slices.Contains(found.inboxes, collection) {
+		return nil, "", wrapError("inbox "+database+"."+collection, store.ErrNotFound)
 	}
-	x, err := inbox.New(k.database(database), inbox.WithCollection(collection))
+
+	x, err := inbox.New(k.openDatabase(database), inbox.WithCollection(collection))
 	return x, collection, err
 }
 
-// InboxPurge asks for the removal of markers of handled messages before their retention is over.
+// InboxPurge requests that marks of handled messages are removed before their retention ends.
 type InboxPurge struct {
 	Database   string
-	Collection string        // "" is inbox
-	OlderThan  time.Duration // handled so long ago; at least [inbox.MinRetention]
+	Collection string        // "" means inbox
+	OlderThan  time.Duration // age since the message was handled; at least [inbox.MinRetention]
 	DryRun     bool
 }
 
-// InboxPurged counts what a purge of an inbox did, or with DryRun would do.
+// InboxPurged counts the effects of a purge of an inbox, or with DryRun the expected effects.
 type InboxPurged struct {
 	DryRun  bool  `json:"dry_run"`
 	Matched int64 `json:"matched"`
 	Removed int64 `json:"removed"`
 }
 
-const inboxBatch = 5000
+const removeBatchSize = 5000
 
-// InboxPurge removes markers of messages that were handled so long ago, in bounded statements. A message that comes again
-// after that, and that no watermark covers, is handled again: so long must be longer than a producer may repeat itself. It
-// reads the markers, for there is no index by that time.
+// InboxPurge removes the marks of messages that were handled longer ago than OlderThan, in bounded
+// statements. If such a message arrives again and no watermark covers it, it is handled again. So
+// OlderThan must exceed the time within which a producer may send a message again. InboxPurge reads
+// all marks, because there is no index by that time.
 func (k Desk) InboxPurge(ctx context.Context, p InboxPurge) (InboxPurged, error) {
 	out := InboxPurged{DryRun: p.DryRun}
 	if p.OlderThan < inbox.MinRetention {
-		return out, invalid("markers younger than %s are needed to tell duplicates; ask for what is older", inbox.MinRetention)
+		return out, invalidRequest("marks younger than %s are needed to detect duplicates; use at least that age",
+			inbox.MinRetention)
 	}
-	_, name, err := k.inbox(ctx, p.Database, p.Collection)
+
+	_, name, err := k.openInbox(ctx, p.Database, p.Collection)
 	if err != nil {
 		return out, err
 	}
-	coll := store.Majority(k.database(p.Database).Collection(name))
+	coll := store.Majority(k.openDatabase(p.Database).Collection(name))
 	now, err := store.ServerTime(ctx, k.State.Client())
 	if err != nil {
 		return out, err
 	}
-	filter := bson.D{{Key: "s", Value: "handled"}, {Key: "at", Value: bson.D{{Key: "$lt", Value: now.Add(-p.OlderThan)}}}}
-	if out.Matched, err = coll.CountDocuments(ctx, filter); err != nil || p.DryRun || out.Matched == 0 {
-		return out, wrapped("counting markers of "+p.Database, err)
+
+	filter := bson.D{
+		{Key: "s", Value: "handled"},
+		{Key: "at", Value: bson.D{{Key: "$lt", Value: now.Add(-p.OlderThan)}}},
 	}
+	out.Matched, err = coll.CountDocuments(ctx, filter)
+	if err != nil || p.DryRun || out.Matched == 0 {
+		return out, wrapError("counting marks of "+p.Database, err)
+	}
+
 	out.Removed, err = removeAll(ctx, coll, filter)
 	if out.Removed == 0 {
 		return out, err
 	}
-	return out, k.audit(ctx, "inbox_purged", bson.D{
-		{Key: "inbox", Value: p.Database + "." + name}, {Key: "removed", Value: out.Removed}, {Key: "older_than_ms", Value: p.OlderThan.Milliseconds()},
+	return out, k.logOutcome(ctx, "inbox_purged", bson.D{
+		{Key: "inbox", Value: p.Database + "." + name},
+		{Key: "removed", Value: out.Removed},
+		{Key: "older_than_ms", Value: p.OlderThan.Milliseconds()},
 	}, err)
 }
 
-// removeAll removes what matches in bounded statements, and returns how many that were, also after an error.
+// removeAll removes the matching documents in bounded statements. It returns their number, also
+// after an error.
 func removeAll(ctx context.Context, coll *mongo.Collection, filter bson.D) (removed int64, err error) {
 	doing := "removing documents of " + store.Namespace(coll)
 	for {
-		cur, err := coll.Find(ctx, filter, options.Find().SetLimit(inboxBatch).SetProjection(bson.D{{Key: "_id", Value: 1}}))
+		onlyIDs := options.Find().SetLimit(removeBatchSize).SetProjection(bson.D{{Key: "_id", Value: 1}})
+		cur, err := coll.Find(ctx, filter, onlyIDs)
 		if err != nil {
-			return removed, wrapped(doing, err)
+			return removed, wrapError(doing, err)
 		}
 		var docs []struct {
 			ID bson.RawValue `bson:"_id"`
 		}
 		if err := cur.All(ctx, &docs); err != nil {
-			return removed, wrapped(doing, err)
+			return removed, wrapError(doing, err)
 		}
 		if len(docs) == 0 {
 			return removed, nil
 		}
+
 		ids := make(bson.A, len(docs))
 		for i, d := range docs {
 			ids[i] = d.ID
 		}
-		// Asked once more: what changed since is not what was meant.
-		res, err := coll.DeleteMany(ctx, bson.D{{Key: "$and", Value: bson.A{bson.D{{Key: "_id", Value: bson.D{{Key: "$in", Value: ids}}}}, filter}}})
+
+		// The filter is repeated because a document that has changed since may no longer match.
+		res, err := coll.DeleteMany(ctx, bson.D{{Key: "$and", Value: bson.A{
+			bson.D{{Key: "_id", Value: bson.D{{Key: "$in", Value: ids}}}},
+			filter,
+		}}})
 		if err != nil {
-			return removed, wrapped(doing, err)
+			return removed, wrapError(doing, err)
 		}
 		removed += res.DeletedCount
-		if len(docs) < inboxBatch {
+		if len(docs) < removeBatchSize {
 			return removed, nil
 		}
 	}
 }
 
-// InboxReleased counts the claims that were given up.
+// InboxReleased counts the released claims.
 type InboxReleased struct {
 	DryRun   bool  `json:"dry_run"`
 	Matched  int64 `json:"matched"`
-	Live     int64 `json:"live"` // of them, held by somebody right now
+	Live     int64 `json:"live"` // claims of Matched that have not expired
 	Released int64 `json:"released"`
 }
 
-// ErrLive refuses what would pull something from under a process that works.
-var ErrLive = errors.New("somebody works on it")
+// ErrLive is returned for an action on something that a process is using.
+var ErrLive = errors.New("a process is using it")
 
-// InboxRelease removes the leases of claimed messages, so that they can be handled again at once. Those whose lease is over
-// can be taken anyway; live ones are an [ErrLive] unless force is set, which is for a process that is known to be gone: its
-// fence keeps it from finishing what another has taken.
-func (k Desk) InboxRelease(ctx context.Context, database, collection string, force, dryRun bool) (InboxReleased, error) {
+// InboxRelease removes the claims of messages, so that they can be handled again immediately.
+// Expired claims do not prevent that anyway. If there are live claims, InboxRelease returns
+// [ErrLive] unless force is set. force is for a process that is known to be gone. Should it still
+// run, its fence keeps it from finishing a message that another process has claimed.
+func (k Desk) InboxRelease(
+	ctx context.Context, database, collection string, force, dryRun bool,
+) (InboxReleased, error) {
 	out := InboxReleased{DryRun: dryRun}
-	x, name, err := k.inbox(ctx, database, collection)
+	x, name, err := k.openInbox(ctx, database, collection)
 	if err != nil {
 		return out, err
 	}
@@ -221,17 +260,25 @@ func (k Desk) InboxRelease(ctx context.Context, database, collection string, for
 	if err != nil {
 		return out, err
 	}
-	out.Matched, out.Live = n.Claimed, n.Claimed-n.Expired
-	switch {
-	case dryRun || out.Matched == 0:
+
+	out.Matched = n.Claimed
+	out.Live = n.Claimed - n.Expired
+	if dryRun || out.Matched == 0 {
 		return out, nil
-	case out.Live > 0 && !force:
-		return out, wrapped("releasing claims of "+database+"."+name, ErrLive)
 	}
-	res, err := store.Majority(k.database(database).Collection(name+"_claims")).DeleteMany(ctx, bson.D{})
+	if out.Live > 0 && !force {
+		return out, wrapError("releasing claims of "+database+"."+name, ErrLive)
+	}
+
+	claims := store.Majority(k.openDatabase(database).Collection(name + "_claims"))
+	res, err := claims.DeleteMany(ctx, bson.D{})
 	if err != nil {
-		return out, wrapped("releasing claims of "+database+"."+name, err)
+		return out, wrapError("releasing claims of "+database+"."+name, err)
 	}
 	out.Released = res.DeletedCount
-	return out, k.audit(ctx, "inbox_released", bson.D{{Key: "inbox", Value: database + "." + name}, {Key: "released", Value: out.Released}, {Key: "force", Value: force}}, nil)
+	return out, k.logOutcome(ctx, "inbox_released", bson.D{
+		{Key: "inbox", Value: database + "." + name},
+		{Key: "released", Value: out.Released},
+		{Key: "force", Value: force},
+	}, nil)
 }

@@ -9,19 +9,21 @@ import (
 	"time"
 )
 
-// maxText is how many bytes of a text that a service chooses are shown in lists.
-const maxText = 4 << 10
+// maxTextBytes bounds a text in a list if a service chooses the text.
+const maxTextBytes = 4 << 10
 
-// clip cuts a text for a list. The result does not keep the document in memory that it comes from.
-func clip(s string) string {
-	if len(s) <= maxText {
+// truncateText shortens a text for a list. The result does not keep the document in memory from
+// which s comes.
+func truncateText(s string) string {
+	if len(s) <= maxTextBytes {
 		return s
 	}
-	return strings.Clone(strings.ToValidUTF8(s[:maxText], "")) + "…"
+	return strings.Clone(strings.ToValidUTF8(s[:maxTextBytes], "")) + "…"
 }
 
-// WriteJSON writes v to w as JSON, indented if indent is not "". A date that JSON cannot express, because a service wrote one
-// beyond the year 9999, becomes the nearest that it can: one envelope must not make a whole list unreadable.
+// WriteJSON writes v to w as JSON, indented unless indent is "". A service may write a date after
+// the year 9999, which JSON cannot express. Such a date becomes the nearest possible one, so that
+// one envelope does not make a whole list unreadable.
 func WriteJSON(w io.Writer, v any, indent string) error {
 	var out bytes.Buffer
 	err := encodeJSON(&out, v, indent)
@@ -29,12 +31,14 @@ func WriteJSON(w io.Writer, v any, indent string) error {
 		fit := reflect.New(reflect.TypeOf(&v).Elem()).Elem()
 		fit.Set(reflect.ValueOf(&v).Elem())
 		fitDates(fit)
+
 		out.Reset()
 		err = encodeJSON(&out, fit.Interface(), indent)
 	}
 	if err != nil {
 		return err
 	}
+
 	_, err = w.Write(out.Bytes())
 	return err
 }
@@ -59,18 +63,22 @@ func fitDates(v reflect.Value) {
 		if !v.IsNil() {
 			fitDates(v.Elem())
 		}
+
 	case reflect.Interface:
 		if !v.IsNil() && v.CanSet() {
-			v.Set(fitted(v.Elem()))
+			v.Set(fitCopy(v.Elem()))
 		}
+
 	case reflect.Map:
 		for _, key := range v.MapKeys() {
-			v.SetMapIndex(key, fitted(v.MapIndex(key)))
+			v.SetMapIndex(key, fitCopy(v.MapIndex(key)))
 		}
+
 	case reflect.Slice, reflect.Array:
 		for i := range v.Len() {
 			fitDates(v.Index(i))
 		}
+
 	case reflect.Struct:
 		if at, ok := v.Interface().(time.Time); ok {
 			switch {
@@ -90,8 +98,8 @@ func fitDates(v reflect.Value) {
 	}
 }
 
-// fitted is a copy of v, which cannot be changed in its place.
-func fitted(v reflect.Value) reflect.Value {
+// fitCopy returns a copy of v with the dates replaced, for values that cannot be changed in place.
+func fitCopy(v reflect.Value) reflect.Value {
 	c := reflect.New(v.Type()).Elem()
 	c.Set(v)
 	fitDates(c)

@@ -13,47 +13,50 @@ import (
 	"github.com/outrelay/outrelay/internal/store"
 )
 
-// LookupQuery asks for everything that is known of an event, or of the events of an ordering key.
+// LookupQuery selects an event by its id, or the events of an ordering key. Either ID or Key must
+// be set.
 type LookupQuery struct {
-	ID         string    // canonical text; either this
-	Key        string    // or this
-	Collection string    // an outbox as database.collection; "" is all of the watcher's
-	From, To   time.Time // for a key: written at From or later, before To; From is an hour ago if it is zero
-	Limit      int       // for a key: of envelopes and of letters
+	ID         string    // canonical text
+	Key        string    // canonical text
+	Collection string    // an outbox as database.collection; "" means all outboxes of the watcher
+	From, To   time.Time // for a key: written at From or later, and before To; From defaults to an hour ago
+	Limit      int       // for a key: bounds both the envelopes and the letters
 }
 
-// Found is the answer to a [LookupQuery].
+// Found is the result of a [LookupQuery].
 type Found struct {
-	Envelopes []FoundEnvelope `json:"envelopes"` // that are in an outbox, the newest first
-	Letters   []DeadLetter    `json:"letters"`   // the latest first, without their envelopes
+	Envelopes []FoundEnvelope `json:"envelopes"` // in an outbox, newest first
+	Letters   []DeadLetter    `json:"letters"`   // newest first, without their envelopes
 	Since     *time.Time      `json:"since,omitempty"`
-	More      bool            `json:"more"` // there is more than the limit
+	More      bool            `json:"more"` // the result exceeds the limit
 }
 
-// FoundEnvelope is an envelope without its payload, and what became of it.
+// FoundEnvelope is an envelope without its payload, and its history.
 type FoundEnvelope struct {
-	Collection    string           `json:"collection"`
-	ID            string           `json:"id"`
-	Type          string           `json:"type"`
-	AggregateType string           `json:"aggregate_type"`
-	AggregateID   string           `json:"aggregate_id"`
-	Key           string           `json:"key"`
-	Topic         string           `json:"topic,omitempty"` // that the envelope names itself
-	State         string           `json:"state"`           // sent, scheduled, claimed, retry, blocked, parked, delivered, or recent: too young to tell it from delivered
-	Delivery      int32            `json:"delivery"`
-	Origin        string           `json:"origin,omitempty"` // of one that waits
-	ReplayOf      string           `json:"replay_of,omitempty"`
-	Waits         []string         `json:"waits"` // topics that have not got it
-	Attempts      int32            `json:"attempts"`
-	Written       *time.Time       `json:"written,omitempty"` // by its stamp, to the second
-	DueAt         *time.Time       `json:"due_at,omitempty"`
-	NextAt        *time.Time       `json:"next_at,omitempty"`
-	SentAt        *time.Time       `json:"sent_at,omitempty"` // where recording marks envelopes
-	Sent          []store.Position `json:"sent"`              // where its records stand in Kafka
-	Timeline      []Moment         `json:"timeline"`
+	Collection    string `json:"collection"`
+	ID            string `json:"id"`
+	Type          string `json:"type"`
+	AggregateType string `json:"aggregate_type"`
+	AggregateID   string `json:"aggregate_id"`
+	Key           string `json:"key"`
+	Topic         string `json:"topic,omitempty"` // the topic that the envelope itself names
+	// State is sent, scheduled, claimed, retry, blocked, parked or delivered, or recent if the
+	// envelope is too young to decide whether it is delivered.
+	State    string           `json:"state"`
+	Delivery int32            `json:"delivery"`
+	Origin   string           `json:"origin,omitempty"` // of a waiting envelope
+	ReplayOf string           `json:"replay_of,omitempty"`
+	Waits    []string         `json:"waits"` // topics that do not have it yet
+	Attempts int32            `json:"attempts"`
+	Written  *time.Time       `json:"written,omitempty"` // by its timestamp, to the second
+	DueAt    *time.Time       `json:"due_at,omitempty"`
+	NextAt   *time.Time       `json:"next_at,omitempty"`
+	SentAt   *time.Time       `json:"sent_at,omitempty"` // set if deliveries are recorded on envelopes
+	Sent     []store.Position `json:"sent"`              // places of its records in Kafka
+	Timeline []Moment         `json:"timeline"`
 }
 
-// Moment is something that happened to an envelope.
+// Moment is one entry in the history of an envelope.
 type Moment struct {
 	At   time.Time `json:"at"`
 	What string    `json:"what"` // written, due, failed, died, requeued, sent
@@ -61,49 +64,60 @@ type Moment struct {
 	Node string    `json:"node,omitempty"`
 }
 
-const lookupWindow = time.Hour
+const defaultLookupWindow = time.Hour
 
-// Lookup finds an event by its id with an index in each collection, and the events of a key by the indexes of what waits
-// and what died; what else was written for the key it looks for within the window alone, along the index by time.
+// Lookup finds an event by its id, or the events of a key. An id costs one index lookup per
+// collection. For a key, waiting envelopes and dead letters have indexes. Other envelopes of the
+// key are found by reading the time index between From and To.
 func (k Desk) Lookup(ctx context.Context, q LookupQuery) (Found, error) {
 	out := Found{Envelopes: []FoundEnvelope{}, Letters: []DeadLetter{}}
 	if (q.ID == "") == (q.Key == "") {
-		return out, invalid("either an id or a key is looked up")
+		return out, invalidRequest("either an id or a key is looked up")
 	}
-	names, err := k.sorted(ctx, q.Collection)
+	names, err := k.sortedCollections(ctx, q.Collection)
 	if err != nil {
 		return out, err
 	}
+
+	// A watcher without collections has no letters either, and DeadList returns an error for it.
 	limit := pageSize(q.Limit)
-	dead, err := k.DeadList(ctx, DeadFilter{Collection: q.Collection, IDs: idsIf(q.ID), Key: q.Key}, limit, "")
+	deadFilter := DeadFilter{Collection: q.Collection, IDs: optionalID(q.ID), Key: q.Key}
+	dead, err := k.DeadList(ctx, deadFilter, limit, "")
 	if len(names) > 0 && err != nil {
 		return out, err
 	}
 	out.Letters = append(out.Letters, dead.Letters...)
-	filters, since, err := q.filters()
+
+	filters, since, err := q.lookupFilters()
 	if err != nil {
 		return out, err
 	}
 	out.Since = since
-	passed, _ := Replayer{Operator: k.Operator}.position(ctx) // none yet: then everything is recent
-	at := settled{position: passed, margin: store.Margin(ctx, k.State.Client())}
+
+	// Without a position, the zero position makes every envelope recent.
+	position, _ := Replayer{Operator: k.Operator}.lowestPosition(ctx)
+	settled := settledUpTo{position: position, margin: store.Margin(ctx, k.State.Client())}
+
+	// The filters overlap: a waiting envelope may also lie in the time window.
 	seen := map[string]bool{}
 	for _, ns := range names {
 		for _, f := range filters {
-			docs, err := k.envelopes(ctx, ns, f, limit+1)
+			docs, err := k.findEnvelopes(ctx, ns, f, limit+1)
 			if err != nil {
 				return out, err
 			}
 			for _, raw := range docs {
-				e := at.envelope(ns, raw)
-				if name := ns + "\x00" + raw.Lookup("_id").String(); !seen[name] {
-					seen[name] = true
-					out.Envelopes = append(out.Envelopes, e)
+				name := ns + "\x00" + raw.Lookup("_id").String()
+				if seen[name] {
+					continue
 				}
+				seen[name] = true
+				out.Envelopes = append(out.Envelopes, settled.describeEnvelope(ns, raw))
 			}
 		}
 	}
-	slices.SortStableFunc(out.Envelopes, func(a, b FoundEnvelope) int { return later(b.Written, a.Written) })
+
+	slices.SortStableFunc(out.Envelopes, func(a, b FoundEnvelope) int { return compareTimes(b.Written, a.Written) })
 	out.More = len(out.Envelopes) > limit || dead.Next != ""
 	out.Envelopes = out.Envelopes[:min(len(out.Envelopes), limit)]
 	for i := range out.Envelopes {
@@ -112,7 +126,8 @@ func (k Desk) Lookup(ctx context.Context, q LookupQuery) (Found, error) {
 	return out, nil
 }
 
-func later(a, b *time.Time) int {
+// compareTimes compares two times. nil comes before every time.
+func compareTimes(a, b *time.Time) int {
 	switch {
 	case a == nil && b == nil:
 		return 0
@@ -124,61 +139,75 @@ func later(a, b *time.Time) int {
 	return a.Compare(*b)
 }
 
-func idsIf(id string) []string {
+func optionalID(id string) []string {
 	if id == "" {
 		return nil
 	}
 	return []string{id}
 }
 
-// filters are the queries that together find everything, each by an index.
-func (q LookupQuery) filters() ([]bson.D, *time.Time, error) {
+// lookupFilters returns the filters that together match everything. Each of them uses an index. For
+// a key, it also returns the begin of the time window.
+func (q LookupQuery) lookupFilters() ([]bson.D, *time.Time, error) {
 	if q.ID != "" {
-		ids, err := idValues(q.ID)
+		ids, err := parseIDValues(q.ID)
 		return []bson.D{{{Key: "_id", Value: bson.D{{Key: "$in", Value: ids}}}}}, nil, err
 	}
+
 	since := q.From
 	if since.IsZero() {
-		since = time.Now().Add(-lookupWindow)
+		since = time.Now().Add(-defaultLookupWindow)
 	}
 	if !q.To.IsZero() && !since.Before(q.To) {
-		return nil, nil, invalid("the window from %s to %s is empty", since.Format(time.RFC3339), q.To.Format(time.RFC3339))
+		return nil, nil, invalidRequest("the window from %s to %s is empty",
+			since.Format(time.RFC3339), q.To.Format(time.RFC3339))
 	}
-	values := bson.D{{Key: "$in", Value: keyValues(q.Key)}}
 	window := bson.D{{Key: "$gte", Value: firstStampAt(since)}}
 	if !q.To.IsZero() {
 		window = append(window, bson.E{Key: "$lte", Value: lastStampBefore(q.To)})
 	}
-	return []bson.D{
-		WaitingFilter{Key: q.Key}.query(),
-		{{Key: "ts", Value: window}, {Key: "$or", Value: bson.A{
-			bson.D{{Key: "key", Value: values}}, bson.D{{Key: "key", Value: nil}, {Key: "aggregateid", Value: values}},
-		}}},
-	}, &since, nil
+
+	// The ordering key of an envelope without a key is its aggregate id.
+	keys := bson.D{{Key: "$in", Value: parseKeyValues(q.Key)}}
+	waiting := WaitingFilter{Key: q.Key}.mongoFilter()
+	inWindow := bson.D{
+		{Key: "ts", Value: window},
+		{Key: "$or", Value: bson.A{
+			bson.D{{Key: "key", Value: keys}},
+			bson.D{{Key: "key", Value: nil}, {Key: "aggregateid", Value: keys}},
+		}},
+	}
+	return []bson.D{waiting, inWindow}, &since, nil
 }
 
-func (k Desk) envelopes(ctx context.Context, ns string, filter bson.D, limit int) ([]bson.Raw, error) {
+// findEnvelopes returns up to limit matching envelopes, newest first, without payloads and headers.
+func (k Desk) findEnvelopes(ctx context.Context, ns string, filter bson.D, limit int) ([]bson.Raw, error) {
 	outbox, err := store.Outboxed(k.State.Client(), ns)
 	if err != nil {
 		return nil, err
 	}
-	cur, err := store.Majority(outbox).Find(ctx, filter, options.Find().SetLimit(int64(limit)).SetSort(bson.D{{Key: "ts", Value: -1}}).SetAllowDiskUse(true).
+
+	cur, err := store.Majority(outbox).Find(ctx, filter, options.Find().
+		SetLimit(int64(limit)).
+		SetSort(bson.D{{Key: "ts", Value: -1}}).
+		SetAllowDiskUse(true).
 		SetProjection(bson.D{{Key: "payload", Value: 0}, {Key: "headers", Value: 0}}))
 	if err != nil {
-		return nil, wrapped("looking for envelopes in "+ns, err)
+		return nil, wrapError("finding envelopes in "+ns, err)
 	}
 	var docs []bson.Raw
-	return docs, wrapped("looking for envelopes in "+ns, cur.All(ctx, &docs))
+	return docs, wrapError("finding envelopes in "+ns, cur.All(ctx, &docs))
 }
 
-// settled is what the watcher has passed.
-type settled struct {
+// settledUpTo is the position that the watcher has passed, and the margin between a timestamp and
+// its commit.
+type settledUpTo struct {
 	position bson.Timestamp
 	margin   time.Duration
 }
 
-// lookedUp is an envelope as it is read.
-type lookedUp struct {
+// storedEnvelope is an envelope as it is stored.
+type storedEnvelope struct {
 	ID            bson.RawValue    `bson:"_id"`
 	Type          bson.RawValue    `bson:"type"`
 	AggregateType bson.RawValue    `bson:"aggregatetype"`
@@ -207,83 +236,130 @@ type lookedUp struct {
 	} `bson:"history"`
 }
 
-// envelope tells of an envelope. One that is malformed, with fields of other types, is told of as far as it can be read.
-func (s settled) envelope(ns string, raw bson.Raw) FoundEnvelope {
-	var d lookedUp
+// describeEnvelope returns the state and the timeline of an envelope. If the envelope is malformed,
+// with fields of wrong types, the result contains only the fields that can be read.
+func (s settledUpTo) describeEnvelope(ns string, raw bson.Raw) FoundEnvelope {
+	var d storedEnvelope
 	if bson.Unmarshal(raw, &d) != nil {
-		d = lookedUp{ID: raw.Lookup("_id"), Type: raw.Lookup("type"), AggregateType: raw.Lookup("aggregatetype"), AggregateID: raw.Lookup("aggregateid"), Key: raw.Lookup("key"), TS: raw.Lookup("ts")}
+		d = storedEnvelope{
+			ID:            raw.Lookup("_id"),
+			Type:          raw.Lookup("type"),
+			AggregateType: raw.Lookup("aggregatetype"),
+			AggregateID:   raw.Lookup("aggregateid"),
+			Key:           raw.Lookup("key"),
+			TS:            raw.Lookup("ts"),
+		}
 	}
+
 	e := FoundEnvelope{
-		Collection: ns, ID: canonical(d.ID), Type: clip(canonical(d.Type)), AggregateType: clip(canonical(d.AggregateType)), AggregateID: clip(canonical(d.AggregateID)),
-		Key: clip(cmp.Or(canonical(d.Key), canonical(d.AggregateID))), Topic: clip(canonical(d.Topic)), State: d.State, Delivery: d.Delivery, Origin: d.Origin, ReplayOf: d.ReplayOf,
-		Waits: d.Pending, Attempts: d.Attempts, DueAt: d.DueAt, NextAt: d.NextAt, SentAt: d.SentAt, Sent: d.Sent, Timeline: []Moment{},
-	}
-	if e.Waits == nil {
-		e.Waits = []string{}
+		Collection:    ns,
+		ID:            canonicalText(d.ID),
+		Type:          truncateText(canonicalText(d.Type)),
+		AggregateType: truncateText(canonicalText(d.AggregateType)),
+		AggregateID:   truncateText(canonicalText(d.AggregateID)),
+		Key:           truncateText(cmp.Or(canonicalText(d.Key), canonicalText(d.AggregateID))),
+		Topic:         truncateText(canonicalText(d.Topic)),
+		State:         d.State,
+		Delivery:      d.Delivery,
+		Origin:        d.Origin,
+		ReplayOf:      d.ReplayOf,
+		Waits:         nonNil(d.Pending),
+		Attempts:      d.Attempts,
+		DueAt:         d.DueAt,
+		NextAt:        d.NextAt,
+		SentAt:        d.SentAt,
+		Sent:          d.Sent,
+		Timeline:      []Moment{},
 	}
 	if e.Sent == nil {
 		e.Sent = []store.Position{}
 	}
+
 	t, i, _ := d.TS.TimestampOK()
 	ts := bson.Timestamp{T: t, I: i}
 	if t > 0 {
 		at := time.Unix(int64(t), 0).UTC()
 		e.Written = &at
-		e.Timeline = append(e.Timeline, Moment{At: at, What: "written"})
 	}
+	if e.State == "" {
+		e.State = s.envelopeState(&d, ts)
+	}
+	e.addHistory(&d)
+	return e
+}
+
+// addHistory adds the events in the life of the envelope to the timeline.
+func (e *FoundEnvelope) addHistory(d *storedEnvelope) {
+	if e.Written != nil {
+		e.Timeline = append(e.Timeline, Moment{At: *e.Written, What: "written"})
+	}
+
 	for _, h := range d.History {
-		e.Timeline = append(e.Timeline, Moment{At: h.At.UTC(), What: "failed", Text: strings.TrimPrefix(h.Topic+": "+h.Class+": "+h.Reason, ": "), Node: h.Node})
+		text := strings.TrimPrefix(h.Topic+": "+h.Class+": "+h.Reason, ": ")
+		e.Timeline = append(e.Timeline, Moment{At: h.At.UTC(), What: "failed", Text: text, Node: h.Node})
 	}
+
 	if due := cmp.Or(d.ScheduledFor, d.DueAt); due != nil {
 		e.Timeline = append(e.Timeline, Moment{At: due.UTC(), What: "due"})
 	}
 	if d.SentAt != nil {
-		e.Timeline = append(e.Timeline, Moment{At: d.SentAt.UTC(), What: "sent", Text: positions(e.Sent)})
+		e.Timeline = append(e.Timeline, Moment{At: d.SentAt.UTC(), What: "sent", Text: formatPositions(e.Sent)})
 	}
-	if e.State == "" {
-		e.State = s.state(&d, ts)
-	}
-	e.order()
-	return e
+	e.sortTimeline()
 }
 
-func (s settled) state(d *lookedUp, ts bson.Timestamp) string {
-	switch old := (bson.Timestamp{T: s.position.T - min(uint32(s.margin/time.Second), s.position.T), I: s.position.I}); {
-	case d.DueAt != nil && d.Claim.Type != 0:
+// envelopeState returns the state of an envelope that is not an exception.
+func (s settledUpTo) envelopeState(d *storedEnvelope, ts bson.Timestamp) string {
+	if d.DueAt != nil && d.Claim.Type != 0 {
 		return "claimed"
-	case d.DueAt != nil:
+	}
+	if d.DueAt != nil {
 		return "scheduled"
-	case d.SentAt != nil:
+	}
+	if d.SentAt != nil {
 		return "sent"
-	case !ts.IsZero() && old.After(ts):
+	}
+
+	// A timestamp may precede its commit by the margin. Only an older envelope was certainly before
+	// the position.
+	margin := min(uint32(s.margin/time.Second), s.position.T)
+	passed := bson.Timestamp{T: s.position.T - margin, I: s.position.I}
+	if !ts.IsZero() && passed.After(ts) {
 		return "delivered"
 	}
 	return "recent"
 }
 
-func positions(list []store.Position) string {
+func formatPositions(list []store.Position) string {
 	parts := make([]string, len(list))
 	for i, p := range list {
-		parts[i] = p.Topic + "/" + itoa(int64(p.Partition)) + "@" + itoa(p.Offset)
+		parts[i] = p.Topic + "/" + formatInt(int64(p.Partition)) + "@" + formatInt(p.Offset)
 	}
 	return strings.Join(parts, ", ")
 }
 
-// addLetters adds what the envelope's dead letters tell.
+// addLetters adds the dead letters of the envelope to the timeline.
 func (e *FoundEnvelope) addLetters(list []DeadLetter) {
 	for i := range list {
 		d := &list[i]
 		if d.Collection != e.Collection || d.ID != e.ID {
 			continue
 		}
-		e.Timeline = append(e.Timeline, Moment{At: d.DiedAt.UTC(), What: "died", Text: d.Class + ": " + d.Reason, Node: d.Source.Node})
+
+		e.Timeline = append(e.Timeline, Moment{
+			At:   d.DiedAt.UTC(),
+			What: "died",
+			Text: d.Class + ": " + d.Reason,
+			Node: d.Source.Node,
+		})
 		if r := d.Replayed; r != nil {
-			e.Timeline = append(e.Timeline, Moment{At: r.At.UTC(), What: "requeued", Text: "by " + r.Actor + " as delivery " + itoa(int64(r.Delivery))})
+			text := "by " + r.Actor + " as delivery " + formatInt(int64(r.Delivery))
+			e.Timeline = append(e.Timeline, Moment{At: r.At.UTC(), What: "requeued", Text: text})
 		}
 	}
-	e.order()
+	e.sortTimeline()
 }
 
-func (e *FoundEnvelope) order() {
+func (e *FoundEnvelope) sortTimeline() {
 	slices.SortStableFunc(e.Timeline, func(a, b Moment) int { return a.At.Compare(b.At) })
 }

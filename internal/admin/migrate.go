@@ -10,58 +10,72 @@ import (
 	"github.com/outrelay/outrelay/internal/store"
 )
 
-// ErrOlderNodes is a migration that waits for nodes of older versions to go.
+// ErrOlderNodes is returned for a migration that must wait until the nodes of older versions have
+// stopped.
 var ErrOlderNodes = nodes.ErrOlder
 
-// MigrationReport is what migrations did and found.
+// MigrationReport is the result of a migration.
 type MigrationReport = migrate.Report
 
-// MigrationStatus is what the ledger says.
+// MigrationStatus is the content of the ledger.
 type MigrationStatus = migrate.Status
 
-// Verification is how collections differ from what is declared.
+// Verification is the difference between collections and their declarations.
 type Verification = migrate.Verification
 
-// Migration is an operator's hand on the indexes of a deployment. All fields are needed.
+// Migration manages the indexes of a deployment. All fields are required.
 type Migration struct {
 	Operator
 	Node, Version string                                            // for the ledger
-	Outboxes      func(ctx context.Context) ([]store.Outbox, error) // that are watched
+	Outboxes      func(ctx context.Context) ([]store.Outbox, error) // returns the watched outboxes
 }
 
-func (m Migration) migrator() *migrate.Migrator {
-	return &migrate.Migrator{State: m.State, Outboxes: m.Outboxes, Node: m.Node, Version: m.Version, Ready: nodes.Ready(m.State)}
+func (m Migration) newMigrator() *migrate.Migrator {
+	return &migrate.Migrator{
+		State:    m.State,
+		Outboxes: m.Outboxes,
+		Node:     m.Node,
+		Version:  m.Version,
+		Ready:    nodes.Ready(m.State),
+	}
 }
 
 // Status reads the ledger.
 func (m Migration) Status(ctx context.Context) (MigrationStatus, error) {
-	return m.migrator().Status(ctx)
+	return m.newMigrator().Status(ctx)
 }
 
-// Up takes the pending steps and makes the indexes that are missing; see [migrate.Migrator.Up].
+// Up applies the pending steps and creates missing indexes; see [migrate.Migrator.Up].
 func (m Migration) Up(ctx context.Context) (MigrationReport, error) {
-	r, err := m.migrator().Up(ctx)
+	r, err := m.newMigrator().Up(ctx)
 	if err != nil || len(r.Applied) == 0 {
 		return r, err
 	}
-	return r, m.note(ctx, "migrated", bson.D{{Key: "steps", Value: r.Applied}, {Key: "version", Value: m.Version}})
+	return r, m.logAction(ctx, "migrated", bson.D{
+		{Key: "steps", Value: r.Applied},
+		{Key: "version", Value: m.Version},
+	})
 }
 
-// Verify compares the collections with what is declared, and with repair mends what differs; see
-// [migrate.Migrator.Verify].
+// Verify compares the collections with their declarations. With repair it also fixes the
+// differences; see [migrate.Migrator.Verify].
 func (m Migration) Verify(ctx context.Context, repair bool) (Verification, error) {
-	v, err := m.migrator().Verify(ctx, repair)
+	v, err := m.newMigrator().Verify(ctx, repair)
 	if err != nil {
 		return v, err
 	}
-	var mended []string
+
+	var repaired []string
 	for _, d := range v.Drift {
 		if d.Repaired {
-			mended = append(mended, d.Collection+": "+d.Index+" was "+string(d.Kind))
+			repaired = append(repaired, d.Collection+": "+d.Index+" was "+string(d.Kind))
 		}
 	}
-	if len(mended) == 0 {
+	if len(repaired) == 0 {
 		return v, nil
 	}
-	return v, m.note(ctx, "indexes_repaired", bson.D{{Key: "indexes", Value: mended[:min(len(mended), 100)]}, {Key: "count", Value: len(mended)}})
+	return v, m.logAction(ctx, "indexes_repaired", bson.D{
+		{Key: "indexes", Value: repaired[:min(len(repaired), 100)]},
+		{Key: "count", Value: len(repaired)},
+	})
 }

@@ -12,50 +12,53 @@ import (
 	"github.com/outrelay/outrelay/pkg/event"
 )
 
-// PendingTopic is what waits for one topic. An envelope that waits for several counts for each.
+// PendingTopic counts the envelopes that wait for one topic. An envelope that waits for several
+// topics counts for each.
 type PendingTopic struct {
-	Topic       string     `json:"topic"` // "" where the envelopes do not say
+	Topic       string     `json:"topic"` // "" if the envelopes do not name it
 	Retry       int64      `json:"retry"`
 	Blocked     int64      `json:"blocked"`
 	Parked      int64      `json:"parked"`
-	Keys        int64      `json:"keys"`             // ordering keys that have any of these
-	Oldest      *time.Time `json:"oldest,omitempty"` // when the oldest one was committed, to the second
+	Keys        int64      `json:"keys"`             // ordering keys with any of these
+	Oldest      *time.Time `json:"oldest,omitempty"` // when the oldest envelope was committed, to the second
 	OldestAgeS  float64    `json:"oldest_age_s"`
 	Collections []string   `json:"collections"`
-	// Target is the topic as the owner sees it, if it cannot be written now.
+	// Target is the owner's report about the topic, if it cannot be written now.
 	Target *Blocked `json:"target,omitempty"`
 }
 
-// Pending is what waits, by topic, the oldest first. It is counted as the figures of [Desk.Overview] are.
+// Pending returns the waiting envelopes by topic. The topic with the oldest envelope comes first.
+// The counts are figures like those of [Desk.Overview].
 func (k Desk) Pending(ctx context.Context) ([]PendingTopic, error) {
 	status, err := ReadStatus(ctx, k.State)
 	if err != nil {
 		return nil, err
 	}
-	f, err := k.d.figures.get(ctx, k)
+	f, err := k.d.figures.getFigures(ctx, k)
 	if err != nil {
 		return nil, err
 	}
-	return withTargets(f.pending, status, k.Watcher), nil
+	return addTargets(f.pending, status, k.Watcher), nil
 }
 
-// withTargets adds what the owners report: topics that cannot be written, also those for which nothing is stored yet.
-func withTargets(list []PendingTopic, s Status, watcher string) []PendingTopic {
-	out := append([]PendingTopic{}, list...)
+// addTargets returns a copy of list with the owners' reports about topics that cannot be written.
+// It adds topics for which no waiting envelope is stored yet.
+func addTargets(list []PendingTopic, s Status, watcher string) []PendingTopic {
+	topics := append([]PendingTopic{}, list...)
 	for i := range s.Watchers {
 		w := &s.Watchers[i]
 		if w.Name != watcher {
 			continue
 		}
-		for j := range w.Blocked {
-			b := w.Blocked[j]
-			out = withTarget(out, b)
+		for _, b := range w.Blocked {
+			topics = addTarget(topics, b)
 		}
 	}
-	return out
+	return topics
 }
 
-func withTarget(list []PendingTopic, b Blocked) []PendingTopic {
+// addTarget adds one report. If several slots report the same topic, it keeps the earliest report.
+func addTarget(list []PendingTopic, b Blocked) []PendingTopic {
 	for i := range list {
 		if list[i].Topic != b.Topic {
 			continue
@@ -68,14 +71,15 @@ func withTarget(list []PendingTopic, b Blocked) []PendingTopic {
 	return append(list, PendingTopic{Topic: b.Topic, Collections: []string{}, Target: &b})
 }
 
-// WaitingPage is a page of envelopes that wait.
+// WaitingPage is a page of waiting envelopes.
 type WaitingPage struct {
 	Envelopes []WaitingEnvelope `json:"envelopes"`
 	Total     int64             `json:"total"` // on all pages
 	Next      string            `json:"next,omitempty"`
 }
 
-// waitingPlace is where a page ended: every envelope of the collections before NS, and of NS those up to this one.
+// waitingPlace is the place of the last envelope of a page. The pages so far contain all envelopes
+// of the collections before NS, and the envelopes of NS up to this one.
 type waitingPlace struct {
 	NS    string        `bson:"n"`
 	State bson.RawValue `bson:"s"`
@@ -84,133 +88,173 @@ type waitingPlace struct {
 	ID    bson.RawValue `bson:"i"`
 }
 
-// WaitingPage reads a page: collection by collection, by state, by key, and within a key in the order in which they will be
-// sent. A page costs as much as there are exceptions behind it; none has a payload.
+// WaitingPage returns a page of waiting envelopes without payloads, sorted by collection, state and
+// key. Within a key, they have the order in which they will be sent. The cost of a page grows with
+// the number of exceptions.
 func (k Desk) WaitingPage(ctx context.Context, f WaitingFilter, limit int, after string) (WaitingPage, error) {
 	page := WaitingPage{Envelopes: []WaitingEnvelope{}}
 	switch f.State {
 	case "", event.StateRetry, event.StateBlocked, event.StateParked:
 	default:
-		return page, invalid("state %q is none of retry, blocked, parked", f.State)
+		return page, invalidRequest("state %q is none of retry, blocked, parked", f.State)
 	}
+
 	var place waitingPlace
 	if after != "" {
 		if err := parseCursor(after, &place); err != nil {
 			return page, err
 		}
 	}
-	names, err := k.sorted(ctx, f.Collection)
+	names, err := k.sortedCollections(ctx, f.Collection)
 	if err != nil {
 		return page, err
 	}
+
 	limit = pageSize(limit)
 	for _, ns := range names {
+		// Collections of earlier pages, and those after the end of the page, are only counted.
 		room := limit - len(page.Envelopes)
 		if ns < place.NS {
-			room = 0 // shown before; counted only
+			room = 0
 		}
-		if err := k.waitingOf(ctx, ns, f, place, room, &page); err != nil {
+		if err := k.readWaiting(ctx, ns, f, place, room, &page); err != nil {
 			return page, err
 		}
+
 		if len(page.Envelopes) == limit && page.Next == "" && room > 0 {
-			if page.Next, err = cursorText(k.lastPlace(ns, &page)); err != nil {
+			if page.Next, err = encodeCursor(k.lastPlace(ns, &page)); err != nil {
 				return page, err
 			}
 		}
 	}
+
 	for i := range page.Envelopes {
 		page.Envelopes[i].raw = nil
 	}
 	return page, nil
 }
 
-// lastPlace is that of the last envelope of the page.
+// lastPlace returns the place of the last envelope of the page.
 func (k Desk) lastPlace(ns string, page *WaitingPage) waitingPlace {
 	raw := page.Envelopes[len(page.Envelopes)-1].raw
-	return waitingPlace{NS: ns, State: raw.Lookup("state"), Key: orNullValue(raw.Lookup("key")), Pos: orNullValue(raw.Lookup("pos")), ID: raw.Lookup("_id")}
+	return waitingPlace{
+		NS:    ns,
+		State: raw.Lookup("state"),
+		Key:   nullIfMissing(raw.Lookup("key")),
+		Pos:   nullIfMissing(raw.Lookup("pos")),
+		ID:    raw.Lookup("_id"),
+	}
 }
 
-func orNullValue(v bson.RawValue) bson.RawValue {
+func nullIfMissing(v bson.RawValue) bson.RawValue {
 	if v.Type == 0 {
 		return bson.RawValue{Type: bson.TypeNull}
 	}
 	return v
 }
 
-func (k Desk) waitingOf(ctx context.Context, ns string, f WaitingFilter, place waitingPlace, room int, page *WaitingPage) error {
+// readWaiting adds the count of one collection to the page, and up to room envelopes after place.
+func (k Desk) readWaiting(
+	ctx context.Context, ns string, f WaitingFilter, place waitingPlace, room int, page *WaitingPage,
+) error {
 	outbox, err := store.Outboxed(k.State.Client(), ns)
 	if err != nil {
 		return err
 	}
 	coll := store.Majority(outbox)
-	query := f.query()
-	n, err := coll.CountDocuments(ctx, query)
+
+	filter := f.mongoFilter()
+	n, err := coll.CountDocuments(ctx, filter)
 	if err != nil {
-		return wrapped("counting what waits in "+ns, err)
+		return wrapError("counting waiting envelopes in "+ns, err)
 	}
-	if page.Total += n; n == 0 || room == 0 {
+	page.Total += n
+	if n == 0 || room == 0 {
 		return nil
 	}
+
+	// The comparison must use the order of the sort below, in which a missing field counts as null.
 	if ns == place.NS {
-		query = append(query, bson.E{Key: "$expr", Value: bson.D{{Key: "$gt", Value: bson.A{
-			bson.D{{Key: "s", Value: "$state"}, {Key: "k", Value: orNullField("$key")}, {Key: "p", Value: orNullField("$pos")}, {Key: "i", Value: "$_id"}},
-			bson.D{{Key: "$literal", Value: bson.D{{Key: "s", Value: place.State}, {Key: "k", Value: place.Key}, {Key: "p", Value: place.Pos}, {Key: "i", Value: place.ID}}}},
-		}}}})
+		sortFields := bson.D{
+			{Key: "s", Value: "$state"},
+			{Key: "k", Value: fieldOrNull("$key")},
+			{Key: "p", Value: fieldOrNull("$pos")},
+			{Key: "i", Value: "$_id"},
+		}
+		placeFields := bson.D{{Key: "$literal", Value: bson.D{
+			{Key: "s", Value: place.State},
+			{Key: "k", Value: place.Key},
+			{Key: "p", Value: place.Pos},
+			{Key: "i", Value: place.ID},
+		}}}
+		isAfter := bson.D{{Key: "$gt", Value: bson.A{sortFields, placeFields}}}
+		filter = append(filter, bson.E{Key: "$expr", Value: isAfter})
 	}
-	cur, err := coll.Find(ctx, query, options.Find().SetAllowDiskUse(true).SetLimit(int64(room)).
+
+	cur, err := coll.Find(ctx, filter, options.Find().
+		SetAllowDiskUse(true).
+		SetLimit(int64(room)).
 		SetSort(bson.D{{Key: "state", Value: 1}, {Key: "key", Value: 1}, {Key: "pos", Value: 1}, {Key: "_id", Value: 1}}).
 		SetProjection(bson.D{{Key: "payload", Value: 0}, {Key: "headers", Value: 0}, {Key: "history", Value: 0}}))
 	if err != nil {
-		return wrapped("reading what waits in "+ns, err)
+		return wrapError("reading waiting envelopes in "+ns, err)
 	}
 	var docs []bson.Raw
 	if err := cur.All(ctx, &docs); err != nil {
-		return wrapped("reading what waits in "+ns, err)
+		return wrapError("reading waiting envelopes in "+ns, err)
 	}
+
 	for _, raw := range docs {
-		e := waitingEnvelope(ns, raw)
+		e := newWaitingEnvelope(ns, raw)
 		e.raw = raw
 		page.Envelopes = append(page.Envelopes, e)
 	}
 	return nil
 }
 
-func orNullField(field string) bson.D {
+func fieldOrNull(field string) bson.D {
 	return bson.D{{Key: "$ifNull", Value: bson.A{field, nil}}}
 }
 
-func (f WaitingFilter) query() bson.D {
+func (f WaitingFilter) mongoFilter() bson.D {
 	states := bson.A{event.StateRetry, event.StateBlocked, event.StateParked}
 	if f.State != "" {
 		states = bson.A{f.State}
 	}
-	q := bson.D{{Key: "state", Value: bson.D{{Key: "$in", Value: states}}}}
+	filter := bson.D{{Key: "state", Value: bson.D{{Key: "$in", Value: states}}}}
+
 	if f.Key != "" {
-		q = append(q, bson.E{Key: "key", Value: bson.D{{Key: "$in", Value: keyValues(f.Key)}}})
+		filter = append(filter, bson.E{Key: "key", Value: bson.D{{Key: "$in", Value: parseKeyValues(f.Key)}}})
 	}
 	if f.Topic != "" {
-		q = append(q, bson.E{Key: "$or", Value: bson.A{bson.D{{Key: "pending", Value: nil}}, bson.D{{Key: "pending", Value: f.Topic}}}})
+		// Without the field, an envelope waits for all topics that it routes to.
+		filter = append(filter, bson.E{Key: "$or", Value: bson.A{
+			bson.D{{Key: "pending", Value: nil}},
+			bson.D{{Key: "pending", Value: f.Topic}},
+		}})
 	}
-	return q
+	return filter
 }
 
-// sorted are the watcher's collections, or the one that is named, each once and by name.
-func (k Desk) sorted(ctx context.Context, only string) ([]string, error) {
+// sortedCollections returns the watcher's collections, or only the named one, sorted and without
+// duplicates.
+func (k Desk) sortedCollections(ctx context.Context, only string) ([]string, error) {
 	if only != "" {
 		return k.Collections(ctx, only)
 	}
+
 	claims, err := store.NewRegistry(k.State.Collection("collections")).Claims(ctx, k.Watcher)
 	if err != nil {
 		return nil, err
 	}
-	return namesOf(claims), nil
+	return uniqueNames(claims), nil
 }
 
-// InvalidError is a request that cannot be meant so.
+// InvalidError is returned for a request that is wrong.
 type InvalidError struct{ Reason string }
 
 func (e *InvalidError) Error() string { return e.Reason }
 
-func invalid(format string, args ...any) error {
+func invalidRequest(format string, args ...any) error {
 	return &InvalidError{fmt.Sprintf(format, args...)}
 }

@@ -12,25 +12,26 @@ import (
 	"github.com/outrelay/outrelay/pkg/event"
 )
 
-// HistoryQuery asks what became of envelopes. Either IDs or a window of time, which a key narrows.
+// HistoryQuery selects envelopes whose delivery is recorded. Either IDs or a time range must be
+// set. A key narrows the time range.
 type HistoryQuery struct {
-	Collections []string // as database.collection; empty is all that the watcher is registered for
+	Collections []string // as database.collection; empty means all that the watcher is registered for
 	IDs         []string // canonical texts
 	Key         string   // canonical text of an ordering key
 	From, To    time.Time
-	Limit       int    // of one page; 100 if it is 0 or less
-	After       string // History.Next of the page before
+	Limit       int    // envelopes per page; 100 if it is 0 or less
+	After       string // History.Next of the previous page
 }
 
-// Delivered is an envelope and where its records stand. Times are the server's.
+// Delivered is an envelope and the places of its records. Times are server times.
 type Delivered struct {
 	Collection    string           `json:"collection"`
 	ID            string           `json:"id"`
 	AggregateType string           `json:"aggregatetype"`
 	Key           string           `json:"key"`
 	Type          string           `json:"type"`
-	Written       *time.Time       `json:"written,omitempty"` // by its stamp; nil if it has none
-	SentAt        *time.Time       `json:"sent_at,omitempty"` // nil: not marked
+	Written       *time.Time       `json:"written,omitempty"` // by its timestamp; nil if it has none
+	SentAt        *time.Time       `json:"sent_at,omitempty"` // nil if the delivery is not recorded
 	Sent          []store.Position `json:"sent"`
 	State         string           `json:"state"` // sent, scheduled, retry, blocked, parked, or not_marked
 	Delivery      int32            `json:"delivery"`
@@ -39,65 +40,77 @@ type Delivered struct {
 // History is one page.
 type History struct {
 	Envelopes []Delivered `json:"envelopes"`
-	Next      string      `json:"next,omitempty"` // pass it on as After for the next page; "" after the last
+	Next      string      `json:"next,omitempty"` // After of the next page, or "" on the last page
 }
 
-// History reads what recording mark has written on the envelopes that are still in the outbox, collection by collection,
-// in the order in which they were written. Asked for by id, it tells of every one that is there.
+// History returns the deliveries that recording mark has written on envelopes. It covers the
+// envelopes that are still in the outbox, collection by collection, in the order in which they were
+// written. A query by id returns every existing envelope.
 func (o Operator) History(ctx context.Context, q HistoryQuery) (History, error) {
-	outboxes, err := o.claimed(ctx, q.Collections)
+	outboxes, err := o.registeredOutboxes(ctx, q.Collections)
 	if err != nil {
 		return History{}, err
 	}
-	ask := store.HistoryQuery{Key: q.Key, From: q.From, To: q.To, Limit: q.Limit}
+
+	query := store.HistoryQuery{Key: q.Key, From: q.From, To: q.To, Limit: q.Limit}
 	for _, text := range q.IDs {
-		ask.IDs = append(ask.IDs, event.ParseID(text))
-		if literal := event.NewID(text); literal != event.ParseID(text) {
-			ask.IDs = append(ask.IDs, literal) // a string that looks like another type
-		}
+		query.IDs = append(query.IDs, parseIDs(text)...)
 	}
-	if ask.Limit <= 0 {
-		ask.Limit = 100
+	if query.Limit <= 0 {
+		query.Limit = 100
 	}
-	// The place is that of one collection; those before it are done.
-	skipTo, after, _ := strings.Cut(q.After, " ")
+
+	// The cursor contains the collection of the last envelope. The collections before it are done.
+	firstNS, after, _ := strings.Cut(q.After, " ")
 	page := History{Envelopes: []Delivered{}}
 	found := q.After == ""
 	for _, b := range outboxes {
-		if !found && b.NS() != skipTo {
+		if !found && b.NS() != firstNS {
 			continue
 		}
 		found = true
-		ask.After, after = after, ""
+
+		query.After = after
+		after = ""
 		coll := o.State.Client().Database(b.DB).Collection(b.Coll)
-		got, err := store.SentHistory(ctx, coll, ask)
+		part, err := store.SentHistory(ctx, coll, query)
 		if err != nil {
 			return page, err
 		}
-		for _, h := range got.Envelopes {
-			page.Envelopes = append(page.Envelopes, delivered(h))
+		for _, h := range part.Envelopes {
+			page.Envelopes = append(page.Envelopes, newDelivered(h))
 		}
-		if got.Next != "" {
-			page.Next = b.NS() + " " + got.Next
+
+		if part.Next != "" {
+			page.Next = b.NS() + " " + part.Next
 			return page, nil
 		}
-		if ask.Limit -= len(got.Envelopes); ask.Limit <= 0 {
+		query.Limit -= len(part.Envelopes)
+		if query.Limit <= 0 {
 			break
 		}
 	}
+
 	if !found {
-		return page, fmt.Errorf("%w: %s is not a collection that is asked for", store.ErrBadCursor, skipTo)
+		return page, fmt.Errorf("%w: the query does not include collection %s", store.ErrBadCursor, firstNS)
 	}
 	return page, nil
 }
 
-func delivered(h store.History) Delivered {
+func newDelivered(h store.History) Delivered {
 	d := Delivered{
-		Collection: h.NS, ID: canonical(h.ID), AggregateType: h.AggregateType, Key: canonical(h.Key), Type: h.Type,
-		SentAt: h.SentAt, Sent: h.Sent, State: h.State, Delivery: h.Delivery,
+		Collection:    h.NS,
+		ID:            canonicalText(h.ID),
+		AggregateType: h.AggregateType,
+		Key:           canonicalText(h.Key),
+		Type:          h.Type,
+		SentAt:        h.SentAt,
+		Sent:          h.Sent,
+		State:         h.State,
+		Delivery:      h.Delivery,
 	}
 	if d.Key == "" {
-		d.Key = canonical(h.AggregateID)
+		d.Key = canonicalText(h.AggregateID)
 	}
 	if d.Sent == nil {
 		d.Sent = []store.Position{}
@@ -106,6 +119,7 @@ func delivered(h store.History) Delivered {
 		at := time.Unix(int64(h.TS.T), 0).UTC()
 		d.Written = &at
 	}
+
 	switch {
 	case d.State != "":
 	case h.DueAt != nil:
@@ -118,15 +132,16 @@ func delivered(h store.History) Delivered {
 	return d
 }
 
-// canonical is the canonical text of an id or a key.
-func canonical(v bson.RawValue) string {
-	var id event.ID
+// canonicalText returns the canonical text of an id or a key.
+func canonicalText(v bson.RawValue) string {
 	if s, ok := v.StringValueOK(); ok {
 		return s
 	}
 	if n, ok := v.AsInt64OK(); ok {
 		return fmt.Sprint(n)
 	}
+
+	var id event.ID
 	if v.IsZero() || v.Type == bson.TypeNull || v.Unmarshal(&id) != nil {
 		return ""
 	}

@@ -108,7 +108,7 @@ func TestPurgeByHand(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if _, err := o.Purge(t.Context(), admin.Purge{}); err == nil || !strings.Contains(err.Error(), "is there") {
+	if _, err := o.Purge(t.Context(), admin.Purge{}); err == nil || !strings.Contains(err.Error(), "exists") {
 		t.Errorf("dropped collections: %v", err)
 	}
 	o.Watcher = "other"

@@ -14,21 +14,25 @@ import (
 	"github.com/outrelay/outrelay/internal/store"
 )
 
-// ErrNoCollections says that the watcher has not registered any collection.
+// ErrNoCollections is returned for a watcher that has not registered any collection.
 var ErrNoCollections = errors.New("it has no collections")
 
-// Swept is how much a sweep would deliver again of one collection.
+// Swept counts the envelopes of one collection that a sweep would send again.
 type Swept struct {
 	Collection string `json:"collection"`
 	Envelopes  int64  `json:"envelopes"`
 }
 
-// RecoverPlan counts what [Operator.Recover] would have delivered of each collection, by the conditions of the sweep itself:
-// the envelopes from that time on, less the margin for open transactions, and those without a stamp, that neither wait nor
-// were marked as sent; of a collection that was renamed behind the position, all. What is appended until the sweep runs
-// comes on top. It reads the collections.
+// RecoverPlan counts the envelopes of each collection that [Operator.Recover] would send, by the
+// conditions of the sweep itself:
+//   - the envelopes written at from or later, less the margin for open transactions,
+//   - the envelopes without a timestamp,
+//   - all envelopes of a collection that was renamed after the position.
+//
+// It leaves out envelopes that wait, and envelopes that are marked as sent. Envelopes that are
+// appended before the sweep runs are not included. RecoverPlan reads the collections.
 func (o Operator) RecoverPlan(ctx context.Context, from time.Time) ([]Swept, error) {
-	since, err := o.sweptFrom(ctx, from)
+	since, err := o.sweepTimestamp(ctx, from)
 	if err != nil {
 		return nil, err
 	}
@@ -39,51 +43,63 @@ func (o Operator) RecoverPlan(ctx context.Context, from time.Time) ([]Swept, err
 	if len(claims) == 0 {
 		return nil, fmt.Errorf("watcher %s: %w", o.Watcher, ErrNoCollections)
 	}
-	boxes, err := o.boxes(ctx, claims)
+
+	outboxes, err := o.sweptOutboxes(ctx, claims)
 	if err != nil {
 		return nil, err
 	}
-	ids, err := o.all(ctx)
+	ids, err := o.expectedIDs(ctx)
 	if err != nil {
 		return nil, err
 	}
-	out := make([]Swept, len(boxes))
+
+	counts := make([]Swept, len(outboxes))
 	margin := store.Margin(ctx, o.State.Client())
 	for _, id := range ids {
 		_, part, _ := slot.ParseID(id)
-		doc, _, err := lease.Read(ctx, o.watchers(), id)
+		doc, _, err := lease.Read(ctx, o.watcherDocuments(), id)
 		if err != nil && !errors.Is(err, lease.ErrNotFound) {
 			return nil, err
 		}
+
 		begin := doc.SweepFrom(since)
-		s := reconcile.Sweep{Client: o.State.Client(), From: begin, ReadUpTo: store.ReadUpTo(claims, boxes, doc.ClusterTime, begin), Margin: margin}
-		for i, box := range boxes {
-			box.Part = part
-			n, err := s.Count(ctx, box)
+		sweep := reconcile.Sweep{
+			Client:   o.State.Client(),
+			From:     begin,
+			ReadUpTo: store.ReadUpTo(claims, outboxes, doc.ClusterTime, begin),
+			Margin:   margin,
+		}
+		for i, b := range outboxes {
+			b.Part = part
+			n, err := sweep.Count(ctx, b)
 			if err != nil {
 				return nil, err
 			}
-			out[i].Collection = box.NS()
-			out[i].Envelopes += n
+			counts[i].Collection = b.NS()
+			counts[i].Envelopes += n
 		}
 	}
-	return out, nil
+	return counts, nil
 }
 
-// boxes are the collections that a sweep would read.
-func (o Operator) boxes(ctx context.Context, claims []store.Claim) ([]store.Outbox, error) {
+// sweptOutboxes returns the collections that a sweep would read.
+func (o Operator) sweptOutboxes(ctx context.Context, claims []store.Claim) ([]store.Outbox, error) {
 	if o.Outboxes != nil {
 		return o.Outboxes(ctx)
 	}
-	var out []store.Outbox
+
+	var outboxes []store.Outbox
 	for _, c := range claims {
-		db, coll, _ := strings.Cut(c.NS, ".")
-		box := store.Outbox{DB: db, Coll: coll}
-		copy(box.UUID[:], c.UUID.Data)
-		// A collection that was made anew has two entries by its name.
-		if !c.Away() && !slices.ContainsFunc(out, func(b store.Outbox) bool { return b.NS() == c.NS }) {
-			out = append(out, box)
+		// A collection that was dropped and created again has two registrations with the same name.
+		known := slices.ContainsFunc(outboxes, func(b store.Outbox) bool { return b.NS() == c.NS })
+		if c.Away() || known {
+			continue
 		}
+
+		db, coll, _ := strings.Cut(c.NS, ".")
+		b := store.Outbox{DB: db, Coll: coll}
+		copy(b.UUID[:], c.UUID.Data)
+		outboxes = append(outboxes, b)
 	}
-	return out, nil
+	return outboxes, nil
 }

@@ -10,75 +10,79 @@ import (
 	"strings"
 )
 
-// Redaction is what is never shown of an envelope or a saga, whoever asks.
+// Redaction hides parts of envelopes and sagas from all operators.
 type Redaction struct {
 	headers []string
-	paths   [][]step
+	paths   [][]pathElement
 }
 
-// redacted stands for a value.
-const redacted = "***"
+// placeholder replaces a hidden value.
+const placeholder = "***"
 
-// step is one step of a path: a name, an index, any (*), or any depth before a name.
-type step struct {
-	name  string
-	index int // of an array, if name is ""
-	any   bool
-	deep  bool // the name at any depth
+// pathElement is one element of a path: a name, an index, or a wildcard.
+type pathElement struct {
+	name      string
+	index     int // of an array, if name is ""
+	wildcard  bool
+	recursive bool // matches the name at any depth
 }
 
-var pathStep = regexp.MustCompile(`^(?:(\.\.?)([A-Za-z0-9_-]+)|\[(\*|[0-9]+)\])`)
+var pathElementPattern = regexp.MustCompile(`^(?:(\.\.?)([A-Za-z0-9_-]+)|\[(\*|[0-9]+)\])`)
 
-// NewRedaction reads rules: names of headers, in which * and ? may stand and case does not count, and paths into payloads
-// that are JSON: $.card.number, $.items[*].price, $.list[0], $..password (the name at any depth).
+// NewRedaction parses rules. headers are names of headers with the wildcards * and ?; case does not
+// count. paths apply to JSON payloads: $.card.number, $.items[*].price, $.list[0], or $..password
+// for a name at any depth.
 func NewRedaction(headers, paths []string) (Redaction, error) {
 	var r Redaction
 	for _, h := range headers {
 		if _, err := path.Match(h, ""); err != nil || h == "" {
-			return r, fmt.Errorf("%q is not the name of a header, in which * and ? may stand", h)
+			return r, fmt.Errorf("%q is not a header name (the wildcards * and ? are allowed)", h)
 		}
 		r.headers = append(r.headers, strings.ToLower(h))
 	}
+
 	for _, p := range paths {
-		steps, ok := parsePath(p)
+		elements, ok := parsePath(p)
 		if !ok {
 			return r, fmt.Errorf("%q is not a path such as $.card.number, $.items[*].price or $..password", p)
 		}
-		r.paths = append(r.paths, steps)
+		r.paths = append(r.paths, elements)
 	}
 	return r, nil
 }
 
-func parsePath(p string) ([]step, bool) {
+func parsePath(p string) ([]pathElement, bool) {
 	rest, ok := strings.CutPrefix(p, "$")
 	if !ok || rest == "" {
 		return nil, false
 	}
-	var steps []step
+
+	var elements []pathElement
 	for rest != "" {
-		m := pathStep.FindStringSubmatch(rest)
+		m := pathElementPattern.FindStringSubmatch(rest)
 		if m == nil {
 			return nil, false
 		}
 		rest = rest[len(m[0]):]
+
 		switch {
 		case m[2] != "":
-			steps = append(steps, step{name: m[2], deep: m[1] == ".."})
+			elements = append(elements, pathElement{name: m[2], recursive: m[1] == ".."})
 		case m[3] == "*":
-			steps = append(steps, step{any: true})
+			elements = append(elements, pathElement{wildcard: true})
 		default:
 			n, err := strconv.Atoi(m[3])
 			if err != nil {
 				return nil, false
 			}
-			steps = append(steps, step{index: n})
+			elements = append(elements, pathElement{index: n})
 		}
 	}
-	return steps, true
+	return elements, true
 }
 
-// header reports whether the value of that header is hidden.
-func (r Redaction) header(name string) bool {
+// hidesHeader reports whether the value of the named header is hidden.
+func (r Redaction) hidesHeader(name string) bool {
 	for _, p := range r.headers {
 		if ok, _ := path.Match(p, strings.ToLower(name)); ok {
 			return true
@@ -87,46 +91,49 @@ func (r Redaction) header(name string) bool {
 	return false
 }
 
-// tree hides what the paths name in a decoded JSON value.
-func (r Redaction) tree(v any) any {
+// redactTree applies the paths to a decoded JSON value. It changes v and returns the result.
+func (r Redaction) redactTree(v any) any {
 	for _, p := range r.paths {
-		v = hide(v, p)
+		v = redactPath(v, p)
 	}
 	return v
 }
 
-func hide(v any, p []step) any {
+// redactPath hides the values in v that p matches.
+func redactPath(v any, p []pathElement) any {
 	if len(p) == 0 {
-		return redacted
+		return placeholder
 	}
-	s := p[0]
+
+	e := p[0]
 	switch x := v.(type) {
 	case map[string]any:
 		for name, child := range x {
-			switch {
-			case s.any, s.name != "" && s.name == name:
-				x[name] = hide(child, p[1:])
+			if e.wildcard || e.name != "" && e.name == name {
+				x[name] = redactPath(child, p[1:])
 			}
-			if s.deep {
-				x[name] = hide(x[name], p)
+			if e.recursive {
+				x[name] = redactPath(x[name], p)
 			}
 		}
+
 	case []any:
 		for i, child := range x {
 			switch {
-			case s.any, s.name == "" && s.index == i:
-				x[i] = hide(child, p[1:])
-			case s.deep:
-				x[i] = hide(child, p)
+			case e.wildcard, e.name == "" && e.index == i:
+				x[i] = redactPath(child, p[1:])
+			case e.recursive:
+				x[i] = redactPath(child, p)
 			}
 		}
 	}
 	return v
 }
 
-// envelope applies the rules to an envelope in Extended JSON, as DeadShow gives it; payload is whether it holds the payload, or
-// what stands for it.
-func (r Redaction) envelope(raw json.RawMessage, payload bool) json.RawMessage {
+// redactEnvelope applies the rules to an envelope in Extended JSON, as DeadShow returns it.
+// hasPayload is false if the envelope contains a replacement for the payload. The result is nil if
+// the envelope cannot be parsed.
+func (r Redaction) redactEnvelope(raw json.RawMessage, hasPayload bool) json.RawMessage {
 	if len(r.headers) == 0 && len(r.paths) == 0 || raw == nil {
 		return raw
 	}
@@ -134,12 +141,14 @@ func (r Redaction) envelope(raw json.RawMessage, payload bool) json.RawMessage {
 	if decodeJSON(raw, &doc) != nil {
 		return nil
 	}
+
 	if list, ok := doc["headers"]; ok && len(r.headers) > 0 {
-		doc["headers"] = r.headerList(list)
+		doc["headers"] = r.redactHeaders(list)
 	}
-	if p, ok := doc["payload"]; ok && len(r.paths) > 0 && payload {
-		doc["payload"] = r.payload(p)
+	if p, ok := doc["payload"]; ok && len(r.paths) > 0 && hasPayload {
+		doc["payload"] = r.redactPayload(p)
 	}
+
 	out, err := json.Marshal(doc)
 	if err != nil {
 		return nil
@@ -147,72 +156,78 @@ func (r Redaction) envelope(raw json.RawMessage, payload bool) json.RawMessage {
 	return out
 }
 
-// headerList hides the values of headers by their name. What is not a header of the two forms that an envelope may have is
-// hidden whole: nobody can tell under which name a value stands in it.
-func (r Redaction) headerList(v any) any {
+// redactHeaders hides the values of headers by their name. An envelope may have headers in two
+// forms. An entry in any other form is hidden completely, because the name of a value in it is
+// unknown.
+func (r Redaction) redactHeaders(v any) any {
 	switch list := v.(type) {
 	case nil:
 		return nil
+
 	case []any:
 		for i, h := range list {
-			one, _ := h.(map[string]any)
-			name, isName := one["k"].(string)
-			_, hasValue := one["v"]
+			entry, _ := h.(map[string]any)
+			name, isName := entry["k"].(string)
+			_, hasValue := entry["v"]
 			switch {
-			case !isName || !hasValue || len(one) != 2:
-				list[i] = redacted
-			case r.header(name):
-				one["v"] = redacted
+			case !isName || !hasValue || len(entry) != 2:
+				list[i] = placeholder
+			case r.hidesHeader(name):
+				entry["v"] = placeholder
 			}
 		}
 		return list
+
 	case map[string]any:
 		for name, value := range list {
-			if _, text := value.(string); !text || strings.HasPrefix(name, "$") || r.header(name) {
-				list[name] = redacted
+			if _, text := value.(string); !text || strings.HasPrefix(name, "$") || r.hidesHeader(name) {
+				list[name] = placeholder
 			}
 		}
 		return list
 	}
-	return redacted
+	return placeholder
 }
 
-// payload applies the paths. A payload in which they cannot be looked for, because it is no JSON, is hidden whole: rules
-// say that there is something to hide.
-func (r Redaction) payload(p any) any {
+// redactPayload applies the paths to a payload. A payload that is not JSON is hidden completely:
+// the rules state that there is something to hide, and the paths cannot be found in it.
+func (r Redaction) redactPayload(p any) any {
 	switch x := p.(type) {
 	case nil:
 		return nil
+
 	case string:
 		var v any
 		if decodeJSON([]byte(x), &v) != nil {
-			return redacted
+			return placeholder
 		}
-		return reencoded(r.tree(v))
+		return encodeOrHide(r.redactTree(v))
+
 	case map[string]any:
 		if binary, ok := x["$binary"].(map[string]any); ok {
 			text, _ := binary["base64"].(string)
 			data, err := base64.StdEncoding.DecodeString(text)
 			var v any
 			if err != nil || decodeJSON(data, &v) != nil {
-				return redacted
+				return placeholder
 			}
-			binary["base64"] = base64.StdEncoding.EncodeToString([]byte(reencoded(r.tree(v))))
+			binary["base64"] = base64.StdEncoding.EncodeToString([]byte(encodeOrHide(r.redactTree(v))))
 			return x
 		}
 	}
-	return r.tree(p)
+	return r.redactTree(p)
 }
 
-func reencoded(v any) string {
+// encodeOrHide returns v as JSON, or the placeholder if that fails.
+func encodeOrHide(v any) string {
 	out, err := json.Marshal(v)
 	if err != nil {
-		return redacted
+		return placeholder
 	}
 	return string(out)
 }
 
-// decodeJSON keeps numbers as they were written.
+// decodeJSON decodes a single JSON value. Numbers keep their text.
 func decodeJSON(raw []byte, v any) error {
 	d := json.NewDecoder(strings.NewReader(string(raw)))
 	d.UseNumber()
@@ -225,14 +240,15 @@ func decodeJSON(raw []byte, v any) error {
 	return nil
 }
 
-// JSON applies the paths to any JSON.
-func (r Redaction) json(raw json.RawMessage) json.RawMessage {
+// redactJSON applies the paths to any JSON value.
+func (r Redaction) redactJSON(raw json.RawMessage) json.RawMessage {
 	if len(r.paths) == 0 || raw == nil {
 		return raw
 	}
+
 	var v any
 	if decodeJSON(raw, &v) != nil {
-		return json.RawMessage(`"` + redacted + `"`)
+		return json.RawMessage(`"` + placeholder + `"`)
 	}
-	return json.RawMessage(reencoded(r.tree(v)))
+	return json.RawMessage(encodeOrHide(r.redactTree(v)))
 }

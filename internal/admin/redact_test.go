@@ -36,17 +36,17 @@ func TestRedactionHidesWhatItsRulesName(t *testing.T) {
 		`{"headers":"authorization: s"}`:                                    `{"headers":"***"}`,
 		`{"payload":null}`:                                                  `{"payload":null}`,
 	} {
-		if got := string(r.envelope(json.RawMessage(in), true)); got != want {
+		if got := string(r.redactEnvelope(json.RawMessage(in), true)); got != want {
 			t.Errorf("%s\nbecame %s\nnot    %s", in, got, want)
 		}
 	}
-	if got := string((Redaction{}).envelope(json.RawMessage(`{"payload":"x"}`), true)); got != `{"payload":"x"}` {
+	if got := string((Redaction{}).redactEnvelope(json.RawMessage(`{"payload":"x"}`), true)); got != `{"payload":"x"}` {
 		t.Errorf("without rules: %s", got)
 	}
-	if got := string(r.envelope(json.RawMessage(`{"payload":{"bytes":3,"hidden":true,"type":"string"}}`), false)); got != `{"payload":{"bytes":3,"hidden":true,"type":"string"}}` {
+	if got := string(r.redactEnvelope(json.RawMessage(`{"payload":{"bytes":3,"hidden":true,"type":"string"}}`), false)); got != `{"payload":{"bytes":3,"hidden":true,"type":"string"}}` {
 		t.Errorf("a payload that was not asked for: %s", got)
 	}
-	if got := string(r.json(json.RawMessage(`not json`))); got != `"***"` {
+	if got := string(r.redactJSON(json.RawMessage(`not json`))); got != `"***"` {
 		t.Errorf("%s", got)
 	}
 	for _, bad := range []string{"", "card", "$", "$.", "$[", "$[x]", "$.a b", "$.a[-1]"} {
@@ -72,7 +72,7 @@ func TestADeepRuleLeavesNothing(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if out := string(r.json(raw)); strings.Contains(out, "hunter2") || !json.Valid([]byte(out)) {
+		if out := string(r.redactJSON(raw)); strings.Contains(out, "hunter2") || !json.Valid([]byte(out)) {
 			t.Fatalf("%s became %s", raw, out)
 		}
 	})

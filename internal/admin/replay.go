@@ -21,37 +21,38 @@ import (
 	"github.com/outrelay/outrelay/pkg/event"
 )
 
-// Replayer sends delivered envelopes that are still in the outbox again. All fields are needed.
+// Replayer sends delivered envelopes again that are still in the outbox. All fields are required.
 //
-// A replay queues envelopes, the relay publishes them, flagged as redelivered and with their next delivery number (N18).
-// It is ordered once ([Replayer.Start]) and may be run and broken off any number of times ([Replayer.Run]): each envelope
-// is queued once.
+// A replay queues envelopes. The relay sends them, marked as redelivered and with their next
+// delivery number (N18). A replay is ordered once with [Replayer.Start]. [Replayer.Run] may be
+// interrupted and repeated any number of times, and queues each envelope once.
 type Replayer struct {
 	Operator
-	Router *routing.Router // of the configuration: it tells the topics
-	// Compacted tells which topics keep only the newest record of a key.
+	Router *routing.Router // of the configuration; selects the topics
+	// Compacted returns the topics that keep only the newest record of a key.
 	Compacted func(ctx context.Context, topics []string) ([]string, error)
 }
 
-// ReplayOrder says what is to be replayed. Every list that is not empty narrows it.
+// ReplayOrder selects the envelopes of a replay. Every list that is not empty is a condition.
 type ReplayOrder struct {
-	// From and To bound the time of the delivery, or of the commit where nothing else was recorded: the server's stamp, in
-	// whole seconds, To excluded. The zero time is no bound. What the watcher has not passed yet is never replayed.
+	// From and To bound the time of the delivery if it is recorded, and otherwise the time of the
+	// commit: the server's timestamp, in whole seconds, To excluded. The zero time is no bound.
+	// Envelopes that the watcher has not passed yet are never replayed.
 	From, To       time.Time
 	IDs            []string // canonical text
 	Keys           []string // ordering keys, as canonical text
 	Types          []string
 	AggregateTypes []string
-	Topics         []string // to which alone it is sent again
-	Collections    []string // namespaces; none: all of the watcher's
-	Rate           float64  // envelopes a second; 0: as fast as the relay takes them
-	Force          bool     // also into compacted topics
+	Topics         []string // send only to these topics
+	Collections    []string // namespaces; none means all of the watcher's
+	Rate           float64  // envelopes per second; 0 means as fast as the relay accepts them
+	Force          bool     // also send to compacted topics
 }
 
-// ReplayPlan is what an order would do.
+// ReplayPlan is the expected result of an order.
 type ReplayPlan struct {
 	Watcher     string        `json:"watcher"`
-	Until       time.Time     `json:"until"` // the end of the order, or where the watcher is
+	Until       time.Time     `json:"until"` // the end of the order, or the position of the watcher if that is earlier
 	Found       int64         `json:"found"` // envelopes to send again
 	LeftOut     int64         `json:"left_out"`
 	Collections []ReplayCount `json:"collections"`
@@ -59,56 +60,67 @@ type ReplayPlan struct {
 	query       store.ReplayQuery
 }
 
-// ReplayCount is how many envelopes of a collection, or of a type, are found.
+// ReplayCount is the number of found envelopes of a collection.
 type ReplayCount struct {
 	Name  string `json:"name"`
 	Found int64  `json:"found"`
 }
 
-// ReplayTopic is how many records a topic gets.
+// ReplayTopic is the number of records that a topic gets.
 type ReplayTopic struct {
 	Name      string `json:"name"`
 	Found     int64  `json:"found"`
 	Compacted bool   `json:"compacted"`
 }
 
-// CompactedError refuses a replay into compacted topics without Force.
+// CompactedError is returned for a replay to compacted topics without Force.
 type CompactedError struct{ Topics []string }
 
 func (e *CompactedError) Error() string {
-	return fmt.Sprintf("the replay goes to compacted topics (%s): an old event becomes the newest of its key there, and compaction removes what came later; use --force if its readers can bear that, or --topic for the others alone",
+	return fmt.Sprintf("the replay sends to compacted topics (%s): an old event becomes "+
+		"the newest of its key, and compaction removes the later ones; "+
+		"use --force if the readers tolerate that, or --topic to send only to other topics",
 		strings.Join(e.Topics, ", "))
 }
 
-// ErrNoBound refuses an order that would replay everything.
-var ErrNoBound = errors.New("a replay needs a time to begin at, or ids")
+// ErrNoBound is returned for an order that would replay everything.
+var ErrNoBound = errors.New("a replay needs a start time or ids")
 
-// Plan counts what the order finds now.
+// Plan counts the envelopes that the order matches now.
 func (r Replayer) Plan(ctx context.Context, o ReplayOrder) (ReplayPlan, error) {
 	p := ReplayPlan{Watcher: r.Watcher, Collections: []ReplayCount{}, Topics: []ReplayTopic{}}
 	if o.From.IsZero() && len(o.IDs) == 0 {
 		return p, ErrNoBound
 	}
-	at, err := r.position(ctx)
+
+	// The stream may still deliver envelopes after the position.
+	until, err := r.lowestPosition(ctx)
 	if err != nil {
 		return p, err
 	}
-	until := at
 	if !o.To.IsZero() {
 		if end := lastStampBefore(o.To); until.After(end) {
 			until = end
 		}
 	}
 	p.Until = time.Unix(int64(until.T), 0).UTC()
-	colls, err := r.collections(ctx, o.Collections)
+
+	namespaces, err := r.resolveCollections(ctx, o.Collections)
 	if err != nil {
 		return p, err
 	}
 	p.query = store.ReplayQuery{
-		Collections: colls, From: firstStampAt(o.From), Until: until,
-		IDs: o.IDs, Keys: o.Keys, Types: o.Types, AggregateTypes: o.AggregateTypes, Topics: o.Topics,
+		Collections:    namespaces,
+		From:           firstStampAt(o.From),
+		Until:          until,
+		IDs:            o.IDs,
+		Keys:           o.Keys,
+		Types:          o.Types,
+		AggregateTypes: o.AggregateTypes,
+		Topics:         o.Topics,
 	}
-	if err := r.count(ctx, &p); err != nil {
+
+	if err := r.countTargets(ctx, &p); err != nil {
 		return p, err
 	}
 	if len(p.Topics) == 0 {
@@ -117,9 +129,9 @@ func (r Replayer) Plan(ctx context.Context, o ReplayOrder) (ReplayPlan, error) {
 	return p, r.markCompacted(ctx, &p, o.Force)
 }
 
-// count fills the plan in. Where an envelope goes follows from three of its fields, so it is asked once for each
-// combination.
-func (r Replayer) count(ctx context.Context, p *ReplayPlan) error {
+// countTargets sets the counts of the plan. The topics of an envelope depend on three of its
+// fields, so the routing is evaluated once for each combination.
+func (r Replayer) countTargets(ctx context.Context, p *ReplayPlan) error {
 	topics := map[string]int64{}
 	for _, ns := range p.query.Collections {
 		coll, err := store.Outboxed(r.State.Client(), ns)
@@ -130,41 +142,52 @@ func (r Replayer) count(ctx context.Context, p *ReplayPlan) error {
 		if err != nil {
 			return err
 		}
-		var n int64
+
+		var found int64
 		for _, g := range groups {
-			v := event.View{AggregateType: []byte(g.AggregateType), Type: []byte(g.Type), Partition: event.AnyPartition}
+			v := event.View{
+				AggregateType: []byte(g.AggregateType),
+				Type:          []byte(g.Type),
+				Partition:     event.AnyPartition,
+			}
 			if g.Topic != "" {
 				v.Topic = []byte(g.Topic)
 			}
-			to := r.route(&v, p.query.Topics)
-			if malformed := g.AggregateType == "" || g.Type == ""; malformed || len(to.topics) == 0 {
+
+			target := r.routeEnvelope(&v, p.query.Topics)
+			malformed := g.AggregateType == "" || g.Type == ""
+			if malformed || len(target.topics) == 0 {
 				p.LeftOut += g.N
 				continue
 			}
-			n += g.N
-			for _, t := range to.topics {
+			found += g.N
+			for _, t := range target.topics {
 				topics[t] += g.N
 			}
 		}
-		p.Found += n
-		if n > 0 {
-			p.Collections = append(p.Collections, ReplayCount{ns, n})
+
+		p.Found += found
+		if found > 0 {
+			p.Collections = append(p.Collections, ReplayCount{ns, found})
 		}
 	}
+
 	for _, t := range slices.Sorted(maps.Keys(topics)) {
 		p.Topics = append(p.Topics, ReplayTopic{Name: t, Found: topics[t]})
 	}
 	return nil
 }
 
+// markCompacted marks the compacted topics of the plan. With force, Kafka may be unavailable.
 func (r Replayer) markCompacted(ctx context.Context, p *ReplayPlan, force bool) error {
 	names := make([]string, len(p.Topics))
 	for i, t := range p.Topics {
 		names[i] = t.Name
 	}
+
 	compacted, err := r.Compacted(ctx, names)
 	if err != nil && !force {
-		return fmt.Errorf("asking Kafka which topics are compacted (--force goes without): %w", err)
+		return fmt.Errorf("reading from Kafka which topics are compacted (--force skips this check): %w", err)
 	}
 	for i := range p.Topics {
 		p.Topics[i].Compacted = slices.Contains(compacted, p.Topics[i].Name)
@@ -172,30 +195,32 @@ func (r Replayer) markCompacted(ctx context.Context, p *ReplayPlan, force bool) 
 	return nil
 }
 
-// routed is where an envelope goes.
-type routed struct {
-	topics []string
-	part   bool // fewer than the rules say
+// routedTopics are the topics of an envelope in a replay.
+type routedTopics struct {
+	topics  []string
+	partial bool // the routing has further topics
 }
 
-// route applies the rules, and keeps those of only, if there are any. An envelope that the rules refuse goes nowhere.
-func (r Replayer) route(v *event.View, only []string) routed {
+// routeEnvelope returns the topics of an envelope, restricted to those in only unless only is
+// empty. An envelope that the routing rejects has no topics.
+func (r Replayer) routeEnvelope(v *event.View, only []string) routedTopics {
 	targets, err := r.Router.Route(v, nil)
 	if err != nil {
-		return routed{}
+		return routedTopics{}
 	}
-	var out routed
+
+	var routed routedTopics
 	for _, t := range targets {
 		if len(only) == 0 || slices.Contains(only, t.Topic) {
-			out.topics = append(out.topics, t.Topic)
+			routed.topics = append(routed.topics, t.Topic)
 		}
 	}
-	out.part = len(out.topics) < len(targets)
-	return out
+	routed.partial = len(routed.topics) < len(targets)
+	return routed
 }
 
-// Start writes the order down and returns its replay, which Run carries out. The error is a [*CompactedError] where Force
-// would be needed (N10).
+// Start stores the order and returns its replay, which Run runs. It returns a [*CompactedError] if
+// the order needs Force (N10).
 func (r Replayer) Start(ctx context.Context, o ReplayOrder) (ReplayInfo, error) {
 	p, err := r.Plan(ctx, o)
 	if err != nil {
@@ -204,7 +229,7 @@ func (r Replayer) Start(ctx context.Context, o ReplayOrder) (ReplayInfo, error) 
 	return r.StartPlan(ctx, p, o)
 }
 
-// StartPlan is Start with a plan that was made before.
+// StartPlan is Start for an existing plan.
 func (r Replayer) StartPlan(ctx context.Context, p ReplayPlan, o ReplayOrder) (ReplayInfo, error) {
 	var compacted []string
 	for _, t := range p.Topics {
@@ -215,17 +240,27 @@ func (r Replayer) StartPlan(ctx context.Context, p ReplayPlan, o ReplayOrder) (R
 	if len(compacted) > 0 && !o.Force {
 		return ReplayInfo{}, &CompactedError{compacted}
 	}
+
 	id := fmt.Sprintf("%s-%04x", time.Now().UTC().Format("20060102T150405"), rand.Uint32()&0xffff)
 	replays := store.NewReplays(r.State)
-	if err := replays.Start(ctx, store.Replay{ID: id, Watcher: r.Watcher, Query: p.query, Actor: r.Actor, Found: p.Found, Rate: o.Rate}); err != nil {
+	err := replays.Start(ctx, store.Replay{
+		ID:      id,
+		Watcher: r.Watcher,
+		Query:   p.query,
+		Actor:   r.Actor,
+		Found:   p.Found,
+		Rate:    o.Rate,
+	})
+	if err != nil {
 		return ReplayInfo{}, err
 	}
 	doc, err := replays.Get(ctx, id)
 	if err != nil {
 		return ReplayInfo{}, err
 	}
-	// Ids and keys are people's data: the log of events has their number only.
-	return info(doc), r.note(ctx, "replay_ordered", bson.D{
+
+	// Ids and keys may be personal data, so the events log contains only their number.
+	return newReplayInfo(doc), r.logAction(ctx, "replay_ordered", bson.D{
 		{Key: "replay", Value: id},
 		{Key: "found", Value: p.Found},
 		{Key: "from", Value: o.From},
@@ -240,16 +275,16 @@ func (r Replayer) StartPlan(ctx context.Context, p ReplayPlan, o ReplayOrder) (R
 	})
 }
 
-// ReplayInfo is a replay as it stands.
+// ReplayInfo is the state of a replay.
 type ReplayInfo struct {
 	ID          string     `json:"id"`
 	Watcher     string     `json:"watcher"`
-	State       string     `json:"state"` // running (or broken off), done, cancelled
+	State       string     `json:"state"` // running (also if interrupted), done, cancelled
 	Actor       string     `json:"actor"`
 	Found       int64      `json:"found"`       // when it was ordered
-	Queued      int64      `json:"queued"`      // handed to the relay
-	Skipped     int64      `json:"skipped"`     // left out on the way: expired, malformed, or for no wanted topic
-	Outstanding int64      `json:"outstanding"` // of the queued ones, not sent yet; −1: not asked
+	Queued      int64      `json:"queued"`      // for the relay to send
+	Skipped     int64      `json:"skipped"`     // expired, malformed, or routed to none of the topics
+	Outstanding int64      `json:"outstanding"` // queued and not sent yet; −1 means not counted
 	From        time.Time  `json:"from,omitzero"`
 	Until       time.Time  `json:"until"`
 	StartedAt   time.Time  `json:"started_at"`
@@ -257,63 +292,72 @@ type ReplayInfo struct {
 	FinishedAt  *time.Time `json:"finished_at,omitempty"`
 }
 
-func info(p store.Replay) ReplayInfo {
-	i := ReplayInfo{
-		ID: p.ID, Watcher: p.Watcher, State: p.State, Actor: p.Actor, Found: p.Found, Queued: p.Queued, Skipped: p.Skipped, Outstanding: -1,
-		Until: time.Unix(int64(p.Query.Until.T), 0).UTC(), StartedAt: p.StartedAt, UpdatedAt: p.UpdatedAt, FinishedAt: p.FinishedAt,
+func newReplayInfo(p store.Replay) ReplayInfo {
+	info := ReplayInfo{
+		ID:          p.ID,
+		Watcher:     p.Watcher,
+		State:       p.State,
+		Actor:       p.Actor,
+		Found:       p.Found,
+		Queued:      p.Queued,
+		Skipped:     p.Skipped,
+		Outstanding: -1,
+		Until:       time.Unix(int64(p.Query.Until.T), 0).UTC(),
+		StartedAt:   p.StartedAt,
+		UpdatedAt:   p.UpdatedAt,
+		FinishedAt:  p.FinishedAt,
 	}
 	if p.Query.From.T > 0 {
-		i.From = time.Unix(int64(p.Query.From.T), 0).UTC()
+		info.From = time.Unix(int64(p.Query.From.T), 0).UTC()
 	}
-	return i
+	return info
 }
 
-// List returns the latest replays of the watcher.
+// List returns the latest n replays of the watcher.
 func (r Replayer) List(ctx context.Context, n int64) ([]ReplayInfo, error) {
 	docs, err := store.NewReplays(r.State).List(ctx, r.Watcher, n)
 	if err != nil {
 		return nil, err
 	}
-	out := make([]ReplayInfo, len(docs))
+
+	list := make([]ReplayInfo, len(docs))
 	for i, d := range docs {
-		out[i] = info(d)
+		list[i] = newReplayInfo(d)
 	}
-	return out, nil
+	return list, nil
 }
 
-// Cancel ends a replay that is not done: what it has queued is sent, the rest is not.
+// Cancel ends a replay that is not done. Envelopes that are already queued are still sent.
 func (r Replayer) Cancel(ctx context.Context, id string) error {
 	if err := store.NewReplays(r.State).End(ctx, id, store.ReplayCancelled, 0); err != nil {
 		return err
 	}
-	return r.note(ctx, "replay_cancelled", bson.D{{Key: "replay", Value: id}})
+	return r.logAction(ctx, "replay_cancelled", bson.D{{Key: "replay", Value: id}})
 }
 
-// collections are those named, or all that the watcher has claimed.
-func (r Replayer) collections(ctx context.Context, named []string) ([]string, error) {
+// resolveCollections returns the named collections, or all that the watcher is registered for.
+func (r Replayer) resolveCollections(ctx context.Context, named []string) ([]string, error) {
 	claims, err := store.NewRegistry(r.State.Collection("collections")).Claims(ctx, r.Watcher)
 	if err != nil {
 		return nil, err
 	}
-	var all []string
-	for _, c := range claims {
-		all = append(all, c.NS)
-	}
-	slices.Sort(all)
-	all = slices.Compact(all) // one that was dropped and made anew is claimed twice
+	all := uniqueNames(claims)
 	if len(named) == 0 {
 		return all, nil
 	}
+
 	named = slices.Compact(slices.Sorted(slices.Values(named)))
 	for _, ns := range named {
 		if !slices.Contains(all, ns) {
-			return nil, fmt.Errorf("collection %s is not one of watcher %s; it reads %s", ns, r.Watcher, few(all))
+			return nil, fmt.Errorf("collection %s is not one of watcher %s's collections, which are %s",
+				ns, r.Watcher, joinSome(all))
 		}
 	}
 	return named, nil
 }
 
-func few(names []string) string {
+// joinSome joins up to five names for an error message.
+func joinSome(names []string) string {
 	if len(names) == 0 {
 		return "none yet"
 	}
@@ -323,9 +367,11 @@ func few(names []string) string {
 	return strings.Join(names, ", ")
 }
 
-// position is what all slots of the watcher have passed: what was committed before it is delivered, or an exception.
-func (r Replayer) position(ctx context.Context) (bson.Timestamp, error) {
-	cur, err := store.Majority(r.watchers()).Find(ctx, bson.D{{Key: "_id", Value: bson.Regex{Pattern: "^" + regexp.QuoteMeta(r.Watcher) + "/"}}},
+// lowestPosition returns the position that all slots of the watcher have passed. Everything that
+// was committed before it is delivered, or is an exception.
+func (r Replayer) lowestPosition(ctx context.Context) (bson.Timestamp, error) {
+	ofWatcher := bson.D{{Key: "_id", Value: bson.Regex{Pattern: "^" + regexp.QuoteMeta(r.Watcher) + "/"}}}
+	cur, err := store.Majority(r.watcherDocuments()).Find(ctx, ofWatcher,
 		options.Find().SetProjection(bson.D{{Key: "token", Value: 1}, {Key: "clusterTime", Value: 1}}))
 	if err != nil {
 		return bson.Timestamp{}, fmt.Errorf("reading watcher %s: %w", r.Watcher, err)
@@ -335,13 +381,16 @@ func (r Replayer) position(ctx context.Context) (bson.Timestamp, error) {
 		return bson.Timestamp{}, fmt.Errorf("reading watcher %s: %w", r.Watcher, err)
 	}
 	if len(docs) == 0 {
-		return bson.Timestamp{}, fmt.Errorf("watcher %s: %w; check the name, or start outrelay run once", r.Watcher, store.ErrNoWatcher)
+		return bson.Timestamp{}, fmt.Errorf("watcher %s: %w; check the name, or start outrelay run once",
+			r.Watcher, store.ErrNoWatcher)
 	}
+
 	lowest := bson.Timestamp{T: math.MaxUint32, I: math.MaxUint32}
 	for _, d := range docs {
 		at, ok := d.Position().Time()
 		if !ok || at.IsZero() {
-			return bson.Timestamp{}, fmt.Errorf("slot %s of the watcher has no position yet, so nothing is known to be delivered; start outrelay run", d.ID)
+			return bson.Timestamp{}, fmt.Errorf("slot %s has no position yet, so it is unknown what is delivered; "+
+				"start outrelay run", d.ID)
 		}
 		if lowest.After(at) {
 			lowest = at
@@ -350,24 +399,26 @@ func (r Replayer) position(ctx context.Context) (bson.Timestamp, error) {
 	return lowest, nil
 }
 
-// firstStampAt is the first stamp of the second of at; zero for the zero time.
+// firstStampAt returns the first timestamp of the second of at, or zero for the zero time.
 func firstStampAt(at time.Time) bson.Timestamp {
 	if at.IsZero() {
 		return bson.Timestamp{}
 	}
-	return bson.Timestamp{T: second(at)}
+	return bson.Timestamp{T: clampSeconds(at)}
 }
 
-// lastStampBefore is the last stamp of the second before at.
+// lastStampBefore returns the last timestamp of the second before at.
 func lastStampBefore(at time.Time) bson.Timestamp {
 	if at.Nanosecond() > 0 {
 		at = at.Add(time.Second)
 	}
-	t := second(at)
+
+	t := clampSeconds(at)
 	if t == 0 {
 		return bson.Timestamp{}
 	}
 	return bson.Timestamp{T: t - 1, I: math.MaxUint32}
 }
 
-func second(at time.Time) uint32 { return uint32(min(max(at.Unix(), 0), math.MaxUint32)) }
+// clampSeconds returns the Unix seconds of at, within the range of a timestamp.
+func clampSeconds(at time.Time) uint32 { return uint32(min(max(at.Unix(), 0), math.MaxUint32)) }

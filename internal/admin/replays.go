@@ -13,38 +13,42 @@ import (
 )
 
 const (
-	replaysAtOnce  = 2  // of one process; each reads and writes with its own pace
-	replaysWaiting = 32 // for their turn
+	maxConcurrentReplays = 2  // of one process; each reads and writes at its own rate
+	maxQueuedReplays     = 32 // replays that wait until another one ends
 )
 
-// replayRunner carries out the replays that were started at a desk of this process.
+// replayRunner runs the replays that were started at a desk of this process.
 type replayRunner struct {
 	mu      sync.Mutex
 	queue   []replayJob
 	wake    chan struct{}
-	under   map[string]context.CancelFunc
-	running bool
+	active  map[string]context.CancelFunc // by the id of the replay
+	running bool                          // runJobs is running
 }
 
 type replayJob struct {
-	id string
-	of Replayer
+	id       string
+	replayer Replayer
 }
 
-// ErrReplaysFull refuses a replay because many are waiting for their turn.
-var ErrReplaysFull = errors.New("too many replays wait for their turn; cancel some or wait")
+// ErrReplaysFull is returned for a replay if the queue of replays is full.
+var ErrReplaysFull = errors.New("too many replays are queued; cancel some or wait")
 
-// add puts a replay in line. A process without a runner refuses: the command line can carry it out.
-func (r *replayRunner) add(j replayJob) error {
+// enqueueJob queues a replay, unless it is queued or active already. It returns an error if the
+// queue is full, or if this process does not run replays. The command line can then run it.
+func (r *replayRunner) enqueueJob(j replayJob) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	switch {
-	case !r.running:
-		return fmt.Errorf("replay %s is ordered and nobody carries it out: %w; run outrelay replay --resume %s", j.id, ErrUnavailable, j.id)
-	case len(r.queue) >= replaysWaiting:
+
+	if !r.running {
+		return fmt.Errorf("replay %s is ordered, but this process does not run replays: %w; run outrelay replay --resume %s",
+			j.id, ErrUnavailable, j.id)
+	}
+	if len(r.queue) >= maxQueuedReplays {
 		return ErrReplaysFull
 	}
-	if _, busy := r.under[j.id]; busy {
+
+	if _, active := r.active[j.id]; active {
 		return nil
 	}
 	for _, q := range r.queue {
@@ -52,63 +56,73 @@ func (r *replayRunner) add(j replayJob) error {
 			return nil
 		}
 	}
+
 	r.queue = append(r.queue, j)
-	r.signal()
+	r.wakeRunner()
 	return nil
 }
 
-func (r *replayRunner) signal() {
+func (r *replayRunner) wakeRunner() {
 	select {
 	case r.wake <- struct{}{}:
 	default:
 	}
 }
 
-// full reports whether one more would be refused.
-func (r *replayRunner) full() error {
+// checkCapacity returns [ErrReplaysFull] if the queue is full.
+func (r *replayRunner) checkCapacity() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.running && len(r.queue) >= replaysWaiting {
+
+	if r.running && len(r.queue) >= maxQueuedReplays {
 		return ErrReplaysFull
 	}
 	return nil
 }
 
-// stop breaks off the one of that id, if it is carried out here.
-func (r *replayRunner) stop(id string) {
+// cancelJob stops the replay with this id if it is active in this process.
+func (r *replayRunner) cancelJob(id string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if cancel := r.under[id]; cancel != nil {
+
+	if cancel := r.active[id]; cancel != nil {
 		cancel()
 	}
 }
 
-// run carries replays out until ctx ends; those under way are broken off then, and can be resumed.
-func (r *replayRunner) run(ctx context.Context, d *Deployment) {
+// runJobs runs replays until ctx ends. It then interrupts the active replays, which can be resumed,
+// and waits for them.
+func (r *replayRunner) runJobs(ctx context.Context, d *Deployment) {
 	r.mu.Lock()
-	r.running, r.wake, r.under = true, make(chan struct{}, 1), map[string]context.CancelFunc{}
+	r.running = true
+	r.wake = make(chan struct{}, 1)
+	r.active = map[string]context.CancelFunc{}
 	r.mu.Unlock()
+
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	defer func() {
 		r.mu.Lock()
 		defer r.mu.Unlock()
-		r.running, r.queue = false, nil
+		r.running = false
+		r.queue = nil
 	}()
+
 	for {
 		for {
-			j, jctx, ok := r.next(ctx)
+			job, jobCtx, ok := r.startNextJob(ctx)
 			if !ok {
 				break
 			}
 			wg.Go(func() {
-				defer r.done(j.id)
-				_, err := j.of.Run(jctx, j.id, ReplayRun{Wait: true})
-				if err != nil && jctx.Err() == nil {
-					d.logger().Warn("a replay broke off; it can be resumed", "replay", j.id, "reason", err)
+				defer r.finishJob(job.id)
+				_, err := job.replayer.Run(jobCtx, job.id, ReplayRun{Wait: true})
+				if err != nil && jobCtx.Err() == nil {
+					d.logger().Warn("replay is interrupted; it can be resumed", "replay", job.id, "reason", err)
 				}
 			})
 		}
+
 		select {
 		case <-ctx.Done():
 			return
@@ -117,85 +131,94 @@ func (r *replayRunner) run(ctx context.Context, d *Deployment) {
 	}
 }
 
-// next takes the first of the line if there is room for it.
-func (r *replayRunner) next(ctx context.Context) (replayJob, context.Context, bool) {
+// startNextJob removes the first replay from the queue, and returns it with its context. It returns
+// false if the queue is empty, or if enough replays are active.
+func (r *replayRunner) startNextJob(ctx context.Context) (replayJob, context.Context, bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if len(r.queue) == 0 || len(r.under) >= replaysAtOnce || ctx.Err() != nil {
+
+	if len(r.queue) == 0 || len(r.active) >= maxConcurrentReplays || ctx.Err() != nil {
 		return replayJob{}, nil, false
 	}
-	j := r.queue[0]
+	job := r.queue[0]
 	r.queue = r.queue[1:]
-	jctx, cancel := context.WithCancel(ctx)
-	r.under[j.id] = cancel
-	return j, jctx, true
+
+	jobCtx, cancel := context.WithCancel(ctx)
+	r.active[job.id] = cancel
+	return job, jobCtx, true
 }
 
-func (r *replayRunner) done(id string) {
+func (r *replayRunner) finishJob(id string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.under[id]()
-	delete(r.under, id)
-	r.signal()
+
+	r.active[id]()
+	delete(r.active, id)
+	r.wakeRunner()
 }
 
-// replayer is the hand on replays. Only the configuration's watcher has rules that say where its envelopes go.
-func (k Desk) replayer() (Replayer, error) {
-	switch {
-	case k.d.Router == nil || k.d.Compacted == nil:
+// newReplayer returns a Replayer for the desk's watcher. That must be the configured watcher,
+// because this process knows only its routing rules.
+func (k Desk) newReplayer() (Replayer, error) {
+	if k.d.Router == nil || k.d.Compacted == nil {
 		return Replayer{}, fmt.Errorf("replays: %w", ErrUnavailable)
-	case k.Watcher != k.d.Watcher:
-		return Replayer{}, invalid("this process knows the rules of watcher %s only; ask one of watcher %s", k.d.Watcher, k.Watcher)
+	}
+	if k.Watcher != k.d.Watcher {
+		return Replayer{}, invalidRequest("this process has the routing rules of watcher %s only; "+
+			"use a process of watcher %s",
+			k.d.Watcher, k.Watcher)
 	}
 	return Replayer{Operator: k.Operator, Router: k.d.Router, Compacted: k.d.Compacted}, nil
 }
 
-// ReplayPlan counts what an order finds now.
+// ReplayPlan counts the envelopes that an order matches now.
 func (k Desk) ReplayPlan(ctx context.Context, o ReplayOrder) (ReplayPlan, error) {
-	r, err := k.replayer()
+	r, err := k.newReplayer()
 	if err != nil {
 		return ReplayPlan{}, err
 	}
 	return r.Plan(ctx, o)
 }
 
-// ReplayStart orders a replay, which [Deployment.Run] of this process carries out. One that breaks off, because the process
-// ends, is resumed by [Desk.ReplayResume] or on the command line.
+// ReplayStart orders a replay, which [Deployment.Run] of this process runs. If it is interrupted
+// because the process ends, [Desk.ReplayResume] or the command line can resume it.
 func (k Desk) ReplayStart(ctx context.Context, o ReplayOrder) (ReplayInfo, error) {
-	r, err := k.replayer()
+	r, err := k.newReplayer()
 	if err != nil {
 		return ReplayInfo{}, err
 	}
-	if err := k.d.replays.full(); err != nil {
+	if err := k.d.replays.checkCapacity(); err != nil {
 		return ReplayInfo{}, err
 	}
+
 	info, err := r.Start(ctx, o)
 	if err != nil {
 		return info, err
 	}
-	return info, k.d.replays.add(replayJob{info.ID, r})
+	return info, k.d.replays.enqueueJob(replayJob{info.ID, r})
 }
 
-// ReplayResume has this process go on with a replay that broke off.
+// ReplayResume continues an interrupted replay in this process.
 func (k Desk) ReplayResume(ctx context.Context, id string) (ReplayInfo, error) {
-	r, err := k.replayer()
+	r, err := k.newReplayer()
 	if err != nil {
 		return ReplayInfo{}, err
 	}
 	info, err := k.ReplayGet(ctx, id)
-	switch {
-	case err != nil:
+	if err != nil {
 		return info, err
-	case info.State == store.ReplayCancelled:
+	}
+	if info.State == store.ReplayCancelled {
 		return info, fmt.Errorf("replay %s was cancelled: %w", id, store.ErrReplayMoved)
 	}
-	if err := k.d.replays.add(replayJob{id, r}); err != nil {
+
+	if err := k.d.replays.enqueueJob(replayJob{id, r}); err != nil {
 		return info, err
 	}
-	return info, k.note(ctx, "replay_resumed", bson.D{{Key: "replay", Value: id}})
+	return info, k.logAction(ctx, "replay_resumed", bson.D{{Key: "replay", Value: id}})
 }
 
-// ReplayList are the latest replays of the watcher.
+// ReplayList returns the latest replays of the watcher.
 func (k Desk) ReplayList(ctx context.Context, limit int) ([]ReplayInfo, error) {
 	list, err := Replayer{Operator: k.Operator}.List(ctx, int64(pageSize(limit)))
 	if list == nil {
@@ -204,29 +227,30 @@ func (k Desk) ReplayList(ctx context.Context, limit int) ([]ReplayInfo, error) {
 	return list, err
 }
 
-// ReplayGet is one replay, with how much of it is queued and not sent yet.
+// ReplayGet returns one replay with the number of envelopes that are queued and not sent yet.
 func (k Desk) ReplayGet(ctx context.Context, id string) (ReplayInfo, error) {
 	replays := store.NewReplays(k.State)
 	doc, err := replays.Get(ctx, id)
 	if err != nil {
 		return ReplayInfo{}, err
 	}
-	out := info(doc)
 	if doc.Watcher != k.Watcher {
 		return ReplayInfo{}, fmt.Errorf("replay %s of watcher %s: %w", id, k.Watcher, store.ErrNotFound)
 	}
-	out.Outstanding = 0
+
+	info := newReplayInfo(doc)
+	info.Outstanding = 0
 	for _, ns := range doc.Query.Collections {
 		n, err := replays.Outstanding(ctx, id, ns, DefaultReplayOpen+1)
 		if err != nil {
-			return out, err
+			return info, err
 		}
-		out.Outstanding += n
+		info.Outstanding += n
 	}
-	return out, nil
+	return info, nil
 }
 
-// ReplayCancel ends a replay that is not done: what it has queued is sent, the rest is not.
+// ReplayCancel ends a replay that is not done. Envelopes that are already queued are still sent.
 func (k Desk) ReplayCancel(ctx context.Context, id string) error {
 	if _, err := k.ReplayGet(ctx, id); err != nil {
 		return err
@@ -234,35 +258,43 @@ func (k Desk) ReplayCancel(ctx context.Context, id string) error {
 	if err := (Replayer{Operator: k.Operator}).Cancel(ctx, id); err != nil {
 		return err
 	}
-	k.d.replays.stop(id)
+	k.d.replays.cancelJob(id)
 	return nil
 }
 
-// DeadShow is [Operator.DeadShow] by the rules of what is never shown. It writes an entry into the events log when it shows
-// a payload.
+// DeadShow is [Operator.DeadShow] with the redaction rules applied. If it shows a payload, it
+// writes an entry to the events log first, and returns an error if that fails.
 func (k Desk) DeadShow(ctx context.Context, ref DeadRef, payload bool) (DeadLetter, error) {
 	d, err := k.Operator.DeadShow(ctx, ref, payload)
 	if err != nil {
 		return d, err
 	}
-	d.Envelope = k.d.Redact.envelope(d.Envelope, payload)
+
+	d.Envelope = k.d.Redact.redactEnvelope(d.Envelope, payload)
 	if payload {
-		err = k.note(ctx, "payload_shown", bson.D{{Key: "collection", Value: d.Collection}, {Key: "id", Value: d.ID}, {Key: "delivery", Value: d.Delivery}})
+		err = k.logAction(ctx, "payload_shown", bson.D{
+			{Key: "collection", Value: d.Collection},
+			{Key: "id", Value: d.ID},
+			{Key: "delivery", Value: d.Delivery},
+		})
 	}
 	if err != nil {
-		return DeadLetter{}, fmt.Errorf("the payload is not shown, because that cannot be written down: %w", err)
+		return DeadLetter{}, fmt.Errorf("the payload is not shown, because the events log cannot be written: %w", err)
 	}
 	return d, nil
 }
 
-// DeadEdit is [Operator.DeadEdit]. It refuses a value that stands for a hidden one: it would replace the hidden value.
+// DeadEdit is [Operator.DeadEdit]. It rejects the placeholder of a hidden value, which would
+// replace the value itself.
 func (k Desk) DeadEdit(ctx context.Context, ref DeadRef, e DeadEdit, opts DeadOptions) (DeadEdited, error) {
-	if len(k.d.Redact.paths) > 0 && strings.Contains(string(e.Payload), redacted) {
-		return DeadEdited{}, invalid("the new payload holds %s, which stands for a hidden value: write the value itself, or leave the payload as it is", redacted)
+	if len(k.d.Redact.paths) > 0 && strings.Contains(string(e.Payload), placeholder) {
+		return DeadEdited{}, invalidRequest("the new payload contains %s, which stands for a hidden value: "+
+			"write the value itself, or leave the payload as it is", placeholder)
 	}
 	for _, h := range e.Headers {
-		if k.d.Redact.header(h[0]) && h[1] == redacted {
-			return DeadEdited{}, invalid("the new header %s is %s, which stands for a hidden value: write the value itself, or leave the headers as they are", h[0], redacted)
+		if k.d.Redact.hidesHeader(h[0]) && h[1] == placeholder {
+			return DeadEdited{}, invalidRequest("the new header %s is %s, which stands for a hidden value: "+
+				"write the value itself, or leave the headers as they are", h[0], placeholder)
 		}
 	}
 	return k.Operator.DeadEdit(ctx, ref, e, opts)

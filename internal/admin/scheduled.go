@@ -10,22 +10,22 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 
-	"github.com/outrelay/outrelay/pkg/event"
 	"github.com/outrelay/outrelay/pkg/outbox"
 )
 
-// ScheduledFilter says which scheduled envelopes, as people type it. What is set must hold all together. Envelopes that a
-// watcher has taken to send are not among them.
+// ScheduledFilter selects scheduled envelopes by text that operators type. An envelope matches if
+// it fulfills all conditions that are set. Envelopes that a watcher has claimed to send them do not
+// match.
 type ScheduledFilter struct {
-	Collection    string   // an outbox as database.collection; "" is all of the watcher's
+	Collection    string   // an outbox as database.collection; "" means all outboxes of the watcher
 	IDs           []string // as in the header `id`
 	Type          string
 	AggregateType string
-	From, To      time.Time // due at From or later, before To
-	All           bool      // lets a filter without any condition cancel
+	From, To      time.Time // due at From or later, and before To
+	All           bool      // allows a filter without conditions to cancel
 }
 
-// Scheduled is an envelope that waits for its time.
+// Scheduled is an envelope that waits for its due time.
 type Scheduled struct {
 	Collection    string    `json:"collection"`
 	ID            string    `json:"id"`
@@ -36,14 +36,15 @@ type Scheduled struct {
 	ExpiresAt     time.Time `json:"expires_at,omitzero"`
 }
 
-// ScheduledPage is a part of what a filter finds: collection by collection, in each in the order of the due times.
+// ScheduledPage is a page of scheduled envelopes, collection by collection, and by due time within
+// a collection.
 type ScheduledPage struct {
 	Events []Scheduled `json:"events"`
-	Total  int64       `json:"total"` // of all that the filter finds, whatever the page
+	Total  int64       `json:"total"` // number of matching envelopes on all pages
 	Next   string      `json:"next,omitempty"`
 }
 
-// ScheduledGroup counts scheduled envelopes of one type in all collections.
+// ScheduledGroup counts the scheduled envelopes of one type in all collections.
 type ScheduledGroup struct {
 	Type     string    `json:"type"`
 	Count    int64     `json:"count"`
@@ -51,36 +52,48 @@ type ScheduledGroup struct {
 	Latest   time.Time `json:"latest"`
 }
 
-// ErrNothingSaid refuses to cancel everything because nothing was said.
-var ErrNothingSaid = errors.New("no condition says which scheduled envelopes; ask for all of them if that is meant")
+// ErrNothingSaid is returned for a cancellation whose filter has no condition.
+var ErrNothingSaid = errors.New("the filter has no condition; add one, or set all if every scheduled envelope is meant")
 
-// ScheduledList reads a page of up to limit envelopes, [DefaultPage] if it is 0 or less; after is Next of the page before.
-func (o Operator) ScheduledList(ctx context.Context, f ScheduledFilter, limit int, after string) (ScheduledPage, error) {
+// ScheduledList returns a page of up to limit envelopes, by default [DefaultPage]. after is Next of
+// the previous page.
+func (o Operator) ScheduledList(
+	ctx context.Context, f ScheduledFilter, limit int, after string,
+) (ScheduledPage, error) {
 	if limit <= 0 {
 		limit = DefaultPage
 	}
 	page := ScheduledPage{Events: []Scheduled{}}
-	q, boxes, err := o.scheduled(ctx, f)
+	query, outboxes, err := o.scheduledOutboxes(ctx, f)
 	if err != nil {
 		return page, err
 	}
-	cut := max(strings.LastIndexByte(after, '/'), 0) // a collection's name may have one
-	from, cursor := after[:cut], strings.TrimPrefix(after[cut:], "/")
-	if after != "" && !slices.ContainsFunc(boxes, func(b scheduledBox) bool { return b.ns == from }) {
-		return page, fmt.Errorf("the page before ended in %q, which is not among the collections of this one", from)
+
+	// The cursor is the collection and its own cursor. The name of a collection may contain a
+	// slash.
+	slash := max(strings.LastIndexByte(after, '/'), 0)
+	firstNS, cursor := after[:slash], strings.TrimPrefix(after[slash:], "/")
+	known := slices.ContainsFunc(outboxes, func(b scheduledOutbox) bool { return b.ns == firstNS })
+	if after != "" && !known {
+		return page, fmt.Errorf("the previous page ended in %q, which this query does not include", firstNS)
 	}
-	for _, b := range boxes {
-		q.After, q.PageSize = "", max(limit-len(page.Events), 1)
-		if b.ns == from {
-			q.After = cursor
+
+	for _, b := range outboxes {
+		query.After = ""
+		if b.ns == firstNS {
+			query.After = cursor
 		}
-		part, err := b.Scheduled(ctx, q)
+		query.PageSize = max(limit-len(page.Events), 1)
+		part, err := b.Scheduled(ctx, query)
 		if err != nil {
 			return page, fmt.Errorf("%s: %w", b.ns, err)
 		}
 		page.Total += part.Total
-		if b.ns < from || page.Next != "" {
-			continue // what came before, or what follows the page
+
+		// Collections of earlier pages, and those after the end of this page, only add to the
+		// total.
+		if b.ns < firstNS || page.Next != "" {
+			continue
 		}
 		if len(page.Events) == limit {
 			if part.Total > 0 {
@@ -88,9 +101,16 @@ func (o Operator) ScheduledList(ctx context.Context, f ScheduledFilter, limit in
 			}
 			continue
 		}
+
 		for _, e := range part.Events {
 			page.Events = append(page.Events, Scheduled{
-				Collection: b.ns, ID: e.ID.String(), Type: e.Type, AggregateType: e.AggregateType, AggregateID: e.AggregateID, DueAt: e.DueAt, ExpiresAt: e.ExpiresAt,
+				Collection:    b.ns,
+				ID:            e.ID.String(),
+				Type:          e.Type,
+				AggregateType: e.AggregateType,
+				AggregateID:   e.AggregateID,
+				DueAt:         e.DueAt,
+				ExpiresAt:     e.ExpiresAt,
 			})
 		}
 		if part.Next != "" {
@@ -100,23 +120,28 @@ func (o Operator) ScheduledList(ctx context.Context, f ScheduledFilter, limit in
 	return page, nil
 }
 
-// ScheduledSummary counts by type, in the order of the types.
+// ScheduledSummary counts the matching envelopes by type, sorted by type.
 func (o Operator) ScheduledSummary(ctx context.Context, f ScheduledFilter) ([]ScheduledGroup, error) {
-	q, boxes, err := o.scheduled(ctx, f)
+	query, outboxes, err := o.scheduledOutboxes(ctx, f)
 	if err != nil {
 		return nil, err
 	}
+
 	groups := []ScheduledGroup{}
-	for _, b := range boxes {
-		list, err := b.SummarizeScheduled(ctx, q)
+	compareType := func(g ScheduledGroup, t string) int { return strings.Compare(g.Type, t) }
+	for _, b := range outboxes {
+		list, err := b.SummarizeScheduled(ctx, query)
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", b.ns, err)
 		}
+
 		for _, s := range list {
-			i, found := slices.BinarySearchFunc(groups, s.Type, func(g ScheduledGroup, t string) int { return strings.Compare(g.Type, t) })
+			i, found := slices.BinarySearchFunc(groups, s.Type, compareType)
 			if !found {
-				groups = slices.Insert(groups, i, ScheduledGroup{Type: s.Type, Earliest: s.Earliest.UTC(), Latest: s.Latest.UTC()})
+				g := ScheduledGroup{Type: s.Type, Earliest: s.Earliest.UTC(), Latest: s.Latest.UTC()}
+				groups = slices.Insert(groups, i, g)
 			}
+
 			g := &groups[i]
 			g.Count += s.Count
 			if s.Earliest.Before(g.Earliest) {
@@ -130,52 +155,62 @@ func (o Operator) ScheduledSummary(ctx context.Context, f ScheduledFilter) ([]Sc
 	return groups, nil
 }
 
-// ScheduledCancel takes back the envelopes that match and that no watcher has taken yet, and returns how many those were.
-// progress, if not nil, hears of the number so far. A filter without a condition is [ErrNothingSaid] unless All is set. What
-// was cancelled before an error stays so, and is in the events log.
+// ScheduledCancel cancels the matching envelopes that no watcher has claimed yet, and returns their
+// number. If progress is not nil, ScheduledCancel calls it with the number so far. It returns
+// [ErrNothingSaid] for a filter without conditions unless All is set. If it fails, the envelopes
+// cancelled until then stay cancelled, and are in the events log.
 func (o Operator) ScheduledCancel(ctx context.Context, f ScheduledFilter, progress func(int64)) (n int64, err error) {
 	if f.Empty() && !f.All {
 		return 0, ErrNothingSaid
 	}
-	q, boxes, err := o.scheduled(ctx, f)
+	query, outboxes, err := o.scheduledOutboxes(ctx, f)
 	if err != nil {
 		return 0, err
 	}
-	for _, b := range boxes {
-		var part int64
-		if part, err = b.CancelScheduled(ctx, q); err != nil {
+
+	for _, b := range outboxes {
+		var cancelled int64
+		cancelled, err = b.CancelScheduled(ctx, query)
+		if err != nil {
+			// The cancellations until then are logged below.
 			err = fmt.Errorf("%s: %w", b.ns, err)
 			break
 		}
-		if n += part; progress != nil {
+		n += cancelled
+		if progress != nil {
 			progress(n)
 		}
 	}
+
 	if n > 0 || err == nil {
-		err = errors.Join(err, o.note(context.WithoutCancel(ctx), "scheduled_cancelled", append(f.audit(), bson.E{Key: "count", Value: n})))
+		fields := append(f.auditFields(), bson.E{Key: "count", Value: n})
+		err = errors.Join(err, o.logAction(context.WithoutCancel(ctx), "scheduled_cancelled", fields))
 	}
 	return n, err
 }
 
-// Rescheduled is what became of the ids that were to be moved.
+// Rescheduled is the result of a move of envelopes to another due time.
 type Rescheduled struct {
 	To    time.Time `json:"to"`
 	Moved []string  `json:"moved"`
-	// NotScheduled never were, were cancelled, or are on their way already.
+	// NotScheduled are the ids of envelopes that were never scheduled, were cancelled, or are
+	// already being sent.
 	NotScheduled []string `json:"not_scheduled"`
 }
 
-// Reschedule moves the envelopes of ids to another time, as long as no watcher has taken them.
+// Reschedule moves the envelopes with the ids of the filter to another due time, unless a watcher
+// has claimed them.
 func (o Operator) Reschedule(ctx context.Context, f ScheduledFilter, to time.Time) (Rescheduled, error) {
 	r := Rescheduled{To: to.UTC(), Moved: []string{}, NotScheduled: []string{}}
-	_, boxes, err := o.scheduled(ctx, ScheduledFilter{Collection: f.Collection})
+	_, outboxes, err := o.scheduledOutboxes(ctx, ScheduledFilter{Collection: f.Collection})
 	if err != nil {
 		return r, err
 	}
+
 	for _, text := range f.IDs {
-		moved, err := reschedule(ctx, boxes, text, to)
+		moved, err := rescheduleEnvelope(ctx, outboxes, text, to)
 		if err != nil {
-			return r, errors.Join(err, o.noteRescheduled(ctx, f, r))
+			return r, errors.Join(err, o.logRescheduled(ctx, f, r))
 		}
 		if moved {
 			r.Moved = append(r.Moved, text)
@@ -183,19 +218,23 @@ func (o Operator) Reschedule(ctx context.Context, f ScheduledFilter, to time.Tim
 			r.NotScheduled = append(r.NotScheduled, text)
 		}
 	}
-	return r, o.noteRescheduled(ctx, f, r)
+	return r, o.logRescheduled(ctx, f, r)
 }
 
-func (o Operator) noteRescheduled(ctx context.Context, f ScheduledFilter, r Rescheduled) error {
+// logRescheduled logs the move if any envelope was moved, even if ctx has ended.
+func (o Operator) logRescheduled(ctx context.Context, f ScheduledFilter, r Rescheduled) error {
 	if len(r.Moved) == 0 {
 		return nil
 	}
-	return o.note(context.WithoutCancel(ctx), "scheduled_moved", append(f.audit(), bson.E{Key: "to", Value: r.To}, bson.E{Key: "count", Value: len(r.Moved)}))
+	fields := append(f.auditFields(), bson.E{Key: "to", Value: r.To}, bson.E{Key: "count", Value: len(r.Moved)})
+	return o.logAction(context.WithoutCancel(ctx), "scheduled_moved", fields)
 }
 
-func reschedule(ctx context.Context, boxes []scheduledBox, text string, to time.Time) (bool, error) {
-	for _, id := range idsOf(text) {
-		for _, b := range boxes {
+// rescheduleEnvelope moves the first envelope that matches the text of the id. It returns false if
+// there is none.
+func rescheduleEnvelope(ctx context.Context, outboxes []scheduledOutbox, text string, to time.Time) (bool, error) {
+	for _, id := range parseIDs(text) {
+		for _, b := range outboxes {
 			err := b.Reschedule(ctx, id, to)
 			if err == nil {
 				return true, nil
@@ -208,72 +247,82 @@ func reschedule(ctx context.Context, boxes []scheduledBox, text string, to time.
 	return false, nil
 }
 
-// scheduledBox is one of the watcher's outboxes.
-type scheduledBox struct {
+// scheduledOutbox is one of the watcher's outboxes.
+type scheduledOutbox struct {
 	*outbox.Box
 	ns string
 }
 
-// scheduled are the query of a filter and the outboxes that it is for, in the order of their names.
-func (o Operator) scheduled(ctx context.Context, f ScheduledFilter) (outbox.ScheduledQuery, []scheduledBox, error) {
-	q := outbox.ScheduledQuery{Type: f.Type, AggregateType: f.AggregateType, DueFrom: f.From, DueBefore: f.To, All: f.All}
+// scheduledOutboxes returns the query of a filter, and the outboxes that it applies to, sorted by
+// name.
+func (o Operator) scheduledOutboxes(
+	ctx context.Context, f ScheduledFilter,
+) (outbox.ScheduledQuery, []scheduledOutbox, error) {
+	query := outbox.ScheduledQuery{
+		Type:          f.Type,
+		AggregateType: f.AggregateType,
+		DueFrom:       f.From,
+		DueBefore:     f.To,
+		All:           f.All,
+	}
 	if !f.From.IsZero() && !f.To.IsZero() && !f.From.Before(f.To) {
-		return q, nil, fmt.Errorf("the window from %s to %s is empty", f.From.Format(time.RFC3339), f.To.Format(time.RFC3339))
+		return query, nil, fmt.Errorf("the window from %s to %s is empty",
+			f.From.Format(time.RFC3339), f.To.Format(time.RFC3339))
 	}
 	for _, text := range f.IDs {
 		if text == "" {
-			return q, nil, errors.New("an id is empty")
+			return query, nil, errors.New("an id is empty")
 		}
-		q.IDs = append(q.IDs, idsOf(text)...)
+		query.IDs = append(query.IDs, parseIDs(text)...)
 	}
+
 	names, err := o.Collections(ctx, f.Collection)
 	if err != nil {
-		return q, nil, err
+		return query, nil, err
 	}
+
+	// A collection that was dropped and created again is registered twice.
 	slices.Sort(names)
-	names = slices.Compact(names) // one that was dropped and made anew is claimed twice
-	boxes := make([]scheduledBox, len(names))
+	names = slices.Compact(names)
+
+	outboxes := make([]scheduledOutbox, len(names))
 	for i, ns := range names {
 		db, coll, _ := strings.Cut(ns, ".")
 		box, err := outbox.New(o.State.Client().Database(db), outbox.WithCollection(coll))
 		if err != nil {
-			return q, nil, err
+			return query, nil, err
 		}
-		boxes[i] = scheduledBox{box, ns}
+		outboxes[i] = scheduledOutbox{box, ns}
 	}
-	return q, boxes, nil
+	return query, outboxes, nil
 }
 
-// idsOf are the ids that a text may mean: a string may look like a UUID or an ObjectId.
-func idsOf(text string) []event.ID {
-	ids := []event.ID{event.ParseID(text)}
-	if plain := event.NewID(text); plain != ids[0] {
-		ids = append(ids, plain)
-	}
-	return ids
-}
-
-// Empty reports whether the filter has no condition but the collection.
+// Empty reports whether the filter has no condition except the collection.
 func (f ScheduledFilter) Empty() bool {
 	return len(f.IDs) == 0 && f.Type == "" && f.AggregateType == "" && f.From.IsZero() && f.To.IsZero()
 }
 
-// audit is the filter for the events log.
-func (f ScheduledFilter) audit() bson.D {
-	d := bson.D{}
-	for _, c := range []struct{ name, value string }{{"collection", f.Collection}, {"type", f.Type}, {"aggregate_type", f.AggregateType}} {
+// auditFields returns the filter for the events log, with at most 100 ids.
+func (f ScheduledFilter) auditFields() bson.D {
+	fields := bson.D{}
+	for _, c := range []struct{ name, value string }{
+		{"collection", f.Collection},
+		{"type", f.Type},
+		{"aggregate_type", f.AggregateType},
+	} {
 		if c.value != "" {
-			d = append(d, bson.E{Key: c.name, Value: c.value})
+			fields = append(fields, bson.E{Key: c.name, Value: c.value})
 		}
 	}
+
 	if !f.From.IsZero() {
-		d = append(d, bson.E{Key: "due_from", Value: f.From})
+		fields = append(fields, bson.E{Key: "due_from", Value: f.From})
 	}
 	if !f.To.IsZero() {
-		d = append(d, bson.E{Key: "due_before", Value: f.To})
+		fields = append(fields, bson.E{Key: "due_before", Value: f.To})
 	}
 	if len(f.IDs) > 0 {
-		d = append(d, bson.E{Key: "ids", Value: f.IDs[:min(len(f.IDs), 100)]})
+		fields = append(fields, bson.E{Key: "ids", Value: f.IDs[:min(len(f.IDs), 100)]})
 	}
-	return d
+	return fields
 }

@@ -12,52 +12,58 @@ import (
 	"github.com/outrelay/outrelay/pkg/saga"
 )
 
-// offsetsSuffix ends the name of the collection that each inbox has beside its markers.
+// offsetsSuffix ends the name of the collection that each inbox has in addition to its marks.
 const offsetsSuffix = "_offsets"
 
-// service is what a database holds beside outboxes.
-type service struct {
+// serviceCollections describes the collections of a database that services use, other than
+// outboxes.
+type serviceCollections struct {
 	sagas   bool
-	inboxes []string // names of the collections of markers
+	inboxes []string // names of the collections with marks
 }
 
-// services looks at the names of a database's collections: one command, answered from the catalogue.
-func (k Desk) services(ctx context.Context, database string) (service, error) {
-	var s service
+// findServices finds inboxes and sagas by the names of a database's collections. It costs one
+// command, which reads only the catalog.
+func (k Desk) findServices(ctx context.Context, database string) (serviceCollections, error) {
+	var found serviceCollections
 	filter := bson.D{{Key: "$or", Value: bson.A{
 		bson.D{{Key: "name", Value: saga.DefaultTypes}},
 		bson.D{{Key: "name", Value: bson.Regex{Pattern: offsetsSuffix + "$"}}},
 	}}}
-	names, err := k.State.Client().Database(database).ListCollectionNames(ctx, filter, options.ListCollections().SetAuthorizedCollections(true))
+	authorized := options.ListCollections().SetAuthorizedCollections(true)
+	names, err := k.openDatabase(database).ListCollectionNames(ctx, filter, authorized)
 	if err != nil {
-		return s, wrapped("listing collections of "+database, err)
+		return found, wrapError("listing collections of "+database, err)
 	}
+
 	slices.Sort(names)
 	for _, n := range names {
 		if n == saga.DefaultTypes {
-			s.sagas = true
+			found.sagas = true
 		} else if base := strings.TrimSuffix(n, offsetsSuffix); base != "" {
-			s.inboxes = append(s.inboxes, base)
+			found.inboxes = append(found.inboxes, base)
 		}
 	}
-	return s, nil
+	return found, nil
 }
 
-// serviceDatabases are the databases of the watcher's outboxes, or the one of them that is named: nothing else is looked
-// into.
+// serviceDatabases returns the databases of the watcher's outboxes, or only the named one. An
+// operator cannot read other databases.
 func (k Desk) serviceDatabases(ctx context.Context, only string) ([]string, error) {
-	names, err := k.sorted(ctx, "")
+	names, err := k.sortedCollections(ctx, "")
 	if err != nil {
 		return nil, err
 	}
-	all := databases(names)
-	switch {
-	case only == "":
-		return all[:min(len(all), manyDatabases)], nil
-	case !slices.Contains(all, only):
-		return nil, invalid("watcher %s has no outbox in database %q; its databases are %s", k.Watcher, only, few(all))
+
+	all := databaseNames(names)
+	if only == "" {
+		return all[:min(len(all), maxServiceDatabases)], nil
+	}
+	if !slices.Contains(all, only) {
+		return nil, invalidRequest("watcher %s has no outbox in database %q; its databases are %s",
+			k.Watcher, only, joinSome(all))
 	}
 	return []string{only}, nil
 }
 
-func (k Desk) database(name string) *mongo.Database { return k.State.Client().Database(name) }
+func (k Desk) openDatabase(name string) *mongo.Database { return k.State.Client().Database(name) }

@@ -1,5 +1,9 @@
-// Package admin holds the use-cases behind the command line and the HTTP API. Every function reads or writes MongoDB once
-// and returns plain values; nothing here prints.
+// Package admin contains the use-cases of the command line, the HTTP API and the page. Its
+// functions read and write MongoDB and return plain values. They print nothing.
+//
+// Lists return pages. Actions are written to the events log with their actor. Actions that change
+// many documents work in bounded statements, call an optional function with their progress, and may
+// be repeated after an error.
 package admin
 
 import (
@@ -15,7 +19,7 @@ import (
 	"github.com/outrelay/outrelay/internal/lease"
 )
 
-// Status is the answer of `outrelay status --json`.
+// Status is the output of `outrelay status --json`.
 type Status struct {
 	Watchers []Watcher `json:"watchers"`
 }
@@ -24,48 +28,49 @@ type Status struct {
 type Watcher struct {
 	Name        string    `json:"name"`
 	Slot        string    `json:"slot"`          // <i>of<N>
-	Owner       string    `json:"owner"`         // node and acquisition; "" if nobody owns it
+	Owner       string    `json:"owner"`         // node and acquisition; "" if there is no owner
 	Node        string    `json:"node"`          // of the owner, or of the last one
-	Epoch       int64     `json:"epoch"`         // of the ownership
-	ExpiresInMS int64     `json:"expires_in_ms"` // negative: nobody renewed for that long
-	State       string    `json:"state"`         // live, taking-over, reopening, blocked, waiting, halted, paused, no-owner …
+	Epoch       int64     `json:"epoch"`         // of the lease
+	ExpiresInMS int64     `json:"expires_in_ms"` // negative if the lease has expired
+	State       string    `json:"state"`         // such as live, taking-over, blocked, waiting, halted, paused, no-owner
 	Reason      string    `json:"reason,omitempty"`
-	LagS        float64   `json:"lag_s"` // now minus commit time of the oldest unresolved envelope, as the owner last saw it
+	LagS        float64   `json:"lag_s"` // age of the oldest unresolved envelope since its commit, reported by the owner
 	Rate        float64   `json:"rate"`  // acked records per second
 	TokenAgeS   float64   `json:"token_age_s"`
 	Unresolved  int       `json:"unresolved"`
 	Blocked     []Blocked `json:"blocked"`
 	Address     string    `json:"address,omitempty"`
 	Version     string    `json:"version,omitempty"`
-	Dirty       []string  `json:"dirty,omitempty"` // collections with scheduled or exceptional envelopes
+	Dirty       []string  `json:"dirty,omitempty"` // collections with scheduled envelopes or exceptions
 
 	Paused        bool       `json:"paused,omitempty"`
 	Pin           string     `json:"pin,omitempty"`             // the node that it is pinned to
-	StepDownUntil *time.Time `json:"step_down_until,omitempty"` // until then the node that stepped down keeps away
+	StepDownUntil *time.Time `json:"step_down_until,omitempty"` // until then the previous owner does not acquire it
 	PositionAt    *time.Time `json:"position_at,omitempty"`     // everything that was committed before is settled
-	Gap           string     `json:"gap,omitempty"`             // why a stretch of the stream is being swept
-	StatsAgeS     float64    `json:"stats_age_s"`               // of lag, rate and what is blocked; −1: there are none
-	// OplogHeadroomS is how far the position is from the oldest entry of the oplog; nil where it is not known. At 0 the
-	// position is lost.
+	Gap           string     `json:"gap,omitempty"`             // the cause of a gap that is being swept
+	StatsAgeS     float64    `json:"stats_age_s"`               // age of the owner's report; −1 if there is none
+	// OplogHeadroomS is the time between the oldest entry of the oplog and the position, or nil if
+	// it is unknown. At 0 the position is lost.
 	OplogHeadroomS *float64 `json:"oplog_headroom_s,omitempty"`
 }
 
-// Blocked is a target that waits.
+// Blocked is a topic that cannot be written.
 type Blocked struct {
 	Topic  string    `json:"topic"`
 	Reason string    `json:"reason"`
 	Since  time.Time `json:"since"`
 	Count  int       `json:"count"`
-	Parked bool      `json:"parked"` // its envelopes are held on their documents, and everything else flows
+	Parked bool      `json:"parked"` // its envelopes are parked, so that other envelopes are sent
 }
 
-// stored is the watcher document with the server's time beside it.
-type stored struct {
+// watcherDocument is a watcher document with the server time.
+type watcherDocument struct {
 	lease.Document `bson:",inline"`
 	Now            time.Time `bson:"now"`
 }
 
-type stats struct {
+// storedStats is the report of the owner in the watcher document.
+type storedStats struct {
 	At         time.Time `bson:"at"`
 	State      string    `bson:"state"`
 	Reason     string    `bson:"reason"`
@@ -82,7 +87,8 @@ type stats struct {
 	} `bson:"blocked"`
 }
 
-// ReadStatus reads every watcher of the state database, in the order of their names. Ages are by the server's clock.
+// ReadStatus returns every slot of every watcher of the state database, sorted by id. Ages are
+// measured by the server's clock.
 func ReadStatus(ctx context.Context, state *mongo.Database) (Status, error) {
 	s := Status{Watchers: []Watcher{}}
 	cur, err := state.Collection("watchers").Aggregate(ctx, mongo.Pipeline{
@@ -92,12 +98,13 @@ func ReadStatus(ctx context.Context, state *mongo.Database) (Status, error) {
 	if err != nil {
 		return s, fmt.Errorf("reading the watchers of %s: %w", state.Name(), err)
 	}
-	var docs []stored
+	var docs []watcherDocument
 	if err := cur.All(ctx, &docs); err != nil {
 		return s, fmt.Errorf("reading the watchers of %s: %w", state.Name(), err)
 	}
+
 	for i := range docs {
-		w, err := docs[i].watcher()
+		w, err := docs[i].toWatcher()
 		if err != nil {
 			return s, fmt.Errorf("reading watcher %s: %w", docs[i].ID, err)
 		}
@@ -106,28 +113,48 @@ func ReadStatus(ctx context.Context, state *mongo.Database) (Status, error) {
 	return s, nil
 }
 
-func (d *stored) watcher() (Watcher, error) {
+func (d *watcherDocument) toWatcher() (Watcher, error) {
 	name, slot, _ := strings.Cut(d.ID, "/")
 	w := Watcher{
-		Name: name, Slot: slot, Owner: d.Owner, Node: d.Node, Epoch: d.Epoch, Address: d.Address, Version: d.Version,
-		ExpiresInMS: d.ExpiresAt.Sub(d.Now).Milliseconds(), Blocked: []Blocked{}, Dirty: d.Dirty,
+		Name:        name,
+		Slot:        slot,
+		Owner:       d.Owner,
+		Node:        d.Node,
+		Epoch:       d.Epoch,
+		Address:     d.Address,
+		Version:     d.Version,
+		ExpiresInMS: d.ExpiresAt.Sub(d.Now).Milliseconds(),
+		Blocked:     []Blocked{},
+		Dirty:       d.Dirty,
 	}
-	var st stats
+
+	var stats storedStats
 	if len(d.Stats) > 0 {
-		if err := bson.Unmarshal(d.Stats, &st); err != nil {
+		if err := bson.Unmarshal(d.Stats, &stats); err != nil {
 			return w, err
 		}
 	}
-	w.State, w.Reason, w.LagS, w.TokenAgeS = st.State, st.Reason, seconds(st.LagMS), seconds(st.TokenAgeMS)
-	w.Rate, w.Unresolved = math.Round(st.Rate*10)/10, st.Unresolved
-	for _, b := range st.Blocked {
+	w.State = stats.State
+	w.Reason = stats.Reason
+	w.LagS = toSeconds(stats.LagMS)
+	w.TokenAgeS = toSeconds(stats.TokenAgeMS)
+	w.Rate = math.Round(stats.Rate*10) / 10
+	w.Unresolved = stats.Unresolved
+	for _, b := range stats.Blocked {
 		w.Blocked = append(w.Blocked, Blocked(b))
 	}
-	d.ordered(&w, st.At)
+	w.StatsAgeS = -1
+	if !stats.At.IsZero() {
+		w.StatsAgeS = max(d.Now.Sub(stats.At).Seconds(), 0)
+	}
+
+	d.addControl(&w)
+
+	// The last report may be that of an owner that is gone.
 	alive := d.Owner != "" && w.ExpiresInMS > 0
 	switch {
 	case d.Control.Paused:
-		w.State, w.Reason = "paused", "an operator paused it; `outrelay resume` goes on"
+		w.State, w.Reason = "paused", "an operator paused it; `outrelay resume` ends the pause"
 	case !alive:
 		w.State, w.Reason = "no-owner", "no process runs it; start `outrelay run`"
 	}
@@ -137,12 +164,14 @@ func (d *stored) watcher() (Watcher, error) {
 	return w, nil
 }
 
-// ordered fills in what operators asked of the slot, and where it stands.
-func (d *stored) ordered(w *Watcher, stats time.Time) {
-	w.Paused, w.Pin = d.Control.Paused, d.Control.Pin
+// addControl adds the requests of operators, the position and the gap of the slot.
+func (d *watcherDocument) addControl(w *Watcher) {
+	w.Paused = d.Control.Paused
+	w.Pin = d.Control.Pin
 	if until := d.Control.StepDownUntil; until.After(d.Now) {
 		w.StepDownUntil = &until
 	}
+
 	if at, ok := d.Position().Time(); ok && at.T > 0 {
 		position := time.Unix(int64(at.T), 0).UTC()
 		w.PositionAt = &position
@@ -150,9 +179,6 @@ func (d *stored) ordered(w *Watcher, stats time.Time) {
 	if d.Gap != nil {
 		w.Gap = d.Gap.Reason
 	}
-	if w.StatsAgeS = -1; !stats.IsZero() {
-		w.StatsAgeS = max(d.Now.Sub(stats).Seconds(), 0)
-	}
 }
 
-func seconds(ms int64) float64 { return float64(ms) / 1000 }
+func toSeconds(ms int64) float64 { return float64(ms) / 1000 }

@@ -14,64 +14,72 @@ import (
 	"github.com/outrelay/outrelay/internal/store"
 )
 
-// MaxWaiting is how many envelopes a list of waiting ones has at most.
+// MaxWaiting bounds the result of [Operator.WaitingList].
 const MaxWaiting = 10_000
 
-// WaitingGroup is how many envelopes of a collection wait in one state for one topic, or lie in the dead letters.
+// WaitingGroup counts the envelopes of a collection that wait in one state for one topic, or are
+// dead letters.
 type WaitingGroup struct {
 	Collection string `json:"collection"`
-	// State is retry, blocked, parked, scheduled or dead; of the latter those that were not requeued.
+	// State is retry, blocked, parked, scheduled or dead. Dead letters that are requeued are not
+	// counted.
 	State string `json:"state"`
-	Topic string `json:"topic,omitempty"` // that it waits for, which counts it; "" where the envelope does not say
+	Topic string `json:"topic,omitempty"` // the topic that they wait for; "" if the envelopes do not name it
 	Count int64  `json:"count"`
-	// Oldest is when the oldest one was committed, to the second; of scheduled ones, when the first is due.
+	// Oldest is when the oldest envelope was committed, to the second. For scheduled envelopes it
+	// is the earliest due time.
 	Oldest *time.Time `json:"oldest,omitempty"`
 }
 
-// WaitingSummary counts what is not delivered and not just passing through, over the watcher's collections or the one that
-// is named. It reads every exception, and an index entry for each scheduled envelope.
+// WaitingSummary counts the waiting envelopes and dead letters of all collections of the watcher,
+// or of the named one. It reads every exception, and one index entry per scheduled envelope.
 func (o Operator) WaitingSummary(ctx context.Context, collection string) ([]WaitingGroup, error) {
-	out := []WaitingGroup{}
+	groups := []WaitingGroup{}
 	namespaces, err := o.Collections(ctx, collection)
 	if err != nil {
-		return out, err
+		return groups, err
 	}
+
 	for _, ns := range namespaces {
 		coll, err := store.Outboxed(o.State.Client(), ns)
 		if err != nil {
-			return out, err
+			return groups, err
 		}
 		counts, err := store.CountExceptions(ctx, coll, slot.Part{})
 		if err != nil {
-			return out, err
+			return groups, err
 		}
 		for _, c := range counts {
 			g := WaitingGroup{Collection: ns, State: c.State, Topic: c.Topic, Count: c.N}
 			if !c.Oldest.IsZero() {
 				g.Oldest = &c.Oldest
 			}
-			out = append(out, g)
+			groups = append(groups, g)
 		}
-		dead, err := deadletter.Count(ctx, o.State.Client(), []string{ns}, deadletter.Query{Stand: deadletter.Replayable})
+
+		notRequeued := deadletter.Query{Stand: deadletter.Replayable}
+		dead, err := deadletter.Count(ctx, o.State.Client(), []string{ns}, notRequeued)
 		if err != nil {
-			return out, err
+			return groups, err
 		}
 		if dead > 0 {
-			out = append(out, WaitingGroup{Collection: ns, State: "dead", Count: dead})
+			groups = append(groups, WaitingGroup{Collection: ns, State: "dead", Count: dead})
 		}
 	}
-	return out, nil
+	return groups, nil
 }
 
-// WaitingFilter says which envelopes. What is set must hold all together.
+// WaitingFilter selects waiting envelopes. An envelope matches if it fulfills all conditions that
+// are set.
 type WaitingFilter struct {
-	Collection string // an outbox as database.collection; "" is all of the watcher's
-	State      string // retry, blocked or parked; "" is any of them
-	Topic      string // that it waits for
+	Collection string // an outbox as database.collection; "" means all outboxes of the watcher
+	State      string // retry, blocked or parked; "" means any of them
+	Topic      string // a topic that it waits for
 	Key        string // the ordering key
 }
 
-// WaitingEnvelope is an envelope whose fate is written on it, because it could not be sent in its turn.
+// WaitingEnvelope is an envelope that could not be sent in the order of the stream, so that its
+// state is stored on it.
 type WaitingEnvelope struct {
 	Collection string     `json:"collection"`
 	ID         string     `json:"id"`
@@ -79,84 +87,100 @@ type WaitingEnvelope struct {
 	Type       string     `json:"type"`
 	Key        string     `json:"key"` // the ordering key
 	State      string     `json:"state"`
-	Topics     []string   `json:"topics"` // that it waits for; empty is all that it routes to
+	Topics     []string   `json:"topics"` // topics that it waits for; empty means all that it routes to
 	Origin     string     `json:"origin"` // stream, scheduled, requeue or replay
 	Attempts   int32      `json:"attempts"`
 	NextAt     *time.Time `json:"next_at,omitempty"`
-	Reason     string     `json:"reason,omitempty"` // of the last attempt that failed
+	Reason     string     `json:"reason,omitempty"` // of the last failed attempt
 
-	raw bson.Raw // while a page is made
+	raw bson.Raw // set only while a page is built
 }
 
-var errEnough = errors.New("enough")
+// errLimitReached ends a scan.
+var errLimitReached = errors.New("limit reached")
 
-// WaitingList are up to limit envelopes that wait, collection by collection, by key, and within a key in the order in which
-// they will be sent. It holds them in memory, without their payloads. limit is at most [MaxWaiting].
+// WaitingList returns up to limit waiting envelopes without payloads, sorted by collection and key.
+// Within a key, they have the order in which they will be sent. limit is at most [MaxWaiting].
 func (o Operator) WaitingList(ctx context.Context, f WaitingFilter, limit int) ([]WaitingEnvelope, error) {
-	out := []WaitingEnvelope{}
+	list := []WaitingEnvelope{}
 	switch f.State {
 	case "", "retry", "blocked", "parked":
 	default:
-		return out, fmt.Errorf("state %q is none of retry, blocked, parked; outrelay scheduled and outrelay dead list the others", f.State)
+		return list, fmt.Errorf("state %q is none of retry, blocked, parked; "+
+			"outrelay scheduled and outrelay dead list the others", f.State)
 	}
 	if limit < 1 || limit > MaxWaiting {
-		return out, fmt.Errorf("a list has from 1 to %d envelopes", MaxWaiting)
+		return list, fmt.Errorf("limit %d is not between 1 and %d", limit, MaxWaiting)
 	}
 	namespaces, err := o.Collections(ctx, f.Collection)
 	if err != nil {
-		return out, err
+		return list, err
 	}
+
 	for _, ns := range namespaces {
 		coll, err := store.Outboxed(o.State.Client(), ns)
 		if err != nil {
-			return out, err
+			return list, err
 		}
 		scan := store.ExceptionScan{Coll: coll}
 		if f.Key != "" {
-			scan.Keys = keyValues(f.Key)
+			scan.Keys = parseKeyValues(f.Key)
 		}
 		if f.Topic != "" {
 			scan.Only = []string{f.Topic}
 		}
+
 		for more := true; more && err == nil; {
 			more, err = scan.Page(ctx, 500, func(raw bson.Raw) error {
-				if e := waitingEnvelope(ns, raw); f.State == "" || f.State == e.State {
-					out = append(out, e)
+				e := newWaitingEnvelope(ns, raw)
+				if f.State == "" || f.State == e.State {
+					list = append(list, e)
 				}
-				if len(out) == limit {
-					return errEnough
+				if len(list) == limit {
+					return errLimitReached
 				}
 				return nil
 			})
 		}
-		if errors.Is(err, errEnough) {
-			return out, nil
+		if errors.Is(err, errLimitReached) {
+			return list, nil
 		}
 		if err != nil {
-			return out, err
+			return list, err
 		}
 	}
-	return out, nil
+	return list, nil
 }
 
-func waitingEnvelope(ns string, raw bson.Raw) WaitingEnvelope {
+func newWaitingEnvelope(ns string, raw bson.Raw) WaitingEnvelope {
 	text := func(path ...string) string {
 		s, _ := raw.Lookup(path...).StringValueOK()
-		return clip(s)
+		return truncateText(s)
 	}
 	number := func(name string) int32 {
 		n, _ := raw.Lookup(name).AsInt64OK()
 		return int32(n)
 	}
+
 	e := WaitingEnvelope{
-		Collection: ns, ID: idText(raw.Lookup("_id")), Delivery: number("delivery"), Type: text("type"), Key: clip(idText(raw.Lookup("key"))), State: text("state"),
-		Topics: []string{}, Origin: text("origin"), Attempts: number("attempts"), Reason: text("lastError", "reason"),
+		Collection: ns,
+		ID:         idText(raw.Lookup("_id")),
+		Delivery:   number("delivery"),
+		Type:       text("type"),
+		Key:        truncateText(idText(raw.Lookup("key"))),
+		State:      text("state"),
+		Topics:     []string{},
+		Origin:     text("origin"),
+		Attempts:   number("attempts"),
+		Reason:     text("lastError", "reason"),
 	}
 	if at, ok := raw.Lookup("nextAt").TimeOK(); ok {
 		e.NextAt = &at
 	}
+
+	// The document comes whole from the server, so reading the array cannot fail.
 	if list, ok := raw.Lookup("pending").ArrayOK(); ok {
-		values, _ := list.Values() // of a whole document
+		values, _ := list.Values()
 		for _, v := range values {
 			if s, ok := v.StringValueOK(); ok {
 				e.Topics = append(e.Topics, s)
@@ -166,12 +190,15 @@ func waitingEnvelope(ns string, raw bson.Raw) WaitingEnvelope {
 	return e
 }
 
-// keyValues are the values in which a key of that text may be stored.
-func keyValues(text string) []bson.RawValue {
-	values, _ := idValues(text) // it is not empty
+// parseKeyValues returns the BSON values as which a key with this text may be stored. text must not
+// be empty.
+func parseKeyValues(text string) []bson.RawValue {
+	values, _ := parseIDValues(text) // fails only for the empty text
+
+	// MongoDB compares numbers of different types by value, so an int64 also matches an int32.
 	if n, err := strconv.ParseInt(text, 10, 64); err == nil && strconv.FormatInt(n, 10) == text {
 		_, data, _ := bson.MarshalValue(n)
-		values = append(values, bson.RawValue{Type: bson.TypeInt64, Value: data}) // equal to an int32 of that value
+		values = append(values, bson.RawValue{Type: bson.TypeInt64, Value: data})
 	}
 	return values
 }

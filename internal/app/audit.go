@@ -10,15 +10,18 @@ import (
 )
 
 const (
-	// auditEvery is how often the gates are compared with the collections (N15).
+	// auditEvery is the interval at which the gates are compared with the collections (N15).
 	auditEvery = 10 * time.Second
-	// auditShare bounds what that may cost: where a look takes long, the next one comes so many times later.
+	// auditShare bounds the cost of audits: after an audit, the pause is at least this many times
+	// as long as it took.
 	auditShare = 50
 )
 
-// audit compares gates with what waits in the collections, and counts the latter, until ctx ends.
-func (t *term) audit(ctx context.Context) error {
-	out, audit := newOutlet(t), t.disp.NewAudit()
+// auditPeriodically compares the gates with the waiting envelopes in the collections and counts the
+// envelopes, until ctx ends.
+func (t *term) auditPeriodically(ctx context.Context) error {
+	out := newOutlet(t)
+	audit := t.dispatcher.NewAudit()
 	wait := auditEvery
 	for {
 		select {
@@ -26,24 +29,27 @@ func (t *term) audit(ctx context.Context) error {
 			return nil
 		case <-time.After(wait):
 		}
+
 		began := time.Now()
 		if err := t.auditOnce(ctx, out, audit); err != nil && ctx.Err() == nil {
-			t.log.Debug("what waits could not be counted", "reason", err)
+			t.log.Debug("cannot count the waiting envelopes", "reason", err)
 		}
 		wait = max(auditEvery, auditShare*time.Since(began))
 	}
 }
 
 func (t *term) auditOnce(ctx context.Context, out *outlet, audit *dispatch.Audit) error {
-	if len(t.dirty.collections()) == 0 && t.disp.Gated() == 0 {
+	if len(t.dirty.dirtyOutboxes()) == 0 && t.dispatcher.Gated() == 0 {
 		t.metrics.Exceptions.Reset()
-		t.waiting.Store(0)
+		t.waitingCount.Store(0)
 		return nil
 	}
+
 	if err := t.auditGates(ctx, out, audit); err != nil {
 		return err
 	}
-	counts, err := t.rec.exceptions.Counts(ctx)
+
+	counts, err := t.reconciler.exceptions.Counts(ctx)
 	if err != nil {
 		return err
 	}
@@ -55,22 +61,25 @@ func (t *term) auditOnce(ctx context.Context, out *outlet, audit *dispatch.Audit
 			waiting += c.N
 		}
 	}
-	t.waiting.Store(waiting)
+	t.waitingCount.Store(waiting)
 	return nil
 }
 
-// auditGates compares the gates with the collections.
+// auditGates compares the gates with the collections and corrects the gates.
 func (t *term) auditGates(ctx context.Context, out *outlet, audit *dispatch.Audit) error {
 	look := audit.Look()
-	held := func(ns, topic, key string) { look.Held(out.ns(ns), topic, key) }
-	if _, err := t.rec.exceptions.Load(ctx, func(string) bool { return false }, held, func(string, byte, []byte, []string) {}); err != nil {
+	held := func(ns, topic, key string) { look.Held(out.recordNamespace(ns), topic, key) }
+	behind := func(string) bool { return false }
+	known := func(string, byte, []byte, []string) {}
+	if _, err := t.reconciler.exceptions.Load(ctx, behind, held, known); err != nil {
 		return err
 	}
-	t.rec.exceptions.Flying(func(ns, key string) { look.Busy(out.ns(ns), key) })
+
+	t.reconciler.exceptions.Flying(func(ns, key string) { look.Busy(out.recordNamespace(ns), key) })
 	if n := look.Compare(); n > 0 {
-		t.log.Warn("gates did not fit what waits in the collections; they are set right", "keys", n)
-		t.announce(ctx, "gates_mended", bson.D{{Key: "keys", Value: n}})
-		t.rec.exceptions.Wake("")
+		t.log.Warn("corrected gates that did not match the waiting envelopes", "keys", n)
+		t.appendEvent(ctx, "gates_mended", bson.D{{Key: "keys", Value: n}})
+		t.reconciler.exceptions.Wake("")
 	}
 	return nil
 }

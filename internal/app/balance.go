@@ -17,66 +17,82 @@ import (
 )
 
 const (
-	// askSoon is how long an attempt at a slot waits that other nodes have room for; meanwhile the table is read anew.
-	askSoon = 50 * time.Millisecond
-	// keepLeast and keepMost bound how long a node keeps what it took beyond its quota because nobody else did, so that slots do not
-	// go round: longer each time.
+	// refreshSoon is how long an attempt at a slot waits for a new table, if other nodes have room
+	// for the slot.
+	refreshSoon = 50 * time.Millisecond
+	// keepLeast and keepMost bound how long a node keeps the slots that it took beyond its quota.
+	// The time doubles with each such slot, so that slots are not passed around.
 	keepLeast = staleAfter
 	keepMost  = 5 * time.Minute
 )
 
-// balance shares the slots among the nodes that live, without a leader: each node reads the same documents, computes the same
-// quotas, attempts no slot beyond its own, and hands over one at a time of what it has too many. A slot is handed over as
-// at any stop: its lease is released and acquired, and nothing is lost, repeated or out of order.
+// slotBalancer distributes the slots among the live nodes, without a leader. Each node reads the
+// same documents, computes the same quotas, acquires no slot beyond its own quota, and hands over
+// its surplus one slot at a time. A slot is handed over like at a stop: its lease is released and
+// acquired, and no event is lost, repeated or reordered.
 //
-// A node counts as living while it gives signs of life, reaches Kafka if any node does, and has let no lease expire. A slot
-// that stays free, because the node that has room for it does not take it, is anybody's.
-type balance struct {
-	r        *Relay
-	every    time.Duration
-	patience time.Duration // with a slot that is free
-	poke     chan struct{} // 1 slot
+// A node counts as live while it sends heartbeats, reaches Kafka if any node does, and has let no
+// lease expire. Any node may acquire a slot that stays free, because the node that has room for it
+// does not acquire it.
+type slotBalancer struct {
+	relay    *Relay
+	every    time.Duration // between two refreshes of the table
+	patience time.Duration // after which any node may acquire a free slot
+	wakeup   chan struct{} // capacity 1: refresh the table soon
 
-	mu      sync.Mutex
-	table   slot.Table // as it was read last; no nodes before
-	held    map[int]bool
-	trying  map[int]bool
-	giving  map[int]bool      // held, and being handed over
-	free    map[int]time.Time // since when a slot was seen free
-	rescued time.Time
-	keep    time.Duration // since rescued
+	mu          sync.Mutex
+	table       slot.Table        // as read last; it has no nodes before the first read
+	held        map[int]bool      // slots that this node owns
+	trying      map[int]bool      // slots that this node attempts to acquire
+	handingOver map[int]bool      // slots in held that are being handed over
+	freeSince   map[int]time.Time // when a slot was first seen free
+	rescuedAt   time.Time         // when this node last acquired a slot beyond its quota
+	keepFor     time.Duration     // how long this node hands over nothing after rescuedAt
 }
 
-func newBalance(r *Relay) *balance {
-	return &balance{
-		r: r, every: r.cfg.Lease.Renew, patience: max(3*r.cfg.Lease.Renew, time.Second), poke: make(chan struct{}, 1),
-		held: map[int]bool{}, trying: map[int]bool{}, giving: map[int]bool{}, free: map[int]time.Time{},
+func newSlotBalancer(r *Relay) *slotBalancer {
+	return &slotBalancer{
+		relay:       r,
+		every:       r.cfg.Lease.Renew,
+		patience:    max(3*r.cfg.Lease.Renew, time.Second),
+		wakeup:      make(chan struct{}, 1),
+		held:        map[int]bool{},
+		trying:      map[int]bool{},
+		handingOver: map[int]bool{},
+		freeSince:   map[int]time.Time{},
 	}
 }
 
-// run keeps the table until work ends. When stop does the node leaves the others' tables at once.
-func (b *balance) run(stop, work context.Context) error {
+// shareSlots keeps the table up to date and hands over surplus slots, until work ends. When stop
+// ends, it removes this node from the list of nodes at once, so that the other nodes acquire its
+// slots.
+func (b *slotBalancer) shareSlots(stop, work context.Context) error {
 	tick := time.NewTicker(b.every)
 	defer tick.Stop()
 	stopping := stop.Done()
+
 	for {
-		if err := b.read(work); err != nil && work.Err() == nil {
-			b.r.state.set("slots", "the slots cannot be shared: "+err.Error(), false)
+		if err := b.refreshTable(work); err != nil && work.Err() == nil {
+			b.relay.state.setProblem("slots", "the slots cannot be shared: "+err.Error(), false)
 		} else {
-			b.r.state.clear("slots")
+			b.relay.state.clearProblems("slots")
 		}
 		if stop.Err() == nil {
-			b.handOver(time.Now())
+			b.handOverOne(time.Now())
 		}
+
 		select {
 		case <-work.Done():
 			return nil
+
 		case <-stopping:
 			stopping = nil
-			b.r.leave(work) // at once, so that its slots are shared out
+			b.relay.leaveNodes(work)
+
 		case <-tick.C:
-		case <-b.poke:
-			pause := time.NewTimer(askSoon)
+
+		case <-b.wakeup:
+			pause := time.NewTimer(refreshSoon)
 			select {
 			case <-pause.C:
 			case <-work.Done():
@@ -86,25 +102,27 @@ func (b *balance) run(stop, work context.Context) error {
 	}
 }
 
-// read reads who lives and who has what.
-func (b *balance) read(ctx context.Context) error {
+// refreshTable reads which nodes are live and which slots they own.
+func (b *slotBalancer) refreshTable(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, beatEvery)
 	defer cancel()
-	listed, err := b.r.nodes.List(ctx)
+	listed, err := b.relay.nodes.List(ctx)
 	if err != nil {
 		return err
 	}
-	docs, err := b.documents(ctx)
+	docs, err := b.readSlotDocuments(ctx)
 	if err != nil {
 		return err
 	}
-	t := slot.Table{Slots: make([]slot.Holding, b.r.cfg.Slots)}
-	lapsed := map[string]bool{}
+
+	t := slot.Table{Slots: make([]slot.Holding, b.relay.cfg.Slots)}
+	lapsed := map[string]bool{} // nodes that have let a lease expire
 	for i := range t.Slots {
-		d, there := docs[slot.Part{I: i, N: b.r.cfg.Slots}.ID(b.r.cfg.Watcher)]
-		if !there {
+		d, ok := docs[slot.Part{I: i, N: b.relay.cfg.Slots}.ID(b.relay.cfg.Watcher)]
+		if !ok {
 			continue
 		}
+
 		t.Slots[i] = slot.Holding{Pin: d.Control.Pin, Paused: d.Control.Paused}
 		switch {
 		case d.Owner == "":
@@ -114,38 +132,47 @@ func (b *balance) read(ctx context.Context) error {
 			lapsed[d.Node] = true
 		}
 	}
-	t.Nodes = b.living(listed, lapsed)
-	b.note(t, time.Now())
+	t.Nodes = b.liveNodes(listed, lapsed)
+	b.setTable(t, time.Now())
+
+	// The mark is stored, so that no node counts on the lapsed node, also after other nodes have
+	// acquired its slots. If the node is alive, its next heartbeat removes the mark.
 	for node := range lapsed {
-		// It is noted for all, so that they reckon with it neither now nor when its slots are another's; if it lives, its next
-		// sign says otherwise.
-		if node != b.r.cfg.Node {
-			if err := b.r.nodes.Lapsed(ctx, node); err != nil {
-				return err
-			}
+		if node == b.relay.cfg.Node {
+			continue
+		}
+		if err := b.relay.nodes.Lapsed(ctx, node); err != nil {
+			return err
 		}
 	}
 	return nil
 }
 
-// living are the nodes to share with.
-func (b *balance) living(list []store.Node, lapsed map[string]bool) []string {
-	cfg := b.r.cfg
+// liveNodes returns the nodes that share the slots. It always includes this node.
+func (b *slotBalancer) liveNodes(list []store.Node, lapsed map[string]bool) []string {
+	cfg := b.relay.cfg
 	list = slices.DeleteFunc(list, func(n store.Node) bool {
-		return n.Node != cfg.Node && (!n.Alive(staleAfter) || n.Lapsed || lapsed[n.Node] || n.Slots != cfg.Slots || !slices.Contains(n.Watchers, cfg.Watcher) ||
-			len(n.Roles) > 0 && !slices.Contains(n.Roles, string(nodes.Relay)))
+		if n.Node == cfg.Node {
+			return false
+		}
+		dead := !n.Alive(staleAfter) || n.Lapsed || lapsed[n.Node]
+		other := n.Slots != cfg.Slots || !slices.Contains(n.Watchers, cfg.Watcher) ||
+			len(n.Roles) > 0 && !slices.Contains(n.Roles, string(nodes.Relay))
+		return dead || other
 	})
-	reaches := slices.ContainsFunc(list, func(n store.Node) bool { return n.KafkaReachable })
+
+	// If no node reaches Kafka, the cause is Kafka and not the nodes.
+	anyReaches := slices.ContainsFunc(list, func(n store.Node) bool { return n.KafkaReachable })
 	out := []string{cfg.Node}
 	for _, n := range list {
-		if n.Node != cfg.Node && (n.KafkaReachable || !reaches) {
+		if n.Node != cfg.Node && (n.KafkaReachable || !anyReaches) {
 			out = append(out, n.Node)
 		}
 	}
 	return out
 }
 
-// owned is what sharing goes by of a watcher document.
+// slotDocument contains the fields of a watcher document that the balancer needs.
 type slotDocument struct {
 	ID      string        `bson:"_id"`
 	Owner   string        `bson:"owner"`
@@ -154,12 +181,15 @@ type slotDocument struct {
 	Control lease.Control `bson:"control"`
 }
 
-func (b *balance) documents(ctx context.Context) (map[string]slotDocument, error) {
-	coll := b.r.mongo.state.Database(b.r.cfg.MongoDB.State).Collection("watchers")
+// readSlotDocuments returns the documents of all slots, by id.
+func (b *slotBalancer) readSlotDocuments(ctx context.Context) (map[string]slotDocument, error) {
+	coll := b.relay.mongo.state.Database(b.relay.cfg.MongoDB.State).Collection("watchers")
 	ids := bson.A{}
-	for _, p := range slot.Parts(b.r.cfg.Slots) {
-		ids = append(ids, p.ID(b.r.cfg.Watcher))
+	for _, p := range slot.Parts(b.relay.cfg.Slots) {
+		ids = append(ids, p.ID(b.relay.cfg.Watcher))
 	}
+
+	// The server compares the expiry with its own clock.
 	cur, err := coll.Aggregate(ctx, mongo.Pipeline{
 		{{Key: "$match", Value: bson.D{{Key: "_id", Value: bson.D{{Key: "$in", Value: ids}}}}}},
 		{{Key: "$project", Value: bson.D{
@@ -176,6 +206,7 @@ func (b *balance) documents(ctx context.Context) (map[string]slotDocument, error
 	if err := cur.All(ctx, &list); err != nil {
 		return nil, fmt.Errorf("reading the watcher documents: %w", err)
 	}
+
 	docs := make(map[string]slotDocument, len(list))
 	for _, d := range list {
 		docs[d.ID] = d
@@ -183,111 +214,126 @@ func (b *balance) documents(ctx context.Context) (map[string]slotDocument, error
 	return docs, nil
 }
 
-func (b *balance) note(t slot.Table, now time.Time) {
+// setTable stores the table and updates since when slots are free.
+func (b *slotBalancer) setTable(t slot.Table, now time.Time) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.table = t
 	for i, s := range t.Slots {
 		if s.Node != "" || !t.Loose(i) {
-			delete(b.free, i)
-		} else if b.free[i].IsZero() {
-			b.free[i] = now
+			delete(b.freeSince, i)
+		} else if b.freeSince[i].IsZero() {
+			b.freeSince[i] = now
 		}
 	}
 }
 
-// yieldReason is why a slot is handed over.
+// yieldReason is the reason with which a slot is handed over.
 const yieldReason = "another node has fewer slots"
 
-// handOver gives back one slot of those that are too many. How many there are it counts itself: what it has just handed over the
-// table may show as its own for a while.
-func (b *balance) handOver(now time.Time) {
+// handOverOne hands over one slot if this node has more than its quota.
+func (b *slotBalancer) handOverOne(now time.Time) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	self := b.r.cfg.Node
-	if len(b.table.Nodes) == 0 || now.Sub(b.rescued) < b.keep {
+	self := b.relay.cfg.Node
+	if len(b.table.Nodes) == 0 || now.Sub(b.rescuedAt) < b.keepFor {
 		return
 	}
+
+	// The slots are not counted in the table: for a while it may show a slot that was just handed
+	// over.
 	mine := 0
 	for i := range b.table.Slots {
-		if b.table.Loose(i) && b.held[i] && !b.giving[i] {
+		if b.table.Loose(i) && b.held[i] && !b.handingOver[i] {
 			mine++
 		}
 	}
 	if mine <= b.table.Quota(self) {
 		return
 	}
+
 	for i := len(b.table.Slots) - 1; i >= 0; i-- {
-		s := b.r.slots[i]
-		if b.table.Slots[i].Node != self || !b.table.Loose(i) || !b.held[i] || b.giving[i] || s.state.is(RoleHalted) {
+		s := b.relay.slots[i]
+		if b.table.Slots[i].Node != self || !b.table.Loose(i) || !b.held[i] || b.handingOver[i] ||
+			s.state.hasRole(RoleHalted) {
 			continue
 		}
+
+		// If the channel is full, the slot has not received an earlier request yet.
 		select {
 		case s.yield <- yieldReason:
-			b.giving[i] = true
-		default: // an earlier one was not heard yet
+			b.handingOver[i] = true
+		default:
 		}
 		return
 	}
 }
 
-// admit is lease.Config's: may this node attempt the slot?
-func (b *balance) admit(i int, pinned bool) (time.Duration, func(bool)) {
+// admitAttempt implements lease.Config.Admit: it decides whether this node may attempt to acquire
+// slot i. If not, it returns how long to wait before the next question. If so, it returns a
+// function that must be called with the outcome.
+func (b *slotBalancer) admitAttempt(i int, pinned bool) (time.Duration, func(bool)) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if len(b.table.Nodes) == 0 {
-		b.ask()
-		return askSoon, nil
+		b.requestRefresh()
+		return refreshSoon, nil
 	}
+
 	mine := 0
 	for j := range b.table.Slots {
 		if b.table.Loose(j) && (b.held[j] || b.trying[j]) {
 			mine++
 		}
 	}
-	since, free := b.free[i]
+	since, free := b.freeSince[i]
 	rescue := free && time.Since(since) > b.patience
-	beyond := mine >= b.table.Quota(b.r.cfg.Node)
+	beyond := mine >= b.table.Quota(b.relay.cfg.Node)
 	if beyond && !pinned && !rescue {
-		b.ask()
-		return askSoon, nil
+		b.requestRefresh()
+		return refreshSoon, nil
 	}
+
 	b.trying[i] = true
 	return 0, func(won bool) {
 		b.mu.Lock()
 		defer b.mu.Unlock()
 		delete(b.trying, i)
-		delete(b.free, i)
-		if b.held[i] = won; won && beyond && !pinned {
-			b.rescue(time.Now())
+		delete(b.freeSince, i)
+		b.held[i] = won
+		if won && beyond && !pinned {
+			b.noteRescueLocked(time.Now())
 		}
 	}
 }
 
-// rescue notes that this node has taken what was another's to take.
-func (b *balance) rescue(now time.Time) {
-	if now.Sub(b.rescued) > 4*b.keep {
-		b.keep = keepLeast / 2
+// noteRescueLocked records that this node has acquired a slot beyond its quota. The caller holds
+// mu.
+func (b *slotBalancer) noteRescueLocked(now time.Time) {
+	if now.Sub(b.rescuedAt) > 4*b.keepFor {
+		b.keepFor = keepLeast / 2
 	}
-	b.rescued, b.keep = now, min(2*b.keep, keepMost)
+	b.rescuedAt = now
+	b.keepFor = min(2*b.keepFor, keepMost)
 }
 
-// gone notes that this node has a slot no longer. Where there is one slot only, there is nothing to note.
-func (b *balance) gone(i int) {
+// slotReleased records that this node no longer owns slot i. It does nothing if b is nil, which
+// means that there is one slot.
+func (b *slotBalancer) slotReleased(i int) {
 	if b == nil {
 		return
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	delete(b.held, i)
-	delete(b.giving, i)
-	b.ask()
+	delete(b.handingOver, i)
+	b.requestRefresh()
 }
 
-// ask has the table read anew.
-func (b *balance) ask() {
+// requestRefresh requests that the table is read soon. It does not block.
+func (b *slotBalancer) requestRefresh() {
 	select {
-	case b.poke <- struct{}{}:
+	case b.wakeup <- struct{}{}:
 	default:
 	}
 }

@@ -13,15 +13,15 @@ import (
 	"github.com/outrelay/outrelay/internal/store"
 )
 
-func balanced(slots int) *balance {
+func balanced(slots int) *slotBalancer {
 	cfg := config.Default()
 	cfg.Node, cfg.Watcher, cfg.Slots = "a", "w", slots
 	r := &Relay{cfg: cfg, log: slog.New(slog.DiscardHandler), state: newState(time.Second, time.Now)}
 	for _, p := range slot.Parts(slots) {
 		r.slots = append(r.slots, &runner{Relay: r, part: p, state: newState(time.Second, time.Now), yield: make(chan string, 1)})
 	}
-	b := newBalance(r)
-	r.balance = b
+	b := newSlotBalancer(r)
+	r.balancer = b
 	return b
 }
 
@@ -45,11 +45,11 @@ func TestN28_WhoCountsAsLiving(t *testing.T) {
 			node("expired", nil),
 		}
 	}
-	if got := b.living(list(), map[string]bool{"expired": true, "a": true}); !slices.Equal(got, []string{"a", "b"}) {
+	if got := b.liveNodes(list(), map[string]bool{"expired": true, "a": true}); !slices.Equal(got, []string{"a", "b"}) {
 		t.Errorf("%q live", got)
 	}
 	alone := []store.Node{node("b", func(n *store.Node) { n.KafkaReachable = false })}
-	if got := b.living(alone, nil); !slices.Equal(got, []string{"a", "b"}) {
+	if got := b.liveNodes(alone, nil); !slices.Equal(got, []string{"a", "b"}) {
 		t.Errorf("%q live when nobody reaches Kafka", got)
 	}
 }
@@ -60,76 +60,76 @@ func TestN28_AdmittedUpToTheQuota(t *testing.T) {
 	t.Parallel()
 	b := balanced(4)
 	b.patience = time.Hour // more than any of this takes
-	if wait, _ := b.admit(0, false); wait == 0 {
+	if wait, _ := b.admitAttempt(0, false); wait == 0 {
 		t.Fatal("admitted before anything was read")
 	}
 	table := slot.Table{Nodes: []string{"a", "b"}, Slots: make([]slot.Holding, 4)}
-	b.note(table, time.Now())
-	_, first := b.admit(0, false)
-	_, second := b.admit(1, false)
+	b.setTable(table, time.Now())
+	_, first := b.admitAttempt(0, false)
+	_, second := b.admitAttempt(1, false)
 	if first == nil || second == nil {
 		t.Fatal("two of four are not admitted")
 	}
-	if wait, _ := b.admit(2, false); wait == 0 {
+	if wait, _ := b.admitAttempt(2, false); wait == 0 {
 		t.Error("a third one is admitted")
 	}
 	second(false) // another was quicker
-	_, third := b.admit(2, false)
+	_, third := b.admitAttempt(2, false)
 	if third == nil {
 		t.Fatal("not admitted although one attempt failed")
 	}
 	first(true)
 	third(true)
-	if wait, _ := b.admit(3, false); wait == 0 {
+	if wait, _ := b.admitAttempt(3, false); wait == 0 {
 		t.Error("a third one is admitted")
 	}
-	if _, pinned := b.admit(3, true); pinned == nil {
+	if _, pinned := b.admitAttempt(3, true); pinned == nil {
 		t.Error("a pinned one is not admitted")
 	} else {
 		pinned(false)
 	}
-	b.note(table, time.Now().Add(-2*b.patience)) // it was free then
+	b.setTable(table, time.Now().Add(-2*b.patience)) // it was free then
 	b.mu.Lock()
-	b.free[3] = time.Now().Add(-2 * b.patience)
+	b.freeSince[3] = time.Now().Add(-2 * b.patience)
 	b.mu.Unlock()
-	_, rescue := b.admit(3, false)
+	_, rescue := b.admitAttempt(3, false)
 	if rescue == nil {
 		t.Fatal("nobody takes the last one")
 	}
 	rescue(true)
-	if b.keep != keepLeast {
-		t.Errorf("kept for %v", b.keep)
+	if b.keepFor != keepLeast {
+		t.Errorf("kept for %v", b.keepFor)
 	}
 	for i := range table.Slots {
 		table.Slots[i].Node = "a"
 	}
-	now := b.rescued
-	b.note(table, now)
-	b.handOver(now)
+	now := b.rescuedAt
+	b.setTable(table, now)
+	b.handOverOne(now)
 	if b.offered() != 0 {
 		t.Error("it is handed over at once")
 	}
-	b.handOver(now.Add(2 * keepLeast))
+	b.handOverOne(now.Add(2 * keepLeast))
 	if n := b.offered(); n != 1 {
 		t.Errorf("%d are handed over at a time", n)
 	}
-	b.gone(3) // and the table, which was read before, shows it as the node's own
-	b.handOver(now.Add(2 * keepLeast))
+	b.slotReleased(3) // and the table, which was read before, shows it as the node's own
+	b.handOverOne(now.Add(2 * keepLeast))
 	if n := b.offered(); n != 1 {
 		t.Errorf("%d are handed over although the quota is reached", n)
 	}
-	b.rescue(now.Add(keepLeast))
-	if b.keep != 2*keepLeast {
-		t.Errorf("kept for %v the second time", b.keep)
+	b.noteRescueLocked(now.Add(keepLeast))
+	if b.keepFor != 2*keepLeast {
+		t.Errorf("kept for %v the second time", b.keepFor)
 	}
-	b.rescue(now.Add(time.Hour))
-	if b.keep != keepLeast {
-		t.Errorf("kept for %v after a quiet hour", b.keep)
+	b.noteRescueLocked(now.Add(time.Hour))
+	if b.keepFor != keepLeast {
+		t.Errorf("kept for %v after a quiet hour", b.keepFor)
 	}
 }
 
-func (b *balance) offered() (n int) {
-	for _, s := range b.r.slots {
+func (b *slotBalancer) offered() (n int) {
+	for _, s := range b.relay.slots {
 		n += len(s.yield)
 	}
 	return n
@@ -139,29 +139,29 @@ func (b *balance) offered() (n int) {
 func TestN28_HealthIsThatOfAllSlots(t *testing.T) {
 	t.Parallel()
 	b := balanced(2)
-	b.r.state.setRole(RoleStandby)
-	h := b.r.health()
+	b.relay.state.setRole(RoleStandby)
+	h := b.relay.processHealth()
 	if ok, role, _ := h.Ready(); ok || role != string(RoleStarting) {
 		t.Errorf("ready %v as %s before its slots are", ok, role)
 	}
-	b.r.slots[0].state.setRole(RoleStandby)
-	b.r.slots[1].state.setRole(RoleOwner)
+	b.relay.slots[0].state.setRole(RoleStandby)
+	b.relay.slots[1].state.setRole(RoleOwner)
 	if ok, role, _ := h.Ready(); !ok || role != string(RoleOwner) {
 		t.Errorf("ready %v as %s", ok, role)
 	}
-	b.r.slots[0].state.set("stream", "denied", true)
+	b.relay.slots[0].state.setProblem("stream", "denied", true)
 	if ok, _, why := h.Ready(); ok || len(why) != 1 || !strings.HasPrefix(why[0], "0of2: stream: denied (for ") {
 		t.Errorf("ready %v: %q", ok, why)
 	}
-	b.r.slots[0].state.clear("stream")
-	b.r.slots[0].state.setRole(RoleHalted)
+	b.relay.slots[0].state.clearProblems("stream")
+	b.relay.slots[0].state.setRole(RoleHalted)
 	if ok, role, _ := h.Ready(); ok || role != string(RoleHalted) {
 		t.Errorf("ready %v as %s with a slot that is halted", ok, role)
 	}
 	if err := h.Live(); err != nil {
 		t.Error(err)
 	}
-	b.r.slots[1].state.hung()
+	b.relay.slots[1].state.setHung()
 	if err := h.Live(); err == nil || errors.Is(err, errStepDown) {
 		t.Errorf("a slot hangs: %v", err)
 	}

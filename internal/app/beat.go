@@ -10,96 +10,109 @@ import (
 
 const (
 	beatEvery = nodes.BeatEvery
-	// staleAfter is the silence after which a node counts as dead.
+	// staleAfter is the time without a heartbeat after which a node counts as dead.
 	staleAfter = nodes.StaleAfter
-	// lookEvery is how often a node looks whether others have fallen silent.
-	lookEvery = nodes.StaleAfter / 2
-	// leaveTime bounds the last word at a stop: a node that stays listed keeps the others waiting until it is stale.
-	leaveTime = 3 * time.Second
-	// windowEvery is how often the oplog's window is asked for; a server that does not allow it is not asked again soon.
-	windowEvery = 30 * time.Second
+	// nodeCheckEvery is the interval at which a node checks whether other nodes have stopped their
+	// heartbeats.
+	nodeCheckEvery = nodes.StaleAfter / 2
+	// leaveTimeout bounds the removal of a stopping node from the list of nodes. While the node
+	// stays listed, the other nodes wait until it is stale.
+	leaveTimeout = 3 * time.Second
+	// oplogWindowEvery is the interval at which the window of the oplog is read. After a failure
+	// the next attempt is one interval later, too: the server may not allow the read.
+	oplogWindowEvery = 30 * time.Second
 )
 
-// beat tells the other nodes that this one lives and whether it reaches Kafka (N6), and keeps the clock and the metrics of
-// what it cannot count itself.
-func (r *Relay) beat(ctx context.Context) error {
+// runHeartbeat publishes that this node is alive and whether it reaches Kafka (N6), until ctx ends.
+// It also updates the clock and the metrics that need a query, checks the other nodes, and removes
+// old entries.
+func (r *Relay) runHeartbeat(ctx context.Context) error {
 	t := time.NewTicker(beatEvery)
 	defer t.Stop()
-	var window, tidied, looked time.Time
-	defer r.state.rest("heartbeat")
+	var windowReadAt, tidiedAt, checkedAt time.Time
+	defer r.state.endPulse("heartbeat")
+
 	for {
-		r.state.pulse("heartbeat")
-		r.sign(ctx)
+		r.state.recordPulse("heartbeat")
+		r.sendHeartbeat(ctx)
+
 		now := time.Now()
-		if now.Sub(window) > windowEvery {
-			window = now
-			r.readWindow(ctx)
+		if now.Sub(windowReadAt) > oplogWindowEvery {
+			windowReadAt = now
+			r.readOplogWindow(ctx)
 		}
-		if now.Sub(looked) > lookEvery {
-			looked = now
-			r.look(ctx)
+		if now.Sub(checkedAt) > nodeCheckEvery {
+			checkedAt = now
+			r.checkOtherNodes(ctx)
 		}
-		if now.Sub(tidied) > nodes.TidyEvery {
-			tidied = now
-			r.tidy(ctx)
+		if now.Sub(tidiedAt) > nodes.TidyEvery {
+			tidiedAt = now
+			r.tidyNodes(ctx)
 		}
+
 		select {
 		case <-ctx.Done():
-			r.leave(ctx)
+			r.leaveNodes(ctx)
 			return nil
 		case <-t.C:
 		}
 	}
 }
 
-func (r *Relay) sign(ctx context.Context) {
-	ask, stop := context.WithTimeout(ctx, beatEvery/2) // a mute broker must not cost this node its sign of life
-	_, err := r.kafka.Health(ask)
+// sendHeartbeat checks whether Kafka is reachable and stores the heartbeat of this node.
+func (r *Relay) sendHeartbeat(ctx context.Context) {
+	// A broker that does not reply must not delay the heartbeat.
+	call, stop := context.WithTimeout(ctx, beatEvery/2)
+	_, err := r.kafka.Health(call)
 	stop()
 	if ctx.Err() != nil {
 		return
 	}
+
 	reachable := err == nil
-	r.reachable.Store(reachable)
-	r.metrics.KafkaReachable.Set(number(reachable))
+	r.kafkaReachable.Store(reachable)
+	r.metrics.KafkaReachable.Set(boolGauge(reachable))
 	text := ""
 	if err != nil {
 		text = err.Error()
 	}
-	r.state.set("kafka reachable", text, false)
+	r.state.setProblem("kafka reachable", text, false)
+
 	ctx, cancel := context.WithTimeout(ctx, beatEvery)
 	defer cancel()
-	err = r.member.Beat(ctx, r.vital())
+	err = r.member.Beat(ctx, r.vitalSigns())
 	if err == nil {
 		err = r.clock.sync(ctx, r.mongo.state)
 	}
-	r.metrics.MongoReachable.Set(number(err == nil))
+	r.metrics.MongoReachable.Set(boolGauge(err == nil))
 	if err != nil && ctx.Err() == nil {
-		r.state.set("mongodb reachable", err.Error(), false)
+		r.state.setProblem("mongodb reachable", err.Error(), false)
 	} else if err == nil {
-		r.state.set("mongodb reachable", "", false)
+		r.state.setProblem("mongodb reachable", "", false)
 	}
 }
 
-func (r *Relay) leave(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), leaveTime)
+// leaveNodes removes this node from the list of nodes.
+func (r *Relay) leaveNodes(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), leaveTimeout)
 	defer cancel()
 	if err := r.member.Leave(ctx); err != nil {
 		r.log.Info("the node stays listed until it is stale", "reason", err)
 	}
 }
 
-// tidy removes nodes that were silent for long, and old entries of the events log. What cannot be removed now is tried again
-// in an hour.
-func (r *Relay) tidy(ctx context.Context) {
+// tidyNodes removes nodes that have been stale for long, and old entries of the events log. After a
+// failure the next attempt is an hour later.
+func (r *Relay) tidyNodes(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, beatEvery)
 	defer cancel()
 	if err := r.member.Tidy(ctx); err != nil {
-		r.log.Debug("what is too old stays listed", "reason", err)
+		r.log.Debug("cannot remove old nodes and events", "reason", err)
 	}
 }
 
-func (r *Relay) readWindow(ctx context.Context) {
+// readOplogWindow updates the metric of the oplog window.
+func (r *Relay) readOplogWindow(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, 3*time.Second)
 	defer cancel()
 	oldest, newest, err := changestream.OplogWindow(ctx, r.mongo.state)
@@ -108,7 +121,8 @@ func (r *Relay) readWindow(ctx context.Context) {
 	}
 }
 
-func number(b bool) float64 {
+// boolGauge returns the value of a gauge: 1 for true, 0 for false.
+func boolGauge(b bool) float64 {
 	if b {
 		return 1
 	}

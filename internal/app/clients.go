@@ -20,35 +20,42 @@ import (
 	"github.com/outrelay/outrelay/internal/store"
 )
 
-// clients are the connections to MongoDB: a stalled stream must not hold up the lease, so each has its own.
+// clients contains the clients for MongoDB. There are two, so that a stalled stream cannot delay
+// the lease.
 type clients struct {
-	stream *mongo.Client // the change stream and reads of the outbox; no time-out of the client's own
+	stream *mongo.Client // the change stream and reads of the outbox; without a timeout
 	state  *mongo.Client // lease, exceptions, nodes, events
 }
 
-// connect makes the clients. It does no I/O: the driver connects when it is used. m, which may be
-// nil, counts renewed certificates.
-func connect(cfg config.MongoDB, node string, slots int, log *slog.Logger, m *metrics.Set) (*clients, error) {
-	pref, err := preference(cfg.ReadPreference)
+// newClients returns the clients. It does no I/O: the driver connects at the first use. m counts
+// renewed certificates. It may be nil.
+func newClients(cfg config.MongoDB, node string, slots int, log *slog.Logger, m *metrics.Set) (*clients, error) {
+	pref, err := parseReadPreference(cfg.ReadPreference)
 	if err != nil {
 		return nil, fmt.Errorf("mongodb.read_preference: %w", err)
 	}
+
 	stream := changestream.Tune(options.Client().ApplyURI(cfg.URI.Reveal())).
 		SetAppName("outrelay stream " + node).
 		SetReadConcern(readconcern.Majority()).
 		SetWriteConcern(writeconcern.Majority()).
 		SetReadPreference(pref)
 	stream.Timeout = nil
+
 	state := lease.ClientOptions(cfg.URI.Reveal()).SetAppName("outrelay state " + node)
 	state.Timeout = nil
-	if slots > 1 { // each standby of a slot waits on a connection
+	// Each standby of a slot waits on a connection.
+	if slots > 1 {
 		state.SetMaxPoolSize(uint64(8 + 4*(slots-1)))
 	}
+
 	for _, opts := range []*options.ClientOptions{stream, state} {
-		if err := SecureMongo(opts, cfg.TLS, log, func(ok bool) { m.Reloaded(metrics.Certificates, ok) }); err != nil {
+		err := SecureMongo(opts, cfg.TLS, log, func(ok bool) { m.Reloaded(metrics.Certificates, ok) })
+		if err != nil {
 			return nil, fmt.Errorf("mongodb.tls: %w", err)
 		}
 	}
+
 	c := &clients{}
 	if c.stream, err = mongo.Connect(stream); err != nil {
 		return nil, fmt.Errorf("mongodb.uri: %w", err)
@@ -59,15 +66,16 @@ func connect(cfg config.MongoDB, node string, slots int, log *slog.Logger, m *me
 	return c, nil
 }
 
-func (c *clients) close(ctx context.Context) {
+// disconnect closes the clients. Errors are ignored: the process ends, or makes new clients.
+func (c *clients) disconnect(ctx context.Context) {
 	for _, cl := range []*mongo.Client{c.stream, c.state} {
 		if cl != nil {
-			_ = cl.Disconnect(ctx) // the process ends or starts anew; there is nobody to tell
+			_ = cl.Disconnect(ctx)
 		}
 	}
 }
 
-func preference(name string) (*readpref.ReadPref, error) {
+func parseReadPreference(name string) (*readpref.ReadPref, error) {
 	mode, err := readpref.ModeFromString(name)
 	if err != nil {
 		return nil, err
@@ -75,12 +83,13 @@ func preference(name string) (*readpref.ReadPref, error) {
 	return readpref.New(mode)
 }
 
-// serverClock follows the server's clock: what is due or expired is judged by it, never by this machine's own.
+// serverClock follows the clock of the server, never the clock of this machine. Due times and
+// expiries are compared with it. It is safe for concurrent use.
 type serverClock struct{ skew atomic.Int64 }
 
 func (c *serverClock) now() time.Time { return time.Now().Add(time.Duration(c.skew.Load())) }
 
-// sync asks the server for its time; half of the round trip is taken as the way back.
+// sync reads the time of the server. It assumes that the reply took half of the round trip.
 func (c *serverClock) sync(ctx context.Context, client *mongo.Client) error {
 	sent := time.Now()
 	now, err := store.ServerTime(ctx, client)
@@ -91,15 +100,16 @@ func (c *serverClock) sync(ctx context.Context, client *mongo.Client) error {
 	return nil
 }
 
-// StateDatabase connects to the state database alone, for commands that read it; the function ends the connection.
+// StateDatabase connects to the state database, for commands. The returned function closes the
+// connection.
 func StateDatabase(cfg config.Config) (*mongo.Database, func(), error) {
-	c, err := connect(cfg.MongoDB, cfg.Node, 1, slog.New(slog.DiscardHandler), nil)
+	c, err := newClients(cfg.MongoDB, cfg.Node, 1, slog.New(slog.DiscardHandler), nil)
 	if err != nil {
 		return nil, nil, err
 	}
 	return c.state.Database(cfg.MongoDB.State), func() {
 		ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
 		defer cancel()
-		c.close(ctx)
+		c.disconnect(ctx)
 	}, nil
 }

@@ -13,79 +13,90 @@ import (
 	"github.com/outrelay/outrelay/resume"
 )
 
-// findCollections lists what the watcher reads, and what it has claimed before. A watcher with claims has had a position,
-// because the first position is saved before the first claim: without one its document has vanished.
+// findCollections lists the watched collections and returns the claims of the watcher. A watcher
+// with claims has had a position, because the first position is saved before the first claim. If it
+// has none, its document has vanished, and the error is a *HaltError.
 func (t *term) findCollections(ctx context.Context, doc *lease.Document) (claims []store.Claim, err error) {
 	if err := t.listCollections(ctx); err != nil {
 		return nil, err
 	}
-	err = t.untilDone(ctx, "mongodb", func(ctx context.Context) (err error) {
+	err = t.retryCall(ctx, "mongodb", func(ctx context.Context) (err error) {
 		claims, err = t.registry.Claims(ctx, t.cfg.Watcher)
 		return err
 	})
-	if err == nil && doc.Position().IsZero() && doc.Gap == nil && len(claims) > 0 && t.hadBegun(ctx) {
+
+	if err == nil && doc.Position().IsZero() && doc.Gap == nil && len(claims) > 0 && t.slotHadBegun(ctx) {
 		err = &HaltError{
-			What: "the watcher document of " + t.name() + " vanished: its place in the stream is lost",
-			Fix:  "run `outrelay recover`, which sweeps the collections; nothing is lost meanwhile",
+			What: "the watcher document of " + t.displayName() + " vanished: its place in the stream is lost",
+			Fix:  "run `outrelay recover`, which sweeps the collections; no envelope is lost",
 		}
 	}
 	return claims, err
 }
 
-// listCollections finds out which collections have a watched name now.
+// listCollections updates the list of collections that have a watched name.
 func (t *term) listCollections(ctx context.Context) error {
 	var dbs []string
 	if db, _ := t.scope.Target(); db != "" {
 		dbs = []string{db}
 	}
-	return t.untilDone(ctx, "mongodb", func(ctx context.Context) error {
+	return t.retryCall(ctx, "mongodb", func(ctx context.Context) error {
 		found, err := store.ListOutboxes(ctx, t.mongo.state, t.scope.Matches, dbs...)
 		if err == nil {
-			t.watched(t.mine(found))
+			t.setWatchedOutboxes(t.assignSlot(found))
 		}
 		return err
 	})
 }
 
-// outboxes is a copy of the list of what is watched.
-func (t *term) outboxes() []store.Outbox {
-	t.known.Lock()
-	defer t.known.Unlock()
-	return slices.Clone(t.known.outboxes)
+// watchedOutboxes returns a copy of the list of watched collections.
+func (t *term) watchedOutboxes() []store.Outbox {
+	t.watched.Lock()
+	defer t.watched.Unlock()
+	return slices.Clone(t.watched.outboxes)
 }
 
-func (t *term) watched(list []store.Outbox) {
-	t.known.Lock()
-	defer t.known.Unlock()
-	t.known.outboxes = list
+func (t *term) setWatchedOutboxes(list []store.Outbox) {
+	t.watched.Lock()
+	defer t.watched.Unlock()
+	t.watched.outboxes = list
 }
 
-// claimCollections registers what the watcher reads: a collection belongs to one watcher (N25). Of those that are new in the
-// registry it is not known when they got their names, only that it was before the cluster's time of now. A watcher's very
-// first ones are its own since the place where it starts.
+// claimCollections registers the watched collections: a collection belongs to one watcher (N25).
+// When a collection that is new in the registry got its name is unknown. It was before the current
+// cluster time. The first collections of a watcher are registered with the time at which the
+// watcher starts.
 func (t *term) claimCollections(ctx context.Context, claims []store.Claim) error {
 	t.collections = map[[16]byte]bool{}
-	for _, o := range t.outboxes() {
+	for _, o := range t.watchedOutboxes() {
 		if !o.Identified() {
-			t.log.Warn("the identity of a collection cannot be read; a re-created one will not be told apart", "collection", o.NS(), "advice", "grant listCollections on its database")
+			t.log.Warn("the identity of a collection cannot be read; it is not told apart from a re-created one",
+				"collection", o.NS(), "advice", "grant listCollections on its database")
 			continue
 		}
-		if slices.ContainsFunc(claims, func(c store.Claim) bool { return [16]byte(c.UUID.Data) == o.UUID && c.NS == o.NS() && !c.Away() }) {
+
+		claimed := func(c store.Claim) bool {
+			return [16]byte(c.UUID.Data) == o.UUID && c.NS == o.NS() && !c.Away()
+		}
+		if slices.ContainsFunc(claims, claimed) {
 			t.collections[o.UUID] = true
 		}
 	}
+
 	if len(claims) == 0 {
-		return t.claimNew(ctx, t.from.ClusterTime)
+		return t.claimNewCollections(ctx, t.from.ClusterTime)
 	}
-	return t.claimNew(ctx, bson.Timestamp{})
+	return t.claimNewCollections(ctx, bson.Timestamp{})
 }
 
-// claimNew registers the listed collections that are not yet, as seen at a cluster time; zero is now.
-func (t *term) claimNew(ctx context.Context, at bson.Timestamp) error {
-	for _, o := range t.outboxes() {
+// claimNewCollections registers the listed collections that are not registered, as seen at the
+// cluster time at. The zero time stands for now.
+func (t *term) claimNewCollections(ctx context.Context, at bson.Timestamp) error {
+	for _, o := range t.watchedOutboxes() {
 		if !o.Identified() || t.collections[o.UUID] {
 			continue
 		}
+
 		if at.IsZero() {
 			now, err := t.operationTime(ctx)
 			if err != nil {
@@ -93,18 +104,21 @@ func (t *term) claimNew(ctx context.Context, at bson.Timestamp) error {
 			}
 			at = now
 		}
-		if _, err := t.claim(ctx, o, at); err != nil {
+		if _, err := t.claimCollection(ctx, o, at); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// claim registers a collection that had its name at a cluster time. It returns what the registry had said of it.
-func (t *term) claim(ctx context.Context, o store.Outbox, at bson.Timestamp) (before store.Claim, err error) {
+// claimCollection registers a collection that had its name at the cluster time at. It returns the
+// previous claim. If another watcher has claimed the collection, the error is a *HaltError.
+func (t *term) claimCollection(
+	ctx context.Context, o store.Outbox, at bson.Timestamp,
+) (before store.Claim, err error) {
 	t.collections[o.UUID] = true
 	var claimed *store.ClaimedError
-	err = t.untilDone(ctx, "mongodb", func(ctx context.Context) (err error) {
+	err = t.retryCall(ctx, "mongodb", func(ctx context.Context) (err error) {
 		before, err = t.registry.ClaimAt(ctx, o.UUID, o.NS(), t.cfg.Watcher, at)
 		if errors.As(err, &claimed) {
 			return nil
@@ -117,27 +131,35 @@ func (t *term) claim(ctx context.Context, o store.Outbox, at bson.Timestamp) (be
 	return before, err
 }
 
-// adopt registers a collection that appeared while the stream runs, before its first event is delivered.
-func (t *term) adopt(ctx context.Context, ev *changestream.Event) error {
+// adoptCollection registers a collection that appeared while the stream runs. The pump calls it
+// before it delivers the first event of the collection.
+func (t *term) adoptCollection(ctx context.Context, ev *changestream.Event) error {
 	o := store.Outbox{DB: string(ev.DB), Coll: string(ev.Coll), UUID: ev.UUID, Part: t.part}
-	if _, err := t.claim(ctx, o, ev.ClusterTime); err != nil {
+	if _, err := t.claimCollection(ctx, o, ev.ClusterTime); err != nil {
 		return err
 	}
-	t.watched(append(slices.DeleteFunc(t.outboxes(), func(x store.Outbox) bool { return x.NS() == o.NS() }), o))
+
+	others := slices.DeleteFunc(t.watchedOutboxes(), func(x store.Outbox) bool { return x.NS() == o.NS() })
+	t.setWatchedOutboxes(append(others, o))
 	t.log.Info("a new collection is watched", "collection", o.NS())
-	t.later(func(ctx context.Context) { t.index(ctx, o) })
-	list := t.identities()
+	t.runInBackground(func(ctx context.Context) { t.ensureIndexes(ctx, o) })
+
+	list := t.collectionIdentities()
 	err := t.held.Save(ctx, lease.Update{Collections: &list})
-	t.progress.ticks.Add(1) // a batch may bring many new collections
+
+	// A batch may contain many new collections, and would look like a hung pump without ticks.
+	t.progress.ticks.Add(1)
 	return err
 }
 
-// identities is what the watcher document says of the collections.
-func (t *term) identities() []lease.Collection {
+// collectionIdentities returns the watched collections in the form that the watcher document
+// stores.
+func (t *term) collectionIdentities() []lease.Collection {
 	out := []lease.Collection{}
-	for _, o := range t.outboxes() {
+	for _, o := range t.watchedOutboxes() {
 		if o.Identified() {
-			out = append(out, lease.Collection{NS: o.NS(), UUID: bson.Binary{Subtype: bson.TypeBinaryUUID, Data: slices.Clone(o.UUID[:])}})
+			uuid := bson.Binary{Subtype: bson.TypeBinaryUUID, Data: slices.Clone(o.UUID[:])}
+			out = append(out, lease.Collection{NS: o.NS(), UUID: uuid})
 		}
 	}
 	return out

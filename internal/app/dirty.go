@@ -20,93 +20,101 @@ import (
 	"github.com/outrelay/outrelay/resume"
 )
 
-// dirty is the list of collections that hold exceptions or scheduled envelopes, as the watcher document has it: a
-// take-over, and the reconciler, ask those alone (N17).
-type dirty struct {
-	t  *term
-	mu sync.Mutex
-	ns map[string]bool
+// dirtyList is the list of collections that contain exceptions or scheduled envelopes. It is stored
+// in the watcher document. A takeover and the reconciler read only collections on this list (N17).
+type dirtyList struct {
+	t      *term
+	mu     sync.Mutex
+	listed map[string]bool
 }
 
-func newDirty(t *term, doc *lease.Document) *dirty {
-	d := &dirty{t: t, ns: map[string]bool{}}
+// newDirtyList returns the list that doc contains.
+func newDirtyList(t *term, doc *lease.Document) *dirtyList {
+	d := &dirtyList{t: t, listed: map[string]bool{}}
 	for _, ns := range doc.Dirty {
-		d.ns[ns] = true
+		d.listed[ns] = true
 	}
 	return d
 }
 
-// mark puts a collection on the list, majority-committed when it returns nil; one that is on it costs nothing.
-func (d *dirty) mark(ctx context.Context, ns string) error {
+// mark adds a collection to the list. When it returns nil, the list is majority-committed. It costs
+// nothing if the collection is on the list already.
+func (d *dirtyList) mark(ctx context.Context, ns string) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.ns[ns] {
+	if d.listed[ns] {
 		return nil
 	}
 	if err := d.t.held.Save(ctx, lease.Update{Dirty: []string{ns}}); err != nil {
 		return err
 	}
-	d.ns[ns] = true
+	d.listed[ns] = true
 	return nil
 }
 
-// marked notes what a fenced transaction has put on the list.
-func (d *dirty) marked(ns string) {
+// addCommitted adds a collection that a fenced transaction has added to the stored list.
+func (d *dirtyList) addCommitted(ns string) {
 	d.mu.Lock()
-	d.ns[ns] = true
+	d.listed[ns] = true
 	d.mu.Unlock()
 }
 
-// collections are those on the list that this watcher reads, with what others put there meanwhile.
-func (d *dirty) collections() []store.Outbox {
+// dirtyOutboxes returns the watched collections that are on the list. It includes collections that
+// other processes have added to the stored list since.
+func (d *dirtyList) dirtyOutboxes() []store.Outbox {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for _, ns := range d.t.held.Dirty() {
-		d.ns[ns] = true
+		d.listed[ns] = true
 	}
-	if len(d.ns) == 0 {
+	if len(d.listed) == 0 {
 		return nil
 	}
-	return slices.DeleteFunc(d.t.outboxes(), func(o store.Outbox) bool { return !d.ns[o.NS()] })
+	return slices.DeleteFunc(d.t.watchedOutboxes(), func(o store.Outbox) bool { return !d.listed[o.NS()] })
 }
 
-// find puts those collections on the list that hold something although nobody told of it: what was appended before a watcher's
-// first position, or in a stretch of the stream that was lost.
-func (d *dirty) find(ctx context.Context) error {
-	for _, o := range d.t.outboxes() {
-		if err := d.look(ctx, o); err != nil {
+// markAllNonEmpty adds the collections that contain exceptions or scheduled envelopes. It is for
+// envelopes that no stream contains: they were inserted before the first position of the watcher,
+// or in a gap.
+func (d *dirtyList) markAllNonEmpty(ctx context.Context) error {
+	for _, o := range d.t.watchedOutboxes() {
+		if err := d.markIfNonEmpty(ctx, o); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// look is find for one collection.
-func (d *dirty) look(ctx context.Context, o store.Outbox) error {
+// markIfNonEmpty is like markAllNonEmpty, for one collection.
+func (d *dirtyList) markIfNonEmpty(ctx context.Context, o store.Outbox) error {
 	still := false
-	if err := d.t.untilRead(ctx, func(ctx context.Context) (err error) {
-		still, err = store.StillDirty(ctx, store.Majority(d.t.mongo.state.Database(o.DB).Collection(o.Coll)), o.Part)
+	err := d.t.retryRead(ctx, func(ctx context.Context) (err error) {
+		coll := store.Majority(d.t.mongo.state.Database(o.DB).Collection(o.Coll))
+		still, err = store.StillDirty(ctx, coll, o.Part)
 		return err
-	}); err != nil || !still {
+	})
+	if err != nil || !still {
 		return err
 	}
 	return d.mark(ctx, o.NS())
 }
 
 const (
-	// cleanShare bounds what looking through the list may cost: where it takes long, the next time comes so many times later.
+	// cleanShare bounds the cost of checking the list: after a check, the pause is at least this
+	// many times as long as the check took.
 	cleanShare = 50
-	// cleanCall bounds the transaction, in which nothing else can be put on the list.
-	cleanCall = time.Second
+	// cleanTimeout bounds the transaction that removes a collection. During it, nothing can be
+	// added to the list.
+	cleanTimeout = time.Second
 )
 
-// run takes collections off the list until ctx ends.
-func (d *dirty) run(ctx context.Context) error {
+// cleanPeriodically removes collections that are empty from the list, until ctx ends.
+func (d *dirtyList) cleanPeriodically(ctx context.Context) error {
 	for wait := d.t.pace.clean; retry.Sleep(ctx, wait) == nil; {
 		began := time.Now()
-		for _, o := range d.collections() {
-			if err := d.clean(ctx, o); err != nil && ctx.Err() == nil {
-				d.t.log.Debug("a collection stays on the list of those with exceptions", "collection", o.NS(), "reason", err)
+		for _, o := range d.dirtyOutboxes() {
+			if err := d.removeIfEmpty(ctx, o); err != nil && ctx.Err() == nil {
+				d.t.log.Debug("cannot remove a collection from the dirty list", "collection", o.NS(), "reason", err)
 			}
 		}
 		wait = max(d.t.pace.clean, cleanShare*time.Since(began))
@@ -114,122 +122,160 @@ func (d *dirty) run(ctx context.Context) error {
 	return nil
 }
 
-// clean takes one off if it holds nothing any more. Most do hold something, and a plain read says so, beside everything else.
-func (d *dirty) clean(ctx context.Context, o store.Outbox) error {
-	reached, _ := d.t.disp.Reached()
-	if holds, err := d.holds(ctx, d.t.mongo.state, store.Majority, o, reached); err != nil || holds {
+// removeIfEmpty removes a collection from the list if it contains no work. Most collections contain
+// some, so a read without lock and transaction comes first.
+func (d *dirtyList) removeIfEmpty(ctx context.Context, o store.Outbox) error {
+	reached, _ := d.t.dispatcher.Reached()
+	if holds, err := d.holdsWork(ctx, d.t.mongo.state, store.Majority, o, reached); err != nil || holds {
 		return err
 	}
-	return d.takeOff(ctx, o)
+	return d.removeInTransaction(ctx, o)
 }
 
-// holds reports whether a collection holds an exception or a scheduled envelope, or a dead letter of what the stream would bring to a
-// successor once more.
-func (d *dirty) holds(ctx context.Context, client *mongo.Client, as func(*mongo.Collection) *mongo.Collection, o store.Outbox, at resume.Position) (bool, error) {
+// holdsWork reports whether a collection contains an exception or a scheduled envelope, or has a
+// dead letter whose event the stream would repeat for a later owner, which starts at the position
+// at.
+func (d *dirtyList) holdsWork(
+	ctx context.Context, client *mongo.Client, as func(*mongo.Collection) *mongo.Collection,
+	o store.Outbox, at resume.Position,
+) (bool, error) {
 	db := client.Database(o.DB)
 	if still, err := store.StillDirty(ctx, as(db.Collection(o.Coll)), o.Part); err != nil || still {
 		return still, err
 	}
-	return deadletter.AnyBehind(ctx, as(db.Collection(deadletter.Collection(o.Coll))), position(at))
+	return deadletter.AnyBehind(ctx, as(db.Collection(deadletter.Collection(o.Coll))), positionKey(at))
 }
 
-// errLookSlow ends a transaction that does not see soon enough whether a collection holds something: without an index it never does.
-var errLookSlow = errors.New("the look whether it holds something takes too long; is an index missing?")
+// errCheckSlow ends a transaction that cannot determine soon enough whether a collection is empty.
+var errCheckSlow = errors.New("checking whether the collection is empty takes too long; is an index missing?")
 
-// takeOff looks once more and takes the collection off in one transaction with the fence, which every other writer of exceptions
-// takes, too; what the stream brings meanwhile waits in mark.
-func (d *dirty) takeOff(ctx context.Context, o store.Outbox) error {
+// removeInTransaction checks the collection again and removes it from the list, in one transaction
+// with the fence. Every other writer of exceptions takes the fence, too. The stream waits in mark
+// during the transaction.
+func (d *dirtyList) removeInTransaction(ctx context.Context, o store.Outbox) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	gone := false
+
+	removed := false
 	err := d.t.held.Fenced(ctx, nil, func(tx context.Context) error {
-		gone = false
-		call, cancel := context.WithTimeoutCause(tx, cleanCall, errLookSlow)
+		removed = false
+		call, cancel := context.WithTimeoutCause(tx, cleanTimeout, errCheckSlow)
 		defer cancel()
+
 		client := mongo.SessionFromContext(tx).Client()
-		watchers, own := client.Database(d.t.cfg.MongoDB.State).Collection("watchers"), bson.D{{Key: "_id", Value: d.t.held.Document().ID}}
+		watchers := client.Database(d.t.cfg.MongoDB.State).Collection("watchers")
+		own := bson.D{{Key: "_id", Value: d.t.held.Document().ID}}
 		var doc lease.Document
 		err := watchers.FindOne(call, own).Decode(&doc)
+
 		holds := false
 		if err == nil {
 			inside := func(c *mongo.Collection) *mongo.Collection { return c }
-			holds, err = d.holds(call, client, inside, o, doc.Position())
+			holds, err = d.holdsWork(call, client, inside, o, doc.Position())
 		}
 		if err == nil && !holds {
-			_, err = watchers.UpdateOne(call, own, bson.D{{Key: "$pull", Value: bson.D{{Key: "dirty", Value: o.NS()}}}})
-			gone = err == nil
+			pull := bson.D{{Key: "$pull", Value: bson.D{{Key: "dirty", Value: o.NS()}}}}
+			_, err = watchers.UpdateOne(call, own, pull)
+			removed = err == nil
 		}
-		if err != nil && errors.Is(context.Cause(call), errLookSlow) {
-			return errLookSlow // an attempt more would take as long
+
+		// The driver would repeat the transaction, and a repetition takes as long. This error
+		// prevents it.
+		if err != nil && errors.Is(context.Cause(call), errCheckSlow) {
+			return errCheckSlow
 		}
 		return err
 	})
 	if err != nil {
-		return fmt.Errorf("taking a collection off the list of those with exceptions: %w", err)
+		return fmt.Errorf("removing a collection from the dirty list: %w", err)
 	}
-	if gone {
-		delete(d.ns, o.NS())
+
+	if removed {
+		delete(d.listed, o.NS())
 		d.t.held.Cleaned(o.NS())
 	}
 	return nil
 }
 
-// owned are the envelopes behind the checkpoint that an earlier owner made exceptions of, with the topics for which they wait, and
-// those that it moved to the dead letters, with the topics that have refused them.
-// The stream brings them once more. Those topics are the reconciler's; the others may not have got it, for their records may
-// have been queued when that owner died, so the stream sends them as any other, and the read-back knows what was sent
-// (N15). It is filled before the stream is opened.
-type owned struct {
-	ids  map[[16]byte][]string
-	dead map[[16]byte][]string // by their place in the stream, too: what is dead has left its collection, and its id may have come again
-	buf  []byte
+// previousOwner contains the envelopes after the checkpoint that an earlier owner stored as
+// exceptions, with the topics for which they wait, and those that it dead-lettered, with the topics
+// that rejected them.
+//
+// The stream repeats their events. The reconciler owns the stored topics. The other topics may not
+// have got their records, which may have been queued when that owner died, so the stream sends them
+// like any other event. The read-back has found those that were sent (N15). It is filled before the
+// stream is opened.
+type previousOwner struct {
+	waitingTopics map[[16]byte][]string
+	// deadTopics is keyed by the position in the stream as well: a dead envelope has left its
+	// collection, and its id may have been inserted again.
+	deadTopics map[[16]byte][]string
+	buf        []byte
 }
 
-func newOwned() *owned { return &owned{ids: map[[16]byte][]string{}, dead: map[[16]byte][]string{}} }
-
-func (o *owned) none() bool { return len(o.ids)+len(o.dead) == 0 }
-
-func (o *owned) clear() {
-	clear(o.ids)
-	clear(o.dead)
+func newPreviousOwner() *previousOwner {
+	return &previousOwner{waitingTopics: map[[16]byte][]string{}, deadTopics: map[[16]byte][]string{}}
 }
 
-// key is that of an envelope, or of its event at a position.
-func (o *owned) key(ns string, id bson.RawValue, pos ...byte) [16]byte {
-	o.buf = append(append(append(o.buf[:0], ns...), 0, byte(id.Type)), id.Value...)
+func (o *previousOwner) isEmpty() bool { return len(o.waitingTopics)+len(o.deadTopics) == 0 }
+
+func (o *previousOwner) reset() {
+	clear(o.waitingTopics)
+	clear(o.deadTopics)
+}
+
+// hashKey returns the map key of an envelope or, with pos, of its event at a position.
+func (o *previousOwner) hashKey(ns string, id bson.RawValue, pos ...byte) [16]byte {
+	o.buf = append(o.buf[:0], ns...)
+	o.buf = append(o.buf, 0, byte(id.Type))
+	o.buf = append(o.buf, id.Value...)
 	if len(pos) > 0 {
-		o.buf = append(append(o.buf, 0), pos...)
+		o.buf = append(o.buf, 0)
+		o.buf = append(o.buf, pos...)
 	}
+
 	sum := sha256.Sum256(o.buf)
 	return [16]byte(sum[:])
 }
 
-func (o *owned) bury(ns string, l deadletter.Behind) {
-	k := o.key(ns, l.ID, []byte(l.Pos)...)
-	o.dead[k] = append(o.dead[k], l.Topic)
+// addDeadLetter adds a dead letter of the collection ns.
+func (o *previousOwner) addDeadLetter(ns string, l deadletter.Behind) {
+	k := o.hashKey(ns, l.ID, []byte(l.Pos)...)
+	o.deadTopics[k] = append(o.deadTopics[k], l.Topic)
 }
 
-// alive takes the records away that are dead.
-func (o *owned) alive(ns string, id bson.RawValue, pos []byte, records []record.Record) (rest []record.Record, dead bool) {
-	if len(o.dead) == 0 {
+// removeDeadTopics removes the records for topics that rejected the envelope. dead reports whether
+// the event at pos has a dead letter.
+func (o *previousOwner) removeDeadTopics(
+	ns string, id bson.RawValue, pos []byte, records []record.Record,
+) (rest []record.Record, dead bool) {
+	if len(o.deadTopics) == 0 {
 		return records, false
 	}
-	topics, dead := o.dead[o.key(ns, id, pos...)]
-	return without(records, topics), dead
+	topics, dead := o.deadTopics[o.hashKey(ns, id, pos...)]
+	return dropTopics(records, topics), dead
 }
 
-func (o *owned) add(ns string, id bson.RawValue, topics []string) { o.ids[o.key(ns, id)] = topics }
+// addWaiting adds an envelope that waits for topics. The topic "" is for all topics.
+func (o *previousOwner) addWaiting(ns string, id bson.RawValue, topics []string) {
+	o.waitingTopics[o.hashKey(ns, id)] = topics
+}
 
-// leave takes the records away for whose topics the envelope waits; "" stands for all of them.
-func (o *owned) leave(ns string, id bson.RawValue, records []record.Record) (rest []record.Record, known bool) {
-	topics, known := o.ids[o.key(ns, id)]
-	if !known {
+// removeWaitingTopics removes the records for topics for which the envelope waits. waiting reports
+// whether it waits for any.
+func (o *previousOwner) removeWaitingTopics(
+	ns string, id bson.RawValue, records []record.Record,
+) (rest []record.Record, waiting bool) {
+	topics, waiting := o.waitingTopics[o.hashKey(ns, id)]
+	if !waiting {
 		return records, false
 	}
-	return without(records, topics), true
+	return dropTopics(records, topics), true
 }
 
-// without are the records for other topics; "" stands for all.
-func without(records []record.Record, topics []string) []record.Record {
-	return slices.DeleteFunc(records, func(r record.Record) bool { return slices.Contains(topics, r.Topic) || slices.Contains(topics, "") })
+// dropTopics removes the records for topics, in place. The topic "" is for all topics.
+func dropTopics(records []record.Record, topics []string) []record.Record {
+	return slices.DeleteFunc(records, func(r record.Record) bool {
+		return slices.Contains(topics, r.Topic) || slices.Contains(topics, "")
+	})
 }

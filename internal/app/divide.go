@@ -11,73 +11,79 @@ import (
 	"github.com/outrelay/outrelay/internal/store"
 )
 
-// mine marks collections as read by this slot only.
-func (t *term) mine(list []store.Outbox) []store.Outbox {
+// assignSlot sets the slot of the term in each outbox of list, and returns list.
+func (t *term) assignSlot(list []store.Outbox) []store.Outbox {
 	for i := range list {
 		list[i].Part = t.part
 	}
 	return list
 }
 
-// hadBegun reports whether the slot has had a position. Of one slot its claims tell: the position comes before the first of them. Of
-// several, the others may have made those.
-func (t *term) hadBegun(ctx context.Context) bool {
+// slotHadBegun reports whether the slot has had a position. A watcher with one slot and claims has
+// had a position, because the position is saved before the first claim. With several slots, the
+// claims may belong to other slots, so the slot is looked up. If that fails, it returns true: a
+// slot must not start from the beginning by mistake.
+func (t *term) slotHadBegun(ctx context.Context) bool {
 	if t.part.Whole() {
 		return true
 	}
-	begun := true // what cannot be known must not begin anew
-	_ = t.untilDone(ctx, "mongodb", func(ctx context.Context) (err error) {
+
+	begun := true
+	_ = t.retryCall(ctx, "mongodb", func(ctx context.Context) (err error) {
 		begun, err = t.divisions.Begun(ctx, t.cfg.Watcher, t.part)
 		return err
 	})
 	return begun
 }
 
-// sharedStart is where all slots of a watcher start that has no checkpoint: where the first of them does. A slot that starts
-// later would else leave out, or bring again, what the others bring.
-func (t *term) sharedStart(ctx context.Context, at bson.Timestamp) (bson.Timestamp, error) {
+// agreeOnStart returns where all slots of a watcher without a checkpoint start, which is where the
+// first of them starts. at is the proposal of this slot. If the slots started at different times,
+// events in between would be missing or sent twice.
+func (t *term) agreeOnStart(ctx context.Context, at bson.Timestamp) (bson.Timestamp, error) {
 	if t.part.Whole() {
 		return at, nil
 	}
-	err := t.untilDone(ctx, "mongodb", func(ctx context.Context) (err error) {
+	err := t.retryCall(ctx, "mongodb", func(ctx context.Context) (err error) {
 		at, err = t.divisions.StartAt(ctx, t.cfg.Watcher, t.part, at)
 		return err
 	})
 	return at, err
 }
 
-// begun notes that the slot has a position.
-func (t *term) begun(ctx context.Context) error {
+// markSlotBegun stores that the slot has a position.
+func (t *term) markSlotBegun(ctx context.Context) error {
 	if t.part.Whole() {
 		return nil
 	}
-	return t.untilDone(ctx, "mongodb", func(ctx context.Context) error {
+	return t.retryCall(ctx, "mongodb", func(ctx context.Context) error {
 		return t.divisions.Begin(ctx, t.cfg.Watcher, t.part)
 	})
 }
 
-// passed is what a slot that is no more had delivered of its part: everything up to a place in the stream.
-type passed struct {
+// drainedSlot is a slot of the previous division. It has delivered every event of its part up to a
+// position in the stream.
+type drainedSlot struct {
 	part slot.Part
 	pos  string
 }
 
-func passedOf(doc *lease.Document) []passed {
-	var out []passed
+// parseDrainedSlots returns the drained slots that doc contains.
+func parseDrainedSlots(doc *lease.Document) []drainedSlot {
+	var out []drainedSlot
 	for _, p := range doc.Passed {
 		if part, err := slot.Parse(p.Part); err == nil {
-			out = append(out, passed{part, p.Pos})
+			out = append(out, drainedSlot{part, p.Pos})
 		}
 	}
 	return out
 }
 
-// hadPassed reports whether an earlier slot has delivered the present event, or written down what became of it (N28). The slots
-// that a watcher had are drained before it is divided anew, each up to a place of its own; the stream of the new ones begins
-// at the lowest of those.
-func (p *pump) hadPassed() bool {
+// deliveredByOldSlot reports whether a slot of the previous division has delivered p.ev or stored
+// it as an exception (N28). The old slots are drained before the division, each up to its own
+// position. The streams of the new slots begin at the lowest of these positions.
+func (p *pump) deliveredByOldSlot() bool {
 	ahead := false
-	for _, old := range p.passed {
+	for _, old := range p.drainedSlots {
 		if string(p.ev.Data) > old.pos {
 			continue
 		}
@@ -86,22 +92,31 @@ func (p *pump) hadPassed() bool {
 			return true
 		}
 	}
+
+	// The stream has passed the positions of all old slots.
 	if !ahead {
-		p.passed = nil
+		p.drainedSlots = nil
 	}
 	return false
 }
 
-// forgetPassedLocked removes the places from the document when the watermark has passed them.
-func (t *term) forgetPassedLocked(ctx context.Context) {
-	if t.passed == nil || t.sweeping.Load() != nil {
+// forgetDrainedSlotsLocked removes the drained slots from the document once the watermark has
+// passed their positions. The caller holds startMu.
+func (t *term) forgetDrainedSlotsLocked(ctx context.Context) {
+	if t.drainedSlots == nil || t.sweeping.Load() != nil {
 		return
 	}
-	reached, ok := t.disp.Reached()
-	if !ok || slices.ContainsFunc(t.passed, func(p passed) bool { return position(reached) <= p.pos }) {
+	reached, ok := t.dispatcher.Reached()
+	if !ok {
 		return
 	}
-	if t.held.Save(ctx, lease.Update{Current: true, ClearPassed: true}) == nil { // else said by the renewal
-		t.passed = nil
+	notPassed := func(d drainedSlot) bool { return positionKey(reached) <= d.pos }
+	if slices.ContainsFunc(t.drainedSlots, notPassed) {
+		return
+	}
+
+	// If the save fails, the renewal fails with the same error and reports it.
+	if t.held.Save(ctx, lease.Update{Current: true, ClearPassed: true}) == nil {
+		t.drainedSlots = nil
 	}
 }

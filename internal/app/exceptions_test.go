@@ -109,7 +109,7 @@ func TestADeliveryThatCannotBeWrittenDownHoldsUpNobody(t *testing.T) {
 	b.append(20)
 	b.consume(21)
 	waitFor(t, func() bool { w := b.status(); return w.State == "live" && w.Unresolved == 0 && w.LagS == 0 })
-	b.log.wait(t, "cannot be written down")
+	b.log.wait(t, "a collection rejects recorded deliveries")
 }
 
 // TestN15_AGateOpensWhenTheLetterIsSafe: where one attempt is all that is allowed, a later event of the key is not delivered before the

@@ -16,76 +16,88 @@ import (
 )
 
 const (
-	// figuresEvery is how often an owner counts what lies in its collections; the health rules compare these counts.
+	// figuresEvery is the interval at which an owner counts the documents in its collections. The
+	// health rules compare these counts.
 	figuresEvery = 10 * time.Second
-	// figuresShare bounds what that may cost: where it takes long, the next one comes so many times later.
+	// figuresShare bounds the cost of counting: after a count, the pause is at least this many
+	// times as long as the count took.
 	figuresShare = 30
-	// indexesEvery is how often indexes are compared with those that are declared.
+	// indexesEvery is the interval at which indexes are compared with the declared indexes.
 	indexesEvery = 5 * time.Minute
-	// figuresLimit is where counting one collection stops.
+	// figuresLimit is the number at which counting one collection stops.
 	figuresLimit = 100_000
-	// figuresWait bounds one question.
-	figuresWait = 2 * time.Second
-	// overdueAfter is from when on a scheduled envelope that is not sent counts as one that waits.
+	// figuresTimeout bounds the queries for one collection.
+	figuresTimeout = 2 * time.Second
+	// overdueAfter is the time after which a due envelope that is not sent makes its collection
+	// overdue.
 	overdueAfter = 10 * time.Second
 
-	// inboxCollection is where the consumers of a service keep what they have handled, unless told otherwise.
+	// inboxCollection is the default name of the collection of inbox marks.
 	inboxCollection = "inbox"
 )
 
-// figures counts what no stage knows, for the metrics and the health rules, while this process owns the watcher.
+// figures counts documents for the metrics and the health rules while this process owns a slot of
+// the watcher.
 type figures struct {
 	*Relay
-	judge   *health.Evaluator
-	counted atomic.Int64 // when it was counted last, Unix nanoseconds; 0 while nothing is owned
+	judge     *health.Evaluator
+	countedAt atomic.Int64 // Unix nanoseconds; 0 while this process owns no slot
 
-	indexed time.Time      // when indexes were looked at last; these two are the loop's alone
-	missing map[string]int // by collection: declared indexes that are not there
+	// Used only by countPeriodically.
+	indexesCheckedAt time.Time
+	missingIndexes   map[string]int // number of declared indexes that do not exist, by collection
 }
 
-// run counts until ctx ends. What cannot be counted is no failure of the relay; health tells of it.
-func (f *figures) run(ctx context.Context) error {
+// countPeriodically counts until ctx ends. If a collection cannot be counted, only the health
+// report contains that.
+func (f *figures) countPeriodically(ctx context.Context) error {
 	m := &f.metrics.Figures
 	m.Limit.Set(figuresLimit)
 	m.Watcher.WithLabelValues(f.cfg.Watcher, f.cfg.Node).Set(1)
 	m.Health.Enter(string(health.OK))
 	m.Age.From(func() float64 {
-		if at := f.counted.Load(); at > 0 {
+		if at := f.countedAt.Load(); at > 0 {
 			return time.Since(time.Unix(0, at)).Seconds()
 		}
 		return 0
 	})
 	m.Ready.From(func() float64 {
-		ok, _, _ := f.health().Ready()
-		return number(ok)
+		ok, _, _ := f.processHealth().Ready()
+		return boolGauge(ok)
 	})
-	wait := figuresEvery / 5 // the first soon, for those who watch a start
+
+	// The first count comes soon, for people who watch a start.
+	wait := figuresEvery / 5
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-time.After(wait):
 		}
+
 		began := time.Now()
-		f.once(ctx, began)
+		f.countOnce(ctx, began)
 		wait = max(figuresEvery, figuresShare*time.Since(began))
 	}
 }
 
-// once counts, shows and judges.
-func (f *figures) once(ctx context.Context, now time.Time) {
+// countOnce counts, updates the metrics and evaluates the health rules.
+func (f *figures) countOnce(ctx context.Context, now time.Time) {
 	f.countNodes(ctx)
-	terms := f.owning()
-	if len(terms) == 0 { // a standby has nothing to judge: what the owner sees is the owner's
-		f.counted.Store(0)
-		f.indexed = time.Time{}
+
+	// A standby evaluates nothing: the owner reports on the collections.
+	terms := f.activeTerms()
+	if len(terms) == 0 {
+		f.countedAt.Store(0)
+		f.indexesCheckedAt = time.Time{}
 		f.metrics.Figures.Show(nil)
 		f.judge = new(health.Evaluator)
 		f.metrics.Figures.Health.Enter(string(health.OK))
-		f.state.judged(nil)
+		f.state.setReport(nil)
 		return
 	}
-	list, err := f.count(ctx, terms)
+
+	list, err := f.countCollections(ctx, terms)
 	if ctx.Err() != nil {
 		return
 	}
@@ -97,33 +109,41 @@ func (f *figures) once(ctx context.Context, now time.Time) {
 			overdue++
 		}
 	}
-	o.Counts = []health.Count{{Name: "exceptions", N: f.exceptions(terms)}, {Name: "overdue_collections", N: overdue}}
+	o.Counts = []health.Count{
+		{Name: "exceptions", N: f.waitingExceptions(terms)},
+		{Name: "overdue_collections", N: overdue},
+	}
+
 	if err == nil {
-		f.counted.Store(now.UnixNano())
+		f.countedAt.Store(now.UnixNano())
 		f.metrics.Figures.Show(list)
 	} else {
-		f.log.Debug("what lies in the collections could not be counted", "reason", err)
+		f.log.Debug("cannot count the documents of the collections", "reason", err)
 	}
 	report := f.judge.Observe(o)
 	f.metrics.Figures.Health.Enter(string(report.Status))
-	f.state.judged(&report)
+	f.state.setReport(&report)
 }
 
-// exceptions are those of the last audits.
-func (f *figures) exceptions(terms []*term) (n int64) {
+// waitingExceptions returns the number of exceptions at the last audits.
+func (f *figures) waitingExceptions(terms []*term) (n int64) {
 	for _, t := range terms {
-		n += t.waiting.Load()
+		n += t.waitingCount.Load()
 	}
 	return n
 }
 
+// countNodes updates the metrics of live and stale nodes.
 func (f *figures) countNodes(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(ctx, figuresWait)
+	ctx, cancel := context.WithTimeout(ctx, figuresTimeout)
 	defer cancel()
+
+	// The heartbeat fails with the same error, and reports it.
 	list, err := f.nodes.List(ctx)
 	if err != nil {
-		return // the heartbeat meets the same and tells of it
+		return
 	}
+
 	var alive, stale float64
 	for _, n := range list {
 		if n.Alive(staleAfter) {
@@ -136,42 +156,52 @@ func (f *figures) countNodes(ctx context.Context) {
 	f.metrics.Figures.Nodes.WithLabelValues("stale").Set(stale)
 }
 
-// count looks at each collection of the term: a handful of short questions that indexes or metadata answer.
-func (f *figures) count(ctx context.Context, terms []*term) ([]metrics.Collection, error) {
-	var after bson.Timestamp // of slots, the one that is furthest behind; zero while one has not begun
+// countCollections counts each collection, with a few short queries that use indexes or metadata.
+// It returns the first error, and counts the other collections nevertheless.
+func (f *figures) countCollections(ctx context.Context, terms []*term) ([]metrics.Collection, error) {
+	// Envelopes after the position of the slot that is furthest behind are pending. The position is
+	// zero while a slot has none.
+	var after bson.Timestamp
 	for i, t := range terms {
 		at := bson.Timestamp{}
-		if pos, ok := t.disp.Reached(); ok {
+		if pos, ok := t.dispatcher.Reached(); ok {
 			at, _ = pos.Time()
 		}
 		if i == 0 || at.Before(after) {
 			after = at
 		}
 	}
-	now := f.clock.now()
-	var list []metrics.Collection
-	var failed error
+
+	// A start makes missing indexes concurrently with the delivery, so they are checked more often.
 	every := indexesEvery
-	for _, n := range f.missing {
-		if n > 0 { // a start makes them beside the delivery
+	for _, n := range f.missingIndexes {
+		if n > 0 {
 			every = indexesEvery / 10
 		}
 	}
-	look := time.Since(f.indexed) > every
-	if look {
-		f.indexed, f.missing = time.Now(), map[string]int{}
+	checkIndexes := time.Since(f.indexesCheckedAt) > every
+	if checkIndexes {
+		f.indexesCheckedAt = time.Now()
+		f.missingIndexes = map[string]int{}
 	}
+
+	now := f.clock.now()
+	var list []metrics.Collection
+	var failed error
 	inboxes := map[string]bool{}
-	for _, o := range terms[0].outboxes() {
+	for _, o := range terms[0].watchedOutboxes() {
 		c := metrics.Collection{Name: o.NS()}
-		one, cancel := context.WithTimeout(ctx, figuresWait)
-		err := f.countOne(one, o, after, now, &c, !inboxes[o.DB])
-		if look && err == nil {
+		one, cancel := context.WithTimeout(ctx, figuresTimeout)
+
+		// All outboxes of a database share one inbox.
+		err := f.countCollection(one, o, after, now, &c, !inboxes[o.DB])
+		inboxes[o.DB] = true
+		if checkIndexes && err == nil {
 			f.countIndexes(one, o)
 		}
 		cancel()
-		c.MissingIndexes, c.HasIndexes = f.missing[c.Name]
-		inboxes[o.DB] = true // one for all outboxes of a database
+
+		c.MissingIndexes, c.HasIndexes = f.missingIndexes[c.Name]
 		if err != nil && failed == nil {
 			failed = err
 		}
@@ -180,52 +210,65 @@ func (f *figures) count(ctx context.Context, terms []*term) ([]metrics.Collectio
 	return list, failed
 }
 
-// countOne counts one collection. What the user may not read is left out: the privileges of the relay need not reach so far.
-func (f *figures) countOne(ctx context.Context, o store.Outbox, after bson.Timestamp, now time.Time, c *metrics.Collection, inbox bool) (err error) {
+// countCollection counts one collection into c. It skips documents that the user may not read: the
+// relay does not need these privileges.
+func (f *figures) countCollection(
+	ctx context.Context, o store.Outbox, after bson.Timestamp, now time.Time, c *metrics.Collection, inbox bool,
+) (err error) {
 	db := f.mongo.state.Database(o.DB)
 	coll := db.Collection(o.Coll)
+
 	if !after.IsZero() {
 		var oldest bson.Timestamp
 		if c.Pending, oldest, err = store.CountBehind(ctx, coll, after, figuresLimit); err != nil {
-			return readable(err)
+			return ignoreUnauthorized(err)
 		}
-		if c.HasPending = true; !oldest.IsZero() {
+		c.HasPending = true
+		if !oldest.IsZero() {
 			c.OldestAge = max(now.Sub(time.Unix(int64(oldest.T), 0)), 0)
 		}
 	}
+
 	var first time.Time
 	if c.Scheduled, first, err = store.CountDue(ctx, coll, figuresLimit); err != nil {
-		return readable(err)
+		return ignoreUnauthorized(err)
 	}
-	if c.HasScheduled = true; !first.IsZero() {
+	c.HasScheduled = true
+	if !first.IsZero() {
 		c.Overdue = max(now.Sub(first), 0)
 	}
-	if c.DeadLetters, err = db.Collection(deadletter.Collection(o.Coll)).EstimatedDocumentCount(ctx); err != nil {
-		return readable(err)
+
+	letters := db.Collection(deadletter.Collection(o.Coll))
+	if c.DeadLetters, err = letters.EstimatedDocumentCount(ctx); err != nil {
+		return ignoreUnauthorized(err)
 	}
 	c.HasDead = true
+
 	if !inbox {
 		return nil
 	}
 	if c.Inbox, err = db.Collection(inboxCollection).EstimatedDocumentCount(ctx); err != nil {
-		return readable(err)
+		return ignoreUnauthorized(err)
 	}
-	c.HasInbox = c.Inbox > 0 // else there is none, as far as metadata tell
+	// The metadata of an empty inbox and of a missing inbox are equal.
+	c.HasInbox = c.Inbox > 0
 	return nil
 }
 
-// countIndexes compares the indexes of one collection. What cannot be listed now has no series until the next look.
+// countIndexes compares the indexes of one collection with the declared indexes. If they cannot be
+// listed, the collection has no metric until the next check.
 func (f *figures) countIndexes(ctx context.Context, o store.Outbox) {
 	missing, err := store.MissingIndexes(ctx, f.mongo.state.Database(o.DB).Collection(o.Coll))
 	if err == nil {
-		f.missing[o.NS()] = len(missing)
+		f.missingIndexes[o.NS()] = len(missing)
 	}
 }
 
-// unauthorized is the server's code for what a user may not do.
+// unauthorized is the server's error code for missing privileges.
 const unauthorized = 13
 
-func readable(err error) error {
+// ignoreUnauthorized returns nil if err is caused by a missing privilege, and err otherwise.
+func ignoreUnauthorized(err error) error {
 	if se := mongo.ServerError(nil); errors.As(err, &se) && se.HasErrorCode(unauthorized) {
 		return nil
 	}

@@ -10,55 +10,66 @@ import (
 	"github.com/outrelay/outrelay/pkg/event"
 )
 
-// filling makes records of an envelope. It is for one goroutine; what it reuses lives in it, so that an event costs no
-// allocation.
-type filling struct {
+// recordBuilder builds the records of an envelope. It must be used by one goroutine at a time. It
+// reuses its buffers, so that an event costs no allocation.
+type recordBuilder struct {
 	router  *routing.Router
 	filler  *routing.Filler
-	view    event.View
+	view    event.View // the envelope
 	meta    routing.Meta
 	targets []routing.Target
 	seal    []byte // of the state database, see [store.Registry.Seal]
 }
 
-// expired is the refusal of an envelope that is past its time, nil for any other.
-func (f *filling) expired(now time.Time) error {
-	if f.view.HasExpiresAt && now.UnixMilli() > f.view.ExpiresAt {
+// checkExpiry returns a *record.Refusal if the envelope has expired at now.
+func (b *recordBuilder) checkExpiry(now time.Time) error {
+	if b.view.HasExpiresAt && now.UnixMilli() > b.view.ExpiresAt {
 		return &record.Refusal{Class: record.Expired, Reason: "expiresAt passed before the delivery"}
 	}
 	return nil
 }
 
-// refuseForged refuses an envelope with a field of the relay that neither a relay nor an operator wrote.
-func (f *filling) refuseForged() error { return refuseForged(&f.view, f.seal) }
+// checkSeal calls the function checkSeal for the envelope of b.
+func (b *recordBuilder) checkSeal() error { return checkSeal(&b.view, b.seal) }
 
-func refuseForged(v *event.View, seal []byte) error {
+// checkSeal returns a *record.Refusal if the envelope has a field of the relay that neither a relay
+// nor an operator wrote. They write their seal with such fields.
+func checkSeal(v *event.View, seal []byte) error {
 	if v.RelayOwned == nil || bytes.Equal(v.Seal, seal) {
 		return nil
 	}
-	return &record.Refusal{Class: record.Malformed, Reason: fmt.Sprintf(
-		"only the relay writes the field %s: leave it out of the insert; if the state database was lost, requeue the letter", v.RelayOwned)}
+
+	reason := fmt.Sprintf("only the relay writes the field %s: leave it out of the insert; "+
+		"if the state database was lost, requeue the letter", v.RelayOwned)
+	return &record.Refusal{Class: record.Malformed, Reason: reason}
 }
 
-// records appends one record for each target of the view, or for each of topics if that is not nil; they share key, value
-// and headers. refused has an answer for each of topics that may not be written. The error is a *record.Refusal.
-func (f *filling) records(dst []record.Record, topics []string) (_ []record.Record, refused []record.Answer, err error) {
-	if f.targets, err = f.router.Route(&f.view, f.targets[:0]); err != nil {
+// buildRecords appends one record to dst for each target of the envelope. If topics is not nil, it
+// builds records only for those topics. The records share key, value and headers. refused contains
+// an answer for each of topics that may not be written. The error is a *record.Refusal.
+func (b *recordBuilder) buildRecords(dst []record.Record, topics []string) (
+	_ []record.Record, refused []record.Answer, err error,
+) {
+	if b.targets, err = b.router.Route(&b.view, b.targets[:0]); err != nil {
 		return dst, nil, err
 	}
 	if topics != nil {
-		f.targets, refused = f.router.Narrow(f.targets, topics)
+		b.targets, refused = b.router.Narrow(b.targets, topics)
 	}
-	f.meta.Only = f.view.Only
-	for i, to := range f.targets {
+
+	b.meta.Only = b.view.Only
+	for i, to := range b.targets {
 		dst = append(dst, record.Record{})
 		rec := &dst[i]
+
+		// Only the first record is encoded. The others differ from it in their target alone.
 		if i > 0 {
 			*rec = dst[0]
-			rec.Topic, rec.Partition = to.Topic, to.Partition
+			rec.Topic = to.Topic
+			rec.Partition = to.Partition
 			continue
 		}
-		if err := f.filler.Fill(&f.view, &f.meta, to, rec); err != nil {
+		if err := b.filler.Fill(&b.view, &b.meta, to, rec); err != nil {
 			return dst, nil, err
 		}
 	}

@@ -13,18 +13,28 @@ import (
 
 var _ dispatch.Follower = (*tracing.Delivery)(nil)
 
-// newExporter makes the exporter of the configured collector, nil if there is none.
+// newExporter returns the exporter of the configured collector, or nil if no collector is
+// configured.
 func newExporter(cfg config.Config, version string, r *Relay) (*tracing.Exporter, error) {
 	tls, err := cfg.OTel.TLS.Client()
 	if err != nil {
 		return nil, fmt.Errorf("otel.tls: %w", err)
 	}
+
 	m := &r.metrics.Telemetry
 	e, err := tracing.New(tracing.Config{
-		Endpoint: cfg.OTel.Endpoint.Reveal(), Token: cfg.OTel.Token.Reveal(), TLS: tls,
-		SamplePercent: cfg.OTel.SamplePercent, SpansPerSecond: cfg.OTel.SpansPerSecond, MetricsInterval: cfg.OTel.MetricsInterval,
-		Version: version, Node: cfg.Node, Watcher: cfg.Watcher, Gatherer: r.metrics.Registry, Log: r.log,
-		Limited: m.Limited.Inc,
+		Endpoint:        cfg.OTel.Endpoint.Reveal(),
+		Token:           cfg.OTel.Token.Reveal(),
+		TLS:             tls,
+		SamplePercent:   cfg.OTel.SamplePercent,
+		SpansPerSecond:  cfg.OTel.SpansPerSecond,
+		MetricsInterval: cfg.OTel.MetricsInterval,
+		Version:         version,
+		Node:            cfg.Node,
+		Watcher:         cfg.Watcher,
+		Gatherer:        r.metrics.Registry,
+		Log:             r.log,
+		Limited:         m.Limited.Inc,
 		Exported: func(signal string, err error) {
 			result := "ok"
 			if err != nil {
@@ -39,24 +49,28 @@ func newExporter(cfg config.Config, version string, r *Relay) (*tracing.Exporter
 	return e, nil
 }
 
-// newTap follows deliveries for spans, if there is an exporter, and for exemplars.
+// newTap returns a tap that follows deliveries for exemplars and, if e is not nil, for spans.
 func newTap(e *tracing.Exporter, m *metrics.Set, clock *serverClock) *tracing.Tap {
 	return tracing.NewTap(e, m.PublishLatency.Exemplar, clock.now)
 }
 
-// followed lets a trace hear of it when the event of the stream that is in it goes on its way.
-func (p *pump) followed(it *dispatch.Item) {
-	if d := p.tap.Begin(it.Records, p.ev.DB, p.ev.Coll, it.CommitMS); d != nil {
-		it.Follow = d
+// traceDelivery attaches a trace to item if the delivery of p.ev is sampled.
+func (p *pump) traceDelivery(item *dispatch.Item) {
+	if d := p.tap.Begin(item.Records, p.ev.DB, p.ev.Coll, item.CommitMS); d != nil {
+		item.Follow = d
 	}
 }
 
-// followed is answer, which a trace hears of as well, if one follows the envelope.
-func (o *outlet) followed(e *reconcile.Envelope, recs []record.Record, answer func(record.Published)) func(record.Published) {
+// traceAnswers returns answer. If the delivery of e is sampled, the returned function also reports
+// the answers to the trace.
+func (o *outlet) traceAnswers(e *reconcile.Envelope, recs []record.Record,
+	answer func(record.Published),
+) func(record.Published) {
 	d := o.t.tap.Begin(recs, e.DB, e.Coll, 0)
 	if d == nil {
 		return answer
 	}
+
 	return func(p record.Published) {
 		for _, a := range p.Answers {
 			switch {

@@ -10,20 +10,20 @@ import (
 func TestEventsOfTheFenceShareTheirEntries(t *testing.T) {
 	t.Parallel()
 	const partitions = 60_000
-	var f found
+	var f fenceEvents
 	writers, entries, counted := 0, 0, 0
 	add := func(n int) {
 		for range n {
-			if f.add(fence.Event{Kind: fence.OutOfRange, Topic: "t"}) {
+			if f.addEvent(fence.Event{Kind: fence.OutOfRange, Topic: "t"}) {
 				writers++
 			}
 		}
 	}
 	add(1)
-	f.each(func(e fence.Event, n int) {
+	f.writeEach(func(e fence.Event, n int) {
 		if entries == 0 {
 			add(partitions - 1) // while the first one is written
-			if f.add(fence.Event{Kind: fence.Truncated, Topic: "u"}) {
+			if f.addEvent(fence.Event{Kind: fence.Truncated, Topic: "u"}) {
 				t.Error("a second writer")
 			}
 		}
@@ -33,7 +33,7 @@ func TestEventsOfTheFenceShareTheirEntries(t *testing.T) {
 	if writers != 1 || entries != 3 || counted != partitions+1 {
 		t.Errorf("%d writers, %d entries of %d events", writers, entries, counted)
 	}
-	if !f.add(fence.Event{Kind: fence.Truncated}) {
+	if !f.addEvent(fence.Event{Kind: fence.Truncated}) {
 		t.Error("nobody writes what comes afterwards")
 	}
 }

@@ -17,72 +17,87 @@ import (
 	"github.com/outrelay/outrelay/resume"
 )
 
-// The order of a gap (N22), which a crash may interrupt anywhere: everything read is resolved; the stretch is written into
-// the watcher document; a stream is opened at its end and held; the collections are swept up to there; what was swept is
-// resolved; the document gets the end of the stretch as its position and loses the gap, in one write; the stream is
-// released. Until that write the position stays before the stretch, and a successor finds the gap and goes on with it. A
-// held stream that falls off the oplog in turn shows when it is released: then the next stretch begins where this one
-// ended.
+// A gap is closed in this order (N22). A crash may interrupt it anywhere.
+//
+//  1. All events that were read are resolved.
+//  2. The gap is saved in the watcher document.
+//  3. A stream is opened at the end of the gap, and held.
+//  4. The collections are swept up to the end of the gap, and all swept envelopes are resolved.
+//  5. One write sets the position to the end of the gap and removes the gap from the document.
+//  6. The stream is released.
+//
+// Until the write of step 5 the position stays before the gap, so that a later owner finds the gap
+// and continues with it. If the oplog rolls over a held stream, that shows when the stream is
+// released. The next gap then begins where this gap ended.
 
-// reasonBacklog is the reason of the gap with which a first start finds what no stream could bring.
+// reasonBacklog is the reason of the gap with which a first start begins if the stream cannot
+// supply the backlog.
 const reasonBacklog = "backlog"
 
-// saveEvery is how often the place of a sweep is written down, in intervals of the checkpoint.
-const saveEvery = 4
+// cursorSaveEvery is the interval at which the cursor of a sweep is saved, in intervals of the
+// checkpoint.
+const cursorSaveEvery = 4
 
-// gap is a stretch that is to be swept.
+// gap is a part of the stream that has to be swept.
 type gap struct {
 	lease.Gap
 	lower  bson.Timestamp // where the sweep begins
-	margin time.Duration
-	saved  time.Time
+	margin time.Duration  // see term.stampMargin
+	saved  time.Time      // when the cursor was last saved
 }
 
-// rounds slows down gaps that follow each other without a sign of life of the stream between them.
-type rounds struct {
-	end     bson.Timestamp // of the stretch before
+// gapPacing delays a gap that follows another gap, if the stream made no progress between them.
+type gapPacing struct {
+	lastEnd bson.Timestamp // of the previous gap
 	backoff *retry.Backoff
 }
 
-func (r *rounds) pause(ctx context.Context, at resume.Position) error {
+// waitIfRepeated waits if the position at is still the end of the previous gap. It returns an error
+// when ctx ends.
+func (r *gapPacing) waitIfRepeated(ctx context.Context, at resume.Position) error {
 	if r.backoff == nil {
 		r.backoff = retry.Reopen.Start()
 	}
-	if at.Token.IsZero() && at.ClusterTime == r.end {
+	if at.Token.IsZero() && at.ClusterTime == r.lastEnd {
 		return r.backoff.Wait(ctx)
 	}
 	r.backoff.Reset()
 	return nil
 }
 
-// sweeping is what the status tells of a sweep.
-type sweeping struct {
-	swept atomic.Int64
-	at    atomic.Uint32 // seconds of the stamp that was handed on last
-	to    uint32
+// sweepProgress is the progress of a sweep, for the status.
+type sweepProgress struct {
+	swept     atomic.Int64
+	lastStamp atomic.Uint32 // of the envelope that was delivered last, in seconds
+	endStamp  uint32        // of the gap, in seconds
 }
 
-func (s *sweeping) text(hindrance string) string {
-	words := fmt.Sprintf("the change stream lost a stretch; %d envelopes swept so far", s.swept.Load())
-	if at := s.at.Load(); at > 0 {
-		words += fmt.Sprintf(", up to %s before its end", time.Duration(max(int64(s.to)-int64(at), 0))*time.Second)
+// describe returns the progress in words. hindrance may be empty.
+func (s *sweepProgress) describe(hindrance string) string {
+	text := fmt.Sprintf("the change stream has a gap; %d envelopes swept so far", s.swept.Load())
+	if at := s.lastStamp.Load(); at > 0 {
+		left := time.Duration(max(int64(s.endStamp)-int64(at), 0)) * time.Second
+		text += fmt.Sprintf(", up to %s before its end", left)
 	}
 	if hindrance != "" {
-		words += "; " + hindrance
+		text += "; " + hindrance
 	}
-	return words
+	return text
 }
 
-// openGap ends what the lost stream began and writes the gap down. The stream is to be opened at the place returned.
-func (t *term) openGap(ctx context.Context, why *changestream.GapError) (changestream.Start, error) {
-	if err := t.disp.Drain(ctx); err != nil {
+// openGap resolves all events of the lost stream and saves the gap. It returns where to open the
+// next stream.
+func (t *term) openGap(ctx context.Context, lost *changestream.GapError) (changestream.Start, error) {
+	if err := t.dispatcher.Drain(ctx); err != nil {
 		return changestream.Start{}, err
 	}
-	reached, _ := t.disp.Reached()
-	if err := t.rounds.pause(ctx, reached); err != nil {
+	reached, _ := t.dispatcher.Reached()
+	if err := t.gapPacing.waitIfRepeated(ctx, reached); err != nil {
 		return changestream.Start{}, err
 	}
-	// The end of the stretch comes before the list of collections: one that is made meanwhile is the stream's to bring.
+
+	// The end of the gap comes before the list of collections: the stream then contains all inserts
+	// into a collection that is made in between.
 	to, err := t.operationTime(ctx)
 	if err != nil {
 		return changestream.Start{}, err
@@ -90,46 +105,67 @@ func (t *term) openGap(ctx context.Context, why *changestream.GapError) (changes
 	if err := t.listCollections(ctx); err != nil {
 		return changestream.Start{}, err
 	}
-	if err := t.claimNew(ctx, bson.Timestamp{}); err != nil {
+	if err := t.claimNewCollections(ctx, bson.Timestamp{}); err != nil {
 		return changestream.Start{}, err
 	}
+
+	// A position that is ahead of the server belongs to another history, so its time cannot be
+	// used.
 	from, _ := reached.Time()
-	if why.Ahead {
-		from = bson.Timestamp{} // a time of another history says nothing about this one
+	if lost.Ahead {
+		from = bson.Timestamp{}
 	}
-	start, err := t.planSweep(ctx, why.Reason, from, to, lease.Update{Current: true})
-	if err == nil && t.pump.owned != nil {
-		// What an earlier owner made exceptions of was to come by the stream once more, for its other topics. That it does
-		// not any more has to be known before anything is loaded: the next take-over finds the gap in the document.
-		err = errAnew
+
+	// The stream was expected to repeat the exceptions of the previous owner, for their other
+	// topics. It no longer can. That has to be known before exceptions are loaded, so a new
+	// takeover finds the gap in the document.
+	start, err := t.planSweep(ctx, lost.Reason, from, to, lease.Update{Current: true})
+	if err == nil && t.pump.previous != nil {
+		err = errGapTooLate
 	}
 	return start, err
 }
 
-// errAnew ends a term that has found a gap too late.
-var errAnew = errors.New("the stretch behind the position is lost, and envelopes of it wait")
+// errGapTooLate ends a term that has found a gap after it has loaded exceptions. The next takeover
+// knows the gap.
+var errGapTooLate = errors.New("the change stream has a gap that contains exceptions")
 
-// planSweep writes the gap down, together with u.
-func (t *term) planSweep(ctx context.Context, reason string, from, to bson.Timestamp, u lease.Update) (changestream.Start, error) {
+// planSweep saves the gap, together with u. It returns the end of the gap as the start of the next
+// stream.
+func (t *term) planSweep(
+	ctx context.Context, reason string, from, to bson.Timestamp, u lease.Update,
+) (changestream.Start, error) {
 	switch {
 	case !from.After(to):
 	case reason == lease.GapOrdered:
-		from = to // it was of the future when it was ordered
+		// The operator ordered a sweep from a time in the future.
+		from = to
 	default:
-		from = bson.Timestamp{} // of another history
+		// The time belongs to another history.
+		from = bson.Timestamp{}
 	}
+
 	t.gap = &gap{Gap: lease.Gap{Reason: reason, From: from, To: to, Since: t.clock.now()}}
 	u.Gap = &t.gap.Gap
 	if err := t.retryFenced(ctx, func() error { return t.held.Save(ctx, u) }); err != nil {
 		return changestream.Start{}, err
 	}
-	t.log.Warn("sweeping the outbox for what the change stream cannot bring", "reason", reason, "from", from.T, "to", to.T)
-	t.announce(ctx, store.GapFound, bson.D{{Key: "reason", Value: reason}, {Key: "from", Value: from}, {Key: "to", Value: to}})
+
+	t.log.Warn("the change stream has a gap; sweeping the outbox", "reason", reason, "from", from.T, "to", to.T)
+	t.appendEvent(ctx, store.GapFound, bson.D{
+		{Key: "reason", Value: reason},
+		{Key: "from", Value: from},
+		{Key: "to", Value: to},
+	})
 	return changestream.Start{At: &to}, nil
 }
 
-// resumeGap goes on with the sweep of an earlier owner, or begins the one that an operator has ordered.
-func (t *term) resumeGap(ctx context.Context, doc *lease.Document, u lease.Update, began bson.Timestamp) (changestream.Start, error) {
+// resumeGap continues the sweep of an earlier owner, or begins a sweep that an operator has
+// ordered. began is a cluster time before the collections were listed.
+func (t *term) resumeGap(
+	ctx context.Context, doc *lease.Document, u lease.Update, began bson.Timestamp,
+) (changestream.Start, error) {
+	// An ordered sweep has no end yet.
 	if doc.Gap.To.IsZero() {
 		if t.from.IsZero() {
 			t.from = resume.Position{ClusterTime: began}
@@ -138,90 +174,122 @@ func (t *term) resumeGap(ctx context.Context, doc *lease.Document, u lease.Updat
 		u.GapSince = doc.Gap.Since
 		return t.planSweep(ctx, doc.Gap.Reason, doc.SweepFrom(doc.Gap.From), began, u)
 	}
+
 	if t.cfg.LostHistory == resume.HaltLostHistory && doc.Gap.Reason != lease.GapOrdered {
-		return changestream.Start{}, &HaltError{What: "a gap of the change stream is half swept", Fix: "set lost_history: sweep until it is closed"}
+		return changestream.Start{}, &HaltError{
+			What: "a gap of the change stream is half swept",
+			Fix:  "set lost_history: sweep until it is closed",
+		}
 	}
 	t.gap = &gap{Gap: *doc.Gap}
-	t.log.Warn("going on with the sweep of an earlier owner", "reason", t.gap.Reason, "from", t.gap.From.T, "to", t.gap.To.T, "cursor", t.gap.Cursor.T)
+	t.log.Warn("continuing the sweep of an earlier owner", "reason", t.gap.Reason,
+		"from", t.gap.From.T, "to", t.gap.To.T, "cursor", t.gap.Cursor.T)
 	return changestream.Start{At: &t.gap.To}, nil
 }
 
-// unstampedBacklog reports whether a first start has to sweep: what carries no stamp of the server, no time can be found for
-// at which a stream would bring it.
-func (t *term) unstampedBacklog(ctx context.Context, now bson.Timestamp) (found bool, err error) {
+// hasUnstampedBacklog reports whether a first start has to sweep: for an envelope without a server
+// timestamp, no time is known at which a stream would contain its insert.
+func (t *term) hasUnstampedBacklog(ctx context.Context, now bson.Timestamp) (found bool, err error) {
 	if t.cfg.Start.Now || !t.cfg.Start.At.IsZero() || t.cfg.LostHistory == resume.HaltLostHistory {
 		return false, nil
 	}
-	for _, c := range t.outboxes() {
-		if err := t.untilRead(ctx, func(ctx context.Context) (err error) {
-			found, err = reconcile.AnyUnstamped(ctx, now, t.mongo.stream.Database(c.DB).Collection(c.Coll), c.Part)
+
+	for _, c := range t.watchedOutboxes() {
+		err := t.retryRead(ctx, func(ctx context.Context) (err error) {
+			coll := t.mongo.stream.Database(c.DB).Collection(c.Coll)
+			found, err = reconcile.AnyUnstamped(ctx, now, coll, c.Part)
 			return err
-		}); err != nil || found {
+		})
+		if err != nil || found {
 			return found, err
 		}
 	}
 	return false, nil
 }
 
-// readUpTo tells, of the collections that got a watched name behind the position, up to where they were read before.
-func (t *term) readUpTo(ctx context.Context) (map[string]bson.Timestamp, error) {
+// findReadUpTo returns, for collections that got a watched name after the position, the time up to
+// which they were read before.
+func (t *term) findReadUpTo(ctx context.Context) (map[string]bson.Timestamp, error) {
 	var claims []store.Claim
-	if err := t.untilDone(ctx, "mongodb", func(ctx context.Context) (err error) {
+	err := t.retryCall(ctx, "mongodb", func(ctx context.Context) (err error) {
 		claims, err = t.registry.Claims(ctx, t.cfg.Watcher)
 		return err
-	}); err != nil {
+	})
+	if err != nil {
 		return nil, err
 	}
-	position := t.gap.From // which is the position, unless an operator has said otherwise
+
+	// A gap begins at the position, unless an operator has ordered another time.
+	position := t.gap.From
 	if t.gap.Reason == lease.GapOrdered {
 		position = t.from.ClusterTime
 	}
-	return store.ReadUpTo(claims, t.outboxes(), position, t.gap.From), nil
+	return store.ReadUpTo(claims, t.watchedOutboxes(), position, t.gap.From), nil
 }
 
-// sweep delivers what the gap holds and closes it.
-func (t *term) sweep(ctx context.Context) error {
+// sweepGap delivers the envelopes of the gap and closes it. It returns when all of them are
+// resolved.
+func (t *term) sweepGap(ctx context.Context) error {
 	g := t.gap
 	g.margin = store.Margin(ctx, t.mongo.stream)
-	if t.pump.skip == nil {
-		t.pump.skip = reconcile.NewSkip(int64(t.cfg.Limits.Memory) / 4)
+	if t.pump.sweptEvents == nil {
+		t.pump.sweptEvents = reconcile.NewSkip(int64(t.cfg.Limits.Memory) / 4)
 	}
-	appeared, err := t.readUpTo(ctx)
+	readUpTo, err := t.findReadUpTo(ctx)
 	if err != nil {
 		return err
 	}
+
 	s := &reconcile.Sweep{
-		Client: t.mongo.stream, Collections: t.outboxes(), From: g.From, ReadUpTo: appeared, To: g.To, Cursor: g.Cursor, Margin: g.margin,
-		Memory: int64(t.cfg.Limits.Memory) / 4, Skip: t.pump.skip, Publisher: (*sweeper)(t),
+		Client:      t.mongo.stream,
+		Collections: t.watchedOutboxes(),
+		From:        g.From,
+		ReadUpTo:    readUpTo,
+		To:          g.To,
+		Cursor:      g.Cursor,
+		Margin:      g.margin,
+		Memory:      int64(t.cfg.Limits.Memory) / 4,
+		Skip:        t.pump.sweptEvents,
+		Publisher:   (*sweeper)(t),
 	}
 	g.lower = s.Lower()
-	t.sweeping.Store(&sweeping{to: g.To.T})
-	t.disp.Position(resume.Position{ClusterTime: g.lower})
+	t.sweeping.Store(&sweepProgress{endStamp: g.To.T})
+	t.dispatcher.Position(resume.Position{ClusterTime: g.lower})
+
 	res, err := s.Run(ctx)
 	if err != nil {
 		return err
 	}
-	if err := t.disp.Drain(ctx); err != nil {
+	if err := t.dispatcher.Drain(ctx); err != nil {
 		return err
 	}
 	return t.closeGap(ctx, res)
 }
 
-// closeGap moves the position to the end of the stretch: all before it is delivered, the rest comes from the stream.
+// closeGap sets the position to the end of the gap and removes the gap from the watcher document,
+// in one write. All envelopes of the gap are delivered. The stream supplies the events after it.
 func (t *term) closeGap(ctx context.Context, res reconcile.Result) error {
 	g := t.gap
 	end := resume.Position{ClusterTime: g.To}
-	t.disp.Position(end)
-	_, _, offsets := t.disp.Snapshot()
-	hash, identities := t.scope.PipelineHash(), t.identities()
+	t.dispatcher.Position(end)
+	_, _, offsets := t.dispatcher.Snapshot()
+	hash := t.scope.PipelineHash()
+	identities := t.collectionIdentities()
 	u := lease.Update{
 		Checkpoint:   lease.Checkpoint{Position: end, Offsets: offsets},
-		PipelineHash: &hash, Collections: &identities, ClearGap: true, GapSince: g.Since,
-		Rewind:      g.From.IsZero(), // the stored position may be one of another history
-		ClearPassed: true,            // and so may be those of earlier slots; all of them have been swept
+		PipelineHash: &hash,
+		Collections:  &identities,
+		ClearGap:     true,
+		GapSince:     g.Since,
+		// The stored position may belong to another history, and so may the positions of earlier
+		// slots. All of them have been swept.
+		Rewind:      g.From.IsZero(),
+		ClearPassed: true,
 	}
-	// N17: what the sweep leaves out, no stream has told of; with the gap gone from the document no successor would look.
-	if err := t.dirty.find(ctx); err != nil {
+
+	// No stream contained the envelopes that the sweep left to the reconciler. Once the gap is gone
+	// from the document, a later owner would not look for them (N17).
+	if err := t.dirty.markAllNonEmpty(ctx); err != nil {
 		return err
 	}
 	if err := t.retryFenced(ctx, func() error { return t.held.Save(ctx, u) }); err != nil {
@@ -229,14 +297,21 @@ func (t *term) closeGap(ctx context.Context, res reconcile.Result) error {
 	}
 
 	t.startMu.Lock()
-	t.from, t.fresh, t.passed = end, nil, nil
+	t.from = end
+	t.unsavedDescription = nil
+	t.drainedSlots = nil
 	t.startMu.Unlock()
-	t.gap, t.rounds.end, t.pump.passed = nil, g.To, nil
+
+	t.gap = nil
+	t.gapPacing.lastEnd = g.To
+	t.pump.drainedSlots = nil
 	t.sweeping.Store(nil)
-	t.state.clear("sweep")
+	t.state.clearProblems("sweep")
+
 	took := t.clock.now().Sub(g.Since).Round(time.Millisecond)
-	t.log.Info("the gap is closed", "reason", g.Reason, "swept", res.Swept, "known", res.Skipped, "before_restart", g.Redelivered-res.Swept, "took", took)
-	t.announce(ctx, store.GapClosed, bson.D{
+	t.log.Info("the gap is closed", "reason", g.Reason, "swept", res.Swept, "known", res.Skipped,
+		"before_restart", g.Redelivered-res.Swept, "took", took)
+	t.appendEvent(ctx, store.GapClosed, bson.D{
 		{Key: "reason", Value: g.Reason},
 		{Key: "from", Value: g.From},
 		{Key: "to", Value: g.To},
@@ -246,42 +321,50 @@ func (t *term) closeGap(ctx context.Context, res reconcile.Result) error {
 	return nil
 }
 
-// saveCursor writes down how far the sweep is acked, with the stored offsets of the same moment.
+// saveCursor saves up to where the sweep is acked, together with the stored offsets of the same
+// moment.
 func (t *term) saveCursor(ctx context.Context) error {
-	reached, ok, offsets := t.disp.Snapshot()
+	reached, ok, offsets := t.dispatcher.Snapshot()
 	g := t.gap
 	at := reached.ClusterTime
 	if !ok || !reached.Token.IsZero() || !at.After(g.lower) || !at.After(g.Cursor) {
 		return nil
 	}
+
 	g.Cursor = at
-	return t.held.Save(ctx, lease.Update{Checkpoint: lease.Checkpoint{Offsets: offsets}, Gap: &g.Gap, GapSince: g.Since})
+	return t.held.Save(ctx, lease.Update{
+		Checkpoint: lease.Checkpoint{Offsets: offsets},
+		Gap:        &g.Gap,
+		GapSince:   g.Since,
+	})
 }
 
-// sweeper publishes what a sweep finds, by the way of stream events.
+// sweeper delivers the envelopes of a sweep through the pump, like events of the stream.
 type sweeper term
 
 var _ reconcile.Publisher = (*sweeper)(nil)
 
 // Deliver implements reconcile.Publisher.
 func (s *sweeper) Deliver(ctx context.Context, e *reconcile.Envelope) error {
-	err := s.pump.swept(ctx, e, store.PosAt(e.TS))
-	if err == nil {
-		s.gap.Redelivered++
-		s.metrics.Reconciled.WithLabelValues("swept").Inc()
-		p := s.sweeping.Load()
-		p.swept.Add(1)
-		p.at.Store(e.TS.T)
+	if err := s.pump.deliverSwept(ctx, e, store.PosAt(e.TS)); err != nil {
+		return err
 	}
-	return err
+
+	s.gap.Redelivered++
+	s.metrics.Reconciled.WithLabelValues("swept").Inc()
+	p := s.sweeping.Load()
+	p.swept.Add(1)
+	p.lastStamp.Store(e.TS.T)
+	return nil
 }
 
 // Reached implements reconcile.Publisher.
 func (s *sweeper) Reached(ctx context.Context, cursor bson.Timestamp) error {
-	s.disp.Position(resume.Position{ClusterTime: cursor})
-	s.disp.Flush()
-	s.state.clear("sweep")
-	if now := time.Now(); now.Sub(s.gap.saved) >= saveEvery*s.cfg.Checkpoint {
+	s.dispatcher.Position(resume.Position{ClusterTime: cursor})
+	s.dispatcher.Flush()
+	s.state.clearProblems("sweep")
+
+	if now := time.Now(); now.Sub(s.gap.saved) >= cursorSaveEvery*s.cfg.Checkpoint {
 		s.gap.saved = now
 		return (*term)(s).saveCursor(ctx)
 	}
@@ -289,38 +372,46 @@ func (s *sweeper) Reached(ctx context.Context, cursor bson.Timestamp) error {
 }
 
 // Trouble implements reconcile.Publisher.
-func (s *sweeper) Trouble(err error) { s.report("sweep", err, false) }
+func (s *sweeper) Trouble(err error) { s.reportProblem("sweep", err, false) }
 
-// swept delivers an envelope that a sweep found, flagged: nobody knows whether it was sent before the read-back's reach. pos is
-// where it stands if it has to wait (N15).
-func (p *pump) swept(ctx context.Context, e *reconcile.Envelope, pos string) error {
+// deliverSwept delivers an envelope of a sweep, flagged as redelivered: it may have been sent
+// earlier than the read-back reaches. pos is its position if it has to wait (N15).
+func (p *pump) deliverSwept(ctx context.Context, e *reconcile.Envelope, pos string) error {
 	now := p.now().UnixMilli()
 	p.ev = changestream.Event{
-		Op: changestream.Insert, Document: e.Raw, HasDocument: true, DB: e.DB, Coll: e.Coll,
-		ClusterTime: e.TS, WallMS: now, // N12: the record's time is that of its sending
-		Data: []byte(pos),
+		Op:          changestream.Insert,
+		Document:    e.Raw,
+		HasDocument: true,
+		DB:          e.DB,
+		Coll:        e.Coll,
+		ClusterTime: e.TS,
+		WallMS:      now, // the record gets the time at which it is sent (N12)
+		Data:        []byte(pos),
 	}
 	commit := now
 	if !e.TS.IsZero() {
 		commit = int64(e.TS.T) * 1000
 	}
+
 	p.meta.Redelivered = true
 	defer func() { p.meta.Redelivered = false }()
-	if p.count++; p.count%flushEvery == 0 {
-		p.disp.Flush()
+	p.eventCount++
+	if p.eventCount%flushEvery == 0 {
+		p.dispatcher.Flush()
 	}
-	return p.hand(ctx, commit)
+	return p.deliverInsert(ctx, commit)
 }
 
-// wasSwept judges an event of the stream behind a sweep: it reports one that the sweep has sent, and flags one that it may
-// have sent.
-func (p *pump) wasSwept() bool {
+// deliveredBySweep reports whether the sweep before this stream has delivered p.ev. If the sweep
+// may have delivered it, p.ev is flagged as redelivered.
+func (p *pump) deliveredBySweep() bool {
 	p.meta.Redelivered = false
-	if p.skip.Over(p.ev.ClusterTime) {
-		p.skip = nil
+	if p.sweptEvents.Over(p.ev.ClusterTime) {
+		p.sweptEvents = nil
 		return false
 	}
-	known, doubtful := p.skip.Swept(p.ev.DB, p.ev.Coll, p.ev.IDType, p.ev.ID, p.ev.Document)
+
+	known, doubtful := p.sweptEvents.Swept(p.ev.DB, p.ev.Coll, p.ev.IDType, p.ev.ID, p.ev.Document)
 	p.meta.Redelivered = doubtful
 	return known
 }

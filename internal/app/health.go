@@ -4,24 +4,26 @@ import (
 	"slices"
 
 	rules "github.com/outrelay/outrelay/internal/health"
-	"github.com/outrelay/outrelay/internal/httpapi"
+	"github.com/outrelay/outrelay/internal/probes"
 )
 
-// slotHealth is what the process says of itself: its own, or, where it runs slots, that and theirs together. It is ready if all of
-// them are: one that another node runs is one that it stands by for.
+// slotHealth is the health of a process with several slots. The process is ready if all its slots
+// are. A slot that another node owns is ready here as a standby.
 type slotHealth struct {
 	process *state
 	slots   []*runner
 }
 
-func (r *Relay) health() httpapi.Health {
-	if r.balance == nil {
+// processHealth returns the health of the process: its own state, or its state together with the
+// states of its slots.
+func (r *Relay) processHealth() probes.Health {
+	if r.balancer == nil {
 		return r.state
 	}
 	return &slotHealth{r.state, r.slots}
 }
 
-// Live implements httpapi.Health.
+// Live implements probes.Health.
 func (h *slotHealth) Live() error {
 	if err := h.process.Live(); err != nil {
 		return err
@@ -34,27 +36,32 @@ func (h *slotHealth) Live() error {
 	return nil
 }
 
-// telling are in the order in which one tells more of a process than those behind it.
-var telling = []Role{RoleHalted, RoleOwner, RoleTakeOver, RoleStopping, RoleStandby, RoleStarting}
+// rolesByRank contains the roles of slots. The first role that any slot has is the role of the
+// process.
+var rolesByRank = []Role{RoleHalted, RoleOwner, RoleTakeOver, RoleStopping, RoleStandby, RoleStarting}
 
-// Report implements httpapi.Health.
+// Report implements probes.Health.
 func (h *slotHealth) Report() *rules.Report { return h.process.Report() }
 
-// Ready implements httpapi.Health.
+// Ready implements probes.Health.
 func (h *slotHealth) Ready() (ok bool, role string, reasons []string) {
 	ok, role, reasons = h.process.Ready()
-	if role == string(RoleUpgrade) { // no slot has begun
+
+	// No slot has begun.
+	if role == string(RoleUpgrade) {
 		return ok, role, reasons
 	}
+
 	had := map[string]bool{}
 	for _, s := range h.slots {
-		well, role, why := s.state.Ready()
-		ok = ok && well
-		had[role] = true
-		for _, text := range why {
+		slotOK, slotRole, slotReasons := s.state.Ready()
+		ok = ok && slotOK
+		had[slotRole] = true
+		for _, text := range slotReasons {
 			reasons = append(reasons, s.part.String()+": "+text)
 		}
 	}
-	at := slices.IndexFunc(telling, func(r Role) bool { return had[string(r)] })
-	return ok, string(telling[max(at, 0)]), reasons
+
+	at := slices.IndexFunc(rolesByRank, func(r Role) bool { return had[string(r)] })
+	return ok, string(rolesByRank[max(at, 0)]), reasons
 }

@@ -35,7 +35,7 @@ func TestN16_AnElectionCostsNoImage(t *testing.T) {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	b.log.wait(t, "a topic is parked")
+	b.log.wait(t, "topic is parked")
 	polls := 0
 	waitFor(t, func() bool { polls++; return polls > 50 })
 	over()

@@ -15,48 +15,67 @@ import (
 	"github.com/outrelay/outrelay/internal/store"
 )
 
-// migrator brings indexes to what this version declares.
-func (r *Relay) migrator(outboxes func(context.Context) ([]store.Outbox, error)) *migrate.Migrator {
+// newMigrator returns a migrator that makes the indexes that this version declares, for the listed
+// outboxes.
+func (r *Relay) newMigrator(outboxes func(context.Context) ([]store.Outbox, error)) *migrate.Migrator {
 	db := r.mongo.state.Database(r.cfg.MongoDB.State)
-	return &migrate.Migrator{State: db, Node: r.cfg.Node, Version: r.version, Steps: r.steps, Ready: nodes.Ready(db), Log: r.log, Outboxes: outboxes}
+	return &migrate.Migrator{
+		State:    db,
+		Node:     r.cfg.Node,
+		Version:  r.version,
+		Steps:    r.steps,
+		Ready:    nodes.Ready(db),
+		Log:      r.log,
+		Outboxes: outboxes,
+	}
 }
 
-func (t *term) migrator() *migrate.Migrator {
-	return t.Relay.migrator(func(context.Context) ([]store.Outbox, error) { return t.outboxes(), nil })
+// newTermMigrator returns a migrator for the watched collections.
+func (t *term) newTermMigrator() *migrate.Migrator {
+	return t.newMigrator(func(context.Context) ([]store.Outbox, error) { return t.watchedOutboxes(), nil })
 }
 
-// indexesShare bounds what repeated attempts may cost: where one takes long, the next one comes so many times later.
+// indexesShare bounds the cost of repeated attempts: after an attempt, the pause is at least this
+// many times as long as the attempt took.
 const indexesShare = 10
 
-// indexes runs the migrations that are pending, beside the delivery: without an index nothing is lost, only slow.
-func (t *term) indexes(ctx context.Context) {
-	t.arrange(ctx, "", t.outboxes, t.migrator().Up)
+// ensureAllIndexes runs the pending migrations, concurrently with the delivery: without an index
+// nothing is lost, but queries are slow.
+func (t *term) ensureAllIndexes(ctx context.Context) {
+	t.ensureUntilDone(ctx, "", t.watchedOutboxes, t.newTermMigrator().Up)
 }
 
-// index prepares a collection that appeared while the relay runs.
-func (t *term) index(ctx context.Context, o store.Outbox) {
-	t.arrange(ctx, o.NS(), func() []store.Outbox { return []store.Outbox{o} }, func(ctx context.Context) (migrate.Report, error) {
-		return t.migrator().Prepare(ctx, o)
+// ensureIndexes makes the indexes of a collection that appeared while the relay runs.
+func (t *term) ensureIndexes(ctx context.Context, o store.Outbox) {
+	list := func() []store.Outbox { return []store.Outbox{o} }
+	t.ensureUntilDone(ctx, o.NS(), list, func(ctx context.Context) (migrate.Report, error) {
+		return t.newTermMigrator().Prepare(ctx, o)
 	})
 }
 
-// arrange makes indexes, and expiries as they are configured, until all are there: what a privilege is missing for is done soon after it
-// was granted, and what a long transaction stood in the way of when that is over. It tells of each obstacle once.
-func (t *term) arrange(ctx context.Context, ns string, outboxes func() []store.Outbox, up func(context.Context) (migrate.Report, error)) {
-	told := map[string]bool{}
-	tell := func(level slog.Level, text string, args ...any) {
-		if key := text + fmt.Sprint(args...); !told[key] && ctx.Err() == nil {
-			told[key] = true
+// ensureUntilDone makes indexes and configured expiries until all of them exist or ctx ends.
+// Obstacles are retried: a privilege may be granted, and a long transaction may end. It logs each
+// obstacle once.
+func (t *term) ensureUntilDone(
+	ctx context.Context, ns string, outboxes func() []store.Outbox,
+	up func(context.Context) (migrate.Report, error),
+) {
+	logged := map[string]bool{}
+	logOnce := func(level slog.Level, text string, args ...any) {
+		if key := text + fmt.Sprint(args...); !logged[key] && ctx.Err() == nil {
+			logged[key] = true
 			t.log.Log(ctx, level, text, args...)
 		}
 	}
+
 	for {
-		began, done := time.Now(), true
+		began := time.Now()
+		done := true
 		if t.cfg.MongoDB.Indexes {
-			done = t.migrated(ctx, ns, up, tell)
+			done = t.migrateOnce(ctx, ns, up, logOnce)
 		}
 		for _, o := range outboxes() {
-			done = t.expiries(ctx, o, tell) && done
+			done = t.ensureExpiries(ctx, o, logOnce) && done
 		}
 		if done || retry.Sleep(ctx, max(t.pace.indexes, indexesShare*time.Since(began))) != nil {
 			return
@@ -64,8 +83,11 @@ func (t *term) arrange(ctx context.Context, ns string, outboxes func() []store.O
 	}
 }
 
-// migrated makes one attempt, and reports whether a further one would change nothing.
-func (t *term) migrated(ctx context.Context, ns string, up func(context.Context) (migrate.Report, error), tell func(slog.Level, string, ...any)) bool {
+// migrateOnce makes one attempt at up. It reports whether another attempt would change nothing.
+func (t *term) migrateOnce(
+	ctx context.Context, ns string, up func(context.Context) (migrate.Report, error),
+	logOnce func(slog.Level, string, ...any),
+) bool {
 	report, err := up(ctx)
 	final := errors.Is(err, migrate.ErrNewer) || errors.Is(err, migrate.ErrChanged)
 	if err != nil {
@@ -73,75 +95,89 @@ func (t *term) migrated(ctx context.Context, ns string, up func(context.Context)
 		if final {
 			level = slog.LevelError
 		}
-		tell(level, "migrations did not run; delivery goes on", "reason", err, "advice", "run `outrelay migrate status`")
+		logOnce(level, "migrations did not run; delivery continues",
+			"reason", err, "advice", "run `outrelay migrate status`")
 	}
+
 	for _, g := range report.Missing {
-		tell(slog.LevelWarn, "an index is missing for want of a privilege; sweeps, scheduled deliveries and queries are slow without it",
+		logOnce(slog.LevelWarn,
+			"an index is missing because of a missing privilege; sweeps, scheduled deliveries and queries are slow",
 			"collection", ns, "grant", g.Action, "on", g.On, "advice", g.Advice)
 	}
 	for _, c := range report.Conflicts {
-		tell(slog.LevelWarn, "an index differs from what is declared and is left alone", "collection", ns, "index", c, "advice", "run `outrelay migrate verify --repair`")
+		logOnce(slog.LevelWarn, "an index differs from its declaration and is left unchanged",
+			"collection", ns, "index", c, "advice", "run `outrelay migrate verify --repair`")
 	}
 	for _, b := range report.Busy {
-		tell(slog.LevelWarn, "an index is missing because long transactions are open; sweeps, scheduled deliveries and queries are slow without it", "reason", b)
+		logOnce(slog.LevelWarn,
+			"an index is missing because of long transactions; sweeps, scheduled deliveries and queries are slow",
+			"reason", b)
 	}
 	return final || err == nil && len(report.Missing)+len(report.Busy) == 0
 }
 
-// firstLetters prepares the collections that got their first dead letters of this term: those have indexes of their own,
-// which are not made before there is something to find.
-func (t *term) firstLetters(letters []deadletter.Letter) {
+// indexFirstDeadLetters makes the indexes of dead-letter collections that got their first letters
+// in this term. These indexes are not made before there are letters to query.
+func (t *term) indexFirstDeadLetters(letters []deadletter.Letter) {
 	for i := range letters {
 		ns := letters[i].NS
-		if t.lettered[ns] {
+		if t.withDeadLetters[ns] {
 			continue
 		}
-		t.lettered[ns] = true
-		for _, o := range t.outboxes() {
+
+		t.withDeadLetters[ns] = true
+		for _, o := range t.watchedOutboxes() {
 			if o.NS() == ns {
-				t.later(func(ctx context.Context) { t.index(ctx, o) })
+				t.runInBackground(func(ctx context.Context) { t.ensureIndexes(ctx, o) })
 			}
 		}
 	}
 }
 
-// expiries makes what the server removes by itself as it is configured: marked envelopes, and dead letters. It reports whether that
-// is done.
-func (t *term) expiries(ctx context.Context, o store.Outbox, tell func(slog.Level, string, ...any)) bool {
-	db, done := t.mongo.state.Database(o.DB), true
+// ensureExpiries sets the configured expiries of marked envelopes and dead letters, which the
+// server removes. It reports whether that succeeded.
+func (t *term) ensureExpiries(ctx context.Context, o store.Outbox, logOnce func(slog.Level, string, ...any)) bool {
+	db := t.mongo.state.Database(o.DB)
+	done := true
 	if _, err := store.EnsureSentTTL(ctx, db.Collection(o.Coll), t.cfg.Purge.TTL); err != nil {
 		done = false
-		tell(slog.LevelWarn, "purge.ttl is not in force for this collection", "collection", o.NS(), "reason", err)
+		logOnce(slog.LevelWarn, "purge.ttl is not in force for this collection", "collection", o.NS(), "reason", err)
 	}
-	if err := deadletter.SetExpiry(ctx, db.Collection(deadletter.Collection(o.Coll)), t.cfg.DeadLetters.Expire); err != nil {
+
+	letters := db.Collection(deadletter.Collection(o.Coll))
+	if err := deadletter.SetExpiry(ctx, letters, t.cfg.DeadLetters.Expire); err != nil {
 		done = false
-		tell(slog.LevelWarn, "dead_letters.expire is not in force for this collection", "collection", o.NS(), "reason", err)
+		logOnce(slog.LevelWarn, "dead_letters.expire is not in force for this collection",
+			"collection", o.NS(), "reason", err)
 	}
 	return done
 }
 
-// guardSchema halts before anything is read where a newer version did what this one would do harm with. A ledger that cannot
-// be read guards nothing.
-func (t *term) guardSchema(ctx context.Context) error {
+// checkSchema returns a *HaltError if a newer version has run a migration with which this version
+// would do damage. It runs before anything is read. If the ledger of migrations cannot be read, it
+// returns nil.
+func (t *term) checkSchema(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, schemaTimeout)
 	defer cancel()
-	status, err := t.migrator().Status(ctx)
+	status, err := t.newTermMigrator().Status(ctx)
 	if err != nil {
-		t.log.Debug("the ledger of migrations cannot be read", "reason", err)
+		t.log.Debug("cannot read the ledger of migrations", "reason", err)
 		return nil
 	}
-	known := t.migrations()
+
+	known := t.knownMigrations()
 	for _, s := range status.Steps {
 		if s.Breaking && !slices.ContainsFunc(known, func(k migrate.Step) bool { return k.ID == s.ID }) {
 			return &HaltError{
 				What: "the collections belong to a newer version",
 				Err:  &migrate.NewerError{ID: s.ID, Name: s.Name, Version: s.Version},
-				Fix:  "run that version or a newer one; nothing is lost meanwhile",
+				Fix:  "run that version or a newer one; no envelope is lost",
 			}
 		}
 	}
 	return nil
 }
 
-// schemaTimeout bounds the look into the ledger: it guards against a rare mistake, and must not hold up a take-over.
+// schemaTimeout bounds a read of the ledger of migrations or of the division. It protects against a
+// rare mistake, and must not delay a takeover.
 const schemaTimeout = 2 * time.Second

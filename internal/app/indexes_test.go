@@ -96,7 +96,7 @@ func TestAGrantedPrivilegeIsUsedByTheRunningRelay(t *testing.T) {
 		{Key: "failCommands", Value: bson.A{"createIndexes"}}, {Key: "errorCode", Value: 13},
 	})
 	b.startAs(func(r *app.Relay) { r.Hasten(10 * time.Second) }, "node="+node)
-	b.log.wait(t, "an index is missing for want of a privilege")
+	b.log.wait(t, "an index is missing because of a missing privilege")
 	if b.allIndexes() {
 		t.Fatal("there are indexes without the privilege")
 	}

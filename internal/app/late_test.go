@@ -70,11 +70,11 @@ func TestN08_WhatALateReleaseFindsOutlivesTheNextOwner(t *testing.T) {
 	before := b.log.count("took over")
 	second := b.start(brokers)
 	waitFor(t, func() bool { return b.log.count("took over") > before })
-	if b.log.count("partition released") > 0 {
+	if b.log.count("partition is released") > 0 {
 		t.Fatal("the partition was not in quarantine")
 	}
 	wake()
-	b.log.wait(t, "partition released")
+	b.log.wait(t, "partition is released")
 	waitFor(t, func() bool { at, _ := stored().AsInt64OK(); return at > 0 }) // nothing holds it for ever
 	if err := second(); err != nil {
 		t.Fatal(err)

@@ -19,125 +19,145 @@ import (
 	"github.com/outrelay/outrelay/internal/store"
 )
 
-// ErrOutdated ends a relay at its start where a newer version did to the collections what this one would do harm with.
+// ErrOutdated is returned at the start of a relay if a newer version has migrated the collections,
+// and this version would damage them.
 var ErrOutdated = errors.New("this version is too old for the state database")
 
-// newMember is this process in the registry of nodes.
+// newMember returns this process as a member of the registry of nodes.
 func (r *Relay) newMember(db *mongo.Database) *nodes.Member {
-	watcher, compared := r.cfg.Watcher, fingerprint(r.cfg)
+	// A process without the role of a relay works for no watcher.
+	watcher, compared := r.cfg.Watcher, configFingerprint(r.cfg)
 	if !r.cfg.Is(config.RoleRelay) {
-		watcher, compared = "", "" // it works for none
+		watcher, compared = "", ""
 	}
 	return nodes.New(nodes.Config{
-		State: db, Node: r.cfg.Node, Address: r.cfg.Address, Version: r.version, Watcher: watcher,
-		Roles: roles(r.cfg), Capabilities: capabilities(r.cfg), Schema: migrate.Schema(r.migrations()), Fingerprint: compared, Log: r.log,
+		State:        db,
+		Node:         r.cfg.Node,
+		Address:      r.cfg.Address,
+		Version:      r.version,
+		Watcher:      watcher,
+		Roles:        configuredRoles(r.cfg),
+		Capabilities: listCapabilities(r.cfg),
+		Schema:       migrate.Schema(r.knownMigrations()),
+		Fingerprint:  compared,
+		Log:          r.log,
 	})
 }
 
-// migrations are the steps that this version knows.
-func (r *Relay) migrations() []migrate.Step {
+// knownMigrations returns the steps that this version has.
+func (r *Relay) knownMigrations() []migrate.Step {
 	if r.steps != nil {
 		return r.steps
 	}
 	return migrate.Steps()
 }
 
-// roles are what this process does by its configuration.
-func roles(cfg config.Config) []nodes.Role {
+// configuredRoles returns the roles that the configuration gives to this process.
+func configuredRoles(cfg config.Config) []nodes.Role {
 	var out []nodes.Role
-	for _, one := range []struct {
-		role nodes.Role
-		does bool
-	}{
-		{nodes.Relay, cfg.Is(config.RoleRelay)},
-		{nodes.Cleaner, cleans(cfg)},
-		{nodes.Admin, cfg.Is(config.RoleAdmin) && cfg.HTTP.Admin != nil},
-	} {
-		if one.does {
-			out = append(out, one.role)
-		}
+	if cfg.Is(config.RoleRelay) {
+		out = append(out, nodes.Relay)
+	}
+	if mayPurgeAsOwner(cfg) {
+		out = append(out, nodes.Cleaner)
+	}
+	if cfg.Is(config.RoleAdmin) && cfg.HTTP.Admin != nil {
+		out = append(out, nodes.Admin)
 	}
 	return out
 }
 
-// cleans reports whether this process purges while it owns the watcher.
-func cleans(cfg config.Config) bool {
+// mayPurgeAsOwner reports whether this process purges while it owns the watcher.
+func mayPurgeAsOwner(cfg config.Config) bool {
 	return cfg.Retention > 0 && cfg.Is(config.RoleRelay) && cfg.Is(config.RoleCleaner)
 }
 
-// capabilities tell operators in what this process could differ from others of its watcher.
-func capabilities(cfg config.Config) []string {
-	return []string{"preset:" + cfg.Record.Preset, "recording:" + cfg.Recording, "delivery:" + cfg.Kafka.Delivery, "compression:" + cfg.Kafka.Compression}
+// listCapabilities returns the settings in which operators may see processes of a watcher differ.
+func listCapabilities(cfg config.Config) []string {
+	return []string{
+		"preset:" + cfg.Record.Preset,
+		"recording:" + cfg.Recording,
+		"delivery:" + cfg.Kafka.Delivery,
+		"compression:" + cfg.Kafka.Compression,
+	}
 }
 
-// fingerprint is of what must be the same on all nodes of a watcher: which envelopes go where, in which shape, and what
-// becomes of them. Nothing can be read out of it.
-func fingerprint(cfg config.Config) string {
+// configFingerprint returns a hash of the settings that must be equal on all nodes of a watcher:
+// which envelopes are sent where and in which form, and what happens to them. The settings cannot
+// be derived from it. An empty fingerprint is not compared.
+func configFingerprint(cfg config.Config) string {
 	text, err := json.Marshal([]any{
 		cfg.Watch, cfg.Topics, cfg.Record, cfg.Recording, cfg.Retention, cfg.Purge, cfg.DeadLetters, cfg.Retry,
 		cfg.LostHistory, cfg.Invalidate, cfg.Expired,
 	})
 	if err != nil {
-		return "" // nothing is compared
+		return ""
 	}
 	sum := sha256.Sum256(text)
 	return hex.EncodeToString(sum[:8])
 }
 
-// vital is what this process tells of itself now.
-func (r *Relay) vital() nodes.Vital {
-	v := nodes.Vital{KafkaReachable: r.reachable.Load(), SinceAck: -1, Slots: r.cfg.Slots}
-	if at := r.acked.Load(); at > 0 {
+// vitalSigns returns the content of the next heartbeat.
+func (r *Relay) vitalSigns() nodes.Vital {
+	v := nodes.Vital{KafkaReachable: r.kafkaReachable.Load(), SinceAck: -1, Slots: r.cfg.Slots}
+	if at := r.lastAck.Load(); at > 0 {
 		v.SinceAck = time.Since(time.Unix(0, at))
 	}
-	for _, t := range r.owning() {
+	for _, t := range r.activeTerms() {
 		v.Holds = append(v.Holds, t.part.ID(r.cfg.Watcher))
 	}
 	return v
 }
 
-// idle is own for a process without the role of a relay: it never seeks the lease.
-func (r *Relay) idle(stop context.Context) error {
+// waitWithoutWatcher blocks until stop ends. It replaces ownSlots in a process without the role of
+// a relay, which never acquires the lease.
+func (r *Relay) waitWithoutWatcher(stop context.Context) error {
 	r.state.setRole(RoleAdmin)
 	<-stop.Done()
 	return nil
 }
 
-// look notes what became of other nodes. It may fail as often as it likes: the next look finds the same.
-func (r *Relay) look(ctx context.Context) {
+// checkOtherNodes records changes of other nodes. After a failure, the next check finds the same
+// changes.
+func (r *Relay) checkOtherNodes(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, beatEvery)
 	defer cancel()
 	if err := r.member.Look(ctx); err != nil && ctx.Err() == nil {
-		r.log.Debug("other nodes cannot be looked at", "reason", err)
+		r.log.Debug("cannot check the other nodes", "reason", err)
 	}
 }
 
-// admitted returns when this version may work with the collections as they are: an older one than they were made for never
-// may, and one that is to migrate them waits until all live nodes bear it. What cannot be read guards nothing here: each
-// take-over looks again.
-func (r *Relay) admitted(stop context.Context) error {
-	told := ""
+// waitForUpgrade blocks until this version may work with the collections, or stop ends. It returns
+// ErrOutdated if the collections were made for a newer version. If this version has to migrate
+// them, it waits until all live nodes support the migration. If the state database cannot be read,
+// it does not wait: each takeover checks again.
+func (r *Relay) waitForUpgrade(stop context.Context) error {
+	reported := ""
 	for {
 		err := r.mayStart(stop)
 		switch {
 		case errors.Is(err, migrate.ErrNewer):
 			r.member.Note(stop, store.Halted, bson.D{{Key: "reason", Value: err.Error()}})
 			return fmt.Errorf("%w: %w", ErrOutdated, err)
-		case told != "" && errors.Is(err, errUnheard) && stop.Err() == nil:
-			// The last answer was that older nodes live. Not to have heard otherwise is no leave to go on beside them.
-			r.log.Debug("whether older nodes still live is not known", "reason", err)
+
+		case reported != "" && errors.Is(err, errStateUnavailable) && stop.Err() == nil:
+			// The last check found older nodes. A check that fails does not prove that they have
+			// ended.
+			r.log.Debug("cannot check whether older nodes are alive", "reason", err)
+
 		case !errors.Is(err, nodes.ErrOlder):
 			if err != nil && stop.Err() == nil {
-				r.log.Debug("whether this version may start is not known", "reason", err)
+				r.log.Debug("cannot check whether this version may start", "reason", err)
 			}
-			if told != "" && err == nil {
+			if reported != "" && err == nil {
 				r.log.Info("the migration is done; this node stands by for the lease")
 				r.member.Note(stop, store.UpgradeGoesOn, nil)
 			}
 			return nil
 		}
-		if text := err.Error(); text != told && !errors.Is(err, errUnheard) {
-			told = text
+
+		if text := err.Error(); text != reported && !errors.Is(err, errStateUnavailable) {
+			reported = text
 			r.state.setRole(RoleUpgrade)
 			r.log.Warn(text)
 			r.member.Note(stop, store.UpgradeWaits, bson.D{{Key: "reason", Value: text}})
@@ -148,96 +168,121 @@ func (r *Relay) admitted(stop context.Context) error {
 	}
 }
 
-// mayStart lists this process, reads the ledger after that, and takes the steps that older versions could not bear.
+// mayStart lists this process, then reads the ledger of migrations, and runs the migrations that
+// older versions do not support. It returns nodes.ErrOlder while older nodes are alive,
+// migrate.ErrNewer if this version is too old, and errStateUnavailable if that cannot be
+// determined.
 func (r *Relay) mayStart(stop context.Context) error {
 	ctx, cancel := context.WithTimeout(stop, schemaTimeout)
 	defer cancel()
-	if err := r.member.Beat(ctx, r.vital()); err != nil {
-		return fmt.Errorf("%w: %w", errUnheard, err)
+	if err := r.member.Beat(ctx, r.vitalSigns()); err != nil {
+		return fmt.Errorf("%w: %w", errStateUnavailable, err)
 	}
-	m := r.migrator(Outboxes(r.cfg, r.mongo.state))
+
+	m := r.newMigrator(Outboxes(r.cfg, r.mongo.state))
 	pending, err := m.Guard(ctx)
 	if err != nil && !errors.Is(err, migrate.ErrNewer) {
-		return fmt.Errorf("%w: %w", errUnheard, err)
+		return fmt.Errorf("%w: %w", errStateUnavailable, err)
 	}
 	if err != nil || len(pending) == 0 || !r.cfg.MongoDB.Indexes {
 		return err
 	}
-	if _, err = m.Up(stop); err == nil || errors.Is(err, nodes.ErrOlder) || errors.Is(err, migrate.ErrNewer) {
+
+	_, err = m.Up(stop)
+	if err == nil || errors.Is(err, nodes.ErrOlder) || errors.Is(err, migrate.ErrNewer) {
 		return err
 	}
-	// Did a migration fail, or was it not heard whether there are older nodes?
-	ask, stopAsking := context.WithTimeout(stop, schemaTimeout)
-	defer stopAsking()
+
+	// Either a migration failed, or the list of nodes could not be read.
+	check, stopCheck := context.WithTimeout(stop, schemaTimeout)
+	defer stopCheck()
 	for _, s := range pending {
-		if e := m.Ready(ask, s); e != nil && !errors.Is(e, nodes.ErrOlder) {
-			return fmt.Errorf("%w: %w", errUnheard, e)
-		} else if e != nil {
+		e := m.Ready(check, s)
+		if e != nil && !errors.Is(e, nodes.ErrOlder) {
+			return fmt.Errorf("%w: %w", errStateUnavailable, e)
+		}
+		if e != nil {
 			return e
 		}
 	}
 	return err
 }
 
-// errUnheard is that the list of nodes or the ledger of migrations did not answer.
-var errUnheard = errors.New("the state database does not answer")
+// errStateUnavailable is returned if the list of nodes or the ledger of migrations cannot be read.
+var errStateUnavailable = errors.New("the state database does not answer")
 
-// tellParked writes into the events log which topics are held back since the last look, and which flow again.
-func (t *term) tellParked(blocked []Blocked) {
+// announceParked appends to the events log which topics were parked since the last call, and which
+// are no longer parked.
+func (t *term) announceParked(blocked []Blocked) {
 	now := map[string]Blocked{}
 	for _, b := range blocked {
 		if b.Parked {
 			now[b.Topic] = b
 		}
 	}
+
 	for topic, b := range now {
-		if !t.parked[topic] {
-			t.later(func(ctx context.Context) {
-				t.announce(ctx, store.TopicParked, bson.D{{Key: "topic", Value: topic}, {Key: "reason", Value: b.Reason}})
+		if !t.parkedTopics[topic] {
+			t.runInBackground(func(ctx context.Context) {
+				t.appendEvent(ctx, store.TopicParked, bson.D{
+					{Key: "topic", Value: topic},
+					{Key: "reason", Value: b.Reason},
+				})
 			})
 		}
 	}
-	for topic := range t.parked {
+	for topic := range t.parkedTopics {
 		if _, still := now[topic]; !still {
-			t.later(func(ctx context.Context) {
-				t.announce(ctx, store.TopicFlows, bson.D{{Key: "topic", Value: topic}})
+			t.runInBackground(func(ctx context.Context) {
+				t.appendEvent(ctx, store.TopicFlows, bson.D{{Key: "topic", Value: topic}})
 			})
 		}
 	}
-	t.parked = map[string]bool{}
+
+	t.parkedTopics = map[string]bool{}
 	for topic := range now {
-		t.parked[topic] = true
+		t.parkedTopics[topic] = true
 	}
 }
 
-// tellLapsed writes into the events log that this owner disregards a pin, once for each time that the pinned node falls silent.
-func (t *term) tellLapsed() {
+// announcePinLapsed appends to the events log that this owner ignores a pin, once for each time
+// that the pinned node stops its heartbeats.
+func (t *term) announcePinLapsed() {
 	pin := t.held.Lapsed()
-	if pin == t.lapsed {
+	if pin == t.lapsedPin {
 		return
 	}
-	if t.lapsed = pin; pin == "" {
-		return // the node lives, or nothing is pinned any more, which has an entry of its own
+
+	// Without a lapsed pin, the node is alive again, or the pin was removed. A removal has its own
+	// entry.
+	t.lapsedPin = pin
+	if pin == "" {
+		return
 	}
-	t.later(func(ctx context.Context) {
-		t.announce(ctx, store.PinLapsed, bson.D{{Key: "pinned_to", Value: pin}, {Key: "reason", Value: "that node gives no sign of life"}})
+	t.runInBackground(func(ctx context.Context) {
+		t.appendEvent(ctx, store.PinLapsed, bson.D{
+			{Key: "pinned_to", Value: pin},
+			{Key: "reason", Value: "that node gives no sign of life"},
+		})
 	})
 }
 
-// tellReleased writes into the events log that the lease was given back, and why the term ended.
-func (t *term) tellReleased(work context.Context, why error) {
+// announceReleased appends to the events log that the lease was released, and why the term ended.
+func (t *term) announceReleased(work context.Context, why error) {
 	reason := "the process stops"
 	if why != nil {
 		reason = why.Error()
 	}
-	t.announce(context.WithoutCancel(work), store.Released, bson.D{{Key: "reason", Value: reason}})
+	t.appendEvent(context.WithoutCancel(work), store.Released, bson.D{{Key: "reason", Value: reason}})
 }
 
-// tellLost writes into the events log that the lease went to somebody else, or ran out.
-func (r *runner) tellLost(stop context.Context, why error) {
+// announceLeaseLost appends to the events log that another node acquired the lease, or that the
+// lease expired.
+func (r *runner) announceLeaseLost(stop context.Context, why error) {
 	ctx, cancel := context.WithTimeout(stop, beatEvery)
 	defer cancel()
-	if err := r.events.Append(ctx, store.LeaseLost, bson.D{{Key: "reason", Value: why.Error()}}); err != nil && stop.Err() == nil {
+	err := r.events.Append(ctx, store.LeaseLost, bson.D{{Key: "reason", Value: why.Error()}})
+	if err != nil && stop.Err() == nil {
 		r.log.Warn("an entry of the events log is lost", "kind", string(store.LeaseLost), "reason", err)
 	}
 }

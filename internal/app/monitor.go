@@ -13,66 +13,78 @@ import (
 )
 
 const (
-	// stalledAfter is N6's time without an ack, and a stage's without a tick.
+	// stalledAfter is the time without an ack after which an owner may step down (N6), and the time
+	// without a tick after which a stage counts as hung.
 	stalledAfter = 30 * time.Second
-	// stepDownEvery bounds how often an owner without progress gives the lease away (N6).
+	// stepDownEvery is the shortest time between two step-downs of an owner without progress (N6).
 	stepDownEvery = 5 * time.Minute
 )
 
-// progress is what the stages of a term tell the monitor.
+// progress contains the counters by which the monitor recognizes that the stages of a term move.
 type progress struct {
-	ticks atomic.Int64 // the pump took a batch, empty ones too, or made room for the next
+	ticks atomic.Int64 // the pump got a batch, also an empty one, or made progress with a batch
 	acked atomic.Int64 // records acked by Kafka
 }
 
-// watch remembers when a counter last moved.
-type watch struct {
+// idleTimer measures how long a counter has not changed.
+type idleTimer struct {
 	last  int64
 	moved time.Time
 }
 
-// see is how long n has stood still.
-func (w *watch) see(n int64, now time.Time) time.Duration {
+// idleFor returns how long the counter has had the value n.
+func (w *idleTimer) idleFor(n int64, now time.Time) time.Duration {
 	if n != w.last || w.moved.IsZero() {
-		w.last, w.moved = n, now
+		w.last = n
+		w.moved = now
 	}
 	return now.Sub(w.moved)
 }
 
-// monitor watches a term from its first moment: what operators want, and whether the stages move.
+// monitor watches a term from its first moment until ctx ends. It calls end when an operator or the
+// balancer requests the lease, when a stage hangs, or when another node can make more progress
+// (N6).
 func (t *term) monitor(ctx context.Context, end context.CancelCauseFunc) {
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()
-	var acked, ticks watch
-	defer t.state.rest("monitor")
-	t.tellLapsed()
+	var acked, ticks idleTimer
+	defer t.state.endPulse("monitor")
+	t.announcePinLapsed()
+
 	for {
-		t.state.pulse("monitor")
+		t.state.recordPulse("monitor")
 		select {
 		case <-ctx.Done():
 			return
+
 		case c := <-t.held.Control():
 			if c.Yield != "" {
 				end(fmt.Errorf("%w: %s", errStepDown, c.Yield))
 				return
 			}
-		case why := <-t.yield:
-			end(fmt.Errorf("%w: %s", errStepDown, why))
+
+		case reason := <-t.yield:
+			end(fmt.Errorf("%w: %s", errStepDown, reason))
 			return
+
 		case now := <-tick.C:
-			t.tellLapsed()
-			t.observe(ctx, now)
-			if t.hangs(now, &ticks) {
-				t.log.Error("a stage does not move; the lease is no longer renewed, so that another process takes over", "for", stalledAfter)
-				t.state.hung()
+			t.announcePinLapsed()
+			t.updateStatus(ctx, now)
+
+			// The lease of a hung process must expire: the process may not be able to release it.
+			if t.isHanging(now, &ticks) {
+				t.log.Error("a stage does not move; stopping the renewal of the lease so that another process takes over",
+					"for", stalledAfter)
+				t.state.setHung()
 				t.stopRenewing()
 				end(fmt.Errorf("%w: a stage does not move", errStepDown))
 				return
 			}
-			if !t.pending() {
-				acked = watch{}
+
+			if !t.hasPendingWork() {
+				acked = idleTimer{}
 			}
-			if t.outdone(ctx, acked.see(t.progress.acked.Load(), now), now) {
+			if t.shouldStepDown(ctx, acked.idleFor(t.progress.acked.Load(), now), now) {
 				end(fmt.Errorf("%w: no ack for %s while another node reaches Kafka", errStepDown, stalledAfter))
 				return
 			}
@@ -80,19 +92,21 @@ func (t *term) monitor(ctx context.Context, end context.CancelCauseFunc) {
 	}
 }
 
-// hangs reports whether the pump or the reader stands still without a reason: not for room in the budget, and not because
-// the stream is away and says so. A sweep waits for replies with deadlines of its own.
-func (t *term) hangs(now time.Time, w *watch) bool {
+// isHanging reports whether the pump or the reader does not move without a reason. Two reasons are
+// valid: the memory budget is full, or the stream is interrupted. A sweep waits for replies that
+// have deadlines.
+func (t *term) isHanging(now time.Time, w *idleTimer) bool {
 	disp := t.delivering.Load()
-	if disp == nil || disp.Waiting() || !t.held.Valid() || t.sweeping.Load() != nil || t.stream.State().Phase != changestream.Live {
-		*w = watch{}
+	if disp == nil || disp.Waiting() || !t.held.Valid() || t.sweeping.Load() != nil ||
+		t.stream.State().Phase != changestream.Live {
+		*w = idleTimer{}
 		return false
 	}
-	return w.see(t.progress.ticks.Load(), now) > stalledAfter
+	return w.idleFor(t.progress.ticks.Load(), now) > stalledAfter
 }
 
-// pending reports whether there is work that Kafka should take: events that are not resolved, or a take-over.
-func (t *term) pending() bool {
+// hasPendingWork reports whether Kafka has work to ack: unresolved events, or a takeover.
+func (t *term) hasPendingWork() bool {
 	disp := t.delivering.Load()
 	if disp == nil {
 		return true
@@ -101,83 +115,106 @@ func (t *term) pending() bool {
 	return n > 0
 }
 
-// outdone is N6: no progress for 30 s with work pending, while another live node reports Kafka reachable. A target that no
-// node could write, such as a missing topic, is no reason: they would hand the lease to each other for ever.
-func (t *term) outdone(ctx context.Context, idle time.Duration, now time.Time) bool {
-	if idle < stalledAfter || now.Sub(t.stepped) < stepDownEvery || t.reachable.Load() && !t.unreachable {
+// shouldStepDown implements N6: it reports true if there was no progress for 30 s with work
+// pending, while another live node reaches Kafka. A target that no node can write, such as a
+// missing topic, is no reason: the nodes would pass the lease around without end.
+func (t *term) shouldStepDown(ctx context.Context, idle time.Duration, now time.Time) bool {
+	if idle < stalledAfter || now.Sub(t.steppedDownAt) < stepDownEvery || t.kafkaReachable.Load() && !t.brokersAway {
 		return false
 	}
 	other, err := t.nodes.AnotherReachesKafka(ctx, t.cfg.Node, staleAfter)
 	if err != nil || !other {
 		return false
 	}
-	t.stepped = now
+
+	t.steppedDownAt = now
 	t.lease.HoldOff(stalledAfter)
 	return true
 }
 
-// observe brings what blocks into health, metrics and the statistics that the next renewal writes.
-func (t *term) observe(ctx context.Context, now time.Time) {
+// updateStatus updates health, metrics and the statistics that the next renewal saves.
+func (t *term) updateStatus(ctx context.Context, now time.Time) {
 	disp := t.delivering.Load()
 	if disp == nil {
 		return
 	}
-	t.describe(ctx)
+	t.saveDescription(ctx)
+
 	stream := t.stream.State()
 	t.metrics.StreamState.Enter(string(stream.Phase))
 	if stream.Ready() {
-		t.state.set("stream", "", false)
+		t.state.setProblem("stream", "", false)
 	} else {
-		t.state.set("stream", stream.Reason, stream.Phase == changestream.ConfigError)
+		t.state.setProblem("stream", stream.Reason, stream.Phase == changestream.ConfigError)
 	}
-	var blocked []Blocked // the watermark waits for those that are not parked
-	t.unreachable = false
+
+	// The watermark waits for the targets that are not parked. The first of them is the problem.
+	var blocked []Blocked
+	t.brokersAway = false
 	text := ""
 	for _, b := range t.sink.State() {
 		if b.Count == 0 {
 			continue
 		}
-		blocked = append(blocked, Blocked{Topic: b.Topic, Reason: b.Reason, Since: b.Since, Count: b.Count, Kind: b.Kind, Parked: b.Parked})
+		blocked = append(blocked, Blocked{
+			Topic:  b.Topic,
+			Reason: b.Reason,
+			Since:  b.Since,
+			Count:  b.Count,
+			Kind:   b.Kind,
+			Parked: b.Parked,
+		})
 		if b.Parked {
 			continue
 		}
-		t.unreachable = t.unreachable || b.Away()
+
+		t.brokersAway = t.brokersAway || b.Away()
 		if text == "" {
 			text = fmt.Sprintf("topic %q: %s (%d envelopes wait)", b.Topic, b.Reason, b.Count)
 		}
 	}
-	blocked = bounded(blocked)
-	t.gaugeBlocked(blocked)
-	t.tellParked(blocked)
-	if t.state.set("stuck", text, false) && text != "" {
+
+	blocked = limitBlocked(blocked)
+	t.setBlockedGauges(blocked)
+	t.announceParked(blocked)
+	if t.state.setProblem("stuck", text, false) && text != "" {
 		t.log.Warn("a target cannot be written; the watermark waits for it", "waits", text)
 	}
-	t.stats.observe(now, t, disp, stream, blocked)
+	t.stats.update(now, t, disp, stream, blocked)
 }
 
-// mostBlocked is how many targets that wait are listed one by one: in the watcher document, the metrics and the events log.
+// mostBlocked is the largest number of blocked targets that the watcher document, the metrics and
+// the events log list one by one.
 const mostBlocked = 100
 
-// bounded returns at most mostBlocked targets and adds up the others for each kind under the topic "other". It keeps those
-// that hold up the watermark, and then those that have waited longest, so that the list does not change while it grows.
-func bounded(list []Blocked) []Blocked {
+// limitBlocked returns at most mostBlocked targets. It adds up the others for each kind, under the
+// topic "other". Targets for which the watermark waits come first, then the targets that have
+// waited longest, so that the list does not change while it grows.
+func limitBlocked(list []Blocked) []Blocked {
 	if len(list) <= mostBlocked {
 		return list
 	}
 	slices.SortStableFunc(list, func(a, b Blocked) int {
 		if a.Parked != b.Parked {
-			return cmp.Compare(number(a.Parked), number(b.Parked))
+			return cmp.Compare(boolGauge(a.Parked), boolGauge(b.Parked))
 		}
 		return a.Since.Compare(b.Since)
 	})
+
 	out := slices.Clone(list[:mostBlocked])
-	others := map[string]int{} // by kind: place in out
+	others := map[string]int{} // index in out, by kind
 	for _, b := range list[mostBlocked:] {
 		i, known := others[b.Kind]
 		if !known {
 			i = len(out)
 			others[b.Kind] = i
-			out = append(out, Blocked{Topic: metrics.OtherTopics, Since: b.Since, Parked: b.Parked, Kind: b.Kind, Reason: "more topics wait: " + b.Kind})
+			out = append(out, Blocked{
+				Topic:  metrics.OtherTopics,
+				Since:  b.Since,
+				Parked: b.Parked,
+				Kind:   b.Kind,
+				Reason: "more topics wait: " + b.Kind,
+			})
 		}
 		out[i].Count += b.Count
 		out[i].Parked = out[i].Parked && b.Parked
@@ -185,8 +222,8 @@ func bounded(list []Blocked) []Blocked {
 	return out
 }
 
-// gaugeBlocked sets the gauges of what the sink holds for a target.
-func (r *runner) gaugeBlocked(list []Blocked) {
+// setBlockedGauges sets the gauges of envelopes that wait for a target.
+func (r *runner) setBlockedGauges(list []Blocked) {
 	g := r.metrics.BlockedTargets
 	g.Reset()
 	for _, b := range list {

@@ -9,8 +9,9 @@ import (
 	"github.com/outrelay/outrelay/internal/changestream"
 )
 
-// Oplog makes the function that reads the times of the oplog's ends, to the second: the stretch in which a position can be
-// resumed. A server that does not tell, for want of a privilege, is an error.
+// Oplog returns a function that reads the times of the oldest and the newest oplog entry, in
+// seconds. Positions between them can be resumed. The function fails if the user lacks the
+// privilege.
 func Oplog(client *mongo.Client) func(ctx context.Context) (oldest, newest time.Time, err error) {
 	return func(ctx context.Context) (time.Time, time.Time, error) {
 		first, last, err := changestream.OplogWindow(ctx, client)

@@ -12,11 +12,11 @@ import (
 	"github.com/outrelay/outrelay/internal/store"
 )
 
-// Outboxes makes the function that lists the collections that are there when it is called and that the configuration
-// watches, sorted by name. It asks each database that may hold one.
+// Outboxes returns a function that lists the existing collections that the configuration watches,
+// sorted by name. It queries each database that may contain one.
 func Outboxes(cfg config.Config, client *mongo.Client) func(ctx context.Context) ([]store.Outbox, error) {
 	return func(ctx context.Context) ([]store.Outbox, error) {
-		scope, err := changestream.ParseScope(cfg.Watch, ownCollections(cfg)...)
+		scope, err := changestream.ParseScope(cfg.Watch, stateCollections(cfg)...)
 		if err != nil {
 			return nil, fmt.Errorf("watch: %w", err)
 		}
@@ -27,7 +27,7 @@ func Outboxes(cfg config.Config, client *mongo.Client) func(ctx context.Context)
 	}
 }
 
-// Router is the routing of the configuration.
+// Router returns the configured router.
 func Router(cfg config.Config) (*routing.Router, error) {
 	r, err := routing.New(cfg.Routing())
 	if err != nil {

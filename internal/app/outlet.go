@@ -13,76 +13,85 @@ import (
 	"github.com/outrelay/outrelay/resume"
 )
 
-// outlet brings envelopes to the dispatcher that come from the collections instead of the stream. It implements
-// reconcile.Outlet.
+// outlet publishes envelopes that come from the collections instead of the stream. It implements
+// reconcile.Outlet and is safe for concurrent use.
 type outlet struct {
 	t    *term
-	pool sync.Pool // of *outgoing: the loops of the reconciler publish side by side
+	pool sync.Pool // of *outgoing: the loops of the reconciler publish concurrently
 }
 
-// outgoing is what one Publish works with.
+// outgoing contains the buffers of one call of an outlet.
 type outgoing struct {
-	filling
+	recordBuilder
 	recs []record.Record
 }
 
 func newOutlet(t *term) *outlet {
 	o := &outlet{t: t}
 	o.pool.New = func() any {
-		return &outgoing{filling: filling{router: t.router, filler: t.preset.Filler(), seal: t.seal}}
+		return &outgoing{recordBuilder: recordBuilder{router: t.router, filler: t.preset.Filler(), seal: t.seal}}
 	}
 	return o
 }
 
 // Publish implements reconcile.Outlet.
-func (o *outlet) Publish(ctx context.Context, e *reconcile.Envelope, topics []string, answer func(record.Published)) error {
+func (o *outlet) Publish(
+	ctx context.Context, e *reconcile.Envelope, topics []string, answer func(record.Published),
+) error {
 	w := o.pool.Get().(*outgoing)
 	defer o.pool.Put(w)
 	if err := event.Parse(e.Raw, &w.view); err != nil {
 		return err
 	}
-	if err := w.refuseForged(); err != nil {
+	if err := w.checkSeal(); err != nil {
 		return err
 	}
 	now := o.t.clock.now()
-	if err := w.expired(now); err != nil {
+	if err := w.checkExpiry(now); err != nil {
 		return err
 	}
+
 	w.meta = routing.Meta{
-		DB: e.DB, Coll: e.Coll, ClusterTime: e.TS, CommitMS: now.UnixMilli(), // N12: the time of its sending
-		MultiCollection: o.t.scope.Multiple(), Redelivered: e.Redelivered,
+		DB:              e.DB,
+		Coll:            e.Coll,
+		ClusterTime:     e.TS,
+		CommitMS:        now.UnixMilli(), // the record gets the time at which it is sent (N12)
+		MultiCollection: o.t.scope.Multiple(),
+		Redelivered:     e.Redelivered,
 	}
 	var refused []record.Answer
 	var err error
-	if w.recs, refused, err = w.records(w.recs[:0], topics); err != nil {
+	if w.recs, refused, err = w.buildRecords(w.recs[:0], topics); err != nil {
 		return err
 	}
 	if len(w.recs) == 0 {
 		return refused[0].Refused
 	}
+
 	if len(refused) > 0 {
-		tell := answer
+		forward := answer
 		answer = func(p record.Published) {
 			p.Answers = append(slices.Clone(p.Answers), refused...)
-			tell(p)
+			forward(p)
 		}
 	}
-	return o.t.disp.Publish(ctx, w.recs, o.followed(e, w.recs, answer))
+	return o.t.dispatcher.Publish(ctx, w.recs, o.traceAnswers(e, w.recs, answer))
 }
 
-// check implements reconcile.Exceptions.Check.
-func (o *outlet) check(v *event.View) error { return refuseForged(v, o.t.seal) }
+// checkEnvelope implements reconcile.Exceptions.Check.
+func (o *outlet) checkEnvelope(v *event.View) error { return checkSeal(v, o.t.seal) }
 
-// route tells the topics of an envelope that does not list its targets.
-func (o *outlet) route(e *reconcile.Envelope) ([]string, error) {
+// routeTopics returns the topics of an envelope that does not list its targets.
+func (o *outlet) routeTopics(e *reconcile.Envelope) ([]string, error) {
 	w := o.pool.Get().(*outgoing)
 	defer o.pool.Put(w)
 	if err := event.Parse(e.Raw, &w.view); err != nil {
 		return nil, err
 	}
-	if err := w.refuseForged(); err != nil {
+	if err := w.checkSeal(); err != nil {
 		return nil, err
 	}
+
 	targets, err := w.router.Route(&w.view, w.targets[:0])
 	w.targets = targets
 	if err != nil {
@@ -95,70 +104,88 @@ func (o *outlet) route(e *reconcile.Envelope) ([]string, error) {
 	return topics, nil
 }
 
-// take acks the records of an envelope that the read-back has found, for those topics.
-func (o *outlet) take(e *reconcile.Envelope, topics []string, answer func(record.Published)) bool {
+// ackFound acks the records of an envelope for topics, if the read-back has found them. It reports
+// whether it has.
+func (o *outlet) ackFound(e *reconcile.Envelope, topics []string, answer func(record.Published)) bool {
 	w := o.pool.Get().(*outgoing)
 	defer o.pool.Put(w)
-	return w.identify(o, e, topics) && o.t.disp.Take(w.recs, answer)
+	return w.buildIdentities(o, e, topics) && o.t.dispatcher.Take(w.recs, answer)
 }
 
-// identify makes the records of an envelope that has neither body nor headers, for those topics or for all that it routes
-// to: what they are known by is right, and where they go.
-func (w *outgoing) identify(o *outlet, e *reconcile.Envelope, topics []string) bool {
-	if event.Parse(e.Raw, &w.view) != nil || w.refuseForged() != nil {
+// buildIdentities builds the records of an envelope for topics, or for all its topics if topics is
+// nil. The records have the right identities and targets, but neither values nor headers. It
+// returns false if the envelope has no records.
+func (w *outgoing) buildIdentities(o *outlet, e *reconcile.Envelope, topics []string) bool {
+	if event.Parse(e.Raw, &w.view) != nil || w.checkSeal() != nil {
 		return false
 	}
+
 	w.meta = routing.Meta{DB: e.DB, Coll: e.Coll, CommitMS: 1, MultiCollection: o.t.scope.Multiple()}
 	var err error
 	var refused []record.Answer
-	if w.recs, refused, err = w.records(w.recs[:0], topics); err != nil || len(w.recs) == 0 {
+	if w.recs, refused, err = w.buildRecords(w.recs[:0], topics); err != nil || len(w.recs) == 0 {
 		return false
 	}
-	for _, a := range refused { // an earlier owner may have sent it when the topic was allowed
+
+	// An earlier owner may have sent the record to a refused topic while that topic was allowed.
+	for _, a := range refused {
 		rec := w.recs[0]
-		rec.Topic, rec.Partition = a.Topic, record.AnyPartition
+		rec.Topic = a.Topic
+		rec.Partition = record.AnyPartition
 		w.recs = append(w.recs, rec)
 	}
 	return true
 }
 
-// standing is what the read-back has found of an envelope, for those topics, or for all that it routes to.
-func (o *outlet) standing(e *reconcile.Envelope, topics []string) []reconcile.Hit {
+// findHits returns the records of an envelope that the read-back has found, for topics, or for all
+// its topics if topics is nil.
+func (o *outlet) findHits(e *reconcile.Envelope, topics []string) []reconcile.Hit {
 	w := o.pool.Get().(*outgoing)
 	defer o.pool.Put(w)
-	if !w.identify(o, e, topics) {
+	if !w.buildIdentities(o, e, topics) {
 		return nil
 	}
+
 	all := make([]string, len(w.recs))
 	for i := range w.recs {
 		all[i] = w.recs[i].Topic
 	}
 	var hits []reconcile.Hit
 	for i := range w.recs {
-		if tp, at, ok := o.t.sink.Standing(&w.recs[i]); ok {
-			hits = append(hits, reconcile.Hit{
-				ID: string(w.view.AppendID(nil)), StringID: w.view.AmbiguousID(), Delivery: w.view.Delivery, Topic: w.recs[i].Topic,
-				Targets: all, TP: tp, Offset: at,
-			})
+		tp, offset, ok := o.t.sink.Standing(&w.recs[i])
+		if !ok {
+			continue
 		}
+		hits = append(hits, reconcile.Hit{
+			ID:       string(w.view.AppendID(nil)),
+			StringID: w.view.AmbiguousID(),
+			Delivery: w.view.Delivery,
+			Topic:    w.recs[i].Topic,
+			Targets:  all,
+			TP:       tp,
+			Offset:   offset,
+		})
 	}
 	return hits
 }
 
 // Settle implements reconcile.Outlet.
-func (o *outlet) Settle(tickets []record.Ticket) { o.t.disp.Settle(tickets) }
+func (o *outlet) Settle(tickets []record.Ticket) { o.t.dispatcher.Settle(tickets) }
 
 // Open implements reconcile.Outlet.
-func (o *outlet) Open(ns, topic, key string) { o.t.disp.Open(o.ns(ns), topic, key) }
+func (o *outlet) Open(ns, topic, key string) { o.t.dispatcher.Open(o.recordNamespace(ns), topic, key) }
 
 // Resume implements reconcile.Outlet.
-func (o *outlet) Resume(ns, topic, key string) { o.t.disp.Resume(o.ns(ns), topic, key) }
+func (o *outlet) Resume(ns, topic, key string) {
+	o.t.dispatcher.Resume(o.recordNamespace(ns), topic, key)
+}
 
 // Flush implements reconcile.Outlet.
-func (o *outlet) Flush() { o.t.disp.Flush() }
+func (o *outlet) Flush() { o.t.dispatcher.Flush() }
 
-// ns is the namespace as records carry it, by which gates are named (N7, N15).
-func (o *outlet) ns(ns string) string {
+// recordNamespace returns the namespace ns in the form that records have, which is part of the
+// names of gates (N7, N15). It is empty if the watcher has one collection.
+func (o *outlet) recordNamespace(ns string) string {
 	if !o.t.scope.Multiple() {
 		return ""
 	}
@@ -168,16 +195,16 @@ func (o *outlet) ns(ns string) string {
 
 // Reached implements reconcile.Outlet.
 func (o *outlet) Reached() string {
-	p, ok := o.t.disp.Reached()
+	p, ok := o.t.dispatcher.Reached()
 	if !ok {
 		return ""
 	}
-	return position(p)
+	return positionKey(p)
 }
 
-// position is the hexadecimal form in which exceptions store their places. One that is a time only stands before every
-// event of that time.
-func position(p resume.Position) string {
+// positionKey returns the hexadecimal form in which exceptions store positions. If p has only a
+// time, the result sorts before every event of that time.
+func positionKey(p resume.Position) string {
 	if d := p.Token.Data(); d != "" {
 		return d
 	}

@@ -19,9 +19,9 @@ func TestN15_WhatIsDeadIsKnownByItsPlace(t *testing.T) {
 		}
 		return bson.RawValue{Type: bson.TypeString, Value: v}
 	}
-	o := newOwned()
-	o.bury("d.c", deadletter.Behind{ID: id("all"), Pos: "8201"})
-	o.bury("d.c", deadletter.Behind{ID: id("one"), Pos: "8202", Topic: "a"})
+	o := newPreviousOwner()
+	o.addDeadLetter("d.c", deadletter.Behind{ID: id("all"), Pos: "8201"})
+	o.addDeadLetter("d.c", deadletter.Behind{ID: id("one"), Pos: "8202", Topic: "a"})
 	for _, c := range []struct {
 		ns, id, pos string
 		left        int
@@ -29,13 +29,13 @@ func TestN15_WhatIsDeadIsKnownByItsPlace(t *testing.T) {
 	}{
 		{"d.c", "all", "8201", 0, true}, {"d.c", "one", "8202", 1, true}, {"d.c", "one", "8203", 2, false}, {"d.x", "one", "8202", 2, false}, {"d.c", "two", "8202", 2, false},
 	} {
-		rest, dead := o.alive(c.ns, id(c.id), []byte(c.pos), []record.Record{{Topic: "a"}, {Topic: "b"}})
+		rest, dead := o.removeDeadTopics(c.ns, id(c.id), []byte(c.pos), []record.Record{{Topic: "a"}, {Topic: "b"}})
 		if len(rest) != c.left || dead != c.dead || c.left == 1 && rest[0].Topic != "b" {
 			t.Errorf("%+v: %v, %v", c, rest, dead)
 		}
 	}
-	o.clear()
-	if !o.none() {
+	o.reset()
+	if !o.isEmpty() {
 		t.Error("it forgets nothing")
 	}
 }

@@ -17,226 +17,312 @@ import (
 	"github.com/outrelay/outrelay/resume"
 )
 
+// A batch of the change stream can hold thousands of events. Idle lanes are flushed and positions
+// are set inside a batch as well, so that a large batch delays neither.
 const (
-	flushEvery    = 64  // events after which idle lanes are woken inside a batch
-	positionEvery = 256 // events after which the watermark can rest inside a batch
+	flushEvery    = 64  // events between two flushes of idle lanes
+	positionEvery = 256 // events between two positions that the watermark can reach
 )
 
-// pump is the hot path: decode → route → dispatch. One goroutine runs it; what it reuses lives in it, so that an event
+// pump is the hot path: it decodes the events of the change stream, routes them and delivers them
+// to the dispatcher. A single goroutine runs it. All that an event needs is reused, so an event
 // costs no allocation.
 type pump struct {
-	filling
-	scope  *changestream.Scope
-	disp   *dispatch.Dispatcher
-	ddl    func(ctx context.Context, ev *changestream.Event) error
-	now    func() time.Time // the server's time, for expiry
-	replay replay
-	// standing reports whether the read-back has found a record in its topic.
-	standing func(record.Record) bool
-	tick     func() // after each batch, empty ones too
-	tap      *tracing.Tap
+	recordBuilder
 
-	passed      []passed          // of slots that are no more; nil when the stream is past them (N28)
-	skip        *reconcile.Skip   // what a sweep has sent of the stream that follows it; nil when the stream is past that
-	collections map[[16]byte]bool // registered as ours (N25)
-	adopt       func(ctx context.Context, ev *changestream.Event) error
-	dropExpired bool
-	dropped     func()
+	scope           *changestream.Scope
+	dispatcher      *dispatch.Dispatcher
+	handleDDL       func(ctx context.Context, ev *changestream.Event) error
+	adoptCollection func(ctx context.Context, ev *changestream.Event) error
+	collections     map[[16]byte]bool // registered for this watcher, by UUID (N25)
+	dirty           *dirtyList
+	onScheduled     func(ns string, id bson.RawValue, dueAt time.Time)
+	now             func() time.Time // server time, for expiry
+	tap             *tracing.Tap
+	reportProgress  func() // called for each batch, also for an empty one
+	countDropped    func() // called for each expired envelope that is dropped
 
-	remember bool   // each delivery is to be written down
-	margin   uint32 // seconds by which a stamp may be older than the commit of its envelope
-	owned    *owned
-	saw      func(ns string, id bson.RawValue, dueAt time.Time) // hears of scheduled envelopes
+	dropExpired      bool   // drop expired envelopes instead of dead-lettering them
+	recordDeliveries bool   // record every delivery on its envelope
+	stampMargin      uint32 // seconds by which a server timestamp may precede the commit
 
-	ev    changestream.Event
-	item  dispatch.Item
-	ns    []byte
-	known *dirty
-	last  [16]byte // collection of the event before
-	count int
+	// Events that the stream repeats although they were dealt with before. Each field is nil once
+	// the stream has passed the part that it covers.
+	replayWindow replayWindow
+	previous     *previousOwner  // exceptions and dead letters of the previous owner
+	drainedSlots []drainedSlot   // slots of an earlier division of the watcher (N28)
+	sweptEvents  *reconcile.Skip // sent by the sweep that precedes this stream (N22)
+
+	// foundByReadBack reports whether the read-back has found the record in its topic.
+	foundByReadBack func(record.Record) bool
+
+	// State of the current event, and buffers reused for the next one.
+	ev             changestream.Event
+	item           dispatch.Item
+	nsBuf          []byte
+	lastCollection [16]byte
+	eventCount     int
 }
 
-// replay is the stretch of the stream that the read-back covers.
-type replay struct {
+// replayWindow is the part of the stream that repeats events whose records the read-back may have
+// found.
+type replayWindow struct {
 	until bson.Timestamp
-	end   func()
+	end   func() // nil once the stream has passed the window
 }
 
-// run works until the reader ends, and returns nil then, or until ctx does, whose cause it returns.
+// run pumps batches until the reader closes in, and then returns nil. It returns early with the
+// first error, or with the cause of ctx when ctx ends.
 func (p *pump) run(ctx context.Context, in <-chan *changestream.Batch) error {
 	for {
 		select {
 		case <-ctx.Done():
 			return context.Cause(ctx)
+
 		case b, open := <-in:
 			if !open {
 				return nil
 			}
-			p.tick()
-			if err := p.batch(ctx, b); err != nil {
+
+			p.reportProgress()
+			if err := p.handleBatch(ctx, b); err != nil {
 				return err
 			}
 		}
 	}
 }
 
-func (p *pump) batch(ctx context.Context, b *changestream.Batch) error {
+// handleBatch delivers the events of b in order and then releases b. It blocks while the dispatcher
+// has no room.
+func (p *pump) handleBatch(ctx context.Context, b *changestream.Batch) error {
 	for _, raw := range b.Docs {
-		if err := p.one(ctx, raw); err != nil {
+		if err := p.handleEvent(ctx, raw); err != nil {
 			return err
 		}
-		p.count++
-		if p.count%flushEvery == 0 {
-			p.disp.Flush()
+
+		p.eventCount++
+		if p.eventCount%flushEvery == 0 {
+			p.dispatcher.Flush()
 		}
-		if p.count%positionEvery == 0 {
-			p.disp.Position(resume.Position{Token: slices.Clone(resume.Token(p.ev.Token)), ClusterTime: p.ev.ClusterTime})
+		if p.eventCount%positionEvery == 0 {
+			// The token aliases the batch, and the dispatcher keeps it for longer.
+			token := slices.Clone(resume.Token(p.ev.Token))
+			p.dispatcher.Position(resume.Position{Token: token, ClusterTime: p.ev.ClusterTime})
 		}
 	}
-	p.disp.Position(b.Position)
-	p.disp.Flush()
-	if p.replay.end != nil && b.Position.ClusterTime.After(p.replay.until) {
-		p.replay.end()
-		p.replay.end, p.owned = nil, nil
+
+	// The position of the batch can be later than its last event: the server also advances past
+	// events that the pipeline filters out.
+	p.dispatcher.Position(b.Position)
+	p.dispatcher.Flush()
+
+	if p.replayWindow.end != nil && b.Position.ClusterTime.After(p.replayWindow.until) {
+		p.replayWindow.end()
+		p.replayWindow.end = nil
+		p.previous = nil
 	}
+
 	b.Release()
 	return nil
 }
 
-func (p *pump) one(ctx context.Context, raw []byte) error {
+// handleEvent parses one event of the stream into p.ev. It delivers the event unless the event is
+// not an insert into a watched collection, or was delivered before.
+func (p *pump) handleEvent(ctx context.Context, raw []byte) error {
 	if err := changestream.Parse(raw, &p.ev); err != nil {
 		return err
 	}
 	if p.ev.Op != changestream.Insert {
-		return p.ddl(ctx, &p.ev)
+		return p.handleDDL(ctx, &p.ev)
 	}
 	if !p.scope.Matches(p.ev.DB, p.ev.Coll) {
 		return nil
 	}
-	if p.ev.UUID != p.last && p.ev.HasUUID {
+
+	// A collection must be registered for this watcher before an event of it is sent (N25).
+	// Consecutive events mostly share a collection, so the lookup is rare.
+	if p.ev.UUID != p.lastCollection && p.ev.HasUUID {
 		if !p.collections[p.ev.UUID] {
-			if err := p.adopt(ctx, &p.ev); err != nil {
+			if err := p.adoptCollection(ctx, &p.ev); err != nil {
 				return err
 			}
 		}
-		p.last = p.ev.UUID
+		p.lastCollection = p.ev.UUID
 	}
-	if p.passed != nil && p.hadPassed() {
+
+	if p.drainedSlots != nil && p.deliveredByOldSlot() {
 		return nil
 	}
-	if p.skip != nil && p.wasSwept() {
+	if p.sweptEvents != nil && p.deliveredBySweep() {
 		return nil
 	}
-	return p.hand(ctx, p.ev.WallMS)
+
+	return p.deliverInsert(ctx, p.ev.WallMS)
 }
 
-// hand brings the present event to the dispatcher.
-func (p *pump) hand(ctx context.Context, commitMS int64) error {
-	it := &p.item
-	*it = dispatch.Item{CommitMS: commitMS, Raw: p.ev.Document, DB: p.ev.DB, Coll: p.ev.Coll, Pos: p.ev.Data, Records: it.Records[:0]}
-	err := p.fill(it)
-	if p.ev.HasDocument { // before it can pass for an exception of an earlier owner
-		if forged := p.refuseForged(); forged != nil {
-			it.Records = it.Records[:0]
-			return p.refused(ctx, it, forged)
+// deliverInsert delivers the insert in p.ev, which comes from the stream or from a sweep. It blocks
+// while the dispatcher has no room.
+func (p *pump) deliverInsert(ctx context.Context, commitMS int64) error {
+	item := &p.item
+	*item = dispatch.Item{
+		CommitMS: commitMS,
+		Raw:      p.ev.Document,
+		DB:       p.ev.DB,
+		Coll:     p.ev.Coll,
+		Pos:      p.ev.Data,
+		Records:  item.Records[:0],
+	}
+	fillErr := p.fillItem(item)
+
+	// The seal is checked first. Otherwise a forged envelope could pass for an exception of the
+	// previous owner.
+	if p.ev.HasDocument {
+		if forged := p.checkSeal(); forged != nil {
+			item.Records = item.Records[:0]
+			return p.rejectEnvelope(ctx, item, forged)
 		}
 	}
-	if p.owned != nil {
-		id := bson.Raw(p.ev.Document).Lookup("_id")
-		dead := false
-		if it.Records, dead = p.owned.alive(p.namespace(), id, p.ev.Data, it.Records); dead && err == nil && len(it.Records) == 0 {
-			return nil // an earlier owner moved it to the dead letters
+
+	// The stream repeats envelopes of the previous owner. Topics for which it dead-lettered the
+	// envelope, or left it waiting, are settled. It may have died before it sent the others, so
+	// those are delivered here (N15).
+	if p.previous != nil {
+		id := p.documentID()
+
+		var dead, waiting bool
+		item.Records, dead = p.previous.removeDeadTopics(p.namespace(), id, p.ev.Data, item.Records)
+		if dead && fillErr == nil && len(item.Records) == 0 {
+			return nil
 		}
-		rest, known := p.owned.leave(p.namespace(), id, it.Records)
-		switch {
-		case known && (err != nil || len(rest) == 0):
-			return nil // an earlier owner made an exception of it (N15); whether it has expired since is judged when its turn comes
-		case known:
-			it.Records = rest
-			return p.disp.Deliver(ctx, it)
+
+		item.Records, waiting = p.previous.removeWaitingTopics(p.namespace(), id, item.Records)
+		if waiting && (fillErr != nil || len(item.Records) == 0) {
+			// Not rejected, even if it has expired since: the reconciler decides that when the
+			// envelope's turn comes.
+			return nil
+		}
+		if waiting {
+			return p.dispatcher.Deliver(ctx, item)
 		}
 	}
-	if err != nil {
-		return p.refused(ctx, it, err)
+
+	if fillErr != nil {
+		return p.rejectEnvelope(ctx, item, fillErr)
 	}
 	if p.ownedByReconciler() {
-		return p.leave(ctx)
+		return p.leaveToReconciler(ctx)
 	}
-	p.remembered(it)
-	p.followed(it)
-	return p.disp.Deliver(ctx, it)
+
+	p.recordDelivery(item)
+	p.traceDelivery(item)
+	return p.dispatcher.Deliver(ctx, item)
 }
 
-// ownedByReconciler: an insert that carries a state or a due time is never sent by the stream (N16, N19).
+// ownedByReconciler reports whether only the reconciler may send the envelope in p.view: it is an
+// exception (N16), or it is scheduled (N19).
 func (p *pump) ownedByReconciler() bool { return p.view.State != nil || p.view.HasDueAt }
 
-// leave makes sure, before the watermark passes an envelope of the reconciler's, that its collection is looked at (N17).
-func (p *pump) leave(ctx context.Context) error {
+// leaveToReconciler makes sure that the reconciler will find the envelope in p.ev. It returns once
+// the collection is on the dirty list: after the watermark has passed the envelope, a later owner
+// looks only at collections on that list (N17).
+func (p *pump) leaveToReconciler(ctx context.Context) error {
 	ns := p.namespace()
-	if err := p.known.mark(ctx, ns); err != nil {
+	if err := p.dirty.mark(ctx, ns); err != nil {
 		return err
 	}
-	if p.view.State == nil && p.saw != nil {
-		p.saw(ns, bson.Raw(p.ev.Document).Lookup("_id"), time.UnixMilli(p.view.DueAt))
+
+	if p.view.State == nil && p.onScheduled != nil {
+		p.onScheduled(ns, p.documentID(), time.UnixMilli(p.view.DueAt))
 	}
 	return nil
 }
 
-// fill makes one record per target; they share key, value and headers. Its error is a *record.Refusal.
-func (p *pump) fill(it *dispatch.Item) error {
+// fillItem parses the envelope in p.ev and appends one record per target to item. The records share
+// key, value and headers. An envelope that the reconciler owns gets none. The error is a
+// *record.Refusal.
+func (p *pump) fillItem(item *dispatch.Item) error {
 	if !p.ev.HasDocument {
-		it.Raw = withoutDocument(&p.ev)
+		item.Raw = envelopeWithIDOnly(&p.ev)
 		return &record.Refusal{Class: record.Malformed, Reason: string(p.ev.Note)}
 	}
+
 	if err := event.Parse(p.ev.Document, &p.view); err != nil {
 		return err
 	}
 	if p.ownedByReconciler() {
 		return nil
 	}
-	expired := p.expired(p.now())
-	if expired != nil && p.replay.end == nil {
+	expired := p.checkExpiry(p.now())
+	if expired != nil && p.replayWindow.end == nil {
 		return expired
 	}
-	p.meta.DB, p.meta.Coll, p.meta.ClusterTime, p.meta.CommitMS = p.ev.DB, p.ev.Coll, p.ev.ClusterTime, p.ev.WallMS
+
+	p.meta.DB = p.ev.DB
+	p.meta.Coll = p.ev.Coll
+	p.meta.ClusterTime = p.ev.ClusterTime
+	p.meta.CommitMS = p.ev.WallMS
+
 	var err error
-	it.Records, _, err = p.records(it.Records, nil)
-	// What an earlier owner sent in time has not expired. It began all targets together, so the others get theirs as well.
-	if err == nil && expired != nil && !slices.ContainsFunc(it.Records, p.standing) {
-		it.Records, err = it.Records[:0], expired
+	item.Records, _, err = p.buildRecords(item.Records, nil)
+
+	// If the previous owner sent a record of the envelope in time, the envelope has not expired.
+	// That owner began all targets together, so the remaining targets get their records as well.
+	if err == nil && expired != nil && !slices.ContainsFunc(item.Records, p.foundByReadBack) {
+		item.Records = item.Records[:0]
+		return expired
 	}
 	return err
 }
 
-// remembered is what is written down of a delivery: where that is asked for, and where an envelope has no stamp of the
-// server, so that neither sweep nor purge could tell it from one that was not sent (N25).
-func (p *pump) remembered(it *dispatch.Item) {
-	ts := p.view.TS
-	if p.ev.ClusterTime.T > ts.T+p.margin {
-		ts = bson.Timestamp{} // copied here with a stamp of its own, which says nothing about it
+// recordDelivery requests that the delivery of item is recorded on its envelope. Besides the
+// configuration, an envelope without a server timestamp requires it: otherwise neither sweep nor
+// purge could tell that it was sent (N25).
+func (p *pump) recordDelivery(item *dispatch.Item) {
+	// A timestamp far older than the commit was copied here with the document. It says nothing
+	// about this insert.
+	stamp := p.view.TS
+	if p.ev.ClusterTime.T > stamp.T+p.stampMargin {
+		stamp = bson.Timestamp{}
 	}
-	if !p.remember && !ts.IsZero() {
+	if !p.recordDeliveries && !stamp.IsZero() {
 		return
 	}
-	id := bson.Raw(p.ev.Document).Lookup("_id")
-	it.Sent = &dispatch.Sent{NS: p.namespace(), ID: bson.RawValue{Type: id.Type, Value: slices.Clone(id.Value)}, TS: ts}
+
+	id := p.documentID()
+	item.Sent = &dispatch.Sent{
+		NS: p.namespace(),
+		ID: bson.RawValue{Type: id.Type, Value: slices.Clone(id.Value)},
+		TS: stamp,
+	}
 }
 
+// documentID returns the _id of the envelope in p.ev. It aliases the batch.
+func (p *pump) documentID() bson.RawValue {
+	return bson.Raw(p.ev.Document).Lookup("_id")
+}
+
+// namespace returns "database.collection" of p.ev.
 func (p *pump) namespace() string {
-	p.ns = append(append(append(p.ns[:0], p.ev.DB...), '.'), p.ev.Coll...)
-	return string(p.ns)
+	p.nsBuf = append(p.nsBuf[:0], p.ev.DB...)
+	p.nsBuf = append(p.nsBuf, '.')
+	p.nsBuf = append(p.nsBuf, p.ev.Coll...)
+	return string(p.nsBuf)
 }
 
-// refused hands an envelope that cannot be sent to the dead letters; an expired one may be dropped by policy.
-func (p *pump) refused(ctx context.Context, it *dispatch.Item, err error) error {
-	why, ok := errors.AsType[*record.Refusal](err)
+// rejectEnvelope dead-letters the envelope of item if err is a *record.Refusal, and returns any
+// other err. An expired envelope is dropped instead if the configuration says so.
+func (p *pump) rejectEnvelope(ctx context.Context, item *dispatch.Item, err error) error {
+	refusal, ok := errors.AsType[*record.Refusal](err)
 	if !ok {
 		return err
 	}
-	if why.Class == record.Expired && p.dropExpired {
-		p.dropped()
+
+	if refusal.Class == record.Expired && p.dropExpired {
+		p.countDropped()
 		return nil
 	}
-	it.Dead, it.Records = why, it.Records[:0]
-	return p.disp.Deliver(ctx, it)
+
+	item.Dead = refusal
+	item.Records = item.Records[:0]
+	return p.dispatcher.Deliver(ctx, item)
 }

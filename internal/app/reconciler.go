@@ -20,8 +20,9 @@ import (
 	"github.com/outrelay/outrelay/internal/store"
 )
 
-// reconciler is what brings to Kafka, beside the stream, the envelopes that the stream cannot: retried, held, requeued and
-// scheduled ones. It costs nothing while no collection is on the dirty list.
+// reconciler sends the envelopes that the stream cannot send: retried, parked, blocked, requeued
+// and scheduled envelopes. It runs concurrently with the stream, and costs nothing while no
+// collection is on the dirty list.
 type reconciler struct {
 	outlet     *outlet
 	finisher   *reconcile.Finisher
@@ -29,22 +30,37 @@ type reconciler struct {
 	scheduled  *reconcile.Scheduled
 	purger     *retention.Purger
 
-	stop  context.CancelFunc // ends the loops that publish
-	ended chan struct{}      // closed when they have
+	stopPublishing  context.CancelFunc // ends the loops that publish
+	publishingEnded chan struct{}      // closed when these loops have ended
 }
 
 func (t *term) retryPolicy() retry.Policy {
 	return retry.Policy{Base: t.cfg.Retry.Base, Cap: t.cfg.Retry.Cap}
 }
 
+// newReconciler returns the reconciler of the term. It starts nothing.
 func (t *term) newReconciler(doc *lease.Document) *reconciler {
 	out := newOutlet(t)
-	trouble := func(err error) { t.report("reconciler", err, false) }
-	well := func() { t.state.clear("reconciler") }
+	trouble := func(err error) { t.reportProblem("reconciler", err, false) }
+	well := func() { t.state.clearProblems("reconciler") }
+
 	f := reconcile.NewFinisher(reconcile.Finishing{
-		Client: t.mongo.state, Fencer: t.held, Outlet: out, Retry: t.retryPolicy(), MaxAttempts: t.cfg.Retry.MaxAttempts,
-		Recording: t.cfg.Recording, DropExpired: t.cfg.Expired == "drop", Watcher: t.cfg.Watcher, Node: t.cfg.Node, Version: t.version,
-		Epoch: doc.Epoch, Seal: t.seal, Now: t.clock.now, Log: t.log, Trouble: trouble, Well: well,
+		Client:      t.mongo.state,
+		Fencer:      t.held,
+		Outlet:      out,
+		Retry:       t.retryPolicy(),
+		MaxAttempts: t.cfg.Retry.MaxAttempts,
+		Recording:   t.cfg.Recording,
+		DropExpired: t.cfg.Expired == "drop",
+		Watcher:     t.cfg.Watcher,
+		Node:        t.cfg.Node,
+		Version:     t.version,
+		Epoch:       doc.Epoch,
+		Seal:        t.seal,
+		Now:         t.clock.now,
+		Log:         t.log,
+		Trouble:     trouble,
+		Well:        well,
 		Count: func(end reconcile.End, class record.Class, n int) {
 			t.metrics.Reconciled.WithLabelValues(end.String()).Add(float64(n))
 			if end == reconcile.Dead {
@@ -52,93 +68,133 @@ func (t *term) newReconciler(doc *lease.Document) *reconciler {
 			}
 		},
 	})
-	return &reconciler{
-		outlet:   out,
-		finisher: f,
-		exceptions: &reconcile.Exceptions{
-			Client: t.mongo.state, Collections: t.dirty.collections, Outlet: out, Finisher: f, Route: out.route, Check: out.check,
-			Standing: out.standing, Take: out.take, Compacted: t.sink.Compacted, Now: t.clock.now, Log: t.log, Trouble: trouble, Well: well,
-		},
-		scheduled: reconcile.NewScheduled(reconcile.ScheduledConfig{
-			Client: t.mongo.state, Fencer: t.held, Epoch: doc.Epoch, Collections: t.dirty.collections, Part: t.part, Outlet: out, Finisher: f,
-			Now: t.clock.now, Log: t.log, Trouble: trouble,
-			Late: func(d time.Duration) { t.metrics.DueError.Observe(d, 1) },
-		}),
-		purger: &retention.Purger{
-			Client: t.mongo.state, State: t.mongo.state.Database(t.cfg.MongoDB.State), Collections: t.outboxes, Retention: t.cfg.Retention,
-			Interval: t.cfg.Purge.Interval, Rate: t.cfg.Purge.Rate, Batch: t.cfg.Purge.Batch, Valid: t.mayPurge, Log: t.log,
-			Slot:   t.part.I, // N25
-			Purged: func(n int) { t.metrics.Purged.Add(float64(n)) },
-		},
+	exceptions := &reconcile.Exceptions{
+		Client:      t.mongo.state,
+		Collections: t.dirty.dirtyOutboxes,
+		Outlet:      out,
+		Finisher:    f,
+		Route:       out.routeTopics,
+		Check:       out.checkEnvelope,
+		Standing:    out.findHits,
+		Take:        out.ackFound,
+		Compacted:   t.sink.Compacted,
+		Now:         t.clock.now,
+		Log:         t.log,
+		Trouble:     trouble,
+		Well:        well,
 	}
+	scheduled := reconcile.NewScheduled(reconcile.ScheduledConfig{
+		Client:      t.mongo.state,
+		Fencer:      t.held,
+		Epoch:       doc.Epoch,
+		Collections: t.dirty.dirtyOutboxes,
+		Part:        t.part,
+		Outlet:      out,
+		Finisher:    f,
+		Now:         t.clock.now,
+		Log:         t.log,
+		Trouble:     trouble,
+		Late:        func(d time.Duration) { t.metrics.DueError.Observe(d, 1) },
+	})
+	purger := &retention.Purger{
+		Client:      t.mongo.state,
+		State:       t.mongo.state.Database(t.cfg.MongoDB.State),
+		Collections: t.watchedOutboxes,
+		Retention:   t.cfg.Retention,
+		Interval:    t.cfg.Purge.Interval,
+		Rate:        t.cfg.Purge.Rate,
+		Batch:       t.cfg.Purge.Batch,
+		Valid:       t.mayPurge,
+		Log:         t.log,
+		Slot:        t.part.I, // N25
+		Purged:      func(n int) { t.metrics.Purged.Add(float64(n)) },
+	}
+	return &reconciler{outlet: out, finisher: f, exceptions: exceptions, scheduled: scheduled, purger: purger}
 }
 
-// recoverSent writes down what an earlier owner had sent outside of the stream's order, before anything else can move the
-// stored offsets (N8, N19): what is not written down then was not sent, so that it may wait for as long as it has to.
-func (t *term) recoverSent(ctx context.Context) error {
+// recoverUnrecorded records deliveries that an earlier owner made outside of stream order and did
+// not record (N8, N19). It runs before the stored offsets can move. An envelope that is unrecorded
+// afterwards was not sent, so it may wait for any time.
+func (t *term) recoverUnrecorded(ctx context.Context) error {
 	out := newOutlet(t)
-	return t.untilRead(ctx, func(ctx context.Context) error {
-		if err := t.rec.exceptions.Disown(ctx); err != nil {
+	return t.retryRead(ctx, func(ctx context.Context) error {
+		if err := t.reconciler.exceptions.Disown(ctx); err != nil {
 			return err
 		}
-		after, unsure := t.unsure() // the stream brings all others again, and the other topics with them
-		if _, err := t.rec.exceptions.Widen(ctx, after, unsure); err != nil {
+
+		// The stream repeats all other exceptions, and sends them to their other topics.
+		after, incomplete := t.incompleteAfterCrash()
+		if _, err := t.reconciler.exceptions.Widen(ctx, after, incomplete); err != nil {
 			return err
 		}
-		hits, err := t.rec.exceptions.Find(ctx, out.standing)
+
+		hits, err := t.reconciler.exceptions.Find(ctx, out.findHits)
 		if err != nil || len(hits) == 0 {
 			return err
 		}
-		n, err := t.rec.exceptions.Recover(ctx, hits)
+		n, err := t.reconciler.exceptions.Recover(ctx, hits)
 		if err == nil {
-			t.log.Info("an earlier owner had sent envelopes that were not written down", "envelopes", n)
+			t.log.Info("recorded deliveries of an earlier owner that were found in the topics", "envelopes", n)
 		}
 		return err
 	})
 }
 
-// unsure tells of which exceptions, by their position, an earlier owner may have died before their other topics had them,
-// where no stream brings them again: in a gap those behind the checkpoint, and those that a sweep found behind its cursor,
-// whose positions are mere stamps, or none where they have no stamp; else those of a collection that was renamed into what is
-// watched, where the rename stands behind the checkpoint.
-func (t *term) unsure() (after string, unsure func(pos string) bool) {
-	from := position(t.from)
+// incompleteAfterCrash returns a function that reports, by their positions, the exceptions whose
+// other topics may never have been sent, because an earlier owner died before. The stream does not
+// repeat them in two cases:
+//
+//   - In a gap: all exceptions after the checkpoint, and swept exceptions after the cursor of the
+//     sweep. The positions of swept exceptions are timestamps, or the zero timestamp with a suffix if
+//     the envelope has no timestamp.
+//   - Otherwise: exceptions of a collection that got a watched name by a rename after the
+//     checkpoint.
+//
+// All these exceptions have positions after the returned position.
+func (t *term) incompleteAfterCrash() (after string, incomplete func(pos string) bool) {
+	from := positionKey(t.from)
 	if t.gap == nil {
 		return from, func(pos string) bool { return pos > from && store.PosIsWithin(pos) }
 	}
-	cursor := store.PosAt(t.gap.Cursor)
-	if t.gap.Cursor.IsZero() {
-		cursor = "" // nothing of the sweep is delivered for certain
+
+	// Without a cursor, no swept envelope is known to be delivered.
+	cursor := ""
+	if !t.gap.Cursor.IsZero() {
+		cursor = store.PosAt(t.gap.Cursor)
 	}
-	stamp := len(store.PosAt(bson.Timestamp{}))
+
+	zero := store.PosAt(bson.Timestamp{})
 	swept := func(pos string) bool {
-		return len(pos) == stamp || strings.HasPrefix(pos, store.PosAt(bson.Timestamp{}))
+		return len(pos) == len(zero) || strings.HasPrefix(pos, zero)
 	}
 	return min(from, cursor), func(pos string) bool { return pos > from || pos > cursor && swept(pos) }
 }
 
-// mayPurge reports whether this process is to purge, and the position can be trusted to tell what was delivered: the lease is
-// confirmed (N2), and the stream goes on from it. A position that the server does not accept says nothing.
+// mayPurge reports whether this process has to purge and may trust its position: the lease is
+// confirmed (N2), and the stream continues from the position. A position that the server does not
+// accept proves nothing about delivered envelopes.
 func (t *term) mayPurge() bool {
-	return cleans(t.cfg) && t.held.Valid() && t.sweeping.Load() == nil && t.stream.State().Ready()
+	return mayPurgeAsOwner(t.cfg) && t.held.Valid() && t.sweeping.Load() == nil && t.stream.State().Ready()
 }
 
-// loadExceptions finds, before the stream is opened, which keys wait, and which events behind the position are exceptions or dead
-// letters already (N15).
-func (t *term) loadExceptions(ctx context.Context) (*owned, error) {
-	own := newOwned()
+// loadExceptions sets the gates of keys that wait. It returns the events after the position that
+// are exceptions or dead letters already (N15), or nil if there are none. It runs before the stream
+// is opened.
+func (t *term) loadExceptions(ctx context.Context) (*previousOwner, error) {
+	previous := newPreviousOwner()
 	out := newOutlet(t)
-	after := position(t.from)
+	after := positionKey(t.from)
 	at, _ := t.from.Time()
-	behind := func(pos string) bool { return pos > after || store.PosSweptBehind(pos, at, t.margin) }
+	behind := func(pos string) bool { return pos > after || store.PosSweptBehind(pos, at, t.stampMargin) }
+
 	var n reconcile.Loaded
-	err := t.untilRead(ctx, func(ctx context.Context) (err error) {
-		t.disp.ForgetGates()
-		own.clear()
-		n, err = t.rec.exceptions.Load(ctx, behind,
-			func(ns, topic, key string) { t.disp.Gate(out.ns(ns), topic, key) },
+	err := t.retryRead(ctx, func(ctx context.Context) (err error) {
+		t.dispatcher.ForgetGates()
+		previous.reset()
+		n, err = t.reconciler.exceptions.Load(ctx, behind,
+			func(ns, topic, key string) { t.dispatcher.Gate(out.recordNamespace(ns), topic, key) },
 			func(ns string, idType byte, id []byte, topics []string) {
-				own.add(ns, bson.RawValue{Type: bson.Type(idType), Value: id}, topics)
+				previous.addWaiting(ns, bson.RawValue{Type: bson.Type(idType), Value: id}, topics)
 			})
 		return err
 	})
@@ -146,112 +202,134 @@ func (t *term) loadExceptions(ctx context.Context) (*owned, error) {
 		return nil, err
 	}
 	if n.Exceptions > 0 {
-		t.log.Info("envelopes wait from before", "exceptions", n.Exceptions, "gates", n.Gates, "behind_the_position", n.Known)
+		t.log.Info("loaded the exceptions of an earlier owner",
+			"exceptions", n.Exceptions, "gates", n.Gates, "behind_the_position", n.Known)
 	}
-	for _, o := range t.dirty.collections() {
-		if err := t.loadLetters(ctx, o, own); err != nil {
+
+	for _, o := range t.dirty.dirtyOutboxes() {
+		if err := t.loadLetters(ctx, o, previous); err != nil {
 			return nil, err
 		}
 	}
-	if own.none() {
+	if previous.isEmpty() {
 		return nil, nil
 	}
-	return own, nil
+	return previous, nil
 }
 
-// loadLetters finds which events of a collection behind the position are dead letters already: whatever was amiss with them may be
-// no more, but their keys went on without them.
-func (t *term) loadLetters(ctx context.Context, o store.Outbox, own *owned) error {
+// loadLetters adds to previous the events of a collection after the position that are dead letters.
+// They could be sent by now, if their problem is fixed, but later events of their keys were sent
+// without them.
+func (t *term) loadLetters(ctx context.Context, o store.Outbox, previous *previousOwner) error {
 	letters := t.mongo.stream.Database(o.DB).Collection(deadletter.Collection(o.Coll))
-	return t.untilRead(ctx, func(ctx context.Context) error {
-		return deadletter.EachBehind(ctx, letters, position(t.from), func(l deadletter.Behind) error {
-			own.bury(o.NS(), l)
+	return t.retryRead(ctx, func(ctx context.Context) error {
+		return deadletter.EachBehind(ctx, letters, positionKey(t.from), func(l deadletter.Behind) error {
+			previous.addDeadLetter(o.NS(), l)
 			return nil
 		})
 	})
 }
 
-// reconcile starts what goes on beside the stream. Publishing ends with ctx or with stopReconciling; what writes down what
-// became of it goes on until work ends.
-func (t *term) reconcile(ctx, work context.Context, g *errgroup.Group) {
-	r := t.rec
+// startReconciler starts the loops of the reconciler in g. Publishing ends with ctx or with
+// stopPublishing. The loops that store the outcomes continue until work ends.
+func (t *term) startReconciler(ctx, work context.Context, g *errgroup.Group) {
+	r := t.reconciler
 	pub, cancel := context.WithCancel(ctx)
-	r.stop, r.ended = cancel, make(chan struct{})
+	r.stopPublishing = cancel
+	r.publishingEnded = make(chan struct{})
+
 	loops, pub := errgroup.WithContext(pub)
-	for _, run := range []func(context.Context) error{r.exceptions.Run, r.scheduled.Run, r.purger.Run, t.dirty.run, t.audit} {
-		loops.Go(func() error { return endOf(pub, run(pub)) })
+	for _, run := range []func(context.Context) error{
+		r.exceptions.Run,
+		r.scheduled.Run,
+		r.purger.Run,
+		t.dirty.cleanPeriodically,
+		t.auditPeriodically,
+	} {
+		loops.Go(func() error { return ignoreStop(pub, run(pub)) })
 	}
+
 	g.Go(func() error {
-		defer close(r.ended)
+		defer close(r.publishingEnded)
 		err := loops.Wait()
 		if errors.Is(err, context.Canceled) || ctx.Err() != nil {
 			return nil
 		}
 		return err
 	})
-	g.Go(func() error { return endOf(work, r.finisher.Run(work)) })
-	g.Go(func() error { return endOf(work, t.disp.RunRecorder(work)) })
+	g.Go(func() error { return ignoreStop(work, r.finisher.Run(work)) })
+	g.Go(func() error { return ignoreStop(work, t.dispatcher.RunRecorder(work)) })
 }
 
-// drainBesides ends publishing beside the stream and waits, for as long as a drain may take, until what became of it is
-// written down. The rest the next owner finds in its read-back.
-func (t *term) drainBesides(work context.Context) {
-	r := t.rec
-	if r == nil || r.stop == nil {
+// drainReconciler stops publishing and waits until the outcomes are stored, for at most the
+// configured drain time. The next owner finds the rest in its read-back.
+func (t *term) drainReconciler(work context.Context) {
+	r := t.reconciler
+	if r == nil || r.stopPublishing == nil {
 		return
 	}
+
 	ctx, cancel := context.WithTimeout(work, t.cfg.Drain)
 	defer cancel()
-	r.stop()
+	r.stopPublishing()
 	select {
-	case <-r.ended:
+	case <-r.publishingEnded:
 	case <-ctx.Done():
 		return
 	}
-	if t.disp.Besides() > 0 && !t.blocked() {
-		_ = t.sink.Drain(ctx) // what is not answered in time the next owner finds in its read-back
+
+	// The next owner finds records that are not acked in time in its read-back.
+	if t.dispatcher.Besides() > 0 && !t.hasBlockedTargets() {
+		_ = t.sink.Drain(ctx)
 	}
 	if err := r.finisher.Drain(ctx); err != nil {
-		t.log.Warn("not everything that was sent beside the stream could be written down; the next owner finds it in the topics", "reason", err)
+		t.log.Warn("cannot record all deliveries outside of the stream; the next owner finds them in the topics",
+			"reason", err)
 	}
 }
 
 // Sent implements dispatch.Recorder.
-func (x *exceptions) Sent(ctx context.Context, batch []*dispatch.Sent) error {
+func (x *exceptionWriter) Sent(ctx context.Context, batch []*dispatch.Sent) error {
 	list := make([]store.Sent, len(batch))
 	for i, s := range batch {
 		list[i] = store.Sent{NS: s.NS, ID: s.ID, TS: s.TS}
 		for _, a := range s.Answers {
-			list[i].Positions = append(list[i].Positions, store.Position{Topic: a.Topic, Partition: a.Partition, Offset: a.Offset})
+			p := store.Position{Topic: a.Topic, Partition: a.Partition, Offset: a.Offset}
+			list[i].Positions = append(list[i].Positions, p)
 		}
 	}
-	return x.recordSent(ctx, list)
+	return x.writeDeliveries(ctx, list)
 }
 
-// recordable leaves out what is of a collection that has just refused it.
-func (x *exceptions) recordable(list []store.Sent) []store.Sent {
+// removeRefusing removes the deliveries of collections that have recently rejected a recorded
+// delivery.
+func (x *exceptionWriter) removeRefusing(list []store.Sent) []store.Sent {
 	return slices.DeleteFunc(list, func(s store.Sent) bool {
-		at, refused := x.t.unrecorded[s.NS]
-		return refused && time.Since(at) < unrecordedFor
+		at, refused := x.t.recordingRefused[s.NS]
+		return refused && time.Since(at) < recordingPause
 	})
 }
 
-// recordSent writes deliveries down. One that the server does not take, because a validator of the collection knows nothing
-// of such fields, stays without: it was delivered, and to wait for the impossible would hold up the watermark for ever.
-func (x *exceptions) recordSent(ctx context.Context, list []store.Sent) error {
-	return store.WriteHalves(list, func(part []store.Sent) error {
-		if part = x.recordable(slices.Clone(part)); len(part) == 0 {
+// writeDeliveries records deliveries on their envelopes. If MongoDB rejects one, because a
+// validator of the collection does not allow the fields, it stays unrecorded: the envelope was
+// delivered, and the watermark must not wait for a write that cannot succeed.
+func (x *exceptionWriter) writeDeliveries(ctx context.Context, list []store.Sent) error {
+	write := func(part []store.Sent) error {
+		part = x.removeRefusing(slices.Clone(part))
+		if len(part) == 0 {
 			return nil
 		}
 		return store.RecordSent(ctx, x.t.held, x.t.cfg.Recording, part)
-	}, func(s store.Sent, why error) error {
-		x.t.unrecorded[s.NS] = time.Now()
-		x.t.log.Error("deliveries cannot be written down in a collection; they count as delivered all the same; does a validator know nothing of sentAt?",
-			"collection", s.NS, "again_in", unrecordedFor, "error", why)
+	}
+	reject := func(s store.Sent, err error) error {
+		x.t.recordingRefused[s.NS] = time.Now()
+		x.t.log.Error("a collection rejects recorded deliveries; allow the field sentAt in its validator",
+			"collection", s.NS, "again_in", recordingPause, "error", err)
 		return nil
-	})
+	}
+	return store.WriteHalves(list, write, reject)
 }
 
-// unrecordedFor is how long nothing is written down in a collection that has refused it, so that it does not cost a
-// transaction for each envelope.
-const unrecordedFor = time.Minute
+// recordingPause is the time without recorded deliveries after a collection has rejected one.
+// Without the pause, each envelope would cost a transaction.
+const recordingPause = time.Minute

@@ -1,9 +1,14 @@
-// Package app is the composition root: it builds the stages, starts them in the direction of the flow, stops them in
-// reverse, and holds the order of a take-over.
+// Package app is the composition root. It builds the stages, starts them in the direction of the
+// flow and stops them in reverse. It contains the order of a takeover.
 //
-// What it promises: one term of ownership at a time; nothing is sent before the earlier senders are fenced and the sender is
-// persisted; a stop drains, checkpoints and releases, in that order; whatever ends a term, every goroutine of it has ended
-// before the next begins (N2). Run returns only when its context ends or the configuration can never work.
+// It promises:
+//
+//   - There is one term of ownership at a time.
+//   - Nothing is sent before the earlier senders are fenced and the new sender is persisted.
+//   - A stop drains, saves a checkpoint and releases the lease, in that order.
+//   - Every goroutine of a term has ended before the next term begins (N2).
+//
+// Run blocks until its context ends. It returns early only if the configuration can never work.
 package app
 
 import (
@@ -21,11 +26,11 @@ import (
 	"github.com/outrelay/outrelay/internal/config"
 	"github.com/outrelay/outrelay/internal/dispatch"
 	"github.com/outrelay/outrelay/internal/health"
-	"github.com/outrelay/outrelay/internal/httpapi"
 	"github.com/outrelay/outrelay/internal/kafka"
 	"github.com/outrelay/outrelay/internal/metrics"
 	"github.com/outrelay/outrelay/internal/migrate"
 	"github.com/outrelay/outrelay/internal/nodes"
+	"github.com/outrelay/outrelay/internal/probes"
 	"github.com/outrelay/outrelay/internal/routing"
 	"github.com/outrelay/outrelay/internal/slot"
 	"github.com/outrelay/outrelay/internal/store"
@@ -33,59 +38,91 @@ import (
 	"github.com/outrelay/outrelay/internal/tracing"
 )
 
-// Relay runs one watcher in this process: the one slot that a watcher has by default, or its share of several (N28).
+// Relay runs one watcher in this process: the only slot of the watcher, which is the default, or
+// its share of several slots (N28).
 type Relay struct {
 	cfg     config.Config
 	log     *slog.Logger
 	metrics *metrics.Set
 	version string
 
-	state     *state
-	clock     serverClock
-	mongo     *clients
-	kafka     *kafka.Client
-	nodes     *store.Nodes
-	member    *nodes.Member
-	steps     []migrate.Step // nil are those of this version
-	registry  *store.Registry
-	divisions *store.Divisions
-	reachable atomic.Bool  // Kafka answered the last heartbeat's question
-	acked     atomic.Int64 // when Kafka acked last, Unix nanoseconds
-	scope     *changestream.Scope
-	router    *routing.Router
-	preset    *routing.Preset
-	slots     []*runner
-	balance   *balance          // nil for one slot
-	pool      *dispatch.Pool    // the memory that the slots of this process share
-	exporter  *tracing.Exporter // nil unless configured
-	figures   *figures
-	embedded  bool
-	pace      pace
+	state          *state
+	clock          serverClock
+	mongo          *clients
+	kafka          *kafka.Client
+	nodes          *store.Nodes
+	member         *nodes.Member
+	steps          []migrate.Step // nil: the migrations of this version
+	registry       *store.Registry
+	divisions      *store.Divisions
+	kafkaReachable atomic.Bool  // at the last heartbeat
+	lastAck        atomic.Int64 // Unix nanoseconds
+	scope          *changestream.Scope
+	router         *routing.Router
+	preset         *routing.Preset
+	slots          []*runner
+	balancer       *slotBalancer     // nil for one slot
+	pool           *dispatch.Pool    // the memory that the slots of this process share
+	exporter       *tracing.Exporter // nil unless configured
+	figures        *figures
+	embedded       bool
+
+	// buildOperators binds the operators' page and API; nil in programs that do not contain them.
+	buildOperators func(config.Config, string, *slog.Logger, *metrics.Set) (Listener, error)
+
+	pace pace
 }
 
-// pace is how long things take or rest; tests are faster.
+// pace contains the times that tests shorten.
 type pace struct {
-	call    time.Duration // what a call that costs the server little may take, before it is made again
-	clean   time.Duration // between two looks for collections that hold nothing any more
-	indexes time.Duration // between two attempts at what a missing privilege or a long transaction stood in the way of
+	call    time.Duration // deadline of a call that is cheap for the server
+	clean   time.Duration // between two checks of the dirty list
+	indexes time.Duration // between two attempts to make indexes
 }
 
 var defaultPace = pace{call: 10 * time.Second, clean: 10 * time.Second, indexes: 30 * time.Second}
 
-// Option changes what a relay does besides relaying.
+// Option changes the behavior of a relay outside of its work.
 type Option func(*Relay)
 
-// Embedded is for a relay in another's program: what a service manager is told of the process is that program's affair.
+// Listener is a server that runs with the relay. Close frees one that was never run.
+type Listener interface {
+	Addr() string
+	Run(ctx context.Context) error
+	Close() error
+}
+
+// WithOperators makes the relay serve the operators' page and API where http.admin is set. New returns an error if it is set
+// without this option. build binds the address; a program that does not pass it does not link page and API.
+func WithOperators(build func(config.Config, string, *slog.Logger, *metrics.Set) (Listener, error)) Option {
+	return func(r *Relay) { r.buildOperators = build }
+}
+
+// errNoOperators is the error of http.admin in a program without the operators' page.
+var errNoOperators = errors.New("http.admin: this program does not contain the operators' page and API: remove the key, and run `outrelay run` with `roles: [admin]` beside it")
+
+// Embedded is for a relay inside another program. The relay does not notify the service manager:
+// that is up to the program.
 func Embedded() Option { return func(r *Relay) { r.embedded = true } }
 
-// New builds a relay; it does no I/O. Every error it returns is one of the configuration. One that is never run is to be
-// closed.
+// New builds a relay. It does no I/O, and all its errors are errors of the configuration. The
+// caller must call Run or Close.
 func New(cfg config.Config, version string, log *slog.Logger, options ...Option) (*Relay, error) {
-	r := &Relay{cfg: cfg, log: log, version: version, state: newState(cfg.HTTP.Readiness, time.Now), pace: defaultPace}
+	r := &Relay{
+		cfg:     cfg,
+		log:     log,
+		version: version,
+		state:   newState(cfg.HTTP.Readiness, time.Now),
+		pace:    defaultPace,
+	}
 	for _, o := range options {
 		o(r)
 	}
+	if r.servesOperators() && r.buildOperators == nil {
+		return nil, errNoOperators
+	}
 	r.pool = dispatch.NewPool(int64(cfg.Limits.Memory), cfg.Limits.Tickets)
+
 	parts := slot.Parts(cfg.Slots)
 	var sets []*metrics.Set
 	if len(parts) == 1 {
@@ -98,8 +135,9 @@ func New(cfg config.Config, version string, log *slog.Logger, options ...Option)
 		}
 		r.metrics, sets = metrics.Slots(version, names)
 	}
+
 	var err error
-	if r.scope, err = changestream.ParseScope(cfg.Watch, ownCollections(cfg)...); err != nil {
+	if r.scope, err = changestream.ParseScope(cfg.Watch, stateCollections(cfg)...); err != nil {
 		return nil, fmt.Errorf("watch: %w", err)
 	}
 	if r.router, err = routing.New(cfg.Routing()); err != nil {
@@ -108,21 +146,25 @@ func New(cfg config.Config, version string, log *slog.Logger, options ...Option)
 	if r.preset, err = routing.NewPreset(cfg.Preset()); err != nil {
 		return nil, fmt.Errorf("record: %w", err)
 	}
-	if r.mongo, err = connect(cfg.MongoDB, cfg.Node, len(parts), log, r.metrics); err != nil {
+
+	if r.mongo, err = newClients(cfg.MongoDB, cfg.Node, len(parts), log, r.metrics); err != nil {
 		return nil, err
 	}
 	if r.kafka, err = NewKafka(cfg, log, r.metrics); err != nil {
 		return nil, err
 	}
 	db := r.mongo.state.Database(cfg.MongoDB.State)
-	r.nodes, r.registry = store.NewNodes(db.Collection("nodes")), store.NewRegistry(db.Collection("collections"))
-	r.member, r.divisions = r.newMember(db), store.NewDivisions(db)
+	r.nodes = store.NewNodes(db.Collection("nodes"))
+	r.registry = store.NewRegistry(db.Collection("collections"))
+	r.member = r.newMember(db)
+	r.divisions = store.NewDivisions(db)
 	if r.exporter, err = newExporter(cfg, version, r); err != nil {
 		return nil, err
 	}
 	r.figures = &figures{Relay: r, judge: new(health.Evaluator)}
+
 	if len(parts) > 1 {
-		r.balance = newBalance(r)
+		r.balancer = newSlotBalancer(r)
 	}
 	for i, p := range parts {
 		one, err := r.newRunner(p, sets[i])
@@ -134,98 +176,132 @@ func New(cfg config.Config, version string, log *slog.Logger, options ...Option)
 	return r, nil
 }
 
-// Run works until ctx ends, then drains and releases within the configured time.
+// Run delivers until ctx ends, then drains and releases within the configured time. It closes the
+// relay before it returns.
 func (r *Relay) Run(ctx context.Context) error {
 	work, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	defer cancel()
-	defer r.close(work)
-	operators, err := r.operators()
+	defer r.closeClients(work)
+	operators, err := r.listenOperators()
 	if err != nil {
 		return err
 	}
+
 	g, work := errgroup.WithContext(work)
 	if r.cfg.HTTP.Listen != "off" {
-		srv, err := httpapi.Listen(r.cfg.HTTP.Listen, r.health(), r.metrics.Registry, r.log)
+		srv, err := probes.Listen(r.cfg.HTTP.Listen, r.processHealth(), r.metrics.Registry, r.log)
 		if err != nil {
-			return errors.Join(fmt.Errorf("http.listen: %w", err), operators.Close())
+			err = fmt.Errorf("http.listen: %w", err)
+			if operators != nil {
+				err = errors.Join(err, operators.Close())
+			}
+			return err
 		}
 		g.Go(func() error { return srv.Run(work) })
 	}
 	if operators != nil {
 		g.Go(func() error { return operators.Run(work) })
 	}
+
 	g.Go(func() error { return r.exporter.Run(work) })
-	g.Go(func() error { return r.figures.run(work) })
-	g.Go(func() error { return r.beat(work) })
+	g.Go(func() error { return r.figures.countPeriodically(work) })
+	g.Go(func() error { return r.runHeartbeat(work) })
 	if !r.embedded {
-		g.Go(func() error { return systemd.New(r.cfg.Watcher, r.health(), r.log).Run(ctx, work) })
+		g.Go(func() error { return systemd.New(r.cfg.Watcher, r.processHealth(), r.log).Run(ctx, work) })
 	}
+
 	g.Go(func() error {
+		// All other goroutines end when the slots have stopped.
 		defer cancel()
 		if !r.cfg.Is(config.RoleRelay) {
-			return r.idle(ctx)
+			return r.waitWithoutWatcher(ctx)
 		}
-		if err := r.admitted(ctx); err != nil {
+		if err := r.waitForUpgrade(ctx); err != nil {
 			return err
 		}
-		return r.own(ctx, work)
+		return r.ownSlots(ctx, work)
 	})
+
 	if err := g.Wait(); err != nil && !errors.Is(err, context.Canceled) {
 		return err
 	}
 	return nil
 }
 
-// Handler serves /livez, /readyz and /metrics, whatever http.listen says.
-func (r *Relay) Handler() http.Handler {
-	return httpapi.Handler(r.health(), r.metrics.Registry, r.log)
+// servesOperators reports whether this process must serve the operators' page and API.
+func (r *Relay) servesOperators() bool { return r.cfg.HTTP.Admin != nil && r.cfg.Is(config.RoleAdmin) }
+
+// listenOperators binds the listener of the operators' page and API. It returns nil if they are not
+// configured.
+func (r *Relay) listenOperators() (Listener, error) {
+	if !r.servesOperators() {
+		return nil, nil
+	}
+	o, err := r.buildOperators(r.cfg, r.version, r.log, r.metrics)
+	if err != nil {
+		return nil, err
+	}
+
+	r.log.Info("the operator's page and API are served", "address", o.Addr())
+	return o, nil
 }
 
-// Ready says what the process does for its watcher and what is wrong, as /readyz does.
+// Handler returns a handler that serves /livez, /readyz and /metrics. It is independent of
+// http.listen.
+func (r *Relay) Handler() http.Handler {
+	return probes.Handler(r.processHealth(), r.metrics.Registry, r.log)
+}
+
+// Ready returns the readiness, the role and the problems of the process, as /readyz does.
 func (r *Relay) Ready() (ok bool, role Role, reasons []string) {
-	ok, as, reasons := r.health().Ready()
+	ok, as, reasons := r.processHealth().Ready()
 	return ok, Role(as), reasons
 }
 
-// Close frees what New made. Run does it by itself.
-func (r *Relay) Close() { r.close(context.Background()) }
+// Close closes the connections of a relay that is never run. Run closes them itself.
+func (r *Relay) Close() { r.closeClients(context.Background()) }
 
-func (r *Relay) close(ctx context.Context) {
+func (r *Relay) closeClients(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Second)
 	defer cancel()
 	r.kafka.Close()
-	r.mongo.close(ctx)
+	r.mongo.disconnect(ctx)
 }
 
-// own runs every slot, as the node's share of them allows, until stop ends.
-func (r *Relay) own(stop, work context.Context) error {
+// ownSlots runs every slot, within this node's share of them, until stop ends.
+func (r *Relay) ownSlots(stop, work context.Context) error {
 	work, cancel := context.WithCancel(work)
 	defer cancel()
+
+	// With several slots, the state of the process is only standby. The slots have states of their
+	// own.
 	var sharing errgroup.Group
-	if r.balance != nil {
-		r.state.setRole(RoleStandby) // its slots tell what it does
-		sharing.Go(func() error { return r.balance.run(stop, work) })
+	if r.balancer != nil {
+		r.state.setRole(RoleStandby)
+		sharing.Go(func() error { return r.balancer.shareSlots(stop, work) })
 	}
+
 	var owners errgroup.Group
 	for _, one := range r.slots {
-		owners.Go(func() error { return one.own(stop, work) })
+		owners.Go(func() error { return one.ownSlot(stop, work) })
 	}
 	err := owners.Wait()
 	cancel()
 	return errors.Join(err, sharing.Wait())
 }
 
-// owning are the terms that deliver now.
-func (r *Relay) owning() (list []*term) {
+// activeTerms returns the terms that deliver now.
+func (r *Relay) activeTerms() (list []*term) {
 	for _, one := range r.slots {
-		if t := one.running.get(); t != nil {
+		if t := one.current.get(); t != nil {
 			list = append(list, t)
 		}
 	}
 	return list
 }
 
-// ownCollections are never watched, whatever the pattern (N27).
-func ownCollections(cfg config.Config) []string {
+// stateCollections returns the pattern of collections that are never watched, whatever the
+// configuration contains (N27).
+func stateCollections(cfg config.Config) []string {
 	return []string{cfg.MongoDB.State + ".*"}
 }

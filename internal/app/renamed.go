@@ -13,50 +13,60 @@ import (
 	"github.com/outrelay/outrelay/internal/store"
 )
 
-// onRename handles a rename that gives a collection a watched name, takes one away, or both (N27). The UUID survives it, so the
-// registry knows what of the collection was read: under a watched name the stream brings everything, and under another
-// nothing. from and to say whether the old and the new name are watched.
-func (t *term) onRename(ctx context.Context, ev *changestream.Event, from, to bool) error {
+// handleRename handles a rename that gives a collection a watched name, removes one, or both (N27).
+// from and to report whether the old and the new name are watched. A collection keeps its UUID, so
+// the registry can store up to where the collection was read: the stream contains all inserts under
+// a watched name, and none under any other name.
+func (t *term) handleRename(ctx context.Context, ev *changestream.Event, from, to bool) error {
 	if !to {
-		return t.untilDone(ctx, "mongodb", func(ctx context.Context) error {
+		return t.retryCall(ctx, "mongodb", func(ctx context.Context) error {
 			return t.registry.Leave(ctx, ev.UUID, t.cfg.Watcher, ev.ClusterTime)
 		})
 	}
-	defer t.progress.beat(stalledAfter / 6)()
-	o, there, err := t.renamedTo(ctx, ev)
+
+	defer t.progress.keepTicking(stalledAfter / 6)()
+	o, listed, err := t.findRenamed(ctx, ev)
 	if err != nil {
 		return err
 	}
-	if !there {
-		// The rename that took it away again comes next. The registry says still up to where the collection was read.
-		t.log.Warn("a collection got a watched name and has lost it since; what it holds is delivered when it gets one again", "collection", string(ev.ToDB)+"."+string(ev.ToColl))
+	if !listed {
+		// The stream contains the later rename as well. The registry still has the time up to which
+		// the collection was read.
+		t.log.Warn("a renamed collection has lost its watched name since; it is delivered when it gets one again",
+			"collection", string(ev.ToDB)+"."+string(ev.ToColl))
 		return nil
 	}
+
 	var before store.Claim
 	if ev.HasUUID {
-		if before, err = t.claim(ctx, o, ev.ClusterTime); err != nil {
+		if before, err = t.claimCollection(ctx, o, ev.ClusterTime); err != nil {
 			return err
 		}
 	}
 	if !from {
 		return t.sweepRenamed(ctx, ev, o, before)
 	}
-	return t.dirty.look(ctx, o) // what waits in it waits under its new name
+
+	// Exceptions of the collection wait under the new name from here on.
+	return t.dirty.markIfNonEmpty(ctx, o)
 }
 
-// settled is how long a rename may take that the stream has told of already: the server shows the oplog a moment before it
-// lists the new name.
-const settled = 3 * time.Second
+// renameListedWithin bounds the time until a rename that the stream contains is visible in the list
+// of collections. The server shows the oplog entry a moment before it lists the new name.
+const renameListedWithin = 3 * time.Second
 
-// renamedTo finds the collection of a rename under the watched name that it has now, which may be a later one.
-func (t *term) renamedTo(ctx context.Context, ev *changestream.Event) (o store.Outbox, there bool, err error) {
+// findRenamed returns the collection of a rename under its current name, which may be the result of
+// a later rename. listed is false if the collection has no watched name. It waits at most
+// [renameListedWithin] for the server to list the collection.
+func (t *term) findRenamed(ctx context.Context, ev *changestream.Event) (o store.Outbox, listed bool, err error) {
 	to := string(ev.ToDB) + "." + string(ev.ToColl)
-	for began := time.Now(); time.Since(began) < settled; {
+	for began := time.Now(); time.Since(began) < renameListedWithin; {
 		if err := t.listCollections(ctx); err != nil {
 			return o, false, err
 		}
-		for _, o := range t.outboxes() {
-			// Who may not list collections sees names alone.
+
+		for _, o := range t.watchedOutboxes() {
+			// Without the privilege to list collections, only names are known.
 			if o.UUID == ev.UUID || !o.Identified() && o.NS() == to {
 				return o, true, nil
 			}
@@ -68,95 +78,127 @@ func (t *term) renamedTo(ctx context.Context, ev *changestream.Event) (o store.O
 	return o, false, nil
 }
 
-// sweepRenamed delivers what a collection brought with it when it got a name that is watched: no stream tells of that. It
-// runs in the order of the stream, so the position stays before the rename until all of it is resolved, and a successor
-// that finds the rename again repeats it. What is written to the collection later has later stamps, for a rename waits for
-// the transactions that write to it; it comes by the stream. For the same reason what was written before the collection
-// was last taken away has stamps from before that, without a margin.
-func (t *term) sweepRenamed(ctx context.Context, ev *changestream.Event, o store.Outbox, before store.Claim) error {
-	at, last := ev.ClusterTime, *ev // the event is overwritten by what the sweep hands on
-	upTo := before.Left
-	if upTo.After(at) { // of a later time, noted by another slot that is further
-		upTo = bson.Timestamp{}
+// sweepRenamed delivers the envelopes that were in a collection when it got a watched name: the
+// stream does not contain their inserts. It runs in stream order, so the position stays before the
+// rename until all of them are resolved. A later owner that finds the rename again repeats the
+// sweep.
+//
+// Envelopes that are inserted after the rename have later timestamps, because a rename waits for
+// the transactions that write to the collection. They come from the stream. For the same reason,
+// envelopes that were inserted before the collection lost its previous watched name have timestamps
+// before that time, without a margin.
+func (t *term) sweepRenamed(
+	ctx context.Context, ev *changestream.Event, o store.Outbox, before store.Claim,
+) error {
+	// The sweep overwrites the current event of the pump.
+	at := ev.ClusterTime
+	last := *ev
+
+	// A time after the rename comes from another slot, which has read further.
+	readUpTo := before.Left
+	if readUpTo.After(at) {
+		readUpTo = bson.Timestamp{}
 	}
-	t.log.Warn("a collection was renamed into what is watched; sweeping what it holds", "collection", o.NS(), "from", string(ev.DB)+"."+string(ev.Coll), "behind", upTo.T)
-	t.renamed.note(o.NS(), rename{pos: string(ev.Data), at: at})
+
+	t.log.Warn("a collection got a watched name; sweeping it", "collection", o.NS(),
+		"from", string(ev.DB)+"."+string(ev.Coll), "behind", readUpTo.T)
+	t.renamed.remember(o.NS(), rename{pos: string(ev.Data), at: at})
 	s := &reconcile.Sweep{
-		Client: t.mongo.stream, Collections: []store.Outbox{o}, ReadUpTo: map[string]bson.Timestamp{o.NS(): upTo}, To: at,
-		Memory: int64(t.cfg.Limits.Memory) / 4, Skip: reconcile.NewSkip(int64(t.cfg.Limits.Memory) / 8), Publisher: arrived{t},
+		Client:      t.mongo.stream,
+		Collections: []store.Outbox{o},
+		ReadUpTo:    map[string]bson.Timestamp{o.NS(): readUpTo},
+		To:          at,
+		Memory:      int64(t.cfg.Limits.Memory) / 4,
+		Skip:        reconcile.NewSkip(int64(t.cfg.Limits.Memory) / 8),
+		Publisher:   renamePublisher{t},
 	}
 	res, err := s.Run(ctx)
 	t.pump.ev = last
 	if err != nil {
 		return err
 	}
-	t.disp.Flush()
-	t.announce(ctx, store.GapClosed, bson.D{{Key: "reason", Value: "renamed"}, {Key: "collection", Value: o.NS()}, {Key: "swept", Value: res.Swept}})
-	return t.dirty.look(ctx, o) // before the position passes the rename: behind it nobody would look any more
+
+	t.dispatcher.Flush()
+	t.appendEvent(ctx, store.GapClosed, bson.D{
+		{Key: "reason", Value: "renamed"},
+		{Key: "collection", Value: o.NS()},
+		{Key: "swept", Value: res.Swept},
+	})
+
+	// The collection must be on the dirty list before the position passes the rename: a later owner
+	// looks only at collections on that list.
+	return t.dirty.markIfNonEmpty(ctx, o)
 }
 
-// beat gives signs of life until stop is called, for work whose single steps may take longer than a stage may stand still, and
-// which have deadlines of their own.
-func (p *progress) beat(every time.Duration) (stop func()) {
+// keepTicking counts ticks until stop is called. It is for work whose single steps may take longer
+// than [stalledAfter] and have deadlines of their own.
+func (p *progress) keepTicking(every time.Duration) (stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
-	var beating sync.WaitGroup
-	beating.Go(func() {
+	var ticking sync.WaitGroup
+	ticking.Go(func() {
 		for retry.Sleep(ctx, every) == nil {
 			p.ticks.Add(1)
 		}
 	})
-	return func() { cancel(); beating.Wait() }
+	return func() {
+		cancel()
+		ticking.Wait()
+	}
 }
 
-// arrived publishes what a renamed collection holds, by the way of stream events.
-type arrived struct{ *term }
+// renamePublisher delivers the envelopes of a renamed collection through the pump, like events of
+// the stream.
+type renamePublisher struct{ *term }
 
 // Deliver implements reconcile.Publisher.
-func (a arrived) Deliver(ctx context.Context, e *reconcile.Envelope) error {
-	a.progress.ticks.Add(1)
-	a.metrics.Reconciled.WithLabelValues("swept").Inc()
-	return a.pump.swept(ctx, e, a.renamed.place(string(e.DB)+"."+string(e.Coll), e.TS))
+func (r renamePublisher) Deliver(ctx context.Context, e *reconcile.Envelope) error {
+	r.progress.ticks.Add(1)
+	r.metrics.Reconciled.WithLabelValues("swept").Inc()
+	return r.pump.deliverSwept(ctx, e, r.renamed.positionOf(string(e.DB)+"."+string(e.Coll), e.TS))
 }
 
-// Reached implements reconcile.Publisher: the position stays where it is.
-func (a arrived) Reached(context.Context, bson.Timestamp) error {
-	a.disp.Flush()
-	a.state.clear("sweep")
+// Reached implements reconcile.Publisher. The position stays before the rename.
+func (r renamePublisher) Reached(context.Context, bson.Timestamp) error {
+	r.dispatcher.Flush()
+	r.state.clearProblems("sweep")
 	return nil
 }
 
 // Trouble implements reconcile.Publisher.
-func (a arrived) Trouble(err error) { a.report("sweep", err, false) }
+func (r renamePublisher) Trouble(err error) { r.reportProblem("sweep", err, false) }
 
-// rename is an event that brought a collection into what is watched.
+// rename is an event that gave a collection a watched name.
 type rename struct {
-	pos string
+	pos string // of the event in the stream
 	at  bson.Timestamp
 }
 
-// renames are those of a term, the latest of each collection, for the goroutines of the pump and of the exceptions.
+// renames holds the latest rename of each collection in a term. The pump and the goroutine that
+// stores exceptions use it concurrently.
 type renames struct {
-	mu sync.Mutex
-	by map[string]rename
+	mu     sync.Mutex
+	latest map[string]rename
 }
 
-func (r *renames) note(ns string, x rename) {
+// remember stores the latest rename of the collection ns.
+func (r *renames) remember(ns string, latest rename) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.by == nil {
-		r.by = map[string]rename{}
+	if r.latest == nil {
+		r.latest = map[string]rename{}
 	}
-	r.by[ns] = x
+	r.latest[ns] = latest
 }
 
-// place is where an envelope stands that no event of the stream has brought: at the rename that brought its collection, in the
-// order of the stamps, so that it goes when the watermark has passed the rename, and a successor that comes to the rename
-// again knows it by that; else at its stamp (N15).
-func (r *renames) place(ns string, ts bson.Timestamp) string {
+// positionOf returns the position of an envelope that no event of the stream contains (N15). If the
+// envelope came with a rename, the position lies within the rename, ordered by the timestamp ts. So
+// the envelope is due when the watermark has passed the rename, and a later owner that reads the
+// rename again recognizes the envelope by its position. Otherwise the position is made of ts.
+func (r *renames) positionOf(ns string, ts bson.Timestamp) string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if x, ok := r.by[ns]; ok && !ts.After(x.at) {
-		return store.PosWithin(x.pos, ts)
+	if latest, ok := r.latest[ns]; ok && !ts.After(latest.at) {
+		return store.PosWithin(latest.pos, ts)
 	}
 	return store.PosAt(ts)
 }

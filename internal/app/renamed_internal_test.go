@@ -24,12 +24,12 @@ func waitFor(t *testing.T, ok func() bool) {
 func TestN27_ASweepOfARenamedCollectionGivesSignsOfLife(t *testing.T) {
 	t.Parallel()
 	var p progress
-	var w watch
+	var w idleTimer
 	now := time.Now()
-	w.see(p.ticks.Load(), now)
-	stop := p.beat(time.Millisecond)
+	w.idleFor(p.ticks.Load(), now)
+	stop := p.keepTicking(time.Millisecond)
 	waitFor(t, func() bool { return p.ticks.Load() > 0 })
-	if idle := w.see(p.ticks.Load(), now.Add(stalledAfter+time.Second)); idle > 0 {
+	if idle := w.idleFor(p.ticks.Load(), now.Add(stalledAfter+time.Second)); idle > 0 {
 		t.Errorf("the monitor saw nothing for %s", idle)
 	}
 	stop() // and leaves no goroutine

@@ -12,67 +12,102 @@ import (
 	"github.com/outrelay/outrelay/resume"
 )
 
-// reopen decides what follows an end of the stream: another start, or none, and then the error to end the term with.
-func (t *term) reopen(ctx context.Context, err error) (changestream.Start, error) {
+// findNextStart returns where to start the stream again after it ended with err. If the stream
+// cannot continue, it returns the error that ends the term.
+func (t *term) findNextStart(ctx context.Context, err error) (changestream.Start, error) {
 	if ctx.Err() != nil {
 		return changestream.Start{}, err
 	}
 	if invalid, ok := errors.AsType[*changestream.InvalidateError](err); ok {
-		return t.behindInvalidate(ctx, invalid)
+		return t.resumeAfterInvalidate(ctx, invalid)
 	}
 	gap, ok := errors.AsType[*changestream.GapError](err)
 	if !ok {
 		return changestream.Start{}, err
 	}
+
+	// If the token cannot be resumed, the time may still work: as long as the oplog holds that
+	// time, nothing is lost (design of the gap path, step 2). Each position gets one such attempt.
 	at, hasTime := gap.Position.Time()
-	if hasTime && !gap.Position.Token.IsZero() && gap.Position.Compare(t.byTime) != 0 && !gap.Ahead {
-		// What the token cannot do, the time may: if the oplog still holds it, nothing is lost (design of the gap path, step 2).
-		t.byTime = gap.Position.Clone()
-		t.log.Warn("the stream does not go on from its token; reopening it by time", "reason", gap)
-		t.announce(ctx, store.GapFound, bson.D{{Key: "reason", Value: gap.Reason}, {Key: "code", Value: gap.Code}, {Key: "reopened", Value: "by time"}})
+	if hasTime && !gap.Position.Token.IsZero() && gap.Position.Compare(t.reopenedAt) != 0 && !gap.Ahead {
+		t.reopenedAt = gap.Position.Clone()
+		t.log.Warn("cannot resume the change stream from its token; reopening it by time", "reason", gap)
+		t.appendEvent(ctx, store.GapFound, bson.D{
+			{Key: "reason", Value: gap.Reason},
+			{Key: "code", Value: gap.Code},
+			{Key: "reopened", Value: "by time"},
+		})
 		return changestream.Start{Position: gap.Position, At: &at}, nil
 	}
+
 	t.metrics.Gaps.WithLabelValues(gap.Reason).Inc()
 	if t.cfg.LostHistory == resume.HaltLostHistory {
-		t.announce(ctx, store.GapFound, bson.D{{Key: "reason", Value: gap.Reason}, {Key: "code", Value: gap.Code}})
+		t.appendEvent(ctx, store.GapFound, bson.D{
+			{Key: "reason", Value: gap.Reason},
+			{Key: "code", Value: gap.Code},
+		})
 		return changestream.Start{}, &HaltError{
-			What: "the change stream cannot go on",
+			What: "the change stream cannot continue",
 			Err:  gap,
-			Fix:  "no envelope is lost: they are in the outbox; set lost_history: sweep, and the relay delivers what lies behind the gap",
+			Fix: "set lost_history: sweep, and the relay delivers the missing events from the outbox; " +
+				"no envelope is lost",
 		}
 	}
 	return t.openGap(ctx, gap)
 }
 
-// behindInvalidate goes on behind the drop or rename of the watched collection, or halts, by policy.
-func (t *term) behindInvalidate(ctx context.Context, e *changestream.InvalidateError) (changestream.Start, error) {
-	t.announce(ctx, store.Invalidated, bson.D{{Key: "collection", Value: e.NS}, {Key: "by", Value: e.Op.String()}})
+// resumeAfterInvalidate returns the start behind the drop or rename of the watched collection. It
+// returns a *HaltError if the configuration says so.
+func (t *term) resumeAfterInvalidate(
+	ctx context.Context, e *changestream.InvalidateError,
+) (changestream.Start, error) {
+	t.appendEvent(ctx, store.Invalidated, bson.D{
+		{Key: "collection", Value: e.NS},
+		{Key: "by", Value: e.Op.String()},
+	})
 	if t.cfg.Invalidate == "halt" {
-		return changestream.Start{}, &HaltError{What: "the watched collection is gone", Err: e, Fix: "run `outrelay recover`, or set invalidate: resume"}
+		return changestream.Start{}, &HaltError{
+			What: "the watched collection is gone",
+			Err:  e,
+			Fix:  "run `outrelay recover`, or set invalidate: resume",
+		}
 	}
-	t.log.Warn("the watched collection is gone; going on with the one that gets its name", "collection", e.NS, "by", e.Op.String())
-	none := []lease.Collection{} // the identity of the collection to come is not known yet
-	if err := t.retryFenced(ctx, func() error { return t.held.Save(ctx, lease.Update{Collections: &none}) }); err != nil {
+	t.log.Warn("the watched collection is gone; continuing with the next collection of its name",
+		"collection", e.NS, "by", e.Op.String())
+
+	// The identity of the next collection is not known yet.
+	none := []lease.Collection{}
+	err := t.retryFenced(ctx, func() error { return t.held.Save(ctx, lease.Update{Collections: &none}) })
+	if err != nil {
 		return changestream.Start{}, err
 	}
-	t.disp.Position(e.Position)
+
+	t.dispatcher.Position(e.Position)
 	return changestream.Start{Position: e.Position}, nil
 }
 
-// onDDL handles a drop or rename (N27): an audit entry, and for a rename the question of who has read the collection. What
-// waited in a dropped one is gone with it; its gates open with the next audit.
-func (t *term) onDDL(ctx context.Context, ev *changestream.Event) error {
-	from, to := t.scope.Matches(ev.DB, ev.Coll), t.scope.Matches(ev.ToDB, ev.ToColl)
-	// On the stream of one collection an invalidate follows, which is announced.
+// handleDDL handles a drop or rename (N27). It appends an audit entry and registers or sweeps a
+// renamed collection. Exceptions of a dropped collection are gone with it. The next audit opens
+// their gates.
+func (t *term) handleDDL(ctx context.Context, ev *changestream.Event) error {
+	from := t.scope.Matches(ev.DB, ev.Coll)
+	to := t.scope.Matches(ev.ToDB, ev.ToColl)
+
+	// On the stream of a single collection an invalidate event follows, which gets its own entry.
 	if (from || to || ev.Op == changestream.DropDatabase) && t.scope.Kind() != changestream.Collection {
 		kind := store.Dropped
 		if ev.Op == changestream.Rename {
 			kind = store.Renamed
 		}
-		t.announce(ctx, kind, bson.D{{Key: "db", Value: string(ev.DB)}, {Key: "collection", Value: string(ev.Coll)}, {Key: "by", Value: ev.Op.String()}})
+		t.appendEvent(ctx, kind, bson.D{
+			{Key: "db", Value: string(ev.DB)},
+			{Key: "collection", Value: string(ev.Coll)},
+			{Key: "by", Value: ev.Op.String()},
+		})
 	}
+
 	if ev.Op == changestream.Rename && (from || to) {
-		return t.onRename(ctx, ev, from, to)
+		return t.handleRename(ctx, ev, from, to)
 	}
 	return nil
 }

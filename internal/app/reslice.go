@@ -19,63 +19,69 @@ import (
 	"github.com/outrelay/outrelay/internal/config"
 	"github.com/outrelay/outrelay/internal/crash"
 	"github.com/outrelay/outrelay/internal/kafka"
-	"github.com/outrelay/outrelay/internal/kafka/fence"
 	"github.com/outrelay/outrelay/internal/lease"
 	"github.com/outrelay/outrelay/internal/metrics"
 	"github.com/outrelay/outrelay/internal/record"
-	"github.com/outrelay/outrelay/internal/retry"
 	"github.com/outrelay/outrelay/internal/slot"
 	"github.com/outrelay/outrelay/internal/store"
 )
 
-// Reslice asks for another number of slots of the configured watcher.
+// Reslice describes a change of the number of slots of the configured watcher.
 type Reslice struct {
 	Slots  int
 	DryRun bool
-	Wait   time.Duration // for the owners to drain and release
+	Wait   time.Duration // bounds the time in which the owners have to drain and release
 	Actor  string
-	Say    func(text string) // hears of each step; nil for nobody
+	Say    func(text string) // called for each step; may be nil
 }
 
-// ResliceReport is the answer of `outrelay reslice --json`.
+// ResliceReport is the output of `outrelay reslice --json`.
 type ResliceReport struct {
 	Watcher string        `json:"watcher"`
 	From    int           `json:"from"` // slots; 0 for a watcher that has never run
 	To      int           `json:"to"`
 	DryRun  bool          `json:"dry_run"`
 	Done    bool          `json:"done"`
-	Slots   []ResliceSlot `json:"slots"` // as they were
-	New     []NewSlot     `json:"new"`   // with what was asked of the old ones
-	// Unpinned are the old slots whose pin some new slot that has keys of theirs could not keep.
+	Slots   []ResliceSlot `json:"slots"` // the old slots
+	New     []NewSlot     `json:"new"`   // the new slots, with the orders inherited from the old slots
+	// Unpinned contains the old slots whose pin is not kept by every new slot that gets some of
+	// their keys.
 	Unpinned []string `json:"unpinned"`
 }
 
-// NewSlot is a slot that takes the place of others.
+// NewSlot is a slot of the new division.
 type NewSlot struct {
 	Slot   string `json:"slot"`
 	Paused bool   `json:"paused"`
 	Pin    string `json:"pin,omitempty"`
 }
 
-// ResliceSlot is a slot that is replaced.
+// ResliceSlot is a slot of the old division.
 type ResliceSlot struct {
 	Slot     string     `json:"slot"`
-	Owner    string     `json:"owner"` // "" if nobody runs it
+	Owner    string     `json:"owner"` // "" if no node owns it
 	Position *time.Time `json:"position,omitempty"`
 }
 
-// ErrResliced is what a refusal of a division anew is: nothing was changed.
+// ErrResliced is returned if a reslice is refused. Nothing was changed.
 var ErrResliced = errors.New("the slots stay as they are")
 
-func refused(format string, args ...any) error {
+// refusalf returns an error that wraps ErrResliced.
+func refusalf(format string, args ...any) error {
 	return fmt.Errorf("%w: %w", ErrResliced, fmt.Errorf(format, args...))
 }
 
-// reslicing is one division anew (N28). Its order: every slot is paused and its owner drains and releases; every lease is
-// acquired, so that the documents are what they say; every transactional id is fenced, as at a take-over, so that nothing of an
-// old slot can come to a topic behind what was read; one transaction puts the new documents in the place of the old ones.
-// Before that transaction everything is as it was, but paused, and a repetition begins anew; behind it, all is done.
-type reslicing struct {
+// resliceRun is one reslice (N28). Its steps, in this order:
+//
+//  1. Every slot is paused. Its owner drains and releases.
+//  2. Every lease is acquired, so that the documents are up to date.
+//  3. Every transactional id is fenced, as in a takeover, so that no record of an old slot can be
+//     appended to a topic after the read-back.
+//  4. One transaction replaces the old documents by the new ones.
+//
+// Until the transaction commits, the old slots are intact but paused, and the reslice can be
+// repeated. After the commit the reslice is complete.
+type resliceRun struct {
 	Reslice
 	cfg       config.Config
 	log       *slog.Logger
@@ -85,49 +91,60 @@ type reslicing struct {
 	watchers  *mongo.Collection
 	divisions *store.Divisions
 
-	ids    []string
-	paused []string // by an operator, before
+	ids    []string // of the old slots
+	paused []string // slots that an operator had paused before
 	held   []*lease.Held
-	orders orders // to the new slots
+	orders slotOrders // for the new slots
 }
 
-// RunReslice divides the watcher anew. Whatever ends it early, the slots are what they were and go on.
+// RunReslice changes the number of slots of the watcher. If it fails before the transaction, the
+// old slots continue.
 func RunReslice(ctx context.Context, cfg config.Config, log *slog.Logger, want Reslice) (ResliceReport, error) {
-	r := &reslicing{Reslice: want, cfg: cfg, log: log}
+	r := &resliceRun{Reslice: want, cfg: cfg, log: log}
 	if r.Say == nil {
 		r.Say = func(string) {}
 	}
+
 	var err error
-	if r.mongo, err = connect(cfg.MongoDB, cfg.Node, slot.Most, log, nil); err != nil {
+	if r.mongo, err = newClients(cfg.MongoDB, cfg.Node, slot.Most, log, nil); err != nil {
 		return ResliceReport{}, err
 	}
 	defer func() {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Second)
 		defer cancel()
-		r.mongo.close(ctx)
+		r.mongo.disconnect(ctx)
 	}()
 	if r.kafka, err = NewKafka(cfg, log, metrics.New("")); err != nil {
 		return ResliceReport{}, err
 	}
 	defer r.kafka.Close()
 	r.state = r.mongo.state.Database(cfg.MongoDB.State)
-	r.watchers, r.divisions = store.Majority(r.state.Collection("watchers")), store.NewDivisions(r.state)
-	rep, err := r.plan(ctx)
+	r.watchers = store.Majority(r.state.Collection("watchers"))
+	r.divisions = store.NewDivisions(r.state)
+
+	rep, err := r.planReslice(ctx)
 	if err != nil || want.DryRun || rep.Done {
 		return rep, err
 	}
+
+	// A watcher that has never run has no documents to replace.
 	if len(r.ids) == 0 {
-		err = r.first(ctx)
+		err = r.saveFirstDivision(ctx)
 		rep.Done = err == nil
 		return rep, err
 	}
-	if err := r.divide(ctx, rep.From); err != nil {
+
+	if err := r.replaceSlots(ctx, rep.From); err != nil {
 		return rep, err
 	}
 	rep.Done = true
-	r.orders.into(&rep)
-	err = store.NewEvents(r.state.Collection("events"), cfg.Watcher, "").Append(ctx, "resliced", bson.D{
-		{Key: "from", Value: rep.From}, {Key: "to", Value: rep.To}, {Key: "actor", Value: want.Actor},
+	r.orders.addTo(&rep)
+
+	events := store.NewEvents(r.state.Collection("events"), cfg.Watcher, "")
+	err = events.Append(ctx, "resliced", bson.D{
+		{Key: "from", Value: rep.From},
+		{Key: "to", Value: rep.To},
+		{Key: "actor", Value: want.Actor},
 	})
 	if err != nil {
 		err = fmt.Errorf("done, but not written to the events log: %w", err)
@@ -135,13 +152,16 @@ func RunReslice(ctx context.Context, cfg config.Config, log *slog.Logger, want R
 	return rep, err
 }
 
-// first notes the number of slots of a watcher that has never run. A process that begins at that very moment sees the new number
-// when it has made its document, and gives it up; or it has looked before, and then its document is there by now, and its number stays.
-func (r *reslicing) first(ctx context.Context) error {
-	r.Say("noting " + count(r.Slots, "slot"))
+// saveFirstDivision saves the number of slots of a watcher that has never run. A process that
+// starts at the same time either sees the new number after it has made its document, and gives up,
+// or has checked the number before. In the latter case its document exists by now, and its number
+// stays.
+func (r *resliceRun) saveFirstDivision(ctx context.Context) error {
+	r.Say("saving the number of slots: " + pluralize(r.Slots, "slot"))
 	if err := r.divisions.Divide(ctx, r.cfg.Watcher, r.Slots, false); err != nil {
 		return err
 	}
+
 	has, err := r.divisions.Documents(ctx, r.cfg.Watcher)
 	if err != nil || has == 0 || has == r.Slots {
 		return err
@@ -149,15 +169,25 @@ func (r *reslicing) first(ctx context.Context) error {
 	if err := r.divisions.Divide(ctx, r.cfg.Watcher, has, false); err != nil {
 		return err
 	}
-	return refused("watcher %s was started with %s at this moment; divide it anew once it runs", r.cfg.Watcher, count(has, "slot"))
+	return refusalf("watcher %s was started with %s at this moment; reslice it once it runs",
+		r.cfg.Watcher, pluralize(has, "slot"))
 }
 
-// plan looks at what is there.
-func (r *reslicing) plan(ctx context.Context) (ResliceReport, error) {
-	rep := ResliceReport{Watcher: r.cfg.Watcher, To: r.Slots, DryRun: r.DryRun, Slots: []ResliceSlot{}, New: []NewSlot{}, Unpinned: []string{}}
-	if r.Slots < 1 || r.Slots > slot.Most {
-		return rep, refused("%d slots are asked for; from 1 to %d are possible", r.Slots, slot.Most)
+// planReslice reads the current division and checks whether it can be replaced. The report is
+// complete except for the outcome.
+func (r *resliceRun) planReslice(ctx context.Context) (ResliceReport, error) {
+	rep := ResliceReport{
+		Watcher:  r.cfg.Watcher,
+		To:       r.Slots,
+		DryRun:   r.DryRun,
+		Slots:    []ResliceSlot{},
+		New:      []NewSlot{},
+		Unpinned: []string{},
 	}
+	if r.Slots < 1 || r.Slots > slot.Most {
+		return rep, refusalf("%d slots are not possible: choose from 1 to %d", r.Slots, slot.Most)
+	}
+
 	v, err := r.divisions.Read(ctx, r.cfg.Watcher)
 	if err != nil && !errors.Is(err, store.ErrNotFound) {
 		return rep, err
@@ -165,6 +195,7 @@ func (r *reslicing) plan(ctx context.Context) (ResliceReport, error) {
 	if r.ids, err = r.divisions.IDs(ctx, r.cfg.Watcher); err != nil {
 		return rep, err
 	}
+
 	rep.From = v.Of
 	if v.Of == 0 && len(r.ids) > 0 {
 		_, p, _ := slot.ParseID(r.ids[0])
@@ -177,13 +208,18 @@ func (r *reslicing) plan(ctx context.Context) (ResliceReport, error) {
 	if len(r.ids) == 0 {
 		return rep, nil
 	}
+
 	var want []string
 	for _, p := range slot.Parts(rep.From) {
 		want = append(want, p.ID(r.cfg.Watcher))
 	}
 	if !slices.Equal(r.ids, want) {
-		return rep, refused("watcher %s has %d slots and the documents %s: start outrelay run once, or if one was lost run outrelay recover", r.cfg.Watcher, rep.From, strings.Join(r.ids, ", "))
+		return rep, refusalf("watcher %s has %d slots and the documents %s: start outrelay run once, "+
+			"or if one was lost run outrelay recover", r.cfg.Watcher, rep.From, strings.Join(r.ids, ", "))
 	}
+
+	// After an interrupted reslice, the slots that an operator had paused are stored with the
+	// division.
 	if v.Paused != nil {
 		r.paused = *v.Paused
 	}
@@ -194,9 +230,10 @@ func (r *reslicing) plan(ctx context.Context) (ResliceReport, error) {
 			return rep, err
 		}
 		old = append(old, d)
-		if err := r.fit(&d); err != nil {
+		if err := r.checkReplaceable(&d); err != nil {
 			return rep, err
 		}
+
 		one := ResliceSlot{Slot: id[len(r.cfg.Watcher)+1:]}
 		if d.Owner != "" && d.ExpiresAt.After(now) {
 			one.Owner = d.Node
@@ -210,28 +247,30 @@ func (r *reslicing) plan(ctx context.Context) (ResliceReport, error) {
 		}
 		rep.Slots = append(rep.Slots, one)
 	}
-	r.inherit(old).into(&rep)
+	r.inheritOrders(old).addTo(&rep)
 	return rep, nil
 }
 
-// fit reports what keeps a slot from being replaced.
-func (r *reslicing) fit(d *lease.Document) error {
+// checkReplaceable returns an error if the slot of d cannot be replaced yet.
+func (r *resliceRun) checkReplaceable(d *lease.Document) error {
 	switch {
 	case d.Position().IsZero():
-		return refused("slot %s has no position yet; let it run first", d.ID)
+		return refusalf("slot %s has no position yet; let it run first", d.ID)
 	case d.Gap != nil:
-		return refused("slot %s sweeps a stretch of its stream that was lost; let it finish first", d.ID)
+		return refusalf("slot %s sweeps a gap of its stream; let it finish first", d.ID)
 	}
 	return nil
 }
 
-func (r *reslicing) divide(ctx context.Context, from int) (err error) {
+// replaceSlots replaces the slots. If it fails, it restores the old slots.
+func (r *resliceRun) replaceSlots(ctx context.Context, from int) (err error) {
 	if r.paused == nil {
 		r.paused = []string{}
 	}
 	if err := r.divisions.Mark(ctx, r.cfg.Watcher, from, r.paused); err != nil {
 		return err
 	}
+
 	renew, stop := context.WithCancel(ctx)
 	var renewing sync.WaitGroup
 	done := false
@@ -239,30 +278,34 @@ func (r *reslicing) divide(ctx context.Context, from int) (err error) {
 		stop()
 		renewing.Wait()
 		if !done {
-			r.undo(ctx)
+			r.restoreSlots(ctx)
 		}
 	}()
-	old, err := r.take(ctx, func(h *lease.Held) {
-		renewing.Go(func() { _ = h.Run(renew) }) // what it ends with, the transaction meets too
+
+	// The error of a renewal is ignored: the transaction fails with it, too.
+	old, err := r.acquireAll(ctx, func(h *lease.Held) {
+		renewing.Go(func() { _ = h.Run(renew) })
 	})
 	if err != nil {
 		return err
 	}
-	r.Say("fencing what the slots have sent with")
-	senders, err := r.fence(ctx, old)
+
+	r.Say("fencing the senders of the slots")
+	senders, err := r.fenceAll(ctx, old)
 	if err != nil {
 		return err
 	}
 	crash.At("reslice-fenced")
-	fresh, err := r.fresh(ctx, old, senders)
+	fresh, err := r.newDocuments(ctx, old, senders)
 	if err != nil {
 		return err
 	}
-	// The leases last for a while without being renewed; a renewal would only meet the transaction.
+
+	// The leases last without a renewal, which would only conflict with the transaction.
 	stop()
 	renewing.Wait()
-	r.Say("writing " + count(r.Slots, "new document"))
-	if err := r.replace(ctx, old, fresh); err != nil {
+	r.Say("writing " + pluralize(r.Slots, "new document"))
+	if err := r.replaceDocuments(ctx, old, fresh); err != nil {
 		return err
 	}
 	done = true
@@ -270,43 +313,19 @@ func (r *reslicing) divide(ctx context.Context, from int) (err error) {
 	return nil
 }
 
-// take pauses every slot, waits until its owner has released it, and acquires it. It returns the documents.
-func (r *reslicing) take(ctx context.Context, keep func(*lease.Held)) ([]lease.Document, error) {
-	r.Say("pausing " + count(len(r.ids), "slot"))
-	for _, id := range r.ids {
-		if err := r.pause(ctx, id); err != nil {
-			return nil, err
-		}
-	}
-	crash.At("reslice-paused")
-	if err := r.drained(ctx); err != nil {
-		return nil, err
-	}
-	old := make([]lease.Document, len(r.ids))
-	for i, id := range r.ids {
-		h, err := r.acquire(ctx, id)
-		if err != nil {
-			return nil, err
-		}
-		r.held = append(r.held, h)
-		keep(h)
-		old[i] = h.Document()
-		if err := r.fit(&old[i]); err != nil {
-			return nil, err
-		}
-	}
-	return old, nil
-}
-
-// fresh makes the new documents. Each has a transactional id of its own, which its first owner takes from us: that one has to
-// read a marker above the last sender of its list, and can write none for the ids of others (N4).
-func (r *reslicing) fresh(ctx context.Context, old []lease.Document, senders []record.Sender) ([]lease.Document, error) {
+// newDocuments returns the documents of the new slots. Each has its own transactional id,
+// initialized here, which its first owner takes over: that owner has to read a marker above the
+// last sender of its list, and cannot write markers for the ids of other slots (N4).
+func (r *resliceRun) newDocuments(
+	ctx context.Context, old []lease.Document, senders []record.Sender,
+) ([]lease.Document, error) {
 	parts := slot.Parts(r.Slots)
 	ids := make([]string, len(parts))
 	for i, p := range parts {
 		ids[i] = p.ID(r.cfg.Watcher)
 	}
-	docs := lease.Merge(ids, old, senders, func(d lease.Document) string { return position(d.Position()) })
+
+	docs := lease.Merge(ids, old, senders, func(d lease.Document) string { return positionKey(d.Position()) })
 	for i := range docs {
 		s, err := r.kafka.Introduce(ctx, transactionalID(&docs[i], r.cfg.Watcher, parts[i]))
 		if err != nil {
@@ -317,150 +336,49 @@ func (r *reslicing) fresh(ctx context.Context, old []lease.Document, senders []r
 	return docs, nil
 }
 
-func count(n int, noun string) string {
+// pluralize returns n and noun, in the plural unless n is 1.
+func pluralize(n int, noun string) string {
 	if n != 1 {
 		noun += "s"
 	}
 	return fmt.Sprintf("%d %s", n, noun)
 }
 
-// pauseTimeout bounds an attempt to pause a slot.
-const pauseTimeout = 2 * time.Second
-
-// pause waits out an owner that was killed within a transaction of its own: it holds the document until it is ended.
-func (r *reslicing) pause(ctx context.Context, id string) error {
-	ctx, cancel := context.WithTimeout(ctx, r.Wait)
-	defer cancel()
-	for {
-		call, stop := context.WithTimeout(ctx, pauseTimeout)
-		err := lease.Pause(call, r.watchers, id)
-		stop()
-		if err == nil || !mongo.IsTimeout(err) && !errors.Is(err, context.DeadlineExceeded) {
-			return err
-		}
-		if ctx.Err() != nil {
-			return refused("slot %s cannot be paused: %w", id, err)
-		}
-		if err := lease.EndTransactions(ctx, r.watchers, id); err != nil {
-			r.log.Debug("cannot end the last owner's session", "slot", id, "reason", err)
-		}
-	}
-}
-
-// drained waits until nobody owns a slot any more.
-func (r *reslicing) drained(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, r.Wait)
-	defer cancel()
-	for {
-		var owners []string
-		for _, id := range r.ids {
-			d, now, err := lease.Read(ctx, r.watchers, id)
-			if err != nil {
-				owners = append(owners, "unknown: "+err.Error())
-			} else if d.Owner != "" && d.ExpiresAt.After(now) {
-				owners = append(owners, d.Node+" has "+id)
-			}
-		}
-		if len(owners) == 0 {
-			return nil
-		}
-		if retry.Sleep(ctx, 100*time.Millisecond) != nil {
-			return refused("owners did not drain and release within %s (%s): wait until their targets can be written, or stop them, and try again", r.Wait, strings.Join(owners, ", "))
-		}
-	}
-}
-
-func (r *reslicing) acquire(ctx context.Context, id string) (*lease.Held, error) {
-	ctx, cancel := context.WithTimeout(ctx, r.Wait)
-	defer cancel()
-	l, err := lease.New(lease.Config{
-		Collection: r.watchers, ID: id, Node: "reslice-" + r.cfg.Node, Address: r.cfg.Address, TTL: max(r.cfg.Lease.TTL, 3*time.Second),
-		Log: r.log, Paused: true,
-	})
-	if err != nil {
-		return nil, err
-	}
-	h, err := l.Acquire(ctx)
-	if err != nil {
-		return nil, refused("slot %s could not be acquired: %w", id, err)
-	}
-	return h, nil
-}
-
-// fence retires every transactional id, each under its lease, and collects what the new slots have to count in their
-// read-backs.
-func (r *reslicing) fence(ctx context.Context, old []lease.Document) ([]record.Sender, error) {
-	ctx, cancel := context.WithTimeout(ctx, r.Wait)
-	defer cancel()
-	var all []record.Sender
-	for i := range old {
-		d := &old[i]
-		_, p, _ := slot.ParseID(d.ID)
-		senders, err := kafka.FenceOff(ctx, r.kafka, kafka.TakeOver{
-			TransactionalID: transactionalID(d, r.cfg.Watcher, p), Generation: d.Generation, Offsets: d.OffsetMap(), Senders: d.Senders(),
-			Gate:   r.held[i].Valid,
-			Bounds: fence.Bounds{Bytes: int64(r.cfg.Kafka.ReadBack.Bytes), Time: r.cfg.Kafka.ReadBack.Time},
-			Alive:  d.RenewedAt,
-		})
-		if err != nil {
-			return nil, refused("slot %s: %w", d.ID, err)
-		}
-		all = append(all, senders...)
-	}
-	return all, nil
-}
-
-// transactionalID is that of a slot, without its generation. N5
+// transactionalID returns the transactional id of a slot, without its generation. N5
 func transactionalID(d *lease.Document, watcher string, p slot.Part) string {
 	return fmt.Sprintf("outrelay.%s.%s.%s", d.Instance, watcher, p)
 }
 
-// replace is the transaction. One whose outcome is not known is looked up.
-func (r *reslicing) replace(ctx context.Context, old, fresh []lease.Document) error {
+// replaceDocuments replaces the documents in one transaction. If the outcome of the transaction is
+// unknown, it reads the number of slots to determine it.
+func (r *resliceRun) replaceDocuments(ctx context.Context, old, fresh []lease.Document) error {
 	s, err := r.mongo.state.StartSession()
 	if err != nil {
 		return fmt.Errorf("starting session: %w", err)
 	}
 	defer s.EndSession(context.WithoutCancel(ctx))
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), r.Wait) // not to be left in the middle
+
+	// The end of ctx must not interrupt the transaction.
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), r.Wait)
 	defer cancel()
+	opts := options.Transaction().SetReadConcern(readconcern.Majority()).SetWriteConcern(writeconcern.Majority())
 	_, err = s.WithTransaction(ctx, func(tx context.Context) (any, error) {
 		db := s.Client().Database(r.cfg.MongoDB.State)
-		if err := lease.Replace(tx, db.Collection("watchers"), old, fresh, func(id string, now []lease.Document) lease.Control {
-			r.orders = r.inherit(now)
-			return r.orders.by[id]
-		}); err != nil {
+		control := func(id string, now []lease.Document) lease.Control {
+			r.orders = r.inheritOrders(now)
+			return r.orders.controls[id]
+		}
+		if err := lease.Replace(tx, db.Collection("watchers"), old, fresh, control); err != nil {
 			return nil, err
 		}
 		return nil, store.NewDivisionsIn(db).Divide(tx, r.cfg.Watcher, r.Slots, true)
-	}, options.Transaction().SetReadConcern(readconcern.Majority()).SetWriteConcern(writeconcern.Majority()))
+	}, opts)
 	if err == nil {
 		return nil
 	}
+
 	if v, e := r.divisions.Read(ctx, r.cfg.Watcher); e == nil && v.Of == r.Slots {
 		return nil
 	}
-	return fmt.Errorf("putting the new watcher documents in the place of the old ones: %w", err)
-}
-
-// undo lets the slots go on as they were.
-func (r *reslicing) undo(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
-	defer cancel()
-	for _, h := range r.held {
-		if err := h.Release(ctx, lease.Checkpoint{}); err != nil {
-			r.log.Warn("a lease expires by itself", "reason", err)
-		}
-	}
-	for _, id := range r.ids {
-		if slices.Contains(r.paused, id) {
-			continue
-		}
-		if err := lease.Resume(ctx, r.watchers, id); err != nil {
-			r.log.Error("a slot stays paused; run `outrelay resume`", "slot", id, "reason", err)
-		}
-	}
-	if err := r.divisions.Unmark(ctx, r.cfg.Watcher); err != nil {
-		r.log.Warn("the division anew stays noted as under way", "reason", err)
-	}
+	return fmt.Errorf("replacing the watcher documents: %w", err)
 }

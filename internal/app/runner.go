@@ -20,8 +20,9 @@ import (
 	"github.com/outrelay/outrelay/internal/tracing"
 )
 
-// runner runs one slot of the watcher: one term of ownership after the other. What it has by the names of the process's
-// own is the slot's: its least share of the memory, its scope, its state and metrics.
+// runner runs one slot of the watcher: one term of ownership after the other. Fields with the same
+// name as a field of Relay belong to the slot: its share of the memory, its scope, its state and
+// its metrics.
 type runner struct {
 	*Relay
 	part    slot.Part
@@ -35,135 +36,169 @@ type runner struct {
 	events  *store.Events
 	tap     *tracing.Tap
 
-	fenced  []time.Time // when Kafka fenced this owner although it held the lease (N5)
-	stepped time.Time   // when it last stepped down for lack of progress (N6)
-	running running
-	waiting atomic.Int64 // exceptions at the last audit
-	yield   chan string  // 1 slot: why the slot is to be handed over
+	fencedAt      []time.Time // when Kafka fenced this owner although it held the lease (N5)
+	steppedDownAt time.Time   // when it last stepped down for lack of progress (N6)
+	current       currentTerm
+	waitingCount  atomic.Int64 // exceptions at the last audit
+	yield         chan string  // capacity 1: the reason why the slot has to be handed over
 }
 
+// newRunner returns the runner of the slot p. It does no I/O.
 func (r *Relay) newRunner(p slot.Part, m *metrics.Set) (*runner, error) {
 	one := &runner{
-		Relay: r, part: p, cfg: r.cfg, log: r.log, metrics: m, state: r.state, kafka: r.kafka, scope: r.scope, yield: make(chan string, 1),
+		Relay:   r,
+		part:    p,
+		cfg:     r.cfg,
+		log:     r.log,
+		metrics: m,
+		state:   r.state,
+		kafka:   r.kafka,
+		scope:   r.scope,
+		yield:   make(chan string, 1),
 	}
 	db := r.mongo.state.Database(r.cfg.MongoDB.State)
 	one.events = store.NewEvents(db.Collection("events"), r.cfg.Watcher, r.cfg.Node)
 	c := lease.Config{
-		Collection: db.Collection("watchers"), ID: p.ID(r.cfg.Watcher),
-		Node: r.cfg.Node, Address: r.cfg.Address, Version: r.version,
-		TTL: r.cfg.Lease.TTL, Renew: r.cfg.Lease.Renew, CheckpointEvery: min(r.cfg.Checkpoint, r.cfg.Lease.Renew),
-		NodeAlive: r.alive, Log: r.log, Metrics: m,
-		Absent: func(ctx context.Context) error { return one.redivided(ctx) },
+		Collection:      db.Collection("watchers"),
+		ID:              p.ID(r.cfg.Watcher),
+		Node:            r.cfg.Node,
+		Address:         r.cfg.Address,
+		Version:         r.version,
+		TTL:             r.cfg.Lease.TTL,
+		Renew:           r.cfg.Lease.Renew,
+		CheckpointEvery: min(r.cfg.Checkpoint, r.cfg.Lease.Renew),
+		NodeAlive:       r.nodeAlive,
+		Log:             r.log,
+		Metrics:         m,
+		Absent:          func(ctx context.Context) error { return one.checkRedivided(ctx) },
 	}
+
 	if !p.Whole() {
-		// What a sweep remembers, and what one target may hold before it is parked, has to hold when all slots run here; what is
-		// read and not yet acknowledged follows the slots that do.
+		// The memory of a sweep, and of one target before it is parked, must suffice when all slots
+		// run in this process. The budget for events that are read and not acked depends on the
+		// slots that do run here.
 		one.cfg.Limits.Memory = r.cfg.Limits.Memory / config.Size(p.N)
 		one.log = r.log.With("slot", p.String())
 		one.state = newState(r.cfg.HTTP.Readiness, time.Now)
 		one.scope = r.scope.Of(p)
 		one.kafka = r.kafka.For(one.log, m, int64(one.cfg.Limits.Memory))
-		c.Admit = func(pinned bool) (time.Duration, func(bool)) { return r.balance.admit(p.I, pinned) }
+		c.Admit = func(pinned bool) (time.Duration, func(bool)) { return r.balancer.admitAttempt(p.I, pinned) }
 	}
+
 	var err error
 	if one.lease, err = lease.New(c); err != nil {
 		return nil, err
 	}
 	one.tap = newTap(r.exporter, m, &r.clock)
-	one.gauges()
+	one.registerGauges()
 	return one, nil
 }
 
-// name is the watcher's, and the slot's where there are several, for people.
-func (r *runner) name() string {
+// displayName returns the name of the watcher or, with several slots, of the slot.
+func (r *runner) displayName() string {
 	if r.part.Whole() {
 		return r.cfg.Watcher
 	}
 	return r.part.ID(r.cfg.Watcher)
 }
 
-// divideRetry is how long to wait before it is asked again whether the watcher has as many slots as are configured.
+// divideRetry is the pause between two checks of the number of slots.
 const divideRetry = 5 * time.Second
 
-// agree waits until the watcher is divided as this process is told to. Its error is the end of ctx.
-func (r *runner) agree(ctx context.Context) error {
+// waitForDivision blocks until the watcher has as many slots as this process is configured for. It
+// returns an error only when ctx ends.
+func (r *runner) waitForDivision(ctx context.Context) error {
 	for {
-		err := r.divided(ctx)
+		err := r.checkDivision(ctx)
+
+		// If the number cannot be read, a process with one slot continues anyway.
 		if err == nil || r.part.Whole() && !errors.Is(err, store.ErrDivided) {
-			r.state.clear("slots") // where the answer cannot be had, one slot goes on as ever
+			r.state.clearProblems("slots")
 			return nil
 		}
+
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
-		r.report("slots", err, errors.Is(err, store.ErrDivided))
+		r.reportProblem("slots", err, errors.Is(err, store.ErrDivided))
 		if err := retry.Sleep(ctx, divideRetry); err != nil {
 			return err
 		}
 	}
 }
 
-func (r *runner) divided(ctx context.Context) error {
+// checkDivision returns store.ErrDivided if the watcher has another number of slots than this
+// process is configured for.
+func (r *runner) checkDivision(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, schemaTimeout)
 	defer cancel()
 	return r.divisions.Agree(ctx, r.cfg.Watcher, r.part)
 }
 
-// redivided is the error of a watcher that has another number of slots by now; what cannot be had is not asked for again.
-func (r *runner) redivided(ctx context.Context) error {
-	if err := r.divided(ctx); errors.Is(err, store.ErrDivided) {
+// checkRedivided is like checkDivision, but ignores all other errors.
+func (r *runner) checkRedivided(ctx context.Context) error {
+	if err := r.checkDivision(ctx); errors.Is(err, store.ErrDivided) {
 		return err
 	}
 	return nil
 }
 
-// stillDivided asks again when the lease is held: the watcher may have been divided anew between the question and the
-// acquisition, which has then made a document that must not be there.
-func (t *term) stillDivided(ctx context.Context) error { return t.redivided(ctx) }
+// confirmDivision checks the number of slots again while the lease is held. If the watcher was
+// divided between the first check and the acquisition, the acquisition has made a document that
+// must not exist.
+func (t *term) confirmDivision(ctx context.Context) error { return t.checkRedivided(ctx) }
 
-// discard removes the document that the acquisition has made.
-func (r *runner) discard() {
+// discardDocument removes the document that the acquisition has made by mistake.
+func (r *runner) discardDocument() {
 	ctx, cancel := context.WithTimeout(context.Background(), schemaTimeout)
 	defer cancel()
 	if err := r.divisions.Discard(ctx, r.part.ID(r.cfg.Watcher)); err != nil {
-		r.log.Warn("a watcher document that was made by mistake stays, and holds up the purge", "document", r.part.ID(r.cfg.Watcher), "reason", err)
+		r.log.Warn("cannot remove a watcher document that was made by mistake; it blocks the purge",
+			"document", r.part.ID(r.cfg.Watcher), "reason", err)
 	}
 }
 
-// own holds the lease, again and again, until stop ends.
-func (r *runner) own(stop, work context.Context) error {
+// ownSlot acquires the lease and serves a term, repeatedly, until stop ends. Its error is always
+// nil.
+func (r *runner) ownSlot(stop, work context.Context) error {
 	backoff := retry.Reopen.Start()
 	for stop.Err() == nil {
 		r.state.setRole(RoleStandby)
-		if err := r.agree(stop); err != nil {
+		if err := r.waitForDivision(stop); err != nil {
 			return nil //nolint:nilerr // the end of stop is no error
 		}
+
 		held, err := r.lease.Acquire(stop)
 		if err != nil {
 			if stop.Err() != nil {
 				return nil
 			}
+			// waitForDivision reports this error.
 			if errors.Is(err, store.ErrDivided) {
-				continue // and say so
+				continue
 			}
-			r.report("lease", err, true)
+
+			r.reportProblem("lease", err, true)
 			if retry.Sleep(stop, configRetry) != nil {
 				return nil
 			}
 			continue
 		}
-		r.state.clear("lease")
+
+		r.state.clearProblems("lease")
 		began := time.Now()
-		err = r.serve(stop, work, held)
-		r.balance.gone(r.part.I)
+		err = r.serveTerm(stop, work, held)
+		r.balancer.slotReleased(r.part.I)
 		if err == nil || stop.Err() != nil {
 			return nil
 		}
+
 		if time.Since(began) > time.Minute {
 			backoff.Reset()
 		}
-		if again, halt := r.ended(stop, err); halt != nil {
-			if r.haltWithout(stop, halt) != nil {
+		again, halt := r.classifyEnd(stop, err)
+		if halt != nil {
+			if r.haltWithoutLease(stop, halt) != nil {
 				return nil
 			}
 		} else if again {
@@ -176,34 +211,45 @@ func (r *runner) own(stop, work context.Context) error {
 	return nil
 }
 
-// configRetry is how long to wait between attempts at what only a person can mend.
+// configRetry is the pause between attempts after an error that only a person can fix.
 const configRetry = 30 * time.Second
 
-// ended says why a term ended, and reports whether the lease may be sought again at once, or not at all.
-func (r *runner) ended(stop context.Context, err error) (again bool, halt *HaltError) {
+// classifyEnd logs why a term ended. again reports whether the lease may be acquired again without
+// a pause. If halt is not nil, the lease must be left alone for [fencedHalt].
+func (r *runner) classifyEnd(stop context.Context, err error) (again bool, halt *HaltError) {
 	switch {
 	case errors.Is(err, lease.ErrLeaseLost):
-		r.tellLost(stop, err)
+		r.announceLeaseLost(stop, err)
 		return true, nil
-	case errors.Is(err, errAnew):
-		r.log.Warn("taking over anew", "reason", err)
+
+	case errors.Is(err, errGapTooLate):
+		r.log.Warn("taking over again", "reason", err)
 		return true, nil
+
 	case errors.Is(err, errStepDown):
 		r.log.Info("stepped down", "reason", err)
 		return true, nil
+
 	case errors.Is(err, store.ErrDivided):
-		r.discard()
-		return true, nil // said when it is asked for the next time
+		// waitForDivision reports this error.
+		r.discardDocument()
+		return true, nil
+
 	case errors.Is(err, kafka.ErrReopen):
-		r.log.Warn("taking over anew in Kafka", "reason", err)
-		return true, nil // the sink bounds how often
+		// The sink limits how often this happens.
+		r.log.Warn("taking over again in Kafka", "reason", err)
+		return true, nil
+
 	case errors.Is(err, kafka.ErrBroken):
-		r.log.Warn("Kafka forgot the producer's sequence; taking over anew with a read-back", "reason", err)
-		return false, nil // after a wait: an answer that persists must not burn producer epochs
+		// After a pause: a persistent error must not use up producer epochs.
+		r.log.Warn("Kafka forgot the producer's sequence; taking over again with a read-back", "reason", err)
+		return false, nil
+
 	case errors.Is(err, kafka.ErrFenced):
-		r.log.Warn("Kafka fenced this owner although it holds the lease; taking over anew", "reason", err)
-		return true, r.fencedAgain(time.Now(), err)
+		r.log.Warn("Kafka fenced this owner although it holds the lease; taking over again", "reason", err)
+		return true, r.recordFenced(time.Now(), err)
 	}
+
 	r.log.Error("the term ended; trying again", "reason", err)
 	return false, nil
 }
@@ -211,35 +257,41 @@ func (r *runner) ended(stop context.Context, err error) (again bool, halt *HaltE
 const (
 	fencedLimit = 3
 	fencedSpan  = time.Minute
-	// fencedHalt is how long the lease is left alone then. Another take-over loses nothing, so nobody has to start the process again.
+	// fencedHalt is how long the lease is left alone after fencedLimit. Another takeover loses
+	// nothing, so the process needs no restart.
 	fencedHalt = 5 * time.Minute
 )
 
-// fencedAgain is N5's limit: somebody else uses the transactional id, and taking it from each other for ever helps nobody.
-func (r *runner) fencedAgain(now time.Time, err error) *HaltError {
-	r.fenced = slices.DeleteFunc(append(r.fenced, now), func(t time.Time) bool { return now.Sub(t) > fencedSpan })
-	if len(r.fenced) < fencedLimit {
+// recordFenced implements the limit of N5. If Kafka has fenced this owner fencedLimit times within
+// fencedSpan, it returns a *HaltError: another program uses the transactional id, and the programs
+// would fence each other without end.
+func (r *runner) recordFenced(now time.Time, err error) *HaltError {
+	r.fencedAt = slices.DeleteFunc(append(r.fencedAt, now), func(t time.Time) bool { return now.Sub(t) > fencedSpan })
+	if len(r.fencedAt) < fencedLimit {
 		return nil
 	}
 	return &HaltError{
-		What: fmt.Sprintf("Kafka fenced the owner of watcher %s %d times within %s while it held the lease: another program uses its transactional id", r.name(), fencedLimit, fencedSpan),
-		Err:  err,
-		Fix:  fmt.Sprintf("find the other program (was the state database copied to another cluster?); this process tries again every %s", fencedHalt),
+		What: fmt.Sprintf("Kafka fenced the owner of watcher %s %d times within %s while it held the lease: "+
+			"another program uses its transactional id", r.displayName(), fencedLimit, fencedSpan),
+		Err: err,
+		Fix: fmt.Sprintf("find the other program (was the state database copied to another cluster?); "+
+			"this process tries again every %s", fencedHalt),
 	}
 }
 
-// haltWithout waits without the lease, for [fencedHalt] or until stop ends, which is its error.
-func (r *runner) haltWithout(stop context.Context, halt *HaltError) error {
+// haltWithoutLease waits for [fencedHalt]. It returns an error if stop ends before.
+func (r *runner) haltWithoutLease(stop context.Context, halt *HaltError) error {
 	r.state.setRole(RoleHalted)
-	r.report("halted", halt, true)
-	defer r.state.clear("halted")
-	r.fenced = nil
+	r.reportProblem("halted", halt, true)
+	defer r.state.clearProblems("halted")
+	r.fencedAt = nil
 	return retry.Sleep(stop, fencedHalt)
 }
 
-// report tells of a problem once, not at each attempt.
-func (r *runner) report(part string, err error, fatal bool) {
-	if r.state.set(part, err.Error(), fatal) {
+// reportProblem sets the problem of part in the state. It logs the problem once, not at each
+// attempt.
+func (r *runner) reportProblem(part string, err error, fatal bool) {
+	if r.state.setProblem(part, err.Error(), fatal) {
 		r.log.Error(part+": "+err.Error(), "part", part)
 	}
 }

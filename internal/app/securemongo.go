@@ -13,23 +13,29 @@ import (
 	"github.com/outrelay/outrelay/internal/config"
 )
 
-// SecureMongo has the client of opts connect as t says, over what its address says of TLS; with nil it is left to the
-// address. The files are looked at again for each connection, see [config.TLS.Source], which calls reloaded.
+// SecureMongo sets the TLS configuration t in opts, in addition to the TLS options of the URI. If t
+// is nil, only the URI applies. The files are checked for changes at each connection, and reloaded
+// is called for each change: see [config.TLS.Source].
 //
-// The driver takes one configuration for the life of a client, and in it the authorities are fixed. Where they are named
-// by a file the handshake is done while dialling, by the same rules as always, and the driver sees a connection that is
-// ready. What the driver would do beyond that, asking the responder of the certificate's issuer, is then not done; an
-// answer of the responder that the server brings along still counts.
+// The driver takes one configuration for the lifetime of a client, and its certificate authorities
+// cannot change. If they come from a file, the handshake is therefore done while dialing, with the
+// same rules, and the driver gets a connection that is ready. Then the driver does not send an OCSP
+// request to the issuer of the certificate. An OCSP response that the server staples is still
+// checked.
 //
-// The driver's own log stays off, whatever its environment variables say: at its finest it prints documents.
+// The log of the driver stays off, whatever its environment variables contain: at its finest level
+// it prints documents.
 func SecureMongo(opts *options.ClientOptions, t *config.TLS, log *slog.Logger, reloaded func(ok bool)) error {
 	opts.SetLoggerOptions(options.Logger().SetSink(noLog{}))
 	next, err := t.Source(log, reloaded)
 	if next == nil || err != nil {
 		return err
 	}
+
+	// Without a file of authorities, the configuration reads the client certificate at each
+	// handshake.
 	if t.CA == "" {
-		opts.SetTLSConfig(next()) // its own certificate it asks for at each handshake
+		opts.SetTLSConfig(next())
 		return nil
 	}
 	opts.SetTLSConfig(nil)
@@ -37,7 +43,7 @@ func SecureMongo(opts *options.ClientOptions, t *config.TLS, log *slog.Logger, r
 	return nil
 }
 
-// noLog is where the driver logs to.
+// noLog discards the log of the driver.
 type noLog struct{}
 
 // Info implements the driver's sink.
@@ -46,7 +52,7 @@ func (noLog) Info(int, string, ...any) {}
 // Error implements the driver's sink.
 func (noLog) Error(error, string, ...any) {}
 
-// tlsDialer asks for the configuration of each connection.
+// tlsDialer dials with TLS. It is called for the configuration of each connection.
 type tlsDialer func() *tls.Config
 
 // DialContext implements the driver's dialer.
@@ -59,13 +65,15 @@ func (d tlsDialer) DialContext(ctx context.Context, network, addr string) (net.C
 	if err != nil {
 		return nil, err
 	}
+
 	conf := d().Clone()
 	if conf.ServerName == "" {
 		conf.ServerName = host
 	}
 	if !conf.InsecureSkipVerify {
-		conf.VerifyConnection = notRevoked
+		conf.VerifyConnection = verifyNotRevoked
 	}
+
 	t := tls.Client(nc, conf)
 	if err := t.HandshakeContext(ctx); err != nil {
 		_ = nc.Close()
@@ -76,13 +84,14 @@ func (d tlsDialer) DialContext(ctx context.Context, network, addr string) (net.C
 
 var errRevoked = errors.New("the server's certificate was revoked by its issuer")
 
-// notRevoked believes the answer of the issuer's responder that the server staples to its certificate, if it does.
-func notRevoked(s tls.ConnectionState) error {
+// verifyNotRevoked returns an error if the server staples a response of the issuer's OCSP responder
+// to its certificate, and the response says that the certificate is revoked.
+func verifyNotRevoked(s tls.ConnectionState) error {
 	if len(s.OCSPResponse) == 0 || len(s.VerifiedChains) == 0 || len(s.VerifiedChains[0]) < 2 {
 		return nil
 	}
-	answer, err := ocsp.ParseResponseForCert(s.OCSPResponse, s.PeerCertificates[0], s.VerifiedChains[0][1])
-	if err == nil && answer.Status == ocsp.Revoked {
+	response, err := ocsp.ParseResponseForCert(s.OCSPResponse, s.PeerCertificates[0], s.VerifiedChains[0][1])
+	if err == nil && response.Status == ocsp.Revoked {
 		return errRevoked
 	}
 	return nil

@@ -12,7 +12,7 @@ import (
 	"github.com/outrelay/outrelay/internal/logging"
 )
 
-// Role is what a process does for its watcher.
+// Role is the current task of a process for its watcher.
 type Role string
 
 // The roles, as /readyz and `outrelay status` print them.
@@ -21,33 +21,39 @@ const (
 	RoleStandby  Role = "standby"
 	RoleTakeOver Role = "taking-over"
 	RoleOwner    Role = "owner"
-	RoleAdmin    Role = "admin"             // it runs no watcher
-	RoleUpgrade  Role = "waits-for-upgrade" // for nodes of older versions to go
+	RoleAdmin    Role = "admin"             // runs no watcher
+	RoleUpgrade  Role = "waits-for-upgrade" // waits until the nodes of older versions have ended
 	RoleHalted   Role = "halted"
 	RoleStopping Role = "stopping"
 )
 
-// state is what health and status say about this process. Problems are named by the part that has them; a part says ok by
-// an empty text.
+// state contains the role and the problems of a process or slot, for health and status. Each part
+// has at most one problem. It is safe for concurrent use.
 type state struct {
-	mu       sync.Mutex
-	role     Role
-	problems map[string]problem
-	ready    time.Duration // a problem older than this makes the process not ready
-	dead     error
-	pulses   map[string]time.Time // when the loops that must not hang moved last
-	report   *health.Report       // nil unless this process judges
-	now      func() time.Time
+	mu           sync.Mutex
+	role         Role
+	problems     map[string]problem // by part
+	unreadyAfter time.Duration      // an older problem makes the process not ready
+	hungErr      error
+	pulses       map[string]time.Time // when the loops that must not hang last moved
+	report       *health.Report       // nil unless this process evaluates the health rules
+	now          func() time.Time
 }
 
 type problem struct {
 	text  string
 	since time.Time
-	fatal bool // not ready at once
+	fatal bool // makes the process not ready at once
 }
 
-func newState(after time.Duration, now func() time.Time) *state {
-	return &state{role: RoleStarting, problems: map[string]problem{}, pulses: map[string]time.Time{}, ready: after, now: now}
+func newState(unreadyAfter time.Duration, now func() time.Time) *state {
+	return &state{
+		role:         RoleStarting,
+		problems:     map[string]problem{},
+		pulses:       map[string]time.Time{},
+		unreadyAfter: unreadyAfter,
+		now:          now,
+	}
 }
 
 func (s *state) setRole(r Role) {
@@ -56,8 +62,9 @@ func (s *state) setRole(r Role) {
 	s.role = r
 }
 
-// set tells how part does: text is empty when it is well. It reports whether that is news.
-func (s *state) set(part, text string, fatal bool) bool {
+// setProblem sets the problem of part. If text is empty, part has no problem any more. It reports
+// whether the problem has changed.
+func (s *state) setProblem(part, text string, fatal bool) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	old, had := s.problems[part]
@@ -65,6 +72,7 @@ func (s *state) set(part, text string, fatal bool) bool {
 		delete(s.problems, part)
 		return had
 	}
+
 	p := problem{text: text, since: s.now(), fatal: fatal}
 	if had {
 		p.since = old.since
@@ -73,82 +81,87 @@ func (s *state) set(part, text string, fatal bool) bool {
 	return old.text != text
 }
 
-// clear forgets every problem of a term of ownership that ended.
-func (s *state) clear(parts ...string) {
+// clearProblems removes the problems of parts.
+func (s *state) clearProblems(parts ...string) {
 	for _, p := range parts {
-		s.set(p, "", false)
+		s.setProblem(p, "", false)
 	}
 }
 
-// hung makes the process not live: only a restart frees a stage that stands still.
-func (s *state) hung() {
+// setHung makes the process not live: only a restart ends a stage that does not move.
+func (s *state) setHung() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.dead = errors.New("a stage stands still; restart the process")
+	s.hungErr = errors.New("a stage stands still; restart the process")
 }
 
-// moves takes a hang back: a new term has begun.
-func (s *state) moves() {
+// clearHung makes the process live again, after a new term has begun.
+func (s *state) clearHung() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.dead = nil
+	s.hungErr = nil
 }
 
-// hungAfter is the silence of a loop after which it hangs. What each of them waits for has a deadline far below.
+// hungAfter is the time without a pulse after which a loop counts as hung. The deadlines of all
+// operations of these loops are far shorter.
 const hungAfter = time.Minute
 
-// pulse says that a loop moves.
-func (s *state) pulse(loop string) {
+// recordPulse records that a loop moves.
+func (s *state) recordPulse(loop string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.pulses[loop] = s.now()
 }
 
-// rest says that a loop has ended.
-func (s *state) rest(loop string) {
+// endPulse records that a loop has ended.
+func (s *state) endPulse(loop string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.pulses, loop)
 }
 
-// Live implements httpapi's Health: the process is dead only when a stage of it hangs, or a loop that watches over them.
+// Live implements probes.Health. The process is not live only if a stage hangs, or a loop that
+// monitors the stages.
 func (s *state) Live() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for loop, at := range s.pulses {
-		if silent := s.now().Sub(at); s.dead == nil && silent > hungAfter {
-			return fmt.Errorf("the %s loop stands still for %s; restart the process", loop, silent.Truncate(time.Second))
+		if silent := s.now().Sub(at); s.hungErr == nil && silent > hungAfter {
+			return fmt.Errorf("the %s loop stands still for %s; restart the process",
+				loop, silent.Truncate(time.Second))
 		}
 	}
-	return s.dead
+	return s.hungErr
 }
 
-// judged keeps what the health rules say; nil when this process does not judge.
-func (s *state) judged(r *health.Report) {
+// setReport sets the result of the health rules. It is nil if this process does not evaluate them.
+func (s *state) setReport(r *health.Report) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.report = r
 }
 
-// Report implements httpapi's Health.
+// Report implements probes.Health.
 func (s *state) Report() *health.Report {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.report
 }
 
-// Ready implements httpapi's Health. A standby is ready: it can take over. What lasts longer than the readiness time, or
-// needs a person, is not.
+// Ready implements probes.Health. A standby is ready: it can take over. The process is not ready
+// if a problem lasts longer than the readiness time, or if only a person can fix it.
 func (s *state) Ready() (ok bool, role string, reasons []string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	ok = s.role != RoleStarting && s.role != RoleHalted
+
 	for part, p := range s.problems {
 		age := s.now().Sub(p.since)
-		if p.fatal || age >= s.ready {
+		if p.fatal || age >= s.unreadyAfter {
 			ok = false
 		}
-		reasons = append(reasons, fmt.Sprintf("%s: %s (for %s)", part, logging.Clean(p.text), age.Truncate(time.Second)))
+		reason := fmt.Sprintf("%s: %s (for %s)", part, logging.Clean(p.text), age.Truncate(time.Second))
+		reasons = append(reasons, reason)
 	}
 	slices.Sort(reasons)
 	if s.role == RoleStarting {
@@ -157,7 +170,8 @@ func (s *state) Ready() (ok bool, role string, reasons []string) {
 	return ok, string(s.role), reasons
 }
 
-// HaltError ends work until an operator acts; the lease is kept meanwhile, so that no standby runs into the same.
+// HaltError ends the delivery until an operator acts. The owner keeps the lease, so that no standby
+// runs into the same problem.
 type HaltError struct {
 	What string // what happened
 	Fix  string // what to do
@@ -178,11 +192,11 @@ func (e *HaltError) Error() string {
 
 func (e *HaltError) Unwrap() error { return e.Err }
 
-// errStepDown ends a term in which the process gives the lease back on purpose.
+// errStepDown ends a term in which the process releases the lease on purpose.
 var errStepDown = errors.New("stepping down")
 
-// is reports whether that is the role of now.
-func (s *state) is(r Role) bool {
+// hasRole reports whether r is the current role.
+func (s *state) hasRole(r Role) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.role == r

@@ -31,7 +31,7 @@ func TestN05_FencedThreeTimesHalts(t *testing.T) {
 		{75 * time.Second, false},
 		{100 * time.Second, true},
 	} {
-		halt := r.fencedAgain(at.Add(step.after), err)
+		halt := r.recordFenced(at.Add(step.after), err)
 		if (halt != nil) != step.halts {
 			t.Fatalf("step %d: halt %v, want %v", i, halt, step.halts)
 		}
@@ -48,10 +48,10 @@ func TestN05_HaltOfAFencedOwnerEnds(t *testing.T) {
 		r := &runner{Relay: &Relay{}, state: newState(30*time.Second, time.Now), log: slog.New(slog.DiscardHandler)}
 		var halt *HaltError
 		for range fencedLimit {
-			halt = r.fencedAgain(time.Now(), kafka.ErrFenced)
+			halt = r.recordFenced(time.Now(), kafka.ErrFenced)
 		}
 		begin, ended := time.Now(), make(chan error)
-		go func() { ended <- r.haltWithout(t.Context(), halt) }()
+		go func() { ended <- r.haltWithoutLease(t.Context(), halt) }()
 		synctest.Wait()
 		if ok, role, _ := r.state.Ready(); ok || role != "halted" {
 			t.Errorf("ready %v, role %q", ok, role)
@@ -59,12 +59,12 @@ func TestN05_HaltOfAFencedOwnerEnds(t *testing.T) {
 		if err := <-ended; err != nil || time.Since(begin) != fencedHalt {
 			t.Errorf("after %s: %v", time.Since(begin), err)
 		}
-		if _, _, reasons := r.state.Ready(); len(reasons) != 0 || r.fencedAgain(time.Now(), kafka.ErrFenced) != nil {
+		if _, _, reasons := r.state.Ready(); len(reasons) != 0 || r.recordFenced(time.Now(), kafka.ErrFenced) != nil {
 			t.Errorf("what happened before the halt still counts: %q", reasons)
 		}
 		stop, cancel := context.WithCancel(t.Context())
 		cancel()
-		if r.haltWithout(stop, halt) == nil {
+		if r.haltWithoutLease(stop, halt) == nil {
 			t.Error("a process that stops goes on")
 		}
 	})
@@ -82,7 +82,7 @@ func TestReadiness(t *testing.T) {
 		t.Fatalf("a standby is ready, got %v %q", ok, role)
 	}
 	const text = "no answer from mongodb://u:p@h/"
-	if !s.set("kafka", text, false) || s.set("kafka", text, false) {
+	if !s.setProblem("kafka", text, false) || s.setProblem("kafka", text, false) {
 		t.Fatal("a problem is news once")
 	}
 	ok, _, reasons := s.Ready()
@@ -93,19 +93,19 @@ func TestReadiness(t *testing.T) {
 	if ok, _, _ := s.Ready(); ok {
 		t.Fatal("a problem older than the readiness time leaves the process ready")
 	}
-	s.clear("kafka")
-	s.set("halted", "x", true)
+	s.clearProblems("kafka")
+	s.setProblem("halted", "x", true)
 	if ok, _, _ := s.Ready(); ok {
 		t.Fatal("what needs a person is not ready at once")
 	}
 	if s.Live() != nil {
 		t.Fatal("not live without a stage that hangs")
 	}
-	s.hung()
+	s.setHung()
 	if s.Live() == nil {
 		t.Fatal("live with a stage that hangs")
 	}
-	s.moves()
+	s.clearHung()
 	if s.Live() != nil {
 		t.Fatal("a new term does not take the hang back")
 	}
@@ -131,7 +131,7 @@ func TestBlockedGaugesShowTheSinkAndTheDispatcher(t *testing.T) {
 		}
 		return series, sum
 	}
-	r.gaugeBlocked([]Blocked{
+	r.setBlockedGauges([]Blocked{
 		{Topic: "a", Kind: "missing", Count: 2},
 		{Topic: "b", Kind: "no_leader", Count: 1},
 		{Topic: "b", Kind: "no_leader", Count: 3},
@@ -140,7 +140,7 @@ func TestBlockedGaugesShowTheSinkAndTheDispatcher(t *testing.T) {
 	if n, sum := read(); n != 3 || sum != 11 {
 		t.Fatalf("%d series with a sum of %v, want one for each topic and reason, and each record once", n, sum)
 	}
-	r.gaugeBlocked(nil)
+	r.setBlockedGauges(nil)
 	if n, _ := read(); n != 0 {
 		t.Fatalf("%d series are left when nothing waits", n)
 	}
@@ -156,10 +156,10 @@ func TestFewTargetsStandForMany(t *testing.T) {
 		}
 		return append(all, Blocked{Topic: "urgent", Kind: "no_leader", Count: 1, Since: time.Unix(1<<30, 0)})
 	}
-	if got := bounded(list(99)); len(got) != 100 {
+	if got := limitBlocked(list(99)); len(got) != 100 {
 		t.Errorf("%d of 100", len(got))
 	}
-	got, more := bounded(list(5000)), bounded(list(6000))
+	got, more := limitBlocked(list(5000)), limitBlocked(list(6000))
 	if len(got) != 101 || got[0].Topic != "urgent" || got[100].Topic != "other" || got[100].Count != 2*(5001-100) || !got[100].Parked {
 		t.Errorf("%d targets: first %+v, last %+v", len(got), got[0], got[len(got)-1])
 	}
@@ -173,10 +173,10 @@ func TestALoopThatHangsIsNotAlive(t *testing.T) {
 	t.Parallel()
 	now := time.Unix(1000, 0)
 	s := newState(30*time.Second, func() time.Time { return now })
-	s.pulse("heartbeat")
-	s.pulse("monitor")
+	s.recordPulse("heartbeat")
+	s.recordPulse("monitor")
 	now = now.Add(hungAfter)
-	s.pulse("heartbeat")
+	s.recordPulse("heartbeat")
 	if err := s.Live(); err != nil {
 		t.Errorf("within its time: %v", err)
 	}
@@ -184,11 +184,11 @@ func TestALoopThatHangsIsNotAlive(t *testing.T) {
 	if err := s.Live(); err == nil || !strings.Contains(err.Error(), "monitor") {
 		t.Errorf("the monitor is silent: %v", err)
 	}
-	s.rest("monitor") // its term has ended
+	s.endPulse("monitor") // its term has ended
 	if err := s.Live(); err != nil {
 		t.Errorf("a loop that has ended: %v", err)
 	}
-	s.hung()
+	s.setHung()
 	if s.Live() == nil {
 		t.Error("a stage that hangs is alive")
 	}
@@ -199,7 +199,7 @@ func TestHealthDecidesNoReadiness(t *testing.T) {
 	t.Parallel()
 	s := newState(30*time.Second, time.Now)
 	s.setRole(RoleOwner)
-	s.judged(&health.Report{Status: health.Unhealthy})
+	s.setReport(&health.Report{Status: health.Unhealthy})
 	if ok, _, _ := s.Ready(); !ok || s.Report().Status != health.Unhealthy {
 		t.Error("an unhealthy watcher makes its owner not ready")
 	}

@@ -11,19 +11,21 @@ import (
 	"github.com/outrelay/outrelay/internal/dispatch"
 )
 
-// Blocked is a target that waits, as the watcher document shows it to `outrelay status`.
+// Blocked is a target that cannot be written, as the watcher document stores it for `outrelay
+// status`.
 type Blocked struct {
 	Topic  string    `bson:"topic"`
 	Reason string    `bson:"reason"`
 	Since  time.Time `bson:"since"`
 	Count  int       `bson:"count"`
-	Parked bool      `bson:"parked,omitempty"` // its envelopes are held as exceptions, and everything else flows
+	Parked bool      `bson:"parked,omitempty"` // its envelopes wait as exceptions, and all other envelopes are sent
 	Kind   string    `bson:"-"`                // label of the metric
 }
 
-// Stats is what the owner writes with each renewal, so that status needs no way to the process itself.
+// Stats are saved by the owner with each renewal, so that `outrelay status` needs no connection to
+// the process.
 type Stats struct {
-	At         time.Time `bson:"at"`    // when it was taken, by the owner's clock
+	At         time.Time `bson:"at"`    // when they were taken, by the owner's clock
 	State      string    `bson:"state"` // taking-over, live, sweeping, reopening, config_error, waiting, halted …
 	Reason     string    `bson:"reason,omitempty"`
 	LagMS      int64     `bson:"lagMs"`
@@ -35,63 +37,79 @@ type Stats struct {
 	Blocked    []Blocked `bson:"blocked"`
 }
 
-// termStats holds the last Stats of a term.
+// termStats contains the last Stats of a term. It is safe for concurrent use.
 type termStats struct {
-	mu     sync.Mutex
-	s      Stats
-	halted string
-	last   time.Time
-	acked  int64
+	mu        sync.Mutex
+	current   Stats
+	halted    string // why the term is halted, or ""
+	updatedAt time.Time
+	acked     int64 // at updatedAt
 }
 
 func newTermStats() *termStats {
-	return &termStats{s: Stats{State: string(RoleTakeOver), At: time.Now()}}
+	return &termStats{current: Stats{State: string(RoleTakeOver), At: time.Now()}}
 }
 
-// halt makes the state halted until the term ends.
-func (v *termStats) halt(reason string) {
+// setHalted sets the state to halted until the term ends.
+func (v *termStats) setHalted(reason string) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	v.halted, v.s.State, v.s.Reason, v.s.At = reason, string(RoleHalted), reason, time.Now()
+	v.halted = reason
+	v.current.State = string(RoleHalted)
+	v.current.Reason = reason
+	v.current.At = time.Now()
 }
 
-// rateOver is the time over which the rate is smoothed.
-const rateOver = 5 * time.Second
+// rateWindow is the time over which the rate is smoothed.
+const rateWindow = 5 * time.Second
 
-func (v *termStats) observe(now time.Time, t *term, disp *dispatch.Dispatcher, stream changestream.State, blocked []Blocked) {
+// update takes the stats of t.
+func (v *termStats) update(
+	now time.Time, t *term, disp *dispatch.Dispatcher, stream changestream.State, blocked []Blocked,
+) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
+
 	acked := t.progress.acked.Load()
-	if d := now.Sub(v.last); !v.last.IsZero() && d > 0 {
-		share := min(float64(d)/float64(rateOver), 1)
-		v.s.Rate += share * (float64(acked-v.acked)/d.Seconds() - v.s.Rate)
+	if d := now.Sub(v.updatedAt); !v.updatedAt.IsZero() && d > 0 {
+		share := min(float64(d)/float64(rateWindow), 1)
+		v.current.Rate += share * (float64(acked-v.acked)/d.Seconds() - v.current.Rate)
 	}
-	v.last, v.acked = now, acked
-	v.s.At, v.s.Acked, v.s.Blocked = now, acked, slices.Clone(blocked)
-	v.s.LagMS = disp.Lag(t.clock.now()).Milliseconds()
-	v.s.Unresolved, v.s.Bytes = disp.Unresolved()
-	v.s.TokenAgeMS = t.tokenAge().Milliseconds()
-	v.s.State, v.s.Reason = string(stream.Phase), stream.Reason
+	v.updatedAt = now
+	v.acked = acked
+
+	v.current.At = now
+	v.current.Acked = acked
+	v.current.Blocked = slices.Clone(blocked)
+	v.current.LagMS = disp.Lag(t.clock.now()).Milliseconds()
+	v.current.Unresolved, v.current.Bytes = disp.Unresolved()
+	v.current.TokenAgeMS = t.tokenAge().Milliseconds()
+
+	// The most important state is set last.
+	v.current.State, v.current.Reason = string(stream.Phase), stream.Reason
 	if i := slices.IndexFunc(blocked, func(b Blocked) bool { return !b.Parked }); i >= 0 {
-		v.s.State, v.s.Reason = "blocked", blocked[i].Reason
+		v.current.State, v.current.Reason = "blocked", blocked[i].Reason
 	} else if disp.Waiting() {
-		v.s.State, v.s.Reason = "waiting", "the memory budget is full: Kafka takes less than the stream brings"
+		v.current.State = "waiting"
+		v.current.Reason = "the memory budget is full: Kafka is slower than the change stream"
 	}
 	if s := t.sweeping.Load(); s != nil {
-		v.s.State, v.s.Reason = "sweeping", s.text(v.s.Reason)
+		v.current.State, v.current.Reason = "sweeping", s.describe(v.current.Reason)
 	}
 	if v.halted != "" {
-		v.s.State, v.s.Reason = string(RoleHalted), v.halted
+		v.current.State, v.current.Reason = string(RoleHalted), v.halted
 	}
 }
 
-// document is the stats as they are stored.
-func (v *termStats) document() bson.D {
+// encode returns the stats in the form that the watcher document stores.
+func (v *termStats) encode() bson.D {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	raw, err := bson.Marshal(v.s)
+
+	// Neither call fails for a struct of plain fields.
+	raw, err := bson.Marshal(v.current)
 	if err != nil {
-		return nil // a struct of plain fields always marshals
+		return nil
 	}
 	var d bson.D
 	if bson.Unmarshal(raw, &d) != nil {

@@ -23,123 +23,155 @@ import (
 )
 
 var (
-	// errStopping ends the reading of a term that is drained next.
+	// errStopping ends the reading of a term. The term is drained next.
 	errStopping = errors.New("stopping")
-	// errReadEnded ends what goes beside the reading, when that has ended by itself.
+	// errReadEnded ends the monitor after the reading has ended for another reason.
 	errReadEnded = errors.New("reading ended")
 )
 
-// term is one stretch of ownership: from the acquisition of the lease to its release or loss.
+// term is one period of ownership: from the acquisition of the lease to its release or loss.
 type term struct {
 	*runner
-	held     *lease.Held
-	disp     *dispatch.Dispatcher
-	sink     *kafka.Sink
-	stream   *changestream.Stream
-	pump     *pump
-	progress progress
-	stats    *termStats
-	log      *slog.Logger
 
-	delivering   atomic.Pointer[dispatch.Dispatcher] // set when the take-over is done
+	held       *lease.Held
+	dispatcher *dispatch.Dispatcher
+	sink       *kafka.Sink
+	stream     *changestream.Stream
+	pump       *pump
+	reconciler *reconciler
+	dirty      *dirtyList
+	stats      *termStats
+	progress   progress
+	log        *slog.Logger
+
+	delivering   atomic.Pointer[dispatch.Dispatcher] // set when the takeover is done
 	stopRenewing func()
-	readers      sync.WaitGroup              // joined last: nobody waits for them before the lease is released
-	later        func(func(context.Context)) // runs beside the term, joined with readers
-	unreachable  bool                        // what waits does so because brokers are away; the monitor's
-	found        found                       // events of the fence that are not written yet
-	parked       map[string]bool             // topics that are held back; the monitor's
-	lapsed       string                      // the dead node of a pin that was told of; the monitor's
-	lettered     map[string]bool             // collections with dead letters; the exception writer's
-	unstamped    uint32                      // exceptions without a stamp, counted; the exception writer's
-	unrecorded   map[string]time.Time        // collections that refused a record of deliveries; the recorder's
-	dirty        *dirty
-	rec          *reconciler
-	margin       time.Duration // by which stamps may be older than the commits of their envelopes
-	known        struct {
+
+	// background is joined last, after the release of the lease. runInBackground starts a goroutine
+	// in it, with a context that ends with the term.
+	background      sync.WaitGroup
+	runInBackground func(func(context.Context))
+
+	fenceEvents fenceEvents // events of the fence that are not stored yet
+
+	// Used only by the monitor.
+	brokersAway  bool            // targets wait because their brokers cannot be reached
+	parkedTopics map[string]bool // topics that are parked
+	lapsedPin    string          // the dead node of a pin, once that is in the events log
+
+	// Used only by the goroutine that stores exceptions, and by the recorder of deliveries.
+	withDeadLetters  map[string]bool      // collections that got dead letters in this term
+	unstampedCount   uint32               // exceptions without a server timestamp
+	recordingRefused map[string]time.Time // when a collection last refused a recorded delivery
+
+	stampMargin time.Duration // by which server timestamps may be older than the commit of their envelopes
+	seal        []byte        // of the state database; without it, a service wrote the state of an envelope
+
+	watched struct {
 		sync.Mutex
-		outboxes []store.Outbox // what is watched, as far as it is known
+		outboxes []store.Outbox // the watched collections, as they were listed last
 	}
-	seal     []byte          // of the state database: documents without it got their state from a service
-	byTime   resume.Position // where the stream was reopened by time last
-	gap      *gap            // to be swept before the stream is read
-	rounds   rounds
-	renamed  renames
-	sweeping atomic.Pointer[sweeping] // set while positions are those of a sweep
+	collections map[[16]byte]bool // registered for this watcher, by UUID (N25)
 
-	collections map[[16]byte]bool // claimed by this watcher (N25)
+	reopenedAt resume.Position // where the stream was last reopened by time
+	gap        *gap            // to be swept before the stream is read
+	gapPacing  gapPacing
+	renamed    renames
+	sweeping   atomic.Pointer[sweepProgress] // set while positions are those of a sweep
 
-	// The end of a sweep replaces these three, while the monitor saves them.
-	startMu sync.Mutex
-	from    resume.Position // where the stream was started
-	passed  []passed        // what other slots had delivered before the watcher was divided anew
-	fresh   *lease.Update   // what describes the new stream, to be saved once the watermark has passed from
+	// startMu guards these fields: the end of a sweep replaces them while the monitor saves them.
+	startMu            sync.Mutex
+	from               resume.Position // where the stream was started
+	drainedSlots       []drainedSlot   // delivered by the slots of the previous division
+	unsavedDescription *lease.Update   // of the new stream; saved once the watermark has passed from
 }
 
-// running gives health and metrics the term that delivers now, if any.
-type running struct{ t atomic.Pointer[term] }
+// currentTerm gives health and metrics the term that delivers now, if any.
+type currentTerm struct{ t atomic.Pointer[term] }
 
-func (v *running) set(t *term) { v.t.Store(t) }
-func (v *running) get() *term  { return v.t.Load() }
+func (v *currentTerm) set(t *term) { v.t.Store(t) }
+func (v *currentTerm) get() *term  { return v.t.Load() }
 
-// serve runs one term. It returns nil when stop ended it, and only after every goroutine of the term has ended.
-func (r *runner) serve(stop, work context.Context, held *lease.Held) error {
+// serveTerm runs one term. It returns nil when stop ended the term. It returns only after every
+// goroutine of the term has ended (N2).
+func (r *runner) serveTerm(stop, work context.Context, held *lease.Held) error {
 	work, cancel := context.WithCancelCause(work)
 	defer cancel(nil)
 	g, work := errgroup.WithContext(work)
-	t := &term{runner: r, held: held, lettered: map[string]bool{}, unrecorded: map[string]time.Time{}, stats: newTermStats(), log: r.log.With("epoch", held.Document().Epoch)}
+	t := &term{
+		runner:           r,
+		held:             held,
+		withDeadLetters:  map[string]bool{},
+		recordingRefused: map[string]time.Time{},
+		stats:            newTermStats(),
+		log:              r.log.With("epoch", held.Document().Epoch),
+	}
 	r.metrics.LeaseOwner.Set(1)
-	held.SetSource(t.checkpoint)
-	select { // what was asked of an earlier term
+	held.SetSource(t.currentCheckpoint)
+
+	// A request to hand over that is still queued was meant for an earlier term.
+	select {
 	case <-r.yield:
 	default:
 	}
+
+	// The lease is renewed during the whole takeover (N1).
 	renew, stopRenewing := context.WithCancel(work)
 	defer stopRenewing()
 	t.stopRenewing = stopRenewing
-	g.Go(func() error { return endOf(renew, held.Run(renew)) }) // renewed all through the take-over (N1)
+	g.Go(func() error { return ignoreStop(renew, held.Run(renew)) })
 
-	t.later = func(f func(context.Context)) { t.readers.Go(func() { f(work) }) }
-	r.state.moves()
-	err := t.run(stop, work, g)
+	t.runInBackground = func(f func(context.Context)) { t.background.Go(func() { f(work) }) }
+	r.state.clearHung()
+	err := t.runTerm(stop, work, g)
+
+	// If a stage ended the term, the error of runTerm is only its consequence.
 	if cause := context.Cause(work); cause != nil && !errors.Is(cause, context.Canceled) {
-		err = cause // a stage ended the term; what run saw is its consequence
+		err = cause
 	}
-	r.running.set(nil)
+
+	r.current.set(nil)
 	if !errors.Is(err, lease.ErrLeaseLost) {
-		if e := t.release(work, err); e != nil && errors.Is(err, kafka.ErrFenced) {
-			err = e // the lease was not ours any more, or nobody knows: the new owner has fenced this one, as it should
+		// A release that fails means that the lease may have expired before. Then a new owner
+		// fences this process in Kafka, which is no failure.
+		if e := t.releaseLease(work, err); e != nil && errors.Is(err, kafka.ErrFenced) {
+			err = e
 		}
 	}
+
 	cancel(nil)
 	if e := g.Wait(); err == nil && e != nil {
 		err = e
 	}
-	t.readers.Wait()
-	if t.disp != nil {
-		t.disp.Leave()
+	t.background.Wait()
+
+	if t.dispatcher != nil {
+		t.dispatcher.Leave()
 	}
-	r.state.clear(termParts...)
-	r.gaugeBlocked(nil)
+	r.state.clearProblems(termParts...)
+	r.setBlockedGauges(nil)
 	r.metrics.LeaseOwner.Set(0)
 	return err
 }
 
-// termParts are the parts of the state that a term reports on.
+// termParts are the parts of the state that a term reports problems of.
 var termParts = []string{"kafka", "stream", "mongodb", "stuck", "budget", "reconciler"}
 
-// endOf is nil for a stage that ended because ctx did.
-func endOf(ctx context.Context, err error) error {
+// ignoreStop returns nil if a stage returned err because ctx ended, and err otherwise.
+func ignoreStop(ctx context.Context, err error) error {
 	if ctx.Err() != nil && (errors.Is(err, context.Canceled) || errors.Is(err, context.Cause(ctx))) {
 		return nil
 	}
 	return err
 }
 
-// run takes over, then reads and delivers until stop ends, an operator wants the lease back, or a stage fails.
-func (t *term) run(stop, work context.Context, g *errgroup.Group) error {
+// runTerm takes over, then reads and delivers until stop ends, an operator requests the lease, or a
+// stage fails. It drains before it returns.
+func (t *term) runTerm(stop, work context.Context, g *errgroup.Group) error {
 	read, stopRead := context.WithCancelCause(work)
 	defer stopRead(nil)
 	defer context.AfterFunc(stop, func() { stopRead(errStopping) })()
+
 	var watching sync.WaitGroup
 	watching.Go(func() { t.monitor(read, stopRead) })
 
@@ -147,121 +179,142 @@ func (t *term) run(stop, work context.Context, g *errgroup.Group) error {
 	start, err := t.takeOver(read, work, g)
 	if err == nil {
 		t.state.setRole(RoleOwner)
-		err = t.read(read, start)
+		err = t.readStream(read, start)
 	}
-	// The monitor ends before a halt looks at control itself: it must not swallow what an operator wants.
+
+	// The monitor ends before haltWithLease reads the control channel. Otherwise the monitor could
+	// consume an operator's request.
 	stopRead(errReadEnded)
 	watching.Wait()
 	cause := context.Cause(read)
 	if work.Err() != nil {
 		return context.Cause(work)
 	}
+
 	if errors.Is(cause, errStopping) {
 		t.state.setRole(RoleStopping)
 	}
-	t.drain(work)
-	t.drainBesides(work)
+	t.drainStream(work)
+	t.drainReconciler(work)
+
 	switch {
 	case errors.Is(cause, errStopping):
 		return nil
 	case !errors.Is(cause, errReadEnded):
 		return cause
 	}
-	return t.halted(stop, work, err)
+	return t.haltWithLease(stop, work, err)
 }
 
-// read tails the stream and pumps it until ctx ends or the stream cannot go on.
-func (t *term) read(ctx context.Context, start changestream.Start) error {
+// readStream tails the stream and pumps it until ctx ends or the stream cannot continue.
+func (t *term) readStream(ctx context.Context, start changestream.Start) error {
 	for {
-		err := t.readOnce(ctx, start)
-		if start, err = t.reopen(ctx, err); err != nil {
+		err := t.readStreamOnce(ctx, start)
+		if start, err = t.findNextStart(ctx, err); err != nil {
 			return err
 		}
 	}
 }
 
-func (t *term) readOnce(ctx context.Context, start changestream.Start) error {
+// readStreamOnce opens the stream at start, sweeps the gap if there is one, and pumps the stream
+// until it ends.
+func (t *term) readStreamOnce(ctx context.Context, start changestream.Start) error {
 	batches := make(chan *changestream.Batch)
 	ended := make(chan error, 1)
 	inner, cancel := context.WithCancel(ctx)
 	defer cancel()
-	t.readers.Go(func() {
+	t.background.Go(func() {
 		defer close(batches)
 		ended <- t.stream.Run(inner, start, batches)
 	})
+
+	// The stream is open during the sweep, but held: the reader blocks with its first batch.
 	if t.gap != nil {
-		if err := t.sweep(ctx); err != nil {
-			return err // the stream is held meanwhile: its first reply waits to be taken
+		if err := t.sweepGap(ctx); err != nil {
+			return err
 		}
 	}
+
+	// After an error the reader is not awaited, and it delivers nothing more. A server may answer
+	// its last request only at the next write, and the lease must be released before. serveTerm
+	// joins the reader.
 	if err := t.pump.run(ctx, batches); err != nil {
-		// The reader hands nothing on any more. A server may answer its last request only at the next write, so nobody
-		// waits for it before the lease is released; serve joins it.
 		return err
 	}
 	return <-ended
 }
 
-// drain waits until what was read is acked or recorded; what is not by then, the next owner reads back.
-func (t *term) drain(work context.Context) {
+// drainStream waits until all events that were read are acked or stored as exceptions. It gives up
+// after the configured time, or when only blocked targets are left. The next owner reads the rest
+// back.
+func (t *term) drainStream(work context.Context) {
 	if t.sink == nil {
 		return
 	}
+
 	ctx, cancel := context.WithTimeout(work, t.cfg.Drain)
 	defer cancel()
-	for acked := int64(-1); t.drainStep(ctx) != nil; {
-		if ctx.Err() != nil || acked == t.progress.acked.Load() && t.blocked() {
-			n, _ := t.disp.Unresolved()
-			t.log.Warn("not everything that was read could be delivered; the next owner does it", "unresolved", n)
+	for acked := int64(-1); t.drainBriefly(ctx) != nil; {
+		if ctx.Err() != nil || acked == t.progress.acked.Load() && t.hasBlockedTargets() {
+			n, _ := t.dispatcher.Unresolved()
+			t.log.Warn("stopping with undelivered events; the next owner delivers them", "unresolved", n)
 			break
 		}
 		acked = t.progress.acked.Load()
 	}
+
 	if t.sweeping.Load() != nil {
 		if err := t.saveCursor(ctx); err != nil {
-			t.log.Warn("the place of the sweep could not be written; the next owner repeats some of it", "reason", err)
+			t.log.Warn("cannot save the cursor of the sweep; the next owner repeats a part of it", "reason", err)
 		}
 	}
 }
 
-// drainStep is how often a drain looks whether anything still moves.
-const drainStep = 250 * time.Millisecond
+// drainCheckEvery is the interval at which a drain checks whether records are still acked.
+const drainCheckEvery = 250 * time.Millisecond
 
-func (t *term) drainStep(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, drainStep)
+// drainBriefly drains for at most [drainCheckEvery]. It returns nil when the dispatcher is drained.
+func (t *term) drainBriefly(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, drainCheckEvery)
 	defer cancel()
-	return t.disp.Drain(ctx)
+	return t.dispatcher.Drain(ctx)
 }
 
-// blocked reports whether something waits for what a drain cannot bring.
-func (t *term) blocked() bool {
+// hasBlockedTargets reports whether envelopes wait for a target that cannot be written and is not
+// parked.
+func (t *term) hasBlockedTargets() bool {
 	return slices.ContainsFunc(t.sink.State(), func(b kafka.Blocked) bool { return b.Count > 0 && !b.Parked })
 }
 
-// release writes the last checkpoint and gives the lease back. Only if it succeeds this process held the lease until then.
-func (t *term) release(work context.Context, why error) error {
+// releaseLease saves the last checkpoint and releases the lease. Its success proves that this
+// process held the lease until then.
+func (t *term) releaseLease(work context.Context, why error) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(work), t.cfg.Lease.TTL)
 	defer cancel()
-	if err := t.held.Release(ctx, t.checkpoint()); err != nil {
-		t.log.Warn("the lease could not be released; it expires by itself", "reason", err, "ttl", t.cfg.Lease.TTL)
+	if err := t.held.Release(ctx, t.currentCheckpoint()); err != nil {
+		t.log.Warn("cannot release the lease; it expires", "reason", err, "ttl", t.cfg.Lease.TTL)
 		return err
 	}
-	t.tellReleased(work, why)
+
+	t.announceReleased(work, why)
 	return nil
 }
 
-// halted keeps the lease when only a person can help, so that no standby runs into the same, until stop ends, the lease is
-// lost, or an operator asks for the lease. Any other error it returns at once.
-func (t *term) halted(stop, work context.Context, err error) error {
+// haltWithLease keeps the lease if err is a *HaltError, so that no standby runs into the same
+// problem. It blocks until stop ends, the lease is lost, or an operator requests the lease. It
+// returns any other err at once.
+func (t *term) haltWithLease(stop, work context.Context, err error) error {
 	halt, ok := errors.AsType[*HaltError](err)
 	if !ok {
 		return err
 	}
+
 	t.state.setRole(RoleHalted)
-	t.report("halted", halt, true)
-	t.stats.halt(halt.Error())
-	t.announce(work, store.Halted, bson.D{{Key: "reason", Value: halt.Error()}})
-	defer t.state.clear("halted")
+	t.reportProblem("halted", halt, true)
+	t.stats.setHalted(halt.Error())
+	t.appendEvent(work, store.Halted, bson.D{{Key: "reason", Value: halt.Error()}})
+	defer t.state.clearProblems("halted")
+
 	for {
 		select {
 		case <-stop.Done():
@@ -276,24 +329,30 @@ func (t *term) halted(stop, work context.Context, err error) error {
 	}
 }
 
-// checkpoint is what each renewal writes.
-func (t *term) checkpoint() lease.Checkpoint {
-	c := lease.Checkpoint{Stats: t.stats.document()}
+// currentCheckpoint returns the checkpoint that the next renewal saves.
+func (t *term) currentCheckpoint() lease.Checkpoint {
+	c := lease.Checkpoint{Stats: t.stats.encode()}
 	disp := t.delivering.Load()
 	if disp == nil || t.sweeping.Load() != nil {
 		return c
 	}
+
+	// While a gap is open the position stays before it (N22). A sweep may have begun since the
+	// check above.
 	pos, ok, offsets := disp.Snapshot()
-	if ok && t.sweeping.Load() == nil { // N22: while a gap is open the position stays before it
-		c.Position, c.Offsets = pos, offsets
+	if ok && t.sweeping.Load() == nil {
+		c.Position = pos
+		c.Offsets = offsets
 	}
 	return c
 }
 
-// announce writes an entry into the events log; a failure to do so is no failure of the relay.
-func (t *term) announce(ctx context.Context, kind store.Kind, fields bson.D) {
+// appendEvent appends an entry to the events log. It waits at most two seconds. A failure is only
+// logged.
+func (t *term) appendEvent(ctx context.Context, kind store.Kind, fields bson.D) {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()
+
 	fields = append(fields, bson.E{Key: "epoch", Value: t.held.Document().Epoch})
 	if !t.part.Whole() {
 		fields = append(fields, bson.E{Key: "slot", Value: t.part.String()})
@@ -311,9 +370,9 @@ func (t *term) retryFenced(ctx context.Context, op func() error) error {
 			return retry.Permanent(err)
 		}
 		return err
-	}, func(err error, _ time.Duration) { t.report("mongodb", err, false) })
+	}, func(err error, _ time.Duration) { t.reportProblem("mongodb", err, false) })
 	if err == nil {
-		t.state.clear("mongodb")
+		t.state.clearProblems("mongodb")
 	}
 	return err
 }

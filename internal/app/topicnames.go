@@ -8,37 +8,40 @@ import (
 	"github.com/outrelay/outrelay/internal/retry"
 )
 
-// topicNames are the topics of the cluster. They do not count for topics.max, so that a service which makes up topics
-// cannot use up the places of topics that exist.
+// topicNames contains the topics of the cluster. They do not count for topics.max, so that a
+// service with invented topic names cannot use up the places of existing topics. It is safe for
+// concurrent use.
 type topicNames struct {
 	names atomic.Pointer[map[string]bool]
 }
 
-func (n *topicNames) has(topic string) bool {
+func (n *topicNames) exists(topic string) bool {
 	names := n.names.Load()
 	return names != nil && (*names)[topic]
 }
 
-// topicNamesEvery is how often the topics are listed while envelopes name more topics than they may.
+// topicNamesEvery is the interval at which the topics are listed while envelopes name more topics
+// than topics.max.
 const topicNamesEvery = 10 * time.Second
 
-// countTopics begins to count the topics that envelopes name. It lists those of the cluster now, and again while the count is
-// at its maximum, for topics that were created since.
+// countTopics starts to count the topics that envelopes name. It lists the topics of the cluster
+// now, and again while the count is at its maximum, because topics may have been created since.
 func (t *term) countTopics(ctx context.Context) {
-	var exist topicNames
+	var existing topicNames
 	list := func(ctx context.Context) {
 		ctx, cancel := context.WithTimeout(ctx, topicNamesEvery)
 		defer cancel()
 		names, err := t.kafka.TopicNames(ctx)
 		if err != nil {
-			t.log.Debug("the topics of the cluster could not be listed", "error", err)
+			t.log.Debug("cannot list the topics of the cluster", "error", err)
 			return
 		}
-		exist.names.Store(&names)
+		existing.names.Store(&names)
 	}
+
 	list(ctx)
-	t.router.Begin(exist.has)
-	t.later(func(ctx context.Context) {
+	t.router.Begin(existing.exists)
+	t.runInBackground(func(ctx context.Context) {
 		for retry.Sleep(ctx, topicNamesEvery) == nil {
 			if t.router.Full() {
 				list(ctx)

@@ -18,58 +18,78 @@ import (
 	"github.com/outrelay/outrelay/internal/store"
 )
 
-// NewKafka makes the client of the configured cluster; it does no I/O.
+// NewKafka returns the client of the configured cluster. It does no I/O.
 func NewKafka(cfg config.Config, log *slog.Logger, m *metrics.Set) (*kafka.Client, error) {
 	tls, err := cfg.Kafka.TLS.Source(log, func(ok bool) { m.Reloaded(metrics.Certificates, ok) })
 	if err != nil {
 		return nil, fmt.Errorf("kafka.tls: %w", err)
 	}
+
 	c := kafka.Config{
-		Brokers: cfg.Kafka.Brokers, TLSNow: tls, Compression: cfg.Kafka.Compression, RequestTimeout: cfg.Kafka.RequestTimeout,
-		Lanes: cfg.Kafka.Lanes, ParkBytes: int64(cfg.Limits.Memory), Log: log, Metrics: m,
+		Brokers:        cfg.Kafka.Brokers,
+		TLSNow:         tls,
+		Compression:    cfg.Kafka.Compression,
+		RequestTimeout: cfg.Kafka.RequestTimeout,
+		Lanes:          cfg.Kafka.Lanes,
+		ParkBytes:      int64(cfg.Limits.Memory),
+		Log:            log,
+		Metrics:        m,
 	}
 	if s := cfg.Kafka.SASL; s != nil {
 		password := s.Password
-		c.SASL = &kafka.SASL{Mechanism: strings.ToUpper(s.Mechanism), User: s.Username, Password: func() (string, error) { return password.Reveal(), nil }}
+		c.SASL = &kafka.SASL{
+			Mechanism: strings.ToUpper(s.Mechanism),
+			User:      s.Username,
+			Password:  func() (string, error) { return password.Reveal(), nil },
+		}
 	}
 	if t := cfg.Topics.Create; t != nil {
-		c.Create = &kafka.TopicCreate{Partitions: max(t.Partitions, 0), Replication: max(t.Replication, 0), Configs: t.Configs}
+		c.Create = &kafka.TopicCreate{
+			Partitions:  max(t.Partitions, 0),
+			Replication: max(t.Replication, 0),
+			Configs:     t.Configs,
+		}
 	}
 	return kafka.NewClient(c)
 }
 
-// kafkaEvent notes what the fence found, for people who ask afterwards.
-func (t *term) kafkaEvent(e fence.Event) {
-	if !t.found.add(e) {
+// recordFenceEvent appends an event of the fence to the events log, in the background.
+func (t *term) recordFenceEvent(e fence.Event) {
+	if !t.fenceEvents.addEvent(e) {
 		return
 	}
-	t.later(func(ctx context.Context) {
-		t.found.each(func(e fence.Event, n int) {
+	t.runInBackground(func(ctx context.Context) {
+		t.fenceEvents.writeEach(func(e fence.Event, n int) {
 			kind := store.Kind("kafka_" + strings.ReplaceAll(string(e.Kind), "-", "_"))
-			t.announce(ctx, kind, bson.D{{Key: "topic", Value: e.Topic}, {Key: "text", Value: e.Text}, {Key: "count", Value: n}})
+			t.appendEvent(ctx, kind, bson.D{
+				{Key: "topic", Value: e.Topic},
+				{Key: "text", Value: e.Text},
+				{Key: "count", Value: n},
+			})
 		})
 	})
 }
 
-// found gathers events of the fence while others are written: a cluster that was made anew has one for each of its partitions.
-type found struct {
+// fenceEvents collects events of the fence while earlier events are written. A cluster that was
+// recreated causes one event for each of its partitions.
+type fenceEvents struct {
 	mu      sync.Mutex
-	waiting map[fence.EventKind]gathered
-	writing bool // somebody is in each
+	waiting map[fence.EventKind]countedEvent
+	writing bool // writeEach runs
 }
 
-// gathered is the first of several events of a kind, and their number.
-type gathered struct {
+// countedEvent is the first of several events of a kind, and their number.
+type countedEvent struct {
 	first fence.Event
 	n     int
 }
 
-// add notes an event and reports whether the caller has to see to a call of each.
-func (f *found) add(e fence.Event) bool {
+// addEvent adds an event. It reports whether the caller has to call writeEach.
+func (f *fenceEvents) addEvent(e fence.Event) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.waiting == nil {
-		f.waiting = map[fence.EventKind]gathered{}
+		f.waiting = map[fence.EventKind]countedEvent{}
 	}
 	g, more := f.waiting[e.Kind]
 	if !more {
@@ -77,13 +97,14 @@ func (f *found) add(e fence.Event) bool {
 	}
 	g.n++
 	f.waiting[e.Kind] = g
+
 	first := !f.writing
 	f.writing = true
 	return first
 }
 
-// each calls write for each kind of events that waits, until none is left.
-func (f *found) each(write func(first fence.Event, n int)) {
+// writeEach calls write once for each kind of waiting events. It repeats that until no events wait.
+func (f *fenceEvents) writeEach(write func(first fence.Event, n int)) {
 	for {
 		f.mu.Lock()
 		list := f.waiting
@@ -93,40 +114,57 @@ func (f *found) each(write func(first fence.Event, n int)) {
 		if len(list) == 0 {
 			return
 		}
+
 		for _, g := range list {
 			write(g.first, g.n)
 		}
 	}
 }
 
-// gauges gives the metrics that are read when they are scraped their sources.
-func (r *runner) gauges() {
+// registerGauges sets the sources of the metrics that are computed at each scrape.
+func (r *runner) registerGauges() {
 	m := r.metrics
-	with := func(f func(t *term) float64) func() float64 {
+	ofTerm := func(f func(t *term) float64) func() float64 {
 		return func() float64 {
-			if t := r.running.get(); t != nil {
+			if t := r.current.get(); t != nil {
 				return f(t)
 			}
 			return 0
 		}
 	}
-	limits := func() (bytes, tickets int64) { // a standby has what it would have if all slots ran here
-		if t := r.running.get(); t != nil {
-			return t.disp.Limits()
+
+	// A standby reports the limits that it would have if all slots ran in this process.
+	limits := func() (bytes, tickets int64) {
+		if t := r.current.get(); t != nil {
+			return t.dispatcher.Limits()
 		}
 		return int64(r.cfg.Limits.Memory), int64(r.cfg.Limits.Tickets)
 	}
-	m.Budget.From(func() float64 { bytes, _ := limits(); return float64(bytes) })
-	m.MaxTicketWindow.From(func() float64 { _, tickets := limits(); return float64(tickets) })
-	m.Lag.From(with(func(t *term) float64 { return t.disp.Lag(t.clock.now()).Seconds() }))
-	m.TokenAge.From(with(func(t *term) float64 { return t.tokenAge().Seconds() }))
-	m.TicketWindow.From(with(func(t *term) float64 { n, _ := t.disp.Unresolved(); return float64(n) }))
-	m.BudgetUsed.From(with(func(t *term) float64 { _, b := t.disp.Unresolved(); return float64(b) }))
+	m.Budget.From(func() float64 {
+		bytes, _ := limits()
+		return float64(bytes)
+	})
+	m.MaxTicketWindow.From(func() float64 {
+		_, tickets := limits()
+		return float64(tickets)
+	})
+
+	m.Lag.From(ofTerm(func(t *term) float64 { return t.dispatcher.Lag(t.clock.now()).Seconds() }))
+	m.TokenAge.From(ofTerm(func(t *term) float64 { return t.tokenAge().Seconds() }))
+	m.TicketWindow.From(ofTerm(func(t *term) float64 {
+		n, _ := t.dispatcher.Unresolved()
+		return float64(n)
+	}))
+	m.BudgetUsed.From(ofTerm(func(t *term) float64 {
+		_, b := t.dispatcher.Unresolved()
+		return float64(b)
+	}))
 }
 
-// tokenAge is the server's time minus that of the watermark.
+// tokenAge returns the age of the watermark, by the server's clock. It returns 0 if the watermark
+// has no time.
 func (t *term) tokenAge() time.Duration {
-	pos, ok := t.disp.Reached()
+	pos, ok := t.dispatcher.Reached()
 	if !ok {
 		return 0
 	}
@@ -137,12 +175,13 @@ func (t *term) tokenAge() time.Duration {
 	return max(t.clock.now().Sub(time.Unix(int64(ts.T), 0)), 0)
 }
 
-// alive tells the lease whether a node that it is pinned to lives.
-func (r *Relay) alive(ctx context.Context, node string) bool {
+// nodeAlive reports whether a node that the lease is pinned to is alive. If the node cannot be
+// looked up, it returns true, so that the pin stays.
+func (r *Relay) nodeAlive(ctx context.Context, node string) bool {
 	ok, err := r.nodes.Alive(ctx, node, staleAfter)
 	if err != nil && !errors.Is(err, context.Canceled) {
-		r.log.Debug("the node that the watcher is pinned to cannot be looked up", "node", node, "reason", err)
-		return true // what cannot be known keeps the pin
+		r.log.Debug("cannot look up the pinned node", "node", node, "reason", err)
+		return true
 	}
 	return ok
 }

@@ -19,46 +19,47 @@ import (
 	"github.com/outrelay/outrelay/internal/devstack"
 )
 
-// The hidden commands of the program that children are started with.
+// The hidden commands of the program that start children.
 const (
 	ChildCommand = "bench-child" // calls Child
-	RelayCommand = "bench-relay" // `run` that ends with its standard input, with profiles
+	RelayCommand = "bench-relay" // `run` with profiles; ends with its standard input
 )
 
-// Options say what to measure. The zero value of a field without a default is not valid.
+// Options configure a benchmark. A field without a default must be set.
 type Options struct {
 	Events   int           // of the backlog
 	Payload  int           // bytes of an event's payload, at least 8
-	Runs     int           // interleaved runs of everything; medians are reported
+	Runs     int           // interleaved runs; the results are medians
 	Rates    []int         // events per second at which latency is measured; none measures none
 	Duration time.Duration // of each rate
 
-	// Failover is how often an owner is killed, and how often it is asked to end, with a standby beside it. 0 leaves that out.
+	// Failover is how often an owner with a standby is killed, and how often it is stopped gracefully. 0 skips this.
 	Failover int
-	// TTL is the lease's in the failover. Defaults to the configuration's.
+	// TTL is the ttl of the lease in the failover. Defaults to that of the configuration.
 	TTL time.Duration
 
 	// Pairs is how many pairs of drains [RunObserved] makes. Defaults to [DefaultPairs].
 	Pairs int
-	// Only are the measurements of the reconciler that are wanted; empty for all of them.
+	// Only lists the measurements of the reconciler to run. Empty runs all.
 	Only []string
 
-	// MongoDB and Kafka name servers to measure on, without login. Empty ones are started, and stopped at the end.
+	// MongoDB and Kafka name the servers, without login. If one is empty, its server is started, and stopped at
+	// the end.
 	MongoDB string
 	Kafka   []string
 
-	// CPUProfile and MemProfile are the beginnings of file names for profiles of the relay, one for each measurement.
+	// CPUProfile and MemProfile are the prefixes of the files for profiles of the relay, one per measurement.
 	CPUProfile, MemProfile string
 
-	// Program is the executable that children are started from. Defaults to this one.
+	// Program is the executable of the children. Defaults to this one.
 	Program string
-	// Progress is told, line by line, what happens. Required.
+	// Progress receives a line per step. Required.
 	Progress io.Writer
-	// OnHardStop is given what has to run when the process ends at once. Optional.
+	// OnHardStop receives a function that the caller must run if the process ends at once. Optional.
 	OnHardStop func(func())
 }
 
-// Check reports every problem of the options at once.
+// Check returns an error that lists every problem of the options.
 func (o Options) Check() error {
 	var errs []error
 	least := func(name string, v, least int) {
@@ -66,19 +67,22 @@ func (o Options) Check() error {
 			errs = append(errs, fmt.Errorf("%s: %d is below %d", name, v, least))
 		}
 	}
+
 	least("events", o.Events, 1)
 	least("payload", o.Payload, minPayload)
 	least("runs", o.Runs, 1)
 	least("failover", o.Failover, 0)
 	least("pairs", o.Pairs, 0)
+
 	for _, r := range o.Rates {
 		least("rates", r, 1)
 	}
 	for _, name := range o.Only {
 		if known := ReconcilerSteps(); !slices.Contains(known, name) {
-			errs = append(errs, fmt.Errorf("only: %q is none of %s", name, strings.Join(known, ", ")))
+			errs = append(errs, fmt.Errorf("only: %q is not one of %s", name, strings.Join(known, ", ")))
 		}
 	}
+
 	if len(o.Rates) > 0 && o.Duration < time.Second {
 		errs = append(errs, fmt.Errorf("seconds: %v is below one second", o.Duration))
 	}
@@ -94,77 +98,85 @@ const (
 	live    = "live"
 )
 
-// bench is one benchmark under way.
+// bench is the state of one benchmark.
 type bench struct {
 	Options
-	stack    *devstack.Stack // nil where both servers were given
-	servers  []int           // processes of the servers, as far as they are known
+	stack    *devstack.Stack // nil if both servers were given
+	servers  []int           // known processes of the servers
 	client   *mongo.Client
 	cluster  *cluster
 	db       string
 	dir      string // of configuration files
 	start    bson.Timestamp
 	numbered int
-	perDoc   time.Duration // the slowest that documents were written in bulk so far
+	perDoc   time.Duration // slowest bulk write so far, per document
 	states   []string
 	began    time.Time
 }
 
-// Run measures. It takes minutes; ctx ends it.
+// Run runs the benchmark. It takes minutes. The end of ctx interrupts it.
 func Run(ctx context.Context, o Options) (res Result, err error) {
-	err = o.with(ctx, func(b *bench) (err error) {
-		res, err = b.measure(ctx)
+	err = o.withServers(ctx, func(b *bench) (err error) {
+		res, err = b.measureAll(ctx)
 		return err
 	})
 	return res, err
 }
 
-// with calls f with servers, and removes everything afterwards.
-func (o Options) with(ctx context.Context, f func(*bench) error) (err error) {
+// withServers opens the servers, calls f, and then removes everything.
+func (o Options) withServers(ctx context.Context, f func(*bench) error) (err error) {
 	if err := o.Check(); err != nil {
 		return err
 	}
+
 	if o.Program == "" {
-		if o.Program, err = os.Executable(); err != nil {
+		o.Program, err = os.Executable()
+		if err != nil {
 			return fmt.Errorf("finding this program: %w", err)
 		}
 	}
+
 	b := &bench{Options: o, db: "bench_" + uuid.NewString()[:8], began: time.Now(), numbered: 1}
-	defer func() { err = errors.Join(err, b.close(context.WithoutCancel(ctx))) }()
-	if err := b.open(ctx); err != nil {
+	defer func() { err = errors.Join(err, b.cleanUp(context.WithoutCancel(ctx))) }()
+	if err := b.openServers(ctx); err != nil {
 		return err
 	}
 	return f(b)
 }
 
-func (b *bench) say(format string, args ...any) {
+func (b *bench) logProgress(format string, args ...any) {
 	fmt.Fprintf(b.Progress, "%6.1f s  %s\n", time.Since(b.began).Seconds(), fmt.Sprintf(format, args...))
 }
 
-// open starts or finds the servers.
-func (b *bench) open(ctx context.Context) (err error) {
+// openServers starts the servers, or connects to the given ones.
+func (b *bench) openServers(ctx context.Context) (err error) {
 	if b.dir, err = os.MkdirTemp("", "outrelay-bench-"); err != nil {
 		return err
 	}
+
 	var given []string
-	want := devstack.Options{Progress: func(p devstack.Progress) { b.say("%s", p) }}
+	want := devstack.Options{Progress: func(p devstack.Progress) { b.logProgress("%s", p) }}
+
 	if b.MongoDB == "" {
 		want.Mongods = 1
-		// The whole backlog in memory and in the oplog: disks are not what is measured.
+		// The whole backlog fits into the memory and the oplog, so that the disk does not limit the figures.
 		mb := b.Events / 1024 * (b.Payload + 600) / 1024
 		want.Mongo = devstack.MongoOptions{CacheMB: max(1024, 3*mb), OplogMB: max(2048, 3*mb)}
 	} else {
 		given = append(given, options.Client().ApplyURI(b.MongoDB).Hosts...)
 	}
+
 	if len(b.Kafka) == 0 {
 		want.Brokers = 1
 	} else {
 		given = append(given, b.Kafka...)
 	}
+
 	if want.Mongods+want.Brokers > 0 {
 		if b.stack, err = devstack.Start(ctx, want); err != nil {
 			return err
 		}
+
 		if b.OnHardStop != nil {
 			b.OnHardStop(b.stack.Stop)
 		}
@@ -180,22 +192,25 @@ func (b *bench) open(ctx context.Context) (err error) {
 	if len(b.Kafka) == 0 {
 		b.Kafka = b.stack.Brokers()
 	}
+
 	for _, k := range b.Kafka {
 		if _, _, err := net.SplitHostPort(k); err != nil {
 			return fmt.Errorf("kafka: %q is not host:port", k)
 		}
 	}
+
 	b.servers = append(b.servers, listeners(given)...)
 	b.cluster = newCluster(b.Kafka)
 	b.client, err = connect(ctx, b.MongoDB)
 	return err
 }
 
-// close removes what the benchmark has made.
-func (b *bench) close(ctx context.Context) error {
+// cleanUp removes everything that the benchmark has created.
+func (b *bench) cleanUp(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
 	var errs []error
+
 	if b.client != nil {
 		if b.stack == nil || len(b.stack.Mongods()) == 0 {
 			for _, db := range append(b.states, b.db) {
@@ -204,6 +219,7 @@ func (b *bench) close(ctx context.Context) error {
 		}
 		errs = append(errs, b.client.Disconnect(ctx))
 	}
+
 	if b.cluster != nil {
 		b.cluster.close()
 	}
@@ -216,17 +232,17 @@ func (b *bench) close(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// pids are the processes that are not foreign.
-func (b *bench) pids() []int { return slices.Clone(b.servers) }
+// serverPIDs returns the processes that do not count as foreign.
+func (b *bench) serverPIDs() []int { return slices.Clone(b.servers) }
 
-// topic makes a topic of its own for a measurement.
-func (b *bench) topic(ctx context.Context, name string) (string, error) {
+// newTopic creates a new topic for a measurement.
+func (b *bench) newTopic(ctx context.Context, name string) (string, error) {
 	topic := b.db + "." + name
-	return topic, b.cluster.create(ctx, topic)
+	return topic, b.cluster.createTopic(ctx, topic)
 }
 
-// state is a state database of its own: a watcher that never ran.
-func (b *bench) state(name string) string {
+// newStateDB returns the name of a new state database, so that the watcher starts without a checkpoint.
+func (b *bench) newStateDB(name string) string {
 	db := b.db + "_" + strings.ReplaceAll(name, ".", "_")
 	if !slices.Contains(b.states, db) {
 		b.states = append(b.states, db)
@@ -243,53 +259,65 @@ type samples struct {
 	rawP50, rawP99, p50, p99, p3 map[int][]float64
 }
 
-func (b *bench) measure(ctx context.Context) (Result, error) {
+// measureAll runs all measurements of [Run].
+func (b *bench) measureAll(ctx context.Context) (Result, error) {
 	s := &samples{
 		foreign: map[string][]float64{},
-		rawP50:  map[int][]float64{}, rawP99: map[int][]float64{}, p50: map[int][]float64{}, p99: map[int][]float64{}, p3: map[int][]float64{},
+		rawP50:  map[int][]float64{}, rawP99: map[int][]float64{},
+		p50: map[int][]float64{}, p99: map[int][]float64{}, p3: map[int][]float64{},
 	}
+
 	var err error
-	b.say("writing a backlog of %d events of %d bytes", b.Events, b.Payload)
-	if b.start, err = b.fill(ctx); err != nil {
+	b.logProgress("writing a backlog of %d events of %d bytes", b.Events, b.Payload)
+	if b.start, err = b.fillBacklog(ctx); err != nil {
 		return Result{}, err
 	}
-	coll, err := b.outbox(ctx, live)
+
+	coll, err := b.newOutbox(ctx, live)
 	if err != nil {
 		return Result{}, err
 	}
-	b.say("warming the servers up")
-	if err := b.ceilings(ctx, 0, &samples{foreign: map[string][]float64{}}); err != nil {
+
+	b.logProgress("warming the servers up")
+	if err := b.measureCeilings(ctx, 0, &samples{foreign: map[string][]float64{}}); err != nil {
 		return Result{}, err
 	}
+
 	for run := 1; run <= b.Runs; run++ {
-		if err := b.ceilings(ctx, run, s); err != nil {
+		if err := b.measureCeilings(ctx, run, s); err != nil {
 			return Result{}, err
 		}
-		if err := b.through(ctx, run, s); err != nil {
+		if err := b.measureDrain(ctx, run, s); err != nil {
 			return Result{}, err
 		}
-		if err := b.delays(ctx, run, coll, s); err != nil {
+		if err := b.measureLatency(ctx, run, coll, s); err != nil {
 			return Result{}, err
 		}
 	}
-	res := s.result(b)
+
+	res := s.medians(b)
 	if b.Failover > 0 {
-		if res.Failover, err = b.failover(ctx); err != nil {
+		if res.Failover, err = b.measureFailover(ctx); err != nil {
 			return res, err
 		}
 	}
 	return res, nil
 }
 
-// ceilings measures what the servers give without a relay.
-func (b *bench) ceilings(ctx context.Context, run int, s *samples) error {
-	topic, err := b.topic(ctx, fmt.Sprintf("raw%d", run))
+// measureCeilings measures the limits of the servers, without a relay.
+func (b *bench) measureCeilings(ctx context.Context, run int, s *samples) error {
+	topic, err := b.newTopic(ctx, fmt.Sprintf("raw%d", run))
 	if err != nil {
 		return err
 	}
-	defer b.cluster.remove(context.WithoutCancel(ctx), topic)
-	stream := spec{Mode: modeStream, MongoDB: b.MongoDB, DB: b.db, Collection: backlog, Start: b.start, Events: b.Events, Payload: b.Payload}
+	defer b.cluster.deleteTopic(context.WithoutCancel(ctx), topic)
+
+	stream := spec{
+		Mode: modeStream, MongoDB: b.MongoDB, DB: b.db, Collection: backlog,
+		Start: b.start, Events: b.Events, Payload: b.Payload,
+	}
 	produce := spec{Mode: modeProduce, Kafka: b.Kafka, Topic: topic, Events: b.Events, Payload: b.Payload}
+
 	for _, step := range []struct {
 		name  string
 		to    *[]float64
@@ -299,74 +327,91 @@ func (b *bench) ceilings(ctx context.Context, run int, s *samples) error {
 		{"raw_produce", &s.produce, []spec{produce}},
 		{"both", &s.both, []spec{stream, produce}},
 	} {
-		m, err := b.together(ctx, step.specs...)
+		m, err := b.runTogether(ctx, step.specs...)
 		if err != nil {
 			return err
 		}
+
 		began, ended := m.outcomes[0].Began, m.outcomes[0].Ended
 		for _, o := range m.outcomes {
 			began, ended = min(began, o.Began), max(ended, o.Ended)
 		}
 		rate := perSecond(b.Events, began, ended)
 		*step.to = append(*step.to, rate)
+
 		if m.known {
 			s.foreign[step.name] = append(s.foreign[step.name], m.foreign)
 		}
 		if run > 0 {
-			b.say("run %d of %d: %-11s %8.0f/s  foreign CPU %.1f %%", run, b.Runs, step.name, rate, m.foreign)
+			b.logProgress("run %d of %d: %-11s %8.0f/s  foreign CPU %.1f %%", run, b.Runs, step.name, rate, m.foreign)
 		}
 	}
 	return nil
 }
 
-// through measures the drain through the relay.
-func (b *bench) through(ctx context.Context, run int, s *samples) error {
-	d, err := b.drain(ctx, run)
+// measureDrain measures the drain of the backlog through the relay.
+func (b *bench) measureDrain(ctx context.Context, run int, s *samples) error {
+	d, err := b.drainBacklog(ctx, run)
 	if err != nil {
 		return fmt.Errorf("drain: %w", err)
 	}
-	s.drain, s.cpu, s.peak, s.allocs = append(s.drain, d.eps), append(s.cpu, d.cpuPerMillion), append(s.peak, d.peak), append(s.allocs, d.allocs)
-	s.early, s.end = append(s.early, d.early), append(s.end, d.end)
+
+	s.drain = append(s.drain, d.eps)
+	s.cpu = append(s.cpu, d.cpuPerMillion)
+	s.peak = append(s.peak, d.peak)
+	s.allocs = append(s.allocs, d.allocs)
+	s.early = append(s.early, d.early)
+	s.end = append(s.end, d.end)
+
 	if d.known {
 		s.foreign["drain"] = append(s.foreign["drain"], d.foreign)
 	}
-	b.say("run %d of %d: %-11s %8.0f/s  foreign CPU %.1f %%  %.2f CPU-s per million  %.1f MB (%.1f after 50,000)  %.3f allocations per event",
+	b.logProgress("run %d of %d: %-11s %8.0f/s  foreign CPU %.1f %%  %.2f CPU-s per million  "+
+		"%.1f MB (%.1f after 50,000)  %.3f allocations per event",
 		run, b.Runs, "drain", d.eps, d.foreign, d.cpuPerMillion, d.peak, d.early, d.allocs)
 	return nil
 }
 
-// delays measures latency at each rate: of the bare stream first, then of the relay, never both at once, because a second
-// stream would cost the server as much again.
-func (b *bench) delays(ctx context.Context, run int, coll *mongo.Collection, s *samples) error {
+// measureLatency measures the latency at each rate: first of the bare stream, then of the relay. It never
+// measures both concurrently, because a second stream would double the cost on the server.
+func (b *bench) measureLatency(ctx context.Context, run int, coll *mongo.Collection, s *samples) error {
 	if len(b.Rates) == 0 {
 		return nil
 	}
+
 	for _, rate := range b.Rates {
 		raw, err := b.rawLatency(ctx, coll, rate)
 		if err != nil {
 			return fmt.Errorf("latency of the raw stream at %d/s: %w", rate, err)
 		}
+
 		s.rawP50[rate], s.rawP99[rate] = append(s.rawP50[rate], raw.p50), append(s.rawP99[rate], raw.p99)
 		if name := fmt.Sprintf("raw_latency_%d", rate); raw.known {
 			s.foreign[name] = append(s.foreign[name], raw.foreign)
 		}
-		b.say("run %d of %d: raw stream at %d/s  p50 %.2f ms  p99 %.2f ms  foreign CPU %.1f %%", run, b.Runs, rate, raw.p50, raw.p99, raw.foreign)
+		b.logProgress("run %d of %d: raw stream at %d/s  p50 %.2f ms  p99 %.2f ms  foreign CPU %.1f %%",
+			run, b.Runs, rate, raw.p50, raw.p99, raw.foreign)
 	}
+
 	t, err := b.startTailing(ctx, coll, fmt.Sprintf("live%d", run))
 	if err != nil {
 		return fmt.Errorf("latency: %w", err)
 	}
-	defer b.cluster.remove(context.WithoutCancel(ctx), t.topic)
+	defer b.cluster.deleteTopic(context.WithoutCancel(ctx), t.topic)
 	for _, rate := range b.Rates {
 		l, err := b.relayLatency(ctx, coll, t, rate)
 		if err != nil {
-			return errors.Join(fmt.Errorf("latency at %d/s: %w", rate, err), t.stop())
+			return errors.Join(fmt.Errorf("latency at %d/s: %w", rate, err), t.stopAll())
 		}
-		s.p50[rate], s.p99[rate], s.p3[rate] = append(s.p50[rate], l.p50), append(s.p99[rate], l.p99), append(s.p3[rate], l.p999)
+
+		s.p50[rate] = append(s.p50[rate], l.p50)
+		s.p99[rate] = append(s.p99[rate], l.p99)
+		s.p3[rate] = append(s.p3[rate], l.p999)
 		if name := fmt.Sprintf("latency_%d", rate); l.known {
 			s.foreign[name] = append(s.foreign[name], l.foreign)
 		}
-		b.say("run %d of %d: relay at %d/s  p50 %.2f ms  p99 %.2f ms  p99.9 %.2f ms  foreign CPU %.1f %%", run, b.Runs, rate, l.p50, l.p99, l.p999, l.foreign)
+		b.logProgress("run %d of %d: relay at %d/s  p50 %.2f ms  p99 %.2f ms  p99.9 %.2f ms  foreign CPU %.1f %%",
+			run, b.Runs, rate, l.p50, l.p99, l.p999, l.foreign)
 	}
-	return t.stop()
+	return t.stopAll()
 }

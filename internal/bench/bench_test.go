@@ -38,11 +38,11 @@ func TestLedger(t *testing.T) {
 			const key = 5
 			l.keys[key].acked = c.acked
 			for _, n := range c.came {
-				l.arrived(l.number(key, n), time.Now(), sender{id: 1})
+				l.recordArrival(l.eventNumber(key, n), time.Now(), sender{id: 1})
 			}
-			l.arrived(7, time.Now(), sender{id: 1}) // none of its own
+			l.recordArrival(7, time.Now(), sender{id: 1}) // none of its own
 			var got verdict
-			got.Events, got.Lost, got.Duplicates, got.OutOfOrder = l.verdict()
+			got.Events, got.Lost, got.Duplicates, got.OutOfOrder = l.countErrors()
 			if d := cmp.Diff(c.want, got); d != "" {
 				t.Error(d)
 			}
@@ -54,16 +54,16 @@ func TestLedger(t *testing.T) {
 func TestLedgerExpectsAnotherSender(t *testing.T) {
 	t.Parallel()
 	l, at := newLedger(), time.Now()
-	l.arrived(l.number(0, 1), at, sender{1, 0})
-	next := l.expect()
-	l.arrived(l.number(0, 2), at.Add(time.Millisecond), sender{1, 0})
+	l.recordArrival(l.eventNumber(0, 1), at, sender{1, 0})
+	next := l.awaitNewSender()
+	l.recordArrival(l.eventNumber(0, 2), at.Add(time.Millisecond), sender{1, 0})
 	select {
 	case <-next:
 		t.Fatal("a delivery by the same sender was taken for the standby's")
 	default:
 	}
 	want := at.Add(time.Second)
-	l.arrived(l.number(0, 3), want, sender{1, 1})
+	l.recordArrival(l.eventNumber(0, 3), want, sender{1, 1})
 	if got := <-next; !got.Equal(want) {
 		t.Errorf("first delivery at %v instead of %v", got, want)
 	}
@@ -75,10 +75,10 @@ func TestLedgerPacesOneWriterForEachKey(t *testing.T) {
 		l := newLedger()
 		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 		defer cancel()
-		if err := l.fire(ctx, 64, func(context.Context, any) error { return nil }); err != nil {
+		if err := l.insertLoad(ctx, 64, func(context.Context, any) error { return nil }); err != nil {
 			t.Fatal(err)
 		}
-		events, lost, _, _ := l.verdict()
+		events, lost, _, _ := l.countErrors()
 		if lost != events || events < 9*failoverRate || events > 10*failoverRate {
 			t.Errorf("%d events in 10 s, at %d a second", events, failoverRate)
 		}
@@ -94,19 +94,19 @@ func TestShots(t *testing.T) {
 	for i := range s.acked {
 		s.acked[i].Store(int64(time.Millisecond))
 	}
-	s.arrived(99, s.base.Add(time.Hour)) // of an earlier stretch
-	s.arrived(100, s.base.Add(2*time.Millisecond))
-	s.arrived(100, s.base.Add(time.Hour))        // a second time
-	s.arrived(101, s.base.Add(time.Microsecond)) // before its writer heard of it
+	s.recordArrival(99, s.base.Add(time.Hour)) // of an earlier stretch
+	s.recordArrival(100, s.base.Add(2*time.Millisecond))
+	s.recordArrival(100, s.base.Add(time.Hour))        // a second time
+	s.recordArrival(101, s.base.Add(time.Microsecond)) // before its writer heard of it
 	select {
 	case <-s.all:
 		t.Fatal("all are said to have arrived after two of three")
 	default:
 	}
-	s.arrived(102, s.base.Add(11*time.Millisecond))
+	s.recordArrival(102, s.base.Add(11*time.Millisecond))
 	<-s.all
-	h := s.delays()
-	if p50, most := quantile(h, 50), quantile(h, 100); p50 < 0.99 || p50 > 1.01 || most < 9.9 || most > 10.1 || h.Min() != 0 {
+	h := s.delayHistogram()
+	if p50, most := quantileMS(h, 50), quantileMS(h, 100); p50 < 0.99 || p50 > 1.01 || most < 9.9 || most > 10.1 || h.Min() != 0 {
 		t.Errorf("p50 %.2f ms, most %.2f ms, least %d µs", p50, most, h.Min())
 	}
 }
@@ -127,7 +127,7 @@ func TestMedian(t *testing.T) {
 func TestResultNames(t *testing.T) {
 	t.Parallel()
 	s := &samples{raw: []float64{100, 200, 400}, drain: []float64{90, 200, 200}, foreign: map[string][]float64{"drain": {1, 9, 2}, "both": {3}}}
-	r := s.result(&bench{Options: Options{Rates: []int{100}}})
+	r := s.medians(&bench{Options: Options{Rates: []int{100}}})
 	if r.DrainRatio != 0.9 || r.ForeignCPUPct != 3 {
 		t.Errorf("ratio %v, foreign %v: medians of each run's ratio, and the worst of the medians, are wanted", r.DrainRatio, r.ForeignCPUPct)
 	}

@@ -13,16 +13,17 @@ import (
 	"github.com/segmentio/kafka-go/protocol/apiversions"
 )
 
-// partitions of every topic of the benchmark.
+// partitions is the number of partitions of every topic of the benchmark.
 const partitions = 6
 
 const clientID = "outrelay-bench"
 
-// answerWithin is how long a broker may take for an answer: it shares the machine with what is measured, and with others.
+// answerWithin bounds the wait for a response. A broker shares the machine with the measured processes and
+// with others.
 const answerWithin = 30 * time.Second
 
-// broker is one connection, used by one goroutine, without kafka-go's pool in between: its hand-overs between goroutines
-// would show in the latencies.
+// broker is one connection for one goroutine. It does not use the pool of kafka-go, because the switches between the
+// pool's goroutines would be visible in the latencies.
 type broker struct {
 	nc net.Conn
 	*protocol.Conn
@@ -33,13 +34,15 @@ func dialBroker(ctx context.Context, addr string) (*broker, error) {
 	if err != nil {
 		return nil, fmt.Errorf("kafka: %w", err)
 	}
+
 	b := &broker{nc, protocol.NewConn(nc, clientID)}
 	_ = nc.SetDeadline(time.Now().Add(answerWithin))
 	m, err := b.RoundTrip(new(apiversions.Request))
 	if err != nil {
 		_ = nc.Close()
-		return nil, fmt.Errorf("kafka at %s: asking for its versions: %w", addr, err)
+		return nil, fmt.Errorf("kafka at %s: reading its API versions: %w", addr, err)
 	}
+
 	versions := map[protocol.ApiKey]int16{}
 	for _, k := range m.(*apiversions.Response).ApiKeys {
 		key := protocol.ApiKey(k.ApiKey)
@@ -49,15 +52,15 @@ func dialBroker(ctx context.Context, addr string) (*broker, error) {
 	return b, nil
 }
 
-// ask sends a request that has to be answered in time.
-func (b *broker) ask(within time.Duration, req protocol.Message) (protocol.Message, error) {
+// sendRequest sends a request and returns the response. It fails if the response is not there in time.
+func (b *broker) sendRequest(within time.Duration, req protocol.Message) (protocol.Message, error) {
 	_ = b.nc.SetDeadline(time.Now().Add(within))
 	return b.RoundTrip(req)
 }
 
 func (b *broker) close() { _ = b.nc.Close() }
 
-// cluster does what is not measured: topics, leaders, offsets.
+// cluster does the tasks that are not measured: topics, leaders, offsets.
 type cluster struct {
 	client    *kafka.Client
 	transport *kafka.Transport
@@ -70,9 +73,10 @@ func newCluster(brokers []string) *cluster {
 
 func (c *cluster) close() { c.transport.CloseIdleConnections() }
 
-// create makes a topic and returns when all of its partitions have a leader that knows of it.
-func (c *cluster) create(ctx context.Context, topic string) error {
-	for began := time.Now(); ; {
+// createTopic creates a topic, and blocks until all its partitions have a leader that responds.
+func (c *cluster) createTopic(ctx context.Context, topic string) error {
+	began := time.Now()
+	for {
 		res, err := c.client.CreateTopics(ctx, &kafka.CreateTopicsRequest{Topics: []kafka.TopicConfig{{
 			Topic: topic, NumPartitions: partitions, ReplicationFactor: -1,
 		}}})
@@ -82,18 +86,20 @@ func (c *cluster) create(ctx context.Context, topic string) error {
 		if err == nil {
 			break
 		}
-		// A broker that shares a busy machine is away from its controller at times.
+		// On a busy machine, a broker sometimes loses its controller for a moment.
 		if !errors.Is(err, kafka.BrokerNotAvailable) || time.Since(began) > stall || pause(ctx, slow) != nil {
 			return fmt.Errorf("creating topic %s: %w", topic, err)
 		}
 	}
+
 	var err error
 	for {
-		if _, err = c.leaders(ctx, topic); err == nil {
-			if _, err = c.ends(ctx, topic); err == nil {
+		if _, err = c.partitionLeaders(ctx, topic); err == nil {
+			if _, err = c.sumEndOffsets(ctx, topic); err == nil {
 				return nil
 			}
 		}
+
 		select {
 		case <-ctx.Done():
 			return fmt.Errorf("%w (%w)", err, context.Cause(ctx))
@@ -102,16 +108,18 @@ func (c *cluster) create(ctx context.Context, topic string) error {
 	}
 }
 
-func (c *cluster) remove(ctx context.Context, topic string) {
-	_, _ = c.client.DeleteTopics(ctx, &kafka.DeleteTopicsRequest{Topics: []string{topic}}) // what stays costs disk, not correctness
+func (c *cluster) deleteTopic(ctx context.Context, topic string) {
+	// A topic that stays only uses disk space.
+	_, _ = c.client.DeleteTopics(ctx, &kafka.DeleteTopicsRequest{Topics: []string{topic}})
 }
 
-// leaders are the partitions by the address of their leader.
-func (c *cluster) leaders(ctx context.Context, topic string) (map[string][]int32, error) {
+// partitionLeaders returns the partitions by the address of their leader.
+func (c *cluster) partitionLeaders(ctx context.Context, topic string) (map[string][]int32, error) {
 	m, err := c.client.Metadata(ctx, &kafka.MetadataRequest{Topics: []string{topic}})
 	if err != nil {
-		return nil, fmt.Errorf("asking for topic %s: %w", topic, err)
+		return nil, fmt.Errorf("reading the metadata of topic %s: %w", topic, err)
 	}
+
 	out, n := map[string][]int32{}, 0
 	for _, t := range m.Topics {
 		for _, p := range t.Partitions {
@@ -122,17 +130,18 @@ func (c *cluster) leaders(ctx context.Context, topic string) (map[string][]int32
 			}
 		}
 	}
+
 	if n != partitions {
 		return nil, fmt.Errorf("topic %s has leaders for %d of %d partitions", topic, n, partitions)
 	}
 	return out, nil
 }
 
-// records is the sum of the partitions' ends: how many records a fresh topic has. A broker that shares a busy machine loses its
-// leadership for a moment at times: it is asked again.
-func (c *cluster) records(ctx context.Context, topic string) (int, error) {
+// countRecords returns the number of records in a new topic: the sum of the end offsets. On a busy machine, a broker
+// sometimes loses its leadership for a moment, so countRecords retries.
+func (c *cluster) countRecords(ctx context.Context, topic string) (int, error) {
 	for began := time.Now(); ; {
-		n, err := c.ends(ctx, topic)
+		n, err := c.sumEndOffsets(ctx, topic)
 		var code kafka.Error
 		if err == nil || !errors.As(err, &code) || !code.Temporary() || time.Since(began) > stall || pause(ctx, slow) != nil {
 			return n, err
@@ -140,19 +149,21 @@ func (c *cluster) records(ctx context.Context, topic string) (int, error) {
 	}
 }
 
-func (c *cluster) ends(ctx context.Context, topic string) (int, error) {
+func (c *cluster) sumEndOffsets(ctx context.Context, topic string) (int, error) {
 	req := &kafka.ListOffsetsRequest{Topics: map[string][]kafka.OffsetRequest{topic: make([]kafka.OffsetRequest, partitions)}}
 	for p := range partitions {
 		req.Topics[topic][p] = kafka.LastOffsetOf(p)
 	}
+
 	res, err := c.client.ListOffsets(ctx, req)
 	if err != nil {
-		return 0, fmt.Errorf("asking for the ends of topic %s: %w", topic, err)
+		return 0, fmt.Errorf("reading the end offsets of topic %s: %w", topic, err)
 	}
+
 	n := 0
 	for _, p := range res.Topics[topic] {
 		if p.Error != nil {
-			return 0, fmt.Errorf("asking for the end of %s-%d: %w", topic, p.Partition, p.Error)
+			return 0, fmt.Errorf("reading the end offset of %s-%d: %w", topic, p.Partition, p.Error)
 		}
 		n += int(p.LastOffset)
 	}

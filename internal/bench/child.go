@@ -22,7 +22,7 @@ const (
 	modeProduce = "produce" // send batches, and nothing else
 )
 
-// spec tells a child what to do; it gets it as one line of JSON.
+// spec is the task of a child. The child receives it as one line of JSON.
 type spec struct {
 	Mode       string         `json:"mode"`
 	MongoDB    string         `json:"mongodb,omitempty"`
@@ -37,7 +37,7 @@ type spec struct {
 	Handling   handling       `json:"handling,omitzero"`
 }
 
-// outcome is a child's answer.
+// outcome is the result of a child.
 type outcome struct {
 	Events  int    `json:"events"`
 	Began   int64  `json:"began"` // Unix nanoseconds of the first event, read or sent
@@ -45,7 +45,7 @@ type outcome struct {
 	Mallocs uint64 `json:"mallocs"`
 	Error   string `json:"error,omitempty"`
 
-	// Of records that were handled: how many transactions that took, and how long one, in milliseconds.
+	// Of handled records: the number of transactions, and their duration in milliseconds.
 	Goes int     `json:"goes,omitempty"`
 	P50  float64 `json:"p50,omitempty"`
 	P99  float64 `json:"p99,omitempty"`
@@ -58,35 +58,41 @@ func perSecond(events int, began, ended int64) float64 {
 	return float64(events) / time.Duration(ended-began).Seconds()
 }
 
-// work is a prepared measurement: everything is connected.
+// work is a prepared measurement with open connections.
 type work interface {
 	run(ctx context.Context) (outcome, error)
 	close()
 }
 
-// Child is the side of a child process: it reads what to do from in, connects, says that it is ready, and begins when
-// told to, so that two of them begin together and connecting is never measured. It ends when in does: a child never
-// outlives the benchmark.
+// Child runs a child process. It reads its task from in, connects, writes that it is ready, and starts after
+// the next line of in. So two children can start at the same time, and connecting is not measured. Child ends
+// when in ends: a child never outlives the benchmark.
 func Child(ctx context.Context, in io.Reader, out io.Writer) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
+
 	lines := bufio.NewScanner(in)
 	if !lines.Scan() {
-		return errors.New("no order was given: this command belongs to bench")
+		return errors.New("no task was given: only bench starts this command")
 	}
+
 	var s spec
 	if err := json.Unmarshal(lines.Bytes(), &s); err != nil {
-		return fmt.Errorf("reading the order: %w", err)
+		return fmt.Errorf("reading the task: %w", err)
 	}
-	w, err := prepare(ctx, s)
+
+	w, err := newWork(ctx, s)
 	if err != nil {
 		return json.NewEncoder(out).Encode(outcome{Error: err.Error()})
 	}
 	defer w.close()
-	fmt.Fprintln(out, "{}") // ready
+
+	// An empty outcome means that the child is ready.
+	fmt.Fprintln(out, "{}")
 	if !lines.Scan() {
 		return nil
 	}
+
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
@@ -94,31 +100,37 @@ func Child(ctx context.Context, in io.Reader, out io.Writer) error {
 		}
 		cancel()
 	}()
+
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
 	res, err := w.run(ctx)
 	if err != nil {
 		res.Error = err.Error()
 	}
+
 	runtime.ReadMemStats(&after)
 	res.Mallocs = after.Mallocs - before.Mallocs
 	if err := json.NewEncoder(out).Encode(res); err != nil {
 		return err
 	}
-	<-ended // alive until the parent has read its figures
+	// The parent still reads the figures of this process.
+	<-ended
 	return nil
 }
 
-func prepare(ctx context.Context, s spec) (work, error) {
+// newWork connects and returns the measurement of s.
+func newWork(ctx context.Context, s spec) (work, error) {
 	switch s.Mode {
 	case modeStream:
 		return newRawStream(ctx, s)
 	case modeProduce:
 		return newRawProduce(ctx, s)
 	}
+
 	if s.Mode != modeReader && s.Mode != modeHandler {
-		return nil, fmt.Errorf("a mode %q is not known", s.Mode)
+		return nil, fmt.Errorf("unknown mode %q", s.Mode)
 	}
+
 	e, err := newEffects(ctx, s)
 	switch {
 	case err != nil:
@@ -129,7 +141,7 @@ func prepare(ctx context.Context, s spec) (work, error) {
 	return handlerLoop{effects: e}, nil
 }
 
-// child is the parent's side.
+// child is a child process as its parent uses it.
 type child struct {
 	cmd   *exec.Cmd
 	in    io.WriteCloser
@@ -138,10 +150,11 @@ type child struct {
 	words *tail
 }
 
-// startChild returns when the child is ready.
+// startChild starts a child and blocks until it is ready.
 func (b *bench) startChild(ctx context.Context, s spec) (*child, error) {
 	c := &child{cmd: exec.CommandContext(ctx, b.Program, ChildCommand), mode: s.Mode, words: &tail{}}
-	c.cmd.Env, c.cmd.Stderr = b.env(), c.words
+	c.cmd.Env, c.cmd.Stderr = b.childEnv(), c.words
+
 	var err error
 	if c.in, err = c.cmd.StdinPipe(); err != nil {
 		return nil, err
@@ -151,14 +164,16 @@ func (b *bench) startChild(ctx context.Context, s spec) (*child, error) {
 		return nil, err
 	}
 	c.out = json.NewDecoder(out)
+
 	if err := c.cmd.Start(); err != nil {
 		return nil, fmt.Errorf("starting a child: %w", err)
 	}
+
 	if err = json.NewEncoder(c.in).Encode(s); err == nil {
-		_, err = c.answer()
+		_, err = c.readOutcome()
 	}
 	if err != nil {
-		c.stop()
+		c.stopProcess()
 		return nil, err
 	}
 	return c, nil
@@ -166,48 +181,51 @@ func (b *bench) startChild(ctx context.Context, s spec) (*child, error) {
 
 func (c *child) pid() int { return c.cmd.Process.Pid }
 
-func (c *child) begin() error {
+func (c *child) startWork() error {
 	_, err := io.WriteString(c.in, "go\n")
 	return err
 }
 
-// answer waits for the next line of the child.
-func (c *child) answer() (outcome, error) {
+// readOutcome blocks until the child writes its next line.
+func (c *child) readOutcome() (outcome, error) {
 	var o outcome
 	if err := c.out.Decode(&o); err != nil {
-		c.stop() // waits for its last words
-		return o, fmt.Errorf("the child %s ended (%v): %w; its last words: %s", c.mode, c.cmd.ProcessState, err, c.words)
+		// It blocks until the end of the log has arrived.
+		c.stopProcess()
+		return o, fmt.Errorf("the child %s ended (%v): %w; end of its log: %s", c.mode, c.cmd.ProcessState, err, c.words)
 	}
+
 	if o.Error != "" {
 		return o, fmt.Errorf("%s: %s", c.mode, o.Error)
 	}
 	return o, nil
 }
 
-func (c *child) stop() {
+func (c *child) stopProcess() {
 	_ = c.in.Close()
 	late := time.AfterFunc(5*time.Second, func() { _ = c.cmd.Process.Kill() })
 	defer late.Stop()
 	_ = c.cmd.Wait()
 }
 
-// measured are the outcomes of children that ran at the same time.
+// measured has the outcomes of children that ran concurrently.
 type measured struct {
 	outcomes []outcome
 	foreign  float64
 	known    bool
 }
 
-// together runs one child for each spec at the same time.
-func (b *bench) together(ctx context.Context, specs ...spec) (measured, error) {
+// runTogether runs one child per spec concurrently.
+func (b *bench) runTogether(ctx context.Context, specs ...spec) (measured, error) {
 	var m measured
 	var children []*child
 	defer func() {
 		for _, c := range children {
-			c.stop()
+			c.stopProcess()
 		}
 	}()
-	pids := b.pids()
+
+	pids := b.serverPIDs()
 	for _, s := range specs {
 		c, err := b.startChild(ctx, s)
 		if err != nil {
@@ -216,25 +234,27 @@ func (b *bench) together(ctx context.Context, specs ...spec) (measured, error) {
 		children = append(children, c)
 		pids = append(pids, c.pid())
 	}
+
 	meter := startMeter(pids...)
 	for _, c := range children {
-		if err := c.begin(); err != nil {
+		if err := c.startWork(); err != nil {
 			return m, err
 		}
 	}
 	for _, c := range children {
-		o, err := c.answer()
+		o, err := c.readOutcome()
 		if err != nil {
 			return m, err
 		}
 		m.outcomes = append(m.outcomes, o)
 	}
+
 	m.foreign, m.known = meter.foreign()
 	return m, nil
 }
 
-// env is the environment of children, without what would change the configuration that they are given.
-func (b *bench) env() []string {
+// childEnv returns the environment of children, without variables that would change their configuration.
+func (b *bench) childEnv() []string {
 	var out []string
 	for _, v := range os.Environ() {
 		if !strings.HasPrefix(v, "OUTRELAY_") {

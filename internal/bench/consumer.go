@@ -13,7 +13,7 @@ import (
 	"github.com/segmentio/kafka-go/protocol/fetch"
 )
 
-// tailer reads a fresh topic from its beginning, with one long poll for all partitions of a broker.
+// tailer reads a new topic from its start, with one long poll for all partitions of a broker.
 type tailer struct {
 	brokers []*broker
 	wg      sync.WaitGroup
@@ -28,21 +28,22 @@ const (
 	fetchBytes = 4 << 20
 )
 
-// sender is the producer identity of a record: each owner has another one.
+// sender is the producer identity of a record. Each owner has a different one.
 type sender struct {
 	id    int64
 	epoch int16
 }
 
-// arrival is told of each record: its number, when it came, and from whom.
+// arrival is called for each record, with its number, the time of its arrival, and its sender.
 type arrival func(number int, at time.Time, from sender)
 
-// consume calls got for each record, from one goroutine for each broker, until stopped.
-func (b *bench) consume(ctx context.Context, topic string, got arrival) (*tailer, error) {
-	leaders, err := b.cluster.leaders(ctx, topic)
+// startConsumer starts to read the topic. It calls got for each record, from one goroutine per broker, until close.
+func (b *bench) startConsumer(ctx context.Context, topic string, got arrival) (*tailer, error) {
+	leaders, err := b.cluster.partitionLeaders(ctx, topic)
 	if err != nil {
 		return nil, err
 	}
+
 	ctx, cancel := context.WithCancel(ctx)
 	c := &tailer{stop: cancel}
 	for addr, parts := range leaders {
@@ -52,8 +53,9 @@ func (b *bench) consume(ctx context.Context, topic string, got arrival) (*tailer
 			return nil, err
 		}
 		c.brokers = append(c.brokers, conn)
+
 		c.wg.Go(func() {
-			if err := read(ctx, conn, topic, parts, got); err != nil && ctx.Err() == nil {
+			if err := fetchRecords(ctx, conn, topic, parts, got); err != nil && ctx.Err() == nil {
 				c.mu.Lock()
 				c.err = errors.Join(c.err, err)
 				c.mu.Unlock()
@@ -71,28 +73,32 @@ func (c *tailer) close() {
 	c.wg.Wait()
 }
 
-// failed is why it reads no more.
-func (c *tailer) failed() error {
+// failure returns the errors that ended the reading.
+func (c *tailer) failure() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.err
 }
 
-func read(ctx context.Context, b *broker, topic string, parts []int32, got arrival) error {
+// fetchRecords reads the partitions of one broker until ctx ends.
+func fetchRecords(ctx context.Context, b *broker, topic string, parts []int32, got arrival) error {
 	req := &fetch.Request{
 		ReplicaID: -1, MaxWaitTime: int32(fetchWait.Milliseconds()), MinBytes: 1, MaxBytes: fetchBytes, SessionEpoch: -1,
 		Topics: []fetch.RequestTopic{{Topic: topic}},
 	}
+
 	for _, p := range parts {
 		req.Topics[0].Partitions = append(req.Topics[0].Partitions, fetch.RequestPartition{
 			Partition: p, CurrentLeaderEpoch: -1, LogStartOffset: -1, PartitionMaxBytes: fetchBytes,
 		})
 	}
+
 	for ctx.Err() == nil {
-		m, err := b.ask(answerWithin, req)
+		m, err := b.sendRequest(answerWithin, req)
 		if err != nil {
 			return fmt.Errorf("consuming: %w", err)
 		}
+
 		at := time.Now()
 		for _, t := range m.(*fetch.Response).Topics {
 			for i := range t.Partitions {
@@ -100,10 +106,12 @@ func read(ctx context.Context, b *broker, topic string, parts []int32, got arriv
 				if p.ErrorCode != 0 {
 					return fmt.Errorf("consuming %s-%d: %w", topic, p.Partition, kafka.Error(p.ErrorCode))
 				}
-				next, err := records(&p.RecordSet, func(n int, from sender) { got(n, at, from) })
+
+				next, err := readRecords(&p.RecordSet, func(n int, from sender) { got(n, at, from) })
 				if err != nil {
 					return fmt.Errorf("consuming %s-%d: %w", topic, p.Partition, err)
 				}
+
 				for j := range req.Topics[0].Partitions {
 					if q := &req.Topics[0].Partitions[j]; q.Partition == p.Partition {
 						q.FetchOffset = max(q.FetchOffset, next)
@@ -115,18 +123,21 @@ func read(ctx context.Context, b *broker, topic string, parts []int32, got arriv
 	return nil
 }
 
-// records walks the batches of an answer, markers included, and returns the offset behind them.
-func records(set *protocol.RecordSet, got func(number int, from sender)) (next int64, err error) {
+// readRecords calls got for the records of a response, and returns the next offset. Markers also count for
+// the offset.
+func readRecords(set *protocol.RecordSet, got func(number int, from sender)) (next int64, err error) {
 	stream, ok := set.Records.(*protocol.RecordStream)
 	if !ok {
 		return 0, nil
 	}
+
 	for _, b := range stream.Records {
 		_, marker := b.(*protocol.ControlBatch)
 		var from sender
 		if rb, ok := b.(*protocol.RecordBatch); ok {
 			from = sender{rb.ProducerID, rb.ProducerEpoch}
 		}
+
 		for {
 			rec, err := b.ReadRecord()
 			if errors.Is(err, io.EOF) {
@@ -135,14 +146,16 @@ func records(set *protocol.RecordSet, got func(number int, from sender)) (next i
 			if err != nil {
 				return next, err
 			}
+
 			next = rec.Offset + 1
 			value, err := protocol.ReadAll(rec.Value)
 			if err != nil {
 				return next, err
 			}
-			if n, ok := number(value); ok && !marker {
+			if n, ok := eventNumber(value); ok && !marker {
 				got(n, from)
 			}
+
 			if rec.Key != nil {
 				_ = rec.Key.Close()
 			}

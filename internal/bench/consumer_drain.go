@@ -19,7 +19,7 @@ import (
 )
 
 const (
-	modeReader  = "reader"  // a loop around kafka-go's Reader: one transaction for each record
+	modeReader  = "reader"  // a loop with kafka-go's Reader: one transaction per record
 	modeHandler = "handler" // a handler of pkg/consumer
 
 	groupRebalance  = 5 * time.Second
@@ -27,13 +27,14 @@ const (
 	longestRecorded = int64(time.Minute / time.Microsecond)
 )
 
-// handling is how a handler is to run.
+// handling configures a handler.
 type handling struct {
-	Inbox bool `json:"inbox"` // Optimistic; otherwise none, in a transaction all the same
+	Inbox bool `json:"inbox"` // Optimistic; otherwise none, but also in a transaction
 	Alone bool `json:"alone"` // one message at a time in each transaction, one transaction at a time
 }
 
-// effects is the work of both: one insert for each record. It knows when the first began and when enough were there.
+// effects is the common part of both modes: one insert per record. It records when the first insert started and when
+// enough records were handled.
 type effects struct {
 	spec
 	client *mongo.Client
@@ -50,19 +51,22 @@ func newEffects(ctx context.Context, s spec) (*effects, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &effects{spec: s, client: client, coll: client.Database(s.DB).Collection(s.Collection), delay: hdrhistogram.New(1, longestRecorded, 3)}, nil
+	return &effects{
+		spec: s, client: client, coll: client.Database(s.DB).Collection(s.Collection),
+		delay: hdrhistogram.New(1, longestRecorded, 3),
+	}, nil
 }
 
 func (e *effects) close() { _ = e.client.Disconnect(context.Background()) }
 
-// one is the effect of one record.
-func (e *effects) one(ctx context.Context, key, value []byte) error {
-	e.began()
+// applyEffect makes the effect of one record.
+func (e *effects) applyEffect(ctx context.Context, key, value []byte) error {
+	e.markStarted()
 	_, err := e.coll.InsertOne(ctx, bson.D{{Key: "of", Value: string(key)}, {Key: "bytes", Value: len(value)}})
 	return err
 }
 
-func (e *effects) began() {
+func (e *effects) markStarted() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.out.Began == 0 {
@@ -70,31 +74,34 @@ func (e *effects) began() {
 	}
 }
 
-// done counts records whose transaction is committed.
-func (e *effects) done(n int, took time.Duration) {
+// countDone counts n records of a committed transaction.
+func (e *effects) countDone(n int, took time.Duration) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	_ = e.delay.RecordValue(min(took.Microseconds(), longestRecorded))
+
 	e.out.Goes++
-	if e.out.Events += n; e.out.Events >= e.Events && e.out.Ended == 0 {
+	e.out.Events += n
+	if e.out.Events >= e.Events && e.out.Ended == 0 {
 		e.out.Ended = time.Now().UnixNano()
 		e.stop()
 	}
 }
 
-// result is the outcome, once enough is done.
-func (e *effects) result(err error) (outcome, error) {
+// finalOutcome returns the outcome, or an error if too few records were handled.
+func (e *effects) finalOutcome(err error) (outcome, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.out.P50, e.out.P99 = quantile(e.delay, 50), quantile(e.delay, 99)
+	e.out.P50, e.out.P99 = quantileMS(e.delay, 50), quantileMS(e.delay, 99)
+
 	if e.out.Ended == 0 {
 		return e.out, errors.Join(fmt.Errorf("it ended after %d of %d records", e.out.Events, e.Events), err)
 	}
 	return e.out, nil
 }
 
-// readerLoop is what a service does without outrelay: fetch, one transaction with its effect, commit the offset. A record
-// that comes twice has its effect twice.
+// readerLoop is the loop of a service without outrelay: fetch, one transaction with its effect, commit the offset. A
+// duplicate record has its effect twice.
 type readerLoop struct{ *effects }
 
 func (r readerLoop) run(ctx context.Context) (outcome, error) {
@@ -104,22 +111,25 @@ func (r readerLoop) run(ctx context.Context) (outcome, error) {
 		Brokers: r.Kafka, GroupID: r.Group, GroupTopics: []string{r.Topic}, CommitInterval: readerCommits,
 		RebalanceTimeout: groupRebalance, MaxWait: fetchWait, StartOffset: kafka.FirstOffset,
 	})
-	err := r.loop(ctx, reader)
-	return r.result(errors.Join(err, reader.Close()))
+	err := r.handleRecords(ctx, reader)
+	return r.finalOutcome(errors.Join(err, reader.Close()))
 }
 
-func (r readerLoop) loop(ctx context.Context, reader *kafka.Reader) error {
+func (r readerLoop) handleRecords(ctx context.Context, reader *kafka.Reader) error {
 	for ctx.Err() == nil {
 		m, err := reader.FetchMessage(ctx)
 		if err != nil {
 			return err
 		}
+
 		began := time.Now()
-		err = outbox.Transaction(ctx, r.client, func(ctx context.Context) error { return r.one(ctx, m.Key, m.Value) })
+		err = outbox.Transaction(ctx, r.client, func(ctx context.Context) error { return r.applyEffect(ctx, m.Key, m.Value) })
 		if err != nil {
 			return err
 		}
-		r.done(1, time.Since(began))
+
+		r.countDone(1, time.Since(began))
+
 		if err := reader.CommitMessages(ctx, m); err != nil && ctx.Err() == nil {
 			return err
 		}
@@ -133,8 +143,8 @@ type handlerLoop struct {
 	consumer.Unobserved
 }
 
-// Handled is the consumer's word that a transaction with n messages is committed.
-func (h handlerLoop) Handled(_ string, n int, took time.Duration) { h.done(n, took) }
+// Handled is called by the consumer when a transaction with n messages has committed.
+func (h handlerLoop) Handled(_ string, n int, took time.Duration) { h.countDone(n, took) }
 
 func (h handlerLoop) run(ctx context.Context) (outcome, error) {
 	ctx, h.stop = context.WithCancel(ctx)
@@ -143,12 +153,14 @@ func (h handlerLoop) run(ctx context.Context) (outcome, error) {
 		consumer.Brokers(h.Kafka...), consumer.Topics(h.Topic), consumer.WithObserver(h),
 		consumer.WithLogger(slog.New(slog.DiscardHandler)),
 	}
+
 	var problems []error
 	opts = append(opts, consumer.OnError(func(_ context.Context, err error) {
 		h.mu.Lock()
 		defer h.mu.Unlock()
 		problems = append(problems, err)
 	}))
+
 	if h.Handling.Alone {
 		opts = append(opts, consumer.Concurrency(1), consumer.Batch(1))
 	}
@@ -156,17 +168,23 @@ func (h handlerLoop) run(ctx context.Context) (outcome, error) {
 	if !h.Handling.Inbox {
 		opts, mode = append(opts, consumer.InTransaction()), consumer.Exactly(inbox.None)
 	}
+
 	c, err := consumer.New(h.Group, h.client.Database(h.DB), append(opts, mode)...)
 	if err != nil {
 		return outcome{}, err
 	}
-	err = c.Handle("*", consumer.HandlerFunc(func(ctx context.Context, m *consumer.Message) error { return h.one(ctx, m.Key, m.Value) }), consumer.Named("effects"))
+
+	handler := consumer.HandlerFunc(func(ctx context.Context, m *consumer.Message) error {
+		return h.applyEffect(ctx, m.Key, m.Value)
+	})
+	err = c.Handle("*", handler, consumer.Named("effects"))
 	if err != nil {
 		return outcome{}, err
 	}
+
 	err = c.Run(ctx)
 	h.mu.Lock()
 	err = errors.Join(append(problems, err)...)
 	h.mu.Unlock()
-	return h.result(err)
+	return h.finalOutcome(err)
 }

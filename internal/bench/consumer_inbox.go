@@ -14,25 +14,26 @@ import (
 )
 
 const (
-	// readerPart is the part of the records that go through the loop with one transaction for each: all would take long.
+	// readerPart is the divisor for the records of the loop with one transaction each. All records would take
+	// too long.
 	readerPart = 4
-	// alonePart is that of the records by which single transactions are timed.
+	// alonePart is the divisor for the records by which single transactions are timed.
 	alonePart = 10
 
 	publishBatch = 1000
 )
 
-// ConsumerResult is what a benchmark of the consumer found: medians of its runs.
+// ConsumerResult has the medians of the runs of a benchmark of the consumer.
 type ConsumerResult struct {
-	ReaderEPS   float64 `json:"naive_eps"`    // records a second of a loop around kafka-go's Reader, one transaction for each
+	ReaderEPS   float64 `json:"naive_eps"`    // records per second of a loop with kafka-go's Reader, one transaction each
 	ConsumerEPS float64 `json:"consumer_eps"` // of a handler with the same effect and the inbox in mode Optimistic
 	Ratio       float64 `json:"ratio"`        // consumer ÷ naive, of the same run
-	NoneEPS     float64 `json:"none_eps"`     // of the handler without an inbox, in transactions all the same
+	NoneEPS     float64 `json:"none_eps"`     // of the handler without an inbox, but also in transactions
 	InboxRatio  float64 `json:"inbox_ratio"`  // consumer ÷ none, of the same run
 
 	PerTransaction float64 `json:"messages_per_transaction"` // of the consumer
 
-	// One message in each transaction, one transaction at a time, from its begin to its commit, without and with the inbox.
+	// One message per transaction, one transaction at a time, from start to commit, without and with the inbox.
 	NoneP50     float64 `json:"none_p50_ms"`
 	NoneP99     float64 `json:"none_p99_ms"`
 	InboxP50    float64 `json:"inbox_p50_ms"`
@@ -40,7 +41,7 @@ type ConsumerResult struct {
 	OverheadP50 float64 `json:"overhead_p50_ms"` // of the inbox: the difference
 	OverheadP99 float64 `json:"overhead_p99_ms"`
 
-	// CPU time of the process, and of both servers, for a record, in milliseconds.
+	// CPU time of the process and of both servers per record, in milliseconds.
 	ReaderCPU          float64 `json:"naive_cpu_ms"`
 	ReaderServersCPU   float64 `json:"naive_servers_cpu_ms"`
 	ConsumerCPU        float64 `json:"consumer_cpu_ms"`
@@ -54,19 +55,22 @@ type ConsumerResult struct {
 	Runs    int `json:"runs"`
 }
 
-// RunConsumer measures a handler with an inbox beside a loop without. It takes minutes; ctx ends it.
+// RunConsumer compares a handler with an inbox and a loop without one. It takes minutes. The end of ctx
+// interrupts it.
 func RunConsumer(ctx context.Context, o Options) (res ConsumerResult, err error) {
-	err = o.with(ctx, func(b *bench) error {
+	err = o.withServers(ctx, func(b *bench) error {
 		topic, err := b.records(ctx)
 		if err != nil {
 			return err
 		}
-		defer b.cluster.remove(context.WithoutCancel(ctx), topic)
-		b.say("warming the servers up")
+		defer b.cluster.deleteTopic(context.WithoutCancel(ctx), topic)
+
+		b.logProgress("warming the servers up")
 		warm, n := figures{}, max(b.Events/alonePart, 1)
 		if _, err := b.drainBy(ctx, "warm", spec{Mode: modeHandler, Topic: topic, Events: n, Handling: handling{Inbox: true}}, 0, warm); err != nil {
 			return err
 		}
+
 		got, foreign := figures{}, figures{}
 		for run := 1; run <= b.Runs; run++ {
 			for _, step := range []struct {
@@ -79,6 +83,7 @@ func RunConsumer(ctx context.Context, o Options) (res ConsumerResult, err error)
 				{"alone_none", spec{Mode: modeHandler, Events: n, Handling: handling{Alone: true}}},
 				{"alone_inbox", spec{Mode: modeHandler, Events: n, Handling: handling{Inbox: true, Alone: true}}},
 			} {
+
 				step.Topic = topic
 				m, err := b.drainBy(ctx, step.name, step.spec, run, got)
 				if err != nil {
@@ -87,32 +92,36 @@ func RunConsumer(ctx context.Context, o Options) (res ConsumerResult, err error)
 				if m.known {
 					foreign.add(step.name, m.foreign)
 				}
-				b.say("run %d of %d: %-11s %s  foreign CPU %.1f %%", run, b.Runs, step.name, m.words, m.foreign)
+				b.logProgress("run %d of %d: %-11s %s  foreign CPU %.1f %%", run, b.Runs, step.name, m.words, m.foreign)
 			}
 		}
+
 		res = consumed(b, got, foreign)
 		return nil
 	})
 	return res, err
 }
 
-// records makes a topic with the records that are drained, again and again.
+// records creates a topic with the records for all drains.
 func (b *bench) records(ctx context.Context) (string, error) {
-	b.say("writing %d records of %d bytes", b.Events, b.Payload)
-	topic, err := b.topic(ctx, "consumed")
+	b.logProgress("writing %d records of %d bytes", b.Events, b.Payload)
+	topic, err := b.newTopic(ctx, "consumed")
 	if err != nil {
 		return "", err
 	}
+
 	t, err := consumer.NewKafka(consumer.KafkaConfig{Brokers: b.Kafka, ClientID: clientID})
 	if err != nil {
 		return "", err
 	}
 	defer t.Close()
+
 	batch := make([]*consumer.Message, 0, publishBatch)
 	for i := range b.Events {
-		batch = append(batch, &consumer.Message{Key: []byte(key(i)), Value: payload(i, b.Payload), Headers: []consumer.Header{
+		batch = append(batch, &consumer.Message{Key: []byte(orderingKey(i)), Value: newPayload(i, b.Payload), Headers: []consumer.Header{
 			{Key: "id", Value: []byte(uuid.Must(uuid.NewV7()).String())}, {Key: "type", Value: []byte(eventType)},
 		}})
+
 		if len(batch) < publishBatch && i < b.Events-1 {
 			continue
 		}
@@ -124,27 +133,31 @@ func (b *bench) records(ctx context.Context) (string, error) {
 	return topic, nil
 }
 
-// drainBy lets a child drain the topic with a group, an inbox and a collection of its own, and counts the effects.
+// drainBy makes a child drain the topic with a new group, inbox and collection, and counts the effects.
 func (b *bench) drainBy(ctx context.Context, name string, s spec, run int, got figures) (meterReading, error) {
 	var r meterReading
 	s.MongoDB, s.Kafka, s.Payload = b.MongoDB, b.Kafka, b.Payload
-	s.DB, s.Collection, s.Group = b.state(fmt.Sprintf("%s%d", name, run)), "effects", fmt.Sprintf("%s.%s%d", b.db, name, run)
+	s.DB, s.Collection = b.newStateDB(fmt.Sprintf("%s%d", name, run)), "effects"
+	s.Group = fmt.Sprintf("%s.%s%d", b.db, name, run)
 	if err := b.client.Database(s.DB).CreateCollection(ctx, s.Collection); err != nil {
 		return r, fmt.Errorf("creating %s.%s: %w", s.DB, s.Collection, err)
 	}
+
 	c, err := b.startChild(ctx, s)
 	if err != nil {
 		return r, err
 	}
-	defer c.stop()
-	m := startMeter(append(b.pids(), c.pid())...)
-	if err := c.begin(); err != nil {
+	defer c.stopProcess()
+
+	m := startMeter(append(b.serverPIDs(), c.pid())...)
+	if err := c.startWork(); err != nil {
 		return r, err
 	}
-	o, err := c.answer()
+	o, err := c.readOutcome()
 	if err != nil {
 		return r, err
 	}
+
 	n, err := b.client.Database(s.DB).Collection(s.Collection).CountDocuments(ctx, bson.D{})
 	if err == nil && int(n) < s.Events {
 		err = errors.New("effects are missing")
@@ -152,15 +165,17 @@ func (b *bench) drainBy(ctx context.Context, name string, s spec, run int, got f
 	if err != nil {
 		return r, fmt.Errorf("%d effects of %d records: %w", n, s.Events, err)
 	}
+
 	eps := perSecond(o.Events, o.Began, o.Ended)
 	each := func(pids ...int) float64 { return 1000 * m.used(pids...) / float64(o.Events) }
 	for what, v := range map[string]float64{
-		"eps": eps, "p50": o.P50, "p99": o.P99, "per": float64(o.Events) / float64(max(o.Goes, 1)), "cpu": each(c.pid()), "servers": each(b.pids()...),
+		"eps": eps, "p50": o.P50, "p99": o.P99, "per": float64(o.Events) / float64(max(o.Goes, 1)),
+		"cpu": each(c.pid()), "servers": each(b.serverPIDs()...),
 	} {
 		got.add(name+"_"+what, v)
 	}
 	return reading(m, "%8.0f/s  p50 %.2f ms  p99 %.2f ms of a transaction, %.1f messages in each  %.3f ms CPU for each, servers %.3f",
-		eps, o.P50, o.P99, float64(o.Events)/float64(max(o.Goes, 1)), each(c.pid()), each(b.pids()...)), nil
+		eps, o.P50, o.P99, float64(o.Events)/float64(max(o.Goes, 1)), each(c.pid()), each(b.serverPIDs()...)), nil
 }
 
 func consumed(b *bench, got, foreign figures) ConsumerResult {
@@ -191,10 +206,11 @@ func (r ConsumerResult) Print(w io.Writer) error {
 	row("without inbox", "%.0f records/s; with it %.2f of that", r.NoneEPS, r.InboxRatio)
 	row("one at a time", "p50 %.2f ms, p99 %.2f ms without inbox; p50 %.2f ms, p99 %.2f ms with it", r.NoneP50, r.NoneP99, r.InboxP50, r.InboxP99)
 	row("overhead of the inbox", "p50 %.2f ms, p99 %.2f ms", r.OverheadP50, r.OverheadP99)
+
 	if r.ForeignCPUPct >= 0 {
 		row("foreign CPU", "%.1f %% of the machine, in the worst measurement", r.ForeignCPUPct)
 	} else {
-		row("foreign CPU", "not known on this machine")
+		row("foreign CPU", "unknown on this machine")
 	}
 	return t.Flush()
 }

@@ -1,13 +1,14 @@
-// Package bench measures the relay against the servers' own limits, in one run on the same servers: the raw change stream,
-// the raw produce rate, both at once, the drain of a backlog through the relay as a process of its own, and the latency
-// from an acknowledged insert to a consumer, beside the latency of a bare change stream.
+// Package bench compares the relay with the limits of the servers, in one run on the same servers. It
+// measures the raw change stream, the raw produce rate, both concurrently, and the drain of a backlog through
+// a relay process. It also measures the latency from an acknowledged insert to a consumer, and that of a bare
+// change stream.
 //
-// What is measured runs in child processes, so that memory, CPU and collections of garbage are theirs alone; Child is
-// their side. Runs are interleaved and medians are reported, because a server's own cost per event drifts by a third from
-// minute to minute. The CPU time that neither the servers nor the benchmark used is reported as foreign: above a few per
-// cent no figure says much.
+// Measurements run in child processes, so that memory, CPU and garbage collections are theirs alone. Child is
+// the code of such a process. Runs are interleaved and the results are medians, because the cost per event of
+// a server drifts by a third from minute to minute. The CPU time that neither the servers nor the benchmark
+// used is reported as foreign. Above a few percent of foreign CPU, the figures are not meaningful.
 //
-// Cost: the defaults take about six minutes and 2 GB of disk. A cancelled context ends every child. Process figures come
-// from /proc; elsewhere than on Linux, CPU and peak memory are those of the whole life of the relay's process, and foreign CPU
-// is not known.
+// Cost: the defaults take about six minutes and 2 GB of disk. The end of the context ends every child.
+// Process figures come from /proc. On other systems than Linux, CPU and peak memory are those of the relay's
+// process since its start, and foreign CPU is unknown.
 package bench

@@ -8,51 +8,57 @@ import (
 )
 
 const (
-	fast = 3 * time.Millisecond  // between looks at the topic where the moment counts
-	slow = 25 * time.Millisecond // and where it does not
-	// settled is the part of the backlog after which memory should not grow any more.
+	fast = 3 * time.Millisecond  // between two checks of the topic if the exact time matters
+	slow = 25 * time.Millisecond // and otherwise
+	// settled is the number of events after which the memory should no longer grow.
 	settled = 50_000
-	// stall is how long a measurement may go without progress.
+	// stall is how long a measurement may make no progress.
 	stall = 60 * time.Second
 )
 
-// drained is one drain of the backlog through the relay.
+// drained has the figures of one drain of the backlog through the relay.
 type drained struct {
 	eps, cpuPerMillion, allocs float64
-	peak, early, end           float64 // MiB: VmHWM, resident after the first 50,000, greatest after that
+	peak, early, end           float64 // MiB: VmHWM, resident after the first 50,000, maximum after that
 	foreign                    float64
-	known                      bool // foreign is
+	known                      bool // whether foreign is known
 }
 
-// drain starts a relay on the backlog and follows its topic from outside. The clock runs from the first records in the topic
-// to the last: start and take-over are not part of it, as connecting is none of the raw drain.
-func (b *bench) drain(ctx context.Context, run int) (drained, error) {
+// drainBacklog starts a relay on the backlog and follows its topic from outside. The time is measured from
+// the first to the last record in the topic. It excludes the start and the takeover, as the raw drain
+// excludes connecting.
+func (b *bench) drainBacklog(ctx context.Context, run int) (drained, error) {
 	return b.drainBeside(ctx, fmt.Sprintf("drain%d", run), setting{}, func(*relay) {}, func() error { return nil })
 }
 
-// drainBeside is drain with something beside it: begin is called when the process was started, and end, in any case, when the
-// records are all there and before the process is asked to stop.
+// drainBeside is drainBacklog with a concurrent activity. It calls begin after the start of the process. It
+// always calls end when all records are there or the drain has failed, and before it stops the process.
 func (b *bench) drainBeside(ctx context.Context, name string, s setting, begin func(*relay), end func() error) (d drained, err error) {
-	topic, err := b.topic(ctx, name)
+	topic, err := b.newTopic(ctx, name)
 	if err != nil {
 		return d, err
 	}
-	defer b.cluster.remove(context.WithoutCancel(ctx), topic)
-	s.watch, s.topic, s.state, s.start, s.label = backlog, topic, b.state(name), "backlog", name
+	defer b.cluster.deleteTopic(context.WithoutCancel(ctx), topic)
+
+	s.watch, s.topic, s.state, s.start, s.label = backlog, topic, b.newStateDB(name), "backlog", name
 	r, err := b.startRelay(ctx, s)
 	if err != nil {
 		return d, err
 	}
-	defer func() { _ = r.stop() }() // asked below where its answer counts
+	// If the drain succeeds, the error of the stop is returned below.
+	defer func() { _ = r.stopProcess() }()
+
 	begin(r)
+
 	w := &watcher{bench: b, relay: r, topic: topic}
-	if err = w.follow(ctx, b.Events); err == nil {
-		d, err = w.result(ctx)
+	if err = w.followDrain(ctx, b.Events); err == nil {
+		d, err = w.drainResult(ctx)
 	}
+
 	if err := errors.Join(err, end()); err != nil {
 		return d, err
 	}
-	return d, r.stop()
+	return d, r.stopProcess()
 }
 
 // watcher follows a drain.
@@ -63,7 +69,7 @@ type watcher struct {
 
 	n      int // records in the topic
 	at     time.Time
-	empty  time.Time // the last look that found none
+	empty  time.Time // last check that found no record
 	firstN int
 	first  time.Time
 
@@ -75,59 +81,70 @@ type watcher struct {
 	known         bool
 }
 
-func (w *watcher) follow(ctx context.Context, events int) error {
+// followDrain checks the topic until it has all events.
+func (w *watcher) followDrain(ctx context.Context, events int) error {
 	progressed := time.Now()
 	for w.n < events {
-		if err := w.relay.ended(); err != nil {
+		if err := w.relay.checkRunning(); err != nil {
 			return err
 		}
 		if w.n == 0 {
 			w.before, _ = processUsage(w.relay.pid())
 		}
-		n, err := w.cluster.records(ctx, w.topic)
+
+		n, err := w.cluster.countRecords(ctx, w.topic)
 		if err != nil {
 			return err
 		}
+
 		w.at = time.Now()
 		if n > w.n {
 			progressed = w.at
 		}
 		w.n = n
-		if err := w.look(ctx); err != nil {
+
+		if err := w.recordSample(ctx); err != nil {
 			return err
 		}
+
 		if time.Since(progressed) > stall {
-			return fmt.Errorf("the relay has delivered %d of %d events and nothing for %s; its last words: %s", n, events, stall, w.relay.words)
+			return fmt.Errorf("the relay has delivered %d of %d events and nothing for %s; end of its log: %s",
+				n, events, stall, w.relay.words)
 		}
-		// A look costs the broker something, so there are few where the moment does not count.
-		wait := min(max(w.left(events)/8, slow), 4*slow)
-		if w.n == 0 || w.left(events) < 3*slow {
+
+		// Each check costs the broker something, so there are few of them while the exact time does not matter.
+		wait := min(max(w.estimateRest(events)/8, slow), 4*slow)
+		if w.n == 0 || w.estimateRest(events) < 3*slow {
 			wait = fast
 		}
+
 		select {
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		case <-time.After(wait):
 		}
 	}
+
 	w.after, _ = processUsage(w.relay.pid())
 	w.foreign, w.known = w.meter.foreign()
 	return nil
 }
 
-// look notes what is due at this count.
-func (w *watcher) look(ctx context.Context) (err error) {
+// recordSample records the figures that are due at the current number of records.
+func (w *watcher) recordSample(ctx context.Context) (err error) {
 	if w.n == 0 {
 		w.empty = w.at
 		return nil
 	}
+
 	if w.meter == nil {
 		w.first, w.firstN = w.at, w.n
-		w.meter = startMeter(append(w.pids(), w.relay.pid())...)
-		if w.start, err = w.relay.counters(ctx); err != nil {
+		w.meter = startMeter(append(w.serverPIDs(), w.relay.pid())...)
+		if w.start, err = w.relay.readCounters(ctx); err != nil {
 			return err
 		}
 	}
+
 	if w.n >= settled {
 		u, _ := processUsage(w.relay.pid())
 		if w.early == 0 {
@@ -138,8 +155,8 @@ func (w *watcher) look(ctx context.Context) (err error) {
 	return nil
 }
 
-// left estimates how long the rest takes.
-func (w *watcher) left(events int) time.Duration {
+// estimateRest estimates how long the remaining events take.
+func (w *watcher) estimateRest(events int) time.Duration {
 	took := w.at.Sub(w.first)
 	if w.n <= w.firstN {
 		return time.Hour
@@ -147,30 +164,36 @@ func (w *watcher) left(events int) time.Duration {
 	return time.Duration(float64(took) * float64(events-w.n) / float64(w.n-w.firstN))
 }
 
-func (w *watcher) result(ctx context.Context) (drained, error) {
+func (w *watcher) drainResult(ctx context.Context) (drained, error) {
 	d := drained{peak: w.after.hwm, early: w.early, end: w.most, foreign: w.foreign, known: w.known}
+
 	if w.n > w.firstN {
 		d.eps = float64(w.n-w.firstN) / w.at.Sub(w.first).Seconds()
-	} else { // so few events that all were there at the first look: at least this
+	} else {
+		// So few events that all were there at the first check. The rate is at least this.
 		d.eps = float64(w.n) / w.at.Sub(w.empty).Seconds()
 	}
-	end, err := w.relay.counters(ctx)
+
+	end, err := w.relay.readCounters(ctx)
 	if err != nil {
 		return d, err
 	}
-	again, err := w.relay.counters(ctx)
+	again, err := w.relay.readCounters(ctx)
 	if err != nil {
 		return d, err
 	}
 	if int(end.read) < w.Events {
-		return d, fmt.Errorf("the relay has read %.0f events, of %d", end.read, w.Events)
+		return d, fmt.Errorf("the relay has read only %.0f of %d events", end.read, w.Events)
 	}
+
 	scrape := again.mallocs - end.mallocs
 	if n := end.read - w.start.read; n >= end.read/2 {
 		d.allocs = max(end.mallocs-w.start.mallocs-scrape, 0) / n
-	} else { // so few events that they were read before the first look
+	} else {
+		// So few events that they were read before the first check.
 		d.allocs = end.mallocs / end.read
 	}
+
 	cpu := w.after.cpu - w.before.cpu
 	if cpu <= 0 {
 		cpu = end.cpu

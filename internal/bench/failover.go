@@ -15,7 +15,7 @@ const (
 	idleRestarts = 5 // at most, and no more than failovers
 )
 
-// pair is an owner and its standby, under load, and who watches them.
+// pair is an owner and its standby under load, with a consumer that checks their records.
 type pair struct {
 	*bench
 	setting  setting
@@ -26,34 +26,38 @@ type pair struct {
 	started  int
 }
 
-// failover ends owners beside a standby, by kill -9 and by SIGTERM in turns, and checks that nothing is lost, repeated or
-// out of order on the way.
-func (b *bench) failover(ctx context.Context) (res *Failover, err error) {
+// measureFailover ends owners that have a standby, first with kill -9 and then with SIGTERM. It checks that
+// no event is lost, duplicated or out of order.
+func (b *bench) measureFailover(ctx context.Context) (res *Failover, err error) {
 	ttl := b.TTL
 	if ttl == 0 {
 		ttl = config.Default().Lease.TTL
 	}
+
 	p, err := b.startPair(ctx, ttl)
 	if err != nil {
 		return nil, fmt.Errorf("failover: %w", err)
 	}
-	defer func() { err = errors.Join(err, p.stop()) }()
+	defer func() { err = errors.Join(err, p.stopAll()) }()
+
 	traffic, stopTraffic := context.WithCancel(ctx)
+
 	defer stopTraffic()
 	coll := b.client.Database(b.db).Collection(p.setting.watch)
 	ended := make(chan error, 1)
 	go func() {
-		ended <- p.ledger.fire(traffic, b.Payload, func(ctx context.Context, doc any) error {
+		ended <- p.ledger.insertLoad(traffic, b.Payload, func(ctx context.Context, doc any) error {
 			_, err := coll.InsertOne(ctx, doc)
 			return err
 		})
 	}()
+
 	res = &Failover{TTLMS: float64(ttl.Milliseconds())}
 	kill, err := p.endOwners(ctx, "kill -9", (*relay).kill)
 	if err != nil {
 		return nil, err
 	}
-	term, err := p.endOwners(ctx, "SIGTERM", (*relay).terminate)
+	term, err := p.endOwners(ctx, "SIGTERM", (*relay).sendTerminate)
 	if err != nil {
 		return nil, err
 	}
@@ -61,20 +65,26 @@ func (b *bench) failover(ctx context.Context) (res *Failover, err error) {
 	if err := <-ended; err != nil {
 		return nil, err
 	}
-	if err := p.ledger.settle(ctx, p.consumer.failed); err != nil {
+	if err := p.ledger.awaitArrivals(ctx, p.consumer.failure); err != nil {
 		return nil, err
 	}
-	res.Kill, res.Term = gaps(kill), gaps(term)
-	res.Events, res.Lost, res.Duplicates, res.OutOfOrder = p.ledger.verdict()
-	if res.Lost > 0 { // a relay that lost something would be measured at nothing below
+
+	res.Kill, res.Term = newGaps(kill), newGaps(term)
+	res.Events, res.Lost, res.Duplicates, res.OutOfOrder = p.ledger.countErrors()
+	// After a loss, the figures of the restarts below would mean nothing.
+	if res.Lost > 0 {
 		return res, nil
 	}
-	idle, err := p.idle(ctx, func(doc any) error { _, err := coll.InsertOne(ctx, doc); return err })
+
+	idle, err := p.measureIdleRestarts(ctx, func(doc any) error {
+		_, err := coll.InsertOne(ctx, doc)
+		return err
+	})
 	res.IdleRestartMS = round(median(idle), 1)
 	return res, err
 }
 
-func gaps(ms []float64) Gaps {
+func newGaps(ms []float64) Gaps {
 	g := Gaps{N: len(ms), P50: round(median(ms), 1)}
 	for _, v := range ms {
 		g.Max = max(g.Max, round(v, 1))
@@ -84,48 +94,54 @@ func gaps(ms []float64) Gaps {
 
 func (b *bench) startPair(ctx context.Context, ttl time.Duration) (p *pair, err error) {
 	const name = "failover"
-	if _, err := b.outbox(ctx, name); err != nil {
+	if _, err := b.newOutbox(ctx, name); err != nil {
 		return nil, err
 	}
-	p = &pair{bench: b, ledger: newLedger(), setting: setting{watch: name, state: b.state(name), start: "now", ttl: ttl}}
-	if p.setting.topic, err = b.topic(ctx, name); err != nil {
+
+	s := setting{watch: name, state: b.newStateDB(name), start: "now", ttl: ttl}
+	p = &pair{bench: b, ledger: newLedger(), setting: s}
+
+	if p.setting.topic, err = b.newTopic(ctx, name); err != nil {
 		return nil, err
 	}
-	if p.consumer, err = b.consume(ctx, p.setting.topic, p.ledger.arrived); err != nil {
+	if p.consumer, err = b.startConsumer(ctx, p.setting.topic, p.ledger.recordArrival); err != nil {
 		return nil, err
 	}
-	if p.owner, err = p.start(ctx, "owner"); err == nil {
-		p.standby, err = p.start(ctx, "standby")
+
+	if p.owner, err = p.startRole(ctx, "owner"); err == nil {
+		p.standby, err = p.startRole(ctx, "standby")
 	}
 	if err != nil {
-		return nil, errors.Join(err, p.stop())
+		return nil, errors.Join(err, p.stopAll())
 	}
 	return p, nil
 }
 
-// start starts a relay and waits until it says that it has the role.
-func (p *pair) start(ctx context.Context, role string) (*relay, error) {
+// startRole starts a relay and blocks until it reports the role.
+func (p *pair) startRole(ctx context.Context, role string) (*relay, error) {
 	p.started++
 	p.setting.node = fmt.Sprintf("bench-%d", p.started)
 	r, err := p.startRelay(ctx, p.setting)
 	if err != nil {
 		return nil, err
 	}
-	if err := p.becomes(ctx, r, role); err != nil {
+
+	if err := p.awaitRole(ctx, r, role); err != nil {
 		r.kill()
 		return nil, err
 	}
 	return r, nil
 }
 
-func (p *pair) becomes(ctx context.Context, r *relay, role string) error {
+// awaitRole blocks until r reports the role.
+func (p *pair) awaitRole(ctx context.Context, r *relay, role string) error {
 	deadline := time.Now().Add(stall)
 	for r.role(ctx) != role {
-		if err := r.ended(); err != nil {
+		if err := r.checkRunning(); err != nil {
 			return err
 		}
 		if time.Now().After(deadline) {
-			return fmt.Errorf("a relay has not become %s within %s; its last words: %s", role, stall, r.words)
+			return fmt.Errorf("a relay has not become %s within %s; end of its log: %s", role, stall, r.words)
 		}
 		if err := pause(ctx, 20*time.Millisecond); err != nil {
 			return err
@@ -134,6 +150,7 @@ func (p *pair) becomes(ctx context.Context, r *relay, role string) error {
 	return nil
 }
 
+// pause blocks for d or until ctx ends. Then it returns the cause of ctx.
 func pause(ctx context.Context, d time.Duration) error {
 	select {
 	case <-time.After(d):
@@ -143,89 +160,101 @@ func pause(ctx context.Context, d time.Duration) error {
 	}
 }
 
-func (p *pair) stop() error {
+func (p *pair) stopAll() error {
 	var errs []error
 	for _, r := range []*relay{p.standby, p.owner} {
 		if r != nil {
-			errs = append(errs, r.stop())
+			errs = append(errs, r.stopProcess())
 		}
 	}
 	p.consumer.close()
 	return errors.Join(errs...)
 }
 
-// endOwners ends the owner, again and again, and returns the times until the standby's first delivery, in milliseconds.
+// endOwners ends the owner Failover times, and returns the times until the first delivery of the standby in
+// milliseconds.
 func (p *pair) endOwners(ctx context.Context, how string, end func(*relay)) ([]float64, error) {
 	var out []float64
 	for i := range p.Failover {
 		if err := pause(ctx, steady); err != nil {
 			return nil, err
 		}
-		next := p.ledger.expect()
+
+		next := p.ledger.awaitNewSender()
 		at := time.Now()
 		end(p.owner)
 		old := p.owner
 		p.owner, p.standby = p.standby, nil
+
 		var gap time.Duration
 		select {
 		case t := <-next:
 			gap = t.Sub(at)
 		case <-time.After(p.setting.ttl + stall):
-			return nil, fmt.Errorf("nothing was delivered for %s after %s of the owner; the standby's last words: %s", p.setting.ttl+stall, how, p.owner.words)
+			return nil, fmt.Errorf("nothing was delivered for %s after %s of the owner; end of the standby's log: %s",
+				p.setting.ttl+stall, how, p.owner.words)
 		case <-ctx.Done():
 			return nil, context.Cause(ctx)
 		}
+
 		<-old.done
 		_ = old.in.Close()
 		out = append(out, float64(gap.Microseconds())/1000)
-		p.say("failover %d of %d: %s, next delivery after %.0f ms", i+1, p.Failover, how, out[len(out)-1])
-		if err := p.becomes(ctx, p.owner, "owner"); err != nil {
+		p.logProgress("failover %d of %d: %s, next delivery after %.0f ms", i+1, p.Failover, how, out[len(out)-1])
+
+		if err := p.awaitRole(ctx, p.owner, "owner"); err != nil {
 			return nil, err
 		}
 		var err error
-		if p.standby, err = p.start(ctx, "standby"); err != nil {
+		if p.standby, err = p.startRole(ctx, "standby"); err != nil {
 			return nil, err
 		}
 	}
 	return out, nil
 }
 
-// idle stops everything cleanly and measures how long a new process takes to its first delivery.
-func (p *pair) idle(ctx context.Context, insert func(doc any) error) ([]float64, error) {
+// measureIdleRestarts stops both relays gracefully, and measures how long a new process takes until its first
+// delivery.
+func (p *pair) measureIdleRestarts(ctx context.Context, insert func(doc any) error) ([]float64, error) {
 	standby := p.standby
 	p.standby = nil
-	if err := standby.stop(); err != nil {
+	if err := standby.stopProcess(); err != nil {
 		return nil, err
 	}
+
 	var out []float64
 	restarts := min(idleRestarts, p.Failover)
 	for i := range restarts {
 		owner := p.owner
 		p.owner = nil
-		if err := owner.stop(); err != nil {
+		if err := owner.stopProcess(); err != nil {
 			return nil, err
 		}
-		doc, err := envelope(p.numbers(1), p.Payload)
+
+		doc, err := newEnvelope(p.reserveNumbers(1), p.Payload)
 		if err != nil {
 			return nil, err
 		}
 		if err := insert(doc); err != nil {
 			return nil, fmt.Errorf("inserting: %w", err)
 		}
-		next := p.ledger.expect()
+
+		next := p.ledger.awaitNewSender()
 		at := time.Now()
 		if p.owner, err = p.startRelay(ctx, p.setting); err != nil {
 			return nil, err
 		}
+
 		select {
 		case t := <-next:
 			out = append(out, float64(t.Sub(at).Microseconds())/1000)
 		case <-time.After(stall):
-			return nil, fmt.Errorf("nothing was delivered for %s after a restart; the relay's last words: %s", stall, p.owner.words)
+			return nil, fmt.Errorf("nothing was delivered for %s after a restart; end of the relay's log: %s",
+				stall, p.owner.words)
 		case <-ctx.Done():
 			return nil, context.Cause(ctx)
 		}
-		p.say("restart while idle %d of %d: first delivery after %.0f ms", i+1, restarts, out[i])
+		p.logProgress("restart while idle %d of %d: first delivery after %.0f ms", i+1, restarts, out[i])
 	}
 	return out, nil
 }

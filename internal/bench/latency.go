@@ -18,13 +18,13 @@ import (
 const (
 	inserters = 16
 	warmUp    = 50
-	warmRun   = 6000 // more, at warmRate a second; fewer where the backlog is smaller, which is no measurement
+	warmRun   = 6000 // further events, at warmRate per second; fewer if the backlog is smaller
 	warmRate  = 1000
-	// arriveWithin bounds the wait for the last events of a stretch.
+	// arriveWithin bounds the wait for the last events.
 	arriveWithin = 60 * time.Second
 )
 
-// shots are paced inserts and when they arrived where they are awaited.
+// shots are inserts at a fixed rate, with the times of their acknowledgements and arrivals.
 type shots struct {
 	from  int // number of the first
 	docs  []bson.Raw
@@ -36,32 +36,41 @@ type shots struct {
 }
 
 func newShots(from, n, size int) (*shots, error) {
-	s := &shots{from: from, docs: make([]bson.Raw, n), acked: make([]atomic.Int64, n), came: make([]atomic.Int64, n), all: make(chan struct{}), base: time.Now()}
+	s := &shots{
+		from: from, docs: make([]bson.Raw, n), acked: make([]atomic.Int64, n), came: make([]atomic.Int64, n),
+		all: make(chan struct{}), base: time.Now(),
+	}
 	s.left.Store(int64(n))
+
 	for i := range s.docs {
 		var err error
-		if s.docs[i], err = envelope(from+i, size); err != nil {
+		if s.docs[i], err = newEnvelope(from+i, size); err != nil {
 			return nil, err
 		}
 	}
 	return s, nil
 }
 
-// arrived notes the first arrival of a number.
-func (s *shots) arrived(number int, at time.Time) {
+// recordArrival records the first arrival of a number.
+func (s *shots) recordArrival(number int, at time.Time) {
 	i := number - s.from
-	if i < 0 || i >= len(s.docs) || !s.came[i].CompareAndSwap(0, int64(max(at.Sub(s.base), 1))) {
+	if i < 0 || i >= len(s.docs) {
 		return
 	}
+	if !s.came[i].CompareAndSwap(0, int64(max(at.Sub(s.base), 1))) {
+		return
+	}
+
 	if s.left.Add(-1) == 0 {
 		close(s.all)
 	}
 }
 
-// fire inserts at the given rate, whatever the earlier inserts do (open loop).
-func (s *shots) fire(ctx context.Context, coll *mongo.Collection, rate int) error {
+// insertAtRate inserts at the given rate, also while earlier inserts are slow (open loop).
+func (s *shots) insertAtRate(ctx context.Context, coll *mongo.Collection, rate int) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
+
 	due := make(chan int, len(s.docs))
 	var wg sync.WaitGroup
 	for range inserters {
@@ -75,28 +84,32 @@ func (s *shots) fire(ctx context.Context, coll *mongo.Collection, rate int) erro
 			}
 		})
 	}
+
 	began := time.Now()
 	for i := range s.docs {
 		wait := time.Until(began.Add(time.Duration(i) * time.Second / time.Duration(rate)))
 		if wait > 0 {
 			time.Sleep(wait)
 		}
+
 		if ctx.Err() != nil {
 			break
 		}
 		due <- i
 	}
+
 	close(due)
 	wg.Wait()
 	return context.Cause(ctx)
 }
 
-// await waits for the last arrivals.
-func (s *shots) await(ctx context.Context, failed func() error) error {
+// awaitArrivals blocks until all events have arrived.
+func (s *shots) awaitArrivals(ctx context.Context, failed func() error) error {
 	deadline := time.NewTimer(arriveWithin)
 	defer deadline.Stop()
 	tick := time.NewTicker(100 * time.Millisecond)
 	defer tick.Stop()
+
 	for {
 		select {
 		case <-s.all:
@@ -113,45 +126,49 @@ func (s *shots) await(ctx context.Context, failed func() error) error {
 	}
 }
 
-// delays are the times from the acknowledgement to the arrival. An event may arrive before the writer hears of its commit;
-// that counts as no delay.
-func (s *shots) delays() *hdrhistogram.Histogram {
+// delayHistogram returns the times from the acknowledgement to the arrival. An event may arrive before the
+// writer receives the acknowledgement. This counts as no delay.
+func (s *shots) delayHistogram() *hdrhistogram.Histogram {
 	h := hdrhistogram.New(1, time.Minute.Microseconds(), 3)
 	for i := range s.docs {
 		d := time.Duration(s.came[i].Load() - s.acked[i].Load())
-		_ = h.RecordValue(min(max(d.Microseconds(), 0), time.Minute.Microseconds())) // within the bounds
+		// The error is only for values out of bounds.
+		_ = h.RecordValue(min(max(d.Microseconds(), 0), time.Minute.Microseconds()))
 	}
 	return h
 }
 
-// latencies are those of one run at one rate, in milliseconds.
+// latencies has the latencies of one run at one rate, in milliseconds.
 type latencies struct {
 	p50, p99, p999 float64
 	foreign        float64
-	known          bool // foreign is
+	known          bool // whether foreign is known
 }
 
-func quantile(h *hdrhistogram.Histogram, q float64) float64 {
+// quantileMS returns a quantile in milliseconds.
+func quantileMS(h *hdrhistogram.Histogram, q float64) float64 {
 	return float64(h.ValueAtQuantile(q)) / 1000
 }
 
-// numbers of shots never repeat in a collection, so that a late arrival is no other's.
-func (b *bench) numbers(n int) (from int) {
+// reserveNumbers returns the first of n new numbers. Numbers never repeat, so a late arrival matches no later shot.
+func (b *bench) reserveNumbers(n int) (from int) {
 	from = b.numbered
 	b.numbered += n
 	return from
 }
 
-// rawLatency paces inserts while nothing but a bare change stream reads.
+// rawLatency measures inserts at a fixed rate while only a bare change stream reads.
 func (b *bench) rawLatency(ctx context.Context, coll *mongo.Collection, rate int) (latencies, error) {
 	var l latencies
 	n := int(b.Duration.Seconds() * float64(rate))
-	s, err := newShots(b.numbers(n), n, b.Payload)
+	s, err := newShots(b.reserveNumbers(n), n, b.Payload)
 	if err != nil {
 		return l, err
 	}
+
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
+
 	at, err := store.ClusterTime(ctx, b.client)
 	if err != nil {
 		return l, err
@@ -160,33 +177,37 @@ func (b *bench) rawLatency(ctx context.Context, coll *mongo.Collection, rate int
 	if err != nil {
 		return l, err
 	}
+
 	var failure atomic.Pointer[error]
 	var reading sync.WaitGroup
 	reading.Go(func() {
-		if err := s.read(ctx, cs); err != nil && ctx.Err() == nil {
+		if err := s.readStream(ctx, cs); err != nil && ctx.Err() == nil {
 			failure.Store(&err)
 		}
 	})
 	defer reading.Wait()
 	defer cancel()
-	meter := startMeter(b.pids()...)
-	if err := s.fire(ctx, coll, rate); err != nil {
+
+	meter := startMeter(b.serverPIDs()...)
+	if err := s.insertAtRate(ctx, coll, rate); err != nil {
 		return l, err
 	}
 	l.foreign, l.known = meter.foreign()
-	err = s.await(ctx, func() error {
+
+	err = s.awaitArrivals(ctx, func() error {
 		if p := failure.Load(); p != nil {
 			return *p
 		}
 		return nil
 	})
-	h := s.delays()
-	l.p50, l.p99 = quantile(h, 50), quantile(h, 99)
+
+	h := s.delayHistogram()
+	l.p50, l.p99 = quantileMS(h, 50), quantileMS(h, 99)
 	return l, err
 }
 
-// read notes what arrives at a bare change stream.
-func (s *shots) read(ctx context.Context, cs *mongo.ChangeStream) error {
+// readStream records the arrivals at a bare change stream.
+func (s *shots) readStream(ctx context.Context, cs *mongo.ChangeStream) error {
 	defer cs.Close(context.WithoutCancel(ctx))
 	for ctx.Err() == nil {
 		if !cs.TryNext(ctx) {
@@ -195,17 +216,18 @@ func (s *shots) read(ctx context.Context, cs *mongo.ChangeStream) error {
 			}
 			continue
 		}
+
 		now := time.Now()
 		if p, ok := insertPayload(cs.Current); ok {
-			if n, ok := number(p); ok {
-				s.arrived(n, now)
+			if n, ok := eventNumber(p); ok {
+				s.recordArrival(n, now)
 			}
 		}
 	}
 	return nil
 }
 
-// tailing is a relay that tails a collection, and a consumer behind it.
+// tailing is a relay that tails a collection, and a consumer of its topic.
 type tailing struct {
 	relay    *relay
 	consumer *tailer
@@ -215,48 +237,53 @@ type tailing struct {
 
 func (b *bench) startTailing(ctx context.Context, coll *mongo.Collection, name string) (t *tailing, err error) {
 	t = &tailing{}
-	if t.topic, err = b.topic(ctx, name); err != nil {
+	if t.topic, err = b.newTopic(ctx, name); err != nil {
 		return nil, err
 	}
-	t.consumer, err = b.consume(ctx, t.topic, func(n int, at time.Time, _ sender) {
+	t.consumer, err = b.startConsumer(ctx, t.topic, func(n int, at time.Time, _ sender) {
 		if s := t.shots.Load(); s != nil {
-			s.arrived(n, at)
+			s.recordArrival(n, at)
 		}
 	})
 	if err != nil {
 		return nil, err
 	}
-	t.relay, err = b.startRelay(ctx, setting{watch: coll.Name(), topic: t.topic, state: b.state(name), start: "now", label: name})
+
+	t.relay, err = b.startRelay(ctx, setting{
+		watch: coll.Name(), topic: t.topic, state: b.newStateDB(name), start: "now", label: name,
+	})
+
 	if err == nil {
-		err = b.warm(ctx, coll, t)
+		err = b.warmUpRelay(ctx, coll, t)
 	}
 	if err != nil {
-		return nil, errors.Join(err, t.stop())
+		return nil, errors.Join(err, t.stopAll())
 	}
 	return t, nil
 }
 
-func (t *tailing) stop() error {
+func (t *tailing) stopAll() error {
 	t.consumer.close()
 	if t.relay == nil {
 		return nil
 	}
-	return t.relay.stop()
+	return t.relay.stopProcess()
 }
 
-// warm inserts until events arrive, one by one, and then as many as a broker needs to have its paths for small requests
-// compiled: a young JVM takes three times as long for each.
-func (b *bench) warm(ctx context.Context, coll *mongo.Collection, t *tailing) error {
+// warmUpRelay inserts single events until warmUp of them have arrived. Then it inserts as many as a broker needs to
+// compile its code for small requests. A new JVM takes three times as long for each of them.
+func (b *bench) warmUpRelay(ctx context.Context, coll *mongo.Collection, t *tailing) error {
 	began, seen := time.Now(), 0
 	for seen < warmUp {
-		s, err := newShots(b.numbers(1), 1, b.Payload)
+		s, err := newShots(b.reserveNumbers(1), 1, b.Payload)
 		if err != nil {
 			return err
 		}
 		t.shots.Store(s)
-		if err := s.fire(ctx, coll, 1); err != nil {
+		if err := s.insertAtRate(ctx, coll, 1); err != nil {
 			return err
 		}
+
 		select {
 		case <-s.all:
 			seen++
@@ -264,43 +291,49 @@ func (b *bench) warm(ctx context.Context, coll *mongo.Collection, t *tailing) er
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		}
-		if err := errors.Join(t.relay.ended(), t.consumer.failed()); err != nil {
+
+		if err := errors.Join(t.relay.checkRunning(), t.consumer.failure()); err != nil {
 			return err
 		}
+
 		if time.Since(began) > stall {
-			return fmt.Errorf("nothing arrives from the relay for %s; its last words: %s", stall, t.relay.words)
+			return fmt.Errorf("nothing arrives from the relay for %s; end of its log: %s", stall, t.relay.words)
 		}
 	}
+
 	n := min(warmRun, b.Events)
-	s, err := newShots(b.numbers(n), n, b.Payload)
+	s, err := newShots(b.reserveNumbers(n), n, b.Payload)
 	if err != nil {
 		return err
 	}
 	t.shots.Store(s)
-	if err := s.fire(ctx, coll, warmRate); err != nil {
+	if err := s.insertAtRate(ctx, coll, warmRate); err != nil {
 		return err
 	}
-	return s.await(ctx, func() error { return errors.Join(t.relay.ended(), t.consumer.failed()) })
+	return s.awaitArrivals(ctx, func() error { return errors.Join(t.relay.checkRunning(), t.consumer.failure()) })
 }
 
-// relayLatency paces inserts while the relay delivers them to a consumer.
+// relayLatency measures inserts at a fixed rate while the relay delivers them to a consumer.
 func (b *bench) relayLatency(ctx context.Context, coll *mongo.Collection, t *tailing, rate int) (latencies, error) {
 	n := int(b.Duration.Seconds() * float64(rate))
-	s, err := newShots(b.numbers(n), n, b.Payload)
+	s, err := newShots(b.reserveNumbers(n), n, b.Payload)
 	if err != nil {
 		return latencies{}, err
 	}
 	t.shots.Store(s)
-	meter := startMeter(append(b.pids(), t.relay.pid())...)
-	if err := s.fire(ctx, coll, rate); err != nil {
+
+	meter := startMeter(append(b.serverPIDs(), t.relay.pid())...)
+	if err := s.insertAtRate(ctx, coll, rate); err != nil {
 		return latencies{}, err
 	}
+
 	var l latencies
 	l.foreign, l.known = meter.foreign()
-	if err := s.await(ctx, func() error { return errors.Join(t.relay.ended(), t.consumer.failed()) }); err != nil {
-		return l, fmt.Errorf("%w; the relay's last words: %s", err, t.relay.words)
+	if err := s.awaitArrivals(ctx, func() error { return errors.Join(t.relay.checkRunning(), t.consumer.failure()) }); err != nil {
+		return l, fmt.Errorf("%w; end of the relay's log: %s", err, t.relay.words)
 	}
-	h := s.delays()
-	l.p50, l.p99, l.p999 = quantile(h, 50), quantile(h, 99), quantile(h, 99.9)
+
+	h := s.delayHistogram()
+	l.p50, l.p99, l.p999 = quantileMS(h, 50), quantileMS(h, 99), quantileMS(h, 99.9)
 	return l, nil
 }

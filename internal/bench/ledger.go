@@ -8,47 +8,49 @@ import (
 	"time"
 )
 
-// ledger numbers events by key and judges what arrives.
+// ledger numbers events by key, and counts errors in their delivery.
 type ledger struct {
 	mu     sync.Mutex
 	keys   [keysUnderLoad]ledgerKey
 	latest sender
-	next   chan time.Time // wanted: the first arrival from another sender than latest
+	next   chan time.Time // gets the first arrival from another sender than latest
 	base   int
 }
 
 const keysUnderLoad = 16
 
 type ledgerKey struct {
-	acked      int          // events that were acknowledged, numbered from 1
+	acked      int          // number of acknowledged events; they are numbered from 1
 	seen       map[int]bool // arrived
-	last       int          // highest that arrived
+	last       int          // highest arrived number
 	duplicates int
 	disorder   int
 }
 
 func newLedger() *ledger {
-	l := &ledger{base: 1 << 40} // apart from the numbers of bench
+	// The base separates these numbers from those of bench.
+	l := &ledger{base: 1 << 40}
 	for i := range l.keys {
 		l.keys[i].seen = map[int]bool{}
 	}
 	return l
 }
 
-func (l *ledger) number(key, n int) int { return l.base + n*keysUnderLoad + key }
+func (l *ledger) eventNumber(key, n int) int { return l.base + n*keysUnderLoad + key }
 
-// expect is told the first arrival from another sender than those so far.
-func (l *ledger) expect() <-chan time.Time {
+// awaitNewSender returns a channel that gets the time of the first arrival from a new sender.
+func (l *ledger) awaitNewSender() <-chan time.Time {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.next = make(chan time.Time, 1)
 	return l.next
 }
 
-// arrived is an arrival.
-func (l *ledger) arrived(number int, at time.Time, from sender) {
+// recordArrival records the arrival of an event from a sender.
+func (l *ledger) recordArrival(number int, at time.Time, from sender) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+
 	if from != l.latest {
 		if l.next != nil {
 			l.next <- at
@@ -56,26 +58,29 @@ func (l *ledger) arrived(number int, at time.Time, from sender) {
 		}
 		l.latest = from
 	}
+
 	if number < l.base {
 		return
 	}
+
 	k, n := &l.keys[(number-l.base)%keysUnderLoad], (number-l.base)/keysUnderLoad
-	switch {
-	case k.seen[n]:
+	if k.seen[n] {
 		k.duplicates++
 		return
-	case n != k.last+1:
+	}
+	if n != k.last+1 {
 		k.disorder++
 	}
 	k.seen[n] = true
 	k.last = max(k.last, n)
 }
 
-// fire inserts until ctx ends: one writer for each key, so that the commits of a key have an order.
-func (l *ledger) fire(ctx context.Context, size int, insert func(context.Context, any) error) error {
+// insertLoad inserts until ctx ends. Each key has one writer, so that the commits of a key are ordered.
+func (l *ledger) insertLoad(ctx context.Context, size int, insert func(context.Context, any) error) error {
 	every := keysUnderLoad * time.Second / failoverRate
 	errs := make([]error, keysUnderLoad)
 	var wg sync.WaitGroup
+
 	for key := range keysUnderLoad {
 		wg.Go(func() {
 			began := time.Now()
@@ -84,7 +89,8 @@ func (l *ledger) fire(ctx context.Context, size int, insert func(context.Context
 				if pause(ctx, time.Until(due)) != nil {
 					return
 				}
-				doc, err := keyed(l.number(key, n), size, fmt.Sprintf("k-%d", key))
+
+				doc, err := newKeyedEnvelope(l.eventNumber(key, n), size, fmt.Sprintf("k-%d", key))
 				if err == nil {
 					err = insert(context.WithoutCancel(ctx), doc)
 				}
@@ -92,6 +98,7 @@ func (l *ledger) fire(ctx context.Context, size int, insert func(context.Context
 					errs[key] = fmt.Errorf("inserting: %w", err)
 					return
 				}
+
 				l.mu.Lock()
 				l.keys[key].acked = n
 				l.mu.Unlock()
@@ -102,11 +109,11 @@ func (l *ledger) fire(ctx context.Context, size int, insert func(context.Context
 	return errors.Join(errs...)
 }
 
-// settle waits for the last arrivals, and a while longer for what should not come.
-func (l *ledger) settle(ctx context.Context, failed func() error) error {
+// awaitArrivals blocks until all events have arrived, and then waits a little for duplicates.
+func (l *ledger) awaitArrivals(ctx context.Context, failed func() error) error {
 	deadline := time.Now().Add(stall)
 	for time.Now().Before(deadline) {
-		if _, lost, _, _ := l.verdict(); lost == 0 {
+		if _, lost, _, _ := l.countErrors(); lost == 0 {
 			break
 		}
 		if err := errors.Join(failed(), pause(ctx, 50*time.Millisecond)); err != nil {
@@ -116,7 +123,8 @@ func (l *ledger) settle(ctx context.Context, failed func() error) error {
 	return pause(ctx, time.Second)
 }
 
-func (l *ledger) verdict() (events, lost, duplicates, outOfOrder int) {
+// countErrors returns the number of events, and of errors in their delivery.
+func (l *ledger) countErrors() (events, lost, duplicates, outOfOrder int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for i := range l.keys {

@@ -8,17 +8,18 @@ import (
 	"text/tabwriter"
 )
 
-// DefaultPairs is how many pairs of drains say something about a few per cent.
+// DefaultPairs is how many pairs of drains show a difference of a few percent.
 const DefaultPairs = 10
 
-// ObservedResult is what watching costs: drains of the same backlog in pairs, one alone and one with somebody who looks.
+// ObservedResult shows the cost of observation: pairs of drains of the same backlog, one alone and one observed.
 type ObservedResult struct {
-	AloneEPS    float64   `json:"alone_eps"` // events per second with nobody who asks; median
+	AloneEPS    float64   `json:"alone_eps"` // events per second without an observer; median
 	ObservedEPS float64   `json:"observed_eps"`
-	Ratio       float64   `json:"ratio"`  // observed ÷ alone: median of the pairs
-	Ratios      []float64 `json:"ratios"` // of each pair, in their order
+	Ratio       float64   `json:"ratio"`  // observed ÷ alone; median of the pairs
+	Ratios      []float64 `json:"ratios"` // of each pair, in order
 
-	// CPUAlone and CPUObserved are seconds of the relay per million events; they compare also on a machine that others use.
+	// CPUAlone and CPUObserved are CPU seconds of the relay per million events. They are comparable also on a machine
+	// with other load.
 	CPUAlone    float64 `json:"alone_cpu_s_per_million"`
 	CPUObserved float64 `json:"observed_cpu_s_per_million"`
 	RSSAlone    float64 `json:"alone_peak_rss_mb"`
@@ -36,29 +37,33 @@ type ObservedResult struct {
 	Payload int `json:"payload_bytes"`
 }
 
-// RunObserved measures what the operator's page, its live stream and a scraper cost the relay. In each pair the same backlog is
-// drained twice, by processes with the same configuration: both listeners are there in either, and in one of them nobody asks.
-// Which comes first alternates, because servers drift. It takes minutes; ctx ends it.
+// RunObserved measures the cost of the operator's page, its live stream and a scraper for the relay. In each
+// pair, two processes with the same configuration drain the same backlog. Both have the listeners, but only
+// one of them gets requests. The order alternates, because servers drift. RunObserved takes minutes. The end
+// of ctx interrupts it.
 func RunObserved(ctx context.Context, o Options) (res ObservedResult, err error) {
 	if o.Pairs == 0 {
 		o.Pairs = DefaultPairs
 	}
-	err = o.with(ctx, func(b *bench) error {
-		b.say("writing a backlog of %d events of %d bytes", b.Events, b.Payload)
-		if b.start, err = b.fill(ctx); err != nil {
+	err = o.withServers(ctx, func(b *bench) error {
+		b.logProgress("writing a backlog of %d events of %d bytes", b.Events, b.Payload)
+		if b.start, err = b.fillBacklog(ctx); err != nil {
 			return err
 		}
-		b.say("warming the servers up")
-		if _, _, err := b.watched(ctx, "warm", true); err != nil {
+
+		b.logProgress("warming the servers up")
+		if _, _, err := b.drainWatched(ctx, "warm", true); err != nil {
 			return fmt.Errorf("drain: %w", err)
 		}
+
 		got, foreign, sum := figures{}, figures{}, seen{}
 		for pair := 1; pair <= b.Pairs; pair++ {
-			if err := b.pair(ctx, pair, got, foreign, &sum); err != nil {
+			if err := b.drainPair(ctx, pair, got, foreign, &sum); err != nil {
 				return err
 			}
 		}
-		res = observed(b, got, foreign, sum)
+
+		res = newObservedResult(b, got, foreign, sum)
 		return nil
 	})
 	return res, err
@@ -69,18 +74,20 @@ const (
 	looked = "observed"
 )
 
-// pair is two drains side by side.
-func (b *bench) pair(ctx context.Context, pair int, got, foreign figures, sum *seen) error {
+// drainPair makes one drain alone and one observed drain.
+func (b *bench) drainPair(ctx context.Context, pair int, got, foreign figures, sum *seen) error {
 	order := []string{alone, looked}
 	if pair%2 == 0 {
 		slices.Reverse(order)
 	}
+
 	eps := map[string]float64{}
 	for _, name := range order {
-		d, s, err := b.watched(ctx, fmt.Sprintf("%s%d", name, pair), name == looked)
+		d, s, err := b.drainWatched(ctx, fmt.Sprintf("%s%d", name, pair), name == looked)
 		if err != nil {
 			return fmt.Errorf("drain: %w", err)
 		}
+
 		eps[name] = d.eps
 		got.add(name, d.eps)
 		got.add(name+"_cpu", d.cpuPerMillion)
@@ -88,14 +95,18 @@ func (b *bench) pair(ctx context.Context, pair int, got, foreign figures, sum *s
 		if d.known {
 			foreign.add(name, d.foreign)
 		}
-		sum.scrapes, sum.refreshes, sum.messages = sum.scrapes+s.scrapes, sum.refreshes+s.refreshes, sum.messages+s.messages
-		b.say("pair %d of %d: %-8s %8.0f/s  foreign CPU %.1f %%  %.2f CPU-s per million  %.1f MB", pair, b.Pairs, name, d.eps, d.foreign, d.cpuPerMillion, d.peak)
+
+		sum.scrapes += s.scrapes
+		sum.refreshes += s.refreshes
+		sum.messages += s.messages
+		b.logProgress("pair %d of %d: %-8s %8.0f/s  foreign CPU %.1f %%  %.2f CPU-s per million  %.1f MB",
+			pair, b.Pairs, name, d.eps, d.foreign, d.cpuPerMillion, d.peak)
 	}
-	b.say("pair %d of %d: ratio %.3f", pair, b.Pairs, eps[looked]/eps[alone])
+	b.logProgress("pair %d of %d: ratio %.3f", pair, b.Pairs, eps[looked]/eps[alone])
 	return nil
 }
 
-func observed(b *bench, got, foreign figures, sum seen) ObservedResult {
+func newObservedResult(b *bench, got, foreign figures, sum seen) ObservedResult {
 	r := ObservedResult{
 		AloneEPS: round(median(got[alone]), 0), ObservedEPS: round(median(got[looked]), 0), Ratio: got.ratio(looked, alone),
 		CPUAlone: round(median(got[alone+"_cpu"]), 2), CPUObserved: round(median(got[looked+"_cpu"]), 2),
@@ -103,9 +114,11 @@ func observed(b *bench, got, foreign figures, sum seen) ObservedResult {
 		Scrapes: sum.scrapes, Refreshes: sum.refreshes, Messages: sum.messages,
 		ForeignCPUPct: -1, ForeignCPU: map[string]float64{}, Pairs: b.Pairs, Events: b.Events, Payload: b.Payload,
 	}
+
 	for i := range got[alone] {
 		r.Ratios = append(r.Ratios, round(got[looked][i]/got[alone][i], 3))
 	}
+
 	for name, v := range foreign {
 		r.ForeignCPU[name] = round(median(v), 1)
 		r.ForeignCPUPct = max(r.ForeignCPUPct, r.ForeignCPU[name])
@@ -116,32 +129,38 @@ func observed(b *bench, got, foreign figures, sum seen) ObservedResult {
 // Print writes the result as a table for people.
 func (r ObservedResult) Print(w io.Writer) error {
 	t := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
-	row := func(name, format string, args ...any) { fmt.Fprintf(t, "%s\t%s\n", name, fmt.Sprintf(format, args...)) }
+	row := func(name, format string, args ...any) {
+		fmt.Fprintf(t, "%s\t%s\n", name, fmt.Sprintf(format, args...))
+	}
+
 	fmt.Fprintf(t, "\n%d events of %d bytes, medians of %d pairs\t\n", r.Events, r.Payload, r.Pairs)
-	row("drain, nobody asks", "%.0f events/s, %.2f CPU-s per million, %.1f MB", r.AloneEPS, r.CPUAlone, r.RSSAlone)
-	row("page open, scraped every second", "%.0f events/s, %.2f CPU-s per million, %.1f MB", r.ObservedEPS, r.CPUObserved, r.RSSObserved)
+	row("drain, no requests", "%.0f events/s, %.2f CPU-s per million, %.1f MB", r.AloneEPS, r.CPUAlone, r.RSSAlone)
+	row("page open, scraped every second", "%.0f events/s, %.2f CPU-s per million, %.1f MB",
+		r.ObservedEPS, r.CPUObserved, r.RSSObserved)
 	row("ratio", "%.3f, from %.3f to %.3f", r.Ratio, slices.Min(r.Ratios), slices.Max(r.Ratios))
-	row("what was asked", "%d scrapes, %d refreshes of the page, %d messages of its live stream", r.Scrapes, r.Refreshes, r.Messages)
+	row("requests", "%d scrapes, %d refreshes of the page, %d messages of its live stream",
+		r.Scrapes, r.Refreshes, r.Messages)
+
 	if r.ForeignCPUPct >= 0 {
 		row("foreign CPU", "%.1f %% of the machine, in the worse of the two", r.ForeignCPUPct)
 	} else {
-		row("foreign CPU", "not known on this machine")
+		row("foreign CPU", "unknown on this machine")
 	}
 	return t.Flush()
 }
 
-// watched drains the backlog once, with or without somebody who looks.
-func (b *bench) watched(ctx context.Context, name string, look bool) (d drained, s seen, err error) {
+// drainWatched drains the backlog once, with or without an observer.
+func (b *bench) drainWatched(ctx context.Context, name string, look bool) (d drained, s seen, err error) {
 	var o *observer
 	d, err = b.drainBeside(ctx, name, setting{page: true}, func(r *relay) {
 		if look {
-			o = observe(ctx, r)
+			o = startObserver(ctx, r)
 		}
 	}, func() error {
 		if o == nil {
 			return nil
 		}
-		s, err = o.end(ctx)
+		s, err = o.stopObserving(ctx)
 		return err
 	})
 	return d, s, err

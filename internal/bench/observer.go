@@ -17,31 +17,33 @@ import (
 
 const (
 	scrapeEvery  = time.Second
-	refreshEvery = 2 * time.Second // as the page does it
+	refreshEvery = 2 * time.Second // as the page does
 )
 
-// seen is how often an observer got an answer.
+// seen counts the responses to an observer.
 type seen struct {
 	scrapes, refreshes, messages int
 }
 
-// observer is somebody who has the overview open in a browser, a client of its live stream, and a Prometheus.
+// observer simulates a browser with the overview, a client of the live stream, and a Prometheus server.
 type observer struct {
 	relay  *relay
 	client *http.Client
 	group  *errgroup.Group
 	stop   context.CancelFunc
-	ended  <-chan struct{} // of the group's context: one of them has failed, or all were stopped
+	ended  <-chan struct{} // of the group's context: a simulation has failed, or all were stopped
 
 	scrapes, refreshes, messages atomic.Int64
 }
 
-// observe begins as soon as the relay answers.
-func observe(ctx context.Context, r *relay) *observer {
+// startObserver starts the simulations. They begin when the relay responds.
+func startObserver(ctx context.Context, r *relay) *observer {
 	ctx, stop := context.WithCancel(ctx)
 	g, ctx := errgroup.WithContext(ctx)
-	o := &observer{relay: r, client: &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 4}}, group: g, stop: stop, ended: ctx.Done()}
-	for _, f := range []func(context.Context) error{o.scrape, o.page, o.follow} {
+	client := &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 4}}
+	o := &observer{relay: r, client: client, group: g, stop: stop, ended: ctx.Done()}
+
+	for _, f := range []func(context.Context) error{o.scrapeMetrics, o.refreshPage, o.followLiveStream} {
 		g.Go(func() error {
 			if err := f(ctx); err != nil && ctx.Err() == nil {
 				return err
@@ -49,12 +51,17 @@ func observe(ctx context.Context, r *relay) *observer {
 			return nil
 		})
 	}
+
 	return o
 }
 
-// end waits until each of them has had an answer, which in a drain of a few events may be after it, and ends them.
-func (o *observer) end(ctx context.Context) (seen, error) {
-	answered := func() bool { return o.scrapes.Load() > 0 && o.refreshes.Load() > 0 && o.messages.Load() > 0 }
+// stopObserving blocks until each simulation has had a response, and then stops them. In a drain of few events, the
+// first response may come after the drain.
+func (o *observer) stopObserving(ctx context.Context) (seen, error) {
+	answered := func() bool {
+		return o.scrapes.Load() > 0 && o.refreshes.Load() > 0 && o.messages.Load() > 0
+	}
+
 	for began := time.Now(); !answered() && time.Since(began) < stall; {
 		select {
 		case <-o.ended:
@@ -65,18 +72,20 @@ func (o *observer) end(ctx context.Context) (seen, error) {
 			break
 		}
 	}
+
 	o.stop()
 	err := o.group.Wait()
 	o.client.CloseIdleConnections()
+
 	s := seen{int(o.scrapes.Load()), int(o.refreshes.Load()), int(o.messages.Load())}
 	if err == nil && !answered() {
-		err = fmt.Errorf("the relay did not answer all that was asked: %+v", s)
+		err = fmt.Errorf("the relay did not respond to every kind of request: %+v", s)
 	}
 	return s, err
 }
 
-// ask is one request; the body is the caller's to close.
-func (o *observer) ask(ctx context.Context, address string, header ...string) (io.ReadCloser, error) {
+// sendGet sends one request. The caller must close the body.
+func (o *observer) sendGet(ctx context.Context, address string, header ...string) (io.ReadCloser, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, address, nil)
 	if err != nil {
 		return nil, err
@@ -84,10 +93,12 @@ func (o *observer) ask(ctx context.Context, address string, header ...string) (i
 	for pair := range slices.Chunk(header, 2) {
 		req.Header.Set(pair[0], pair[1])
 	}
+
 	res, err := o.client.Do(req)
 	if err != nil {
 		return nil, err
 	}
+
 	if res.StatusCode != http.StatusOK {
 		_ = res.Body.Close()
 		return nil, fmt.Errorf("%s: %s", address, res.Status)
@@ -95,9 +106,9 @@ func (o *observer) ask(ctx context.Context, address string, header ...string) (i
 	return res.Body, nil
 }
 
-// read is ask with all of the body.
-func (o *observer) read(ctx context.Context, address string, header ...string) ([]byte, error) {
-	body, err := o.ask(ctx, address, header...)
+// getAll sends one request and returns the whole body.
+func (o *observer) getAll(ctx context.Context, address string, header ...string) ([]byte, error) {
+	body, err := o.sendGet(ctx, address, header...)
 	if err != nil {
 		return nil, err
 	}
@@ -105,14 +116,15 @@ func (o *observer) read(ctx context.Context, address string, header ...string) (
 	return io.ReadAll(body)
 }
 
-// first is ask of a process that has just been started.
-func (o *observer) first(ctx context.Context, address string, header ...string) (io.ReadCloser, error) {
-	for began := time.Now(); ; {
-		body, err := o.ask(ctx, address, header...)
+// getWithRetries is sendGet for a process that has just been started.
+func (o *observer) getWithRetries(ctx context.Context, address string, header ...string) (io.ReadCloser, error) {
+	began := time.Now()
+	for {
+		body, err := o.sendGet(ctx, address, header...)
 		if err == nil || ctx.Err() != nil || time.Since(began) > stall {
 			return body, err
 		}
-		if err := o.relay.ended(); err != nil {
+		if err := o.relay.checkRunning(); err != nil {
 			return nil, err
 		}
 		if err := sleep(ctx, slow); err != nil {
@@ -121,14 +133,15 @@ func (o *observer) first(ctx context.Context, address string, header ...string) 
 	}
 }
 
-// every calls f at once and then at that pace.
-func every(ctx context.Context, d time.Duration, f func() error) error {
+// callEvery calls f at once and then every d, until f fails or ctx ends.
+func callEvery(ctx context.Context, d time.Duration, f func() error) error {
 	tick := time.NewTicker(d)
 	defer tick.Stop()
 	for {
 		if err := f(); err != nil {
 			return err
 		}
+
 		select {
 		case <-ctx.Done():
 			return context.Cause(ctx)
@@ -137,22 +150,24 @@ func every(ctx context.Context, d time.Duration, f func() error) error {
 	}
 }
 
-// openMetrics is what Prometheus sends, so that it gets exemplars.
-const openMetrics = "application/openmetrics-text;version=1.0.0;q=0.75,application/openmetrics-text;version=0.0.1;q=0.5,text/plain;version=0.0.4;q=0.25,*/*;q=0.1"
+// openMetrics is the Accept header of Prometheus. It requests exemplars.
+const openMetrics = "application/openmetrics-text;version=1.0.0;q=0.75," +
+	"application/openmetrics-text;version=0.0.1;q=0.5,text/plain;version=0.0.4;q=0.25,*/*;q=0.1"
 
-// scrape does as Prometheus.
-func (o *observer) scrape(ctx context.Context) error {
+// scrapeMetrics simulates Prometheus.
+func (o *observer) scrapeMetrics(ctx context.Context) error {
 	address := "http://" + o.relay.http + "/metrics"
-	body, err := o.first(ctx, address, "Accept", openMetrics)
+	body, err := o.getWithRetries(ctx, address, "Accept", openMetrics)
 	if err != nil {
 		return err
 	}
 	_, _ = io.Copy(io.Discard, body)
 	_ = body.Close()
-	return every(ctx, scrapeEvery, func() error {
-		text, err := o.read(ctx, address, "Accept", openMetrics)
+
+	return callEvery(ctx, scrapeEvery, func() error {
+		text, err := o.getAll(ctx, address, "Accept", openMetrics)
 		if err == nil && !strings.HasSuffix(string(text), "# EOF\n") {
-			err = fmt.Errorf("%s: not the whole of OpenMetrics", address)
+			err = fmt.Errorf("%s: incomplete OpenMetrics response", address)
 		}
 		if err == nil {
 			o.scrapes.Add(1)
@@ -163,29 +178,33 @@ func (o *observer) scrape(ctx context.Context) error {
 
 var asset = regexp.MustCompile(`(?:href|src)="(/static/[^"]+)"`)
 
-// page does as a browser that shows the overview: the document and what belongs to it, and then a refresh as often as its script.
-func (o *observer) page(ctx context.Context) error {
+// refreshPage simulates a browser with the overview: the document, its assets, and then a refresh as often as
+// its script.
+func (o *observer) refreshPage(ctx context.Context) error {
 	base := "http://" + o.relay.page
-	body, err := o.first(ctx, base+"/")
+	body, err := o.getWithRetries(ctx, base+"/")
 	if err != nil {
 		return err
 	}
+
 	text, err := io.ReadAll(body)
 	_ = body.Close()
 	if err != nil {
 		return err
 	}
+
 	parts := asset.FindAllSubmatch(text, -1)
 	if len(parts) == 0 {
-		return fmt.Errorf("%s shows no page", base)
+		return fmt.Errorf("%s has no page", base)
 	}
 	for _, p := range parts {
-		if _, err := o.read(ctx, base+strings.ReplaceAll(string(p[1]), "&amp;", "&")); err != nil {
+		if _, err := o.getAll(ctx, base+strings.ReplaceAll(string(p[1]), "&amp;", "&")); err != nil {
 			return err
 		}
 	}
-	return every(ctx, refreshEvery, func() error {
-		_, err := o.read(ctx, base+"/", "HX-Request", "true", "HX-Target", "live")
+
+	return callEvery(ctx, refreshEvery, func() error {
+		_, err := o.getAll(ctx, base+"/", "HX-Request", "true", "HX-Target", "live")
 		if err == nil {
 			o.refreshes.Add(1)
 		}
@@ -193,13 +212,14 @@ func (o *observer) page(ctx context.Context) error {
 	})
 }
 
-// follow reads the live stream.
-func (o *observer) follow(ctx context.Context) error {
-	body, err := o.first(ctx, "http://"+o.relay.page+"/api/v1/live", "Accept", "text/event-stream")
+// followLiveStream simulates a client of the live stream.
+func (o *observer) followLiveStream(ctx context.Context) error {
+	body, err := o.getWithRetries(ctx, "http://"+o.relay.page+"/api/v1/live", "Accept", "text/event-stream")
 	if err != nil {
 		return err
 	}
 	defer body.Close()
+
 	lines := bufio.NewScanner(body)
 	lines.Buffer(nil, 4<<20)
 	for lines.Scan() {
@@ -207,6 +227,7 @@ func (o *observer) follow(ctx context.Context) error {
 			o.messages.Add(1)
 		}
 	}
+
 	if err := lines.Err(); err != nil {
 		return err
 	}

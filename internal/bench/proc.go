@@ -5,24 +5,25 @@ import (
 	"slices"
 )
 
-// usage is what a process has used and holds.
+// usage has the CPU time and the memory of a process.
 type usage struct {
 	cpu      float64 // seconds
-	rss, hwm float64 // MiB: now, and at most so far
+	rss, hwm float64 // MiB: now, and the maximum so far
 }
 
-// meter finds out what part of the machine somebody else used.
+// meter measures the share of the machine that other processes use.
 type meter struct {
 	pids        []int
 	busy, total float64
 	own         map[int]float64
 }
 
-// startMeter begins a stretch in which the processes pids, and this one, are not foreign.
+// startMeter starts a measurement. The listed processes and this one do not count as foreign.
 func startMeter(pids ...int) *meter {
 	m := &meter{pids: slices.Concat([]int{os.Getpid()}, pids), own: map[int]float64{}}
 	slices.Sort(m.pids)
 	m.pids = slices.Compact(m.pids)
+
 	for _, pid := range m.pids {
 		m.own[pid], _ = processTicks(pid)
 	}
@@ -30,13 +31,14 @@ func startMeter(pids ...int) *meter {
 	return m
 }
 
-// foreign is the share of the machine's CPU time, in per cent of all cores, that others used since the start. It is not
-// known where the machine does not tell, or when one of the processes has ended.
+// foreign returns the share of the machine's CPU time that other processes used since the start, in percent
+// of all cores. ok is false if the system does not report it, or a listed process has ended.
 func (m *meter) foreign() (pct float64, ok bool) {
 	busy, total, ok := machineTicks()
 	if !ok || total <= m.total {
 		return 0, false
 	}
+
 	others := busy - m.busy
 	for _, pid := range m.pids {
 		now, ok := processTicks(pid)
@@ -48,7 +50,8 @@ func (m *meter) foreign() (pct float64, ok bool) {
 	return 100 * max(others, 0) / (total - m.total), true
 }
 
-// used is the CPU time of processes since the start, in seconds; 0 for those that were not named then.
+// used returns the CPU time of processes since the start, in seconds. Processes that startMeter did not get
+// count as 0.
 func (m *meter) used(pids ...int) (seconds float64) {
 	for _, pid := range pids {
 		if before, ok := m.own[pid]; ok {

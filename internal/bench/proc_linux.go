@@ -14,8 +14,8 @@ import (
 // ticksPerSecond is USER_HZ, which is 100 on every platform that Go runs on.
 const ticksPerSecond = 100
 
-// processUsage reads what a process has used. CPU time comes from the scheduler's nanoseconds, because a drain uses less
-// than a second and the clock ticks of /proc/<pid>/stat are 10 ms.
+// processUsage reads what a process has used. CPU time comes from the scheduler's nanoseconds, because a
+// drain uses less than a second and the clock ticks of /proc/<pid>/stat are 10 ms.
 func processUsage(pid int) (usage, bool) {
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	if err != nil {
@@ -65,8 +65,8 @@ func processTicks(pid int) (float64, bool) {
 	return (user + system) / ticksPerSecond, true
 }
 
-// machineTicks are the CPU seconds of all cores that were not idle, and all of them. Time stolen by a hypervisor counts as
-// busy: somebody else had it.
+// machineTicks are the CPU seconds of all cores that were not idle, and all of them. Time stolen by a
+// hypervisor counts as busy: somebody else had it.
 func machineTicks() (busy, total float64, ok bool) {
 	b, err := os.ReadFile("/proc/stat")
 	if err != nil {
@@ -87,8 +87,8 @@ func machineTicks() (busy, total float64, ok bool) {
 	return busy, total, true
 }
 
-// listeners finds the processes of this machine that listen on the ports of addresses on loopback, as far as they may be looked
-// at: servers that were given by address are not foreign either.
+// listeners finds the processes of this machine that listen on the ports of addresses on loopback, as far as
+// they may be looked at: servers that were given by address are not foreign either.
 func listeners(addrs []string) []int {
 	want := map[string]bool{}
 	for _, a := range addrs {

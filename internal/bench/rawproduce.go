@@ -18,8 +18,9 @@ import (
 	"github.com/outrelay/outrelay/pkg/event"
 )
 
-// rawProduce encodes the same records as the relay does and sends them, one request in flight to each broker, with the
-// next one filled meanwhile. There is no ordering across failures, no fence and no retry: it is what Kafka takes.
+// rawProduce encodes the same records as the relay and sends them. Each broker has one request in flight,
+// while the next one is filled. There is no ordering across failures, no fence and no retry. So it measures
+// the limit of Kafka.
 type rawProduce struct {
 	spec
 	lanes    []*produceLane
@@ -32,17 +33,17 @@ type rawProduce struct {
 type produceLane struct {
 	broker *broker
 	parts  []int32
-	batch  chan []*sealed // requests that are filled
+	batch  chan []*sealed // filled requests
 	free   chan []*sealed // requests to fill
 	err    error
 }
 
-// sealed is one partition's batch of a request.
+// sealed is the batch of one partition in a request.
 type sealed struct {
 	part int32
 	b    batch.Builder
 	raw  []byte
-	at   int // what was read of raw
+	at   int // bytes of raw that were read
 }
 
 // Read implements io.Reader.
@@ -55,7 +56,7 @@ func (s *sealed) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// WriteTo implements io.WriterTo: one write instead of a copy in pieces.
+// WriteTo implements io.WriterTo. It needs one write instead of a copy in pieces.
 func (s *sealed) WriteTo(w io.Writer) (int64, error) {
 	n, err := w.Write(s.raw[s.at:])
 	s.at += n
@@ -73,10 +74,11 @@ const (
 func newRawProduce(ctx context.Context, s spec) (work, error) {
 	c := newCluster(s.Kafka)
 	defer c.close()
-	leaders, err := c.leaders(ctx, s.Topic)
+	leaders, err := c.partitionLeaders(ctx, s.Topic)
 	if err != nil {
 		return nil, err
 	}
+
 	r := &rawProduce{spec: s}
 	for addr, parts := range leaders {
 		b, err := dialBroker(ctx, addr)
@@ -86,33 +88,37 @@ func newRawProduce(ctx context.Context, s spec) (work, error) {
 		}
 		r.lanes = append(r.lanes, newProduceLane(b, parts))
 	}
+
 	if r.producer, err = identify(ctx, r.lanes[0].broker); err != nil {
 		r.close()
 		return nil, err
 	}
+
 	for i := range keyCount {
-		r.keys = append(r.keys, []byte(key(i)))
+		r.keys = append(r.keys, []byte(orderingKey(i)))
 	}
 	for i := range 256 {
-		r.payloads = append(r.payloads, payload(i, s.Payload))
+		r.payloads = append(r.payloads, newPayload(i, s.Payload))
 	}
 	return r, nil
 }
 
-// identify asks for a producer id; a broker that has just started says for a moment that it has none yet.
+// identify requests a producer id. A broker that has just started has none for a moment, so identify retries.
 func identify(ctx context.Context, b *broker) (batch.Producer, error) {
 	for try := 1; ; try++ {
-		m, err := b.ask(answerWithin, &initproducerid.Request{ProducerID: -1, ProducerEpoch: -1, TransactionTimeoutMs: 60_000})
+		m, err := b.sendRequest(answerWithin, &initproducerid.Request{ProducerID: -1, ProducerEpoch: -1, TransactionTimeoutMs: 60_000})
 		if err != nil {
-			return batch.Producer{}, fmt.Errorf("asking for a producer id: %w", err)
+			return batch.Producer{}, fmt.Errorf("requesting a producer id: %w", err)
 		}
+
 		id := m.(*initproducerid.Response)
 		if id.ErrorCode == 0 {
 			return batch.Producer{ID: id.ProducerID, Epoch: id.ProducerEpoch}, nil
 		}
 		if code := kafka.Error(id.ErrorCode); !code.Temporary() || try == 50 {
-			return batch.Producer{}, fmt.Errorf("asking for a producer id: %w", code)
+			return batch.Producer{}, fmt.Errorf("requesting a producer id: %w", code)
 		}
+
 		select {
 		case <-ctx.Done():
 			return batch.Producer{}, context.Cause(ctx)
@@ -139,7 +145,7 @@ func (r *rawProduce) close() {
 	}
 }
 
-// run fills requests in one goroutine, as the relay's pump does, and sends them in one for each broker.
+// run fills requests in one goroutine, as the relay's pump, and sends them in one goroutine per broker.
 func (r *rawProduce) run(ctx context.Context) (outcome, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -151,10 +157,12 @@ func (r *rawProduce) run(ctx context.Context) (outcome, error) {
 			}
 		})
 	}
+
 	o := outcome{Began: time.Now().UnixNano()}
 	r.fill(ctx)
 	lanes.Wait()
 	o.Ended, o.Events = time.Now().UnixNano(), r.Events
+
 	for _, l := range r.lanes {
 		if l.err != nil {
 			return o, l.err
@@ -163,13 +171,15 @@ func (r *rawProduce) run(ctx context.Context) (outcome, error) {
 	return o, ctx.Err()
 }
 
-// filling is the request that a lane's next records go to.
+// filling is the request to which a lane adds its next records.
 type filling struct {
 	l     *produceLane
 	req   []*sealed
 	bytes int
 }
 
+// fill encodes all records into requests, and passes full requests to the lanes. It blocks while a lane has no free
+// request.
 func (r *rawProduce) fill(ctx context.Context) {
 	where := [partitions]*filling{}
 	var all []*filling
@@ -180,29 +190,34 @@ func (r *rawProduce) fill(ctx context.Context) {
 			where[p] = f
 		}
 	}
+
 	sequences := [partitions]int32{}
 	send := func(f *filling) {
 		for _, s := range f.req {
 			s.raw, s.at = nil, 0
 			if n := s.b.Count(); n > 0 {
-				s.raw, _ = s.b.Seal(batch.None(), nil, r.producer, sequences[s.part]) // without a codec nothing can fail
+				// Without a codec, Seal cannot fail.
+				s.raw, _ = s.b.Seal(batch.None(), nil, r.producer, sequences[s.part])
 				sequences[s.part] = batch.Next(sequences[s.part], n)
 			}
 		}
 		f.l.batch <- f.req
 		f.req, f.bytes = nil, 0
 	}
+
 	rec := record.Record{Headers: []record.Header{{Key: []byte("id"), Value: make([]byte, 36)}}}
 	for i := range r.Events {
 		rec.Key, rec.Value, rec.TimeMS = r.keys[i%keyCount], r.payloads[i&255], time.Now().UnixMilli()
 		p := int32(event.Murmur2(rec.Key)&0x7fffffff) % partitions
 		f := where[p]
+
 		size := batch.Size(&rec)
 		if f.req != nil {
 			if s := f.of(p); f.bytes+size > requestBytes || s.b.Len()+size > batchBytes {
 				send(f)
 			}
 		}
+
 		if f.req == nil {
 			select {
 			case f.req = <-f.l.free:
@@ -214,9 +229,11 @@ func (r *rawProduce) fill(ctx context.Context) {
 				s.b.Reset(s.b.Buffer())
 			}
 		}
+
 		f.of(p).b.Append(&rec)
 		f.bytes += size
 	}
+
 	for _, f := range all {
 		if f.req != nil {
 			send(f)
@@ -240,7 +257,7 @@ func (f *filling) of(p int32) *sealed {
 	return nil
 }
 
-// run sends what is filled, one request after another.
+// run sends the filled requests, one after the other.
 func (l *produceLane) run(topic string) error {
 	for req := range l.batch {
 		if err := l.send(topic, req); err != nil {
@@ -256,10 +273,15 @@ func (l *produceLane) send(topic string, req []*sealed) error {
 	t := rawproduce.RequestTopic{Topic: topic}
 	for _, s := range req {
 		if s.raw != nil {
-			t.Partitions = append(t.Partitions, rawproduce.RequestPartition{Partition: s.part, RecordSet: protocol.RawRecordSet{Reader: s}})
+			t.Partitions = append(t.Partitions, rawproduce.RequestPartition{
+				Partition: s.part, RecordSet: protocol.RawRecordSet{Reader: s},
+			})
 		}
 	}
-	m, err := l.broker.ask(timeout+time.Second, &rawproduce.Request{Acks: acksAll, Timeout: int32(timeout.Milliseconds()), Topics: []rawproduce.RequestTopic{t}})
+
+	m, err := l.broker.sendRequest(timeout+time.Second, &rawproduce.Request{
+		Acks: acksAll, Timeout: int32(timeout.Milliseconds()), Topics: []rawproduce.RequestTopic{t},
+	})
 	if err != nil {
 		return fmt.Errorf("producing: %w", err)
 	}

@@ -10,10 +10,11 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 )
 
-// streamBatch is the number of documents of a reply: the full rate, at a quarter of the memory of 16 MB replies.
+// streamBatch is the number of documents of a reply. It reaches the full rate with a quarter of the memory of 16 MB
+// replies.
 const streamBatch = 2000
 
-// connect makes a client with the concerns of an outbox's writer.
+// connect returns a client that has reached its server.
 func connect(ctx context.Context, uri string) (*mongo.Client, error) {
 	client, err := mongo.Connect(options.Client().ApplyURI(uri).SetServerSelectionTimeout(10 * time.Second))
 	if err != nil {
@@ -26,8 +27,8 @@ func connect(ctx context.Context, uri string) (*mongo.Client, error) {
 	return client, nil
 }
 
-// rawStream reads inserts with the driver alone: no more than the kind of the event and the length of the payload is
-// looked at. It is the limit of whatever stands behind one change stream.
+// rawStream reads inserts with the driver alone. It checks only the kind of the event and the length of the
+// payload. So it measures the limit of every reader of one change stream.
 type rawStream struct {
 	spec
 	client *mongo.Client
@@ -49,6 +50,7 @@ func (r *rawStream) run(ctx context.Context) (outcome, error) {
 		return outcome{}, err
 	}
 	defer cs.Close(context.WithoutCancel(ctx))
+
 	o := outcome{}
 	for o.Events < r.Events {
 		if !cs.TryNext(ctx) {
@@ -57,28 +59,32 @@ func (r *rawStream) run(ctx context.Context) (outcome, error) {
 			}
 			continue
 		}
+
 		if o.Began == 0 {
 			o.Began = time.Now().UnixNano()
 		}
+
 		payload, ok := insertPayload(cs.Current)
 		if !ok {
 			continue
 		}
 		if len(payload) != r.Payload {
-			return o, fmt.Errorf("a payload of %d bytes instead of %d", len(payload), r.Payload)
+			return o, fmt.Errorf("payload has %d bytes instead of %d", len(payload), r.Payload)
 		}
 		o.Events++
 	}
+
 	o.Ended = time.Now().UnixNano()
 	return o, nil
 }
 
-// watch opens a change stream as the relay does; nil starts at the present.
+// watch opens a change stream as the relay does. If at is nil, the stream starts now.
 func watch(ctx context.Context, coll *mongo.Collection, at *bson.Timestamp) (*mongo.ChangeStream, error) {
 	o := options.ChangeStream().SetBatchSize(0).SetMaxAwaitTime(500 * time.Millisecond)
 	if at != nil {
 		o.SetStartAtOperationTime(at)
 	}
+
 	cs, err := coll.Watch(ctx, mongo.Pipeline{}, o)
 	if err != nil {
 		return nil, fmt.Errorf("opening the change stream: %w", err)
@@ -87,15 +93,17 @@ func watch(ctx context.Context, coll *mongo.Collection, at *bson.Timestamp) (*mo
 	return cs, nil
 }
 
-// insertPayload is the payload of an insert.
-func insertPayload(change bson.Raw) ([]byte, bool) {
+// insertPayload returns the payload of an insert. ok is false for other events.
+func insertPayload(change bson.Raw) (payload []byte, ok bool) {
 	if op, ok := change.Lookup("operationType").StringValueOK(); !ok || op != "insert" {
 		return nil, false
 	}
+
 	doc, ok := change.Lookup("fullDocument").DocumentOK()
 	if !ok {
 		return nil, false
 	}
-	_, payload, ok := doc.Lookup("payload").BinaryOK()
+
+	_, payload, ok = doc.Lookup("payload").BinaryOK()
 	return payload, ok
 }

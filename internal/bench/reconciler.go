@@ -12,18 +12,19 @@ import (
 )
 
 const (
-	// dueAtOnce is how many envelopes the due error is measured with, unless there are fewer events in all.
+	// dueAtOnce is the number of envelopes for the due error, unless there are fewer events.
 	dueAtOnce = 10_000
-	// parkedPart is the part of the events that are parked: each is written twice, so that all would take long.
+	// parkedPart is the divisor for the number of parked events. Each of them is written twice, so all would
+	// take too long.
 	parkedPart = 5
 )
 
-// ReconcilerResult is what a benchmark of the reconciler found: medians of its runs.
+// ReconcilerResult has the medians of the runs of a benchmark of the reconciler.
 type ReconcilerResult struct {
 	DrainEPS       float64 `json:"drain_eps"`       // of the stream's backlog, events per second
-	ScheduledEPS   float64 `json:"scheduled_eps"`   // of as many scheduled envelopes that are due, while the stream brings them too
+	ScheduledEPS   float64 `json:"scheduled_eps"`   // of as many due scheduled envelopes, which the stream delivers too
 	ScheduledRatio float64 `json:"scheduled_ratio"` // scheduled ÷ stream, of the same run
-	KnownEPS       float64 `json:"known_eps"`       // of as many that the stream had passed before
+	KnownEPS       float64 `json:"known_eps"`       // of as many that the stream has passed
 	KnownRatio     float64 `json:"known_ratio"`
 
 	DueEvents int     `json:"due_events"`       // due at the same moment
@@ -33,17 +34,17 @@ type ReconcilerResult struct {
 
 	BurstEvents int     `json:"due_burst_events"`  // due at the same moment
 	BurstS      float64 `json:"due_burst_s"`       // until the last of them is at a consumer
-	BurstLimitS float64 `json:"due_burst_limit_s"` // what that may take: one second, and what the scheduled drain takes
+	BurstLimitS float64 `json:"due_burst_limit_s"` // limit: one second plus the time of the scheduled drain
 
 	SweepEPS     float64 `json:"sweep_eps"`
 	SweepPeakRSS float64 `json:"sweep_peak_rss_mb"` // MiB, of the whole process
-	SweepBudget  float64 `json:"sweep_budget_mb"`   // the most of the budget that was seen in use
+	SweepBudget  float64 `json:"sweep_budget_mb"`   // maximum use of the budget
 	BudgetMB     float64 `json:"budget_mb"`
-	DrainPeakRSS float64 `json:"peak_rss_mb"` // of the drain of the stream, to compare with
+	DrainPeakRSS float64 `json:"peak_rss_mb"` // of the drain of the stream, for comparison
 
 	ParkedEvents int     `json:"parked_events"`
-	ParkingEPS   float64 `json:"parking_eps"` // written down as parked
-	ParkedEPS    float64 `json:"parked_eps"`  // delivered once their topic is there
+	ParkingEPS   float64 `json:"parking_eps"` // stored as parked
+	ParkedEPS    float64 `json:"parked_eps"`  // delivered after the creation of their topic
 
 	PurgeEPS float64 `json:"purge_eps"`
 
@@ -55,12 +56,12 @@ type ReconcilerResult struct {
 	Runs    int `json:"runs"`
 }
 
-// figures are those of all runs by name.
+// figures has the figures of all runs, by name.
 type figures map[string][]float64
 
 func (f figures) add(name string, v float64) { f[name] = append(f[name], v) }
 
-// ratio is the median of the ratios within each run, because the servers drift.
+// ratio returns the median of the ratios within each run, because the servers drift.
 func (f figures) ratio(of, to string) float64 {
 	var ratios []float64
 	for i, v := range f[of] {
@@ -71,23 +72,27 @@ func (f figures) ratio(of, to string) float64 {
 	return round(median(ratios), 3)
 }
 
-// RunReconciler measures what goes beside the stream, and the stream's drain with it. It takes minutes; ctx ends it.
+// RunReconciler measures the deliveries outside of the stream, and the drain of the stream for comparison. It takes
+// minutes. The end of ctx interrupts it.
 func RunReconciler(ctx context.Context, o Options) (res ReconcilerResult, err error) {
-	err = o.with(ctx, func(b *bench) error {
-		b.say("writing a backlog of %d events of %d bytes", b.Events, b.Payload)
-		if b.start, err = b.fill(ctx); err != nil {
+	err = o.withServers(ctx, func(b *bench) error {
+		b.logProgress("writing a backlog of %d events of %d bytes", b.Events, b.Payload)
+		if b.start, err = b.fillBacklog(ctx); err != nil {
 			return err
 		}
-		b.say("warming the servers up")
-		if _, err := b.drain(ctx, 0); err != nil {
+
+		b.logProgress("warming the servers up")
+		if _, err := b.drainBacklog(ctx, 0); err != nil {
 			return fmt.Errorf("drain: %w", err)
 		}
+
 		got, foreign := figures{}, figures{}
 		for run := 1; run <= b.Runs; run++ {
 			if err := b.reconciling(ctx, run, got, foreign); err != nil {
 				return err
 			}
 		}
+
 		res = reconciled(b, got, foreign)
 		return nil
 	})
@@ -100,7 +105,7 @@ type step struct {
 	measure func(*bench, context.Context, int, figures) (meterReading, error)
 }
 
-// steps are the measurements of a run. The two drains whose ratio counts stand side by side.
+// steps are the measurements of a run. The two drains of the ratio are next to each other.
 var steps = []step{
 	{"drain", (*bench).streamDrain},
 	{"scheduled", (*bench).scheduledDrain},
@@ -112,7 +117,7 @@ var steps = []step{
 	{"purge", (*bench).purge},
 }
 
-// ReconcilerSteps are the names of the measurements of [RunReconciler], for Options.Only.
+// ReconcilerSteps returns the names of the measurements of [RunReconciler], for Options.Only.
 func ReconcilerSteps() []string {
 	names := make([]string, len(steps))
 	for i, s := range steps {
@@ -121,29 +126,31 @@ func ReconcilerSteps() []string {
 	return names
 }
 
-// reconciling is one run.
+// reconciling makes one run.
 func (b *bench) reconciling(ctx context.Context, run int, got, foreign figures) error {
 	for _, s := range steps {
 		if len(b.Only) > 0 && !slices.Contains(b.Only, s.name) {
 			continue
 		}
+
 		m, err := s.measure(b, ctx, run, got)
 		if err != nil {
 			return fmt.Errorf("%s: %w", s.name, err)
 		}
+
 		if m.known {
 			foreign.add(s.name, m.foreign)
 		}
-		b.say("run %d of %d: %-10s %s  foreign CPU %.1f %%", run, b.Runs, s.name, m.words, m.foreign)
+		b.logProgress("run %d of %d: %-10s %s  foreign CPU %.1f %%", run, b.Runs, s.name, m.words, m.foreign)
 	}
 	return nil
 }
 
-// meterReading is what is said of one measurement beside its figures.
+// meterReading has the text and the foreign CPU of one measurement.
 type meterReading struct {
 	words   string
 	foreign float64
-	known   bool // foreign is
+	known   bool // whether foreign is known
 }
 
 func reading(m *meter, format string, args ...any) meterReading {
@@ -153,7 +160,7 @@ func reading(m *meter, format string, args ...any) meterReading {
 }
 
 func (b *bench) streamDrain(ctx context.Context, run int, got figures) (meterReading, error) {
-	d, err := b.drain(ctx, run)
+	d, err := b.drainBacklog(ctx, run)
 	got.add("drain", d.eps)
 	got.add("drain_rss", d.peak)
 	return meterReading{fmt.Sprintf("%8.0f/s  %.1f MB", d.eps, d.peak), d.foreign, d.known}, err
@@ -162,19 +169,23 @@ func (b *bench) streamDrain(ctx context.Context, run int, got figures) (meterRea
 func reconciled(b *bench, got, foreign figures) ReconcilerResult {
 	whole := func(name string) float64 { return round(median(got[name]), 0) }
 	fine := func(name string) float64 { return round(median(got[name]), 1) }
+
 	r := ReconcilerResult{
-		DrainEPS: whole("drain"), ScheduledEPS: whole("scheduled"), KnownEPS: whole("known"), SweepEPS: whole("sweep"), ParkingEPS: whole("parking"),
-		ParkedEPS: whole("parked"), PurgeEPS: whole("purge"),
+		DrainEPS: whole("drain"), ScheduledEPS: whole("scheduled"), KnownEPS: whole("known"), SweepEPS: whole("sweep"),
+		ParkingEPS: whole("parking"), ParkedEPS: whole("parked"), PurgeEPS: whole("purge"),
 		DueEvents: b.dueTogether(), DueP50: fine("due_p50"), DueP99: fine("due_p99"), DueMax: fine("due_max"),
 		BurstEvents: b.Events, BurstS: round(median(got["burst"]), 2),
 		SweepPeakRSS: fine("sweep_rss"), SweepBudget: fine("sweep_budget"), DrainPeakRSS: fine("drain_rss"),
 		BudgetMB:     float64(config.Default().Limits.Memory) / (1 << 20),
-		ParkedEvents: b.toPark(), ForeignCPUPct: -1, ForeignCPU: map[string]float64{}, Events: b.Events, Payload: b.Payload, Runs: b.Runs,
+		ParkedEvents: b.toPark(), ForeignCPUPct: -1, ForeignCPU: map[string]float64{},
+		Events: b.Events, Payload: b.Payload, Runs: b.Runs,
 	}
+
 	r.ScheduledRatio, r.KnownRatio = got.ratio("scheduled", "drain"), got.ratio("known", "drain")
 	if eps := median(got["scheduled"]); eps > 0 {
 		r.BurstLimitS = round(1+float64(b.Events)/eps, 2)
 	}
+
 	for name, v := range foreign {
 		r.ForeignCPU[name] = round(median(v), 1)
 		r.ForeignCPUPct = max(r.ForeignCPUPct, r.ForeignCPU[name])
@@ -185,40 +196,52 @@ func reconciled(b *bench, got, foreign figures) ReconcilerResult {
 // Print writes the result as a table for people.
 func (r ReconcilerResult) Print(w io.Writer) error {
 	t := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
-	row := func(name, format string, args ...any) { fmt.Fprintf(t, "%s\t%s\n", name, fmt.Sprintf(format, args...)) }
+	row := func(name, format string, args ...any) {
+		fmt.Fprintf(t, "%s\t%s\n", name, fmt.Sprintf(format, args...))
+	}
+
 	fmt.Fprintf(t, "\n%d events of %d bytes, medians of %d runs\t\n", r.Events, r.Payload, r.Runs)
 	row("drain of the stream", "%.0f events/s", r.DrainEPS)
-	row("drain of what is scheduled", "%.0f events/s, %.3f of the stream's of the same run", r.ScheduledEPS, r.ScheduledRatio)
-	row("of what was passed before", "%.0f events/s, %.3f of the stream's of the same run", r.KnownEPS, r.KnownRatio)
-	row("due error", "p50 %.0f ms, p99 %.0f ms, at most %.0f ms, of %d due at once", r.DueP50, r.DueP99, r.DueMax, r.DueEvents)
+	row("drain of scheduled events", "%.0f events/s, %.3f of the stream's of the same run",
+		r.ScheduledEPS, r.ScheduledRatio)
+	row("passed by the stream before", "%.0f events/s, %.3f of the stream's of the same run", r.KnownEPS, r.KnownRatio)
+	row("due error", "p50 %.0f ms, p99 %.0f ms, at most %.0f ms, of %d due at once",
+		r.DueP50, r.DueP99, r.DueMax, r.DueEvents)
 	row("burst", "%.2f s for %d due at once; it may be %.2f s", r.BurstS, r.BurstEvents, r.BurstLimitS)
-	row("sweep of a gap", "%.0f events/s, %.1f MB at most, %.1f MB of a budget of %.0f in use", r.SweepEPS, r.SweepPeakRSS, r.SweepBudget, r.BudgetMB)
+	row("sweep of a gap", "%.0f events/s, %.1f MB at most, %.1f MB of a budget of %.0f in use",
+		r.SweepEPS, r.SweepPeakRSS, r.SweepBudget, r.BudgetMB)
 	row("memory while draining", "%.1f MB at most", r.DrainPeakRSS)
-	row("parked", "%.0f events/s written down; %.0f events/s delivered afterwards, of %d", r.ParkingEPS, r.ParkedEPS, r.ParkedEvents)
+	row("parked", "%.0f events/s stored; %.0f events/s delivered afterwards, of %d",
+		r.ParkingEPS, r.ParkedEPS, r.ParkedEvents)
 	row("purge", "%.0f envelopes/s", r.PurgeEPS)
+
 	if r.ForeignCPUPct >= 0 {
 		row("foreign CPU", "%.1f %% of the machine, in the worst measurement", r.ForeignCPUPct)
 	} else {
-		row("foreign CPU", "not known on this machine")
+		row("foreign CPU", "unknown on this machine")
 	}
 	return t.Flush()
 }
 
-// owner starts a relay and waits until its take-over is done; at is when that was seen.
+// owner starts a relay and blocks until it has taken over. at is the time at which this was observed.
 func (b *bench) owner(ctx context.Context, s setting) (r *relay, at time.Time, err error) {
-	if r, err = b.startRelay(ctx, s); err != nil {
+	r, err = b.startRelay(ctx, s)
+	if err != nil {
 		return nil, at, err
 	}
-	for began := time.Now(); r.role(ctx) != "owner"; {
-		if err := r.ended(); err != nil {
+
+	began := time.Now()
+	for r.role(ctx) != "owner" {
+		if err := r.checkRunning(); err != nil {
 			return nil, at, err
 		}
 		if time.Since(began) > stall {
-			return nil, at, fmt.Errorf("the relay has not taken over within %s (%w)", stall, r.stop())
+			return nil, at, fmt.Errorf("the relay has not taken over within %s (%w)", stall, r.stopProcess())
 		}
+
 		select {
 		case <-ctx.Done():
-			_ = r.stop()
+			_ = r.stopProcess()
 			return nil, at, context.Cause(ctx)
 		case <-time.After(fast):
 		}

@@ -14,29 +14,32 @@ import (
 )
 
 const (
-	writeRate = 4000 // at which scheduled envelopes are certainly written, with a relay that reads them beside
-	writeTake = 4    // times as long as any were written so far, where that is slower
+	writeRate = 4000 // lower bound for writing scheduled envelopes while a relay reads
+	writeTake = 4    // factor for the slowest write so far, if that is slower
 )
 
-// due is a scheduled envelope.
+// due returns a scheduled envelope.
 func (b *bench) due(i int, at time.Time) (bson.Raw, error) {
-	doc, err := event.New(aggregate, key(i), eventType, payload(i, b.Payload), event.WithDueAt(at)).MarshalBSON()
+	doc, err := event.New(aggregate, orderingKey(i), eventType, newPayload(i, b.Payload), event.WithDueAt(at)).MarshalBSON()
 	if err != nil {
 		return nil, fmt.Errorf("encoding an event: %w", err)
 	}
 	return doc, nil
 }
 
-// scheduledDrain measures envelopes that became due while no relay ran, from the end of the take-over to the last record.
-// They were written meanwhile too: the stream brings them as well, and the relay passes over them there.
+// scheduledDrain measures envelopes that became due while no relay ran, from the end of the takeover to the
+// last record. They were also written while no relay ran, so the stream has them too, and the relay skips
+// them there.
 func (b *bench) scheduledDrain(ctx context.Context, run int, got figures) (meterReading, error) {
 	return b.overdue(ctx, fmt.Sprintf("scheduled%d", run), "scheduled", got, func(coll *mongo.Collection, _ setting) error {
 		at := time.Now().Add(-time.Hour)
-		return b.write(ctx, coll, b.Events, func(i int) (bson.Raw, error) { return b.due(i, at.Add(time.Duration(i)*time.Millisecond)) })
+		return b.writeDocuments(ctx, coll, b.Events, func(i int) (bson.Raw, error) {
+			return b.due(i, at.Add(time.Duration(i)*time.Millisecond))
+		})
 	})
 }
 
-// knownDrain is scheduledDrain of envelopes that were written long before, so that the stream has passed them.
+// knownDrain is scheduledDrain for envelopes that were written long before, so that the stream has passed them.
 func (b *bench) knownDrain(ctx context.Context, run int, got figures) (meterReading, error) {
 	return b.overdue(ctx, fmt.Sprintf("known%d", run), "known", got, func(coll *mongo.Collection, s setting) error {
 		s.label = ""
@@ -44,19 +47,23 @@ func (b *bench) knownDrain(ctx context.Context, run int, got figures) (meterRead
 		if err != nil {
 			return err
 		}
-		defer func() { _ = r.stop() }() // asked below where its answer counts
+		// If the measurement succeeds, the error of the stop is returned below.
+		defer func() { _ = r.stopProcess() }()
+
 		first := b.ahead(b.Events)
-		if err := b.write(ctx, coll, b.Events, func(i int) (bson.Raw, error) {
+		if err := b.writeDocuments(ctx, coll, b.Events, func(i int) (bson.Raw, error) {
 			return b.due(i, first.Add(time.Duration(i)*time.Second/time.Duration(b.Events)))
 		}); err != nil {
 			return err
 		}
+
 		if err := r.passed(ctx, b.Events); err != nil {
 			return err
 		}
-		if err := r.stop(); err != nil {
+		if err := r.stopProcess(); err != nil {
 			return err
 		}
+
 		if time.Since(first) > 0 {
 			return errors.New("the relay read for so long that the first of its envelopes were due")
 		}
@@ -64,23 +71,25 @@ func (b *bench) knownDrain(ctx context.Context, run int, got figures) (meterRead
 	})
 }
 
-// ahead is a time at which n envelopes are certainly written and read.
+// ahead returns a time by which n envelopes are certainly written and read.
 func (b *bench) ahead(n int) time.Time {
-	return time.Now().Add(5*time.Second + time.Duration(n)*max(time.Second/writeRate, writeTake*b.perDoc)).Truncate(time.Millisecond)
+	perDoc := max(time.Second/writeRate, writeTake*b.perDoc)
+	return time.Now().Add(5*time.Second + time.Duration(n)*perDoc).Truncate(time.Millisecond)
 }
 
-// passed waits until the stream has brought n envelopes.
+// passed blocks until the relay has read n envelopes from the stream.
 func (r *relay) passed(ctx context.Context, n int) error {
 	for began := time.Now(); ; {
-		c, err := r.counters(ctx)
+		c, err := r.readCounters(ctx)
 		switch {
 		case err != nil:
 			return err
 		case int(c.read) >= n:
 			return nil
 		case time.Since(began) > stall:
-			return fmt.Errorf("the relay has read %.0f of %d events after %s; its last words: %s", c.read, n, stall, r.words)
+			return fmt.Errorf("the relay has read %.0f of %d events after %s; end of its log: %s", c.read, n, stall, r.words)
 		}
+
 		if err := sleep(ctx, slow); err != nil {
 			return err
 		}
@@ -96,43 +105,53 @@ func sleep(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// overdue measures the drain of what write leaves in a collection.
-func (b *bench) overdue(ctx context.Context, name, figure string, got figures, write func(*mongo.Collection, setting) error) (meterReading, error) {
-	coll, err := b.outbox(ctx, name)
+// overdue measures the drain of the envelopes that write puts into a collection.
+func (b *bench) overdue(
+	ctx context.Context, name, figure string, got figures, write func(*mongo.Collection, setting) error,
+) (meterReading, error) {
+	coll, err := b.newOutbox(ctx, name)
 	if err != nil {
 		return meterReading{}, err
 	}
 	defer func() { _ = coll.Drop(context.WithoutCancel(ctx)) }()
-	topic, err := b.topic(ctx, name)
+
+	topic, err := b.newTopic(ctx, name)
 	if err != nil {
 		return meterReading{}, err
 	}
-	defer b.cluster.remove(context.WithoutCancel(ctx), topic)
-	s := setting{watch: name, topic: topic, state: b.state(name), start: "backlog", label: name}
+	defer b.cluster.deleteTopic(context.WithoutCancel(ctx), topic)
+
+	s := setting{watch: name, topic: topic, state: b.newStateDB(name), start: "backlog", label: name}
 	if err := write(coll, s); err != nil {
 		return meterReading{}, err
 	}
+
 	r, began, err := b.owner(ctx, s)
 	if err != nil {
 		return meterReading{}, err
 	}
-	defer func() { _ = r.stop() }() // asked below where its answer counts
-	m := startMeter(append(b.pids(), r.pid())...)
+	// If the measurement succeeds, the error of the stop is returned below.
+	defer func() { _ = r.stopProcess() }()
+
+	m := startMeter(append(b.serverPIDs(), r.pid())...)
 	w := &watcher{bench: b, relay: r, topic: topic}
-	if err := w.follow(ctx, b.Events); err != nil {
+	if err := w.followDrain(ctx, b.Events); err != nil {
 		return meterReading{}, err
 	}
+
 	eps := float64(w.n) / w.at.Sub(began).Seconds()
 	got.add(figure, eps)
 	million := 1e6 / float64(w.n)
-	said := reading(m, "%8.0f/s  CPU-s per million: %.1f of the relay, %.1f of the servers", eps, m.used(r.pid())*million, m.used(b.servers...)*million)
+	said := reading(m, "%8.0f/s  CPU-s per million: %.1f of the relay, %.1f of the servers",
+		eps, m.used(r.pid())*million, m.used(b.servers...)*million)
+
 	if err := empty(ctx, coll); err != nil {
 		return said, err
 	}
-	return said, r.stop()
+	return said, r.stopProcess()
 }
 
-// empty waits until everything that was sent is written down, which for a scheduled envelope means removed.
+// empty blocks until the collection is empty. The relay removes each scheduled envelope after its delivery.
 func empty(ctx context.Context, coll *mongo.Collection) error {
 	for began := time.Now(); ; {
 		n, err := coll.CountDocuments(ctx, bson.D{})
@@ -142,6 +161,7 @@ func empty(ctx context.Context, coll *mongo.Collection) error {
 		if n == 0 {
 			return nil
 		}
+
 		if time.Since(began) > stall {
 			return fmt.Errorf("%d envelopes that were sent are still there after %s", n, stall)
 		}
@@ -169,7 +189,7 @@ func (b *bench) dueBurst(ctx context.Context, run int, got figures) (meterReadin
 	return d.meterReading, err
 }
 
-// dueErrors are in milliseconds.
+// dueErrors has times in milliseconds.
 type dueErrors struct {
 	meterReading
 	p50, p99, most float64
@@ -177,52 +197,65 @@ type dueErrors struct {
 
 // moment schedules n envelopes for one moment ahead, while a relay runs, and measures from that moment to a consumer.
 func (b *bench) moment(ctx context.Context, name string, n int) (d dueErrors, err error) {
-	coll, err := b.outbox(ctx, name)
+	coll, err := b.newOutbox(ctx, name)
 	if err != nil {
 		return d, err
 	}
 	defer func() { _ = coll.Drop(context.WithoutCancel(ctx)) }()
-	topic, err := b.topic(ctx, name)
+
+	topic, err := b.newTopic(ctx, name)
 	if err != nil {
 		return d, err
 	}
-	defer b.cluster.remove(context.WithoutCancel(ctx), topic)
-	s := &shots{from: 0, docs: make([]bson.Raw, n), acked: make([]atomic.Int64, n), came: make([]atomic.Int64, n), all: make(chan struct{}), base: time.Now()}
+	defer b.cluster.deleteTopic(context.WithoutCancel(ctx), topic)
+
+	s := &shots{
+		from: 0, docs: make([]bson.Raw, n), acked: make([]atomic.Int64, n), came: make([]atomic.Int64, n),
+		all: make(chan struct{}), base: time.Now(),
+	}
 	s.left.Store(int64(n))
-	c, err := b.consume(ctx, topic, func(i int, at time.Time, _ sender) { s.arrived(i, at) })
+	c, err := b.startConsumer(ctx, topic, func(i int, at time.Time, _ sender) { s.recordArrival(i, at) })
 	if err != nil {
 		return d, err
 	}
 	defer c.close()
-	r, _, err := b.owner(ctx, setting{watch: name, topic: topic, state: b.state(name), start: "now", label: name})
+
+	r, _, err := b.owner(ctx, setting{watch: name, topic: topic, state: b.newStateDB(name), start: "now", label: name})
 	if err != nil {
 		return d, err
 	}
-	defer func() { _ = r.stop() }() // asked below where its answer counts
+	// If the measurement succeeds, the error of the stop is returned below.
+	defer func() { _ = r.stopProcess() }()
+
 	at := b.ahead(n)
-	if err := b.write(ctx, coll, n, func(i int) (bson.Raw, error) { return b.due(i, at) }); err != nil {
+	if err := b.writeDocuments(ctx, coll, n, func(i int) (bson.Raw, error) { return b.due(i, at) }); err != nil {
 		return d, err
 	}
 	if late := time.Since(at); late > -time.Second {
-		return d, fmt.Errorf("writing %d envelopes took until %s before they were due, which is too late to measure anything", n, -late)
+		return d, fmt.Errorf("writing %d envelopes took until %s before they were due, which is too late for a measurement",
+			n, -late)
 	}
+
 	for i := range s.acked {
 		s.acked[i].Store(int64(at.Sub(s.base)))
 	}
 	if err := sleep(ctx, time.Until(at)); err != nil {
 		return d, err
 	}
-	m := startMeter(append(b.pids(), r.pid())...)
-	if err := s.await(ctx, func() error { return errors.Join(r.ended(), c.failed()) }); err != nil {
-		return d, fmt.Errorf("%w; the relay's last words: %s", err, r.words)
+
+	m := startMeter(append(b.serverPIDs(), r.pid())...)
+	if err := s.awaitArrivals(ctx, func() error { return errors.Join(r.checkRunning(), c.failure()) }); err != nil {
+		return d, fmt.Errorf("%w; end of the relay's log: %s", err, r.words)
 	}
+
 	d.foreign, d.known = m.foreign()
 	for i := range s.came {
 		if early := s.acked[i].Load() - s.came[i].Load(); early > 0 {
 			return d, fmt.Errorf("an envelope was sent %s before it was due", time.Duration(early))
 		}
 	}
-	h := s.delays()
-	d.p50, d.p99, d.most = quantile(h, 50), quantile(h, 99), quantile(h, 100)
-	return d, r.stop()
+
+	h := s.delayHistogram()
+	d.p50, d.p99, d.most = quantileMS(h, 50), quantileMS(h, 99), quantileMS(h, 100)
+	return d, r.stopProcess()
 }

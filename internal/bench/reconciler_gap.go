@@ -16,33 +16,39 @@ import (
 	"github.com/outrelay/outrelay/internal/devstack"
 )
 
-// sweep orders a sweep of the backlog, as after lost history, and measures from its first records to the last.
+// sweep requests a sweep of the backlog, as after lost history, and measures from the first to the last record.
 func (b *bench) sweep(ctx context.Context, run int, got figures) (meterReading, error) {
 	name := fmt.Sprintf("sweep%d", run)
-	topic, err := b.topic(ctx, name)
+	topic, err := b.newTopic(ctx, name)
 	if err != nil {
 		return meterReading{}, err
 	}
-	defer b.cluster.remove(context.WithoutCancel(ctx), topic)
-	s := setting{watch: backlog, topic: topic, state: b.state(name), start: "now", label: name}
+	defer b.cluster.deleteTopic(context.WithoutCancel(ctx), topic)
+
+	s := setting{watch: backlog, topic: topic, state: b.newStateDB(name), start: "now", label: name}
 	if err := b.knownWatcher(ctx, s); err != nil {
 		return meterReading{}, err
 	}
 	if _, err := b.command(ctx, s, "recover", "--yes"); err != nil {
 		return meterReading{}, err
 	}
+
 	r, err := b.startRelay(ctx, s)
 	if err != nil {
 		return meterReading{}, err
 	}
-	defer func() { _ = r.stop() }() // asked below where its answer counts
+	// If the measurement succeeds, the error of the stop is returned below.
+	defer func() { _ = r.stopProcess() }()
+
 	watching, stop := context.WithCancel(ctx)
+
 	defer stop()
 	used := make(chan float64, 1)
 	go func() { used <- r.mostBudget(watching) }()
-	m := startMeter(append(b.pids(), r.pid())...)
+
+	m := startMeter(append(b.serverPIDs(), r.pid())...)
 	w := &watcher{bench: b, relay: r, topic: topic}
-	if err := w.follow(ctx, b.Events); err != nil {
+	if err := w.followDrain(ctx, b.Events); err != nil {
 		return meterReading{}, err
 	}
 	stop()
@@ -50,49 +56,52 @@ func (b *bench) sweep(ctx context.Context, run int, got figures) (meterReading, 
 	if w.n == w.firstN {
 		eps = float64(w.n) / w.at.Sub(w.empty).Seconds()
 	}
+
 	budget := <-used / (1 << 20)
 	got.add("sweep", eps)
 	got.add("sweep_rss", w.after.hwm)
 	got.add("sweep_budget", budget)
-	return reading(m, "%8.0f/s  %.1f MB  %.1f MB of the budget", eps, w.after.hwm, budget), r.stop()
+	return reading(m, "%8.0f/s  %.1f MB  %.1f MB of the budget", eps, w.after.hwm, budget), r.stopProcess()
 }
 
-// knownWatcher lets a relay take over and end, so that its watcher has a position.
+// knownWatcher starts and stops a relay, so that its watcher has a position.
 func (b *bench) knownWatcher(ctx context.Context, s setting) error {
 	s.label = ""
 	r, _, err := b.owner(ctx, s)
 	if err != nil {
 		return err
 	}
-	return r.stop()
+	return r.stopProcess()
 }
 
-// command runs a command of the program on a watcher and returns what it prints.
+// command runs a command of the program for a watcher and returns its output.
 func (b *bench) command(ctx context.Context, s setting, args ...string) ([]byte, error) {
 	listen, err := devstack.FreeAddress()
 	if err != nil {
 		return nil, err
 	}
-	file, err := b.configure(s, listen, "")
+	file, err := b.writeConfig(s, listen, "")
 	if err != nil {
 		return nil, err
 	}
+
 	words := &tail{}
 	cmd := exec.CommandContext(ctx, b.Program, append(args, "--config", file)...)
-	cmd.Env, cmd.Stderr = b.env(), words
+	cmd.Env, cmd.Stderr = b.childEnv(), words
 	out, err := cmd.Output()
 	if err != nil {
-		return out, fmt.Errorf("%s: %w; its last words: %s", args[0], err, words)
+		return out, fmt.Errorf("%s: %w; end of its log: %s", args[0], err, words)
 	}
 	return out, nil
 }
 
-// mostBudget looks at the use of the budget until ctx ends, and returns the greatest that it has seen, in bytes.
+// mostBudget reads the use of the budget until ctx ends, and returns the maximum in bytes.
 func (r *relay) mostBudget(ctx context.Context) (most float64) {
 	for ctx.Err() == nil {
 		if v, err := r.metric(ctx, "outrelay_budget_used_bytes"); err == nil {
 			most = max(most, v)
 		}
+
 		select {
 		case <-ctx.Done():
 		case <-time.After(4 * slow):
@@ -101,12 +110,13 @@ func (r *relay) mostBudget(ctx context.Context) (most float64) {
 	return most
 }
 
-// metric is the value of a series without labels.
+// metric returns the value of a series without labels.
 func (r *relay) metric(ctx context.Context, name string) (float64, error) {
-	body, err := r.get(ctx, "/metrics")
+	body, err := r.httpGet(ctx, "/metrics")
 	if err != nil {
 		return 0, fmt.Errorf("reading the relay's metrics: %w", err)
 	}
+
 	lines := bufio.NewScanner(bytes.NewReader(body))
 	for lines.Scan() {
 		if text, ok := strings.CutPrefix(lines.Text(), name+" "); ok {
@@ -118,58 +128,68 @@ func (r *relay) metric(ctx context.Context, name string) (float64, error) {
 
 func (b *bench) toPark() int { return max(b.Events/parkedPart, 1) }
 
-// parked writes events for a topic that does not exist, waits until all are written down as parked, makes the topic, and
-// measures from its first records to the last.
+// parked writes events for a missing topic, and waits until all are stored as parked. Then it creates the topic and
+// measures from its first to its last record.
 func (b *bench) parked(ctx context.Context, run int, got figures) (meterReading, error) {
 	name, n := fmt.Sprintf("parked%d", run), b.toPark()
-	coll, err := b.outbox(ctx, name)
+	coll, err := b.newOutbox(ctx, name)
 	if err != nil {
 		return meterReading{}, err
 	}
 	defer func() { _ = coll.Drop(context.WithoutCancel(ctx)) }()
+
 	topic := b.db + "." + name
-	r, _, err := b.owner(ctx, setting{watch: name, topic: topic, state: b.state(name), start: "now", label: name})
+	r, _, err := b.owner(ctx, setting{watch: name, topic: topic, state: b.newStateDB(name), start: "now", label: name})
 	if err != nil {
 		return meterReading{}, err
 	}
-	defer func() { _ = r.stop() }() // asked below where its answer counts
-	if err := b.write(ctx, coll, n, func(i int) (bson.Raw, error) { return envelope(i, b.Payload) }); err != nil {
+	// If the measurement succeeds, the error of the stop is returned below.
+	defer func() { _ = r.stopProcess() }()
+
+	if err := b.writeDocuments(ctx, coll, n, func(i int) (bson.Raw, error) { return newEnvelope(i, b.Payload) }); err != nil {
 		return meterReading{}, err
 	}
-	m := startMeter(append(b.pids(), r.pid())...)
+
+	m := startMeter(append(b.serverPIDs(), r.pid())...)
 	parking, err := b.parking(ctx, r, name, n)
 	if err != nil {
 		return meterReading{}, err
 	}
-	if _, err := b.topic(ctx, name); err != nil {
+
+	if _, err := b.newTopic(ctx, name); err != nil {
 		return meterReading{}, err
 	}
 	made := time.Now()
-	defer b.cluster.remove(context.WithoutCancel(ctx), topic)
+	defer b.cluster.deleteTopic(context.WithoutCancel(ctx), topic)
+
 	w := &watcher{bench: b, relay: r, topic: topic}
-	if err := w.follow(ctx, n); err != nil {
+	if err := w.followDrain(ctx, n); err != nil {
 		return meterReading{}, err
 	}
+
 	eps := float64(w.n-w.firstN) / w.at.Sub(w.first).Seconds()
 	if w.n == w.firstN {
 		eps = float64(w.n) / w.at.Sub(w.empty).Seconds()
 	}
+
 	got.add("parking", parking)
 	got.add("parked", eps)
-	return reading(m, "%8.0f/s, %.1f s after the topic was made; parked at %.0f/s", eps, w.first.Sub(made).Seconds(), parking), r.stop()
+	return reading(m, "%8.0f/s, %.1f s after the topic was made; parked at %.0f/s", eps, w.first.Sub(made).Seconds(), parking), r.stopProcess()
 }
 
-// parking waits until n are parked, and returns the rate from the first that was seen to the last.
+// parking blocks until n events are parked, and returns the rate from the first to the last.
 func (b *bench) parking(ctx context.Context, r *relay, name string, n int) (eps float64, err error) {
 	coll := b.client.Database(b.db).Collection(name)
 	var first, progressed time.Time
 	var firstN, last int64
 	progressed = time.Now()
 	for {
-		now, err := coll.CountDocuments(ctx, bson.D{{Key: "state", Value: bson.D{{Key: "$in", Value: bson.A{"parked", "blocked"}}}}})
+		waiting := bson.D{{Key: "$in", Value: bson.A{"parked", "blocked"}}}
+		now, err := coll.CountDocuments(ctx, bson.D{{Key: "state", Value: waiting}})
 		if err != nil {
-			return 0, fmt.Errorf("counting what is parked: %w", err)
+			return 0, fmt.Errorf("counting parked events: %w", err)
 		}
+
 		at := time.Now()
 		if first.IsZero() && now > 0 {
 			first, firstN = at, now
@@ -177,18 +197,23 @@ func (b *bench) parking(ctx context.Context, r *relay, name string, n int) (eps 
 		if now > last {
 			last, progressed = now, at
 		}
+
 		if int(now) >= n {
 			if now == firstN {
-				return 0, nil // all at once: there is no rate
+				// All were parked at the first check, so there is no rate.
+				return 0, nil
 			}
 			return float64(now-firstN) / at.Sub(first).Seconds(), nil
 		}
-		if err := r.ended(); err != nil {
+
+		if err := r.checkRunning(); err != nil {
 			return 0, err
 		}
 		if at.Sub(progressed) > stall {
-			return 0, fmt.Errorf("%d of %d events are parked, and nothing more for %s; the relay's last words: %s", now, n, stall, r.words)
+			return 0, fmt.Errorf("%d of %d events are parked, and no more for %s; end of the relay's log: %s",
+				now, n, stall, r.words)
 		}
+
 		select {
 		case <-ctx.Done():
 			return 0, context.Cause(ctx)
@@ -197,51 +222,62 @@ func (b *bench) parking(ctx context.Context, r *relay, name string, n int) (eps 
 	}
 }
 
-// purge removes envelopes with stamps of an hour ago, which is longer than the margin, by the command, without a limit.
+// purge removes envelopes with the purge command, without a limit of the rate. Their stamps are an hour old,
+// which is more than the margin.
 func (b *bench) purge(ctx context.Context, run int, got figures) (meterReading, error) {
 	name := fmt.Sprintf("purge%d", run)
-	coll, err := b.outbox(ctx, name)
+	coll, err := b.newOutbox(ctx, name)
 	if err != nil {
 		return meterReading{}, err
 	}
 	defer func() { _ = coll.Drop(context.WithoutCancel(ctx)) }()
+
 	old := uint32(time.Now().Add(-time.Hour).Unix())
-	if err := b.write(ctx, coll, b.Events, func(i int) (bson.Raw, error) { return stamped(i, b.Payload, bson.Timestamp{T: old, I: uint32(i + 1)}) }); err != nil {
+	if err := b.writeDocuments(ctx, coll, b.Events, func(i int) (bson.Raw, error) {
+		return stamped(i, b.Payload, bson.Timestamp{T: old, I: uint32(i + 1)})
+	}); err != nil {
 		return meterReading{}, err
 	}
-	s := setting{watch: name, topic: b.db + "." + name, state: b.state(name), start: "now"}
+
+	s := setting{watch: name, topic: b.db + "." + name, state: b.newStateDB(name), start: "now"}
 	if err := b.knownWatcher(ctx, s); err != nil {
 		return meterReading{}, err
 	}
-	m := startMeter(b.pids()...)
+
+	m := startMeter(b.serverPIDs()...)
 	out, err := b.command(ctx, s, "purge", "--older-than", "1m", "--rate", "-1", "--yes", "--json")
 	if err != nil {
 		return meterReading{}, err
 	}
+
 	var report struct {
 		Removed int     `json:"removed"`
 		Seconds float64 `json:"seconds"`
 	}
 	if err := json.Unmarshal(out, &report); err != nil {
-		return meterReading{}, fmt.Errorf("reading what purge says: %w", err)
+		return meterReading{}, fmt.Errorf("parsing the output of purge: %w", err)
 	}
 	if report.Removed != b.Events || report.Seconds <= 0 {
-		return meterReading{}, fmt.Errorf("%d of %d envelopes were purged in %.1f s", report.Removed, b.Events, report.Seconds)
+		return meterReading{}, fmt.Errorf("%d of %d envelopes were purged in %.1f s",
+			report.Removed, b.Events, report.Seconds)
 	}
+
 	got.add("purge", float64(report.Removed)/report.Seconds)
 	return reading(m, "%8.0f/s", float64(report.Removed)/report.Seconds), nil
 }
 
-// stamped is an envelope that keeps its stamp: the server replaces only the empty one.
+// stamped returns an envelope with the given stamp. The server replaces only empty stamps.
 func stamped(i, size int, ts bson.Timestamp) (bson.Raw, error) {
-	doc, err := envelope(i, size)
+	doc, err := newEnvelope(i, size)
 	if err != nil {
 		return nil, err
 	}
+
 	var fields bson.D
 	if err := bson.Unmarshal(doc, &fields); err != nil {
 		return nil, fmt.Errorf("reading an envelope: %w", err)
 	}
+
 	for j := range fields {
 		if fields[j].Key == "ts" {
 			fields[j].Value = ts

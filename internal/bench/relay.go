@@ -20,7 +20,7 @@ import (
 	"github.com/outrelay/outrelay/internal/devstack"
 )
 
-// setting is what differs between the relays of a benchmark; all else is the default configuration.
+// setting has the settings that differ between the relays of a benchmark. All others have their defaults.
 type setting struct {
 	watch string // collection
 	topic string
@@ -28,22 +28,22 @@ type setting struct {
 	start string
 	node  string
 	ttl   time.Duration // 0 keeps the default
-	label string        // of a profile
-	page  bool          // serve the operator's page too
+	label string        // of the profiles
+	page  bool          // also serve the operator's page
 }
 
-// relay is a relay in a process of its own.
+// relay is a relay process.
 type relay struct {
 	cmd   *exec.Cmd
-	in    io.WriteCloser // its end ends the relay: it must not outlive the benchmark
+	in    io.WriteCloser // the relay ends with it, so that it does not outlive the benchmark
 	http  string
-	page  string // address of the operator's page, if any
+	page  string // address of the operator's page, or empty
 	words *tail
 	done  chan struct{}
-	err   error // of its end; valid once done is closed
+	err   error // of the process; valid once done is closed
 }
 
-// startRelay starts a process and does not wait for it.
+// startRelay starts a relay process. It does not wait until the relay has a role.
 func (b *bench) startRelay(ctx context.Context, s setting) (*relay, error) {
 	listen, err := devstack.FreeAddress()
 	if err != nil {
@@ -55,10 +55,12 @@ func (b *bench) startRelay(ctx context.Context, s setting) (*relay, error) {
 			return nil, err
 		}
 	}
-	file, err := b.configure(s, listen, page)
+
+	file, err := b.writeConfig(s, listen, page)
 	if err != nil {
 		return nil, err
 	}
+
 	args := []string{RelayCommand, "--config", file}
 	if b.CPUProfile != "" && s.label != "" {
 		args = append(args, "--cpuprofile", b.CPUProfile+"."+s.label)
@@ -66,14 +68,17 @@ func (b *bench) startRelay(ctx context.Context, s setting) (*relay, error) {
 	if b.MemProfile != "" && s.label != "" {
 		args = append(args, "--memprofile", b.MemProfile+"."+s.label)
 	}
+
 	r := &relay{cmd: exec.Command(b.Program, args...), http: listen, page: page, words: &tail{}, done: make(chan struct{})}
-	r.cmd.Env, r.cmd.Stderr = b.env(), r.words
+	r.cmd.Env, r.cmd.Stderr = b.childEnv(), r.words
 	if r.in, err = r.cmd.StdinPipe(); err != nil {
 		return nil, err
 	}
+
 	if err := r.cmd.Start(); err != nil {
 		return nil, fmt.Errorf("starting the relay: %w", err)
 	}
+
 	go func() {
 		defer close(r.done)
 		r.err = r.cmd.Wait()
@@ -81,8 +86,8 @@ func (b *bench) startRelay(ctx context.Context, s setting) (*relay, error) {
 	return r, nil
 }
 
-// configure writes a configuration file; JSON is YAML.
-func (b *bench) configure(s setting, listen, page string) (string, error) {
+// writeConfig writes a configuration file and returns its path. It writes JSON, which is valid YAML.
+func (b *bench) writeConfig(s setting, listen, page string) (string, error) {
 	type object = map[string]any
 	c := object{
 		"watcher": "bench",
@@ -94,6 +99,7 @@ func (b *bench) configure(s setting, listen, page string) (string, error) {
 		"http":    object{"listen": listen},
 		"log":     object{"level": "info", "format": "text"},
 	}
+
 	if page != "" {
 		c["http"] = object{"listen": listen, "admin": object{"listen": page, "anonymous": "viewer"}}
 	}
@@ -103,6 +109,7 @@ func (b *bench) configure(s setting, listen, page string) (string, error) {
 	if s.ttl > 0 {
 		c["lease"] = object{"ttl": s.ttl.String(), "renew": (s.ttl / 5).String()}
 	}
+
 	text, err := json.Marshal(c)
 	if err != nil {
 		return "", err
@@ -113,53 +120,58 @@ func (b *bench) configure(s setting, listen, page string) (string, error) {
 
 func (r *relay) pid() int { return r.cmd.Process.Pid }
 
-// ended is the error of a relay that should run and does not.
-func (r *relay) ended() error {
+// checkRunning returns an error if the process has ended.
+func (r *relay) checkRunning() error {
 	select {
 	case <-r.done:
-		return fmt.Errorf("the relay ended (%w); its last words: %s", cmpErr(r.err), r.words)
+		return fmt.Errorf("the relay ended (%w); end of its log: %s", exitError(r.err), r.words)
 	default:
 		return nil
 	}
 }
 
-func cmpErr(err error) error {
+// exitError returns the error of an ended process. It is never nil.
+func exitError(err error) error {
 	if err == nil {
 		return errors.New("exit code 0")
 	}
 	return err
 }
 
-// terminate asks it to end, without waiting.
-func (r *relay) terminate() {
+// sendTerminate requests a graceful end and does not wait for it.
+func (r *relay) sendTerminate() {
 	if r.cmd.Process.Signal(syscall.SIGTERM) != nil {
-		_ = r.in.Close() // where there is no SIGTERM
+		// The system has no SIGTERM.
+		_ = r.in.Close()
 	}
 }
 
 func (r *relay) kill() { _ = r.cmd.Process.Kill() }
 
-// stop ends it gracefully, or after a while at once.
-func (r *relay) stop() error {
-	r.terminate()
+// stopProcess stops the relay gracefully, or kills it after [stall].
+func (r *relay) stopProcess() error {
+	r.sendTerminate()
 	late := time.AfterFunc(stall, r.kill)
 	defer late.Stop()
+
 	<-r.done
 	_ = r.in.Close()
 	if r.err != nil {
-		return fmt.Errorf("the relay did not end as asked: %w; its last words: %s", r.err, r.words)
+		return fmt.Errorf("the relay did not stop gracefully: %w; end of its log: %s", r.err, r.words)
 	}
 	return nil
 }
 
-// role is what the relay says of itself: owner, standby, …; empty while it does not answer.
+// role returns the role that the relay reports: owner, standby, …. It returns "" while the relay does not respond.
 func (r *relay) role(ctx context.Context) string {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
-	body, err := r.get(ctx, "/readyz")
+
+	body, err := r.httpGet(ctx, "/readyz")
 	if err != nil {
 		return ""
 	}
+
 	var v struct {
 		Role string `json:"role"`
 	}
@@ -167,11 +179,12 @@ func (r *relay) role(ctx context.Context) string {
 	return v.Role
 }
 
-func (r *relay) get(ctx context.Context, path string) ([]byte, error) {
+func (r *relay) httpGet(ctx context.Context, path string) ([]byte, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+r.http+path, nil)
 	if err != nil {
 		return nil, err
 	}
+
 	res, err := http.DefaultClient.Do(req)
 	if err != nil {
 		return nil, err
@@ -180,21 +193,23 @@ func (r *relay) get(ctx context.Context, path string) ([]byte, error) {
 	return io.ReadAll(res.Body)
 }
 
-// counters are what /metrics says that a drain needs.
+// counters has the values of /metrics that a drain needs.
 type counters struct {
 	mallocs, read, acked, cpu float64
 }
 
-func (r *relay) counters(ctx context.Context) (counters, error) {
-	body, err := r.get(ctx, "/metrics")
+func (r *relay) readCounters(ctx context.Context) (counters, error) {
+	body, err := r.httpGet(ctx, "/metrics")
 	if err != nil {
 		return counters{}, fmt.Errorf("reading the relay's metrics: %w", err)
 	}
+
 	var c counters
 	lines := bufio.NewScanner(bytes.NewReader(body))
 	for lines.Scan() {
 		name, text, _ := strings.Cut(lines.Text(), " ")
 		value := func() float64 { v, _ := strconv.ParseFloat(text, 64); return v }
+
 		base, labels, _ := strings.Cut(name, "{")
 		switch {
 		case base == "go_memstats_mallocs_total":

@@ -8,22 +8,22 @@ import (
 	"text/tabwriter"
 )
 
-// Result is what a benchmark found: medians of its runs.
+// Result has the medians of the runs of a benchmark.
 type Result struct {
 	RawStreamEPS  float64 `json:"raw_stream_eps"`  // events per second of a bare change stream
-	RawProduceEPS float64 `json:"raw_produce_eps"` // records per second that Kafka takes
-	BothEPS       float64 `json:"both_eps"`        // both at the same time, until the slower has ended
+	RawProduceEPS float64 `json:"raw_produce_eps"` // records per second that Kafka accepts
+	BothEPS       float64 `json:"both_eps"`        // both concurrently, until the slower has ended
 	DrainEPS      float64 `json:"drain_eps"`       // through the relay
 	DrainRatio    float64 `json:"drain_ratio"`     // drain ÷ raw stream
 
-	// ForeignCPUPct is the part of the machine's CPU time that neither servers nor benchmark used, in per cent: the greatest
-	// of the medians of the measurements. -1 where it is not known.
+	// ForeignCPUPct is the share of the machine's CPU time that neither servers nor benchmark used, in percent: the
+	// maximum of the medians of the measurements. It is -1 if it is unknown.
 	ForeignCPUPct  float64            `json:"foreign_cpu_pct"`
 	ForeignCPU     map[string]float64 `json:"foreign_cpu"` // for each measurement
 	CPUPerMillion  float64            `json:"cpu_s_per_million"`
 	PeakRSS        float64            `json:"peak_rss_mb"` // MiB
 	RSSAfter50k    float64            `json:"rss_50k_mb"`  // resident after the first 50,000 events; 0 in shorter drains
-	RSSEnd         float64            `json:"rss_end_mb"`  // greatest seen after that
+	RSSEnd         float64            `json:"rss_end_mb"`  // maximum after that
 	AllocsPerEvent float64            `json:"allocs_per_event"`
 	Latency        []Latency          `json:"latency"`
 	Failover       *Failover          `json:"failover,omitempty"`
@@ -33,17 +33,17 @@ type Result struct {
 	Runs    int `json:"runs"`
 }
 
-// Latency is from the acknowledged insert to the event at a consumer, in milliseconds.
+// Latency is the time from the acknowledged insert to the arrival at a consumer, in milliseconds.
 type Latency struct {
 	Rate   int     `json:"rate"`
 	RawP50 float64 `json:"raw_p50_ms"` // at a bare change stream
 	RawP99 float64 `json:"raw_p99_ms"`
-	P50    float64 `json:"p50_ms"` // at a Kafka consumer behind the relay
+	P50    float64 `json:"p50_ms"` // at a Kafka consumer of the relay's topic
 	P99    float64 `json:"p99_ms"`
 	P999   float64 `json:"p999_ms"`
 }
 
-// Failover is what happens when owners end.
+// Failover shows the effect of owners that end.
 type Failover struct {
 	TTLMS         float64 `json:"ttl_ms"`
 	Kill          Gaps    `json:"kill"` // kill -9 of the owner → first delivery by the standby
@@ -62,7 +62,7 @@ type Gaps struct {
 	Max float64 `json:"max_ms"`
 }
 
-// median is 0 of nothing.
+// median returns the median of v, or 0 if v is empty.
 func median(v []float64) float64 {
 	if len(v) == 0 {
 		return 0
@@ -74,31 +74,37 @@ func median(v []float64) float64 {
 	return s[len(s)/2]
 }
 
-// round keeps as many decimals as mean something.
+// round rounds v to the given number of decimals.
 func round(v float64, decimals int) float64 {
 	p := math.Pow10(decimals)
 	return math.Round(v*p) / p
 }
 
-func (s *samples) result(b *bench) Result {
+// medians returns the medians of all figures.
+func (s *samples) medians(b *bench) Result {
 	r := Result{
-		RawStreamEPS: round(median(s.raw), 0), RawProduceEPS: round(median(s.produce), 0), BothEPS: round(median(s.both), 0), DrainEPS: round(median(s.drain), 0),
+		RawStreamEPS: round(median(s.raw), 0), RawProduceEPS: round(median(s.produce), 0),
+		BothEPS: round(median(s.both), 0), DrainEPS: round(median(s.drain), 0),
 		CPUPerMillion: round(median(s.cpu), 2), PeakRSS: round(median(s.peak), 1), AllocsPerEvent: round(median(s.allocs), 3),
 		RSSAfter50k: round(median(s.early), 1), RSSEnd: round(median(s.end), 1),
 		ForeignCPUPct: -1, ForeignCPU: map[string]float64{}, Latency: []Latency{},
 		Events: b.Events, Payload: b.Payload, Runs: b.Runs,
 	}
-	var ratios []float64 // of drains to the raw drain of their own run: the server drifts
+
+	// Each drain is compared with the raw stream of its own run, because the server drifts.
+	var ratios []float64
 	for i := range s.drain {
 		if s.raw[i] > 0 {
 			ratios = append(ratios, s.drain[i]/s.raw[i])
 		}
 	}
 	r.DrainRatio = round(median(ratios), 3)
+
 	for name, v := range s.foreign {
 		r.ForeignCPU[name] = round(median(v), 1)
 		r.ForeignCPUPct = max(r.ForeignCPUPct, r.ForeignCPU[name])
 	}
+
 	for _, rate := range b.Rates {
 		r.Latency = append(r.Latency, Latency{
 			Rate: rate, RawP50: round(median(s.rawP50[rate]), 3), RawP99: round(median(s.rawP99[rate]), 3),
@@ -111,28 +117,39 @@ func (s *samples) result(b *bench) Result {
 // Print writes the result as a table for people.
 func (r Result) Print(w io.Writer) error {
 	t := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
-	row := func(name, format string, args ...any) { fmt.Fprintf(t, "%s\t%s\n", name, fmt.Sprintf(format, args...)) }
+	row := func(name, format string, args ...any) {
+		fmt.Fprintf(t, "%s\t%s\n", name, fmt.Sprintf(format, args...))
+	}
+
 	fmt.Fprintf(t, "\n%d events of %d bytes, medians of %d runs\t\n", r.Events, r.Payload, r.Runs)
 	row("raw change stream", "%.0f events/s", r.RawStreamEPS)
 	row("raw produce", "%.0f records/s", r.RawProduceEPS)
 	row("both at once", "%.0f events/s", r.BothEPS)
 	row("drain through the relay", "%.0f events/s, %.3f of the raw stream of the same run", r.DrainEPS, r.DrainRatio)
 	row("CPU of the relay", "%.2f s per million events", r.CPUPerMillion)
-	row("memory of the relay", "%.1f MB at most; %.1f after 50,000 events, then %.1f at most", r.PeakRSS, r.RSSAfter50k, r.RSSEnd)
+	row("memory of the relay", "%.1f MB at most; %.1f after 50,000 events, then %.1f at most",
+		r.PeakRSS, r.RSSAfter50k, r.RSSEnd)
 	row("allocations", "%.3f per event", r.AllocsPerEvent)
+
 	for _, l := range r.Latency {
-		row(fmt.Sprintf("latency at %d/s", l.Rate), "p50 %.2f ms, p99 %.2f ms, p99.9 %.2f ms; bare stream %.2f / %.2f ms", l.P50, l.P99, l.P999, l.RawP50, l.RawP99)
+		row(fmt.Sprintf("latency at %d/s", l.Rate), "p50 %.2f ms, p99 %.2f ms, p99.9 %.2f ms; bare stream %.2f / %.2f ms",
+			l.P50, l.P99, l.P999, l.RawP50, l.RawP99)
 	}
+
 	if f := r.Failover; f != nil {
-		row("kill -9 of the owner", "%d times, lease %.0f ms: next delivery after p50 %.0f ms, at most %.0f ms", f.Kill.N, f.TTLMS, f.Kill.P50, f.Kill.Max)
-		row("SIGTERM to the owner", "%d times: next delivery after p50 %.0f ms, at most %.0f ms", f.Term.N, f.Term.P50, f.Term.Max)
+		row("kill -9 of the owner", "%d times, lease %.0f ms: next delivery after p50 %.0f ms, at most %.0f ms",
+			f.Kill.N, f.TTLMS, f.Kill.P50, f.Kill.Max)
+		row("SIGTERM to the owner", "%d times: next delivery after p50 %.0f ms, at most %.0f ms",
+			f.Term.N, f.Term.P50, f.Term.Max)
 		row("restart while idle", "first delivery after %.0f ms", f.IdleRestartMS)
-		row("in all of them", "%d events: %d lost, %d duplicates, %d out of order", f.Events, f.Lost, f.Duplicates, f.OutOfOrder)
+		row("in all of them", "%d events: %d lost, %d duplicates, %d out of order",
+			f.Events, f.Lost, f.Duplicates, f.OutOfOrder)
 	}
+
 	if r.ForeignCPUPct >= 0 {
 		row("foreign CPU", "%.1f %% of the machine, in the worst measurement", r.ForeignCPUPct)
 	} else {
-		row("foreign CPU", "not known on this machine")
+		row("foreign CPU", "unknown on this machine")
 	}
 	return t.Flush()
 }

@@ -5,7 +5,7 @@ import (
 	"sync"
 )
 
-// tail keeps the end of what a process says.
+// tail keeps the end of the output of a process.
 type tail struct {
 	mu sync.Mutex
 	b  []byte

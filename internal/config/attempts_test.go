@@ -8,7 +8,7 @@ import (
 func TestAttemptsAreBounded(t *testing.T) {
 	t.Parallel()
 	for _, bad := range []string{"0", "-1", "1000001"} {
-		got := problems(t, "retry: { max_attempts: "+bad+" }\n", base, nil)
+		got := loadProblems(t, "retry: { max_attempts: "+bad+" }\n", base, nil)
 		if len(got) != 1 || !strings.HasPrefix(got[0], "retry.max_attempts: found "+bad+";") {
 			t.Errorf("%s: %q", bad, got)
 		}

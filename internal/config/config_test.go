@@ -16,10 +16,10 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// base is the environment that makes an otherwise empty configuration complete.
+// base is an environment with the required keys.
 var base = []string{"OUTRELAY_MONGODB_URI=mongodb://m1:27017/shop?replicaSet=rs0", "OUTRELAY_KAFKA_BROKERS=k1:9092, k2:9092"}
 
-func write(t *testing.T, text string) string {
+func writeConfig(t *testing.T, text string) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "outrelay.yaml")
 	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
@@ -32,7 +32,7 @@ func mustLoad(t *testing.T, text string, env, set []string) Config {
 	t.Helper()
 	path := ""
 	if text != "" {
-		path = write(t, text)
+		path = writeConfig(t, text)
 	}
 	c, _, err := Load(path, env, set)
 	if err != nil {
@@ -41,9 +41,9 @@ func mustLoad(t *testing.T, text string, env, set []string) Config {
 	return c
 }
 
-func problems(t *testing.T, text string, env, set []string) []string {
+func loadProblems(t *testing.T, text string, env, set []string) []string {
 	t.Helper()
-	_, _, err := Load(write(t, text), env, set)
+	_, _, err := Load(writeConfig(t, text), env, set)
 	p, ok := errors.AsType[*Problems](err)
 	if !ok {
 		t.Fatalf("error is %T: %v", err, err)
@@ -67,6 +67,7 @@ func TestNoFileAtAll(t *testing.T) {
 	if c.Checkpoint != 250*time.Millisecond || c.HTTP.Readiness != 30*time.Second || c.Limits.Memory != 32*MiB || c.HTTP.Listen != "127.0.0.1:9464" || !c.MongoDB.Indexes {
 		t.Errorf("defaults: %+v", c)
 	}
+
 	host, _ := os.Hostname()
 	if rest, ok := strings.CutPrefix(c.Node, host+"-"); !ok || len(rest) != 4 {
 		t.Errorf("node = %s", c.Node)
@@ -115,7 +116,7 @@ func TestEnvironmentNamesAreUnambiguous(t *testing.T) {
 
 func TestEveryProblemAtOnce(t *testing.T) {
 	t.Parallel()
-	got := problems(t, `
+	got := loadProblems(t, `
 watcher: "a b"
 watch: [shop, x.y, x.y, outrelay.z]
 kafka:
@@ -137,21 +138,22 @@ record: { preset: plain, structured: true, headers: { id: x } }
 lost_history: swep
 mongodb: { tls: { ca: /no/such/file, cert: /x } }
 `, nil, []string{"log.levle=info", "nonsense"})
+
 	want := []string{
-		`--set: no = in it; write --set path=value`,
+		`--set: a value without =; write --set path=value`,
 		`brokers: unknown key; did you mean kafka.brokers?`,
 		`kafka.brokers[0]: found "k1"; expected host:port`,
 		`kafka.compresion: unknown key; did you mean kafka.compression?`,
 		`kafka.delivery: found transactional; only idempotent is available in this version`,
 		`kafka.sasl.mechanism: found "scram-sha-521"; expected one of plain, scram-sha-256, scram-sha-512 (did you mean scram-sha-512?)`,
-		`kafka.sasl.password: required and not set; give the password, best as ${file:/path} or ${env:NAME} (or OUTRELAY_KAFKA_SASL_PASSWORD)`,
+		`kafka.sasl.password: required and not set; set the password, best as ${file:/path} or ${env:NAME} (or OUTRELAY_KAFKA_SASL_PASSWORD)`,
 		`lease.renew: found 1s; expected at most a third of lease.ttl, 2s`,
 		`limits.memory: found "1k"; expected a size such as 900KiB or 32MiB`,
 		`log.levle: unknown key; did you mean log.level?`,
 		`lost_history: found "swep"; expected one of sweep, halt (did you mean sweep?)`,
 		`mongodb.tls.ca: the file /no/such/file cannot be read: no such file or directory`,
-		`mongodb.tls.key: required beside cert and not set; give the file with the private key`,
-		`mongodb.uri: required and not set; give the connection string, such as mongodb://host:27017/?replicaSet=rs0 (or OUTRELAY_MONGODB_URI)`,
+		`mongodb.tls.key: required with cert and not set; set the file with the private key`,
+		`mongodb.uri: required and not set; set the connection string, such as mongodb://host:27017/?replicaSet=rs0 (or OUTRELAY_MONGODB_URI)`,
 		`record.headers.id: found "id"; the names id and outrelay-* belong to outrelay`,
 		`record.structured: found "true"; only the cloudevents preset has a structured mode`,
 		`recording: found "mrk"; expected one of watermark, delete, mark (did you mean mark?)`,
@@ -162,7 +164,7 @@ mongodb: { tls: { ca: /no/such/file, cert: /x } }
 		`topics.rules[0].to[0]: found "__consumer_offsets"; topic "__consumer_offsets" is internal to Kafka`,
 		`topics.rules[1].to: found ""; expected at least one topic`,
 		`topics.template: found "a.{agregatetype}"; {agregatetype} is unknown; known are {aggregatetype}, {type}`,
-		`watch[0]: found "shop"; expected database.collection, in which * and ? may stand`,
+		`watch[0]: found "shop"; expected database.collection; * and ? are allowed`,
 		`watch[2]: found "x.y"; it is in the list twice`,
 		`watch[3]: found "outrelay.z"; the state database holds outrelay's own documents and cannot be watched`,
 		`watcher: found "a b"; expected letters, digits, dot, dash, underscore; at most 100`,
@@ -179,6 +181,7 @@ func TestReferences(t *testing.T) {
 	if err := os.WriteFile(file, []byte("from ${file} \n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
+
 	env := append(slices.Clone(base), "NAME=abc", "N=6", "LIST=a.x,b.x")
 	c := mustLoad(t, `
 watcher: "w-${env:NAME}-$${env:NAME}x"
@@ -186,6 +189,7 @@ watcher: "w-${env:NAME}-$${env:NAME}x"
 	if c.Watcher != "w-abc" {
 		t.Errorf("watcher = %q", c.Watcher)
 	}
+
 	c = mustLoad(t, `
 watch: "${env:LIST}"
 kafka: { sasl: { mechanism: plain, username: "$${x}", password: "${file:`+file+`}" }, tls: {} }
@@ -197,10 +201,11 @@ topics: { create: { partitions: "${env:N}", configs: { a: "${env:NAME}" } } }
 	if c.Topics.Create.Partitions != 6 || c.Topics.Create.Configs["a"] != "abc" || c.Kafka.SASL.Username != "${x}" || !slices.Equal(c.Watch, []string{"a.x", "b.x"}) {
 		t.Errorf("%+v", c)
 	}
-	got := problems(t, `{watcher: "${env:MISSING}", node: "${evn:NAME}", address: "${env:NAME", record: {source: "${file:/no/such}"}}`, env, nil)
+
+	got := loadProblems(t, `{watcher: "${env:MISSING}", node: "${evn:NAME}", address: "${env:NAME", record: {source: "${file:/no/such}"}}`, env, nil)
 	want := []string{
-		"address: a ${ that is not closed",
-		"node: a reference that is neither ${env:NAME} nor ${file:/path}; $${ stands for the characters themselves",
+		"address: a ${ without a closing }",
+		"node: a reference that is neither ${env:NAME} nor ${file:/path}; write $${ for a literal ${",
 		"record.source: the file /no/such cannot be read: no such file or directory",
 		"watcher: the environment variable MISSING is not set",
 	}
@@ -219,6 +224,7 @@ func TestUnknownEnvironment(t *testing.T) {
 	if len(warnings) != 1 || !strings.Contains(warnings[0], "OUTRELAY_SOMETHING_ELSE_ENTIRELY") {
 		t.Errorf("warnings = %v", warnings)
 	}
+
 	_, _, err = Load("", append(env, "OUTRELAY_KAFKA_BROKER=k:1"), nil)
 	if err == nil || !strings.Contains(err.Error(), "did you mean OUTRELAY_KAFKA_BROKERS?") {
 		t.Errorf("error = %v", err)
@@ -230,6 +236,7 @@ func TestFilesThatAreNone(t *testing.T) {
 	if _, _, err := Load("/no/such/file.yaml", base, nil); err == nil || !strings.Contains(err.Error(), "/no/such/file.yaml: cannot be read: no such file") {
 		t.Errorf("error = %v", err)
 	}
+
 	for text, want := range map[string]string{
 		"hunter2":                      "not a mapping",
 		"- hunter2":                    "not a mapping",
@@ -238,13 +245,14 @@ func TestFilesThatAreNone(t *testing.T) {
 		"kafka: {":                     "line",
 		"kafka: [hunter2":              "line",
 	} {
-		_, _, err := Load(write(t, text), base, nil)
+		_, _, err := Load(writeConfig(t, text), base, nil)
 		if err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "hunter2") {
 			t.Errorf("%q: %v", text, err)
 		}
 	}
+
 	for _, text := range []string{" ", "# nothing\n", "null", "kafka:\n"} {
-		if _, _, err := Load(write(t, text), base, nil); err != nil {
+		if _, _, err := Load(writeConfig(t, text), base, nil); err != nil {
 			t.Errorf("%q: %v", text, err)
 		}
 	}
@@ -252,18 +260,31 @@ func TestFilesThatAreNone(t *testing.T) {
 
 func TestRedactedLoadsAgain(t *testing.T) {
 	t.Parallel()
-	c := mustLoad(t, `
+	file := writeConfig(t, `
+node: n1
 kafka: { tls: {} }
 topics: { rules: [ { match: {type: "A*"}, to: [x, y] } ], create: { partitions: 2, configs: { a: 1 } } }
 record: { preset: cloudevents, headers: { a: "{type}" } }
 start: 2026-11-20T08:00:00Z
 retention: 36h
 limits: { envelope: 1500 }
-`, base, nil)
-	again := mustLoad(t, c.Redacted(), nil, nil)
-	if c.Redacted() != again.Redacted() {
-		t.Errorf("%s\n---\n%s", c.Redacted(), again.Redacted())
+`)
+	shown, _, err := Print(file, base, nil)
+	if err != nil {
+		t.Fatal(err)
 	}
+
+	second, _, err := Print(writeConfig(t, shown), nil, nil)
+	if err != nil || shown != second {
+		t.Errorf("%v\n%s\n---\n%s", err, shown, second)
+	}
+
+	c, _, err := Load(file, base, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	again := mustLoad(t, shown, nil, nil)
 	c.MongoDB.URI, again.MongoDB.URI = URI{}, URI{}
 	c.Address, again.Address = "", ""
 	if !reflect.DeepEqual(normal(c), normal(again)) {
@@ -271,7 +292,7 @@ limits: { envelope: 1500 }
 	}
 }
 
-// normal makes empty and nil lists alike.
+// normal makes empty lists nil, for comparisons.
 func normal(c Config) Config {
 	if len(c.Topics.Allow) == 0 {
 		c.Topics.Allow = nil
@@ -286,21 +307,25 @@ func TestValues(t *testing.T) {
 			t.Errorf("ParseSize(%q) = %d, %v", text, got, err)
 		}
 	}
+
 	for _, text := range []string{"", "-1", "MiB", "1TiB", "NaN", "Inf", "1e30GiB"} {
 		if got, err := ParseSize(text); err == nil {
 			t.Errorf("ParseSize(%q) = %d", text, got)
 		}
 	}
+
 	for text, want := range map[string]time.Duration{"0s": 0, "250ms": 250 * time.Millisecond, "7d": 168 * time.Hour, "1d12h": 36 * time.Hour} {
 		if got, err := ParseDuration(text); err != nil || got != want {
 			t.Errorf("ParseDuration(%q) = %v, %v", text, got, err)
 		}
 	}
+
 	for _, text := range []string{"", "5", "-1s", "1d-2h", "d", "99999999999d"} {
 		if got, err := ParseDuration(text); err == nil {
 			t.Errorf("ParseDuration(%q) = %v", text, got)
 		}
 	}
+
 	for _, text := range []string{"backlog", "now", "2026-11-20T08:00:00Z"} {
 		if got, err := ParseStart(text); err != nil || got.String() != text {
 			t.Errorf("ParseStart(%q) = %v, %v", text, got, err)

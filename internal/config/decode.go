@@ -1,6 +1,7 @@
 package config
 
 import (
+	"errors"
 	"fmt"
 	"reflect"
 	"slices"
@@ -9,48 +10,55 @@ import (
 	"time"
 )
 
-// decoder turns what was read into the struct, and everything that does not fit into problems.
+// decoder decodes the merged sources into the struct, and adds a problem for each value that does not fit.
 type decoder struct {
-	problems *Problems
-	expand   func(string) (string, error)
-	refers   map[string]string // by path: the text with references that stands there
+	problems   *Problems
+	expand     func(string) (string, error)
+	references map[string]resolvedText // by path
 }
 
-// expanded resolves the references in the text at path.
-func (d *decoder) expanded(path, text string) (string, error) {
+// resolvedText is a text with references, as it was written, and its value.
+type resolvedText struct{ text, value string }
+
+// expandText resolves the references in the text at path.
+func (d *decoder) expandText(path, text string) (string, error) {
 	out, err := d.expand(text)
 	if err == nil && out != text {
-		d.refers[path] = text
+		d.references[path] = resolvedText{text, out}
 	}
 	return out, err
 }
 
-// structure decodes a mapping into the struct v.
-func (d *decoder) structure(m map[string]any, v reflect.Value, prefix string) {
+// decodeStruct decodes a mapping into the struct v.
+func (d *decoder) decodeStruct(m map[string]any, v reflect.Value, prefix string) {
 	fields := fieldsOf(v.Type())
 	for name, value := range m {
 		i := slices.IndexFunc(fields, func(f field) bool { return f.name == name })
 		if i < 0 {
-			d.problems.add(prefix+name, "unknown key", suggestion(prefix+name))
+			d.problems.add(prefix+name, "unknown key", suggestKey(prefix+name))
 			continue
 		}
+
+		// A key without a value keeps its default.
 		if value == nil {
-			continue // a key without a value keeps its default
+			continue
 		}
-		d.value(value, v.Field(fields[i].index), fields[i], prefix+name)
+		d.decodeValue(value, v.Field(fields[i].index), fields[i], prefix+name)
 	}
 }
 
-// suggestion is the key that was probably meant by an unknown one: a sibling, else the same name elsewhere.
-func suggestion(path string) string {
+// suggestKey returns a hint for an unknown key: a similar key of the section, the same name in another
+// section, or the known keys of the section.
+func suggestKey(path string) string {
 	prefix, name := "", path
 	if i := strings.LastIndexByte(path, '.'); i >= 0 {
 		prefix, name = path[:i+1], path[i+1:]
 	}
-	general := indices.ReplaceAllString(prefix, "")
+
+	prefixWithoutIndices := indexPattern.ReplaceAllString(prefix, "")
 	var siblings, elsewhere []string
-	add := func(key string, _ reflect.Type) {
-		if rest, ok := strings.CutPrefix(key, general); ok && !strings.Contains(rest, ".") {
+	addCandidate := func(key string, _ reflect.Type) {
+		if rest, ok := strings.CutPrefix(key, prefixWithoutIndices); ok && !strings.Contains(rest, ".") {
 			siblings = append(siblings, rest)
 		}
 		if key[strings.LastIndexByte(key, '.')+1:] == name {
@@ -58,31 +66,34 @@ func suggestion(path string) string {
 		}
 	}
 	for _, key := range Keys() {
-		add(key, nil)
+		addCandidate(key, nil)
 	}
-	paths(reflect.TypeFor[Rule](), "topics.rules.", add)
-	if near := nearest(name, siblings); near != "" {
+	// Keys does not include the keys of list elements.
+	visitPaths(reflect.TypeFor[Rule](), "topics.rules.", addCandidate)
+
+	if near := nearestName(name, siblings); near != "" {
 		return "did you mean " + prefix + near + "?"
 	}
 	if len(elsewhere) > 0 {
 		return "did you mean " + strings.Join(elsewhere, " or ") + "?"
 	}
-	if len(siblings) == 0 {
-		if near := nearest(path, Keys()); near != "" {
-			return "did you mean " + near + "?"
-		}
-		return ""
+	if len(siblings) > 0 {
+		return "known keys here: " + strings.Join(siblings, ", ")
 	}
-	return "known here: " + strings.Join(siblings, ", ")
+	if near := nearestName(path, Keys()); near != "" {
+		return "did you mean " + near + "?"
+	}
+	return ""
 }
 
-func (d *decoder) value(in any, out reflect.Value, f field, path string) {
-	if s, ok := section(f.typ); ok {
+func (d *decoder) decodeValue(in any, out reflect.Value, f field, path string) {
+	if s, ok := sectionType(f.typ); ok {
 		m, ok := in.(map[string]any)
 		if !ok {
-			d.problems.add(path, "found "+kind(in), "expected a section with keys")
+			d.problems.add(path, "found "+describeValue(in), "expected a section with keys")
 			return
 		}
+
 		target := out
 		if out.Kind() == reflect.Pointer {
 			target = reflect.New(s)
@@ -90,63 +101,67 @@ func (d *decoder) value(in any, out reflect.Value, f field, path string) {
 			target = target.Elem()
 			target.Set(reflect.ValueOf(sectionDefault(s)))
 		}
-		d.structure(m, target, path+".")
+		d.decodeStruct(m, target, path+".")
 		return
 	}
-	switch {
-	case f.typ.Kind() == reflect.Slice:
-		d.list(in, out, f, path)
-	case f.typ.Kind() == reflect.Map:
-		d.strings(in, out, path)
+
+	switch f.typ.Kind() {
+	case reflect.Slice:
+		d.decodeList(in, out, f, path)
+	case reflect.Map:
+		d.decodeMap(in, out, path)
 	default:
-		d.scalar(in, out, f, path)
+		d.decodeScalar(in, out, f, path)
 	}
 }
 
-// sectionDefault is what an optional section holds before anything was read into it.
+// sectionDefault returns the default content of an optional section that is set.
 func sectionDefault(t reflect.Type) any {
-	if t == reflect.TypeFor[Create]() {
+	switch t {
+	case reflect.TypeFor[Create]():
 		return Create{Partitions: -1, Replication: -1}
-	}
-	if t == reflect.TypeFor[Admin]() {
+	case reflect.TypeFor[Admin]():
 		return Admin{Listen: "127.0.0.1:9465", Anonymous: "none", Payloads: "operator", Rate: 50}
 	}
 	return reflect.Zero(t).Interface()
 }
 
-func (d *decoder) list(in any, out reflect.Value, f field, path string) {
+func (d *decoder) decodeList(in any, out reflect.Value, f field, path string) {
 	elem := f.typ.Elem()
 	items, ok := in.([]any)
 	if text, isText := in.(string); isText && elem.Kind() == reflect.String {
-		items, ok = d.split(text, path)
+		items, ok = d.splitText(text, path)
 	}
 	if !ok {
-		if !d.problems.has(path) {
-			d.problems.add(path, "found "+kind(in), "expected a list")
+		if !d.problems.hasProblem(path) {
+			d.problems.add(path, "found "+describeValue(in), "expected a list")
 		}
 		return
 	}
-	made := reflect.MakeSlice(f.typ, len(items), len(items))
+
+	list := reflect.MakeSlice(f.typ, len(items), len(items))
 	for i, item := range items {
 		at := path + "[" + strconv.Itoa(i) + "]"
 		if item == nil {
-			d.problems.add(at, "found nothing", "expected "+article(elem))
+			d.problems.add(at, "found nothing", "expected "+describeType(elem))
 			continue
 		}
-		d.value(item, made.Index(i), field{typ: elem}, at)
+		d.decodeValue(item, list.Index(i), field{typ: elem}, at)
 	}
-	out.Set(made)
+	out.Set(list)
 }
 
-// split makes a list of a text with commas, after references were resolved, so that one variable can hold a list.
-func (d *decoder) split(text, path string) ([]any, bool) {
-	text, err := d.expanded(path, text)
+// splitText splits a text at its commas. It resolves references first, so that one variable can hold a list.
+func (d *decoder) splitText(text, path string) ([]any, bool) {
+	text, err := d.expandText(path, text)
 	if err != nil {
 		d.problems.add(path, err.Error(), "")
 		return nil, false
 	}
+
 	var items []any
 	for part := range strings.SplitSeq(text, ",") {
+		// decodeScalar expands each item again, so "${" is escaped here.
 		if part = strings.TrimSpace(part); part != "" {
 			items = append(items, strings.ReplaceAll(part, "${", "$${"))
 		}
@@ -154,56 +169,60 @@ func (d *decoder) split(text, path string) ([]any, bool) {
 	return items, true
 }
 
-func (d *decoder) strings(in any, out reflect.Value, path string) {
+// decodeMap decodes a mapping of names to texts.
+func (d *decoder) decodeMap(in any, out reflect.Value, path string) {
 	m, ok := in.(map[string]any)
 	if !ok {
-		d.problems.add(path, "found "+kind(in), "expected a mapping of names to values")
+		d.problems.add(path, "found "+describeValue(in), "expected a mapping of names to values")
 		return
 	}
-	made := make(map[string]string, len(m))
+
+	texts := make(map[string]string, len(m))
 	for name, value := range m {
 		text, ok := scalarText(value)
 		if !ok {
-			d.problems.add(path+"."+name, "found "+kind(value), "expected one value")
+			d.problems.add(path+"."+name, "found "+describeValue(value), "expected one value")
 			continue
 		}
-		text, err := d.expanded(path+"."+name, text)
+		text, err := d.expandText(path+"."+name, text)
 		if err != nil {
 			d.problems.add(path+"."+name, err.Error(), "")
 			continue
 		}
-		made[name] = text
+		texts[name] = text
 	}
-	out.Set(reflect.ValueOf(made))
+	out.Set(reflect.ValueOf(texts))
 }
 
-func (d *decoder) scalar(in any, out reflect.Value, f field, path string) {
+func (d *decoder) decodeScalar(in any, out reflect.Value, f field, path string) {
 	raw, ok := scalarText(in)
 	if !ok {
-		d.problems.add(path, "found "+kind(in), "expected "+article(f.typ))
+		d.problems.add(path, "found "+describeValue(in), "expected "+describeType(f.typ))
 		return
 	}
-	text, err := d.expanded(path, raw)
+	text, err := d.expandText(path, raw)
 	if err != nil {
 		d.problems.add(path, err.Error(), "")
 		return
 	}
-	if err := assign(text, in, out, f); err != nil {
-		found := "found " + strconv.Quote(raw) // the reference as it was written, not what it stands for
+
+	if err := assignText(text, in, out, f); err != nil {
+		// Quote the reference as it was written, not its value, and never quote a secret.
+		found := "found " + strconv.Quote(raw)
 		if f.typ == secretType || f.typ == uriType {
-			found = "found " + kind(in)
+			found = "found " + describeValue(in)
 		}
 		d.problems.add(path, found, err.Error())
 	}
 }
 
-// assign parses text into out. The error says what is allowed.
-func assign(text string, in any, out reflect.Value, f field) error {
+// assignText parses text and assigns it to out. The error describes the allowed values.
+func assignText(text string, in any, out reflect.Value, f field) error {
 	_, isText := in.(string)
 	switch f.typ {
 	case secretType, uriType:
 		if !isText {
-			return fmt.Errorf("expected a text; put it in quotes")
+			return errors.New("expected a text; put it in quotes")
 		}
 		if f.typ == uriType {
 			out.Set(reflect.ValueOf(NewURI(text)))
@@ -211,24 +230,27 @@ func assign(text string, in any, out reflect.Value, f field) error {
 			out.Set(reflect.ValueOf(NewSecret(text)))
 		}
 		return nil
+
 	case durationType:
 		v, err := ParseDuration(text)
 		if err != nil && text != "0" {
-			return fmt.Errorf("expected a duration such as 250ms, 5s, 24h or 7d")
+			return errors.New("expected a duration such as 250ms, 5s, 24h or 7d")
 		}
 		out.SetInt(int64(v))
 		return nil
+
 	case sizeType:
 		v, err := ParseSize(text)
 		if err != nil {
-			return fmt.Errorf("expected a size such as 900KiB or 32MiB")
+			return errors.New("expected a size such as 900KiB or 32MiB")
 		}
 		out.SetInt(int64(v))
 		return nil
+
 	case startType:
 		v, err := ParseStart(text)
 		if err != nil {
-			return fmt.Errorf("expected backlog, now or a time such as 2026-11-20T08:00:00Z")
+			return errors.New("expected backlog, now or a time such as 2026-11-20T08:00:00Z")
 		}
 		out.Set(reflect.ValueOf(v))
 		return nil
@@ -241,43 +263,46 @@ func assignBasic(text string, out reflect.Value, f field) error {
 	case reflect.Bool:
 		v, err := strconv.ParseBool(text)
 		if err != nil {
-			return fmt.Errorf("expected true or false")
+			return errors.New("expected true or false")
 		}
 		out.SetBool(v)
+
 	case reflect.Int:
 		v, err := strconv.ParseInt(text, 10, 32)
 		if err != nil {
-			return fmt.Errorf("expected a whole number")
+			return errors.New("expected a whole number")
 		}
 		out.SetInt(v)
+
 	default:
 		if f.enum != nil && !slices.Contains(f.enum, text) {
 			hint := "expected one of " + strings.Join(f.enum, ", ")
-			if near := nearest(text, f.enum); near != "" {
+			if near := nearestName(text, f.enum); near != "" {
 				hint += " (did you mean " + near + "?)"
 			}
-			return fmt.Errorf("%s", hint)
+			return errors.New(hint)
 		}
 		out.SetString(text)
 	}
 	return nil
 }
 
-// scalarText is the text of a value that is neither a list nor a mapping.
-func scalarText(in any) (string, bool) {
+// scalarText returns the text of a value. ok is false for lists and mappings.
+func scalarText(in any) (text string, ok bool) {
 	switch v := in.(type) {
 	case string:
 		return v, true
 	case bool, int, int64, uint64, float64:
 		return fmt.Sprint(v), true
-	case time.Time: // YAML knows times
+	case time.Time:
+		// The YAML library parses timestamps.
 		return v.Format(time.RFC3339Nano), true
 	}
 	return "", false
 }
 
-// kind names what was found without showing it.
-func kind(in any) string {
+// describeValue names the kind of a value without showing it.
+func describeValue(in any) string {
 	switch in.(type) {
 	case nil:
 		return "nothing"
@@ -295,16 +320,19 @@ func kind(in any) string {
 	return "something else"
 }
 
-func article(t reflect.Type) string {
-	if _, ok := section(t); ok {
+// describeType names the kind of value that a type needs.
+func describeType(t reflect.Type) string {
+	if _, ok := sectionType(t); ok {
 		return "a section with keys"
 	}
+
 	switch t {
 	case durationType:
 		return "a duration such as 5s"
 	case sizeType:
 		return "a size such as 32MiB"
 	}
+
 	switch t.Kind() {
 	case reflect.Bool:
 		return "true or false"

@@ -5,29 +5,33 @@ import (
 	"slices"
 )
 
-// Differing lists the keys in which two configurations differ, sorted. It names keys and never shows a value. A section that only
-// one of them has is one key.
+// Differing returns the keys in which two configurations differ, sorted. It never shows a value. An
+// optional section that only one of them has is one key.
 func Differing(a, b Config) []string {
 	var keys []string
-	differing(reflect.ValueOf(a), reflect.ValueOf(b), "", &keys)
+	appendDiffering(reflect.ValueOf(a), reflect.ValueOf(b), "", &keys)
 	slices.Sort(keys)
 	return keys
 }
 
-func differing(a, b reflect.Value, prefix string, keys *[]string) {
+func appendDiffering(a, b reflect.Value, prefix string, keys *[]string) {
 	for _, f := range fieldsOf(a.Type()) {
 		x, y, path := a.Field(f.index), b.Field(f.index), prefix+f.name
 		if reflect.DeepEqual(x.Interface(), y.Interface()) {
 			continue
 		}
-		_, deeper := section(f.typ)
-		if deeper && f.typ.Kind() == reflect.Pointer {
-			if deeper = !x.IsNil() && !y.IsNil(); deeper {
+
+		_, isSection := sectionType(f.typ)
+		if isSection && f.typ.Kind() == reflect.Pointer {
+			if x.IsNil() || y.IsNil() {
+				isSection = false
+			} else {
 				x, y = x.Elem(), y.Elem()
 			}
 		}
-		if deeper {
-			differing(x, y, path+".", keys)
+
+		if isSection {
+			appendDiffering(x, y, path+".", keys)
 		} else {
 			*keys = append(*keys, path)
 		}

@@ -6,14 +6,16 @@ import (
 	"strings"
 )
 
-// expander returns the function that replaces ${env:NAME} and ${file:/path} in a string; $${ stands for ${. The error
-// names the variable or the file, never a content. What comes in is not expanded again.
-func expander(env []string) func(string) (string, error) {
+// newExpander returns a function that replaces the references ${env:NAME} and ${file:/path} in a
+// string. $${ stands for ${. It does not expand the inserted text. An error names the variable or the
+// file, and never quotes its content.
+func newExpander(env []string) func(string) (string, error) {
 	vars := make(map[string]string, len(env))
 	for _, pair := range env {
 		name, value, _ := strings.Cut(pair, "=")
 		vars[name] = value
 	}
+
 	return func(s string) (string, error) {
 		var out strings.Builder
 		for {
@@ -27,12 +29,13 @@ func expander(env []string) func(string) (string, error) {
 				s = s[i+2:]
 				continue
 			}
+
 			out.WriteString(s[:i])
 			reference, rest, closed := strings.Cut(s[i+2:], "}")
 			if !closed {
-				return "", errors.New("a ${ that is not closed")
+				return "", errors.New("a ${ without a closing }")
 			}
-			text, err := resolve(reference, vars)
+			text, err := resolveReference(reference, vars)
 			if err != nil {
 				return "", err
 			}
@@ -42,7 +45,9 @@ func expander(env []string) func(string) (string, error) {
 	}
 }
 
-func resolve(reference string, vars map[string]string) (string, error) {
+// resolveReference returns the value of a reference such as env:NAME. The line break at the end of a
+// file is removed.
+func resolveReference(reference string, vars map[string]string) (string, error) {
 	kind, name, _ := strings.Cut(reference, ":")
 	switch kind {
 	case "env":
@@ -50,12 +55,13 @@ func resolve(reference string, vars map[string]string) (string, error) {
 			return v, nil
 		}
 		return "", errors.New("the environment variable " + name + " is not set")
+
 	case "file":
 		text, err := os.ReadFile(name)
 		if err != nil {
-			return "", errors.New("the file " + name + " cannot be read: " + cause(err))
+			return "", errors.New("the file " + name + " cannot be read: " + fileErrorCause(err))
 		}
 		return strings.TrimRight(string(text), "\r\n"), nil
 	}
-	return "", errors.New("a reference that is neither ${env:NAME} nor ${file:/path}; $${ stands for the characters themselves")
+	return "", errors.New("a reference that is neither ${env:NAME} nor ${file:/path}; write $${ for a literal ${")
 }

@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// The types with a reading of their own.
+// The types that are parsed from one text.
 var (
 	secretType   = reflect.TypeFor[Secret]()
 	uriType      = reflect.TypeFor[URI]()
@@ -22,7 +22,7 @@ type field struct {
 	index int
 	enum  []string
 	typ   reflect.Type
-	goDoc string // Struct.Field, where its description is found
+	goDoc string // Struct.Field, the key of its description
 }
 
 func fieldsOf(t reflect.Type) []field {
@@ -37,8 +37,9 @@ func fieldsOf(t reflect.Type) []field {
 	return fields
 }
 
-// section is the struct behind t if t is a section of the configuration, directly or optional.
-func section(t reflect.Type) (reflect.Type, bool) {
+// sectionType returns the struct of a section. t is the struct, or a pointer to it for an optional
+// section. ok is false if t is no section.
+func sectionType(t reflect.Type) (section reflect.Type, ok bool) {
 	if t.Kind() == reflect.Pointer {
 		t = t.Elem()
 	}
@@ -48,12 +49,12 @@ func section(t reflect.Type) (reflect.Type, bool) {
 	return t, true
 }
 
-// paths lists every key from t downwards, sections before what they hold, with the type of each.
-func paths(t reflect.Type, prefix string, visit func(path string, t reflect.Type)) {
+// visitPaths calls visit for each key below t with its type. A section comes before its keys.
+func visitPaths(t reflect.Type, prefix string, visit func(path string, t reflect.Type)) {
 	for _, f := range fieldsOf(t) {
 		visit(prefix+f.name, f.typ)
-		if s, ok := section(f.typ); ok {
-			paths(s, prefix+f.name+".", visit)
+		if s, ok := sectionType(f.typ); ok {
+			visitPaths(s, prefix+f.name+".", visit)
 		}
 	}
 }
@@ -61,9 +62,10 @@ func paths(t reflect.Type, prefix string, visit func(path string, t reflect.Type
 var (
 	keyTypes = func() map[string]reflect.Type {
 		m := make(map[string]reflect.Type)
-		paths(reflect.TypeFor[Config](), "", func(path string, t reflect.Type) { m[path] = t })
+		visitPaths(reflect.TypeFor[Config](), "", func(path string, t reflect.Type) { m[path] = t })
 		return m
 	}()
+
 	envKeys = func() map[string]string {
 		m := make(map[string]string)
 		for path := range keyTypes {
@@ -73,12 +75,12 @@ var (
 	}()
 )
 
-// EnvName is the environment variable of a key: its path in capitals with underscores.
+// EnvName returns the environment variable of a key: OUTRELAY_ and its path in capitals with underscores.
 func EnvName(path string) string {
 	return "OUTRELAY_" + strings.ToUpper(strings.ReplaceAll(path, ".", "_"))
 }
 
-// Keys lists the paths of all keys, sorted.
+// Keys returns the paths of all keys, sorted.
 func Keys() []string {
 	keys := make([]string, 0, len(keyTypes))
 	for k := range keyTypes {

@@ -18,92 +18,110 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// Load reads the file at path ("" reads none), then env (as [os.Environ] has it), then set (each path=value), applies
-// the defaults and checks everything. It touches the named files and nothing else. The error is a [*Problems].
+// Load reads the file at path ("" reads none), then env (in the format of [os.Environ]), then set (each
+// path=value). It applies the defaults and checks everything. It reads only the files that the
+// configuration names, and connects to nothing. The strings are warnings. The error is a [*Problems].
 //
-// A variable OUTRELAY_… that is no key is an error when it is close to one and a warning otherwise: a Kubernetes service
-// called outrelay puts such names into every pod.
+// A variable OUTRELAY_… that is not a key is an error if its name is similar to a key, and a warning
+// otherwise: a Kubernetes service called outrelay adds such variables to every pod.
 func Load(path string, env, set []string) (Config, []string, error) {
 	return LoadOver(Default(), path, env, set)
 }
 
 // LoadOver is Load with other defaults.
 func LoadOver(defaults Config, path string, env, set []string) (Config, []string, error) {
+	c, _, warnings, err := loadWithReferences(defaults, path, env, set)
+	return c, warnings, err
+}
+
+// loadWithReferences is LoadOver. It also returns the references by the paths of their keys.
+func loadWithReferences(defaults Config, path string, env, set []string) (
+	c Config, references map[string]resolvedText, warnings []string, err error,
+) {
 	p := &Problems{}
 	k := koanf.New(".")
 	loadFile(k, path, p)
-	warnings := loadEnv(k, env, p)
+	warnings = loadEnv(k, env, p)
 	loadSet(k, set, p)
 
-	c := defaults
-	d := decoder{problems: p, expand: expander(env), refers: map[string]string{}}
-	d.structure(k.Raw(), reflect.ValueOf(&c).Elem(), "")
-	c.derive()
+	c = defaults
+	d := decoder{problems: p, expand: newExpander(env), references: map[string]resolvedText{}}
+	d.decodeStruct(k.Raw(), reflect.ValueOf(&c).Elem(), "")
+	c.setDerivedDefaults()
 	c.validate(p)
-	p.hide(d.refers)
-	if err := p.err(); err != nil {
-		return Config{}, warnings, err
+
+	p.hideReferences(d.references)
+	if err := p.asError(); err != nil {
+		return Config{}, nil, warnings, err
 	}
-	return c, append(warnings, c.warnings()...), nil
+	return c, d.references, append(warnings, c.findWarnings()...), nil
 }
 
 func loadFile(k *koanf.Koanf, path string, p *Problems) {
 	if path == "" {
 		return
 	}
+
 	text, err := os.ReadFile(path)
-	if strings.Contains(path, "://") { // an address in the wrong place
+	// If the user has passed a connection string as the file, the problem must not show its login.
+	if strings.Contains(path, "://") {
 		path = NewURI(path).String()
 	}
 	if err != nil {
-		p.add(path, "cannot be read: "+cause(err), "name a readable YAML file, or none to take everything from the environment")
+		p.add(path, "cannot be read: "+fileErrorCause(err), "pass a readable YAML file, or no file to use only the environment")
 		return
 	}
-	if !checkShape(path, text, p) {
+
+	if !checkDocument(path, text, p) {
 		return
 	}
 	if err := k.Load(rawbytes.Provider(text), koanfyaml.Parser()); err != nil {
-		p.add(path, yamlError(err), "")
+		p.add(path, redactYAMLError(err), "")
 	}
 }
 
-// checkShape looks at what the YAML library would accept in silence, or refuse by quoting the file.
-func checkShape(path string, text []byte, p *Problems) bool {
+// checkDocument reports whether the file holds one YAML mapping to load. It checks the cases that the
+// YAML library accepts silently, or rejects with an error that quotes the file.
+func checkDocument(path string, text []byte, p *Problems) bool {
 	var doc, second yaml.Node
 	d := yaml.NewDecoder(bytes.NewReader(text))
-	switch err := d.Decode(&doc); {
-	case errors.Is(err, io.EOF):
-		return false // an empty file is no file
-	case err != nil:
-		p.add(path, yamlError(err), "")
+	err := d.Decode(&doc)
+	if errors.Is(err, io.EOF) {
+		// The file is empty.
 		return false
 	}
+	if err != nil {
+		p.add(path, redactYAMLError(err), "")
+		return false
+	}
+
 	if len(doc.Content) == 1 && doc.Content[0].Kind != yaml.MappingNode {
 		if doc.Content[0].Tag == "!!null" {
 			return false
 		}
-		p.add(path, "not a mapping of keys to values", "begin with keys such as mongodb: and kafka:")
+		p.add(path, "not a mapping of keys to values", "start with keys such as mongodb: and kafka:")
 		return false
 	}
 	if err := d.Decode(&second); !errors.Is(err, io.EOF) {
-		p.add(path, "more than one YAML document", "keep one; the rest would be ignored")
+		p.add(path, "more than one YAML document", "keep one; the others would be ignored")
 		return false
 	}
 	return true
 }
 
-var indices = regexp.MustCompile(`\[\d+\]`)
+// indexPattern matches the index of a list element in a path.
+var indexPattern = regexp.MustCompile(`\[\d+\]`)
 
-// yamlValue finds what the YAML library quotes from the file: names of anchors, values, keys.
-var yamlValue = regexp.MustCompile("`[^`]*`|'[^']{3,}'|\"[^\"]{3,}\"|(?s:invalid map key: .*)")
+// quotedPattern matches the parts of the file that the YAML library quotes in errors: anchors, values and keys.
+var quotedPattern = regexp.MustCompile("`[^`]*`|'[^']{3,}'|\"[^\"]{3,}\"|(?s:invalid map key: .*)")
 
-// yamlError is a syntax error without what it quotes from the file.
-func yamlError(err error) string {
-	return yamlValue.ReplaceAllString(strings.TrimPrefix(err.Error(), "yaml: "), "(not shown)")
+// redactYAMLError returns a syntax error without the parts that it quotes from the file.
+func redactYAMLError(err error) string {
+	return quotedPattern.ReplaceAllString(strings.TrimPrefix(err.Error(), "yaml: "), "(not shown)")
 }
 
-// reserved are variables of our own that are no keys.
-var reserved = []string{"OUTRELAY_CONFIG", "OUTRELAY_TEST_", "OUTRELAY_CACHE", "OUTRELAY_SERVICE_", "OUTRELAY_PORT"}
+// reservedPrefixes are the prefixes of OUTRELAY_ variables that are not keys.
+var reservedPrefixes = []string{"OUTRELAY_CONFIG", "OUTRELAY_TEST_", "OUTRELAY_CACHE", "OUTRELAY_SERVICE_", "OUTRELAY_PORT"}
 
 func loadEnv(k *koanf.Koanf, env []string, p *Problems) (warnings []string) {
 	names := make([]string, 0, len(envKeys))
@@ -111,76 +129,90 @@ func loadEnv(k *koanf.Koanf, env []string, p *Problems) (warnings []string) {
 		names = append(names, name)
 	}
 	slices.Sort(names)
+
 	for _, pair := range env {
 		name, value, _ := strings.Cut(pair, "=")
 		if !strings.HasPrefix(name, "OUTRELAY_") {
 			continue
 		}
-		path, known := envKeys[name]
-		switch {
-		case known && value == "": // set and empty is unset
-		case known:
-			put(k, path, value, name, p)
-		case slices.ContainsFunc(reserved, func(r string) bool { return strings.HasPrefix(name, r) }):
-		default:
-			if near := nearestEnv(name, names); near != "" {
-				p.add(name, "unknown environment variable", "did you mean "+near+"?")
-			} else {
-				warnings = append(warnings, "the environment variable "+name+" is no configuration key and has no effect")
+
+		if path, known := envKeys[name]; known {
+			// An empty variable counts as not set.
+			if value != "" {
+				mergeKey(k, path, value, name, p)
 			}
+			continue
+		}
+
+		if slices.ContainsFunc(reservedPrefixes, func(prefix string) bool { return strings.HasPrefix(name, prefix) }) {
+			continue
+		}
+		if near := nearestEnv(name, names); near != "" {
+			p.add(name, "unknown environment variable", "did you mean "+near+"?")
+		} else {
+			warnings = append(warnings, "the environment variable "+name+" is not a configuration key and has no effect")
 		}
 	}
 	return warnings
 }
 
-// nearestEnv is stricter than nearest: only a slip of two letters is taken for a mistake.
+// nearestEnv is nearestName for environment variables. It is stricter: the start of the name must be similar too.
 func nearestEnv(name string, names []string) string {
 	const prefix = "OUTRELAY_"
 	short := strings.TrimPrefix(name, prefix)
 	if len(short) < 4 {
 		return ""
 	}
-	near := nearest(name, names)
-	if near != "" && nearest(short[:min(len(short), 8)], []string{strings.TrimPrefix(near, prefix)[:min(len(near)-len(prefix), 8)]}) != "" {
-		return near
+
+	near := nearestName(name, names)
+	if near == "" {
+		return ""
 	}
-	return ""
+	const startLength = 8
+	nearShort := strings.TrimPrefix(near, prefix)
+	start, nearStart := short[:min(len(short), startLength)], nearShort[:min(len(nearShort), startLength)]
+	if nearestName(start, []string{nearStart}) == "" {
+		return ""
+	}
+	return near
 }
 
 func loadSet(k *koanf.Koanf, set []string, p *Problems) {
 	for _, s := range set {
 		path, value, ok := strings.Cut(s, "=")
 		if !ok {
-			p.add("--set", "no = in it", "write --set path=value")
+			p.add("--set", "a value without =", "write --set path=value")
 			continue
 		}
-		put(k, path, value, "--set "+path, p)
+		mergeKey(k, path, value, "--set "+path, p)
 	}
 }
 
-// put merges one key given as text. Lists of words are split at commas; other lists and sections are YAML.
-func put(k *koanf.Koanf, path, text, origin string, p *Problems) {
-	key, rest := path, ""
+// mergeKey merges one key with a value in text form. A list of words is split at commas; other lists and sections are YAML.
+func mergeKey(k *koanf.Koanf, path, text, origin string, p *Problems) {
+	// The key of a map may contain dots: topics.create.configs.retention.ms. Shorten the path until it is a known key.
+	key, mapKey := path, ""
 	t, known := keyTypes[key]
-	for !known && strings.Contains(key, ".") { // topics.create.configs.retention.ms: a key of a map may hold dots
+	for !known && strings.Contains(key, ".") {
 		i := strings.LastIndexByte(key, '.')
-		key, rest = key[:i], path[i+1:]
+		key, mapKey = key[:i], path[i+1:]
 		t, known = keyTypes[key]
 	}
-	if !known || rest != "" && t.Kind() != reflect.Map {
-		p.add(path, "unknown key", suggestion(path))
+	if !known || mapKey != "" && t.Kind() != reflect.Map {
+		p.add(path, "unknown key", suggestKey(path))
 		return
 	}
-	value, err := fromText(t, text)
-	if rest != "" {
-		value, err = map[string]any{rest: text}, nil
+
+	value, err := parseSetValue(t, text)
+	if mapKey != "" {
+		value, err = map[string]any{mapKey: text}, nil
 	}
 	if err != nil {
-		p.add(origin, "not a value for "+path, "give it as one line of YAML")
+		p.add(origin, "not a value for "+path, "write it as one line of YAML")
 		return
 	}
-	steps := strings.Split(key, ".")
-	for _, step := range slices.Backward(steps) {
+
+	for _, step := range slices.Backward(strings.Split(key, ".")) {
 		value = map[string]any{step: value}
 	}
 	if err := k.Load(confmap.Provider(value.(map[string]any), ""), nil); err != nil {
@@ -188,17 +220,19 @@ func put(k *koanf.Koanf, path, text, origin string, p *Problems) {
 	}
 }
 
-func fromText(t reflect.Type, text string) (any, error) {
-	_, isSection := section(t)
-	switch {
-	case t == reflect.TypeFor[[]string]() && !strings.HasPrefix(strings.TrimSpace(text), "["):
-		return text, nil // the decoder splits it
-	case isSection, t.Kind() == reflect.Slice, t.Kind() == reflect.Map:
-		var v any
-		if err := yaml.Unmarshal([]byte(text), &v); err != nil {
-			return nil, fmt.Errorf("not YAML: %s", yamlError(err))
-		}
-		return v, nil
+// parseSetValue parses the text of a value if it is a list or a section in YAML. It returns all other texts unchanged; the
+// decoder parses them.
+func parseSetValue(t reflect.Type, text string) (any, error) {
+	wordList := t == reflect.TypeFor[[]string]() && !strings.HasPrefix(strings.TrimSpace(text), "[")
+	_, isSection := sectionType(t)
+	isYAML := isSection || t.Kind() == reflect.Slice || t.Kind() == reflect.Map
+	if wordList || !isYAML {
+		return text, nil
 	}
-	return text, nil
+
+	var v any
+	if err := yaml.Unmarshal([]byte(text), &v); err != nil {
+		return nil, fmt.Errorf("parsing YAML: %s", redactYAMLError(err))
+	}
+	return v, nil
 }

@@ -8,14 +8,14 @@ import (
 	"github.com/agnivade/levenshtein"
 )
 
-// Problem is one thing that is wrong. No part of it holds a secret.
+// Problem is one problem of the configuration. It never contains a secret.
 type Problem struct {
 	Path    string `json:"path"`              // the key, or the name of a file or an environment variable
-	Found   string `json:"found,omitempty"`   // what is there
-	Allowed string `json:"allowed,omitempty"` // what may be there, or what to do
+	Found   string `json:"found,omitempty"`   // the value found, or what is wrong
+	Allowed string `json:"allowed,omitempty"` // the allowed values, or the fix
 }
 
-// String is the problem on one line.
+// String returns the problem on one line.
 func (p Problem) String() string {
 	s := p.Path + ": " + p.Found
 	if p.Allowed != "" {
@@ -24,15 +24,16 @@ func (p Problem) String() string {
 	return s
 }
 
-// Problems is the error of [Load]: everything that is wrong at once, in the order of the paths.
+// Problems is the error of [Load]. It holds all problems, sorted by path.
 type Problems struct{ List []Problem }
 
-// Error lists the problems, one a line.
+// Error lists the problems, one per line.
 func (p *Problems) Error() string {
 	lines := make([]string, len(p.List))
-	for i, one := range p.List {
-		lines[i] = one.String()
+	for i, problem := range p.List {
+		lines[i] = problem.String()
 	}
+
 	if len(lines) == 1 {
 		return "configuration: " + lines[0]
 	}
@@ -43,33 +44,44 @@ func (p *Problems) add(path, found, allowed string) {
 	p.List = append(p.List, Problem{Path: path, Found: found, Allowed: allowed})
 }
 
-// has reports whether path or a key above it has a problem already, so that what follows from it is not reported too.
-func (p *Problems) has(path string) bool {
-	return slices.ContainsFunc(p.List, func(one Problem) bool {
-		return one.Path == path || strings.HasPrefix(path, one.Path+".") || strings.HasPrefix(one.Path, path+".")
+// hasProblem reports whether path, a key above it or a key below it has a problem. Its consequences are
+// not reported again.
+func (p *Problems) hasProblem(path string) bool {
+	return slices.ContainsFunc(p.List, func(problem Problem) bool {
+		return problem.Path == path || strings.HasPrefix(path, problem.Path+".") || strings.HasPrefix(problem.Path, path+".")
 	})
 }
 
-// hide removes what a reference stands for from the problems: it may be a secret, also where none is expected. refers has the
-// texts with references by their paths.
-func (p *Problems) hide(refers map[string]string) {
+// hideReferences removes the values of references from the problems, because a value may be a secret
+// even in a field that is not secret. references holds the references by path.
+func (p *Problems) hideReferences(references map[string]resolvedText) {
 	for i := range p.List {
-		one := &p.List[i]
-		for path, text := range refers {
-			if one.Path != path && !strings.HasPrefix(one.Path, path+"[") && !strings.HasPrefix(path, one.Path+".") || !strings.HasPrefix(one.Found, "found ") {
+		problem := &p.List[i]
+		for path, r := range references {
+			isElement := strings.HasPrefix(problem.Path, path+"[")
+			isSection := strings.HasPrefix(path, problem.Path+".")
+			if problem.Path != path && !isElement && !isSection {
 				continue
 			}
-			one.Found = fmt.Sprintf("found what %q stands for, which is not shown", text)
-			if strings.Contains(one.Allowed, `"`) { // it may quote the value
-				one.Allowed = "correct the value of the variable or the file"
+
+			// Another text may contain the value, such as the path of a file that cannot be read.
+			if !strings.HasPrefix(problem.Found, "found ") {
+				problem.Found = strings.ReplaceAll(problem.Found, r.value, r.text)
+				continue
+			}
+
+			problem.Found = fmt.Sprintf("found the value of %q, which is not shown", r.text)
+			// A text with quotes may quote the value.
+			if strings.Contains(problem.Allowed, `"`) {
+				problem.Allowed = "correct the value of the variable or the file"
 			}
 			break
 		}
 	}
 }
 
-// err is nil without a problem.
-func (p *Problems) err() error {
+// asError sorts the problems, removes duplicates and returns p. It returns nil if there is no problem.
+func (p *Problems) asError() error {
 	if len(p.List) == 0 {
 		return nil
 	}
@@ -78,12 +90,13 @@ func (p *Problems) err() error {
 	return p
 }
 
-// nearest is the candidate that name was probably meant to be, or "".
-func nearest(name string, candidates []string) string {
-	best, at := "", max(2, len(name)/3)+1
+// nearestName returns the candidate that was probably meant by name, or "" if none is similar.
+func nearestName(name string, candidates []string) string {
+	best, bestDistance := "", max(2, len(name)/3)+1
 	for _, c := range candidates {
-		if d := levenshtein.ComputeDistance(strings.ToLower(name), strings.ToLower(c)); d < at && d < len(name) {
-			best, at = c, d
+		distance := levenshtein.ComputeDistance(strings.ToLower(name), strings.ToLower(c))
+		if distance < bestDistance && distance < len(name) {
+			best, bestDistance = c, distance
 		}
 	}
 	return best

@@ -14,23 +14,26 @@ func TestPurgeAndRecording(t *testing.T) {
 	if diff := cmp.Diff(Purge{Rate: 5000, Batch: 500, Interval: 10 * time.Second}, c.Purge); diff != "" || c.DeadLetters.Expire != 0 || c.Recording != "watermark" {
 		t.Errorf("defaults: %+v %+v %s", c.Purge, c.DeadLetters, c.Recording)
 	}
+
 	c = mustLoad(t, "recording: mark\nretention: 0s\npurge: {rate: 0, batch: 50, interval: 1s, ttl: 7d}\ndead_letters: {expire: 90d}\n", append(slices.Clone(base), "OUTRELAY_PURGE_BATCH=60"), nil)
 	if diff := cmp.Diff(Purge{Batch: 60, Interval: time.Second, TTL: 7 * 24 * time.Hour}, c.Purge); diff != "" || c.DeadLetters.Expire != 90*24*time.Hour || c.Retention != 0 {
 		t.Errorf("%+v %+v", c.Purge, c.DeadLetters)
 	}
+
 	for _, mode := range []string{"watermark", "delete", "mark"} {
 		if c := mustLoad(t, "recording: "+mode+"\n", base, nil); c.Recording != mode {
 			t.Errorf("%s is %s", mode, c.Recording)
 		}
 	}
-	got := problems(t, "retention: 59s\nrecording: delete\npurge: {rate: -1, batch: 9, interval: 1ms, ttl: 1h}\ndead_letters: {expire: 1s}\n", base, nil)
+
+	got := loadProblems(t, "retention: 59s\nrecording: delete\npurge: {rate: -1, batch: 9, interval: 1ms, ttl: 1h}\ndead_letters: {expire: 1s}\n", base, nil)
 	want := []string{
-		`dead_letters.expire: found 1s; expected at least 1m0s, or 0 to keep dead letters for ever`,
+		`dead_letters.expire: found 1s; expected at least 1m0s, or 0 to keep dead letters forever`,
 		`purge.batch: found 9; expected between 10 and 5000`,
 		`purge.interval: found 1ms; expected between 100ms and 24h0m0s`,
 		`purge.rate: found -1; expected between 0 and 10000000`,
-		`purge.ttl: found 1h0m0s; only recording mark writes the time that it counts from; set recording: mark, or 0 and retention`,
-		`retention: found 59s; expected at least 1m0s, or 0 to keep envelopes for ever`,
+		`purge.ttl: found 1h0m0s; only recording: mark stores the delivery time; set recording: mark, or purge.ttl: 0 and use retention`,
+		`retention: found 59s; expected at least 1m0s, or 0 to keep envelopes forever`,
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)

@@ -16,14 +16,20 @@ const (
 
 var allRoles = []string{RoleRelay, RoleCleaner, RoleAdmin}
 
-// Is reports whether the process has a role.
+// Is reports whether the process has the role.
 func (c *Config) Is(role string) bool { return slices.Contains(c.Roles, role) }
 
 func (c *Config) validateRoles(v validator) {
+	allKnown := true
 	for i, r := range c.Roles {
-		v.check(fmt.Sprintf("roles[%d]", i), slices.Contains(allRoles, r), strconv.Quote(r), "expected one of "+strings.Join(allRoles, ", "))
+		known := slices.Contains(allRoles, r)
+		allKnown = allKnown && known
+		v.check(fmt.Sprintf("roles[%d]", i), known, strconv.Quote(r), "expected one of "+strings.Join(allRoles, ", "))
 	}
+
+	// If a role is unknown, that problem is enough.
 	serves := c.Is(RoleAdmin) && c.HTTP.Admin != nil
-	bad := slices.ContainsFunc(c.Roles, func(r string) bool { return !slices.Contains(allRoles, r) })
-	v.check("roles", bad || len(c.Roles) > 0 && (c.Is(RoleRelay) || serves), "["+strings.Join(c.Roles, ", ")+"]", "expected relay, or admin together with http.admin: this process would do nothing")
+	hasWork := len(c.Roles) > 0 && (c.Is(RoleRelay) || serves)
+	v.check("roles", !allKnown || hasWork, "["+strings.Join(c.Roles, ", ")+"]",
+		"expected relay, or admin together with http.admin; otherwise this process has nothing to do")
 }

@@ -13,28 +13,32 @@ import (
 	"time"
 )
 
-// SchemaID names the schema.
+// SchemaID is the $id of the schema.
 const SchemaID = "https://raw.githubusercontent.com/outrelay/outrelay/main/outrelay.schema.json"
 
-// source holds the doc comments that become descriptions.
+// source is the file with the doc comments that become descriptions.
 //
 //go:embed config.go
 var source string
 
-// Schema is the JSON Schema (draft 2020-12) of the configuration file, made from the struct and its comments. Every value
-// may also be a text with a reference, as in ${env:NAME}; defaults are those of [Default].
+// Schema returns the JSON Schema (draft 2020-12) of the configuration file. It is generated from the
+// struct and its comments. Each value may also be a text with a reference such as ${env:NAME}. The
+// defaults are those of [Default].
 func Schema() []byte {
-	g := generator{docs: comments()}
-	root := g.object(reflect.ValueOf(Default()))
+	g := generator{docs: fieldComments()}
+	root := g.sectionSchema(reflect.ValueOf(Default()))
 	root["$schema"] = "https://json-schema.org/draft/2020-12/schema"
 	root["$id"] = SchemaID
 	root["title"] = "outrelay configuration"
+
 	var b bytes.Buffer
 	e := json.NewEncoder(&b)
 	e.SetEscapeHTML(false)
 	e.SetIndent("", "  ")
+
+	// The schema contains only maps, lists, strings, booleans and numbers, which can always be encoded.
 	if err := e.Encode(root); err != nil {
-		panic("config: a schema that is no JSON: " + err.Error()) // maps, strings and numbers always are
+		panic("config: encoding the schema: " + err.Error())
 	}
 	return b.Bytes()
 }
@@ -43,11 +47,11 @@ type schema = map[string]any
 
 type generator struct{ docs map[string]string }
 
-// object describes the section v, whose fields hold the defaults.
-func (g generator) object(v reflect.Value) schema {
+// sectionSchema describes the section v. The fields of v hold the defaults.
+func (g generator) sectionSchema(v reflect.Value) schema {
 	properties := schema{}
 	for _, f := range fieldsOf(v.Type()) {
-		property := g.property(f, v.Field(f.index))
+		property := g.propertySchema(f, v.Field(f.index))
 		if doc := g.docs[f.goDoc]; doc != "" {
 			property["description"] = doc
 		}
@@ -56,63 +60,72 @@ func (g generator) object(v reflect.Value) schema {
 	return schema{"type": "object", "additionalProperties": false, "properties": properties}
 }
 
-func (g generator) property(f field, value reflect.Value) schema {
-	if s, ok := section(f.typ); ok {
+// propertySchema describes one key with its default value.
+func (g generator) propertySchema(f field, value reflect.Value) schema {
+	if s, ok := sectionType(f.typ); ok {
 		if f.typ.Kind() == reflect.Pointer {
 			value = reflect.ValueOf(sectionDefault(s))
 		}
-		property := g.object(value)
+		property := g.sectionSchema(value)
 		property["type"] = []string{"object", "null"}
 		property["description"] = g.docs[s.Name()]
 		return property
 	}
-	property := g.shape(f.typ, f.enum)
-	if d, ok := defaultOf(value); ok {
+
+	property := g.typeSchema(f.typ, f.enum)
+	if d, ok := shownDefault(value); ok {
 		property["default"] = d
 	}
 	return property
 }
 
-// reference is the shape of a text with ${…} in it.
-func reference() schema {
+// referenceSchema describes a text with a reference in it.
+func referenceSchema() schema {
 	return schema{"type": "string", "pattern": `\$\{(env|file):`}
 }
 
-func (g generator) shape(t reflect.Type, enum []string) schema {
+// typeSchema describes the values of a type. The types that are parsed from a text have patterns.
+func (g generator) typeSchema(t reflect.Type, enum []string) schema {
+	anyOf := func(schemas ...any) schema { return schema{"anyOf": schemas} }
 	pattern := func(p string) schema { return schema{"type": "string", "pattern": p} }
+
 	switch t {
 	case secretType, uriType:
 		return schema{"type": "string"}
 	case durationType:
-		return schema{"anyOf": []any{pattern(`^([0-9]+d)?([0-9]+(\.[0-9]+)?(ns|us|µs|ms|s|m|h))*$`), schema{"const": 0}, reference()}}
+		duration := pattern(`^([0-9]+d)?([0-9]+(\.[0-9]+)?(ns|us|µs|ms|s|m|h))*$`)
+		return anyOf(duration, schema{"const": 0}, referenceSchema())
 	case sizeType:
-		return schema{"anyOf": []any{pattern(`^[0-9]+(\.[0-9]+)? *(B|kB|KB|MB|GB|KiB|MiB|GiB)?$`), schema{"type": "integer", "minimum": 0}, reference()}}
+		size := pattern(`^[0-9]+(\.[0-9]+)? *(B|kB|KB|MB|GB|KiB|MiB|GiB)?$`)
+		return anyOf(size, schema{"type": "integer", "minimum": 0}, referenceSchema())
 	case startType:
-		return schema{"anyOf": []any{schema{"enum": []string{"backlog", "now"}}, pattern(`^[0-9]{4}-[0-9]{2}-[0-9]{2}`), reference()}}
+		date := pattern(`^[0-9]{4}-[0-9]{2}-[0-9]{2}`)
+		return anyOf(schema{"enum": []string{"backlog", "now"}}, date, referenceSchema())
 	}
+
 	switch t.Kind() {
 	case reflect.Slice:
-		items := schema{"type": "string"}
 		if elem := t.Elem(); elem.Kind() == reflect.Struct {
-			items = g.object(reflect.Zero(elem))
-			return schema{"type": "array", "items": items}
+			return schema{"type": "array", "items": g.sectionSchema(reflect.Zero(elem))}
 		}
-		return schema{"anyOf": []any{schema{"type": "array", "items": items}, schema{"type": "string"}}}
+		// A list of words may be one text with commas.
+		return anyOf(schema{"type": "array", "items": schema{"type": "string"}}, schema{"type": "string"})
 	case reflect.Map:
 		return schema{"type": "object", "additionalProperties": schema{"type": []string{"string", "number", "boolean"}}}
 	case reflect.Bool:
-		return schema{"anyOf": []any{schema{"type": "boolean"}, reference()}}
+		return anyOf(schema{"type": "boolean"}, referenceSchema())
 	case reflect.Int:
-		return schema{"anyOf": []any{schema{"type": "integer"}, reference()}}
+		return anyOf(schema{"type": "integer"}, referenceSchema())
 	}
+
 	if enum != nil {
-		return schema{"anyOf": []any{schema{"enum": enum}, reference()}}
+		return anyOf(schema{"enum": enum}, referenceSchema())
 	}
 	return schema{"type": "string"}
 }
 
-// defaultOf is the default to show: none for what is empty unless set.
-func defaultOf(v reflect.Value) (any, bool) {
+// shownDefault returns the default value for the schema. A zero value has none, except for booleans and Start.
+func shownDefault(v reflect.Value) (any, bool) {
 	if v.Type() == startType {
 		return v.Interface().(Start).String(), true
 	}
@@ -122,18 +135,20 @@ func defaultOf(v reflect.Value) (any, bool) {
 	if v.IsZero() {
 		return nil, false
 	}
+
 	switch d := v.Interface().(type) {
 	case time.Duration:
-		return short(d), true
+		return shortDuration(d), true
 	case encoding.TextMarshaler:
-		text, _ := d.MarshalText() // those of Size and Start have no error
+		// Size and Start never return an error.
+		text, _ := d.MarshalText()
 		return string(text), true
 	}
 	return v.Interface(), true
 }
 
-// short is a duration without trailing zero units: 24h, not 24h0m0s.
-func short(d time.Duration) string {
+// shortDuration formats d without zero units at the end: 24h, not 24h0m0s.
+func shortDuration(d time.Duration) string {
 	s := d.String()
 	if rest, ok := strings.CutSuffix(s, "m0s"); ok {
 		s = rest + "m"
@@ -144,13 +159,16 @@ func short(d time.Duration) string {
 	return s
 }
 
-// comments maps Struct and Struct.Field to their doc comments as plain paragraphs.
-func comments() map[string]string {
-	docs := make(map[string]string)
+// fieldComments returns the doc comments of the structs and their fields, each on one line. The keys
+// are Struct and Struct.Field.
+func fieldComments() map[string]string {
+	// The compiler has parsed the same file, so there is no error.
 	file, err := parser.ParseFile(token.NewFileSet(), "config.go", source, parser.ParseComments)
 	if err != nil {
-		panic("config: " + err.Error()) // the compiler has read the same bytes
+		panic("config: " + err.Error())
 	}
+
+	docs := make(map[string]string)
 	for _, declaration := range file.Decls {
 		general, ok := declaration.(*ast.GenDecl)
 		if !ok {
@@ -161,10 +179,11 @@ func comments() map[string]string {
 			if !ok {
 				continue
 			}
-			docs[named.Name.Name] = paragraph(general.Doc)
+
+			docs[named.Name.Name] = joinLines(general.Doc)
 			if s, ok := named.Type.(*ast.StructType); ok {
 				for _, f := range s.Fields.List {
-					docs[named.Name.Name+"."+f.Names[0].Name] = paragraph(f.Doc)
+					docs[named.Name.Name+"."+f.Names[0].Name] = joinLines(f.Doc)
 				}
 			}
 		}
@@ -172,6 +191,7 @@ func comments() map[string]string {
 	return docs
 }
 
-func paragraph(c *ast.CommentGroup) string {
+// joinLines returns the text of a comment on one line.
+func joinLines(c *ast.CommentGroup) string {
 	return strings.Join(strings.Fields(c.Text()), " ")
 }

@@ -26,6 +26,7 @@ func TestSchemaFileIsCurrent(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+
 	have, err := os.ReadFile(schemaFile)
 	if err != nil {
 		t.Fatal(err)
@@ -37,11 +38,12 @@ func TestSchemaFileIsCurrent(t *testing.T) {
 
 func TestEveryKeyIsDescribedWithItsDefault(t *testing.T) {
 	t.Parallel()
-	docs := comments()
+	docs := fieldComments()
 	for key, typ := range keyTypes {
-		if _, ok := section(typ); ok {
+		if _, ok := sectionType(typ); ok {
 			continue
 		}
+
 		var doc string
 		for name, text := range docs {
 			if i := strings.IndexByte(name, '.'); i > 0 && strings.EqualFold(name[i+1:], strings.ReplaceAll(key[strings.LastIndexByte(key, '.')+1:], "_", "")) {
@@ -51,14 +53,16 @@ func TestEveryKeyIsDescribedWithItsDefault(t *testing.T) {
 				}
 			}
 		}
+
 		if doc == "" {
 			t.Errorf("%s has no description", key)
 		}
 	}
+
 	for name, text := range docs {
 		_, fieldName, isField := strings.Cut(name, ".")
 		switch fieldName {
-		case "TLS", "SASL", "Create", "Cert", "Key", "Admin", "Proxy": // these say what unset means
+		case "TLS", "SASL", "Create", "Cert", "Key", "Admin", "Proxy": // their descriptions say what unset means
 			continue
 		}
 		if isField && text != "" && !strings.Contains(text, "Defaults to") && !strings.Contains(text, "Required.") && !strings.Contains(text, "Empty matches all.") {
@@ -67,17 +71,19 @@ func TestEveryKeyIsDescribedWithItsDefault(t *testing.T) {
 	}
 }
 
-func compiled(t *testing.T) *jsonschema.Schema {
+func compileSchema(t *testing.T) *jsonschema.Schema {
 	t.Helper()
 	doc, err := jsonschema.UnmarshalJSON(bytes.NewReader(Schema()))
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	c := jsonschema.NewCompiler()
 	c.DefaultDraft(jsonschema.Draft2020)
 	if err := c.AddResource(SchemaID, doc); err != nil {
 		t.Fatal(err)
 	}
+
 	s, err := c.Compile(SchemaID)
 	if err != nil {
 		t.Fatal(err)
@@ -85,7 +91,7 @@ func compiled(t *testing.T) *jsonschema.Schema {
 	return s
 }
 
-func parsed(t *testing.T, text string) any {
+func parseYAML(t *testing.T, text string) any {
 	t.Helper()
 	var v any
 	if err := yaml.Unmarshal([]byte(text), &v); err != nil {
@@ -94,7 +100,7 @@ func parsed(t *testing.T, text string) any {
 	return v
 }
 
-// whole is the complete picture that users are shown.
+// whole is an example configuration with all sections.
 const whole = `
 watcher: orders
 mongodb: { uri: "mongodb://m1,m2/shop?replicaSet=rs0", state: outrelay, tls: {}, read_preference: primary }
@@ -132,57 +138,63 @@ watch:   [shop.outbox]
 
 func TestSchemaAcceptsWhatLoads(t *testing.T) {
 	t.Parallel()
-	s := compiled(t)
+	s := compileSchema(t)
 	example, err := os.ReadFile(exampleFile)
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	env := []string{"PLANTED=hunter2hunter2", "MONGODB_URI=mongodb://m1/", "KAFKA_PASSWORD=hunter2hunter2"}
 	for name, text := range map[string]string{"whole": whole, "smallest": smallest, "example": string(example)} {
-		if err := s.Validate(parsed(t, text)); err != nil {
+		if err := s.Validate(parseYAML(t, text)); err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
-		if _, _, err := Load(write(t, text), env, nil); err != nil {
+		if _, _, err := Load(writeConfig(t, text), env, nil); err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	c := Default()
-	c.MongoDB.URI = NewURI("mongodb://m1/")
-	if err := s.Validate(parsed(t, c.Redacted())); err != nil {
+
+	shown, _, err := Print("", base, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Validate(parseYAML(t, shown)); err != nil {
 		t.Errorf("the defaults as they are printed: %v", err)
 	}
 }
 
 func TestSchemaRefusesWhatDoesNotLoad(t *testing.T) {
 	t.Parallel()
-	s := compiled(t)
+	s := compileSchema(t)
 	for i, text := range []string{
 		"kafka: {broker: [a:1]}", "lease: {ttl: 5}", "lease: {ttl: soon}", "limits: {memory: much}", "log: {level: loud}",
 		"topics: {rules: [{mach: {}}]}", "mongodb: {indexes: perhaps}", "watch: {a: b}", "start: yesterday", "http: 1",
 	} {
-		if err := s.Validate(parsed(t, text)); err == nil {
+		if err := s.Validate(parseYAML(t, text)); err == nil {
 			t.Errorf("%d: the schema accepts %s", i, text)
 		}
-		_, _, err := Load(write(t, text+"\n"), []string{"OUTRELAY_MONGODB_URI=mongodb://m1/", "OUTRELAY_KAFKA_BROKERS=k:1"}, nil)
+		_, _, err := Load(writeConfig(t, text+"\n"), []string{"OUTRELAY_MONGODB_URI=mongodb://m1/", "OUTRELAY_KAFKA_BROKERS=k:1"}, nil)
 		if err == nil {
 			t.Errorf("%d: Load accepts %s", i, text)
 		}
 	}
 }
 
-// TestExampleNamesEveryKey keeps the example complete: it is what people copy from.
+// TestExampleNamesEveryKey checks that the example contains all keys, because users copy from it.
 func TestExampleNamesEveryKey(t *testing.T) {
 	t.Parallel()
 	example, err := os.ReadFile(exampleFile)
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	for _, key := range Keys() {
 		name := key[strings.LastIndexByte(key, '.')+1:]
 		if !bytes.Contains(example, []byte(name+":")) {
 			t.Errorf("the example does not mention %s", key)
 		}
 	}
+
 	if !bytes.HasPrefix(example, fmt.Appendf(nil, "# yaml-language-server: $schema=")) {
 		t.Error("the example does not reference the schema")
 	}

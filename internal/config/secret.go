@@ -9,8 +9,9 @@ import (
 
 const mask = "***"
 
-// Secret is a string that prints as *** through every verb of fmt, slog, JSON, YAML and text encodings. The text is
-// behind a pointer, so that even a printer that walks unexported fields shows an address.
+// Secret is a string that prints as *** with each verb of fmt and in slog, JSON, YAML and text
+// encodings. The text is behind a pointer, so that a printer that reads unexported fields shows only an
+// address.
 type Secret struct{ text *string }
 
 // NewSecret wraps text.
@@ -21,7 +22,7 @@ func NewSecret(text string) Secret {
 	return Secret{&text}
 }
 
-// Reveal is the text itself. Whoever calls it keeps it out of logs and errors.
+// Reveal returns the text. The caller must keep it out of logs and errors.
 func (s Secret) Reveal() string {
 	if s.text == nil {
 		return ""
@@ -32,7 +33,7 @@ func (s Secret) Reveal() string {
 // IsZero reports whether there is no text.
 func (s Secret) IsZero() bool { return s.text == nil }
 
-// String is *** or, without a text, empty.
+// String returns ***, or "" without a text.
 func (s Secret) String() string {
 	if s.IsZero() {
 		return ""
@@ -40,10 +41,10 @@ func (s Secret) String() string {
 	return mask
 }
 
-// GoString is what %#v prints.
+// GoString implements [fmt.GoStringer].
 func (s Secret) GoString() string { return `config.Secret("` + s.String() + `")` }
 
-// Format covers the verbs that would go past String.
+// Format implements [fmt.Formatter], for the verbs that do not use String.
 func (s Secret) Format(f fmt.State, _ rune) { _, _ = f.Write([]byte(s.String())) }
 
 // MarshalJSON implements [encoding/json.Marshaler].
@@ -52,13 +53,13 @@ func (s Secret) MarshalJSON() ([]byte, error) { return []byte(`"` + s.String() +
 // MarshalText implements [encoding.TextMarshaler].
 func (s Secret) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
 
-// MarshalYAML is what Redacted prints.
+// MarshalYAML implements yaml.Marshaler. [Print] uses it.
 func (s Secret) MarshalYAML() (any, error) { return s.String(), nil }
 
 // LogValue implements [slog.LogValuer].
 func (s Secret) LogValue() slog.Value { return slog.StringValue(s.String()) }
 
-// URI is an address that may hold a login. It prints without it.
+// URI is an address that may contain a login. It prints without the login.
 type URI struct{ text *string }
 
 // NewURI wraps text.
@@ -69,7 +70,7 @@ func NewURI(text string) URI {
 	return URI{&text}
 }
 
-// Reveal is the whole address, login and all. Whoever calls it keeps it out of logs and errors.
+// Reveal returns the whole address with the login. The caller must keep it out of logs and errors.
 func (u URI) Reveal() string {
 	if u.text == nil {
 		return ""
@@ -82,15 +83,17 @@ func (u URI) IsZero() bool { return u.text == nil }
 
 var schemeName = regexp.MustCompile(`^[a-zA-Z][a-zA-Z0-9+.-]*$`)
 
-// secretOption finds the values of options that are secrets themselves.
+// secretOption matches options whose values are secrets.
 var secretOption = regexp.MustCompile(`(?i)([?&][^=&]*(?:password|passwd|token|secret|authmechanismproperties|credential)[^=&]*=)[^&]*`)
 
-// String is the address with its user information and its secret options replaced by ***. The user information ends at
-// the last @, wherever it stands: a password that should have been escaped is cut off whole.
+// String returns the address with *** in place of the user information and of secret options. The user
+// information ends at the last @ of the address, so that a password with an unescaped @ is hidden
+// completely.
 func (u URI) String() string {
 	if u.IsZero() {
 		return ""
 	}
+
 	scheme, rest, ok := strings.Cut(*u.text, "://")
 	if !ok || !schemeName.MatchString(scheme) {
 		return mask
@@ -101,8 +104,8 @@ func (u URI) String() string {
 	return scheme + "://" + secretOption.ReplaceAllString(rest, "${1}"+mask)
 }
 
-// withoutLogin is the address without its user information, and whether it had any.
-func (u URI) withoutLogin() (string, bool) {
+// withoutLogin returns the address without its user information, and whether it had any.
+func (u URI) withoutLogin() (address string, hadLogin bool) {
 	scheme, rest, _ := strings.Cut(u.Reveal(), "://")
 	if at := strings.LastIndexByte(rest, '@'); at >= 0 {
 		return scheme + "://" + rest[at+1:], true
@@ -110,16 +113,16 @@ func (u URI) withoutLogin() (string, bool) {
 	return u.Reveal(), false
 }
 
-// GoString is what %#v prints.
+// GoString implements [fmt.GoStringer].
 func (u URI) GoString() string { return `config.URI("` + u.String() + `")` }
 
-// Format covers the verbs that would go past String.
+// Format implements [fmt.Formatter], for the verbs that do not use String.
 func (u URI) Format(f fmt.State, _ rune) { _, _ = f.Write([]byte(u.String())) }
 
 // MarshalText implements [encoding.TextMarshaler]; JSON uses it too.
 func (u URI) MarshalText() ([]byte, error) { return []byte(u.String()), nil }
 
-// MarshalYAML is what Redacted prints.
+// MarshalYAML implements yaml.Marshaler. [Print] uses it.
 func (u URI) MarshalYAML() (any, error) { return u.String(), nil }
 
 // LogValue implements [slog.LogValuer].

@@ -31,6 +31,7 @@ func TestSecretsPrintAsAsterisks(t *testing.T) {
 		[]Secret{NewSecret(planted)},
 		fmt.Errorf("bad: %v", NewSecret(planted)),
 	}
+
 	var out bytes.Buffer
 	for _, v := range values {
 		for _, verb := range []string{"%v", "%+v", "%#v", "%s", "%q", "%x", "%X", "%d", "%T"} {
@@ -45,6 +46,7 @@ func TestSecretsPrintAsAsterisks(t *testing.T) {
 			slog.New(h).Info("m", "v", v)
 		}
 	}
+
 	if i := strings.Index(out.String(), planted); i >= 0 {
 		t.Errorf("printed: …%s", out.String()[max(0, i-60):i+40])
 	}
@@ -73,8 +75,8 @@ func TestURIRedaction(t *testing.T) {
 	}
 }
 
-// TestPlantedSecretsNeverShow puts a secret wherever one may stand, also in wrong places of the right shape, and looks
-// for it in everything that loading prints.
+// TestPlantedSecretsNeverShow puts a secret into each place for one, and into wrong places of the right form.
+// No output of the loading may contain it.
 func TestPlantedSecretsNeverShow(t *testing.T) {
 	t.Parallel()
 	file := filepath.Join(t.TempDir(), "secret")
@@ -88,7 +90,7 @@ kafka: { brokers: [k:1], sasl: { mechanism: plain, username: u, password: "${fil
 http: { admin: { listen: "127.0.0.1:1", token: "${env:S}" } }
 otel: { endpoint: "https://u:` + planted + `@collector" }
 `
-	c, warnings, err := Load(write(t, good), env, nil)
+	c, warnings, err := Load(writeConfig(t, good), env, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -96,7 +98,11 @@ otel: { endpoint: "https://u:` + planted + `@collector" }
 		t.Fatal("the secrets did not arrive")
 	}
 	js, _ := json.Marshal(c)
-	out := fmt.Sprintln(c.Redacted(), string(js), warnings) + fmt.Sprintf("%v %+v %#v", c, c, c)
+	shown, _, err := Print(writeConfig(t, good), env, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	out := fmt.Sprintln(shown, string(js), warnings) + fmt.Sprintf("%v %+v %#v", c, c, c)
 
 	for _, bad := range []string{
 		`mongodb: { uri: "user:` + planted + `@host" }`,
@@ -121,6 +127,7 @@ otel: { endpoint: "https://u:` + planted + `@collector" }
 		`watch: "${env:S},a.b"`,
 		`kafka: { brokers: ["${env:U}"] }`,
 		`kafka: { brokers: "${env:U}" }`,
+		`mongodb: { tls: { ca: "/${env:S}/ca.pem" } }`,
 		`node: "${env:S} !"`,
 		`mongodb: { state: "${env:S}/" }`,
 		`record: { headers: { a: "{${env:S}" } }`,
@@ -139,7 +146,7 @@ otel: { endpoint: "https://u:` + planted + `@collector" }
 		`kafka: { sasl: { password: "\q` + planted + `" } }`,
 		planted,
 	} {
-		_, _, err := Load(write(t, bad), env, nil)
+		_, _, err := Load(writeConfig(t, bad), env, nil)
 		if err == nil {
 			t.Errorf("accepted: %s", bad)
 		}
@@ -148,8 +155,8 @@ otel: { endpoint: "https://u:` + planted + `@collector" }
 	}
 	_, _, err = Load("mongodb://u:"+planted+"@h/db", env, nil)
 	out += fmt.Sprint(err)
-	for _, number := range []string{"password: 20262026", "token: 20262026"} { // a number is not quoted either
-		_, _, err = Load(write(t, "kafka: { sasl: {"+number+"} }\nhttp: { admin: {"+number+"} }"), env, nil)
+	for _, number := range []string{"password: 20262026", "token: 20262026"} { // numbers must not be quoted either
+		_, _, err = Load(writeConfig(t, "kafka: { sasl: {"+number+"} }\nhttp: { admin: {"+number+"} }"), env, nil)
 		out += strings.ReplaceAll(fmt.Sprint(err), "20262026", planted)
 	}
 	_, _, err = Load("", append(slices.Clone(env), "OUTRELAY_KAFKA_SASL={"+planted, "OUTRELAY_MONGODB_URI="+planted), []string{"kafka.sasl.password.x=" + planted, planted + "x"})
@@ -159,7 +166,7 @@ otel: { endpoint: "https://u:` + planted + `@collector" }
 	}
 }
 
-// What weakens the protection of a connection or a key is said at the start, and by outrelay validate.
+// Settings that weaken the protection of a connection or a key cause warnings.
 func TestWeakProtectionIsWarnedOf(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -172,20 +179,79 @@ func TestWeakProtectionIsWarnedOf(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+
 	c := Default()
 	c.MongoDB.URI = NewURI("mongodb://h/?tls=true&tlsInsecure=true")
 	c.MongoDB.TLS, c.Kafka.TLS = &TLS{Insecure: true, Key: open}, &TLS{Key: closed}
-	got := strings.Join(c.warnings(), "\n")
+	got := strings.Join(c.findWarnings(), "\n")
 	for _, want := range []string{"mongodb.tls.insecure accepts", "mongodb.uri accepts", "mongodb.tls.key: every user"} {
 		if !strings.Contains(got, want) {
 			t.Errorf("%q is not in\n%s", want, got)
 		}
 	}
+
 	if strings.Contains(got, closed) || strings.Contains(got, "kafka") {
 		t.Errorf("%s", got)
 	}
+
 	c.MongoDB = MongoDB{URI: NewURI("mongodb://h/?tls=true")}
-	if got := c.warnings(); len(got) != 0 {
+	if got := c.findWarnings(); len(got) != 0 {
 		t.Errorf("%v", got)
 	}
+}
+
+// A reference may stand for a secret at any key: the printed configuration has the reference itself. It
+// reads the same again.
+func TestPrintShowsReferencesAsTheyWereWritten(t *testing.T) {
+	t.Parallel()
+	cert, _ := writeKeyPair(t)
+	file := filepath.Join(t.TempDir(), "secret")
+	if err := os.WriteFile(file, []byte(planted+"\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	env := []string{"S=" + planted, "CA=" + cert, "LIST=" + planted + ".a," + planted + ".b", "PORT=9464", "WAIT=7s", "U=mongodb://u:" + planted + "@h1/shop"}
+	text := `
+node: "n-${env:S}"
+mongodb: { uri: "${env:U}", tls: { ca: "${env:CA}" } }
+watch: "${env:LIST}"
+kafka: { brokers: ["k:1", "${file:` + file + `}:1"], sasl: { mechanism: plain, username: "${env:S}", password: "${env:S}" } }
+record: { headers: { a: "${env:S}" } }
+topics: { allow: ["${env:S}"], rules: [ { match: { type: "${env:S}" }, to: [ "${env:S}" ] } ], create: { configs: { retention.ms: "${env:S}" } } }
+http: { listen: "127.0.0.1:${env:PORT}" }
+otel: { endpoint: "http://u:${env:S}@collector/${env:S}" }
+lease: { ttl: "${env:WAIT}" }
+`
+	shown, _, err := Print(writeConfig(t, text), env, []string{"log.level=${env:LEVEL}"})
+	if err == nil || shown != "" {
+		t.Errorf("with a mistake: %v, %s", err, shown)
+	}
+	shown, _, err = Print(writeConfig(t, text), append(env, "LEVEL=warn"), []string{"log.level=${env:LEVEL}"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if i := strings.Index(shown, planted); i >= 0 {
+		t.Errorf("printed: …%s", shown[max(0, i-60):i+40])
+	}
+	for _, want := range []string{
+		`node: "n-${env:S}"`, `watch: "${env:LIST}"`, `- "${file:` + file + `}:1"`, `username: "${env:S}"`, `retention.ms: "${env:S}"`,
+		`listen: "127.0.0.1:${env:PORT}"`, `ttl: "${env:WAIT}"`, `level: "${env:LEVEL}"`, `ca: "${env:CA}"`,
+		"uri: mongodb://***@h1/shop", `endpoint: "http://***@collector/${env:S}"`, "password: '***'",
+	} {
+		if !strings.Contains(shown, want) {
+			t.Errorf("no %s in\n%s", want, shown)
+		}
+	}
+	set := []string{"mongodb.uri=mongodb://h1/shop", "kafka.sasl.password=p", "otel.endpoint=http://c"}
+	first, err := loaded(writeConfig(t, text), append(env, "LEVEL=warn"), set)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if again, err := loaded(writeConfig(t, shown), append(env, "LEVEL=warn"), set); err != nil || len(Differing(first, again)) != 1 {
+		t.Errorf("%v, differing: %v", err, Differing(first, again)) // log.level, which is not set the first time
+	}
+}
+
+func loaded(file string, env, set []string) (Config, error) {
+	c, _, err := Load(file, env, set)
+	return c, err
 }

@@ -12,187 +12,210 @@ import (
 	"time"
 )
 
-// Client is the configuration of a TLS client, its files read now. The certificate it shows is looked for again at each
-// handshake; the authorities it trusts are those of now: see [TLS.Source]. It is nil for a nil TLS.
+// Client reads the files and returns the configuration of a TLS client. Each handshake checks the
+// client certificate for changes; the trusted authorities do not change. See [TLS.Source] for both.
+// Client returns nil for a nil TLS.
 func (t *TLS) Client() (*tls.Config, error) {
-	next, err := t.Source(slog.New(slog.DiscardHandler), nil)
-	if next == nil || err != nil {
+	source, err := t.Source(slog.New(slog.DiscardHandler), nil)
+	if source == nil || err != nil {
 		return nil, err
 	}
-	return next(), nil
+	return source(), nil
 }
 
-// Source gives the configuration for the next connection. Each call looks whether one of the files was changed, which
-// costs a stat of each, and reads them if so: a certificate that was renewed, or an authority that was added or taken
-// away, counts from the next connection on, and connections that are open stay as they are. Files that cannot be used,
-// such as a pair of which one half was written so far, are told to log once, and the last good ones go on being used.
-// After each change told, unless nil, is called with whether the files could be used; it must not block.
+// Source returns a function that returns the configuration for the next connection. Each call checks
+// the files for changes, which costs one stat per file, and reads changed files. A renewed certificate,
+// or a change of the authorities, applies from the next connection on. Open connections do not change.
 //
-// What Source returns is nil for a nil TLS and may be called from any goroutine; the result is not to be changed.
-func (t *TLS) Source(log *slog.Logger, told func(ok bool)) (func() *tls.Config, error) {
+// If changed files cannot be used, for example because only one file of a pair was written yet, the
+// problem is logged once and the last good files stay in use. onReload, unless it is nil, is called
+// after each change with the result of the reload. It must not block.
+//
+// Source returns a nil function for a nil TLS. The function is safe for concurrent use. The caller must
+// not change the configuration that it returns.
+func (t *TLS) Source(log *slog.Logger, onReload func(ok bool)) (func() *tls.Config, error) {
 	if t == nil {
 		return nil, nil
 	}
-	if list := t.problems(); len(list) > 0 {
+	if list := t.findProblems(); len(list) > 0 {
 		return nil, &Problems{list}
 	}
-	if told == nil {
-		told = func(bool) {}
+	if onReload == nil {
+		onReload = func(bool) {}
 	}
-	f := &tlsFiles{of: *t, log: log, told: told}
-	f.seen = f.look()
+
+	f := &tlsFiles{paths: *t, log: log, onReload: onReload}
+	f.versions = f.statFiles()
 	var err error
-	if f.now, err = f.read(); err != nil {
+	if f.config, err = f.readConfig(); err != nil {
 		return nil, err
 	}
-	return f.next, nil
+	return f.currentConfig, nil
 }
 
-// tlsFiles are the files of one side of a connection, and what was made of them last.
+// tlsFiles holds the files for one side of a connection and the configuration that was last read from them.
 type tlsFiles struct {
-	of   TLS
-	log  *slog.Logger
-	told func(ok bool)
+	paths    TLS
+	log      *slog.Logger
+	onReload func(ok bool)
 
-	mu   sync.Mutex
-	seen [3]sighting
-	now  *tls.Config
+	mu       sync.Mutex
+	versions [3]fileVersion
+	config   *tls.Config
 }
 
-// sighting tells versions of a file apart. A file that is replaced by another name's, as Kubernetes does it, differs in
-// the time of its change.
-type sighting struct {
+// fileVersion identifies a version of a file. If a file is replaced through a symbolic link, as
+// Kubernetes does, the modification time differs.
+type fileVersion struct {
 	changed time.Time
 	size    int64
 }
 
-func (f *tlsFiles) look() (s [3]sighting) {
-	for i, path := range []string{f.of.CA, f.of.Cert, f.of.Key} {
+func (f *tlsFiles) statFiles() (versions [3]fileVersion) {
+	for i, path := range []string{f.paths.CA, f.paths.Cert, f.paths.Key} {
 		if path == "" {
 			continue
 		}
 		if info, err := os.Stat(path); err == nil {
-			s[i] = sighting{info.ModTime(), info.Size()}
+			versions[i] = fileVersion{info.ModTime(), info.Size()}
 		}
 	}
-	return s
+	return versions
 }
 
-func (f *tlsFiles) next() *tls.Config {
+// currentConfig reads the files again if they have changed, and returns the last good configuration.
+func (f *tlsFiles) currentConfig() *tls.Config {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	seen := f.look()
-	if seen == f.seen {
-		return f.now
+
+	versions := f.statFiles()
+	if versions == f.versions {
+		return f.config
 	}
-	f.seen = seen
-	fresh, err := f.read()
-	f.told(err == nil)
+
+	f.versions = versions
+	config, err := f.readConfig()
+	f.onReload(err == nil)
 	if err != nil {
-		f.log.Warn("changed TLS files cannot be used; the last good ones stay in use", "ca", f.of.CA, "cert", f.of.Cert, "err", err)
-		return f.now
+		f.log.Warn("changed TLS files cannot be used; the last good ones stay in use",
+			"ca", f.paths.CA, "cert", f.paths.Cert, "err", err)
+		return f.config
 	}
-	f.now = fresh
-	f.log.Info("TLS files have changed and are used from now on", "ca", f.of.CA, "cert", f.of.Cert, "expires", expiry(fresh))
-	return f.now
+
+	f.config = config
+	f.log.Info("TLS files have changed and apply to new connections",
+		"ca", f.paths.CA, "cert", f.paths.Cert, "expires", certExpiry(config))
+	return f.config
 }
 
-func (f *tlsFiles) read() (*tls.Config, error) {
-	if list := f.of.problems(); len(list) > 0 {
+func (f *tlsFiles) readConfig() (*tls.Config, error) {
+	if list := f.paths.findProblems(); len(list) > 0 {
 		return nil, &Problems{list}
 	}
-	c := &tls.Config{MinVersion: tls.VersionTLS12, ServerName: f.of.ServerName, InsecureSkipVerify: f.of.Insecure}
-	if f.of.CA != "" {
-		text, err := os.ReadFile(f.of.CA)
+
+	c := &tls.Config{MinVersion: tls.VersionTLS12, ServerName: f.paths.ServerName, InsecureSkipVerify: f.paths.Insecure}
+	if f.paths.CA != "" {
+		text, err := os.ReadFile(f.paths.CA)
 		if err != nil {
 			return nil, err
 		}
 		c.RootCAs = x509.NewCertPool()
 		c.RootCAs.AppendCertsFromPEM(text)
 	}
-	if f.of.Cert == "" {
+	if f.paths.Cert == "" {
 		return c, nil
 	}
-	pair, err := tls.LoadX509KeyPair(f.of.Cert, f.of.Key)
+
+	pair, err := tls.LoadX509KeyPair(f.paths.Cert, f.paths.Key)
 	if err != nil {
 		return nil, err
 	}
 	c.Certificates = []tls.Certificate{pair}
-	// For whoever keeps one configuration for all of its connections.
+
+	// A caller of Client uses one configuration for all its connections, and still needs a renewed certificate.
 	c.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
-		return &f.next().Certificates[0], nil
+		return &f.currentConfig().Certificates[0], nil
 	}
 	return c, nil
 }
 
-// expiry is when the certificate that is shown ends; the zero time without one.
-func expiry(c *tls.Config) (end time.Time) {
+// certExpiry returns the expiry of the client certificate, or the zero time without one.
+func certExpiry(c *tls.Config) (end time.Time) {
 	if len(c.Certificates) > 0 && c.Certificates[0].Leaf != nil {
 		end = c.Certificates[0].Leaf.NotAfter
 	}
 	return end
 }
 
-// Expiry is the first end of validity among the certificates in the files, and which file it is in; the zero time if
-// there are none or they cannot be read.
+// Expiry returns the earliest expiry of the certificates in the files, and its file. It returns the
+// zero time if there are no certificates or they cannot be read.
 func (t *TLS) Expiry() (end time.Time, file string) {
 	if t == nil {
 		return end, ""
 	}
-	if own := firstEnd(t.Cert, true); !own.IsZero() {
+
+	if own := fileExpiry(t.Cert, true); !own.IsZero() {
 		end, file = own, t.Cert
 	}
-	if trusted := firstEnd(t.CA, false); !trusted.IsZero() && (end.IsZero() || trusted.Before(end)) {
+	if trusted := fileExpiry(t.CA, false); !trusted.IsZero() && (end.IsZero() || trusted.Before(end)) {
 		end, file = trusted, t.CA
 	}
 	return end, file
 }
 
-// firstEnd is the first end among the certificates of a file or, with all false, the last: of the authorities that are
-// trusted an old one may well stand beside its successor.
-func firstEnd(path string, all bool) (end time.Time) {
+// fileExpiry returns the earliest expiry of the certificates in a file, or the latest if earliest is
+// false. A file of trusted authorities may contain an expired authority together with its successor, so
+// only the latest counts there.
+func fileExpiry(path string, earliest bool) (end time.Time) {
 	text, err := os.ReadFile(path)
 	if path == "" || err != nil {
 		return end
 	}
+
 	for block, rest := pem.Decode(text); block != nil; block, rest = pem.Decode(rest) {
 		if block.Type != "CERTIFICATE" {
 			continue
 		}
 		cert, err := x509.ParseCertificate(block.Bytes)
-		if err == nil && (end.IsZero() || cert.NotAfter.Before(end) == all) {
+		if err == nil && (end.IsZero() || cert.NotAfter.Before(end) == earliest) {
 			end = cert.NotAfter
 		}
 	}
 	return end
 }
 
-func (t *TLS) problems() (list []Problem) {
+// findProblems returns the problems of the files. The paths are relative to the section.
+func (t *TLS) findProblems() (list []Problem) {
 	if t.CA != "" {
-		if pem, err := os.ReadFile(t.CA); err != nil {
-			list = append(list, Problem{"ca", "the file " + t.CA + " cannot be read: " + cause(err), ""})
+		pem, err := os.ReadFile(t.CA)
+		if err != nil {
+			list = append(list, Problem{"ca", "the file " + t.CA + " cannot be read: " + fileErrorCause(err), ""})
 		} else if !x509.NewCertPool().AppendCertsFromPEM(pem) {
 			list = append(list, Problem{"ca", "the file " + t.CA + " holds no certificate", "expected PEM certificates"})
 		}
 	}
+
 	switch {
 	case t.Cert != "" && t.Key == "":
-		list = append(list, Problem{"key", "required beside cert and not set", "give the file with the private key"})
+		list = append(list, Problem{"key", "required with cert and not set", "set the file with the private key"})
 	case t.Cert == "" && t.Key != "":
-		list = append(list, Problem{"cert", "required beside key and not set", "give the file with the certificate"})
+		list = append(list, Problem{"cert", "required with key and not set", "set the file with the certificate"})
 	case t.Cert != "":
 		if _, err := tls.LoadX509KeyPair(t.Cert, t.Key); err != nil {
-			list = append(list, Problem{"cert", "the pair " + t.Cert + " and " + t.Key + " cannot be used: " + cause(err), "expected a PEM certificate and its unencrypted PEM key"})
+			list = append(list, Problem{
+				"cert", "the pair " + t.Cert + " and " + t.Key + " cannot be used: " + fileErrorCause(err),
+				"expected a PEM certificate and its unencrypted PEM key",
+			})
 		}
 	}
 	return list
 }
 
-// cause is the reason of a file error without the path, which the caller names already.
-func cause(err error) string {
-	var why *fs.PathError
-	if errors.As(err, &why) {
-		return why.Err.Error()
+// fileErrorCause returns the reason of a file error without the path, which the caller names itself.
+func fileErrorCause(err error) string {
+	var pathError *fs.PathError
+	if errors.As(err, &pathError) {
+		return pathError.Err.Error()
 	}
 	return err.Error()
 }

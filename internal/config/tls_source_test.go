@@ -11,11 +11,11 @@ import (
 	"time"
 )
 
-// Changed files count from the next call on; files that are half written are told once, and the last good ones stay.
+// Changed files apply from the next call. Incomplete files are logged once, and the last good ones stay in use.
 func TestTLSSourceFollowsItsFiles(t *testing.T) {
 	t.Parallel()
 	var said bytes.Buffer
-	cert, key := pair(t)
+	cert, key := writeKeyPair(t)
 	var counted []bool
 	next, err := (&TLS{CA: cert, Cert: cert, Key: key}).Source(slog.New(slog.NewTextHandler(&said, nil)), func(ok bool) { counted = append(counted, ok) })
 	if err != nil {
@@ -35,7 +35,7 @@ func TestTLSSourceFollowsItsFiles(t *testing.T) {
 	}
 	old := shown(first)
 
-	cert2, key2 := pair(t)
+	cert2, key2 := writeKeyPair(t)
 	move := func(from, to string) {
 		t.Helper()
 		text, err := os.ReadFile(from)
@@ -45,13 +45,13 @@ func TestTLSSourceFollowsItsFiles(t *testing.T) {
 		if err := os.WriteFile(to, text, 0o600); err != nil {
 			t.Fatal(err)
 		}
-		// A coarse clock of the file system must not hide the change.
+		// The modification time must differ, even with a coarse clock of the file system.
 		later := time.Now().Add(time.Duration(len(said.Bytes())+1) * time.Second)
 		if err := os.Chtimes(to, later, later); err != nil {
 			t.Fatal(err)
 		}
 	}
-	move(cert2, cert) // and the key is still the old one
+	move(cert2, cert) // the key is still the old one
 	if next() != first || shown(first) != old {
 		t.Error("half a pair is used")
 	}
@@ -67,7 +67,7 @@ func TestTLSSourceFollowsItsFiles(t *testing.T) {
 	if second == first || shown(second) == old || shown(first) == old || second.RootCAs.Equal(first.RootCAs) {
 		t.Error("the new files are not used")
 	}
-	if !strings.Contains(said.String(), "have changed and are used from now on") {
+	if !strings.Contains(said.String(), "have changed and apply to new connections") {
 		t.Errorf("said %q", said.String())
 	}
 	if !slices.Equal(counted, []bool{false, true}) {
@@ -86,7 +86,7 @@ func TestTLSExpiry(t *testing.T) {
 	if end, _ := (*TLS)(nil).Expiry(); !end.IsZero() {
 		t.Errorf("%v", end)
 	}
-	cert, key := pair(t)
+	cert, key := writeKeyPair(t)
 	end, file := (&TLS{CA: cert, Cert: cert, Key: key}).Expiry()
 	if left := time.Until(end); file != cert || left <= 0 || left > time.Hour {
 		t.Errorf("%v %s", left, file)

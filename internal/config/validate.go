@@ -9,6 +9,7 @@ import (
 	"net/url"
 	"os"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -19,12 +20,13 @@ import (
 	"github.com/outrelay/outrelay/internal/slot"
 )
 
-// derive fills in the defaults that depend on the host or on another field.
-func (c *Config) derive() {
+// setDerivedDefaults sets the defaults that depend on the host or on another field.
+func (c *Config) setDerivedDefaults() {
 	host, err := os.Hostname()
 	if err != nil || host == "" {
 		host = "outrelay"
 	}
+
 	if c.Node == "" {
 		var random [2]byte
 		_, _ = rand.Read(random[:]) // never returns an error
@@ -36,17 +38,18 @@ func (c *Config) derive() {
 			c.Address = net.JoinHostPort(host, port)
 		}
 	}
+
 	if len(c.Watch) == 0 && !c.MongoDB.URI.IsZero() {
-		database := "*"
-		if named := databaseOf(c.MongoDB.URI); named != "" {
-			database = named
+		database := databaseInURI(c.MongoDB.URI)
+		if database == "" {
+			database = "*"
 		}
 		c.Watch = []string{database + ".outbox"}
 	}
 }
 
-// databaseOf is the database that a connection string names, or "".
-func databaseOf(u URI) string {
+// databaseInURI returns the database in a connection string, or "".
+func databaseInURI(u URI) string {
 	clean, _ := u.withoutLogin()
 	_, rest, _ := strings.Cut(clean, "://")
 	rest, _, _ = strings.Cut(rest, "?")
@@ -55,18 +58,21 @@ func databaseOf(u URI) string {
 }
 
 var (
-	nameShape      = regexp.MustCompile(`^[A-Za-z0-9._-]{1,100}$`)
-	databaseShape  = regexp.MustCompile(`^[^/\\. "$*<>:|?\x00]{1,63}$`)
-	namespaceShape = regexp.MustCompile(`^[^/\\. "$<>:|\x00]{1,63}\.[^$\x00\s]{1,200}$`)
+	namePattern      = regexp.MustCompile(`^[A-Za-z0-9._-]{1,100}$`)
+	databasePattern  = regexp.MustCompile(`^[^/\\. "$*<>:|?\x00]{1,63}$`)
+	namespacePattern = regexp.MustCompile(`^[^/\\. "$<>:|\x00]{1,63}\.[^$\x00\s]{1,200}$`)
 )
 
-// validate adds everything that is wrong with the values. What could not be read is not judged again.
+// validate adds a problem for each invalid value. A value that could not be decoded has a problem
+// already and is not checked.
 func (c *Config) validate(p *Problems) {
 	v := validator{p}
-	v.check("watcher", nameShape.MatchString(c.Watcher), strconv.Quote(c.Watcher), "expected letters, digits, dot, dash, underscore; at most 100")
-	v.check("node", nameShape.MatchString(c.Node), strconv.Quote(c.Node), "expected letters, digits, dot, dash, underscore; at most 100")
+	const expectedName = "expected letters, digits, dot, dash, underscore; at most 100"
+	v.check("watcher", namePattern.MatchString(c.Watcher), strconv.Quote(c.Watcher), expectedName)
+	v.check("node", namePattern.MatchString(c.Node), strconv.Quote(c.Node), expectedName)
+
 	c.validateRoles(v)
-	v.number("slots", c.Slots, 1, slot.Most)
+	v.checkNumber("slots", c.Slots, 1, slot.Most)
 	c.validateMongo(v)
 	c.validateKafka(v)
 	c.validateRecords(v)
@@ -79,85 +85,98 @@ func (c *Config) validate(p *Problems) {
 
 type validator struct{ *Problems }
 
-// check adds a problem unless ok, or unless path or what it depends on could not even be read.
+// check adds a problem unless ok is true. It adds none if path, or a key above or below it, has a
+// problem already.
 func (v validator) check(path string, ok bool, found, allowed string) {
-	if !ok && !v.has(path) {
+	if !ok && !v.hasProblem(path) {
 		v.add(path, "found "+found, allowed)
 	}
 }
 
-func (v validator) required(path string, missing bool, what string) {
-	if missing && !v.has(path) {
-		v.add(path, "required and not set", what+" (or "+EnvName(path)+")")
+// require adds a problem with a fix if a required value is missing.
+func (v validator) require(path string, missing bool, fix string) {
+	if missing && !v.hasProblem(path) {
+		v.add(path, "required and not set", fix+" (or "+EnvName(path)+")")
 	}
 }
 
 func (c *Config) validateMongo(v validator) {
 	m := &c.MongoDB
-	v.required("mongodb.uri", m.URI.IsZero(), "give the connection string, such as mongodb://host:27017/?replicaSet=rs0")
-	if !m.URI.IsZero() && !v.has("mongodb.uri") {
-		if found, allowed := uriProblem(m.URI); found != "" {
+	v.require("mongodb.uri", m.URI.IsZero(), "set the connection string, such as mongodb://host:27017/?replicaSet=rs0")
+	if !m.URI.IsZero() && !v.hasProblem("mongodb.uri") {
+		if found, allowed := findURIProblem(m.URI); found != "" {
 			v.add("mongodb.uri", found, allowed)
 		}
 	}
-	v.check("mongodb.state", databaseShape.MatchString(m.State), strconv.Quote(m.State), "expected the name of a database")
-	v.tls("mongodb.tls", m.TLS)
+	v.check("mongodb.state", databasePattern.MatchString(m.State), strconv.Quote(m.State), "expected the name of a database")
+	v.checkTLS("mongodb.tls", m.TLS)
+
 	for i, ns := range c.Watch {
 		path := fmt.Sprintf("watch[%d]", i)
-		v.check(path, namespaceShape.MatchString(ns), strconv.Quote(ns), "expected database.collection, in which * and ? may stand")
+		v.check(path, namespacePattern.MatchString(ns), strconv.Quote(ns), "expected database.collection; * and ? are allowed")
+
 		database, _, _ := strings.Cut(ns, ".")
-		v.check(path, database != m.State, strconv.Quote(ns), "the state database holds outrelay's own documents and cannot be watched")
-		for _, before := range c.Watch[:i] {
-			v.check(path, before != ns, strconv.Quote(ns), "it is in the list twice")
-		}
+		v.check(path, database != m.State, strconv.Quote(ns),
+			"the state database holds outrelay's own documents and cannot be watched")
+		v.check(path, !slices.Contains(c.Watch[:i], ns), strconv.Quote(ns), "it is in the list twice")
 	}
 }
 
-// uriProblem says what is wrong with a connection string, without its login. Nothing is resolved or connected to.
-func uriProblem(u URI) (found, allowed string) {
-	clean, login := u.withoutLogin()
+// findURIProblem checks a connection string without its login. It resolves no name and connects to nothing.
+func findURIProblem(u URI) (found, allowed string) {
+	clean, hadLogin := u.withoutLogin()
 	if !strings.HasPrefix(clean, "mongodb://") && !strings.HasPrefix(clean, "mongodb+srv://") {
-		return "found something that is not a connection string", "expected mongodb://… or mongodb+srv://…"
+		return "found a text that is not a connection string", "expected mongodb://… or mongodb+srv://…"
 	}
+
+	// The driver sends a DNS query to parse a mongodb+srv:// URI.
 	if strings.HasPrefix(clean, "mongodb+srv://") {
-		return "", "" // parsing it asks DNS
+		return "", ""
 	}
 	if _, err := connstring.ParseAndValidate(u.Reveal()); err == nil {
 		return "", ""
 	}
+
+	// The error of the driver is safe to show only for the address without its login and without secret
+	// options.
+	found = "found " + u.String()
 	_, err := connstring.ParseAndValidate(clean)
 	switch {
 	case err != nil && secretOption.MatchString(clean):
-		return "found " + u.String(), "the driver does not understand it; look at hosts and options"
+		return found, "the driver cannot parse it; check the hosts and options"
 	case err != nil:
-		return "found " + u.String(), strings.TrimPrefix(err.Error(), "error parsing uri: ")
-	case login:
-		return "found " + u.String(), "user name or password is not accepted: characters such as : / ? # [ ] @ % in them have to be percent-encoded, and options have to fit the login"
+		return found, strings.TrimPrefix(err.Error(), "error parsing uri: ")
+	case hadLogin:
+		return found, "invalid user name or password: percent-encode characters such as : / ? # [ ] @ %, " +
+			"and use only options that fit the login"
 	}
-	return "found " + u.String(), "the driver does not understand it"
+	return found, "the driver cannot parse it"
 }
 
 func (c *Config) validateKafka(v validator) {
 	k := &c.Kafka
-	v.required("kafka.brokers", len(k.Brokers) == 0, "give at least one host:port")
+	v.require("kafka.brokers", len(k.Brokers) == 0, "set at least one host:port")
 	for i, b := range k.Brokers {
-		v.check(fmt.Sprintf("kafka.brokers[%d]", i), hostPort(b) && !strings.Contains(b, "@") && !strings.HasPrefix(b, ":"), brokerText(b), "expected host:port")
+		valid := isHostPort(b) && !strings.Contains(b, "@") && !strings.HasPrefix(b, ":")
+		v.check(fmt.Sprintf("kafka.brokers[%d]", i), valid, quoteBroker(b), "expected host:port")
 	}
-	v.tls("kafka.tls", k.TLS)
+
+	v.checkTLS("kafka.tls", k.TLS)
 	if s := k.SASL; s != nil {
-		v.required("kafka.sasl.mechanism", s.Mechanism == "", "one of plain, scram-sha-256, scram-sha-512")
-		v.required("kafka.sasl.username", s.Username == "", "give the user name")
-		v.required("kafka.sasl.password", s.Password.IsZero(), "give the password, best as ${file:/path} or ${env:NAME}")
+		v.require("kafka.sasl.mechanism", s.Mechanism == "", "set one of plain, scram-sha-256, scram-sha-512")
+		v.require("kafka.sasl.username", s.Username == "", "set the user name")
+		v.require("kafka.sasl.password", s.Password.IsZero(), "set the password, best as ${file:/path} or ${env:NAME}")
 	}
+
 	v.check("kafka.delivery", k.Delivery == "idempotent", k.Delivery, "only idempotent is available in this version")
-	v.between("kafka.request_timeout", k.RequestTimeout, time.Second, 5*time.Minute)
-	v.number("kafka.lanes", k.Lanes, 1, 16)
-	v.size("kafka.read_back.bytes", k.ReadBack.Bytes, MiB, 1<<50)
-	v.between("kafka.read_back.time", k.ReadBack.Time, time.Second, 24*time.Hour)
+	v.checkDuration("kafka.request_timeout", k.RequestTimeout, time.Second, 5*time.Minute)
+	v.checkNumber("kafka.lanes", k.Lanes, 1, 16)
+	v.checkSize("kafka.read_back.bytes", k.ReadBack.Bytes, MiB, 1<<50)
+	v.checkDuration("kafka.read_back.time", k.ReadBack.Time, time.Second, 24*time.Hour)
 }
 
-// brokerText shows an address unless a login could be in it.
-func brokerText(b string) string {
+// quoteBroker quotes an address, unless it may contain a login.
+func quoteBroker(b string) string {
 	if strings.Contains(b, "@") {
 		return "an address with an @"
 	}
@@ -165,99 +184,122 @@ func brokerText(b string) string {
 }
 
 func (c *Config) validateRecords(v validator) {
-	v.routing("topics.", func() error { _, err := routing.New(c.Routing()); return err })
-	v.routing("record.", func() error { _, err := routing.NewPreset(c.Preset()); return err })
-	v.number("topics.max", c.Topics.Max, 1, 100_000)
+	v.checkRouting("topics.", func() error { _, err := routing.New(c.Routing()); return err })
+	v.checkRouting("record.", func() error { _, err := routing.NewPreset(c.Preset()); return err })
+	v.checkNumber("topics.max", c.Topics.Max, 1, 100_000)
+
 	if create := c.Topics.Create; create != nil {
-		v.check("topics.create.partitions", create.Partitions == -1 || create.Partitions >= 1 && create.Partitions <= 100_000, strconv.Itoa(create.Partitions), "expected a number from 1, or -1 for the brokers' default")
-		v.check("topics.create.replication", create.Replication == -1 || create.Replication >= 1 && create.Replication <= 1000, strconv.Itoa(create.Replication), "expected a number from 1, or -1 for the brokers' default")
+		checkCount := func(path string, n, high int) {
+			v.check(path, n == -1 || n >= 1 && n <= high, strconv.Itoa(n), "expected a number from 1, or -1 for the brokers' default")
+		}
+		checkCount("topics.create.partitions", create.Partitions, 100_000)
+		checkCount("topics.create.replication", create.Replication, 1000)
 	}
 }
 
-// Routing is what the router goes by.
+// Routing returns the configuration of the router.
 func (c *Config) Routing() routing.Config {
 	r := routing.Config{Template: c.Topics.Template, Allow: c.Topics.Allow, Max: c.Topics.Max}
-	for _, one := range c.Topics.Rules {
-		r.Rules = append(r.Rules, routing.Rule{AggregateType: one.Match.AggregateType, Type: one.Match.Type, To: one.To})
+	for _, rule := range c.Topics.Rules {
+		r.Rules = append(r.Rules, routing.Rule{AggregateType: rule.Match.AggregateType, Type: rule.Match.Type, To: rule.To})
 	}
 	return r
 }
 
-// Preset is the shape of the records.
+// Preset returns the configuration of the record format.
 func (c *Config) Preset() routing.PresetConfig {
-	return routing.PresetConfig{Name: c.Record.Preset, Structured: c.Record.Structured, Source: c.Record.Source, Headers: c.Record.Headers}
+	return routing.PresetConfig{
+		Name: c.Record.Preset, Structured: c.Record.Structured, Source: c.Record.Source, Headers: c.Record.Headers,
+	}
 }
 
-// routing adds the problems that the packages themselves find, under the keys they come from.
-func (v validator) routing(prefix string, check func() error) {
-	var bad *routing.InvalidError
-	if errors.As(check(), &bad) {
-		for _, one := range bad.Problems {
-			v.check(prefix+one.Field, false, strconv.Quote(one.Found), one.Reason)
-		}
+// checkRouting adds the problems that a constructor of the package routing reports, under the keys with
+// this prefix.
+func (v validator) checkRouting(prefix string, construct func() error) {
+	var invalid *routing.InvalidError
+	if !errors.As(construct(), &invalid) {
+		return
+	}
+	for _, problem := range invalid.Problems {
+		v.check(prefix+problem.Field, false, strconv.Quote(problem.Found), problem.Reason)
 	}
 }
 
 func (c *Config) validateTimes(v validator) {
-	v.between("lease.ttl", c.Lease.TTL, time.Second, 5*time.Minute)
-	v.between("lease.renew", c.Lease.Renew, 50*time.Millisecond, time.Minute)
-	if !v.has("lease") {
-		v.check("lease.renew", 3*c.Lease.Renew <= c.Lease.TTL, c.Lease.Renew.String(), "expected at most a third of lease.ttl, "+c.Lease.TTL.String())
+	v.checkDuration("lease.ttl", c.Lease.TTL, time.Second, 5*time.Minute)
+	v.checkDuration("lease.renew", c.Lease.Renew, 50*time.Millisecond, time.Minute)
+	if !v.hasProblem("lease") {
+		v.check("lease.renew", 3*c.Lease.Renew <= c.Lease.TTL, c.Lease.Renew.String(),
+			"expected at most a third of lease.ttl, "+c.Lease.TTL.String())
 	}
-	v.between("checkpoint", c.Checkpoint, 10*time.Millisecond, time.Minute)
-	v.between("drain", c.Drain, 0, 10*time.Minute)
-	v.number("retry.max_attempts", c.Retry.MaxAttempts, 1, 1_000_000)
-	v.between("retry.base", c.Retry.Base, time.Millisecond, time.Hour)
-	v.between("retry.cap", c.Retry.Cap, time.Millisecond, 7*24*time.Hour)
-	if !v.has("retry") {
-		v.check("retry.cap", c.Retry.Cap >= c.Retry.Base, c.Retry.Cap.String(), "expected at least retry.base, "+c.Retry.Base.String())
+
+	v.checkDuration("checkpoint", c.Checkpoint, 10*time.Millisecond, time.Minute)
+	v.checkDuration("drain", c.Drain, 0, 10*time.Minute)
+
+	v.checkNumber("retry.max_attempts", c.Retry.MaxAttempts, 1, 1_000_000)
+	v.checkDuration("retry.base", c.Retry.Base, time.Millisecond, time.Hour)
+	v.checkDuration("retry.cap", c.Retry.Cap, time.Millisecond, 7*24*time.Hour)
+	if !v.hasProblem("retry") {
+		v.check("retry.cap", c.Retry.Cap >= c.Retry.Base, c.Retry.Cap.String(),
+			"expected at least retry.base, "+c.Retry.Base.String())
 	}
 }
 
-// leastKept is the least that an envelope is kept once it was delivered, where that is by the clock.
-const leastKept = time.Minute
+// minRetention is the minimum time that a delivered envelope or a dead letter is kept, if it is not
+// kept forever.
+const minRetention = time.Minute
 
 func (c *Config) validatePurge(v validator) {
-	v.kept("retention", c.Retention, "to keep envelopes for ever")
-	v.kept("dead_letters.expire", c.DeadLetters.Expire, "to keep dead letters for ever")
-	v.kept("purge.ttl", c.Purge.TTL, "for none")
-	if !v.has("recording") {
-		v.check("purge.ttl", c.Purge.TTL <= 0 || c.Recording == "mark", c.Purge.TTL.String(), "only recording mark writes the time that it counts from; set recording: mark, or 0 and retention")
+	v.checkRetention("retention", c.Retention, "to keep envelopes forever")
+	v.checkRetention("dead_letters.expire", c.DeadLetters.Expire, "to keep dead letters forever")
+	v.checkRetention("purge.ttl", c.Purge.TTL, "for none")
+
+	// The index of purge.ttl counts from the delivery time, which only a mark contains.
+	if !v.hasProblem("recording") {
+		v.check("purge.ttl", c.Purge.TTL <= 0 || c.Recording == "mark", c.Purge.TTL.String(),
+			"only recording: mark stores the delivery time; set recording: mark, or purge.ttl: 0 and use retention")
 	}
-	v.number("purge.rate", c.Purge.Rate, 0, 10_000_000)
-	v.number("purge.batch", c.Purge.Batch, 10, 5000)
-	v.between("purge.interval", c.Purge.Interval, 100*time.Millisecond, 24*time.Hour)
+
+	v.checkNumber("purge.rate", c.Purge.Rate, 0, 10_000_000)
+	v.checkNumber("purge.batch", c.Purge.Batch, 10, 5000)
+	v.checkDuration("purge.interval", c.Purge.Interval, 100*time.Millisecond, 24*time.Hour)
 }
 
-func (v validator) kept(path string, d time.Duration, zero string) {
-	v.check(path, d == 0 || d >= leastKept, d.String(), "expected at least "+leastKept.String()+", or 0 "+zero)
+// checkRetention checks a time of which 0 has the meaning zero.
+func (v validator) checkRetention(path string, d time.Duration, zero string) {
+	v.check(path, d == 0 || d >= minRetention, d.String(), "expected at least "+minRetention.String()+", or 0 "+zero)
 }
 
 func (c *Config) validateLimits(v validator) {
-	v.size("limits.memory", c.Limits.Memory, Size(max(c.Slots, 1))*MiB, 64*GiB)
-	v.size("limits.envelope", c.Limits.Envelope, KiB, 15*MiB)
-	v.number("limits.tickets", c.Limits.Tickets, 1000, 200_000)
+	v.checkSize("limits.memory", c.Limits.Memory, Size(max(c.Slots, 1))*MiB, 64*GiB)
+	v.checkSize("limits.envelope", c.Limits.Envelope, KiB, 15*MiB)
+	v.checkNumber("limits.tickets", c.Limits.Tickets, 1000, 200_000)
 }
 
 func (c *Config) validateHTTP(v validator) {
-	v.check("http.listen", c.HTTP.Listen == "off" || hostPort(c.HTTP.Listen), strconv.Quote(c.HTTP.Listen), "expected host:port, or off")
-	v.between("http.readiness", c.HTTP.Readiness, time.Second, time.Hour)
+	listen := c.HTTP.Listen
+	v.check("http.listen", listen == "off" || isHostPort(listen), strconv.Quote(listen), "expected host:port, or off")
+	v.checkDuration("http.readiness", c.HTTP.Readiness, time.Second, time.Hour)
 	c.validateAdmin(v)
 }
 
 func (c *Config) validateOTel(v validator) {
-	if e := c.OTel.Endpoint; !e.IsZero() {
-		u, err := url.Parse(e.Reveal())
-		v.check("otel.endpoint", err == nil && (u.Scheme == "http" || u.Scheme == "https") && u.Host != "", e.String(), "expected http://… or https://…")
+	o := &c.OTel
+	if !o.Endpoint.IsZero() {
+		u, err := url.Parse(o.Endpoint.Reveal())
+		valid := err == nil && (u.Scheme == "http" || u.Scheme == "https") && u.Host != ""
+		v.check("otel.endpoint", valid, o.Endpoint.String(), "expected http://… or https://…")
 	}
-	v.tls("otel.tls", c.OTel.TLS)
-	v.number("otel.sample_percent", c.OTel.SamplePercent, 0, 100)
-	v.number("otel.spans_per_second", c.OTel.SpansPerSecond, 1, 100_000)
-	v.check("otel.metrics_interval", c.OTel.MetricsInterval == 0 || c.OTel.MetricsInterval >= time.Second && c.OTel.MetricsInterval <= time.Hour,
-		c.OTel.MetricsInterval.String(), "expected between 1s and 1h, or 0 for none")
+	v.checkTLS("otel.tls", o.TLS)
+	v.checkNumber("otel.sample_percent", o.SamplePercent, 0, 100)
+	v.checkNumber("otel.spans_per_second", o.SpansPerSecond, 1, 100_000)
+
+	interval := o.MetricsInterval
+	v.check("otel.metrics_interval", interval == 0 || interval >= time.Second && interval <= time.Hour, interval.String(),
+		"expected between 1s and 1h, or 0 for none")
 }
 
-func hostPort(s string) bool {
+func isHostPort(s string) bool {
 	_, port, err := net.SplitHostPort(s)
 	if err != nil {
 		return false
@@ -266,62 +308,68 @@ func hostPort(s string) bool {
 	return err == nil && n <= 65535
 }
 
-func (v validator) between(path string, d, low, high time.Duration) {
+func (v validator) checkDuration(path string, d, low, high time.Duration) {
 	v.check(path, d >= low && d <= high, d.String(), "expected between "+low.String()+" and "+high.String())
 }
 
-func (v validator) size(path string, s, low, high Size) {
+func (v validator) checkSize(path string, s, low, high Size) {
 	v.check(path, s >= low && s <= high, s.String(), "expected between "+low.String()+" and "+high.String())
 }
 
-func (v validator) number(path string, n, low, high int) {
+func (v validator) checkNumber(path string, n, low, high int) {
 	v.check(path, n >= low && n <= high, strconv.Itoa(n), fmt.Sprintf("expected between %d and %d", low, high))
 }
 
-func (v validator) tls(path string, t *TLS) {
-	if t == nil || v.has(path) {
+// checkTLS adds the problems of the files of t.
+func (v validator) checkTLS(path string, t *TLS) {
+	if t == nil || v.hasProblem(path) {
 		return
 	}
-	for _, one := range t.problems() {
-		v.add(path+"."+one.Path, one.Found, one.Allowed)
+	for _, problem := range t.findProblems() {
+		v.add(path+"."+problem.Path, problem.Found, problem.Allowed)
 	}
 }
 
-// warnings are what is accepted and has no effect.
-func (c *Config) warnings() (w []string) {
-	w = append(w, c.HTTP.Admin.warnings()...)
-	if u := c.OTel.Endpoint; strings.HasPrefix(u.Reveal(), "http://") && (!c.OTel.Token.IsZero() || strings.Contains(u.Reveal(), "@")) {
-		w = append(w, "otel.endpoint is http with a token or a login: they cross the network in the clear")
+// findWarnings returns warnings about settings that are valid but weaken the protection.
+func (c *Config) findWarnings() (w []string) {
+	w = append(w, c.HTTP.Admin.findWarnings()...)
+
+	endpoint := c.OTel.Endpoint.Reveal()
+	if strings.HasPrefix(endpoint, "http://") && (!c.OTel.Token.IsZero() || strings.Contains(endpoint, "@")) {
+		w = append(w, "otel.endpoint is http with a token or a login: they are sent unencrypted")
 	}
-	for _, one := range []struct {
+
+	for _, section := range []struct {
 		path string
 		tls  *TLS
 	}{{"mongodb.tls", c.MongoDB.TLS}, {"kafka.tls", c.Kafka.TLS}} {
-		if one.tls == nil {
+		if section.tls == nil {
 			continue
 		}
-		if one.tls.Insecure {
-			w = append(w, one.path+".insecure accepts any certificate: whoever gets in between reads and changes what passes")
+		if section.tls.Insecure {
+			w = append(w, section.path+".insecure accepts any certificate: an attacker in the network can read and change the traffic")
 		}
-		w = append(w, readableByAll(one.path+".key", one.tls.Key)...)
+		w = append(w, warnIfReadableByAll(section.path+".key", section.tls.Key)...)
 	}
 	if a := c.HTTP.Admin; a != nil && a.TLS != nil {
-		w = append(w, readableByAll("http.admin.tls.key", a.TLS.Key)...)
+		w = append(w, warnIfReadableByAll("http.admin.tls.key", a.TLS.Key)...)
 	}
-	if uri := strings.ToLower(c.MongoDB.URI.Reveal()); strings.Contains(uri, "tlsinsecure=true") || strings.Contains(uri, "tlsallowinvalid") {
-		w = append(w, "mongodb.uri accepts any certificate: whoever gets in between reads and changes what passes")
+
+	uri := strings.ToLower(c.MongoDB.URI.Reveal())
+	if strings.Contains(uri, "tlsinsecure=true") || strings.Contains(uri, "tlsallowinvalid") {
+		w = append(w, "mongodb.uri accepts any certificate: an attacker in the network can read and change the traffic")
 	}
 	if c.Kafka.SASL != nil && c.Kafka.SASL.Mechanism == "plain" && c.Kafka.TLS == nil {
-		w = append(w, "kafka.sasl.mechanism is plain without kafka.tls: the password crosses the network in the clear")
+		w = append(w, "kafka.sasl.mechanism is plain without kafka.tls: the password is sent unencrypted")
 	}
 	return w
 }
 
-// readableByAll warns of a private key that every user of this machine may read.
-func readableByAll(path, file string) []string {
+// warnIfReadableByAll returns a warning if every user of this machine may read the private key.
+func warnIfReadableByAll(path, file string) []string {
 	info, err := os.Stat(file)
 	if file == "" || err != nil || info.Mode().Perm()&0o004 == 0 {
 		return nil
 	}
-	return []string{fmt.Sprintf("%s: every user of this machine may read %s; take that right away with chmod o-r", path, file)}
+	return []string{fmt.Sprintf("%s: every user of this machine may read %s; to prevent this, run chmod o-r", path, file)}
 }

@@ -24,7 +24,7 @@ var units = []struct {
 	size Size
 }{{"GiB", GiB}, {"MiB", MiB}, {"KiB", KiB}, {"GB", 1e9}, {"MB", 1e6}, {"kB", 1e3}, {"KB", 1e3}, {"B", 1}}
 
-// ParseSize reads a size: 900KiB, 32MiB, 1.5GiB, 10MB, or a plain number of bytes.
+// ParseSize parses a size: 900KiB, 32MiB, 1.5GiB, 10MB, or a plain number of bytes.
 func ParseSize(s string) (Size, error) {
 	number, unit := strings.TrimSpace(s), Size(1)
 	for _, u := range units {
@@ -33,6 +33,7 @@ func ParseSize(s string) (Size, error) {
 			break
 		}
 	}
+
 	f, err := strconv.ParseFloat(number, 64)
 	if err != nil || f < 0 || f*float64(unit) >= math.MaxInt64 || math.IsNaN(f) {
 		return 0, fmt.Errorf("%q is not a size such as 900KiB or 32MiB", s)
@@ -40,7 +41,7 @@ func ParseSize(s string) (Size, error) {
 	return Size(f * float64(unit)), nil
 }
 
-// String is the size in the largest unit that divides it.
+// String returns the size in the largest unit that divides it.
 func (s Size) String() string {
 	for _, u := range units[:3] {
 		if s >= u.size && s%u.size == 0 {
@@ -53,38 +54,42 @@ func (s Size) String() string {
 // MarshalText implements [encoding.TextMarshaler].
 func (s Size) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
 
-// MarshalYAML is what Redacted prints.
+// MarshalYAML implements yaml.Marshaler. [Print] uses it.
 func (s Size) MarshalYAML() (any, error) { return s.String(), nil }
 
-var days = regexp.MustCompile(`^(\d+)d(.*)$`)
+var daysPattern = regexp.MustCompile(`^(\d+)d(.*)$`)
 
-// ParseDuration reads a duration as [time.ParseDuration] does, and days before it: 250ms, 5s, 24h, 7d, 1d12h.
+// ParseDuration parses a duration in the format of [time.ParseDuration], with optional days before it:
+// 250ms, 5s, 24h, 7d, 1d12h. It rejects negative durations.
 func ParseDuration(s string) (time.Duration, error) {
-	wrong := fmt.Errorf("%q is not a duration such as 250ms, 5s, 24h or 7d", s)
-	rest, d := s, time.Duration(0)
-	if m := days.FindStringSubmatch(s); m != nil {
+	errInvalid := fmt.Errorf("%q is not a duration such as 250ms, 5s, 24h or 7d", s)
+
+	rest, days := s, time.Duration(0)
+	if m := daysPattern.FindStringSubmatch(s); m != nil {
 		n, err := strconv.Atoi(m[1])
 		if err != nil || n > 36500 {
-			return 0, wrong
+			return 0, errInvalid
 		}
-		if d, rest = time.Duration(n)*24*time.Hour, m[2]; rest == "" {
-			return d, nil
+		days, rest = time.Duration(n)*24*time.Hour, m[2]
+		if rest == "" {
+			return days, nil
 		}
 	}
-	more, err := time.ParseDuration(rest)
-	if err != nil || more < 0 || d+more < d {
-		return 0, wrong
+
+	d, err := time.ParseDuration(rest)
+	if err != nil || d < 0 || days+d < days {
+		return 0, errInvalid
 	}
-	return d + more, nil
+	return days + d, nil
 }
 
-// Start is where a watcher without a position begins. The zero value is the backlog.
+// Start is where a watcher without a position begins. The zero value is backlog.
 type Start struct {
-	Now bool      // skip what the outbox holds
-	At  time.Time // take what was committed since; zero if not asked for
+	Now bool      // skip the events in the outbox
+	At  time.Time // deliver the events committed since then; zero if unused
 }
 
-// ParseStart reads backlog, now, or a time as RFC 3339 has it.
+// ParseStart parses backlog, now, or a time in the format of RFC 3339.
 func ParseStart(s string) (Start, error) {
 	switch s {
 	case "backlog":
@@ -92,6 +97,7 @@ func ParseStart(s string) (Start, error) {
 	case "now":
 		return Start{Now: true}, nil
 	}
+
 	for _, layout := range []string{time.RFC3339Nano, "2006-01-02T15:04Z07:00", time.DateOnly} {
 		if at, err := time.Parse(layout, s); err == nil {
 			return Start{At: at.UTC()}, nil
@@ -100,7 +106,7 @@ func ParseStart(s string) (Start, error) {
 	return Start{}, fmt.Errorf("%q is neither backlog, now nor a time such as 2026-11-20T08:00:00Z", s)
 }
 
-// String is what ParseStart reads.
+// String returns the text that ParseStart parses.
 func (s Start) String() string {
 	switch {
 	case s.Now:
@@ -114,5 +120,5 @@ func (s Start) String() string {
 // MarshalText implements [encoding.TextMarshaler].
 func (s Start) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
 
-// MarshalYAML is what Redacted prints.
+// MarshalYAML implements yaml.Marshaler. [Print] uses it.
 func (s Start) MarshalYAML() (any, error) { return s.String(), nil }

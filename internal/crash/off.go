@@ -1,8 +1,8 @@
 //go:build !crashpoints
 
-// Package crash holds the points at which a test may kill the process with SIGKILL. Without the build tag `crashpoints`
-// a point is an empty function that the compiler removes.
+// Package crash marks the points at which a test can kill the process with SIGKILL. Without the build tag
+// `crashpoints` a point is an empty function, and the compiler removes the call.
 package crash
 
-// At is a crash point.
+// At marks a crash point.
 func At(string) {}

@@ -1,7 +1,8 @@
 //go:build crashpoints
 
-// Package crash holds the points at which a test may kill the process with SIGKILL: OUTRELAY_CRASH_AT=<name>[:n] kills at
-// the n-th pass (default the first) of the point of that name.
+// Package crash marks the points at which a test can kill the process with SIGKILL.
+// OUTRELAY_CRASH_AT=<name>[:n] kills the process when it passes the named point for the n-th time. The
+// default of n is 1.
 package crash
 
 import (
@@ -12,27 +13,30 @@ import (
 )
 
 var (
-	name, after = parse(os.Getenv("OUTRELAY_CRASH_AT"))
-	passed      atomic.Int64
+	targetPoint, targetPass = parseTarget(os.Getenv("OUTRELAY_CRASH_AT"))
+	passes                  atomic.Int64
 )
 
-func parse(s string) (string, int64) {
-	n, count, found := strings.Cut(s, ":")
+// parseTarget parses <name>[:n]. It panics if n is not a positive number.
+func parseTarget(s string) (name string, pass int64) {
+	name, count, found := strings.Cut(s, ":")
 	if !found {
-		return n, 1
+		return name, 1
 	}
-	k, err := strconv.ParseInt(count, 10, 64)
-	if err != nil || k < 1 {
+
+	pass, err := strconv.ParseInt(count, 10, 64)
+	if err != nil || pass < 1 {
 		panic("OUTRELAY_CRASH_AT: want <name>[:n] with n ≥ 1, got " + strconv.Quote(s))
 	}
-	return n, k
+	return name, pass
 }
 
-// At kills the process with SIGKILL when it is the chosen point and passed often enough.
+// At kills the process with SIGKILL at the n-th pass of the chosen point. It does not return then.
 func At(point string) {
-	if point != name || passed.Add(1) != after {
+	if point != targetPoint || passes.Add(1) != targetPass {
 		return
 	}
+
 	p, err := os.FindProcess(os.Getpid())
 	if err != nil {
 		panic(err)
@@ -40,5 +44,7 @@ func At(point string) {
 	if err := p.Kill(); err != nil {
 		panic(err)
 	}
-	select {} // SIGKILL is on its way
+
+	// The signal arrives asynchronously.
+	select {}
 }

@@ -12,74 +12,106 @@ import (
 	"github.com/outrelay/outrelay/internal/store"
 )
 
-// Behind is a letter of an envelope whose event stands behind a position of the stream.
+// Behind is a letter whose event comes after a given position of the stream.
 type Behind struct {
 	ID    bson.RawValue `bson:"id"`
 	Pos   string        `bson:"pos"`
-	Topic string        `bson:"topic"` // which alone refused it; "" where it was none
+	Topic string        `bson:"topic"` // the topic that rejected the envelope, or "" if no single topic did
 }
 
-// behind is the filter of the letters that a relay wrote of events behind a position. Those of later deliveries are nobody's: what
-// was requeued does not come by the stream.
-func behind(after string) bson.D {
-	return bson.D{{Key: "pos", Value: bson.D{{Key: "$gt", Value: after}}}, {Key: "source.kind", Value: FromRelay}, {Key: "_id.delivery", Value: 0}}
+// afterPosition returns the filter for the letters that a relay wrote for events after a position.
+// It leaves out letters of later deliveries: a requeued envelope is not delivered by the stream.
+func afterPosition(after string) bson.D {
+	return bson.D{
+		{Key: "pos", Value: bson.D{{Key: "$gt", Value: after}}},
+		{Key: "source.kind", Value: FromRelay},
+		{Key: "_id.delivery", Value: 0},
+	}
 }
 
-// EachBehind hands the letters to take whose event stands behind the position after, in no order, so that an owner that reads the
-// stream from there does not send them (N15). letters is a collection of dead letters; it may be missing. Everything that was
-// committed before the call is seen; one reply is held in memory.
+// EachBehind calls take for each letter whose event comes after the position after, in no
+// particular order. An owner that reads the stream from that position must not send these events
+// (N15). letters is a collection of dead letters and may be missing.
+//
+// EachBehind sees every letter that was committed before the call. It holds one reply of the server
+// in memory. It returns the first error of take.
 func EachBehind(ctx context.Context, letters *mongo.Collection, after string, take func(Behind) error) error {
-	at, err := store.ClusterTime(ctx, letters.Database().Client())
+	// A majority read alone may miss a letter that was committed just before, so the session waits
+	// for it (N22).
+	client := letters.Database().Client()
+	now, err := store.ClusterTime(ctx, client)
 	if err != nil {
 		return err
 	}
-	sess, err := store.Causal(ctx, letters.Database().Client(), at)
+	sess, err := store.Causal(ctx, client, now)
 	if err != nil {
 		return err
 	}
 	defer sess.EndSession(context.WithoutCancel(ctx))
 	ctx = mongo.NewSessionContext(ctx, sess)
-	cur, err := store.Majority(letters).Find(ctx, behind(after), options.Find().SetBatchSize(5000).
-		SetProjection(bson.D{{Key: "_id", Value: 0}, {Key: "id", Value: "$_id.id"}, {Key: "pos", Value: 1}, {Key: "topic", Value: 1}}))
+
+	cur, err := store.Majority(letters).Find(ctx, afterPosition(after), options.Find().
+		SetBatchSize(5000).
+		SetProjection(bson.D{
+			{Key: "_id", Value: 0},
+			{Key: "id", Value: "$_id.id"},
+			{Key: "pos", Value: 1},
+			{Key: "topic", Value: 1},
+		}))
 	if err != nil {
-		return fmt.Errorf("looking for dead letters behind the position in %s: %w", store.Namespace(letters), err)
+		return findError(letters, err)
 	}
 	defer func() { _ = cur.Close(context.WithoutCancel(ctx)) }()
+
 	for cur.Next(ctx) {
 		var b Behind
 		if err := cur.Decode(&b); err != nil {
-			return fmt.Errorf("reading a dead letter of %s: %w", store.Namespace(letters), err)
+			return fmt.Errorf("decoding a dead letter of %s: %w", store.Namespace(letters), err)
 		}
 		if err := take(b); err != nil {
 			return err
 		}
 	}
 	if err := cur.Err(); err != nil {
-		return fmt.Errorf("looking for dead letters behind the position in %s: %w", store.Namespace(letters), err)
+		return findError(letters, err)
 	}
 	return nil
 }
 
-// AnyBehind reports whether there is one. In a transaction it sees what that sees.
+// findError wraps the error of a search for letters, and names the privilege if that is missing.
+func findError(letters *mongo.Collection, err error) error {
+	ns := store.Namespace(letters)
+	return store.Refusal(err, "finding dead letters after the position in "+ns, "find", ns)
+}
+
+// AnyBehind reports whether letters has a letter whose event comes after the position after. If ctx
+// is that of a transaction, AnyBehind reads the snapshot of the transaction.
 func AnyBehind(ctx context.Context, letters *mongo.Collection, after string) (bool, error) {
-	err := letters.FindOne(ctx, behind(after), options.FindOne().SetProjection(bson.D{{Key: "_id", Value: 1}})).Err()
+	onlyID := options.FindOne().SetProjection(bson.D{{Key: "_id", Value: 1}})
+	err := letters.FindOne(ctx, afterPosition(after), onlyID).Err()
 	if errors.Is(err, mongo.ErrNoDocuments) {
 		return false, nil
 	}
 	if err != nil {
-		return false, fmt.Errorf("looking for dead letters behind the position in %s: %w", store.Namespace(letters), err)
+		return false, findError(letters, err)
 	}
 	return true, nil
 }
 
-// dirty are the collections of a part whose letters an owner would look for.
-func dirty(part []prepared) (names []string) {
+// namespacesToMarkDirty returns the outboxes of those letters in part that a later owner has to
+// look up, because the stream may repeat their events.
+func namespacesToMarkDirty(part []preparedLetter) []string {
+	var names []string
 	seen := map[string]bool{}
 	for i := range part {
 		p := &part[i]
-		if ns := p.id.NS; p.dead.Pos != "" && p.dead.Source.Kind == FromRelay && p.id.Delivery == 0 && !seen[ns] {
-			seen[ns], names = true, append(names, ns)
+		fromStream := p.dead.Pos != "" && p.dead.Source.Kind == FromRelay && p.id.Delivery == 0
+		if !fromStream || seen[p.id.NS] {
+			continue
 		}
+
+		seen[p.id.NS] = true
+		names = append(names, p.id.NS)
 	}
 	return names
 }

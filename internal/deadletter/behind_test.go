@@ -7,53 +7,63 @@ import (
 	"github.com/outrelay/outrelay/internal/record"
 )
 
-// N15: what the stream brings once more is told by its place; what was requeued, and what a handler gave up, is none of it.
+// N15: an owner must know the letters of events that the stream repeats. Letters of requeued
+// envelopes, and letters of handlers, do not count.
 func TestN15_LettersBehindAPosition(t *testing.T) {
 	t.Parallel()
 	b := setUp(t)
 	dead := b.db.Collection(Collection("outbox"))
-	var got []string
-	look := func(after string) []string {
+
+	listAfter := func(after string) []string {
 		t.Helper()
-		got = got[:0]
-		if err := EachBehind(t.Context(), dead, after, func(l Behind) error {
-			got = append(got, l.ID.StringValue()+" "+l.Pos+" "+l.Topic)
+		var list []string
+		err := EachBehind(t.Context(), dead, after, func(l Behind) error {
+			list = append(list, l.ID.StringValue()+" "+l.Pos+" "+l.Topic)
 			return nil
-		}); err != nil {
+		})
+		if err != nil {
 			t.Fatal(err)
 		}
-		if any, err := AnyBehind(t.Context(), dead, after); err != nil || any != (len(got) > 0) {
-			t.Errorf("any behind %s: %v, %v; there are %d", after, any, err, len(got))
+		if found, err := AnyBehind(t.Context(), dead, after); err != nil || found != (len(list) > 0) {
+			t.Errorf("AnyBehind(%s) = %v, %v; EachBehind found %d", after, found, err, len(list))
 		}
-		slices.Sort(got)
-		return got
+		slices.Sort(list)
+		return list
 	}
-	if l := look("82"); len(l) != 0 {
-		t.Errorf("without any letter: %v", l)
+
+	if list := listAfter("82"); len(list) != 0 {
+		t.Errorf("without any letter: got %v, want none", list)
 	}
 	if n := len(b.owner.Dirty()); n != 0 {
-		t.Fatal(n)
+		t.Fatalf("%d dirty collections before the move, want none", n)
 	}
-	at := func(id, pos, topic string, change func(*Letter)) Letter {
+
+	add := func(id, pos, topic string, change func(*Letter)) Letter {
 		l := b.add(id)
-		if l.Pos, l.Topic = pos, topic; change != nil {
+		l.Pos = pos
+		l.Topic = topic
+		if change != nil {
 			change(&l)
 		}
 		return l
 	}
 	b.move(
-		at("a", "8201", "", nil), at("b", "8202", "t", nil), at("c", "8203", "", nil),
-		at("handled", "8204", "", func(l *Letter) { l.Source.Kind = FromHandler }),
-		at("nowhere", "", "", func(l *Letter) { l.Partition = record.AnyPartition }),
+		add("a", "8201", "", nil),
+		add("b", "8202", "t", nil),
+		add("c", "8203", "", nil),
+		add("handled", "8204", "", func(l *Letter) { l.Source.Kind = FromHandler }),
+		add("nowhere", "", "", func(l *Letter) { l.Partition = record.AnyPartition }),
 	)
-	if l := look("8201"); !slices.Equal(l, []string{"b 8202 t", "c 8203 "}) {
-		t.Errorf("%q", l)
+	if list, want := listAfter("8201"), []string{"b 8202 t", "c 8203 "}; !slices.Equal(list, want) {
+		t.Errorf("after 8201: got %q, want %q", list, want)
 	}
-	if l := look("8203"); len(l) != 0 {
-		t.Errorf("%q", l)
+	if list := listAfter("8203"); len(list) != 0 {
+		t.Errorf("after 8203: got %q, want none", list)
 	}
+
 	var doc struct{ Dirty []string }
-	if err := b.db.Collection("watchers").FindOne(t.Context(), map[string]any{}).Decode(&doc); err != nil || !slices.Equal(doc.Dirty, []string{b.db.Name() + ".outbox"}) {
-		t.Errorf("a successor would not look: %v, %v", doc.Dirty, err)
+	err := b.db.Collection("watchers").FindOne(t.Context(), map[string]any{}).Decode(&doc)
+	if want := []string{b.db.Name() + ".outbox"}; err != nil || !slices.Equal(doc.Dirty, want) {
+		t.Errorf("dirty collections: got %v, %v, want %v", doc.Dirty, err, want)
 	}
 }

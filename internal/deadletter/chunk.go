@@ -12,46 +12,52 @@ import (
 	"github.com/outrelay/outrelay/internal/store"
 )
 
-// chunkID is the letter's id and the number of the chunk: chunks sort in order, and stand beside their letter, so that
-// they need no privilege of their own.
+// chunkID is the id of the letter and the number of the chunk, so that chunks sort in order. Chunks
+// are in the same collection as their letter, so that they need no further privilege.
 type chunkID struct {
 	ID    `bson:",inline"`
 	Chunk int `bson:"chunk"`
 }
 
-type chunk struct {
+type chunkDocument struct {
 	ID   chunkID `bson:"_id"`
 	Data []byte  `bson:"data"`
 }
 
-// chunks writes the bodies of the letters that are too large for one document (N20), before the letters: a crash between
-// leaves chunks that the repetition overwrites.
-func chunks(ctx context.Context, f store.Fencer, part []prepared) error {
+// writeChunks stores the envelopes that are too large for one document (N20). It must be called
+// before the letters are written: if a crash follows, the next attempt overwrites the chunks.
+func writeChunks(ctx context.Context, f store.Fencer, part []preparedLetter) error {
 	for i := range part {
 		p := &part[i]
-		for from, most := 0, MaxBytes/ChunkSize; from < p.dead.Chunks; {
-			to := min(from+most, p.dead.Chunks)
+		chunksPerWrite := MaxBytes / ChunkSize
+
+		for from := 0; from < p.dead.Chunks; {
+			to := min(from+chunksPerWrite, p.dead.Chunks)
 			err := store.FencedSoon(ctx, f, nil, to-from, func(tx context.Context) error {
 				s := mongo.SessionFromContext(tx)
 				if s == nil {
-					return errOutside
+					return errNoTransaction
 				}
-				return p.writeChunks(tx, s.Client(), from, to)
+				return p.upsertChunks(tx, s.Client(), from, to)
 			})
+
+			// A slow server gets the chunks one by one.
 			if errors.Is(err, store.ErrSlow) {
-				most = 1
+				chunksPerWrite = 1
 				continue
 			}
 			if err != nil {
-				return fmt.Errorf("moving a dead letter of %d bytes of %s: %w", len(p.raw), p.id.NS, err)
+				return fmt.Errorf("storing a dead letter of %d bytes of %s: %w", len(p.raw), p.id.NS, err)
 			}
+
 			from = to
 		}
 	}
 	return nil
 }
 
-func (p *prepared) writeChunks(tx context.Context, client *mongo.Client, from, to int) error {
+// upsertChunks writes the chunks numbered from up to to, exclusively.
+func (p *preparedLetter) upsertChunks(tx context.Context, client *mongo.Client, from, to int) error {
 	models := make([]mongo.WriteModel, 0, to-from)
 	for n := from; n < to; n++ {
 		data := p.raw[n*ChunkSize : min((n+1)*ChunkSize, len(p.raw))]
@@ -62,16 +68,20 @@ func (p *prepared) writeChunks(tx context.Context, client *mongo.Client, from, t
 				{Key: "$currentDate", Value: bson.D{{Key: "chunkedAt", Value: true}}},
 			}))
 	}
+
 	_, err := client.Database(p.db).Collection(Collection(p.coll)).BulkWrite(tx, models)
 	return err
 }
 
-// errIncomplete says that chunks of a letter are missing.
-var errIncomplete = errors.New("a dead letter is not whole")
+// errMissingChunks is returned for a letter of which chunks are missing.
+var errMissingChunks = errors.New("dead letter is incomplete")
 
-// Open reads a letter, with its whole envelope. [store.ErrNotFound] if it is gone.
+// Open reads a letter with its whole envelope. It returns [store.ErrNotFound] if the letter does
+// not exist.
 func Open(ctx context.Context, db *mongo.Database, id ID) (Dead, error) {
-	coll := store.Majority(db.Collection(Collection(id.NS[min(len(db.Name())+1, len(id.NS)):])))
+	outbox := id.NS[min(len(db.Name())+1, len(id.NS)):]
+	coll := store.Majority(db.Collection(Collection(outbox)))
+
 	var d Dead
 	err := coll.FindOne(ctx, bson.D{{Key: "_id", Value: id}}).Decode(&d)
 	if errors.Is(err, mongo.ErrNoDocuments) {
@@ -80,31 +90,38 @@ func Open(ctx context.Context, db *mongo.Database, id ID) (Dead, error) {
 	if err != nil {
 		return Dead{}, fmt.Errorf("reading a dead letter of %s: %w", id.NS, err)
 	}
+
 	if d.Chunks > 0 {
-		d.Envelope, err = assemble(ctx, coll, d)
+		d.Envelope, err = readChunks(ctx, coll, d)
 	}
 	return d, err
 }
 
-func assemble(ctx context.Context, coll *mongo.Collection, d Dead) (bson.Raw, error) {
+// readChunks returns the envelope of a letter that is stored in chunks. It returns
+// [errMissingChunks] if the stored bytes are not the whole envelope.
+func readChunks(ctx context.Context, coll *mongo.Collection, d Dead) (bson.Raw, error) {
 	ids := make(bson.A, d.Chunks)
 	for i := range ids {
 		ids[i] = chunkID{d.ID, i}
 	}
-	cur, err := coll.Find(ctx, bson.D{{Key: "_id", Value: bson.D{{Key: "$in", Value: ids}}}}, options.Find().SetSort(bson.D{{Key: "_id", Value: 1}}))
+
+	inOrder := options.Find().SetSort(bson.D{{Key: "_id", Value: 1}})
+	cur, err := coll.Find(ctx, fieldIn("_id", ids), inOrder)
 	if err != nil {
 		return nil, fmt.Errorf("reading the chunks of a dead letter of %s: %w", d.ID.NS, err)
 	}
-	var parts []chunk
-	if err := cur.All(ctx, &parts); err != nil {
+	var chunks []chunkDocument
+	if err := cur.All(ctx, &chunks); err != nil {
 		return nil, fmt.Errorf("reading the chunks of a dead letter of %s: %w", d.ID.NS, err)
 	}
+
 	raw := make([]byte, 0, d.Size)
-	for _, c := range parts {
+	for _, c := range chunks {
 		raw = append(raw, c.Data...)
 	}
-	if len(parts) != d.Chunks || len(raw) != d.Size {
-		return nil, fmt.Errorf("%w: %s has %d of %d chunks, %d of %d bytes", errIncomplete, d.ID, len(parts), d.Chunks, len(raw), d.Size)
+	if len(chunks) != d.Chunks || len(raw) != d.Size {
+		return nil, fmt.Errorf("%w: %s has %d of %d chunks, %d of %d bytes",
+			errMissingChunks, d.ID, len(chunks), d.Chunks, len(raw), d.Size)
 	}
 	return raw, nil
 }

@@ -29,30 +29,37 @@ func TestMain(m *testing.M) {
 type bench struct {
 	t     *testing.T
 	db    *mongo.Database
-	owner *counted
+	owner *countingOwner
 }
 
-// counted counts the transactions of the owner.
-type counted struct {
+// countingOwner counts the transactions of the owner.
+type countingOwner struct {
 	*lease.Held
-	n int
+	transactions int
 }
 
-func (c *counted) Fenced(ctx context.Context, dirty []string, fn func(context.Context) error) error {
-	c.n++
+func (c *countingOwner) Fenced(ctx context.Context, dirty []string, fn func(context.Context) error) error {
+	c.transactions++
 	return c.Held.Fenced(ctx, dirty, fn)
 }
 
 func setUp(t *testing.T) *bench {
 	t.Helper()
 	db := stacktest.Database(t, stacktest.Client(t))
-	return &bench{t: t, db: db, owner: &counted{Held: own(t, db, "a")}}
+	return &bench{t: t, db: db, owner: &countingOwner{Held: acquireLease(t, db, "a")}}
 }
 
-// own acquires a lease that lasts longer than any test: nobody has to renew it.
-func own(t *testing.T, db *mongo.Database, node string) *lease.Held {
+// acquireLease acquires a lease that outlasts every test, so that it need not be renewed.
+func acquireLease(t *testing.T, db *mongo.Database, node string) *lease.Held {
 	t.Helper()
-	l, err := lease.New(lease.Config{Collection: db.Collection("watchers"), ID: "orders/0of1", Node: node, TTL: time.Hour, Renew: 200 * time.Millisecond, ReplicaSetID: "here"})
+	l, err := lease.New(lease.Config{
+		Collection:   db.Collection("watchers"),
+		ID:           "orders/0of1",
+		Node:         node,
+		TTL:          time.Hour,
+		Renew:        200 * time.Millisecond,
+		ReplicaSetID: "here",
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -73,6 +80,7 @@ func (b *bench) add(id any, fields ...bson.E) Letter {
 	return b.letter(doc)
 }
 
+// letter returns the letter of an envelope.
 func (b *bench) letter(doc bson.D) Letter {
 	b.t.Helper()
 	raw, err := bson.Marshal(doc)
@@ -80,8 +88,14 @@ func (b *bench) letter(doc bson.D) Letter {
 		b.t.Fatal(err)
 	}
 	return Letter{
-		NS: b.db.Name() + ".outbox", Raw: raw, Class: record.Malformed, Reason: "type is missing", Topic: "outbox.event.order",
-		Partition: 3, Pos: "8265", Source: Source{Kind: "relay", Watcher: "orders", Node: "a", Epoch: 1},
+		NS:        b.db.Name() + ".outbox",
+		Raw:       raw,
+		Class:     record.Malformed,
+		Reason:    "type is missing",
+		Topic:     "outbox.event.order",
+		Partition: 3,
+		Pos:       "8265",
+		Source:    Source{Kind: "relay", Watcher: "orders", Node: "a", Epoch: 1},
 	}
 }
 
@@ -111,60 +125,82 @@ func TestMoveIsIdempotentAndKeepsTheWholeEnvelope(t *testing.T) {
 	t.Parallel()
 	b := setUp(t)
 	healthy := b.add("healthy")
-	// Names that an update might take for operators or paths, bytes, and a reason that is no UTF-8.
-	l := b.add("x", bson.E{Key: "payload", Value: bson.D{{Key: "$set", Value: 1}, {Key: "a.b", Value: bson.Binary{Data: []byte{0, 255}}}}})
-	l.Reason = "bad \xff byte " + strings.Repeat("r", 2*maxReason)
-	l2 := b.add(bson.NewObjectID())
-	l2.Attempts = []Attempt{{At: time.UnixMilli(1000), Class: record.RecordRefused, Reason: "first"}, {At: time.UnixMilli(2000), Class: record.AttemptsExhausted, Reason: "last"}}
-	l2.Partition = record.AnyPartition
-	if r := b.move(l, l2); r != (Result{Moved: 2, Deleted: 2}) {
-		t.Errorf("first: %+v", r)
+
+	// The payload has names that look like operators and paths, and bytes. The reason is not valid
+	// UTF-8.
+	payload := bson.D{{Key: "$set", Value: 1}, {Key: "a.b", Value: bson.Binary{Data: []byte{0, 255}}}}
+	plain := b.add("x", bson.E{Key: "payload", Value: payload})
+	plain.Reason = "bad \xff byte " + strings.Repeat("r", 2*maxReason)
+	retried := b.add(bson.NewObjectID())
+	retried.Attempts = []Attempt{
+		{At: time.UnixMilli(1000), Class: record.RecordRefused, Reason: "first"},
+		{At: time.UnixMilli(2000), Class: record.AttemptsExhausted, Reason: "last"},
 	}
-	d, err := Open(t.Context(), b.db, b.id(l, 0))
+	retried.Partition = record.AnyPartition
+	if r, want := b.move(plain, retried), (Result{Moved: 2, Deleted: 2}); r != want {
+		t.Errorf("first move: got %+v, want %+v", r, want)
+	}
+
+	d, err := Open(t.Context(), b.db, b.id(plain, 0))
 	if err != nil {
 		t.Fatal(err)
 	}
-	if !bytes.Equal(d.Envelope, l.Raw) || d.Class != record.Malformed || d.Topic != l.Topic || *d.Partition != 3 || d.Pos != "8265" ||
-		d.Source.Epoch != 1 || len(d.Attempts) != 1 || d.MovedAt.IsZero() || !d.FirstFailure.Equal(d.MovedAt) || !strings.HasPrefix(d.Reason, "bad \uFFFD byte") || len(d.Reason) > maxReason+8 {
-		t.Errorf("letter: %+v", d)
+	if !bytes.Equal(d.Envelope, plain.Raw) || d.Class != record.Malformed || d.Topic != plain.Topic ||
+		*d.Partition != 3 || d.Pos != "8265" || d.Source.Epoch != 1 {
+		t.Errorf("the fields of the letter: %+v", d)
 	}
-	again := l
+	if len(d.Attempts) != 1 || d.MovedAt.IsZero() || !d.FirstFailure.Equal(d.MovedAt) {
+		t.Errorf("the attempts of the letter: %+v", d)
+	}
+	if !strings.HasPrefix(d.Reason, "bad \uFFFD byte") || len(d.Reason) > maxReason+8 {
+		t.Errorf("the reason of the letter: got %d bytes, %.20q", len(d.Reason), d.Reason)
+	}
+
+	// The second move changes nothing.
+	again := plain
 	again.Reason = "another"
-	if r := b.move(again); r != (Result{Known: 1}) {
-		t.Errorf("again: %+v", r)
+	if r, want := b.move(again), (Result{Known: 1}); r != want {
+		t.Errorf("second move: got %+v, want %+v", r, want)
 	}
-	if d2, err := Open(t.Context(), b.db, b.id(l, 0)); err != nil || d2.Reason != d.Reason || !d2.MovedAt.Equal(d.MovedAt) {
-		t.Errorf("a repetition changed the letter: %+v, %v", d2, err)
+	d2, err := Open(t.Context(), b.db, b.id(plain, 0))
+	if err != nil || d2.Reason != d.Reason || !d2.MovedAt.Equal(d.MovedAt) {
+		t.Errorf("the second move changed the letter: %+v, %v", d2, err)
 	}
-	if d, err := Open(t.Context(), b.db, b.id(l2, 0)); err != nil || d.Partition != nil || len(d.Attempts) != 2 || d.FirstFailure.UnixMilli() != 1000 || d.LastFailure.UnixMilli() != 2000 {
-		t.Errorf("letter with a history: %+v, %v", d, err)
+
+	d, err = Open(t.Context(), b.db, b.id(retried, 0))
+	if err != nil || d.Partition != nil || len(d.Attempts) != 2 ||
+		d.FirstFailure.UnixMilli() != 1000 || d.LastFailure.UnixMilli() != 2000 {
+		t.Errorf("the letter with two attempts: %+v, %v", d, err)
 	}
 	if n := b.count("outbox"); n != 1 {
-		t.Errorf("%d envelopes are left, want the healthy one", n)
+		t.Errorf("%d envelopes are left, want only the healthy one", n)
 	}
 	if _, err := Open(t.Context(), b.db, b.id(healthy, 0)); !errors.Is(err, store.ErrNotFound) {
-		t.Errorf("a letter that is not there: %v", err)
+		t.Errorf("a letter that does not exist: got %v, want %v", err, store.ErrNotFound)
 	}
 }
 
 func TestN16_ALetterIsMadeFromTheStreamsImage(t *testing.T) {
 	t.Parallel()
 	b := setUp(t)
-	gone := b.letter(bson.D{{Key: "_id", Value: "gone"}}) // inserted and deleted in one transaction
-	if r := b.move(gone); r != (Result{Moved: 1}) {
-		t.Errorf("%+v", r)
+
+	// This envelope was inserted and deleted in one transaction.
+	gone := b.letter(bson.D{{Key: "_id", Value: "gone"}})
+	if r, want := b.move(gone), (Result{Moved: 1}); r != want {
+		t.Errorf("a deleted envelope: got %+v, want %+v", r, want)
 	}
-	// Requeued meanwhile: the next delivery of the same id is another's to finish.
+
+	// This envelope was requeued since. The outbox contains its next delivery, which must stay.
 	old := b.letter(bson.D{{Key: "_id", Value: "again"}})
 	next := b.add("again", bson.E{Key: "delivery", Value: int32(1)})
-	if r := b.move(old); r != (Result{Moved: 1}) {
-		t.Errorf("%+v", r)
+	if r, want := b.move(old), (Result{Moved: 1}); r != want {
+		t.Errorf("a requeued envelope: got %+v, want %+v", r, want)
 	}
 	if b.count("outbox") != 1 {
 		t.Error("the requeued envelope was deleted with its old delivery")
 	}
-	if r := b.move(next); r != (Result{Moved: 1, Deleted: 1}) {
-		t.Errorf("%+v", r)
+	if r, want := b.move(next), (Result{Moved: 1, Deleted: 1}); r != want {
+		t.Errorf("the next delivery: got %+v, want %+v", r, want)
 	}
 	for delivery := range int32(2) {
 		if _, err := Open(t.Context(), b.db, b.id(old, delivery)); err != nil {
@@ -182,12 +218,14 @@ func TestN16_AMalformedEnvelopeKeepsItsBytes(t *testing.T) {
 		deep = bson.D{{Key: "d", Value: deep}}
 	}
 	nested := b.add("deep", deep...)
+
 	if r := b.move(twice, nested); r.Moved != 2 || r.Deleted != 1 || r.Chunked != 1 {
-		t.Errorf("%+v", r)
+		t.Errorf("got %+v, want 2 moved, 1 deleted, 1 chunked", r)
 	}
 	for _, l := range []Letter{twice, nested} {
-		if d, err := Open(t.Context(), b.db, b.id(l, 0)); err != nil || !bytes.Equal(d.Envelope, l.Raw) {
-			t.Errorf("%d bytes of %d, %v", len(d.Envelope), len(l.Raw), err)
+		d, err := Open(t.Context(), b.db, b.id(l, 0))
+		if err != nil || !bytes.Equal(d.Envelope, l.Raw) {
+			t.Errorf("%s: got %d bytes, %v, want the %d bytes of the envelope", d.ID, len(d.Envelope), err, len(l.Raw))
 		}
 	}
 }
@@ -195,23 +233,27 @@ func TestN16_AMalformedEnvelopeKeepsItsBytes(t *testing.T) {
 func TestN20_LargeAndManyFit(t *testing.T) {
 	t.Parallel()
 	b := setUp(t)
-	coll := b.db.Collection("outbox")
+
+	// A large envelope: four chunks of 4 MiB in two transactions, and then the letter.
 	large := b.add("large", bson.E{Key: "payload", Value: make([]byte, 16<<20-200)})
 	large.Reason = strings.Repeat("reason ", 1000)
-	if r := b.move(large); r != (Result{Moved: 1, Deleted: 1, Chunked: 1}) {
-		t.Errorf("%+v", r)
+	if r, want := b.move(large), (Result{Moved: 1, Deleted: 1, Chunked: 1}); r != want {
+		t.Errorf("a large envelope: got %+v, want %+v", r, want)
 	}
-	if b.owner.n != 3 { // 4 chunks of 4 MiB in two transactions, then the letter
-		t.Errorf("%d transactions", b.owner.n)
+	if b.owner.transactions != 3 {
+		t.Errorf("a large envelope: got %d transactions, want 3", b.owner.transactions)
 	}
 	d, err := Open(t.Context(), b.db, b.id(large, 0))
 	if err != nil || !bytes.Equal(d.Envelope, large.Raw) || d.Chunks != 4 {
-		t.Errorf("%d bytes in %d chunks, %v", len(d.Envelope), d.Chunks, err)
+		t.Errorf("a large letter: got %d bytes in %d chunks, %v", len(d.Envelope), d.Chunks, err)
 	}
-	if n, err := b.db.Collection("outbox_dead").CountDocuments(t.Context(), Letters()); err != nil || n != 1 {
-		t.Errorf("%d letters without their chunks, %v", n, err)
+	n, err := b.db.Collection("outbox_dead").CountDocuments(t.Context(), Letters())
+	if err != nil || n != 1 {
+		t.Errorf("letters without chunks: got %d, %v, want 1", n, err)
 	}
-	b.owner.n = 0
+
+	// Many small envelopes.
+	b.owner.transactions = 0
 	var docs []any
 	var letters []Letter
 	for i := range 2100 {
@@ -219,19 +261,25 @@ func TestN20_LargeAndManyFit(t *testing.T) {
 		docs = append(docs, doc)
 		letters = append(letters, b.letter(doc))
 	}
-	if _, err := coll.InsertMany(t.Context(), docs, options.InsertMany().SetOrdered(false)); err != nil {
+	unordered := options.InsertMany().SetOrdered(false)
+	if _, err := b.db.Collection("outbox").InsertMany(t.Context(), docs, unordered); err != nil {
 		t.Fatal(err)
 	}
-	if r := b.move(letters...); r != (Result{Moved: 2100, Deleted: 2100}) || b.owner.n < 3 || b.owner.n > 2100/smallest {
-		t.Errorf("%+v in %d transactions", r, b.owner.n)
+	if r, want := b.move(letters...), (Result{Moved: 2100, Deleted: 2100}); r != want {
+		t.Errorf("many envelopes: got %+v, want %+v", r, want)
 	}
-	b.owner.n = 0
+	if b.owner.transactions < 3 || b.owner.transactions > 2100/minPartSize {
+		t.Errorf("many envelopes: got %d transactions", b.owner.transactions)
+	}
+
+	// Each of these fits a transaction, but two of them do not.
+	b.owner.transactions = 0
 	letters = letters[:0]
 	for i := range 3 {
 		letters = append(letters, b.add(fmt.Sprint("big", i), bson.E{Key: "payload", Value: make([]byte, 5<<20)}))
 	}
-	if r := b.move(letters...); r.Moved != 3 || r.Deleted != 3 || b.owner.n != 3 {
-		t.Errorf("%+v in %d transactions: more than 8 MiB in one", r, b.owner.n)
+	if r := b.move(letters...); r.Moved != 3 || r.Deleted != 3 || b.owner.transactions != 3 {
+		t.Errorf("big envelopes: got %+v in %d transactions, want 3 in 3", r, b.owner.transactions)
 	}
 }
 
@@ -239,37 +287,46 @@ func TestN03_ADeposedOwnerMovesNothing(t *testing.T) {
 	t.Parallel()
 	b := setUp(t)
 	l := b.add("x")
-	if _, err := b.db.Collection("watchers").UpdateOne(t.Context(), bson.D{}, bson.D{{Key: "$set", Value: bson.D{{Key: "expiresAt", Value: time.UnixMilli(0)}}}}); err != nil {
+	expire := bson.D{{Key: "$set", Value: bson.D{{Key: "expiresAt", Value: time.UnixMilli(0)}}}}
+	if _, err := b.db.Collection("watchers").UpdateOne(t.Context(), bson.D{}, expire); err != nil {
 		t.Fatal(err)
 	}
-	own(t, b.db, "b") // the first one does not know yet, and finds its lease valid
+
+	// Another node takes over. The first one has not noticed yet, and its lease is still valid by
+	// its own clock.
+	acquireLease(t, b.db, "b")
 	if !b.owner.Valid() {
-		t.Fatal("the deposed owner knows already")
+		t.Fatal("the deposed owner has noticed the takeover")
 	}
-	if r, err := Move(t.Context(), b.owner, []Letter{l}); !errors.Is(err, lease.ErrLeaseLost) || r != (Result{}) {
-		t.Errorf("%+v, %v", r, err)
+	r, err := Move(t.Context(), b.owner, []Letter{l})
+	if !errors.Is(err, lease.ErrLeaseLost) || r != (Result{}) {
+		t.Errorf("got %+v, %v, want %v", r, err, lease.ErrLeaseLost)
 	}
 	if b.count("outbox") != 1 || b.count("outbox_dead") != 0 {
 		t.Error("a deposed owner moved an envelope")
 	}
 }
 
-// N3: where the server is too slow for one transaction of all, there are smaller ones; else none of them would be moved, ever.
+// N3: if the server is too slow for one transaction with all letters, Move uses smaller ones.
+// Otherwise it would never move any of them.
 func TestN03_LettersAreMovedInPartsWhereTheServerIsSlow(t *testing.T) {
 	t.Parallel()
 	b := setUp(t)
-	letters := []Letter{b.add("large", bson.E{Key: "payload", Value: make([]byte, 15<<20+1)})} // in chunks
+	chunked := b.add("large", bson.E{Key: "payload", Value: make([]byte, 15<<20+1)})
+	letters := []Letter{chunked}
 	for i := range 39 {
 		letters = append(letters, b.add(i))
 	}
+
 	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
 	defer cancel()
 	slow := &stacktest.Hasty{Fence: b.owner, Coll: b.db.Collection(Collection("outbox")), Most: 1}
-	if r, err := Move(ctx, slow, letters); err != nil || r != (Result{Moved: 40, Deleted: 40, Chunked: 1}) {
-		t.Errorf("%+v, %v; %d attempts in vain", r, err, slow.Late.Load())
+	r, err := Move(ctx, slow, letters)
+	if want := (Result{Moved: 40, Deleted: 40, Chunked: 1}); err != nil || r != want {
+		t.Errorf("got %+v, %v, want %+v; %d attempts failed", r, err, want, slow.Late.Load())
 	}
 	if n := b.count("outbox"); n != 0 {
-		t.Errorf("%d envelopes are left", n)
+		t.Errorf("%d envelopes are left, want none", n)
 	}
 }
 
@@ -277,18 +334,25 @@ func TestMoveRefusesWhatItCannotWrite(t *testing.T) {
 	t.Parallel()
 	b := setUp(t)
 	good := b.add("good")
-	noID := b.letter(bson.D{{Key: "a", Value: 1}})
-	noClass, noNS, broken := good, good, good
-	noClass.Class, noNS.NS, broken.Raw = "", "outbox", good.Raw[:len(good.Raw)-1]
-	for i, bad := range []Letter{noID, noClass, noNS, broken} {
+	noClass, noNS, truncated := good, good, good
+	noClass.Class = ""
+	noNS.NS = "outbox"
+	truncated.Raw = good.Raw[:len(good.Raw)-1]
+
+	for name, bad := range map[string]Letter{
+		"no id":        b.letter(bson.D{{Key: "a", Value: 1}}),
+		"no class":     noClass,
+		"no namespace": noNS,
+		"truncated":    truncated,
+	} {
 		if _, err := Move(t.Context(), b.owner, []Letter{good, bad}); err == nil {
-			t.Errorf("letter %d was taken", i)
+			t.Errorf("%s: got no error", name)
 		}
 	}
 	if b.count("outbox") != 1 {
-		t.Error("something was moved all the same")
+		t.Error("a move with an invalid letter has removed an envelope")
 	}
 	if r := b.move(); r != (Result{}) {
-		t.Errorf("nothing: %+v", r)
+		t.Errorf("a move of no letters: got %+v, want none", r)
 	}
 }

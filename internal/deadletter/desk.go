@@ -21,33 +21,36 @@ const (
 	FromHandler = "handler"
 )
 
-// Desk is where somebody who is not the owner of a watcher deals with its dead letters. One Desk is one action: its Run
-// is written on the letters that it requeues.
+// Desk edits, requeues and discards the dead letters of a watcher. It is for processes that do not
+// own the watcher. A Desk is made for one action: its Run is stored on the letters that the action
+// requeues.
 type Desk struct {
-	State   *mongo.Database // of the watcher documents; its client reaches the outboxes too
+	State   *mongo.Database // contains the watcher documents; its client also reaches the outboxes
 	Watcher string
 	Actor   string
 	Run     string
 }
 
-// NewDesk begins an action.
+// NewDesk returns a Desk for one action of actor, with a new Run.
 func NewDesk(state *mongo.Database, watcher, actor string) Desk {
 	return Desk{State: state, Watcher: watcher, Actor: actor, Run: uuid.NewString()}
 }
 
 func (k Desk) client() *mongo.Client { return k.State.Client() }
 
-// again reads what envelopes that are delivered again have in common.
-func (k Desk) again(ctx context.Context, late bool) (again, error) {
+// newEnvelopeBuilder reads the server time and the seal, which all envelopes of a requeue have in
+// common.
+func (k Desk) newEnvelopeBuilder(ctx context.Context, ignoreExpiry bool) (envelopeBuilder, error) {
 	now, err := store.ServerTime(ctx, k.client())
 	if err != nil {
-		return again{}, err
+		return envelopeBuilder{}, err
 	}
+
 	seal, err := store.NewRegistry(k.State.Collection("collections")).Seal(ctx)
-	return again{now: now, late: late, seal: seal}, err
+	return envelopeBuilder{now: now, ignoreExpiry: ignoreExpiry, seal: seal}, err
 }
 
-func (k Desk) outbox(ns string) (*mongo.Collection, error) {
+func (k Desk) outboxCollection(ns string) (*mongo.Collection, error) {
 	coll, err := store.Outboxed(k.client(), ns)
 	if err != nil {
 		return nil, err
@@ -55,7 +58,8 @@ func (k Desk) outbox(ns string) (*mongo.Collection, error) {
 	return store.Majority(coll), nil
 }
 
-// RefusedError says why a letter cannot be requeued as it is, and what would help. Nothing was changed.
+// RefusedError is returned for a letter that cannot be requeued as it is. The reason includes the
+// fix. Nothing was changed.
 type RefusedError struct {
 	ID     ID
 	Reason string
@@ -63,40 +67,47 @@ type RefusedError struct {
 
 func (e *RefusedError) Error() string { return e.ID.String() + ": " + e.Reason }
 
-// ErrConflict is what a *ConflictError is.
-var ErrConflict = errors.New("the dead letter was changed meanwhile")
+// ErrConflict matches every *ConflictError.
+var ErrConflict = errors.New("the dead letter was changed in the meantime")
 
-// ConflictError refuses an edit that was made from another version of the letter.
+// ConflictError is returned for an edit that was made from another version of the letter.
 type ConflictError struct {
 	ID         ID
 	Want, Have int32
 }
 
 func (e *ConflictError) Error() string {
-	return fmt.Sprintf("%s: it is at version %d, and the edit was made from version %d; show it again and edit that", e.ID, e.Have, e.Want)
+	return fmt.Sprintf("%s: it is at version %d, but the edit was made from version %d; "+
+		"show it again and edit that version",
+		e.ID, e.Have, e.Want)
 }
 
-// Is makes the error an [ErrConflict].
+// Is reports whether target is [ErrConflict].
 func (e *ConflictError) Is(target error) bool { return target == ErrConflict }
 
-// ErrReplayed is what a *ReplayedError is.
-var ErrReplayed = errors.New("the dead letter was requeued already")
+// ErrReplayed matches every *ReplayedError.
+var ErrReplayed = errors.New("the dead letter is already requeued")
 
-// ReplayedError refuses a letter that was requeued.
+// ReplayedError is returned for a letter that is already requeued.
 type ReplayedError struct {
 	ID ID
 	By Replayed
 }
 
 func (e *ReplayedError) Error() string {
-	return fmt.Sprintf("%s: %s requeued it at %s as delivery %d; if that one died too, it is a letter of its own", e.ID, e.By.Actor, e.By.At.UTC().Format(time.RFC3339), e.By.Delivery)
+	return fmt.Sprintf("%s: %s requeued it at %s as delivery %d; if that delivery died too, requeue its letter",
+		e.ID, e.By.Actor, e.By.At.UTC().Format(time.RFC3339), e.By.Delivery)
 }
 
-// Is makes the error an [ErrReplayed].
+// Is reports whether target is [ErrReplayed].
 func (e *ReplayedError) Is(target error) bool { return target == ErrReplayed }
 
-// markReplayed writes on letters that they were requeued as one delivery.
-func (k Desk) markReplayed(tx context.Context, dead *mongo.Collection, filter bson.D, delivery int32, edited []string) (int64, error) {
+// markReplayed marks the letters that match filter as requeued with the given delivery, and returns
+// their number. edited names the fields that were changed.
+func (k Desk) markReplayed(
+	tx context.Context, dead *mongo.Collection, filter bson.D, delivery int32, edited []string,
+) (int64, error) {
+	// Literals, because a text that begins with $ would be an expression in a pipeline.
 	replayed := bson.D{
 		{Key: "at", Value: "$$NOW"},
 		{Key: "actor", Value: bson.D{{Key: "$literal", Value: k.Actor}}},
@@ -106,9 +117,10 @@ func (k Desk) markReplayed(tx context.Context, dead *mongo.Collection, filter bs
 	if len(edited) > 0 {
 		replayed = append(replayed, bson.E{Key: "edited", Value: bson.D{{Key: "$literal", Value: edited}}})
 	}
-	version := bson.D{{Key: "$add", Value: bson.A{bson.D{{Key: "$ifNull", Value: bson.A{"$version", int32(0)}}}, int32(1)}}}
+
+	oldVersion := bson.D{{Key: "$ifNull", Value: bson.A{"$version", int32(0)}}}
 	res, err := dead.UpdateMany(tx, filter, mongo.Pipeline{{{Key: "$set", Value: bson.D{
-		{Key: "version", Value: version},
+		{Key: "version", Value: bson.D{{Key: "$add", Value: bson.A{oldVersion, int32(1)}}}},
 		{Key: "replayed", Value: replayed},
 	}}}})
 	if err != nil {
@@ -117,27 +129,35 @@ func (k Desk) markReplayed(tx context.Context, dead *mongo.Collection, filter bs
 	return res.MatchedCount, nil
 }
 
-// holdings reads what the outbox holds under ids, by the bytes of the id.
-func holdings(ctx context.Context, outbox *mongo.Collection, ids []bson.RawValue) (map[string]*held, error) {
-	cur, err := outbox.Find(ctx, in("_id", ids), options.Find().SetProjection(bson.D{
-		{Key: "state", Value: 1}, {Key: "dueAt", Value: 1}, {Key: "claim", Value: 1}, {Key: "sentAt", Value: 1}, {Key: "delivery", Value: 1},
+// readOutboxEntries returns the state of the envelopes with these ids that are in the outbox, by
+// [valueKey] of the id.
+func readOutboxEntries(
+	ctx context.Context, outbox *mongo.Collection, ids []bson.RawValue,
+) (map[string]*outboxEntry, error) {
+	cur, err := outbox.Find(ctx, fieldIn("_id", ids), options.Find().SetProjection(bson.D{
+		{Key: "state", Value: 1},
+		{Key: "dueAt", Value: 1},
+		{Key: "claim", Value: 1},
+		{Key: "sentAt", Value: 1},
+		{Key: "delivery", Value: 1},
 	}))
 	if err != nil {
-		return nil, fmt.Errorf("looking for envelopes in %s: %w", store.Namespace(outbox), err)
+		return nil, fmt.Errorf("finding envelopes in %s: %w", store.Namespace(outbox), err)
 	}
 	defer func() { _ = cur.Close(context.WithoutCancel(ctx)) }()
-	out := make(map[string]*held)
+
+	entries := make(map[string]*outboxEntry)
 	for cur.Next(ctx) {
-		out[keyOf(cur.Current.Lookup("_id"))] = heldOf(cur.Current)
+		entries[valueKey(cur.Current.Lookup("_id"))] = newOutboxEntry(cur.Current)
 	}
 	if err := cur.Err(); err != nil {
-		return nil, fmt.Errorf("looking for envelopes in %s: %w", store.Namespace(outbox), err)
+		return nil, fmt.Errorf("finding envelopes in %s: %w", store.Namespace(outbox), err)
 	}
-	return out, nil
+	return entries, nil
 }
 
-// keyOf tells values of different types apart.
-func keyOf(v bson.RawValue) string { return string([]byte{byte(v.Type)}) + string(v.Value) }
+// valueKey returns a map key for v. Values of different BSON types have different keys.
+func valueKey(v bson.RawValue) string { return string([]byte{byte(v.Type)}) + string(v.Value) }
 
-// key is the letter's id for maps.
-func (id ID) key() string { return strconv.Itoa(int(id.Delivery)) + keyOf(id.ID) + id.NS }
+// mapKey returns a map key for the id.
+func (id ID) mapKey() string { return strconv.Itoa(int(id.Delivery)) + valueKey(id.ID) + id.NS }

@@ -17,101 +17,143 @@ import (
 	"github.com/outrelay/outrelay/resume"
 )
 
-// checkpointWait is how long a letter's event is waited for that the watcher has not passed.
-const checkpointWait = 2 * time.Second
+// maxCheckpointWait bounds how long Discard waits until the watcher has passed the events of the
+// letters.
+const maxCheckpointWait = 2 * time.Second
 
-// Discard removes the letters of one outbox that match and were there when it began, and returns how many. It takes no
-// fence: no envelope changes. Each part of at most [MaxLetters] is one write with majority; after a crash in the middle the
-// same call removes the rest. A letter whose event the watcher has not passed is a [*RefusedError], and nothing is removed:
-// the letter alone keeps the next owner from sending that event (N15). did, if not nil, hears the sum after each.
+// Discard removes the letters of one outbox that match q and existed when it began, and returns
+// their number. If did is not nil, Discard calls it with the total after each part.
+//
+// Discard takes no fence, because no envelope changes. Each part of at most [MaxLetters] letters is
+// one majority write. If Discard is interrupted, the same call removes the rest.
+//
+// Discard returns a [*RefusedError] and removes nothing if the watcher has not passed the event of
+// a letter: only the letter keeps the next owner from sending that event (N15). Discard blocks up
+// to 2 s until the watcher passes it.
 func (k Desk) Discard(ctx context.Context, ns string, q Query, did func(int64)) (int64, error) {
 	now, err := store.ServerTime(ctx, k.client())
 	if err != nil {
 		return 0, err
 	}
-	if q, err = q.guarded(now); err != nil {
+	if q, err = q.restrictToAction(now); err != nil {
 		return 0, err
 	}
-	dead, err := of(k.client(), ns)
+
+	dead, err := deadCollection(k.client(), ns)
 	if err != nil {
 		return 0, err
 	}
+
+	// Without this, majority reads may miss a letter that was moved just before the call (N22).
 	if err := store.CatchUp(ctx, dead); err != nil {
 		return 0, err
 	}
-	// A watcher that runs passes the event with its next checkpoint.
-	refused := new(RefusedError)
-	for began := time.Now(); ; {
-		if err = k.passed(ctx, dead, q); !errors.As(err, &refused) || time.Since(began) > checkpointWait {
-			break
-		}
-		if err := retry.Sleep(ctx, checkpointWait/20); err != nil {
-			return 0, err
-		}
-	}
-	if err != nil {
+	if err := k.waitUntilPassed(ctx, dead, q); err != nil {
 		return 0, err
 	}
+
 	var total int64
-	for s := (&scan{dead: dead, filter: q.filter()}); ; {
-		part, err := s.places(ctx, MaxLetters, math.MaxInt)
+	s := &scan{dead: dead, filter: q.mongoFilter()}
+	for {
+		part, err := s.nextPart(ctx, MaxLetters, math.MaxInt)
 		if err != nil || len(part) == 0 {
 			return total, err
 		}
-		ids := make([]ID, len(part))
-		chunks := bson.A{}
-		for i, p := range part {
-			ids[i] = p.ID
-			for n := range p.Chunks {
-				chunks = append(chunks, chunkID{p.ID, n})
-			}
-		}
-		// Chunks first: a crash between leaves a letter that says so, and not chunks that nobody finds.
-		if len(chunks) > 0 {
-			if _, err := dead.DeleteMany(ctx, in("_id", chunks)); err != nil {
-				return total, fmt.Errorf("discarding from %s: %w", store.Namespace(dead), err)
-			}
-		}
-		// One that was requeued meanwhile may not match any more.
-		res, err := dead.DeleteMany(ctx, and(in("_id", ids), q.filter()))
+
+		removed, err := removePart(ctx, dead, part, q)
 		if err != nil {
-			return total, fmt.Errorf("discarding from %s: %w", store.Namespace(dead), err)
+			return total, fmt.Errorf("discarding letters from %s: %w", store.Namespace(dead), err)
 		}
-		if total += res.DeletedCount; did != nil {
+		total += removed
+		if did != nil {
 			did(total)
 		}
 	}
 }
 
-// passed refuses a letter that matches if its event stands behind the position of the watcher or one of its slots.
-func (k Desk) passed(ctx context.Context, dead *mongo.Collection, q Query) error {
+// removePart removes the letters in part with their chunks, and returns the number of removed
+// letters.
+func removePart(ctx context.Context, dead *mongo.Collection, part []scanEntry, q Query) (int64, error) {
+	ids := make([]ID, len(part))
+	chunks := bson.A{}
+	for i, p := range part {
+		ids[i] = p.ID
+		for n := range p.Chunks {
+			chunks = append(chunks, chunkID{p.ID, n})
+		}
+	}
+
+	// Chunks first: after a crash between the two deletes, a letter with missing chunks can still
+	// be found. Chunks without their letter could not.
+	if len(chunks) > 0 {
+		if _, err := dead.DeleteMany(ctx, fieldIn("_id", chunks)); err != nil {
+			return 0, err
+		}
+	}
+
+	// The query is part of the filter because a letter that was requeued since the scan may no
+	// longer match.
+	res, err := dead.DeleteMany(ctx, joinFilters(fieldIn("_id", ids), q.mongoFilter()))
+	if err != nil {
+		return 0, err
+	}
+	return res.DeletedCount, nil
+}
+
+// waitUntilPassed blocks until the watcher has passed the events of all letters that match q. After
+// maxCheckpointWait it returns a [*RefusedError] instead. A running watcher passes an event with
+// its next checkpoint.
+func (k Desk) waitUntilPassed(ctx context.Context, dead *mongo.Collection, q Query) error {
+	began := time.Now()
+	for {
+		err := k.checkPassed(ctx, dead, q)
+		var refused *RefusedError
+		if !errors.As(err, &refused) || time.Since(began) > maxCheckpointWait {
+			return err
+		}
+
+		if err := retry.Sleep(ctx, maxCheckpointWait/20); err != nil {
+			return err
+		}
+	}
+}
+
+// checkPassed returns a [*RefusedError] if the event of a matching letter comes after the position
+// of the watcher, or of one of its slots.
+func (k Desk) checkPassed(ctx context.Context, dead *mongo.Collection, q Query) error {
 	watchers := store.Majority(k.State.Collection("watchers"))
 	ids, err := store.NewDivisions(k.State).IDs(ctx, k.Watcher)
 	if err != nil {
 		return err
 	}
+
 	for _, id := range ids {
 		var doc struct {
 			Token       resume.Token   `bson:"token"`
 			ClusterTime bson.Timestamp `bson:"clusterTime"`
 		}
 		err := watchers.FindOne(ctx, bson.D{{Key: "_id", Value: id}}).Decode(&doc)
-		if errors.Is(err, mongo.ErrNoDocuments) || err == nil && doc.ClusterTime.IsZero() {
-			continue // without a position nothing is read from one
+		noPosition := err == nil && doc.ClusterTime.IsZero()
+		if errors.Is(err, mongo.ErrNoDocuments) || noPosition {
+			// Without a position, no owner resumes the stream before the event.
+			continue
 		}
 		if err != nil {
 			return fmt.Errorf("reading the position of %s: %w", id, err)
 		}
+
+		position := cmp.Or(doc.Token.Data(), store.PosAt(doc.ClusterTime))
 		var letter struct {
 			ID ID `bson:"_id"`
 		}
-		at := cmp.Or(doc.Token.Data(), store.PosAt(doc.ClusterTime))
-		err = dead.FindOne(ctx, and(behind(at), q.filter()), options.FindOne().SetProjection(bson.D{{Key: "_id", Value: 1}})).Decode(&letter)
-		switch {
-		case err == nil:
-			return &RefusedError{letter.ID, fmt.Sprintf("%s has not passed its event yet, and its next owner would send it without the letter; discard it when the watcher runs and nothing holds it up", id)}
-		case !errors.Is(err, mongo.ErrNoDocuments):
-			return fmt.Errorf("looking for letters that are needed still in %s: %w", store.Namespace(dead), err)
+		err = dead.FindOne(ctx, joinFilters(afterPosition(position), q.mongoFilter()),
+			options.FindOne().SetProjection(bson.D{{Key: "_id", Value: 1}})).Decode(&letter)
+		if err == nil {
+			return &RefusedError{letter.ID, fmt.Sprintf("%s has not passed its event yet, and without the letter the next "+
+				"owner would send the event; discard it when the watcher runs and is not held up", id)}
+		}
+		if !errors.Is(err, mongo.ErrNoDocuments) {
+			return fmt.Errorf("finding letters in %s whose events are not passed: %w", store.Namespace(dead), err)
 		}
 	}
 	return nil

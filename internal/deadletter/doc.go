@@ -1,21 +1,28 @@
-// Package deadletter moves envelopes that can never be delivered out of the outbox, with the reason, into the collection
-// `<collection>_dead` beside it, and gives them back when somebody asks for it.
+// Package deadletter moves envelopes that can never be delivered out of the outbox into the
+// collection `<outbox>_dead`, together with the reason, and puts them back when an operator asks
+// for it.
 //
-// A move is a fenced transaction: the letter is there and the envelope is not, or neither happened, and only the owner
-// of the watcher can do it (N3). It is idempotent: an envelope that is moved again, after a crash before the watermark
-// passed it, changes nothing. The letter is made from the stream's image, so an envelope that was deleted meanwhile is
-// a letter all the same (N16), and its bytes are kept as they were, also those of a malformed one.
+// A move is a fenced transaction that only the owner of the watcher can make: it writes the letter
+// and removes the envelope, or does neither (N3). It is idempotent: if a crash happens before the
+// watermark has passed the envelope, the next owner moves it again, and nothing changes. The letter
+// is made from the event of the stream. So the letter is complete even if the envelope was deleted
+// in the meantime (N16), and a malformed envelope keeps its bytes.
 //
-// A transaction holds at most [MaxLetters] letters and [MaxBytes] bytes, except that one letter may be larger alone, and
-// fewer where the server is slow: it has to end well within the lease.
-// Move blocks while the lease is suspended. It costs one round trip for the server's time, and for each transaction the
-// fence, one bulk write and one delete for each collection, and the commit.
+// One transaction holds at most [MaxLetters] letters and [MaxBytes] bytes. A single larger letter
+// is allowed, and a slow server gets fewer letters, because the transaction must end well within
+// the lease. [Move] blocks while the lease is suspended. It costs one round trip for the server
+// time. Each transaction costs the fence, one bulk write and one delete per collection, and the
+// commit.
 //
-// Letters are kept until somebody discards them, or for as long as [SetExpiry] says. A letter that was requeued stays, marked
-// with who did it and as which delivery. [Desk] is for those who are not the owner: each part of a requeue is one
-// transaction with the fence of the watcher (N3), during which the owner cannot renew, so it is bounded like a move; in
-// between the owner gets its turn. A requeue of many letters costs for each part four reads, one bulk write and one update.
+// Letters are kept until they are discarded, or for the time given to [SetExpiry]. A requeued
+// letter stays, marked with the actor and the new delivery.
 //
-// [List], [Count] and [Summarize] ask several collections at once, four at a time. A page costs as many index entries as it
-// has letters, a total as many as match; a condition without an index of its own reads the letters in its window of time.
+// Processes other than the owner use [Desk]. A requeue consists of parts. Each part is one
+// transaction with the fence of the watcher (N3). The owner cannot renew its lease during a part,
+// so parts are bounded like moves, and there is a pause between two parts in which the owner
+// renews. Each part costs four reads, one bulk write and one update.
+//
+// [List], [Count] and [Summarize] query several collections, four at a time. A page reads as many
+// index entries as it has letters. A total reads as many index entries as letters match. A
+// condition without an index reads all letters in its time range.
 package deadletter

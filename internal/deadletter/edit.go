@@ -12,7 +12,7 @@ import (
 	"github.com/outrelay/outrelay/pkg/event"
 )
 
-// Editable are the fields of an envelope that an edit may set or remove.
+// Editable returns the names of the envelope fields that an edit may set or remove.
 func Editable() []string {
 	return []string{
 		"aggregatetype", "aggregateid", "type", "payload", "key", "topic", "partition", "headers",
@@ -20,24 +20,26 @@ func Editable() []string {
 	}
 }
 
-// Edit is a change to the envelope of a letter on its way back.
+// Edit is a change that is made to the envelope of a letter when it is requeued.
 type Edit struct {
-	Version int32  // of the letter that the edit was made from
+	Version int32  // version of the letter from which the edit was made
 	Set     bson.D // fields with their new values
 	Unset   []string
 }
 
-// Fields names what is changed, in order and once.
+// Fields returns the names of the changed fields, sorted and without duplicates.
 func (e Edit) Fields() []string {
-	out := slices.Clone(e.Unset)
+	names := slices.Clone(e.Unset)
 	for _, f := range e.Set {
-		out = append(out, f.Key)
+		names = append(names, f.Key)
 	}
-	slices.Sort(out)
-	return slices.Compact(out)
+	slices.Sort(names)
+	return slices.Compact(names)
 }
 
-func (e Edit) check() error {
+// validateFields returns an error unless the edit changes at least one field, names each field
+// once, and changes only fields that are editable.
+func (e Edit) validateFields() error {
 	names := e.Fields()
 	if len(names) == 0 {
 		return fmt.Errorf("the edit changes nothing; requeue the letter instead")
@@ -45,36 +47,46 @@ func (e Edit) check() error {
 	if len(names) != len(e.Set)+len(e.Unset) {
 		return fmt.Errorf("the edit names a field twice")
 	}
+
 	for _, n := range names {
 		if !slices.Contains(Editable(), n) {
-			return fmt.Errorf("field %q of an envelope cannot be edited; those that can are %v", n, Editable())
+			return fmt.Errorf("field %q of an envelope cannot be edited; the editable fields are %v", n, Editable())
 		}
 	}
 	return nil
 }
 
-// apply is the envelope with the edit. Fields that are set stand where they stood, or at the end.
-func (e Edit) apply(raw bson.Raw) (bson.Raw, error) {
+// applyTo returns the envelope raw with the edit. A changed field keeps its place, and a new field
+// is added at the end. The slot follows the new ordering key.
+func (e Edit) applyTo(raw bson.Raw) (bson.Raw, error) {
 	elems, err := raw.Elements()
 	if err != nil {
 		return nil, fmt.Errorf("reading the envelope: %w", err)
 	}
-	set := make(map[string]any, len(e.Set))
+
+	newValues := make(map[string]any, len(e.Set))
 	for _, f := range e.Set {
-		set[f.Key] = f.Value
+		newValues[f.Key] = f.Value
 	}
+
 	doc := make(bson.D, 0, len(elems)+len(e.Set))
 	written := map[string]bool{}
 	for _, el := range elems {
 		name := el.Key()
-		value, changed := set[name]
-		switch {
-		case slices.Contains(e.Unset, name), changed && written[name]: // a malformed envelope may repeat a field
-		case changed:
+		if slices.Contains(e.Unset, name) {
+			continue
+		}
+
+		value, changed := newValues[name]
+		if !changed {
+			doc = append(doc, bson.E{Key: name, Value: el.Value()})
+			continue
+		}
+
+		// A malformed envelope may repeat a field. The edit replaces all of them by one.
+		if !written[name] {
 			doc = append(doc, bson.E{Key: name, Value: value})
 			written[name] = true
-		default:
-			doc = append(doc, bson.E{Key: name, Value: el.Value()})
 		}
 	}
 	for _, f := range e.Set {
@@ -82,23 +94,26 @@ func (e Edit) apply(raw bson.Raw) (bson.Raw, error) {
 			doc = append(doc, f)
 		}
 	}
-	out, err := bson.Marshal(doc)
+
+	edited, err := bson.Marshal(doc)
 	if err != nil {
 		return nil, fmt.Errorf("writing the edited envelope: %w", err)
 	}
-	return reslot(out)
+	return updateSlot(edited)
 }
 
-// reslot makes the slot that of the ordering key (N28).
-func reslot(raw bson.Raw) (bson.Raw, error) {
+// updateSlot returns the envelope with the slot of its ordering key (N28).
+func updateSlot(raw bson.Raw) (bson.Raw, error) {
 	var v event.View
 	if err := event.Parse(raw, &v); err != nil {
-		return raw, nil // what is wrong is told by who parses it next, with the letter's name
+		// buildEnvelope parses the envelope again, and reports the error with the id of the letter.
+		return raw, nil
 	}
 	slot := event.Slot(v.OrderingKey())
 	if v.Slot == slot {
 		return raw, nil
 	}
+
 	elems, err := raw.Elements()
 	if err != nil {
 		return nil, fmt.Errorf("reading the edited envelope: %w", err)
@@ -109,24 +124,30 @@ func reslot(raw bson.Raw) (bson.Raw, error) {
 			doc = append(doc, bson.E{Key: e.Key(), Value: e.Value()})
 		}
 	}
-	out, err := bson.Marshal(append(doc, bson.E{Key: "slot", Value: slot}))
+	doc = append(doc, bson.E{Key: "slot", Value: slot})
+
+	edited, err := bson.Marshal(doc)
 	if err != nil {
 		return nil, fmt.Errorf("writing the edited envelope: %w", err)
 	}
-	return out, nil
+	return edited, nil
 }
 
-// EditAndRequeue gives one letter back to its outbox with a changed envelope, also one of which only the id was left. The
-// letter keeps the envelope that died. It returns the delivery that the envelope became.
+// EditAndRequeue changes the envelope of one letter and puts it back into its outbox. It returns
+// the number of the new delivery. It also works for a letter that contains only the id of its
+// envelope. The letter keeps the envelope that died.
 //
-// The edited envelope is validated before anything is written: a [*RefusedError] says what is wrong with it or why it cannot
-// go back. A letter that was changed since e.Version is a [*ConflictError], one that was requeued a [*ReplayedError], and
-// one that is gone [store.ErrNotFound].
+// EditAndRequeue validates the edited envelope before it writes anything. It returns
+//   - a [*RefusedError] if the edited envelope is invalid or cannot be requeued,
+//   - a [*ConflictError] if the letter was changed since e.Version,
+//   - a [*ReplayedError] if the letter is already requeued,
+//   - [store.ErrNotFound] if the letter does not exist.
 func (k Desk) EditAndRequeue(ctx context.Context, id ID, e Edit, o Options) (int32, error) {
-	if err := e.check(); err != nil {
+	if err := e.validateFields(); err != nil {
 		return 0, err
 	}
-	dead, err := of(k.client(), id.NS)
+
+	dead, err := deadCollection(k.client(), id.NS)
 	if err != nil {
 		return 0, err
 	}
@@ -140,48 +161,60 @@ func (k Desk) EditAndRequeue(ctx context.Context, id ID, e Edit, o Options) (int
 	if d.Version != e.Version {
 		return 0, &ConflictError{id, e.Version, d.Version}
 	}
-	if d.Envelope, err = e.apply(d.Envelope); err != nil {
+
+	if d.Envelope, err = e.applyTo(d.Envelope); err != nil {
 		return 0, &RefusedError{id, err.Error()}
 	}
-	a, err := k.again(ctx, o.Late)
+	builder, err := k.newEnvelopeBuilder(ctx, o.Late)
 	if err != nil {
 		return 0, err
 	}
 	if o.DryRun {
-		return k.edited(ctx, &d, e, a, true)
+		return k.requeueEdited(ctx, &d, e, builder, true)
 	}
-	var became int32
+
+	var delivery int32
 	err = store.Foreign(ctx, k.State, k.Watcher, []string{id.NS}, func(tx context.Context) (err error) {
-		became, err = k.edited(tx, &d, e, a, false)
+		delivery, err = k.requeueEdited(tx, &d, e, builder, false)
 		return err
 	})
-	return became, err
+	return delivery, err
 }
 
-// edited is the body of the transaction.
-func (k Desk) edited(tx context.Context, d *Dead, e Edit, a again, dryRun bool) (int32, error) {
-	dead, err := of(k.client(), d.ID.NS)
+// requeueEdited is the body of the transaction: it writes the edited envelope of d and marks the
+// letter. With dryRun it only validates.
+func (k Desk) requeueEdited(tx context.Context, d *Dead, e Edit, builder envelopeBuilder, dryRun bool) (int32, error) {
+	dead, err := deadCollection(k.client(), d.ID.NS)
 	if err != nil {
 		return 0, err
 	}
-	outbox, err := k.outbox(d.ID.NS)
+	outbox, err := k.outboxCollection(d.ID.NS)
 	if err != nil {
 		return 0, err
 	}
-	have, err := holdings(tx, outbox, []bson.RawValue{d.ID.ID})
+
+	entries, err := readOutboxEntries(tx, outbox, []bson.RawValue{d.ID.ID})
 	if err != nil {
 		return 0, err
 	}
-	delivery, err := have[keyOf(d.ID.ID)].next(d)
+	delivery, err := entries[valueKey(d.ID.ID)].nextDelivery(d)
 	if err != nil {
-		return k.doneBefore(tx, dead, d.ID, err)
+		// The outbox may contain the delivery that an earlier attempt of this transaction wrote.
+		return k.findEarlierAttempt(tx, dead, d.ID, err)
 	}
-	doc, err := a.document(d, delivery)
+	doc, err := builder.buildEnvelope(d, delivery)
 	if err != nil || dryRun {
 		return delivery, err
 	}
-	unchanged := bson.D{{Key: "_id", Value: d.ID}, {Key: "replayed", Value: nil}, {Key: "version", Value: e.Version}}
+
+	// The filter makes this the only one of several concurrent edits that succeeds.
+	unchanged := bson.D{
+		{Key: "_id", Value: d.ID},
+		{Key: "replayed", Value: nil},
+		{Key: "version", Value: e.Version},
+	}
 	if e.Version == 0 {
+		// The field is missing until the first change.
 		unchanged[2].Value = nil
 	}
 	matched, err := k.markReplayed(tx, dead, unchanged, delivery, e.Fields())
@@ -189,23 +222,28 @@ func (k Desk) edited(tx context.Context, d *Dead, e Edit, a again, dryRun bool) 
 		return 0, err
 	}
 	if matched == 0 {
-		return k.doneBefore(tx, dead, d.ID, &ConflictError{d.ID, e.Version, e.Version + 1})
+		return k.findEarlierAttempt(tx, dead, d.ID, &ConflictError{d.ID, e.Version, e.Version + 1})
 	}
+
 	_, err = outbox.BulkWrite(tx, []mongo.WriteModel{
 		mongo.NewReplaceOneModel().SetUpsert(true).SetFilter(bson.D{{Key: "_id", Value: d.ID.ID}}).SetReplacement(doc),
 	})
 	if err != nil {
-		return 0, fmt.Errorf("giving an envelope back to %s: %w", d.ID.NS, err)
+		return 0, fmt.Errorf("writing an envelope back to %s: %w", d.ID.NS, err)
 	}
 	return delivery, nil
 }
 
-// doneBefore is why, unless this very action has requeued the letter in an attempt whose outcome was not known.
-func (k Desk) doneBefore(tx context.Context, dead *mongo.Collection, id ID, why error) (int32, error) {
+// findEarlierAttempt returns the delivery of the letter if this action requeued it in an earlier
+// attempt whose outcome was unknown. It returns a [*ReplayedError] if another action requeued the
+// letter, and otherwise failure.
+func (k Desk) findEarlierAttempt(tx context.Context, dead *mongo.Collection, id ID, failure error) (int32, error) {
 	var d Dead
-	if err := dead.FindOne(tx, bson.D{{Key: "_id", Value: id}}).Decode(&d); err != nil || d.Replayed == nil {
-		return 0, why
+	err := dead.FindOne(tx, bson.D{{Key: "_id", Value: id}}).Decode(&d)
+	if err != nil || d.Replayed == nil {
+		return 0, failure
 	}
+
 	if d.Replayed.Run == k.Run {
 		return d.Replayed.Delivery, nil
 	}

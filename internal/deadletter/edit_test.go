@@ -26,63 +26,88 @@ func TestEditAndRequeue(t *testing.T) {
 	set := func(name string, v any) bson.D { return bson.D{{Key: name, Value: v}} }
 	payload := bson.Binary{Subtype: 0x80, Data: []byte("new")}
 
-	if _, err := b.edit(id, Edit{Version: 3, Set: set("payload", payload)}); !errors.Is(err, ErrConflict) || !strings.Contains(err.Error(), "show it again") {
-		t.Errorf("another version: %v", err)
+	// Edits that are refused.
+	_, err := b.edit(id, Edit{Version: 3, Set: set("payload", payload)})
+	if !errors.Is(err, ErrConflict) || !strings.Contains(err.Error(), "show it again") {
+		t.Errorf("edit of another version: got %v, want %v", err, ErrConflict)
 	}
 	for name, e := range map[string]Edit{
-		"nothing": {}, "its id": {Set: set("_id", "y")}, "its state": {Set: set("state", "parked")}, "a field twice": {Set: set("type", "a"), Unset: []string{"type"}},
+		"nothing":       {},
+		"its id":        {Set: set("_id", "y")},
+		"its state":     {Set: set("state", "parked")},
+		"a field twice": {Set: set("type", "a"), Unset: []string{"type"}},
 	} {
 		if _, err := b.edit(id, e); err == nil {
-			t.Errorf("an edit of %s was taken", name)
+			t.Errorf("edit of %s: got no error", name)
 		}
 	}
 	var refused *RefusedError
-	if _, err := b.edit(id, Edit{Set: set("payload", payload)}); !errors.As(err, &refused) || !strings.Contains(err.Error(), "contenttype") {
-		t.Errorf("still malformed: %v", err)
+	_, err = b.edit(id, Edit{Set: set("payload", payload)})
+	if !errors.As(err, &refused) || !strings.Contains(err.Error(), "contenttype") {
+		t.Errorf("edit that leaves the envelope malformed: got %v, want a refusal", err)
 	}
-	if _, err := b.edit(id, Edit{Set: set("headers", bson.D{{Key: "id", Value: "x"}}), Unset: []string{"contenttype"}}); !errors.As(err, &refused) {
-		t.Errorf("a reserved header: %v", err)
+	reserved := Edit{Set: set("headers", bson.D{{Key: "id", Value: "x"}}), Unset: []string{"contenttype"}}
+	if _, err := b.edit(id, reserved); !errors.As(err, &refused) {
+		t.Errorf("edit with a reserved header: got %v, want a refusal", err)
 	}
 	if b.stored("x") != nil || b.open(id).Replayed != nil {
-		t.Fatal("a refused edit left something")
+		t.Fatal("a refused edit has changed the outbox or the letter")
 	}
-	dry, err := b.desk().EditAndRequeue(t.Context(), id, Edit{Set: set("key", "k"), Unset: []string{"contenttype"}}, Options{DryRun: true})
-	if err != nil || dry != 1 || b.stored("x") != nil {
-		t.Errorf("dry run: %d, %v", dry, err)
+
+	dryRun := Edit{Set: set("key", "k"), Unset: []string{"contenttype"}}
+	delivery, err := b.desk().EditAndRequeue(t.Context(), id, dryRun, Options{DryRun: true})
+	if err != nil || delivery != 1 || b.stored("x") != nil {
+		t.Errorf("dry run: got %d, %v, want 1 and no envelope", delivery, err)
 	}
-	got, err := b.edit(id, Edit{Set: bson.D{{Key: "payload", Value: payload}, {Key: "key", Value: "k"}, {Key: "topic", Value: "t"}}, Unset: []string{"contenttype"}})
-	if err != nil || got != 1 {
-		t.Fatalf("%d, %v", got, err)
+
+	// An edit that succeeds.
+	fields := bson.D{{Key: "payload", Value: payload}, {Key: "key", Value: "k"}, {Key: "topic", Value: "t"}}
+	delivery, err = b.edit(id, Edit{Set: fields, Unset: []string{"contenttype"}})
+	if err != nil || delivery != 1 {
+		t.Fatalf("edit: got %d, %v, want 1", delivery, err)
 	}
 	raw := b.stored("x")
 	var v event.View
-	if err := event.Parse(raw, &v); err != nil || string(v.Payload) != "new" || string(v.Key) != "k" || string(v.Topic) != "t" || v.Slot != event.Slot([]byte("k")) || v.ContentType != nil ||
-		string(v.State) != "retry" || v.Delivery != 1 || string(v.Pos) != "8265" {
-		t.Errorf("%s, %v", raw, err)
+	if err := event.Parse(raw, &v); err != nil {
+		t.Fatalf("%s: %v", raw, err)
+	}
+	if string(v.Payload) != "new" || string(v.Key) != "k" || string(v.Topic) != "t" || v.ContentType != nil {
+		t.Errorf("the edited fields: %s", raw)
+	}
+	if v.Slot != event.Slot([]byte("k")) || string(v.State) != "retry" || v.Delivery != 1 || string(v.Pos) != "8265" {
+		t.Errorf("the fields of the relay: %s", raw)
 	}
 	if sub, _ := raw.Lookup("payload").Binary(); sub != 0x80 {
-		t.Errorf("the payload's subtype is %x", sub)
+		t.Errorf("the payload's subtype: got %x, want 80", sub)
 	}
+
 	d := b.open(id)
-	if d.Replayed == nil || strings.Join(d.Replayed.Edited, " ") != "contenttype key payload topic" || d.Version != 1 || !bytes.Equal(d.Envelope, l.Raw) {
-		t.Errorf("the letter: %+v", d)
+	if d.Replayed == nil || strings.Join(d.Replayed.Edited, " ") != "contenttype key payload topic" {
+		t.Errorf("the requeue on the letter: %+v", d.Replayed)
 	}
+	if d.Version != 1 || !bytes.Equal(d.Envelope, l.Raw) {
+		t.Errorf("the letter: got version %d, want 1 and the unchanged envelope: %+v", d.Version, d)
+	}
+
+	// A letter can be requeued once.
 	for _, version := range []int32{0, 1} {
 		if _, err := b.edit(id, Edit{Version: version, Set: set("type", "again")}); !errors.Is(err, ErrReplayed) {
-			t.Errorf("once more from version %d: %v", version, err)
+			t.Errorf("second edit, from version %d: got %v, want %v", version, err, ErrReplayed)
 		}
 	}
-	if _, err := b.edit(ID{NS: b.ns(), ID: ids(t, "nobody")[0]}, Edit{Set: set("type", "a")}); !errors.Is(err, store.ErrNotFound) {
-		t.Errorf("nobody's letter: %v", err)
+	missing := ID{NS: b.ns(), ID: ids(t, "nobody")[0]}
+	if _, err := b.edit(missing, Edit{Set: set("type", "a")}); !errors.Is(err, store.ErrNotFound) {
+		t.Errorf("edit of a letter that does not exist: got %v, want %v", err, store.ErrNotFound)
 	}
 }
 
 func TestALetterWithoutABodyGetsOneByAnEdit(t *testing.T) {
 	t.Parallel()
 	b := setUp(t)
-	l := b.letter(bson.D{{Key: "_id", Value: "bare"}})
+	bare := b.letter(bson.D{{Key: "_id", Value: "bare"}})
 	twice := b.letter(bson.D{{Key: "_id", Value: "twice"}, {Key: "type", Value: 1}, {Key: "type", Value: 2}})
-	b.move(l, twice)
+	b.move(bare, twice)
+
 	whole := bson.D{
 		{Key: "aggregatetype", Value: "order"},
 		{Key: "aggregateid", Value: "9"},
@@ -90,14 +115,19 @@ func TestALetterWithoutABodyGetsOneByAnEdit(t *testing.T) {
 		{Key: "payload", Value: bson.D{{Key: "a", Value: 1}}},
 		{Key: "headers", Value: bson.D{{Key: "h", Value: "v"}}},
 	}
-	for _, letter := range []Letter{l, twice} {
+	for _, letter := range []Letter{bare, twice} {
 		if _, err := b.edit(b.id(letter, 0), Edit{Set: whole}); err != nil {
 			t.Fatal(err)
 		}
+
 		raw := b.stored(b.id(letter, 0).Text())
 		var v event.View
-		if err := event.Parse(raw, &v); err != nil || string(v.OrderingKey()) != "9" || string(v.Type) != "T" || v.PayloadType != byte(bson.TypeEmbeddedDocument) || v.Slot != event.Slot([]byte("9")) {
-			t.Errorf("%s, %v", raw, err)
+		if err := event.Parse(raw, &v); err != nil {
+			t.Errorf("%s: %v", raw, err)
+		}
+		if string(v.OrderingKey()) != "9" || string(v.Type) != "T" || v.Slot != event.Slot([]byte("9")) ||
+			v.PayloadType != byte(bson.TypeEmbeddedDocument) {
+			t.Errorf("the edited envelope: %s", raw)
 		}
 	}
 }
@@ -107,6 +137,7 @@ func TestOfTwoEditsOfOneVersionOneIsRefused(t *testing.T) {
 	b := setUp(t)
 	l := b.good("x")
 	b.move(l)
+
 	errs := make(chan error)
 	for _, typ := range []string{"A", "B", "C"} {
 		go func() {
@@ -114,15 +145,16 @@ func TestOfTwoEditsOfOneVersionOneIsRefused(t *testing.T) {
 			errs <- err
 		}()
 	}
-	won := 0
+
+	succeeded := 0
 	for range 3 {
 		if err := <-errs; err == nil {
-			won++
+			succeeded++
 		} else if !errors.Is(err, ErrReplayed) && !errors.Is(err, ErrConflict) {
-			t.Error(err)
+			t.Errorf("a concurrent edit: got %v, want %v or %v", err, ErrReplayed, ErrConflict)
 		}
 	}
-	if won != 1 || delivery(b.stored("x")) != 1 {
-		t.Errorf("%d edits were taken", won)
+	if succeeded != 1 || readDelivery(b.stored("x")) != 1 {
+		t.Errorf("%d edits succeeded, want 1", succeeded)
 	}
 }

@@ -12,52 +12,45 @@ import (
 	"github.com/outrelay/outrelay/pkg/event"
 )
 
-// maxDocument is what a document may hold, less what a requeue adds to an envelope.
-const maxDocument = 16<<20 - 4<<10
+// maxEnvelopeBytes is the size limit of a document, less the bytes that a requeue adds to an
+// envelope.
+const maxEnvelopeBytes = 16<<20 - 4<<10
 
-// stripped are the fields of an envelope that tell of an earlier delivery, or are given anew.
-var stripped = map[string]bool{
-	"state": true, "pos": true, "pending": true, "attempts": true, "nextAt": true, "lastError": true, "history": true, "claim": true,
-	"origin": true, "redelivered": true, "delivery": true, "sentAt": true, "sent": true, "replayOf": true, "only": true, "ts": true, "dueAt": true,
-	"seal": true,
+// droppedFields are the fields of an envelope that describe an earlier delivery, or that a requeue
+// sets to new values.
+var droppedFields = map[string]bool{
+	"attempts": true, "claim": true, "delivery": true, "dueAt": true, "history": true, "lastError": true, "nextAt": true,
+	"only": true, "origin": true, "pending": true, "pos": true, "redelivered": true, "replayOf": true, "seal": true,
+	"sent": true, "sentAt": true, "state": true, "ts": true,
 }
 
-// again makes envelopes that are delivered again out of letters.
-type again struct {
-	now  time.Time // of the server
-	late bool      // also those that have expired: they lose their expiry
-	seal []byte    // of the state database, see [store.Registry.Seal]
+// envelopeBuilder builds the envelopes of a requeue from letters.
+type envelopeBuilder struct {
+	now          time.Time // server time
+	ignoreExpiry bool      // requeue expired envelopes without their expiry
+	seal         []byte    // seal of the state database, see [store.Registry.Seal]
 }
 
-// document is the envelope of a letter as it goes back to its outbox: exactly one that waits for a retry (N18), its times
-// the server's. ts is zero for the server to stamp. A *RefusedError says why the letter cannot be delivered as it is.
-func (a again) document(d *Dead, delivery int32) (bson.D, error) {
-	if problem := unfit(d.Envelope); problem != "" {
-		return nil, &RefusedError{d.ID, problem + "; edit it"}
+// buildEnvelope returns the envelope of d as it is written back to its outbox. It looks like an
+// envelope that waits for a retry (N18), with the server time. Its ts is zero, so that the server
+// sets it. If d cannot be delivered as it is, buildEnvelope returns a *RefusedError.
+func (b envelopeBuilder) buildEnvelope(d *Dead, delivery int32) (bson.D, error) {
+	if defect := describeDefect(d.Envelope); defect != "" {
+		return nil, &RefusedError{d.ID, defect + "; edit it"}
 	}
 	var v event.View
 	if err := event.Parse(d.Envelope, &v); err != nil {
 		return nil, &RefusedError{d.ID, err.Error() + "; edit it"}
 	}
-	expired := v.HasExpiresAt && v.ExpiresAt <= a.now.UnixMilli()
-	if expired && !a.late {
-		return nil, &RefusedError{d.ID, "it has expired; say that expiry is to be ignored, or edit it"}
+
+	expired := v.HasExpiresAt && v.ExpiresAt <= b.now.UnixMilli()
+	if expired && !b.ignoreExpiry {
+		return nil, &RefusedError{d.ID, "it has expired; ignore the expiry, or edit it"}
 	}
-	elems, err := d.Envelope.Elements()
+
+	doc, err := copyFields(d, &v, expired)
 	if err != nil {
-		return nil, fmt.Errorf("reading the envelope of %s: %w", d.ID, err)
-	}
-	doc := make(bson.D, 0, len(elems)+10)
-	for _, e := range elems {
-		name, value := e.Key(), e.Value()
-		switch {
-		case name == "dueAt" && v.HasDueAt: // it has been due: a document with dueAt would be scheduled again
-			name = "scheduledFor"
-			doc = slices.DeleteFunc(doc, func(e bson.E) bool { return e.Key == name })
-		case stripped[name], name == "expiresAt" && expired, name == "key" && v.Key == nil, name == "scheduledFor" && v.HasDueAt:
-			continue
-		}
-		doc = append(doc, bson.E{Key: name, Value: value})
+		return nil, err
 	}
 	if v.Key == nil {
 		doc = append(doc, bson.E{Key: "key", Value: string(v.OrderingKey())})
@@ -66,79 +59,122 @@ func (a again) document(d *Dead, delivery int32) (bson.D, error) {
 		bson.E{Key: "ts", Value: bson.Timestamp{}},
 		bson.E{Key: "state", Value: event.StateRetry},
 		bson.E{Key: "attempts", Value: int32(0)},
-		bson.E{Key: "nextAt", Value: bson.NewDateTimeFromTime(a.now)},
-		bson.E{Key: "pos", Value: d.position(v.TS)},
+		bson.E{Key: "nextAt", Value: bson.NewDateTimeFromTime(b.now)},
+		bson.E{Key: "pos", Value: d.exceptionPosition(v.TS)},
 		bson.E{Key: "origin", Value: store.OriginRequeue},
 		bson.E{Key: "delivery", Value: delivery},
 		bson.E{Key: "replayOf", Value: d.ID.String()},
-		bson.E{Key: "seal", Value: a.seal},
+		bson.E{Key: "seal", Value: b.seal},
 	)
-	if d.Source.Kind == FromHandler { // N18: other groups have dealt with it
+
+	// Other groups have handled the event, so only the handler that gave up gets it again (N18).
+	if d.Source.Kind == FromHandler {
 		doc = append(doc, bson.E{Key: "only", Value: d.Source.Group + "/" + d.Source.Handler})
 	}
 	return doc, nil
 }
 
-// unfit says what keeps the bytes of a letter from being an envelope at all, or "".
-func unfit(raw bson.Raw) string {
+// copyFields returns the fields of the envelope that a requeue keeps.
+func copyFields(d *Dead, v *event.View, expired bool) (bson.D, error) {
+	elems, err := d.Envelope.Elements()
+	if err != nil {
+		return nil, fmt.Errorf("reading the envelope of %s: %w", d.ID, err)
+	}
+
+	doc := make(bson.D, 0, len(elems)+10)
+	for _, e := range elems {
+		name, value := e.Key(), e.Value()
+
+		// The envelope was due before it died. With dueAt it would be scheduled again.
+		if name == "dueAt" && v.HasDueAt {
+			doc = slices.DeleteFunc(doc, func(e bson.E) bool { return e.Key == "scheduledFor" })
+			doc = append(doc, bson.E{Key: "scheduledFor", Value: value})
+			continue
+		}
+
+		expiryEnds := name == "expiresAt" && expired
+		emptyKey := name == "key" && v.Key == nil
+		oldSchedule := name == "scheduledFor" && v.HasDueAt
+		if droppedFields[name] || expiryEnds || emptyKey || oldSchedule {
+			continue
+		}
+		doc = append(doc, bson.E{Key: name, Value: value})
+	}
+	return doc, nil
+}
+
+// describeDefect returns why the bytes of a letter are not an envelope that fits the outbox, or ""
+// if they are.
+func describeDefect(raw bson.Raw) string {
 	elems, err := raw.Elements()
 	switch {
 	case err != nil:
-		return "its envelope is broken"
+		return "its envelope is not valid BSON"
 	case len(elems) <= 1:
 		return "only its id is left"
-	case len(raw) > maxDocument:
-		return fmt.Sprintf("its envelope has %d bytes, more than fit a document with what a requeue adds", len(raw))
+	case len(raw) > maxEnvelopeBytes:
+		return fmt.Sprintf("its envelope has %d bytes, and a requeue allows at most %d", len(raw), maxEnvelopeBytes)
 	}
 	return ""
 }
 
-// position is where the letter stands among the exceptions of its key: at its event of the stream, else at the server's
-// stamp of its insert, else at the moment it died.
-func (d *Dead) position(ts bson.Timestamp) string {
-	switch {
-	case d.Pos != "":
+// exceptionPosition returns the position of the letter among the exceptions of its key: that of its
+// event in the stream. If d has none, it is made from ts, the timestamp of the insert, or else from
+// the time at which the letter died.
+func (d *Dead) exceptionPosition(ts bson.Timestamp) string {
+	if d.Pos != "" {
 		return d.Pos
-	case ts.T > 0:
+	}
+	if ts.T > 0 {
 		return store.PosAt(ts)
 	}
-	return store.PosAt(bson.Timestamp{T: uint32(min(max(d.MovedAt.Unix(), 0), math.MaxUint32))})
+
+	died := min(max(d.MovedAt.Unix(), 0), math.MaxUint32)
+	return store.PosAt(bson.Timestamp{T: uint32(died)})
 }
 
-// held is what the outbox holds under the id of a letter.
-type held struct {
-	active   bool // an exception, or scheduled
-	sent     bool // and marked as such
-	delivery int32
+// outboxEntry is the state of the envelope that the outbox contains under the id of a letter.
+type outboxEntry struct {
+	active     bool // an exception, or scheduled
+	markedSent bool
+	delivery   int32
 }
 
-func heldOf(raw bson.Raw) *held {
+func newOutboxEntry(raw bson.Raw) *outboxEntry {
 	present := func(field string) bool {
 		v, err := raw.LookupErr(field)
 		return err == nil && v.Type != bson.TypeNull
 	}
-	return &held{active: present("state") || present("dueAt") || present("claim"), sent: present("sentAt"), delivery: delivery(raw)}
+	return &outboxEntry{
+		active:     present("state") || present("dueAt") || present("claim"),
+		markedSent: present("sentAt"),
+		delivery:   readDelivery(raw),
+	}
 }
 
-// next is the delivery that the letter is requeued as, given what the outbox holds under its id (nil: nothing). Only what is
-// known to be over may be overwritten:
-//   - an exception or a scheduled envelope is a delivery that goes on;
-//   - one that is marked as sent is over;
-//   - one without a mark is over if a handler gave the letter up, for it was consumed; but where the relay gave it up the
-//     envelope had left the outbox with that, so this is another one of the same id, which the stream may still bring.
-func (h *held) next(d *Dead) (int32, error) {
+// nextDelivery returns the delivery number with which d is requeued. h is the envelope in the
+// outbox with the id of d, or nil if there is none. The requeue overwrites that envelope only if
+// its delivery has ended. Otherwise nextDelivery returns a *RefusedError:
+//   - An exception or a scheduled envelope is still to be delivered.
+//   - An envelope that is marked as sent has ended.
+//   - An envelope without the mark has ended if a handler gave the letter up, because the event was
+//     consumed. If the relay gave the letter up, it removed the envelope. So this is another
+//     envelope with the same id, and the stream may still deliver it.
+func (h *outboxEntry) nextDelivery(d *Dead) (int32, error) {
 	delivery := d.ID.Delivery
 	if h != nil {
-		switch {
-		case h.active:
+		if h.active {
 			return 0, &RefusedError{d.ID, "the outbox holds a delivery of it that goes on; wait until it is sent or dead"}
-		case !h.sent && d.Source.Kind != FromHandler:
-			return 0, &RefusedError{d.ID, "the outbox holds another envelope of the same id; discard the letter if that one stands for it"}
+		}
+		if !h.markedSent && d.Source.Kind != FromHandler {
+			return 0, &RefusedError{d.ID, "the outbox holds another envelope of the same id; " +
+				"discard the letter if that envelope replaces it"}
 		}
 		delivery = max(delivery, h.delivery)
 	}
+
 	if delivery == math.MaxInt32 {
-		return 0, &RefusedError{d.ID, "its count of deliveries is spent"}
+		return 0, &RefusedError{d.ID, "it has reached the highest delivery number"}
 	}
 	return delivery + 1, nil
 }

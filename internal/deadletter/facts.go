@@ -8,48 +8,56 @@ import (
 	"github.com/outrelay/outrelay/pkg/event"
 )
 
-// Facts are what a letter tells of its envelope beside it, as text: letters are found by them also where the envelope is
-// malformed, or stored in chunks.
+// Facts are the fields of an envelope that are stored on its letter as text. Queries use them, so
+// that letters are found even if the envelope is malformed or stored in chunks.
 type Facts struct {
 	Type          string `bson:"type,omitempty"`
 	AggregateType string `bson:"aggregatetype,omitempty"`
 	Key           string `bson:"key,omitempty"` // the ordering key
 }
 
-// maxFact bounds a fact: what an index can hold whatever the envelope says.
-const maxFact = 4096
+// maxFactBytes bounds each fact, so that an index can hold it.
+const maxFactBytes = 4096
 
-// factsOf reads what it can; the envelope may be wrong in any way but still is BSON.
-func factsOf(raw bson.Raw) Facts {
-	f := Facts{Type: stringOf(raw, "type"), AggregateType: stringOf(raw, "aggregatetype"), Key: textOf(raw, "key")}
+// readFacts returns the facts that raw contains. raw must be BSON, but may be malformed in any
+// other way.
+func readFacts(raw bson.Raw) Facts {
+	f := Facts{
+		Type:          stringField(raw, "type"),
+		AggregateType: stringField(raw, "aggregatetype"),
+		Key:           textField(raw, "key"),
+	}
 	if f.Key == "" {
-		f.Key = textOf(raw, "aggregateid")
+		f.Key = textField(raw, "aggregateid")
 	}
 	return f
 }
 
-func stringOf(raw bson.Raw, field string) string {
+// stringField returns the field if it is a string, and otherwise "".
+func stringField(raw bson.Raw, field string) string {
 	v, err := raw.LookupErr(field)
 	if err != nil {
 		return ""
 	}
 	s, _ := v.StringValueOK()
-	return clip(s, maxFact)
+	return truncateText(s, maxFactBytes)
 }
 
-func textOf(raw bson.Raw, field string) string {
+// textField returns the canonical text of the field, or "" if it has none.
+func textField(raw bson.Raw, field string) string {
 	v, err := raw.LookupErr(field)
 	if err != nil {
 		return ""
 	}
-	return clip(canonical(v), maxFact)
+	return truncateText(canonicalText(v), maxFactBytes)
 }
 
-// canonical is the text of what may be an id or a key, "" for anything else.
-func canonical(v bson.RawValue) string {
+// canonicalText returns the text of v if its type is allowed for an id or a key, and otherwise "".
+func canonicalText(v bson.RawValue) string {
 	switch v.Type {
 	case bson.TypeInt32, bson.TypeInt64:
 		return strconv.FormatInt(v.AsInt64(), 10)
+
 	case bson.TypeString, bson.TypeObjectID, bson.TypeBinary:
 		var id event.ID
 		if id.UnmarshalBSONValue(byte(v.Type), v.Value) == nil {

@@ -14,8 +14,9 @@ import (
 	"github.com/outrelay/outrelay/internal/store"
 )
 
-// Indexes are those of every collection of dead letters, for the queries: the newest and a window of time, the order of a
-// requeue, ids of envelopes, keys, and the two conditions that single out few of many letters.
+// Indexes returns the indexes of every collection of dead letters. They serve the newest letters
+// and time ranges, the order of a requeue, envelope ids, keys, and the two conditions that select
+// few of many letters.
 func Indexes() []store.Index {
 	index := func(name string, fields ...string) store.Index {
 		keys := make(bson.D, len(fields))
@@ -24,6 +25,7 @@ func Indexes() []store.Index {
 		}
 		return store.Index{Name: name, Keys: keys}
 	}
+
 	return []store.Index{
 		index("movedAt_1__id_1", "movedAt", "_id"),
 		index("pos_1__id_1", "pos", "_id"),
@@ -34,102 +36,122 @@ func Indexes() []store.Index {
 	}
 }
 
-// The names of the indexes by which letters and their chunks expire.
+// The names of the TTL indexes of letters and of their chunks.
 const (
 	expiryIndex      = "outrelay_expiry"
 	chunkExpiryIndex = "outrelay_expiry_of_chunks"
 )
 
-// MinExpiry is the shortest life of a letter: people have to get to see it.
+// MinExpiry is the shortest expiry of letters: operators need time to see them.
 const MinExpiry = time.Hour
 
-// SetExpiry makes letters go away by themselves so long after they were moved; 0 keeps them for ever. letters is a
-// collection of dead letters. It does nothing if it is so already, and moves an expiry that is there to the new time. The
-// server removes them within a minute or so, those that were requeued too.
+// SetExpiry makes the server remove letters after they have existed for the time after, also
+// letters that were requeued. The server removes them within a minute or so. 0 keeps letters until
+// they are discarded.
+//
+// letters is a collection of dead letters. SetExpiry changes an existing expiry to the new time,
+// and does nothing if the time is the same.
 func SetExpiry(ctx context.Context, letters *mongo.Collection, after time.Duration) error {
-	switch {
-	case after < 0, after > 0 && after < MinExpiry, after.Seconds() > math.MaxInt32:
-		return fmt.Errorf("dead letters cannot expire after %s; at least %s is wanted, or 0 to keep them for ever", after, MinExpiry)
-	case after == 0:
+	if after < 0 || after > 0 && after < MinExpiry || after.Seconds() > math.MaxInt32 {
+		return fmt.Errorf("dead letters cannot expire after %s: use at least %s, or 0 to keep them", after, MinExpiry)
+	}
+	if after == 0 {
 		return dropExpiry(ctx, letters)
 	}
-	have, err := expiry(ctx, letters)
+
+	existing, err := readExpirySeconds(ctx, letters)
 	if err != nil {
 		return err
 	}
-	// A chunk does not go before its letter.
-	for _, x := range []struct {
+
+	// Chunks expire later than their letter.
+	for _, index := range []struct {
 		name, field string
 		after       time.Duration
-	}{{expiryIndex, "movedAt", after}, {chunkExpiryIndex, "chunkedAt", after + time.Hour}} {
-		seconds := int64(min(x.after/time.Second, math.MaxInt32))
-		was, there := have[x.name]
-		var command bson.D
-		switch {
-		case there && was == seconds:
+	}{
+		{expiryIndex, "movedAt", after},
+		{chunkExpiryIndex, "chunkedAt", after + time.Hour},
+	} {
+		seconds := int64(min(index.after/time.Second, math.MaxInt32))
+		current, exists := existing[index.name]
+		if exists && current == seconds {
 			continue
-		case there:
-			command = bson.D{{Key: "collMod", Value: letters.Name()}, {Key: "index", Value: bson.D{
-				{Key: "name", Value: x.name}, {Key: "expireAfterSeconds", Value: seconds},
-			}}}
-		default:
-			command = bson.D{{Key: "createIndexes", Value: letters.Name()}, {Key: "indexes", Value: bson.A{bson.D{
-				{Key: "key", Value: bson.D{{Key: x.field, Value: int32(1)}}}, {Key: "name", Value: x.name}, {Key: "expireAfterSeconds", Value: seconds},
-			}}}}
 		}
-		err = schema.Change(ctx, letters, func(ctx context.Context) error { return letters.Database().RunCommand(ctx, command).Err() })
+
+		command := bson.D{{Key: "createIndexes", Value: letters.Name()}, {Key: "indexes", Value: bson.A{bson.D{
+			{Key: "key", Value: bson.D{{Key: index.field, Value: int32(1)}}},
+			{Key: "name", Value: index.name},
+			{Key: "expireAfterSeconds", Value: seconds},
+		}}}}
+		if exists {
+			command = bson.D{{Key: "collMod", Value: letters.Name()}, {Key: "index", Value: bson.D{
+				{Key: "name", Value: index.name},
+				{Key: "expireAfterSeconds", Value: seconds},
+			}}}
+		}
+
+		err = schema.Change(ctx, letters, func(ctx context.Context) error {
+			return letters.Database().RunCommand(ctx, command).Err()
+		})
 		if err != nil {
-			return fmt.Errorf("letting the letters of %s expire after %s; it needs createIndex and collMod there: %w", store.Namespace(letters), after, err)
+			return fmt.Errorf("setting the expiry of the letters of %s to %s (needs the privileges createIndex and collMod): %w",
+				store.Namespace(letters), after, err)
 		}
 	}
 	return nil
 }
 
-// codeNamespaceNotFound is of a collection that is not there.
+// codeNamespaceNotFound is the server's error code for a collection that does not exist.
 const codeNamespaceNotFound = 26
 
-// expiry is the seconds of each expiry index that is there, by its name.
-func expiry(ctx context.Context, letters *mongo.Collection) (map[string]int64, error) {
-	out := map[string]int64{}
+// readExpirySeconds returns the seconds of each existing expiry index by its name, or -1 if they
+// are not a number.
+func readExpirySeconds(ctx context.Context, letters *mongo.Collection) (map[string]int64, error) {
+	seconds := map[string]int64{}
+
 	cur, err := letters.Indexes().List(ctx)
 	var se mongo.ServerError
 	if errors.As(err, &se) && se.HasErrorCode(codeNamespaceNotFound) {
-		return out, nil
+		return seconds, nil
 	}
 	if err != nil {
-		return nil, fmt.Errorf("listing indexes of %s: %w", store.Namespace(letters), err)
+		return nil, store.Refusal(err, "listing indexes of "+store.Namespace(letters), "listIndexes", store.Namespace(letters))
 	}
-	var have []struct {
+	var indexes []struct {
 		Name  string `bson:"name"`
 		After any    `bson:"expireAfterSeconds"`
 	}
-	if err := cur.All(ctx, &have); err != nil {
-		return nil, fmt.Errorf("listing indexes of %s: %w", store.Namespace(letters), err)
+	if err := cur.All(ctx, &indexes); err != nil {
+		return nil, store.Refusal(err, "listing indexes of "+store.Namespace(letters), "listIndexes", store.Namespace(letters))
 	}
-	for _, h := range have {
-		if h.Name != expiryIndex && h.Name != chunkExpiryIndex {
+
+	for _, index := range indexes {
+		if index.Name != expiryIndex && index.Name != chunkExpiryIndex {
 			continue
 		}
-		switch n := h.After.(type) {
+		switch n := index.After.(type) {
 		case int32:
-			out[h.Name] = int64(n)
+			seconds[index.Name] = int64(n)
 		case int64:
-			out[h.Name] = n
+			seconds[index.Name] = n
 		default:
-			out[h.Name] = -1
+			seconds[index.Name] = -1
 		}
 	}
-	return out, nil
+	return seconds, nil
 }
 
 func dropExpiry(ctx context.Context, letters *mongo.Collection) error {
-	have, err := expiry(ctx, letters)
+	existing, err := readExpirySeconds(ctx, letters)
 	if err != nil {
 		return err
 	}
-	for name := range have {
-		if err := schema.Change(ctx, letters, func(ctx context.Context) error { return letters.Indexes().DropOne(ctx, name) }); err != nil {
-			return fmt.Errorf("ending the expiry of letters of %s; it needs dropIndex there: %w", store.Namespace(letters), err)
+
+	for name := range existing {
+		err := schema.Change(ctx, letters, func(ctx context.Context) error { return letters.Indexes().DropOne(ctx, name) })
+		if err != nil {
+			return fmt.Errorf("removing the expiry of the letters of %s (needs the privilege dropIndex): %w",
+				store.Namespace(letters), err)
 		}
 	}
 	return nil

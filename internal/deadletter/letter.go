@@ -13,16 +13,18 @@ import (
 
 // Bounds of a move.
 const (
-	MaxLetters = 1000     // in one transaction (N20)
-	MaxBytes   = 8 << 20  // in one transaction (N3), unless one letter alone is larger
-	MaxInline  = 15 << 20 // an envelope above it is stored in chunks, for it must fit a document with its reason (N20)
+	MaxLetters = 1000     // letters in one transaction (N20)
+	MaxBytes   = 8 << 20  // bytes in one transaction (N3), unless a single letter is larger
+	MaxInline  = 15 << 20 // larger envelopes are stored in chunks: with the reason they do not fit a document (N20)
 	ChunkSize  = 4 << 20
-	maxReason  = 8 << 10 // bytes of the reason, and of that of each attempt
+
+	maxReason  = 8 << 10 // bytes of a reason, that of the letter and of each attempt
+	maxTopic   = 1024    // bytes of the topic
 	maxHistory = 50      // attempts kept, the latest
 	maxDepth   = 150     // of an envelope that is stored as a document
 )
 
-// Source is who gave the envelope up.
+// Source describes the process that gave the envelope up.
 type Source struct {
 	Kind    string `bson:"kind"` // "relay" or "handler"
 	Watcher string `bson:"watcher,omitempty"`
@@ -42,36 +44,39 @@ type Attempt struct {
 	Node   string       `bson:"node,omitempty"`
 }
 
-// Letter is an envelope to give up.
+// Letter is an envelope that [Move] moves to the dead letters.
 type Letter struct {
 	NS        string // "db.collection" of the outbox
-	Raw       []byte // the whole envelope, a BSON document with its _id: the stream's image
+	Raw       []byte // the whole envelope from the event of the stream, a BSON document with its _id
 	Class     record.Class
-	Reason    string // for people: never payload
-	Topic     string // "" where none was found
-	Partition int32  // record.AnyPartition where none was chosen
-	Pos       string // `_data` of its stream event; "" if it did not come from the stream
+	Reason    string // for operators; must not contain payload
+	Topic     string // "" if routing found no topic
+	Partition int32  // record.AnyPartition if no partition was chosen
+	Pos       string // `_data` of the stream event, or "" if the envelope did not come from the stream
 	Source    Source
-	Attempts  []Attempt // earlier ones; empty makes this failure the only one
-	// FirstFailure defaults to the first attempt, or to the server's time of the move.
+	Attempts  []Attempt // earlier attempts; if empty, this failure is the only attempt
+	// FirstFailure defaults to the time of the first attempt, or to the server time of the move.
 	FirstFailure time.Time
-	ReplayOf     string // the replay that sent it, "" for a first delivery
-	// Shared says that Topic alone refused it: an envelope that waits for other topics stays, and is sent to those.
+	ReplayOf     string // the requeue or replay that sent the envelope, or "" for a first delivery
+	// Shared reports that only Topic rejected the envelope. If the envelope waits for other topics,
+	// the move leaves it in the outbox, and it is sent to them.
 	Shared bool
 }
 
-// ID names a letter: the namespace, the envelope's _id with its BSON type, and the delivery (N18).
+// ID identifies a letter: the namespace, the envelope's _id with its BSON type, and the delivery
+// (N18).
 type ID struct {
 	NS       string        `bson:"ns"`
 	ID       bson.RawValue `bson:"id"`
 	Delivery int32         `bson:"delivery"`
 }
 
-// Dead is a letter as stored. Envelope is whole, also if it was stored in chunks, when it comes from [Open].
+// Dead is a stored letter. [Open] returns it with the whole envelope, even if that is stored in
+// chunks.
 type Dead struct {
 	ID           ID       `bson:"_id"`
 	Envelope     bson.Raw `bson:"envelope,omitempty"`
-	Chunks       int      `bson:"chunks,omitempty"` // number of documents that hold the envelope instead
+	Chunks       int      `bson:"chunks,omitempty"` // number of documents that contain the envelope instead
 	Facts        `bson:",inline"`
 	Size         int          `bson:"size"` // bytes of the envelope
 	Class        record.Class `bson:"class"`
@@ -83,78 +88,100 @@ type Dead struct {
 	Attempts     []Attempt    `bson:"attempts"`
 	FirstFailure time.Time    `bson:"firstFailure"`
 	LastFailure  time.Time    `bson:"lastFailure"`
-	MovedAt      time.Time    `bson:"movedAt"` // of the server
+	MovedAt      time.Time    `bson:"movedAt"` // server time
 	ReplayOf     string       `bson:"replayOf,omitempty"`
-	// Version counts what operators did to the letter; an edit names the one it was made from.
+	// Version counts the changes that operators made to the letter. An edit names the version that
+	// it was made from.
 	Version  int32     `bson:"version,omitempty"`
-	Replayed *Replayed `bson:"replayed,omitempty"` // nil: nobody requeued it
+	Replayed *Replayed `bson:"replayed,omitempty"` // nil: not requeued
 }
 
-// Replayed says that a letter was requeued.
+// Replayed describes how a letter was requeued.
 type Replayed struct {
-	At       time.Time `bson:"at"` // of the server
+	At       time.Time `bson:"at"` // server time
 	Actor    string    `bson:"actor"`
-	Delivery int32     `bson:"delivery"`         // the one that it was requeued as
-	Run      string    `bson:"run"`              // the action that did it, as the events log names it
-	Edited   []string  `bson:"edited,omitempty"` // fields of the envelope that were changed on the way
+	Delivery int32     `bson:"delivery"`         // number of the new delivery
+	Run      string    `bson:"run"`              // id of the action, as in the events log
+	Edited   []string  `bson:"edited,omitempty"` // fields of the envelope that the requeue changed
 }
 
-// Collection is the name of the dead letters of the outbox collection coll.
+// Collection returns the name of the collection with the dead letters of the outbox coll.
 func Collection(coll string) string { return coll + "_dead" }
 
-// Letters is the filter that leaves out the chunks of large letters.
+// Letters returns a filter that matches letters, but not the chunks of large letters.
 func Letters() bson.D {
 	return bson.D{{Key: "_id.chunk", Value: bson.D{{Key: "$exists", Value: false}}}}
 }
 
-// String is the letter's id as text: what `replayOf` of a requeued envelope says.
+// String returns the id as text. It is stored in `replayOf` of a requeued envelope.
 func (id ID) String() string {
-	return fmt.Sprintf("dead:%s/%s/%d", id.NS, canonical(id.ID), id.Delivery)
+	return fmt.Sprintf("dead:%s/%s/%d", id.NS, canonicalText(id.ID), id.Delivery)
 }
 
-// Text is the canonical text of the envelope's id, as in the header `id` of its records.
-func (id ID) Text() string { return canonical(id.ID) }
+// Text returns the canonical text of the envelope's id, as in the header `id` of its records.
+func (id ID) Text() string { return canonicalText(id.ID) }
 
-// prepared is a letter ready to be written, but for the times that are the server's.
-type prepared struct {
-	db, coll string
-	id       ID
-	raw      []byte
-	dead     Dead
-	own      bool // the only attempt is this failure
-	shared   bool
-	first    time.Time
+// preparedLetter is a letter that is ready to be written, except for the times, which come from the
+// server.
+type preparedLetter struct {
+	db, coll      string
+	id            ID
+	raw           []byte
+	dead          Dead
+	firstAttempt  bool // this failure is the only attempt
+	keepIfWaiting bool // see [Letter.Shared]
+	firstFailure  time.Time
 }
 
-// size is about what the letter, without its chunks, adds to a transaction.
-func (p *prepared) size() int {
+// estimateSize returns roughly how many bytes the letter, without its chunks, adds to a
+// transaction.
+func (p *preparedLetter) estimateSize() int {
 	return len(p.dead.Envelope) + len(p.dead.Reason) + 512 + len(p.dead.Attempts)*256
 }
 
-func prepare(l Letter) (prepared, error) {
+// prepareLetter validates l and returns the document to be stored.
+func prepareLetter(l Letter) (preparedLetter, error) {
 	db, coll, ok := strings.Cut(l.NS, ".")
 	if !ok || db == "" || coll == "" {
-		return prepared{}, fmt.Errorf("dead letter: namespace %q is not <database>.<collection>", l.NS)
+		return preparedLetter{}, fmt.Errorf("dead letter: namespace %q is not <database>.<collection>", l.NS)
 	}
 	if l.Class == "" {
-		return prepared{}, fmt.Errorf("dead letter of %s: it has no class", l.NS)
+		return preparedLetter{}, fmt.Errorf("dead letter of %s: it has no class", l.NS)
 	}
 	if err := bson.Raw(l.Raw).Validate(); err != nil {
-		return prepared{}, fmt.Errorf("dead letter of %s: its envelope is not BSON: %w", l.NS, err)
+		return preparedLetter{}, fmt.Errorf("dead letter of %s: its envelope is not BSON: %w", l.NS, err)
 	}
 	id, err := bson.Raw(l.Raw).LookupErr("_id")
 	if err != nil {
-		return prepared{}, fmt.Errorf("dead letter of %s: its envelope has no _id: %w", l.NS, err)
+		return preparedLetter{}, fmt.Errorf("dead letter of %s: its envelope has no _id: %w", l.NS, err)
 	}
-	p := prepared{db: db, coll: coll, raw: l.Raw, id: ID{NS: l.NS, ID: id, Delivery: delivery(l.Raw)}, own: len(l.Attempts) == 0, shared: l.Shared, first: l.FirstFailure}
+
+	p := preparedLetter{
+		db:            db,
+		coll:          coll,
+		raw:           l.Raw,
+		id:            ID{NS: l.NS, ID: id, Delivery: readDelivery(l.Raw)},
+		firstAttempt:  len(l.Attempts) == 0,
+		keepIfWaiting: l.Shared,
+		firstFailure:  l.FirstFailure,
+	}
 	p.dead = Dead{
-		ID: p.id, Size: len(l.Raw), Facts: factsOf(l.Raw), Class: l.Class, Reason: clip(l.Reason, maxReason), Topic: clip(l.Topic, 1024), Pos: l.Pos,
-		Source: l.Source, Attempts: history(l), ReplayOf: cmp.Or(l.ReplayOf, stringOf(l.Raw, "replayOf")),
+		ID:       p.id,
+		Size:     len(l.Raw),
+		Facts:    readFacts(l.Raw),
+		Class:    l.Class,
+		Reason:   truncateText(l.Reason, maxReason),
+		Topic:    truncateText(l.Topic, maxTopic),
+		Pos:      l.Pos,
+		Source:   l.Source,
+		Attempts: keepLatestAttempts(l),
+		ReplayOf: cmp.Or(l.ReplayOf, stringField(l.Raw, "replayOf")),
 	}
 	if l.Partition >= 0 && l.Topic != "" {
 		p.dead.Partition = &l.Partition
 	}
-	if len(l.Raw) > MaxInline || tooDeep(l.Raw, maxDepth) {
+
+	if len(l.Raw) > MaxInline || exceedsDepth(l.Raw, maxDepth) {
 		p.dead.Chunks = (len(l.Raw) + ChunkSize - 1) / ChunkSize
 	} else {
 		p.dead.Envelope = l.Raw
@@ -162,45 +189,50 @@ func prepare(l Letter) (prepared, error) {
 	return p, nil
 }
 
-// stamp fills in the server's time of the move.
-func (p *prepared) stamp(now time.Time) {
+// setTimes sets the times of the letter for a move at the server time now.
+func (p *preparedLetter) setTimes(now time.Time) {
 	d := &p.dead
 	d.MovedAt = now
-	if p.own {
+	if p.firstAttempt {
 		d.Attempts[0].At = now
 	}
-	d.FirstFailure, d.LastFailure = p.first, d.Attempts[len(d.Attempts)-1].At
+
+	d.FirstFailure = p.firstFailure
 	if d.FirstFailure.IsZero() {
 		d.FirstFailure = d.Attempts[0].At
 	}
+	d.LastFailure = d.Attempts[len(d.Attempts)-1].At
 }
 
-// tooDeep reports whether documents nest deeper than left. The server refuses depths above 180, and the letter adds one.
-func tooDeep(doc bson.Raw, left int) bool {
-	if left == 0 {
+// exceedsDepth reports whether the documents in doc are nested deeper than limit, or cannot be
+// parsed. The server rejects depths above 180, and the letter adds one.
+func exceedsDepth(doc bson.Raw, limit int) bool {
+	if limit == 0 {
 		return true
 	}
 	elems, err := doc.Elements()
 	if err != nil {
 		return true
 	}
+
 	for _, e := range elems {
-		switch v := e.Value(); v.Type {
-		case bson.TypeEmbeddedDocument, bson.TypeArray:
-			if tooDeep(v.Value, left-1) {
-				return true
-			}
+		v := e.Value()
+		nested := v.Type == bson.TypeEmbeddedDocument || v.Type == bson.TypeArray
+		if nested && exceedsDepth(v.Value, limit-1) {
+			return true
 		}
 	}
 	return false
 }
 
-// delivery is the envelope's count of requeues; anything but a number is a first delivery.
-func delivery(raw bson.Raw) int32 {
+// readDelivery returns the delivery number of the envelope. If the field is missing or is not a
+// valid number, the envelope counts as a first delivery, 0.
+func readDelivery(raw bson.Raw) int32 {
 	v, err := raw.LookupErr("delivery")
 	if err != nil {
 		return 0
 	}
+
 	n, ok := v.AsInt64OK()
 	if !ok || n < 0 || n > 1<<31-1 {
 		return 0
@@ -208,22 +240,30 @@ func delivery(raw bson.Raw) int32 {
 	return int32(n)
 }
 
-// history is the attempts that are kept; this failure alone where there were none before.
-func history(l Letter) []Attempt {
+// keepLatestAttempts returns the attempts of l that are stored. If l has none, it returns this
+// failure as the only one.
+func keepLatestAttempts(l Letter) []Attempt {
 	if len(l.Attempts) == 0 {
-		return []Attempt{{Topic: clip(l.Topic, 1024), Class: l.Class, Reason: clip(l.Reason, maxReason), Node: l.Source.Node}}
+		return []Attempt{{
+			Topic:  truncateText(l.Topic, maxTopic),
+			Class:  l.Class,
+			Reason: truncateText(l.Reason, maxReason),
+			Node:   l.Source.Node,
+		}}
 	}
-	kept := l.Attempts[max(0, len(l.Attempts)-maxHistory):]
-	out := make([]Attempt, len(kept))
-	for i, a := range kept {
-		a.Reason = clip(a.Reason, maxReason)
-		out[i] = a
+
+	latest := l.Attempts[max(0, len(l.Attempts)-maxHistory):]
+	kept := make([]Attempt, len(latest))
+	for i, a := range latest {
+		a.Reason = truncateText(a.Reason, maxReason)
+		kept[i] = a
 	}
-	return out
+	return kept
 }
 
-// clip cuts s to n bytes of valid UTF-8, as BSON wants it.
-func clip(s string, n int) string {
+// truncateText cuts s to n bytes, and replaces bytes that are not valid UTF-8, because BSON
+// requires UTF-8.
+func truncateText(s string, n int) string {
 	if len(s) > n {
 		s = s[:n]
 	}

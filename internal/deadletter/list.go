@@ -19,99 +19,110 @@ import (
 	"github.com/outrelay/outrelay/internal/store"
 )
 
-// asking bounds the collections that are asked at once.
-const asking = 4
+// maxConcurrentQueries bounds the collections that are queried at the same time.
+const maxConcurrentQueries = 4
 
 // Bounds of a page.
 const (
-	PageSize    = 100 // when none is asked for
+	PageSize    = 100 // the default
 	MaxPageSize = 1000
 )
 
-// Page is which part of a list.
+// Page selects one page of a list.
 type Page struct {
-	Limit int    // letters; 0 is PageSize
-	After string // Next of the page before; "" is the first
+	Limit int    // letters; 0 means PageSize
+	After string // Next of the previous page, or "" for the first page
 }
 
-// Listing is one page. Envelopes are left out: Open reads one.
+// Listing is one page. Its letters have no envelopes: [Open] reads one with its envelope.
 type Listing struct {
-	Letters []Dead // the latest first
-	Total   int64  // letters that match, on all pages
-	Next    string // the next page's After; "" at the end
+	Letters []Dead // newest first
+	Total   int64  // number of matching letters on all pages
+	Next    string // After of the next page, or "" on the last page
 }
 
-// ErrCursor says that a page was asked for by a text that no page gave.
-var ErrCursor = errors.New("the cursor is none that a page of dead letters has given")
+// ErrCursor is returned for a page whose After was not returned by another page.
+var ErrCursor = errors.New("invalid cursor: pass the cursor that the previous page returned")
 
-// List reads a page of the letters of several outboxes, given as namespaces. A cursor stays good whatever is moved, requeued or
-// discarded meanwhile: it names the last letter's place, not a number of letters.
+// List returns a page of the letters of several outboxes, given as namespaces. A cursor remains
+// valid while letters are added, requeued or discarded: it contains the place of the last letter,
+// not a number of letters.
 func List(ctx context.Context, client *mongo.Client, namespaces []string, q Query, page Page) (Listing, error) {
 	limit := page.Limit
 	if limit <= 0 {
 		limit = PageSize
 	}
 	limit = min(limit, MaxPageSize)
+
 	after, err := parseCursor(page.After)
 	if err != nil {
 		return Listing{}, err
 	}
-	parts := make([][]Dead, len(namespaces))
-	err = each(ctx, namespaces, func(ctx context.Context, i int) error {
-		coll, err := of(client, namespaces[i])
+
+	// One letter more than the limit shows whether there is another page.
+	perCollection := make([][]Dead, len(namespaces))
+	err = forEachNamespace(ctx, namespaces, func(ctx context.Context, i int) error {
+		coll, err := deadCollection(client, namespaces[i])
 		if err != nil {
 			return err
 		}
-		parts[i], err = listOne(ctx, coll, after.within(namespaces[i], q.filter()), limit+1)
+		filter := after.narrowFilter(namespaces[i], q.mongoFilter())
+		perCollection[i], err = listCollection(ctx, coll, filter, limit+1)
 		return err
 	})
 	if err != nil {
 		return Listing{}, err
 	}
-	out := Listing{Letters: slices.Concat(parts...)}
-	// Stable: within a collection the server has sorted.
+
+	// The sort is stable, which keeps the order of the server within a collection.
+	out := Listing{Letters: slices.Concat(perCollection...)}
 	slices.SortStableFunc(out.Letters, func(a, b Dead) int {
 		return cmp.Or(b.MovedAt.Compare(a.MovedAt), strings.Compare(b.ID.NS, a.ID.NS))
 	})
 	if len(out.Letters) > limit {
 		out.Letters = out.Letters[:limit]
-		if out.Next, err = cursorAt(out.Letters[limit-1]).text(); err != nil {
+		if out.Next, err = newCursor(out.Letters[limit-1]).encode(); err != nil {
 			return Listing{}, err
 		}
 	}
+
 	out.Total, err = Count(ctx, client, namespaces, q)
 	return out, err
 }
 
-func listOne(ctx context.Context, coll *mongo.Collection, filter bson.D, limit int) ([]Dead, error) {
-	cur, err := coll.Find(ctx, filter, options.Find().SetSort(bson.D{{Key: "movedAt", Value: -1}, {Key: "_id", Value: -1}}).
-		SetLimit(int64(limit)).SetProjection(bson.D{{Key: "envelope", Value: 0}}))
+func listCollection(ctx context.Context, coll *mongo.Collection, filter bson.D, limit int) ([]Dead, error) {
+	cur, err := coll.Find(ctx, filter, options.Find().
+		SetSort(bson.D{{Key: "movedAt", Value: -1}, {Key: "_id", Value: -1}}).
+		SetLimit(int64(limit)).
+		SetProjection(bson.D{{Key: "envelope", Value: 0}}))
 	if err != nil {
 		return nil, fmt.Errorf("listing %s: %w", store.Namespace(coll), err)
 	}
-	var out []Dead
-	if err := cur.All(ctx, &out); err != nil {
+
+	var letters []Dead
+	if err := cur.All(ctx, &letters); err != nil {
 		return nil, fmt.Errorf("listing %s: %w", store.Namespace(coll), err)
 	}
-	return out, nil
+	return letters, nil
 }
 
-// Count is how many letters match.
+// Count returns the number of letters that match q in the given outboxes.
 func Count(ctx context.Context, client *mongo.Client, namespaces []string, q Query) (int64, error) {
 	counts := make([]int64, len(namespaces))
-	err := each(ctx, namespaces, func(ctx context.Context, i int) error {
-		coll, err := of(client, namespaces[i])
+	err := forEachNamespace(ctx, namespaces, func(ctx context.Context, i int) error {
+		coll, err := deadCollection(client, namespaces[i])
 		if err != nil {
 			return err
 		}
 		if err := store.CatchUp(ctx, coll); err != nil {
 			return err
 		}
-		if counts[i], err = coll.CountDocuments(ctx, q.filter()); err != nil {
+		if counts[i], err = coll.CountDocuments(ctx, q.mongoFilter()); err != nil {
 			return fmt.Errorf("counting %s: %w", store.Namespace(coll), err)
 		}
 		return nil
 	})
+
 	var total int64
 	for _, n := range counts {
 		total += n
@@ -119,45 +130,64 @@ func Count(ctx context.Context, client *mongo.Client, namespaces []string, q Que
 	return total, err
 }
 
-// Group is the letters of one topic, type and class.
+// Group summarizes the letters with the same topic, type and class.
 type Group struct {
 	Topic       string
 	Type        string
 	Class       record.Class
 	Count       int64
-	Replayable  int64     // of Count, those that nobody requeued
-	First, Last time.Time // moved to the dead letters
+	Replayable  int64     // letters of Count that are not requeued
+	First, Last time.Time // when the oldest and the newest letter were moved
 }
 
-// Summarize counts the letters that match by topic, type and class, the most frequent first.
+// groupKey identifies a [Group].
+type groupKey struct {
+	topic, eventType string
+	class            record.Class
+}
+
+// Summarize counts the letters that match q by topic, type and class. The largest group comes
+// first.
 func Summarize(ctx context.Context, client *mongo.Client, namespaces []string, q Query) ([]Group, error) {
-	parts := make([][]Group, len(namespaces))
-	err := each(ctx, namespaces, func(ctx context.Context, i int) error {
-		coll, err := of(client, namespaces[i])
+	perCollection := make([][]Group, len(namespaces))
+	err := forEachNamespace(ctx, namespaces, func(ctx context.Context, i int) error {
+		coll, err := deadCollection(client, namespaces[i])
 		if err != nil {
 			return err
 		}
-		parts[i], err = summarizeOne(ctx, coll, q)
+		perCollection[i], err = summarizeCollection(ctx, coll, q)
 		return err
 	})
 	if err != nil {
 		return nil, err
 	}
-	type key struct {
-		topic, typ string
-		class      record.Class
-	}
-	at := map[key]int{}
-	out := []Group{}
-	for _, g := range slices.Concat(parts...) {
-		k := key{g.Topic, g.Type, g.Class}
-		i, known := at[k]
-		if !known {
-			at[k] = len(out)
-			out = append(out, g)
+
+	groups := mergeGroups(slices.Concat(perCollection...))
+	slices.SortFunc(groups, func(a, b Group) int {
+		return cmp.Or(
+			cmp.Compare(b.Count, a.Count),
+			strings.Compare(a.Topic, b.Topic),
+			strings.Compare(a.Type, b.Type),
+			cmp.Compare(a.Class, b.Class),
+		)
+	})
+	return groups, nil
+}
+
+// mergeGroups adds up groups with the same key. The result is not nil.
+func mergeGroups(groups []Group) []Group {
+	merged := []Group{}
+	indexes := map[groupKey]int{}
+	for _, g := range groups {
+		key := groupKey{g.Topic, g.Type, g.Class}
+		i, exists := indexes[key]
+		if !exists {
+			indexes[key] = len(merged)
+			merged = append(merged, g)
 			continue
 		}
-		sum := &out[i]
+
+		sum := &merged[i]
 		sum.Count += g.Count
 		sum.Replayable += g.Replayable
 		if g.First.Before(sum.First) {
@@ -167,18 +197,20 @@ func Summarize(ctx context.Context, client *mongo.Client, namespaces []string, q
 			sum.Last = g.Last
 		}
 	}
-	slices.SortFunc(out, func(a, b Group) int {
-		return cmp.Or(cmp.Compare(b.Count, a.Count), strings.Compare(a.Topic, b.Topic), strings.Compare(a.Type, b.Type), cmp.Compare(a.Class, b.Class))
-	})
-	return out, nil
+	return merged
 }
 
-func summarizeOne(ctx context.Context, coll *mongo.Collection, q Query) ([]Group, error) {
-	replayable := bson.D{{Key: "$cond", Value: bson.A{bson.D{{Key: "$eq", Value: bson.A{bson.D{{Key: "$type", Value: "$replayed"}}, "missing"}}}, 1, 0}}}
+func summarizeCollection(ctx context.Context, coll *mongo.Collection, q Query) ([]Group, error) {
+	notRequeued := bson.D{{Key: "$eq", Value: bson.A{bson.D{{Key: "$type", Value: "$replayed"}}, "missing"}}}
+	replayable := bson.D{{Key: "$cond", Value: bson.A{notRequeued, 1, 0}}}
 	cur, err := coll.Aggregate(ctx, mongo.Pipeline{
-		{{Key: "$match", Value: q.filter()}},
+		{{Key: "$match", Value: q.mongoFilter()}},
 		{{Key: "$group", Value: bson.D{
-			{Key: "_id", Value: bson.D{{Key: "topic", Value: "$topic"}, {Key: "type", Value: "$type"}, {Key: "class", Value: "$class"}}},
+			{Key: "_id", Value: bson.D{
+				{Key: "topic", Value: "$topic"},
+				{Key: "type", Value: "$type"},
+				{Key: "class", Value: "$class"},
+			}},
 			{Key: "count", Value: bson.D{{Key: "$sum", Value: int64(1)}}},
 			{Key: "replayable", Value: bson.D{{Key: "$sum", Value: replayable}}},
 			{Key: "first", Value: bson.D{{Key: "$min", Value: "$movedAt"}}},
@@ -188,6 +220,7 @@ func summarizeOne(ctx context.Context, coll *mongo.Collection, q Query) ([]Group
 	if err != nil {
 		return nil, fmt.Errorf("summarizing %s: %w", store.Namespace(coll), err)
 	}
+
 	var rows []struct {
 		ID struct {
 			Topic, Type string
@@ -199,15 +232,24 @@ func summarizeOne(ctx context.Context, coll *mongo.Collection, q Query) ([]Group
 	if err := cur.All(ctx, &rows); err != nil {
 		return nil, fmt.Errorf("summarizing %s: %w", store.Namespace(coll), err)
 	}
-	out := make([]Group, len(rows))
+
+	groups := make([]Group, len(rows))
 	for i, r := range rows {
-		out[i] = Group{Topic: r.ID.Topic, Type: r.ID.Type, Class: r.ID.Class, Count: r.Count, Replayable: r.Replayable, First: r.First, Last: r.Last}
+		groups[i] = Group{
+			Topic:      r.ID.Topic,
+			Type:       r.ID.Type,
+			Class:      r.ID.Class,
+			Count:      r.Count,
+			Replayable: r.Replayable,
+			First:      r.First,
+			Last:       r.Last,
+		}
 	}
-	return out, nil
+	return groups, nil
 }
 
-// of is the collection of the letters of an outbox.
-func of(client *mongo.Client, ns string) (*mongo.Collection, error) {
+// deadCollection returns the collection with the letters of the outbox ns.
+func deadCollection(client *mongo.Client, ns string) (*mongo.Collection, error) {
 	db, coll, ok := strings.Cut(ns, ".")
 	if !ok || db == "" || coll == "" {
 		return nil, fmt.Errorf("namespace %q is not <database>.<collection>", ns)
@@ -215,39 +257,44 @@ func of(client *mongo.Client, ns string) (*mongo.Collection, error) {
 	return store.Majority(client.Database(db).Collection(Collection(coll))), nil
 }
 
-func each(ctx context.Context, namespaces []string, f func(ctx context.Context, i int) error) error {
+// forEachNamespace calls f for each index of namespaces, several at the same time, and returns the
+// first error.
+func forEachNamespace(ctx context.Context, namespaces []string, f func(ctx context.Context, i int) error) error {
 	g, gctx := errgroup.WithContext(ctx)
-	g.SetLimit(asking)
+	g.SetLimit(maxConcurrentQueries)
 	for i := range namespaces {
 		g.Go(func() error { return f(gctx, i) })
 	}
 	return g.Wait()
 }
 
-// cursor is the place of a letter in the order of a list: by the time of the move, the namespace, and the rest of the id,
-// all descending.
+// cursor is the place of a letter in the order of a list: by the time of the move, the namespace,
+// and the rest of the id, all descending.
 type cursor struct {
 	MovedAt bson.DateTime `bson:"m"`
 	NS      string        `bson:"n"`
 	ID      ID            `bson:"i"`
 }
 
-func cursorAt(d Dead) *cursor {
+func newCursor(d Dead) *cursor {
 	return &cursor{MovedAt: bson.NewDateTimeFromTime(d.MovedAt), NS: d.ID.NS, ID: d.ID}
 }
 
-func (c *cursor) text() (string, error) {
+func (c *cursor) encode() (string, error) {
 	b, err := bson.Marshal(c)
 	if err != nil {
-		return "", fmt.Errorf("making a cursor: %w", err)
+		return "", fmt.Errorf("encoding a cursor: %w", err)
 	}
 	return base64.RawURLEncoding.EncodeToString(b), nil
 }
 
+// parseCursor parses the text of a cursor. It returns nil for "", and [ErrCursor] for an invalid
+// text.
 func parseCursor(text string) (*cursor, error) {
 	if text == "" {
 		return nil, nil
 	}
+
 	b, err := base64.RawURLEncoding.DecodeString(text)
 	if err != nil {
 		return nil, ErrCursor
@@ -259,21 +306,23 @@ func parseCursor(text string) (*cursor, error) {
 	return c, nil
 }
 
-// within narrows the filter to the letters of ns that come after the cursor.
-func (c *cursor) within(ns string, filter bson.D) bson.D {
+// narrowFilter returns filter restricted to the letters of ns that come after the cursor. A nil
+// cursor does not restrict.
+func (c *cursor) narrowFilter(ns string, filter bson.D) bson.D {
 	if c == nil {
 		return filter
 	}
+
 	movedAt := func(op string) bson.D {
 		return bson.D{{Key: "movedAt", Value: bson.D{{Key: op, Value: c.MovedAt}}}}
 	}
 	switch strings.Compare(ns, c.NS) {
 	case -1:
-		return and(filter, movedAt("$lte"))
+		return joinFilters(filter, movedAt("$lte"))
 	case 1:
-		return and(filter, movedAt("$lt"))
+		return joinFilters(filter, movedAt("$lt"))
 	}
-	return and(filter, movedAt("$lte"), bson.D{{Key: "$or", Value: bson.A{
+	return joinFilters(filter, movedAt("$lte"), bson.D{{Key: "$or", Value: bson.A{
 		movedAt("$lt"),
 		bson.D{{Key: "_id", Value: bson.D{{Key: "$lt", Value: c.ID}}}},
 	}}})

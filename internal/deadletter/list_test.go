@@ -17,17 +17,24 @@ func TestQueriesFindWhatTheyName(t *testing.T) {
 	b := setUp(t)
 	uid := bson.Binary{Subtype: bson.TypeBinaryUUID, Data: []byte("0123456789abcdef")}
 	a := b.good("a")
-	a.Reason, a.Class = "topic (x) is gone", record.NotAllowed
+	a.Reason = "topic (x) is gone"
+	a.Class = record.NotAllowed
 	c := b.good("c", bson.E{Key: "key", Value: uid})
-	c.Topic, c.Reason = "payments", "topic [x] is gone"
+	c.Topic = "payments"
+	c.Reason = "topic [x] is gone"
 	h := b.good(bson.NewObjectID())
-	h.Source, h.Class, h.Reason = Source{Kind: FromHandler, Group: "g", Handler: "h"}, record.Handler, "Topic"
+	h.Source = Source{Kind: FromHandler, Group: "g", Handler: "h"}
+	h.Class = record.Handler
+	h.Reason = "Topic"
 	large := b.good("large", bson.E{Key: "extra", Value: make([]byte, 15<<20+1)})
+
+	// mid is after the first two letters and before the others.
 	b.move(a, c)
 	mid := b.open(b.id(c, 0)).MovedAt.Add(time.Millisecond)
-	b.behind(mid)
+	b.waitUntilAfter(mid)
 	b.move(h, large)
 	b.requeue(Query{IDs: ids(t, "a")}, Options{})
+
 	for name, q := range map[string]struct {
 		Query
 		want []string
@@ -57,19 +64,20 @@ func TestQueriesFindWhatTheyName(t *testing.T) {
 		for _, d := range got.Letters {
 			found = append(found, d.ID.Text())
 			if d.Envelope != nil {
-				t.Errorf("%s: a list carries envelopes", name)
+				t.Errorf("%s: the list contains envelopes", name)
 			}
 		}
+
 		slices.Sort(found)
 		slices.Sort(q.want)
 		if !slices.Equal(found, q.want) || got.Total != int64(len(q.want)) || got.Next != "" {
-			t.Errorf("%s: %v of %d, want %v", name, found, got.Total, q.want)
+			t.Errorf("%s: got %v of %d, next page %q, want %v", name, found, got.Total, got.Next, q.want)
 		}
 	}
 }
 
-// behind waits until what is moved next is later than at.
-func (b *bench) behind(at time.Time) {
+// waitUntilAfter blocks until letters that are moved now are later than at.
+func (b *bench) waitUntilAfter(at time.Time) {
 	b.t.Helper()
 	for now := at; !now.After(at.Add(time.Millisecond)); {
 		var err error
@@ -79,7 +87,7 @@ func (b *bench) behind(at time.Time) {
 	}
 }
 
-// id is the letter's in a first delivery.
+// id returns the id of the letter of a first delivery.
 func (l Letter) id() ID { return ID{NS: l.NS, ID: bson.Raw(l.Raw).Lookup("_id")} }
 
 func TestPagesAreStable(t *testing.T) {
@@ -94,14 +102,18 @@ func TestPagesAreStable(t *testing.T) {
 		}
 		all = append(all, l)
 	}
-	b.move(all[:15]...) // one time for all of them
+
+	// The letters of one move have the same time.
+	b.move(all[:15]...)
 	b.move(all[15:]...)
 	namespaces := []string{b.ns(), other, b.db.Name() + ".empty"}
 	first, err := List(t.Context(), b.db.Client(), namespaces, Query{}, Page{})
 	if err != nil || len(first.Letters) != 25 || first.Total != 25 || first.Next != "" {
-		t.Fatalf("%d of %d, %v", len(first.Letters), first.Total, err)
+		t.Fatalf("one page: got %d of %d, %v, want 25 of 25", len(first.Letters), first.Total, err)
 	}
-	b.behind(first.Letters[0].MovedAt) // so that what dies meanwhile is newer than all of these
+
+	// Letters that are added between the pages are newer than these.
+	b.waitUntilAfter(first.Letters[0].MovedAt)
 	var seen []ID
 	page := Page{Limit: 4}
 	for n := 0; ; n++ {
@@ -116,12 +128,15 @@ func TestPagesAreStable(t *testing.T) {
 			break
 		}
 		page.After = got.Next
-		// Meanwhile one that was shown is discarded, and new ones die.
-		if _, err := b.desk().Discard(t.Context(), got.Letters[0].ID.NS, Query{IDs: []bson.RawValue{got.Letters[0].ID.ID}}, nil); err != nil {
+
+		// Between two pages, a letter of the first one is discarded, and a new one is added.
+		shown := got.Letters[0].ID
+		if _, err := b.desk().Discard(t.Context(), shown.NS, Query{IDs: []bson.RawValue{shown.ID}}, nil); err != nil {
 			t.Fatal(err)
 		}
 		b.move(b.letter(order(1000 + n)))
 	}
+
 	if len(seen) != 25 {
 		t.Fatalf("%d letters on the pages, want 25", len(seen))
 	}
@@ -130,11 +145,13 @@ func TestPagesAreStable(t *testing.T) {
 			t.Errorf("letter %d is %s, want %s", i, seen[i], d.ID)
 		}
 	}
-	if _, err := List(t.Context(), b.db.Client(), namespaces, Query{}, Page{After: "x"}); !errors.Is(err, ErrCursor) {
-		t.Errorf("a made-up cursor: %v", err)
+
+	_, err = List(t.Context(), b.db.Client(), namespaces, Query{}, Page{After: "x"})
+	if !errors.Is(err, ErrCursor) {
+		t.Errorf("an invalid cursor: got %v, want %v", err, ErrCursor)
 	}
 	if _, err := List(t.Context(), b.db.Client(), []string{"outbox"}, Query{}, Page{}); err == nil {
-		t.Error("a name without a database was taken")
+		t.Error("a namespace without a database: got no error")
 	}
 }
 
@@ -143,36 +160,46 @@ func TestSummary(t *testing.T) {
 	b := setUp(t)
 	other := b.db.Name() + ".another"
 	x, y, z, w := b.letter(order(1)), b.letter(order(2)), b.letter(order(3)), b.letter(order(4))
-	y.NS, z.Class, w.Topic = other, record.Expired, ""
+	y.NS = other
+	z.Class = record.Expired
+	w.Topic = ""
 	b.move(x, y)
 	b.move(z, w)
 	b.requeue(Query{IDs: ids(t, "id-007919")}, Options{})
+
 	got, err := Summarize(t.Context(), b.db.Client(), []string{b.ns(), other}, Query{})
 	if err != nil || len(got) != 3 {
-		t.Fatalf("%+v, %v", got, err)
+		t.Fatalf("got %+v, %v, want 3 groups", got, err)
 	}
-	if g := got[0]; g.Count != 2 || g.Replayable != 1 || g.Topic != "outbox.event.order" || g.Type != "OrderPlaced" || g.Class != record.Malformed || g.First.IsZero() || g.Last.Before(g.First) {
-		t.Errorf("%+v", g)
+	g := got[0]
+	if g.Count != 2 || g.Replayable != 1 || g.First.IsZero() || g.Last.Before(g.First) {
+		t.Errorf("the counts of the first group: %+v", g)
+	}
+	if g.Topic != "outbox.event.order" || g.Type != "OrderPlaced" || g.Class != record.Malformed {
+		t.Errorf("the first group: %+v", g)
 	}
 	if got[1].Topic != "" || got[2].Class != record.Expired {
-		t.Errorf("%+v", got[1:])
+		t.Errorf("the other groups: %+v", got[1:])
 	}
-	if got, err := Summarize(t.Context(), b.db.Client(), []string{b.ns()}, Query{From: time.Now().Add(time.Hour)}); err != nil || len(got) != 0 {
-		t.Errorf("in a window with none: %+v, %v", got, err)
+
+	later := Query{From: time.Now().Add(time.Hour)}
+	if got, err := Summarize(t.Context(), b.db.Client(), []string{b.ns()}, later); err != nil || len(got) != 0 {
+		t.Errorf("a time range without letters: got %+v, %v, want none", got, err)
 	}
 }
 
-// many lets the server make n letters of one shape, 100 of each second from at on.
-func (b *bench) many(n int, at time.Time) {
+// insertMany makes the server create n similar letters, 100 for each second from at on.
+func (b *bench) insertMany(n int, at time.Time) {
 	b.t.Helper()
-	p, err := prepare(b.letter(order(0)))
+	p, err := prepareLetter(b.letter(order(0)))
 	if err != nil {
 		b.t.Fatal(err)
 	}
-	p.stamp(at)
-	if _, err := b.db.Collection("seed").InsertOne(b.t.Context(), p.dead.fields()); err != nil {
+	p.setTimes(at)
+	if _, err := b.db.Collection("seed").InsertOne(b.t.Context(), p.dead.insertFields()); err != nil {
 		b.t.Fatal(err)
 	}
+
 	op := func(name string, args ...any) bson.D { return bson.D{{Key: name, Value: bson.A(args)}} }
 	cur, err := b.db.Collection("seed").Aggregate(b.t.Context(), []bson.D{
 		{{Key: "$addFields", Value: bson.D{{Key: "i", Value: op("$range", 0, n)}}}},
@@ -195,23 +222,32 @@ func (b *bench) many(n int, at time.Time) {
 	}
 }
 
-// TestQueriesOfManyLettersAreQuick has bounds that are missed by who asks once for each letter, or reads all of them for each one of a
-// page. They grow with what it takes this machine, now, to read all letters once.
+// TestQueriesOfManyLettersAreQuick has bounds that a query exceeds if it runs once per letter, or
+// reads all letters for each letter of a page. They grow with the time in which this machine reads
+// all letters once.
 func TestQueriesOfManyLettersAreQuick(t *testing.T) {
 	t.Parallel()
 	b := setUp(t)
 	const n = 100_000
 	at := time.UnixMilli(1_700_000_000_000)
-	b.many(n, at)
+	b.insertMany(n, at)
 	b.index("outbox_dead")
-	all := time.Now()
-	if found, err := b.db.Collection("outbox_dead").CountDocuments(t.Context(), bson.D{{Key: "reason", Value: bson.Regex{Pattern: "."}}}); err != nil || found != n {
-		t.Fatalf("%d letters, %v", found, err)
+
+	scanBegan := time.Now()
+	anyReason := bson.D{{Key: "reason", Value: bson.Regex{Pattern: "."}}}
+	found, err := b.db.Collection("outbox_dead").CountDocuments(t.Context(), anyReason)
+	if err != nil || found != n {
+		t.Fatalf("got %d letters, %v, want %d", found, err, n)
 	}
-	once := time.Since(all)
+	once := time.Since(scanBegan)
+
 	for name, q := range map[string]Query{
-		"everything": {}, "ids": {IDs: ids(t, "id-500", "id-77000")}, "class": {Class: record.NotAllowed}, "key": {Key: "3"}, "message": {Message: "nothing of this"},
-		"window": {From: at.Add(900 * time.Second)},
+		"everything": {},
+		"ids":        {IDs: ids(t, "id-500", "id-77000")},
+		"class":      {Class: record.NotAllowed},
+		"key":        {Key: "3"},
+		"message":    {Message: "nothing of this"},
+		"window":     {From: at.Add(900 * time.Second)},
 	} {
 		began := time.Now()
 		got, err := List(t.Context(), b.db.Client(), []string{b.ns()}, q, Page{})
@@ -221,6 +257,7 @@ func TestQueriesOfManyLettersAreQuick(t *testing.T) {
 			t.Logf("%s: %d of %d in %v", name, len(got.Letters), got.Total, took)
 		}
 	}
+
 	began := time.Now()
 	got, err := Summarize(t.Context(), b.db.Client(), []string{b.ns()}, Query{})
 	if took := time.Since(began); err != nil || len(got) != 3 || took > 10*time.Second+20*once {

@@ -13,118 +13,139 @@ import (
 	"github.com/outrelay/outrelay/internal/store"
 )
 
-// Result counts what a move did.
+// Result counts the effects of a move.
 type Result struct {
-	Moved   int // letters that are new
-	Known   int // letters that were there already
-	Deleted int // envelopes that left the outbox; fewer than letters where some were gone
-	Chunked int // letters that are stored in chunks
+	Moved   int // new letters
+	Known   int // letters that existed already
+	Deleted int // envelopes removed from the outbox; fewer than letters if some were already gone
+	Chunked int // letters stored in chunks
 }
 
-// errOutside says that a Fencer ran its function without a transaction.
-var errOutside = errors.New("dead letters are moved in a transaction only")
+// errNoTransaction is returned if a Fencer calls its function without a transaction.
+var errNoTransaction = errors.New("dead letters can only be moved in a transaction")
 
-// Move writes the letters and deletes their envelopes, in the order given, in as many fenced transactions as the bounds
-// ask for. Each is majority committed before the next begins. On an error those counted are moved, and the same call
-// may be made again with all of them. Their collections are entered in `dirty` with it, because the stream may bring their events once
-// more (N15). A letter that cannot be written at all is an error before anything is.
+// Move writes the letters and removes their envelopes from the outbox, in the given order. It uses
+// as many fenced transactions as the bounds require. Each is majority committed before the next one
+// begins. The transaction also adds the outboxes to `dirty`, because the stream may repeat the
+// events (N15).
+//
+// Move returns an error before it writes anything if one of the letters cannot be stored. On any
+// other error the counted letters are moved, and the caller may repeat the call with all letters.
+// Move blocks while the lease is suspended.
 func Move(ctx context.Context, f store.Fencer, letters []Letter) (Result, error) {
 	var total Result
 	if len(letters) == 0 {
 		return total, nil
 	}
-	rest := make([]prepared, len(letters))
+
+	rest := make([]preparedLetter, len(letters))
 	for i, l := range letters {
-		p, err := prepare(l)
+		p, err := prepareLetter(l)
 		if err != nil {
 			return total, err
 		}
 		rest[i] = p
 	}
+
 	var now time.Time
-	for p := newPace(); len(rest) > 0; {
-		part := rest[:take(rest, p.n)]
-		if err := chunks(ctx, f, part); err != nil {
+	pace := newPace()
+	for len(rest) > 0 {
+		part := rest[:countFitting(rest, pace.partSize)]
+		if err := writeChunks(ctx, f, part); err != nil {
 			return total, err
 		}
-		var got Result
-		var began time.Time // of the last attempt: the wait for the turn is not the server's
-		err := store.FencedSoon(ctx, f, dirty(part), len(part), func(tx context.Context) (err error) {
+
+		// Only the last attempt is measured, without the wait for the turn: the pace follows the
+		// speed of the server.
+		var attemptBegan time.Time
+		var moved Result
+		err := store.FencedSoon(ctx, f, namespacesToMarkDirty(part), len(part), func(tx context.Context) (err error) {
 			s := mongo.SessionFromContext(tx)
 			if s == nil {
-				return errOutside
+				return errNoTransaction
 			}
-			if now.IsZero() { // outside the transaction, which runs no hello
+
+			// A transaction cannot run hello, so this reads the time outside of it.
+			if now.IsZero() {
 				if now, err = store.ServerTime(ctx, s.Client()); err != nil {
 					return err
 				}
 			}
 			for i := range part {
-				part[i].stamp(now)
+				part[i].setTimes(now)
 			}
-			began = time.Now()
-			got, err = write(tx, s.Client(), part)
+
+			attemptBegan = time.Now()
+			moved, err = writeLetters(tx, s.Client(), part)
 			return err
 		})
+		// The same letters are tried again in smaller parts.
 		if errors.Is(err, store.ErrSlow) {
-			p.never(len(part))
+			pace.recordTimeout(len(part))
 			continue
 		}
 		if err != nil {
 			return total, fmt.Errorf("moving %d of %d dead letters: %w", len(part), len(letters), err)
 		}
-		p.took(time.Since(began), len(part))
-		total.add(got)
+
+		pace.recordDuration(time.Since(attemptBegan), len(part))
+		total.addResult(moved)
 		rest = rest[len(part):]
 	}
 	return total, nil
 }
 
-func (r *Result) add(o Result) {
+func (r *Result) addResult(o Result) {
 	r.Moved += o.Moved
 	r.Known += o.Known
 	r.Deleted += o.Deleted
 	r.Chunked += o.Chunked
 }
 
-// take is how many letters, at least one and at most limit, fit one transaction.
-func take(rest []prepared, limit int) int {
+// countFitting returns how many letters of rest fit one transaction: at least one, and at most
+// limit.
+func countFitting(rest []preparedLetter, limit int) int {
 	bytes := 0
 	for i := range rest {
-		if bytes += rest[i].size(); i == limit || i > 0 && bytes > MaxBytes {
+		bytes += rest[i].estimateSize()
+		if i == limit || i > 0 && bytes > MaxBytes {
 			return i
 		}
 	}
 	return len(rest)
 }
 
-// batch is what one transaction does to one outbox collection.
-type batch struct {
-	outbox, dead *mongo.Collection
-	upserts      []mongo.WriteModel
-	first        bson.A // ids of envelopes in their first delivery
-	shared       bson.A // likewise, but they stay if they wait for other topics
-	again        bson.A // conditions on the others
+// collectionBatch contains the writes of one transaction to one outbox and its dead letters.
+type collectionBatch struct {
+	outbox, dead     *mongo.Collection
+	upserts          []mongo.WriteModel
+	firstDeliveries  bson.A // ids of envelopes in their first delivery
+	sharedDeliveries bson.A // the same, but these stay if they wait for other topics
+	laterDeliveries  bson.A // filters for the other envelopes
 }
 
-// write is the body of one transaction.
-func write(tx context.Context, client *mongo.Client, part []prepared) (Result, error) {
+// writeLetters is the body of one transaction.
+func writeLetters(tx context.Context, client *mongo.Client, part []preparedLetter) (Result, error) {
 	var r Result
-	for _, b := range batches(client, part) {
-		// Ordered: two letters of one id, a record refused by each of two topics, are one letter.
+	for _, b := range groupByCollection(client, part) {
+		// The bulk write is ordered: two letters with one id, for a record that two topics
+		// rejected, become one letter.
 		res, err := b.dead.BulkWrite(tx, b.upserts)
 		if err != nil {
-			return Result{}, fmt.Errorf("writing to %s: %w", store.Namespace(b.dead), err)
+			return Result{}, store.Refusal(err, "writing to "+store.Namespace(b.dead), "find, insert and update", store.Namespace(b.dead))
 		}
 		crash.At("mid-exception-write")
-		del, err := b.outbox.DeleteMany(tx, bson.D{{Key: "$or", Value: b.conditions()}})
+
+		del, err := b.outbox.DeleteMany(tx, bson.D{{Key: "$or", Value: b.deleteConditions()}})
 		if err != nil {
-			return Result{}, fmt.Errorf("removing dead envelopes from %s: %w", store.Namespace(b.outbox), err)
+			return Result{}, store.Refusal(err, "removing dead envelopes from "+store.Namespace(b.outbox), "remove", store.Namespace(b.outbox))
 		}
+
 		r.Moved += int(res.UpsertedCount)
 		r.Known += int(res.MatchedCount)
 		r.Deleted += int(del.DeletedCount)
 	}
+
 	for i := range part {
 		if part[i].dead.Chunks > 0 {
 			r.Chunked++
@@ -133,59 +154,69 @@ func write(tx context.Context, client *mongo.Client, part []prepared) (Result, e
 	return r, nil
 }
 
-// batches sorts the letters by collection, in the order in which they come.
-func batches(client *mongo.Client, part []prepared) []*batch {
-	var order []*batch
-	byNS := make(map[string]*batch)
+// groupByCollection groups the letters by collection, in the order in which the collections first
+// occur.
+func groupByCollection(client *mongo.Client, part []preparedLetter) []*collectionBatch {
+	var batches []*collectionBatch
+	byNS := make(map[string]*collectionBatch)
 	for i := range part {
 		p := &part[i]
 		b := byNS[p.id.NS]
 		if b == nil {
 			db := client.Database(p.db)
-			b = &batch{outbox: db.Collection(p.coll), dead: db.Collection(Collection(p.coll))}
+			b = &collectionBatch{outbox: db.Collection(p.coll), dead: db.Collection(Collection(p.coll))}
 			byNS[p.id.NS] = b
-			order = append(order, b)
+			batches = append(batches, b)
 		}
-		b.upserts = append(b.upserts, p.upsert())
+
+		b.upserts = append(b.upserts, p.upsertModel())
 		switch {
-		case p.id.Delivery == 0 && p.shared:
-			b.shared = append(b.shared, p.id.ID)
-		case p.id.Delivery == 0:
-			b.first = append(b.first, p.id.ID)
+		case p.id.Delivery > 0:
+			b.laterDeliveries = append(b.laterDeliveries, bson.D{
+				{Key: "_id", Value: p.id.ID},
+				{Key: "delivery", Value: p.id.Delivery},
+			})
+		case p.keepIfWaiting:
+			b.sharedDeliveries = append(b.sharedDeliveries, p.id.ID)
 		default:
-			b.again = append(b.again, bson.D{{Key: "_id", Value: p.id.ID}, {Key: "delivery", Value: p.id.Delivery}})
+			b.firstDeliveries = append(b.firstDeliveries, p.id.ID)
 		}
 	}
-	return order
+	return batches
 }
 
-// conditions match the envelopes in the deliveries that died: one that was requeued meanwhile is not ours to delete.
-func (b *batch) conditions() bson.A {
-	all := b.again
-	fresh := func(ids bson.A, and ...bson.E) {
-		if len(ids) > 0 {
-			all = append(all, append(bson.D{
-				{Key: "_id", Value: bson.D{{Key: "$in", Value: ids}}},
-				{Key: "delivery", Value: bson.D{{Key: "$not", Value: bson.D{{Key: "$gt", Value: 0}}}}},
-			}, and...))
+// deleteConditions returns filters that match the envelopes with the deliveries that died. An
+// envelope that was requeued since then has a later delivery, and must stay.
+func (b *collectionBatch) deleteConditions() bson.A {
+	conditions := b.laterDeliveries
+	addFirst := func(ids bson.A, and ...bson.E) {
+		if len(ids) == 0 {
+			return
 		}
+		condition := bson.D{
+			{Key: "_id", Value: bson.D{{Key: "$in", Value: ids}}},
+			{Key: "delivery", Value: bson.D{{Key: "$not", Value: bson.D{{Key: "$gt", Value: 0}}}}},
+		}
+		conditions = append(conditions, append(condition, and...))
 	}
-	fresh(b.first)
-	fresh(b.shared, bson.E{Key: "state", Value: nil})
-	return all
+
+	addFirst(b.firstDeliveries)
+	addFirst(b.sharedDeliveries, bson.E{Key: "state", Value: nil})
+	return conditions
 }
 
-// upsert writes the letter unless it is there. By an operator, not by a pipeline: a malformed envelope may repeat a
-// field, and only the plain operators keep its bytes.
-func (p *prepared) upsert() mongo.WriteModel {
+// upsertModel returns the write that stores the letter unless it exists. It uses an operator
+// instead of a pipeline: a malformed envelope may repeat a field, and only plain operators keep its
+// bytes.
+func (p *preparedLetter) upsertModel() mongo.WriteModel {
 	return mongo.NewUpdateOneModel().SetUpsert(true).
 		SetFilter(bson.D{{Key: "_id", Value: p.id}}).
-		SetUpdate(bson.D{{Key: "$setOnInsert", Value: p.dead.fields()}})
+		SetUpdate(bson.D{{Key: "$setOnInsert", Value: p.dead.insertFields()}})
 }
 
-// fields are the letter's without _id, which an upsert takes from its filter.
-func (d *Dead) fields() bson.D {
-	out := bson.D{
+// insertFields returns the fields of the letter without _id, which an upsert takes from its filter.
+func (d *Dead) insertFields() bson.D {
+	fields := bson.D{
 		{Key: "size", Value: d.Size},
 		{Key: "class", Value: d.Class},
 		{Key: "reason", Value: d.Reason},
@@ -196,19 +227,25 @@ func (d *Dead) fields() bson.D {
 		{Key: "movedAt", Value: d.MovedAt},
 	}
 	if d.Chunks > 0 {
-		out = append(out, bson.E{Key: "chunks", Value: d.Chunks})
+		fields = append(fields, bson.E{Key: "chunks", Value: d.Chunks})
 	} else {
-		out = append(out, bson.E{Key: "envelope", Value: d.Envelope})
+		fields = append(fields, bson.E{Key: "envelope", Value: d.Envelope})
 	}
 	if d.Partition != nil {
-		out = append(out, bson.E{Key: "partition", Value: *d.Partition})
+		fields = append(fields, bson.E{Key: "partition", Value: *d.Partition})
 	}
+
 	for _, f := range []struct{ name, value string }{
-		{"topic", d.Topic}, {"pos", d.Pos}, {"replayOf", d.ReplayOf}, {"type", d.Type}, {"aggregatetype", d.AggregateType}, {"key", d.Key},
+		{"topic", d.Topic},
+		{"pos", d.Pos},
+		{"replayOf", d.ReplayOf},
+		{"type", d.Type},
+		{"aggregatetype", d.AggregateType},
+		{"key", d.Key},
 	} {
 		if f.value != "" {
-			out = append(out, bson.E{Key: f.name, Value: f.value})
+			fields = append(fields, bson.E{Key: f.name, Value: f.value})
 		}
 	}
-	return out
+	return fields
 }

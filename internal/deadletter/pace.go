@@ -9,34 +9,39 @@ import (
 
 // Bounds of the pace.
 const (
-	firstPart  = 250
-	smallest   = 25
-	quick      = 100 * time.Millisecond // a part that took less may grow
-	slow       = 300 * time.Millisecond // one that took more had better shrink
-	longestGap = 200 * time.Millisecond
+	initialPartSize = 250
+	minPartSize     = 25
+	fastPart        = 100 * time.Millisecond // after a faster part, the next one may be larger
+	slowPart        = 300 * time.Millisecond // after a slower part, the next one is smaller
+	maxPause        = 200 * time.Millisecond
 )
 
-// pace fits the number of letters in a transaction to what the server does: a transaction with the fence keeps the owner
-// from renewing, and one of the owner that takes longer than its lease never commits. So parts are as large as a fraction of a
-// second allows.
-type pace struct{ n int }
+// pace adapts the number of letters in a transaction to the speed of the server. The owner cannot
+// renew its lease during a fenced transaction, and a transaction of the owner that takes longer
+// than its lease never commits. So a part is as large as the server can write in a fraction of a
+// second.
+type pace struct{ partSize int }
 
-func newPace() *pace { return &pace{n: firstPart} }
+func newPace() *pace { return &pace{partSize: initialPartSize} }
 
-// took says how long a part of letters took.
-func (p *pace) took(d time.Duration, letters int) {
+// recordDuration adapts the part size after a part with the given number of letters took d.
+func (p *pace) recordDuration(d time.Duration, letters int) {
 	switch {
-	case d > slow:
-		p.n = max(min(p.n, letters)/2, min(p.n, smallest))
-	case d < quick && letters >= p.n:
-		p.n = min(p.n*2, MaxLetters)
+	case d > slowPart:
+		p.partSize = max(min(p.partSize, letters)/2, min(p.partSize, minPartSize))
+
+	// A part that its bytes kept small shows nothing about larger parts.
+	case d < fastPart && letters >= p.partSize:
+		p.partSize = min(p.partSize*2, MaxLetters)
 	}
 }
 
-// never says that a part of letters was attempted in vain.
-func (p *pace) never(letters int) { p.n = max(letters/4, 1) }
+// recordTimeout reduces the part size after a part with the given number of letters did not commit
+// in time.
+func (p *pace) recordTimeout(letters int) { p.partSize = max(letters/4, 1) }
 
-// yield lets the owner come to its renewal before the next part takes the fence again.
-func yield(ctx context.Context, took time.Duration) error {
-	return retry.Sleep(ctx, min(10*time.Millisecond+took/4, longestGap))
+// yieldToOwner pauses between two parts, so that the owner can renew its lease. took is the
+// duration of the last part.
+func yieldToOwner(ctx context.Context, took time.Duration) error {
+	return retry.Sleep(ctx, min(10*time.Millisecond+took/4, maxPause))
 }

@@ -9,51 +9,58 @@ func TestPartsFitTheServer(t *testing.T) {
 	t.Parallel()
 	p := newPace()
 	for range 10 {
-		p.took(10*time.Millisecond, p.n)
+		p.recordDuration(10*time.Millisecond, p.partSize)
 	}
-	if p.n != MaxLetters {
-		t.Errorf("parts of %d on a quick server", p.n)
+	if p.partSize != MaxLetters {
+		t.Errorf("after fast parts: part size %d, want %d", p.partSize, MaxLetters)
 	}
-	p.took(200*time.Millisecond, p.n)
-	if p.n != MaxLetters {
-		t.Errorf("parts of %d, with nothing to change", p.n)
+	p.recordDuration(200*time.Millisecond, p.partSize)
+	if p.partSize != MaxLetters {
+		t.Errorf("after a part of medium speed: part size %d, want %d", p.partSize, MaxLetters)
 	}
-	p.took(time.Second, 300) // a part that its bytes had cut
-	if p.n != 150 {
-		t.Errorf("parts of %d after a slow one of 300", p.n)
+
+	// This part had fewer letters than allowed, because of its bytes.
+	p.recordDuration(time.Second, 300)
+	if p.partSize != 150 {
+		t.Errorf("after a slow part of 300: part size %d, want 150", p.partSize)
 	}
-	p.took(time.Millisecond, 10) // tells nothing of 150
-	if p.n != 150 {
-		t.Errorf("parts of %d after a small one", p.n)
+	p.recordDuration(time.Millisecond, 10)
+	if p.partSize != 150 {
+		t.Errorf("after a small part: part size %d, want 150", p.partSize)
 	}
+
 	for range 10 {
-		p.took(time.Second, p.n)
+		p.recordDuration(time.Second, p.partSize)
 	}
-	if p.n != smallest {
-		t.Errorf("parts of %d on a slow server", p.n)
+	if p.partSize != minPartSize {
+		t.Errorf("after slow parts: part size %d, want %d", p.partSize, minPartSize)
 	}
-	p.never(20)
-	p.took(time.Second, 5)
-	if p.n != 5 {
-		t.Errorf("parts of %d although those of 20 never ended", p.n)
+	p.recordTimeout(20)
+	p.recordDuration(time.Second, 5)
+	if p.partSize != 5 {
+		t.Errorf("after a timeout of a part of 20: part size %d, want 5", p.partSize)
 	}
 }
 
 func TestAPartHasAtMostItsLettersAndBytes(t *testing.T) {
 	t.Parallel()
-	small, large := prepared{}, prepared{dead: Dead{Envelope: make([]byte, MaxBytes/2)}}
-	var many []prepared
-	for range 2 * MaxLetters {
-		many = append(many, small)
-	}
+	small := preparedLetter{}
+	large := preparedLetter{dead: Dead{Envelope: make([]byte, MaxBytes/2)}}
+	many := make([]preparedLetter, 2*MaxLetters)
+
 	for _, c := range []struct {
-		rest        []prepared
+		rest        []preparedLetter
 		limit, want int
 	}{
-		{many, MaxLetters, MaxLetters}, {many, 25, 25}, {many[:3], 25, 3}, {[]prepared{large, large, large}, 25, 1}, {[]prepared{large, small, small, large}, 25, 3}, {nil, 25, 0},
+		{many, MaxLetters, MaxLetters},
+		{many, 25, 25},
+		{many[:3], 25, 3},
+		{[]preparedLetter{large, large, large}, 25, 1},
+		{[]preparedLetter{large, small, small, large}, 25, 3},
+		{nil, 25, 0},
 	} {
-		if got := take(c.rest, c.limit); got != c.want {
-			t.Errorf("%d of %d with limit %d, want %d", got, len(c.rest), c.limit, c.want)
+		if got := countFitting(c.rest, c.limit); got != c.want {
+			t.Errorf("countFitting of %d letters with limit %d: got %d, want %d", len(c.rest), c.limit, got, c.want)
 		}
 	}
 }

@@ -11,56 +11,62 @@ import (
 	"github.com/outrelay/outrelay/internal/record"
 )
 
-// Stand is whether a letter was requeued.
+// Stand selects letters by whether they are requeued.
 type Stand string
 
-// The stands that a query may ask for.
+// The values of Query.Stand.
 const (
 	AnyStand   Stand = ""
-	Replayable Stand = "replayable" // nobody requeued it
+	Replayable Stand = "replayable" // not requeued
 	Requeued   Stand = "replayed"
 )
 
-// Query says which letters. Conditions that are set hold all together; the zero query is every letter.
+// Query selects letters. A letter matches if it fulfills all conditions that are set. The zero
+// query matches every letter.
 type Query struct {
-	IDs           []bson.RawValue // of envelopes, each with its type; every delivery of them
+	IDs           []bson.RawValue // ids of envelopes with their BSON types; all deliveries of them match
 	From, To      time.Time       // moved to the dead letters at From or later, and before To
 	Topic         string
 	Type          string
 	AggregateType string
 	Key           string // the ordering key, as text
 	Class         record.Class
-	Message       string // the reason begins with it, letter by letter
+	Message       string // prefix of the reason, case-sensitive
 	SourceKind    string // "relay" or "handler"
 	Stand         Stand
 
-	// All lets a query without any condition requeue or discard: every letter there is.
+	// All allows a query without conditions to requeue or discard every letter.
 	All bool
 }
 
-// ErrEmptyQuery refuses to requeue or discard by a query that names no condition.
-var ErrEmptyQuery = errors.New("the query names no dead letters; give it a condition, or say that all of them are meant")
+// ErrEmptyQuery is returned by a requeue or a discard whose query has no condition.
+var ErrEmptyQuery = errors.New("the query has no condition; add one, or set all if every dead letter is meant")
 
-// Empty reports whether the query has no condition but the stand.
+// Empty reports whether the query has no condition except Stand.
 func (q Query) Empty() bool {
 	return len(q.IDs) == 0 && q.From.IsZero() && q.To.IsZero() && q.Topic == "" && q.Type == "" && q.AggregateType == "" &&
 		q.Key == "" && q.Class == "" && q.Message == "" && q.SourceKind == ""
 }
 
-// guarded is the query as an action may use it: not empty by mistake, and of letters that were there before it began,
-// else one that dies again at once would be requeued again.
-func (q Query) guarded(now time.Time) (Query, error) {
+// restrictToAction returns the query for an action that begins at now. It returns [ErrEmptyQuery]
+// for an empty query without All. The new query matches only letters that existed before the action
+// began. Otherwise an envelope that dies again immediately would be requeued again.
+func (q Query) restrictToAction(now time.Time) (Query, error) {
 	if q.Empty() && !q.All {
 		return q, ErrEmptyQuery
 	}
-	if end := now.Add(time.Millisecond); q.To.IsZero() || q.To.After(end) {
+
+	// To is exclusive, and letters of the current millisecond already existed.
+	end := now.Add(time.Millisecond)
+	if q.To.IsZero() || q.To.After(end) {
 		q.To = end
 	}
 	return q, nil
 }
 
-// filter matches letters and never their chunks, which have no movedAt.
-func (q Query) filter() bson.D {
+// mongoFilter returns the filter of the query. It never matches chunks, because they have no
+// movedAt.
+func (q Query) mongoFilter() bson.D {
 	moved := bson.D{{Key: "$gte", Value: bson.DateTime(math.MinInt64)}}
 	if !q.From.IsZero() {
 		moved[0].Value = bson.NewDateTimeFromTime(q.From)
@@ -68,28 +74,36 @@ func (q Query) filter() bson.D {
 	if !q.To.IsZero() {
 		moved = append(moved, bson.E{Key: "$lt", Value: bson.NewDateTimeFromTime(q.To)})
 	}
-	f := bson.D{{Key: "movedAt", Value: moved}}
+
+	filter := bson.D{{Key: "movedAt", Value: moved}}
 	if len(q.IDs) > 0 {
-		f = append(f, bson.E{Key: "_id.id", Value: bson.D{{Key: "$in", Value: q.IDs}}})
+		filter = append(filter, bson.E{Key: "_id.id", Value: bson.D{{Key: "$in", Value: q.IDs}}})
 	}
 	for _, c := range []struct{ field, value string }{
-		{"topic", q.Topic}, {"type", q.Type}, {"aggregatetype", q.AggregateType}, {"key", q.Key}, {"class", string(q.Class)}, {"source.kind", q.SourceKind},
+		{"topic", q.Topic},
+		{"type", q.Type},
+		{"aggregatetype", q.AggregateType},
+		{"key", q.Key},
+		{"class", string(q.Class)},
+		{"source.kind", q.SourceKind},
 	} {
 		if c.value != "" {
-			f = append(f, bson.E{Key: c.field, Value: c.value})
+			filter = append(filter, bson.E{Key: c.field, Value: c.value})
 		}
 	}
 	if q.Message != "" {
-		f = append(f, bson.E{Key: "reason", Value: bson.Regex{Pattern: "^" + regexp.QuoteMeta(q.Message)}})
+		prefix := bson.Regex{Pattern: "^" + regexp.QuoteMeta(q.Message)}
+		filter = append(filter, bson.E{Key: "reason", Value: prefix})
 	}
 	if q.Stand != AnyStand {
-		f = append(f, bson.E{Key: "replayed", Value: bson.D{{Key: "$exists", Value: q.Stand == Requeued}}})
+		isRequeued := bson.D{{Key: "$exists", Value: q.Stand == Requeued}}
+		filter = append(filter, bson.E{Key: "replayed", Value: isRequeued})
 	}
-	return f
+	return filter
 }
 
-// and joins filters.
-func and(filters ...bson.D) bson.D {
+// joinFilters returns a filter that matches if all filters match.
+func joinFilters(filters ...bson.D) bson.D {
 	all := make(bson.A, len(filters))
 	for i, f := range filters {
 		all[i] = f
@@ -97,6 +111,7 @@ func and(filters ...bson.D) bson.D {
 	return bson.D{{Key: "$and", Value: all}}
 }
 
-func in(field string, values any) bson.D {
+// fieldIn returns a filter that matches if the field has one of the values, which must be a slice.
+func fieldIn(field string, values any) bson.D {
 	return bson.D{{Key: field, Value: bson.D{{Key: "$in", Value: values}}}}
 }

@@ -16,135 +16,141 @@ import (
 	"github.com/outrelay/outrelay/internal/store"
 )
 
-// MaxRefused is how many of the letters that a requeue refuses are told one by one.
+// MaxRefused bounds Outcome.Why.
 const MaxRefused = 100
 
 // Options of a requeue.
 type Options struct {
-	Late   bool // deliver also what has expired: its expiry is taken off
-	DryRun bool // judge every letter, write nothing
+	Late   bool // also requeue expired envelopes, without their expiry
+	DryRun bool // check every letter, but write nothing
 }
 
-// Outcome counts what a requeue did, or with DryRun would do.
+// Outcome counts the effects of a requeue, or with DryRun the expected effects.
 type Outcome struct {
 	Requeued int64
 	Refused  int64           // letters that cannot be delivered as they are, and stay
-	Why      []*RefusedError // the first of them
+	Why      []*RefusedError // the first of the refused letters, at most [MaxRefused]
 }
 
-func (o *Outcome) add(p Outcome) {
+func (o *Outcome) addOutcome(p Outcome) {
 	o.Requeued += p.Requeued
 	o.Refused += p.Refused
 	o.Why = append(o.Why, p.Why[:min(len(p.Why), MaxRefused-len(o.Why))]...)
 }
 
-// Requeue gives the letters of one outbox that match back to it, each as the next delivery of the same envelope, which the
-// reconciler then publishes (N18). Letters that were requeued already are left out, and so are those that die while it
-// runs, so it ends; after a crash in the middle the same call requeues the rest. The letters stay, marked as replayed.
+// Requeue puts the matching letters of one outbox back into it, each as the next delivery of the
+// same envelope. The reconciler then sends them (N18). The letters stay, marked as requeued.
+// Requeue leaves out letters that are already requeued, and letters of envelopes that die while it
+// runs, so it ends. If Requeue is interrupted, the same call requeues the rest.
 //
-// The order is that of the stream. Each part of at most [MaxLetters] letters and [MaxBytes] bytes is one transaction with
-// the fence of all slots (N3): envelopes are written and letters marked, or neither. did, if not nil, hears the sum after each.
-// An error comes with what was done until then.
+// Requeue works in the order of the stream. Each part of at most [MaxLetters] letters and
+// [MaxBytes] bytes is one transaction with the fence of all slots (N3): it writes the envelopes and
+// marks the letters, or does neither. If did is not nil, Requeue calls it with the total after each
+// part. If Requeue fails, it returns the total until then.
 func (k Desk) Requeue(ctx context.Context, ns string, q Query, o Options, did func(Outcome)) (Outcome, error) {
 	var total Outcome
 	now, err := store.ServerTime(ctx, k.client())
 	if err != nil {
 		return total, err
 	}
-	if q, err = q.guarded(now); err != nil {
+	if q, err = q.restrictToAction(now); err != nil {
 		return total, err
 	}
 	q.Stand = Replayable
-	dead, err := of(k.client(), ns)
+
+	dead, err := deadCollection(k.client(), ns)
 	if err != nil {
 		return total, err
 	}
+
+	// Without this, majority reads may miss a letter that was moved just before the call (N22).
 	if err := store.CatchUp(ctx, dead); err != nil {
 		return total, err
 	}
-	s, p := &scan{dead: dead, filter: q.filter()}, newPace()
+
+	s := &scan{dead: dead, filter: q.mongoFilter()}
+	pace := newPace()
 	for {
-		part, err := s.places(ctx, p.n, MaxBytes)
+		part, err := s.nextPart(ctx, pace.partSize, MaxBytes)
 		if err != nil || len(part) == 0 {
 			return total, err
 		}
-		letters, err := s.letters(ctx, part)
+		letters, err := s.readLetters(ctx, part)
 		if err != nil {
 			return total, err
 		}
+
 		began := time.Now()
-		got, err := k.part(ctx, ns, letters, o)
+		outcome, err := k.requeuePart(ctx, ns, letters, o)
 		took := time.Since(began)
-		p.took(took, len(part))
+		pace.recordDuration(took, len(part))
 		if err != nil {
 			return total, fmt.Errorf("requeueing %d letters of %s: %w", len(letters), ns, err)
 		}
-		total.add(got)
+
+		total.addOutcome(outcome)
 		if did != nil {
 			did(total)
 		}
-		if o.DryRun || s.ended {
+
+		// The owner needs no pause after a dry run, which takes no fence, or after the last part.
+		if o.DryRun || s.exhausted {
 			continue
 		}
-		if err := yield(ctx, took); err != nil {
+		if err := yieldToOwner(ctx, took); err != nil {
 			return total, err
 		}
 	}
 }
 
-// part requeues letters in one transaction.
-func (k Desk) part(ctx context.Context, ns string, letters []*Dead, o Options) (Outcome, error) {
-	if o.DryRun {
-		return k.rehearse(ctx, ns, letters, o)
-	}
-	a, err := k.again(ctx, o.Late)
+// requeuePart requeues letters in one transaction.
+func (k Desk) requeuePart(ctx context.Context, ns string, letters []*Dead, o Options) (Outcome, error) {
+	builder, err := k.newEnvelopeBuilder(ctx, o.Late)
 	if err != nil {
 		return Outcome{}, err
 	}
-	var got Outcome
+	if o.DryRun {
+		plan, err := k.planPart(ctx, ns, letters, builder)
+		if err != nil {
+			return Outcome{}, err
+		}
+		return plan.outcome, nil
+	}
+
+	var outcome Outcome
 	err = store.Foreign(ctx, k.State, k.Watcher, []string{ns}, func(tx context.Context) error {
-		got = Outcome{}
-		left, done, err := k.left(tx, ns, letters)
-		if err != nil || len(left) == 0 {
-			got.Requeued = done
+		// The transaction may run several times, and only its last run counts.
+		outcome = Outcome{}
+		open, done, err := k.filterOpenLetters(tx, ns, letters)
+		if err != nil || len(open) == 0 {
+			outcome.Requeued = done
 			return err
 		}
-		plan, err := k.plan(tx, ns, left, a)
+
+		plan, err := k.planPart(tx, ns, open, builder)
 		if err != nil {
 			return err
 		}
-		got = plan.outcome
-		got.Requeued += done
-		return k.write(tx, ns, plan)
+		outcome = plan.outcome
+		outcome.Requeued += done
+		return k.writePlan(tx, ns, plan)
 	})
-	return got, err
+	return outcome, err
 }
 
-// rehearse judges letters as part does, and writes nothing.
-func (k Desk) rehearse(ctx context.Context, ns string, letters []*Dead, o Options) (Outcome, error) {
-	a, err := k.again(ctx, o.Late)
-	if err != nil {
-		return Outcome{}, err
-	}
-	plan, err := k.plan(ctx, ns, letters, a)
-	if err != nil {
-		return Outcome{}, err
-	}
-	return plan.outcome, nil
-}
-
-// left are those letters that are still there and not requeued; done counts those that this very action requeued, in an
-// attempt whose outcome was not known.
-func (k Desk) left(tx context.Context, ns string, letters []*Dead) (left []*Dead, done int64, err error) {
-	dead, err := of(k.client(), ns)
+// filterOpenLetters returns the letters that still exist and are not requeued. done counts the
+// letters that this action requeued in an earlier attempt whose outcome was unknown.
+func (k Desk) filterOpenLetters(tx context.Context, ns string, letters []*Dead) (open []*Dead, done int64, err error) {
+	dead, err := deadCollection(k.client(), ns)
 	if err != nil {
 		return nil, 0, err
 	}
+
 	ids := make([]ID, len(letters))
 	for i, d := range letters {
 		ids[i] = d.ID
 	}
-	cur, err := dead.Find(tx, in("_id", ids), options.Find().SetProjection(bson.D{{Key: "replayed", Value: 1}}))
+	cur, err := dead.Find(tx, fieldIn("_id", ids), options.Find().SetProjection(bson.D{{Key: "replayed", Value: 1}}))
 	if err != nil {
 		return nil, 0, fmt.Errorf("reading %s: %w", store.Namespace(dead), err)
 	}
@@ -155,85 +161,101 @@ func (k Desk) left(tx context.Context, ns string, letters []*Dead) (left []*Dead
 	if err := cur.All(tx, &found); err != nil {
 		return nil, 0, fmt.Errorf("reading %s: %w", store.Namespace(dead), err)
 	}
-	open := make(map[string]bool, len(found))
+
+	openIDs := make(map[string]bool, len(found))
 	for _, f := range found {
 		switch {
 		case f.Replayed == nil:
-			open[f.ID.key()] = true
+			openIDs[f.ID.mapKey()] = true
 		case f.Replayed.Run == k.Run:
 			done++
 		}
 	}
 	for _, d := range letters {
-		if open[d.ID.key()] {
-			left = append(left, d)
+		if openIDs[d.ID.mapKey()] {
+			open = append(open, d)
 		}
 	}
-	return left, done, nil
+	return open, done, nil
 }
 
-// plan is what one transaction writes.
-type plan struct {
+// requeuePlan contains the writes of one transaction.
+type requeuePlan struct {
 	outcome   Outcome
 	envelopes []mongo.WriteModel
-	replayed  map[int32][]ID // letters by the delivery that they become
+	replayed  map[int32][]ID // letters by the number of their new delivery
 }
 
-func (k Desk) plan(ctx context.Context, ns string, letters []*Dead, a again) (plan, error) {
-	p := plan{replayed: make(map[int32][]ID)}
-	outbox, err := k.outbox(ns)
+// planPart builds the envelopes of those letters that can be requeued. The other letters are
+// counted as refused.
+func (k Desk) planPart(ctx context.Context, ns string, letters []*Dead, builder envelopeBuilder) (requeuePlan, error) {
+	plan := requeuePlan{replayed: make(map[int32][]ID)}
+	outbox, err := k.outboxCollection(ns)
 	if err != nil {
-		return p, err
+		return plan, err
 	}
+
 	ids := make([]bson.RawValue, len(letters))
 	for i, d := range letters {
 		ids[i] = d.ID.ID
 	}
-	have, err := holdings(ctx, outbox, ids)
+	entries, err := readOutboxEntries(ctx, outbox, ids)
 	if err != nil {
-		return p, err
+		return plan, err
 	}
+
 	for _, d := range letters {
-		id := keyOf(d.ID.ID)
-		delivery, err := have[id].next(d)
+		key := valueKey(d.ID.ID)
+		delivery, err := entries[key].nextDelivery(d)
 		var doc bson.D
 		if err == nil {
-			doc, err = a.document(d, delivery)
+			doc, err = builder.buildEnvelope(d, delivery)
 		}
+
 		var refused *RefusedError
 		if errors.As(err, &refused) {
-			p.outcome.add(Outcome{Refused: 1, Why: []*RefusedError{refused}})
+			plan.outcome.addOutcome(Outcome{Refused: 1, Why: []*RefusedError{refused}})
 			continue
-		} else if err != nil {
-			return p, err
 		}
-		// A replacement of the whole document: the server stamps its ts.
-		p.envelopes = append(p.envelopes, mongo.NewReplaceOneModel().SetUpsert(true).SetFilter(bson.D{{Key: "_id", Value: d.ID.ID}}).SetReplacement(doc))
-		p.replayed[delivery] = append(p.replayed[delivery], d.ID)
-		p.outcome.Requeued++
-		have[id] = &held{active: true} // another letter of the same id has to wait
+		if err != nil {
+			return plan, err
+		}
+
+		// The whole document is replaced, so that the server sets its ts.
+		plan.envelopes = append(plan.envelopes, mongo.NewReplaceOneModel().SetUpsert(true).
+			SetFilter(bson.D{{Key: "_id", Value: d.ID.ID}}).
+			SetReplacement(doc))
+		plan.replayed[delivery] = append(plan.replayed[delivery], d.ID)
+		plan.outcome.Requeued++
+
+		// Another letter with the same envelope id has to wait until this delivery ends.
+		entries[key] = &outboxEntry{active: true}
 	}
-	return p, nil
+	return plan, nil
 }
 
-func (k Desk) write(tx context.Context, ns string, p plan) error {
-	if len(p.envelopes) == 0 {
+// writePlan writes the envelopes and marks the letters, in the transaction tx.
+func (k Desk) writePlan(tx context.Context, ns string, plan requeuePlan) error {
+	if len(plan.envelopes) == 0 {
 		return nil
 	}
-	outbox, err := k.outbox(ns)
+
+	outbox, err := k.outboxCollection(ns)
 	if err != nil {
 		return err
 	}
-	dead, err := of(k.client(), ns)
+	dead, err := deadCollection(k.client(), ns)
 	if err != nil {
 		return err
 	}
-	if _, err := outbox.BulkWrite(tx, p.envelopes); err != nil {
-		return fmt.Errorf("giving envelopes back to %s: %w", ns, err)
+
+	if _, err := outbox.BulkWrite(tx, plan.envelopes); err != nil {
+		return fmt.Errorf("writing envelopes back to %s: %w", ns, err)
 	}
 	crash.At("mid-requeue")
-	for _, delivery := range slices.Sorted(maps.Keys(p.replayed)) {
-		if _, err := k.markReplayed(tx, dead, in("_id", p.replayed[delivery]), delivery, nil); err != nil {
+
+	for _, delivery := range slices.Sorted(maps.Keys(plan.replayed)) {
+		if _, err := k.markReplayed(tx, dead, fieldIn("_id", plan.replayed[delivery]), delivery, nil); err != nil {
 			return err
 		}
 	}

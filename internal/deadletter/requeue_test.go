@@ -21,7 +21,8 @@ func (b *bench) ns() string { return b.db.Name() + ".outbox" }
 
 func (b *bench) desk() Desk { return NewDesk(b.db, "orders", "ann") }
 
-// good is an envelope that Parse takes, with what an insert leaves.
+// good inserts an envelope that event.Parse accepts, with the fields that an insert sets, and
+// returns its letter.
 func (b *bench) good(id any, fields ...bson.E) Letter {
 	b.t.Helper()
 	return b.add(id, append(bson.D{
@@ -35,16 +36,18 @@ func (b *bench) good(id any, fields ...bson.E) Letter {
 
 func (b *bench) requeue(q Query, o Options) Outcome {
 	b.t.Helper()
-	got, err := b.desk().Requeue(b.t.Context(), b.ns(), q, o, nil)
+	outcome, err := b.desk().Requeue(b.t.Context(), b.ns(), q, o, nil)
 	if err != nil {
 		b.t.Fatal(err)
 	}
-	return got
+	return outcome
 }
 
+// stored returns an envelope of the outbox, or nil.
 func (b *bench) stored(id any) bson.Raw {
 	b.t.Helper()
-	raw, err := store.Majority(b.db.Collection("outbox")).FindOne(b.t.Context(), bson.D{{Key: "_id", Value: id}}).Raw()
+	outbox := store.Majority(b.db.Collection("outbox"))
+	raw, err := outbox.FindOne(b.t.Context(), bson.D{{Key: "_id", Value: id}}).Raw()
 	if errors.Is(err, mongo.ErrNoDocuments) {
 		return nil
 	}
@@ -63,6 +66,7 @@ func (b *bench) open(id ID) Dead {
 	return d
 }
 
+// ids returns the values as BSON.
 func ids(t *testing.T, values ...any) []bson.RawValue {
 	t.Helper()
 	out := make([]bson.RawValue, len(values))
@@ -80,16 +84,27 @@ func TestN18_ARequeueIsTheNextDeliveryOfTheSameEnvelope(t *testing.T) {
 	t.Parallel()
 	b := setUp(t)
 	oid := bson.NewObjectID()
-	l := b.good(oid, bson.E{Key: "state", Value: "retry"}, bson.E{Key: "attempts", Value: int32(9)}, bson.E{Key: "delivery", Value: int32(2)},
-		bson.E{Key: "lastError", Value: bson.D{}}, bson.E{Key: "history", Value: bson.A{}}, bson.E{Key: "pending", Value: bson.A{"a"}},
-		bson.E{Key: "origin", Value: "stream"}, bson.E{Key: "dueAt", Value: time.UnixMilli(77)}, bson.E{Key: "claim", Value: bson.D{}},
+	l := b.good(oid,
+		bson.E{Key: "state", Value: "retry"},
+		bson.E{Key: "attempts", Value: int32(9)},
+		bson.E{Key: "delivery", Value: int32(2)},
+		bson.E{Key: "lastError", Value: bson.D{}},
+		bson.E{Key: "history", Value: bson.A{}},
+		bson.E{Key: "pending", Value: bson.A{"a"}},
+		bson.E{Key: "origin", Value: "stream"},
+		bson.E{Key: "dueAt", Value: time.UnixMilli(77)},
+		bson.E{Key: "claim", Value: bson.D{}},
 		bson.E{Key: "own", Value: "kept"})
-	l.Class, l.Reason = record.AttemptsExhausted, "10 attempts"
+	l.Class = record.AttemptsExhausted
+	l.Reason = "10 attempts"
 	b.move(l)
+
 	before := time.Now()
 	if got := b.requeue(Query{IDs: ids(t, oid)}, Options{}); got.Requeued != 1 || got.Refused != 0 {
-		t.Fatalf("%+v", got)
+		t.Fatalf("requeue: got %+v, want 1 requeued", got)
 	}
+
+	// The envelope in the outbox.
 	raw := b.stored(oid)
 	var doc struct {
 		State, Pos, Key, Origin, Own string
@@ -103,36 +118,55 @@ func TestN18_ARequeueIsTheNextDeliveryOfTheSameEnvelope(t *testing.T) {
 	if err := bson.Unmarshal(raw, &doc); err != nil {
 		t.Fatal(err)
 	}
-	if doc.State != "retry" || doc.Pos != "8265" || doc.Key != "7" || doc.Origin != "requeue" || doc.Own != "kept" || doc.Attempts != 0 ||
-		doc.Delivery != 3 || doc.Slot != event.Slot([]byte("7")) || !bytes.Equal(doc.Payload.Data, []byte{1, 0, 2}) || doc.ScheduledFor.UnixMilli() != 77 ||
+	if doc.State != "retry" || doc.Pos != "8265" || doc.Origin != "requeue" || doc.Attempts != 0 || doc.Delivery != 3 ||
 		doc.ReplayOf != "dead:"+b.ns()+"/"+oid.Hex()+"/2" {
-		t.Errorf("%s", raw)
+		t.Errorf("the fields of the new delivery: %s", raw)
+	}
+	if doc.Key != "7" || doc.Own != "kept" || doc.Slot != event.Slot([]byte("7")) ||
+		!bytes.Equal(doc.Payload.Data, []byte{1, 0, 2}) || doc.ScheduledFor.UnixMilli() != 77 {
+		t.Errorf("the kept fields: %s", raw)
 	}
 	if doc.TS.T < uint32(before.Add(-time.Minute).Unix()) || doc.NextAt.Sub(before).Abs() > time.Minute {
-		t.Errorf("ts %v, nextAt %v: not the server's now", doc.TS, doc.NextAt)
+		t.Errorf("ts %v and nextAt %v are not the server time", doc.TS, doc.NextAt)
 	}
-	for _, gone := range []string{"lastError", "history", "pending", "dueAt", "claim", "only", "sentAt"} {
-		if v, err := raw.LookupErr(gone); err == nil {
-			t.Errorf("%s is left: %s", gone, v)
+	for _, dropped := range []string{"lastError", "history", "pending", "dueAt", "claim", "only", "sentAt"} {
+		if v, err := raw.LookupErr(dropped); err == nil {
+			t.Errorf("field %s is left: %s", dropped, v)
 		}
 	}
 	var v event.View
 	if err := event.Parse(raw, &v); err != nil || string(v.OrderingKey()) != "7" || v.Delivery != 3 {
-		t.Errorf("%v", err)
+		t.Errorf("the parsed envelope: key %s, delivery %d, %v", v.OrderingKey(), v.Delivery, err)
 	}
+
+	// The letter.
 	d := b.open(b.id(l, 2))
-	if d.Replayed == nil || d.Replayed.Actor != "ann" || d.Replayed.Delivery != 3 || d.Replayed.At.Sub(before).Abs() > time.Minute || d.Replayed.Run == "" ||
-		d.Version != 1 || !bytes.Equal(d.Envelope, l.Raw) {
-		t.Errorf("the letter: %+v", d)
+	if d.Replayed == nil || d.Replayed.Actor != "ann" || d.Replayed.Delivery != 3 || d.Replayed.Run == "" ||
+		d.Replayed.At.Sub(before).Abs() > time.Minute {
+		t.Errorf("the requeue on the letter: %+v", d.Replayed)
 	}
-	// It is an exception of a collection that a take-over has to ask.
+	if d.Version != 1 || !bytes.Equal(d.Envelope, l.Raw) {
+		t.Errorf("the letter: got version %d, want 1 and the unchanged envelope: %+v", d.Version, d)
+	}
+
+	// The envelope is an exception, so a takeover has to read its collection.
 	var w struct{ Dirty []string }
-	if err := b.db.Collection("watchers").FindOne(t.Context(), bson.D{}).Decode(&w); err != nil || len(w.Dirty) != 1 || w.Dirty[0] != b.ns() {
-		t.Errorf("dirty %v, %v", w.Dirty, err)
+	err := b.db.Collection("watchers").FindOne(t.Context(), bson.D{}).Decode(&w)
+	if err != nil || len(w.Dirty) != 1 || w.Dirty[0] != b.ns() {
+		t.Errorf("dirty collections: got %v, %v, want %s", w.Dirty, err, b.ns())
 	}
-	// It dies again: a letter of its own, which knows where it comes from.
-	b.move(Letter{NS: l.NS, Raw: raw, Class: record.AttemptsExhausted, Reason: "again", Partition: record.AnyPartition, Source: l.Source})
-	if d := b.open(b.id(l, 3)); d.ReplayOf != doc.ReplayOf || d.Replayed != nil || d.Key != "7" || d.Type != "OrderPlaced" || d.AggregateType != "order" {
+
+	// The new delivery dies too, and gets its own letter with a reference to the first.
+	b.move(Letter{
+		NS:        l.NS,
+		Raw:       raw,
+		Class:     record.AttemptsExhausted,
+		Reason:    "again",
+		Partition: record.AnyPartition,
+		Source:    l.Source,
+	})
+	d = b.open(b.id(l, 3))
+	if d.ReplayOf != doc.ReplayOf || d.Replayed != nil || d.Key != "7" || d.Type != "OrderPlaced" || d.AggregateType != "order" {
 		t.Errorf("the second letter: %+v", d)
 	}
 }
@@ -141,16 +175,23 @@ func TestN18_ALetterOfAHandlerIsForItAlone(t *testing.T) {
 	t.Parallel()
 	b := setUp(t)
 	l := b.good("h")
-	l.Class, l.Source, l.Pos = record.Handler, Source{Kind: FromHandler, Group: "billing", Handler: "invoice"}, ""
+	l.Class = record.Handler
+	l.Source = Source{Kind: FromHandler, Group: "billing", Handler: "invoice"}
+	l.Pos = ""
 	b.move(l)
-	// What a handler refused is in the outbox still, delivered: here twice, the second time by a replay.
+
+	// The outbox still contains a delivered envelope that a handler gave up: here its second
+	// delivery, by a replay.
 	b.good("h", bson.E{Key: "delivery", Value: int32(1)})
 	if got := b.requeue(Query{SourceKind: FromHandler}, Options{}); got.Requeued != 1 {
-		t.Fatalf("%+v", got)
+		t.Fatalf("requeue: got %+v, want 1 requeued", got)
 	}
 	raw := b.stored("h")
-	if only := stringOf(raw, "only"); only != "billing/invoice" || delivery(raw) != 2 || stringOf(raw, "pos") != store.PosAt(bson.Timestamp{T: 5, I: 6}) {
-		t.Errorf("%s", raw)
+	if only := stringField(raw, "only"); only != "billing/invoice" {
+		t.Errorf("only: got %q, want billing/invoice", only)
+	}
+	if readDelivery(raw) != 2 || stringField(raw, "pos") != store.PosAt(bson.Timestamp{T: 5, I: 6}) {
+		t.Errorf("the requeued envelope: %s", raw)
 	}
 }
 
@@ -158,46 +199,61 @@ func TestARequeueRefusesWhatCannotBeDelivered(t *testing.T) {
 	t.Parallel()
 	b := setUp(t)
 	past, future := time.Now().Add(-time.Hour), time.Now().Add(time.Hour)
-	expired := b.good("expired", bson.E{Key: "expiresAt", Value: past})
-	b.move(b.letter(bson.D{{Key: "_id", Value: "bare"}}), b.add("malformed"), expired, b.good("good", bson.E{Key: "expiresAt", Value: future}),
-		b.good("waits"), b.good("another"), b.good("sent"))
+	b.move(
+		b.letter(bson.D{{Key: "_id", Value: "bare"}}),
+		b.add("malformed"),
+		b.good("expired", bson.E{Key: "expiresAt", Value: past}),
+		b.good("good", bson.E{Key: "expiresAt", Value: future}),
+		b.good("waits"),
+		b.good("another"),
+		b.good("sent"),
+	)
 	b.good("waits", bson.E{Key: "state", Value: "parked"})
 	b.good("another")
 	b.good("sent", bson.E{Key: "sentAt", Value: past}, bson.E{Key: "delivery", Value: int32(4)})
-	for _, dry := range []bool{true, false} {
-		got := b.requeue(Query{All: true}, Options{DryRun: dry})
+
+	reasons := map[string]string{
+		"bare":      "only its id is left",
+		"malformed": "aggregateid",
+		"expired":   "it has expired",
+		"waits":     "a delivery of it that goes on",
+		"another":   "another envelope of the same id",
+	}
+	for _, dryRun := range []bool{true, false} {
+		got := b.requeue(Query{All: true}, Options{DryRun: dryRun})
 		if got.Requeued != 2 || got.Refused != 5 || len(got.Why) != 5 {
-			t.Fatalf("dry %v: %+v", dry, got)
+			t.Fatalf("dry run %v: got %+v, want 2 requeued and 5 refused", dryRun, got)
 		}
 		for _, why := range got.Why {
-			want := map[string]string{
-				"bare": "only its id is left", "malformed": "aggregateid", "expired": "it has expired", "waits": "a delivery of it that goes on", "another": "another envelope of the same id",
-			}[why.ID.Text()]
+			want := reasons[why.ID.Text()]
 			if want == "" || !strings.Contains(why.Error(), want) {
-				t.Errorf("%v, want %q", why, want)
+				t.Errorf("the reason of %s: got %v, want %q", why.ID, why, want)
 			}
 			if d := b.open(why.ID); d.Replayed != nil {
-				t.Errorf("%s is marked as replayed", why.ID)
+				t.Errorf("%s is refused and marked as requeued", why.ID)
 			}
 		}
-		if marked := b.open(b.id(b.letter(bson.D{{Key: "_id", Value: "good"}}), 0)).Replayed != nil; marked == dry {
-			t.Errorf("dry %v: replayed %v", dry, marked)
+
+		goodID := b.id(b.letter(bson.D{{Key: "_id", Value: "good"}}), 0)
+		if marked := b.open(goodID).Replayed != nil; marked == dryRun {
+			t.Errorf("dry run %v: the letter is marked as requeued: %v", dryRun, marked)
 		}
 	}
-	if raw := b.stored("sent"); delivery(raw) != 5 || stringOf(raw, "state") != "retry" {
-		t.Errorf("what had been sent: %s", raw)
+	if raw := b.stored("sent"); readDelivery(raw) != 5 || stringField(raw, "state") != "retry" {
+		t.Errorf("a sent envelope, requeued: %s", raw)
 	}
-	if stringOf(b.stored("waits"), "state") != "parked" || stringOf(b.stored("another"), "state") != "" {
-		t.Error("what the outbox held was overwritten")
+	if stringField(b.stored("waits"), "state") != "parked" || stringField(b.stored("another"), "state") != "" {
+		t.Error("an envelope in the outbox was overwritten")
 	}
+
 	if got := b.requeue(Query{IDs: ids(t, "expired")}, Options{Late: true}); got.Requeued != 1 {
-		t.Errorf("%+v", got)
+		t.Errorf("an expired envelope: got %+v, want 1 requeued", got)
 	}
 	if _, err := b.stored("expired").LookupErr("expiresAt"); err == nil {
-		t.Error("it would expire again")
+		t.Error("the requeued envelope would expire again")
 	}
 	if _, err := b.desk().Requeue(t.Context(), b.ns(), Query{}, Options{}, nil); !errors.Is(err, ErrEmptyQuery) {
-		t.Errorf("an empty query: %v", err)
+		t.Errorf("an empty query: got %v, want %v", err, ErrEmptyQuery)
 	}
 }
 
@@ -229,36 +285,45 @@ func TestARequeueConvergesAfterACrashInTheMiddle(t *testing.T) {
 	b := setUp(t)
 	const n = 3000
 	b.fill(n, order)
+	outbox := b.db.Collection("outbox")
+
+	// The requeue is interrupted after its first part.
 	ctx, cancel := context.WithCancel(t.Context())
 	got, err := b.desk().Requeue(ctx, b.ns(), Query{All: true}, Options{}, func(Outcome) { cancel() })
 	first := got.Requeued
-	if err == nil || first != firstPart || b.count("outbox") != first {
-		t.Fatalf("after the first part: %+v, %v, %d in the outbox", got, err, b.count("outbox"))
+	if err == nil || first != initialPartSize || b.count("outbox") != first {
+		t.Fatalf("after the first part: got %+v, %v, %d in the outbox, want %d and an error",
+			got, err, b.count("outbox"), initialPartSize)
 	}
-	// In the order of the stream: what comes later is not there before what comes earlier.
-	last, err := b.db.Collection("outbox").CountDocuments(t.Context(), bson.D{{Key: "n", Value: bson.D{{Key: "$gte", Value: first}}}})
-	if err != nil || last != 0 {
-		t.Errorf("%d of a later part are there, %v", last, err)
+
+	// Parts follow the order of the stream, so no envelope of a later part is in the outbox.
+	ofLaterPart := bson.D{{Key: "n", Value: bson.D{{Key: "$gte", Value: first}}}}
+	later, err := outbox.CountDocuments(t.Context(), ofLaterPart)
+	if err != nil || later != 0 {
+		t.Errorf("envelopes of a later part: got %d, %v, want none", later, err)
 	}
-	// Some of them are sent and gone already.
-	if _, err := b.db.Collection("outbox").DeleteMany(t.Context(), bson.D{{Key: "n", Value: bson.D{{Key: "$lt", Value: 100}}}}); err != nil {
+
+	// Some of the first part are sent and purged before the second call.
+	if _, err := outbox.DeleteMany(t.Context(), bson.D{{Key: "n", Value: bson.D{{Key: "$lt", Value: 100}}}}); err != nil {
 		t.Fatal(err)
 	}
 	if got := b.requeue(Query{All: true}, Options{}); got.Requeued != n-first || got.Refused != 0 {
-		t.Errorf("again: %+v", got)
+		t.Errorf("the second call: got %+v, want %d requeued", got, n-first)
 	}
 	if got := b.requeue(Query{All: true}, Options{}); got.Requeued != 0 || got.Refused != 0 {
-		t.Errorf("once more: %+v", got)
+		t.Errorf("the third call: got %+v, want none", got)
 	}
+
 	if c := b.count("outbox"); c != n-100 {
-		t.Errorf("%d in the outbox, want each of the rest once: %d", c, n-100)
+		t.Errorf("%d envelopes in the outbox, want each of the remaining %d once", c, n-100)
 	}
-	other, err := b.db.Collection("outbox").CountDocuments(t.Context(), bson.D{{Key: "delivery", Value: bson.D{{Key: "$ne", Value: int32(1)}}}})
-	if err != nil || other != 0 {
-		t.Errorf("%d are not delivery 1, %v", other, err)
+	otherDelivery := bson.D{{Key: "delivery", Value: bson.D{{Key: "$ne", Value: int32(1)}}}}
+	if c, err := outbox.CountDocuments(t.Context(), otherDelivery); err != nil || c != 0 {
+		t.Errorf("envelopes with another delivery than 1: got %d, %v, want none", c, err)
 	}
-	if c, err := Count(t.Context(), b.db.Client(), []string{b.ns()}, Query{Stand: Requeued}); err != nil || c != n {
-		t.Errorf("%d letters are marked, %v", c, err)
+	c, err := Count(t.Context(), b.db.Client(), []string{b.ns()}, Query{Stand: Requeued})
+	if err != nil || c != n {
+		t.Errorf("requeued letters: got %d, %v, want %d", c, err, n)
 	}
 }
 
@@ -266,27 +331,28 @@ func TestTwoRequeuesAtOnceDeliverOnce(t *testing.T) {
 	t.Parallel()
 	b := setUp(t)
 	b.fill(400, order)
-	type end struct {
-		got Outcome
-		err error
+
+	type result struct {
+		outcome Outcome
+		err     error
 	}
-	ends := make(chan end)
+	results := make(chan result)
 	for range 2 {
 		go func() {
-			got, err := b.desk().Requeue(t.Context(), b.ns(), Query{All: true}, Options{}, nil)
-			ends <- end{got, err}
+			outcome, err := b.desk().Requeue(t.Context(), b.ns(), Query{All: true}, Options{}, nil)
+			results <- result{outcome, err}
 		}()
 	}
 	var sum int64
 	for range 2 {
-		e := <-ends
-		if e.err != nil {
-			t.Error(e.err)
+		r := <-results
+		if r.err != nil {
+			t.Error(r.err)
 		}
-		sum += e.got.Requeued
+		sum += r.outcome.Requeued
 	}
 	if sum != 400 || b.count("outbox") != 400 {
-		t.Errorf("%d requeued, %d in the outbox", sum, b.count("outbox"))
+		t.Errorf("got %d requeued and %d in the outbox, want 400", sum, b.count("outbox"))
 	}
 }
 
@@ -297,11 +363,16 @@ func TestN03_ARequeueLetsTheOwnerRenew(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- b.owner.Run(ctx) }()
-	defer func() { cancel(); <-ended }()
+	defer func() {
+		cancel()
+		<-ended
+	}()
+
 	if got := b.requeue(Query{All: true}, Options{}); got.Requeued != 2000 {
-		t.Errorf("%+v", got)
+		t.Errorf("got %+v, want 2000 requeued", got)
 	}
-	// Where it was over before a renewal was due, the owner must be able to do it afterwards.
+
+	// The requeue may end before a renewal is due. Then the owner must be able to renew afterwards.
 	var w struct{ Fence, Seq int64 }
 	deadline := time.After(time.Minute)
 	for w.Seq < 3 {
@@ -326,11 +397,12 @@ func TestTwoDeliveriesOfOneIDAreNotRequeuedAtOnce(t *testing.T) {
 	b.move(first)
 	second := b.good("x", bson.E{Key: "delivery", Value: int32(1)})
 	b.move(second)
+
 	if got := b.requeue(Query{Key: "7"}, Options{}); got.Requeued != 1 || got.Refused != 1 {
-		t.Errorf("%+v", got)
+		t.Errorf("got %+v, want 1 requeued and 1 refused", got)
 	}
 	if b.open(b.id(first, 0)).Replayed == nil || b.open(b.id(second, 1)).Replayed != nil {
-		t.Error("the wrong one went")
+		t.Error("the second delivery was requeued, want the first")
 	}
 }
 
@@ -340,16 +412,19 @@ func TestN20_ALargeLetterComesBackWhole(t *testing.T) {
 	body := bytes.Repeat([]byte{7}, 15<<20+100)
 	l := b.good("large", bson.E{Key: "extra", Value: bson.Binary{Data: body}})
 	if r := b.move(l); r.Chunked != 1 {
-		t.Fatalf("%+v", r)
+		t.Fatalf("move: got %+v, want 1 chunked", r)
 	}
+
 	if got := b.requeue(Query{IDs: ids(t, "large")}, Options{}); got.Requeued != 1 {
-		t.Fatalf("%+v", got)
+		t.Fatalf("requeue: got %+v, want 1 requeued", got)
 	}
 	if _, data := b.stored("large").Lookup("extra").Binary(); !bytes.Equal(data, body) {
-		t.Error("its body is another")
+		t.Errorf("the requeued envelope has another body of %d bytes, want %d", len(data), len(body))
 	}
-	// Discarding takes the chunks along.
-	if n, err := b.desk().Discard(t.Context(), b.ns(), Query{Stand: Requeued, Type: "OrderPlaced"}, nil); err != nil || n != 1 || b.count("outbox_dead") != 0 {
-		t.Errorf("%d, %v, %d documents are left", n, err, b.count("outbox_dead"))
+
+	// A discard removes the chunks too.
+	n, err := b.desk().Discard(t.Context(), b.ns(), Query{Stand: Requeued, Type: "OrderPlaced"}, nil)
+	if left := b.count("outbox_dead"); err != nil || n != 1 || left != 0 {
+		t.Errorf("discard: got %d, %v, %d documents left, want 1 and none left", n, err, left)
 	}
 }

@@ -31,7 +31,7 @@ func TestPaceKeepsTheRate(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		rate := rapid.IntRange(1, 5000).Draw(t, "rate")
 		n := rapid.IntRange(0, 20*rate).Draw(t, "n")
-		at, next := due(n, rate), due(n+1, rate)
+		at, next := dueAfterStart(n, rate), dueAfterStart(n+1, rate)
 		if next < at {
 			t.Fatalf("event %d is due at %v, the next at %v", n, at, next)
 		}
@@ -42,7 +42,7 @@ func TestPaceKeepsTheRate(t *testing.T) {
 	})
 	together := 0
 	for n := range 2000 {
-		if due(n, 400) == burstEvery {
+		if dueAfterStart(n, 400) == burstEvery {
 			together++
 		}
 	}
@@ -57,7 +57,7 @@ func TestPaceWaits(t *testing.T) {
 	more <- 5
 	began := time.Now()
 	for range 100 {
-		if !p.wait(t.Context(), more, &extra) {
+		if !p.waitNext(t.Context(), more, &extra) {
 			t.Fatal("ended")
 		}
 	}
@@ -66,7 +66,7 @@ func TestPaceWaits(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if p.wait(ctx, more, &extra) {
+	if p.waitNext(ctx, more, &extra) {
 		t.Error("goes on after the end")
 	}
 }
@@ -84,7 +84,7 @@ func TestRateLeavesRoomForTwoKills(t *testing.T) {
 		{400, 1000, 0, 400},
 		{400, 5, 10 * time.Second, 1},
 	} {
-		if got := rateFor(c.rate, c.events, c.every); got != c.want {
+		if got := limitRate(c.rate, c.events, c.every); got != c.want {
 			t.Errorf("%+v: %d", c, got)
 		}
 	}
@@ -96,7 +96,7 @@ func TestServiceTellsTheTruth(t *testing.T) {
 	client := stacktest.Client(t, options.Client().SetWriteConcern(writeconcern.Majority()))
 	db := stacktest.Database(t, client)
 	c := check.New(check.Options{})
-	s, err := newService(client, ownNames(), c, 5000, n)
+	s, err := newService(client, defaultNames(), c, 5000, n)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -104,7 +104,7 @@ func TestServiceTellsTheTruth(t *testing.T) {
 	if s.box, err = outbox.New(db); err != nil {
 		t.Fatal(err)
 	}
-	if err := s.prepare(t.Context()); err != nil {
+	if err := s.createCollections(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	if err := s.Run(t.Context()); err != nil {
@@ -128,7 +128,7 @@ func TestServiceStops(t *testing.T) {
 	client := stacktest.Client(t)
 	db := stacktest.Database(t, client)
 	c := check.New(check.Options{})
-	s, err := newService(client, ownNames(), c, 500, 0)
+	s, err := newService(client, defaultNames(), c, 500, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -136,7 +136,7 @@ func TestServiceStops(t *testing.T) {
 	if s.box, err = outbox.New(db); err != nil {
 		t.Fatal(err)
 	}
-	if err := s.prepare(t.Context()); err != nil {
+	if err := s.createCollections(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
@@ -168,8 +168,8 @@ func TestResultIsWhatTheCommandPromises(t *testing.T) {
 	if want := `{"events":10,"delivered":10,"lost":0,"duplicates":0,"out_of_order":0,"takeovers":2,"max_gap_ms":2300,"p50_ms":1.5,"p99_ms":2}`; err != nil || string(b) != want {
 		t.Errorf("%s %v", b, err)
 	}
-	if r.Err() != nil || !strings.Contains(r.summary(), "longest wait 2.3 s") {
-		t.Errorf("%v %s", r.Err(), r.summary())
+	if r.Err() != nil || !strings.Contains(r.formatSummary(), "longest wait 2.3 s") {
+		t.Errorf("%v %s", r.Err(), r.formatSummary())
 	}
 	for name, bad := range map[string]check.Report{
 		"lost": {Committed: 10, Delivered: 9, Waiting: 1}, "duplicate": {Committed: 10, Duplicates: 1}, "order": {Committed: 10, OutOfOrder: 1},
@@ -184,14 +184,14 @@ func TestResultIsWhatTheCommandPromises(t *testing.T) {
 func TestFormats(t *testing.T) {
 	t.Parallel()
 	for n, want := range map[int]string{0: "0", 999: "999", 1000: "1,000", 18402: "18,402", 1234567: "1,234,567"} {
-		if got := thousands(n); got != want {
+		if got := formatThousands(n); got != want {
 			t.Errorf("%d is written %s", n, got)
 		}
 	}
-	if a, b := seconds(2100*time.Millisecond), seconds(1500*time.Microsecond); a != "2.1 s" || b != "1.5 ms" {
+	if a, b := formatDuration(2100*time.Millisecond), formatDuration(1500*time.Microsecond); a != "2.1 s" || b != "1.5 ms" {
 		t.Error(a, b)
 	}
-	if a, b := clip("a·b→c", 3), clip("ab", 3); a != "a·b" || b != "ab" || clip("ab", 0) != "ab" {
+	if a, b := truncateText("a·b→c", 3), truncateText("ab", 3); a != "a·b" || b != "ab" || truncateText("ab", 0) != "ab" {
 		t.Error(a, b)
 	}
 }
@@ -200,12 +200,12 @@ func TestViewWithoutTerminal(t *testing.T) {
 	t.Parallel()
 	var out bytes.Buffer
 	v := newView(&out, nil)
-	v.figures("too early")
-	v.line("a %d", 1)
-	v.said = time.Time{}
-	v.figures("figures")
-	v.figures("figures again")
-	v.done()
+	v.showFigures("too early")
+	v.printLine("a %d", 1)
+	v.lastPrinted = time.Time{}
+	v.showFigures("figures")
+	v.showFigures("figures again")
+	v.finishStatus()
 	if out.String() != "a 1\nfigures\n" {
 		t.Errorf("%q", out.String())
 	}
@@ -218,10 +218,10 @@ func TestViewOnATerminal(t *testing.T) {
 	t.Parallel()
 	var out bytes.Buffer
 	v := newView(&out, &Terminal{out: -1}) // 80 columns where the size cannot be had
-	v.figures("one")
-	v.figures("two")
-	v.line("a\nb")
-	v.done()
+	v.showFigures("one")
+	v.showFigures("two")
+	v.printLine("a\nb")
+	v.finishStatus()
 	const wipe = "\r\x1b[2K"
 	if want := "one" + wipe + "two" + wipe + "a\r\nb\r\n" + "two\r\n"; out.String() != want {
 		t.Errorf("%q, want %q", out.String(), want)
@@ -243,24 +243,24 @@ func TestRelayIsAskedOverHTTP(t *testing.T) {
 	defer srv.Close()
 	r := &relays{client: srv.Client()}
 	x := &relay{http: strings.TrimPrefix(srv.URL, "http://")}
-	if got := r.role(t.Context(), x); got != "standby" {
+	if got := r.readRole(t.Context(), x); got != "standby" {
 		t.Errorf("role %q", got)
 	}
-	if n, err := r.counter(t.Context(), x, "hits_total"); n != 37 || err != nil {
+	if n, err := r.readCounter(t.Context(), x, "hits_total"); n != 37 || err != nil {
 		t.Error(n, err)
 	}
-	if _, err := r.counter(t.Context(), x, "none"); err == nil {
+	if _, err := r.readCounter(t.Context(), x, "none"); err == nil {
 		t.Error("a counter that is not there")
 	}
 	status = http.StatusServiceUnavailable
-	if got := r.role(t.Context(), x); got != "" {
+	if got := r.readRole(t.Context(), x); got != "" {
 		t.Errorf("one that is not ready is %q", got)
 	}
 }
 
 func TestOwnSettingsDoNotReachTheRelays(t *testing.T) {
 	t.Parallel()
-	if got := withoutOwn([]string{"PATH=/bin", "OUTRELAY_WATCHER=x", "HOME=/"}); !slices.Equal(got, []string{"PATH=/bin", "HOME=/"}) {
+	if got := removeSettings([]string{"PATH=/bin", "OUTRELAY_WATCHER=x", "HOME=/"}); !slices.Equal(got, []string{"PATH=/bin", "HOME=/"}) {
 		t.Errorf("%q", got)
 	}
 }
@@ -269,7 +269,7 @@ func TestServiceSaysWhatItCannotDo(t *testing.T) {
 	t.Parallel()
 	client := stacktest.Client(t)
 	c := check.New(check.Options{})
-	s, err := newService(client, ownNames(), c, 500, 10)
+	s, err := newService(client, defaultNames(), c, 500, 10)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -8,10 +8,11 @@ import (
 	"time"
 )
 
-// far is a way to a server that is some time away: a proxy that brings everything later, and as fast as it comes.
-type far struct {
+// delayProxy is a proxy that delays all bytes to and from a server. It does not limit the
+// throughput.
+type delayProxy struct {
 	listener net.Listener
-	to       string
+	target   string
 	delay    time.Duration // one way
 	wg       sync.WaitGroup
 
@@ -20,94 +21,104 @@ type far struct {
 	closed bool
 }
 
-func newFar(to string, delay time.Duration) (*far, error) {
+func newDelayProxy(target string, delay time.Duration) (*delayProxy, error) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		return nil, err
 	}
-	f := &far{listener: l, to: to, delay: delay, conns: map[net.Conn]struct{}{}}
-	f.wg.Go(f.accept)
-	return f, nil
+	p := &delayProxy{listener: l, target: target, delay: delay, conns: map[net.Conn]struct{}{}}
+	p.wg.Go(p.acceptLoop)
+	return p, nil
 }
 
-func (f *far) address() string { return f.listener.Addr().String() }
+func (p *delayProxy) listenAddress() string { return p.listener.Addr().String() }
 
-// close ends every connection and waits for what serves it.
-func (f *far) close() {
-	_ = f.listener.Close() // it was open
-	f.mu.Lock()
-	f.closed = true
-	for c := range f.conns {
-		_ = c.Close() // likewise
+// closeAll closes every connection and blocks until their goroutines have ended.
+func (p *delayProxy) closeAll() {
+	_ = p.listener.Close() // it was open
+
+	p.mu.Lock()
+	p.closed = true
+	for c := range p.conns {
+		_ = c.Close() // it was open
 	}
-	f.mu.Unlock()
-	f.wg.Wait()
+	p.mu.Unlock()
+
+	p.wg.Wait()
 }
 
-func (f *far) accept() {
+func (p *delayProxy) acceptLoop() {
 	for {
-		here, err := f.listener.Accept()
+		client, err := p.listener.Accept()
 		if err != nil {
 			return
 		}
-		there, err := net.Dial("tcp", f.to)
+		server, err := net.Dial("tcp", p.target)
 		if err != nil {
-			_ = here.Close() // whoever asked sees that
+			// The client notices that its connection is closed.
+			_ = client.Close()
 			continue
 		}
-		if !f.keep(here, there) {
+
+		if !p.addConnections(client, server) {
 			return
 		}
-		f.wg.Go(func() { f.bring(here, there) })
-		f.wg.Go(func() { f.bring(there, here) })
+		p.wg.Go(func() { p.copyDelayed(client, server) })
+		p.wg.Go(func() { p.copyDelayed(server, client) })
 	}
 }
 
-// keep remembers connections for close; false if that has been.
-func (f *far) keep(conns ...net.Conn) bool {
-	f.mu.Lock()
-	defer f.mu.Unlock()
+// addConnections registers connections for closeAll. It closes them and returns false if closeAll
+// was called before.
+func (p *delayProxy) addConnections(conns ...net.Conn) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+
 	for _, c := range conns {
-		if f.closed {
+		if p.closed {
 			_ = c.Close() // it was never used
 		} else {
-			f.conns[c] = struct{}{}
+			p.conns[c] = struct{}{}
 		}
 	}
-	return !f.closed
+	return !p.closed
 }
 
-// late is what was read, and when it is to arrive.
-type late struct {
+// delayedBytes are bytes that were read, and the time at which they are written.
+type delayedBytes struct {
 	bytes []byte
 	at    time.Time
 }
 
-// bring copies from one to the other until either ends.
-func (f *far) bring(from, to net.Conn) {
-	way := make(chan late, 4096)
-	f.wg.Go(func() {
+// copyDelayed copies bytes until one of the connections ends.
+func (p *delayProxy) copyDelayed(from, to net.Conn) {
+	queue := make(chan delayedBytes, 4096)
+	p.wg.Go(func() {
 		defer from.Close()
 		defer to.Close()
-		for x := range way {
+		for x := range queue {
 			time.Sleep(time.Until(x.at))
 			if _, err := to.Write(x.bytes); err != nil {
 				break
 			}
 		}
-		for range way { // until the reader has seen that it is over
+
+		// After a failed write, the reader must not block on the queue.
+		for range queue {
 		}
 	})
-	defer close(way)
+
+	defer close(queue)
 	for {
 		b := make([]byte, 64<<10)
 		n, err := from.Read(b)
 		if n > 0 {
-			way <- late{b[:n], time.Now().Add(f.delay)}
+			queue <- delayedBytes{b[:n], time.Now().Add(p.delay)}
 		}
 		if err != nil {
+			// A connection that was broken off must be broken off on the other side too.
 			if !errors.Is(err, io.EOF) {
-				_ = to.Close() // it was broken off, and is to be on the other side
+				_ = to.Close()
 			}
 			return
 		}

@@ -27,12 +27,12 @@ func TestFarIsAway(t *testing.T) {
 			}()
 		}
 	}()
-	f, err := newFar(l.Addr().String(), 20*time.Millisecond)
+	f, err := newDelayProxy(l.Addr().String(), 20*time.Millisecond)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer f.close()
-	c, err := net.Dial("tcp", f.address())
+	defer f.closeAll()
+	c, err := net.Dial("tcp", f.listenAddress())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -15,29 +15,29 @@ const (
 	followEvery = 50 * time.Millisecond
 )
 
-// ownership is what the watcher document says.
+// ownership is the ownership in the watcher document.
 type ownership struct {
-	node       string // "" while nobody owns it
+	node       string // "" if there is no owner
 	epoch      int64
-	acquiredAt time.Time // by the server's clock, which is this machine's
+	acquiredAt time.Time // by the server's clock, which is this machine's clock
 	paused     bool
 }
 
-// follower reads the watcher document, again and again.
+// follower reads the watcher document repeatedly.
 type follower struct {
-	coll     *mongo.Collection
-	acquired func(ownership) // each new epoch, in order, from one goroutine
+	coll       *mongo.Collection
+	onAcquired func(ownership) // called for each new epoch, in order, from one goroutine
 
-	mu  sync.Mutex
-	now ownership
+	mu      sync.Mutex
+	current ownership
 }
 
-// Run follows until ctx ends.
+// Run reads the watcher document until ctx ends.
 func (f *follower) Run(ctx context.Context) {
 	tick := time.NewTicker(followEvery)
 	defer tick.Stop()
 	for {
-		f.look(ctx)
+		f.readOnce(ctx)
 		select {
 		case <-ctx.Done():
 			return
@@ -46,29 +46,32 @@ func (f *follower) Run(ctx context.Context) {
 	}
 }
 
-// look reads once. What goes wrong is seen by its effect: the owner stays as it was.
-func (f *follower) look(ctx context.Context) {
+// readOnce reads the watcher document once. If that fails, the current ownership stays as it was.
+func (f *follower) readOnce(ctx context.Context) {
 	doc, now, err := lease.Read(ctx, f.coll, watcherID)
 	if err != nil {
 		return
 	}
+
 	o := ownership{epoch: doc.Epoch, acquiredAt: doc.AcquiredAt, paused: doc.Control.Paused}
 	if doc.Owner != "" && doc.ExpiresAt.After(now) {
 		o.node = doc.Node
 	}
 	f.mu.Lock()
-	fresh := o.epoch > f.now.epoch
-	f.now = o
+	newEpoch := o.epoch > f.current.epoch
+	f.current = o
 	f.mu.Unlock()
-	if fresh && f.acquired != nil {
+
+	if newEpoch && f.onAcquired != nil {
 		o.node = doc.Node
-		f.acquired(o)
+		f.onAcquired(o)
 	}
 }
 
-// owner is the last that was read.
-func (f *follower) owner() ownership {
+// currentOwner returns the ownership that was read last.
+func (f *follower) currentOwner() ownership {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return f.now
+
+	return f.current
 }

@@ -28,7 +28,7 @@ func deliverAll(t *testing.T, coll *mongo.Collection, c *check.Checker) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		d := check.Delivery{ID: string(v.AppendID(nil)), Key: string(v.Key), Topic: ownNames().topic(aggregate), Offset: offset, Value: value, Seen: time.Now()}
+		d := check.Delivery{ID: string(v.AppendID(nil)), Key: string(v.Key), Topic: defaultNames().topicName(aggregate), Offset: offset, Value: value, Seen: time.Now()}
 		if c.Delivered(d) != check.First {
 			t.Fatalf("envelope %s", d.ID)
 		}

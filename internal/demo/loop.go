@@ -12,45 +12,49 @@ import (
 
 const (
 	tickEvery   = 50 * time.Millisecond
-	arriveTime  = 60 * time.Second // for what was committed to arrive, after the last event
+	arriveTime  = 60 * time.Second // for the delivery of committed events after the last event
 	hurryTime   = 20 * time.Second // the same, after a signal or q
 	settleTime  = 500 * time.Millisecond
-	holdTime    = 60 * time.Second // for two kills to happen, beyond three times their rhythm
-	maxFailures = 5                // relays that ended by themselves
+	holdTime    = 60 * time.Second // for two kills, in addition to three times their interval
+	maxFailures = 5                // relays that ended unexpectedly
 )
 
-// state of the loop.
+// phase is the state of the loop.
 type phase struct {
 	killDue  bool
 	failures int
-	stopped  time.Time // when the service was told to stop; zero while it runs
+	stopped  time.Time // when the service was made to stop; zero while it runs
 	ended    bool      // the service has ended
-	arrived  time.Time // when nothing was missing any more
+	arrived  time.Time // since when nothing is missing
 	err      error
 }
 
-// loop runs the service and does what keys, the clock and the relays ask for until all is through.
-func (d *demo) loop(ctx context.Context) error {
-	keys := d.keys()
-	d.v.begin()
-	serve, stop := context.WithCancel(context.WithoutCancel(ctx))
+// runLoop runs the service and handles keys, kills and relays that end. It blocks until all events
+// are delivered.
+func (d *demo) runLoop(ctx context.Context) error {
+	keys := d.openKeys()
+	d.view.restartInterval()
+
+	serveCtx, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
 	served := make(chan error, 1)
-	go func() { served <- d.service.Run(serve) }()
+	go func() { served <- d.service.Run(serveCtx) }()
+
 	tick := time.NewTicker(tickEvery)
 	defer tick.Stop()
 	var kill <-chan time.Time
-	if d.o.KillEvery > 0 {
-		t := time.NewTicker(d.o.KillEvery)
+	if d.options.KillEvery > 0 {
+		t := time.NewTicker(d.options.KillEvery)
 		defer t.Stop()
 		kill = t.C
 	}
+
 	var p phase
 	quit := func() {
 		if p.stopped.IsZero() {
 			p.stopped = time.Now()
 			stop()
-			d.unpause(ctx)
+			d.endPause(ctx)
 		}
 	}
 	done := ctx.Done()
@@ -59,178 +63,205 @@ func (d *demo) loop(ctx context.Context) error {
 		case <-done:
 			done = nil
 			quit()
+
 		case p.err = <-served:
-			p.ended, served, kill, p.killDue = true, nil, nil, false
+			p.ended = true
+			p.killDue = false
+			served = nil
+			kill = nil
+
 		case key := <-keys:
-			if d.press(ctx, key) {
+			if d.handleKey(ctx, key) {
 				quit()
 			}
+
 		case x := <-d.relays.ended:
 			if err := d.relayEnded(x, &p); err != nil {
 				stop()
 				return err
 			}
+
 		case <-kill:
 			p.killDue = p.stopped.IsZero()
+
 		case <-tick.C:
-			if p.killDue && d.kill(ctx) == nil {
+			// A kill that is due waits until there is a standby.
+			if p.killDue && d.killOwner(ctx) == nil {
 				p.killDue = false
 			}
-			d.tell(ctx)
-			d.draw()
-			if over, err := d.over(&p); over {
+			d.reportTakeover(ctx)
+			d.drawFigures()
+			if over, err := d.isOver(&p); over {
 				return err
 			}
 		}
 	}
 }
 
-// over reports whether the run is through: the service has ended, and what it committed has arrived or will not.
-func (d *demo) over(p *phase) (bool, error) {
+// isOver reports whether the run is over: the service has ended, and its committed events are
+// delivered or too late.
+func (d *demo) isOver(p *phase) (bool, error) {
 	if !p.ended {
 		return false, nil
 	}
 	if p.err != nil {
 		return true, p.err
 	}
+
 	now := time.Now()
 	if p.stopped.IsZero() {
 		p.stopped = now
 	}
 	limit := hurryTime
-	if d.o.Events > 0 {
+	if d.options.Events > 0 {
 		limit = arriveTime
 	}
-	switch r := d.check.Report(); {
-	case r.Waiting > 0:
+
+	if d.check.Report().Waiting > 0 {
 		p.arrived = time.Time{}
 		return now.Sub(p.stopped) > limit, nil
-	case p.arrived.IsZero():
+	}
+	if p.arrived.IsZero() {
 		p.arrived = now
 	}
-	return now.Sub(p.arrived) > settleTime, nil // time for a record too many to show up
+
+	// A surplus record would arrive within the settle time.
+	return now.Sub(p.arrived) > settleTime, nil
 }
 
-func (d *demo) keys() <-chan byte {
-	if d.o.Terminal == nil {
+func (d *demo) openKeys() <-chan byte {
+	if d.options.Terminal == nil {
 		return nil
 	}
-	keys, err := d.o.Terminal.Raw()
+
+	keys, err := d.options.Terminal.Raw()
 	if err != nil {
-		d.v.line("  no keys: %v", err)
+		d.view.printLine("  no keys: %v", err)
 		return nil
 	}
-	d.v.line("  keys              k kill the owner · s stop it · b burst · p pause · q quit")
+	d.view.printLine("  keys              k kill the owner · s stop it · b burst · p pause · q quit")
 	return keys
 }
 
-// press does what a key stands for and reports whether to quit.
-func (d *demo) press(ctx context.Context, key byte) (quit bool) {
+// handleKey executes the command of a key, and reports whether the user wants to quit.
+func (d *demo) handleKey(ctx context.Context, key byte) (quit bool) {
 	var err error
 	switch key {
 	case 'q', 'Q', ctrlC:
 		return true
 	case 'k', 'K':
-		err = d.kill(ctx)
+		err = d.killOwner(ctx)
 	case 's', 'S':
 		err = d.stopOwner(ctx)
 	case 'b', 'B':
-		d.service.burst(burst)
-		d.v.event("burst of %d events", burst)
+		d.service.requestBurst(burstSize)
+		d.view.printEvent("burst of %d events", burstSize)
 	case 'p', 'P':
-		err = d.pause(ctx)
+		err = d.togglePause(ctx)
 	}
+
+	// A failed command does not end the demo.
 	if err != nil {
-		d.v.event("%v", err)
+		d.view.printEvent("%v", err)
 	}
 	return false
 }
 
-func (d *demo) pause(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, stopTime)
+// togglePause pauses the watcher, or resumes it if it is paused.
+func (d *demo) togglePause(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, cleanupTimeout)
 	defer cancel()
-	if d.follow.owner().paused {
-		d.v.event("resumed")
-		d.outage(true)
+
+	if d.follow.currentOwner().paused {
+		d.view.printEvent("resumed")
+		d.beginOutage(true)
 		return lease.Resume(ctx, d.follow.coll, watcherID)
 	}
-	d.v.event("paused; p again goes on")
+	d.view.printEvent("paused; press p again to resume")
 	d.latency.Outage(time.Now(), true)
 	return lease.Pause(ctx, d.follow.coll, watcherID)
 }
 
-// unpause lets what was committed during a pause arrive before the end.
-func (d *demo) unpause(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), stopTime)
+// endPause resumes a paused watcher, so that the events that were committed during the pause are
+// delivered before the end.
+func (d *demo) endPause(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTimeout)
 	defer cancel()
-	if d.follow.owner().paused {
-		if err := d.pause(ctx); err != nil {
-			d.v.event("%v", err)
+
+	if d.follow.currentOwner().paused {
+		if err := d.togglePause(ctx); err != nil {
+			d.view.printEvent("%v", err)
 		}
 	}
 }
 
-// victim is the owner, if there is another relay to take over from it.
-func (d *demo) victim(ctx context.Context) (*relay, error) {
-	node := d.follow.owner().node
-	owner := d.relays.named(node)
+// findVictim returns the owner if there is a standby that can take over.
+func (d *demo) findVictim(ctx context.Context) (*relay, error) {
+	node := d.follow.currentOwner().node
+	owner := d.relays.findRelay(node)
 	if node == "" || owner == nil || owner.isExpected() {
-		return nil, errors.New("nobody owns the watcher at the moment")
+		return nil, errors.New("the watcher has no owner at the moment")
 	}
-	if d.relays.standby(ctx, node) == nil {
-		return nil, errors.New("there is no standby yet; the only relay is left alone")
+	if d.relays.findStandby(ctx, node) == nil {
+		return nil, errors.New("there is no standby yet, so the only relay continues")
 	}
 	return owner, nil
 }
 
-// kill ends the owner by SIGKILL and starts a new standby.
-func (d *demo) kill(ctx context.Context) error {
-	owner, err := d.victim(ctx)
+// killOwner ends the owner with SIGKILL and starts a new standby.
+func (d *demo) killOwner(ctx context.Context) error {
+	owner, err := d.findVictim(ctx)
 	if err != nil {
 		return err
 	}
-	owner.expect()
-	d.outage(true)
+
+	owner.markExpected()
+	d.beginOutage(true)
 	if err := owner.prog.Kill(); err != nil {
 		return err
 	}
-	d.v.event("killed %s (-9)", owner.node)
+	d.view.printEvent("killed %s (-9)", owner.node)
+
 	d.mu.Lock()
-	if d.kills++; d.kills == 2 {
+	d.kills++
+	if d.kills == 2 {
 		close(d.twoKills)
 	}
 	d.mu.Unlock()
-	_, err = d.relays.spawn()
+
+	_, err = d.relays.startRelay()
 	return err
 }
 
-// stopOwner ends the owner by SIGTERM and starts a new standby.
+// stopOwner ends the owner with SIGTERM and starts a new standby.
 func (d *demo) stopOwner(ctx context.Context) error {
-	owner, err := d.victim(ctx)
+	owner, err := d.findVictim(ctx)
 	if err != nil {
 		return err
 	}
-	d.outage(false)
-	d.v.event("stopping %s", owner.node)
-	d.relays.end(owner, stopWithin)
-	_, err = d.relays.spawn()
+
+	d.beginOutage(false)
+	d.view.printEvent("stopping %s", owner.node)
+	d.relays.stopRelay(owner, stopWithin)
+	_, err = d.relays.startRelay()
 	return err
 }
 
-// outage begins to count the time until the next owner delivers.
-func (d *demo) outage(leaveOut bool) {
+// beginOutage starts measuring the time until the next owner delivers.
+func (d *demo) beginOutage(leaveOut bool) {
 	now := time.Now()
 	d.latency.Outage(now, leaveOut)
+
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.since.IsZero() {
-		d.since = now
+	if d.outageSince.IsZero() {
+		d.outageSince = now
 	}
 }
 
-// untilTwoKills holds the service up before its last events.
+// untilTwoKills blocks the service before its last events until two relays were killed.
 func (d *demo) untilTwoKills(ctx context.Context) {
-	t := time.NewTimer(3*d.o.KillEvery + holdTime)
+	t := time.NewTimer(3*d.options.KillEvery + holdTime)
 	defer t.Stop()
 	select {
 	case <-d.twoKills:
@@ -239,86 +270,101 @@ func (d *demo) untilTwoKills(ctx context.Context) {
 	}
 }
 
-// relayEnded puts a new one in the place of a relay that ended by itself.
+// relayEnded replaces a relay that ended unexpectedly. It returns an error after too many of them.
 func (d *demo) relayEnded(x *relay, p *phase) error {
-	if x.isExpected() || d.dying.Load() {
+	if x.isExpected() || d.stopping.Load() {
 		return nil
 	}
-	d.v.event("relay %s ended by itself: %v; the end of its log:\n%s", x.node, x.prog.Err(), tail(x))
-	if p.failures++; p.failures == maxFailures {
-		return fmt.Errorf("%d relays ended by themselves; the last one: %w", p.failures, x.prog.Err())
+
+	d.view.printEvent("relay %s ended unexpectedly: %v; the end of its log:\n%s", x.node, x.prog.Err(), lastLogLines(x))
+	p.failures++
+	if p.failures == maxFailures {
+		return fmt.Errorf("%d relays ended unexpectedly; the last one: %w", p.failures, x.prog.Err())
 	}
-	if d.follow.owner().node == x.node {
-		d.outage(true)
+
+	if d.follow.currentOwner().node == x.node {
+		d.beginOutage(true)
 	}
-	_, err := d.relays.spawn()
+	_, err := d.relays.startRelay()
 	return err
 }
 
-// acquired is told of each new epoch.
-func (d *demo) acquired(o ownership) {
+// recordAcquired is called for each new epoch.
+func (d *demo) recordAcquired(o ownership) {
 	d.latency.Acquired(o.acquiredAt)
+
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.first == 0 {
-		d.first, d.told = o.epoch, o.epoch
+	if d.firstEpoch == 0 {
+		d.firstEpoch = o.epoch
+		d.reportedEpoch = o.epoch
 	}
-	d.last = o
+	d.lastOwnership = o
 }
 
-// tell says who took over, once it has delivered something.
-func (d *demo) tell(ctx context.Context) {
-	first, over := d.latency.Outside()
+// reportTakeover prints a takeover after the new owner has delivered its first record.
+func (d *demo) reportTakeover(ctx context.Context) {
+	firstRecord, over := d.latency.Outside()
+
 	d.mu.Lock()
-	last, since := d.last, d.since
-	if last.epoch == d.told || !since.IsZero() && !over {
+	last, since := d.lastOwnership, d.outageSince
+	if last.epoch == d.reportedEpoch || !since.IsZero() && !over {
 		d.mu.Unlock()
 		return
 	}
-	d.told, d.since = last.epoch, time.Time{}
+	d.reportedEpoch = last.epoch
+	d.outageSince = time.Time{}
 	d.mu.Unlock()
+
 	parts := []string{last.node + " took over", fmt.Sprintf("epoch %d", last.epoch)}
-	if x := d.relays.named(last.node); x != nil {
-		if n, err := d.relays.counter(ctx, x, "outrelay_read_back_records_total"); err == nil && n > 0 {
-			parts = append(parts, fmt.Sprintf("read back %s events", thousands(int(n))))
+	if x := d.relays.findRelay(last.node); x != nil {
+		n, err := d.relays.readCounter(ctx, x, "outrelay_read_back_records_total")
+		if err == nil && n > 0 {
+			parts = append(parts, fmt.Sprintf("read back %s events", formatThousands(int(n))))
 		}
-		if n, err := d.relays.counter(ctx, x, "outrelay_read_back_hits_total"); err == nil && n > 0 {
-			parts = append(parts, fmt.Sprintf("%s sent already", thousands(int(n))))
+		n, err = d.relays.readCounter(ctx, x, "outrelay_read_back_hits_total")
+		if err == nil && n > 0 {
+			parts = append(parts, fmt.Sprintf("%s sent already", formatThousands(int(n))))
 		}
 	}
 	if !since.IsZero() {
-		parts = append(parts, "first delivery after "+seconds(first.Sub(since)))
+		parts = append(parts, "first delivery after "+formatDuration(firstRecord.Sub(since)))
 	}
-	d.v.event("%s", strings.Join(parts, " · "))
+	d.view.printEvent("%s", strings.Join(parts, " · "))
 }
 
-// draw shows the figures.
-func (d *demo) draw() {
+// drawFigures shows the current figures, at most every redrawEvery.
+func (d *demo) drawFigures() {
 	now := time.Now()
 	since := now.Sub(d.drawnAt)
 	if since < redrawEvery {
 		return
 	}
-	r, f, o := d.check.Report(), d.latency.Figures(), d.follow.owner()
+
+	r, f, owner := d.check.Report(), d.latency.Figures(), d.follow.currentOwner()
 	if !d.drawnAt.IsZero() {
-		share := min(since.Seconds()/2, 1) // smoothed over two seconds
-		d.rate += share * (float64(r.Delivered-d.delivered)/since.Seconds() - d.rate)
+		// The rate is smoothed over two seconds.
+		share := min(since.Seconds()/2, 1)
+		d.rate += share * (float64(r.Delivered-d.drawnDelivered)/since.Seconds() - d.rate)
 	}
-	d.drawnAt, d.delivered = now, r.Delivered
+	d.drawnAt = now
+	d.drawnDelivered = r.Delivered
+
 	lag := 0.0
 	if !r.Oldest.IsZero() {
 		lag = now.Sub(r.Oldest).Seconds()
 	}
-	text := fmt.Sprintf(" events %s · %.0f/s · commit→Kafka p50 %.1f ms p99 %.1f ms · lag %.1f s · lost %d · duplicate %d · out of order %d",
-		thousands(r.Delivered), d.rate, f.P50, f.P99, lag, r.Overtaken, r.Duplicates, r.OutOfOrder+r.Strayed)
+	text := fmt.Sprintf(" events %s · %.0f/s · commit→Kafka p50 %.1f ms p99 %.1f ms · lag %.1f s"+
+		" · lost %d · duplicate %d · out of order %d",
+		formatThousands(r.Delivered), d.rate, f.P50, f.P99, lag, r.Overtaken, r.Duplicates, r.OutOfOrder+r.Strayed)
 	if n := r.Phantoms + r.Altered; n > 0 {
 		text += fmt.Sprintf(" · phantom %d", n)
 	}
 	switch {
-	case o.paused:
+	case owner.paused:
 		text += " · paused"
-	case o.node == "":
+	case owner.node == "":
 		text += " · no owner"
 	}
-	d.v.figures(text)
+	d.view.showFigures(text)
 }

@@ -11,66 +11,80 @@ import (
 	"github.com/outrelay/outrelay/internal/devstack"
 )
 
-const aggregate = "order" // type of what the sample service tells of
+const aggregate = "order" // aggregate type of the sample service's events
 
-// names are what a run calls its things on the servers.
+// names are the names of a run's databases, topics and groups on the servers.
 type names struct {
 	database string // of the sample service
 	state    string // database of the relays
-	topics   string // how topics begin; the aggregate type follows
-	groups   string // how consumer groups begin
+	topics   string // prefix of the topics, before the aggregate type
+	groups   string // prefix of the consumer groups
 }
 
-// ownNames are those on servers that are the run's own.
-func ownNames() names {
+// defaultNames returns the names on servers that only this run uses.
+func defaultNames() names {
 	return names{database: "shop", state: "outrelay", topics: "outbox.event.", groups: "demo-"}
 }
 
-// namesAmongOthers are those on servers that others use too: no two runs share one.
-func namesAmongOthers() names {
+// uniqueNames returns names that no other run uses, for shared servers.
+func uniqueNames() names {
 	id := uuid.NewString()[:8]
-	return names{database: "shop_" + id, state: "outrelay_dev_" + id, topics: "outrelay_dev_" + id + ".", groups: "outrelay_dev_" + id + "-"}
+	return names{
+		database: "shop_" + id,
+		state:    "outrelay_dev_" + id,
+		topics:   "outrelay_dev_" + id + ".",
+		groups:   "outrelay_dev_" + id + "-",
+	}
 }
 
-// topic is that of an aggregate type.
-func (n names) topic(aggregateType string) string { return n.topics + aggregateType }
+// topicName returns the topic of an aggregate type.
+func (n names) topicName(aggregateType string) string { return n.topics + aggregateType }
 
-// environment is how a server is had that the environment names.
+// environment is the origin of a server that the environment names.
 const environment = "environment"
 
-// given reports whether one of the servers is not the stack's own.
-func given(stack *devstack.Stack) bool {
+// usesGivenServers reports whether the environment names one of the servers.
+func usesGivenServers(stack *devstack.Stack) bool {
 	return slices.ContainsFunc(stack.Servers(), func(s devstack.Server) bool { return s.Origin == environment })
 }
 
-// db is the database of the sample service.
-func (d *demo) db() *mongo.Database { return d.client.Database(d.names.database) }
+// shopDatabase returns the database of the sample service.
+func (d *demo) shopDatabase() *mongo.Database { return d.client.Database(d.names.database) }
 
-// state is the database of the relays.
-func (d *demo) state() *mongo.Database { return d.client.Database(d.names.state) }
+// stateDatabase returns the database of the relays.
+func (d *demo) stateDatabase() *mongo.Database { return d.client.Database(d.names.state) }
 
-// createTopic makes the topic of an aggregate type.
+// createTopic creates the topic of an aggregate type.
 func (d *demo) createTopic(ctx context.Context, aggregateType string) error {
-	name := d.names.topic(aggregateType)
+	name := d.names.topicName(aggregateType)
 	if err := d.stack.CreateTopic(ctx, name, partitions, 1); err != nil {
 		return err
 	}
-	d.made = append(d.made, name)
+	d.createdTopics = append(d.createdTopics, name)
 	return nil
 }
 
-// tidy removes what the run has made on servers that stay, but for the evidence of a broken promise.
-func (d *demo) tidy(ctx context.Context) {
-	if !given(d.stack) {
+// removeLeftovers removes the run's databases and topics from servers that continue to run, unless
+// they are the evidence of a broken promise.
+func (d *demo) removeLeftovers(ctx context.Context) {
+	if !usesGivenServers(d.stack) {
 		return
 	}
 	if d.broken {
-		d.v.line("  to look at        databases %s and %s, topics %s… stay where they are", d.names.database, d.names.state, d.names.topics)
+		d.view.printLine("  evidence          databases %s and %s, topics %s… are kept",
+			d.names.database, d.names.state, d.names.topics)
 		return
 	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), stopTime)
+
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTimeout)
 	defer cancel()
-	if err := errors.Join(d.db().Drop(ctx), d.state().Drop(ctx), d.stack.DeleteTopics(ctx, d.made...)); err != nil {
-		d.v.line("  some of %s, %s and %s… is left behind: %v", d.names.database, d.names.state, d.names.topics, err)
+	err := errors.Join(
+		d.shopDatabase().Drop(ctx),
+		d.stateDatabase().Drop(ctx),
+		d.stack.DeleteTopics(ctx, d.createdTopics...),
+	)
+	if err != nil {
+		d.view.printLine("  cannot remove all of %s, %s and %s…: %v",
+			d.names.database, d.names.state, d.names.topics, err)
 	}
 }

@@ -7,34 +7,37 @@ import (
 
 const (
 	burstEvery = 5 * time.Second
-	burstShare = 0.05 // of the events come at once at the end of each such stretch
+	burstShare = 0.05 // share of the events that come at once at the end of each interval
 )
 
-// pace says when each event is due: at an even rate with a burst now and then, at the asked rate on the whole.
+// pace schedules the events of the service. On average they have the requested rate. Most are
+// evenly distributed, and a burst comes at the end of each interval.
 type pace struct {
 	rate  int
 	even  bool // without bursts
 	start time.Time
-	n     int // events given out since start
+	n     int // events since start
 }
 
-// due is when the n-th event (from 0) of a stretch at that rate is to be appended, after the start.
-func due(n, rate int) time.Duration {
-	stretch := max(int(burstEvery.Seconds()*float64(rate)), 1)
-	whole, i := n/stretch, n%stretch
-	even := max(int(float64(stretch)*(1-burstShare)), 1)
-	at := time.Duration(whole) * burstEvery
+// dueAfterStart returns when the n-th event is due, counted from 0, relative to the start.
+func dueAfterStart(n, rate int) time.Duration {
+	perInterval := max(int(burstEvery.Seconds()*float64(rate)), 1)
+	interval, i := n/perInterval, n%perInterval
+	evenEvents := max(int(float64(perInterval)*(1-burstShare)), 1)
 	if rate < 1 {
 		rate = 1
 	}
-	if stretch == 1 {
+	if perInterval == 1 {
 		return time.Duration(n) * time.Second / time.Duration(rate)
 	}
-	return at + burstEvery*time.Duration(min(i, even))/time.Duration(even)
+
+	begin := time.Duration(interval) * burstEvery
+	return begin + burstEvery*time.Duration(min(i, evenEvents))/time.Duration(evenEvents)
 }
 
-// wait returns when the next event is due, or at once when more are wanted now; false when ctx ended.
-func (p *pace) wait(ctx context.Context, more <-chan int, extra *int) bool {
+// waitNext blocks until the next event is due, or until extra events are requested on more. It
+// returns false if ctx ends.
+func (p *pace) waitNext(ctx context.Context, more <-chan int, extra *int) bool {
 	if p.start.IsZero() {
 		p.start = time.Now()
 	}
@@ -42,18 +45,24 @@ func (p *pace) wait(ctx context.Context, more <-chan int, extra *int) bool {
 		*extra--
 		return ctx.Err() == nil
 	}
-	at := due(p.n, p.rate)
+
+	at := dueAfterStart(p.n, p.rate)
 	if p.even {
 		at = time.Duration(p.n) * time.Second / time.Duration(max(p.rate, 1))
 	}
 	left := time.Until(p.start.Add(at))
-	if left < -burstEvery { // held up for long: go on at the rate, rather than make up for it
-		p.start, p.n, left = time.Now(), 0, 0
+
+	// After a long delay, the service continues at its rate instead of catching up.
+	if left < -burstEvery {
+		p.start = time.Now()
+		p.n = 0
+		left = 0
 	}
 	p.n++
 	if left <= 0 {
 		return ctx.Err() == nil
 	}
+
 	t := time.NewTimer(left)
 	defer t.Stop()
 	select {
@@ -67,8 +76,9 @@ func (p *pace) wait(ctx context.Context, more <-chan int, extra *int) bool {
 	}
 }
 
-// rateFor is the rate at which at least two kills fall into a run of that many events: never above the asked one.
-func rateFor(rate, events int, killEvery time.Duration) int {
+// limitRate returns the rate at which at least two kills fall into a run with this number of
+// events, but at most rate.
+func limitRate(rate, events int, killEvery time.Duration) int {
 	if events == 0 || killEvery == 0 {
 		return rate
 	}

@@ -25,9 +25,9 @@ const (
 	leaseTTL = 2 * time.Second
 	renew    = 400 * time.Millisecond
 
-	readyWithin = 60 * time.Second // a new relay, until it stands by or works
-	stopWithin  = 15 * time.Second // after SIGTERM, until it is killed; its drain takes up to 10 s
-	lastLines   = 12               // of the log of a relay that ended by itself
+	readyWithin = 60 * time.Second // from the start of a relay until it is ready
+	stopWithin  = 15 * time.Second // from SIGTERM to SIGKILL; a drain takes up to 10 s
+	lastLines   = 12               // printed from the log of a relay that ended unexpectedly
 )
 
 // relay is one process of `outrelay run`.
@@ -37,57 +37,67 @@ type relay struct {
 	prog *devstack.Program
 
 	mu       sync.Mutex
-	expected bool // it was told to end
+	expected bool // its end is intended
 }
 
-// expect notes that the process is about to be ended on purpose.
-func (r *relay) expect() {
+// markExpected records that the end of the process is intended.
+func (r *relay) markExpected() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+
 	r.expected = true
 }
 
 func (r *relay) isExpected() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+
 	return r.expected
 }
 
-// relays are the processes of one watcher. A dead one is not started again: a new node takes its place.
+// relays are the processes of one watcher. A process that ended is not restarted. A new node
+// replaces it.
 type relays struct {
-	stack  *devstack.Stack
-	binary string
-	env    []string
-	config string
-	set    []string // further arguments of the processes
-	client *http.Client
-	ended  chan *relay   // each process that ends, in whatever way
-	closed chan struct{} // nobody reads ended any more
-	wg     sync.WaitGroup
+	stack     *devstack.Stack
+	binary    string
+	env       []string
+	config    string
+	extraArgs []string // further arguments of the processes
+	client    *http.Client
+	ended     chan *relay   // every process that ended
+	closed    chan struct{} // closed when ended is no longer read
+	wg        sync.WaitGroup
 
-	mu   sync.Mutex
-	seq  int
-	live []*relay
+	mu         sync.Mutex
+	lastNumber int
+	live       []*relay
 }
 
-// newRelays writes the configuration of the relays into the stack's directory; set are sections of it that replace those
-// of the demo.
-func newRelays(stack *devstack.Stack, as names, binary string, env []string, set map[string]any) (*relays, error) {
+// newRelays writes the configuration of the relays into the stack's directory. sections replace
+// sections of the default configuration.
+func newRelays(
+	stack *devstack.Stack, n names, binary string, env []string, sections map[string]any,
+) (*relays, error) {
 	r := &relays{
-		stack: stack, binary: binary, env: withoutOwn(env), config: filepath.Join(stack.Dir(), "outrelay.yaml"),
+		stack:  stack,
+		binary: binary,
+		env:    removeSettings(env),
+		config: filepath.Join(stack.Dir(), "outrelay.yaml"),
 		client: &http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}},
-		ended:  make(chan *relay), closed: make(chan struct{}),
+		ended:  make(chan *relay),
+		closed: make(chan struct{}),
 	}
+
 	config := map[string]any{
 		"watcher": watcher,
-		"mongodb": map[string]any{"uri": stack.MongoURI(), "state": as.state},
-		"watch":   []string{as.database + ".outbox"},
-		"topics":  map[string]any{"template": as.topic("{aggregatetype}")},
+		"mongodb": map[string]any{"uri": stack.MongoURI(), "state": n.state},
+		"watch":   []string{n.database + ".outbox"},
+		"topics":  map[string]any{"template": n.topicName("{aggregatetype}")},
 		"kafka":   map[string]any{"brokers": stack.Brokers()},
 		"lease":   map[string]any{"ttl": leaseTTL.String(), "renew": renew.String()},
 		"log":     map[string]any{"level": "info", "format": "text"},
 	}
-	maps.Copy(config, set)
+	maps.Copy(config, sections)
 	text, err := yaml.Marshal(config)
 	if err != nil {
 		return nil, fmt.Errorf("writing the relays' configuration: %w", err)
@@ -98,65 +108,75 @@ func newRelays(stack *devstack.Stack, as names, binary string, env []string, set
 	return r, nil
 }
 
-// withoutOwn drops the user's settings of outrelay: the demo is the same everywhere.
-func withoutOwn(env []string) []string {
-	out := []string{}
+// removeSettings removes the user's settings of outrelay from env, so that the demo behaves the
+// same everywhere.
+func removeSettings(env []string) []string {
+	kept := []string{}
 	for _, v := range env {
 		if !strings.HasPrefix(v, "OUTRELAY_") {
-			out = append(out, v)
+			kept = append(kept, v)
 		}
 	}
-	return out
+	return kept
 }
 
-// spawn starts one more process.
-func (r *relays) spawn() (*relay, error) {
+// startRelay starts one more process.
+func (r *relays) startRelay() (*relay, error) {
 	addr, err := devstack.FreeAddress()
 	if err != nil {
 		return nil, err
 	}
+
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.seq++
-	one := &relay{node: "a-" + strconv.Itoa(r.seq), http: addr}
-	args := append([]string{"run", "--config", r.config, "--set", "node=" + one.node, "--set", "http.listen=" + addr, "--set", "address=" + addr}, r.set...)
-	one.prog, err = r.stack.Run(one.node, r.env, r.binary, args...)
+	r.lastNumber++
+	x := &relay{node: "a-" + strconv.Itoa(r.lastNumber), http: addr}
+	args := []string{
+		"run", "--config", r.config,
+		"--set", "node=" + x.node,
+		"--set", "http.listen=" + addr,
+		"--set", "address=" + addr,
+	}
+	x.prog, err = r.stack.Run(x.node, r.env, r.binary, append(args, r.extraArgs...)...)
 	if err != nil {
 		return nil, err
 	}
-	r.live = append(r.live, one)
+	r.live = append(r.live, x)
+
 	r.wg.Go(func() {
-		<-one.prog.Done()
-		r.remove(one)
+		<-x.prog.Done()
+		r.removeRelay(x)
 		select {
-		case r.ended <- one:
+		case r.ended <- x:
 		case <-r.closed:
 		}
 	})
-	return one, nil
+	return x, nil
 }
 
-func (r *relays) remove(one *relay) {
+func (r *relays) removeRelay(x *relay) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	for i, x := range r.live {
-		if x == one {
+
+	for i, other := range r.live {
+		if other == x {
 			r.live = append(r.live[:i:i], r.live[i+1:]...)
 			return
 		}
 	}
 }
 
-// all are those that run.
-func (r *relays) all() []*relay {
+// liveRelays returns the running relays.
+func (r *relays) liveRelays() []*relay {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+
 	return append([]*relay(nil), r.live...)
 }
 
-// named is the running relay of that node; nil without one.
-func (r *relays) named(node string) *relay {
-	for _, x := range r.all() {
+// findRelay returns the running relay with this node name, or nil.
+func (r *relays) findRelay(node string) *relay {
+	for _, x := range r.liveRelays() {
 		if x.node == node {
 			return x
 		}
@@ -164,32 +184,34 @@ func (r *relays) named(node string) *relay {
 	return nil
 }
 
-// standby is a relay other than the owner that is ready to take over; nil without one.
-func (r *relays) standby(ctx context.Context, owner string) *relay {
-	for _, x := range r.all() {
-		if x.node != owner && !x.isExpected() && r.role(ctx, x) == "standby" {
+// findStandby returns a relay other than the owner that is ready to take over, or nil.
+func (r *relays) findStandby(ctx context.Context, owner string) *relay {
+	for _, x := range r.liveRelays() {
+		if x.node != owner && !x.isExpected() && r.readRole(ctx, x) == "standby" {
 			return x
 		}
 	}
 	return nil
 }
 
-// role is what the process says it does; "" if it is not ready.
-func (r *relays) role(ctx context.Context, x *relay) string {
-	var said struct {
+// readRole returns the role that the process reports, or "" if it is not ready.
+func (r *relays) readRole(ctx context.Context, x *relay) string {
+	var status struct {
 		Ready bool   `json:"ready"`
 		Role  string `json:"role"`
 	}
-	err := r.get(ctx, x, "/readyz", func(s *bufio.Reader) error { return json.NewDecoder(s).Decode(&said) })
-	if err != nil || !said.Ready {
+	err := r.getPath(ctx, x, "/readyz", func(body *bufio.Reader) error {
+		return json.NewDecoder(body).Decode(&status)
+	})
+	if err != nil || !status.Ready {
 		return ""
 	}
-	return said.Role
+	return status.Role
 }
 
-// counter reads one counter without labels from the metrics of a process.
-func (r *relays) counter(ctx context.Context, x *relay, name string) (value float64, err error) {
-	err = r.get(ctx, x, "/metrics", func(body *bufio.Reader) error {
+// readCounter returns the value of a counter without labels from the metrics of a process.
+func (r *relays) readCounter(ctx context.Context, x *relay, name string) (value float64, err error) {
+	err = r.getPath(ctx, x, "/metrics", func(body *bufio.Reader) error {
 		lines := bufio.NewScanner(body)
 		for lines.Scan() {
 			if rest, ok := strings.CutPrefix(lines.Text(), name+" "); ok {
@@ -202,7 +224,8 @@ func (r *relays) counter(ctx context.Context, x *relay, name string) (value floa
 	return value, err
 }
 
-func (r *relays) get(ctx context.Context, x *relay, path string, read func(*bufio.Reader) error) error {
+// getPath sends a GET request to a process, and calls read with the body of the response.
+func (r *relays) getPath(ctx context.Context, x *relay, path string, read func(*bufio.Reader) error) error {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+x.http+path, nil)
 	if err != nil {
 		return err
@@ -215,27 +238,32 @@ func (r *relays) get(ctx context.Context, x *relay, path string, read func(*bufi
 	return read(bufio.NewReader(res.Body))
 }
 
-// await waits until done says so, the process ends or time is up.
-func (r *relays) await(ctx context.Context, x *relay, what string, done func() bool) error {
+// awaitRelay blocks until done returns true. It returns an error if the process ends, or after
+// readyWithin.
+func (r *relays) awaitRelay(ctx context.Context, x *relay, what string, done func() bool) error {
 	ctx, cancel := context.WithTimeout(ctx, readyWithin)
 	defer cancel()
 	tick := time.NewTicker(25 * time.Millisecond)
 	defer tick.Stop()
+
 	for !done() {
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("relay %s did not %s within %v: %w; the end of its log:\n%s", x.node, what, readyWithin, context.Cause(ctx), tail(x))
+			return fmt.Errorf("relay %s did not %s within %v: %w; the end of its log:\n%s",
+				x.node, what, readyWithin, context.Cause(ctx), lastLogLines(x))
 		case <-x.prog.Done():
-			return fmt.Errorf("relay %s ended (%w) before it could %s; the end of its log:\n%s", x.node, x.prog.Err(), what, tail(x))
+			return fmt.Errorf("relay %s ended (%w) before it could %s; the end of its log:\n%s",
+				x.node, x.prog.Err(), what, lastLogLines(x))
 		case <-tick.C:
 		}
 	}
 	return nil
 }
 
-func tail(x *relay) string { return tailOf(x.prog) }
+func lastLogLines(x *relay) string { return formatLastLines(x.prog) }
 
-func tailOf(p *devstack.Program) string {
+// formatLastLines returns the last lines of a program's log, indented.
+func formatLastLines(p *devstack.Program) string {
 	lines := p.LastLines(lastLines)
 	if len(lines) == 0 {
 		return "    (it is empty)"
@@ -243,23 +271,23 @@ func tailOf(p *devstack.Program) string {
 	return "    " + strings.Join(lines, "\n    ")
 }
 
-// stop ends all: gracefully, then by force. Nothing is spawned afterwards.
-func (r *relays) stop(within time.Duration) {
-	for _, x := range r.all() {
-		r.end(x, within)
+// stopAll stops all processes and blocks until they have ended. No relay may be started after it.
+func (r *relays) stopAll(within time.Duration) {
+	for _, x := range r.liveRelays() {
+		r.stopRelay(x, within)
 	}
 	close(r.closed)
 	r.wg.Wait()
 }
 
-// end begins to end one.
-func (r *relays) end(x *relay, within time.Duration) {
-	x.expect()
-	r.wg.Go(func() { x.end(within) })
+// stopRelay begins to stop one process. It does not block.
+func (r *relays) stopRelay(x *relay, within time.Duration) {
+	x.markExpected()
+	r.wg.Go(func() { x.stopProcess(within) })
 }
 
-// end asks the process to stop and kills it when it does not.
-func (r *relay) end(within time.Duration) {
+// stopProcess sends SIGTERM, and SIGKILL if the process has not ended within the given time.
+func (r *relay) stopProcess(within time.Duration) {
 	if r.prog.Terminate() == nil {
 		t := time.NewTimer(within)
 		defer t.Stop()
@@ -269,5 +297,7 @@ func (r *relay) end(within time.Duration) {
 		case <-t.C:
 		}
 	}
-	_ = r.prog.Kill() // the guard of the stack ends what cannot be ended here
+
+	// If the kill fails, the guard of the stack ends the process.
+	_ = r.prog.Kill()
 }

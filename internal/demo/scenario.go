@@ -12,38 +12,52 @@ import (
 	"github.com/outrelay/outrelay/internal/devstack"
 )
 
-// Scenario is a fault and the promise that holds in spite of it, shown on real servers by `outrelay dev --scenario`.
+// Scenario is a fault and the promise that holds in spite of it. `outrelay dev --scenario` shows it
+// on real servers.
 type Scenario struct {
 	Name    string
 	Promise string
 
-	events int           // how much of it there is, unless Options.Events says otherwise
-	rate   int           // of the load, unless Options.Rate says otherwise
-	kill   time.Duration // the rhythm of its kills, unless Options say otherwise; 0 where they cannot
-	own    bool          // never plays on servers that the environment names: it breaks them, or measures
-	mongo  devstack.MongoOptions
-	set    map[string]any                                 // sections of the relays' configuration
-	types  []string                                       // aggregate types beside that of the demo
-	late   []string                                       // likewise; their topics come to be later
-	run    func(context.Context, *stage) (Finding, error) // a Finding even with an error
+	events      int           // default of Options.Events
+	rate        int           // default of Options.Rate
+	kill        time.Duration // default interval of kills; 0 if the scenario has none that can be configured
+	ownServers  bool          // needs its own servers, because it breaks them or measures
+	mongo       devstack.MongoOptions
+	relayConfig map[string]any                                 // sections of the relays' configuration
+	types       []string                                       // further aggregate types
+	late        []string                                       // the same, but their topics are created later
+	run         func(context.Context, *stage) (Finding, error) // returns a Finding even with an error
 }
 
-// Scenarios are all that there are, by name.
+// Scenarios returns all scenarios, sorted by name.
 func Scenarios() []Scenario {
-	all := []Scenario{poisonScenario, outageScenario, historyScenario, dropScenario, scheduledScenario, retryScenario, purgeScenario, consumerScenario, sagaScenario, slotsScenario}
+	all := []Scenario{
+		poisonScenario,
+		outageScenario,
+		historyScenario,
+		dropScenario,
+		scheduledScenario,
+		retryScenario,
+		purgeScenario,
+		consumerScenario,
+		sagaScenario,
+		slotsScenario,
+	}
 	slices.SortFunc(all, func(a, b Scenario) int { return cmp.Compare(a.Name, b.Name) })
 	return all
 }
 
-// Kills reports whether the rhythm of its faults can be chosen, by Options.KillEvery and Options.RebalanceEvery.
+// Kills reports whether Options.KillEvery and Options.RebalanceEvery apply to the scenario.
 func (s *Scenario) Kills() bool { return s.kill > 0 }
 
-// FindScenario is the one of that name; the error of a name that there is not lists those that there are.
+// FindScenario returns the scenario with this name. If it does not exist, the error lists all
+// scenarios.
 func FindScenario(name string) (Scenario, error) {
 	all := Scenarios()
 	if i := slices.IndexFunc(all, func(s Scenario) bool { return s.Name == name }); i >= 0 {
 		return all[i], nil
 	}
+
 	names := make([]string, len(all))
 	for i, s := range all {
 		names[i] = s.Name
@@ -51,33 +65,35 @@ func FindScenario(name string) (Scenario, error) {
 	return Scenario{}, fmt.Errorf("there is no scenario %q; there are %s", name, strings.Join(names, ", "))
 }
 
-// Finding is what a scenario found: an [Outcome] with figures of its own. As JSON it is one flat object.
+// Finding is the result of a scenario: an [Outcome] with further figures. As JSON it is one flat
+// object.
 type Finding interface {
-	// Err is nil if the promise held.
+	// Err returns nil if the promise held.
 	Err() error
-	common() *Outcome
-	// tell is the figures in words, one thing to a line.
-	tell() []string
+	commonOutcome() *Outcome
+	// describeFigures returns the figures in words, as lines.
+	describeFigures() []string
 }
 
-// Outcome is what all scenarios have in common. Its names are those of `outrelay dev --scenario NAME --json`.
+// Outcome contains the figures of all scenarios. Its JSON is the output of `outrelay dev --scenario
+// NAME --json`.
 type Outcome struct {
 	Scenario   string   `json:"scenario"`
 	Held       bool     `json:"held"`   // the promise held
 	Events     int      `json:"events"` // committed, and to be delivered
 	Delivered  int      `json:"delivered"`
 	Lost       int      `json:"lost"`
-	Duplicates int      `json:"duplicates"`   // records of an event that was seen before, and not flagged as such
-	OutOfOrder int      `json:"out_of_order"` // first records behind one of a later event of their key, or in another partition
-	Phantoms   int      `json:"phantoms"`     // records that must not be there, or differ from what was appended
+	Duplicates int      `json:"duplicates"`   // further records of an event, without the redelivered header
+	OutOfOrder int      `json:"out_of_order"` // first records after a later event of their key, or in another partition
+	Phantoms   int      `json:"phantoms"`     // records that must not exist, or differ from the appended event
 	Dead       int      `json:"dead"`         // dead letters
-	Seconds    float64  `json:"seconds"`      // of the scenario, without the start of the servers
-	Broken     []string `json:"broken"`       // what was not as promised, in words
+	Seconds    float64  `json:"seconds"`      // duration without the start of the servers
+	Broken     []string `json:"broken"`       // broken promises in words
 }
 
-func (o *Outcome) common() *Outcome { return o }
+func (o *Outcome) commonOutcome() *Outcome { return o }
 
-// Err is nil if the promise held.
+// Err returns nil if the promise held.
 func (o *Outcome) Err() error {
 	if len(o.Broken) == 0 {
 		return nil
@@ -85,67 +101,79 @@ func (o *Outcome) Err() error {
 	return fmt.Errorf("scenario %s: the promise did not hold: %s", o.Scenario, strings.Join(o.Broken, "; "))
 }
 
-// Account is a finding in words, for people.
+// Account returns a finding in words.
 func Account(s Scenario, f Finding) string {
-	o := f.common()
+	o := f.commonOutcome()
 	verdict := "held"
 	if !o.Held {
 		verdict = "DID NOT HOLD"
 	}
+
 	lines := []string{
 		fmt.Sprintf("scenario %s: the promise %s", s.Name, verdict),
 		"  promise           " + s.Promise,
-		fmt.Sprintf("  events            %s committed, %s delivered · lost %d · duplicate %d · out of order %d · phantom %d · dead %s",
-			thousands(o.Events), thousands(o.Delivered), o.Lost, o.Duplicates, o.OutOfOrder, o.Phantoms, thousands(o.Dead)),
+		fmt.Sprintf("  events            %s committed, %s delivered · lost %d · duplicate %d · out of order %d"+
+			" · phantom %d · dead %s",
+			formatThousands(o.Events), formatThousands(o.Delivered), o.Lost, o.Duplicates, o.OutOfOrder,
+			o.Phantoms, formatThousands(o.Dead)),
 	}
-	for _, l := range f.tell() {
+	for _, l := range f.describeFigures() {
 		lines = append(lines, "  "+l)
 	}
 	for _, b := range o.Broken {
 		lines = append(lines, "  broken            "+b)
 	}
-	return strings.Join(append(lines, fmt.Sprintf("  took              %.1f s", o.Seconds)), "\n")
+	lines = append(lines, fmt.Sprintf("  took              %.1f s", o.Seconds))
+	return strings.Join(lines, "\n")
 }
 
-// brokenPromise is an error that is a finding: something that was promised did not come about.
+// brokenPromise is an error that becomes part of the Finding: the relay did not do what was
+// promised.
 type brokenPromise struct{ why string }
 
 func (b *brokenPromise) Error() string { return b.why }
 
-// RunScenario runs one and returns what it found. An error is one of the surroundings: servers that cannot be had, a relay
-// that does not start; a broken promise is in the Finding. Of the Options it takes neither keys nor Keep,
-// and a rhythm of kills or rebalances only where [Scenario.Kills] says so.
+// RunScenario runs a scenario and returns its result. It returns an error if the environment fails,
+// for example if the servers or a relay cannot be started. A broken promise is in the Finding.
+// RunScenario ignores Keep and reads no keys. The intervals of kills and rebalances apply only if
+// [Scenario.Kills] returns true.
 func RunScenario(ctx context.Context, s Scenario, o Options) (Finding, error) {
-	o.Events, o.Rate = cmp.Or(o.Events, s.events), cmp.Or(o.Rate, s.rate)
+	o.Events = cmp.Or(o.Events, s.events)
+	o.Rate = cmp.Or(o.Rate, s.rate)
 	if o.RebalanceEvery == 0 {
 		o.KillEvery = cmp.Or(o.KillEvery, s.kill)
 	}
 	d := newDemo(o)
-	d.set, d.flagged = s.set, true
+	d.relayConfig = s.relayConfig
+	d.allowFlagged = true
 	defer o.Terminal.Restore()
-	defer d.v.done()
-	d.v.line("outrelay dev · scenario %s: %s", s.Name, s.Promise)
-	if err := d.boot(ctx, devstack.Options{Mongods: 1, Brokers: 1, Env: !s.own, Mongo: s.mongo}); err != nil {
+	defer d.view.finishStatus()
+
+	d.view.printLine("outrelay dev · scenario %s: %s", s.Name, s.Promise)
+	err := d.startServers(ctx, devstack.Options{Mongods: 1, Brokers: 1, Env: !s.ownServers, Mongo: s.mongo})
+	if err != nil {
 		return nil, err
 	}
 	defer d.stack.Stop()
-	if err := d.connect(ctx); err != nil {
+	if err := d.connectClients(ctx); err != nil {
 		return nil, err
 	}
-	defer d.disconnect(ctx)
+	defer d.closeClients(ctx)
+
 	st := newStage(d, s)
-	if err := st.prepare(ctx); err != nil {
+	if err := st.createTopics(ctx); err != nil {
 		return nil, err
 	}
 	began := time.Now()
-	f, err := st.play(ctx)
+	f, err := st.playScenario(ctx)
 	var broken *brokenPromise
 	if errors.As(err, &broken) {
-		st.broke("%s", broken.why)
+		st.recordBroken("%s", broken.why)
 	} else if err != nil {
 		return nil, err
 	}
-	err = st.judge(ctx, f.common(), time.Since(began))
+
+	err = st.completeOutcome(ctx, f.commonOutcome(), time.Since(began))
 	d.broken = f.Err() != nil
 	return f, err
 }

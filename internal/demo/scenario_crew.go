@@ -17,187 +17,213 @@ import (
 const (
 	redelivered = "outrelay-redelivered"
 
-	leaveWithin = time.Minute            // a member has to be gone after SIGTERM
-	countEvery  = 200 * time.Millisecond // between two looks at how far the members are
-	repeatOneOf = 10                     // records, one of so many is written to its topic once more
+	leaveWithin = time.Minute            // from SIGTERM to SIGKILL of a member
+	countEvery  = 200 * time.Millisecond // between two queries about the progress of the members
+	repeatOneOf = 10                     // one of this many records is written to its topic once more
 )
 
-// crew are the members of a consumer group as processes. A dead one is not started again: a new one takes its place.
+// crew are the processes of a consumer group. A process that ended is not restarted. A new one
+// replaces it.
 type crew struct {
 	s    *stage
 	spec member.Spec
 	seq  int
 
 	mu   sync.Mutex
-	live []*hand
+	live []*crewMember
 	wg   sync.WaitGroup
 }
 
-// hand is one process.
-type hand struct {
+// crewMember is one process.
+type crewMember struct {
 	name     string
 	prog     *devstack.Program
-	expected atomic.Bool
+	expected atomic.Bool // its end is intended
 }
 
-// newCrew makes the collections of the members, which read these topics.
+// newCrew creates the collections of the members. The members read the given topics.
 func (s *stage) newCrew(ctx context.Context, role member.Role, topics ...string) (*crew, error) {
-	if err := member.Prepare(ctx, s.db()); err != nil {
+	if err := member.Prepare(ctx, s.shopDatabase()); err != nil {
 		return nil, err
 	}
 	return &crew{s: s, spec: member.Spec{
-		Role: role, MongoDB: s.stack.MongoURI(), Database: s.names.database, Brokers: s.stack.Brokers(), Topics: topics, Group: s.names.groups + string(role),
+		Role:     role,
+		MongoDB:  s.stack.MongoURI(),
+		Database: s.names.database,
+		Brokers:  s.stack.Brokers(),
+		Topics:   topics,
+		Group:    s.names.groups + string(role),
 	}}, nil
 }
 
-// join starts one more process. One that ends by itself ends the scenario.
-func (c *crew) join() (*hand, error) {
+// startMember starts one more process. If the process ends unexpectedly, the scenario ends.
+func (c *crew) startMember() (*crewMember, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+
 	c.seq++
 	spec := c.spec
 	spec.Name = "c-" + strconv.Itoa(c.seq)
-	prog, err := c.s.stack.Run(spec.Name, withoutOwn(c.s.o.Env), c.s.o.Binary, member.Command, spec.Arg())
+	prog, err := c.s.stack.Run(spec.Name, removeSettings(c.s.options.Env), c.s.options.Binary, member.Command, spec.Arg())
 	if err != nil {
 		return nil, err
 	}
-	h := &hand{name: spec.Name, prog: prog}
-	c.live = append(c.live, h)
+	m := &crewMember{name: spec.Name, prog: prog}
+	c.live = append(c.live, m)
+
 	c.wg.Go(func() {
 		<-prog.Done()
-		if !h.expected.Load() && !c.s.dying.Load() {
-			c.s.cancel(&brokenPromise{fmt.Sprintf("consumer %s ended by itself: %v; the end of its log:\n%s", h.name, prog.Err(), h.words())})
+		if !m.expected.Load() && !c.s.stopping.Load() {
+			c.s.cancel(&brokenPromise{fmt.Sprintf("consumer %s ended unexpectedly: %v; the end of its log:\n%s",
+				m.name, prog.Err(), m.lastLogLines())})
 		}
 	})
-	return h, nil
+	return m, nil
 }
 
-func (h *hand) words() string { return tailOf(h.prog) }
+func (m *crewMember) lastLogLines() string { return formatLastLines(m.prog) }
 
-// serve starts n processes and waits until they share the partitions.
-func (c *crew) serve(ctx context.Context, n int) ([]*hand, error) {
-	hands, names := make([]*hand, n), make([]string, n)
+// startMembers starts n processes and blocks until they share the partitions.
+func (c *crew) startMembers(ctx context.Context, n int) ([]*crewMember, error) {
+	members := make([]*crewMember, n)
+	names := make([]string, n)
 	for i := range n {
-		h, err := c.join()
+		m, err := c.startMember()
 		if err != nil {
 			return nil, err
 		}
-		hands[i], names[i] = h, h.name
+		members[i] = m
+		names[i] = m.name
 	}
-	return hands, c.s.awaitRead(ctx, fmt.Sprintf("%d consumers share the partitions", n), func(ctx context.Context) (bool, error) {
-		return member.Serving(ctx, c.s.db(), names...)
+
+	what := fmt.Sprintf("%d consumers share the partitions", n)
+	return members, c.s.awaitRead(ctx, what, func(ctx context.Context) (bool, error) {
+		return member.Serving(ctx, c.s.shopDatabase(), names...)
 	})
 }
 
-// kill ends a process by SIGKILL.
-func (c *crew) kill(h *hand) error {
-	h.expected.Store(true)
-	return h.prog.Kill()
+// killMember ends a process with SIGKILL.
+func (c *crew) killMember(m *crewMember) error {
+	m.expected.Store(true)
+	return m.prog.Kill()
 }
 
-// leave asks a process to leave the group, and waits until it is gone. That it has to be killed, or ends with an error,
-// breaks the promise.
-func (c *crew) leave(h *hand) {
-	h.expected.Store(true)
-	if err := h.prog.Terminate(); err == nil {
-		late := time.AfterFunc(leaveWithin, func() { _ = h.prog.Kill() })
-		<-h.prog.Done()
+// stopMember ends a process with SIGTERM and blocks until it has ended. It records a broken promise
+// if the process has to be killed or ends with an error.
+func (c *crew) stopMember(m *crewMember) {
+	m.expected.Store(true)
+	if err := m.prog.Terminate(); err == nil {
+		late := time.AfterFunc(leaveWithin, func() { _ = m.prog.Kill() })
+		<-m.prog.Done()
 		late.Stop()
 	}
-	if err := h.prog.Err(); err != nil {
-		c.s.broke("consumer %s did not leave as asked: %v; the end of its log:\n%s", h.name, err, h.words())
+
+	if err := m.prog.Err(); err != nil {
+		c.s.recordBroken("consumer %s did not stop gracefully: %v; the end of its log:\n%s",
+			m.name, err, m.lastLogLines())
 	}
 }
 
-// running are those that were neither killed nor asked to leave.
-func (c *crew) running() []*hand {
+// runningMembers returns the members that were neither killed nor stopped.
+func (c *crew) runningMembers() []*crewMember {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	var list []*hand
-	for _, h := range c.live {
-		if !h.expected.Load() {
-			list = append(list, h)
+
+	var running []*crewMember
+	for _, m := range c.live {
+		if !m.expected.Load() {
+			running = append(running, m)
 		}
 	}
-	return list
+	return running
 }
 
-// disband ends all: gracefully, or after a failure at once.
-func (c *crew) disband(failed bool) {
-	var all sync.WaitGroup
-	for _, h := range c.running() {
+// stopAll ends all members: gracefully, or with SIGKILL after a failure.
+func (c *crew) stopAll(failed bool) {
+	var stops sync.WaitGroup
+	for _, m := range c.runningMembers() {
 		if failed {
-			_ = c.kill(h)
+			_ = c.killMember(m)
 			continue
 		}
-		all.Go(func() { c.leave(h) })
+		stops.Go(func() { c.stopMember(m) })
 	}
-	all.Wait()
+	stops.Wait()
 	c.wg.Wait()
 }
 
-// awaitRead is await with a look into the database, less often.
+// awaitRead is awaitCondition for a condition that reads the database. It calls ok less often.
 func (s *stage) awaitRead(ctx context.Context, what string, ok func(ctx context.Context) (bool, error)) error {
-	var failed error
+	var readErr error
 	next := time.Time{}
-	err := s.await(ctx, what, patience, func() bool {
+	err := s.awaitCondition(ctx, what, patience, func() bool {
 		if time.Now().Before(next) {
 			return false
 		}
-		yes, err := ok(ctx)
-		failed, next = err, time.Now().Add(countEvery)
-		return yes || err != nil
+		var done bool
+		done, readErr = ok(ctx)
+		next = time.Now().Add(countEvery)
+		return done || readErr != nil
 	})
-	return errors.Join(err, failed)
+	return errors.Join(err, readErr)
 }
 
-// repeater writes some records of a topic to it once more, flagged as the relay flags what may repeat, so that consumers
-// meet events that they have handled at offsets that they have not.
+// repeater writes some records of a topic to it once more, with the redelivered header, as the
+// relay does. So consumers receive events that they have handled at offsets that they have not.
 type repeater struct {
-	again chan devstack.Message
-	seen  atomic.Int64
-	n     atomic.Int64
+	queue    chan devstack.Message
+	seen     atomic.Int64
+	repeated atomic.Int64
 }
 
-// repeatSome starts a repeater of all topics that the stage listens to, until ctx ends or done is called.
+// repeatSome starts a repeater for all topics of the stage. It runs until ctx ends or done is
+// called.
 func (s *stage) repeatSome(ctx context.Context) (r *repeater, done func() error, err error) {
 	t, err := consumer.NewKafka(consumer.KafkaConfig{Brokers: s.stack.Brokers()})
 	if err != nil {
 		return nil, nil, err
 	}
+
 	ctx, cancel := context.WithCancel(ctx)
-	r = &repeater{again: make(chan devstack.Message, 100)}
-	hear := func(m devstack.Message) {
+	r = &repeater{queue: make(chan devstack.Message, 100)}
+	onRecord := func(m devstack.Message) {
 		if m.Header(redelivered) != "" || r.seen.Add(1)%repeatOneOf != 0 {
 			return
 		}
 		select {
-		case r.again <- m:
+		case r.queue <- m:
 		case <-ctx.Done():
 		}
 	}
-	s.hear.Store(&hear)
+	s.onRecord.Store(&onRecord)
+
 	ended := make(chan error, 1)
 	s.loads.Go(func() {
 		defer t.Close()
-		ended <- r.run(ctx, t)
+		ended <- r.publishAll(ctx, t)
 	})
-	return r, func() error { s.hear.Store(nil); cancel(); return <-ended }, nil
+	return r, func() error {
+		s.onRecord.Store(nil)
+		cancel()
+		return <-ended
+	}, nil
 }
 
-func (r *repeater) run(ctx context.Context, p consumer.Publisher) error {
+// publishAll publishes the queued records until ctx ends.
+func (r *repeater) publishAll(ctx context.Context, p consumer.Publisher) error {
 	for {
 		select {
-		case m := <-r.again:
+		case m := <-r.queue:
 			c := &consumer.Message{Key: m.Key, Value: m.Value}
 			for _, h := range m.Headers {
 				c.Headers = append(c.Headers, consumer.Header{Key: h.Key, Value: h.Value})
 			}
 			c.SetHeader(redelivered, []byte("true"))
 			if err := p.Publish(ctx, m.Topic, []*consumer.Message{c}); err != nil && ctx.Err() == nil {
-				return fmt.Errorf("writing a record once more: %w", err)
+				return fmt.Errorf("repeating a record: %w", err)
 			}
-			r.n.Add(1)
+			r.repeated.Add(1)
+
 		case <-ctx.Done():
 			return nil
 		}

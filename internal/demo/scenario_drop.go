@@ -15,22 +15,23 @@ import (
 
 var dropScenario = Scenario{
 	Name:    "drop",
-	Promise: "the outbox is dropped and made again under load: what is appended from then on arrives, nothing is repeated, nothing halts",
-	events:  (drops + 1) * 900, rate: 300,
-	run: runDrop,
+	Promise: "the outbox is dropped and created again under load: later events arrive, nothing is repeated, nothing halts",
+	events:  (drops + 1) * 900,
+	rate:    300,
+	run:     runDrop,
 }
 
-// DropFinding is what scenario drop found.
+// DropFinding is the result of scenario drop.
 type DropFinding struct {
 	Outcome
 	Drops      int     `json:"drops"`
 	Gone       int     `json:"gone"`        // events that were dropped with the collection before they were delivered
 	ResumedS   float64 `json:"resumed_s"`   // longest time from a drop until the lag was below one second again
-	Redelivery int     `json:"redelivered"` // records that say that they may repeat an earlier one
+	Redelivery int     `json:"redelivered"` // repeated records with the redelivered header
 	Takeovers  int     `json:"takeovers"`
 }
 
-func (f *DropFinding) tell() []string {
+func (f *DropFinding) describeFigures() []string {
 	return []string{
 		fmt.Sprintf("drops             %d; lag below one second at most %.2f s later", f.Drops, f.ResumedS),
 		fmt.Sprintf("gone              %d events went with the collection before they were delivered", f.Gone),
@@ -40,96 +41,112 @@ func (f *DropFinding) tell() []string {
 
 const (
 	drops        = 3
-	settleWithin = 10 * time.Second // for what the relay says of itself
+	settleWithin = 10 * time.Second // for a state that the relay reports from time to time
 )
 
 func runDrop(ctx context.Context, s *stage) (Finding, error) {
 	f := &DropFinding{}
-	if _, err := s.start(ctx, "owner"); err != nil {
+	if _, err := s.startAndAwait(ctx, "owner"); err != nil {
 		return f, err
 	}
-	epoch := s.follow.owner().epoch
-	l, err := s.load(ctx, aggregate, "customer", s.o.Rate, 0)
+	epoch := s.follow.currentOwner().epoch
+	l, err := s.startLoad(ctx, aggregate, "customer", s.options.Rate, 0)
 	if err != nil {
 		return f, err
 	}
+
+	between := s.durationOf(s.options.Events / (drops + 1))
 	for f.Drops < drops {
-		if err := s.pass(ctx, s.takes(s.o.Events/(drops+1))); err != nil {
+		if err := s.runFor(ctx, between); err != nil {
 			return f, err
 		}
-		if err := s.drop(ctx, f); err != nil {
+		if err := s.dropOutbox(ctx, f); err != nil {
 			return f, err
 		}
 	}
-	if err := s.pass(ctx, s.takes(s.o.Events/(drops+1))); err != nil {
+	if err := s.runFor(ctx, between); err != nil {
 		return f, err
 	}
-	if err := l.finish(true); err != nil {
+	if err := l.finishLoad(true); err != nil {
 		return f, err
 	}
-	if err := s.arrive(ctx); err != nil {
+	if err := s.awaitArrival(ctx); err != nil {
 		return f, err
 	}
+
 	r := s.check.Report()
-	f.Gone, f.Redelivery, f.Takeovers = r.Excused, r.Repeated, int(s.follow.owner().epoch-epoch)
+	f.Gone = r.Excused
+	f.Redelivery = r.Repeated
+	f.Takeovers = int(s.follow.currentOwner().epoch - epoch)
 	if f.Redelivery > 0 {
-		s.broke("%d events that had been delivered were delivered again", f.Redelivery)
+		s.recordBroken("%d delivered events were delivered again", f.Redelivery)
 	}
-	noticed, err := s.logged(ctx, string(store.Invalidated))
+	noticed, err := s.countLogged(ctx, string(store.Invalidated))
 	if err == nil && noticed < f.Drops {
-		s.broke("the relay noticed %d of %d drops", noticed, f.Drops)
+		s.recordBroken("the relay noticed %d of %d drops", noticed, f.Drops)
 	}
 	return f, errors.Join(err, s.notHalted(ctx))
 }
 
-// drop drops the collection and makes it again while the load goes on.
-func (s *stage) drop(ctx context.Context, f *DropFinding) error {
-	if err := s.outbox().Drop(ctx); err != nil {
+// dropOutbox drops the collection and creates it again while the load runs.
+func (s *stage) dropOutbox(ctx context.Context, f *DropFinding) error {
+	if err := s.outboxCollection().Drop(ctx); err != nil {
 		return fmt.Errorf("dropping the outbox: %w", err)
 	}
 	s.check.Excuse()
 	began := time.Now()
 	f.Drops++
-	if err := s.outbox().Database().CreateCollection(ctx, outbox.DefaultCollection); err != nil && !collectionExists(err) {
-		return fmt.Errorf("making the outbox again: %w", err)
+
+	err := s.outboxCollection().Database().CreateCollection(ctx, outbox.DefaultCollection)
+	if err != nil && !collectionExists(err) {
+		return fmt.Errorf("creating the outbox again: %w", err)
 	}
 	before, _ := s.check.Progress()
-	s.say("the outbox is dropped and made again")
-	err := s.await(ctx, "what is appended after the drop arrives", patience, func() bool {
+	s.printEvent("the outbox is dropped and created again")
+
+	err = s.awaitCondition(ctx, "events after the drop are delivered", patience, func() bool {
 		committed, delivered := s.check.Progress()
-		return delivered > before && committed > before && s.lag() < time.Second
+		return delivered > before && committed > before && s.currentLag() < time.Second
 	})
-	f.ResumedS = max(f.ResumedS, round(time.Since(began)))
+	f.ResumedS = max(f.ResumedS, roundSeconds(time.Since(began)))
 	return err
 }
 
-// collectionExists reports whether somebody, for example an append, has made the collection already.
+// collectionExists reports whether err means that the collection exists, for example because an
+// append created it.
 func collectionExists(err error) bool {
 	const namespaceExists = 48
 	var e mongo.CommandError
 	return errors.As(err, &e) && e.Code == namespaceExists
 }
 
-// notHalted waits until the relay says that it works, for it says so from time to time only, and notes one that has halted.
+// notHalted blocks until the relay reports that it is live, which it does from time to time. It
+// records a broken promise if the relay has halted.
 func (s *stage) notHalted(ctx context.Context) error {
-	said := ""
-	var failed error
-	err := s.await(ctx, "the relay is live", settleWithin, func() bool {
-		st, err := admin.ReadStatus(ctx, s.state())
-		if failed = err; err != nil || len(st.Watchers) != 1 {
-			return err != nil
+	reported := ""
+	var readErr error
+	err := s.awaitCondition(ctx, "the relay is live", settleWithin, func() bool {
+		var status admin.Status
+		status, readErr = admin.ReadStatus(ctx, s.stateDatabase())
+		if readErr != nil {
+			return true
 		}
-		said = fmt.Sprintf("%s (%s)", st.Watchers[0].State, st.Watchers[0].Reason)
-		return st.Watchers[0].State == "live"
+		if len(status.Watchers) != 1 {
+			return false
+		}
+		w := &status.Watchers[0]
+		reported = fmt.Sprintf("%s (%s)", w.State, w.Reason)
+		return w.State == "live"
 	})
 	var broken *brokenPromise
 	if errors.As(err, &broken) {
-		s.broke("the relay is %s", said)
+		s.recordBroken("the relay is %s", reported)
 		err = nil
 	}
-	n, logged := s.logged(ctx, string(store.Halted))
-	if logged == nil && n > 0 {
-		s.broke("the relay halted %d times", n)
+
+	n, logErr := s.countLogged(ctx, string(store.Halted))
+	if logErr == nil && n > 0 {
+		s.recordBroken("the relay halted %d times", n)
 	}
-	return errors.Join(err, failed, logged)
+	return errors.Join(err, readErr, logErr)
 }

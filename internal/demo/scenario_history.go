@@ -19,31 +19,36 @@ import (
 )
 
 var historyScenario = Scenario{
-	Name:    "lost-history",
-	Promise: "the oplog rolls over while the relay is down: nothing is lost or out of order, and whatever is repeated is flagged",
-	events:  200_000, rate: 300,
-	own:   true,
-	mongo: devstack.MongoOptions{OplogMB: 16, Args: []string{"--syncdelay", "1"}}, // the oplog is cut behind a checkpoint only
+	Name:       "lost-history",
+	Promise:    "the oplog rolls over while the relay is down: nothing is lost or out of order, and whatever is repeated is flagged",
+	events:     200_000,
+	rate:       300,
+	ownServers: true,
+	// The server truncates the oplog only after a checkpoint, so checkpoints are frequent.
+	mongo: devstack.MongoOptions{OplogMB: 16, Args: []string{"--syncdelay", "1"}},
 	run:   runHistory,
 }
 
-// HistoryFinding is what scenario lost-history found.
+// HistoryFinding is the result of scenario lost-history.
 type HistoryFinding struct {
 	Outcome
-	Orphaned    int     `json:"orphaned"`      // events that the change stream could not bring any more
-	Redelivered int     `json:"redelivered"`   // records that are flagged as possible repetitions
-	Repeated    int     `json:"repeated"`      // of those, records of an event that had been delivered
+	Orphaned    int     `json:"orphaned"`      // events that the change stream could no longer supply
+	Redelivered int     `json:"redelivered"`   // records with the redelivered header
+	Repeated    int     `json:"repeated"`      // records of Redelivered for an event that was delivered before
 	Gaps        int     `json:"gaps"`          // that were swept
 	AwayS       float64 `json:"oplog_lost_s"`  // how long the relay was down
-	SweepS      float64 `json:"sweep_seconds"` // from its start until the last orphan had arrived
-	SweepRate   float64 `json:"sweep_rate"`    // orphans a second over that time
+	SweepS      float64 `json:"sweep_seconds"` // from the start of the relay until the last orphaned event arrived
+	SweepRate   float64 `json:"sweep_rate"`    // orphaned events per second in that time
 }
 
-func (f *HistoryFinding) tell() []string {
+func (f *HistoryFinding) describeFigures() []string {
 	return []string{
-		fmt.Sprintf("orphaned          %s events that the change stream could not bring, in %d gaps", thousands(f.Orphaned), f.Gaps),
-		fmt.Sprintf("redelivered       %s records are flagged, %s of them repeat an earlier one", thousands(f.Redelivered), thousands(f.Repeated)),
-		fmt.Sprintf("swept             in %.1f s, start of the relay included: %s a second", f.SweepS, thousands(int(f.SweepRate))),
+		fmt.Sprintf("orphaned          %s events that the change stream could not supply, in %d gaps",
+			formatThousands(f.Orphaned), f.Gaps),
+		fmt.Sprintf("redelivered       %s records are flagged, %s of them repeat an earlier one",
+			formatThousands(f.Redelivered), formatThousands(f.Repeated)),
+		fmt.Sprintf("swept             in %.1f s, start of the relay included: %s a second",
+			f.SweepS, formatThousands(int(f.SweepRate))),
 	}
 }
 
@@ -53,8 +58,9 @@ func runHistory(ctx context.Context, s *stage) (Finding, error) {
 	if err != nil {
 		return f, err
 	}
+
 	down := time.Now()
-	if f.Orphaned, err = s.orphan(ctx, position); err != nil {
+	if f.Orphaned, err = s.orphanEvents(ctx, position); err != nil {
 		return f, err
 	}
 	slow, err := s.openTransaction(ctx)
@@ -62,112 +68,131 @@ func runHistory(ctx context.Context, s *stage) (Finding, error) {
 		return f, err
 	}
 	defer slow.session.EndSession(context.WithoutCancel(ctx))
-	live, err := s.load(ctx, aggregate, "walk-in", s.o.Rate, 0)
+	live, err := s.startLoad(ctx, aggregate, "walk-in", s.options.Rate, 0)
 	if err != nil {
 		return f, err
 	}
-	if err := s.pass(ctx, time.Second); err != nil {
+	if err := s.runFor(ctx, time.Second); err != nil {
 		return f, err
 	}
+
 	began := time.Now()
-	f.AwayS = round(began.Sub(down))
-	if _, err := s.relays.spawn(); err != nil {
+	f.AwayS = roundSeconds(began.Sub(down))
+	if _, err := s.relays.startRelay(); err != nil {
 		return f, err
 	}
-	s.say("the relay is back; %d events/s are appended during the sweep, and a transaction stays open over its beginning", s.o.Rate)
-	if err := s.swept(ctx, slow, f, began); err != nil {
+	s.printEvent("the relay is back; during the sweep the service appends %d events/s, "+
+		"and a transaction is open at the beginning", s.options.Rate)
+	if err := s.awaitSweep(ctx, slow, f, began); err != nil {
 		return f, err
 	}
-	if err := live.finish(true); err != nil {
+	if err := live.finishLoad(true); err != nil {
 		return f, err
 	}
-	if err := s.arrive(ctx); err != nil {
+	if err := s.awaitArrival(ctx); err != nil {
 		return f, err
 	}
+
 	r := s.check.Report()
-	f.Redelivered, f.Repeated = r.Flagged, r.Repeated
+	f.Redelivered = r.Flagged
+	f.Repeated = r.Repeated
 	if f.Redelivered < f.Orphaned {
-		s.broke("%d records are flagged as redelivered, although %d events were swept", f.Redelivered, f.Orphaned)
+		s.recordBroken("%d records are flagged as redelivered, although %d events were swept", f.Redelivered, f.Orphaned)
 	}
 	return f, s.notHalted(ctx)
 }
 
-// deliverSome runs a relay over a few events and stops it. It returns the relay's position.
+// deliverSome runs a relay for a few events and stops it. It returns the relay's position.
 func (s *stage) deliverSome(ctx context.Context) (bson.Timestamp, error) {
-	x, err := s.start(ctx, "owner")
+	x, err := s.startAndAwait(ctx, "owner")
 	if err != nil {
 		return bson.Timestamp{}, err
 	}
-	l, err := s.load(ctx, aggregate, "customer", 1000, 500)
-	if err == nil {
-		err = l.finish(false)
-	}
-	if err == nil {
-		err = s.arrive(ctx)
-	}
+	l, err := s.startLoad(ctx, aggregate, "customer", 1000, 500)
 	if err != nil {
 		return bson.Timestamp{}, err
 	}
-	s.end(x)
+	if err := l.finishLoad(false); err != nil {
+		return bson.Timestamp{}, err
+	}
+	if err := s.awaitArrival(ctx); err != nil {
+		return bson.Timestamp{}, err
+	}
+	s.stopAndWait(x)
+
 	doc, _, err := lease.Read(ctx, s.follow.coll, watcherID)
 	if err != nil {
 		return bson.Timestamp{}, err
 	}
-	s.say("the relay is stopped")
+	s.printEvent("the relay is stopped")
 	return doc.ClusterTime, nil
 }
 
-// orphan appends events until the oplog does not reach back to a position, and returns how many it appended.
-func (s *stage) orphan(ctx context.Context, position bson.Timestamp) (int, error) {
+// orphanEvents appends events, and then fills the oplog until it no longer contains the position.
+// It returns the number of appended events.
+func (s *stage) orphanEvents(ctx context.Context, position bson.Timestamp) (int, error) {
 	before, _ := s.check.Progress()
-	l, err := s.load(ctx, aggregate, "customer", s.o.Rate, s.o.Events, inBulk)
+	l, err := s.startLoad(ctx, aggregate, "customer", s.options.Rate, s.options.Events, appendInBulk)
 	if err != nil {
 		return 0, err
 	}
 	done := false
-	err = s.await(ctx, "the backlog is appended", 2*patience, func() bool {
+	err = s.awaitCondition(ctx, "the backlog is appended", 2*patience, func() bool {
 		committed, _ := s.check.Progress()
-		done = committed-before >= s.o.Events
+		done = committed-before >= s.options.Events
 		return done
 	})
-	if err = errors.Join(err, l.finish(!done)); err != nil {
+	if err = errors.Join(err, l.finishLoad(!done)); err != nil {
 		return 0, err
 	}
 	committed, _ := s.check.Progress()
+
 	noise := s.client.Database("noise").Collection("noise")
-	oplog := s.client.Database("local").Collection("oplog.rs")
 	for {
 		for range 4 {
 			if _, err := noise.InsertOne(ctx, bson.D{{Key: "bytes", Value: make([]byte, 512<<10)}}); err != nil {
 				return 0, fmt.Errorf("filling the oplog: %w", err)
 			}
 		}
-		var oldest struct {
-			TS bson.Timestamp `bson:"ts"`
+
+		oldest, err := s.oldestOplogEntry(ctx)
+		if err != nil {
+			return 0, err
 		}
-		if err := oplog.FindOne(ctx, bson.D{}, options.FindOne().SetSort(bson.D{{Key: "$natural", Value: 1}})).Decode(&oldest); err != nil {
-			return 0, fmt.Errorf("reading the oplog: %w", err)
-		}
-		if oldest.TS.After(position) {
+		if oldest.After(position) {
 			break
 		}
-		if err := s.pass(ctx, lookEvery); err != nil {
+		if err := s.runFor(ctx, lookEvery); err != nil {
 			return 0, err
 		}
 	}
-	s.say("%s events are appended meanwhile, and the oplog has rolled over", thousands(committed-before))
+	s.printEvent("%s events are appended in the meantime, and the oplog has rolled over",
+		formatThousands(committed-before))
 	return committed - before, nil
 }
 
-// openTransaction is a transaction that has appended and not committed.
+func (s *stage) oldestOplogEntry(ctx context.Context) (bson.Timestamp, error) {
+	var oldest struct {
+		TS bson.Timestamp `bson:"ts"`
+	}
+	oplog := s.client.Database("local").Collection("oplog.rs")
+	first := options.FindOne().SetSort(bson.D{{Key: "$natural", Value: 1}})
+	if err := oplog.FindOne(ctx, bson.D{}, first).Decode(&oldest); err != nil {
+		return bson.Timestamp{}, fmt.Errorf("reading the oplog: %w", err)
+	}
+	return oldest.TS, nil
+}
+
+// openTransaction returns a transaction that has appended events and is not committed.
 func (s *stage) openTransaction(ctx context.Context) (*slowAppend, error) {
 	session, err := s.client.StartSession()
 	if err != nil {
 		return nil, fmt.Errorf("opening a slow transaction: %w", err)
 	}
+
 	a := &slowAppend{s: s, session: session}
 	if err = session.StartTransaction(); err == nil {
-		err = a.append(mongo.NewSessionContext(ctx, session), 2)
+		err = a.appendEvents(mongo.NewSessionContext(ctx, session), 2)
 	}
 	if err != nil {
 		session.EndSession(context.WithoutCancel(ctx))
@@ -176,25 +201,32 @@ func (s *stage) openTransaction(ctx context.Context) (*slowAppend, error) {
 	return a, nil
 }
 
-// slowAppend is a transaction that stays open for long.
+// slowAppend is a transaction that stays open for a long time.
 type slowAppend struct {
 	s       *stage
 	session *mongo.Session
 	ids     []string
 }
 
-func (a *slowAppend) append(ctx context.Context, n int) error {
+func (a *slowAppend) appendEvents(ctx context.Context, n int) error {
 	var events []event.Event
 	for range n {
-		id, payload := uuid.Must(uuid.NewV7()), fmt.Appendf(nil, `{"slow":%d}`, len(a.ids)+1)
+		id := uuid.Must(uuid.NewV7())
+		payload := fmt.Appendf(nil, `{"slow":%d}`, len(a.ids)+1)
 		a.ids = append(a.ids, id.String())
-		a.s.check.Begin(check.Event{ID: id.String(), Key: "slow", Topics: []string{a.s.names.topic(aggregate)}, Value: payload})
+
+		a.s.check.Begin(check.Event{
+			ID:     id.String(),
+			Key:    "slow",
+			Topics: []string{a.s.names.topicName(aggregate)},
+			Value:  payload,
+		})
 		events = append(events, event.New(aggregate, "slow", "OrderPlaced", payload, event.WithID(id)))
 	}
 	return a.s.service.box.AppendMany(ctx, events)
 }
 
-func (a *slowAppend) commit(ctx context.Context) error {
+func (a *slowAppend) commitTransaction(ctx context.Context) error {
 	if err := a.session.CommitTransaction(ctx); err != nil {
 		return fmt.Errorf("committing a slow transaction: %w", err)
 	}
@@ -202,36 +234,44 @@ func (a *slowAppend) commit(ctx context.Context) error {
 	return nil
 }
 
-// swept waits for the sweep: the slow transaction commits in the middle of it.
-func (s *stage) swept(ctx context.Context, slow *slowAppend, f *HistoryFinding, began time.Time) error {
-	seen := func(kind store.Kind) func() bool {
+// awaitSweep blocks until the sweep has ended. It commits the slow transaction during the sweep.
+func (s *stage) awaitSweep(ctx context.Context, slow *slowAppend, f *HistoryFinding, began time.Time) error {
+	isLogged := func(kind store.Kind) func() bool {
 		return func() bool {
-			n, err := s.logged(ctx, string(kind))
+			n, err := s.countLogged(ctx, string(kind))
 			return err == nil && n > 0
 		}
 	}
-	if err := s.await(ctx, "the gap is found", patience, seen(store.GapFound)); err != nil {
+
+	if err := s.awaitCondition(ctx, "the gap is found", patience, isLogged(store.GapFound)); err != nil {
 		return err
 	}
-	s.say("the gap is found: sweeping the outbox")
+	s.printEvent("the gap is found: sweeping the outbox")
 	_, before := s.check.Progress()
-	if err := s.await(ctx, "the sweep delivers", patience, func() bool { _, n := s.check.Progress(); return n > before+f.Orphaned/10 }); err != nil {
+	err := s.awaitCondition(ctx, "the sweep delivers", patience, func() bool {
+		_, delivered := s.check.Progress()
+		return delivered > before+f.Orphaned/10
+	})
+	if err != nil {
 		return err
 	}
-	if err := slow.commit(ctx); err != nil {
+
+	if err := slow.commitTransaction(ctx); err != nil {
 		return err
 	}
-	s.say("the slow transaction is committed")
-	if err := s.await(ctx, "the gap is closed", 2*patience, seen(store.GapClosed)); err != nil {
+	s.printEvent("the slow transaction is committed")
+	if err := s.awaitCondition(ctx, "the gap is closed", 2*patience, isLogged(store.GapClosed)); err != nil {
 		return err
 	}
-	if err := s.await(ctx, "a lag below one second", patience, func() bool { return s.lag() < time.Second }); err != nil {
+	err = s.awaitCondition(ctx, "a lag below one second", patience, func() bool { return s.currentLag() < time.Second })
+	if err != nil {
 		return err
 	}
+
 	took := time.Since(began)
-	f.SweepS, f.SweepRate = round(took), float64(int(float64(f.Orphaned)/took.Seconds()))
-	var err error
-	f.Gaps, err = s.logged(ctx, string(store.GapClosed))
-	s.say("the gap is closed")
+	f.SweepS = roundSeconds(took)
+	f.SweepRate = float64(int(float64(f.Orphaned) / took.Seconds()))
+	f.Gaps, err = s.countLogged(ctx, string(store.GapClosed))
+	s.printEvent("the gap is closed")
 	return err
 }

@@ -23,12 +23,12 @@ func TestOnlyScenariosOfConsumersTakeARhythm(t *testing.T) {
 // Two events of one step are twice, whatever their ids; what cannot be read is a step of its own.
 func TestEarsCountSteps(t *testing.T) {
 	t.Parallel()
-	e := &ears{steps: map[string]bool{}}
+	e := &stepEvents{steps: map[string]bool{}}
 	for _, value := range []string{`{"saga":1,"n":1}`, `{"saga":1,"n":2}`, `{"saga":11,"n":2}`, `{"n":2,"saga":1}`, `-`} {
-		e.hear(devstack.Message{Value: []byte(value)})
+		e.addRecord(devstack.Message{Value: []byte(value)})
 	}
-	if e.distinct() != 4 || e.twice() != 1 {
-		t.Errorf("%d steps, %d twice", e.distinct(), e.twice())
+	if e.countDistinct() != 4 || e.countRepeated() != 1 {
+		t.Errorf("%d steps, %d twice", e.countDistinct(), e.countRepeated())
 	}
 }
 
@@ -52,11 +52,11 @@ func TestRepeaterFlagsWhatItWritesAgain(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithCancel(t.Context())
 	p := &published{came: make(chan struct{}, 1)}
-	r := &repeater{again: make(chan devstack.Message, 1)}
+	r := &repeater{queue: make(chan devstack.Message, 1)}
 	ended := make(chan error, 1)
-	go func() { ended <- r.run(ctx, p) }()
+	go func() { ended <- r.publishAll(ctx, p) }()
 	headers := []devstack.Header{{Key: "id", Value: []byte("1")}, {Key: "none"}}
-	r.again <- devstack.Message{Key: []byte("k"), Value: []byte("v"), Headers: headers}
+	r.queue <- devstack.Message{Key: []byte("k"), Value: []byte("v"), Headers: headers}
 	<-p.came
 	cancel()
 	if err := <-ended; err != nil {
@@ -69,15 +69,15 @@ func TestRepeaterFlagsWhatItWritesAgain(t *testing.T) {
 		t.Errorf("%+v", m)
 	}
 	p.err = errors.New("no broker")
-	r.again <- devstack.Message{}
-	if err := r.run(t.Context(), p); !errors.Is(err, p.err) {
+	r.queue <- devstack.Message{}
+	if err := r.publishAll(t.Context(), p); !errors.Is(err, p.err) {
 		t.Errorf("%v", err)
 	}
 }
 
 func TestTicks(t *testing.T) {
 	t.Parallel()
-	never, soon := ticks(0), ticks(time.Millisecond)
+	never, soon := newTicker(0), newTicker(time.Millisecond)
 	defer never.Stop()
 	defer soon.Stop()
 	select {

@@ -20,38 +20,41 @@ import (
 var poisonScenario = Scenario{
 	Name:    "poison",
 	Promise: "envelopes that can never be sent become dead letters with their class; all good ones among them arrive in order",
-	events:  3000, rate: 300,
-	run: runPoison,
+	events:  3000,
+	rate:    300,
+	run:     runPoison,
 }
 
-// PoisonFinding is what scenario poison found.
+// PoisonFinding is the result of scenario poison.
 type PoisonFinding struct {
 	Outcome
-	Poisoned int            `json:"poisoned"` // envelopes at fault that were inserted
+	Poisoned int            `json:"poisoned"` // inserted envelopes that cannot be sent
 	Classes  map[string]int `json:"classes"`  // their dead letters, by class
-	MovedS   float64        `json:"moved_s"`  // longest time from the insert of one to its dead letter
+	MovedS   float64        `json:"moved_s"`  // longest time from an insert to the dead letter
 }
 
-func (f *PoisonFinding) tell() []string {
+func (f *PoisonFinding) describeFigures() []string {
 	var classes []string
 	for _, c := range slices.Sorted(maps.Keys(f.Classes)) {
 		classes = append(classes, fmt.Sprintf("%s %d", c, f.Classes[c]))
 	}
 	return []string{
-		fmt.Sprintf("poisoned          %s, dead letters by class: %s", thousands(f.Poisoned), strings.Join(classes, " · ")),
+		fmt.Sprintf("poisoned          %s, dead letters by class: %s",
+			formatThousands(f.Poisoned), strings.Join(classes, " · ")),
 		fmt.Sprintf("moved             within %.2f s of the insert", f.MovedS),
 	}
 }
 
-// poison is one way to be at fault: what differs from a good envelope, and the class that its dead letter must have.
+// poison is a defect of an envelope: its difference from a good envelope, and the expected class of
+// its dead letter.
 type poison struct {
 	class record.Class
-	set   bson.D // fields in place of those of a good envelope; nil as a value leaves the field out
+	set   bson.D // replaced fields; a nil value removes the field
 }
 
-const tooLarge = 2 << 20 // bytes; the brokers take 1 MiB
+const tooLarge = 2 << 20 // bytes; the brokers accept 1 MiB
 
-func poisons() []poison {
+func poisonKinds() []poison {
 	set := func(name string, value any) bson.D { return bson.D{{Key: name, Value: value}} }
 	header := bson.A{bson.D{{Key: "k", Value: "id"}, {Key: "v", Value: []byte("mine")}}}
 	return []poison{
@@ -67,8 +70,8 @@ func poisons() []poison {
 	}
 }
 
-// envelope is a poisoned one under a key of the good ones.
-func (p poison) envelope(id uuid.UUID, key string) bson.D {
+// buildEnvelope returns an envelope with the defect. key is a key of good envelopes.
+func (p poison) buildEnvelope(id uuid.UUID, key string) bson.D {
 	doc := bson.D{
 		{Key: "_id", Value: bson.Binary{Subtype: bson.TypeBinaryUUID, Data: id[:]}},
 		{Key: "aggregatetype", Value: aggregate},
@@ -78,6 +81,7 @@ func (p poison) envelope(id uuid.UUID, key string) bson.D {
 		{Key: "key", Value: key},
 		{Key: "ts", Value: bson.Timestamp{}},
 	}
+
 	for _, s := range p.set {
 		i := slices.IndexFunc(doc, func(e bson.E) bool { return e.Key == s.Key })
 		switch {
@@ -100,44 +104,54 @@ type inserted struct {
 
 func runPoison(ctx context.Context, s *stage) (Finding, error) {
 	f := &PoisonFinding{Classes: map[string]int{}}
-	if _, err := s.start(ctx, "owner"); err != nil {
+	if _, err := s.startAndAwait(ctx, "owner"); err != nil {
 		return f, err
 	}
-	good, err := s.load(ctx, aggregate, "customer", s.o.Rate, s.o.Events)
+
+	good, err := s.startLoad(ctx, aggregate, "customer", s.options.Rate, s.options.Events)
 	if err != nil {
 		return f, err
 	}
-	s.say("%s good envelopes at %d/s, one that is at fault for every ten of them", thousands(s.o.Events), s.o.Rate)
-	bad, err := s.insertPoison(ctx, max(s.o.Events/10, 1))
-	f.Poisoned, s.wantDead = len(bad), len(bad)
-	if err = errors.Join(err, good.finish(false)); err != nil {
+	s.printEvent("%s good envelopes at %d/s, and one poisoned envelope for every ten of them",
+		formatThousands(s.options.Events), s.options.Rate)
+	bad, err := s.insertPoison(ctx, max(s.options.Events/10, 1))
+	f.Poisoned = len(bad)
+	s.wantDead = len(bad)
+	if err = errors.Join(err, good.finishLoad(false)); err != nil {
 		return f, err
 	}
-	if err := s.arrive(ctx); err != nil {
+	if err := s.awaitArrival(ctx); err != nil {
 		return f, err
 	}
-	s.say("all good ones have arrived")
-	if err := s.await(ctx, "a dead letter of each poisoned envelope", patience, func() bool {
-		n, err := s.dead().CountDocuments(ctx, deadletter.Letters())
+
+	s.printEvent("all good ones have arrived")
+	err = s.awaitCondition(ctx, "a dead letter of each poisoned envelope", patience, func() bool {
+		n, err := s.deadCollection().CountDocuments(ctx, deadletter.Letters())
 		return err == nil && int(n) >= len(bad)
-	}); err != nil {
+	})
+	if err != nil {
 		return f, err
 	}
 	return f, s.comparePoison(ctx, bad, f)
 }
 
-// insertPoison inserts n poisoned envelopes at a tenth of the rate of the good ones, of all kinds in turn.
+// insertPoison inserts n poisoned envelopes of all kinds in turn, at a tenth of the rate of the
+// good ones.
 func (s *stage) insertPoison(ctx context.Context, n int) (map[uuid.UUID]inserted, error) {
-	kinds, all := poisons(), map[uuid.UUID]inserted{}
-	tick := time.NewTicker(time.Second * 10 / time.Duration(max(s.o.Rate, 10)))
+	kinds := poisonKinds()
+	all := map[uuid.UUID]inserted{}
+	tick := time.NewTicker(time.Second * 10 / time.Duration(max(s.options.Rate, 10)))
 	defer tick.Stop()
+
 	for i := range n {
-		kind, id := kinds[i%len(kinds)], uuid.Must(uuid.NewV7())
+		kind := kinds[i%len(kinds)]
+		id := uuid.Must(uuid.NewV7())
 		key := fmt.Sprintf("customer-%d%02d", 1+i%workers, i/workers%customers)
-		if _, err := s.outbox().InsertOne(ctx, kind.envelope(id, key)); err != nil {
-			return all, fmt.Errorf("inserting an envelope at fault: %w", err)
+		if _, err := s.outboxCollection().InsertOne(ctx, kind.buildEnvelope(id, key)); err != nil {
+			return all, fmt.Errorf("inserting a poisoned envelope: %w", err)
 		}
 		all[id] = inserted{kind.class, time.Now()}
+
 		select {
 		case <-tick.C:
 			s.drawProgress()
@@ -148,9 +162,10 @@ func (s *stage) insertPoison(ctx context.Context, n int) (map[uuid.UUID]inserted
 	return all, nil
 }
 
-// comparePoison holds the dead letters against what was inserted.
+// comparePoison compares the dead letters with the inserted envelopes.
 func (s *stage) comparePoison(ctx context.Context, bad map[uuid.UUID]inserted, f *PoisonFinding) error {
-	cur, err := s.dead().Find(ctx, deadletter.Letters(), options.Find().SetProjection(bson.D{{Key: "class", Value: 1}, {Key: "movedAt", Value: 1}}))
+	fields := options.Find().SetProjection(bson.D{{Key: "class", Value: 1}, {Key: "movedAt", Value: 1}})
+	cur, err := s.deadCollection().Find(ctx, deadletter.Letters(), fields)
 	if err != nil {
 		return fmt.Errorf("reading the dead letters: %w", err)
 	}
@@ -158,25 +173,28 @@ func (s *stage) comparePoison(ctx context.Context, bad map[uuid.UUID]inserted, f
 	if err := cur.All(ctx, &letters); err != nil {
 		return fmt.Errorf("reading the dead letters: %w", err)
 	}
+
 	for _, l := range letters {
 		_, data, _ := l.ID.ID.BinaryOK()
 		id, _ := uuid.FromBytes(data)
 		was, ok := bad[id]
 		switch {
 		case !ok:
-			s.broke("a dead letter of %s, which is not at fault", id)
+			s.recordBroken("a dead letter of %s, which is a good envelope", id)
 		case l.Class != was.class:
-			s.broke("the dead letter of %s has the class %s, %s expected", id, l.Class, was.class)
+			s.recordBroken("the dead letter of %s has the class %s, %s expected", id, l.Class, was.class)
 		}
 		f.Classes[string(l.Class)]++
-		f.MovedS = max(f.MovedS, round(l.MovedAt.Sub(was.at)))
+		f.MovedS = max(f.MovedS, roundSeconds(l.MovedAt.Sub(was.at)))
 		delete(bad, id)
 	}
+
 	for id, was := range bad {
-		s.broke("no dead letter of %s, which is %s", id, was.class)
+		s.recordBroken("no dead letter of %s, which is %s", id, was.class)
 	}
-	if left := s.count(ctx, bson.D{{Key: "aggregateid", Value: bson.D{{Key: "$in", Value: bson.A{"poison", ""}}}}}); left != 0 {
-		s.broke("%d poisoned envelopes are still in the outbox", left)
+	poisoned := bson.D{{Key: "aggregateid", Value: bson.D{{Key: "$in", Value: bson.A{"poison", ""}}}}}
+	if left := s.countEnvelopes(ctx, poisoned); left != 0 {
+		s.recordBroken("%d poisoned envelopes are still in the outbox", left)
 	}
 	return nil
 }

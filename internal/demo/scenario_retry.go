@@ -21,186 +21,232 @@ import (
 var retryScenario = Scenario{
 	Name:    "retry",
 	Promise: "a missing topic is parked while all others flow, and a refused record holds only its own key; both arrive in order once they can",
-	events:  5 * 300, rate: 300, // appended to other topics, from when envelopes are parked until the missing one is made
-	types: []string{refusing},
-	late:  []string{missing},
-	set:   map[string]any{"retry": map[string]any{"base": firstRetry.String(), "cap": firstRetry.String()}},
-	run:   runRetry,
+	// Events of the other topics, from when envelopes are parked until the missing topic is
+	// created.
+	events:      5 * 300,
+	rate:        300,
+	types:       []string{refusing},
+	late:        []string{missing},
+	relayConfig: map[string]any{"retry": map[string]any{"base": firstRetry.String(), "cap": firstRetry.String()}},
+	run:         runRetry,
 }
 
-// RetryFinding is what scenario retry found.
+// RetryFinding is the result of scenario retry.
 type RetryFinding struct {
 	Outcome
-	Parked      int     `json:"parked"`        // most envelopes that were parked at a time
+	Parked      int     `json:"parked"`        // maximum number of parked envelopes
 	MissingS    float64 `json:"missing_s"`     // how long the topic was missing
-	OthersRate  float64 `json:"others_rate"`   // events a second delivered to other topics meanwhile
-	OthersShare float64 `json:"others_share"`  // of those that were committed meanwhile
+	OthersRate  float64 `json:"others_rate"`   // delivery rate of the other topics in that time, in events per second
+	OthersShare float64 `json:"others_share"`  // share of the events committed in that time that were delivered
 	OthersP99MS float64 `json:"others_p99_ms"` // from their insert to the consumer
-	DrainedS    float64 `json:"drained_s"`     // from the making of the topic until nothing was parked
-	Refused     int     `json:"refused"`       // records that Kafka refused for a reason of their own
-	Blocked     int     `json:"blocked"`       // most envelopes that waited behind one of those at a time
-	Passed      int     `json:"passed"`        // envelopes of other keys that went past them meanwhile
-	ReleasedS   float64 `json:"released_s"`    // from when the topic took them until all had arrived
+	DrainedS    float64 `json:"drained_s"`     // from the creation of the topic until no envelope was parked
+	Refused     int     `json:"refused"`       // records that Kafka rejected for their own reason
+	Blocked     int     `json:"blocked"`       // maximum number of envelopes that waited for a rejected one
+	Passed      int     `json:"passed"`        // envelopes of other keys that were delivered in that time
+	ReleasedS   float64 `json:"released_s"`    // from when the topic accepted the records until all had arrived
 }
 
-func (f *RetryFinding) tell() []string {
+func (f *RetryFinding) describeFigures() []string {
 	return []string{
-		fmt.Sprintf("missing topic     %.1f s; %s envelopes parked, drained %.1f s after it was made", f.MissingS, thousands(f.Parked), f.DrainedS),
-		fmt.Sprintf("others meanwhile  %.0f events/s delivered, %.1f %% of what was committed; p99 %.1f ms", f.OthersRate, 100*f.OthersShare, f.OthersP99MS),
-		fmt.Sprintf("refused records   %d; %d envelopes of their keys waited, %d of other keys went past; all there %.1f s after the topic took them", f.Refused, f.Blocked, f.Passed, f.ReleasedS),
+		fmt.Sprintf("missing topic     %.1f s; %s envelopes parked, drained %.1f s after it was created",
+			f.MissingS, formatThousands(f.Parked), f.DrainedS),
+		fmt.Sprintf("other topics      %.0f events/s delivered in that time, %.1f %% of the committed ones; p99 %.1f ms",
+			f.OthersRate, 100*f.OthersShare, f.OthersP99MS),
+		fmt.Sprintf("refused records   %d; %d envelopes of their keys waited, %d of other keys did not; "+
+			"all arrived %.1f s after the topic accepted them", f.Refused, f.Blocked, f.Passed, f.ReleasedS),
 	}
 }
 
 const (
-	missing    = "invoice"        // its topic comes late
-	refusing   = "payment"        // its topic refuses records for a while
-	firstRetry = 15 * time.Second // what is appended behind the refused ones has to be there sooner
+	missing    = "invoice"        // its topic is created late
+	refusing   = "payment"        // its topic rejects records for a while
+	firstRetry = 15 * time.Second // events after the rejected ones must be appended within this time
 
-	leastShare = 0.95 // of the other topics' events that must flow while one is missing
-	heldKeys   = 12   // keys whose first event is refused
-	behind     = 10   // events of each that wait behind it
+	leastShare  = 0.95 // of the other topics' events that must be delivered while one topic is missing
+	heldKeys    = 12   // keys whose first event is rejected
+	laterEvents = 10   // events of each key that wait for it
 
-	// The brokers' bound on the age of a record, by its timestamp: with 0 they take none that was committed a
-	// millisecond ago, and say so of each record by itself.
+	// The broker's limit on the age of a record, by its timestamp. With 0 it rejects each record
+	// that was committed a millisecond ago, one by one.
 	ageSetting = "message.timestamp.before.max.ms"
 )
 
 func runRetry(ctx context.Context, s *stage) (Finding, error) {
 	f := &RetryFinding{}
-	if _, err := s.start(ctx, "owner"); err != nil {
+	if _, err := s.startAndAwait(ctx, "owner"); err != nil {
 		return f, err
 	}
-	others, err := s.load(ctx, aggregate, "customer", s.o.Rate, 0, evenly)
+	others, err := s.startLoad(ctx, aggregate, "customer", s.options.Rate, 0, appendEvenly)
 	if err != nil {
 		return f, err
 	}
-	if err := s.pass(ctx, warmUp); err != nil {
+	if err := s.runFor(ctx, warmUp); err != nil {
 		return f, err
 	}
+
 	if err := s.missTopic(ctx, others, f); err != nil {
 		return f, err
 	}
 	if err := s.refuseRecords(ctx, f); err != nil {
 		return f, err
 	}
-	if err := others.finish(true); err != nil {
+	if err := others.finishLoad(true); err != nil {
 		return f, err
 	}
-	return f, s.arrive(ctx)
+	return f, s.awaitArrival(ctx)
 }
 
-// missTopic appends events whose topic is not there, and makes it after a while.
+// missTopic appends events whose topic does not exist, and creates the topic after a while.
 func (s *stage) missTopic(ctx context.Context, others *load, f *RetryFinding) error {
-	w := s.listen(s.names.topic(aggregate))
-	began, before := time.Now(), others.done.Load()
-	l, err := s.load(ctx, missing, "account", max(s.o.Rate/3, 1), 0)
+	w := s.startWitness(s.names.topicName(aggregate))
+	began := time.Now()
+	before := others.done.Load()
+	rate := max(s.options.Rate/3, 1)
+	l, err := s.startLoad(ctx, missing, "account", rate, 0)
 	if err != nil {
 		return err
 	}
-	s.say("%d events/s for the topic %s, which is not there", max(s.o.Rate/3, 1), s.names.topic(missing))
-	parked := func() bool { f.Parked = max(f.Parked, s.count(ctx, stateIs(event.StateParked))); return f.Parked > 0 }
-	if err := s.await(ctx, "envelopes are parked", patience, parked); err != nil {
+	s.printEvent("%d events/s for the topic %s, which does not exist", rate, s.names.topicName(missing))
+
+	parked := stateIs(event.StateParked)
+	updateParked := func() bool {
+		f.Parked = max(f.Parked, s.countEnvelopes(ctx, parked))
+		return f.Parked > 0
+	}
+	if err := s.awaitCondition(ctx, "envelopes are parked", patience, updateParked); err != nil {
 		return err
 	}
-	if err := s.pass(ctx, s.takes(s.o.Events)); err != nil {
+	if err := s.runFor(ctx, s.durationOf(s.options.Events)); err != nil {
 		return err
 	}
-	// What was committed just now is on its way, which on a busy machine takes a while: it has to come while the topic is
-	// missing.
+
+	// On a busy machine, the delivery of the latest events takes a while. They must arrive while
+	// the topic is missing.
 	committed := others.done.Load() - before
-	took, arrived := time.Since(began), w.of("customer")
-	share := func() float64 { return min(float64(w.of("customer"))/float64(max(committed, 1)), 1) }
-	err = s.await(ctx, "the other topics' events flow while one is missing", patience, func() bool { return share() > leastShare })
+	took := time.Since(began)
+	arrived := w.countOf("customer")
+	share := func() float64 { return min(float64(w.countOf("customer"))/float64(max(committed, 1)), 1) }
+	what := "the other topics' events are delivered while one topic is missing"
+	err = s.awaitCondition(ctx, what, patience, func() bool { return share() > leastShare })
 	f.OthersShare = share()
 	if err != nil {
 		return err
 	}
-	_, p99 := w.stop()
-	f.MissingS, f.OthersRate, f.OthersP99MS = round(took), float64(int(float64(arrived)/took.Seconds())), p99
-	parked()
-	s.say("%s envelopes are parked; the topic is made now", thousands(f.Parked))
-	made := time.Now()
+
+	_, f.OthersP99MS = w.stopCounting()
+	f.MissingS = roundSeconds(took)
+	f.OthersRate = float64(int(float64(arrived) / took.Seconds()))
+	updateParked()
+	s.printEvent("%s envelopes are parked; the topic is created now", formatThousands(f.Parked))
+
+	created := time.Now()
 	if err := s.createTopic(ctx, missing); err != nil {
 		return err
 	}
-	if err := s.await(ctx, "nothing is parked any more", patience, func() bool { return s.count(ctx, stateIs(event.StateParked)) == 0 }); err != nil {
+	err = s.awaitCondition(ctx, "no envelope is parked", patience, func() bool {
+		return s.countEnvelopes(ctx, parked) == 0
+	})
+	if err != nil {
 		return err
 	}
-	f.DrainedS = round(time.Since(made))
-	s.say("nothing is parked any more, %.1f s later", f.DrainedS)
-	return l.finish(true)
+	f.DrainedS = roundSeconds(time.Since(created))
+	s.printEvent("no envelope is parked, %.1f s later", f.DrainedS)
+	return l.finishLoad(true)
 }
 
-// refuseRecords lets Kafka refuse the first event of some keys, appends more behind each, and then lets the topic take them.
+// refuseRecords makes Kafka reject the first event of some keys, appends more events of each key,
+// and then makes the topic accept the records.
 func (s *stage) refuseRecords(ctx context.Context, f *RetryFinding) error {
 	if err := s.setAge(ctx, "0"); err != nil {
 		return err
 	}
-	held, err := s.hold(ctx)
-	if f.Refused = len(held); err != nil {
+	held, err := s.refuseFirst(ctx)
+	f.Refused = len(held)
+	if err != nil {
 		return err
 	}
-	if err := s.appendTo(ctx, held, behind); err != nil {
+	if err := s.appendTo(ctx, held, laterEvents); err != nil {
 		return err
 	}
-	blocked := func() bool {
-		f.Blocked = max(f.Blocked, s.count(ctx, stateIs(event.StateBlocked)))
+	updateBlocked := func() bool {
+		f.Blocked = max(f.Blocked, s.countEnvelopes(ctx, stateIs(event.StateBlocked)))
 		return f.Blocked > 0
 	}
-	if err := s.await(ctx, "later events of these keys wait", patience, blocked); err != nil {
+	if err := s.awaitCondition(ctx, "later events of these keys wait", patience, updateBlocked); err != nil {
 		return err
 	}
+
 	if err := s.setAge(ctx, "86400000"); err != nil {
 		return err
 	}
-	took := time.Now()
-	w := s.listen(s.names.topic(refusing))
-	if err := s.appendTo(ctx, keysOf("free", 0, heldKeys), behind); err != nil {
+	accepted := time.Now()
+	w := s.startWitness(s.names.topicName(refusing))
+	if err := s.appendTo(ctx, nameKeys("free", 0, heldKeys), laterEvents); err != nil {
 		return err
 	}
-	s.say("Kafka refused the first events of %d keys; it takes them now. Later ones of these keys wait, those of others do not", f.Refused)
-	waiting := func() bool { return s.count(ctx, stateIs(event.StateRetry)) > 0 }
-	if err := s.await(ctx, "events of other keys go past", patience, func() bool { blocked(); return w.of("free") == heldKeys*behind || !waiting() }); err != nil {
+	s.printEvent("Kafka rejected the first events of %d keys, and accepts them now. "+
+		"Later events of these keys wait, events of other keys do not", f.Refused)
+
+	waiting := func() bool { return s.countEnvelopes(ctx, stateIs(event.StateRetry)) > 0 }
+	err = s.awaitCondition(ctx, "events of other keys are delivered", patience, func() bool {
+		updateBlocked()
+		return w.countOf("free") == heldKeys*laterEvents || !waiting()
+	})
+	if err != nil {
 		return err
 	}
-	f.Passed = w.of("free")
+	f.Passed = w.countOf("free")
 	if !waiting() {
-		s.broke("nothing waited any more when the events of other keys had gone past")
+		s.recordBroken("no envelope waited when the events of other keys were delivered")
 	}
-	if err := s.await(ctx, "no envelope waits any more", patience, func() bool { blocked(); return s.count(ctx, anyState()) == 0 }); err != nil {
+
+	err = s.awaitCondition(ctx, "no envelope waits", patience, func() bool {
+		updateBlocked()
+		return s.countEnvelopes(ctx, anyState()) == 0
+	})
+	if err != nil {
 		return err
 	}
-	f.ReleasedS = round(time.Since(took))
-	w.stop()
+	f.ReleasedS = roundSeconds(time.Since(accepted))
+	w.stopCounting()
 	return nil
 }
 
-// hold appends one event of each of heldKeys keys and returns those whose event Kafka refused. It takes one that reaches it
-// within the millisecond of its commit, as a quick machine can: then there is another key instead.
-func (s *stage) hold(ctx context.Context) (held []string, _ error) {
-	w := s.listen(s.names.topic(refusing))
-	defer w.stop()
-	late := time.Now().Add(patience)
-	for first := 0; len(held) < heldKeys; {
-		if time.Now().After(late) {
-			return held, &brokenPromise{fmt.Sprintf("not within %v: Kafka refuses the first events of %d keys, %d of %d it refused", patience, heldKeys, len(held), first)}
+// refuseFirst appends one event for each of heldKeys keys, and returns the keys whose event Kafka
+// rejected. Kafka accepts a record that arrives within a millisecond of its commit, which happens
+// on a fast machine. Then refuseFirst uses another key instead.
+func (s *stage) refuseFirst(ctx context.Context) (held []string, _ error) {
+	w := s.startWitness(s.names.topicName(refusing))
+	defer w.stopCounting()
+
+	deadline := time.Now().Add(patience)
+	first := 0
+	for len(held) < heldKeys {
+		if time.Now().After(deadline) {
+			return held, &brokenPromise{fmt.Sprintf("not within %v: Kafka rejects the first events of %d keys; "+
+				"it rejected %d of %d", patience, heldKeys, len(held), first)}
 		}
-		keys := keysOf("held", first, heldKeys-len(held))
+
+		keys := nameKeys("held", first, heldKeys-len(held))
 		first += len(keys)
 		if err := s.appendTo(ctx, keys, 1); err != nil {
 			return held, err
 		}
+
 		refused := map[string]bool{}
-		answered := func() bool {
-			var now []string
-			if err := s.outbox().Distinct(ctx, "key", stateIs(event.StateRetry)).Decode(&now); err == nil {
-				for _, k := range now {
+		undecided := func(k string) bool { return !refused[k] && w.countOf(k) == 0 }
+		what := fmt.Sprintf("Kafka rejects or accepts the first events of %d keys", len(keys))
+		err := s.awaitCondition(ctx, what, patience, func() bool {
+			var retried []string
+			err := s.outboxCollection().Distinct(ctx, "key", stateIs(event.StateRetry)).Decode(&retried)
+			if err == nil {
+				for _, k := range retried {
 					refused[k] = true
 				}
 			}
-			return !slices.ContainsFunc(keys, func(k string) bool { return !refused[k] && w.of(k) == 0 })
-		}
-		if err := s.await(ctx, fmt.Sprintf("Kafka refuses or takes the first events of %d keys", len(keys)), patience, answered); err != nil {
+			return !slices.ContainsFunc(keys, undecided)
+		})
+		if err != nil {
 			return held, err
 		}
 		for _, k := range keys {
@@ -212,25 +258,25 @@ func (s *stage) hold(ctx context.Context) (held []string, _ error) {
 	return held, nil
 }
 
-// keysOf names n keys, from a number on.
-func keysOf(who string, first, n int) []string {
+// nameKeys returns n keys with the given prefix, numbered from first.
+func nameKeys(prefix string, first, n int) []string {
 	keys := make([]string, n)
 	for i := range keys {
-		keys[i] = fmt.Sprintf("%s-%d", who, first+i)
+		keys[i] = fmt.Sprintf("%s-%d", prefix, first+i)
 	}
 	return keys
 }
 
-// setAge changes what the refusing topic takes. A broker that shares a busy machine is away from its controller at times:
-// it is asked again.
+// setAge changes the age limit of the refusing topic. On a busy machine the broker sometimes loses
+// its controller, so setAge repeats a failed request for a while.
 func (s *stage) setAge(ctx context.Context, ms string) error {
-	var last error
-	err := s.await(ctx, "the setting of the topic", settleWithin, func() bool {
-		last = s.stack.SetTopic(ctx, s.names.topic(refusing), ageSetting, ms)
-		return last == nil
+	var lastErr error
+	err := s.awaitCondition(ctx, "the setting of the topic", settleWithin, func() bool {
+		lastErr = s.stack.SetTopic(ctx, s.names.topicName(refusing), ageSetting, ms)
+		return lastErr == nil
 	})
-	if last != nil && ctx.Err() == nil {
-		return last
+	if lastErr != nil && ctx.Err() == nil {
+		return lastErr
 	}
 	return err
 }
@@ -239,7 +285,8 @@ func stateIs(state string) bson.D { return bson.D{{Key: "state", Value: state}} 
 
 func anyState() bson.D { return bson.D{{Key: "state", Value: bson.D{{Key: "$exists", Value: true}}}} }
 
-// appendTo appends n events of the refusing topic for each of some keys, in one transaction for each key, side by side.
+// appendTo appends n events of the refusing topic for each key. The transactions, one per key, run
+// concurrently.
 func (s *stage) appendTo(ctx context.Context, keys []string, n int) error {
 	var g errgroup.Group
 	for _, key := range keys {
@@ -248,15 +295,26 @@ func (s *stage) appendTo(ctx context.Context, keys []string, n int) error {
 	return g.Wait()
 }
 
+// appendKey appends n events of one key in one transaction.
 func (s *stage) appendKey(ctx context.Context, key string, n int) error {
-	ids, events := []string(nil), []event.Event(nil)
+	var ids []string
+	var events []event.Event
 	for range n {
 		id := uuid.Must(uuid.NewV7())
 		payload := fmt.Appendf(nil, `{"of":%q}`, key)
-		s.check.Begin(check.Event{ID: id.String(), Key: key, Topics: []string{s.names.topic(refusing)}, Value: payload})
-		ids, events = append(ids, id.String()), append(events, event.New(refusing, key, "PaymentMade", payload, event.WithID(id)))
+		s.check.Begin(check.Event{
+			ID:     id.String(),
+			Key:    key,
+			Topics: []string{s.names.topicName(refusing)},
+			Value:  payload,
+		})
+		ids = append(ids, id.String())
+		events = append(events, event.New(refusing, key, "PaymentMade", payload, event.WithID(id)))
 	}
-	err := outbox.Transaction(ctx, s.client, func(ctx context.Context) error { return s.service.box.AppendMany(ctx, events) })
+
+	err := outbox.Transaction(ctx, s.client, func(ctx context.Context) error {
+		return s.service.box.AppendMany(ctx, events)
+	})
 	if err != nil {
 		return fmt.Errorf("appending events of one key: %w", err)
 	}
@@ -264,7 +322,7 @@ func (s *stage) appendKey(ctx context.Context, key string, n int) error {
 	return nil
 }
 
-// witness counts the records of one topic for a while.
+// witness counts the records of one topic.
 type witness struct {
 	s     *stage
 	topic string
@@ -272,18 +330,18 @@ type witness struct {
 	mu    sync.Mutex
 	over  bool
 	delay []time.Duration
-	who   map[string]int // by key, and by what stands before its "-"
+	who   map[string]int // by key, and by the part of the key before "-"
 }
 
-// listen starts a witness, in the place of the one before.
-func (s *stage) listen(topic string) *witness {
+// startWitness starts a witness, which replaces the previous one.
+func (s *stage) startWitness(topic string) *witness {
 	w := &witness{s: s, topic: topic, who: map[string]int{}}
-	hear := w.hear
-	s.hear.Store(&hear)
+	onRecord := w.countRecord
+	s.onRecord.Store(&onRecord)
 	return w
 }
 
-func (w *witness) hear(m devstack.Message) {
+func (w *witness) countRecord(m devstack.Message) {
 	if m.Topic != w.topic {
 		return
 	}
@@ -292,24 +350,29 @@ func (w *witness) hear(m devstack.Message) {
 	if w.over {
 		return
 	}
+
+	key := string(m.Key)
 	w.delay = append(w.delay, m.Seen.Sub(m.Time))
-	w.who[string(m.Key)]++
-	if who, _, more := strings.Cut(string(m.Key), "-"); more {
-		w.who[who]++
+	w.who[key]++
+	if prefix, _, found := strings.Cut(key, "-"); found {
+		w.who[prefix]++
 	}
 }
 
-// of is how many records of a key were seen, or of all keys that begin with who and "-".
-func (w *witness) of(who string) int {
+// countOf returns the number of records with this key, or with a key that begins with who and "-".
+func (w *witness) countOf(who string) int {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+
 	return w.who[who]
 }
 
-// stop returns how many records were seen and the 99th percentile of their delay from their timestamp, in milliseconds.
-func (w *witness) stop() (n int, p99 float64) {
+// stopCounting returns the number of records, and the 99th percentile of their delay since their
+// timestamp in milliseconds.
+func (w *witness) stopCounting() (n int, p99 float64) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+
 	w.over = true
 	slices.Sort(w.delay)
 	return len(w.delay), quantile(w.delay, 0.99)

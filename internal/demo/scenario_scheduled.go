@@ -24,39 +24,41 @@ var scheduledScenario = Scenario{
 	run:     runScheduled,
 }
 
-// ScheduledFinding is what scenario scheduled found. Errors are the times from when an event was due until the consumer had it.
+// ScheduledFinding is the result of scenario scheduled. The due error is the time from the due time
+// until the consumer received the event.
 type ScheduledFinding struct {
 	Outcome
-	P50MS       float64 `json:"p50_ms"` // due error, but for events that had to wait for the take-over
+	P50MS       float64 `json:"p50_ms"` // due error without the events that had to wait for the takeover
 	P99MS       float64 `json:"p99_ms"`
-	AllP50MS    float64 `json:"all_p50_ms"` // due error of all
+	AllP50MS    float64 `json:"all_p50_ms"` // due error of all events
 	AllP99MS    float64 `json:"all_p99_ms"`
 	MaxMS       float64 `json:"max_ms"`
-	Early       int     `json:"early"`       // events that came before they were due
-	Cancelled   int     `json:"cancelled"`   // taken back in time: they must not appear
-	Rescheduled int     `json:"rescheduled"` // moved in time: they must appear at their new time
+	Early       int     `json:"early"`       // events that arrived before they were due
+	Cancelled   int     `json:"cancelled"`   // cancelled in time: they must not be delivered
+	Rescheduled int     `json:"rescheduled"` // moved in time: they must be delivered at their new time
 	Takeovers   int     `json:"takeovers"`
 	TakeoverS   float64 `json:"takeover_s"` // from the kill to the next owner's first delivery
 }
 
-func (f *ScheduledFinding) tell() []string {
+func (f *ScheduledFinding) describeFigures() []string {
 	return []string{
-		fmt.Sprintf("due error         p50 %.1f ms p99 %.1f ms; with those due during the take-over p50 %.1f ms p99 %.1f ms, longest %.1f ms", f.P50MS, f.P99MS, f.AllP50MS, f.AllP99MS, f.MaxMS),
+		fmt.Sprintf("due error         p50 %.1f ms p99 %.1f ms; with those due during the take-over "+
+			"p50 %.1f ms p99 %.1f ms, longest %.1f ms", f.P50MS, f.P99MS, f.AllP50MS, f.AllP99MS, f.MaxMS),
 		fmt.Sprintf("changed           %d cancelled, %d rescheduled; %d came early", f.Cancelled, f.Rescheduled, f.Early),
 		fmt.Sprintf("take-over         %d; first delivery %.1f s after the kill", f.Takeovers, f.TakeoverS),
 	}
 }
 
 const (
-	dueRate  = 1000            // events a second that are due
-	dueLeast = 4 * time.Second // in which all are due, at least
-	dueLead  = 3 * time.Second // from when the last is scheduled until the first is due
-	dueError = time.Second     // what the 99th percentile may be
+	dueRate  = 1000            // events per second that are due
+	dueLeast = 4 * time.Second // minimum time in which all events are due
+	dueLead  = 3 * time.Second // from when the last event is scheduled until the first is due
+	dueError = time.Second     // maximum of the 99th percentile
 	dueClock = 20 * time.Millisecond
-	dueBatch = 100 // events at most that are scheduled in one transaction
+	dueBatch = 100 // maximum number of events that are scheduled in one transaction
 
-	changeLead = 2 * time.Second // before an event is due, it is cancelled or moved
-	changedOf  = 20              // one of so many is cancelled, and one is rescheduled
+	changeLead = 2 * time.Second // how long before its due time an event is cancelled or moved
+	changedOf  = 20              // one of this many events is cancelled, and one is rescheduled
 )
 
 // dueEvent is one scheduled event.
@@ -66,7 +68,7 @@ type dueEvent struct {
 	seen time.Time
 }
 
-// calendar is what was scheduled.
+// calendar contains the scheduled events.
 type calendar struct {
 	span time.Duration // in which all are due
 
@@ -75,58 +77,71 @@ type calendar struct {
 }
 
 func runScheduled(ctx context.Context, s *stage) (Finding, error) {
-	f, c := &ScheduledFinding{}, &calendar{all: map[string]*dueEvent{}}
-	hear := c.hear
-	s.hear.Store(&hear)
-	if _, err := s.start(ctx, "owner"); err != nil {
+	f := &ScheduledFinding{}
+	c := &calendar{all: map[string]*dueEvent{}}
+	onRecord := c.recordSeen
+	s.onRecord.Store(&onRecord)
+	if _, err := s.startAndAwait(ctx, "owner"); err != nil {
 		return f, err
 	}
-	if _, err := s.start(ctx, "standby"); err != nil {
+	if _, err := s.startAndAwait(ctx, "standby"); err != nil {
 		return f, err
 	}
-	c.span = max(time.Duration(s.o.Events)*time.Second/dueRate, dueLeast)
-	lead, err := s.scheduling(ctx)
+
+	c.span = max(time.Duration(s.options.Events)*time.Second/dueRate, dueLeast)
+	lead, err := s.measureScheduling(ctx)
 	if err != nil {
 		return f, err
 	}
 	first := time.Now().Add(dueLead + lead)
-	if err := s.schedule(ctx, c, first); err != nil {
+	if err := s.scheduleAll(ctx, c, first); err != nil {
 		return f, err
 	}
-	s.say("%s events are scheduled; the first is due in %.1f s, all within %v", thousands(s.o.Events), time.Until(first).Seconds(), c.span)
+	s.printEvent("%s events are scheduled; the first is due in %.1f s, all within %v",
+		formatThousands(s.options.Events), time.Until(first).Seconds(), c.span)
+
 	changed := make(chan error, 1)
-	s.loads.Go(func() { changed <- s.change(ctx, c, f) })
+	s.loads.Go(func() { changed <- s.changeEvents(ctx, c, f) })
 	killed, err := s.killAt(ctx, first.Add(c.span/2))
 	if err = errors.Join(err, <-changed); err != nil {
 		return f, err
 	}
-	if err := s.await(ctx, "the last one is due", c.span+time.Minute, func() bool { return time.Now().After(first.Add(c.span)) }); err != nil {
+	err = s.awaitCondition(ctx, "the last one is due", c.span+time.Minute, func() bool {
+		return time.Now().After(first.Add(c.span))
+	})
+	if err != nil {
 		return f, err
 	}
-	if err := s.arrive(ctx); err != nil {
+	if err := s.awaitArrival(ctx); err != nil {
 		return f, err
 	}
+
 	s.mu.Lock()
-	acquired := s.last.acquiredAt
-	f.Takeovers = int(s.last.epoch - s.first)
+	acquired := s.lastOwnership.acquiredAt
+	f.Takeovers = int(s.lastOwnership.epoch - s.firstEpoch)
 	s.mu.Unlock()
-	c.figures(f, killed, acquired)
-	if f.P99MS > float64(dueError.Milliseconds()) && s.o.Events >= s.scenario.events { // of a few, one stall of the machine is the percentile
-		s.broke("the due error's 99th percentile is %.0f ms, %v expected", f.P99MS, dueError)
+	c.computeFigures(f, killed, acquired)
+
+	// With fewer events, one stall of the machine would decide the percentile.
+	if f.P99MS > float64(dueError.Milliseconds()) && s.options.Events >= s.scenario.events {
+		s.recordBroken("the due error's 99th percentile is %.0f ms, %v expected", f.P99MS, dueError)
 	}
 	if f.Early > 0 {
-		s.broke("%d events came before they were due", f.Early)
+		s.recordBroken("%d events came before they were due", f.Early)
 	}
 	return f, nil
 }
 
-// scheduling is how long it takes to schedule all events, by that of one batch, which is rolled back.
-func (s *stage) scheduling(ctx context.Context) (time.Duration, error) {
+// measureScheduling estimates how long it takes to schedule all events. It schedules one batch and
+// rolls it back.
+func (s *stage) measureScheduling(ctx context.Context) (time.Duration, error) {
 	events := make([]event.Event, dueBatch)
 	for i := range events {
 		id := uuid.Must(uuid.NewV7())
-		events[i] = event.New(aggregate, id.String(), "ReminderDue", []byte(`{}`), event.WithID(id), event.WithDueAt(time.Now().Add(time.Hour)))
+		events[i] = event.New(aggregate, id.String(), "ReminderDue", []byte(`{}`),
+			event.WithID(id), event.WithDueAt(time.Now().Add(time.Hour)))
 	}
+
 	began := time.Now()
 	err := outbox.Transaction(ctx, s.client, func(ctx context.Context) error {
 		return errors.Join(s.service.box.AppendMany(ctx, events), errChangedMind)
@@ -134,25 +149,30 @@ func (s *stage) scheduling(ctx context.Context) (time.Duration, error) {
 	if !errors.Is(err, errChangedMind) {
 		return 0, fmt.Errorf("scheduling events: %w", err)
 	}
-	one := max(time.Since(began), time.Second*dueBatch/5000)
-	return one * time.Duration(s.o.Events) / dueBatch, nil
+	perBatch := max(time.Since(began), time.Second*dueBatch/5000)
+	return perBatch * time.Duration(s.options.Events) / dueBatch, nil
 }
 
-// schedule schedules all events, evenly over the span. Each has a key of its own: a due time has no order to keep.
-func (s *stage) schedule(ctx context.Context, c *calendar, first time.Time) error {
+// scheduleAll schedules all events, evenly over the span. Each has its own key, because due times
+// have no order per key.
+func (s *stage) scheduleAll(ctx context.Context, c *calendar, first time.Time) error {
 	var g errgroup.Group
 	for w := range workers {
 		g.Go(func() error {
 			var batch []*dueEvent
-			for i := w; i < s.o.Events; i += workers {
-				at := first.Add(c.span * time.Duration(i) / time.Duration(s.o.Events)).Truncate(time.Millisecond)
+			for i := w; i < s.options.Events; i += workers {
+				offset := c.span * time.Duration(i) / time.Duration(s.options.Events)
+				at := first.Add(offset).Truncate(time.Millisecond)
 				batch = append(batch, &dueEvent{id: uuid.Must(uuid.NewV7()), at: at})
-				if len(batch) == dueBatch || i+workers >= s.o.Events {
-					if err := s.scheduleBatch(ctx, c, batch); err != nil {
-						return fmt.Errorf("scheduling events: %w", err)
-					}
-					batch = nil
+
+				last := i+workers >= s.options.Events
+				if len(batch) < dueBatch && !last {
+					continue
 				}
+				if err := s.scheduleBatch(ctx, c, batch); err != nil {
+					return fmt.Errorf("scheduling events: %w", err)
+				}
+				batch = nil
 			}
 			return nil
 		})
@@ -166,21 +186,26 @@ func (s *stage) scheduleBatch(ctx context.Context, c *calendar, batch []*dueEven
 		id := d.id.String()
 		payload := fmt.Appendf(nil, `{"reminder":%q}`, id)
 		events[i] = event.New(aggregate, id, "ReminderDue", payload, event.WithID(d.id), event.WithDueAt(d.at))
-		s.check.Begin(check.Event{ID: id, Key: id, Topics: []string{s.names.topic(aggregate)}, Value: payload})
+		s.check.Begin(check.Event{ID: id, Key: id, Topics: []string{s.names.topicName(aggregate)}, Value: payload})
 	}
-	c.add(batch)
-	err := outbox.Transaction(ctx, s.client, func(ctx context.Context) error { return s.service.box.AppendMany(ctx, events) })
+	c.addAll(batch)
+	err := outbox.Transaction(ctx, s.client, func(ctx context.Context) error {
+		return s.service.box.AppendMany(ctx, events)
+	})
 	if err != nil {
 		return err
 	}
+
+	// changeEvents reports the other events to the checker, when their fate is known.
 	for _, d := range batch {
-		if c.kind(d.id) == keep {
+		if c.fateOf(d.id) == keep {
 			s.check.Committed(d.at, d.id.String())
 		}
 	}
 	return nil
 }
 
+// fate is what changeEvents does with an event.
 type fate int
 
 const (
@@ -189,8 +214,8 @@ const (
 	move
 )
 
-// kind says what is done with an event after it was scheduled; its last bytes are random.
-func (c *calendar) kind(id uuid.UUID) fate {
+// fateOf returns the fate of an event. It depends on the id, whose last bytes are random.
+func (c *calendar) fateOf(id uuid.UUID) fate {
 	switch int(id[15]) % changedOf {
 	case 0:
 		return cancel
@@ -200,77 +225,100 @@ func (c *calendar) kind(id uuid.UUID) fate {
 	return keep
 }
 
-// change cancels some events and moves others, earlier or later, while those before them are being delivered. One that
-// cannot be had any more is delivered at its time.
-func (s *stage) change(ctx context.Context, c *calendar, f *ScheduledFinding) error {
+// changeEvents cancels some events and moves others, earlier or later, while earlier events are
+// delivered. If an event can no longer be changed, it is delivered at its time.
+func (s *stage) changeEvents(ctx context.Context, c *calendar, f *ScheduledFinding) error {
 	for _, d := range c.byTime() {
-		if c.kind(d.id) != keep && !waited(ctx, time.Until(d.at.Add(-changeLead))) {
+		fate := c.fateOf(d.id)
+		if fate == keep {
+			continue
+		}
+		if !sleepFor(ctx, time.Until(d.at.Add(-changeLead))) {
 			return context.Cause(ctx)
 		}
-		id, err := d.id.String(), error(nil)
-		switch c.kind(d.id) {
-		case keep:
-			continue // is known to the checker already
-		case cancel:
-			if err = s.service.box.Cancel(ctx, event.NewID(d.id)); err == nil {
+
+		id := d.id.String()
+		var err error
+		if fate == cancel {
+			err = s.service.box.Cancel(ctx, event.NewID(d.id))
+			if err == nil {
 				s.check.Aborted(id)
 				f.Cancelled++
 				continue
 			}
-		case move:
+		} else {
 			to := d.at.Add(time.Duration(int(d.id[14])-128) * 10 * time.Millisecond)
-			if err = s.service.box.Reschedule(ctx, event.NewID(d.id), to); err == nil {
-				c.move(id, to)
+			err = s.service.box.Reschedule(ctx, event.NewID(d.id), to)
+			if err == nil {
+				c.moveEvent(id, to)
 				f.Rescheduled++
 			}
 		}
 		if err != nil && !errors.Is(err, outbox.ErrNotScheduled) {
 			return err
 		}
-		s.check.Committed(c.at(id), id)
+		s.check.Committed(c.dueTimeOf(id), id)
 	}
 	return nil
 }
 
-// killAt ends the owner by SIGKILL at that time.
+// killAt kills the owner at the given time, blocks until the standby takes over, and returns the
+// time of the kill.
 func (s *stage) killAt(ctx context.Context, at time.Time) (time.Time, error) {
-	if err := s.await(ctx, "the time of the kill", time.Until(at)+time.Minute, func() bool { return time.Now().After(at) }); err != nil {
+	err := s.awaitCondition(ctx, "the time of the kill", time.Until(at)+time.Minute, func() bool {
+		return time.Now().After(at)
+	})
+	if err != nil {
 		return time.Time{}, err
 	}
-	// On a busy machine a lease runs out by itself at times: then there is nobody to kill.
-	if err := s.await(ctx, "there are an owner and a standby", patience, func() bool { _, err := s.victim(ctx); return err == nil }); err != nil {
+
+	// On a busy machine a lease sometimes expires. Then there is no owner to kill for a moment.
+	err = s.awaitCondition(ctx, "there are an owner and a standby", patience, func() bool {
+		_, err := s.findVictim(ctx)
+		return err == nil
+	})
+	if err != nil {
 		return time.Time{}, err
 	}
-	before, killed := s.follow.owner(), time.Now()
-	if err := s.demo.kill(ctx); err != nil {
+
+	before := s.follow.currentOwner()
+	killed := time.Now()
+	if err := s.killOwner(ctx); err != nil {
 		return killed, err
 	}
-	return killed, s.await(ctx, "the standby takes over", patience, func() bool { return s.follow.owner().epoch > before.epoch })
+	return killed, s.awaitCondition(ctx, "the standby takes over", patience, func() bool {
+		return s.follow.currentOwner().epoch > before.epoch
+	})
 }
 
-func (c *calendar) add(batch []*dueEvent) {
+func (c *calendar) addAll(batch []*dueEvent) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+
 	for _, d := range batch {
 		c.all[d.id.String()] = d
 	}
 }
 
-func (c *calendar) move(id string, to time.Time) {
+func (c *calendar) moveEvent(id string, to time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+
 	c.all[id].at = to.Truncate(time.Millisecond)
 }
 
-func (c *calendar) at(id string) time.Time {
+func (c *calendar) dueTimeOf(id string) time.Time {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+
 	return c.all[id].at
 }
 
+// byTime returns copies of all events, sorted by due time.
 func (c *calendar) byTime() []dueEvent {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+
 	var all []dueEvent
 	for _, d := range c.all {
 		all = append(all, *d)
@@ -279,26 +327,29 @@ func (c *calendar) byTime() []dueEvent {
 	return all
 }
 
-func (c *calendar) hear(m devstack.Message) {
+func (c *calendar) recordSeen(m devstack.Message) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+
 	if d := c.all[m.Header("id")]; d != nil && d.seen.IsZero() {
 		d.seen = m.Seen
 	}
 }
 
-// figures computes the errors. What belongs to the take-over is what was due before the first record of the next owner and
-// had not been delivered by the one before.
-func (c *calendar) figures(f *ScheduledFinding, killed, acquired time.Time) {
+// computeFigures sets the figures of f. Events had to wait for the takeover if they were due before
+// the first record of the next owner, and the killed owner had not delivered them.
+func (c *calendar) computeFigures(f *ScheduledFinding, killed, acquired time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	first := time.Time{}
+
+	firstOfNext := time.Time{}
 	for _, d := range c.all {
-		if !d.seen.Before(acquired) && (first.IsZero() || d.seen.Before(first)) {
-			first = d.seen
+		if !d.seen.Before(acquired) && (firstOfNext.IsZero() || d.seen.Before(firstOfNext)) {
+			firstOfNext = d.seen
 		}
 	}
-	f.TakeoverS = round(first.Sub(killed))
+	f.TakeoverS = roundSeconds(firstOfNext.Sub(killed))
+
 	var all, outside []time.Duration
 	for _, d := range c.all {
 		if d.seen.IsZero() {
@@ -309,17 +360,21 @@ func (c *calendar) figures(f *ScheduledFinding, killed, acquired time.Time) {
 			f.Early++
 		}
 		all = append(all, late)
-		if d.seen.Before(acquired) || d.at.After(first) {
+		if d.seen.Before(acquired) || d.at.After(firstOfNext) {
 			outside = append(outside, late)
 		}
 	}
+
 	slices.Sort(all)
 	slices.Sort(outside)
-	f.P50MS, f.P99MS = quantile(outside, 0.50), quantile(outside, 0.99)
-	f.AllP50MS, f.AllP99MS, f.MaxMS = quantile(all, 0.50), quantile(all, 0.99), quantile(all, 1)
+	f.P50MS = quantile(outside, 0.50)
+	f.P99MS = quantile(outside, 0.99)
+	f.AllP50MS = quantile(all, 0.50)
+	f.AllP99MS = quantile(all, 0.99)
+	f.MaxMS = quantile(all, 1)
 }
 
-// quantile of sorted durations, in milliseconds; 0 of none.
+// quantile returns a quantile of sorted durations in milliseconds, or 0 if there are none.
 func quantile(sorted []time.Duration, q float64) float64 {
 	if len(sorted) == 0 {
 		return 0
@@ -328,8 +383,8 @@ func quantile(sorted []time.Duration, q float64) float64 {
 	return float64(sorted[i].Microseconds()) / 1000
 }
 
-// waited reports whether d passed before ctx ended.
-func waited(ctx context.Context, d time.Duration) bool {
+// sleepFor blocks for d. It returns false if ctx ends before.
+func sleepFor(ctx context.Context, d time.Duration) bool {
 	t := time.NewTimer(d)
 	defer t.Stop()
 	select {

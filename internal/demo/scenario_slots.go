@@ -20,31 +20,34 @@ import (
 var slotsScenario = Scenario{
 	Name:    "slots",
 	Promise: "a watcher is divided into two slots that two nodes share, while nodes join, leave and die: nothing is lost, repeated or out of order, and two drain faster than one",
-	events:  40_000, rate: 400,
-	run: runSlots,
+	events:  40_000,
+	rate:    400,
+	run:     runSlots,
 }
 
-// away is how far the replica set is from the relays, there and back, where one stream is bound by that: it asks for the next
-// reply, of 2,000 events at the most, when it has the last one.
-const away = 60 * time.Millisecond
+// roundTrip is the simulated round-trip time between the relays and a remote replica set. It limits
+// the rate of a change stream: the stream requests the next reply, of at most 2,000 events, when it
+// has received the previous one.
+const roundTrip = 60 * time.Millisecond
 
-// SlotsFinding is what scenario slots found.
+// SlotsFinding is the result of scenario slots.
 type SlotsFinding struct {
 	Outcome
-	// The rates are those of a backlog, in events a second. The first two are with the replica set some way off, so that a slot
-	// waits for replies; the others with all servers and relays beside each other on this machine, whose processors they share.
+	// The rates are those of a backlog, in events per second. The first two are measured with a
+	// remote replica set, so that a slot waits for replies. The others are measured with all
+	// servers and relays on this machine, where they share its processors.
 	OneSlotEPS  float64 `json:"one_slot_eps"`
 	TwoSlotEPS  float64 `json:"two_slot_eps"` // two slots, in two processes
 	RoundTripMS int64   `json:"round_trip_ms"`
 	OneNearEPS  float64 `json:"one_slot_near_eps"`
 	TwoNearEPS  float64 `json:"two_slot_near_eps"`
 	Processors  int     `json:"processors"`
-	ResliceS    float64 `json:"reslice_s"` // what it took to divide the watcher
-	Handovers   int     `json:"handovers"` // of a slot, while nodes joined, left and died
-	SharedS     float64 `json:"shared_s"`  // the longest time until a node that had joined had its slot
+	ResliceS    float64 `json:"reslice_s"` // duration of the division of the watcher
+	Handovers   int     `json:"handovers"` // of slots, while nodes joined, left and died
+	SharedS     float64 `json:"shared_s"`  // longest time until a new node had its slot
 }
 
-func (f *SlotsFinding) tell() []string {
+func (f *SlotsFinding) describeFigures() []string {
 	gain := func(one, two float64) float64 {
 		if one <= 0 {
 			return 0
@@ -52,189 +55,221 @@ func (f *SlotsFinding) tell() []string {
 		return 100 * (two/one - 1)
 	}
 	return []string{
-		fmt.Sprintf("replica set away  one slot %s events a second, two slots %s (%+.0f %%): %d ms for each reply of a stream is the limit of a slot",
-			thousands(int(f.OneSlotEPS)), thousands(int(f.TwoSlotEPS)), gain(f.OneSlotEPS, f.TwoSlotEPS), f.RoundTripMS),
-		fmt.Sprintf("replica set here  one slot %s events a second, two slots %s (%+.0f %%): servers, relays and consumer share %d processors, and those are the limit",
-			thousands(int(f.OneNearEPS)), thousands(int(f.TwoNearEPS)), gain(f.OneNearEPS, f.TwoNearEPS), f.Processors),
+		fmt.Sprintf("remote MongoDB    one slot %s events a second, two slots %s (%+.0f %%): "+
+			"%d ms for each reply of a stream is the limit of a slot",
+			formatThousands(int(f.OneSlotEPS)), formatThousands(int(f.TwoSlotEPS)),
+			gain(f.OneSlotEPS, f.TwoSlotEPS), f.RoundTripMS),
+		fmt.Sprintf("local MongoDB     one slot %s events a second, two slots %s (%+.0f %%): "+
+			"servers, relays and consumer share %d processors, and those are the limit",
+			formatThousands(int(f.OneNearEPS)), formatThousands(int(f.TwoNearEPS)),
+			gain(f.OneNearEPS, f.TwoNearEPS), f.Processors),
 		fmt.Sprintf("divided           in %.1f s, the drain and the fence included", f.ResliceS),
-		fmt.Sprintf("shared            %d hand-overs; a node that joined had its slot after %.1f s at the most", f.Handovers, f.SharedS),
+		fmt.Sprintf("shared            %d hand-overs; a node that joined had its slot after at most %.1f s",
+			f.Handovers, f.SharedS),
 	}
 }
 
 func runSlots(ctx context.Context, s *stage) (Finding, error) {
-	f := &SlotsFinding{RoundTripMS: away.Milliseconds(), Processors: runtime.NumCPU()}
+	f := &SlotsFinding{RoundTripMS: roundTrip.Milliseconds(), Processors: runtime.NumCPU()}
 	members := s.stack.Mongods()
 	if len(members) != 1 {
-		return f, fmt.Errorf("scenario slots needs a replica set of one member, this one has %d: unset %s, and one is started", len(members), devstack.EnvMongoDB)
+		return f, fmt.Errorf("scenario slots needs a replica set of one member, this one has %d: "+
+			"unset %s, and one is started", len(members), devstack.EnvMongoDB)
 	}
-	way, err := newFar(members[0].Addr(), away/2)
+
+	proxy, err := newDelayProxy(members[0].Addr(), roundTrip/2)
 	if err != nil {
 		return f, err
 	}
-	defer way.close()
-	uri, err := through(s.stack.MongoURI(), way.address())
+	defer proxy.closeAll()
+	uri, err := proxyURI(s.stack.MongoURI(), proxy.listenAddress())
 	if err != nil {
 		return f, err
 	}
-	far := []string{"--set", "mongodb.uri=" + uri}
-	if f.OneNearEPS, _, err = s.measured(ctx, 1, nil, true); err != nil {
+	remote := []string{"--set", "mongodb.uri=" + uri}
+
+	if f.OneNearEPS, _, err = s.measureSlots(ctx, 1, nil, true); err != nil {
 		return f, err
 	}
-	if f.OneSlotEPS, _, err = s.measured(ctx, 1, far, true); err != nil {
+	if f.OneSlotEPS, _, err = s.measureSlots(ctx, 1, remote, true); err != nil {
 		return f, err
 	}
+
 	began := time.Now()
-	if err := s.command(ctx, "reslice", "--slots", "2", "--yes"); err != nil {
+	if err := s.runCommand(ctx, "reslice", "--slots", "2", "--yes"); err != nil {
 		return f, err
 	}
-	f.ResliceS = round(time.Since(began))
-	s.say("the watcher has two slots, %.1f s later", f.ResliceS)
-	if f.TwoSlotEPS, _, err = s.measured(ctx, 2, far, true); err != nil {
+	f.ResliceS = roundSeconds(time.Since(began))
+	s.printEvent("the watcher has two slots, %.1f s later", f.ResliceS)
+
+	if f.TwoSlotEPS, _, err = s.measureSlots(ctx, 2, remote, true); err != nil {
 		return f, err
 	}
 	var nodes []*relay
-	if f.TwoNearEPS, nodes, err = s.measured(ctx, 2, nil, false); err != nil {
+	if f.TwoNearEPS, nodes, err = s.measureSlots(ctx, 2, nil, false); err != nil {
 		return f, err
 	}
+
 	if err := s.comeAndGo(ctx, f, nodes[0], nodes[1]); err != nil {
 		return f, err
 	}
-	if f.TwoSlotEPS <= f.OneSlotEPS && s.o.Events >= s.scenario.events { // a few replies tell nothing
-		s.broke("two slots drain %.0f events/s, one %.0f", f.TwoSlotEPS, f.OneSlotEPS)
+
+	// With fewer events there are too few replies to compare.
+	if f.TwoSlotEPS <= f.OneSlotEPS && s.options.Events >= s.scenario.events {
+		s.recordBroken("two slots drain %.0f events/s, one %.0f", f.TwoSlotEPS, f.OneSlotEPS)
 	}
 	return f, nil
 }
 
-// through is the address of a replica set of one member, reached by way of another address: nothing of it may lead back there.
-func through(uri, way string) (string, error) {
+// proxyURI returns the URI of a replica set of one member with the address of its proxy. The result
+// contains nothing that makes the driver connect to the member directly.
+func proxyURI(uri, proxy string) (string, error) {
 	u, err := url.Parse(uri)
 	if err != nil {
-		return "", errors.New("the address of MongoDB is no URL") // the error repeats it, with its password
+		// The original error would contain the URI with its password.
+		return "", errors.New("the address of MongoDB is not a valid URL")
 	}
+
 	q := u.Query()
 	q.Del("replicaSet")
 	q.Set("directConnection", "true")
-	u.Host, u.Path, u.RawQuery = way, cmp.Or(u.Path, "/"), q.Encode()
+	u.Host = proxy
+	u.Path = cmp.Or(u.Path, "/")
+	u.RawQuery = q.Encode()
 	return u.String(), nil
 }
 
-// measured starts as many nodes as there are slots, has them drain a backlog, and ends them if they are not needed any more.
-func (s *stage) measured(ctx context.Context, slots int, set []string, end bool) (eps float64, nodes []*relay, err error) {
-	s.relays.set = append([]string{"--set", "slots=" + strconv.Itoa(slots)}, set...)
+// measureSlots starts one node per slot and measures how fast they drain a backlog. With end it
+// stops the nodes afterwards.
+func (s *stage) measureSlots(
+	ctx context.Context, slots int, args []string, end bool,
+) (eps float64, nodes []*relay, err error) {
+	s.relays.extraArgs = append([]string{"--set", "slots=" + strconv.Itoa(slots)}, args...)
 	for range slots {
-		x, err := s.relays.spawn()
+		x, err := s.relays.startRelay()
 		if err != nil {
 			return 0, nil, err
 		}
 		nodes = append(nodes, x)
 	}
-	if err := s.shared(ctx, nodes...); err != nil {
+	if err := s.awaitShared(ctx, nodes...); err != nil {
 		return 0, nodes, err
 	}
-	if eps, err = s.backlog(ctx, nodes...); err != nil {
+
+	if eps, err = s.measureBacklog(ctx, nodes...); err != nil {
 		return 0, nodes, err
 	}
 	where := ""
-	if set != nil {
-		where = fmt.Sprintf(", with the replica set %v away", away)
+	if args != nil {
+		where = fmt.Sprintf(", with a round trip of %v to the replica set", roundTrip)
 	}
-	s.say("%d of %d slots in as many processes drain %s events/s%s", slots, slots, thousands(int(eps)), where)
-	for _, x := range nodes {
-		if end {
-			s.end(x)
+	s.printEvent("%d of %d slots in as many processes drain %s events/s%s",
+		slots, slots, formatThousands(int(eps)), where)
+
+	if end {
+		for _, x := range nodes {
+			s.stopAndWait(x)
 		}
 	}
 	return eps, nodes, nil
 }
 
-// comeAndGo lets nodes join, leave and die under a load.
+// comeAndGo lets nodes join, leave and die under load. a and b are the running nodes.
 func (s *stage) comeAndGo(ctx context.Context, f *SlotsFinding, a, b *relay) error {
-	before, err := s.epochs(ctx)
+	before, err := s.sumEpochs(ctx)
 	if err != nil {
 		return err
 	}
-	l, err := s.load(ctx, aggregate, "walk-in", s.o.Rate, 0)
+	l, err := s.startLoad(ctx, aggregate, "walk-in", s.options.Rate, 0)
 	if err != nil {
 		return err
 	}
+
 	for round := range 2 {
-		s.say("%s leaves", b.node)
-		s.end(b)
-		if err := s.shared(ctx, a, a); err != nil {
+		s.printEvent("%s leaves", b.node)
+		s.stopAndWait(b)
+		if err := s.awaitShared(ctx, a, a); err != nil {
 			return err
 		}
-		if b, err = s.join(ctx, f, a); err != nil {
+		if b, err = s.joinNode(ctx, f, a); err != nil {
 			return err
 		}
-		s.say("%s is killed", a.node)
-		a.expect()
+
+		s.printEvent("%s is killed", a.node)
+		a.markExpected()
 		if err := a.prog.Kill(); err != nil {
 			return err
 		}
-		if err := s.shared(ctx, b, b); err != nil {
+		if err := s.awaitShared(ctx, b, b); err != nil {
 			return err
 		}
-		if a, err = s.join(ctx, f, b); err != nil {
+		if a, err = s.joinNode(ctx, f, b); err != nil {
 			return err
 		}
-		if err := s.pass(ctx, time.Duration(1+round)*time.Second); err != nil {
+
+		if err := s.runFor(ctx, time.Duration(1+round)*time.Second); err != nil {
 			return err
 		}
 	}
-	if err := l.finish(true); err != nil {
+	if err := l.finishLoad(true); err != nil {
 		return err
 	}
-	after, err := s.epochs(ctx)
+
+	after, err := s.sumEpochs(ctx)
 	f.Handovers = after - before
 	if err != nil {
 		return err
 	}
-	return s.arrive(ctx)
+	return s.awaitArrival(ctx)
 }
 
-// join starts a node beside another and waits until each has a slot.
-func (s *stage) join(ctx context.Context, f *SlotsFinding, other *relay) (*relay, error) {
+// joinNode starts a node in addition to other, and blocks until each of them has a slot.
+func (s *stage) joinNode(ctx context.Context, f *SlotsFinding, other *relay) (*relay, error) {
 	began := time.Now()
-	x, err := s.relays.spawn()
+	x, err := s.relays.startRelay()
 	if err != nil {
 		return nil, err
 	}
-	if err := s.shared(ctx, other, x); err != nil {
+	if err := s.awaitShared(ctx, other, x); err != nil {
 		return nil, err
 	}
-	took := round(time.Since(began))
+
+	took := roundSeconds(time.Since(began))
 	f.SharedS = max(f.SharedS, took)
-	s.say("%s has joined and has a slot, after %.1f s", x.node, took)
+	s.printEvent("%s has joined and has a slot, after %.1f s", x.node, took)
 	return x, nil
 }
 
-// status is what the watcher documents say.
-func (s *stage) status(ctx context.Context) []admin.Watcher {
-	st, err := admin.ReadStatus(ctx, s.state())
+// readWatchers returns the slots, or nil if they cannot be read. Callers repeat the call.
+func (s *stage) readWatchers(ctx context.Context) []admin.Watcher {
+	status, err := admin.ReadStatus(ctx, s.stateDatabase())
 	if err != nil {
-		return nil // it is asked again
+		return nil
 	}
-	return st.Watchers
+	return status.Watchers
 }
 
-func (s *stage) epochs(ctx context.Context) (n int, err error) {
-	st, err := admin.ReadStatus(ctx, s.state())
-	for _, w := range st.Watchers {
+func (s *stage) sumEpochs(ctx context.Context) (n int, err error) {
+	status, err := admin.ReadStatus(ctx, s.stateDatabase())
+	for _, w := range status.Watchers {
 		n += int(w.Epoch)
 	}
 	return n, err
 }
 
-// shared waits until each of those runs a slot, one that is named twice two, and nobody else any.
-func (s *stage) shared(ctx context.Context, nodes ...*relay) error {
+// awaitShared blocks until each of the nodes owns a slot and no other node owns any. A node that is
+// passed twice must own two slots.
+func (s *stage) awaitShared(ctx context.Context, nodes ...*relay) error {
 	var want []string
 	for _, x := range nodes {
 		want = append(want, x.node)
 	}
 	slices.Sort(want)
-	return s.await(ctx, "each of "+strings.Join(want, " and ")+" has a slot", patience, func() bool {
+
+	what := "each of " + strings.Join(want, " and ") + " has a slot"
+	return s.awaitCondition(ctx, what, patience, func() bool {
 		var got []string
-		for _, w := range s.status(ctx) {
+		for _, w := range s.readWatchers(ctx) {
 			if w.Owner != "" && w.State == "live" {
 				got = append(got, w.Node)
 			}
@@ -244,103 +279,120 @@ func (s *stage) shared(ctx context.Context, nodes ...*relay) error {
 	})
 }
 
-// backlog appends events while the watcher is paused, and measures how fast those relays drain it: from the first tenth to the
-// last, by what Kafka has acknowledged.
-func (s *stage) backlog(ctx context.Context, relays ...*relay) (eps float64, err error) {
-	times := 2 // the better one counts: other work on this machine only ever makes it slower
-	if s.o.Events < s.scenario.events {
-		times = 1 // so few tell nothing of a rate
+// measureBacklog returns the rate at which the relays drain a backlog, in events per second.
+func (s *stage) measureBacklog(ctx context.Context, relays ...*relay) (eps float64, err error) {
+	// The better of two results counts, because other work on this machine only makes a drain
+	// slower. With few events the rate is not compared.
+	times := 2
+	if s.options.Events < s.scenario.events {
+		times = 1
 	}
+
 	for range times {
-		once, err := s.drain(ctx, relays)
+		measured, err := s.drainOnce(ctx, relays)
 		if err != nil {
 			return 0, err
 		}
-		eps = max(eps, once)
+		eps = max(eps, measured)
 	}
 	return eps, nil
 }
 
-func (s *stage) drain(ctx context.Context, relays []*relay) (eps float64, err error) {
-	op := admin.Operator{State: s.state(), Watcher: watcher, Actor: "dev"}
+// drainOnce appends events while the watcher is paused, resumes it, and returns the rate at which
+// Kafka acknowledges them.
+func (s *stage) drainOnce(ctx context.Context, relays []*relay) (eps float64, err error) {
+	op := admin.Operator{State: s.stateDatabase(), Watcher: watcher, Actor: "dev"}
 	if err := op.Pause(ctx); err != nil {
 		return 0, err
 	}
-	owned := func() bool {
-		return slices.ContainsFunc(s.status(ctx), func(w admin.Watcher) bool { return w.Owner != "" })
-	}
-	if err := s.await(ctx, "the watcher is paused", patience, func() bool { return !owned() }); err != nil {
-		return 0, err
-	}
-	n := s.o.Events
-	l, err := s.load(ctx, aggregate, "customer", s.o.Rate, n, inBulk)
-	if err != nil {
-		return 0, err
-	}
-	before, _ := s.check.Progress()
-	if err := s.await(ctx, "the backlog is appended", 2*patience, func() bool { done, _ := s.check.Progress(); return done-before >= n }); err != nil {
-		return 0, err
-	}
-	if err := l.finish(false); err != nil {
-		return 0, err
-	}
-	start := s.acked(ctx, relays)
-	if err := op.Resume(ctx); err != nil {
-		return 0, err
-	}
-	rate := drainRate{size: float64(n), from: time.Now()}
-	looked := time.Time{}
-	err = s.await(ctx, "the backlog is drained", 2*patience, func() bool {
-		if time.Since(looked) < 5*lookEvery {
-			return false // a scrape costs what is measured
-		}
-		looked = time.Now()
-		return rate.look(s.acked(ctx, relays)-start, time.Now())
+	isOwned := func(w admin.Watcher) bool { return w.Owner != "" }
+	err = s.awaitCondition(ctx, "the watcher is paused", patience, func() bool {
+		return !slices.ContainsFunc(s.readWatchers(ctx), isOwned)
 	})
 	if err != nil {
 		return 0, err
 	}
-	return rate.eps(), s.arrive(ctx)
+
+	n := s.options.Events
+	l, err := s.startLoad(ctx, aggregate, "customer", s.options.Rate, n, appendInBulk)
+	if err != nil {
+		return 0, err
+	}
+	before, _ := s.check.Progress()
+	err = s.awaitCondition(ctx, "the backlog is appended", 2*patience, func() bool {
+		committed, _ := s.check.Progress()
+		return committed-before >= n
+	})
+	if err != nil {
+		return 0, err
+	}
+	if err := l.finishLoad(false); err != nil {
+		return 0, err
+	}
+
+	ackedBefore := s.sumAcked(ctx, relays)
+	if err := op.Resume(ctx); err != nil {
+		return 0, err
+	}
+	rate := drainRate{size: float64(n), from: time.Now()}
+	lastScrape := time.Time{}
+	err = s.awaitCondition(ctx, "the backlog is drained", 2*patience, func() bool {
+		// Scrapes are rare, because they slow down the drain that is measured.
+		if time.Since(lastScrape) < 5*lookEvery {
+			return false
+		}
+		lastScrape = time.Now()
+		return rate.addSample(s.sumAcked(ctx, relays)-ackedBefore, time.Now())
+	})
+	if err != nil {
+		return 0, err
+	}
+	return rate.eventsPerSecond(), s.awaitArrival(ctx)
 }
 
-// drainRate is how fast a backlog goes, from looks at how much of it is acknowledged: from the first look that finds a tenth
-// of it gone to the first that finds nine. What is gone faster than it can be looked at twice is measured from the resume.
+// drainRate computes the rate of a drain from samples of the acknowledged events. It measures from
+// the first sample with a tenth of the backlog to the first sample with nine tenths. If the drain
+// is too fast for two such samples, it measures from the resume.
 type drainRate struct {
 	size            float64 // events of the backlog
 	from, to        time.Time
-	before, through float64 // events acknowledged at from and to
+	before, through float64 // acknowledged events at from and to
 }
 
-func (r *drainRate) look(acked float64, now time.Time) (done bool) {
+// addSample adds a sample, and reports whether the measurement is complete.
+func (r *drainRate) addSample(acked float64, now time.Time) (done bool) {
 	switch {
 	case r.before == 0 && acked >= r.size/10 && acked < r.size/2:
-		r.before, r.from = acked, now
+		r.before = acked
+		r.from = now
 	case acked > max(r.before, r.through):
-		r.through, r.to = acked, now
+		r.through = acked
+		r.to = now
 	}
 	return r.through >= 0.9*r.size
 }
 
-// eps is the rate in events a second, 0 before the second look.
-func (r *drainRate) eps() float64 {
+// eventsPerSecond returns the rate, or 0 before the second sample.
+func (r *drainRate) eventsPerSecond() float64 {
 	if d := r.to.Sub(r.from).Seconds(); d > 0 {
 		return (r.through - r.before) / d
 	}
 	return 0
 }
 
-// acked is how many records those relays have had acknowledged.
-func (s *stage) acked(ctx context.Context, relays []*relay) (sum float64) {
+// sumAcked returns the number of acknowledged records of the relays. A relay that cannot be read
+// counts as 0. The next sample includes it again.
+func (s *stage) sumAcked(ctx context.Context, relays []*relay) (sum float64) {
 	for _, x := range relays {
-		n, _ := s.relays.sum(ctx, x, "outrelay_published_total", `result="acked"`) // asked again when it cannot be had
+		n, _ := s.relays.sumCounter(ctx, x, "outrelay_published_total", `result="acked"`)
 		sum += n
 	}
 	return sum
 }
 
-// sum adds up the series of a counter that have a label.
-func (r *relays) sum(ctx context.Context, x *relay, name, label string) (sum float64, err error) {
-	err = r.get(ctx, x, "/metrics", func(body *bufio.Reader) error {
+// sumCounter returns the sum of the series of a counter that have this label.
+func (r *relays) sumCounter(ctx context.Context, x *relay, name, label string) (sum float64, err error) {
+	err = r.getPath(ctx, x, "/metrics", func(body *bufio.Reader) error {
 		lines := bufio.NewScanner(body)
 		for lines.Scan() {
 			rest, ok := strings.CutPrefix(lines.Text(), name+"{")
@@ -348,6 +400,7 @@ func (r *relays) sum(ctx context.Context, x *relay, name, label string) (sum flo
 			if !ok || !both || !strings.Contains(labels, label) {
 				continue
 			}
+
 			n, err := strconv.ParseFloat(strings.TrimSpace(value), 64)
 			if err != nil {
 				return err
@@ -359,20 +412,23 @@ func (r *relays) sum(ctx context.Context, x *relay, name, label string) (sum flo
 	return sum, err
 }
 
-// command runs one command of the program and waits for its end.
-func (s *stage) command(ctx context.Context, args ...string) error {
-	s.relays.seq++
-	p, err := s.stack.Run(fmt.Sprintf("%s-%d", args[0], s.relays.seq), s.relays.env, s.relays.binary, append(args, "--config", s.relays.config)...)
+// runCommand runs one command of the program and blocks until it ends.
+func (s *stage) runCommand(ctx context.Context, args ...string) error {
+	s.relays.lastNumber++
+	name := fmt.Sprintf("%s-%d", args[0], s.relays.lastNumber)
+	p, err := s.stack.Run(name, s.relays.env, s.relays.binary, append(args, "--config", s.relays.config)...)
 	if err != nil {
 		return err
 	}
+
 	select {
 	case <-p.Done():
 	case <-ctx.Done():
 		return errors.Join(context.Cause(ctx), p.Kill())
 	}
 	if err := p.Err(); err != nil {
-		return &brokenPromise{fmt.Sprintf("outrelay %s: %v: %s", strings.Join(args, " "), err, strings.Join(p.LastLines(lastLines), "\n"))}
+		return &brokenPromise{fmt.Sprintf("outrelay %s: %v: %s",
+			strings.Join(args, " "), err, strings.Join(p.LastLines(lastLines), "\n"))}
 	}
 	return nil
 }

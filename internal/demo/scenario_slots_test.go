@@ -26,11 +26,11 @@ func TestDrainRate(t *testing.T) {
 			start := time.Now()
 			r := drainRate{size: 1000, from: start}
 			for i, l := range c.looks {
-				if done := r.look(l.acked, start.Add(l.after)); done != (i == len(c.looks)-1) {
+				if done := r.addSample(l.acked, start.Add(l.after)); done != (i == len(c.looks)-1) {
 					t.Errorf("look %d: done is %v", i, done)
 				}
 			}
-			if got := r.eps(); got != c.want {
+			if got := r.eventsPerSecond(); got != c.want {
 				t.Errorf("%v events a second, not %v", got, c.want)
 			}
 		})
@@ -44,11 +44,11 @@ func TestThroughLeadsNowhereElse(t *testing.T) {
 		"mongodb://u:p@h:1/db?replicaSet=r&authSource=a": "mongodb://u:p@w:9/db?authSource=a&directConnection=true",
 		"mongodb://h:1": "mongodb://w:9/?directConnection=true",
 	} {
-		if got, err := through(uri, "w:9"); err != nil || got != want {
+		if got, err := proxyURI(uri, "w:9"); err != nil || got != want {
 			t.Errorf("%s by way of w:9 is %s, want %s: %v", uri, got, want, err)
 		}
 	}
-	if _, err := through("mongodb://u:secret%zz@h", "w:9"); err == nil || strings.Contains(err.Error(), "secret") {
+	if _, err := proxyURI("mongodb://u:secret%zz@h", "w:9"); err == nil || strings.Contains(err.Error(), "secret") {
 		t.Errorf("no URL: %v", err)
 	}
 }

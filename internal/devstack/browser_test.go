@@ -79,7 +79,7 @@ func TestCleanRemovesAllThatWasFetched(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if cleaned, err := Clean(t.Context()); err == nil || len(cleaned) > 0 || !c.has(mongodEntry) {
+	if cleaned, err := Clean(t.Context()); err == nil || len(cleaned) > 0 || !c.hasEntry(mongodEntry) {
 		t.Errorf("below a running stack: removed %v, error %v", cleaned, err)
 	}
 
@@ -89,7 +89,7 @@ func TestCleanRemovesAllThatWasFetched(t *testing.T) {
 		t.Errorf("removed %v, error %v", cleaned, err)
 	}
 	for _, name := range []string{mongodEntry, kafkaEntry, browserEntry, fillingPrefix + browserEntry + "-1"} {
-		if c.has(name) {
+		if c.hasEntry(name) {
 			t.Errorf("%s is still there", name)
 		}
 	}

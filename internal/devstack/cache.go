@@ -12,15 +12,15 @@ import (
 	"github.com/gofrs/flock"
 )
 
-// cache is the directory that keeps what was fetched, the locks of the machine and the data of
-// running stacks. Every entry appears by one rename, so a reader sees all of it or nothing.
+// cache is the directory of the fetched programs, the locks of the machine and the data of running stacks. Every
+// entry appears by one rename, so a reader sees either the complete entry or none.
 type cache struct{ root string }
 
-// fillingPrefix begins the names of directories that become entries when they are complete.
+// fillingPrefix starts the names of directories that become entries when they are complete.
 const fillingPrefix = ".filling-"
 
-// CacheDir is where devstack keeps what it fetched and what it runs: the folder outrelay/devstack in
-// the user's cache directory, or in the temporary directory of a user who has none.
+// CacheDir returns the directory of the fetched programs and the running stacks: outrelay/devstack in the user's
+// cache directory, or in the temporary directory if the user has no cache directory.
 func CacheDir() string {
 	base, err := os.UserCacheDir()
 	if err != nil {
@@ -32,7 +32,7 @@ func CacheDir() string {
 func openCache() (cache, error) {
 	c := cache{CacheDir()}
 	if err := os.MkdirAll(c.root, 0o755); err != nil {
-		return c, fmt.Errorf("making the cache directory: %w", err)
+		return c, fmt.Errorf("creating the cache directory: %w", err)
 	}
 	return c, nil
 }
@@ -41,45 +41,51 @@ func (c cache) path(elem ...string) string {
 	return filepath.Join(append([]string{c.root}, elem...)...)
 }
 
-func (c cache) has(name string) bool {
+func (c cache) hasEntry(name string) bool {
 	_, err := os.Stat(c.path(name))
 	return err == nil
 }
 
-// once makes the entry `name` with fill, which writes into a directory of its own, unless it is
-// there already. Of several processes one fills and the others wait for it.
-func (c cache) once(ctx context.Context, name string, waiting func(), fill func(tmp string) error) error {
-	if c.has(name) {
+// fillOnce creates the entry if it does not exist. fill writes the content into a temporary directory. If several
+// processes call fillOnce, one of them fills the entry and the others wait for it.
+func (c cache) fillOnce(ctx context.Context, name string, waiting func(), fill func(tmp string) error) error {
+	if c.hasEntry(name) {
 		return nil
 	}
-	unlock, err := c.lock(ctx, name, waiting)
+
+	unlock, err := c.acquireLock(ctx, name, waiting)
 	if err != nil {
 		return err
 	}
 	defer unlock()
-	if c.has(name) {
+
+	// Another process may have filled it in the meantime.
+	if c.hasEntry(name) {
 		return nil
 	}
-	// Under the lock every other directory of this name belongs to a process that died.
+
+	// This process has the lock, so every other directory of this name belongs to a dead process.
 	if old, err := filepath.Glob(c.path(fillingPrefix + name + "-*")); err == nil {
 		for _, dir := range old {
 			_ = os.RemoveAll(dir)
 		}
 	}
+
 	tmp, err := os.MkdirTemp(c.root, fillingPrefix+name+"-*")
 	if err != nil {
 		return err
 	}
 	defer os.RemoveAll(tmp)
+
 	if err := fill(tmp); err != nil {
 		return err
 	}
 	return os.Rename(tmp, c.path(name))
 }
 
-// remove removes a directory of the cache under the lock of that name.
-func (c cache) remove(ctx context.Context, lock, name string) error {
-	unlock, err := c.lock(ctx, lock, func() {})
+// removeEntry removes a directory of the cache while it holds the named lock.
+func (c cache) removeEntry(ctx context.Context, lock, name string) error {
+	unlock, err := c.acquireLock(ctx, lock, func() {})
 	if err != nil {
 		return err
 	}
@@ -87,8 +93,9 @@ func (c cache) remove(ctx context.Context, lock, name string) error {
 	return os.RemoveAll(c.path(name))
 }
 
-// lock takes the machine's lock of that name; waiting is called if another process has it.
-func (c cache) lock(ctx context.Context, name string, waiting func()) (unlock func(), err error) {
+// acquireLock acquires the named lock of the machine. If another process holds it, acquireLock calls waiting and
+// blocks.
+func (c cache) acquireLock(ctx context.Context, name string, waiting func()) (unlock func(), err error) {
 	l := flock.New(c.path(name + ".lock"))
 	ok, err := l.TryLock()
 	if err == nil && !ok {
@@ -102,29 +109,33 @@ func (c cache) lock(ctx context.Context, name string, waiting func()) (unlock fu
 	return func() { _ = l.Close() }, nil
 }
 
-// dataDir makes a directory for one stack below parent and removes those whose stack is gone (after a
-// power cut; otherwise the guard has removed them). The directory is the stack's until release.
+// dataDir creates a directory for one stack in parent. release removes it. dataDir also removes the directories of
+// dead stacks, which are left only after a power cut: otherwise the guard has removed them.
 func (c cache) dataDir(ctx context.Context, parent string) (dir string, release func(), err error) {
 	if parent == "" {
 		parent = c.path("run")
 	}
 	if err := os.MkdirAll(parent, 0o755); err != nil {
-		return "", nil, fmt.Errorf("making the data directory: %w", err)
+		return "", nil, fmt.Errorf("creating the data directory: %w", err)
 	}
-	unlock, err := c.lock(ctx, "run", func() {})
+
+	unlock, err := c.acquireLock(ctx, "run", func() {})
 	if err != nil {
 		return "", nil, err
 	}
 	defer unlock()
-	sweep(parent)
+
+	removeDeadStacks(parent)
 	dir, err = os.MkdirTemp(parent, "stack-*")
 	if err != nil {
 		return "", nil, err
 	}
+
 	mine := flock.New(dir + ".lock")
 	if ok, err := mine.TryLock(); err != nil || !ok {
 		return "", nil, fmt.Errorf("locking %s: %w", mine.Path(), errors.Join(err, os.RemoveAll(dir)))
 	}
+
 	return dir, func() {
 		_ = os.RemoveAll(dir)
 		_ = os.Remove(mine.Path())
@@ -132,12 +143,13 @@ func (c cache) dataDir(ctx context.Context, parent string) (dir string, release 
 	}, nil
 }
 
-// sweep removes the data of stacks whose lock nobody holds.
-func sweep(parent string) {
+// removeDeadStacks removes the data of stacks whose lock is free.
+func removeDeadStacks(parent string) {
 	locks, err := filepath.Glob(filepath.Join(parent, "stack-*.lock"))
 	if err != nil {
 		return
 	}
+
 	for _, path := range locks {
 		l := flock.New(path)
 		if ok, err := l.TryLock(); err == nil && ok {
@@ -148,7 +160,7 @@ func sweep(parent string) {
 	}
 }
 
-// megabytes is the size of all files below the directories.
+// megabytes returns the size of all files in the directories.
 func megabytes(dirs ...string) float64 {
 	var n int64
 	for _, dir := range dirs {

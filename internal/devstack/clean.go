@@ -14,9 +14,8 @@ type Cleaned struct {
 	MB   float64
 }
 
-// Clean removes from [CacheDir] all programs that were fetched (servers and browser) and the data of
-// runs that have ended. It removes nothing and returns an error while a stack of this machine runs. The
-// next start fetches again what it needs.
+// Clean removes all fetched programs (servers and browser) from [CacheDir], and the data of ended runs. While a
+// stack runs on this machine, it removes nothing and returns an error. The next start fetches the programs again.
 func Clean(ctx context.Context) ([]Cleaned, error) {
 	c, err := openCache()
 	if err != nil {
@@ -24,38 +23,42 @@ func Clean(ctx context.Context) ([]Cleaned, error) {
 	}
 
 	// A new stack waits for this lock before it makes its directory.
-	unlock, err := c.lock(ctx, "run", func() {})
+	unlock, err := c.acquireLock(ctx, "run", func() {})
 	if err != nil {
 		return nil, err
 	}
 	defer unlock()
-	sweep(c.path("run"))
+
+	removeDeadStacks(c.path("run"))
 	running, err := filepath.Glob(c.path("run", "stack-*.lock"))
 	if err != nil {
 		return nil, err
 	}
 	if len(running) > 0 {
-		return nil, fmt.Errorf("%d stacks of this machine still run (%s): stop them first; servers of tests stop 20 s after the last test", len(running), c.path("run"))
+		return nil, fmt.Errorf("%d stacks still run on this machine (%s): stop them first; "+
+			"servers of tests stop 20 s after the last test", len(running), c.path("run"))
 	}
 
 	entries, err := os.ReadDir(c.root)
 	if err != nil {
 		return nil, err
 	}
+
 	var cleaned []Cleaned
 	for _, e := range entries {
 		// Lock files stay: another process may wait for one of them.
 		if !e.IsDir() || e.Name() == "run" || e.Name() == "shared" {
 			continue
 		}
-		// A fetch that is under way holds the lock of its entry, so this waits for it. A fetch that died
-		// left a directory.
+
+		// An active fetch holds the lock of its entry, so this waits for it. A dead fetch left a directory.
 		lock := e.Name()
 		if entry, ok := strings.CutPrefix(lock, fillingPrefix); ok {
 			lock = entry[:max(0, strings.LastIndexByte(entry, '-'))]
 		}
+
 		mb := megabytes(c.path(e.Name()))
-		if err := c.remove(ctx, lock, e.Name()); err != nil {
+		if err := c.removeEntry(ctx, lock, e.Name()); err != nil {
 			return cleaned, err
 		}
 		cleaned = append(cleaned, Cleaned{Name: e.Name(), MB: mb})

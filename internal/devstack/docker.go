@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// The images of the last resort.
+// The images that are used if no program is available.
 const (
 	mongoImage = "mongo:7"
 	kafkaImage = "apache/kafka:" + kafkaVersion
@@ -18,30 +18,37 @@ const (
 
 func imageTag(image string) string { return image[strings.LastIndexByte(image, ':')+1:] }
 
-// dockerImage is nil if an engine answers and has the image, which is pulled if it is missing.
-// A container sees its own loopback only, so members of a set of three could not reach each other.
+// dockerImage returns nil if an engine responds and has the image. It pulls a missing image. It returns an error for
+// several members: a container has its own loopback, so the members could not reach each other.
 func dockerImage(ctx context.Context, image string, members int, what string, report func(Progress)) error {
 	if members > 1 {
-		return fmt.Errorf("gives single members, %d were asked for", members)
+		return fmt.Errorf("supports only single members, not %d", members)
 	}
+
 	if _, err := exec.LookPath("docker"); err != nil {
 		return errors.New("no docker on the PATH")
 	}
 	if _, err := shortRun(ctx, "docker", "version", "--format", "{{.Server.Version}}"); err != nil {
-		return fmt.Errorf("no engine answers: %w", err)
+		return fmt.Errorf("no engine responds: %w", err)
 	}
 	if _, err := shortRun(ctx, "docker", "image", "inspect", image); err == nil {
 		return nil
 	}
-	defer ticking(report, Progress{What: what, Stage: Fetching, Detail: "image " + image + ", once"}, func() float64 { return 0 })()
+
+	fetching := Progress{What: what, Stage: Fetching, Detail: "image " + image + ", once"}
+	stop := ticking(report, fetching, func() float64 { return 0 })
+	defer stop()
 	if out, err := interruptible(ctx, "docker", "pull", "-q", image).CombinedOutput(); err != nil {
-		return fmt.Errorf("pulling %s: %w", image, said(err, string(out)))
+		return fmt.Errorf("pulling %s: %w", image, addLastLine(err, string(out)))
 	}
 	return nil
 }
 
-// containerLaunch says how a member is run as a container that publishes the member's own ports.
-func (s *Stack) containerLaunch(m *Member, image string, env map[string]string, command []string) func(*os.File) (instance, error) {
+// containerLaunch returns the function that starts a member as a container. The container publishes the member's
+// ports.
+func (s *Stack) containerLaunch(
+	m *Member, image string, env map[string]string, command []string,
+) func(*os.File) (instance, error) {
 	name := fmt.Sprintf("outrelay-%s-%d", m.name, m.ports[0])
 	args := []string{"run", "-d", "--name", name, "--label", "outrelay.devstack"}
 	for _, p := range m.ports {
@@ -51,6 +58,8 @@ func (s *Stack) containerLaunch(m *Member, image string, env map[string]string, 
 		args = append(args, "-e", k+"="+env[k])
 	}
 	args = append(append(args, image), command...)
+
+	// The first call creates the container. Later ones start it again, on the same data.
 	made := false
 	return func(log *os.File) (instance, error) {
 		if made {
@@ -58,7 +67,8 @@ func (s *Stack) containerLaunch(m *Member, image string, env map[string]string, 
 		} else {
 			s.guard.container(name)
 		}
-		if err := docker(args...); err != nil {
+
+		if err := runDocker(args...); err != nil {
 			return nil, err
 		}
 		made = true
@@ -66,7 +76,7 @@ func (s *Stack) containerLaunch(m *Member, image string, env map[string]string, 
 	}
 }
 
-// kafkaEnv writes broker properties as the image takes them.
+// kafkaEnv returns broker properties as environment variables of the image.
 func kafkaEnv(props map[string]string, cluster string) map[string]string {
 	env := map[string]string{"CLUSTER_ID": cluster}
 	for k, v := range props {
@@ -76,17 +86,18 @@ func kafkaEnv(props map[string]string, cluster string) map[string]string {
 	return env
 }
 
-// container is a member that runs in Docker.
+// container is an instance that runs in Docker.
 type container struct {
 	name  string
 	ended chan struct{}
 }
 
-// followContainer copies the container's log to the member's and notices its end.
+// followContainer copies the log of the container to log, and detects the end of the container.
 func followContainer(name string, log *os.File) (instance, error) {
 	cmd := exec.Command("docker", "logs", "-f", name)
 	cmd.Stdout, cmd.Stderr = log, log
 	wait := exec.Command("docker", "wait", name)
+
 	if err := cmd.Start(); err != nil {
 		return nil, err
 	}
@@ -94,6 +105,7 @@ func followContainer(name string, log *os.File) (instance, error) {
 		_ = cmd.Process.Kill()
 		return nil, errors.Join(err, cmd.Wait())
 	}
+
 	c := &container{name, make(chan struct{})}
 	go func() {
 		defer close(c.ended)
@@ -104,17 +116,17 @@ func followContainer(name string, log *os.File) (instance, error) {
 }
 
 func (c *container) pid() int              { return 0 }
-func (c *container) kill() error           { return docker("kill", c.name) }
-func (c *container) pause() error          { return docker("pause", c.name) }
-func (c *container) resume() error         { return docker("unpause", c.name) }
-func (c *container) terminate() error      { return docker("stop", c.name) }
+func (c *container) kill() error           { return runDocker("kill", c.name) }
+func (c *container) pause() error          { return runDocker("pause", c.name) }
+func (c *container) resume() error         { return runDocker("unpause", c.name) }
+func (c *container) terminate() error      { return runDocker("stop", c.name) }
 func (c *container) done() <-chan struct{} { return c.ended }
 
-func docker(args ...string) error {
+func runDocker(args ...string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	if out, err := exec.CommandContext(ctx, "docker", args...).CombinedOutput(); err != nil {
-		return fmt.Errorf("docker %s: %w", args[0], said(err, string(out)))
+		return fmt.Errorf("docker %s: %w", args[0], addLastLine(err, string(out)))
 	}
 	return nil
 }

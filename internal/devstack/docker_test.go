@@ -77,7 +77,7 @@ func TestContainer(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	var u *UnavailableError
-	if _, err := Start(ctx, Options{Mongods: 3}); !errors.As(err, &u) || !slices.Contains(u.Tried, "Docker: gives single members, 3 were asked for") {
+	if _, err := Start(ctx, Options{Mongods: 3}); !errors.As(err, &u) || !slices.Contains(u.Tried, "Docker: supports only single members, not 3") {
 		t.Errorf("three members by Docker: %v", err)
 	}
 	s, err := Start(ctx, Options{Mongods: 1})

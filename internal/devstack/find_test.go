@@ -58,14 +58,14 @@ func TestOnce(t *testing.T) {
 	t.Parallel()
 	c := cache{t.TempDir()}
 	wrong := errors.New("no network")
-	if err := c.once(t.Context(), "e", func() {}, func(string) error { return wrong }); !errors.Is(err, wrong) {
+	if err := c.fillOnce(t.Context(), "e", func() {}, func(string) error { return wrong }); !errors.Is(err, wrong) {
 		t.Fatalf("got %v", err)
 	}
 	var fills atomic.Int32
 	var wg sync.WaitGroup
 	for range 8 {
 		wg.Go(func() {
-			err := c.once(t.Context(), "e", func() {}, func(tmp string) error {
+			err := c.fillOnce(t.Context(), "e", func() {}, func(tmp string) error {
 				fills.Add(1)
 				return os.WriteFile(filepath.Join(tmp, "f"), []byte("x"), 0o644)
 			})

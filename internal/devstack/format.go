@@ -11,16 +11,16 @@ import (
 	"time"
 )
 
-// What prepareKafka leaves for later starts: the first records of a fresh cluster, and an archive of
-// the loaded classes, which halves the time and the processor seconds of a broker's start.
+// The files that prepareKafka creates for later starts: the first records of a new cluster, and an archive of the
+// loaded classes. The archive halves the time and the processor time of a broker's start.
 const (
 	checkpointFile = "bootstrap.checkpoint"
 	archiveFile    = "classes.jsa"
 )
 
-// format makes the data directories of the nodes. The first records of a cluster are the same for
-// all of its nodes and, without SCRAM users, for all clusters of a version; so the tool is run at
-// most once and not at all after prepareKafka.
+// format creates the data of the nodes. The first records of a cluster are equal for all its nodes. Without SCRAM
+// users they are also equal for all clusters of a version. So the tool runs at most once, and not at all after
+// prepareKafka.
 func format(ctx context.Context, p kafkaProgram, k KafkaOptions, cluster string, nodes []node, dir string) error {
 	checkpoint := filepath.Join(p.prep, checkpointFile)
 	first := 0
@@ -30,22 +30,25 @@ func format(ctx context.Context, p kafkaProgram, k KafkaOptions, cluster string,
 		}
 		checkpoint, first = filepath.Join(nodes[0].data, checkpointFile), 1
 	}
+
 	records, err := os.ReadFile(checkpoint)
 	if err != nil {
 		return err
 	}
+
 	for _, n := range nodes[first:] {
 		meta := fmt.Sprintf("version=1\ncluster.id=%s\nnode.id=%d\ndirectory.id=%s\n", cluster, n.id, newClusterID())
-		if err := errors.Join(
+		err := errors.Join(
 			os.WriteFile(filepath.Join(n.data, checkpointFile), records, 0o644),
-			os.WriteFile(filepath.Join(n.data, "meta.properties"), []byte(meta), 0o644),
-		); err != nil {
+			os.WriteFile(filepath.Join(n.data, "meta.properties"), []byte(meta), 0o644))
+		if err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
+// runFormat runs the format tool of Kafka for one node.
 func runFormat(ctx context.Context, p kafkaProgram, k KafkaOptions, cluster, props, dir string) error {
 	args := []string{"format", "-t", cluster, "-c", props}
 	for _, u := range k.Users {
@@ -53,20 +56,20 @@ func runFormat(ctx context.Context, p kafkaProgram, k KafkaOptions, cluster, pro
 			args = append(args, "--add-scram", fmt.Sprintf("%s=[name=%s,password=%s]", mechanism, u.Name, u.Password))
 		}
 	}
+
 	cmd := interruptible(ctx, p.java, javaArgs(p, true, 128, "kafka.tools.StorageTool", args...)...)
 	cmd.Dir = dir
 	if out, err := cmd.CombinedOutput(); err != nil {
-		return said(err, string(out))
+		return addLastLine(err, string(out))
 	}
 	return nil
 }
 
-// prepareKafka runs a broker once to its end, for the files that make every later start quick.
-// Without them a start works as well, only slower: the error is for the progress, not for the caller
-// of Start.
+// prepareKafka starts and stops a broker once, and keeps the files that make every later start fast. A start also
+// works without them, only slower. So the caller reports the error as progress, and Start does not return it.
 func prepareKafka(ctx context.Context, c cache, p kafkaProgram, report func(Progress)) (prep string, err error) {
 	entry := "kafka-" + p.version + "-start-" + startKey(p)
-	err = c.once(ctx, entry, waitingFor(report, "Kafka"), func(tmp string) error {
+	err = c.fillOnce(ctx, entry, waitingFor(report, "Kafka"), func(tmp string) error {
 		began := time.Now()
 		report(Progress{What: "Kafka", Stage: Preparing, Detail: "first start, once"})
 		if err := recordStart(ctx, c, p, tmp); err != nil {
@@ -78,29 +81,34 @@ func prepareKafka(ctx context.Context, c cache, p kafkaProgram, report func(Prog
 	return c.path(entry), err
 }
 
-// startKey tells apart what an archive of classes depends on: the jars' place and the JVM. An archive
-// that does not fit all the same is ignored by the JVM.
+// startKey returns a hash of everything that an archive of classes depends on: the directory of the jars and the JVM.
+// If an archive does not fit in spite of this, the JVM ignores it.
 func startKey(p kafkaProgram) string {
 	java := p.java
 	if real, err := filepath.EvalSymlinks(java); err == nil {
 		java = real
 	}
+
 	key := java + "\n" + p.libs
 	if info, err := os.Stat(java); err == nil {
 		key += fmt.Sprintf("\n%d %d", info.Size(), info.ModTime().UnixNano())
 	}
+
 	sum := sha256.Sum256([]byte(key))
 	return hex.EncodeToString(sum[:4])
 }
 
+// recordStart runs a broker once, and writes the files for later starts into tmp.
 func recordStart(ctx context.Context, c cache, p kafkaProgram, tmp string) error {
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
+
 	s, err := newStack(ctx, c, "")
 	if err != nil {
 		return err
 	}
 	defer s.Stop()
+
 	o, err := Options{Brokers: 1, Quick: true}.withDefaults()
 	if err != nil {
 		return err
@@ -109,6 +117,7 @@ func recordStart(ctx context.Context, c cache, p kafkaProgram, tmp string) error
 	if err != nil {
 		return err
 	}
+
 	n := nodes[0]
 	if err := os.Mkdir(n.data, 0o755); err != nil {
 		return err
@@ -117,6 +126,7 @@ func recordStart(ctx context.Context, c cache, p kafkaProgram, tmp string) error
 	if err := writeProps(props, brokerProps(n, nodes, o, nil, n.data)); err != nil {
 		return err
 	}
+
 	if err := runFormat(ctx, p, o.Kafka, newClusterID(), props, s.dir); err != nil {
 		return err
 	}
@@ -124,12 +134,16 @@ func recordStart(ctx context.Context, c cache, p kafkaProgram, tmp string) error
 	if err != nil {
 		return err
 	}
+
 	archive := filepath.Join(tmp, archiveFile)
-	args := append([]string{"-XX:ArchiveClassesAtExit=" + archive}, javaArgs(p, true, o.Kafka.HeapMB, "kafka.Kafka", props)...)
+	args := append([]string{"-XX:ArchiveClassesAtExit=" + archive},
+		javaArgs(p, true, o.Kafka.HeapMB, "kafka.Kafka", props)...)
+
 	m := &Member{name: "kafka-1", id: 1, addr: loopback(n.ports[Plain]), dir: s.dir}
 	m.launch = func(log *os.File) (instance, error) { return startProcess(s.guard, s.dir, log, p.java, args) }
-	m.check = func(ctx context.Context) error { return knowsBroker(ctx, m.addr, 1, 1) }
+	m.check = func(ctx context.Context) error { return checkBroker(ctx, m.addr, 1, 1) }
 	s.brokers = append(s.brokers, m)
+
 	if err := m.Start(); err != nil {
 		return err
 	}
@@ -139,8 +153,9 @@ func recordStart(ctx context.Context, c cache, p kafkaProgram, tmp string) error
 	if err := m.Shutdown(); err != nil {
 		return err
 	}
+
 	if _, err := os.Stat(archive); err != nil {
-		return fmt.Errorf("the JVM left no archive of its classes: %w", err)
+		return fmt.Errorf("the JVM created no archive of its classes: %w", err)
 	}
 	return os.WriteFile(filepath.Join(tmp, checkpointFile), records, 0o644)
 }

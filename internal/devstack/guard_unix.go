@@ -10,10 +10,10 @@ import (
 	"syscall"
 )
 
-// guardScript is told over its standard input which processes and containers run ("+ pid", "c name")
-// and which ended ("- pid"). The other end of that pipe is closed by the kernel when the process
-// that started the stack ends in whatever way; then the script kills what is left and removes the
-// data. It lives in a session of its own and ignores the terminal's signals.
+// guardScript reads from its standard input which processes and containers run ("+ pid", "c name") and which have
+// ended ("- pid"). When the process that started the stack ends, in any way, the kernel closes the other end of the
+// pipe. Then the script kills the remaining members and removes the data. It runs in its own session and ignores the
+// signals of the terminal.
 const guardScript = `trap '' INT TERM HUP QUIT PIPE
 pids= boxes=
 while read -r op arg; do
@@ -32,8 +32,8 @@ until rm -rf "$1" && [ ! -e "$1" ] || [ $n -ge 50 ]; do n=$((n+1)); sleep 0.1; d
 rm -f "$1.lock"
 `
 
-// enrol is the shell around a member: it tells the guard its process id before it becomes the
-// member, so that there is no moment in which the member runs unknown to the guard.
+// enrol is the shell around a member. It sends its process id to the guard before it becomes the member. So
+// the member never runs without the guard.
 const enrol = `echo "+ $$" >&3 && exec "$@" 3>&-`
 
 // guard ends the members of a stack when the process that started them ends.
@@ -49,6 +49,7 @@ func newGuard(dir string) (*guard, error) {
 		return nil, err
 	}
 	defer r.Close()
+
 	cmd := exec.Command("/bin/sh", "-c", guardScript, "outrelay-devstack-guard", dir)
 	cmd.Stdin = r
 	cmd.Dir = "/"
@@ -60,8 +61,8 @@ func newGuard(dir string) (*guard, error) {
 	return &guard{cmd, w}, nil
 }
 
-// start starts the program in a process group of its own, so that a Ctrl-C of the terminal does not
-// reach it, and with its output in the file log. A nil env is this process's own.
+// start starts the program in its own process group, so that a Ctrl-C in the terminal does not reach it. The
+// output goes to log. If env is nil, the program gets the environment of this process.
 func (g *guard) start(dir string, log *os.File, env []string, program string, args []string) (*exec.Cmd, error) {
 	cmd := exec.Command("/bin/sh", append([]string{"-c", enrol, "sh", program}, args...)...)
 	cmd.Dir, cmd.Env, cmd.Stdout, cmd.Stderr = dir, env, log, log
@@ -73,7 +74,7 @@ func (g *guard) start(dir string, log *os.File, env []string, program string, ar
 func (g *guard) forget(pid int)        { _, _ = fmt.Fprintf(g.pipe, "- %d\n", pid) }
 func (g *guard) container(name string) { _, _ = fmt.Fprintf(g.pipe, "c %s\n", name) }
 
-// close ends all that still runs, removes the data and waits until that is done.
+// close kills the remaining members, removes the data, and blocks until this is done.
 func (g *guard) close() {
 	_ = g.pipe.Close()
 	_ = g.cmd.Wait()
@@ -84,7 +85,7 @@ func pauseProcess(p *os.Process) error     { return p.Signal(syscall.SIGSTOP) }
 func resumeProcess(p *os.Process) error    { return p.Signal(syscall.SIGCONT) }
 func terminateProcess(p *os.Process) error { return p.Signal(syscall.SIGTERM) }
 
-// interruptible makes a cancelled context end the command's whole process group.
+// interruptible returns a command whose whole process group is killed when ctx ends.
 func interruptible(ctx context.Context, name string, args ...string) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, name, args...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}

@@ -20,7 +20,7 @@ import (
 // Listener names a listener of the brokers.
 type Listener string
 
-// The listeners; all but Plain only with the options that ask for them.
+// The listeners. All except Plain exist only with the listed options.
 const (
 	Plain   Listener = "PLAINTEXT"
 	SASL    Listener = "SASL_PLAINTEXT" // KafkaOptions.Users
@@ -30,6 +30,7 @@ const (
 
 const controllerListener Listener = "CONTROLLER"
 
+// listeners returns the listeners that the options require.
 func (k KafkaOptions) listeners() []Listener {
 	ls := []Listener{Plain, controllerListener}
 	if len(k.Users) > 0 {
@@ -44,59 +45,71 @@ func (k KafkaOptions) listeners() []Listener {
 	return ls
 }
 
-// node is one broker: where each of its listeners is.
+// node is one broker with the ports of its listeners.
 type node struct {
 	id    int
 	ports map[Listener]int
 	data  string
 }
 
-// startBrokers formats the data of the brokers, each a controller too, starts them and waits until
-// each of them knows all of them.
+// startBrokers formats the data of the brokers and starts them. Each broker is also a controller. startBrokers
+// blocks until each broker lists all of them.
 func (s *Stack) startBrokers(ctx context.Context, p kafkaProgram, o Options) error {
 	nodes, err := s.planNodes(o)
 	if err != nil {
 		return err
 	}
+
 	cluster := newClusterID()
 	for _, n := range nodes {
-		m := &Member{name: "kafka-" + strconv.Itoa(n.id), id: n.id, addr: loopback(n.ports[Plain]), dir: s.dir, ports: slices.Collect(maps.Values(n.ports)), listeners: n.ports}
-		m.check = func(ctx context.Context) error { return knowsBroker(ctx, m.addr, m.id, 1) }
+		m := &Member{
+			name: "kafka-" + strconv.Itoa(n.id), id: n.id, addr: loopback(n.ports[Plain]), dir: s.dir,
+			ports: slices.Collect(maps.Values(n.ports)), listeners: n.ports,
+		}
+
+		m.check = func(ctx context.Context) error { return checkBroker(ctx, m.addr, m.id, 1) }
 		if p.image != "" {
 			m.launch = s.containerLaunch(m, p.image, kafkaEnv(brokerProps(n, nodes, o, s.tls, ""), cluster), nil)
 		} else if m.launch, err = s.brokerLaunch(n, nodes, p, o); err != nil {
 			return err
 		}
+
 		s.brokers = append(s.brokers, m)
 	}
+
 	if p.image == "" {
 		if err := format(ctx, p, o.Kafka, cluster, nodes, s.dir); err != nil {
 			return fmt.Errorf("formatting Kafka's data: %w", err)
 		}
 	}
+
 	for _, m := range s.brokers {
 		if err := m.Start(); err != nil {
 			return err
 		}
 	}
+
 	var all errgroup.Group
 	for _, m := range s.brokers {
 		all.Go(func() error {
-			return m.await(ctx, func(ctx context.Context) error { return knowsBroker(ctx, m.addr, m.id, len(nodes)) })
+			return m.awaitReady(ctx, func(ctx context.Context) error { return checkBroker(ctx, m.addr, m.id, len(nodes)) })
 		})
 	}
 	return all.Wait()
 }
 
+// planNodes chooses the ports and the data directories of the brokers.
 func (s *Stack) planNodes(o Options) ([]node, error) {
 	ls := o.Kafka.listeners()
 	ports, err := freePorts(o.Brokers * len(ls))
 	if err != nil {
 		return nil, err
 	}
+
 	nodes := make([]node, o.Brokers)
 	for i := range nodes {
 		nodes[i] = node{id: i + 1, ports: map[Listener]int{}, data: filepath.Join(s.dir, "kafka-"+strconv.Itoa(i+1))}
+
 		for j, l := range ls {
 			nodes[i].ports[l] = ports[i*len(ls)+j]
 		}
@@ -104,68 +117,82 @@ func (s *Stack) planNodes(o Options) ([]node, error) {
 	return nodes, nil
 }
 
-// brokerLaunch writes the broker's properties and says how it is run.
-func (s *Stack) brokerLaunch(n node, nodes []node, p kafkaProgram, o Options) (func(*os.File) (instance, error), error) {
+// brokerLaunch writes the properties of the broker and returns the function that starts it.
+func (s *Stack) brokerLaunch(
+	n node, nodes []node, p kafkaProgram, o Options,
+) (func(*os.File) (instance, error), error) {
 	if err := os.Mkdir(n.data, 0o755); err != nil {
 		return nil, err
 	}
+
 	props := n.data + ".properties"
 	if err := writeProps(props, brokerProps(n, nodes, o, s.tls, n.data)); err != nil {
 		return nil, err
 	}
+
 	args := javaArgs(p, o.Quick, o.Kafka.HeapMB, "kafka.Kafka", props)
 	return func(log *os.File) (instance, error) { return startProcess(s.guard, s.dir, log, p.java, args) }, nil
 }
 
-// javaArgs is the command line of a JVM that runs one of Kafka's programs.
+// javaArgs returns the arguments of a JVM that runs a program of Kafka.
 func javaArgs(p kafkaProgram, quick bool, heapMB int, class string, args ...string) []string {
 	jvm := []string{
 		fmt.Sprintf("-Xmx%dm", heapMB), "-XX:+ExitOnOutOfMemoryError", "-Xlog:cds=off", "-Xlog:cds+dynamic=off",
 		"-Dorg.slf4j.simpleLogger.defaultLogLevel=warn", "-Dorg.slf4j.simpleLogger.showDateTime=true",
 	}
+
 	if quick {
 		jvm = append(jvm, "-Xms64m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
-	} else { // as in production: a heap that does not grow, short pauses
-		jvm = append(jvm, fmt.Sprintf("-Xms%dm", heapMB), "-XX:+UseG1GC", "-XX:MaxGCPauseMillis=20", "-XX:InitiatingHeapOccupancyPercent=35")
+	} else {
+		// As in production: a heap of constant size, and short pauses.
+		jvm = append(jvm, fmt.Sprintf("-Xms%dm", heapMB), "-XX:+UseG1GC", "-XX:MaxGCPauseMillis=20",
+			"-XX:InitiatingHeapOccupancyPercent=35")
 	}
+
 	if p.prep != "" {
 		jvm = append(jvm, "-Xshare:auto", "-XX:SharedArchiveFile="+filepath.Join(p.prep, archiveFile))
 	}
+
 	return slices.Concat(jvm, []string{"-cp", filepath.Join(p.libs, "*"), class}, args)
 }
 
-// brokerProps are the properties of a node that is broker and controller. data is empty in a
-// container, which keeps its data where its image says and is reached through published ports.
+// brokerProps returns the properties of a node that is broker and controller. data is empty for a container. Its
+// image chooses the data directory, and clients connect to published ports.
 func brokerProps(n node, nodes []node, o Options, tls *authority, data string) map[string]string {
 	var voters, listen, advertise []string
 	for _, v := range nodes {
 		voters = append(voters, fmt.Sprintf("%d@%s", v.id, loopback(v.ports[controllerListener])))
 	}
+
 	host := "127.0.0.1"
 	if data == "" {
 		host = "0.0.0.0"
 	}
+
 	for _, l := range o.Kafka.listeners() {
 		listen = append(listen, fmt.Sprintf("%s://%s:%d", l, host, n.ports[l]))
 		if l != controllerListener {
 			advertise = append(advertise, fmt.Sprintf("%s://%s", l, loopback(n.ports[l])))
 		}
 	}
-	// A broker that died is noticed after its session, and one that comes back after SIGKILL waits
-	// for the end of its old session.
+
+	// The cluster detects a dead broker when its session ends. A broker that restarts after SIGKILL waits for the
+	// end of its old session.
 	copies, insync, session := "1", "1", "3000"
 	if len(nodes) == 3 {
 		copies, insync, session = "3", "2", "6000"
 	}
+
 	props := map[string]string{
-		"process.roles":                  "broker,controller",
-		"node.id":                        strconv.Itoa(n.id),
-		"controller.quorum.voters":       strings.Join(voters, ","),
-		"controller.listener.names":      string(controllerListener),
-		"inter.broker.listener.name":     string(Plain),
-		"listeners":                      strings.Join(listen, ","),
-		"advertised.listeners":           strings.Join(advertise, ","),
-		"listener.security.protocol.map": "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT,SSL:SSL,SASL_PLAINTEXT:SASL_PLAINTEXT,SASL_SSL:SASL_SSL",
+		"process.roles":              "broker,controller",
+		"node.id":                    strconv.Itoa(n.id),
+		"controller.quorum.voters":   strings.Join(voters, ","),
+		"controller.listener.names":  string(controllerListener),
+		"inter.broker.listener.name": string(Plain),
+		"listeners":                  strings.Join(listen, ","),
+		"advertised.listeners":       strings.Join(advertise, ","),
+		"listener.security.protocol.map": "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT,SSL:SSL," +
+			"SASL_PLAINTEXT:SASL_PLAINTEXT,SASL_SSL:SASL_SSL",
 
 		"auto.create.topics.enable":                        "false",
 		"num.partitions":                                   "6",
@@ -174,7 +201,7 @@ func brokerProps(n node, nodes []node, o Options, tls *authority, data string) m
 		"offsets.topic.replication.factor":                 copies,
 		"offsets.topic.num.partitions":                     "4",
 		"group.initial.rebalance.delay.ms":                 "0",
-		"log.cleaner.dedupe.buffer.size":                   "4194304", // its default takes 128 MB of the heap at start
+		"log.cleaner.dedupe.buffer.size":                   "4194304", // the default allocates 128 MB of the heap at start
 		"transaction.state.log.num.partitions":             "4",
 		"transaction.state.log.replication.factor":         copies,
 		"transaction.state.log.min.isr":                    insync,
@@ -186,6 +213,7 @@ func brokerProps(n node, nodes []node, o Options, tls *authority, data string) m
 		"controller.quorum.election.timeout.ms": "500",
 		"controller.quorum.fetch.timeout.ms":    "1000",
 	}
+
 	if data != "" {
 		props["log.dirs"] = data
 	}
@@ -197,14 +225,14 @@ func brokerProps(n node, nodes []node, o Options, tls *authority, data string) m
 func writeProps(path string, props map[string]string) error {
 	var b strings.Builder
 	for _, k := range sortedKeys(props) {
-		// A backslash begins an escape in this format.
+		// A backslash starts an escape in this format.
 		fmt.Fprintf(&b, "%s=%s\n", k, strings.ReplaceAll(props[k], `\`, `\\`))
 	}
 	return os.WriteFile(path, []byte(b.String()), 0o600)
 }
 
-// newClusterID is 16 random bytes in the form that Kafka gives its ids; never one with a leading
-// dash, which its tools would take for an option.
+// newClusterID returns 16 random bytes in Kafka's format for ids. It never returns an id with a leading dash,
+// because Kafka's tools would parse it as an option.
 func newClusterID() string {
 	for {
 		var b [16]byte
@@ -215,45 +243,48 @@ func newClusterID() string {
 	}
 }
 
-// useKafka takes the brokers that the environment names; one of them must answer.
+// useKafka uses the brokers named by the environment. At least one of them must respond.
 func (s *Stack) useKafka(ctx context.Context, list string) error {
 	var silent []error
 	for i, addr := range strings.Split(list, ",") {
 		m := &Member{name: "kafka-" + strconv.Itoa(i+1), id: i + 1, addr: strings.TrimSpace(addr)}
-		m.check = func(ctx context.Context) error { return knowsBroker(ctx, m.addr, 0, 1) }
+		m.check = func(ctx context.Context) error { return checkBroker(ctx, m.addr, 0, 1) }
 		s.brokers = append(s.brokers, m)
+
 		try, cancel := context.WithTimeout(ctx, 10*time.Second)
 		if err := m.check(try); err != nil {
-			silent = append(silent, fmt.Errorf("%s names %s, which does not answer: %w", EnvKafka, m.addr, err))
+			silent = append(silent, fmt.Errorf("%s names %s, which does not respond: %w", EnvKafka, m.addr, err))
 		}
 		cancel()
 	}
+
 	if len(silent) < len(s.brokers) {
 		return nil
 	}
 	return errors.Join(silent...)
 }
 
-// Brokers are the addresses of the plain listeners.
-func (s *Stack) Brokers() []string { return addrs(s.brokers) }
+// Brokers returns the addresses of the plain listeners.
+func (s *Stack) Brokers() []string { return memberAddrs(s.brokers) }
 
-// BrokersOn are the addresses of that listener; an error if the options did not ask for it.
+// BrokersOn returns the addresses of a listener. It returns an error if the options do not include it.
 func (s *Stack) BrokersOn(l Listener) ([]string, error) {
 	var out []string
 	for _, m := range s.brokers {
 		p, ok := m.listeners[l]
 		if !ok {
-			return nil, fmt.Errorf("%s has no listener %s: ask for it by Options.Kafka", m.name, l)
+			return nil, fmt.Errorf("%s has no listener %s: enable it in Options.Kafka", m.name, l)
 		}
 		out = append(out, loopback(p))
 	}
+
 	if out == nil {
 		return nil, errors.New("the stack has no brokers")
 	}
 	return out, nil
 }
 
-func addrs(members []*Member) []string {
+func memberAddrs(members []*Member) []string {
 	out := make([]string, 0, len(members))
 	for _, m := range members {
 		out = append(out, m.addr)

@@ -11,18 +11,18 @@ import (
 	"time"
 )
 
-// ErrExternal says that a server was named by the environment: the stack may use it, not break it.
-var ErrExternal = errors.New("server is named by the environment and not the stack's own")
+// ErrExternal is the error for a signal to a server named by the environment. The stack may not break it.
+var ErrExternal = errors.New("server is named by the environment and does not belong to the stack")
 
-// ErrNotRunning says that a member was to be signalled and does not run.
+// ErrNotRunning is the error for a signal to a member that does not run.
 var ErrNotRunning = errors.New("member is not running")
 
-// A Member is one mongod or one broker of a stack. Its address stays the same across restarts. Its
-// methods may be called from any goroutine; they wait for each other.
+// A Member is one mongod or one broker of a stack. Its address stays the same across restarts. Its methods
+// are safe for concurrent use.
 type Member struct {
 	name, addr, dir string
 	id              int   // node id of a broker, number of a mongod from 1
-	ports           []int // all that it listens on
+	ports           []int // all listeners
 	listeners       map[Listener]int
 
 	launch func(log *os.File) (instance, error)
@@ -42,16 +42,16 @@ type instance interface {
 	done() <-chan struct{}
 }
 
-// Name tells the member from the others of its stack: "mongod-1", "kafka-3".
+// Name returns the name of the member, unique in its stack: "mongod-1", "kafka-3".
 func (m *Member) Name() string { return m.name }
 
-// Addr is host:port, on loopback.
+// Addr returns host:port, on loopback.
 func (m *Member) Addr() string { return m.addr }
 
-// ID is the broker's node id, or the number of the mongod, from 1.
+// ID returns the node id of the broker, or the number of the mongod, from 1.
 func (m *Member) ID() int { return m.id }
 
-// PID is the process id, 0 if the member does not run, is a container or is not the stack's own.
+// PID returns the process id, or 0 if the member does not run, is a container or is external.
 func (m *Member) PID() int {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -61,7 +61,7 @@ func (m *Member) PID() int {
 	return m.run.pid()
 }
 
-// Done is closed when the present run of the member has ended; nil if it does not run.
+// Done returns a channel that is closed when the current run ends. It returns nil if the member does not run.
 func (m *Member) Done() <-chan struct{} {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -71,25 +71,25 @@ func (m *Member) Done() <-chan struct{} {
 	return m.run.done()
 }
 
-// Kill ends the member by SIGKILL, paused or not, and returns when it is gone.
-func (m *Member) Kill() error { return m.end(instance.kill) }
+// Kill ends the member with SIGKILL, even if it is paused, and blocks until it has ended.
+func (m *Member) Kill() error { return m.signalAndWait(instance.kill) }
 
-// Shutdown ends the member by SIGTERM and returns when it is gone. A mongod steps down first, a
-// broker moves its leaders; a paused member only ends after Resume.
-func (m *Member) Shutdown() error { return m.end(instance.terminate) }
+// Shutdown ends the member with SIGTERM and blocks until it has ended. A mongod steps down first, and a
+// broker moves its leaders. A paused member ends only after Resume.
+func (m *Member) Shutdown() error { return m.signalAndWait(instance.terminate) }
 
-// Pause stops the member by SIGSTOP: its connections stay open and silent.
-func (m *Member) Pause() error { return m.signal(instance.pause) }
+// Pause stops the member with SIGSTOP. Its connections stay open but do not respond.
+func (m *Member) Pause() error { return m.sendSignal(instance.pause) }
 
 // Resume undoes Pause.
-func (m *Member) Resume() error { return m.signal(instance.resume) }
+func (m *Member) Resume() error { return m.sendSignal(instance.resume) }
 
-// Start runs a member that does not run, on its old address and data. It does not wait until the
-// member serves; see WaitReady.
+// Start starts a stopped member with its previous address and data. It does not wait until the member serves;
+// see WaitReady.
 func (m *Member) Start() error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.start()
+	return m.startLocked()
 }
 
 // Restart kills the member if it runs, starts it again and waits until it serves.
@@ -97,28 +97,32 @@ func (m *Member) Restart(ctx context.Context) error {
 	if err := m.Kill(); err != nil && !errors.Is(err, ErrNotRunning) {
 		return err
 	}
+
 	if err := m.Start(); err != nil {
 		return err
 	}
 	return m.WaitReady(ctx)
 }
 
-// WaitReady waits until the member serves: a mongod is primary or secondary, a broker is known to
-// itself as part of the cluster. It gives up when the member ends; the error then quotes its log.
-func (m *Member) WaitReady(ctx context.Context) error { return m.await(ctx, m.check) }
+// WaitReady blocks until the member serves: a mongod is primary or secondary, and a broker lists itself in the
+// cluster. If the member ends, it returns an error that quotes the log.
+func (m *Member) WaitReady(ctx context.Context) error { return m.awaitReady(ctx, m.check) }
 
-// await repeats check until it succeeds.
-func (m *Member) await(ctx context.Context, check func(context.Context) error) error {
+// awaitReady repeats check until it succeeds, the member ends or ctx ends.
+func (m *Member) awaitReady(ctx context.Context, check func(context.Context) error) error {
 	m.mu.Lock()
 	run := m.run
 	m.mu.Unlock()
+
 	if run == nil && m.launch != nil {
 		return fmt.Errorf("%s: %w", m.name, ErrNotRunning)
 	}
+
 	var ended <-chan struct{}
 	if run != nil {
 		ended = run.done()
 	}
+
 	tick := time.NewTicker(25 * time.Millisecond)
 	defer tick.Stop()
 	for {
@@ -128,33 +132,39 @@ func (m *Member) await(ctx context.Context, check func(context.Context) error) e
 		if err == nil {
 			return nil
 		}
+
 		select {
 		case <-ended:
-			err := fmt.Errorf("%s ended while it started; its last words: %s", m.name, m.lastWords())
+			err := fmt.Errorf("%s ended while it started; end of its log: %s", m.name, m.lastWords())
 			return errors.Join(err, portTaken(m.ports))
 		case <-ctx.Done():
-			return fmt.Errorf("%s at %s is not ready: %w (last try: %w); its last words: %s", m.name, m.addr, context.Cause(ctx), err, m.lastWords())
+			return fmt.Errorf("%s at %s is not ready: %w (last attempt: %w); end of its log: %s",
+				m.name, m.addr, context.Cause(ctx), err, m.lastWords())
 		case <-tick.C:
 		}
 	}
 }
 
-func (m *Member) start() error {
+// startLocked starts the member if it does not run. The caller must hold m.mu.
+func (m *Member) startLocked() error {
 	if m.launch == nil {
 		return fmt.Errorf("%s: %w", m.name, ErrExternal)
 	}
+
 	if m.run != nil {
 		select {
 		case <-m.run.done():
 		default:
-			return fmt.Errorf("%s runs already (process %d)", m.name, m.run.pid())
+			return fmt.Errorf("%s is already running (process %d)", m.name, m.run.pid())
 		}
 	}
+
 	log, err := os.OpenFile(m.logPath(), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
 	if err != nil {
 		return err
 	}
 	defer log.Close()
+
 	run, err := m.launch(log)
 	if err != nil {
 		return fmt.Errorf("starting %s: %w", m.name, err)
@@ -163,30 +173,34 @@ func (m *Member) start() error {
 	return nil
 }
 
-func (m *Member) end(how func(instance) error) error {
+// signalAndWait sends a signal by how and blocks until the member has ended.
+func (m *Member) signalAndWait(how func(instance) error) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if err := m.tell(how); err != nil {
+	if err := m.signalLocked(how); err != nil {
 		return err
 	}
+
 	<-m.run.done()
 	m.run = nil
 	return nil
 }
 
-func (m *Member) signal(how func(instance) error) error {
+func (m *Member) sendSignal(how func(instance) error) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.tell(how)
+	return m.signalLocked(how)
 }
 
-func (m *Member) tell(how func(instance) error) error {
+// signalLocked sends a signal by how. The caller must hold m.mu.
+func (m *Member) signalLocked(how func(instance) error) error {
 	if m.launch == nil {
 		return fmt.Errorf("%s: %w", m.name, ErrExternal)
 	}
 	if m.run == nil {
 		return fmt.Errorf("%s: %w", m.name, ErrNotRunning)
 	}
+
 	err := how(m.run)
 	if errors.Is(err, os.ErrProcessDone) {
 		m.run = nil
@@ -200,20 +214,21 @@ func (m *Member) tell(how func(instance) error) error {
 
 func (m *Member) logPath() string { return filepath.Join(m.dir, m.name+".log") }
 
-// lastWords is the end of the member's log, for an error message.
+// lastWords returns the end of the member's log, for an error message.
 func (m *Member) lastWords() string {
-	const most = 1500
+	const maxBytes = 1500
 	b, err := os.ReadFile(m.logPath())
 	if err != nil || len(b) == 0 {
 		return "(none)"
 	}
-	if len(b) > most {
-		b = b[len(b)-most:]
+
+	if len(b) > maxBytes {
+		b = b[len(b)-maxBytes:]
 	}
 	return "\n" + strings.TrimSpace(string(b))
 }
 
-// process is a member that runs as a process of this machine.
+// process is an instance that runs as a process of this machine.
 type process struct {
 	p     *os.Process
 	ended chan struct{}
@@ -225,12 +240,15 @@ func startProcess(g *guard, dir string, log *os.File, program string, args []str
 	if err != nil {
 		return nil, err
 	}
+
 	p := &process{cmd.Process, make(chan struct{})}
 	go func() {
 		defer close(p.ended)
-		_ = cmd.Wait() // how it ended is in its log; that it ended is what matters here
+		// The reason for the end is in the log.
+		_ = cmd.Wait()
 		g.forget(cmd.Process.Pid)
 	}()
+
 	return p, nil
 }
 

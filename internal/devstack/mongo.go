@@ -18,29 +18,32 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo/readpref"
 )
 
-// setName is the name of every replica set of a stack.
+// setName is the name of the replica set of a stack.
 const setName = "rs0"
 
-// startMongods starts the members, makes them a replica set and waits until one is primary and the
-// others follow it.
+// startMongods starts the members, initiates the replica set, and blocks until one member is primary and the others
+// are secondaries.
 func (s *Stack) startMongods(ctx context.Context, p mongodProgram, o Options) error {
 	ports, err := freePorts(o.Mongods)
 	if err != nil {
 		return err
 	}
+
 	for i, port := range ports {
 		m := &Member{name: "mongod-" + strconv.Itoa(i+1), id: i + 1, addr: loopback(port), dir: s.dir, ports: []int{port}}
-		m.check = func(ctx context.Context) error { return serving(ctx, m.addr) }
+		m.check = func(ctx context.Context) error { return checkServing(ctx, m.addr) }
 		if p.image != "" {
 			if o.Mongo.secured() {
-				return errors.New("mongod in a container is started without TLS and access control: have it on the PATH")
+				return errors.New("mongod in a container supports neither TLS nor access control: install mongod on the PATH")
 			}
-			m.launch = s.containerLaunch(m, p.image, nil, append([]string{"mongod"}, mongodArgs(o.Mongo, port, "", "0.0.0.0")...))
+			command := append([]string{"mongod"}, mongodArgs(o.Mongo, port, "", "0.0.0.0")...)
+			m.launch = s.containerLaunch(m, p.image, nil, command)
 		} else {
 			data := filepath.Join(s.dir, m.name)
 			if err := os.Mkdir(data, 0o755); err != nil {
 				return err
 			}
+
 			args := append(mongodArgs(o.Mongo, port, data, "127.0.0.1"), "--nounixsocket")
 			security, err := s.mongodSecurity(o.Mongo)
 			if err != nil {
@@ -51,24 +54,32 @@ func (s *Stack) startMongods(ctx context.Context, p mongodProgram, o Options) er
 		}
 		s.mongods = append(s.mongods, m)
 	}
+
 	for _, m := range s.mongods {
 		if err := m.Start(); err != nil {
 			return err
 		}
 	}
+
 	for _, m := range s.mongods {
-		if err := m.await(ctx, func(ctx context.Context) error { _, err := hello(ctx, m.addr); return err }); err != nil {
+		responds := func(ctx context.Context) error {
+			_, err := runHello(ctx, m.addr)
+			return err
+		}
+		if err := m.awaitReady(ctx, responds); err != nil {
 			return err
 		}
 	}
-	if err := initiate(ctx, s.mongods, o.Mongo.ElectionTimeout); err != nil {
-		return fmt.Errorf("making the replica set: %w", err)
+
+	if err := initiateSet(ctx, s.mongods, o.Mongo.ElectionTimeout); err != nil {
+		return fmt.Errorf("initiating the replica set: %w", err)
 	}
 	for _, m := range s.mongods {
 		if err := m.WaitReady(ctx); err != nil {
 			return err
 		}
 	}
+
 	primary, err := s.Primary(ctx)
 	if err != nil || o.Mongo.Root == (User{}) {
 		return err
@@ -77,6 +88,7 @@ func (s *Stack) startMongods(ctx context.Context, p mongodProgram, o Options) er
 	return createRoot(ctx, primary.addr, s.root)
 }
 
+// mongodArgs returns the arguments of a mongod. data is empty for a container.
 func mongodArgs(o MongoOptions, port int, data, bind string) []string {
 	params := map[string]string{
 		"enableTestCommands":              "1",
@@ -85,37 +97,42 @@ func mongodArgs(o MongoOptions, port int, data, bind string) []string {
 	for k, v := range o.Parameters {
 		params[k] = v
 	}
+
 	args := []string{
 		"--replSet", setName, "--port", strconv.Itoa(port), "--bind_ip", bind,
 		"--wiredTigerCacheSizeGB", strconv.FormatFloat(float64(o.CacheMB)/1024, 'f', 3, 64),
 	}
+
 	if data != "" {
 		args = append(args, "--dbpath", data)
 	}
 	if o.OplogMB > 0 {
 		args = append(args, "--oplogSize", strconv.Itoa(o.OplogMB))
 	}
+
 	for _, k := range sortedKeys(params) {
 		args = append(args, "--setParameter", k+"="+params[k])
 	}
 	return append(args, o.Args...)
 }
 
-func initiate(ctx context.Context, members []*Member, election time.Duration) error {
+func initiateSet(ctx context.Context, members []*Member, election time.Duration) error {
 	list := bson.A{}
 	for i, m := range members {
 		list = append(list, bson.M{"_id": i, "host": m.addr, "priority": 1})
 	}
+
 	config := bson.M{"_id": setName, "members": list, "settings": bson.M{
 		"electionTimeoutMillis":   election.Milliseconds(),
 		"heartbeatIntervalMillis": min(500, election.Milliseconds()/2),
 	}}
-	_, err := direct(ctx, members[0].addr, bson.D{{Key: "replSetInitiate", Value: config}})
+
+	_, err := runCommand(ctx, members[0].addr, bson.D{{Key: "replSetInitiate", Value: config}})
 	return err
 }
 
-// Primary waits until a member of the replica set takes writes and returns it. Of two that think so,
-// it is the one elected last.
+// Primary blocks until a member of the replica set accepts writes, and returns it. If two members report to be
+// primary, it returns the one that was elected last.
 func (s *Stack) Primary(ctx context.Context) (*Member, error) {
 	tick := time.NewTicker(25 * time.Millisecond)
 	defer tick.Stop()
@@ -123,6 +140,7 @@ func (s *Stack) Primary(ctx context.Context) (*Member, error) {
 		if m := s.primaryNow(ctx); m != nil {
 			return m, nil
 		}
+
 		select {
 		case <-ctx.Done():
 			return nil, fmt.Errorf("waiting for a primary: %w", context.Cause(ctx))
@@ -131,19 +149,22 @@ func (s *Stack) Primary(ctx context.Context) (*Member, error) {
 	}
 }
 
+// primaryNow returns the current primary, or nil if there is none.
 func (s *Stack) primaryNow(ctx context.Context) *Member {
 	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
+
 	elected := make([]bson.ObjectID, len(s.mongods))
 	var wg sync.WaitGroup
 	for i, m := range s.mongods {
 		wg.Go(func() {
-			if h, err := hello(ctx, m.addr); err == nil && h.Primary {
+			if h, err := runHello(ctx, m.addr); err == nil && h.Primary {
 				elected[i] = h.ElectionID
 			}
 		})
 	}
 	wg.Wait()
+
 	var last bson.ObjectID
 	var primary *Member
 	for i, id := range elected {
@@ -160,32 +181,33 @@ type helloReply struct {
 	ElectionID bson.ObjectID `bson:"electionId"`
 }
 
-func hello(ctx context.Context, addr string) (helloReply, error) {
+func runHello(ctx context.Context, addr string) (helloReply, error) {
 	var h helloReply
-	raw, err := direct(ctx, addr, bson.D{{Key: "hello", Value: 1}})
+	raw, err := runCommand(ctx, addr, bson.D{{Key: "hello", Value: 1}})
 	if err == nil {
 		err = bson.Unmarshal(raw, &h)
 	}
 	return h, err
 }
 
-// serving is nil once the mongod is primary or follows one.
-func serving(ctx context.Context, addr string) error {
-	h, err := hello(ctx, addr)
+// checkServing returns nil if the mongod is primary or secondary.
+func checkServing(ctx context.Context, addr string) error {
+	h, err := runHello(ctx, addr)
 	if err == nil && !h.Primary && !h.Secondary {
 		err = errors.New("neither primary nor secondary yet")
 	}
 	return err
 }
 
-// direct runs one command on that very member.
-func direct(ctx context.Context, addr string, cmd bson.D) (bson.Raw, error) {
-	// The driver would wait for its own timeout where nobody listens; a refused dial tells at once.
+// runCommand runs one command on the member at addr.
+func runCommand(ctx context.Context, addr string, cmd bson.D) (bson.Raw, error) {
+	// If no process listens, the driver would wait for its own timeout. A refused dial fails at once.
 	conn, err := (&net.Dialer{}).DialContext(ctx, "tcp", addr)
 	if err != nil {
 		return nil, err
 	}
 	_ = conn.Close()
+
 	client, err := mongo.Connect(options.Client().SetHosts([]string{addr}).SetDirect(true).SetAppName("devstack").
 		SetServerSelectionTimeout(5 * time.Second).SetReadPreference(readpref.Nearest()))
 	if err != nil {
@@ -195,12 +217,13 @@ func direct(ctx context.Context, addr string, cmd bson.D) (bson.Raw, error) {
 	return client.Database("admin").RunCommand(ctx, cmd).Raw()
 }
 
-// useMongo takes the replica set that the environment names.
+// useMongo uses the replica set named by the environment.
 func (s *Stack) useMongo(ctx context.Context, uri string) error {
 	opts := options.Client().ApplyURI(uri)
 	if err := opts.Validate(); err != nil {
 		return fmt.Errorf("%s: %w", EnvMongoDB, err)
 	}
+
 	for i, host := range opts.Hosts {
 		m := &Member{name: "mongod-" + strconv.Itoa(i+1), id: i + 1, addr: host}
 		m.check = func(ctx context.Context) error {
@@ -212,6 +235,7 @@ func (s *Stack) useMongo(ctx context.Context, uri string) error {
 		}
 		s.mongods = append(s.mongods, m)
 	}
+
 	s.uri = uri
 	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
@@ -220,17 +244,19 @@ func (s *Stack) useMongo(ctx context.Context, uri string) error {
 		return fmt.Errorf("%s: %w", EnvMongoDB, err)
 	}
 	defer func() { _ = client.Disconnect(context.WithoutCancel(ctx)) }()
+
 	var info struct {
 		Version string `bson:"version"`
 	}
 	if err := client.Database("admin").RunCommand(ctx, bson.D{{Key: "buildInfo", Value: 1}}).Decode(&info); err != nil {
-		return fmt.Errorf("%s names a server that does not answer: %w", EnvMongoDB, err)
+		return fmt.Errorf("%s names a server that does not respond: %w", EnvMongoDB, err)
 	}
+
 	s.facts.mongo.Version = info.Version
 	return nil
 }
 
-// MongoURI is the connection string of the replica set; "" without one.
+// MongoURI returns the connection string of the replica set, or "" if there is none.
 func (s *Stack) MongoURI() string {
 	if s.uri != "" || len(s.mongods) == 0 {
 		return s.uri
@@ -238,10 +264,11 @@ func (s *Stack) MongoURI() string {
 	if s.root != (User{}) {
 		return s.MongoURIAs(s.root)
 	}
-	return "mongodb://" + strings.Join(addrs(s.mongods), ",") + "/?replicaSet=" + setName
+	return "mongodb://" + strings.Join(memberAddrs(s.mongods), ",") + "/?replicaSet=" + setName
 }
 
-// MongoURIAs is the connection string for a user of the admin database.
+// MongoURIAs returns the connection string for a user of the admin database.
 func (s *Stack) MongoURIAs(u User) string {
-	return "mongodb://" + u.Name + ":" + u.Password + "@" + strings.Join(addrs(s.mongods), ",") + "/?authSource=admin&replicaSet=" + setName
+	return "mongodb://" + u.Name + ":" + u.Password + "@" + strings.Join(memberAddrs(s.mongods), ",") +
+		"/?authSource=admin&replicaSet=" + setName
 }

@@ -8,15 +8,15 @@ import (
 	"strconv"
 )
 
-// Ports are taken below the range from which systems give outgoing connections theirs (32768 and up
-// on Linux, 49152 elsewhere): else a client's connection could sit on the port of a member that is
-// down, and the member could not come back to its address.
+// Ports are chosen below the range that systems use for outgoing connections (from 32768 on Linux, and from 49152
+// elsewhere). Otherwise the connection of a client could use the port of a stopped member, and the member could not
+// restart on its address.
 const lowestPort, highestPort = 15000, 32000
 
-// errPortTaken is a port that another process took between the choice and the member's start.
+// errPortTaken is the error when another process took a port after its choice and before the start of the member.
 var errPortTaken = errors.New("port taken by another process")
 
-// freePorts finds n loopback ports on which nobody listens.
+// freePorts returns n loopback ports on which no process listens.
 func freePorts(n int) ([]int, error) {
 	ports := make([]int, 0, n)
 	seen := map[int]bool{}
@@ -24,11 +24,13 @@ func freePorts(n int) ([]int, error) {
 		if len(ports) == n {
 			return ports, nil
 		}
+
 		p := lowestPort + rand.IntN(highestPort-lowestPort)
 		if seen[p] {
 			continue
 		}
 		seen[p] = true
+
 		l, err := net.Listen("tcp", loopback(p))
 		if err != nil {
 			continue
@@ -36,11 +38,11 @@ func freePorts(n int) ([]int, error) {
 		_ = l.Close()
 		ports = append(ports, p)
 	}
-	return nil, fmt.Errorf("no %d free loopback ports between %d and %d", n, lowestPort, highestPort)
+	return nil, fmt.Errorf("cannot find %d free loopback ports between %d and %d", n, lowestPort, highestPort)
 }
 
-// FreeAddress is a loopback address on which nobody listens now, and which the system gives to no connection: for a process
-// that is started to listen there, or that may leave it and come back.
+// FreeAddress returns a loopback address on which no process listens now. The system does not use its port for
+// outgoing connections. So a process can start to listen there, stop, and start again.
 func FreeAddress() (string, error) {
 	ports, err := freePorts(1)
 	if err != nil {
@@ -51,8 +53,8 @@ func FreeAddress() (string, error) {
 
 func loopback(port int) string { return net.JoinHostPort("127.0.0.1", strconv.Itoa(port)) }
 
-// portTaken is errPortTaken if somebody listens on one of the ports. It is asked about a member that
-// has ended.
+// portTaken returns errPortTaken if a process listens on one of the ports. The member of these ports must have
+// ended.
 func portTaken(ports []int) error {
 	for _, p := range ports {
 		l, err := net.Listen("tcp", loopback(p))

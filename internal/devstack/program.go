@@ -10,8 +10,8 @@ import (
 	"strings"
 )
 
-// Program is a run of a program of the caller's beside the servers. It ends when the stack stops, and when the process
-// that started the stack ends in whatever way. Its methods may be called from any goroutine.
+// Program is a run of a program of the caller. It ends when the stack stops, or when the process that started the
+// stack ends. Its methods are safe for concurrent use.
 type Program struct {
 	name string
 	log  string
@@ -20,8 +20,9 @@ type Program struct {
 	err  error // of Wait; valid once done is closed
 }
 
-// Run starts the program in a process group of its own, so that a Ctrl-C of the terminal does not reach it, with its
-// output in the log name.log of the stack's directory. The name must be new in the stack; a nil env is this process's own.
+// Run starts a program. It has its own process group, so that a Ctrl-C in the terminal does not reach it. Its
+// output goes to name.log in the stack's directory. The name must be new in the stack. If env is nil, the program
+// gets the environment of this process.
 func (s *Stack) Run(name string, env []string, path string, args ...string) (*Program, error) {
 	p := &Program{name: name, log: filepath.Join(s.dir, name+".log"), done: make(chan struct{})}
 	log, err := os.OpenFile(p.log, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o644)
@@ -29,9 +30,11 @@ func (s *Stack) Run(name string, env []string, path string, args ...string) (*Pr
 		return nil, fmt.Errorf("starting %s: %w", name, err)
 	}
 	defer log.Close()
+
 	if p.cmd, err = s.guard.start(s.dir, log, env, path, args); err != nil {
 		return nil, fmt.Errorf("starting %s: %w", name, err)
 	}
+
 	go func() {
 		defer close(p.done)
 		p.err = p.cmd.Wait()
@@ -40,19 +43,19 @@ func (s *Stack) Run(name string, env []string, path string, args ...string) (*Pr
 	return p, nil
 }
 
-// Dir is the stack's directory, for files that shall go with it.
+// Dir returns the stack's directory. Stop removes the directory with all its files.
 func (s *Stack) Dir() string { return s.dir }
 
-// Name is what Run was given.
+// Name returns the name from the call of Run.
 func (p *Program) Name() string { return p.name }
 
-// PID is the process id, also after the end.
+// PID returns the process id, also after the end.
 func (p *Program) PID() int { return p.cmd.Process.Pid }
 
-// Done is closed when the program has ended.
+// Done returns a channel that is closed when the program has ended.
 func (p *Program) Done() <-chan struct{} { return p.done }
 
-// Running reports whether it has not ended.
+// Running reports whether the program still runs.
 func (p *Program) Running() bool {
 	select {
 	case <-p.done:
@@ -62,56 +65,59 @@ func (p *Program) Running() bool {
 	}
 }
 
-// Err says how the program ended: nil for exit code 0. It waits for the end.
+// Err blocks until the program has ended. It returns nil for exit code 0, and else the error of the run.
 func (p *Program) Err() error {
 	<-p.done
 	return p.err
 }
 
-// Kill ends the program by SIGKILL and returns when it is gone; one that has ended is no error.
+// Kill ends the program with SIGKILL and blocks until it has ended. If it has ended already, it returns nil.
 func (p *Program) Kill() error {
-	if err := p.tell(killProcess); err != nil {
+	if err := p.sendSignal(killProcess); err != nil {
 		return err
 	}
 	<-p.done
 	return nil
 }
 
-// Terminate sends SIGTERM and does not wait; one that has ended is no error.
-func (p *Program) Terminate() error { return p.tell(terminateProcess) }
+// Terminate sends SIGTERM and does not block. If the program has ended already, it returns nil.
+func (p *Program) Terminate() error { return p.sendSignal(terminateProcess) }
 
-// Pause stops the program by SIGSTOP, Resume lets it go on.
-func (p *Program) Pause() error { return p.tell(pauseProcess) }
+// Pause stops the program with SIGSTOP.
+func (p *Program) Pause() error { return p.sendSignal(pauseProcess) }
 
 // Resume undoes Pause.
-func (p *Program) Resume() error { return p.tell(resumeProcess) }
+func (p *Program) Resume() error { return p.sendSignal(resumeProcess) }
 
-func (p *Program) tell(how func(*os.Process) error) error {
+func (p *Program) sendSignal(how func(*os.Process) error) error {
 	if err := how(p.cmd.Process); err != nil && !errors.Is(err, os.ErrProcessDone) {
 		return fmt.Errorf("signalling %s: %w", p.name, err)
 	}
 	return nil
 }
 
-// LastLines are up to n lines from the end of its log.
+// LastLines returns up to n lines from the end of the log.
 func (p *Program) LastLines(n int) []string {
-	const most = 64 << 10
+	const maxBytes = 64 << 10
 	f, err := os.Open(p.log)
 	if err != nil {
 		return nil
 	}
 	defer f.Close()
-	if info, err := f.Stat(); err == nil && info.Size() > most {
-		if _, err := f.Seek(-most, io.SeekEnd); err != nil {
+
+	if info, err := f.Stat(); err == nil && info.Size() > maxBytes {
+		if _, err := f.Seek(-maxBytes, io.SeekEnd); err != nil {
 			return nil
 		}
 	}
-	b := make([]byte, most)
+
+	b := make([]byte, maxBytes)
 	read, _ := io.ReadFull(f, b)
 	text := strings.TrimSpace(string(b[:read]))
 	if text == "" {
 		return nil
 	}
+
 	lines := strings.Split(text, "\n")
 	return lines[max(0, len(lines)-n):]
 }

@@ -7,14 +7,14 @@ import (
 	"time"
 )
 
-// Stage is what is being done with a server.
+// Stage is a step of the start of a server.
 type Stage string
 
-// The stages of a server, in their order; those of fetching only where it is not there yet.
+// The stages of a server, in order. A server that is available already starts with Starting.
 const (
-	Waiting   Stage = "waiting"   // another process on this machine fetches it
+	Waiting   Stage = "waiting"   // another process on this machine fetches the server
 	Fetching  Stage = "fetching"  // being downloaded
-	Preparing Stage = "preparing" // unpacked, verified and made quick to start
+	Preparing Stage = "preparing" // being unpacked, verified and prepared for fast starts
 	Starting  Stage = "starting"
 	Ready     Stage = "ready"
 )
@@ -22,13 +22,13 @@ const (
 // Progress is one step of one server.
 type Progress struct {
 	What    string        // "mongod", "Kafka"
-	Stage   Stage         // what is being done
+	Stage   Stage         // current stage
 	Detail  string        // version, address or source; may be empty
-	MB      float64       // megabytes that arrived so far, of Fetching
+	MB      float64       // megabytes fetched so far
 	Elapsed time.Duration // since the stage before Ready began
 }
 
-// String is the step as one line.
+// String returns the step as one line.
 func (p Progress) String() string {
 	s := fmt.Sprintf("%-8s %s", p.What, p.Stage)
 	if p.Detail != "" {
@@ -43,12 +43,12 @@ func (p Progress) String() string {
 	return s
 }
 
-// Lines writes each step to w as a line of its own.
+// Lines returns a function that writes each step to w as one line.
 func Lines(w io.Writer) func(Progress) {
 	return func(p Progress) { fmt.Fprintln(w, p) }
 }
 
-// serially makes f safe for the parts that start at the same time.
+// serially returns f, protected against concurrent calls.
 func serially(f func(Progress)) func(Progress) {
 	var mu sync.Mutex
 	return func(p Progress) {
@@ -58,10 +58,11 @@ func serially(f func(Progress)) func(Progress) {
 	}
 }
 
-// ticking reports a running fetch once a second until stop is called, which waits for its goroutine.
+// ticking reports a running fetch once per second. stop ends this and waits for the goroutine.
 func ticking(report func(Progress), p Progress, arrived func() float64) (stop func()) {
 	began := time.Now()
 	report(p)
+
 	quit, done := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(done)
@@ -77,5 +78,6 @@ func ticking(report func(Progress), p Progress, arrived func() float64) (stop fu
 			}
 		}
 	}()
+
 	return func() { close(quit); <-done }
 }

@@ -21,7 +21,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 )
 
-// securityProps adds what the SASL and TLS listeners and the authorizer need.
+// securityProps adds the properties of the SASL and TLS listeners and the authorizer.
 func securityProps(props map[string]string, k KafkaOptions, a *authority) {
 	if len(k.Users) > 0 {
 		props["sasl.enabled.mechanisms"] = "PLAIN,SCRAM-SHA-256,SCRAM-SHA-512"
@@ -29,6 +29,7 @@ func securityProps(props map[string]string, k KafkaOptions, a *authority) {
 		for _, u := range k.Users {
 			plain += fmt.Sprintf(" user_%s=%q", u.Name, u.Password)
 		}
+
 		for _, l := range []Listener{SASL, SASLTLS} {
 			prefix := "listener.name." + strings.ToLower(string(l)) + "."
 			props[prefix+"plain.sasl.jaas.config"] = plain + ";"
@@ -37,6 +38,7 @@ func securityProps(props map[string]string, k KafkaOptions, a *authority) {
 			}
 		}
 	}
+
 	if k.TLS && a != nil {
 		props["ssl.keystore.type"] = "PEM"
 		props["ssl.keystore.location"] = a.serverFile
@@ -44,23 +46,28 @@ func securityProps(props map[string]string, k KafkaOptions, a *authority) {
 		props["ssl.truststore.location"] = a.caFile
 		props["ssl.client.auth"] = "requested"
 	}
+
 	if k.ACLs {
 		props["authorizer.class.name"] = "org.apache.kafka.metadata.authorizer.StandardAuthorizer"
-		props["super.users"] = "User:ANONYMOUS" // the plain listener: the brokers themselves and the test's own set-up
+		// Clients of the plain listener: the brokers themselves and the setup of the test.
+		props["super.users"] = "User:ANONYMOUS"
 	}
 }
 
 func (o MongoOptions) secured() bool { return o.TLS || o.Root != (User{}) }
 
-// mongodSecurity are the arguments for TLS and access control; the members' common key is written into the directory.
+// mongodSecurity returns the arguments for TLS and access control. It writes the common key of the members into the
+// directory of the stack.
 func (s *Stack) mongodSecurity(o MongoOptions) (args []string, err error) {
 	if o.TLS {
 		args = append(args, "--tlsMode", "allowTLS", "--tlsCertificateKeyFile", s.tls.serverFile, "--tlsCAFile", s.tls.caFile,
 			"--tlsAllowConnectionsWithoutCertificates")
 	}
+
 	if o.Root == (User{}) {
 		return args, nil
 	}
+
 	path := filepath.Join(s.dir, "mongod.key")
 	if _, err := os.Stat(path); errors.Is(err, os.ErrNotExist) {
 		if err := os.WriteFile(path, []byte(rand.Text()+rand.Text()), 0o600); err != nil {
@@ -70,11 +77,13 @@ func (s *Stack) mongodSecurity(o MongoOptions) (args []string, err error) {
 	return append(args, "--keyFile", path), nil
 }
 
-// createRoot makes the first user, which anyone on the same machine may as long as there is none.
+// createRoot creates the first user. While there is no user, every client on the same machine may do this.
 func createRoot(ctx context.Context, primary string, u User) error {
-	_, err := direct(ctx, primary, bson.D{{Key: "createUser", Value: u.Name}, {Key: "pwd", Value: u.Password}, {Key: "roles", Value: bson.A{"root"}}})
+	_, err := runCommand(ctx, primary, bson.D{
+		{Key: "createUser", Value: u.Name}, {Key: "pwd", Value: u.Password}, {Key: "roles", Value: bson.A{"root"}},
+	})
 	if err != nil {
-		return fmt.Errorf("making the user %s: %w", u.Name, err)
+		return fmt.Errorf("creating the user %s: %w", u.Name, err)
 	}
 	return nil
 }
@@ -87,45 +96,56 @@ type authority struct {
 	caFile, serverFile string
 }
 
-// newAuthority makes the authority and the servers' certificate, for 127.0.0.1 and localhost, as
-// files in dir.
+// newAuthority creates the authority, and the servers' certificate for 127.0.0.1 and localhost, as files in dir.
 func newAuthority(dir string) (*authority, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		return nil, err
 	}
+
 	t := template("outrelay devstack authority")
 	t.IsCA, t.BasicConstraintsValid, t.KeyUsage = true, true, x509.KeyUsageCertSign
 	der, err := x509.CreateCertificate(rand.Reader, t, t, &key.PublicKey, key)
 	if err != nil {
 		return nil, err
 	}
+
 	cert, err := x509.ParseCertificate(der)
 	if err != nil {
 		return nil, err
 	}
-	a := &authority{cert: cert, key: key, caPEM: pemBlock("CERTIFICATE", der), caFile: filepath.Join(dir, "ca.pem"), serverFile: filepath.Join(dir, "server.pem")}
+
+	a := &authority{
+		cert: cert, key: key, caPEM: pemBlock("CERTIFICATE", der),
+		caFile: filepath.Join(dir, "ca.pem"), serverFile: filepath.Join(dir, "server.pem"),
+	}
+
 	chain, private, err := a.issue("localhost")
 	if err != nil {
 		return nil, err
 	}
-	return a, errors.Join(os.WriteFile(a.caFile, a.caPEM, 0o600), os.WriteFile(a.serverFile, append(private, chain...), 0o600))
+	return a, errors.Join(
+		os.WriteFile(a.caFile, a.caPEM, 0o600),
+		os.WriteFile(a.serverFile, append(private, chain...), 0o600))
 }
 
-// issue signs a certificate and its key, both as PEM.
+// issue returns a new signed certificate and its key, both as PEM.
 func (a *authority) issue(name string) (chain, private []byte, err error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		return nil, nil, err
 	}
+
 	t := template(name)
 	t.DNSNames, t.IPAddresses = []string{"localhost"}, []net.IP{net.IPv4(127, 0, 0, 1)}
 	t.KeyUsage = x509.KeyUsageDigitalSignature
 	t.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth}
+
 	der, err := x509.CreateCertificate(rand.Reader, t, a.cert, &key.PublicKey, a.key)
 	if err != nil {
 		return nil, nil, err
 	}
+
 	pkcs8, err := x509.MarshalPKCS8PrivateKey(key)
 	if err != nil {
 		return nil, nil, err
@@ -146,22 +166,21 @@ func pemBlock(kind string, der []byte) []byte {
 	return pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der})
 }
 
-// RenewTLS replaces the authority and the certificate of the servers by new ones. A member takes them when it is started
-// again; CA, TLSConfig and ClientCert are about the new ones at once.
+// RenewTLS replaces the authority and the servers' certificate. A member uses the new ones after its next start. CA,
+// TLSConfig and ClientCert use them at once.
 func (s *Stack) RenewTLS() error {
 	if s.tls == nil {
-		return errors.New("the stack has no TLS: ask for it by Options.Mongo or Options.Kafka")
+		return errors.New("the stack has no TLS: enable it in Options.Mongo or Options.Kafka")
 	}
 	a, err := newAuthority(s.dir)
 	if err != nil {
-		return fmt.Errorf("making certificates: %w", err)
+		return fmt.Errorf("creating certificates: %w", err)
 	}
 	s.tls = a
 	return nil
 }
 
-// CA is the certificate of the authority that signed the servers' certificates, as PEM; nil without
-// TLS.
+// CA returns the certificate of the authority of the servers' certificates, as PEM. Without TLS it returns nil.
 func (s *Stack) CA() []byte {
 	if s.tls == nil {
 		return nil
@@ -169,7 +188,7 @@ func (s *Stack) CA() []byte {
 	return s.tls.caPEM
 }
 
-// TLSConfig trusts the servers' certificates; nil without TLS.
+// TLSConfig returns a configuration that trusts the servers' certificates. Without TLS it returns nil.
 func (s *Stack) TLSConfig() *tls.Config {
 	if s.tls == nil {
 		return nil
@@ -179,11 +198,11 @@ func (s *Stack) TLSConfig() *tls.Config {
 	return &tls.Config{RootCAs: pool, MinVersion: tls.VersionTLS12}
 }
 
-// ClientCert is a certificate of that common name and its key, as PEM, which the servers trust: on
-// the brokers' TLS listener its bearer is the user "CN=<name>".
+// ClientCert returns a certificate with the common name and its key, as PEM. The servers trust it. On the brokers'
+// TLS listener, its user is "CN=<name>".
 func (s *Stack) ClientCert(name string) (cert, key []byte, err error) {
 	if s.tls == nil {
-		return nil, nil, errors.New("the stack has no TLS: ask for it by Options.Mongo or Options.Kafka")
+		return nil, nil, errors.New("the stack has no TLS: enable it in Options.Mongo or Options.Kafka")
 	}
 	return s.tls.issue(name)
 }

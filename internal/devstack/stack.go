@@ -12,13 +12,13 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// startWithin bounds a start once the programs are there.
+// startWithin bounds a start after the programs were found or fetched.
 const startWithin = 2 * time.Minute
 
-// A Stack is a running replica set, Kafka cluster or both. Its members' addresses never change.
+// A Stack is a running replica set, Kafka cluster or both. The addresses of its members never change.
 type Stack struct {
 	dir     string
-	uri     string // only where the environment named it
+	uri     string // empty unless the environment names it
 	root    User
 	mongods []*Member
 	brokers []*Member
@@ -30,35 +30,38 @@ type Stack struct {
 	stop    sync.Once
 }
 
-// Server says what runs, for people.
+// Server describes a running server, for people.
 type Server struct {
 	Name      string // "mongod" or "Kafka"
-	Version   string // may be empty for a broker that the environment named
+	Version   string // may be empty for a broker named by the environment
 	Addrs     []string
 	Origin    string        // "cached", "fetched once, 42 MB", a path, "environment" or an image
-	StartedIn time.Duration // without the time of fetching it
+	StartedIn time.Duration // excluding the time to fetch it
 }
 
-// Start finds or fetches what is needed, starts it and returns when every member serves. An error of
-// type [*UnavailableError] says that a server can be had in no way here and what to install.
+// Start finds or fetches the servers, starts them, and blocks until every member serves. If no way to get a
+// server works on this machine, the error is an [*UnavailableError], which names the programs to install.
 //
-// Start takes about two seconds once the programs are cached. The stack ends by Stop, or when the
-// process ends in whatever way. A cancelled ctx ends a start, not a stack that Start has returned.
+// With cached programs, Start takes about two seconds. The stack ends by Stop, or when the process ends. The
+// end of ctx interrupts Start, but does not end a stack that Start has returned.
 func Start(ctx context.Context, o Options) (*Stack, error) {
 	o, err := o.withDefaults()
 	if err != nil {
 		return nil, err
 	}
+
 	c, err := openCache()
 	if err != nil {
 		return nil, err
 	}
-	mongod, kafka, err := find(ctx, c, o)
+
+	mongod, kafka, err := findPrograms(ctx, c, o)
 	if err != nil {
 		return nil, fmt.Errorf("devstack: %w", err)
 	}
+
 	for try := 1; ; try++ {
-		s, err := boot(ctx, c, o, mongod, kafka)
+		s, err := startServers(ctx, c, o, mongod, kafka)
 		if err == nil {
 			return s, nil
 		}
@@ -68,19 +71,23 @@ func Start(ctx context.Context, o Options) (*Stack, error) {
 	}
 }
 
-// find has both programs looked for at the same time; neither's absence stops the other's search, so
-// that one message names all that is missing.
-func find(ctx context.Context, c cache, o Options) (mongod mongodProgram, kafka kafkaProgram, err error) {
+// findPrograms searches for both programs concurrently. If one search fails, the other continues, so that the
+// error names all missing programs.
+func findPrograms(ctx context.Context, c cache, o Options) (mongod mongodProgram, kafka kafkaProgram, err error) {
 	var wg sync.WaitGroup
 	var merr, kerr error
 	if o.Mongods > 0 && o.mongoEnv() == "" {
 		wg.Go(func() { mongod, merr = findMongod(ctx, c, o) })
 	}
+
 	if o.Brokers > 0 && o.kafkaEnv() == "" {
 		wg.Go(func() {
-			if kafka, kerr = findKafka(ctx, c, o); kerr != nil || kafka.image != "" {
+			kafka, kerr = findKafka(ctx, c, o)
+			if kerr != nil || kafka.image != "" {
 				return
 			}
+
+			// Without the prepared files a start works too, only slower.
 			prep, err := prepareKafka(ctx, c, kafka, o.Progress)
 			if err != nil {
 				o.Progress(Progress{What: "Kafka", Stage: Preparing, Detail: "starts will be slower: " + err.Error()})
@@ -89,11 +96,12 @@ func find(ctx context.Context, c cache, o Options) (mongod mongodProgram, kafka 
 			kafka.prep = prep
 		})
 	}
+
 	wg.Wait()
 	return mongod, kafka, errors.Join(merr, kerr)
 }
 
-// mongoEnv is the replica set that the environment names, if it is wanted.
+// mongoEnv returns the replica set named by the environment, or "" if the options do not permit it.
 func (o Options) mongoEnv() string {
 	if !o.Env || o.Mongods != 1 || o.Mongo.secured() {
 		return ""
@@ -101,6 +109,7 @@ func (o Options) mongoEnv() string {
 	return os.Getenv(EnvMongoDB)
 }
 
+// kafkaEnv returns the brokers named by the environment, or "" if the options do not permit them.
 func (o Options) kafkaEnv() string {
 	if !o.Env || o.Brokers != 1 || len(o.Kafka.Users) > 0 || o.Kafka.TLS || o.Kafka.ACLs {
 		return ""
@@ -108,7 +117,7 @@ func (o Options) kafkaEnv() string {
 	return os.Getenv(EnvKafka)
 }
 
-// newStack makes an empty stack with its directory and its guard.
+// newStack returns an empty stack with its directory and its guard.
 func newStack(ctx context.Context, c cache, parent string) (*Stack, error) {
 	dir, release, err := c.dataDir(ctx, parent)
 	if err != nil {
@@ -119,28 +128,34 @@ func newStack(ctx context.Context, c cache, parent string) (*Stack, error) {
 		release()
 		return nil, err
 	}
+
 	return &Stack{dir: dir, guard: g, release: release}, nil
 }
 
-func boot(ctx context.Context, c cache, o Options, mongod mongodProgram, kafka kafkaProgram) (*Stack, error) {
+// startServers starts both kinds of servers concurrently and blocks until all members serve.
+func startServers(ctx context.Context, c cache, o Options, mongod mongodProgram, kafka kafkaProgram) (*Stack, error) {
 	s, err := newStack(ctx, c, o.Dir)
 	if err != nil {
 		return nil, err
 	}
+
 	if o.Mongo.TLS || o.Kafka.TLS {
 		if s.tls, err = newAuthority(s.dir); err != nil {
 			s.Stop()
 			return nil, fmt.Errorf("making certificates: %w", err)
 		}
 	}
+
 	ctx, cancel := context.WithTimeoutCause(ctx, startWithin, fmt.Errorf("not up within %v", startWithin))
 	defer cancel()
 	both, ctx := errgroup.WithContext(ctx)
+
 	s.facts.mongo = Server{Name: "mongod", Version: mongod.version, Origin: mongod.origin}
 	s.facts.kafka = Server{Name: "Kafka", Version: kafka.version, Origin: kafka.origin}
+
 	if o.Mongods > 0 {
 		both.Go(func() error {
-			return s.bring(&s.facts.mongo, o, &s.mongods, o.mongoEnv() != "", func() error {
+			return s.startAndReport(&s.facts.mongo, o, &s.mongods, o.mongoEnv() != "", func() error {
 				if uri := o.mongoEnv(); uri != "" {
 					return s.useMongo(ctx, uri)
 				}
@@ -148,9 +163,10 @@ func boot(ctx context.Context, c cache, o Options, mongod mongodProgram, kafka k
 			})
 		})
 	}
+
 	if o.Brokers > 0 {
 		both.Go(func() error {
-			return s.bring(&s.facts.kafka, o, &s.brokers, o.kafkaEnv() != "", func() error {
+			return s.startAndReport(&s.facts.kafka, o, &s.brokers, o.kafkaEnv() != "", func() error {
 				if list := o.kafkaEnv(); list != "" {
 					return s.useKafka(ctx, list)
 				}
@@ -158,6 +174,7 @@ func boot(ctx context.Context, c cache, o Options, mongod mongodProgram, kafka k
 			})
 		})
 	}
+
 	if err := both.Wait(); err != nil {
 		s.Stop()
 		return nil, err
@@ -165,28 +182,33 @@ func boot(ctx context.Context, c cache, o Options, mongod mongodProgram, kafka k
 	return s, nil
 }
 
-// bring starts one kind of server and tells about it.
-func (s *Stack) bring(fact *Server, o Options, members *[]*Member, external bool, start func() error) error {
+// startAndReport starts one kind of server and reports its progress.
+func (s *Stack) startAndReport(fact *Server, o Options, members *[]*Member, external bool, start func() error) error {
 	began := time.Now()
 	o.Progress(Progress{What: fact.Name, Stage: Starting, Detail: fact.Version})
 	if external {
 		fact.Origin = "environment"
 	}
+
 	if err := start(); err != nil {
 		return err
 	}
-	fact.Addrs, fact.StartedIn = addrs(*members), time.Since(began)
-	o.Progress(Progress{What: fact.Name, Stage: Ready, Detail: fmt.Sprintf("%s  %v  (%s)", fact.Version, fact.Addrs, fact.Origin), Elapsed: fact.StartedIn})
+
+	fact.Addrs, fact.StartedIn = memberAddrs(*members), time.Since(began)
+	o.Progress(Progress{
+		What: fact.Name, Stage: Ready, Elapsed: fact.StartedIn,
+		Detail: fmt.Sprintf("%s  %v  (%s)", fact.Version, fact.Addrs, fact.Origin),
+	})
 	return nil
 }
 
-// Mongods are the members of the replica set, in the order of their numbers.
+// Mongods returns the members of the replica set, ordered by number.
 func (s *Stack) Mongods() []*Member { return slices.Clone(s.mongods) }
 
-// Kafkas are the brokers, in the order of their node ids.
+// Kafkas returns the brokers, ordered by node id.
 func (s *Stack) Kafkas() []*Member { return slices.Clone(s.brokers) }
 
-// Servers say what runs and how it was had.
+// Servers describes the running servers and their origin.
 func (s *Stack) Servers() []Server {
 	var out []Server
 	for _, f := range []Server{s.facts.mongo, s.facts.kafka} {
@@ -197,15 +219,17 @@ func (s *Stack) Servers() []Server {
 	return out
 }
 
-// Stop kills the members and removes their data, and returns when that is done. Servers that the
-// environment named are left alone. Further calls do nothing.
+// Stop kills the members, removes their data, and blocks until this is done. It does not stop servers named by
+// the environment. Further calls do nothing.
 func (s *Stack) Stop() {
 	s.stop.Do(func() {
 		var wg sync.WaitGroup
 		for _, m := range slices.Concat(s.mongods, s.brokers) {
-			wg.Go(func() { _ = m.Kill() }) // one that does not run, or is not ours, needs no end
+			// The error of a member that does not run, or is external, does not matter.
+			wg.Go(func() { _ = m.Kill() })
 		}
 		wg.Wait()
+
 		s.guard.close()
 		s.release()
 	})

@@ -14,10 +14,10 @@ import (
 )
 
 const (
-	tailWait    = 500 * time.Millisecond // of one fetch that finds nothing
+	tailWait    = 500 * time.Millisecond // of a fetch that finds no record
 	tailBytes   = 4 << 20                // of one fetch
 	tailRetry   = 100 * time.Millisecond // after an error
-	tailRefresh = time.Second            // between two looks for new partitions
+	tailRefresh = time.Second            // between two checks for new partitions
 )
 
 // Header is a header of a record. A nil value is a null.
@@ -26,7 +26,7 @@ type Header struct {
 	Value []byte
 }
 
-// Message is a record as a consumer gets it. Its bytes are its own.
+// Message is a record as a consumer receives it. Its bytes are not shared.
 type Message struct {
 	Topic      string
 	Partition  int
@@ -34,10 +34,10 @@ type Message struct {
 	Key, Value []byte // nil is a null
 	Headers    []Header
 	Time       time.Time // the record's timestamp
-	Seen       time.Time // when the fetch that brought it returned
+	Seen       time.Time // when the fetch of the record returned
 }
 
-// Header is the value of the first header of that name; "" without one.
+// Header returns the value of the first header with the name, or "" if there is none.
 func (m Message) Header(name string) string {
 	for _, h := range m.Headers {
 		if h.Key == name {
@@ -47,21 +47,25 @@ func (m Message) Header(name string) string {
 	return ""
 }
 
-// Tail reads all partitions of the topics from their first record on and hands each record to each, until ctx ends. It is
-// the witness of demos and tests: it goes through nothing of the relay's own, sees uncommitted records as well, and commits
-// no offsets. Records of one partition come in their order; each is called for several partitions at the same time and
-// holds up its own partition while it runs. Markers of transactions are no records. Brokers and partitions that are away
-// are asked again, topics and partitions that come to be later are read too.
+// Tail reads all partitions of the topics from their first record on and calls each for every record, until
+// ctx ends. It is an independent reader for demos and tests: it uses no code of the relay, also reads
+// uncommitted records, and commits no offsets. Records of one partition arrive in order. each runs
+// concurrently for several partitions, and blocks its own partition while it runs. Markers of transactions
+// are not records. Tail retries brokers and partitions that are not available, and also reads topics and
+// partitions that are created later.
 func Tail(ctx context.Context, brokers, topics []string, each func(Message)) {
 	tr := &kafka.Transport{MetadataTTL: tailRefresh, MetadataTopics: topics}
 	defer tr.CloseIdleConnections()
 	cl := &kafka.Client{Addr: kafka.TCP(brokers...), Transport: tr}
+
 	var wg sync.WaitGroup
 	defer wg.Wait()
+
 	type part struct {
 		topic string
 		id    int
 	}
+
 	reading := map[part]bool{}
 	for {
 		res, err := cl.Metadata(ctx, &kafka.MetadataRequest{Topics: topics})
@@ -75,50 +79,58 @@ func Tail(ctx context.Context, brokers, topics []string, each func(Message)) {
 				}
 			}
 		}
+
 		if !waited(ctx, tailRefresh) {
 			return
 		}
 	}
 }
 
+// tailPartition reads one partition until ctx ends.
 func tailPartition(ctx context.Context, cl *kafka.Client, topic string, p int, each func(Message)) {
 	next := kafka.FirstOffset
 	for ctx.Err() == nil {
-		res, err := cl.Fetch(ctx, &kafka.FetchRequest{Topic: topic, Partition: p, Offset: next, MinBytes: 1, MaxBytes: tailBytes, MaxWait: tailWait})
+		res, err := cl.Fetch(ctx, &kafka.FetchRequest{
+			Topic: topic, Partition: p, Offset: next, MinBytes: 1, MaxBytes: tailBytes, MaxWait: tailWait,
+		})
 		seen := time.Now()
 		if err == nil {
 			err = res.Error
 		}
-		switch {
-		case errors.Is(err, kafka.OffsetOutOfRange):
-			next = kafka.FirstOffset // trimmed by retention meanwhile
-			fallthrough
-		case err != nil:
-			waited(ctx, tailRetry)
-		default:
-			if next == kafka.FirstOffset {
-				next = res.LogStartOffset
-			}
-			next = tailRecords(res.Records, next, func(m Message) {
-				m.Topic, m.Partition, m.Seen = topic, p, seen
-				each(m)
-			})
+
+		// The retention has removed the records at next in the meantime.
+		if errors.Is(err, kafka.OffsetOutOfRange) {
+			next = kafka.FirstOffset
 		}
+		if err != nil {
+			waited(ctx, tailRetry)
+			continue
+		}
+
+		if next == kafka.FirstOffset {
+			next = res.LogStartOffset
+		}
+		next = tailRecords(res.Records, next, func(m Message) {
+			m.Topic, m.Partition, m.Seen = topic, p, seen
+			each(m)
+		})
 	}
 }
 
-// tailRecords hands over what is at next or behind it and returns the offset to go on from. A record that cannot be read
-// ends it there; the next fetch begins with it.
+// tailRecords calls each for the records from next on, and returns the offset of the next fetch. If a record
+// cannot be read, tailRecords stops there, and the next fetch starts with this record.
 func tailRecords(set kafka.RecordReader, next int64, each func(Message)) int64 {
 	batches := []kafka.RecordReader{set}
 	if s, ok := set.(*protocol.RecordStream); ok {
 		batches = s.Records
 	}
+
 	for _, b := range batches {
 		if c, ok := b.(*protocol.ControlBatch); ok {
 			next = max(next, c.Offset()+1)
 			continue
 		}
+
 		for {
 			r, err := b.ReadRecord()
 			if errors.Is(err, io.EOF) {
@@ -127,6 +139,7 @@ func tailRecords(set kafka.RecordReader, next int64, each func(Message)) int64 {
 			if err != nil {
 				return next
 			}
+
 			m, err := message(r)
 			if err != nil {
 				return next
@@ -149,6 +162,7 @@ func message(r *kafka.Record) (Message, error) {
 	if m.Value, err = protocol.ReadAll(r.Value); err != nil {
 		return m, err
 	}
+
 	for _, h := range r.Headers {
 		m.Headers = append(m.Headers, Header(h))
 	}
@@ -174,15 +188,19 @@ func waited(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// CreateTopic makes a topic and returns when every partition has a leader. One that exists already is an error.
+// CreateTopic creates a topic and blocks until every partition has a leader. If the topic exists, it returns
+// an error.
 func (s *Stack) CreateTopic(ctx context.Context, name string, partitions, replicas int) error {
-	cl, done := s.client()
+	cl, done := s.newClient()
 	defer done()
 	if partitions < 1 || partitions > math.MaxInt32 || replicas < 1 || replicas > len(s.brokers) {
-		return fmt.Errorf("creating topic %s: %d partitions with %d replicas on %d brokers", name, partitions, replicas, len(s.brokers))
+		return fmt.Errorf("creating topic %s: %d partitions with %d replicas are not possible on %d brokers",
+			name, partitions, replicas, len(s.brokers))
 	}
-	err := again(ctx, func() error {
-		res, err := cl.CreateTopics(ctx, &kafka.CreateTopicsRequest{Topics: []kafka.TopicConfig{{Topic: name, NumPartitions: partitions, ReplicationFactor: replicas}}})
+
+	err := retryWhile(ctx, func() error {
+		config := kafka.TopicConfig{Topic: name, NumPartitions: partitions, ReplicationFactor: replicas}
+		res, err := cl.CreateTopics(ctx, &kafka.CreateTopicsRequest{Topics: []kafka.TopicConfig{config}})
 		if err == nil {
 			err = res.Errors[name]
 		}
@@ -191,13 +209,15 @@ func (s *Stack) CreateTopic(ctx context.Context, name string, partitions, replic
 	if err != nil {
 		return fmt.Errorf("creating topic %s: %w", name, err)
 	}
+
 	for {
 		led := 0
 		for p := range partitions {
-			if q, err := partition(ctx, cl, name, p); err == nil && q.Leader.Host != "" {
+			if q, err := readPartition(ctx, cl, name, p); err == nil && q.Leader.Host != "" {
 				led++
 			}
 		}
+
 		if led == partitions {
 			return nil
 		}

@@ -8,22 +8,25 @@ import (
 	"github.com/segmentio/kafka-go"
 )
 
-// DeleteTopics removes topics with their records; one that is not there is no error. Brokers that are away from their
-// controller are asked again until ctx ends.
+// DeleteTopics deletes topics with their records. It ignores missing topics. If a broker does not know its
+// controller, DeleteTopics retries until ctx ends.
 func (s *Stack) DeleteTopics(ctx context.Context, names ...string) error {
 	if len(names) == 0 {
 		return nil
 	}
-	cl, done := s.client()
+
+	cl, done := s.newClient()
 	defer done()
+
 	var res *kafka.DeleteTopicsResponse
-	err := again(ctx, func() (err error) {
+	err := retryWhile(ctx, func() (err error) {
 		res, err = cl.DeleteTopics(ctx, &kafka.DeleteTopicsRequest{Topics: names})
 		return err
 	}, isAway)
 	if err != nil {
 		return fmt.Errorf("deleting topics: %w", err)
 	}
+
 	var errs []error
 	for name, err := range res.Errors {
 		if err != nil && !errors.Is(err, kafka.UnknownTopicOrPartition) {

@@ -71,7 +71,7 @@ func TestCertificatesAreExplained(t *testing.T) {
 
 	r := look(s.MongoURI(), "mongodb.tls.ca="+otherCA, "kafka.tls.ca="+otherCA)
 	expect(t, r, "mongodb", Fail, "authority that is not known", "mongodb.tls.ca")
-	expect(t, r, "kafka", Fail, "authority that is not known", "kafka.tls.ca")
+	expect(t, r, "kafka", Fail, "does not trust the authority", "kafka.tls.ca")
 	expect(t, r, "config.certificates", Warn, otherCA, "expires at", "without a restart")
 
 	r = look(s.MongoURI(), "mongodb.tls.ca="+ca, "kafka.tls.ca="+ca)

@@ -147,7 +147,7 @@ func TestHealthy(t *testing.T) {
 		t.Fatal(err)
 	}
 	// Others write to this server, too: its oplog may hold minutes only.
-	r := examine(t, load(t, stacktest.MongoURI(t), stacktest.Brokers(t), settings(t, db, "retention=1m")...))
+	r := examine(t, load(t, stacktest.MongoURI(t), stacktest.Brokers(t), settings(t, db, "retention=1m", "topics.allow="+topic)...))
 	for _, c := range r.Checks {
 		// A single member of each warns, and says so; nothing else does.
 		single := slices.Contains([]string{"mongodb.replica_set", "kafka.brokers", "topics.replication", "topics.min_insync_replicas"}, c.ID)
@@ -349,7 +349,9 @@ func TestUnreachable(t *testing.T) {
 	expect(t, r, "mongodb", Fail, "127.0.0.1:1", "refused", "start the server")
 	expect(t, r, "kafka", Fail, "127.0.0.1:2", "refused")
 	expect(t, r, "config.sizes", OK)
-	expect(t, r, "config.topics", OK, "topics.allow")
+	expect(t, r, "config.topics", Warn, "topics.allow is not set", `topics.template and topics.rules are: ["outbox.event.*"]`)
+	cfg.Topics.Allow = []string{"orders", "audit.*"}
+	expect(t, examine(t, cfg), "config.topics", OK, "orders, audit.*")
 	for _, c := range r.Checks {
 		if c.ID != "mongodb" && c.ID != "kafka" && !strings.HasPrefix(c.ID, "config.") && (c.Status != Warn || !strings.HasPrefix(c.Detail, "not checked because ")) {
 			t.Errorf("%+v", c)

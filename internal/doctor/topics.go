@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -353,7 +354,20 @@ func (x *examination) cleanup(ctx context.Context) finding {
 // allowed says which topics a service may name.
 func (x *examination) allowed(context.Context) finding {
 	if len(x.cfg.Topics.Allow) == 0 {
-		return fine("an envelope may name any topic but Kafka's internal ones; list in topics.allow those that are meant for events")
+		m := roleMaker{cfg: x.cfg}
+		var meant []string
+		for _, t := range m.targets() {
+			if t.name == "*" { // a template that begins with a field of the envelope says nothing
+				continue
+			}
+			meant = append(meant, strconv.Quote(t.name+map[string]string{"prefixed": "*"}[t.pattern]))
+		}
+		fix := "list in topics.allow the topics that are meant for events"
+		if len(meant) > 0 {
+			fix += fmt.Sprintf("; those of topics.template and topics.rules are: [%s]", strings.Join(meant, ", "))
+		}
+		return warned(fix,
+			"topics.allow is not set: an envelope may name any topic but Kafka's internal ones, also those that are not meant for events")
 	}
 	return fine("%s", few(x.cfg.Topics.Allow, namesMost))
 }

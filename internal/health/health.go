@@ -1,81 +1,89 @@
-// Package health judges how a relay does by what was counted of it: one failed count is a warning and three in a row are a
-// failure; many new dead letters, or something that waits and does not become less, are a warning.
+// Package health evaluates the health of a relay from regular counts. One failed count is a warning, and
+// three in a row are a failure. Many new dead letters are a warning, and so are waiting envelopes whose
+// number does not decrease.
 //
-// It is pure: it holds the last minute of observations, does no I/O, starts nothing, and takes time from its caller. An
-// [Evaluator] may be used from any goroutine.
+// The package is pure: it holds the observations of the last minute, does no I/O, starts no goroutines, and
+// gets the time from its caller. An [Evaluator] is safe for concurrent use.
 package health
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"sync"
 	"time"
 )
 
-// Status is how a relay does.
+// Status is the health of a relay.
 type Status string
 
 // The statuses, the best first.
 const (
 	OK        Status = "ok"
-	Degraded  Status = "degraded"  // it works, and somebody should look
-	Unhealthy Status = "unhealthy" // what it does cannot be told any more
+	Degraded  Status = "degraded"  // the relay works, but an operator should look
+	Unhealthy Status = "unhealthy" // the state of the relay is unknown
 )
 
-func (s Status) rank() int { return slices.Index([]Status{OK, Degraded, Unhealthy}, s) }
+// severity returns the rank of the status. The best has 0.
+func (s Status) severity() int { return slices.Index([]Status{OK, Degraded, Unhealthy}, s) }
 
 // The limits of the rules.
 const (
-	FailedLimit = 3                // counts in a row that fail make a relay unhealthy; fewer degrade it
-	StuckLimit  = 3                // counts in a row at which something waits and has not become less
-	DeadLimit   = 100              // new dead letters within DeadSpan
-	DeadSpan    = time.Minute      // the time over which dead letters are compared
-	forgetAfter = 10 * time.Minute // of silence: what was before says nothing of how things go now
+	// FailedLimit is how many failed counts in a row make a relay unhealthy. Fewer degrade it.
+	FailedLimit = 3
+	// StuckLimit is how many counts in a row without a decrease degrade a relay.
+	StuckLimit = 3
+	// DeadLimit is how many new dead letters within DeadSpan degrade a relay.
+	DeadLimit = 100
+	DeadSpan  = time.Minute
+
+	// forgetAfter is the pause between two observations after which the older ones are out of date.
+	forgetAfter = 10 * time.Minute
 )
 
-// Count is something that waits.
+// Count is the number of waiting items of one kind.
 type Count struct {
-	Name string // such as exceptions; it names the check
+	Name string // such as exceptions; it is the ID of the check
 	N    int64
 }
 
-// Observation is what was counted at one time. With Err the rest is ignored.
+// Observation is the result of one count. If Err is set, the other figures are ignored.
 type Observation struct {
 	At     time.Time
 	Err    error
 	Counts []Count
-	Dead   int64 // dead letters that are there
+	Dead   int64 // number of stored dead letters
 }
 
-// Check is the verdict of one rule.
+// Check is the result of one rule.
 type Check struct {
 	ID     string `json:"id"`
 	Status Status `json:"status"`
 	Detail string `json:"detail"`
-	Fix    string `json:"fix,omitempty"` // what to do
+	Fix    string `json:"fix,omitempty"` // what an operator can do
 }
 
-// Report is the verdict of all rules; its status is that of the worst check.
+// Report is the result of all rules. Its status is that of the worst check.
 type Report struct {
 	Status Status    `json:"status"`
 	At     time.Time `json:"at"` // of the last observation; zero before the first
 	Checks []Check   `json:"checks"`
 }
 
-// Evaluator compares each observation with those before it. The zero value is ready; its first successful observation only
-// sets the baseline, because a backlog that was there before says nothing of how things go.
+// Evaluator compares each observation with earlier ones. The zero value is ready to use. The first
+// successful observation only sets the baseline, because an existing backlog does not show a trend.
 type Evaluator struct {
-	mu      sync.Mutex
-	at      time.Time
-	failed  int
-	reason  error
-	waiting map[string]waiting
-	dead    []deadSample // of the last DeadSpan, and one before
+	mu           sync.Mutex
+	observedAt   time.Time
+	failedCounts int
+	lastError    error
+	waiting      map[string]waitingCount
+	dead         []deadSample // of the last DeadSpan, and one earlier sample
 }
 
-type waiting struct {
+type waitingCount struct {
 	n     int64
-	stuck int // observations in a row at which it was there and not less
+	stuck int // observations in a row in which n was above 0 and did not decrease
 }
 
 type deadSample struct {
@@ -83,106 +91,116 @@ type deadSample struct {
 	n  int64
 }
 
-// Observe takes an observation in and judges.
+// Observe adds an observation and returns the new report.
 func (e *Evaluator) Observe(o Observation) Report {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if o.At.Sub(e.at) > forgetAfter {
-		e.failed, e.reason, e.waiting, e.dead = 0, nil, nil, nil
+
+	if o.At.Sub(e.observedAt) > forgetAfter {
+		e.failedCounts, e.lastError, e.waiting, e.dead = 0, nil, nil, nil
 	}
-	e.at = o.At
+	e.observedAt = o.At
 	if o.Err != nil {
-		e.failed, e.reason = e.failed+1, o.Err
-		return e.report()
+		e.failedCounts++
+		e.lastError = o.Err
+		return e.reportLocked()
 	}
-	e.failed, e.reason = 0, nil
-	now := make(map[string]waiting, len(o.Counts))
+	e.failedCounts, e.lastError = 0, nil
+
+	waiting := make(map[string]waitingCount, len(o.Counts))
 	for _, c := range o.Counts {
-		w := waiting{n: c.N}
+		w := waitingCount{n: c.N}
 		if before, known := e.waiting[c.Name]; known && c.N > 0 && c.N >= before.n {
 			w.stuck = before.stuck + 1
 		}
-		now[c.Name] = w
+		waiting[c.Name] = w
 	}
-	e.waiting = now
+	e.waiting = waiting
+
+	// After a requeue or a discard there are fewer dead letters. Growth counts from the new level.
 	if n := len(e.dead); n > 0 && o.Dead < e.dead[n-1].n {
-		e.dead = e.dead[:0] // some were requeued or discarded: what comes from here on counts
+		e.dead = e.dead[:0]
 	}
 	e.dead = append(e.dead, deadSample{o.At, o.Dead})
 	for len(e.dead) > 2 && o.At.Sub(e.dead[1].at) >= DeadSpan {
 		e.dead = e.dead[1:]
 	}
-	return e.report()
+	return e.reportLocked()
 }
 
-// Report is the verdict as of the last observation; before the first it is ok and has no checks.
+// Report returns the report of the last observation. Before the first one the status is ok, and there are
+// no checks.
 func (e *Evaluator) Report() Report {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	return e.report()
+	return e.reportLocked()
 }
 
-func (e *Evaluator) report() Report {
-	r := Report{Status: OK, At: e.at, Checks: []Check{}}
-	if e.at.IsZero() {
+func (e *Evaluator) reportLocked() Report {
+	r := Report{Status: OK, At: e.observedAt, Checks: []Check{}}
+	if e.observedAt.IsZero() {
 		return r
 	}
-	r.Checks = append(r.Checks, e.counting(), e.dying())
-	names := make([]string, 0, len(e.waiting))
-	for name := range e.waiting {
-		names = append(names, name)
+
+	r.Checks = append(r.Checks, e.checkCountingLocked(), e.checkDeadLettersLocked())
+	for _, name := range slices.Sorted(maps.Keys(e.waiting)) {
+		r.Checks = append(r.Checks, checkWaiting(name, e.waiting[name]))
 	}
-	slices.Sort(names)
-	for _, name := range names {
-		r.Checks = append(r.Checks, standing(name, e.waiting[name]))
-	}
+
 	for _, c := range r.Checks {
-		if c.Status.rank() > r.Status.rank() {
+		if c.Status.severity() > r.Status.severity() {
 			r.Status = c.Status
 		}
 	}
 	return r
 }
 
-func (e *Evaluator) counting() Check {
-	c := Check{ID: "counting", Status: OK, Detail: "what waits can be counted"}
-	if e.failed == 0 {
+func (e *Evaluator) checkCountingLocked() Check {
+	c := Check{ID: "counting", Status: OK, Detail: "counting waiting envelopes works"}
+	if e.failedCounts == 0 {
 		return c
 	}
-	c.Status, c.Fix = Degraded, "look at MongoDB, and whether the relay's user may read (outrelay doctor)"
-	c.Detail = fmt.Sprintf("what waits could not be counted %d times in a row: %v", e.failed, e.reason)
-	if e.failed >= FailedLimit {
+
+	c.Status = Degraded
+	if e.failedCounts >= FailedLimit {
 		c.Status = Unhealthy
 	}
+	c.Detail = fmt.Sprintf("counting waiting envelopes failed %d times in a row: %v", e.failedCounts, e.lastError)
+	c.Fix = "run outrelay doctor to check MongoDB and the privileges of the relay's user"
 	return c
 }
 
-func (e *Evaluator) dying() Check {
-	c := Check{ID: "dead_letters", Status: OK, Detail: "no new ones"}
+func (e *Evaluator) checkDeadLettersLocked() Check {
+	c := Check{ID: "dead_letters", Status: OK, Detail: "no new dead letters"}
 	if len(e.dead) < 2 {
 		return c
 	}
+
 	first, last := e.dead[0], e.dead[len(e.dead)-1]
 	grown, span := last.n-first.n, last.at.Sub(first.at)
 	if grown <= 0 {
 		return c
 	}
+
 	c.Detail = fmt.Sprintf("%d new within %s", grown, span.Round(time.Second))
 	if float64(grown) >= DeadLimit*max(float64(span)/float64(DeadSpan), 1) {
-		c.Status, c.Fix = Degraded, "outrelay dead summary says why they die"
+		c.Status = Degraded
+		c.Fix = "run outrelay dead summary to find the causes"
 	}
 	return c
 }
 
-func standing(name string, w waiting) Check {
+func checkWaiting(name string, w waitingCount) Check {
 	c := Check{ID: name, Status: OK, Detail: "none"}
 	if w.n == 0 {
 		return c
 	}
+
 	c.Detail = fmt.Sprintf("%d", w.n)
 	if w.stuck >= StuckLimit {
-		c.Status, c.Fix = Degraded, "outrelay waiting summary says for what they wait and since when"
-		c.Detail = fmt.Sprintf("%d, and not less for %d counts in a row", w.n, w.stuck)
+		c.Status = Degraded
+		c.Detail = fmt.Sprintf("%d, without a decrease for %d counts in a row", w.n, w.stuck)
+		c.Fix = "run outrelay waiting summary to see the reasons and since when the envelopes wait"
 	}
 	return c
 }

@@ -88,7 +88,7 @@ func TestHealthIsTheWorstCheck(t *testing.T) {
 			r := e.Observe(o)
 			worst := OK
 			for _, c := range r.Checks {
-				if c.Status.rank() > worst.rank() {
+				if c.Status.severity() > worst.severity() {
 					worst = c.Status
 				}
 			}

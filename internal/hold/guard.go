@@ -1,5 +1,5 @@
-// Package hold is how one handler at a time works on something: a guard within this process, and a lease that is renewed
-// while the handler runs.
+// Package hold lets one handler at a time work on a resource. [Guard] excludes other handlers in this
+// process. [While] renews a lease while a handler runs.
 package hold
 
 import (
@@ -7,8 +7,8 @@ import (
 	"sync"
 )
 
-// Guard lets one holder of an id at a time run in this process. It is no promise, as other processes know nothing of it.
-// The zero value is ready.
+// Guard admits one holder per id in this process. It does not exclude other processes. The zero value is
+// ready to use.
 type Guard struct {
 	mu   sync.Mutex
 	busy map[string]chan struct{} // closed when the holder is done
@@ -16,12 +16,17 @@ type Guard struct {
 
 type guardKey struct{}
 
-// Enter returns when nobody else holds id, or ok false at once if not to wait. Whoever holds one id already, by its
-// context, is let in without waiting: two that nest the same two the other way round would wait for each other.
-func (g *Guard) Enter(ctx context.Context, id string, wait bool) (inner context.Context, leave func(), ok bool, err error) {
+// Enter blocks until no other holder has id. If wait is false and id is taken, it returns at once with ok
+// false. If ctx is the context of a holder of any id, Enter does not wait, because two holders that nest the
+// same ids in opposite order would deadlock. The caller must call leave.
+func (g *Guard) Enter(
+	ctx context.Context, id string, wait bool,
+) (inner context.Context, leave func(), ok bool, err error) {
 	if ctx.Value(guardKey{}) != nil {
 		return ctx, func() {}, true, nil
 	}
+
+	// The loop ends with g.mu locked.
 	for {
 		g.mu.Lock()
 		other, busy := g.busy[id]
@@ -29,6 +34,7 @@ func (g *Guard) Enter(ctx context.Context, id string, wait bool) (inner context.
 			break
 		}
 		g.mu.Unlock()
+
 		if !wait {
 			return nil, nil, false, nil
 		}
@@ -39,15 +45,17 @@ func (g *Guard) Enter(ctx context.Context, id string, wait bool) (inner context.
 		}
 	}
 	defer g.mu.Unlock()
+
 	if g.busy == nil {
 		g.busy = make(map[string]chan struct{})
 	}
 	done := make(chan struct{})
 	g.busy[id] = done
-	return context.WithValue(ctx, guardKey{}, id), func() {
+	leave = func() {
 		g.mu.Lock()
 		defer g.mu.Unlock()
 		delete(g.busy, id)
 		close(done)
-	}, true, nil
+	}
+	return context.WithValue(ctx, guardKey{}, id), leave, true, nil
 }

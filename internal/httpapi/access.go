@@ -3,7 +3,6 @@ package httpapi
 import (
 	"crypto/sha256"
 	"crypto/subtle"
-	"net"
 	"net/http"
 	"net/netip"
 	"path"
@@ -14,6 +13,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/outrelay/outrelay/internal/admin"
+	"github.com/outrelay/outrelay/internal/probes"
 )
 
 const maxActor = 128 // bytes of a name in the events log
@@ -130,11 +130,7 @@ func (a *Access) named(host string) bool {
 	if !a.Local {
 		return true
 	}
-	name, _, err := net.SplitHostPort(host)
-	if err != nil {
-		name = host
-	}
-	name = strings.ToLower(strings.TrimSuffix(strings.Trim(name, "[]"), "."))
+	name := probes.HostName(host)
 	if name == "localhost" || slices.ContainsFunc(a.Hosts, func(h string) bool { return strings.EqualFold(h, name) }) {
 		return true
 	}

@@ -18,6 +18,7 @@ import (
 
 	"github.com/outrelay/outrelay/internal/admin"
 	"github.com/outrelay/outrelay/internal/logging"
+	"github.com/outrelay/outrelay/internal/probes"
 )
 
 // Access says who may come in, and as what. Somebody is known by what a trusted proxy says, else by a client certificate,
@@ -64,7 +65,7 @@ const (
 // send, the question who sends it, the rate of that client, the bounds of requests under way, and the bound of its body.
 // Only then the page or the API see it. Answers of the API are problem+json where something is wrong, and never hold a
 // payload unless the caller may see it and asks for it.
-func ListenAdmin(o AdminOptions) (*Server, error) {
+func ListenAdmin(o AdminOptions) (*probes.Server, error) {
 	listener, err := net.Listen("tcp", o.Listen)
 	if err != nil {
 		return nil, fmt.Errorf("listening on %s: %w", o.Listen, err)
@@ -77,18 +78,14 @@ func ListenAdmin(o AdminOptions) (*Server, error) {
 		listener = tls.NewListener(listener, reloading(first, o))
 	}
 	base, stop := context.WithCancel(context.Background())
-	conns := newConnections(adminConns)
-	return &Server{listener: listener, stop: stop, http: &http.Server{
-		ConnState:         conns.changed,
-		Handler:           adminHandler(o),
-		BaseContext:       func(net.Listener) context.Context { return base },
-		ReadHeaderTimeout: headerTimeout,
-		ReadTimeout:       adminRead,
-		WriteTimeout:      adminWrite,
-		IdleTimeout:       idleTimeout,
-		MaxHeaderBytes:    maxAddress,
-		ErrorLog:          slog.NewLogLogger(o.Log.Handler(), slog.LevelDebug),
-	}}, nil
+	return probes.NewServer(listener, &http.Server{
+		Handler:        adminHandler(o),
+		BaseContext:    func(net.Listener) context.Context { return base },
+		ReadTimeout:    adminRead,
+		WriteTimeout:   adminWrite,
+		MaxHeaderBytes: maxAddress,
+		ErrorLog:       slog.NewLogLogger(o.Log.Handler(), slog.LevelDebug),
+	}, adminConns, stop), nil
 }
 
 // reloading is a configuration whose files are read again while it is in use. Files that cannot be used leave the old ones.

@@ -71,7 +71,7 @@ func readable(u *url.URL) bool {
 }
 
 // describe registers all operations.
-func describe(mux *http.ServeMux, dep *admin.Deployment) *api {
+func describe(mux humago.Mux, dep *admin.Deployment) *api {
 	c := huma.DefaultConfig("outrelay", apiVersion)
 	c.Info.Description = "Everything that the command line does to a running deployment. Errors are problem+json with a hint; lists have a cursor in `next`; actions are written to the events log with who did them."
 	c.OpenAPIPath, c.DocsPath, c.SchemasPath, c.CreateHooks = "/api/openapi", "", "", nil

@@ -4,9 +4,12 @@ import (
 	"bytes"
 	"encoding/json"
 	"flag"
+	"net/http"
 	"os"
 	"strings"
 	"testing"
+
+	"github.com/outrelay/outrelay/internal/admin"
 )
 
 var update = flag.Bool("update", false, "write docs/openapi.json")
@@ -73,5 +76,35 @@ func TestEveryOperationSaysWhoMayAndHasAHintWithItsErrors(t *testing.T) {
 	}
 	if p := doc.Components.Schemas["Problem"]; p == nil || p.Properties["hint"] == nil {
 		t.Errorf("problems have no hint: %+v", p)
+	}
+}
+
+// routes is a router that remembers what was registered.
+type routes struct {
+	*http.ServeMux
+	patterns []string
+}
+
+func (r *routes) HandleFunc(pattern string, handler func(http.ResponseWriter, *http.Request)) {
+	r.patterns = append(r.patterns, pattern)
+	r.ServeMux.HandleFunc(pattern, handler)
+}
+
+// Tests that try every operation take the list from the description: no route of the router may be missing there.
+func TestEveryRouteIsDescribed(t *testing.T) {
+	t.Parallel()
+	r := &routes{ServeMux: http.NewServeMux()}
+	describe(r, &admin.Deployment{})
+	doc := spec(t)
+	for _, pattern := range r.patterns {
+		method, path, _ := strings.Cut(pattern, " ")
+		switch _, described := doc.Paths[path][strings.ToLower(method)]; {
+		case described, strings.HasPrefix(path, "/api/openapi"):
+		default:
+			t.Errorf("%q is not in the description", pattern)
+		}
+	}
+	if len(r.patterns) < 50 {
+		t.Errorf("%d routes", len(r.patterns))
 	}
 }

@@ -13,17 +13,18 @@ import (
 	"github.com/outrelay/outrelay/internal/retry"
 )
 
-// N9: a topic or a partition that is seen for the first time gets its end offset into the watermark document, fenced,
-// before its first record. Until then its records wait here, encoded and in order; other topics flow.
+// N9: before the first record is sent to a new topic or partition, its end offset is stored in the
+// watcher document, in a fenced write. Until then its records wait here, encoded and in order. Other
+// topics flow.
 
 const (
-	adoptEvery   = time.Second // a topic that cannot be adopted is looked at again
-	createdWait  = 50 * time.Millisecond
+	adoptEvery   = time.Second // between two attempts to adopt a topic
+	createdPoll  = 50 * time.Millisecond
 	createdTries = 40
 )
 
-// adopter adopts what waits, at once and then every second.
-func (s *Sink) adopter(ctx context.Context) error {
+// runAdopter adopts topics whose records wait, when it is woken and every second, until ctx ends.
+func (s *Sink) runAdopter(ctx context.Context) error {
 	tick := time.NewTicker(adoptEvery)
 	defer tick.Stop()
 	for {
@@ -31,26 +32,30 @@ func (s *Sink) adopter(ctx context.Context) error {
 		case <-ctx.Done():
 			return nil
 		case <-tick.C:
-		case <-s.adopt:
+		case <-s.adoptWake:
 		}
-		if err := s.adoptAll(ctx); err != nil && ctx.Err() == nil {
-			s.log.Warn("adopting topics; trying again", "error", err)
+
+		if err := s.adoptTopics(ctx); err != nil && ctx.Err() == nil {
+			s.log.Warn("adopting topics failed; retrying", "error", err)
 			_ = retry.Sleep(ctx, adoptEvery/4)
 		}
 	}
 }
 
-// wanted lists the topics that have records, or had some, and no partitions, and those that have grown and are drained.
-func (s *Sink) wanted() []string {
+// topicsToAdopt returns the topics without partitions that have or had records, and the topics that
+// have grown and are drained.
+func (s *Sink) topicsToAdopt() []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var names []string
 	now := time.Now()
 	for name, t := range s.topics {
-		if now.Before(t.next) {
+		if now.Before(t.nextAttempt) {
 			continue
 		}
-		if len(t.parts) == 0 && (len(t.waiting) > 0 || t.parked) || t.grows && t.idle() {
+
+		unadopted := len(t.partitions) == 0 && (len(t.waiting) > 0 || t.parked)
+		if unadopted || t.growing && t.isDrained() {
 			names = append(names, name)
 		}
 	}
@@ -58,20 +63,24 @@ func (s *Sink) wanted() []string {
 	return names
 }
 
-// adoptAll is one round for all topics at once: one request for metadata, one for each leader's offsets, one write.
-func (s *Sink) adoptAll(ctx context.Context) error {
-	names := s.wanted()
+// adoptTopics adopts all topics that wait for it, together: one metadata request, one request for
+// offsets to each leader, one write. Topics that cannot be adopted get an obstacle. The error is that
+// of a request that all topics need.
+func (s *Sink) adoptTopics(ctx context.Context) error {
+	names := s.topicsToAdopt()
 	if len(names) == 0 {
 		return nil
 	}
+
 	layout, err := s.c.Metadata(ctx, names)
 	if err == nil {
-		layout, err = s.create(ctx, names, layout)
+		layout, err = s.createMissing(ctx, names, layout)
 	}
 	if err != nil {
-		s.obstruct(names, err)
+		s.noteObstacle(names, err)
 		return err
 	}
+
 	var (
 		fresh []record.TopicPartition
 		good  []string
@@ -79,91 +88,104 @@ func (s *Sink) adoptAll(ctx context.Context) error {
 	for _, name := range names {
 		tl := layout.Topics[name]
 		if tl.Err != nil || len(tl.Partitions) == 0 {
-			s.obstruct([]string{name}, tl.Err)
+			s.noteObstacle([]string{name}, tl.Err)
 			continue
 		}
 		good = append(good, name)
-		for id := s.partitions(name); id < len(tl.Partitions); id++ {
+		for id := s.partitionCount(name); id < len(tl.Partitions); id++ {
 			fresh = append(fresh, record.TopicPartition{Topic: name, Partition: int32(id)})
 		}
 	}
 	if len(good) == 0 {
 		return nil
 	}
-	// Nothing is sent to a topic before all of its ends are known: a successor would read a partition without one from its start.
+
+	// Nothing is sent to a topic before all of its ends are known. A new owner would read a partition
+	// without a stored offset from its start.
 	ends, _ := s.c.ListOffsets(ctx, layout, fresh)
-	fresh = slices.DeleteFunc(fresh, func(tp record.TopicPartition) bool {
-		_, known := ends[tp]
-		if at := slices.Index(good, tp.Topic); !known && at >= 0 {
-			s.obstruct([]string{tp.Topic}, kafkago.LeaderNotAvailable)
-			good = slices.Delete(good, at, at+1)
+	for _, tp := range fresh {
+		if _, known := ends[tp]; known {
+			continue
 		}
-		return !known
-	})
+		if i := slices.Index(good, tp.Topic); i >= 0 {
+			s.noteObstacle([]string{tp.Topic}, kafkago.LeaderNotAvailable)
+			good = slices.Delete(good, i, i+1)
+		}
+	}
 	fresh = slices.DeleteFunc(fresh, func(tp record.TopicPartition) bool { return !slices.Contains(good, tp.Topic) })
 	if len(good) == 0 {
 		return nil
 	}
-	configs, err := s.c.DescribeTopics(ctx, good)
-	if err != nil {
-		s.log.Debug("reading the limits of topics", "error", err)
+
+	configs, configErr := s.c.DescribeTopics(ctx, good)
+	if configErr != nil {
+		s.log.Debug("reading topic limits failed", "error", configErr)
 	}
+
+	// N9: the offsets are stored before the first record is sent.
 	offsets := map[string][]int64{}
 	for _, tp := range fresh {
-		set(offsets, tp, ends[tp])
+		setOffset(offsets, tp, ends[tp])
 	}
 	if len(offsets) > 0 {
-		if err := s.claims.Save(ctx, nil, offsets); err != nil { // N9
+		if err := s.claims.Save(ctx, nil, offsets); err != nil {
 			return fmt.Errorf("saving the first offsets of topics: %w", err)
 		}
 	}
 	for _, tp := range fresh {
 		s.acks.Restore(tp, ends[tp])
 	}
+
 	for _, name := range good {
-		s.admit(name, layout.Topics[name], configs[name], ends)
+		s.openTopic(name, layout.Topics[name], configs[name], ends)
 	}
-	if err != nil {
+	if configErr != nil {
 		s.mu.Lock()
-		s.undescribed(good)
+		s.markConfigsStaleLocked(good)
 		s.mu.Unlock()
 	}
 	s.Flush()
 	return nil
 }
 
-// create makes the missing topics, if that is wanted, and waits until they are there.
-func (s *Sink) create(ctx context.Context, names []string, layout *Layout) (*Layout, error) {
-	how := s.c.cfg.Create
-	if how == nil {
+// createMissing creates the missing topics, if so configured, and waits until all of their partitions
+// have leaders. It returns the new layout.
+func (s *Sink) createMissing(ctx context.Context, names []string, layout *Layout) (*Layout, error) {
+	options := s.c.cfg.Create
+	if options == nil {
 		return layout, nil
 	}
-	var made []string
+
+	var created []string
 	for _, name := range names {
 		if err := layout.Topics[name].Err; !errors.Is(err, kafkago.UnknownTopicOrPartition) {
 			continue
 		}
-		if err := s.c.CreateTopic(ctx, name, *how); err != nil {
-			s.obstruct([]string{name}, err)
+		if err := s.c.CreateTopic(ctx, name, *options); err != nil {
+			s.noteObstacle([]string{name}, err)
 			continue
 		}
-		s.log.Info("topic created", "topic", name, "partitions", how.Partitions, "replication", how.Replication)
-		made = append(made, name)
+		s.log.Info("topic is created", "topic", name, "partitions", options.Partitions, "replication", options.Replication)
+		created = append(created, name)
 	}
+
 	for range createdTries {
-		if len(made) == 0 {
+		if len(created) == 0 {
 			return layout, nil
 		}
+
 		var err error
 		if layout, err = s.c.Metadata(ctx, names); err != nil {
 			return nil, err
 		}
-		made = slices.DeleteFunc(made, func(name string) bool {
+		hasNoLeader := func(p PartitionLayout) bool { return p.Leader < 0 }
+		created = slices.DeleteFunc(created, func(name string) bool {
 			t := layout.Topics[name]
-			return t.Err == nil && len(t.Partitions) > 0 && !slices.ContainsFunc(t.Partitions, func(p PartitionLayout) bool { return p.Leader < 0 })
+			return t.Err == nil && len(t.Partitions) > 0 && !slices.ContainsFunc(t.Partitions, hasNoLeader)
 		})
-		if len(made) > 0 {
-			if err := retry.Sleep(ctx, createdWait); err != nil {
+
+		if len(created) > 0 {
+			if err := retry.Sleep(ctx, createdPoll); err != nil {
 				return nil, err
 			}
 		}
@@ -171,94 +193,106 @@ func (s *Sink) create(ctx context.Context, names []string, layout *Layout) (*Lay
 	return layout, nil
 }
 
-// obstruct notes why topics cannot be adopted, and says so once.
-func (s *Sink) obstruct(names []string, err error) {
+// noteObstacle notes why topics cannot be adopted, and logs the reason when it changes. A nil err
+// means that the topics do not exist.
+func (s *Sink) noteObstacle(names []string, err error) {
 	if err == nil {
 		err = kafkago.UnknownTopicOrPartition
 	}
+
 	now := time.Now()
+	creates := s.c.cfg.Create != nil
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, name := range names {
 		t := s.topics[name]
-		t.next = now.Add(adoptEvery * 9 / 10) // the next tick finds it
-		why := topicObstacle(name, err, s.c.cfg.Create != nil)
-		if why.kind == kindMissing && s.c.cfg.Create != nil && t.why.kind != kindAdopting && !t.why.none() && errors.Is(err, kafkago.UnknownTopicOrPartition) {
-			continue // creating it has failed for a reason that says more
+		t.nextAttempt = now.Add(adoptEvery * 9 / 10) // below adoptEvery, so that the next tick finds it
+
+		// If creating the topic has failed, that reason explains more than the missing topic.
+		why := topicObstacle(name, err, creates)
+		creationFailed := creates && t.obstacle.kind != kindAdopting && !t.obstacle.none()
+		if creationFailed && why.kind == kindMissing && errors.Is(err, kafkago.UnknownTopicOrPartition) {
+			continue
 		}
-		if t.hold(why, now) {
+
+		if t.setObstacle(why, now) {
 			s.log.Error("records wait for a topic", "topic", name, "reason", why.text, "records", countRecords(t.waiting))
 		}
 	}
 }
 
-func (s *Sink) partitions(name string) int {
+func (s *Sink) partitionCount(name string) int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return len(s.topics[name].parts)
+	return len(s.topics[name].partitions)
 }
 
-// admit opens a topic: what has waited goes to its partitions, in order, before anything that follows.
-func (s *Sink) admit(name string, tl TopicLayout, cfg TopicConfig, ends map[record.TopicPartition]int64) {
+// openTopic opens a topic. The records that have waited go to its partitions, in order, before any
+// record that follows.
+func (s *Sink) openTopic(name string, tl TopicLayout, cfg TopicConfig, ends map[record.TopicPartition]int64) {
 	now := time.Now()
 	s.mu.Lock()
+	defer s.mu.Unlock()
 	t := s.topics[name]
-	first := len(t.parts)
-	t.had(first)
-	t.grow(len(tl.Partitions))
-	for _, p := range t.parts[first:] {
-		p.end, p.used = ends[p.tp], now
+	first := len(t.partitions)
+	t.addEarlierCount(first)
+	t.addPartitions(len(tl.Partitions))
+	for _, p := range t.partitions[first:] {
+		p.ackedEnd, p.lastUsed = ends[p.tp], now
 	}
-	t.limits(cfg, s.c.cfg.MaxBatchBytes)
-	t.stale, t.grows, t.why, t.next = false, false, obstacle{}, time.Time{}
-	for _, p := range t.parts {
-		s.lead(p, tl.Partitions, now)
+
+	t.setConfig(cfg, s.c.cfg.MaxBatchBytes)
+	t.configStale, t.growing, t.obstacle, t.nextAttempt = false, false, obstacle{}, time.Time{}
+	for _, p := range t.partitions {
+		s.setLeaderLocked(p, tl.Partitions, now)
 	}
-	s.log.Info("topic adopted", "topic", name, "partitions", len(t.parts))
-	s.distribute(t)
-	s.liftTopic(t)
-	s.mu.Unlock()
+
+	s.log.Info("topic is adopted", "topic", name, "partitions", len(t.partitions))
+	s.resendWaitingLocked(t)
+	s.unparkTopicLocked(t)
 }
 
-// distribute sends a topic's waiting records on to its partitions. The lock is held.
-func (s *Sink) distribute(t *topic) {
+// resendWaitingLocked sends the records that have waited for t to its partitions.
+func (s *Sink) resendWaitingLocked(t *topic) {
 	waiting := t.waiting
 	t.waiting = nil
 	for _, b := range waiting {
-		err := each(b, func(i int, rec *record.Record) {
-			rec.Topic, rec.Partition = t.name, b.parts[i]
-			s.forward(t, rec, b.tickets[i])
+		err := forEachRecord(b, func(i int, rec *record.Record) {
+			rec.Topic, rec.Partition = t.name, b.wantedPartitions[i]
+			s.resendLocked(t, rec, b.tickets[i])
 		})
 		if err != nil {
-			s.end(fmt.Errorf("%w: reading records that waited for topic %q: %w", ErrBroken, t.name, err))
+			s.failLocked(fmt.Errorf("%w: decoding records that waited for topic %q: %w", ErrBroken, t.name, err))
 		}
 		s.tickets.put(b.tickets)
-		s.discard(b)
+		s.releaseBatchLocked(b)
 	}
-	if !s.replay {
-		t.forget()
+
+	if !s.replaying {
+		t.dropHitsLocked()
 	}
 }
 
-// forward is Send for a record that has waited. The lock is held.
-func (s *Sink) forward(t *topic, rec *record.Record, k record.Ticket) {
-	p, why := t.target(rec)
-	if why != nil {
-		s.hand([]record.Withdrawn{withdrawn(t, rec, k, why, nil)})
+// resendLocked is Send for a record that has waited in a batch. If the record cannot be sent, it is
+// given back to the Holder instead of returning an error.
+func (s *Sink) resendLocked(t *topic, rec *record.Record, k record.Ticket) {
+	p, refusal := t.choosePartitionLocked(rec)
+	if refusal != nil {
+		s.withdrawLocked([]record.Withdrawn{newWithdrawn(t, rec, k, refusal, nil)})
 		return
 	}
-	if s.unreadBefore(p, rec) {
-		s.hand([]record.Withdrawn{withdrawn(t, rec, k, nil, record.ErrParked)})
+	if s.mayBeUnreadLocked(p, rec) {
+		s.withdrawLocked([]record.Withdrawn{newWithdrawn(t, rec, k, nil, record.ErrParked)})
 		return
 	}
 
-	need, size := sizes(rec)
-	s.resolved(1, size) // enqueue counts it again
+	need, size := recordSizes(rec)
+	s.countResolvedLocked(1, size) // enqueueLocked counts it again
 	if !p.quarantine {
-		if tp, at, ok := s.known(p, rec, k.IsSide()); ok {
-			s.hit(tp, at, k, size)
+		if tp, offset, found := s.claimOrMarkSentLocked(p, rec, k.IsSide()); found {
+			s.ackHitLocked(tp, offset, k, size)
 			return
 		}
 	}
-	s.enqueue(p, rec, k, size, need, true)
+	s.enqueueLocked(p, rec, k, size, need, true)
 }

@@ -130,10 +130,10 @@ func TestN09_GrownTopicIsDrainedThenAdopted(t *testing.T) {
 	r.acks.resolved(20)
 	grow(t, topic, 3)
 	until(t, "the new partitions are adopted", func() bool {
-		wake(r.renew)
+		wake(r.renewWake)
 		r.mu.Lock()
 		defer r.mu.Unlock()
-		return len(r.topics[topic].parts) == 3 && r.topics[topic].ready()
+		return len(r.topics[topic].partitions) == 3 && r.topics[topic].isReady()
 	})
 	_, offsets := r.claims.document()
 	if len(offsets[topic]) != 3 {
@@ -155,25 +155,25 @@ func TestN09_GrowthWaitsForWhatIsInFlight(t *testing.T) {
 	t.Parallel()
 	r := open(t, setUp{noRun: true})
 	r.mu.Lock()
-	top := r.topicOf("t")
-	top.grow(1)
+	top := r.findOrAddTopicLocked("t")
+	top.addPartitions(1)
 	r.mu.Unlock()
 	r.send(t, rec("t", "k", "0")) // to the old partition
-	r.place(&Layout{Topics: map[string]TopicLayout{"t": {Partitions: make([]PartitionLayout, 2)}}})
+	r.applyLayout(&Layout{Topics: map[string]TopicLayout{"t": {Partitions: make([]PartitionLayout, 2)}}})
 	r.send(t, rec("t", "k", "1")) // waits for the new count
 	r.mu.Lock()
-	if len(top.parts[0].q) != 1 || countRecords(top.parts[0].q) != 1 || countRecords(top.waiting) != 1 {
-		t.Fatalf("%d queued, %d waiting", countRecords(top.parts[0].q), countRecords(top.waiting))
+	if len(top.partitions[0].queue) != 1 || countRecords(top.partitions[0].queue) != 1 || countRecords(top.waiting) != 1 {
+		t.Fatalf("%d queued, %d waiting", countRecords(top.partitions[0].queue), countRecords(top.waiting))
 	}
-	top.parts[0].q[0].b.Reset(nil)
+	top.partitions[0].queue[0].builder.Reset(nil)
 	r.mu.Unlock()
-	if names := r.wanted(); len(names) != 0 {
+	if names := r.topicsToAdopt(); len(names) != 0 {
 		t.Fatalf("%v are adopted while a record is in flight", names)
 	}
 	r.mu.Lock()
-	top.parts[0].q = nil
+	top.partitions[0].queue = nil
 	r.mu.Unlock()
-	if names := r.wanted(); !slices.Equal(names, []string{"t"}) {
+	if names := r.topicsToAdopt(); !slices.Equal(names, []string{"t"}) {
 		t.Fatalf("a drained topic is not adopted: %v", names)
 	}
 }
@@ -238,7 +238,7 @@ func TestTopicThatCannotBeCreatedSaysWhy(t *testing.T) {
 	bad := topic + "/no"
 	r.send(t, rec(bad, "k", "1"))
 	until(t, "an impossible name is told", func() bool {
-		return slices.ContainsFunc(r.State(), func(b Blocked) bool { return b.Topic == bad && strings.Contains(b.Reason, "no name") })
+		return slices.ContainsFunc(r.State(), func(b Blocked) bool { return b.Topic == bad && strings.Contains(b.Reason, "does not allow the topic name") })
 	})
 }
 
@@ -257,10 +257,10 @@ func TestTopicDeletedMidRunIsHeldAndComesBack(t *testing.T) {
 		t.Fatal(err, res)
 	}
 	until(t, "the deletion is seen", func() bool { // before that the broker may take records, and lose them
-		wake(r.renew)
+		wake(r.renewWake)
 		r.mu.Lock()
 		defer r.mu.Unlock()
-		return r.topics[topic].why.kind == kindMissing
+		return r.topics[topic].obstacle.kind == kindMissing
 	})
 	for i := range 5 {
 		r.send(t, rec(topic, "k", fmt.Sprintf("k/%d", i)))
@@ -298,12 +298,12 @@ func TestN08_IdlePartitionsMoveTheirStoredOffset(t *testing.T) {
 	if err := r.kill(); err != nil { // so that nobody else asks meanwhile
 		t.Fatal(err)
 	}
-	r.idleOffsets(t.Context()) // in the replay nothing moves: hits may stand below
+	r.refreshIdleOffsets(t.Context()) // in the replay nothing moves: hits may stand below
 	if len(r.acks.idle) != 0 {
 		t.Fatalf("idle offsets %v during the replay", r.acks.idle)
 	}
 	r.EndReplay()
-	r.idleOffsets(t.Context())
+	r.refreshIdleOffsets(t.Context())
 	for p, want := range []int64{1, 5} {
 		if got := r.acks.idle[record.TopicPartition{Topic: topic, Partition: int32(p)}]; got != want {
 			t.Errorf("partition %d: idle at %d, want %d", p, got, want)
@@ -311,16 +311,16 @@ func TestN08_IdlePartitionsMoveTheirStoredOffset(t *testing.T) {
 	}
 	clear(r.acks.idle)
 	r.mu.Lock()
-	r.topics[topic].parts[1].busy = true // in flight: its offset is its own record's
-	r.topics[topic].parts[0].quarantine = true
+	r.topics[topic].partitions[1].busy = true // in flight: its offset is its own record's
+	r.topics[topic].partitions[0].quarantine = true
 	r.mu.Unlock()
-	r.idleOffsets(t.Context())
+	r.refreshIdleOffsets(t.Context())
 	if len(r.acks.idle) != 0 {
 		t.Fatalf("idle offsets %v of partitions that are in flight or in quarantine", r.acks.idle)
 	}
 	r.mu.Lock()
-	r.topics[topic].parts[1].busy = false
-	r.topics[topic].parts[0].quarantine = false
+	r.topics[topic].partitions[1].busy = false
+	r.topics[topic].partitions[0].quarantine = false
 	r.mu.Unlock()
 }
 
@@ -409,10 +409,10 @@ func TestN07_FoundAlsoWhenTheGrowthWasAdoptedBeforeTheCrash(t *testing.T) {
 	first.acks.resolved(30)
 	grow(t, topic, 4)
 	until(t, "the new partitions are adopted", func() bool {
-		wake(first.renew)
+		wake(first.renewWake)
 		first.mu.Lock()
 		defer first.mu.Unlock()
-		return len(first.topics[topic].parts) == 4 && first.topics[topic].ready()
+		return len(first.topics[topic].partitions) == 4 && first.topics[topic].isReady()
 	})
 	if err := first.kill(); err != nil {
 		t.Fatal(err)
@@ -444,17 +444,17 @@ func TestN07_TheOldPartitionOfAKeyIsReadBeforeItsRecordsGoElsewhere(t *testing.T
 	p, hits := d.r.hold(topic)
 	d.r.run(t)
 	until(t, "the new partitions are adopted", func() bool {
-		wake(d.r.renew)
+		wake(d.r.renewWake)
 		d.r.mu.Lock()
 		defer d.r.mu.Unlock()
-		return len(d.r.topics[topic].parts) == 4 && d.r.topics[topic].ready()
+		return len(d.r.topics[topic].partitions) == 4 && d.r.topics[topic].isReady()
 	})
 	for i := range 50 {
 		_, _ = d.send(rec(topic, fmt.Sprint("k", i%10), fmt.Sprintf("k%d/%d", i%10, i/10)))
 	}
 	d.r.Flush()
 	d.r.EndReplay()
-	if err := d.r.admitTails(t.Context(), map[record.TopicPartition]*fence.Tail{p.tp: {From: 0, Next: p.end, Hits: hits}}); err != nil {
+	if err := d.r.admitTails(t.Context(), map[record.TopicPartition]*fence.Tail{p.tp: {From: 0, Next: p.ackedEnd, Hits: hits}}); err != nil {
 		t.Fatal(err)
 	}
 	d.release()
@@ -503,8 +503,8 @@ func TestKeepAliveLeavesSequencesAlone(t *testing.T) {
 			continue
 		}
 		r.mu.Lock()
-		if len(r.topics[topic].parts) == 2 {
-			r.topics[topic].parts[i/5%2].used = time.Now().Add(-r.expiry.IdleAfter() - time.Second)
+		if len(r.topics[topic].partitions) == 2 {
+			r.topics[topic].partitions[i/5%2].lastUsed = time.Now().Add(-r.expiry.IdleAfter() - time.Second)
 		}
 		r.mu.Unlock()
 		if _, err := r.keepAlive(t.Context()); err != nil {
@@ -574,11 +574,11 @@ func TestQuarantinedPartitionWaitsAloneAndSkipsWhatItHas(t *testing.T) {
 	second := open(t, setUp{txid: txid, claims: c, noRun: true})
 	tp := record.TopicPartition{Topic: topic, Partition: 1}
 	second.mu.Lock() // as if partition 1 had been sick at the take-over
-	p := second.topics[topic].parts[1]
-	tail := &fence.Tail{From: 0, Next: p.end, Hits: p.hits}
+	p := second.topics[topic].partitions[1]
+	tail := &fence.Tail{From: 0, Next: p.ackedEnd, Hits: p.hits}
 	p.quarantine, p.hits = true, nil
-	p.t.hits -= tail.Hits.Len()
-	p.hold(obstacle{kindQuarantined, "sick"}, time.Now())
+	p.topic.hitsLeft -= tail.Hits.Len()
+	p.setObstacle(obstacle{kindQuarantined, "sick"}, time.Now())
 	second.mu.Unlock()
 	second.run(t)
 	send(second, 8)

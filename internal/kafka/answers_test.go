@@ -34,47 +34,47 @@ func TestEveryCodeHasAVerdict(t *testing.T) {
 		stands  bool
 		why     string
 	}{
-		-1:  {again, appended, "an exception that nobody expected, before the append or behind it"},
-		5:   {again, appended, "no answer of Kafka to a produce request"},
-		6:   {again, appended, "the leader has moved; DelayedProduce ends with it when the batch waits for followers"},
-		7:   {again, appended, "the followers did not get the batch in time"},
-		8:   {again, appended, "no answer of Kafka to a produce request"},
-		9:   {again, appended, "no answer of Kafka to a produce request"},
-		13:  {again, appended, "the connection was lost, somewhere on the way"},
-		20:  {again, appended, "appended, and the in-sync replicas became too few"},
-		56:  {again, appended, "the disk failed while the batch was written, or behind it"},
-		74:  {again, appended, "no answer of Kafka to a produce request"},
-		89:  {again, appended, "no answer of Kafka to a produce request"},
-		19:  {again, not, "Partition.appendRecordsToLeader counts the in-sync replicas first"},
-		10:  {split, not, "UnifiedLog looks at the size before it appends"},
-		18:  {split, not, "UnifiedLog looks at the size before it appends"},
-		87:  {records, not, "LogValidator refuses the whole batch"},
-		32:  {records, not, "LogValidator refuses the whole batch"},
-		2:   {corrupt, not, "the checksum is looked at before the append"},
-		3:   {refused, not, "the broker does not know the topic, or it was deleted with its log"},
-		17:  {refused, not, "KafkaApis does not pass the partition on"},
-		21:  {refused, not, "ReplicaManager looks at acks first"},
-		29:  {refused, not, "KafkaApis does not pass the partition on"},
-		31:  {refused, not, "KafkaApis does not pass the request on"},
-		35:  {refused, not, "the request was not read"},
-		42:  {refused, not, "the request is not valid"},
-		43:  {refused, not, "the request is not valid"},
-		53:  {refused, not, "KafkaApis does not pass the request on"},
-		76:  {refused, not, "the request is not valid"},
-		44:  {refused, appended, "no answer of Kafka to a produce request"},
-		999: {refused, appended, "a code of tomorrow"},
-		47:  {fenced, appended, "ends the term"}, 90: {fenced, appended, "ends the term"},
-		45: {broken, appended, "ends the term"}, 49: {broken, appended, "ends the term"}, 59: {broken, appended, "ends the term"},
+		-1:  {verdictRetry, appended, "an exception that nobody expected, before the append or behind it"},
+		5:   {verdictRetry, appended, "no answer of Kafka to a produce request"},
+		6:   {verdictRetry, appended, "the leader has moved; DelayedProduce ends with it when the batch waits for followers"},
+		7:   {verdictRetry, appended, "the followers did not get the batch in time"},
+		8:   {verdictRetry, appended, "no answer of Kafka to a produce request"},
+		9:   {verdictRetry, appended, "no answer of Kafka to a produce request"},
+		13:  {verdictRetry, appended, "the connection was lost, somewhere on the way"},
+		20:  {verdictRetry, appended, "appended, and the in-sync replicas became too few"},
+		56:  {verdictRetry, appended, "the disk failed while the batch was written, or behind it"},
+		74:  {verdictRetry, appended, "no answer of Kafka to a produce request"},
+		89:  {verdictRetry, appended, "no answer of Kafka to a produce request"},
+		19:  {verdictRetry, not, "Partition.appendRecordsToLeader counts the in-sync replicas first"},
+		10:  {verdictTooLarge, not, "UnifiedLog looks at the size before it appends"},
+		18:  {verdictTooLarge, not, "UnifiedLog looks at the size before it appends"},
+		87:  {verdictBadRecords, not, "LogValidator refuses the whole batch"},
+		32:  {verdictBadRecords, not, "LogValidator refuses the whole batch"},
+		2:   {verdictCorrupt, not, "the checksum is looked at before the append"},
+		3:   {verdictRefused, not, "the broker does not know the topic, or it was deleted with its log"},
+		17:  {verdictRefused, not, "KafkaApis does not pass the partition on"},
+		21:  {verdictRefused, not, "ReplicaManager looks at acks first"},
+		29:  {verdictRefused, not, "KafkaApis does not pass the partition on"},
+		31:  {verdictRefused, not, "KafkaApis does not pass the request on"},
+		35:  {verdictRefused, not, "the request was not read"},
+		42:  {verdictRefused, not, "the request is not valid"},
+		43:  {verdictRefused, not, "the request is not valid"},
+		53:  {verdictRefused, not, "KafkaApis does not pass the request on"},
+		76:  {verdictRefused, not, "the request is not valid"},
+		44:  {verdictRefused, appended, "no answer of Kafka to a produce request"},
+		999: {verdictRefused, appended, "a code of tomorrow"},
+		47:  {verdictFenced, appended, "ends the term"}, 90: {verdictFenced, appended, "ends the term"},
+		45: {verdictBroken, appended, "ends the term"}, 49: {verdictBroken, appended, "ends the term"}, 59: {verdictBroken, appended, "ends the term"},
 	} {
 		if got := classify(code); got != want.verdict {
 			t.Errorf("%d: verdict %d, want %d (%s)", code, got, want.verdict, want.why)
 		}
-		if got := mayStand(code); got != want.stands {
+		if got := mayBeAppended(code); got != want.stands {
 			t.Errorf("%d: may stand %t, want %t: %s", code, got, want.stands, want.why)
 		}
 	}
 	for _, code := range []kafka.Error{0, 46} {
-		if classify(code) != acked {
+		if classify(code) != verdictAcked {
 			t.Errorf("%d is no success", code)
 		}
 	}
@@ -292,7 +292,7 @@ func TestTooLargeForTheTopicIsRefusedByTheLimitOfThatMoment(t *testing.T) {
 		until(t, fmt.Sprintf("a limit of %d is known", want), func() bool {
 			r.mu.Lock()
 			defer r.mu.Unlock()
-			return r.topics[topic].max == want && r.topics[topic].limit == want
+			return r.topics[topic].maxBytes == want && r.topics[topic].batchLimit == want
 		})
 	}
 	fits := rec(topic, "k", "")
@@ -367,7 +367,7 @@ func TestLostAnswerMayHaveArrived(t *testing.T) {
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		top := r.topics["a"]
-		return len(top.parts) == 1 && top.parts[0].q[0].unsure
+		return len(top.partitions) == 1 && top.partitions[0].queue[0].maybeAppended
 	})
 	lose.Store(false)
 	r.acks.resolved(1)

@@ -13,7 +13,7 @@ import (
 	"github.com/outrelay/outrelay/internal/kafka/fence"
 )
 
-// Operation is what an ACL allows, by Kafka's name.
+// Operation is an operation that an ACL allows, by Kafka's name.
 type Operation string
 
 // The operations that the relay needs on its topics.
@@ -24,51 +24,55 @@ const (
 	DescribeConfigs Operation = "DESCRIBE_CONFIGS" // to see limits and min.insync.replicas
 )
 
-// TopicOperations are the operations needed on each topic.
+// TopicOperations returns the operations that are needed on each topic.
 func TopicOperations() []Operation { return []Operation{Write, Read, Describe, DescribeConfigs} }
 
-// aclBits are the places of the operations in the brokers' answer.
+// aclBits maps each operation to its bit in the response of a broker.
 var aclBits = map[Operation]uint{Read: 3, Write: 4, Describe: 8, DescribeConfigs: 10}
 
-// notTold is the answer of a broker that was not asked, or is too old to tell.
-const notTold = -1 << 31
+// operationsUnknown is the value in a response that does not contain the operations: they were not
+// requested, or the broker is too old.
+const operationsUnknown = -1 << 31
 
-// ErrNotTold says that the brokers are too old (before 2.3) to tell what a user may do.
-var ErrNotTold = errors.New("the brokers do not tell")
+// ErrNotTold means that the brokers are too old (before 2.3) to report the allowed operations.
+var ErrNotTold = errors.New("the brokers do not report the allowed operations")
 
-// Authorized asks what this user may do with topics, without doing it. Topics that do not exist, or that the user may not
-// even describe, are not in the answer.
+// Authorized returns the operations that this user may perform on topics, without performing them.
+// Topics that do not exist, or that the user may not describe, are not in the result.
 func (c *Client) Authorized(ctx context.Context, topics []string) (map[string][]Operation, error) {
 	if len(topics) == 0 {
 		return nil, nil
 	}
-	m, err := c.any(ctx, sized(adminTimeout, len(topics)), func() protocol.Message {
+
+	m, err := c.callAny(ctx, timeoutFor(adminTimeout, len(topics)), func() protocol.Message {
 		return &metadata.Request{TopicNames: slices.Clone(topics), IncludeTopicAuthorizedOperations: true}
 	})
 	if err != nil {
-		return nil, fmt.Errorf("asking what is allowed: %w", err)
+		return nil, fmt.Errorf("reading the allowed operations: %w", err)
 	}
+
 	out := map[string][]Operation{}
 	for _, t := range m.(*metadata.Response).Topics {
-		switch {
-		case t.ErrorCode != 0 && kafkago.Error(t.ErrorCode) != kafkago.LeaderNotAvailable:
+		if code := kafkago.Error(t.ErrorCode); code != 0 && code != kafkago.LeaderNotAvailable {
 			continue
-		case t.TopicAuthorizedOperations == notTold || t.TopicAuthorizedOperations == 0:
-			return nil, fmt.Errorf("asking what is allowed: %w", ErrNotTold)
 		}
-		ops := []Operation{}
+		if t.TopicAuthorizedOperations == operationsUnknown || t.TopicAuthorizedOperations == 0 {
+			return nil, fmt.Errorf("reading the allowed operations: %w", ErrNotTold)
+		}
+
+		allowed := []Operation{}
 		for _, op := range TopicOperations() {
 			if t.TopicAuthorizedOperations&(1<<aclBits[op]) != 0 {
-				ops = append(ops, op)
+				allowed = append(allowed, op)
 			}
 		}
-		out[t.Name] = ops
+		out[t.Name] = allowed
 	}
 	return out, nil
 }
 
-// TopicRefusal is why a topic cannot be used or created, with what to do, in the words that status uses. creates says
-// that missing topics are created. It is "" for a nil error.
+// TopicRefusal returns why a topic cannot be used or created, with the fix, in the words of the status
+// command. creates means that missing topics are created automatically. It returns "" for a nil error.
 func TopicRefusal(topic string, err error, creates bool) string {
 	if err == nil {
 		return ""
@@ -76,13 +80,14 @@ func TopicRefusal(topic string, err error, creates bool) string {
 	return topicObstacle(topic, err, creates).text
 }
 
-// IsMissing reports whether a topic's error says that there is none.
+// IsMissing reports whether a topic's error means that the topic does not exist.
 func IsMissing(err error) bool { return errors.Is(err, kafkago.UnknownTopicOrPartition) }
 
-// IsForbidden reports whether a topic's error says that this user may not see it.
+// IsForbidden reports whether a topic's error means that this user may not see the topic.
 func IsForbidden(err error) bool { return errors.Is(err, kafkago.TopicAuthorizationFailed) }
 
-// ValidateTopic asks whether a topic could be created, by this user and in this way; none is.
+// ValidateTopic returns an error if this user could not create the topic with these options. It
+// creates nothing.
 func (c *Client) ValidateTopic(ctx context.Context, name string, how TopicCreate) error {
 	if err := c.createTopic(ctx, name, how, true); err != nil {
 		return fmt.Errorf("validating topic %s: %w", name, err)
@@ -90,16 +95,20 @@ func (c *Client) ValidateTopic(ctx context.Context, name string, how TopicCreate
 	return nil
 }
 
-// ErrIDForbidden says that an ACL keeps this user from a transactional id.
+// ErrIDForbidden means that the ACLs do not allow this user to use a transactional id.
 var ErrIDForbidden = errors.New("the transactional id may not be used")
 
-// TryTransactionalID initialises id, which must be nobody's in use: whoever else holds it is fenced. It needs WRITE and
-// DESCRIBE on the id and touches no partition; the brokers forget the id after transactional.id.expiration.ms. The first id
-// ever makes the topic of the coordinators, which is waited for.
+// TryTransactionalID initializes id, to find out whether this user may use it. No other process may use
+// id: it would be fenced. The call needs WRITE and DESCRIBE on the id and touches no partition. The
+// brokers forget the id after transactional.id.expiration.ms.
+//
+// The first transactional id of a cluster makes Kafka create the topic of the coordinators. The call
+// waits for it.
 func (c *Client) TryTransactionalID(ctx context.Context, id string) error {
 	_, err := c.fence.Init(ctx, id, fence.Anew, fence.Patience{Total: max(adminTimeout, c.patience)})
 	switch {
-	case errors.Is(err, fence.ErrStuck): // its coordinator knows it, and is busy with it
+	case errors.Is(err, fence.ErrStuck):
+		// The coordinator has accepted the id, and is busy with it.
 		return nil
 	case errors.Is(err, kafkago.TransactionalIDAuthorizationFailed), errors.Is(err, kafkago.ClusterAuthorizationFailed):
 		return fmt.Errorf("%w: %w", ErrIDForbidden, err)

@@ -7,74 +7,80 @@ import (
 	"github.com/outrelay/outrelay/internal/record"
 )
 
-// buffers is the free list that batches take their memory from, in powers of two: a batch begins in the size that its
-// partition's last one needed, at most hintLimit, and moves up when it outgrows it, so a thousand partitions with a record
-// each do not hold a thousand full-size buffers. It is guarded by the sink's lock.
+// buffers is the free list for the memory of batches, in powers of two. A batch begins with the size
+// that the last batch of its partition needed, at most maxInitialBuffer, and moves to a larger buffer
+// when it grows. So a thousand partitions with one record each do not hold a thousand full-size
+// buffers. The sink's lock guards it.
 type buffers struct {
-	free [classes][][]byte
-	low  [classes]int // fewest free ones since the last trim: what nobody needed
+	free    [classCount][][]byte
+	minFree [classCount]int // smallest number of free buffers since the last trim: these were unused
 }
 
 const (
-	smallest = 9  // log2 of the smallest class, 512 bytes: 60,000 partitions may wait with one small record each
-	largest  = 24 // log2 of the largest class, 16 MiB; larger ones are made and forgotten
-	classes  = largest - smallest + 1
+	minClassBits = 9  // log2 of the smallest class, 512 bytes: 60,000 partitions may wait with one small record each
+	maxClassBits = 24 // log2 of the largest class, 16 MiB; larger buffers are not kept
+	classCount   = maxClassBits - minClassBits + 1
 )
 
-// class of a buffer that holds n bytes; beyond the largest, classes.
-func class(n int) int {
-	return max(mathbits.Len(uint(max(n, 1)-1)), smallest) - smallest
+// sizeClass returns the class of buffers that hold n bytes. It returns classCount or more if n is
+// larger than the largest class.
+func sizeClass(n int) int {
+	return max(mathbits.Len(uint(max(n, 1)-1)), minClassBits) - minClassBits
 }
 
-// get returns a buffer with room for at least n bytes.
+// get returns an empty buffer with room for at least n bytes.
 func (b *buffers) get(n int) []byte {
-	c := class(n)
-	if c >= classes {
+	class := sizeClass(n)
+	if class >= classCount {
 		return make([]byte, 0, n)
 	}
-	if k := len(b.free[c]); k > 0 {
-		buf := b.free[c][k-1]
-		b.free[c][k-1] = nil
-		b.free[c] = b.free[c][:k-1]
-		b.low[c] = min(b.low[c], k-1)
+
+	if k := len(b.free[class]); k > 0 {
+		buf := b.free[class][k-1]
+		b.free[class][k-1] = nil
+		b.free[class] = b.free[class][:k-1]
+		b.minFree[class] = min(b.minFree[class], k-1)
 		return buf
 	}
-	b.low[c] = 0
-	return make([]byte, 0, 1<<(c+smallest))
+
+	b.minFree[class] = 0
+	return make([]byte, 0, 1<<(class+minClassBits))
 }
 
-// put gives a buffer back. One that append has made, of a size between the classes, is left to the collector.
+// put returns buf to the free list. It drops a buffer whose size is not that of a class, which append
+// has made.
 func (b *buffers) put(buf []byte) {
 	n := cap(buf)
-	if n < 1<<smallest || n > 1<<largest || n&(n-1) != 0 {
+	if n < 1<<minClassBits || n > 1<<maxClassBits || n&(n-1) != 0 {
 		return
 	}
-	c := class(n)
-	b.free[c] = append(b.free[c], buf[:0])
+	class := sizeClass(n)
+	b.free[class] = append(b.free[class], buf[:0])
 }
 
-// trim drops half, at least one, of what nobody has needed since it was last called.
-func (b *buffers) trim() {
-	for c := range b.free {
-		drop := min((b.low[c]+1)/2, len(b.free[c]))
-		keep := len(b.free[c]) - drop
-		clear(b.free[c][keep:])
-		b.free[c] = b.free[c][:keep]
-		b.low[c] = keep
+// trimUnused drops half of the buffers that were not used since the last call, but at least one of
+// them.
+func (b *buffers) trimUnused() {
+	for class := range b.free {
+		drop := min((b.minFree[class]+1)/2, len(b.free[class]))
+		keep := len(b.free[class]) - drop
+		clear(b.free[class][keep:])
+		b.free[class] = b.free[class][:keep]
+		b.minFree[class] = keep
 	}
 }
 
-// bytes is what the free list holds.
-func (b *buffers) bytes() int {
+// totalBytes returns the memory that the free list holds.
+func (b *buffers) totalBytes() int {
 	n := 0
-	for c := range b.free {
-		n += len(b.free[c]) << (c + smallest)
+	for class := range b.free {
+		n += len(b.free[class]) << (class + minClassBits)
 	}
 	return n
 }
 
-// ticketLists is the free list of ticket slices. They travel to the receiver of an ack and come back by Recycle, so it
-// has a lock of its own.
+// ticketLists is the free list of ticket slices. The receiver of an ack gets a slice and returns it
+// with Recycle, so the list has its own lock.
 type ticketLists struct {
 	mu   sync.Mutex
 	free [][]record.Ticket
@@ -82,9 +88,10 @@ type ticketLists struct {
 
 const (
 	keepLists   = 512     // 24 bytes each, and their tickets
-	keepTickets = 1 << 14 // longer ones, of a backlog of tiny records, are left to the collector
+	keepTickets = 1 << 14 // longer slices, from a backlog of tiny records, are not kept
 )
 
+// get returns an empty slice from the free list, or nil.
 func (l *ticketLists) get() []record.Ticket {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -98,6 +105,7 @@ func (l *ticketLists) get() []record.Ticket {
 	return list
 }
 
+// put returns list to the free list, unless it is too long or the free list is full.
 func (l *ticketLists) put(list []record.Ticket) {
 	if cap(list) == 0 || cap(list) > keepTickets {
 		return

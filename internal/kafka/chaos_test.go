@@ -67,7 +67,7 @@ func TestChaos(t *testing.T) {
 	kc.ControlKey(int16(kmsg.Produce), func(kmsg.Request) (kmsg.Response, error, bool) {
 		kc.KeepControl()
 		if on.Load() && rand.IntN(100) < 2 {
-			late := time.NewTimer(timeout + answerSlack + time.Duration(rand.IntN(100))*time.Millisecond)
+			late := time.NewTimer(timeout + responseSlack + time.Duration(rand.IntN(100))*time.Millisecond)
 			kc.SleepControl(func() { <-late.C })
 		}
 		return nil, nil, false
@@ -201,13 +201,13 @@ func TestN04_SelfMoveGoesOnWithTheNextGeneration(t *testing.T) {
 	until(t, "both are stuck", func() bool {
 		r.mu.Lock()
 		defer r.mu.Unlock()
-		q := r.topics["a"].parts[1].q
-		return len(q) > 0 && q[0].unsure && r.topics["a"].parts[2].tries > 0
+		q := r.topics["a"].partitions[1].queue
+		return len(q) > 0 && q[0].maybeAppended && r.topics["a"].partitions[2].tries > 0
 	})
 	before := r.session.Generation()
 	ctx, cancel := context.WithTimeout(t.Context(), patient)
 	defer cancel()
-	if err := r.leave(ctx); err != nil {
+	if err := r.moveToNextGeneration(ctx); err != nil {
 		t.Fatal(err)
 	}
 	senders, _ := r.claims.document()

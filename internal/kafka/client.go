@@ -19,35 +19,41 @@ import (
 	"github.com/outrelay/outrelay/internal/metrics"
 )
 
-// metaTimeout bounds one request for metadata where others can be asked: a broker that hangs must not hide what they know.
-const metaTimeout = 1500 * time.Millisecond
+const (
+	// metaTimeout bounds one metadata request while other brokers are left to try. A broker that
+	// hangs must not delay the response of the others.
+	metaTimeout = 1500 * time.Millisecond
 
-// perItem is the time that a request gets for each topic or partition in it, beside its least.
-const perItem = time.Millisecond
+	// perItem is added to the timeout of a request for each topic or partition in it.
+	perItem = time.Millisecond
 
-func sized(least time.Duration, items int) time.Duration {
+	// connectSlack is the time that one of several brokers gets to accept a connection.
+	connectSlack = 500 * time.Millisecond
+)
+
+// timeoutFor returns the timeout of a request for a number of topics or partitions.
+func timeoutFor(least time.Duration, items int) time.Duration {
 	return least + time.Duration(items)*perItem
 }
-
-// connectSlack is what one of several brokers gets to accept a connection.
-const connectSlack = 500 * time.Millisecond
 
 // Client talks to one cluster. It is safe for concurrent use.
 type Client struct {
 	cfg       Config
 	codec     *batch.Codec
-	links     *links
+	links     *linkPool
 	transport *kafkago.Transport
 	fence     *fence.Client
 	layout    atomic.Pointer[Layout]
-	// patience is the least that a request gets, and the steps of a take-over; for tests, which call no server sick that is slow.
+
+	// patience is the least timeout of a request, and of each step of a take-over. Tests set it, so
+	// that a slow server does not count as failed.
 	patience time.Duration
 
-	reopenEvery time.Duration // but for tests the constant of this name
-	reopened    atomic.Int64  // Unix nanoseconds of when a sink last ended of its own accord
+	reopenEvery time.Duration // the constant reopenEvery; tests set another value
+	reopened    atomic.Int64  // when a sink last ended on purpose, in Unix nanoseconds
 }
 
-// NewClient makes a client. It does no I/O.
+// NewClient returns a client. It does no I/O.
 func NewClient(cfg Config) (*Client, error) {
 	cfg, err := cfg.withDefaults()
 	if err != nil {
@@ -57,10 +63,20 @@ func NewClient(cfg Config) (*Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &Client{cfg: cfg, codec: codec, links: &links{}, reopenEvery: reopenEvery}
+
+	c := &Client{cfg: cfg, codec: codec, links: &linkPool{}, reopenEvery: reopenEvery}
 	c.transport = &kafkago.Transport{
-		Dial: c.open, DialTimeout: dialTimeout, IdleTimeout: linkIdle, MetadataTTL: 5 * time.Second, ClientID: cfg.ClientID,
+		Dial:        c.dialTransport,
+		DialTimeout: dialTimeout,
+		IdleTimeout: linkIdle,
+		MetadataTTL: 5 * time.Second,
+		// The transport reads metadata every few seconds. It routes only by brokers and coordinators,
+		// so it needs no topic.
+		MetadataTopics: []string{},
+		ClientID:       cfg.ClientID,
 	}
+
+	// A nil *SASL in the interface would not compare equal to nil.
 	if cfg.SASL != nil {
 		c.transport.SASL = cfg.SASL
 	}
@@ -72,29 +88,41 @@ func NewClient(cfg Config) (*Client, error) {
 	return c, nil
 }
 
-// For is a client of the same cluster with the same connections that reports elsewhere, and whose records share that much memory:
-// one for each slot of a watcher (N28). Only the first one is to be closed.
+// For returns a client of the same cluster that shares the connections of c. It has its own log,
+// metrics and memory for records: each slot of a watcher gets one (N28). Only the client that
+// NewClient returned must be closed.
 func (c *Client) For(log *slog.Logger, m *metrics.Set, parkBytes int64) *Client {
-	of := &Client{cfg: c.cfg, codec: c.codec, links: c.links, transport: c.transport, fence: c.fence, patience: c.patience, reopenEvery: c.reopenEvery}
-	of.cfg.Log, of.cfg.Metrics, of.cfg.ParkBytes = log, metrics.OrNew(m), parkBytes
-	of.layout.Store(c.layout.Load())
-	return of
+	slot := &Client{
+		cfg:         c.cfg,
+		codec:       c.codec,
+		links:       c.links,
+		transport:   c.transport,
+		fence:       c.fence,
+		patience:    c.patience,
+		reopenEvery: c.reopenEvery,
+	}
+	slot.cfg.Log, slot.cfg.Metrics, slot.cfg.ParkBytes = log, metrics.OrNew(m), parkBytes
+	slot.layout.Store(c.layout.Load())
+	return slot
 }
 
-// Close closes idle connections. Those in use end with their request.
+// Close closes idle connections. Other connections are closed when their request ends.
 func (c *Client) Close() {
-	c.links.close()
+	c.links.closeAll()
 	c.transport.CloseIdleConnections()
 }
 
-// call sends one request to a broker by address, over an idle connection if there is one. A connection that died while
-// it was idle is replaced once: the broker has closed it for its own reasons.
-func (c *Client) call(ctx context.Context, addr string, timeout time.Duration, req protocol.Message) (protocol.Message, error) {
+// callBroker sends one request to the broker at addr and returns the response. It uses an idle
+// connection if there is one. If that connection fails, the broker may have closed it while it was
+// idle, so the request is sent once more over a new connection.
+func (c *Client) callBroker(
+	ctx context.Context, addr string, timeout time.Duration, req protocol.Message,
+) (protocol.Message, error) {
 	timeout = max(timeout, c.patience)
-	if l := c.links.take(addr); l != nil {
+	if l := c.links.takeIdle(addr); l != nil {
 		m, err := l.roundTrip(ctx, timeout, req)
 		if err == nil {
-			c.links.give(l)
+			c.links.putIdle(l)
 			return m, nil
 		}
 		l.close()
@@ -102,16 +130,17 @@ func (c *Client) call(ctx context.Context, addr string, timeout time.Duration, r
 			return nil, err
 		}
 	}
-	l, err := c.dial(ctx, addr)
+
+	l, err := c.dialBroker(ctx, addr)
 	if err != nil {
 		return nil, err
 	}
 	m, err := l.roundTrip(ctx, timeout, req)
 	if err != nil {
 		l.close()
-		return nil, fmt.Errorf("asking %s: %w", addr, err)
+		return nil, fmt.Errorf("calling %s: %w", addr, err)
 	}
-	c.links.give(l)
+	c.links.putIdle(l)
 	return m, nil
 }
 
@@ -123,33 +152,39 @@ func isTimeout(err error) bool {
 	return ok && t.Timeout()
 }
 
-// any asks one broker after another, those of the last layout and the configured ones, until one answers. The last one may take
-// [adminTimeout]: nobody is left who would know, and a cluster that is slow is one that works.
-func (c *Client) any(ctx context.Context, timeout time.Duration, req func() protocol.Message) (protocol.Message, error) {
+// callAny sends a request to one broker after another until one responds. The candidates are the
+// brokers of the last layout and the configured brokers. The last candidate gets at least
+// [adminTimeout]: there is no other broker to try, and a slow broker may still respond.
+func (c *Client) callAny(
+	ctx context.Context, timeout time.Duration, newRequest func() protocol.Message,
+) (protocol.Message, error) {
 	var errs []error
-	candidates := c.candidates()
+	candidates := c.brokerCandidates()
 	for i, addr := range candidates {
 		if i == len(candidates)-1 {
 			timeout = max(timeout, adminTimeout)
 		}
-		try, cancel := context.WithTimeout(ctx, max(timeout, c.patience)+connectSlack)
-		m, err := c.call(try, addr, timeout, req())
+
+		callCtx, cancel := context.WithTimeout(ctx, max(timeout, c.patience)+connectSlack)
+		m, err := c.callBroker(callCtx, addr, timeout, newRequest())
 		cancel()
 		if err == nil {
 			return m, nil
 		}
+
 		errs = append(errs, err)
 		if ctx.Err() != nil {
 			break
 		}
-		c.links.doubt(addr)
+		c.links.markFailed(addr)
 	}
 	return nil, errors.Join(errs...)
 }
 
-// candidates are all known addresses in random order: a broker that is cut off from the others would go on naming itself as a
-// leader if it were always the one that is asked. Brokers that failed lately come last.
-func (c *Client) candidates() []string {
+// brokerCandidates returns all known addresses in random order, brokers that failed lately last. The
+// order is random because a broker that is cut off from the others continues to name itself as a
+// leader. If it were always the first, its metadata would always be used.
+func (c *Client) brokerCandidates() []string {
 	var list []string
 	for _, b := range c.layout.Load().Brokers {
 		list = append(list, b)
@@ -159,10 +194,11 @@ func (c *Client) candidates() []string {
 			list = append(list, b)
 		}
 	}
+
 	rand.Shuffle(len(list), func(i, j int) { list[i], list[j] = list[j], list[i] })
-	trusted, doubted := c.links.partition(list)
-	return append(trusted, doubted...)
+	healthy, failed := c.links.splitByFailure(list)
+	return append(healthy, failed...)
 }
 
-// String names the cluster in messages.
+// String returns the configured brokers. It names the cluster in messages.
 func (c *Client) String() string { return strings.Join(c.cfg.Brokers, ",") }

@@ -11,79 +11,120 @@ import (
 
 // Errors that end a sink.
 var (
-	// ErrFenced: somebody else has taken the transactional id. Who still holds the lease takes over again (N5).
+	// ErrFenced means that another process has taken the transactional id. If the owner still holds
+	// the lease, it takes over again (N5).
 	ErrFenced = fence.ErrFenced
-	// ErrBroken: the broker has lost the producer's state, or a batch is too old for the broker to recognise it as one it
-	// has. Nothing more is sent; open a new sink, whose read-back finds out what arrived.
+	// ErrBroken means that the broker has lost the producer's state, or that a batch is too old for
+	// the broker to recognize it as a duplicate. Nothing more is sent. Open a new sink, whose
+	// read-back finds the records that arrived.
 	ErrBroken = errors.New("the idempotent session is broken")
-	// ErrReopen: a new sink has to read back what arrived, or has to use another transactional id. It may be opened at once.
-	ErrReopen = errors.New("the sink has to be opened anew")
-	// ErrClosed: the sink's Run has ended.
+	// ErrReopen means that a new sink has to read back the records that arrived, or has to use
+	// another transactional id. It may be opened at once.
+	ErrReopen = errors.New("the sink has to be opened again")
+	// ErrClosed means that the sink's Run has ended.
 	ErrClosed = errors.New("the sink is closed")
 )
 
-// verdict is what an answer of a broker means for a batch.
+// verdict is the meaning of a broker's response for a batch.
 type verdict uint8
 
 const (
-	acked   verdict = iota
-	again           // unknown, or not now: the same bytes again, soon
-	split           // too large: nothing was appended
-	records         // some records are at fault themselves: nothing was appended
-	corrupt         // the broker read other bytes than we sent
-	refused         // a definite no for now: nothing was appended, the same bytes again each second
-	fenced
-	broken
+	verdictAcked      verdict = iota
+	verdictRetry              // unknown, or not now: send the same bytes again soon
+	verdictTooLarge           // nothing was appended
+	verdictBadRecords         // some records are at fault: nothing was appended
+	verdictCorrupt            // the broker received other bytes than were sent
+	verdictRefused            // definitely refused for now: send the same bytes again each second
+	verdictFenced
+	verdictBroken
 )
 
-// classify reads an answer by its code, never by its text. A code that is not listed holds the partition: nothing is ever
-// skipped, and an operator sees the reason.
+// classify returns the verdict for an error code. It never looks at texts. A code that is not listed
+// holds the partition, so that nothing is skipped and an operator sees the reason.
 func classify(code kafkago.Error) verdict {
 	switch code {
 	case 0, kafkago.DuplicateSequenceNumber:
-		return acked
-	case kafkago.LeaderNotAvailable, kafkago.NotLeaderForPartition, kafkago.RequestTimedOut, kafkago.BrokerNotAvailable,
-		kafkago.ReplicaNotAvailable, kafkago.NetworkException, kafkago.NotEnoughReplicas, kafkago.NotEnoughReplicasAfterAppend,
-		kafkago.KafkaStorageError, kafkago.FencedLeaderEpoch, kafkago.UnknownLeaderEpoch, kafkago.ThrottlingQuotaExceeded,
-		kafkago.Unknown, kafkago.ListenerNotFound, kafkago.PreferredLeaderNotAvailable, kafkago.EligibleLeadersNotAvailable:
-		return again
+		return verdictAcked
+
+	case kafkago.LeaderNotAvailable,
+		kafkago.NotLeaderForPartition,
+		kafkago.RequestTimedOut,
+		kafkago.BrokerNotAvailable,
+		kafkago.ReplicaNotAvailable,
+		kafkago.NetworkException,
+		kafkago.NotEnoughReplicas,
+		kafkago.NotEnoughReplicasAfterAppend,
+		kafkago.KafkaStorageError,
+		kafkago.FencedLeaderEpoch,
+		kafkago.UnknownLeaderEpoch,
+		kafkago.ThrottlingQuotaExceeded,
+		kafkago.Unknown,
+		kafkago.ListenerNotFound,
+		kafkago.PreferredLeaderNotAvailable,
+		kafkago.EligibleLeadersNotAvailable:
+		return verdictRetry
+
 	case kafkago.MessageSizeTooLarge, kafkago.RecordListTooLarge:
-		return split
+		return verdictTooLarge
 	case kafkago.InvalidRecord, kafkago.InvalidTimestamp:
-		return records
+		return verdictBadRecords
 	case kafkago.InvalidMessage:
-		return corrupt
+		return verdictCorrupt
 	case kafkago.InvalidProducerEpoch, kafkago.ProducerFenced:
-		return fenced
+		return verdictFenced
 	case kafkago.OutOfOrderSequenceNumber, kafkago.UnknownProducerId, kafkago.InvalidProducerIDMapping:
-		return broken
+		return verdictBroken
 	}
-	return refused
+	return verdictRefused
 }
 
-// mayStand reports whether a batch may be in the log although this is the answer for it. Only codes with which a broker
-// certainly ends the request before it appends are excluded; whatever is not listed, also what Kafka may answer one day,
-// leaves the fate of the batch unknown.
+// mayBeAppended reports whether a batch may be in the log although the broker responded with code.
+// It excludes only codes with which a broker certainly ends the request before it appends. Any other
+// code, also one of a future Kafka version, leaves the outcome unknown.
 //
-// Kafka answers a batch that it has appended with an error, too: acks=all waits in DelayedProduce for the followers, and
-// when that wait ends without them the code is NOT_LEADER_OR_FOLLOWER (the leader has moved), KAFKA_STORAGE_ERROR (its disk
-// is gone), NOT_ENOUGH_REPLICAS_AFTER_APPEND, or REQUEST_TIMED_OUT. An exception behind the append becomes
-// UNKNOWN_SERVER_ERROR. UNKNOWN_TOPIC_OR_PARTITION ends that wait only when the topic was deleted, and its log with it.
-func mayStand(code kafkago.Error) bool {
+// Kafka may respond with an error although it has appended the batch: with acks=all it waits in
+// DelayedProduce for the followers. If that wait ends without them, the code is
+// NOT_LEADER_OR_FOLLOWER (the leader has moved), KAFKA_STORAGE_ERROR (its disk is gone),
+// NOT_ENOUGH_REPLICAS_AFTER_APPEND, or REQUEST_TIMED_OUT. An exception after the append becomes
+// UNKNOWN_SERVER_ERROR. UNKNOWN_TOPIC_OR_PARTITION ends that wait only if the topic was deleted, and
+// its log with it.
+func mayBeAppended(code kafkago.Error) bool {
 	switch code {
-	case kafkago.TopicAuthorizationFailed, kafkago.ClusterAuthorizationFailed, kafkago.TransactionalIDAuthorizationFailed, // KafkaApis asks first
-		kafkago.InvalidTopic, kafkago.UnsupportedVersion, kafkago.InvalidRequest, kafkago.InvalidRequiredAcks,
-		kafkago.UnsupportedCompressionType, kafkago.UnsupportedForMessageFormat, // so is the request itself validated
-		kafkago.UnknownTopicOrPartition,                         // nor has the log of a topic that is deleted anything for the next one of the name
-		kafkago.NotEnoughReplicas,                               // Partition counts the replicas before it appends
-		kafkago.MessageSizeTooLarge, kafkago.RecordListTooLarge, // UnifiedLog looks at the size,
-		kafkago.InvalidMessage, kafkago.InvalidRecord, kafkago.InvalidTimestamp: // the checksum and the records before it appends
+	// KafkaApis checks the permissions first.
+	case kafkago.TopicAuthorizationFailed,
+		kafkago.ClusterAuthorizationFailed,
+		kafkago.TransactionalIDAuthorizationFailed:
+		return false
+
+	// KafkaApis validates the request itself.
+	case kafkago.InvalidTopic,
+		kafkago.UnsupportedVersion,
+		kafkago.InvalidRequest,
+		kafkago.InvalidRequiredAcks,
+		kafkago.UnsupportedCompressionType,
+		kafkago.UnsupportedForMessageFormat:
+		return false
+
+	// If the topic was deleted, its log is not in a new topic of the same name.
+	case kafkago.UnknownTopicOrPartition:
+		return false
+
+	// Partition counts the replicas before it appends.
+	case kafkago.NotEnoughReplicas:
+		return false
+
+	// UnifiedLog checks the size, the checksum and the records before it appends.
+	case kafkago.MessageSizeTooLarge,
+		kafkago.RecordListTooLarge,
+		kafkago.InvalidMessage,
+		kafkago.InvalidRecord,
+		kafkago.InvalidTimestamp:
 		return false
 	}
 	return true
 }
 
-// Kinds of what holds records, fit for a metric label.
+// Kinds of obstacles. They are fit for a metric label.
 const (
 	kindMissing     = "missing"
 	kindForbidden   = "forbidden"
@@ -95,41 +136,56 @@ const (
 	kindAdopting    = "adopting"
 )
 
-// obstacle is why records wait: a kind for machines and a text for people.
+// obstacle is the reason why records wait: a kind for programs and a text for operators.
 type obstacle struct{ kind, text string }
 
 func (o obstacle) none() bool { return o.kind == "" }
 
-// topicObstacle explains a topic's error code in metadata or in an answer, with what to do about it.
+// topicObstacle explains a topic's error code in metadata or in a response, with the fix. creates
+// means that missing topics are created automatically.
 func topicObstacle(topic string, err error, creates bool) obstacle {
 	code, ok := errors.AsType[kafkago.Error](err)
 	if !ok {
-		return obstacle{kindUnreachable, fmt.Sprintf("topic %q cannot be asked for: %v", topic, err)}
+		return obstacle{kindUnreachable, fmt.Sprintf("topic %q cannot be looked up: %v", topic, err)}
 	}
+
 	switch code {
 	case kafkago.UnknownTopicOrPartition:
 		if creates {
 			return obstacle{kindMissing, fmt.Sprintf("topic %q does not exist yet; it is being created", topic)}
 		}
 		return obstacle{kindMissing, fmt.Sprintf("topic %q does not exist; create it, or set topics.create", topic)}
+
 	case kafkago.TopicAuthorizationFailed:
-		return obstacle{kindForbidden, fmt.Sprintf("topic %q may not be used; grant this user WRITE, READ and DESCRIBE on it", topic)}
+		return obstacle{kindForbidden, fmt.Sprintf(
+			"topic %q may not be used; grant this user WRITE, READ and DESCRIBE on it", topic)}
+
 	case kafkago.ClusterAuthorizationFailed:
-		return obstacle{kindForbidden, fmt.Sprintf("topic %q may not be created; grant this user CREATE on it, or create it by hand", topic)}
+		return obstacle{kindForbidden, fmt.Sprintf(
+			"topic %q may not be created; grant this user CREATE on it, or create it manually", topic)}
+
 	case kafkago.LeaderNotAvailable:
-		return obstacle{kindNoLeader, fmt.Sprintf("a partition of topic %q has no leader that answers; look at its brokers", topic)}
+		return obstacle{kindNoLeader, fmt.Sprintf(
+			"a partition of topic %q has no leader that responds; check its brokers", topic)}
+
 	case kafkago.InvalidTopic:
-		return obstacle{kindRefused, fmt.Sprintf("%q is no name that Kafka allows for a topic; correct the routing", topic)}
+		return obstacle{kindRefused, fmt.Sprintf("Kafka does not allow the topic name %q; correct the routing", topic)}
+
 	case kafkago.UnsupportedCompressionType:
-		return obstacle{kindRefused, fmt.Sprintf("the broker of topic %q does not know this compression; change kafka.compression", topic)}
+		return obstacle{kindRefused, fmt.Sprintf(
+			"the broker of topic %q does not support this compression; change kafka.compression", topic)}
+
 	case kafkago.PolicyViolation:
-		return obstacle{kindRefused, fmt.Sprintf("a policy of the cluster refuses topic %q; ask its operators, or create the topic by hand", topic)}
+		return obstacle{kindRefused, fmt.Sprintf(
+			"a policy of the cluster rejects topic %q; ask its operators, or create the topic manually", topic)}
+
 	case kafkago.InvalidReplicationFactor:
-		return obstacle{kindMissing, fmt.Sprintf("topic %q cannot be created with this replication: there are fewer brokers; lower topics.create.replication", topic)}
+		return obstacle{kindMissing, fmt.Sprintf("topic %q cannot be created with this replication factor: "+
+			"there are fewer brokers; lower topics.create.replication", topic)}
 	}
-	return obstacle{kindRefused, fmt.Sprintf("topic %q: Kafka answers %v", topic, err)}
+	return obstacle{kindRefused, fmt.Sprintf("topic %q: Kafka responds with %v", topic, err)}
 }
 
-// Away reports whether the records wait for brokers, which another node may reach, rather than for something that nobody
-// can write now.
+// Away reports whether the records wait for brokers that another node may be able to reach. It returns
+// false if no node can write the target now.
 func (b Blocked) Away() bool { return b.Kind == kindUnreachable || b.Kind == kindNoLeader }

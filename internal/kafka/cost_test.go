@@ -27,12 +27,12 @@ func TestPartitionIsJavasChoice(t *testing.T) {
 			key = []byte{}
 		}
 		want := kgo.StickyKeyPartitioner(nil).ForTopic("t").Partition(&kgo.Record{Key: key}, n)
-		if got := choose(&record.Record{Key: key}, int32(n)); int(got) != want {
+		if got := partitionByKey(&record.Record{Key: key}, int32(n)); int(got) != want {
 			t.Fatalf("key %x of %d partitions: %d, want %d", key, n, got, want)
 		}
 	})
 	a := record.Record{Headers: []record.Header{{Key: []byte("id"), Value: []byte("one")}}}
-	if first := choose(&a, 1000); first != choose(&a, 1000) {
+	if first := partitionByKey(&a, 1000); first != partitionByKey(&a, 1000) {
 		t.Error("a record without a key has no place of its own")
 	}
 }
@@ -43,11 +43,11 @@ func TestBuffersFollowTheirBatches(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		n := rapid.IntRange(0, 1<<25).Draw(t, "bytes")
 		buf := b.get(n)
-		if cap(buf) < n || n > 1<<smallest && n <= 1<<largest && cap(buf) >= 2*n {
+		if cap(buf) < n || n > 1<<minClassBits && n <= 1<<maxClassBits && cap(buf) >= 2*n {
 			t.Fatalf("a buffer of %d for %d bytes", cap(buf), n)
 		}
 		b.put(buf)
-		if again := b.get(n); n > 0 && n <= 1<<largest && &again[:1][0] != &buf[:1][0] {
+		if again := b.get(n); n > 0 && n <= 1<<maxClassBits && &again[:1][0] != &buf[:1][0] {
 			t.Fatalf("a buffer of %d is not used again", cap(buf))
 		}
 	})
@@ -56,15 +56,15 @@ func TestBuffersFollowTheirBatches(t *testing.T) {
 		b.put(make([]byte, 1<<20))
 	}
 	b.put(make([]byte, 3000)) // too small for any batch
-	if b.bytes() != 16<<20 {
-		t.Fatalf("%d bytes are free", b.bytes())
+	if b.totalBytes() != 16<<20 {
+		t.Fatalf("%d bytes are free", b.totalBytes())
 	}
-	b.trim()
+	b.trimUnused()
 	for range 6 {
-		b.trim()
+		b.trimUnused()
 	}
-	if b.bytes() != 0 {
-		t.Fatalf("%d bytes are kept though nobody needs them", b.bytes())
+	if b.totalBytes() != 0 {
+		t.Fatalf("%d bytes are kept though nobody needs them", b.totalBytes())
 	}
 }
 
@@ -159,7 +159,7 @@ func TestMemoryStaysNearTheBudget(t *testing.T) {
 	r.send(t, rec("a", "k", "adopt"))
 	r.acks.resolved(1)
 	r.mu.Lock()
-	r.halted = true
+	r.paused = true
 	r.mu.Unlock()
 	var before, after runtime.MemStats
 	runtime.GC()
@@ -224,10 +224,10 @@ func TestAHintIsNoClaim(t *testing.T) {
 	u.noRun = true
 	r := open(t, u)
 	r.mu.Lock()
-	top := r.topicOf("a")
-	top.grow(partitions)
-	for _, p := range top.parts {
-		p.hint = 1<<20 - 1000
+	top := r.findOrAddTopicLocked("a")
+	top.addPartitions(partitions)
+	for _, p := range top.partitions {
+		p.sizeHint = 1<<20 - 1000
 	}
 	r.mu.Unlock()
 	x := rec("a", "k", "")
@@ -237,22 +237,22 @@ func TestAHintIsNoClaim(t *testing.T) {
 		r.send(t, x)
 	}
 	held := 0
-	for _, p := range top.parts {
-		held += cap(p.q[0].b.Buffer())
+	for _, p := range top.partitions {
+		held += cap(p.queue[0].builder.Buffer())
 	}
-	if held > partitions*hintLimit {
+	if held > partitions*maxInitialBuffer {
 		t.Errorf("%d MiB are held for a thousand records", held>>20)
 	}
-	p := top.parts[0]
+	p := top.partitions[0]
 	x.Partition = 0
 	var sizes []int
-	for len(p.q) == 1 {
-		if n := cap(p.q[0].b.Buffer()); len(sizes) == 0 || n != sizes[len(sizes)-1] {
+	for len(p.queue) == 1 {
+		if n := cap(p.queue[0].builder.Buffer()); len(sizes) == 0 || n != sizes[len(sizes)-1] {
 			sizes = append(sizes, n)
 		}
 		r.send(t, x)
 	}
-	if want := []int{hintLimit, 4 * hintLimit, 1 << 20}; !slices.Equal(sizes, want) {
+	if want := []int{maxInitialBuffer, 4 * maxInitialBuffer, 1 << 20}; !slices.Equal(sizes, want) {
 		t.Errorf("the buffer grew by %v, want %v", sizes, want)
 	}
 }

@@ -17,10 +17,10 @@ import (
 	"github.com/outrelay/outrelay/internal/kafka/reply"
 )
 
-// Problem names what is wrong with a connection; it is fit for a check's id.
+// Problem names the cause of a failed connection. It is fit for the id of a check.
 type Problem string
 
-// The problems that Diagnose tells apart.
+// The problems that Diagnose distinguishes.
 const (
 	ProblemDNS           Problem = "dns"
 	ProblemUnreachable   Problem = "unreachable"
@@ -36,7 +36,8 @@ const (
 	ProblemProtocol      Problem = "protocol"
 )
 
-// Diagnosis is why Kafka cannot be used: what happened, what was tried, and what to change.
+// Diagnosis explains why Kafka cannot be used: what happened, how the client tried to connect, and
+// the fix.
 type Diagnosis struct {
 	Problem Problem
 	Broker  string
@@ -50,53 +51,62 @@ func (d *Diagnosis) Error() string {
 	return fmt.Sprintf("kafka: %s: %s (tried %s); %s", d.Broker, d.Text, d.Tried, d.Fix)
 }
 
-// Unwrap is the error underneath.
+// Unwrap returns the cause.
 func (d *Diagnosis) Unwrap() error { return d.Err }
 
-// Diagnose connects to the configured brokers, and then to the addresses that they name, and explains what stands in the
-// way. It is nil as soon as one of each kind answers: a broker that is down is no mistake of the configuration. Otherwise
-// the error is a *Diagnosis, or several of them joined.
+// Diagnose connects to the configured brokers, and then to the addresses that they advertise. It
+// returns nil as soon as one broker of each kind responds: a broker that is down is not a mistake in
+// the configuration. Otherwise the error is a *Diagnosis, or several of them joined.
 func (c *Client) Diagnose(ctx context.Context) error {
 	var errs []error
 	for _, addr := range c.cfg.Brokers {
-		m, err := c.probe(ctx, addr)
+		m, err := c.probeBroker(ctx, addr)
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
 		if err != nil {
-			errs = append(errs, c.explain(addr, err))
+			errs = append(errs, c.explainError(addr, err))
 			continue
 		}
-		return c.advertised(ctx, addr, layoutOf(m))
+
+		return c.checkAdvertised(ctx, addr, parseLayout(m))
 	}
 	return errors.Join(errs...)
 }
 
-func (c *Client) advertised(ctx context.Context, from string, l *Layout) error {
+// checkAdvertised connects to the brokers in l, which the broker at from has advertised. It returns nil
+// as soon as one connection succeeds, and then keeps l as the layout.
+func (c *Client) checkAdvertised(ctx context.Context, from string, l *Layout) error {
 	var errs []error
 	for id, addr := range l.Brokers {
-		k, err := c.dial(ctx, addr)
+		k, err := c.dialBroker(ctx, addr)
 		if err == nil {
 			k.close()
 			c.layout.Store(l)
 			return nil
 		}
+
 		errs = append(errs, &Diagnosis{
-			Problem: ProblemAdvertised, Broker: addr, Tried: c.tried(), Err: err,
-			Text: fmt.Sprintf("%s answers, but names this address for broker %d, which cannot be used from here: %v", from, id, err),
-			Fix:  "correct advertised.listeners of the brokers, or make the name and port reachable from this machine",
+			Problem: ProblemAdvertised,
+			Broker:  addr,
+			Tried:   c.connectionMethod(),
+			Err:     err,
+			Text: fmt.Sprintf("%s responds, but advertises this address for broker %d, "+
+				"which cannot be reached from this machine: %v", from, id, err),
+			Fix: "correct advertised.listeners of the brokers, or make the name and port reachable from this machine",
 		})
 	}
 	return errors.Join(errs...)
 }
 
-// probe is a connection and one request that needs authentication.
-func (c *Client) probe(ctx context.Context, addr string) (*metadata.Response, error) {
-	k, err := c.dial(ctx, addr)
+// probeBroker connects to addr and sends one request that needs authentication.
+func (c *Client) probeBroker(ctx context.Context, addr string) (*metadata.Response, error) {
+	k, err := c.dialBroker(ctx, addr)
 	if err != nil {
 		return nil, err
 	}
 	defer k.close()
+
 	m, err := k.roundTrip(ctx, adminTimeout, &metadata.Request{TopicNames: []string{}})
 	if err != nil {
 		return nil, &connectError{addr, stageRequest, err}
@@ -104,24 +114,26 @@ func (c *Client) probe(ctx context.Context, addr string) (*metadata.Response, er
 	return m.(*metadata.Response), nil
 }
 
-// tried says how we connect, without secrets.
-func (c *Client) tried() string {
-	how := "plain text"
+// connectionMethod describes how the client connects, without secrets.
+func (c *Client) connectionMethod() string {
+	method := "plain text"
 	if c.cfg.TLSNow != nil {
-		how = "TLS"
+		method = "TLS"
 	}
 	if c.cfg.SASL == nil {
-		return how + " without SASL"
+		return method + " without SASL"
 	}
-	return fmt.Sprintf("%s, SASL %s as %q", how, c.cfg.SASL.Name(), c.cfg.SASL.User)
+	return fmt.Sprintf("%s, SASL %s as %q", method, c.cfg.SASL.Name(), c.cfg.SASL.User)
 }
 
-func (c *Client) explain(addr string, err error) error {
-	d := &Diagnosis{Broker: addr, Tried: c.tried(), Err: err}
+// explainError returns the *Diagnosis of a connection that failed with err.
+func (c *Client) explainError(addr string, err error) error {
+	d := &Diagnosis{Broker: addr, Tried: c.connectionMethod(), Err: err}
 	at := stageRequest
 	if ce, ok := errors.AsType[*connectError](err); ok {
 		at = ce.stage
 	}
+
 	switch at {
 	case stageTCP:
 		explainTCP(d, err)
@@ -130,91 +142,142 @@ func (c *Client) explain(addr string, err error) error {
 	case stageSASL:
 		explainSASL(d, err)
 	case stageVersions, stageRequest:
-		c.explainAnswer(d, at, err)
+		c.explainReply(d, at, err)
 	}
 	return d
 }
 
-func (d *Diagnosis) say(p Problem, text, fix string) { d.Problem, d.Text, d.Fix = p, text, fix }
+func (d *Diagnosis) setProblem(p Problem, text, fix string) { d.Problem, d.Text, d.Fix = p, text, fix }
 
 func explainTCP(d *Diagnosis, err error) {
 	if dns, ok := errors.AsType[*net.DNSError](err); ok {
-		d.say(ProblemDNS, fmt.Sprintf("the name %q cannot be resolved", dns.Name), "correct kafka.brokers, or the name service of this machine")
+		d.setProblem(ProblemDNS,
+			fmt.Sprintf("the name %q cannot be resolved", dns.Name),
+			"correct kafka.brokers, or the name service of this machine")
 		return
 	}
+
 	switch {
 	case errors.Is(err, syscall.ECONNREFUSED):
-		d.say(ProblemUnreachable, "the connection is refused: nothing listens there", "correct host and port in kafka.brokers, or start the broker")
+		d.setProblem(ProblemUnreachable,
+			"the connection is refused: no process listens on this port",
+			"correct host and port in kafka.brokers, or start the broker")
+
 	case isTimeout(err) || errors.Is(err, context.DeadlineExceeded):
-		d.say(ProblemUnreachable, "nobody answers in time", "correct kafka.brokers, or open the way through firewalls and network policies")
+		d.setProblem(ProblemUnreachable,
+			"no response in time",
+			"correct kafka.brokers, or open the way through firewalls and network policies")
+
 	default:
-		d.say(ProblemUnreachable, "no connection: "+err.Error(), "correct kafka.brokers, or the network between here and the broker")
+		d.setProblem(ProblemUnreachable,
+			"no connection: "+err.Error(),
+			"correct kafka.brokers, or the network between this machine and the broker")
 	}
 }
 
 func explainTLS(d *Diagnosis, err error) {
 	if _, ok := errors.AsType[x509.UnknownAuthorityError](err); ok {
-		d.say(ProblemUnknownCA, "the broker's certificate is signed by an authority that is not known here", "set kafka.tls.ca to the certificate of that authority")
+		d.setProblem(ProblemUnknownCA,
+			"this machine does not trust the authority that signed the broker's certificate",
+			"set kafka.tls.ca to the certificate of that authority")
 		return
 	}
 	if h, ok := errors.AsType[x509.HostnameError](err); ok {
-		d.say(ProblemCertificate, fmt.Sprintf("the broker's certificate is not made out to %q", h.Host), "use the name that the certificate has in kafka.brokers, or have it issued for this one")
+		d.setProblem(ProblemCertificate,
+			fmt.Sprintf("the broker's certificate is not valid for the name %q", h.Host),
+			"use a name of the certificate in kafka.brokers, or issue a certificate for this name")
 		return
 	}
 	if _, ok := errors.AsType[x509.CertificateInvalidError](err); ok {
-		d.say(ProblemCertificate, "the broker's certificate is not valid: "+err.Error(), "renew it, or correct this machine's clock")
+		d.setProblem(ProblemCertificate,
+			"the broker's certificate is not valid: "+err.Error(),
+			"renew it, or correct this machine's clock")
 		return
 	}
+
 	_, notTLS := errors.AsType[tls.RecordHeaderError](err)
-	if notTLS || hungUp(err) {
-		d.say(ProblemPlainExpected, "the listener does not speak TLS", "remove kafka.tls, or use the port of the broker's TLS listener")
+	if notTLS || isHangUp(err) {
+		d.setProblem(ProblemPlainExpected,
+			"the listener does not support TLS",
+			"remove kafka.tls, or use the port of the broker's TLS listener")
 		return
 	}
-	if alerted(err) {
-		d.say(ProblemClientCert, "the broker refuses the handshake: "+err.Error(), "set kafka.tls.cert and kafka.tls.key to a certificate that the broker trusts")
+	if isTLSAlert(err) {
+		d.setProblem(ProblemClientCert,
+			"the broker rejects the handshake: "+err.Error(),
+			"set kafka.tls.cert and kafka.tls.key to a certificate that the broker trusts")
 		return
 	}
-	d.say(ProblemCertificate, "the TLS handshake fails: "+err.Error(), "check kafka.tls against the broker's listener")
+	d.setProblem(ProblemCertificate, "the TLS handshake fails: "+err.Error(), "check kafka.tls against the broker's listener")
 }
 
 func explainSASL(d *Diagnosis, err error) {
 	if m, ok := errors.AsType[*mechanismError](err); ok {
-		d.say(ProblemMechanism, fmt.Sprintf("the listener does not offer SASL %s", m.asked), "set kafka.sasl.mechanism to one of "+strings.Join(m.offered, ", "))
+		d.setProblem(ProblemMechanism,
+			fmt.Sprintf("the listener does not offer SASL %s", m.wanted),
+			"set kafka.sasl.mechanism to one of "+strings.Join(m.offered, ", "))
 		return
 	}
+
 	switch {
 	case errors.Is(err, kafkago.SASLAuthenticationFailed):
-		d.say(ProblemCredentials, "user or password is wrong", "correct kafka.sasl.username and kafka.sasl.password")
-	case errors.Is(err, kafkago.IllegalSASLState) || hungUp(err):
-		d.say(ProblemMechanism, "the listener does not take SASL", "remove kafka.sasl, or use the port of the broker's SASL listener")
+		d.setProblem(ProblemCredentials,
+			"user or password is wrong",
+			"correct kafka.sasl.username and kafka.sasl.password")
+
+	case errors.Is(err, kafkago.IllegalSASLState) || isHangUp(err):
+		d.setProblem(ProblemMechanism,
+			"the listener does not accept SASL",
+			"remove kafka.sasl, or use the port of the broker's SASL listener")
+
 	default:
-		d.say(ProblemCredentials, "the authentication fails: "+err.Error(), "check kafka.sasl against the broker's listener")
+		d.setProblem(ProblemCredentials,
+			"the authentication fails: "+err.Error(),
+			"check kafka.sasl against the broker's listener")
 	}
 }
 
-// explainAnswer is about a listener that hangs up on a request, which is how Kafka says that another protocol is spoken.
-func (c *Client) explainAnswer(d *Diagnosis, at stage, err error) {
+// explainReply explains an error at a request. Kafka closes the connection if the listener uses another
+// protocol than the client.
+func (c *Client) explainReply(d *Diagnosis, at stage, err error) {
 	switch {
-	case alerted(err): // with TLS 1.3 the client is done before the broker has looked at its certificate
-		d.say(ProblemClientCert, "the broker wants a client certificate: "+err.Error(), "set kafka.tls.cert and kafka.tls.key to a certificate that the broker trusts")
-	case errors.Is(err, reply.ErrTLS) || at == stageVersions && c.cfg.TLSNow == nil && hungUp(err):
-		d.say(ProblemTLSExpected, "the listener hangs up on plain text: it expects TLS", "set kafka.tls, or use the port of the broker's plain text listener")
-	case hungUp(err) && c.cfg.SASL == nil:
-		d.say(ProblemSASLNeeded, "the listener hangs up on a request without authentication", "set kafka.sasl, or use the port of a listener without SASL")
+	// With TLS 1.3 the client has finished before the broker checks its certificate.
+	case isTLSAlert(err):
+		d.setProblem(ProblemClientCert,
+			"the broker wants a client certificate: "+err.Error(),
+			"set kafka.tls.cert and kafka.tls.key to a certificate that the broker trusts")
+
+	case errors.Is(err, reply.ErrTLS) || at == stageVersions && c.cfg.TLSNow == nil && isHangUp(err):
+		d.setProblem(ProblemTLSExpected,
+			"the listener closes a plain text connection: it expects TLS",
+			"set kafka.tls, or use the port of the broker's plain text listener")
+
+	case isHangUp(err) && c.cfg.SASL == nil:
+		d.setProblem(ProblemSASLNeeded,
+			"the listener closes the connection after a request without authentication",
+			"set kafka.sasl, or use the port of a listener without SASL")
+
 	case isTimeout(err):
-		d.say(ProblemUnreachable, "it accepts connections and does not answer", "look at the broker: it may hang, or this is the port of something else; where it expects TLS, set kafka.tls")
+		d.setProblem(ProblemUnreachable,
+			"the listener accepts connections and does not respond",
+			"check the broker: it may hang, or another service uses this port; "+
+				"if the listener expects TLS, set kafka.tls")
+
 	default:
-		d.say(ProblemProtocol, "it does not answer like a Kafka broker: "+err.Error(), "check that kafka.brokers names Kafka, 0.11 or later")
+		d.setProblem(ProblemProtocol,
+			"the listener does not respond like a Kafka broker: "+err.Error(),
+			"check that kafka.brokers names Kafka, 0.11 or later")
 	}
 }
 
-// alerted reports whether the other side ended TLS with an alert.
-func alerted(err error) bool {
+// isTLSAlert reports whether the peer ended TLS with an alert.
+func isTLSAlert(err error) bool {
 	op, ok := errors.AsType[*net.OpError](err)
 	return ok && op.Op == "remote error"
 }
 
-// hungUp reports whether the other side closed the connection.
-func hungUp(err error) bool {
-	return errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE)
+// isHangUp reports whether the peer closed the connection.
+func isHangUp(err error) bool {
+	return errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) ||
+		errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE)
 }

@@ -17,7 +17,7 @@ func TestN08_IdleOffsetGivesWayToASend(t *testing.T) {
 	for name, meanwhile := range map[string]func(r *rig) (after func()){
 		"queued": func(r *rig) func() {
 			r.mu.Lock()
-			r.halted = true
+			r.paused = true
 			r.mu.Unlock()
 			r.send(t, rec("a", "k", "k/1"))
 			return func() {}
@@ -30,7 +30,7 @@ func TestN08_IdleOffsetGivesWayToASend(t *testing.T) {
 		},
 		"quarantined": func(r *rig) func() {
 			r.mu.Lock()
-			r.topics["a"].parts[0].quarantine = true
+			r.topics["a"].partitions[0].quarantine = true
 			r.mu.Unlock()
 			return func() {}
 		},
@@ -44,7 +44,7 @@ func TestN08_IdleOffsetGivesWayToASend(t *testing.T) {
 			r.acks.resolved(1)
 			r.EndReplay()
 			idle := func() bool {
-				r.idleOffsets(t.Context())
+				r.refreshIdleOffsets(t.Context())
 				r.acks.mu.Lock()
 				defer r.acks.mu.Unlock()
 				_, told := r.acks.idle[record.TopicPartition{Topic: "a"}]

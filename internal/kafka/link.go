@@ -22,11 +22,12 @@ import (
 
 const (
 	dialTimeout = 3 * time.Second // to a broker: TCP, TLS, versions and SASL together
-	// linkIdle is below the broker's connections.max.idle.ms (10 min): the first record after a pause finds a live one.
+	// linkIdle is below the broker's connections.max.idle.ms (10 min), so that the first record after a
+	// pause finds an open connection.
 	linkIdle = 9 * time.Minute
 )
 
-// stage is how far a connection got.
+// stage is the step that a connection has reached.
 type stage string
 
 // The stages of a connection, in their order.
@@ -38,7 +39,7 @@ const (
 	stageRequest  stage = "request"
 )
 
-// connectError says at which stage a connection was lost.
+// connectError is the error of a connection that failed at a stage.
 type connectError struct {
 	addr  string
 	stage stage
@@ -50,90 +51,99 @@ func (e *connectError) Error() string {
 }
 func (e *connectError) Unwrap() error { return e.err }
 
-// link is one connection to a broker. It is used by one goroutine at a time; close may come from any.
+// link is one connection to a broker. Only one goroutine may use it at a time. Any goroutine may call
+// close.
 type link struct {
-	addr     string
-	nc       net.Conn
-	in       *bufio.Reader  // from nc: pc reads from it, and so does a lane
-	pc       *protocol.Conn // with checked replies
-	versions map[protocol.ApiKey]int16
-	used     time.Time
+	addr      string
+	conn      net.Conn
+	reader    *bufio.Reader  // from conn: protoConn reads from it, and so does a lane
+	protoConn *protocol.Conn // with checked replies
+	versions  map[protocol.ApiKey]int16
+	lastUsed  time.Time
 }
 
-func (l *link) close() { _ = l.nc.Close() }
+func (l *link) close() { _ = l.conn.Close() }
 
-// dial opens a link: TCP, TLS, the broker's versions, SASL.
-func (c *Client) dial(ctx context.Context, addr string) (*link, error) {
+// dialBroker opens a link to the broker at addr: TCP, TLS, the versions of the broker, SASL. It blocks
+// for at most dialTimeout.
+func (c *Client) dialBroker(ctx context.Context, addr string) (*link, error) {
 	ctx, cancel := context.WithTimeout(ctx, max(dialTimeout, c.patience))
 	defer cancel()
-	nc, err := c.cfg.Dial(ctx, "tcp", addr)
+	conn, err := c.cfg.Dial(ctx, "tcp", addr)
 	if err != nil {
 		return nil, &connectError{addr, stageTCP, err}
 	}
-	stop := context.AfterFunc(ctx, func() { _ = nc.SetDeadline(time.Unix(1, 0)) })
-	l, err := c.handshake(ctx, nc, addr)
+
+	// The handshake has no context, so a deadline in the past interrupts it.
+	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })
+	l, err := c.handshake(ctx, conn, addr)
 	if !stop() && err == nil {
 		err = &connectError{addr, stageSASL, context.Cause(ctx)}
 	}
 	if err != nil {
-		_ = nc.Close()
+		_ = conn.Close()
 		return nil, err
 	}
 	return l, nil
 }
 
-// open is a connection as kafka-go's Transport wants it: TCP and TLS, with checked replies.
-func (c *Client) open(ctx context.Context, network, addr string) (net.Conn, error) {
-	nc, err := c.cfg.Dial(ctx, network, addr)
+// dialTransport opens a connection for kafka-go's Transport: TCP and TLS, with checked replies.
+func (c *Client) dialTransport(ctx context.Context, network, addr string) (net.Conn, error) {
+	conn, err := c.cfg.Dial(ctx, network, addr)
 	if err != nil {
 		return nil, err
 	}
-	secured, err := c.secure(ctx, nc, addr)
+	secured, err := c.startTLS(ctx, conn, addr)
 	if err != nil {
-		_ = nc.Close()
+		_ = conn.Close()
 		return nil, &connectError{addr, stageTLS, err}
 	}
 	return reply.Check(secured, bufio.NewReader(secured), addr), nil
 }
 
-// secure is the TLS handshake, with the certificates of this moment; without TLS it is nc itself.
-func (c *Client) secure(ctx context.Context, nc net.Conn, addr string) (net.Conn, error) {
+// startTLS returns conn after a TLS handshake with the current certificates. If TLS is not configured,
+// it returns conn unchanged.
+func (c *Client) startTLS(ctx context.Context, conn net.Conn, addr string) (net.Conn, error) {
 	if c.cfg.TLSNow == nil {
-		return nc, nil
+		return conn, nil
 	}
+
 	cfg := c.cfg.TLSNow()
 	if cfg.ServerName == "" {
 		cfg = cfg.Clone()
 		cfg.ServerName, _, _ = net.SplitHostPort(addr)
 	}
-	t := tls.Client(nc, cfg)
+	t := tls.Client(conn, cfg)
 	if err := t.HandshakeContext(ctx); err != nil {
 		return nil, err
 	}
 	return t, nil
 }
 
-func (c *Client) handshake(ctx context.Context, nc net.Conn, addr string) (*link, error) {
-	nc, err := c.secure(ctx, nc, addr)
+// handshake makes a link of a TCP connection. The caller closes conn after an error.
+func (c *Client) handshake(ctx context.Context, conn net.Conn, addr string) (*link, error) {
+	conn, err := c.startTLS(ctx, conn, addr)
 	if err != nil {
 		return nil, &connectError{addr, stageTLS, err}
 	}
-	l := &link{addr: addr, nc: nc, in: bufio.NewReader(nc), used: time.Now()}
-	l.pc = protocol.NewConn(reply.Check(nc, l.in, addr), c.cfg.ClientID)
-	if l.versions, err = askVersions(l.pc); err != nil {
+
+	l := &link{addr: addr, conn: conn, reader: bufio.NewReader(conn), lastUsed: time.Now()}
+	l.protoConn = protocol.NewConn(reply.Check(conn, l.reader, addr), c.cfg.ClientID)
+	if l.versions, err = negotiateVersions(l.protoConn); err != nil {
 		return nil, &connectError{addr, stageVersions, err}
 	}
-	l.pc.SetVersions(l.versions)
+	l.protoConn.SetVersions(l.versions)
+
 	if c.cfg.SASL != nil {
-		if err := authenticate(ctx, l.pc, c.cfg.SASL); err != nil {
+		if err := authenticate(ctx, l.protoConn, c.cfg.SASL); err != nil {
 			return nil, &connectError{addr, stageSASL, err}
 		}
 	}
 	return l, nil
 }
 
-// askVersions agrees with the broker on the version of each request.
-func askVersions(pc *protocol.Conn) (map[protocol.ApiKey]int16, error) {
+// negotiateVersions returns the version of each request that both sides support.
+func negotiateVersions(pc *protocol.Conn) (map[protocol.ApiKey]int16, error) {
 	m, err := pc.RoundTrip(&apiversions.Request{})
 	if err != nil {
 		return nil, err
@@ -142,6 +152,7 @@ func askVersions(pc *protocol.Conn) (map[protocol.ApiKey]int16, error) {
 	if res.ErrorCode != 0 {
 		return nil, kafkago.Error(res.ErrorCode)
 	}
+
 	versions := map[protocol.ApiKey]int16{}
 	for _, r := range res.ApiKeys {
 		key := protocol.ApiKey(r.ApiKey)
@@ -150,6 +161,8 @@ func askVersions(pc *protocol.Conn) (map[protocol.ApiKey]int16, error) {
 	return versions, nil
 }
 
+// authenticate runs the SASL exchange. If the listener does not offer the mechanism, the error is a
+// *mechanismError.
 func authenticate(ctx context.Context, pc *protocol.Conn, s *SASL) error {
 	m, err := pc.RoundTrip(&saslhandshake.Request{Mechanism: s.Name()})
 	if err != nil {
@@ -158,6 +171,7 @@ func authenticate(ctx context.Context, pc *protocol.Conn, s *SASL) error {
 	if hs := m.(*saslhandshake.Response); hs.ErrorCode != 0 {
 		return &mechanismError{s.Name(), hs.Mechanisms, kafkago.Error(hs.ErrorCode)}
 	}
+
 	session, state, err := s.Start(ctx)
 	if err != nil {
 		return err
@@ -170,6 +184,7 @@ func authenticate(ctx context.Context, pc *protocol.Conn, s *SASL) error {
 			}
 			return err
 		}
+
 		res := m.(*saslauthenticate.Response)
 		if res.ErrorCode != 0 {
 			return kafkago.Error(res.ErrorCode)
@@ -181,39 +196,42 @@ func authenticate(ctx context.Context, pc *protocol.Conn, s *SASL) error {
 	return nil
 }
 
-// mechanismError says which mechanisms the listener offers instead.
+// mechanismError means that the listener does not offer the wanted mechanism. It has the offered ones.
 type mechanismError struct {
-	asked   string
+	wanted  string
 	offered []string
 	code    kafkago.Error
 }
 
 func (e *mechanismError) Error() string {
-	return fmt.Sprintf("mechanism %s: %v (offered: %v)", e.asked, e.code, e.offered)
+	return fmt.Sprintf("mechanism %s: %v (offered: %v)", e.wanted, e.code, e.offered)
 }
 func (e *mechanismError) Unwrap() error { return e.code }
 
-// roundTrip sends one request and reads its answer. After an error the link is of no use.
+// roundTrip sends one request and returns the response. After an error the link must be closed.
 func (l *link) roundTrip(ctx context.Context, timeout time.Duration, req protocol.Message) (protocol.Message, error) {
 	deadline := time.Now().Add(timeout)
 	if d, ok := ctx.Deadline(); ok && d.Before(deadline) {
 		deadline = d
 	}
-	_ = l.nc.SetDeadline(deadline)
-	stop := context.AfterFunc(ctx, func() { _ = l.nc.SetDeadline(time.Unix(1, 0)) })
-	m, err := l.pc.RoundTrip(req)
+	_ = l.conn.SetDeadline(deadline)
+
+	// RoundTrip has no context, so a deadline in the past interrupts it.
+	stop := context.AfterFunc(ctx, func() { _ = l.conn.SetDeadline(time.Unix(1, 0)) })
+	m, err := l.protoConn.RoundTrip(req)
 	if !stop() && ctx.Err() != nil {
 		return nil, context.Cause(ctx)
 	}
 	if err != nil {
 		return nil, err
 	}
-	l.used = time.Now()
+	l.lastUsed = time.Now()
 	return m, nil
 }
 
-// links keeps idle connections for requests other than records, by address, and which brokers failed lately.
-type links struct {
+// linkPool keeps idle connections by address, for requests other than records. It also remembers which
+// brokers failed lately.
+type linkPool struct {
 	mu     sync.Mutex
 	idle   map[string][]*link
 	failed map[string]time.Time
@@ -222,12 +240,13 @@ type links struct {
 
 const (
 	idlePerBroker = 2
-	// doubtFor is how long a broker that failed comes last where any broker may be asked.
-	doubtFor = 30 * time.Second
+	// failedFor is how long a broker that failed is the last candidate for requests that any broker can
+	// serve.
+	failedFor = 30 * time.Second
 )
 
-// doubt notes that a broker failed.
-func (p *links) doubt(addr string) {
+// markFailed notes that a broker failed.
+func (p *linkPool) markFailed(addr string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.failed == nil {
@@ -236,21 +255,24 @@ func (p *links) doubt(addr string) {
 	p.failed[addr] = time.Now()
 }
 
-// partition splits a list of addresses: those that failed lately, and the others. It keeps the order.
-func (p *links) partition(list []string) (trusted, doubted []string) {
+// splitByFailure splits a list of addresses into brokers that failed lately and the others. It keeps
+// the order.
+func (p *linkPool) splitByFailure(list []string) (healthy, failed []string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, addr := range list {
-		if time.Since(p.failed[addr]) < doubtFor {
-			doubted = append(doubted, addr)
+		if time.Since(p.failed[addr]) < failedFor {
+			failed = append(failed, addr)
 		} else {
-			trusted = append(trusted, addr)
+			healthy = append(healthy, addr)
 		}
 	}
-	return trusted, doubted
+	return healthy, failed
 }
 
-func (p *links) take(addr string) *link {
+// takeIdle removes an idle link to addr from the pool and returns it. It returns nil if there is none.
+// It closes links that were idle for too long.
+func (p *linkPool) takeIdle(addr string) *link {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for {
@@ -258,16 +280,18 @@ func (p *links) take(addr string) *link {
 		if len(list) == 0 {
 			return nil
 		}
+
 		l := list[len(list)-1]
 		p.idle[addr] = list[:len(list)-1]
-		if time.Since(l.used) < linkIdle {
+		if time.Since(l.lastUsed) < linkIdle {
 			return l
 		}
 		l.close()
 	}
 }
 
-func (p *links) give(l *link) {
+// putIdle adds l to the pool, or closes it if the pool is full or closed.
+func (p *linkPool) putIdle(l *link) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.closed || len(p.idle[l.addr]) >= idlePerBroker {
@@ -280,7 +304,8 @@ func (p *links) give(l *link) {
 	p.idle[l.addr] = append(p.idle[l.addr], l)
 }
 
-func (p *links) close() {
+// closeAll closes the idle links, and the pool for further ones.
+func (p *linkPool) closeAll() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.closed = true

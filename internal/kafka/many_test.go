@@ -27,7 +27,7 @@ func many(t *testing.T, topics, partitions int) *rig {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for i := range topics {
-		r.topicOf(fmt.Sprint("t", i)).grow(partitions)
+		r.findOrAddTopicLocked(fmt.Sprint("t", i)).addPartitions(partitions)
 	}
 	return r
 }
@@ -39,8 +39,8 @@ func TestOpenBatchesOfManyPartitionsKeepToTheBudget(t *testing.T) {
 	r := many(t, topics, partitions)
 	r.mu.Lock()
 	for _, top := range r.topics {
-		for _, p := range top.parts {
-			p.hint = hintLimit
+		for _, p := range top.partitions {
+			p.sizeHint = maxInitialBuffer
 		}
 	}
 	r.mu.Unlock()
@@ -55,15 +55,15 @@ func TestOpenBatchesOfManyPartitionsKeepToTheBudget(t *testing.T) {
 	defer r.mu.Unlock()
 	held := 0
 	for _, top := range r.topics {
-		for _, p := range top.parts {
-			held += cap(p.q[0].b.Buffer())
+		for _, p := range top.partitions {
+			held += cap(p.queue[0].builder.Buffer())
 		}
 	}
-	if most := 2*int(r.queued) + DefaultParkBytes/2; held > most {
-		t.Errorf("%d records of %d bytes hold %d bytes, want at most %d", topics*partitions, r.queued, held, most)
+	if most := 2*int(r.unresolvedBytes) + DefaultParkBytes/2; held > most {
+		t.Errorf("%d records of %d bytes hold %d bytes, want at most %d", topics*partitions, r.unresolvedBytes, held, most)
 	}
-	if r.batches != topics*partitions {
-		t.Errorf("%d batches are counted", r.batches)
+	if r.liveBatches != topics*partitions {
+		t.Errorf("%d batches are counted", r.liveBatches)
 	}
 }
 
@@ -74,15 +74,15 @@ func TestQuietPartitionsAreKeptAliveSomeAtATime(t *testing.T) {
 	r := many(t, topics, partitions)
 	r.mu.Lock()
 	for _, top := range r.topics {
-		for _, p := range top.parts {
-			p.used = time.Now().Add(-r.expiry.IdleAfter() - time.Second)
+		for _, p := range top.partitions {
+			p.lastUsed = time.Now().Add(-r.expiry.IdleAfter() - time.Second)
 		}
 	}
 	r.mu.Unlock()
 	total, rounds := 0, 0
 	for more := true; more; rounds++ {
 		var n int
-		idle, _, again := r.quiet()
+		idle, _, again := r.quietPartitions()
 		if n = len(idle); n > aliveChunk {
 			t.Fatalf("%d in one go", n)
 		}
@@ -180,9 +180,9 @@ func TestLimitsThatCouldNotBeReadAreReadLater(t *testing.T) {
 	r.acks.resolved(1) // the topic is adopted
 	away.Store(false)
 	until(t, "the limit is read", func() bool {
-		wake(r.renew)
+		wake(r.renewWake)
 		r.mu.Lock()
 		defer r.mu.Unlock()
-		return r.topics["a"].max > 0
+		return r.topics["a"].maxBytes > 0
 	})
 }

@@ -25,7 +25,7 @@ func TestN04_AMoveThatFailsChangesNothing(t *testing.T) {
 	before := r.session.Senders()
 	ctx, cancel := context.WithTimeout(t.Context(), patient)
 	defer cancel()
-	if err := r.leave(ctx); !errors.Is(err, kafka.TransactionalIDAuthorizationFailed) {
+	if err := r.moveToNextGeneration(ctx); !errors.Is(err, kafka.TransactionalIDAuthorizationFailed) {
 		t.Fatalf("the move ended with %v", err)
 	}
 	after := r.session.Senders()

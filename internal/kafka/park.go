@@ -10,27 +10,31 @@ import (
 	"github.com/outrelay/outrelay/internal/record"
 )
 
-// N11: a target that nobody can write for a while is parked instead of holding the stream. Its queued records are given
-// back to the Holder, in order, and Send takes no more of them until it is well again.
+// N11: a target that cannot be written for a while is parked, so that it does not hold the stream.
+// Its queued records are given back to the Holder, in order, and Send takes no more records for it
+// until it can be written again.
 //
-// The batch at the head may be in the log, though nobody has acknowledged it. Then nothing more is sent to its partition in
-// this term: where the records stand that were given back is not known, nor which sequence comes next. The stored offset
-// stays before them. As soon as the partition has a leader the sink ends with ErrReopen, and the read-back of the next one
-// finds what is there. That happens at most once in reopenEvery; until then the partition waits, and all others flow.
+// The batch at the head may be in the log although no broker has acknowledged it. Then nothing more
+// is sent to its partition in this term, because neither the offsets of the records that were given
+// back nor the next sequence are known. The stored offset stays before them. When the partition has
+// a leader again, the sink ends with ErrReopen, and the read-back of the next sink finds the records
+// that are there. That happens at most once in reopenEvery. Until then the partition waits, and all
+// others flow.
 
-// reopenEvery bounds how often a sink ends of its own accord, for a read-back or for another transactional id: a partition
-// that is sick again and again stops the others for one take-over in this time.
+// reopenEvery bounds how often a sink ends on purpose, for a read-back or for another transactional
+// id. A partition that fails again and again stops the others for one take-over in this time.
 const reopenEvery = 30 * time.Second
 
-// mayReopen reports whether a sink may end of its own accord, and counts it.
+// mayReopen reports whether a sink may end on purpose now. If so, it counts the end.
 func (c *Client) mayReopen(now time.Time) bool {
 	last := c.reopened.Load()
 	return now.Sub(time.Unix(0, last)) >= c.reopenEvery && c.reopened.CompareAndSwap(last, now.UnixNano())
 }
 
-// parks reports whether an obstacle of a partition parks it in time: nobody can write there now. A broker that cannot be
-// reached, or answers that it is not ready, is an outage that is waited for.
-func (o obstacle) parks() bool {
+// parksPartition reports whether an obstacle parks a partition after some time: no process can write
+// the partition now. A broker that cannot be reached, or that responds that it is not ready, is an
+// outage, so its records wait.
+func (o obstacle) parksPartition() bool {
 	switch o.kind {
 	case kindMissing, kindForbidden, kindNoLeader, kindQuarantined:
 		return true
@@ -38,34 +42,35 @@ func (o obstacle) parks() bool {
 	return false
 }
 
-// parksTopic reports the same of a topic that is not adopted; one that Kafka refuses by its name is as good as missing.
-func (o obstacle) parksTopic() bool { return o.parks() || o.kind == kindRefused }
+// parksTopic reports whether an obstacle parks a topic that is not adopted. A topic whose name Kafka
+// rejects counts as missing.
+func (o obstacle) parksTopic() bool { return o.parksPartition() || o.kind == kindRefused }
 
-// share is how much an obstructed target may hold.
-func (s *Sink) share() int { return int(s.c.cfg.ParkBytes / 4) }
+// maxObstructedBytes returns how much memory the records of an obstructed target may hold.
+func (s *Sink) maxObstructedBytes() int { return int(s.c.cfg.ParkBytes / 4) }
 
-// load is what the records of batches have reserved.
-func load(q []*pending) int {
+// reservedBytes returns the memory that the records of batches have reserved.
+func reservedBytes(queue []*pending) int {
 	n := 0
-	for _, b := range q {
-		n += b.bytes
+	for _, b := range queue {
+		n += b.reserved
 	}
 	return n
 }
 
-// load is what the records that wait in obstructed partitions have reserved.
-func (t *topic) load() int {
+// obstructedBytes returns the memory that records in obstructed partitions have reserved.
+func (t *topic) obstructedBytes() int {
 	n := 0
-	for _, p := range t.parts {
-		if !p.why.none() {
-			n += load(p.q)
+	for _, p := range t.partitions {
+		if !p.obstacle.none() {
+			n += reservedBytes(p.queue)
 		}
 	}
 	return n
 }
 
-// parker parks what cannot be written.
-func (s *Sink) parker(ctx context.Context) error {
+// runParker parks targets that cannot be written, until ctx ends.
+func (s *Sink) runParker(ctx context.Context) error {
 	tick := time.NewTicker(min(max(s.c.cfg.ParkAfter/8, 5*time.Millisecond), time.Second))
 	defer tick.Stop()
 	for {
@@ -73,46 +78,52 @@ func (s *Sink) parker(ctx context.Context) error {
 		case <-ctx.Done():
 			return nil
 		case <-tick.C:
-		case <-s.park:
+		case <-s.parkWake:
 		}
-		s.parkAll(time.Now())
+		s.parkUnwritable(time.Now())
 	}
 }
 
-func (s *Sink) parkAll(now time.Time) {
+// parkUnwritable parks all targets that must be parked now. It ends the sink if a partition has to
+// be read back and has a leader again.
+func (s *Sink) parkUnwritable(now time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	full := s.inTheWay(now)
+	full := s.stallsOthersLocked(now)
 	for _, t := range s.topics {
-		parted := false
-		for _, p := range t.parts {
+		anyParked := false
+		for _, p := range t.partitions {
 			if s.ended != nil {
 				return
 			}
-			if !p.busy && s.hopeless(p, now, full) {
-				s.parkPart(p, now)
+			if !p.busy && s.mustParkLocked(p, now, full) {
+				s.parkPartitionLocked(p, now)
 			}
-			if p.unread && p.lane != nil && s.c.mayReopen(now) {
-				s.end(fmt.Errorf("%w: a batch may be in %s-%d, which could not be written", ErrReopen, p.tp.Topic, p.tp.Partition))
+			if p.needsReadBack && p.lane != nil && s.c.mayReopen(now) {
+				s.failLocked(fmt.Errorf("%w: a batch may be in %s-%d, which could not be written",
+					ErrReopen, p.tp.Topic, p.tp.Partition))
 			}
-			parted = parted || p.parked
+			anyParked = anyParked || p.parked
 		}
-		if !t.parked && !t.ready() && s.ended == nil && s.hopelessTopic(t, parted, now) {
-			s.parkTopic(t)
+
+		if !t.parked && !t.isReady() && s.ended == nil && s.mustParkTopicLocked(t, anyParked, now) {
+			s.parkTopicLocked(t)
 		}
 	}
 }
 
-// inTheWay reports whether everything would soon stop for partitions that brokers only put off: the memory or the window is
-// nearly full, and one of them holds its low end. The lock is held.
-func (s *Sink) inTheWay(now time.Time) bool {
+// stallsOthersLocked reports whether partitions that brokers defer would soon stop all others: the
+// memory or the window is nearly full, and a deferred partition holds its low end.
+func (s *Sink) stallsOthersLocked(now time.Time) bool {
 	low, stream, side := s.holder.Pressed()
 	if !stream && !side {
 		return false
 	}
+
+	holdsLowEnd := func(k record.Ticket) bool { return stream && k == low || side && k.IsSide() }
 	for _, t := range s.topics {
-		for _, p := range t.parts {
-			if s.putOff(p, now) && slices.ContainsFunc(p.q[0].tickets, func(k record.Ticket) bool { return stream && k == low || side && k.IsSide() }) {
+		for _, p := range t.partitions {
+			if s.isDeferredLocked(p, now) && slices.ContainsFunc(p.queue[0].tickets, holdsLowEnd) {
 				return true
 			}
 		}
@@ -120,109 +131,125 @@ func (s *Sink) inTheWay(now time.Time) bool {
 	return false
 }
 
-// putOff reports whether brokers have put off what is queued for a partition for as long as it may be. The lock is held.
-func (s *Sink) putOff(p *part, now time.Time) bool {
-	return p.why.kind == kindRefused && now.Sub(p.since) >= s.c.cfg.ParkAfter && len(p.q) > 0
+// isDeferredLocked reports whether brokers have deferred the queued records of p for ParkAfter.
+func (s *Sink) isDeferredLocked(p *partition, now time.Time) bool {
+	return p.obstacle.kind == kindRefused && now.Sub(p.since) >= s.c.cfg.ParkAfter && len(p.queue) > 0
 }
 
-// hopeless reports whether what is queued for a partition is to be given back. One that brokers only put off waits, unless
-// its topic takes more than its share of the memory, or full says that the others would stop. The lock is held.
-func (s *Sink) hopeless(p *part, now time.Time, full bool) bool {
-	switch {
-	case p.parked:
-		return s.failed(p, now)
-	case p.why.parks():
-		return now.Sub(p.bad) >= s.c.cfg.ParkAfter || p.t.load() > s.share()
+// mustParkLocked reports whether the queued records of p must be given back. Records that brokers
+// only defer wait, unless the topic takes more than its share of the memory, or full means that
+// they would stop all others.
+func (s *Sink) mustParkLocked(p *partition, now time.Time, full bool) bool {
+	if p.parked {
+		return s.probeFailedLocked(p, now)
 	}
-	return s.putOff(p, now) && (full || p.t.load() > s.share())
+	if p.obstacle.parksPartition() {
+		return now.Sub(p.unwritableSince) >= s.c.cfg.ParkAfter || p.topic.obstructedBytes() > s.maxObstructedBytes()
+	}
+	return s.isDeferredLocked(p, now) && (full || p.topic.obstructedBytes() > s.maxObstructedBytes())
 }
 
-// failed reports whether what was let through to a parked partition is to be given back: at once if it was certainly not
-// appended. The lock is held.
-func (s *Sink) failed(p *part, now time.Time) bool {
+// probeFailedLocked reports whether records that were let through to a parked partition must be
+// given back: at once if they were certainly not appended.
+func (s *Sink) probeFailedLocked(p *partition, now time.Time) bool {
 	switch {
-	case len(p.q) == 0:
+	case len(p.queue) == 0:
 		return false
-	case p.quarantine || p.unread:
+	case p.quarantine || p.needsReadBack:
 		return true
-	case !p.q[0].unsure:
-		return p.q[0].frozen || p.lane == nil
+	case !p.queue[0].maybeAppended:
+		return p.queue[0].frozen || p.lane == nil
 	}
-	return p.why.kind != kindUnreachable && now.Sub(p.tried) >= s.c.cfg.ParkAfter
+	return p.obstacle.kind != kindUnreachable && now.Sub(p.probedAt) >= s.c.cfg.ParkAfter
 }
 
-// asking reports whether a record may be let through to a parked partition: one at a time, to learn from its answer
-// whether the partition can be written again. The lock is held.
-func (s *Sink) asking(p *part, now time.Time) bool {
-	if !p.asks || p.unread || p.quarantine || p.lane == nil || p.busy || len(p.q) > 0 || now.Sub(p.tried) < min(heldEvery, s.c.cfg.ParkAfter) {
+// mayProbeLocked reports whether a record may be let through to the parked partition p. Records are
+// let through one at a time, and the response shows whether the partition can be written again.
+func (s *Sink) mayProbeLocked(p *partition, now time.Time) bool {
+	if !p.probing || p.needsReadBack || p.quarantine || p.lane == nil || p.busy || len(p.queue) > 0 {
 		return false
 	}
-	p.tried = now
+	if now.Sub(p.probedAt) < min(refusedRetry, s.c.cfg.ParkAfter) {
+		return false
+	}
+	p.probedAt = now
 	return true
 }
 
-// hopelessTopic reports whether a topic is to be parked that takes no records: it is not adopted, or it grows and an old
-// partition, parked itself, does not drain. The lock is held.
-func (s *Sink) hopelessTopic(t *topic, parted bool, now time.Time) bool {
-	if t.why.parksTopic() {
-		return now.Sub(t.bad) >= s.c.cfg.ParkAfter || load(t.waiting) > s.share()
+// mustParkTopicLocked reports whether a topic that is not ready must be parked: it cannot be adopted,
+// or it grows and does not drain because anyParked of its partitions is parked.
+func (s *Sink) mustParkTopicLocked(t *topic, anyParked bool, now time.Time) bool {
+	if t.obstacle.parksTopic() {
+		return now.Sub(t.unwritableSince) >= s.c.cfg.ParkAfter || reservedBytes(t.waiting) > s.maxObstructedBytes()
 	}
-	return t.grows && parted
+	return t.growing && anyParked
 }
 
-// parkPart gives back what is queued for a partition. The lock is held, and the head is not in flight.
-func (s *Sink) parkPart(p *part, now time.Time) {
-	if len(p.q) > 0 && p.q[0].unsure {
-		p.unread = true
+// parkPartitionLocked gives back the queued records of p. The head must not be in flight.
+func (s *Sink) parkPartitionLocked(p *partition, now time.Time) {
+	if len(p.queue) > 0 && p.queue[0].maybeAppended {
+		p.needsReadBack = true
 	}
-	if p.quarantine && (s.replay || p.kept) { // also what the replay has left in the queue when it ended
-		p.keep()
+
+	// The hits are also needed after the replay, for the records that were queued when it ended.
+	if p.quarantine && (s.replaying || p.hitsKept) {
+		p.keepHits()
 	}
-	q := p.q
-	p.q, p.open = nil, nil
-	s.unlist(p)
-	n, stream := s.giveBack(p.t, q)
+
+	queue := p.queue
+	p.queue, p.openBatch = nil, nil
+	s.unmarkReadyLocked(p)
+	n, stream := s.withdrawBatchesLocked(p.topic, queue)
 	if !p.parked {
 		p.parked = true
-		s.log.Warn("a partition is parked: its records are given back and follow when it can be written", "topic", p.tp.Topic, "partition", p.tp.Partition, "reason", p.why.text, "records", n)
+		s.log.Warn("partition is parked; its records are sent when it can be written again",
+			"topic", p.tp.Topic, "partition", p.tp.Partition, "reason", p.obstacle.text, "records", n)
 	}
-	// Without a lane its leader says when it is well again.
-	p.asks, p.tried = p.asks || p.lane != nil && !p.quarantine, now
-	p.turned += stream
+
+	// Without a lane no probe is needed: a new leader shows that the partition can be written.
+	p.probing = p.probing || p.lane != nil && !p.quarantine
+	p.probedAt = now
+	p.turnedAway += stream
 }
 
-// parkTopic gives back what waits for a topic. The lock is held.
-func (s *Sink) parkTopic(t *topic) {
-	q := t.waiting
+// parkTopicLocked gives back the records that wait for t.
+func (s *Sink) parkTopicLocked(t *topic) {
+	waiting := t.waiting
 	t.waiting, t.parked = nil, true
-	if s.replay || t.hits > 0 { // none of it was looked up
-		for _, p := range t.parts {
-			p.keep()
+
+	// None of the records was looked up in the read-back.
+	if s.replaying || t.hitsLeft > 0 {
+		for _, p := range t.partitions {
+			p.keepHits()
 		}
 	}
-	n, stream := s.giveBack(t, q)
-	s.log.Warn("a topic is parked: its records are given back and follow when it can be written", "topic", t.name, "reason", t.why.text, "records", n)
-	t.turned = stream
+
+	n, stream := s.withdrawBatchesLocked(t, waiting)
+	s.log.Warn("topic is parked; its records are sent when it can be written again",
+		"topic", t.name, "reason", t.obstacle.text, "records", n)
+	t.turnedAway = stream
 }
 
-// giveBack gives the records of batches back to the Holder. It returns how many there are, and how many of the stream. The
-// lock is held.
-func (s *Sink) giveBack(t *topic, q []*pending) (n, stream int) {
+// withdrawBatchesLocked gives the records of batches back to the Holder. It returns the number of
+// records, and how many of them belong to the stream.
+func (s *Sink) withdrawBatchesLocked(t *topic, queue []*pending) (n, stream int) {
 	var list []record.Withdrawn
-	for _, b := range q {
-		err := each(b, func(i int, rec *record.Record) {
-			list = append(list, withdrawn(t, rec, b.tickets[i], nil, record.ErrParked))
+	for _, b := range queue {
+		err := forEachRecord(b, func(i int, rec *record.Record) {
+			list = append(list, newWithdrawn(t, rec, b.tickets[i], nil, record.ErrParked))
 		})
 		if err != nil {
-			s.end(fmt.Errorf("%w: reading records that are parked of topic %q: %w", ErrBroken, t.name, err))
+			s.failLocked(fmt.Errorf("%w: decoding records to park of topic %q: %w", ErrBroken, t.name, err))
 			return 0, 0
 		}
 	}
-	for _, b := range q {
+
+	for _, b := range queue {
 		s.tickets.put(b.tickets)
-		s.discard(b)
+		s.releaseBatchLocked(b)
 	}
-	s.hand(list)
+	s.withdrawLocked(list)
+
 	for i := range list {
 		if !list[i].Ticket.IsSide() {
 			stream++
@@ -231,76 +258,84 @@ func (s *Sink) giveBack(t *topic, q []*pending) (n, stream int) {
 	return len(list), stream
 }
 
-// withdrawn is what the Holder gets of a record, in memory of its own.
-func withdrawn(t *topic, rec *record.Record, k record.Ticket, why *record.Refusal, held error) record.Withdrawn {
-	_, size := sizes(rec)
+// newWithdrawn describes rec to the Holder. The result does not alias rec.
+func newWithdrawn(t *topic, rec *record.Record, k record.Ticket, why *record.Refusal, held error) record.Withdrawn {
+	_, size := recordSizes(rec)
 	return record.Withdrawn{
-		Ticket: k, Topic: t.name, Key: bytes.Clone(rec.Key), Why: why, Held: held, Bytes: size,
-		ID: bytes.Clone(rec.Header(record.HeaderID)), NS: bytes.Clone(rec.Header(record.HeaderNamespace)),
+		Ticket:   k,
+		Topic:    t.name,
+		Key:      bytes.Clone(rec.Key),
+		Why:      why,
+		Held:     held,
+		Bytes:    size,
+		ID:       bytes.Clone(rec.Header(record.HeaderID)),
+		NS:       bytes.Clone(rec.Header(record.HeaderNamespace)),
 		StringID: string(rec.Header(record.HeaderIDType)) == "string",
 	}
 }
 
-// hand gives records back. The lock is held.
-func (s *Sink) hand(list []record.Withdrawn) {
+// withdrawLocked gives records back to the Holder.
+func (s *Sink) withdrawLocked(list []record.Withdrawn) {
 	if len(list) == 0 {
 		return
 	}
+
 	total := 0
 	for i := range list {
 		total += list[i].Bytes
 	}
 	s.holder.Withdrawn(list)
-	s.resolved(len(list), total)
+	s.countResolvedLocked(len(list), total)
 }
 
-// closed says why a record may not be queued, before its partition is known. The lock is held.
-func (s *Sink) closed(t *topic, rec *record.Record, k record.Ticket) error {
+// checkGatesLocked returns an error if rec may not be queued to any partition: the error of
+// the Holder's gate, or record.ErrParked if the topic is parked.
+func (s *Sink) checkGatesLocked(t *topic, rec *record.Record, k record.Ticket) error {
 	err := s.holder.Closed(rec, k.IsSide()) // N15
 	if err == nil && t.parked {
 		err = record.ErrParked
 	}
 	if err != nil && !k.IsSide() {
-		s.countTurned(t, rec)
+		s.countTurnedAwayLocked(t, rec)
 	}
 	return err
 }
 
-// countTurned counts a record of the stream that is not taken, where its target is parked. The lock is held.
-func (s *Sink) countTurned(t *topic, rec *record.Record) {
+// countTurnedAwayLocked counts a stream record that is not taken, if its target is parked.
+func (s *Sink) countTurnedAwayLocked(t *topic, rec *record.Record) {
 	if t.parked {
-		t.turned++
+		t.turnedAway++
 		return
 	}
-	if !t.ready() {
+	if !t.isReady() {
 		return
 	}
-	if p, why := t.target(rec); why == nil && p.parked {
-		p.turned++
+	if p, refusal := t.choosePartitionLocked(rec); refusal == nil && p.parked {
+		p.turnedAway++
 	}
 }
 
-// turnAway counts a record that a parked partition does not take. The lock is held.
-func (s *Sink) turnAway(p *part) {
-	p.turned++
-	if s.replay && p.quarantine {
-		p.keep()
+// turnAwayLocked counts a record that the parked partition p does not take.
+func (s *Sink) turnAwayLocked(p *partition) {
+	p.turnedAway++
+	if s.replaying && p.quarantine {
+		p.keepHits()
 	}
 }
 
-// lift lets a parked partition take records again, once nothing is in its way. The lock is held.
-func (s *Sink) lift(p *part) {
-	if !p.parked || p.quarantine || p.unread || p.asks || p.lane == nil || len(p.q) > 0 {
+// unparkLocked lets a parked partition take records again, if no obstacle is left.
+func (s *Sink) unparkLocked(p *partition) {
+	if !p.parked || p.quarantine || p.needsReadBack || p.probing || p.lane == nil || len(p.queue) > 0 {
 		return
 	}
 	p.parking = parking{}
-	p.moves()
-	s.log.Info("a parked partition can be written again", "topic", p.tp.Topic, "partition", p.tp.Partition)
+	p.clearObstacle()
+	s.log.Info("parked partition can be written again", "topic", p.tp.Topic, "partition", p.tp.Partition)
 	s.holder.Ready(p.tp.Topic)
 }
 
-// liftTopic is lift for a topic that was adopted. The lock is held.
-func (s *Sink) liftTopic(t *topic) {
+// unparkTopicLocked lets a topic that was adopted take records again, if it is parked.
+func (s *Sink) unparkTopicLocked(t *topic) {
 	if !t.parked {
 		return
 	}
@@ -308,15 +343,16 @@ func (s *Sink) liftTopic(t *topic) {
 	s.holder.Ready(t.name)
 }
 
-// keep lets what was read back of a partition outlast the replay. The lock is held.
-func (p *part) keep() { p.kept, p.t.kept = true, true }
+// keepHits lets the read-back of p outlast the replay. The caller must hold the sink's lock.
+func (p *partition) keepHits() { p.hitsKept, p.topic.hitsKept = true, true }
 
-// keepUnread is keep for the partitions of a topic that were not read back at the end of the replay, or whose records were
-// not looked up: deliveries outside of the stream's order, of this term and earlier ones, may stand there. The lock is held.
-func (s *Sink) keepUnread(t *topic) {
-	for _, p := range t.parts {
+// keepUnreadHitsLocked keeps the hits of partitions that were not read back at the end of the
+// replay, or whose records were not looked up. They may contain side deliveries of this term or of
+// earlier terms.
+func (s *Sink) keepUnreadHitsLocked(t *topic) {
+	for _, p := range t.partitions {
 		if p.quarantine || t.parked {
-			p.keep()
+			p.keepHits()
 		}
 	}
 }

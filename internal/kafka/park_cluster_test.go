@@ -108,7 +108,7 @@ func TestN11_ALeaderlessPartitionIsParked(t *testing.T) {
 		t.Fatal(err)
 	}
 	d.r.mu.Lock()
-	unread := d.r.topics[sick].parts[0].unread
+	unread := d.r.topics[sick].partitions[0].needsReadBack
 	d.r.mu.Unlock()
 	if !unread {
 		t.Error("the request that hangs is forgotten")

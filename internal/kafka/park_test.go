@@ -39,7 +39,7 @@ func TestN11_MissingTopicIsParkedAndFollowsInOrder(t *testing.T) {
 	until(t, "the topic is found missing", func() bool {
 		return slices.ContainsFunc(d.r.State(), func(b Blocked) bool { return b.Topic == missing && b.Kind == kindMissing })
 	})
-	d.r.parkAll(time.Now().Add(2 * time.Hour)) // not before all of it is queued
+	d.r.parkUnwritable(time.Now().Add(2 * time.Hour)) // not before all of it is queued
 	d.until("the missing topic is parked", func() bool { return len(d.held) == 30 })
 	if err := d.r.Drain(t.Context()); err != nil { // what was given back is resolved
 		t.Fatal(err)
@@ -200,17 +200,17 @@ func TestN11_ASickPartitionEndsATermRarely(t *testing.T) {
 	if err := d.offer(rec("a", "k", "k/5"), 5|record.Side); !errors.Is(err, record.ErrParked) {
 		t.Fatalf("a delivery passes the batch: %v", err)
 	}
-	d.r.parkAll(time.Now().Add(reopenEvery / 2))
+	d.r.parkUnwritable(time.Now().Add(reopenEvery / 2))
 	d.sequence("b", 0, 5)
 	d.answered(10)
 	if n, parked := d.parked("a", 0); n != 16 || !parked { // one of them was tried above
 		t.Errorf("%d wait, parked %t", n, parked)
 	}
-	d.r.idleOffsets(t.Context())
+	d.r.refreshIdleOffsets(t.Context())
 	if at, moved := d.r.acks.idle[record.TopicPartition{Topic: "a"}]; moved {
 		t.Errorf("the stored offset moved to %d, past what may stand", at)
 	}
-	d.r.parkAll(time.Now().Add(2 * reopenEvery))
+	d.r.parkUnwritable(time.Now().Add(2 * reopenEvery))
 	if err := d.r.end(t); !errors.Is(err, ErrReopen) {
 		t.Fatalf("the sink ended with %v", err)
 	}
@@ -288,7 +288,7 @@ func TestN11_AMovedLeaderMayHaveTheBatch(t *testing.T) {
 	k.on.Store(false)
 	leaderless.Store(false)
 	until(t, "the leader is back", func() bool {
-		wake(d.r.renew)
+		wake(d.r.renewWake)
 		d.mu.Lock()
 		ready := len(d.ready) > 0
 		d.mu.Unlock()
@@ -351,7 +351,7 @@ func TestN11_WhatIsPutOffIsParkedBeforeTheOthersStop(t *testing.T) {
 	d.sequence("b", 0, 5)
 	d.r.acks.until(patient, "the other topic flows", func() bool { return len(d.r.acks.acked) == 5 })
 	look := func() int {
-		d.r.parkAll(time.Now().Add(time.Second))
+		d.r.parkUnwritable(time.Now().Add(time.Second))
 		return d.count()
 	}
 	if look() != 0 {
@@ -409,17 +409,17 @@ func TestN11_UnreachableBrokersParkNothing(t *testing.T) {
 	away.Store(true)
 	d.r.mu.Lock()
 	for _, l := range d.r.lanes {
-		l.interrupt()
+		l.interruptLocked()
 	}
 	d.r.mu.Unlock()
 	d.sequence("a", 1, 50)
-	p := d.r.topics["a"].parts[0]
+	p := d.r.topics["a"].partitions[0]
 	var tries int
 	until(t, "it is tried for longer than ParkAfter", func() bool {
 		d.r.mu.Lock()
 		defer d.r.mu.Unlock()
 		tries = max(tries, p.tries)
-		return p.why.kind == kindUnreachable && time.Since(p.since) > 400*time.Millisecond && p.tries > 5
+		return p.obstacle.kind == kindUnreachable && time.Since(p.since) > 400*time.Millisecond && p.tries > 5
 	})
 	away.Store(false)
 	d.answered(50)
@@ -463,7 +463,7 @@ func quarantineIsParked(t *testing.T, before, during int) {
 	if before == during {
 		d.r.EndReplay()
 	}
-	until(t, "the time is over", func() bool { d.r.parkAll(time.Now()); return d.count() == before })
+	until(t, "the time is over", func() bool { d.r.parkUnwritable(time.Now()); return d.count() == before })
 	d.sequence(topic, before, during)
 	d.r.EndReplay()
 	d.sequence(topic, 12, 14)
@@ -472,13 +472,13 @@ func quarantineIsParked(t *testing.T, before, during int) {
 	}
 	d.r.run(t)
 	until(t, "the partition has a leader", func() bool {
-		wake(d.r.renew)
+		wake(d.r.renewWake)
 		d.r.mu.Lock()
 		defer d.r.mu.Unlock()
 		return p.lane != nil
 	})
 	tp := record.TopicPartition{Topic: topic}
-	if err := d.r.admitTails(t.Context(), map[record.TopicPartition]*fence.Tail{tp: {From: 0, Next: p.end, Hits: hits}}); err != nil {
+	if err := d.r.admitTails(t.Context(), map[record.TopicPartition]*fence.Tail{tp: {From: 0, Next: p.ackedEnd, Hits: hits}}); err != nil {
 		t.Fatal(err)
 	}
 	d.until("the partition is ready, its offset held", func() bool { return len(d.ready) == 1 && len(d.found) == 1 })
@@ -486,7 +486,7 @@ func quarantineIsParked(t *testing.T, before, during int) {
 	d.answered(14)
 	inOrder(t, read(t, stacktest.Brokers(t), topic), 1, 14)
 	for i := range 10 {
-		if at := d.r.acks.acked[record.Ticket(i)|record.Side]; at.off >= p.end {
+		if at := d.r.acks.acked[record.Ticket(i)|record.Side]; at.off >= p.ackedEnd {
 			t.Errorf("k/%d was acked at %d", i, at.off)
 		}
 	}
@@ -504,16 +504,16 @@ func TestN11_AGrowingTopicParksWithItsPartition(t *testing.T) {
 	u := setUp{noRun: true}
 	d := sit(t, u)
 	d.r.mu.Lock()
-	top := d.r.topicOf("t")
-	top.grow(1)
+	top := d.r.findOrAddTopicLocked("t")
+	top.addPartitions(1)
 	d.r.mu.Unlock()
 	d.sequence("t", 0, 3)
-	d.r.place(&Layout{Topics: map[string]TopicLayout{"t": {Partitions: []PartitionLayout{{Leader: -1}, {Leader: -1}}}}})
+	d.r.applyLayout(&Layout{Topics: map[string]TopicLayout{"t": {Partitions: []PartitionLayout{{Leader: -1}, {Leader: -1}}}}})
 	d.sequence("t", 3, 6)
 	if n := d.count(); n != 0 {
 		t.Fatalf("%d are held at once", n)
 	}
-	d.r.parkAll(time.Now().Add(time.Second))
+	d.r.parkUnwritable(time.Now().Add(time.Second))
 	if got := d.given(); !slices.Equal(got, []record.Ticket{0, 1, 2, 3, 4, 5}) {
 		t.Fatalf("given back: %v", got)
 	}
@@ -522,7 +522,7 @@ func TestN11_AGrowingTopicParksWithItsPartition(t *testing.T) {
 			t.Errorf("partition %d: %d wait, parked %t", partition, n, ok)
 		}
 	}
-	if names := d.r.wanted(); !slices.Equal(names, []string{"t"}) {
+	if names := d.r.topicsToAdopt(); !slices.Equal(names, []string{"t"}) {
 		t.Errorf("to be adopted: %v", names)
 	}
 }
@@ -539,10 +539,10 @@ func TestN11_ADeletedTopicIsParkedByPartition(t *testing.T) {
 		t.Fatal(err)
 	}
 	until(t, "its deletion is seen", func() bool {
-		wake(d.r.renew)
+		wake(d.r.renewWake)
 		d.r.mu.Lock()
 		defer d.r.mu.Unlock()
-		return d.r.topics[topic].parts[0].parked && d.r.topics[topic].parts[1].parked
+		return d.r.topics[topic].partitions[0].parked && d.r.topics[topic].partitions[1].parked
 	})
 	if state := d.r.State(); len(state) != 0 {
 		t.Errorf("nothing waits, and the state is %+v", state)
@@ -583,23 +583,23 @@ func TestN11_AGrownTopicFlowsBesideALeaderlessPartition(t *testing.T) {
 	k.Fault(kfake.Fault{Keys: []kmsg.Key{kmsg.Produce}, Topic: "a", Partitions: []int32{0}, Err: kerr.NotEnoughReplicas, Count: -1, When: func(kmsg.Request) bool { return k.on.Load() }})
 	k.on.Store(true)
 	round(1)
-	head := func() *part { return d.r.topics["a"].parts[0] }
+	head := func() *partition { return d.r.topics["a"].partitions[0] }
 	until(t, "the batch may stand", func() bool {
 		d.r.mu.Lock()
 		defer d.r.mu.Unlock()
-		return len(head().q) > 0 && head().q[0].unsure
+		return len(head().queue) > 0 && head().queue[0].maybeAppended
 	})
 	leaderless.Store(true)
-	wake(d.r.renew)
+	wake(d.r.renewWake)
 	d.until("the partition is parked", func() bool { return len(d.held) > 0 })
 	old := d.count()
 	partitions.Store(4)
 	until(t, "the new partitions are adopted", func() bool {
-		wake(d.r.renew)
+		wake(d.r.renewWake)
 		d.r.mu.Lock()
 		defer d.r.mu.Unlock()
 		top := d.r.topics["a"]
-		return len(top.parts) == 4 && top.ready() && !top.parked
+		return len(top.partitions) == 4 && top.isReady() && !top.parked
 	})
 	d.try() // nothing of the old partition goes to a new one
 	if n := d.count(); n != old {
@@ -610,7 +610,7 @@ func TestN11_AGrownTopicFlowsBesideALeaderlessPartition(t *testing.T) {
 	d.r.acks.until(patient, "the other keys flow", func() bool { return len(d.r.acks.acked) == acked })
 	k.on.Store(false)
 	leaderless.Store(false)
-	wake(d.r.renew)
+	wake(d.r.renewWake)
 	if err := d.r.end(t); !errors.Is(err, ErrReopen) {
 		t.Fatalf("the sink ended with %v", err)
 	}

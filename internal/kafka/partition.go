@@ -9,181 +9,204 @@ import (
 	"github.com/outrelay/outrelay/internal/record"
 )
 
-// part is one partition of a topic. All fields are guarded by the sink's lock, but for the head batch while busy.
-type part struct {
-	t  *topic
-	tp record.TopicPartition
+// partition is one partition of a topic. The sink's lock guards all fields. While busy, the head
+// batch belongs to the lane instead.
+type partition struct {
+	topic *topic
+	tp    record.TopicPartition
 
-	q    []*pending // in order; the head is the one that is sent
-	open *pending   // the last of q while it still takes records
-	seq  int32      // sequence of the next batch that is frozen
-	hint int        // bytes of the last batch: where the next one's buffer grows to
-	end  int64      // one above the last offset that was acked
+	queue     []*pending // in order; the head is the batch that is sent
+	openBatch *pending   // the last of queue while it still takes records
+	nextSeq   int32      // sequence of the next batch that is frozen
+	sizeHint  int        // bytes of the last batch: the size to which the next buffer grows
+	ackedEnd  int64      // one above the last offset that was acked
 
-	sends uint64 // records ever queued
+	enqueued uint64 // number of records ever queued
 
-	leader int32
-	epoch  int32     // of the leader, the highest that a broker has named
-	named  time.Time // when a broker last named that epoch
-	lane   *lane     // of the leader; nil without one
-	slow   bool      // its last request was refused after a long wait: it uses a lane of its own
-	busy   bool      // a lane works on the head, or its answer is being told
-	listed bool      // waits in its lane
-	later  bool      // a timer will list it
+	leader       int32
+	leaderEpoch  int32     // the highest that a broker has named
+	epochSeen    time.Time // when a broker last named that epoch
+	lane         *lane     // of the leader; nil without a leader
+	slow         bool      // its last request was refused after a long wait: it uses a separate lane
+	busy         bool      // a lane works on the head, or its acks are being called
+	ready        bool      // it is in the ready list of its lane
+	retryPending bool      // a timer will add it to the ready list
 
-	quarantine bool         // N4: nothing may be sent
-	unread     bool         // N11: it was parked with a batch that may be in it; nothing may be sent until a take-over has read it
-	flag       bool         // a stretch was not read back: what is sent in the replay may be a second copy
-	used       time.Time    // last batch or marker of our producer id, for the keep-alive
-	hits       *fence.Known // N7: what a read-back has found, while it counts
-	tries      int
+	quarantine bool // N4: nothing may be sent
+
+	// N11: it was parked with a batch that may be in the log. Nothing may be sent until a
+	// take-over has read the partition back.
+	needsReadBack bool
+
+	unreadStretch bool         // a part was not read back: a record that the replay sends may be a second copy
+	lastUsed      time.Time    // last batch or marker of our producer id, for the keep-alive
+	hits          *fence.Known // N7: the records that the read-back has found, while they count
+	tries         int
 
 	obstruction
 	parking
-	asks  bool      // parked because of what brokers answered: only an answer says when it is well, and single records ask for it
-	tried time.Time // when it was parked, or a record was let through last to ask
-	kept  bool      // hits and flag outlast the replay, for deliveries outside of the stream's order
+
+	// The partition is parked because of error responses of brokers. Only a successful response
+	// shows that it can be written again, so single records are let through to probe it.
+	probing  bool
+	probedAt time.Time // when it was parked, or when the last probe was let through
+
+	hitsKept bool // hits and unreadStretch outlast the replay, for side deliveries
 }
 
-// obstruction is what holds a partition or a topic, for State.
+// obstruction is the obstacle that keeps a partition or a topic from being written, for State.
 type obstruction struct {
-	why   obstacle
-	since time.Time
-	bad   time.Time // since when why is one that parks
+	obstacle        obstacle
+	since           time.Time // when the first of the current obstacles appeared
+	unwritableSince time.Time // since when the obstacle is one that parks
 }
 
-// obstruct notes why nothing moves; the first reason's time counts until it moves again.
-func (o *obstruction) obstruct(why obstacle, now time.Time, parks func(obstacle) bool) (changed bool) {
-	if o.why.none() {
+// updateObstacle replaces the obstacle, and reports whether it has changed. since keeps the time of
+// the first obstacle until the obstruction is cleared.
+func (o *obstruction) updateObstacle(to obstacle, now time.Time, parks func(obstacle) bool) (changed bool) {
+	if o.obstacle.none() {
 		o.since = now
 	}
-	if parks(why) && !parks(o.why) {
-		o.bad = now
+	if parks(to) && !parks(o.obstacle) {
+		o.unwritableSince = now
 	}
-	changed = o.why != why
-	o.why = why
+
+	changed = o.obstacle != to
+	o.obstacle = to
 	return changed
 }
 
-// parking is what a topic and a partition remember while they are parked (N11).
+// parking is the state of a parked topic or partition (N11).
 type parking struct {
-	parked bool
-	turned int // records of the stream that were given back, or not taken, since then
+	parked     bool
+	turnedAway int // stream records that were given back, or not taken, since then
 }
 
 // pending is one batch, open or frozen.
 type pending struct {
-	b       batch.Builder
-	tickets []record.Ticket
-	parts   []int32 // of a topic's waiting records only: the partition that each asks for
-	bytes   int     // what its records have reserved
-	hint    int     // what it is expected to grow to
+	builder          batch.Builder
+	tickets          []record.Ticket
+	wantedPartitions []int32 // the partition that each record wants, or AnyPartition; only in the waiting list of a topic
+	reserved         int     // bytes that its records have reserved
+	sizeHint         int     // the size that it is expected to grow to
 
-	frozen bool // it was given to a lane: same bytes, same boundaries, until the answer is definite
-	sealed []byte
-	zipped []byte // the memory of sealed, if it was compressed
-	unsure bool   // it may have been appended
-	seq    int32
-	first  time.Time // when it was first sent
-	plain  bool      // without compression: the broker could not read it compressed
-	bad    int       // how often the broker found it corrupt
+	frozen        bool // a lane has it: the bytes and boundaries stay the same until the outcome is definite
+	sealed        []byte
+	compressed    []byte // the memory of sealed, if it was compressed
+	maybeAppended bool
+	seq           int32
+	firstSent     time.Time
+	uncompressed  bool // the broker could not read it compressed
+	corruptCount  int  // how often the broker found it corrupt
 }
 
-func (p *part) hold(o obstacle, now time.Time) { p.obstruct(o, now, obstacle.parks) }
+func (p *partition) setObstacle(o obstacle, now time.Time) {
+	p.updateObstacle(o, now, obstacle.parksPartition)
+}
 
-func (p *part) moves() { p.why, p.tries = obstacle{}, 0 }
+// clearObstacle notes that batches of p can be sent again.
+func (p *partition) clearObstacle() { p.obstacle, p.tries = obstacle{}, 0 }
 
 // countRecords counts the records of batches.
-func countRecords(q []*pending) int {
+func countRecords(queue []*pending) int {
 	n := 0
-	for _, b := range q {
+	for _, b := range queue {
 		n += len(b.tickets)
 	}
 	return n
 }
 
-// stranded reports whether records wait for a leader.
-func (p *part) stranded() bool { return p.lane == nil && (len(p.q) > 0 || p.parked) && !p.quarantine }
-
-// pop removes the head.
-func (p *part) pop() {
-	if p.open == p.q[0] {
-		p.open = nil
-	}
-	n := copy(p.q, p.q[1:])
-	p.q[n] = nil
-	p.q = p.q[:n]
+// needsLeader reports whether records wait for a leader.
+func (p *partition) needsLeader() bool {
+	return p.lane == nil && (len(p.queue) > 0 || p.parked) && !p.quarantine
 }
 
-// replaceHead puts batches where the head was.
-func (p *part) replaceHead(with ...*pending) {
-	if p.open == p.q[0] {
-		p.open = nil
+// popHead removes the head batch.
+func (p *partition) popHead() {
+	if p.openBatch == p.queue[0] {
+		p.openBatch = nil
 	}
-	rest := p.q[1:]
-	p.q = append(append(make([]*pending, 0, len(with)+len(rest)), with...), rest...)
+	n := copy(p.queue, p.queue[1:])
+	p.queue[n] = nil
+	p.queue = p.queue[:n]
 }
 
-// topic is one target.
+// replaceHead puts batches in the place of the head.
+func (p *partition) replaceHead(with ...*pending) {
+	if p.openBatch == p.queue[0] {
+		p.openBatch = nil
+	}
+	rest := p.queue[1:]
+	p.queue = append(append(make([]*pending, 0, len(with)+len(rest)), with...), rest...)
+}
+
+// topic is one target of records.
 type topic struct {
-	name  string
-	parts []*part // empty until it is adopted
-	// grows: it has more partitions than parts; new records wait until the old ones have drained (N9).
-	grows   bool
-	waiting []*pending // records for a topic that is not adopted, in order
-	next    time.Time  // not looked at for adoption before
-	max     int        // max.message.bytes; 0: unknown
-	limit   int        // where batches are cut
-	stale   bool       // max and compacted have to be read again
+	name       string
+	partitions []*partition // empty until the topic is adopted
 
-	compacted bool // N10: it keeps the newest record of a key, or that is not known
+	// The topic has more partitions than are in partitions. New records wait until the old
+	// partitions have drained (N9).
+	growing bool
 
-	counts []int                // how many partitions it had before, where known: where earlier records of a key may stand
-	hits   int                  // left of the read-back in all partitions
-	sent   map[sentKey]struct{} // N10: keys of which something was sent in this replay
-	all    bool                 // N10: too many for sent; every key counts as one of them
+	waiting     []*pending // records that wait for the topic to be adopted, in order
+	nextAttempt time.Time  // the earliest time of the next attempt to adopt it
+	maxBytes    int        // max.message.bytes; 0: unknown
+	batchLimit  int        // the largest batch that the sink builds
+	configStale bool       // maxBytes and compacted have to be read again
+
+	compacted bool // N10: it keeps only the newest record of a key, or its policy is unknown
+
+	earlierCounts []int                // known earlier numbers of partitions: the key hashed to other partitions then
+	hitsLeft      int                  // hits of the read-back that are left in all partitions
+	sentKeys      map[sentKey]struct{} // N10: keys of which a record was sent in this replay
+	allKeysSent   bool                 // N10: there were too many sentKeys, so every key counts as sent
 
 	obstruction
 	parking
-	kept bool // one of the partitions is
+	hitsKept bool // the hits of a partition are kept
 }
 
-// had notes a number of partitions that the topic had before.
-func (t *topic) had(n int) {
-	if n > 0 && !slices.Contains(t.counts, n) {
-		t.counts = append(t.counts, n)
+// addEarlierCount notes that the topic had n partitions before.
+func (t *topic) addEarlierCount(n int) {
+	if n > 0 && !slices.Contains(t.earlierCounts, n) {
+		t.earlierCounts = append(t.earlierCounts, n)
 	}
 }
 
-func (t *topic) ready() bool { return len(t.parts) > 0 && !t.grows }
+// isReady reports whether records can be sent to the partitions of the topic.
+func (t *topic) isReady() bool { return len(t.partitions) > 0 && !t.growing }
 
-func (t *topic) hold(o obstacle, now time.Time) (changed bool) {
-	return t.obstruct(o, now, obstacle.parksTopic)
+func (t *topic) setObstacle(o obstacle, now time.Time) (changed bool) {
+	return t.updateObstacle(o, now, obstacle.parksTopic)
 }
 
-// forget drops what was read back, after the replay; what waits for the topic or in quarantine, or was turned away there,
-// has still to be looked up.
-func (t *topic) forget() {
+// dropHitsLocked drops the read-back after the replay. It keeps everything while records wait for
+// the topic, and the hits of partitions whose records still have to be looked up: records that
+// wait in quarantine, or that were turned away.
+func (t *topic) dropHitsLocked() {
 	if len(t.waiting) > 0 {
 		return
 	}
-	t.hits = 0
-	for _, p := range t.parts {
-		if p.kept || p.quarantine && len(p.q) > 0 {
-			t.hits += p.hits.Len()
+
+	t.hitsLeft = 0
+	for _, p := range t.partitions {
+		if p.hitsKept || p.quarantine && len(p.queue) > 0 {
+			t.hitsLeft += p.hits.Len()
 			continue
 		}
-		p.hits, p.flag = nil, false
+		p.hits, p.unreadStretch = nil, false
 	}
-	if t.hits == 0 {
-		t.sent, t.all = nil, false
+
+	if t.hitsLeft == 0 {
+		t.sentKeys, t.allKeysSent = nil, false
 	}
 }
 
-// idle reports whether nothing is queued or in flight.
-func (t *topic) idle() bool {
-	for _, p := range t.parts {
-		if len(p.q) > 0 || p.busy {
+// isDrained reports whether nothing is queued or in flight.
+func (t *topic) isDrained() bool {
+	for _, p := range t.partitions {
+		if len(p.queue) > 0 || p.busy {
 			return false
 		}
 	}

@@ -13,35 +13,39 @@ import (
 
 const (
 	metadataEvery = 5 * time.Second
-	// renewEvery bounds how often answers can force fresh metadata: one request per that time, whoever asks.
+	// renewEvery bounds how often responses can force fresh metadata: at most one request in that
+	// time, for all causes together.
 	renewEvery = 20 * time.Millisecond
-	// slowRequest is when a request that has no answer makes us look whether the leader has moved.
-	slowRequest = time.Second
-	lookEvery   = slowRequest / 2
-	// staleFor is how long a lower leader epoch is taken for an old view of the cluster. After that the topic must have been
-	// deleted and created again.
-	staleFor = 6 * metadataEvery
+	// slowRequest is the time without a response after which the sink checks whether the leader has
+	// moved.
+	slowRequest   = time.Second
+	troubledEvery = slowRequest / 2
+	// epochTrustedFor is how long a lower leader epoch is treated as an outdated view of the cluster.
+	// After that, the topic must have been deleted and created again.
+	epochTrustedFor = 6 * metadataEvery
 )
 
-// refresh keeps the layout up to date: of all topics regularly, and of those in trouble twice a second, and at once when an
-// answer says that it is old. So leaders that move while a request hangs at the old one are found, and those that come back.
-func (s *Sink) refresh(ctx context.Context) error {
+// runMetadataRefresh keeps the layout up to date until ctx ends. It reads all topics regularly, and
+// topics in trouble twice a second, and at once when a response shows that the layout is outdated.
+// So it finds leaders that move while a request hangs at the old leader, and leaders that come back.
+func (s *Sink) runMetadataRefresh(ctx context.Context) error {
 	regular := time.NewTicker(metadataEvery)
 	defer regular.Stop()
-	look := time.NewTicker(lookEvery)
-	defer look.Stop()
+	trouble := time.NewTicker(troubledEvery)
+	defer trouble.Stop()
+
 	for {
 		var names []string
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-look.C:
-			names = s.troubled(time.Now())
+		case <-trouble.C:
+			names = s.troubledTopics(time.Now())
 		case <-regular.C:
-			names = s.names()
-		case <-s.renew:
-			if names = s.troubled(time.Now()); len(names) == 0 {
-				names = s.names()
+			names = s.adoptedTopics()
+		case <-s.renewWake:
+			if names = s.troubledTopics(time.Now()); len(names) == 0 {
+				names = s.adoptedTopics()
 			}
 		}
 		if len(names) == 0 {
@@ -54,24 +58,24 @@ func (s *Sink) refresh(ctx context.Context) error {
 			return nil
 		}
 		if err == nil {
-			s.place(layout)
-			if err := s.describe(ctx); err != nil && ctx.Err() == nil {
-				s.log.Debug("reading the limits of topics", "error", err)
+			s.applyLayout(layout)
+			if err := s.loadTopicConfigs(ctx); err != nil && ctx.Err() == nil {
+				s.log.Debug("reading topic limits failed", "error", err)
 			}
 		}
 		_ = retry.Sleep(ctx, max(renewEvery-time.Since(begin), 0))
 	}
 }
 
-// troubled lists the topics with partitions whose request has been in flight for long or has failed, or whose records wait for a
-// leader.
-func (s *Sink) troubled(now time.Time) []string {
+// troubledTopics returns the topics with a partition whose request takes long or has failed, or
+// whose records wait for a leader.
+func (s *Sink) troubledTopics(now time.Time) []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var names []string
 	for name, t := range s.topics {
-		if slices.ContainsFunc(t.parts, func(p *part) bool {
-			return p.tries > 0 || p.stranded() || p.busy && p.lane != nil && p.lane.late(now)
+		if slices.ContainsFunc(t.partitions, func(p *partition) bool {
+			return p.tries > 0 || p.needsLeader() || p.busy && p.lane != nil && p.lane.isLateLocked(now)
 		}) {
 			names = append(names, name)
 		}
@@ -79,173 +83,199 @@ func (s *Sink) troubled(now time.Time) []string {
 	return names
 }
 
-// place moves partitions to the lanes of their leaders. A request that is in flight to a broker which leads one of its
-// partitions no more is cut: the same bytes go to the new leader, which recognises them if it has them.
-func (s *Sink) place(layout *Layout) {
+// applyLayout moves partitions to the lanes of their leaders. If a broker leads a partition no
+// longer, its request in flight is interrupted. The same bytes go to the new leader, which
+// recognizes them if it has them.
+func (s *Sink) applyLayout(layout *Layout) {
 	now := time.Now()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for name, tl := range layout.Topics {
 		t := s.topics[name]
-		if t == nil || len(t.parts) == 0 {
+		if t == nil || len(t.partitions) == 0 {
 			continue
 		}
 		if tl.Err != nil {
-			s.away(t, tl.Err, now)
+			s.detachTopicLocked(t, tl.Err, now)
 			continue
 		}
-		if t.why.kind == kindMissing || t.why.kind == kindForbidden {
-			t.why = obstacle{}
+		if t.obstacle.kind == kindMissing || t.obstacle.kind == kindForbidden {
+			t.obstacle = obstacle{}
 		}
-		if len(tl.Partitions) > len(t.parts) && !t.grows {
-			t.grows = true // N9: drained first, because keys go to other partitions from now on
-			t.hold(obstacle{kindGrowing, fmt.Sprintf("topic %q grew from %d to %d partitions; its records in flight are awaited", name, len(t.parts), len(tl.Partitions))}, now)
-			s.log.Info("a topic has grown; what is in flight to it is awaited before the new partitions are used", "topic", name, "from", len(t.parts), "to", len(tl.Partitions))
-			wake(s.adopt)
+
+		// N9: the old partitions are drained first, because keys hash to other partitions from now on.
+		if from, to := len(t.partitions), len(tl.Partitions); to > from && !t.growing {
+			t.growing = true
+			text := fmt.Sprintf("topic %q has grown from %d to %d partitions; waiting for its records in flight", name, from, to)
+			t.setObstacle(obstacle{kindGrowing, text}, now)
+			s.log.Info("topic has grown; waiting for its records in flight before its new partitions are used",
+				"topic", name, "from", from, "to", to)
+			wake(s.adoptWake)
 		}
-		for _, p := range t.parts {
-			s.lead(p, tl.Partitions, now)
+
+		for _, p := range t.partitions {
+			s.setLeaderLocked(p, tl.Partitions, now)
 		}
 	}
 }
 
-// away takes a topic that is gone, or forbidden, out of its lanes. Records wait; nothing crashes.
-func (s *Sink) away(t *topic, err error, now time.Time) {
+// detachTopicLocked removes the partitions of a topic that is missing or forbidden from their lanes.
+// Its records wait.
+func (s *Sink) detachTopicLocked(t *topic, err error, now time.Time) {
 	why := topicObstacle(t.name, err, false)
-	if code, _ := err.(kafkago.Error); code == kafkago.UnknownTopicOrPartition { //nolint:errorlint // Layout holds the bare code
-		why.text = fmt.Sprintf("topic %q was deleted, or may not be described; create it again with at least %d partitions, or grant DESCRIBE", t.name, len(t.parts))
+	code, _ := err.(kafkago.Error) //nolint:errorlint // Layout holds the bare code
+	if code == kafkago.UnknownTopicOrPartition {
+		why.text = fmt.Sprintf("topic %q was deleted, or may not be described; "+
+			"create it again with at least %d partitions, or grant DESCRIBE", t.name, len(t.partitions))
 	}
-	if t.hold(why, now) {
-		s.log.Error("a topic cannot be written", "topic", t.name, "reason", why.text)
+	if t.setObstacle(why, now) {
+		s.log.Error("topic cannot be written", "topic", t.name, "reason", why.text)
 	}
-	for _, p := range t.parts {
-		s.unlist(p)
-		p.leader, p.lane, p.epoch = -1, nil, 0
+
+	for _, p := range t.partitions {
+		s.unmarkReadyLocked(p)
+		p.leader, p.lane, p.leaderEpoch = -1, nil, 0
 		if !p.quarantine {
-			p.hold(why, now)
+			p.setObstacle(why, now)
 		}
 	}
 }
 
-// lead moves one partition. It ignores a broker that names an earlier leader than another broker has named: one that is cut
-// off from the others goes on naming itself.
-func (s *Sink) lead(p *part, now []PartitionLayout, at time.Time) {
+// setLeaderLocked moves p to the lane of its leader in layout. It ignores a leader epoch that is
+// lower than an epoch that another broker has named: a broker that is cut off from the others
+// continues to name itself.
+func (s *Sink) setLeaderLocked(p *partition, layout []PartitionLayout, now time.Time) {
 	leader := int32(-1)
-	gone := int(p.tp.Partition) >= len(now)
+	gone := int(p.tp.Partition) >= len(layout)
 	if !gone {
-		if epoch := now[p.tp.Partition].Epoch; epoch >= p.epoch || at.Sub(p.named) > staleFor {
-			p.epoch, p.named = epoch, at
-		} else {
+		epoch := layout[p.tp.Partition].Epoch
+		if epoch < p.leaderEpoch && now.Sub(p.epochSeen) <= epochTrustedFor {
 			return
 		}
-		leader = now[p.tp.Partition].Leader
+		p.leaderEpoch, p.epochSeen = epoch, now
+		leader = layout[p.tp.Partition].Leader
 	}
+
 	var to *lane
 	if leader >= 0 {
-		to = s.lane(leader, p)
+		to = s.findOrAddLaneLocked(leader, p)
 	}
+
+	topic, id := p.tp.Topic, p.tp.Partition
 	switch {
 	case p.quarantine:
-	case p.unread && to != nil:
-		p.hold(obstacle{kindQuarantined, fmt.Sprintf("a batch may be in partition %d of topic %q, which could not be written; a take-over reads it soon", p.tp.Partition, p.tp.Topic)}, at)
+	case p.needsReadBack && to != nil:
+		p.setObstacle(obstacle{kindQuarantined, fmt.Sprintf("a batch may be in partition %d of topic %q, "+
+			"which could not be written; a take-over reads it soon", id, topic)}, now)
 	case gone:
-		p.hold(obstacle{kindMissing, fmt.Sprintf("topic %q has no partition %d any more; add partitions until it has %d", p.tp.Topic, p.tp.Partition, len(p.t.parts))}, at)
+		p.setObstacle(obstacle{kindMissing, fmt.Sprintf("topic %q no longer has a partition %d; "+
+			"add partitions until it has %d", topic, id, len(p.topic.partitions))}, now)
 	case to == nil:
-		p.hold(obstacle{kindNoLeader, fmt.Sprintf("partition %d of topic %q has no leader; look at its brokers", p.tp.Partition, p.tp.Topic)}, at)
+		p.setObstacle(obstacle{kindNoLeader, fmt.Sprintf("partition %d of topic %q has no leader; "+
+			"check its brokers", id, topic)}, now)
 	case p.lane == nil:
-		p.moves()
+		p.clearObstacle()
 	}
+
 	p.leader = leader
 	if p.lane != to {
-		s.unlist(p)
+		s.unmarkReadyLocked(p)
 		if p.busy && p.lane != nil {
-			p.lane.interrupt()
+			p.lane.interruptLocked()
 		}
 		p.lane = to
-		s.list(p)
-		if p.listed {
+		s.markReadyLocked(p)
+		if p.ready {
 			wake(to.wake)
 		}
 	}
-	s.lift(p)
+	s.unparkLocked(p)
 }
 
-// pace moves a partition to the lane of slow ones of its broker after a request that was refused late, and back after one that was
-// not. The broker may not lead any more: it comes last when metadata are asked for. The lock is held, and the partition is busy.
-func (s *Sink) pace(p *part, l *lane, code kafkago.Error) {
-	p.slow = code != 0 && (p.slow || l.took > slowRequest)
+// chooseLaneLocked moves p to the slow lane of its broker after a request that was refused late, and
+// back after a request that was not. The broker may not lead any longer, so it becomes the last
+// candidate for metadata requests. p must be busy.
+func (s *Sink) chooseLaneLocked(p *partition, l *lane, code kafkago.Error) {
+	p.slow = code != 0 && (p.slow || l.lastDuration > slowRequest)
 	if p.slow && l.link != nil {
-		s.c.links.doubt(l.link.addr)
+		s.c.links.markFailed(l.link.addr)
 	}
 	if p.lane != nil {
-		p.lane = s.lane(p.leader, p)
+		p.lane = s.findOrAddLaneLocked(p.leader, p)
 	}
 }
 
-func (s *Sink) unlist(p *part) {
-	if !p.listed {
+// unmarkReadyLocked removes p from the ready list of its lane, if it is in it.
+func (s *Sink) unmarkReadyLocked(p *partition) {
+	if !p.ready {
 		return
 	}
-	p.listed = false
+	p.ready = false
 	if i := slices.Index(p.lane.ready, p); i >= 0 {
 		p.lane.ready = slices.Delete(p.lane.ready, i, i+1)
 	}
 }
 
-// lane finds or begins the lane of a partition. Slow partitions share one beside the others: Kafka replies to a request when all
-// of its partitions are done, so a partition that waits out the time of each request would hold back all others of its broker.
-func (s *Sink) lane(broker int32, p *part) *lane {
+// findOrAddLaneLocked returns the lane of p at its leader broker. Slow partitions share one extra
+// lane. Kafka responds to a request when all of its partitions are done, so a partition whose
+// requests time out would delay all other partitions of the broker.
+func (s *Sink) findOrAddLaneLocked(broker int32, p *partition) *lane {
 	id := laneID{broker, int(p.tp.Partition) % s.c.cfg.Lanes}
 	if p.slow {
 		id.index = s.c.cfg.Lanes
 	}
+
 	l := s.lanes[id]
 	if l == nil {
 		l = &lane{id: id, wake: make(chan struct{}, 1)}
 		s.lanes[id] = l
-		if s.start != nil {
-			s.start(l)
+		if s.startLane != nil {
+			s.startLane(l)
 		}
 	}
 	return l
 }
 
-// describe reads max.message.bytes of topics where it is unknown or was found wrong. Where it may not be read, the broker's
-// answers decide.
-func (s *Sink) describe(ctx context.Context) error {
+// loadTopicConfigs reads the limits of topics where they are unknown or were found wrong. If they may
+// not be read, the responses of the brokers decide.
+func (s *Sink) loadTopicConfigs(ctx context.Context) error {
 	s.mu.Lock()
 	var names []string
 	for name, t := range s.topics {
-		if t.stale && len(t.parts) > 0 {
-			t.stale = false
+		if t.configStale && len(t.partitions) > 0 {
+			t.configStale = false
 			names = append(names, name)
 		}
 	}
 	s.mu.Unlock()
-	got, err := s.c.DescribeTopics(ctx, names)
+
+	configs, err := s.c.DescribeTopics(ctx, names)
+
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if err != nil {
-		s.undescribed(names)
+		s.markConfigsStaleLocked(names)
 	}
-	for name, cfg := range got {
-		s.topics[name].limits(cfg, s.c.cfg.MaxBatchBytes)
+	for name, cfg := range configs {
+		s.topics[name].setConfig(cfg, s.c.cfg.MaxBatchBytes)
 	}
 	return err
 }
 
-// undescribed has the limits of topics read again after an attempt that failed. The lock is held.
-func (s *Sink) undescribed(names []string) {
+// markConfigsStaleLocked makes loadTopicConfigs read the limits of topics again after a failure.
+func (s *Sink) markConfigsStaleLocked(names []string) {
 	for _, name := range names {
-		s.topics[name].stale = true
+		s.topics[name].configStale = true
 	}
 }
 
-func (t *topic) limits(cfg TopicConfig, most int) {
+// setConfig applies the configuration of the topic. maxBatchBytes is the largest batch that the
+// sink's own configuration allows.
+func (t *topic) setConfig(cfg TopicConfig, maxBatchBytes int) {
 	t.compacted = cfg.CleanupPolicy == "" || cfg.Compacted()
-	t.max = cfg.MaxMessageBytes
-	t.limit = most
-	if t.max > 0 {
-		t.limit = min(most, t.max)
+	t.maxBytes = cfg.MaxMessageBytes
+	t.batchLimit = maxBatchBytes
+	if t.maxBytes > 0 {
+		t.batchLimit = min(maxBatchBytes, t.maxBytes)
 	}
 }

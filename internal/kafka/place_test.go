@@ -22,8 +22,8 @@ func TestALeaderThatComesBackIsFoundSoonByWhatWaits(t *testing.T) {
 	r.send(t, rec("a", "k", "k/0"))
 	r.acks.resolved(1)
 	mostly(t, r, metadataEvery/2, func(i int) {
-		r.place(&Layout{Topics: map[string]TopicLayout{"a": {Partitions: []PartitionLayout{{Leader: -1}}}}})
-		if i == 1 && len(r.troubled(time.Now())) > 0 {
+		r.applyLayout(&Layout{Topics: map[string]TopicLayout{"a": {Partitions: []PartitionLayout{{Leader: -1}}}}})
+		if i == 1 && len(r.troubledTopics(time.Now())) > 0 {
 			t.Error("metadata are asked for although nothing waits")
 		}
 	})
@@ -80,7 +80,7 @@ func TestBrokerThatIsCutOffIsNotTakenForTheLeader(t *testing.T) {
 	}
 	r.mu.Lock()
 	part := kmsg.NewMetadataResponseTopicPartition()
-	part.LeaderEpoch = r.topics["a"].parts[0].epoch
+	part.LeaderEpoch = r.topics["a"].partitions[0].leaderEpoch
 	r.mu.Unlock()
 	topic := kmsg.NewMetadataResponseTopic()
 	topic.Topic = kmsg.StringPtr("a")
@@ -103,10 +103,10 @@ func TestBrokerThatIsCutOffIsNotTakenForTheLeader(t *testing.T) {
 	}
 	for range 20 { // whoever is asked
 		if layout, err := r.client.Metadata(t.Context(), []string{"a"}); err == nil {
-			r.place(layout)
+			r.applyLayout(layout)
 		}
 		r.mu.Lock()
-		leader := r.topics["a"].parts[0].leader
+		leader := r.topics["a"].partitions[0].leader
 		r.mu.Unlock()
 		if leader != 1 {
 			t.Fatalf("broker %d is taken for the leader", leader)
@@ -123,10 +123,10 @@ func TestLowerEpochCountsWhereTheTopicWasAway(t *testing.T) {
 	r.send(t, rec("a", "k", "k/0"))
 	r.acks.resolved(1)
 	see := func(of TopicLayout) int32 {
-		r.place(&Layout{Topics: map[string]TopicLayout{"a": of}})
+		r.applyLayout(&Layout{Topics: map[string]TopicLayout{"a": of}})
 		r.mu.Lock()
 		defer r.mu.Unlock()
-		return r.topics["a"].parts[0].leader
+		return r.topics["a"].partitions[0].leader
 	}
 	led := func(by, epoch int32) TopicLayout {
 		return TopicLayout{Partitions: []PartitionLayout{{Leader: by, Epoch: epoch}}}
@@ -247,7 +247,7 @@ func TestRefusedTopicAsksForItsOwnMetadataAlone(t *testing.T) {
 	if most := 1 + int32(took/metadataEvery); all.Load() > most {
 		t.Errorf("all topics were asked for %d times within %s", all.Load(), took)
 	}
-	if most := 2 + int32(took/lookEvery); own.Load() > most {
+	if most := 2 + int32(took/troubledEvery); own.Load() > most {
 		t.Errorf("the topic was asked for %d times within %s", own.Load(), took)
 	}
 }

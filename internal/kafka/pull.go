@@ -8,109 +8,122 @@ import (
 	"github.com/outrelay/outrelay/internal/record"
 )
 
-// order is the scope within which deliveries of a topic keep their order.
-type order struct{ ns, key string }
+// keyScope is the scope within which deliveries of a topic keep their order.
+type keyScope struct{ ns, key string }
 
-// orderOf is false for a record without a key: nothing waits for it.
-func orderOf(rec *record.Record) (order, bool) {
+// keyScopeOf returns the scope of rec. It returns false for a record without a key, for which no
+// other record waits.
+func keyScopeOf(rec *record.Record) (keyScope, bool) {
 	if rec.Key == nil {
-		return order{}, false
+		return keyScope{}, false
 	}
-	return order{string(rec.Header(record.HeaderNamespace)), string(rec.Key)}, true
+	return keyScope{string(rec.Header(record.HeaderNamespace)), string(rec.Key)}, true
 }
 
-// pull gives back the records of the head that bad finds at fault, each with whatever follows it in its key, also in the
-// batches behind and in what waits for the topic to grow: nothing of a key passes a record that will be tried again. What
-// is left is encoded anew, in order; the head's sequence was not used. The lock is held.
+// withdrawBadLocked gives back the records of the head for which refusalOf returns a refusal. With
+// each of them it gives back all records that follow it in its key, also those in later batches and
+// in the list that waits for the topic to grow: no record of a key passes a record that will be tried
+// again. The remaining records are encoded again, in order. The sequence of the head stays unused.
 //
 // N15.
-func (s *Sink) pull(p *part, bad func(i int) *record.Refusal) {
+func (s *Sink) withdrawBadLocked(p *partition, refusalOf func(i int) *record.Refusal) {
 	var (
-		list   []record.Withdrawn
-		behind = map[order]struct{}{}
-		head   = p.q[0]
+		list    []record.Withdrawn
+		blocked = map[keyScope]struct{}{}
+		head    = p.queue[0]
 	)
-	take := func(b *pending, i int, rec *record.Record) bool {
-		o, ordered := orderOf(rec)
-		if _, blocked := behind[o]; ordered && blocked {
-			list = append(list, withdrawn(p.t, rec, b.tickets[i], nil, record.ErrBlocked))
+	withdraw := func(b *pending, i int, rec *record.Record) bool {
+		scope, ordered := keyScopeOf(rec)
+		if _, isBlocked := blocked[scope]; ordered && isBlocked {
+			list = append(list, newWithdrawn(p.topic, rec, b.tickets[i], nil, record.ErrBlocked))
 			return true
 		}
 		if b != head {
 			return false
 		}
-		why := bad(i)
-		if why == nil {
+
+		refusal := refusalOf(i)
+		if refusal == nil {
 			return false
 		}
-		if ordered && !why.Class.DeadAtOnce() {
-			behind[o] = struct{}{}
+		if ordered && !refusal.Class.DeadAtOnce() {
+			blocked[scope] = struct{}{}
 		}
-		list = append(list, withdrawn(p.t, rec, b.tickets[i], why, nil))
+		list = append(list, newWithdrawn(p.topic, rec, b.tickets[i], refusal, nil))
 		return true
 	}
-	wanted := func(b *pending) bool { return b == head || len(behind) > 0 }
-	err := s.sift(&p.q, &p.open, wanted, take)
+
+	// Later batches matter only if the head has blocked a key.
+	affected := func(b *pending) bool { return b == head || len(blocked) > 0 }
+	err := s.removeRecordsLocked(&p.queue, &p.openBatch, affected, withdraw)
 	if err == nil {
-		var none *pending
-		err = s.sift(&p.t.waiting, &none, wanted, take)
+		var noOpenBatch *pending
+		err = s.removeRecordsLocked(&p.topic.waiting, &noOpenBatch, affected, withdraw)
 	}
 	if err != nil {
-		s.end(fmt.Errorf("%w: %s-%d: reading batches of our own: %w", ErrBroken, p.tp.Topic, p.tp.Partition, err))
+		s.failLocked(fmt.Errorf("%w: %s-%d: decoding batches to send: %w", ErrBroken, p.tp.Topic, p.tp.Partition, err))
 		return
 	}
-	s.hand(list)
+	s.withdrawLocked(list)
 }
 
-// sift takes records out of those batches of a queue that are wanted; open is the one that still takes records, if any. The
-// lock is held.
-func (s *Sink) sift(q *[]*pending, open **pending, wanted func(*pending) bool, take func(b *pending, i int, rec *record.Record) bool) error {
-	for at, b := range *q {
-		if !wanted(b) {
+// removeRecordsLocked removes the records for which remove returns true from the affected batches of
+// queue. If open is in the queue, it is replaced by its new encoding.
+func (s *Sink) removeRecordsLocked(
+	queue *[]*pending, open **pending,
+	affected func(*pending) bool, remove func(b *pending, i int, rec *record.Record) bool,
+) error {
+	for at, b := range *queue {
+		if !affected(b) {
 			continue
 		}
-		gone := map[int]struct{}{}
-		err := each(b, func(i int, rec *record.Record) {
-			if take(b, i, rec) {
-				gone[i] = struct{}{}
+
+		removed := map[int]struct{}{}
+		err := forEachRecord(b, func(i int, rec *record.Record) {
+			if remove(b, i, rec) {
+				removed[i] = struct{}{}
 			}
 		})
 		if err != nil {
 			return err
 		}
-		if len(gone) == 0 {
+		if len(removed) == 0 {
 			continue
 		}
+
 		var rest *pending
-		if len(gone) < len(b.tickets) {
-			if rest, err = s.without(b, gone); err != nil {
+		if len(removed) < len(b.tickets) {
+			if rest, err = s.reencodeWithoutLocked(b, removed); err != nil {
 				return err
 			}
 		}
-		(*q)[at] = rest
+		(*queue)[at] = rest
 		if *open == b {
 			*open = rest
 		}
 		s.tickets.put(b.tickets)
-		s.discard(b)
+		s.releaseBatchLocked(b)
 	}
-	*q = slices.DeleteFunc(*q, func(b *pending) bool { return b == nil })
+
+	*queue = slices.DeleteFunc(*queue, func(b *pending) bool { return b == nil })
 	return nil
 }
 
-// without encodes a batch anew, in the same order, without some of its records. The lock is held.
-func (s *Sink) without(b *pending, gone map[int]struct{}) (*pending, error) {
-	rest := s.newBatch(batch.Need(b.b.Len()))
-	rest.hint, rest.plain = b.hint, b.plain
-	err := each(b, func(i int, rec *record.Record) {
-		if _, ok := gone[i]; ok {
+// reencodeWithoutLocked encodes the records of b again, in the same order, without the removed ones.
+func (s *Sink) reencodeWithoutLocked(b *pending, removed map[int]struct{}) (*pending, error) {
+	rest := s.newBatchLocked(batch.Need(b.builder.Len()))
+	rest.sizeHint, rest.uncompressed = b.sizeHint, b.uncompressed
+	err := forEachRecord(b, func(i int, rec *record.Record) {
+		if _, ok := removed[i]; ok {
 			return
 		}
-		need, size := sizes(rec)
-		s.put(rest, rec, b.tickets[i], size, need)
-		s.resolved(1, size) // counted once already
-		if len(b.parts) > 0 {
-			rest.parts = append(rest.parts, b.parts[i])
+
+		// The record was counted when it was sent, so the second count is taken back.
+		need, size := recordSizes(rec)
+		s.appendRecordLocked(rest, rec, b.tickets[i], size, need)
+		s.countResolvedLocked(1, size)
+		if len(b.wantedPartitions) > 0 {
+			rest.wantedPartitions = append(rest.wantedPartitions, b.wantedPartitions[i])
 		}
 	})
 	return rest, err

@@ -144,9 +144,9 @@ func TestN15_PullReachesWhatWaitsForAGrowingTopic(t *testing.T) {
 	u.noRun, u.cfg.MaxBatchBytes = true, 300
 	d := sit(t, u)
 	d.r.mu.Lock()
-	top := d.r.topicOf("t")
-	top.grow(1)
-	p := top.parts[0]
+	top := d.r.findOrAddTopicLocked("t")
+	top.addPartitions(1)
+	p := top.partitions[0]
 	d.r.mu.Unlock()
 	send := func(from, to int) {
 		for i := from; i < to; i++ {
@@ -160,14 +160,14 @@ func TestN15_PullReachesWhatWaitsForAGrowingTopic(t *testing.T) {
 		}
 	}
 	send(0, 30)
-	if len(p.q) < 3 || p.open == nil {
-		t.Fatalf("%d batches, want some", len(p.q))
+	if len(p.queue) < 3 || p.openBatch == nil {
+		t.Fatalf("%d batches, want some", len(p.queue))
 	}
-	d.r.place(&Layout{Topics: map[string]TopicLayout{"t": {Partitions: make([]PartitionLayout, 2)}}})
+	d.r.applyLayout(&Layout{Topics: map[string]TopicLayout{"t": {Partitions: make([]PartitionLayout, 2)}}})
 	send(30, 60)
 	d.r.mu.Lock()
-	d.r.freeze(p, p.q[0], time.Now())
-	d.r.refuse(p, p.q[0], &result{code: kafka.InvalidRecord, bad: []int{2}}) // a record of k2
+	d.r.freezeLocked(p, p.queue[0], time.Now())
+	d.r.refuseRecordsLocked(p, p.queue[0], &result{code: kafka.InvalidRecord, badRecords: []int{2}}) // a record of k2
 	d.r.mu.Unlock()
 	if len(d.calls) != 1 || len(d.calls[0]) != 20 {
 		t.Fatalf("given back in %d calls", len(d.calls))
@@ -179,17 +179,17 @@ func TestN15_PullReachesWhatWaitsForAGrowingTopic(t *testing.T) {
 	}
 	d.r.mu.Lock()
 	defer d.r.mu.Unlock()
-	if countRecords(p.q) != 20 || countRecords(top.waiting) != 20 || d.r.count != 40 || p.q[0].frozen || p.q[0].seq != 0 {
-		t.Errorf("%d queued, %d waiting, %d in flight", countRecords(p.q), countRecords(top.waiting), d.r.count)
+	if countRecords(p.queue) != 20 || countRecords(top.waiting) != 20 || d.r.unresolvedRecords != 40 || p.queue[0].frozen || p.queue[0].seq != 0 {
+		t.Errorf("%d queued, %d waiting, %d in flight", countRecords(p.queue), countRecords(top.waiting), d.r.unresolvedRecords)
 	}
-	if p.open == nil || p.open != p.q[len(p.q)-1] {
+	if p.openBatch == nil || p.openBatch != p.queue[len(p.queue)-1] {
 		t.Error("the batch that takes records is not the last one")
 	}
 	var left []record.Ticket
-	for _, b := range append(slices.Clone(p.q), top.waiting...) {
+	for _, b := range append(slices.Clone(p.queue), top.waiting...) {
 		left = append(left, b.tickets...)
-		if int(b.b.Count()) != len(b.tickets) || len(b.parts) != 0 && len(b.parts) != len(b.tickets) {
-			t.Errorf("a batch of %d records with %d tickets, %d parts", b.b.Count(), len(b.tickets), len(b.parts))
+		if int(b.builder.Count()) != len(b.tickets) || len(b.wantedPartitions) != 0 && len(b.wantedPartitions) != len(b.tickets) {
+			t.Errorf("a batch of %d records with %d tickets, %d parts", b.builder.Count(), len(b.tickets), len(b.wantedPartitions))
 		}
 	}
 	if !slices.IsSorted(left) || len(left) != 40 {

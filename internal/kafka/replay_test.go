@@ -39,14 +39,14 @@ func (r *rig) sequence(t *testing.T, topic string, from, to int) {
 }
 
 // hold puts the only partition into quarantine, as one that could not be read at the take-over, and returns what is in it.
-func (r *rig) hold(topic string) (*part, *fence.Known) {
+func (r *rig) hold(topic string) (*partition, *fence.Known) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	p := r.topics[topic].parts[0]
+	p := r.topics[topic].partitions[0]
 	hits := p.hits
-	p.t.hits -= hits.Len()
+	p.topic.hitsLeft -= hits.Len()
 	p.quarantine, p.hits = true, nil
-	p.hold(obstacle{kindQuarantined, "sick"}, time.Now())
+	p.setObstacle(obstacle{kindQuarantined, "sick"}, time.Now())
 	return p, hits
 }
 
@@ -55,13 +55,13 @@ func TestN07_ALateReleaseThatWasOutOfRangeIsFlagged(t *testing.T) {
 	t.Parallel()
 	r, topic := successor(t, 10)
 	p, hits := r.hold(topic)
-	tail := &fence.Tail{From: 0, Next: p.end, Hits: hits, OutOfRange: true}
+	tail := &fence.Tail{From: 0, Next: p.ackedEnd, Hits: hits, OutOfRange: true}
 	r.sequence(t, topic, 0, 12)
 	tp := record.TopicPartition{Topic: topic}
 	if err := r.admitTails(t.Context(), map[record.TopicPartition]*fence.Tail{tp: tail}); err != nil {
 		t.Fatal(err)
 	}
-	if !p.flag {
+	if !p.unreadStretch {
 		t.Error("what follows is not flagged")
 	}
 	r.run(t)
@@ -89,7 +89,7 @@ func TestN07_TheEndOfTheReplayLeavesHitsToWhatWaits(t *testing.T) {
 		}
 		second := open(t, setUp{txid: txid, claims: c, noRun: true})
 		grow(t, topic, 4)
-		if err := second.lookUp(t.Context()); err != nil {
+		if err := second.loadLayout(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 		send(second, 0, 40)
@@ -112,7 +112,7 @@ func TestN07_TheEndOfTheReplayLeavesHitsToWhatWaits(t *testing.T) {
 		r.EndReplay()
 		r.sequence(t, topic, 11, 12)
 		tp := record.TopicPartition{Topic: topic}
-		if err := r.admitTails(t.Context(), map[record.TopicPartition]*fence.Tail{tp: {From: 0, Next: p.end, Hits: hits}}); err != nil {
+		if err := r.admitTails(t.Context(), map[record.TopicPartition]*fence.Tail{tp: {From: 0, Next: p.ackedEnd, Hits: hits}}); err != nil {
 			t.Fatal(err)
 		}
 		r.run(t)
@@ -120,8 +120,8 @@ func TestN07_TheEndOfTheReplayLeavesHitsToWhatWaits(t *testing.T) {
 		inOrder(t, read(t, stacktest.Brokers(t), topic), 1, 12)
 		r.mu.Lock()
 		defer r.mu.Unlock()
-		if n := p.hits.Len(); n != 0 || r.topics[topic].hits != 0 { // what is left is kept for deliveries outside of the stream's order
-			t.Fatalf("%d hits are left in the partition, %d in the topic", n, r.topics[topic].hits)
+		if n := p.hits.Len(); n != 0 || r.topics[topic].hitsLeft != 0 { // what is left is kept for deliveries outside of the stream's order
+			t.Fatalf("%d hits are left in the partition, %d in the topic", n, r.topics[topic].hitsLeft)
 		}
 	})
 }
@@ -132,12 +132,12 @@ func (r *rig) forgotten(t *testing.T, topic string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	top := r.topics[topic]
-	if top.hits != 0 || top.sent != nil || top.all {
-		t.Errorf("%d hits and %d keys are left of the replay", top.hits, len(top.sent))
+	if top.hitsLeft != 0 || top.sentKeys != nil || top.allKeysSent {
+		t.Errorf("%d hits and %d keys are left of the replay", top.hitsLeft, len(top.sentKeys))
 	}
-	for _, p := range top.parts {
-		if p.hits != nil || p.flag {
-			t.Errorf("partition %d: %d hits, flag %t", p.tp.Partition, p.hits.Len(), p.flag)
+	for _, p := range top.partitions {
+		if p.hits != nil || p.unreadStretch {
+			t.Errorf("partition %d: %d hits, flag %t", p.tp.Partition, p.hits.Len(), p.unreadStretch)
 		}
 	}
 }
@@ -150,9 +150,9 @@ func TestN10_KeysThatWereSentAreBounded(t *testing.T) {
 	r.sequence(t, topic, 0, 1) // found
 	r.mu.Lock()
 	top.compacted = true
-	top.sent = map[sentKey]struct{}{}
-	for i := range maxSent - 1 {
-		top.sent[sentKey{key: fmt.Sprint("other-", i)}] = struct{}{}
+	top.sentKeys = map[sentKey]struct{}{}
+	for i := range maxSentKeys - 1 {
+		top.sentKeys[sentKey{key: fmt.Sprint("other-", i)}] = struct{}{}
 	}
 	r.mu.Unlock()
 	r.sequence(t, topic, 1, 2) // found
@@ -160,8 +160,8 @@ func TestN10_KeysThatWereSentAreBounded(t *testing.T) {
 	x := rec(topic, "keyless", "keyless")
 	x.Key = nil
 	r.send(t, x)
-	if top.sent != nil {
-		t.Errorf("%d keys are kept", len(top.sent))
+	if top.sentKeys != nil {
+		t.Errorf("%d keys are kept", len(top.sentKeys))
 	}
 	r.sequence(t, topic, 2, 4) // stand in the topic, and nobody can tell any more that nothing of k was sent since
 	r.EndReplay()
@@ -171,7 +171,7 @@ func TestN10_KeysThatWereSentAreBounded(t *testing.T) {
 	var got []string
 	for _, g := range read(t, stacktest.Brokers(t), topic)[0] {
 		v := string(g.Value)
-		if g.Headers[len(g.Headers)-1].Key == string(redelivered.Key) {
+		if g.Headers[len(g.Headers)-1].Key == string(redeliveredHeader.Key) {
 			v += " again"
 		}
 		got = append(got, v)
@@ -207,9 +207,9 @@ func TestN10_IsNotAboutDeliveriesOutsideOfTheStream(t *testing.T) {
 func (r *rig) unread(topic string) map[record.TopicPartition]*fence.Tail {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	p := r.topics[topic].parts[0]
-	tail := &fence.Tail{From: 0, Next: p.end, Hits: p.hits}
-	p.t.hits -= p.hits.Len()
+	p := r.topics[topic].partitions[0]
+	tail := &fence.Tail{From: 0, Next: p.ackedEnd, Hits: p.hits}
+	p.topic.hitsLeft -= p.hits.Len()
 	p.quarantine, p.hits = true, nil
 	return map[record.TopicPartition]*fence.Tail{{Topic: topic}: tail}
 }
@@ -285,7 +285,7 @@ func TestN08_ALateReleaseTellsOfWhatItHasFound(t *testing.T) {
 	}
 	r.EndReplay()
 	r.mu.Lock()
-	r.topics[topic].parts[0].parked = true
+	r.topics[topic].partitions[0].parked = true
 	r.mu.Unlock()
 	if !take(2) || take(3) {
 		t.Fatal("want that it is taken once")
@@ -295,8 +295,8 @@ func TestN08_ALateReleaseTellsOfWhatItHasFound(t *testing.T) {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if p := r.topics[topic].parts[0]; p.t.hits != 2 || p.hits.Len() != 2 {
-		t.Errorf("%d are left of the topic, want 2", p.t.hits)
+	if p := r.topics[topic].partitions[0]; p.topic.hitsLeft != 2 || p.hits.Len() != 2 {
+		t.Errorf("%d are left of the topic, want 2", p.topic.hitsLeft)
 	}
 }
 

@@ -17,121 +17,142 @@ const (
 	trimEvery = time.Second
 )
 
-// Run sends until ctx ends, then it returns nil. It returns ErrFenced when another owner has taken over, ErrBroken or
-// ErrReopen when a new sink has to find out what arrived, and joins everything it has started before it returns.
+// Run sends until ctx ends, and then returns nil. It returns ErrFenced if another owner has taken
+// over, and ErrBroken or ErrReopen if a new sink has to find out which records arrived. It waits for
+// all goroutines that it has started before it returns.
 func (s *Sink) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	var wg sync.WaitGroup
+
 	s.mu.Lock()
-	s.stop = cancel
+	s.cancelRun = cancel
 	if s.ended != nil {
 		cancel(s.ended)
 	}
-	s.start = func(l *lane) { wg.Go(func() { l.run(ctx, s) }) }
+	s.startLane = func(l *lane) { wg.Go(func() { l.sendLoop(ctx, s) }) }
 	for _, l := range s.lanes {
-		s.start(l)
+		s.startLane(l)
 	}
 	s.mu.Unlock()
-	s.meter()
-	for _, f := range []func(context.Context) error{s.refresh, s.adopter, s.keeper, s.house, s.parker} {
+
+	s.registerGauges()
+	background := []func(context.Context) error{
+		s.runMetadataRefresh, s.runAdopter, s.runKeeper, s.runHousekeeping, s.runParker,
+	}
+	for _, run := range background {
 		wg.Go(func() {
-			if err := f(ctx); err != nil {
+			if err := run(ctx); err != nil {
 				s.fail(err)
 			}
 		})
 	}
-	wake(s.adopt)
-	wake(s.renew)
+	wake(s.adoptWake)
+	wake(s.renewWake)
 	s.Flush()
+
 	<-ctx.Done()
 	s.mu.Lock()
-	s.start = nil // no lane begins from here on
+	s.startLane = nil
 	if s.ended == nil {
 		s.ended = ErrClosed
 	}
 	err := s.ended
-	if s.empty != nil {
-		close(s.empty) // Drain finds that the sink has ended
-		s.empty = nil
+	// Drain must not wait for a sink that has ended.
+	if s.drained != nil {
+		close(s.drained)
+		s.drained = nil
 	}
 	s.mu.Unlock()
 	wg.Wait()
+
 	if errors.Is(err, ErrClosed) {
 		return nil
 	}
 	return fmt.Errorf("kafka sink: %w", err)
 }
 
-// house trims memory and moves the stored offsets of idle partitions.
-func (s *Sink) house(ctx context.Context) error {
+// runHousekeeping trims memory and moves the stored offsets of idle partitions, until ctx ends.
+func (s *Sink) runHousekeeping(ctx context.Context) error {
 	trim := time.NewTicker(trimEvery)
 	defer trim.Stop()
 	idle := time.NewTicker(idleEvery)
 	defer idle.Stop()
+
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-trim.C:
 			s.mu.Lock()
-			s.free.trim()
+			s.freeBuffers.trimUnused()
 			s.mu.Unlock()
 		case <-idle.C:
-			s.idleOffsets(ctx)
+			s.refreshIdleOffsets(ctx)
 		}
 	}
 }
 
-// idleOffsets is N8's refresh: where nothing of ours is queued or in flight, whatever we send next will stand at or above
-// the end that the leader tells now. Not during a replay: what was read back stands below. Not in quarantine: it was not
-// read yet. Not if anything was sent while the leader was asked: its answer may lie above that record. So the receiver
-// hears of it under the lock, before the next record can be sent.
-func (s *Sink) idleOffsets(ctx context.Context) {
-	parts, sends, layout := s.idle()
-	if len(parts) == 0 {
+// refreshIdleOffsets moves the stored offsets of idle partitions forward (N8). If nothing of ours is
+// queued or in flight, the next record gets at least the end offset that the leader reports now.
+//
+// It skips partitions in three cases. During a replay, the read-back has found records below the
+// end. In quarantine, the partition was not read yet. If something was sent during the request, the
+// reported end may be above that record. So Idle is called under the lock, before the next record
+// can be sent.
+func (s *Sink) refreshIdleOffsets(ctx context.Context) {
+	resting, enqueued, layout := s.restingPartitions()
+	if len(resting) == 0 {
 		return
 	}
-	ends, err := s.c.ListOffsets(ctx, layout, parts)
+
+	ends, err := s.c.ListOffsets(ctx, layout, resting)
 	if err != nil && ctx.Err() == nil {
-		wake(s.renew) // a leader that is dead or has moved
-		s.log.Debug("asking for the ends of idle partitions", "error", err)
+		// A leader has failed or moved.
+		wake(s.renewWake)
+		s.log.Debug("listing offsets of idle partitions failed", "error", err)
 	}
+
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for i, tp := range parts {
-		p := s.part(tp)
-		if end, ok := ends[tp]; ok && s.resting(p) && p.sends == sends[i] { // N8
-			p.end = max(p.end, end) // a record below it later is one of another topic of the name
+	for i, tp := range resting {
+		p := s.findPartitionLocked(tp)
+		if end, ok := ends[tp]; ok && s.isRestingLocked(p) && p.enqueued == enqueued[i] { // N8
+			// If a later record is below this end, the topic was deleted and created again.
+			p.ackedEnd = max(p.ackedEnd, end)
 			s.acks.Idle(tp, end)
 		}
 	}
 }
 
-// resting reports whether nothing of ours is on its way to p, or may stand in it unread. The lock is held.
-func (s *Sink) resting(p *part) bool {
-	return !s.replay && len(p.q) == 0 && !p.busy && !p.quarantine && !p.unread
+// isRestingLocked reports whether nothing of ours is queued for p or in flight, and nothing of ours
+// may be in p unread.
+func (s *Sink) isRestingLocked(p *partition) bool {
+	return !s.replaying && len(p.queue) == 0 && !p.busy && !p.quarantine && !p.needsReadBack
 }
 
-// idle lists the partitions with nothing of ours on its way, how much was ever sent to them, and their leaders.
-func (s *Sink) idle() (parts []record.TopicPartition, sends []uint64, _ *Layout) {
+// restingPartitions returns the resting partitions, the number of records that were ever queued for
+// each, and a layout with their leaders.
+func (s *Sink) restingPartitions() (resting []record.TopicPartition, enqueued []uint64, _ *Layout) {
 	layout := &Layout{Brokers: s.c.layout.Load().Brokers, Topics: map[string]TopicLayout{}}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.replay {
+	if s.replaying {
 		return nil, nil, layout
 	}
+
 	for name, t := range s.topics {
-		leaders := make([]PartitionLayout, len(t.parts))
-		for i, p := range t.parts {
+		leaders := make([]PartitionLayout, len(t.partitions))
+		for i, p := range t.partitions {
 			leaders[i].Leader = p.leader
-			if s.resting(p) && p.lane != nil {
-				parts, sends = append(parts, p.tp), append(sends, p.sends)
+			if s.isRestingLocked(p) && p.lane != nil {
+				resting = append(resting, p.tp)
+				enqueued = append(enqueued, p.enqueued)
 			}
 		}
 		layout.Topics[name] = TopicLayout{Partitions: leaders}
 	}
-	return parts, sends, layout
+	return resting, enqueued, layout
 }
 
 // Blocked is a target whose records wait.
@@ -139,32 +160,40 @@ type Blocked struct {
 	Topic     string
 	Partition int32 // −1: the topic
 	Kind      string
-	Reason    string // for people: what happened, to what, and what to do
+	Reason    string // for operators: what happened, to which target, and the fix
 	Since     time.Time
-	Count     int // records that wait, and those of the stream that were given back or not taken since it was parked
+	Count     int // records that wait, and stream records that were given back or not taken since it was parked
 	Parked    bool
 }
 
-// State lists what waits and why, by topic and partition. A target that nothing waits for is not listed, whatever is wrong
-// with it; the gauge of the quarantine counts partitions whether anything waits or not.
+// State returns the targets whose records wait, sorted by topic and partition. It leaves out targets
+// for which nothing waits, even if they cannot be written. The gauge of the quarantine counts all
+// partitions instead.
 func (s *Sink) State() []Blocked {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := time.Now()
 	var list []Blocked
 	for _, t := range s.topics {
-		if n := countRecords(t.waiting) + t.turned; n > 0 && !t.why.none() {
-			list = append(list, Blocked{t.name, -1, t.why.kind, t.why.text, t.since, n, t.parked})
+		if n := countRecords(t.waiting) + t.turnedAway; n > 0 && !t.obstacle.none() {
+			list = append(list, Blocked{t.name, -1, t.obstacle.kind, t.obstacle.text, t.since, n, t.parked})
 		}
-		for _, p := range t.parts {
-			n := countRecords(p.q) + p.turned
-			passing := p.why.kind == kindUnreachable || p.why.kind == kindRefused
-			if n == 0 || p.why.none() || !p.quarantine && !p.parked && passing && now.Sub(p.since) < sayAfter {
+
+		for _, p := range t.partitions {
+			n := countRecords(p.queue) + p.turnedAway
+			if n == 0 || p.obstacle.none() {
 				continue
 			}
-			list = append(list, Blocked{t.name, p.tp.Partition, p.why.kind, p.why.text, p.since, n, p.parked})
+
+			// A short retry is normal operation.
+			retrying := p.obstacle.kind == kindUnreachable || p.obstacle.kind == kindRefused
+			if retrying && !p.quarantine && !p.parked && now.Sub(p.since) < reportAfter {
+				continue
+			}
+			list = append(list, Blocked{t.name, p.tp.Partition, p.obstacle.kind, p.obstacle.text, p.since, n, p.parked})
 		}
 	}
+
 	slices.SortFunc(list, func(a, b Blocked) int {
 		if c := strings.Compare(a.Topic, b.Topic); c != 0 {
 			return c
@@ -174,18 +203,18 @@ func (s *Sink) State() []Blocked {
 	return list
 }
 
-// meter connects the gauges that are read when somebody looks.
-func (s *Sink) meter() {
+// registerGauges connects the gauges whose values are computed when they are read.
+func (s *Sink) registerGauges() {
 	m := s.c.cfg.Metrics
 	m.InflightRecords.From(func() float64 {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		return float64(s.count)
+		return float64(s.unresolvedRecords)
 	})
 	m.InflightBytes.From(func() float64 {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		return float64(s.queued)
+		return float64(s.unresolvedBytes)
 	})
 	m.Quarantined.From(func() float64 { return float64(len(s.session.Quarantined())) })
 }

@@ -13,195 +13,214 @@ import (
 )
 
 const (
-	// corruptTries is how often a batch that the broker found corrupt is sent as it is, and then encoded anew.
+	// corruptTries is how often a batch that the broker found corrupt is sent with the same bytes
+	// before it is encoded again.
 	corruptTries = 3
-	// movedTries is how often an unknown partition is taken for one that is moving.
+	// movedTries is how often an unknown partition is treated as a partition that is moving.
 	movedTries = 5
-	// heldEvery is when a partition is tried again after a definite no.
-	heldEvery = time.Second
-	// sayAfter is from when on a partition that is only retried counts as blocked.
-	sayAfter = 2 * time.Second
+	// refusedRetry is the wait after a response that definitely refuses a batch.
+	refusedRetry = time.Second
+	// reportAfter is the age from which State reports a partition that is only being retried.
+	reportAfter = 2 * time.Second
 )
 
-// tell is a callback that waits until the lock is released.
-type tell struct {
-	p       *part
-	base    int64
-	tickets []record.Ticket // acked
-	restore bool            // base begins anew: the topic is another one than before
-	bytes   int
+// ackedBatch is an ack that is called after the lock is released.
+type ackedBatch struct {
+	partition  *partition
+	baseOffset int64
+	tickets    []record.Ticket
+	restore    bool // offsets start again at baseOffset: the topic was deleted and created again
+	bytes      int
 }
 
-// settle applies the answers of one request, or the loss of its connection, to the heads of its partitions. A partition
-// stays busy until its callbacks are done, so that nothing else speaks of it meanwhile.
-func (s *Sink) settle(l *lane, err error) {
+// settleRequest applies the outcome of one request to the heads of its partitions. err means that
+// the connection was lost. A partition stays busy until its acks have been called, so that no other
+// goroutine reports about it in the meantime.
+func (s *Sink) settleRequest(l *lane, err error) {
 	now := time.Now()
 	s.mu.Lock()
-	l.told = l.told[:0]
-	for i, f := range l.out {
-		p, r := f.p, result{}
+	l.acked = l.acked[:0]
+	for i, f := range l.request {
+		p, r := f.partition, result{}
 		if err == nil {
 			r = l.results[i]
 		}
-		if err == nil && r.told {
-			s.answer(l, p, &r, now)
-			s.pace(p, l, r.code)
+		if err == nil && r.present {
+			s.applyResultLocked(l, p, &r, now)
+			s.chooseLaneLocked(p, l, r.code)
 			continue
 		}
-		// The request may have arrived or not: the same bytes again, which the broker knows if it has them.
-		f.b.unsure = f.b.unsure || l.wrote
-		text := "the broker's answer leaves it out"
+
+		// The request may have arrived. The broker recognizes the same bytes if it has them.
+		f.batch.maybeAppended = f.batch.maybeAppended || l.wrote
+		text := "the broker's response leaves it out"
 		if err != nil {
 			text = err.Error()
 		}
-		s.again(p, obstacle{kindUnreachable, text}, now, 0)
+		s.retryLaterLocked(p, obstacle{kindUnreachable, text}, now, 0)
 	}
 	s.mu.Unlock()
-	bytes, count := s.tellAll(l.told)
+
+	bytes, count := s.callAcks(l.acked)
+
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.resolved(count, bytes)
-	for _, f := range l.out {
-		p := f.p
+	s.countResolvedLocked(count, bytes)
+	for _, f := range l.request {
+		p := f.partition
 		p.busy = false
-		s.list(p)
-		if p.listed && p.lane != l {
+		s.markReadyLocked(p)
+		if p.ready && p.lane != l {
 			wake(p.lane.wake)
 		}
-		if len(p.q) == 0 && p.t.grows && p.t.idle() {
-			wake(s.adopt)
+
+		if len(p.queue) == 0 && p.topic.growing && p.topic.isDrained() {
+			wake(s.adoptWake)
 		}
-		if !p.why.none() && s.hopeless(p, now, false) {
-			wake(s.park) // it may be in flight whenever the clock looks
+
+		// Parking skips busy partitions. A partition may be busy at each tick of its timer.
+		if !p.obstacle.none() && s.mustParkLocked(p, now, false) {
+			wake(s.parkWake)
 		}
 	}
-	clear(l.told)
-	clear(l.out)
-	l.out = l.out[:0]
+	clear(l.acked)
+	clear(l.request)
+	l.request = l.request[:0]
 }
 
-// tellAll calls back without the lock.
-func (s *Sink) tellAll(list []tell) (bytes, count int) {
+// callAcks calls the acks of list, without the lock.
+func (s *Sink) callAcks(list []ackedBatch) (bytes, count int) {
 	for i := range list {
-		x := &list[i]
-		bytes += x.bytes
-		count += len(x.tickets)
-		if x.restore {
-			s.acks.Restore(x.p.tp, x.base)
+		a := &list[i]
+		bytes += a.bytes
+		count += len(a.tickets)
+		if a.restore {
+			s.acks.Restore(a.partition.tp, a.baseOffset)
 		}
-		s.acks.Acked(x.p.tp, x.base, x.tickets, x.bytes)
+		s.acks.Acked(a.partition.tp, a.baseOffset, a.tickets, a.bytes)
 	}
 	return bytes, count
 }
 
-// answer applies a broker's answer to the head of p. The lock is held.
-func (s *Sink) answer(l *lane, p *part, r *result, now time.Time) {
-	b := p.q[0]
+// applyResultLocked applies a broker's response to the head of p.
+func (s *Sink) applyResultLocked(l *lane, p *partition, r *result, now time.Time) {
+	b := p.queue[0]
 	if r.code != 0 {
 		s.c.cfg.Metrics.ProduceErrors.WithLabelValues(r.code.Title()).Inc()
 	}
 	verdict := classify(r.code)
-	if verdict != acked {
-		b.unsure = b.unsure || mayStand(r.code)
+	if verdict != verdictAcked {
+		b.maybeAppended = b.maybeAppended || mayBeAppended(r.code)
 	}
+
 	switch verdict {
-	case acked:
-		l.told = append(l.told, s.appended(p, b, r, now))
-	case again:
-		if r.code != kafkago.NotEnoughReplicas { // the leader is the right one
-			wake(s.renew)
+	case verdictAcked:
+		l.acked = append(l.acked, s.removeAckedHeadLocked(p, b, r, now))
+
+	case verdictRetry:
+		// NOT_ENOUGH_REPLICAS comes from the right leader. After other codes the leader may have moved.
+		if r.code != kafkago.NotEnoughReplicas {
+			wake(s.renewWake)
 		}
-		s.again(p, obstacle{kindRefused, fmt.Sprintf("partition %d of topic %q: Kafka answers %v", p.tp.Partition, p.tp.Topic, r.code)}, now, 0)
-	case split, records:
-		if b.unsure {
-			// Kafka looks at the size and the records before it looks for duplicates: an earlier attempt may have been appended.
-			s.end(fmt.Errorf("%w: %s-%d: %w, and an earlier attempt may have been appended", ErrBroken, p.tp.Topic, p.tp.Partition, r.code))
+		text := fmt.Sprintf("partition %d of topic %q: Kafka responds with %v", p.tp.Partition, p.tp.Topic, r.code)
+		s.retryLaterLocked(p, obstacle{kindRefused, text}, now, 0)
+
+	case verdictTooLarge, verdictBadRecords:
+		// Kafka checks the size and the records before it checks for duplicates. So an earlier
+		// attempt may have been appended.
+		if b.maybeAppended {
+			s.failLocked(fmt.Errorf("%w: %s-%d: %w, and an earlier attempt may have been appended",
+				ErrBroken, p.tp.Topic, p.tp.Partition, r.code))
 			return
 		}
-		if verdict == records {
-			s.refuse(p, b, r)
+
+		if verdict == verdictBadRecords {
+			s.refuseRecordsLocked(p, b, r)
 			return
 		}
-		p.t.stale = true
-		wake(s.renew)
-		s.split(p, b)
-	case corrupt:
-		s.garbled(p, b, now)
-	case refused:
-		wake(s.renew)
-		wait := heldEvery
+		p.topic.configStale = true
+		wake(s.renewWake)
+		s.splitHeadLocked(p, b)
+
+	case verdictCorrupt:
+		s.handleCorruptLocked(p, b, now)
+
+	case verdictRefused:
+		wake(s.renewWake)
+		wait := refusedRetry
+		// A leader that has just moved away responds with this code, too.
 		if r.code == kafkago.UnknownTopicOrPartition && p.tries < movedTries {
-			wait = 0 // a leader that has just moved away answers so, too
+			wait = 0
 		}
-		s.again(p, topicObstacle(p.tp.Topic, r.code, false), now, wait)
-	case fenced:
-		s.end(fmt.Errorf("%w: %s-%d: %w", ErrFenced, p.tp.Topic, p.tp.Partition, r.code))
-	case broken:
-		s.end(fmt.Errorf("%w: %s-%d: %w", ErrBroken, p.tp.Topic, p.tp.Partition, r.code))
+		s.retryLaterLocked(p, topicObstacle(p.tp.Topic, r.code, false), now, wait)
+
+	case verdictFenced:
+		s.failLocked(fmt.Errorf("%w: %s-%d: %w", ErrFenced, p.tp.Topic, p.tp.Partition, r.code))
+
+	case verdictBroken:
+		s.failLocked(fmt.Errorf("%w: %s-%d: %w", ErrBroken, p.tp.Topic, p.tp.Partition, r.code))
 	}
 }
 
-// end is fail with the lock held.
-func (s *Sink) end(err error) {
-	if s.ended != nil {
-		return
-	}
-	s.ended = err
-	if s.stop != nil {
-		s.stop(err)
-	}
-}
+// removeAckedHeadLocked removes the acked head b of p, and returns the ack to call.
+func (s *Sink) removeAckedHeadLocked(p *partition, b *pending, r *result, now time.Time) ackedBatch {
+	n := b.builder.Count()
+	a := ackedBatch{partition: p, baseOffset: r.baseOffset, tickets: b.tickets, bytes: b.reserved}
 
-// appended takes an acked batch off its partition.
-func (s *Sink) appended(p *part, b *pending, r *result, now time.Time) tell {
-	n := b.b.Count()
-	x := tell{p: p, base: r.base, tickets: b.tickets, bytes: b.bytes}
 	switch {
-	case x.base < 0:
-		x.base = p.end // a duplicate whose place the broker no longer knows: it stands at or above that
-	case x.base < p.end && !b.unsure && r.code == 0:
-		x.restore = true // offsets begin anew: the topic was deleted and created again
-		s.log.Warn("the offsets of a partition went back: its topic was created anew", "topic", p.tp.Topic, "partition", p.tp.Partition, "from", p.end, "to", r.base)
-		p.end = 0
+	case a.baseOffset < 0:
+		// A duplicate whose offset the broker does not remember. Its offset is at least this.
+		a.baseOffset = p.ackedEnd
+
+	case a.baseOffset < p.ackedEnd && !b.maybeAppended && r.code == 0:
+		a.restore = true
+		s.log.Warn("offsets of a partition went back: its topic was deleted and created again",
+			"topic", p.tp.Topic, "partition", p.tp.Partition, "from", p.ackedEnd, "to", r.baseOffset)
+		p.ackedEnd = 0
 	}
-	if p.t.max > 0 && len(b.sealed)-4 > p.t.max {
-		p.t.stale = true // the limit was raised
+
+	// The broker accepted more than the known limit, so the limit was raised.
+	if p.topic.maxBytes > 0 && len(b.sealed)-4 > p.topic.maxBytes {
+		p.topic.configStale = true
 	}
-	p.end = max(p.end, x.base+int64(n))
-	p.seq = batch.Next(p.seq, n)
-	p.used = now
-	p.pop()
-	p.moves()
-	p.asks = false
-	s.discard(b)
-	s.lift(p)
-	return x
+
+	p.ackedEnd = max(p.ackedEnd, a.baseOffset+int64(n))
+	p.nextSeq = batch.Next(p.nextSeq, n)
+	p.lastUsed = now
+	p.popHead()
+	p.clearObstacle()
+	p.probing = false
+	s.releaseBatchLocked(b)
+	s.unparkLocked(p)
+	return a
 }
 
-// again puts the same bytes off: for a moment, or for wait.
-func (s *Sink) again(p *part, why obstacle, now time.Time, wait time.Duration) {
+// retryLaterLocked schedules the same bytes to be sent again after wait. If wait is 0, it uses
+// partitionBackoff.
+func (s *Sink) retryLaterLocked(p *partition, why obstacle, now time.Time, wait time.Duration) {
 	p.tries++
-	p.hold(why, now)
+	p.setObstacle(why, now)
 	if wait == 0 {
-		wait = partBackoff.Delay(p.tries)
+		wait = partitionBackoff.Delay(p.tries)
 	}
-	p.later = true
+
+	p.retryPending = true
 	time.AfterFunc(wait, func() {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		p.later = false
-		s.list(p)
-		if p.listed {
+		p.retryPending = false
+		s.markReadyLocked(p)
+		if p.ready {
 			wake(p.lane.wake)
 		}
 	})
 }
 
-// each decodes a batch that was frozen, or not yet.
-func each(b *pending, f func(i int, rec *record.Record)) error {
+// forEachRecord decodes the records of b, which may be frozen or not, and calls f for each of them.
+func forEachRecord(b *pending, f func(i int, rec *record.Record)) error {
 	var from fetched.Batch
-	if b.zipped == nil {
-		from = fetched.Unsealed(b.b.Records())
+	if b.compressed == nil {
+		from = fetched.Unsealed(b.builder.Records())
 	} else {
 		var err error
 		for from, err = range fetched.Batches(batch.Sealed(b.sealed)) {
@@ -229,55 +248,61 @@ func each(b *pending, f func(i int, rec *record.Record)) error {
 	return nil
 }
 
-// divide encodes the records of the head of p anew, in n batches that take the head's place; the first of them has the head's
-// sequence, because nothing was appended.
-func (s *Sink) divide(p *part, b *pending, n int, plain bool) {
-	into := make([]*pending, n)
-	count := int(b.b.Count())
-	err := each(b, func(i int, rec *record.Record) {
+// reencodeHeadLocked encodes the records of the head b of p again, in n batches that replace it.
+// The first of them gets the sequence of b, because b was not appended.
+func (s *Sink) reencodeHeadLocked(p *partition, b *pending, n int, uncompressed bool) {
+	batches := make([]*pending, n)
+	count := int(b.builder.Count())
+	err := forEachRecord(b, func(i int, rec *record.Record) {
 		to := i * n / count
-		need, size := sizes(rec)
-		if into[to] == nil {
-			into[to] = s.newBatch(batch.Need(need))
-			into[to].plain = plain
+		need, size := recordSizes(rec)
+		if batches[to] == nil {
+			batches[to] = s.newBatchLocked(batch.Need(need))
+			batches[to].uncompressed = uncompressed
 		}
-		s.put(into[to], rec, b.tickets[i], size, need)
-		s.resolved(1, size) // counted once already
+
+		// The record was counted when it was sent, so the second count is taken back.
+		s.appendRecordLocked(batches[to], rec, b.tickets[i], size, need)
+		s.countResolvedLocked(1, size)
 	})
 	if err != nil {
-		s.end(fmt.Errorf("%w: %s-%d: reading a batch of our own: %w", ErrBroken, p.tp.Topic, p.tp.Partition, err))
+		s.failLocked(fmt.Errorf("%w: %s-%d: decoding a batch to send: %w", ErrBroken, p.tp.Topic, p.tp.Partition, err))
 		return
 	}
-	p.replaceHead(into...)
+
+	p.replaceHead(batches...)
 	s.tickets.put(b.tickets)
-	s.discard(b)
+	s.releaseBatchLocked(b)
 }
 
-// split halves a batch that is too large; one record that is too large alone is at fault itself.
-func (s *Sink) split(p *part, b *pending) {
-	p.moves()
-	if b.b.Count() == 1 {
+// splitHeadLocked halves a batch that is too large. If it has only one record, the record itself is
+// at fault.
+func (s *Sink) splitHeadLocked(p *partition, b *pending) {
+	p.clearObstacle()
+	if b.builder.Count() == 1 {
 		size := len(b.sealed) - 4
-		s.pull(p, func(int) *record.Refusal { return tooLarge(p.t, size) })
+		s.withdrawBadLocked(p, func(int) *record.Refusal { return newTooLargeRefusal(p.topic, size) })
 		return
 	}
-	s.divide(p, b, 2, b.plain)
+	s.reencodeHeadLocked(p, b, 2, b.uncompressed)
 }
 
-// refuse takes out exactly the records that the broker names. If it names none, halves find the one.
-func (s *Sink) refuse(p *part, b *pending, r *result) {
-	n := int(b.b.Count())
-	named := slices.ContainsFunc(r.bad, func(i int) bool { return i >= 0 && i < n })
+// refuseRecordsLocked gives back exactly the records that the broker names. If the broker names
+// none, the batch is halved until the bad record is alone.
+func (s *Sink) refuseRecordsLocked(p *partition, b *pending, r *result) {
+	n := int(b.builder.Count())
+	named := slices.ContainsFunc(r.badRecords, func(i int) bool { return i >= 0 && i < n })
 	if !named && n > 1 {
-		s.split(p, b)
+		s.splitHeadLocked(p, b)
 		return
 	}
-	p.moves()
-	s.pull(p, func(i int) *record.Refusal {
-		if n > 1 && !slices.Contains(r.bad, i) {
+
+	p.clearObstacle()
+	s.withdrawBadLocked(p, func(i int) *record.Refusal {
+		if n > 1 && !slices.Contains(r.badRecords, i) {
 			return nil
 		}
-		reason := fmt.Sprintf("Kafka refuses the record for partition %d of topic %q: %v", p.tp.Partition, p.tp.Topic, r.code)
+		reason := fmt.Sprintf("Kafka rejects the record for partition %d of topic %q: %v", p.tp.Partition, p.tp.Topic, r.code)
 		if r.message != "" {
 			reason += " (" + r.message + ")"
 		}
@@ -285,25 +310,33 @@ func (s *Sink) refuse(p *part, b *pending, r *result) {
 	})
 }
 
-// garbled handles a checksum that did not fit: the same bytes some times, then encoded anew without compression, then
-// held, since something between us and the broker changes what we send.
-func (s *Sink) garbled(p *part, b *pending, now time.Time) {
-	b.bad++
-	if b.unsure && b.bad >= corruptTries { // no other bytes may take its sequence
-		s.end(fmt.Errorf("%w: %s-%d: the broker finds a batch corrupt of which an earlier attempt may have been appended", ErrBroken, p.tp.Topic, p.tp.Partition))
+// handleCorruptLocked handles a batch whose checksum the broker found wrong. The sink sends the
+// same bytes a few times, and then encodes the batch again without compression. If that fails too,
+// it retries slowly: a device between the sink and the broker changes the data.
+func (s *Sink) handleCorruptLocked(p *partition, b *pending, now time.Time) {
+	b.corruptCount++
+
+	// If an earlier attempt may have been appended, no other bytes may use its sequence.
+	if b.maybeAppended && b.corruptCount >= corruptTries {
+		s.failLocked(fmt.Errorf("%w: %s-%d: the broker finds a batch corrupt, and an earlier attempt may have been appended",
+			ErrBroken, p.tp.Topic, p.tp.Partition))
 		return
 	}
-	why := obstacle{kindRefused, fmt.Sprintf("Kafka finds batches for partition %d of topic %q corrupt; look for a proxy or a network card that changes data", p.tp.Partition, p.tp.Topic)}
-	if b.bad%corruptTries != 0 {
-		s.again(p, why, now, 0)
+
+	why := obstacle{kindRefused, fmt.Sprintf("Kafka finds batches for partition %d of topic %q corrupt; "+
+		"look for a proxy or a network card that changes data", p.tp.Partition, p.tp.Topic)}
+	if b.corruptCount%corruptTries != 0 {
+		s.retryLaterLocked(p, why, now, 0)
 		return
 	}
-	bad := b.bad
-	s.divide(p, b, 1, true)
-	p.q[0].bad = bad
+
+	corruptCount := b.corruptCount
+	s.reencodeHeadLocked(p, b, 1, true)
+	p.queue[0].corruptCount = corruptCount
+
 	wait := time.Duration(0)
-	if bad >= 2*corruptTries {
-		wait = heldEvery
+	if corruptCount >= 2*corruptTries {
+		wait = refusedRetry
 	}
-	s.again(p, why, now, wait)
+	s.retryLaterLocked(p, why, now, wait)
 }

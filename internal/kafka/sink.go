@@ -13,35 +13,38 @@ import (
 	"github.com/outrelay/outrelay/internal/record"
 )
 
-// Claims writes what must be in the watcher document before a record may be sent.
+// Claims stores the state that must be in the watcher document before a record may be sent.
 type Claims interface {
-	// Save writes senders (nil: as they are) and offsets in one fenced write, majority-committed when it returns nil. An
-	// offset below zero, and a partition that is not in the list, keep what is stored.
+	// Save stores senders and offsets in one fenced write, which is majority-committed when Save
+	// returns nil. If senders is nil, the stored senders stay. The stored offset also stays for an
+	// offset below zero, and for a partition that is not in the list.
 	Save(ctx context.Context, senders []record.Sender, offsets map[string][]int64) error
 }
 
-// TakeOver is what a new owner knows from the watcher document.
+// TakeOver is the state that a new owner has read from the watcher document.
 type TakeOver struct {
 	TransactionalID string // without `#generation` (N5)
 	Generation      int
 	Offsets         map[string][]int64
 	Senders         []record.Sender
-	// Gate reports whether the lease is valid; asked before each produce.
+	// Gate reports whether the lease is valid. The sink calls it before each produce request.
 	Gate func() bool
-	// Bounds of the read-back for a topic. Default to 2 GiB and 60 s (N8).
+	// Bounds limit the read-back of a topic. They default to 2 GiB and 60 s (N8).
 	Bounds fence.Bounds
-	// Alias is how the records of one collection may stand there from before.
+	// Alias is the other namespace that earlier records of one collection may have.
 	Alias fence.Alias
-	// Alive is the latest time at which the earlier owner may have kept its transactional id alive; zero: unknown (N5).
+	// Alive is the latest time at which the earlier owner may have kept its transactional id alive.
+	// Zero means unknown (N5).
 	Alive time.Time
-	// Holder decides what is held, and takes what cannot be brought on (N11, N15).
+	// Holder decides which records are held, and takes the records that cannot be sent (N11, N15).
 	Holder record.Holder
-	// Event hears what an operator may want to know; it must not block. nil: it is only logged.
+	// Event is called for events that matter to an operator. It must not block. If it is nil, events
+	// are only logged.
 	Event func(fence.Event)
 }
 
-// Sink sends records for one term of ownership. Send, Flush, Size, EndReplay and State may be called from any goroutine,
-// but the order of a partition is that of the calls of Send.
+// Sink sends records for one term of ownership. Send, Flush, Size, EndReplay and State may be
+// called from any goroutine. The records of a partition have the order of the calls of Send.
 type Sink struct {
 	c       *Client
 	acks    record.Acks
@@ -52,44 +55,58 @@ type Sink struct {
 	session *fence.Session
 	expiry  fence.Expiry
 
-	tickets ticketLists
-	adopt   chan struct{} // one token: a topic waits for adoption
-	renew   chan struct{} // one token: fresh metadata are wanted
-	park    chan struct{} // one token: a target holds too much
-	stop    func(error)   // ends Run; set by Run
+	tickets   ticketLists
+	adoptWake chan struct{} // one token: a topic waits for adoption
+	renewWake chan struct{} // one token: fresh metadata is needed
+	parkWake  chan struct{} // one token: a target holds too much memory
+	cancelRun func(error)   // ends Run; set by Run
 
-	mu       sync.Mutex
-	topics   map[string]*topic
-	last     *topic // of the latest Send
-	lanes    map[laneID]*lane
-	start    func(*lane) // starts a lane's goroutine; nil before Run
-	free     buffers
-	spare    []*pending // structs of batches
-	batches  int        // that were begun and not discarded
-	producer batch.Producer
-	codec    *batch.Codec
-	replay   bool // EndReplay was not called yet (N7, N10)
-	halted   bool // lanes send nothing, because the transactional id is left
-	ended    error
-	queued   int64 // bytes sent to us and not resolved
-	count    int   // records sent to us and not resolved
-	empty    chan struct{}
-	flagged  []record.Header // scratch
+	mu                sync.Mutex
+	topics            map[string]*topic
+	lastTopic         *topic // of the latest Send
+	lanes             map[laneID]*lane
+	startLane         func(*lane) // starts a lane's goroutine; nil before Run
+	freeBuffers       buffers
+	freeBatches       []*pending
+	liveBatches       int // batches that were begun and not released
+	producer          batch.Producer
+	codec             *batch.Codec
+	replaying         bool // EndReplay was not called yet (N7, N10)
+	paused            bool // lanes send nothing, because the sink moves to another transactional id
+	ended             error
+	unresolvedBytes   int64 // reserved by the unresolved records
+	unresolvedRecords int   // passed to Send, and neither acked nor given back
+	drained           chan struct{}
+	headerScratch     []record.Header
 }
 
-// Open takes over from earlier owners (design §7, N4): it fences them, reads back what they have sent, and saves the
-// sender and the offsets in one write. When it returns, what earlier owners sent is settled in every partition but those
-// in quarantine, which Run releases later; nothing has been sent. It goes on trying while Kafka is away; it ends with ctx,
-// when the id is taken by somebody else (ErrFenced), or when something has to be granted.
+// Open takes over from earlier owners (design §7, N4): it fences them, reads back the records that
+// they have sent, and saves the sender and the offsets in one write.
+//
+// When Open returns, the records of earlier owners are settled in every partition except those in
+// quarantine, which Run releases later. Nothing has been sent yet. Open retries while Kafka is
+// away. It fails when ctx ends, when another owner takes the id (ErrFenced), or when a permission
+// is missing.
 func Open(ctx context.Context, c *Client, to TakeOver, claims Claims, acks record.Acks) (*Sink, error) {
 	s := &Sink{
-		c: c, acks: acks, holder: to.Holder, claims: claims, gate: to.Gate, log: c.cfg.Log, codec: c.codec, replay: true,
-		adopt: make(chan struct{}, 1), renew: make(chan struct{}, 1), park: make(chan struct{}, 1),
-		topics: map[string]*topic{}, lanes: map[laneID]*lane{},
+		c:         c,
+		acks:      acks,
+		holder:    to.Holder,
+		claims:    claims,
+		gate:      to.Gate,
+		log:       c.cfg.Log,
+		codec:     c.codec,
+		replaying: true,
+		adoptWake: make(chan struct{}, 1),
+		renewWake: make(chan struct{}, 1),
+		parkWake:  make(chan struct{}, 1),
+		topics:    map[string]*topic{},
+		lanes:     map[laneID]*lane{},
 	}
+
 	out, err := c.fence.Take(ctx, fence.In{
 		TransactionalID: to.TransactionalID, Generation: to.Generation, Offsets: to.Offsets, Senders: to.Senders,
-		Gate: to.Gate, Bounds: to.Bounds, Alias: to.Alias, Alive: to.Alive, Event: s.events(to.Event),
+		Gate: to.Gate, Bounds: to.Bounds, Alias: to.Alias, Alive: to.Alive, Event: s.logEvents(to.Event),
 		Stuck: c.patience, Idle: c.patience, Own: c.patience,
 	})
 	if err != nil {
@@ -97,37 +114,42 @@ func Open(ctx context.Context, c *Client, to TakeOver, claims Claims, acks recor
 	}
 	s.session, s.producer = out.Session, batch.Producer(out.Producer)
 	s.expiry = c.fence.Expiry(ctx)
-	if err := claims.Save(ctx, out.Senders, released(out.Released)); err != nil {
+
+	if err := claims.Save(ctx, out.Senders, storedOffsets(out.Released)); err != nil {
 		return nil, fmt.Errorf("taking over in Kafka: saving the sender: %w", err)
 	}
 	s.adoptTails(out, to.Offsets)
-	if err := s.lookUp(ctx); err != nil && ctx.Err() != nil {
+
+	// Run repeats this, so only the end of ctx is an error.
+	if err := s.loadLayout(ctx); err != nil && ctx.Err() != nil {
 		return nil, fmt.Errorf("taking over in Kafka: %w", err)
 	}
 	return s, nil
 }
 
-// events logs what happens in the fence and passes it on.
-func (s *Sink) events(to func(fence.Event)) func(fence.Event) {
+// logEvents returns a handler that logs the events of the fence and passes them to handle, unless
+// it is nil.
+func (s *Sink) logEvents(handle func(fence.Event)) func(fence.Event) {
 	return func(e fence.Event) {
 		s.log.Warn(e.Text, "event", string(e.Kind), "topic", e.Topic)
-		if to != nil {
-			to(e)
+		if handle != nil {
+			handle(e)
 		}
 	}
 }
 
-// released lists the offsets to store for partitions that were read back.
-func released(tails map[record.TopicPartition]*fence.Tail) map[string][]int64 {
+// storedOffsets returns the offsets to store for partitions that were read back.
+func storedOffsets(tails map[record.TopicPartition]*fence.Tail) map[string][]int64 {
 	offsets := map[string][]int64{}
 	for tp, tail := range tails {
-		set(offsets, tp, tail.From)
+		setOffset(offsets, tp, tail.From)
 	}
 	return offsets
 }
 
-// set puts one offset into lists whose other entries keep what is stored.
-func set(offsets map[string][]int64, tp record.TopicPartition, offset int64) {
+// setOffset sets the offset of tp. The value -1 of other partitions leaves their stored offset
+// unchanged.
+func setOffset(offsets map[string][]int64, tp record.TopicPartition, offset int64) {
 	list := offsets[tp.Topic]
 	for len(list) <= int(tp.Partition) {
 		list = append(list, -1)
@@ -136,76 +158,82 @@ func set(offsets map[string][]int64, tp record.TopicPartition, offset int64) {
 	offsets[tp.Topic] = list
 }
 
-// adoptTails makes the topics of a take-over. Every partition gets its stored offset, those in quarantine too: theirs
-// must not move.
+// adoptTails creates the topics of a take-over. Every partition gets its stored offset. Partitions
+// in quarantine need it too, because their stored offset must not move.
 func (s *Sink) adoptTails(out *fence.Out, stored map[string][]int64) {
-	at := func(tp record.TopicPartition) *part {
+	findOrAdd := func(tp record.TopicPartition) *partition {
 		t := s.topics[tp.Topic]
 		if t == nil {
 			t = s.newTopic(tp.Topic)
-			t.had(len(stored[tp.Topic]))
+			t.addEarlierCount(len(stored[tp.Topic]))
 			s.topics[tp.Topic] = t
 		}
-		t.grow(int(tp.Partition) + 1)
-		return t.parts[tp.Partition]
+		t.addPartitions(int(tp.Partition) + 1)
+		return t.partitions[tp.Partition]
 	}
+
 	now := time.Now()
 	for tp, tail := range out.Released {
-		p := at(tp)
-		p.end, p.hits, p.used = tail.Next, tail.Hits, now
-		p.flag = tail.OutOfRange || tail.Truncated
-		p.t.hits += tail.Hits.Len()
+		p := findOrAdd(tp)
+		p.ackedEnd, p.hits, p.lastUsed = tail.Next, tail.Hits, now
+		p.unreadStretch = tail.OutOfRange || tail.Truncated
+		p.topic.hitsLeft += tail.Hits.Len()
+
 		s.c.cfg.Metrics.ReadBack.Add(float64(max(tail.Next-tail.From, 0)))
 		s.acks.Restore(tp, tail.From)
 	}
-	for tp, why := range out.Quarantined {
-		p := at(tp)
+
+	for tp, reason := range out.Quarantined {
+		p := findOrAdd(tp)
 		p.quarantine = true
-		p.hold(obstacle{kindQuarantined, why}, now)
+		p.setObstacle(obstacle{kindQuarantined, reason}, now)
+
 		offset := int64(0)
 		if list := stored[tp.Topic]; int(tp.Partition) < len(list) {
 			offset = max(list[tp.Partition], 0)
 		}
-		p.end = offset
+		p.ackedEnd = offset
 		s.acks.Restore(tp, offset)
 	}
 }
 
 func (s *Sink) newTopic(name string) *topic {
-	return &topic{name: name, limit: s.c.cfg.MaxBatchBytes, stale: true, compacted: true}
+	return &topic{name: name, batchLimit: s.c.cfg.MaxBatchBytes, configStale: true, compacted: true}
 }
 
-// grow adds partitions up to n.
-func (t *topic) grow(n int) {
-	for id := len(t.parts); id < n; id++ {
-		t.parts = append(t.parts, &part{t: t, tp: record.TopicPartition{Topic: t.name, Partition: int32(id)}, leader: -1})
+// addPartitions adds partitions until there are n.
+func (t *topic) addPartitions(n int) {
+	for id := len(t.partitions); id < n; id++ {
+		tp := record.TopicPartition{Topic: t.name, Partition: int32(id)}
+		t.partitions = append(t.partitions, &partition{topic: t, tp: tp, leader: -1})
 	}
 }
 
-// lookUp reads leaders and limits of the known topics.
-func (s *Sink) lookUp(ctx context.Context) error {
-	names := s.names()
+// loadLayout reads leaders and limits of the known topics.
+func (s *Sink) loadLayout(ctx context.Context) error {
+	names := s.adoptedTopics()
 	if len(names) == 0 {
 		return nil
 	}
-	if err := s.describe(ctx); err != nil {
+	if err := s.loadTopicConfigs(ctx); err != nil {
 		return err
 	}
+
 	layout, err := s.c.Metadata(ctx, names)
 	if err != nil {
 		return err
 	}
-	s.place(layout)
+	s.applyLayout(layout)
 	return nil
 }
 
-// names lists the topics with partitions.
-func (s *Sink) names() []string {
+// adoptedTopics returns the sorted names of the topics with partitions.
+func (s *Sink) adoptedTopics() []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var names []string
 	for name, t := range s.topics {
-		if len(t.parts) > 0 {
+		if len(t.partitions) > 0 {
 			names = append(names, name)
 		}
 	}
@@ -213,38 +241,41 @@ func (s *Sink) names() []string {
 	return names
 }
 
-// Standing tells where a record stands that the read-back has found, without taking it from what was found. Partitions in
-// quarantine were not read yet.
+// Standing returns the place of rec if the read-back has found it, without removing it from the
+// hits. Partitions in quarantine have not been read yet.
 func (s *Sink) Standing(rec *record.Record) (record.TopicPartition, int64, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	p, _, at := s.standing(rec)
+	p, _, offset := s.findHitLocked(rec)
 	if p == nil {
 		return record.TopicPartition{}, 0, false
 	}
-	return p.tp, at, true
+	return p.tp, offset, true
 }
 
-// standing finds the partition in which a read-back has found a record; nil if none has. The lock is held.
-func (s *Sink) standing(rec *record.Record) (p *part, id fence.Identity, at int64) {
+// findHitLocked returns the partition and the offset at which the read-back has found rec. The
+// partition is nil if it has not.
+func (s *Sink) findHitLocked(rec *record.Record) (p *partition, id fence.Identity, offset int64) {
 	t := s.topics[rec.Topic]
-	if t == nil || t.hits == 0 {
+	if t == nil || t.hitsLeft == 0 {
 		return nil, id, 0
 	}
 	id, ok := fence.IdentityOf(rec.Headers)
 	if !ok {
 		return nil, id, 0
 	}
-	if p = t.standing(id); p != nil {
-		at, _ = p.hits.At(id)
+
+	if p = t.partitionWithHit(id); p != nil {
+		offset, _ = p.hits.At(id)
 	}
-	return p, id, at
+	return p, id, offset
 }
 
-// standing finds the partition in which a read-back has found a delivery, whichever it is: a topic may have grown since, or
-// the envelope ask for another partition now.
-func (t *topic) standing(id fence.Identity) *part {
-	for _, p := range t.parts {
+// partitionWithHit returns the partition in which the read-back has found the delivery id, or nil.
+// It looks in all partitions: the topic may have grown since, or the envelope may name another
+// partition now.
+func (t *topic) partitionWithHit(id fence.Identity) *partition {
+	for _, p := range t.partitions {
 		if p.hits.Has(id) {
 			return p
 		}
@@ -252,7 +283,8 @@ func (t *topic) standing(id fence.Identity) *part {
 	return nil
 }
 
-// Compacted reports whether a topic keeps the newest record of a key only, or whether that is not known.
+// Compacted reports whether the topic keeps only the newest record of a key, or whether its policy
+// is unknown.
 func (s *Sink) Compacted(topic string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -260,80 +292,98 @@ func (s *Sink) Compacted(topic string) bool {
 	return t == nil || t.compacted
 }
 
-// Take acks a record that a read-back has found, from within the call, and takes it from what was found; false for any
-// other, of which nothing is done. It is for deliveries outside of the stream's order whose turn has not come: what stands
-// there needs none, nor a partition that can be written. The identity alone decides (N7); nothing is sent, so that no
-// order is at stake (N10).
+// Take acks rec if the read-back has found it, before it returns, and removes it from the hits. It
+// returns false, and does nothing, if there is no hit.
+//
+// It is for side deliveries whose turn has not come. A record that is in its topic already needs
+// no turn, and no partition that can be written. Only the identity matters (N7): nothing is sent,
+// so no order can be violated (N10).
 func (s *Sink) Take(rec *record.Record, t record.Ticket) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	p, id, at := s.standing(rec)
+	p, id, offset := s.findHitLocked(rec)
 	if p == nil || s.ended != nil {
 		return false
 	}
+
 	p.hits.Take(id)
-	p.t.hits--
-	_, size := sizes(rec)
-	s.hit(p.tp, at, t, size)
+	p.topic.hitsLeft--
+	_, size := recordSizes(rec)
+	s.ackHitLocked(p.tp, offset, t, size)
 	return true
 }
 
-// EndReplay says that the stream has passed the time of the take-over: nothing that follows can have been sent before. What
-// was read back is dropped, but for records that wait and are looked up later, and for partitions that were not read yet or
-// have turned records away: deliveries outside of the stream's order are looked up there to the end.
+// EndReplay notes that the stream has passed the time of the take-over: no event that follows can
+// have been sent before. It drops the read-back, with two exceptions. Records that wait are looked
+// up later. Partitions that were not read yet, or that have turned records away, keep their hits
+// for side deliveries until the sink ends.
 func (s *Sink) EndReplay() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.replay = false
+	s.replaying = false
 	for _, t := range s.topics {
-		s.keepUnread(t)
-		t.forget()
+		s.keepUnreadHitsLocked(t)
+		t.dropHitsLocked()
 	}
 }
 
-// Recycle gives a ticket slice of an ack back.
+// Recycle returns the ticket slice of an ack to the free list.
 func (s *Sink) Recycle(list []record.Ticket) { s.tickets.put(list) }
 
-// fail ends the sink with err; the first one counts.
+// fail ends the sink with err. Only the first error counts.
 func (s *Sink) fail(err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.end(err)
+	s.failLocked(err)
 }
 
-// Drain blocks until everything sent so far is acked, refused or given back, or ctx ends, or the sink does.
+func (s *Sink) failLocked(err error) {
+	if s.ended != nil {
+		return
+	}
+	s.ended = err
+	if s.cancelRun != nil {
+		s.cancelRun(err)
+	}
+}
+
+// Drain blocks until all records passed to Send are acked, refused or given back, and then returns
+// nil. It returns early with the error that ended the sink, or with the cause of ctx.
 func (s *Sink) Drain(ctx context.Context) error {
 	s.Flush()
 	for {
 		s.mu.Lock()
-		if s.count == 0 || s.ended != nil {
+		if s.unresolvedRecords == 0 || s.ended != nil {
 			err := s.ended
-			if s.count == 0 {
+			if s.unresolvedRecords == 0 {
 				err = nil
 			}
 			s.mu.Unlock()
 			return err
 		}
-		if s.empty == nil {
-			s.empty = make(chan struct{})
+
+		if s.drained == nil {
+			s.drained = make(chan struct{})
 		}
-		wait := s.empty
+		drained := s.drained
 		s.mu.Unlock()
+
 		select {
-		case <-wait:
+		case <-drained:
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		}
 	}
 }
 
-// resolved takes n records off what is in flight. The lock is held.
-func (s *Sink) resolved(n, bytes int) {
-	s.count -= n
-	s.queued -= int64(bytes)
-	if s.count == 0 && s.empty != nil {
-		close(s.empty)
-		s.empty = nil
+// countResolvedLocked subtracts n records from the unresolved records, and wakes Drain if none is
+// left.
+func (s *Sink) countResolvedLocked(n, bytes int) {
+	s.unresolvedRecords -= n
+	s.unresolvedBytes -= int64(bytes)
+	if s.unresolvedRecords == 0 && s.drained != nil {
+		close(s.drained)
+		s.drained = nil
 	}
 }
 

@@ -24,7 +24,7 @@ func TestWhatWasReservedIsReleased(t *testing.T) {
 		for _, g := range log[0] {
 			flags := 0
 			for _, h := range g.Headers {
-				if h.Key == string(redelivered.Key) {
+				if h.Key == string(redeliveredHeader.Key) {
 					flags++
 				}
 			}
@@ -37,14 +37,14 @@ func TestWhatWasReservedIsReleased(t *testing.T) {
 		t.Parallel()
 		r, topic := successor(t, 0)
 		r.mu.Lock()
-		r.topicOf(topic).grow(1)
+		r.findOrAddTopicLocked(topic).addPartitions(1)
 		r.mu.Unlock()
 		p, _ := r.hold(topic)
-		p.flag = true
+		p.unreadStretch = true
 		for i := range 4 {
 			x := rec(topic, "k", "k/"+string(rune('0'+i)))
 			if i%2 == 0 { // the caller has flagged it
-				x.Headers = append(x.Headers, redelivered, record.Header{Key: []byte("type"), Value: []byte("T")})
+				x.Headers = append(x.Headers, redeliveredHeader, record.Header{Key: []byte("type"), Value: []byte("T")})
 			}
 			r.send(t, x)
 		}
@@ -53,7 +53,7 @@ func TestWhatWasReservedIsReleased(t *testing.T) {
 			r.mu.Lock()
 			p.quarantine = true
 			r.mu.Unlock()
-			if err := r.admitTails(t.Context(), map[record.TopicPartition]*fence.Tail{tp: {From: p.end, Next: p.end, Hits: &fence.Known{}}}); err != nil {
+			if err := r.admitTails(t.Context(), map[record.TopicPartition]*fence.Tail{tp: {From: p.ackedEnd, Next: p.ackedEnd, Hits: &fence.Known{}}}); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -68,19 +68,19 @@ func TestWhatWasReservedIsReleased(t *testing.T) {
 			kc, brokers := fake(t, kfake.NumBrokers(1), kfake.SeedTopics(1, "a"))
 			r := open(t, onFake(brokers...))
 			r.mu.Lock()
-			top := r.topicOf("a")
+			top := r.findOrAddTopicLocked("a")
 			r.mu.Unlock()
 			x := rec("a", "k", "k/0")
-			x.Headers = append(x.Headers, redelivered)
+			x.Headers = append(x.Headers, redeliveredHeader)
 			r.send(t, x)
 			r.acks.resolved(1)
 			kc.Fault(kfake.Fault{Keys: []kmsg.Key{kmsg.Produce}, Topic: "a", Err: e, Count: corruptTries + 1})
 			r.mu.Lock()
-			top.parts[0].flag = true
-			r.halted = true
+			top.partitions[0].unreadStretch = true
+			r.paused = true
 			r.mu.Unlock()
 			r.sequence(t, "a", 1, 33)
-			r.halt(false)
+			r.setPaused(false)
 			r.acks.until(patient, "all are acked", func() bool { return len(r.acks.acked) == 33 })
 			r.acks.resolved(33)
 			flagged(t, brokers, "a", 33)
@@ -97,7 +97,7 @@ func (r *rig) nothingLeft(t *testing.T) {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.count != 0 || r.queued != 0 {
-		t.Errorf("%d records, %d bytes in flight", r.count, r.queued)
+	if r.unresolvedRecords != 0 || r.unresolvedBytes != 0 {
+		t.Errorf("%d records, %d bytes in flight", r.unresolvedRecords, r.unresolvedBytes)
 	}
 }

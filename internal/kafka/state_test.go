@@ -19,12 +19,12 @@ func TestStateListsOnlyWhatWaits(t *testing.T) {
 	u.noRun = true
 	r := open(t, u)
 	r.mu.Lock()
-	r.topicOf("a").grow(2)
-	r.topicOf("b").grow(2)
-	r.topics["b"].parts[1].quarantine = true
-	r.topics["b"].parts[1].hold(obstacle{kindQuarantined, "sick"}, time.Now())
+	r.findOrAddTopicLocked("a").addPartitions(2)
+	r.findOrAddTopicLocked("b").addPartitions(2)
+	r.topics["b"].partitions[1].quarantine = true
+	r.topics["b"].partitions[1].setObstacle(obstacle{kindQuarantined, "sick"}, time.Now())
 	r.mu.Unlock()
-	r.place(&Layout{Topics: map[string]TopicLayout{
+	r.applyLayout(&Layout{Topics: map[string]TopicLayout{
 		"a": {Err: kafka.UnknownTopicOrPartition}, "b": {Partitions: []PartitionLayout{{Leader: -1}, {Leader: -1}, {Leader: -1}}},
 	}})
 	if state := r.State(); len(state) != 0 {

@@ -20,7 +20,8 @@ import (
 	"github.com/outrelay/outrelay/internal/record"
 )
 
-// TopicConfig is what matters of a topic's configuration; zero values mean that it may not be read.
+// TopicConfig has the settings of a topic that matter to the relay. It is the zero value if this user
+// may not read them.
 type TopicConfig struct {
 	MaxMessageBytes int    // max.message.bytes: of a batch, after compression
 	MinISR          int    // min.insync.replicas
@@ -33,29 +34,38 @@ const (
 	adminTimeout  = 5 * time.Second
 )
 
-var topicConfigs = []string{"max.message.bytes", "min.insync.replicas", "cleanup.policy", "unclean.leader.election.enable"}
+var topicConfigs = []string{
+	"max.message.bytes",
+	"min.insync.replicas",
+	"cleanup.policy",
+	"unclean.leader.election.enable",
+}
 
-// DescribeTopics reads the configuration of topics. A topic that is missing from the answer may not be described
-// (DESCRIBE_CONFIGS), or does not exist; that is no error.
+// DescribeTopics reads the configuration of topics. A topic is missing from the result if it does not
+// exist, or if this user may not describe it (DESCRIBE_CONFIGS). That is not an error.
 func (c *Client) DescribeTopics(ctx context.Context, topics []string) (map[string]TopicConfig, error) {
 	if len(topics) == 0 {
 		return nil, nil
 	}
-	m, err := c.any(ctx, sized(adminTimeout, len(topics)), func() protocol.Message {
+
+	m, err := c.callAny(ctx, timeoutFor(adminTimeout, len(topics)), func() protocol.Message {
 		req := &describeconfigs.Request{}
 		for _, t := range topics {
-			req.Resources = append(req.Resources, describeconfigs.RequestResource{ResourceType: resourceTopic, ResourceName: t, ConfigNames: topicConfigs})
+			resource := describeconfigs.RequestResource{ResourceType: resourceTopic, ResourceName: t, ConfigNames: topicConfigs}
+			req.Resources = append(req.Resources, resource)
 		}
 		return req
 	})
 	if err != nil {
 		return nil, fmt.Errorf("describing topics: %w", err)
 	}
+
 	out := map[string]TopicConfig{}
 	for _, r := range m.(*describeconfigs.Response).Resources {
 		if r.ErrorCode != 0 {
 			continue
 		}
+
 		var t TopicConfig
 		for _, e := range r.ConfigEntries {
 			switch e.ConfigName {
@@ -74,10 +84,11 @@ func (c *Client) DescribeTopics(ctx context.Context, topics []string) (map[strin
 	return out, nil
 }
 
-// Compacted reports whether the topic keeps the newest record of each key only, alone or beside a retention.
+// Compacted reports whether the topic keeps only the newest record of each key, with or without a
+// retention.
 func (c TopicConfig) Compacted() bool { return strings.Contains(c.CleanupPolicy, "compact") }
 
-// CreateTopic creates a topic. One that exists already is no error.
+// CreateTopic creates a topic. It returns nil if the topic exists already.
 func (c *Client) CreateTopic(ctx context.Context, name string, how TopicCreate) error {
 	if err := c.createTopic(ctx, name, how, false); err != nil {
 		return fmt.Errorf("creating topic %s: %w", name, err)
@@ -85,7 +96,7 @@ func (c *Client) CreateTopic(ctx context.Context, name string, how TopicCreate) 
 	return nil
 }
 
-// createTopic asks for a topic, or only whether it could be created.
+// createTopic creates a topic. With validateOnly it only checks whether the topic could be created.
 func (c *Client) createTopic(ctx context.Context, name string, how TopicCreate, validateOnly bool) error {
 	t := createtopics.RequestTopic{Name: name, NumPartitions: -1, ReplicationFactor: -1}
 	if how.Partitions > 0 {
@@ -97,29 +108,40 @@ func (c *Client) createTopic(ctx context.Context, name string, how TopicCreate, 
 	for _, k := range slices.Sorted(maps.Keys(how.Configs)) {
 		t.Configs = append(t.Configs, createtopics.RequestConfig{Name: k, Value: how.Configs[k]})
 	}
-	m, err := c.any(ctx, adminTimeout, func() protocol.Message {
-		return &createtopics.Request{Topics: []createtopics.RequestTopic{t}, TimeoutMs: int32(adminTimeout.Milliseconds()), ValidateOnly: validateOnly}
+
+	m, err := c.callAny(ctx, adminTimeout, func() protocol.Message {
+		return &createtopics.Request{
+			Topics:       []createtopics.RequestTopic{t},
+			TimeoutMs:    int32(adminTimeout.Milliseconds()),
+			ValidateOnly: validateOnly,
+		}
 	})
 	if err != nil {
 		return err
 	}
+
 	for _, r := range m.(*createtopics.Response).Topics {
-		if code := kafkago.Error(r.ErrorCode); code != 0 && code != kafkago.TopicAlreadyExists {
-			if r.ErrorMessage != "" {
-				return fmt.Errorf("%w (%s)", code, r.ErrorMessage)
-			}
-			return code
+		code := kafkago.Error(r.ErrorCode)
+		if code == 0 || code == kafkago.TopicAlreadyExists {
+			continue
 		}
+		if r.ErrorMessage != "" {
+			return fmt.Errorf("%w (%s)", code, r.ErrorMessage)
+		}
+		return code
 	}
 	return nil
 }
 
-// ListOffsets asks the leaders for the end of partitions: the offset that the next record will get at the earliest. Only
-// the partitions that were answered are in the result; the error is the first of the others'.
-func (c *Client) ListOffsets(ctx context.Context, layout *Layout, parts []record.TopicPartition) (map[record.TopicPartition]int64, error) {
+// ListOffsets returns the end offsets of partitions, from their leaders: the least offset that the next
+// record can get. The result contains only the partitions whose leader has responded. The error is the
+// first error of the others.
+func (c *Client) ListOffsets(
+	ctx context.Context, layout *Layout, partitions []record.TopicPartition,
+) (map[record.TopicPartition]int64, error) {
 	byLeader := map[int32][]record.TopicPartition{}
 	var missing error
-	for _, tp := range parts {
+	for _, tp := range partitions {
 		t, ok := layout.Topics[tp.Topic]
 		if !ok || int(tp.Partition) >= len(t.Partitions) || t.Partitions[tp.Partition].Leader < 0 {
 			missing = fmt.Errorf("listing offsets: %s-%d: %w", tp.Topic, tp.Partition, kafkago.LeaderNotAvailable)
@@ -128,22 +150,24 @@ func (c *Client) ListOffsets(ctx context.Context, layout *Layout, parts []record
 		leader := t.Partitions[tp.Partition].Leader
 		byLeader[leader] = append(byLeader[leader], tp)
 	}
+
 	var (
 		mu   sync.Mutex
 		wg   sync.WaitGroup
 		errs = []error{missing}
-		out  = make(map[record.TopicPartition]int64, len(parts))
+		out  = make(map[record.TopicPartition]int64, len(partitions))
 	)
 	for leader, list := range byLeader {
 		wg.Go(func() {
-			got, err := c.ends(ctx, layout.Brokers[leader], list)
+			ends, err := c.listLeaderOffsets(ctx, layout.Brokers[leader], list)
 			mu.Lock()
 			defer mu.Unlock()
-			maps.Copy(out, got)
+			maps.Copy(out, ends)
 			errs = append(errs, err)
 		})
 	}
 	wg.Wait()
+
 	for _, err := range errs {
 		if err != nil {
 			return out, err
@@ -152,27 +176,35 @@ func (c *Client) ListOffsets(ctx context.Context, layout *Layout, parts []record
 	return out, nil
 }
 
-func (c *Client) ends(ctx context.Context, addr string, parts []record.TopicPartition) (map[record.TopicPartition]int64, error) {
+// listLeaderOffsets returns the end offsets of partitions from the broker at addr, which leads them.
+// The error joins the errors of partitions, which are not in the result.
+func (c *Client) listLeaderOffsets(
+	ctx context.Context, addr string, partitions []record.TopicPartition,
+) (map[record.TopicPartition]int64, error) {
 	req := &listoffsets.Request{ReplicaID: -1}
-	at := map[string]int{}
-	for _, tp := range parts {
-		i, ok := at[tp.Topic]
+	topicIndex := map[string]int{}
+	for _, tp := range partitions {
+		i, ok := topicIndex[tp.Topic]
 		if !ok {
 			i = len(req.Topics)
-			at[tp.Topic] = i
+			topicIndex[tp.Topic] = i
 			req.Topics = append(req.Topics, listoffsets.RequestTopic{Topic: tp.Topic})
 		}
-		req.Topics[i].Partitions = append(req.Topics[i].Partitions, listoffsets.RequestPartition{Partition: tp.Partition, CurrentLeaderEpoch: -1, Timestamp: -1})
+		p := listoffsets.RequestPartition{Partition: tp.Partition, CurrentLeaderEpoch: -1, Timestamp: -1}
+		req.Topics[i].Partitions = append(req.Topics[i].Partitions, p)
 	}
-	m, err := c.call(ctx, addr, sized(adminTimeout, len(parts)), req)
+
+	m, err := c.callBroker(ctx, addr, timeoutFor(adminTimeout, len(partitions)), req)
 	if err != nil {
 		return nil, fmt.Errorf("listing offsets: %w", err)
 	}
-	out := make(map[record.TopicPartition]int64, len(parts))
+
+	out := make(map[record.TopicPartition]int64, len(partitions))
 	for _, t := range m.(*listoffsets.Response).Topics {
 		for _, p := range t.Partitions {
 			if p.ErrorCode != 0 {
-				err = errors.Join(err, fmt.Errorf("listing offsets: %s-%d: %w", t.Topic, p.Partition, kafkago.Error(p.ErrorCode)))
+				code := kafkago.Error(p.ErrorCode)
+				err = errors.Join(err, fmt.Errorf("listing offsets: %s-%d: %w", t.Topic, p.Partition, code))
 				continue
 			}
 			out[record.TopicPartition{Topic: t.Topic, Partition: p.Partition}] = p.Offset

@@ -14,172 +14,190 @@ import (
 	"github.com/outrelay/outrelay/internal/kafka/reply"
 )
 
-var errUnknownBroker = errors.New("the cluster's metadata do not name it")
+var errUnknownBroker = errors.New("the broker is not in the cluster's metadata")
 
-// result is the answer for one partition of a request.
+// result is the response for one partition of a request.
 type result struct {
-	code    kafkago.Error
-	base    int64 // offset of the first record
-	told    bool  // the partition was in the answer
-	bad     []int // records at fault, by index (KIP-467)
-	message string
+	code       kafkago.Error
+	baseOffset int64 // offset of the first record
+	present    bool  // the partition was in the response
+	badRecords []int // indexes of the records at fault (KIP-467)
+	message    string
 }
 
-// wire writes produce requests and reads their answers, in versions 3 to 8: the request is the same in all of them, so it
-// is written by hand, straight from the batches, instead of through kafka-go's encoder, which would copy each once more.
+// wire writes produce requests and reads their responses, in versions 3 to 8. The request is the same
+// in all of them. It is encoded here, straight from the batches, because kafka-go's encoder would copy
+// each batch once more.
 type wire struct {
-	head  []byte
-	at    []int
-	bufs  net.Buffers
-	body  []byte
-	corr  int32
-	small []byte
+	head        []byte
+	splits      []int // where the batches go between the bytes of head
+	pieces      net.Buffers
+	body        []byte
+	correlation int32
+	copyBuf     []byte
 }
 
 const (
 	minProduce, maxProduce = 3, 8
-	// gather is the size up to which pieces are copied together and written at once: a system call, and with TLS a record,
-	// for each of many small batches costs more than the copy.
-	gather = 64 << 10
-	// answerSlack is what the answer may take beyond the time that the broker was given.
-	answerSlack = 500 * time.Millisecond
-	maxAnswer   = 64 << 20
+	// copyLimit is the size up to which pieces are copied together and written at once. For many small
+	// batches, a system call for each, and with TLS a record for each, costs more than the copy.
+	copyLimit = 64 << 10
+	// responseSlack is the time that a response may take beyond the time limit of the broker.
+	responseSlack = 500 * time.Millisecond
+	maxResponse   = 64 << 20
 )
 
-// produce sends the sealed heads of parts, grouped by topic, and appends a result for each to dst, in their order.
-func (w *wire) produce(k *link, cfg Config, parts []flight, dst []result) ([]result, error) {
+// produce sends the sealed heads in flights, which are grouped by topic, and appends a result for each
+// of them to dst, in the same order. It blocks until the response has arrived, at most for
+// RequestTimeout and responseSlack.
+func (w *wire) produce(k *link, cfg Config, flights []flight, dst []result) ([]result, error) {
 	version := k.versions[protocol.Produce]
 	if version < minProduce || version > maxProduce {
-		return dst, fmt.Errorf("the broker speaks no version of Produce between %d and %d: Kafka 0.11 or later is needed", minProduce, maxProduce)
+		return dst, fmt.Errorf("broker does not support Produce in versions %d to %d: Kafka 0.11 or later is needed",
+			minProduce, maxProduce)
 	}
-	_ = k.nc.SetDeadline(time.Now().Add(cfg.RequestTimeout + answerSlack))
-	w.encode(version, cfg, parts)
-	if err := w.write(k.nc); err != nil {
+
+	_ = k.conn.SetDeadline(time.Now().Add(cfg.RequestTimeout + responseSlack))
+	w.encodeRequest(version, cfg, flights)
+	if err := w.writeRequest(k.conn); err != nil {
 		return dst, err
 	}
-	body, err := w.read(k.in)
+	body, err := w.readResponse(k.reader)
 	if err != nil {
 		return dst, err
 	}
-	for range parts {
+
+	for range flights {
 		dst = append(dst, result{})
 	}
-	return dst, w.decode(version, body, parts, dst[len(dst)-len(parts):])
+	return dst, w.decodeResponse(version, body, flights, dst[len(dst)-len(flights):])
 }
 
-// encode lays out the request: pieces of head between the sealed batches.
-func (w *wire) encode(version int16, cfg Config, parts []flight) {
+// encodeRequest fills w.pieces with the request: the sealed batches, and pieces of w.head between
+// them.
+func (w *wire) encodeRequest(version int16, cfg Config, flights []flight) {
 	be := binary.BigEndian
-	w.corr++
+	w.correlation++
+
+	// The length and the API key, 0 for Produce. The length is filled in at the end.
 	h := append(w.head[:0], 0, 0, 0, 0, 0, 0)
 	h = be.AppendUint16(h, uint16(version))
-	h = be.AppendUint32(h, uint32(w.corr))
+	h = be.AppendUint32(h, uint32(w.correlation))
 	h = appendString(h, cfg.ClientID)
 	h = append(h, 0xff, 0xff, 0xff, 0xff) // no transactional id; acks of all in-sync replicas
 	h = be.AppendUint32(h, uint32(cfg.RequestTimeout.Milliseconds()))
-	topics := len(h)
+
+	topicCountAt := len(h)
 	h = be.AppendUint32(h, 0)
-	n, count, payload := 0, 0, 0
-	w.at = w.at[:0]
-	for i, f := range parts {
-		if i == 0 || parts[i-1].p.t != f.p.t {
-			h = appendString(h, f.p.t.name)
-			n++
-			count = len(h)
+	topics, partitionCountAt, payload := 0, 0, 0
+	w.splits = w.splits[:0]
+	for i, f := range flights {
+		if i == 0 || flights[i-1].partition.topic != f.partition.topic {
+			h = appendString(h, f.partition.topic.name)
+			topics++
+			partitionCountAt = len(h)
 			h = be.AppendUint32(h, 0)
 		}
-		be.PutUint32(h[count:], be.Uint32(h[count:])+1)
-		h = be.AppendUint32(h, uint32(f.p.tp.Partition))
-		w.at = append(w.at, len(h))
-		payload += len(f.b.sealed)
+		be.PutUint32(h[partitionCountAt:], be.Uint32(h[partitionCountAt:])+1)
+		h = be.AppendUint32(h, uint32(f.partition.tp.Partition))
+		w.splits = append(w.splits, len(h))
+		payload += len(f.batch.sealed)
 	}
-	be.PutUint32(h[topics:], uint32(n))
+	be.PutUint32(h[topicCountAt:], uint32(topics))
 	be.PutUint32(h, uint32(len(h)-4+payload))
 	w.head = h
-	w.bufs = w.bufs[:0]
+
+	w.pieces = w.pieces[:0]
 	from := 0
-	for i, f := range parts {
-		w.bufs = append(w.bufs, h[from:w.at[i]], f.b.sealed)
-		from = w.at[i]
+	for i, f := range flights {
+		w.pieces = append(w.pieces, h[from:w.splits[i]], f.batch.sealed)
+		from = w.splits[i]
 	}
 }
 
-// write sends all pieces: large ones of a plain connection by one gathering system call, others copied together.
-func (w *wire) write(nc net.Conn) error {
-	pieces := w.bufs
+// writeRequest writes w.pieces to conn. Many bytes on a plain connection need one gathering system
+// call. Otherwise small pieces are copied together.
+func (w *wire) writeRequest(conn net.Conn) error {
+	pieces := w.pieces
 	total := 0
 	for _, b := range pieces {
 		total += len(b)
 	}
-	if tcp, ok := nc.(*net.TCPConn); ok && total > gather {
-		bufs := pieces // WriteTo consumes its receiver
-		_, err := bufs.WriteTo(tcp)
+
+	if tcp, ok := conn.(*net.TCPConn); ok && total > copyLimit {
+		consumed := pieces // WriteTo consumes its receiver
+		_, err := consumed.WriteTo(tcp)
 		clear(pieces)
 		return err
 	}
-	w.small = w.small[:0]
+
+	w.copyBuf = w.copyBuf[:0]
 	flush := func() error {
-		if len(w.small) == 0 {
+		if len(w.copyBuf) == 0 {
 			return nil
 		}
-		_, err := nc.Write(w.small)
-		w.small = w.small[:0]
+		_, err := conn.Write(w.copyBuf)
+		w.copyBuf = w.copyBuf[:0]
 		return err
 	}
 	for _, b := range pieces {
-		if len(w.small)+len(b) > gather {
+		if len(w.copyBuf)+len(b) > copyLimit {
 			if err := flush(); err != nil {
 				return err
 			}
 		}
-		if len(b) > gather {
-			if _, err := nc.Write(b); err != nil {
+		if len(b) > copyLimit {
+			if _, err := conn.Write(b); err != nil {
 				return err
 			}
 			continue
 		}
-		w.small = append(w.small, b...)
+		w.copyBuf = append(w.copyBuf, b...)
 	}
 	clear(pieces)
 	return flush()
 }
 
-func (w *wire) read(r io.Reader) ([]byte, error) {
+// readResponse reads the response to the last request, and returns its bytes after the correlation
+// id. They are valid until the next call.
+func (w *wire) readResponse(r io.Reader) ([]byte, error) {
 	var size [4]byte
 	if _, err := io.ReadFull(r, size[:]); err != nil {
 		return nil, err
 	}
 	n := int(binary.BigEndian.Uint32(size[:]))
-	if n < 4 || n > maxAnswer {
-		return nil, fmt.Errorf("an answer of %d bytes: this is no Kafka broker", n)
+	if n < 4 || n > maxResponse {
+		return nil, fmt.Errorf("response of %d bytes: the listener is not a Kafka broker", n)
 	}
+
 	body, err := reply.ReadBody(r, w.body, n)
 	if err != nil {
 		return nil, err
 	}
 	w.body = body
-	if got := int32(binary.BigEndian.Uint32(body)); got != w.corr {
-		return nil, fmt.Errorf("an answer to request %d instead of %d", got, w.corr)
+	if got := int32(binary.BigEndian.Uint32(body)); got != w.correlation {
+		return nil, fmt.Errorf("response to request %d instead of %d", got, w.correlation)
 	}
 	return body[4:], nil
 }
 
-// decode fills results, which stand in the order of parts.
-func (w *wire) decode(version int16, body []byte, parts []flight, results []result) error {
+// decodeResponse fills results, which are in the order of flights.
+func (w *wire) decodeResponse(version int16, body []byte, flights []flight, results []result) error {
 	d := reply.Decoder{B: body}
 	next := 0
 	for range d.Count(1) {
 		topic := d.Bytes(int(d.Int16()))
 		for range d.Count(1) {
 			id := d.Int32()
-			r := result{told: true, code: kafkago.Error(d.Int16()), base: d.Int64()}
+			r := result{present: true, code: kafkago.Error(d.Int16()), baseOffset: d.Int64()}
 			d.Skip(8) // time of appending
 			if version >= 5 {
 				d.Skip(8) // start of the log
 			}
+
 			if version >= 8 {
 				for range d.Count(1) {
-					r.bad = append(r.bad, int(d.Int32()))
+					r.badRecords = append(r.badRecords, int(d.Int32()))
 					if m := d.Bytes(int(d.Int16())); r.message == "" {
 						r.message = string(m)
 					}
@@ -188,26 +206,32 @@ func (w *wire) decode(version int16, body []byte, parts []flight, results []resu
 					r.message = string(m)
 				}
 			}
-			if i := find(parts, next, topic, id); i >= 0 {
+
+			if i := findFlight(flights, next, topic, id); i >= 0 {
 				results[i] = r
 				next = i + 1
 			}
 		}
 	}
 	if d.Bad {
-		return errors.New("an answer ends too early")
+		return errors.New("response ends too early")
 	}
 	return nil
 }
 
-// find looks for a partition, first where it is expected: brokers answer in the order of the request.
-func find(parts []flight, next int, topic []byte, id int32) int {
-	is := func(i int) bool { return parts[i].p.tp.Partition == id && parts[i].p.tp.Topic == string(topic) }
-	if next < len(parts) && is(next) {
-		return next
+// findFlight returns the index of a partition in flights, or -1. It looks at the expected index first:
+// brokers respond in the order of the request.
+func findFlight(flights []flight, expected int, topic []byte, id int32) int {
+	matches := func(i int) bool {
+		tp := &flights[i].partition.tp
+		return tp.Partition == id && tp.Topic == string(topic)
 	}
-	for i := range parts {
-		if is(i) {
+	if expected < len(flights) && matches(expected) {
+		return expected
+	}
+
+	for i := range flights {
+		if matches(i) {
 			return i
 		}
 	}

@@ -6,8 +6,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// bootClock is the time since the machine started, including the time it was suspended. Go's own monotonic clock stands
-// still in a suspended virtual machine, so a lease that ran out meanwhile would look fresh on waking (N2).
+// bootClock returns the time since the machine started, including the time it was suspended. The
+// monotonic clock of Go stands still while a virtual machine is suspended. By that clock a lease that
+// expired during the suspension would still look valid (N2).
 func bootClock() time.Duration {
 	var ts unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &ts); err != nil {

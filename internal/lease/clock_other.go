@@ -4,5 +4,6 @@ package lease
 
 import "time"
 
-// bootClock is the monotonic clock: on macOS and Windows a suspended machine is noticed at the next renewal only.
+// bootClock returns the monotonic clock. On macOS and Windows this clock stops while the machine is
+// suspended, so a suspension is noticed only at the next renewal.
 func bootClock() time.Duration { return monotonic() }

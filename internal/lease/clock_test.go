@@ -13,12 +13,12 @@ func TestClientClocksDoNotMatter(t *testing.T) {
 	for _, skew := range []time.Duration{-10 * time.Minute, 10 * time.Minute} {
 		t.Run(skew.String(), func(t *testing.T) {
 			t.Parallel()
-			coll, _ := place(t)
-			cfg := config(coll, "a")
+			coll, _ := newCollection(t)
+			cfg := shortConfig(coll, "a")
 			cfg.TTL = 4 * time.Second // an owner that is not run for a second keeps it
 			owner := newLease(t, cfg)
-			held := acquire(t, owner)
-			run(t, held)
+			held := mustAcquire(t, owner)
+			startRun(t, held)
 
 			cfg.Node = "b"
 			standby := newLease(t, cfg)
@@ -35,7 +35,7 @@ func TestClientClocksDoNotMatter(t *testing.T) {
 			if err := held.Release(ctx, Checkpoint{}); err != nil {
 				t.Fatal(err)
 			}
-			next := acquire(t, standby)
+			next := mustAcquire(t, standby)
 			if !next.Valid() || next.Document().Epoch != 2 {
 				t.Fatalf("a clock that is off by %v keeps a free lease from its next owner", skew)
 			}

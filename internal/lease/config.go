@@ -16,68 +16,81 @@ import (
 	"github.com/outrelay/outrelay/internal/metrics"
 )
 
-// Config says which watcher document to own and how. Collection, ID and Node are required.
+// Config configures a [Lease]. Collection, ID and Node are required.
 type Config struct {
-	// Collection holds the watcher documents, `watchers` of the state database. Its client should be used for nothing
-	// else but short writes (see ClientOptions): a pool that hangs elsewhere would cost the lease.
+	// Collection holds the watcher documents: `watchers` of the state database. Use its client for
+	// nothing else but short writes (see ClientOptions). If other work exhausts the connection pool,
+	// the lease cannot be renewed.
 	Collection *mongo.Collection
 	// ID is `<watcher>/<i>of<N>`, such as "orders/0of1" (N28).
 	ID string
-	// Node names this process among its peers; no two processes may share it.
+	// Node names this process. No two processes may share a name.
 	Node string
-	// Address and Version are stored for whoever asks who the owner is.
+	// Address and Version are stored in the document, so that operators can find the owner.
 	Address, Version string
-	// TTL is how long an owner that stopped renewing keeps the lease. Defaults to 5 s; at least 100 ms.
+	// TTL is how long the lease lasts after the last renewal. Defaults to 5 s; at least 100 ms.
 	TTL time.Duration
 	// Renew is the longest time between two renewals. Defaults to TTL/5; at most TTL/3.
 	Renew time.Duration
-	// CheckpointEvery is how often a position that moved is written; each such write renews. Defaults to 250 ms, at
-	// most Renew.
+	// CheckpointEvery is how often a changed position is saved. Each such write also renews the lease.
+	// Defaults to 250 ms; at most Renew.
 	CheckpointEvery time.Duration
-	// Guard is the least time before the expiry at which work is suspended. It is raised to 20 % of TTL and to twice the
-	// 99th percentile of the renewals' round trips, and never above half of TTL.
+	// Guard is the shortest time before the expiry at which work is suspended. It is raised to 20 % of
+	// TTL and to twice the 99th percentile of the renewals' round trips, but to at most half of TTL.
 	Guard time.Duration
-	// CallTimeout bounds each call to the server. Defaults to 40 % of TTL within 1 s … 2 s.
+	// CallTimeout bounds each call to the server. Defaults to 40 % of TTL, within 1 s to 2 s.
 	CallTimeout time.Duration
-	// ReplicaSetID identifies the deployment (N5). Empty asks the server, which needs the action replSetGetConfig on the
-	// cluster (role clusterMonitor); without it the check is left out, with a warning.
+	// ReplicaSetID identifies the deployment (N5). If it is empty, Acquire reads it from the server,
+	// which requires the action replSetGetConfig on the cluster (role clusterMonitor). Without this
+	// privilege Acquire logs a warning and skips the check.
 	ReplicaSetID string
-	// NodeAlive tells whether the node of that name gave a sign of life of late. With it a pin to a dead node never
-	// takes the lease from its owner; without it such a pin lapses 10 × TTL after the lease expired.
+	// NodeAlive reports whether the named node sent a heartbeat recently. With NodeAlive, a pin to a
+	// dead node never takes the lease from its owner. Without it, such a pin lapses 10 × TTL after the
+	// lease expired.
 	NodeAlive func(ctx context.Context, node string) bool
-	// Absent is asked before a document that is not there is made by an attempt; its error ends Acquire. It should be nil for what
-	// passes by itself. nil makes it always.
+	// Absent is called before an attempt creates a missing document. Its error ends Acquire, so it
+	// should return nil for temporary problems. If Absent is nil, the document is always created.
 	Absent func(ctx context.Context) error
-	// Admit is asked before each attempt at a lease that seems free; pinned says that it is pinned to this node. It returns
-	// how long to wait before it is asked again, or 0 and what to call with the outcome of the attempt. nil admits always.
+	// Admit is called before each attempt at a lease that seems free. pinned reports whether the lease
+	// is pinned to this node. Admit returns how long to wait before the next call. If it returns 0, the
+	// attempt starts and done receives its result. If Admit is nil, every attempt starts.
 	Admit func(pinned bool) (wait time.Duration, done func(won bool))
-	// Paused acquires a watcher that is paused, and does not yield to what operators ask: for who changes the documents of a
-	// watcher that was stopped for it.
+	// Paused makes Acquire take a watcher that is paused, and ignore the controls of operators.
+	// Commands that change the documents of a stopped watcher use it.
 	Paused bool
-	// Log defaults to silence, Metrics to a set that nobody scrapes.
+	// Log defaults to a logger that discards everything, Metrics to a set that is not served.
 	Log     *slog.Logger
 	Metrics *metrics.Set
 }
 
-var slotted = regexp.MustCompile(`^[^/\s]+/(\d{1,4})of(\d{1,4})$`)
+var idPattern = regexp.MustCompile(`^[^/\s]+/(\d{1,4})of(\d{1,4})$`)
 
-// Validate reports every problem of the configuration at once.
+// Validate returns an error that lists every problem of the configuration.
 func (c Config) Validate() error {
 	var errs []error
-	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf("lease: "+format, args...)) }
+	bad := func(format string, args ...any) {
+		errs = append(errs, fmt.Errorf("lease: "+format, args...))
+	}
+
 	if c.Collection == nil {
 		bad("a collection for the watcher documents is required")
 	}
-	if m := slotted.FindStringSubmatch(c.ID); m == nil {
+
+	m := idPattern.FindStringSubmatch(c.ID)
+	if m == nil {
 		bad("id %q is not of the form <watcher>/<i>of<N>, such as orders/0of1", c.ID)
-	} else if i, _ := strconv.Atoi(m[1]); true {
-		if n, _ := strconv.Atoi(m[2]); i >= n {
+	} else {
+		i, _ := strconv.Atoi(m[1])
+		n, _ := strconv.Atoi(m[2])
+		if i >= n {
 			bad("id %q: slot %d is not one of %d", c.ID, i, n)
 		}
 	}
+
 	if c.Node == "" {
 		bad("a node name is required")
 	}
+
 	d := c.withDefaults()
 	if d.TTL < 100*time.Millisecond {
 		bad("ttl %v is below 100ms", d.TTL)
@@ -91,6 +104,7 @@ func (c Config) Validate() error {
 	if d.Guard < 0 || d.Guard > d.TTL/2 {
 		bad("guard %v must be at most half of ttl (%v)", d.Guard, d.TTL)
 	}
+
 	return errors.Join(errs...)
 }
 
@@ -107,6 +121,7 @@ func (c Config) withDefaults() Config {
 	if c.CallTimeout == 0 {
 		c.CallTimeout = min(max(c.TTL*2/5, time.Second), 2*time.Second)
 	}
+
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)
 	}
@@ -114,9 +129,10 @@ func (c Config) withDefaults() Config {
 	return c
 }
 
-// ClientOptions are the settings of a client for leases: it learns of an election within a second and waits for no server
-// longer than a lease can bear. The driver's retries are off, because the lease repeats its writes itself, by seq, and a
-// retryable findAndModify would store a second copy of the document each time.
+// ClientOptions returns the settings of a client for leases. The client notices an election within a
+// second, and no wait for a server outlasts a lease. The driver's retries are off: the lease repeats
+// its writes itself, by seq, and a retryable findAndModify would store a second copy of the document
+// for each write.
 func ClientOptions(uri string) *options.ClientOptions {
 	return options.Client().ApplyURI(uri).
 		SetHeartbeatInterval(time.Second).

@@ -15,57 +15,72 @@ import (
 	"github.com/outrelay/outrelay/internal/record"
 )
 
-// Merge makes the documents of those ids, of a watcher that is divided anew, of those that it had (N28). All of them start where the
-// least of the old ones is, know what each of the others had passed, count the records of all old senders, and read back
-// from the least of their offsets. Their epochs go on above all of the old ones, so that what those have claimed can be
-// taken over. Instances are new, and with them the transactional ids.
+// Merge returns new documents with the given ids, which replace the old documents of a watcher in a
+// reslice (N28). All new documents start at the least position of the old ones and record how far each
+// old slot had come. They list the remaining senders of all old documents, and their read-back starts
+// at the least stored offsets. Their epochs are above all old epochs, so that the claims of old epochs
+// can be taken over. Their instances, and with these the transactional ids, are new.
 //
-// old are the documents as their acquisition returned them, each drained and with its senders fenced; senders are what is
-// left of those, for the read-back.
+// old are the documents as their acquisition returned them, drained and with fenced senders. senders
+// are the senders that the read-back still needs. pos returns the position of a document in the format
+// of [Passed].
 func Merge(ids []string, old []Document, senders []record.Sender, pos func(Document) string) []Document {
 	least := slices.MinFunc(old, func(a, b Document) int { return a.Position().Compare(b.Position()) })
-	all := Document{
-		Token: least.Token, ClusterTime: least.ClusterTime, Collections: least.Collections, PipelineHash: least.PipelineHash,
-		ReplicaSetID: least.ReplicaSetID, StartedAt: least.StartedAt, SenderList: fromSenders(senders), ExpiresAt: time.UnixMilli(0),
+	merged := Document{
+		Token: least.Token, ClusterTime: least.ClusterTime, Collections: least.Collections,
+		PipelineHash: least.PipelineHash, ReplicaSetID: least.ReplicaSetID, StartedAt: least.StartedAt,
+		SenderList: senderEntries(senders), ExpiresAt: time.UnixMilli(0),
 	}
+
 	offsets := map[string][]int64{}
 	for _, d := range old {
-		all.Epoch, all.Seq, all.Fence = max(all.Epoch, d.Epoch), max(all.Seq, d.Seq), max(all.Fence, d.Fence)
-		if d.StartedAt.Before(all.StartedAt) {
-			all.StartedAt = d.StartedAt
+		merged.Epoch = max(merged.Epoch, d.Epoch)
+		merged.Seq = max(merged.Seq, d.Seq)
+		merged.Fence = max(merged.Fence, d.Fence)
+		if d.StartedAt.Before(merged.StartedAt) {
+			merged.StartedAt = d.StartedAt
 		}
+
 		for _, ns := range d.Dirty {
-			if !slices.Contains(all.Dirty, ns) {
-				all.Dirty = append(all.Dirty, ns)
+			if !slices.Contains(merged.Dirty, ns) {
+				merged.Dirty = append(merged.Dirty, ns)
 			}
 		}
-		offsets = leastOffsets(offsets, d.OffsetMap())
-		all.Passed = append(all.Passed, d.Passed...)
-		all.Passed = append(all.Passed, Passed{Part: d.ID[strings.LastIndexByte(d.ID, '/')+1:], Pos: pos(d)})
+		offsets = lowerOffsets(offsets, d.OffsetMap())
+
+		part := d.ID[strings.LastIndexByte(d.ID, '/')+1:]
+		merged.Passed = append(merged.Passed, d.Passed...)
+		merged.Passed = append(merged.Passed, Passed{Part: part, Pos: pos(d)})
 	}
-	all.Offsets = fromMap(offsets)
-	slices.Sort(all.Dirty)
-	at := pos(least)
-	all.Passed = slices.DeleteFunc(all.Passed, func(p Passed) bool { return p.Pos <= at })
-	slices.SortFunc(all.Passed, func(a, b Passed) int { return slices.Compare([]string{a.Part, a.Pos}, []string{b.Part, b.Pos}) })
-	all.Passed = slices.Compact(all.Passed)
+	merged.Offsets = sortedOffsets(offsets)
+	slices.Sort(merged.Dirty)
+
+	// The stream starts at the least position, so it repeats nothing up to there.
+	start := pos(least)
+	merged.Passed = slices.DeleteFunc(merged.Passed, func(p Passed) bool { return p.Pos <= start })
+	slices.SortFunc(merged.Passed, func(a, b Passed) int {
+		return slices.Compare([]string{a.Part, a.Pos}, []string{b.Part, b.Pos})
+	})
+	merged.Passed = slices.Compact(merged.Passed)
+
 	out := make([]Document, len(ids))
 	for i, id := range ids {
-		out[i] = all
+		out[i] = merged
 		out[i].ID, out[i].Instance = id, uuid.NewString()
-		out[i].SenderList = slices.Clone(all.SenderList)
+		out[i].SenderList = slices.Clone(merged.SenderList)
 	}
 	return out
 }
 
-// Introduced adds the first sender of a document that Merge has made: nobody has sent with it, and the first owner can write
-// its marker.
+// Introduced adds s, the first sender of a document that Merge returned. No record has been sent with
+// s, and the first owner can write its marker.
 func (d *Document) Introduced(s record.Sender) {
-	d.SenderList = append(d.SenderList, fromSenders([]record.Sender{s})...)
+	d.SenderList = append(d.SenderList, senderEntries([]record.Sender{s})...)
 }
 
-// leastOffsets lays b beside a, per partition. One that has no offset was never written by that slot (N9).
-func leastOffsets(a, b map[string][]int64) map[string][]int64 {
+// lowerOffsets lowers the offsets in a to those in b, per partition, and returns a. A partition without
+// an offset was never written by that slot, so it does not lower the other offset (N9).
+func lowerOffsets(a, b map[string][]int64) map[string][]int64 {
 	for topic, offsets := range b {
 		have := a[topic]
 		for p, at := range offsets {
@@ -81,79 +96,106 @@ func leastOffsets(a, b map[string][]int64) map[string][]int64 {
 	return a
 }
 
-// ErrNotHeld says that a document that was to be replaced has another owner, or is gone.
-var ErrNotHeld = errors.New("a watcher document is not held any more")
+// ErrNotHeld is the error when a document to be replaced has another owner or is gone.
+var ErrNotHeld = errors.New("watcher document is no longer held by this process")
 
-// ErrOrdered says that an operator has ordered a sweep for a document that was to be replaced.
-var ErrOrdered = errors.New("a sweep was ordered meanwhile")
+// ErrOrdered is the error when an operator has requested a sweep of a document to be replaced.
+var ErrOrdered = errors.New("a sweep was requested in the meantime")
 
-// Replace puts documents in the place of others, each as its acquisition returned it, in the transaction of tx. control is what
-// operators ask of a new one, given the old ones as they are now. What others than the owner have put on the list of collections with exceptions since the
-// acquisition (N17), the new documents have, too.
-func Replace(tx context.Context, coll *mongo.Collection, old, fresh []Document, control func(id string, old []Document) Control) error {
+// Replace deletes the old documents and inserts the fresh ones, in the transaction of tx. The old
+// documents are as their acquisition returned them. control returns the Control of a fresh document,
+// from the old documents as they are now. Processes other than the owner may have added collections to
+// the dirty lists since the acquisition (N17). The fresh documents get these collections too.
+func Replace(tx context.Context, coll *mongo.Collection, old, fresh []Document,
+	control func(id string, old []Document) Control) error {
+	removed, err := removeHeld(tx, coll, old)
+	if err != nil {
+		return err
+	}
+
 	var dirty []string
-	var removed []Document
-	for _, d := range old {
-		var last Document
-		err := coll.FindOneAndDelete(tx, bson.D{{Key: "_id", Value: d.ID}, {Key: "owner", Value: d.Owner}, {Key: "epoch", Value: d.Epoch}}).Decode(&last)
-		switch {
-		case errors.Is(err, mongo.ErrNoDocuments):
-			return fmt.Errorf("%w: %s", ErrNotHeld, d.ID)
-		case err != nil:
-			return fmt.Errorf("removing watcher document %s: %w", d.ID, err)
-		case last.Gap != nil:
-			return fmt.Errorf("%w: %s; let it run first", ErrOrdered, d.ID)
-		}
-		dirty, removed = append(dirty, last.Dirty...), append(removed, last)
+	for _, d := range removed {
+		dirty = append(dirty, d.Dirty...)
 	}
 	docs := make([]any, len(fresh))
-	for i := range fresh {
-		d := fresh[i]
-		doc := bson.D{
-			{Key: "_id", Value: d.ID},
-			{Key: "owner", Value: nil},
-			{Key: "epoch", Value: d.Epoch},
-			{Key: "expiresAt", Value: d.ExpiresAt},
-			{Key: "seq", Value: d.Seq},
-			{Key: "fence", Value: d.Fence},
-			{Key: "clusterTime", Value: d.ClusterTime},
-			{Key: "pipelineHash", Value: d.PipelineHash},
-			{Key: "collections", Value: d.Collections},
-			{Key: "offsets", Value: d.Offsets},
-			{Key: "senders", Value: d.SenderList},
-			{Key: "generation", Value: 0},
-			{Key: "instance", Value: d.Instance},
-			{Key: "startedAt", Value: d.StartedAt},
-		}
-		add := func(name string, v any, there bool) {
-			if there {
-				doc = append(doc, bson.E{Key: name, Value: v})
-			}
-		}
-		add("token", d.Token, len(d.Token) > 0)
-		all := slices.Compact(slices.Sorted(slices.Values(slices.Concat(d.Dirty, dirty))))
-		add("dirty", all, len(all) > 0)
-		add("passed", d.Passed, len(d.Passed) > 0)
-		add("replicaSetId", d.ReplicaSetID, d.ReplicaSetID != "")
-		asked := control(d.ID, removed)
-		add("control", asked, !asked.equal(Control{}))
-		docs[i] = doc
+	for i, d := range fresh {
+		d.Dirty = slices.Compact(slices.Sorted(slices.Values(slices.Concat(d.Dirty, dirty))))
+		docs[i] = newDocument(d, control(d.ID, removed))
 	}
+
 	if _, err := coll.InsertMany(tx, docs); err != nil {
 		return fmt.Errorf("writing the watcher documents: %w", err)
 	}
 	return nil
 }
 
-// EndTransactions ends the transactions that an owner that was killed, a command or the API has left open, once the lease has
-// expired: until the server does that by itself, after a minute, nobody can write to the document. A document that is owned is left alone.
+// removeHeld deletes the documents and returns them as they were at that moment.
+func removeHeld(tx context.Context, coll *mongo.Collection, docs []Document) ([]Document, error) {
+	var removed []Document
+	for _, d := range docs {
+		var last Document
+		err := coll.FindOneAndDelete(tx, bson.D{
+			{Key: "_id", Value: d.ID}, {Key: "owner", Value: d.Owner}, {Key: "epoch", Value: d.Epoch},
+		}).Decode(&last)
+		if errors.Is(err, mongo.ErrNoDocuments) {
+			return nil, fmt.Errorf("%w: %s", ErrNotHeld, d.ID)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("removing watcher document %s: %w", d.ID, err)
+		}
+
+		if last.Gap != nil {
+			return nil, fmt.Errorf("%w: %s; wait until the sweep is done", ErrOrdered, d.ID)
+		}
+		removed = append(removed, last)
+	}
+	return removed, nil
+}
+
+// newDocument returns the fields of d as a document without an owner.
+func newDocument(d Document, control Control) bson.D {
+	doc := bson.D{
+		{Key: "_id", Value: d.ID},
+		{Key: "owner", Value: nil},
+		{Key: "epoch", Value: d.Epoch},
+		{Key: "expiresAt", Value: d.ExpiresAt},
+		{Key: "seq", Value: d.Seq},
+		{Key: "fence", Value: d.Fence},
+		{Key: "clusterTime", Value: d.ClusterTime},
+		{Key: "pipelineHash", Value: d.PipelineHash},
+		{Key: "collections", Value: d.Collections},
+		{Key: "offsets", Value: d.Offsets},
+		{Key: "senders", Value: d.SenderList},
+		{Key: "generation", Value: 0},
+		{Key: "instance", Value: d.Instance},
+		{Key: "startedAt", Value: d.StartedAt},
+	}
+
+	addIf := func(present bool, name string, v any) {
+		if present {
+			doc = append(doc, bson.E{Key: name, Value: v})
+		}
+	}
+	addIf(len(d.Token) > 0, "token", d.Token)
+	addIf(len(d.Dirty) > 0, "dirty", d.Dirty)
+	addIf(len(d.Passed) > 0, "passed", d.Passed)
+	addIf(d.ReplicaSetID != "", "replicaSetId", d.ReplicaSetID)
+	addIf(!control.equal(Control{}), "control", control)
+	return doc
+}
+
+// EndTransactions ends the transactions that a killed owner, a command or the API left open on a document
+// whose lease has expired. Otherwise the document cannot be written until the server ends them, after a
+// minute. If the lease has not expired, EndTransactions does nothing.
 func EndTransactions(ctx context.Context, coll *mongo.Collection, id string) error {
-	d, now, err := read(ctx, coll, id) // a majority read could not see more
+	// The caller's read concern suffices: a majority read could not see more.
+	d, now, err := readDocument(ctx, coll, id)
 	if err != nil {
 		return err
 	}
+
 	if d.Owner != "" && d.ExpiresAt.After(now) {
 		return nil
 	}
-	return killSessions(ctx, coll.Database().Client(), d.sessions())
+	return killSessions(ctx, coll.Database().Client(), d.openSessions())
 }

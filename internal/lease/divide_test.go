@@ -57,17 +57,17 @@ func TestN28_MergeStartsAtTheLeast(t *testing.T) {
 // nobody else either.
 func TestN28_ReplaceIsFenced(t *testing.T) {
 	t.Parallel()
-	coll, _ := place(t)
-	first := acquire(t, newLease(t, lasting(coll, "a")))
+	coll, _ := newCollection(t)
+	first := mustAcquire(t, newLease(t, longConfig(coll, "a")))
 	if err := first.Release(t.Context(), Checkpoint{}); err != nil {
 		t.Fatal(err)
 	}
 	if err := Pause(t.Context(), coll, slot); err != nil {
 		t.Fatal(err)
 	}
-	cfg := lasting(coll, "operator")
+	cfg := longConfig(coll, "operator")
 	cfg.Paused = true
-	h := acquire(t, newLease(t, cfg))
+	h := mustAcquire(t, newLease(t, cfg))
 	replace := func(old Document) error {
 		s, err := coll.Database().Client().StartSession()
 		if err != nil {
@@ -102,8 +102,8 @@ func TestN28_ReplaceIsFenced(t *testing.T) {
 // A lease is attempted only when it is admitted, and who admits hears what became of it.
 func TestN28_AdmittedBeforeAnAttempt(t *testing.T) {
 	t.Parallel()
-	coll, _ := place(t)
-	cfg := config(coll, "a")
+	coll, _ := newCollection(t)
+	cfg := shortConfig(coll, "a")
 	asked, won := 0, make(chan bool, 1)
 	cfg.Admit = func(bool) (time.Duration, func(bool)) {
 		if asked++; asked < 5 {
@@ -114,7 +114,7 @@ func TestN28_AdmittedBeforeAnAttempt(t *testing.T) {
 		}
 		return 0, func(w bool) { won <- w }
 	}
-	h := acquire(t, newLease(t, cfg))
+	h := mustAcquire(t, newLease(t, cfg))
 	if !<-won || asked != 5 {
 		t.Errorf("asked %d times", asked)
 	}
@@ -126,8 +126,8 @@ func TestN28_AdmittedBeforeAnAttempt(t *testing.T) {
 // A document that is gone is not made again where it is not to be.
 func TestN28_AbsentDocumentIsAskedFor(t *testing.T) {
 	t.Parallel()
-	coll, _ := place(t)
-	cfg := config(coll, "a")
+	coll, _ := newCollection(t)
+	cfg := shortConfig(coll, "a")
 	gone := errors.New("divided otherwise")
 	asked := make(chan struct{}, 1)
 	cfg.Admit = func(bool) (time.Duration, func(bool)) {
@@ -161,8 +161,8 @@ func TestN28_AbsentDocumentIsAskedFor(t *testing.T) {
 // A document that goes between the look at it and the attempt is asked for, too, before it is made again.
 func TestN28_AnAttemptMakesNoDocumentThatWasThere(t *testing.T) {
 	t.Parallel()
-	coll, _ := place(t)
-	cfg := config(coll, "a")
+	coll, _ := newCollection(t)
+	cfg := shortConfig(coll, "a")
 	gone := errors.New("divided otherwise")
 	cfg.Absent = func(context.Context) error { return gone }
 	if _, err := coll.InsertOne(t.Context(), bson.D{{Key: "_id", Value: slot}}); err != nil {
@@ -186,12 +186,12 @@ func TestN28_AnAttemptMakesNoDocumentThatWasThere(t *testing.T) {
 func TestN28_AbsentIsAskedAboutWhatAMajorityHasNot(t *testing.T) {
 	t.Parallel()
 	var majority atomic.Bool
-	coll, _ := place(t, options.Client().SetMonitor(&event.CommandMonitor{Started: func(_ context.Context, e *event.CommandStartedEvent) {
+	coll, _ := newCollection(t, options.Client().SetMonitor(&event.CommandMonitor{Started: func(_ context.Context, e *event.CommandStartedEvent) {
 		if level, _ := e.Command.Lookup("readConcern", "level").StringValueOK(); e.CommandName == "find" || e.CommandName == "aggregate" {
 			majority.Store(level == "majority")
 		}
 	}}))
-	cfg := config(coll, "a")
+	cfg := shortConfig(coll, "a")
 	asked := false
 	cfg.Absent = func(context.Context) error {
 		asked = true
@@ -200,7 +200,7 @@ func TestN28_AbsentIsAskedAboutWhatAMajorityHasNot(t *testing.T) {
 		}
 		return nil
 	}
-	if err := acquire(t, newLease(t, cfg)).Release(t.Context(), Checkpoint{}); err != nil || !asked {
+	if err := mustAcquire(t, newLease(t, cfg)).Release(t.Context(), Checkpoint{}); err != nil || !asked {
 		t.Errorf("asked %v, %v", asked, err)
 	}
 }

@@ -1,21 +1,22 @@
-// Package lease owns the watcher document: who runs a watcher, from which position, and what the next owner must know.
+// Package lease owns the watcher document. The document records who runs a watcher, from which
+// position, and everything that the next owner must know.
 //
-// One document per `<watcher>/<i>of<N>` holds the lease, the checkpoint and the senders of the Kafka sink, so that
-// renewing and checkpointing are one atomic write. What the package promises:
+// One document per `<watcher>/<i>of<N>` holds the lease, the checkpoint and the senders of the Kafka
+// sink, so that one atomic write renews the lease and saves the checkpoint. The package promises:
 //
-//   - At most one owner for each epoch, and the epoch grows by one with each acquisition (N1). Expiry is judged by the
-//     server's clock alone; the clocks of the processes are never compared.
-//   - Each write of the owner's fields names owner and epoch, is majority committed, and is refused once another process
-//     has acquired. The token, the epoch and seq never go back.
-//   - [Held.Valid] is false from before the moment at which another process could acquire, also after the machine was
-//     suspended. That is suspension, not loss: only the document says that the lease is lost (N2).
-//   - Whatever [Held.Fenced] writes is committed by the owner or not at all (N3).
+//   - Each epoch has at most one owner, and each acquisition increments the epoch (N1). Only the clock
+//     of the server decides whether a lease has expired. Clocks of processes are never compared.
+//   - Each write of the owner's fields names owner and epoch and is majority committed. It fails once
+//     another process has acquired the lease. The token, the epoch and seq never go back.
+//   - [Held.Valid] returns false before another process can acquire, also after the machine was
+//     suspended. That is suspension, not loss: only the document decides that the lease is lost (N2).
+//   - A transaction of [Held.Fenced] commits only while this process owns the watcher (N3).
 //
-// It does not promise that a deposed owner notices at once: what it does between must be refused elsewhere, by the fence
-// of the sink or by Fenced.
+// The package does not promise that a deposed owner notices at once. The fence of the sink, or Fenced,
+// must reject its writes in the meantime.
 //
-// Cost: one findOneAndUpdate for each checkpoint or renewal, whichever is due; a standby holds one change stream on the
-// document. A standby's look at a held lease writes nothing. [Held.Valid] reads one clock and one word of memory.
-// [Lease.Acquire] blocks while another process owns the watcher; no call to the server lasts longer than
-// [Config.CallTimeout].
+// Cost: each checkpoint and each renewal is one findOneAndUpdate, and a checkpoint also renews. A
+// standby holds one change stream on the document, and writes nothing while the lease is held.
+// [Held.Valid] reads one clock and one word of memory. [Lease.Acquire] blocks while another process
+// owns the watcher. No call to the server takes longer than [Config.CallTimeout].
 package lease

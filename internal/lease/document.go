@@ -11,16 +11,17 @@ import (
 	"github.com/outrelay/outrelay/resume"
 )
 
-// Document is a watcher document. Control is written by operators only, everything else by the owner only.
+// Document is a watcher document. Only operators write Control. Only the owner writes the other
+// fields, except Dirty, Gap and Foreign, which commands may add to.
 type Document struct {
 	ID         string    `bson:"_id"`
 	Owner      string    `bson:"owner"` // node and a random value of this acquisition; "" (null) when released
 	Node       string    `bson:"node"`  // of the owner, or of the last one
-	Epoch      int64     `bson:"epoch"` // grows by one with each acquisition (N1)
+	Epoch      int64     `bson:"epoch"` // incremented by each acquisition (N1)
 	AcquiredAt time.Time `bson:"acquiredAt"`
 	RenewedAt  time.Time `bson:"renewedAt"`
 	ExpiresAt  time.Time `bson:"expiresAt"`
-	Seq        int64     `bson:"seq"`   // grows with each write of the owner
+	Seq        int64     `bson:"seq"`   // incremented by each write of the owner
 	Fence      int64     `bson:"fence"` // counts the fenced transactions (N3)
 
 	Token        resume.Token   `bson:"token,omitempty"`
@@ -31,28 +32,29 @@ type Document struct {
 	Offsets      []TopicOffsets `bson:"offsets,omitempty"`
 	SenderList   []SenderEntry  `bson:"senders,omitempty"`
 	Generation   int            `bson:"generation"` // of the transactional id
-	Instance     string         `bson:"instance"`   // a UUID, made with the document (N5)
+	Instance     string         `bson:"instance"`   // a UUID, created with the document (N5)
 	ReplicaSetID string         `bson:"replicaSetId,omitempty"`
 	Gap          *Gap           `bson:"gap,omitempty"`
-	Passed       []Passed       `bson:"passed,omitempty"` // what other slots had delivered when the watcher was divided anew (N28)
+	Passed       []Passed       `bson:"passed,omitempty"` // delivered by other slots before a reslice (N28)
 	Stats        bson.Raw       `bson:"stats,omitempty"`
-	Session      bson.RawValue  `bson:"session,omitempty"` // of the owner's fenced transactions, so that they can be ended
-	Foreign      []bson.Raw     `bson:"foreign,omitempty"` // sessions of transactions that others begin over the document
+	Session      bson.RawValue  `bson:"session,omitempty"` // of the owner's transactions, so that they can be ended
+	Foreign      []bson.Raw     `bson:"foreign,omitempty"` // sessions of other transactions on the document
 	Control      Control        `bson:"control,omitempty"`
 	Address      string         `bson:"address,omitempty"`
 	Version      string         `bson:"version,omitempty"`
 	StartedAt    time.Time      `bson:"startedAt,omitempty"` // first acquisition of the document
 }
 
-// Position is the checkpoint.
+// Position returns the checkpoint.
 func (d Document) Position() resume.Position {
 	return resume.Position{Token: d.Token, ClusterTime: d.ClusterTime}
 }
 
-// OffsetMap is the stored offsets by topic, indexed by partition; −1 is none.
-func (d Document) OffsetMap() map[string][]int64 { return toMap(d.Offsets) }
+// OffsetMap returns the stored offsets by topic, indexed by partition. An entry of −1 means that the
+// partition has no stored offset.
+func (d Document) OffsetMap() map[string][]int64 { return offsetsByTopic(d.Offsets) }
 
-// Senders are the producer identities that may still write (N4).
+// Senders returns the producer identities that may still write to Kafka (N4).
 func (d Document) Senders() []record.Sender {
 	out := make([]record.Sender, len(d.SenderList))
 	for i, s := range d.SenderList {
@@ -60,20 +62,22 @@ func (d Document) Senders() []record.Sender {
 		for _, tp := range s.Open {
 			out[i].Open = append(out[i].Open, record.TopicPartition{Topic: tp.Topic, Partition: tp.Partition})
 		}
+
 		if len(s.Until) > 0 {
-			out[i].Until = toMap(s.Until)
+			out[i].Until = offsetsByTopic(s.Until)
 		}
 	}
 	return out
 }
 
-// Collection is a collection that the watcher reads, with the identity that tells a re-created one apart.
+// Collection is a collection that the watcher reads. The UUID distinguishes it from a collection that
+// was created again with the same name.
 type Collection struct {
 	NS   string      `bson:"ns"`
 	UUID bson.Binary `bson:"uuid"`
 }
 
-// TopicOffsets is stored with the topic as a value: as a field's name a dotted topic would nest (N8).
+// TopicOffsets stores the topic as a value. As the name of a field, a topic with dots would nest (N8).
 type TopicOffsets struct {
 	Topic   string  `bson:"t"`
 	Offsets []int64 `bson:"p"`
@@ -94,17 +98,18 @@ type TopicPartition struct {
 	Partition int32  `bson:"p"`
 }
 
-// Passed says that what the stream brings of a part of the keys up to a position was delivered, or written down, by the slot
-// that had the part before (N28).
+// Passed records how far an earlier slot had come in its part of the keys. The slot had delivered
+// every event of the part up to the position, or stored it as waiting or dead (N28).
 type Passed struct {
 	Part string `bson:"part"` // <i>of<N>
 	Pos  string `bson:"pos"`  // as of an exception (N15)
 }
 
-// GapOrdered is the reason of a gap that an operator asked to be swept; its To is zero until an owner begins.
+// GapOrdered is the reason of a sweep that an operator requested. Its To is zero until an owner
+// starts the sweep.
 const GapOrdered = "operator"
 
-// Gap is a stretch of the stream that can no longer be read, while it is being swept (N22).
+// Gap is a range of the stream that can no longer be read, while it is being swept (N22).
 type Gap struct {
 	Reason      string         `bson:"reason"`
 	From        bson.Timestamp `bson:"from"`
@@ -114,20 +119,21 @@ type Gap struct {
 	Since       time.Time      `bson:"since"`
 }
 
-// SweepFrom is where a sweep of the document begins that is ordered from a time on: nothing that is not delivered may be left
-// out, so it is the position if that is earlier, and the beginning of a stretch that is half swept.
+// SweepFrom returns where a requested sweep from the time ordered must start. No undelivered event may
+// be left out, so the sweep starts no later than the checkpoint, and no later than an unfinished sweep.
 func (d Document) SweepFrom(ordered bson.Timestamp) bson.Timestamp {
 	from := ordered
 	if !d.ClusterTime.IsZero() && d.ClusterTime.Before(from) {
 		from = d.ClusterTime
 	}
+
 	if d.Gap != nil && d.Gap.From.Before(from) {
 		from = d.Gap.From
 	}
 	return from
 }
 
-func toMap(list []TopicOffsets) map[string][]int64 {
+func offsetsByTopic(list []TopicOffsets) map[string][]int64 {
 	m := make(map[string][]int64, len(list))
 	for _, t := range list {
 		m[t.Topic] = slices.Clone(t.Offsets)
@@ -135,8 +141,9 @@ func toMap(list []TopicOffsets) map[string][]int64 {
 	return m
 }
 
-// fromMap lists the topics in order, so that an unchanged map is an unchanged field and costs nothing in the oplog.
-func fromMap(m map[string][]int64) []TopicOffsets {
+// sortedOffsets returns the offsets as a list sorted by topic. The order makes an unchanged map an
+// unchanged field, which costs nothing in the oplog.
+func sortedOffsets(m map[string][]int64) []TopicOffsets {
 	out := make([]TopicOffsets, 0, len(m))
 	for _, t := range slices.Sorted(maps.Keys(m)) {
 		out = append(out, TopicOffsets{Topic: t, Offsets: m[t]})
@@ -144,28 +151,34 @@ func fromMap(m map[string][]int64) []TopicOffsets {
 	return out
 }
 
-func fromSenders(list []record.Sender) []SenderEntry {
+func senderEntries(list []record.Sender) []SenderEntry {
 	out := make([]SenderEntry, len(list))
 	for i, s := range list {
-		e := SenderEntry{ID: s.ID, Epoch: s.Epoch, Generation: s.Generation, Open: make([]TopicPartition, 0, len(s.Open))}
+		e := SenderEntry{
+			ID: s.ID, Epoch: s.Epoch, Generation: s.Generation,
+			Open: make([]TopicPartition, 0, len(s.Open)),
+		}
 		for _, tp := range s.Open {
 			e.Open = append(e.Open, TopicPartition{Topic: tp.Topic, Partition: tp.Partition})
 		}
 		if len(s.Until) > 0 {
-			e.Until = fromMap(s.Until)
+			e.Until = sortedOffsets(s.Until)
 		}
+
 		out[i] = e
 	}
 	return out
 }
 
-// mergeOffsets lays next over held: an entry below 0 and a partition that next does not know keep what is held, because
-// the snapshot may have been taken just before a partition was adopted (N9). Neither argument is changed.
+// mergeOffsets returns held with the offsets of next. Where next has an offset below 0, or lacks the
+// partition, the offset in held stays: the snapshot may have been taken just before a partition was
+// adopted (N9). The arguments are not changed.
 func mergeOffsets(held, next map[string][]int64) map[string][]int64 {
 	out := maps.Clone(held)
 	if out == nil {
 		out = make(map[string][]int64, len(next))
 	}
+
 	for topic, offsets := range next {
 		merged := slices.Clone(offsets)
 		old := out[topic]

@@ -4,96 +4,98 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"go.mongodb.org/mongo-driver/v2/mongo"
 )
 
 var (
-	// ErrLeaseLost says that another process has acquired the lease, or that the document is gone. Everything that was
-	// begun under the lease must end; what is in flight is refused by fencing.
+	// ErrLeaseLost is the error when another process has acquired the lease, or the document is gone.
+	// All work that started under the lease must end. Fences reject the writes still in flight.
 	ErrLeaseLost = errors.New("lease lost")
 	// ErrReleased is the cause of [Held.Context] after [Held.Release].
 	ErrReleased = errors.New("lease released")
-	// ErrVanished comes with ErrLeaseLost when the watcher document was deleted under its owner.
+	// ErrVanished accompanies ErrLeaseLost when the watcher document was deleted while it was owned.
 	ErrVanished = errors.New("watcher document vanished")
-	// ErrNotFound says that there is no watcher document of that id.
+	// ErrNotFound is the error when there is no watcher document with the id.
 	ErrNotFound = errors.New("watcher document not found")
-	// ErrCopiedState is what a *CopiedStateError is.
+	// ErrCopiedState matches every *CopiedStateError.
 	ErrCopiedState = errors.New("copied state")
 )
 
-// CopiedStateError refuses a watcher document that was written on another replica set: its transactional ids may be in
-// use there and its token means nothing here (N5).
+// CopiedStateError is the error for a watcher document that was written on another replica set. Its
+// transactional ids may be in use there, and its token is not valid here (N5).
 type CopiedStateError struct {
 	ID           string // of the watcher document
 	Stored, Here string // replica set ids
 }
 
 func (e *CopiedStateError) Error() string {
-	return fmt.Sprintf("the state of watcher %s was copied from another replica set (written on %s, this is %s): run `outrelay recover --adopt` to make it this one's", e.ID, e.Stored, e.Here)
+	return fmt.Sprintf("the state of watcher %s was copied from another replica set (written on %s, this is %s): "+
+		"run `outrelay recover --adopt` to adopt it here", e.ID, e.Stored, e.Here)
 }
 
-// Is makes the error an [ErrCopiedState].
+// Is reports whether target is [ErrCopiedState].
 func (e *CopiedStateError) Is(target error) bool { return target == ErrCopiedState }
 
-// errUnknown marks the outcome of a write that the document does not show yet; the next attempt settles it.
-var errUnknown = errors.New("outcome not known yet")
+// errOutcomeUnknown is the error of a write that the document does not show yet. The next attempt
+// settles the outcome.
+var errOutcomeUnknown = errors.New("outcome of the write is unknown")
 
-// errNotOurs says that a transaction's fence matched nothing.
-var errNotOurs = errors.New("the watcher document is not this owner's")
+// errNotOwner is the error when the fence of a transaction matched no document.
+var errNotOwner = errors.New("watcher document has another owner")
 
-// Server codes that matter here, by number because texts change.
+// Error codes of the server. Codes are stable, messages are not.
 const (
 	codeUnauthorized         = 13
 	codeAuthenticationFailed = 18
 	codeCommandNotFound      = 59
 )
 
-// again are the codes after which the same write is worth sending once more at once: the server was changing state, or
-// had applied the write without a majority yet.
-var again = []int{6, 7, 64, 89, 91, 189, 262, 9001, 10107, 11600, 11602, 13435, 13436}
+// resendCodes are the error codes after which a write is sent again at once. The server was changing
+// state, or had applied the write without a majority yet.
+var resendCodes = []int{6, 7, 64, 89, 91, 189, 262, 9001, 10107, 11600, 11602, 13435, 13436}
 
 func hasCode(err error, codes ...int) bool {
 	var se mongo.ServerError
-	if !errors.As(err, &se) {
-		return false
-	}
-	for _, c := range codes {
-		if se.HasErrorCode(c) {
-			return true
-		}
-	}
-	return false
+	return errors.As(err, &se) && slices.ContainsFunc(codes, se.HasErrorCode)
 }
 
-// ambiguous reports whether a write that ended with err may have been applied, or would be if sent again now.
-func ambiguous(err error) bool {
+// mayBeApplied reports whether the server may have applied a write that failed with err, or would
+// apply it if the caller sent it again now.
+func mayBeApplied(err error) bool {
+	// A timeout has used up the time of this call, so there is none left to send the write again.
 	if mongo.IsTimeout(err) {
-		return false // the time of this call is spent
+		return false
 	}
+
 	var we mongo.WriteException
 	if errors.As(err, &we) && we.WriteConcernError != nil {
 		return true
 	}
-	return mongo.IsNetworkError(err) || hasCode(err, again...)
+	return mongo.IsNetworkError(err) || hasCode(err, resendCodes...)
 }
 
-// transient reports whether a transaction that ended with err did nothing, or nothing known, and may run again.
-func transient(err error) bool {
+// mayRetryTransaction reports whether a transaction that failed with err may run again: it had no
+// effect, or its effect is unknown.
+func mayRetryTransaction(err error) bool {
 	var le mongo.LabeledError
-	if errors.As(err, &le) && (le.HasErrorLabel("TransientTransactionError") || le.HasErrorLabel("UnknownTransactionCommitResult")) {
+	if errors.As(err, &le) &&
+		(le.HasErrorLabel("TransientTransactionError") || le.HasErrorLabel("UnknownTransactionCommitResult")) {
 		return true
 	}
-	return errors.Is(err, errUnknown) || mongo.IsTimeout(err) || errors.Is(err, context.DeadlineExceeded) || ambiguous(err)
+
+	timedOut := mongo.IsTimeout(err) || errors.Is(err, context.DeadlineExceeded)
+	return timedOut || errors.Is(err, errOutcomeUnknown) || mayBeApplied(err)
 }
 
-// advice says what to do about an error that waiting alone does not heal.
-func advice(err error) string {
+// adviceFor returns what an operator can do about err.
+func adviceFor(err error) string {
 	switch {
 	case hasCode(err, codeUnauthorized):
 		return "grant find, insert, update and changeStream on the state database to the relay's user"
 	case hasCode(err, codeAuthenticationFailed):
 		return "check the user, the password and authSource of the MongoDB address"
 	}
-	return "waiting; nothing is lost meanwhile"
+	return "wait until the server is available again; no event is lost"
 }

@@ -18,31 +18,34 @@ import (
 	"github.com/outrelay/outrelay/internal/retry"
 )
 
-// Fenced runs fn in a transaction that commits only while this process owns the watcher (N3): its first statement writes
-// to the watcher document and names owner and epoch, so a take-over and the transaction cannot both happen. (A read would
-// fence nothing: under snapshot isolation it does not conflict with the take-over.) The namespaces of dirty are added to
-// the document in the same statement (N17).
+// Fenced runs fn in a transaction that commits only while this process owns the watcher (N3). The first
+// statement of the transaction writes to the watcher document and names owner and epoch, so a takeover
+// and the transaction cannot both succeed. (A read would not fence: under snapshot isolation it does
+// not conflict with the takeover.) The same statement adds the namespaces of dirty to the document (N17).
 //
-// fn must use the context it is given, with collections of [mongo.SessionFromContext]'s client, and may run several
-// times: after an unknown outcome it runs again although it may have been committed, so it must be idempotent. While
-// the work is suspended Fenced waits. It returns once the transaction is majority committed, and else fn's error, ctx's
-// end, or [ErrLeaseLost].
+// fn must use the context it receives, with collections of [mongo.SessionFromContext]'s client. If the
+// outcome of a transaction is unknown, fn runs again although the transaction may have committed, so fn
+// must be idempotent. Fenced blocks while the work is suspended. It returns nil once the transaction is
+// majority committed. Otherwise it returns the error of fn, the cause of ctx, or [ErrLeaseLost].
 func (h *Held) Fenced(ctx context.Context, dirty []string, fn func(ctx context.Context) error) error {
-	back := retry.Policy{Base: 20 * time.Millisecond, Cap: h.l.cfg.Renew}.Start()
+	back := retry.Policy{Base: 20 * time.Millisecond, Cap: h.lease.cfg.Renew}.Start()
 	for yield := true; ; {
 		if err := h.awaitValid(ctx); err != nil {
 			return err
 		}
-		err := h.transact(ctx, dirty, yield, fn)
-		switch {
-		case err == nil:
+
+		err := h.runTransaction(ctx, dirty, yield, fn)
+		if err == nil {
 			return nil
-		case h.ctx.Err() != nil:
+		}
+		if h.ctx.Err() != nil {
 			return context.Cause(h.ctx)
-		case ctx.Err() != nil || !transient(err):
+		}
+
+		if ctx.Err() != nil || !mayRetryTransaction(err) {
 			return err
 		}
-		if yield && errors.Is(err, errUnknown) {
+		if yield && errors.Is(err, errOutcomeUnknown) {
 			h.yieldToForeign(ctx)
 			yield = false
 		}
@@ -52,84 +55,105 @@ func (h *Held) Fenced(ctx context.Context, dirty []string, fn func(ctx context.C
 	}
 }
 
-// transact is one attempt. The turn is given back between two of them, so that renewals come through.
-func (h *Held) transact(ctx context.Context, dirty []string, yield bool, fn func(ctx context.Context) error) error {
-	if err := h.take(ctx); err != nil {
+// runTransaction makes one attempt. It releases the turn at the end, so that renewals can run between
+// two attempts. With yield it returns errOutcomeUnknown while a command waits for the fence.
+func (h *Held) runTransaction(
+	ctx context.Context, dirty []string, yield bool, fn func(ctx context.Context) error,
+) error {
+	if err := h.acquireTurn(ctx); err != nil {
 		return err
 	}
-	defer h.give()
-	within, cancel := context.WithTimeoutCause(ctx, h.left(), errUnknown)
+	defer h.releaseTurn()
+
+	within, cancel := context.WithTimeoutCause(ctx, h.validFor(), errOutcomeUnknown)
 	defer cancel()
 	defer context.AfterFunc(h.ctx, cancel)()
+
 	if err := h.session.StartTransaction(options.Transaction().SetReadConcern(readconcern.Majority()).
 		SetWriteConcern(writeconcern.Majority()).SetReadPreference(readpref.Primary())); err != nil {
 		return fmt.Errorf("starting transaction: %w", err)
 	}
-	err := h.fence(mongo.NewSessionContext(within, h.session), dirty, yield)
+	err := h.fenceTransaction(mongo.NewSessionContext(within, h.session), dirty, yield)
 	if err == nil {
 		err = fn(mongo.NewSessionContext(within, h.session))
 	}
 	if err == nil {
-		err = h.commit(within)
+		err = h.commitTransaction(within)
 	}
 	if err != nil {
-		h.abort(ctx)
+		h.abortTransaction(ctx)
 	}
-	if errors.Is(err, errNotOurs) {
-		// Either the snapshot does not show the lease as ours, and only the document itself tells whether it is lost; or a command waits.
-		call, cancel := context.WithTimeout(ctx, h.l.cfg.CallTimeout)
+
+	if errors.Is(err, errNotOwner) {
+		// Either a command waits for the fence, or the snapshot of the transaction does not show this
+		// process as the owner. Only the document itself decides whether the lease is lost.
+		call, cancel := context.WithTimeout(ctx, h.lease.cfg.CallTimeout)
 		defer cancel()
-		if _, err := h.confirm(call, h.seq, false); err != nil {
+		if _, err := h.confirmWrite(call, h.seq, false); err != nil {
 			return err
 		}
-		return errUnknown
+		return errOutcomeUnknown
 	}
 	return err
 }
 
-// fence is the first statement of each transaction (N3). With yield it matches nothing while a command waits for the fence.
-func (h *Held) fence(ctx context.Context, dirty []string, yield bool) error {
-	call, cancel := context.WithTimeout(ctx, h.l.cfg.CallTimeout)
+// fenceTransaction is the first statement of each transaction (N3). It returns errNotOwner if this
+// process does not own the document. With yield it also returns errNotOwner while a command waits for the
+// fence.
+func (h *Held) fenceTransaction(ctx context.Context, dirty []string, yield bool) error {
+	call, cancel := context.WithTimeout(ctx, h.lease.cfg.CallTimeout)
 	defer cancel()
+
 	update := bson.D{{Key: "$inc", Value: bson.D{{Key: "fence", Value: int64(1)}}}}
 	if len(dirty) > 0 {
-		update = append(update, bson.E{Key: "$addToSet", Value: bson.D{{Key: "dirty", Value: bson.D{{Key: "$each", Value: dirty}}}}})
+		each := bson.D{{Key: "$each", Value: dirty}}
+		update = append(update, bson.E{Key: "$addToSet", Value: bson.D{{Key: "dirty", Value: each}}})
 	}
-	filter := bson.D{{Key: "_id", Value: h.l.cfg.ID}, {Key: "owner", Value: h.acq.Owner}, {Key: "epoch", Value: h.acq.Epoch}}
+
+	filter := bson.D{
+		{Key: "_id", Value: h.lease.cfg.ID}, {Key: "owner", Value: h.acquired.Owner}, {Key: "epoch", Value: h.acquired.Epoch},
+	}
 	if yield {
-		filter = append(filter, bson.E{Key: "foreign", Value: bson.D{{Key: "$not", Value: bson.D{{Key: "$elemMatch", Value: bson.D{{Key: "$nin", Value: *h.yielded.Load()}}}}}}})
+		waiting := bson.D{{Key: "$elemMatch", Value: bson.D{{Key: "$nin", Value: *h.yieldedTo.Load()}}}}
+		filter = append(filter, bson.E{Key: "foreign", Value: bson.D{{Key: "$not", Value: waiting}}})
 	}
-	res, err := h.l.coll.UpdateOne(call, filter, update)
+	res, err := h.lease.coll.UpdateOne(call, filter, update)
 	if err != nil {
 		return fmt.Errorf("fencing: %w", err)
 	}
 	if res.MatchedCount == 0 {
-		return errNotOurs
+		return errNotOwner
 	}
 	return nil
 }
 
 const (
-	yieldFor   = 2 * time.Second // a command that was killed leaves its session in the document
+	// yieldFor bounds the wait for commands. A killed command leaves its session in the document.
+	yieldFor   = 2 * time.Second
 	yieldEvery = 10 * time.Millisecond
 )
 
-// yieldToForeign waits until no command is waiting for the fence. A command needs the fences of all slots in one transaction, and the
-// server aborts the transaction if one owner is inside a transaction of its own: without pauses of busy owners the command would starve.
-// After [yieldFor] the owner goes on, and does not yield to these sessions again.
+// yieldToForeign blocks until no command waits for the fence. A command needs the fences of all slots in one
+// transaction, and the server aborts this transaction if an owner is inside a transaction of its own. Without
+// pauses of busy owners, the command would starve. After [yieldFor] the owner continues, and does not yield to
+// the same sessions again.
 func (h *Held) yieldToForeign(ctx context.Context) {
-	for end := time.Now().Add(yieldFor); ; {
-		call, cancel := context.WithTimeout(ctx, h.l.cfg.CallTimeout)
-		doc, _, err := read(call, h.l.local, h.l.cfg.ID)
+	end := time.Now().Add(yieldFor)
+	for {
+		call, cancel := context.WithTimeout(ctx, h.lease.cfg.CallTimeout)
+		doc, _, err := readDocument(call, h.lease.localColl, h.lease.cfg.ID)
 		cancel()
-		waits := func(session bson.Raw) bool {
-			return !slices.ContainsFunc(*h.yielded.Load(), func(old bson.Raw) bool { return bytes.Equal(old, session) })
+
+		isWaiting := func(session bson.Raw) bool {
+			sameSession := func(old bson.Raw) bool { return bytes.Equal(old, session) }
+			return !slices.ContainsFunc(*h.yieldedTo.Load(), sameSession)
 		}
-		if err != nil || !slices.ContainsFunc(doc.Foreign, waits) {
+		if err != nil || !slices.ContainsFunc(doc.Foreign, isWaiting) {
 			return
 		}
+
 		if time.Now().After(end) {
-			h.yielded.Store(&doc.Foreign)
+			h.yieldedTo.Store(&doc.Foreign)
 			return
 		}
 		if retry.Sleep(ctx, yieldEvery) != nil {
@@ -138,13 +162,14 @@ func (h *Held) yieldToForeign(ctx context.Context) {
 	}
 }
 
-// commit repeats the commit while its outcome is unknown and the lease lasts: a commit that is sent again does nothing
-// twice.
-func (h *Held) commit(ctx context.Context) error {
+// commitTransaction commits, and repeats the commit while its outcome is unknown and the lease is valid.
+// A repeated commit has no second effect.
+func (h *Held) commitTransaction(ctx context.Context) error {
 	for {
-		call, cancel := context.WithTimeout(context.WithoutCancel(ctx), h.l.cfg.CallTimeout)
+		call, cancel := context.WithTimeout(context.WithoutCancel(ctx), h.lease.cfg.CallTimeout)
 		err := h.session.CommitTransaction(call)
 		cancel()
+
 		var le mongo.LabeledError
 		unknown := mongo.IsTimeout(err) || errors.As(err, &le) && le.HasErrorLabel("UnknownTransactionCommitResult")
 		if err == nil || !unknown || retry.Sleep(ctx, 10*time.Millisecond) != nil {
@@ -153,61 +178,73 @@ func (h *Held) commit(ctx context.Context) error {
 	}
 }
 
-// abort ends what is left of the transaction. A server that did not hear of it, or hears of the transaction's first statement
-// after its end, would keep the write lock on the watcher document for transactionLifetimeLimitSeconds, a minute, and our own
-// renewals would wait behind it. So the session outnumbers the transaction; and where a statement that still runs is in the
-// way of that, it is ended by name, and the next renewal outnumbers it. All of it together takes less than two calls may.
-func (h *Held) abort(ctx context.Context) {
-	within := func(do func(context.Context) error) error {
-		call, cancel := context.WithTimeout(context.WithoutCancel(ctx), h.l.cfg.CallTimeout/2)
+// abortTransaction aborts the transaction of the session. If the abort does not reach the server, or the
+// first statement of the transaction arrives after the abort, the server keeps the write lock on the
+// watcher document for transactionLifetimeLimitSeconds, a minute. The renewals of this process would
+// wait for that lock. So abortTransaction supersedes the transaction with a later one of the session. If
+// a statement that still runs prevents this, it kills the session's operations, and the next renewal
+// supersedes the transaction. Everything together takes less time than two calls may.
+func (h *Held) abortTransaction(ctx context.Context) {
+	withTimeout := func(do func(context.Context) error) error {
+		call, cancel := context.WithTimeout(context.WithoutCancel(ctx), h.lease.cfg.CallTimeout/2)
 		defer cancel()
 		return do(call)
 	}
-	_ = within(h.session.AbortTransaction) // the driver does not tell what came of it
-	h.orphan = true
-	err := within(h.endOrphan)
+
+	// The driver does not return whether the abort succeeded.
+	_ = withTimeout(h.session.AbortTransaction)
+	h.mayHaveOrphan = true
+	err := withTimeout(h.supersedeOrphan)
 	if err == nil {
 		return
 	}
-	h.log.Debug("cannot outnumber an aborted transaction yet", "error", err)
-	err = within(func(call context.Context) error {
-		return killSessions(call, h.l.coll.Database().Client(), []bson.Raw{h.session.ID()})
+
+	h.log.Debug("cannot supersede an aborted transaction yet", "error", err)
+	err = withTimeout(func(call context.Context) error {
+		return killSessions(call, h.lease.coll.Database().Client(), []bson.Raw{h.session.ID()})
 	})
 	if err != nil {
-		h.log.Debug("cannot end the transaction's session", "error", err)
+		h.log.Debug("cannot end the session of the transaction", "error", err)
 	}
 }
 
-// endOrphan makes the server abort a transaction of our session that may be open there: the server does so when the session
-// begins one with a higher number, and refuses later statements of the lower. That other one only reads, so it locks nothing
-// that anybody waits for. Call it with the turn taken.
-func (h *Held) endOrphan(ctx context.Context) error {
-	if !h.orphan {
+// supersedeOrphan makes the server abort a transaction of this session that may still be open. When the
+// session starts a transaction with a higher number, the server aborts the lower one and rejects its
+// later statements. The new transaction only reads, so it takes no lock that blocks other writers. The
+// caller must hold the turn.
+func (h *Held) supersedeOrphan(ctx context.Context) error {
+	if !h.mayHaveOrphan {
 		return nil
 	}
 	if err := h.session.StartTransaction(); err != nil {
 		return fmt.Errorf("starting transaction: %w", err)
 	}
-	err := h.l.coll.FindOne(mongo.NewSessionContext(ctx, h.session), bson.D{{Key: "_id", Value: h.l.cfg.ID}}).Err()
+
+	read := h.lease.coll.FindOne(mongo.NewSessionContext(ctx, h.session), bson.D{{Key: "_id", Value: h.lease.cfg.ID}})
+	err := read.Err()
 	_ = h.session.AbortTransaction(ctx)
-	if err != nil && !missing(err) {
-		return fmt.Errorf("outnumbering a transaction: %w", err)
+	if err != nil && !isNotFound(err) {
+		return fmt.Errorf("superseding a transaction: %w", err)
 	}
-	h.orphan = false
+
+	h.mayHaveOrphan = false
 	return nil
 }
 
-// endForeign ends the transactions of commands and the API that may have kept a renewal waiting. One whose process is alive
-// is repeated there.
-func (h *Held) endForeign(ctx context.Context) {
-	call, cancel := context.WithTimeout(context.WithoutCancel(ctx), h.l.cfg.CallTimeout)
+// endForeignTransactions ends the transactions of commands and the API on the document, which may have
+// blocked a renewal. Their processes retry them.
+func (h *Held) endForeignTransactions(ctx context.Context) {
+	call, cancel := context.WithTimeout(context.WithoutCancel(ctx), h.lease.cfg.CallTimeout)
 	defer cancel()
-	doc, _, err := read(call, h.l.local, h.l.cfg.ID) // reads do not wait for a transaction
+
+	// A read does not wait for transactions.
+	doc, _, err := readDocument(call, h.lease.localColl, h.lease.cfg.ID)
 	if err == nil && len(doc.Foreign) > 0 {
-		h.log.Warn("the lease could not be renewed: ending the transactions of commands and the API over its document", "transactions", len(doc.Foreign))
-		err = killSessions(call, h.l.coll.Database().Client(), doc.Foreign)
+		h.log.Warn("cannot renew the lease in time; ending transactions of commands and the API on its document",
+			"transactions", len(doc.Foreign))
+		err = killSessions(call, h.lease.coll.Database().Client(), doc.Foreign)
 	}
 	if err != nil {
-		h.log.Debug("cannot end others' transactions", "error", err)
+		h.log.Debug("cannot end the transactions of other processes", "error", err)
 	}
 }

@@ -17,125 +17,137 @@ import (
 	"github.com/outrelay/outrelay/resume"
 )
 
-// Held is one term of ownership. Its methods may be called from any goroutine; writes of the owner's fields follow one
-// another, whoever asks for them.
+// Held is one ownership of the watcher, from the acquisition to the release or loss. Its methods are safe
+// for concurrent use. Writes of the owner's fields run one after the other.
 type Held struct {
-	l       *Lease
-	log     *slog.Logger
-	acq     Document
-	session *mongo.Session
+	lease    *Lease
+	log      *slog.Logger
+	acquired Document
+	session  *mongo.Session
 
 	ctx    context.Context
 	cancel context.CancelCauseFunc
 
-	deadline atomic.Int64 // on Lease.clock; past it work is suspended (N2)
-	pulse    atomic.Pointer[chan struct{}]
-	wrote    atomic.Int64 // on Lease.clock: when the last successful write was sent
-	saved    atomic.Int64 // on Lease.clock: when the position was last written
-	source   atomic.Pointer[func() Checkpoint]
-	control  chan Control // 1 slot, the latest
-	dirty    atomic.Pointer[[]string]
-	suspend  atomic.Bool
+	deadline       atomic.Int64                  // on Lease.clock; past it work is suspended (N2)
+	extended       atomic.Pointer[chan struct{}] // closed and replaced when deadline moves
+	lastWrite      atomic.Int64                  // on Lease.clock: when the last successful write was sent
+	lastCheckpoint atomic.Int64                  // on Lease.clock: when the position was last saved
+	source         atomic.Pointer[func() Checkpoint]
+	control        chan Control // 1 slot, the latest
+	dirty          atomic.Pointer[[]string]
+	suspended      atomic.Bool
+	lapsedPin      atomic.Pointer[string]     // see Lapsed; the turn is required to write it
+	yieldedTo      atomic.Pointer[[]bson.Raw] // sessions of commands that this owner does not wait for again
 
-	turn chan struct{} // 1 slot: held by whoever writes the owner's fields; guards what follows
-	// seq is the number of the last write sent, whatever became of it.
-	seq     int64
-	written resume.Position
-	offsets map[string][]int64
-	stored  map[string][]int64 // offsets as the last write of them that succeeded had them; nil: unknown
-	trips   roundTrips
-	told    Control // last sent to control
-	orphan  bool    // a transaction of our session may be open at the server
+	// turn has one slot. A goroutine that writes the owner's fields occupies it. It guards the fields below.
+	turn chan struct{}
 
-	lapsed  atomic.Pointer[string]     // see Lapsed; written with the turn taken
-	yielded atomic.Pointer[[]bson.Raw] // sessions of commands that this owner does not wait for again
+	seq           int64 // number of the last write that was sent, successful or not
+	savedPosition resume.Position
+	offsets       map[string][]int64
+	storedOffsets map[string][]int64 // offsets as last written with success; nil if unknown
+	roundTrips    roundTrips
+	lastControl   Control // last value sent to control
+	mayHaveOrphan bool    // a transaction of the session may be open at the server
 }
 
+// newHeld returns the ownership that the acquisition of c returned as doc. sent is when the acquisition
+// was sent.
 func newHeld(ctx context.Context, c *contender, doc Document, sent time.Duration) *Held {
-	l := c.l
+	l := c.lease
 	h := &Held{
-		l: l, acq: doc, session: c.session,
+		lease: l, acquired: doc, session: c.session,
 		log:     l.log.With("epoch", doc.Epoch),
 		control: make(chan Control, 1),
 		turn:    make(chan struct{}, 1),
-		seq:     doc.Seq,
-		written: doc.Position(),
-		offsets: doc.OffsetMap(),
+
+		seq:           doc.Seq,
+		savedPosition: doc.Position(),
+		offsets:       doc.OffsetMap(),
 	}
 	h.ctx, h.cancel = context.WithCancelCause(context.WithoutCancel(ctx))
-	pulse := make(chan struct{})
-	h.pulse.Store(&pulse)
-	h.saved.Store(int64(sent))
+	extended := make(chan struct{})
+	h.extended.Store(&extended)
+	h.lastCheckpoint.Store(int64(sent))
 	h.dirty.Store(&doc.Dirty)
-	h.extend(sent)
+	h.lapsedPin.Store(new(string))
+	h.yieldedTo.Store(&[]bson.Raw{})
+	h.extendDeadline(sent)
+
 	l.cfg.Metrics.Takeovers.Inc()
-	l.stand(Standing{Held: true, Owner: doc.Owner, Node: doc.Node, Epoch: doc.Epoch})
+	l.setStanding(Standing{Held: true, Owner: doc.Owner, Node: doc.Node, Epoch: doc.Epoch})
 	h.log.Info("lease acquired", "owner", doc.Owner)
-	h.lapsed.Store(new(string))
-	h.yielded.Store(&[]bson.Raw{})
+
 	if pin := doc.Control.Pin; pin != "" && pin != l.cfg.Node && !l.cfg.Paused {
-		h.lapsed.Store(&pin)
-		h.log.Error("ALARM: the watcher is pinned to a node that gives no sign of life; running it here", "pin", pin, "advice", "start that node, or end the pin")
+		h.lapsedPin.Store(&pin)
+		h.log.Error("ALARM: the watcher is pinned to a node that is not responding; this node runs it", "pin", pin,
+			"advice", "start that node, or remove the pin")
 	}
 	return h
 }
 
-// Document is the watcher document as the acquisition returned it: the token, offsets and senders to go on from (N1).
-func (h *Held) Document() Document { return h.acq }
+// Document returns the watcher document as the acquisition returned it: the token, offsets and senders
+// from which the owner continues (N1).
+func (h *Held) Document() Document { return h.acquired }
 
-// Context ends with cause [ErrLeaseLost] or [ErrReleased]; it carries the values of the context given to Acquire.
+// Context returns a context that ends with cause [ErrLeaseLost] or [ErrReleased]. It carries the values
+// of the context of Acquire.
 func (h *Held) Context() context.Context { return h.ctx }
 
-// Control delivers what operators ask, latest only, whenever it changes. A Control with Yield set means: drain and
-// Release now.
+// Control returns a channel that delivers the requests of operators whenever they change, latest only.
+// If Yield is set, the owner must drain and Release now.
 func (h *Held) Control() <-chan Control { return h.control }
 
-// Dirty are the collections with exceptions or scheduled envelopes, as the last write of the document showed them: others than
-// the owner add to them (N17). The list is shared; do not change it.
+// Dirty returns the collections with exceptions or scheduled envelopes, as of the last write of the
+// document. Processes other than the owner also add to them (N17). The caller must not change the list.
 func (h *Held) Dirty() []string { return *h.dirty.Load() }
 
-// Lapsed is the node that the watcher is pinned to while this term disregards the pin, because that node gives no sign of
-// life; "" otherwise.
-func (h *Held) Lapsed() string { return *h.lapsed.Load() }
+// Lapsed returns the node of a pin that this owner disregards because the node is not responding, or "".
+func (h *Held) Lapsed() string { return *h.lapsedPin.Load() }
 
-// Cleaned notes that a fenced transaction took a collection off that list, before the next renewal shows it.
+// Cleaned removes ns from the list that Dirty returns. It is called after a fenced transaction removed
+// ns from the document, because the next renewal may be a second away.
 func (h *Held) Cleaned(ns string) {
 	rest := slices.DeleteFunc(slices.Clone(h.Dirty()), func(x string) bool { return x == ns })
 	h.dirty.Store(&rest)
 }
 
-// SetSource names the function that renewals ask for the present checkpoint. It must not block, nor call back into the
-// Held.
+// SetSource sets the function from which renewals get the current checkpoint. It must not block, and
+// must not call the Held.
 func (h *Held) SetSource(f func() Checkpoint) { h.source.Store(&f) }
 
-// Valid reports whether work may be done now: it is false from the guard before the expiry until a renewal succeeds (N2).
-// It costs a read of the clock.
-func (h *Held) Valid() bool { return int64(h.l.clock()) < h.deadline.Load() }
+// Valid reports whether work may be done now. It returns false from the guard time before the expiry
+// until a renewal succeeds (N2). It costs one read of the clock.
+func (h *Held) Valid() bool { return int64(h.lease.clock()) < h.deadline.Load() }
 
-// left is how long Valid stays true without a renewal.
-func (h *Held) left() time.Duration { return time.Duration(h.deadline.Load()) - h.l.clock() }
+// validFor returns how long Valid stays true without a renewal.
+func (h *Held) validFor() time.Duration { return time.Duration(h.deadline.Load()) - h.lease.clock() }
 
-// extend moves the deadline after a write that was sent at sent and succeeded.
-func (h *Held) extend(sent time.Duration) {
-	end := sent + h.l.cfg.TTL - guard(h.l.cfg.TTL, h.l.cfg.Guard, h.trips.p99())
-	h.deadline.Store(int64(end))
-	h.wrote.Store(int64(sent))
+// extendDeadline moves the deadline after a successful write that was sent at the time sent.
+func (h *Held) extendDeadline(sent time.Duration) {
+	cfg := &h.lease.cfg
+	deadline := sent + cfg.TTL - guardTime(cfg.TTL, cfg.Guard, h.roundTrips.p99())
+	h.deadline.Store(int64(deadline))
+	h.lastWrite.Store(int64(sent))
+
 	fresh := make(chan struct{})
-	close(*h.pulse.Swap(&fresh))
+	close(*h.extended.Swap(&fresh))
 }
 
-// awaitValid blocks while the work is suspended.
+// awaitValid blocks while the work is suspended. It returns an error if the ownership or ctx ends.
 func (h *Held) awaitValid(ctx context.Context) error {
 	for {
-		pulse := *h.pulse.Load()
-		switch {
-		case h.ctx.Err() != nil:
+		// Loaded before the check, so that an extension after the check is not missed.
+		extended := *h.extended.Load()
+		if h.ctx.Err() != nil {
 			return context.Cause(h.ctx)
-		case h.Valid():
+		}
+		if h.Valid() {
 			return nil
 		}
+
 		select {
-		case <-pulse:
+		case <-extended:
 		case <-h.ctx.Done():
 		case <-ctx.Done():
 			return context.Cause(ctx)
@@ -143,8 +155,8 @@ func (h *Held) awaitValid(ctx context.Context) error {
 	}
 }
 
-// take waits for the turn to write the owner's fields.
-func (h *Held) take(ctx context.Context) error {
+// acquireTurn blocks until this goroutine may write the owner's fields.
+func (h *Held) acquireTurn(ctx context.Context) error {
 	select {
 	case h.turn <- struct{}{}:
 	case <-h.ctx.Done():
@@ -152,6 +164,8 @@ func (h *Held) take(ctx context.Context) error {
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
+
+	// The select chooses at random when the ownership has ended as well.
 	if h.ctx.Err() != nil {
 		<-h.turn
 		return context.Cause(h.ctx)
@@ -159,34 +173,35 @@ func (h *Held) take(ctx context.Context) error {
 	return nil
 }
 
-func (h *Held) give() { <-h.turn }
+func (h *Held) releaseTurn() { <-h.turn }
 
-// lose ends the term.
-func (h *Held) lose(why error) error {
+// markLost ends the ownership as lost and returns the cause. The caller must hold the turn.
+func (h *Held) markLost(reason error) error {
 	err := ErrLeaseLost
-	if why != nil {
-		err = fmt.Errorf("%w: %w", ErrLeaseLost, why)
+	if reason != nil {
+		err = fmt.Errorf("%w: %w", ErrLeaseLost, reason)
 	}
 	h.deadline.Store(math.MinInt64)
+
 	if h.ctx.Err() == nil {
 		h.cancel(err)
-		h.l.cfg.Metrics.LeaseLost.Inc()
-		h.l.stand(Standing{Reason: "the lease was lost", Epoch: h.acq.Epoch})
-		h.log.Warn("lease lost; everything begun under it ends", "error", err)
+		h.lease.cfg.Metrics.LeaseLost.Inc()
+		h.lease.setStanding(Standing{Reason: "the lease was lost", Epoch: h.acquired.Epoch})
+		h.log.Warn("lease lost; ending all work under it", "error", err)
 		h.endSession()
 	}
 	return context.Cause(h.ctx)
 }
 
-// endSession gives the session back. It is called with the turn taken, so no transaction is under way.
+// endSession ends the session. The caller holds the turn, so no transaction is under way.
 func (h *Held) endSession() {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(h.ctx), h.l.cfg.CallTimeout)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(h.ctx), h.lease.cfg.CallTimeout)
 	defer cancel()
 	h.session.EndSession(ctx)
 }
 
-// view is what a write of the owner's fields returns.
-type view struct {
+// ownerFields are the fields that a write of the owner returns.
+type ownerFields struct {
 	Owner     string    `bson:"owner"`
 	Epoch     int64     `bson:"epoch"`
 	Seq       int64     `bson:"seq"`
@@ -195,86 +210,115 @@ type view struct {
 	Dirty     []string  `bson:"dirty"`
 }
 
-// write sets fields and renews, or releases, in one fenced statement. Call it with the turn taken. Its errors are
-// [ErrLeaseLost] and those of the server, after which the outcome is not known: the next write has a higher seq and
-// settles it, because a late one with a lower seq matches nothing any more.
-func (h *Held) write(ctx context.Context, fields bson.D, release bool) (view, error) {
-	h.seq++ // N1: never the same seq for another content
-	seq, l := h.seq, h.l
-	set := append(bson.D{
-		{Key: "seq", Value: seq},
-		{Key: "renewedAt", Value: "$$NOW"},
-		{Key: "expiresAt", Value: op("$add", "$$NOW", l.cfg.TTL.Milliseconds())},
-	}, fields...)
-	if release {
-		set[2].Value = "$$NOW"
-		set = append(set, bson.E{Key: "owner", Value: lit(nil)})
+// ownerProjection returns the projection that yields ownerFields.
+func ownerProjection() bson.D {
+	return bson.D{
+		{Key: "owner", Value: 1}, {Key: "epoch", Value: 1}, {Key: "seq", Value: 1},
+		{Key: "control", Value: 1}, {Key: "renewedAt", Value: 1}, {Key: "dirty", Value: 1},
 	}
-	// N1: own fields only, never control, and no comparison of tokens: after a restore that would look like a lost lease.
+}
+
+// writeOwnerFields sets fields and renews the lease, or releases it, in one fenced statement. The caller
+// must hold the turn. It returns [ErrLeaseLost] or an error of the server. After an error of the server
+// the outcome is unknown. The next write has a higher seq and settles it: a delayed write with a lower
+// seq no longer matches.
+func (h *Held) writeOwnerFields(ctx context.Context, fields bson.D, release bool) (ownerFields, error) {
+	// N1: two writes with different content never have the same seq.
+	h.seq++
+	l, seq := h.lease, h.seq
+
+	set := bson.D{{Key: "seq", Value: seq}, {Key: "renewedAt", Value: "$$NOW"}}
+	if release {
+		set = append(set, bson.E{Key: "expiresAt", Value: "$$NOW"})
+		set = append(set, fields...)
+		set = append(set, bson.E{Key: "owner", Value: lit(nil)})
+	} else {
+		set = append(set, bson.E{Key: "expiresAt", Value: op("$add", "$$NOW", l.cfg.TTL.Milliseconds())})
+		set = append(set, fields...)
+	}
+
+	// N1: a write sets only the owner's fields, never control. The filter does not compare tokens: after
+	// a restore, a different token would look like a lost lease.
 	filter := bson.D{
 		{Key: "_id", Value: l.cfg.ID},
-		{Key: "owner", Value: h.acq.Owner},
-		{Key: "epoch", Value: h.acq.Epoch},
+		{Key: "owner", Value: h.acquired.Owner},
+		{Key: "epoch", Value: h.acquired.Epoch},
 		{Key: "seq", Value: bson.D{{Key: "$lt", Value: seq}}},
 	}
-	opts := options.FindOneAndUpdate().SetReturnDocument(options.After).SetProjection(bson.D{
-		{Key: "owner", Value: 1}, {Key: "epoch", Value: 1}, {Key: "seq", Value: 1}, {Key: "control", Value: 1}, {Key: "renewedAt", Value: 1}, {Key: "dirty", Value: 1},
-	})
+	opts := options.FindOneAndUpdate().SetReturnDocument(options.After).SetProjection(ownerProjection())
+
 	call, cancel := context.WithTimeout(context.WithoutCancel(ctx), l.cfg.CallTimeout)
 	defer cancel()
-	if err := h.endOrphan(call); err != nil {
-		return view{}, err
+	if err := h.supersedeOrphan(call); err != nil {
+		return ownerFields{}, err
 	}
-	first := l.clock()
-	for again := false; ; again = true {
+
+	firstSent := l.clock()
+	for resent := false; ; resent = true {
 		sent := l.clock()
-		var v view
+		var v ownerFields
 		err := l.coll.FindOneAndUpdate(call, filter, mongo.Pipeline{{{Key: "$set", Value: set}}}, opts).Decode(&v)
-		switch {
-		case errors.Is(err, mongo.ErrNoDocuments):
-			v, err = h.confirm(call, seq, release)
-			sent = first // the earliest that may have been applied
-		case err != nil && !again && ambiguous(err):
+		if errors.Is(err, mongo.ErrNoDocuments) {
+			v, err = h.confirmWrite(call, seq, release)
+			// If the write was applied, it may have been the first one.
+			sent = firstSent
+		} else if err != nil && !resent && mayBeApplied(err) {
 			continue
 		}
+
 		if mongo.IsTimeout(err) || call.Err() != nil && err != nil {
-			h.endForeign(ctx)
+			h.endForeignTransactions(ctx)
 		}
 		if err != nil {
-			return view{}, err
+			return ownerFields{}, err
 		}
-		h.trips.add(l.clock() - sent)
+
+		h.roundTrips.record(l.clock() - sent)
 		h.dirty.Store(&v.Dirty)
 		if !release {
-			h.extend(sent)
+			h.extendDeadline(sent)
 		}
 		return v, nil
 	}
 }
 
-// confirm reads the document after a write matched nothing: it may be this very write that was applied before its answer
-// was lost (N1). Another's epoch is the loss; a document that shows neither is not up to date yet.
-func (h *Held) confirm(ctx context.Context, seq int64, released bool) (view, error) {
-	var v view
-	err := h.l.coll.FindOne(ctx, bson.D{{Key: "_id", Value: h.l.cfg.ID}}, options.FindOne().SetProjection(bson.D{
-		{Key: "owner", Value: 1}, {Key: "epoch", Value: 1}, {Key: "seq", Value: 1}, {Key: "control", Value: 1}, {Key: "renewedAt", Value: 1}, {Key: "dirty", Value: 1},
-	})).Decode(&v)
-	switch {
-	case errors.Is(err, mongo.ErrNoDocuments):
-		return view{}, h.lose(fmt.Errorf("%w: %s was deleted; run `outrelay recover`", ErrVanished, h.l.cfg.ID))
-	case err != nil:
-		return view{}, fmt.Errorf("reading back the watcher document: %w", err)
-	case v.Epoch > h.acq.Epoch:
-		return view{}, h.lose(fmt.Errorf("epoch %d of %s took over from epoch %d", v.Epoch, v.Owner, h.acq.Epoch))
-	case v.Epoch < h.acq.Epoch && !h.Valid():
-		// The document went back, as a restore does, and stayed there past our deadline.
-		return view{}, h.lose(fmt.Errorf("the document went back from epoch %d to %d", h.acq.Epoch, v.Epoch))
-	case v.Epoch < h.acq.Epoch:
-		return view{}, errUnknown
-	case v.Owner == h.acq.Owner && v.Seq == seq && !released, v.Owner == "" && v.Seq == seq && released:
-		return v, nil
-	case v.Owner != h.acq.Owner:
-		return view{}, h.lose(errors.New("it was released"))
+// confirmWrite reads the document after a write matched no document. The server may have applied this
+// very write before its response was lost (N1). A higher epoch means that the lease is lost. If the
+// document shows neither, it is not up to date yet, and the error is errOutcomeUnknown. The caller must
+// hold the turn.
+func (h *Held) confirmWrite(ctx context.Context, seq int64, released bool) (ownerFields, error) {
+	filter := bson.D{{Key: "_id", Value: h.lease.cfg.ID}}
+	var v ownerFields
+	err := h.lease.coll.FindOne(ctx, filter, options.FindOne().SetProjection(ownerProjection())).Decode(&v)
+	if errors.Is(err, mongo.ErrNoDocuments) {
+		id := h.lease.cfg.ID
+		return ownerFields{}, h.markLost(fmt.Errorf("%w: %s was deleted; run `outrelay recover`", ErrVanished, id))
 	}
-	return view{}, errUnknown
+	if err != nil {
+		return ownerFields{}, fmt.Errorf("reading back the watcher document: %w", err)
+	}
+
+	epoch := h.acquired.Epoch
+	if v.Epoch > epoch {
+		return ownerFields{}, h.markLost(fmt.Errorf("epoch %d of %s took over from epoch %d", v.Epoch, v.Owner, epoch))
+	}
+	if v.Epoch < epoch {
+		// A restore sets the document back. It counts as a loss if that lasts past the deadline.
+		if h.Valid() {
+			return ownerFields{}, errOutcomeUnknown
+		}
+		return ownerFields{}, h.markLost(fmt.Errorf("the document went back from epoch %d to %d", epoch, v.Epoch))
+	}
+
+	expectedOwner := h.acquired.Owner
+	if released {
+		expectedOwner = ""
+	}
+	if v.Owner == expectedOwner && v.Seq == seq {
+		return v, nil
+	}
+	if v.Owner != h.acquired.Owner {
+		return ownerFields{}, h.markLost(errors.New("it was released"))
+	}
+	return ownerFields{}, errOutcomeUnknown
 }

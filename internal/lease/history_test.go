@@ -62,7 +62,7 @@ type history struct {
 	valid  map[int64][2]time.Duration // by epoch: first and last moment at which its holder was seen valid
 }
 
-func (h *history) record(client int, in leaseOp, do func() (leaseAnswer, bool)) (leaseAnswer, bool) {
+func (h *history) recordOperation(client int, in leaseOp, do func() (leaseAnswer, bool)) (leaseAnswer, bool) {
 	called := time.Since(h.start)
 	out, known := do()
 	if known {
@@ -74,9 +74,9 @@ func (h *history) record(client int, in leaseOp, do func() (leaseAnswer, bool)) 
 	return out, known
 }
 
-// saw notes that the holder of epoch found itself valid. The clock is read before Valid is asked and so errs to no side
+// recordEpoch notes that the holder of epoch found itself valid. The clock is read before Valid is asked and so errs to no side
 // that would excuse an overlap: it was valid then, or it would not be now.
-func (h *history) saw(epoch int64, held *Held) bool {
+func (h *history) recordEpoch(epoch int64, held *Held) bool {
 	at := time.Since(h.start)
 	if !held.Valid() {
 		return false
@@ -92,13 +92,13 @@ func (h *history) saw(epoch int64, held *Held) bool {
 	return true
 }
 
-func (h *history) acquire(t *testing.T, client int, c *contender) *Held {
+func (h *history) acquireOnce(t *testing.T, client int, c *contender) *Held {
 	var held *Held
-	h.record(client, leaseOp{kind: "acquire"}, func() (leaseAnswer, bool) {
-		c.claim.owner = ownerName(c.l.cfg.Node)
-		sent := c.l.clock()
+	h.recordOperation(client, leaseOp{kind: "acquire"}, func() (leaseAnswer, bool) {
+		c.claim.owner = ownerName(c.lease.cfg.Node)
+		sent := c.lease.clock()
 		var doc Document
-		err := c.l.coll.FindOneAndUpdate(t.Context(), bson.D{{Key: "_id", Value: slot}}, c.claim.pipeline(),
+		err := c.lease.coll.FindOneAndUpdate(t.Context(), bson.D{{Key: "_id", Value: slot}}, c.claim.acquirePipeline(),
 			options.FindOneAndUpdate().SetUpsert(true).SetReturnDocument(options.After)).Decode(&doc)
 		if mongo.IsDuplicateKeyError(err) { // another one made the document at the same moment
 			return leaseAnswer{}, false
@@ -116,13 +116,13 @@ func (h *history) acquire(t *testing.T, client int, c *contender) *Held {
 	return held
 }
 
-func (h *history) write(t *testing.T, client int, held *Held, release bool) bool {
+func (h *history) writeOnce(t *testing.T, client int, held *Held, release bool) bool {
 	kind := "renew"
 	if release {
 		kind = "release"
 	}
-	out, _ := h.record(client, leaseOp{kind: kind, epoch: held.acq.Epoch}, func() (leaseAnswer, bool) {
-		v, err := held.write(t.Context(), nil, release)
+	out, _ := h.recordOperation(client, leaseOp{kind: kind, epoch: held.acquired.Epoch}, func() (leaseAnswer, bool) {
+		v, err := held.writeOwnerFields(t.Context(), nil, release)
 		if held.ctx.Err() != nil {
 			return leaseAnswer{lost: true}, true
 		}
@@ -130,7 +130,7 @@ func (h *history) write(t *testing.T, client int, held *Held, release bool) bool
 			t.Error(err)
 			return leaseAnswer{}, false
 		}
-		expires := v.RenewedAt.Add(held.l.cfg.TTL)
+		expires := v.RenewedAt.Add(held.lease.cfg.TTL)
 		if release {
 			expires = v.RenewedAt
 		}
@@ -139,8 +139,8 @@ func (h *history) write(t *testing.T, client int, held *Held, release bool) bool
 	return !out.lost
 }
 
-// stall is a process that does not run for a while: 0 … 2 ttl, mostly short.
-func stall(r *rand.Rand, ttl time.Duration) {
+// pauseRandomly is a process that does not run for a while: 0 … 2 ttl, mostly short.
+func pauseRandomly(r *rand.Rand, ttl time.Duration) {
 	d := time.Duration(r.Int64N(int64(ttl / 4)))
 	if r.IntN(8) == 0 {
 		d = time.Duration(r.Int64N(int64(2 * ttl)))
@@ -148,8 +148,8 @@ func stall(r *rand.Rand, ttl time.Duration) {
 	<-time.After(d)
 }
 
-func (h *history) contend(t *testing.T, client int, coll *mongo.Collection, enough func() bool) {
-	cfg := config(coll, fmt.Sprintf("node%d", client))
+func (h *history) contendUntil(t *testing.T, client int, coll *mongo.Collection, enough func() bool) {
+	cfg := shortConfig(coll, fmt.Sprintf("node%d", client))
 	cfg.TTL, cfg.Renew = 150*time.Millisecond, 30*time.Millisecond
 	l, err := New(cfg)
 	if err != nil {
@@ -157,37 +157,37 @@ func (h *history) contend(t *testing.T, client int, coll *mongo.Collection, enou
 		return
 	}
 	r := rand.New(rand.NewPCG(uint64(client), 1))
-	c, err := l.contend()
+	c, err := l.newContender()
 	if err != nil {
 		t.Error(err)
 		return
 	}
-	defer c.end()
+	defer c.endSession()
 	for !enough() {
-		held := h.acquire(t, client, c)
+		held := h.acquireOnce(t, client, c)
 		for held != nil {
 			// A stalled process asks again before it does anything, and finds itself suspended; it renews all the same.
 			for range 3 {
-				if h.saw(held.acq.Epoch, held) {
-					stall(r, cfg.TTL)
+				if h.recordEpoch(held.acquired.Epoch, held) {
+					pauseRandomly(r, cfg.TTL)
 				}
 			}
-			h.saw(held.acq.Epoch, held)
+			h.recordEpoch(held.acquired.Epoch, held)
 			end := r.IntN(5)
 			if end == 0 {
 				break // it died: nothing is released
 			}
-			if !h.write(t, client, held, end == 1) || end == 1 {
+			if !h.writeOnce(t, client, held, end == 1) || end == 1 {
 				break
 			}
 		}
-		stall(r, cfg.TTL/2)
+		pauseRandomly(r, cfg.TTL/2)
 	}
 }
 
 func TestN01_EightContendersWithStallsAreLinearizable(t *testing.T) {
 	t.Parallel()
-	coll, _ := place(t)
+	coll, _ := newCollection(t)
 	stream, err := coll.Watch(t.Context(), mongo.Pipeline{}, options.ChangeStream().SetMaxAwaitTime(100*time.Millisecond))
 	if err != nil {
 		t.Fatal(err)
@@ -202,14 +202,14 @@ func TestN01_EightContendersWithStallsAreLinearizable(t *testing.T) {
 	}
 	var wg sync.WaitGroup
 	for client := range 8 {
-		wg.Go(func() { h.contend(t, client, coll, enough) })
+		wg.Go(func() { h.contendUntil(t, client, coll, enough) })
 	}
 	wg.Wait()
 
 	if verdict := porcupine.CheckOperationsTimeout(leaseModel, h.ops, 2*time.Minute); verdict != porcupine.Ok {
 		t.Errorf("the history of %d operations is %s", len(h.ops), verdict)
 	}
-	last := stored(t, coll)
+	last := readStored(t, coll)
 	if last.Epoch < least {
 		t.Errorf("only %d epochs in %d operations", last.Epoch, len(h.ops))
 	}

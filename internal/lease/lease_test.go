@@ -26,32 +26,32 @@ const slot = "orders/0of1"
 // patient is how long tests wait for a slow server: for what happens soon, or never.
 const patient = time.Minute
 
-// place is a watchers collection of the test's own, seen by a client that fail points can single out by its appName.
-func place(t *testing.T, more ...*options.ClientOptions) (*mongo.Collection, string) {
+// newCollection is a watchers collection of the test's own, seen by a client that fail points can single out by its appName.
+func newCollection(t *testing.T, more ...*options.ClientOptions) (*mongo.Collection, string) {
 	t.Helper()
 	app := stacktest.Name(t)
 	c := stacktest.Client(t, append(more, options.Client().SetAppName(app).SetRetryWrites(false).SetServerSelectionTimeout(patient))...)
 	return stacktest.Database(t, c).Collection("watchers"), app
 }
 
-// other is the same collection through a client that no fail point of place reaches.
-func other(t *testing.T, coll *mongo.Collection) *mongo.Collection {
+// secondClient is the same collection through a client that no fail point of place reaches.
+func secondClient(t *testing.T, coll *mongo.Collection) *mongo.Collection {
 	t.Helper()
 	return stacktest.Client(t).Database(coll.Database().Name()).Collection(coll.Name())
 }
 
-// config has a short ttl, for tests in which a lease expires. A call to the server may take longer than that: one that is given up
+// shortConfig has a short ttl, for tests in which a lease expires. A call to the server may take longer than that: one that is given up
 // may have been applied, and what the test counts would happen twice.
-func config(coll *mongo.Collection, node string) Config {
+func shortConfig(coll *mongo.Collection, node string) Config {
 	return Config{
 		Collection: coll, ID: slot, Node: node, TTL: time.Second, Renew: 200 * time.Millisecond, CallTimeout: patient / 4,
 		CheckpointEvery: 20 * time.Millisecond, ReplicaSetID: "here", Log: slog.New(slog.DiscardHandler),
 	}
 }
 
-// lasting is config with a ttl that does not expire while the test runs.
-func lasting(coll *mongo.Collection, node string) Config {
-	cfg := config(coll, node)
+// longConfig is config with a ttl that does not expire while the test runs.
+func longConfig(coll *mongo.Collection, node string) Config {
+	cfg := shortConfig(coll, node)
 	cfg.TTL = 10 * patient
 	return cfg
 }
@@ -65,7 +65,7 @@ func newLease(t *testing.T, cfg Config) *Lease {
 	return l
 }
 
-func acquire(t *testing.T, l *Lease) *Held {
+func mustAcquire(t *testing.T, l *Lease) *Held {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patient)
 	defer cancel()
@@ -76,8 +76,8 @@ func acquire(t *testing.T, l *Lease) *Held {
 	return h
 }
 
-// run renews until the test ends and returns where Run's error will be.
-func run(t *testing.T, h *Held) <-chan error {
+// startRun renews until the test ends and returns where Run's error will be.
+func startRun(t *testing.T, h *Held) <-chan error {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	out := make(chan error, 1)
@@ -87,7 +87,7 @@ func run(t *testing.T, h *Held) <-chan error {
 	return out
 }
 
-func stored(t *testing.T, coll *mongo.Collection) Document {
+func readStored(t *testing.T, coll *mongo.Collection) Document {
 	t.Helper()
 	doc, _, err := Read(t.Context(), coll, slot)
 	if err != nil {
@@ -111,7 +111,7 @@ func eventually(t *testing.T, what string, cond func() bool) {
 	}
 }
 
-func within[T any](t *testing.T, c <-chan T, what string) T {
+func receiveWithin[T any](t *testing.T, c <-chan T, what string) T {
 	t.Helper()
 	select {
 	case v := <-c:
@@ -128,8 +128,8 @@ func failCommand(t *testing.T, app string, mode any, data bson.D) (off func()) {
 	return stacktest.FailCommand(t, app, mode, data)
 }
 
-// position is a made-up place in the stream, at second n.
-func position(n uint32) resume.Position {
+// newPosition is a made-up place in the stream, at second n.
+func newPosition(n uint32) resume.Position {
 	data := "82" + hex32(1_700_000_000+n) + hex32(1) + "2B0229296E04"
 	return resume.Position{Token: resume.TokenOf(data), ClusterTime: bson.Timestamp{T: 1_700_000_000 + n, I: 1}}
 }
@@ -170,13 +170,13 @@ func TestGuard(t *testing.T) {
 		{5 * time.Second, 2 * time.Second, 0, 2 * time.Second},
 		{5 * time.Second, 0, time.Minute, 2500 * time.Millisecond},
 	} {
-		if got := guard(c.ttl, c.configured, c.p99); got != c.want {
+		if got := guardTime(c.ttl, c.configured, c.p99); got != c.want {
 			t.Errorf("guard(%v, %v, %v) = %v, want %v", c.ttl, c.configured, c.p99, got, c.want)
 		}
 	}
 	var r roundTrips
 	for i := range 300 {
-		r.add(time.Duration(i) * time.Millisecond)
+		r.record(time.Duration(i) * time.Millisecond)
 	}
 	if p := r.p99(); p < 296*time.Millisecond || p > 299*time.Millisecond {
 		t.Errorf("p99 of the last 128 = %v", p)
@@ -205,27 +205,27 @@ func TestMergeOffsetsKeepsWhatTheSnapshotDoesNotKnow(t *testing.T) {
 
 func TestReleaseWakesTheStandby(t *testing.T) {
 	t.Parallel()
-	coll, _ := place(t)
-	cfg := config(coll, "a")
+	coll, _ := newCollection(t)
+	cfg := shortConfig(coll, "a")
 	cfg.TTL, cfg.Renew = 4*patient, time.Second // neither a timer nor a poll comes as soon as the test gives up: only the wake-up
 	a := newLease(t, cfg)
 	cfg.Node = "b"
 	standby := newLease(t, cfg)
-	h := acquire(t, a)
+	h := mustAcquire(t, a)
 	var took []time.Duration
 	for n := uint32(1); n <= 6; n++ {
-		run(t, h)
+		startRun(t, h)
 		got := make(chan *Held, 1)
 		go func() { b, _ := standby.Acquire(t.Context()); got <- b }()
 		// Its stream may be open by then or not: a release in between must not be missed either way.
 		eventually(t, "the standby sees the owner", func() bool { return standby.Standing().Owner == h.Document().Owner })
 		start := time.Now()
-		if err := h.Release(t.Context(), Checkpoint{Position: position(n)}); err != nil {
+		if err := h.Release(t.Context(), Checkpoint{Position: newPosition(n)}); err != nil {
 			t.Fatal(err)
 		}
-		b := within(t, got, "take-over")
+		b := receiveWithin(t, got, "take-over")
 		took = append(took, time.Since(start))
-		if b == nil || b.Document().Position().Compare(position(n)) != 0 {
+		if b == nil || b.Document().Position().Compare(newPosition(n)) != 0 {
 			t.Fatal("the final checkpoint is not what the next owner got")
 		}
 		if b.Document().Epoch != int64(n)+1 {
@@ -239,11 +239,11 @@ func TestReleaseWakesTheStandby(t *testing.T) {
 
 func TestExpiryIsTakenByTheTimer(t *testing.T) {
 	t.Parallel()
-	coll, _ := place(t)
-	h := acquire(t, newLease(t, config(coll, "a"))) // never renews, as after kill -9
+	coll, _ := newCollection(t)
+	h := mustAcquire(t, newLease(t, shortConfig(coll, "a"))) // never renews, as after kill -9
 	start := time.Now()
-	b := acquire(t, newLease(t, config(coll, "b")))
-	t.Logf("acquired by kill -9's standby after %v with ttl %v", time.Since(start), h.l.cfg.TTL)
+	b := mustAcquire(t, newLease(t, shortConfig(coll, "b")))
+	t.Logf("acquired by kill -9's standby after %v with ttl %v", time.Since(start), h.lease.cfg.TTL)
 	if early := h.Document().ExpiresAt.Sub(b.Document().AcquiredAt); early > 0 {
 		t.Errorf("taken %v before it expired", early)
 	}
@@ -257,13 +257,13 @@ func TestExpiryIsTakenByTheTimer(t *testing.T) {
 
 func TestSaveAndRenewalsAreOneDocument(t *testing.T) {
 	t.Parallel()
-	coll, _ := place(t)
-	h := acquire(t, newLease(t, config(coll, "a")))
+	coll, _ := newCollection(t)
+	h := mustAcquire(t, newLease(t, shortConfig(coll, "a")))
 	h.SetSource(func() Checkpoint {
-		return Checkpoint{Position: position(7), Offsets: map[string][]int64{"outbox.event.order": {3, -1}}, Stats: bson.D{{Key: "rate", Value: 12}}}
+		return Checkpoint{Position: newPosition(7), Offsets: map[string][]int64{"outbox.event.order": {3, -1}}, Stats: bson.D{{Key: "rate", Value: 12}}}
 	})
-	run(t, h)
-	eventually(t, "the position is written", func() bool { return stored(t, coll).Position().Compare(position(7)) == 0 })
+	startRun(t, h)
+	eventually(t, "the position is written", func() bool { return readStored(t, coll).Position().Compare(newPosition(7)) == 0 })
 	gen, hash := 2, "abc"
 	senders := sampleSenders()
 	if err := h.Save(t.Context(), Update{
@@ -275,9 +275,9 @@ func TestSaveAndRenewalsAreOneDocument(t *testing.T) {
 	if err := h.Save(t.Context(), Update{Offsets: map[string][]int64{"x": nil}, ClearGap: true}); err != nil {
 		t.Fatal(err)
 	}
-	after := stored(t, coll).Seq
-	eventually(t, "a renewal after the save", func() bool { return stored(t, coll).Seq > after })
-	d := stored(t, coll)
+	after := readStored(t, coll).Seq
+	eventually(t, "a renewal after the save", func() bool { return readStored(t, coll).Seq > after })
+	d := readStored(t, coll)
 	if o := d.OffsetMap(); len(o) != 1 || len(o["outbox.event.order"]) != 3 || o["outbox.event.order"][1] != 40 {
 		t.Errorf("a renewal undid the saved offsets: %v", o)
 	}
@@ -302,8 +302,8 @@ func TestSaveAndRenewalsAreOneDocument(t *testing.T) {
 // has ordered meanwhile, and nothing that was to be swept is left out.
 func TestN22_AnOrderOutlivesTheSweepUnderWay(t *testing.T) {
 	t.Parallel()
-	coll, _ := place(t)
-	h := acquire(t, newLease(t, config(coll, "a")))
+	coll, _ := newCollection(t)
+	h := mustAcquire(t, newLease(t, shortConfig(coll, "a")))
 	own := Gap{Reason: "286", From: bson.Timestamp{T: 50}, To: bson.Timestamp{T: 90}, Since: time.Now().Add(-time.Minute)}
 	save := func(u Update) {
 		t.Helper()
@@ -313,7 +313,7 @@ func TestN22_AnOrderOutlivesTheSweepUnderWay(t *testing.T) {
 	}
 	ordered := func(from uint32) {
 		t.Helper()
-		if g := stored(t, coll).Gap; g == nil || g.Reason != GapOrdered || g.From.T != from || !g.To.IsZero() {
+		if g := readStored(t, coll).Gap; g == nil || g.Reason != GapOrdered || g.From.T != from || !g.To.IsZero() {
 			t.Fatalf("the document has the gap %+v, want the order, from %d on", g, from)
 		}
 	}
@@ -330,10 +330,10 @@ func TestN22_AnOrderOutlivesTheSweepUnderWay(t *testing.T) {
 	earlier := Gap{Reason: "280", To: bson.Timestamp{T: 95}, Since: time.Now()}
 	save(Update{Gap: &earlier}) // a gap that is found before the order is seen
 	ordered(0)
-	order := stored(t, coll).Gap
+	order := readStored(t, coll).Gap
 	save(Update{Gap: &own, GapSince: order.Since}) // the owner that carries it out
 	save(Update{ClearGap: true, GapSince: own.Since})
-	if g := stored(t, coll).Gap; g != nil {
+	if g := readStored(t, coll).Gap; g != nil {
 		t.Errorf("the gap %+v is left", g)
 	}
 }

@@ -21,11 +21,11 @@ func sampleSenders() []record.Sender {
 
 func TestN01_EveryAcquisitionIsANewEpochAlsoByTheSameNode(t *testing.T) {
 	t.Parallel()
-	coll, _ := place(t)
-	l := newLease(t, config(coll, "$node")) // a name that is an expression where it is not a literal
+	coll, _ := newCollection(t)
+	l := newLease(t, shortConfig(coll, "$node")) // a name that is an expression where it is not a literal
 	var owner, instance string
 	for epoch := int64(1); epoch <= 3; epoch++ {
-		h := acquire(t, l)
+		h := mustAcquire(t, l)
 		d := h.Document()
 		if d.Epoch != epoch || d.Owner == owner || d.Node != "$node" {
 			t.Fatalf("acquisition %d: epoch %d, owner %q after %q", epoch, d.Epoch, d.Owner, owner)
@@ -42,7 +42,7 @@ func TestN01_EveryAcquisitionIsANewEpochAlsoByTheSameNode(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		if got := stored(t, coll); got.Epoch != epoch || got.Seq <= d.Seq {
+		if got := readStored(t, coll); got.Epoch != epoch || got.Seq <= d.Seq {
 			t.Fatalf("a renewal made epoch %d of %d, seq %d of %d", got.Epoch, epoch, got.Seq, d.Seq)
 		}
 		if err := h.Release(t.Context(), Checkpoint{}); err != nil {
@@ -53,43 +53,43 @@ func TestN01_EveryAcquisitionIsANewEpochAlsoByTheSameNode(t *testing.T) {
 
 func TestN01_RenewalsLeaveControlAlone(t *testing.T) {
 	t.Parallel()
-	coll, _ := place(t)
-	h := acquire(t, newLease(t, config(coll, "a")))
+	coll, _ := newCollection(t)
+	h := mustAcquire(t, newLease(t, shortConfig(coll, "a")))
 	if err := StepDown(t.Context(), coll, slot, time.Hour); err != nil {
 		t.Fatal(err)
 	}
 	if err := Pin(t.Context(), coll, slot, "z"); err != nil {
 		t.Fatal(err)
 	}
-	want := stored(t, coll).Control
-	if err := h.Save(t.Context(), Update{Checkpoint: Checkpoint{Position: position(1)}}); err != nil {
+	want := readStored(t, coll).Control
+	if err := h.Save(t.Context(), Update{Checkpoint: Checkpoint{Position: newPosition(1)}}); err != nil {
 		t.Fatal(err)
 	}
-	if got := stored(t, coll).Control; !got.equal(want) || want.Pin != "z" || want.StepDownNode != "a" {
+	if got := readStored(t, coll).Control; !got.equal(want) || want.Pin != "z" || want.StepDownNode != "a" {
 		t.Errorf("control was %+v, is %+v", want, got)
 	}
 }
 
 func TestN01_OwnSeqAlreadyThereIsSuccess(t *testing.T) {
 	t.Parallel()
-	coll, app := place(t)
-	h := acquire(t, newLease(t, lasting(coll, "a")))
-	before := stored(t, coll).Seq
+	coll, app := newCollection(t)
+	h := mustAcquire(t, newLease(t, longConfig(coll, "a")))
+	before := readStored(t, coll).Seq
 	// The write is applied, its answer is an error: the repetition matches nothing and must find its own seq.
 	off := failCommand(t, app, bson.D{{Key: "times", Value: 1}}, bson.D{
 		{Key: "failCommands", Value: bson.A{"findAndModify"}},
 		{Key: "writeConcernError", Value: bson.D{{Key: "code", Value: 64}, {Key: "errmsg", Value: "waiting for replication timed out"}}},
 	})
-	if err := h.take(t.Context()); err != nil {
+	if err := h.acquireTurn(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	err := h.checkpoint(t.Context(), Checkpoint{Position: position(5)}, nil)
-	h.give()
+	err := h.writeCheckpoint(t.Context(), Checkpoint{Position: newPosition(5)}, nil)
+	h.releaseTurn()
 	if err != nil {
 		t.Fatalf("a renewal whose answer was lost: %v", err)
 	}
-	d := stored(t, coll)
-	if d.Seq != before+1 || d.Position().Compare(position(5)) != 0 || h.Context().Err() != nil || !h.Valid() {
+	d := readStored(t, coll)
+	if d.Seq != before+1 || d.Position().Compare(newPosition(5)) != 0 || h.Context().Err() != nil || !h.Valid() {
 		t.Errorf("seq %d after %d, position %s", d.Seq, before, d.Token)
 	}
 	off()
@@ -105,54 +105,54 @@ func TestN01_OwnSeqAlreadyThereIsSuccess(t *testing.T) {
 // A write that waits for its turn behind a renewal writes the position as it is then, not as it was when it was asked for.
 func TestN01_TheCurrentPositionIsAskedForAtTheWrite(t *testing.T) {
 	t.Parallel()
-	coll, _ := place(t)
+	coll, _ := newCollection(t)
 	var log bytes.Buffer
-	cfg := config(coll, "a")
+	cfg := shortConfig(coll, "a")
 	cfg.Log = slog.New(slog.NewTextHandler(&log, nil))
-	h := acquire(t, newLease(t, cfg))
+	h := mustAcquire(t, newLease(t, cfg))
 	var at atomic.Uint32
 	at.Store(3)
-	h.SetSource(func() Checkpoint { return Checkpoint{Position: position(at.Load())} })
-	if err := h.take(t.Context()); err != nil {
+	h.SetSource(func() Checkpoint { return Checkpoint{Position: newPosition(at.Load())} })
+	if err := h.acquireTurn(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	saved := make(chan error)
 	go func() { saved <- h.Save(t.Context(), Update{Current: true, ClearPassed: true}) }()
 	at.Store(7)
-	if err := h.checkpoint(t.Context(), h.current(), nil); err != nil { // the renewal's
+	if err := h.writeCheckpoint(t.Context(), h.currentCheckpoint(), nil); err != nil { // the renewal's
 		t.Fatal(err)
 	}
 	at.Store(9)
-	h.give()
+	h.releaseTurn()
 	if err := <-saved; err != nil {
 		t.Fatal(err)
 	}
-	if p := stored(t, coll).Position(); p.Compare(position(9)) != 0 {
+	if p := readStored(t, coll).Position(); p.Compare(newPosition(9)) != 0 {
 		t.Errorf("stored %s", p.Token)
 	}
-	if strings.Contains(log.String(), "behind the stored one") {
+	if strings.Contains(log.String(), "precedes the stored one") {
 		t.Error(log.String())
 	}
 }
 
 func TestN01_ALateWriteAndAnOldPositionChangeNothing(t *testing.T) {
 	t.Parallel()
-	coll, _ := place(t)
-	h := acquire(t, newLease(t, config(coll, "a")))
+	coll, _ := newCollection(t)
+	h := mustAcquire(t, newLease(t, shortConfig(coll, "a")))
 	for _, n := range []uint32{5, 3} { // the second one goes back
-		if err := h.Save(t.Context(), Update{Checkpoint: Checkpoint{Position: position(n)}}); err != nil {
+		if err := h.Save(t.Context(), Update{Checkpoint: Checkpoint{Position: newPosition(n)}}); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if p := stored(t, coll).Position(); p.Compare(position(5)) != 0 {
+	if p := readStored(t, coll).Position(); p.Compare(newPosition(5)) != 0 {
 		t.Errorf("the position went back to %s", p.Token)
 	}
 	// A write that was under way all the time arrives with a lower seq than the document's.
 	h.seq -= 2
-	if _, err := h.write(t.Context(), bson.D{{Key: "token", Value: lit(position(1).Token)}}, false); err == nil {
+	if _, err := h.writeOwnerFields(t.Context(), bson.D{{Key: "token", Value: lit(newPosition(1).Token)}}, false); err == nil {
 		t.Error("a late write was taken for a success")
 	}
-	if p := stored(t, coll).Position(); p.Compare(position(5)) != 0 {
+	if p := readStored(t, coll).Position(); p.Compare(newPosition(5)) != 0 {
 		t.Errorf("a late write moved the position to %s", p.Token)
 	}
 	if h.Context().Err() != nil {
@@ -162,43 +162,43 @@ func TestN01_ALateWriteAndAnOldPositionChangeNothing(t *testing.T) {
 
 func TestN01_TheAcquisitionsDocumentIsTheTruth(t *testing.T) {
 	t.Parallel()
-	coll, _ := place(t)
-	h := acquire(t, newLease(t, config(coll, "a")))
+	coll, _ := newCollection(t)
+	h := mustAcquire(t, newLease(t, shortConfig(coll, "a")))
 	senders := sampleSenders()
-	if err := h.Save(t.Context(), Update{Senders: &senders, Offsets: map[string][]int64{"t.u": {1, 2, 3}}, Checkpoint: Checkpoint{Position: position(9)}}); err != nil {
+	if err := h.Save(t.Context(), Update{Senders: &senders, Offsets: map[string][]int64{"t.u": {1, 2, 3}}, Checkpoint: Checkpoint{Position: newPosition(9)}}); err != nil {
 		t.Fatal(err)
 	}
-	b := acquire(t, newLease(t, config(coll, "b"))) // a is as dead
+	b := mustAcquire(t, newLease(t, shortConfig(coll, "b"))) // a is as dead
 	d := b.Document()
-	if d.Position().Compare(position(9)) != 0 || len(d.OffsetMap()["t.u"]) != 3 || len(d.Senders()) != 1 {
+	if d.Position().Compare(newPosition(9)) != 0 || len(d.OffsetMap()["t.u"]) != 3 || len(d.Senders()) != 1 {
 		t.Errorf("the new owner got %+v", d)
 	}
-	if err := h.Save(t.Context(), Update{Checkpoint: Checkpoint{Position: position(10)}}); !errors.Is(err, ErrLeaseLost) {
+	if err := h.Save(t.Context(), Update{Checkpoint: Checkpoint{Position: newPosition(10)}}); !errors.Is(err, ErrLeaseLost) {
 		t.Errorf("the deposed owner's checkpoint: %v", err)
 	}
-	if err := h.Release(t.Context(), Checkpoint{Position: position(11)}); !errors.Is(err, ErrLeaseLost) {
+	if err := h.Release(t.Context(), Checkpoint{Position: newPosition(11)}); !errors.Is(err, ErrLeaseLost) {
 		t.Errorf("the deposed owner's release: %v", err)
 	}
-	if now := stored(t, coll); now.Position().Compare(position(9)) != 0 || now.Owner != d.Owner {
+	if now := readStored(t, coll); now.Position().Compare(newPosition(9)) != 0 || now.Owner != d.Owner {
 		t.Errorf("the deposed owner changed the document: %+v", now)
 	}
 }
 
 func TestN01_AnAcquisitionWhoseAnswerWasLostIsFound(t *testing.T) {
 	t.Parallel()
-	coll, app := place(t)
-	l := newLease(t, lasting(coll, "a"))
+	coll, app := newCollection(t)
+	l := newLease(t, longConfig(coll, "a"))
 	failCommand(t, app, bson.D{{Key: "times", Value: 1}}, bson.D{
 		{Key: "failCommands", Value: bson.A{"findAndModify"}},
 		{Key: "writeConcernError", Value: bson.D{{Key: "code", Value: 64}, {Key: "errmsg", Value: "waiting for replication timed out"}}},
 	})
-	h := acquire(t, l)
+	h := mustAcquire(t, l)
 	if e := h.Document().Epoch; e != 1 {
 		t.Errorf("epoch %d: the process waited for its own lease to expire", e)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := newLease(t, config(coll, "b")).Acquire(ctx); !errors.Is(err, context.Canceled) {
+	if _, err := newLease(t, shortConfig(coll, "b")).Acquire(ctx); !errors.Is(err, context.Canceled) {
 		t.Errorf("a standby that is told to end: %v", err)
 	}
 }

@@ -10,18 +10,18 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 )
 
-func outage() bson.D {
+func failingWrites() bson.D {
 	return bson.D{{Key: "failCommands", Value: bson.A{"findAndModify", "update"}}, {Key: "closeConnection", Value: true}}
 }
 
 func TestN02_SuspendedIsNotLost(t *testing.T) {
 	t.Parallel()
-	coll, app := place(t)
-	cfg := config(coll, "a")
+	coll, app := newCollection(t)
+	cfg := shortConfig(coll, "a")
 	cfg.TTL = 3 * time.Second // in which the transaction has to come through, also on a slow server
-	h := acquire(t, newLease(t, cfg))
-	ended := run(t, h)
-	off := failCommand(t, app, "alwaysOn", outage())
+	h := mustAcquire(t, newLease(t, cfg))
+	ended := startRun(t, h)
+	off := failCommand(t, app, "alwaysOn", failingWrites())
 	eventually(t, "the work is suspended", func() bool { return !h.Valid() })
 	fenced := make(chan error, 1)
 	var runs atomic.Int64
@@ -34,7 +34,7 @@ func TestN02_SuspendedIsNotLost(t *testing.T) {
 	// Past the expiry on the server, too: nobody else is there, so nothing is lost.
 	eventually(t, "the lease is expired", func() bool {
 		d, now, err := Read(t.Context(), coll, slot)
-		return err == nil && now.After(d.ExpiresAt.Add(h.l.cfg.TTL/2))
+		return err == nil && now.After(d.ExpiresAt.Add(h.lease.cfg.TTL/2))
 	})
 	select {
 	case err := <-ended:
@@ -48,21 +48,21 @@ func TestN02_SuspendedIsNotLost(t *testing.T) {
 	}
 	off()
 	eventually(t, "the work goes on", h.Valid)
-	if err := within(t, fenced, "the transaction that waited"); err != nil {
+	if err := receiveWithin(t, fenced, "the transaction that waited"); err != nil {
 		t.Errorf("the transaction that waited: %v", err)
 	}
-	if d := stored(t, coll); d.Epoch != 1 || d.Owner != h.Document().Owner || d.Fence < 1 || d.Fence > runs.Load() {
+	if d := readStored(t, coll); d.Epoch != 1 || d.Owner != h.Document().Owner || d.Fence < 1 || d.Fence > runs.Load() {
 		t.Errorf("epoch %d, fence %d after %d runs", d.Epoch, d.Fence, runs.Load())
 	}
 }
 
 func TestN02_OnlyTheDocumentSaysThatItIsLost(t *testing.T) {
 	t.Parallel()
-	coll, app := place(t)
-	h := acquire(t, newLease(t, config(coll, "a")))
-	ended := run(t, h)
-	off := failCommand(t, app, "alwaysOn", outage())
-	b := acquire(t, newLease(t, config(other(t, coll), "b")))
+	coll, app := newCollection(t)
+	h := mustAcquire(t, newLease(t, shortConfig(coll, "a")))
+	ended := startRun(t, h)
+	off := failCommand(t, app, "alwaysOn", failingWrites())
+	b := mustAcquire(t, newLease(t, shortConfig(secondClient(t, coll), "b")))
 	if h.Valid() {
 		t.Error("two valid leases at once")
 	}
@@ -72,7 +72,7 @@ func TestN02_OnlyTheDocumentSaysThatItIsLost(t *testing.T) {
 	default:
 	}
 	off()
-	if err := within(t, ended, "the loss"); !errors.Is(err, ErrLeaseLost) {
+	if err := receiveWithin(t, ended, "the loss"); !errors.Is(err, ErrLeaseLost) {
 		t.Errorf("Run returned %v", err)
 	}
 	if cause := context.Cause(h.Context()); !errors.Is(cause, ErrLeaseLost) {
@@ -88,27 +88,27 @@ func TestN02_OnlyTheDocumentSaysThatItIsLost(t *testing.T) {
 
 func TestN02_ADeletedDocumentIsALoss(t *testing.T) {
 	t.Parallel()
-	coll, _ := place(t)
-	h := acquire(t, newLease(t, config(coll, "a")))
-	ended := run(t, h)
+	coll, _ := newCollection(t)
+	h := mustAcquire(t, newLease(t, shortConfig(coll, "a")))
+	ended := startRun(t, h)
 	if _, err := coll.DeleteOne(t.Context(), bson.D{{Key: "_id", Value: slot}}); err != nil {
 		t.Fatal(err)
 	}
-	if err := within(t, ended, "the loss"); !errors.Is(err, ErrLeaseLost) || !errors.Is(err, ErrVanished) {
+	if err := receiveWithin(t, ended, "the loss"); !errors.Is(err, ErrLeaseLost) || !errors.Is(err, ErrVanished) {
 		t.Errorf("Run returned %v", err)
 	}
 }
 
 func TestN02_TheDeadlineCountsFromBeforeTheSendingAndSeesASuspendedMachine(t *testing.T) {
 	t.Parallel()
-	coll, app := place(t)
-	cfg := config(coll, "a")
+	coll, app := newCollection(t)
+	cfg := shortConfig(coll, "a")
 	cfg.TTL = 10 * time.Second
 	const slow = 2600 * time.Millisecond // so that twice the round trip is more than half of it
 	l := newLease(t, cfg)
 	var jump atomic.Int64
 	l.clock = func() time.Duration { return bootClock() + time.Duration(jump.Load()) }
-	h := acquire(t, l)
+	h := mustAcquire(t, l)
 	if !h.Valid() {
 		t.Fatal("a fresh lease is not valid")
 	}
@@ -130,7 +130,7 @@ func TestN02_TheDeadlineCountsFromBeforeTheSendingAndSeesASuspendedMachine(t *te
 	if late := time.Duration(h.deadline.Load()) - start - l.cfg.TTL; late > 0 {
 		t.Errorf("the deadline is %v later than the lease that began when the slow renewal was sent", late)
 	}
-	sent := time.Duration(h.wrote.Load())
+	sent := time.Duration(h.lastWrite.Load())
 	if answered-sent < slow {
 		t.Errorf("it counts from %v before the answer, which took %v", answered-sent, slow)
 	}
@@ -140,7 +140,7 @@ func TestN02_TheDeadlineCountsFromBeforeTheSendingAndSeesASuspendedMachine(t *te
 }
 
 func BenchmarkValid(b *testing.B) {
-	h := &Held{l: &Lease{clock: bootClock}}
+	h := &Held{lease: &Lease{clock: bootClock}}
 	h.deadline.Store(1 << 62)
 	for b.Loop() {
 		if !h.Valid() {

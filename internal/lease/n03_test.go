@@ -15,7 +15,7 @@ import (
 // ownEnd is less than a transaction lives that nobody ends: a minute.
 const ownEnd = 40 * time.Second
 
-func insert(coll *mongo.Collection, doc any) func(context.Context) error {
+func insertInto(coll *mongo.Collection, doc any) func(context.Context) error {
 	return func(ctx context.Context) error {
 		c := mongo.SessionFromContext(ctx).Client()
 		_, err := c.Database(coll.Database().Name()).Collection("things").InsertOne(ctx, doc)
@@ -23,9 +23,9 @@ func insert(coll *mongo.Collection, doc any) func(context.Context) error {
 	}
 }
 
-func things(t *testing.T, coll *mongo.Collection) int64 {
+func countThings(t *testing.T, coll *mongo.Collection) int64 {
 	t.Helper()
-	n, err := majority(coll.Database().Collection("things")).CountDocuments(t.Context(), bson.D{})
+	n, err := withMajority(coll.Database().Collection("things")).CountDocuments(t.Context(), bson.D{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -34,13 +34,13 @@ func things(t *testing.T, coll *mongo.Collection) int64 {
 
 func TestN03_FencedIsSerialisedWithTheRenewals(t *testing.T) {
 	t.Parallel()
-	coll, _ := place(t)
-	cfg := lasting(coll, "a") // a transaction that runs out of time runs again
+	coll, _ := newCollection(t)
+	cfg := longConfig(coll, "a") // a transaction that runs out of time runs again
 	cfg.CheckpointEvery = time.Millisecond
-	h := acquire(t, newLease(t, cfg))
+	h := mustAcquire(t, newLease(t, cfg))
 	var n atomic.Uint32
-	h.SetSource(func() Checkpoint { return Checkpoint{Position: position(n.Add(1))} }) // moves each time
-	run(t, h)
+	h.SetSource(func() Checkpoint { return Checkpoint{Position: newPosition(n.Add(1))} }) // moves each time
+	startRun(t, h)
 	var wg sync.WaitGroup
 	var runs atomic.Int64
 	for i := range 4 {
@@ -48,7 +48,7 @@ func TestN03_FencedIsSerialisedWithTheRenewals(t *testing.T) {
 			for j := range 10 {
 				err := h.Fenced(t.Context(), []string{"shop.outbox", "shop.outbox"}, func(ctx context.Context) error {
 					runs.Add(1)
-					return insert(coll, bson.D{{Key: "i", Value: i}, {Key: "j", Value: j}})(ctx)
+					return insertInto(coll, bson.D{{Key: "i", Value: i}, {Key: "j", Value: j}})(ctx)
 				})
 				if err != nil {
 					t.Error(err)
@@ -57,8 +57,8 @@ func TestN03_FencedIsSerialisedWithTheRenewals(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	d := stored(t, coll)
-	if got := things(t, coll); got != 40 || d.Fence != 40 || runs.Load() != 40 {
+	d := readStored(t, coll)
+	if got := countThings(t, coll); got != 40 || d.Fence != 40 || runs.Load() != 40 {
 		t.Errorf("%d documents, fence %d, %d runs of 40 transactions: a renewal was in the way", got, d.Fence, runs.Load())
 	}
 	if len(d.Dirty) != 1 || d.Dirty[0] != "shop.outbox" {
@@ -68,16 +68,16 @@ func TestN03_FencedIsSerialisedWithTheRenewals(t *testing.T) {
 
 func TestN03_FencedIsRefusedAfterASteal(t *testing.T) {
 	t.Parallel()
-	coll, _ := place(t)
-	h := acquire(t, newLease(t, config(coll, "a")))
-	b := acquire(t, newLease(t, config(other(t, coll), "b")))
+	coll, _ := newCollection(t)
+	h := mustAcquire(t, newLease(t, shortConfig(coll, "a")))
+	b := mustAcquire(t, newLease(t, shortConfig(secondClient(t, coll), "b")))
 	h.deadline.Store(1 << 62) // a process that was stopped just after it had looked at its clock
-	err := h.Fenced(t.Context(), []string{"x.y"}, insert(coll, bson.D{{Key: "zombie", Value: true}}))
+	err := h.Fenced(t.Context(), []string{"x.y"}, insertInto(coll, bson.D{{Key: "zombie", Value: true}}))
 	if !errors.Is(err, ErrLeaseLost) || !errors.Is(context.Cause(h.Context()), ErrLeaseLost) {
 		t.Errorf("a deposed owner's transaction: %v", err)
 	}
-	d := stored(t, coll)
-	if things(t, coll) != 0 || d.Fence != 0 || len(d.Dirty) != 0 || d.Owner != b.Document().Owner {
+	d := readStored(t, coll)
+	if countThings(t, coll) != 0 || d.Fence != 0 || len(d.Dirty) != 0 || d.Owner != b.Document().Owner {
 		t.Errorf("the deposed owner wrote: %+v", d)
 	}
 	_ = b.Release(t.Context(), Checkpoint{})
@@ -85,31 +85,31 @@ func TestN03_FencedIsRefusedAfterASteal(t *testing.T) {
 
 func TestN03_AStealEndsATransactionUnderWay(t *testing.T) {
 	t.Parallel()
-	coll, _ := place(t)
-	h := acquire(t, newLease(t, config(coll, "a")))
+	coll, _ := newCollection(t)
+	h := mustAcquire(t, newLease(t, shortConfig(coll, "a")))
 	// The owner is killed between its fence and its commit: the server would keep the transaction, and the lock on the
 	// document, for a minute.
 	if err := h.session.StartTransaction(); err != nil {
 		t.Fatal(err)
 	}
 	ctx := mongo.NewSessionContext(t.Context(), h.session)
-	if err := h.fence(ctx, nil, true); err != nil {
+	if err := h.fenceTransaction(ctx, nil, true); err != nil {
 		t.Fatal(err)
 	}
-	if err := insert(coll, bson.D{{Key: "zombie", Value: true}})(ctx); err != nil {
+	if err := insertInto(coll, bson.D{{Key: "zombie", Value: true}})(ctx); err != nil {
 		t.Fatal(err)
 	}
 	start := time.Now()
-	b := acquire(t, newLease(t, config(other(t, coll), "b")))
+	b := mustAcquire(t, newLease(t, shortConfig(secondClient(t, coll), "b")))
 	if d := time.Since(start); d > ownEnd {
 		t.Errorf("the take-over waited %v for a dead owner's transaction", d)
 	} else {
-		t.Logf("take-over after %v, ttl %v", d, h.l.cfg.TTL)
+		t.Logf("take-over after %v, ttl %v", d, h.lease.cfg.TTL)
 	}
 	if err := h.session.CommitTransaction(t.Context()); err == nil {
 		t.Error("the dead owner's transaction was committed after the take-over")
 	}
-	if things(t, coll) != 0 {
+	if countThings(t, coll) != 0 {
 		t.Error("a zombie's write is there")
 	}
 	_ = b.Release(t.Context(), Checkpoint{})
@@ -117,10 +117,10 @@ func TestN03_AStealEndsATransactionUnderWay(t *testing.T) {
 
 func TestN03_TransientErrorsAreRetriedAndOthersReturned(t *testing.T) {
 	t.Parallel()
-	coll, app := place(t)
-	h := acquire(t, newLease(t, lasting(coll, "a")))
-	run(t, h)
-	if err := h.Fenced(t.Context(), nil, insert(coll, bson.D{{Key: "n", Value: 0}})); err != nil {
+	coll, app := newCollection(t)
+	h := mustAcquire(t, newLease(t, longConfig(coll, "a")))
+	startRun(t, h)
+	if err := h.Fenced(t.Context(), nil, insertInto(coll, bson.D{{Key: "n", Value: 0}})); err != nil {
 		t.Fatal(err)
 	}
 	for i, data := range []bson.D{
@@ -129,7 +129,7 @@ func TestN03_TransientErrorsAreRetriedAndOthersReturned(t *testing.T) {
 		{{Key: "failCommands", Value: bson.A{"update"}}, {Key: "closeConnection", Value: true}},
 	} {
 		off := failCommand(t, app, bson.D{{Key: "times", Value: 2}}, data)
-		if err := h.Fenced(t.Context(), nil, insert(coll, bson.D{{Key: "n", Value: i + 1}})); err != nil {
+		if err := h.Fenced(t.Context(), nil, insertInto(coll, bson.D{{Key: "n", Value: i + 1}})); err != nil {
 			t.Errorf("case %d: %v", i, err)
 		}
 		off()
@@ -138,7 +138,7 @@ func TestN03_TransientErrorsAreRetriedAndOthersReturned(t *testing.T) {
 	if err := h.Fenced(t.Context(), nil, func(context.Context) error { return mine }); !errors.Is(err, mine) {
 		t.Errorf("fn's own error: %v", err)
 	}
-	if n := things(t, coll); n != 4 {
+	if n := countThings(t, coll); n != 4 {
 		t.Errorf("%d documents of 4 transactions", n)
 	}
 	// The transactions that failed left nothing behind that a renewal would wait for.
@@ -152,15 +152,15 @@ func TestN03_TransientErrorsAreRetriedAndOthersReturned(t *testing.T) {
 // owner from renewing: else it would wait a minute for its own transaction.
 func TestN03_ARenewalEndsATransactionThatCouldNotBeAborted(t *testing.T) {
 	t.Parallel()
-	coll, app := place(t)
-	h := acquire(t, newLease(t, lasting(coll, "a")))
+	coll, app := newCollection(t)
+	h := mustAcquire(t, newLease(t, longConfig(coll, "a")))
 	off := failCommand(t, app, "alwaysOn", bson.D{
 		{Key: "failCommands", Value: bson.A{"abortTransaction", "killSessions"}}, {Key: "errorCode", Value: 50},
 	})
 	defer off()
 	mine := errors.New("mine")
 	err := h.Fenced(t.Context(), nil, func(ctx context.Context) error {
-		return errors.Join(insert(coll, bson.D{{Key: "n", Value: 0}})(ctx), mine)
+		return errors.Join(insertInto(coll, bson.D{{Key: "n", Value: 0}})(ctx), mine)
 	})
 	if !errors.Is(err, mine) {
 		t.Errorf("fn's own error: %v", err)
@@ -169,10 +169,10 @@ func TestN03_ARenewalEndsATransactionThatCouldNotBeAborted(t *testing.T) {
 	if err := h.Save(t.Context(), Update{}); err != nil || time.Since(start) > ownEnd {
 		t.Errorf("a renewal after it: %v in %v", err, time.Since(start))
 	}
-	if err := h.Fenced(t.Context(), nil, insert(coll, bson.D{{Key: "n", Value: 1}})); err != nil {
+	if err := h.Fenced(t.Context(), nil, insertInto(coll, bson.D{{Key: "n", Value: 1}})); err != nil {
 		t.Error(err)
 	}
-	if n := things(t, coll); n != 1 {
+	if n := countThings(t, coll); n != 1 {
 		t.Errorf("%d documents of one transaction that was aborted and one that was not", n)
 	}
 }
@@ -180,19 +180,21 @@ func TestN03_ARenewalEndsATransactionThatCouldNotBeAborted(t *testing.T) {
 // A command that was killed before its transaction leaves its session in the document. The owner waits for it once.
 func TestN03_AnOwnerYieldsOnceToAKilledCommand(t *testing.T) {
 	t.Parallel()
-	coll, _ := place(t)
-	h := acquire(t, newLease(t, lasting(coll, "a")))
+	coll, _ := newCollection(t)
+	h := mustAcquire(t, newLease(t, longConfig(coll, "a")))
 	killed := bson.D{{Key: "id", Value: bson.Binary{Subtype: bson.TypeBinaryUUID, Data: make([]byte, 16)}}}
-	if _, err := coll.UpdateByID(t.Context(), h.l.cfg.ID, bson.D{{Key: "$push", Value: bson.D{{Key: "foreign", Value: killed}}}}); err != nil {
+	push := bson.D{{Key: "$push", Value: bson.D{{Key: "foreign", Value: killed}}}}
+	if _, err := coll.UpdateByID(t.Context(), h.lease.cfg.ID, push); err != nil {
 		t.Fatal(err)
 	}
+
 	for n := range 4 {
 		start := time.Now()
-		if err := h.Fenced(t.Context(), nil, insert(coll, bson.D{{Key: "n", Value: n}})); err != nil {
+		if err := h.Fenced(t.Context(), nil, insertInto(coll, bson.D{{Key: "n", Value: n}})); err != nil {
 			t.Fatal(err)
 		}
 		if d := time.Since(start); (d >= yieldFor) != (n == 0) {
-			t.Errorf("transaction %d took %v", n, d)
+			t.Errorf("transaction %d took %v, want at least %v only for the first", n, d, yieldFor)
 		}
 	}
 }

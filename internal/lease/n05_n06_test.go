@@ -15,10 +15,10 @@ import (
 
 func TestN05_CopiedStateIsRefused(t *testing.T) {
 	t.Parallel()
-	coll, _ := place(t)
-	h := acquire(t, newLease(t, lasting(coll, "a")))
+	coll, _ := newCollection(t)
+	h := mustAcquire(t, newLease(t, longConfig(coll, "a")))
 	instance := h.Document().Instance
-	cfg := config(coll, "b")
+	cfg := shortConfig(coll, "b")
 	cfg.ReplicaSetID = "there"
 	if err := Adopt(t.Context(), coll, slot, "there"); err == nil {
 		t.Error("state that is in use was adopted")
@@ -26,28 +26,28 @@ func TestN05_CopiedStateIsRefused(t *testing.T) {
 	if err := h.Release(t.Context(), Checkpoint{}); err != nil {
 		t.Fatal(err)
 	}
-	before := stored(t, coll)
+	before := readStored(t, coll)
 	_, err := newLease(t, cfg).Acquire(t.Context())
 	var copied *CopiedStateError
 	if !errors.Is(err, ErrCopiedState) || !errors.As(err, &copied) || copied.Stored != "here" || copied.Here != "there" {
 		t.Fatalf("acquiring copied state: %v", err)
 	}
 	// Also where the first look came too early to see it: the server itself refuses.
-	c, err := newLease(t, cfg).contend()
+	c, err := newLease(t, cfg).newContender()
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer c.end()
-	if _, err := c.attempt(t.Context(), true); !errors.Is(err, ErrCopiedState) {
+	defer c.endSession()
+	if _, err := c.attemptAcquire(t.Context(), true); !errors.Is(err, ErrCopiedState) {
 		t.Errorf("the attempt: %v", err)
 	}
-	if after := stored(t, coll); after.Epoch != before.Epoch || after.Owner != "" {
+	if after := readStored(t, coll); after.Epoch != before.Epoch || after.Owner != "" {
 		t.Errorf("the refused acquisition changed the document: %+v", after)
 	}
 	if err := Adopt(t.Context(), coll, slot, "there"); err != nil {
 		t.Fatal(err)
 	}
-	b := acquire(t, newLease(t, cfg))
+	b := mustAcquire(t, newLease(t, cfg))
 	if b.Document().Instance == instance {
 		t.Error("adopted state kept the transactional ids of where it came from")
 	}
@@ -59,15 +59,15 @@ func TestN05_TheReplicaSetTellsItsID(t *testing.T) {
 	if err != nil || len(id) != 24 {
 		t.Errorf("id %q, %v", id, err)
 	}
-	coll, _ := place(t)
-	cfg := config(coll, "a")
+	coll, _ := newCollection(t)
+	cfg := shortConfig(coll, "a")
 	cfg.ReplicaSetID = ""
-	if got := acquire(t, newLease(t, cfg)).Document().ReplicaSetID; got != id {
+	if got := mustAcquire(t, newLease(t, cfg)).Document().ReplicaSetID; got != id {
 		t.Errorf("stored %q, the server says %q", got, id)
 	}
 }
 
-func control(t *testing.T, h *Held, want func(Control) bool) {
+func awaitControl(t *testing.T, h *Held, want func(Control) bool) {
 	t.Helper()
 	end := time.After(patient)
 	for {
@@ -82,7 +82,7 @@ func control(t *testing.T, h *Held, want func(Control) bool) {
 	}
 }
 
-func stood(t *testing.T, l *Lease) (<-chan *Held, context.CancelFunc) {
+func startAcquire(t *testing.T, l *Lease) (<-chan *Held, context.CancelFunc) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	got := make(chan *Held, 1)
@@ -99,31 +99,31 @@ func stood(t *testing.T, l *Lease) (<-chan *Held, context.CancelFunc) {
 
 func TestN06_PauseStopsTheOwnerAndEveryStandby(t *testing.T) {
 	t.Parallel()
-	coll, _ := place(t)
-	h := acquire(t, newLease(t, config(coll, "a")))
-	run(t, h)
+	coll, _ := newCollection(t)
+	h := mustAcquire(t, newLease(t, shortConfig(coll, "a")))
+	startRun(t, h)
 	if err := Pause(t.Context(), coll, slot); err != nil {
 		t.Fatal(err)
 	}
-	control(t, h, func(c Control) bool { return c.Paused && c.Yield != "" })
+	awaitControl(t, h, func(c Control) bool { return c.Paused && c.Yield != "" })
 	if err := h.Release(t.Context(), Checkpoint{}); err != nil {
 		t.Fatal(err)
 	}
-	b := newLease(t, config(coll, "b"))
-	got, _ := stood(t, b)
+	b := newLease(t, shortConfig(coll, "b"))
+	got, _ := startAcquire(t, b)
 	eventually(t, "the standby knows why it waits", func() bool { return b.Standing().Reason == "paused by an operator" })
-	c, err := b.contend()
+	c, err := b.newContender()
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer c.end()
-	if won, err := c.attempt(t.Context(), true); won != nil || err != nil {
+	defer c.endSession()
+	if won, err := c.attemptAcquire(t.Context(), true); won != nil || err != nil {
 		t.Errorf("a paused watcher was acquired: %v, %v", won, err)
 	}
 	if err := Resume(t.Context(), coll, slot); err != nil {
 		t.Fatal(err)
 	}
-	_ = within(t, got, "taking over after the pause").Release(t.Context(), Checkpoint{})
+	_ = receiveWithin(t, got, "taking over after the pause").Release(t.Context(), Checkpoint{})
 	if err := Pause(t.Context(), coll, "no/0of1"); !errors.Is(err, ErrNotFound) {
 		t.Errorf("pausing a watcher that is not there: %v", err)
 	}
@@ -131,31 +131,31 @@ func TestN06_PauseStopsTheOwnerAndEveryStandby(t *testing.T) {
 
 func TestN06_APinHandsOverAndLapsesWithADeadNode(t *testing.T) {
 	t.Parallel()
-	coll, _ := place(t)
+	coll, _ := newCollection(t)
 	var alive atomic.Bool
-	cfg := config(coll, "a")
+	cfg := shortConfig(coll, "a")
 	cfg.NodeAlive = func(_ context.Context, node string) bool { return node == "b" && alive.Load() }
 	a := newLease(t, cfg)
-	h := acquire(t, a)
-	run(t, h)
+	h := mustAcquire(t, a)
+	startRun(t, h)
 	if err := Pin(t.Context(), coll, slot, "b"); err != nil {
 		t.Fatal(err)
 	}
-	control(t, h, func(c Control) bool { return c.Pin == "b" && c.Yield == "" }) // b is dead: it stays
+	awaitControl(t, h, func(c Control) bool { return c.Pin == "b" && c.Yield == "" }) // b is dead: it stays
 	if h.Lapsed() != "b" {
 		t.Errorf("an owner that stays disregards the pin to %q", h.Lapsed())
 	}
 	alive.Store(true)
-	control(t, h, func(c Control) bool { return c.Yield != "" })
+	awaitControl(t, h, func(c Control) bool { return c.Yield != "" })
 	if h.Lapsed() != "" {
 		t.Errorf("%s lives, and its pin counts as lapsed", h.Lapsed())
 	}
 	if err := h.Release(t.Context(), Checkpoint{}); err != nil {
 		t.Fatal(err)
 	}
-	got, cancel := stood(t, a)
+	got, cancel := startAcquire(t, a)
 	eventually(t, "a keeps away", func() bool { return a.Standing().Reason == "pinned to node b" })
-	b := acquire(t, newLease(t, config(coll, "b")))
+	b := mustAcquire(t, newLease(t, shortConfig(coll, "b")))
 	if err := b.Release(t.Context(), Checkpoint{}); err != nil {
 		t.Fatal(err)
 	}
@@ -168,20 +168,20 @@ func TestN06_APinHandsOverAndLapsesWithADeadNode(t *testing.T) {
 	// b dies: after 10 × ttl the pin holds nobody back any more.
 	alive.Store(false)
 	cfg.TTL, cfg.Renew = 150*time.Millisecond, 40*time.Millisecond
-	expired := stored(t, coll).ExpiresAt
-	h = acquire(t, newLease(t, cfg))
+	expired := readStored(t, coll).ExpiresAt
+	h = mustAcquire(t, newLease(t, cfg))
 	if d := h.Document().AcquiredAt.Sub(expired); d < pinLapse*cfg.TTL {
 		t.Errorf("the pin lapsed after %v", d)
 	}
 	if h.Lapsed() != "b" {
 		t.Errorf("a successor disregards the pin to %q", h.Lapsed())
 	}
-	run(t, h)
-	control(t, h, func(c Control) bool { return c.Pin == "b" && c.Yield == "" })
+	startRun(t, h)
+	awaitControl(t, h, func(c Control) bool { return c.Pin == "b" && c.Yield == "" })
 	if err := Pin(t.Context(), coll, slot, ""); err != nil {
 		t.Fatal(err)
 	}
-	control(t, h, func(c Control) bool { return c.Pin == "" })
+	awaitControl(t, h, func(c Control) bool { return c.Pin == "" })
 	if h.Lapsed() != "" {
 		t.Error("a pin that was ended counts as lapsed")
 	}
@@ -189,27 +189,27 @@ func TestN06_APinHandsOverAndLapsesWithADeadNode(t *testing.T) {
 
 func TestN06_StepDownHoldsOffTheNodeThatStepsDown(t *testing.T) {
 	t.Parallel()
-	coll, _ := place(t)
-	a := newLease(t, config(coll, "a"))
-	h := acquire(t, a)
-	run(t, h)
+	coll, _ := newCollection(t)
+	a := newLease(t, shortConfig(coll, "a"))
+	h := mustAcquire(t, a)
+	startRun(t, h)
 	if err := StepDown(t.Context(), coll, slot, time.Hour); err != nil {
 		t.Fatal(err)
 	}
-	control(t, h, func(c Control) bool { return c.Yield != "" })
+	awaitControl(t, h, func(c Control) bool { return c.Yield != "" })
 	if err := h.Release(t.Context(), Checkpoint{}); err != nil {
 		t.Fatal(err)
 	}
-	c, err := a.contend()
+	c, err := a.newContender()
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer c.end()
-	if won, err := c.attempt(t.Context(), true); won != nil || err != nil {
+	defer c.endSession()
+	if won, err := c.attemptAcquire(t.Context(), true); won != nil || err != nil {
 		t.Fatalf("the node that stepped down took over from itself: %v", err)
 	}
-	b := acquire(t, newLease(t, config(coll, "b")))
-	run(t, b)
+	b := mustAcquire(t, newLease(t, shortConfig(coll, "b")))
+	startRun(t, b)
 	if err := b.Save(t.Context(), Update{}); err != nil {
 		t.Fatal(err)
 	}
@@ -224,11 +224,11 @@ func TestN06_StepDownHoldsOffTheNodeThatStepsDown(t *testing.T) {
 		t.Fatal(err)
 	}
 	soon := mongo.Pipeline{{{Key: "$set", Value: bson.D{{Key: "control.stepDownUntil", Value: op("$add", "$$NOW", 1500)}}}}}
-	if err := order(t.Context(), coll, slot, soon); err != nil {
+	if err := updateControl(t.Context(), coll, slot, soon); err != nil {
 		t.Fatal(err)
 	}
-	until := stored(t, coll).Control.StepDownUntil
-	h = acquire(t, a)
+	until := readStored(t, coll).Control.StepDownUntil
+	h = mustAcquire(t, a)
 	if early := until.Sub(h.Document().AcquiredAt); early > 0 {
 		t.Errorf("a was back %v too early", early)
 	}
@@ -236,7 +236,7 @@ func TestN06_StepDownHoldsOffTheNodeThatStepsDown(t *testing.T) {
 	_ = h.Release(t.Context(), Checkpoint{})
 	start := time.Now()
 	a.HoldOff(400 * time.Millisecond)
-	acquire(t, a)
+	mustAcquire(t, a)
 	if d := time.Since(start); d < 390*time.Millisecond {
 		t.Errorf("back after %v of 400 ms", d)
 	}

@@ -10,33 +10,33 @@ import (
 // The offsets of 60,000 partitions take a megabyte: a renewal and a checkpoint without news of them do not send them.
 func TestOffsetsWithoutNewsAreNotWrittenAgain(t *testing.T) {
 	t.Parallel()
-	coll, _ := place(t)
-	h := acquire(t, newLease(t, lasting(coll, "a")))
+	coll, _ := newCollection(t)
+	h := mustAcquire(t, newLease(t, longConfig(coll, "a")))
 	var at atomic.Uint32
 	var offset atomic.Int64
 	at.Store(1)
 	offset.Store(3)
 	h.SetSource(func() Checkpoint {
-		return Checkpoint{Position: position(at.Load()), Offsets: map[string][]int64{"t": {offset.Load()}}}
+		return Checkpoint{Position: newPosition(at.Load()), Offsets: map[string][]int64{"t": {offset.Load()}}}
 	})
-	run(t, h)
+	startRun(t, h)
 	reached := func(what string) {
 		t.Helper()
 		n := at.Add(1)
-		eventually(t, what, func() bool { return stored(t, coll).Position().Compare(position(n)) == 0 })
+		eventually(t, what, func() bool { return readStored(t, coll).Position().Compare(newPosition(n)) == 0 })
 	}
 	reached("the first offsets")
 	if _, err := coll.UpdateOne(t.Context(), bson.D{}, bson.D{{Key: "$set", Value: bson.D{{Key: "offsets", Value: bson.A{}}}}}); err != nil {
 		t.Fatal(err)
 	}
 	reached("a position without news of the offsets")
-	if o := stored(t, coll).OffsetMap(); len(o) != 0 {
+	if o := readStored(t, coll).OffsetMap(); len(o) != 0 {
 		t.Errorf("offsets were sent once more: %v", o)
 	}
 	offset.Store(4)
 	reached("other offsets")
 	eventually(t, "they are written", func() bool {
-		o := stored(t, coll).OffsetMap()
+		o := readStored(t, coll).OffsetMap()
 		return len(o["t"]) == 1 && o["t"][0] == 4
 	})
 }

@@ -7,55 +7,60 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 )
 
-// pinLapse is how many ttl after its expiry a lease that is pinned elsewhere may be taken all the same (N6).
+// pinLapse is how many ttl after its expiry a lease that is pinned to another node may be acquired (N6).
 const pinLapse = 10
 
-// claim is what a contender writes when it acquires.
+// claim holds the fields that a contender writes when it acquires.
 type claim struct {
 	owner, node, address, version string
-	instance, replicaSet          string // instance for a new document only
+	instance, replicaSet          string // instance is used only for a new document
 	session                       bson.Raw
 	ttl                           time.Duration
-	paused                        bool // take it although it is paused or pinned
+	paused                        bool // acquire although the watcher is paused or pinned
 }
 
-// pipeline is the whole acquisition, judged by the server at one moment: the document as it is unless it may be taken.
-// An unchanged document is no write at all, so losing costs no oplog entry. Each value of ours is a literal: a node's
-// name may begin with a dollar sign.
-func (c claim) pipeline() mongo.Pipeline {
-	taken := bson.D{
+// acquirePipeline returns the update of an acquisition. The server evaluates it at one moment. If the
+// lease may not be acquired, the document stays unchanged, which costs no oplog entry. Each value of the
+// claim is a literal, because the name of a node may begin with a dollar sign.
+func (c claim) acquirePipeline() mongo.Pipeline {
+	fields := bson.D{
 		{Key: "owner", Value: lit(c.owner)},
 		{Key: "node", Value: lit(c.node)},
 		{Key: "address", Value: lit(c.address)},
 		{Key: "version", Value: lit(c.version)},
 		{Key: "session", Value: lit(c.session)},
-		// N1: each acquisition is a new epoch, whoever had the last one.
+		// N1: each acquisition is a new epoch, also if the same node acquires again.
 		{Key: "epoch", Value: op("$add", ifNull("$epoch", int64(0)), int64(1))},
 		{Key: "seq", Value: ifNull("$seq", int64(0))},
 		{Key: "fence", Value: ifNull("$fence", int64(0))},
 		{Key: "instance", Value: ifNull("$instance", lit(c.instance))},
 		{Key: "startedAt", Value: ifNull("$startedAt", "$$NOW")},
-		// What holds the document now would keep this write waiting, so all that is left here is of dead processes.
+		// A live transaction on the document would block this write. So all sessions that are still
+		// listed belong to dead processes.
 		{Key: "foreign", Value: lit(bson.A{})},
 		{Key: "acquiredAt", Value: "$$NOW"},
 		{Key: "renewedAt", Value: "$$NOW"},
 		{Key: "expiresAt", Value: op("$add", "$$NOW", c.ttl.Milliseconds())},
 	}
 	if c.replicaSet != "" {
-		taken = append(taken, bson.E{Key: "replicaSetId", Value: ifNull("$replicaSetId", lit(c.replicaSet))})
+		fields = append(fields, bson.E{Key: "replicaSetId", Value: ifNull("$replicaSetId", lit(c.replicaSet))})
 	}
-	return mongo.Pipeline{{{Key: "$replaceWith", Value: op("$cond", c.free(), op("$mergeObjects", "$$ROOT", taken), "$$ROOT")}}}
+
+	acquired := op("$mergeObjects", "$$ROOT", fields)
+	return mongo.Pipeline{{{Key: "$replaceWith", Value: op("$cond", c.freeCondition(), acquired, "$$ROOT")}}}
 }
 
-// free is the condition under which the lease may be taken by this node.
-func (c claim) free() bson.D {
+// freeCondition returns the condition under which this node may acquire the lease.
+func (c claim) freeCondition() bson.D {
 	never := time.UnixMilli(0)
 	expires := ifNull("$expiresAt", never)
+	expired := op("$lte", expires, "$$NOW")
 	if c.paused {
-		return bson.D{{Key: "$and", Value: bson.A{op("$lte", expires, "$$NOW"), op("$eq", ifNull("$control.paused", false), true)}}}
+		return op("$and", expired, op("$eq", ifNull("$control.paused", false), true))
 	}
+
 	all := bson.A{
-		op("$lte", expires, "$$NOW"),
+		expired,
 		op("$ne", ifNull("$control.paused", false), true),
 		op("$or",
 			op("$in", ifNull("$control.pin", ""), bson.A{"", lit(c.node)}),
@@ -65,7 +70,7 @@ func (c claim) free() bson.D {
 			op("$not", op("$in", ifNull("$control.stepDownNode", ""), bson.A{"", lit(c.node)}))),
 	}
 	if c.replicaSet != "" {
-		// N5: state that was written on another replica set is not ours to take.
+		// N5: state that was written on another replica set may not be acquired.
 		all = append(all, op("$in", ifNull("$replicaSetId", ""), bson.A{"", lit(c.replicaSet)}))
 	}
 	return bson.D{{Key: "$and", Value: all}}

@@ -14,25 +14,31 @@ import (
 	"github.com/outrelay/outrelay/resume"
 )
 
-// Checkpoint is what a renewal writes besides the lease.
+// Checkpoint is the progress that a renewal saves.
 type Checkpoint struct {
-	// Position is written if it is beyond the one written last; a zero one, or one that went back, leaves that as it is.
+	// Position is saved if it is later than the saved one. A zero or earlier position changes nothing.
 	Position resume.Position
-	// Offsets are merged over those held, per partition: an entry below 0, or missing, keeps what is stored.
+	// Offsets are merged into the stored offsets, per partition. An entry that is missing or below 0
+	// leaves the stored offset as it is.
 	Offsets map[string][]int64
-	// Stats is shown by `outrelay status`; nil leaves it as it is.
+	// Stats is shown by `outrelay status`. If it is nil, the stored value stays.
 	Stats bson.D
 }
 
-// Run renews until ctx ends, which is not the end of the lease (Release is), or until the lease is lost; then it returns
-// [ErrLeaseLost]. After a Release it returns nil. A position that moved is written every CheckpointEvery, and whatever
-// there is at least every Renew. While the server cannot be reached it goes on trying: work is suspended meanwhile, and
-// the lease is lost only when the document says so (N2).
+// Run renews the lease until ctx ends or the lease is lost. If the lease is lost, it returns
+// [ErrLeaseLost]. After a Release it returns nil. The end of ctx does not release the lease. Run saves a
+// changed position every CheckpointEvery, and renews at least every Renew. While the server is not
+// available, it retries and the work is suspended. Only the document decides that the lease is lost (N2).
 func (h *Held) Run(ctx context.Context) error {
-	defer h.l.watchers.Wait()
-	h.l.cfg.Metrics.CheckpointAge.From(func() float64 { return (h.l.clock() - time.Duration(h.saved.Load())).Seconds() })
-	defer h.l.cfg.Metrics.CheckpointAge.From(nil)
-	back := retry.Policy{Base: h.l.cfg.CheckpointEvery / 2, Cap: h.l.cfg.Renew}.Start()
+	defer h.lease.watches.Wait()
+
+	checkpointAge := h.lease.cfg.Metrics.CheckpointAge
+	checkpointAge.From(func() float64 {
+		return (h.lease.clock() - time.Duration(h.lastCheckpoint.Load())).Seconds()
+	})
+	defer checkpointAge.From(nil)
+
+	back := retry.Policy{Base: h.lease.cfg.CheckpointEvery / 2, Cap: h.lease.cfg.Renew}.Start()
 	t := time.NewTimer(0)
 	defer t.Stop()
 	for {
@@ -40,123 +46,139 @@ func (h *Held) Run(ctx context.Context) error {
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		case <-h.ctx.Done():
-			return h.end()
+			return h.endError()
 		case <-t.C:
 		}
-		err := h.tick(ctx)
-		switch {
-		case h.ctx.Err() != nil:
-			return h.end()
-		case err == nil:
-			back.Reset()
-			t.Reset(h.l.cfg.CheckpointEvery)
-		default:
-			wait := back.Next()
-			h.complain(err, back.Attempts())
-			t.Reset(wait)
+
+		err := h.renewIfDue(ctx)
+		if h.ctx.Err() != nil {
+			return h.endError()
 		}
+
+		if err != nil {
+			wait := back.Next()
+			h.logFailure(err, back.Attempts())
+			t.Reset(wait)
+			continue
+		}
+		back.Reset()
+		t.Reset(h.lease.cfg.CheckpointEvery)
 	}
 }
 
-func (h *Held) end() error {
+// endError returns the cause of the end of the ownership, or nil if it was released.
+func (h *Held) endError() error {
 	if err := context.Cause(h.ctx); !errors.Is(err, ErrReleased) {
 		return err
 	}
 	return nil
 }
 
-// complain logs the first of a series of failures, and once the suspension that may follow.
-func (h *Held) complain(err error, n int) {
+// logFailure logs the first of a series of failures, and once the suspension that may follow. n counts
+// the failures of the series.
+func (h *Held) logFailure(err error, n int) {
 	if n == 1 {
-		h.log.Warn("renewing the lease", "error", err, "advice", advice(err))
+		h.log.Warn("cannot renew the lease", "error", err, "advice", adviceFor(err))
 	}
-	if !h.Valid() && h.suspend.CompareAndSwap(false, true) {
-		h.l.cfg.Metrics.LeaseSuspended.Set(1)
-		h.log.Warn("the lease could not be renewed in time: work is suspended until it can", "error", err)
+
+	if !h.Valid() && h.suspended.CompareAndSwap(false, true) {
+		h.lease.cfg.Metrics.LeaseSuspended.Set(1)
+		h.log.Warn("lease not renewed in time; work is suspended until it is", "error", err)
 	}
 }
 
-// tick renews if it is time to.
-func (h *Held) tick(ctx context.Context) error {
-	if err := h.take(ctx); err != nil {
+// renewIfDue renews the lease if the time has come or the position has changed.
+func (h *Held) renewIfDue(ctx context.Context) error {
+	if err := h.acquireTurn(ctx); err != nil {
 		return err
 	}
-	defer h.give()
-	c := h.current()
-	due := h.l.clock()-time.Duration(h.wrote.Load()) >= h.l.cfg.Renew || !h.Valid()
-	if !due && c.Position.Compare(h.written) <= 0 {
+	defer h.releaseTurn()
+
+	c := h.currentCheckpoint()
+	due := h.lease.clock()-time.Duration(h.lastWrite.Load()) >= h.lease.cfg.Renew || !h.Valid()
+	if !due && c.Position.Compare(h.savedPosition) <= 0 {
 		return nil
 	}
-	return h.checkpoint(ctx, c, nil)
+	return h.writeCheckpoint(ctx, c, nil)
 }
 
-// current is what the source says now.
-func (h *Held) current() Checkpoint {
+// currentCheckpoint returns the checkpoint of the source.
+func (h *Held) currentCheckpoint() Checkpoint {
 	if f := h.source.Load(); f != nil {
 		return (*f)()
 	}
 	return Checkpoint{}
 }
 
-// checkpoint writes c, and fields, with a renewal. Call it with the turn taken.
-func (h *Held) checkpoint(ctx context.Context, c Checkpoint, fields bson.D) error {
-	start := h.l.clock()
-	own, moved := h.fields(c)
+// writeCheckpoint saves c and fields, and renews the lease. The caller must hold the turn.
+func (h *Held) writeCheckpoint(ctx context.Context, c Checkpoint, fields bson.D) error {
+	start := h.lease.clock()
+	set, moved := h.changedFields(c)
 	if moved {
 		crash.At("before-checkpoint")
 	}
-	own = append(own, fields...)
-	offsets := slices.ContainsFunc(own, func(e bson.E) bool { return e.Key == "offsets" })
-	if offsets {
-		h.stored = nil // unknown if the write fails
+	set = append(set, fields...)
+
+	// If the write fails, the stored offsets are unknown.
+	withOffsets := slices.ContainsFunc(set, func(e bson.E) bool { return e.Key == "offsets" })
+	if withOffsets {
+		h.storedOffsets = nil
 	}
-	v, err := h.write(ctx, own, false)
+	v, err := h.writeOwnerFields(ctx, set, false)
 	if err != nil {
 		return err
 	}
-	if offsets {
-		h.stored = h.offsets
+	if withOffsets {
+		h.storedOffsets = h.offsets
 	}
-	took := h.l.clock() - start
-	h.l.cfg.Metrics.RenewSeconds.Observe(took, 1)
+
+	took := h.lease.clock() - start
+	h.lease.cfg.Metrics.RenewSeconds.Observe(took, 1)
 	if moved {
-		h.checkpointed(c.Position, start)
-		h.l.cfg.Metrics.CheckpointSeconds.Observe(took, 1)
+		h.recordCheckpoint(c.Position, start)
+		h.lease.cfg.Metrics.CheckpointSeconds.Observe(took, 1)
 		crash.At("after-checkpoint")
 	}
-	if h.suspend.CompareAndSwap(true, false) {
-		h.l.cfg.Metrics.LeaseSuspended.Set(0)
-		h.log.Info("the lease is renewed again: work goes on")
+
+	if h.suspended.CompareAndSwap(true, false) {
+		h.lease.cfg.Metrics.LeaseSuspended.Set(0)
+		h.log.Info("lease renewed; work continues")
 	}
-	h.obey(ctx, v)
+	h.obeyControl(ctx, v)
 	return nil
 }
 
-// checkpointed notes that p was written.
-func (h *Held) checkpointed(p resume.Position, at time.Duration) {
-	h.written = p.Clone()
-	h.saved.Store(int64(at))
-	h.l.cfg.Metrics.Checkpoints.Inc()
+// recordCheckpoint records that p was saved at the time at. The caller must hold the turn.
+func (h *Held) recordCheckpoint(p resume.Position, at time.Duration) {
+	h.savedPosition = p.Clone()
+	h.lastCheckpoint.Store(int64(at))
+	h.lease.cfg.Metrics.Checkpoints.Inc()
 }
 
-// fields lists what c changes. A position never goes back (I5): the stream that offers such a one is at fault, not the
-// document.
-func (h *Held) fields(c Checkpoint) (bson.D, bool) {
-	var set bson.D
-	moved := false
-	switch c.Position.Compare(h.written) {
-	case 1:
+// changedFields returns the fields that c changes, and whether the position moves forward. The caller
+// must hold the turn.
+func (h *Held) changedFields(c Checkpoint) (set bson.D, moved bool) {
+	order := c.Position.Compare(h.savedPosition)
+	if order > 0 {
 		moved = true
-		set = append(set, bson.E{Key: "token", Value: lit(c.Position.Token)}, bson.E{Key: "clusterTime", Value: lit(c.Position.ClusterTime)})
-	case -1:
-		if !c.Position.IsZero() {
-			h.log.Error("a checkpoint behind the stored one was refused", "offered", c.Position.Token.Data(), "stored", h.written.Token.Data())
-		}
+		set = append(set,
+			bson.E{Key: "token", Value: lit(c.Position.Token)},
+			bson.E{Key: "clusterTime", Value: lit(c.Position.ClusterTime)})
 	}
+
+	// A position never goes back (I5). If the stream offers an earlier one, the stream is at fault, not
+	// the document.
+	if order < 0 && !c.Position.IsZero() {
+		h.log.Error("rejected a checkpoint that precedes the stored one",
+			"offered", c.Position.Token.Data(), "stored", h.savedPosition.Token.Data())
+	}
+
 	if len(c.Offsets) > 0 {
 		h.offsets = mergeOffsets(h.offsets, c.Offsets)
-		if !maps.EqualFunc(h.offsets, h.stored, slices.Equal) { // of 60,000 partitions they take a megabyte
-			set = append(set, bson.E{Key: "offsets", Value: lit(fromMap(h.offsets))})
+
+		// The offsets of 60,000 partitions take a megabyte, so they are written only if they changed.
+		if !maps.EqualFunc(h.offsets, h.storedOffsets, slices.Equal) {
+			set = append(set, bson.E{Key: "offsets", Value: lit(sortedOffsets(h.offsets))})
 		}
 	}
 	if c.Stats != nil {
@@ -165,50 +187,60 @@ func (h *Held) fields(c Checkpoint) (bson.D, bool) {
 	return set, moved
 }
 
-// obey looks at what operators ask, as the renewal returned it, and passes on what is new.
-func (h *Held) obey(ctx context.Context, v view) {
-	c := v.Control
-	if h.l.cfg.Paused {
+// obeyControl reads the requests of operators from v, the result of a renewal, and sends them to the
+// channel of Control if they changed. The caller must hold the turn.
+func (h *Held) obeyControl(ctx context.Context, v ownerFields) {
+	if h.lease.cfg.Paused {
 		return
 	}
-	switch pinned := c.Pin != "" && c.Pin != h.l.cfg.Node; {
+
+	c := v.Control
+	pinned := c.Pin != "" && c.Pin != h.lease.cfg.Node
+	switch {
 	case c.Paused:
 		c.Yield = "paused by an operator"
-	case c.stepsDown(h.l.cfg.Node, v.RenewedAt):
+	case c.stepsDown(h.lease.cfg.Node, v.RenewedAt):
 		c.Yield = "an operator asked this node to step down"
-	case pinned && h.heeds(ctx, c.Pin):
+	case pinned && h.followsPin(ctx, c.Pin):
 		c.Yield = "pinned to node " + c.Pin
 	case !pinned && h.Lapsed() != "":
-		h.lapsed.Store(new(string))
+		h.lapsedPin.Store(new(string))
 	}
-	if c.equal(h.told) {
+
+	if c.equal(h.lastControl) {
 		return
 	}
-	h.told = c
+	h.lastControl = c
 	if c.Yield != "" {
-		h.log.Info("asked to hand the watcher over", "reason", c.Yield)
+		h.log.Info("operator request: release the watcher", "reason", c.Yield)
 	}
-	select { // the latest replaces one that nobody took
+
+	// The new value replaces one that was not received yet.
+	select {
 	case <-h.control:
 	default:
 	}
 	h.control <- c
 }
 
-// heeds reports whether a pin to another node is to be obeyed: only while that node lives (N6).
-func (h *Held) heeds(ctx context.Context, pin string) bool {
-	if h.l.cfg.NodeAlive == nil {
+// followsPin reports whether this owner must follow a pin to another node: only while that node is alive
+// (N6). The caller must hold the turn.
+func (h *Held) followsPin(ctx context.Context, pin string) bool {
+	if h.lease.cfg.NodeAlive == nil {
 		return pin != h.Lapsed()
 	}
-	call, cancel := context.WithTimeout(ctx, h.l.cfg.CallTimeout)
+
+	call, cancel := context.WithTimeout(ctx, h.lease.cfg.CallTimeout)
 	defer cancel()
-	if h.l.cfg.NodeAlive(call, pin) {
-		h.lapsed.Store(new(string))
+	if h.lease.cfg.NodeAlive(call, pin) {
+		h.lapsedPin.Store(new(string))
 		return true
 	}
+
 	if h.Lapsed() != pin {
-		h.lapsed.Store(&pin)
-		h.log.Error("ALARM: the watcher is pinned to a node that gives no sign of life; it stays here", "pin", pin, "advice", "start that node, or end the pin")
+		h.lapsedPin.Store(&pin)
+		h.log.Error("ALARM: the watcher is pinned to a node that is not responding; this node keeps it", "pin", pin,
+			"advice", "start that node, or remove the pin")
 	}
 	return false
 }

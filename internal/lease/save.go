@@ -15,58 +15,65 @@ import (
 	"github.com/outrelay/outrelay/resume"
 )
 
-// Update is what Save changes; a nil field leaves the stored one as it is.
+// Update lists the fields that Save changes. A nil field leaves the stored one as it is.
 type Update struct {
 	Checkpoint   Checkpoint
-	Current      bool // instead of Checkpoint: what the source of [Held.SetSource] says at the moment of the write
+	Current      bool // save the checkpoint of the source (SetSource) at the moment of the write, not Checkpoint
 	Senders      *[]record.Sender
-	Offsets      map[string][]int64 // merged per partition, as in Checkpoint; a nil list forgets the topic
+	Offsets      map[string][]int64 // merged per partition, as in Checkpoint; a nil list removes the topic
 	Generation   *int
 	Instance     *string
 	ReplicaSetID *string
 	Collections  *[]Collection
 	PipelineHash *string
-	Dirty        []string // added to those stored
-	// Gap is stored in the place of the one that began at GapSince; ClearGap removes that one. Another one in the document is
-	// a sweep that an operator has ordered meanwhile: it stays, and begins no later than Gap does.
+	Dirty        []string // added to the stored ones
+
+	// Gap replaces the stored gap that began at GapSince. ClearGap removes that gap. Any other gap in the
+	// document is a sweep that an operator has requested in the meantime. It stays, and starts no later
+	// than Gap.
 	Gap         *Gap
 	GapSince    time.Time
 	ClearGap    bool
 	ClearPassed bool
-	// Rewind writes the checkpoint's position although the stored one may be beyond it: for a stored one that turned out to
-	// be of another history, so that the two have no order.
+
+	// Rewind saves the position of the checkpoint although the stored one may be later. It is for a
+	// stored position of another history, which has no order relative to the new one.
 	Rewind bool
 }
 
-// Save writes u now, fenced and majority committed, and renews with it. It is tried again until it is known to be
-// written, ctx ends, or the lease is lost; it needs no valid lease, because the document itself decides. When ctx ends
-// first the outcome is unknown, and what was merged into the offsets is written with the next checkpoint.
+// Save writes u now, fenced and majority committed, and renews the lease with the same write. It retries
+// until the write is confirmed, ctx ends, or the lease is lost. It does not need a valid lease, because
+// the document decides. If ctx ends first, the outcome is unknown, and the next checkpoint writes the
+// merged offsets.
 func (h *Held) Save(ctx context.Context, u Update) error {
-	back := retry.Policy{Base: 20 * time.Millisecond, Cap: h.l.cfg.Renew}.Start()
+	back := retry.Policy{Base: 20 * time.Millisecond, Cap: h.lease.cfg.Renew}.Start()
 	for {
-		err := h.save(ctx, u)
+		err := h.saveOnce(ctx, u)
 		if err == nil || h.ctx.Err() != nil {
 			return err
 		}
-		if ctx.Err() == nil && back.Wait(ctx) == nil {
-			continue
+
+		if ctx.Err() != nil || back.Wait(ctx) != nil {
+			return fmt.Errorf("saving the watcher document: %w", err)
 		}
-		return fmt.Errorf("saving the watcher document: %w", err)
 	}
 }
 
-func (h *Held) save(ctx context.Context, u Update) error {
-	if err := h.take(ctx); err != nil {
+func (h *Held) saveOnce(ctx context.Context, u Update) error {
+	if err := h.acquireTurn(ctx); err != nil {
 		return err
 	}
-	defer h.give()
-	if u.Current { // one that was asked for before the turn could be behind what a renewal has written meanwhile
-		u.Checkpoint = h.current()
+	defer h.releaseTurn()
+
+	// Read under the turn. A checkpoint read earlier could precede one that a renewal has saved since.
+	if u.Current {
+		u.Checkpoint = h.currentCheckpoint()
 	}
 	if u.Rewind {
-		h.written = resume.Position{}
+		h.savedPosition = resume.Position{}
 	}
-	set := u.fields()
+
+	set := u.setFields()
 	if len(u.Offsets) > 0 {
 		h.offsets = mergeOffsets(h.offsets, u.Offsets)
 		for topic, list := range u.Offsets {
@@ -74,56 +81,62 @@ func (h *Held) save(ctx context.Context, u Update) error {
 				delete(h.offsets, topic)
 			}
 		}
+
+		// If the checkpoint has offsets, writeCheckpoint writes the merged ones.
 		if len(u.Checkpoint.Offsets) == 0 {
-			set = append(set, bson.E{Key: "offsets", Value: lit(fromMap(h.offsets))})
+			set = append(set, bson.E{Key: "offsets", Value: lit(sortedOffsets(h.offsets))})
 		}
 	}
-	return h.checkpoint(ctx, u.Checkpoint, set)
+	return h.writeCheckpoint(ctx, u.Checkpoint, set)
 }
 
-func (u *Update) fields() bson.D {
+// setFields returns the fields that u sets, without those of the checkpoint and the offsets.
+func (u *Update) setFields() bson.D {
 	var set bson.D
-	put := func(name string, v any) { set = append(set, bson.E{Key: name, Value: v}) }
+	add := func(name string, v any) { set = append(set, bson.E{Key: name, Value: v}) }
+
 	if u.Senders != nil {
-		put("senders", lit(fromSenders(*u.Senders)))
+		add("senders", lit(senderEntries(*u.Senders)))
 	}
 	if u.Generation != nil {
-		put("generation", lit(*u.Generation))
+		add("generation", lit(*u.Generation))
 	}
 	if u.Instance != nil {
-		put("instance", lit(*u.Instance))
+		add("instance", lit(*u.Instance))
 	}
 	if u.ReplicaSetID != nil {
-		put("replicaSetId", lit(*u.ReplicaSetID))
+		add("replicaSetId", lit(*u.ReplicaSetID))
 	}
 	if u.Collections != nil {
-		put("collections", lit(*u.Collections))
+		add("collections", lit(*u.Collections))
 	}
 	if u.PipelineHash != nil {
-		put("pipelineHash", lit(*u.PipelineHash))
+		add("pipelineHash", lit(*u.PipelineHash))
 	}
 	if len(u.Dirty) > 0 {
-		put("dirty", op("$setUnion", ifNull("$dirty", bson.A{}), lit(u.Dirty)))
+		add("dirty", op("$setUnion", ifNull("$dirty", bson.A{}), lit(u.Dirty)))
 	}
 	if u.ClearPassed {
-		put("passed", "$$REMOVE")
+		add("passed", "$$REMOVE")
 	}
-	mine := op("$or", op("$eq", ifNull("$gap", nil), nil), op("$eq", "$gap.since", lit(u.GapSince)))
-	switch {
-	case u.ClearGap:
-		put("gap", op("$cond", mine, "$$REMOVE", "$gap"))
-	case u.Gap != nil:
-		put("gap", op("$cond", mine, lit(*u.Gap), op("$mergeObjects", "$gap", bson.D{{Key: "from", Value: op("$min", "$gap.from", u.Gap.From)}})))
+
+	ownGap := op("$or", op("$eq", ifNull("$gap", nil), nil), op("$eq", "$gap.since", lit(u.GapSince)))
+	if u.ClearGap {
+		add("gap", op("$cond", ownGap, "$$REMOVE", "$gap"))
+	} else if u.Gap != nil {
+		earlier := bson.D{{Key: "from", Value: op("$min", "$gap.from", u.Gap.From)}}
+		add("gap", op("$cond", ownGap, lit(*u.Gap), op("$mergeObjects", "$gap", earlier)))
 	}
 	return set
 }
 
-// Offsets is a copy of what the document holds, or will with the next write.
+// Offsets returns a copy of the offsets that the document has, or will have after the next write.
 func (h *Held) Offsets(ctx context.Context) (map[string][]int64, error) {
-	if err := h.take(ctx); err != nil {
+	if err := h.acquireTurn(ctx); err != nil {
 		return nil, err
 	}
-	defer h.give()
+	defer h.releaseTurn()
+
 	out := maps.Clone(h.offsets)
 	for t := range out {
 		out[t] = slices.Clone(out[t])
@@ -131,41 +144,45 @@ func (h *Held) Offsets(ctx context.Context) (map[string][]int64, error) {
 	return out, nil
 }
 
-// Release writes the final checkpoint and gives the lease up at once; a standby that watches takes it within
-// milliseconds. It is tried again until ctx ends. Afterwards Context is over with cause [ErrReleased] and Run returns
-// nil. A lease that was lost before is [ErrLeaseLost]; one already released is nil.
+// Release saves the final checkpoint and releases the lease. A standby that watches the document takes
+// over within milliseconds. Release retries until ctx ends. After it, Context has ended with cause
+// [ErrReleased] and Run returns nil. If the lease was lost before, it returns [ErrLeaseLost]. If the
+// lease was released before, it returns nil.
 func (h *Held) Release(ctx context.Context, final Checkpoint) error {
-	defer h.l.watchers.Wait()
+	defer h.lease.watches.Wait()
 	crash.At("before-release")
-	back := retry.Policy{Base: 20 * time.Millisecond, Cap: h.l.cfg.Renew}.Start()
+
+	back := retry.Policy{Base: 20 * time.Millisecond, Cap: h.lease.cfg.Renew}.Start()
 	for {
-		err := h.release(ctx, final)
+		err := h.releaseOnce(ctx, final)
 		if h.ctx.Err() != nil {
-			return h.end()
+			return h.endError()
 		}
-		if ctx.Err() == nil && back.Wait(ctx) == nil {
-			continue
+
+		if ctx.Err() != nil || back.Wait(ctx) != nil {
+			return fmt.Errorf("releasing the lease (it expires after its ttl): %w", err)
 		}
-		return fmt.Errorf("releasing the lease (it expires by itself): %w", err)
 	}
 }
 
-func (h *Held) release(ctx context.Context, final Checkpoint) error {
-	if err := h.take(ctx); err != nil {
+func (h *Held) releaseOnce(ctx context.Context, final Checkpoint) error {
+	if err := h.acquireTurn(ctx); err != nil {
 		return err
 	}
-	defer h.give()
-	set, moved := h.fields(final)
-	if _, err := h.write(ctx, set, true); err != nil {
+	defer h.releaseTurn()
+
+	set, moved := h.changedFields(final)
+	if _, err := h.writeOwnerFields(ctx, set, true); err != nil {
 		return err
 	}
 	if moved {
-		h.checkpointed(final.Position, h.l.clock())
+		h.recordCheckpoint(final.Position, h.lease.clock())
 	}
 	crash.At("after-release")
+
 	h.deadline.Store(0)
 	h.cancel(ErrReleased)
-	h.l.stand(Standing{Reason: "released", Epoch: h.acq.Epoch})
+	h.lease.setStanding(Standing{Reason: "released", Epoch: h.acquired.Epoch})
 	h.log.Info("lease released")
 	h.endSession()
 	return nil

@@ -12,51 +12,59 @@ import (
 	"github.com/outrelay/outrelay/internal/retry"
 )
 
-// watchAwait bounds one getMore of a standby. The stream is left between two of them only: a getMore that is cut off
-// leaves its cursor on the server for minutes.
+// watchAwait bounds one getMore of a standby. The stream stops only between two of them, because an
+// interrupted getMore leaves its cursor on the server for minutes.
 const watchAwait = 250 * time.Millisecond
 
-// blindPoll is how often a standby looks when it may not watch.
+// blindPoll is how often a standby reads the document if it has no privilege to watch it.
 const blindPoll = 250 * time.Millisecond
 
-// jitter keeps standbys that saw the same expiry apart.
-func jitter(ttl time.Duration) time.Duration {
+// randomDelay returns a short delay. It separates the attempts of standbys that saw the same expiry.
+func randomDelay(ttl time.Duration) time.Duration {
 	return time.Duration(rand.Int64N(int64(min(ttl/20, 50*time.Millisecond)) + 1))
 }
 
-// watch wakes a standby when the owner, or control, of the document changes; renewals it does not hear of.
-type watch struct {
-	l     *Lease
-	woken chan struct{} // 1 slot
-	again chan struct{} // 1 slot: the standby has looked and waits
-	done  chan struct{}
-	begun bool
-	blind chan struct{} // closed when watching is not allowed
+// documentWatch wakes a standby when the owner or the control of the document changes. Renewals do not
+// wake it.
+type documentWatch struct {
+	lease     *Lease
+	woken     chan struct{} // 1 slot
+	armed     chan struct{} // 1 slot: the standby has read the document and waits
+	done      chan struct{}
+	started   bool
+	forbidden chan struct{} // closed when the privilege to watch is missing
 }
 
-func (l *Lease) watch() *watch {
-	return &watch{l: l, woken: make(chan struct{}, 1), again: make(chan struct{}, 1), done: make(chan struct{}), blind: make(chan struct{})}
-}
-
-// arm starts the stream at the first call, and lets it go on at the later ones.
-func (w *watch) arm() {
-	if !w.begun {
-		w.begun = true
-		w.l.watchers.Go(w.run)
+func (l *Lease) newWatch() *documentWatch {
+	return &documentWatch{
+		lease:     l,
+		woken:     make(chan struct{}, 1),
+		armed:     make(chan struct{}, 1),
+		done:      make(chan struct{}),
+		forbidden: make(chan struct{}),
 	}
-	notify(w.again)
 }
 
-// stop makes the stream end at its next chance, within watchAwait; Lease.watchers knows when it has.
-func (w *watch) stop() { close(w.done) }
+// arm starts the stream on the first call. Later calls let it continue after a change.
+func (w *documentWatch) arm() {
+	if !w.started {
+		w.started = true
+		w.lease.watches.Go(w.followUntilStopped)
+	}
+	notify(w.armed)
+}
 
-// wait returns when woken, after d, or when ctx ends.
-func (w *watch) wait(ctx context.Context, d time.Duration) {
+// stop makes the stream end within watchAwait. It does not wait for the end: Lease.watches does.
+func (w *documentWatch) stop() { close(w.done) }
+
+// waitForChange blocks until the document changes, d has passed, or ctx ends.
+func (w *documentWatch) waitForChange(ctx context.Context, d time.Duration) {
 	select {
-	case <-w.blind:
+	case <-w.forbidden:
 		d = min(d, blindPoll)
 	default:
 	}
+
 	t := time.NewTimer(d)
 	defer t.Stop()
 	select {
@@ -66,6 +74,7 @@ func (w *watch) wait(ctx context.Context, d time.Duration) {
 	}
 }
 
+// notify sends to c, which has one slot, unless the slot is full.
 func notify(c chan struct{}) {
 	select {
 	case c <- struct{}{}:
@@ -73,7 +82,7 @@ func notify(c chan struct{}) {
 	}
 }
 
-func (w *watch) stopped() bool {
+func (w *documentWatch) stopped() bool {
 	select {
 	case <-w.done:
 		return true
@@ -82,20 +91,26 @@ func (w *watch) stopped() bool {
 	}
 }
 
-func (w *watch) run() {
+// followUntilStopped follows the stream, and opens it again after errors, until stop is called or the
+// privilege is missing.
+func (w *documentWatch) followUntilStopped() {
 	ctx, cancel := context.WithCancelCause(context.Background())
 	defer cancel(nil)
+
 	back := retry.Policy{Base: 100 * time.Millisecond, Cap: 2 * time.Second}.Start()
 	for !w.stopped() {
-		err := w.follow(ctx)
-		if hasCode(err, codeUnauthorized) {
-			w.l.log.Warn("the lease cannot be watched, so a hand-over takes up to a quarter of a second longer; grant changeStream and find on " + w.l.coll.Database().Name() + "." + w.l.coll.Name() + " to the relay's user")
-			close(w.blind)
-			return
-		}
+		err := w.followStream(ctx)
 		if err == nil {
 			return
 		}
+		if hasCode(err, codeUnauthorized) {
+			ns := w.lease.coll.Database().Name() + "." + w.lease.coll.Name()
+			w.lease.log.Warn("cannot watch the lease, so a takeover takes up to 250 ms longer",
+				"advice", "grant changeStream and find on "+ns+" to the relay's user")
+			close(w.forbidden)
+			return
+		}
+
 		t := time.NewTimer(back.Next())
 		select {
 		case <-t.C:
@@ -105,62 +120,76 @@ func (w *watch) run() {
 	}
 }
 
-// follow watches until it is stopped or the stream fails.
-func (w *watch) follow(ctx context.Context) error {
-	call, cancel := context.WithTimeout(ctx, w.l.cfg.CallTimeout)
-	stream, err := openWatch(call, w.l)
+// followStream wakes the standby at each change of owner or control. It returns nil when the watch is
+// stopped, or the error of the stream.
+func (w *documentWatch) followStream(ctx context.Context) error {
+	call, cancel := context.WithTimeout(ctx, w.lease.cfg.CallTimeout)
+	stream, err := openStream(call, w.lease)
 	cancel()
 	if err != nil {
 		return err
 	}
 	defer func() {
-		call, cancel := context.WithTimeout(ctx, w.l.cfg.CallTimeout)
+		call, cancel := context.WithTimeout(ctx, w.lease.cfg.CallTimeout)
 		defer cancel()
 		_ = stream.Close(call)
 	}()
-	notify(w.woken) // what changed before the stream was open
+
+	// The document may have changed before the stream was open.
+	notify(w.woken)
+
 	for !w.stopped() {
-		call, cancel := context.WithTimeout(ctx, watchAwait+w.l.cfg.CallTimeout)
+		call, cancel := context.WithTimeout(ctx, watchAwait+w.lease.cfg.CallTimeout)
 		changed := stream.TryNext(call)
 		cancel()
 		if err := stream.Err(); err != nil {
 			return err
 		}
 		if stream.ID() == 0 {
-			return errUnknown // dropped: open it again
+			// The server has closed the cursor. The caller opens the stream again.
+			return errOutcomeUnknown
 		}
 		if !changed {
 			continue
 		}
-		select { // forget an older permit: the standby has not looked since this change
-		case <-w.again:
+
+		// A signal from before this change does not count: the standby has not read the document since.
+		select {
+		case <-w.armed:
 		default:
 		}
 		notify(w.woken)
-		// The standby is about to look, and may acquire and leave: it would wait for a getMore under way.
+
+		// The standby now reads the document, and may acquire the lease and stop this watch. It would
+		// then have to wait for a getMore that is under way, so there is none until it waits again.
 		select {
-		case <-w.again:
+		case <-w.armed:
 		case <-w.done:
 		}
 	}
 	return nil
 }
 
-func openWatch(ctx context.Context, l *Lease) (*mongo.ChangeStream, error) {
-	changed := op("$objectToArray", ifNull("$updateDescription.updatedFields", bson.D{}))
+// openStream opens a change stream that reports changes of the document's owner or control, and
+// everything that is not an update.
+func openStream(ctx context.Context, l *Lease) (*mongo.ChangeStream, error) {
+	updated := op("$objectToArray", ifNull("$updateDescription.updatedFields", bson.D{}))
 	names := op("$concatArrays",
-		bson.D{{Key: "$map", Value: bson.D{{Key: "input", Value: changed}, {Key: "in", Value: "$$this.k"}}}},
+		bson.D{{Key: "$map", Value: bson.D{{Key: "input", Value: updated}, {Key: "in", Value: "$$this.k"}}}},
 		ifNull("$updateDescription.removedFields", bson.A{}))
-	ours := bson.D{{Key: "$anyElementTrue", Value: bson.A{bson.D{{Key: "$map", Value: bson.D{
-		{Key: "input", Value: names},
-		{Key: "in", Value: bson.D{{Key: "$regexMatch", Value: bson.D{{Key: "input", Value: "$$this"}, {Key: "regex", Value: "^(owner|control)"}}}}},
-	}}}}}}
+	isOwnerOrControl := bson.D{{Key: "$regexMatch", Value: bson.D{
+		{Key: "input", Value: "$$this"}, {Key: "regex", Value: "^(owner|control)"},
+	}}}
+	relevant := op("$anyElementTrue", bson.D{{Key: "$map", Value: bson.D{
+		{Key: "input", Value: names}, {Key: "in", Value: isOwnerOrControl},
+	}}})
+
 	return l.coll.Watch(ctx, mongo.Pipeline{
 		{{Key: "$match", Value: bson.D{
 			{Key: "documentKey._id", Value: l.cfg.ID},
 			{Key: "$or", Value: bson.A{
 				bson.D{{Key: "operationType", Value: bson.D{{Key: "$ne", Value: "update"}}}},
-				bson.D{{Key: "$expr", Value: ours}},
+				bson.D{{Key: "$expr", Value: relevant}},
 			}},
 		}}},
 		{{Key: "$project", Value: bson.D{{Key: "operationType", Value: 1}}}},

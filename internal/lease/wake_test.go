@@ -15,11 +15,11 @@ import (
 
 func TestAStandbyThatWatchesIsWokenByTheReleaseAlone(t *testing.T) {
 	t.Parallel()
-	coll, _ := place(t)
-	cfg := config(coll, "a")
+	coll, _ := newCollection(t)
+	cfg := shortConfig(coll, "a")
 	cfg.TTL, cfg.Renew = 4*patient, time.Second // no timer and no poll comes before the test gives up
-	h := acquire(t, newLease(t, cfg))
-	run(t, h)
+	h := mustAcquire(t, newLease(t, cfg))
+	startRun(t, h)
 	waiting := make(chan struct{}, 100)
 	c := stacktest.Client(t, options.Client().SetMonitor(&event.CommandMonitor{Started: func(_ context.Context, e *event.CommandStartedEvent) {
 		if e.CommandName == "getMore" {
@@ -28,36 +28,36 @@ func TestAStandbyThatWatchesIsWokenByTheReleaseAlone(t *testing.T) {
 	}}))
 	cfg.Collection, cfg.Node = c.Database(coll.Database().Name()).Collection(coll.Name()), "b"
 	b := newLease(t, cfg)
-	got, _ := stood(t, b)
+	got, _ := startAcquire(t, b)
 	for range 2 { // the first returns at once, the second waits
-		within(t, waiting, "the standby watches")
+		receiveWithin(t, waiting, "the standby watches")
 	}
 	eventually(t, "the standby has looked", func() bool { return b.Standing().Owner == h.Document().Owner })
 	start := time.Now()
 	if err := h.Release(t.Context(), Checkpoint{}); err != nil {
 		t.Fatal(err)
 	}
-	held := within(t, got, "take-over")
+	held := receiveWithin(t, got, "take-over")
 	t.Logf("release to take-over: %v", time.Since(start))
 	_ = held.Release(t.Context(), Checkpoint{})
 }
 
 func TestAStandbyThatMayNotWatchLooksOftener(t *testing.T) {
 	t.Parallel()
-	coll, app := place(t)
-	l := newLease(t, config(coll, "a"))
+	coll, app := newCollection(t)
+	l := newLease(t, shortConfig(coll, "a"))
 	off := failCommand(t, app, "alwaysOn", bson.D{{Key: "failCommands", Value: bson.A{"aggregate"}}, {Key: "errorCode", Value: codeUnauthorized}})
-	w := l.watch()
+	w := l.newWatch()
 	w.arm()
-	within(t, w.blind, "giving up to watch")
+	receiveWithin(t, w.forbidden, "giving up to watch")
 	off()
 	start := time.Now()
-	w.wait(t.Context(), 2*patient)
+	w.waitForChange(t.Context(), 2*patient)
 	if d := time.Since(start); d > patient {
 		t.Errorf("it waited %v", d)
 	}
 	w.stop()
-	l.watchers.Wait()
+	l.watches.Wait()
 }
 
 func TestClientOptionsSuitALease(t *testing.T) {

@@ -2,20 +2,20 @@ package logging
 
 import "strings"
 
-// Clean is text without what an error may quote and nobody is to read: the login of every URI in it is replaced by Mask,
-// and so are the documents that MongoDB's own messages hold. A refusal quotes the command with its filters, a duplicate key
-// its values, and a document that fails validation the values that were looked at.
+// Clean returns text without confidential parts that an error may quote. It replaces the login of every URI
+// with Mask, and also the documents in MongoDB's own messages. A rejection quotes the command with its
+// filters. A duplicate key error quotes the values. A failed validation quotes the inspected values.
 func Clean(text string) string {
 	if strings.Contains(text, "://") {
 		text = userInfo.ReplaceAllString(text, "${1}"+Mask+"@")
 	}
 	for _, q := range quotes {
-		text = q.cut(text)
+		text = q.maskDocuments(text)
 	}
 	return text
 }
 
-// quote is the beginning of a message's document; leave is how much of it stays.
+// quote is the text with which a document in a message begins. The first leave bytes of it are not masked.
 type quote struct {
 	begin string
 	leave int
@@ -28,35 +28,47 @@ var quotes = []quote{
 	{begin: "{\"operatorName\"", leave: 0},
 }
 
-// cut replaces the document behind each beginning. A document without an end, as in a text that was shortened, is
-// replaced to the end of the text.
-func (q quote) cut(text string) string {
-	for from := 0; ; {
+// maskDocuments replaces each document that begins with q. If a document has no end, because the text was
+// shortened, maskDocuments replaces everything up to the end of the text.
+func (q quote) maskDocuments(text string) string {
+	from := 0
+	for {
 		at := strings.Index(text[from:], q.begin)
 		if at < 0 {
 			return text
 		}
+
 		open := from + at + q.leave
-		end := closing(text, open)
+		end := closingBrace(text, open)
 		text = text[:open] + Mask + text[end:]
 		from = open + len(Mask)
 	}
 }
 
-// closing is the place behind the brace that closes the one at open; braces in quoted strings do not count.
-func closing(text string, open int) int {
+// closingBrace returns the index after the brace that closes the one at open, or the length of text if there
+// is none. Braces in quoted strings do not count.
+func closingBrace(text string, open int) int {
 	depth, quoted := 0, false
 	for i := open; i < len(text); i++ {
-		switch c := text[i]; {
-		case quoted && c == '\\':
+		c := text[i]
+		if quoted && c == '\\' {
+			// The next character is escaped.
 			i++
-		case c == '"':
+			continue
+		}
+		if c == '"' {
 			quoted = !quoted
-		case quoted:
-		case c == '{':
+		}
+		if quoted {
+			continue
+		}
+
+		switch c {
+		case '{':
 			depth++
-		case c == '}':
-			if depth--; depth == 0 {
+		case '}':
+			depth--
+			if depth == 0 {
 				return i + 1
 			}
 		}

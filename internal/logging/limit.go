@@ -11,12 +11,13 @@ import (
 const (
 	limitWindow = 10 * time.Second
 	limitLines  = 100 // of one kind in a window
-	limitKinds  = 500 // that are counted apart; further ones share a count
+	limitKinds  = 500 // with a counter of their own; further kinds share one
 )
 
-// Limit returns a handler that passes at most 100 lines of one kind, which is a level and a message, to h in ten seconds. It
-// counts the others, and at the end of the ten seconds it writes one line with the same message and their number as
-// `suppressed`. A service that inserts many broken envelopes cannot fill the disk with it. Lines below level info always pass.
+// Limit returns a handler that passes at most 100 lines of one kind to h in ten seconds. The kind is the level
+// and the message. The handler counts the other lines. At the end of the ten seconds it writes one line with
+// the same message and their number as `suppressed`. So a service that inserts many broken envelopes cannot
+// fill the disk. Lines below level info are not limited.
 func Limit(h slog.Handler) slog.Handler {
 	return &limited{Handler: h, lines: &lineCounts{base: h, kinds: make(map[kindOfLine]*lineCount)}}
 }
@@ -29,7 +30,7 @@ type limited struct {
 // Handle implements [slog.Handler].
 func (l *limited) Handle(ctx context.Context, r slog.Record) error {
 	//nolint:contextcheck // a summary belongs to many lines, and so to no single context
-	if r.Level >= slog.LevelInfo && !l.lines.admit(kindOfLine{r.Level, r.Message}, time.Now()) {
+	if r.Level >= slog.LevelInfo && !l.lines.allowLine(kindOfLine{r.Level, r.Message}, time.Now()) {
 		return nil
 	}
 	return l.Handler.Handle(ctx, r)
@@ -63,19 +64,22 @@ type lineCount struct {
 	lines, suppressed int
 }
 
-// admit reports whether a line may be written now.
-func (c *lineCounts) admit(kind kindOfLine, now time.Time) bool {
+// allowLine counts a line and reports whether it may be written now.
+func (c *lineCounts) allowLine(kind kindOfLine, now time.Time) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+
 	n := c.kinds[kind]
 	if n == nil {
 		if len(c.kinds) >= limitKinds {
-			c.forget(now)
+			c.dropExpiredLocked(now)
 		}
 		if len(c.kinds) >= limitKinds {
 			kind.message = "more kinds of lines"
 		}
-		if n = c.kinds[kind]; n == nil {
+
+		n = c.kinds[kind]
+		if n == nil {
 			n = &lineCount{}
 			c.kinds[kind] = n
 		}
@@ -84,17 +88,20 @@ func (c *lineCounts) admit(kind kindOfLine, now time.Time) bool {
 	if now.After(n.end) {
 		n.end, n.lines = now.Add(limitWindow), 0
 	}
-	if n.lines++; n.lines <= limitLines {
+	n.lines++
+	if n.lines <= limitLines {
 		return true
 	}
-	if n.suppressed++; n.suppressed == 1 {
-		time.AfterFunc(n.end.Sub(now), func() { c.summarize(kind) })
+
+	n.suppressed++
+	if n.suppressed == 1 {
+		time.AfterFunc(n.end.Sub(now), func() { c.writeSummary(kind) })
 	}
 	return false
 }
 
-// forget drops the kinds whose window is over. The lock is held.
-func (c *lineCounts) forget(now time.Time) {
+// dropExpiredLocked removes the kinds whose window has ended. The caller must hold the lock.
+func (c *lineCounts) dropExpiredLocked(now time.Time) {
 	for kind, n := range c.kinds {
 		if now.After(n.end) && n.suppressed == 0 {
 			delete(c.kinds, kind)
@@ -102,8 +109,8 @@ func (c *lineCounts) forget(now time.Time) {
 	}
 }
 
-// summarize writes how many lines of a kind were not written.
-func (c *lineCounts) summarize(kind kindOfLine) {
+// writeSummary writes a line with the number of suppressed lines of the kind, and resets the number.
+func (c *lineCounts) writeSummary(kind kindOfLine) {
 	c.mu.Lock()
 	n := c.kinds[kind]
 	count := n.suppressed

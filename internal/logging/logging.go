@@ -1,10 +1,8 @@
-// Package logging makes the handler that outrelay logs through: coloured text for people on a terminal, JSON for machines
-// elsewhere.
+// Package logging makes the log handler of outrelay: colored text on a terminal, JSON elsewhere.
 //
-// A line is one write to the underlying writer, which should not block for long: logging waits for it. The level can be
-// changed while it runs. Payloads, keys and secrets are nobody's to log; as a last defence the handler masks values that
-// know how to hide themselves ([slog.LogValuer] is honoured, also inside errors) and attributes whose name says that they
-// are secret.
+// A line is one write to the underlying writer. Logging blocks until the write returns. The level can change
+// at run time. Code must not log payloads, keys and secrets. As a last defense, the handler uses
+// [slog.LogValuer] values, also inside errors, and masks attributes with names of secrets.
 package logging
 
 import (
@@ -20,7 +18,7 @@ import (
 	"github.com/mattn/go-isatty"
 )
 
-// Format is how a line looks.
+// Format is the format of the lines.
 type Format string
 
 // The formats.
@@ -30,7 +28,7 @@ const (
 	JSON Format = "json"
 )
 
-// ParseLevel reads debug, info, warn or error.
+// ParseLevel parses debug, info, warn or error. An empty string is info.
 func ParseLevel(s string) (slog.Level, error) {
 	switch s {
 	case "debug":
@@ -42,11 +40,11 @@ func ParseLevel(s string) (slog.Level, error) {
 	case "error":
 		return slog.LevelError, nil
 	}
-	return 0, fmt.Errorf("log level %q is none of debug, info, warn, error", s)
+	return 0, fmt.Errorf("log level %q is not one of debug, info, warn, error", s)
 }
 
-// New makes a handler that writes to w what is at least of level. Give a [*slog.LevelVar] to change the level later. An
-// unknown or empty format is Auto.
+// New returns a handler that writes lines of at least level to w. To change the level later, pass a
+// [*slog.LevelVar]. An unknown or empty format is Auto.
 func New(w io.Writer, level slog.Leveler, format Format) slog.Handler {
 	terminal := IsTerminal(w)
 	if format == Text || format != JSON && terminal {
@@ -57,6 +55,7 @@ func New(w io.Writer, level slog.Leveler, format Format) slog.Handler {
 			ReplaceAttr: Redact,
 		})
 	}
+
 	return slog.NewJSONHandler(w, &slog.HandlerOptions{Level: level, ReplaceAttr: redactJSON})
 }
 
@@ -66,7 +65,7 @@ func IsTerminal(w io.Writer) bool {
 	return ok && (isatty.IsTerminal(f.Fd()) || isatty.IsCygwinTerminal(f.Fd()))
 }
 
-// Mask stands for what is not shown.
+// Mask replaces confidential text.
 const Mask = "***"
 
 var (
@@ -74,11 +73,11 @@ var (
 	userInfo   = regexp.MustCompile(`([a-zA-Z][a-zA-Z0-9+.-]*://)[^\s"']*@`)
 )
 
-// notSecret are our own attributes whose names end like a secret's.
+// notSecret are attributes of outrelay whose names match secretName but are not secret.
 var notSecret = map[string]bool{"resume_token": true, "claim_token": true}
 
-// Redact is a ReplaceAttr: it masks attributes that are secrets by their name and the login of every URI in a text or an
-// error, whatever library wrote it. What prints itself masked does so before.
+// Redact is a function for ReplaceAttr. It masks attributes with names of secrets, and confidential parts of
+// texts and errors, as [Clean] does. Values that are a [slog.LogValuer] have masked themselves before.
 func Redact(_ []string, a slog.Attr) slog.Attr {
 	v := a.Value.Resolve()
 	if secretName.MatchString(a.Key) && !notSecret[a.Key] && v.Kind() != slog.KindGroup {
@@ -87,11 +86,13 @@ func Redact(_ []string, a slog.Attr) slog.Attr {
 		}
 		return slog.String(a.Key, Mask)
 	}
+
 	switch v.Kind() {
 	case slog.KindString:
 		if s := Clean(v.String()); s != v.String() {
 			return slog.String(a.Key, s)
 		}
+
 	case slog.KindAny:
 		switch x := v.Any().(type) {
 		case error:
@@ -107,7 +108,7 @@ func Redact(_ []string, a slog.Attr) slog.Attr {
 	return a
 }
 
-// redactJSON also writes durations as people do: machines that want numbers get them from the metrics.
+// redactJSON is Redact, and formats durations for people. Machines can read numbers from the metrics.
 func redactJSON(groups []string, a slog.Attr) slog.Attr {
 	if a.Value.Kind() == slog.KindDuration {
 		return slog.String(a.Key, a.Value.Duration().Round(time.Microsecond).String())

@@ -11,57 +11,57 @@ import (
 
 const namespace = "outrelay"
 
-// builder makes metrics under our prefix and registers them.
-type builder struct{ r prometheus.Registerer }
+// builder creates metrics with the prefix outrelay and registers them.
+type builder struct{ registerer prometheus.Registerer }
 
-func (b builder) counter(name, help string) prometheus.Counter {
+func (b builder) newCounter(name, help string) prometheus.Counter {
 	c := prometheus.NewCounter(prometheus.CounterOpts{Namespace: namespace, Name: name, Help: help})
-	b.r.MustRegister(c)
+	b.registerer.MustRegister(c)
 	return c
 }
 
-func (b builder) counterVec(name, help string, labels ...string) *prometheus.CounterVec {
+func (b builder) newCounterVec(name, help string, labels ...string) *prometheus.CounterVec {
 	c := prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: namespace, Name: name, Help: help}, labels)
-	b.r.MustRegister(c)
+	b.registerer.MustRegister(c)
 	return c
 }
 
-func (b builder) gauge(name, help string) prometheus.Gauge {
+func (b builder) newGauge(name, help string) prometheus.Gauge {
 	g := prometheus.NewGauge(prometheus.GaugeOpts{Namespace: namespace, Name: name, Help: help})
-	b.r.MustRegister(g)
+	b.registerer.MustRegister(g)
 	return g
 }
 
-func (b builder) gaugeVec(name, help string, labels ...string) *prometheus.GaugeVec {
+func (b builder) newGaugeVec(name, help string, labels ...string) *prometheus.GaugeVec {
 	g := prometheus.NewGaugeVec(prometheus.GaugeOpts{Namespace: namespace, Name: name, Help: help}, labels)
-	b.r.MustRegister(g)
+	b.registerer.MustRegister(g)
 	return g
 }
 
-func (b builder) live(name, help string) *Live {
+func (b builder) newLive(name, help string) *Live {
 	l := &Live{Gauge: prometheus.NewGauge(prometheus.GaugeOpts{Namespace: namespace, Name: name, Help: help})}
-	b.r.MustRegister(l)
+	b.registerer.MustRegister(l)
 	return l
 }
 
-func (b builder) states(name, help string) *States {
-	return &States{vec: b.gaugeVec(name, help, "state")}
+func (b builder) newStates(name, help string) *States {
+	return &States{vec: b.newGaugeVec(name, help, "state")}
 }
 
-func (b builder) histogram(name, help string, bounds []time.Duration) *Histogram {
+func (b builder) newHistogram(name, help string, bounds []time.Duration) *Histogram {
 	h := newHistogram(prometheus.BuildFQName(namespace, "", name), help, bounds)
-	b.r.MustRegister(h)
+	b.registerer.MustRegister(h)
 	return h
 }
 
-// Live is a gauge that may be asked at the time of the scrape: an age or a lag that is only set by a loop stands still,
-// and looks healthy, when the loop does.
+// Live is a gauge whose value can be computed at the time of the scrape. An age or a lag that only a loop sets
+// would stand still, and look healthy, when the loop hangs.
 type Live struct {
 	prometheus.Gauge
 	source atomic.Pointer[func() float64]
 }
 
-// From makes f the source of the value from now on; nil goes back to the value last set. f must not block.
+// From makes f the source of the value. If f is nil, the value is the one last set. f must not block.
 func (l *Live) From(f func() float64) {
 	if f == nil {
 		l.source.Store(nil)
@@ -78,7 +78,7 @@ func (l *Live) Collect(ch chan<- prometheus.Metric) {
 	l.Gauge.Collect(ch)
 }
 
-// States is a gauge per state of which exactly one is 1.
+// States has one gauge per state. Exactly one of them is 1.
 type States struct {
 	mu      sync.Mutex
 	vec     *prometheus.GaugeVec
@@ -92,6 +92,7 @@ func (s *States) Enter(state string) {
 	if s.current == state {
 		return
 	}
+
 	if s.current != "" {
 		s.vec.WithLabelValues(s.current).Set(0)
 	}
@@ -99,36 +100,36 @@ func (s *States) Enter(state string) {
 	s.current = state
 }
 
-// Current is the state last entered, "" before the first.
+// Current returns the current state, or "" before the first call of Enter.
 func (s *States) Current() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.current
 }
 
-// Histogram counts durations. Unlike the library's it takes a count, so that the records of one batch cost one
-// observation, and it needs neither a lock nor an allocation.
+// Histogram counts durations. Unlike the library's histogram, Observe takes a count, so the records of one
+// batch cost one observation. Observe needs no lock and no allocation.
 type Histogram struct {
-	desc   *prometheus.Desc
-	bounds []time.Duration
-	counts []atomic.Uint64 // one more than bounds: the rest
-	sum    atomic.Uint64   // bits of a float64, seconds: nanoseconds in an integer overflow on a backlog of days
+	desc      *prometheus.Desc
+	bounds    []time.Duration
+	counts    []atomic.Uint64                       // one per bound, and one for longer durations
+	exemplars []atomic.Pointer[prometheus.Exemplar] // the last one of each bucket, if any
 
-	examples []atomic.Pointer[prometheus.Exemplar] // the last one of each bucket, if any
+	// sum has the bits of a float64, in seconds. Integer nanoseconds would overflow after a backlog of days.
+	sum atomic.Uint64
 }
 
 func newHistogram(name, help string, bounds []time.Duration) *Histogram {
 	return &Histogram{
-		desc:   prometheus.NewDesc(name, help, nil, nil),
-		bounds: bounds,
-		counts: make([]atomic.Uint64, len(bounds)+1),
-
-		examples: make([]atomic.Pointer[prometheus.Exemplar], len(bounds)+1),
+		desc:      prometheus.NewDesc(name, help, nil, nil),
+		bounds:    bounds,
+		counts:    make([]atomic.Uint64, len(bounds)+1),
+		exemplars: make([]atomic.Pointer[prometheus.Exemplar], len(bounds)+1),
 	}
 }
 
-// bucket is the index of the bucket that d falls into.
-func (h *Histogram) bucket(d time.Duration) int {
+// bucketIndex returns the index of the bucket of d.
+func (h *Histogram) bucketIndex(d time.Duration) int {
 	i := 0
 	for i < len(h.bounds) && d > h.bounds[i] {
 		i++
@@ -136,25 +137,27 @@ func (h *Histogram) bucket(d time.Duration) int {
 	return i
 }
 
-// Exemplar says of one observation, which is counted by Observe, to which trace it belongs: scrapers that ask for
-// OpenMetrics get the last one of each bucket. It does nothing on a nil Histogram.
+// Exemplar records the trace of one observation. Observe counts the observation. Scrapers that request
+// OpenMetrics get the last exemplar of each bucket. On a nil Histogram it does nothing.
 func (h *Histogram) Exemplar(d time.Duration, traceID, spanID string) {
 	if h == nil {
 		return
 	}
+
 	d = max(d, 0)
-	h.examples[h.bucket(d)].Store(&prometheus.Exemplar{
+	h.exemplars[h.bucketIndex(d)].Store(&prometheus.Exemplar{
 		Value: d.Seconds(), Labels: prometheus.Labels{"trace_id": traceID, "span_id": spanID}, Timestamp: time.Now(),
 	})
 }
 
-// Observe adds n observations of d; a negative d counts as 0. It does nothing on a nil Histogram.
+// Observe adds n observations of d. A negative d counts as 0. On a nil Histogram it does nothing.
 func (h *Histogram) Observe(d time.Duration, n int) {
 	if h == nil || n <= 0 {
 		return
 	}
+
 	d = max(d, 0)
-	h.counts[h.bucket(d)].Add(uint64(n))
+	h.counts[h.bucketIndex(d)].Add(uint64(n))
 	for {
 		old := h.sum.Load()
 		if h.sum.CompareAndSwap(old, math.Float64bits(math.Float64frombits(old)+d.Seconds()*float64(n))) {
@@ -175,15 +178,18 @@ func (h *Histogram) Collect(ch chan<- prometheus.Metric) {
 		buckets[b.Seconds()] = total
 	}
 	total += h.counts[len(h.bounds)].Load()
+
 	m := prometheus.MustNewConstHistogram(h.desc, total, math.Float64frombits(h.sum.Load()), buckets)
-	var examples []prometheus.Exemplar
-	for i := range h.examples {
-		if e := h.examples[i].Load(); e != nil {
-			examples = append(examples, *e)
+	var exemplars []prometheus.Exemplar
+	for i := range h.exemplars {
+		if e := h.exemplars[i].Load(); e != nil {
+			exemplars = append(exemplars, *e)
 		}
 	}
-	if with, err := prometheus.NewMetricWithExemplars(m, examples...); err == nil { // else there is none, or no valid one
-		m = with
+
+	// It returns an error if there are no exemplars, or no valid ones.
+	if withExemplars, err := prometheus.NewMetricWithExemplars(m, exemplars...); err == nil {
+		m = withExemplars
 	}
 	ch <- m
 }

@@ -7,82 +7,100 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// MaxCollections is how many collections get a label of their own; what the others hold is added up under "other".
+// MaxCollections is how many collections have their own label. The figures of the others are added up under
+// "other".
 const MaxCollections = 100
 
-// Figures are counts of what lies in collections, which an owner takes by bounded queries now and then, and of the nodes.
-// Every owner of a watcher counts the same: dashboards take the maximum, not the sum.
+// Figures are counts of the documents in collections, and of the nodes. An owner counts at intervals, with
+// bounded queries. Every owner of a watcher counts the same documents, so dashboards must use the maximum, not
+// the sum.
 type Figures struct {
-	Pending     *prometheus.GaugeVec // {collection}: envelopes behind the persisted watermark
+	Pending     *prometheus.GaugeVec // {collection}: envelopes after the checkpoint
 	OldestAge   *prometheus.GaugeVec // {collection}: seconds since the oldest of them was written
 	Scheduled   *prometheus.GaugeVec // {collection}
-	Overdue     *prometheus.GaugeVec // {collection}: seconds since the first scheduled envelope was due; 0 if none is
+	Overdue     *prometheus.GaugeVec // {collection}: seconds since the first overdue envelope was due; 0 if none is
 	DeadLetters *prometheus.GaugeVec // {collection}
-	Inbox       *prometheus.GaugeVec // {collection}: markers of handled messages and claims
-	Indexes     *prometheus.GaugeVec // {collection}: declared indexes that are not there
+	Inbox       *prometheus.GaugeVec // {collection}: marks of handled messages, and claims
+	Indexes     *prometheus.GaugeVec // {collection}: missing declared indexes
 	Nodes       *prometheus.GaugeVec // {state}: alive or stale
-	Age         *Live                // seconds since all of it was counted last
-	Limit       prometheus.Gauge     // at which counting stops
+	Age         *Live                // seconds since the last count
+	Limit       prometheus.Gauge     // number at which counting stops
 	Watcher     *prometheus.GaugeVec // {watcher, node}: always 1
 	Health      *States              // {state}: ok, degraded or unhealthy
-	Ready       *Live                // 1 while /readyz says ready
+	Ready       *Live                // 1 while /readyz reports ready
 }
 
-// Telemetry counts what is exported by OTLP.
+// Telemetry counts the exports by OTLP.
 type Telemetry struct {
 	Exports *prometheus.CounterVec // {signal, result}
-	Limited prometheus.Counter     // deliveries that got no span because there were too many
+	Limited prometheus.Counter     // deliveries without a span because of the rate limit
 }
 
-// figures makes what belongs to the process, not to one slot.
-func (b builder) figures(s *Set) {
+// addFigures adds the metrics of the process, which belong to no single slot.
+func (b builder) addFigures(s *Set) {
 	f := &s.Figures
-	f.Pending = b.gaugeVec("pending_envelopes", "Envelopes behind the watermark, counted now and then up to the limit.", "collection")
-	f.OldestAge = b.gaugeVec("oldest_pending_seconds", "Time since the oldest envelope behind the watermark was written; 0 if there is none.", "collection")
-	f.Scheduled = b.gaugeVec("scheduled_envelopes", "Envelopes that wait for their due time, up to the limit.", "collection")
-	f.Overdue = b.gaugeVec("scheduled_overdue_seconds", "Time since the first scheduled envelope was due; 0 if none is.", "collection")
-	f.DeadLetters = b.gaugeVec("dead_letters_stored", "Dead letters in the collection, requeued ones too, by its metadata.", "collection")
-	f.Inbox = b.gaugeVec("inbox_entries", "Markers, claims and watermarks of the inbox, by the collection's metadata.", "collection")
-	f.Indexes = b.gaugeVec("missing_indexes", "Declared indexes that the collection does not have; looked at every few minutes.", "collection")
-	f.Nodes = b.gaugeVec("nodes", "Processes of the state database by whether they gave a sign of life lately.", "state")
-	f.Age = b.live("figures_age_seconds", "Time since the collections were counted last; 0 in a process that owns nothing.")
-	f.Limit = b.gauge("figures_limit", "Number at which counting a collection stops.")
-	f.Watcher = b.gaugeVec("watcher_info", "Always 1; the labels name the watcher and the node.", "watcher", "node")
-	f.Health = b.states("health", "1 for the health that the relay sees itself in.")
-	f.Ready = b.live("ready", "1 while /readyz says that the process does its part, as owner or as standby.")
+	f.Pending = b.newGaugeVec("pending_envelopes",
+		"Envelopes behind the watermark, counted now and then up to the limit.", "collection")
+	f.OldestAge = b.newGaugeVec("oldest_pending_seconds",
+		"Time since the oldest envelope behind the watermark was written; 0 if there is none.", "collection")
+	f.Scheduled = b.newGaugeVec("scheduled_envelopes",
+		"Envelopes that wait for their due time, up to the limit.", "collection")
+	f.Overdue = b.newGaugeVec("scheduled_overdue_seconds",
+		"Time since the first scheduled envelope was due; 0 if none is.", "collection")
+	f.DeadLetters = b.newGaugeVec("dead_letters_stored",
+		"Dead letters in the collection, requeued ones too, by its metadata.", "collection")
+	f.Inbox = b.newGaugeVec("inbox_entries",
+		"Markers, claims and watermarks of the inbox, by the collection's metadata.", "collection")
+	f.Indexes = b.newGaugeVec("missing_indexes",
+		"Declared indexes that the collection does not have; looked at every few minutes.", "collection")
+	f.Nodes = b.newGaugeVec("nodes",
+		"Processes of the state database by whether they gave a sign of life lately.", "state")
+	f.Age = b.newLive("figures_age_seconds",
+		"Time since the collections were counted last; 0 in a process that owns nothing.")
+	f.Limit = b.newGauge("figures_limit", "Number at which counting a collection stops.")
+	f.Watcher = b.newGaugeVec("watcher_info", "Always 1; the labels name the watcher and the node.", "watcher", "node")
+	f.Health = b.newStates("health", "1 for the health that the relay sees itself in.")
+	f.Ready = b.newLive("ready", "1 while /readyz says that the process does its part, as owner or as standby.")
 	t := &s.Telemetry
-	t.Exports = b.counterVec("otlp_exports_total", "Exports to the OTLP collector by what became of them.", "signal", "result")
-	t.Limited = b.counter("spans_limited_total", "Deliveries that got no span because the rate of spans did not allow it.")
+	t.Exports = b.newCounterVec("otlp_exports_total",
+		"Exports to the OTLP collector by what became of them.", "signal", "result")
+	t.Limited = b.newCounter("spans_limited_total",
+		"Deliveries that got no span because the rate of spans did not allow it.")
 }
 
-// Collection is what was counted of one outbox.
+// Collection has the counts of one outbox.
 type Collection struct {
 	Name                                        string
 	Pending, Scheduled, DeadLetters, Inbox      int64
 	OldestAge, Overdue                          time.Duration
-	HasPending, HasScheduled, HasDead, HasInbox bool // whether it could be counted at all
+	HasPending, HasScheduled, HasDead, HasInbox bool // whether the count succeeded
 	MissingIndexes                              int
 	HasIndexes                                  bool
 }
 
-// counted keeps Show from being called twice at once.
-var counted sync.Mutex
+// showMu serializes Show.
+var showMu sync.Mutex
 
-// Show replaces what is told of collections. Those beyond [MaxCollections] are added up; of their ages the highest counts.
+// Show replaces the figures of all collections. It adds up those beyond [MaxCollections]. Of their ages it
+// shows the highest.
 func (f *Figures) Show(list []Collection) {
-	counted.Lock()
-	defer counted.Unlock()
-	for _, v := range []*prometheus.GaugeVec{f.Pending, f.OldestAge, f.Scheduled, f.Overdue, f.DeadLetters, f.Inbox, f.Indexes} {
+	showMu.Lock()
+	defer showMu.Unlock()
+	for _, v := range []*prometheus.GaugeVec{
+		f.Pending, f.OldestAge, f.Scheduled, f.Overdue, f.DeadLetters, f.Inbox, f.Indexes,
+	} {
 		v.Reset()
 	}
-	var ages, overdue time.Duration
+
+	var oldestAge, overdue time.Duration
 	for i, c := range list {
 		name := c.Name
 		if i >= MaxCollections {
 			name = OtherTopics
-			ages, overdue = max(ages, c.OldestAge), max(overdue, c.Overdue)
-			c.OldestAge, c.Overdue = ages, overdue
+			oldestAge, overdue = max(oldestAge, c.OldestAge), max(overdue, c.Overdue)
+			c.OldestAge, c.Overdue = oldestAge, overdue
 		}
+
 		if c.HasPending {
 			f.Pending.WithLabelValues(name).Add(float64(c.Pending))
 			f.OldestAge.WithLabelValues(name).Set(c.OldestAge.Seconds())

@@ -1,9 +1,9 @@
-// Package metrics is the one list of what outrelay measures about itself: every series has its name, unit and help here.
+// Package metrics defines every metric of outrelay: the name, unit and help of each series are here.
 //
-// A Set owns a registry of its own, so several relays can live in one process and tests never meet on a global one.
-// Nothing in it blocks. The calls of the hot path ([Set.ObservePublish], [Set.ObserveLatency]) take a count, so that a
-// batch costs one call; they allocate nothing once a topic was seen, and they do nothing on a nil Set. Labels are
-// bounded: topics beyond [MaxTopics] share the label "other".
+// A Set has its own registry, so several relays can run in one process, and tests do not share a global
+// registry. Nothing blocks. The calls of the hot path ([Set.ObservePublish], [Set.ObserveLatency]) take a
+// count, so that a batch costs one call. They allocate only the first time a topic occurs, and they do nothing
+// on a nil Set. The number of labels is bounded: topics beyond [MaxTopics] share the label "other".
 package metrics
 
 import (
@@ -15,15 +15,15 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 )
 
-// MaxTopics is how many topics get a label of their own; envelopes name topics, so their number is not ours to trust.
+// MaxTopics is how many topics have their own label. Envelopes name topics, so their number is not trusted.
 const MaxTopics = 1000
 
-// OtherTopics is the label of all topics beyond [MaxTopics].
+// OtherTopics is the common label of all topics beyond [MaxTopics].
 const OtherTopics = "other"
 
-// Set is every metric of one relay. Create it with [New]; its fields may be used from any goroutine.
+// Set has all metrics of one relay. Create it with [New]. Its fields are safe for concurrent use.
 type Set struct {
-	// Registry holds all of the metrics below and the Go runtime's. It is what /metrics serves.
+	// Registry has all metrics below and those of the Go runtime. /metrics serves it.
 	Registry *prometheus.Registry
 
 	Lag         *Live // seconds: now − commit time of the oldest unresolved envelope; 0 if there is none
@@ -35,12 +35,12 @@ type Set struct {
 	Read           prometheus.Counter     // envelopes read from the change stream
 	ReadBytes      prometheus.Counter     // bytes of those envelopes
 	Batches        prometheus.Counter     // replies of the change stream that carried events
-	ProduceErrors  *prometheus.CounterVec // {error}: answers of Kafka other than success, by their name
+	ProduceErrors  *prometheus.CounterVec // {error}: error responses of Kafka, by name
 
-	InflightRecords *Live // records handed to the sink and not yet acked
+	InflightRecords *Live // records sent to the sink and not acked yet
 	InflightBytes   *Live // bytes of those records
 	BudgetUsed      *Live // bytes of the memory budget in use (N13)
-	Budget          *Live // bytes of the memory budget; of a slot, its part of them
+	Budget          *Live // bytes of the memory budget; of a slot, its share
 	TicketWindow    *Live // events between the watermark and the newest one read (N13)
 	MaxTicketWindow *Live
 
@@ -53,44 +53,44 @@ type Set struct {
 	Gaps           *prometheus.CounterVec // {reason}
 
 	LeaseOwner     prometheus.Gauge   // 1 while this process owns the watcher
-	LeaseEpoch     prometheus.Gauge   // epoch of the ownership last seen
+	LeaseEpoch     prometheus.Gauge   // epoch last seen
 	LeaseSuspended prometheus.Gauge   // 1 while the lease is past its local deadline and not yet known to be lost (N2)
 	Takeovers      prometheus.Counter // acquisitions by this process
 	LeaseLost      prometheus.Counter // ownerships that ended without a release
 	RenewSeconds   *Histogram         // duration of one renewal
 
-	ReadBack       prometheus.Counter     // records read at take-overs to find what was sent already
-	ReadBackHits   prometheus.Counter     // envelopes that a read-back spared from being sent twice
+	ReadBack       prometheus.Counter     // records read in read-backs
+	ReadBackHits   prometheus.Counter     // envelopes not sent again because a read-back found them
 	Quarantined    *Live                  // partitions that wait for a marker (N4)
 	BlockedTargets *prometheus.GaugeVec   // {topic, reason}: envelopes that wait for a target
-	Exceptions     *prometheus.GaugeVec   // {state}: envelopes whose fate is written on the document
+	Exceptions     *prometheus.GaugeVec   // {state}: envelopes with a stored exception
 	Reconciled     *prometheus.CounterVec // {class}
 	DeadLetters    *prometheus.CounterVec // {class}
 	DueError       *Histogram             // seconds from the due time of a scheduled envelope to Kafka's ack
 	Purged         prometheus.Counter     // delivered envelopes removed after their retention
 	ConfigReloads  *prometheus.CounterVec // {what, result}: use Reloaded
-	LoginsRefused  *prometheus.CounterVec // {reason}: requests that the operator's listener refuses before it serves anything
-	KafkaReachable prometheus.Gauge       // 1 while the cluster answers
-	MongoReachable prometheus.Gauge       // 1 while the replica set answers
+	LoginsRefused  *prometheus.CounterVec // {reason}: requests that the operator's listener rejects
+	KafkaReachable prometheus.Gauge       // 1 while the cluster responds
+	MongoReachable prometheus.Gauge       // 1 while the replica set responds
 
-	Figures   Figures   // of the collections and the nodes, counted now and then
-	Telemetry Telemetry // of what is exported
+	Figures   Figures   // of the collections and the nodes, counted at intervals
+	Telemetry Telemetry // of the exports by OTLP
 
 	topics topics
 }
 
-// Result says what became of a record.
+// Result is the outcome of a record.
 type Result uint8
 
 // The results of outrelay_published_total.
 const (
 	Acked    Result = iota // Kafka acknowledged it
-	Skipped                // a read-back found it in the topic already
-	Refused                // Kafka or the relay refused it for a reason of its own
+	Skipped                // a read-back found it in the topic
+	Refused                // Kafka or the relay rejected it
 	nResults = 3
 )
 
-// String is the label of the result.
+// String returns the label of the result.
 func (r Result) String() string {
 	switch r {
 	case Acked:
@@ -104,7 +104,7 @@ func (r Result) String() string {
 }
 
 var (
-	// latencyBuckets reach from half a millisecond, a good day, to ten seconds, a take-over.
+	// latencyBuckets reach from half a millisecond, the usual latency, to ten seconds, a takeover.
 	latencyBuckets = []time.Duration{
 		500 * time.Microsecond, time.Millisecond, 2 * time.Millisecond, 3 * time.Millisecond, 5 * time.Millisecond,
 		10 * time.Millisecond, 20 * time.Millisecond, 50 * time.Millisecond, 100 * time.Millisecond,
@@ -113,48 +113,52 @@ var (
 	writeBuckets = latencyBuckets[1:]
 )
 
-// New makes a Set; version labels outrelay_build_info.
+// New returns a Set. version is a label of outrelay_build_info.
 func New(version string) *Set {
 	r := prometheus.NewRegistry()
-	s := build(r, r, r)
-	describe(r, version)
+	s := buildSet(r, r, r)
+	addBuildInfo(r, version)
 	return s
 }
 
-// describe adds what tells of the program itself.
-func describe(r *prometheus.Registry, version string) {
-	info := builder{r}.gaugeVec("build_info", "Always 1; the labels name the build.", "version", "go")
+// addBuildInfo adds the metrics of the program and the Go runtime.
+func addBuildInfo(r *prometheus.Registry, version string) {
+	info := builder{r}.newGaugeVec("build_info", "Always 1; the labels name the build.", "version", "go")
 	info.WithLabelValues(version, runtime.Version()).Set(1)
 	r.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 }
 
-// Slots makes a Set for the process and one for each slot of a watcher that is split (N28). All are served together, by the
-// registry of the first: what is the process's own is there without a label, and everything else by slot, with the
-// label `slot`, so that no series is there twice.
+// Slots returns a Set for the process and one for each slot of a divided watcher (N28). The registry of the
+// process serves all of them. Metrics of the process have no additional label. All others are served per slot,
+// with the label `slot`, so that no series occurs twice.
 func Slots(version string, names []string) (process *Set, slots []*Set) {
 	all := prometheus.NewRegistry()
-	process = build(all, all, prometheus.NewRegistry())
-	describe(all, version)
+	process = buildSet(all, all, prometheus.NewRegistry())
+	addBuildInfo(all, version)
+
 	for _, name := range names {
-		slots = append(slots, build(all, prometheus.NewRegistry(), prometheus.WrapRegistererWith(prometheus.Labels{"slot": name}, all)))
+		labeled := prometheus.WrapRegistererWith(prometheus.Labels{"slot": name}, all)
+		slots = append(slots, buildSet(all, prometheus.NewRegistry(), labeled))
 	}
 	return process, slots
 }
 
-// build makes every metric: the process's own in one place, and those of a slot in another.
-func build(r *prometheus.Registry, process, slot prometheus.Registerer) *Set {
+// buildSet creates every metric. It registers those of the process and those of a slot separately.
+func buildSet(r *prometheus.Registry, process, slot prometheus.Registerer) *Set {
 	s := &Set{Registry: r}
-	builder{process}.process(s)
-	builder{process}.figures(s)
+
+	builder{process}.addProcess(s)
+	builder{process}.addFigures(s)
 	b := builder{slot}
-	b.flow(s)
-	b.ownership(s)
-	b.fates(s)
+	b.addFlow(s)
+	b.addOwnership(s)
+	b.addOutcomes(s)
+
 	s.topics.byName = make(map[string]*[nResults]prometheus.Counter)
 	return s
 }
 
-// OrNew is s, or a Set that nobody scrapes if s is nil: for parts whose configuration leaves metrics out.
+// OrNew returns s, or a Set that is not served if s is nil. It is for configurations without metrics.
 func OrNew(s *Set) *Set {
 	if s == nil {
 		return New("")
@@ -162,73 +166,90 @@ func OrNew(s *Set) *Set {
 	return s
 }
 
-func (b builder) flow(s *Set) {
-	s.Lag = b.live("lag_seconds", "Now minus the commit time of the oldest unresolved envelope; 0 if there is none.")
-	s.TokenAge = b.live("token_age_seconds", "Time since the change stream's resume token last moved.")
-	s.Published = b.counterVec("published_total", "Records by topic and by what became of them.", "topic", "result")
-	s.PublishLatency = b.histogram("publish_latency_seconds", "Time from the commit in MongoDB to the ack of Kafka.", latencyBuckets)
-	s.Read = b.counter("read_total", "Envelopes read from the change stream.")
-	s.ReadBytes = b.counter("read_bytes_total", "Bytes of the envelopes read from the change stream.")
-	s.Batches = b.counter("read_batches_total", "Replies of the change stream that carried events.")
-	s.ProduceErrors = b.counterVec("produce_errors_total", "Answers of Kafka to a produce request other than success.", "error")
-	s.InflightRecords = b.live("inflight_records", "Records handed to the sink and not yet acked.")
-	s.InflightBytes = b.live("inflight_bytes", "Bytes of the records handed to the sink and not yet acked.")
-	s.BudgetUsed = b.live("budget_used_bytes", "Bytes of the memory budget in use.")
-	s.Budget = b.live("budget_bytes", "The memory budget.")
-	s.TicketWindow = b.live("ticket_window", "Events between the watermark and the newest one read.")
-	s.MaxTicketWindow = b.live("ticket_window_max", "Events above the watermark at which reading stops.")
-	s.StreamState = b.states("stream_state", "1 for the state that the change stream is in.")
-	s.StreamRestarts = b.counterVec("stream_restarts_total", "Reopenings of the change stream.", "reason")
-	s.Gaps = b.counterVec("gaps_total", "Stretches of the change stream that could not be read any more.", "reason")
+func (b builder) addFlow(s *Set) {
+	s.Lag = b.newLive("lag_seconds", "Now minus the commit time of the oldest unresolved envelope; 0 if there is none.")
+	s.TokenAge = b.newLive("token_age_seconds", "Time since the change stream's resume token last moved.")
+	s.Published = b.newCounterVec("published_total", "Records by topic and by what became of them.", "topic", "result")
+	s.PublishLatency = b.newHistogram("publish_latency_seconds",
+		"Time from the commit in MongoDB to the ack of Kafka.", latencyBuckets)
+
+	s.Read = b.newCounter("read_total", "Envelopes read from the change stream.")
+	s.ReadBytes = b.newCounter("read_bytes_total", "Bytes of the envelopes read from the change stream.")
+	s.Batches = b.newCounter("read_batches_total", "Replies of the change stream that carried events.")
+	s.ProduceErrors = b.newCounterVec("produce_errors_total",
+		"Answers of Kafka to a produce request other than success.", "error")
+
+	s.InflightRecords = b.newLive("inflight_records", "Records handed to the sink and not yet acked.")
+	s.InflightBytes = b.newLive("inflight_bytes", "Bytes of the records sent to the sink and not acked yet.")
+	s.BudgetUsed = b.newLive("budget_used_bytes", "Bytes of the memory budget in use.")
+	s.Budget = b.newLive("budget_bytes", "The memory budget.")
+	s.TicketWindow = b.newLive("ticket_window", "Events between the watermark and the newest one read.")
+	s.MaxTicketWindow = b.newLive("ticket_window_max", "Events above the watermark at which reading stops.")
+
+	s.StreamState = b.newStates("stream_state", "1 for the state that the change stream is in.")
+	s.StreamRestarts = b.newCounterVec("stream_restarts_total", "Reopenings of the change stream.", "reason")
+	s.Gaps = b.newCounterVec("gaps_total", "Ranges of the change stream that could not be read any more.", "reason")
 }
 
-func (b builder) ownership(s *Set) {
-	s.CheckpointSeconds = b.histogram("checkpoint_seconds", "Duration of the write of a checkpoint.", writeBuckets)
-	s.CheckpointAge = b.live("checkpoint_age_seconds", "Time since the last checkpoint was written.")
-	s.Checkpoints = b.counter("checkpoints_total", "Checkpoints written.")
-	s.LeaseOwner = b.gauge("lease_owner", "1 while this process owns the watcher.")
-	s.LeaseEpoch = b.gauge("lease_epoch", "Epoch of the ownership last seen.")
-	s.LeaseSuspended = b.gauge("lease_suspended", "1 while the lease is past its local deadline and work is suspended.")
-	s.Takeovers = b.counter("takeovers_total", "Acquisitions of the lease by this process.")
-	s.LeaseLost = b.counter("lease_lost_total", "Ownerships that ended without a release.")
-	s.RenewSeconds = b.histogram("lease_renew_seconds", "Duration of a renewal of the lease.", writeBuckets)
-	s.ReadBack = b.counter("read_back_records_total", "Records read at take-overs to find what was sent already.")
-	s.ReadBackHits = b.counter("read_back_hits_total", "Envelopes that a read-back spared from being sent twice.")
-	s.Quarantined = b.live("quarantined_partitions", "Partitions that wait until earlier senders are known to be fenced.")
+func (b builder) addOwnership(s *Set) {
+	s.CheckpointSeconds = b.newHistogram("checkpoint_seconds", "Duration of the write of a checkpoint.", writeBuckets)
+	s.CheckpointAge = b.newLive("checkpoint_age_seconds", "Time since the last checkpoint was written.")
+	s.Checkpoints = b.newCounter("checkpoints_total", "Checkpoints written.")
+
+	s.LeaseOwner = b.newGauge("lease_owner", "1 while this process owns the watcher.")
+	s.LeaseEpoch = b.newGauge("lease_epoch", "Epoch of the ownership last seen.")
+	s.LeaseSuspended = b.newGauge("lease_suspended",
+		"1 while the lease is past its local deadline and work is suspended.")
+	s.Takeovers = b.newCounter("takeovers_total", "Acquisitions of the lease by this process.")
+	s.LeaseLost = b.newCounter("lease_lost_total", "Ownerships that ended without a release.")
+	s.RenewSeconds = b.newHistogram("lease_renew_seconds", "Duration of a renewal of the lease.", writeBuckets)
+
+	s.ReadBack = b.newCounter("read_back_records_total", "Records read at take-overs to find what was sent already.")
+	s.ReadBackHits = b.newCounter("read_back_hits_total",
+		"Envelopes not sent again because a read-back found them in the topic.")
+	s.Quarantined = b.newLive("quarantined_partitions",
+		"Partitions that wait until earlier senders are known to be fenced.")
 }
 
-func (b builder) fates(s *Set) {
-	s.BlockedTargets = b.gaugeVec("blocked_targets", "Envelopes that wait for a target, by topic and reason.", "topic", "reason")
-	s.Exceptions = b.gaugeVec("exceptions", "Envelopes whose fate is written on the document, by state.", "state")
-	s.Reconciled = b.counterVec("reconciled_total", "Envelopes published or settled by the reconciler.", "class")
-	s.DeadLetters = b.counterVec("dead_letters_total", "Envelopes moved to the dead letters, by error class.", "class")
-	s.DueError = b.histogram("scheduled_due_error_seconds", "Time from the due time of a scheduled envelope to its ack by Kafka.", latencyBuckets)
-	s.Purged = b.counter("purged_total", "Delivered envelopes removed after their retention.")
+func (b builder) addOutcomes(s *Set) {
+	s.BlockedTargets = b.newGaugeVec("blocked_targets",
+		"Envelopes that wait for a target, by topic and reason.", "topic", "reason")
+	s.Exceptions = b.newGaugeVec("exceptions", "Envelopes whose fate is written on the document, by state.", "state")
+	s.Reconciled = b.newCounterVec("reconciled_total", "Envelopes published or settled by the reconciler.", "class")
+	s.DeadLetters = b.newCounterVec("dead_letters_total",
+		"Envelopes moved to the dead letters, by error class.", "class")
+	s.DueError = b.newHistogram("scheduled_due_error_seconds",
+		"Time from the due time of a scheduled envelope to its ack by Kafka.", latencyBuckets)
+	s.Purged = b.newCounter("purged_total", "Delivered envelopes removed after their retention.")
 }
 
-func (b builder) process(s *Set) {
-	s.OplogWindow = b.live("oplog_window_seconds", "Time between the first and the last entry of the oplog.")
-	s.ConfigReloads = b.counterVec("config_reloads_total", "Reloads of the configuration and of certificates, by whether what was read could be used.", "what", "result")
+func (b builder) addProcess(s *Set) {
+	s.OplogWindow = b.newLive("oplog_window_seconds", "Time between the first and the last entry of the oplog.")
+
+	s.ConfigReloads = b.newCounterVec("config_reloads_total",
+		"Reloads of the configuration and of certificates, by whether the new content could be used.", "what", "result")
 	for _, what := range []Reload{Settings, Certificates} {
 		for _, result := range []string{reloadApplied, reloadRefused} {
 			s.ConfigReloads.WithLabelValues(string(what), result)
 		}
 	}
-	s.LoginsRefused = b.counterVec("admin_refused_total", "Requests that the operator's listener refused before it served anything.", "reason")
-	s.KafkaReachable = b.gauge("kafka_reachable", "1 while the Kafka cluster answers.")
-	s.MongoReachable = b.gauge("mongodb_reachable", "1 while the MongoDB replica set answers.")
+
+	s.LoginsRefused = b.newCounterVec("admin_refused_total",
+		"Requests that the operator's listener refused before it served anything.", "reason")
+	s.KafkaReachable = b.newGauge("kafka_reachable", "1 while the Kafka cluster answers.")
+	s.MongoReachable = b.newGauge("mongodb_reachable", "1 while the MongoDB replica set answers.")
 }
 
-// ObservePublish counts n records of topic with result. It allocates only the first time it sees a topic.
+// ObservePublish counts n records of topic with result. It allocates only the first time the topic occurs.
 func (s *Set) ObservePublish(topic string, result Result, n int) {
 	if s == nil || n <= 0 || result >= nResults {
 		return
 	}
-	s.topics.of(topic, s.Published)[result].Add(float64(n))
+	s.topics.countersFor(topic, s.Published)[result].Add(float64(n))
 }
 
-// ObserveLatency records n records that took d from commit to ack. Negative times, which clocks of two machines
-// produce, count as 0.
+// ObserveLatency counts n records that took d from commit to ack. d can be negative, because the clocks of two
+// machines differ. It then counts as 0.
 func (s *Set) ObserveLatency(d time.Duration, n int) {
 	if s == nil {
 		return
@@ -236,13 +257,13 @@ func (s *Set) ObserveLatency(d time.Duration, n int) {
 	s.PublishLatency.Observe(d, n)
 }
 
-// Reload is what was read again while the process ran.
+// Reload is a kind of content that was reloaded at run time.
 type Reload string
 
 // The values of the label what of outrelay_config_reloads_total.
 const (
 	Settings     Reload = "settings"     // the configuration, by SIGHUP
-	Certificates Reload = "certificates" // TLS files that have changed, once for each client or listener that uses them
+	Certificates Reload = "certificates" // changed TLS files, counted for each client or listener that uses them
 )
 
 // The values of its label result.
@@ -251,11 +272,12 @@ const (
 	reloadRefused = "refused"
 )
 
-// Reloaded counts one reload; ok is whether what was read could be used.
+// Reloaded counts one reload. ok reports whether the new content could be used.
 func (s *Set) Reloaded(what Reload, ok bool) {
 	if s == nil {
 		return
 	}
+
 	result := reloadApplied
 	if !ok {
 		result = reloadRefused
@@ -263,35 +285,41 @@ func (s *Set) Reloaded(what Reload, ok bool) {
 	s.ConfigReloads.WithLabelValues(string(what), result).Inc()
 }
 
-// topics resolves the counters of a topic once.
+// topics caches the counters of each topic.
 type topics struct {
 	mu     sync.RWMutex
 	byName map[string]*[nResults]prometheus.Counter
 }
 
-func (t *topics) of(name string, vec *prometheus.CounterVec) *[nResults]prometheus.Counter {
+// countersFor returns the counters of the named topic, or those of OtherTopics if there are too many topics.
+func (t *topics) countersFor(name string, vec *prometheus.CounterVec) *[nResults]prometheus.Counter {
 	t.mu.RLock()
 	c := t.byName[name]
 	full := len(t.byName) >= MaxTopics
 	other := t.byName[OtherTopics]
 	t.mu.RUnlock()
+
 	if c != nil {
 		return c
 	}
 	if full && other != nil {
 		return other
 	}
+
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if len(t.byName) >= MaxTopics {
 		name = OtherTopics
 	}
-	if c = t.byName[name]; c == nil {
-		c = new([nResults]prometheus.Counter)
-		for r := range Result(nResults) {
-			c[r] = vec.WithLabelValues(name, r.String())
-		}
-		t.byName[name] = c
+
+	// Another goroutine may have added the topic in the meantime.
+	if c = t.byName[name]; c != nil {
+		return c
 	}
+	c = new([nResults]prometheus.Counter)
+	for r := range Result(nResults) {
+		c[r] = vec.WithLabelValues(name, r.String())
+	}
+	t.byName[name] = c
 	return c
 }

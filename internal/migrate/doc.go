@@ -1,18 +1,21 @@
-// Package migrate brings the collections of the relay to what this version declares, and tells how they differ from it.
+// Package migrate brings the collections of the relay to the state that this version declares, and reports
+// differences.
 //
-// What was done once is in a ledger, `migrations` of the state database: one document for each [Step], by an id that is
-// never used again, with the checksum of what the step declares. A step is a list of indexes to make and to drop on kinds
-// of collections, so each is idempotent and may run several times: it is recorded once it is done on every collection.
-// Steps run in the order of their ids, under a lock in the same collection that is judged on the server's clock and lapses
-// when its holder is dead.
+// The ledger, `migrations` in the state database, records the completed steps. It has one document per
+// [Step], with an id that is never used again and a checksum of the step's declaration. A step is a list
+// of indexes to create and to drop on kinds of collections. So a step is idempotent and may run several
+// times. It is recorded once it is complete on every collection. Steps run in the order of their ids,
+// under a lock in the same collection. The clock of the server decides when the lock of a dead holder
+// expires.
 //
-// Collections that appear later, as those of a new tenant, get their indexes by [Migrator.Prepare] without an entry in the
-// ledger: the ledger says which steps were taken, [Migrator.Verify] what each collection looks like.
+// A collection that appears later, such as that of a new tenant, gets its indexes from [Migrator.Prepare]
+// without an entry in the ledger. The ledger shows which steps were completed. [Migrator.Verify] shows
+// the indexes that each collection has.
 //
-// Indexes are a matter of speed, so a missing privilege fails nothing: it is in the report, with what to grant. Nothing is
-// lost without an index.
+// Indexes affect only speed, so a missing privilege is not an error. The report names the privilege to
+// grant. Without an index nothing is lost.
 //
-// [Migrator.Up] with nothing to do costs a read of the ledger and a listIndexes for each collection, four at a time. Every
-// function blocks until it is done or its context ends; index builds may take long. The goroutines of a call end before
-// it returns.
+// If there is nothing to do, [Migrator.Up] costs one read of the ledger and one listIndexes per
+// collection, four at a time. Every function blocks until it is complete or its context ends. Index
+// builds may take long. The goroutines of a call end before it returns.
 package migrate

@@ -10,7 +10,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 )
 
-// Number is the number that a step's id stands for; 0 for an id that is none.
+// Number returns the number of a step's id, or 0 if the id is not a number.
 func Number(id string) int {
 	n, err := strconv.Atoi(id)
 	if err != nil {
@@ -19,7 +19,7 @@ func Number(id string) int {
 	return n
 }
 
-// Schema is the number of the last of the steps: what a node that knows them all can work with.
+// Schema returns the number of the last step. A node that knows all steps can work with this schema.
 func Schema(steps []Step) int {
 	last := 0
 	for _, s := range steps {
@@ -28,51 +28,59 @@ func Schema(steps []Step) int {
 	return last
 }
 
-// Guard returns a [*NewerError] where the ledger has a breaking step that this version does not know, begun or done, and
-// otherwise the breaking steps that are still to be done. One read.
+// Guard returns the breaking steps that are still pending. If the ledger has a breaking step that this
+// version does not know, started or complete, the error is a [*NewerError]. It costs one read.
 func (m *Migrator) Guard(ctx context.Context) ([]Step, error) {
-	l := m.ledger()
-	entries, err := l.read(ctx)
+	l := m.openLedger()
+	entries, err := l.readEntries(ctx)
 	if err != nil {
 		return nil, err
 	}
-	pending, _, err := l.judge(entries)
+
+	// A changed step does not prevent delivery. Up reports it.
+	pending, _, err := l.compareSteps(entries)
 	if errors.Is(err, ErrChanged) {
-		return nil, nil // told when migrations run; it keeps nobody from delivering
+		return nil, nil
 	}
-	var out []Step
+
+	var breaking []Step
 	for _, s := range pending {
 		if s.Breaking {
-			out = append(out, s)
+			breaking = append(breaking, s)
 		}
 	}
-	return out, err
+	return breaking, err
 }
 
-// clear makes sure that a breaking step does no harm to nodes of older versions. An older one that starts lists itself and
-// then reads the ledger; this looks at the list, announces the step in the ledger and looks again: one of the two sees the
-// other. A step that has to wait after all is taken back, because until it is done older nodes may go on.
-func (m *Migrator) clear(ctx context.Context, l ledger, s Step) error {
+// checkBreakingStep makes sure that a breaking step does no harm to nodes of older versions. Such a node
+// first lists itself and then reads the ledger. checkBreakingStep reads the list, announces the step in
+// the ledger, and reads the list again. So at least one of the two detects the other. If the step must
+// wait, its announcement is withdrawn, because older nodes may run until the step starts.
+func (m *Migrator) checkBreakingStep(ctx context.Context, l ledger, s Step) error {
 	if !s.Breaking || m.Ready == nil {
 		return nil
 	}
+
 	if err := m.Ready(ctx, s); err != nil {
 		return err
 	}
-	if err := l.record(ctx, s, 0, begun, nil); err != nil {
+	if err := l.recordStep(ctx, s, 0, outcomeBegun, nil); err != nil {
 		return err
 	}
 	err := m.Ready(ctx, s)
-	if err != nil {
-		undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), takeBack)
-		defer cancel()
-		if _, e := l.coll.DeleteOne(undo, bson.D{{Key: "_id", Value: s.ID}, {Key: "outcome", Value: begun}}); e != nil {
-			return errors.Join(err, fmt.Errorf("taking back the announcement of migration %s: %w", s.ID, e))
-		}
+	if err == nil {
+		return nil
+	}
+
+	undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), withdrawTimeout)
+	defer cancel()
+	announcement := bson.D{{Key: "_id", Value: s.ID}, {Key: "outcome", Value: outcomeBegun}}
+	if _, e := l.coll.DeleteOne(undo, announcement); e != nil {
+		return errors.Join(err, fmt.Errorf("withdrawing the announcement of migration %s: %w", s.ID, e))
 	}
 	return err
 }
 
-// takeBack bounds the removal of an announcement. One that stays is no harm but to older nodes that start: they refuse,
-// until the step is done or announced anew.
-const takeBack = 5 * time.Second
+// withdrawTimeout bounds the removal of an announcement. If the announcement stays, older nodes refuse to
+// start until the step is complete or announced again. It has no other effect.
+const withdrawTimeout = 5 * time.Second

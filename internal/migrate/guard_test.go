@@ -53,7 +53,7 @@ func TestABreakingStepWaitsUntilAllKnowIt(t *testing.T) {
 			if s.ID != "0002" {
 				t.Errorf("asked about %s", s.ID)
 			}
-			announced, err := ledger.CountDocuments(ctx, bson.D{{Key: "_id", Value: "0002"}, {Key: "outcome", Value: begun}})
+			announced, err := ledger.CountDocuments(ctx, bson.D{{Key: "_id", Value: "0002"}, {Key: "outcome", Value: outcomeBegun}})
 			if err != nil || announced != int64(asked) {
 				t.Errorf("%s: announced %d times at question %d, %v", name, announced, asked, err)
 			}
@@ -72,7 +72,7 @@ func TestABreakingStepWaitsUntilAllKnowIt(t *testing.T) {
 		}
 	}
 	m.Ready = func(ctx context.Context, _ Step) error {
-		if n, _ := ledger.CountDocuments(ctx, bson.D{{Key: "outcome", Value: begun}}); n == 1 {
+		if n, _ := ledger.CountDocuments(ctx, bson.D{{Key: "outcome", Value: outcomeBegun}}); n == 1 {
 			if _, err := old.Guard(ctx); !errors.Is(err, ErrNewer) {
 				t.Errorf("announced, and an older version may start: %v", err)
 			}

@@ -14,38 +14,39 @@ import (
 	"github.com/outrelay/outrelay/internal/store"
 )
 
-// Collection is where the ledger is, in the state database.
+// Collection is the name of the ledger in the state database.
 const Collection = "migrations"
 
-// ErrChanged is what a [*ChangedError] is, ErrNewer what a [*NewerError] is.
+// ErrChanged matches every [*ChangedError], and ErrNewer every [*NewerError].
 var (
 	ErrChanged = errors.New("an applied migration was changed")
 	ErrNewer   = errors.New("migrated by a newer version")
 )
 
-// ChangedError is a step that this version declares otherwise than the one that applied it: two builds disagree about
-// what the collections look like.
+// ChangedError is the error for a step whose declaration differs from the one that was applied. Two
+// builds disagree about the indexes of the collections.
 type ChangedError struct{ ID, Name, Version, Have, Want string }
 
 func (e *ChangedError) Error() string {
-	return fmt.Sprintf("migration %s (%s) was applied by version %s with checksum %s, and this version declares it with %s: run a released version, and never change a migration that was applied; `outrelay migrate verify` tells what the collections look like",
+	return fmt.Sprintf("migration %s (%s) was applied by version %s with checksum %s, "+
+		"but this version declares it with %s: run a released version, and never change an applied migration; `outrelay migrate verify` shows the actual indexes",
 		e.ID, e.Name, orUnknown(e.Version), e.Have, e.Want)
 }
 
-// Is makes the error an [ErrChanged].
+// Is reports whether target is [ErrChanged].
 func (e *ChangedError) Is(target error) bool { return target == ErrChanged }
 
-// NewerError is a breaking step that this version does not know. Steps that only add or drop an index are borne: an old
-// version works with them, only slower or with an index too many. A breaking one says itself that older versions would
-// do harm.
+// NewerError is the error for a breaking step that this version does not know. Unknown steps that only
+// add or drop an index are accepted: an old version works with them, perhaps slower. A step is breaking
+// if older versions would do harm after it.
 type NewerError struct{ ID, Name, Version string }
 
 func (e *NewerError) Error() string {
-	return fmt.Sprintf("version %s applied migration %s (%s), which this version cannot work with: run version %s or a newer one",
-		orUnknown(e.Version), e.ID, e.Name, orUnknown(e.Version))
+	return fmt.Sprintf("version %s applied migration %s (%s), which this version cannot work with: "+
+		"run version %s or a newer one", orUnknown(e.Version), e.ID, e.Name, orUnknown(e.Version))
 }
 
-// Is makes the error an [ErrNewer].
+// Is reports whether target is [ErrNewer].
 func (e *NewerError) Is(target error) bool { return target == ErrNewer }
 
 func orUnknown(version string) string {
@@ -57,9 +58,9 @@ func orUnknown(version string) string {
 
 // The outcomes of a step.
 const (
-	applied    = "applied"
-	incomplete = "incomplete" // a privilege was missing somewhere: it is tried again
-	begun      = "begun"      // a breaking one that is being done, or was broken off
+	outcomeApplied    = "applied"
+	outcomeIncomplete = "incomplete" // a privilege was missing or a collection busy; the step is retried
+	outcomeBegun      = "begun"      // a breaking step that is in progress or was interrupted
 )
 
 // entry is one document of the ledger.
@@ -69,26 +70,28 @@ type entry struct {
 	Checksum string    `bson:"checksum"`
 	Breaking bool      `bson:"breaking"`
 	Outcome  string    `bson:"outcome"`
-	At       time.Time `bson:"at"` // of the server, when it was done or tried last
+	At       time.Time `bson:"at"` // server time of the last attempt
 	Node     string    `bson:"node"`
 	Version  string    `bson:"version"`
 	TookMS   int64     `bson:"tookMs"`
 	Missing  []Grant   `bson:"missing,omitempty"`
 }
 
-// ledger is the collection with the steps of this version beside it.
+// ledger is the collection of the ledger, with the steps of this version.
 type ledger struct {
 	coll          *mongo.Collection
 	steps         []Step
 	node, version string
 }
 
-// read returns the entries in order.
-func (l ledger) read(ctx context.Context) ([]entry, error) {
-	cur, err := l.coll.Find(ctx, bson.D{{Key: "_id", Value: bson.D{{Key: "$ne", Value: lockID}}}}, options.Find().SetSort(bson.D{{Key: "_id", Value: 1}}))
+// readEntries returns the entries ordered by id.
+func (l ledger) readEntries(ctx context.Context) ([]entry, error) {
+	notLock := bson.D{{Key: "_id", Value: bson.D{{Key: "$ne", Value: lockID}}}}
+	cur, err := l.coll.Find(ctx, notLock, options.Find().SetSort(bson.D{{Key: "_id", Value: 1}}))
 	if err != nil {
-		return nil, privilege(err, "reading the ledger of migrations", "find", store.Namespace(l.coll))
+		return nil, wrapPrivilegeError(err, "reading the ledger of migrations", "find", store.Namespace(l.coll))
 	}
+
 	var out []entry
 	if err := cur.All(ctx, &out); err != nil {
 		return nil, fmt.Errorf("reading the ledger of migrations: %w", err)
@@ -96,32 +99,39 @@ func (l ledger) read(ctx context.Context) ([]entry, error) {
 	return out, nil
 }
 
-// judge compares the entries with this version: the steps that are to be done, and the ids of those it does not know.
-func (l ledger) judge(entries []entry) (pending []Step, newer []string, err error) {
+// compareSteps compares the entries with this version. It returns the pending steps, and the ids of the
+// steps that this version does not know.
+func (l ledger) compareSteps(entries []entry) (pending []Step, newer []string, err error) {
 	for _, e := range entries {
 		i := slices.IndexFunc(l.steps, func(s Step) bool { return s.ID == e.ID })
-		switch {
-		case i < 0 && e.Breaking:
-			return nil, nil, &NewerError{ID: e.ID, Name: e.Name, Version: e.Version}
-		case i < 0:
+		if i < 0 {
+			if e.Breaking {
+				return nil, nil, &NewerError{ID: e.ID, Name: e.Name, Version: e.Version}
+			}
 			newer = append(newer, e.ID)
-		case e.Outcome == applied && e.Checksum != l.steps[i].Checksum():
-			return nil, nil, &ChangedError{ID: e.ID, Name: e.Name, Version: e.Version, Have: e.Checksum, Want: l.steps[i].Checksum()}
+			continue
+		}
+
+		declared := l.steps[i].Checksum()
+		if e.Outcome == outcomeApplied && e.Checksum != declared {
+			return nil, nil, &ChangedError{ID: e.ID, Name: e.Name, Version: e.Version, Have: e.Checksum, Want: declared}
 		}
 	}
+
 	for _, s := range l.steps {
-		if !slices.ContainsFunc(entries, func(e entry) bool { return e.ID == s.ID && e.Outcome == applied }) {
+		applied := func(e entry) bool { return e.ID == s.ID && e.Outcome == outcomeApplied }
+		if !slices.ContainsFunc(entries, applied) {
 			pending = append(pending, s)
 		}
 	}
 	return pending, newer, nil
 }
 
-// record writes what became of a step. An applied one stays: of two that did it, after a lock was stolen, the first is
-// named.
-func (l ledger) record(ctx context.Context, s Step, took time.Duration, outcome string, missing []Grant) error {
+// recordStep writes the outcome of a step. An entry that is already "applied" stays. So if two processes
+// applied the step, because the lock was taken over, the ledger names the first one.
+func (l ledger) recordStep(ctx context.Context, s Step, took time.Duration, outcome string, missing []Grant) error {
 	lit := func(v any) bson.D { return bson.D{{Key: "$literal", Value: v}} }
-	made := bson.D{
+	recorded := bson.D{
 		{Key: "_id", Value: "$_id"},
 		{Key: "name", Value: lit(s.Name)},
 		{Key: "checksum", Value: lit(s.Checksum())},
@@ -132,17 +142,20 @@ func (l ledger) record(ctx context.Context, s Step, took time.Duration, outcome 
 		{Key: "version", Value: lit(l.version)},
 		{Key: "tookMs", Value: lit(took.Milliseconds())},
 	}
-	if outcome == incomplete {
-		made = append(made, bson.E{Key: "missing", Value: lit(missing)})
+	if outcome == outcomeIncomplete {
+		recorded = append(recorded, bson.E{Key: "missing", Value: lit(missing)})
 	}
-	_, err := l.coll.UpdateOne(ctx, bson.D{{Key: "_id", Value: s.ID}}, mongo.Pipeline{{{Key: "$replaceWith", Value: bson.D{{Key: "$cond", Value: bson.A{
-		bson.D{{Key: "$eq", Value: bson.A{"$outcome", applied}}}, "$$ROOT", made,
-	}}}}}}, options.UpdateOne().SetUpsert(true))
+
+	isApplied := bson.D{{Key: "$eq", Value: bson.A{"$outcome", outcomeApplied}}}
+	replace := bson.D{{Key: "$cond", Value: bson.A{isApplied, "$$ROOT", recorded}}}
+	_, err := l.coll.UpdateOne(ctx, bson.D{{Key: "_id", Value: s.ID}},
+		mongo.Pipeline{{{Key: "$replaceWith", Value: replace}}}, options.UpdateOne().SetUpsert(true))
 	if mongo.IsDuplicateKeyError(err) {
-		return l.record(ctx, s, took, outcome, missing) // made by another at the same moment; now it is there
+		// Another process created the entry at the same moment, so now it exists.
+		return l.recordStep(ctx, s, took, outcome, missing)
 	}
 	if err != nil {
-		return privilege(err, "recording migration "+s.ID, "find, insert and update", store.Namespace(l.coll))
+		return wrapPrivilegeError(err, "recording migration "+s.ID, "find, insert and update", store.Namespace(l.coll))
 	}
 	return nil
 }

@@ -13,17 +13,19 @@ import (
 	"github.com/outrelay/outrelay/internal/store"
 )
 
-// errLockLost ends the work of a holder whose lock lapsed and was taken by another. Nothing is harmed by what it did:
-// steps may run twice.
-var errLockLost = errors.New("the migration lock was taken by another process")
+// errLockLost is the error when the lock of a holder expired and another process acquired it. The work of
+// the former holder does no harm, because steps may run twice.
+var errLockLost = errors.New("another process acquired the migration lock")
 
 const (
-	lockID     = "lock" // beside the ledger's entries
+	lockID     = "lock" // in the collection of the ledger
 	defaultTTL = 30 * time.Second
-	giveBack   = 5 * time.Second // what a slow server may take for it: else everybody waits for its end
+
+	// releaseTimeout bounds the release. If the release fails, other processes wait until the lock expires.
+	releaseTimeout = 5 * time.Second
 )
 
-// lockDoc is the lock. Its times are the server's.
+// lockDoc is the document of the lock. Its times are those of the server.
 type lockDoc struct {
 	Owner     string    `bson:"owner"`
 	Node      string    `bson:"node"`
@@ -32,7 +34,7 @@ type lockDoc struct {
 	ExpiresAt time.Time `bson:"expiresAt"`
 }
 
-// lock is held by one process at a time, while it renews it.
+// lock is held by at most one process at a time, while that process renews it.
 type lock struct {
 	coll                 *mongo.Collection
 	owner, node, version string
@@ -43,11 +45,13 @@ func newLock(coll *mongo.Collection, node, version string, ttl time.Duration) *l
 	return &lock{coll: coll, owner: node + "/" + uuid.NewString(), node: node, version: version, ttl: ttl}
 }
 
-// take tries once. The server judges by its own clock, in one statement, whether the lock is free.
-func (l *lock) take(ctx context.Context) (bool, error) {
+// tryAcquire makes one attempt and reports whether this process holds the lock now. In one statement the
+// server decides, by its own clock, whether the lock is free.
+func (l *lock) tryAcquire(ctx context.Context) (bool, error) {
 	lit := func(v any) bson.D { return bson.D{{Key: "$literal", Value: v}} }
 	expires := bson.D{{Key: "$ifNull", Value: bson.A{"$expiresAt", time.UnixMilli(0)}}}
-	taken := bson.D{
+	expired := bson.D{{Key: "$lte", Value: bson.A{expires, "$$NOW"}}}
+	acquired := bson.D{
 		{Key: "_id", Value: lockID},
 		{Key: "owner", Value: lit(l.owner)},
 		{Key: "node", Value: lit(l.node)},
@@ -55,61 +59,73 @@ func (l *lock) take(ctx context.Context) (bool, error) {
 		{Key: "since", Value: "$$NOW"},
 		{Key: "expiresAt", Value: bson.D{{Key: "$add", Value: bson.A{"$$NOW", l.ttl.Milliseconds()}}}},
 	}
+	replace := bson.D{{Key: "$cond", Value: bson.A{expired, acquired, "$$ROOT"}}}
+
 	var after lockDoc
-	err := l.coll.FindOneAndUpdate(ctx, bson.D{{Key: "_id", Value: lockID}}, mongo.Pipeline{{{Key: "$replaceWith", Value: bson.D{{Key: "$cond", Value: bson.A{
-		bson.D{{Key: "$lte", Value: bson.A{expires, "$$NOW"}}}, taken, "$$ROOT",
-	}}}}}}, options.FindOneAndUpdate().SetUpsert(true).SetReturnDocument(options.After)).Decode(&after)
+	err := l.coll.FindOneAndUpdate(ctx, bson.D{{Key: "_id", Value: lockID}},
+		mongo.Pipeline{{{Key: "$replaceWith", Value: replace}}},
+		options.FindOneAndUpdate().SetUpsert(true).SetReturnDocument(options.After)).Decode(&after)
 	if mongo.IsDuplicateKeyError(err) {
-		return false, nil // another made the document at the same moment
+		// Another process created the document at the same moment.
+		return false, nil
 	}
 	if err != nil {
-		return false, privilege(err, "taking the migration lock", "find, insert and update", store.Namespace(l.coll))
+		return false, wrapPrivilegeError(err, "acquiring the migration lock", "find, insert and update",
+			store.Namespace(l.coll))
 	}
 	return after.Owner == l.owner, nil
 }
 
-// hold runs f while it renews the lock, and gives it back. The context of f ends with errLockLost if the lock is lost, or
-// could not be renewed for its whole life.
-func (l *lock) hold(ctx context.Context, f func(ctx context.Context) error) error {
+// runHolding runs f while it renews the lock, and then releases the lock. The context of f ends with
+// errLockLost if the lock is lost, or could not be renewed within its ttl.
+func (l *lock) runHolding(ctx context.Context, f func(ctx context.Context) error) error {
 	work, cancel := context.WithCancelCause(ctx)
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		l.renew(work, cancel)
+		l.renewUntilDone(work, cancel)
 	}()
+
 	err := f(work)
 	if err != nil && errors.Is(context.Cause(work), errLockLost) {
 		err = errLockLost
 	}
 	cancel(nil)
 	<-ended
-	// Given back by its name alone, so a lock that is another's by now is left as it is.
-	call, done := context.WithTimeout(context.WithoutCancel(ctx), giveBack)
+
+	// The filter names the owner, so a lock that another process holds by now stays. If the release
+	// fails, the lock expires.
+	call, done := context.WithTimeout(context.WithoutCancel(ctx), releaseTimeout)
 	defer done()
-	_, _ = l.coll.DeleteOne(call, bson.D{{Key: "_id", Value: lockID}, {Key: "owner", Value: l.owner}}) // else it lapses
+	_, _ = l.coll.DeleteOne(call, bson.D{{Key: "_id", Value: lockID}, {Key: "owner", Value: l.owner}})
 	return err
 }
 
-func (l *lock) renew(ctx context.Context, lost context.CancelCauseFunc) {
+// renewUntilDone renews the lock until ctx ends. If the lock is lost, it calls lost and returns.
+func (l *lock) renewUntilDone(ctx context.Context, lost context.CancelCauseFunc) {
 	tick := time.NewTicker(l.ttl / 3)
 	defer tick.Stop()
-	good := time.Now()
+
+	renewedAt := time.Now()
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-tick.C:
 		}
+
 		sent := time.Now()
 		call, cancel := context.WithTimeout(ctx, l.ttl/3)
-		res, err := l.coll.UpdateOne(call, bson.D{{Key: "_id", Value: lockID}, {Key: "owner", Value: l.owner}}, mongo.Pipeline{{{Key: "$set", Value: bson.D{
-			{Key: "expiresAt", Value: bson.D{{Key: "$add", Value: bson.A{"$$NOW", l.ttl.Milliseconds()}}}},
-		}}}})
+		expiresAt := bson.D{{Key: "$add", Value: bson.A{"$$NOW", l.ttl.Milliseconds()}}}
+		res, err := l.coll.UpdateOne(call, bson.D{{Key: "_id", Value: lockID}, {Key: "owner", Value: l.owner}},
+			mongo.Pipeline{{{Key: "$set", Value: bson.D{{Key: "expiresAt", Value: expiresAt}}}}})
 		cancel()
-		switch {
-		case err == nil && res.MatchedCount == 1:
-			good = sent
-		case err == nil, time.Since(good) > l.ttl:
+
+		if err == nil && res.MatchedCount == 1 {
+			renewedAt = sent
+			continue
+		}
+		if err == nil || time.Since(renewedAt) > l.ttl {
 			lost(errLockLost)
 			return
 		}

@@ -67,13 +67,13 @@ func TestTheLockOfADeadHolderIsTaken(t *testing.T) {
 	d := deploy(t, stacktest.Client(t), "outbox")
 	coll := store.Majority(d.state.Collection(Collection))
 	dead := newLock(coll, "dead", "0.9", time.Hour)
-	if ok, err := dead.take(t.Context()); err != nil || !ok {
+	if ok, err := dead.tryAcquire(t.Context()); err != nil || !ok {
 		t.Fatal(ok, err)
 	}
 	if s, err := d.migrator(history()).Status(t.Context()); err != nil || s.Lock == nil || s.Lock.Node != "dead" || s.Lock.ExpiresInMS <= 0 {
 		t.Errorf("status %+v, %v", s.Lock, err)
 	}
-	if ok, err := newLock(coll, "b", "1.0", time.Second).take(t.Context()); err != nil || ok {
+	if ok, err := newLock(coll, "b", "1.0", time.Second).tryAcquire(t.Context()); err != nil || ok {
 		t.Errorf("the lock of a live holder was taken: %v, %v", ok, err)
 	}
 	var last lockDoc // its time is the server's, and so are those in the ledger
@@ -97,11 +97,11 @@ func TestTheLockOfADeadHolderIsTaken(t *testing.T) {
 	}
 	// The dead one wakes up: it learns that the lock is not its own, and leaves the other's alone.
 	other := newLock(coll, "other", "1.0", time.Minute)
-	if ok, err := other.take(t.Context()); err != nil || !ok {
+	if ok, err := other.tryAcquire(t.Context()); err != nil || !ok {
 		t.Fatal(ok, err)
 	}
 	dead.ttl = time.Second // so that it looks soon
-	err = dead.hold(t.Context(), func(ctx context.Context) error { <-ctx.Done(); return context.Cause(ctx) })
+	err = dead.runHolding(t.Context(), func(ctx context.Context) error { <-ctx.Done(); return context.Cause(ctx) })
 	if !errors.Is(err, errLockLost) {
 		t.Errorf("the deposed holder's work ended with %v", err)
 	}
@@ -113,7 +113,7 @@ func TestTheLockOfADeadHolderIsTaken(t *testing.T) {
 func TestWaitingForTheLockEndsWithTheContext(t *testing.T) {
 	t.Parallel()
 	d := deploy(t, stacktest.Client(t), "outbox")
-	if ok, err := newLock(store.Majority(d.state.Collection(Collection)), "a", "", time.Minute).take(t.Context()); err != nil || !ok {
+	if ok, err := newLock(store.Majority(d.state.Collection(Collection)), "a", "", time.Minute).tryAcquire(t.Context()); err != nil || !ok {
 		t.Fatal(ok, err)
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
@@ -134,14 +134,14 @@ func TestARenewedLockOutlivesItsTime(t *testing.T) {
 		}
 		return l.ExpiresAt
 	}
-	if ok, err := a.take(t.Context()); err != nil || !ok {
+	if ok, err := a.tryAcquire(t.Context()); err != nil || !ok {
 		t.Fatal(ok, err)
 	}
 	first := ends(t.Context())
 	deadline := time.Now().Add(time.Minute)
-	err := a.hold(t.Context(), func(ctx context.Context) error {
+	err := a.runHolding(t.Context(), func(ctx context.Context) error {
 		for !ends(ctx).After(first) { // the lock lapses by that time alone
-			if ok, err := b.take(ctx); err != nil || ok || time.Now().After(deadline) {
+			if ok, err := b.tryAcquire(ctx); err != nil || ok || time.Now().After(deadline) {
 				t.Fatalf("taken while it is held, or not renewed: %v, %v", ok, err)
 			}
 		}
@@ -150,7 +150,7 @@ func TestARenewedLockOutlivesItsTime(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if ok, err := b.take(t.Context()); err != nil || !ok {
+	if ok, err := b.tryAcquire(t.Context()); err != nil || !ok {
 		t.Errorf("not given back: %v, %v", ok, err)
 	}
 }

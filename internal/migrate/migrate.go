@@ -6,8 +6,6 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
-	"strings"
-	"sync"
 	"time"
 
 	"go.mongodb.org/mongo-driver/v2/mongo"
@@ -15,205 +13,235 @@ import (
 
 	"github.com/outrelay/outrelay/internal/deadletter"
 	"github.com/outrelay/outrelay/internal/retry"
-	"github.com/outrelay/outrelay/internal/schema"
 	"github.com/outrelay/outrelay/internal/store"
 )
 
-// atOnce bounds the collections that are looked at at once.
-const atOnce = 4
+// maxConcurrent bounds the collections that are processed concurrently.
+const maxConcurrent = 4
 
-// lockWait is between two tries for the lock.
-var lockWait = retry.Policy{Base: 100 * time.Millisecond, Cap: 2 * time.Second}
+// lockBackoff is the wait between two attempts to acquire the lock.
+var lockBackoff = retry.Policy{Base: 100 * time.Millisecond, Cap: 2 * time.Second}
 
-// Migrator knows one deployment. State and Outboxes are needed; its methods may be called from several goroutines.
+// Migrator migrates one deployment. State and Outboxes are required. Its methods are safe for concurrent
+// use.
 type Migrator struct {
 	State *mongo.Database
-	// Outboxes lists the collections that are watched; its client is that of State.
+	// Outboxes returns the watched collections. They must be reachable with the client of State.
 	Outboxes func(ctx context.Context) ([]store.Outbox, error)
-	// Node and Version go into the ledger.
+	// Node and Version are recorded in the ledger.
 	Node, Version string
-	// TTL is how long the lock of a dead holder keeps others out. Defaults to 30 s.
+	// TTL is how long the lock of a dead holder blocks other processes. Defaults to 30 s.
 	TTL time.Duration
-	// Steps default to those of this version.
+	// Steps defaults to the steps of this version.
 	Steps []Step
-	// Ready is asked before a breaking step, and once more when it is announced in the ledger: an error keeps the step, and
-	// those behind it, pending, and is what Up returns. nil asks nobody.
+	// Ready is called before a breaking step, and again after the step was announced in the ledger. If it
+	// returns an error, the step and all later ones stay pending, and Up returns the error. nil permits
+	// every step.
 	Ready func(ctx context.Context, s Step) error
-	// Log gets one line for each step. Defaults to none.
+	// Log gets one line per step. nil discards them.
 	Log *slog.Logger
 }
 
-// Grant is an action that the user may not do.
+// Grant is a privilege that the user lacks.
 type Grant struct {
-	Action string `json:"action" bson:"action"` // as roles name it
+	Action string `json:"action" bson:"action"` // as in a role
 	On     string `json:"on" bson:"on"`         // a namespace, or "cluster"
 	Advice string `json:"advice,omitempty" bson:"advice,omitempty"`
 }
 
-// Report is what Up did and found.
+// Report is the result of Up.
 type Report struct {
-	Applied []string `json:"applied"` // ids of steps that are done now
-	Pending []string `json:"pending"` // ids of steps that could not be done for want of a privilege, or beside a long transaction
-	Newer   []string `json:"newer"`   // ids in the ledger that this version does not know and can bear
-	// Conflicts are indexes that stand where others are declared, as text. They are left alone: verify repairs them.
+	Applied []string `json:"applied"` // ids of steps that are complete now
+	Pending []string `json:"pending"` // ids of steps that lack a privilege, or that a long transaction blocks
+	Newer   []string `json:"newer"`   // ids in the ledger that this version does not know but can work with
+	// Conflicts describes indexes that differ from the declared ones. Up does not change them: verify
+	// repairs them.
 	Conflicts []string `json:"conflicts"`
-	Missing   []Grant  `json:"missing"` // privileges, each once
-	Busy      []string `json:"busy"`    // what open transactions stood in the way of, as text: it is to be tried again
+	Missing   []Grant  `json:"missing"` // missing privileges, without duplicates
+	Busy      []string `json:"busy"`    // changes that open transactions prevented; retry them later
 }
 
-// OK reports whether everything is as it is declared.
+// OK reports whether all collections are as declared.
 func (r Report) OK() bool {
 	return len(r.Pending) == 0 && len(r.Conflicts) == 0 && len(r.Missing) == 0 && len(r.Busy) == 0
 }
 
-func (m *Migrator) steps() []Step {
+func (m *Migrator) knownSteps() []Step {
 	if m.Steps != nil {
 		return m.Steps
 	}
 	return Steps()
 }
 
-func (m *Migrator) log() *slog.Logger {
+func (m *Migrator) logger() *slog.Logger {
 	if m.Log != nil {
 		return m.Log
 	}
 	return slog.New(slog.DiscardHandler)
 }
 
-func (m *Migrator) ledger() ledger {
-	return ledger{coll: store.Majority(m.State.Collection(Collection)), steps: m.steps(), node: m.Node, version: m.Version}
+func (m *Migrator) openLedger() ledger {
+	coll := store.Majority(m.State.Collection(Collection))
+	return ledger{coll: coll, steps: m.knownSteps(), node: m.Node, version: m.Version}
 }
 
-// Up takes the steps that are not in the ledger yet, in their order and under the lock, and then makes sure that every
-// collection has its indexes. It waits while another process holds the lock. What a missing privilege, an index of
-// somebody else or a long transaction stood in the way of is in the report; such a step stays pending. The error is a [*ChangedError] or a
-// [*NewerError], with nothing done, that of Ready, or that of a server that does not answer.
+// Up applies the steps that are not in the ledger yet, in order and under the lock. Then it makes sure
+// that every collection has its indexes. It blocks while another process holds the lock. If a missing
+// privilege, an index of another owner or a long transaction prevents a change, the report contains it,
+// and the step stays pending. The error is a [*ChangedError] or a [*NewerError], both without any change,
+// the error of Ready, or an error of the server.
 func (m *Migrator) Up(ctx context.Context) (Report, error) {
-	r := newReport()
-	outboxes, err := m.list(ctx, r)
+	r := newCollector()
+	outboxes, err := m.listOutboxes(ctx, r)
 	if err != nil {
 		return r.Report, err
 	}
-	listed := r.OK()
-	if err := m.stepUp(ctx, outboxes, listed, r); err != nil {
+	complete := r.OK()
+	if err := m.applyPendingSteps(ctx, outboxes, complete, r); err != nil {
 		return r.Report, err
 	}
-	steps := m.steps()
+
+	steps := m.knownSteps()
 	for _, name := range stateCollections(steps) {
-		if err := r.bear(reshape(ctx, m.State.Collection(name), declared(steps, State(name)), superseded(steps, State(name)))); err != nil {
+		create, drop := declaredIndexes(steps, State(name)), supersededIndexes(steps, State(name))
+		err := changeIndexes(ctx, m.State.Collection(name), create, drop)
+		if err := r.absorbError(err); err != nil {
 			return r.Report, err
 		}
 	}
-	err = each(ctx, outboxes, func(ctx context.Context, o store.Outbox) error { return m.prepare(ctx, o, r) })
-	return r.sorted(), err
+	err = forEachOutbox(ctx, outboxes, func(ctx context.Context, o store.Outbox) error {
+		return m.prepareOutbox(ctx, o, r)
+	})
+	return r.sortedReport(), err
 }
 
-// list is what Outboxes says; a user who may not list sees none.
-func (m *Migrator) list(ctx context.Context, r *collector) ([]store.Outbox, error) {
+// listOutboxes returns the result of Outboxes. If the user lacks the privilege to list, it returns none.
+func (m *Migrator) listOutboxes(ctx context.Context, r *collector) ([]store.Outbox, error) {
 	list, err := m.Outboxes(ctx)
-	if err := r.bear(err); err != nil {
+	if err := r.absorbError(err); err != nil {
 		return nil, fmt.Errorf("listing collections to migrate: %w", err)
 	}
 	return list, nil
 }
 
-// stepUp takes the pending steps. Without the privileges for the ledger none is taken: the collections get their indexes
-// all the same.
-func (m *Migrator) stepUp(ctx context.Context, outboxes []store.Outbox, listed bool, r *collector) error {
-	l := m.ledger()
+// applyPendingSteps applies the pending steps. It blocks while another process holds the lock. complete
+// reports whether outboxes has all watched collections. Without the privileges for the ledger no step is
+// applied, but the collections still get their indexes from Up.
+func (m *Migrator) applyPendingSteps(ctx context.Context, outboxes []store.Outbox, complete bool, r *collector) error {
+	l := m.openLedger()
 	ttl := m.TTL
 	if ttl == 0 {
 		ttl = defaultTTL
 	}
-	mine, back := newLock(l.coll, m.Node, m.Version, ttl), lockWait.Start()
+
+	lock := newLock(l.coll, m.Node, m.Version, ttl)
+	back := lockBackoff.Start()
 	for {
-		pending, err := m.pending(ctx, l, r)
+		pending, err := m.pendingSteps(ctx, l, r)
 		if err != nil || len(pending) == 0 {
-			return r.bear(err)
+			return r.absorbError(err)
 		}
-		have, err := mine.take(ctx)
+
+		acquired, err := lock.tryAcquire(ctx)
 		if err != nil {
-			r.pend(pending)
-			return r.bear(err)
+			r.markPending(pending)
+			return r.absorbError(err)
 		}
-		if have {
-			err = mine.hold(ctx, func(ctx context.Context) error { return m.take(ctx, l, outboxes, listed, r) })
+		if acquired {
+			err = lock.runHolding(ctx, func(ctx context.Context) error {
+				return m.applyHoldingLock(ctx, l, outboxes, complete, r)
+			})
+			if !errors.Is(err, errLockLost) {
+				return err
+			}
 		}
-		switch {
-		case have && !errors.Is(err, errLockLost):
-			return err
-		case back.Wait(ctx) != nil:
+
+		if back.Wait(ctx) != nil {
 			return fmt.Errorf("waiting for the migration lock in %s: %w", store.Namespace(l.coll), context.Cause(ctx))
 		}
 	}
 }
 
-func (m *Migrator) pending(ctx context.Context, l ledger, r *collector) ([]Step, error) {
-	entries, err := l.read(ctx)
+func (m *Migrator) pendingSteps(ctx context.Context, l ledger, r *collector) ([]Step, error) {
+	entries, err := l.readEntries(ctx)
 	if err != nil {
-		r.pend(l.steps)
+		r.markPending(l.steps)
 		return nil, err
 	}
-	pending, newer, err := l.judge(entries)
-	r.newer(newer)
+
+	pending, newer, err := l.compareSteps(entries)
+	r.setNewer(newer)
 	return pending, err
 }
 
-// take does the steps that are pending now that the lock is held.
-func (m *Migrator) take(ctx context.Context, l ledger, outboxes []store.Outbox, listed bool, r *collector) error {
-	pending, err := m.pending(ctx, l, r)
+// applyHoldingLock applies the pending steps. The caller must hold the migration lock.
+func (m *Migrator) applyHoldingLock(
+	ctx context.Context, l ledger, outboxes []store.Outbox, complete bool, r *collector,
+) error {
+	// Another process may have applied steps before this one acquired the lock.
+	pending, err := m.pendingSteps(ctx, l, r)
 	if err != nil {
 		return err
 	}
+
 	for _, s := range pending {
-		if err := m.clear(ctx, l, s); err != nil {
-			r.pend([]Step{s})
-			return r.bear(err)
+		if err := m.checkBreakingStep(ctx, l, s); err != nil {
+			r.markPending([]Step{s})
+			return r.absorbError(err)
 		}
+
 		began := time.Now()
-		own, err := m.apply(ctx, s, outboxes)
+		own, err := m.applyStep(ctx, s, outboxes)
 		if err != nil {
 			return fmt.Errorf("migration %s (%s): %w", s.ID, s.Name, err)
 		}
-		r.join(own)
+		r.mergeReport(own)
+
 		missing := own.Missing
-		if !listed {
-			missing = append(missing, r.grants()...)
+		if !complete {
+			missing = append(missing, r.missingGrants()...)
 		}
-		outcome := applied
+		outcome := outcomeApplied
 		if len(missing)+len(own.Busy) > 0 {
-			outcome = incomplete
+			outcome = outcomeIncomplete
 		}
-		if err := l.record(ctx, s, time.Since(began), outcome, missing); err != nil {
-			r.pend([]Step{s})
-			return r.bear(err)
+		if err := l.recordStep(ctx, s, time.Since(began), outcome, missing); err != nil {
+			r.markPending([]Step{s})
+			return r.absorbError(err)
 		}
-		if outcome == incomplete {
-			r.pend([]Step{s})
-			m.log().Debug("a migration is not complete; it is tried again", "migration", s.ID, "name", s.Name, "missing_privileges", len(missing), "busy", own.Busy)
+
+		if outcome == outcomeIncomplete {
+			r.markPending([]Step{s})
+			m.logger().Debug("migration is incomplete and will be retried", "migration", s.ID, "name", s.Name,
+				"missing_privileges", len(missing), "busy", own.Busy)
 			continue
 		}
-		r.did(s)
-		m.log().Info("a migration is done", "migration", s.ID, "name", s.Name, "collections", len(outboxes), "took", time.Since(began).Round(time.Millisecond))
+		r.markApplied(s)
+		m.logger().Info("migration is complete", "migration", s.ID, "name", s.Name,
+			"collections", len(outboxes), "took", time.Since(began).Round(time.Millisecond))
 	}
 	return nil
 }
 
-// apply does one step on every collection that it is about. What may not be done somewhere is done elsewhere all the same.
-func (m *Migrator) apply(ctx context.Context, s Step, outboxes []store.Outbox) (*collector, error) {
-	own := newReport()
+// applyStep applies one step to all its collections. If a privilege is missing on one collection, it
+// continues with the others.
+func (m *Migrator) applyStep(ctx context.Context, s Step, outboxes []store.Outbox) (*collector, error) {
+	own := newCollector()
 	for _, name := range stateCollections([]Step{s}) {
-		if err := own.bear(applyTo(ctx, m.steps(), s, State(name), m.State.Collection(name))); err != nil {
+		err := applyToCollection(ctx, m.knownSteps(), s, State(name), m.State.Collection(name))
+		if err := own.absorbError(err); err != nil {
 			return nil, err
 		}
 	}
-	err := each(ctx, outboxes, func(ctx context.Context, o store.Outbox) error {
-		kinds, err := m.kinds(ctx, o)
+
+	err := forEachOutbox(ctx, outboxes, func(ctx context.Context, o store.Outbox) error {
+		colls, err := m.outboxCollections(ctx, o)
 		if err != nil {
-			return own.bear(err)
+			return own.absorbError(err)
 		}
-		for kind, coll := range kinds {
-			if err := own.bear(applyTo(ctx, m.steps(), s, kind, coll)); err != nil {
+		for kind, coll := range colls {
+			err := applyToCollection(ctx, m.knownSteps(), s, kind, coll)
+			if err := own.absorbError(err); err != nil {
 				return err
 			}
 		}
@@ -222,13 +250,13 @@ func (m *Migrator) apply(ctx context.Context, s Step, outboxes []store.Outbox) (
 	return own, err
 }
 
-// applyTo makes only those of the step's indexes that no later step drops: a collection that is new to the relay does not
-// go through its history.
-func applyTo(ctx context.Context, steps []Step, s Step, on Kind, coll *mongo.Collection) error {
-	now := declared(steps, on)
+// applyToCollection applies a step to one collection. It creates only indexes that no later step drops,
+// so a collection that is new to the relay does not repeat the history of all steps.
+func applyToCollection(ctx context.Context, steps []Step, s Step, on Kind, coll *mongo.Collection) error {
+	declared := declaredIndexes(steps, on)
 	var create, drop []store.Index
 	for _, c := range s.Create {
-		if c.On == on && slices.ContainsFunc(now, func(i store.Index) bool { return i.Name == c.Index.Name }) {
+		if c.On == on && hasIndexNamed(declared, c.Index.Name) {
 			create = append(create, c.Index)
 		}
 	}
@@ -237,16 +265,16 @@ func applyTo(ctx context.Context, steps []Step, s Step, on Kind, coll *mongo.Col
 			drop = append(drop, c.Index)
 		}
 	}
-	return reshape(ctx, coll, create, drop)
+	return changeIndexes(ctx, coll, create, drop)
 }
 
-// reshape makes and drops. What replaces an index is there before it goes, except that the server has no two indexes of
-// the same keys.
-func reshape(ctx context.Context, coll *mongo.Collection, create, drop []store.Index) error {
-	drops := func(inTheWay bool) error {
+// changeIndexes creates and drops indexes. It creates a replacement before it drops the old index. The
+// exception are indexes with the same keys, of which the server accepts only one.
+func changeIndexes(ctx context.Context, coll *mongo.Collection, create, drop []store.Index) error {
+	dropWhere := func(sameKeys bool) error {
 		for _, d := range drop {
 			same := slices.ContainsFunc(create, func(c store.Index) bool { return slices.Equal(c.Keys, d.Keys) })
-			if same != inTheWay {
+			if same != sameKeys {
 				continue
 			}
 			if _, err := store.DropIndex(ctx, coll, d); err != nil {
@@ -255,7 +283,8 @@ func reshape(ctx context.Context, coll *mongo.Collection, create, drop []store.I
 		}
 		return nil
 	}
-	if err := drops(true); err != nil {
+
+	if err := dropWhere(true); err != nil {
 		return err
 	}
 	if len(create) > 0 {
@@ -263,53 +292,56 @@ func reshape(ctx context.Context, coll *mongo.Collection, create, drop []store.I
 			return err
 		}
 	}
-	return drops(false)
+	return dropWhere(false)
 }
 
-// kinds are the collections that belong to an outbox. Its dead letters have indexes once there are any, so that tenants
-// without any do not each cost a collection.
-func (m *Migrator) kinds(ctx context.Context, o store.Outbox) (map[Kind]*mongo.Collection, error) {
+// outboxCollections returns the collections of an outbox. The collection of its dead letters is included
+// only if it has documents, so that tenants without dead letters do not each cost a collection.
+func (m *Migrator) outboxCollections(ctx context.Context, o store.Outbox) (map[Kind]*mongo.Collection, error) {
 	db := m.State.Client().Database(o.DB)
-	kinds := map[Kind]*mongo.Collection{Outbox: db.Collection(o.Coll)}
-	steps := m.steps()
-	if len(declared(steps, Dead)) == 0 && len(superseded(steps, Dead)) == 0 {
-		return kinds, nil
+	colls := map[Kind]*mongo.Collection{Outbox: db.Collection(o.Coll)}
+	steps := m.knownSteps()
+	if len(declaredIndexes(steps, Dead)) == 0 && len(supersededIndexes(steps, Dead)) == 0 {
+		return colls, nil
 	}
+
 	dead := db.Collection(deadletter.Collection(o.Coll))
 	empty, err := store.Empty(ctx, dead)
 	if err == nil && !empty {
-		kinds[Dead] = dead
+		colls[Dead] = dead
 	}
-	return kinds, err
+	return colls, err
 }
 
-// Prepare gives one outbox, and its dead letters if there are any, the indexes that are declared now, and takes the
-// superseded ones away: for a collection that appears while the relay runs, or that got its first dead letters. It
-// touches no ledger. An error is that of a server that does not answer.
+// Prepare creates the declared indexes of one outbox and its dead letters, and drops the superseded ones.
+// It is for a collection that appears while the relay runs, or that got its first dead letters. It does
+// not use the ledger. The error is an error of the server.
 func (m *Migrator) Prepare(ctx context.Context, o store.Outbox) (Report, error) {
-	r := newReport()
-	err := m.prepare(ctx, o, r)
-	return r.sorted(), err
+	r := newCollector()
+	err := m.prepareOutbox(ctx, o, r)
+	return r.sortedReport(), err
 }
 
-func (m *Migrator) prepare(ctx context.Context, o store.Outbox, r *collector) error {
-	kinds, err := m.kinds(ctx, o)
+func (m *Migrator) prepareOutbox(ctx context.Context, o store.Outbox, r *collector) error {
+	colls, err := m.outboxCollections(ctx, o)
 	if err != nil {
-		return r.bear(err)
+		return r.absorbError(err)
 	}
-	steps := m.steps()
-	for kind, coll := range kinds {
-		if err := r.bear(reshape(ctx, coll, declared(steps, kind), superseded(steps, kind))); err != nil {
+
+	steps := m.knownSteps()
+	for kind, coll := range colls {
+		err := changeIndexes(ctx, coll, declaredIndexes(steps, kind), supersededIndexes(steps, kind))
+		if err := r.absorbError(err); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// each calls f for every outbox, some at once, and returns the first error.
-func each(ctx context.Context, list []store.Outbox, f func(ctx context.Context, o store.Outbox) error) error {
+// forEachOutbox calls f for every outbox, maxConcurrent at a time, and returns the first error.
+func forEachOutbox(ctx context.Context, list []store.Outbox, f func(ctx context.Context, o store.Outbox) error) error {
 	g, ctx := errgroup.WithContext(ctx)
-	g.SetLimit(atOnce)
+	g.SetLimit(maxConcurrent)
 	for _, o := range list {
 		g.Go(func() error {
 			if err := ctx.Err(); err != nil {
@@ -319,99 +351,4 @@ func each(ctx context.Context, list []store.Outbox, f func(ctx context.Context, 
 		})
 	}
 	return g.Wait()
-}
-
-// collector is a report that several goroutines fill.
-type collector struct {
-	mu sync.Mutex
-	Report
-}
-
-func newReport() *collector {
-	return &collector{Report: Report{Applied: []string{}, Pending: []string{}, Newer: []string{}, Conflicts: []string{}, Missing: []Grant{}, Busy: []string{}}}
-}
-
-// bear takes an error that ends nothing into the report, and returns any other.
-func (c *collector) bear(err error) error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if p, ok := errors.AsType[*store.PrivilegeError](err); ok {
-		c.grant(Grant{Action: p.Action, On: p.On, Advice: p.Advice})
-		return nil
-	}
-	if errors.Is(err, schema.ErrBusy) {
-		c.Busy = append(c.Busy, err.Error())
-		return nil
-	}
-	if errors.Is(err, store.ErrIndexConflict) {
-		if !slices.Contains(c.Conflicts, err.Error()) {
-			c.Conflicts = append(c.Conflicts, err.Error())
-		}
-		return nil
-	}
-	return err
-}
-
-func (c *collector) grant(g Grant) {
-	if !slices.ContainsFunc(c.Missing, func(h Grant) bool { return h.Action == g.Action && h.On == g.On }) {
-		c.Missing = append(c.Missing, g)
-	}
-}
-
-func (c *collector) join(o *collector) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for _, g := range o.Missing {
-		c.grant(g)
-	}
-	c.Busy = append(c.Busy, o.Busy...)
-	for _, text := range o.Conflicts {
-		if !slices.Contains(c.Conflicts, text) {
-			c.Conflicts = append(c.Conflicts, text)
-		}
-	}
-}
-
-func (c *collector) grants() []Grant {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return slices.Clone(c.Missing)
-}
-
-func (c *collector) pend(steps []Step) {
-	for _, s := range steps {
-		if !slices.Contains(c.Pending, s.ID) {
-			c.Pending = append(c.Pending, s.ID)
-		}
-	}
-}
-
-func (c *collector) newer(ids []string) { c.Newer = append([]string{}, ids...) }
-
-func (c *collector) did(s Step) {
-	c.Applied = append(c.Applied, s.ID)
-	c.Pending = slices.DeleteFunc(c.Pending, func(id string) bool { return id == s.ID })
-}
-
-func (c *collector) sorted() Report {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	slices.SortFunc(c.Missing, func(a, b Grant) int {
-		return strings.Compare(a.On+" "+a.Action, b.On+" "+b.Action)
-	})
-	slices.Sort(c.Conflicts)
-	slices.Sort(c.Busy)
-	c.Busy = slices.Compact(c.Busy)
-	return c.Report
-}
-
-const codeUnauthorized = 13
-
-// privilege wraps err, as a *store.PrivilegeError if the server refused it for that reason.
-func privilege(err error, doing, action, on string) error {
-	var se mongo.ServerError
-	if errors.As(err, &se) && se.HasErrorCode(codeUnauthorized) {
-		err = &store.PrivilegeError{Action: action, On: on, Err: err}
-	}
-	return fmt.Errorf("%s: %w", doing, err)
 }

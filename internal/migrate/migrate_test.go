@@ -104,15 +104,15 @@ func TestTheStepsMakeWhatTheCodeDeclares(t *testing.T) {
 		return slices.Equal(text(a), text(b))
 	}
 	steps := Steps()
-	if !same(declared(steps, Outbox), store.Indexes()) {
-		t.Errorf("the steps make %+v on an outbox, and the code declares %+v: add a step", declared(steps, Outbox), store.Indexes())
+	if !same(declaredIndexes(steps, Outbox), store.Indexes()) {
+		t.Errorf("the steps make %+v on an outbox, and the code declares %+v: add a step", declaredIndexes(steps, Outbox), store.Indexes())
 	}
-	if !same(declared(steps, Dead), deadletter.Indexes()) {
-		t.Errorf("the steps make %+v on dead letters, and the code declares %+v: add a step", declared(steps, Dead), deadletter.Indexes())
+	if !same(declaredIndexes(steps, Dead), deadletter.Indexes()) {
+		t.Errorf("the steps make %+v on dead letters, and the code declares %+v: add a step", declaredIndexes(steps, Dead), deadletter.Indexes())
 	}
 	for name, want := range store.StateIndexes() {
-		if !same(declared(steps, State(name)), want) {
-			t.Errorf("the steps make %+v on %s, and the code declares %+v: add a step", declared(steps, State(name)), name, want)
+		if !same(declaredIndexes(steps, State(name)), want) {
+			t.Errorf("the steps make %+v on %s, and the code declares %+v: add a step", declaredIndexes(steps, State(name)), name, want)
 		}
 	}
 	ids := map[string]bool{}
@@ -187,7 +187,7 @@ func TestUpTakesEachStepOnceAndWritesItDown(t *testing.T) {
 		t.Fatalf("%+v, %v", s, err)
 	}
 	for _, st := range s.Steps {
-		if st.State != applied || st.Node != "n1" || st.Version != "1.0" || time.Since(st.At).Abs() > time.Minute || st.Checksum == "" {
+		if st.State != outcomeApplied || st.Node != "n1" || st.Version != "1.0" || time.Since(st.At).Abs() > time.Minute || st.Checksum == "" {
 			t.Errorf("the ledger says %+v", st)
 		}
 	}
@@ -227,7 +227,7 @@ func TestAChangedStepIsAClearError(t *testing.T) {
 		t.Errorf("%v", err)
 	}
 	s, err := m.Status(t.Context())
-	if err != nil || s.Steps[1].State != stateChanged || s.Steps[0].State != applied {
+	if err != nil || s.Steps[1].State != stateChanged || s.Steps[0].State != outcomeApplied {
 		t.Errorf("%+v, %v", s.Steps, err)
 	}
 }
@@ -275,7 +275,7 @@ func TestAMissingPrivilegeIsNamedAndTriedAgain(t *testing.T) {
 	if got := names(t, d.shop.Collection("other")); !slices.Equal(got, []string{"a_1_c_1", "b_1"}) {
 		t.Errorf("where it is allowed: %v", got)
 	}
-	if s, err := m.Status(t.Context()); err != nil || s.Steps[2].State != incomplete || len(s.Steps[2].Missing) != 1 || s.Lock != nil {
+	if s, err := m.Status(t.Context()); err != nil || s.Steps[2].State != outcomeIncomplete || len(s.Steps[2].Missing) != 1 || s.Lock != nil {
 		t.Errorf("%+v, %v", s, err)
 	}
 	v, err := m.Verify(t.Context(), true)

@@ -5,6 +5,7 @@ import (
 	"encoding/hex"
 	"fmt"
 	"slices"
+	"strings"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 
@@ -14,25 +15,27 @@ import (
 // Kind is a kind of collection.
 type Kind string
 
-// The kinds of collections that steps work on. One of the state database is named [State]("events").
+// The kinds of collections that steps change. [State] returns the kind of a collection of the state
+// database.
 const (
 	Outbox Kind = "outbox" // every watched collection
-	Dead   Kind = "dead"   // the dead letters beside each, where there are any
+	Dead   Kind = "dead"   // the dead letters of a watched collection, if there are any
 )
 
-// State is a collection of the state database.
+// State returns the kind of the named collection of the state database.
 func State(name string) Kind { return Kind(statePrefix + name) }
 
 const statePrefix = "state."
 
-// Step is one entry of the ledger. One that was released is never changed, moved or removed: what it got wrong is mended
-// by a later one.
+// Step is one entry of the ledger. A released step is never changed, moved or removed. A later step
+// corrects its mistakes.
 type Step struct {
 	ID     string // four digits, ascending
 	Name   string
 	Create []Change
-	Drop   []Change // indexes that are superseded; by name and keys
-	// Breaking says that versions which do not know the step cannot work with what it leaves. They refuse to start.
+	Drop   []Change // superseded indexes, by name and keys
+	// Breaking means that versions which do not know the step cannot work with its result. They refuse to
+	// start.
 	Breaking bool
 }
 
@@ -42,7 +45,7 @@ type Change struct {
 	Index store.Index
 }
 
-// Steps are all steps of this version, in their order.
+// Steps returns all steps of this version, in order.
 func Steps() []Step {
 	asc := func(fields ...string) bson.D {
 		keys := make(bson.D, len(fields))
@@ -55,6 +58,7 @@ func Steps() []Step {
 		return bson.D{{Key: field, Value: bson.D{{Key: "$exists", Value: true}}}}
 	}
 	month := int32(30 * 24 * 60 * 60)
+
 	return []Step{
 		{ID: "0001", Name: "outbox and log of events", Create: []Change{
 			{Outbox, store.Index{Name: "ts_1", Keys: asc("ts")}},
@@ -65,7 +69,10 @@ func Steps() []Step {
 		}},
 		{ID: "0002", Name: "replays", Create: []Change{
 			{State("replays"), store.Index{Name: "finishedAt_1", Keys: asc("finishedAt"), TTL: &month}},
-			{Outbox, store.Index{Name: "origin_1_replayOf_1", Keys: asc("origin", "replayOf"), Partial: bson.D{{Key: "origin", Value: "replay"}}}},
+			{Outbox, store.Index{
+				Name: "origin_1_replayOf_1", Keys: asc("origin", "replayOf"),
+				Partial: bson.D{{Key: "origin", Value: "replay"}},
+			}},
 		}},
 		{ID: "0003", Name: "queries of dead letters", Create: []Change{
 			{Dead, store.Index{Name: "movedAt_1__id_1", Keys: asc("movedAt", "_id")}},
@@ -87,9 +94,9 @@ func Steps() []Step {
 	}
 }
 
-// optional are the names of indexes that the configuration turns on and off, so that they are neither declared nor
-// superfluous: what removes documents after a time.
-func optional(on Kind) []string {
+// optionalIndexes returns the names of indexes that the configuration turns on and off. They remove
+// documents after a time. So they are neither declared nor superfluous.
+func optionalIndexes(on Kind) []string {
 	switch on {
 	case Outbox:
 		return []string{store.SentIndexName}
@@ -99,10 +106,12 @@ func optional(on Kind) []string {
 	return nil
 }
 
-// Checksum tells whether a step is the one that was applied: it covers all that the step does, and its name.
+// Checksum returns a hash of the step: its id, name and all its changes. It shows whether an applied step
+// has the same declaration.
 func (s Step) Checksum() string {
 	h := sha256.New()
 	fmt.Fprintf(h, "%q %q %v\n", s.ID, s.Name, s.Breaking)
+
 	for _, part := range []struct {
 		verb string
 		list []Change
@@ -110,7 +119,8 @@ func (s Step) Checksum() string {
 		for _, c := range part.list {
 			spec, err := bson.Marshal(c.Index.Spec())
 			if err != nil {
-				panic("migrate: step " + s.ID + ": " + err.Error()) // steps are part of the program
+				// The steps are part of the program, so this is a bug.
+				panic("migrate: step " + s.ID + ": " + err.Error())
 			}
 			fmt.Fprintf(h, "%s %q %x\n", part.verb, c.On, spec)
 		}
@@ -118,31 +128,27 @@ func (s Step) Checksum() string {
 	return hex.EncodeToString(h.Sum(nil)[:16])
 }
 
-// declared are the indexes that a kind of collection has after all steps.
-func declared(steps []Step, on Kind) []store.Index {
+// hasIndexNamed reports whether list has an index of that name.
+func hasIndexNamed(list []store.Index, name string) bool {
+	return slices.ContainsFunc(list, func(i store.Index) bool { return i.Name == name })
+}
+
+// declaredIndexes returns the indexes that a kind of collection has after all steps.
+func declaredIndexes(steps []Step, on Kind) []store.Index {
 	var out []store.Index
+	remove := func(name string) {
+		out = slices.DeleteFunc(out, func(i store.Index) bool { return i.Name == name })
+	}
+
 	for _, s := range steps {
 		for _, c := range s.Drop {
 			if c.On == on {
-				out = slices.DeleteFunc(out, func(i store.Index) bool { return i.Name == c.Index.Name })
+				remove(c.Index.Name)
 			}
 		}
 		for _, c := range s.Create {
 			if c.On == on {
-				out = append(slices.DeleteFunc(out, func(i store.Index) bool { return i.Name == c.Index.Name }), c.Index)
-			}
-		}
-	}
-	return out
-}
-
-// superseded are the indexes that a step dropped and no later one made again.
-func superseded(steps []Step, on Kind) []store.Index {
-	now := declared(steps, on)
-	var out []store.Index
-	for _, s := range steps {
-		for _, c := range s.Drop {
-			if c.On == on && !slices.ContainsFunc(now, func(i store.Index) bool { return i.Name == c.Index.Name }) {
+				remove(c.Index.Name)
 				out = append(out, c.Index)
 			}
 		}
@@ -150,12 +156,27 @@ func superseded(steps []Step, on Kind) []store.Index {
 	return out
 }
 
-// stateCollections are the collections of the state database that steps name.
+// supersededIndexes returns the indexes that a step drops and no later step creates again.
+func supersededIndexes(steps []Step, on Kind) []store.Index {
+	declared := declaredIndexes(steps, on)
+	var out []store.Index
+	for _, s := range steps {
+		for _, c := range s.Drop {
+			if c.On == on && !hasIndexNamed(declared, c.Index.Name) {
+				out = append(out, c.Index)
+			}
+		}
+	}
+	return out
+}
+
+// stateCollections returns the names of the collections of the state database in steps.
 func stateCollections(steps []Step) []string {
 	var out []string
 	for _, s := range steps {
 		for _, c := range slices.Concat(s.Create, s.Drop) {
-			if name, ok := cutState(c.On); ok && !slices.Contains(out, name) {
+			name, ok := stateCollectionName(c.On)
+			if ok && !slices.Contains(out, name) {
 				out = append(out, name)
 			}
 		}
@@ -163,9 +184,7 @@ func stateCollections(steps []Step) []string {
 	return out
 }
 
-func cutState(k Kind) (string, bool) {
-	if len(k) > len(statePrefix) && k[:len(statePrefix)] == statePrefix {
-		return string(k[len(statePrefix):]), true
-	}
-	return "", false
+func stateCollectionName(k Kind) (string, bool) {
+	name, ok := strings.CutPrefix(string(k), statePrefix)
+	return name, ok && name != ""
 }

@@ -15,84 +15,94 @@ import (
 	"github.com/outrelay/outrelay/internal/store"
 )
 
-// The states of a step, beside the outcomes in the ledger.
+// The states of a step, in addition to the outcomes in the ledger.
 const (
-	statePending = "pending" // not done yet
-	stateChanged = "changed" // applied with another content: see ChangedError
+	statePending = "pending" // not applied yet
+	stateChanged = "changed" // applied with another declaration: see ChangedError
 	stateNewer   = "newer"   // of a newer version
 )
 
-// Status is what the ledger says, beside what this version knows.
+// Status compares the ledger with the steps of this version.
 type Status struct {
 	Steps []StepStatus `json:"steps"`
-	Lock  *LockStatus  `json:"lock"` // nil: nobody migrates now
+	Lock  *LockStatus  `json:"lock"` // nil if no process holds the lock
 }
 
-// StepStatus is one step.
+// StepStatus is the status of one step.
 type StepStatus struct {
 	ID         string    `json:"id"`
 	Name       string    `json:"name"`
 	State      string    `json:"state"` // applied, pending, begun, incomplete, changed or newer
 	Checksum   string    `json:"checksum"`
 	Breaking   bool      `json:"breaking,omitempty"` // older versions refuse to start
-	At         time.Time `json:"at,omitzero"`        // of the server
+	At         time.Time `json:"at,omitzero"`        // server time
 	Node       string    `json:"node,omitempty"`
 	Version    string    `json:"version,omitempty"`
 	DurationMS int64     `json:"duration_ms"`
-	Missing    []Grant   `json:"missing,omitempty"` // what an incomplete one wants
+	Missing    []Grant   `json:"missing,omitempty"` // privileges that an incomplete step needs
 }
 
-// LockStatus is who holds the lock.
+// LockStatus describes the holder of the lock.
 type LockStatus struct {
 	Node        string    `json:"node"`
 	Version     string    `json:"version"`
 	Since       time.Time `json:"since"`
-	ExpiresInMS int64     `json:"expires_in_ms"` // negative: its holder is dead, and the next one takes it
+	ExpiresInMS int64     `json:"expires_in_ms"` // negative: the holder is dead, and the lock is free
 }
 
-// Status reads the ledger and changes nothing. Two commands.
+// Status reads the ledger and the lock, and changes nothing. It sends two commands.
 func (m *Migrator) Status(ctx context.Context) (Status, error) {
-	l := m.ledger()
-	s := Status{Steps: []StepStatus{}}
-	entries, err := l.read(ctx)
+	l := m.openLedger()
+	status := Status{Steps: []StepStatus{}}
+	entries, err := l.readEntries(ctx)
 	if err != nil {
-		return s, err
+		return status, err
 	}
+
 	for _, step := range l.steps {
-		st := StepStatus{ID: step.ID, Name: step.Name, State: statePending, Checksum: step.Checksum(), Breaking: step.Breaking}
+		st := StepStatus{
+			ID: step.ID, Name: step.Name, State: statePending, Checksum: step.Checksum(), Breaking: step.Breaking,
+		}
 		if i := slices.IndexFunc(entries, func(e entry) bool { return e.ID == step.ID }); i >= 0 {
-			st.take(entries[i])
-			if e := entries[i]; e.Outcome == applied && e.Checksum != st.Checksum {
+			st.setEntry(entries[i])
+			if entries[i].Outcome == outcomeApplied && entries[i].Checksum != st.Checksum {
 				st.State = stateChanged
 			}
 		}
-		s.Steps = append(s.Steps, st)
+		status.Steps = append(status.Steps, st)
 	}
+
 	for _, e := range entries {
-		if !slices.ContainsFunc(l.steps, func(s Step) bool { return s.ID == e.ID }) {
-			st := StepStatus{ID: e.ID, Name: e.Name, Checksum: e.Checksum, Breaking: e.Breaking}
-			st.take(e)
-			st.State = stateNewer
-			s.Steps = append(s.Steps, st)
+		if slices.ContainsFunc(l.steps, func(s Step) bool { return s.ID == e.ID }) {
+			continue
 		}
+		st := StepStatus{ID: e.ID, Name: e.Name, Checksum: e.Checksum, Breaking: e.Breaking}
+		st.setEntry(e)
+		st.State = stateNewer
+		status.Steps = append(status.Steps, st)
 	}
-	slices.SortFunc(s.Steps, func(a, b StepStatus) int { return strings.Compare(a.ID, b.ID) })
-	s.Lock, err = l.lock(ctx)
-	return s, err
+
+	slices.SortFunc(status.Steps, func(a, b StepStatus) int { return strings.Compare(a.ID, b.ID) })
+	status.Lock, err = l.readLockStatus(ctx)
+	return status, err
 }
 
-func (s *StepStatus) take(e entry) {
-	s.State, s.At, s.Node, s.Version, s.DurationMS, s.Missing = e.Outcome, e.At, e.Node, e.Version, e.TookMS, e.Missing
+// setEntry sets the fields that come from the ledger.
+func (s *StepStatus) setEntry(e entry) {
+	s.State, s.At, s.Node, s.Version = e.Outcome, e.At, e.Node, e.Version
+	s.DurationMS, s.Missing = e.TookMS, e.Missing
 }
 
-func (l ledger) lock(ctx context.Context) (*LockStatus, error) {
+// readLockStatus returns the holder of the lock, or nil if there is none.
+func (l ledger) readLockStatus(ctx context.Context) (*LockStatus, error) {
 	cur, err := l.coll.Aggregate(ctx, mongo.Pipeline{
 		{{Key: "$match", Value: bson.D{{Key: "_id", Value: lockID}}}},
 		{{Key: "$addFields", Value: bson.D{{Key: "now", Value: "$$NOW"}}}},
 	})
 	if err != nil {
-		return nil, privilege(err, "reading the migration lock", "find", store.Namespace(l.coll))
+		return nil, wrapPrivilegeError(err, "reading the migration lock", "find", store.Namespace(l.coll))
 	}
+
 	var found []struct {
 		Lock lockDoc   `bson:",inline"`
 		Now  time.Time `bson:"now"`
@@ -100,94 +110,113 @@ func (l ledger) lock(ctx context.Context) (*LockStatus, error) {
 	if err := cur.All(ctx, &found); err != nil || len(found) == 0 {
 		return nil, err
 	}
-	f := found[0].Lock
-	return &LockStatus{Node: f.Node, Version: f.Version, Since: f.Since, ExpiresInMS: f.ExpiresAt.Sub(found[0].Now).Milliseconds()}, nil
+
+	holder := found[0].Lock
+	return &LockStatus{
+		Node: holder.Node, Version: holder.Version, Since: holder.Since,
+		ExpiresInMS: holder.ExpiresAt.Sub(found[0].Now).Milliseconds(),
+	}, nil
 }
 
-// Verification is what the collections look like.
+// Verification is the result of Verify.
 type Verification struct {
-	Collections int     `json:"collections"` // that were compared
+	Collections int     `json:"collections"` // number of compared collections
 	Drift       []Drift `json:"drift"`
-	Missing     []Grant `json:"missing"` // privileges for what could not be compared or repaired
+	Missing     []Grant `json:"missing"` // privileges that comparing or repairing lacked
 }
 
-// OK reports whether nothing differs any more and everything was seen.
+// OK reports whether every collection was compared and no difference is left.
 func (v Verification) OK() bool {
 	return len(v.Missing) == 0 && !slices.ContainsFunc(v.Drift, func(d Drift) bool { return !d.Repaired })
 }
 
-// Drift is one difference.
+// Drift is one difference between a collection and its declaration.
 type Drift struct {
 	Collection string          `json:"collection"`
 	Index      string          `json:"index"`
 	Kind       store.DriftKind `json:"kind"`             // missing, different or superfluous
-	Detail     string          `json:"detail,omitempty"` // what is there instead
-	Statements []string        `json:"statements"`       // that mend it
+	Detail     string          `json:"detail,omitempty"` // the actual index
+	Statements []string        `json:"statements"`       // that repair it
 	Repaired   bool            `json:"repaired"`
 }
 
-// Verify compares every watched outbox, its dead letters if there are any, and the state database with what is declared.
-// With repair it makes what is missing, replaces what is different and drops what is superfluous; an index of somebody
-// else is never touched. Repairing may be repeated, and two at once do no harm.
+// Verify compares every watched outbox, its dead letters if there are any, and the state database with
+// their declarations. With repair it creates missing indexes, replaces different ones and drops
+// superfluous ones. It never changes indexes that outrelay did not create. A repair may be repeated, and
+// two concurrent repairs do no harm.
 func (m *Migrator) Verify(ctx context.Context, repair bool) (Verification, error) {
-	r := newReport()
-	outboxes, err := m.list(ctx, r)
+	r := newCollector()
+	outboxes, err := m.listOutboxes(ctx, r)
 	if err != nil {
 		return Verification{}, err
 	}
-	v := &verifier{m: m, repair: repair, report: r}
-	for _, name := range stateCollections(m.steps()) {
-		if err := v.compare(ctx, State(name), m.State.Collection(name)); err != nil {
+
+	v := &verifier{migrator: m, repair: repair, report: r}
+	for _, name := range stateCollections(m.knownSteps()) {
+		if err := v.compareCollection(ctx, State(name), m.State.Collection(name)); err != nil {
 			return Verification{}, err
 		}
 	}
-	err = each(ctx, outboxes, func(ctx context.Context, o store.Outbox) error {
-		kinds, err := m.kinds(ctx, o)
+	err = forEachOutbox(ctx, outboxes, func(ctx context.Context, o store.Outbox) error {
+		colls, err := m.outboxCollections(ctx, o)
 		if err != nil {
-			return r.bear(err)
+			return r.absorbError(err)
 		}
-		for kind, coll := range kinds {
-			if err := v.compare(ctx, kind, coll); err != nil {
+		for kind, coll := range colls {
+			if err := v.compareCollection(ctx, kind, coll); err != nil {
 				return err
 			}
 		}
 		return nil
 	})
-	slices.SortFunc(v.drift, func(a, b Drift) int { return strings.Compare(a.Collection+" "+a.Index, b.Collection+" "+b.Index) })
-	return Verification{Collections: v.compared, Drift: append([]Drift{}, v.drift...), Missing: r.sorted().Missing}, err
+
+	slices.SortFunc(v.drift, func(a, b Drift) int {
+		return strings.Compare(a.Collection+" "+a.Index, b.Collection+" "+b.Index)
+	})
+	return Verification{
+		Collections: v.compared, Drift: append([]Drift{}, v.drift...), Missing: r.sortedReport().Missing,
+	}, err
 }
 
+// verifier is the state of one call of Verify.
 type verifier struct {
-	m      *Migrator
-	repair bool
-	report *collector
+	migrator *Migrator
+	repair   bool
+	report   *collector
 
 	mu       sync.Mutex
 	compared int
 	drift    []Drift
 }
 
-func (v *verifier) compare(ctx context.Context, kind Kind, coll *mongo.Collection) error {
-	steps := v.m.steps()
-	found, err := store.CompareIndexes(ctx, coll, declared(steps, kind), superseded(steps, kind), optional(kind)...)
+// compareCollection compares one collection with its declaration, and repairs it if v.repair is set.
+func (v *verifier) compareCollection(ctx context.Context, kind Kind, coll *mongo.Collection) error {
+	steps := v.migrator.knownSteps()
+	found, err := store.CompareIndexes(ctx, coll, declaredIndexes(steps, kind), supersededIndexes(steps, kind),
+		optionalIndexes(kind)...)
 	if err != nil {
-		return v.report.bear(err)
+		return v.report.absorbError(err)
 	}
 	v.mu.Lock()
 	v.compared++
 	v.mu.Unlock()
+
 	for _, f := range found {
-		d := Drift{Collection: f.DB + "." + f.Coll, Index: f.Index.Name, Kind: f.Kind, Detail: f.Detail, Statements: f.Statements()}
+		d := Drift{
+			Collection: f.DB + "." + f.Coll, Index: f.Index.Name, Kind: f.Kind,
+			Detail: f.Detail, Statements: f.Statements(),
+		}
 		if v.repair {
 			err := store.RepairIndex(ctx, coll.Database().Client(), f)
 			d.Repaired = err == nil
 			if errors.Is(err, store.ErrIndexConflict) || errors.Is(err, schema.ErrBusy) {
 				d.Detail, err = err.Error(), nil
 			}
-			if err := v.report.bear(err); err != nil {
+			if err := v.report.absorbError(err); err != nil {
 				return err
 			}
 		}
+
 		v.mu.Lock()
 		v.drift = append(v.drift, d)
 		v.mu.Unlock()

@@ -1,16 +1,17 @@
-// Package nodes is the registry of the processes of a deployment: `nodes` of the state database, with one document for each,
-// and what goes into the events log about them.
+// Package nodes is the registry of the processes of a deployment. It keeps the collection `nodes` of the
+// state database, with one document per process, and writes the entries about nodes into the events log.
 //
-// A [Member] is this process in it: listed by its first heartbeat, listed again as what it was if somebody removes it, taken
-// off when it stops. Whether a node lives is judged by the server's clock alone, so a process whose own clock is wrong is as
-// alive as its heartbeats are young. After [StaleAfter] of silence another node notes it, once, in the events log; leases are
-// nobody's business here, they expire by themselves. Nodes never talk to each other: MongoDB is the only place where they
-// meet, and no node has to reach another.
+// A [Member] is this process in the registry. Its first heartbeat lists it. If another process removes
+// the entry, the next heartbeat lists it again. [Member.Leave] removes it. Only the clock of the server
+// decides whether a node is alive, so a wrong clock of a process has no effect. If a node has sent no
+// heartbeat for [StaleAfter], another node writes one entry into the events log. Leases do not depend on
+// this: they expire independently. Nodes communicate only through MongoDB, and need no connection to
+// each other.
 //
-// [Ready] guards rolling upgrades. Every node tells the number of the last migration that it knows ([migrate.Schema]). A
-// migration which older versions cannot work with waits until every node that lives, and every owner of a lease, knows it;
-// one that is begun keeps older nodes from starting.
+// [Ready] protects rolling upgrades. Every node publishes the number of the last migration that it knows
+// ([migrate.Schema]). A migration that older versions cannot work with waits until every live node, and
+// every owner of a lease, knows it. Once it has started, older nodes refuse to start.
 //
-// A heartbeat is one small write. Every call blocks until its statement is answered or its context ends; nothing here starts
-// a goroutine, and what it cannot do harms no delivery.
+// A heartbeat is one small write. Every call blocks until its statement returns or its context ends. The
+// package starts no goroutines, and its failures do not affect delivery.
 package nodes

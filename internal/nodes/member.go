@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"sync"
 	"time"
 
@@ -15,212 +16,249 @@ import (
 	"github.com/outrelay/outrelay/internal/store"
 )
 
-// The times of the registry.
+// The intervals of the registry.
 const (
-	// BeatEvery is between two heartbeats.
+	// BeatEvery is the time between two heartbeats.
 	BeatEvery = 2 * time.Second
-	// StaleAfter is the silence after which a node counts as dead: five heartbeats missed.
+	// StaleAfter is the silence after which a node counts as dead: five missed heartbeats.
 	StaleAfter = 5 * BeatEvery
-	// ForgetAfter is the silence after which a node is not listed any more: one that was killed cannot leave by itself, and
-	// the next process may have another name.
+	// ForgetAfter is the silence after which a node is removed from the list. A killed process cannot
+	// leave, and the process that replaces it may have another name.
 	ForgetAfter = 14 * 24 * time.Hour
-	// TidyEvery is between two removals of what is too old, in the list of nodes and in the events log.
+	// TidyEvery is the time between two removals of old nodes and old entries of the events log.
 	TidyEvery = time.Hour
 )
 
-// Role is what a node does for its deployment.
+// Role is a task of a node in its deployment.
 type Role string
 
-// The roles. A service that only appends events is no node: it needs nothing of the state database.
+// The roles. A service that only appends events is not a node, because it does not use the state
+// database.
 const (
-	Producer Role = "producer" // a service that carries the relay in its own process
+	Producer Role = "producer" // a service that runs the relay in its own process
 	Relay    Role = "relay"    // runs watchers, or stands by for them
-	Cleaner  Role = "cleaner"  // removes what was delivered, while it runs a watcher
+	Cleaner  Role = "cleaner"  // removes delivered envelopes while it runs a watcher
 	Admin    Role = "admin"    // serves the operators' API and page
 )
 
-// Config is what a member tells of itself. State and Node are needed.
+// Config describes this process. State and Node are required.
 type Config struct {
 	State                  *mongo.Database
 	Node, Address, Version string
-	Watcher                string // that it works for; "" for none
+	Watcher                string // that the process works for; "" for none
 	Roles                  []Role
 	Capabilities           []string
-	// Schema is the number of the last migration that it knows.
+	// Schema is the number of the last migration that the process knows.
 	Schema int
-	// Fingerprint is of the part of the configuration that must be the same on all nodes of the watcher; "" compares nothing.
+	// Fingerprint is a hash of the settings that must be equal on all nodes of the watcher. If it is
+	// empty, configurations are not compared.
 	Fingerprint string
-	Log         *slog.Logger // nil logs nothing
+	Log         *slog.Logger // nil discards everything
 }
 
-// Vital is what changes from one heartbeat to the next.
+// Vital holds the figures that change from one heartbeat to the next.
 type Vital struct {
 	KafkaReachable bool
 	SinceAck       time.Duration // below 0: never
-	Slots          int           // into which the node divides its watcher
+	Slots          int           // number of slots in which the node divides its watcher
 	Holds          []string      // slots that it owns, as watcher/<i>of<N>
 }
 
-// Member is this process in the registry. Its methods may be called from several goroutines.
+// Member is this process in the registry. Its methods are safe for concurrent use.
 type Member struct {
-	c        Config
-	nodes    *store.Nodes
-	sure     *store.Nodes // the same with majority, for what others must not miss
-	events   *store.Events
-	sign     store.Sign
-	began    time.Time
-	instance string
+	cfg           Config
+	nodes         *store.Nodes
+	majorityNodes *store.Nodes // nodes with majority, for writes that other processes must see
+	events        *store.Events
+	heartbeat     store.Sign
+	startedAt     time.Time
+	instance      string
 
-	mu      sync.Mutex // one heartbeat at a time
-	listed  bool       // by this process
-	left    bool
-	twice   bool
-	differs map[string]bool // nodes with another configuration, told once
+	mu                sync.Mutex // serializes the heartbeats
+	listed            bool       // by this process
+	left              bool
+	duplicateLogged   bool
+	loggedDifferences map[string]bool // nodes with another configuration
 }
 
-// New makes a member; it does no I/O.
+// New returns a member. It does no I/O.
 func New(c Config) *Member {
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)
 	}
+
 	coll := c.State.Collection("nodes")
 	m := &Member{
-		c: c, nodes: store.NewNodes(coll), sure: store.NewNodes(store.Majority(coll)),
-		events: store.NewEvents(c.State.Collection("events"), c.Watcher, c.Node),
-		began:  time.Now(), instance: uuid.NewString(), differs: map[string]bool{},
+		cfg:           c,
+		nodes:         store.NewNodes(coll),
+		majorityNodes: store.NewNodes(store.Majority(coll)),
+		events:        store.NewEvents(c.State.Collection("events"), c.Watcher, c.Node),
+		startedAt:     time.Now(),
+		instance:      uuid.NewString(),
+
+		loggedDifferences: map[string]bool{},
 	}
-	m.sign = store.Sign{Node: c.Node, Address: c.Address, Version: c.Version, Facts: store.Facts{
+
+	m.heartbeat = store.Sign{Node: c.Node, Address: c.Address, Version: c.Version, Facts: store.Facts{
 		Instance: m.instance, Schema: c.Schema, Capabilities: c.Capabilities, Config: c.Fingerprint,
 	}}
 	if c.Watcher != "" {
-		m.sign.Watchers = []string{c.Watcher}
+		m.heartbeat.Watchers = []string{c.Watcher}
 	}
 	for _, r := range c.Roles {
-		m.sign.Roles = append(m.sign.Roles, string(r))
+		m.heartbeat.Roles = append(m.heartbeat.Roles, string(r))
 	}
 	return m
 }
 
-// Beat gives a sign of life. The first one lists the process, with majority, so that whoever looks at the list afterwards
-// sees it. After [Member.Leave] it does nothing.
+// Beat sends a heartbeat. The first one lists the process and is majority committed, so that every later
+// reader of the list sees it. After [Member.Leave] Beat does nothing.
 func (m *Member) Beat(ctx context.Context, v Vital) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.left {
 		return nil
 	}
-	s, nodes := m.sign, m.nodes
+
+	s := m.heartbeat
 	s.Listed = m.listed
-	s.KafkaReachable, s.SinceAck, s.Slots, s.Holds, s.Up = v.KafkaReachable, v.SinceAck, v.Slots, v.Holds, time.Since(m.began)
+	s.KafkaReachable, s.SinceAck = v.KafkaReachable, v.SinceAck
+	s.Slots, s.Holds = v.Slots, v.Holds
+	s.Up = time.Since(m.startedAt)
+
+	nodes := m.nodes
 	if !m.listed {
-		nodes = m.sure
-		// A stop waits for it, so that it is not carried out behind the departure.
+		nodes = m.majorityNodes
+
+		// A stop does not interrupt the first heartbeat. Otherwise the server could execute it after
+		// the departure.
 		if end, ok := ctx.Deadline(); ok {
 			var cancel context.CancelFunc
 			ctx, cancel = context.WithDeadline(context.WithoutCancel(ctx), end)
 			defer cancel()
 		}
 	}
+
 	was, err := nodes.Heartbeat(ctx, s)
 	if err != nil {
 		return err
 	}
 	first := !m.listed
 	m.listed = true
-	m.tell(ctx, was, first)
+	m.logFindings(ctx, was, first)
 	return nil
 }
 
-// tell writes down what a heartbeat found.
-func (m *Member) tell(ctx context.Context, was store.Was, first bool) {
+// logFindings logs the state of the entry that a heartbeat has replaced, if it was not the expected one.
+func (m *Member) logFindings(ctx context.Context, was store.Was, first bool) {
 	another := was.Listed && was.Instance != m.instance
 	switch {
 	case first:
-		m.note(ctx, store.NodeStarted, bson.D{{Key: "version", Value: m.c.Version}, {Key: "address", Value: m.c.Address}, {Key: "roles", Value: m.sign.Roles}})
+		m.logEvent(ctx, store.NodeStarted, bson.D{
+			{Key: "version", Value: m.cfg.Version}, {Key: "address", Value: m.cfg.Address}, {Key: "roles", Value: m.heartbeat.Roles},
+		})
+
 	case !was.Listed:
-		m.c.Log.Warn("this node was taken off the list of nodes while it ran; it is listed again", "node", m.c.Node)
-		m.note(ctx, store.NodeListed, nil)
-	case another && !m.twice:
-		m.c.Log.Error("another process has the name of this node: pins, status and the list of nodes mean either of them; give each process a name of its own (node)", "node", m.c.Node)
-		m.note(ctx, store.NodeTwice, nil)
+		m.cfg.Log.Warn("this node was removed from the list of nodes while it runs; it is listed again", "node", m.cfg.Node)
+		m.logEvent(ctx, store.NodeListed, nil)
+
+	case another && !m.duplicateLogged:
+		m.cfg.Log.Error("another process uses the same node name, so pins, status and the list of nodes are ambiguous",
+			"node", m.cfg.Node, "advice", "set a different node name (node) for each process")
+		m.logEvent(ctx, store.NodeTwice, nil)
+
 	case was.Stale && !another:
-		m.note(ctx, store.NodeReturned, bson.D{{Key: "silent_ms", Value: was.Age.Milliseconds()}})
+		m.logEvent(ctx, store.NodeReturned, bson.D{{Key: "silent_ms", Value: was.Age.Milliseconds()}})
 	}
-	m.twice = m.twice || another && !first
+
+	if another && !first {
+		m.duplicateLogged = true
+	}
 }
 
-// Leave takes the process off the list, so that nobody waits for it to grow stale. Where another process of the same name is
-// listed by now, that one stays.
+// Leave removes the process from the list, so that it is not reported as stale later. If another process
+// of the same name is listed by now, its entry stays.
 func (m *Member) Leave(ctx context.Context) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.left = true
-	gone, err := m.nodes.Depart(ctx, m.c.Node, m.instance)
-	if err != nil || !gone {
+
+	removed, err := m.nodes.Depart(ctx, m.cfg.Node, m.instance)
+	if err != nil || !removed {
 		return err
 	}
 	m.listed = false
-	return m.append(ctx, store.NodeStopped, bson.D{{Key: "up_ms", Value: time.Since(m.began).Milliseconds()}})
+
+	up := time.Since(m.startedAt).Milliseconds()
+	return m.appendEvent(ctx, store.NodeStopped, bson.D{{Key: "up_ms", Value: up}})
 }
 
-// Look notes nodes that fell silent since anybody looked, and those of the same watcher whose configuration differs from
-// this one's. One read, and one write for each finding.
+// Look logs the nodes that have become stale since the last Look of any node, and the nodes of the same
+// watcher with another configuration. It costs one read, and one write per finding.
 func (m *Member) Look(ctx context.Context) error {
-	silent, err := m.nodes.MarkStale(ctx, StaleAfter)
-	for _, n := range silent {
-		m.c.Log.Warn("a node gives no sign of life; what it owned is taken over when its leases expire", "silent_node", n.Node, "for", n.Age().Round(time.Second))
-		m.note(ctx, store.NodeStale, bson.D{
-			{Key: "of", Value: n.Node}, {Key: "silent_ms", Value: n.AgeMS}, {Key: "version", Value: n.Version}, {Key: "held", Value: held(n.Holds)},
+	stale, err := m.nodes.MarkStale(ctx, StaleAfter)
+	for _, n := range stale {
+		m.cfg.Log.Warn("node is not responding; other nodes take over when its leases expire",
+			"silent_node", n.Node, "for", n.Age().Round(time.Second))
+		m.logEvent(ctx, store.NodeStale, bson.D{
+			{Key: "of", Value: n.Node},
+			{Key: "silent_ms", Value: n.AgeMS},
+			{Key: "version", Value: n.Version},
+			{Key: "held", Value: nonNilSlots(n.Holds)},
 		})
 	}
-	if err != nil || m.c.Fingerprint == "" {
+	if err != nil || m.cfg.Fingerprint == "" {
 		return err
 	}
-	return m.compare(ctx)
+
+	return m.compareConfigs(ctx)
 }
 
-func held(slots []string) []string {
+func nonNilSlots(slots []string) []string {
 	if slots == nil {
 		return []string{}
 	}
 	return slots
 }
 
-// compare finds nodes that would do the watcher's work otherwise than this one.
-func (m *Member) compare(ctx context.Context) error {
+// compareConfigs logs each live node of the same watcher whose configuration differs, once per
+// configuration.
+func (m *Member) compareConfigs(ctx context.Context) error {
 	list, err := m.nodes.List(ctx)
 	if err != nil {
 		return err
 	}
+
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for _, n := range list {
-		one := n.Node + " " + n.Facts.Config
-		if !m.sameWatcher(n) || n.Facts.Config == "" || n.Facts.Config == m.c.Fingerprint || !n.Alive(StaleAfter) || m.differs[one] {
+		config := n.Facts.Config
+		if !m.sameWatcher(n) || config == "" || config == m.cfg.Fingerprint || !n.Alive(StaleAfter) {
 			continue
 		}
-		m.differs[one] = true
-		m.c.Log.Warn("a node of this watcher has another configuration: what is delivered depends on who owns the watcher; give all of them the same", "other", n.Node, "other_version", n.Version)
-		m.note(ctx, store.ConfigDiffers, bson.D{{Key: "of", Value: n.Node}, {Key: "version", Value: n.Version}})
+
+		difference := n.Node + " " + config
+		if m.loggedDifferences[difference] {
+			continue
+		}
+		m.loggedDifferences[difference] = true
+		m.cfg.Log.Warn("a node of this watcher has another configuration; delivery depends on the owner",
+			"other", n.Node, "other_version", n.Version, "advice", "use the same configuration on all nodes")
+		m.logEvent(ctx, store.ConfigDiffers, bson.D{{Key: "of", Value: n.Node}, {Key: "version", Value: n.Version}})
 	}
 	return nil
 }
 
 func (m *Member) sameWatcher(n store.Node) bool {
-	for _, w := range n.Watchers {
-		if w == m.c.Watcher && n.Node != m.c.Node {
-			return true
-		}
-	}
-	return false
+	return n.Node != m.cfg.Node && slices.Contains(n.Watchers, m.cfg.Watcher)
 }
 
-// Tidy removes the nodes that were silent for long, and the oldest entries of the events log beyond its bound. Other
-// entries are removed by an index as they age.
+// Tidy removes the nodes that have been silent for [ForgetAfter], and the oldest entries of the events
+// log above its limit. An index of the events log removes its other entries by age.
 func (m *Member) Tidy(ctx context.Context) error {
 	n, err := m.nodes.Forget(ctx, ForgetAfter)
 	if n > 0 {
-		m.c.Log.Debug("nodes that are gone are listed no longer", "count", n)
+		m.cfg.Log.Debug("removed nodes that are gone from the list", "count", n)
 	}
 	if err != nil {
 		return err
@@ -228,19 +266,23 @@ func (m *Member) Tidy(ctx context.Context) error {
 	return m.events.Trim(ctx)
 }
 
-// note is append for what harms nobody if it is lost.
-func (m *Member) note(ctx context.Context, kind store.Kind, fields bson.D) {
-	if err := m.append(ctx, kind, fields); err != nil && !errors.Is(ctx.Err(), context.Canceled) { // of a stop nobody has to hear
-		m.c.Log.Warn("an entry of the events log is lost", "kind", string(kind), "reason", err)
+// logEvent writes an entry into the events log. If the write fails, it logs a warning, unless the
+// process is stopping.
+func (m *Member) logEvent(ctx context.Context, kind store.Kind, fields bson.D) {
+	err := m.appendEvent(ctx, kind, fields)
+	if err != nil && !errors.Is(ctx.Err(), context.Canceled) {
+		m.cfg.Log.Warn("an entry of the events log is lost", "kind", string(kind), "reason", err)
 	}
 }
 
-func (m *Member) append(ctx context.Context, kind store.Kind, fields bson.D) error {
+func (m *Member) appendEvent(ctx context.Context, kind store.Kind, fields bson.D) error {
 	if err := m.events.Append(ctx, kind, fields); err != nil {
-		return fmt.Errorf("noting %s: %w", kind, err)
+		return fmt.Errorf("writing event %s: %w", kind, err)
 	}
 	return nil
 }
 
-// Note writes an entry about this node into the events log. It says so in the process's log where that fails.
-func (m *Member) Note(ctx context.Context, kind store.Kind, fields bson.D) { m.note(ctx, kind, fields) }
+// Note writes an entry about this node into the events log. If the write fails, it logs a warning.
+func (m *Member) Note(ctx context.Context, kind store.Kind, fields bson.D) {
+	m.logEvent(ctx, kind, fields)
+}

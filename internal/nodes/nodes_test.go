@@ -133,7 +133,7 @@ func TestANodeThatWasRemovedIsListedAgainAsItself(t *testing.T) {
 	t.Parallel()
 	db := state(t)
 	m := member(db, "a", nil)
-	m.began = m.began.Add(-time.Hour) // it runs for an hour
+	m.startedAt = m.startedAt.Add(-time.Hour) // it runs for an hour
 	beat(t, m, Vital{})
 	before := list(t, db)[0]
 	if err := store.NewNodes(db.Collection("nodes")).Leave(t.Context(), "a"); err != nil {
@@ -157,7 +157,7 @@ func TestASuccessorOfTheSameNameIsAnotherProcess(t *testing.T) {
 	t.Parallel()
 	db := state(t)
 	killed := member(db, "a", nil)
-	killed.began = killed.began.Add(-48 * time.Hour)
+	killed.startedAt = killed.startedAt.Add(-48 * time.Hour)
 	beat(t, killed, Vital{})
 	old := list(t, db)[0].StartedAt
 	next := member(db, "a", nil)
@@ -259,7 +259,7 @@ func TestConfigurationsOfAWatcherAreCompared(t *testing.T) {
 	old := member(db, "old", nil)
 	for _, m := range []*Member{a, b, same, stranger, old} {
 		beat(t, m, Vital{})
-		fresh(t, db, m.c.Node)
+		fresh(t, db, m.cfg.Node)
 	}
 	for range 2 {
 		if err := a.Look(t.Context()); err != nil {

@@ -14,49 +14,54 @@ import (
 	"github.com/outrelay/outrelay/internal/store"
 )
 
-// ErrOlder is what an [*OlderError] is.
+// ErrOlder matches every [*OlderError].
 var ErrOlder = errors.New("nodes of an older version are alive")
 
-// OlderError is a migration that has to wait: these nodes would do harm with what it leaves.
+// OlderError is the error for a migration that must wait, because live nodes do not know it and could do
+// harm after it.
 type OlderError struct {
 	ID, Name string   // of the migration
 	Nodes    []string // with their versions, as "node (version)"
 }
 
 func (e *OlderError) Error() string {
-	return fmt.Sprintf("migration %s (%s) waits, because these live nodes do not know it: %s; upgrade or stop them, and it goes on by itself",
-		e.ID, e.Name, strings.Join(e.Nodes, ", "))
+	return fmt.Sprintf("migration %s (%s) waits, because these live nodes do not know it: %s; "+
+		"upgrade or stop them, and the migration continues", e.ID, e.Name, strings.Join(e.Nodes, ", "))
 }
 
-// Is makes the error an [ErrOlder].
+// Is reports whether target is [ErrOlder].
 func (e *OlderError) Is(target error) bool { return target == ErrOlder }
 
-// Ready makes what a [migrate.Migrator] asks before a step that older versions cannot work with: whether every node that
-// lives knows it. Who owns a lease lives, whatever the list of nodes says. Two reads, with majority.
+// Ready returns the function that a [migrate.Migrator] calls before a step that older versions cannot
+// work with. The function returns an [*OlderError] if a live node does not know the step. An owner of a
+// lease counts as live even if it is not in the list of nodes. A call makes two majority reads.
 func Ready(state *mongo.Database) func(ctx context.Context, s migrate.Step) error {
 	return func(ctx context.Context, s migrate.Step) error {
 		list, err := store.NewNodes(store.Majority(state.Collection("nodes"))).List(ctx)
 		if err != nil {
 			return err
 		}
-		owners, err := owners(ctx, state)
+		owners, err := leaseOwners(ctx, state)
 		if err != nil {
 			return err
 		}
+
 		number := migrate.Number(s.ID)
 		var older []string
-		known := map[string]bool{}
+		knows := map[string]bool{}
 		for _, n := range list {
-			known[n.Node] = n.Schema >= number
+			knows[n.Node] = n.Schema >= number
 			if n.Schema < number && n.Alive(StaleAfter) {
-				older = append(older, named(n.Node, n.Version))
+				older = append(older, describeNode(n.Node, n.Version))
 			}
 		}
 		for node, version := range owners {
-			if one := named(node, version); !known[node] && !slices.Contains(older, one) {
-				older = append(older, one)
+			owner := describeNode(node, version)
+			if !knows[node] && !slices.Contains(older, owner) {
+				older = append(older, owner)
 			}
 		}
+
 		if len(older) > 0 {
 			slices.Sort(older)
 			return &OlderError{ID: s.ID, Name: s.Name, Nodes: older}
@@ -65,33 +70,35 @@ func Ready(state *mongo.Database) func(ctx context.Context, s migrate.Step) erro
 	}
 }
 
-func named(node, version string) string {
+func describeNode(node, version string) string {
 	if version == "" {
 		version = "unknown version"
 	}
 	return node + " (" + version + ")"
 }
 
-// owners are the nodes whose leases have not expired, with their versions.
-func owners(ctx context.Context, state *mongo.Database) (map[string]string, error) {
+// leaseOwners returns the nodes whose leases have not expired, with their versions.
+func leaseOwners(ctx context.Context, state *mongo.Database) (map[string]string, error) {
 	coll := store.Majority(state.Collection("watchers"))
 	cur, err := coll.Find(ctx, bson.D{{Key: "$expr", Value: bson.D{{Key: "$gt", Value: bson.A{"$expiresAt", "$$NOW"}}}}})
 	if err != nil {
-		return nil, fmt.Errorf("reading who owns the watchers of %s: %w", state.Name(), err)
+		return nil, fmt.Errorf("reading the owners of the watchers in %s: %w", state.Name(), err)
 	}
+
 	var found []struct {
 		Owner   string `bson:"owner"`
 		Node    string `bson:"node"`
 		Version string `bson:"version"`
 	}
 	if err := cur.All(ctx, &found); err != nil {
-		return nil, fmt.Errorf("reading who owns the watchers of %s: %w", state.Name(), err)
+		return nil, fmt.Errorf("reading the owners of the watchers in %s: %w", state.Name(), err)
 	}
-	out := map[string]string{}
+
+	owners := map[string]string{}
 	for _, w := range found {
 		if w.Owner != "" {
-			out[w.Node] = w.Version
+			owners[w.Node] = w.Version
 		}
 	}
-	return out, nil
+	return owners, nil
 }

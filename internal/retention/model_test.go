@@ -106,7 +106,7 @@ func newWorld(t *testing.T, db *mongo.Database, margin time.Duration) *world {
 		Client: db.Client(), State: db, Collections: func() []store.Outbox { return []store.Outbox{o} },
 		Margin: margin, Interval: time.Nanosecond, Batch: 3, Purged: func(n int) { w.purged += n }, Log: slog.New(slog.DiscardHandler),
 	}
-	w.purger.defaults()
+	w.purger.setDefaults()
 	w.reset(t)
 	return w
 }
@@ -297,7 +297,7 @@ func (w *world) tick(seconds int) error {
 // purge runs one pass and looks at what is left.
 func (w *world) purge() error {
 	before := w.purged
-	if _, err := w.purger.pass(w.ctx); err != nil {
+	if _, err := w.purger.purgeCollections(w.ctx); err != nil {
 		return err
 	}
 	if (w.slots[0].gap || w.slots[1].gap) && w.purged > before {

@@ -14,50 +14,56 @@ import (
 )
 
 const (
-	idleLongest = time.Minute     // between two looks at a collection with nothing to remove, unless the interval is longer
-	longestTurn = 5 * time.Second // of one collection, so that the backlog of one does not keep the others waiting
+	// maxIdle bounds the time between two looks at a collection without anything to remove, unless the
+	// interval is longer.
+	maxIdle = time.Minute
+
+	// maxTurn bounds the turn of one collection, so that a backlog does not delay the other collections.
+	maxTurn = 5 * time.Second
 )
 
-// Purger removes what was delivered from the collections of one watcher, on behalf of its owner. Client, State and
-// Collections are needed.
+// Purger removes delivered envelopes from the collections of one watcher. The owner of the watcher runs it. Client,
+// State and Collections are required.
 type Purger struct {
 	Client      *mongo.Client
 	State       *mongo.Database       // with the registry and the watcher documents
-	Collections func() []store.Outbox // those that the watcher reads now
+	Collections func() []store.Outbox // returns the collections that the watcher reads now
 	Slot        int                   // of the owner; only slot 0 purges
 	Retention   time.Duration         // 0 keeps everything, and Run only waits
 	Interval    time.Duration         // between two passes. Defaults to 10 s
-	Rate        int                   // envelopes a second; 0 is no limit
-	Batch       int                   // envelopes in one statement at the most. Defaults to 500
+	Rate        int                   // envelopes per second; 0 means no limit
+	Batch       int                   // maximum of envelopes in one statement. Defaults to 500
 	Valid       func() bool           // whether work may be done now (N2). Defaults to always
-	Margin      time.Duration         // overrides the server's (see store.Margin), below 0 with none; for tests
-	Purged      func(n int)           // called after each statement that removed some. Defaults to nothing
+	Margin      time.Duration         // replaces the server's (see store.Margin); below 0 means none; for tests
+	Purged      func(n int)           // called after each statement that removed envelopes. Defaults to nothing
 	Log         *slog.Logger          // defaults to slog.Default
 
-	pace   pace
-	margin time.Duration
-	turn   time.Duration
-	idle   map[[16]byte]rest
-	told   map[[16]byte]store.HeldError
+	pace        pace
+	margin      time.Duration
+	turn        time.Duration
+	idle        map[[16]byte]idleTime
+	loggedHolds map[[16]byte]store.HeldError
 }
 
-// rest is how long a collection with nothing to remove is left alone.
-type rest struct {
+// idleTime is how long the purge skips a collection without anything to remove.
+type idleTime struct {
 	until time.Time
 	next  time.Duration
 }
 
-// Run purges until ctx ends, and returns its cause. Faults of the server are logged and end a pass, not the Purger.
+// Run purges until ctx ends, and returns the cause of ctx. An error of the server is logged and ends the pass, but
+// not Run.
 func (p *Purger) Run(ctx context.Context) error {
-	p.defaults()
+	p.setDefaults()
 	if p.Slot != 0 || p.Retention <= 0 {
 		<-ctx.Done()
 		return context.Cause(ctx)
 	}
+
 	tick := time.NewTicker(p.Interval)
 	defer tick.Stop()
 	for {
-		p.once(ctx)
+		p.runPass(ctx)
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
@@ -66,7 +72,7 @@ func (p *Purger) Run(ctx context.Context) error {
 	}
 }
 
-func (p *Purger) defaults() {
+func (p *Purger) setDefaults() {
 	if p.Interval <= 0 {
 		p.Interval = 10 * time.Second
 	}
@@ -82,113 +88,134 @@ func (p *Purger) defaults() {
 	if p.Log == nil {
 		p.Log = slog.Default()
 	}
+
 	p.pace = pace{limit: p.Rate, batch: p.Batch}
-	p.margin, p.turn = p.Margin, longestTurn
-	p.idle = make(map[[16]byte]rest)
-	p.told = make(map[[16]byte]store.HeldError)
+	p.margin, p.turn = p.Margin, maxTurn
+	p.idle = make(map[[16]byte]idleTime)
+	p.loggedHolds = make(map[[16]byte]store.HeldError)
 }
 
-// once is one pass over all collections, logged once.
-func (p *Purger) once(ctx context.Context) {
-	begun := time.Now()
-	n, err := p.pass(ctx)
+// runPass purges all collections once and logs the result.
+func (p *Purger) runPass(ctx context.Context) {
+	started := time.Now()
+	n, err := p.purgeCollections(ctx)
 	if n > 0 {
-		p.Log.Debug("delivered envelopes purged", "count", n, "seconds", time.Since(begun).Round(time.Millisecond).Seconds())
+		took := time.Since(started).Round(time.Millisecond)
+		p.Log.Debug("purged delivered envelopes", "count", n, "seconds", took.Seconds())
 	}
 	if err != nil && ctx.Err() == nil {
-		p.Log.Warn("the purge waits; nothing is lost meanwhile, the outbox grows", "again_in", p.Interval, "error", err)
+		p.Log.Warn("the purge waits; the outbox grows but no event is lost", "again_in", p.Interval, "error", err)
 	}
 }
 
 var (
 	// errSuspended ends a pass: the lease is past its local deadline (N2).
-	errSuspended = errors.New("the lease is not confirmed")
-	// errTurn ends the turn of a collection that has more.
-	errTurn = errors.New("it is the next collection's turn")
+	errSuspended = errors.New("the lease is suspended")
+	// errTurn ends the turn of a collection that has more envelopes to remove.
+	errTurn = errors.New("the turn of the collection has ended")
 )
 
-func (p *Purger) pass(ctx context.Context) (total int64, err error) {
+// purgeCollections removes the delivered envelopes of all collections, in turns, and returns their number.
+func (p *Purger) purgeCollections(ctx context.Context) (total int64, err error) {
+	// Read once: after a change of the server's parameter, the operator restarts the server or waits for the
+	// transactions to end.
 	if p.margin == 0 {
-		// Not asked again: who changes a server's parameter restarts it, or waits for those transactions to end.
 		m, err := store.AskMargin(ctx, p.Client)
 		if err != nil {
 			return 0, err
 		}
 		p.margin = m
 	}
+
 	now := time.Now()
-	p.pace.begin(now)
+	p.pace.startPass(now)
 	cuts := store.NewCuts(p.State, max(p.margin, p.Retention))
-	pending := slices.DeleteFunc(slices.Clone(p.Collections()), func(o store.Outbox) bool { return p.idle[o.UUID].until.After(now) })
+	pending := slices.DeleteFunc(slices.Clone(p.Collections()), func(o store.Outbox) bool {
+		return p.idle[o.UUID].until.After(now)
+	})
+
 	for len(pending) > 0 {
-		var again []store.Outbox
+		var unfinished []store.Outbox
 		for _, o := range pending {
-			n, err := p.collection(ctx, o, cuts)
+			n, err := p.purgeCollection(ctx, o, cuts)
 			total += n
-			switch held := new(store.HeldError); {
+
+			held := new(store.HeldError)
+			switch {
 			case errors.As(err, &held):
-				p.tell(ctx, o, held)
+				p.logHold(ctx, o, held)
 			case errors.Is(err, errTurn):
-				again = append(again, o)
+				unfinished = append(unfinished, o)
 			case errors.Is(err, errSuspended):
-				return total, nil // a later pass goes on
+				// A later pass continues.
+				return total, nil
 			case err != nil:
 				return total, err
 			default:
-				delete(p.told, o.UUID)
-				p.idled(o, n)
+				delete(p.loggedHolds, o.UUID)
+				p.scheduleNextLook(o, n)
 			}
 		}
-		pending = again
+		pending = unfinished
 	}
 	return total, nil
 }
 
-// idled doubles the time until a collection with nothing to remove is looked at again, so that a thousand quiet tenants
-// cost little.
-func (p *Purger) idled(o store.Outbox, removed int64) {
+// scheduleNextLook doubles the idle time of a collection without anything to remove, so that a thousand quiet
+// tenants cost little.
+func (p *Purger) scheduleNextLook(o store.Outbox, removed int64) {
 	if removed > 0 {
 		delete(p.idle, o.UUID)
 		return
 	}
+
 	r := p.idle[o.UUID]
-	r.next = min(max(2*r.next, p.Interval), max(idleLongest, p.Interval))
-	// Less a little: a tick comes when it comes.
+	r.next = min(max(2*r.next, p.Interval), max(maxIdle, p.Interval))
+	// Half an interval earlier, because a tick may come a little early.
 	r.until = time.Now().Add(r.next - p.Interval/2)
 	p.idle[o.UUID] = r
 }
 
-// tell says why a collection is not purged, once as long as that is the reason.
-func (p *Purger) tell(ctx context.Context, o store.Outbox, held *store.HeldError) {
-	if p.told[o.UUID] == *held {
+// logHold logs why a collection is not purged, once per reason.
+func (p *Purger) logHold(ctx context.Context, o store.Outbox, held *store.HeldError) {
+	if p.loggedHolds[o.UUID] == *held {
 		return
 	}
-	p.told[o.UUID] = *held
+	p.loggedHolds[o.UUID] = *held
+
 	level := slog.LevelWarn
-	if held.Hold == store.HoldNoPosition || held.Hold == store.HoldGap || held.Hold == store.HoldUnread {
-		level = slog.LevelInfo // as it should be
+	switch held.Hold {
+	case store.HoldNoPosition, store.HoldGap, store.HoldUnread:
+		// These states are normal.
+		level = slog.LevelInfo
 	}
 	p.Log.Log(ctx, level, held.Error(), "collection", o.NS(), "reason", string(held.Hold))
 }
 
-// collection removes from one collection what is in front of the cut, batch by batch, for as long as its turn lasts.
-func (p *Purger) collection(ctx context.Context, o store.Outbox, cuts *store.Cuts) (int64, error) {
-	begun := time.Now()
+// purgeCollection removes the envelopes of one collection up to the cut, batch by batch. If the turn ends before
+// that, the error is errTurn.
+func (p *Purger) purgeCollection(ctx context.Context, o store.Outbox, cuts *store.Cuts) (int64, error) {
+	started := time.Now()
 	return store.PurgeLoop{
 		Coll: p.Client.Database(o.DB).Collection(o.Coll),
-		Size: p.pace.next,
+		Size: p.pace.batchSize,
+
 		Cut: func(ctx context.Context) (store.Cut, error) {
-			if !p.Valid() { // N2
+			// N2: no statement is sent while the lease is suspended.
+			if !p.Valid() {
 				return store.Cut{}, errSuspended
 			}
 			return cuts.Of(ctx, o)
 		},
+
 		Step: func(ctx context.Context, n int64) error {
 			if n > 0 {
 				p.Purged(int(n))
 			}
 			crash.At("mid-purge")
-			if err := p.pace.removed(ctx, n, time.Now()); err != nil || n == 0 || time.Since(begun) < p.turn {
+
+			err := p.pace.waitForRate(ctx, n, time.Now())
+			if err != nil || n == 0 || time.Since(started) < p.turn {
 				return err
 			}
 			return errTurn

@@ -38,7 +38,7 @@ func newBench(t testing.TB) *bench {
 		Client: db.Client(), State: db, Collections: func() []store.Outbox { return []store.Outbox{o} },
 		Retention: time.Minute, Margin: -1, Interval: time.Hour, Purged: func(n int) { b.purged += n }, Log: slog.New(slog.NewTextHandler(b.log, &slog.HandlerOptions{Level: slog.LevelDebug})),
 	}
-	b.defaults()
+	b.setDefaults()
 	return b
 }
 
@@ -77,7 +77,7 @@ func (b *bench) left(t *testing.T) int {
 func (b *bench) mustPass(t *testing.T) {
 	t.Helper()
 	clear(b.idle)
-	if _, err := b.pass(t.Context()); err != nil {
+	if _, err := b.purgeCollections(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -104,10 +104,10 @@ func TestPurgeTakesWhatIsOldAndHealthyInBatches(t *testing.T) {
 	if b.purged != 80 || b.left(t) != 14 || calls < 80/7 {
 		t.Errorf("purged %d in %d statements, left %d", b.purged, calls, b.left(t))
 	}
-	b.once(t.Context())
+	b.runPass(t.Context())
 	b.insert(t, 3, 9_000) // behind everything that was purged
 	clear(b.idle)
-	b.once(t.Context())
+	b.runPass(t.Context())
 	if got := b.log.String(); b.left(t) != 14 || strings.Count(got, "purged") != 1 || !strings.Contains(got, "count=3") {
 		t.Errorf("left %d, log %s", b.left(t), got)
 	}
@@ -320,12 +320,12 @@ func TestAFaultIsLoggedAndPasses(t *testing.T) {
 	client := stacktest.Client(t, options.Client().SetAppName(app))
 	b.Client = client
 	off := stacktest.FailCommand(t, app, "alwaysOn", bson.D{{Key: "failCommands", Value: bson.A{"delete"}}, {Key: "errorCode", Value: 13}})
-	b.once(t.Context())
+	b.runPass(t.Context())
 	if got := b.log.String(); strings.Count(got, "the purge waits") != 1 || !strings.Contains(got, "grant the action remove") {
 		t.Errorf("log %s", got)
 	}
 	off()
-	b.once(t.Context())
+	b.runPass(t.Context())
 	if b.left(t) != 0 {
 		t.Errorf("%d left", b.left(t))
 	}
@@ -337,7 +337,7 @@ func TestN25_RealStampsBehindARealStream(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
 	b.Retention, b.Margin = 0, 4*time.Second // as for transactions that live two seconds
-	b.defaults()
+	b.setDefaults()
 	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
 	defer cancel()
 	b.Purged = func(n int) {
@@ -392,7 +392,7 @@ func TestN25_RealStampsBehindARealStream(t *testing.T) {
 		case <-ctx.Done():
 		}
 		clear(b.idle)
-		if _, err := b.pass(ctx); err != nil && ctx.Err() == nil {
+		if _, err := b.purgeCollections(ctx); err != nil && ctx.Err() == nil {
 			t.Fatal(err)
 		}
 	}
@@ -483,10 +483,10 @@ func BenchmarkPurge(b *testing.B) {
 				w.position(b, "w/0of1", at(10_000))
 				w.insert(b, n, 1_000)
 				w.Batch = batch
-				w.defaults()
+				w.setDefaults()
 				b.StartTimer()
 				begun := time.Now()
-				if got, err := w.pass(b.Context()); err != nil || got != n {
+				if got, err := w.purgeCollections(b.Context()); err != nil || got != n {
 					b.Fatalf("purged %d, %v", got, err)
 				}
 				spent += time.Since(begun)

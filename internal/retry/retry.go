@@ -1,7 +1,8 @@
-// Package retry is the one policy by which outrelay waits between attempts: exponential with full jitter. The n-th wait
-// is uniform between 0 and min(cap, base·2ⁿ), so processes that lost the same server do not come back at the same moment.
+// Package retry implements the waits between attempts: exponential backoff with full jitter. The n-th wait
+// is uniform between 0 and min(cap, base·2ⁿ), so processes that lost the same server do not reconnect at
+// the same moment.
 //
-// It never gives up on its own: whoever bounds attempts or time does so with a context or by returning [Permanent].
+// There is no limit of attempts or time. To set one, use a context or return a [Permanent] error.
 package retry
 
 import (
@@ -13,28 +14,29 @@ import (
 	"github.com/cenkalti/backoff/v4"
 )
 
-// Policy is a base and a cap. Both must be positive; a cap below the base is the base.
+// Policy bounds the waits. Base and Cap must be positive. A Cap below Base counts as Base.
 type Policy struct {
 	Base time.Duration // upper bound of the first wait
 	Cap  time.Duration // upper bound of every wait
 }
 
-// Reopen is the policy of connections and streams: quick at first, at most every five seconds.
+// Reopen is the policy for connections and streams: short waits at first, later at most five seconds.
 var Reopen = Policy{Base: 50 * time.Millisecond, Cap: 5 * time.Second}
 
-// Delay is a wait before attempt n, counted from 0, without any state: for waits that are written down and outlive the
-// process. Uniform between 0 and min(Cap, Base·2ⁿ).
+// Delay returns the wait before attempt n, counted from 0: uniform between 0 and min(Cap, Base·2ⁿ). It needs
+// no state, so it suits waits that are stored and outlive the process.
 func (p Policy) Delay(n int) time.Duration {
 	bound := float64(p.Base) * math.Pow(2, float64(max(n, 0)))
 	bound = min(bound, float64(max(p.Cap, p.Base)))
 	return time.Duration(rand.Float64() * bound)
 }
 
-// Start begins a series of attempts.
-func (p Policy) Start() *Backoff { return &Backoff{b: p.exponential()} }
+// Start starts a series of attempts.
+func (p Policy) Start() *Backoff { return &Backoff{exponential: p.newExponential()} }
 
-func (p Policy) exponential() *backoff.ExponentialBackOff {
-	// The library draws from interval ± interval·factor. Half of our bound with factor 1 is [0, bound]: full jitter.
+func (p Policy) newExponential() *backoff.ExponentialBackOff {
+	// The library draws from interval ± interval·factor. With factor 1 and half of the bound as interval,
+	// that is [0, bound]: full jitter.
 	return backoff.NewExponentialBackOff(
 		backoff.WithInitialInterval(max(p.Base/2, 1)),
 		backoff.WithMaxInterval(max(p.Cap, p.Base, 2)/2),
@@ -46,33 +48,34 @@ func (p Policy) exponential() *backoff.ExponentialBackOff {
 
 // Backoff is the state of one series of attempts. It is for one goroutine.
 type Backoff struct {
-	b *backoff.ExponentialBackOff
-	n int
+	exponential *backoff.ExponentialBackOff
+	attempts    int
 }
 
-// Next is how long to wait now; each call doubles the bound of the following one until the cap.
+// Next returns the next wait. Each call doubles the bound of the next one, up to the cap.
 func (b *Backoff) Next() time.Duration {
-	b.n++
-	return b.b.NextBackOff()
+	b.attempts++
+	return b.exponential.NextBackOff()
 }
 
-// Attempts is how many waits were asked for since the start or the last Reset.
-func (b *Backoff) Attempts() int { return b.n }
+// Attempts returns the number of calls of Next and Wait since Start or the last Reset.
+func (b *Backoff) Attempts() int { return b.attempts }
 
-// Reset begins again at the base: call it after a success.
+// Reset sets the bound back to the base. Call it after a success.
 func (b *Backoff) Reset() {
-	b.n = 0
-	b.b.Reset()
+	b.attempts = 0
+	b.exponential.Reset()
 }
 
-// Wait sleeps for Next. It returns the context's cause as soon as ctx ends.
+// Wait blocks for the duration of Next, or until ctx ends. Then it returns the cause of ctx.
 func (b *Backoff) Wait(ctx context.Context) error { return Sleep(ctx, b.Next()) }
 
-// Sleep waits for d or until ctx ends, whose cause it then returns.
+// Sleep blocks for d or until ctx ends. Then it returns the cause of ctx.
 func Sleep(ctx context.Context, d time.Duration) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
+
 	t := time.NewTimer(d)
 	defer t.Stop()
 	select {
@@ -83,9 +86,9 @@ func Sleep(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// Do calls f until it returns nil or an error marked by [Permanent], which is unwrapped, or until ctx ends. Then it
-// returns the error of the last attempt, or the context's cause if there was none. notify, if not nil, hears of each
-// error that will be retried, with the wait that follows it.
+// Do calls f until f returns nil or a [Permanent] error, or until ctx ends. It returns the unwrapped
+// permanent error. If ctx ends, it returns the error of the last attempt, or the cause of ctx if there was
+// no attempt. If notify is not nil, Do calls it with each error that will be retried and the next wait.
 func Do(ctx context.Context, p Policy, f func(context.Context) error, notify func(error, time.Duration)) error {
 	var last error
 	err := backoff.RetryNotify(func() error {
@@ -95,14 +98,16 @@ func Do(ctx context.Context, p Policy, f func(context.Context) error, notify fun
 			}
 			return backoff.Permanent(last)
 		}
+
 		last = f(ctx)
 		return last
-	}, backoff.WithContext(p.exponential(), ctx), notify)
+	}, backoff.WithContext(p.newExponential(), ctx), notify)
+
 	if err != nil && ctx.Err() != nil && last != nil {
 		return last
 	}
 	return err
 }
 
-// Permanent marks err so that [Do] stops at once and returns it. A nil err stays nil.
+// Permanent marks err so that [Do] stops at once and returns err. If err is nil, it returns nil.
 func Permanent(err error) error { return backoff.Permanent(err) }

@@ -11,41 +11,47 @@ import (
 	"github.com/outrelay/outrelay/pkg/event"
 )
 
-// cloudEvents adds the headers of the binary mode; the value stays the payload. A tombstone takes this form in the
-// structured mode too, because a value that is not null would not delete anything from a compacted topic.
-func (f *Filler) cloudEvents(v *event.View, m *Meta) {
+// addCloudEventsHeaders adds the headers of the binary mode. The value stays the payload. A tombstone has
+// this form also in the structured mode, because only a null value deletes a key from a compacted topic.
+func (f *Filler) addCloudEventsHeaders(v *event.View, m *Meta) {
 	id := f.headers[0].Value
-	f.add(hCESpec, specVersion)
-	f.add(hCEID, id)
-	f.add(hCESource, f.source(v, m))
-	f.add(hCEType, v.Type)
-	f.optional(hCESubject, v.Subject)
-	f.add(hCETime, f.eventTime(v, m))
-	f.optional(hCESchemaVersion, v.SchemaVersion)
-	f.optional(hHTTPContentType, dataContentType(v))
+	f.addHeader(hCESpec, specVersion)
+	f.addHeader(hCEID, id)
+	f.addHeader(hCESource, f.cloudEventsSource(v, m))
+	f.addHeader(hCEType, v.Type)
+	f.addOptionalHeader(hCESubject, v.Subject)
+	f.addHeader(hCETime, f.cloudEventsTime(v, m))
+	f.addOptionalHeader(hCESchemaVersion, v.SchemaVersion)
+	f.addOptionalHeader(hHTTPContentType, dataContentType(v))
 }
 
-// source is the envelope's own, the configured one, or the collection: with the id it has to name one event.
-func (f *Filler) source(v *event.View, m *Meta) []byte {
-	switch {
-	case len(v.Source) > 0:
+// cloudEventsSource returns the source of the envelope, the configured one, or else the path of the
+// collection. Source and id together must identify one event.
+func (f *Filler) cloudEventsSource(v *event.View, m *Meta) []byte {
+	if len(v.Source) > 0 {
 		return v.Source
-	case len(f.preset.source) > 0:
+	}
+	if len(f.preset.source) > 0 {
 		return f.preset.source
 	}
+
 	start := len(f.buf)
-	f.buf = append(append(append(append(f.buf, '/'), m.DB...), '/'), m.Coll...)
+	f.buf = append(f.buf, '/')
+	f.buf = append(f.buf, m.DB...)
+	f.buf = append(f.buf, '/')
+	f.buf = append(f.buf, m.Coll...)
 	return f.buf[start:]
 }
 
-// eventTime is when it happened: as the envelope says, else when it was committed.
-func (f *Filler) eventTime(v *event.View, m *Meta) []byte {
+// cloudEventsTime returns the time in the envelope, or the time of its commit if it has none.
+func (f *Filler) cloudEventsTime(v *event.View, m *Meta) []byte {
 	if v.HasTime {
-		return f.time(v.Time)
+		return f.formatTime(v.Time)
 	}
-	return f.time(commitMS(m))
+	return f.formatTime(commitMS(m))
 }
 
+// dataContentType returns the content type of the envelope, JSON for documents, or nil if it is unknown.
 func dataContentType(v *event.View) []byte {
 	if v.ContentType != nil {
 		return v.ContentType
@@ -57,10 +63,12 @@ func dataContentType(v *event.View) []byte {
 	return nil
 }
 
-// structured replaces the value, which is the payload, by the whole event as one JSON document.
-func (f *Filler) structured(v *event.View, m *Meta, rec *record.Record) error {
-	f.add(hHTTPContentType, structuredType)
-	id, source, at := f.headers[0].Value, f.source(v, m), f.eventTime(v, m)
+// setStructuredValue replaces the value, which is the payload, with the whole event as one JSON document.
+func (f *Filler) setStructuredValue(v *event.View, m *Meta, rec *record.Record) {
+	f.addHeader(hHTTPContentType, structuredType)
+
+	// Source and time may append to f.buf, so they must be complete before the document starts there.
+	id, source, at := f.headers[0].Value, f.cloudEventsSource(v, m), f.cloudEventsTime(v, m)
 	start := len(f.buf)
 	b := append(f.buf, `{"specversion":"1.0"`...)
 	for _, a := range []struct {
@@ -79,32 +87,38 @@ func (f *Filler) structured(v *event.View, m *Meta, rec *record.Record) error {
 		if a.value == nil {
 			continue
 		}
-		b = append(append(append(b, `,"`...), a.name...), `":`...)
+		b = append(b, `,"`...)
+		b = append(b, a.name...)
+		b = append(b, `":`...)
 		b = appendJSONString(b, a.value)
 	}
+
 	f.buf = append(appendData(b, v, rec.Value), '}')
 	rec.Value = f.buf[start:len(f.buf):len(f.buf)]
-	return nil
 }
 
-// appendData appends the payload: JSON as it is, text as a string, everything else in base64.
+// appendData appends the payload: JSON unchanged, text as a JSON string, everything else as base64.
 func appendData(b []byte, v *event.View, payload []byte) []byte {
-	isDocument := bson.Type(v.PayloadType) == bson.TypeEmbeddedDocument || bson.Type(v.PayloadType) == bson.TypeArray
-	switch {
-	case isDocument, isJSON(v.ContentType) && json.Valid(payload):
+	kind := bson.Type(v.PayloadType)
+	isDocument := kind == bson.TypeEmbeddedDocument || kind == bson.TypeArray
+	if isDocument || isJSON(v.ContentType) && json.Valid(payload) {
 		b = append(b, `,"data":`...)
 		return append(b, payload...)
-	case bson.Type(v.PayloadType) == bson.TypeString && utf8.Valid(payload):
+	}
+
+	if kind == bson.TypeString && utf8.Valid(payload) {
 		b = append(b, `,"data":`...)
 		return appendJSONString(b, payload)
 	}
+
 	b = append(b, `,"data_base64":"`...)
 	b = base64.StdEncoding.AppendEncode(b, payload)
 	return append(b, '"')
 }
 
-// appendJSONString appends text as a JSON string. Marshal of a string has no error to return.
+// appendJSONString appends text as a JSON string.
 func appendJSONString(dst, text []byte) []byte {
+	// Marshal never fails for a string.
 	quoted, _ := json.Marshal(string(text))
 	return append(dst, quoted...)
 }

@@ -1,7 +1,8 @@
-// Package routing decides what a Kafka record looks like: which topics an envelope goes to ([Router]) and the key, value,
-// headers and timestamp of its records ([Preset]).
+// Package routing decides what a Kafka record looks like. A [Router] chooses the topics of an envelope. A
+// [Preset] sets the key, value, headers and timestamp of its records.
 //
-// Both are pure: no I/O, no waiting, no clock. Payload and headers come out byte for byte as they went in. On the healthy
-// path nothing is allocated: decisions are cached per (aggregatetype, type), and records are filled from buffers that the
-// next one reuses. A Router may be used by several goroutines, a [Filler] by one.
+// Both are pure: they do no I/O, do not block and read no clock. Payload and headers are copied byte for
+// byte. The usual path allocates nothing: decisions are cached per (aggregatetype, type), and records are
+// filled from buffers that the next record reuses. A Router is safe for concurrent use. A [Filler] is for
+// one goroutine.
 package routing

@@ -11,17 +11,17 @@ import (
 	"github.com/outrelay/outrelay/pkg/event"
 )
 
-// Meta is what a record needs to know beside its envelope.
+// Meta holds the data of a record that is not in its envelope.
 type Meta struct {
 	DB, Coll        []byte         // where the envelope is stored
 	ClusterTime     bson.Timestamp // of its commit
-	CommitMS        int64          // commit time in Unix milliseconds where the server tells it; 0: ClusterTime's second (N12)
-	MultiCollection bool           // the watcher has more than one collection, so an id alone does not tell (N7)
-	Redelivered     bool           // it may have been delivered before, beyond what a read-back can tell
-	Only            []byte         // group/handler that a requeued letter is for; nil is everybody (N18)
+	CommitMS        int64          // commit time in Unix milliseconds; 0 means the second of ClusterTime (N12)
+	MultiCollection bool           // the watcher has several collections, so an id alone is ambiguous (N7)
+	Redelivered     bool           // a delivery may have happened that no read-back can find
+	Only            []byte         // group/handler for which a dead letter was requeued; nil means all (N18)
 }
 
-// The names of headers, and values that never change.
+// Names of headers, and constant values.
 var (
 	hID          = []byte(record.HeaderID)
 	hIDType      = []byte(record.HeaderIDType)
@@ -56,54 +56,63 @@ var (
 	noBytes        = []byte{}
 )
 
-// Filler fills records for one goroutine. Its buffers hold what a record needs beyond the envelope's own bytes; each Fill
-// takes them over, so a filled record is valid until the next Fill and as long as the envelope's bytes.
+// Filler fills records for one goroutine. Its buffers hold all bytes of a record that are not in the
+// envelope. Each Fill reuses them, so a record is valid until the next Fill, and while the envelope's
+// bytes are.
 type Filler struct {
-	preset  *Preset
-	buf     []byte
-	headers []record.Header
-	ns      []byte
-	hashes  map[string][]byte // namespace to its hash
+	preset   *Preset
+	buf      []byte
+	headers  []record.Header
+	nsBuf    []byte
+	nsHashes map[string][]byte // namespace to its hash
 }
 
-// Filler makes a Filler.
+// Filler returns a new Filler.
 func (p *Preset) Filler() *Filler {
-	return &Filler{preset: p, hashes: make(map[string][]byte), headers: make([]record.Header, 0, 16), buf: make([]byte, 0, 512)}
+	return &Filler{
+		preset:   p,
+		buf:      make([]byte, 0, 512),
+		headers:  make([]record.Header, 0, 16),
+		nsHashes: make(map[string][]byte),
+	}
 }
 
-// Fill makes rec the record of v for target. For a further target of the same envelope it is enough to change rec's Topic
-// and Partition. The error is a [*record.Refusal] (Malformed) for a payload that cannot be written as JSON.
+// Fill makes rec the record of v for target. For another target of the same envelope, the caller only
+// changes Topic and Partition of rec. If the payload cannot be written as JSON, the error is a
+// [*record.Refusal] of class Malformed.
 func (f *Filler) Fill(v *event.View, m *Meta, target Target, rec *record.Record) error {
 	f.buf, f.headers = f.buf[:0], f.headers[:0]
 	rec.Topic, rec.Partition = target.Topic, target.Partition
 	rec.Key = v.OrderingKey()
 	rec.TimeMS = commitMS(m)
-	if err := f.value(v, rec); err != nil {
+	if err := f.setValue(v, rec); err != nil {
 		return err
 	}
-	f.identity(v, m)
-	switch {
-	case f.preset.name == Typed:
-		f.add(hType, v.Type)
-	case f.preset.name == Plain:
-		f.plain(v)
-	case f.preset.name == CloudEvents && f.preset.structured && rec.Value != nil:
-		if err := f.structured(v, m, rec); err != nil {
-			return err
+
+	f.addIdentityHeaders(v, m)
+	switch f.preset.name {
+	case Typed:
+		f.addHeader(hType, v.Type)
+	case Plain:
+		f.addPlainHeaders(v)
+	case CloudEvents:
+		if f.preset.structured && rec.Value != nil {
+			f.setStructuredValue(v, m, rec)
+		} else {
+			f.addCloudEventsHeaders(v, m)
 		}
-	case f.preset.name == CloudEvents:
-		f.cloudEvents(v, m)
 	}
-	f.extra(v)
+
+	f.addConfiguredHeaders(v)
 	for it := v.Headers.Iter(); it.Next(); {
-		f.add(it.Key, it.Value)
+		f.addHeader(it.Key, it.Value)
 	}
 	rec.Headers = f.headers
 	return nil
 }
 
-// commitMS is N12: the record's timestamp is when the envelope was committed, by the server's clock, never the event's own
-// time or a client's, which could be born past the topic's retention.
+// commitMS returns the timestamp of the record: the time of the envelope's commit, by the clock of the
+// server (N12). The time in the envelope, or of a client, could be older than the retention of the topic.
 func commitMS(m *Meta) int64 {
 	if m.CommitMS != 0 {
 		return m.CommitMS
@@ -111,117 +120,129 @@ func commitMS(m *Meta) int64 {
 	return int64(m.ClusterTime.T) * 1000
 }
 
-// value sets the payload: bytes and strings as they are, a document as relaxed Extended JSON, null as a tombstone.
-func (f *Filler) value(v *event.View, rec *record.Record) error {
+// setValue sets the payload: bytes and strings unchanged, a document as relaxed Extended JSON, null as a
+// tombstone.
+func (f *Filler) setValue(v *event.View, rec *record.Record) error {
 	switch bson.Type(v.PayloadType) {
 	case bson.TypeNull:
 		rec.Value = nil
+
 	case bson.TypeEmbeddedDocument, bson.TypeArray:
 		start := len(f.buf)
 		buf, err := event.AppendPayload(f.buf, v)
 		if err != nil {
-			return malformed(err)
+			return asRefusal(err)
 		}
 		f.buf = buf
 		rec.Value = buf[start:len(buf):len(buf)]
+
 	default:
-		if rec.Value = v.Payload; rec.Value == nil {
+		// For Kafka a nil value is a tombstone, so an empty payload must not be nil.
+		rec.Value = v.Payload
+		if rec.Value == nil {
 			rec.Value = noBytes
 		}
 	}
 	return nil
 }
 
-// identity adds the headers by which a read-back knows a delivery again, id first (N7).
-func (f *Filler) identity(v *event.View, m *Meta) {
+// addIdentityHeaders adds the headers by which a read-back recognizes a delivery. The id comes first (N7).
+func (f *Filler) addIdentityHeaders(v *event.View, m *Meta) {
 	start := len(f.buf)
 	f.buf = v.AppendID(f.buf)
-	f.add(hID, f.buf[start:])
+	f.addHeader(hID, f.buf[start:])
 	if v.AmbiguousID() {
-		f.add(hIDType, valueString)
+		f.addHeader(hIDType, valueString)
 	}
 	if m.MultiCollection {
-		f.add(hNS, f.namespaceHash(m))
+		f.addHeader(hNS, f.namespaceHash(m))
 	}
+
 	if v.Delivery > 0 {
 		start = len(f.buf)
 		f.buf = strconv.AppendInt(f.buf, int64(v.Delivery), 10)
-		f.add(hDelivery, f.buf[start:])
+		f.addHeader(hDelivery, f.buf[start:])
 	}
 	if m.Redelivered {
-		f.add(hRedelivered, valueTrue)
+		f.addHeader(hRedelivered, valueTrue)
 	}
 	if m.Only != nil {
-		f.add(hOnly, m.Only)
+		f.addHeader(hOnly, m.Only)
 	}
 }
 
+// namespaceHash returns the hash of the envelope's collection, from a cache of at most MaxCached entries.
 func (f *Filler) namespaceHash(m *Meta) []byte {
-	f.ns = append(append(append(f.ns[:0], m.DB...), '.'), m.Coll...)
-	if h, ok := f.hashes[string(f.ns)]; ok {
+	f.nsBuf = append(f.nsBuf[:0], m.DB...)
+	f.nsBuf = append(f.nsBuf, '.')
+	f.nsBuf = append(f.nsBuf, m.Coll...)
+	if h, ok := f.nsHashes[string(f.nsBuf)]; ok {
 		return h
 	}
-	if len(f.hashes) >= MaxCached {
-		clear(f.hashes)
+
+	if len(f.nsHashes) >= MaxCached {
+		clear(f.nsHashes)
 	}
-	h := NamespaceHash(string(f.ns))
-	f.hashes[string(f.ns)] = h[:]
+	h := NamespaceHash(string(f.nsBuf))
+	f.nsHashes[string(f.nsBuf)] = h[:]
 	return h[:]
 }
 
-// NamespaceHash is the value of the header outrelay-ns: the first 8 bytes of the SHA-256 of "database.collection".
+// NamespaceHash returns the value of the header outrelay-ns: the first 8 bytes of the SHA-256 of
+// "database.collection".
 func NamespaceHash(ns string) [8]byte {
 	sum := sha256.Sum256([]byte(ns))
 	return [8]byte(sum[:8])
 }
 
-func (f *Filler) plain(v *event.View) {
-	f.add(hType, v.Type)
-	f.add(hAggregateType, v.AggregateType)
-	f.add(hAggregateID, v.AggregateID)
-	f.optional(hContentType, v.ContentType)
-	f.optional(hSchemaVersion, v.SchemaVersion)
-	f.optional(hSource, v.Source)
-	f.optional(hSubject, v.Subject)
+func (f *Filler) addPlainHeaders(v *event.View) {
+	f.addHeader(hType, v.Type)
+	f.addHeader(hAggregateType, v.AggregateType)
+	f.addHeader(hAggregateID, v.AggregateID)
+	f.addOptionalHeader(hContentType, v.ContentType)
+	f.addOptionalHeader(hSchemaVersion, v.SchemaVersion)
+	f.addOptionalHeader(hSource, v.Source)
+	f.addOptionalHeader(hSubject, v.Subject)
 	if v.HasTime {
-		f.add(hTime, f.time(v.Time))
+		f.addHeader(hTime, f.formatTime(v.Time))
 	}
 }
 
-// extra adds the headers of the configuration.
-func (f *Filler) extra(v *event.View) {
+// addConfiguredHeaders adds the headers of the configuration. It leaves out empty ones.
+func (f *Filler) addConfiguredHeaders(v *event.View) {
 	for i := range f.preset.headers {
 		h := &f.preset.headers[i]
 		value := h.text
 		if value == nil {
 			start := len(f.buf)
-			f.buf = h.value.append(f.buf, v)
+			f.buf = h.value.appendTo(f.buf, v)
 			value = f.buf[start:]
 		}
+
 		if len(value) > 0 {
-			f.add(h.name, value)
+			f.addHeader(h.name, value)
 		}
 	}
 }
 
-func (f *Filler) time(ms int64) []byte {
+func (f *Filler) formatTime(ms int64) []byte {
 	start := len(f.buf)
 	f.buf = appendTime(f.buf, ms)
 	return f.buf[start:]
 }
 
-func (f *Filler) optional(key, value []byte) {
+func (f *Filler) addOptionalHeader(key, value []byte) {
 	if value != nil {
-		f.add(key, value)
+		f.addHeader(key, value)
 	}
 }
 
-func (f *Filler) add(key, value []byte) {
+func (f *Filler) addHeader(key, value []byte) {
 	f.headers = append(f.headers, record.Header{Key: key, Value: value})
 }
 
-// malformed is the error of event.AppendPayload as a refusal, which it is already for all that is known to go wrong.
-func malformed(err error) error {
+// asRefusal returns an error of event.AppendPayload as a refusal. All known errors are refusals already.
+func asRefusal(err error) error {
 	var refusal *record.Refusal
 	if errors.As(err, &refusal) {
 		return refusal

@@ -12,41 +12,42 @@ import (
 	"github.com/outrelay/outrelay/pkg/event"
 )
 
-// Config is what a Router goes by.
+// Config configures a Router.
 type Config struct {
-	Template string   // topic of what no rule matches; {aggregatetype} and {type} are filled in. Empty: DefaultTemplate
-	Rules    []Rule   // the first that matches decides
+	Template string   // topic if no rule matches; has {aggregatetype} and {type}. Empty: DefaultTemplate
+	Rules    []Rule   // the first matching rule decides
 	Allow    []string // patterns of topics that may be written; empty allows all but Kafka's internal ones
-	Max      int      // how many topics envelopes may name, beside those that the rules name in full; 0: DefaultMax
+	Max      int      // how many topics envelopes may name, besides those named in full here; 0: DefaultMax
 }
 
-// DefaultMax is the default of Config.Max. Each topic costs the relay about 5 kB, and a line in the watcher document.
+// DefaultMax is the default of Config.Max. Each topic costs the relay about 5 kB, and a line in the
+// watcher document.
 const DefaultMax = 5000
 
 // DefaultTemplate is the topic that Debezium's outbox routers use.
 const DefaultTemplate = "outbox.event.{aggregatetype}"
 
-// Rule sends what it matches to one or several topics.
+// Rule maps matching envelopes to one or several topics.
 type Rule struct {
 	AggregateType string   // pattern with * and ?; empty matches all
-	Type          string   // likewise
+	Type          string   // pattern with * and ?; empty matches all
 	To            []string // topics, as templates
 }
 
-// Target is one topic an envelope goes to, and the partition it asks for or [record.AnyPartition].
+// Target is a topic for an envelope, and the requested partition or [record.AnyPartition].
 type Target struct {
 	Topic     string
 	Partition int32
 }
 
-// Problem is one thing that is wrong with a configuration.
+// Problem is one error of a configuration.
 type Problem struct {
 	Field  string // template, rules[1].to[0], allow[2], headers.name…
 	Found  string
-	Reason string // what is allowed
+	Reason string // the allowed values
 }
 
-// InvalidError is everything that is wrong with a configuration.
+// InvalidError lists all errors of a configuration.
 type InvalidError struct{ Problems []Problem }
 
 func (e *InvalidError) Error() string {
@@ -57,38 +58,39 @@ func (e *InvalidError) Error() string {
 	return "routing: " + strings.Join(lines, "; ")
 }
 
-func (e *InvalidError) add(field, found, reason string) {
+func (e *InvalidError) addProblem(field, found, reason string) {
 	e.Problems = append(e.Problems, Problem{field, found, reason})
 }
 
-func (e *InvalidError) err() error {
+func (e *InvalidError) errOrNil() error {
 	if len(e.Problems) == 0 {
 		return nil
 	}
 	return e
 }
 
-// MaxCached is how many decisions a Router remembers. Envelopes choose the keys, so beyond it the memory starts over.
+// MaxCached is how many decisions a Router caches. Envelopes choose the cache keys, so a full cache is
+// cleared.
 const MaxCached = 10_000
 
-// maxKey is the longest pair of names whose decision is remembered.
-const maxKey = 512
+// maxCachedKey is the maximum length of a cache key. Longer ones are not cached.
+const maxCachedKey = 512
 
 // Router chooses topics. Create it with [New].
 type Router struct {
 	fallback template
 	rules    []rule
 	allow    []string
-	byType   bool // decisions depend on the type, not on the aggregatetype alone
+	byType   bool // decisions depend on the type as well as on the aggregatetype
 
-	most   int
-	static map[string]bool // topics that the configuration names in full; they do not count
+	maxTopics    int
+	staticTopics map[string]bool // topics that the configuration names in full; they do not count
 
-	mu     sync.RWMutex
-	exists func(topic string) bool
-	seen   map[string]struct{} // topics that were allowed since the last Begin; at most `most`
-	routes map[string]decision // aggregatetype, or aggregatetype NUL type
-	topics map[string]decision // topics that envelopes name themselves
+	mu            sync.RWMutex
+	exists        func(topic string) bool
+	countedTopics map[string]struct{} // topics allowed since the last Begin; at most maxTopics
+	byTypeCache   map[string]decision // by aggregatetype, or by aggregatetype NUL type
+	byTopicCache  map[string]decision // topics that envelopes name themselves
 }
 
 type rule struct {
@@ -96,46 +98,55 @@ type rule struct {
 	to                 []template
 }
 
-// decision is what Route answers for a key; targets have AnyPartition.
+// decision is the result of Route for a cache key. Its targets have AnyPartition.
 type decision struct {
-	targets []Target
-	refusal *record.Refusal
-	passing bool // it may be another one soon, so it is not remembered
+	targets   []Target
+	refusal   *record.Refusal
+	transient bool // may change soon, so it is not cached
 }
 
-// New checks the configuration; its error is an [*InvalidError] with everything that is wrong.
+// New validates c and returns a Router. Its error is an [*InvalidError] that lists every problem.
 func New(c Config) (*Router, error) {
-	r := &Router{allow: c.Allow, most: cmp.Or(c.Max, DefaultMax), static: make(map[string]bool)}
+	r := &Router{allow: c.Allow, maxTopics: cmp.Or(c.Max, DefaultMax), staticTopics: make(map[string]bool)}
 	r.Begin(func(string) bool { return false })
 	bad := &InvalidError{}
+
 	for i, pattern := range c.Allow {
-		if why := topicCharacters(strings.NewReplacer("*", "", "?", "").Replace(pattern)); pattern == "" || why != "" {
-			bad.add(fmt.Sprintf("allow[%d]", i), pattern, "expected a topic name, in which * and ? may stand")
+		literal := strings.NewReplacer("*", "", "?", "").Replace(pattern)
+		if pattern == "" || checkTopicCharacters(literal) != "" {
+			bad.addProblem(fmt.Sprintf("allow[%d]", i), pattern, "expected a topic name, which may contain * and ?")
 		}
 	}
+
 	if c.Template == "" {
 		c.Template = DefaultTemplate
 	}
 	r.fallback = r.topicTemplate(bad, "template", c.Template)
-	for i, one := range c.Rules {
+	r.byType = r.fallback.usesAny("type")
+
+	for i, configured := range c.Rules {
 		field := fmt.Sprintf("rules[%d]", i)
-		made := rule{aggregateType: orAny(one.AggregateType), typ: orAny(one.Type)}
-		if len(one.To) == 0 {
-			bad.add(field+".to", "", "expected at least one topic")
+		parsed := rule{aggregateType: orAny(configured.AggregateType), typ: orAny(configured.Type)}
+		if len(configured.To) == 0 {
+			bad.addProblem(field+".to", "", "expected at least one topic")
 		}
-		for j, to := range one.To {
-			at := fmt.Sprintf("%s.to[%d]", field, j)
-			if slices.Contains(one.To[:j], to) {
-				bad.add(at, to, "the rule has this topic already")
+
+		for j, to := range configured.To {
+			toField := fmt.Sprintf("%s.to[%d]", field, j)
+			if slices.Contains(configured.To[:j], to) {
+				bad.addProblem(toField, to, "the rule has this topic already")
 				continue
 			}
-			made.to = append(made.to, r.topicTemplate(bad, at, to))
+			t := r.topicTemplate(bad, toField, to)
+			parsed.to = append(parsed.to, t)
+			r.byType = r.byType || t.usesAny("type")
 		}
-		r.rules = append(r.rules, made)
-		r.byType = r.byType || made.typ != "*" || slices.ContainsFunc(made.to, func(t template) bool { return t.uses("type") })
+
+		r.rules = append(r.rules, parsed)
+		r.byType = r.byType || parsed.typ != "*"
 	}
-	r.byType = r.byType || r.fallback.uses("type")
-	if err := bad.err(); err != nil {
+
+	if err := bad.errOrNil(); err != nil {
 		return nil, err
 	}
 	return r, nil
@@ -148,223 +159,254 @@ func orAny(pattern string) string {
 	return pattern
 }
 
-// topicTemplate parses a template of a topic; one without placeholders is judged at once.
+// topicTemplate parses the template of a topic. It also validates the topic, as far as the placeholders
+// permit.
 func (r *Router) topicTemplate(bad *InvalidError, field, text string) template {
 	t, err := parseTemplate(text, "aggregatetype", "type")
 	if err != nil {
-		bad.add(field, text, err.Error())
+		bad.addProblem(field, text, err.Error())
 		return nil
 	}
-	if name, ok := t.static(); ok {
-		if refusal := r.judge(name); refusal != nil {
-			bad.add(field, text, refusal.Reason)
+
+	if name, ok := t.staticText(); ok {
+		if refusal := r.checkTopic(name); refusal != nil {
+			bad.addProblem(field, text, refusal.Reason)
 		}
-		r.static[name] = true
-	} else {
-		for _, p := range t {
-			if why := topicCharacters(p.literal); why != "" {
-				bad.add(field, text, why)
-				break
-			}
+		r.staticTopics[name] = true
+		return t
+	}
+
+	for _, p := range t {
+		if reason := checkTopicCharacters(p.literal); reason != "" {
+			bad.addProblem(field, text, reason)
+			break
 		}
 	}
 	return t
 }
 
-// Route appends the targets of v to dst. The error is a [*record.Refusal]: the topic's name is not one (Malformed), it
-// may not be written (NotAllowed), or the partition is none (PartitionOutOfRange; whether it is too high only the sink
-// knows). On an error dst comes back as it was. Topics live as long as the Router.
+// Route appends the targets of v to dst. The error is a [*record.Refusal] if the name of a topic is not
+// valid (Malformed), a topic may not be written (NotAllowed), or the partition is negative
+// (PartitionOutOfRange; only the sink can tell whether it is too high). On an error, Route returns dst
+// unchanged. The topic names are valid as long as the Router.
 func (r *Router) Route(v *event.View, dst []Target) ([]Target, error) {
 	if v.Partition < record.AnyPartition {
-		return dst, &record.Refusal{Class: record.PartitionOutOfRange, Reason: fmt.Sprintf("partition %d is negative", v.Partition)}
+		reason := fmt.Sprintf("partition %d is negative", v.Partition)
+		return dst, &record.Refusal{Class: record.PartitionOutOfRange, Reason: reason}
 	}
+
 	var d decision
 	if v.Topic != nil {
-		d = r.named(v.Topic)
+		d = r.decideNamedTopic(v.Topic)
 	} else {
-		d = r.ruled(v)
+		d = r.decideByRules(v)
 	}
 	if d.refusal != nil {
 		return dst, d.refusal
 	}
-	at := len(dst)
+
+	n := len(dst)
 	dst = append(dst, d.targets...)
 	if v.Partition != record.AnyPartition {
-		for i := range dst[at:] {
-			dst[at+i].Partition = v.Partition
+		for i := range dst[n:] {
+			dst[n+i].Partition = v.Partition
 		}
 	}
 	return dst, nil
 }
 
-// Begin forgets which topics envelopes have named, as at the beginning of a term. Topics that exist do not count from now on.
+// Begin forgets which topics envelopes have named. It is called when an ownership begins. From now on,
+// topics that exist do not count.
 func (r *Router) Begin(exists func(topic string) bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.exists = exists
-	r.seen, r.routes, r.topics = make(map[string]struct{}), make(map[string]decision), make(map[string]decision)
+	r.countedTopics = make(map[string]struct{})
+	r.byTypeCache = make(map[string]decision)
+	r.byTopicCache = make(map[string]decision)
 }
 
-// Full reports whether envelopes have named as many topics as they may.
+// Full reports whether envelopes have named the maximum number of topics.
 func (r *Router) Full() bool {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
-	return len(r.seen) >= r.most
+	return len(r.countedTopics) >= r.maxTopics
 }
 
-// admit counts a topic that the configuration does not name in full. A service chooses such topics, so without a bound it
-// could fill the memory, the metrics and the watcher document with topics that do not exist.
-func (r *Router) admit(name string) *record.Refusal {
-	if r.static[name] {
+// countTopic counts a topic that the configuration does not name in full. It returns a refusal if there
+// are too many. Services choose such topics. Without a limit, a service could fill the memory, the metrics
+// and the watcher document with topics that do not exist.
+func (r *Router) countTopic(name string) *record.Refusal {
+	if r.staticTopics[name] {
 		return nil
 	}
+
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if _, known := r.seen[name]; known || r.exists(name) {
+	if _, counted := r.countedTopics[name]; counted || r.exists(name) {
 		return nil
 	}
-	if len(r.seen) >= r.most {
-		return &record.Refusal{Class: record.NotAllowed, Reason: fmt.Sprintf(
-			"topic %q would be one more than topics.max, %d: raise it, restrict topics.allow, or correct the aggregatetype", name, r.most)}
+	if len(r.countedTopics) >= r.maxTopics {
+		return &record.Refusal{Class: record.NotAllowed, Reason: fmt.Sprintf("topic %q would exceed topics.max=%d: "+
+			"raise it, restrict topics.allow, or correct the aggregatetype", name, r.maxTopics)}
 	}
-	r.seen[name] = struct{}{}
+	r.countedTopics[name] = struct{}{}
 	return nil
 }
 
-// Narrow returns the targets for the listed topics, in their order. It judges each topic that is not among the targets:
-// the list is stored on the document, where it may be older than the configuration. refused has an answer for each topic
-// that may not be written.
+// Narrow returns the targets for the listed topics, in their order. The list is stored on the document and
+// may be older than the configuration. So Narrow validates each topic that is not among the targets, and
+// returns an answer in refused for each topic that may not be written.
 func (r *Router) Narrow(targets []Target, topics []string) (kept []Target, refused []record.Answer) {
 	for _, topic := range topics {
-		if i := slices.IndexFunc(targets, func(t Target) bool { return t.Topic == topic }); i >= 0 {
+		i := slices.IndexFunc(targets, func(t Target) bool { return t.Topic == topic })
+		if i >= 0 {
 			kept = append(kept, targets[i])
 			continue
 		}
-		if d := r.named([]byte(topic)); d.refusal != nil {
-			refused = append(refused, record.Answer{Topic: topic, Partition: record.AnyPartition, Offset: -1, Refused: d.refusal})
-		} else {
-			kept = append(kept, d.targets[0])
+
+		d := r.decideNamedTopic([]byte(topic))
+		if d.refusal != nil {
+			refused = append(refused, record.Answer{
+				Topic: topic, Partition: record.AnyPartition, Offset: -1, Refused: d.refusal,
+			})
+			continue
 		}
+		kept = append(kept, d.targets[0])
 	}
 	return kept, refused
 }
 
-// named is the decision for a topic that the envelope names itself.
-func (r *Router) named(topic []byte) decision {
+// decideNamedTopic returns the decision for a topic that the envelope names itself.
+func (r *Router) decideNamedTopic(topic []byte) decision {
 	r.mu.RLock()
-	d, ok := r.topics[string(topic)]
+	d, ok := r.byTopicCache[string(topic)]
 	r.mu.RUnlock()
 	if ok {
 		return d
 	}
+
 	name := string(topic)
-	d = r.decide([]string{name})
-	r.remember(&r.topics, name, d)
+	d = r.decideTopics([]string{name})
+	r.cacheDecision(&r.byTopicCache, name, d)
 	return d
 }
 
-// ruled is the decision of the rules and the template.
-func (r *Router) ruled(v *event.View) decision {
-	var array [maxKey]byte
+// decideByRules returns the decision of the rules and the template.
+func (r *Router) decideByRules(v *event.View) decision {
+	// The key is built on the stack, so that a cached decision costs no allocation.
+	var array [maxCachedKey]byte
 	key := array[:0]
-	cacheable := len(v.AggregateType)+len(v.Type) < maxKey
+	cacheable := len(v.AggregateType)+len(v.Type) < maxCachedKey
 	if cacheable {
 		key = append(key, v.AggregateType...)
 		if r.byType {
 			key = append(append(key, 0), v.Type...)
 		}
+
 		r.mu.RLock()
-		d, ok := r.routes[string(key)]
+		d, ok := r.byTypeCache[string(key)]
 		r.mu.RUnlock()
 		if ok {
 			return d
 		}
 	}
-	d := r.decide(r.names(v))
+
+	d := r.decideTopics(r.topicNames(v))
 	if cacheable {
-		r.remember(&r.routes, string(key), d)
+		r.cacheDecision(&r.byTypeCache, string(key), d)
 	}
 	return d
 }
 
-func (r *Router) names(v *event.View) []string {
+// topicNames returns the topics of the first matching rule, or of the template if no rule matches.
+func (r *Router) topicNames(v *event.View) []string {
 	to := []template{r.fallback}
 	aggregateType, typ := string(v.AggregateType), string(v.Type)
-	for _, one := range r.rules {
-		if glob.Match(one.aggregateType, aggregateType) && glob.Match(one.typ, typ) {
-			to = one.to
+	for _, candidate := range r.rules {
+		if glob.Match(candidate.aggregateType, aggregateType) && glob.Match(candidate.typ, typ) {
+			to = candidate.to
 			break
 		}
 	}
+
 	names := make([]string, 0, len(to))
 	for _, t := range to {
-		// Two templates may come out as one topic; one record per topic is what the identity of a delivery knows (N7).
-		if name := string(t.append(nil, v)); !slices.Contains(names, name) {
+		// Two templates may yield the same topic. The identity of a delivery has one record per topic (N7).
+		if name := string(t.appendTo(nil, v)); !slices.Contains(names, name) {
 			names = append(names, name)
 		}
 	}
 	return names
 }
 
-func (r *Router) decide(names []string) decision {
+// decideTopics returns the targets for the named topics, or the refusal of the first one that may not be
+// written.
+func (r *Router) decideTopics(names []string) decision {
 	d := decision{targets: make([]Target, len(names))}
 	for i, name := range names {
-		if refusal := r.judge(name); refusal != nil {
+		if refusal := r.checkTopic(name); refusal != nil {
 			return decision{refusal: refusal}
 		}
-		if refusal := r.admit(name); refusal != nil {
-			return decision{refusal: refusal, passing: true}
+		if refusal := r.countTopic(name); refusal != nil {
+			return decision{refusal: refusal, transient: true}
 		}
 		d.targets[i] = Target{Topic: name, Partition: record.AnyPartition}
 	}
 	return d
 }
 
-func (r *Router) remember(in *map[string]decision, key string, d decision) {
-	if len(key) > maxKey || d.passing {
+// cacheDecision stores d in the cache. It takes a pointer, because Begin replaces the caches.
+func (r *Router) cacheDecision(cache *map[string]decision, key string, d decision) {
+	if len(key) > maxCachedKey || d.transient {
 		return
 	}
+
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	m := *in
+	m := *cache
 	if len(m) >= MaxCached {
 		clear(m)
 	}
 	m[key] = d
 }
 
-// judge says why a record may not go to the topic called name, or nil.
-func (r *Router) judge(name string) *record.Refusal {
-	if why := topicName(name); why != "" {
-		return &record.Refusal{Class: record.Malformed, Reason: fmt.Sprintf("topic %.260q: %s", name, why)}
+// checkTopic returns why a record may not go to the topic, or nil.
+func (r *Router) checkTopic(name string) *record.Refusal {
+	if reason := checkTopicName(name); reason != "" {
+		return &record.Refusal{Class: record.Malformed, Reason: fmt.Sprintf("topic %.260q: %s", name, reason)}
 	}
 	if strings.HasPrefix(name, "__") {
 		return &record.Refusal{Class: record.NotAllowed, Reason: fmt.Sprintf("topic %q is internal to Kafka", name)}
 	}
-	if len(r.allow) == 0 || slices.ContainsFunc(r.allow, func(pattern string) bool { return glob.Match(pattern, name) }) {
+
+	matches := func(pattern string) bool { return glob.Match(pattern, name) }
+	if len(r.allow) == 0 || slices.ContainsFunc(r.allow, matches) {
 		return nil
 	}
 	return &record.Refusal{Class: record.NotAllowed, Reason: fmt.Sprintf("topic %q matches nothing in topics.allow", name)}
 }
 
-// topicName says why name is no topic for Kafka, or "".
-func topicName(name string) string {
+// checkTopicName returns why name is not a valid topic name for Kafka, or "".
+func checkTopicName(name string) string {
 	switch {
 	case name == "":
-		return "a topic has a name"
+		return "the name is empty"
 	case name == "." || name == "..":
-		return "a topic is not called . or .."
+		return "a topic name cannot be . or .."
 	case len(name) > 249:
-		return fmt.Sprintf("a topic's name has at most 249 characters, not %d", len(name))
+		return fmt.Sprintf("a topic name has at most 249 characters, not %d", len(name))
 	}
-	return topicCharacters(name)
+	return checkTopicCharacters(name)
 }
 
-func topicCharacters(s string) string {
+func checkTopicCharacters(s string) string {
 	for i := range len(s) {
 		c := s[i]
-		if (c < 'a' || c > 'z') && (c < 'A' || c > 'Z') && (c < '0' || c > '9') && c != '.' && c != '_' && c != '-' {
-			return "a topic's name is made of letters, digits, dot, dash and underscore"
+		isLetter := c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z'
+		isDigit := c >= '0' && c <= '9'
+		if !isLetter && !isDigit && c != '.' && c != '_' && c != '-' {
+			return "a topic name may contain only letters, digits, dots, dashes and underscores"
 		}
 	}
 	return ""

@@ -158,11 +158,11 @@ func TestMemoryOfDecisionsIsBounded(t *testing.T) {
 			t.Fatalf("%v, %v", got, err)
 		}
 	}
-	if len(r.routes) > MaxCached || len(r.topics) > MaxCached {
-		t.Errorf("%d and %d remembered", len(r.routes), len(r.topics))
+	if len(r.byTypeCache) > MaxCached || len(r.byTopicCache) > MaxCached {
+		t.Errorf("%d and %d remembered", len(r.byTypeCache), len(r.byTopicCache))
 	}
-	v.Topic, v.AggregateType = nil, []byte(strings.Repeat("x", 2*maxKey))
-	if _, err := r.Route(v, nil); class(err) != record.Malformed || r.routes[string(v.AggregateType)].refusal != nil {
+	v.Topic, v.AggregateType = nil, []byte(strings.Repeat("x", 2*maxCachedKey))
+	if _, err := r.Route(v, nil); class(err) != record.Malformed || r.byTypeCache[string(v.AggregateType)].refusal != nil {
 		t.Errorf("error = %v", err)
 	}
 }
@@ -219,7 +219,7 @@ func TestEveryTopicIsLegal(t *testing.T) {
 			t.Fatalf("%v with %v", targets, err)
 		}
 		for _, one := range targets {
-			if topicName(one.Topic) != "" || strings.HasPrefix(one.Topic, "__") || !slices.ContainsFunc(allow, func(p string) bool { return glob.Match(p, one.Topic) }) {
+			if checkTopicName(one.Topic) != "" || strings.HasPrefix(one.Topic, "__") || !slices.ContainsFunc(allow, func(p string) bool { return glob.Match(p, one.Topic) }) {
 				t.Fatalf("routed to %q", one.Topic)
 			}
 		}

@@ -9,15 +9,15 @@ import (
 	"github.com/outrelay/outrelay/pkg/event"
 )
 
-// part is a piece of a template: a literal, or the name of a placeholder.
-type part struct {
+// templatePart is a literal or the name of a placeholder.
+type templatePart struct {
 	literal     string
 	placeholder string
 }
 
-type template []part
+type template []templatePart
 
-// parseTemplate splits s at its {placeholders}, of which only those in known may occur.
+// parseTemplate splits s at its {placeholders}. Only the names in known are allowed.
 func parseTemplate(s string, known ...string) (template, error) {
 	var t template
 	for s != "" {
@@ -26,31 +26,35 @@ func parseTemplate(s string, known ...string) (template, error) {
 			return nil, fmt.Errorf("a } without a {")
 		}
 		if before != "" {
-			t = append(t, part{literal: before})
+			t = append(t, templatePart{literal: before})
 		}
 		if !open {
 			break
 		}
+
 		name, after, closed := strings.Cut(rest, "}")
 		if !closed {
-			return nil, fmt.Errorf("a { that is not closed")
+			return nil, fmt.Errorf("a { without a }")
 		}
 		if !slices.Contains(known, name) {
 			return nil, fmt.Errorf("{%s} is unknown; known are {%s}", name, strings.Join(known, "}, {"))
 		}
-		t = append(t, part{placeholder: name})
+
+		t = append(t, templatePart{placeholder: name})
 		s = after
 	}
 	return t, nil
 }
 
-// uses reports whether one of names occurs in t.
-func (t template) uses(names ...string) bool {
-	return slices.ContainsFunc(t, func(p part) bool { return p.placeholder != "" && slices.Contains(names, p.placeholder) })
+// usesAny reports whether t has one of the named placeholders.
+func (t template) usesAny(names ...string) bool {
+	return slices.ContainsFunc(t, func(p templatePart) bool {
+		return p.placeholder != "" && slices.Contains(names, p.placeholder)
+	})
 }
 
-// static is the text of a template without placeholders.
-func (t template) static() (string, bool) {
+// staticText returns the text of a template without placeholders. ok is false if it has any.
+func (t template) staticText() (text string, ok bool) {
 	var b strings.Builder
 	for _, p := range t {
 		if p.placeholder != "" {
@@ -61,8 +65,8 @@ func (t template) static() (string, bool) {
 	return b.String(), true
 }
 
-// append appends the template with v's fields filled in.
-func (t template) append(dst []byte, v *event.View) []byte {
+// appendTo appends the template, filled with the fields of v.
+func (t template) appendTo(dst []byte, v *event.View) []byte {
 	for _, p := range t {
 		switch p.placeholder {
 		case "":
@@ -90,7 +94,7 @@ func (t template) append(dst []byte, v *event.View) []byte {
 	return dst
 }
 
-// appendTime appends Unix milliseconds as RFC 3339 has them.
+// appendTime appends Unix milliseconds in the format of RFC 3339.
 func appendTime(dst []byte, ms int64) []byte {
 	return time.UnixMilli(ms).UTC().AppendFormat(dst, "2006-01-02T15:04:05.000Z07:00")
 }

@@ -1,6 +1,6 @@
-// Package schema changes collections that services write to. createIndexes, dropIndexes and collMod need the collection for
-// themselves for a moment, so they wait for the transactions that have written to it, and MongoDB lets each insert that comes
-// meanwhile wait behind them.
+// Package schema changes the indexes and options of collections that services write to. createIndexes,
+// dropIndexes and collMod need exclusive access to the collection for a moment. So they wait for the
+// transactions that have written to it, and MongoDB queues each later insert behind them.
 package schema
 
 import (
@@ -17,58 +17,66 @@ import (
 )
 
 const (
-	soon     = 250 * time.Millisecond // what a change may take before it is asked whether writers wait behind it
-	blocked  = 100 * time.Millisecond // what a write may wait then
-	patience = time.Minute            // of Change
-	killCall = 5 * time.Second
+	probeAfter   = 250 * time.Millisecond // how long a change may take before writersBlocked checks it
+	probeTimeout = 100 * time.Millisecond // how long a write may wait in that check
+	maxDuration  = time.Minute            // of Change
+	killTimeout  = 5 * time.Second
 )
 
-// again is between two attempts: writers get as much time as they had to wait, and more.
-var again = retry.Policy{Base: 500 * time.Millisecond, Cap: 5 * time.Second}
+// attemptBackoff is the wait between two attempts. Writers get at least as much time as they had to wait.
+var attemptBackoff = retry.Policy{Base: 500 * time.Millisecond, Cap: 5 * time.Second}
 
-// ErrBusy says that transactions had written to the collection and were open, each time that its change was tried.
-var ErrBusy = errors.New("transactions keep the collection busy; the change is tried again later, or make it when there are no long transactions")
+// ErrBusy is the error when open transactions had written to the collection in each attempt.
+var ErrBusy = errors.New("open transactions keep the collection busy; " +
+	"the change is retried later, or can be made while there are no long transactions")
 
-// Change runs change, one command that changes coll, without keeping writers from it for more than about 350 ms at a time: an
-// attempt that waits for open transactions is ended, and made again later, for up to a minute; then the error is ErrBusy. change has to
-// use the context that it is given, and not to mind being repeated. The change of a large collection goes on for as long as it
-// takes once it has begun; at its end it waits for the transactions of that moment, which MongoDB does not let anybody bound.
+// Change runs change, one command that changes coll, and blocks writers for at most about 350 ms at a time.
+// If an attempt waits for open transactions, Change ends it and repeats it later, for up to a minute. Then
+// the error is ErrBusy. change must use the context that it receives and must be repeatable. Once the
+// change of a large collection has started, it runs to its end. At its end it waits for the transactions
+// of that moment, and MongoDB offers no way to limit this wait.
 func Change(ctx context.Context, coll *mongo.Collection, change func(ctx context.Context) error) error {
-	back := again.Start()
-	for began := time.Now(); ; {
-		err := attempt(ctx, coll, change)
-		if !errors.Is(err, ErrBusy) || time.Since(began) > patience || back.Wait(ctx) != nil {
+	back := attemptBackoff.Start()
+	started := time.Now()
+	for {
+		err := attemptChange(ctx, coll, change)
+		if !errors.Is(err, ErrBusy) || time.Since(started) > maxDuration || back.Wait(ctx) != nil {
 			return err
 		}
 	}
 }
 
-// turns are one for each collection: several changes at once would make writers wait for each of them.
+// turns has one semaphore per collection. With several concurrent changes, writers would wait for each.
 var turns sync.Map
 
-func takeTurn(ctx context.Context, coll *mongo.Collection) (giveBack func(), err error) {
-	turn, _ := turns.LoadOrStore(coll.Database().Name()+"."+coll.Name(), make(chan struct{}, 1))
+// acquireTurn blocks until no other change of the collection runs in this process.
+func acquireTurn(ctx context.Context, coll *mongo.Collection) (release func(), err error) {
+	entry, _ := turns.LoadOrStore(coll.Database().Name()+"."+coll.Name(), make(chan struct{}, 1))
+	turn := entry.(chan struct{})
 	select {
-	case turn.(chan struct{}) <- struct{}{}:
-		return func() { <-turn.(chan struct{}) }, nil
+	case turn <- struct{}{}:
+		return func() { <-turn }, nil
 	case <-ctx.Done():
 		return nil, context.Cause(ctx)
 	}
 }
 
-// attempt runs the command in a session of its own, by which it can be ended while it waits for the collection.
-func attempt(ctx context.Context, coll *mongo.Collection, change func(ctx context.Context) error) error {
-	giveBack, err := takeTurn(ctx, coll)
+// attemptChange runs the command once, in a session of its own. By the session the command can be ended
+// while it waits for the collection.
+func attemptChange(ctx context.Context, coll *mongo.Collection, change func(ctx context.Context) error) error {
+	release, err := acquireTurn(ctx, coll)
 	if err != nil {
 		return err
 	}
-	defer giveBack()
+	defer release()
+
 	client := coll.Database().Client()
 	session, err := client.StartSession()
 	if err != nil {
 		return fmt.Errorf("starting session: %w", err)
 	}
 	defer session.EndSession(context.WithoutCancel(ctx))
+
 	run, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	defer cancel()
 	ended := make(chan error, 1)
@@ -77,38 +85,50 @@ func attempt(ctx context.Context, coll *mongo.Collection, change func(ctx contex
 	select {
 	case err := <-ended:
 		return err
-	case <-time.After(soon):
+	case <-time.After(probeAfter):
 	case <-ctx.Done():
 	}
-	if ctx.Err() != nil || writersWait(ctx, coll) {
-		kill, done := context.WithTimeout(context.WithoutCancel(ctx), killCall)
+
+	if ctx.Err() != nil || writersBlocked(ctx, coll) {
+		kill, done := context.WithTimeout(context.WithoutCancel(ctx), killTimeout)
 		defer done()
-		_ = client.Database("admin").RunCommand(kill, bson.D{{Key: "killSessions", Value: bson.A{session.ID()}}}).Err()
-		switch err := <-ended; {
-		case err == nil:
+		command := bson.D{{Key: "killSessions", Value: bson.A{session.ID()}}}
+		_ = client.Database("admin").RunCommand(kill, command).Err()
+
+		// The change may have succeeded before the server executed the kill.
+		if err := <-ended; err == nil {
 			return nil
-		case ctx.Err() != nil:
-			return fmt.Errorf("changing %s.%s: %w", coll.Database().Name(), coll.Name(), ctx.Err())
 		}
-		return fmt.Errorf("changing %s.%s: %w", coll.Database().Name(), coll.Name(), ErrBusy)
+		ns := coll.Database().Name() + "." + coll.Name()
+		if ctx.Err() != nil {
+			return fmt.Errorf("changing %s: %w", ns, ctx.Err())
+		}
+		return fmt.Errorf("changing %s: %w", ns, ErrBusy)
 	}
 
+	// Writers are not blocked, so the change may run to its end. If ctx ends now, the server continues the
+	// change without this process.
 	select {
 	case err := <-ended:
 		return err
-	case <-ctx.Done(): // the server goes on by itself
+	case <-ctx.Done():
 		cancel()
 		<-ended //nolint:errcheck // the cause says what ended the call
 		return context.Cause(ctx)
 	}
 }
 
-// writersWait tries a write that changes nothing, which has to wait where every other write has to.
-func writersWait(ctx context.Context, coll *mongo.Collection) bool {
-	nothing := bson.D{{Key: "q", Value: bson.D{{Key: "_id", Value: bson.NewObjectID()}}}, {Key: "u", Value: bson.D{{Key: "$unset", Value: bson.D{{Key: "none", Value: ""}}}}}}
+// writersBlocked reports whether writes to coll have to wait. It sends an update that matches no document.
+// Such an update waits like any other write.
+func writersBlocked(ctx context.Context, coll *mongo.Collection) bool {
+	noMatch := bson.D{{Key: "_id", Value: bson.NewObjectID()}}
+	unset := bson.D{{Key: "$unset", Value: bson.D{{Key: "none", Value: ""}}}}
 	err := coll.Database().RunCommand(mongo.NewSessionContext(ctx, nil), bson.D{
-		{Key: "update", Value: coll.Name()}, {Key: "updates", Value: bson.A{nothing}}, {Key: "maxTimeMS", Value: blocked.Milliseconds()},
+		{Key: "update", Value: coll.Name()},
+		{Key: "updates", Value: bson.A{bson.D{{Key: "q", Value: noMatch}, {Key: "u", Value: unset}}}},
+		{Key: "maxTimeMS", Value: probeTimeout.Milliseconds()},
 	}).Err()
+
 	const maxTimeExpired = 50
 	var se mongo.ServerError
 	return mongo.IsTimeout(err) || errors.As(err, &se) && se.HasErrorCode(maxTimeExpired)

@@ -1,8 +1,8 @@
-// Package slot is the arithmetic of a watcher that is split into slots (N28): which part of the ordering keys a slot has, how its
-// document is named, how a server is asked for its envelopes, and which node runs which slot. It does no I/O.
+// Package slot computes how a watcher is split into slots (N28): which part of the keys a slot has, the id
+// of its watcher document, the filter for its envelopes, and which node runs which slot. It does no I/O.
 //
-// Each envelope belongs to exactly one part, whatever stands in its field `slot`: what is missing, no number or out of range
-// belongs to part 0.
+// Each envelope belongs to exactly one part. If the field `slot` of an envelope is missing, not a number
+// or out of range, the envelope belongs to part 0.
 package slot
 
 import (
@@ -15,24 +15,25 @@ import (
 	"github.com/outrelay/outrelay/pkg/event"
 )
 
-// Most is the greatest number of slots of a watcher. Each costs a change stream, and each is a value of a metric's label.
+// Most is the maximum number of slots of a watcher. Each slot costs a change stream and a value of a
+// metric label.
 const Most = 64
 
-// Part is slot I of N. The zero value is the whole, as is 0 of 1.
+// Part is slot I of N. The zero value is the whole watcher, like 0 of 1.
 type Part struct{ I, N int }
 
-// Whole reports whether there is one part only.
+// Whole reports whether there is only one part.
 func (p Part) Whole() bool { return p.N <= 1 }
 
-// String is the part as documents and labels have it, "0of1" for the whole.
+// String returns the part as in documents and labels. For the whole it is "0of1".
 func (p Part) String() string {
 	return strconv.Itoa(p.I) + "of" + strconv.Itoa(max(p.N, 1))
 }
 
-// ID is that of the watcher document (N28).
+// ID returns the id of the watcher document (N28).
 func (p Part) ID(watcher string) string { return watcher + "/" + p.String() }
 
-// Parts are all of n.
+// Parts returns all parts of a watcher with n slots.
 func Parts(n int) []Part {
 	out := make([]Part, max(n, 1))
 	for i := range out {
@@ -41,7 +42,7 @@ func Parts(n int) []Part {
 	return out
 }
 
-// Parse reads a part such as "0of2".
+// Parse parses a part such as "0of2".
 func Parse(text string) (Part, error) {
 	i, n, found := strings.Cut(text, "of")
 	p := Part{-1, 0}
@@ -49,54 +50,60 @@ func Parse(text string) (Part, error) {
 		p.I, _ = strconv.Atoi(i)
 		p.N, _ = strconv.Atoi(n)
 	}
+
 	if p.I < 0 || p.I >= p.N || p.String() != text {
-		return Part{}, fmt.Errorf("%q is no slot; write one as in 0of2", text)
+		return Part{}, fmt.Errorf("invalid slot %q: use a form such as 0of2", text)
 	}
 	return p, nil
 }
 
-// ParseID takes the id of a watcher document apart.
+// ParseID splits the id of a watcher document into the watcher and the part.
 func ParseID(id string) (watcher string, p Part, ok bool) {
-	at := strings.LastIndexByte(id, '/')
-	if at < 0 {
+	slash := strings.LastIndexByte(id, '/')
+	if slash < 0 {
 		return "", Part{}, false
 	}
-	p, err := Parse(id[at+1:])
-	return id[:at], p, err == nil
+	p, err := Parse(id[slash+1:])
+	return id[:slash], p, err == nil
 }
 
-// bounds are the hash slots of the part: low is in it, high is not.
-func (p Part) bounds() (low, high int32) {
+// hashSlots returns the range of hash slots of the part: from low up to but excluding high.
+func (p Part) hashSlots() (low, high int32) {
 	n := max(p.N, 1)
 	return int32(p.I * event.Slots / n), int32((p.I + 1) * event.Slots / n)
 }
 
-// Overlaps reports whether some hash slots are in both parts, which may be of different divisions.
+// Overlaps reports whether p and q share hash slots. They may be parts of different divisions.
 func (p Part) Overlaps(q Part) bool {
-	low, high := p.bounds()
-	from, to := q.bounds()
-	return low < to && from < high
+	low, high := p.hashSlots()
+	qLow, qHigh := q.hashSlots()
+	return low < qHigh && qLow < high
 }
 
-// Where is the condition that the server finds the part's documents by; field is where their slot stands. It is nil for the whole.
-// The conditions of all parts together hold for every document exactly once: comparisons are with numbers alone, and an array,
-// of which two elements could meet two conditions, meets none but that of part 0.
+// Where returns the filter for documents of the part by their field. For the whole it is nil. Every
+// document matches the filter of exactly one part. The comparisons match only numbers. Two elements of an
+// array could match the filters of two parts, so an array matches only part 0.
 func (p Part) Where(field string) bson.D {
 	if p.Whole() {
 		return nil
 	}
-	low, high := p.bounds()
+
+	low, high := p.hashSlots()
 	if p.I > 0 {
-		return bson.D{{Key: field, Value: within(low, high)}}
+		return bson.D{{Key: field, Value: numberInRange(low, high)}}
 	}
-	return bson.D{{Key: "$nor", Value: bson.A{bson.D{{Key: field, Value: within(high, event.Slots)}}}}}
+
+	// Part 0 also has all documents without a valid slot.
+	others := bson.D{{Key: field, Value: numberInRange(high, event.Slots)}}
+	return bson.D{{Key: "$nor", Value: bson.A{others}}}
 }
 
-func within(low, high int32) bson.D {
-	return bson.D{{Key: "$gte", Value: low}, {Key: "$lt", Value: high}, {Key: "$not", Value: bson.D{{Key: "$type", Value: "array"}}}}
+func numberInRange(low, high int32) bson.D {
+	notArray := bson.D{{Key: "$type", Value: "array"}}
+	return bson.D{{Key: "$gte", Value: low}, {Key: "$lt", Value: high}, {Key: "$not", Value: notArray}}
 }
 
-// And adds the condition on the field `slot` to a filter. The filter of the whole stays as it is.
+// And returns filter restricted to the part by the field `slot`. For the whole it returns filter unchanged.
 func (p Part) And(filter bson.D) bson.D {
 	if p.Whole() {
 		return filter
@@ -104,32 +111,36 @@ func (p Part) And(filter bson.D) bson.D {
 	return bson.D{{Key: "$and", Value: bson.A{filter, p.Where("slot")}}}
 }
 
-// Has reports whether a document is the part's, as Where does.
+// Has reports whether doc belongs to the part. It agrees with Where.
 func (p Part) Has(doc bson.Raw) bool {
 	if p.Whole() {
 		return true
 	}
-	low, high := p.bounds()
-	v := doc.Lookup("slot")
-	var f float64
-	switch v.Type {
-	case bson.TypeInt32:
-		f = float64(v.Int32())
-	case bson.TypeInt64:
-		f = float64(v.Int64())
-	case bson.TypeDouble:
-		f = v.Double()
-	case bson.TypeDecimal128:
-		d, err := strconv.ParseFloat(v.Decimal128().String(), 64)
-		if err != nil {
-			return p.I == 0
-		}
-		f = d
-	default:
+
+	slot, ok := number(doc.Lookup("slot"))
+	if !ok {
 		return p.I == 0
 	}
+
+	low, high := p.hashSlots()
 	if p.I > 0 {
-		return f >= float64(low) && f < float64(high)
+		return slot >= float64(low) && slot < float64(high)
 	}
-	return !(f >= float64(high) && f < event.Slots)
+	return !(slot >= float64(high) && slot < event.Slots)
+}
+
+// number returns the value of v. ok is false if v is not a number.
+func number(v bson.RawValue) (f float64, ok bool) {
+	switch v.Type {
+	case bson.TypeInt32:
+		return float64(v.Int32()), true
+	case bson.TypeInt64:
+		return float64(v.Int64()), true
+	case bson.TypeDouble:
+		return v.Double(), true
+	case bson.TypeDecimal128:
+		f, err := strconv.ParseFloat(v.Decimal128().String(), 64)
+		return f, err == nil
+	}
+	return 0, false
 }

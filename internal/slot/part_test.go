@@ -16,7 +16,7 @@ func TestN28_EveryHashSlotHasOnePart(t *testing.T) {
 		least, most := event.Slots, 0
 		seen := make([]int, event.Slots)
 		for _, p := range Parts(n) {
-			low, high := p.bounds()
+			low, high := p.hashSlots()
 			for s := low; s < high; s++ {
 				seen[s]++
 			}

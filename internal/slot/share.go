@@ -2,53 +2,60 @@ package slot
 
 import "slices"
 
-// Holding is who has a slot, as the watcher documents show it.
+// Holding is the owner of a slot, according to the watcher documents.
 type Holding struct {
 	Node   string // its owner; "" if it is free
-	Pin    string // the node that it is pinned to; "" for none
-	Paused bool   // nobody is to run it
+	Pin    string // the node to which it is pinned; "" for none
+	Paused bool   // no node may run it
 }
 
-// Table is what a node goes by: the nodes that live, itself among them, and all slots of a watcher.
+// Table is the input of the distribution: the live nodes, including this one, and all slots of a watcher.
 type Table struct {
 	Nodes []string
 	Slots []Holding
 }
 
-// Quota is how many of the slots that are neither paused nor pinned the node is to run. Every node computes the same from the
-// same table, without a leader; quotas add up to the number of those slots; what a node is to run in all, with what is
-// pinned to it, differs by at most one from any other, but for one that has more pinned to it; and as few slots move as that
-// allows, so that a table that is even already stays as it is.
+// Quota returns how many slots node should run, without the paused and the pinned ones. All nodes compute
+// the same result from the same table, without a leader. The quotas add up to the number of slots that are
+// neither paused nor pinned. Together with the slots pinned to it, each node runs at most one slot more or
+// less than any other, unless one has more slots pinned to it. As few slots move as this permits, so a
+// balanced table stays as it is.
 func (t Table) Quota(node string) int {
-	total, held, free := map[string]int{}, map[string]int{}, 0
+	total, held, loose := map[string]int{}, map[string]int{}, 0
 	nodes := slices.Compact(slices.Sorted(slices.Values(t.Nodes)))
 	for _, s := range t.Slots {
 		switch {
 		case s.Paused:
-		case t.pinned(s):
+		case t.pinnedToLiveNode(s):
 			total[s.Pin]++
 		default:
-			free++
+			loose++
 			held[s.Node]++
 		}
 	}
-	given := map[string]int{}
-	for range free {
+
+	// Each loose slot goes to the node with the fewest slots. Among equal nodes it goes to the one that
+	// holds most slots beyond its quota, so that few slots move.
+	quota := map[string]int{}
+	for range loose {
 		best := ""
 		for _, n := range nodes {
-			// The least has the next one; of equals, the one that has it already.
-			if best == "" || total[n] < total[best] || total[n] == total[best] && held[n]-given[n] > held[best]-given[best] {
+			fewer := best == "" || total[n] < total[best]
+			if fewer || total[n] == total[best] && held[n]-quota[n] > held[best]-quota[best] {
 				best = n
 			}
 		}
 		total[best]++
-		given[best]++
+		quota[best]++
 	}
-	return given[node]
+	return quota[node]
 }
 
-// pinned reports whether a slot is pinned to a node that lives. A pin to another lapses; until then nobody counts on it.
-func (t Table) pinned(s Holding) bool { return s.Pin != "" && slices.Contains(t.Nodes, s.Pin) }
+// pinnedToLiveNode reports whether a slot is pinned to a live node. A pin to a dead node lapses. Until then
+// the distribution ignores it.
+func (t Table) pinnedToLiveNode(s Holding) bool {
+	return s.Pin != "" && slices.Contains(t.Nodes, s.Pin)
+}
 
-// Loose reports whether slot i is one that quotas are of.
-func (t Table) Loose(i int) bool { return !t.Slots[i].Paused && !t.pinned(t.Slots[i]) }
+// Loose reports whether slot i is neither paused nor pinned, so that it counts for the quotas.
+func (t Table) Loose(i int) bool { return !t.Slots[i].Paused && !t.pinnedToLiveNode(t.Slots[i]) }

@@ -68,6 +68,9 @@ func privilege(err error, doing, action, on, advice string) error {
 	return fmt.Errorf("%s: %w", doing, err)
 }
 
+// Refusal wraps err, as a *PrivilegeError if the server refused the command for want of that action.
+func Refusal(err error, doing, action, on string) error { return privilege(err, doing, action, on, "") }
+
 // Majority is coll with majority concerns on the primary (N21).
 func Majority(coll *mongo.Collection) *mongo.Collection {
 	return coll.Clone(options.Collection().SetReadConcern(readconcern.Majority()).

@@ -1,8 +1,8 @@
-// Package systemd tells a service manager how the process does: ready, stopping, a line of status, and a sign of life for
-// its watchdog that stops when a loop of the process hangs.
+// Package systemd reports the state of the process to a service manager: ready, stopping, a status line, and
+// watchdog messages, which stop when a loop of the process hangs.
 //
-// Where no manager asked for it (NOTIFY_SOCKET is not set), everything here does nothing and costs nothing. Nothing blocks:
-// a message is one datagram. Messages go out in the order of the calls.
+// If no service manager listens (NOTIFY_SOCKET is not set), the package does nothing and costs nothing.
+// Nothing blocks: a message is one datagram. Messages are sent in the order of the calls.
 package systemd
 
 import (
@@ -18,101 +18,114 @@ import (
 	"github.com/outrelay/outrelay/internal/logging"
 )
 
-// Probe is what the process knows about itself; its methods must not block.
+// Probe returns the state of the process. Its methods must not block.
 type Probe interface {
-	// Live is nil while every loop of the process moves.
+	// Live returns nil while every loop of the process makes progress.
 	Live() error
-	// Ready tells the role ("starting" until the process has one) and what is wrong.
+	// Ready returns the role and the current problems. The role is "starting" until the process has one.
 	Ready() (ok bool, role string, reasons []string)
 }
 
 const (
-	// lookEvery is how often the status is compared with what was told.
-	lookEvery = time.Second
-	starting  = "starting"
-	maxStatus = 400 // of a line that people read
-	surely    = 5   // looks, until it is said: after a suspend every loop seems to have been silent
+	// statusEvery is how often the status is compared with the last one that was sent.
+	statusEvery = time.Second
+	starting    = "starting"
+	maxStatus   = 400 // bytes of the status line
+
+	// silentLimit is after how many failed checks in a row the hang is logged. After a suspend of the
+	// machine, every loop seems to hang for a moment.
+	silentLimit = 5
 )
 
-// Supervisor tells the service manager of one process.
+// Supervisor reports the state of one process to the service manager.
 type Supervisor struct {
-	probe    Probe
-	name     string
-	log      *slog.Logger
-	every    time.Duration // between signs of life; 0 if no watchdog asks for them
-	look     time.Duration
-	told     bool
-	silent   int // looks in a row at which the process did not live
-	lastLine string
-	lastSign time.Time
+	probe         Probe
+	name          string
+	log           *slog.Logger
+	watchdogEvery time.Duration // between watchdog messages; 0 without a watchdog
+	checkEvery    time.Duration
+	readySent     bool
+	silentChecks  int // failed checks in a row
+	lastLine      string
+	lastSign      time.Time
 }
 
-// New makes a Supervisor of what is called name. It is nil, which is fine to run, if no service manager listens.
+// New returns a Supervisor for the named watcher. If no service manager listens, it returns nil, and Run of
+// a nil Supervisor is valid.
 func New(name string, probe Probe, log *slog.Logger) *Supervisor {
 	if os.Getenv("NOTIFY_SOCKET") == "" {
 		return nil
 	}
-	s := &Supervisor{probe: probe, name: name, log: log, look: lookEvery}
+
+	s := &Supervisor{probe: probe, name: name, log: log, checkEvery: statusEvery}
 	window, err := daemon.SdWatchdogEnabled(false)
 	if err != nil {
-		log.Warn("WATCHDOG_USEC cannot be read; the watchdog gets no sign of life", "reason", err)
+		log.Warn("cannot read WATCHDOG_USEC; no watchdog messages are sent", "reason", err)
 	}
-	s.every = window / 3 // one that is late is no reason to be killed
-	if s.every > 0 {
-		s.look = min(s.look, s.every)
+
+	// A third of the window, so that one late message does not get the process killed.
+	s.watchdogEvery = window / 3
+	if s.watchdogEvery > 0 {
+		s.checkEvery = min(s.checkEvery, s.watchdogEvery)
 	}
 	return s
 }
 
-// Run tells the manager what changes until work ends; when stop ends, that the process stops. On a nil Supervisor it
-// returns at once.
+// Run reports changes until work ends. When stop ends, it reports that the process is stopping. On a nil
+// Supervisor it returns at once.
 func (s *Supervisor) Run(stop, work context.Context) error {
 	if s == nil {
 		return nil
 	}
-	tick := time.NewTicker(s.look)
+
+	tick := time.NewTicker(s.checkEvery)
 	defer tick.Stop()
 	stopping := stop.Done()
 	for {
-		s.once(time.Now())
+		s.reportChanges(time.Now())
 		select {
 		case <-work.Done():
-			s.send(daemon.SdNotifyStopping)
+			s.sendMessage(daemon.SdNotifyStopping)
 			return nil
 		case <-stopping:
 			stopping = nil
-			s.send(daemon.SdNotifyStopping)
+			s.sendMessage(daemon.SdNotifyStopping)
 		case <-tick.C:
 		}
 	}
 }
 
-// once looks at the process and tells what is new.
-func (s *Supervisor) once(now time.Time) {
+// reportChanges checks the process and sends the messages that are due.
+func (s *Supervisor) reportChanges(now time.Time) {
 	_, role, reasons := s.probe.Ready()
-	if !s.told && role != starting {
-		s.told = true
-		s.send(daemon.SdNotifyReady)
+	if !s.readySent && role != starting {
+		s.readySent = true
+		s.sendMessage(daemon.SdNotifyReady)
 	}
-	if line := s.line(role, reasons); line != s.lastLine {
+	if line := s.statusLine(role, reasons); line != s.lastLine {
 		s.lastLine = line
-		s.send("STATUS=" + line)
+		s.sendMessage("STATUS=" + line)
 	}
+
 	err := s.probe.Live()
-	if s.every > 0 && err == nil && now.Sub(s.lastSign) >= s.every {
-		s.lastSign = now
-		s.send(daemon.SdNotifyWatchdog)
+	if err == nil {
+		s.silentChecks = 0
+		if s.watchdogEvery > 0 && now.Sub(s.lastSign) >= s.watchdogEvery {
+			s.lastSign = now
+			s.sendMessage(daemon.SdNotifyWatchdog)
+		}
+		return
 	}
-	if s.silent++; err == nil {
-		s.silent = 0
-	}
-	if s.silent == surely && s.every > 0 {
-		s.log.Error("the watchdog gets no sign of life any more: the service manager will restart this process", "reason", err)
+
+	s.silentChecks++
+	if s.silentChecks == silentLimit && s.watchdogEvery > 0 {
+		s.log.Error("process does not respond; no watchdog messages are sent, so the service manager will restart it",
+			"reason", err)
 	}
 }
 
-// line is the status for people, without what changes at every look.
-func (s *Supervisor) line(role string, reasons []string) string {
+// statusLine returns the status for people. It leaves out durations, which change at every check.
+func (s *Supervisor) statusLine(role string, reasons []string) string {
 	text := "well"
 	if len(reasons) > 0 {
 		parts := make([]string, len(reasons))
@@ -121,15 +134,17 @@ func (s *Supervisor) line(role string, reasons []string) string {
 		}
 		text = strings.Join(parts, "; ")
 	}
-	text = logging.Clean(strings.ReplaceAll(fmt.Sprintf("%s of watcher %s: %s", role, s.name, text), "\n", " "))
-	if len(text) > maxStatus {
-		text = strings.ToValidUTF8(text[:maxStatus], "") + "…"
+
+	line := strings.ReplaceAll(fmt.Sprintf("%s of watcher %s: %s", role, s.name, text), "\n", " ")
+	line = logging.Clean(line)
+	if len(line) > maxStatus {
+		line = strings.ToValidUTF8(line[:maxStatus], "") + "…"
 	}
-	return text
+	return line
 }
 
-func (s *Supervisor) send(message string) {
+func (s *Supervisor) sendMessage(message string) {
 	if _, err := daemon.SdNotify(false, message); err != nil {
-		s.log.Debug("the service manager could not be told", "message", message, "reason", err)
+		s.log.Debug("cannot send a message to the service manager", "message", message, "reason", err)
 	}
 }

@@ -1,4 +1,4 @@
-// Package tracecontext puts the trace context of a caller into the headers of events.
+// Package tracecontext adds the trace context of a caller to the headers of events.
 package tracecontext
 
 import (
@@ -9,7 +9,7 @@ import (
 	"github.com/outrelay/outrelay/pkg/event"
 )
 
-// carrier collects what a propagator injects, in its order.
+// carrier collects the headers that a propagator injects, in order.
 type carrier []event.Header
 
 func (c *carrier) Get(key string) string {
@@ -33,7 +33,8 @@ func (c *carrier) Keys() []string {
 	return keys
 }
 
-// Headers are those that carry the trace context of ctx; none where nothing is traced, or p is nil.
+// Headers returns the headers that carry the trace context of ctx. There are none if ctx is not traced, or p
+// is nil.
 func Headers(ctx context.Context, p propagation.TextMapPropagator) []event.Header {
 	if p == nil {
 		return nil
@@ -43,8 +44,8 @@ func Headers(ctx context.Context, p propagation.TextMapPropagator) []event.Heade
 	return c
 }
 
-// Add gives the event the captured headers unless it brings its own: a traceparent of its own belongs to another
-// tracestate than the captured one.
+// Add returns ev with the captured headers that ev does not have yet. If ev has a traceparent, Add leaves out
+// the captured tracestate, because it belongs to another trace.
 func Add(ev event.Event, captured []event.Header) event.Event {
 	own := ev.HasHeader("traceparent")
 	var opts []event.Option
@@ -54,6 +55,7 @@ func Add(ev event.Event, captured []event.Header) event.Event {
 		}
 		opts = append(opts, event.WithHeader(h.Key, h.Value))
 	}
+
 	if opts == nil {
 		return ev
 	}

@@ -9,11 +9,11 @@ import (
 	"github.com/outrelay/outrelay/internal/record"
 )
 
-// Context is the trace context that the appending service left in the headers of a record.
+// Context is the trace context that the service stored in the headers of a record.
 type Context struct {
 	TraceID trace.TraceID
 	SpanID  trace.SpanID
-	state   []byte // tracestate; aliases the record
+	state   []byte // tracestate; a subslice of the record
 }
 
 var (
@@ -21,14 +21,16 @@ var (
 	stateHeader  = []byte("tracestate")
 )
 
-// Stored finds the trace context in headers, as W3C has it. ok is false without a valid one that the service sampled. It
-// allocates nothing; where a name repeats, the first counts.
+// Stored returns the W3C trace context in headers. ok is false if there is no valid one, or the service did not
+// sample it. If a header occurs several times, the first one counts. Stored does not allocate.
 func Stored(headers []record.Header) (c Context, ok bool) {
 	for i := range headers {
 		if len(headers[i].Key) != len(parentHeader) || !bytes.EqualFold(headers[i].Key, parentHeader) {
 			continue
 		}
-		if c, ok = parse(headers[i].Value); !ok {
+
+		c, ok = parseTraceparent(headers[i].Value)
+		if !ok {
 			return Context{}, false
 		}
 		for j := range headers {
@@ -42,29 +44,35 @@ func Stored(headers []record.Header) (c Context, ok bool) {
 	return Context{}, false
 }
 
-// parse reads version-traceid-spanid-flags. Later versions may be longer; the parts that are known stay where they are.
-func parse(v []byte) (c Context, ok bool) {
+// parseTraceparent parses version-traceid-spanid-flags. Later versions may be longer, but have these four parts
+// at the same places.
+func parseTraceparent(v []byte) (c Context, ok bool) {
 	const size = 55
 	if len(v) < size || v[2] != '-' || v[35] != '-' || v[52] != '-' || len(v) > size && v[size] != '-' {
 		return c, false
 	}
+
 	var version, flags [1]byte
-	if !lower(v[:size]) || !decode(version[:], v[:2]) || version[0] == 0xff || version[0] == 0 && len(v) != size {
+	if !isLowerCase(v[:size]) || !decodeHex(version[:], v[:2]) {
 		return c, false
 	}
-	if !decode(c.TraceID[:], v[3:35]) || !decode(c.SpanID[:], v[36:52]) || !decode(flags[:], v[53:55]) {
+	if version[0] == 0xff || version[0] == 0 && len(v) != size {
+		return c, false
+	}
+
+	if !decodeHex(c.TraceID[:], v[3:35]) || !decodeHex(c.SpanID[:], v[36:52]) || !decodeHex(flags[:], v[53:55]) {
 		return Context{}, false
 	}
 	return c, c.TraceID.IsValid() && c.SpanID.IsValid() && flags[0]&byte(trace.FlagsSampled) != 0
 }
 
-func decode(dst, src []byte) bool {
+func decodeHex(dst, src []byte) bool {
 	_, err := hex.Decode(dst, src)
 	return err == nil
 }
 
-// lower reports whether v has no capitals, which W3C does not allow.
-func lower(v []byte) bool {
+// isLowerCase reports whether v has no capital letters. W3C does not permit them.
+func isLowerCase(v []byte) bool {
 	for _, b := range v {
 		if b >= 'A' && b <= 'Z' {
 			return false
@@ -73,12 +81,14 @@ func lower(v []byte) bool {
 	return true
 }
 
-// span is the context as a link refers to it.
-func (c Context) span() trace.SpanContext {
+// spanContext returns the context as the target of a link.
+func (c Context) spanContext() trace.SpanContext {
 	state, err := trace.ParseTraceState(string(c.state))
 	if err != nil {
-		state = trace.TraceState{} // of a link it is an extra
+		// A link works without the state.
+		state = trace.TraceState{}
 	}
+
 	return trace.NewSpanContext(trace.SpanContextConfig{
 		TraceID: c.TraceID, SpanID: c.SpanID, TraceFlags: trace.FlagsSampled, TraceState: state, Remote: true,
 	})

@@ -12,24 +12,28 @@ import (
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 )
 
-// The library reports what goes wrong to a handler of the whole process, which prints it anew for each batch. Here errors
-// end in the relay's own log, once when an export begins to fail and once when it works again.
+// The library passes errors to a handler of the whole process, which prints them for each batch. The types
+// here write them to the relay's log instead: once when exports start to fail, and once when they succeed
+// again.
 
-// teller counts exports of a signal and tells when they begin or cease to fail.
-func (e *Exporter) teller(signal string) func(error) {
+// newExportReporter returns a function that counts an export of the signal, and logs when exports start to fail
+// and when they succeed again.
+func (e *Exporter) newExportReporter(signal string) func(error) {
 	var mu sync.Mutex
 	var failing bool
 	return func(err error) {
 		if e.cfg.Exported != nil {
 			e.cfg.Exported(signal, err)
 		}
+
 		mu.Lock()
 		defer mu.Unlock()
 		switch {
 		case err != nil && !failing:
-			e.cfg.Log.Warn("the collector does not take what is exported; it is dropped until it does", "signal", signal, "collector", e.base.Host, "reason", err)
+			e.cfg.Log.Warn("export to the collector fails; data is dropped until it succeeds", "signal", signal,
+				"collector", e.base.Host, "reason", err)
 		case err == nil && failing:
-			e.cfg.Log.Info("the collector takes what is exported again", "signal", signal, "collector", e.base.Host)
+			e.cfg.Log.Info("export to the collector succeeds again", "signal", signal, "collector", e.base.Host)
 		}
 		failing = err != nil
 	}
@@ -37,23 +41,23 @@ func (e *Exporter) teller(signal string) func(error) {
 
 type quietSpans struct {
 	sdktrace.SpanExporter
-	told func(error)
+	report func(error)
 }
 
 // ExportSpans implements sdktrace.SpanExporter.
 func (q *quietSpans) ExportSpans(ctx context.Context, spans []sdktrace.ReadOnlySpan) error {
-	q.told(q.SpanExporter.ExportSpans(ctx, spans))
+	q.report(q.SpanExporter.ExportSpans(ctx, spans))
 	return nil
 }
 
 type quietMetrics struct {
 	sdkmetric.Exporter
-	told func(error)
+	report func(error)
 }
 
 // Export implements sdkmetric.Exporter.
 func (q *quietMetrics) Export(ctx context.Context, rm *metricdata.ResourceMetrics) error {
-	q.told(q.Exporter.Export(ctx, rm))
+	q.report(q.Exporter.Export(ctx, rm))
 	return nil
 }
 
@@ -62,54 +66,67 @@ type quietProducer struct {
 	log *slog.Logger
 }
 
-// Produce implements sdkmetric.Producer. What could be gathered is exported, whatever else could not.
+// Produce implements sdkmetric.Producer. It exports the gathered metrics also if others could not be gathered.
 func (q quietProducer) Produce(ctx context.Context) ([]metricdata.ScopeMetrics, error) {
 	list, err := q.Producer.Produce(ctx)
 	for _, scope := range list {
 		for i := range scope.Metrics {
 			if h, ok := scope.Metrics[i].Data.(metricdata.Histogram[float64]); ok {
-				binaryIDs(h)
+				decodeExemplarIDs(h)
 			}
 		}
 	}
+
 	if err != nil {
-		q.log.Debug("some metrics could not be gathered for the collector", "reason", err)
+		q.log.Debug("cannot gather some metrics for the collector", "reason", err)
 	}
 	return list, nil
 }
 
-// binaryIDs turns the ids of exemplars from the hexadecimal text of the labels, which the bridge hands on as it is, into
-// the bytes that OTLP has.
-func binaryIDs(h metricdata.Histogram[float64]) {
+// decodeExemplarIDs decodes the ids of exemplars. The bridge copies them from labels as hexadecimal text, but
+// OTLP requires bytes.
+func decodeExemplarIDs(h metricdata.Histogram[float64]) {
 	for i := range h.DataPoints {
 		for j := range h.DataPoints[i].Exemplars {
 			e := &h.DataPoints[i].Exemplars[j]
-			for _, id := range []*[]byte{&e.TraceID, &e.SpanID} {
-				if raw := make([]byte, len(*id)/2); len(*id) == 32 || len(*id) == 16 && id == &e.SpanID {
-					if _, err := hex.Decode(raw, *id); err == nil {
-						*id = raw
-					}
-				}
+			if len(e.TraceID) == 32 {
+				e.TraceID = decodedOrSame(e.TraceID)
+			}
+			if len(e.SpanID) == 32 || len(e.SpanID) == 16 {
+				e.SpanID = decodedOrSame(e.SpanID)
 			}
 		}
 	}
 }
 
-// window allows so many in each second.
-type window struct {
+// decodedOrSame returns the bytes of the hexadecimal text, or text itself if it is not hexadecimal.
+func decodedOrSame(text []byte) []byte {
+	raw := make([]byte, len(text)/2)
+	if _, err := hex.Decode(raw, text); err != nil {
+		return text
+	}
+	return raw
+}
+
+// rateWindow admits a number of spans per second.
+type rateWindow struct {
 	limit  int
 	mu     sync.Mutex
 	second int64
 	used   int
 }
 
-func (w *window) take(now time.Time, n int) bool {
+// allow reports whether n more spans may be made in the second of now, and counts them.
+func (w *rateWindow) allow(now time.Time, n int) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if s := now.Unix(); s != w.second {
 		w.second, w.used = s, 0
 	}
-	if w.used > 0 && w.used+n > w.limit { // an envelope with more targets than the limit must not be left out for ever
+
+	// The first delivery of a second always passes. Otherwise an envelope with more targets than the limit
+	// would never get spans.
+	if w.used > 0 && w.used+n > w.limit {
 		return false
 	}
 	w.used += n

@@ -14,118 +14,135 @@ import (
 	"github.com/outrelay/outrelay/internal/record"
 )
 
-// exemplarEvery is the time between two exemplars: a scrape keeps one for each bucket, so more would be thrown away.
+// exemplarEvery is the time between two exemplars. A scrape returns one per bucket, so more are useless.
 const exemplarEvery = 100 * time.Millisecond
 
-// Tap decides which deliveries are followed, and follows them. Its methods may be called from any goroutine, never block,
-// and allocate nothing for a delivery that is not followed. A nil Tap follows none.
+// Tap decides which deliveries are traced, and traces them. Its methods are safe for concurrent use, never
+// block, and do not allocate for a delivery that is not traced. A nil Tap traces nothing.
 type Tap struct {
 	exporter *Exporter
 	exemplar func(took time.Duration, traceID, spanID string)
 	now      func() time.Time
-	next     atomic.Int64 // when the next exemplar may be taken, Unix nanoseconds
+	next     atomic.Int64 // Unix nanoseconds of the next exemplar
 }
 
-// NewTap makes a Tap. exporter may be nil: then there are no spans, and only exemplar hears, of some deliveries, how long
-// they took from the commit to the ack, and of which trace they are. exemplar may be nil as well. now is the clock by which
-// commits are measured.
+// NewTap returns a Tap. If exporter is nil, there are no spans. If exemplar is not nil, the Tap calls it for some
+// deliveries, with the time from the commit to the ack and the trace. now is the clock for this time.
 func NewTap(exporter *Exporter, exemplar func(took time.Duration, traceID, spanID string), now func() time.Time) *Tap {
 	return &Tap{exporter: exporter, exemplar: exemplar, now: now}
 }
 
-// Begin follows one envelope on its way to the topics of recs. It is nil, in the usual case, if that is not to be done:
-// the service did not sample its trace, or the share or the rate of spans does not allow it. commitMS is when the envelope
-// was committed, 0 if that says nothing about its way. Neither recs nor db and coll are kept.
+// Begin starts the trace of one envelope's delivery to the topics of recs. Usually it returns nil, which means
+// that the delivery is not traced: the service did not sample its trace, or the share or rate of spans does not
+// permit it. commitMS is the commit time of the envelope, or 0 if that time says nothing about the delivery.
+// Begin does not retain recs, db and coll.
 func (t *Tap) Begin(recs []record.Record, db, coll []byte, commitMS int64) *Delivery {
 	if t == nil || len(recs) == 0 {
 		return nil
 	}
-	c, ok := Stored(recs[0].Headers) // the targets of an envelope share their headers
+
+	// The records of an envelope have the same headers.
+	c, ok := Stored(recs[0].Headers)
 	if !ok {
 		return nil
 	}
-	tracer := t.exporter.take(c.TraceID, len(recs))
-	sample := commitMS > 0 && t.exemplar != nil && t.due()
+	tracer := t.exporter.tracerFor(c.TraceID, len(recs))
+	sample := commitMS > 0 && t.exemplar != nil && t.exemplarDue()
 	if tracer == nil && !sample {
 		return nil
 	}
+
 	d := &Delivery{tap: t, stored: c, commitMS: commitMS, sample: sample}
-	d.stored.state = nil // aliases the record
+	// The delivery outlives the record, and the state is a subslice of it.
+	d.stored.state = nil
 	if tracer != nil {
-		d.start(tracer, c.span(), recs, string(db)+"."+string(coll))
+		d.startSpans(tracer, c.spanContext(), recs, string(db)+"."+string(coll))
 	}
 	return d
 }
 
-// due reports whether it is time for an exemplar.
-func (t *Tap) due() bool {
+// exemplarDue reports whether it is time for an exemplar, and if so schedules the next one.
+func (t *Tap) exemplarDue() bool {
 	now, next := t.now().UnixNano(), t.next.Load()
 	return now >= next && t.next.CompareAndSwap(next, now+int64(exemplarEvery))
 }
 
-// Delivery is one envelope on its way: a span for each of its records. Different records may be told of at once; each
-// record is told of once.
+// Delivery is the traced delivery of one envelope. It has one span per record. Its methods may be called
+// concurrently for different records, and once per record.
 type Delivery struct {
 	tap      *Tap
 	stored   Context
 	commitMS int64
 	sample   bool
-	spans    []sending
+	spans    []recordSpan
 }
 
-type sending struct {
+type recordSpan struct {
 	topic string
 	span  trace.Span
 	ended atomic.Bool
 }
 
-// start begins the spans. Each is a trace of its own, linked to that of the service: the relay works for many traces at
-// once and long after, and its spans must not keep one open.
-func (d *Delivery) start(tracer trace.Tracer, from trace.SpanContext, recs []record.Record, collection string) {
-	d.spans = make([]sending, len(recs))
+// startSpans starts a span per record. Each span starts a new trace with a link to the trace of the service. The
+// relay works for many traces at once and long after them, and its spans must not keep these traces open.
+func (d *Delivery) startSpans(tracer trace.Tracer, from trace.SpanContext, recs []record.Record, collection string) {
+	d.spans = make([]recordSpan, len(recs))
 	for i := range recs {
 		r := &recs[i]
 		attrs := make([]attribute.KeyValue, 0, 11)
 		attrs = append(attrs,
-			semconv.MessagingSystemKafka, semconv.MessagingOperationName("send"), semconv.MessagingOperationTypeSend,
-			semconv.MessagingDestinationName(r.Topic), semconv.MessagingMessageBodySize(len(r.Value)),
+			semconv.MessagingSystemKafka,
+			semconv.MessagingOperationName("send"),
+			semconv.MessagingOperationTypeSend,
+			semconv.MessagingDestinationName(r.Topic),
+			semconv.MessagingMessageBodySize(len(r.Value)),
 			attribute.String("outrelay.collection", collection))
 		if len(r.Headers) > 0 {
-			attrs = append(attrs, semconv.MessagingMessageID(string(r.Headers[0].Value))) // N7: the id comes first
+			// N7: the first header is the id.
+			attrs = append(attrs, semconv.MessagingMessageID(string(r.Headers[0].Value)))
 		}
 		if r.Value == nil {
 			attrs = append(attrs, semconv.MessagingKafkaMessageTombstone(true))
 		}
+
 		d.spans[i].topic = r.Topic
-		_, d.spans[i].span = tracer.Start(detached, "send "+r.Topic, trace.WithNewRoot(), trace.WithSpanKind(trace.SpanKindProducer),
-			trace.WithLinks(trace.Link{SpanContext: from}), trace.WithAttributes(attrs...))
+		_, d.spans[i].span = tracer.Start(detached, "send "+r.Topic,
+			trace.WithNewRoot(),
+			trace.WithSpanKind(trace.SpanKindProducer),
+			trace.WithLinks(trace.Link{SpanContext: from}),
+			trace.WithAttributes(attrs...))
 	}
 }
 
-// Acked says that the record for the topic stands in its partition.
+// Acked ends the span of a record that Kafka has acknowledged in tp at offset.
 func (d *Delivery) Acked(tp record.TopicPartition, offset int64) {
-	if d.commitMS > 0 {
-		took := max(d.tap.now().Sub(time.UnixMilli(d.commitMS)), 0)
-		if d.sample {
-			d.tap.exemplar(took, d.stored.TraceID.String(), d.stored.SpanID.String())
-		}
-		d.end(tp.Topic, func(s trace.Span) {
-			s.SetAttributes(semconv.MessagingDestinationPartitionID(strconv.Itoa(int(tp.Partition))), semconv.MessagingKafkaOffset(int(offset)),
-				attribute.Float64("outrelay.commit_to_ack_ms", float64(took.Microseconds())/1e3))
-		})
+	place := func(s trace.Span) {
+		s.SetAttributes(
+			semconv.MessagingDestinationPartitionID(strconv.Itoa(int(tp.Partition))),
+			semconv.MessagingKafkaOffset(int(offset)))
+	}
+	if d.commitMS <= 0 {
+		d.endSpan(tp.Topic, place)
 		return
 	}
-	d.end(tp.Topic, func(s trace.Span) {
-		s.SetAttributes(semconv.MessagingDestinationPartitionID(strconv.Itoa(int(tp.Partition))), semconv.MessagingKafkaOffset(int(offset)))
+
+	took := max(d.tap.now().Sub(time.UnixMilli(d.commitMS)), 0)
+	if d.sample {
+		d.tap.exemplar(took, d.stored.TraceID.String(), d.stored.SpanID.String())
+	}
+	d.endSpan(tp.Topic, func(s trace.Span) {
+		place(s)
+		s.SetAttributes(attribute.Float64("outrelay.commit_to_ack_ms", float64(took.Microseconds())/1e3))
 	})
 }
 
-// Left says that the record for the topic was not sent now, and what became of it instead: the state in which its envelope
-// waits, or the class of its refusal. The envelope's later delivery has spans of its own.
+// Left ends the span of a record that was not sent now. fate is the state in which its envelope waits, or the
+// class of its refusal if refused is set. A later delivery of the envelope has other spans.
 func (d *Delivery) Left(topic, fate string, refused bool) {
-	d.end(topic, func(s trace.Span) {
+	d.endSpan(topic, func(s trace.Span) {
 		if refused {
-			s.SetStatus(codes.Error, fate) // the class alone: a reason may quote what a trace must not hold
+			// Only the class: a reason may quote data that must not be in a trace.
+			s.SetStatus(codes.Error, fate)
 			s.SetAttributes(semconv.ErrorTypeKey.String(fate))
 			return
 		}
@@ -133,19 +150,20 @@ func (d *Delivery) Left(topic, fate string, refused bool) {
 	})
 }
 
-func (d *Delivery) end(topic string, with func(trace.Span)) {
+// endSpan ends the first open span of the topic, after setAttributes.
+func (d *Delivery) endSpan(topic string, setAttributes func(trace.Span)) {
 	for i := range d.spans {
 		if s := &d.spans[i]; s.topic == topic && !s.ended.Swap(true) {
-			with(s.span)
+			setAttributes(s.span)
 			s.span.End()
 			return
 		}
 	}
 }
 
-// chosen reports whether percent of all traces take in this one. It is decided as the ratio sampler of OpenTelemetry does,
-// by the trace id's last bytes, so that every process decides alike.
-func chosen(id trace.TraceID, percent int) bool {
+// isSampled reports whether the trace belongs to the sampled percent of all traces. Like the ratio sampler of
+// OpenTelemetry it uses the last bytes of the trace id, so that all processes decide alike.
+func isSampled(id trace.TraceID, percent int) bool {
 	if percent >= 100 {
 		return true
 	}

@@ -1,10 +1,11 @@
-// Package tracing makes spans of what the relay sends, and exports them and the metrics by OTLP over HTTP.
+// Package tracing makes spans of the records that the relay sends, and exports spans and metrics by OTLP over
+// HTTP.
 //
-// What it promises: nothing of it blocks the way of an event. A span is made of a record whose service had sampled its
-// trace, within a share and a rate; every other record costs a look at its headers and no allocation, and without an
-// exporter no more than that. Spans go out in batches from a queue of bounded length; when the collector is away they are
-// dropped, and the relay works on. Order: a span ends when Kafka has acknowledged its record, so spans come in the order of
-// the acks. No span holds a payload, a key or a header other than the event's id.
+// Nothing blocks the delivery of an event. A record gets a span if its service sampled its trace, and the share
+// and the rate permit it. All other records cost one look at their headers and no allocation, also without an
+// exporter. Spans are exported in batches from a bounded queue. While the collector is not available, spans are
+// dropped and the relay continues. A span ends when Kafka has acknowledged its record, so spans are in the
+// order of the acks. No span has a payload, a key, or a header other than the id of the event.
 package tracing
 
 import (
@@ -33,81 +34,91 @@ import (
 	"go.opentelemetry.io/otel/trace"
 )
 
-// The signals, as they are counted and logged.
+// The names of the signals in metrics and logs.
 const (
 	Traces  = "traces"
 	Metrics = "metrics"
 )
 
 const (
-	queued      = 8192 // spans that wait for their export
-	exportEvery = 2 * time.Second
-	exportTime  = 10 * time.Second // of one request with its repetitions
-	flushTime   = 3 * time.Second  // at the end
+	maxQueuedSpans      = 8192
+	exportEvery         = 2 * time.Second
+	exportTimeout       = 10 * time.Second // of one request, with its retries
+	defaultFlushTimeout = 3 * time.Second  // of the last export
 )
 
-// detached is the parent of every span: none.
+// detached is the parent context of every span. It is empty.
 var detached = context.Background()
 
-// Config is what an Exporter needs.
+// Config configures an Exporter.
 type Config struct {
-	Endpoint string      // URL of the collector; a login in it becomes basic authentication
+	Endpoint string      // URL of the collector; a login in it is used for basic authentication
 	Token    string      // bearer token; empty sends none
-	TLS      *tls.Config // nil takes the system's roots
+	TLS      *tls.Config // nil uses the root certificates of the system
 
-	SamplePercent   int           // of the traces that the services sampled; 0 makes no spans
+	SamplePercent   int           // share of the traces that services sampled; 0 makes no spans
 	SpansPerSecond  int           // must be positive
 	MetricsInterval time.Duration // 0 exports no metrics
 
 	Version, Node, Watcher string
 	Gatherer               prometheus.Gatherer            // of the metrics; nil exports none
-	Exported               func(signal string, err error) // hears of each export; nil for nobody
-	Limited                func()                         // hears of spans that the rate did not allow; nil for nobody
+	Exported               func(signal string, err error) // called after each export; may be nil
+	Limited                func()                         // called if the rate permits no spans; may be nil
 	Log                    *slog.Logger                   // must not be nil
 }
 
-// Exporter sends spans and metrics to a collector while [Exporter.Run] runs. A nil Exporter is one that is turned off.
+// Exporter sends spans and metrics to a collector while [Exporter.Run] runs. A nil Exporter exports nothing.
 type Exporter struct {
-	cfg     Config
-	base    *url.URL
-	headers map[string]string
-	tracer  atomic.Pointer[trace.Tracer] // while it runs
-	rate    window
-	flush   time.Duration // at the end
+	cfg          Config
+	base         *url.URL
+	headers      map[string]string
+	tracer       atomic.Pointer[trace.Tracer] // nil while Run does not run
+	rate         rateWindow
+	flushTimeout time.Duration
 }
 
-// New checks cfg; it connects to nothing and starts nothing. Without an endpoint the Exporter is nil, which is no error.
+// New validates cfg and returns an Exporter. It does no I/O and starts nothing. Without an endpoint it returns nil
+// and no error.
 func New(cfg Config) (*Exporter, error) {
 	if cfg.Endpoint == "" {
 		return nil, nil
 	}
+
+	// The error does not quote the endpoint, because it may contain a login.
 	u, err := url.Parse(cfg.Endpoint)
 	if err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
-		return nil, errors.New("the endpoint is no http or https URL") // which is not quoted: it may hold a login
+		return nil, errors.New("the endpoint is not an http or https URL")
 	}
-	e := &Exporter{cfg: cfg, headers: map[string]string{"User-Agent": "outrelay/" + cfg.Version}, rate: window{limit: cfg.SpansPerSecond}, flush: flushTime}
-	switch password, _ := u.User.Password(); {
+
+	headers := map[string]string{"User-Agent": "outrelay/" + cfg.Version}
+	password, _ := u.User.Password()
+	switch {
 	case cfg.Token != "":
-		e.headers["Authorization"] = "Bearer " + cfg.Token
+		headers["Authorization"] = "Bearer " + cfg.Token
 	case u.User != nil:
-		e.headers["Authorization"] = "Basic " + base64.StdEncoding.EncodeToString([]byte(u.User.Username()+":"+password))
+		login := u.User.Username() + ":" + password
+		headers["Authorization"] = "Basic " + base64.StdEncoding.EncodeToString([]byte(login))
 	}
+
 	u.User, u.RawQuery, u.Fragment = nil, "", ""
 	u.Path = strings.TrimSuffix(u.Path, "/")
-	e.base = u
-	return e, nil
+	return &Exporter{
+		cfg: cfg, base: u, headers: headers,
+		rate: rateWindow{limit: cfg.SpansPerSecond}, flushTimeout: defaultFlushTimeout,
+	}, nil
 }
 
-// take is the tracer if n spans may be made for the trace, else nil.
-func (e *Exporter) take(id trace.TraceID, n int) trace.Tracer {
+// tracerFor returns the tracer if n spans may be made for the trace, or nil.
+func (e *Exporter) tracerFor(id trace.TraceID, n int) trace.Tracer {
 	if e == nil {
 		return nil
 	}
 	tracer := e.tracer.Load()
-	if tracer == nil || !chosen(id, e.cfg.SamplePercent) {
+	if tracer == nil || !isSampled(id, e.cfg.SamplePercent) {
 		return nil
 	}
-	if !e.rate.take(time.Now(), n) {
+
+	if !e.rate.allow(time.Now(), n) {
 		if e.cfg.Limited != nil {
 			e.cfg.Limited()
 		}
@@ -116,80 +127,113 @@ func (e *Exporter) take(id trace.TraceID, n int) trace.Tracer {
 	return *tracer
 }
 
-// Run exports until ctx ends, then what is left, for at most three seconds. A collector that does not answer is logged when
-// that begins and ends, and is no error. On a nil Exporter it returns at once.
+// Run exports until ctx ends. Then it exports the rest, for at most three seconds. If the collector is not
+// available, Run logs the start and the end of the outage, and returns no error. On a nil Exporter it returns at
+// once.
 func (e *Exporter) Run(ctx context.Context) error {
 	if e == nil {
 		return nil
 	}
+
 	transport := http.DefaultTransport.(*http.Transport).Clone()
 	transport.TLSClientConfig = e.cfg.TLS
 	defer transport.CloseIdleConnections()
-	client := &http.Client{Transport: transport, Timeout: exportTime}
-	about := resource.NewWithAttributes(semconv.SchemaURL, semconv.ServiceName("outrelay"), semconv.ServiceVersion(e.cfg.Version),
-		semconv.ServiceInstanceID(e.cfg.Node), attribute.String("outrelay.watcher", e.cfg.Watcher))
-	var shut []func(context.Context) error
-	defer func() {
-		end, cancel := context.WithTimeout(context.WithoutCancel(ctx), e.flush)
-		defer cancel()
-		e.tracer.Store(nil)
-		var wg sync.WaitGroup
-		for _, f := range shut {
-			wg.Go(func() {
-				if err := f(end); err != nil {
-					e.cfg.Log.Debug("the last spans or metrics were not exported", "reason", err)
-				}
-			})
-		}
-		wg.Wait()
-	}()
+	client := &http.Client{Transport: transport, Timeout: exportTimeout}
+	about := resource.NewWithAttributes(semconv.SchemaURL,
+		semconv.ServiceName("outrelay"),
+		semconv.ServiceVersion(e.cfg.Version),
+		semconv.ServiceInstanceID(e.cfg.Node),
+		attribute.String("outrelay.watcher", e.cfg.Watcher))
+
+	var shutdowns []func(context.Context) error
+	defer func() { e.shutDown(ctx, shutdowns) }()
+
 	if e.cfg.SamplePercent > 0 {
-		provider, err := e.spans(ctx, client, about)
+		provider, err := e.newTracerProvider(ctx, client, about)
 		if err != nil {
 			return err
 		}
-		shut = append(shut, provider.Shutdown)
-		tracer := provider.Tracer("github.com/outrelay/outrelay", trace.WithInstrumentationVersion(e.cfg.Version), trace.WithSchemaURL(semconv.SchemaURL))
+		shutdowns = append(shutdowns, provider.Shutdown)
+		tracer := provider.Tracer("github.com/outrelay/outrelay",
+			trace.WithInstrumentationVersion(e.cfg.Version), trace.WithSchemaURL(semconv.SchemaURL))
 		e.tracer.Store(&tracer)
 	}
+
 	if e.cfg.MetricsInterval > 0 && e.cfg.Gatherer != nil {
-		provider, err := e.meters(ctx, client, about)
+		provider, err := e.newMeterProvider(ctx, client, about)
 		if err != nil {
 			return err
 		}
-		shut = append(shut, provider.Shutdown)
+		shutdowns = append(shutdowns, provider.Shutdown)
 	}
+
 	<-ctx.Done()
 	return nil
 }
 
-func (e *Exporter) spans(ctx context.Context, client *http.Client, about *resource.Resource) (*sdktrace.TracerProvider, error) {
-	out, err := otlptracehttp.New(ctx, otlptracehttp.WithEndpointURL(e.base.JoinPath("v1", "traces").String()), otlptracehttp.WithHTTPClient(client),
-		otlptracehttp.WithHeaders(e.headers), otlptracehttp.WithCompression(otlptracehttp.GzipCompression),
-		otlptracehttp.WithRetry(otlptracehttp.RetryConfig{Enabled: true, InitialInterval: time.Second, MaxInterval: 5 * time.Second, MaxElapsedTime: exportTime}))
+// shutDown exports the rest by the shutdown functions of the providers, concurrently, within e.flushTimeout.
+func (e *Exporter) shutDown(ctx context.Context, shutdowns []func(context.Context) error) {
+	end, cancel := context.WithTimeout(context.WithoutCancel(ctx), e.flushTimeout)
+	defer cancel()
+	e.tracer.Store(nil)
+
+	var wg sync.WaitGroup
+	for _, shutdown := range shutdowns {
+		wg.Go(func() {
+			if err := shutdown(end); err != nil {
+				e.cfg.Log.Debug("cannot export the last spans or metrics", "reason", err)
+			}
+		})
+	}
+	wg.Wait()
+}
+
+func (e *Exporter) newTracerProvider(
+	ctx context.Context, client *http.Client, about *resource.Resource,
+) (*sdktrace.TracerProvider, error) {
+	out, err := otlptracehttp.New(ctx,
+		otlptracehttp.WithEndpointURL(e.base.JoinPath("v1", "traces").String()),
+		otlptracehttp.WithHTTPClient(client),
+		otlptracehttp.WithHeaders(e.headers),
+		otlptracehttp.WithCompression(otlptracehttp.GzipCompression),
+		otlptracehttp.WithRetry(otlptracehttp.RetryConfig{
+			Enabled: true, InitialInterval: time.Second, MaxInterval: 5 * time.Second, MaxElapsedTime: exportTimeout,
+		}))
 	if err != nil {
 		return nil, fmt.Errorf("exporting traces: %w", err)
 	}
+
+	// The Tap has sampled already, so the provider must not drop spans.
 	return sdktrace.NewTracerProvider(
 		sdktrace.WithResource(about),
-		sdktrace.WithSampler(sdktrace.AlwaysSample()), // what is not to be sampled never gets here
-		sdktrace.WithBatcher(&quietSpans{SpanExporter: out, told: e.teller(Traces)},
-			sdktrace.WithMaxQueueSize(queued), sdktrace.WithBatchTimeout(exportEvery), sdktrace.WithExportTimeout(exportTime)),
+		sdktrace.WithSampler(sdktrace.AlwaysSample()),
+		sdktrace.WithBatcher(&quietSpans{SpanExporter: out, report: e.newExportReporter(Traces)},
+			sdktrace.WithMaxQueueSize(maxQueuedSpans),
+			sdktrace.WithBatchTimeout(exportEvery),
+			sdktrace.WithExportTimeout(exportTimeout)),
 	), nil
 }
 
-func (e *Exporter) meters(ctx context.Context, client *http.Client, about *resource.Resource) (*sdkmetric.MeterProvider, error) {
-	out, err := otlpmetrichttp.New(ctx, otlpmetrichttp.WithEndpointURL(e.base.JoinPath("v1", "metrics").String()), otlpmetrichttp.WithHTTPClient(client),
-		otlpmetrichttp.WithHeaders(e.headers), otlpmetrichttp.WithCompression(otlpmetrichttp.GzipCompression),
-		otlpmetrichttp.WithRetry(otlpmetrichttp.RetryConfig{Enabled: true, InitialInterval: time.Second, MaxInterval: 5 * time.Second, MaxElapsedTime: exportTime}))
+func (e *Exporter) newMeterProvider(
+	ctx context.Context, client *http.Client, about *resource.Resource,
+) (*sdkmetric.MeterProvider, error) {
+	out, err := otlpmetrichttp.New(ctx,
+		otlpmetrichttp.WithEndpointURL(e.base.JoinPath("v1", "metrics").String()),
+		otlpmetrichttp.WithHTTPClient(client),
+		otlpmetrichttp.WithHeaders(e.headers),
+		otlpmetrichttp.WithCompression(otlpmetrichttp.GzipCompression),
+		otlpmetrichttp.WithRetry(otlpmetrichttp.RetryConfig{
+			Enabled: true, InitialInterval: time.Second, MaxInterval: 5 * time.Second, MaxElapsedTime: exportTimeout,
+		}))
 	if err != nil {
 		return nil, fmt.Errorf("exporting metrics: %w", err)
 	}
-	told := e.teller(Metrics)
-	return sdkmetric.NewMeterProvider(sdkmetric.WithResource(about), sdkmetric.WithReader(sdkmetric.NewPeriodicReader(
-		&quietMetrics{Exporter: out, told: told},
-		// The time may be longer than the interval: none begins before the last has ended.
-		sdkmetric.WithInterval(e.cfg.MetricsInterval), sdkmetric.WithTimeout(exportTime),
-		sdkmetric.WithProducer(quietProducer{bridge.NewMetricProducer(bridge.WithGatherer(e.cfg.Gatherer)), e.cfg.Log}),
-	))), nil
+
+	// The timeout may exceed the interval, because an export starts only after the previous one has ended.
+	reader := sdkmetric.NewPeriodicReader(
+		&quietMetrics{Exporter: out, report: e.newExportReporter(Metrics)},
+		sdkmetric.WithInterval(e.cfg.MetricsInterval),
+		sdkmetric.WithTimeout(exportTimeout),
+		sdkmetric.WithProducer(quietProducer{bridge.NewMetricProducer(bridge.WithGatherer(e.cfg.Gatherer)), e.cfg.Log}))
+	return sdkmetric.NewMeterProvider(sdkmetric.WithResource(about), sdkmetric.WithReader(reader)), nil
 }

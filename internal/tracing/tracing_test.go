@@ -64,10 +64,10 @@ func TestStoredContext(t *testing.T) {
 		}
 	}
 	c, _ := Stored(headers("traceparent", parent, "tracestate", "a=1"))
-	if sc := c.span(); !sc.IsValid() || !sc.IsRemote() || !sc.IsSampled() || sc.TraceState().Get("a") != "1" {
+	if sc := c.spanContext(); !sc.IsValid() || !sc.IsRemote() || !sc.IsSampled() || sc.TraceState().Get("a") != "1" {
 		t.Errorf("%+v", sc)
 	}
-	if c, _ = Stored(headers("traceparent", parent, "tracestate", "=;=")); !c.span().IsValid() {
+	if c, _ = Stored(headers("traceparent", parent, "tracestate", "=;=")); !c.spanContext().IsValid() {
 		t.Error("a broken tracestate costs the link")
 	}
 }
@@ -89,13 +89,13 @@ func TestEveryProcessChoosesTheSameTraces(t *testing.T) {
 	for i := range 10_000 {
 		var id trace.TraceID
 		id[8], id[9] = byte(i>>8)*7, byte(i)
-		if chosen(id, 25) {
+		if isSampled(id, 25) {
 			n++
-			if !chosen(id, 26) {
+			if !isSampled(id, 26) {
 				t.Fatal("a larger share leaves out what a smaller one has")
 			}
 		}
-		if chosen(id, 0) || !chosen(id, 100) {
+		if isSampled(id, 0) || !isSampled(id, 100) {
 			t.Fatal("none is not none, or all is not all")
 		}
 	}
@@ -106,14 +106,14 @@ func TestEveryProcessChoosesTheSameTraces(t *testing.T) {
 
 func TestRateOfSpans(t *testing.T) {
 	t.Parallel()
-	w := window{limit: 10}
+	w := rateWindow{limit: 10}
 	at := time.Unix(5, 0)
 	for i, want := range []bool{true, true, true, false, false} {
-		if w.take(at, 3) != want {
+		if w.allow(at, 3) != want {
 			t.Errorf("take %d", i)
 		}
 	}
-	if !w.take(at.Add(time.Second), 50) || w.take(at.Add(time.Second), 1) {
+	if !w.allow(at.Add(time.Second), 50) || w.allow(at.Add(time.Second), 1) {
 		t.Error("in the next second one of any size goes, and then none")
 	}
 }
@@ -270,7 +270,7 @@ func export(t *testing.T, cfg Config) (*Exporter, func()) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	e.flush = time.Minute
+	e.flushTimeout = time.Minute
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- e.Run(ctx) }()
@@ -411,7 +411,7 @@ func TestACollectorThatFails(t *testing.T) {
 		t.Errorf("authorization %q", c.auth[0])
 	}
 	text := log.String()
-	if strings.Count(text, "does not take") != 1 || strings.Count(text, "again") != 1 || strings.Contains(text, "hunter2") {
+	if strings.Count(text, "export to the collector fails") != 1 || strings.Count(text, "again") != 1 || strings.Contains(text, "hunter2") {
 		t.Errorf("log:\n%s", text)
 	}
 }

@@ -350,8 +350,9 @@ func TestARecordDoesNotPinTheAnswerThatItCameWith(t *testing.T) {
 	if err := w.walk(set); err != nil {
 		t.Fatal(err)
 	}
-	clear(set)
-	set[len(set)-100_010] = 1
+	for i := range set { // the values are zeros
+		set[i] = 1
+	}
 	for _, r := range w.out {
 		if n := cap(r.Value); n > len(r.Value)+100 {
 			t.Errorf("a value of %d bytes holds %d", len(r.Value), n)

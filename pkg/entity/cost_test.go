@@ -12,8 +12,8 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 )
 
-// The commands that a call sends are what it costs, so they are part of what is promised: as many for hundreds of entities
-// as for one.
+// TestCommandsOfACall checks the number of commands that a call sends, which is a part of its contract: it is
+// the same for one entity and for hundreds.
 func TestCommandsOfACall(t *testing.T) {
 	t.Parallel()
 	var mu sync.Mutex
@@ -25,6 +25,7 @@ func TestCommandsOfACall(t *testing.T) {
 			sent = append(sent, e.CommandName+" "+coll)
 		}
 	}}))
+
 	for _, n := range []int{1, 300} {
 		t.Run(fmt.Sprint(n), func(t *testing.T) {
 			r := w.recorded()
@@ -34,6 +35,7 @@ func TestCommandsOfACall(t *testing.T) {
 				list[i].ID += orderID(fmt.Sprintf("-of-%d", n))
 				ids[i] = list[i].ID
 			}
+
 			cost := func(what string, want []string, do func(ctx context.Context) error) {
 				t.Helper()
 				w.tx(func(ctx context.Context) error {
@@ -42,12 +44,14 @@ func TestCommandsOfACall(t *testing.T) {
 					mu.Unlock()
 					return do(ctx)
 				})
+
 				mu.Lock()
 				defer mu.Unlock()
 				if diff := cmp.Diff(want, sent); diff != "" {
 					t.Errorf("%s: %s", what, strings.TrimSpace(diff))
 				}
 			}
+
 			add := []string{"find orders", "find orders_deleted", "insert outbox", "update orders"}
 			cost("insert", add, func(ctx context.Context) error { return just(r.InsertMany(ctx, list...)) })
 			cost("update", []string{"find orders", "insert outbox", "update orders"}, func(ctx context.Context) error { return just(r.UpdateMany(ctx, list...)) })

@@ -1,11 +1,14 @@
-// Package entity keeps a service's own documents, one Go value per document, in the transaction of the context: load,
-// insert, update, store, delete, without a statement written by hand. A Recorded collection also appends an event for each
-// change, in the same transaction, and a Projector mirrors these events to a collection for reading, in any database.
+// Package entity stores the documents of a service, one Go value per document, in the transaction
+// of the context. Entities are loaded, inserted, updated, stored and deleted without hand-written
+// statements.
+//
+// A Recorded collection also appends an event for each change, in the same transaction. A Projector
+// copies these changes to a collection for reading, in any database.
 //
 //	orders, err := entity.NewRecorded(db.Collection("orders"), box, "order", func(o *Order) *uuid.UUID { return &o.ID })
 //	...
 //	err = outbox.Transaction(ctx, client, func(ctx context.Context) error {
-//		o, err := orders.Load(ctx, id) // *NotFoundError if it is not there
+//		o, err := orders.Load(ctx, id) // *NotFoundError if it does not exist
 //		if err != nil {
 //			return err
 //		}
@@ -14,13 +17,19 @@
 //		return err
 //	})
 //
-// What is promised: a change is in the collection exactly when its event is in the outbox. Each entity's versions grow by
-// one with each recorded change, deletion and re-creation included, and its events reach Kafka in that order. A Projector
-// never goes back to an older version, whatever is delivered again or late, and refuses what it does not understand rather
-// than pass it over. What is not: anything for writes that go round these types, by the driver or a shell; they change no
-// version and record nothing.
+// Guarantees: a change is in the collection if and only if its event is in the outbox. The version
+// of an entity grows by one with each recorded change, including deletion and re-creation, and its
+// events reach Kafka in that order. A Projector never replaces a version by an older one, even if
+// messages are repeated or late. It rejects messages that it does not understand instead of
+// ignoring them.
 //
-// Nothing here starts a goroutine or waits, except for the server. A Collection costs one command for each call, two for a
-// store with versions; a Recorded three to five for each call or each 500 entities of it. All types are safe for concurrent
-// use; a transaction belongs to one goroutine, and its callback may be run again: load inside of it what it changes.
+// Nothing is guaranteed for writes that bypass these types, for example with the driver or a shell.
+// They change no version and record no event.
+//
+// Cost: a call of a Collection needs one command, or two to store an entity with versions. A call
+// of a Recorded needs three to five commands for each 500 entities.
+//
+// Concurrency: the types are safe for concurrent use and start no goroutines. A transaction belongs
+// to one goroutine. Its callback may run again, so load inside of the callback the entities that it
+// changes.
 package entity

@@ -11,33 +11,49 @@ import (
 	"github.com/outrelay/outrelay/pkg/outbox"
 )
 
-// Documents is where entities are kept, by _id. OnMongo is the one for services; pkg/memory has one for unit tests. All
-// methods but Transaction and RollbackOnly take part in the transaction of ctx, and refuse a context without one as
-// outbox.Collection does.
+// Documents stores the documents of entities by _id. OnMongo returns the implementation for
+// MongoDB, and pkg/memory has one for unit tests. All methods except Transaction and RollbackOnly
+// run in the transaction of ctx. Without one they fail as the methods of outbox.Collection do.
 type Documents interface {
-	// Name is for errors.
+	// Name returns the name for error messages.
 	Name() string
-	// Find returns those of the documents that are there, in any order. If fields are named, they and _id will do.
+
+	// Find returns the existing documents with these ids, in any order. If fields are given, only
+	// they and _id are required.
 	Find(ctx context.Context, ids []bson.RawValue, fields ...string) ([]bson.Raw, error)
-	// Scan returns up to limit documents in the order of _id, behind after if that is not the zero value.
+
+	// Scan returns at most limit documents in the order of _id. If after is not the zero value, it
+	// starts after that id.
 	Scan(ctx context.Context, after bson.RawValue, limit int) ([]bson.Raw, error)
-	// Insert adds documents; the error of one that is there already is ErrExists.
+
+	// Insert adds documents. If one of them exists, the error is an *ExistsError.
 	Insert(ctx context.Context, docs []bson.Raw) error
-	// Put replaces each document by _id, or adds it.
+
+	// Put adds each document, or replaces the document with the same _id.
 	Put(ctx context.Context, docs []bson.Raw) error
-	// Replace replaces one document, if it is there and, with a guard, has that version.
+
+	// Replace replaces the document with the same _id and reports whether it did. With a guard, the
+	// document must have that version.
 	Replace(ctx context.Context, doc bson.Raw, g *Guard) (bool, error)
-	// Delete removes documents, with a guard those of that version, and says how many.
+
+	// Delete removes the documents with these ids and returns their number. With a guard, only
+	// documents of that version are removed.
 	Delete(ctx context.Context, ids []bson.RawValue, g *Guard) (int64, error)
-	// Transaction runs fn in a transaction, or joins that of ctx, as outbox.Transaction does.
+
+	// Transaction runs fn in a transaction, or joins the one of ctx, in the same way as
+	// outbox.Transaction.
 	Transaction(ctx context.Context, fn func(context.Context) error) error
-	// RollbackOnly makes sure that the transaction of ctx does not commit.
+
+	// RollbackOnly prevents the transaction of ctx from committing.
 	RollbackOnly(ctx context.Context, cause error)
 }
 
-// Guard is the version that a document must have. A document without the field has version 0.
+// Guard is the version that a document must have.
 type Guard struct {
-	Field   string
+	// Field is the field of the version. A document without it has version 0.
+	Field string
+
+	// Version is the required version.
 	Version int64
 }
 
@@ -46,21 +62,25 @@ type mongoDocuments struct {
 	client *mongo.Client
 }
 
-// OnMongo is the collection as Documents. With plain, a context without a transaction is allowed.
+// OnMongo returns Documents in the collection coll. With plain, calls without a transaction are
+// allowed. It does no I/O. The error reports a nil collection.
 func OnMongo(coll *mongo.Collection, plain bool) (Documents, error) {
 	var opts []outbox.Option
 	if plain {
 		opts = append(opts, outbox.WithoutTransaction())
 	}
+
 	c, err := outbox.NewCollection(coll, opts...)
 	if err != nil {
 		return nil, err
 	}
+
 	return &mongoDocuments{c, coll.Database().Client()}, nil
 }
 
 func (m *mongoDocuments) Name() string { return m.coll.Name() }
 
+// Find returns the existing documents with one query: see Documents.
 func (m *mongoDocuments) Find(ctx context.Context, ids []bson.RawValue, fields ...string) ([]bson.Raw, error) {
 	opts := options.Find()
 	if len(fields) > 0 {
@@ -70,68 +90,90 @@ func (m *mongoDocuments) Find(ctx context.Context, ids []bson.RawValue, fields .
 		}
 		opts.SetProjection(p)
 	}
-	return all(ctx, m.coll, byIDs(ids, nil), opts)
+
+	return findAll(ctx, m.coll, idsFilter(ids, nil), opts)
 }
 
+// Scan returns the next documents with one query: see Documents.
 func (m *mongoDocuments) Scan(ctx context.Context, after bson.RawValue, limit int) ([]bson.Raw, error) {
 	filter := bson.D{}
 	if !after.IsZero() {
 		filter = bson.D{{Key: "_id", Value: bson.D{{Key: "$gt", Value: after}}}}
 	}
-	return all(ctx, m.coll, filter, options.Find().SetSort(bson.D{{Key: "_id", Value: 1}}).SetLimit(int64(limit)))
+	opts := options.Find().SetSort(bson.D{{Key: "_id", Value: 1}}).SetLimit(int64(limit))
+	return findAll(ctx, m.coll, filter, opts)
 }
 
-func all(ctx context.Context, c *outbox.Collection, filter bson.D, opts *options.FindOptionsBuilder) ([]bson.Raw, error) {
+// findAll returns all documents that match the filter.
+func findAll(
+	ctx context.Context, c *outbox.Collection, filter bson.D, opts *options.FindOptionsBuilder,
+) ([]bson.Raw, error) {
 	cur, err := c.Find(ctx, filter, opts)
 	if err != nil {
 		return nil, err
 	}
+
 	var docs []bson.Raw
 	if err := cur.All(ctx, &docs); err != nil {
-		outbox.SetRollbackOnly(ctx, err) // a cursor that broke off has ended the transaction
+		// An error of a cursor has ended the transaction.
+		outbox.SetRollbackOnly(ctx, err)
 		return nil, err
 	}
+
 	return docs, nil
 }
 
+// Insert adds documents with one command: see Documents.
 func (m *mongoDocuments) Insert(ctx context.Context, docs []bson.Raw) error {
 	_, err := m.coll.InsertMany(ctx, docs)
-	if mongo.IsDuplicateKeyError(err) && ofID(err) {
+
+	// Another unique index is not about the existence of the entity.
+	if mongo.IsDuplicateKeyError(err) && isDuplicateID(err) {
 		return &ExistsError{Collection: m.Name(), Err: err}
 	}
 	return err
 }
 
-// ofID reports whether a duplicate key is one of _id, and not of another unique index, which says nothing of the entity.
-func ofID(err error) bool {
+// isDuplicateID reports whether a duplicate key error is about _id. The violation of another unique
+// index does not mean that the entity exists.
+func isDuplicateID(err error) bool {
 	var bulk mongo.BulkWriteException
 	if !errors.As(err, &bulk) {
 		return false
 	}
+
 	for _, e := range bulk.WriteErrors {
 		if _, err := e.Raw.LookupErr("keyPattern", "_id"); err == nil {
 			return true
 		}
 	}
+
 	return false
 }
 
+// Put adds or replaces documents with one command: see Documents.
 func (m *mongoDocuments) Put(ctx context.Context, docs []bson.Raw) error {
 	models := make([]mongo.WriteModel, len(docs))
 	for i, d := range docs {
-		models[i] = mongo.NewReplaceOneModel().SetFilter(byID(d.Lookup("_id"), nil)).SetReplacement(d).SetUpsert(true)
+		models[i] = mongo.NewReplaceOneModel().
+			SetFilter(idFilter(d.Lookup("_id"), nil)).
+			SetReplacement(d).
+			SetUpsert(true)
 	}
+
 	_, err := m.coll.BulkWrite(ctx, models, options.BulkWrite().SetOrdered(false))
 	return err
 }
 
+// Replace replaces a document with one command: see Documents.
 func (m *mongoDocuments) Replace(ctx context.Context, doc bson.Raw, g *Guard) (bool, error) {
-	res, err := m.coll.ReplaceOne(ctx, byID(doc.Lookup("_id"), g), doc)
+	res, err := m.coll.ReplaceOne(ctx, idFilter(doc.Lookup("_id"), g), doc)
 	return err == nil && res.MatchedCount == 1, err
 }
 
+// Delete removes documents with one command: see Documents.
 func (m *mongoDocuments) Delete(ctx context.Context, ids []bson.RawValue, g *Guard) (int64, error) {
-	res, err := m.coll.DeleteMany(ctx, byIDs(ids, g))
+	res, err := m.coll.DeleteMany(ctx, idsFilter(ids, g))
 	if err != nil {
 		return 0, err
 	}
@@ -146,26 +188,33 @@ func (m *mongoDocuments) RollbackOnly(ctx context.Context, cause error) {
 	outbox.SetRollbackOnly(ctx, cause)
 }
 
-func byID(id bson.RawValue, g *Guard) bson.D { return guarded(bson.D{{Key: "_id", Value: id}}, g) }
-
-func byIDs(ids []bson.RawValue, g *Guard) bson.D {
-	if len(ids) == 1 {
-		return byID(ids[0], g)
-	}
-	return guarded(bson.D{{Key: "_id", Value: bson.D{{Key: "$in", Value: ids}}}}, g)
+// idFilter returns a filter for the document with this id that has the version of g.
+func idFilter(id bson.RawValue, g *Guard) bson.D {
+	return addGuard(bson.D{{Key: "_id", Value: id}}, g)
 }
 
-func guarded(filter bson.D, g *Guard) bson.D {
+// idsFilter returns a filter for documents with these ids that have the version of g.
+func idsFilter(ids []bson.RawValue, g *Guard) bson.D {
+	if len(ids) == 1 {
+		return idFilter(ids[0], g)
+	}
+	return addGuard(bson.D{{Key: "_id", Value: bson.D{{Key: "$in", Value: ids}}}}, g)
+}
+
+// addGuard adds the version of g to the filter. g may be nil.
+func addGuard(filter bson.D, g *Guard) bson.D {
 	switch {
 	case g == nil:
 		return filter
-	case g.Version == 0: // also those from before there were versions
+	case g.Version == 0:
+		// This includes documents that were stored without versions.
 		return append(filter, bson.E{Key: g.Field, Value: bson.D{{Key: "$in", Value: bson.A{int64(0), nil}}}})
+	default:
+		return append(filter, bson.E{Key: g.Field, Value: g.Version})
 	}
-	return append(filter, bson.E{Key: g.Field, Value: g.Version})
 }
 
-// inTransaction reports whether ctx has a transaction, as far as MongoDB is concerned.
+// inTransaction reports whether ctx has a transaction of MongoDB.
 func inTransaction(ctx context.Context) bool {
 	return !errors.Is(outbox.CheckTransaction(ctx), outbox.ErrNoTransaction)
 }

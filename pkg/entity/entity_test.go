@@ -31,7 +31,7 @@ type order struct {
 func orderKey(o *order) *orderID   { return &o.ID }
 func orderVersion(o *order) *int64 { return &o.Version }
 
-// world is a test's own client, database and outbox.
+// world contains the client, the database and the outbox of one test.
 type world struct {
 	t      *testing.T
 	client *mongo.Client
@@ -50,7 +50,7 @@ func setup(t *testing.T, opts ...*options.ClientOptions) world {
 	return world{t, c, db, box}
 }
 
-// tx runs fn in a transaction that must commit.
+// tx runs fn in a transaction, which must commit.
 func (w world) tx(fn func(ctx context.Context) error) {
 	w.t.Helper()
 	if err := outbox.Transaction(w.t.Context(), w.client, fn); err != nil {
@@ -76,7 +76,7 @@ func (w world) recorded(opts ...entity.Option) *entity.Recorded[order, orderID] 
 	return r
 }
 
-// stored are the documents of a collection by _id, as Extended JSON.
+// stored returns the documents of a collection by _id, as Extended JSON.
 func (w world) stored(name string) []string {
 	w.t.Helper()
 	cur, err := w.db.Collection(name).Find(w.t.Context(), bson.D{}, options.Find().SetSort(bson.D{{Key: "_id", Value: 1}}))
@@ -104,7 +104,7 @@ func (w world) want(name string, docs ...string) {
 	}
 }
 
-// messages are the events of the outbox, from the from-th on, as a consumer would get them.
+// messages returns the events of the outbox from index from on, as a consumer would receive them.
 func (w world) messages(from int) []*consumer.Message {
 	w.t.Helper()
 	cur, err := w.db.Collection(outbox.DefaultCollection).Find(w.t.Context(), bson.D{}, options.Find().SetSort(bson.D{{Key: "ts", Value: 1}}).SetSkip(int64(from)))
@@ -137,7 +137,7 @@ func (w world) messages(from int) []*consumer.Message {
 	return ms
 }
 
-// changes are messages as "change id version", for comparing.
+// changes converts messages to "change id version", so that they can be compared.
 func changes(ms []*consumer.Message) []string {
 	list := []string{}
 	for _, m := range ms {
@@ -224,7 +224,7 @@ func TestInsertUpdateStoreDelete(t *testing.T) {
 	}
 }
 
-// Another unique index has its own say, and that is not that the entity exists.
+// The violation of another unique index does not mean that the entity exists.
 func TestAnotherUniqueIndex(t *testing.T) {
 	t.Parallel()
 	w := setup(t)
@@ -250,7 +250,7 @@ func TestAnotherUniqueIndex(t *testing.T) {
 	w.wantChanges()
 }
 
-// A field of the entity that has the name of the version's is not overwritten in silence.
+// A field of the entity that has the name of the version field is not overwritten silently.
 func TestFieldWithTheNameOfTheVersions(t *testing.T) {
 	t.Parallel()
 	w := setup(t)
@@ -297,7 +297,7 @@ func TestActions(t *testing.T) {
 	}
 }
 
-// Everything commits and rolls back with the transaction, and nothing happens without one.
+// All changes commit and roll back with the transaction, and no change happens without one.
 func TestEntitiesAreBoundToTheTransaction(t *testing.T) {
 	t.Parallel()
 	w, ctx := setup(t), t.Context()
@@ -346,7 +346,7 @@ func TestEntitiesAreBoundToTheTransaction(t *testing.T) {
 
 func just[R any](_ R, err error) error { return err }
 
-// Versions begin at one, count up, and a stale one neither writes nor deletes.
+// Versions begin at 1 and increase. An entity with an old version is neither written nor deleted.
 func TestVersionGuard(t *testing.T) {
 	t.Parallel()
 	w := setup(t)
@@ -394,7 +394,7 @@ func TestVersionGuard(t *testing.T) {
 	w.want("orders", `{"_id":"old","id":"old","total":{"$numberLong":"7"},"version":{"$numberLong":"1"}}`)
 }
 
-// Without transactions too no store of several at once is lost or counted twice.
+// Without transactions, no version is lost or used twice if several stores run at the same time.
 func TestPlainStoresOfOneEntity(t *testing.T) {
 	t.Parallel()
 	w := setup(t)
@@ -444,7 +444,8 @@ func TestNewListsWhatIsWrong(t *testing.T) {
 	}
 }
 
-// A handler of an entity is skipped where the entity is missing, and not where it says so itself.
+// The handler of an entity is skipped if the entity is missing, but not if the handler itself
+// returns ErrMissing.
 func TestRequiredAndOptionalHandlers(t *testing.T) {
 	t.Parallel()
 	w := setup(t)

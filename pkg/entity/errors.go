@@ -7,36 +7,46 @@ import (
 	"github.com/outrelay/outrelay/pkg/consumer"
 )
 
-// What calls answer, to be asked for with errors.Is; the errors are of the types below.
+// Errors returned by this package. Test for them with errors.Is.
 var (
-	// ErrMissing says that a required entity is not there: a *NotFoundError.
+	// ErrMissing means that a required entity does not exist. The error is a *NotFoundError.
 	ErrMissing = errors.New("entity not found")
-	// ErrExists says that an entity to be inserted is there already: an *ExistsError. On MongoDB the insert has aborted
-	// the transaction.
+
+	// ErrExists means that an entity to be inserted exists. The error is an *ExistsError. With
+	// MongoDB, the failed insert has aborted the transaction.
 	ErrExists = errors.New("entity exists already")
-	// ErrStale says that somebody else has changed the entity since the version at hand: a *VersionError.
-	ErrStale = errors.New("entity was changed meanwhile")
-	// ErrRefused says that a call could not be recorded faithfully, so nothing of it was done: a *RefusedError.
+
+	// ErrStale means that the stored entity has another version than the given one. The error is a
+	// *VersionError.
+	ErrStale = errors.New("entity was changed since it was loaded")
+
+	// ErrRefused means that a call cannot be recorded correctly. Nothing of it was done. The error
+	// is a *RefusedError.
 	ErrRefused = errors.New("cannot be recorded")
-	// ErrUnknownChange says that a Projector does not know what a message wants of it: an *UnknownChangeError.
-	ErrUnknownChange = errors.New("not a change that the projector knows")
+
+	// ErrUnknownChange means that a Projector does not understand a message. The error is an
+	// *UnknownChangeError.
+	ErrUnknownChange = errors.New("unknown kind of change")
 )
 
-// NotFoundError is ErrMissing with what was looked for.
+// NotFoundError reports an entity that does not exist. It wraps ErrMissing.
 type NotFoundError struct{ Collection, ID string }
 
 func (e *NotFoundError) Error() string {
 	return fmt.Sprintf("%s %s: %s", e.Collection, e.ID, ErrMissing)
 }
 
-// Unwrap is ErrMissing.
+// Unwrap returns ErrMissing.
 func (e *NotFoundError) Unwrap() error { return ErrMissing }
 
-// ExistsError is ErrExists. ID is "" where one of several was refused and the server does not say which; Err is the
-// server's error, if it was the one that refused.
+// ExistsError reports an entity that exists although it was to be inserted. It wraps ErrExists.
 type ExistsError struct {
+	// Collection and ID identify the entity. ID is empty if several entities were inserted and the
+	// server does not report which one exists.
 	Collection, ID string
-	Err            error
+
+	// Err is the error of the server, or nil if the existing entity was found before the insert.
+	Err error
 }
 
 func (e *ExistsError) Error() string {
@@ -46,7 +56,7 @@ func (e *ExistsError) Error() string {
 	return fmt.Sprintf("%s %s: %s", e.Collection, e.ID, ErrExists)
 }
 
-// Unwrap is ErrExists and the server's error.
+// Unwrap returns ErrExists and the error of the server.
 func (e *ExistsError) Unwrap() []error {
 	if e.Err == nil {
 		return []error{ErrExists}
@@ -54,38 +64,49 @@ func (e *ExistsError) Unwrap() []error {
 	return []error{ErrExists, e.Err}
 }
 
-// VersionError is ErrStale: Given is the version of the entity that was to be written or deleted, Stored the one that is
-// there.
+// VersionError reports an entity that was changed since it was loaded. It wraps ErrStale.
 type VersionError struct {
+	// Collection and ID identify the entity.
 	Collection, ID string
-	Given, Stored  int64
+
+	// Given is the version of the entity to be written or deleted, and Stored the version in the
+	// collection.
+	Given, Stored int64
 }
 
 func (e *VersionError) Error() string {
-	return fmt.Sprintf("%s %s: %s: version %d is stored, %d was given; load it again", e.Collection, e.ID, ErrStale, e.Stored, e.Given)
+	return fmt.Sprintf("%s %s: %s: version %d is stored, version %d was given; load it again",
+		e.Collection, e.ID, ErrStale, e.Stored, e.Given)
 }
 
-// Unwrap is ErrStale.
+// Unwrap returns ErrStale.
 func (e *VersionError) Unwrap() error { return ErrStale }
 
-// RefusedError is ErrRefused with the reason.
+// RefusedError reports a call that cannot be recorded correctly. It wraps ErrRefused.
 type RefusedError struct{ Collection, Reason string }
 
 func (e *RefusedError) Error() string {
 	return fmt.Sprintf("%s: %s: %s", e.Collection, ErrRefused, e.Reason)
 }
 
-// Unwrap is ErrRefused.
+// Unwrap returns ErrRefused.
 func (e *RefusedError) Unwrap() error { return ErrRefused }
 
-// UnknownChangeError is ErrUnknownChange: the message, by place and id, and what is strange about it. Handling it again
-// brings the same error, so a policy should send it to the dead letters at once, from where it is requeued when the
-// projector has learned of it.
+// UnknownChangeError reports a message that a Projector does not understand. It wraps
+// ErrUnknownChange. Another attempt fails in the same way, so a policy should move the message to
+// the dead letters at once. Requeue it when the projector supports it.
 type UnknownChangeError struct {
-	Message string // "<topic>/<partition>/<offset>"
-	ID      string
-	Reason  string
-	Err     error // why the payload cannot be read, if that is it
+	// Message is the place of the message: "<topic>/<partition>/<offset>".
+	Message string
+
+	// ID is the id of the message.
+	ID string
+
+	// Reason is the problem.
+	Reason string
+
+	// Err is the error of the decoder, or nil if the payload is not the problem.
+	Err error
 }
 
 func (e *UnknownChangeError) Error() string {
@@ -93,13 +114,14 @@ func (e *UnknownChangeError) Error() string {
 	if e.Err != nil {
 		s += ": " + e.Err.Error()
 	}
+
 	return s
 }
 
-// Is reports consumer.ErrValidation.
+// Is reports true for consumer.ErrValidation: another attempt has the same result.
 func (e *UnknownChangeError) Is(target error) bool { return target == consumer.ErrValidation }
 
-// Unwrap is ErrUnknownChange and the cause.
+// Unwrap returns ErrUnknownChange and the cause.
 func (e *UnknownChangeError) Unwrap() []error {
 	if e.Err == nil {
 		return []error{ErrUnknownChange}

@@ -19,7 +19,8 @@ type Customer struct {
 	Version int64     `bson:"-"`
 }
 
-// A customer is changed, and everybody who reads the topic learns of it, or neither.
+// Either a customer is changed and all consumers of the topic receive the change, or neither
+// happens.
 func ExampleRecorded() {
 	var (
 		ctx    context.Context
@@ -31,21 +32,25 @@ func ExampleRecorded() {
 	if err != nil {
 		log.Fatal(err)
 	}
+
 	customers, err := entity.NewRecorded(db.Collection("customers"), box, "customer",
 		func(c *Customer) *uuid.UUID { return &c.ID },
 		entity.Versioned(func(c *Customer) *int64 { return &c.Version }))
 	if err != nil {
 		log.Fatal(err)
 	}
+
 	err = outbox.Transaction(ctx, client, func(ctx context.Context) error {
 		c, err := customers.Load(ctx, id)
 		if err != nil {
 			return err
 		}
+
 		c.Name = "Ada"
 		_, err = customers.Update(ctx, c)
 		return err
 	})
+
 	switch {
 	case errors.Is(err, entity.ErrMissing):
 		log.Print("no such customer")
@@ -56,7 +61,7 @@ func ExampleRecorded() {
 	}
 }
 
-// Another service mirrors the customers to its own database.
+// Another service copies the customers to its own database.
 func ExampleProjector() {
 	var (
 		ctx context.Context
@@ -66,6 +71,7 @@ func ExampleProjector() {
 	if err != nil {
 		log.Fatal(err)
 	}
+
 	c, err := consumer.New("reports", db, consumer.Topics("outbox.event.customer"))
 	if err != nil {
 		log.Fatal(err)
@@ -78,7 +84,7 @@ func ExampleProjector() {
 	}
 }
 
-// A handler that is run for customers that exist alone.
+// A handler that runs only for customers that exist.
 func ExampleRequired() {
 	var (
 		c         *consumer.Consumer

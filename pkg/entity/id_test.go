@@ -27,10 +27,12 @@ func testID[I entity.ID](t *testing.T, w world, typ bson.Type, ids ...I) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	p, err := entity.NewProjector[doc[I], I](db.Collection(name+"_read"), name)
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	from := len(w.messages(0))
 	peer := uuid.New()
 	w.tx(func(ctx context.Context) error {
@@ -39,31 +41,39 @@ func testID[I entity.ID](t *testing.T, w world, typ bson.Type, ids ...I) {
 				return err
 			}
 		}
+
 		got, err := r.Load(ctx, ids[0])
 		if diff := cmp.Diff(doc[I]{ids[0], peer, 0}, got); diff != "" || err != nil {
 			t.Errorf("%v: %s", err, diff)
 		}
+
 		var zero I
 		if _, err := r.Store(ctx, doc[I]{zero, peer, 0}); !errors.Is(err, entity.ErrNoID) {
 			t.Errorf("without an id: %v", err)
 		}
+
 		return nil
 	})
+
 	for _, m := range w.messages(from) {
 		if err := p.Handle(t.Context(), m); err != nil {
 			t.Error(err)
 		}
 	}
+
 	if diff := cmp.Diff(w.stored(name), w.stored(name+"_read")); diff != "" || len(w.stored(name)) != len(ids) {
 		t.Errorf("the read side differs: %s", diff)
 	}
+
 	var raw bson.Raw
 	if err := db.Collection(name).FindOne(t.Context(), bson.D{}).Decode(&raw); err != nil {
 		t.Fatal(err)
 	}
+
 	if got := raw.Lookup("_id").Type; got != typ {
 		t.Errorf("stored as %s", got)
 	}
+
 	if sub, _ := raw.Lookup("peer").Binary(); sub != bson.TypeBinaryUUID {
 		t.Errorf("a UUID inside is of subtype %d", sub)
 	}
@@ -81,13 +91,16 @@ func TestIDsAreStoredNatively(t *testing.T) {
 	if err := w.db.Collection("c5").FindOne(t.Context(), bson.D{}).Decode(&raw); err != nil {
 		t.Fatal(err)
 	}
+
 	if sub, _ := raw.Lookup("_id").Binary(); sub != bson.TypeBinaryUUID {
 		t.Errorf("a UUID is of subtype %d", sub)
 	}
-	// The same text as another type is another entity, and not taken for this one.
+
+	// The same text as another type is another entity.
 	if err := just(w.db.Collection("orders").InsertOne(t.Context(), bson.D{{Key: "_id", Value: int32(7)}})); err != nil {
 		t.Fatal(err)
 	}
+
 	w.tx(func(ctx context.Context) error {
 		if _, ok, err := w.collection().Find(ctx, "7"); ok || err != nil {
 			t.Errorf("found %v, %v", ok, err)

@@ -8,12 +8,15 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 )
 
-// DefaultVersionField is where versions are stored unless WithVersionField says another name.
+// DefaultVersionField is the default name of the field for the version. WithVersionField changes
+// it.
 const DefaultVersionField = "version"
 
 const (
 	defaultChunk = 500
-	// maxChunk keeps the events of a chunk in one insert command, and its ids in one filter.
+
+	// maxChunk is small enough that the events of a chunk fit in one insert command, and its ids in
+	// one filter.
 	maxChunk = 10_000
 )
 
@@ -23,13 +26,14 @@ type Option func(*config)
 type config struct {
 	registry     *bson.Registry
 	versionField string
-	version      any // func(*T) *int64
-	project      any // func(T) (any, error)
-	plain        bool
+	version      any  // func(*T) *int64
+	project      any  // func(T) (any, error)
+	plain        bool // calls may run without a transaction
 	tombstones   bool
 	chunk        int
 }
 
+// newConfig applies the options and checks them.
 func newConfig(opts []Option) (config, error) {
 	c := config{versionField: DefaultVersionField, chunk: defaultChunk}
 	for _, o := range opts {
@@ -38,41 +42,46 @@ func newConfig(opts []Option) (config, error) {
 	if c.registry == nil {
 		c.registry = NewRegistry()
 	}
+
 	var errs []error
 	if f := c.versionField; f == "" || f == "_id" || strings.HasPrefix(f, "$") || strings.ContainsAny(f, ".\x00") {
-		errs = append(errs, fmt.Errorf("%q cannot be the field of the version", f))
+		errs = append(errs, fmt.Errorf("invalid field %q for the version", f))
 	}
 	if c.chunk < 1 || c.chunk > maxChunk {
-		errs = append(errs, fmt.Errorf("chunks of %d entities; 1 to %d is allowed", c.chunk, maxChunk))
+		errs = append(errs, fmt.Errorf("invalid chunk size %d: it must be between 1 and %d", c.chunk, maxChunk))
 	}
+
 	return c, errors.Join(errs...)
 }
 
-// Versioned says where in T the version is. A Collection then stores a version with each entity, 1 at first, and Update and
-// Delete refuse an entity that was changed since it was loaded. Defaults to no versions in a Collection; a Recorded has
-// them always, and with this option guards by them.
+// Versioned sets the function that returns a pointer to the version in an entity. A Collection then
+// stores a version with each entity, beginning with 1. Update and DeleteEntity fail if the entity
+// was changed since it was loaded. By default, a Collection has no versions. A Recorded always has
+// versions, and checks them with this option only.
 func Versioned[T any](version func(*T) *int64) Option {
 	return func(c *config) { c.version = version }
 }
 
-// WithVersionField names the field of the document that holds the version. Defaults to DefaultVersionField.
+// WithVersionField sets the name of the document field that contains the version. Defaults to
+// DefaultVersionField.
 func WithVersionField(name string) Option { return func(c *config) { c.versionField = name } }
 
-// WithRegistry sets the codecs of T. Defaults to NewRegistry.
+// WithRegistry sets the registry with which T is encoded and decoded. Defaults to NewRegistry.
 func WithRegistry(r *bson.Registry) Option { return func(c *config) { c.registry = r } }
 
-// WithoutTransaction lets a Collection also work where the context has no transaction: then each call is a write by itself.
-// A Recorded refuses it, and a Projector needs no leave.
+// WithoutTransaction allows calls of a Collection without a transaction. Each call is then a
+// separate write. A Recorded rejects this option, and a Projector does not need it.
 func WithoutTransaction() Option { return func(c *config) { c.plain = true } }
 
-// WithTombstones makes a Recorded say that an entity was deleted by a record with a null value, which removes the entity
-// from a compacted topic. Defaults to a record whose value names the id and the version.
+// WithTombstones makes a Recorded report a deletion by a record with a null value, which removes
+// the entity from a compacted topic. By default, the value of the record contains the id and the
+// version.
 func WithTombstones() Option { return func(c *config) { c.tombstones = true } }
 
-// WithChunk sets how many entities a Recorded takes in one statement, and in one transaction of the calls that make their
-// own. Defaults to 500; at most 10,000.
+// WithChunk sets how many entities a Recorded writes with one statement. Methods that start their
+// own transactions start one for each chunk. Defaults to 500. n must be between 1 and 10,000.
 func WithChunk(n int) Option { return func(c *config) { c.chunk = n } }
 
-// ProjectAs lets a Projector store what f makes of an entity instead of the entity: a document of another shape, under the
-// same id. An error of f is that of Handle.
+// ProjectAs makes a Projector store the result of f instead of the entity: a document of another
+// form, with the same id. An error of f is returned by Projector.Handle.
 func ProjectAs[T any](f func(T) (any, error)) Option { return func(c *config) { c.project = f } }

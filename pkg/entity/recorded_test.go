@@ -27,7 +27,7 @@ func orders(n int) []order {
 	return list
 }
 
-// Each change is one event with the entity and its version, which goes on through deletion.
+// Each change is one event with the entity and its version. The version continues after a deletion.
 func TestEachChangeIsRecorded(t *testing.T) {
 	t.Parallel()
 	w := setup(t)
@@ -110,7 +110,8 @@ func TestRecordedGuards(t *testing.T) {
 	w.wantChanges("order.upserted string:a 1", "order.upserted string:a 2", "order.deleted string:a 3")
 }
 
-// Many and all are recorded one by one, in chunks of statements, in the one transaction.
+// Calls for many entities record one event for each, with one statement per chunk, in one
+// transaction.
 func TestManyAndAllAreRecorded(t *testing.T) {
 	t.Parallel()
 	w := setup(t)
@@ -170,7 +171,7 @@ func TestManyAndAllAreRecorded(t *testing.T) {
 	w.wantChanges(want...)
 }
 
-// A call of many that fails half way leaves nothing, also if its error is swallowed.
+// If a call for many entities fails in the middle, nothing is stored, even if its error is ignored.
 func TestManyAreAllOrNothing(t *testing.T) {
 	t.Parallel()
 	w := setup(t)
@@ -196,7 +197,7 @@ func TestManyAreAllOrNothing(t *testing.T) {
 	if !errors.Is(err, outbox.ErrRollbackOnly) || !errors.Is(err, outbox.ErrTooLarge) {
 		t.Error(err)
 	}
-	// One that had not begun to write can be left out.
+	// A call that has not begun to write can fail without consequences.
 	w.tx(func(ctx context.Context) error {
 		if err := just(r.Insert(ctx, note{2, large})); !errors.Is(err, outbox.ErrTooLarge) {
 			t.Errorf("a large one alone: %v", err)
@@ -242,7 +243,7 @@ func TestChunksHaveTheirOwnTransactions(t *testing.T) {
 	w.want("orders")
 }
 
-// Two writers of one entity: every version once, whoever wins.
+// With two writers of one entity, every version is used once, whichever writer is first.
 func TestWritersOfOneEntityCountTogether(t *testing.T) {
 	t.Parallel()
 	w := setup(t)
@@ -282,7 +283,7 @@ func (w world) projector(opts ...entity.Option) *entity.Projector[order, orderID
 	return p
 }
 
-// history makes a few changes of one entity, and returns them.
+// history returns the messages for a few changes of one entity.
 func (w world) history() []*consumer.Message {
 	w.t.Helper()
 	r := w.recorded(entity.WithTombstones())
@@ -297,7 +298,8 @@ func (w world) history() []*consumer.Message {
 	return w.messages(0)
 }
 
-// In whatever order and how often changes come, the view ends at the newest of them, alone or in batches.
+// In any order and with any repetitions of the changes, alone or in batches, the view ends at the
+// newest version.
 func TestProjectorGoesOnlyForward(t *testing.T) {
 	t.Parallel()
 	w := setup(t)
@@ -346,7 +348,8 @@ type orderDoc struct {
 	Total int64   `bson:"total"`
 }
 
-// In the handler's transaction the projection rolls back with it; with a database of another client it stays, once.
+// In the handler's transaction, the projection rolls back with it. In a database of another client
+// it stays, and happens once.
 func TestProjectorInAndBesideATransaction(t *testing.T) {
 	t.Parallel()
 	w, other := setup(t), setup(t)
@@ -375,7 +378,7 @@ func TestProjectorInAndBesideATransaction(t *testing.T) {
 	w.want("view", `{"_id":"a","id":"a","total":{"$numberLong":"4"},"version":{"$numberLong":"4"}}`)
 }
 
-// What it does not know is an error that says so, and nothing of it is written; it is not passed over.
+// A message that the projector does not understand is an error, and nothing of it is written.
 func TestProjectorRefusesWhatItDoesNotKnow(t *testing.T) {
 	t.Parallel()
 	w := setup(t)
@@ -414,7 +417,7 @@ func TestProjectorRefusesWhatItDoesNotKnow(t *testing.T) {
 	w.want("view_deleted")
 }
 
-// A read side of another shape, and one that is filled after the fact while the entities go on changing.
+// A view of another form, and a view that is filled later while the entities continue to change.
 func TestRebuild(t *testing.T) {
 	t.Parallel()
 	w := setup(t)
@@ -457,7 +460,7 @@ func TestRebuild(t *testing.T) {
 	}
 }
 
-// failing is an outbox that does not take anything.
+// failing is an outbox that rejects all events.
 type failing struct{}
 
 var errOutbox = errors.New("the outbox takes nothing")

@@ -12,7 +12,7 @@ import (
 	"github.com/outrelay/outrelay/pkg/entity"
 )
 
-// A registry of the caller's writes and reads the entity, and NewRegistry is one to begin with.
+// A registry of the caller encodes and decodes the entity. NewRegistry can be its basis.
 func TestARegistryOfOnesOwn(t *testing.T) {
 	t.Parallel()
 	type sum struct {
@@ -29,15 +29,18 @@ func TestARegistryOfOnesOwn(t *testing.T) {
 		if err != nil {
 			return err
 		}
+
 		var n int64
 		_, err = fmt.Sscanf(text, "%d cents", &n)
 		v.SetInt(n)
 		return err
 	}))
+
 	c, err := entity.New(w.db.Collection("sums"), func(s *sum) *orderID { return &s.ID }, entity.WithRegistry(r))
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	w.tx(func(ctx context.Context) error {
 		_, err := c.Insert(ctx, sum{ID: "1", Total: 250})
 		return err
@@ -45,11 +48,13 @@ func TestARegistryOfOnesOwn(t *testing.T) {
 	if got := w.stored("sums"); len(got) != 1 || !strings.Contains(got[0], `"250 cents"`) {
 		t.Errorf("stored %s", got)
 	}
+
 	w.tx(func(ctx context.Context) error {
 		got, err := c.Load(ctx, "1")
 		if err == nil && got.Total != 250 {
 			t.Errorf("loaded %+v", got)
 		}
+
 		return err
 	})
 }

@@ -20,12 +20,15 @@ func TestMongoKeepsTheContract(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
+
 			return d
 		}
+
 		view, err := entity.OnMongoView(w.db.Collection("view"), "version")
 		if err != nil {
 			t.Fatal(err)
 		}
+
 		return entitytest.Fixture{
 			Docs: on("things", false), Gone: on("things_deleted", false), Plain: on("things", true), View: view,
 			Viewed: func(ctx context.Context) (docs []bson.Raw, err error) {
@@ -33,6 +36,7 @@ func TestMongoKeepsTheContract(t *testing.T) {
 				if err != nil {
 					return nil, err
 				}
+
 				return docs, cur.All(ctx, &docs)
 			},
 		}

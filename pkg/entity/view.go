@@ -10,102 +10,128 @@ import (
 	"github.com/outrelay/outrelay/pkg/outbox"
 )
 
+// mongoView is a View in a collection of MongoDB.
 type mongoView struct {
-	coll, gone *outbox.Collection
-	client     *mongo.Client
-	field      string
+	coll    *outbox.Collection
+	deleted *outbox.Collection // versions of deleted entities
+	client  *mongo.Client
+	field   string // of the version
 }
 
-// OnMongoView is coll as a View; field is where its documents have their version.
+// OnMongoView returns a View in the collection coll. field is the field of the version in its
+// documents. It does no I/O. The error reports a nil collection.
 func OnMongoView(coll *mongo.Collection, field string) (View, error) {
 	c, err := outbox.NewCollection(coll, outbox.WithoutTransaction())
 	if err != nil {
 		return nil, err
 	}
-	gone, err := outbox.NewCollection(deletedOf(coll), outbox.WithoutTransaction())
+
+	deleted, err := outbox.NewCollection(deletedCollection(coll), outbox.WithoutTransaction())
 	if err != nil {
 		return nil, err
 	}
-	return &mongoView{c, gone, coll.Database().Client(), field}, nil
+
+	return &mongoView{c, deleted, coll.Database().Client(), field}, nil
 }
 
 func (v *mongoView) Name() string { return v.coll.Name() }
 
-// Apply is right also without a transaction, and with another process in between: a deletion is first noted and then done,
-// a document first written and then compared with the notes, so whichever comes second sees the other.
+// Apply stores the states: see View.Apply. It is correct without a transaction and with concurrent
+// processes. A deletion is first recorded and then done. A document is first written and then
+// compared with the recorded deletions. So whichever comes second sees the other one.
 func (v *mongoView) Apply(ctx context.Context, states []State) error {
+	// The transaction of another cluster cannot include this collection.
 	if s := mongo.SessionFromContext(ctx); s != nil && s.Client() != v.client {
-		ctx = outbox.Outside(ctx) // a transaction of another cluster
+		ctx = outbox.Outside(ctx)
 	}
-	var notes, deletes, writes []mongo.WriteModel
+
+	var deletions, deletes, writes []mongo.WriteModel
 	var written []bson.RawValue
 	version := make(map[string]int64, len(states))
 	for _, s := range states {
 		if s.Doc == nil {
-			notes = append(notes, mongo.NewUpdateOneModel().SetFilter(byID(s.ID, nil)).
-				SetUpdate(bson.D{{Key: "$max", Value: bson.D{{Key: v.field, Value: s.Version}}}}).SetUpsert(true))
-			deletes = append(deletes, mongo.NewDeleteOneModel().SetFilter(v.upTo(s.ID, s.Version)))
+			deletions = append(deletions, mongo.NewUpdateOneModel().
+				SetFilter(idFilter(s.ID, nil)).
+				SetUpdate(bson.D{{Key: "$max", Value: bson.D{{Key: v.field, Value: s.Version}}}}).
+				SetUpsert(true))
+			deletes = append(deletes, mongo.NewDeleteOneModel().SetFilter(v.upToFilter(s.ID, s.Version)))
 			continue
 		}
-		writes = append(writes, mongo.NewUpdateOneModel().SetFilter(byID(s.ID, nil)).SetUpdate(v.unlessNewer(s)).SetUpsert(true))
+
+		writes = append(writes, mongo.NewUpdateOneModel().
+			SetFilter(idFilter(s.ID, nil)).
+			SetUpdate(v.replaceUnlessNewer(s)).
+			SetUpsert(true))
 		written = append(written, s.ID)
-		version[keyOf(s.ID)] = s.Version
+		version[mapKey(s.ID)] = s.Version
 	}
+
 	for _, b := range []struct {
 		c      *outbox.Collection
 		models []mongo.WriteModel
-	}{{v.gone, notes}, {v.coll, deletes}, {v.coll, writes}} {
-		if err := bulk(ctx, b.c, b.models); err != nil {
+	}{{v.deleted, deletions}, {v.coll, deletes}, {v.coll, writes}} {
+		if err := bulkWrite(ctx, b.c, b.models); err != nil {
 			return err
 		}
 	}
-	return v.compare(ctx, written, version)
+
+	return v.reconcileDeletions(ctx, written, version)
 }
 
-// compare undoes writes of what was deleted since, and forgets deletions that are older than the writes.
-func (v *mongoView) compare(ctx context.Context, written []bson.RawValue, version map[string]int64) error {
+// reconcileDeletions removes written documents that were deleted in a later version, and removes
+// recorded deletions that are older than the written documents.
+func (v *mongoView) reconcileDeletions(ctx context.Context, written []bson.RawValue, version map[string]int64) error {
 	if len(written) == 0 {
 		return nil
 	}
-	notes, err := all(ctx, v.gone, byIDs(written, nil), options.Find())
+
+	deletions, err := findAll(ctx, v.deleted, idsFilter(written, nil), options.Find())
 	if err != nil {
 		return err
 	}
-	var undo, forget []mongo.WriteModel
-	for _, n := range notes {
-		id := n.Lookup("_id")
-		deleted, err := versionOf(n, v.field)
+
+	var undo, outdated []mongo.WriteModel
+	for _, d := range deletions {
+		id := d.Lookup("_id")
+		deleted, err := readVersion(d, v.field)
 		if err != nil {
 			return err
 		}
-		if deleted >= version[keyOf(id)] {
-			undo = append(undo, mongo.NewDeleteOneModel().SetFilter(v.upTo(id, deleted)))
+
+		if deleted >= version[mapKey(id)] {
+			undo = append(undo, mongo.NewDeleteOneModel().SetFilter(v.upToFilter(id, deleted)))
 		} else {
-			forget = append(forget, mongo.NewDeleteOneModel().SetFilter(v.upTo(id, version[keyOf(id)]-1)))
+			outdated = append(outdated, mongo.NewDeleteOneModel().SetFilter(v.upToFilter(id, version[mapKey(id)]-1)))
 		}
 	}
-	if err := bulk(ctx, v.coll, undo); err != nil {
+
+	if err := bulkWrite(ctx, v.coll, undo); err != nil {
 		return err
 	}
-	return bulk(ctx, v.gone, forget)
+	return bulkWrite(ctx, v.deleted, outdated)
 }
 
-func bulk(ctx context.Context, c *outbox.Collection, models []mongo.WriteModel) error {
+// bulkWrite sends the models in one unordered command, or nothing if there are none.
+func bulkWrite(ctx context.Context, c *outbox.Collection, models []mongo.WriteModel) error {
 	if len(models) == 0 {
 		return nil
 	}
+
 	_, err := c.BulkWrite(ctx, models, options.BulkWrite().SetOrdered(false))
 	return err
 }
 
-// upTo matches the document up to that version, and one without any.
-func (v *mongoView) upTo(id bson.RawValue, version int64) bson.D {
-	return bson.D{{Key: "_id", Value: id}, {Key: v.field, Value: bson.D{{Key: "$not", Value: bson.D{{Key: "$gt", Value: version}}}}}}
+// upToFilter returns a filter for the document with this id if it has at most this version, or
+// none.
+func (v *mongoView) upToFilter(id bson.RawValue, version int64) bson.D {
+	notNewer := bson.D{{Key: "$not", Value: bson.D{{Key: "$gt", Value: version}}}}
+	return bson.D{{Key: "_id", Value: id}, {Key: v.field, Value: notNewer}}
 }
 
-// unlessNewer replaces the document, if that has an older version or none, in one step: a filter by version beside an upsert
-// would insert a second one and fail on the _id, which ends a transaction.
-func (v *mongoView) unlessNewer(s State) mongo.Pipeline {
+// replaceUnlessNewer returns an update that replaces the document if it has an older version or
+// none. A version in the filter of an upsert would not work: the upsert would try to insert a
+// second document with the same _id, and the error would end the transaction.
+func (v *mongoView) replaceUnlessNewer(s State) mongo.Pipeline {
 	field := "$" + v.field
 	stored := bson.D{{Key: "$cond", Value: bson.A{bson.D{{Key: "$isNumber", Value: field}}, field, int64(0)}}}
 	return mongo.Pipeline{{{Key: "$replaceWith", Value: bson.D{{Key: "$cond", Value: bson.A{

@@ -19,17 +19,19 @@ import (
 	"github.com/outrelay/outrelay/pkg/outbox"
 )
 
-// records are the events of the outbox as the relay would write them by that preset.
+// records returns the events of the outbox as records that the relay would write with this preset.
 func (w world) records(c routing.PresetConfig) []*consumer.Record {
 	w.t.Helper()
 	preset, err := routing.NewPreset(c)
 	if err != nil {
 		w.t.Fatal(err)
 	}
+
 	cur, err := w.db.Collection(outbox.DefaultCollection).Find(w.t.Context(), bson.D{}, options.Find().SetSort(bson.D{{Key: "ts", Value: 1}}))
 	if err != nil {
 		w.t.Fatal(err)
 	}
+
 	meta := routing.Meta{DB: []byte(w.db.Name()), Coll: []byte(outbox.DefaultCollection), CommitMS: time.Now().UnixMilli()}
 	var list []*consumer.Record
 	for cur.Next(w.t.Context()) {
@@ -37,23 +39,29 @@ func (w world) records(c routing.PresetConfig) []*consumer.Record {
 		if err := event.Parse(cur.Current, &v); err != nil {
 			w.t.Fatal(err)
 		}
+
 		var rec record.Record
 		if err := preset.Filler().Fill(&v, &meta, routing.Target{Topic: "orders", Partition: record.AnyPartition}, &rec); err != nil {
 			w.t.Fatal(err)
 		}
+
 		r := &consumer.Record{Topic: "orders", Offset: int64(len(list)), Key: bytes.Clone(rec.Key), Value: bytes.Clone(rec.Value)}
 		for _, h := range rec.Headers {
 			r.Headers = append(r.Headers, consumer.Header{Key: string(h.Key), Value: bytes.Clone(h.Value)})
 		}
+
 		list = append(list, r)
 	}
+
 	if err := cur.Err(); err != nil {
 		w.t.Fatal(err)
 	}
+
 	return list
 }
 
-// Whatever shape the relay gives to records, a projector reads the same changes from them, tombstones too.
+// With every preset of the relay, a projector reads the same changes from the records, including
+// tombstones.
 func TestChangesSurviveEachPreset(t *testing.T) {
 	t.Parallel()
 	w := setup(t)
@@ -66,24 +74,28 @@ func TestChangesSurviveEachPreset(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
+
 		for i, r := range w.records(c) {
 			m, err := consumer.Decode(r)
 			if err != nil {
 				t.Fatal(err)
 			}
+
 			if err := p.Handle(t.Context(), m); err != nil {
 				t.Errorf("%s: %v", name, err)
 			}
+
 			if i == 2 { // deleted
 				w.want(name)
 			}
 		}
+
 		w.want(name, w.stored("orders")...)
 	}
 }
 
-// Behind a consumer the projection and the inbox are one transaction, and what the projector does not know is kept as a
-// dead letter while the rest goes on.
+// In a consumer, the projection and the inbox share a transaction. A message that the projector
+// does not understand becomes a dead letter, and the other messages continue.
 func TestProjectorBehindAConsumer(t *testing.T) {
 	t.Parallel()
 	w := setup(t)
@@ -93,16 +105,19 @@ func TestProjectorBehindAConsumer(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	p := w.projector()
 	if err := c.HandleBatch("order.*", p.HandleBatch); err != nil {
 		t.Fatal(err)
 	}
+
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	var ms []*consumer.Message
 	for _, r := range w.records(routing.PresetConfig{Name: routing.Plain}) {
 		ms = append(ms, &consumer.Message{Key: r.Key, Value: r.Value, Headers: r.Headers})
 	}
+
 	strange := ms[1].Copy()
 	strange.SetHeader("id", []byte("strange"))
 	strange.SetHeader(entity.HeaderID, []byte("int64:5"))
@@ -110,12 +125,14 @@ func TestProjectorBehindAConsumer(t *testing.T) {
 	if err := broker.Publish(ctx, "orders", ms); err != nil {
 		t.Fatal(err)
 	}
+
 	run, stop := context.WithCancel(ctx)
 	done := make(chan error, 1)
 	go func() { done <- c.Run(run) }()
 	if err := broker.AwaitCommitted(ctx, "readers", "orders"); err != nil {
 		t.Error(err)
 	}
+
 	stop()
 	ending, cancelEnding := context.WithTimeout(t.Context(), time.Minute)
 	defer cancelEnding()
@@ -127,6 +144,7 @@ func TestProjectorBehindAConsumer(t *testing.T) {
 	case <-ending.Done():
 		t.Fatal("the consumer does not end")
 	}
+
 	w.want("view", w.stored("orders")...)
 	n, err := w.db.Collection(consumer.DefaultLetters).CountDocuments(ctx, bson.D{})
 	if n != 1 || err != nil {

@@ -7,42 +7,45 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 )
 
-// Payload is the record's value as it will be published: the bytes of a []byte or a string as they are, documents and arrays
-// as relaxed Extended JSON, nil for a tombstone. The bytes are not to be changed.
+// Payload returns the value of the record as it will be published: the bytes of a []byte or a
+// string, relaxed Extended JSON for a document or an array, and nil for a tombstone. The bytes must
+// not be changed. The error reports an invalid document.
 func (e Event) Payload() ([]byte, error) {
 	v := View{PayloadType: byte(e.payloadType), Payload: e.payload}
 	switch e.payloadType {
 	case bson.TypeBinary:
-		v.Payload, _, _ = blob(e.payload)
+		v.Payload, _, _ = binaryData(e.payload)
 	case bson.TypeString:
-		v.Payload = text(e.payload)
+		v.Payload = stringBytes(e.payload)
 	case bson.TypeEmbeddedDocument, bson.TypeArray:
 	default:
 		return nil, nil
 	}
+
+	// An empty value is not a tombstone, so it must not be nil.
 	out, err := AppendPayload([]byte{}, &v)
 	return slices.Clip(out), err
 }
 
-// Topic is that of WithTopic, or "".
+// Topic returns the topic of WithTopic, or "".
 func (e Event) Topic() string { return e.topic }
 
-// ContentType is that of WithContentType, or "".
+// ContentType returns the content type of WithContentType, or "".
 func (e Event) ContentType() string { return e.contentType }
 
-// SchemaVersion is that of WithSchemaVersion, or "".
+// SchemaVersion returns the version of WithSchemaVersion, or "".
 func (e Event) SchemaVersion() string { return e.schemaVersion }
 
-// ExpiresAt is when the event is worth nothing any more, and whether it expires.
+// ExpiresAt returns the time of WithExpiresAt, and whether the event expires.
 func (e Event) ExpiresAt() (time.Time, bool) { return e.expiresAt, !e.expiresAt.IsZero() }
 
-// WithType replaces the event's type.
+// WithType replaces the name of the event. It is meant for With.
 func WithType(typ string) Option { return func(e *Event) { e.typ = typ } }
 
-// WithPayload replaces the payload, which may be all that New takes.
+// WithPayload replaces the payload by any payload that New accepts. It is meant for With.
 func WithPayload(payload any) Option { return func(e *Event) { e.setPayload(payload) } }
 
-// WithoutHeader takes the headers of that name away.
+// WithoutHeader removes all headers with this name. It is meant for With.
 func WithoutHeader(name string) Option {
 	return func(e *Event) {
 		e.headers = slices.DeleteFunc(slices.Clone(e.headers), func(h Header) bool { return h.Key == name })

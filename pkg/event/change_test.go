@@ -39,15 +39,19 @@ func TestAChangedCopyLeavesTheEventAsItWas(t *testing.T) {
 	if p, _ := c.Payload(); string(p) != "new" || c.Type() != "U" || c.HasHeader("a") || !c.HasHeader("b") || c.ID() != e.ID() {
 		t.Errorf("changed: payload %q type %q headers %v", p, c.Type(), c.Headers())
 	}
+
 	if c.Topic() != "t" || c.ContentType() != "text/plain" || c.SchemaVersion() != "2" {
 		t.Errorf("changed: topic %q content type %q version %q", c.Topic(), c.ContentType(), c.SchemaVersion())
 	}
+
 	if p, _ := e.Payload(); string(p) != "old" || e.Type() != "T" || !e.HasHeader("a") || e.Topic() != "" {
 		t.Errorf("the original changed: payload %q type %q headers %v", p, e.Type(), e.Headers())
 	}
+
 	if at, ok := c.ExpiresAt(); !ok || !at.Equal(until) {
 		t.Errorf("expires at %v, %v", at, ok)
 	}
+
 	if err := c.Validate(); err != nil {
 		t.Error(err)
 	}

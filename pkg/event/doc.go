@@ -1,14 +1,16 @@
-// Package event is the envelope of the outbox: the value that a service appends and the view that the relay has of the
-// stored document.
+// Package event defines the envelope of the outbox: the Event that a service appends, and the View
+// that the relay reads from the stored document.
 //
-// Event is what a service makes with New and hands to outbox.Append. It is a value: options build it, nothing changes it
-// afterwards, and it may be shared between goroutines. Mistakes do not surface in New but, all at once, in Validate and in
-// every method that encodes.
+// A service creates an Event with New and passes it to outbox.Append. An Event is an immutable
+// value, and goroutines may share it. New does not fail: all mistakes are reported together by
+// Validate and by every method that encodes the event.
 //
-// View is what Parse finds in a stored document: one pass, no allocation, no copy. Its slices alias the document, so a
-// View lives no longer than the document's bytes do, and it is not to be copied. Payload and header bytes are never
-// changed on the way: bytes in are bytes out.
+// Parse reads a stored document into a View in one pass, without allocation and without a copy. The
+// slices of the View alias the document, so use a View only as long as the bytes of the document,
+// and do not copy it. The bytes of the payload and of the headers are never changed on their way to
+// Kafka.
 //
-// Parse never panics and never reads outside the document, whatever the bytes are. What it does not do: check the inside
-// of a document payload (AppendPayload does when it converts it) or that strings are UTF-8.
+// Parse never panics and never reads outside of the document, for any bytes. It does not check the
+// inside of a document payload (AppendPayload does so when it converts the payload), and it does
+// not check that strings are UTF-8.
 package event

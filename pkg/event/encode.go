@@ -7,37 +7,43 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 )
 
-// MarshalBSON is the stored envelope, or what Validate says. `ts` is left for the server to stamp at the insert.
+// MarshalBSON returns the envelope as it is stored, or the error of Validate. The field `ts` is a
+// placeholder that the server replaces by its timestamp at the insert.
 func (e Event) MarshalBSON() ([]byte, error) { return e.AppendBSON(nil) }
 
-// AppendBSON appends the stored envelope to dst; on an error dst is returned as it was.
+// AppendBSON appends the envelope as it is stored to dst. If the event is invalid, it returns dst
+// unchanged and the error of Validate.
 func (e Event) AppendBSON(dst []byte) ([]byte, error) {
 	if err := e.Validate(); err != nil {
 		return dst, err
 	}
-	return e.append(dst), nil
+	return e.appendEnvelope(dst), nil
 }
 
-// Size is the number of bytes of the stored envelope.
-func (e Event) Size() int { return len(e.append(nil)) }
+// Size returns the size of the stored envelope in bytes. It encodes the envelope.
+func (e Event) Size() int { return len(e.appendEnvelope(nil)) }
 
-func (e Event) append(dst []byte) []byte {
+// appendEnvelope appends the envelope without validating it.
+func (e Event) appendEnvelope(dst []byte) []byte {
 	start := len(dst)
 	dst = appendInt32(dst, 0)
 	if !e.id.IsZero() {
 		dst = e.id.appendValue(appendName(dst, e.id.typ, "_id"))
 	}
+
 	dst = appendString(dst, "aggregatetype", e.aggregateType)
 	dst = appendString(dst, "aggregateid", e.aggregateID)
 	dst = appendString(dst, "type", e.typ)
 	if e.payloadType != 0 {
 		dst = append(appendName(dst, e.payloadType, "payload"), e.payload...)
 	}
+
 	dst = appendOptional(dst, "key", e.key)
 	dst = appendOptional(dst, "topic", e.topic)
 	if e.partition != AnyPartition {
 		dst = appendInt32(appendName(dst, bson.TypeInt32, "partition"), e.partition)
 	}
+
 	dst = appendHeaders(dst, e.headers)
 	dst = appendOptional(dst, "contenttype", e.contentType)
 	dst = appendOptional(dst, "schemaversion", e.schemaVersion)
@@ -46,24 +52,31 @@ func (e Event) append(dst []byte) []byte {
 	dst = appendDate(dst, "time", e.time)
 	dst = appendDate(dst, "dueAt", e.dueAt)
 	dst = appendDate(dst, "expiresAt", e.expiresAt)
+	// With a zero timestamp, the server sets its own one at the insert.
 	dst = appendInt64(appendName(dst, bson.TypeTimestamp, "ts"), 0)
 	dst = appendInt32(appendName(dst, bson.TypeInt32, "slot"), Slot([]byte(e.Key()))) // N28
 	return closeDocument(dst, start)
 }
 
+// appendHeaders appends the headers as an array of {k, v}, or nothing if there are none.
 func appendHeaders(dst []byte, hs []Header) []byte {
 	if len(hs) == 0 {
 		return dst
 	}
+
 	dst = appendName(dst, bson.TypeArray, "headers")
 	start := len(dst)
 	dst = appendInt32(dst, 0)
+
+	// The keys of a BSON array are its indexes as texts.
 	var index [20]byte
 	for i, h := range hs {
 		name := appendText(index[:0], bson.TypeInt32, binary.LittleEndian.AppendUint32(nil, uint32(i)))
+
 		dst = appendName(dst, bson.TypeEmbeddedDocument, string(name))
 		pair := len(dst)
 		dst = appendInt32(dst, 0)
+
 		dst = appendString(dst, "k", h.Key)
 		if h.Value == nil {
 			dst = appendName(dst, bson.TypeNull, "v")
@@ -72,10 +85,11 @@ func appendHeaders(dst []byte, hs []Header) []byte {
 		}
 		dst = closeDocument(dst, pair)
 	}
+
 	return closeDocument(dst, start)
 }
 
-// closeDocument ends the document that begins at start and writes its length there.
+// closeDocument ends the document that begins at start, and sets its length.
 func closeDocument(dst []byte, start int) []byte {
 	dst = append(dst, 0)
 	binary.LittleEndian.PutUint32(dst[start:], uint32(len(dst)-start))
@@ -94,6 +108,7 @@ func appendString(dst []byte, name, s string) []byte {
 	return appendStringValue(appendName(dst, bson.TypeString, name), s)
 }
 
+// appendOptional appends a string, or nothing if it is empty.
 func appendOptional(dst []byte, name, s string) []byte {
 	if s == "" {
 		return dst
@@ -101,6 +116,7 @@ func appendOptional(dst []byte, name, s string) []byte {
 	return appendString(dst, name, s)
 }
 
+// appendDate appends a date with millisecond precision, or nothing if it is zero.
 func appendDate(dst []byte, name string, t time.Time) []byte {
 	if t.IsZero() {
 		return dst

@@ -17,7 +17,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// stored marshals an event and parses what came out.
+// stored encodes an event and parses the result.
 func stored(t *testing.T, e event.Event) (*event.View, bson.Raw) {
 	t.Helper()
 	raw, err := e.MarshalBSON()
@@ -27,13 +27,16 @@ func stored(t *testing.T, e event.Event) (*event.View, bson.Raw) {
 	if err := bson.Raw(raw).Validate(); err != nil {
 		t.Fatalf("the envelope is not BSON: %v", err)
 	}
+
 	if e.Size() != len(raw) {
 		t.Errorf("Size is %d, the envelope has %d bytes", e.Size(), len(raw))
 	}
+
 	v := new(event.View)
 	if err := event.Parse(raw, v); err != nil {
 		t.Fatal(err)
 	}
+
 	return v, raw
 }
 
@@ -65,16 +68,20 @@ func TestEveryFieldIsStoredAndRead(t *testing.T) {
 			t.Errorf("%s is %q, want %q", name, c[0], c[1])
 		}
 	}
+
 	if v.Partition != 3 || v.Slot != event.Slot([]byte("k")) || v.Tombstone() || v.State != nil {
 		t.Errorf("partition %d, slot %d, state %q", v.Partition, v.Slot, v.State)
 	}
+
 	if !v.HasTime || v.Time != now.UnixMilli() || !v.HasDueAt || v.DueAt != now.UnixMilli()+1000 || !v.HasExpiresAt || v.ExpiresAt != now.UnixMilli()+60000 {
 		t.Errorf("time %d, due %d, expires %d", v.Time, v.DueAt, v.ExpiresAt)
 	}
+
 	want := []event.Header{{"h", []byte{1}}, {"h", nil}, {"h", []byte{}}}
 	if diff := cmp.Diff(want, headers(v.Headers)); diff != "" {
 		t.Error(diff)
 	}
+
 	if ts := raw.Lookup("ts"); ts.Type != bson.TypeTimestamp || !v.TS.IsZero() {
 		t.Errorf("ts is %s %v, and the server stamps only a zero timestamp", ts.Type, v.TS)
 	}
@@ -87,20 +94,25 @@ func TestPlainEventHasNoOptionalFields(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	var names []string
 	for _, e := range elems {
 		names = append(names, e.Key())
 	}
+
 	if got := strings.Join(names, " "); got != "_id aggregatetype aggregateid type payload ts slot" {
 		t.Errorf("fields: %s", got)
 	}
+
 	if v.Partition != event.AnyPartition || v.Key != nil || v.Topic != nil || v.HasDueAt || headers(v.Headers) != nil {
 		t.Error("an optional field is set")
 	}
+
 	id, err := uuid.FromBytes(v.ID)
 	if err != nil || id.Version() != 7 {
 		t.Errorf("id %s has version %d (%v)", id, id.Version(), err)
 	}
+
 	if sub, _ := raw.Lookup("_id").Binary(); sub != bson.TypeBinaryUUID {
 		t.Errorf("_id has subtype %d", sub)
 	}
@@ -169,10 +181,12 @@ func TestPayloadKinds(t *testing.T) {
 		if err != nil || string(got) != "before:"+c.want || v.PayloadType != byte(c.typ) {
 			t.Errorf("%s: %q of type %s, %v; want %q", c.label, got, bson.Type(v.PayloadType), err, c.want)
 		}
+
 		if v.Tombstone() != (c.payload == nil) {
 			t.Errorf("%s: tombstone is %v", c.label, v.Tombstone())
 		}
 	}
+
 	for label, payload := range map[string]any{
 		"number": 5, "time": time.Now(), "nil pointer": (*order)(nil), "nil map": map[string]any(nil), "channel": make(chan int),
 		"broken document": bson.Raw{5, 0, 0}, "string that is not UTF-8": "\xff",
@@ -206,6 +220,7 @@ func TestValidateListsEveryProblem(t *testing.T) {
 	if !errors.As(err, &inv) {
 		t.Fatalf("got %v", err)
 	}
+
 	for _, want := range []string{
 		"aggregate type is empty", "aggregate id is empty", "type is not UTF-8", "payload of type int", "id is empty",
 		"key is empty", `"a/b"`, "partition -2", "header id", "without a name", "outrelay-*", "source has 5000 bytes", "zero time", "not after dueAt",
@@ -214,12 +229,15 @@ func TestValidateListsEveryProblem(t *testing.T) {
 			t.Errorf("%q is not mentioned in: %v", want, err)
 		}
 	}
+
 	if len(inv.Problems) != 14 {
 		t.Errorf("%d problems: %q", len(inv.Problems), inv.Problems)
 	}
+
 	if raw, err := e.AppendBSON([]byte("x")); string(raw) != "x" || !errors.Is(err, event.ErrInvalid) {
 		t.Errorf("AppendBSON: %q, %v", raw, err)
 	}
+
 	for label, bad := range map[string]event.Event{
 		"zero value": {}, "nil UUID": event.New("a", "1", "t", nil, event.WithID(uuid.Nil)),
 		"zero ObjectId": event.New("a", "1", "t", nil, event.WithID(bson.ObjectID{})), "topic ..": event.New("a", "1", "t", nil, event.WithTopic("..")),
@@ -262,17 +280,21 @@ func TestIDs(t *testing.T) {
 		if c.id.String() != c.text {
 			t.Errorf("%s reads %s", c.text, c.id)
 		}
+
 		if back := event.ParseID(c.text); (back == c.id) == c.ambiguous {
 			t.Errorf("ParseID(%s) is %v", c.text, back)
 		}
+
 		raw, err := bson.Marshal(bson.D{{Key: "_id", Value: c.id}, {Key: "aggregatetype", Value: "a"}, {Key: "aggregateid", Value: "1"}, {Key: "type", Value: "t"}, {Key: "payload", Value: nil}})
 		if err != nil {
 			t.Fatal(err)
 		}
+
 		var v event.View
 		if err := event.Parse(raw, &v); err != nil || v.IDType != byte(c.typ) || string(v.AppendID(nil)) != c.text || v.AmbiguousID() != c.ambiguous {
 			t.Errorf("%s: type %s, text %s, ambiguous %v, %v", c.text, bson.Type(v.IDType), v.AppendID(nil), v.AmbiguousID(), err)
 		}
+
 		var back struct {
 			ID event.ID `bson:"_id"`
 		}
@@ -280,13 +302,16 @@ func TestIDs(t *testing.T) {
 			t.Errorf("%s comes back as %v, %v", c.text, back.ID, err)
 		}
 	}
+
 	var id event.ID
 	if _, _, err := id.MarshalBSONValue(); err == nil || !id.IsZero() {
 		t.Error("a zero id was stored")
 	}
+
 	if err := id.UnmarshalBSONValue(byte(bson.TypeInt32), []byte{1, 0, 0, 0}); err == nil {
 		t.Error("an int was taken for an id")
 	}
+
 	if err := id.UnmarshalBSONValue(byte(bson.TypeObjectID), []byte{1}); err == nil {
 		t.Error("a short ObjectId was taken")
 	}

@@ -29,11 +29,13 @@ func ExampleParse() {
 		fmt.Println(err)
 		return
 	}
+
 	var v event.View
 	if err := event.Parse(raw, &v); err != nil {
 		fmt.Println(err)
 		return
 	}
+
 	value, err := event.AppendPayload(nil, &v)
 	fmt.Printf("%s %s %s %v\n", v.AppendID(nil), v.OrderingKey(), value, err)
 	for it := v.Headers.Iter(); it.Next(); {

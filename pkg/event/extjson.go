@@ -13,38 +13,45 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 )
 
-// Relaxed Extended JSON straight from BSON, byte for byte what the driver's writer makes of a document (but for binaries
-// of the old subtype 2, where the driver differs from the specification). It is written here because a record's bytes must
-// not change when the driver does, and because the driver takes ten times as long and 250 allocations for a payload of
-// 800 bytes (BenchmarkAppendDocument). The tests compare the two.
+// This file writes relaxed Extended JSON from BSON, with exactly the bytes that the writer of the
+// driver produces. The exception is the old binary subtype 2, where the driver deviates from the
+// specification. There are two reasons for a separate writer: the bytes of a record must not change
+// when the driver changes, and the driver takes ten times as long and 250 allocations for a payload
+// of 800 bytes (BenchmarkAppendDocument). The tests compare the two writers.
 
-// maxDepth is above what the server stores; it keeps a hostile document from the stack.
+// maxDepth limits the nesting of documents, to protect the stack. It is larger than the limit of
+// the server.
 const maxDepth = 256
 
-// appendDocument is false where the bytes make no sense.
+// appendDocument appends doc as a JSON object. It returns false if doc is invalid.
 func appendDocument(dst, doc []byte, depth int) ([]byte, bool) {
-	c, ok := open(doc)
+	c, ok := openDocument(doc)
 	if !ok || depth > maxDepth {
 		return dst, false
 	}
+
 	dst = append(dst, '{')
 	for first := true; c.next(); first = false {
 		if !first {
 			dst = append(dst, ',')
 		}
+
 		dst = append(appendQuoted(dst, c.name), ':')
 		if dst, ok = appendJSON(dst, c.typ, c.val, depth); !ok {
 			return dst, false
 		}
 	}
-	return append(dst, '}'), !c.bad
+
+	return append(dst, '}'), !c.broken
 }
 
+// appendArray appends arr as a JSON array. It returns false if arr is invalid.
 func appendArray(dst, arr []byte, depth int) ([]byte, bool) {
-	c, ok := open(arr)
+	c, ok := openDocument(arr)
 	if !ok || depth > maxDepth {
 		return dst, false
 	}
+
 	dst = append(dst, '[')
 	for first := true; c.next(); first = false {
 		if !first {
@@ -54,20 +61,22 @@ func appendArray(dst, arr []byte, depth int) ([]byte, bool) {
 			return dst, false
 		}
 	}
-	return append(dst, ']'), !c.bad
+
+	return append(dst, ']'), !c.broken
 }
 
-// appendJSON writes one value of the kinds that documents are made of; the rest is appendRare.
+// appendJSON appends one value. It returns false if the value is invalid. appendRareType handles
+// the types that are seldom used.
 func appendJSON(dst []byte, t bson.Type, val []byte, depth int) ([]byte, bool) {
 	switch t {
 	case bson.TypeString:
-		return appendQuoted(dst, text(val)), true
+		return appendQuoted(dst, stringBytes(val)), true
 	case bson.TypeInt32:
-		return strconv.AppendInt(dst, int64(int32(le32(val))), 10), true
+		return strconv.AppendInt(dst, int64(int32(uint32LE(val))), 10), true
 	case bson.TypeInt64:
-		return strconv.AppendInt(dst, int64(le64(val)), 10), true
+		return strconv.AppendInt(dst, int64(uint64LE(val)), 10), true
 	case bson.TypeDouble:
-		return appendDouble(dst, math.Float64frombits(le64(val))), true
+		return appendDouble(dst, math.Float64frombits(uint64LE(val))), true
 	case bson.TypeBoolean:
 		return strconv.AppendBool(dst, val[0] == 1), val[0] <= 1
 	case bson.TypeNull:
@@ -79,49 +88,53 @@ func appendJSON(dst []byte, t bson.Type, val []byte, depth int) ([]byte, bool) {
 	case bson.TypeObjectID:
 		return appendOID(dst, val), true
 	case bson.TypeDateTime:
-		return appendTime(dst, int64(le64(val))), true
+		return appendTime(dst, int64(uint64LE(val))), true
 	case bson.TypeBinary:
-		data, subtype, ok := blob(val)
+		data, subtype, ok := binaryData(val)
 		if !ok {
 			return dst, false
 		}
+
 		dst = base64.StdEncoding.AppendEncode(append(dst, `{"$binary":{"base64":"`...), data)
 		return append(hex.AppendEncode(append(dst, `","subType":"`...), []byte{subtype}), `"}}`...), true
 	default:
-		return appendRare(dst, t, val, depth)
+		return appendRareType(dst, t, val, depth)
 	}
 }
 
-func appendRare(dst []byte, t bson.Type, val []byte, depth int) ([]byte, bool) {
+// appendRareType is appendJSON for types that payloads seldom contain.
+func appendRareType(dst []byte, t bson.Type, val []byte, depth int) ([]byte, bool) {
 	switch t {
 	case bson.TypeTimestamp:
-		dst = strconv.AppendUint(append(dst, `{"$timestamp":{"t":`...), uint64(le32(val[4:])), 10)
-		dst = strconv.AppendUint(append(dst, `,"i":`...), uint64(le32(val)), 10)
+		dst = strconv.AppendUint(append(dst, `{"$timestamp":{"t":`...), uint64(uint32LE(val[4:])), 10)
+		dst = strconv.AppendUint(append(dst, `,"i":`...), uint64(uint32LE(val)), 10)
 		return append(dst, "}}"...), true
 	case bson.TypeDecimal128:
-		dst = append(append(dst, `{"$numberDecimal":"`...), bson.NewDecimal128(le64(val[8:]), le64(val)).String()...)
+		dst = append(append(dst, `{"$numberDecimal":"`...), bson.NewDecimal128(uint64LE(val[8:]), uint64LE(val)).String()...)
 		return append(dst, `"}`...), true
 	case bson.TypeRegex:
+		// The specification requires the options in alphabetical order.
 		pattern, options, _ := bytes.Cut(val[:len(val)-1], []byte{0})
 		sorted := []rune(string(options))
 		slices.Sort(sorted)
 		dst = appendQuoted(append(dst, `{"$regularExpression":{"pattern":`...), pattern)
 		return append(appendQuoted(append(dst, `,"options":`...), []byte(string(sorted))), "}}"...), true
 	case bson.TypeJavaScript:
-		return append(appendQuoted(append(dst, `{"$code":`...), text(val)), '}'), true
+		return append(appendQuoted(append(dst, `{"$code":`...), stringBytes(val)), '}'), true
 	case bson.TypeCodeWithScope:
 		n := stringLen(val[4:])
 		if n < 0 {
 			return dst, false
 		}
-		dst = appendQuoted(append(dst, `{"$code":`...), text(val[4:4+n]))
+
+		dst = appendQuoted(append(dst, `{"$code":`...), stringBytes(val[4:4+n]))
 		dst, ok := appendDocument(append(dst, `,"$scope":`...), val[4+n:], depth+1)
 		return append(dst, '}'), ok
 	case bson.TypeSymbol:
-		return append(appendQuoted(append(dst, `{"$symbol":`...), text(val)), '}'), true
+		return append(appendQuoted(append(dst, `{"$symbol":`...), stringBytes(val)), '}'), true
 	case bson.TypeDBPointer:
 		ns, id := val[:len(val)-12], val[len(val)-12:]
-		dst = appendQuoted(append(dst, `{"$dbPointer":{"$ref":`...), text(ns))
+		dst = appendQuoted(append(dst, `{"$dbPointer":{"$ref":`...), stringBytes(ns))
 		return append(appendOID(append(dst, `,"$id":`...), id), "}}"...), true
 	case bson.TypeUndefined:
 		return append(dst, `{"$undefined":true}`...), true
@@ -130,6 +143,7 @@ func appendRare(dst []byte, t bson.Type, val []byte, depth int) ([]byte, bool) {
 	case bson.TypeMaxKey:
 		return append(dst, `{"$maxKey":1}`...), true
 	}
+
 	return dst, false
 }
 
@@ -137,7 +151,8 @@ func appendOID(dst, id []byte) []byte {
 	return append(hex.AppendEncode(append(dst, `{"$oid":"`...), id), `"}`...)
 }
 
-// appendTime writes a date of milliseconds: as text where every reader's calendar has it, else as the number.
+// appendTime appends a date in milliseconds since 1970: as a text if every reader can represent it,
+// otherwise as a number.
 func appendTime(dst []byte, ms int64) []byte {
 	t := time.UnixMilli(ms).UTC()
 	if t.Year() < 1970 || t.Year() > 9999 {
@@ -146,7 +161,8 @@ func appendTime(dst []byte, ms int64) []byte {
 	return append(t.AppendFormat(append(dst, `{"$date":"`...), "2006-01-02T15:04:05.999Z07:00"), `"}`...)
 }
 
-// appendDouble writes a whole number with one decimal, so that it stays a double for the reader.
+// appendDouble appends a number. A whole number gets one decimal, so that readers treat it as a
+// double.
 func appendDouble(dst []byte, f float64) []byte {
 	switch {
 	case math.IsInf(f, 1):
@@ -156,17 +172,22 @@ func appendDouble(dst []byte, f float64) []byte {
 	case math.IsNaN(f):
 		return append(dst, `{"$numberDouble":"NaN"}`...)
 	}
+
+	// Without a point or an exponent, the number would be read as an integer.
 	start := len(dst)
 	dst = strconv.AppendFloat(dst, f, 'G', -1, 64)
 	if !bytes.ContainsAny(dst[start:], "E.") {
 		dst = append(dst, ".0"...)
 	}
+
 	return dst
 }
 
-// appendQuoted writes a JSON string. What is not UTF-8 becomes the replacement character.
+// appendQuoted appends s as a JSON string. Bytes that are not UTF-8 become the replacement
+// character.
 func appendQuoted(dst, s []byte) []byte {
 	dst = append(dst, '"')
+	// s[start:i] was read, but not appended yet.
 	start := 0
 	for i := 0; i < len(s); {
 		if b := s[i]; b < utf8.RuneSelf {
@@ -177,20 +198,25 @@ func appendQuoted(dst, s []byte) []byte {
 			i++
 			continue
 		}
+
 		r, size := utf8.DecodeRune(s[i:])
 		switch {
 		case r == utf8.RuneError && size == 1:
 			dst = append(append(dst, s[start:i]...), `\ufffd`...)
 			start = i + size
-		case r == '\u2028' || r == '\u2029': // line ends for JavaScript
+			// JavaScript treats these two as line ends.
+		case r == '\u2028' || r == '\u2029':
 			dst = append(append(append(dst, s[start:i]...), `\u202`...), "89"[r-'\u2028'])
 			start = i + size
 		}
+
 		i += size
 	}
+
 	return append(append(dst, s[start:]...), '"')
 }
 
+// appendEscape appends the escape sequence of the character b.
 func appendEscape(dst []byte, b byte) []byte {
 	switch b {
 	case '"', '\\':
@@ -206,5 +232,6 @@ func appendEscape(dst []byte, b byte) []byte {
 	case '\f':
 		return append(dst, `\f`...)
 	}
+
 	return hex.AppendEncode(append(dst, `\u00`...), []byte{b})
 }

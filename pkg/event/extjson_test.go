@@ -20,6 +20,7 @@ func value(t *rapid.T, depth int) any {
 	if depth > 3 {
 		kinds = 14
 	}
+
 	switch rapid.IntRange(0, kinds).Draw(t, "kind") {
 	case 0:
 		return str()
@@ -60,6 +61,7 @@ func value(t *rapid.T, depth int) any {
 		for range rapid.IntRange(0, 4).Draw(t, "elements") {
 			a = append(a, value(t, depth+1))
 		}
+
 		return a
 	}
 }
@@ -81,14 +83,17 @@ func TestDocumentIsTheDriversExtendedJSON(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
+
 		var v event.View
 		if err := event.Parse(raw, &v); err != nil {
 			t.Fatal(err)
 		}
+
 		want, err := bson.MarshalExtJSON(bson.Raw(v.Payload), false, false)
 		if err != nil {
 			t.Fatal(err)
 		}
+
 		got, err := event.AppendPayload([]byte("x"), &v)
 		if err != nil || string(got) != "x"+string(want) {
 			t.Fatalf("%v\ngot  %s\nwant x%s", err, got, want)
@@ -96,7 +101,8 @@ func TestDocumentIsTheDriversExtendedJSON(t *testing.T) {
 	})
 }
 
-// Of a binary of the old subtype 2 the driver's writer shows the inner length as data; the specification does not.
+// For a binary of the old subtype 2, the driver writes the inner length as data, but the
+// specification does not.
 func TestOldBinaryInADocument(t *testing.T) {
 	t.Parallel()
 	var v event.View
@@ -115,16 +121,19 @@ func TestNestingIsBounded(t *testing.T) {
 		for range depth - 1 {
 			d = bson.D{{Key: "d", Value: d}}
 		}
+
 		var v event.View
 		if err := event.Parse(doc(t, bson.E{Key: "payload", Value: d}), &v); err != nil {
 			t.Fatal(err)
 		}
+
 		_, err := event.AppendPayload(nil, &v)
 		return err
 	}
 	if err := nested(256); err != nil {
 		t.Error(err)
 	}
+
 	if err := nested(257); err == nil {
 		t.Error("257 levels were accepted")
 	}

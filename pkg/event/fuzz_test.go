@@ -17,7 +17,7 @@ import (
 	"github.com/outrelay/outrelay/pkg/event"
 )
 
-// summary is what a View says, in a form that compares.
+// summary returns the contents of a View in a form that can be compared.
 func summary(v *event.View) map[string]string {
 	m := map[string]string{
 		"id": fmt.Sprintf("%s %x", bson.Type(v.IDType), v.ID), "aggregatetype": show(v.AggregateType), "aggregateid": show(v.AggregateID), "type": show(v.Type),
@@ -26,10 +26,12 @@ func summary(v *event.View) map[string]string {
 		"time": fmt.Sprint(v.Time, v.HasTime), "dueAt": fmt.Sprint(v.DueAt, v.HasDueAt), "expiresAt": fmt.Sprint(v.ExpiresAt, v.HasExpiresAt),
 		"ts": fmt.Sprint(v.TS), "slot": fmt.Sprint(v.Slot), "state": show(v.State), "delivery": fmt.Sprint(v.Delivery),
 	}
+
 	var hs []string
 	for it := v.Headers.Iter(); it.Next(); {
 		hs = append(hs, fmt.Sprintf("%q=%s", it.Key, show(it.Value)))
 	}
+
 	m["headers"] = strings.Join(hs, ",")
 	return m
 }
@@ -41,12 +43,14 @@ func show(b []byte) string {
 	return fmt.Sprintf("%x", b)
 }
 
-// reference reads an envelope with the driver's own decoder, slowly and plainly. ok is false if it is to be refused.
+// reference reads an envelope with the decoder of the driver. ok is false if the envelope must be
+// rejected.
 func reference(raw bson.Raw) (m map[string]string, ok bool) {
 	elems, err := raw.Elements()
 	if err != nil || !framed(raw, elems) || unterminated(elems) {
 		return nil, false
 	}
+
 	vals := map[string]bson.RawValue{}
 	for _, e := range elems {
 		if _, twice := vals[e.Key()]; twice && known[e.Key()] {
@@ -54,6 +58,7 @@ func reference(raw bson.Raw) (m map[string]string, ok bool) {
 		}
 		vals[e.Key()] = e.Value()
 	}
+
 	r := refReader{vals: vals, ok: true}
 	m = map[string]string{
 		"id": r.id(), "aggregatetype": r.str("aggregatetype", true), "aggregateid": r.text("aggregateid", true), "type": r.str("type", true),
@@ -62,11 +67,12 @@ func reference(raw bson.Raw) (m map[string]string, ok bool) {
 		"time": r.date("time"), "dueAt": r.date("dueAt"), "expiresAt": r.date("expiresAt"),
 		"ts": r.ts(), "slot": r.slot(), "state": r.state(), "delivery": r.delivery(), "headers": r.headers(),
 	}
+
 	return m, r.ok
 }
 
-// framed reports whether a document's length is that of its bytes and exactly its elements and a closing zero are in
-// it; the driver forgives all three.
+// framed reports whether the length of a document is the number of its bytes, and whether it
+// contains exactly its elements and a final zero. The driver ignores all three.
 func framed(doc []byte, elems []bson.RawElement) bool {
 	n := 5
 	for _, e := range elems {
@@ -75,8 +81,8 @@ func framed(doc []byte, elems []bson.RawElement) bool {
 	return n == len(doc) && int(binary.LittleEndian.Uint32(doc)) == len(doc) && doc[len(doc)-1] == 0
 }
 
-// unterminated finds strings without their closing zero, which the driver forgives and Parse does not: at the top, and
-// inside of headers, the one field whose inside Parse reads.
+// unterminated finds strings without their final zero, which the driver accepts and Parse does not.
+// It looks at the top level, and inside of headers, the only field whose inside Parse reads.
 func unterminated(elems []bson.RawElement) bool {
 	for _, e := range elems {
 		v := e.Value()
@@ -95,6 +101,7 @@ func unterminated(elems []bson.RawElement) bool {
 			}
 		}
 	}
+
 	return false
 }
 
@@ -103,6 +110,7 @@ func unterminatedHeaders(v bson.RawValue) bool {
 	if err != nil || !framed(v.Value, elems) || unterminated(elems) {
 		return true
 	}
+
 	for _, e := range elems {
 		if d, ok := e.Value().DocumentOK(); ok {
 			if inner, err := d.Elements(); err != nil || !framed(d, inner) || unterminated(inner) {
@@ -110,6 +118,7 @@ func unterminatedHeaders(v bson.RawValue) bool {
 			}
 		}
 	}
+
 	return false
 }
 
@@ -128,7 +137,7 @@ type refReader struct {
 
 func (r *refReader) no() string { r.ok = false; return "" }
 
-// get is the value unless it is missing or null.
+// get returns the value, unless it is missing or null.
 func (r *refReader) get(name string) (bson.RawValue, bool) {
 	v, ok := r.vals[name]
 	return v, ok && v.Type != bson.TypeNull
@@ -139,11 +148,13 @@ func (r *refReader) id() string {
 	if !ok {
 		return r.no()
 	}
+
 	switch v.Type {
 	case bson.TypeString:
 		if v.StringValue() == "" {
 			return r.no()
 		}
+
 		return fmt.Sprintf("%s %x", v.Type, v.StringValue())
 	case bson.TypeObjectID:
 		id := v.ObjectID()
@@ -153,6 +164,7 @@ func (r *refReader) id() string {
 			return fmt.Sprintf("%s %x", v.Type, data)
 		}
 	}
+
 	return r.no()
 }
 
@@ -167,6 +179,7 @@ func (r *refReader) str(name string, required bool) string {
 		}
 		return "nil"
 	}
+
 	return fmt.Sprintf("%x", v.StringValue())
 }
 
@@ -175,6 +188,7 @@ func (r *refReader) text(name string, required bool) string {
 	if !ok || v.Type == bson.TypeString {
 		return r.str(name, required)
 	}
+
 	switch v.Type {
 	case bson.TypeInt32:
 		return fmt.Sprintf("%x", fmt.Sprint(v.Int32()))
@@ -187,6 +201,7 @@ func (r *refReader) text(name string, required bool) string {
 			return fmt.Sprintf("%x", uuid.UUID(data).String())
 		}
 	}
+
 	return r.no()
 }
 
@@ -195,6 +210,7 @@ func (r *refReader) payload() string {
 	if !ok {
 		return r.no()
 	}
+
 	switch v.Type {
 	case bson.TypeNull:
 		return fmt.Sprintf("%s ", v.Type)
@@ -206,6 +222,7 @@ func (r *refReader) payload() string {
 	case bson.TypeEmbeddedDocument, bson.TypeArray:
 		return fmt.Sprintf("%s %x", v.Type, v.Value)
 	}
+
 	return r.no()
 }
 
@@ -214,6 +231,7 @@ func (r *refReader) whole(name string) (int64, bool) {
 	if !ok {
 		return 0, false
 	}
+
 	switch v.Type {
 	case bson.TypeInt32:
 		return int64(v.Int32()), true
@@ -224,6 +242,7 @@ func (r *refReader) whole(name string) (int64, bool) {
 			return int64(f), true
 		}
 	}
+
 	return 0, false
 }
 
@@ -280,12 +299,14 @@ func (r *refReader) state() string {
 	if !ok {
 		return "nil"
 	}
+
 	if v.Type == bson.TypeString {
 		switch s := v.StringValue(); s {
 		case event.StateRetry, event.StateBlocked, event.StateParked:
 			return fmt.Sprintf("%x", s)
 		}
 	}
+
 	return r.no()
 }
 
@@ -297,10 +318,12 @@ func (r *refReader) headers() string {
 	if v.Type != bson.TypeArray && v.Type != bson.TypeEmbeddedDocument {
 		return r.no()
 	}
+
 	elems, err := bson.Raw(v.Value).Elements()
 	if err != nil {
 		return r.no()
 	}
+
 	var hs []string
 	for _, e := range elems {
 		k, val := e.Key(), e.Value()
@@ -309,9 +332,11 @@ func (r *refReader) headers() string {
 				return r.no()
 			}
 		}
+
 		if k == "" || k == "id" || strings.HasPrefix(k, "outrelay-") {
 			return r.no()
 		}
+
 		switch val.Type {
 		case bson.TypeNull:
 			hs = append(hs, fmt.Sprintf("%q=nil", k))
@@ -324,6 +349,7 @@ func (r *refReader) headers() string {
 			return r.no()
 		}
 	}
+
 	return strings.Join(hs, ",")
 }
 
@@ -331,22 +357,26 @@ func pairOf(v bson.RawValue) (k string, val bson.RawValue, ok bool) {
 	if v.Type != bson.TypeEmbeddedDocument {
 		return "", val, false
 	}
+
 	elems, err := v.Document().Elements()
 	if err != nil {
 		return "", val, false
 	}
+
 	val.Type = bson.TypeNull
 	seen := map[string]bool{}
 	for _, e := range elems {
 		if seen[e.Key()] {
 			return "", val, false
 		}
+
 		seen[e.Key()] = true
 		switch e.Key() {
 		case "k":
 			if e.Value().Type != bson.TypeString {
 				return "", val, false
 			}
+
 			k = e.Value().StringValue()
 		case "v":
 			val = e.Value()
@@ -354,6 +384,7 @@ func pairOf(v bson.RawValue) (k string, val bson.RawValue, ok bool) {
 			return "", val, false
 		}
 	}
+
 	return k, val, seen["k"]
 }
 
@@ -364,6 +395,7 @@ func seeds(t testing.TB) [][]byte {
 		bson.E{Key: "contenttype", Value: "c"}, bson.E{Key: "schemaversion", Value: int32(3)}, bson.E{Key: "source", Value: "s"}, bson.E{Key: "subject", Value: "s"},
 		bson.E{Key: "time", Value: bson.DateTime(1)}, bson.E{Key: "ts", Value: bson.Timestamp{T: 1, I: 2}}, bson.E{Key: "slot", Value: int32(5)}, bson.E{Key: "dueAt", Value: bson.DateTime(2)},
 		bson.E{Key: "expiresAt", Value: bson.DateTime(3)}, bson.E{Key: "state", Value: "retry"}, bson.E{Key: "payload", Value: bson.D{{Key: "a", Value: 1.0}, {Key: "b", Value: bson.A{true, "\n"}}, {Key: "c", Value: bson.CodeWithScope{Code: "x", Scope: bson.D{{Key: "y", Value: bson.Regex{Pattern: "p", Options: "xi"}}}}}}}, bson.E{Key: "pos", Value: "82"}, bson.E{Key: "delivery", Value: int32(1)})
+
 	odd := doc(t, bson.E{Key: "payload", Value: bson.A{1, "x", bson.D{{Key: "n", Value: nil}}}}, bson.E{Key: "headers", Value: bson.D{{Key: "h", Value: "v"}}},
 		bson.E{Key: "re", Value: bson.Regex{Pattern: "a", Options: "i"}}, bson.E{Key: "js", Value: bson.JavaScript("1")}, bson.E{Key: "cs", Value: bson.CodeWithScope{Code: "1", Scope: bson.D{}}},
 		bson.E{Key: "sym", Value: bson.Symbol("s")}, bson.E{Key: "ptr", Value: bson.DBPointer{DB: "d", Pointer: oid}}, bson.E{Key: "dec", Value: bson.NewDecimal128(1, 2)},
@@ -371,8 +403,8 @@ func seeds(t testing.TB) [][]byte {
 	return [][]byte{doc(t), all, odd, {}, {5, 0, 0, 0, 0}}
 }
 
-// FuzzParse shows that Parse survives any bytes, never looks beyond the document, and finds what the driver's decoder
-// finds wherever that one can read the document at all.
+// FuzzParse shows that Parse accepts any bytes without a panic, never reads beyond the document,
+// and finds the same values as the decoder of the driver if the decoder can read the document.
 func FuzzParse(f *testing.F) {
 	for _, s := range seeds(f) {
 		f.Add(s)
@@ -394,6 +426,7 @@ func checkParse(t *testing.T, data []byte) {
 	if !bytes.Equal(raw, data) {
 		t.Fatal("the document was changed")
 	}
+
 	if err == nil {
 		got := summary(&v)
 		v.AppendID(nil)
@@ -408,9 +441,11 @@ func checkParse(t *testing.T, data []byte) {
 			t.Fatalf("in other surroundings: %s", diff)
 		}
 	}
+
 	if bson.Raw(raw).Validate() != nil {
 		return
 	}
+
 	want, ok := reference(raw)
 	if ok != (err == nil) {
 		t.Fatalf("Parse: %v; the driver's decoder finds it good: %v\n%x", err, ok, data)
@@ -423,7 +458,8 @@ func checkParse(t *testing.T, data []byte) {
 	}
 }
 
-// checkPayload compares with the driver's writer, where that one can read the document.
+// checkPayload compares the payload with the output of the driver's writer, if the writer can read
+// the document.
 func checkPayload(t *testing.T, v *event.View) {
 	t.Helper()
 	got, err := event.AppendPayload(nil, v)
@@ -435,7 +471,8 @@ func checkPayload(t *testing.T, v *event.View) {
 	}
 }
 
-// Every single-byte change of the seeds, so that the ordinary run covers what the fuzzer would find first.
+// Every change of a single byte in the seeds, so that an ordinary run covers what the fuzzer would
+// find first.
 func TestParseSurvivesMutations(t *testing.T) {
 	t.Parallel()
 	for _, s := range seeds(t) {

@@ -6,88 +6,94 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 )
 
-// Headers are the headers of a stored envelope, in their order; names may repeat. The zero value has none.
+// Headers contains the headers of a stored envelope in their order. Several headers may have the
+// same name. The zero value contains none.
 type Headers struct {
 	raw   []byte // an array of {k, v}, or a document of strings
 	isDoc bool
 }
 
-// Iter walks the headers without allocating:
+// Iter returns an iterator over the headers. It does not allocate:
 //
 //	for it := v.Headers.Iter(); it.Next(); { use(it.Key, it.Value) }
 func (h Headers) Iter() HeaderIter {
 	if h.raw == nil {
 		return HeaderIter{}
 	}
-	c, _ := open(h.raw)
+	c, _ := openDocument(h.raw)
 	return HeaderIter{c: c, isDoc: h.isDoc}
 }
 
-// HeaderIter is a walk over Headers.
+// HeaderIter iterates over Headers. Key and Value are set by Next and alias the envelope.
 type HeaderIter struct {
 	Key   []byte
 	Value []byte // nil for a null value
 
-	c     cursor
-	isDoc bool
-	why   string // what is wrong, while Parse checks
+	c       cursor
+	isDoc   bool
+	problem string // why the headers are invalid, or ""
 }
 
-// Next moves to the next header; false at the end.
+// Next advances to the next header. It returns false at the end, and at an invalid header.
 func (it *HeaderIter) Next() bool {
 	if !it.c.next() {
 		return false
 	}
 	if it.isDoc {
 		it.Key = it.c.name
-		return it.value(it.c.typ, it.c.val)
+		return it.setValue(it.c.typ, it.c.val)
 	}
-	return it.pair()
+	return it.readPair()
 }
 
-// pair reads one {k, v} of the array form.
-func (it *HeaderIter) pair() bool {
+// readPair reads one {k, v} of the array form into it. It returns false if the pair is invalid.
+func (it *HeaderIter) readPair() bool {
 	it.Key, it.Value = nil, nil
 	if it.c.typ != bson.TypeEmbeddedDocument {
-		return it.fail("an element of headers is not a document {k, v}")
+		return it.stop("an element of headers is not a document {k, v}")
 	}
-	e, ok := open(it.c.val)
+
+	e, ok := openDocument(it.c.val)
 	if !ok {
-		return it.fail("an element of headers is broken")
+		return it.stop("an element of headers is broken")
 	}
+
 	var hasKey, hasValue bool
 	for e.next() {
 		switch string(e.name) {
 		case "k":
 			if e.typ != bson.TypeString || hasKey {
-				return it.fail("k of a header is not one string")
+				return it.stop("k of a header is not one string")
 			}
-			it.Key, hasKey = text(e.val), true
+			it.Key, hasKey = stringBytes(e.val), true
 		case "v":
-			if hasValue || !it.value(e.typ, e.val) {
-				return it.fail("v of a header is not one binary, string or null")
+			if hasValue || !it.setValue(e.typ, e.val) {
+				return it.stop("v of a header is not one binary, string or null")
 			}
 			hasValue = true
 		default:
-			return it.fail("a header has a field other than k and v")
+			return it.stop("a header has a field other than k and v")
 		}
 	}
+
 	switch {
-	case e.bad:
-		return it.fail("an element of headers is broken")
+	case e.broken:
+		return it.stop("an element of headers is broken")
 	case !hasKey:
-		return it.fail("a header has no k")
+		return it.stop("a header has no k")
 	}
+
 	return true
 }
 
-func (it *HeaderIter) value(t bson.Type, val []byte) bool {
+// setValue sets it.Value. It returns false if the type cannot be a header value.
+func (it *HeaderIter) setValue(t bson.Type, val []byte) bool {
 	switch t {
 	case bson.TypeString:
-		it.Value = text(val)
+		it.Value = stringBytes(val)
 		return true
 	case bson.TypeBinary:
-		if data, _, ok := blob(val); ok {
+		if data, _, ok := binaryData(val); ok {
 			it.Value = data
 			return true
 		}
@@ -95,19 +101,23 @@ func (it *HeaderIter) value(t bson.Type, val []byte) bool {
 		it.Value = nil
 		return true
 	}
-	return it.fail("the value of a header is not a binary, a string or null")
+
+	return it.stop("the value of a header is not a binary, a string or null")
 }
 
-func (it *HeaderIter) fail(why string) bool {
-	it.why = why
+// stop ends the iteration because of a problem. It returns false.
+func (it *HeaderIter) stop(problem string) bool {
+	it.problem = problem
+
+	// Without a rest, Next returns false from now on.
 	it.c.rest = nil
 	return false
 }
 
-// reservedPrefix begins the names that are the relay's own.
+// reservedPrefix begins the names of headers that the relay sets.
 var reservedPrefix = []byte("outrelay-")
 
-// headerProblem says why name may not be a user's header, or "". N7
+// headerProblem returns why name must not be the name of a header of a user, or "". N7
 func headerProblem(name []byte) string {
 	switch {
 	case len(name) == 0:
@@ -120,19 +130,22 @@ func headerProblem(name []byte) string {
 	return ""
 }
 
-// check walks all headers once and says what is wrong with them, or "".
-func (h Headers) check() string {
-	if _, ok := open(h.raw); !ok {
+// firstProblem iterates over all headers. It returns the first problem, or "".
+func (h Headers) firstProblem() string {
+	if _, ok := openDocument(h.raw); !ok {
 		return "headers are broken"
 	}
+
 	it := h.Iter()
 	for it.Next() {
-		if why := headerProblem(it.Key); why != "" {
-			return why
+		if problem := headerProblem(it.Key); problem != "" {
+			return problem
 		}
 	}
-	if it.c.bad {
+
+	if it.c.broken {
 		return "headers are broken"
 	}
-	return it.why
+
+	return it.problem
 }

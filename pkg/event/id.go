@@ -9,13 +9,14 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 )
 
-// ID is the id of an event: a UUID, an ObjectId or a string. It is comparable; the zero value is no id.
+// ID is the id of an event: a UUID, an ObjectId or a string. IDs can be compared with ==. The zero
+// value is no id.
 type ID struct {
 	typ bson.Type
 	val string // 16 bytes, 12 bytes, or the text
 }
 
-// NewID makes an ID of one of the three kinds.
+// NewID returns id as an ID.
 func NewID[T uuid.UUID | bson.ObjectID | string](id T) ID {
 	switch v := any(id).(type) {
 	case uuid.UUID:
@@ -28,8 +29,9 @@ func NewID[T uuid.UUID | bson.ObjectID | string](id T) ID {
 	return ID{}
 }
 
-// ParseID reads the canonical text of an id, as a person types it: 36 characters of a UUID, 24 hexadecimal digits of an
-// ObjectId, and anything else is a string id. A string id that looks like one of the others needs NewID.
+// ParseID parses the text of an id that a user has typed. The 36 characters of a UUID give a UUID,
+// 24 hexadecimal digits give an ObjectId, and any other text gives a string id. For a string id
+// that looks like one of the others, use NewID.
 func ParseID(text string) ID {
 	if looksBinary([]byte(text)) {
 		if len(text) == 24 {
@@ -40,16 +42,18 @@ func ParseID(text string) ID {
 			return NewID(id)
 		}
 	}
+
 	return NewID(text)
 }
 
-// IsZero reports whether there is no id.
+// IsZero reports whether id is the zero value, which is no id.
 func (id ID) IsZero() bool { return id.typ == 0 }
 
-// String is the canonical text, which is also the record's header `id`.
+// String returns the canonical text of the id, which is also the header `id` of the record.
 func (id ID) String() string { return string(appendText(nil, id.typ, []byte(id.val))) }
 
-// MarshalBSONValue stores the id as its own BSON type.
+// MarshalBSONValue encodes the id as a binary, an ObjectId or a string. It fails for the zero
+// value.
 func (id ID) MarshalBSONValue() (byte, []byte, error) {
 	if id.IsZero() {
 		return 0, nil, errors.New("event id: zero")
@@ -57,20 +61,24 @@ func (id ID) MarshalBSONValue() (byte, []byte, error) {
 	return byte(id.typ), id.appendValue(nil), nil
 }
 
-// UnmarshalBSONValue reads an id of any of the three types.
+// UnmarshalBSONValue decodes an id of any of the three types. It fails for other types and for
+// invalid values.
 func (id *ID) UnmarshalBSONValue(typ byte, data []byte) error {
 	n := valueLen(bson.Type(typ), data)
 	if n < 0 || n != len(data) {
 		return errors.New("event id: broken value")
 	}
+
 	var v View
 	if err := v.setID(&cursor{typ: bson.Type(typ), val: slices.Clone(data)}); err != nil {
 		return fmt.Errorf("event id: %w", err)
 	}
+
 	*id = ID{bson.Type(v.IDType), string(v.ID)}
 	return nil
 }
 
+// appendValue appends the id as a BSON value.
 func (id ID) appendValue(dst []byte) []byte {
 	switch id.typ {
 	case bson.TypeBinary:

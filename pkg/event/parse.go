@@ -10,44 +10,53 @@ import (
 	"github.com/outrelay/outrelay/internal/record"
 )
 
-func le32(b []byte) uint32 { return binary.LittleEndian.Uint32(b) }
-func le64(b []byte) uint64 { return binary.LittleEndian.Uint64(b) }
+func uint32LE(b []byte) uint32 { return binary.LittleEndian.Uint32(b) }
+func uint64LE(b []byte) uint64 { return binary.LittleEndian.Uint64(b) }
 
-// Parse reads a stored envelope into v in one pass. It allocates nothing unless it fails; v is overwritten and can be used
-// again. The error is always a *record.Refusal: of class malformed, or partition_out_of_range for a partition that no
-// topic can have. Fields that the envelope does not know are ignored, so are null optional fields; a field that appears
-// twice is malformed.
+// Parse reads the stored envelope raw into v, in one pass and without allocation unless it fails. v
+// is overwritten, so one View can be used for many envelopes.
+//
+// The error is always a *record.Refusal: of class partition_out_of_range for a partition that no
+// topic can have, otherwise of class malformed. Unknown fields and optional fields that are null
+// are ignored. A field that appears twice is malformed.
 func Parse(raw []byte, v *View) error {
 	*v = View{Raw: raw, Partition: AnyPartition, Slot: -1}
-	c, ok := open(raw)
+	c, ok := openDocument(raw)
 	if !ok {
-		return malformed("the bytes are not a BSON document")
+		return newMalformed("the bytes are not a BSON document")
 	}
-	var seen fields
+
+	var seen fieldSet
 	for c.next() {
-		f := fieldOf(c.name)
+		f := fieldByName(c.name)
+
+		// The document may contain fields of other programs.
 		if f == 0 {
 			continue
 		}
 		if seen&f != 0 {
-			return malformed("field %s appears twice", c.name)
+			return newMalformed("field %s appears twice", c.name)
 		}
+
 		seen |= f
-		if err := v.set(f, &c); err != nil {
+
+		if err := v.setField(f, &c); err != nil {
 			return err
 		}
 	}
-	if c.bad {
-		return malformed("the document is broken near field %q", clip(c.name))
+
+	if c.broken {
+		return newMalformed("the document is broken near field %q", clipName(c.name))
 	}
-	return v.complete()
+
+	return v.checkComplete()
 }
 
-// fields is a set of the envelope's fields.
-type fields uint32
+// fieldSet is a set of fields of the envelope.
+type fieldSet uint32
 
 const (
-	fID fields = 1 << iota
+	fID fieldSet = 1 << iota
 	fAggregateType
 	fAggregateID
 	fType
@@ -74,11 +83,12 @@ const (
 	fSeal
 )
 
-// relayOwned are the fields by which a document changes where, when or as which delivery it is published.
+// relayOwned contains the fields that change where, when or as which delivery a document is
+// published.
 const relayOwned = fState | fDelivery | fOnly
 
-// fieldOf is the field of that name, 0 for one that the envelope does not know.
-func fieldOf(name []byte) fields {
+// fieldByName returns the field called name, or 0 if the envelope has no such field.
+func fieldByName(name []byte) fieldSet {
 	switch string(name) {
 	case "_id":
 		return fID
@@ -131,11 +141,12 @@ func fieldOf(name []byte) fields {
 	case "seal":
 		return fSeal
 	}
+
 	return 0
 }
 
-// set takes one known field.
-func (v *View) set(f fields, c *cursor) error {
+// setField sets the field f from the value at c.
+func (v *View) setField(f fieldSet, c *cursor) error {
 	switch f {
 	case fID:
 		return v.setID(c)
@@ -170,113 +181,125 @@ func (v *View) set(f fields, c *cursor) error {
 	case fExpiresAt:
 		return setDate(&v.ExpiresAt, &v.HasExpiresAt, c)
 	default:
-		return v.setOwn(f, c)
+		return v.setRelayField(f, c)
 	}
 }
 
-// setOwn takes the fields that the server or the relay writes. A stamp or a slot of another type counts as missing (N25,
-// N28); so do the fields of an exception, which mean nothing without a state.
-func (v *View) setOwn(f fields, c *cursor) error {
+// setRelayField sets a field that the server or the relay writes. A timestamp or a slot of the
+// wrong type counts as missing (N25, N28). So do the fields of an exception, which have no meaning
+// without a state.
+func (v *View) setRelayField(f fieldSet, c *cursor) error {
+	// Other writers could use these fields to change the delivery, so their presence is recorded.
 	if f&relayOwned != 0 && v.RelayOwned == nil && c.typ != bson.TypeNull {
 		v.RelayOwned = c.name
 	}
+
 	switch f {
 	case fTS:
 		if c.typ == bson.TypeTimestamp {
-			v.TS = bson.Timestamp{T: le32(c.val[4:]), I: le32(c.val)}
+			v.TS = bson.Timestamp{T: uint32LE(c.val[4:]), I: uint32LE(c.val)}
 		}
 	case fSlot: // N28
-		if n, ok := integer(c); ok && n >= 0 && n < Slots {
+		if n, ok := integerValue(c); ok && n >= 0 && n < Slots {
 			v.Slot = int32(n)
 		}
 	case fState:
 		return v.setState(c)
 	case fDelivery:
-		n, ok := integer(c)
+		n, ok := integerValue(c)
 		if c.typ != bson.TypeNull && (!ok || n < 0 || n > math.MaxInt32) {
-			return malformed("delivery is not a count")
+			return newMalformed("delivery is not a count")
 		}
 		v.Delivery = int32(n)
 	case fPos:
 		if c.typ == bson.TypeString {
-			v.Pos = text(c.val)
+			v.Pos = stringBytes(c.val)
 		}
 	case fOnly:
 		if c.typ == bson.TypeString {
-			v.Only = text(c.val)
+			v.Only = stringBytes(c.val)
 		}
 	case fSeal:
 		if c.typ == bson.TypeBinary {
-			v.Seal, _, _ = blob(c.val)
+			v.Seal, _, _ = binaryData(c.val)
 		}
 	case fAttempts:
-		if n, ok := integer(c); ok && n >= 0 && n <= math.MaxInt32 {
+		if n, ok := integerValue(c); ok && n >= 0 && n <= math.MaxInt32 {
 			v.Attempts = int32(n)
 		}
 	case fNextAt:
 		if c.typ == bson.TypeDateTime {
-			v.NextAt = int64(le64(c.val))
+			v.NextAt = int64(uint64LE(c.val))
 		}
 	}
+
 	return nil
 }
 
+// setID sets the id, which must be a string, an ObjectId or a UUID.
 func (v *View) setID(c *cursor) error {
 	switch c.typ {
 	case bson.TypeString:
-		if v.ID = text(c.val); len(v.ID) > maxID {
-			return malformed("_id has %d bytes; at most %d are allowed", len(v.ID), maxID)
+		if v.ID = stringBytes(c.val); len(v.ID) > maxIDBytes {
+			return newMalformed("_id has %d bytes; at most %d are allowed", len(v.ID), maxIDBytes)
 		}
 	case bson.TypeObjectID:
 		v.ID = c.val
 	case bson.TypeBinary:
-		id, subtype, ok := blob(c.val)
+		id, subtype, ok := binaryData(c.val)
 		if !ok || subtype != bson.TypeBinaryUUID || len(id) != 16 {
-			return malformed("_id is a binary of subtype %d and %d bytes; a UUID is subtype 4 and 16 bytes", subtype, len(id))
+			return newMalformed("_id is a binary of subtype %d and %d bytes; a UUID is subtype 4 and 16 bytes", subtype, len(id))
 		}
 		v.ID = id
 	default:
-		return malformed("_id is %s; a UUID, an ObjectId or a string is wanted", typeName(c.typ))
+		return newMalformed("_id is %s; a UUID, an ObjectId or a string is wanted", typeName(c.typ))
 	}
+
 	v.IDType = byte(c.typ)
 	return nil
 }
 
+// setPayload sets the payload, without checking the inside of a document.
 func (v *View) setPayload(c *cursor) error {
 	switch c.typ {
 	case bson.TypeBinary:
-		data, _, ok := blob(c.val)
+		data, _, ok := binaryData(c.val)
 		if !ok {
-			return malformed("payload is a broken binary")
+			return newMalformed("payload is a broken binary")
 		}
 		v.Payload = data
 	case bson.TypeString:
-		v.Payload = text(c.val)
+		v.Payload = stringBytes(c.val)
 	case bson.TypeEmbeddedDocument, bson.TypeArray:
 		v.Payload = c.val
 	case bson.TypeNull:
 	default:
-		return malformed("payload is %s; a binary, string, document, array or null is wanted", typeName(c.typ))
+		return newMalformed("payload is %s; a binary, string, document, array or null is wanted", typeName(c.typ))
 	}
+
 	v.PayloadType = byte(c.typ)
 	return nil
 }
 
+// setPartition sets the partition. −1 is allowed and means that there is none.
 func (v *View) setPartition(c *cursor) error {
 	if c.typ == bson.TypeNull {
 		return nil
 	}
-	n, ok := integer(c)
+
+	n, ok := integerValue(c)
 	switch {
 	case !ok:
-		return malformed("partition is %s; an integer is wanted", typeName(c.typ))
+		return newMalformed("partition is %s; an integer is wanted", typeName(c.typ))
 	case n < -1 || n > math.MaxInt32:
 		return &record.Refusal{Class: record.PartitionOutOfRange, Reason: fmt.Sprintf("partition %d", n)}
 	}
+
 	v.Partition = int32(n)
 	return nil
 }
 
+// setHeaders sets the headers after checking all of them.
 func (v *View) setHeaders(c *cursor) error {
 	switch c.typ {
 	case bson.TypeNull:
@@ -284,114 +307,130 @@ func (v *View) setHeaders(c *cursor) error {
 	case bson.TypeArray, bson.TypeEmbeddedDocument:
 		v.Headers = Headers{raw: c.val, isDoc: c.typ == bson.TypeEmbeddedDocument}
 	default:
-		return malformed("headers is %s; an array of {k, v} or a document of strings is wanted", typeName(c.typ))
+		return newMalformed("headers is %s; an array of {k, v} or a document of strings is wanted", typeName(c.typ))
 	}
-	if why := v.Headers.check(); why != "" {
-		return malformed("%s", why)
+
+	if why := v.Headers.firstProblem(); why != "" {
+		return newMalformed("%s", why)
 	}
+
 	return nil
 }
 
+// setState sets the state of an exception, which must be a known one.
 func (v *View) setState(c *cursor) error {
 	if c.typ == bson.TypeNull {
 		return nil
 	}
+
 	if c.typ == bson.TypeString {
-		v.State = text(c.val)
+		v.State = stringBytes(c.val)
 		switch string(v.State) {
 		case StateRetry, StateBlocked, StateParked:
 			return nil
 		}
 	}
-	return malformed("state is not one of %s, %s, %s", StateRetry, StateBlocked, StateParked)
+
+	return newMalformed("state is not one of %s, %s, %s", StateRetry, StateBlocked, StateParked)
 }
 
-// complete checks what only the whole document shows.
-func (v *View) complete() error {
+// checkComplete checks that all required fields are present.
+func (v *View) checkComplete() error {
 	switch {
 	case v.IDType == 0 || len(v.ID) == 0:
-		return malformed("field _id is missing or empty")
+		return newMalformed("field _id is missing or empty")
 	case len(v.AggregateType) == 0:
-		return malformed("field aggregatetype is missing or empty")
+		return newMalformed("field aggregatetype is missing or empty")
 	case len(v.AggregateID) == 0:
-		return malformed("field aggregateid is missing or empty")
+		return newMalformed("field aggregateid is missing or empty")
 	case len(v.Type) == 0:
-		return malformed("field type is missing or empty")
+		return newMalformed("field type is missing or empty")
 	case v.PayloadType == 0:
-		return malformed("field payload is missing; null makes a tombstone")
+		return newMalformed("field payload is missing; null makes a tombstone")
 	}
+
 	return nil
 }
 
-// setString takes a string; null and the empty string count as absent.
+// setString sets dst to a string. Null and the empty string count as absent.
 func setString(dst *[]byte, c *cursor) error {
 	switch c.typ {
 	case bson.TypeNull:
 		return nil
 	case bson.TypeString:
-		if s := text(c.val); len(s) > 0 {
+		if s := stringBytes(c.val); len(s) > 0 {
 			*dst = s
 		}
 		return nil
 	}
-	return malformed("%s is %s; a string is wanted", c.name, typeName(c.typ))
+
+	return newMalformed("%s is %s; a string is wanted", c.name, typeName(c.typ))
 }
 
-// setText takes whatever has a canonical text, which is kept in buf where it is not there already.
+// setText sets dst to the canonical text of a string, a number, an ObjectId or a UUID. The text of
+// a value that is not a string is stored in buf.
 func setText(dst *[]byte, buf *[36]byte, c *cursor) error {
 	val := c.val
 	switch c.typ {
 	case bson.TypeString, bson.TypeNull:
+		// A string is its own canonical text, so it needs no buffer.
 		return setString(dst, c)
 	case bson.TypeInt32, bson.TypeInt64, bson.TypeObjectID:
 	case bson.TypeBinary:
-		id, subtype, ok := blob(c.val)
+		id, subtype, ok := binaryData(c.val)
 		if !ok || subtype != bson.TypeBinaryUUID || len(id) != 16 {
-			return malformed("%s is a binary that is not a UUID of subtype 4", c.name)
+			return newMalformed("%s is a binary that is not a UUID of subtype 4", c.name)
 		}
 		val = id
 	default:
-		return malformed("%s is %s; a string, int, long, ObjectId or UUID is wanted", c.name, typeName(c.typ))
+		return newMalformed("%s is %s; a string, int, long, ObjectId or UUID is wanted", c.name, typeName(c.typ))
 	}
+
 	*dst = appendText(buf[:0], c.typ, val)
 	return nil
 }
 
+// setDate sets a date in Unix milliseconds. Null counts as absent.
 func setDate(dst *int64, has *bool, c *cursor) error {
 	switch c.typ {
 	case bson.TypeNull:
 		return nil
 	case bson.TypeDateTime:
-		*dst, *has = int64(le64(c.val)), true
+		*dst, *has = int64(uint64LE(c.val)), true
 		return nil
 	}
-	return malformed("%s is %s; a date is wanted", c.name, typeName(c.typ))
+	return newMalformed("%s is %s; a date is wanted", c.name, typeName(c.typ))
 }
 
-// integer takes a whole number of any numeric type: JavaScript writers store doubles.
-func integer(c *cursor) (int64, bool) {
+// integerValue returns a whole number of any numeric type. JavaScript stores whole numbers as
+// doubles.
+func integerValue(c *cursor) (int64, bool) {
 	switch c.typ {
 	case bson.TypeInt32:
-		return int64(int32(le32(c.val))), true
+		return int64(int32(uint32LE(c.val))), true
 	case bson.TypeInt64:
-		return int64(le64(c.val)), true
+		return int64(uint64LE(c.val)), true
 	case bson.TypeDouble:
-		f := math.Float64frombits(le64(c.val))
+		f := math.Float64frombits(uint64LE(c.val))
+
+		// Beyond 2⁵³, doubles do not represent all whole numbers.
 		if f == math.Trunc(f) && math.Abs(f) < 1<<53 {
 			return int64(f), true
 		}
 	}
+
 	return 0, false
 }
 
-func malformed(format string, args ...any) error {
+// newMalformed returns a refusal of class malformed.
+func newMalformed(format string, args ...any) error {
 	return &record.Refusal{Class: record.Malformed, Reason: fmt.Sprintf(format, args...)}
 }
 
-// clip keeps a reason short whatever a document's names are.
-func clip(name []byte) []byte { return name[:min(len(name), 64)] }
+// clipName shortens the name of a field, which can have any length.
+func clipName(name []byte) []byte { return name[:min(len(name), 64)] }
 
-// typeName names a BSON type for people.
+// typeName returns the name of a BSON type for an error message.
 func typeName(t bson.Type) string {
 	if s := t.String(); s != "invalid" {
 		return "of type " + s

@@ -15,7 +15,8 @@ import (
 	"github.com/outrelay/outrelay/pkg/event"
 )
 
-// doc is a well-formed envelope with some fields replaced, added, or (by a value of absent) left out.
+// doc returns a valid envelope in which some fields are replaced, added, or with the value absent
+// removed.
 func doc(t testing.TB, changes ...bson.E) []byte {
 	t.Helper()
 	d := bson.D{
@@ -25,6 +26,7 @@ func doc(t testing.TB, changes ...bson.E) []byte {
 		{Key: "type", Value: "OrderPlaced"},
 		{Key: "payload", Value: []byte("p")},
 	}
+
 	for _, c := range changes {
 		at := -1
 		for i := range d {
@@ -32,6 +34,7 @@ func doc(t testing.TB, changes ...bson.E) []byte {
 				at = i
 			}
 		}
+
 		switch {
 		case at < 0:
 			d = append(d, c)
@@ -41,10 +44,12 @@ func doc(t testing.TB, changes ...bson.E) []byte {
 			d[at].Value = c.Value
 		}
 	}
+
 	raw, err := bson.Marshal(d)
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	return raw
 }
 
@@ -109,6 +114,7 @@ func TestMalformed(t *testing.T) {
 	} {
 		refusal(t, doc(t, bson.E{Key: c.field, Value: c.value}), record.Malformed, c.want)
 	}
+
 	for _, p := range []any{int32(-2), int64(math.MaxInt32) + 1, float64(1 << 40)} {
 		refusal(t, doc(t, bson.E{Key: "partition", Value: p}), record.PartitionOutOfRange, "partition ")
 	}
@@ -133,6 +139,7 @@ func TestN07_UserHeaderIDIsMalformed(t *testing.T) {
 			t.Errorf("Validate: %v", err)
 		}
 	}
+
 	var v event.View
 	for _, name := range []string{"ID", "ids", "outrelay", "x-outrelay-ns"} {
 		if err := event.Parse(doc(t, bson.E{Key: "headers", Value: bson.A{pair(name, "v")}}), &v); err != nil {
@@ -152,6 +159,7 @@ func TestN28_MissingSlotIsNone(t *testing.T) {
 		if c.slot == absent {
 			change = nil
 		}
+
 		if err := event.Parse(doc(t, change...), &v); err != nil || v.Slot != c.want {
 			t.Errorf("slot %v: %d, %v; want %d", c.slot, v.Slot, err, c.want)
 		}
@@ -164,17 +172,19 @@ func TestBrokenBytes(t *testing.T) {
 	for n := range good {
 		refusal(t, good[:n], record.Malformed, "")
 	}
+
 	refusal(t, append(bytes.Clone(good), 0), record.Malformed, "not a BSON document")
 	twice := bson.D{{Key: "_id", Value: "1"}, {Key: "type", Value: "a"}, {Key: "type", Value: "b"}}
 	raw, err := bson.Marshal(twice)
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	refusal(t, raw, record.Malformed, "field type appears twice")
 }
 
-// Envelopes as MongoEventRouter's users write them: an ObjectId as _id, a document as payload, fields of their own, and
-// none of ours.
+// Envelopes as users of MongoEventRouter write them: an ObjectId as _id, a document as payload,
+// additional fields, and no fields of outrelay.
 func TestDebeziumDocuments(t *testing.T) {
 	t.Parallel()
 	oid := bson.ObjectID{0x5f, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11}
@@ -196,16 +206,20 @@ func TestDebeziumDocuments(t *testing.T) {
 		if err := event.Parse(raw, &v); err != nil {
 			t.Fatal(err)
 		}
+
 		if string(v.AggregateID) != c.text || string(v.OrderingKey()) != c.text {
 			t.Errorf("aggregateid %v reads %q, key %q", c.id, v.AggregateID, v.Key)
 		}
+
 		if got := string(v.AppendID(nil)); got != oid.Hex() || v.AmbiguousID() {
 			t.Errorf("id is %s", got)
 		}
+
 		js, err := event.AppendPayload(nil, &v)
 		if want := `{"total":12.5,"at":{"$date":"1970-01-01T00:00:00Z"},"lines":[1,{"$oid":"5f0102030405060708090a0b"}]}`; err != nil || string(js) != want {
 			t.Errorf("payload %s, %v", js, err)
 		}
+
 		if v.Slot != -1 || !v.TS.IsZero() || v.HasDueAt || v.Headers.Iter().Key != nil {
 			t.Error("a field is there that the writer did not write")
 		}
@@ -219,6 +233,7 @@ func TestNullAndEmptyOptionalFieldsAreAbsent(t *testing.T) {
 	for _, name := range []string{"key", "topic", "partition", "headers", "contenttype", "schemaversion", "source", "subject", "time", "ts", "slot", "dueAt", "expiresAt", "state", "pos", "delivery", "attempts", "nextAt", "only"} {
 		changes = append(changes, bson.E{Key: name, Value: nil})
 	}
+
 	var v, plain event.View
 	if err := event.Parse(doc(t, changes...), &v); err != nil {
 		t.Fatal(err)
@@ -226,9 +241,11 @@ func TestNullAndEmptyOptionalFieldsAreAbsent(t *testing.T) {
 	if err := event.Parse(doc(t), &plain); err != nil {
 		t.Fatal(err)
 	}
+
 	if diff := cmp.Diff(summary(&plain), summary(&v)); diff != "" {
 		t.Error(diff)
 	}
+
 	if err := event.Parse(doc(t, bson.E{Key: "key", Value: ""}, bson.E{Key: "topic", Value: ""}), &v); err != nil || v.Key != nil || v.Topic != nil {
 		t.Errorf("key %q, topic %q, %v", v.Key, v.Topic, err)
 	}
@@ -252,6 +269,7 @@ func TestHeaderForms(t *testing.T) {
 		if err := event.Parse(doc(t, bson.E{Key: "headers", Value: c.headers}), &v); err != nil {
 			t.Errorf("%v: %v", c.headers, err)
 		}
+
 		if diff := cmp.Diff(c.want, headers(v.Headers)); diff != "" {
 			t.Errorf("%v: %s", c.headers, diff)
 		}
@@ -266,9 +284,11 @@ func TestExceptionFields(t *testing.T) {
 	if err := event.Parse(raw, &v); err != nil {
 		t.Fatal(err)
 	}
+
 	if string(v.State) != event.StateParked || string(v.Pos) != "82AB" || v.Delivery != 2 || v.Attempts != 3 || v.NextAt != 9 || v.TS != (bson.Timestamp{T: 7, I: 8}) || v.Partition != 4 || string(v.SchemaVersion) != "12" {
 		t.Errorf("%v", summary(&v))
 	}
+
 	// A View is used again for the next document.
 	if err := event.Parse(doc(t), &v); err != nil || v.State != nil || v.Delivery != 0 || v.Partition != event.AnyPartition || v.SchemaVersion != nil {
 		t.Errorf("left over: %v, %v", summary(&v), err)
@@ -296,6 +316,7 @@ func TestBrokenPayloadDocument(t *testing.T) {
 	if err := event.Parse(raw, &v); err != nil {
 		t.Fatal(err)
 	}
+
 	out, err := event.AppendPayload([]byte("x"), &v)
 	var r *record.Refusal
 	if !errors.As(err, &r) || r.Class != record.Malformed || string(out) != "x" {
@@ -303,7 +324,7 @@ func TestBrokenPayloadDocument(t *testing.T) {
 	}
 }
 
-// I8: whatever the bytes of payload and headers are, they come out as they went in, and so does their number and order.
+// I8: the bytes of payload and headers never change, nor do the number and the order of headers.
 func TestI8_PayloadAndHeadersAreByteIdentical(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
@@ -316,17 +337,21 @@ func TestI8_PayloadAndHeadersAreByteIdentical(t *testing.T) {
 			if rapid.IntRange(0, 9).Draw(t, "null") == 0 {
 				h.Value = nil
 			}
+
 			want = append(want, h)
 			opts = append(opts, event.WithHeader(h.Key, h.Value))
 		}
+
 		raw, err := event.New("a", "1", "t", payload, opts...).MarshalBSON()
 		if err != nil {
 			t.Fatal(err)
 		}
+
 		var v event.View
 		if err := event.Parse(raw, &v); err != nil {
 			t.Fatal(err)
 		}
+
 		got, err := event.AppendPayload(nil, &v)
 		if err != nil || !bytes.Equal(got, payload) {
 			t.Fatalf("payload %x became %x, %v", payload, got, err)
@@ -343,6 +368,7 @@ func TestParseAllocatesNothing(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	foreign := doc(t, bson.E{Key: "_id", Value: bson.NewObjectID()}, bson.E{Key: "payload", Value: bson.D{{Key: "total", Value: 1.5}, {Key: "at", Value: bson.DateTime(5)}, {Key: "lines", Value: bson.A{"a"}}}}, bson.E{Key: "aggregateid", Value: int64(math.MaxInt64)},
 		bson.E{Key: "key", Value: bson.Binary{Subtype: 4, Data: make([]byte, 16)}}, bson.E{Key: "headers", Value: bson.D{{Key: "h", Value: "v"}}})
 	v := new(event.View)
@@ -353,9 +379,11 @@ func TestParseAllocatesNothing(t *testing.T) {
 			if err := event.Parse(d, v); err != nil {
 				t.Fatal(err)
 			}
+
 			for it := v.Headers.Iter(); it.Next(); {
 				sum += len(it.Key) + len(it.Value)
 			}
+
 			buf = v.AppendID(buf[:0])
 			buf, err = event.AppendPayload(buf, v)
 			sum += int(event.Murmur2(v.OrderingKey()))
@@ -363,6 +391,7 @@ func TestParseAllocatesNothing(t *testing.T) {
 			t.Errorf("%s: %v allocations, %v", name, n, err)
 		}
 	}
+
 	if sum == 0 {
 		t.Error("nothing was read")
 	}
@@ -373,6 +402,7 @@ func BenchmarkParse(b *testing.B) {
 	if err != nil {
 		b.Fatal(err)
 	}
+
 	v := new(event.View)
 	b.ReportAllocs()
 	b.SetBytes(int64(len(raw)))
@@ -388,11 +418,13 @@ func BenchmarkAppendDocument(b *testing.B) {
 	for i := range 12 {
 		lines = append(lines, bson.D{{Key: "item", Value: "article number " + string(rune('a'+i))}, {Key: "quantity", Value: int32(i)}, {Key: "price", Value: 59.98}})
 	}
+
 	raw := doc(b, bson.E{Key: "payload", Value: bson.D{{Key: "total", Value: 12.5}, {Key: "at", Value: bson.DateTime(1_700_000_000_000)}, {Key: "lines", Value: lines}}})
 	v := new(event.View)
 	if err := event.Parse(raw, v); err != nil {
 		b.Fatal(err)
 	}
+
 	b.SetBytes(int64(len(v.Payload)))
 	b.ReportAllocs()
 	var buf []byte

@@ -2,9 +2,13 @@ package event
 
 import "go.mongodb.org/mongo-driver/v2/bson"
 
-// AppendPayload appends the record value of the payload. Binary and string are their bytes as they are; a document or an
-// array becomes relaxed Extended JSON on one line, the same bytes for the same document always; null appends nothing (see
-// Tombstone). A document whose inside is broken is a *record.Refusal of class malformed, and dst comes back as it was.
+// AppendPayload appends the payload of v to dst, as the value of its record. The bytes of a binary
+// or a string are appended unchanged. A document or an array is appended as relaxed Extended JSON
+// on one line, and the same document always gives the same bytes. A null payload appends nothing:
+// see View.Tombstone.
+//
+// If the inside of a document is invalid, AppendPayload returns dst unchanged and a *record.Refusal
+// of class malformed.
 func AppendPayload(dst []byte, v *View) ([]byte, error) {
 	var out []byte
 	var ok bool
@@ -16,8 +20,10 @@ func AppendPayload(dst []byte, v *View) ([]byte, error) {
 	default:
 		return append(dst, v.Payload...), nil
 	}
+
 	if !ok {
-		return dst, malformed("payload is a document whose inside is broken or nested deeper than %d", maxDepth)
+		return dst, newMalformed("payload is a document whose inside is broken or nested deeper than %d", maxDepth)
 	}
+
 	return out, nil
 }

@@ -9,9 +9,12 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 )
 
-// InvalidError lists everything that is wrong with an event. errors.Is(err, ErrInvalid) is true for it.
+// InvalidError lists all problems of an event. It wraps ErrInvalid.
 type InvalidError struct {
-	ID       ID // zero if it has none
+	// ID identifies the event. It is zero if the event has none.
+	ID ID
+
+	// Problems contains one text for each problem.
 	Problems []string
 }
 
@@ -19,94 +22,104 @@ func (e *InvalidError) Error() string {
 	return fmt.Sprintf("%s %s: %s", ErrInvalid, e.ID, strings.Join(e.Problems, "; "))
 }
 
-// Unwrap is ErrInvalid.
+// Unwrap returns ErrInvalid.
 func (e *InvalidError) Unwrap() error { return ErrInvalid }
 
 const (
-	maxID    = 1024 // bytes: a long _id appears three times in a change event and can make it too large for the server
-	maxText  = 4096 // bytes of a type, key or attribute
-	maxTopic = 249  // characters, Kafka's own limit
+	maxIDBytes    = 1024 // a change event contains the _id three times, and must not exceed the limit of the server
+	maxTextBytes  = 4096 // for a type, a key or an attribute
+	maxTopicBytes = 249  // the limit of Kafka
 )
 
-// Validate returns nil or an *InvalidError that lists every problem. It does no I/O and knows nothing of the relay's
-// configuration: whether a topic is allowed is decided there.
+// Validate returns nil, or an *InvalidError that lists all problems. It does no I/O, and it does
+// not depend on the configuration of the relay, which decides whether a topic is allowed.
 func (e Event) Validate() error {
+	// Clipped, so that appending does not change e.
 	v := validator{problems: e.problems[:len(e.problems):len(e.problems)]}
 	switch {
 	case e.id.IsZero():
-		v.add("the event was not made by New")
+		v.addProblem("the event was not made by New")
 	case strings.Trim(e.id.val, "\x00") == "" && e.id.typ != bson.TypeString:
-		v.add("id is all zeros")
+		v.addProblem("id is all zeros")
 	case e.id.val == "":
-		v.add("id is empty")
-	case len(e.id.val) > maxID:
-		v.add("id has %d bytes; at most %d are allowed", len(e.id.val), maxID)
+		v.addProblem("id is empty")
+	case len(e.id.val) > maxIDBytes:
+		v.addProblem("id has %d bytes; at most %d are allowed", len(e.id.val), maxIDBytes)
 	case e.id.typ == bson.TypeString && !utf8.ValidString(e.id.val):
-		v.add("id is not UTF-8")
+		v.addProblem("id is not UTF-8")
 	}
-	v.text("aggregate type", e.aggregateType, true)
-	v.text("aggregate id", e.aggregateID, true)
-	v.text("type", e.typ, true)
-	v.text("key", e.key, false)
-	v.text("content type", e.contentType, false)
-	v.text("schema version", e.schemaVersion, false)
-	v.text("source", e.source, false)
-	v.text("subject", e.subject, false)
-	if e.payloadType == bson.TypeString && !utf8.Valid(text(e.payload)) {
-		v.add("payload is a string that is not UTF-8; pass bytes")
+
+	v.checkText("aggregate type", e.aggregateType, true)
+	v.checkText("aggregate id", e.aggregateID, true)
+	v.checkText("type", e.typ, true)
+	v.checkText("key", e.key, false)
+	v.checkText("content type", e.contentType, false)
+	v.checkText("schema version", e.schemaVersion, false)
+	v.checkText("source", e.source, false)
+	v.checkText("subject", e.subject, false)
+	if e.payloadType == bson.TypeString && !utf8.Valid(stringBytes(e.payload)) {
+		v.addProblem("payload is a string that is not UTF-8; pass bytes")
 	}
 	if e.topic != "" {
-		v.topic(e.topic)
+		v.checkTopic(e.topic)
 	}
+
 	for _, h := range e.headers {
-		if why := headerProblem([]byte(h.Key)); why != "" {
-			v.add("%s", why)
+		if problem := headerProblem([]byte(h.Key)); problem != "" {
+			v.addProblem("%s", problem)
 		}
-		v.text("header name", h.Key, false)
+		v.checkText("header name", h.Key, false)
 	}
-	v.date("time", e.time)
-	v.date("dueAt", e.dueAt)
-	v.date("expiresAt", e.expiresAt)
+
+	v.checkDate("time", e.time)
+	v.checkDate("dueAt", e.dueAt)
+	v.checkDate("expiresAt", e.expiresAt)
 	if !e.expiresAt.IsZero() && !e.dueAt.IsZero() && !e.expiresAt.After(e.dueAt) {
-		v.add("expiresAt %s is not after dueAt %s", e.expiresAt.UTC().Format(time.RFC3339), e.dueAt.UTC().Format(time.RFC3339))
+		v.addProblem("expiresAt %s is not after dueAt %s",
+			e.expiresAt.UTC().Format(time.RFC3339), e.dueAt.UTC().Format(time.RFC3339))
 	}
+
 	if len(v.problems) == 0 {
 		return nil
 	}
+
 	return &InvalidError{ID: e.id, Problems: v.problems}
 }
 
+// validator collects the problems of an event.
 type validator struct{ problems []string }
 
-func (v *validator) add(format string, args ...any) {
+func (v *validator) addProblem(format string, args ...any) {
 	v.problems = append(v.problems, fmt.Sprintf(format, args...))
 }
 
-func (v *validator) text(what, s string, required bool) {
+// checkText checks an attribute that is a text. field is its name in the problem.
+func (v *validator) checkText(field, s string, required bool) {
 	switch {
 	case s == "" && required:
-		v.add("%s is empty", what)
-	case len(s) > maxText:
-		v.add("%s has %d bytes; at most %d are allowed", what, len(s), maxText)
+		v.addProblem("%s is empty", field)
+	case len(s) > maxTextBytes:
+		v.addProblem("%s has %d bytes; at most %d are allowed", field, len(s), maxTextBytes)
 	case !utf8.ValidString(s):
-		v.add("%s is not UTF-8", what)
+		v.addProblem("%s is not UTF-8", field)
 	}
 }
 
-// topic checks the name by Kafka's rule.
-func (v *validator) topic(name string) {
+// checkTopic checks the name of a topic by Kafka's rule.
+func (v *validator) checkTopic(name string) {
 	legal := func(r rune) bool {
 		return r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || r == '.' || r == '_' || r == '-'
 	}
+
 	bad := strings.IndexFunc(name, func(r rune) bool { return !legal(r) }) >= 0
-	if bad || len(name) > maxTopic || name == "." || name == ".." {
-		v.add("topic %.64q is not a legal name: 1 to %d of a-z A-Z 0-9 . _ -", name, maxTopic)
+	if bad || len(name) > maxTopicBytes || name == "." || name == ".." {
+		v.addProblem("topic %.64q is not a legal name: 1 to %d of a-z A-Z 0-9 . _ -", name, maxTopicBytes)
 	}
 }
 
-// date keeps times where milliseconds since 1970 and every consumer's calendar can hold them.
-func (v *validator) date(what string, t time.Time) {
+// checkDate checks that t is not before 1970 and that every consumer can represent it.
+func (v *validator) checkDate(field string, t time.Time) {
 	if !t.IsZero() && (t.Year() < 1970 || t.Year() > 9999) {
-		v.add("%s is in the year %d; 1970 to 9999 is allowed", what, t.Year())
+		v.addProblem("%s is in the year %d; 1970 to 9999 is allowed", field, t.Year())
 	}
 }

@@ -29,7 +29,7 @@ func placed(id string, lane int32, offset int64) inbox.Entry {
 	return e
 }
 
-// batch is n records over all lanes, from an offset on.
+// batch returns n records in all lanes, beginning at an offset.
 func batch(prefix string, n int, from int64) []inbox.Entry {
 	list := make([]inbox.Entry, n)
 	for i := range list {
@@ -46,6 +46,7 @@ func TestHundredDuplicatesAtOnceHaveOneEffect(t *testing.T) {
 	if err := b.db.CreateCollection(t.Context(), "effects"); err != nil {
 		t.Fatal(err)
 	}
+
 	var duplicates atomic.Int64
 	var wg sync.WaitGroup
 	for i := range 100 {
@@ -62,6 +63,7 @@ func TestHundredDuplicatesAtOnceHaveOneEffect(t *testing.T) {
 			}
 		})
 	}
+
 	wg.Wait()
 	if n := b.count(t, "effects", bson.D{}); n != 1 || duplicates.Load() != 99 {
 		t.Fatalf("%d effects and %d duplicates, want 1 and 99", n, duplicates.Load())
@@ -81,6 +83,7 @@ func TestARolledBackTransactionLeavesNothing(t *testing.T) {
 	if !errors.Is(err, cause) {
 		t.Fatal(err)
 	}
+
 	for _, coll := range []string{"inbox", "inbox_offsets", "inbox_claims"} {
 		if n := b.count(t, coll, bson.D{}); n != 0 {
 			t.Errorf("%s has %d documents", coll, n)
@@ -88,7 +91,8 @@ func TestARolledBackTransactionLeavesNothing(t *testing.T) {
 	}
 }
 
-// TestAnErrorOfAdmitDoomsTheTransaction: a callback that swallows it must not commit what else it wrote.
+// TestAnErrorOfAdmitDoomsTheTransaction: a callback that ignores the error must not commit its
+// other writes.
 func TestAnErrorOfAdmitDoomsTheTransaction(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -96,15 +100,18 @@ func TestAnErrorOfAdmitDoomsTheTransaction(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	t.Cleanup(func() { _ = held.Release(context.WithoutCancel(t.Context())) })
 	err = b.transaction(t.Context(), func(ctx context.Context) error {
 		if _, err := b.db.Collection("effects").InsertOne(ctx, bson.D{}); err != nil {
 			return err
 		}
+
 		_, err := b.inbox.Admit(ctx, []inbox.Entry{entry("1")})
 		if !errors.Is(err, inbox.ErrClaimed) {
 			t.Errorf("the error is %v", err)
 		}
+
 		return nil
 	})
 	if !errors.Is(err, inbox.ErrClaimed) || b.count(t, "effects", bson.D{}) != 0 {
@@ -131,8 +138,8 @@ func TestWatermarksRefuseWhenMarkersAreGoneAtTheSizeOfLanes(t *testing.T) {
 	}
 }
 
-// TestLanesDoNotConflict keeps a transaction open on each lane of one partition at the same time, and counts the server's
-// write conflicts: none. The same on one lane gives some.
+// TestLanesDoNotConflict keeps a transaction open on each lane of one partition at the same time
+// and counts the write conflicts of the server. There are none. On a single lane there are some.
 func TestLanesDoNotConflict(t *testing.T) {
 	t.Parallel()
 	w := new(watch)
@@ -155,8 +162,10 @@ func TestLanesDoNotConflict(t *testing.T) {
 				}
 			})
 		}
+
 		wg.Wait()
 	}
+
 	if n := w.count(); n != 0 {
 		t.Fatalf("%d write conflicts between different lanes", n)
 	}
@@ -176,10 +185,12 @@ func TestLanesDoNotConflict(t *testing.T) {
 			t.Error(err)
 		}
 	})
+
 	<-first
 	if fresh := b.admit(t, b.inbox, placed("y", 0, 11)); !fresh[0] {
 		t.Error("a record was refused because of a conflict")
 	}
+
 	wg.Wait()
 }
 
@@ -216,6 +227,7 @@ func TestOneTransactionAsksForAnEntryOnce(t *testing.T) {
 		if _, err := b.inbox.Admit(ctx, list); err != nil {
 			return err
 		}
+
 		w.reset()
 		for range 2 {
 			for _, ask := range []func(context.Context, []inbox.Entry) ([]bool, error){b.inbox.Admit, b.inbox.Check} {
@@ -225,14 +237,17 @@ func TestOneTransactionAsksForAnEntryOnce(t *testing.T) {
 				}
 			}
 		}
+
 		if names := w.names("inbox", "inbox_offsets"); names != nil {
 			t.Errorf("sent again: %v", names)
 		}
-		// Another record with the same id is a duplicate nevertheless.
+
+		// Another record with the same id is a duplicate too.
 		fresh, err := b.inbox.Admit(ctx, []inbox.Entry{placed("1", 1, 77)})
 		if err == nil && fresh[0] {
 			t.Error("a second record of the same id is fresh in the same transaction")
 		}
+
 		return err
 	})
 	if err != nil {
@@ -256,6 +271,7 @@ func TestARetriedAttemptAsksAnew(t *testing.T) {
 		if attempts == 1 {
 			return mongo.CommandError{Code: 112, Labels: []string{"TransientTransactionError"}}
 		}
+
 		return nil
 	})
 	if err != nil || attempts != 2 {
@@ -272,14 +288,17 @@ func TestInsertIsAllOrNothing(t *testing.T) {
 	if err := b.inbox.Insert(t.Context(), []inbox.Entry{entry("1"), entry("2"), entry("1")}); err != nil {
 		t.Fatal(err)
 	}
+
 	err := b.inbox.Insert(t.Context(), []inbox.Entry{entry("3"), entry("2"), entry("4"), entry("4"), entry("1")})
 	var dup *inbox.DuplicateError
 	if !errors.As(err, &dup) {
 		t.Fatalf("the error is %v", err)
 	}
+
 	if diff := cmp.Diff([]inbox.Key{entry("2").Key, entry("1").Key}, dup.Keys); diff != "" {
 		t.Error(diff)
 	}
+
 	if n := b.count(t, "inbox", bson.D{}); n != 2 {
 		t.Fatalf("%d markers, want the first 2", n)
 	}
@@ -288,7 +307,8 @@ func TestInsertIsAllOrNothing(t *testing.T) {
 	}
 }
 
-// TestAnotherErrorIsItself: only an identity that is there makes a duplicate, not whatever the server refuses.
+// TestAnotherErrorIsItself: only an existing identity is a duplicate, not every error of the
+// server.
 func TestAnotherErrorIsItself(t *testing.T) {
 	t.Parallel()
 	t.Run("unique index of somebody else", func(t *testing.T) {
@@ -299,11 +319,13 @@ func TestAnotherErrorIsItself(t *testing.T) {
 		}); err != nil {
 			t.Fatal(err)
 		}
+
 		err := b.inbox.Insert(t.Context(), batch("", 2, 0))
 		if !mongo.IsDuplicateKeyError(err) || errors.Is(err, inbox.ErrDuplicate) {
 			t.Fatalf("the error is %v, want the server's", err)
 		}
 	})
+
 	t.Run("validator", func(t *testing.T) {
 		t.Parallel()
 		b := setup(t)
@@ -312,6 +334,7 @@ func TestAnotherErrorIsItself(t *testing.T) {
 		}).Err(); err != nil {
 			t.Fatal(err)
 		}
+
 		err := b.inbox.Insert(t.Context(), []inbox.Entry{entry("1")})
 		var se mongo.ServerError
 		if !errors.As(err, &se) || !se.HasErrorCode(121) || errors.Is(err, inbox.ErrDuplicate) {
@@ -320,7 +343,8 @@ func TestAnotherErrorIsItself(t *testing.T) {
 	})
 }
 
-// TestAnUnreachableDatabaseDropsNothing: no answer is neither fresh nor a duplicate.
+// TestAnUnreachableDatabaseDropsNothing: without an answer, a message is neither fresh nor a
+// duplicate.
 func TestAnUnreachableDatabaseDropsNothing(t *testing.T) {
 	t.Parallel()
 	app := stacktest.Name(t)
@@ -337,6 +361,7 @@ func TestAnUnreachableDatabaseDropsNothing(t *testing.T) {
 	if err == nil || errors.Is(err, inbox.ErrDuplicate) {
 		t.Fatalf("the error is %v", err)
 	}
+
 	off()
 	if fresh := b.admit(t, b.inbox, entry("1")); !fresh[0] {
 		t.Fatal("refused afterwards")
@@ -355,11 +380,13 @@ func TestIDOnly(t *testing.T) {
 	if fresh := b.admit(t, x, other(entry("1")), other(bare)); slices.Contains(fresh, true) {
 		t.Fatalf("fresh is %v", fresh)
 	}
+
 	for _, consumer := range []string{"group/a", "group/b"} {
 		if _, err := x.Renew(t.Context(), consumer, "orders", 0); err != nil {
 			t.Fatal(err)
 		}
 	}
+
 	if fresh := b.admit(t, x, bare, other(bare)); !cmp.Equal(fresh, []bool{true, false}) {
 		t.Fatalf("in the next generation of the topic fresh is %v", fresh)
 	}

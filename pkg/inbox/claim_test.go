@@ -15,11 +15,12 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 )
 
-// renewedSoon is a lease that is renewed after 3 s, and outlasts a process that is held up for twice as long.
+// renewedSoon is a lease that is renewed after 3 s, so it survives a delay of the process of 6 s.
 const renewedSoon = 9 * time.Second
 
-// TestCrashBetweenClaimAndHandled: a process claims and is never heard of again. Another has the message when the lease is
-// over by the server's clock, with nobody's help; should the first come back, it cannot finish.
+// TestCrashBetweenClaimAndHandled: a process claims a message and dies. When the lease expires by
+// the server's clock, another process can claim the message. If the first one continues, it cannot
+// finish.
 func TestCrashBetweenClaimAndHandled(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -31,13 +32,16 @@ func TestCrashBetweenClaimAndHandled(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	eventually(t, "the lease to end", func() bool {
 		err := b.inbox.Once(t.Context(), "group/a", "1", effect, inbox.Using(inbox.Eager), inbox.At(placed("1", 0, 4).Place))
 		if err != nil && !errors.Is(err, inbox.ErrClaimed) {
 			t.Fatal(err)
 		}
+
 		return err == nil
 	})
+
 	err = b.transaction(t.Context(), func(ctx context.Context) error {
 		if err := effect(ctx); err != nil {
 			return err
@@ -52,7 +56,8 @@ func TestCrashBetweenClaimAndHandled(t *testing.T) {
 	}
 }
 
-// TestRenewalsDoNotDisturbTheHandlersTransaction: the transaction has read before and writes after several renewals.
+// TestRenewalsDoNotDisturbTheHandlersTransaction: the transaction has read before and writes after
+// several renewals.
 func TestRenewalsDoNotDisturbTheHandlersTransaction(t *testing.T) {
 	t.Parallel()
 	w := new(watch)
@@ -63,10 +68,12 @@ func TestRenewalsDoNotDisturbTheHandlersTransaction(t *testing.T) {
 			renewed <- struct{}{}
 		}
 	}
+
 	c, err := b.inbox.Claim(t.Context(), entry("1"), renewedSoon)
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	var attempts int
 	err = c.Hold(t.Context(), func(ctx context.Context) error {
 		return b.transaction(ctx, func(ctx context.Context) error {
@@ -74,6 +81,7 @@ func TestRenewalsDoNotDisturbTheHandlersTransaction(t *testing.T) {
 			if _, err := b.inbox.Exists(ctx, entry("1").Key); err != nil { // begins the snapshot
 				return err
 			}
+
 			for range 2 {
 				select {
 				case <-renewed:
@@ -81,6 +89,7 @@ func TestRenewalsDoNotDisturbTheHandlersTransaction(t *testing.T) {
 					return context.Cause(ctx)
 				}
 			}
+
 			return c.Handled(ctx)
 		})
 	})
@@ -95,7 +104,8 @@ func TestRenewalsDoNotDisturbTheHandlersTransaction(t *testing.T) {
 	}
 }
 
-// TestRunEndsWithTheLeaseWhenTheDatabaseIsAway: by this process's own clock, as nobody tells it.
+// TestRunEndsWithTheLeaseWhenTheDatabaseIsAway: the clock of this process decides, because the
+// server cannot be asked.
 func TestRunEndsWithTheLeaseWhenTheDatabaseIsAway(t *testing.T) {
 	t.Parallel()
 	app := stacktest.Name(t)
@@ -104,6 +114,7 @@ func TestRunEndsWithTheLeaseWhenTheDatabaseIsAway(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	stacktest.FailCommand(t, app, "alwaysOn", bson.D{
 		{Key: "failCommands", Value: bson.A{"update"}}, {Key: "closeConnection", Value: true},
 	})
@@ -121,6 +132,7 @@ func TestRunEndsWithItsContext(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if err := c.Run(ctx); err != nil {
@@ -128,7 +140,8 @@ func TestRunEndsWithItsContext(t *testing.T) {
 	}
 }
 
-// TestRunEndsQuietlyOnceHandled: a lease that is gone because its message is done is not lost.
+// TestRunEndsQuietlyOnceHandled: a lease that was deleted because its message is handled is not
+// lost.
 func TestRunEndsQuietlyOnceHandled(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -144,8 +157,8 @@ func TestRunEndsQuietlyOnceHandled(t *testing.T) {
 	}
 }
 
-// TestRunEndsQuietlyOnceHandledAlsoWhenTheDatabaseIsAway: what the marker's owner and epoch decide is not cut off by a lease
-// that could not be renewed.
+// TestRunEndsQuietlyOnceHandledAlsoWhenTheDatabaseIsAway: after Handled, the owner and the epoch of
+// the marker decide, so a lease that could not be renewed does not end the handler.
 func TestRunEndsQuietlyOnceHandledAlsoWhenTheDatabaseIsAway(t *testing.T) {
 	t.Parallel()
 	app := stacktest.Name(t)
@@ -157,18 +170,21 @@ func TestRunEndsQuietlyOnceHandledAlsoWhenTheDatabaseIsAway(t *testing.T) {
 	if err := c.Handled(t.Context()); err != nil {
 		t.Fatal(err)
 	}
+
 	stacktest.FailCommand(t, app, "alwaysOn", bson.D{
 		{Key: "failCommands", Value: bson.A{"update"}}, {Key: "closeConnection", Value: true},
 	})
 	if err := c.Run(t.Context()); err != nil {
 		t.Errorf("Run ends with %v", err)
 	}
+
 	if err := c.Hold(t.Context(), func(ctx context.Context) error { return ctx.Err() }); err != nil {
 		t.Errorf("Hold ends with %v", err)
 	}
 }
 
-// TestEpochsRiseAlsoWhenLeasesAreRemovedAndClocksGoBack: the marker's epoch is far above the clock's.
+// TestEpochsRiseAlsoWhenLeasesAreRemovedAndClocksGoBack: the epoch of the marker is far above the
+// clock.
 func TestEpochsRiseAlsoWhenLeasesAreRemovedAndClocksGoBack(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -176,6 +192,7 @@ func TestEpochsRiseAlsoWhenLeasesAreRemovedAndClocksGoBack(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	future := time.Now().Add(100 * time.Hour).UnixMilli()
 	if _, err := b.db.Collection("inbox").UpdateOne(t.Context(), bson.D{}, bson.D{{Key: "$set", Value: bson.D{{Key: "e", Value: future}}}}); err != nil {
 		t.Fatal(err)
@@ -183,6 +200,7 @@ func TestEpochsRiseAlsoWhenLeasesAreRemovedAndClocksGoBack(t *testing.T) {
 	if _, err := b.db.Collection("inbox_claims").DeleteMany(t.Context(), bson.D{}); err != nil {
 		t.Fatal(err)
 	}
+
 	c, err := b.new(t).Claim(t.Context(), entry("1"), 0)
 	if err != nil || c.Attempt() != 2 {
 		t.Fatalf("%v", err)
@@ -205,19 +223,22 @@ func TestReleaseOfAPartition(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+
 	if err := b.inbox.Release(t.Context(), "group/a", "orders", 0); err != nil {
 		t.Fatal(err)
 	}
+
 	other := b.new(t)
 	if _, err := other.Claim(t.Context(), placed("1", 0, 1), 0); err != nil {
 		t.Error(err)
 	}
+
 	if _, err := other.Claim(t.Context(), elsewhere, 0); !errors.Is(err, inbox.ErrClaimed) {
 		t.Errorf("a claim of another partition: %v", err)
 	}
 }
 
-// TestEagerHandlersBeginOnce: of many that want the same message at once, one begins at all.
+// TestEagerHandlersBeginOnce: of many simultaneous handlers of one message, only one begins.
 func TestEagerHandlersBeginOnce(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -241,13 +262,14 @@ func TestEagerHandlersBeginOnce(t *testing.T) {
 			t.Errorf("the error is %v", err)
 		}
 	}
+
 	if err := <-done; err != nil || begun.Load() != 1 {
 		t.Fatalf("%v, begun %d times", err, begun.Load())
 	}
 }
 
-// TestNoClockButTheServers: what a claim, its renewal, its end and a sweep send has no date at all, and the dates of new
-// markers are the time that the server's replies had.
+// TestNoClockButTheServers: the commands of a claim, a renewal, a release and a sweep contain no
+// date. The dates of new markers come from the replies of the server.
 func TestNoClockButTheServers(t *testing.T) {
 	t.Parallel()
 	w := new(watch)
@@ -257,6 +279,7 @@ func TestNoClockButTheServers(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	ctx, cancel := context.WithCancel(t.Context())
 	w.seen = func(s sent) {
 		if s.name == "update" && s.coll == "inbox_claims" {
@@ -266,6 +289,7 @@ func TestNoClockButTheServers(t *testing.T) {
 	if err := c.Run(ctx); err != nil {
 		t.Fatal(err)
 	}
+
 	w.seen = nil
 	if err := c.Handled(t.Context()); err != nil {
 		t.Fatal(err)
@@ -273,14 +297,17 @@ func TestNoClockButTheServers(t *testing.T) {
 	if err := c.Defer(t.Context(), time.Hour); err != nil {
 		t.Fatal(err)
 	}
+
 	b.admit(t, b.inbox, placed("2", 0, 2), entry("3"))
 	if _, _, err := b.inbox.Sweep(t.Context(), inbox.Limits{}); err != nil {
 		t.Fatal(err)
 	}
+
 	all := append(append(w.on("inbox"), w.on("inbox_claims")...), w.on("inbox_offsets")...)
 	if len(all) < 8 {
 		t.Fatalf("only %d commands were seen", len(all))
 	}
+
 	for _, s := range all {
 		for _, d := range dates(s.raw) {
 			at := time.Unix(int64(s.time), 0)
@@ -294,7 +321,8 @@ func TestNoClockButTheServers(t *testing.T) {
 	}
 }
 
-// TestTheLeaseOfOneCall: it is good for that call, and bounded as that of the Inbox is.
+// TestTheLeaseOfOneCall: the lease applies to that call, with the same limits as the lease of the
+// Inbox.
 func TestTheLeaseOfOneCall(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -304,6 +332,7 @@ func TestTheLeaseOfOneCall(t *testing.T) {
 			t.Errorf("a lease of %s: %v", d, err)
 		}
 	}
+
 	err := b.inbox.Once(t.Context(), "group/a", "1", func(context.Context) error {
 		if _, err := b.new(t).Claim(t.Context(), inbox.Entry{Key: inbox.Key{Consumer: "group/a", ID: "1"}}, 0); !errors.Is(err, inbox.ErrClaimed) {
 			t.Errorf("claimed twice: %v", err)

@@ -1,38 +1,49 @@
-// Package inbox makes the effect of a message happen once, however often the message comes: it remembers in MongoDB what
-// was handled, in the same transaction as the effect.
+// Package inbox gives a message its effect once, even if it is delivered several times. It stores
+// in MongoDB which messages were handled, in the same transaction as the effect.
 //
-// Two things are kept. A marker says that one identity (consumer, namespace and id) was handled; it is removed when its
-// retention, seven days by default, is over. A watermark says for one consumer, partition and lane up to which offset
-// everything was dealt with; it is never removed, so a record that Kafka delivers again is refused for ever, at the cost
-// of at most [Lanes] documents for each partition and consumer. Markers are needed for what a producer sent twice and for
-// messages that have no place in a partition.
+// The inbox stores two kinds of documents:
+//
+//   - A marker means that one identity (consumer, namespace and id) was handled. It is deleted
+//     after the retention (default seven days). Markers detect messages that a producer has sent
+//     twice, and messages that have no place in a partition.
+//   - A watermark contains, for one consumer, partition and lane, the offset up to which all
+//     records were handled. It is never deleted, so a record that Kafka delivers again is always
+//     rejected. There are at most [Lanes] watermarks for each partition and consumer.
 //
 // # Modes
 //
-//   - None keeps nothing: the handler runs for every delivery.
-//   - Optimistic writes the marker inside the handler's transaction. A failure leaves nothing behind. Two that try at once
-//     cost a write conflict; the loser is run again by outbox.Transaction and then sees the duplicate. For handlers whose
+//   - None stores nothing: the handler runs for every delivery.
+//   - Optimistic writes the marker in the transaction of the handler. After a failure nothing is
+//     stored. If two deliveries are handled at the same time, one of them has a write conflict:
+//     outbox.Transaction runs it again, and then it finds the duplicate. Use it for handlers whose
 //     effects are all in the transaction.
-//   - Eager commits a claim, with a lease and an epoch by the server's clock, before the handler begins, so that of two
-//     at once only one begins at all. For handlers that also act outside of the database. A holder that died is followed
-//     by another when its lease is over, and can then not finish any more: such an action may happen again, its effect in
-//     the database cannot.
+//   - Eager commits a claim before the handler begins, so that of two simultaneous deliveries only
+//     one is handled. A claim has a lease and an epoch, and its times refer to the server's clock.
+//     Use it for handlers that also act outside of the database. If the holder dies, another one
+//     can claim the message when the lease expires, and the first holder cannot finish any more. So
+//     an action outside of the database may happen twice, but an effect in the database cannot.
 //
-// # What it promises
+// # Guarantees
 //
-// An effect written in the transaction that Admit, Once or Claim.Handled ran in is committed at most once for an identity
-// within the retention, and at most once for a place in a partition for ever. No promise needs the clocks of the machines
-// to agree: every time is the server's.
+// An effect that is written in the transaction of Admit, Once or Claim.Handled is committed at most
+// once for each identity within the retention, and at most once for each place in a partition
+// without a time limit. No guarantee needs synchronized clocks: all times refer to the server's
+// clock.
 //
-// Order is the caller's matter: records of one lane must be admitted in the order of their offsets, because a watermark
-// that has moved refuses all before it. A lane is a pure function of the record's key ([Lane]), so records of one key are
-// in one lane.
+// The caller is responsible for order. Records of one lane must be admitted in the order of their
+// offsets, because a watermark rejects all earlier offsets. The lane depends only on the key of the
+// record (see [Lane]), so records with the same key are in the same lane.
 //
 // # Cost
 //
-// Admit is one read of watermarks and one of markers, one insert of markers and one update of watermarks for the whole
-// batch, all in the caller's transaction. Different lanes write different documents and never conflict. Nothing blocks but the single-flight guard
-// of Once, which lets the second of two calls with the same identity in one process wait for the first. There are no
-// background goroutines; Claim.Run belongs to the caller. After an Attach, the first Admit in each server session costs one
-// write more, beside the transaction, so that the transactions of a killed process can be ended by who comes after it.
+// For a whole batch, Admit needs one read of watermarks, one read of markers, one insert of markers
+// and one update of watermarks, all in the transaction of the caller. Different lanes use different
+// documents and never conflict.
+//
+// Only Once blocks: if the same process handles the same identity, the second call waits for the
+// first. There are no background goroutines. The caller runs Claim.Run.
+//
+// After an Attach, the first Admit in each server session needs one more write outside of the
+// transaction. It allows the next owner of the partition to end the transactions of a killed
+// process.
 package inbox

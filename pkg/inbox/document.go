@@ -10,23 +10,25 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 )
 
-// The fields of a marker: {_id: {c, n, i, g}, s, at, k, t, p, f, o, e, a}.
+// The fields of a marker are {_id: {c, n, i, g}, s, at, k, t, p, f, o, e, a}:
 //
-//	_id  consumer (absent for IDOnly), namespace, id, and the generation for a PlaceID of a later one
-//	s    handled or claimed
-//	at   when it came to that        k  until when it is kept, by which the TTL index removes it
-//	t p f topic, partition, offset; for people
-//	o e  owner and epoch of the last claim       a  how many claims there were
+//	_id    consumer (not for IDOnly), namespace, id, and the generation if the id is a PlaceID of a later one
+//	s      state: handled or claimed
+//	at     time of the last change of the state
+//	k      end of the retention, for the TTL index
+//	t p f  topic, partition, offset, for operators
+//	o e    owner and epoch of the last claim
+//	a      number of claims
 //
-// A lease is {_id: that of the marker, o, e, until}. It is a document of its own because it is renewed while the handler's
-// transaction runs: were it the marker, each renewal would be a write conflict for the transaction that turns the marker
-// to handled.
+// A lease is {_id, o, e, until}, with the _id of its marker. It is a separate document because it
+// is renewed while the transaction of the handler runs. If the marker contained the lease, each
+// renewal would conflict with the transaction that marks the message as handled.
 const (
 	stateHandled = "handled"
 	stateClaimed = "claimed"
 )
 
-// marker is what is read of a marker.
+// marker contains the fields of a marker that are read.
 type marker struct {
 	ID       bson.Raw `bson:"_id"`
 	State    string   `bson:"s"`
@@ -35,55 +37,63 @@ type marker struct {
 	Attempts int      `bson:"a"`
 }
 
-// identity is the _id of the marker of an entry, in the generation of its partition.
-func (x *Inbox) identity(e Entry, generation int64) (bson.Raw, error) {
+// markerID returns the _id of the marker of an entry, in the given generation of its partition.
+func (x *Inbox) markerID(e Entry, generation int64) (bson.Raw, error) {
 	var d bson.D
 	if x.identityKind == IDAndConsumer {
 		d = append(d, bson.E{Key: "c", Value: e.Key.Consumer})
 	}
 	d = append(d, bson.E{Key: "n", Value: e.Key.Namespace}, bson.E{Key: "i", Value: e.Key.ID})
-	if generation > 0 && e.derived() {
-		d = append(d, bson.E{Key: "g", Value: generation}) // N29: the same place of the topic's next life is another message
+
+	// N29: the same place in a recreated topic is another message.
+	if generation > 0 && e.isPlaceID() {
+		d = append(d, bson.E{Key: "g", Value: generation})
 	}
+
 	raw, err := bson.Marshal(d)
 	if err != nil {
 		return nil, fmt.Errorf("encoding the identity of %s: %w", e.Key, err)
 	}
+
 	return raw, nil
 }
 
-// derived says whether the id says no more than the place.
-func (e Entry) derived() bool {
+// isPlaceID reports whether the id contains nothing but the place.
+func (e Entry) isPlaceID() bool {
 	p := e.Place
 	return p.Topic != "" && e.Key.ID == PlaceID(p.Topic, p.Partition, p.Offset)
 }
 
-// Every way to a marker goes through expiry or expiryAt: a marker without k would stay for ever.
+// Every update of a marker must set the fields of expiryFields or expiryFieldsAt. A marker without
+// k would never be deleted.
 
-func (x *Inbox) expiryAt(now time.Time) bson.D {
+// expiryFieldsAt returns the time and the end of the retention for a change at the time now.
+func (x *Inbox) expiryFieldsAt(now time.Time) bson.D {
 	return bson.D{{Key: "at", Value: now}, {Key: "k", Value: now.Add(x.retention)}}
 }
 
-func (x *Inbox) expiry() bson.D {
-	return bson.D{{Key: "at", Value: "$$NOW"}, {Key: "k", Value: after(x.retention)}}
+// expiryFields is expiryFieldsAt for an update by pipeline, with the time of the server.
+func (x *Inbox) expiryFields() bson.D {
+	return bson.D{{Key: "at", Value: "$$NOW"}, {Key: "k", Value: afterNow(x.retention)}}
 }
 
-// after is that long after the server's now, in an update by pipeline.
-func after(d time.Duration) bson.D {
+// afterNow returns the time d after the server's current time, for an update by pipeline.
+func afterNow(d time.Duration) bson.D {
 	return bson.D{{Key: "$add", Value: bson.A{"$$NOW", d.Milliseconds()}}}
 }
 
-// handledMarker is a new marker.
-func (x *Inbox) handledMarker(id bson.Raw, p Place, now time.Time) bson.D {
-	d := append(bson.D{{Key: "_id", Value: id}, {Key: "s", Value: stateHandled}}, x.expiryAt(now)...)
+// newHandledMarker returns the document of a marker for a handled message.
+func (x *Inbox) newHandledMarker(id bson.Raw, p Place, now time.Time) bson.D {
+	d := append(bson.D{{Key: "_id", Value: id}, {Key: "s", Value: stateHandled}}, x.expiryFieldsAt(now)...)
 	return append(d, placeFields(p)...)
 }
 
-// toHandled turns a claimed marker.
-func (x *Inbox) toHandled() bson.A {
-	return bson.A{bson.D{{Key: "$set", Value: append(bson.D{{Key: "s", Value: stateHandled}}, x.expiry()...)}}}
+// handledUpdate returns the update that marks a claimed message as handled.
+func (x *Inbox) handledUpdate() bson.A {
+	return bson.A{bson.D{{Key: "$set", Value: append(bson.D{{Key: "s", Value: stateHandled}}, x.expiryFields()...)}}}
 }
 
+// placeFields returns the fields of a marker for the place of its message.
 func placeFields(p Place) bson.D {
 	if p.Topic == "" {
 		return nil
@@ -91,24 +101,28 @@ func placeFields(p Place) bson.D {
 	return bson.D{{Key: "t", Value: p.Topic}, {Key: "p", Value: p.Partition}, {Key: "f", Value: p.Offset}}
 }
 
-// serverTime is the server's clock as of the last reply in the transaction, to the second. On an idle replica set it may
-// be ten seconds behind, the interval at which the set writes its own time down.
+// serverTime returns the server's time of the last reply in the transaction, with a precision of
+// one second. On an idle replica set it may be ten seconds slow, because the set writes its own
+// time in this interval.
 func serverTime(ctx context.Context) (time.Time, error) {
 	ts := mongo.SessionFromContext(ctx).OperationTime()
 	if ts == nil {
 		return time.Time{}, errors.New("the server's replies have no operation time; transactions need a replica set")
 	}
+
 	return time.Unix(int64(ts.T), 0), nil
 }
 
 const codeDuplicateKey = 11000
 
-// duplicates are the entries that the server refused as duplicates; none if the error is about anything else as well.
-func duplicates(err error, keys []Key) []Key {
+// duplicateKeys returns the keys that the server rejected as duplicates. It returns nil if err
+// reports another problem as well.
+func duplicateKeys(err error, keys []Key) []Key {
 	var bulk mongo.BulkWriteException
 	if !errors.As(err, &bulk) || bulk.WriteConcernError != nil {
 		return nil
 	}
+
 	var dup []Key
 	for _, w := range bulk.WriteErrors {
 		if w.Code != codeDuplicateKey || w.Index < 0 || w.Index >= len(keys) {
@@ -116,5 +130,6 @@ func duplicates(err error, keys []Key) []Key {
 		}
 		dup = append(dup, keys[w.Index])
 	}
+
 	return dup
 }

@@ -12,7 +12,7 @@ import (
 	"github.com/outrelay/outrelay/pkg/outbox"
 )
 
-// A webhook that its sender repeats until it hears an answer books the payment once.
+// A webhook whose sender repeats it until it gets an answer. The payment is booked once.
 func ExampleInbox_Once() {
 	var (
 		ctx       context.Context
@@ -26,6 +26,7 @@ func ExampleInbox_Once() {
 	if err := box.EnsureIndexes(ctx); err != nil {
 		log.Fatal(err)
 	}
+
 	err = box.Once(ctx, "payments", webhookID, func(ctx context.Context) error {
 		_, err := db.Collection("payments").InsertOne(ctx, bson.D{{Key: "webhook", Value: webhookID}})
 		return err
@@ -35,7 +36,8 @@ func ExampleInbox_Once() {
 	}
 }
 
-// A letter is printed before the database knows of it: the claim keeps others from printing it at the same time.
+// A letter is printed before it is recorded in the database. The claim prevents others from
+// printing it at the same time.
 func ExampleInbox_Claim() {
 	var (
 		ctx   context.Context
@@ -51,11 +53,13 @@ func ExampleInbox_Claim() {
 	if err != nil {
 		log.Fatal(err)
 	}
+
 	defer func() { _ = claim.Release(ctx) }()
 	err = claim.Hold(ctx, func(ctx context.Context) error {
 		if err := print(ctx); err != nil {
 			return err
 		}
+
 		return outbox.Transaction(ctx, db.Client(), func(ctx context.Context) error {
 			if _, err := db.Collection("letters").InsertOne(ctx, bson.D{{Key: "printed", Value: true}}); err != nil {
 				return err

@@ -13,154 +13,202 @@ import (
 	"github.com/outrelay/outrelay/internal/retry"
 )
 
-// Generation is one life of a partition as a consumer knows it.
+// Generation is one life of a partition: it begins when the topic is created, and ends when it is
+// deleted.
 type Generation struct {
-	Number    int64
-	Recreated bool  // this call has begun it
-	Watermark int64 // one past the highest offset that was dealt with in it; 0 if none
+	// Number increases by one with each generation.
+	Number int64
+
+	// Recreated reports whether this call has begun the generation.
+	Recreated bool
+
+	// Watermark is the offset after the last handled record of the generation, or 0 if there is
+	// none.
+	Watermark int64
 }
 
-// Log is a partition as its leader describes it.
+// Log describes a partition, as its leader reports it.
 type Log struct {
-	// ID identifies the topic among all that ever were: it is of the cluster and of the topic. "" is unknown.
-	ID    string
-	End   int64 // the offset after the last record; -1 is unknown
-	Epoch int32 // of the leader; -1 is unknown
+	// ID identifies the cluster and the topic, including its deletion and re-creation. It is empty
+	// if unknown.
+	ID string
+
+	// End is the offset after the last record, or −1 if unknown.
+	End int64
+
+	// Epoch is the epoch of the leader, or −1 if unknown.
+	Epoch int32
 }
 
-// suspicion is what is known of a partition that its log seems to contradict.
+// suspicion is the stored state of a partition that contradicts its log.
 type suspicion struct {
 	generation, watermark int64
 	epoch                 int32
 	id                    string
 }
 
-// recreated says whether the log cannot be of the topic that was seen. Without the topics' ids an end below the watermark or
-// a lower leader epoch is all that can tell. N29
-func (s suspicion) recreated(l Log) bool {
+// showsRecreation reports whether the log cannot belong to the topic that was seen before. If an id
+// is unknown, only an end below the watermark or a lower leader epoch shows that. N29
+func (s suspicion) showsRecreation(l Log) bool {
 	if s.id != "" && l.ID != "" {
 		return s.id != l.ID
 	}
 	return l.End >= 0 && l.End < s.watermark || l.Epoch >= 0 && l.Epoch < s.epoch
 }
 
-// truncated says whether the same topic has lost records that were handled, as by an unclean leader election.
-func (s suspicion) truncated(l Log) bool {
+// showsTruncation reports whether the same topic has lost handled records, for example by an
+// unclean leader election.
+func (s suspicion) showsTruncation(l Log) bool {
 	return s.id != "" && s.id == l.ID && l.End >= 0 && l.End < s.watermark
 }
 
-// Attach tells the inbox that this process begins to handle a partition, with the partition's log as read from its leader
-// just now. If the topic is another one by its id or, where that is unknown, by an end below the watermark or a lower epoch,
-// then by the policy a new generation begins, in which the old watermarks do not count, or it is a *RecreatedError. If the
-// same topic ends below the watermark, it has lost records: the watermarks go back to its end, or it is that error.
+// Attach prepares the inbox for a partition that this process begins to handle. Call it once for
+// each assignment, with the log that was just read from the leader. Without Attach, Admit uses the
+// current generation. Attach needs one read and one write, and does not join a transaction of ctx.
 //
-// As somebody else may have moved the watermark after the end was read, the first such answer is ErrUnconfirmed: read end
-// the log again, and call again.
+// Attach compares the log with the watermark:
+//   - If the topic was recreated, a new generation begins, in which old watermarks have no effect.
+//     With Halt, the error is a *RecreatedError instead. A different id shows that, or if an id is
+//     unknown, an end below the watermark or a lower epoch.
+//   - If the same topic ends below the watermark, it has lost records. The watermarks go back to
+//     its end. With Halt, the error is a *RecreatedError instead.
 //
-// If another process had the partition and did not Release it, the server is asked to end that one's transactions: what a
-// killed process has written and not committed would be locked until their lifetime is over, 60 s by default.
+// Another process may have moved the watermark after the end was read. So the first contradiction
+// is ErrUnconfirmed: read the log again, and call Attach again.
 //
-// It is needed once for each assignment. Without it Admit works in whatever generation there is. It costs one read and one
-// write, and takes no part in a transaction of ctx.
+// If another process had the partition and did not call Release, the server ends the transactions
+// of that process. Otherwise uncommitted writes of a killed process would stay locked until the
+// lifetime of the transaction is over (default 60 s).
 func (x *Inbox) Attach(ctx context.Context, consumer, topic string, part int32, l Log) (Generation, error) {
 	p := partition{consumer, topic, part}
-	g, err := x.turn(ctx, p, x.hold(p), l, func(seen suspicion) (begin bool, err error) {
-		recreated, truncated := seen.recreated(l), seen.truncated(l)
+	judge := func(seen suspicion) (begin bool, err error) {
+		recreated, truncated := seen.showsRecreation(l), seen.showsTruncation(l)
 		if !recreated && !truncated {
-			x.suspect(p, nil)
+			x.setSuspicion(p, nil)
 			return false, nil
 		}
 
-		// This log was read after the watermark that was seen before; what contradicts that too is true.
-		before, ok := x.suspected(p)
-		if !ok || before.generation != seen.generation || before.recreated(l) != recreated || before.truncated(l) != truncated {
-			x.suspect(p, &seen)
-			return false, fmt.Errorf("%w: partition %d of %s (%s) ends at offset %d with leader epoch %d, while %s has handled up to %d at epoch %d (%s)",
+		// This log was read after the watermark of the first contradiction. If it contradicts that
+		// watermark too, the contradiction is real.
+		before, ok := x.suspicionOf(p)
+		confirmed := ok && before.generation == seen.generation &&
+			before.showsRecreation(l) == recreated && before.showsTruncation(l) == truncated
+		if !confirmed {
+			x.setSuspicion(p, &seen)
+			return false, fmt.Errorf("%w: partition %d of %s (%s) ends at offset %d with leader epoch %d, "+
+				"but %s has handled up to offset %d at epoch %d (%s)",
 				ErrUnconfirmed, part, topic, l.ID, l.End, l.Epoch, consumer, seen.watermark, seen.epoch, seen.id)
 		}
+
 		if x.recreated == Halt {
 			return false, &RecreatedError{
 				Consumer: consumer, Topic: topic, Partition: part,
 				Watermark: seen.watermark, End: l.End, Epoch: l.Epoch, Seen: seen.epoch,
 			}
 		}
+
 		return recreated, nil
-	})
+	}
+
+	g, err := x.switchGeneration(ctx, p, x.addToTenure(p), l, judge)
 	if err != nil {
 		return Generation{}, fmt.Errorf("attaching: %w", err)
 	}
+
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	x.attached[p] = g.Number
-	delete(x.suspects, p)
+	delete(x.suspicions, p)
 	return g, nil
 }
 
-func (x *Inbox) suspected(p partition) (suspicion, bool) {
+// suspicionOf returns the stored suspicion of a partition, and whether there is one.
+func (x *Inbox) suspicionOf(p partition) (suspicion, bool) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	s, ok := x.suspects[p]
+	s, ok := x.suspicions[p]
 	return s, ok
 }
 
-func (x *Inbox) suspect(p partition, s *suspicion) {
+// setSuspicion stores the suspicion of a partition, or removes it if s is nil.
+func (x *Inbox) setSuspicion(p partition, s *suspicion) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
+
 	if s == nil {
-		delete(x.suspects, p)
+		delete(x.suspicions, p)
 		return
 	}
-	x.suspects[p] = *s
+
+	x.suspicions[p] = *s
 }
 
-// Renew begins a new generation whatever the policy: an operator's answer to a *RecreatedError. Attach has to follow.
+// Renew begins a new generation of the partition, regardless of the policy. Operators use it to
+// resolve a *RecreatedError. Call Attach after it.
 func (x *Inbox) Renew(ctx context.Context, consumer, topic string, part int32) (Generation, error) {
 	begin := func(suspicion) (bool, error) { return true, nil }
-	g, err := x.turn(ctx, partition{consumer, topic, part}, "", Log{End: -1, Epoch: -1}, begin)
+	g, err := x.switchGeneration(ctx, partition{consumer, topic, part}, "", Log{End: -1, Epoch: -1}, begin)
 	if err != nil {
 		return Generation{}, fmt.Errorf("beginning a generation: %w", err)
 	}
+
 	return g, nil
 }
 
-// turn reads a partition's watermarks, lets judge say whether a generation begins, and writes the partition's own document
-// if nobody else has done so since. by is the tenure that gets the partition, "" if none does. Watermarks of the same
-// generation that are above the log's end go back to it.
-func (x *Inbox) turn(ctx context.Context, p partition, by string, log Log, judge func(seen suspicion) (begin bool, err error)) (Generation, error) {
-	if err := (Entry{Key{Consumer: p.consumer, ID: "-"}, Place{Topic: p.topic, Partition: p.partition}}).validate(); err != nil || p.topic == "" {
-		return Generation{}, errors.Join(err, noTopic(p))
+// switchGeneration reads the watermarks of a partition, lets judge decide whether a new generation
+// begins, and writes the document of the partition. If another process has changed that document in
+// between, it repeats this. by is the tenure that gets the partition, or "". Watermarks of the same
+// generation that exceed the end of a truncated log are lowered to it.
+func (x *Inbox) switchGeneration(
+	ctx context.Context, p partition, by string, log Log, judge func(seen suspicion) (begin bool, err error),
+) (Generation, error) {
+	e := Entry{Key{Consumer: p.consumer, ID: "-"}, Place{Topic: p.topic, Partition: p.partition}}
+	if err := e.validateEntry(); err != nil || p.topic == "" {
+		return Generation{}, errors.Join(err, requireTopic(p))
 	}
+
+	// Attach and Renew do not join a transaction of the caller.
 	ctx = mongo.NewSessionContext(ctx, nil)
 	lanes := make(map[lane]struct{}, Lanes)
 	for l := range int32(Lanes) {
 		lanes[lane{p, l}] = struct{}{}
 	}
+
 	for wait := retry.Reopen.Start(); ; {
 		m, err := x.readMarks(ctx, lanes)
 		if err != nil {
 			return Generation{}, err
 		}
-		seen := m.summary()
+
+		seen := m.summarizeMarks()
 		begin, err := judge(seen)
 		if err != nil {
 			return Generation{}, err
 		}
+
 		next := Generation{Number: seen.generation, Watermark: seen.watermark}
+
+		// Unknown values of the log do not replace stored ones.
 		now := Log{ID: cmp.Or(log.ID, seen.id), Epoch: max(seen.epoch, log.Epoch)}
 		if begin {
-			next, now = Generation{Number: seen.generation + 1, Recreated: true}, log
+			next = Generation{Number: seen.generation + 1, Recreated: true}
+			now = log
 		}
-		had := m[lane{p, partitionLane}].By
+
+		// Renew passes no tenure, so the partition keeps its present one.
+		previous := m[lane{p, partitionLane}].By
 		if by == "" {
-			by = had
-		} else if had != "" && had != by {
-			if err := x.evict(ctx, had); err != nil {
+			by = previous
+		} else if previous != "" && previous != by {
+			if err := x.endTransactionsOf(ctx, previous); err != nil {
 				return Generation{}, err
 			}
 		}
+
+		// Another process may have written the document since it was read. Then everything is repeated.
 		ok, err := x.writeGeneration(ctx, p, m, next.Number, now, by)
-		if err == nil && ok && !begin && seen.truncated(log) {
-			err = x.lower(ctx, m, seen.generation, log.End)
+		if err == nil && ok && !begin && seen.showsTruncation(log) {
+			err = x.lowerWatermarks(ctx, m, seen.generation, log.End)
 			next.Watermark = log.End
 		}
 		if err != nil || ok {
@@ -172,77 +220,106 @@ func (x *Inbox) turn(ctx context.Context, p partition, by string, log Log, judge
 	}
 }
 
-// lower takes the watermarks that are above the end of a truncated log back to it, so that the records that come to those
-// offsets now are handled. A watermark that moved since it was read is of records that are there.
-func (x *Inbox) lower(ctx context.Context, m marks, generation, end int64) error {
+// lowerWatermarks lowers the watermarks that exceed the end of a truncated log, so that the new
+// records at these offsets are handled. A watermark that was moved in the meantime belongs to
+// existing records and stays.
+func (x *Inbox) lowerWatermarks(ctx context.Context, m marks, generation, end int64) error {
 	for l, w := range m {
 		if l.lane == partitionLane || w.Generation != generation || w.Next <= end {
 			continue
 		}
-		filter := bson.D{{Key: "_id", Value: l.id()}, {Key: "g", Value: generation}, {Key: "n", Value: w.Next}}
-		if _, err := x.offsets.UpdateOne(ctx, filter, bson.D{{Key: "$set", Value: bson.D{{Key: "n", Value: end}}}}); err != nil {
-			return fmt.Errorf("lowering a watermark of partition %d of %s to offset %d: %w", l.partition.partition, l.topic, end, err)
+
+		filter := bson.D{
+			{Key: "_id", Value: l.documentID()},
+			{Key: "g", Value: generation},
+			{Key: "n", Value: w.Next},
+		}
+		set := bson.D{{Key: "$set", Value: bson.D{{Key: "n", Value: end}}}}
+		if _, err := x.offsets.UpdateOne(ctx, filter, set); err != nil {
+			return fmt.Errorf("lowering a watermark of partition %d of %s to offset %d: %w",
+				l.partition.partition, l.topic, end, err)
 		}
 	}
+
 	return nil
 }
 
-func noTopic(p partition) error {
+// requireTopic returns an error if the topic is empty.
+func requireTopic(p partition) error {
 	if p.topic != "" {
 		return nil
 	}
 	return fmt.Errorf("%w: the topic is empty", ErrInvalid)
 }
 
-// summary is what the documents of one partition say of its current generation; an epoch of -1 is unknown.
-func (m marks) summary() suspicion {
+// summarizeMarks returns the state of the current generation of a partition, from all documents of
+// that partition.
+func (m marks) summarizeMarks() suspicion {
 	s := suspicion{epoch: -1}
 	for _, w := range m {
 		s.generation = max(s.generation, w.Generation)
 	}
+
 	for l, w := range m {
 		if w.Generation != s.generation {
 			continue
 		}
+
 		s.epoch = max(s.epoch, w.Epoch)
 		if l.lane == partitionLane {
 			s.id = w.ID
 			continue
 		}
+
 		s.watermark = max(s.watermark, w.Next)
 	}
+
 	return s
 }
 
-// by is the field's value: null, which also a field that is not there equals, for nobody.
-func (w mark) by() any {
+// byValue returns the value of the field by. Null stands for no tenure, and also matches a missing
+// field.
+func (w mark) byValue() any {
 	if w.By == "" {
 		return nil
 	}
 	return w.By
 }
 
-// writeGeneration stores the partition's own document if it is still as it was read; ok is false if it is not.
-func (x *Inbox) writeGeneration(ctx context.Context, p partition, m marks, number int64, log Log, by string) (ok bool, err error) {
+// writeGeneration stores the document of the partition if it has not changed since m was read. ok
+// reports whether it did.
+func (x *Inbox) writeGeneration(
+	ctx context.Context, p partition, m marks, number int64, log Log, by string,
+) (ok bool, err error) {
 	own := lane{p, partitionLane}
-	id := bson.E{Key: "_id", Value: own.id()}
-	filter := bson.D{id, {Key: "g", Value: m[own].Generation}, {Key: "by", Value: m[own].by()}}
-	if _, there := m[own]; !there {
+	id := bson.E{Key: "_id", Value: own.documentID()}
+	filter := bson.D{id, {Key: "g", Value: m[own].Generation}, {Key: "by", Value: m[own].byValue()}}
+	if _, exists := m[own]; !exists {
 		filter = bson.D{id, {Key: "g", Value: bson.D{{Key: "$exists", Value: false}}}}
 	}
-	set := bson.A{bson.D{{Key: "$set", Value: bson.D{{Key: "g", Value: number}, {Key: "e", Value: log.Epoch}, {Key: "id", Value: log.ID}, {Key: "by", Value: mark{By: by}.by()}, {Key: "at", Value: "$$NOW"}}}}}
-	res, err := x.offsets.UpdateOne(ctx, filter, set, options.UpdateOne().SetUpsert(true))
+
+	set := bson.D{
+		{Key: "g", Value: number},
+		{Key: "e", Value: log.Epoch},
+		{Key: "id", Value: log.ID},
+		{Key: "by", Value: mark{By: by}.byValue()},
+		{Key: "at", Value: "$$NOW"},
+	}
+	update := bson.A{bson.D{{Key: "$set", Value: set}}}
+	res, err := x.offsets.UpdateOne(ctx, filter, update, options.UpdateOne().SetUpsert(true))
 	if mongo.IsDuplicateKeyError(err) {
 		return false, nil
 	}
 	if err != nil {
 		return false, fmt.Errorf("writing the generation of partition %d of %s: %w", p.partition, p.topic, err)
 	}
+
 	return res.MatchedCount+res.UpsertedCount == 1, nil
 }
 
-// checkAttached refuses a partition of which another process has begun a generation since this one attached: what was
-// fetched may be of the old topic, and its offsets would be taken for the new one's.
+// checkAttached returns a *StaleError if another process has begun a generation of the partition
+// since this process attached. The records that this process has fetched may belong to the deleted
+// topic, and their offsets must not be used for the new one.
 func (x *Inbox) checkAttached(p partition, current int64) error {
 	x.mu.Lock()
 	defer x.mu.Unlock()

@@ -11,7 +11,7 @@ import (
 	"github.com/outrelay/outrelay/pkg/inbox"
 )
 
-// attach attaches as a consumer does that reads the same end whenever it asks.
+// attach attaches, and again if the first answer must be confirmed, with the same end.
 func attach(t *testing.T, x *inbox.Inbox, end int64) (inbox.Generation, error) {
 	t.Helper()
 	g, err := x.Attach(t.Context(), "group/a", "orders", 0, inbox.Log{End: end, Epoch: -1})
@@ -21,7 +21,8 @@ func attach(t *testing.T, x *inbox.Inbox, end int64) (inbox.Generation, error) {
 	return g, err
 }
 
-// TestN29_AnEndThatWasReadTooEarlyIsNotBelieved: another process has handled records that came after it was read.
+// TestN29_AnEndThatWasReadTooEarlyIsNotBelieved: another process has handled records after the end
+// was read.
 func TestN29_AnEndThatWasReadTooEarlyIsNotBelieved(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -32,11 +33,12 @@ func TestN29_AnEndThatWasReadTooEarlyIsNotBelieved(t *testing.T) {
 		}
 		b.admit(t, b.new(t), batch("", 20, end+10)...)
 	}
+
 	g, err := b.inbox.Attach(t.Context(), "group/a", "orders", 0, inbox.Log{End: 500, Epoch: -1})
 	if err != nil || g.Number != 0 || g.Watermark != 150 {
 		t.Fatalf("%+v, %v", g, err)
 	}
-	// What was suspected then does not count now.
+	// The earlier suspicion has no effect now.
 	if _, err := b.inbox.Attach(t.Context(), "group/a", "orders", 0, inbox.Log{End: 50, Epoch: -1}); !errors.Is(err, inbox.ErrUnconfirmed) {
 		t.Fatalf("the error is %v", err)
 	}
@@ -55,18 +57,21 @@ func TestN29_OfManyAtOnceOneBeginsTheGeneration(t *testing.T) {
 			if err != nil || g.Number != 1 {
 				t.Errorf("%+v, %v", g, err)
 			}
+
 			if g.Recreated {
 				begun.Add(1)
 			}
 		})
 	}
+
 	wg.Wait()
 	if begun.Load() != 1 {
 		t.Fatalf("begun %d times", begun.Load())
 	}
 }
 
-// TestN29_AGenerationIsOneDocument: the lanes' own documents stay as they are until a record of the new topic comes.
+// TestN29_AGenerationIsOneDocument: the documents of the lanes do not change until a record of the
+// new topic arrives.
 func TestN29_AGenerationIsOneDocument(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -77,17 +82,20 @@ func TestN29_AGenerationIsOneDocument(t *testing.T) {
 	if n := b.count(t, "inbox_offsets", bson.D{{Key: "g", Value: 1}}); n != 1 {
 		t.Fatalf("%d documents have the new generation", n)
 	}
+
 	b.admit(t, b.inbox, placed("new", 3, 1))
 	marks, err := b.inbox.Watermarks(t.Context(), "group/a")
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	var current []inbox.Watermark
 	for _, m := range marks {
 		if m.Current {
 			current = append(current, m)
 		}
 	}
+
 	if len(marks) != inbox.Lanes || len(current) != 1 || current[0].Place.Lane != 3 || current[0].Place.Offset != 2 || current[0].At.IsZero() {
 		t.Fatalf("%d watermarks, current %+v", len(marks), current)
 	}
@@ -101,6 +109,7 @@ func TestN29_RenewIsTheAnswerToAHalt(t *testing.T) {
 	if _, err := attach(t, x, 10); !errors.Is(err, inbox.ErrRecreated) {
 		t.Fatalf("the error is %v", err)
 	}
+
 	g, err := x.Renew(t.Context(), "group/a", "orders", 0)
 	if err != nil || g.Number != 1 || !g.Recreated {
 		t.Fatalf("%+v, %v", g, err)

@@ -21,7 +21,7 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(stacktest.Settled(m, goleak.Find))
 }
 
-// bundle is a test's own client, database and inbox.
+// bundle contains the client, the database and the inbox of one test.
 type bundle struct {
 	client *mongo.Client
 	db     *mongo.Database
@@ -40,7 +40,7 @@ func setup(tb testing.TB, opts ...*options.ClientOptions) bundle {
 	return b
 }
 
-// new is an inbox of another process.
+// new returns an inbox of another process.
 func (b bundle) new(tb testing.TB, opts ...inbox.Option) *inbox.Inbox {
 	tb.Helper()
 	x, err := inbox.New(b.db, opts...)
@@ -66,13 +66,14 @@ func (b bundle) admit(tb testing.TB, x *inbox.Inbox, list ...inbox.Entry) []bool
 	return fresh
 }
 
-// past sets a date of every document to long ago.
+// past sets a date of every document to a time long ago.
 func (b bundle) past(ctx context.Context, coll, field string) error {
 	_, err := b.db.Collection(coll).UpdateMany(ctx, bson.D{}, bson.D{{Key: "$set", Value: bson.D{{Key: field, Value: time.Unix(1, 0)}}}})
 	return err
 }
 
-// dropTTL takes a TTL index away: what a test makes long past, the server's own sweep may take at any moment.
+// dropTTL drops a TTL index. Otherwise the server could delete documents whose dates a test has set
+// to the past.
 func (b bundle) dropTTL(tb testing.TB, coll, index string) {
 	tb.Helper()
 	if err := b.db.Collection(coll).Indexes().DropOne(tb.Context(), index); err != nil {
@@ -100,6 +101,7 @@ func TestConformance(t *testing.T) {
 				if err := b.past(ctx, "inbox", "k"); err != nil {
 					return err
 				}
+
 				_, _, err := b.inbox.Sweep(ctx, inbox.Limits{})
 				return err
 			},

@@ -9,27 +9,33 @@ import (
 
 type memoKey struct{}
 
-// memo is what was answered in one attempt of a transaction. A nil memo knows nothing.
+// memo contains the answers of Admit in one attempt of a transaction. A nil memo contains none.
 type memo struct {
 	sess *mongo.Session
 
-	mu    sync.Mutex
-	known map[Entry]bool
+	mu      sync.Mutex
+	answers map[Entry]bool
 }
 
-// Remember is called first in a transaction's callback, with the context that it got, and returns the one to go on with:
-// there Admit and Once know what they have answered before in this transaction, so that several parts of a handler may ask
-// for the same entry; one without a place is the same as any with its key that was fresh. Once does it by itself. It has no
-// effect where no transaction runs. The callback's every attempt needs its own, so call it nowhere else.
+// Remember returns a context in which Admit and Once remember their answers for the transaction. So
+// several parts of a handler may ask for the same entry. An entry without a place counts as equal
+// to a fresh entry with the same key.
+//
+// Call it first in the callback of a transaction, with the context of the callback, and nowhere
+// else: each attempt needs its own memory. Once calls it itself. Without a running transaction it
+// returns ctx.
 func Remember(ctx context.Context) context.Context {
-	if !inTransaction(ctx) || memoOf(ctx) != nil {
+	if !inTransaction(ctx) || memoFromContext(ctx) != nil {
 		return ctx
 	}
-	return context.WithValue(ctx, memoKey{}, &memo{sess: mongo.SessionFromContext(ctx), known: make(map[Entry]bool)})
+
+	m := &memo{sess: mongo.SessionFromContext(ctx), answers: make(map[Entry]bool)}
+	return context.WithValue(ctx, memoKey{}, m)
 }
 
-// memoOf is the memo of the transaction that an operation with ctx would be in.
-func memoOf(ctx context.Context) *memo {
+// memoFromContext returns the memo of the transaction that an operation with ctx would belong to,
+// or nil.
+func memoFromContext(ctx context.Context) *memo {
 	m, _ := ctx.Value(memoKey{}).(*memo)
 	if m == nil || mongo.SessionFromContext(ctx) != m.sess || !m.sess.TransactionRunning() {
 		return nil
@@ -37,50 +43,57 @@ func memoOf(ctx context.Context) *memo {
 	return m
 }
 
-// answer fills in what is known and lists the rest.
-func (m *memo) answer(list []Entry) (fresh []bool, rest []int) {
+// knownAnswers returns the known answers, and the indexes of the entries without an answer.
+func (m *memo) knownAnswers(list []Entry) (fresh []bool, rest []int) {
 	fresh = make([]bool, len(list))
 	if m != nil {
 		m.mu.Lock()
 		defer m.mu.Unlock()
 	}
+
 	for i, e := range list {
 		if m == nil {
 			rest = append(rest, i)
 			continue
 		}
-		f, ok := m.known[e]
+
+		f, ok := m.answers[e]
 		if !ok {
 			rest = append(rest, i)
 		}
 		fresh[i] = f
 	}
+
 	return fresh, rest
 }
 
-// keep remembers answers. Within one list a repeated entry was answered true and then false: the first counts.
-func (m *memo) keep(list []Entry, fresh []bool) {
+// storeAnswers stores the answers for the entries. If an entry occurs twice in a list, its answers
+// are true and false, and the first one is stored.
+func (m *memo) storeAnswers(list []Entry, fresh []bool) {
 	if m == nil {
 		return
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
+
 	for i, e := range list {
-		if _, ok := m.known[e]; !ok {
-			m.known[e] = fresh[i]
+		if _, ok := m.answers[e]; !ok {
+			m.answers[e] = fresh[i]
 		}
-		if plain := (Entry{Key: e.Key}); fresh[i] {
-			m.known[plain] = true
+
+		if fresh[i] {
+			m.answers[Entry{Key: e.Key}] = true
 		}
 	}
 }
 
-// fresh says whether this handling is the one of an entry.
-func (m *memo) fresh(e Entry) bool {
+// isFresh reports whether this transaction handles the entry.
+func (m *memo) isFresh(e Entry) bool {
 	if m == nil {
 		return false
 	}
+
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.known[e]
+	return m.answers[e]
 }

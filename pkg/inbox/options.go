@@ -8,28 +8,34 @@ import (
 )
 
 const (
-	// DefaultCollection is the name of the collection of markers unless WithCollection says another. Watermarks are in
-	// the collection of that name with "_offsets", leases of claims in that with "_claims".
+	// DefaultCollection is the default name of the collection for markers. WithCollection changes
+	// it. Other collections have this name with the suffixes "_offsets" (watermarks), "_claims"
+	// (leases) and "_tenures" (sessions of processes).
 	DefaultCollection = "inbox"
-	// DefaultRetention is how long a marker is kept unless WithRetention says otherwise.
+
+	// DefaultRetention is the default time for which a marker is kept. WithRetention changes it.
 	DefaultRetention = 7 * 24 * time.Hour
-	// DefaultLease is how long a claim is good without being renewed unless WithLease says otherwise.
+
+	// DefaultLease is the default time after which a claim expires if it is not renewed. WithLease
+	// changes it.
 	DefaultLease = 30 * time.Second
-	// MinRetention is the shortest retention: markers are stamped to the second by a clock of the replica set that may be
-	// ten seconds behind.
+
+	// MinRetention is the smallest retention. The times of markers have a precision of one second,
+	// and the clock of a replica set may be ten seconds slow.
 	MinRetention = time.Minute
-	// MinLease is the shortest lease: a third of it has to be enough for one write.
+
+	// MinLease is the smallest lease. A third of it must be long enough for one write.
 	MinLease = 100 * time.Millisecond
 )
 
-// Mode says how a handler is protected from running twice.
+// Mode determines how a handler is protected from running twice. See the package documentation.
 type Mode int
 
-// The modes; the package comment says what each promises.
+// Modes. Optimistic is the default.
 const (
-	Optimistic Mode = iota // the default
-	Eager
-	None
+	Optimistic Mode = iota // the marker is written in the transaction of the handler
+	Eager                  // a claim is committed before the handler begins
+	None                   // nothing is stored
 )
 
 func (m Mode) String() string {
@@ -41,30 +47,33 @@ func (m Mode) String() string {
 	case None:
 		return "none"
 	}
+
 	return fmt.Sprintf("Mode(%d)", int(m))
 }
 
-// Identity says what two messages must have in common for one to be a duplicate of the other.
+// Identity determines when a message is a duplicate of another one.
 type Identity int
 
 const (
-	// IDAndConsumer is namespace, id and consumer: every consumer handles a message once.
+	// IDAndConsumer compares namespace, id and consumer: each consumer handles a message once.
 	IDAndConsumer Identity = iota
-	// IDOnly is namespace and id: a message is handled once, by whichever consumer is first.
+
+	// IDOnly compares namespace and id: only the first consumer handles a message.
 	IDOnly
 )
 
-// Recreated says what Attach does about a topic that is not the one that it was.
+// Recreated determines how Attach treats a topic that was deleted and created again.
 type Recreated int
 
 const (
-	// Resume begins a new generation: the old watermarks do not count any more, markers do.
+	// Resume begins a new generation: old watermarks have no effect any more, but markers do.
 	Resume Recreated = iota
-	// Halt changes nothing and returns a *RecreatedError until somebody calls Renew.
+
+	// Halt changes nothing. Attach returns a *RecreatedError until Renew is called.
 	Halt
 )
 
-// Option configures an Inbox.
+// Option configures an Inbox. See New.
 type Option func(*settings)
 
 type settings struct {
@@ -77,72 +86,79 @@ type settings struct {
 	recreated    Recreated
 }
 
-// WithCollection names the collection of markers. Defaults to DefaultCollection.
+// WithCollection sets the name of the collection for markers. Defaults to DefaultCollection.
 func WithCollection(name string) Option { return func(s *settings) { s.collection = name } }
 
-// WithRetention sets how long a marker is kept after its message was handled, by the server's clock. It has to cover the
-// time within which a producer may send the same id again. Defaults to DefaultRetention; at least MinRetention.
+// WithRetention sets how long a marker is kept after its message was handled, by the server's
+// clock. It must be longer than the time within which a producer may send the same id again.
+// Defaults to DefaultRetention. The smallest value is MinRetention.
 func WithRetention(d time.Duration) Option { return func(s *settings) { s.retention = d } }
 
-// WithLease sets how long a claim is good without being renewed; Claim.Run renews three times as often. Defaults to
-// DefaultLease; at least MinLease.
+// WithLease sets the time after which a claim expires if it is not renewed. Claim.Run renews it
+// three times in this time. Defaults to DefaultLease. The lease must be between MinLease and the
+// retention.
 func WithLease(d time.Duration) Option { return func(s *settings) { s.lease = d } }
 
-// WithIdentity sets what identifies a message. Defaults to IDAndConsumer. It must not change for a collection in use: the
-// markers of the other kind would not be found.
+// WithIdentity sets what identifies a message. Defaults to IDAndConsumer. Do not change it for a
+// collection with markers, because markers of the other kind are not found.
 func WithIdentity(i Identity) Option { return func(s *settings) { s.identityKind = i } }
 
-// WithRecreated sets what Attach does about a topic that was created anew. Defaults to Resume.
+// WithRecreated sets how Attach treats a topic that was deleted and created again. Defaults to
+// Resume.
 func WithRecreated(r Recreated) Option { return func(s *settings) { s.recreated = r } }
 
-// WithoutTTL makes EnsureIndexes create a plain index on the markers' expiry instead of one by which the server removes
-// them, so that only Sweep does: a consumer that was away for longer than the retention can catch up before markers go.
+// WithoutTTL makes EnsureIndexes create a plain index instead of a TTL index for the expiry of
+// markers. Then only Sweep deletes markers, so that a consumer that was down for longer than the
+// retention can catch up first.
 func WithoutTTL() Option { return func(s *settings) { s.noTTL = true } }
 
+// validate joins the problems of all options.
 func (s *settings) validate() error {
 	var errs []error
 	if s.collection == "" || strings.ContainsAny(s.collection, "$\x00") || strings.HasPrefix(s.collection, "system.") {
-		errs = append(errs, fmt.Errorf("inbox: %q is not a legal collection name", s.collection))
+		errs = append(errs, fmt.Errorf("inbox: invalid collection name %q", s.collection))
 	}
 	if s.retention < MinRetention {
-		errs = append(errs, fmt.Errorf("inbox: a retention of %s; it must be at least %s", s.retention, MinRetention))
+		errs = append(errs, fmt.Errorf("inbox: invalid retention %s: it must be at least %s", s.retention, MinRetention))
 	}
 	if s.lease < MinLease || s.lease > s.retention {
-		errs = append(errs, fmt.Errorf("inbox: a lease of %s; it must be at least %s and at most the retention", s.lease, MinLease))
+		errs = append(errs, fmt.Errorf("inbox: invalid lease %s: it must be between %s and the retention", s.lease, MinLease))
 	}
 	if s.identityKind != IDAndConsumer && s.identityKind != IDOnly {
 		errs = append(errs, fmt.Errorf("inbox: unknown identity %d", s.identityKind))
 	}
 	if s.recreated != Resume && s.recreated != Halt {
-		errs = append(errs, fmt.Errorf("inbox: unknown policy %d for topics created anew", s.recreated))
+		errs = append(errs, fmt.Errorf("inbox: unknown policy %d for recreated topics", s.recreated))
 	}
+
 	return errors.Join(errs...)
 }
 
-// OnceOption changes one call of Once.
+// OnceOption configures one call of Once.
 type OnceOption func(*OnceConfig)
 
-// OnceConfig is what the options of Once add up to.
+// OnceConfig is the result of the options of Once.
 type OnceConfig struct {
-	Mode      Mode
-	Namespace string
-	Place     Place
-	Lease     time.Duration // of Eager; 0 is that of the Inbox
-	NoWait    bool
+	Mode      Mode          // default Optimistic
+	Namespace string        // default ""
+	Place     Place         // default none
+	Lease     time.Duration // of an Eager claim; 0 is the lease of the Inbox
+	NoWait    bool          // fail instead of waiting for a call with the same identity
 }
 
-// Using sets the mode. Defaults to Optimistic.
+// Using sets the mode of the call. Defaults to Optimistic.
 func Using(m Mode) OnceOption { return func(c *OnceConfig) { c.Mode = m } }
 
-// InNamespace sets the namespace of the id, usually that of the outbox that it came from. Defaults to none.
+// InNamespace sets the namespace of the id, usually the outbox that the event comes from. Defaults
+// to "".
 func InNamespace(ns string) OnceOption { return func(c *OnceConfig) { c.Namespace = ns } }
 
-// At says where in Kafka the message came from, so that its watermark is asked and moved too.
+// At sets the place of the message in Kafka, so that its watermark is checked and moved too.
 func At(p Place) OnceOption { return func(c *OnceConfig) { c.Place = p } }
 
-// ForLease sets the lease of an Eager claim. Defaults to that of the Inbox.
+// ForLease sets the lease of an Eager claim. Defaults to the lease of the Inbox.
 func ForLease(d time.Duration) OnceOption { return func(c *OnceConfig) { c.Lease = d } }
 
-// NoWait returns a *BusyError at once where the same identity is being handled in this process. By default Once waits for
-// it to end.
+// NoWait makes Once return a *BusyError at once if this process handles the same identity. By
+// default, Once waits until the other call ends.
 func NoWait() OnceOption { return func(c *OnceConfig) { c.NoWait = true } }

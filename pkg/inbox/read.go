@@ -9,13 +9,15 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 )
 
-// reading is what the collections say about a list of entries.
-type reading struct {
+// storedState contains the stored documents for a list of entries.
+type storedState struct {
 	marks   marks
-	ids     []bson.Raw          // the marker's _id of each entry; nil if the watermark alone identifies it
+	ids     []bson.Raw          // _id of the marker of each entry, or nil if the watermark alone identifies it
 	markers map[string]marker   // by _id
-	leases  map[string]leaseDoc // of the claimed ones, by _id
+	leases  map[string]leaseDoc // of claimed messages, by _id
 }
+
+// leaseDoc is the document of a lease.
 
 type leaseDoc struct {
 	ID    bson.Raw  `bson:"_id"`
@@ -25,71 +27,93 @@ type leaseDoc struct {
 	Live  bool      `bson:"live"`
 }
 
-// read asks for the watermarks first: they say which generation an identity belongs to, and which entries need not be looked
-// for any further. Joining both in one command is refused inside of transactions.
-func (x *Inbox) read(ctx context.Context, list []Entry) (*reading, error) {
-	r := &reading{ids: make([]bson.Raw, len(list)), markers: make(map[string]marker), leases: make(map[string]leaseDoc)}
+// readState reads the watermarks first: they determine the generation of an identity, and which
+// entries need no marker. MongoDB does not allow one command for both in a transaction.
+func (x *Inbox) readState(ctx context.Context, list []Entry) (*storedState, error) {
+	r := &storedState{
+		ids:     make([]bson.Raw, len(list)),
+		markers: make(map[string]marker),
+		leases:  make(map[string]leaseDoc),
+	}
+
 	lanes := make(map[lane]struct{})
 	for _, e := range list {
 		if e.Place.Topic != "" {
-			lanes[laneOf(e)] = struct{}{}
+			lanes[entryLane(e)] = struct{}{}
 		}
 	}
+
+	// The generation is a part of the identity, so the watermarks come first.
 	var err error
 	if r.marks, err = x.readMarks(ctx, lanes); err != nil {
 		return nil, err
 	}
-	ask := make(bson.A, 0, len(list))
+
+	ids := make(bson.A, 0, len(list))
 	for i, e := range list {
 		var generation int64
 		if e.Place.Topic != "" {
-			l := laneOf(e)
-			generation = r.marks.generation(l.partition, l.lane)
-			if e.Place.Offset < r.marks.next(l, generation) || x.identityKind == IDAndConsumer && e.derived() {
-				continue // known by its place
+			l := entryLane(e)
+			generation = r.marks.currentGeneration(l.partition, l.lane)
+			handled := e.Place.Offset < r.marks.nextOffset(l, generation)
+			if handled || x.identityKind == IDAndConsumer && e.isPlaceID() {
+				// The watermark is sufficient.
+				continue
 			}
 		}
-		if r.ids[i], err = x.identity(e, generation); err != nil {
+
+		if r.ids[i], err = x.markerID(e, generation); err != nil {
 			return nil, err
 		}
-		ask = append(ask, r.ids[i])
+		ids = append(ids, r.ids[i])
 	}
-	if err := x.readMarkers(ctx, r, ask); err != nil {
+
+	if err := x.readMarkers(ctx, r, ids); err != nil {
 		return nil, err
 	}
+
 	return r, x.readLeases(ctx, r)
 }
 
-func (x *Inbox) readMarkers(ctx context.Context, r *reading, ids bson.A) error {
+// readMarkers reads the markers with these ids into r.
+func (x *Inbox) readMarkers(ctx context.Context, r *storedState, ids bson.A) error {
 	if len(ids) == 0 {
 		return nil
 	}
+
 	fields := bson.D{{Key: "s", Value: 1}, {Key: "o", Value: 1}, {Key: "e", Value: 1}}
-	cur, err := x.markers.Find(ctx, bson.D{{Key: "_id", Value: bson.D{{Key: "$in", Value: ids}}}}, options.Find().SetProjection(fields))
+	filter := bson.D{{Key: "_id", Value: bson.D{{Key: "$in", Value: ids}}}}
+	cur, err := x.markers.Find(ctx, filter, options.Find().SetProjection(fields))
 	if err != nil {
 		return fmt.Errorf("reading markers: %w", err)
 	}
+
 	var docs []marker
 	if err := cur.All(ctx, &docs); err != nil {
 		return fmt.Errorf("reading markers: %w", err)
 	}
+
 	for _, m := range docs {
 		r.markers[string(m.ID)] = m
 	}
+
 	return nil
 }
 
-// readLeases asks for the leases of what is claimed, which hardly ever is anything.
-func (x *Inbox) readLeases(ctx context.Context, r *reading) error {
+// readLeases reads the leases of claimed messages into r. Usually there are none, which costs
+// nothing.
+func (x *Inbox) readLeases(ctx context.Context, r *storedState) error {
 	var ids bson.A
 	for _, m := range r.markers {
 		if m.State == stateClaimed {
 			ids = append(ids, m.ID)
 		}
 	}
+
 	if len(ids) == 0 {
 		return nil
 	}
+
 	cur, err := x.claims.Aggregate(ctx, bson.A{
 		bson.D{{Key: "$match", Value: bson.D{{Key: "_id", Value: bson.D{{Key: "$in", Value: ids}}}}}},
 		bson.D{{Key: "$set", Value: bson.D{{Key: "live", Value: bson.D{{Key: "$gt", Value: bson.A{"$until", "$$NOW"}}}}}}},
@@ -97,50 +121,58 @@ func (x *Inbox) readLeases(ctx context.Context, r *reading) error {
 	if err != nil {
 		return fmt.Errorf("reading claims: %w", err)
 	}
+
 	var docs []leaseDoc
 	if err := cur.All(ctx, &docs); err != nil {
 		return fmt.Errorf("reading claims: %w", err)
 	}
+
 	for _, d := range docs {
 		r.leases[string(d.ID)] = d
 	}
+
 	return nil
 }
 
-// verdict is what becomes of a list of entries.
-type verdict struct {
-	fresh  []bool
-	insert []int // entries that get a new marker
-	retake []int // entries whose marker is an expired claim's
+// decision is the treatment of a list of entries.
+type decision struct {
+	fresh    []bool
+	insert   []int // entries that get a new marker
+	takeOver []int // entries whose marker belongs to an expired claim
 }
 
-// decide judges the entries by what was read. It refuses entries that somebody holds, and partitions of which another
-// process knows a later generation.
-func (x *Inbox) decide(list []Entry, r *reading) (verdict, error) {
-	v := verdict{fresh: make([]bool, len(list))}
+// decideEntries decides about the entries on the basis of the stored documents. The error is a
+// *ClaimedError or a *StaleError.
+func (x *Inbox) decideEntries(list []Entry, r *storedState) (decision, error) {
+	v := decision{fresh: make([]bool, len(list))}
 	seen := make(map[string]struct{}, len(list))
 	for i, e := range list {
 		if e.Place.Topic != "" {
-			l := laneOf(e)
-			g := r.marks.generation(l.partition, l.lane)
+			l := entryLane(e)
+			g := r.marks.currentGeneration(l.partition, l.lane)
 			if err := x.checkAttached(l.partition, g); err != nil {
 				return v, err
 			}
-			if e.Place.Offset < r.marks.next(l, g) {
+			if e.Place.Offset < r.marks.nextOffset(l, g) {
 				continue
 			}
 		}
+
+		// An entry without a marker is identified by its place.
 		id := string(r.ids[i])
-		if r.ids[i] == nil { // known by its place alone
+		if r.ids[i] == nil {
 			id = e.Key.Consumer + "\x00" + e.Key.ID
 		}
 		if _, ok := seen[id]; ok {
 			continue
 		}
+
 		seen[id] = struct{}{}
+
 		m, marked := r.markers[string(r.ids[i])]
 		switch {
 		case r.ids[i] == nil:
+			// The watermark is sufficient.
 		case !marked:
 			v.insert = append(v.insert, i)
 		case m.State != stateClaimed:
@@ -148,9 +180,11 @@ func (x *Inbox) decide(list []Entry, r *reading) (verdict, error) {
 		case r.leases[id].Live:
 			return v, &ClaimedError{Key: e.Key, Until: r.leases[id].Until}
 		default:
-			v.retake = append(v.retake, i)
+			v.takeOver = append(v.takeOver, i)
 		}
+
 		v.fresh[i] = true
 	}
+
 	return v, nil
 }

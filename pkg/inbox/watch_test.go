@@ -14,14 +14,14 @@ import (
 	"go.mongodb.org/mongo-driver/v2/x/mongo/driver"
 )
 
-// sent is a command on one of the inbox's collections.
+// sent is a command for one of the collections of the inbox.
 type sent struct {
 	name, coll string
 	raw        bson.Raw
 	time       uint32 // the seconds of the last operation time that a reply had before it was sent
 }
 
-// watch keeps the commands that a client sent, and counts the write conflicts that it was answered.
+// watch records the commands of a client, and counts the write conflicts in the replies.
 type watch struct {
 	mu        sync.Mutex
 	cmds      []sent
@@ -37,6 +37,7 @@ func (w *watch) options() *options.ClientOptions {
 			if err != nil {
 				return
 			}
+
 			coll, _ := elems[0].Value().StringValueOK()
 			w.mu.Lock()
 			s := sent{elems[0].Key(), coll, slices.Clone(e.Command), w.last}
@@ -89,7 +90,7 @@ func (w *watch) on(coll string) []sent {
 	return found
 }
 
-// names are the commands on the collections, in their order.
+// names returns the names of the commands for the collections, in order.
 func (w *watch) names(colls ...string) []string {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -117,13 +118,14 @@ func eventually(t *testing.T, what string, f func() bool) {
 	}
 }
 
-// dates are all dates in a document, at whatever depth.
+// dates returns all dates in a document at any depth.
 func dates(raw bson.Raw) []time.Time {
 	var all []time.Time
 	elems, err := raw.Elements()
 	if err != nil {
 		return nil
 	}
+
 	for _, e := range elems {
 		switch v := e.Value(); v.Type {
 		case bson.TypeDateTime:
@@ -134,5 +136,6 @@ func dates(raw bson.Raw) []time.Time {
 			all = append(all, dates(bson.Raw(v.Array()))...)
 		}
 	}
+
 	return all
 }

@@ -11,45 +11,57 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 )
 
-// A watermark is {_id: {c, t, p, l}, g, n, e, at, by, id}: consumer, topic, partition and lane; generation, the offset after the
-// last that was dealt with, the leader epoch of its record, and when. The document of lane -1 is the partition's own: its g
-// is the current generation, and the watermark of a lane that has an older one does not count. So a generation begins with
-// one write, whatever lanes there are and whoever writes to them at that moment. N29
+// A watermark is the document {_id: {c, t, p, l}, g, n, e, at, by, id}. The _id contains consumer,
+// topic, partition and lane. The fields are generation, offset after the last handled record,
+// leader epoch of that record, and time. The document of lane −1 belongs to the partition: its g is
+// the current generation, and watermarks of an older one have no effect. So one write begins a
+// generation, regardless of the lanes that exist and of concurrent writes. N29
 const partitionLane = -1
 
+// partition identifies a partition for a consumer.
 type partition struct {
 	consumer, topic string
 	partition       int32
 }
 
+// lane identifies a lane of a partition for a consumer.
 type lane struct {
 	partition
 	lane int32
 }
 
-func (l lane) id() bson.D {
-	return bson.D{{Key: "c", Value: l.consumer}, {Key: "t", Value: l.topic}, {Key: "p", Value: l.partition.partition}, {Key: "l", Value: l.lane}}
+// documentID returns the _id of the watermark.
+func (l lane) documentID() bson.D {
+	return bson.D{
+		{Key: "c", Value: l.consumer},
+		{Key: "t", Value: l.topic},
+		{Key: "p", Value: l.partition.partition},
+		{Key: "l", Value: l.lane},
+	}
 }
 
-func laneOf(e Entry) lane {
+// entryLane returns the lane of an entry, which must have a place.
+func entryLane(e Entry) lane {
 	return lane{partition{e.Key.Consumer, e.Place.Topic, e.Place.Partition}, e.Place.Lane}
 }
 
-// mark is a watermark document without its _id.
+// mark is the document of a watermark without its _id.
 type mark struct {
 	Generation int64 `bson:"g"`
 	Next       int64 `bson:"n"`
 	Epoch      int32 `bson:"e"`
 
-	By string `bson:"by"` // of a partition's own document: the tenure that attached last
-	ID string `bson:"id"` // and the id of the topic whose generation this is, "" where unknown
+	// Only the document of a partition has these fields.
+	By string `bson:"by"` // the tenure that attached last
+	ID string `bson:"id"` // id of the topic of this generation, or "" if unknown
 }
 
-// marks are the watermark documents that were found.
+// marks contains the stored documents of watermarks.
 type marks map[lane]mark
 
-// generation is the current one of a partition. Should the partition's own document be lost, the lanes know it.
-func (m marks) generation(p partition, lanes ...int32) int64 {
+// currentGeneration returns the current generation of a partition. If the document of the partition
+// is missing, the documents of the lanes determine it.
+func (m marks) currentGeneration(p partition, lanes ...int32) int64 {
 	g := m[lane{p, partitionLane}].Generation
 	for _, l := range lanes {
 		g = max(g, m[lane{p, l}].Generation)
@@ -57,29 +69,30 @@ func (m marks) generation(p partition, lanes ...int32) int64 {
 	return g
 }
 
-// next is the first offset of a lane that was not dealt with in that generation.
-func (m marks) next(l lane, generation int64) int64 {
+// nextOffset returns the first offset of a lane that was not handled in this generation.
+func (m marks) nextOffset(l lane, generation int64) int64 {
 	if w, ok := m[l]; ok && w.Generation == generation {
 		return w.Next
 	}
 	return 0
 }
 
-// laneIDs are the documents to be read for lanes: theirs and the partitions' own.
-func laneIDs(lanes map[lane]struct{}) bson.A {
+// watermarkIDs returns the ids of the documents for the lanes and for their partitions.
+func watermarkIDs(lanes map[lane]struct{}) bson.A {
 	ids := make(bson.A, 0, len(lanes)+1)
 	own := make(map[partition]struct{})
 	for l := range lanes {
-		ids = append(ids, l.id())
+		ids = append(ids, l.documentID())
 		if _, ok := own[l.partition]; !ok {
 			own[l.partition] = struct{}{}
-			ids = append(ids, lane{l.partition, partitionLane}.id())
+			ids = append(ids, lane{l.partition, partitionLane}.documentID())
 		}
 	}
+
 	return ids
 }
 
-// parseLane is the reverse of lane.id.
+// parseLane is the inverse of lane.documentID.
 func parseLane(id bson.Raw) (lane, error) {
 	var d struct {
 		C string `bson:"c"`
@@ -90,19 +103,22 @@ func parseLane(id bson.Raw) (lane, error) {
 	if err := bson.Unmarshal(id, &d); err != nil {
 		return lane{}, fmt.Errorf("reading a watermark's _id: %w", err)
 	}
+
 	return lane{partition{d.C, d.T, d.P}, d.L}, nil
 }
 
-// readMarks reads the watermarks of lanes, and the documents of their partitions.
+// readMarks reads the watermarks of the lanes, and the documents of their partitions.
 func (x *Inbox) readMarks(ctx context.Context, lanes map[lane]struct{}) (marks, error) {
 	found := make(marks, len(lanes))
 	if len(lanes) == 0 {
 		return found, nil
 	}
-	cur, err := x.offsets.Find(ctx, bson.D{{Key: "_id", Value: bson.D{{Key: "$in", Value: laneIDs(lanes)}}}})
+
+	cur, err := x.offsets.Find(ctx, bson.D{{Key: "_id", Value: bson.D{{Key: "$in", Value: watermarkIDs(lanes)}}}})
 	if err != nil {
 		return nil, fmt.Errorf("reading watermarks: %w", err)
 	}
+
 	var docs []struct {
 		ID   bson.Raw `bson:"_id"`
 		Mark mark     `bson:",inline"`
@@ -110,70 +126,87 @@ func (x *Inbox) readMarks(ctx context.Context, lanes map[lane]struct{}) (marks, 
 	if err := cur.All(ctx, &docs); err != nil {
 		return nil, fmt.Errorf("reading watermarks: %w", err)
 	}
+
 	for _, d := range docs {
 		l, err := parseLane(d.ID)
 		if err != nil {
 			return nil, err
 		}
+
 		found[l] = d.Mark
 	}
+
 	return found, nil
 }
 
-// move is where a lane's watermark goes: at least to next, in that generation.
+// move moves the watermark of a lane to at least mark.Next, in that generation.
 type move struct {
 	lane
 	mark
 }
 
-// moves collects one move for each lane of the entries.
-func moves(list []Entry, m marks) []move {
+// collectMoves returns one move for each lane of the entries.
+func collectMoves(list []Entry, m marks) []move {
 	to := make(map[lane]mark)
 	for _, e := range list {
 		if e.Place.Topic == "" {
 			continue
 		}
-		l := laneOf(e)
+
+		l := entryLane(e)
 		w, ok := to[l]
 		if !ok {
-			w = mark{Generation: m.generation(l.partition, l.lane), Epoch: -1}
+			w = mark{Generation: m.currentGeneration(l.partition, l.lane), Epoch: -1}
 		}
+
 		w.Next = max(w.Next, e.Place.Offset+1)
 		w.Epoch = max(w.Epoch, e.Place.LeaderEpoch)
 		to[l] = w
 	}
+
 	all := make([]move, 0, len(to))
 	for l, w := range to {
-		if w.Next > m.next(l, w.Generation) {
+		if w.Next > m.nextOffset(l, w.Generation) {
 			all = append(all, move{l, w})
 		}
 	}
-	// Two batches that share lanes meet at the first of them rather than each holding what the other wants.
+
+	// All batches write in the same order. So two batches with common lanes conflict at the first
+	// one, and cannot deadlock.
 	slices.SortFunc(all, func(a, b move) int {
-		return cmp.Or(cmp.Compare(a.consumer, b.consumer), cmp.Compare(a.topic, b.topic),
-			cmp.Compare(a.partition.partition, b.partition.partition), cmp.Compare(a.lane.lane, b.lane.lane))
+		return cmp.Or(
+			cmp.Compare(a.consumer, b.consumer),
+			cmp.Compare(a.topic, b.topic),
+			cmp.Compare(a.partition.partition, b.partition.partition),
+			cmp.Compare(a.lane.lane, b.lane.lane))
 	})
 	return all
 }
 
-// advance writes moves, one statement for each lane in one command. A watermark never goes back within a generation, and
-// one of a later generation stays as it is.
-func (x *Inbox) advance(ctx context.Context, list []move) error {
+// advanceWatermarks writes the moves with one command. Within a generation a watermark never goes
+// back. A watermark of a later generation stays unchanged.
+func (x *Inbox) advanceWatermarks(ctx context.Context, list []move) error {
 	if len(list) == 0 {
 		return nil
 	}
+
 	models := make([]mongo.WriteModel, len(list))
 	for i, m := range list {
-		models[i] = mongo.NewUpdateOneModel().SetUpsert(true).
-			SetFilter(bson.D{{Key: "_id", Value: m.id()}}).SetUpdate(m.update())
+		models[i] = mongo.NewUpdateOneModel().
+			SetFilter(bson.D{{Key: "_id", Value: m.documentID()}}).
+			SetUpdate(m.updatePipeline()).
+			SetUpsert(true)
 	}
+
 	if _, err := x.offsets.BulkWrite(ctx, models, options.BulkWrite().SetOrdered(true)); err != nil {
 		return fmt.Errorf("moving watermarks: %w", err)
 	}
+
 	return nil
 }
 
-func (m move) update() bson.A {
+// updatePipeline returns the update of the watermark for the move.
+func (m move) updatePipeline() bson.A {
 	stored := bson.D{{Key: "$ifNull", Value: bson.A{"$g", int64(-1)}}}
 	fresh := bson.D{
 		{Key: "_id", Value: "$_id"},
@@ -182,11 +215,14 @@ func (m move) update() bson.A {
 		{Key: "e", Value: m.Epoch},
 		{Key: "at", Value: "$$NOW"},
 	}
+
 	higher := bson.D{{Key: "$mergeObjects", Value: bson.A{"$$ROOT", bson.D{
 		{Key: "n", Value: bson.D{{Key: "$max", Value: bson.A{"$n", m.Next}}}},
 		{Key: "e", Value: bson.D{{Key: "$max", Value: bson.A{"$e", m.Epoch}}}},
 		{Key: "at", Value: "$$NOW"},
 	}}}}
+
+	// An older generation is replaced, the same one moves up, and a newer one stays.
 	return bson.A{bson.D{{Key: "$replaceWith", Value: bson.D{{Key: "$switch", Value: bson.D{
 		{Key: "branches", Value: bson.A{
 			bson.D{{Key: "case", Value: bson.D{{Key: "$lt", Value: bson.A{stored, m.Generation}}}}, {Key: "then", Value: fresh}},

@@ -26,33 +26,42 @@ func TestTableRollsBackWithItsTransaction(t *testing.T) {
 	if err := accounts.Insert(ctx, "a", account{Balance: 1, Note: "not stored"}); err != nil {
 		t.Fatal(err)
 	}
+
 	if got, err := accounts.Get(ctx, "a"); err != nil || got != (account{Balance: 1}) {
 		t.Errorf("%+v, %v", got, err)
 	}
+
 	if err := accounts.Insert(ctx, "a", account{}); !mongo.IsDuplicateKeyError(err) {
 		t.Errorf("inserted twice: %v", err)
 	}
+
 	if _, err := accounts.Get(ctx, "b"); !errors.Is(err, mongo.ErrNoDocuments) {
 		t.Errorf("not there: %v", err)
 	}
+
 	no := errors.New("no")
 	if err := db.Transaction(ctx, func(ctx context.Context) error {
 		if _, err := accounts.Get(ctx, "b"); !errors.Is(err, mongo.ErrNoDocuments) {
 			t.Errorf("not there: %v", err)
 		}
+
 		if err := errors.Join(accounts.Delete(ctx, "a"), accounts.Delete(ctx, "nobody"), accounts.Put(ctx, "b", account{Balance: 2}), accounts.Put(ctx, "b", account{Balance: 3})); err != nil {
 			t.Error(err)
 		}
+
 		if all, err := accounts.All(ctx); err != nil || len(all) != 1 || all["b"].Balance != 3 {
 			t.Errorf("inside: %v, %v", all, err)
 		}
+
 		if n, err := accounts.Len(context.WithoutCancel(t.Context())); err != nil || n != 1 {
 			t.Errorf("outside: %d, %v", n, err)
 		}
+
 		return no
 	}); !errors.Is(err, no) {
 		t.Error(err)
 	}
+
 	if all, err := accounts.All(ctx); err != nil || len(all) != 1 || all["a"].Balance != 1 {
 		t.Errorf("after the rollback: %v, %v", all, err)
 	}
@@ -72,6 +81,7 @@ func TestWriteConflictsStartAfresh(t *testing.T) {
 					if err != nil && !errors.Is(err, mongo.ErrNoDocuments) {
 						return err
 					}
+
 					a.Balance++
 					return counter.Put(ctx, 1, a)
 				}); err != nil {
@@ -80,11 +90,13 @@ func TestWriteConflictsStartAfresh(t *testing.T) {
 			}
 		})
 	}
+
 	wg.Wait()
 	if a, err := counter.Get(t.Context(), 1); err != nil || a.Balance != workers*each {
 		t.Errorf("%d increments, want %d: %v", a.Balance, workers*each, err)
 	}
-	if n := len(db.table("counter").rows); n != 1 || len(db.table("counter").rows[mustIntKey(t, 1)].versions) != 1 {
+
+	if n := len(db.findOrAddTable("counter").rows); n != 1 || len(db.findOrAddTable("counter").rows[mustIntKey(t, 1)].versions) != 1 {
 		t.Errorf("%d rows; versions that nobody reads are kept", n)
 	}
 }
@@ -98,7 +110,7 @@ func mustIntKey(t *testing.T, n int) string {
 	return key
 }
 
-// A write outside of transactions waits for the one that is in the way; a context ends the waiting.
+// A write outside of a transaction waits for a conflicting transaction, or until its context ends.
 func TestWriteWaitsForTheTransactionInTheWay(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -110,31 +122,36 @@ func TestWriteWaitsForTheTransactionInTheWay(t *testing.T) {
 			if err := table.Put(inside, "a", account{Balance: 1}); err != nil {
 				return err
 			}
+
 			go func() { outside <- table.Put(t.Context(), "a", account{Balance: 2}) }()
 			synctest.Wait()
 			if len(outside) > 0 {
 				t.Error("it did not wait")
 			}
+
 			go func() { outside <- table.Put(ctx, "a", account{Balance: 3}) }()
 			synctest.Wait()
 			cancel()
 			if err := <-outside; !errors.Is(err, context.Canceled) {
 				t.Errorf("one whose context ended: %v", err)
 			}
+
 			return nil
 		}); err != nil {
 			t.Fatal(err)
 		}
+
 		if err := <-outside; err != nil {
 			t.Error(err)
 		}
+
 		if a, err := table.Get(t.Context(), "a"); err != nil || a.Balance != 2 {
 			t.Errorf("%+v, %v", a, err)
 		}
 	})
 }
 
-// A conflict that the callback swallows still starts the transaction afresh, as on a server.
+// If the callback ignores a conflict, the transaction still starts again, as on a server.
 func TestSwallowedConflictStartsAfresh(t *testing.T) {
 	t.Parallel()
 	db := NewDB()
@@ -145,24 +162,28 @@ func TestSwallowedConflictStartsAfresh(t *testing.T) {
 		if _, err := table.Len(ctx); err != nil {
 			return err
 		}
+
 		if runs == 1 {
 			if err := table.Put(t.Context(), "a", account{Balance: 1}); err != nil {
 				return err
 			}
 		}
+
 		_ = table.Put(ctx, "a", account{Balance: 2})
 		if runs == 1 {
 			if err := table.Put(ctx, "b", account{}); !errors.Is(err, outbox.ErrRollbackOnly) {
 				t.Errorf("after the conflict: %v", err)
 			}
 		}
+
 		return nil
 	}); err != nil || runs != 2 {
 		t.Errorf("%d runs, %v", runs, err)
 	}
 }
 
-// A model: whatever transactions do one after the other, with rollbacks in between, a map does too.
+// A model: after any sequence of transactions and rollbacks, the table has the same contents as a
+// map.
 func TestTableModel(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(rt *rapid.T) {
@@ -175,6 +196,7 @@ func TestTableModel(t *testing.T) {
 			for k, v := range model {
 				next[k] = v
 			}
+
 			fail := rapid.Bool().Draw(rt, "fail")
 			err := db.Transaction(t.Context(), func(ctx context.Context) error {
 				for range rapid.IntRange(0, 5).Draw(rt, "steps") {
@@ -191,21 +213,26 @@ func TestTableModel(t *testing.T) {
 						}
 					}
 				}
+
 				if fail {
 					return no
 				}
+
 				return nil
 			})
 			if fail != errors.Is(err, no) || !fail && err != nil {
 				rt.Fatal(err)
 			}
+
 			if !fail {
 				model = next
 			}
+
 			all, err := table.All(t.Context())
 			if err != nil || len(all) != len(model) {
 				rt.Fatalf("%v, want %v: %v", all, model, err)
 			}
+
 			for k, v := range model {
 				if all[k] != v {
 					rt.Fatalf("%v, want %v", all, model)

@@ -1,5 +1,5 @@
-// Package memory is a service's surroundings without any server, for unit tests: a database with real transactions, an
-// outbox, topics with consumer groups, and a relay between them.
+// Package memory replaces MongoDB, Kafka and the relay in unit tests: it contains a database with
+// real transactions, an outbox, topics with consumer groups, and a relay between them.
 //
 //	db := memory.NewDB()
 //	box, err := memory.NewOutbox(db)
@@ -7,18 +7,23 @@
 //	relay, err := memory.NewRelay(box, broker)
 //	…
 //	err = db.Transaction(ctx, func(ctx context.Context) error { return service.PlaceOrder(ctx, order) })
-//	err = relay.Flush(ctx) // or relay.Run(ctx) beside the test
+//	err = relay.Flush(ctx) // or relay.Run(ctx) in a goroutine
 //	broker.Messages("outbox.event.order")
 //
-// What is promised: the same contract as with servers, which the exported suites (outboxtest, inboxtest, consumertest,
-// sagatest) check on both. A transaction sees one snapshot and its own writes; what it wrote is there after the commit
-// and is not there at all after an error; two that write the same thing conflict, and the later one starts afresh. What
-// is stored is encoded, so nobody can change it from outside. Events of one key reach their topic in commit order; a
-// group's member gets each record at least once, again unless it was committed.
+// Guarantees: the contract is the same as with servers. The exported test suites (outboxtest,
+// inboxtest, consumertest, sagatest) check both. A transaction sees one snapshot and its own
+// writes. Its writes are visible after the commit, and do not exist after an error. If two
+// transactions write the same row, they conflict, and the later one starts again. Stored values are
+// encoded, so they cannot be changed from outside. Events with the same key reach their topic in
+// commit order. A member of a group gets each record at least once, and again if it does not commit
+// it.
 //
-// What differs: there is no session of the driver, so a service that writes its own collections through the driver keeps
-// them behind an interface, and its tests have a Table instead. Nothing outlives the process.
+// Differences: there is no session of the driver. So a service that writes its own collections
+// through the driver needs an interface for them, which its tests implement with a Table. All data
+// is lost when the process ends.
 //
-// Waiting is by signals: no method polls, and none of them sleeps unless it was given a Clock that does. Everything is
-// safe for concurrent use, but a transaction belongs to one goroutine. The cost is that of maps under one lock.
+// Waiting: methods wait for signals. No method polls, and none sleeps unless its Clock does.
+//
+// Concurrency and cost: everything is safe for concurrent use, but a transaction belongs to one
+// goroutine. The data is stored in maps that one lock protects.
 package memory

@@ -12,71 +12,77 @@ import (
 	"github.com/outrelay/outrelay/pkg/outbox"
 )
 
-// Documents are what entities of pkg/entity are kept in: entity.NewOn, entity.NewRecordedOn and entity.NewProjectorOn take
-// them. Their order in Scan is that of the encoded ids.
+// Documents stores the documents of entities. It implements entity.Documents. Pass it to
+// entity.NewOn or entity.NewRecordedOn. Scan uses the order of the encoded ids.
 type Documents struct {
 	db    *DB
-	rows  *rows
-	plain bool
+	rows  *storedTable
+	plain bool // calls may run without a transaction
 }
 
 var _ entity.Documents = (*Documents)(nil)
 
-// NewDocuments are the documents of that name in db. With plain, a context without a transaction is allowed.
+// NewDocuments returns the documents called name in db. With plain, calls without a transaction are
+// allowed.
 func NewDocuments(db *DB, name string, plain bool) *Documents {
-	return &Documents{db: db, rows: db.table(name), plain: plain}
+	return &Documents{db: db, rows: db.findOrAddTable(name), plain: plain}
 }
 
-// Name is what NewDocuments was given.
+// Name returns the name that was passed to NewDocuments.
 func (d *Documents) Name() string { return d.rows.name }
 
-func (d *Documents) do(ctx context.Context, f func(t *tx) error) error {
-	if !d.plain && d.db.unitOf(ctx) == nil {
+// runOperation runs f in the transaction of ctx, which is required unless d.plain is set.
+func (d *Documents) runOperation(ctx context.Context, f func(t *tx) error) error {
+	if !d.plain && d.db.unitFromContext(ctx) == nil {
 		return fmt.Errorf("%s: %w", d.Name(), outbox.ErrNoTransaction)
 	}
-	return d.db.do(ctx, f)
+	return d.db.runOperation(ctx, f)
 }
 
-// Find is entity.Documents'.
+// Find returns the existing documents with these ids: see entity.Documents. It ignores the fields.
 func (d *Documents) Find(ctx context.Context, ids []bson.RawValue, _ ...string) (list []bson.Raw, err error) {
-	err = d.do(ctx, func(t *tx) error {
+	err = d.runOperation(ctx, func(t *tx) error {
 		list = nil
 		for _, id := range ids {
-			if doc := d.at(t, id); doc != nil {
+			if doc := d.findDocument(t, id); doc != nil {
 				list = append(list, slices.Clone(doc))
 			}
 		}
+
 		return nil
 	})
 	return list, err
 }
 
+// rawKey returns the key of the row for an id.
 func rawKey(id bson.RawValue) string { return string(append([]byte{byte(id.Type)}, id.Value...)) }
 
-func (d *Documents) at(t *tx, id bson.RawValue) bson.Raw {
-	doc, _ := t.get(d.rows, rawKey(id)).(bson.Raw)
+// findDocument returns the document that t sees, or nil.
+func (d *Documents) findDocument(t *tx, id bson.RawValue) bson.Raw {
+	doc, _ := t.getRow(d.rows, rawKey(id)).(bson.Raw)
 	return doc
 }
 
-// Scan is entity.Documents'.
+// Scan returns at most limit documents after an id: see entity.Documents.
 func (d *Documents) Scan(ctx context.Context, after bson.RawValue, limit int) (list []bson.Raw, err error) {
-	err = d.do(ctx, func(t *tx) error {
+	err = d.runOperation(ctx, func(t *tx) error {
 		list = nil
-		t.scan(d.rows, func(key string, v any) {
+		t.scanRows(d.rows, func(key string, v any) {
 			if len(list) < limit && (after.IsZero() || key > rawKey(after)) {
 				list = append(list, slices.Clone(v.(bson.Raw)))
 			}
 		})
+
 		return nil
 	})
 	return list, err
 }
 
-// Insert is entity.Documents'.
+// Insert adds documents: see entity.Documents.
 func (d *Documents) Insert(ctx context.Context, docs []bson.Raw) error {
-	return d.do(ctx, func(t *tx) error {
+	return d.runOperation(ctx, func(t *tx) error {
 		for _, doc := range docs {
-			err := t.insert(d.rows, rawKey(doc.Lookup("_id")), slices.Clone(doc))
+			err := t.insertRow(d.rows, rawKey(doc.Lookup("_id")), slices.Clone(doc))
 			if mongo.IsDuplicateKeyError(err) {
 				return &entity.ExistsError{Collection: d.Name(), Err: err}
 			}
@@ -84,15 +90,16 @@ func (d *Documents) Insert(ctx context.Context, docs []bson.Raw) error {
 				return err
 			}
 		}
+
 		return nil
 	})
 }
 
-// Put is entity.Documents'.
+// Put adds or replaces documents: see entity.Documents.
 func (d *Documents) Put(ctx context.Context, docs []bson.Raw) error {
-	return d.do(ctx, func(t *tx) error {
+	return d.runOperation(ctx, func(t *tx) error {
 		for _, doc := range docs {
-			if err := t.put(d.rows, rawKey(doc.Lookup("_id")), slices.Clone(doc)); err != nil {
+			if err := t.putRow(d.rows, rawKey(doc.Lookup("_id")), slices.Clone(doc)); err != nil {
 				return err
 			}
 		}
@@ -100,107 +107,115 @@ func (d *Documents) Put(ctx context.Context, docs []bson.Raw) error {
 	})
 }
 
-// Replace is entity.Documents'.
+// Replace replaces a document that has the version of g: see entity.Documents.
 func (d *Documents) Replace(ctx context.Context, doc bson.Raw, g *entity.Guard) (matched bool, err error) {
-	err = d.do(ctx, func(t *tx) error {
+	err = d.runOperation(ctx, func(t *tx) error {
 		id := doc.Lookup("_id")
-		if matched = guarded(d.at(t, id), g); !matched {
+		matched = matchesGuard(d.findDocument(t, id), g)
+		if !matched {
 			return nil
 		}
-		return t.put(d.rows, rawKey(id), slices.Clone(doc))
+		return t.putRow(d.rows, rawKey(id), slices.Clone(doc))
 	})
 	return matched, err
 }
 
-// guarded says whether the document is there and has the version of the guard.
-func guarded(doc bson.Raw, g *entity.Guard) bool {
+// matchesGuard reports whether doc exists and has the version of g. A nil g matches every version.
+func matchesGuard(doc bson.Raw, g *entity.Guard) bool {
 	switch {
 	case doc == nil:
 		return false
 	case g == nil:
 		return true
 	}
+
 	v, err := doc.LookupErr(g.Field)
 	if err != nil || v.Type == bson.TypeNull {
 		return g.Version == 0
 	}
+
 	n, ok := v.AsInt64OK()
 	return ok && n == g.Version
 }
 
-// Delete is entity.Documents'.
+// Delete removes documents that have the version of g: see entity.Documents.
 func (d *Documents) Delete(ctx context.Context, ids []bson.RawValue, g *entity.Guard) (n int64, err error) {
-	err = d.do(ctx, func(t *tx) error {
+	err = d.runOperation(ctx, func(t *tx) error {
 		n = 0
 		for _, id := range ids {
-			if !guarded(d.at(t, id), g) {
+			if !matchesGuard(d.findDocument(t, id), g) {
 				continue
 			}
-			if err := t.put(d.rows, rawKey(id), nil); err != nil {
+			if err := t.putRow(d.rows, rawKey(id), nil); err != nil {
 				return err
 			}
+
 			n++
 		}
+
 		return nil
 	})
 	return n, err
 }
 
-// Transaction is DB.Transaction.
+// Transaction calls DB.Transaction.
 func (d *Documents) Transaction(ctx context.Context, fn func(context.Context) error) error {
 	return d.db.Transaction(ctx, fn)
 }
 
-// RollbackOnly makes sure that the transaction of ctx does not commit.
+// RollbackOnly prevents the transaction of ctx from committing.
 func (d *Documents) RollbackOnly(ctx context.Context, cause error) {
-	d.db.unitOf(ctx).doom(cause)
+	d.db.unitFromContext(ctx).setRollbackOnly(cause)
 }
 
-// View is what a projector of pkg/entity writes to. It is an entity.View.
+// View is the target of a projector. It implements entity.View. Pass it to entity.NewProjectorOn.
 type View struct {
 	db   *DB
-	rows *rows
+	rows *storedTable
 }
 
 var _ entity.View = (*View)(nil)
 
-// viewed is the state of an entity: the document, or nil where it was deleted.
-type viewed struct {
+// viewedEntity is the state of an entity. doc is nil if the entity was deleted.
+type viewedEntity struct {
 	version int64
 	doc     bson.Raw
 }
 
-// NewView is the view of that name in db.
-func NewView(db *DB, name string) *View { return &View{db: db, rows: db.table(name)} }
+// NewView returns the view called name in db.
+func NewView(db *DB, name string) *View { return &View{db: db, rows: db.findOrAddTable(name)} }
 
-// Name is what NewView was given.
+// Name returns the name that was passed to NewView.
 func (v *View) Name() string { return v.rows.name }
 
-// Apply is entity.View's.
+// Apply stores the states: see entity.View.
 func (v *View) Apply(ctx context.Context, states []entity.State) error {
-	return v.db.do(ctx, func(t *tx) error {
+	return v.db.runOperation(ctx, func(t *tx) error {
 		for _, s := range states {
 			key := rawKey(s.ID)
-			if old, _ := t.get(v.rows, key).(*viewed); old != nil && old.version >= s.Version {
+			// Older versions are ignored, also after a deletion.
+			if old, _ := t.getRow(v.rows, key).(*viewedEntity); old != nil && old.version >= s.Version {
 				continue
 			}
-			if err := t.put(v.rows, key, &viewed{s.Version, slices.Clone(s.Doc)}); err != nil {
+			if err := t.putRow(v.rows, key, &viewedEntity{s.Version, slices.Clone(s.Doc)}); err != nil {
 				return err
 			}
 		}
+
 		return nil
 	})
 }
 
-// All are the documents in the order of the encoded ids.
+// All returns the documents in the order of the encoded ids.
 func (v *View) All(ctx context.Context) (list []bson.Raw, err error) {
-	err = v.db.do(ctx, func(t *tx) error {
+	err = v.db.runOperation(ctx, func(t *tx) error {
 		list = nil
-		t.scan(v.rows, func(_ string, x any) {
-			if doc := x.(*viewed).doc; doc != nil {
+		t.scanRows(v.rows, func(_ string, x any) {
+			if doc := x.(*viewedEntity).doc; doc != nil {
 				list = append(list, slices.Clone(doc))
 			}
 		})
+
 		return nil
 	})
 	return list, err

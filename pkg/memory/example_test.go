@@ -12,8 +12,8 @@ import (
 	"github.com/outrelay/outrelay/pkg/outbox"
 )
 
-// Orders is a service as its author writes it: what it needs is behind interfaces, which outbox.Transaction and *outbox.Box
-// fill in production.
+// Orders is a service whose dependencies are behind interfaces. In production, outbox.Transaction
+// and *outbox.Box implement them.
 type Orders struct {
 	Transaction func(ctx context.Context, fn func(ctx context.Context) error) error
 	Outbox      interface {
@@ -33,7 +33,8 @@ func (s *Orders) Place(ctx context.Context, id string, total int) error {
 	})
 }
 
-// A unit test of a service: what it commits comes out of the topic, what it rolls back does not.
+// A unit test of a service: committed events are in the topic, and events that were rolled back are
+// not.
 func Example() {
 	ctx := context.Background()
 	db, broker := memory.NewDB(), memory.NewBroker()
@@ -41,10 +42,12 @@ func Example() {
 	if err != nil {
 		log.Fatal(err)
 	}
+
 	relay, err := memory.NewRelay(box, broker)
 	if err != nil {
 		log.Fatal(err)
 	}
+
 	orders := Orders{Transaction: db.Transaction, Outbox: box, Store: memory.NewTable[string, int](db, "orders")}
 
 	fmt.Println(orders.Place(ctx, "o-1", 42))
@@ -52,6 +55,7 @@ func Example() {
 	if err := relay.Flush(ctx); err != nil {
 		log.Fatal(err)
 	}
+
 	for _, r := range broker.Records("outbox.event.order") {
 		fmt.Printf("%s: %s\n", r.Key, r.Value)
 	}
@@ -61,7 +65,7 @@ func Example() {
 	// o-1: 42
 }
 
-// A consumer's handlers, with the inbox in the same transactions.
+// The handlers of a consumer, with an inbox in the same transactions.
 func ExampleBroker() {
 	ctx, stop := context.WithTimeout(context.Background(), time.Minute)
 	defer stop()
@@ -70,12 +74,14 @@ func ExampleBroker() {
 	if err != nil {
 		log.Fatal(err)
 	}
+
 	c, err := consumer.New("shipping", nil, consumer.Topics("orders"),
 		consumer.WithTransport(broker), consumer.WithInbox(inbox), consumer.Transactions(db.Transaction),
 		consumer.Letters(memory.NewLetters(db)), consumer.Commits(consumer.CommitEach()))
 	if err != nil {
 		log.Fatal(err)
 	}
+
 	parcels := memory.NewTable[string, int](db, "parcels")
 	err = c.Handle("OrderPlaced", consumer.HandlerFunc(func(ctx context.Context, m *consumer.Message) error {
 		n, _ := parcels.Get(ctx, string(m.Key))
@@ -84,6 +90,7 @@ func ExampleBroker() {
 	if err != nil {
 		log.Fatal(err)
 	}
+
 	run, leave := context.WithCancel(ctx)
 	done := make(chan error, 1)
 	go func() { done <- c.Run(run) }()
@@ -95,13 +102,14 @@ func ExampleBroker() {
 	if err := broker.AwaitCommitted(ctx, "shipping", "orders"); err != nil {
 		log.Fatal(err)
 	}
+
 	leave()
 	n, err := parcels.Get(ctx, "o-1")
 	fmt.Println(n, err, <-done)
 	// Output: 1 <nil> <nil>
 }
 
-// A reminder in a day, without a day's wait.
+// A reminder that is due in a day, without waiting for a day.
 func ExampleManualClock() {
 	ctx := context.Background()
 	clock := memory.NewManualClock(time.Date(2026, 11, 1, 12, 0, 0, 0, time.UTC))
@@ -110,6 +118,7 @@ func ExampleManualClock() {
 	if err != nil {
 		log.Fatal(err)
 	}
+
 	relay, err := memory.NewRelay(box, broker)
 	if err != nil {
 		log.Fatal(err)
@@ -120,11 +129,13 @@ func ExampleManualClock() {
 	}); err != nil {
 		log.Fatal(err)
 	}
+
 	for range 2 {
 		page, err := box.Scheduled(ctx, outbox.ScheduledQuery{})
 		if err != nil {
 			log.Fatal(err)
 		}
+
 		fmt.Println(page.Total, "scheduled,", len(broker.Records("outbox.event.order")), "delivered")
 		clock.Advance(24 * time.Hour)
 		if err := relay.Flush(ctx); err != nil {

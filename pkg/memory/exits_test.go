@@ -16,7 +16,8 @@ import (
 	"github.com/outrelay/outrelay/pkg/memory"
 )
 
-// exit is one consumer of one topic whose handler h fails for values that begin with "bad", and gathers the others.
+// exit is a consumer of one topic. Its handler fails for values that begin with "bad" and collects
+// the others.
 type exit struct {
 	*world
 	*consumer.Consumer
@@ -45,7 +46,7 @@ func (e *exit) member(x consumer.Inbox, opts ...consumer.Option) *consumer.Consu
 	return c
 }
 
-// reports says whether such an error was reported.
+// reports reports whether an error that matches was reported.
 func (e *exit) reports(is func(err error) bool) bool {
 	for {
 		select {
@@ -71,7 +72,7 @@ func (e *exit) runs(opts ...consumer.HandlerOption) {
 	e.start("consumer", e.Run)
 }
 
-// put writes a record of type A with further headers: names and values in turn.
+// put writes a record of type A with additional headers, given as names and values.
 func (e *exit) put(topic, key, value string, headers ...string) {
 	e.Helper()
 	m := &consumer.Message{Key: []byte(key), Value: []byte(value), Headers: []consumer.Header{{Key: "type", Value: []byte("A")}}}
@@ -81,7 +82,8 @@ func (e *exit) put(topic, key, value string, headers ...string) {
 	e.ok(e.broker.Publish(e.context(), topic, []*consumer.Message{m}))
 }
 
-// passes waits until every offset of the topic is committed, and returns what the handler took and the dead letters.
+// passes waits until all offsets of the topic are committed. It returns the handled values and the
+// dead letters.
 func (e *exit) passes() (handled []string, letters []consumer.Letter) {
 	e.Helper()
 	ctx, cancel := context.WithTimeout(e.Context(), 20*time.Second)
@@ -117,9 +119,11 @@ func TestALongIdentityDoesNotBlockItsPartition(t *testing.T) {
 	if got := strings.Join(handled, ", "); got != "long key, long source, good" {
 		t.Errorf("handled: %s", got)
 	}
+
 	if len(letters) != 2 {
 		t.Fatalf("%d letters", len(letters))
 	}
+
 	for _, l := range letters {
 		if l.Class != consumer.ClassPoison || !strings.Contains(l.Reason, "at most 1024") || len(l.ID.ID) > 100 || len(l.Reason) > 500 {
 			t.Errorf("letter %s: class %s, %s", l.ID, l.Class, l.Reason)
@@ -127,7 +131,7 @@ func TestALongIdentityDoesNotBlockItsPartition(t *testing.T) {
 	}
 }
 
-// The outbox of a fault event and of a scheduled message refuses what is too long or too large for it.
+// The outbox rejects fault events and scheduled messages that are too long or too large.
 func TestAFaultEventThatIsNotLegalDoesNotBlockItsPartition(t *testing.T) {
 	t.Parallel()
 	e := newExit(t, toLetters, consumer.PublishFaults(consumer.Faults{Body: true}))
@@ -144,11 +148,13 @@ func TestAFaultEventThatIsNotLegalDoesNotBlockItsPartition(t *testing.T) {
 	if len(handled) != 1 || len(letters) != 4 {
 		t.Errorf("handled %q, %d letters", handled, len(letters))
 	}
+
 	told, err := e.broker.Await(e.context(), "outbox.event."+consumer.FaultType, 4)
 	e.ok(err)
 	if len(told) != 4 {
 		t.Errorf("%d fault events", len(told))
 	}
+
 	if !e.reports(func(err error) bool { return strings.Contains(err.Error(), "goes without the body") }) {
 		t.Error("the missing body was not reported")
 	}
@@ -163,8 +169,10 @@ func TestARedactorThatFailsDoesNotBlockItsPartition(t *testing.T) {
 		case "bad error":
 			return errors.New("the redactor fails")
 		}
+
 		return nil
 	}))
+
 	e.put("in", "secret key", "bad panic", "id", "1", "secret", "header")
 	e.put("in", "secret key", "bad error", "id", "2", "secret", "header")
 	e.put("in", "k", "bad", "id", "3")
@@ -174,17 +182,19 @@ func TestARedactorThatFailsDoesNotBlockItsPartition(t *testing.T) {
 	if len(handled) != 1 || len(letters) != 3 {
 		t.Fatalf("handled %q, %d letters", handled, len(letters))
 	}
+
 	for _, l := range letters[:2] { // nothing that a redactor did not see
 		if l.Key != nil || l.Value != nil || l.Headers != nil || l.History != nil || !strings.Contains(l.Reason, "the record is at in/0/") || l.Class != consumer.ClassHandler {
 			t.Errorf("%+v", l)
 		}
 	}
+
 	if string(letters[2].Value) != "bad" {
 		t.Errorf("%+v", letters[2])
 	}
 }
 
-// decides decides whatever it is.
+// decides always returns the same verdict.
 type decides consumer.Verdict
 
 func (d decides) Decide(error, *consumer.Message, consumer.Attempts) consumer.Verdict {
@@ -211,6 +221,7 @@ func TestARetryTopicThatCannotBeIsADeadLetter(t *testing.T) {
 		}
 		return memory.Fault{}
 	})
+
 	e.put("in", "k", "bad", "id", "1")
 	e.put("in", "k", "good", "id", "2")
 	e.runs(consumer.OnFailure(consumer.NewPolicy(consumer.On().RetryTopic(time.Second))))
@@ -219,7 +230,7 @@ func TestARetryTopicThatCannotBeIsADeadLetter(t *testing.T) {
 	}
 }
 
-// panics is a disposer of a user's own.
+// panics is a disposer of a user that panics.
 type panics struct{}
 
 func (panics) Dispose(context.Context, *consumer.Message, string, consumer.Verdict, error) error {
@@ -240,7 +251,8 @@ func TestADisposerThatPanicsDoesNotBlockItsPartition(t *testing.T) {
 	}
 }
 
-// Whoever may write to a topic cannot hold up a lane, take the retries of a message away, or direct them elsewhere.
+// A writer of the topic can neither block a lane, nor remove the retries of a message, nor redirect
+// them.
 func TestControlHeadersOfStrangersAreIgnored(t *testing.T) {
 	t.Parallel()
 	never := "9999999999999"
@@ -262,6 +274,7 @@ func TestControlHeadersOfStrangersAreIgnored(t *testing.T) {
 			}
 		})
 	}
+
 	for name, headers := range map[string][]string{
 		"origin, by its old name": {"retry-origin", "secret/0/0"},
 		"origin":                  {consumer.HeaderRetryOrigin, "secret/0/0"},
@@ -283,6 +296,7 @@ func TestControlHeadersOfStrangersAreIgnored(t *testing.T) {
 			if len(letters) != 1 || letters[0].Topic != "in" || letters[0].Attempts != 2 || letters[0].ID.ID != "1" {
 				t.Errorf("letters %+v", letters)
 			}
+
 			if topics := strings.Join(e.broker.Topics(), " "); strings.Contains(topics, "secret") {
 				t.Errorf("topics %s", topics)
 			}
@@ -290,7 +304,7 @@ func TestControlHeadersOfStrangersAreIgnored(t *testing.T) {
 	}
 }
 
-// A due time further ahead than any policy may say is none.
+// A due time that is later than any policy allows is ignored.
 func TestARetryIsNotHeldForever(t *testing.T) {
 	t.Parallel()
 	e := newExit(t, consumer.OnFailure(consumer.NewPolicy(consumer.On().RetryTopic(time.Second))))
@@ -301,13 +315,15 @@ func TestARetryIsNotHeldForever(t *testing.T) {
 	if handled, _ := e.passes(); len(handled) != 1 {
 		t.Errorf("handled %q", handled)
 	}
+
 	long := consumer.NewPolicy(consumer.On().RetryTopic(30 * 24 * time.Hour))
 	if err := long.Validate(); !errors.Is(err, consumer.ErrConfiguration) {
 		t.Errorf("a delay of a month: %v", err)
 	}
 }
 
-// The retries of a handler that was renamed, or that only newer members have, are kept although others are let pass.
+// If a handler was renamed, or exists only in newer members, its retries are kept although other
+// unknown messages are skipped.
 func TestAckUnknownKeepsTheRetriesOfAnotherName(t *testing.T) {
 	t.Parallel()
 	e := newExit(t, consumer.AckUnknown())
@@ -330,13 +346,15 @@ func TestEventsOfTwoSourcesWithEqualIDsHaveTheirEffects(t *testing.T) {
 		e.put("in", "k", "binary", "ce_id", "1", "ce_source", source, "ce_specversion", "1.0")
 		e.put("in", "k", fmt.Sprintf(`{"specversion":"1.0","id":"2","source":%q,"type":"A","data":"structured"}`, source), "content-type", "application/cloudevents+json")
 	}
+
 	e.runs()
 	if handled, letters := e.passes(); len(handled) != 4 || len(letters) != 0 {
 		t.Errorf("handled %q, letters %+v", handled, letters)
 	}
 }
 
-// crashing is an inbox whose process dies once after a message was moved and before its watermark passes.
+// crashing is an inbox whose process dies once, after a message was moved and before its watermark
+// moves.
 type crashing struct {
 	consumer.Inbox
 	dies func()
@@ -347,7 +365,8 @@ func (x *crashing) Pass(context.Context, []inbox.Entry) error {
 	return errors.New("the process dies here")
 }
 
-// A record without an id that was moved, and is read again because of a crash, has its effect once: the copy knows it.
+// A record without an id that was moved, and is read again after a crash, has its effect once,
+// because the copy contains its place.
 func TestARecordWithoutAnIDHasItsEffectOnceWhereverItIsMoved(t *testing.T) {
 	t.Parallel()
 	e := newExit(t)
@@ -360,11 +379,14 @@ func TestARecordWithoutAnIDHasItsEffectOnceWhereverItIsMoved(t *testing.T) {
 			if fails {
 				return errors.New("not yet")
 			}
+
 			effects <- m.Topic
 			return nil
 		}), consumer.Named("h")))
+
 		return c
 	}
+
 	e.put("in", "k", "x")
 	dies := sync.OnceFunc(func() { close(died) })
 	stop := e.start("dying", member(&crashing{e.inbox, dies}, true).Run)

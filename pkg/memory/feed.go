@@ -5,69 +5,80 @@ import (
 	"time"
 )
 
-// feed is what was committed to an outbox and no relay has delivered yet, in commit order. It is there before a relay is,
-// so what is appended before the start is not lost.
+// feed contains the committed events of an outbox that no relay has delivered yet, in commit order.
+// It exists before a relay does, so events that are appended before that are not lost.
 type feed struct {
 	clock Clock
 
 	mu      sync.Mutex
 	seq     uint64
-	pending []committed
-	more    chan struct{} // holds one when something was committed, a change of a scheduled event included
+	pending []committedEnvelope
+	wake    chan struct{} // has capacity 1 and is filled by each commit, including changes of scheduled events
 }
 
-type committed struct {
+// committedEnvelope is an envelope with the time of its commit.
+type committedEnvelope struct {
 	*envelope
 	at time.Time
 }
 
-// feedOf is the feed of a table, one for all outboxes of its name.
-func feedOf(db *DB, table *rows) *feed {
+// findOrAddFeed returns the feed of a table. All outboxes with the same name share it.
+func findOrAddFeed(db *DB, table *storedTable) *feed {
 	db.mu.Lock()
 	defer db.mu.Unlock()
-	if table.follower == nil {
-		table.follower = &feed{clock: db.clock, more: make(chan struct{}, 1)}
-		table.committed = table.follower.add
+
+	if table.feed == nil {
+		table.feed = &feed{clock: db.clock, wake: make(chan struct{}, 1)}
+		table.onCommit = table.feed.addCommitted
 	}
-	return table.follower
+
+	return table.feed
 }
 
-func (f *feed) next() uint64 {
+// nextSequence returns the next number of an insert.
+func (f *feed) nextSequence() uint64 {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+
 	f.seq++
 	return f.seq
 }
 
-func (f *feed) add(inserted []any) {
+// addCommitted adds the inserted envelopes, except for scheduled ones, and wakes the relay.
+func (f *feed) addCommitted(inserted []any) {
 	now := f.clock.Now()
+
 	f.mu.Lock()
 	defer f.mu.Unlock()
+
 	for _, v := range inserted {
-		if e := v.(*envelope); e.ev.dueAt.IsZero() {
-			f.pending = append(f.pending, committed{e, now})
+		if e := v.(*envelope); e.fields.dueAt.IsZero() {
+			f.pending = append(f.pending, committedEnvelope{e, now})
 		}
 	}
+
 	select {
-	case f.more <- struct{}{}:
+	case f.wake <- struct{}{}:
 	default:
 	}
 }
 
-// first is what is to be delivered next.
-func (f *feed) first() (committed, bool) {
+// firstPending returns the envelope to be delivered next, and whether there is one.
+func (f *feed) firstPending() (committedEnvelope, bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+
 	if len(f.pending) == 0 {
-		return committed{}, false
+		return committedEnvelope{}, false
 	}
 	return f.pending[0], true
 }
 
-// delivered takes the first away.
-func (f *feed) delivered() {
+// removeFirst removes the first envelope after its delivery.
+func (f *feed) removeFirst() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.pending[0] = committed{}
+
+	f.pending[0] = committedEnvelope{} // so that it can be garbage-collected
 	f.pending = f.pending[1:]
 }

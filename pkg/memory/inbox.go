@@ -14,10 +14,12 @@ import (
 	"github.com/outrelay/outrelay/pkg/outbox"
 )
 
-// Inbox is an inbox in a DB, by the database's clock. What its methods promise is said at those of *inbox.Inbox. Two of one
-// collection are as the inboxes of two processes. It is safe for concurrent use.
+// Inbox is an inbox in a DB. Its methods have the same contracts as those of *inbox.Inbox, and its
+// times refer to the clock of the database. Several Inboxes of one collection behave as those of
+// several processes. It is safe for concurrent use.
 //
-// Where *inbox.Inbox needs inbox.Remember, a transaction of DB remembers by itself what was answered in it.
+// inbox.Remember is not necessary: a transaction of a DB always remembers the answers of its
+// Inboxes.
 type Inbox struct {
 	db         *DB
 	collection string
@@ -26,65 +28,78 @@ type Inbox struct {
 	identity   inbox.Identity
 	recreated  inbox.Recreated
 
-	markers, offsets, claims *rows
+	markers *storedTable
+	offsets *storedTable // watermarks
+	claims  *storedTable // leases of claims
 
-	guard hold.Guard
+	// singleFlight makes calls of Once with the same identity wait for each other.
+	singleFlight hold.Guard
 
-	mu       sync.Mutex
-	attached map[partitionKey]int64
-	held     map[*claim]struct{}
+	mu         sync.Mutex
+	attached   map[partitionKey]int64 // generation at the last Attach
+	heldClaims map[*claim]struct{}
 }
 
 var _ consumer.Inbox = (*Inbox)(nil)
 
-// InboxOption configures an Inbox.
+// InboxOption configures an Inbox. See NewInbox.
 type InboxOption func(*Inbox)
 
-// InboxCollection names the inbox. Defaults to inbox.DefaultCollection.
+// InboxCollection sets the name of the inbox. Defaults to inbox.DefaultCollection.
 func InboxCollection(name string) InboxOption { return func(x *Inbox) { x.collection = name } }
 
-// InboxRetention is inbox.WithRetention; markers are gone when it is over.
+// InboxRetention sets the retention of markers: see inbox.WithRetention. A marker is ignored when
+// it is over.
 func InboxRetention(d time.Duration) InboxOption { return func(x *Inbox) { x.retention = d } }
 
-// InboxLease is inbox.WithLease.
+// InboxLease sets the lease of claims: see inbox.WithLease.
 func InboxLease(d time.Duration) InboxOption { return func(x *Inbox) { x.lease = d } }
 
-// InboxIdentity is inbox.WithIdentity.
+// InboxIdentity sets what identifies a message: see inbox.WithIdentity.
 func InboxIdentity(i inbox.Identity) InboxOption { return func(x *Inbox) { x.identity = i } }
 
-// InboxRecreated is inbox.WithRecreated.
+// InboxRecreated sets how Attach treats a recreated topic: see inbox.WithRecreated.
 func InboxRecreated(r inbox.Recreated) InboxOption { return func(x *Inbox) { x.recreated = r } }
 
-// NewInbox makes an inbox in db. Problems of the options are reported all at once.
+// NewInbox returns an inbox in db. The error joins the problems of all options.
 func NewInbox(db *DB, opts ...InboxOption) (*Inbox, error) {
 	if db == nil {
 		return nil, errors.New("inbox: the database is nil")
 	}
+
 	x := &Inbox{
-		db: db, collection: inbox.DefaultCollection, retention: inbox.DefaultRetention, lease: inbox.DefaultLease,
-		attached: map[partitionKey]int64{}, held: map[*claim]struct{}{},
+		db:         db,
+		collection: inbox.DefaultCollection,
+		retention:  inbox.DefaultRetention,
+		lease:      inbox.DefaultLease,
+		attached:   map[partitionKey]int64{},
+		heldClaims: map[*claim]struct{}{},
 	}
 	for _, o := range opts {
 		o(x)
 	}
+
 	var errs []error
 	if x.collection == "" || strings.ContainsAny(x.collection, "$\x00") || strings.HasPrefix(x.collection, "system.") {
-		errs = append(errs, fmt.Errorf("inbox: %q is not a legal collection name", x.collection))
+		errs = append(errs, fmt.Errorf("inbox: invalid collection name %q", x.collection))
 	}
 	if x.retention < inbox.MinRetention {
-		errs = append(errs, fmt.Errorf("inbox: a retention of %s; it must be at least %s", x.retention, inbox.MinRetention))
+		errs = append(errs, fmt.Errorf("inbox: invalid retention %s: it must be at least %s", x.retention, inbox.MinRetention))
 	}
 	if x.lease < inbox.MinLease || x.lease > x.retention {
-		errs = append(errs, fmt.Errorf("inbox: a lease of %s; it must be at least %s and at most the retention", x.lease, inbox.MinLease))
+		errs = append(errs, fmt.Errorf("inbox: invalid lease %s: it must be between %s and the retention", x.lease, inbox.MinLease))
 	}
 	if err := errors.Join(errs...); err != nil {
 		return nil, err
 	}
-	x.markers, x.offsets, x.claims = db.table(x.collection), db.table(x.collection+"_offsets"), db.table(x.collection+"_claims")
+
+	x.markers = db.findOrAddTable(x.collection)
+	x.offsets = db.findOrAddTable(x.collection + "_offsets")
+	x.claims = db.findOrAddTable(x.collection + "_claims")
 	return x, nil
 }
 
-// marker says that an identity was handled, or is claimed.
+// marker records that an identity was handled, or that it was claimed.
 type marker struct {
 	handled  bool
 	owner    *claim // of the last claim; nil without one
@@ -92,25 +107,31 @@ type marker struct {
 	expires  time.Time
 }
 
-// lease is that of a claim. It is a row of its own, so that its renewal is no conflict for the handler's transaction.
+// lease is the lease of a claim. It is a separate row, so that its renewal does not conflict with
+// the transaction of the handler.
 type lease struct {
-	owner *claim // nil: it was given up
+	owner *claim // nil if the claim was given up
 	until time.Time
 }
 
-const maxText = 1024
+// maxTextBytes is the largest length of a consumer, a namespace and an id.
+const maxTextBytes = 1024
 
-func validate(list []inbox.Entry) error {
+// validateEntries joins the errors of all invalid entries.
+func validateEntries(list []inbox.Entry) error {
 	errs := []error{validatePlaces(list)}
 	for _, e := range list {
-		if k := e.Key; len(k.Consumer) > maxText || len(k.Namespace) > maxText || len(k.ID) > maxText {
-			errs = append(errs, fmt.Errorf("%w: consumer, namespace or id of a message for %.64q has more than %d bytes", inbox.ErrInvalid, k.Consumer, maxText))
+		k := e.Key
+		if len(k.Consumer) > maxTextBytes || len(k.Namespace) > maxTextBytes || len(k.ID) > maxTextBytes {
+			errs = append(errs, fmt.Errorf("%w: consumer, namespace or id of a message for %.64q has more than %d bytes",
+				inbox.ErrInvalid, k.Consumer, maxTextBytes))
 		}
 	}
 	return errors.Join(errs...)
 }
 
-// validatePlaces checks what a watermark needs of the entries.
+// validatePlaces checks only what a watermark needs, which does not include the length of the
+// identity.
 func validatePlaces(list []inbox.Entry) error {
 	var errs []error
 	for _, e := range list {
@@ -118,251 +139,291 @@ func validatePlaces(list []inbox.Entry) error {
 		if k.Consumer == "" || k.ID == "" {
 			errs = append(errs, fmt.Errorf("%w: consumer or id of %s is empty", inbox.ErrInvalid, k))
 		}
+
 		if p.Topic != "" && (p.Partition < 0 || p.Offset < 0 || p.Lane < 0 || p.Lane >= inbox.Lanes) {
-			errs = append(errs, fmt.Errorf("%w: %s has partition %d, lane %d and offset %d", inbox.ErrInvalid, k, p.Partition, p.Lane, p.Offset))
+			errs = append(errs, fmt.Errorf("%w: %s has partition %d, lane %d and offset %d",
+				inbox.ErrInvalid, k, p.Partition, p.Lane, p.Offset))
 		}
 	}
+
 	return errors.Join(errs...)
 }
 
-// derived says whether the id says no more than the place.
-func derived(e inbox.Entry) bool {
+// isPlaceID reports whether the id contains nothing but the place.
+func isPlaceID(e inbox.Entry) bool {
 	p := e.Place
 	return p.Topic != "" && e.Key.ID == inbox.PlaceID(p.Topic, p.Partition, p.Offset)
 }
 
-// id is the key of an entry's marker in a generation of its partition.
-func (x *Inbox) id(e inbox.Entry, generation int64) string {
+// markerKey returns the key of the marker of an entry, in the given generation of its partition.
+func (x *Inbox) markerKey(e inbox.Entry, generation int64) string {
 	parts := []string{e.Key.Namespace, e.Key.ID}
 	if x.identity == inbox.IDAndConsumer {
 		parts = append(parts, e.Key.Consumer)
 	}
-	if derived(e) {
-		parts = append(parts, fmt.Sprint(generation)) // the same place of the topic's next life is another message
+
+	// The same place in a recreated topic is another message.
+	if isPlaceID(e) {
+		parts = append(parts, fmt.Sprint(generation))
 	}
 	return strings.Join(parts, "\x00")
 }
 
-// marker is the one of that key, nil if there is none or its retention is over.
-func (x *Inbox) marker(t *tx, id string) *marker {
-	m, _ := t.get(x.markers, id).(*marker)
+// findMarker returns the marker with this key. It returns nil if there is none, or if its retention
+// is over.
+func (x *Inbox) findMarker(t *tx, id string) *marker {
+	m, _ := t.getRow(x.markers, id).(*marker)
 	if m == nil || !x.db.clock.Now().Before(m.expires) {
 		return nil
 	}
 	return m
 }
 
-// holder is the lease of a claim that somebody holds, nil if nobody does.
-func (x *Inbox) holder(t *tx, id string) *lease {
-	l, _ := t.get(x.claims, id).(*lease)
+// liveLease returns the lease with this key, or nil if there is none or if it has expired.
+func (x *Inbox) liveLease(t *tx, id string) *lease {
+	l, _ := t.getRow(x.claims, id).(*lease)
 	if l == nil || !x.db.clock.Now().Before(l.until) {
 		return nil
 	}
 	return l
 }
 
-func (x *Inbox) handled(attempts int) *marker {
+// newHandledMarker returns a marker for a handled message.
+func (x *Inbox) newHandledMarker(attempts int) *marker {
 	return &marker{handled: true, attempts: attempts, expires: x.db.clock.Now().Add(x.retention)}
 }
 
-// memo is what was answered in one attempt of a transaction.
+// memoKey identifies an answer of an inbox in one attempt of a transaction.
 type memoKey struct {
 	collection string
 	entry      inbox.Entry
 }
 
-func (u *unit) known(collection string, e inbox.Entry) (fresh, ok bool) {
+// knownAnswer returns the answer for an entry, and whether there is one.
+func (u *unitOfWork) knownAnswer(collection string, e inbox.Entry) (fresh, ok bool) {
 	if u == nil {
 		return false, false
 	}
+
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	fresh, ok = u.memo[memoKey{collection, e}]
+	fresh, ok = u.answers[memoKey{collection, e}]
 	return fresh, ok
 }
 
-// remember keeps an answer; an entry without a place is the same as any with its key that was fresh.
-func (u *unit) remember(collection string, e inbox.Entry, fresh bool) {
+// storeAnswer stores the answer for an entry, unless there is one. An entry without a place counts
+// as equal to a fresh entry with the same key.
+func (u *unitOfWork) storeAnswer(collection string, e inbox.Entry, fresh bool) {
 	if u == nil {
 		return
 	}
+
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	if u.memo == nil {
-		u.memo = map[memoKey]bool{}
+
+	if u.answers == nil {
+		u.answers = map[memoKey]bool{}
 	}
-	if _, ok := u.memo[memoKey{collection, e}]; !ok {
-		u.memo[memoKey{collection, e}] = fresh
+	if _, ok := u.answers[memoKey{collection, e}]; !ok {
+		u.answers[memoKey{collection, e}] = fresh
 	}
 	if fresh {
-		u.memo[memoKey{collection, inbox.Entry{Key: e.Key}}] = true
+		u.answers[memoKey{collection, inbox.Entry{Key: e.Key}}] = true
 	}
 }
 
-// Admit says for each entry whether it is fresh, and marks the fresh as handled, in the transaction of ctx.
+// Admit reports for each entry whether it is fresh, and marks fresh entries as handled in the
+// transaction of ctx. See inbox.Inbox.Admit.
 func (x *Inbox) Admit(ctx context.Context, list []inbox.Entry) ([]bool, error) {
 	if len(list) == 0 {
 		return nil, nil
 	}
-	err := validate(list)
-	u := x.db.unitOf(ctx)
+
+	err := validateEntries(list)
+	u := x.db.unitFromContext(ctx)
 	if err == nil && u == nil {
 		err = outbox.ErrNoTransaction
 	}
 	if err != nil {
 		return nil, fmt.Errorf("admitting: %w", err)
 	}
+
 	fresh := make([]bool, len(list))
-	var ask []inbox.Entry
-	var at []int
+	var unknown []inbox.Entry
+	var index []int
 	for i, e := range list {
-		known, ok := u.known(x.collection, e)
-		if fresh[i] = known; !ok {
-			ask, at = append(ask, e), append(at, i)
+		known, ok := u.knownAnswer(x.collection, e)
+		fresh[i] = known
+		if !ok {
+			unknown = append(unknown, e)
+			index = append(index, i)
 		}
 	}
-	err = x.db.do(ctx, func(t *tx) error {
-		answers, err := x.admit(t, ask, true)
+
+	err = x.db.runOperation(ctx, func(t *tx) error {
+		answers, err := x.admitEntries(t, unknown, true)
 		for i, f := range answers {
-			fresh[at[i]] = f
+			fresh[index[i]] = f
 		}
 		return err
 	})
 	if err != nil {
 		return nil, fmt.Errorf("admitting: %w", err)
 	}
+
 	for i, e := range list {
-		u.remember(x.collection, e, fresh[i])
+		u.storeAnswer(x.collection, e, fresh[i])
 	}
+
 	return fresh, nil
 }
 
-// admit judges the entries, and if it is to write marks the fresh and moves the watermarks.
-func (x *Inbox) admit(t *tx, list []inbox.Entry, write bool) ([]bool, error) {
+// admitEntries decides about the entries. With write it also marks fresh entries and moves the
+// watermarks.
+func (x *Inbox) admitEntries(t *tx, list []inbox.Entry, write bool) ([]bool, error) {
 	fresh := make([]bool, len(list))
 	seen := map[string]bool{}
-	marks := x.marks(t, list)
+	marks := x.readMarks(t, list)
+
 	for i, e := range list {
 		var generation int64
 		if e.Place.Topic != "" {
-			l := laneOf(e)
-			generation = marks.generation(l.partitionKey, l.lane)
+			l := entryLane(e)
+			generation = marks.currentGeneration(l.partitionKey, l.lane)
 			if err := x.checkAttached(l.partitionKey, generation); err != nil {
 				return nil, err
 			}
-			if e.Place.Offset < marks.next(l, generation) {
+			if e.Place.Offset < marks.nextOffset(l, generation) {
 				continue
 			}
 		}
-		id := x.id(e, generation)
+
+		id := x.markerKey(e, generation)
 		if seen[id] {
 			continue
 		}
 		seen[id] = true
-		if derived(e) && x.identity == inbox.IDAndConsumer {
-			fresh[i] = true // known by its place alone
+
+		// The watermark is sufficient.
+		if isPlaceID(e) && x.identity == inbox.IDAndConsumer {
+			fresh[i] = true
 			continue
 		}
-		m := x.marker(t, id)
+
+		m := x.findMarker(t, id)
 		attempts := 0
 		if m != nil {
 			if m.handled {
 				continue
 			}
-			if l := x.holder(t, id); l != nil {
+			if l := x.liveLease(t, id); l != nil {
 				return nil, &inbox.ClaimedError{Key: e.Key, Until: l.until}
 			}
 			attempts = m.attempts
 		}
+
 		fresh[i] = true
 		if !write {
 			continue
 		}
-		if err := t.put(x.markers, id, x.handled(attempts)); err != nil {
+		if err := t.putRow(x.markers, id, x.newHandledMarker(attempts)); err != nil {
 			return nil, err
 		}
 	}
+
 	if !write {
 		return fresh, nil
 	}
-	return fresh, x.advance(t, list, marks)
+
+	return fresh, x.advanceWatermarks(t, list, marks)
 }
 
-// Pass moves the watermarks past the entries without marking them.
+// Pass moves the watermarks past the entries without marking them as handled. See inbox.Inbox.Pass.
 func (x *Inbox) Pass(ctx context.Context, list []inbox.Entry) error {
 	if err := validatePlaces(list); err != nil {
 		return fmt.Errorf("passing: %w", err)
 	}
-	err := x.db.do(ctx, func(t *tx) error {
-		marks := x.marks(t, list)
+
+	err := x.db.runOperation(ctx, func(t *tx) error {
+		marks := x.readMarks(t, list)
 		for _, e := range list {
 			if e.Place.Topic == "" {
 				continue
 			}
-			l := laneOf(e)
-			if err := x.checkAttached(l.partitionKey, marks.generation(l.partitionKey, l.lane)); err != nil {
+
+			l := entryLane(e)
+			if err := x.checkAttached(l.partitionKey, marks.currentGeneration(l.partitionKey, l.lane)); err != nil {
 				return err
 			}
 		}
-		return x.advance(t, list, marks)
+
+		return x.advanceWatermarks(t, list, marks)
 	})
 	if err != nil {
 		return fmt.Errorf("passing: %w", err)
 	}
+
 	return nil
 }
 
-// Check is Admit without a trace: it says what would be fresh. It joins a transaction that is in ctx and needs none.
+// Check returns the result that Admit would have, but changes nothing. If ctx has a transaction,
+// Check joins it.
 func (x *Inbox) Check(ctx context.Context, list []inbox.Entry) (fresh []bool, err error) {
-	if err := validate(list); err != nil {
+	if err := validateEntries(list); err != nil {
 		return nil, fmt.Errorf("checking: %w", err)
 	}
-	u := x.db.unitOf(ctx)
-	err = x.db.do(ctx, func(t *tx) (err error) {
-		fresh, err = x.admit(t, list, false)
+
+	u := x.db.unitFromContext(ctx)
+	err = x.db.runOperation(ctx, func(t *tx) (err error) {
+		fresh, err = x.admitEntries(t, list, false)
 		return err
 	})
 	if err != nil {
 		return nil, fmt.Errorf("checking: %w", err)
 	}
+
 	for i, e := range list {
-		if known, ok := u.known(x.collection, e); ok {
+		if known, ok := u.knownAnswer(x.collection, e); ok {
 			fresh[i] = known
 		}
 	}
+
 	return fresh, nil
 }
 
-// Exists says whether there is a marker that the message was handled.
+// Exists reports whether there is a marker for a handled message.
 func (x *Inbox) Exists(ctx context.Context, k inbox.Key) (found bool, err error) {
 	e := inbox.Entry{Key: k}
-	if err := validate([]inbox.Entry{e}); err != nil {
+	if err := validateEntries([]inbox.Entry{e}); err != nil {
 		return false, err
 	}
-	err = x.db.do(ctx, func(t *tx) error {
-		m := x.marker(t, x.id(e, 0))
+
+	err = x.db.runOperation(ctx, func(t *tx) error {
+		m := x.findMarker(t, x.markerKey(e, 0))
 		found = m != nil && m.handled
 		return nil
 	})
 	return found, err
 }
 
-// Sweep removes the markers whose retention is over and says how many those were.
+// Sweep removes the markers whose retention is over and returns their number.
 func (x *Inbox) Sweep(ctx context.Context) (removed int64, err error) {
-	err = x.db.do(ctx, func(t *tx) error {
+	err = x.db.runOperation(ctx, func(t *tx) error {
 		removed = 0
-		var old []string
-		t.scan(x.markers, func(id string, _ any) {
-			if x.marker(t, id) == nil {
-				old = append(old, id)
+		var expired []string
+		t.scanRows(x.markers, func(id string, _ any) {
+			if x.findMarker(t, id) == nil {
+				expired = append(expired, id)
 			}
 		})
-		for _, id := range old {
-			if err := t.put(x.markers, id, nil); err != nil {
+
+		for _, id := range expired {
+			if err := t.putRow(x.markers, id, nil); err != nil {
 				return err
 			}
 			removed++
 		}
+
 		return nil
 	})
 	return removed, err

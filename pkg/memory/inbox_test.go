@@ -24,13 +24,14 @@ func TestInboxContract(t *testing.T) {
 	inboxtest.Run(t, func(t *testing.T) inboxtest.Setup {
 		db := NewDB()
 		x := newInbox(t, db)
-		every := func(ctx context.Context, table *rows, change func(v any) any) error {
-			return db.do(ctx, func(t *tx) error {
+		every := func(ctx context.Context, table *storedTable, change func(v any) any) error {
+			return db.runOperation(ctx, func(t *tx) error {
 				var errs []error
-				t.scan(table, func(key string, v any) { errs = append(errs, t.put(table, key, change(v))) })
+				t.scanRows(table, func(key string, v any) { errs = append(errs, t.putRow(table, key, change(v))) })
 				return errors.Join(errs...)
 			})
 		}
+
 		return inboxtest.Setup{
 			Inbox: x, Other: newInbox(t, db), Halting: newInbox(t, db, InboxRecreated(inbox.Halt)),
 			Transaction: db.Transaction,
@@ -44,7 +45,7 @@ func TestInboxContract(t *testing.T) {
 	})
 }
 
-// Retention and leases are the database's clock's.
+// Retention and leases use the clock of the database.
 func TestInboxGoesByTheClock(t *testing.T) {
 	t.Parallel()
 	clock := NewManualClock(noon)
@@ -55,26 +56,32 @@ func TestInboxGoesByTheClock(t *testing.T) {
 	if err := once("1"); err != nil {
 		t.Fatal(err)
 	}
+
 	claimed := inbox.Entry{Key: inbox.Key{Consumer: "c", ID: "2"}}
 	if _, err := x.Claim(ctx, claimed, 0); err != nil {
 		t.Fatal(err)
 	}
+
 	clock.Advance(time.Minute - time.Millisecond)
 	if _, err := x.Claim(ctx, claimed, 0); !errors.Is(err, inbox.ErrClaimed) {
 		t.Errorf("within the lease: %v", err)
 	}
+
 	clock.Advance(time.Millisecond)
 	if c, err := x.Claim(ctx, claimed, 0); err != nil || c.Attempt() != 2 {
 		t.Errorf("after the lease: %v", err)
 	}
+
 	clock.Advance(time.Hour - time.Minute - time.Millisecond)
 	if err := once("1"); !errors.Is(err, inbox.ErrDuplicate) {
 		t.Errorf("within the retention: %v", err)
 	}
+
 	clock.Advance(time.Millisecond)
 	if n, err := x.Sweep(ctx); n != 1 || err != nil {
 		t.Errorf("%d swept, %v", n, err)
 	}
+
 	if err := once("1"); err != nil {
 		t.Errorf("after the retention: %v", err)
 	}
@@ -92,7 +99,7 @@ func TestInboxRefusesBadOptions(t *testing.T) {
 	}
 }
 
-// Where the id alone identifies a message, it is handled for one consumer, whichever is first.
+// If the id alone identifies a message, only the first consumer handles it.
 func TestInboxIdentity(t *testing.T) {
 	t.Parallel()
 	for identity, effects := range map[inbox.Identity]int{inbox.IDAndConsumer: 2, inbox.IDOnly: 1} {
@@ -104,6 +111,7 @@ func TestInboxIdentity(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
+
 		if n != effects {
 			t.Errorf("identity %d: %d effects, %d are wanted", identity, n, effects)
 		}

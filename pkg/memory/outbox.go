@@ -15,167 +15,205 @@ import (
 	"github.com/outrelay/outrelay/pkg/outbox"
 )
 
-// Outbox is an outbox in a DB. Its methods are those of *outbox.Box and answer the same errors, so a service that has
-// them behind an interface of its own takes either. It is safe for concurrent use.
+// Outbox is an outbox in a DB. Its methods are those of *outbox.Box and return the same errors. So
+// a service that uses them through an interface works with both. It is safe for concurrent use.
 type Outbox struct {
 	db         *DB
-	rows       *rows
+	rows       *storedTable
 	collection string
 	maxSize    int
-	plain      bool
+	plain      bool // events may be appended without a transaction
 	propagator propagation.TextMapPropagator
 	feed       *feed
 }
 
-// OutboxOption configures an Outbox.
+// OutboxOption configures an Outbox. See NewOutbox.
 type OutboxOption func(*Outbox)
 
-// WithCollection names the outbox. Defaults to outbox.DefaultCollection; two of one name share their events.
+// WithCollection sets the name of the outbox. Defaults to outbox.DefaultCollection. Outboxes with
+// the same name share their events.
 func WithCollection(name string) OutboxOption { return func(b *Outbox) { b.collection = name } }
 
-// WithMaxSize sets the largest envelope in bytes. Defaults to outbox.DefaultMaxSize; at most outbox.MaxSize.
+// WithMaxSize sets the size limit of an envelope in bytes. Defaults to outbox.DefaultMaxSize. The
+// limit must be between 1 and outbox.MaxSize.
 func WithMaxSize(bytes int) OutboxOption { return func(b *Outbox) { b.maxSize = bytes } }
 
-// WithoutTransaction lets Append write also where the context has no transaction.
+// WithoutTransaction allows Append in a context without a transaction.
 func WithoutTransaction() OutboxOption { return func(b *Outbox) { b.plain = true } }
 
-// WithPropagator sets what captures the trace context of the caller; nil captures nothing. Defaults to W3C trace context
-// and baggage.
+// WithPropagator sets the propagator that copies the trace context of the caller into the headers
+// of the event. If p is nil, no trace context is copied. Defaults to W3C trace context and baggage.
 func WithPropagator(p propagation.TextMapPropagator) OutboxOption {
 	return func(b *Outbox) { b.propagator = p }
 }
 
-// NewOutbox makes an outbox in db.
+// NewOutbox returns an outbox in db. The error reports a nil database or an invalid option.
 func NewOutbox(db *DB, opts ...OutboxOption) (*Outbox, error) {
 	if db == nil {
 		return nil, errors.New("outbox: the database is nil")
 	}
+
 	b := &Outbox{
-		db: db, collection: outbox.DefaultCollection, maxSize: outbox.DefaultMaxSize,
+		db:         db,
+		collection: outbox.DefaultCollection,
+		maxSize:    outbox.DefaultMaxSize,
 		propagator: propagation.NewCompositeTextMapPropagator(propagation.TraceContext{}, propagation.Baggage{}),
 	}
 	for _, o := range opts {
 		o(b)
 	}
-	switch name := b.collection; {
+
+	name := b.collection
+	switch {
 	case name == "" || strings.ContainsAny(name, "$\x00") || strings.HasPrefix(name, "system."):
-		return nil, fmt.Errorf("outbox: %q is not a legal collection name", name)
+		return nil, fmt.Errorf("outbox: invalid collection name %q", name)
 	case b.maxSize < 1 || b.maxSize > outbox.MaxSize:
-		return nil, fmt.Errorf("outbox: a maximum size of %d bytes; 1 to %d is allowed", b.maxSize, outbox.MaxSize)
+		return nil, fmt.Errorf("outbox: invalid maximum size of %d bytes: it must be between 1 and %d", b.maxSize, outbox.MaxSize)
 	}
-	b.rows = db.table(b.collection)
-	b.feed = feedOf(db, b.rows)
+
+	b.rows = db.findOrAddTable(b.collection)
+
+	// Outboxes of one name share their events.
+	b.feed = findOrAddFeed(db, b.rows)
 	return b, nil
 }
 
-// envelope is a stored one.
+// envelope is a stored envelope. It is never changed: a change stores a new one.
 type envelope struct {
-	doc   bson.Raw // as a server would have it, but for ts
-	id    event.ID
-	seq   uint64 // order of the inserts
-	ev    scheduledFields
-	claim bool // it is on its way
+	doc     bson.Raw // the document as on a server, but without a timestamp in ts
+	id      event.ID
+	seq     uint64 // order of the inserts
+	fields  scheduledFields
+	claimed bool // a relay is sending it
 }
 
-// scheduledFields are what queries ask for.
+// scheduledFields contains the fields that queries for scheduled events use.
 type scheduledFields struct {
 	aggregateType, aggregateID, typ string
 	dueAt, expiresAt                time.Time // zero if there is none
 }
 
-// Append writes the events in the transaction of ctx, in their order, or none of them.
+// Append stores the events in the transaction of ctx, in the given order. It stores all of them or
+// none. See outbox.Box.Append.
 func (b *Outbox) Append(ctx context.Context, events ...event.Event) error {
 	return b.AppendMany(ctx, events)
 }
 
-// AppendMany is Append. There are no sessions here, so an option that names one is refused.
+// AppendMany does the same as Append. It fails if opts contain a session, because there are no
+// sessions.
 func (b *Outbox) AppendMany(ctx context.Context, events []event.Event, opts ...outbox.CallOption) error {
-	if err := b.append(ctx, events, opts); err != nil {
+	if err := b.appendEvents(ctx, events, opts); err != nil {
 		return fmt.Errorf("appending to %s: %w", b.collection, err)
 	}
 	return nil
 }
 
-func (b *Outbox) append(ctx context.Context, events []event.Event, opts []outbox.CallOption) error {
-	if err := noSession(opts); err != nil || len(events) == 0 {
+// appendEvents checks the call and stores the events.
+func (b *Outbox) appendEvents(ctx context.Context, events []event.Event, opts []outbox.CallOption) error {
+	if err := rejectSession(opts); err != nil || len(events) == 0 {
 		return err
 	}
-	u := b.db.unitOf(ctx)
+
+	u := b.db.unitFromContext(ctx)
 	if u == nil && !b.plain {
 		return outbox.ErrNoTransaction
 	}
-	if err := u.err(); err != nil {
+	if err := u.checkUsable(); err != nil {
 		return err
 	}
-	list, err := b.encode(ctx, events)
+
+	list, err := b.encodeEvents(ctx, events)
 	if err != nil {
 		return err
 	}
 	if u != nil {
-		return b.db.do(ctx, func(t *tx) error { return b.insert(t, list) })
+		return b.db.runOperation(ctx, func(t *tx) error { return b.insertEnvelopes(t, list) })
 	}
-	for _, e := range list { // as without a transaction on a server: of several, those before an error stay
-		if err := b.db.do(ctx, func(t *tx) error { return b.insert(t, []*envelope{e}) }); err != nil {
+
+	// On a server without a transaction, the events before an error stay stored.
+	for _, e := range list {
+		if err := b.db.runOperation(ctx, func(t *tx) error { return b.insertEnvelopes(t, []*envelope{e}) }); err != nil {
 			return err
 		}
 	}
+
 	return nil
 }
 
-func (b *Outbox) insert(t *tx, list []*envelope) error {
+// insertEnvelopes inserts the envelopes. The error of an existing id is a duplicate key.
+func (b *Outbox) insertEnvelopes(t *tx, list []*envelope) error {
 	for _, e := range list {
 		key, err := encodeKey(e.id)
 		if err != nil {
 			return err
 		}
-		if err := t.insert(b.rows, key, e); err != nil {
+		if err := t.insertRow(b.rows, key, e); err != nil {
 			return err
 		}
 	}
+
 	return nil
 }
 
-// encode makes the envelopes, or says what is wrong with each event that cannot be one.
-func (b *Outbox) encode(ctx context.Context, events []event.Event) ([]*envelope, error) {
+// encodeEvents returns the envelopes of the events. The error joins the errors of all events that
+// cannot be stored.
+func (b *Outbox) encodeEvents(ctx context.Context, events []event.Event) ([]*envelope, error) {
 	trace := tracecontext.Headers(ctx, b.propagator)
 	list := make([]*envelope, 0, len(events))
 	var errs []error
+
 	for _, ev := range events {
 		ev = tracecontext.Add(ev, trace)
 		doc, err := ev.MarshalBSON()
 		if err == nil && len(doc) > b.maxSize {
 			err = &outbox.TooLargeError{ID: ev.ID(), Size: len(doc), Limit: b.maxSize}
 		}
+
 		var e *envelope
 		if err == nil {
 			e, err = parseEnvelope(doc, ev.ID())
 		}
+
 		if err != nil {
 			errs = append(errs, err)
 			continue
 		}
-		e.seq = b.feed.next()
+
+		e.seq = b.feed.nextSequence()
 		list = append(list, e)
 	}
+
 	return list, errors.Join(errs...)
 }
 
+// parseEnvelope returns the envelope for a document.
 func parseEnvelope(doc bson.Raw, id event.ID) (*envelope, error) {
 	var v event.View
 	if err := event.Parse(doc, &v); err != nil {
 		return nil, err
 	}
-	e := &envelope{doc: doc, id: id, ev: scheduledFields{aggregateType: string(v.AggregateType), aggregateID: string(v.AggregateID), typ: string(v.Type)}}
+
+	e := &envelope{
+		doc: doc,
+		id:  id,
+		fields: scheduledFields{
+			aggregateType: string(v.AggregateType),
+			aggregateID:   string(v.AggregateID),
+			typ:           string(v.Type),
+		},
+	}
 	if v.HasDueAt {
-		e.ev.dueAt = time.UnixMilli(v.DueAt).UTC()
+		e.fields.dueAt = time.UnixMilli(v.DueAt).UTC()
 	}
 	if v.HasExpiresAt {
-		e.ev.expiresAt = time.UnixMilli(v.ExpiresAt).UTC()
+		e.fields.expiresAt = time.UnixMilli(v.ExpiresAt).UTC()
 	}
+
 	return e, nil
 }
 
-func noSession(opts []outbox.CallOption) error {
+// rejectSession returns an error if an option contains a session.
+func rejectSession(opts []outbox.CallOption) error {
 	for _, o := range opts {
 		if o != outbox.CallOption(outbox.WithSession(nil)) {
 			return errors.New("an in-memory outbox has no sessions; use the context of DB.Transaction")
@@ -184,19 +222,23 @@ func noSession(opts []outbox.CallOption) error {
 	return nil
 }
 
-// Envelopes are the committed ones as they are stored, in the order of their appending; ts is not stamped. What was
-// delivered stays, as on a server within its retention; scheduled ones go when they are delivered.
+// Envelopes returns the committed envelopes as they are stored, in the order of their appends and
+// without a timestamp in ts. Delivered envelopes stay, as on a server within the retention.
+// Scheduled envelopes are removed when they are delivered.
 func (b *Outbox) Envelopes() []bson.Raw {
 	var list []*envelope
-	_ = b.db.do(context.Background(), func(t *tx) error { // a read that nothing stands in the way of
+	// This cannot fail: a read has no conflicts.
+	_ = b.db.runOperation(context.Background(), func(t *tx) error {
 		list = list[:0]
-		t.scan(b.rows, func(_ string, v any) { list = append(list, v.(*envelope)) })
+		t.scanRows(b.rows, func(_ string, v any) { list = append(list, v.(*envelope)) })
 		return nil
 	})
+
 	sortBySeq(list)
 	out := make([]bson.Raw, len(list))
 	for i, e := range list {
 		out[i] = e.doc
 	}
+
 	return out
 }

@@ -40,13 +40,14 @@ func TestOutboxContract(t *testing.T) {
 				for _, raw := range box.Envelopes() {
 					docs = append(docs, raw)
 				}
+
 				return docs
 			},
 			Claim: func(t *testing.T, id event.ID) {
-				if err := db.do(t.Context(), func(x *tx) error {
-					e := *x.get(box.rows, mustKey(id)).(*envelope)
-					e.claim = true
-					return x.put(box.rows, mustKey(id), &e)
+				if err := db.runOperation(t.Context(), func(x *tx) error {
+					e := *x.getRow(box.rows, mustKey(id)).(*envelope)
+					e.claimed = true
+					return x.putRow(box.rows, mustKey(id), &e)
 				}); err != nil {
 					t.Fatal(err)
 				}
@@ -55,7 +56,8 @@ func TestOutboxContract(t *testing.T) {
 	})
 }
 
-// Two outboxes of a name share their events, those of two names do not; and what is not to be captured is not.
+// Outboxes with the same name share their events, and others do not. Without a propagator, no trace
+// context is copied.
 func TestOutboxOptions(t *testing.T) {
 	t.Parallel()
 	db := NewDB()
@@ -67,16 +69,20 @@ func TestOutboxOptions(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	traced := func(list []bson.Raw) bool {
 		t.Helper()
 		if len(list) != 1 {
 			t.Fatalf("%d envelopes", len(list))
 		}
+
 		return list[0].Lookup("headers", "0", "k").String() == `"traceparent"`
 	}
+
 	if !traced(plain.Envelopes()) || traced(audit.Envelopes()) {
 		t.Errorf("%s\n%s", plain.Envelopes(), audit.Envelopes())
 	}
+
 	if again := newOutbox(t, db, WithCollection("audit")).Envelopes(); len(again) != 1 {
 		t.Errorf("another of the name sees %s", again)
 	}

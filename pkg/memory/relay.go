@@ -17,29 +17,33 @@ import (
 )
 
 const (
-	// DefaultAttempts is how often a relay tries a record that the broker refuses, before it is a dead letter.
+	// DefaultAttempts is the default number of attempts to write a record that the broker refuses.
+	// After the last one, the event becomes a dead letter.
 	DefaultAttempts = 3
-	// retryAfter is how long a relay waits, by the database's clock, until it tries again.
+
+	// retryAfter is the delay of a relay before it tries again, by the clock of the database.
 	retryAfter = 10 * time.Millisecond
 )
 
-// Relay brings what is committed to an Outbox to the topics of a Broker, in commit order, with the records and the topics
-// that the real relay would make. What was appended before it runs is there when it does. One relay at a time serves an
-// outbox.
+// Relay delivers the committed events of an Outbox to the topics of a Broker in commit order. It
+// creates the same records for the same topics as the real relay. Events that were appended before
+// it runs are delivered too. An outbox must have one relay at a time.
 //
-// Scheduled events are delivered when the database's clock has reached their time; expired ones and those that the broker
-// refuses become dead letters. An outage of the broker (any other error of an injected Fault) is waited out, in order.
+// Scheduled events are delivered when the clock of the database has reached their due time. Expired
+// events and events that the broker refuses become dead letters. After any other error of an
+// injected Fault, the relay waits until the outage is over, and keeps the order.
 type Relay struct {
 	box      *Outbox
 	broker   *Broker
 	attempts int
 	routes   routing.Config
-	record   routing.PresetConfig
+	preset   routing.PresetConfig
 	router   *routing.Router
 	filler   *routing.Filler
 
-	one  sync.Mutex            // held while something is delivered
-	sent map[event.ID][]string // the topics that have an event which others of its topics have not
+	// deliveryMu is held while an event is delivered. It protects sent.
+	deliveryMu sync.Mutex
+	sent       map[event.ID][]string // topics of an event that have its record, until all have it
 
 	mu   sync.Mutex
 	dead []DeadLetter
@@ -47,240 +51,289 @@ type Relay struct {
 
 // DeadLetter is an event that could not be delivered.
 type DeadLetter struct {
-	ID     event.ID
-	Type   string
-	Class  string // as in the collection of dead letters: "expired", "record_refused", "malformed"…
+	// ID and Type identify the event.
+	ID   event.ID
+	Type string
+
+	// Class is the class as in the collection of dead letters, such as "expired", "record_refused"
+	// or "malformed".
+	Class string
+
+	// Reason is a text for operators.
 	Reason string
 }
 
-// RelayOption configures a Relay.
+// RelayOption configures a Relay. See NewRelay.
 type RelayOption func(*Relay)
 
-// WithTopics sets the template of the topics' names, in which {aggregatetype} and {type} are filled in. Defaults to
-// "outbox.event.{aggregatetype}".
+// WithTopics sets the template for the names of topics, with the placeholders {aggregatetype} and
+// {type}. Defaults to "outbox.event.{aggregatetype}".
 func WithTopics(template string) RelayOption { return func(r *Relay) { r.routes.Template = template } }
 
-// WithRoute sends events of an aggregate type and a type, both patterns with * and ?, "" for any, to those topics. The
-// first that matches decides.
+// WithRoute sends events with this aggregate type and type to the topics to. Both are patterns with
+// * and ?, and "" matches all values. The first route that matches is used.
 func WithRoute(aggregateType, typ string, to ...string) RelayOption {
 	return func(r *Relay) {
 		r.routes.Rules = append(r.routes.Rules, routing.Rule{AggregateType: aggregateType, Type: typ, To: to})
 	}
 }
 
-// WithPreset sets the shape of the records, as record.preset does in the relay's configuration, with the same default:
-// "typed", "debezium", "cloudevents" or "plain".
-func WithPreset(name string) RelayOption { return func(r *Relay) { r.record.Name = name } }
+// WithPreset sets the headers and values of the records, as record.preset does in the configuration
+// of the relay: "typed", "debezium", "cloudevents" or "plain". The default is the same as there.
+func WithPreset(name string) RelayOption { return func(r *Relay) { r.preset.Name = name } }
 
-// WithAttempts sets how often a record that the broker refuses is tried. Defaults to DefaultAttempts.
+// WithAttempts sets the number of attempts to write a record that the broker refuses, at least 1.
+// Defaults to DefaultAttempts.
 func WithAttempts(n int) RelayOption { return func(r *Relay) { r.attempts = n } }
 
-// NewRelay makes a relay; it does nothing until it runs.
+// NewRelay returns a relay. It does nothing until Flush or Run is called. The error reports a nil
+// argument or an invalid option.
 func NewRelay(box *Outbox, broker *Broker, opts ...RelayOption) (*Relay, error) {
 	if box == nil || broker == nil {
-		return nil, errors.New("relay: an outbox and a broker are needed")
+		return nil, errors.New("relay: the outbox or the broker is nil")
 	}
+
 	r := &Relay{
-		box: box, broker: broker, attempts: DefaultAttempts,
-		sent: map[event.ID][]string{},
+		box:      box,
+		broker:   broker,
+		attempts: DefaultAttempts,
+		sent:     map[event.ID][]string{},
 	}
 	for _, o := range opts {
 		o(r)
 	}
+
 	if r.attempts < 1 {
-		return nil, fmt.Errorf("relay: %d attempts; at least 1 is needed", r.attempts)
+		return nil, fmt.Errorf("relay: invalid number of attempts %d: it must be at least 1", r.attempts)
 	}
+
 	var err error
 	if r.router, err = routing.New(r.routes); err != nil {
 		return nil, fmt.Errorf("relay: %w", err)
 	}
-	preset, err := routing.NewPreset(r.record)
+
+	preset, err := routing.NewPreset(r.preset)
 	if err != nil {
 		return nil, fmt.Errorf("relay: %w", err)
 	}
+
 	r.filler = preset.Filler()
 	return r, nil
 }
 
-// DeadLetters are the events that could not be delivered, in the order of their failing.
+// DeadLetters returns the events that could not be delivered, in the order of their failures.
 func (r *Relay) DeadLetters() []DeadLetter {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return slices.Clone(r.dead)
 }
 
-// Flush delivers what is committed and due now, and returns when there is no more or something cannot be delivered: then
-// it returns why, and that event is the next one.
+// Flush delivers all events that are committed and due. It returns nil when there are no more. If
+// an event cannot be delivered because of an outage, it returns the error, and the next call begins
+// with that event.
 func (r *Relay) Flush(ctx context.Context) error {
-	r.one.Lock()
-	defer r.one.Unlock()
+	r.deliveryMu.Lock()
+	defer r.deliveryMu.Unlock()
+
 	for {
-		more, err := r.next(ctx)
+		more, err := r.deliverNext(ctx)
 		if err != nil || !more {
 			return err
 		}
 	}
 }
 
-// Run delivers until ctx ends. Then it delivers what was committed before, and returns nil, or why that could not be
-// delivered: it stays in the outbox.
+// Run delivers events until ctx ends. Then it delivers the events that were committed before, and
+// returns nil. If that fails, it returns the error, and the events stay in the outbox.
 func (r *Relay) Run(ctx context.Context) error {
 	for {
+		// Read before the attempt, so that no change after it is missed.
 		r.broker.mu.Lock()
-		healed := r.broker.changed
+		changed := r.broker.changed
 		r.broker.mu.Unlock()
+
 		err := r.Flush(ctx)
 		if ctx.Err() != nil {
 			return r.Flush(context.WithoutCancel(ctx))
 		}
+
+		// Changes of the broker matter only after a failure.
 		if err == nil {
-			healed = nil
+			changed = nil
 		}
-		r.wait(ctx, err, healed)
+		r.waitForWork(ctx, err, changed)
 	}
 }
 
-// wait returns when there may be something to do.
-func (r *Relay) wait(ctx context.Context, failed error, healed <-chan struct{}) {
+// waitForWork blocks until there may be events to deliver: after a commit, at the next due time,
+// after a change of the broker, or if the last attempt has failed, after retryAfter.
+func (r *Relay) waitForWork(ctx context.Context, failed error, brokerChanged <-chan struct{}) {
 	clock := r.box.db.clock
-	wake, ok := r.due(ctx)
+	wake, ok := r.nextDueTime(ctx)
 	if failed != nil {
-		wake, ok = clock.Now().Add(retryAfter), true
+		wake = clock.Now().Add(retryAfter)
+		ok = true
 	}
+
 	var reached <-chan struct{}
 	if ok {
 		var stop func()
 		reached, stop = clock.At(wake)
 		defer stop()
 	}
+
 	select {
-	case <-r.box.feed.more:
+	case <-r.box.feed.wake:
 	case <-reached:
-	case <-healed:
+	case <-brokerChanged:
 	case <-ctx.Done():
 	}
 }
 
-// due is when the next scheduled event is.
-func (r *Relay) due(ctx context.Context) (at time.Time, ok bool) {
-	_ = r.box.db.alone(ctx, func(t *tx) error { // a read that nothing stands in the way of
+// nextDueTime returns the time of the next scheduled event, and whether there is one.
+func (r *Relay) nextDueTime(ctx context.Context) (at time.Time, ok bool) {
+	// This cannot fail: a read has no conflicts.
+	_ = r.box.db.runAlone(ctx, func(t *tx) error {
 		ok = false
-		t.scan(r.box.rows, func(_ string, v any) {
-			if e := v.(*envelope); !e.ev.dueAt.IsZero() && (!ok || e.ev.dueAt.Before(at)) {
-				at, ok = e.ev.dueAt, true
+		t.scanRows(r.box.rows, func(_ string, v any) {
+			if e := v.(*envelope); !e.fields.dueAt.IsZero() && (!ok || e.fields.dueAt.Before(at)) {
+				at = e.fields.dueAt
+				ok = true
 			}
 		})
+
 		return nil
 	})
 	return at, ok
 }
 
-// next delivers one event; false says that there is none.
-func (r *Relay) next(ctx context.Context) (bool, error) {
-	if e, ok := r.box.feed.first(); ok {
-		if err := r.deliver(ctx, e.envelope, e.at); err != nil {
+// deliverNext delivers one event: first the committed ones, then the scheduled ones that are due.
+// It returns false if there is none.
+func (r *Relay) deliverNext(ctx context.Context) (bool, error) {
+	if e, ok := r.box.feed.firstPending(); ok {
+		if err := r.deliverEvent(ctx, e.envelope, e.at); err != nil {
 			return true, err
 		}
-		r.box.feed.delivered()
+
+		r.box.feed.removeFirst()
 		return true, nil
 	}
-	e, err := r.claim(ctx)
+
+	e, err := r.claimDue(ctx)
 	if err != nil || e == nil {
 		return false, err
 	}
-	if err := r.deliver(ctx, e, r.box.db.clock.Now()); err != nil {
+	if err := r.deliverEvent(ctx, e, r.box.db.clock.Now()); err != nil {
 		return true, err
 	}
-	return true, r.box.db.alone(ctx, func(t *tx) error { return t.put(r.box.rows, mustKey(e.id), nil) })
+
+	return true, r.box.db.runAlone(ctx, func(t *tx) error { return t.putRow(r.box.rows, mustKey(e.id), nil) })
 }
 
-// claim takes the scheduled event that is due first; from then on it can be neither cancelled nor moved. An event that was
-// claimed and not delivered is claimed again.
-func (r *Relay) claim(ctx context.Context) (found *envelope, err error) {
+// claimDue claims the scheduled event that is due first, or returns nil. A claimed event can
+// neither be canceled nor rescheduled. If a claimed event was not delivered, it is claimed again.
+func (r *Relay) claimDue(ctx context.Context) (found *envelope, err error) {
 	now := r.box.db.clock.Now()
-	err = r.box.db.alone(ctx, func(t *tx) error {
+	err = r.box.db.runAlone(ctx, func(t *tx) error {
 		found = nil
-		t.scan(r.box.rows, func(_ string, v any) {
+		t.scanRows(r.box.rows, func(_ string, v any) {
 			e := v.(*envelope)
-			if e.ev.dueAt.IsZero() || e.ev.dueAt.After(now) {
+			if e.fields.dueAt.IsZero() || e.fields.dueAt.After(now) {
 				return
 			}
-			if found == nil || comparePlace(placeOf(e), placeOf(found)) < 0 {
+			if found == nil || comparePositions(envelopePosition(e), envelopePosition(found)) < 0 {
 				found = e
 			}
 		})
-		if found == nil || found.claim {
+
+		if found == nil || found.claimed {
 			return nil
 		}
-		mine := *found
-		mine.claim, found = true, &mine
-		return t.put(r.box.rows, mustKey(mine.id), &mine)
+
+		claimed := *found
+		claimed.claimed = true
+		found = &claimed
+		return t.putRow(r.box.rows, mustKey(claimed.id), &claimed)
 	})
+
 	return found, err
 }
 
-// deliver writes the records of an event, or makes it a dead letter. An error says that it is to be tried again.
-func (r *Relay) deliver(ctx context.Context, e *envelope, at time.Time) error {
-	for failed := 1; ; failed++ {
-		err := r.send(ctx, e, at)
+// deliverEvent writes the records of an event, or makes it a dead letter. An error means that the
+// event must be tried again.
+func (r *Relay) deliverEvent(ctx context.Context, e *envelope, at time.Time) error {
+	for attempt := 1; ; attempt++ {
+		err := r.sendRecords(ctx, e, at)
 		var refusal *record.Refusal
 		switch {
 		case err == nil:
 		case errors.As(err, &refusal):
-			r.bury(e, string(refusal.Class), refusal.Reason)
-		case errors.Is(err, ErrRefused) && failed < r.attempts:
+			r.addDeadLetter(e, string(refusal.Class), refusal.Reason)
+		case errors.Is(err, ErrRefused) && attempt < r.attempts:
 			continue
 		case errors.Is(err, ErrRefused):
-			r.bury(e, string(record.AttemptsExhausted), err.Error())
+			r.addDeadLetter(e, string(record.AttemptsExhausted), err.Error())
 		default:
 			return fmt.Errorf("delivering event %s: %w", e.id, err)
 		}
+
 		delete(r.sent, e.id)
 		return nil
 	}
 }
 
-func (r *Relay) bury(e *envelope, class, reason string) {
+// addDeadLetter records that an event could not be delivered.
+func (r *Relay) addDeadLetter(e *envelope, class, reason string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.dead = append(r.dead, DeadLetter{ID: e.id, Type: e.ev.typ, Class: class, Reason: reason})
+
+	r.dead = append(r.dead, DeadLetter{ID: e.id, Type: e.fields.typ, Class: class, Reason: reason})
 }
 
-// send writes the record of each topic that does not have it yet.
-func (r *Relay) send(ctx context.Context, e *envelope, at time.Time) error {
-	if x := e.ev.expiresAt; !x.IsZero() && !r.box.db.clock.Now().Before(x) {
-		return &record.Refusal{Class: record.Expired, Reason: "it was to be delivered before " + x.Format(time.RFC3339)}
+// sendRecords writes the record of each topic that does not have it yet.
+func (r *Relay) sendRecords(ctx context.Context, e *envelope, at time.Time) error {
+	if x := e.fields.expiresAt; !x.IsZero() && !r.box.db.clock.Now().Before(x) {
+		return &record.Refusal{Class: record.Expired, Reason: "expired at " + x.Format(time.RFC3339)}
 	}
+
 	var v event.View
 	if err := event.Parse(e.doc, &v); err != nil {
 		return err
 	}
+
 	targets, err := r.router.Route(&v, nil)
 	if err != nil {
 		return err
 	}
+
 	meta := routing.Meta{
-		DB: []byte("memory"), Coll: []byte(r.box.collection),
-		ClusterTime: bson.Timestamp{T: uint32(at.Unix()), I: 1}, CommitMS: at.UnixMilli(),
+		DB:          []byte("memory"),
+		Coll:        []byte(r.box.collection),
+		ClusterTime: bson.Timestamp{T: uint32(at.Unix()), I: 1},
+		CommitMS:    at.UnixMilli(),
 	}
 	for _, target := range targets {
+		// An earlier attempt may have reached some of the topics.
 		if slices.Contains(r.sent[e.id], target.Topic) {
 			continue
 		}
+
 		var rec record.Record
 		if err := r.filler.Fill(&v, &meta, target, &rec); err != nil {
 			return err
 		}
-		if err := r.broker.write(ctx, target.Topic, messageOf(&rec), rec.Partition); err != nil {
+		if err := r.broker.writeRecord(ctx, target.Topic, toMessage(&rec), rec.Partition); err != nil {
 			return err
 		}
+
 		r.sent[e.id] = append(r.sent[e.id], target.Topic)
 	}
+
 	return nil
 }
 
-// messageOf shares the record's bytes; the broker copies them.
-func messageOf(rec *record.Record) *consumer.Message {
+// toMessage returns a message that shares the bytes of the record. The broker copies them.
+func toMessage(rec *record.Record) *consumer.Message {
 	m := &consumer.Message{Key: rec.Key, Value: rec.Value, Time: time.UnixMilli(rec.TimeMS)}
 	for _, h := range rec.Headers {
 		m.Headers = append(m.Headers, consumer.Header{Key: string(h.Key), Value: h.Value})

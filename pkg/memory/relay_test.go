@@ -16,7 +16,7 @@ import (
 
 var noon = time.UnixMilli(1_900_000_000_000).UTC()
 
-// kit is a service's surroundings for one test.
+// kit contains everything that a service needs for one test.
 type kit struct {
 	t      *testing.T
 	clock  *ManualClock
@@ -63,7 +63,7 @@ func (k *kit) flush() {
 	}
 }
 
-// want compares the values of a topic's records.
+// want compares the values of the records of a topic.
 func (k *kit) want(topic string, values ...string) {
 	k.t.Helper()
 	if got := texts(k.broker.Records(topic)); !slices.Equal(got, values) {
@@ -94,27 +94,32 @@ func TestRelayBringsWhatIsCommittedInItsOrder(t *testing.T) {
 	}); !errors.Is(err, no) {
 		t.Error(err)
 	}
-	// The transaction that commits first is first, whoever appended first.
+
+	// The transaction that commits first is delivered first, whichever appended first.
 	if err := k.db.Transaction(t.Context(), func(ctx context.Context) error {
 		if err := k.box.Append(ctx, order("o-1", "committed last")); err != nil {
 			return err
 		}
+
 		k.append(order("o-1", "committed in between"))
 		k.flush()
 		return nil
 	}); err != nil {
 		t.Fatal(err)
 	}
+
 	k.flush()
 	k.want("outbox.event.order", "before the start", "committed in between", "committed last")
 	r := k.broker.Records("outbox.event.order")[0]
 	if string(r.Key) != "o-1" || !r.Time.Equal(noon) || r.Headers[0].Key != "id" {
 		t.Errorf("%+v", r)
 	}
+
 	var names []string
 	for _, h := range r.Headers {
 		names = append(names, h.Key)
 	}
+
 	if want := []string{"id", "type"}; !slices.Equal(names, want) {
 		t.Errorf("headers %v, want %v", names, want)
 	}
@@ -132,7 +137,8 @@ func TestRelayRunsUntilItsContextEndsAndDrains(t *testing.T) {
 		k.append(order("o-1", "while it runs"))
 		synctest.Wait()
 		k.want("outbox.event.order", "buffered before the start", "while it runs")
-		// Nothing can be written while the context ends: what was committed is still delivered.
+		// No record can be written when the context ends, but the committed events are still
+		// delivered.
 		outage := errors.New("the broker is away")
 		k.broker.Inject(func(string, *consumer.Message) Fault { return Fault{Err: outage} })
 		k.append(order("o-1", "in the outage"), order("o-2", "too"))
@@ -142,6 +148,7 @@ func TestRelayRunsUntilItsContextEndsAndDrains(t *testing.T) {
 		if err := <-done; !errors.Is(err, outage) {
 			t.Errorf("what could not be delivered is reported as %v", err)
 		}
+
 		k.broker.Inject(nil)
 		k.flush()
 		k.want("outbox.event.order", "buffered before the start", "while it runs", "in the outage", "too")
@@ -165,12 +172,14 @@ func TestRelayWaitsAnOutageOut(t *testing.T) {
 		if before == 0 || tries <= before {
 			t.Errorf("%d tries, then %d", before, tries)
 		}
+
 		k.broker.Inject(nil) // it goes on by itself, in order
 		synctest.Wait()
 		k.want("outbox.event.order", "first", "second")
 		if dead := k.relay.DeadLetters(); len(dead) != 0 {
 			t.Errorf("an outage spends attempts: %v", dead)
 		}
+
 		stop()
 		if err := <-done; err != nil {
 			t.Error(err)
@@ -190,8 +199,10 @@ func TestRelayFaults(t *testing.T) {
 		case "twice":
 			return Fault{Duplicate: 1}
 		}
+
 		return Fault{}
 	})
+
 	bad := order("o-1", "refused")
 	late := order("o-1", "late", event.WithExpiresAt(noon))
 	k.append(bad, order("o-1", "twice"), late, order("o-1", "last"), order("o-1", "nowhere", event.WithTopic("__consumer_offsets")))
@@ -200,10 +211,12 @@ func TestRelayFaults(t *testing.T) {
 	if tries != DefaultAttempts {
 		t.Errorf("%d attempts, want %d", tries, DefaultAttempts)
 	}
+
 	var got []string
 	for _, d := range k.relay.DeadLetters() {
 		got = append(got, d.Class)
 	}
+
 	if want := []string{"attempts_exhausted", "expired", "not_allowed"}; !slices.Equal(got, want) || k.relay.DeadLetters()[0].ID != bad.ID() {
 		t.Errorf("dead letters %v, want %v", got, want)
 	}
@@ -222,6 +235,7 @@ func TestDelayedRecordHoldsItsWriter(t *testing.T) {
 		if err := <-done; err != nil {
 			t.Error(err)
 		}
+
 		k.want("t", "x")
 	})
 }
@@ -242,9 +256,11 @@ func TestScheduledEventsGoByTheClock(t *testing.T) {
 		if err := k.box.Reschedule(t.Context(), moved, noon.Add(time.Minute)); err != nil {
 			t.Error(err)
 		}
+
 		if err := k.box.Cancel(t.Context(), cancelled); err != nil {
 			t.Error(err)
 		}
+
 		for _, x := range []struct {
 			ahead time.Duration
 			want  []string
@@ -258,9 +274,11 @@ func TestScheduledEventsGoByTheClock(t *testing.T) {
 			synctest.Wait()
 			k.want("outbox.event.order", x.want...)
 		}
+
 		if n := len(k.box.Envelopes()); n != 0 {
 			t.Errorf("%d delivered ones are kept", n)
 		}
+
 		stop()
 		if err := <-done; err != nil {
 			t.Error(err)
@@ -278,10 +296,12 @@ func TestRoutesAndPresets(t *testing.T) {
 		}
 		return Fault{}
 	})
+
 	k.append(event.New("invoice", "i-1", "Issued", "x"), order("o-1", "y"))
 	if err := k.relay.Flush(t.Context()); err == nil {
 		t.Error("an outage is not reported")
 	}
+
 	outage = false
 	k.flush()
 	k.want("a", "x") // once, although the other topic was away
@@ -290,11 +310,13 @@ func TestRoutesAndPresets(t *testing.T) {
 	if h := k.broker.Records("a")[0].Headers; !slices.ContainsFunc(h, func(h consumer.Header) bool { return h.Key == "ce_type" && string(h.Value) == "Issued" }) {
 		t.Errorf("headers %v", h)
 	}
+
 	for name, opt := range map[string]RelayOption{"template": WithTopics("{x}"), "preset": WithPreset("x"), "attempts": WithAttempts(0)} {
 		if _, err := NewRelay(k.box, k.broker, opt); err == nil {
 			t.Errorf("a bad %s is accepted", name)
 		}
 	}
+
 	if _, err := NewRelay(nil, nil); err == nil {
 		t.Error("nothing is accepted")
 	}
@@ -307,41 +329,50 @@ func TestBrokerHelpsTests(t *testing.T) {
 	for i := range 6 {
 		ms = append(ms, &consumer.Message{Key: fmt.Appendf(nil, "k%d", i%2), Value: fmt.Appendf(nil, "%d", i)})
 	}
+
 	if err := b.Publish(t.Context(), "t", ms); err != nil {
 		t.Fatal(err)
 	}
+
 	if list, err := b.Await(t.Context(), "t", 6); err != nil || len(list) != 6 {
 		t.Errorf("%d records, %v", len(list), err)
 	}
+
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if _, err := b.Await(ctx, "t", 7); !errors.Is(err, context.Canceled) || !strings.Contains(err.Error(), "there are 6") {
 		t.Errorf("one that never comes: %v", err)
 	}
+
 	if lag := b.Lag("g", "t"); lag != 6 {
 		t.Errorf("lag %d", lag)
 	}
+
 	b.Compact("t")
 	if got := texts(b.Records("t")); !slices.Equal(got, []string{"4", "5"}) {
 		t.Errorf("after compaction: %v", got)
 	}
+
 	b.Truncate("t", 0, 5)
 	if got := texts(b.Records("t")); !slices.Equal(got, []string{"5"}) || b.Lag("g", "t") != 1 {
 		t.Errorf("after retention: %v, lag %d", got, b.Lag("g", "t"))
 	}
+
 	if got := b.Topics(); !slices.Equal(got, []string{"t"}) {
 		t.Errorf("topics %v", got)
 	}
+
 	b.DeleteTopic("t")
 	if got := b.Records("t"); len(got) != 0 {
 		t.Errorf("after deleting: %v", got)
 	}
+
 	if err := b.Publish(t.Context(), "no name", ms); !errors.Is(err, ErrRefused) {
 		t.Errorf("a topic of a bad name: %v", err)
 	}
 }
 
-// What a record was made of, and what is read, is nobody's to change.
+// The caller cannot change a stored record, neither by its source nor by its copies.
 func TestNobodyChangesWhatIsStored(t *testing.T) {
 	t.Parallel()
 	k := newKit(t)
@@ -349,6 +380,7 @@ func TestNobodyChangesWhatIsStored(t *testing.T) {
 	if err := k.broker.Publish(t.Context(), "t", []*consumer.Message{m}); err != nil {
 		t.Fatal(err)
 	}
+
 	m.Value[0], m.Headers[0].Value[0] = '!', '!'
 	first := k.broker.Records("t")
 	first[0].Value[0], first[0].Headers[0].Value[0], first[0].Key[0] = '?', '?', '?'
@@ -356,6 +388,7 @@ func TestNobodyChangesWhatIsStored(t *testing.T) {
 	if string(second.Value) != "value" || string(second.Headers[0].Value) != "x" || string(second.Key) != "k" {
 		t.Errorf("%+v", second)
 	}
+
 	if &first[0].Value[0] == &second.Value[0] || &first[0].Headers[0].Value[0] == &second.Headers[0].Value[0] || &first[0].Key[0] == &second.Key[0] {
 		t.Error("the two readings share their bytes")
 	}

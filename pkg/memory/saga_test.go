@@ -21,6 +21,7 @@ func TestSagaStoreContract(t *testing.T) {
 		if err != nil {
 			tb.Fatal(err)
 		}
+
 		return sagatest.Fixture{
 			Store: NewSagas(db), Outbox: box,
 			Events: func(context.Context) ([]string, error) {
@@ -30,15 +31,17 @@ func TestSagaStoreContract(t *testing.T) {
 					if err := event.Parse(doc, &v); err != nil {
 						return nil, err
 					}
+
 					types = append(types, string(v.Type))
 				}
+
 				return types, nil
 			},
 		}
 	})
 }
 
-// A tombstone goes by the database's clock, after its time and not before.
+// A tombstone disappears by the clock of the database, and not before its time.
 func TestTombstoneGoesByTheClock(t *testing.T) {
 	t.Parallel()
 	clock := NewManualClock(time.UnixMilli(1_900_000_000_000))
@@ -50,6 +53,7 @@ func TestTombstoneGoesByTheClock(t *testing.T) {
 	if err := s.Complete(t.Context(), "s", r, time.Hour); err != nil {
 		t.Fatal(err)
 	}
+
 	for _, x := range []struct {
 		ahead time.Duration
 		there bool
@@ -59,6 +63,7 @@ func TestTombstoneGoesByTheClock(t *testing.T) {
 			t.Errorf("%s later: there %t, %v", x.ahead, found, err)
 		}
 	}
+
 	if again, err := s.Save(t.Context(), "s", saga.Record{ID: "a"}); err != nil || again.Version != 1 {
 		t.Errorf("begun anew: %+v, %v", again, err)
 	}

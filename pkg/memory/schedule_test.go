@@ -16,7 +16,7 @@ import (
 	"github.com/outrelay/outrelay/pkg/memory"
 )
 
-// plan is one consumer of the topic "plan" of one partition.
+// plan is a consumer of the topic "plan", which has one partition.
 type plan struct {
 	*world
 	*consumer.Consumer
@@ -33,11 +33,12 @@ func newPlan(t *testing.T, opts ...consumer.Option) *plan {
 		consumer.Letters(p.dead), consumer.Commits(consumer.CommitEach()),
 		consumer.OnError(func(_ context.Context, err error) { p.reported <- err }),
 	}, opts...)...)
+
 	p.ok(err)
 	return p
 }
 
-// put writes n messages of a type, each with another key or all with one.
+// put writes n messages of a type, with different keys or with the same key.
 func (p *plan) put(typ string, n int, keys int) {
 	p.Helper()
 	for i := range n {
@@ -54,7 +55,7 @@ func (p *plan) on(typ string, f consumer.HandlerFunc, opts ...consumer.HandlerOp
 	p.ok(p.Handle(typ, f, opts...))
 }
 
-// passes waits until all of the topic is committed.
+// passes waits until all offsets of the topic are committed.
 func (p *plan) passes() {
 	p.Helper()
 	ctx, cancel := context.WithTimeout(p.Context(), 20*time.Second)
@@ -62,7 +63,7 @@ func (p *plan) passes() {
 	p.ok(p.broker.AwaitCommitted(ctx, "g", "plan"))
 }
 
-// reports takes what was reported so far.
+// reports returns the errors that were reported since the last call.
 func (p *plan) reports() (all []error) {
 	for {
 		select {
@@ -74,7 +75,8 @@ func (p *plan) reports() (all []error) {
 	}
 }
 
-// A message that waits for its turn at a stop has not failed: it is neither a dead letter nor lost, and is handled later.
+// A message that waits for its turn when the consumer stops has not failed. It is neither a dead
+// letter nor lost, and is handled later.
 func TestMessagesThatWaitForTheirHandlerAtAStopAreNotBlamed(t *testing.T) {
 	t.Parallel()
 	for name, fate := range map[string]consumer.Decider{
@@ -109,6 +111,7 @@ func TestMessagesThatWaitForTheirHandlerAtAStopAreNotBlamed(t *testing.T) {
 			if n := handled.Load(); n != 40 || len(letters) > 0 {
 				t.Errorf("%d of 40 messages were handled, %d are dead letters", n, len(letters))
 			}
+
 			for _, err := range p.reports() {
 				if _, ok := errors.AsType[*consumer.HandlerError](err); ok {
 					t.Error(err)
@@ -128,6 +131,7 @@ func TestALimitedHandlerDoesNotStarveOthers(t *testing.T) {
 		<-release
 		return nil
 	}, consumer.Limit(1))
+
 	quick := make(chan struct{}, 1)
 	p.on("quick", func(context.Context, *consumer.Message) error {
 		quick <- struct{}{}
@@ -141,11 +145,13 @@ func TestALimitedHandlerDoesNotStarveOthers(t *testing.T) {
 	case <-time.After(5 * time.Second):
 		t.Error("the other handler was not called while 64 messages waited for the limited one")
 	}
+
 	close(release)
 	p.passes()
 }
 
-// One handler is taken back while its message waits for the next attempt, and another one of that name follows it.
+// One handler is removed while its message waits for the next attempt, and another one with the
+// same name replaces it.
 func TestAHandlerThatIsReplacedLosesNoMessageThatWaits(t *testing.T) {
 	t.Parallel()
 	p := newPlan(t)
@@ -159,9 +165,11 @@ func TestAHandlerThatIsReplacedLosesNoMessageThatWaits(t *testing.T) {
 			failed <- struct{}{}
 			return errors.New("the first time")
 		}
+
 		effects.Add(1)
 		return nil
 	}
+
 	p.on("A", handler, consumer.Named("h"), policy)
 	p.start("consumer", p.Run)
 	<-failed
@@ -176,7 +184,8 @@ func TestAHandlerThatIsReplacedLosesNoMessageThatWaits(t *testing.T) {
 	}
 }
 
-// The server aborts a transaction that is open for more than a moment, and the driver runs it again as it is for two minutes.
+// The server aborts a transaction that is open for too long. The driver runs it again unchanged for
+// up to two minutes.
 func TestASlowHandlerWithABacklogMakesProgress(t *testing.T) {
 	t.Parallel()
 	db := memory.NewDB()
@@ -191,8 +200,10 @@ func TestASlowHandlerWithABacklogMakesProgress(t *testing.T) {
 				if time.Since(begun) > 300*time.Millisecond {
 					return errExpired
 				}
+
 				return nil
 			})
+
 			switch {
 			case err == nil || ctx.Err() != nil:
 				return err
@@ -203,10 +214,12 @@ func TestASlowHandlerWithABacklogMakesProgress(t *testing.T) {
 			}
 		}
 	}
+
 	in, err := memory.NewInbox(db)
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	p := newPlan(t, consumer.WithInbox(in), consumer.Transactions(short))
 	p.put("A", 64, 1)
 	p.on("A", func(ctx context.Context, _ *consumer.Message) error {
@@ -217,6 +230,7 @@ func TestASlowHandlerWithABacklogMakesProgress(t *testing.T) {
 			return ctx.Err()
 		}
 	})
+
 	p.start("consumer", p.Run)
 	p.passes()
 }
@@ -246,6 +260,7 @@ func TestABreakerOpensForTimeOutsAndForBatches(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
+
 			p := newPlan(t)
 			p.put("A", 12, 1)
 			opts := []consumer.HandlerOption{
@@ -256,6 +271,7 @@ func TestABreakerOpensForTimeOutsAndForBatches(t *testing.T) {
 			} else {
 				p.on("A", func(ctx context.Context, _ *consumer.Message) error { return c.f(ctx) }, opts...)
 			}
+
 			p.start("consumer", p.Run)
 			select {
 			case <-open:
@@ -280,15 +296,17 @@ func TestAckUnknownReportsEachTypeOnce(t *testing.T) {
 			t.Error(err)
 			continue
 		}
+
 		types = append(types, e.Type)
 	}
+
 	slices.Sort(types)
 	if !slices.Equal(types, []string{"A", "B"}) {
 		t.Errorf("reported for %q", types)
 	}
 }
 
-// A handler may use an inbox of its own, and what that returns is a failure like any other.
+// A handler may use a separate inbox, whose errors are ordinary failures.
 func TestAHandlersOwnInboxErrorsAreItsFailures(t *testing.T) {
 	t.Parallel()
 	for _, failure := range []error{inbox.ErrClaimed, inbox.ErrStale, inbox.ErrClaimLost} {
@@ -319,6 +337,7 @@ func TestATimeOutKeepsTheHandlersOwnError(t *testing.T) {
 		return own
 	}, consumer.Timeout(10*time.Millisecond), consumer.OnFailure(consumer.NewPolicy(
 		consumer.On(consumer.Is(own)).Then(consumer.ToPark), consumer.On().DeadLetter())))
+
 	p.start("consumer", p.Run)
 	p.passes()
 	for _, err := range p.reports() {
@@ -328,7 +347,7 @@ func TestATimeOutKeepsTheHandlersOwnError(t *testing.T) {
 	}
 }
 
-// measures keeps the last lag and age.
+// measures stores the last lag and age.
 type measures struct {
 	consumer.Unobserved
 	lag, age atomic.Int64
@@ -337,7 +356,7 @@ type measures struct {
 func (m *measures) Lag(_ string, _ int32, n int64)              { m.lag.Store(n) }
 func (m *measures) Oldest(_ string, _ int32, age time.Duration) { m.age.Store(int64(age)) }
 
-// A partition that stands still falls behind, and its observer sees that.
+// If a partition makes no progress, its lag grows and the observer is notified.
 func TestTheLagOfAStuckPartitionGrows(t *testing.T) {
 	t.Parallel()
 	seen := &measures{}
@@ -349,6 +368,7 @@ func TestTheLagOfAStuckPartitionGrows(t *testing.T) {
 		<-release
 		return nil
 	})
+
 	p.start("consumer", p.Run)
 	t.Cleanup(func() { close(release) })
 	<-begun
@@ -362,7 +382,7 @@ func TestTheLagOfAStuckPartitionGrows(t *testing.T) {
 	}
 }
 
-// claims counts what is given up.
+// claims counts releases.
 type claims struct {
 	consumer.Inbox
 	consumer.Unobserved
@@ -377,7 +397,8 @@ func (c *claims) Release(ctx context.Context, consumer, topic string, part int32
 
 func (c *claims) Assigned(int) { c.generations <- struct{}{} }
 
-// A handler that does not heed its context keeps its claim while it runs, and its slot in no later generation.
+// A handler that ignores its context keeps its claim while it runs, but no slot in later
+// generations.
 func TestAHandlerThatIsAbandonedKeepsItsClaimAndNoSlot(t *testing.T) {
 	t.Parallel()
 	for _, mode := range []inbox.Mode{inbox.None, inbox.Optimistic} {
@@ -394,8 +415,10 @@ func TestAHandlerThatIsAbandonedKeepsItsClaimAndNoSlot(t *testing.T) {
 					hangs <- struct{}{}
 					<-release
 				}
+
 				return nil
 			}, consumer.Exactly(mode))
+
 			p.start("consumer", p.Run)
 			t.Cleanup(func() { close(release) })
 			<-kept.generations
@@ -406,6 +429,7 @@ func TestAHandlerThatIsAbandonedKeepsItsClaimAndNoSlot(t *testing.T) {
 			if n := kept.released.Load(); n > 0 {
 				t.Errorf("the claims of a partition were released %d times while its handler ran", n)
 			}
+
 			if mode == inbox.None {
 				p.passes() // in the only slot of the next generation
 			}
@@ -431,9 +455,11 @@ func TestRetryTopicsOfAHandlerThatComesLaterAreRead(t *testing.T) {
 		if calls.Add(1) == 1 {
 			return errors.New("the first time")
 		}
+
 		done <- struct{}{}
 		return nil
 	}, consumer.OnFailure(consumer.NewPolicy(consumer.On().RetryTopic(10*time.Millisecond).DeadLetter())))
+
 	p.put("A", 1, 1)
 	select {
 	case <-done:

@@ -15,240 +15,303 @@ import (
 	"github.com/outrelay/outrelay/pkg/outbox"
 )
 
-// Schedule appends the event to be delivered at that time by the relay's clock.
-func (b *Outbox) Schedule(ctx context.Context, ev event.Event, at time.Time, opts ...outbox.CallOption) (event.ID, error) {
+// Schedule appends the event for delivery at the time at, by the clock of the database. It returns
+// the id of the event. See outbox.Box.Schedule.
+func (b *Outbox) Schedule(
+	ctx context.Context, ev event.Event, at time.Time, opts ...outbox.CallOption,
+) (event.ID, error) {
 	if err := b.AppendMany(ctx, []event.Event{ev.With(event.WithDueAt(at))}, opts...); err != nil {
 		return event.ID{}, err
 	}
 	return ev.ID(), nil
 }
 
-// Cancel takes a scheduled event back; outbox.ErrNotScheduled says that it cannot be had any more.
+// Cancel removes a scheduled event. It returns outbox.ErrNotScheduled if the event does not wait
+// any more.
 func (b *Outbox) Cancel(ctx context.Context, id event.ID, opts ...outbox.CallOption) error {
-	err := b.change(ctx, id, opts, func(*envelope) (any, error) { return nil, nil })
+	err := b.changeScheduled(ctx, id, opts, func(*envelope) (any, error) { return nil, nil })
 	if err != nil {
-		return fmt.Errorf("cancelling event %s: %w", id, err)
+		return fmt.Errorf("canceling event %s: %w", id, err)
 	}
 	return nil
 }
 
-// Reschedule moves a scheduled event to another time, otherwise as Cancel.
+// Reschedule moves a scheduled event to the time at. It returns the same errors as Cancel.
 func (b *Outbox) Reschedule(ctx context.Context, id event.ID, at time.Time, opts ...outbox.CallOption) error {
 	var err error
 	if at.Year() < 1970 || at.Year() > 9999 {
-		err = fmt.Errorf("the year %d; 1970 to 9999 is allowed", at.Year())
+		err = fmt.Errorf("invalid year %d: it must be between 1970 and 9999", at.Year())
 	} else {
-		err = b.change(ctx, id, opts, func(e *envelope) (any, error) { return e.dueAt(at) })
+		err = b.changeScheduled(ctx, id, opts, func(e *envelope) (any, error) { return e.withDueAt(at) })
 	}
+
 	if err != nil {
 		return fmt.Errorf("rescheduling event %s: %w", id, err)
 	}
+
 	return nil
 }
 
-// dueAt is a copy of the envelope that is due at another time.
-func (e *envelope) dueAt(at time.Time) (*envelope, error) {
+// withDueAt returns a copy of the envelope that is due at the time at.
+func (e *envelope) withDueAt(at time.Time) (*envelope, error) {
 	var doc bson.D
 	if err := bson.Unmarshal(e.doc, &doc); err != nil {
 		return nil, fmt.Errorf("reading a stored event: %w", err)
 	}
+
 	for i := range doc {
 		if doc[i].Key == "dueAt" {
 			doc[i].Value = bson.NewDateTimeFromTime(at)
 		}
 	}
+
 	raw, err := bson.Marshal(doc)
 	if err != nil {
 		return nil, fmt.Errorf("writing a stored event: %w", err)
 	}
+
 	moved := *e
-	moved.doc, moved.ev.dueAt = raw, time.UnixMilli(at.UnixMilli()).UTC()
+	moved.doc = raw
+	moved.fields.dueAt = time.UnixMilli(at.UnixMilli()).UTC()
 	return &moved, nil
 }
 
-// change writes what to makes of a scheduled envelope, unless a relay has taken it.
-func (b *Outbox) change(ctx context.Context, id event.ID, opts []outbox.CallOption, to func(*envelope) (any, error)) error {
-	if err := noSession(opts); err != nil {
+// changeScheduled replaces a scheduled envelope by the result of to, unless a relay has claimed it.
+// A nil result removes the envelope.
+func (b *Outbox) changeScheduled(
+	ctx context.Context, id event.ID, opts []outbox.CallOption, to func(*envelope) (any, error),
+) error {
+	if err := rejectSession(opts); err != nil {
 		return err
 	}
 	if id.IsZero() {
 		return errors.New("the id is zero")
 	}
-	return b.db.do(ctx, func(t *tx) error {
+
+	return b.db.runOperation(ctx, func(t *tx) error {
 		key, err := encodeKey(id)
 		if err != nil {
 			return err
 		}
-		e, _ := t.get(b.rows, key).(*envelope)
-		if e == nil || !e.waits() {
-			return refuse(outbox.ErrNotScheduled)
+
+		e, _ := t.getRow(b.rows, key).(*envelope)
+		if e == nil || !e.isWaiting() {
+			return newRefusal(outbox.ErrNotScheduled)
 		}
+
 		value, err := to(e)
 		if err != nil {
 			return err
 		}
-		return t.put(b.rows, key, value)
+
+		return t.putRow(b.rows, key, value)
 	})
 }
 
-// waits reports whether the envelope is scheduled and no relay has taken it.
-func (e *envelope) waits() bool { return !e.ev.dueAt.IsZero() && !e.claim }
+// isWaiting reports whether the envelope is scheduled and no relay has claimed it.
+func (e *envelope) isWaiting() bool { return !e.fields.dueAt.IsZero() && !e.claimed }
 
-// Scheduled reads a page of the scheduled events of a query.
-func (b *Outbox) Scheduled(ctx context.Context, q outbox.ScheduledQuery, opts ...outbox.CallOption) (outbox.ScheduledPage, error) {
-	page, err := b.page(ctx, q, opts)
+// Scheduled returns one page of the scheduled events that q selects. See outbox.Box.Scheduled.
+func (b *Outbox) Scheduled(
+	ctx context.Context, q outbox.ScheduledQuery, opts ...outbox.CallOption,
+) (outbox.ScheduledPage, error) {
+	page, err := b.readPage(ctx, q, opts)
 	if err != nil {
 		return outbox.ScheduledPage{}, fmt.Errorf("reading scheduled events of %s: %w", b.collection, err)
 	}
 	return page, nil
 }
 
-func (b *Outbox) page(ctx context.Context, q outbox.ScheduledQuery, opts []outbox.CallOption) (outbox.ScheduledPage, error) {
+// readPage reads one page of the query.
+func (b *Outbox) readPage(
+	ctx context.Context, q outbox.ScheduledQuery, opts []outbox.CallOption,
+) (outbox.ScheduledPage, error) {
 	size := q.PageSize
 	switch {
 	case size == 0:
 		size = outbox.DefaultPageSize
 	case size < 0 || size > outbox.MaxPageSize:
-		return outbox.ScheduledPage{}, fmt.Errorf("a page of %d; 1 to %d is allowed", size, outbox.MaxPageSize)
+		return outbox.ScheduledPage{}, fmt.Errorf("invalid page size %d: it must be between 1 and %d", size, outbox.MaxPageSize)
 	}
-	after, err := readPlace(q.After)
+
+	after, err := parsePagePosition(q.After)
 	if err != nil {
 		return outbox.ScheduledPage{}, err
 	}
-	found, err := b.find(ctx, q, opts)
+
+	found, err := b.findScheduled(ctx, q, opts)
 	if err != nil {
 		return outbox.ScheduledPage{}, err
 	}
+
 	page := outbox.ScheduledPage{Total: int64(len(found)), Events: []outbox.ScheduledEvent{}}
 	for _, e := range found {
-		if after != nil && comparePlace(placeOf(e), *after) <= 0 {
+		if after != nil && comparePositions(envelopePosition(e), *after) <= 0 {
 			continue
 		}
 		if len(page.Events) == size {
 			last := page.Events[size-1]
-			page.Next = place{last.DueAt.UnixMilli(), mustKey(last.ID)}.String()
+			page.Next = pagePosition{last.DueAt.UnixMilli(), mustKey(last.ID)}.String()
 			break
 		}
+
 		page.Events = append(page.Events, outbox.ScheduledEvent{
-			ID: e.id, AggregateType: e.ev.aggregateType, AggregateID: e.ev.aggregateID, Type: e.ev.typ, DueAt: e.ev.dueAt, ExpiresAt: e.ev.expiresAt,
+			ID:            e.id,
+			AggregateType: e.fields.aggregateType,
+			AggregateID:   e.fields.aggregateID,
+			Type:          e.fields.typ,
+			DueAt:         e.fields.dueAt,
+			ExpiresAt:     e.fields.expiresAt,
 		})
 	}
+
 	return page, nil
 }
 
-// SummarizeScheduled counts the scheduled events of a query by type, in the order of the types.
-func (b *Outbox) SummarizeScheduled(ctx context.Context, q outbox.ScheduledQuery, opts ...outbox.CallOption) ([]outbox.ScheduledSummary, error) {
-	found, err := b.find(ctx, q, opts)
+// SummarizeScheduled counts the scheduled events that q selects by event type, sorted by type. See
+// outbox.Box.SummarizeScheduled.
+func (b *Outbox) SummarizeScheduled(
+	ctx context.Context, q outbox.ScheduledQuery, opts ...outbox.CallOption,
+) ([]outbox.ScheduledSummary, error) {
+	found, err := b.findScheduled(ctx, q, opts)
 	if err != nil {
-		return nil, fmt.Errorf("summarising scheduled events of %s: %w", b.collection, err)
+		return nil, fmt.Errorf("summarizing scheduled events of %s: %w", b.collection, err)
 	}
+
 	out := []outbox.ScheduledSummary{}
-	for _, e := range found { // in the order of their times
-		i := slices.IndexFunc(out, func(s outbox.ScheduledSummary) bool { return s.Type == e.ev.typ })
+	// The envelopes are sorted by due time, so the first one of a type is the earliest.
+	for _, e := range found {
+		i := slices.IndexFunc(out, func(s outbox.ScheduledSummary) bool { return s.Type == e.fields.typ })
 		if i < 0 {
 			i = len(out)
-			out = append(out, outbox.ScheduledSummary{Type: e.ev.typ, Earliest: e.ev.dueAt})
+			out = append(out, outbox.ScheduledSummary{Type: e.fields.typ, Earliest: e.fields.dueAt})
 		}
+
 		out[i].Count++
-		out[i].Latest = e.ev.dueAt
+		out[i].Latest = e.fields.dueAt
 	}
+
 	slices.SortFunc(out, func(a, b outbox.ScheduledSummary) int { return cmp.Compare(a.Type, b.Type) })
 	return out, nil
 }
 
-// CancelScheduled takes back the scheduled events of a query that no relay has taken yet, and returns how many those were.
-func (b *Outbox) CancelScheduled(ctx context.Context, q outbox.ScheduledQuery, opts ...outbox.CallOption) (int64, error) {
-	n, err := b.cancelAll(ctx, q, opts)
+// CancelScheduled removes the scheduled events that q selects and returns their number. See
+// outbox.Box.CancelScheduled.
+func (b *Outbox) CancelScheduled(
+	ctx context.Context, q outbox.ScheduledQuery, opts ...outbox.CallOption,
+) (int64, error) {
+	n, err := b.cancelMatching(ctx, q, opts)
 	if err != nil {
-		return 0, fmt.Errorf("cancelling scheduled events of %s: %w", b.collection, err)
+		return 0, fmt.Errorf("canceling scheduled events of %s: %w", b.collection, err)
 	}
 	return n, nil
 }
 
-func (b *Outbox) cancelAll(ctx context.Context, q outbox.ScheduledQuery, opts []outbox.CallOption) (n int64, err error) {
-	if !q.All && q.IDs == nil && q.Type == "" && q.AggregateType == "" && q.DueFrom.IsZero() && q.DueBefore.IsZero() {
+// cancelMatching checks the query and removes the events.
+func (b *Outbox) cancelMatching(
+	ctx context.Context, q outbox.ScheduledQuery, opts []outbox.CallOption,
+) (n int64, err error) {
+	hasCondition := q.IDs != nil || q.Type != "" || q.AggregateType != "" || !q.DueFrom.IsZero() || !q.DueBefore.IsZero()
+	if !q.All && !hasCondition {
 		return 0, outbox.ErrEmptyQuery
 	}
 	if err := checkQuery(q, opts); err != nil {
 		return 0, err
 	}
-	err = b.db.do(ctx, func(t *tx) error {
-		found := b.matching(t, q)
+
+	err = b.db.runOperation(ctx, func(t *tx) error {
+		found := b.matchingEnvelopes(t, q)
 		n = int64(len(found))
 		for _, e := range found {
-			if err := t.put(b.rows, mustKey(e.id), nil); err != nil {
+			if err := t.putRow(b.rows, mustKey(e.id), nil); err != nil {
 				return err
 			}
 		}
+
 		return nil
 	})
+
 	return n, err
 }
 
-func (b *Outbox) find(ctx context.Context, q outbox.ScheduledQuery, opts []outbox.CallOption) (found []*envelope, err error) {
+// findScheduled returns the envelopes of the query, sorted by due time and id.
+func (b *Outbox) findScheduled(
+	ctx context.Context, q outbox.ScheduledQuery, opts []outbox.CallOption,
+) (found []*envelope, err error) {
 	if err := checkQuery(q, opts); err != nil {
 		return nil, err
 	}
-	err = b.db.do(ctx, func(t *tx) error {
-		found = b.matching(t, q)
+
+	err = b.db.runOperation(ctx, func(t *tx) error {
+		found = b.matchingEnvelopes(t, q)
 		return nil
 	})
 	return found, err
 }
 
+// checkQuery checks the ids and the options of a query.
 func checkQuery(q outbox.ScheduledQuery, opts []outbox.CallOption) error {
 	if slices.ContainsFunc(q.IDs, event.ID.IsZero) {
 		return errors.New("an id is zero")
 	}
-	return noSession(opts)
+	return rejectSession(opts)
 }
 
-// matching are the envelopes of a query in the order of due time and id.
-func (b *Outbox) matching(t *tx, q outbox.ScheduledQuery) []*envelope {
+// matchingEnvelopes returns the envelopes of the query that t sees, sorted by due time and id.
+func (b *Outbox) matchingEnvelopes(t *tx, q outbox.ScheduledQuery) []*envelope {
 	var found []*envelope
-	t.scan(b.rows, func(_ string, v any) {
+	t.scanRows(b.rows, func(_ string, v any) {
 		e := v.(*envelope)
 		switch {
-		case !e.waits():
+		case !e.isWaiting():
 		case q.IDs != nil && !slices.Contains(q.IDs, e.id):
-		case q.Type != "" && q.Type != e.ev.typ:
-		case q.AggregateType != "" && q.AggregateType != e.ev.aggregateType:
-		case !q.DueFrom.IsZero() && e.ev.dueAt.Before(q.DueFrom):
-		case !q.DueBefore.IsZero() && !e.ev.dueAt.Before(q.DueBefore):
+		case q.Type != "" && q.Type != e.fields.typ:
+		case q.AggregateType != "" && q.AggregateType != e.fields.aggregateType:
+		case !q.DueFrom.IsZero() && e.fields.dueAt.Before(q.DueFrom):
+		case !q.DueBefore.IsZero() && !e.fields.dueAt.Before(q.DueBefore):
 		default:
 			found = append(found, e)
 		}
 	})
-	slices.SortFunc(found, func(a, b *envelope) int { return comparePlace(placeOf(a), placeOf(b)) })
+
+	slices.SortFunc(found, func(a, b *envelope) int { return comparePositions(envelopePosition(a), envelopePosition(b)) })
 	return found
 }
 
-// place is where an envelope stands in the order of a page.
-type place struct {
+// pagePosition is the position of an envelope in the order of pages. Its text is
+// ScheduledPage.Next.
+type pagePosition struct {
 	Due int64
 	Key string
 }
 
-func placeOf(e *envelope) place { return place{e.ev.dueAt.UnixMilli(), mustKey(e.id)} }
+// envelopePosition returns the position of e.
+func envelopePosition(e *envelope) pagePosition {
+	return pagePosition{e.fields.dueAt.UnixMilli(), mustKey(e.id)}
+}
 
-func comparePlace(a, b place) int {
+// comparePositions orders positions by due time and id.
+func comparePositions(a, b pagePosition) int {
 	return cmp.Or(cmp.Compare(a.Due, b.Due), cmp.Compare(a.Key, b.Key))
 }
 
+// mustKey returns the key of the row for the id of a stored envelope.
 func mustKey(id event.ID) string {
-	key, _ := encodeKey(id) // of an envelope that is stored
+	key, _ := encodeKey(id) // cannot fail: the envelope is stored
 	return key
 }
 
-func (p place) String() string {
+func (p pagePosition) String() string {
 	raw, _ := bson.Marshal(bson.D{{Key: "d", Value: p.Due}, {Key: "i", Value: []byte(p.Key)}})
 	return base64.RawURLEncoding.EncodeToString(raw)
 }
 
-func readPlace(text string) (*place, error) {
+// parsePagePosition returns nil for an empty text.
+func parsePagePosition(text string) (*pagePosition, error) {
 	if text == "" {
 		return nil, nil
 	}
+
 	var p struct {
 		Due *int64 `bson:"d"`
 		Key []byte `bson:"i"`
@@ -258,11 +321,13 @@ func readPlace(text string) (*place, error) {
 		err = bson.Unmarshal(raw, &p)
 	}
 	if err != nil || p.Due == nil || len(p.Key) < 6 {
-		return nil, fmt.Errorf("%q is not where a page ended", text)
+		return nil, fmt.Errorf("invalid page position %q: pass the Next of the previous page", text)
 	}
-	return &place{*p.Due, string(p.Key)}, nil
+
+	return &pagePosition{*p.Due, string(p.Key)}, nil
 }
 
+// sortBySeq sorts the envelopes in the order of their inserts.
 func sortBySeq(list []*envelope) {
 	slices.SortFunc(list, func(a, b *envelope) int { return cmp.Compare(a.seq, b.seq) })
 }

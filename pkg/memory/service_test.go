@@ -22,7 +22,7 @@ import (
 
 const patience = 60 * time.Second
 
-// world is everything around a service: a database, topics, and a relay that runs.
+// world contains everything that a service needs: a database, topics, and a running relay.
 type world struct {
 	*testing.T
 	db     *memory.DB
@@ -43,15 +43,17 @@ func newWorld(t *testing.T) *world {
 	if w.inbox, err = memory.NewInbox(w.db); err != nil {
 		t.Fatal(err)
 	}
+
 	relay, err := memory.NewRelay(w.box, w.broker)
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	w.start("relay", relay.Run)
 	return w
 }
 
-// start runs a part until the returned function is called or the test ends, and waits for its end.
+// start runs a part of the program until stop is called or the test ends, and waits for its end.
 func (w *world) start(name string, run func(ctx context.Context) error) (stop func()) {
 	ctx, cancel := context.WithCancel(context.WithoutCancel(w.Context()))
 	done := make(chan error, 1)
@@ -62,6 +64,7 @@ func (w *world) start(name string, run func(ctx context.Context) error) (stop fu
 			w.Errorf("%s: %v", name, err)
 		}
 	})
+
 	w.Cleanup(stop)
 	return stop
 }
@@ -89,6 +92,7 @@ func (w *world) consumerOf(group string, topics []string, more ...consumer.Optio
 	if err != nil {
 		w.Fatal(err)
 	}
+
 	return c
 }
 
@@ -110,8 +114,8 @@ func deposit(account string, n int) event.Event {
 	return event.New("account", account, "Deposited", fmt.Appendf(nil, "%d", n))
 }
 
-// Two members of a group, rebalanced all the time, records written twice and handlers that fail now and then: each event
-// has its effect once, and the order of each key is kept.
+// Two members of a group are rebalanced all the time, records are written twice, and handlers fail
+// sometimes. Each event has its effect once, in the order of its key.
 func TestConsumerWithoutServers(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -127,6 +131,7 @@ func TestConsumerWithoutServers(t *testing.T) {
 		if err != nil && b.Count > 0 {
 			return err
 		}
+
 		var n int
 		if err := json.Unmarshal(m.Value, &n); err != nil {
 			return err
@@ -137,30 +142,37 @@ func TestConsumerWithoutServers(t *testing.T) {
 		if err := balances.Put(ctx, string(m.Key), balance{n, b.Sum + n}); err != nil {
 			return err
 		}
+
 		mu.Lock()
 		defer mu.Unlock()
 		if n%7 == 0 && !failed[m.ID] {
 			failed[m.ID] = true
 			return errors.New("once in a while") // and what it wrote is not there
 		}
+
 		return nil
 	})
+
 	for i := range 2 {
 		c := w.consumer("bank", "outbox.event.account")
 		w.ok(c.Handle("Deposited", handler, consumer.Named("balances")))
 		w.start(fmt.Sprint("member ", i), c.Run)
 	}
+
 	for n := range each {
 		for a := range accounts {
 			w.append(deposit(fmt.Sprint("a-", a), n+1))
 		}
+
 		if n%10 == 0 {
 			w.broker.Rebalance("bank")
 		}
+
 		if n%16 == 5 {
 			w.broker.Expire("bank")
 		}
 	}
+
 	_, err := w.broker.Await(w.context(), "outbox.event.account", accounts*each)
 	w.ok(err)
 	w.ok(w.broker.AwaitCommitted(w.context(), "bank", "outbox.event.account"))
@@ -171,13 +183,14 @@ func TestConsumerWithoutServers(t *testing.T) {
 			t.Errorf("%s: %+v", a, b)
 		}
 	}
+
 	letters, err := w.dead.All(w.context())
 	if len(all) != accounts || len(letters) != 0 || err != nil {
 		t.Errorf("%d accounts, dead letters %+v, %v", len(all), letters, err)
 	}
 }
 
-// What a handler cannot do is a dead letter with the whole message, and the others go on.
+// A message that cannot be handled becomes a complete dead letter, and the other messages continue.
 func TestDeadLettersWithoutServers(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -189,6 +202,7 @@ func TestDeadLettersWithoutServers(t *testing.T) {
 		}
 		return handled.Insert(ctx, string(m.Value), balance{})
 	}), consumer.OnFailure(consumer.NewPolicy(consumer.On().Then(consumer.ToDeadLetter)))))
+
 	w.start("consumer", c.Run)
 	w.append(deposit("a", 1), deposit("a", 2), deposit("a", 3))
 	_, err := w.broker.Await(w.context(), "outbox.event.account", 3)
@@ -199,12 +213,13 @@ func TestDeadLettersWithoutServers(t *testing.T) {
 	if len(letters) != 1 || string(letters[0].Value) != "2" || letters[0].Type != "Deposited" || !strings.Contains(letters[0].Reason, "not this one") {
 		t.Errorf("dead letters %+v", letters)
 	}
+
 	if n, err := handled.Len(w.context()); n != 2 || err != nil {
 		t.Errorf("%d were handled, %v", n, err)
 	}
 }
 
-// What a consumer is told of its dead letters holds for those of handlers without a Disposer of their own.
+// The options of a consumer for dead letters apply to handlers without a separate Disposer.
 func TestDeadLettersAreRedactedAndTold(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -213,6 +228,7 @@ func TestDeadLettersAreRedactedAndTold(t *testing.T) {
 			l.Value = []byte("hidden")
 			return nil
 		}))
+
 	w.ok(c.Handle("Deposited", consumer.HandlerFunc(func(context.Context, *consumer.Message) error { return errors.New("no") }),
 		consumer.OnFailure(consumer.NewPolicy(consumer.On().Then(consumer.ToDeadLetter)))))
 	w.start("consumer", c.Run)
@@ -224,6 +240,7 @@ func TestDeadLettersAreRedactedAndTold(t *testing.T) {
 	if string(f.Body) != "hidden" || f.Type != "Deposited" || f.Group != "g" {
 		t.Errorf("told %+v", f)
 	}
+
 	w.ok(w.broker.AwaitCommitted(w.context(), "g", "outbox.event.account"))
 	letters, err := w.dead.All(w.context())
 	w.ok(err)
@@ -232,7 +249,8 @@ func TestDeadLettersAreRedactedAndTold(t *testing.T) {
 	}
 }
 
-// A payload that was appended as a document comes as relaxed Extended JSON, which a step takes into the types of BSON.
+// A payload that was appended as a document arrives as relaxed Extended JSON. A step can decode it
+// into BSON types.
 func TestSagaTakesDocumentsWithoutServers(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -263,6 +281,7 @@ func TestSagaTakesDocumentsWithoutServers(t *testing.T) {
 	case <-w.context().Done():
 		t.Fatal("the step was never run")
 	}
+
 	w.ok(w.broker.AwaitCommitted(w.context(), "shop", "outbox.event.order"))
 }
 
@@ -282,6 +301,7 @@ func TestSagaWithoutServers(t *testing.T) {
 			return then(in)
 		}
 	}
+
 	s.Start("OrderPlaced", saga.ByKey[string](), step("placed", func(in *saga.Instance[checkout, string]) error {
 		in.Emit(event.New("payment", in.ID(), "TakePayment", "x"))
 		return in.Timeout("unpaid", 0, nil)
@@ -291,6 +311,7 @@ func TestSagaWithoutServers(t *testing.T) {
 		in.Complete()
 		return nil
 	}))
+
 	w.ok(reg.Prepare(w.context()))
 	c := w.consumer("shop", "outbox.event.order", "outbox.event.checkouts")
 	w.ok(s.Register(c))
@@ -299,6 +320,7 @@ func TestSagaWithoutServers(t *testing.T) {
 	for i := range 10 {
 		w.append(event.New("order", fmt.Sprint("o-", i), "OrderPlaced", "x"))
 	}
+
 	records, err := w.broker.Await(w.context(), "outbox.event.order", 20)
 	w.ok(err)
 	cancelled := 0
@@ -307,6 +329,7 @@ func TestSagaWithoutServers(t *testing.T) {
 			cancelled++
 		}
 	}
+
 	if payments := len(w.broker.Records("outbox.event.payment")); cancelled != 10 || payments != 10 {
 		t.Errorf("%d cancelled, %d payments", cancelled, payments)
 	}
@@ -336,20 +359,25 @@ func TestProjectorWithoutServers(t *testing.T) {
 				return err
 			}
 		}
+
 		return nil
 	}))
+
 	w.ok(w.db.Transaction(w.context(), func(ctx context.Context) error {
 		a, err := articles.Load(ctx, "a-1")
 		if err != nil {
 			return err
 		}
+
 		a.Price = 99
 		if _, err := articles.Update(ctx, a); err != nil {
 			return err
 		}
+
 		_, err = articles.Delete(ctx, "a-2")
 		return err
 	}))
+
 	_, err = w.broker.Await(w.context(), "outbox.event.article", 6)
 	w.ok(err)
 	w.ok(w.broker.AwaitCommitted(w.context(), "catalogue", "outbox.event.article"))
@@ -364,6 +392,7 @@ func TestProjectorWithoutServers(t *testing.T) {
 		w.ok(bson.Unmarshal(d, &a))
 		got = append(got, fmt.Sprint(a.ID, " ", a.Price))
 	}
+
 	if want := []string{"a-0 0", "a-1 99", "a-3 3"}; !slices.Equal(got, want) {
 		t.Errorf("the view has %v, want %v", got, want)
 	}

@@ -10,25 +10,28 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 )
 
-// Table is what a service's own collection is in tests: documents of type V by a key. Its operations join the transaction
-// of their context. Documents are stored as BSON, so what BSON does not keep is lost here too, and nobody can change a
-// stored one from outside.
+// Table replaces a collection of a service in tests. It contains documents of type V with keys of
+// type K. Its operations join the transaction of their context. Documents are stored as BSON:
+// values that BSON cannot represent are lost here too, and stored documents cannot be changed from
+// outside.
 type Table[K comparable, V any] struct {
 	db   *DB
-	rows *rows
+	rows *storedTable
 }
 
-// NewTable is the table of that name; two of one name share their rows and must have the same types. The names of
-// outboxes, inboxes and sagas of the same database are taken by them.
+// NewTable returns the table called name. Tables with the same name share their rows and must have
+// the same types. The name must not be the name of an outbox, an inbox or a saga of the database.
 func NewTable[K comparable, V any](db *DB, name string) *Table[K, V] {
-	return &Table[K, V]{db: db, rows: db.table(name)}
+	return &Table[K, V]{db: db, rows: db.findOrAddTable(name)}
 }
 
-type entry struct {
+// tableRow is a stored document with its key.
+type tableRow struct {
 	Key   bson.RawValue `bson:"k"`
 	Value bson.RawValue `bson:"v"`
 }
 
+// encodeKey returns the key of a row for any value that BSON can represent.
 func encodeKey[K any](key K) (string, error) {
 	t, raw, err := bson.MarshalValue(key)
 	if err != nil {
@@ -37,103 +40,112 @@ func encodeKey[K any](key K) (string, error) {
 	return string(append([]byte{byte(t)}, raw...)), nil
 }
 
-func (t *Table[K, V]) encode(key K, value V) (id string, row *entry, err error) {
+// encodeRow returns the key and the row for a document. Errors are refusals.
+func (t *Table[K, V]) encodeRow(key K, value V) (id string, row *tableRow, err error) {
 	if id, err = encodeKey(key); err != nil {
-		return "", nil, refuse(err)
+		return "", nil, newRefusal(err)
 	}
+
 	typ, raw, err := bson.MarshalValue(value)
 	if err != nil {
-		return "", nil, refuse(fmt.Errorf("encoding the document: %w", err))
+		return "", nil, newRefusal(fmt.Errorf("encoding the document: %w", err))
 	}
-	return id, &entry{
+
+	return id, &tableRow{
 		Key:   bson.RawValue{Type: bson.Type(id[0]), Value: []byte(id[1:])},
 		Value: bson.RawValue{Type: typ, Value: slices.Clone(raw)},
 	}, nil
 }
 
-func (t *Table[K, V]) wrap(what string, err error) error {
+// wrapError adds the operation and the name of the table to err.
+func (t *Table[K, V]) wrapError(operation string, err error) error {
 	if err == nil {
 		return nil
 	}
-	return fmt.Errorf("%s %s: %w", what, t.rows.name, err)
+	return fmt.Errorf("%s %s: %w", operation, t.rows.name, err)
 }
 
-// Get reads one document; mongo.ErrNoDocuments if there is none.
+// Get returns the document with this key. If it does not exist, the error is mongo.ErrNoDocuments.
 func (t *Table[K, V]) Get(ctx context.Context, key K) (value V, err error) {
-	err = t.db.do(ctx, func(x *tx) error {
+	err = t.db.runOperation(ctx, func(x *tx) error {
 		id, err := encodeKey(key)
 		if err != nil {
-			return refuse(err)
+			return newRefusal(err)
 		}
-		row, _ := x.get(t.rows, id).(*entry)
+
+		row, _ := x.getRow(t.rows, id).(*tableRow)
 		if row == nil {
-			return refuse(mongo.ErrNoDocuments)
+			return newRefusal(mongo.ErrNoDocuments)
 		}
+
 		return row.Value.Unmarshal(&value)
 	})
-	return value, t.wrap("reading", err)
+	return value, t.wrapError("reading", err)
 }
 
-// Insert adds a document; an error for which mongo.IsDuplicateKeyError is true if the key is there already.
+// Insert adds a document. If the key exists, mongo.IsDuplicateKeyError reports true for the error.
 func (t *Table[K, V]) Insert(ctx context.Context, key K, value V) error {
-	return t.wrap("inserting into", t.db.do(ctx, func(x *tx) error {
-		id, row, err := t.encode(key, value)
+	return t.wrapError("inserting into", t.db.runOperation(ctx, func(x *tx) error {
+		id, row, err := t.encodeRow(key, value)
 		if err != nil {
 			return err
 		}
-		return x.insert(t.rows, id, row)
+		return x.insertRow(t.rows, id, row)
 	}))
 }
 
-// Put writes a document, whether or not there is one.
+// Put adds a document, or replaces the one with the same key.
 func (t *Table[K, V]) Put(ctx context.Context, key K, value V) error {
-	return t.wrap("writing", t.db.do(ctx, func(x *tx) error {
-		id, row, err := t.encode(key, value)
+	return t.wrapError("writing", t.db.runOperation(ctx, func(x *tx) error {
+		id, row, err := t.encodeRow(key, value)
 		if err != nil {
 			return err
 		}
-		return x.put(t.rows, id, row)
+		return x.putRow(t.rows, id, row)
 	}))
 }
 
-// Delete removes a document; it is no error if there is none.
+// Delete removes a document. It returns nil if the document does not exist.
 func (t *Table[K, V]) Delete(ctx context.Context, key K) error {
-	return t.wrap("deleting from", t.db.do(ctx, func(x *tx) error {
+	return t.wrapError("deleting from", t.db.runOperation(ctx, func(x *tx) error {
 		id, err := encodeKey(key)
 		if err != nil {
-			return refuse(err)
+			return newRefusal(err)
 		}
-		if x.get(t.rows, id) == nil {
+		if x.getRow(t.rows, id) == nil {
 			return nil
 		}
-		return x.put(t.rows, id, nil)
+
+		return x.putRow(t.rows, id, nil)
 	}))
 }
 
-// All reads the whole table.
+// All returns all documents by their key.
 func (t *Table[K, V]) All(ctx context.Context) (map[K]V, error) {
 	out := map[K]V{}
-	err := t.db.do(ctx, func(x *tx) error {
+	err := t.db.runOperation(ctx, func(x *tx) error {
 		var errs []error
+		// The operation may run again after a conflict.
 		clear(out)
-		x.scan(t.rows, func(_ string, v any) {
-			row := v.(*entry)
+		x.scanRows(t.rows, func(_ string, v any) {
+			row := v.(*tableRow)
 			var key K
 			var value V
 			errs = append(errs, row.Key.Unmarshal(&key), row.Value.Unmarshal(&value))
 			out[key] = value
 		})
+
 		return errors.Join(errs...)
 	})
-	return out, t.wrap("reading", err)
+	return out, t.wrapError("reading", err)
 }
 
-// Len is the number of documents.
+// Len returns the number of documents.
 func (t *Table[K, V]) Len(ctx context.Context) (n int, err error) {
-	err = t.db.do(ctx, func(x *tx) error {
+	err = t.db.runOperation(ctx, func(x *tx) error {
 		n = 0
-		x.scan(t.rows, func(string, any) { n++ })
+		x.scanRows(t.rows, func(string, any) { n++ })
 		return nil
 	})
-	return n, t.wrap("counting", err)
+	return n, t.wrapError("counting", err)
 }

@@ -9,164 +9,196 @@ import (
 	"github.com/outrelay/outrelay/pkg/outbox"
 )
 
-// Transaction runs fn as one unit of work, as outbox.Transaction does on a server: what fn writes with the context that
-// it gets is there when fn returns nil and is not at all when it returns an error, which Transaction then returns.
+// Transaction runs fn as one unit of work, in the same way as outbox.Transaction. If fn returns
+// nil, all writes with the context of fn are committed together. If fn returns an error, none of
+// them is stored, and Transaction returns that error.
 //
-// fn may be run more than once: a write conflict, or any error with the driver's label TransientTransactionError, starts
-// it afresh once the transaction that was in the way is over. A call inside of fn joins. If the inner one fails, the
-// whole can only roll back: Transaction then returns outbox.ErrRollbackOnly with the cause, also where the outer fn
-// returns nil.
+// fn may run more than once. After a write conflict, or any error with the driver's label
+// TransientTransactionError, it runs again when the conflicting transaction is over.
+//
+// A call inside of fn joins the running transaction. If the inner call fails, the transaction can
+// only roll back: Transaction then returns outbox.ErrRollbackOnly and the cause, even if the outer
+// fn returns nil.
 func (db *DB) Transaction(ctx context.Context, fn func(ctx context.Context) error) error {
-	if u := db.unitOf(ctx); u != nil {
-		return u.join(ctx, fn)
+	// A nested call joins, and only the outermost one commits.
+	if u := db.unitFromContext(ctx); u != nil {
+		return u.runJoined(ctx, fn)
 	}
+
 	for {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		u := &unit{tx: db.begin()}
-		err := u.run(ctx, fn)
+
+		u := &unitOfWork{tx: db.beginTx()}
+		err := u.runCallback(ctx, fn)
 		if err == nil || !isTransient(err) {
 			return err
 		}
-		if err := u.tx.wait(ctx); err != nil {
+
+		// To run again at once would only conflict again.
+		if err := u.tx.waitForBlocker(ctx); err != nil {
 			return err
 		}
 	}
 }
 
-// InTransaction reports whether ctx carries a running transaction of this database.
+// InTransaction reports whether ctx has a running transaction of this database.
 func (db *DB) InTransaction(ctx context.Context) bool {
-	u := db.unitOf(ctx)
-	return u != nil && u.err() == nil
+	u := db.unitFromContext(ctx)
+	return u != nil && u.checkUsable() == nil
 }
 
+// unitKey is the key of the unit of work in a context.
 type unitKey struct{ db *DB }
 
-// unit is one attempt of a transaction, as the context of its callback carries it.
-type unit struct {
+// unitOfWork is one attempt of a transaction, in the context of its callback. Its methods accept a
+// nil receiver, which stands for no transaction.
+type unitOfWork struct {
 	tx *tx
 
-	mu    sync.Mutex
-	cause error // why it can only roll back
-	ended bool
-	memo  map[memoKey]bool // what inboxes have answered
+	mu            sync.Mutex
+	rollbackCause error // why the transaction can only roll back
+	ended         bool
+	answers       map[memoKey]bool // answers of inboxes in this attempt
 }
 
-func (db *DB) unitOf(ctx context.Context) *unit {
-	u, _ := ctx.Value(unitKey{db}).(*unit)
+// unitFromContext returns the unit of work of this database in ctx, or nil.
+func (db *DB) unitFromContext(ctx context.Context) *unitOfWork {
+	u, _ := ctx.Value(unitKey{db}).(*unitOfWork)
 	return u
 }
 
-func (u *unit) run(ctx context.Context, fn func(context.Context) error) error {
-	defer u.tx.abort() // also when fn panics; after the commit it does nothing
-	defer u.end()
+// runCallback runs fn and commits, or aborts if that is not possible.
+func (u *unitOfWork) runCallback(ctx context.Context, fn func(context.Context) error) error {
+	// This also covers a panic of fn. After the commit it does nothing.
+	defer u.tx.abort()
+	defer u.markEnded()
+
 	if err := fn(context.WithValue(ctx, unitKey{u.tx.db}, u)); err != nil {
 		return err
 	}
-	if err := u.err(); err != nil {
+	if err := u.checkUsable(); err != nil {
 		return err
 	}
 	if err := ctx.Err(); err != nil {
 		return err
 	}
+
 	u.tx.commit()
 	return nil
 }
 
-func (u *unit) join(ctx context.Context, fn func(context.Context) error) error {
-	if err := u.err(); err != nil {
+// runJoined runs fn as a part of u. If fn fails or panics, u can only roll back.
+func (u *unitOfWork) runJoined(ctx context.Context, fn func(context.Context) error) error {
+	if err := u.checkUsable(); err != nil {
 		return err
 	}
+
 	err := errors.New("a joined transaction panicked")
-	defer func() { u.doom(err) }()
+	defer func() { u.setRollbackOnly(err) }()
+
 	err = fn(ctx)
 	return err
 }
 
-// doom makes the unit rollback-only; the first cause stays.
-func (u *unit) doom(cause error) {
+// setRollbackOnly makes u rollback-only. If it is so already, the first cause stays.
+func (u *unitOfWork) setRollbackOnly(cause error) {
 	if u == nil || cause == nil {
 		return
 	}
+
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	if u.cause == nil {
-		u.cause = cause
+	if u.rollbackCause == nil {
+		u.rollbackCause = cause
 	}
 }
 
-func (u *unit) end() {
+// markEnded makes all later operations in u fail.
+func (u *unitOfWork) markEnded() {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	u.ended = true
 }
 
-// err says why nothing more can be done in the unit, or nil.
-func (u *unit) err() error {
+// checkUsable returns an error if no more operations can run in u, and nil for a nil u.
+func (u *unitOfWork) checkUsable() error {
 	if u == nil {
 		return nil
 	}
+
 	u.mu.Lock()
 	defer u.mu.Unlock()
+
 	switch {
 	case u.ended:
 		return outbox.ErrTransactionEnded
-	case u.cause != nil:
-		return fmt.Errorf("%w: %w", outbox.ErrRollbackOnly, u.cause)
+	case u.rollbackCause != nil:
+		return fmt.Errorf("%w: %w", outbox.ErrRollbackOnly, u.rollbackCause)
 	}
+
 	return nil
 }
 
-// do runs one operation: in the transaction of ctx if there is one, which an error of the store then dooms; else in one of
-// its own, which waits for whoever is in the way. Errors that are the caller's own mistake are returned by f as refusal.
-func (db *DB) do(ctx context.Context, f func(t *tx) error) error {
-	u := db.unitOf(ctx)
+// runOperation runs one operation in the transaction of ctx. An error of the store makes the
+// transaction rollback-only, but a refusal does not. Without a transaction it runs f in a separate
+// one: see runAlone.
+func (db *DB) runOperation(ctx context.Context, f func(t *tx) error) error {
+	u := db.unitFromContext(ctx)
 	if u == nil {
-		return db.alone(ctx, f)
+		return db.runAlone(ctx, f)
 	}
-	if err := u.err(); err != nil {
+	if err := u.checkUsable(); err != nil {
 		return err
 	}
 	if err := ctx.Err(); err != nil {
-		u.doom(err)
+		u.setRollbackOnly(err)
 		return err
 	}
+
 	err := f(u.tx)
-	var no *refusal
-	if errors.As(err, &no) {
-		return no.error
+	var r *refusal
+	if errors.As(err, &r) {
+		return r.error
 	}
-	u.doom(err)
+
+	u.setRollbackOnly(err)
 	return err
 }
 
-func (db *DB) alone(ctx context.Context, f func(t *tx) error) error {
+// runAlone runs f in a separate transaction. After a conflict, it waits for the other transaction
+// and runs f again.
+func (db *DB) runAlone(ctx context.Context, f func(t *tx) error) error {
 	for {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		t := db.begin()
+
+		t := db.beginTx()
 		err := f(t)
 		if err == nil {
 			t.commit()
 			return nil
 		}
+
 		t.abort()
-		var no *refusal
-		if errors.As(err, &no) {
-			return no.error
+
+		var r *refusal
+		if errors.As(err, &r) {
+			return r.error
 		}
 		if !isTransient(err) {
 			return err
 		}
-		if err := t.wait(ctx); err != nil {
+		if err := t.waitForBlocker(ctx); err != nil {
 			return err
 		}
 	}
 }
 
-// refusal is an error after which a transaction may go on, because nothing was written.
+// refusal is an error after which the transaction may continue, because nothing was written.
 type refusal struct{ error }
 
-func refuse(err error) error { return &refusal{err} }
+// newRefusal wraps err in a refusal.
+func newRefusal(err error) error { return &refusal{err} }

@@ -19,20 +19,25 @@ import (
 	"github.com/outrelay/outrelay/pkg/event"
 )
 
-// Box is a service's outbox: one collection of one database. It is safe for concurrent use.
+// Box is the outbox of a service: one collection of one database. It is safe for concurrent use and
+// need not be closed.
 type Box struct {
 	settings
-	coll *mongo.Collection
-	warn sync.Once
+	coll     *mongo.Collection
+	warnOnce sync.Once
 }
 
-// New makes a Box over db, which is the service's own handle: the events go through the same client as the business
-// writes. It does no I/O; the collection need not exist. What a transaction does not cover is written by majority
-// whatever the client says.
+// New returns a Box over db. Pass the database handle that the service uses for its business
+// writes: a transaction covers both only if they use the same client.
+//
+// New does no I/O, and the collection need not exist. The Box writes with majority write concern
+// where no transaction applies, even if db is configured otherwise. The error reports a nil
+// database or an invalid option.
 func New(db *mongo.Database, opts ...Option) (*Box, error) {
 	if db == nil {
 		return nil, errors.New("outbox: the database is nil")
 	}
+
 	s := settings{
 		collection: DefaultCollection,
 		maxSize:    DefaultMaxSize,
@@ -45,48 +50,62 @@ func New(db *mongo.Database, opts ...Option) (*Box, error) {
 	if err := s.validate(); err != nil {
 		return nil, err
 	}
-	return &Box{settings: s, coll: db.Collection(s.collection, options.Collection().
+
+	majority := options.Collection().
 		SetWriteConcern(writeconcern.Majority()).
 		SetReadConcern(readconcern.Majority()).
-		SetReadPreference(readpref.Primary()))}, nil
+		SetReadPreference(readpref.Primary())
+	return &Box{settings: s, coll: db.Collection(s.collection, majority)}, nil
 }
 
-// Append writes the events in the transaction of ctx, in their order, or none of them. It is AppendMany for a few.
+// Append stores the events in the transaction of ctx, in the given order. It stores all of them or
+// none. It returns the same errors as AppendMany.
 func (b *Box) Append(ctx context.Context, events ...event.Event) error {
 	return b.AppendMany(ctx, events)
 }
 
-// AppendMany writes the events in the transaction of ctx, or of WithSession, in their order, with one insert command for
-// each 100,000 events or 48 MB.
+// AppendMany stores the events in the transaction of ctx, or in the session of WithSession, in the
+// given order. It sends one insert command for every 100,000 events or 48 MB, and none if events is
+// empty.
 //
-// Before anything is sent it returns ErrNoTransaction without a running transaction, and for bad events an error that
-// joins one *event.InvalidError or *TooLargeError for each of them. An id that the collection has already is an error for
-// which mongo.IsDuplicateKeyError is true. After an error of the server the transaction cannot commit: return the error
-// from the callback, as the driver needs it to decide on a retry.
+// AppendMany checks the call before it sends anything. It returns:
+//   - ErrNoTransaction if no transaction is running, unless the Box has WithoutTransaction.
+//   - ErrTransactionEnded or ErrRollbackOnly if the transaction can no longer commit.
+//   - One *event.InvalidError or *TooLargeError for each bad event, joined into one error.
+//
+// If an id is in the collection already, mongo.IsDuplicateKeyError reports true for the error.
+// After any error of the server the transaction cannot commit. Return that error from the callback:
+// the driver needs it to decide about a retry.
 func (b *Box) AppendMany(ctx context.Context, events []event.Event, opts ...CallOption) error {
-	ctx = call(ctx, opts)
+	ctx = withCallSession(ctx, opts)
+
 	if len(events) == 0 {
 		return nil
 	}
 	if err := b.requireTransaction(ctx); err != nil {
 		return fmt.Errorf("appending to %s: %w", b.collection, err)
 	}
-	docs, err := b.encode(ctx, events)
+
+	docs, err := b.encodeEvents(ctx, events)
 	if err != nil {
 		return fmt.Errorf("appending to %s: %w", b.collection, err)
 	}
 	if _, err := b.coll.InsertMany(ctx, docs); err != nil {
-		unitOf(ctx).doom(err)
+		// The server has aborted the transaction, even if the callback ignores the error.
+		unitFromContext(ctx).setRollbackOnly(err)
 		return fmt.Errorf("appending to %s: %w", b.collection, err)
 	}
 	return nil
 }
 
-// encode makes the documents, or says what is wrong with each event that cannot be one.
-func (b *Box) encode(ctx context.Context, events []event.Event) ([]any, error) {
+// encodeEvents returns the documents of the events. The error joins the errors of all events that
+// cannot be stored.
+func (b *Box) encodeEvents(ctx context.Context, events []event.Event) ([]any, error) {
 	trace := tracecontext.Headers(ctx, b.propagator)
 	docs := make([]any, 0, len(events))
 	var errs []error
+
+	// All problems are reported together, so an invalid event does not end the loop.
 	for _, ev := range events {
 		doc, err := tracecontext.Add(ev, trace).MarshalBSON()
 		if err == nil && len(doc) > b.maxSize {
@@ -98,48 +117,60 @@ func (b *Box) encode(ctx context.Context, events []event.Event) ([]any, error) {
 		}
 		docs = append(docs, bson.Raw(doc))
 	}
+
 	return docs, errors.Join(errs...)
 }
 
-// call puts an explicit session where the driver looks for it.
-func call(ctx context.Context, opts []CallOption) context.Context {
+// withCallSession returns ctx with the session of WithSession, if opts contain one.
+func withCallSession(ctx context.Context, opts []CallOption) context.Context {
 	var s callSettings
 	for _, o := range opts {
-		o.call(&s)
+		o.applyCall(&s)
 	}
+
 	if s.session == nil {
 		return ctx
 	}
+
+	// The driver takes the session from the context.
 	return mongo.NewSessionContext(ctx, s.session)
 }
 
-// requireTransaction refuses a context outside of a transaction, or inside of one that cannot commit any more.
+// requireTransaction returns an error if ctx has no transaction, or one that can no longer commit.
+// With WithoutTransaction it accepts a context without a transaction.
 func (b *Box) requireTransaction(ctx context.Context) error {
-	u := unitOf(ctx)
-	if err := u.err(); err != nil {
+	unit := unitFromContext(ctx)
+	if err := unit.checkUsable(); err != nil {
 		return err
 	}
+
 	sess := mongo.SessionFromContext(ctx)
-	switch running := sess != nil && sess.TransactionRunning(); {
-	case running && u == nil:
-		b.warnWeak(ctx, sess)
-	case !running && u != nil:
-		return ErrTransactionEnded // by the callback itself
+	running := sess != nil && sess.TransactionRunning()
+	switch {
+	case running && unit == nil:
+		b.warnWeakConcern(ctx, sess)
+	case !running && unit != nil:
+		// The callback itself has committed or aborted the transaction.
+		return ErrTransactionEnded
 	case !running && !b.plain:
 		return ErrNoTransaction
 	}
 	return nil
 }
 
-// warnWeak says once that transactions of the service commit with less than a majority: such a commit can be rolled back
-// after it was acknowledged, and on a replica set of one it is seen by the relay up to 100 ms late.
-func (b *Box) warnWeak(ctx context.Context, sess *mongo.Session) {
+// warnWeakConcern logs a warning, once per Box, if the transaction of sess commits with a write
+// concern below majority. Such a commit can be rolled back after it was acknowledged. On a replica
+// set with a single member, the relay also sees it up to 100 ms late.
+func (b *Box) warnWeakConcern(ctx context.Context, sess *mongo.Session) {
 	w, ok := commitConcern(sess)
 	if !ok || w == writeconcern.WCMajority {
 		return
 	}
-	b.warn.Do(func() {
-		b.log.WarnContext(ctx, "outbox transactions commit with a write concern below majority: an acknowledged event can be rolled back, and is delivered late on a single-member set; use outbox.Transaction, or set w=majority in the URI or the transaction's options",
-			"collection", b.coll.Database().Name()+"."+b.collection, "w", w)
+
+	b.warnOnce.Do(func() {
+		b.log.WarnContext(ctx, "transactions commit with a write concern below majority",
+			"collection", b.coll.Database().Name()+"."+b.collection, "w", w,
+			"effect", "an acknowledged event can be rolled back, and a single-member set delivers it late",
+			"hint", "use outbox.Transaction, or set w=majority in the URI or in the options of the transaction")
 	})
 }

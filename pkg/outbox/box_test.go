@@ -27,7 +27,7 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(stacktest.Settled(m, goleak.Find))
 }
 
-// bundle is a test's own client, database and box.
+// bundle contains the client, the database and the box of one test.
 type bundle struct {
 	client *mongo.Client
 	db     *mongo.Database
@@ -55,20 +55,23 @@ func (b bundle) newBox(t *testing.T, opts ...outbox.Option) *outbox.Box {
 	return box
 }
 
-// stored are the types of the events in the collection, in the order of their stamps.
+// stored returns the types of the stored events, in the order of their timestamps.
 func (b bundle) stored(t *testing.T) []string {
 	t.Helper()
 	cur, err := b.coll.Find(t.Context(), bson.D{}, options.Find().SetSort(bson.D{{Key: "ts", Value: 1}}))
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	types := []string{}
 	for cur.Next(t.Context()) {
 		types = append(types, cur.Current.Lookup("type").StringValue())
 	}
+
 	if err := cur.Err(); err != nil {
 		t.Fatal(err)
 	}
+
 	return types
 }
 
@@ -94,6 +97,7 @@ func TestNewRefusesBadOptions(t *testing.T) {
 			t.Errorf("%s was accepted", name)
 		}
 	}
+
 	if _, err := outbox.New(nil); err == nil {
 		t.Error("no database was accepted")
 	}
@@ -108,23 +112,28 @@ func TestAppendRefusesAContextWithoutTransaction(t *testing.T) {
 			t.Errorf("%s: %v", what, err)
 		}
 	}
+
 	refused("no session", ctx)
 	sess, err := b.client.StartSession()
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	defer sess.EndSession(ctx)
 	inSession := mongo.NewSessionContext(ctx, sess)
 	refused("a session without transaction", inSession)
 	if err := sess.StartTransaction(); err != nil {
 		t.Fatal(err)
 	}
+
 	if err := b.box.Append(inSession, ev("first")); err != nil {
 		t.Errorf("in a transaction by hand: %v", err)
 	}
+
 	if err := sess.CommitTransaction(ctx); err != nil {
 		t.Fatal(err)
 	}
+
 	refused("a committed transaction", inSession)
 	err = outbox.Transaction(ctx, b.client, func(context.Context) error {
 		refused("the context from outside of the callback", ctx)
@@ -133,6 +142,7 @@ func TestAppendRefusesAContextWithoutTransaction(t *testing.T) {
 	if err != nil {
 		t.Error(err)
 	}
+
 	b.want(t, "first")
 }
 
@@ -144,9 +154,11 @@ func TestWithoutTransaction(t *testing.T) {
 	if err := plain.Append(ctx, ev("alone")); err != nil {
 		t.Fatal(err)
 	}
+
 	if got := w.last(t, "insert").Lookup("writeConcern", "w").StringValue(); got != "majority" {
 		t.Errorf("a plain insert of a w:1 client has w %q", got)
 	}
+
 	undo := errors.New("undo")
 	if err := outbox.Transaction(ctx, b.client, func(ctx context.Context) error {
 		if err := plain.Append(ctx, ev("rolled back")); err != nil {
@@ -156,6 +168,7 @@ func TestWithoutTransaction(t *testing.T) {
 	}); !errors.Is(err, undo) {
 		t.Error(err)
 	}
+
 	b.want(t, "alone") // a transaction that is there is used
 }
 
@@ -167,13 +180,16 @@ func TestN28_AppendStoresSlot(t *testing.T) {
 	}); err != nil {
 		t.Fatal(err)
 	}
+
 	raw, err := b.coll.FindOne(ctx, bson.D{{Key: "type", Value: "a"}}).Raw()
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	if got, want := raw.Lookup("slot").Int32(), int32(event.Murmur2([]byte("customer-7"))&1023); got != want {
 		t.Errorf("slot %d, want %d", got, want)
 	}
+
 	if sec, _ := raw.Lookup("ts").Timestamp(); sec == 0 {
 		t.Error("the server did not stamp ts")
 	}
@@ -191,12 +207,14 @@ func TestAppendManyKeepsOrderAndAtomicity(t *testing.T) {
 	}); err != nil {
 		t.Fatal(err)
 	}
+
 	err := outbox.Transaction(ctx, b.client, func(ctx context.Context) error {
 		return b.box.Append(ctx, ev("4"), ev("again", event.WithID(id)))
 	})
 	if !mongo.IsDuplicateKeyError(err) {
 		t.Errorf("the same id again: %v", err)
 	}
+
 	b.want(t, "1", "2", "3")
 }
 
@@ -213,12 +231,14 @@ func TestAppendSaysEverythingThatIsWrong(t *testing.T) {
 		} else if tooLarge.ID != big.ID() || tooLarge.Limit != 300 || tooLarge.Size != big.Size() {
 			t.Errorf("got %+v", tooLarge)
 		}
-		// Nothing was sent, so the transaction can go on without the event.
+
+		// Nothing was sent, so the transaction can continue without the event.
 		return small.Append(ctx, ev("fine"))
 	})
 	if err != nil {
 		t.Error(err)
 	}
+
 	b.want(t, "fine")
 	limit := event.New("order", "o-1", "limit", make([]byte, outbox.DefaultMaxSize))
 	if err := b.newBox(t, outbox.WithoutTransaction()).Append(ctx, limit); !errors.Is(err, outbox.ErrTooLarge) {
@@ -241,6 +261,7 @@ func TestTraceContextIsCaptured(t *testing.T) {
 	}); err != nil {
 		t.Fatal(err)
 	}
+
 	for typ, want := range map[string]map[string]string{
 		"traced":   {"mine": "x", "traceparent": in["traceparent"], "tracestate": "a=1", "baggage": "user=7"},
 		"own":      {"traceparent": own, "baggage": "user=7"},
@@ -250,21 +271,24 @@ func TestTraceContextIsCaptured(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
+
 		var v event.View
 		if err := event.Parse(raw, &v); err != nil {
 			t.Fatal(err)
 		}
+
 		got := map[string]string{}
 		for it := v.Headers.Iter(); it.Next(); {
 			got[string(it.Key)] += string(it.Value)
 		}
+
 		if diff := cmp.Diff(want, got); diff != "" {
 			t.Errorf("%s: %s", typ, diff)
 		}
 	}
 }
 
-// The warning must fire exactly for transactions that commit with less than a majority.
+// The warning must appear exactly for transactions that commit with a write concern below majority.
 func TestWeakTransactionsAreWarnedOfOnce(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -286,19 +310,23 @@ func TestWeakTransactionsAreWarnedOfOnce(t *testing.T) {
 			if err := outbox.Transaction(ctx, b.client, func(ctx context.Context) error { return box.Append(ctx, ev("pinned")) }); err != nil {
 				t.Fatal(err)
 			}
+
 			if log.Len() > 0 {
 				t.Errorf("a pinned transaction is warned of: %s", &log)
 			}
+
 			sess, err := b.client.StartSession()
 			if err != nil {
 				t.Fatal(err)
 			}
+
 			defer sess.EndSession(ctx)
 			for range 2 {
 				if _, err := sess.WithTransaction(ctx, func(ctx context.Context) (any, error) { return nil, box.Append(ctx, ev("x")) }, c.tx); err != nil {
 					t.Fatal(err)
 				}
 			}
+
 			if got := strings.Count(log.String(), "below majority"); got != c.warns {
 				t.Errorf("%d warnings, want %d: %s", got, c.warns, &log)
 			}
@@ -306,7 +334,8 @@ func TestWeakTransactionsAreWarnedOfOnce(t *testing.T) {
 	}
 }
 
-// Documents written by hand through the driver, as services do that come from Debezium, read the same from the stream.
+// Documents that were written with the driver, as for Debezium, give the same results in the
+// stream.
 func TestDebeziumWritersDocuments(t *testing.T) {
 	t.Parallel()
 	b, ctx := setup(t), t.Context()
@@ -314,6 +343,7 @@ func TestDebeziumWritersDocuments(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	defer cs.Close(ctx)
 	oid, agg := bson.NewObjectID(), bson.NewObjectID()
 	if _, err := b.coll.InsertOne(ctx, bson.D{
@@ -330,14 +360,17 @@ func TestDebeziumWritersDocuments(t *testing.T) {
 	if !cs.Next(ctx) {
 		t.Fatal(cs.Err())
 	}
+
 	var v event.View
 	if err := event.Parse(cs.Current.Lookup("fullDocument").Document(), &v); err != nil {
 		t.Fatal(err)
 	}
+
 	js, err := event.AppendPayload(nil, &v)
 	if want := `{"id":1,"orderDate":{"$date":"2023-11-14T22:13:20Z"},"lineItems":[{"item":"A","total":59.98}]}`; err != nil || string(js) != want {
 		t.Errorf("%s, %v", js, err)
 	}
+
 	if string(v.AppendID(nil)) != oid.Hex() || string(v.OrderingKey()) != agg.Hex() || v.Slot != -1 || !v.TS.IsZero() {
 		t.Errorf("id %s, key %s, slot %d, ts %v", v.AppendID(nil), v.OrderingKey(), v.Slot, v.TS)
 	}

@@ -25,7 +25,7 @@ func (b bundle) collection(t *testing.T, opts ...outbox.Option) *outbox.Collecti
 	return c
 }
 
-// orders are the business documents that are there, by _id.
+// orders returns the _id of all business documents.
 func (b bundle) orders(t *testing.T) []string {
 	t.Helper()
 	ids := []string{}
@@ -33,21 +33,24 @@ func (b bundle) orders(t *testing.T) []string {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	for cur.Next(t.Context()) {
 		ids = append(ids, cur.Current.Lookup("_id").StringValue())
 	}
+
 	if err := cur.Err(); err != nil {
 		t.Fatal(err)
 	}
+
 	return ids
 }
 
 func id(name string, v any) bson.D { return bson.D{{Key: name, Value: v}} }
 
-// a result without its type
+// just drops the result of a call and returns its error.
 func just[R any](_ R, err error) error { return err }
 
-// verbs are all methods of a Collection that reach the server.
+// verbs contains all methods of a Collection that send a command.
 var verbs = map[string]func(context.Context, *outbox.Collection) error{
 	"InsertOne": func(ctx context.Context, c *outbox.Collection) error {
 		return just(c.InsertOne(ctx, id("_id", "new")))
@@ -102,7 +105,7 @@ var verbs = map[string]func(context.Context, *outbox.Collection) error{
 	},
 }
 
-// Each method takes part in the transaction, and refuses everything else before a command is sent.
+// Each method runs in the transaction, and rejects all other contexts before it sends a command.
 func TestCollectionIsBoundToTheTransaction(t *testing.T) {
 	t.Parallel()
 	for name, verb := range verbs {
@@ -113,11 +116,13 @@ func TestCollectionIsBoundToTheTransaction(t *testing.T) {
 			if _, err := b.db.Collection("orders").InsertOne(ctx, id("_id", "a")); err != nil {
 				t.Fatal(err)
 			}
+
 			c := b.collection(t)
 			seen := len(w.cmds)
 			if err := verb(ctx, c); !errors.Is(err, outbox.ErrNoTransaction) || len(w.cmds) != seen {
 				t.Errorf("without a transaction: %v", err)
 			}
+
 			no := errors.New("no")
 			var leaked context.Context
 			err := outbox.Transaction(ctx, b.client, func(ctx context.Context) error {
@@ -125,26 +130,33 @@ func TestCollectionIsBoundToTheTransaction(t *testing.T) {
 				if err := verb(t.Context(), c); !errors.Is(err, outbox.ErrNoTransaction) {
 					t.Errorf("with the context from outside: %v", err)
 				}
+
 				if n := len(w.cmds); n != seen {
 					t.Errorf("%d refused operations were sent", n-seen)
 				}
+
 				if err := verb(ctx, c); err != nil {
 					return err // a collection so new can be a reason to begin again
 				}
+
 				if auto, err := w.cmds[len(w.cmds)-1].LookupErr("autocommit"); err != nil || auto.Boolean() {
 					t.Errorf("outside of the transaction: %s", w.cmds[len(w.cmds)-1])
 				}
+
 				return no
 			})
 			if !errors.Is(err, no) {
 				t.Fatal(err)
 			}
+
 			if err := verb(leaked, c); !errors.Is(err, outbox.ErrTransactionEnded) {
 				t.Errorf("with a leaked context: %v", err)
 			}
+
 			if err := verb(leaked, b.collection(t, outbox.WithoutTransaction())); !errors.Is(err, outbox.ErrTransactionEnded) {
 				t.Errorf("a plain collection with a leaked context: %v", err)
 			}
+
 			var doc bson.Raw
 			if err := b.db.Collection("orders").FindOne(ctx, bson.D{}).Decode(&doc); err != nil || len(b.orders(t)) != 1 || len(doc) != len(mustRaw(t, id("_id", "a"))) {
 				t.Errorf("after the rollback: %s, %v", doc, err)
@@ -162,7 +174,8 @@ func mustRaw(t *testing.T, d bson.D) bson.Raw {
 	return raw
 }
 
-// The same handler runs with and without a transaction where that was allowed; without, a write waits for a majority.
+// If allowed, the same handler runs with and without a transaction. Without one, a write waits for
+// a majority.
 func TestCollectionWithoutTransaction(t *testing.T) {
 	t.Parallel()
 	w := new(watch)
@@ -173,20 +186,25 @@ func TestCollectionWithoutTransaction(t *testing.T) {
 		if ok != (order == "with") || ok != (sess != nil) {
 			t.Errorf("%s: session %v, %v", order, sess, ok)
 		}
+
 		if _, err := c.InsertOne(ctx, id("_id", order)); err != nil {
 			return err
 		}
+
 		return box.Append(ctx, ev(order))
 	}
 	if err := handler(ctx, "alone"); err != nil {
 		t.Fatal(err)
 	}
+
 	if got := w.last(t, "insert").Lookup("writeConcern", "w").StringValue(); got != "majority" {
 		t.Errorf("a plain write of a w:1 client has w %q", got)
 	}
+
 	if err := outbox.Handler(b.client, handler)(ctx, "with"); err != nil {
 		t.Fatal(err)
 	}
+
 	b.want(t, "alone", "with")
 	if got := b.orders(t); len(got) != 2 {
 		t.Errorf("orders %v", got)
@@ -203,16 +221,19 @@ func TestNewCollectionRefusesWhatDoesNotApply(t *testing.T) {
 			t.Errorf("%s was accepted", name)
 		}
 	}
+
 	if _, err := outbox.NewCollection(nil); err == nil {
 		t.Error("no collection was accepted")
 	}
+
 	if c, err := outbox.NewCollection(coll); err != nil || c.Name() != "y" || c.Database().Name() != "x" {
 		t.Errorf("%v, %v", c, err)
 	}
 }
 
-// What the server refused has aborted the transaction: swallowing it gets ErrRollbackOnly at once. What was never sent has
-// not, and nor has an answer of nothing.
+// If the server has rejected a command, the transaction is aborted: if the callback ignores the
+// error, it gets ErrRollbackOnly at once. A command that was never sent, or an empty result, has no
+// such effect.
 func TestServersErrorInACollectionEndsTheTransaction(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -237,15 +258,18 @@ func TestServersErrorInACollectionEndsTheTransaction(t *testing.T) {
 			if _, err := b.db.Collection("orders").InsertOne(t.Context(), id("_id", "a")); err != nil {
 				t.Fatal(err)
 			}
+
 			err := outbox.Transaction(t.Context(), b.client, func(ctx context.Context) error {
 				runs++
 				if err := c.op(ctx, coll); err == nil {
 					t.Error("no error")
 				}
+
 				err := just(coll.InsertOne(ctx, id("_id", "c")))
 				if errors.Is(err, outbox.ErrRollbackOnly) != c.ends || !c.ends && err != nil {
 					t.Errorf("the next operation: %v", err)
 				}
+
 				return nil
 			})
 			if errors.Is(err, outbox.ErrRollbackOnly) != c.ends || !c.ends && err != nil || runs != 1 {
@@ -263,31 +287,39 @@ func TestCollectionWithExplicitSession(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	defer sess.EndSession(t.Context())
 	no := errors.New("no")
 	if err := outbox.Transaction(t.Context(), b.client, func(ctx context.Context) error {
 		if err := just(coll.WithSession(sess).InsertOne(ctx, id("_id", "x"))); !errors.Is(err, outbox.ErrNoTransaction) {
 			t.Errorf("the explicit session has no transaction: %v", err)
 		}
+
 		if err := sess.StartTransaction(); err != nil {
 			return err
 		}
+
 		if err := just(coll.WithSession(sess).InsertOne(ctx, id("_id", "explicit"))); err != nil {
 			t.Error(err)
 		}
+
 		if err := sess.CommitTransaction(ctx); err != nil {
 			t.Error(err)
 		}
+
 		if err := just(coll.WithSession(sess).WithSession(nil).InsertOne(ctx, id("_id", "ambient"))); err != nil {
 			t.Error(err)
 		}
+
 		return no
 	}); !errors.Is(err, no) {
 		t.Error(err)
 	}
+
 	if got := b.orders(t); len(got) != 1 || got[0] != "explicit" {
 		t.Errorf("orders %v", got)
 	}
+
 	if err := outbox.Transaction(t.Context(), c, func(ctx context.Context) error {
 		return just(coll.InsertOne(ctx, id("_id", "other")))
 	}); !errors.Is(err, mongo.ErrWrongClient) {
@@ -295,7 +327,7 @@ func TestCollectionWithExplicitSession(t *testing.T) {
 	}
 }
 
-// A write conflict between two transactions is no matter of their callbacks: the loser runs again.
+// A write conflict does not concern the callbacks: the later transaction runs again.
 func TestCollectionConflictRunsAgain(t *testing.T) {
 	t.Parallel()
 	b, runs := setup(t), 0
@@ -303,25 +335,30 @@ func TestCollectionConflictRunsAgain(t *testing.T) {
 	if _, err := b.db.Collection("orders").InsertOne(t.Context(), bson.D{{Key: "_id", Value: "a"}, {Key: "n", Value: 0}}); err != nil {
 		t.Fatal(err)
 	}
+
 	inc := id("$inc", id("n", 1))
 	if err := outbox.Transaction(t.Context(), b.client, func(ctx context.Context) error {
 		runs++
 		if err := coll.FindOne(ctx, id("_id", "a")).Err(); err != nil { // the snapshot is taken
 			return err
 		}
+
 		if runs == 1 {
 			if err := just(b.db.Collection("orders").UpdateOne(t.Context(), id("_id", "a"), inc)); err != nil {
 				return err
 			}
 		}
+
 		_ = just(coll.UpdateOne(ctx, id("_id", "a"), inc)) // swallowed: it is retried all the same
 		return b.box.Append(ctx, ev("counted", event.WithID("e")))
 	}); err != nil {
 		t.Fatal(err)
 	}
+
 	var doc struct{ N int }
 	if err := b.db.Collection("orders").FindOne(t.Context(), id("_id", "a")).Decode(&doc); err != nil || doc.N != 2 || runs != 2 {
 		t.Errorf("n %d after %d runs: %v", doc.N, runs, err)
 	}
+
 	b.want(t, "counted")
 }

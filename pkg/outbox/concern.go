@@ -6,12 +6,15 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 )
 
-// commitConcern is the `w` that the running transaction of s will commit with. ok is false when none was set, which leaves
-// it to the server (whose default is majority), and when the driver does not show it.
+// commitConcern returns the `w` that the running transaction of s will commit with. ok is false if
+// none was set, so that the server's default (majority) applies, and if the value cannot be read
+// from the driver.
 //
-// The driver has no method for it, neither on the client nor on the session, so the value is read, never written, by
-// reflection. It decides over a warning and nothing else; a test notices when a new driver names the fields otherwise.
+// Neither the client nor the session of the driver has a method for it, so the value is read (never
+// written) by reflection. Only a warning depends on it. A test detects a driver that names the
+// fields differently.
 func commitConcern(s *mongo.Session) (w any, ok bool) {
+	// The interface{} in s.clientSession.CurrentWc.W.
 	v := reflect.ValueOf(s)
 	for _, field := range []string{"clientSession", "CurrentWc", "W"} {
 		if v.Kind() != reflect.Pointer || v.IsNil() || v.Elem().Kind() != reflect.Struct {
@@ -21,9 +24,11 @@ func commitConcern(s *mongo.Session) (w any, ok bool) {
 			return nil, false
 		}
 	}
+
 	if v.Kind() != reflect.Interface || v.IsNil() {
 		return nil, false
 	}
+
 	switch v = v.Elem(); v.Kind() {
 	case reflect.String:
 		return v.String(), true

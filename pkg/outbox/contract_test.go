@@ -28,14 +28,17 @@ func TestContract(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
+
 				var raws []bson.Raw
 				if err := cur.All(t.Context(), &raws); err != nil {
 					t.Fatal(err)
 				}
+
 				docs := make([][]byte, len(raws))
 				for i, raw := range raws {
 					docs[i] = raw
 				}
+
 				return docs
 			},
 			Claim: func(t *testing.T, id event.ID) {

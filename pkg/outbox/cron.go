@@ -17,148 +17,181 @@ import (
 	"github.com/outrelay/outrelay/pkg/event"
 )
 
-// Missed says what becomes of the firings that passed while no process kept the entry. Those that were appended before are
-// not missed: the relay delivers them.
+// Missed decides about the firings whose time passed while no process ran the Cron. Firings that
+// were appended before are not missed: the relay delivers them.
 type Missed uint8
 
-// What becomes of missed firings.
+// Policies for missed firings.
 const (
-	MissedOnce Missed = iota // the latest of them is delivered, at once
-	MissedSkip               // none
-	MissedAll                // each of them is, at once
+	MissedOnce Missed = iota // deliver the latest missed firing at once
+	MissedSkip               // deliver none
+	MissedAll                // deliver each missed firing at once
 )
 
-// DefaultCronAhead is how far ahead firings are appended unless CronEntry.Ahead says otherwise.
+// DefaultCronAhead is the default of CronEntry.Ahead.
 const DefaultCronAhead = time.Minute
 
-// CronEntry is an event that comes again and again.
+// CronEntry describes an event that fires repeatedly.
 type CronEntry struct {
-	// Name tells the entry from others of the same outbox. It is part of the events' ids and of the stored state.
+	// Name identifies the entry in its outbox. It is required and has at most 200 bytes. The ids of
+	// the events and the stored state contain it.
 	Name string
-	// Schedule is a cron expression: minute, hour, day of month, month, day of week, with seconds before them if it has six
-	// fields; or @hourly, @daily, @weekly, @monthly, @yearly, or @every with a duration of whole seconds, counted from a fixed
-	// time and not from the start of the process. CRON_TZ=<zone> before it says the zone.
+
+	// Schedule is a cron expression of five fields: minute, hour, day of month, month, day of week.
+	// With six fields, the first one is the second. It can also be @hourly, @daily, @weekly,
+	// @monthly, @yearly, or @every with a duration of whole seconds. The duration is counted from a
+	// fixed time, not from the start of the process. The prefix CRON_TZ=<zone> sets the time zone.
 	Schedule string
-	// Zone is where the expression is meant; a time that a change of the clocks leaves out does not fire. Defaults to UTC.
+
+	// Zone is the time zone of the expression. A time that does not exist because of a clock change
+	// does not fire. Defaults to UTC.
 	Zone *time.Location
-	// Event makes the event of a firing; its id and due time are set by the Cron. It may be called more than once for the
-	// same firing, by any process that runs the entry, and must not have effects.
+
+	// Event returns the event of a firing. The Cron sets its id and due time. Event must not have
+	// effects: any process that runs the entry may call it, more than once for the same firing.
 	Event func(at time.Time) event.Event
-	// Missed defaults to MissedOnce.
+
+	// Missed is the policy for missed firings. Defaults to MissedOnce.
 	Missed Missed
-	// Ahead is how long before its time a firing is appended; the next one always is, however far it is. For so long a
-	// service may be away without missing one. Defaults to DefaultCronAhead.
+
+	// Ahead is how long before its time a firing is appended. During this time the service may be
+	// down without missing the firing. The next firing is always appended, even if it is further
+	// away. Ahead is between 1 s and 24 h and defaults to DefaultCronAhead.
 	Ahead time.Duration
 }
 
-// Cron keeps the firings of its entries appended ahead of their time as scheduled events, which the relay delivers when they
-// are due. It may run in any number of processes: each firing is appended once, because its id is made of the entry's name
-// and its time, and because the state of the entry is written in the same transaction. That state is in the collection
-// <outbox>_cron beside the outbox, where the service needs find, insert and update; there is one small document for each
-// entry. Times are by the server's clock.
+// Cron appends the firings of its entries ahead of their time as scheduled events, which the relay
+// delivers when they are due. All times refer to the server's clock.
 //
-// An entry whose expression has changed is taken over by the process that started last: firings of the old expression that
-// are still ahead are cancelled. An entry that is left out of the next release fires once more, unless Forget is called.
+// A Cron may run in any number of processes. Each firing is appended once: its id is derived from
+// the name of the entry and its time, and the same transaction writes the state of the entry. The
+// state is one small document per entry in the collection <outbox>_cron, where the service needs
+// the permissions find, insert and update.
+//
+// If processes have different expressions for an entry, the process that started last takes it over
+// and cancels the pending firings of the old expression. An entry that the next release no longer
+// contains fires once more, unless Forget is called.
 type Cron struct {
 	box     *Box
 	entries []*cronEntry
 }
 
+// cronEntry is a CronEntry with the state of this process.
 type cronEntry struct {
 	CronEntry
-	fires   cron.Schedule
-	spec    string // what identifies the schedule
-	started bool   // its state was looked at
-	told    bool   // that another process has another expression
-	next    time.Time
-	failed  int
+	fires         cron.Schedule
+	spec          string // identifies the schedule in the stored state
+	started       bool   // the stored state was read
+	foreignLogged bool   // that another process has another expression
+	nextCheck     time.Time
+	failures      int // in a row
 }
 
-// NewCron checks the entries; all that is wrong with them is in the error. It does no I/O.
+// NewCron returns a Cron for the entries. It does no I/O: call Run to start it. The error joins the
+// errors of all invalid entries.
 func NewCron(box *Box, entries ...CronEntry) (*Cron, error) {
 	if box == nil {
 		return nil, errors.New("cron: the box is nil")
 	}
+
 	c := &Cron{box: box}
 	names := map[string]bool{}
 	var errs []error
+
 	for _, e := range entries {
 		x, err := newCronEntry(e)
 		if err == nil && names[e.Name] {
-			err = errors.New("there is another entry of this name")
+			err = errors.New("duplicate name: another entry has it too")
 		}
+
 		names[e.Name] = true
+
 		if err != nil {
 			errs = append(errs, fmt.Errorf("cron entry %q: %w", e.Name, err))
 			continue
 		}
 		c.entries = append(c.entries, x)
 	}
+
 	if err := errors.Join(errs...); err != nil {
 		return nil, err
 	}
+
 	return c, nil
 }
 
+// newCronEntry checks e and sets its defaults. It calls e.Event once, to check the event.
 func newCronEntry(e CronEntry) (*cronEntry, error) {
 	switch {
 	case e.Name == "" || len(e.Name) > 200:
-		return nil, errors.New("a name of 1 to 200 bytes is needed")
+		return nil, errors.New("invalid name: it must have 1 to 200 bytes")
 	case e.Event == nil:
-		return nil, errors.New("it has no Event")
+		return nil, errors.New("the function Event is missing")
 	case e.Missed > MissedAll:
-		return nil, fmt.Errorf("%d is no way to treat missed firings", e.Missed)
+		return nil, fmt.Errorf("invalid policy %d for missed firings", e.Missed)
 	case e.Ahead < 0 || e.Ahead > 24*time.Hour:
-		return nil, fmt.Errorf("%s ahead; a second to a day is allowed", e.Ahead)
+		return nil, fmt.Errorf("invalid duration %s for Ahead: it must be between 1 s and 24 h", e.Ahead)
 	case e.Ahead == 0:
 		e.Ahead = DefaultCronAhead
 	}
+
 	e.Ahead = max(e.Ahead, time.Second)
 	if e.Zone == nil {
 		e.Zone = time.UTC
 	}
+
 	x := &cronEntry{CronEntry: e, spec: e.Schedule + " in " + e.Zone.String()}
 	var err error
 	if x.fires, err = parseCron(e.Schedule); err != nil {
 		return nil, err
 	}
-	at := x.after(time.Now())
+
+	at := x.nextFiring(time.Now())
 	if at.IsZero() {
 		return nil, fmt.Errorf("%q never fires", e.Schedule)
 	}
-	if err := x.firing(uuid.New(), at).Validate(); err != nil {
+
+	// A sample shows mistakes of Event now instead of at the first firing.
+	if err := x.makeEvent(uuid.New(), at).Validate(); err != nil {
 		return nil, err
 	}
+
 	return x, nil
 }
 
 var cronParser = cron.NewParser(cron.SecondOptional | cron.Minute | cron.Hour | cron.Dom | cron.Month | cron.Dow | cron.Descriptor)
 
+// parseCron parses a cron expression, without its time zone in CronEntry.Zone.
 func parseCron(spec string) (cron.Schedule, error) {
+	// The parser panics if the expression consists of the zone only.
 	if zone, _, ok := strings.Cut(spec, " "); !ok && strings.Contains(zone, "TZ=") {
-		return nil, fmt.Errorf("%q has a zone and nothing else", spec) // the parser would panic
+		return nil, fmt.Errorf("invalid schedule %q: it has a zone but no expression", spec)
 	}
+
 	s, err := cronParser.Parse(spec)
 	if err != nil {
 		return nil, err
 	}
 	if every, ok := s.(cron.ConstantDelaySchedule); ok {
-		return aligned(every.Delay), nil
+		return alignedSchedule(every.Delay), nil
 	}
+
 	return s, nil
 }
 
-// aligned fires at the multiples of a duration, so that all processes mean the same times.
-type aligned time.Duration
+// alignedSchedule fires at multiples of a duration, so that all processes agree on the times.
+type alignedSchedule time.Duration
 
-func (a aligned) Next(t time.Time) time.Time {
+// Next returns the first multiple after t.
+func (a alignedSchedule) Next(t time.Time) time.Time {
 	return t.Truncate(time.Duration(a)).Add(time.Duration(a))
 }
 
-// after is the first firing after t, zero if there is none.
-func (e *cronEntry) after(t time.Time) time.Time { return firing(e.fires, e.Zone, t) }
+// nextFiring returns the first firing after t, or zero if there is none.
+func (e *cronEntry) nextFiring(t time.Time) time.Time { return nextFiringIn(e.fires, e.Zone, t) }
 
-func firing(s cron.Schedule, zone *time.Location, t time.Time) time.Time {
+// nextFiringIn returns the first firing of s after t in UTC, or zero if there is none.
+func nextFiringIn(s cron.Schedule, zone *time.Location, t time.Time) time.Time {
 	at := s.Next(t.In(zone))
 	if at.IsZero() {
 		return at
@@ -166,9 +199,9 @@ func firing(s cron.Schedule, zone *time.Location, t time.Time) time.Time {
 	return at.UTC()
 }
 
-// latest is the last firing in (after, until], zero if there is none. It looks backwards from the end, so that a long
-// absence costs no more than a short one.
-func (e *cronEntry) latest(after, until time.Time) time.Time {
+// latestFiring returns the last firing in (after, until], or zero if there is none. It searches
+// backwards in steps that double, so that a long absence costs no more than a short one.
+func (e *cronEntry) latestFiring(after, until time.Time) time.Time {
 	var found time.Time
 	for back := time.Second; found.IsZero(); back *= 2 {
 		from := until.Add(-back)
@@ -176,48 +209,58 @@ func (e *cronEntry) latest(after, until time.Time) time.Time {
 		if last {
 			from = after
 		}
-		for at := e.after(from); !at.IsZero() && !at.After(until); at = e.after(at) {
+
+		for at := e.nextFiring(from); !at.IsZero() && !at.After(until); at = e.nextFiring(at) {
 			found = at
 		}
+
 		if last {
 			break
 		}
 	}
+
 	return found
 }
 
-// cronSpace is the name space of the ids (RFC 9562, version 5).
-var cronSpace = uuid.MustParse("0d9b1c8e-7f52-4a0c-9a53-6c1d6a5b7e21")
+// cronNamespace is the namespace of the event ids (RFC 9562, version 5).
+var cronNamespace = uuid.MustParse("0d9b1c8e-7f52-4a0c-9a53-6c1d6a5b7e21")
 
-// CronID is the id of a firing of an entry of this outbox, for Cancel and Reschedule.
+// CronID returns the event id of the firing of entry name at the time at, for Cancel and
+// Reschedule.
 func (b *Box) CronID(name string, at time.Time) event.ID { return event.NewID(b.cronUUID(name, at)) }
 
+// cronUUID derives the id from the outbox, the entry and the time, so that all processes agree on it.
 func (b *Box) cronUUID(name string, at time.Time) uuid.UUID {
-	text := b.coll.Database().Name() + "." + b.collection + "\x00" + name + "\x00" + at.UTC().Truncate(time.Second).Format(time.RFC3339)
-	return uuid.NewSHA1(cronSpace, []byte(text))
+	firing := at.UTC().Truncate(time.Second).Format(time.RFC3339)
+	text := b.coll.Database().Name() + "." + b.collection + "\x00" + name + "\x00" + firing
+	return uuid.NewSHA1(cronNamespace, []byte(text))
 }
 
-// firing is the event of a firing.
-func (e *cronEntry) firing(id uuid.UUID, at time.Time) event.Event {
+// makeEvent returns the event of the firing at the time at.
+func (e *cronEntry) makeEvent(id uuid.UUID, at time.Time) event.Event {
 	return e.Event(at.In(e.Zone)).With(event.WithID(id), event.WithDueAt(at))
 }
 
 const (
-	cronLook  = time.Minute // the longest time between two looks at the clock of the server
-	cronRetry = 30 * time.Second
-	cronCall  = 30 * time.Second // one entry
+	cronCheckInterval = time.Minute      // between two reads of the server's clock, at most
+	maxCronRetryDelay = 30 * time.Second // after failures of an entry
+	cronEntryTimeout  = 30 * time.Second // for one update of an entry
 )
 
-// Run keeps the entries until ctx ends, whose cause it returns. Whatever goes wrong is logged and tried again.
+// Run appends the firings of the entries until ctx ends, and returns the cause of ctx. Failures are
+// logged and retried, with delays of up to 30 s for each entry.
 func (c *Cron) Run(ctx context.Context) error {
 	for _, e := range c.entries {
-		e.started, e.next = false, time.Time{}
+		e.started = false
+		e.nextCheck = time.Time{}
 	}
+
 	for {
-		wait := c.round(ctx)
+		wait := c.checkEntries(ctx)
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
+
 		timer := time.NewTimer(wait)
 		select {
 		case <-timer.C:
@@ -228,52 +271,67 @@ func (c *Cron) Run(ctx context.Context) error {
 	}
 }
 
-// round does what is to be done now and returns the time until there is more.
-func (c *Cron) round(ctx context.Context) time.Duration {
+// checkEntries updates the entries that are due and returns the time until the next check.
+func (c *Cron) checkEntries(ctx context.Context) time.Duration {
+	// Until the end of the round, the server's time is derived from the local clock.
 	now, err := c.serverTime(ctx)
 	asked := time.Now()
 	if err != nil {
-		c.box.log.WarnContext(ctx, "cron entries wait: the server's time is not to be had", "error", err)
+		c.box.log.WarnContext(ctx, "reading the server time for cron entries fails; retrying", "error", err)
 		return time.Second + rand.N(time.Second)
 	}
-	wait := cronLook
+
+	wait := cronCheckInterval
 	for _, e := range c.entries {
 		if ctx.Err() != nil {
 			return 0
 		}
+
 		at := now.Add(time.Since(asked))
-		if !e.next.After(at) {
-			c.keep(ctx, e, at)
+		if !e.nextCheck.After(at) {
+			c.maintainEntry(ctx, e, at)
 		}
-		wait = min(wait, e.next.Sub(now)-time.Since(asked))
+		wait = min(wait, e.nextCheck.Sub(now)-time.Since(asked))
 	}
+
 	return max(wait, 5*time.Millisecond)
 }
 
-// keep brings one entry up to date and says when it is to be looked at next.
-func (c *Cron) keep(ctx context.Context, e *cronEntry, now time.Time) {
-	call, cancel := context.WithTimeout(ctx, cronCall)
+// maintainEntry updates e and sets the time of its next check. A failure is logged.
+func (c *Cron) maintainEntry(ctx context.Context, e *cronEntry, now time.Time) {
+	call, cancel := context.WithTimeout(ctx, cronEntryTimeout)
 	defer cancel()
-	next, err := c.step(call, e, now)
+
+	next, err := c.advanceEntry(call, e, now)
 	if err == nil {
-		e.started, e.failed, e.next = true, 0, next
+		e.started = true
+		e.failures = 0
+		e.nextCheck = next
 		return
 	}
-	e.failed++
-	back := min(100*time.Millisecond<<min(e.failed, 10), cronRetry)
-	e.next = now.Add(rand.N(back))
+
+	e.failures++
+	// A random delay, so that processes that fail together do not retry together.
+	maxDelay := min(100*time.Millisecond<<min(e.failures, 10), maxCronRetryDelay)
+	e.nextCheck = now.Add(rand.N(maxDelay))
+
 	if ctx.Err() == nil {
-		c.box.log.WarnContext(ctx, "a cron entry could not be kept up; trying again", "entry", e.Name, "collection", c.box.collection, "attempt", e.failed, "error", err)
+		c.box.log.WarnContext(ctx, "updating a cron entry fails; retrying",
+			"entry", e.Name, "collection", c.box.collection, "attempt", e.failures, "error", err)
 	}
 }
 
+// serverTime returns the current time of the primary. It takes at most 10 s.
 func (c *Cron) serverTime(ctx context.Context) (time.Time, error) {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
+
 	var reply struct {
 		LocalTime time.Time `bson:"localTime"`
 	}
-	err := c.box.coll.Database().Client().Database("admin").RunCommand(ctx, bson.D{{Key: "hello", Value: 1}},
-		options.RunCmd().SetReadPreference(readpref.Primary())).Decode(&reply)
+
+	hello := bson.D{{Key: "hello", Value: 1}}
+	err := c.box.coll.Database().Client().Database("admin").
+		RunCommand(ctx, hello, options.RunCmd().SetReadPreference(readpref.Primary())).Decode(&reply)
 	return reply.LocalTime, err
 }

@@ -49,15 +49,17 @@ func TestCronFiringsThatAreLacking(t *testing.T) {
 		"a year of seconds, once": {second, "2025-05-01 10:00:00", "2026-05-01 10:00:00", []string{"2026-05-01 10:00:00", "2026-05-01 10:00:01", "2026-05-01 10:00:02", "2026-05-01 10:00:03", "2026-05-01 10:00:04"}, "2026-05-01 10:00:03"},
 	} {
 		e := entry(t, x.e)
-		list, end := e.lacking(clock(x.last), clock(x.now))
+		list, end := e.missingFirings(clock(x.last), clock(x.now))
 		var got []string
 		for _, at := range list {
 			got = append(got, at.Format("2006-01-02 15:04:05"))
 		}
+
 		if !slices.Equal(got, x.want) {
 			t.Errorf("%s: %q, want %q", name, got, x.want)
 		}
-		if wake := e.wake(end, clock(x.now)); !wake.Equal(clock(x.wake)) {
+
+		if wake := e.nextCheckTime(end, clock(x.now)); !wake.Equal(clock(x.wake)) {
 			t.Errorf("%s: looks again at %s, want %s", name, wake, x.wake)
 		}
 	}
@@ -68,21 +70,24 @@ func TestCronAllMissedComeInPieces(t *testing.T) {
 	e := entry(t, CronEntry{Schedule: "* * * * * *", Missed: MissedAll, Ahead: time.Second})
 	last, now, n, rounds := clock("2026-05-01 10:00:00"), clock("2026-05-01 10:20:00"), 0, 0
 	for {
-		list, end := e.lacking(last, now)
-		if len(list) > cronBatch {
+		list, end := e.missingFirings(last, now)
+		if len(list) > maxFiringsPerTransaction {
 			t.Fatalf("%d at once", len(list))
 		}
+
 		for _, at := range list {
 			if want := last.Add(time.Second); !at.Equal(want) {
 				t.Fatalf("%s, want %s", at, want)
 			}
 			last = at
 		}
+
 		n, last, rounds = n+len(list), end, rounds+1
-		if wake := e.wake(end, now); wake.After(now) {
+		if wake := e.nextCheckTime(end, now); wake.After(now) {
 			break
 		}
 	}
+
 	if n != 1201 || rounds != 3 {
 		t.Errorf("%d firings in %d pieces", n, rounds)
 	}
@@ -94,6 +99,7 @@ func TestCronExpressions(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	for _, x := range []struct {
 		e         CronEntry
 		now, want string
@@ -109,7 +115,7 @@ func TestCronExpressions(t *testing.T) {
 		{CronEntry{Schedule: "@every 90s"}, "2026-07-02 09:01:30", "2026-07-02 09:03:00"},
 	} {
 		e := entry(t, x.e)
-		if got := e.after(clock(x.now)); !got.Equal(clock(x.want)) {
+		if got := e.nextFiring(clock(x.now)); !got.Equal(clock(x.want)) {
 			t.Errorf("%s after %s: %s, want %s", x.e.Schedule, x.now, got, x.want)
 		}
 	}
@@ -140,10 +146,12 @@ func TestCronRefusesBadEntries(t *testing.T) {
 		} else {
 			list = append(list, good)
 		}
+
 		if _, err := NewCron(new(Box), list...); err == nil {
 			t.Errorf("%s was accepted", name)
 		}
 	}
+
 	if _, err := NewCron(nil); err == nil {
 		t.Error("no box was accepted")
 	}

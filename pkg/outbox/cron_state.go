@@ -14,72 +14,87 @@ import (
 	"github.com/outrelay/outrelay/pkg/event"
 )
 
-// cronBatch is how many firings one transaction appends.
-const cronBatch = 500
+// maxFiringsPerTransaction limits the firings that one transaction appends.
+const maxFiringsPerTransaction = 500
 
-// cronState is what is stored of an entry.
+// cronState is the stored state of an entry.
 type cronState struct {
 	Name     string    `bson:"_id"`
 	Schedule string    `bson:"schedule"` // expression and zone
 	Last     time.Time `bson:"last"`     // the last firing that was appended
 }
 
-func (c *Cron) states() *mongo.Collection {
+// stateCollection returns the collection that holds the state of all entries.
+func (c *Cron) stateCollection() *mongo.Collection {
 	return c.box.coll.Database().Collection(c.box.collection + "_cron")
 }
 
-// step appends what an entry lacks, and returns when there is more to do.
-func (c *Cron) step(ctx context.Context, e *cronEntry, now time.Time) (time.Time, error) {
+// advanceEntry appends the missing firings of e and stores its state, in one transaction. It
+// returns the time of the next check. If another process has another schedule for e, this process
+// leaves e alone.
+func (c *Cron) advanceEntry(ctx context.Context, e *cronEntry, now time.Time) (time.Time, error) {
 	var next time.Time
 	err := Transaction(ctx, c.box.coll.Database().Client(), func(ctx context.Context) error {
-		state, known, err := c.load(ctx, e.Name)
+		state, known, err := c.loadState(ctx, e.Name)
 		if err != nil {
 			return err
 		}
-		switch changed := known && state.Schedule != e.spec; {
-		case changed && e.started:
-			next = now.Add(cronLook)
-			c.tellForeign(ctx, e, state)
+
+		changed := known && state.Schedule != e.spec
+		if changed && e.started {
+			// A process that started later has taken the entry over.
+			next = now.Add(cronCheckInterval)
+			c.logForeignSchedule(ctx, e, state)
 			return nil
-		case changed:
+		}
+		if changed {
 			if err := c.cancelAhead(ctx, state, now); err != nil {
 				return err
 			}
-			state.Last = now
-		case !known:
+		}
+
+		// A new schedule has no missed firings.
+		if changed || !known {
 			state.Last = now
 		}
-		list, last := e.lacking(state.Last, now)
-		next = e.wake(last, now)
-		if len(list) == 0 && known && state.Schedule == e.spec && last.Equal(state.Last) {
+
+		firings, last := e.missingFirings(state.Last, now)
+		next = e.nextCheckTime(last, now)
+		if len(firings) == 0 && known && state.Schedule == e.spec && last.Equal(state.Last) {
 			return nil
 		}
-		if err := c.append(ctx, e, list); err != nil {
+		if err := c.appendFirings(ctx, e, firings); err != nil {
 			return err
 		}
-		return c.save(ctx, cronState{Name: e.Name, Schedule: e.spec, Last: last})
+
+		return c.saveState(ctx, cronState{Name: e.Name, Schedule: e.spec, Last: last})
 	})
 	if mongo.IsDuplicateKeyError(err) {
-		return now, nil // another process was quicker; look again
+		// Another process was faster. Read the state again at once.
+		return now, nil
 	}
+
 	return next, err
 }
 
-// lacking are the firings to append when last is the latest that was: what was missed, as the policy has it, those within
-// the time ahead, and at least one that is to come. It returns the new last firing, too.
-func (e *cronEntry) lacking(last, now time.Time) (list []time.Time, end time.Time) {
+// missingFirings returns the firings to append after last, the latest firing that was appended: the
+// missed ones according to the policy, those within the time Ahead, and at least one in the future.
+// end is the new latest firing. At most maxFiringsPerTransaction firings of a kind are returned.
+func (e *cronEntry) missingFirings(last, now time.Time) (list []time.Time, end time.Time) {
 	end = last
 	if !last.After(now) {
 		switch e.Missed {
 		case MissedAll:
-			for at := e.after(end); !at.IsZero() && !at.After(now) && len(list) < cronBatch; at = e.after(at) {
+			for at := e.nextFiring(end); !at.IsZero() && !at.After(now) && len(list) < maxFiringsPerTransaction; at = e.nextFiring(at) {
 				list, end = append(list, at), at
 			}
-			if len(list) == cronBatch {
+
+			// The next transaction appends the rest.
+			if len(list) == maxFiringsPerTransaction {
 				return list, end
 			}
 		case MissedOnce:
-			if at := e.latest(last, now); !at.IsZero() {
+			if at := e.latestFiring(last, now); !at.IsZero() {
 				list = append(list, at)
 			}
 			end = now
@@ -87,33 +102,39 @@ func (e *cronEntry) lacking(last, now time.Time) (list []time.Time, end time.Tim
 			end = now
 		}
 	}
+
 	ahead := now.Add(e.Ahead)
-	for at := e.after(end); !at.IsZero() && len(list) < cronBatch; at = e.after(at) {
+	for at := e.nextFiring(end); !at.IsZero() && len(list) < maxFiringsPerTransaction; at = e.nextFiring(at) {
+		// A firing in the future has been appended already.
 		if at.After(ahead) && end.After(now) {
-			break // there is one to come already
+			break
 		}
 		list, end = append(list, at), at
 	}
+
 	return list, end
 }
 
-// wake is when an entry whose last appended firing is that one is to be looked at again: when it fires, or when half of the
-// time ahead is used up.
-func (e *cronEntry) wake(last, now time.Time) time.Time {
-	following := e.after(last)
-	switch half := following.Add(-e.Ahead / 2); {
+// nextCheckTime returns when to check an entry again whose latest appended firing is last: when
+// last fires, or earlier, when half of the time Ahead before the following firing is used up.
+func (e *cronEntry) nextCheckTime(last, now time.Time) time.Time {
+	following := e.nextFiring(last)
+	half := following.Add(-e.Ahead / 2)
+	switch {
 	case following.IsZero():
-		return now.Add(cronLook)
+		return now.Add(cronCheckInterval)
 	case !last.After(now):
-		return now // many were missed, and more are to be appended
+		// Many firings were missed, and more have to be appended.
+		return now
 	case half.Before(last):
 		return half
 	}
 	return last
 }
 
-func (c *Cron) load(ctx context.Context, name string) (state cronState, known bool, err error) {
-	err = c.states().FindOne(ctx, bson.D{{Key: "_id", Value: name}}).Decode(&state)
+// loadState returns the stored state of entry name. known is false if there is none.
+func (c *Cron) loadState(ctx context.Context, name string) (state cronState, known bool, err error) {
+	err = c.stateCollection().FindOne(ctx, bson.D{{Key: "_id", Value: name}}).Decode(&state)
 	switch {
 	case errors.Is(err, mongo.ErrNoDocuments):
 		return state, false, nil
@@ -123,93 +144,112 @@ func (c *Cron) load(ctx context.Context, name string) (state cronState, known bo
 	return state, true, nil
 }
 
-func (c *Cron) save(ctx context.Context, state cronState) error {
-	_, err := c.states().ReplaceOne(ctx, bson.D{{Key: "_id", Value: state.Name}}, state, options.Replace().SetUpsert(true))
+// saveState stores the state of an entry.
+func (c *Cron) saveState(ctx context.Context, state cronState) error {
+	filter := bson.D{{Key: "_id", Value: state.Name}}
+	_, err := c.stateCollection().ReplaceOne(ctx, filter, state, options.Replace().SetUpsert(true))
 	if err != nil {
 		return fmt.Errorf("writing the state of cron entry %q: %w", state.Name, err)
 	}
 	return nil
 }
 
-// append writes the events of firings, but for those that are in the outbox already: the state may have been removed.
-func (c *Cron) append(ctx context.Context, e *cronEntry, list []time.Time) error {
+// appendFirings appends the events of the firings that are not in the outbox yet. Some can be there
+// if the state of the entry was removed.
+func (c *Cron) appendFirings(ctx context.Context, e *cronEntry, list []time.Time) error {
 	ids := make([]event.ID, len(list))
 	for i, at := range list {
 		ids[i] = c.box.CronID(e.Name, at)
 	}
-	cur, err := c.box.coll.Find(ctx, bson.D{{Key: "_id", Value: bson.D{{Key: "$in", Value: ids}}}}, options.Find().SetProjection(bson.D{{Key: "_id", Value: 1}}))
+
+	filter := bson.D{{Key: "_id", Value: bson.D{{Key: "$in", Value: ids}}}}
+	cur, err := c.box.coll.Find(ctx, filter, options.Find().SetProjection(bson.D{{Key: "_id", Value: 1}}))
 	if err != nil {
 		return fmt.Errorf("looking for firings of cron entry %q: %w", e.Name, err)
 	}
-	var there []struct {
+
+	var existing []struct {
 		ID event.ID `bson:"_id"`
 	}
-	if err := cur.All(ctx, &there); err != nil {
+	if err := cur.All(ctx, &existing); err != nil {
 		return fmt.Errorf("looking for firings of cron entry %q: %w", e.Name, err)
 	}
-	have := make(map[event.ID]bool, len(there))
-	for _, d := range there {
-		have[d.ID] = true
+
+	// An insert of an existing id would abort the transaction.
+	exists := make(map[event.ID]bool, len(existing))
+	for _, d := range existing {
+		exists[d.ID] = true
 	}
+
 	var events []event.Event
 	for i, at := range list {
-		if !have[ids[i]] {
-			events = append(events, e.firing(c.box.cronUUID(e.Name, at), at))
+		if !exists[ids[i]] {
+			events = append(events, e.makeEvent(c.box.cronUUID(e.Name, at), at))
 		}
 	}
+
 	return c.box.AppendMany(ctx, events)
 }
 
-// cancelAhead takes back the firings of an expression of before that are still to come.
+// cancelAhead cancels the pending firings of the expression in state. If the expression or its zone
+// is unknown to this process, it cancels nothing.
 func (c *Cron) cancelAhead(ctx context.Context, state cronState, now time.Time) error {
 	spec, zoneName, _ := strings.Cut(state.Schedule, " in ")
 	fires, err := parseCron(spec)
 	if err != nil {
-		return nil //nolint:nilerr // nobody knows what it meant
+		return nil //nolint:nilerr // the expression of another version: its firings are unknown
 	}
+
 	zone, err := time.LoadLocation(zoneName)
 	if err != nil {
-		return nil //nolint:nilerr // nobody knows where that was
+		return nil //nolint:nilerr // a zone that this machine does not have
 	}
+
 	ids := []event.ID{}
-	for at := firing(fires, zone, now); !at.IsZero() && !at.After(state.Last); at = firing(fires, zone, at) {
+	for at := nextFiringIn(fires, zone, now); !at.IsZero() && !at.After(state.Last); at = nextFiringIn(fires, zone, at) {
 		ids = append(ids, c.box.CronID(state.Name, at))
 	}
+
 	if len(ids) == 0 {
 		return nil
 	}
+
 	_, err = c.box.CancelScheduled(ctx, ScheduledQuery{IDs: ids})
 	return err
 }
 
-// Forget ends an entry that is no longer kept: its firings that are still ahead are cancelled, and its state is removed. It
-// is no error if there is none. Where a process still keeps the entry, it begins anew.
+// Forget removes the entry name after it was deleted from the code: it cancels the pending firings
+// and deletes the stored state, in one transaction. It returns nil if there is no such entry. If a
+// process still runs the entry, the entry starts again.
 func (c *Cron) Forget(ctx context.Context, name string) error {
 	now, err := c.serverTime(ctx)
 	if err != nil {
 		return fmt.Errorf("forgetting cron entry %q: %w", name, err)
 	}
+
 	return Transaction(ctx, c.box.coll.Database().Client(), func(ctx context.Context) error {
-		state, known, err := c.load(ctx, name)
+		state, known, err := c.loadState(ctx, name)
 		if err != nil || !known {
 			return err
 		}
 		if err := c.cancelAhead(ctx, state, now); err != nil {
 			return err
 		}
-		if _, err := c.states().DeleteOne(ctx, bson.D{{Key: "_id", Value: name}}); err != nil {
+		if _, err := c.stateCollection().DeleteOne(ctx, bson.D{{Key: "_id", Value: name}}); err != nil {
 			return fmt.Errorf("removing the state of cron entry %q: %w", name, err)
 		}
+
 		return nil
 	})
 }
 
-// tellForeign says once that a process that started later has the entry with another expression.
-func (c *Cron) tellForeign(ctx context.Context, e *cronEntry, state cronState) {
-	if e.told {
+// logForeignSchedule logs, once, that a process that started later has another schedule for e.
+func (c *Cron) logForeignSchedule(ctx context.Context, e *cronEntry, state cronState) {
+	if e.foreignLogged {
 		return
 	}
-	e.told = true
-	c.box.log.WarnContext(ctx, "a cron entry is kept by a process that has another schedule for it; this one leaves it alone",
+
+	e.foreignLogged = true
+	c.box.log.WarnContext(ctx, "cron entry has another schedule in a newer process; ignoring it here",
 		"entry", e.Name, "collection", c.box.collection, "schedule", e.spec, "theirs", state.Schedule)
 }

@@ -15,7 +15,8 @@ import (
 	"github.com/outrelay/outrelay/pkg/outbox"
 )
 
-// A report every weekday at half past nine in Berlin, kept by every process of the service.
+// A report at half past nine on every weekday in Berlin. Every process of the service runs the
+// Cron.
 func ExampleNewCron() {
 	var (
 		ctx context.Context
@@ -25,6 +26,7 @@ func ExampleNewCron() {
 	if err != nil {
 		log.Fatal(err)
 	}
+
 	c, err := outbox.NewCron(box, outbox.CronEntry{
 		Name:     "daily-report",
 		Schedule: "30 9 * * 1-5",
@@ -56,7 +58,7 @@ func (b bundle) cron(t *testing.T, entries ...outbox.CronEntry) *outbox.Cron {
 	return c
 }
 
-// run runs a Cron until stop, which may be called more than once.
+// runCron runs a Cron until stop, which may be called more than once.
 func runCron(t *testing.T, c *outbox.Cron) (stop func()) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
@@ -68,11 +70,12 @@ func runCron(t *testing.T, c *outbox.Cron) (stop func()) {
 			t.Errorf("Run returned %v", err)
 		}
 	})
+
 	t.Cleanup(stop)
 	return stop
 }
 
-// firings waits until f likes the due times of the firings that are in the outbox.
+// firings waits until f accepts the due times of the firings in the outbox.
 func (b bundle) firings(t *testing.T, what string, f func([]time.Time) bool) []time.Time {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
@@ -85,15 +88,18 @@ func (b bundle) firings(t *testing.T, what string, f func([]time.Time) bool) []t
 		if err != nil {
 			t.Fatalf("%s: %v", what, err)
 		}
+
 		for _, e := range page.Events {
 			at = append(at, e.DueAt)
 			if e.ID != b.box.CronID(e.AggregateID, e.DueAt) {
 				t.Fatalf("%s has id %s", e.DueAt, e.ID)
 			}
 		}
+
 		if f(at) {
 			return at
 		}
+
 		<-poll.C
 	}
 }
@@ -107,7 +113,7 @@ func gapless(t *testing.T, at []time.Time) {
 	}
 }
 
-// Three processes keep the same entry: every firing is there once, ahead of its time.
+// Three processes run the same entry: every firing is appended once, ahead of its time.
 func TestCronOfSeveralProcesses(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -117,6 +123,7 @@ func TestCronOfSeveralProcesses(t *testing.T) {
 	for range 3 {
 		runCron(t, b.cron(t, e))
 	}
+
 	at := b.firings(t, "more than those of the first look", func(at []time.Time) bool { return len(at) >= 13 })
 	gapless(t, at)
 	if ahead := time.Until(at[len(at)-1]); ahead < 0 {
@@ -142,10 +149,12 @@ func TestCronMissedFirings(t *testing.T) {
 		stop := runCron(t, b.cron(t, e))
 		first := b.firings(t, "the first", func(at []time.Time) bool { return len(at) == 1 })
 		stop()
-		// As if it had been away for five days; what was appended is delivered.
+		// The process seems to have been down for five days. Firings that were appended before are
+		// delivered.
 		if _, err := b.coll.DeleteMany(ctx, bson.D{}); err != nil {
 			t.Fatal(err)
 		}
+
 		b.setLast(t, "days", first[0].AddDate(0, 0, -5))
 		runCron(t, b.cron(t, e))
 		at := b.firings(t, "the missed ones", func(at []time.Time) bool { return len(at) >= want+1 })
@@ -155,8 +164,8 @@ func TestCronMissedFirings(t *testing.T) {
 	}
 }
 
-// A new release has another expression: the firings of the old one that are ahead are gone, and a process of the old
-// release does not bring them back.
+// A new release has another expression. The pending firings of the old one are canceled, and a
+// process of the old release does not append them again.
 func TestCronScheduleChanged(t *testing.T) {
 	t.Parallel()
 	b, ctx := setup(t), t.Context()
@@ -169,6 +178,7 @@ func TestCronScheduleChanged(t *testing.T) {
 	if at[0].Day() != 2 {
 		t.Errorf("it fires at %s", at[0])
 	}
+
 	stop()
 	if err := old.Forget(ctx, "e"); err != nil {
 		t.Fatal(err)
@@ -176,10 +186,11 @@ func TestCronScheduleChanged(t *testing.T) {
 	if err := old.Forget(ctx, "e"); err != nil {
 		t.Fatalf("forgotten twice: %v", err)
 	}
+
 	b.want(t, "other")
 }
 
-// The state was lost: what is in the outbox is not appended again.
+// The state was lost. Firings that are in the outbox are not appended again.
 func TestCronWithoutItsState(t *testing.T) {
 	t.Parallel()
 	b, ctx := setup(t), t.Context()
@@ -191,6 +202,7 @@ func TestCronWithoutItsState(t *testing.T) {
 	if err := b.db.Collection("outbox_cron").Drop(ctx); err != nil {
 		t.Fatal(err)
 	}
+
 	runCron(t, b.cron(t, e))
 	gapless(t, b.firings(t, "more", func(at []time.Time) bool { return len(at) >= 13 }))
 }

@@ -1,5 +1,5 @@
-// Package outbox writes events into a service's outbox collection, in the transaction of its business write, from where
-// the relay brings them to Kafka.
+// Package outbox stores events in the outbox collection of a service, in the same transaction as
+// the business data. The relay then sends them to Kafka.
 //
 //	err := outbox.Transaction(ctx, client, func(ctx context.Context) error {
 //		if _, err := orders.InsertOne(ctx, order); err != nil {
@@ -8,14 +8,21 @@
 //		return box.Append(ctx, event.New("order", order.ID, "OrderPlaced", payload))
 //	})
 //
-// What is promised: an event is in the collection exactly when the transaction commits, and events of one ordering key
-// that are appended one after the other (the second transaction begins after the first has committed, or both are in one)
-// are delivered in that order. What is not: an order between transactions that run at the same time, and anything at all
-// for an event whose commit did not return success; the driver retries a commit whose outcome is unknown, so that is rare.
+// Atomicity: an event is in the collection if and only if its transaction commits. If the commit
+// does not return success, nothing is promised about the event. This is rare, because the driver
+// retries a commit whose outcome is unknown.
 //
-// Append costs one insert command for all its events and no read. It does not wait for Kafka. A Box starts no goroutine
-// and needs no closing; it is safe for concurrent use, but a transaction, like its session, belongs to one goroutine.
+// Order: events with the same key are delivered in the order of their appends, if both appends are
+// in one transaction or if the second transaction starts after the first has committed. Concurrent
+// transactions may be delivered in either order.
 //
-// The driver carries a session inside the context. A call with another context, for example the one from outside the
-// callback, is silently outside of the transaction; Append refuses such a context with ErrNoTransaction instead.
+// Cost: Append needs one insert command for all its events and no read. It does not wait for Kafka.
+// A Box starts no goroutine and need not be closed.
+//
+// Concurrency: a Box is safe for concurrent use. A transaction belongs to one goroutine, as its
+// session does.
+//
+// The driver carries the session in the context. A call with a different context, for example the
+// one from outside the callback, silently runs outside of the transaction. Append rejects such a
+// context with ErrNoTransaction.
 package outbox

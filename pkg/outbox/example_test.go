@@ -15,7 +15,7 @@ import (
 	"github.com/outrelay/outrelay/pkg/outbox"
 )
 
-// An order and the event that tells of it are committed together or not at all.
+// An order and its event are committed together, or neither of them.
 func ExampleTransaction() {
 	var (
 		ctx    context.Context
@@ -26,6 +26,7 @@ func ExampleTransaction() {
 	if err != nil {
 		log.Fatal(err)
 	}
+
 	err = outbox.Transaction(ctx, client, func(ctx context.Context) error {
 		if _, err := db.Collection("orders").InsertOne(ctx, bson.D{{Key: "_id", Value: "o-1"}, {Key: "total", Value: 42}}); err != nil {
 			return err
@@ -37,7 +38,7 @@ func ExampleTransaction() {
 	}
 }
 
-// A reminder in a day, unless the payment comes before.
+// A reminder that is due in a day, unless the payment arrives before.
 func ExampleBox_Schedule() {
 	var (
 		ctx    context.Context
@@ -52,23 +53,26 @@ func ExampleBox_Schedule() {
 	if err != nil {
 		log.Fatal(err)
 	}
+
 	if err := box.Cancel(ctx, id); errors.Is(err, outbox.ErrNotScheduled) {
 		log.Print("too late: the reminder is on its way")
 	}
 }
 
-// A context without a transaction is refused before anything is sent.
+// A context without a transaction is rejected before a command is sent.
 func ExampleBox_Append() {
 	ctx := context.Background()
 	client, err := mongo.Connect(options.Client().ApplyURI("mongodb://localhost:27017"))
 	if err != nil {
 		log.Fatal(err)
 	}
+
 	defer func() { _ = client.Disconnect(ctx) }()
 	box, err := outbox.New(client.Database("shop"))
 	if err != nil {
 		log.Fatal(err)
 	}
+
 	err = box.Append(ctx, event.New("order", "o-1", "OrderPlaced", nil))
 	fmt.Println(errors.Is(err, outbox.ErrNoTransaction))
 	fmt.Println(err)

@@ -9,19 +9,20 @@ import (
 	"go.opentelemetry.io/otel/propagation"
 )
 
-// DefaultCollection is the name of the outbox collection unless WithCollection says another.
+// DefaultCollection is the default name of the outbox collection. WithCollection changes it.
 const DefaultCollection = "outbox"
 
 const (
-	// DefaultMaxSize is the largest envelope that Append takes unless WithMaxSize says another: 900 KiB, which leaves
-	// room for a record's overhead below Kafka's default limit of 1 MiB.
+	// DefaultMaxSize is the default size limit of an envelope in bytes: 900 KiB. This leaves room
+	// for the overhead of a record below Kafka's default limit of 1 MiB. WithMaxSize changes it.
 	DefaultMaxSize = 900 << 10
-	// MaxSize is the largest limit: an envelope above it may not fit a change event, which carries it in a document of
-	// its own.
+
+	// MaxSize is the upper bound of WithMaxSize, in bytes. A change event carries the envelope
+	// inside another document, so a larger envelope may exceed the size limit of MongoDB.
 	MaxSize = 15 << 20
 )
 
-// Option configures a Box.
+// Option configures a Box. See New.
 type Option func(*settings)
 
 type settings struct {
@@ -32,65 +33,68 @@ type settings struct {
 	propagator propagation.TextMapPropagator
 }
 
-// WithCollection names the outbox collection. Defaults to DefaultCollection.
+// WithCollection sets the name of the outbox collection. Defaults to DefaultCollection.
 func WithCollection(name string) Option { return func(s *settings) { s.collection = name } }
 
-// WithMaxSize sets the largest envelope in bytes, all fields and headers included. Defaults to DefaultMaxSize; at most
-// MaxSize.
+// WithMaxSize sets the size limit of an envelope in bytes, including all fields and headers.
+// Defaults to DefaultMaxSize. The limit must be between 1 and MaxSize.
 func WithMaxSize(bytes int) Option { return func(s *settings) { s.maxSize = bytes } }
 
-// WithoutTransaction lets Append insert also where the context has no transaction: then the event is written by itself,
-// by majority, and of several events those before an error stay. A transaction that is there is used all the same.
+// WithoutTransaction allows Append in a context without a transaction. The event is then inserted
+// separately, with majority write concern. If one of several events fails, the events before it
+// stay stored. If the context has a transaction, it is used.
 func WithoutTransaction() Option { return func(s *settings) { s.plain = true } }
 
-// WithLogger sets where the Box warns, once, of a transaction that commits with less than a majority. Defaults to
-// slog.Default.
+// WithLogger sets the logger. A Box logs a warning, once, if a transaction commits with a write
+// concern below majority. A Cron logs its failures. Defaults to slog.Default.
 func WithLogger(log *slog.Logger) Option { return func(s *settings) { s.log = log } }
 
-// WithPropagator sets what captures the trace context of the caller into the event's headers; nil captures nothing.
-// Defaults to W3C trace context and baggage.
+// WithPropagator sets the propagator that copies the trace context of the caller into the headers
+// of the event. If p is nil, no trace context is copied. Defaults to W3C trace context and baggage.
 func WithPropagator(p propagation.TextMapPropagator) Option {
 	return func(s *settings) { s.propagator = p }
 }
 
+// validate returns the first problem of the options.
 func (s *settings) validate() error {
 	switch {
 	case s.collection == "" || strings.ContainsAny(s.collection, "$\x00") || strings.HasPrefix(s.collection, "system."):
-		return fmt.Errorf("outbox: %q is not a legal collection name", s.collection)
+		return fmt.Errorf("outbox: invalid collection name %q", s.collection)
 	case s.maxSize < 1 || s.maxSize > MaxSize:
-		return fmt.Errorf("outbox: a maximum size of %d bytes; 1 to %d is allowed", s.maxSize, MaxSize)
+		return fmt.Errorf("outbox: invalid maximum size of %d bytes: it must be between 1 and %d", s.maxSize, MaxSize)
 	case s.log == nil:
 		return fmt.Errorf("outbox: the logger is nil")
 	}
 	return nil
 }
 
-// CallOption changes one call of a Box.
-type CallOption interface{ call(*callSettings) }
+// CallOption configures one call of a Box. See WithSession.
+type CallOption interface{ applyCall(*callSettings) }
 
 type callSettings struct{ session *mongo.Session }
 
-// TransactionOption changes one call of Transaction.
-type TransactionOption interface{ transaction(*transactionSettings) }
+// TransactionOption configures one call of Transaction. See WithSession and WithSnapshot.
+type TransactionOption interface{ applyTransaction(*transactionSettings) }
 
 type transactionSettings struct {
 	session  *mongo.Session
 	snapshot bool
 }
 
-// SessionOption is what WithSession returns: an option of a Box's calls and of Transaction.
+// SessionOption is the result of WithSession. It is an option for the calls of a Box and for
+// Transaction.
 type SessionOption struct{ session *mongo.Session }
 
-// WithSession runs the call in that session, whatever session the context carries.
+// WithSession runs the call in session s and ignores the session that the context carries.
 func WithSession(s *mongo.Session) SessionOption { return SessionOption{s} }
 
-func (o SessionOption) call(s *callSettings)               { s.session = o.session }
-func (o SessionOption) transaction(s *transactionSettings) { s.session = o.session }
+func (o SessionOption) applyCall(s *callSettings)               { s.session = o.session }
+func (o SessionOption) applyTransaction(s *transactionSettings) { s.session = o.session }
 
 type snapshotOption struct{}
 
-func (snapshotOption) transaction(s *transactionSettings) { s.snapshot = true }
+func (snapshotOption) applyTransaction(s *transactionSettings) { s.snapshot = true }
 
-// WithSnapshot makes all reads of the transaction see one point in time, also across the shards of a cluster. Defaults to
-// majority reads.
+// WithSnapshot makes all reads of the transaction see the same point in time, also across the
+// shards of a cluster. By default, the reads see majority-committed data.
 func WithSnapshot() TransactionOption { return snapshotOption{} }

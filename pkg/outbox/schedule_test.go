@@ -31,10 +31,12 @@ func (b bundle) dueAt(t *testing.T, id event.ID) time.Time {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	var v event.View
 	if err := event.Parse(raw, &v); err != nil || !v.HasDueAt || v.TS.IsZero() {
 		t.Fatalf("%s: %v", raw, err)
 	}
+
 	return time.UnixMilli(v.DueAt)
 }
 
@@ -47,12 +49,15 @@ func TestScheduleRescheduleCancel(t *testing.T) {
 	if got := b.dueAt(t, id); !got.Equal(at) {
 		t.Errorf("due at %s, want %s", got, at)
 	}
+
 	if err := b.box.Reschedule(ctx, id, at.Add(time.Hour)); err != nil {
 		t.Fatal(err)
 	}
+
 	if got := b.dueAt(t, id); !got.Equal(at.Add(time.Hour)) {
 		t.Errorf("rescheduled to %s", got)
 	}
+
 	no := errors.New("no")
 	if err := outbox.Transaction(ctx, b.client, func(ctx context.Context) error {
 		if err := b.box.Cancel(ctx, id); err != nil {
@@ -62,25 +67,30 @@ func TestScheduleRescheduleCancel(t *testing.T) {
 	}); !errors.Is(err, no) {
 		t.Error(err)
 	}
+
 	b.want(t, "later") // the cancelling was rolled back
 	if err := b.box.Cancel(ctx, id); err != nil {
 		t.Fatal(err)
 	}
+
 	b.want(t)
 	for _, name := range []string{"delete", "update"} {
 		if got := w.last(t, name).Lookup("writeConcern", "w").StringValue(); got != "majority" {
 			t.Errorf("%s of a w:1 client has w %q", name, got)
 		}
 	}
+
 	if err := b.box.Cancel(ctx, id); !errors.Is(err, outbox.ErrNotScheduled) {
 		t.Errorf("cancelled twice: %v", err)
 	}
+
 	if _, err := b.box.Schedule(ctx, ev("x"), at); !errors.Is(err, outbox.ErrNoTransaction) {
 		t.Errorf("without a transaction: %v", err)
 	}
 }
 
-// Once a watcher has a claim on it, or an attempt has left a state, a record may be in Kafka: too late to take back.
+// After a watcher has claimed the event, or an attempt has set a state, a record may be in Kafka,
+// so it is too late to cancel.
 func TestN19_CancelAndRescheduleMatchOnlyUnclaimed(t *testing.T) {
 	t.Parallel()
 	b, ctx := setup(t), t.Context()
@@ -95,20 +105,25 @@ func TestN19_CancelAndRescheduleMatchOnlyUnclaimed(t *testing.T) {
 		if set == nil {
 			update = bson.D{{Key: "$unset", Value: bson.D{{Key: "dueAt", Value: ""}}}}
 		}
+
 		if _, err := b.coll.UpdateOne(ctx, bson.D{{Key: "_id", Value: id}}, update); err != nil {
 			t.Fatal(err)
 		}
+
 		if err := b.box.Cancel(ctx, id); !errors.Is(err, outbox.ErrNotScheduled) {
 			t.Errorf("%s: Cancel: %v", name, err)
 		}
+
 		if err := b.box.Reschedule(ctx, id, at.Add(time.Hour)); !errors.Is(err, outbox.ErrNotScheduled) {
 			t.Errorf("%s: Reschedule: %v", name, err)
 		}
+
 		if set != nil {
 			if got := b.dueAt(t, id); !got.Equal(at) {
 				t.Errorf("%s: moved to %s", name, got)
 			}
 		}
+
 		if n, err := b.coll.CountDocuments(ctx, bson.D{{Key: "_id", Value: id}}); err != nil || n != 1 {
 			t.Errorf("%s: %d left, %v", name, n, err)
 		}
@@ -121,9 +136,11 @@ func TestScheduleRefusesNonsense(t *testing.T) {
 	if err := b.box.Cancel(ctx, event.ID{}); err == nil {
 		t.Error("a zero id was accepted")
 	}
+
 	if err := b.box.Reschedule(ctx, event.NewID("x"), time.Time{}); err == nil || errors.Is(err, outbox.ErrNotScheduled) {
 		t.Errorf("the zero time: %v", err)
 	}
+
 	if err := outbox.Transaction(ctx, b.client, func(ctx context.Context) error {
 		_, err := b.box.Schedule(ctx, ev("x"), time.Time{})
 		return err

@@ -15,33 +15,41 @@ import (
 	"github.com/outrelay/outrelay/pkg/event"
 )
 
-// The size of a page of scheduled events.
+// Page sizes of Scheduled, in events.
 const (
-	DefaultPageSize = 100
-	MaxPageSize     = 10_000
+	DefaultPageSize = 100    // used if ScheduledQuery.PageSize is 0
+	MaxPageSize     = 10_000 // the largest allowed value
 )
 
-// ErrEmptyQuery says that CancelScheduled got a query without a condition; ScheduledQuery.All allows it.
+// ErrEmptyQuery means that CancelScheduled got a query without a condition. Set ScheduledQuery.All
+// to cancel all events.
 var ErrEmptyQuery = errors.New("the query has no condition and would match every scheduled event; set All to mean that")
 
-// ScheduledQuery selects scheduled events that no watcher has taken yet. Conditions are combined; none selects all.
+// ScheduledQuery selects scheduled events that no watcher has claimed yet. An event must match all
+// conditions that are set. Without a condition, the query selects all events.
 type ScheduledQuery struct {
-	IDs           []event.ID
-	Type          string // exactly
-	AggregateType string // exactly
-	// DueFrom and DueBefore are a window of due times, the first inclusive and the second not; zero is open.
+	// IDs selects events by id. If it is nil, events of any id match.
+	IDs []event.ID
+
+	// Type and AggregateType must match exactly. If empty, all values match.
+	Type          string
+	AggregateType string
+
+	// DueFrom (inclusive) and DueBefore (exclusive) limit the due time. Zero means no limit.
 	DueFrom, DueBefore time.Time
 
 	// All allows CancelScheduled without a condition.
 	All bool
 
-	// PageSize is how many events Scheduled returns at most. Defaults to DefaultPageSize; at most MaxPageSize.
+	// PageSize is the largest number of events that Scheduled returns. Defaults to DefaultPageSize.
+	// It must not exceed MaxPageSize.
 	PageSize int
-	// After is ScheduledPage.Next of the page before.
+
+	// After is ScheduledPage.Next of the previous page. If empty, the first page is returned.
 	After string
 }
 
-// ScheduledEvent is an event that waits for its time.
+// ScheduledEvent is an event that waits for its due time.
 type ScheduledEvent struct {
 	ID            event.ID
 	AggregateType string
@@ -51,13 +59,18 @@ type ScheduledEvent struct {
 	ExpiresAt     time.Time // zero if it never expires
 }
 
-// ScheduledPage is a part of what a query selects, in the order of due times, events of the same time by id.
+// ScheduledPage is one page of the events that a query selects. The events are ordered by due time,
+// and by id if the due times are equal.
 type ScheduledPage struct {
+	// Events are the events of this page.
 	Events []ScheduledEvent
-	// Total is how many events the query selects at all, whatever the page.
+
+	// Total is the number of events on all pages.
 	Total int64
-	// Next is ScheduledQuery.After of the next page; "" if this is the last one. Events that are scheduled or moved between
-	// two calls are seen where their time puts them.
+
+	// Next is the value of ScheduledQuery.After for the next page. It is empty on the last page. If
+	// an event is scheduled or moved between two calls, a later page contains it only if its due
+	// time comes after the pages that were read.
 	Next string
 }
 
@@ -68,51 +81,64 @@ type ScheduledSummary struct {
 	Earliest, Latest time.Time
 }
 
-// Scheduled reads a page of the scheduled events of a query. It joins a transaction that is in ctx and needs none.
+// Scheduled returns one page of the scheduled events that q selects. If ctx has a transaction, it
+// reads in it. The error reports an invalid q or a failed read. It takes up to three
+// queries, which are sorted by an index.
 func (b *Box) Scheduled(ctx context.Context, q ScheduledQuery, opts ...CallOption) (ScheduledPage, error) {
-	page, err := b.scheduled(call(ctx, opts), q)
+	page, err := b.readScheduled(withCallSession(ctx, opts), q)
 	if err != nil {
 		return ScheduledPage{}, fmt.Errorf("reading scheduled events of %s: %w", b.collection, err)
 	}
 	return page, nil
 }
 
-func (b *Box) scheduled(ctx context.Context, q ScheduledQuery) (ScheduledPage, error) {
+// readScheduled reads the total, the bound of the page and the page.
+func (b *Box) readScheduled(ctx context.Context, q ScheduledQuery) (ScheduledPage, error) {
 	size := q.PageSize
 	switch {
 	case size == 0:
 		size = DefaultPageSize
 	case size < 0 || size > MaxPageSize:
-		return ScheduledPage{}, fmt.Errorf("a page of %d; 1 to %d is allowed", size, MaxPageSize)
+		return ScheduledPage{}, fmt.Errorf("invalid page size %d: it must be between 1 and %d", size, MaxPageSize)
 	}
-	after, err := readPlace(q.After)
+
+	after, err := parsePagePosition(q.After)
 	if err != nil {
 		return ScheduledPage{}, err
 	}
-	filter, err := q.filter()
+	filter, err := q.buildFilter()
 	if err != nil {
 		return ScheduledPage{}, err
 	}
-	if err := unitOf(ctx).err(); err != nil {
+	if err := unitFromContext(ctx).checkUsable(); err != nil {
 		return ScheduledPage{}, err
 	}
+
+	// The total does not depend on the page.
 	var page ScheduledPage
 	if page.Total, err = b.coll.CountDocuments(ctx, filter); err != nil {
 		return ScheduledPage{}, err
 	}
+
 	rest := filter
 	if after != nil {
-		rest = and(filter, after.behind())
+		rest = andFilter(filter, after.afterFilter())
 	}
-	bound, more, err := b.bound(ctx, rest, size)
+
+	// All events up to the bound are sorted by the server, so the bound keeps that few.
+	bound, more, err := b.pageBound(ctx, rest, size)
 	if err != nil {
 		return ScheduledPage{}, err
 	}
 	if more {
-		rest = and(rest, bson.D{{Key: "dueAt", Value: bson.D{{Key: "$lte", Value: bound}}}})
+		rest = andFilter(rest, bson.D{{Key: "dueAt", Value: bson.D{{Key: "$lte", Value: bound}}}})
 	}
-	cur, err := b.coll.Find(ctx, rest, options.Find().SetSort(bson.D{{Key: "dueAt", Value: 1}, {Key: "_id", Value: 1}}).
-		SetLimit(int64(size)).SetProjection(scheduledFields).SetAllowDiskUse(true))
+
+	cur, err := b.coll.Find(ctx, rest, options.Find().
+		SetSort(bson.D{{Key: "dueAt", Value: 1}, {Key: "_id", Value: 1}}).
+		SetLimit(int64(size)).
+		SetProjection(scheduledFields).
+		SetAllowDiskUse(true))
 	if err != nil {
 		return ScheduledPage{}, err
 	}
@@ -120,27 +146,35 @@ func (b *Box) scheduled(ctx context.Context, q ScheduledQuery) (ScheduledPage, e
 	if err := cur.All(ctx, &docs); err != nil {
 		return ScheduledPage{}, err
 	}
+
 	if more {
-		end := place{Due: bound, ID: bson.RawValue{Type: bson.TypeMinKey}} // all that was found has gone since
+		// Without documents, all events of this page were removed in the meantime, and the next
+		// page starts at the bound.
+		end := pagePosition{Due: bound, ID: bson.RawValue{Type: bson.TypeMinKey}}
 		if len(docs) > 0 {
-			end = place{Due: docs[len(docs)-1].DueAt, ID: docs[len(docs)-1].ID}
+			last := docs[len(docs)-1]
+			end = pagePosition{Due: last.DueAt, ID: last.ID}
 		}
 		page.Next = end.String()
 	}
+
 	page.Events = make([]ScheduledEvent, len(docs))
 	for i := range docs {
-		page.Events[i] = docs[i].event()
+		page.Events[i] = docs[i].toEvent()
 	}
 	return page, nil
 }
 
-// bound is the due time of the first event after a page, if there is one. The index has the due times in order, but not
-// the ids of equal ones, so without a bound the server would sort all that the query selects.
-func (b *Box) bound(ctx context.Context, filter bson.D, size int) (due bson.DateTime, more bool, err error) {
+// pageBound returns the due time of the first event after a page of size events. more is false if
+// there is no such event. The index orders events by due time, but not by id for equal due times.
+// Without a bound, the server would sort all events that the query selects.
+func (b *Box) pageBound(ctx context.Context, filter bson.D, size int) (due bson.DateTime, more bool, err error) {
 	var doc struct {
 		DueAt bson.DateTime `bson:"dueAt"`
 	}
-	err = b.coll.FindOne(ctx, filter, options.FindOne().SetSort(bson.D{{Key: "dueAt", Value: 1}}).SetSkip(int64(size)).
+	err = b.coll.FindOne(ctx, filter, options.FindOne().
+		SetSort(bson.D{{Key: "dueAt", Value: 1}}).
+		SetSkip(int64(size)).
 		SetProjection(bson.D{{Key: "dueAt", Value: 1}})).Decode(&doc)
 	if errors.Is(err, mongo.ErrNoDocuments) {
 		return 0, false, nil
@@ -148,28 +182,30 @@ func (b *Box) bound(ctx context.Context, filter bson.D, size int) (due bson.Date
 	return doc.DueAt, true, err
 }
 
-// SummarizeScheduled counts the scheduled events of a query by type, in the order of the types.
+// SummarizeScheduled counts the scheduled events that q selects by event type, sorted by type.
+// PageSize and After are ignored. If ctx has a transaction, it reads in it.
 func (b *Box) SummarizeScheduled(ctx context.Context, q ScheduledQuery, opts ...CallOption) ([]ScheduledSummary, error) {
-	ctx = call(ctx, opts)
-	filter, err := q.filter()
+	ctx = withCallSession(ctx, opts)
+	filter, err := q.buildFilter()
 	if err == nil {
-		err = unitOf(ctx).err()
+		err = unitFromContext(ctx).checkUsable()
 	}
+
 	var out []ScheduledSummary
 	if err == nil {
-		out, err = b.summarize(ctx, filter)
+		out, err = b.summarizeByType(ctx, filter)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("summarising scheduled events of %s: %w", b.collection, err)
+		return nil, fmt.Errorf("summarizing scheduled events of %s: %w", b.collection, err)
 	}
 	return out, nil
 }
 
-func (b *Box) summarize(ctx context.Context, filter bson.D) ([]ScheduledSummary, error) {
+func (b *Box) summarizeByType(ctx context.Context, filter bson.D) ([]ScheduledSummary, error) {
 	cur, err := b.coll.Aggregate(ctx, mongo.Pipeline{
 		{{Key: "$match", Value: filter}},
 		{{Key: "$group", Value: bson.D{
-			{Key: "_id", Value: clipped("$type")},
+			{Key: "_id", Value: clipField("$type")},
 			{Key: "count", Value: bson.D{{Key: "$sum", Value: int64(1)}}},
 			{Key: "earliest", Value: bson.D{{Key: "$min", Value: "$dueAt"}}},
 			{Key: "latest", Value: bson.D{{Key: "$max", Value: "$dueAt"}}},
@@ -179,6 +215,7 @@ func (b *Box) summarize(ctx context.Context, filter bson.D) ([]ScheduledSummary,
 	if err != nil {
 		return nil, err
 	}
+
 	var docs []struct {
 		Type     bson.RawValue `bson:"_id"`
 		Count    int64         `bson:"count"`
@@ -188,43 +225,54 @@ func (b *Box) summarize(ctx context.Context, filter bson.D) ([]ScheduledSummary,
 	if err := cur.All(ctx, &docs); err != nil {
 		return nil, err
 	}
+
 	out := make([]ScheduledSummary, len(docs))
 	for i, d := range docs {
 		out[i] = ScheduledSummary{Count: d.Count, Earliest: d.Earliest, Latest: d.Latest}
 		out[i].Type, _ = d.Type.StringValueOK()
 	}
+
 	return out, nil
 }
 
-// CancelScheduled takes back the scheduled events of a query that no watcher has taken yet, and returns how many those
-// were; PageSize and After are not regarded. A query without a condition is ErrEmptyQuery unless All is set. It joins a
-// transaction that is in ctx and needs none; outside of one, each event is cancelled by itself, and after an error some are.
+// CancelScheduled removes the scheduled events that q selects and returns their number. Events that
+// a watcher has claimed are not selected, and PageSize and After are ignored. A query without a
+// condition returns ErrEmptyQuery unless All is set.
+//
+// If ctx has a transaction, CancelScheduled joins it. Otherwise each event is removed separately,
+// and after an error some of them may be gone.
 func (b *Box) CancelScheduled(ctx context.Context, q ScheduledQuery, opts ...CallOption) (int64, error) {
-	ctx = call(ctx, opts)
-	filter, err := q.filter()
-	if err == nil && !q.All && q.empty() {
+	ctx = withCallSession(ctx, opts)
+	filter, err := q.buildFilter()
+	if err == nil && !q.All && q.isEmpty() {
 		err = ErrEmptyQuery
 	}
 	if err == nil {
-		err = unitOf(ctx).err()
+		err = unitFromContext(ctx).checkUsable()
 	}
 	if err != nil {
-		return 0, fmt.Errorf("cancelling scheduled events of %s: %w", b.collection, err)
+		return 0, fmt.Errorf("canceling scheduled events of %s: %w", b.collection, err)
 	}
+
 	res, err := b.coll.DeleteMany(ctx, filter)
 	if err != nil {
-		unitOf(ctx).doom(err)
-		return 0, fmt.Errorf("cancelling scheduled events of %s: %w", b.collection, err)
+		unitFromContext(ctx).setRollbackOnly(err)
+		return 0, fmt.Errorf("canceling scheduled events of %s: %w", b.collection, err)
 	}
+
 	return res.DeletedCount, nil
 }
 
-func (q *ScheduledQuery) empty() bool {
+// isEmpty reports whether no condition is set. A list of ids without elements is a condition.
+func (q *ScheduledQuery) isEmpty() bool {
 	return q.IDs == nil && q.Type == "" && q.AggregateType == "" && q.DueFrom.IsZero() && q.DueBefore.IsZero()
 }
 
-// filter matches what the query selects, as long as nobody has taken it to send. N19
-func (q *ScheduledQuery) filter() (bson.D, error) {
+// buildFilter returns a filter for the events that q selects and that no watcher has claimed. It
+// fails if an id is zero. N19
+func (q *ScheduledQuery) buildFilter() (bson.D, error) {
+
+	// A comparison with a date matches dates only, so this excludes all events that are not scheduled.
 	window := bson.D{{Key: "$gte", Value: bson.DateTime(math.MinInt64)}}
 	if !q.DueFrom.IsZero() {
 		window[0].Value = bson.NewDateTimeFromTime(q.DueFrom)
@@ -232,6 +280,7 @@ func (q *ScheduledQuery) filter() (bson.D, error) {
 	if !q.DueBefore.IsZero() {
 		window = append(window, bson.E{Key: "$lt", Value: bson.NewDateTimeFromTime(q.DueBefore)})
 	}
+
 	f := bson.D{{Key: "dueAt", Value: window}, {Key: "claim", Value: nil}, {Key: "state", Value: nil}}
 	if q.IDs != nil {
 		for _, id := range q.IDs {
@@ -241,28 +290,35 @@ func (q *ScheduledQuery) filter() (bson.D, error) {
 		}
 		f = append(f, bson.E{Key: "_id", Value: bson.D{{Key: "$in", Value: q.IDs}}})
 	}
+
 	if q.Type != "" {
 		f = append(f, bson.E{Key: "type", Value: q.Type})
 	}
 	if q.AggregateType != "" {
 		f = append(f, bson.E{Key: "aggregatetype", Value: q.AggregateType})
 	}
+
 	return f, nil
 }
 
-func and(parts ...bson.D) bson.D { return bson.D{{Key: "$and", Value: parts}} }
+func andFilter(parts ...bson.D) bson.D { return bson.D{{Key: "$and", Value: parts}} }
 
-// maxListedText is how many characters of a text the server gives to a list: whoever inserts events chooses its length.
+// maxListedText limits the characters of a text field that a list returns. The writer of an event
+// controls its length.
 const maxListedText = 1024
 
-// clipped is a field of which a list shows the beginning if it is a text, and only short values of other types.
-func clipped(field string) bson.D {
+// clipField returns an expression for a field of a list: the beginning of a text, or a short value
+// of another type, or null.
+func clipField(field string) bson.D {
 	is := func(names ...string) bson.D {
 		return bson.D{{Key: "$in", Value: bson.A{bson.D{{Key: "$type", Value: field}}, names}}}
 	}
+
 	return bson.D{{Key: "$switch", Value: bson.D{
 		{Key: "branches", Value: bson.A{
-			bson.D{{Key: "case", Value: is("string")}, {Key: "then", Value: bson.D{{Key: "$substrCP", Value: bson.A{field, 0, maxListedText}}}}},
+			bson.D{{Key: "case", Value: is("string")}, {Key: "then", Value: bson.D{
+				{Key: "$substrCP", Value: bson.A{field, 0, maxListedText}},
+			}}},
 			bson.D{{Key: "case", Value: is("int", "long", "objectId")}, {Key: "then", Value: field}},
 			bson.D{{Key: "case", Value: is("binData")}, {Key: "then", Value: bson.D{{Key: "$cond", Value: bson.A{
 				bson.D{{Key: "$lte", Value: bson.A{bson.D{{Key: "$binarySize", Value: field}}, 16}}}, field, nil,
@@ -272,17 +328,18 @@ func clipped(field string) bson.D {
 	}}}
 }
 
-// scheduledFields are what a list needs.
+// scheduledFields is the projection of a list.
 var scheduledFields = bson.D{
 	{Key: "_id", Value: 1},
-	{Key: "aggregatetype", Value: clipped("$aggregatetype")},
-	{Key: "aggregateid", Value: clipped("$aggregateid")},
-	{Key: "type", Value: clipped("$type")},
+	{Key: "aggregatetype", Value: clipField("$aggregatetype")},
+	{Key: "aggregateid", Value: clipField("$aggregateid")},
+	{Key: "type", Value: clipField("$type")},
 	{Key: "dueAt", Value: 1},
 	{Key: "expiresAt", Value: 1},
 }
 
-// scheduledDocument bears what a foreign writer put into it: what is not of its type is left out.
+// scheduledDocument accepts fields of any type, because other writers may have inserted the
+// envelope. toEvent leaves out the fields with an unexpected type.
 type scheduledDocument struct {
 	ID            bson.RawValue `bson:"_id"`
 	AggregateType bson.RawValue `bson:"aggregatetype"`
@@ -292,11 +349,13 @@ type scheduledDocument struct {
 	ExpiresAt     bson.RawValue `bson:"expiresAt"`
 }
 
-func (d *scheduledDocument) event() ScheduledEvent {
+// toEvent converts the document. It ignores fields with an unexpected type.
+func (d *scheduledDocument) toEvent() ScheduledEvent {
 	s := ScheduledEvent{DueAt: d.DueAt.Time().UTC()}
 	_ = s.ID.UnmarshalBSONValue(byte(d.ID.Type), d.ID.Value)
 	s.AggregateType, _ = d.AggregateType.StringValueOK()
 	s.Type, _ = d.Type.StringValueOK()
+
 	var id event.ID
 	switch d.AggregateID.Type {
 	case bson.TypeInt32, bson.TypeInt64:
@@ -309,37 +368,42 @@ func (d *scheduledDocument) event() ScheduledEvent {
 	if ms, ok := d.ExpiresAt.DateTimeOK(); ok {
 		s.ExpiresAt = time.UnixMilli(ms).UTC()
 	}
+
 	return s
 }
 
-// place is where a page ended.
-type place struct {
+// pagePosition is the place of the last event of a page. Its text is ScheduledPage.Next.
+type pagePosition struct {
 	Due bson.DateTime `bson:"d"`
 	ID  bson.RawValue `bson:"i"`
 }
 
-func (p place) String() string {
-	raw, _ := bson.Marshal(p) // of a document that was read
+func (p pagePosition) String() string {
+	raw, _ := bson.Marshal(p) // cannot fail: the id was read from a document
 	return base64.RawURLEncoding.EncodeToString(raw)
 }
 
-func readPlace(text string) (*place, error) {
+// parsePagePosition returns nil for an empty text.
+func parsePagePosition(text string) (*pagePosition, error) {
 	if text == "" {
 		return nil, nil
 	}
+
 	raw, err := base64.RawURLEncoding.DecodeString(text)
-	p := new(place)
+	p := new(pagePosition)
 	if err == nil {
 		err = bson.Unmarshal(raw, p)
 	}
 	if err != nil || p.ID.Type == 0 {
-		return nil, fmt.Errorf("%q is not where a page ended", text)
+		return nil, fmt.Errorf("invalid page position %q: pass the Next of the previous page", text)
 	}
+
 	return p, nil
 }
 
-// behind matches what comes after the place. Ids of several types are in one order for $expr alone.
-func (p *place) behind() bson.D {
+// afterFilter returns a filter for the events after p. Only $expr compares ids of different types
+// in the order of the sort.
+func (p *pagePosition) afterFilter() bson.D {
 	return bson.D{{Key: "dueAt", Value: bson.D{{Key: "$gte", Value: p.Due}}}, {Key: "$or", Value: bson.A{
 		bson.D{{Key: "dueAt", Value: bson.D{{Key: "$gt", Value: p.Due}}}},
 		bson.D{{Key: "$expr", Value: bson.D{{Key: "$gt", Value: bson.A{"$_id", bson.D{{Key: "$literal", Value: p.ID}}}}}}},

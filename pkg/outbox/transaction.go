@@ -13,198 +13,256 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo/writeconcern"
 )
 
-// Transaction runs fn as one unit of work: what fn writes with the context that it gets is committed together when fn
-// returns nil, and is not there at all when it returns an error, which Transaction then returns.
+// Transaction runs fn as one unit of work. If fn returns nil, all writes that use the context of fn
+// are committed together. If fn returns an error, none of them is stored, and Transaction returns
+// that error.
 //
-// fn may be run more than once. A write conflict or a failover (an error with the driver's label
-// TransientTransactionError) starts it afresh in a new transaction, and a commit whose outcome is unknown is sent again,
-// for at most 120 s or the client's Timeout. So fn must have no effect outside of the transaction that may not be
-// repeated, and must return the errors of its operations, wrapped as it likes, rather than swallow them.
+// Retries: fn may run more than once. After a write conflict or a failover (an error with the
+// driver's label TransientTransactionError), it runs again in a new transaction. A commit whose
+// outcome is unknown is sent again. Both are retried for at most 120 s, or for the Timeout of the
+// client. So fn must not have effects outside of the transaction that cannot be repeated. It must
+// return the errors of its operations, wrapped or not.
 //
-// Reads are of the primary and of majority-committed data, the commit waits for a majority, whatever the client's own
-// settings say: an event of a commit that could be rolled back must not exist.
+// Concerns: reads go to the primary and see majority-committed data, and the commit waits for a
+// majority, even if the client is configured otherwise. An event must not exist if its commit could
+// be rolled back.
 //
-// A call inside of fn joins the transaction that is there; only the outermost commits. If the inner one fails, the whole can only roll back: when the
-// outer fn returns nil nevertheless, Transaction returns ErrRollbackOnly together with the cause. A transaction that was
-// started with the driver's own methods is joined too, but then its concerns are as it was started, and its owner decides
-// about the commit alone: hand the inner error on.
+// Nesting: a call inside of fn joins the running transaction, and only the outermost call commits.
+// If an inner call fails, the transaction can only roll back: Transaction then returns
+// ErrRollbackOnly and the cause, even if the outer fn returns nil. A transaction that was started
+// with the methods of the driver is joined too. Its concerns stay as they are, and its starter
+// alone decides about the commit, so pass the inner error on.
 //
-// A commit that fails is a *CommitError, which says whether the outcome is unknown; an error of fn never is one.
+// Errors:
+//   - *CommitError if the commit failed. It reports whether the outcome is unknown. An error of fn
+//     is never wrapped in it.
+//   - ErrRollbackOnly with the cause, as described above. It is also returned if a goroutine of fn
+//     still runs a joined call when fn returns.
+//   - ErrTransactionEnded if the transaction of ctx is over.
+//   - ErrStandalone if the server is a standalone, which has no transactions.
 //
-// A call with the context of a transaction that is over is refused with ErrTransactionEnded, and one that a goroutine of fn
-// is still in when fn returns makes the whole roll back. A standalone server has no transactions: ErrStandalone.
-//
-// The session is that of WithSession, else that of ctx, else a new one that ends with the call. It must belong to client.
-func Transaction(ctx context.Context, client *mongo.Client, fn func(ctx context.Context) error, opts ...TransactionOption) error {
+// Transaction uses the session of WithSession. Without it, it uses the session of ctx, or else a
+// new session that ends with the call. The session must belong to client.
+func Transaction(
+	ctx context.Context, client *mongo.Client, fn func(ctx context.Context) error, opts ...TransactionOption,
+) error {
 	var s transactionSettings
 	for _, o := range opts {
-		o.transaction(&s)
+		o.applyTransaction(&s)
 	}
 	if client == nil {
 		return errors.New("transaction: the client is nil")
 	}
+
 	if s.session != nil {
 		ctx = mongo.NewSessionContext(ctx, s.session)
 	}
+
 	sess := mongo.SessionFromContext(ctx)
-	switch u := unitOf(ctx); {
+	unit := unitFromContext(ctx)
+	switch {
 	case sess == nil:
 		return inNewSession(ctx, client, fn, s)
 	case sess.Client() != client:
 		return fmt.Errorf("transaction: %w", mongo.ErrWrongClient)
-	case u != nil:
-		return u.join(ctx, fn)
+	case unit != nil:
+		return unit.runJoined(ctx, fn)
 	case sess.TransactionRunning():
+		// The starter of this transaction decides about the commit.
 		return fn(ctx)
+	default:
+		return runTransaction(ctx, sess, fn, s)
 	}
-	return run(ctx, sess, fn, s)
 }
 
-func inNewSession(ctx context.Context, client *mongo.Client, fn func(context.Context) error, s transactionSettings) error {
+// inNewSession runs fn in a transaction of a new session, and ends the session.
+func inNewSession(
+	ctx context.Context, client *mongo.Client, fn func(context.Context) error, s transactionSettings,
+) error {
 	sess, err := client.StartSession()
 	if err != nil {
 		return fmt.Errorf("transaction: starting a session: %w", err)
 	}
-	defer sess.EndSession(context.WithoutCancel(ctx)) // also aborts when fn panics
-	return run(ctx, sess, fn, s)
+	// This also aborts the transaction if fn panics.
+	defer sess.EndSession(context.WithoutCancel(ctx))
+
+	return runTransaction(ctx, sess, fn, s)
 }
 
-func run(ctx context.Context, sess *mongo.Session, fn func(context.Context) error, s transactionSettings) error {
+// runTransaction runs fn in a transaction of sess, which has none. It explains the error: a commit
+// that failed, a server that has no transactions.
+func runTransaction(
+	ctx context.Context, sess *mongo.Session, fn func(context.Context) error, s transactionSettings,
+) error {
 	committing := false
 	_, err := sess.WithTransaction(ctx, func(ctx context.Context) (any, error) {
+		// The driver runs this again after a transient error, also one of the commit.
 		committing = false
+		// Between two attempts, the driver itself does not check ctx.
 		if err := ctx.Err(); err != nil {
-			return nil, err // between two attempts; the driver itself does not look
-		}
-		u := &unit{sess: sess}
-		defer u.end()
-		defer watchStrays()()
-		if err := fn(context.WithValue(ctx, unitKey{}, u)); err != nil {
 			return nil, err
 		}
-		err := u.settle()
+
+		unit := &unitOfWork{sess: sess}
+		defer unit.markEnded()
+		defer trackCallback()()
+		if err := fn(context.WithValue(ctx, unitKey{}, unit)); err != nil {
+			return nil, err
+		}
+
+		err := unit.checkCommit()
 		committing = err == nil
 		return nil, err
-	}, s.options())
-	if err == nil || !committing || err == ctx.Err() { //nolint:errorlint // exactly this one says that no commit was tried
-		return explain(ctx, sess.Client(), err)
+	}, s.driverOptions())
+
+	// If err is exactly ctx.Err(), the driver has not tried to commit.
+	if err == nil || !committing || err == ctx.Err() { //nolint:errorlint // a wrapped error comes from the commit
+		return explainStandalone(ctx, sess.Client(), err)
 	}
-	return &CommitError{Unknown: !aborted(err), Err: explain(ctx, sess.Client(), err)}
+
+	return &CommitError{Unknown: !certainlyAborted(err), Err: explainStandalone(ctx, sess.Client(), err)}
 }
 
-// aborted reports whether a commit that failed with err certainly did not take place: the server answered, and neither it nor
-// the driver leaves the outcome open.
-func aborted(err error) bool {
+// certainlyAborted reports whether a commit that failed with err certainly did not take place. This
+// is so if the server answered, and neither the server nor the driver leaves the outcome open.
+func certainlyAborted(err error) bool {
 	var answer mongo.CommandError
 	if !errors.As(err, &answer) {
 		return false
 	}
+
 	if answer.HasErrorLabel("TransientTransactionError") {
 		return true
 	}
-	return !answer.HasErrorLabel("UnknownTransactionCommitResult") && !mongo.IsNetworkError(answer) && !mongo.IsTimeout(answer)
+	return !answer.HasErrorLabel("UnknownTransactionCommitResult") &&
+		!mongo.IsNetworkError(answer) && !mongo.IsTimeout(answer)
 }
 
-func (s *transactionSettings) options() *options.TransactionOptionsBuilder {
+// driverOptions returns options that do not depend on the configuration of the client.
+func (s *transactionSettings) driverOptions() *options.TransactionOptionsBuilder {
 	rc := readconcern.Majority()
 	if s.snapshot {
 		rc = readconcern.Snapshot()
 	}
-	return options.Transaction().SetReadConcern(rc).SetWriteConcern(writeconcern.Majority()).SetReadPreference(readpref.Primary())
+
+	return options.Transaction().
+		SetReadConcern(rc).
+		SetWriteConcern(writeconcern.Majority()).
+		SetReadPreference(readpref.Primary())
 }
 
 type unitKey struct{}
 
-// unit is one attempt of a transaction that Transaction owns. A nil unit is that of somebody else.
-type unit struct {
+// unitOfWork is one attempt of a transaction that Transaction has started. Its methods accept a nil
+// receiver, which stands for a transaction that was started elsewhere.
+type unitOfWork struct {
 	sess *mongo.Session
 
-	mu    sync.Mutex
-	cause error // why it can only roll back
-	open  int   // joined transactions whose callbacks have not returned
-	ended bool
+	mu            sync.Mutex
+	rollbackCause error // why the transaction can only roll back
+	joined        int   // joined transactions whose callbacks have not returned
+	ended         bool
 }
 
-// unitOf is the unit of the session that an operation with ctx would use; nil if that session is not ours.
-func unitOf(ctx context.Context) *unit {
-	u, _ := ctx.Value(unitKey{}).(*unit)
+// unitFromContext returns the unit of work that an operation with ctx would belong to. It returns
+// nil if the session of ctx was not started by Transaction.
+func unitFromContext(ctx context.Context) *unitOfWork {
+	u, _ := ctx.Value(unitKey{}).(*unitOfWork)
 	if u == nil || mongo.SessionFromContext(ctx) != u.sess {
 		return nil
 	}
 	return u
 }
 
-// join runs fn inside of the unit that is there.
-func (u *unit) join(ctx context.Context, fn func(context.Context) error) error {
+// runJoined runs fn as a part of u. If fn fails or panics, u can only roll back.
+func (u *unitOfWork) runJoined(ctx context.Context, fn func(context.Context) error) error {
 	if err := CheckTransaction(ctx); err != nil {
 		return err
 	}
-	u.count(1)
+
+	u.addJoined(1)
+
+	// If fn panics, this error stays.
 	err := errors.New("a joined transaction panicked")
-	defer func() { u.doom(err); u.count(-1) }()
+	defer func() {
+		u.setRollbackOnly(err)
+		u.addJoined(-1)
+	}()
+
 	err = fn(ctx)
 	return err
 }
 
-func (u *unit) count(n int) {
+// addJoined adds n to the number of joined transactions that are running.
+func (u *unitOfWork) addJoined(n int) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	u.open += n
+	u.joined += n
 }
 
-// settle is the last word before the commit: why there may be none, or nil.
-func (u *unit) settle() error {
+// checkCommit returns an error if u must not commit. It is called after the callback has returned
+// nil.
+func (u *unitOfWork) checkCommit() error {
 	u.mu.Lock()
-	if u.open > 0 && u.cause == nil {
-		u.cause = fmt.Errorf("%d joined transactions are still running: a transaction belongs to one goroutine", u.open)
+	if u.joined > 0 && u.rollbackCause == nil {
+		u.rollbackCause = fmt.Errorf("%d joined transactions are still running: a transaction belongs to one goroutine", u.joined)
 	}
 	u.mu.Unlock()
-	if err := u.err(); err != nil {
+
+	if err := u.checkUsable(); err != nil {
 		return err
 	}
+
+	// If the callback itself has ended the transaction, the driver would report success.
 	if !u.sess.TransactionRunning() {
-		return ErrTransactionEnded // by the callback itself; the driver would report success
+		return ErrTransactionEnded
 	}
 	return nil
 }
 
-// doom makes the unit rollback-only; the first cause stays.
-func (u *unit) doom(cause error) {
+// setRollbackOnly makes u rollback-only. If it is so already, the first cause stays.
+func (u *unitOfWork) setRollbackOnly(cause error) {
 	if u == nil || cause == nil {
 		return
 	}
+
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	if u.cause == nil {
-		u.cause = cause
+	if u.rollbackCause == nil {
+		u.rollbackCause = cause
 	}
 }
 
-func (u *unit) over() bool {
+// hasEnded reports whether the callback of u has returned.
+func (u *unitOfWork) hasEnded() bool {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	return u.ended
 }
 
-func (u *unit) end() {
+// markEnded makes all later operations in u fail.
+func (u *unitOfWork) markEnded() {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	u.ended = true
 }
 
-// err says why nothing more can be done in the unit, or nil. The cause is wrapped with its labels, so that the driver
-// retries where it would have, had the callback returned it.
-func (u *unit) err() error {
+// checkUsable returns an error if no more operations can run in u, and nil for a nil u. The error
+// wraps the cause with its labels, so that the driver retries as if the callback had returned the
+// cause.
+func (u *unitOfWork) checkUsable() error {
 	if u == nil {
 		return nil
 	}
+
 	u.mu.Lock()
 	defer u.mu.Unlock()
+
 	switch {
 	case u.ended:
 		return ErrTransactionEnded
-	case u.cause != nil:
-		return fmt.Errorf("%w: %w", ErrRollbackOnly, u.cause)
+	case u.rollbackCause != nil:
+		return fmt.Errorf("%w: %w", ErrRollbackOnly, u.rollbackCause)
 	}
 	return nil
 }

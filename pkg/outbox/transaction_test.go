@@ -20,7 +20,7 @@ import (
 	"github.com/outrelay/outrelay/pkg/outbox"
 )
 
-// watch keeps the commands that a client sent.
+// watch records the commands of a client.
 type watch struct {
 	mu   sync.Mutex
 	cmds []bson.Raw
@@ -76,22 +76,26 @@ func TestTransactionPinsItsConcerns(t *testing.T) {
 				if _, err := b.db.Collection("orders").CountDocuments(ctx, bson.D{}); err != nil {
 					return err
 				}
+
 				return b.box.Append(ctx, ev("a"))
 			}, opts...); err != nil {
 				t.Fatal(err)
 			}
+
 			if got := w.last(t, "commitTransaction").Lookup("writeConcern", "w").StringValue(); got != "majority" {
 				t.Errorf("the commit has w %q", got)
 			}
+
 			if got := w.last(t, "aggregate").Lookup("readConcern", "level").StringValue(); got != level {
 				t.Errorf("the transaction reads with %q", got)
 			}
+
 			b.want(t, "a")
 		})
 	}
 }
 
-// I2, the writing side: what was aborted is not in the collection, and the stream shows nothing of it.
+// I2, the writing side: after an abort, the event is neither in the collection nor in the stream.
 func TestI2_AbortedTransactionLeavesNothing(t *testing.T) {
 	t.Parallel()
 	b, ctx := setup(t), t.Context()
@@ -99,6 +103,7 @@ func TestI2_AbortedTransactionLeavesNothing(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	defer cs.Close(ctx)
 	no := errors.New("no")
 	if err := outbox.Transaction(ctx, b.client, func(ctx context.Context) error {
@@ -109,6 +114,7 @@ func TestI2_AbortedTransactionLeavesNothing(t *testing.T) {
 	}); !errors.Is(err, no) {
 		t.Fatal(err)
 	}
+
 	func() {
 		defer func() { _ = recover() }()
 		_ = outbox.Transaction(ctx, b.client, func(ctx context.Context) error {
@@ -118,9 +124,11 @@ func TestI2_AbortedTransactionLeavesNothing(t *testing.T) {
 			panic("in the callback")
 		})
 	}()
+
 	if err := outbox.Transaction(ctx, b.client, func(ctx context.Context) error { return b.box.Append(ctx, ev("committed")) }); err != nil {
 		t.Fatal(err)
 	}
+
 	b.want(t, "committed")
 	if !cs.Next(ctx) || cs.Current.Lookup("fullDocument", "type").StringValue() != "committed" {
 		t.Errorf("the stream shows %s, %v", cs.Current, cs.Err())
@@ -135,6 +143,7 @@ func TestNestedTransactionJoins(t *testing.T) {
 		if err := b.box.Append(ctx, ev("outer")); err != nil {
 			return err
 		}
+
 		outer := mongo.SessionFromContext(ctx)
 		return outbox.Transaction(ctx, b.client, func(ctx context.Context) error {
 			if mongo.SessionFromContext(ctx) != outer {
@@ -145,6 +154,7 @@ func TestNestedTransactionJoins(t *testing.T) {
 	}); err != nil {
 		t.Fatal(err)
 	}
+
 	b.want(t, "outer", "inner")
 	w.count(t, map[string]int{"commitTransaction": 1, "abortTransaction": 0})
 }
@@ -177,19 +187,23 @@ func TestInnerErrorMakesRollbackOnly(t *testing.T) {
 				if err := b.box.Append(ctx, ev("before")); err != nil {
 					return err
 				}
+
 				want := fail(ctx, b)
 				err := b.box.Append(ctx, ev("after"))
 				if !errors.Is(err, outbox.ErrRollbackOnly) || want != nil && !errors.Is(err, want) {
 					t.Errorf("Append afterwards: %v", err)
 				}
+
 				if err := outbox.Transaction(ctx, b.client, func(context.Context) error { return nil }); !errors.Is(err, outbox.ErrRollbackOnly) {
 					t.Errorf("a nested transaction afterwards: %v", err)
 				}
+
 				return nil // swallows it
 			})
 			if !errors.Is(err, outbox.ErrRollbackOnly) || runs != 1 {
 				t.Errorf("after %d runs: %v", runs, err)
 			}
+
 			b.want(t)
 		})
 	}
@@ -208,20 +222,25 @@ func TestTransactionThatTheCallbackEnds(t *testing.T) {
 		if err := mongo.SessionFromContext(ctx).AbortTransaction(ctx); err != nil {
 			return err
 		}
+
 		if err := plain.Append(ctx, ev("outside")); !errors.Is(err, outbox.ErrTransactionEnded) {
 			t.Errorf("Append after the abort: %v", err)
 		}
+
 		return nil
 	})
 	if !errors.Is(err, outbox.ErrTransactionEnded) {
 		t.Errorf("aborted by the callback, reported as %v", err)
 	}
+
 	if err := plain.Append(leaked, ev("late")); !errors.Is(err, outbox.ErrTransactionEnded) {
 		t.Errorf("Append with a leaked context: %v", err)
 	}
+
 	if err := outbox.Transaction(leaked, b.client, func(context.Context) error { return nil }); !errors.Is(err, outbox.ErrTransactionEnded) {
 		t.Errorf("Transaction with a leaked context: %v", err)
 	}
+
 	b.want(t)
 }
 
@@ -233,12 +252,14 @@ func TestTransactionOfTheDriverIsJoined(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	defer sess.EndSession(t.Context())
 	if _, err := sess.WithTransaction(t.Context(), func(ctx context.Context) (any, error) {
 		return nil, outbox.Transaction(ctx, b.client, func(ctx context.Context) error { return b.box.Append(ctx, ev("joined")) })
 	}); err != nil {
 		t.Fatal(err)
 	}
+
 	b.want(t, "joined")
 	w.count(t, map[string]int{"commitTransaction": 1})
 	// A session without a transaction is used for a new one.
@@ -250,6 +271,7 @@ func TestTransactionOfTheDriverIsJoined(t *testing.T) {
 	}); err != nil {
 		t.Fatal(err)
 	}
+
 	b.want(t, "joined", "own")
 }
 
@@ -260,6 +282,7 @@ func TestExplicitSessionBeatsTheAmbientOne(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	defer sess.EndSession(t.Context())
 	no := errors.New("no")
 	err = outbox.Transaction(t.Context(), b.client, func(ctx context.Context) error {
@@ -271,23 +294,29 @@ func TestExplicitSessionBeatsTheAmbientOne(t *testing.T) {
 		}, outbox.WithSession(sess)); err != nil {
 			t.Error(err)
 		}
+
 		if err := b.box.AppendMany(ctx, []event.Event{ev("refused")}, outbox.WithSession(sess)); !errors.Is(err, outbox.ErrNoTransaction) {
 			t.Errorf("the explicit session has no transaction: %v", err)
 		}
+
 		if err := sess.StartTransaction(); err != nil {
 			return err
 		}
+
 		if err := b.box.AppendMany(ctx, []event.Event{ev("call")}, outbox.WithSession(sess)); err != nil {
 			t.Error(err)
 		}
+
 		if err := sess.CommitTransaction(ctx); err != nil {
 			t.Error(err)
 		}
+
 		return no // the ambient one is rolled back, and nothing of it is seen
 	})
 	if !errors.Is(err, no) {
 		t.Error(err)
 	}
+
 	b.want(t, "transaction", "call")
 }
 
@@ -300,12 +329,13 @@ func TestSessionOfAnotherClientIsRefused(t *testing.T) {
 	if !errors.Is(err, mongo.ErrWrongClient) {
 		t.Error(err)
 	}
+
 	if err := outbox.Transaction(t.Context(), nil, func(context.Context) error { return nil }); err == nil {
 		t.Error("no client was accepted")
 	}
 }
 
-// The fail point is one for the whole server, so the cases come one after the other.
+// The fail point is for the whole server, so the cases run one after the other.
 func TestTransactionRetries(t *testing.T) {
 	for _, c := range []struct {
 		name    string
@@ -331,11 +361,13 @@ func TestTransactionRetries(t *testing.T) {
 				if c.swallow {
 					return nil
 				}
+
 				return err
 			})
 			if err != nil || runs != c.runs {
 				t.Errorf("%d runs, want %d: %v", runs, c.runs, err)
 			}
+
 			w.count(t, map[string]int{"commitTransaction": c.commits})
 			b.want(t, "a")
 		})
@@ -352,16 +384,18 @@ func TestTransactionEndsWithItsContext(t *testing.T) {
 		if err := b.box.Append(ctx, ev("a")); err != nil {
 			return err
 		}
+
 		cancel(errors.New("stop"))
 		return b.box.Append(ctx, ev("b"))
 	})
 	if !errors.Is(err, context.Canceled) || runs != 1 {
 		t.Errorf("after %d runs: %v", runs, err)
 	}
+
 	b.want(t)
 }
 
-// The driver would run the callback again with a context that is over.
+// The driver would run the callback again with a context that has ended.
 func TestTransactionIsNotRetriedAfterItsContext(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -372,16 +406,19 @@ func TestTransactionIsNotRetriedAfterItsContext(t *testing.T) {
 		if err := b.box.Append(ctx, ev("a")); err != nil {
 			return err
 		}
+
 		cancel()
 		return mongo.CommandError{Code: 112, Labels: []string{"TransientTransactionError"}}
 	})
 	if !errors.Is(err, context.Canceled) || runs != 1 {
 		t.Errorf("after %d runs: %v", runs, err)
 	}
+
 	b.want(t)
 }
 
-// A caller can tell a commit that failed from a callback that failed, and what is certain from what is not.
+// A caller can distinguish a failed commit from a failed callback, and a certain outcome from an
+// unknown one.
 func TestAFailedCommitSaysWhetherItsOutcomeIsUnknown(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -403,11 +440,13 @@ func TestAFailedCommitSaysWhetherItsOutcomeIsUnknown(t *testing.T) {
 			if c.timeout > 0 {
 				opts.SetTimeout(c.timeout)
 			}
+
 			client := stacktest.Client(t, opts)
 			coll := stacktest.Database(t, client).Collection("c")
 			if _, err := coll.InsertOne(t.Context(), bson.D{}); err != nil {
 				t.Fatal(err)
 			}
+
 			stacktest.FailCommand(t, app, "alwaysOn", append(bson.D{{Key: "failCommands", Value: bson.A{c.command}}}, c.data...))
 			err := outbox.Transaction(t.Context(), client, func(ctx context.Context) error {
 				_, err := coll.InsertOne(ctx, bson.D{})
@@ -417,6 +456,7 @@ func TestAFailedCommitSaysWhetherItsOutcomeIsUnknown(t *testing.T) {
 			if err == nil || errors.As(err, &failed) != c.commit || c.commit && failed.Unknown != c.unknown {
 				t.Errorf("%T: %v", err, err)
 			}
+
 			if server := mongo.ServerError(nil); !errors.As(err, &server) {
 				t.Errorf("the driver's error is gone: %v", err)
 			}

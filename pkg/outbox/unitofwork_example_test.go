@@ -12,7 +12,7 @@ import (
 	"github.com/outrelay/outrelay/pkg/outbox"
 )
 
-// A collection that refuses to write outside of the transaction.
+// A collection that rejects writes outside of a transaction.
 func ExampleCollection() {
 	var (
 		ctx    context.Context
@@ -23,6 +23,7 @@ func ExampleCollection() {
 	if err != nil {
 		log.Fatal(err)
 	}
+
 	err = outbox.Transaction(ctx, client, func(ctx context.Context) error {
 		res, err := stock.UpdateOne(ctx,
 			bson.D{{Key: "_id", Value: "lamp"}, {Key: "left", Value: bson.D{{Key: "$gt", Value: 0}}}},
@@ -30,6 +31,7 @@ func ExampleCollection() {
 		if err != nil || res.MatchedCount == 0 {
 			return err
 		}
+
 		return box.Append(ctx, event.New("stock", "lamp", "LampTaken", nil))
 	})
 	if err != nil {
@@ -37,7 +39,7 @@ func ExampleCollection() {
 	}
 }
 
-// In tests and on development machines, a write that slips out of its transaction is found at once.
+// In tests and on development machines, a write outside of its transaction is found at once.
 func ExampleStrayMonitor() {
 	client, err := mongo.Connect(options.Client().
 		ApplyURI("mongodb://localhost:27017").

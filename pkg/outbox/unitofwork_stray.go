@@ -12,117 +12,142 @@ import (
 	mongoevent "go.mongodb.org/mongo-driver/v2/event"
 )
 
-// Stray is a write that the callback of a transaction sent outside of the transaction, most often because it used another
-// context than the one that it got. It stays when the transaction rolls back.
+// Stray is a write that the callback of a transaction sent outside of the transaction. The usual
+// mistake is a context other than the one that the callback gets. The write stays when the
+// transaction rolls back.
 type Stray struct {
-	Command              string // insert, update, delete, findAndModify, bulkWrite or aggregate
+	// Command is insert, update, delete, findAndModify, bulkWrite or aggregate.
+	Command string
+
+	// Database and Collection are the target of the write.
 	Database, Collection string
 }
 
-// StrayMonitor is a command monitor that tells report of each write that a callback of Transaction sends outside of its
-// transaction, before it is sent. It is for tests and development machines, where report fails the test or panics:
+// StrayMonitor returns a command monitor that calls report for each write that a callback of
+// Transaction sends outside of its transaction. report is called before the write is sent. The
+// monitor is for tests and development machines, where report fails the test or panics:
 //
 //	options.Client().SetMonitor(outbox.StrayMonitor(func(_ context.Context, s outbox.Stray) { t.Errorf("%+v", s) }, nil))
 //
-// It sees what the goroutine of the callback does, and not what that starts. Once a process has made a monitor, each
-// transaction and each write costs about a microsecond more; without one nothing. Commands go on to next, if that is not
-// nil. Writes with a context of Outside are meant.
+// The monitor sees only writes of the goroutine that runs the callback, not of goroutines that the
+// callback starts. Writes with a context of Outside are intended and not reported. If next is not
+// nil, all commands are passed on to it.
+//
+// Once a process has created a monitor, each transaction and each write costs about one microsecond
+// more. Without a monitor there is no cost.
 func StrayMonitor(report func(ctx context.Context, s Stray), next *mongoevent.CommandMonitor) *mongoevent.CommandMonitor {
-	strays.on.Store(true)
+	callbackGoroutines.on.Store(true)
 	m := &mongoevent.CommandMonitor{}
 	if next != nil {
 		*m = *next
 	}
+
 	started := m.Started
 	m.Started = func(ctx context.Context, e *mongoevent.CommandStartedEvent) {
-		if s, ok := stray(ctx, e); ok {
+		if s, ok := detectStray(ctx, e); ok {
 			report(ctx, s)
 		}
 		if started != nil {
 			started(ctx, e)
 		}
 	}
+
 	return m
 }
 
-// strays knows the goroutines that are in a callback now. A context cannot tell: the mistake is the wrong context.
-var strays struct {
+// callbackGoroutines holds the goroutines that are inside of a callback. The context cannot show
+// this, because the mistake to detect is the wrong context.
+var callbackGoroutines struct {
 	on      atomic.Bool
-	running sync.Map // goroutine: depth
+	running sync.Map // goroutine id to nesting depth
 }
 
-// watchStrays notes that this goroutine is in a callback until leave.
-func watchStrays() (leave func()) {
-	if !strays.on.Load() {
+// trackCallback records that this goroutine is inside of a callback until leave is called.
+func trackCallback() (leave func()) {
+	if !callbackGoroutines.on.Load() {
 		return func() {}
 	}
-	g := goroutine()
-	depth, _ := strays.running.LoadOrStore(g, 0)
+
+	g := goroutineID()
+
+	// Callbacks can be nested, so the goroutine is tracked until the outermost one ends.
+	depth, _ := callbackGoroutines.running.LoadOrStore(g, 0)
 	n, _ := depth.(int)
-	strays.running.Store(g, n+1)
+	callbackGoroutines.running.Store(g, n+1)
+
 	return func() {
 		if n == 0 {
-			strays.running.Delete(g)
+			callbackGoroutines.running.Delete(g)
 			return
 		}
-		strays.running.Store(g, n)
+		callbackGoroutines.running.Store(g, n)
 	}
 }
 
-// stray judges a command that is about to be sent by this goroutine.
-func stray(ctx context.Context, e *mongoevent.CommandStartedEvent) (Stray, bool) {
+// detectStray reports whether the command that this goroutine is about to send is a stray write.
+func detectStray(ctx context.Context, e *mongoevent.CommandStartedEvent) (Stray, bool) {
 	switch e.CommandName {
 	case "insert", "update", "delete", "findAndModify", "bulkWrite":
 	case "aggregate":
-		if !writes(e.Command) {
+		if !pipelineWrites(e.Command) {
 			return Stray{}, false
 		}
 	default:
 		return Stray{}, false
 	}
-	if meant, _ := ctx.Value(outsideKey{}).(bool); meant {
+
+	// Writes with a context of Outside, or inside of a transaction, are no strays.
+	if intended, _ := ctx.Value(outsideKey{}).(bool); intended {
 		return Stray{}, false
 	}
 	if auto, err := e.Command.LookupErr("autocommit"); err == nil && !auto.Boolean() {
-		return Stray{}, false // in a transaction
-	}
-	if _, ok := strays.running.Load(goroutine()); !ok {
 		return Stray{}, false
 	}
+
+	if _, ok := callbackGoroutines.running.Load(goroutineID()); !ok {
+		return Stray{}, false
+	}
+
 	coll, _ := e.Command.Lookup(e.CommandName).StringValueOK()
 	return Stray{Command: e.CommandName, Database: e.DatabaseName, Collection: coll}, true
 }
 
-// writes reports whether the last stage of an aggregation is one that writes.
-func writes(cmd bson.Raw) bool {
+// pipelineWrites reports whether the last stage of the aggregation cmd writes.
+func pipelineWrites(cmd bson.Raw) bool {
 	pipeline, ok := cmd.Lookup("pipeline").ArrayOK()
 	if !ok {
 		return false
 	}
+
 	stages, err := pipeline.Values()
 	if err != nil || len(stages) == 0 {
 		return false
 	}
+
 	last, ok := stages[len(stages)-1].DocumentOK()
 	if !ok {
 		return false
 	}
+
 	for _, name := range []string{"$out", "$merge"} {
 		if _, err := last.LookupErr(name); err == nil {
 			return true
 		}
 	}
+
 	return false
 }
 
-// goroutine is the number of the calling goroutine, as a stack trace shows it: the runtime has no other word for it.
-func goroutine() uint64 {
+// goroutineID returns the id of the calling goroutine. It is read from a stack trace, because the
+// runtime offers no other way.
+func goroutineID() uint64 {
 	var buf [64]byte
 	text := bytes.TrimPrefix(buf[:runtime.Stack(buf[:], false)], []byte("goroutine "))
 	digits, _, _ := bytes.Cut(text, []byte(" "))
+
 	n, err := strconv.ParseUint(string(digits), 10, 64)
 	if err != nil {
-		return 0 // matches only others that cannot be told either
+		return 0 // equal only to the id of goroutines that cannot be identified either
 	}
 	return n
 }

@@ -30,25 +30,30 @@ func TestSessionFromContextAndCheck(t *testing.T) {
 		if err := outbox.CheckTransaction(ctx); !errors.Is(err, want) {
 			t.Errorf("%s: %v", what, err)
 		}
+
 		if s, ok := outbox.SessionFromContext(ctx); ok != (want == nil) || ok != (s != nil) {
 			t.Errorf("%s: session %v, %v", what, s, ok)
 		}
 	}
+
 	check("no session", ctx, outbox.ErrNoTransaction)
 	sess, err := b.client.StartSession()
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	defer sess.EndSession(ctx)
 	byHand := mongo.NewSessionContext(ctx, sess)
 	check("a session without transaction", byHand, outbox.ErrNoTransaction)
 	if err := sess.StartTransaction(); err != nil {
 		t.Fatal(err)
 	}
+
 	check("by hand", byHand, nil)
 	if err := sess.AbortTransaction(ctx); err != nil {
 		t.Fatal(err)
 	}
+
 	check("aborted by hand", byHand, outbox.ErrNoTransaction)
 	var leaked context.Context
 	if err := outbox.Transaction(byHand, b.client, func(ctx context.Context) error {
@@ -59,9 +64,11 @@ func TestSessionFromContextAndCheck(t *testing.T) {
 	}); err != nil {
 		t.Error(err)
 	}
+
 	if err := sess.StartTransaction(); err != nil { // the next one in that session is not the leaked one's
 		t.Fatal(err)
 	}
+
 	check("leaked", leaked, outbox.ErrTransactionEnded)
 	if err := outbox.Transaction(leaked, b.client, func(context.Context) error { return nil }); !errors.Is(err, outbox.ErrTransactionEnded) {
 		t.Errorf("begun after completion: %v", err)
@@ -76,21 +83,26 @@ func TestSetRollbackOnly(t *testing.T) {
 		if err := b.box.Append(ctx, ev("a")); err != nil {
 			return err
 		}
+
 		if !outbox.SetRollbackOnly(ctx, cause) || !outbox.SetRollbackOnly(ctx, nil) {
 			t.Error("not done")
 		}
+
 		return nil
 	})
 	if !errors.Is(err, outbox.ErrRollbackOnly) || !errors.Is(err, cause) {
 		t.Error(err)
 	}
+
 	if outbox.SetRollbackOnly(ctx, cause) {
 		t.Error("done without a transaction")
 	}
+
 	b.want(t)
 }
 
-// Handler begins before the function, commits once if it returns nil, rolls back and returns its error if not, and joins.
+// Handler begins before the function, commits once if it returns nil, and rolls back and returns
+// its error otherwise. It joins an existing transaction.
 func TestHandlerIsOneTransaction(t *testing.T) {
 	t.Parallel()
 	w := new(watch)
@@ -101,25 +113,30 @@ func TestHandlerIsOneTransaction(t *testing.T) {
 		if _, ok := outbox.SessionFromContext(ctx); !ok {
 			t.Error("no transaction")
 		}
+
 		if err := errors.Join(inner(ctx, typ), inner(ctx, typ+" too")); err != nil {
 			return err
 		}
 		if typ == "bad" {
 			return no
 		}
+
 		return nil
 	})
 	if err := h(t.Context(), "good"); err != nil {
 		t.Error(err)
 	}
+
 	if err := h(t.Context(), "bad"); !errors.Is(err, no) {
 		t.Error(err)
 	}
+
 	b.want(t, "good", "good too")
 	w.count(t, map[string]int{"commitTransaction": 1})
 }
 
-// Three deep: one begin, one commit, and a failure in the innermost rolls all of it back.
+// With three levels there is one begin and one commit, and a failure in the innermost rolls all of
+// it back.
 func TestNestedTransactionsAreCounted(t *testing.T) {
 	t.Parallel()
 	no := errors.New("no")
@@ -138,16 +155,19 @@ func TestNestedTransactionsAreCounted(t *testing.T) {
 					})
 				}
 			}
+
 			err := step("1", step("2", step("3", func(context.Context) error {
 				if fails {
 					return no
 				}
 				return nil
 			})))(t.Context())
+
 			if fails {
 				if !errors.Is(err, no) {
 					t.Error(err)
 				}
+
 				b.want(t)
 				w.count(t, map[string]int{"commitTransaction": 0})
 				return
@@ -155,13 +175,14 @@ func TestNestedTransactionsAreCounted(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
+
 			b.want(t, "1", "2", "3")
 			w.count(t, map[string]int{"commitTransaction": 1})
 		})
 	}
 }
 
-// The commit must not come while a joined transaction is still at work.
+// The commit must not happen while a joined transaction is running.
 func TestJoinedTransactionLeftRunning(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -175,12 +196,14 @@ func TestJoinedTransactionLeftRunning(t *testing.T) {
 				return nil
 			})
 		})
+
 		<-entered
 		return b.box.Append(t.Context(), ev("x"), ev("y"))
 	})
 	if !errors.Is(err, outbox.ErrNoTransaction) {
 		t.Error(err)
 	}
+
 	close(release)
 	wg.Wait()
 	entered, release = make(chan struct{}), make(chan struct{})
@@ -188,6 +211,7 @@ func TestJoinedTransactionLeftRunning(t *testing.T) {
 		if err := b.box.Append(ctx, ev("a")); err != nil {
 			return err
 		}
+
 		wg.Go(func() {
 			_ = outbox.Transaction(ctx, b.client, func(context.Context) error {
 				close(entered)
@@ -195,14 +219,17 @@ func TestJoinedTransactionLeftRunning(t *testing.T) {
 				return nil
 			})
 		})
+
 		<-entered
 		return nil
 	})
+
 	close(release)
 	wg.Wait()
 	if !errors.Is(err, outbox.ErrRollbackOnly) {
 		t.Error(err)
 	}
+
 	b.want(t)
 }
 
@@ -216,11 +243,13 @@ func TestNestedTransactionAfterTheCallbackEndedIt(t *testing.T) {
 		if err := mongo.SessionFromContext(ctx).AbortTransaction(ctx); err != nil {
 			return err
 		}
+
 		ran := false
 		err := outbox.Transaction(ctx, b.client, func(context.Context) error { ran = true; return nil })
 		if !errors.Is(err, outbox.ErrTransactionEnded) || ran {
 			t.Errorf("joined what is over: %v, ran %v", err, ran)
 		}
+
 		return nil
 	})
 	if !errors.Is(err, outbox.ErrTransactionEnded) {
@@ -228,7 +257,7 @@ func TestNestedTransactionAfterTheCallbackEndedIt(t *testing.T) {
 	}
 }
 
-// strayed keeps what a StrayMonitor reports.
+// strayed stores the reports of a StrayMonitor.
 type strayed struct {
 	mu   sync.Mutex
 	list []outbox.Stray
@@ -270,16 +299,19 @@ func TestStrayWritesAreReported(t *testing.T) {
 	if err := just(orders.InsertOne(outer, id("_id", "after"))); err != nil {
 		t.Fatal(err)
 	}
+
 	name := b.db.Name()
 	if diff := cmp.Diff([]outbox.Stray{{"insert", name, "orders"}, {"update", name, "orders"}, {"aggregate", name, "orders"}}, found.list); diff != "" {
 		t.Error(diff)
 	}
+
 	if _, ok := passed.Load("commitTransaction"); !ok {
 		t.Error("the next monitor sees nothing")
 	}
 }
 
-// A transaction of a standalone server is a typed error, and what needs none works there, in the same handler.
+// A transaction on a standalone server is a typed error. Calls that need none work there, in the
+// same handler.
 func TestStandaloneServer(t *testing.T) {
 	t.Parallel()
 	c := standalone(t)
@@ -288,10 +320,12 @@ func TestStandaloneServer(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	orders, err := outbox.NewCollection(db.Collection("orders"), outbox.WithoutTransaction())
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	handler := func(ctx context.Context, order string) error {
 		if err := just(orders.InsertOne(ctx, id("_id", order))); err != nil {
 			return err
@@ -301,18 +335,21 @@ func TestStandaloneServer(t *testing.T) {
 	if err := outbox.Handler(c, handler)(t.Context(), "a"); !errors.Is(err, outbox.ErrStandalone) || !errors.As(err, new(mongo.ServerError)) {
 		t.Errorf("a transaction: %v", err)
 	}
+
 	if err := outbox.Transaction(t.Context(), c, func(ctx context.Context) error { _ = handler(ctx, "a"); return nil }); !errors.Is(err, outbox.ErrStandalone) {
 		t.Errorf("a transaction whose callback swallows it: %v", err)
 	}
+
 	if err := handler(t.Context(), "b"); err != nil {
 		t.Errorf("without a transaction: %v", err)
 	}
+
 	if n, err := orders.CountDocuments(t.Context(), bson.D{}); n != 1 || err != nil {
 		t.Errorf("%d orders, %v", n, err)
 	}
 }
 
-// The server's code alone does not say standalone: a replica set refuses other things by it.
+// The code of the server does not prove a standalone: a replica set uses it for other errors too.
 func TestIllegalOperationOfAReplicaSetIsNotStandalone(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -323,8 +360,8 @@ func TestIllegalOperationOfAReplicaSetIsNotStandalone(t *testing.T) {
 	}
 }
 
-// standalone is a client of a server of the test's own without a replica set, started from the program that the shared one
-// runs.
+// standalone returns a client of a separate server without a replica set. It uses the program of
+// the shared server.
 func standalone(t *testing.T) *mongo.Client {
 	t.Helper()
 	path, err := exec.LookPath("mongod")
@@ -337,30 +374,35 @@ func standalone(t *testing.T) *mongo.Client {
 			t.Fatal(err)
 		}
 	}
+
 	for range 5 {
 		if c := startStandalone(t, path); c != nil {
 			return c
 		}
 	}
+
 	t.Fatal("no port stayed free until the server took it")
 	return nil
 }
 
-// startStandalone is nil if somebody else had the port in the end.
+// startStandalone returns nil if another program has taken the port.
 func startStandalone(t *testing.T, path string) *mongo.Client {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	port := l.Addr().(*net.TCPAddr).Port
 	if err := l.Close(); err != nil {
 		t.Fatal(err)
 	}
+
 	cmd := exec.Command(path, "--port", strconv.Itoa(port), "--bind_ip", "127.0.0.1", "--dbpath", t.TempDir(), "--wiredTigerCacheSizeGB", "0.25", "--nounixsocket", "--quiet")
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
+
 	ended := make(chan struct{})
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
@@ -370,12 +412,14 @@ func startStandalone(t *testing.T, path string) *mongo.Client {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	t.Cleanup(func() { _ = c.Disconnect(context.WithoutCancel(t.Context())) })
 	var status struct{ PID int64 }
 	err = c.Database("admin").RunCommand(ctx, bson.D{{Key: "serverStatus", Value: 1}}).Decode(&status)
 	if err == nil && status.PID == int64(cmd.Process.Pid) {
 		return c
 	}
+
 	t.Logf("a server on port %d: process %d answers, %d is wanted; %v", port, status.PID, cmd.Process.Pid, err)
 	return nil
 }

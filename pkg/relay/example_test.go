@@ -13,11 +13,12 @@ import (
 	"github.com/outrelay/outrelay/pkg/relay"
 )
 
-// A service that brings its relay along. Each of its instances does; one of them works.
+// Each instance of the service runs a relay, and one of them is the owner.
 func Example() {
 	log := slog.New(slog.NewJSONHandler(os.Stderr, nil))
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
+
 	r, err := relay.New(
 		relay.MongoDB(os.Getenv("MONGODB_URI")),
 		relay.Brokers("kafka-1:9092", "kafka-2:9092"),
@@ -26,20 +27,25 @@ func Example() {
 		relay.Logger(log),
 	)
 	if err != nil {
-		log.Error("the relay's configuration", "error", err) // every problem at once
+		// The error lists every problem of the configuration.
+		log.Error("the configuration of the relay is invalid", "error", err)
 		return
 	}
+
 	mux := http.NewServeMux()
-	mux.Handle("/relay/", http.StripPrefix("/relay", r.Handler())) // /relay/readyz, /relay/metrics
+	// This serves /relay/livez, /relay/readyz and /relay/metrics.
+	mux.Handle("/relay/", http.StripPrefix("/relay", r.Handler()))
+
 	g, ctx := errgroup.WithContext(ctx)
-	g.Go(func() error { return r.Run(ctx) }) // until ctx ends, then it drains and releases
+	// Run ends with ctx: it drains the events in flight and releases the lease.
+	g.Go(func() error { return r.Run(ctx) })
 	g.Go(func() error { return serve(ctx, mux) })
 	if err := g.Wait(); err != nil {
-		log.Error("the service ends", "error", err)
+		log.Error("the service fails", "error", err)
 	}
 }
 
-// serve is the service's own server.
+// serve runs the server of the service.
 func serve(ctx context.Context, h http.Handler) error {
 	srv := &http.Server{Addr: ":8080", Handler: h}
 	defer context.AfterFunc(ctx, func() { _ = srv.Close() })()

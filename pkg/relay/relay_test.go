@@ -26,10 +26,10 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(stacktest.Settled(m, goleak.Find))
 }
 
-// patience is how long a wait for what should come within seconds may take on a loaded machine.
+// patience is the time limit for events that usually take seconds, on a busy machine.
 const patience = 60 * time.Second
 
-// scene is a service's surroundings.
+// scene contains everything that a service needs for one test.
 type scene struct {
 	box     *outbox.Box
 	topic   string
@@ -44,6 +44,7 @@ func setup(t *testing.T) *scene {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	return &scene{box: box, topic: topic, options: []relay.Option{
 		relay.MongoDB(stacktest.MongoURI(t)), relay.Brokers(stacktest.Brokers(t)...), relay.Watch(db.Name() + ".outbox"),
 		relay.Set("mongodb.state", state.Name()), relay.Set("topics.template", topic),
@@ -51,13 +52,14 @@ func setup(t *testing.T) *scene {
 	}}
 }
 
-// start runs a relay until stop, which returns what Run did.
+// start runs a relay until stop, which returns the result of Run.
 func (s *scene) start(t *testing.T, more ...relay.Option) (r *relay.Relay, stop func() error) {
 	t.Helper()
 	r, err := relay.New(append(s.options, more...)...)
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
 	ended := make(chan error, 1)
 	go func() { ended <- r.Run(ctx) }()
@@ -84,13 +86,14 @@ func (s *scene) append(t *testing.T, n int) {
 	}
 }
 
-// values are the first n records of the topic.
+// values returns the values of the first n records of the topic.
 func (s *scene) values(t *testing.T, n int) (values []string) {
 	t.Helper()
 	cl, err := kgo.NewClient(kgo.SeedBrokers(stacktest.Brokers(t)...), kgo.ConsumeTopics(s.topic), kgo.ConsumeResetOffset(kgo.NewOffset().AtStart()))
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	defer cl.Close()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
@@ -99,8 +102,10 @@ func (s *scene) values(t *testing.T, n int) (values []string) {
 		if ctx.Err() != nil {
 			t.Fatalf("%d of %d records arrived", len(values), n)
 		}
+
 		f.EachRecord(func(r *kgo.Record) { values = append(values, string(r.Value)) })
 	}
+
 	return values
 }
 
@@ -117,14 +122,17 @@ func TestTwoInstancesOfAServiceShareTheWork(t *testing.T) {
 	if err := stop(); err != nil {
 		t.Errorf("a stop: %v", err)
 	}
+
 	await(t, b, relay.Owner)
 	s.append(t, 10)
 	if got := s.values(t, 20); len(got) != 20 {
 		t.Errorf("%d records of 20: %v", len(got), got)
 	}
+
 	if err := a.Run(t.Context()); !errors.Is(err, relay.ErrRan) {
 		t.Errorf("a second run: %v", err)
 	}
+
 	if err := a.Await(t.Context(), relay.Owner); !errors.Is(err, relay.ErrEnded) {
 		t.Errorf("waiting for one that has ended: %v", err)
 	}
@@ -153,28 +161,43 @@ func TestEveryProblemAtOnce(t *testing.T) {
 			t.Errorf("no word of %s in: %v", want, err)
 		}
 	}
+
 	if _, err := relay.New(relay.File(filepath.Join(t.TempDir(), "none.yaml"))); err == nil || !strings.Contains(err.Error(), "none.yaml") {
 		t.Errorf("a file that is not there: %v", err)
 	}
 }
 
-// The environment counts only where it is given, and a relay that never runs leaves nothing behind.
+// TestOperatorsPageIsRefused: the page needs packages that an embedded relay does not link, so the key has a clear error.
+func TestOperatorsPageIsRefused(t *testing.T) {
+	t.Parallel()
+	_, err := relay.New(relay.MongoDB("mongodb://localhost/shop"), relay.Brokers("localhost:9092"),
+		relay.Set("http.admin.listen", "127.0.0.1:0"), relay.Set("http.admin.anonymous", "operator"))
+	if err == nil || !strings.Contains(err.Error(), "http.admin") || !strings.Contains(err.Error(), "outrelay run") {
+		t.Errorf("got error %v, want one that names http.admin and outrelay run", err)
+	}
+}
+
+// The environment is used only with the option, and a relay that never runs leaves nothing running.
 func TestEnvironmentIsAskedFor(t *testing.T) {
 	env := []string{"OUTRELAY_MONGODB_URI=mongodb://127.0.0.1:1/?replicaSet=rs0", "OUTRELAY_KAFKA_BROKERS=127.0.0.1:1", "OUTRELAY_WATCH=shop.outbox"}
 	for _, pair := range env {
 		name, value, _ := strings.Cut(pair, "=")
 		t.Setenv(name, value)
 	}
+
 	if _, err := relay.New(); err == nil {
 		t.Error("the environment was read without being asked for")
 	}
+
 	r, err := relay.New(relay.Environ(env))
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	if got := r.Status(); got.Role != relay.Starting || got.Ready {
 		t.Errorf("before it runs: %+v", got)
 	}
+
 	r.Close()
 	r.Close()
 	if err := r.Run(t.Context()); !errors.Is(err, relay.ErrRan) {
@@ -182,7 +205,7 @@ func TestEnvironmentIsAskedFor(t *testing.T) {
 	}
 }
 
-// The service manager hears of the service from the service.
+// Only the service, and not the relay, notifies the service manager.
 func TestServiceManagerHearsNothing(t *testing.T) {
 	s := setup(t)
 	socket := filepath.Join(t.TempDir(), "notify")
@@ -190,6 +213,7 @@ func TestServiceManagerHearsNothing(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	defer func() { _ = manager.Close() }()
 	t.Setenv("NOTIFY_SOCKET", socket)
 	r, stop := s.start(t)
@@ -197,15 +221,18 @@ func TestServiceManagerHearsNothing(t *testing.T) {
 	if err := stop(); err != nil {
 		t.Error(err)
 	}
-	// What it was told stands in front of what it is told now.
+
+	// Notifications of the relay would arrive before this one.
 	last, err := net.Dial("unixgram", socket)
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	defer func() { _ = last.Close() }()
 	if _, err := io.WriteString(last, "the end"); err != nil {
 		t.Fatal(err)
 	}
+
 	text := make([]byte, 200)
 	if n, err := manager.Read(text); err != nil || string(text[:n]) != "the end" {
 		t.Errorf("it was told %q, %v", text[:n], err)

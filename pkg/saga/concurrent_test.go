@@ -25,7 +25,8 @@ import (
 
 var load = flag.Int("saga.messages", 300, "messages of the tests with two nodes")
 
-// size is how many messages each of how many sagas gets: with -saga.messages=10000 it is a hundred each.
+// size returns the number of messages per saga and the number of sagas. With -saga.messages=10000
+// it is a hundred each.
 func size() (perSaga, sagas int) {
 	perSaga = min(max(*load/30, 1), 100)
 	return perSaga, *load / perSaga
@@ -39,6 +40,7 @@ func TestOfManyDuplicateStartsOneStarts(t *testing.T) {
 	if err := r.Prepare(t.Context()); err != nil {
 		t.Fatal(err)
 	}
+
 	h := handlerOf(t, s)
 	var wg sync.WaitGroup
 	gate := make(chan struct{})
@@ -51,6 +53,7 @@ func TestOfManyDuplicateStartsOneStarts(t *testing.T) {
 			}
 		})
 	}
+
 	close(gate)
 	wg.Wait()
 	p.wantEvents(t, "Begun")
@@ -67,6 +70,7 @@ func TestDuplicatesThatComeAtOnceCountOnce(t *testing.T) {
 	if err := r.Prepare(t.Context()); err != nil {
 		t.Fatal(err)
 	}
+
 	h := handlerOf(t, s)
 	var wg sync.WaitGroup
 	for i := range int64(100) {
@@ -79,6 +83,7 @@ func TestDuplicatesThatComeAtOnceCountOnce(t *testing.T) {
 			})
 		}
 	}
+
 	wg.Wait()
 	if types, err := p.types(t.Context()); err != nil || len(types) != 100 {
 		t.Errorf("%d events of 100 starts that came three times each, %v", len(types), err)
@@ -87,8 +92,8 @@ func TestDuplicatesThatComeAtOnceCountOnce(t *testing.T) {
 
 type ledger struct{ Steps []int64 }
 
-// counter defines a saga that writes down the numbers of its messages, handles them in sequence, and completes after the
-// last one; done hears of what it wrote.
+// counter defines a saga that stores the numbers of its messages, handles them in sequence, and
+// completes after the last one. done receives the result.
 func counting(tb testing.TB, r *saga.Registry, last int64) consumer.Handler {
 	s := define[ledger, int32](tb, r, "ledgers", saga.WithTombstone(time.Hour), saga.WithHeldLimit(int(last)))
 	number := func(m *consumer.Message) (int64, error) {
@@ -102,13 +107,15 @@ func counting(tb testing.TB, r *saga.Registry, last int64) consumer.Handler {
 		if n == last {
 			in.Complete()
 		}
+
 		return nil
 	}, saga.InSequence(number))
+
 	return handlerOf(tb, s)
 }
 
-// Two nodes get every message, as they do when a partition moves from one to the other again and again, each in an order
-// of its own and by several goroutines. Each step counts once and in order.
+// Two nodes receive every message, as if a partition moved between them repeatedly, each in a
+// different order and in several goroutines. Each step runs once and in order.
 func TestTwoNodesTakeEveryStepOnce(t *testing.T) {
 	t.Parallel()
 	const lanes = 4
@@ -119,6 +126,7 @@ func TestTwoNodesTakeEveryStepOnce(t *testing.T) {
 	if err := first.registry(t).Prepare(t.Context()); err != nil {
 		t.Fatal(err)
 	}
+
 	began := time.Now()
 	var wg sync.WaitGroup
 	for _, node := range []*place{first, other} {
@@ -130,11 +138,13 @@ func TestTwoNodesTakeEveryStepOnce(t *testing.T) {
 					work = append(work, msg(t, "Step", strconv.Itoa(id), nil, "number", strconv.Itoa(n)))
 				}
 			}
-			// A little out of order, so that each saga's messages come early and late.
+
+			// Slightly out of order, so that messages of each saga arrive early and late.
 			for i := range work {
 				j := min(i+rand.IntN(3*sagas/lanes+1), len(work)-1)
 				work[i], work[j] = work[j], work[i]
 			}
+
 			wg.Go(func() {
 				for _, m := range work {
 					if err := policy(t.Context(), h, m); err != nil {
@@ -145,12 +155,13 @@ func TestTwoNodesTakeEveryStepOnce(t *testing.T) {
 			})
 		}
 	}
+
 	wg.Wait()
 	t.Logf("%d messages over %d sagas on two nodes in %s", 2*sagas*perSaga, sagas, time.Since(began).Round(time.Millisecond))
 	wantAllSteps(t, first, sagas, perSaga)
 }
 
-// policy runs a message again for as long as there are conflicts.
+// policy runs a message again as long as there are conflicts.
 func policy(ctx context.Context, h consumer.Handler, m *consumer.Message) error {
 	for {
 		if err := h.Handle(ctx, m); !errors.Is(err, saga.ErrConflict) {
@@ -165,6 +176,7 @@ func wantAllSteps(t *testing.T, p *place, sagas, perSaga int) {
 	if err != nil || len(envelopes) != sagas*perSaga {
 		t.Errorf("%d events of %d steps, %v", len(envelopes), sagas*perSaga, err)
 	}
+
 	next := map[string]int{}
 	for _, e := range envelopes {
 		id, n := e.Lookup("aggregateid").StringValue(), e.Lookup("payload").StringValue()
@@ -173,6 +185,7 @@ func wantAllSteps(t *testing.T, p *place, sagas, perSaga int) {
 			t.Fatalf("step %s of saga %s comes as number %d", n, id, next[id])
 		}
 	}
+
 	var docs []struct {
 		ID    int32 `bson:"_id"`
 		State ledger
@@ -185,6 +198,7 @@ func wantAllSteps(t *testing.T, p *place, sagas, perSaga int) {
 	if err := cur.All(t.Context(), &docs); err != nil || len(docs) != sagas {
 		t.Fatalf("%d sagas, want %d, %v", len(docs), sagas, err)
 	}
+
 	for _, d := range docs {
 		if len(d.State.Steps) != perSaga || !slices.IsSorted(d.State.Steps) || d.End.IsZero() {
 			t.Errorf("saga %d took %v, and ended at %v", d.ID, d.State.Steps, d.End)
@@ -201,6 +215,7 @@ func TestAStaleCompletionIsRefused(t *testing.T) {
 		if unguarded {
 			opts = append(opts, saga.WithoutCompletionGuard())
 		}
+
 		s := define[order, string](t, r, "orders", opts...)
 		by := saga.ByKey[string]()
 		var h consumer.Handler
@@ -210,6 +225,7 @@ func TestAStaleCompletionIsRefused(t *testing.T) {
 			in.Complete()
 			return h.Handle(t.Context(), msg(t, "Step", "a", nil)) // another step, committed meanwhile
 		})
+
 		h = handlerOf(t, s)
 		handle(t, h, msg(t, "Step", "a", nil))
 		err := h.Handle(t.Context(), msg(t, "End", "a", nil))
@@ -220,13 +236,16 @@ func TestAStaleCompletionIsRefused(t *testing.T) {
 			}
 			continue
 		}
+
 		var e *saga.ConflictError
 		if !errors.Is(err, saga.ErrConflict) || !errors.As(err, &e) || e.Version != 1 || e.ID != "a" {
 			t.Errorf("a stale completion: %v", err)
 		}
+
 		if doc == nil || doc.Lookup("version").Int64() != 2 {
 			t.Errorf("it has left %s", doc)
 		}
+
 		p.wantEvents(t)
 	}
 }
@@ -234,7 +253,8 @@ func TestAStaleCompletionIsRefused(t *testing.T) {
 func TestAConflictIsRetriedOnWhatTheOtherLeft(t *testing.T) {
 	t.Parallel()
 	p := newPlace(t, outbox.WithoutTransaction())
-	// In a transaction the server finds the conflict, and the transaction is run again without any retry of ours.
+	// In a transaction the server finds the conflict, and the transaction runs again without a
+	// retry of the saga.
 	for what, opts := range map[string][]saga.Option{"without": {saga.WithoutTransaction()}, "own": {saga.WithRetries()}} {
 		s := define[order, string](t, p.registry(t, opts...), "orders_"+what)
 		by := saga.ByKey[string]()
@@ -252,8 +272,10 @@ func TestAConflictIsRetriedOnWhatTheOtherLeft(t *testing.T) {
 			if runs.Add(1) == 1 {
 				return h.Handle(t.Context(), msg(t, "Other", "a", nil)) // with a context outside of the step
 			}
+
 			return nil
 		})
+
 		h = handlerOf(t, s)
 		handle(t, h, msg(t, "Step", "a", nil))
 		doc := p.document(t, "orders_"+what, "a")
@@ -277,10 +299,12 @@ func TestConflictsAreRetriedAfter50And100And250ms(t *testing.T) {
 			if took := time.Since(began); took != want || errors.Is(err, saga.ErrConflict) != (refused == 4) {
 				t.Errorf("after %d conflicts: %v in %s, want %s", refused, err, took, want)
 			}
+
 			if want := min(refused+1, 4); store.saves != want {
 				t.Errorf("%d attempts, want %d", store.saves, want)
 			}
 		}
+
 		store := newMemory()
 		store.refuse = 9
 		s := define[order, string](t, registry(t, store), "orders")

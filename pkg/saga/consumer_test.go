@@ -19,17 +19,18 @@ import (
 	"github.com/outrelay/outrelay/pkg/saga"
 )
 
-// patience is how long a test waits for what has to happen: the machine may be busy.
+// patience returns the time limit for a test on a busy machine.
 func patience() time.Duration { return 3*time.Minute + time.Duration(*load)*50*time.Millisecond }
 
-// node is a member of the group: a consumer with a saga, another saga and a plain handler for the same messages.
+// node is a member of the group: a consumer with two sagas and a plain handler for the same
+// messages.
 type node struct {
 	*testing.T
 	consumer *consumer.Consumer
 	stop     func()
 }
 
-// steps defines a saga that trusts the consumer for order and for each message coming once.
+// steps defines a saga that relies on the consumer for order and for handling each message once.
 func steps(tb testing.TB, r *saga.Registry, name string, last int) *saga.Saga[ledger, int32] {
 	s := define[ledger, int32](tb, r, name, saga.WithTombstone(time.Hour))
 	s.StartOrHandle("Step", saga.ByKey[int32](), func(_ context.Context, in *saga.Instance[ledger, int32], m *consumer.Message) error {
@@ -37,13 +38,16 @@ func steps(tb testing.TB, r *saga.Registry, name string, last int) *saga.Saga[le
 		if err != nil {
 			return err
 		}
+
 		in.State.Steps = append(in.State.Steps, n)
 		in.Emit(event.New(name, saga.FormatID(in.ID()), "Stepped", string(m.Value)))
 		if int(n) == last {
 			in.Complete()
 		}
+
 		return nil
 	})
+
 	return s
 }
 
@@ -65,6 +69,7 @@ func newNode(t *testing.T, db, topic, group string, last int) *node {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	for _, err := range []error{
 		steps(t, r, "ledgers", last).Register(c),
 		steps(t, r, "copies", last).Register(c),
@@ -78,10 +83,11 @@ func newNode(t *testing.T, db, topic, group string, last int) *node {
 			t.Fatal(err)
 		}
 	}
+
 	return &node{T: t, consumer: c}
 }
 
-// start runs the node until it is stopped, or the test ends.
+// start runs the node until it is stopped, or until the test ends.
 func (n *node) start() {
 	ctx, cancel := context.WithCancel(context.WithoutCancel(n.Context()))
 	done := make(chan error, 1)
@@ -97,11 +103,12 @@ func (n *node) start() {
 			n.Error("Run does not end")
 		}
 	})
+
 	n.Cleanup(n.stop)
 }
 
-// A group of two with the topic's partitions moving between them: every saga and every handler takes every message once,
-// in the order of its key, though each was published twice.
+// The partitions of the topic move between the two members of a group. Every saga and every handler
+// handles every message once, in the order of its key, although each was published twice.
 func TestAGroupTakesEveryStepOnceInOrder(t *testing.T) {
 	t.Parallel()
 	perSaga, sagas := size()
@@ -111,6 +118,7 @@ func TestAGroupTakesEveryStepOnceInOrder(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	t.Cleanup(publisher.Close)
 	publish := func(from, to int) {
 		t.Helper()
@@ -123,20 +131,24 @@ func TestAGroupTakesEveryStepOnceInOrder(t *testing.T) {
 				}})
 			}
 		}
+
 		for range 2 {
 			if err := publisher.Publish(t.Context(), topic, ms); err != nil {
 				t.Fatal(err)
 			}
 		}
 	}
+
 	count := func(collection string, filter bson.D) int {
 		t.Helper()
 		n, err := p.db.Collection(collection).CountDocuments(t.Context(), filter)
 		if err != nil {
 			t.Fatal(err)
 		}
+
 		return int(n)
 	}
+
 	first, second := newNode(t, p.db.Name(), topic, group, perSaga), newNode(t, p.db.Name(), topic, group, perSaga)
 	publish(1, perSaga/2)
 	began := time.Now()
@@ -157,6 +169,7 @@ func TestAGroupTakesEveryStepOnceInOrder(t *testing.T) {
 	if err != nil || len(envelopes) != 2*sagas*perSaga {
 		t.Errorf("%d events of %d steps of two sagas, %v", len(envelopes), sagas*perSaga, err)
 	}
+
 	next := map[string]int{}
 	for _, e := range envelopes {
 		key := e.Lookup("aggregatetype").StringValue() + e.Lookup("aggregateid").StringValue()
@@ -165,6 +178,7 @@ func TestAGroupTakesEveryStepOnceInOrder(t *testing.T) {
 			t.Fatalf("step %s of %s comes as number %d", n, key, next[key])
 		}
 	}
+
 	if n := count("plain", bson.D{}); n != sagas*perSaga {
 		t.Errorf("the plain handler has run %d times, want %d", n, sagas*perSaga)
 	}
@@ -184,7 +198,7 @@ func until(t *testing.T, what string, cond func() bool) {
 	}
 }
 
-// What a policy does with each error of a saga by default.
+// The default decisions of a policy about the errors of a saga.
 func TestErrorsAreOfTheConsumersKinds(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -207,15 +221,18 @@ func TestErrorsAreOfTheConsumersKinds(t *testing.T) {
 		if !errors.Is(err, c.kind) || !errors.Is(err, c.own) || errors.Is(err, consumer.ErrHandler) || err.Error() == "" {
 			t.Errorf("%T is not %v and %v: %v", c.err, c.kind, c.own, err)
 		}
+
 		a := consumer.Attempts{Failed: 1, Total: 1, Since: time.Now()}
 		if v := consumer.DefaultPolicy().Decide(err, &consumer.Message{}, a); v.Action != c.then {
 			t.Errorf("%T: %s by default, want %s", c.err, v.Action, c.then)
 		}
 	}
+
 	labelled := mongo.CommandError{Code: 112, Labels: []string{"TransientTransactionError"}}
 	if server := (&saga.ConflictError{Saga: "s", Err: labelled}); !consumer.Transient()(server) {
 		t.Errorf("%v is not transient", server)
 	}
+
 	conflict := &saga.ConflictError{Saga: "s"}
 	for failed, want := range map[int]time.Duration{1: 50 * time.Millisecond, 2: 100 * time.Millisecond, 3: 250 * time.Millisecond} {
 		v := consumer.DefaultPolicy().Decide(conflict, &consumer.Message{}, consumer.Attempts{Failed: failed, Total: failed, Since: time.Now()})

@@ -9,46 +9,52 @@ import (
 	"github.com/outrelay/outrelay/pkg/consumer"
 )
 
-// HeaderID is the header with the text of the saga's id. Every event that a step of an existing saga emits has it, and a
-// service that answers such an event should hand it on.
+// HeaderID is the name of the header that contains the id of the saga as a text. Every event that a
+// step of an existing saga emits has it. A service that answers such an event should copy the
+// header to its answer.
 const HeaderID = "saga-id"
 
-// Correlate says which saga a message is for. When it returns ErrNoSagaID, wrapped or not, the nil UUID or the empty
-// string, the header saga-id decides.
+// Correlate returns the id of the saga that a message is for. If it returns ErrNoSagaID (wrapped or
+// not), the nil UUID or the empty string, the header saga-id is used.
 type Correlate[I Identifier] func(m *consumer.Message) (I, error)
 
-// ByHeader leaves it to the header saga-id.
+// ByHeader correlates messages by the header saga-id only.
 func ByHeader[I Identifier]() Correlate[I] {
 	return func(*consumer.Message) (I, error) { return *new(I), ErrNoSagaID }
 }
 
-// ByKey reads the message's key as the text of the id.
+// ByKey correlates messages by their key, which must be the text of the id.
 func ByKey[I Identifier]() Correlate[I] {
-	return func(m *consumer.Message) (I, error) { return byText[I](string(m.Key)) }
+	return func(m *consumer.Message) (I, error) { return idFromText[I](string(m.Key)) }
 }
 
-// ByAggregate reads the id of the aggregate that the event is about as the text of the id.
+// ByAggregate correlates messages by their aggregate id, which must be the text of the id.
 func ByAggregate[I Identifier]() Correlate[I] {
-	return func(m *consumer.Message) (I, error) { return byText[I](m.AggregateID) }
+	return func(m *consumer.Message) (I, error) { return idFromText[I](m.AggregateID) }
 }
 
-func byText[I Identifier](text string) (I, error) {
+// idFromText parses an id. An empty text is ErrNoSagaID.
+func idFromText[I Identifier](text string) (I, error) {
 	if text == "" {
 		return *new(I), ErrNoSagaID
 	}
 	return parseID[I](text)
 }
 
-// ByJSON decodes the message's value as JSON and asks f.
+// ByJSON correlates messages by the id that f returns for the value, decoded from JSON. A value
+// that cannot be decoded is a *PayloadError.
 func ByJSON[P any, I Identifier](f func(P) I) Correlate[I] { return ByPayload(json.Unmarshal, f) }
 
-// ByExtJSON is ByJSON for what the outbox makes of a payload that was appended as a document: relaxed Extended JSON.
+// ByExtJSON correlates messages by the id that f returns for the value, decoded from relaxed
+// Extended JSON. The relay publishes a payload in this format if it was appended as a document. A
+// value that cannot be decoded is a *PayloadError.
 func ByExtJSON[P any, I Identifier](f func(P) I) Correlate[I] { return ByPayload(unmarshalExtJSON, f) }
 
-// ByPayload decodes the message's value and asks f. A value that cannot be decoded is a *PayloadError.
+// ByPayload correlates messages by the id that f returns for the value, decoded by decode. A value
+// that cannot be decoded is a *PayloadError.
 func ByPayload[P any, I Identifier](decode Decode, f func(P) I) Correlate[I] {
 	return func(m *consumer.Message) (I, error) {
-		p, err := payload[P](decode, m)
+		p, err := decodePayload[P](decode, m)
 		if err != nil {
 			return *new(I), err
 		}
@@ -56,14 +62,16 @@ func ByPayload[P any, I Identifier](decode Decode, f func(P) I) Correlate[I] {
 	}
 }
 
-// Decode reads bytes into a pointer, as json.Unmarshal does.
+// Decode decodes data into the value that the pointer into refers to, as json.Unmarshal does.
 type Decode func(data []byte, into any) error
 
+// unmarshalExtJSON decodes relaxed Extended JSON.
 func unmarshalExtJSON(data []byte, into any) error { return bson.UnmarshalExtJSON(data, false, into) }
 
 var errTombstone = errors.New("the record is a tombstone: it has no value")
 
-func payload[P any](decode Decode, m *consumer.Message) (P, error) {
+// decodePayload decodes the value of m. The error is a *PayloadError.
+func decodePayload[P any](decode Decode, m *consumer.Message) (P, error) {
 	var p P
 	err := errTombstone
 	if !m.Tombstone() {

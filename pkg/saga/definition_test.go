@@ -38,6 +38,7 @@ func TestADefinitionSaysEverythingThatIsWrong(t *testing.T) {
 	if !errors.Is(err, saga.ErrDefinition) || !errors.As(err, &e) || e.Saga != "orders" {
 		t.Fatal(err)
 	}
+
 	for _, want := range []string{
 		"no type of message", `"NoCorrelation" has no correlation`, `"NoCallback" has no callback`, `"order.*" is a pattern`, `"Twice" is defined twice`,
 		"without a name", `"orders.late" is defined twice`, "NotFound without a function", `NotFound for type "Nobody"`,
@@ -46,9 +47,11 @@ func TestADefinitionSaysEverythingThatIsWrong(t *testing.T) {
 			t.Errorf("%q is not in %v", want, err)
 		}
 	}
+
 	if register := s.Register(&subscriptions{}); !errors.As(register, &e) {
 		t.Errorf("Register: %v", register)
 	}
+
 	only := define[order, string](t, registry(t, newMemory()), "orders")
 	only.Handle("Step", by, nothing)
 	if _, err := only.Handler(); err == nil || !strings.Contains(err.Error(), "no message starts it") {
@@ -61,12 +64,15 @@ func TestBadOptionsAreRefused(t *testing.T) {
 	if _, err := saga.NewMongoStore(nil); err == nil {
 		t.Error("a store without a database")
 	}
+
 	if _, err := saga.NewRegistry(nil); err == nil {
 		t.Error("a registry without a store")
 	}
+
 	if _, err := saga.NewRegistry(newMemory(), saga.WithRetries(-1)); err == nil {
 		t.Error("a negative wait")
 	}
+
 	r := registry(t, newMemory())
 	for what, f := range map[string]func() error{
 		"empty":     func() error { _, err := saga.New[order, string](r, ""); return err },
@@ -82,6 +88,7 @@ func TestBadOptionsAreRefused(t *testing.T) {
 			t.Errorf("%s: %v", what, err)
 		}
 	}
+
 	if types := r.Types(); len(types) != 0 {
 		t.Errorf("refused sagas are registered: %v", types)
 	}
@@ -96,6 +103,7 @@ func TestANameIsTakenOnce(t *testing.T) {
 	if e := new(saga.DuplicateSagaError); !errors.Is(err, saga.ErrDuplicateSaga) || !errors.As(err, &e) || e.Saga != "orders" {
 		t.Errorf("a second saga of the name: %v", err)
 	}
+
 	if err := r.Prepare(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -106,17 +114,20 @@ func TestANameIsTakenOnce(t *testing.T) {
 	if err := same.Prepare(t.Context()); err != nil {
 		t.Errorf("another process of the same program: %v", err)
 	}
+
 	other := p.registry(t)
 	define[ledger, uuid.UUID](t, other, "orders")
 	err = other.Prepare(t.Context())
 	if e := new(saga.OwnerError); !errors.Is(err, saga.ErrDuplicateSaga) || !errors.As(err, &e) || !strings.HasSuffix(e.Found.Owner, "saga_test.order") {
 		t.Errorf("another saga of the name: %v", err)
 	}
+
 	kinds := p.registry(t)
 	define[order, string](t, kinds, "orders")
 	if err := kinds.Prepare(t.Context()); !errors.Is(err, saga.ErrDuplicateSaga) {
 		t.Errorf("the same with other ids: %v", err)
 	}
+
 	renamed := p.registry(t)
 	define[ledger, uuid.UUID](t, renamed, "orders", saga.WithOwner(new(owner).of(t, p)))
 	if err := renamed.Prepare(t.Context()); err != nil {
@@ -134,7 +145,7 @@ func (*owner) of(t *testing.T, p *place) string {
 	return types[0].Owner
 }
 
-// subscriptions is a Registrar that hands a message to everybody who takes its type.
+// subscriptions is a Registrar that passes a message to all handlers of its type.
 type subscriptions struct {
 	byType map[string][]consumer.Handler
 	fail   error
@@ -144,12 +155,15 @@ func (s *subscriptions) Subscribe(types []string, h consumer.Handler, opts ...co
 	if s.byType == nil {
 		s.byType = map[string][]consumer.Handler{}
 	}
+
 	for _, t := range types {
 		s.byType[t] = append(s.byType[t], h)
 	}
+
 	if len(opts) == 0 {
 		return errors.New("a saga is registered without a name")
 	}
+
 	return s.fail
 }
 
@@ -168,12 +182,15 @@ func TestSeveralSagasAndHandlersTakeOneMessage(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+
 	for _, h := range subs.byType["Begin"] {
 		handle(t, h, msg(t, "Begin", "", begin[string]{ID: "a"}))
 	}
+
 	if p.document(t, "first", "a") == nil || p.document(t, "second", "a") == nil || plain != 1 {
 		t.Errorf("not everybody has run: %d plain", plain)
 	}
+
 	p.wantEvents(t, "Begun", "Begun")
 	subs.fail = errors.New("taken")
 	if err := first.Register(subs); !errors.Is(err, subs.fail) {
@@ -190,9 +207,11 @@ func TestWithoutATransaction(t *testing.T) {
 		if p.store.InTransaction(ctx) {
 			t.Error("there is a transaction")
 		}
+
 		in.State.Steps = append(in.State.Steps, "step")
 		return saga.Emit(ctx, stepped())
 	})
+
 	h := handlerOf(t, s)
 	handle(t, h, msg(t, "Step", "a", nil), msg(t, "Step", "a", nil))
 	p.wantEvents(t, "Stepped", "Stepped")
@@ -206,6 +225,7 @@ func TestEmitNeedsARunningStepAndAnOutbox(t *testing.T) {
 	if err := saga.Emit(t.Context(), stepped()); !errors.Is(err, saga.ErrNoStep) {
 		t.Errorf("without a step: %v", err)
 	}
+
 	s := define[order, string](t, registry(t, newMemory()), "orders")
 	var kept context.Context
 	s.Start("Step", saga.ByKey[string](), func(ctx context.Context, _ *saga.Instance[order, string], _ *consumer.Message) error {
@@ -215,6 +235,7 @@ func TestEmitNeedsARunningStepAndAnOutbox(t *testing.T) {
 	if err := handlerOf(t, s).Handle(t.Context(), msg(t, "Step", "a", nil)); !errors.Is(err, saga.ErrNoOutbox) {
 		t.Errorf("without an outbox: %v", err)
 	}
+
 	if err := saga.Emit(kept, stepped()); !errors.Is(err, saga.ErrNoStep) {
 		t.Errorf("after the step: %v", err)
 	}
@@ -229,11 +250,13 @@ func TestDesk(t *testing.T) {
 	if err := r.Prepare(t.Context()); err != nil {
 		t.Fatal(err)
 	}
+
 	const n = 5
 	for i := range int32(n) {
 		handle(t, h, msg(t, "Begin", "", begin[int32]{ID: i, Name: fmt.Sprint(i)}))
 	}
-	// Times are to the millisecond: the last change is to be later than those before.
+
+	// Times have millisecond precision: the last change must be later than the previous ones.
 	last := p.document(t, "orders", int32(n-1)).Lookup("updatedAt").Time()
 	until(t, "the server's next millisecond", func() bool { return p.serverTime(t).After(last) })
 	handle(t, h, msg(t, "End", "", begin[int32]{ID: 2}))
@@ -243,29 +266,36 @@ func TestDesk(t *testing.T) {
 		if err != nil || len(types) != 2 || types[0].Name != "ledgers" || types[0].ID != saga.KindUUID || types[1].Name != "orders" || types[1].ID != saga.KindInt32 {
 			t.Errorf("%s: types %+v %v", what, types, err)
 		}
+
 		if got, found, err := desk.Read(ctx, "orders", "3"); err != nil || !found || got.ID != "3" || string(got.State) != `{"name":"3","steps":null}` {
 			t.Errorf("%s: read %+v %v %v", what, got, found, err)
 		}
+
 		if got, _, _ := desk.Read(ctx, "orders", "2"); got.CompletedAt.IsZero() || got.Version != 2 {
 			t.Errorf("%s: a finished one is %+v", what, got)
 		}
+
 		for _, name := range []string{"orders", "unknown"} {
 			if _, found, err := desk.Read(ctx, name, "77"); found || err != nil {
 				t.Errorf("%s: %s 77: %v %v", what, name, found, err)
 			}
 		}
+
 		if _, _, err := desk.Read(ctx, "orders", "x"); !errors.Is(err, saga.ErrID) {
 			t.Errorf("%s: an id that is no number: %v", what, err)
 		}
+
 		for limit, want := range map[int]int{-1: 0, 0: 0, 3: 3, 1000: n, 5000: n} {
 			list, err := desk.Recent(ctx, "orders", limit)
 			if err != nil || len(list) != want {
 				t.Errorf("%s: recent %d: %d, %v", what, limit, len(list), err)
 			}
+
 			if want > 0 && list[0].ID != "2" {
 				t.Errorf("%s: changed last was %s", what, list[0].ID)
 			}
 		}
+
 		if list, err := desk.Recent(ctx, "unknown", 10); err != nil || list == nil || len(list) != 0 {
 			t.Errorf("%s: recent of an unknown saga: %v %v", what, list, err)
 		}

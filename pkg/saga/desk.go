@@ -9,19 +9,20 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 )
 
-// MaxRecent is the most that Desk.Recent returns.
+// MaxRecent is the largest number of sagas that Desk.Recent returns.
 const MaxRecent = 1000
 
-// Desk looks into sagas, for people: which there are, and what they are at. It changes nothing.
+// Desk reads types and states of sagas for operators. It changes nothing.
 type Desk struct {
 	store Store
 	types func(context.Context) ([]TypeInfo, error)
 }
 
-// NewDesk looks into the sagas that Registry.Prepare has written down in the store, by whatever program.
+// NewDesk returns a Desk for all sagas whose types are in the store. Registry.Prepare of any
+// program has stored them.
 func NewDesk(store Store) *Desk { return &Desk{store: store, types: store.Types} }
 
-// Snapshot is one saga as it is stored.
+// Snapshot is the stored state of one saga. The times refer to the server's clock.
 type Snapshot struct {
 	Saga        string          `json:"saga"`
 	ID          string          `json:"id"`
@@ -30,60 +31,69 @@ type Snapshot struct {
 	UpdatedAt   time.Time       `json:"updated_at"`
 	CompletedAt time.Time       `json:"completed_at,omitzero"`
 	ExpiresAt   time.Time       `json:"expires_at,omitzero"`
-	State       json.RawMessage `json:"state"` // as relaxed Extended JSON
+	State       json.RawMessage `json:"state"` // in relaxed Extended JSON
 
-	Timeouts      []string `json:"timeouts,omitempty"`      // names of those to come
-	Compensations int      `json:"compensations,omitempty"` // how many are remembered
+	Timeouts      []string `json:"timeouts,omitempty"`      // names of the pending timeouts
+	Compensations int      `json:"compensations,omitempty"` // number of stored compensations
 	Sequence      int64    `json:"sequence,omitempty"`      // number of the last message handled in sequence
-	Held          []int64  `json:"held,omitempty"`          // numbers of those that wait
-	Stuck         string   `json:"stuck,omitempty"`         // why the step of the first of them failed, if its turn has come
+	Held          []int64  `json:"held,omitempty"`          // numbers of the held messages
+	Stuck         string   `json:"stuck,omitempty"`         // error of the step for the first held message
 }
 
-// Types are the sagas by name.
+// Types returns the types of sagas, sorted by name.
 func (d *Desk) Types(ctx context.Context) ([]TypeInfo, error) { return d.types(ctx) }
 
-// Read is the saga of that name with the id that the text says, and whether there is one; a name that is not known has
-// none. A text that can be no id of the saga's kind is an *IDError.
+// Read returns the saga with this name and id, and whether it exists. If the name is unknown, it
+// does not exist. If the text cannot be an id of the saga, the error is an *IDError.
 func (d *Desk) Read(ctx context.Context, saga, id string) (Snapshot, bool, error) {
-	t, known, err := d.known(ctx, saga)
+	t, known, err := d.findType(ctx, saga)
 	if err != nil || !known {
 		return Snapshot{}, false, err
 	}
+
 	native, err := ParseID(t.ID, id)
 	if err != nil {
 		return Snapshot{}, false, fmt.Errorf("reading saga %s: %w", saga, err)
 	}
+
 	r, found, err := d.store.Load(ctx, saga, native)
 	if err != nil || !found {
 		return Snapshot{}, false, err
 	}
-	s, err := snapshot(saga, r)
+
+	s, err := newSnapshot(saga, r)
 	return s, err == nil, err
 }
 
-// Recent are the sagas of that name that were changed last, latest first, finished ones included while their tombstones
-// are there. limit is taken as between 0 and MaxRecent; a name that is not known has none.
+// Recent returns the sagas with this name that were changed last, the latest first. They include
+// completed sagas that have a tombstone. limit is reduced to MaxRecent. If the name is unknown, the
+// result is empty.
 func (d *Desk) Recent(ctx context.Context, saga string, limit int) ([]Snapshot, error) {
 	list := []Snapshot{}
-	_, known, err := d.known(ctx, saga)
-	if limit = min(max(limit, 0), MaxRecent); err != nil || !known || limit == 0 {
+	limit = min(max(limit, 0), MaxRecent)
+	_, known, err := d.findType(ctx, saga)
+	if err != nil || !known || limit == 0 {
 		return list, err
 	}
+
 	records, err := d.store.Recent(ctx, saga, limit)
 	if err != nil {
 		return list, err
 	}
+
 	for _, r := range records {
-		s, err := snapshot(saga, r)
+		s, err := newSnapshot(saga, r)
 		if err != nil {
 			return list, err
 		}
 		list = append(list, s)
 	}
+
 	return list, nil
 }
 
-func (d *Desk) known(ctx context.Context, saga string) (TypeInfo, bool, error) {
+// findType returns the type with this name, and whether it exists.
+func (d *Desk) findType(ctx context.Context, saga string) (TypeInfo, bool, error) {
 	types, err := d.types(ctx)
 	for _, t := range types {
 		if t.Name == saga {
@@ -93,34 +103,48 @@ func (d *Desk) known(ctx context.Context, saga string) (TypeInfo, bool, error) {
 	return TypeInfo{}, false, err
 }
 
-func snapshot(saga string, r Record) (Snapshot, error) {
+// newSnapshot decodes the record of a saga.
+func newSnapshot(saga string, r Record) (Snapshot, error) {
 	s := Snapshot{
-		Saga: saga, ID: FormatID(r.ID), Version: r.Version,
-		CreatedAt: r.CreatedAt, UpdatedAt: r.UpdatedAt, CompletedAt: r.CompletedAt, ExpiresAt: r.ExpiresAt,
+		Saga:        saga,
+		ID:          FormatID(r.ID),
+		Version:     r.Version,
+		CreatedAt:   r.CreatedAt,
+		UpdatedAt:   r.UpdatedAt,
+		CompletedAt: r.CompletedAt,
+		ExpiresAt:   r.ExpiresAt,
 	}
+
 	var d document[bson.RawValue]
 	if err := bson.Unmarshal(r.Body, &d); err != nil {
 		return s, fmt.Errorf("reading saga %s %s: %w", saga, s.ID, err)
 	}
+
+	// Only a document can be converted to JSON, so the state is wrapped in one.
 	text, err := bson.MarshalExtJSON(bson.D{{Key: "state", Value: d.State}}, false, false)
 	if err != nil {
 		return s, fmt.Errorf("reading saga %s %s: %w", saga, s.ID, err)
 	}
-	var only struct {
+
+	var wrapped struct {
 		State json.RawMessage `json:"state"`
 	}
-	if err := json.Unmarshal(text, &only); err != nil {
+	if err := json.Unmarshal(text, &wrapped); err != nil {
 		return s, fmt.Errorf("reading saga %s %s: %w", saga, s.ID, err)
 	}
-	s.State, s.Compensations, s.Sequence = only.State, len(d.Compensations), d.Sequence
+
+	s.State = wrapped.State
+	s.Compensations = len(d.Compensations)
+	s.Sequence = d.Sequence
 	for _, t := range d.Timeouts {
 		s.Timeouts = append(s.Timeouts, t.Name)
-	}
-	if d.Stuck != nil {
-		s.Stuck = fmt.Sprintf("number %d, message %s: %s", d.Stuck.Number, d.Stuck.Message, d.Stuck.Reason)
 	}
 	for _, h := range d.Held {
 		s.Held = append(s.Held, h.Number)
 	}
+	if d.Stuck != nil {
+		s.Stuck = fmt.Sprintf("number %d, message %s: %s", d.Stuck.Number, d.Stuck.Message, d.Stuck.Reason)
+	}
+
 	return s, nil
 }

@@ -1,5 +1,5 @@
-// Package saga runs processes that live longer than one message: each has a state, which messages move from step to step
-// until it is complete.
+// Package saga runs processes that need more than one message. Each saga has a stored state.
+// Messages move it from step to step until it is complete.
 //
 //	reg, err := saga.NewRegistry(store, saga.WithOutbox(box))
 //	orders, err := saga.New[Order, uuid.UUID](reg, "order_sagas", saga.WithTombstone(24*time.Hour))
@@ -13,37 +13,45 @@
 //	orders.Timeout("unpaid", …)
 //	err = orders.Register(consumer)
 //
-// # What is promised
+// # Guarantees
 //
-// The state, the events that a step emits, its timeouts and the consumer's mark that the message was handled are committed
-// in one transaction, or none of them is. Of steps of one saga that run at the same time one is committed and the others
-// run again on what it left, wherever they run: the document's version guards each change, completion included. A start
-// that another has preceded finds the saga there and goes on as a message for an existing one.
+// One transaction commits the state, the events that a step emits, its timeouts, and the mark of
+// the consumer that the message was handled. If one of them fails, none is stored.
 //
-// That a message which comes twice counts once is the inbox's part, in the same transaction, or InSequence's. A start that
-// comes twice starts once in any case, as long as the saga or its tombstone is there.
+// If several steps of one saga run at the same time, in any process, one of them commits. The
+// others run again on the new state, because the version of the document guards every change,
+// including the completion. If a start finds that the saga exists, its message is handled as one
+// for an existing saga.
 //
-// A step costs one read, one guarded write, and one insert for all events of it together.
+// A message that is delivered twice has its effect once. This is the work of the inbox, in the same
+// transaction, or of InSequence. A repeated start never starts a second saga as long as the saga or
+// its tombstone exists.
+//
+// A step costs one read, one guarded write, and one insert for all its events together.
 //
 // # Order
 //
-// Messages of one saga are handled in the order in which they come, which is that of their key when they come from a
-// consumer. Where they come by several keys or topics and carry a number, InSequence holds those that are early in the
-// saga's document until their turn.
+// The messages of one saga are handled in the order of their arrival. A consumer delivers messages
+// with the same key in order. If messages arrive with different keys or by different topics and
+// have a number, InSequence stores early messages in the document of the saga until it is their
+// turn.
 //
 // # Transactions and retries
 //
-// A step that a consumer runs joins the transaction of its context. What MongoDB calls a write conflict starts that
-// transaction afresh by itself; a *ConflictError is returned, and the consumer's policy runs the message again: by
-// default after 50, 100 and 250 ms. Without a transaction in the context the step runs in one of its own and does these
-// retries itself. With WithoutTransaction it runs in none: then the state alone is consistent, and the events of a step
-// follow it in a write of their own.
+// A step that a consumer runs joins the transaction of its context. After a write conflict in
+// MongoDB, the transaction starts again automatically. A *ConflictError is returned, and the policy
+// of the consumer handles the message again: by default after 50, 100 and 250 ms.
 //
-// So a callback may run more than once for a message. It must have no effect beyond what it writes with its context, and
-// belongs to one goroutine, as the transaction does.
+// If the context has no transaction, the step starts one and does these retries itself. With
+// WithoutTransaction it runs without a transaction. Then only the state is consistent, and the
+// events of the step are written after the state.
+//
+// So a callback may run more than once for a message. It must not have effects other than writes
+// with its context. It belongs to one goroutine, as the transaction does.
 //
 // # Names
 //
-// A saga's name is its collection. Two sagas of one name are refused in a process by New, and between processes by
-// Registry.Prepare, which keeps in the collection DefaultTypes whose each one is and of which kind its ids are.
+// The name of a saga is its collection. New rejects a second saga of the same name in a process.
+// Registry.Prepare rejects it between processes: it stores in the collection DefaultTypes which
+// program a saga belongs to and the kind of its ids.
 package saga

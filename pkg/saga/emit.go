@@ -11,71 +11,81 @@ import (
 	"github.com/outrelay/outrelay/pkg/outbox"
 )
 
-// outgoing is what leaves with a step when it succeeds.
+// outgoing collects the events of a step. They are appended when the step succeeds.
 type outgoing struct {
-	id       string // of the existing saga; "" where there is none
+	id       string // of the saga, or "" if it does not exist
 	events   []event.Event
-	timeouts []scheduled
-	cancel   []event.ID
-	now      time.Time // the server's, when the state was saved
-	over     bool
+	timeouts []delayedEvent
+	cancel   []event.ID // timeouts to cancel
+	now      time.Time  // the server's time when the state was stored
+	ended    bool
 }
 
-// scheduled is an event that is due some time after the step.
-type scheduled struct {
+// delayedEvent is an event that is due some time after the step.
+type delayedEvent struct {
 	event event.Event
 	after time.Duration
 }
 
 type stepKey struct{}
 
-func (o *outgoing) context(ctx context.Context) context.Context {
+// stepContext returns a context with which Emit adds events to o.
+func (o *outgoing) stepContext(ctx context.Context) context.Context {
 	return context.WithValue(ctx, stepKey{}, o)
 }
 
-func (o *outgoing) end() { o.over = true }
+// endStep makes later calls of Emit fail.
+func (o *outgoing) endStep() { o.ended = true }
 
-// Emit is Instance.Emit for code that has only the step's context, that of a NotFound callback too: there is no saga
-// then, so the events get no header. It returns ErrNoStep for another context, or when the step is over.
+// Emit does the same as Instance.Emit, for code that has only the context of the step. It also
+// works in a NotFound callback, where the events get no header because there is no saga. It returns
+// ErrNoStep if ctx does not belong to a step, or if the step is over.
 func Emit(ctx context.Context, events ...event.Event) error {
 	o, _ := ctx.Value(stepKey{}).(*outgoing)
-	if o == nil || o.over {
+	if o == nil || o.ended {
 		return ErrNoStep
 	}
-	o.add(events)
+	o.addEvents(events)
 	return nil
 }
 
-func (o *outgoing) add(events []event.Event) {
+func (o *outgoing) addEvents(events []event.Event) {
 	for _, ev := range events {
-		o.events = append(o.events, o.mark(ev))
+		o.events = append(o.events, o.withSagaID(ev))
 	}
 }
 
-func (o *outgoing) mark(ev event.Event) event.Event {
+// withSagaID returns ev with the header saga-id, unless there is no saga or ev has the header.
+func (o *outgoing) withSagaID(ev event.Event) event.Event {
 	if o.id == "" || ev.HasHeader(HeaderID) {
 		return ev
 	}
 	return ev.With(event.WithHeader(HeaderID, []byte(o.id)))
 }
 
-// flush appends all events in one statement and takes timeouts back.
-func (o *outgoing) flush(ctx context.Context, box Outbox) error {
+// appendToOutbox appends all events with one insert command and cancels timeouts.
+func (o *outgoing) appendToOutbox(ctx context.Context, box Outbox) error {
 	events := slices.Clone(o.events)
+
+	// Timeouts are measured from the time at which the server stored the state.
 	for _, t := range o.timeouts {
 		events = append(events, t.event.With(event.WithDueAt(o.now.Add(t.after))))
 	}
+
+	// Steps without events need no outbox.
 	if len(events) == 0 && len(o.cancel) == 0 {
 		return nil
 	}
 	if box == nil {
 		return ErrNoOutbox
 	}
+
 	for _, id := range o.cancel {
-		// One that is on its way already will find that nobody waits for it.
+		// A timeout that is being sent already is ignored when it arrives.
 		if err := box.Cancel(ctx, id); err != nil && !errors.Is(err, outbox.ErrNotScheduled) {
-			return fmt.Errorf("taking a timeout back: %w", err)
+			return fmt.Errorf("canceling a timeout: %w", err)
 		}
 	}
+
 	return box.AppendMany(ctx, events)
 }

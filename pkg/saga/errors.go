@@ -6,73 +6,102 @@ import (
 	"strings"
 )
 
-// What calls answer, to be asked for with errors.Is.
+// Errors returned by this package. Test for them with errors.Is.
 var (
-	// ErrNoSagaID says that neither the correlation function nor the header saga-id says which saga a message is for. A
-	// correlation function may return it to leave the decision to the header.
+	// ErrNoSagaID means that neither the correlation function nor the header saga-id contains the
+	// id of the saga. The error is a *CorrelationError. A correlation function may return
+	// ErrNoSagaID, so that the header decides.
 	ErrNoSagaID = errors.New("no saga id")
-	// ErrNotFound says that a message is for a saga that is not there; the error is a *NotFoundError.
+
+	// ErrNotFound means that the saga of a message does not exist. The error is a *NotFoundError.
 	ErrNotFound = errors.New("saga not found")
-	// ErrConflict says that another step of the saga was committed meanwhile; the error is a *ConflictError. The message
-	// is to be handled again from its start, in a new transaction.
-	ErrConflict = errors.New("saga was changed meanwhile")
-	// ErrDuplicateSaga says that a saga of that name exists; the error is a *DuplicateSagaError or an *OwnerError.
-	ErrDuplicateSaga = errors.New("saga name is taken")
-	// ErrGap says that more messages wait for an earlier one than may be held; the error is a *GapError.
+
+	// ErrConflict means that another step of the saga was committed first. The error is a
+	// *ConflictError. Handle the message again in a new transaction.
+	ErrConflict = errors.New("saga was changed by another step")
+
+	// ErrDuplicateSaga means that a saga with this name exists. The error is a *DuplicateSagaError
+	// or an *OwnerError.
+	ErrDuplicateSaga = errors.New("saga name is in use")
+
+	// ErrGap means that too many messages are held because an earlier one is missing. The error is
+	// a *GapError.
 	ErrGap = errors.New("too many messages wait for an earlier one")
-	// ErrPayload says that a message's value is not what its callback takes; the error is a *PayloadError.
+
+	// ErrPayload means that the value of a message cannot be decoded. The error is a *PayloadError.
 	ErrPayload = errors.New("payload cannot be decoded")
-	// ErrID says that a text is no id of the saga's kind; the error is an *IDError.
+
+	// ErrID means that a text is not an id of the kind that the saga uses. The error is an
+	// *IDError.
 	ErrID = errors.New("not an id of this saga")
-	// ErrNoOutbox says that a step emits an event, and the registry has no outbox: WithOutbox gives it one.
+
+	// ErrNoOutbox means that a step emits an event, but the registry has no outbox. Set one with
+	// WithOutbox.
 	ErrNoOutbox = errors.New("the saga registry has no outbox")
-	// ErrNoStep says that Emit was called with a context that no running step of a saga has made.
+
+	// ErrNoStep means that the context of a call of Emit does not belong to a running step.
 	ErrNoStep = errors.New("no running saga step in this context")
-	// ErrDefinition says that a saga is not defined well; the error is a *DefinitionError.
-	ErrDefinition = errors.New("saga definition is wrong")
-	// ErrUnknownMessage says that a saga got a message of a type that it takes no part in.
+
+	// ErrDefinition means that the definition of a saga has mistakes. The error is a
+	// *DefinitionError.
+	ErrDefinition = errors.New("invalid saga definition")
+
+	// ErrUnknownMessage means that a saga received a message of a type that it does not handle.
 	ErrUnknownMessage = errors.New("saga does not handle this type of message")
 )
 
-// CorrelationError is ErrNoSagaID with the message that has none.
+// CorrelationError reports a message without the id of its saga. It wraps ErrNoSagaID.
 type CorrelationError struct {
+	// Saga is the name of the saga. Type and Message are the type and the id of the message.
 	Saga, Type, Message string
-	Err                 error // what the correlation function or the header's text caused; nil if there was nothing
+
+	// Err is the error of the correlation function or of the header. It is nil if there is no id at
+	// all.
+	Err error
 }
 
 func (e *CorrelationError) Error() string {
-	why := "its correlation function found none and it has no header " + HeaderID
+	cause := "the correlation function found none, and there is no header " + HeaderID
 	if e.Err != nil {
-		why = e.Err.Error()
+		cause = e.Err.Error()
 	}
-	return fmt.Sprintf("%s: message %s of type %s for saga %s: %s", ErrNoSagaID, e.Message, e.Type, e.Saga, why)
+	return fmt.Sprintf("%s: message %s of type %s for saga %s: %s", ErrNoSagaID, e.Message, e.Type, e.Saga, cause)
 }
 
-// Unwrap is ErrNoSagaID and the cause.
+// Unwrap returns ErrNoSagaID and the cause.
 func (e *CorrelationError) Unwrap() []error { return []error{ErrNoSagaID, e.Err} }
 
-// NotFoundError is ErrNotFound with the saga and the message.
+// NotFoundError reports a message whose saga does not exist. It wraps ErrNotFound. Saga and ID
+// identify the saga. Type and Message are the type and the id of the message.
 type NotFoundError struct{ Saga, ID, Type, Message string }
 
 func (e *NotFoundError) Error() string {
-	return fmt.Sprintf("%s: %s %s, asked for by message %s of type %s, which starts none; give the type a NotFound callback if that may happen",
+	return fmt.Sprintf("%s: %s %s for message %s of type %s, which does not start a saga; "+
+		"if this can happen, define a NotFound callback for the type",
 		ErrNotFound, e.Saga, e.ID, e.Message, e.Type)
 }
 
-// Unwrap is ErrNotFound.
+// Unwrap returns ErrNotFound.
 func (e *NotFoundError) Unwrap() error { return ErrNotFound }
 
-// ConflictError is ErrConflict with the saga and the version on which the refused change was based: 0 is a start.
+// ConflictError reports a change that was rejected, because another step has changed the saga. It
+// wraps ErrConflict.
 type ConflictError struct {
+	// Saga and ID identify the saga.
 	Saga, ID string
-	Version  int64
-	Err      error // the server's error with its labels, if the conflict was one for the server
+
+	// Version is the version on which the rejected change was based. 0 is a start.
+	Version int64
+
+	// Err is the error of the server with its labels, or nil if the server did not report the
+	// conflict.
+	Err error
 }
 
 func (e *ConflictError) Error() string {
 	text := fmt.Sprintf("%s: %s %s at version %d", ErrConflict, e.Saga, e.ID, e.Version)
 	if e.Version == 0 {
-		text = fmt.Sprintf("%s: %s %s was started by another", ErrConflict, e.Saga, e.ID)
+		text = fmt.Sprintf("%s: %s %s was started before", ErrConflict, e.Saga, e.ID)
 	}
 	if e.Err != nil {
 		text += ": " + e.Err.Error()
@@ -80,84 +109,115 @@ func (e *ConflictError) Error() string {
 	return text
 }
 
-// Unwrap is ErrConflict and the server's error.
+// Unwrap returns ErrConflict and the error of the server.
 func (e *ConflictError) Unwrap() []error { return []error{ErrConflict, e.Err} }
 
-// DuplicateSagaError is ErrDuplicateSaga within one registry.
+// DuplicateSagaError reports two sagas with the same name in one registry. It wraps
+// ErrDuplicateSaga.
 type DuplicateSagaError struct{ Saga string }
 
 func (e *DuplicateSagaError) Error() string {
-	return fmt.Sprintf("%s: %s is defined already; a saga's name is its collection, so give this one another", ErrDuplicateSaga, e.Saga)
+	return fmt.Sprintf("%s: %s is defined already; the name is also the collection, so choose another one",
+		ErrDuplicateSaga, e.Saga)
 }
 
-// Unwrap is ErrDuplicateSaga.
+// Unwrap returns ErrDuplicateSaga.
 func (e *DuplicateSagaError) Unwrap() error { return ErrDuplicateSaga }
 
-// OwnerError is ErrDuplicateSaga between programs: the collection holds sagas of another type.
+// OwnerError reports two sagas with the same name in two programs: the collection contains sagas of
+// another type. It wraps ErrDuplicateSaga.
 type OwnerError struct {
-	Want, Found TypeInfo // ours, and what the database says
+	// Want describes the saga of this program, and Found the one in the database.
+	Want, Found TypeInfo
 }
 
 func (e *OwnerError) Error() string {
-	return fmt.Sprintf("%s: collection %s holds sagas of %s with %s ids, and this program's are of %s with %s ids; take another name, or if both are the same saga say so by WithOwner(%q)",
+	return fmt.Sprintf("%s: collection %s contains sagas of %s with %s ids, but this program defines it for %s with %s ids; "+
+		"choose another name, or if both are the same saga, set WithOwner(%q)",
 		ErrDuplicateSaga, e.Want.Name, e.Found.Owner, e.Found.ID, e.Want.Owner, e.Want.ID, e.Found.Owner)
 }
 
-// Unwrap is ErrDuplicateSaga.
+// Unwrap returns ErrDuplicateSaga.
 func (e *OwnerError) Unwrap() error { return ErrDuplicateSaga }
 
-// GapError is ErrGap with the numbers: Next is the one that is waited for.
+// GapError reports that a message cannot be held, because too many are held already. It wraps
+// ErrGap.
 type GapError struct {
-	Saga, ID    string
-	Next, Got   int64
+	// Saga and ID identify the saga.
+	Saga, ID string
+
+	// Next is the number of the missing message, and Got the number of the message that was
+	// rejected.
+	Next, Got int64
+
+	// Held is the number of held messages, and Limit the largest allowed number.
 	Held, Limit int
-	Bytes       int    // of the messages that would be held, if those are above 8 MiB
-	Stuck       string // why the step of number Next failed, if it is held too
+
+	// Bytes is the size that the held messages would have, if it exceeds 8 MiB. Otherwise it is 0.
+	Bytes int
+
+	// Stuck is the error of the step for message Next, if that message is held and its step failed.
+	Stuck string
 }
 
 func (e *GapError) Error() string {
 	if e.Stuck != "" {
-		return fmt.Sprintf("%s: %s %s holds %d messages because the step of number %d fails: %s; mend the step, or send another message of that number",
+		return fmt.Sprintf("%s: %s %s holds %d messages because the step for number %d fails: %s; "+
+			"fix the step, or send another message with this number",
 			ErrGap, e.Saga, e.ID, e.Held, e.Next, e.Stuck)
 	}
+
 	if e.Bytes > 0 {
 		return fmt.Sprintf("%s: %s %s waits for number %d and holds %d; with number %d those would be %d bytes, above 8 MiB",
 			ErrGap, e.Saga, e.ID, e.Next, e.Held, e.Got, e.Bytes)
 	}
-	return fmt.Sprintf("%s: %s %s waits for number %d and holds %d of at most %d when %d comes; raise WithHeldLimit, or let the policy of this error retry later",
+
+	return fmt.Sprintf("%s: %s %s waits for number %d and holds %d of at most %d when %d arrives; "+
+		"raise WithHeldLimit, or set a policy that retries this error later",
 		ErrGap, e.Saga, e.ID, e.Next, e.Held, e.Limit, e.Got)
 }
 
-// Unwrap is ErrGap.
+// Unwrap returns ErrGap.
 func (e *GapError) Unwrap() error { return ErrGap }
 
-// PayloadError is ErrPayload with the message.
+// PayloadError reports a message whose value cannot be decoded. It wraps ErrPayload.
 type PayloadError struct {
+	// Type and Message are the type and the id of the message.
 	Type, Message string
-	Err           error
+
+	// Err is the error of the decoder.
+	Err error
 }
 
 func (e *PayloadError) Error() string {
 	return fmt.Sprintf("%s: message %s of type %s: %s", ErrPayload, e.Message, e.Type, e.Err)
 }
 
-// Unwrap is ErrPayload and the decoder's error.
+// Unwrap returns ErrPayload and the error of the decoder.
 func (e *PayloadError) Unwrap() []error { return []error{ErrPayload, e.Err} }
 
-// IDError is ErrID with the text.
+// IDError reports a text that is not an id of the expected kind. It wraps ErrID.
 type IDError struct {
+	// Text is the text that was parsed.
 	Text string
+
+	// Kind is the expected kind.
 	Kind IDKind
 }
 
-func (e *IDError) Error() string { return fmt.Sprintf("%s: %q is no %s", ErrID, e.Text, e.Kind) }
+func (e *IDError) Error() string {
+	return fmt.Sprintf("%s: %q is not a valid %s", ErrID, e.Text, e.Kind)
+}
 
-// Unwrap is ErrID.
+// Unwrap returns ErrID.
 func (e *IDError) Unwrap() error { return ErrID }
 
-// DefinitionError is ErrDefinition with everything that is wrong.
+// DefinitionError lists all mistakes in the definition of a saga. It wraps ErrDefinition.
 type DefinitionError struct {
-	Saga     string
+	// Saga is the name of the saga.
+	Saga string
+
+	// Problems contains one text for each mistake.
 	Problems []string
 }
 
@@ -165,5 +225,5 @@ func (e *DefinitionError) Error() string {
 	return fmt.Sprintf("%s: %s: %s", ErrDefinition, e.Saga, strings.Join(e.Problems, "; "))
 }
 
-// Unwrap is ErrDefinition.
+// Unwrap returns ErrDefinition.
 func (e *DefinitionError) Unwrap() error { return ErrDefinition }

@@ -13,7 +13,7 @@ import (
 	"github.com/outrelay/outrelay/pkg/saga"
 )
 
-// Purchase is what the saga of the example knows.
+// Purchase is the state of the saga in the example.
 type Purchase struct {
 	Amount int
 	Paid   bool
@@ -25,21 +25,24 @@ type Placed struct {
 	Amount  int
 }
 
-// A purchase waits for its payment, and is cancelled when none comes within a quarter of an hour.
+// A purchase waits for its payment, and is canceled if none arrives within 15 minutes.
 func Example() {
 	register := func(ctx context.Context, db *mongo.Database, box *outbox.Box, c *consumer.Consumer) error {
 		store, err := saga.NewMongoStore(db)
 		if err != nil {
 			return err
 		}
+
 		reg, err := saga.NewRegistry(store, saga.WithOutbox(box))
 		if err != nil {
 			return err
 		}
+
 		purchases, err := saga.New[Purchase, uuid.UUID](reg, "purchase_sagas", saga.WithTombstone(7*24*time.Hour))
 		if err != nil {
 			return err
 		}
+
 		type purchase = saga.Instance[Purchase, uuid.UUID]
 		purchases.Start("OrderPlaced", saga.ByJSON(func(p Placed) uuid.UUID { return p.OrderID }),
 			saga.JSON(func(_ context.Context, in *purchase, p Placed) error {
@@ -48,22 +51,28 @@ func Example() {
 				if err := in.Compensation(event.New("stock", in.ID().String(), "GoodsReleased", []byte(`{}`))); err != nil {
 					return err
 				}
+
 				return in.Timeout("unpaid", 15*time.Minute, nil)
 			}))
+
 		purchases.Handle("PaymentTaken", saga.ByHeader[uuid.UUID](), func(_ context.Context, in *purchase, _ *consumer.Message) error {
 			in.State.Paid = true
-			in.Complete() // which takes the timeout back
+			in.Complete() // this cancels the timeout
 			return nil
 		})
+
 		purchases.Timeout("unpaid", func(_ context.Context, in *purchase, _ *consumer.Message) error {
 			in.Complete()
 			_, err := in.Compensate()
 			return err
 		})
+
 		if err := reg.Prepare(ctx); err != nil {
 			return err
 		}
+
 		return purchases.Register(c)
 	}
+
 	_ = register
 }

@@ -1,4 +1,4 @@
 package saga
 
-// Restore makes the event again of which envelope is the stored form.
-var Restore = restore
+// Restore returns the event whose stored form is envelope.
+var Restore = restoreEvent

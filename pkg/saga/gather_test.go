@@ -10,7 +10,7 @@ import (
 	"github.com/outrelay/outrelay/pkg/saga"
 )
 
-// quotes asks three shops for a price and takes the best of those that answer in time.
+// quotes asks three shops for a price and uses the best of the answers that arrive in time.
 type quotes struct {
 	Asked  int
 	Best   int
@@ -32,18 +32,23 @@ func gather(t *testing.T, p *place) consumer.Handler {
 		for _, shop := range shops { // scatter
 			in.Emit(event.New("shop", shop, "Offer", []byte(in.ID())))
 		}
+
 		in.State.Asked = len(shops)
 		return in.Timeout("patience", time.Minute, nil)
 	}))
+
 	s.Handle("Offered", saga.ByHeader[string](), saga.JSON(func(_ context.Context, in *saga.Instance[quotes, string], o offer) error {
 		if in.State.Winner == "" || o.Price < in.State.Best {
 			in.State.Best, in.State.Winner = o.Price, o.Shop
 		}
+
 		if in.State.Asked--; in.State.Asked == 0 { // gathered
 			decide(in)
 		}
+
 		return nil
 	}))
+
 	s.Timeout("patience", func(_ context.Context, in *saga.Instance[quotes, string], _ *consumer.Message) error {
 		decide(in)
 		return nil
@@ -70,6 +75,7 @@ func TestScatterAndGather(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
+
 		chosen := 0
 		for _, e := range envelopes {
 			if e.Lookup("type").StringValue() == "Chosen" {
@@ -79,6 +85,7 @@ func TestScatterAndGather(t *testing.T) {
 				}
 			}
 		}
+
 		if chosen != 1 {
 			t.Errorf("%s: %d decisions", what, chosen)
 		}

@@ -7,15 +7,16 @@ import (
 	"github.com/google/uuid"
 )
 
-// Identifier is what may identify a saga. Each kind is stored as itself, and all sagas of a collection are of one kind.
+// Identifier lists the types that an id of a saga can have. Each type is stored as its own BSON
+// type, and all sagas of a collection have ids of the same type.
 type Identifier interface {
 	uuid.UUID | string | int32 | int64
 }
 
-// IDKind names a kind of Identifier.
+// IDKind is the name of a type of id.
 type IDKind string
 
-// The kinds of Identifier.
+// Kinds of ids.
 const (
 	KindUUID   IDKind = "uuid" // binary of subtype 4
 	KindString IDKind = "string"
@@ -23,6 +24,7 @@ const (
 	KindInt64  IDKind = "int64"
 )
 
+// kindOf returns the kind of the type I.
 func kindOf[I Identifier]() IDKind {
 	switch any(*new(I)).(type) {
 	case uuid.UUID:
@@ -36,7 +38,8 @@ func kindOf[I Identifier]() IDKind {
 	}
 }
 
-// FormatID is the canonical text of an id of any kind, as it stands in the header saga-id.
+// FormatID returns the canonical text of an id of any kind, which is also the value of the header
+// saga-id.
 func FormatID(id any) string {
 	switch v := id.(type) {
 	case uuid.UUID:
@@ -48,11 +51,12 @@ func FormatID(id any) string {
 	case int64:
 		return strconv.FormatInt(v, 10)
 	}
+
 	return fmt.Sprint(id)
 }
 
-// ParseID reads the text of an id of that kind: the result is a uuid.UUID, string, int32 or int64. The error is an
-// *IDError.
+// ParseID parses the text of an id of this kind. The result is a uuid.UUID, string, int32 or int64.
+// The nil UUID and the empty string are invalid. The error is an *IDError.
 func ParseID(kind IDKind, text string) (any, error) {
 	switch kind {
 	case KindUUID:
@@ -72,9 +76,11 @@ func ParseID(kind IDKind, text string) (any, error) {
 			return n, nil
 		}
 	}
+
 	return nil, &IDError{Text: text, Kind: kind}
 }
 
+// parseID parses an id of type I. The error is an *IDError.
 func parseID[I Identifier](text string) (I, error) {
 	id, err := ParseID(kindOf[I](), text)
 	if err != nil {
@@ -83,8 +89,9 @@ func parseID[I Identifier](text string) (I, error) {
 	return id.(I), nil
 }
 
-// missing reports whether id is one that stands for none: the nil UUID or the empty string. 0 is a number like another.
-func missing[I Identifier](id I) bool {
+// isMissingID reports whether id is the nil UUID or the empty string, which stand for no id. The
+// number 0 is an ordinary id.
+func isMissingID[I Identifier](id I) bool {
 	switch v := any(id).(type) {
 	case uuid.UUID:
 		return v == uuid.Nil

@@ -28,7 +28,7 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(stacktest.Settled(m, goleak.Find))
 }
 
-// place is a database of the test's own.
+// place contains the database of one test.
 type place struct {
 	db    *mongo.Database
 	store *saga.MongoStore
@@ -47,10 +47,12 @@ func placeIn(tb testing.TB, db *mongo.Database, opts ...outbox.Option) *place {
 	if err != nil {
 		tb.Fatal(err)
 	}
+
 	box, err := outbox.New(db, opts...)
 	if err != nil {
 		tb.Fatal(err)
 	}
+
 	return &place{db: db, store: store, box: box, sent: db.Collection(outbox.DefaultCollection)}
 }
 
@@ -68,7 +70,7 @@ func registry(tb testing.TB, store saga.Store, opts ...saga.Option) *saga.Regist
 	return r
 }
 
-// types are the types of the events in the outbox, in the order of their appends.
+// types returns the types of the events in the outbox, in the order of their appends.
 func (p *place) types(ctx context.Context) ([]string, error) {
 	views, err := p.envelopes(ctx)
 	types := []string{}
@@ -99,7 +101,7 @@ func (p *place) wantEvents(tb testing.TB, want ...string) {
 	}
 }
 
-// document is the stored saga, nil if there is none.
+// document returns the stored saga, or nil if there is none.
 func (p *place) document(tb testing.TB, name string, id any) bson.Raw {
 	tb.Helper()
 	raw, err := p.db.Collection(name).FindOne(tb.Context(), bson.D{{Key: "_id", Value: id}}).Raw()
@@ -160,39 +162,44 @@ func handle(tb testing.TB, h consumer.Handler, ms ...*consumer.Message) {
 	}
 }
 
-// msg is a message with a JSON value and pairs of headers.
+// msg returns a message with a JSON value and pairs of headers.
 func msg(tb testing.TB, typ, key string, value any, headers ...string) *consumer.Message {
 	tb.Helper()
 	text, err := json.Marshal(value)
 	if err != nil {
 		tb.Fatal(err)
 	}
+
 	m := &consumer.Message{ID: typ + "/" + key, Type: typ, Key: []byte(key), Value: text}
 	for i := 0; i+1 < len(headers); i += 2 {
 		m.Headers = append(m.Headers, consumer.Header{Key: headers[i], Value: []byte(headers[i+1])})
 	}
+
 	return m
 }
 
-// arrived is a stored envelope as the message that the relay would make of it.
+// arrived returns the message that the relay would publish for a stored envelope.
 func arrived(tb testing.TB, envelope bson.Raw) *consumer.Message {
 	tb.Helper()
 	var v event.View
 	if err := event.Parse(envelope, &v); err != nil {
 		tb.Fatal(err)
 	}
+
 	value, err := event.AppendPayload([]byte{}, &v)
 	if err != nil {
 		tb.Fatal(err)
 	}
+
 	m := &consumer.Message{ID: string(v.AppendID(nil)), Type: string(v.Type), Key: bytes.Clone(v.OrderingKey()), Value: value}
 	for it := v.Headers.Iter(); it.Next(); {
 		m.Headers = append(m.Headers, consumer.Header{Key: string(it.Key), Value: bytes.Clone(it.Value)})
 	}
+
 	return m
 }
 
-// memory is a Store without transactions, for tests of what does not need a server.
+// memory is a Store without transactions, for tests that need no server.
 type memory struct {
 	saga.Store
 	mu      sync.Mutex
@@ -224,6 +231,7 @@ func (s *memory) Save(_ context.Context, name string, r saga.Record) (saga.Recor
 		s.refuse--
 		return r, &saga.ConflictError{Saga: name, ID: saga.FormatID(r.ID), Version: r.Version}
 	}
+
 	r.Version, r.UpdatedAt = r.Version+1, time.Now()
 	s.records[r.ID] = r
 	return r, nil

@@ -20,50 +20,57 @@ import (
 	"github.com/outrelay/outrelay/internal/schema"
 )
 
-// DefaultTypes is the collection in which Prepare writes down which sagas a database has.
+// DefaultTypes is the name of the collection in which Prepare stores the types of the sagas of a
+// database.
 const DefaultTypes = "saga_types"
 
-// Codes of MongoDB by which conflicts are known.
+// Error codes of MongoDB that report a conflict.
 const (
 	codeWriteConflict = 112
 	codeDuplicateKey  = 11000
 )
 
-// MongoStore keeps sagas in a MongoDB database: one collection per saga, one document per instance.
+// MongoStore is a Store in a MongoDB database. Each saga has a collection, and each instance one
+// document.
 type MongoStore struct {
 	db    *mongo.Database
 	types *mongo.Collection
 }
 
-// NewMongoStore does no I/O. Outside of transactions the store reads from the primary what a majority has, and writes wait
-// for a majority, whatever the client's settings are.
+// NewMongoStore returns a store in the database db. It does no I/O. Outside of transactions, the
+// store reads majority-committed data from the primary and writes with majority write concern, even
+// if the client is configured otherwise.
 func NewMongoStore(db *mongo.Database) (*MongoStore, error) {
 	if db == nil {
 		return nil, errors.New("saga store: the database is nil")
 	}
+
 	s := &MongoStore{db: db}
-	s.types = s.collection(DefaultTypes)
+	s.types = s.sagaCollection(DefaultTypes)
 	return s, nil
 }
 
-func (s *MongoStore) collection(name string) *mongo.Collection {
+// sagaCollection returns the collection of a saga.
+func (s *MongoStore) sagaCollection(name string) *mongo.Collection {
 	return s.db.Collection(name, options.Collection().
-		SetReadConcern(readconcern.Majority()).SetWriteConcern(writeconcern.Majority()).SetReadPreference(readpref.Primary()))
+		SetReadConcern(readconcern.Majority()).
+		SetWriteConcern(writeconcern.Majority()).
+		SetReadPreference(readpref.Primary()))
 }
 
-// Transaction is outbox.Transaction on the database's client.
+// Transaction calls outbox.Transaction with the client of the database.
 func (s *MongoStore) Transaction(ctx context.Context, fn func(ctx context.Context) error) error {
 	return outbox.Transaction(ctx, s.db.Client(), fn)
 }
 
-// InTransaction reports whether ctx carries a session of the driver with a running transaction.
+// InTransaction reports whether ctx has a session of the driver with a running transaction.
 func (s *MongoStore) InTransaction(ctx context.Context) bool {
 	sess := mongo.SessionFromContext(ctx)
 	return sess != nil && sess.TransactionRunning()
 }
 
-// times are the Store's own fields beside _id and version.
-type times struct {
+// storeFields contains the fields of the Store, except for _id.
+type storeFields struct {
 	Version     int64     `bson:"version"`
 	CreatedAt   time.Time `bson:"createdAt"`
 	UpdatedAt   time.Time `bson:"updatedAt"`
@@ -71,141 +78,171 @@ type times struct {
 	ExpiresAt   time.Time `bson:"expiresAt"`
 }
 
-// Load reads one document by its id.
+// Load returns the record with this id, and whether it exists. It is one query.
 func (s *MongoStore) Load(ctx context.Context, saga string, id any) (Record, bool, error) {
-	raw, err := s.collection(saga).FindOne(ctx, bson.D{{Key: "_id", Value: native(id)}}).Raw()
+	raw, err := s.sagaCollection(saga).FindOne(ctx, bson.D{{Key: "_id", Value: storedID(id)}}).Raw()
 	if errors.Is(err, mongo.ErrNoDocuments) {
 		return Record{}, false, nil
 	}
 	if err != nil {
 		return Record{}, false, fmt.Errorf("loading saga %s %s: %w", saga, FormatID(id), err)
 	}
-	r, err := record(raw)
+
+	r, err := decodeRecord(raw)
 	if err != nil {
 		return Record{}, false, fmt.Errorf("loading saga %s %s: %w", saga, FormatID(id), err)
 	}
+
 	return r, true, nil
 }
 
-// Save is one findAndModify: a start is an upsert for a version that no document has, so a second one meets the unique _id.
+// Save stores the record: see Store.Save. It is one findAndModify command. A start is an upsert of
+// a version that no document has, so a second start violates the unique index of _id.
 func (s *MongoStore) Save(ctx context.Context, saga string, r Record) (Record, error) {
-	raw, err := s.replace(ctx, saga, r, bson.D{})
+	raw, err := s.replaceDocument(ctx, saga, r, bson.D{})
 	if err != nil {
-		return Record{}, s.failed("saving", saga, r, err)
+		return Record{}, s.wrapError("saving", saga, r, err)
 	}
-	return record(raw)
+
+	return decodeRecord(raw)
 }
 
-// Complete deletes or marks, guarded by the version.
+// Complete deletes the record or makes it a tombstone: see Store.Complete. It is one command.
 func (s *MongoStore) Complete(ctx context.Context, saga string, r Record, keep time.Duration) error {
 	var err error
 	switch {
 	case keep > 0:
-		_, err = s.replace(ctx, saga, r, bson.D{
+		_, err = s.replaceDocument(ctx, saga, r, bson.D{
 			{Key: "completedAt", Value: "$$NOW"},
 			{Key: "expiresAt", Value: bson.D{{Key: "$add", Value: bson.A{"$$NOW", keep.Milliseconds()}}}},
 		})
+		// With AnyVersion a missing record is not an error.
 		if errors.Is(err, mongo.ErrNoDocuments) && r.Version == AnyVersion {
 			err = nil
 		}
 	case r.Version != 0:
 		var res *mongo.DeleteResult
-		if res, err = s.collection(saga).DeleteOne(ctx, guard(r)); err == nil && res.DeletedCount == 0 && r.Version != AnyVersion {
+		res, err = s.sagaCollection(saga).DeleteOne(ctx, versionFilter(r))
+		if err == nil && res.DeletedCount == 0 && r.Version != AnyVersion {
 			err = mongo.ErrNoDocuments
 		}
 	}
+
 	if err != nil {
-		return s.failed("completing", saga, r, err)
+		return s.wrapError("completing", saga, r, err)
 	}
+
 	return nil
 }
 
-// replace puts the body and the Store's own fields in place of the document of r's id and version. The times are computed
-// by the server, so the body is a literal within a pipeline.
-func (s *MongoStore) replace(ctx context.Context, saga string, r Record, more bson.D) (bson.Raw, error) {
+// replaceDocument replaces the document with the id and the version of r by the body of r and the
+// fields of the Store. The server computes the times, so the update is a pipeline that contains the
+// body as a literal.
+func (s *MongoStore) replaceDocument(ctx context.Context, saga string, r Record, more bson.D) (bson.Raw, error) {
 	body := r.Body
 	if body == nil {
-		body = bson.Raw{5, 0, 0, 0, 0}
+		body = bson.Raw{5, 0, 0, 0, 0} // an empty document
 	}
+
 	fields := append(bson.D{
 		{Key: "_id", Value: "$_id"},
 		{Key: "version", Value: bson.D{{Key: "$add", Value: bson.A{"$version", int64(1)}}}},
 		{Key: "createdAt", Value: bson.D{{Key: "$ifNull", Value: bson.A{"$createdAt", "$$NOW"}}}},
 		{Key: "updatedAt", Value: "$$NOW"},
 	}, more...)
+
 	update := mongo.Pipeline{{{Key: "$replaceWith", Value: bson.D{{Key: "$mergeObjects", Value: bson.A{
 		bson.D{{Key: "$literal", Value: body}}, fields,
 	}}}}}}
 	opts := options.FindOneAndUpdate().SetReturnDocument(options.After).SetUpsert(r.Version == 0)
-	return s.collection(saga).FindOneAndUpdate(ctx, guard(r), update, opts).Raw()
+	return s.sagaCollection(saga).FindOneAndUpdate(ctx, versionFilter(r), update, opts).Raw()
 }
 
-func guard(r Record) bson.D {
-	g := bson.D{{Key: "_id", Value: native(r.ID)}}
+// versionFilter returns a filter for the document with the id and the version of r.
+func versionFilter(r Record) bson.D {
+	g := bson.D{{Key: "_id", Value: storedID(r.ID)}}
+
+	// With AnyVersion, other steps may have changed the saga.
 	if r.Version != AnyVersion {
 		g = append(g, bson.E{Key: "version", Value: r.Version})
 	}
-	if r.Version > 0 && !r.CreatedAt.IsZero() { // a saga that was deleted and began anew counts its versions from 1 again
+	// A saga that was deleted and started again counts its versions from 1 again.
+	if r.Version > 0 && !r.CreatedAt.IsZero() {
 		g = append(g, bson.E{Key: "createdAt", Value: r.CreatedAt})
 	}
 	return g
 }
 
-// failed tells a conflict from other errors. The server's error stays inside: in a transaction its label makes
-// outbox.Transaction begin afresh.
-func (s *MongoStore) failed(doing, saga string, r Record, err error) error {
+// wrapError returns a *ConflictError if err reports a conflict. The error of the server is wrapped:
+// in a transaction its label makes outbox.Transaction start again.
+func (s *MongoStore) wrapError(doing, saga string, r Record, err error) error {
 	conflict := &ConflictError{Saga: saga, ID: FormatID(r.ID), Version: r.Version}
 	if errors.Is(err, mongo.ErrNoDocuments) {
 		return conflict
 	}
+
 	var server mongo.ServerError
 	if errors.As(err, &server) && (server.HasErrorCode(codeDuplicateKey) || server.HasErrorCode(codeWriteConflict)) {
 		conflict.Err = err
 		return conflict
 	}
+
 	return fmt.Errorf("%s saga %s %s: %w", doing, saga, FormatID(r.ID), err)
 }
 
-// Recent sorts the collection by its last change. There is no index for it, which each step would pay for.
+// Recent returns the records that were changed last: see Store.Recent. It sorts the whole
+// collection, because an index would add cost to each step.
 func (s *MongoStore) Recent(ctx context.Context, saga string, limit int) ([]Record, error) {
 	if limit <= 0 {
 		return nil, nil
 	}
-	cur, err := s.collection(saga).Find(ctx, bson.D{}, options.Find().
-		SetSort(bson.D{{Key: "updatedAt", Value: -1}, {Key: "_id", Value: 1}}).SetLimit(int64(limit)).SetAllowDiskUse(true))
+
+	cur, err := s.sagaCollection(saga).Find(ctx, bson.D{}, options.Find().
+		SetSort(bson.D{{Key: "updatedAt", Value: -1}, {Key: "_id", Value: 1}}).
+		SetLimit(int64(limit)).
+		SetAllowDiskUse(true))
 	if err != nil {
 		return nil, fmt.Errorf("listing sagas of %s: %w", saga, err)
 	}
+
 	var raws []bson.Raw
 	if err := cur.All(ctx, &raws); err != nil {
 		return nil, fmt.Errorf("listing sagas of %s: %w", saga, err)
 	}
+
 	list := make([]Record, 0, len(raws))
 	for _, raw := range raws {
-		r, err := record(raw)
+		r, err := decodeRecord(raw)
 		if err != nil {
 			return nil, fmt.Errorf("listing sagas of %s: %w", saga, err)
 		}
 		list = append(list, r)
 	}
+
 	return list, nil
 }
 
-// Prepare creates the collection and its TTL index for tombstones, and writes the type down. Creating the collection here
-// keeps the first steps from conflicting over it.
+// Prepare creates the collection and its TTL index for tombstones, and stores the type: see
+// Store.Prepare. Because the collection exists, the first steps do not conflict when they create
+// it.
 func (s *MongoStore) Prepare(ctx context.Context, t TypeInfo) error {
+	// An existing type stays, and is compared below.
 	update := bson.D{{Key: "$setOnInsert", Value: bson.D{{Key: "owner", Value: t.Owner}, {Key: "id", Value: t.ID}}}}
 	opts := options.FindOneAndUpdate().SetUpsert(true).SetReturnDocument(options.After)
+
 	var found TypeInfo
 	err := s.types.FindOneAndUpdate(ctx, bson.D{{Key: "_id", Value: t.Name}}, update, opts).Decode(&found)
 	if err != nil {
-		return fmt.Errorf("writing down saga %s: %w", t.Name, err)
+		return fmt.Errorf("storing the type of saga %s: %w", t.Name, err)
 	}
+
 	if found.Owner != t.Owner || found.ID != t.ID {
 		t.Messages = nil
 		return &OwnerError{Want: t, Found: found}
 	}
-	coll, tombstones := s.collection(t.Name), mongo.IndexModel{
+
+	coll := s.sagaCollection(t.Name)
+	tombstones := mongo.IndexModel{
 		Keys: bson.D{{Key: "expiresAt", Value: 1}},
 		Options: options.Index().SetExpireAfterSeconds(0).
 			SetPartialFilterExpression(bson.D{{Key: "expiresAt", Value: bson.D{{Key: "$exists", Value: true}}}}),
@@ -215,17 +252,19 @@ func (s *MongoStore) Prepare(ctx context.Context, t TypeInfo) error {
 		return err
 	})
 	if err != nil {
-		return fmt.Errorf("making the index for tombstones of saga %s: %w", t.Name, err)
+		return fmt.Errorf("creating the index for tombstones of saga %s: %w", t.Name, err)
 	}
+
 	return nil
 }
 
-// Types reads what Prepare wrote down.
+// Types returns the types that Prepare has stored, sorted by name.
 func (s *MongoStore) Types(ctx context.Context) ([]TypeInfo, error) {
 	cur, err := s.types.Find(ctx, bson.D{}, options.Find().SetSort(bson.D{{Key: "_id", Value: 1}}))
 	if err != nil {
 		return nil, fmt.Errorf("listing sagas: %w", err)
 	}
+
 	var list []TypeInfo
 	if err := cur.All(ctx, &list); err != nil {
 		return nil, fmt.Errorf("listing sagas: %w", err)
@@ -233,20 +272,29 @@ func (s *MongoStore) Types(ctx context.Context) ([]TypeInfo, error) {
 	return list, nil
 }
 
-// native is the id as it is stored.
-func native(id any) any {
+// storedID returns id in the form in which it is stored.
+func storedID(id any) any {
 	if u, ok := id.(uuid.UUID); ok {
 		return bson.Binary{Subtype: bson.TypeBinaryUUID, Data: u[:]}
 	}
 	return id
 }
 
-func record(raw bson.Raw) (Record, error) {
-	var t times
+// decodeRecord decodes the document of a saga.
+func decodeRecord(raw bson.Raw) (Record, error) {
+	var t storeFields
 	if err := bson.Unmarshal(raw, &t); err != nil {
 		return Record{}, err
 	}
-	r := Record{Version: t.Version, CreatedAt: t.CreatedAt, UpdatedAt: t.UpdatedAt, CompletedAt: t.CompletedAt, ExpiresAt: t.ExpiresAt}
+
+	r := Record{
+		Version:     t.Version,
+		CreatedAt:   t.CreatedAt,
+		UpdatedAt:   t.UpdatedAt,
+		CompletedAt: t.CompletedAt,
+		ExpiresAt:   t.ExpiresAt,
+	}
+
 	switch v := raw.Lookup("_id"); v.Type {
 	case bson.TypeBinary:
 		_, data := v.Binary()
@@ -254,6 +302,7 @@ func record(raw bson.Raw) (Record, error) {
 		if err != nil {
 			return Record{}, fmt.Errorf("_id: %w", err)
 		}
+
 		r.ID = id
 	case bson.TypeString:
 		r.ID = v.StringValue()
@@ -264,17 +313,19 @@ func record(raw bson.Raw) (Record, error) {
 	default:
 		return Record{}, fmt.Errorf("_id is of type %s", v.Type)
 	}
-	body, err := withoutOwn(raw)
+
+	body, err := withoutStoreFields(raw)
 	r.Body = body
 	return r, err
 }
 
-// withoutOwn is the document without the Store's own fields.
-func withoutOwn(raw bson.Raw) (bson.Raw, error) {
+// withoutStoreFields returns the document without the fields of the Store.
+func withoutStoreFields(raw bson.Raw) (bson.Raw, error) {
 	elements, err := raw.Elements()
 	if err != nil {
 		return nil, err
 	}
+
 	body := make(bson.D, 0, len(elements))
 	for _, e := range elements {
 		switch e.Key() {
@@ -283,9 +334,12 @@ func withoutOwn(raw bson.Raw) (bson.Raw, error) {
 			body = append(body, bson.E{Key: e.Key(), Value: e.Value()})
 		}
 	}
+
 	return bson.Marshal(body)
 }
 
-func legalName(name string) bool {
-	return name != "" && len(name) <= 200 && name != DefaultTypes && !strings.ContainsAny(name, "$\x00") && !strings.HasPrefix(name, "system.")
+// isLegalName reports whether name can be the name of a saga and its collection.
+func isLegalName(name string) bool {
+	return name != "" && len(name) <= 200 && name != DefaultTypes &&
+		!strings.ContainsAny(name, "$\x00") && !strings.HasPrefix(name, "system.")
 }

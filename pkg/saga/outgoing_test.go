@@ -24,7 +24,7 @@ func outboxPlain() outbox.Option { return outbox.WithoutTransaction() }
 
 func stepped() event.Event { return event.New("order", "a", "Stepped", "{}") }
 
-// reminders is a saga with timeouts: Remind sets the one that its value names.
+// reminders returns a saga with timeouts. Remind requests the timeout that its value names.
 func reminders(t *testing.T, p *place, opts ...saga.SagaOption) consumer.Handler {
 	s := define[order, string](t, p.registry(t), "orders", opts...)
 	by := saga.ByKey[string]()
@@ -40,6 +40,7 @@ func reminders(t *testing.T, p *place, opts ...saga.SagaOption) consumer.Handler
 		in.CancelTimeout("first")
 		return err
 	})
+
 	s.Handle("End", by, func(_ context.Context, in *saga.Instance[order, string], _ *consumer.Message) error {
 		in.Complete()
 		return errors.Join(in.Timeout("first", 0, nil))
@@ -50,27 +51,32 @@ func reminders(t *testing.T, p *place, opts ...saga.SagaOption) consumer.Handler
 			return nil
 		}))
 	}
+
 	return handlerOf(t, s)
 }
 
-// waiting are the scheduled events of the outbox by their types.
+// waiting returns the types of the scheduled events in the outbox.
 func (p *place) waiting(t *testing.T) map[string]bson.Raw {
 	t.Helper()
 	envelopes, err := p.envelopes(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	m := map[string]bson.Raw{}
 	for _, e := range envelopes {
 		if _, err := e.LookupErr("dueAt"); err != nil {
 			continue
 		}
+
 		typ := e.Lookup("type").StringValue()
 		if m[typ] != nil {
 			t.Errorf("two timeouts of type %s", typ)
 		}
+
 		m[typ] = e
 	}
+
 	return m
 }
 
@@ -83,13 +89,16 @@ func TestTimeouts(t *testing.T) {
 		if err := p.document(t, "orders", "a").Lookup("state").Unmarshal(&o); err != nil {
 			t.Fatal(err)
 		}
+
 		return o
 	}
+
 	handle(t, h, msg(t, "Remind", "a", "first"), msg(t, "Remind", "a", "second"))
 	due := p.waiting(t)["orders.second"]
 	if at := p.document(t, "orders", "a").Lookup("updatedAt").Time().Add(time.Hour); !at.Equal(due.Lookup("dueAt").Time()) {
 		t.Errorf("due at %v, want an hour after the step by the server's clock, %v", due.Lookup("dueAt"), at)
 	}
+
 	if due.Lookup("aggregatetype").StringValue() != "orders" || due.Lookup("aggregateid").StringValue() != "a" || due.Lookup("subject").StringValue() != "late" {
 		t.Errorf("the timeout is %s", due)
 	}
@@ -100,13 +109,16 @@ func TestTimeouts(t *testing.T) {
 	if renewed.Lookup("_id").Equal(old.Lookup("_id")) {
 		t.Error("the timeout that was set anew is the old one")
 	}
+
 	handle(t, h, arrived(t, old)) // was on its way
 	if got := state(); len(got.Steps) != 0 {
 		t.Errorf("a timeout that was set anew has run: %v", got.Steps)
 	}
+
 	for range 2 { // the second is a redelivery
 		handle(t, h, arrived(t, renewed))
 	}
+
 	if got := fmt.Sprint(state().Steps); got != "[first:first]" {
 		t.Errorf("steps %s", got)
 	}
@@ -115,10 +127,12 @@ func TestTimeouts(t *testing.T) {
 	if _, there := p.waiting(t)["orders.second"]; there || state().Name != "true" {
 		t.Error("the timeout was not taken back")
 	}
+
 	handle(t, h, arrived(t, due), msg(t, "Forget", "a", "second"), msg(t, "Both", "a", nil))
 	if got := state(); len(got.Steps) != 1 || got.Name != "false" {
 		t.Errorf("after a timeout was taken back: %+v", got)
 	}
+
 	if n := len(p.document(t, "orders", "a").Lookup("timeouts").Value); n != 0 {
 		t.Errorf("the document still names timeouts: %s", p.document(t, "orders", "a"))
 	}
@@ -135,6 +149,7 @@ func TestTimeoutsEndWithTheSaga(t *testing.T) {
 		if left := p.waiting(t); len(left) != 0 {
 			t.Errorf("%s: completion has left %v", name, left)
 		}
+
 		before := p.document(t, "orders", "a")
 		handle(t, h, arrived(t, late))
 		if after := p.document(t, "orders", "a"); string(after) != string(before) {
@@ -158,7 +173,7 @@ func TestBadTimeoutsAreRefused(t *testing.T) {
 	}
 }
 
-// trip books in three steps, and takes back what it has booked when one fails.
+// trip books three things, and cancels the earlier bookings if one fails.
 func trip(t *testing.T, p *place) consumer.Handler {
 	s := define[order, string](t, p.registry(t), "trips")
 	by := saga.ByKey[string]()
@@ -172,8 +187,10 @@ func trip(t *testing.T, p *place) consumer.Handler {
 			in.State.Name = "nothing to undo"
 			return nil
 		}
+
 		return err
 	})
+
 	s.Handle("Paid", by, func(_ context.Context, in *saga.Instance[order, string], _ *consumer.Message) error {
 		in.State.Steps = []string{fmt.Sprint(in.ForgetCompensations())}
 		return nil
@@ -191,10 +208,12 @@ func TestCompensationRunsInReverse(t *testing.T) {
 	if doc.Lookup("state", "name").StringValue() != "nothing to undo" {
 		t.Errorf("the second failure has found something to undo: %s", doc)
 	}
+
 	envelopes, _ := p.envelopes(t.Context())
 	if v, _ := arrived(t, envelopes[3]).Header(saga.HeaderID); string(v) != "a" {
 		t.Errorf("a compensation has %s %q", saga.HeaderID, v)
 	}
+
 	handle(t, h, msg(t, "Book", "b", "Flight"), msg(t, "Paid", "b", nil), msg(t, "Fail", "b", nil))
 	if doc := p.document(t, "trips", "b"); doc.Lookup("state", "name").StringValue() != "nothing to undo" || doc.Lookup("state", "steps", "0").StringValue() != "1" {
 		t.Errorf("after the point of no return: %s", doc)
@@ -212,7 +231,7 @@ func TestABadCompensationIsRefusedWhenItIsRemembered(t *testing.T) {
 	}
 }
 
-// What comes out of the document as a compensation is byte for byte the event that was remembered.
+// An event that was stored as a compensation has the same bytes when it is emitted.
 func TestCompensationsComeBackAsTheyWere(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
@@ -221,10 +240,12 @@ func TestCompensationsComeBackAsTheyWere(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
+
 		raw, err := saga.Restore(want)
 		if err != nil {
 			t.Fatal(err)
 		}
+
 		got, err := raw.MarshalBSON()
 		if err != nil || !bytes.Equal(got, want) {
 			t.Fatalf("%v\n%s\n%s", err, bson.Raw(got), bson.Raw(want))
@@ -243,12 +264,14 @@ func anyEvent(t *rapid.T) event.Event {
 		event.WithTime(time.UnixMilli(rapid.Int64Range(1, 1e12).Draw(t, "time"))), event.WithDueAt(time.UnixMilli(1e12)), event.WithExpiresAt(time.UnixMilli(2e12)),
 		event.WithID(uuid.New()), event.WithID(bson.NewObjectID()), event.WithID(text.Draw(t, "id")),
 	}
+
 	var chosen []event.Option
 	for _, o := range opts {
 		if rapid.Bool().Draw(t, "with") {
 			chosen = append(chosen, o)
 		}
 	}
+
 	return event.New(text.Draw(t, "aggregate"), text.Draw(t, "aggregate id"), text.Draw(t, "type"), payload, chosen...)
 }
 
@@ -264,6 +287,7 @@ func TestHeadersAndBaggageLeaveWithTheStep(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	bag, err := baggage.New(member)
 	if err != nil {
 		t.Fatal(err)
@@ -271,16 +295,19 @@ func TestHeadersAndBaggageLeaveWithTheStep(t *testing.T) {
 	if err := handlerOf(t, s).Handle(baggage.ContextWithBaggage(t.Context(), bag), msg(t, "Start", "a", nil)); err != nil {
 		t.Fatal(err)
 	}
+
 	envelopes, err := p.envelopes(t.Context())
 	if err != nil || len(envelopes) != 1 {
 		t.Fatal(err, envelopes)
 	}
+
 	m := arrived(t, envelopes[0])
 	for name, want := range map[string]string{"tenant": "\xff\x00", "baggage": "customer=c-7", saga.HeaderID: "kept"} {
 		if v, _ := m.Header(name); string(v) != want {
 			t.Errorf("header %s is %q, want %q", name, v, want)
 		}
 	}
+
 	if string(m.Value) != `{"raw":true}` {
 		t.Errorf("the value is %s", m.Value)
 	}

@@ -22,13 +22,14 @@ type order struct {
 	Steps []string
 }
 
-// begin carries the id of the saga in its body.
+// begin has the id of the saga in its body.
 type begin[I saga.Identifier] struct {
 	ID   I
 	Name string
 }
 
-// orders is a saga that two messages start, that goes on by an id in the body or in the header, and that ends.
+// orders is a saga that two types of messages start, that correlates by the body or the header, and
+// that ends.
 func orders[I saga.Identifier](tb testing.TB, r *saga.Registry, name string, opts ...saga.SagaOption) *saga.Saga[order, I] {
 	s := define[order, I](tb, r, name, opts...)
 	byBody := saga.ByJSON(func(b begin[I]) I { return b.ID })
@@ -37,6 +38,7 @@ func orders[I saga.Identifier](tb testing.TB, r *saga.Registry, name string, opt
 		in.Emit(event.New("order", "x", "Begun", "{}"))
 		return nil
 	})
+
 	s.Start("Begin", byBody, start)
 	s.Start("BeginToo", byBody, start)
 	step := func(_ context.Context, in *saga.Instance[order, I], m *consumer.Message) error {
@@ -44,6 +46,7 @@ func orders[I saga.Identifier](tb testing.TB, r *saga.Registry, name string, opt
 		in.Emit(event.New("order", "x", "Stepped", "{}"))
 		return nil
 	}
+
 	s.Handle("ByBody", byBody, step)
 	s.Handle("ByHeader", saga.ByHeader[I](), step)
 	s.Handle("ByKey", saga.ByKey[I](), step)
@@ -55,7 +58,7 @@ func orders[I saga.Identifier](tb testing.TB, r *saga.Registry, name string, opt
 	return s
 }
 
-// kind runs the life of a saga whose ids are of kind I.
+// kind runs a complete saga whose ids are of kind I.
 func kind[I saga.Identifier](t *testing.T, id I, native any) {
 	p := newPlace(t)
 	r := p.registry(t)
@@ -67,6 +70,7 @@ func kind[I saga.Identifier](t *testing.T, id I, native any) {
 		if doc == nil {
 			t.Fatalf("%s has not made a document with _id %v", typ, native)
 		}
+
 		byAggregate := msg(t, "ByAggregate", "k", nil)
 		byAggregate.AggregateID = text
 		handle(t, h,
@@ -76,19 +80,23 @@ func kind[I saga.Identifier](t *testing.T, id I, native any) {
 		if err != nil || !found {
 			t.Fatalf("read by the text %q: %v %v", text, found, err)
 		}
+
 		want := fmt.Sprintf(`{"name":%q,"steps":["ByBody","ByHeader","ByKey","ByAggregate"]}`, typ)
 		if string(got.State) != want || got.Version != 5 || got.ID != text {
 			t.Errorf("the saga is %s at version %d, want %s at 5", got.State, got.Version, want)
 		}
+
 		handle(t, h, msg(t, "End", "k", begin[I]{ID: id}))
 		if p.document(t, "orders_of_kind", native) != nil {
 			t.Error("completion has left the document")
 		}
 	}
+
 	envelopes, err := p.envelopes(t.Context())
 	if err != nil || len(envelopes) != 10 {
 		t.Fatalf("%d events, %v", len(envelopes), err)
 	}
+
 	for _, e := range envelopes {
 		if v, _ := arrived(t, e).Header(saga.HeaderID); string(v) != text {
 			t.Errorf("an event has %s %q, want %q", saga.HeaderID, v, text)
@@ -122,6 +130,7 @@ func TestWhatAnIDCannotBeIsRefused(t *testing.T) {
 			}
 		}
 	}
+
 	if _, err := saga.ParseID("float", "1"); !errors.Is(err, saga.ErrID) {
 		t.Errorf("an unknown kind: %v", err)
 	}
@@ -175,10 +184,12 @@ func TestCorrelation(t *testing.T) {
 		if !errors.Is(err, c.err) || got != c.want {
 			t.Errorf("%s with %v: %v and %v, want %v and %v", c.typ, c.headers, got, err, c.want, c.err)
 		}
+
 		if e := new(saga.CorrelationError); errors.Is(err, saga.ErrNoSagaID) && (!errors.As(err, &e) || e.Type != c.typ || e.Saga != "orders") {
 			t.Errorf("%v is no CorrelationError with the message", err)
 		}
 	}
+
 	tombstone := msg(t, "payload", "k", nil)
 	tombstone.Value = nil
 	if err := h.Handle(t.Context(), tombstone); !errors.Is(err, saga.ErrPayload) {
@@ -195,9 +206,11 @@ func TestUnknownSaga(t *testing.T) {
 	if !errors.Is(err, saga.ErrNotFound) || !errors.As(err, &e) || e.ID != "nobody" || e.Saga != "orders" || e.Type != "ByKey" {
 		t.Fatalf("a message for nobody: %v", err)
 	}
+
 	if p.document(t, "orders", "nobody") != nil {
 		t.Error("it has made a saga")
 	}
+
 	p.wantEvents(t)
 
 	s.NotFound(func(ctx context.Context, id string, m *consumer.Message) error {
@@ -211,6 +224,7 @@ func TestUnknownSaga(t *testing.T) {
 	if _, ok := arrived(t, envelopes[0]).Header(saga.HeaderID); ok {
 		t.Error("an event of no saga says that it is of one")
 	}
+
 	if err := h.Handle(t.Context(), msg(t, "ByHeader", "k", nil, saga.HeaderID, "nobody")); err == nil || err.Error() != "any" {
 		t.Errorf("the callback for all types: %v", err)
 	}
@@ -226,6 +240,7 @@ func TestADuplicateStartIsForTheSagaThatIsThere(t *testing.T) {
 			return nil
 		}
 	}
+
 	s.Start("Both", saga.ByKey[string](), note("started"))
 	s.Handle("Both", saga.ByKey[string](), note("handled"))
 	s.Start("Only", saga.ByKey[string](), note("started"))
@@ -234,6 +249,7 @@ func TestADuplicateStartIsForTheSagaThatIsThere(t *testing.T) {
 	for range 2 {
 		handle(t, h, msg(t, "Only", "a", nil), msg(t, "Both", "a", nil), msg(t, "Either", "a", nil), msg(t, "Either", "b", nil))
 	}
+
 	for id, want := range map[string]string{"a": "[started handled either handled either]", "b": "[either either]"} {
 		var d struct{ State order }
 		if err := bson.Unmarshal(p.document(t, "orders", id), &d); err != nil || fmt.Sprint(d.State.Steps) != want {
@@ -253,9 +269,11 @@ func TestVersionsAndTimes(t *testing.T) {
 		if v, ok := doc.Lookup("version").Int64OK(); !ok || v != int64(i+1) {
 			t.Errorf("version %v after %d messages", doc.Lookup("version"), i+1)
 		}
+
 		if i == 0 {
 			created = doc.Lookup("createdAt").Time()
 		}
+
 		if !created.Equal(doc.Lookup("createdAt").Time()) || doc.Lookup("updatedAt").Time().Before(created) {
 			t.Errorf("created %v, then %v; updated %v", created, doc.Lookup("createdAt"), doc.Lookup("updatedAt"))
 		}
@@ -274,6 +292,7 @@ func TestAFailedStepLeavesNothing(t *testing.T) {
 		in.Emit(event.New("order", "a", "Stepped", strings.Repeat("x", size)))
 		return fail
 	})
+
 	h := handlerOf(t, s)
 	step := msg(t, "Step", "a", nil)
 	handle(t, h, step)
@@ -301,12 +320,15 @@ func TestAFailedStepLeavesNothing(t *testing.T) {
 				return nil
 			})
 		}
+
 		if !errors.Is(err, want) {
 			t.Errorf("%s: %v", what, err)
 		}
+
 		if after := p.document(t, "orders", "a"); !after.Lookup("updatedAt").Equal(before.Lookup("updatedAt")) || after.Lookup("version").Int64() != 1 {
 			t.Errorf("%s failed, and the saga is %s", what, after)
 		}
+
 		p.wantEvents(t, "Stepped")
 	}
 }
@@ -319,6 +341,7 @@ func TestATombstoneIsNoSaga(t *testing.T) {
 	if err := r.Prepare(t.Context()); err != nil {
 		t.Fatal(err)
 	}
+
 	h := handlerOf(t, s)
 	begins := msg(t, "Begin", "", begin[string]{ID: "a", Name: "first"})
 	handle(t, h, begins, msg(t, "End", "", begin[string]{ID: "a"}))
@@ -327,10 +350,12 @@ func TestATombstoneIsNoSaga(t *testing.T) {
 	if after := p.document(t, "orders", "a"); string(after) != string(before) {
 		t.Errorf("late messages have changed it from %s to %s", before, after)
 	}
+
 	p.wantEvents(t, "Begun")
 	if expires := before.Lookup("expiresAt").Time(); !expires.Equal(before.Lookup("completedAt").Time().Add(time.Hour)) {
 		t.Errorf("the tombstone goes at %v: %s", expires, before)
 	}
+
 	indexes, err := p.db.Collection("orders").Indexes().ListSpecifications(t.Context())
 	if err != nil || len(indexes) != 2 || indexes[1].ExpireAfterSeconds == nil || *indexes[1].ExpireAfterSeconds != 0 {
 		t.Errorf("indexes: %+v %v", indexes, err)
@@ -346,6 +371,7 @@ func TestADroppedMessageLeavesTheSagaAlone(t *testing.T) {
 		_, err := p.db.Collection("notes").InsertOne(ctx, bson.D{{Key: "_id", Value: in.ID()}})
 		return errors.Join(err, consumer.ErrDrop)
 	})
+
 	h := handlerOf(t, s)
 	err := h.Handle(t.Context(), msg(t, "Start", "own", nil))
 	joined := outbox.Transaction(t.Context(), p.db.Client(), func(ctx context.Context) error {
@@ -357,10 +383,12 @@ func TestADroppedMessageLeavesTheSagaAlone(t *testing.T) {
 	if !errors.Is(err, consumer.ErrDrop) || joined != nil {
 		t.Errorf("dropped: %v and %v", err, joined)
 	}
+
 	for _, id := range []string{"own", "joined"} {
 		if p.document(t, "orders", id) != nil || p.document(t, "notes", id) == nil {
 			t.Errorf("%s: saga %s, note %s", id, p.document(t, "orders", id), p.document(t, "notes", id))
 		}
 	}
+
 	p.wantEvents(t)
 }

@@ -24,7 +24,7 @@ func number(m *consumer.Message) (int64, error) {
 	return strconv.ParseInt(string(v), 10, 64)
 }
 
-// numbered writes down what it handles, in two types of one sequence.
+// numbered stores the numbers that it handles, for two types in one sequence.
 func numbered(tb testing.TB, r *saga.Registry, limit int) consumer.Handler {
 	s := define[ledger, string](tb, r, "ledgers", saga.WithHeldLimit(limit))
 	f := func(_ context.Context, in *saga.Instance[ledger, string], m *consumer.Message) error {
@@ -41,8 +41,8 @@ func numberedMsg(tb testing.TB, n int64) *consumer.Message {
 	return msg(tb, []string{"Even", "Odd"}[n&1], "a", n, "number", strconv.FormatInt(n, 10))
 }
 
-// model is what a sequence must do: hold what is early up to a limit, refuse beyond, ignore what was there, and let
-// through what has no number.
+// model implements a sequence: hold early messages up to a limit, reject more, ignore repeated
+// ones, and handle messages without a number at once.
 type model struct {
 	next  int64
 	held  map[int64]bool
@@ -67,6 +67,7 @@ func (m *model) take(n int64) (refused bool) {
 			m.next++
 		}
 	}
+
 	m.saves++
 	return false
 }
@@ -89,6 +90,7 @@ func TestASequenceFollowsItsModel(t *testing.T) {
 			if want.saves == 0 {
 				continue
 			}
+
 			var got struct {
 				State    ledger
 				Sequence int64
@@ -117,12 +119,13 @@ func TestWhatIsHeldIsInTheDocument(t *testing.T) {
 	if !errors.Is(err, saga.ErrGap) || !errors.As(err, &e) || *e != (saga.GapError{Saga: "ledgers", ID: "a", Next: 1, Got: 4, Held: 2, Limit: 2}) {
 		t.Errorf("one too many: %v", err)
 	}
+
 	got, found, err := r.Desk().Read(t.Context(), "ledgers", "a")
 	if err != nil || !found || got.Version != 2 || fmt.Sprint(got.Held) != "[2 3]" || string(got.State) != `{"steps":null}` {
 		t.Errorf("before the first has come: %+v %v %v", got, found, err)
 	}
 
-	// Another process goes on.
+	// Another process continues.
 	h = numbered(t, p.registry(t), 2)
 	handle(t, h, numberedMsg(t, 1), numberedMsg(t, 4))
 	got, _, err = r.Desk().Read(t.Context(), "ledgers", "a")
@@ -147,16 +150,19 @@ func TestHeldMessagesComeBackAsTheyWere(t *testing.T) {
 		ID:      "id", Namespace: "ns", Type: "Step", AggregateType: "at", AggregateID: "ai", ContentType: "ct", SchemaVersion: "sv",
 		Delivery: 2, Redelivered: true, Attempt: 3, Group: "g",
 	}
+
 	tombstone := &consumer.Message{ID: "x", Type: "Step", Key: []byte("a"), Headers: []consumer.Header{{Key: "number", Value: []byte("3")}}}
 	handle(t, h, tombstone, full, msg(t, "Step", "a", nil, "number", "1"))
 	if len(got) != 3 {
 		t.Fatalf("%d messages", len(got))
 	}
+
 	for i, want := range []*consumer.Message{full, tombstone} {
 		m := *got[i+1]
 		if !m.Time.IsZero() && !m.Time.Equal(want.Time) {
 			t.Errorf("time %v", m.Time)
 		}
+
 		m.Time = want.Time
 		if fmt.Sprintf("%#v", m) != fmt.Sprintf("%#v", *want) {
 			t.Errorf("held and released is\n%#v\nwant\n%#v", m, *want)
@@ -174,6 +180,7 @@ func TestAHeldMessageWaitsForTheStart(t *testing.T) {
 			return nil
 		}
 	}
+
 	by, in := saga.ByKey[string](), saga.InSequence(number)
 	s.Start("Begin", by, note("begin"), in)
 	s.StartOrHandle("Next", by, note("next"), in)
@@ -183,14 +190,15 @@ func TestAHeldMessageWaitsForTheStart(t *testing.T) {
 	if err := h.Handle(t.Context(), msg(t, "Aside", "a", nil)); !errors.Is(err, saga.ErrNotFound) {
 		t.Errorf("a message for a saga that has only held messages: %v", err)
 	}
+
 	handle(t, h, msg(t, "Begin", "a", nil, "number", "1"), msg(t, "Aside", "a", nil))
 	if got := p.document(t, "orders", "a").Lookup("state", "steps").String(); got != `["begin","next","aside"]` {
 		t.Errorf("steps %s", got)
 	}
 }
 
-// A message that its step drops has had its turn: those behind it do not wait for ever, and those before it keep what they
-// did.
+// A message that its step drops has had its turn: later messages do not wait for it, and earlier
+// ones keep their effect.
 func TestADroppedMessageHasHadItsTurn(t *testing.T) {
 	t.Parallel()
 	p := newPlace(t)
@@ -202,8 +210,10 @@ func TestADroppedMessageHasHadItsTurn(t *testing.T) {
 		if n == 2 || n == 5 {
 			return consumer.ErrDrop
 		}
+
 		return err
 	}
+
 	s.StartOrHandle("Even", saga.ByKey[string](), f, saga.InSequence(number))
 	s.StartOrHandle("Odd", saga.ByKey[string](), f, saga.InSequence(number))
 	h := handlerOf(t, s)
@@ -211,6 +221,7 @@ func TestADroppedMessageHasHadItsTurn(t *testing.T) {
 	if err := h.Handle(t.Context(), numberedMsg(t, 5)); !errors.Is(err, consumer.ErrDrop) {
 		t.Errorf("a message that is dropped in its turn: %v", err)
 	}
+
 	handle(t, h, numberedMsg(t, 6))
 	var got struct {
 		State    ledger `bson:"state"`
@@ -219,8 +230,10 @@ func TestADroppedMessageHasHadItsTurn(t *testing.T) {
 	if err := bson.Unmarshal(p.document(t, "ledgers", "a"), &got); err != nil {
 		t.Fatal(err)
 	}
+
 	if !slices.Equal(got.State.Steps, []int64{1, 3, 4, 6}) || got.Sequence != 6 {
 		t.Errorf("%+v", got)
 	}
+
 	p.wantEvents(t, "Step1", "Step3", "Step4", "Step6")
 }

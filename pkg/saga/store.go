@@ -7,54 +7,83 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 )
 
-// AnyVersion in place of a version leaves a completion unguarded.
+// AnyVersion as the version of a record lets Store.Complete end a saga of any version.
 const AnyVersion int64 = -1
 
-// Record is a saga as a Store keeps it.
+// Record is a saga in a Store.
 type Record struct {
-	ID      any   // uuid.UUID, string, int32 or int64
-	Version int64 // 1 after the start, +1 by each change
-	// Body is what the saga itself has written: its fields are none of those of the Store, which are _id, version,
-	// createdAt, updatedAt, completedAt and expiresAt.
+	// ID is a uuid.UUID, string, int32 or int64.
+	ID any
+
+	// Version is 1 after the start, and grows by 1 with each change.
+	Version int64
+
+	// Body contains the fields that the saga has written. It must not contain the fields of the
+	// Store: _id, version, createdAt, updatedAt, completedAt and expiresAt.
 	Body bson.Raw
-	// Times are the server's, to the millisecond. CompletedAt is zero unless this is a tombstone, ExpiresAt is when it goes.
+
+	// The times refer to the server's clock, with millisecond precision. CompletedAt and ExpiresAt
+	// are zero unless the record is a tombstone. The record is deleted after ExpiresAt.
 	CreatedAt, UpdatedAt, CompletedAt, ExpiresAt time.Time
 }
 
-// Completed reports whether the saga is finished and the record its tombstone.
+// Completed reports whether the saga is complete and the record is its tombstone.
 func (r *Record) Completed() bool { return !r.CompletedAt.IsZero() }
 
-// TypeInfo describes one saga.
+// TypeInfo describes one type of saga.
 type TypeInfo struct {
-	Name  string `bson:"_id"`   // also its collection
-	Owner string `bson:"owner"` // the Go type of its state unless WithOwner says otherwise
-	ID    IDKind `bson:"id"`
-	// Messages are the types of messages that it takes, sorted. What is read from the store does not know them.
+	// Name is the name of the saga, which is also its collection.
+	Name string `bson:"_id"`
+
+	// Owner is the Go type of the state, unless WithOwner sets another text.
+	Owner string `bson:"owner"`
+
+	// ID is the kind of the ids.
+	ID IDKind `bson:"id"`
+
+	// Messages contains the types of messages that the saga handles, sorted. It is empty if the
+	// TypeInfo was read from a Store.
 	Messages []string `bson:"-"`
 }
 
-// Store keeps the records of sagas. All calls with a context of a transaction belong to that transaction. A Store is used
-// by many goroutines at once. The package sagatest has the tests that every Store must pass.
+// Store stores the records of sagas. A call with the context of a transaction belongs to that
+// transaction. A Store must be safe for concurrent use. The package sagatest contains the tests
+// that every Store must pass.
 type Store interface {
-	// Transaction runs fn as one unit of work, as outbox.Transaction does.
+	// Transaction runs fn as one unit of work, in the same way as outbox.Transaction.
 	Transaction(ctx context.Context, fn func(ctx context.Context) error) error
-	// InTransaction reports whether ctx carries a running transaction that the Store's calls would join.
+
+	// InTransaction reports whether ctx has a running transaction that the calls of the Store would
+	// join.
 	InTransaction(ctx context.Context) bool
-	// Load is the record of that id, and whether there is one.
+
+	// Load returns the record with this id, and whether it exists.
 	Load(ctx context.Context, saga string, id any) (Record, bool, error)
-	// Save writes ID and Body and returns the record as it is now: Version is one more, times are the server's. The
-	// record must be there with the version of r, or must not be there if that is 0: else a *ConflictError, which also
-	// wraps what makes a transaction start afresh, and nothing is changed.
+
+	// Save stores ID and Body of r and returns the new record. Its Version is one more than before,
+	// and its times are set by the server.
+	//
+	// If Version is 0, the record must not exist. Otherwise it must have that version. If this does
+	// not hold, nothing is changed and the error is a *ConflictError, which also wraps the server's
+	// error that makes a transaction start again.
 	Save(ctx context.Context, saga string, r Record) (Record, error)
-	// Complete ends the saga. It deletes the record, or if keep is positive turns it into a tombstone with r's Body that
-	// goes after keep, by the server's clock, and not before. Guarded as Save; a version of AnyVersion guards nothing, and
-	// then a record that is not there is no error. Completing a record of version 0 with no tombstone does nothing.
+
+	// Complete ends the saga. If keep is positive, the record becomes a tombstone with the Body of
+	// r. The tombstone is deleted after the time keep by the server's clock, and not before.
+	// Otherwise the record is deleted.
+	//
+	// The version is checked as in Save, unless it is AnyVersion. With AnyVersion, a missing record
+	// is not an error. With version 0 and no tombstone, Complete does nothing.
 	Complete(ctx context.Context, saga string, r Record, keep time.Duration) error
-	// Recent are the records that were changed last, latest first, tombstones included; at most limit.
+
+	// Recent returns at most limit records, the last changed first. They include tombstones.
 	Recent(ctx context.Context, saga string, limit int) ([]Record, error)
-	// Prepare makes what a saga needs before its first message, and writes down its type. A name that is written down
-	// with another owner or kind of id is an *OwnerError. It may be called any number of times.
+
+	// Prepare creates everything that a saga needs before its first message, and stores its type.
+	// If the name is stored with another owner or another kind of id, the error is an *OwnerError.
+	// Prepare may be called repeatedly.
 	Prepare(ctx context.Context, t TypeInfo) error
-	// Types are the sagas that were written down, by name.
+
+	// Types returns the stored types of sagas, sorted by name.
 	Types(ctx context.Context) ([]TypeInfo, error)
 }

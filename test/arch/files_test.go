@@ -10,45 +10,47 @@ import (
 	"testing"
 )
 
-const maxLines = 500 // of a file that is no test: beyond it, a reader loses the room for a change
+// maxLines is the maximum length of a file that is not a test. A longer file leaves no room for changes.
+const maxLines = 500
 
-// badNames say nothing about what a package is for.
+// badNames are package names that do not describe a purpose.
 var badNames = []string{"base", "common", "helper", "helpers", "lib", "manager", "misc", "shared", "util", "utils"}
 
-// topLevel is what may stand beside go.mod. Names with a leading dot may too.
+// topLevel lists the names next to go.mod. Names with a leading dot are allowed as well.
 var topLevel = []string{
 	"go.mod", "go.sum", "cmd", "pkg", "internal", "resume", "test", "docs", "examples", "deploy",
 	"README.md", "DESIGN.md", "CHANGELOG.md", "LICENSE", "SECURITY.md", "CONTRIBUTING.md",
 	"Dockerfile", "compose.yaml", "outrelay.example.yaml", "outrelay.schema.json",
 }
 
-// built by hand and ignored by git.
-var built = []string{"outrelay", "dist"}
+// buildOutputs are ignored by git.
+var buildOutputs = []string{"outrelay", "dist"}
 
 func TestTopLevelNames(t *testing.T) {
 	t.Parallel()
-	entries, err := os.ReadDir(root(t))
+	entries, err := os.ReadDir(moduleRoot(t))
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	for _, e := range entries {
 		n := e.Name()
-		if strings.HasPrefix(n, ".") || slices.Contains(topLevel, n) || slices.Contains(built, n) ||
+		if strings.HasPrefix(n, ".") || slices.Contains(topLevel, n) || slices.Contains(buildOutputs, n) ||
 			strings.HasSuffix(n, ".test") || strings.HasSuffix(n, ".prof") {
 			continue
 		}
-		t.Errorf("%s: not among the names at the top of the module; find it a room or add it to the list with a reason", n)
+		t.Errorf("%s is not a known name at the top of the module: move it, or add it to the list with a reason", n)
 	}
 }
 
 func TestFilesAndNames(t *testing.T) {
 	t.Parallel()
-	report(t, fileProblems(tree(t)))
+	reportProblems(t, fileProblems(parseModule(t)))
 }
 
 func TestNoSleepAndNoSkipInTests(t *testing.T) {
 	t.Parallel()
-	report(t, waitProblems(tree(t)))
+	reportProblems(t, waitProblems(parseModule(t)))
 }
 
 func TestFileRuleSeesWrongFiles(t *testing.T) {
@@ -61,7 +63,7 @@ func TestFileRuleSeesWrongFiles(t *testing.T) {
 		{"internal/utils/a.go", "package utils\n", "says nothing"},
 		{"internal/lease/a.go", "package helpers\n", "says nothing"},
 	} {
-		finds(t, fileProblems([]source{parse(t, c.file, []byte(c.text))}), c.want)
+		expectProblem(t, fileProblems([]source{parseSource(t, c.file, []byte(c.text))}), c.want)
 	}
 }
 
@@ -81,7 +83,7 @@ func TestWaitRuleSeesSleepsAndSkips(t *testing.T) {
 		{"test/fault/a_test.go", `var long = flag.Bool("l", false, ""); func rounds(few, many int) int { if *long { return many }; return few }`, ""},
 		{"internal/lease/a_test.go", `func f(t *testing.T) { synctest.Test(t, func(t *testing.T) { time.Sleep(1) }) }`, ""},
 	} {
-		finds(t, waitProblems([]source{parse(t, c.file, []byte("package x\n"+c.text+"\n"))}), c.want)
+		expectProblem(t, waitProblems([]source{parseSource(t, c.file, []byte("package x\n"+c.text+"\n"))}), c.want)
 	}
 }
 
@@ -93,14 +95,14 @@ func fileProblems(files []source) []string {
 		}
 		pkg := strings.TrimSuffix(f.ast.Name.Name, "_test")
 		if slices.Contains(badNames, pkg) || slices.Contains(badNames, path.Base(f.dir)) {
-			out = append(out, fmt.Sprintf("%s: the name of package %s says nothing about it", f.path, pkg))
+			out = append(out, fmt.Sprintf("%s: the package name %s says nothing about its purpose", f.path, pkg))
 		}
 	}
 	return out
 }
 
-// waitProblems finds sleeps and skips in tests. A sleep in a bubble of synctest passes in no time and is as good as a
-// signal, so it is let through.
+// waitProblems finds sleeps and skips in tests. A sleep inside synctest.Test is allowed, because it
+// takes no real time.
 func waitProblems(files []source) []string {
 	var out []string
 	for _, f := range files {
@@ -117,6 +119,7 @@ func waitProblems(files []source) []string {
 			if !ok {
 				return true
 			}
+
 			x, _ := sel.X.(*ast.Ident)
 			at := f.fset.Position(call.Pos())
 			switch name := sel.Sel.Name; {
@@ -125,28 +128,29 @@ func waitProblems(files []source) []string {
 			case x != nil && x.Name == "time" && name == "Sleep":
 				inside := slices.ContainsFunc(bubbles, func(b ast.Node) bool { return b.Pos() <= call.Pos() && call.End() <= b.End() })
 				if !inside {
-					out = append(out, fmt.Sprintf("%s: time.Sleep; wait for a signal, or until a deadline for a condition", at))
+					out = append(out, fmt.Sprintf("%s: time.Sleep: wait for a signal, or poll a condition until a deadline", at))
 				}
 			case (name == "Skip" || name == "Skipf" || name == "SkipNow") && f.path != onlyWith:
-				out = append(out, fmt.Sprintf("%s: %s; a test that cannot run fails", at, name))
+				out = append(out, fmt.Sprintf("%s: %s: a test that cannot run must fail", at, name))
 			}
 			return true
 		})
 	}
+
 	return append(out, emptyWithoutFlag(files)...)
 }
 
-// onlyWith is the file of stacktest.OnlyWith, which alone may skip tests.
+// onlyWith is the file of stacktest.OnlyWith, the only function that may skip tests.
 const onlyWith = "internal/devstack/stacktest/flags.go"
 
-// emptyWithoutFlag finds tests that return, or have no cases, unless a flag is set: go test would report PASS.
+// emptyWithoutFlag finds tests that do nothing unless a flag is set. go test would report PASS for them.
 func emptyWithoutFlag(files []source) []string {
-	flags := map[string]bool{} // directory and name of variables that flag.Bool and the like have made
+	flags := map[string]bool{} // variables of flag.Bool and similar functions, as directory.name
 	for _, f := range files {
 		ast.Inspect(f.ast, func(n ast.Node) bool {
 			v, ok := n.(*ast.ValueSpec)
 			for i := 0; ok && i < len(v.Values); i++ {
-				if call, ok := v.Values[i].(*ast.CallExpr); ok && selects(call.Fun, "flag") {
+				if call, ok := v.Values[i].(*ast.CallExpr); ok && selectsFrom(call.Fun, "flag") {
 					flags[f.dir+"."+v.Names[i].Name] = true
 				}
 			}
@@ -169,8 +173,10 @@ func emptyWithoutFlag(files []source) []string {
 				if !ok || !mentionsFlag(cond.Cond, f.dir, flags) {
 					continue
 				}
+
+				// The body of the if statement, or the rest of the function, is empty.
 				if returnsNothing(cond.Body.List) || i+2 == len(fn.Body.List) && returnsNothing(fn.Body.List[i+1:]) {
-					out = append(out, fmt.Sprintf("%s: without a flag, %s does nothing and passes; use stacktest.OnlyWith", f.fset.Position(stmt.Pos()), fn.Name.Name))
+					out = append(out, fmt.Sprintf("%s: without its flag, %s does nothing and passes: use stacktest.OnlyWith", f.fset.Position(stmt.Pos()), fn.Name.Name))
 				}
 			}
 		}
@@ -178,7 +184,8 @@ func emptyWithoutFlag(files []source) []string {
 	return out
 }
 
-func selects(e ast.Expr, pkg string) bool {
+// selectsFrom reports whether e selects a name of the package pkg.
+func selectsFrom(e ast.Expr, pkg string) bool {
 	sel, ok := e.(*ast.SelectorExpr)
 	if !ok {
 		return false
@@ -187,6 +194,7 @@ func selects(e ast.Expr, pkg string) bool {
 	return ok && x.Name == pkg
 }
 
+// mentionsFlag reports whether e dereferences one of the flags.
 func mentionsFlag(e ast.Expr, dir string, flags map[string]bool) bool {
 	found := false
 	ast.Inspect(e, func(n ast.Node) bool {
@@ -205,6 +213,7 @@ func returnsNothing(list []ast.Stmt) bool {
 	if len(list) == 0 {
 		return false
 	}
+
 	r, ok := list[len(list)-1].(*ast.ReturnStmt)
 	if !ok || len(r.Results) > 1 {
 		return false
@@ -212,38 +221,42 @@ func returnsNothing(list []ast.Stmt) bool {
 	if len(r.Results) == 0 {
 		return true
 	}
+
 	x, ok := r.Results[0].(*ast.Ident)
 	return ok && x.Name == "nil"
 }
 
-// The README names each test that runs only with a flag.
+// TestReadmeNamesTestsThatNeedAFlag checks that the README lists each test that runs only with a flag.
 func TestReadmeNamesTestsThatNeedAFlag(t *testing.T) {
 	t.Parallel()
 	readme, err := os.ReadFile("../../README.md")
 	if err != nil {
 		t.Fatal(err)
 	}
-	listed := map[string]bool{}
-	for _, f := range tree(t) {
+
+	needFlag := map[string]bool{}
+	for _, f := range parseModule(t) {
 		for _, d := range f.ast.Decls {
 			fn, ok := d.(*ast.FuncDecl)
 			if !ok || !f.test || !strings.HasPrefix(fn.Name.Name, "Test") {
 				continue
 			}
+
 			ast.Inspect(fn, func(n ast.Node) bool {
-				if call, ok := n.(*ast.CallExpr); ok && selects(call.Fun, "stacktest") && call.Fun.(*ast.SelectorExpr).Sel.Name == "OnlyWith" {
-					listed[fn.Name.Name] = true
+				if call, ok := n.(*ast.CallExpr); ok && selectsFrom(call.Fun, "stacktest") && call.Fun.(*ast.SelectorExpr).Sel.Name == "OnlyWith" {
+					needFlag[fn.Name.Name] = true
 				}
 				return true
 			})
 		}
 	}
-	if len(listed) == 0 {
+
+	if len(needFlag) == 0 {
 		t.Fatal("no test calls stacktest.OnlyWith")
 	}
-	for name := range listed {
+	for name := range needFlag {
 		if !strings.Contains(string(readme), "`"+name+"`") {
-			t.Errorf("the README does not say that %s runs only with a flag", name)
+			t.Errorf("README.md does not list %s among the tests that need a flag", name)
 		}
 	}
 }

@@ -9,12 +9,12 @@ import (
 
 func TestImportsFollowTheLayers(t *testing.T) {
 	t.Parallel()
-	report(t, layerProblems(t, tree(t)))
+	reportProblems(t, layerProblems(t, parseModule(t)))
 }
 
 func TestLibrariesStayInTheirRooms(t *testing.T) {
 	t.Parallel()
-	report(t, libraryProblems(t, tree(t)))
+	reportProblems(t, libraryProblems(t, parseModule(t)))
 }
 
 func TestTablesAreConsistent(t *testing.T) {
@@ -22,26 +22,28 @@ func TestTablesAreConsistent(t *testing.T) {
 	seen := map[string]bool{}
 	for _, r := range rooms {
 		if seen[r.dir] || r.why == "" {
-			t.Errorf("room %s: named twice or without a reason", r.dir)
+			t.Errorf("room %s appears twice or has no reason", r.dir)
 		}
 		seen[r.dir] = true
 	}
+
 	for _, r := range rooms {
 		for _, d := range slices.Concat(r.also, r.only) {
 			if !seen[d] {
-				t.Errorf("room %s names %s, which is no room", r.dir, d)
+				t.Errorf("room %s refers to %s, which is not a room", r.dir, d)
 			}
 		}
 	}
+
 	paths := map[string]bool{}
 	for _, l := range libraries {
 		if paths[l.path] || l.why == "" {
-			t.Errorf("library %s: named twice or without a reason", l.path)
+			t.Errorf("library %s appears twice or has no reason", l.path)
 		}
 		paths[l.path] = true
 		for _, d := range slices.Concat(l.in, l.never) {
 			if !seen[d] {
-				t.Errorf("library %s names %s, which is no room", l.path, d)
+				t.Errorf("library %s refers to %s, which is not a room", l.path, d)
 			}
 		}
 	}
@@ -68,7 +70,7 @@ func TestLayerRuleSeesWrongImports(t *testing.T) {
 		{"internal/lease/a.go", "test/fault", "may not import test/fault"},
 	} {
 		src := fmt.Sprintf("package x\nimport _ %q\n", module+"/"+c.imports)
-		finds(t, layerProblems(t, []source{parse(t, c.file, []byte(src))}), c.want)
+		expectProblem(t, layerProblems(t, []source{parseSource(t, c.file, []byte(src))}), c.want)
 	}
 }
 
@@ -85,11 +87,12 @@ func TestLibraryRuleSeesWrongImports(t *testing.T) {
 		{"internal/lease/a.go", "log/slog", ""},
 	} {
 		src := fmt.Sprintf("package x\nimport _ %q\n", c.imports)
-		finds(t, libraryProblems(t, []source{parse(t, c.file, []byte(src))}), c.want)
+		expectProblem(t, libraryProblems(t, []source{parseSource(t, c.file, []byte(src))}), c.want)
 	}
 }
 
-// layerProblems names each import within the module that the rooms do not allow. Tests may import what they need.
+// layerProblems returns the imports within the module that the table of layers does not allow. Tests
+// may import anything.
 func layerProblems(tb testing.TB, files []source) []string {
 	tb.Helper()
 	var out []string
@@ -99,18 +102,20 @@ func layerProblems(tb testing.TB, files []source) []string {
 			out = append(out, fmt.Sprintf("%s: package %s has no room in the table of layers", f.path, f.dir))
 			continue
 		}
-		for _, p := range f.imports(tb) {
+
+		for _, p := range f.importPaths(tb) {
 			dir, inside := strings.CutPrefix(p, module+"/")
 			if !inside || f.test {
 				continue
 			}
+
 			to, ok := roomOf(dir)
 			switch {
 			case !ok:
 				out = append(out, fmt.Sprintf("%s: imports %s, which has no room in the table of layers", f.path, dir))
 			case to.testsOnly && from.dir != to.dir:
 				out = append(out, fmt.Sprintf("%s: imports %s, which is for tests only", f.path, dir))
-			case !allowed(from, to):
+			case !mayImport(from, to):
 				out = append(out, fmt.Sprintf("%s: %s (layer %d: %s) may not import %s (layer %d)", f.path, from.dir, from.layer, from.why, dir, to.layer))
 			}
 		}
@@ -118,7 +123,8 @@ func layerProblems(tb testing.TB, files []source) []string {
 	return out
 }
 
-func allowed(from, to room) bool {
+// mayImport reports whether the room from may import the room to.
+func mayImport(from, to room) bool {
 	switch {
 	case from.dir == to.dir || slices.Contains(from.also, to.dir):
 		return true
@@ -128,21 +134,23 @@ func allowed(from, to room) bool {
 	return to.layer < from.layer
 }
 
+// roomOf returns the room of a directory: the one with the longest matching name.
 func roomOf(dir string) (room, bool) {
 	var best room
 	for _, r := range rooms {
-		if within(dir, r.dir) && len(r.dir) > len(best.dir) {
+		if isWithin(dir, r.dir) && len(r.dir) > len(best.dir) {
 			best = r
 		}
 	}
 	return best, best.dir != ""
 }
 
-func within(p, parent string) bool {
+// isWithin reports whether p is parent or below it.
+func isWithin(p, parent string) bool {
 	return p == parent || strings.HasPrefix(p, parent+"/")
 }
 
-// libraryProblems names each import from outside of the module that the table of libraries does not allow.
+// libraryProblems returns the imports from other modules that the table of libraries does not allow.
 func libraryProblems(tb testing.TB, files []source) []string {
 	tb.Helper()
 	var out []string
@@ -151,10 +159,11 @@ func libraryProblems(tb testing.TB, files []source) []string {
 			continue
 		}
 		at, _ := roomOf(f.dir)
-		for _, p := range f.imports(tb) {
-			if first, _, _ := strings.Cut(p, "/"); !strings.Contains(first, ".") || within(p, module) {
+		for _, p := range f.importPaths(tb) {
+			if first, _, _ := strings.Cut(p, "/"); !strings.Contains(first, ".") || isWithin(p, module) {
 				continue
 			}
+
 			switch l, ok := libraryOf(p); {
 			case !ok:
 				out = append(out, fmt.Sprintf("%s: library %s is not in the table of libraries", f.path, p))
@@ -168,10 +177,11 @@ func libraryProblems(tb testing.TB, files []source) []string {
 	return out
 }
 
+// libraryOf returns the library of an import path: the one with the longest matching path.
 func libraryOf(p string) (library, bool) {
 	var best library
 	for _, l := range libraries {
-		if within(p, l.path) && len(l.path) > len(best.path) {
+		if isWithin(p, l.path) && len(l.path) > len(best.path) {
 			best = l
 		}
 	}

@@ -1,14 +1,14 @@
 package arch
 
-// room is a directory with the packages below it that share its rules. A package belongs to the room with the longest
-// matching directory, and may always import the other packages of its own room.
+// room is a directory with the packages below it that share its rules. A package belongs to the room
+// with the longest matching directory, and may always import the other packages of its room.
 type room struct {
 	dir   string
 	layer int // imports go from a higher layer to a lower one
 	why   string
 
-	also      []string // rooms of its own or a higher layer that it may import as well
-	only      []string // if not nil: the only rooms it may import, whatever their layers
+	also      []string // rooms of the same or a higher layer that it may import as well
+	only      []string // if not nil: the only rooms that it may import, in any layer
 	testsOnly bool     // only test files and the packages below test/ may import it
 }
 
@@ -16,75 +16,77 @@ var none = []string{}
 
 // rooms is the map of the module. A package outside of it fails the test: give it a room.
 var rooms = []room{
-	// Layer 0: words and tools. They know nothing of the project but each other's words.
+	// Layer 0: vocabulary and tools. They do not depend on the rest of the project.
 	{dir: "internal/record", layer: 0, only: none, why: "the vocabulary of the stages"},
 	{dir: "internal/crash", layer: 0, only: none, why: "points at which a test may kill the process"},
 	{dir: "internal/glob", layer: 0, only: none, why: "the patterns of watch, topics, rules and handlers"},
-	{dir: "internal/retry", layer: 0, only: none, why: "the one place that knows how to back off"},
+	{dir: "internal/retry", layer: 0, only: none, why: "the only implementation of back-off"},
 	{dir: "internal/schema", layer: 0, only: []string{"internal/retry"}, why: "changes of collections that do not keep writers waiting"},
 	{dir: "internal/hold", layer: 0, only: none, why: "one handler at a time, while a lease is renewed"},
-	{dir: "internal/metrics", layer: 0, only: none, why: "the metric set; the stages get it handed in"},
-	{dir: "internal/logging", layer: 0, only: none, why: "the handler of slog; only the process's entry chooses it"},
+	{dir: "internal/metrics", layer: 0, only: none, why: "the metric set; the stages receive it"},
+	{dir: "internal/logging", layer: 0, only: none, why: "the handler of slog; only the entry of the process selects it"},
 	{dir: "internal/tracing", layer: 0, only: []string{"internal/record"}, why: "spans of the relay itself, of records"},
 	{dir: "internal/tracecontext", layer: 0, only: []string{"pkg/event"}, why: "from a caller's trace to the headers of events; no spans, no SDK"},
-	{dir: "internal/health", layer: 0, only: none, why: "rules over counts; who counts is somebody else"},
-	{dir: "internal/systemd", layer: 0, only: []string{"internal/logging"}, why: "what a service manager is told; masks what a reason may quote"},
-	{dir: "pkg/event", layer: 0, only: []string{"internal/record"}, why: "the envelope is a value: writers import it, so it drags nothing along"},
+	{dir: "internal/health", layer: 0, only: none, why: "rules over counts; other packages count"},
+	{dir: "internal/systemd", layer: 0, only: []string{"internal/logging"}, why: "notifications to a service manager; masks secrets in reasons"},
+	{dir: "pkg/event", layer: 0, only: []string{"internal/record"}, why: "the envelope is a value: services import it, so it has few dependencies"},
 
-	// Layer 1: what can be said without a lease.
+	// Layer 1: packages that need no lease.
 	{dir: "resume", layer: 1, only: none, why: "a public leaf: tokens and positions for any user of change streams"},
-	{dir: "pkg/outbox", layer: 1, only: []string{"pkg/event", "internal/record", "internal/tracecontext"}, why: "runs inside other people's services: no metrics, no Kafka"},
+	{dir: "pkg/outbox", layer: 1, only: []string{"pkg/event", "internal/record", "internal/tracecontext"}, why: "runs inside services of users: no metrics, no Kafka"},
 	{dir: "internal/routing", layer: 1, why: "from an envelope to its records, without I/O"},
 	{dir: "internal/slot", layer: 1, only: []string{"pkg/event"}, why: "the arithmetic of a split watcher, without I/O"},
-	{dir: "internal/watermark", layer: 1, only: []string{"internal/record"}, why: "pure bookkeeping; knows neither server"},
-	{dir: "internal/config", layer: 1, also: []string{"internal/routing", "internal/slot", "resume"}, why: "checks rules and policies by their own parsers"},
+	{dir: "internal/watermark", layer: 1, only: []string{"internal/record"}, why: "bookkeeping only; uses no server"},
+	{dir: "internal/config", layer: 1, also: []string{"internal/routing", "internal/slot", "resume"}, why: "checks rules and policies with their parsers"},
 
 	// Layer 2: statements on MongoDB that belong to the owner.
 	{dir: "internal/lease", layer: 2, why: "the watcher document"},
 	{dir: "internal/store", layer: 2, why: "statements on the outbox; gets the fence as an interface"},
 	{dir: "internal/migrate", layer: 2, also: []string{"internal/store", "internal/deadletter"}, why: "indexes and their ledger"},
-	{dir: "internal/nodes", layer: 2, also: []string{"internal/store", "internal/migrate"}, why: "who takes part, and whether all of them know a migration"},
-	{dir: "internal/deadletter", layer: 2, also: []string{"internal/store"}, why: "moves what can never be sent"},
+	{dir: "internal/nodes", layer: 2, also: []string{"internal/store", "internal/migrate"}, why: "the running nodes, and whether all of them support a migration"},
+	{dir: "internal/deadletter", layer: 2, also: []string{"internal/store"}, why: "moves envelopes that cannot be sent"},
 	{dir: "internal/kafka/reply", layer: 2, only: none, why: "checks what brokers reply before a library believes it, for the relay and for consumers"},
-	{dir: "internal/kafka/fetched", layer: 2, only: []string{"internal/record", "internal/kafka/reply"}, why: "a broker's answer to a fetch, for the read-back and for consumers"},
+	{dir: "internal/kafka/fetched", layer: 2, only: []string{"internal/record", "internal/kafka/reply"}, why: "a broker's reply to a fetch, for the read-back and for consumers"},
 	{dir: "pkg/inbox", layer: 2, why: "dedup inside the handler's transaction"},
 
-	// Layer 3: the stages. None imports another; they meet through interfaces declared by their consumer.
-	{dir: "internal/changestream", layer: 3, why: "reads; knows no Kafka"},
-	{dir: "internal/dispatch", layer: 3, why: "orders and bounds what is in flight; sees tickets, no server"},
+	// Layer 3: the stages. They do not import each other, but use interfaces that the caller declares.
+	{dir: "internal/changestream", layer: 3, why: "reads; does not use Kafka"},
+	{dir: "internal/dispatch", layer: 3, why: "orders and limits events in flight; uses no server"},
 	{dir: "internal/kafka", layer: 3, why: "the sink"},
 	{dir: "internal/reconcile", layer: 3, why: "scheduled, retried, orphaned"},
 	{dir: "internal/retention", layer: 3, why: "the purge"},
 	{dir: "internal/admin", layer: 3, also: []string{"pkg/saga", "internal/reconcile"}, why: "use-cases behind the CLI, the API and the page; a dry run counts by the conditions of the sweep"},
-	{dir: "internal/admin/admintest", layer: 3, testsOnly: true, why: "what operators look at, for tests of what they see"},
+	{dir: "internal/admin/admintest", layer: 3, testsOnly: true, why: "data for tests of the operators' views"},
 	{dir: "pkg/consumer", layer: 3, why: "from Kafka to handlers"},
 	{dir: "pkg/entity", layer: 3, also: []string{"pkg/consumer"}, why: "documents and their events in one transaction; the projector is a handler"},
 	{dir: "pkg/saga", layer: 3, also: []string{"pkg/consumer"}, why: "a saga is a consumer with a state"},
 
-	// Layer 4: what puts stages together.
-	{dir: "internal/app", layer: 4, also: []string{"internal/httpapi", "internal/opspage"}, why: "the composition root: builds, starts in flow order, stops in reverse"},
-	{dir: "internal/httpapi", layer: 4, only: []string{"internal/admin", "internal/metrics", "internal/logging", "internal/health"}, why: "a thin shell over the use-cases; masks what a reason may quote"},
-	{dir: "internal/opspage", layer: 4, only: []string{"internal/admin"}, why: "a thin shell over the use-cases"},
-	{dir: "internal/devstack", layer: 4, only: []string{"internal/record", "internal/crash", "internal/retry", "internal/metrics", "internal/logging", "pkg/event"}, why: "real servers on this machine, for anyone: knows nothing of the relay"},
-	{dir: "internal/devstack/stacktest", layer: 4, only: []string{"internal/devstack"}, testsOnly: true, why: "databases and topics of a test's own"},
+	// Layer 4: packages that connect the stages.
+	{dir: "internal/app", layer: 4, also: []string{"internal/probes"}, why: "the composition root: builds, starts in flow order, stops in reverse"},
+	{dir: "internal/probes", layer: 4, only: []string{"internal/metrics", "internal/health"}, why: "health and metrics over HTTP, also in programs without the operators' page"},
+	{dir: "internal/httpapi", layer: 4, only: []string{"internal/admin", "internal/metrics", "internal/logging", "internal/health", "internal/probes"}, why: "a thin layer over the use-cases; masks secrets in reasons"},
+	{dir: "internal/operators", layer: 4, also: []string{"internal/app", "internal/httpapi", "internal/opspage", "internal/probes"}, why: "page and API of one deployment; the embedded relay does not link it"},
+	{dir: "internal/opspage", layer: 4, only: []string{"internal/admin"}, why: "a thin layer over the use-cases"},
+	{dir: "internal/devstack", layer: 4, only: []string{"internal/record", "internal/crash", "internal/retry", "internal/metrics", "internal/logging", "pkg/event"}, why: "real servers on this machine; independent of the relay"},
+	{dir: "internal/devstack/stacktest", layer: 4, only: []string{"internal/devstack"}, testsOnly: true, why: "databases and topics for a single test"},
 	{dir: "internal/doctor", layer: 4, also: []string{"internal/app"}, why: "checks with the same connections as the relay"},
-	{dir: "internal/demo", layer: 4, also: []string{"internal/app", "internal/devstack", "pkg/relay"}, why: "outrelay dev"},
+	{dir: "internal/demo", layer: 4, also: []string{"internal/app", "internal/devstack", "pkg/relay", "internal/operators"}, why: "outrelay dev"},
 	{dir: "internal/bench", layer: 4, also: []string{"internal/app", "internal/devstack", "pkg/relay"}, why: "outrelay bench"},
-	{dir: "pkg/memory", layer: 4, why: "a service's surroundings without servers, by the contracts of the packages it stands in for", only: []string{
+	{dir: "pkg/memory", layer: 4, why: "an environment for services without servers, with the contracts of the packages that it replaces", only: []string{
 		"pkg/event", "pkg/outbox", "pkg/inbox", "pkg/consumer", "pkg/entity", "pkg/saga", "internal/hold", "internal/record", "internal/routing", "internal/tracecontext",
 	}},
 	{dir: "pkg/relay", layer: 4, also: []string{"internal/app"}, why: "the watcher inside another program"},
 
 	// Layer 5: programs.
-	{dir: "cmd", layer: 5, why: "parses flags, makes log and metric set, prints; what it does lives below", only: []string{
-		"internal/app", "internal/httpapi", "internal/opspage", "internal/devstack", "internal/doctor", "internal/demo", "internal/bench", "pkg/relay",
+	{dir: "cmd", layer: 5, why: "parses flags, creates the log and metric set, prints; the work is in lower layers", only: []string{
+		"internal/app", "internal/httpapi", "internal/operators", "internal/opspage", "internal/devstack", "internal/doctor", "internal/demo", "internal/bench", "pkg/relay",
 		"internal/config", "internal/logging", "internal/metrics", "internal/admin",
 	}},
-	{dir: "examples/orders/servers", layer: 4, only: []string{"internal/devstack"}, why: "real servers under the example that starts itself; nothing that a service would write"},
-	{dir: "examples", layer: 5, why: "what a user can write", only: []string{
+	{dir: "examples/orders/servers", layer: 4, only: []string{"internal/devstack"}, why: "real servers for the example that starts itself; not part of a service"},
+	{dir: "examples", layer: 5, why: "code that a user can write", only: []string{
 		"resume", "pkg/event", "pkg/outbox", "pkg/inbox", "pkg/consumer", "pkg/entity", "pkg/saga", "pkg/memory", "pkg/relay", "examples/orders/servers",
 	}},
 
 	// Tests across packages.
-	{dir: "test", layer: 6, why: "may see everything"},
+	{dir: "test", layer: 6, why: "may import everything"},
 }

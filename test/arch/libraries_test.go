@@ -1,33 +1,33 @@
 package arch
 
-// library says which rooms may use a library in files that are not tests. Tests use what they need.
+// library lists the rooms that may use a library in files that are not tests. Tests may use any library.
 type library struct {
-	path string // the import path or the beginning of it; the longest match counts
+	path string // the import path or its beginning; the longest match counts
 	why  string
 
-	in        []string // rooms that may import it; nil: all but those in never
+	in        []string // rooms that may import it; nil: all except never
 	never     []string // rooms that may not
 	testsOnly bool
 }
 
-// libraries are all that the module may import beside the standard library. A new one needs a line and a reason.
+// libraries are all libraries that the module may import. A new one needs a line with a reason.
 var libraries = []library{
 	{path: "go.mongodb.org/mongo-driver/v2/mongo", never: []string{
 		"internal/record", "pkg/event", "internal/routing", "internal/watermark", "internal/dispatch", "internal/kafka", "internal/metrics", "internal/logging", "internal/opspage",
 	}, why: "statements on MongoDB live in stages that are about MongoDB"},
-	{path: "go.mongodb.org/mongo-driver/v2/x/mongo/driver/connstring", in: []string{"internal/config"}, why: "the database of an address, which the stable part does not tell"},
-	{path: "go.mongodb.org/mongo-driver/v2/x", in: none, why: "the driver's own unstable parts"},
+	{path: "go.mongodb.org/mongo-driver/v2/x/mongo/driver/connstring", in: []string{"internal/config"}, why: "the parser of connection strings, which the stable part does not export"},
+	{path: "go.mongodb.org/mongo-driver/v2/x", in: none, why: "the unstable parts of the driver"},
 	{path: "go.mongodb.org/mongo-driver/v2", never: []string{"internal/record", "internal/watermark", "internal/opspage"}, why: "BSON values"},
-	{path: "github.com/segmentio/kafka-go", in: []string{"internal/kafka", "internal/kafka/fetched", "internal/kafka/reply", "pkg/consumer", "internal/devstack", "internal/devstack/stacktest", "internal/bench"}, why: "its Writer is not safe enough for the relay, so its use is confined to where that is known"},
-	{path: "github.com/lmittmann/tint", in: []string{"internal/logging"}, why: "colours are the terminal's business; everything else speaks slog"},
-	{path: "github.com/cenkalti/backoff", in: []string{"internal/retry"}, why: "one policy of waiting, one home"},
+	{path: "github.com/segmentio/kafka-go", in: []string{"internal/kafka", "internal/kafka/fetched", "internal/kafka/reply", "pkg/consumer", "internal/devstack", "internal/devstack/stacktest", "internal/bench"}, why: "its Writer is not safe enough for the relay, so only packages that avoid it may use the library"},
+	{path: "github.com/lmittmann/tint", in: []string{"internal/logging"}, why: "colors on a terminal; everything else uses slog"},
+	{path: "github.com/cenkalti/backoff", in: []string{"internal/retry"}, why: "one back-off policy in one package"},
 	{path: "github.com/spf13/cobra", in: []string{"cmd"}, why: "the command line"},
 	{path: "github.com/spf13/pflag", in: []string{"cmd", "internal/config"}, why: "the command line"},
 	{path: "github.com/knadh/koanf", in: []string{"internal/config"}, why: "file, environment and flags in one tree"},
 	{path: "github.com/invopop/jsonschema", in: []string{"internal/config"}, why: "the schema of the configuration"},
-	{path: "github.com/agnivade/levenshtein", in: []string{"internal/config"}, why: "the nearest name to a misspelt one"},
+	{path: "github.com/agnivade/levenshtein", in: []string{"internal/config"}, why: "the nearest name to a misspelled one"},
 	{path: "go.yaml.in/yaml", in: []string{"internal/config", "cmd", "internal/devstack", "internal/demo"}, why: "configuration is YAML"},
-	{path: "github.com/prometheus", in: []string{"internal/metrics", "internal/httpapi", "internal/app", "internal/tracing", "pkg/consumer"}, why: "stages count through the set they are given"},
+	{path: "github.com/prometheus", in: []string{"internal/metrics", "internal/probes", "internal/app", "internal/tracing", "pkg/consumer"}, why: "stages count with the set that they receive"},
 	{path: "go.opentelemetry.io/otel", in: []string{"pkg/outbox", "pkg/consumer", "pkg/memory", "internal/tracecontext", "internal/tracing", "internal/app", "pkg/relay"}, why: "trace context in and out"},
 	{path: "go.opentelemetry.io/contrib/bridges/prometheus", in: []string{"internal/tracing"}, why: "one set of metrics, two ways out"},
 	{path: "github.com/coreos/go-systemd", in: []string{"internal/systemd"}, why: "the protocol of the service manager"},
@@ -35,14 +35,14 @@ var libraries = []library{
 	{path: "github.com/google/uuid", why: "UUID v7 event ids and names of instances"},
 	{path: "github.com/robfig/cron", in: []string{"pkg/outbox"}, why: "cron expressions of recurring events"},
 	{path: "golang.org/x/sync", why: "errgroup"},
-	{path: "golang.org/x/sys", in: []string{"internal/lease", "internal/devstack", "internal/devstack/stacktest", "internal/demo", "internal/bench", "internal/doctor", "cmd"}, why: "the clock that runs through a suspend, process groups, memory of a process"},
-	{path: "golang.org/x/crypto/ocsp", in: []string{"internal/app"}, why: "the answer about revocation that a server staples to its certificate"},
+	{path: "golang.org/x/sys", in: []string{"internal/lease", "internal/devstack", "internal/devstack/stacktest", "internal/demo", "internal/bench", "internal/doctor", "cmd"}, why: "the clock that runs during a suspend, process groups, memory of a process"},
+	{path: "golang.org/x/crypto/ocsp", in: []string{"internal/app"}, why: "the revocation status that a server staples to its certificate"},
 	{path: "golang.org/x/term", in: []string{"cmd", "internal/demo"}, why: "keys and width of a terminal"},
 	{path: "github.com/mattn/go-isatty", in: []string{"cmd", "internal/demo", "internal/logging", "internal/devstack"}, why: "terminal or not"},
 	{path: "github.com/klauspost/compress", in: []string{"internal/kafka", "internal/kafka/fetched", "internal/devstack"}, why: "record batches"},
 	{path: "github.com/pierrec/lz4", in: []string{"internal/kafka"}, why: "record batches"},
 	{path: "github.com/HdrHistogram/hdrhistogram-go", in: []string{"internal/bench", "internal/demo"}, why: "latencies of a run"},
-	{path: "github.com/schollz/progressbar", in: []string{"internal/devstack", "internal/demo", "cmd"}, why: "a download of 40 MB shows that it moves"},
+	{path: "github.com/schollz/progressbar", in: []string{"internal/devstack", "internal/demo", "cmd"}, why: "a download of 40 MB shows its progress"},
 	{path: "golang.org/x/time", in: []string{"internal/retention", "internal/admin", "internal/reconcile", "internal/httpapi"}, why: "rates of the purge, of replays, of drains, of clients"},
 	{path: "github.com/gofrs/flock", in: []string{"internal/devstack", "internal/devstack/stacktest"}, why: "one download, and one stack of test servers at a time"},
 

@@ -13,9 +13,9 @@ import (
 	"testing"
 )
 
-// The rules of the design are numbered N1, N2, … DESIGN.md lists those that the code speaks of, each with the one file
-// that is its home, or – for a rule of which only a field or a header is here. A rule with a home has at least one test that
-// fails without it, named TestN13_….
+// The rules of the design are numbered N1, N2, … DESIGN.md lists the rules that the code mentions, each
+// with the file that is its home, or – if only a field or a header of the rule is in this repository. A
+// rule with a home has at least one test, named TestN13_…, that fails without the rule.
 var (
 	ruleRow  = regexp.MustCompile(`(?m)^\| \*\*N(\d+)\*\* .* \| (?:–|\[[^\]]*\]\(([^)]+)\)) \|$`)
 	mention  = regexp.MustCompile(`\bN(\d{1,2})\b`)
@@ -24,19 +24,19 @@ var (
 
 func TestEachRuleHasOneHomeAndATest(t *testing.T) {
 	t.Parallel()
-	text, err := os.ReadFile(filepath.Join(root(t), "DESIGN.md"))
+	text, err := os.ReadFile(filepath.Join(moduleRoot(t), "DESIGN.md"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	report(t, ruleProblems(tree(t), string(text)))
+	reportProblems(t, ruleProblems(parseModule(t), string(text)))
 }
 
 func TestRuleRuleSeesStrays(t *testing.T) {
 	t.Parallel()
-	home := parse(t, "internal/lease/held.go", []byte("package lease\n\n// x is suspended, not lost (N2).\nvar x int\n"))
-	other := parse(t, "internal/app/a.go", []byte("package app\n\n// y obeys N2.\nvar y int // N2, utf8\n"))
-	test := parse(t, "internal/lease/a_test.go", []byte("package lease\nfunc TestN02_SuspendedIsNotLost(t *testing.T) {}\n"))
-	unknown := parse(t, "internal/lease/b_test.go", []byte("package lease\nfunc TestN77_Nothing(t *testing.T) {}\n"))
+	home := parseSource(t, "internal/lease/held.go", []byte("package lease\n\n// x is suspended, not lost (N2).\nvar x int\n"))
+	other := parseSource(t, "internal/app/a.go", []byte("package app\n\n// y obeys N2.\nvar y int // N2, utf8\n"))
+	test := parseSource(t, "internal/lease/a_test.go", []byte("package lease\nfunc TestN02_SuspendedIsNotLost(t *testing.T) {}\n"))
+	unknown := parseSource(t, "internal/lease/b_test.go", []byte("package lease\nfunc TestN77_Nothing(t *testing.T) {}\n"))
 	const row, part = "| **N2** suspended | text | [lease/held.go](internal/lease/held.go) |\n", "| **N2** suspended | text | – |\n"
 	for _, c := range []struct {
 		name   string
@@ -46,8 +46,8 @@ func TestRuleRuleSeesStrays(t *testing.T) {
 	}{
 		{"in order", []source{home, other, test}, row, ""},
 		{"not in the design", []source{home, test}, "", "N2 is not among the rules of DESIGN.md"},
-		{"twice in the design", []source{home, test}, row + row, "N2 stands 2 times in DESIGN.md"},
-		{"home does not speak of it", []source{other, test}, row, "internal/lease/held.go, the home of N2 in DESIGN.md, does not speak of it"},
+		{"twice in the design", []source{home, test}, row + row, "N2 appears 2 times in DESIGN.md"},
+		{"home does not speak of it", []source{other, test}, row, "internal/lease/held.go, the home of N2 in DESIGN.md, does not mention it"},
 		{"no test", []source{home, other}, row, "N2 has no test TestN02_"},
 		{"test without a home", []source{other, test}, part, "N2 has tests"},
 		{"only a field", []source{other}, part, ""},
@@ -55,44 +55,47 @@ func TestRuleRuleSeesStrays(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
-			finds(t, ruleProblems(c.files, c.design), c.want)
+			expectProblem(t, ruleProblems(c.files, c.design), c.want)
 		})
 	}
 }
 
-// ruleProblems compares the list in the design with what the code says and tests.
+// ruleProblems compares the rules in DESIGN.md with the rules that the code mentions and tests.
 func ruleProblems(files []source, design string) []string {
-	spoken, tests := map[int][]string{}, map[int][]string{}
+	mentions, tests := map[int][]string{}, map[int][]string{}
 	for _, f := range files {
 		switch {
-		case within(f.dir, "test/arch"):
+		case isWithin(f.dir, "test/arch"):
 		case f.test:
 			collectTests(f, tests)
 		default:
-			collectMentions(f, spoken)
+			collectMentions(f, mentions)
 		}
 	}
+
 	homes := map[int][]string{}
 	for _, m := range ruleRow.FindAllStringSubmatch(design, -1) {
 		n, _ := strconv.Atoi(m[1])
 		homes[n] = append(homes[n], m[2])
 	}
+
 	numbers := slices.Collect(maps.Keys(homes))
-	numbers = slices.AppendSeq(numbers, maps.Keys(spoken))
+	numbers = slices.AppendSeq(numbers, maps.Keys(mentions))
 	numbers = slices.AppendSeq(numbers, maps.Keys(tests))
 	slices.Sort(numbers)
+
 	var out []string
 	for _, n := range slices.Compact(numbers) {
 		switch h := homes[n]; {
 		case len(h) == 0:
-			out = append(out, fmt.Sprintf("N%d is not among the rules of DESIGN.md; it stands in %s", n, strings.Join(slices.Concat(spoken[n], tests[n]), ", ")))
+			out = append(out, fmt.Sprintf("N%d is not among the rules of DESIGN.md; it is mentioned in %s", n, strings.Join(slices.Concat(mentions[n], tests[n]), ", ")))
 		case len(h) > 1:
-			out = append(out, fmt.Sprintf("N%d stands %d times in DESIGN.md", n, len(h)))
+			out = append(out, fmt.Sprintf("N%d appears %d times in DESIGN.md", n, len(h)))
 		case h[0] == "" && len(tests[n]) > 0:
 			out = append(out, fmt.Sprintf("N%d has tests in %s, but no home in DESIGN.md", n, strings.Join(tests[n], ", ")))
 		case h[0] == "":
-		case !slices.Contains(spoken[n], h[0]):
-			out = append(out, fmt.Sprintf("%s, the home of N%d in DESIGN.md, does not speak of it", h[0], n))
+		case !slices.Contains(mentions[n], h[0]):
+			out = append(out, fmt.Sprintf("%s, the home of N%d in DESIGN.md, does not mention it", h[0], n))
 		case len(tests[n]) == 0:
 			out = append(out, fmt.Sprintf("N%d has no test TestN%02d_…; its home is %s", n, n, h[0]))
 		}
@@ -115,12 +118,12 @@ func collectTests(f source, tests map[int][]string) {
 	}
 }
 
-func collectMentions(f source, spoken map[int][]string) {
+func collectMentions(f source, mentions map[int][]string) {
 	for _, group := range f.ast.Comments {
 		for _, m := range mention.FindAllStringSubmatch(group.Text(), -1) {
 			n, _ := strconv.Atoi(m[1])
-			if !slices.Contains(spoken[n], f.path) {
-				spoken[n] = append(spoken[n], f.path)
+			if !slices.Contains(mentions[n], f.path) {
+				mentions[n] = append(mentions[n], f.path)
 			}
 		}
 	}

@@ -25,7 +25,8 @@ type source struct {
 	ast       *ast.File
 }
 
-func parse(tb testing.TB, name string, text []byte) source {
+// parseSource parses a file with this name and text.
+func parseSource(tb testing.TB, name string, text []byte) source {
 	tb.Helper()
 	fset := token.NewFileSet()
 	f, err := parser.ParseFile(fset, name, text, parser.ParseComments|parser.SkipObjectResolution)
@@ -40,8 +41,8 @@ func parse(tb testing.TB, name string, text []byte) source {
 	}
 }
 
-// imports lists the import paths of the file.
-func (s source) imports(tb testing.TB) []string {
+// importPaths returns the import paths of the file.
+func (s source) importPaths(tb testing.TB) []string {
 	tb.Helper()
 	var out []string
 	for _, i := range s.ast.Imports {
@@ -54,13 +55,14 @@ func (s source) imports(tb testing.TB) []string {
 	return out
 }
 
-// root is the directory that holds go.mod.
-func root(tb testing.TB) string {
+// moduleRoot returns the directory with go.mod.
+func moduleRoot(tb testing.TB) string {
 	tb.Helper()
 	dir, err := os.Getwd()
 	if err != nil {
 		tb.Fatal(err)
 	}
+
 	for {
 		if _, err := os.Stat(filepath.Join(dir, "go.mod")); err == nil {
 			return dir
@@ -73,15 +75,16 @@ func root(tb testing.TB) string {
 	}
 }
 
-// module's Go files, but those that the go command ignores too.
-func tree(tb testing.TB) []source {
+// parseModule parses all Go files of the module, except files that the go command ignores.
+func parseModule(tb testing.TB) []source {
 	tb.Helper()
-	top := root(tb)
+	top := moduleRoot(tb)
 	var out []source
 	err := filepath.WalkDir(top, func(p string, d fs.DirEntry, err error) error {
 		if err != nil {
 			return err
 		}
+
 		name := d.Name()
 		if d.IsDir() {
 			if p != top && (strings.HasPrefix(name, ".") || strings.HasPrefix(name, "_") || name == "testdata") {
@@ -92,6 +95,7 @@ func tree(tb testing.TB) []source {
 		if !strings.HasSuffix(name, ".go") || strings.HasPrefix(name, ".") || strings.HasPrefix(name, "_") {
 			return nil
 		}
+
 		text, err := os.ReadFile(p)
 		if err != nil {
 			return err
@@ -100,7 +104,7 @@ func tree(tb testing.TB) []source {
 		if err != nil {
 			return err
 		}
-		out = append(out, parse(tb, filepath.ToSlash(rel), text))
+		out = append(out, parseSource(tb, filepath.ToSlash(rel), text))
 		return nil
 	})
 	if err != nil {
@@ -112,22 +116,22 @@ func tree(tb testing.TB) []source {
 	return out
 }
 
-// report fails the test with each problem on a line of its own.
-func report(t *testing.T, problems []string) {
+// reportProblems fails the test with each problem.
+func reportProblems(t *testing.T, problems []string) {
 	t.Helper()
 	for _, p := range problems {
 		t.Error(p)
 	}
 }
 
-// finds checks that a rule sees the problem that it is there for, and only that: want is a part of its one message, or
-// empty for none.
-func finds(t *testing.T, got []string, want string) {
+// expectProblem checks the result of a rule: exactly one message that contains want, or no message if
+// want is "".
+func expectProblem(t *testing.T, got []string, want string) {
 	t.Helper()
 	switch {
 	case want == "" && len(got) > 0:
-		t.Errorf("found %q, want nothing", got)
+		t.Errorf("problems %q, want none", got)
 	case want != "" && (len(got) != 1 || !strings.Contains(got[0], want)):
-		t.Errorf("found %q, want one message with %q", got, want)
+		t.Errorf("problems %q, want one that contains %q", got, want)
 	}
 }

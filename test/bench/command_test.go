@@ -4,7 +4,8 @@ package bench
 
 import "testing"
 
-// TestBenchCommand runs all of the benchmark in small, failover included, and reads its object as others will.
+// TestBenchCommand runs the whole benchmark at a small size, including failover, and decodes its JSON object
+// like a user.
 func TestBenchCommand(t *testing.T) {
 	t.Parallel()
 	var r struct {
@@ -36,23 +37,26 @@ func TestBenchCommand(t *testing.T) {
 			OutOfOrder int `json:"out_of_order"`
 		} `json:"failover"`
 	}
-	run(t, &r, "--events", "3000", "--rates", "50,200", "--seconds", "1", "--runs", "1", "--failover", "1", "--ttl", "2s")
+	runBench(t, &r, "--events", "3000", "--rates", "50,200", "--seconds", "1", "--runs", "1", "--failover", "1", "--ttl", "2s")
 	for name, v := range map[string]float64{"raw_stream_eps": r.RawStream, "raw_produce_eps": r.RawProduce, "both_eps": r.Both, "drain_eps": r.Drain, "drain_ratio": r.Ratio} {
 		if v <= 0 {
 			t.Errorf("%s is %v", name, v)
 		}
 	}
+
 	if r.Foreign != -1 && (r.Foreign < 0 || r.Foreign > 100 || r.CPU <= 0 || r.RSS < 5) {
 		t.Errorf("foreign CPU %v %%, CPU %v s per million, memory %v MB", r.Foreign, r.CPU, r.RSS)
 	}
 	if len(r.Latency) != 2 || r.Latency[0].Rate != 50 || r.Latency[1].Rate != 200 {
 		t.Fatalf("latencies %+v", r.Latency)
 	}
+
 	for _, l := range r.Latency {
 		if l.P50 > l.P99 || l.P99 > l.P999 || l.P999 <= 0 {
 			t.Errorf("latencies %+v", l)
 		}
 	}
+
 	f := r.Failover
 	if f.Kill.N != 1 || f.Kill.P50 < 300 || f.Term.N != 1 || f.Events == 0 || f.Lost+f.Duplicates+f.OutOfOrder != 0 {
 		t.Errorf("failover %+v", f)

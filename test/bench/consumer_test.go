@@ -4,12 +4,12 @@ package bench
 
 import "testing"
 
-// TestBenchConsumerCommand runs the benchmark of the consumer in small, and reads its object as others will. What it does
-// not check are rates: the machine may be busy.
+// TestBenchConsumerCommand runs the benchmark of the consumer at a small size, and decodes its JSON object like
+// a user. It does not check rates, because the machine may be busy.
 func TestBenchConsumerCommand(t *testing.T) {
 	t.Parallel()
 	var r map[string]any
-	run(t, &r, "--consumer", "--events", "240", "--runs", "1")
+	runBench(t, &r, "--consumer", "--events", "240", "--runs", "1")
 	for _, name := range []string{
 		"naive_eps", "consumer_eps", "ratio", "none_eps", "inbox_ratio", "messages_per_transaction",
 		"none_p50_ms", "none_p99_ms", "inbox_p50_ms", "inbox_p99_ms",
@@ -18,12 +18,14 @@ func TestBenchConsumerCommand(t *testing.T) {
 			t.Errorf("%s is %v", name, r[name])
 		}
 	}
+
 	for _, name := range []string{"overhead_p50_ms", "overhead_p99_ms", "naive_cpu_ms", "consumer_cpu_ms", "consumer_servers_cpu_ms", "foreign_cpu_pct"} {
 		if _, ok := r[name].(float64); !ok {
 			t.Errorf("%s is %v", name, r[name])
 		}
 	}
+
 	if v, _ := r["messages_per_transaction"].(float64); v <= 1 {
-		t.Errorf("%v messages share a transaction", v)
+		t.Errorf("%v messages per transaction", v)
 	}
 }

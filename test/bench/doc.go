@@ -1,3 +1,3 @@
-// Package bench holds the Go benchmarks of the hot path, and what crosses packages of the benchmark command: a test that it works
-// on real servers and prints what it says it prints.
+// Package bench holds the Go benchmarks of the hot path, and tests of the benchmark command that cover several
+// packages: they check that the command runs on real servers and prints its documented output.
 package bench

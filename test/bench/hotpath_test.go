@@ -17,7 +17,8 @@ import (
 	"github.com/outrelay/outrelay/pkg/event"
 )
 
-// path is what one event goes through between the reply of MongoDB and the bytes that are sent, without the servers.
+// path is the path of one event between the reply of MongoDB and the encoded bytes for Kafka, without the
+// servers.
 type path struct {
 	router  *routing.Router
 	filler  *routing.Filler
@@ -29,12 +30,12 @@ type path struct {
 	recs    [1]record.Record
 	builder batch.Builder
 	sealed  int
-	tap     *tracing.Tap // turned off: looks at the headers and follows nothing
+	tap     *tracing.Tap // turned off: reads the headers and creates no spans
 }
 
 const maxBatch = 1<<20 - 1024
 
-func newPath(tb testing.TB, preset string, rules ...routing.Rule) *path {
+func newEventPath(tb testing.TB, preset string, rules ...routing.Rule) *path {
 	tb.Helper()
 	router, err := routing.New(routing.Config{Rules: rules})
 	if err != nil {
@@ -49,19 +50,21 @@ func newPath(tb testing.TB, preset string, rules ...routing.Rule) *path {
 	return h
 }
 
-// send takes one change event as far as the batch.
-func (h *path) send(raw []byte) error {
+// processEvent processes one change event up to the batch.
+func (h *path) processEvent(raw []byte) error {
 	if err := changestream.Parse(raw, &h.ev); err != nil {
 		return err
 	}
 	if err := event.Parse(h.ev.Document, &h.view); err != nil {
 		return err
 	}
+
 	targets, err := h.router.Route(&h.view, h.targets[:0])
 	h.targets = targets
 	if err != nil {
 		return err
 	}
+
 	h.meta.DB, h.meta.Coll, h.meta.ClusterTime, h.meta.CommitMS = h.ev.DB, h.ev.Coll, h.ev.ClusterTime, h.ev.WallMS
 	for i, t := range targets {
 		if i == 0 {
@@ -69,6 +72,7 @@ func (h *path) send(raw []byte) error {
 				return err
 			}
 		}
+
 		h.rec.Topic, h.rec.Partition = t.Topic, t.Partition
 		h.recs[0] = h.rec
 		if h.tap.Begin(h.recs[:], h.ev.DB, h.ev.Coll, h.ev.WallMS) != nil {
@@ -81,18 +85,20 @@ func (h *path) send(raw []byte) error {
 			h.builder.Reset(h.builder.Buffer())
 			h.sealed++
 		}
+
 		h.builder.Append(&h.rec)
 	}
 	return nil
 }
 
-// change is an insert as the change stream shows it.
-func change(tb testing.TB, i int, e event.Event) []byte {
+// newInsertEvent returns an insert as a change stream event.
+func newInsertEvent(tb testing.TB, i int, e event.Event) []byte {
 	tb.Helper()
 	doc, err := e.MarshalBSON()
 	if err != nil {
 		tb.Fatal(err)
 	}
+
 	now := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 	raw, err := bson.Marshal(bson.D{
 		{Key: "_id", Value: bson.D{{Key: "_data", Value: fmt.Sprintf("8266A1B2C3%08X2B022C0100296E5A1004", i)}}},
@@ -110,8 +116,8 @@ func change(tb testing.TB, i int, e event.Event) []byte {
 	return raw
 }
 
-// variants are the shapes of events that are common enough to be fast.
-func variants() []struct {
+// variants are the forms of events that are common enough to need a fast path.
+func eventVariants() []struct {
 	name, preset string
 	rules        []routing.Rule
 	make         func(i int) event.Event
@@ -124,6 +130,7 @@ func variants() []struct {
 		{Key: "paid", Value: true},
 		{Key: "lines", Value: bson.A{bson.D{{Key: "sku", Value: "A-1"}, {Key: "count", Value: 2}}, bson.D{{Key: "sku", Value: "B-7"}, {Key: "count", Value: 1}}}},
 	}
+
 	fanOut := []routing.Rule{{AggregateType: "order", To: []string{"orders", "audit"}}}
 	return []struct {
 		name, preset string
@@ -143,46 +150,48 @@ func variants() []struct {
 
 const prepared = 2000
 
-// TestHotPathAllocations holds the path to at most half an allocation per event.
+// TestHotPathAllocations checks that the path needs at most half an allocation per event.
 func TestHotPathAllocations(t *testing.T) {
-	for _, v := range variants() {
+	for _, v := range eventVariants() {
 		t.Run(v.name, func(t *testing.T) {
-			h := newPath(t, v.preset, v.rules...)
+			h := newEventPath(t, v.preset, v.rules...)
 			var docs [][]byte
 			for i := range prepared {
-				docs = append(docs, change(t, i, v.make(i)))
+				docs = append(docs, newInsertEvent(t, i, v.make(i)))
 			}
+
 			per := testing.AllocsPerRun(5, func() {
 				for _, raw := range docs {
-					if err := h.send(raw); err != nil {
+					if err := h.processEvent(raw); err != nil {
 						t.Fatal(err)
 					}
 				}
 			}) / prepared
 			if per > 0.5 {
-				t.Errorf("%.2f allocations per event, above 0.5", per)
+				t.Errorf("%.2f allocations per event, want at most 0.5", per)
 			}
 			if h.builder.Count() == 0 || bytes.Contains(docs[0], []byte("0123456789abcdef")) && h.sealed == 0 {
-				t.Error("nothing was encoded")
+				t.Error("no record was encoded")
 			}
 		})
 	}
 }
 
-// BenchmarkHotPath is the CPU time of an event between the reply of MongoDB and the bytes that are sent.
+// BenchmarkHotPath measures the CPU time of an event between the reply of MongoDB and the encoded bytes.
 func BenchmarkHotPath(b *testing.B) {
-	for _, v := range variants() {
+	for _, v := range eventVariants() {
 		b.Run(v.name, func(b *testing.B) {
-			h := newPath(b, v.preset, v.rules...)
+			h := newEventPath(b, v.preset, v.rules...)
 			var docs [][]byte
 			for i := range prepared {
-				docs = append(docs, change(b, i, v.make(i)))
+				docs = append(docs, newInsertEvent(b, i, v.make(i)))
 			}
+
 			b.SetBytes(int64(len(docs[0])))
 			b.ReportAllocs()
 			i := 0
 			for b.Loop() {
-				if err := h.send(docs[i%prepared]); err != nil {
+				if err := h.processEvent(docs[i%prepared]); err != nil {
 					b.Fatal(err)
 				}
 				i++

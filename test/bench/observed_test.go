@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// TestBenchObservedCommand drains in pairs in small, and reads its object as others will. That somebody looked is counted, not
-// believed: every observed drain has had an answer of the page, its live stream and /metrics.
+// TestBenchObservedCommand drains pairs at a small size, and decodes the JSON object like a user. It checks the
+// counters of observers: each observed drain has had answers of the page, its live stream and /metrics.
 func TestBenchObservedCommand(t *testing.T) {
 	t.Parallel()
 	var r struct {
@@ -24,27 +24,29 @@ func TestBenchObservedCommand(t *testing.T) {
 		Pairs     int                `json:"pairs"`
 		Events    int                `json:"events"`
 	}
-	said := run(t, &r, "--observed", "--events", "2000", "--pairs", "2")
+	said := runBench(t, &r, "--observed", "--events", "2000", "--pairs", "2")
 	if r.Alone <= 0 || r.Observed <= 0 || r.Pairs != 2 || r.Events != 2000 || len(r.Ratios) != 2 {
 		t.Fatalf("%+v", r)
 	}
 	if least, most := min(r.Ratios[0], r.Ratios[1]), max(r.Ratios[0], r.Ratios[1]); least <= 0 || r.Ratio < least || r.Ratio > most {
-		t.Errorf("the median %v is none of %v", r.Ratio, r.Ratios)
+		t.Errorf("the median %v is not one of %v", r.Ratio, r.Ratios)
 	}
 	if r.Scrapes < 2 || r.Refreshes < 2 || r.Messages < 2 {
-		t.Errorf("in two drains %d scrapes, %d refreshes, %d messages", r.Scrapes, r.Refreshes, r.Messages)
+		t.Errorf("two drains had %d scrapes, %d refreshes, %d messages", r.Scrapes, r.Refreshes, r.Messages)
 	}
 	if r.Foreign != -1 && (r.Foreign < 0 || r.Foreign > 100 || len(r.ForeignOf) != 2) {
 		t.Errorf("foreign CPU %v %%: %v", r.Foreign, r.ForeignOf)
 	}
-	// What comes first alternates.
+
+	// The order within pairs alternates.
 	at := func(text string) int {
 		i := strings.Index(said, text)
 		if i < 0 {
-			t.Fatalf("never said %q:\n%s", text, said)
+			t.Fatalf("output without %q:\n%s", text, said)
 		}
 		return i
 	}
+
 	if at("pair 1 of 2: alone") > at("pair 1 of 2: observed") || at("pair 2 of 2: observed") > at("pair 2 of 2: alone") {
 		t.Errorf("the order within pairs does not alternate:\n%s", said)
 	}

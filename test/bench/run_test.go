@@ -14,9 +14,9 @@ import (
 	"github.com/outrelay/outrelay/test/kit"
 )
 
-// run runs `outrelay bench --json` on the shared servers, reads the one object that it prints, and shows what it said besides
-// if the test fails. It returns that.
-func run(t *testing.T, object any, args ...string) (said string) {
+// runBench runs `outrelay bench --json` on the shared servers and decodes its JSON object. It returns
+// the text on standard error, and prints it if the test fails.
+func runBench(t *testing.T, object any, args ...string) (said string) {
 	t.Helper()
 	binary := kit.Binary(t, "")
 	ctx, cancel := kit.Context(t)
@@ -28,11 +28,13 @@ func run(t *testing.T, object any, args ...string) (said string) {
 	if err := cmd.Run(); err != nil {
 		t.Fatalf("%v\n%s%s", err, &out, &errOut)
 	}
+
 	t.Cleanup(func() {
 		if t.Failed() {
 			t.Log(errOut.String())
 		}
 	})
+
 	d := json.NewDecoder(&out)
 	if err := d.Decode(object); err != nil {
 		t.Fatal(err)

@@ -16,11 +16,11 @@ import (
 
 const (
 	top      = "../.."
-	document = "docs/coverage.md"
+	document = "test/coverage/rows.md"
 )
 
-// rows that the document answers, by family.
-var rows = []string{
+// requirements lists the ids in the document by family.
+var requirements = []string{
 	"R1-44",
 	"L1-15 L17-40 L42",
 	"W1-124",
@@ -38,28 +38,30 @@ var (
 	fenced   = regexp.MustCompile("(?ms)^```.*?^```")
 )
 
-// line is one row of a table in the document.
-type line struct{ id, does, shown string }
+// row is one row of a table in the document.
+type row struct{ id, does, shown string }
 
 func TestEveryRowHasALine(t *testing.T) {
 	t.Parallel()
 	seen := map[string]int{}
-	for _, l := range lines(t) {
+	for _, l := range readRows(t) {
 		seen[l.id]++
 		if l.does == "" || l.shown == "" {
 			t.Errorf("%s: %s: an empty cell", document, l.id)
 		}
 	}
+
 	want := map[string]bool{}
-	for _, id := range expand(t, strings.Join(rows, " ")) {
+	for _, id := range expandRanges(t, strings.Join(requirements, " ")) {
 		want[id] = true
 		if seen[id] != 1 {
-			t.Errorf("%s: %d lines for %s, want 1", document, seen[id], id)
+			t.Errorf("%s: %d rows for %s, want 1", document, seen[id], id)
 		}
 	}
+
 	for id := range seen {
 		if !want[id] {
-			t.Errorf("%s: %s is no row of this version", document, id)
+			t.Errorf("%s: %s is not a requirement of this version", document, id)
 		}
 	}
 }
@@ -67,7 +69,7 @@ func TestEveryRowHasALine(t *testing.T) {
 func TestEveryNameExists(t *testing.T) {
 	t.Parallel()
 	dirs := map[string]map[string]bool{}
-	for _, l := range lines(t) {
+	for _, l := range readRows(t) {
 		names, links := testName.FindAllStringSubmatch(l.shown, -1), link.FindAllStringSubmatch(l.shown, -1)
 		if len(names)+len(links) == 0 {
 			t.Errorf("%s: %s names neither a test nor a document: %s", document, l.id, l.shown)
@@ -75,23 +77,25 @@ func TestEveryNameExists(t *testing.T) {
 		if quotes := strings.Count(l.shown, "`"); quotes != 2*len(names) {
 			t.Errorf("%s: %s has a name that is not of the form directory.TestName: %s", document, l.id, l.shown)
 		}
+
 		for _, m := range names {
 			if dirs[m[1]] == nil {
-				dirs[m[1]] = tests(t, m[1])
+				dirs[m[1]] = listTests(t, m[1])
 			}
 			if !dirs[m[1]][m[2]] {
 				t.Errorf("%s: %s: %s has no %s", document, l.id, m[1], m[2])
 			}
 		}
+
 		for _, m := range links {
-			if err := target(document, m[1]); err != nil {
+			if err := checkLink(document, m[1]); err != nil {
 				t.Errorf("%s: %s: %v", document, l.id, err)
 			}
 		}
 	}
 }
 
-// TestTheTrackRecordNamesTests looks for each test that the record of faults names.
+// TestTheTrackRecordNamesTests checks that each test in docs/faults.md exists.
 func TestTheTrackRecordNamesTests(t *testing.T) {
 	t.Parallel()
 	text, err := os.ReadFile(filepath.Join(top, "docs/faults.md"))
@@ -106,7 +110,7 @@ func TestTheTrackRecordNamesTests(t *testing.T) {
 	dirs := map[string]map[string]bool{}
 	for _, m := range names {
 		if dirs[m[1]] == nil {
-			dirs[m[1]] = tests(t, m[1])
+			dirs[m[1]] = listTests(t, m[1])
 		}
 		if !dirs[m[1]][m[2]] {
 			t.Errorf("docs/faults.md: %s has no %s", m[1], m[2])
@@ -114,7 +118,7 @@ func TestTheTrackRecordNamesTests(t *testing.T) {
 	}
 }
 
-// Links inside the repository, in every document.
+// TestLinksLeadSomewhere checks the links inside the repository in all documents.
 func TestLinksLeadSomewhere(t *testing.T) {
 	t.Parallel()
 	for _, pattern := range []string{"*.md", "docs/*.md", "examples/*/*.md", "test/*.md"} {
@@ -122,6 +126,7 @@ func TestLinksLeadSomewhere(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
+
 		for _, name := range files {
 			text, err := os.ReadFile(name)
 			if err != nil {
@@ -131,11 +136,12 @@ func TestLinksLeadSomewhere(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
+
 			for _, m := range link.FindAllStringSubmatch(fenced.ReplaceAllString(string(text), ""), -1) {
 				if strings.Contains(m[1], "://") {
 					continue
 				}
-				if err := target(filepath.ToSlash(from), m[1]); err != nil {
+				if err := checkLink(filepath.ToSlash(from), m[1]); err != nil {
 					t.Errorf("%s: %v", from, err)
 				}
 			}
@@ -145,7 +151,7 @@ func TestLinksLeadSomewhere(t *testing.T) {
 
 func TestExpand(t *testing.T) {
 	t.Parallel()
-	if got, want := fmt.Sprint(expand(t, "R1-3 L7")), "[R1 R2 R3 L7]"; got != want {
+	if got, want := fmt.Sprint(expandRanges(t, "R1-3 L7")), "[R1 R2 R3 L7]"; got != want {
 		t.Errorf("got %s, want %s", got, want)
 	}
 }
@@ -158,27 +164,30 @@ func TestAnchors(t *testing.T) {
 		"`outrelay dev` in ten minutes":     "outrelay-dev-in-ten-minutes",
 		"A lock-order of a kind (and more)": "a-lock-order-of-a-kind-and-more",
 	} {
-		if got := anchor(heading); got != want {
-			t.Errorf("%q: %q, want %q", heading, got, want)
+		if got := anchorOf(heading); got != want {
+			t.Errorf("anchor of %q is %q, want %q", heading, got, want)
 		}
 	}
-	if target(document, "../README.md#no-such-heading") == nil || target(document, "../NOTHING.md") == nil {
-		t.Error("a link that leads nowhere was not noticed")
+	if checkLink(document, "../../README.md#no-such-heading") == nil || checkLink(document, "../NOTHING.md") == nil {
+		t.Error("checkLink returned no error for a broken link")
 	}
 }
 
-func lines(tb testing.TB) []line {
+// readRows returns the rows of all tables in the document.
+func readRows(tb testing.TB) []row {
 	tb.Helper()
 	text, err := os.ReadFile(filepath.Join(top, document))
 	if err != nil {
 		tb.Fatal(err)
 	}
-	var out []line
+
+	var out []row
 	for s := range strings.Lines(string(text)) {
 		cells := strings.Split(strings.Trim(strings.TrimSpace(s), "|"), "|")
 		if !strings.HasPrefix(s, "|") || len(cells) < 3 {
 			continue
 		}
+
 		for i := range cells {
 			cells[i] = strings.TrimSpace(cells[i])
 		}
@@ -187,14 +196,14 @@ func lines(tb testing.TB) []line {
 				tb.Errorf("%s: %s has %d cells, want 3", document, id, len(cells))
 				continue
 			}
-			out = append(out, line{id, cells[1], cells[2]})
+			out = append(out, row{id, cells[1], cells[2]})
 		}
 	}
 	return out
 }
 
-// expand writes ranges out: "R1-3" is R1 R2 R3.
-func expand(tb testing.TB, s string) []string {
+// expandRanges expands ranges of ids: "R1-3" is R1 R2 R3.
+func expandRanges(tb testing.TB, s string) []string {
 	tb.Helper()
 	var out []string
 	for _, f := range strings.Fields(s) {
@@ -202,10 +211,11 @@ func expand(tb testing.TB, s string) []string {
 		if !ok {
 			to = from
 		}
+
 		a, errA := strconv.Atoi(from)
 		b, errB := strconv.Atoi(to)
 		if errA != nil || errB != nil || a > b {
-			tb.Fatalf("not a row or a range: %s", f)
+			tb.Fatalf("%q is neither an id nor a range", f)
 		}
 		for n := a; n <= b; n++ {
 			out = append(out, fmt.Sprintf("%c%d", f[0], n))
@@ -214,13 +224,14 @@ func expand(tb testing.TB, s string) []string {
 	return out
 }
 
-// tests lists the functions in the test files of one directory.
-func tests(tb testing.TB, dir string) map[string]bool {
+// listTests returns the functions in the test files of a directory.
+func listTests(tb testing.TB, dir string) map[string]bool {
 	tb.Helper()
 	files, err := filepath.Glob(filepath.Join(top, filepath.FromSlash(dir), "*_test.go"))
 	if err != nil {
 		tb.Fatal(err)
 	}
+
 	out := map[string]bool{}
 	for _, name := range files {
 		f, err := parser.ParseFile(token.NewFileSet(), name, nil, parser.SkipObjectResolution)
@@ -236,8 +247,8 @@ func tests(tb testing.TB, dir string) map[string]bool {
 	return out
 }
 
-// target checks that a link in the document from leads to a file, and to a heading in it if it names one.
-func target(from, to string) error {
+// checkLink returns an error unless a link in the document from leads to an existing file and, with a fragment, to a heading.
+func checkLink(from, to string) error {
 	name, fragment, has := strings.Cut(to, "#")
 	file := path.Join(path.Dir(from), name)
 	if name == "" {
@@ -247,20 +258,24 @@ func target(from, to string) error {
 		_, err := os.Stat(filepath.Join(top, filepath.FromSlash(file)))
 		return err
 	}
+
 	text, err := os.ReadFile(filepath.Join(top, filepath.FromSlash(file)))
 	if err != nil {
 		return err
 	}
+
 	for s := range strings.Lines(string(text)) {
-		if heading := strings.TrimLeft(s, "#"); heading != s && strings.HasPrefix(heading, " ") && anchor(strings.TrimSpace(heading)) == fragment {
+		heading := strings.TrimLeft(s, "#")
+		isHeading := heading != s && strings.HasPrefix(heading, " ")
+		if isHeading && anchorOf(strings.TrimSpace(heading)) == fragment {
 			return nil
 		}
 	}
 	return fmt.Errorf("%s has no heading #%s", file, fragment)
 }
 
-// anchor is the fragment that Markdown renderers give a heading.
-func anchor(heading string) string {
+// anchorOf returns the fragment that Markdown renderers give a heading.
+func anchorOf(heading string) string {
 	var b strings.Builder
 	for _, r := range strings.ToLower(heading) {
 		switch {

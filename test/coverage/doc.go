@@ -1,2 +1,3 @@
-// Package coverage holds docs/coverage.md to its word: a line for each row, and only names that exist.
+// Package coverage checks test/coverage/rows.md: each requirement has one line, and all tests and links
+// that it names exist.
 package coverage

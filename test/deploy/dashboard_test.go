@@ -44,7 +44,7 @@ type dashboard struct {
 func readDashboard(t *testing.T) dashboard {
 	t.Helper()
 	var d dashboard
-	if err := json.Unmarshal(read(t, "deploy", "grafana", "outrelay.json"), &d); err != nil {
+	if err := json.Unmarshal(readRepoFile(t, "deploy", "grafana", "outrelay.json"), &d); err != nil {
 		t.Fatal(err)
 	}
 	return d
@@ -54,66 +54,72 @@ var legendLabel = regexp.MustCompile(`\{\{(\w+)\}\}`)
 
 func TestDashboardAgainstTheRealMetrics(t *testing.T) {
 	t.Parallel()
-	all, d := existing(t), readDashboard(t)
+	all, d := collectMetrics(t), readDashboard(t)
 	rows, ids, cells := []string{}, map[int]bool{}, map[[2]int]string{}
 	exemplars := false
 	for _, p := range d.Panels {
 		if ids[p.ID] || p.Title == "" {
-			t.Errorf("panel %d %q: its id is taken or it has no title", p.ID, p.Title)
+			t.Errorf("panel %d %q has a duplicate id or no title", p.ID, p.Title)
 		}
+
 		ids[p.ID] = true
 		for x := p.GridPos.X; x < p.GridPos.X+p.GridPos.W; x++ {
 			for y := p.GridPos.Y; y < p.GridPos.Y+p.GridPos.H; y++ {
 				if other := cells[[2]int{x, y}]; other != "" || x >= 24 {
-					t.Errorf("panel %q stands over %q or out of the grid", p.Title, other)
+					t.Errorf("panel %q overlaps %q or exceeds the grid", p.Title, other)
 				}
 				cells[[2]int{x, y}] = p.Title
 			}
 		}
+
 		if p.Type == "row" {
 			rows = append(rows, p.Title)
 			continue
 		}
 		if p.Description == "" || len(p.Targets) == 0 {
-			t.Errorf("panel %q says nothing about itself, or shows nothing", p.Title)
+			t.Errorf("panel %q has no description or no query", p.Title)
 		}
+
 		for _, target := range p.Targets {
 			exemplars = exemplars || target.Exemplar && strings.Contains(target.Expr, "outrelay_publish_latency_seconds_bucket")
-			q, err := parse(all, target.Expr)
+			q, err := parseExpression(all, target.Expr)
 			if err != nil {
 				t.Errorf("panel %q: %s: %v", p.Title, target.Expr, err)
 			}
 			for _, m := range legendLabel.FindAllStringSubmatch(target.LegendFormat, -1) {
 				aggregated := strings.Contains(target.Expr, " by (") || strings.Contains(target.Expr, "sum(")
 				if !slices.Contains(q.labels, m[1]) && (aggregated || !slices.Contains(q.known, m[1]) && !slices.Contains(targets, m[1])) {
-					t.Errorf("panel %q: the legend names %s, which %s does not keep", p.Title, m[1], target.Expr)
+					t.Errorf("panel %q: the legend uses the label %s, which %s drops", p.Title, m[1], target.Expr)
 				}
 			}
 		}
 	}
-	want := words("Overview Flow Ownership Exceptions Reconcile Purge Kafka Consumer Process")
+
+	want := splitWords("Overview Flow Ownership Exceptions Reconcile Purge Kafka Consumer Process")
 	if !slices.Equal(rows, want) {
 		t.Errorf("rows %v, want %v", rows, want)
 	}
 	if !exemplars {
 		t.Error("no panel shows exemplars of the latency")
 	}
+
 	for _, v := range d.Templating.List {
 		if v.Type == "query" {
 			name, label, ok := strings.Cut(strings.TrimSuffix(strings.TrimPrefix(v.Definition, "label_values("), ")"), ", ")
-			if f, there := series(all, name); !ok || !there || !slices.Contains(f.labels, label) && !slices.Contains(targets, label) {
+			if f, there := findSeries(all, name); !ok || !there || !slices.Contains(f.labels, label) && !slices.Contains(targets, label) {
 				t.Errorf("variable %s: %s", v.Name, v.Definition)
 			}
 		}
 	}
+
 	for _, a := range d.Annotations.List {
-		if _, err := parse(all, a.Expr); err != nil {
+		if _, err := parseExpression(all, a.Expr); err != nil {
 			t.Errorf("annotation: %s: %v", a.Expr, err)
 		}
 	}
 }
 
-// rules is a rule file of Prometheus.
+// rules is a Prometheus rule file.
 type rules struct {
 	Groups []struct {
 		Name  string `yaml:"name"`
@@ -130,7 +136,7 @@ type rules struct {
 func readRules(t *testing.T) rules {
 	t.Helper()
 	var r rules
-	d := yaml.NewDecoder(bytes.NewReader(read(t, "deploy", "prometheus", "alerts.yaml")))
+	d := yaml.NewDecoder(bytes.NewReader(readRepoFile(t, "deploy", "prometheus", "alerts.yaml")))
 	d.KnownFields(true)
 	if err := d.Decode(&r); err != nil {
 		t.Fatal(err)
@@ -146,73 +152,82 @@ var (
 
 func TestAlertsAgainstTheRealMetrics(t *testing.T) {
 	t.Parallel()
-	all, doc := existing(t), string(read(t, "docs", "metrics.md"))
+	all, doc := collectMetrics(t), string(readRepoFile(t, "docs", "metrics.md"))
 	about := map[string][]string{} // metric → alerts
 	seen := map[string]bool{}
 	for _, g := range readRules(t).Groups {
 		for _, a := range g.Rules {
 			if !alertName.MatchString(a.Alert) || seen[a.Alert] || !alertFor.MatchString(a.For) {
-				t.Errorf("%q for %q: the name is taken or of another form, or the time is", a.Alert, a.For)
+				t.Errorf("alert %q for %q: duplicate or invalid name, or invalid time", a.Alert, a.For)
 			}
+
 			seen[a.Alert] = true
-			q, err := parse(all, a.Expr)
+			q, err := parseExpression(all, a.Expr)
 			if err != nil {
 				t.Errorf("%s: %s: %v", a.Alert, a.Expr, err)
 			}
+
 			for _, m := range q.metrics {
 				about[m] = append(about[m], a.Alert)
 			}
-			if !slices.Contains(words("critical warning info"), a.Labels["severity"]) || a.Annotations["summary"] == "" || a.Annotations["description"] == "" {
-				t.Errorf("%s: no severity, summary or description", a.Alert)
+
+			if !slices.Contains(splitWords("critical warning info"), a.Labels["severity"]) || a.Annotations["summary"] == "" || a.Annotations["description"] == "" {
+				t.Errorf("%s has no severity, summary or description", a.Alert)
 			}
+
 			for _, m := range alertLabel.FindAllStringSubmatch(a.Annotations["summary"]+a.Annotations["description"], -1) {
 				if !slices.Contains(q.labels, m[1]) {
-					t.Errorf("%s names the label %s, which its expression does not keep", a.Alert, m[1])
+					t.Errorf("%s uses the label %s, which its expression drops", a.Alert, m[1])
 				}
 			}
+
 			if want := "/docs/metrics.md#" + strings.ToLower(a.Alert); !strings.HasSuffix(a.Annotations["runbook_url"], want) || !strings.Contains(doc, "\n### "+a.Alert+"\n") {
-				t.Errorf("%s: docs/metrics.md has no section about it", a.Alert)
+				t.Errorf("%s has no section in docs/metrics.md, or a wrong runbook_url", a.Alert)
 			}
 		}
 	}
-	for _, name := range words(`outrelay_lag_seconds outrelay_token_age_seconds outrelay_oplog_window_seconds outrelay_gaps_total outrelay_exceptions
+
+	for _, name := range splitWords(`outrelay_lag_seconds outrelay_token_age_seconds outrelay_oplog_window_seconds outrelay_gaps_total outrelay_exceptions
 		outrelay_lease_owner outrelay_ready outrelay_dead_letters_stored outrelay_dead_letters_total outrelay_kafka_reachable`) {
 		if len(about[name]) == 0 {
-			t.Errorf("no alert looks at %s", name)
+			t.Errorf("no alert uses %s", name)
 		}
 	}
 }
 
-// TestEveryMetricIsShownAndExplained: each of ours is in the dashboard or an alert, and has a row in docs/metrics.md, whose
-// rows name no other.
+// TestEveryMetricIsShownAndExplained checks that each outrelay metric is in the dashboard or an alert
+// and has a row in docs/metrics.md, and that docs/metrics.md names no other metrics.
 func TestEveryMetricIsShownAndExplained(t *testing.T) {
 	t.Parallel()
-	all, doc := existing(t), string(read(t, "docs", "metrics.md"))
+	all, doc := collectMetrics(t), string(readRepoFile(t, "docs", "metrics.md"))
 	var shown strings.Builder
 	for _, p := range readDashboard(t).Panels {
 		for _, q := range p.Targets {
 			fmt.Fprintln(&shown, q.Expr)
 		}
 	}
+
 	for _, g := range readRules(t).Groups {
 		for _, a := range g.Rules {
 			fmt.Fprintln(&shown, a.Expr)
 		}
 	}
-	unshown := words("outrelay_figures_limit outrelay_consumer_held_messages")
+
+	unshown := splitWords("outrelay_figures_limit outrelay_consumer_held_messages")
 	rows := map[string]string{}
 	for _, m := range regexp.MustCompile("(?m)^\\| `(outrelay_[a-z_]+)(?:\\{([a-z_, ]*)\\})?` \\| ([^|]+) \\| ([^|]+) \\| ([^|]+) \\|$").FindAllStringSubmatch(doc, -1) {
 		if rows[m[1]] != "" {
 			t.Errorf("docs/metrics.md explains %s twice", m[1])
 		}
 		f, ok := all[m[1]]
-		labels := words(strings.ReplaceAll(m[2], ",", " "))
+		labels := splitWords(strings.ReplaceAll(m[2], ",", " "))
 		slices.Sort(labels)
 		if !ok || !slices.Equal(labels, slices.DeleteFunc(slices.Clone(f.labels), func(l string) bool { return l == "group" })) {
-			t.Errorf("docs/metrics.md has %s with labels %v; it has %v", m[1], labels, f.labels)
+			t.Errorf("docs/metrics.md has %s with labels %v, want %v", m[1], labels, f.labels)
 		}
 		rows[m[1]] = m[0]
 	}
+
 	for _, name := range slices.Sorted(maps.Keys(all)) {
 		if !strings.HasPrefix(name, "outrelay_") {
 			continue
@@ -224,10 +239,11 @@ func TestEveryMetricIsShownAndExplained(t *testing.T) {
 			t.Errorf("neither the dashboard nor an alert shows %s", name)
 		}
 	}
+
 	for _, name := range regexp.MustCompile(`\boutrelay_[a-z_]+\b`).FindAllString(doc, -1) {
 		if _, ok := all[name]; !ok && !strings.HasPrefix(name, "outrelay_consumer_*") {
-			if _, ok := series(all, name); !ok {
-				t.Errorf("docs/metrics.md names %s, which there is not", name)
+			if _, ok := findSeries(all, name); !ok {
+				t.Errorf("docs/metrics.md names %s, which does not exist", name)
 			}
 		}
 	}

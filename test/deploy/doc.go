@@ -1,3 +1,4 @@
-// Package deploy checks what is shipped beside the program against the program: every metric that a dashboard, an alert or the
-// documentation names exists with those labels, manifests and units say what they must, and the configuration in them loads.
+// Package deploy checks the files that are shipped with the program. All metrics and labels in the
+// dashboard, the alerts and the documentation exist. The manifests and units have the required
+// settings, and their configuration loads.
 package deploy

@@ -17,7 +17,7 @@ import (
 	"github.com/outrelay/outrelay/internal/config"
 )
 
-// meta is what every manifest has.
+// meta holds the common fields of manifests.
 type meta struct {
 	APIVersion string `yaml:"apiVersion"`
 	Kind       string `yaml:"kind"`
@@ -85,37 +85,40 @@ type deployment struct {
 	}
 }
 
-// manifests are all of deploy/kubernetes, by kind.
-func manifests(t *testing.T) map[string][]byte {
+// readManifests returns the manifests of deploy/kubernetes by kind.
+func readManifests(t *testing.T) map[string][]byte {
 	t.Helper()
-	files, err := filepath.Glob(root(t, "deploy", "kubernetes") + "/*.yaml")
+	files, err := filepath.Glob(repoPath(t, "deploy", "kubernetes") + "/*.yaml")
 	if err != nil || len(files) == 0 {
 		t.Fatalf("%v %v", files, err)
 	}
+
 	out := map[string][]byte{}
 	for _, file := range files {
 		raw, err := os.ReadFile(file)
 		if err != nil {
 			t.Fatal(err)
 		}
+
 		d := yaml.NewDecoder(bytes.NewReader(raw))
 		for {
 			var node yaml.Node
 			if err := d.Decode(&node); errors.Is(err, io.EOF) {
 				break
 			} else if err != nil {
-				t.Fatalf("%s: %v", file, err) // keys that stand twice, too
+				t.Fatalf("%s: %v", file, err) // also for duplicate keys
 			}
+
 			var m meta
 			var whole map[string]any
 			if err := errors.Join(node.Decode(&m), node.Decode(&whole)); err != nil {
 				t.Fatalf("%s: %v", file, err)
 			}
 			if m.Kind == "" || m.APIVersion == "" || out[m.Kind] != nil {
-				t.Errorf("%s: no kind and version, or a second %s", file, m.Kind)
+				t.Errorf("%s: no kind or version, or a second %s", file, m.Kind)
 			}
 			if m.Kind != "Kustomization" && m.Kind != "Namespace" && (m.Metadata.Name != "outrelay" || m.Metadata.Namespace != "outrelay") {
-				t.Errorf("%s: is called %s/%s", file, m.Metadata.Namespace, m.Metadata.Name)
+				t.Errorf("%s: name is %s/%s, want outrelay/outrelay", file, m.Metadata.Namespace, m.Metadata.Name)
 			}
 			if out[m.Kind], err = yaml.Marshal(whole); err != nil {
 				t.Fatal(err)
@@ -125,10 +128,10 @@ func manifests(t *testing.T) map[string][]byte {
 	return out
 }
 
-func decode[T any](t *testing.T, raw []byte) (v T) {
+func decodeManifest[T any](t *testing.T, raw []byte) (v T) {
 	t.Helper()
 	if raw == nil {
-		t.Fatal("there is no such manifest")
+		t.Fatal("the manifest does not exist")
 	}
 	if err := yaml.Unmarshal(raw, &v); err != nil {
 		t.Fatal(err)
@@ -138,42 +141,48 @@ func decode[T any](t *testing.T, raw []byte) (v T) {
 
 func TestKubernetesDeployment(t *testing.T) {
 	t.Parallel()
-	d := decode[deployment](t, manifests(t)["Deployment"])
+	d := decodeManifest[deployment](t, readManifests(t)["Deployment"])
 	pod := d.Spec.Template.Spec
 	if d.Spec.Replicas != 2 || d.Spec.Strategy.RollingUpdate.MaxUnavailable != 0 {
-		t.Errorf("%d replicas, %d away in a roll-out: nobody stands by", d.Spec.Replicas, d.Spec.Strategy.RollingUpdate.MaxUnavailable)
+		t.Errorf("%d replicas with %d unavailable in a rollout, want 2 with 0", d.Spec.Replicas, d.Spec.Strategy.RollingUpdate.MaxUnavailable)
 	}
 	if limit := config.Default().Drain + config.Default().Lease.TTL; time.Duration(pod.TerminationGracePeriodSeconds)*time.Second <= limit {
-		t.Errorf("%d s to stop, a drain with its release may take %s", pod.TerminationGracePeriodSeconds, limit)
+		t.Errorf("terminationGracePeriodSeconds is %d, but a drain and release may take %s", pod.TerminationGracePeriodSeconds, limit)
 	}
 	if !pod.SecurityContext.RunAsNonRoot || pod.SecurityContext.SeccompProfile.Type != "RuntimeDefault" || pod.AutomountServiceAccountToken == nil || *pod.AutomountServiceAccountToken {
-		t.Errorf("the pod may more than it needs: %+v", pod.SecurityContext)
+		t.Errorf("the pod has more permissions than needed: %+v", pod.SecurityContext)
 	}
 	if len(pod.Containers) != 1 {
 		t.Fatalf("%d containers", len(pod.Containers))
 	}
+
 	c := pod.Containers[0]
 	if s := c.SecurityContext; !s.ReadOnlyRootFilesystem || s.AllowPrivilegeEscalation == nil || *s.AllowPrivilegeEscalation || !slices.Equal(s.Capabilities.Drop, []string{"ALL"}) {
-		t.Errorf("the container may more than it needs: %+v", s)
+		t.Errorf("the container has more permissions than needed: %+v", s)
 	}
+
 	for name, p := range map[string]probe{"/readyz": c.ReadinessProbe, "/livez": c.LivenessProbe} {
 		if p.HTTPGet.Path != name || p.HTTPGet.Port != "http" || p.TimeoutSeconds < 1 || p.PeriodSeconds < p.TimeoutSeconds || p.FailureThreshold < 2 {
 			t.Errorf("probe of %s: %+v", name, p)
 		}
 	}
+
 	if c.StartupProbe.HTTPGet.Path != "/livez" || len(c.Ports) != 1 || c.Ports[0].Name != "http" || c.Resources.Limits["memory"] == "" || c.Resources.Requests["cpu"] == "" {
 		t.Errorf("startup probe, ports or resources: %+v %+v %+v", c.StartupProbe, c.Ports, c.Resources)
 	}
+
 	for _, m := range c.VolumeMounts {
 		if !m.ReadOnly || !slices.ContainsFunc(pod.Volumes, func(v struct{ Name string }) bool { return v.Name == m.Name }) {
-			t.Errorf("mount %s can be written, or there is no such volume", m.Name)
+			t.Errorf("mount %s is writable or has no volume", m.Name)
 		}
 	}
+
 	for _, e := range c.Env {
 		if strings.HasPrefix(e.Name, "OUTRELAY_") && !slices.ContainsFunc(config.Keys(), func(k string) bool { return config.EnvName(k) == e.Name }) {
-			t.Errorf("the variable %s names no key", e.Name)
+			t.Errorf("the variable %s is not a configuration key", e.Name)
 		}
 	}
+
 	if !slices.Equal(c.Args, []string{"run", "--config", "/etc/outrelay/outrelay.yaml"}) {
 		t.Errorf("args %v", c.Args)
 	}
@@ -181,20 +190,21 @@ func TestKubernetesDeployment(t *testing.T) {
 
 func TestKubernetesBesides(t *testing.T) {
 	t.Parallel()
-	all := manifests(t)
-	d := decode[deployment](t, all["Deployment"])
+	all := readManifests(t)
+	d := decodeManifest[deployment](t, all["Deployment"])
 	pods := d.Spec.Template.Metadata.Labels
 	selects := func(what string, sel map[string]string, of map[string]string) {
 		t.Helper()
 		if len(sel) == 0 {
-			t.Errorf("%s selects everything", what)
+			t.Errorf("%s has an empty selector", what)
 		}
 		for k, v := range sel {
 			if of[k] != v {
-				t.Errorf("%s selects %s=%s, which has %v", what, k, v, of)
+				t.Errorf("%s selects %s=%s, but the labels are %v", what, k, v, of)
 			}
 		}
 	}
+
 	selects("the deployment", d.Spec.Selector.MatchLabels, pods)
 	type pdb struct {
 		Spec struct {
@@ -202,10 +212,11 @@ func TestKubernetesBesides(t *testing.T) {
 			Selector       labels
 		}
 	}
-	b := decode[pdb](t, all["PodDisruptionBudget"])
+	b := decodeManifest[pdb](t, all["PodDisruptionBudget"])
 	if selects("the disruption budget", b.Spec.Selector.MatchLabels, pods); b.Spec.MaxUnavailable != 1 {
-		t.Errorf("%d may be away", b.Spec.MaxUnavailable)
+		t.Errorf("maxUnavailable is %d, want 1", b.Spec.MaxUnavailable)
 	}
+
 	type service struct {
 		meta `yaml:",inline"`
 		Spec struct {
@@ -216,21 +227,23 @@ func TestKubernetesBesides(t *testing.T) {
 			}
 		}
 	}
-	s := decode[service](t, all["Service"])
+	s := decodeManifest[service](t, all["Service"])
 	if selects("the service", s.Spec.Selector, pods); len(s.Spec.Ports) != 1 || s.Spec.Ports[0].TargetPort != "http" {
 		t.Errorf("ports of the service: %+v", s.Spec.Ports)
 	}
+
 	type monitor struct {
 		Spec struct {
 			Selector  labels
 			Endpoints []struct{ Port, Path string }
 		}
 	}
-	m := decode[monitor](t, all["ServiceMonitor"])
+	m := decodeManifest[monitor](t, all["ServiceMonitor"])
 	selects("the monitor", m.Spec.Selector.MatchLabels, s.Metadata.Labels)
 	if len(m.Spec.Endpoints) != 1 || m.Spec.Endpoints[0].Port != s.Spec.Ports[0].Name || m.Spec.Endpoints[0].Path != "/metrics" {
 		t.Errorf("endpoints of the monitor: %+v", m.Spec.Endpoints)
 	}
+
 	type policy struct {
 		Spec struct {
 			PodSelector labels   `yaml:"podSelector"`
@@ -239,62 +252,67 @@ func TestKubernetesBesides(t *testing.T) {
 			Egress      []struct{ To []any }
 		}
 	}
-	n := decode[policy](t, all["NetworkPolicy"])
+	n := decodeManifest[policy](t, all["NetworkPolicy"])
 	selects("the network policy", n.Spec.PodSelector.MatchLabels, pods)
 	if !slices.Equal(n.Spec.PolicyTypes, []string{"Ingress", "Egress"}) || len(n.Spec.Ingress) == 0 || len(n.Spec.Egress) == 0 {
 		t.Errorf("policy %+v", n.Spec)
 	}
+
 	for _, rule := range n.Spec.Ingress {
 		if len(rule.From) == 0 {
-			t.Error("a rule lets everybody in")
+			t.Error("an ingress rule allows all sources")
 		}
 	}
+
 	for _, rule := range n.Spec.Egress {
 		if len(rule.To) == 0 {
-			t.Error("a rule lets everything out")
+			t.Error("an egress rule allows all destinations")
 		}
 	}
+
 	type list struct{ Resources []string }
-	for _, file := range decode[list](t, all["Kustomization"]).Resources {
-		root(t, "deploy", "kubernetes", file)
+	for _, file := range decodeManifest[list](t, all["Kustomization"]).Resources {
+		repoPath(t, "deploy", "kubernetes", file)
 	}
 }
 
-// TestKubernetesConfigurationLoads with the secret where the pod has it.
+// TestKubernetesConfigurationLoads loads the configuration of the manifests with the files of the secret.
 func TestKubernetesConfigurationLoads(t *testing.T) {
 	t.Parallel()
-	all := manifests(t)
+	all := readManifests(t)
 	type configMap struct{ Data map[string]string }
 	type secret struct {
 		StringData map[string]string `yaml:"stringData"`
 	}
 	dir := t.TempDir()
-	for name, text := range decode[secret](t, all["Secret"]).StringData {
+	for name, text := range decodeManifest[secret](t, all["Secret"]).StringData {
 		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
 	}
-	text := decode[configMap](t, all["ConfigMap"]).Data["outrelay.yaml"]
+
+	text := decodeManifest[configMap](t, all["ConfigMap"]).Data["outrelay.yaml"]
 	text = strings.ReplaceAll(text, "/run/secrets/outrelay", dir)
 	file := filepath.Join(dir, "outrelay.yaml")
 	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
+
 	cfg, warnings, err := config.Load(file, nil, nil)
 	if err != nil || len(warnings) > 0 {
 		t.Fatalf("%v %v", err, warnings)
 	}
 	if cfg.HTTP.Listen != "0.0.0.0:9464" || strings.Contains(text, "password") {
-		t.Errorf("listens on %s, or holds a secret", cfg.HTTP.Listen)
+		t.Errorf("listens on %s, want 0.0.0.0:9464, or the ConfigMap contains a password", cfg.HTTP.Listen)
 	}
 }
 
-// unit reads a systemd unit into its directives by section.
-func unit(t *testing.T) map[string]map[string][]string {
+// readUnit returns the directives of the systemd unit by section.
+func readUnit(t *testing.T) map[string]map[string][]string {
 	t.Helper()
 	out := map[string]map[string][]string{}
 	section := ""
-	for i, line := range strings.Split(string(read(t, "deploy", "systemd", "outrelay.service")), "\n") {
+	for i, line := range strings.Split(string(readRepoFile(t, "deploy", "systemd", "outrelay.service")), "\n") {
 		switch line = strings.TrimSpace(line); {
 		case line == "" || strings.HasPrefix(line, "#"):
 		case strings.HasPrefix(line, "["):
@@ -303,7 +321,7 @@ func unit(t *testing.T) map[string]map[string][]string {
 		default:
 			name, value, ok := strings.Cut(line, "=")
 			if !ok || section == "" || !regexp.MustCompile(`^[A-Z][A-Za-z]+$`).MatchString(name) {
-				t.Fatalf("line %d cannot be read: %q", i+1, line)
+				t.Fatalf("line %d is invalid: %q", i+1, line)
 			}
 			out[section][name] = append(out[section][name], value)
 		}
@@ -313,7 +331,7 @@ func unit(t *testing.T) map[string]map[string][]string {
 
 func TestSystemdUnit(t *testing.T) {
 	t.Parallel()
-	u := unit(t)
+	u := readUnit(t)
 	s := u["Service"]
 	one := func(name string) string {
 		if len(s[name]) != 1 {
@@ -321,6 +339,7 @@ func TestSystemdUnit(t *testing.T) {
 		}
 		return s[name][0]
 	}
+
 	for name, want := range map[string]string{
 		"Type": "notify", "NotifyAccess": "main", "Restart": "always", "RestartPreventExitStatus": "1", "KillMode": "mixed",
 		"DynamicUser": "yes", "NoNewPrivileges": "yes", "ProtectSystem": "strict", "ProtectHome": "yes", "PrivateTmp": "yes", "PrivateDevices": "yes",
@@ -333,9 +352,11 @@ func TestSystemdUnit(t *testing.T) {
 			t.Errorf("%s is %q, want %q", name, one(name), want)
 		}
 	}
+
 	if !strings.Contains(one("RestrictAddressFamilies"), "AF_UNIX") {
-		t.Error("without AF_UNIX the process cannot tell systemd anything")
+		t.Error("RestrictAddressFamilies does not allow AF_UNIX, which notifications to systemd need")
 	}
+
 	seconds := func(name string) time.Duration {
 		d, err := time.ParseDuration(one(name) + "s")
 		if err != nil {
@@ -343,13 +364,14 @@ func TestSystemdUnit(t *testing.T) {
 		}
 		return d
 	}
+
 	if limit := config.Default().Drain + config.Default().Lease.TTL; seconds("TimeoutStopSec") <= limit {
-		t.Errorf("TimeoutStopSec is not above %s, which a drain with its release may take", limit)
+		t.Errorf("TimeoutStopSec must exceed %s, the maximum time of a drain and release", limit)
 	}
 	if d := seconds("WatchdogSec"); d < 30*time.Second || d > 5*time.Minute {
-		t.Errorf("WatchdogSec is %s", d)
+		t.Errorf("WatchdogSec is %s, want 30s to 5m", d)
 	}
 	if !slices.Equal(u["Install"]["WantedBy"], []string{"multi-user.target"}) || u["Unit"]["Description"] == nil {
-		t.Error("no description, or nothing wants it")
+		t.Error("the unit has no description or a wrong WantedBy")
 	}
 }

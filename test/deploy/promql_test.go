@@ -8,46 +8,47 @@ import (
 	"testing"
 )
 
-// The part of PromQL that dashboards and alerts are written in: selectors, functions, aggregations and operators. An
-// expression is cut into tokens and read once; what it does not know is an error, never passed over.
+// This file parses the subset of PromQL that the dashboard and the alerts use: selectors, functions,
+// aggregations and operators. An unknown token is an error.
 
 var token = regexp.MustCompile(`^(?:\s+|"(?:[^"\\]|\\.)*"|\$__\w+|\$\w+|[0-9]+(?:ms|[smhdwy])|[0-9]*\.?[0-9]+|[a-zA-Z_:][a-zA-Z0-9_:]*|=~|!~|!=|==|>=|<=|[-+*/%^<>=(){}\[\],@:])`)
 
 var (
-	functions = words("rate increase delta changes histogram_quantile absent vector max_over_time min_over_time avg_over_time clamp_min clamp_max label_values")
-	aggregate = words("sum max min avg count topk")
-	grouping  = words("by without on ignoring group_left group_right")
-	operators = words("or and unless offset bool")
-	// targets are labels that a scrape adds, and that of a slot of a split watcher.
-	targets = words("job instance slot")
-	// bounded are the values of labels that expressions choose by.
+	functions = splitWords("rate increase delta changes histogram_quantile absent vector max_over_time min_over_time avg_over_time clamp_min clamp_max label_values")
+	aggregate = splitWords("sum max min avg count topk")
+	grouping  = splitWords("by without on ignoring group_left group_right")
+	operators = splitWords("or and unless offset bool")
+	// targets are the labels that a scrape adds, and the label of a slot.
+	targets = splitWords("job instance slot")
+	// bounded are the possible values of labels in selectors.
 	bounded = map[string]map[string][]string{
-		"outrelay_exceptions":             {"state": words("retry blocked parked scheduled")},
-		"outrelay_nodes":                  {"state": words("alive stale")},
-		"outrelay_health":                 {"state": words("ok degraded unhealthy")},
-		"outrelay_published_total":        {"result": words("acked skipped refused")},
-		"outrelay_admin_refused_total":    {"reason": words("login origin host rate busy")},
-		"outrelay_config_reloads_total":   {"result": words("applied refused"), "what": words("settings certificates")},
-		"outrelay_otlp_exports_total":     {"result": words("ok failed"), "signal": words("traces metrics")},
-		"outrelay_consumer_commits_total": {"result": words("ok failed")},
+		"outrelay_exceptions":             {"state": splitWords("retry blocked parked scheduled")},
+		"outrelay_nodes":                  {"state": splitWords("alive stale")},
+		"outrelay_health":                 {"state": splitWords("ok degraded unhealthy")},
+		"outrelay_published_total":        {"result": splitWords("acked skipped refused")},
+		"outrelay_admin_refused_total":    {"reason": splitWords("login origin host rate busy")},
+		"outrelay_config_reloads_total":   {"result": splitWords("applied refused"), "what": splitWords("settings certificates")},
+		"outrelay_otlp_exports_total":     {"result": splitWords("ok failed"), "signal": splitWords("traces metrics")},
+		"outrelay_consumer_commits_total": {"result": splitWords("ok failed")},
 	}
 )
 
-func words(s string) []string { return strings.Fields(s) }
+func splitWords(s string) []string { return strings.Fields(s) }
 
-// query is what was found in an expression.
+// query holds the metrics and labels of an expression.
 type query struct {
 	metrics []string
 	labels  []string // in groupings
-	known   []string // labels that its metrics have
+	known   []string // labels of its metrics
 }
 
-// parse checks an expression against the metrics that there are.
-func parse(all map[string]family, expr string) (q query, err error) {
-	toks, err := tokens(expr)
+// parseExpression checks an expression against the existing metrics.
+func parseExpression(all map[string]family, expr string) (q query, err error) {
+	toks, err := tokenize(expr)
 	if err != nil {
 		return q, err
 	}
+
 	depth := []string{}
 	at := func(i int) string {
 		if i < len(toks) {
@@ -55,6 +56,7 @@ func parse(all map[string]family, expr string) (q query, err error) {
 		}
 		return ""
 	}
+
 	pairs := map[string]string{")": "(", "]": "[", "}": "{"}
 	for i := 0; i < len(toks); i++ {
 		switch tok := toks[i]; {
@@ -65,6 +67,7 @@ func parse(all map[string]family, expr string) (q query, err error) {
 				return q, fmt.Errorf("%q closes nothing", tok)
 			}
 			depth = depth[:len(depth)-1]
+
 		case slices.Contains(grouping, tok):
 			if at(i+1) != "(" {
 				return q, fmt.Errorf("%s without labels", tok)
@@ -77,20 +80,24 @@ func parse(all map[string]family, expr string) (q query, err error) {
 					q.labels = append(q.labels, at(i))
 				}
 			}
+
 		case slices.Contains(operators, tok) || !isName(tok):
 		case at(i+1) == "(" || slices.Contains(aggregate, tok):
 			if !slices.Contains(functions, tok) && !slices.Contains(aggregate, tok) {
 				return q, fmt.Errorf("unknown function %s", tok)
 			}
+
 		default:
-			if i, err = selector(all, toks, i, &q); err != nil {
+			if i, err = parseSelector(all, toks, i, &q); err != nil {
 				return q, err
 			}
 		}
 	}
+
 	if len(depth) > 0 {
 		return q, fmt.Errorf("%q is not closed", depth[len(depth)-1])
 	}
+
 	for _, l := range q.labels {
 		if !slices.Contains(q.known, l) && !slices.Contains(targets, l) {
 			return q, fmt.Errorf("grouped by %s, which none of its metrics has", l)
@@ -99,24 +106,27 @@ func parse(all map[string]family, expr string) (q query, err error) {
 	return q, nil
 }
 
-// selector reads a metric and its matchers, and returns the place of its last token.
-func selector(all map[string]family, toks []string, i int, q *query) (int, error) {
+// parseSelector parses a metric and its matchers, and returns the index of their last token.
+func parseSelector(all map[string]family, toks []string, i int, q *query) (int, error) {
 	name := toks[i]
-	f, ok := series(all, name)
+	f, ok := findSeries(all, name)
 	if !ok {
 		return i, fmt.Errorf("there is no metric %s", name)
 	}
+
 	q.metrics, q.known = append(q.metrics, name), append(q.known, f.labels...)
 	if i+1 >= len(toks) || toks[i+1] != "{" {
 		return i, nil
 	}
+
 	for i += 2; i < len(toks) && toks[i] != "}"; i++ {
 		if toks[i] == "," {
 			continue
 		}
-		if i+2 >= len(toks) || !slices.Contains(words("= != =~ !~"), toks[i+1]) || !strings.HasPrefix(toks[i+2], `"`) {
+		if i+2 >= len(toks) || !slices.Contains(splitWords("= != =~ !~"), toks[i+1]) || !strings.HasPrefix(toks[i+2], `"`) {
 			return i, fmt.Errorf("a matcher of %s that cannot be read", name)
 		}
+
 		label, value := toks[i], strings.Trim(toks[i+2], `"`)
 		if !slices.Contains(f.labels, label) && !slices.Contains(targets, label) {
 			return i, fmt.Errorf("%s has no label %s", name, label)
@@ -130,8 +140,10 @@ func selector(all map[string]family, toks []string, i int, q *query) (int, error
 		} else if !strings.HasPrefix(value, "$") {
 			return i, fmt.Errorf("the values of %s{%s} are not known to this test", name, label)
 		}
+
 		i += 2
 	}
+
 	if i >= len(toks) {
 		return i, fmt.Errorf("the matchers of %s do not end", name)
 	}
@@ -143,7 +155,7 @@ func isName(tok string) bool {
 	return c == '_' || c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z'
 }
 
-func tokens(expr string) ([]string, error) {
+func tokenize(expr string) ([]string, error) {
 	var out []string
 	for rest := expr; rest != ""; {
 		m := token.FindString(rest)
@@ -159,7 +171,7 @@ func tokens(expr string) ([]string, error) {
 
 func TestTheReaderOfExpressionsSeesMistakes(t *testing.T) {
 	t.Parallel()
-	all := existing(t)
+	all := collectMetrics(t)
 	for expr, want := range map[string]string{
 		`max(outrelay_lag_seconds{job=~"$job"})`: "",
 		`histogram_quantile(0.99, sum by (le) (rate(outrelay_publish_latency_seconds_bucket[$__rate_interval])))`:            "",
@@ -179,7 +191,7 @@ func TestTheReaderOfExpressionsSeesMistakes(t *testing.T) {
 		`outrelay_lag_seconds{job=~"$job"`:                             "do not end",
 		`outrelay_lag_seconds > 5 ? 1`:                                 "cannot be read",
 	} {
-		_, err := parse(all, expr)
+		_, err := parseExpression(all, expr)
 		if (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, want %q", expr, err, want)
 		}

@@ -20,7 +20,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// family is a metric as a scrape shows it, with the names of its labels.
+// family is a metric with its label names.
 type family struct {
 	labels    []string
 	histogram bool
@@ -28,15 +28,16 @@ type family struct {
 
 var described = regexp.MustCompile(`fqName: "([^"]+)".*constLabels: \{([^}]*)\}, variableLabels: \{([^}]*)\}`)
 
-// existing are all metrics of the relay and of a consumer, whether they have a series yet or not.
-func existing(t *testing.T) map[string]family {
+// collectMetrics returns all metrics of the relay and of a consumer, including metrics without series.
+func collectMetrics(t *testing.T) map[string]family {
 	t.Helper()
 	relay, group := metrics.New("test"), prometheus.NewRegistry()
 	o, err := consumermetrics.New(group, "g")
 	if err != nil {
 		t.Fatal(err)
 	}
-	o.Handled("h", 1, time.Second) // makes the series of the histogram
+
+	o.Handled("h", 1, time.Second) // creates the series of the histogram
 	o.Failed("h", consumer.Discard)
 	out := map[string]family{}
 	for _, r := range []*prometheus.Registry{relay.Registry, group} {
@@ -47,24 +48,29 @@ func existing(t *testing.T) map[string]family {
 			if m == nil {
 				t.Fatalf("a description of another form: %s", d)
 			}
+
 			f := family{}
 			for pair := range strings.SplitSeq(m[2], ",") {
 				if name, _, ok := strings.Cut(pair, "="); ok {
 					f.labels = append(f.labels, name)
 				}
 			}
+
 			for name := range strings.SplitSeq(m[3], ",") {
 				if name != "" {
 					f.labels = append(f.labels, name)
 				}
 			}
+
 			slices.Sort(f.labels)
 			out[m[1]] = f
 		}
+
 		families, err := r.Gather()
 		if err != nil {
 			t.Fatal(err)
 		}
+
 		for _, g := range families {
 			if g.GetType() == dto.MetricType_HISTOGRAM {
 				f := out[g.GetName()]
@@ -76,12 +82,13 @@ func existing(t *testing.T) map[string]family {
 	return out
 }
 
-// series is the family of a name in an expression, which for a histogram has a suffix.
-func series(all map[string]family, name string) (family, bool) {
+// findSeries returns the family of a name in an expression. The name of a histogram has a suffix there.
+func findSeries(all map[string]family, name string) (family, bool) {
 	f, ok := all[name]
 	if ok {
 		return f, !f.histogram
 	}
+
 	for _, suffix := range []string{"_bucket", "_sum", "_count"} {
 		base, cut := strings.CutSuffix(name, suffix)
 		if f, ok = all[base]; cut && ok && f.histogram {
@@ -94,7 +101,7 @@ func series(all map[string]family, name string) (family, bool) {
 	return family{}, false
 }
 
-func root(t *testing.T, parts ...string) string {
+func repoPath(t *testing.T, parts ...string) string {
 	t.Helper()
 	path := filepath.Join(append([]string{"..", ".."}, parts...)...)
 	if _, err := os.Stat(path); err != nil {
@@ -103,9 +110,9 @@ func root(t *testing.T, parts ...string) string {
 	return path
 }
 
-func read(t *testing.T, parts ...string) []byte {
+func readRepoFile(t *testing.T, parts ...string) []byte {
 	t.Helper()
-	b, err := os.ReadFile(root(t, parts...))
+	b, err := os.ReadFile(repoPath(t, parts...))
 	if err != nil {
 		t.Fatal(err)
 	}

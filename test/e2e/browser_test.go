@@ -23,12 +23,12 @@ import (
 	"github.com/outrelay/outrelay/internal/devstack"
 )
 
-// axe-core as its npm package has it, its licences beside it.
+// axe is axe-core from its npm package, with its license files next to it.
 //
 //go:embed testdata/axe/axe.min.js
 var axe string
 
-// findBrowser returns a browser on the PATH or fetches one, as the servers are fetched.
+// findBrowser returns a browser from the PATH, or downloads one.
 func findBrowser(t *testing.T) string {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
@@ -44,16 +44,16 @@ func findBrowser(t *testing.T) string {
 type tab struct {
 	t   *testing.T
 	ctx context.Context
-	url string // of the page
-	dir string // of screenshots
+	url string // base URL of the page
+	dir string // for screenshots
 
 	mu      sync.Mutex
-	noise   []string        // errors of the console, exceptions, violations of the policy
-	offered map[string]bool // names of actions that the pages which were opened have forms for
+	console []string        // errors on the console, exceptions, policy violations
+	offered map[string]bool // actions that have a form on one of the opened pages
 }
 
-// artifacts is where screenshots are left.
-func artifacts(t *testing.T) string {
+// artifactDir returns the directory for screenshots.
+func artifactDir(t *testing.T) string {
 	t.Helper()
 	dir, err := filepath.Abs(filepath.Join("..", "artifacts", "e2e"))
 	if err == nil {
@@ -65,36 +65,37 @@ func artifacts(t *testing.T) string {
 	return dir
 }
 
-// watch has violations of the policy end up in the console, where they are counted.
+// watch logs violations of the content security policy to the console, where checkConsole finds them.
 const watch = `document.addEventListener('securitypolicyviolation', (e) => console.error('policy: ' + e.violatedDirective + ' ' + e.blockedURI + ' ' + e.sample))`
 
-// openTab starts a browser. It is ready when the channel has told so: what it needs is started meanwhile.
+// openTab starts a browser and returns at once. The tab is ready when the channel has delivered a nil error.
 func openTab(t *testing.T) (*tab, <-chan error) {
 	t.Helper()
-	b := &tab{t: t, dir: artifacts(t), offered: map[string]bool{}}
+	b := &tab{t: t, dir: artifactDir(t), offered: map[string]bool{}}
 	alloc, closeBrowser := chromedp.NewExecAllocator(t.Context(), append(chromedp.DefaultExecAllocatorOptions[:], chromedp.ExecPath(findBrowser(t)), chromedp.WSURLReadTimeout(patience), chromedp.WindowSize(1280, 900))...)
 	ctx, closeTab := chromedp.NewContext(alloc)
 	b.ctx = ctx
 	ready, ended := make(chan error, 1), make(chan struct{})
 	go func() {
 		defer close(ended)
-		err := chromedp.Listen(ctx, b.hear)
+		err := chromedp.Listen(ctx, b.collectConsole)
 		if err == nil {
 			_, err = chromedp.Call(ctx, page.AddScriptToEvaluateOnNewDocument, page.AddScriptToEvaluateOnNewDocumentParams{Source: watch})
 		}
 		ready <- err
 	}()
+
 	t.Cleanup(func() {
 		<-ended
-		_ = chromedp.Cancel(ctx) // waits for the browser's end
+		_ = chromedp.Cancel(ctx) // waits until the browser has ended
 		closeTab()
 		closeBrowser()
 	})
 	return b, ready
 }
 
-// hear keeps what the page should not say.
-func (b *tab) hear(ev any) {
+// collectConsole stores errors and warnings of the console.
+func (b *tab) collectConsole(ev any) {
 	var text string
 	switch e := ev.(type) {
 	case *runtime.EventConsoleAPICalled:
@@ -104,6 +105,7 @@ func (b *tab) hear(ev any) {
 		for _, a := range e.Args {
 			text += " " + string(a.Value) + a.Description
 		}
+
 	case *runtime.EventExceptionThrown:
 		text = fmt.Sprintf("%+v", *e.ExceptionDetails)
 	case *log.EventEntryAdded:
@@ -111,68 +113,70 @@ func (b *tab) hear(ev any) {
 			return
 		}
 		text = e.Entry.Text + " " + e.Entry.URL
+
 	default:
 		return
 	}
+
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.noise = append(b.noise, text)
+	b.console = append(b.console, text)
 }
 
-// quiet checks that nothing was said, and forgets it.
-func (b *tab) quiet(why string) {
+// checkConsole fails the test for each stored message, and clears them.
+func (b *tab) checkConsole(why string) {
 	b.t.Helper()
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	for _, n := range b.noise {
-		b.t.Errorf("%s: the console says %s", why, n)
+	for _, n := range b.console {
+		b.t.Errorf("%s: console message: %s", why, n)
 	}
-	b.noise = nil
+	b.console = nil
 }
 
-// heard returns the errors and warnings since the last call of quiet or forget.
-func (b *tab) heard() []string {
+// consoleMessages returns the errors and warnings since the last call of checkConsole or clearConsole.
+func (b *tab) consoleMessages() []string {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return slices.Clone(b.noise)
+	return slices.Clone(b.console)
 }
 
-// forget drops what the console said.
-func (b *tab) forget() (n int) {
+// clearConsole removes the stored messages and returns their number.
+func (b *tab) clearConsole() (n int) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	n, b.noise = len(b.noise), nil
+	n, b.console = len(b.console), nil
 	return n
 }
 
-func (b *tab) do(what string, steps ...chromedp.Action[chromedp.Void]) {
+func (b *tab) runActions(what string, steps ...chromedp.Action[chromedp.Void]) {
 	b.t.Helper()
 	ctx, cancel := context.WithTimeout(b.ctx, patience)
 	defer cancel()
 	if err := chromedp.Do(ctx, steps...); err != nil {
-		b.shot("failed")
+		b.takeScreenshot("failed")
 		b.t.Fatalf("%s: %v", what, err)
 	}
 }
 
-func (b *tab) open(path string) {
+func (b *tab) openPage(path string) {
 	b.t.Helper()
-	b.do("opening "+path, chromedp.Navigate(b.url+path))
-	for _, name := range eval[[]string](b, "[...document.querySelectorAll('form[method=post] button')].map((e) => (e.getAttribute('formaction') || e.form.getAttribute('action')).replace('/confirm/', ''))") {
+	b.runActions("opening "+path, chromedp.Navigate(b.url+path))
+	for _, name := range evaluate[[]string](b, "[...document.querySelectorAll('form[method=post] button')].map((e) => (e.getAttribute('formaction') || e.form.getAttribute('action')).replace('/confirm/', ''))") {
 		b.offered[name] = true
 	}
 }
 
-// confirm carries out what the page that is shown asks about, and waits for what is said of it afterwards.
-func (b *tab) confirm(asks, button, said string) {
+// confirmAction confirms the action on the current page and waits for its notice.
+func (b *tab) confirmAction(question, button, notice string) {
 	b.t.Helper()
-	b.says(asks)
-	b.pressIn("main form", button)
-	b.until(fmt.Sprintf("the notice %q", said), fmt.Sprintf("document.querySelector('main .banner.ok')?.innerText.includes(%q)", said))
+	b.waitForText(question)
+	b.clickButtonIn("main form", button)
+	b.waitUntil(fmt.Sprintf("the notice %q", notice), fmt.Sprintf("document.querySelector('main .banner.ok')?.innerText.includes(%q)", notice))
 }
 
-// eval is the value of an expression in the page.
-func eval[T any](b *tab, js string) T {
+// evaluate returns the value of a JavaScript expression in the page.
+func evaluate[T any](b *tab, js string) T {
 	b.t.Helper()
 	ctx, cancel := context.WithTimeout(b.ctx, patience)
 	defer cancel()
@@ -183,47 +187,49 @@ func eval[T any](b *tab, js string) T {
 	return v
 }
 
-// until waits for an expression to be true. It may fail on the way: a page that is left has no document for a moment.
-func (b *tab) until(what, js string) {
+// waitUntil waits until an expression is true. Errors are ignored, because there is no document while
+// the page changes.
+func (b *tab) waitUntil(what, js string) {
 	b.t.Helper()
 	ctx, cancel := context.WithTimeout(b.ctx, patience)
 	defer cancel()
-	again := time.NewTicker(40 * time.Millisecond)
-	defer again.Stop()
+	tick := time.NewTicker(40 * time.Millisecond)
+	defer tick.Stop()
+
 	for {
 		if ok, err := chromedp.Run(ctx, chromedp.Evaluate[bool]("!!("+js+")")); err == nil && ok {
 			return
 		}
 		select {
-		case <-again.C:
+		case <-tick.C:
 		case <-ctx.Done():
-			b.shot("failed")
-			b.t.Fatalf("waiting for %s; the console says: %.600q; the page says: %.600s", what, b.heard(), b.text())
+			b.takeScreenshot("failed")
+			b.t.Fatalf("waiting for %s timed out; console: %.600q; page: %.600s", what, b.consoleMessages(), b.pageText())
 		}
 	}
 }
 
-func (b *tab) text() string {
+func (b *tab) pageText() string {
 	ctx, cancel := context.WithTimeout(b.ctx, 5*time.Second)
 	defer cancel()
 	s, _ := chromedp.Run(ctx, chromedp.Evaluate[string]("document.body.innerText"))
 	return s
 }
 
-// says waits for a text on the page.
-func (b *tab) says(text string) {
+// waitForText waits for a text on the page.
+func (b *tab) waitForText(text string) {
 	b.t.Helper()
-	b.until(fmt.Sprintf("the text %q", text), fmt.Sprintf("document.body.innerText.includes(%q)", text))
+	b.waitUntil(fmt.Sprintf("the text %q", text), fmt.Sprintf("document.body.innerText.includes(%q)", text))
 }
 
-// press clicks the first visible button or link of that text in the content.
-func (b *tab) press(text string) {
+// clickButton clicks the first visible button or link with this text in the main content.
+func (b *tab) clickButton(text string) {
 	b.t.Helper()
-	b.pressIn("main", text)
+	b.clickButtonIn("main", text)
 }
 
-// pressIn is press within what a selector names. It is a click as of a mouse.
-func (b *tab) pressIn(within, text string) {
+// clickButtonIn is clickButton within the elements of a selector. It sends a mouse click.
+func (b *tab) clickButtonIn(within, text string) {
 	b.t.Helper()
 	mark := fmt.Sprintf(`(() => {
 		document.querySelectorAll('[data-press]').forEach((e) => e.removeAttribute('data-press'));
@@ -234,24 +240,24 @@ func (b *tab) pressIn(within, text string) {
 	ctx, cancel := context.WithTimeout(b.ctx, patience)
 	defer cancel()
 	for {
-		b.until("a button "+text, mark)
+		b.waitUntil("a button "+text, mark)
 		err := chromedp.Do(ctx, chromedp.Click(`[data-press]`))
 		if err == nil {
 			return
 		}
 
-		// A refresh of the page may replace the button after it was found and before it is pressed.
+		// A refresh of the page may replace the button after it was found and before it is clicked.
 		var gone *cdproto.Error
 		if !errors.As(err, &gone) || ctx.Err() != nil {
-			b.shot("failed")
-			b.t.Fatalf("pressing %s: %v", text, err)
+			b.takeScreenshot("failed")
+			b.t.Fatalf("clicking %q: %v", text, err)
 		}
 	}
 }
 
-// shot leaves a screenshot of the whole page. A browser that draws a page for the first time may not answer; then it is
-// asked again.
-func (b *tab) shot(name string) {
+// takeScreenshot saves a screenshot of the whole page. It tries again, because a browser may not answer
+// while it draws a page for the first time.
+func (b *tab) takeScreenshot(name string) {
 	b.t.Helper()
 	var png []byte
 	var err error
@@ -265,29 +271,30 @@ func (b *tab) shot(name string) {
 			break
 		}
 	}
+
 	if err == nil {
 		err = os.WriteFile(filepath.Join(b.dir, name+".png"), png, 0o644)
 	}
 	if err != nil {
-		b.t.Errorf("a screenshot of %s: %v", name, err)
+		b.t.Errorf("taking the screenshot %s: %v", name, err)
 	}
 }
 
-// size makes the window that wide.
-func (b *tab) size(width, height int64) {
+// setWindowSize sets the size of the window in pixels.
+func (b *tab) setWindowSize(width, height int64) {
 	b.t.Helper()
-	b.do("a window of another size", chromedp.EmulateViewport(width, height))
+	b.runActions("a window of another size", chromedp.EmulateViewport(width, height))
 }
 
-// colours has the system prefer dark or light.
-func (b *tab) colours(scheme string) {
+// testColors has the system prefer dark or light.
+func (b *tab) setColorScheme(scheme string) {
 	b.t.Helper()
 	if _, err := chromedp.Call(b.ctx, emulation.SetEmulatedMedia, emulation.SetEmulatedMediaParams{Features: []*emulation.MediaFeature{{Name: "prefers-color-scheme", Value: scheme}}}); err != nil {
 		b.t.Fatal(err)
 	}
 }
 
-// violation is what axe found.
+// violation is a finding of axe.
 type violation struct {
 	ID     string
 	Impact string
@@ -295,13 +302,13 @@ type violation struct {
 	Nodes  []string
 }
 
-// accessible checks that axe finds nothing serious.
-func (b *tab) accessible(where string) {
+// checkAccessibility fails the test for each serious or critical finding of axe.
+func (b *tab) checkAccessibility(where string) {
 	b.t.Helper()
-	if !eval[bool](b, "!!window.axe") {
-		eval[bool](b, axe+";true")
+	if !evaluate[bool](b, "!!window.axe") {
+		evaluate[bool](b, axe+";true")
 	}
-	found := eval[[]violation](b, `axe.run(document, {resultTypes: ['violations'], runOnly: ['wcag2a', 'wcag2aa', 'wcag21a', 'wcag21aa', 'wcag22aa']}).then((r) => r.violations.filter((v) => v.impact === 'serious' || v.impact === 'critical')
+	found := evaluate[[]violation](b, `axe.run(document, {resultTypes: ['violations'], runOnly: ['wcag2a', 'wcag2aa', 'wcag21a', 'wcag21aa', 'wcag22aa']}).then((r) => r.violations.filter((v) => v.impact === 'serious' || v.impact === 'critical')
 		.map((v) => ({ID: v.id, Impact: v.impact, Help: v.help, Nodes: v.nodes.slice(0, 3).map((n) => n.html + ' ' + (n.failureSummary || ''))})))`)
 	for _, v := range found {
 		b.t.Errorf("%s: %s %s: %s\n  %s", where, v.Impact, v.ID, v.Help, strings.Join(v.Nodes, "\n  "))

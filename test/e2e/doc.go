@@ -1,5 +1,6 @@
-// Package e2e drives the operator's page in a real browser, against real relays on the shared test servers: what people do
-// at night, with events in every state.
+// Package e2e tests the operator's page in a real browser, with real relays on the shared test servers
+// and events in each state. The steps are those of an operator who is on call.
 //
-// It takes Chromium or Chrome from the PATH or fetches a pinned Chromium, and fails if it can do neither. Screenshots are left in test/artifacts/e2e, which git ignores.
+// The tests use Chromium or Chrome from the PATH, or download a pinned Chromium. They fail if neither
+// is possible. Screenshots are saved in test/artifacts/e2e, which git ignores.
 package e2e

@@ -3,6 +3,7 @@ package e2e
 import (
 	"context"
 	"fmt"
+	"net/url"
 	"strings"
 	"testing"
 	"time"
@@ -14,22 +15,23 @@ import (
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 )
 
-// pages are all that a person can open without naming a thing.
+// pages are the pages without an id in their path.
 var pages = []string{"/", "/pending", "/dead?limit=8", "/lookup", "/nodes", "/log", "/scheduled", "/sagas", "/inbox", "/control"}
 
-// One scene and one browser for all: the parts follow each other as a night does.
+// TestPage runs all parts in order in one scene and one browser. Each part depends on the previous ones.
 func TestPage(t *testing.T) {
 	began := time.Now()
-	b, ready := openTab(t) // before anything is started for nothing
+	b, ready := openTab(t) // first, because it fails early without a browser
 	s := openScene(t)
 	b.url = s.url
 	if err := <-ready; err != nil {
 		t.Fatal(err)
 	}
+
 	t.Logf("the scene is set after %.1f s", time.Since(began).Seconds())
 	part := func(name string, f func(*scene, *tab)) {
 		if t.Failed() {
-			return // what follows builds on it
+			return // later parts depend on the failed one
 		}
 		t.Run(name, func(t *testing.T) {
 			began := time.Now()
@@ -40,304 +42,374 @@ func TestPage(t *testing.T) {
 			t.Logf("%.1f s", time.Since(began).Seconds())
 		})
 	}
-	part("Overview", overview)
-	part("WidthsAndAccess", widthsAndAccess)
-	part("Keyboard", keyboard)
-	part("Colours", colours)
-	part("DeadLetters", deadLetters)
-	part("EditAndRequeue", editAndRequeue)
-	part("LookUp", lookUp)
-	part("Scheduled", scheduledEvents)
-	part("Replays", replays)
-	part("Upkeep", upkeep)
-	part("Inbox", inboxes)
-	part("StepDownAndPause", stepDownAndPause)
-	part("NodesAndPins", nodesAndPins)
-	part("Slots", slots)
-	part("Viewer", viewer)
-	part("Clear", clearing)
-	part("AutoRefresh", autoRefresh)
-	part("MongoDBAway", mongoAway)
-	if left := s.deeds.left(b.offered); len(left) > 0 || len(b.offered) < 20 {
-		t.Errorf("of %d actions that the page offers nobody carried out %q", len(b.offered), left)
+
+	part("Overview", testOverview)
+	part("WidthsAndAccess", testWidthsAndAccess)
+	part("Keyboard", testKeyboard)
+	part("Colours", testColors)
+	part("DeadLetters", testDeadLetters)
+	part("EditAndRequeue", testEditAndRequeue)
+	part("LookUp", testLookup)
+	part("Scheduled", testScheduledEvents)
+	part("Replays", testReplays)
+	part("Upkeep", testMaintenance)
+	part("Inbox", testInboxes)
+	part("StepDownAndPause", testStepDownAndPause)
+	part("NodesAndPins", testNodesAndPins)
+	part("Slots", testSlots)
+	part("HostileText", testHostileText)
+	part("Viewer", testViewer)
+	part("Clear", testClearing)
+	part("AutoRefresh", testAutoRefresh)
+	part("MongoDBAway", testMongoAway)
+	if left := s.actions.missing(b.offered); len(left) > 0 || len(b.offered) < 20 {
+		t.Errorf("the test did not perform %[2]q of the %[1]d actions on the pages", len(b.offered), left)
 	}
+
 	t.Logf("screenshots are in %s", b.dir)
 }
 
-func overview(s *scene, b *tab) {
-	b.open("/")
-	b.says("slot 0of1")
-	b.until("the owner and its figures", `/Epoch\s*\d/.test(document.body.innerText) && document.querySelector('.s-live, .s-blocked')`)
-	b.until("the counts", fmt.Sprintf(`[...document.querySelectorAll('.tiles a')].some((a) => a.innerText.replace(/\s+/g, ' ').includes('%d dead letters'))`, forbidden+expired))
+func testOverview(s *scene, b *tab) {
+	b.openPage("/")
+	b.waitForText("slot 0of1")
+	b.waitUntil("the owner and its figures", `/Epoch\s*\d/.test(document.body.innerText) && document.querySelector('.s-live, .s-blocked')`)
+	b.waitUntil("the counts", fmt.Sprintf(`[...document.querySelectorAll('.tiles a')].some((a) => a.innerText.replace(/\s+/g, ' ').includes('%d dead letters'))`, forbidden+expired))
 	for _, want := range []string{"Oplog left", "Lag of the oldest", "Throughput", "Pending by topic", s.topic + "-missing", "Nodes", "one", "two", "Checks", fmt.Sprintf("%d scheduled", scheduled)} {
-		if !strings.Contains(strings.Join(strings.Fields(b.text()), " "), want) {
+		if !strings.Contains(strings.Join(strings.Fields(b.pageText()), " "), want) {
 			b.t.Errorf("the overview does not say %q", want)
 		}
 	}
-	b.until("a chart", `document.querySelector('#chart-rate canvas') && document.querySelector('#chart-lag canvas')`)
-	b.shot("overview-light")
-	b.quiet("overview")
+	b.waitUntil("a chart", `document.querySelector('#chart-rate canvas') && document.querySelector('#chart-lag canvas')`)
+	b.takeScreenshot("overview-light")
+	b.checkConsole("overview")
 }
 
-// widthsAndAccess looks at every page: no scrolling sideways from a telephone to a wall, nothing serious for axe, nothing in
-// the console.
-func widthsAndAccess(s *scene, b *tab) {
-	letter := eval[string](b, `fetch('/dead').then((r) => r.text()).then((t) => new DOMParser().parseFromString(t, 'text/html').querySelector('a[href^="/dead/letter"]').getAttribute('href'))`)
+// testWidthsAndAccess checks each page: no horizontal scrolling on small and large screens, no serious
+// finding of axe, and no message on the console.
+func testWidthsAndAccess(s *scene, b *tab) {
+	letter := evaluate[string](b, `fetch('/dead').then((r) => r.text()).then((t) => new DOMParser().parseFromString(t, 'text/html').querySelector('a[href^="/dead/letter"]').getAttribute('href'))`)
 	for _, at := range append([]string{"/lookup?q=good-001", letter + "&payload=1"}, pages...) {
-		b.open(at)
-		b.until("the page", "document.readyState === 'complete'")
+		b.openPage(at)
+		b.waitUntil("the page", "document.readyState === 'complete'")
 		if at != "/" && !strings.Contains(at, "payload") {
-			b.until("the strip", "document.querySelector('#strip .status')")
+			b.waitUntil("the strip", "document.querySelector('#strip .status')")
 		}
+
 		path, _, _ := strings.Cut(at, "?")
 		name := strings.ReplaceAll(strings.Trim(path, "/"), "/", "-")
 		if name == "" {
 			name = "overview"
 		}
+
 		for _, width := range []int64{360, 2560} {
-			b.size(width, 900)
-			if over := eval[int](b, "document.documentElement.scrollWidth - document.documentElement.clientWidth"); over > 0 {
-				b.t.Errorf("%s scrolls sideways by %d px at %d px: %s", at, over, width, eval[string](b, `[...document.querySelectorAll('body *')].filter((e) => e.getBoundingClientRect().right > innerWidth + 1 && getComputedStyle(e).position !== 'absolute').slice(0, 4).map((e) => e.outerHTML.slice(0, 120)).join(' | ')`))
+			b.setWindowSize(width, 900)
+			if over := evaluate[int](b, "document.documentElement.scrollWidth - document.documentElement.clientWidth"); over > 0 {
+				b.t.Errorf("%s scrolls sideways by %d px at %d px: %s", at, over, width, evaluate[string](b, `[...document.querySelectorAll('body *')].filter((e) => e.getBoundingClientRect().right > innerWidth + 1 && getComputedStyle(e).position !== 'absolute').slice(0, 4).map((e) => e.outerHTML.slice(0, 120)).join(' | ')`))
 			}
 			if at == "/" || strings.HasPrefix(at, "/dead?") || width == 360 && strings.HasPrefix(at, "/dead/letter") {
-				b.shot(fmt.Sprintf("%s-%d", name, width))
+				b.takeScreenshot(fmt.Sprintf("%s-%d", name, width))
 			}
 		}
-		b.size(1280, 900)
-		b.accessible(at)
-		b.quiet(at)
+
+		b.setWindowSize(1280, 900)
+		b.checkAccessibility(at)
+		b.checkConsole(at)
 	}
 }
 
-// keyboard reaches every action with Tab, in the order of the document, and sees where it is.
-func keyboard(s *scene, b *tab) {
+// testKeyboard checks that Tab reaches each action in document order, and that the focus is visible.
+func testKeyboard(s *scene, b *tab) {
 	for _, at := range []string{"/dead?limit=4", "/control"} {
-		b.open(at)
-		b.do("Tab", chromedp.KeyEvent(kb.Tab))
-		if got := eval[string](b, "document.activeElement.textContent"); got != "Skip to content" {
-			b.t.Errorf("%s: Tab begins at %q", at, got)
+		b.openPage(at)
+		b.runActions("Tab", chromedp.KeyEvent(kb.Tab))
+		if got := evaluate[string](b, "document.activeElement.textContent"); got != "Skip to content" {
+			b.t.Errorf("%s: Tab starts at %q, want the skip link", at, got)
 		}
-		want := eval[int](b, `(() => { const all = [...document.querySelectorAll('a[href],button,input:not([type=hidden]),select,textarea,summary,[tabindex="0"]')].filter((e) => e.getClientRects().length && !e.disabled && !(e.closest('details:not([open])') && e.tagName !== 'SUMMARY'));
+
+		want := evaluate[int](b, `(() => { const all = [...document.querySelectorAll('a[href],button,input:not([type=hidden]),select,textarea,summary,[tabindex="0"]')].filter((e) => e.getClientRects().length && !e.disabled && !(e.closest('details:not([open])') && e.tagName !== 'SUMMARY'));
 			all.forEach((e, i) => e.dataset.walk = i); window.seen = new Set(); return all.length; })()`)
-		// Of radio buttons of one name Tab reaches one; arrows reach the others.
-		want -= eval[int](b, `[...document.querySelectorAll('input[type=radio]')].length - new Set([...document.querySelectorAll('input[type=radio]')].map((e) => e.name)).size`)
+		// Tab reaches one radio button of a group; the arrow keys reach the others.
+		want -= evaluate[int](b, `[...document.querySelectorAll('input[type=radio]')].length - new Set([...document.querySelectorAll('input[type=radio]')].map((e) => e.name)).size`)
 		note := `(() => { const e = document.activeElement; if (e && e.dataset && e.dataset.walk) { window.seen.add(e.dataset.walk); const c = getComputedStyle(e); if (c.outlineStyle === 'none' || parseFloat(c.outlineWidth) < 2) window.dim = (window.dim || '') + e.outerHTML.slice(0, 80); } return window.seen.size; })()`
-		got := eval[int](b, note)
+		got := evaluate[int](b, note)
 		for range want + 5 {
-			b.do("Tab", chromedp.KeyEvent(kb.Tab))
-			if got = eval[int](b, note); got >= want {
+			b.runActions("Tab", chromedp.KeyEvent(kb.Tab))
+			if got = evaluate[int](b, note); got >= want {
 				break
 			}
 		}
+
 		if got < want {
-			b.t.Errorf("%s: Tab reaches %d of %d: not %s", at, got, want, eval[string](b, `[...document.querySelectorAll('[data-walk]')].filter((e) => !window.seen.has(e.dataset.walk)).slice(0, 5).map((e) => e.outerHTML.slice(0, 100)).join(' | ')`))
+			b.t.Errorf("%s: Tab reaches %d of %d: not %s", at, got, want, evaluate[string](b, `[...document.querySelectorAll('[data-walk]')].filter((e) => !window.seen.has(e.dataset.walk)).slice(0, 5).map((e) => e.outerHTML.slice(0, 100)).join(' | ')`))
 		}
-		if dim := eval[string](b, "window.dim || ''"); dim != "" {
+		if dim := evaluate[string](b, "window.dim || ''"); dim != "" {
 			b.t.Errorf("%s: focus is not seen on %.300s", at, dim)
 		}
 	}
-	b.open("/")
-	b.do("the skip link", chromedp.KeyEvent(kb.Tab), chromedp.KeyEvent(kb.Enter))
-	b.until("the content to have the focus", "document.activeElement.id === 'main'")
-	b.quiet("keyboard")
+
+	b.openPage("/")
+	b.runActions("the skip link", chromedp.KeyEvent(kb.Tab), chromedp.KeyEvent(kb.Enter))
+	b.waitUntil("the content to have the focus", "document.activeElement.id === 'main'")
+	b.checkConsole("keyboard")
 }
 
-func colours(s *scene, b *tab) {
+func testColors(s *scene, b *tab) {
 	background := "getComputedStyle(document.documentElement).backgroundColor"
-	b.colours("light")
-	b.open("/")
-	light := eval[string](b, background)
-	b.colours("dark")
-	b.until("the system's dark colours", background+" !== '"+light+"'")
-	b.accessible("dark overview")
-	b.shot("overview-dark")
-	b.pressIn("header", "Theme: system")
-	b.pressIn("header", "Theme: dark")
-	b.until("light by the switch", background+" === '"+light+"'")
-	b.open("/dead?limit=4")
-	if got := eval[string](b, background); got != light {
+	b.setColorScheme("light")
+	b.openPage("/")
+	light := evaluate[string](b, background)
+	b.setColorScheme("dark")
+	b.waitUntil("the system's dark colours", background+" !== '"+light+"'")
+	b.checkAccessibility("dark overview")
+	b.takeScreenshot("overview-dark")
+	b.clickButtonIn("header", "Theme: system")
+	b.clickButtonIn("header", "Theme: dark")
+	b.waitUntil("light by the switch", background+" === '"+light+"'")
+	b.openPage("/dead?limit=4")
+	if got := evaluate[string](b, background); got != light {
 		b.t.Errorf("the next page has forgotten the switch: %s", got)
 	}
-	b.pressIn("header", "Theme: light")
-	b.accessible("dark list")
-	b.colours("light")
-	b.quiet("colours")
+
+	b.clickButtonIn("header", "Theme: light")
+	b.checkAccessibility("dark list")
+	b.setColorScheme("light")
+	b.checkConsole("colours")
 }
 
-// deadLetters filters, requeues everything that matches on all pages, and discards with a typed confirmation.
-func deadLetters(s *scene, b *tab) {
-	b.open("/dead")
-	b.says(fmt.Sprintf("%d in all", forbidden+expired))
-	b.do("a filter", chromedp.SetValue(`select[name=class]`, "not_allowed"), chromedp.SetValue(`input[name=key]`, "customer-1"))
-	b.press("Filter")
-	b.says(fmt.Sprintf("%d in all", forbidden/5))
-	b.do("no key", chromedp.Clear(`input[name=key]`))
-	b.press("Filter")
-	b.says(fmt.Sprintf("%d in all", forbidden))
-	if n := eval[int](b, "document.querySelectorAll('input[name=pick]').length"); n >= forbidden {
+// testDeadLetters filters dead letters, requeues all matches on all pages, and discards with a typed
+// confirmation.
+func testDeadLetters(s *scene, b *tab) {
+	b.openPage("/dead")
+	b.waitForText(fmt.Sprintf("%d in all", forbidden+expired))
+	b.runActions("a filter", chromedp.SetValue(`select[name=class]`, "not_allowed"), chromedp.SetValue(`input[name=key]`, "customer-1"))
+	b.clickButton("Filter")
+	b.waitForText(fmt.Sprintf("%d in all", forbidden/5))
+	b.runActions("no key", chromedp.Clear(`input[name=key]`))
+	b.clickButton("Filter")
+	b.waitForText(fmt.Sprintf("%d in all", forbidden))
+	if n := evaluate[int](b, "document.querySelectorAll('input[name=pick]').length"); n >= forbidden {
 		b.t.Fatalf("all %d are on one page", n)
 	}
 
-	b.press("Requeue …")
-	b.says("no letter is ticked")
-	b.do("back", chromedp.NavigateBack())
-	b.do("all that match", chromedp.Click(`input[name=scope][value=all]`))
-	b.press("Requeue …")
-	b.says(fmt.Sprintf("%d letters are given back to the outbox", forbidden))
-	b.accessible("confirmation")
-	b.shot("dead-requeue-confirm")
-	if s.count("outbox_dead", bson.D{{Key: "replayed", Value: bson.D{{Key: "$exists", Value: true}}}}) != 0 {
+	b.clickButton("Requeue …")
+	b.waitForText("no letter is ticked")
+	b.runActions("back", chromedp.NavigateBack())
+	b.runActions("all that match", chromedp.Click(`input[name=scope][value=all]`))
+	b.clickButton("Requeue …")
+	b.waitForText(fmt.Sprintf("%d letters are given back to the outbox", forbidden))
+	b.checkAccessibility("confirmation")
+	b.takeScreenshot("dead-requeue-confirm")
+	if s.countDocuments("outbox_dead", bson.D{{Key: "replayed", Value: bson.D{{Key: "$exists", Value: true}}}}) != 0 {
 		b.t.Error("something was requeued before it was confirmed")
 	}
-	b.press("Requeue 120")
-	b.says(fmt.Sprintf("%d letters requeued", forbidden))
-	b.shot("dead-requeued")
-	// The topic is still not allowed: each dies again, as the next delivery.
-	s.until("the second deaths", func(context.Context) bool { return s.count("outbox_dead", bson.D{}) >= 2*forbidden+expired })
+	b.clickButton("Requeue 120")
+	b.waitForText(fmt.Sprintf("%d letters requeued", forbidden))
+	b.takeScreenshot("dead-requeued")
+	// The topic is still not allowed, so each letter dies again as the next delivery.
+	s.waitUntil("the second deaths", func(context.Context) bool { return s.countDocuments("outbox_dead", bson.D{}) >= 2*forbidden+expired })
 
-	b.open("/dead?class=not_allowed&key=customer-2")
-	b.says(fmt.Sprintf("%d in all", forbidden/5))
-	b.do("two are ticked", chromedp.Click(`tbody tr:nth-child(1) input[name=pick]`), chromedp.Click(`tbody tr:nth-child(2) input[name=pick]`))
-	b.says("(2)")
-	b.press("Discard …")
-	b.says("Type discard ")
-	phrase := eval[string](b, "document.querySelector('label code').textContent")
-	before := s.count("outbox_dead", bson.D{})
-	b.do("a wrong phrase", chromedp.SetValue(`input[name=_phrase]`, "discard all"))
-	b.pressIn("main form", "Discard")
-	b.says("is not the phrase")
-	if s.count("outbox_dead", bson.D{}) != before {
+	b.openPage("/dead?class=not_allowed&key=customer-2")
+	b.waitForText(fmt.Sprintf("%d in all", forbidden/5))
+	b.runActions("two are ticked", chromedp.Click(`tbody tr:nth-child(1) input[name=pick]`), chromedp.Click(`tbody tr:nth-child(2) input[name=pick]`))
+	b.waitForText("(2)")
+	b.clickButton("Discard …")
+	b.waitForText("Type discard ")
+	phrase := evaluate[string](b, "document.querySelector('label code').textContent")
+	before := s.countDocuments("outbox_dead", bson.D{})
+	b.runActions("a wrong phrase", chromedp.SetValue(`input[name=_phrase]`, "discard all"))
+	b.clickButtonIn("main form", "Discard")
+	b.waitForText("is not the phrase")
+	if s.countDocuments("outbox_dead", bson.D{}) != before {
 		b.t.Fatal("something was discarded without the phrase")
 	}
-	b.do("the phrase", chromedp.SetValue(`input[name=_phrase]`, phrase))
-	b.shot("dead-discard-confirm")
-	b.pressIn("main form", "Discard")
-	b.says("discarded")
-	if gone := before - s.count("outbox_dead", bson.D{}); fmt.Sprintf("discard %d", gone) != phrase {
+	b.runActions("the phrase", chromedp.SetValue(`input[name=_phrase]`, phrase))
+	b.takeScreenshot("dead-discard-confirm")
+	b.clickButtonIn("main form", "Discard")
+	b.waitForText("discarded")
+	if gone := before - s.countDocuments("outbox_dead", bson.D{}); fmt.Sprintf("discard %d", gone) != phrase {
 		b.t.Errorf("%d are gone after %q", gone, phrase)
 	}
-	if n := b.forget(); n > 2 { // the answers 400 and 409 on the way
+	if n := b.clearConsole(); n > 2 { // responses with status 400 and 409
 		b.t.Errorf("the console said %d things", n)
 	}
 }
 
-func editAndRequeue(s *scene, b *tab) {
-	b.open("/dead?class=not_allowed&key=customer-3")
-	b.do("the first letter", chromedp.Click(`tbody tr:nth-child(1) th a`))
-	b.says("Edit and requeue")
-	if strings.Contains(b.text(), "onerror") {
+func testEditAndRequeue(s *scene, b *tab) {
+	b.openPage("/dead?class=not_allowed&key=customer-3")
+	b.runActions("the first letter", chromedp.Click(`tbody tr:nth-child(1) th a`))
+	b.waitForText("Edit and requeue")
+	if strings.Contains(b.pageText(), "onerror") {
 		b.t.Error("the payload is shown to somebody who has not asked for it")
 	}
-	b.press("Show the payload")
-	b.says("onerror")
-	if eval[int](b, "document.images.length") != 0 {
+
+	b.clickButton("Show the payload")
+	b.waitForText("onerror")
+	if evaluate[int](b, "document.images.length") != 0 {
 		b.t.Error("text of an event became an element")
 	}
-	id := eval[string](b, "document.querySelector('input[name=pick]').value")
-	b.do("a topic that is allowed", chromedp.SetValue(`input[name="set.topic"]`, s.topic))
-	b.press("Requeue as edited …")
-	b.says("Changed: topic")
-	b.pressIn("main form", "Requeue as edited")
-	b.says("changed: topic")
-	s.until("the edited event in Kafka", func(context.Context) bool {
-		return s.count("outbox", bson.D{{Key: "_id", Value: id}, {Key: "sentAt", Value: bson.D{{Key: "$exists", Value: true}}}}) == 1
+
+	id := evaluate[string](b, "document.querySelector('input[name=pick]').value")
+	b.runActions("a topic that is allowed", chromedp.SetValue(`input[name="set.topic"]`, s.topic))
+	b.clickButton("Requeue as edited …")
+	b.waitForText("Changed: topic")
+	b.clickButtonIn("main form", "Requeue as edited")
+	b.waitForText("changed: topic")
+	s.waitUntil("the edited event in Kafka", func(context.Context) bool {
+		return s.countDocuments("outbox", bson.D{{Key: "_id", Value: id}, {Key: "sentAt", Value: bson.D{{Key: "$exists", Value: true}}}}) == 1
 	})
-	b.shot("dead-edited")
-	b.open("/lookup?q=" + id)
-	b.says("offset")
-	b.says("requeued")
-	b.quiet("edit")
+
+	b.takeScreenshot("dead-edited")
+	b.openPage("/lookup?q=" + id)
+	b.waitForText("offset")
+	b.waitForText("requeued")
+	b.checkConsole("edit")
 }
 
-func lookUp(s *scene, b *tab) {
-	b.open("/lookup")
-	b.do("an id", chromedp.SendKeys(`input[name=q]`, "good-007"+kb.Enter))
-	b.until("its history and its place in Kafka", fmt.Sprintf(`document.body.innerText.includes(%q) && /partition \d+ offset \d+/.test(document.body.innerText) && document.querySelector('.timeline li')`, s.topic))
-	b.shot("lookup")
-	b.open("/lookup?by=key&q=customer-3")
-	b.says("good-003")
-	b.open("/lookup?q=nobody")
-	b.says("Nothing is known of it")
-	b.open("/pending?state=retry")
-	b.says("refused-1")
-	b.says("the broker refused it (87)")
-	b.do("a tick", chromedp.Click(`input[name=pick][value=refused-1]`))
-	b.press("Retry now …")
-	b.confirm("1 failed envelope is due now", "Retry now 1", "tried again now")
-	s.until("the envelope that was refused in Kafka", func(context.Context) bool { return s.sent("refused-1") })
-	b.open("/pending?state=retry")
-	b.do("all that match", chromedp.Click(`input[name=scope][value=all]`))
-	b.press("Reset attempts …")
-	b.confirm("failed envelopes are tried again at once", "Reset attempts", "envelopes are tried again") // on a slow machine others fail, too
-	s.until("the others that were refused in Kafka", func(context.Context) bool { return s.sent("refused-2", "refused-3") })
-	b.open("/nodes")
-	b.says("alive")
-	b.quiet("look-up")
+func testLookup(s *scene, b *tab) {
+	b.openPage("/lookup")
+	b.runActions("an id", chromedp.SendKeys(`input[name=q]`, "good-007"+kb.Enter))
+	b.waitUntil("its history and its place in Kafka", fmt.Sprintf(`document.body.innerText.includes(%q) && /partition \d+ offset \d+/.test(document.body.innerText) && document.querySelector('.timeline li')`, s.topic))
+	b.takeScreenshot("lookup")
+	b.openPage("/lookup?by=key&q=customer-3")
+	b.waitForText("good-003")
+	b.openPage("/lookup?q=nobody")
+	b.waitForText("Nothing is known of it")
+	b.openPage("/pending?state=retry")
+	b.waitForText("refused-1")
+	b.waitForText("the broker refused it (87)")
+	b.runActions("a tick", chromedp.Click(`input[name=pick][value=refused-1]`))
+	b.clickButton("Retry now …")
+	b.confirmAction("1 failed envelope is due now", "Retry now 1", "tried again now")
+	s.waitUntil("the envelope that was refused in Kafka", func(context.Context) bool { return s.allSent("refused-1") })
+	b.openPage("/pending?state=retry")
+	b.runActions("all that match", chromedp.Click(`input[name=scope][value=all]`))
+	b.clickButton("Reset attempts …")
+	b.confirmAction("failed envelopes are tried again at once", "Reset attempts", "envelopes are tried again") // on a slow machine more envelopes fail
+	s.waitUntil("the others that were refused in Kafka", func(context.Context) bool { return s.allSent("refused-2", "refused-3") })
+	b.openPage("/nodes")
+	b.waitForText("alive")
+	b.checkConsole("look-up")
 }
 
-func stepDownAndPause(s *scene, b *tab) {
+func testStepDownAndPause(s *scene, b *tab) {
 	const id = "orders/0of1"
-	first := s.slot(id)
-	b.open("/")
-	b.press("Step down …")
-	b.confirm("another node takes over at once", "Step down", "was told to step down")
-	s.until("the other node", func(context.Context) bool { now := s.slot(id); return now.Owner != "" && now.Node != first.Node })
-	now := s.slot(id)
-	b.open("/")
-	b.until("the new owner on the page", fmt.Sprintf(`/Epoch\s*%d/.test(document.body.innerText)`, now.Epoch))
-	b.press("Pause …")
-	b.confirm("Nobody takes over until it is resumed", "Pause", "is paused")
-	s.until("the owner to let go", func(context.Context) bool { w := s.slot(id); return w.Control.Paused && w.Owner == "" })
-	b.shot("control-paused")
-	b.press("Resume it")
-	b.confirm("goes on where it stopped", "Resume", "goes on.")
-	s.until("an owner", func(context.Context) bool { w := s.slot(id); return !w.Control.Paused && w.Owner != "" })
-	b.open("/log")
+	first := s.readSlot(id)
+	b.openPage("/")
+	b.clickButton("Step down …")
+	b.confirmAction("another node takes over at once", "Step down", "was told to step down")
+	s.waitUntil("the other node", func(context.Context) bool { now := s.readSlot(id); return now.Owner != "" && now.Node != first.Node })
+	now := s.readSlot(id)
+	b.openPage("/")
+	b.waitUntil("the new owner on the page", fmt.Sprintf(`/Epoch\s*%d/.test(document.body.innerText)`, now.Epoch))
+	b.clickButton("Pause …")
+	b.confirmAction("Nobody takes over until it is resumed", "Pause", "is paused")
+	s.waitUntil("the owner to let go", func(context.Context) bool { w := s.readSlot(id); return w.Control.Paused && w.Owner == "" })
+	b.takeScreenshot("control-paused")
+	b.clickButton("Resume it")
+	b.confirmAction("goes on where it stopped", "Resume", "goes on.")
+	s.waitUntil("an owner", func(context.Context) bool { w := s.readSlot(id); return !w.Control.Paused && w.Owner != "" })
+	b.openPage("/log")
 	for _, kind := range []string{"stepped_down", "paused", "resumed", "dead_requeued", "dead_edited", "dead_discarded", "anonymous"} {
-		b.says(kind)
+		b.waitForText(kind)
 	}
-	b.shot("log")
-	b.quiet("step-down and pause")
+
+	b.takeScreenshot("log")
+	b.checkConsole("step-down and pause")
 }
 
-func autoRefresh(s *scene, b *tab) {
-	b.open("/")
+func testAutoRefresh(s *scene, b *tab) {
+	b.openPage("/")
 	at := "document.getElementById('figures').dataset.at"
-	first := eval[string](b, at)
+	first := evaluate[string](b, at)
 	focus := "document.activeElement.getAttribute('href')"
-	b.until("the focus on a figure", `(() => { const a = document.querySelector('#live .tiles a[href^="/dead"]'); a.focus(); return document.activeElement === a; })()`)
-	b.until("a refresh", at+" !== '"+first+"'")
-	if got := eval[string](b, focus+" || ''"); got != "/dead" {
+	b.waitUntil("the focus on a figure", `(() => { const a = document.querySelector('#live .tiles a[href^="/dead"]'); a.focus(); return document.activeElement === a; })()`)
+	b.waitUntil("a refresh", at+" !== '"+first+"'")
+	if got := evaluate[string](b, focus+" || ''"); got != "/dead" {
 		b.t.Errorf("a refresh took the focus to %q", got)
 	}
-	b.pressIn("header", "Pause refresh")
-	b.says("Refresh paused")
-	// What is under way when it is paused may still arrive; the time of a page that is opened anew does not move at all.
-	b.open("/")
-	still := eval[string](b, at)
-	eval[bool](b, "new Promise((done) => setTimeout(() => done(true), 2600))")
-	if now := eval[string](b, at); now != still {
+
+	b.clickButtonIn("header", "Pause refresh")
+	b.waitForText("Refresh paused")
+	// A refresh that started before the pause may still arrive. The time on a newly opened page does
+	// not change.
+	b.openPage("/")
+	still := evaluate[string](b, at)
+	evaluate[bool](b, "new Promise((done) => setTimeout(() => done(true), 2600))")
+	if now := evaluate[string](b, at); now != still {
 		b.t.Errorf("it was refreshed at %s although it is paused", now)
 	}
-	b.pressIn("header", "Refresh paused")
-	b.until("a refresh at once", at+" !== '"+still+"'")
-	b.quiet("auto-refresh")
+
+	b.clickButtonIn("header", "Refresh paused")
+	b.waitUntil("a refresh at once", at+" !== '"+still+"'")
+	b.checkConsole("auto-refresh")
 }
 
-func mongoAway(s *scene, b *tab) {
-	b.open("/")
+func testMongoAway(s *scene, b *tab) {
+	b.openPage("/")
 	off := stacktest.FailCommand(b.t, s.app, "alwaysOn", bson.D{{Key: "failCommands", Value: bson.A{"find", "aggregate", "count", "getMore"}}, {Key: "errorCode", Value: 50}})
-	b.until("the banner over the figures that are there", "!document.getElementById('stale').hidden && document.getElementById('stale').innerText.includes('Not refreshed since') && document.querySelector('.slot')")
-	b.shot("stale")
-	b.open("/dead")
-	b.says("The servers did not answer")
-	b.says("Try again")
-	b.accessible("error state")
-	b.shot("error")
+	b.waitUntil("the banner over the figures that are there", "!document.getElementById('stale').hidden && document.getElementById('stale').innerText.includes('Not refreshed since') && document.querySelector('.slot')")
+	b.takeScreenshot("stale")
+	b.openPage("/dead")
+	b.waitForText("The servers did not answer")
+	b.waitForText("Try again")
+	b.checkAccessibility("error state")
+	b.takeScreenshot("error")
 	off()
-	b.press("Try again")
-	b.says("in all")
-	b.open("/")
-	b.until("the banner gone", "document.getElementById('stale').hidden && document.querySelector('.slot')")
-	b.forget() // what the browser says of answers 503
+	b.clickButton("Try again")
+	b.waitForText("in all")
+	b.openPage("/")
+	b.waitUntil("the banner gone", "document.getElementById('stale').hidden && document.querySelector('.slot')")
+	b.clearConsole() // the browser logs responses with status 503
+}
+
+// testHostileText opens each list and each detail with a hostile text in each field that a service, a
+// node or an address can fill. If the text became a part of the page, it would run a script.
+func testHostileText(s *scene, b *tab) {
+	now := time.Now()
+	s.setLastHeartbeat("node"+hostile, now, "orders")
+	s.insertDocument("outbox", bson.D{
+		{Key: "_id", Value: "evil" + hostile}, {Key: "aggregatetype", Value: "order" + hostile}, {Key: "aggregateid", Value: "a" + hostile}, {Key: "type", Value: "T" + hostile},
+		{Key: "key", Value: "key" + hostile}, {Key: "topic", Value: "topic" + hostile}, {Key: "payload", Value: hostile},
+		{Key: "headers", Value: bson.A{bson.D{{Key: "k", Value: "h" + hostile}, {Key: "v", Value: hostile}}}},
+	})
+	s.insertDocument("outbox", bson.D{
+		{Key: "_id", Value: "due" + hostile}, {Key: "aggregatetype", Value: "order"}, {Key: "aggregateid", Value: "a"}, {Key: "type", Value: "Due" + hostile},
+		{Key: "payload", Value: hostile}, {Key: "dueAt", Value: now.Add(time.Hour)},
+	})
+	if _, err := s.state.Collection("events").InsertOne(b.t.Context(), bson.D{
+		{Key: "at", Value: now}, {Key: "kind", Value: "kind" + hostile}, {Key: "watcher", Value: "orders" + hostile}, {Key: "node", Value: "node" + hostile},
+		{Key: "fields", Value: bson.D{{Key: "actor", Value: "actor" + hostile}, {Key: "source", Value: "api/" + hostile}, {Key: "reason", Value: hostile}}},
+	}); err != nil {
+		b.t.Fatal(err)
+	}
+	s.waitUntil("the hostile dead letter", func(context.Context) bool {
+		return s.countDocuments("outbox_dead", bson.D{{Key: "_id.id", Value: "evil" + hostile}}) == 1
+	})
+
+	q := url.QueryEscape
+	list := append([]string{
+		"/dead?type=" + q("T"+hostile), "/dead/letter?collection=" + q(s.db.Name()+".outbox") + "&id=" + q("evil"+hostile) + "&payload=1", "/lookup?q=" + q("evil"+hostile), "/lookup?by=key&q=" + q("key"+hostile),
+		"/pending?key=" + q("key"+hostile), "/log?kind=" + q("kind"+hostile), "/scheduled?type=" + q("Due"+hostile), "/sagas?database=" + q(hostile) + "&saga=" + q(hostile), "/inbox?database=" + q(hostile),
+		"/sagas?payload=1&database=" + q(s.db.Name()) + "&saga=order_sagas&id=saga-1", "/control?watcher=" + q("orders"+hostile), "/nowhere/" + url.PathEscape(hostile), "/?done=" + q(hostile),
+	}, pages...)
+	seen := 0
+	for _, at := range list {
+		b.openPage(at)
+		if n := evaluate[int](b, "document.querySelectorAll('img, [onerror], body script, iframe').length"); n > 0 {
+			b.t.Errorf("%s: text became %d elements", at, n)
+		}
+		if evaluate[bool](b, fmt.Sprintf("document.documentElement.textContent.includes(%q)", hostile)) {
+			seen++
+		}
+		// The console also logs a response with an error status.
+		for _, n := range b.consoleMessages() {
+			if !strings.Contains(n, "status of 4") {
+				b.t.Errorf("%s: console message: %s", at, n)
+			}
+		}
+		b.clearConsole()
+	}
+	if seen < 8 {
+		b.t.Errorf("only %d of %d pages show the text", seen, len(list))
+	}
 }

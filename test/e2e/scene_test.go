@@ -19,6 +19,7 @@ import (
 	"github.com/outrelay/outrelay/internal/app"
 	"github.com/outrelay/outrelay/internal/config"
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+	"github.com/outrelay/outrelay/internal/operators"
 	"github.com/outrelay/outrelay/internal/store"
 	"github.com/outrelay/outrelay/pkg/event"
 	"github.com/outrelay/outrelay/pkg/inbox"
@@ -26,24 +27,24 @@ import (
 	"github.com/outrelay/outrelay/pkg/saga"
 )
 
-// patience is how long anything may take on a machine that is busy with other things.
+// patience is the time limit of each wait. It is long, because the machine may be busy.
 const patience = 60 * time.Second
 
-// hostile is what somebody writes into an event to take over the page.
+// hostile is a text in events that tries to run a script in the page.
 const hostile = `<img src=x onerror="alert(1)">`
 
 // The events of a scene.
 const (
 	delivered = 40
-	forbidden = 120 // dead letters of class not_allowed: more than a page shows
+	forbidden = 120 // dead letters of class not_allowed, more than one page shows
 	expired   = 3
 	parked    = 4
 	scheduled = 3
-	refused   = 3 // waiting for their next attempt
-	aged      = 2 // made to look as if they were delivered hours ago
+	refused   = 3 // waiting for a retry
+	aged      = 2 // delivered hours ago, according to their timestamp
 )
 
-// The tokens of the listener that wants a login.
+// The tokens of the listener with a login.
 const (
 	operatorToken = "operator-token-of-the-scene"
 	viewerToken   = "viewer-token-of-the-scene"
@@ -51,26 +52,26 @@ const (
 
 // scene is a watcher with two relays and events in every state, and its page.
 type scene struct {
-	t     *testing.T
-	db    *mongo.Database
-	state *mongo.Database
-	topic string
-	url   string
-	login string // address of a page that lets nobody in who is not known
-	app   string // name by which the page's connection is known to MongoDB
-	deeds *deeds
+	t       *testing.T
+	db      *mongo.Database
+	state   *mongo.Database
+	topic   string
+	url     string
+	login   string // address of a page that requires a login
+	app     string // application name of the page's connection to MongoDB
+	actions *actionLog
 }
 
-// deeds is a log of which the actions are kept that operators carried out.
-type deeds struct {
+// actionLog is a log handler that stores the performed actions of operators.
+type actionLog struct {
 	slog.Handler
 	mu   sync.Mutex
 	done map[string]bool
 }
 
-func (d *deeds) Enabled(context.Context, slog.Level) bool { return true }
+func (d *actionLog) Enabled(context.Context, slog.Level) bool { return true }
 
-func (d *deeds) Handle(_ context.Context, r slog.Record) error {
+func (d *actionLog) Handle(_ context.Context, r slog.Record) error {
 	r.Attrs(func(a slog.Attr) bool {
 		if a.Key == "action" {
 			d.mu.Lock()
@@ -82,8 +83,8 @@ func (d *deeds) Handle(_ context.Context, r slog.Record) error {
 	return nil
 }
 
-// left are the actions that nobody has carried out.
-func (d *deeds) left(offered map[string]bool) []string {
+// missing returns the offered actions that were not performed.
+func (d *actionLog) missing(offered map[string]bool) []string {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return slices.DeleteFunc(slices.Sorted(maps.Keys(offered)), func(name string) bool { return d.done[name] })
@@ -109,6 +110,7 @@ http: { listen: "off", admin: { listen: "127.0.0.1:0", anonymous: operator, toke
 	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
+
 	load := func(node string) config.Config {
 		cfg, _, err := config.Load(file, nil, []string{"node=" + node})
 		if err != nil {
@@ -116,7 +118,8 @@ http: { listen: "off", admin: { listen: "127.0.0.1:0", anonymous: operator, toke
 		}
 		return cfg
 	}
-	s.prepare()
+
+	s.insertInitialState()
 	log := slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelError}))
 	for _, node := range []string{"one", "two"} {
 		cfg := load(node)
@@ -125,32 +128,33 @@ http: { listen: "off", admin: { listen: "127.0.0.1:0", anonymous: operator, toke
 		if err != nil {
 			t.Fatal(err)
 		}
-		s.run(r.Run)
+		s.runInBackground(r.Run)
 	}
+
 	page := "page-" + s.state.Name()
 	s.app = "outrelay state " + page
-	s.deeds = &deeds{Handler: slog.DiscardHandler, done: map[string]bool{}}
-	s.url = s.serve(load(page), slog.New(s.deeds))
+	s.actions = &actionLog{Handler: slog.DiscardHandler, done: map[string]bool{}}
+	s.url = s.servePage(load(page), slog.New(s.actions))
 	guarded := load("guarded-" + s.state.Name())
 	guarded.HTTP.Admin.Anonymous = "none"
-	s.login = s.serve(guarded, slog.New(slog.DiscardHandler))
-	s.fill()
+	s.login = s.servePage(guarded, slog.New(slog.DiscardHandler))
+	s.appendEvents()
 	return s
 }
 
-// serve runs a page, and returns its address.
-func (s *scene) serve(cfg config.Config, log *slog.Logger) string {
+// servePage serves a page until the test ends, and returns its address.
+func (s *scene) servePage(cfg config.Config, log *slog.Logger) string {
 	s.t.Helper()
-	o, err := app.NewOperators(cfg, "test", log)
+	o, err := operators.New(cfg, "test", log, nil)
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	s.run(o.Run)
+	s.runInBackground(o.Run)
 	return "http://" + o.Addr()
 }
 
-// run runs f until the test ends.
-func (s *scene) run(f func(context.Context) error) {
+// runInBackground runs f until the test ends.
+func (s *scene) runInBackground(f func(context.Context) error) {
 	ctx, cancel := context.WithCancel(context.WithoutCancel(s.t.Context()))
 	ended := make(chan error, 1)
 	go func() { ended <- f(ctx) }()
@@ -162,15 +166,17 @@ func (s *scene) run(f func(context.Context) error) {
 	})
 }
 
-// prepare writes what is there before a relay: envelopes that were refused and are tried again in an hour, a saga, and an inbox with a marker that is a week old and a message that somebody holds.
-func (s *scene) prepare() {
+// insertInitialState inserts the state before the relays start: envelopes that are retried in an hour,
+// a saga, and an inbox with a mark that is a week old and a claimed message.
+func (s *scene) insertInitialState() {
 	now := time.Now()
 	seal, err := store.NewRegistry(s.state.Collection("collections")).Seal(s.t.Context())
 	if err != nil {
 		s.t.Fatal(err)
 	}
+
 	for i := range refused {
-		s.insert("outbox", bson.D{
+		s.insertDocument("outbox", bson.D{
 			{Key: "_id", Value: fmt.Sprintf("refused-%d", i+1)},
 			{Key: "aggregatetype", Value: "order"},
 			{Key: "aggregateid", Value: "r"},
@@ -185,10 +191,12 @@ func (s *scene) prepare() {
 			{Key: "lastError", Value: bson.D{{Key: "class", Value: "record_refused"}, {Key: "reason", Value: "the broker refused it (87)"}, {Key: "topic", Value: s.topic}, {Key: "at", Value: now}}},
 		})
 	}
+
 	sagas, err := saga.NewMongoStore(s.db)
 	if err != nil {
 		s.t.Fatal(err)
 	}
+
 	body, err := bson.Marshal(bson.D{{Key: "state", Value: bson.D{{Key: "step", Value: "paying" + hostile}}}})
 	if err != nil {
 		s.t.Fatal(err)
@@ -199,11 +207,12 @@ func (s *scene) prepare() {
 	if _, err := sagas.Save(s.t.Context(), "order_sagas", saga.Record{ID: "saga-1", Body: body}); err != nil {
 		s.t.Fatal(err)
 	}
-	s.inbox()
+
+	s.fillInbox()
 }
 
-// age makes two of the delivered envelopes three hours old.
-func (s *scene) age() {
+// ageDelivered sets the timestamps of two delivered envelopes back by three hours.
+func (s *scene) ageDelivered() {
 	s.t.Helper()
 	old := bson.Timestamp{T: uint32(time.Now().Add(-3 * time.Hour).Unix()), I: 1}
 	if _, err := s.db.Collection("outbox").UpdateMany(s.t.Context(), bson.D{{Key: "_id", Value: bson.D{{Key: "$in", Value: bson.A{"good-030", "good-031"}}}}}, bson.D{{Key: "$set", Value: bson.D{{Key: "ts", Value: old}}}}); err != nil {
@@ -211,7 +220,7 @@ func (s *scene) age() {
 	}
 }
 
-func (s *scene) inbox() {
+func (s *scene) fillInbox() {
 	box, err := inbox.New(s.db)
 	if err != nil {
 		s.t.Fatal(err)
@@ -219,11 +228,13 @@ func (s *scene) inbox() {
 	if err := box.EnsureIndexes(s.t.Context()); err != nil {
 		s.t.Fatal(err)
 	}
+
 	for _, id := range []string{"old", "new"} {
 		if err := box.Once(s.t.Context(), "billing/pay", id, func(context.Context) error { return nil }); err != nil {
 			s.t.Fatal(err)
 		}
 	}
+
 	if _, err := box.Claim(s.t.Context(), inbox.Entry{Key: inbox.Key{Consumer: "billing/pay", ID: "held"}}, time.Hour); err != nil {
 		s.t.Fatal(err)
 	}
@@ -232,24 +243,26 @@ func (s *scene) inbox() {
 	}
 }
 
-func (s *scene) insert(coll string, doc bson.D) {
+func (s *scene) insertDocument(coll string, doc bson.D) {
 	s.t.Helper()
 	if _, err := s.db.Collection(coll).InsertOne(s.t.Context(), doc); err != nil {
 		s.t.Fatal(err)
 	}
 }
 
-// fill appends events in every state and waits until each has got there.
-func (s *scene) fill() {
+// appendEvents appends events for each state, and waits until they have reached it.
+func (s *scene) appendEvents() {
 	s.t.Helper()
 	box, err := outbox.New(s.db, outbox.WithoutTransaction())
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	s.until("a watcher that is live", func(ctx context.Context) bool {
+
+	s.waitUntil("a watcher that is live", func(ctx context.Context) bool {
 		n, err := s.state.Collection("watchers").CountDocuments(ctx, bson.D{{Key: "owner", Value: bson.D{{Key: "$ne", Value: nil}}}, {Key: "epoch", Value: bson.D{{Key: "$gt", Value: 0}}}})
 		return err == nil && n == 1
 	})
+
 	var list []event.Event
 	add := func(n int, prefix, aggregate, typ string, opts ...event.Option) {
 		for i := range n {
@@ -257,6 +270,7 @@ func (s *scene) fill() {
 			list = append(list, event.New(aggregate, id, typ, map[string]any{"total": i, "note": hostile}, append([]event.Option{event.WithID(id), event.WithKey(fmt.Sprintf("customer-%d", i%5))}, opts...)...))
 		}
 	}
+
 	add(delivered, "good", "order", "OrderPlaced")
 	add(forbidden, "forbidden", "order", "OrderPlaced", event.WithTopic("__consumer_offsets"))
 	add(expired, "late", "order", "Quote"+hostile, event.WithExpiresAt(time.Now().Add(-time.Hour)))
@@ -264,28 +278,31 @@ func (s *scene) fill() {
 	if err := box.AppendMany(s.t.Context(), list); err != nil {
 		s.t.Fatal(err)
 	}
+
 	for i := range scheduled {
 		if _, err := box.Schedule(s.t.Context(), event.New("order", fmt.Sprint(i), "PaymentDue", nil, event.WithID(fmt.Sprintf("due-%d", i))), time.Now().Add(24*time.Hour)); err != nil {
 			s.t.Fatal(err)
 		}
 	}
-	s.until("the dead letters", func(context.Context) bool { return s.count("outbox_dead", bson.D{}) == forbidden+expired })
-	s.until("the envelopes that wait", func(context.Context) bool {
-		return s.count("outbox", bson.D{{Key: "state", Value: bson.D{{Key: "$in", Value: bson.A{"parked", "blocked", "retry"}}}}}) >= refused+parked
+
+	s.waitUntil("the dead letters", func(context.Context) bool { return s.countDocuments("outbox_dead", bson.D{}) == forbidden+expired })
+	s.waitUntil("the envelopes that wait", func(context.Context) bool {
+		return s.countDocuments("outbox", bson.D{{Key: "state", Value: bson.D{{Key: "$in", Value: bson.A{"parked", "blocked", "retry"}}}}}) >= refused+parked
 	})
-	s.until("the marks of delivered envelopes", func(context.Context) bool {
-		return s.count("outbox", bson.D{{Key: "sentAt", Value: bson.D{{Key: "$exists", Value: true}}}}) >= delivered
+
+	s.waitUntil("the marks of delivered envelopes", func(context.Context) bool {
+		return s.countDocuments("outbox", bson.D{{Key: "sentAt", Value: bson.D{{Key: "$exists", Value: true}}}}) >= delivered
 	})
 }
 
-// sent reports whether the events of these ids are in Kafka, and written down as such.
-func (s *scene) sent(ids ...string) bool {
+// allSent reports whether the envelopes with these ids are recorded as sent.
+func (s *scene) allSent(ids ...string) bool {
 	s.t.Helper()
 	filter := bson.D{{Key: "_id", Value: bson.D{{Key: "$in", Value: ids}}}, {Key: "sentAt", Value: bson.D{{Key: "$exists", Value: true}}}, {Key: "state", Value: nil}}
-	return s.count("outbox", filter) == int64(len(ids))
+	return s.countDocuments("outbox", filter) == int64(len(ids))
 }
 
-// slot is a document of the relay's: who owns a slot, and what was ordered.
+// slot is a watcher document: the owner of a slot and the orders of operators.
 type slot struct {
 	Owner   string `bson:"owner"`
 	Node    string `bson:"node"`
@@ -297,7 +314,7 @@ type slot struct {
 	} `bson:"control"`
 }
 
-func (s *scene) slot(id string) (w slot) {
+func (s *scene) readSlot(id string) (w slot) {
 	s.t.Helper()
 	if err := s.state.Collection("watchers").FindOne(s.t.Context(), bson.D{{Key: "_id", Value: id}}).Decode(&w); err != nil {
 		s.t.Fatal(err)
@@ -305,7 +322,7 @@ func (s *scene) slot(id string) (w slot) {
 	return w
 }
 
-func (s *scene) count(coll string, filter bson.D) int64 {
+func (s *scene) countDocuments(coll string, filter bson.D) int64 {
 	s.t.Helper()
 	n, err := s.db.Collection(coll).CountDocuments(s.t.Context(), filter)
 	if err != nil {
@@ -314,18 +331,19 @@ func (s *scene) count(coll string, filter bson.D) int64 {
 	return n
 }
 
-// until waits for what no signal tells of.
-func (s *scene) until(what string, ok func(context.Context) bool) {
+// waitUntil polls ok until it returns true.
+func (s *scene) waitUntil(what string, ok func(context.Context) bool) {
 	s.t.Helper()
 	ctx, cancel := context.WithTimeout(s.t.Context(), patience)
 	defer cancel()
-	again := time.NewTicker(50 * time.Millisecond)
-	defer again.Stop()
+	tick := time.NewTicker(50 * time.Millisecond)
+	defer tick.Stop()
+
 	for !ok(ctx) {
 		select {
-		case <-again.C:
+		case <-tick.C:
 		case <-ctx.Done():
-			s.t.Fatalf("waiting for %s", what)
+			s.t.Fatalf("waiting for %s timed out", what)
 		}
 	}
 }

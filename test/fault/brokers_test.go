@@ -12,43 +12,50 @@ import (
 	"github.com/outrelay/outrelay/test/kit"
 )
 
-// A broker of three dies under load and comes back, and what that is depends on the topic: three scenes on one cluster go
-// through it side by side, so that its brokers are started once. Each step is taken for one scene after the other, while all
-// of them go on.
+// TestBrokerKilledUnderLoad kills a broker of a cluster of three under load and starts it again. The effect
+// depends on the topic, so three scenes share one cluster, which is started once. Each step is taken for one
+// scene after the other, while all scenes continue.
 func TestBrokerKilledUnderLoad(t *testing.T) {
 	t.Parallel()
-	stack := stacktest.Own(t, devstack.Options{Brokers: 3, Quick: true, Kafka: devstack.KafkaOptions{ // a dead broker is noticed within 3 s
+	stack := stacktest.Own(t, devstack.Options{Brokers: 3, Quick: true, Kafka: devstack.KafkaOptions{ // a dead broker is detected within 3 s
 		Props: map[string]string{"broker.session.timeout.ms": "3000", "broker.heartbeat.interval.ms": "500"},
 	}})
+
 	scenes := []onBrokers{
-		&leaderless{zombie{witness: watch(t, stack, kit.Options{})}},
-		&zombie{witness: watch(t, stack, kit.Options{Replicas: 3, Partitions: 3, Topic: minISR("3")})},
-		&replicated{witness: watch(t, stack, kit.Options{Replicas: 3, Topic: minISR("2")})},
+		&leaderless{zombie{witness: newWitness(t, stack, kit.Options{})}},
+		&zombie{witness: newWitness(t, stack, kit.Options{Replicas: 3, Partitions: 3, Topic: minISR("3")})},
+		&replicated{witness: newWitness(t, stack, kit.Options{Replicas: 3, Topic: minISR("2")})},
 	}
+
 	for _, s := range scenes {
-		s.begin()
+		s.startLoad()
 	}
+
 	for round := range rounds(1, 12) {
 		for _, s := range scenes {
-			s.before(t)
+			s.beforeKill(t)
 		}
-		// Each broker leads a third of the partitions of every topic.
+
+		// Each broker leads a third of the partitions of each topic.
 		broker, err := stack.Leader(t.Context(), scenes[0].topic(), round%6)
-		must(t, err)
-		must(t, broker.Kill())
+		mustSucceed(t, err)
+		mustSucceed(t, broker.Kill())
 		for _, s := range scenes {
-			s.away(t)
+			s.afterKill(t)
 		}
+
 		for _, s := range scenes {
-			s.taken(t, round)
+			s.afterOwnersLost(t, round)
 		}
-		must(t, broker.Restart(t.Context()))
+
+		mustSucceed(t, broker.Restart(t.Context()))
 		for _, s := range scenes {
-			s.back(t, stack, broker, round)
+			s.brokerReturns(t, stack, broker, round)
 		}
 	}
+
 	for _, s := range scenes {
-		s.verdict(t)
+		s.checkResult(t)
 	}
 }
 
@@ -59,158 +66,160 @@ func minISR(n string) []kafka.ConfigEntry {
 // onBrokers is a scene on a cluster of which a broker dies.
 type onBrokers interface {
 	topic() string
-	begin()
-	before(t *testing.T)           // all is well, and the next broker is about to die
-	away(t *testing.T)             // it is dead
-	taken(t *testing.T, round int) // owners were lost beside it
-	back(t *testing.T, stack *devstack.Stack, broker *devstack.Member, round int)
-	verdict(t *testing.T)
+	startLoad()
+	beforeKill(t *testing.T)
+	afterKill(t *testing.T)
+	afterOwnersLost(t *testing.T, round int) // after other owners were killed as well
+	brokerReturns(t *testing.T, stack *devstack.Stack, broker *devstack.Member, round int)
+	checkResult(t *testing.T)
 }
 
-// witness is a scene under load with all that it is judged by.
+// witness is a scene under load, with the topics and the history that it is checked by.
 type witness struct {
 	s       *kit.Scene
 	history *kit.History
 	topics  *kit.Topics
 	owner   *kit.Process
-	load    *kit.Writing
+	load    *kit.RunningLoad
 }
 
-func watch(t *testing.T, stack *devstack.Stack, o kit.Options) witness {
+func newWitness(t *testing.T, stack *devstack.Stack, o kit.Options) witness {
 	t.Helper()
 	o.Stack, o.Set = stack, map[string]any{"kafka.request_timeout": "2s"}
 	s := kit.New(t, o)
-	return witness{s: s, history: s.Follow(), topics: s.Read(), owner: s.Start()}
+	return witness{s: s, history: s.FollowWatcher(), topics: s.ReadTopics(), owner: s.StartRelay()}
 }
 
-func (w *witness) begin() {
-	w.owner.TookOver()
-	w.load = w.s.Write(kit.Load{Rate: 80})
+func (w *witness) startLoad() {
+	w.owner.WaitTookOver()
+	w.load = w.s.StartLoad(kit.Load{Rate: 80})
 }
 
-func (w *witness) topic() string { return w.s.Topic("order") }
+func (w *witness) topic() string { return w.s.TopicOf("order") }
 
-// flows waits until some of what is appended from now on was delivered.
-func (w *witness) flows(n int) { w.topics.Distinct(w.s.Ledger.Committed() + n) }
+// waitMore waits until n more events than are committed now have been delivered.
+func (w *witness) waitMore(n int) { w.topics.WaitDistinct(w.s.Ledger.CountCommitted() + n) }
 
-// replace starts another owner in the place of a dead one.
-func (w *witness) replace() {
-	w.owner = w.s.Start()
-	w.owner.TookOver()
+// startReplacement starts another owner in place of a killed one.
+func (w *witness) startReplacement() {
+	w.owner = w.s.StartRelay()
+	w.owner.WaitTookOver()
 }
 
-func (w *witness) verdict(t *testing.T) {
+func (w *witness) checkResult(t *testing.T) {
 	t.Helper()
 	w.load.Stop()
-	t.Logf("%s: %s", w.topic(), w.s.Check(w.topics))
-	w.s.NoneHeld()
-	w.history.Check()
+	t.Logf("%s: %s", w.topic(), w.s.CheckDelivery(w.topics))
+	w.s.WaitNoneHeld()
+	w.history.CheckHistory()
 	checkEpochs(t, w.topics)
 }
 
-// replicated partitions get another leader: everything flows on.
+// replicated tests partitions that get another leader: the delivery continues.
 type replicated struct{ witness }
 
-func (r *replicated) before(t *testing.T) {
+func (r *replicated) beforeKill(t *testing.T) {
 	t.Helper()
-	r.flows(100)
+	r.waitMore(100)
 }
 
-func (r *replicated) away(t *testing.T) {
+func (r *replicated) afterKill(t *testing.T) {
 	t.Helper()
-	r.flows(200)
+	r.waitMore(200)
 }
 
-func (r *replicated) taken(*testing.T, int) {}
+func (r *replicated) afterOwnersLost(*testing.T, int) {}
 
-// back moves a leader to the broker, and lets the owner die while the cluster settles.
-func (r *replicated) back(t *testing.T, stack *devstack.Stack, broker *devstack.Member, round int) {
+// brokerReturns moves a leader to the broker, and kills the owner while the cluster settles.
+func (r *replicated) brokerReturns(t *testing.T, stack *devstack.Stack, broker *devstack.Member, round int) {
 	t.Helper()
-	r.flows(100)
-	must(t, stack.MoveLeader(t.Context(), r.topic(), (round+1)%6, broker.ID()))
-	r.flows(100)
+	r.waitMore(100)
+	mustSucceed(t, stack.MoveLeader(t.Context(), r.topic(), (round+1)%6, broker.ID()))
+	r.waitMore(100)
 	r.owner.Kill()
-	r.replace()
+	r.startReplacement()
 }
 
-// zombie is for partitions that cannot be written while the broker is away: the owner freezes beside them, a standby takes
-// over without waiting for them, and the frozen one wakes up when they are back and writes nothing into them.
+// zombie tests partitions that cannot be written while the broker is away. The owner is frozen, and a standby
+// takes over without waiting for these partitions. The frozen owner continues when the partitions are back, and
+// mustSucceed not write to them.
 type zombie struct {
 	witness
 	standby *kit.Process
 }
 
-func (z *zombie) before(t *testing.T) {
+func (z *zombie) beforeKill(t *testing.T) {
 	t.Helper()
-	z.standby = z.s.Start()
-	z.standby.Says("standing by")
-	z.flows(100)
+	z.standby = z.s.StartRelay()
+	z.standby.WaitForLog("standing by")
+	z.waitMore(100)
 }
 
-func (z *zombie) away(t *testing.T) {
+func (z *zombie) afterKill(t *testing.T) {
 	t.Helper()
-	z.s.Reported("a blocked target", func(st kit.Status) bool { return len(st.Blocked) > 0 })
-	z.owner.Stop()
+	z.s.WaitForStatus("a blocked target", func(st kit.Status) bool { return len(st.Blocked) > 0 })
+	z.owner.Freeze()
 }
 
-func (z *zombie) taken(t *testing.T, _ int) {
+func (z *zombie) afterOwnersLost(t *testing.T, _ int) {
 	t.Helper()
-	z.standby.TookOver()
-	z.s.Reported("a blocked target of the successor", func(st kit.Status) bool {
+	z.standby.WaitTookOver()
+	z.s.WaitForStatus("a blocked target of the successor", func(st kit.Status) bool {
 		return st.Node == z.standby.Node && len(st.Blocked) > 0
 	})
 }
 
-func (z *zombie) back(t *testing.T, _ *devstack.Stack, _ *devstack.Member, _ int) {
+func (z *zombie) brokerReturns(t *testing.T, _ *devstack.Stack, _ *devstack.Member, _ int) {
 	t.Helper()
 	z.owner.Continue()
-	z.owner.Says("lease lost")
-	z.topics.Distinct(z.s.Ledger.Committed())
-	z.s.Reported("nothing blocked", func(st kit.Status) bool { return len(st.Blocked) == 0 })
+	z.owner.WaitForLog("lease lost")
+	z.topics.WaitDistinct(z.s.Ledger.CountCommitted())
+	z.s.WaitForStatus("nothing blocked", func(st kit.Status) bool { return len(st.Blocked) == 0 })
 	z.owner.Kill()
 	z.owner = z.standby
 }
 
-// leaderless partitions have one replica each. They are away for longer than a target is waited for, so that what is for
-// them is parked, a batch of unknown fate among it; and owners die meanwhile and while it comes back.
+// leaderless tests partitions with one replica. They are away for longer than the wait for a target, so their
+// events are parked. One batch has an unknown fate. Owners die in the meantime and while the broker comes back.
 type leaderless struct{ zombie }
 
-func (l *leaderless) away(t *testing.T) {
+func (l *leaderless) afterKill(t *testing.T) {
 	t.Helper()
-	l.parked(t, "something is parked", func(n int) bool { return n > 50 })
-	l.zombie.away(t)
+	l.waitParked(t, "something is parked", func(n int) bool { return n > 50 })
+	l.zombie.afterKill(t)
 }
 
-func (l *leaderless) taken(t *testing.T, round int) {
+func (l *leaderless) afterOwnersLost(t *testing.T, round int) {
 	t.Helper()
-	l.zombie.taken(t, round)
+	l.zombie.afterOwnersLost(t, round)
 	if round%2 == 1 {
 		l.standby.Kill()
-		l.standby = l.s.Start()
-		l.standby.TookOver()
+		l.standby = l.s.StartRelay()
+		l.standby.WaitTookOver()
 	}
 }
 
-func (l *leaderless) back(t *testing.T, stack *devstack.Stack, broker *devstack.Member, round int) {
+func (l *leaderless) brokerReturns(t *testing.T, stack *devstack.Stack, broker *devstack.Member, round int) {
 	t.Helper()
 	switch round % 3 {
 	case 0:
 		l.owner.Continue()
-		l.owner.Says("lease lost")
+		l.owner.WaitForLog("lease lost")
 		l.owner.Kill()
 		l.standby.Kill()
-		die(t, l.s, "mid-exception-write:2", "after-produce-before-ack:6")
-		l.replace()
+		killOwners(t, l.s, "mid-exception-write:2", "after-produce-before-ack:6")
+		l.startReplacement()
 	case 1:
-		l.parked(t, "some of it was delivered", func(n int) bool { return n < 50 })
+		l.waitParked(t, "some of it was delivered", func(n int) bool { return n < 50 })
 		fallthrough
 	default:
-		l.zombie.back(t, stack, broker, round)
+		l.zombie.brokerReturns(t, stack, broker, round)
 	}
-	l.parked(t, "nothing is parked", func(n int) bool { return n == 0 })
+
+	l.waitParked(t, "nothing is parked", func(n int) bool { return n == 0 })
 }
 
-func (l *leaderless) parked(t *testing.T, what string, ok func(n int) bool) {
+func (l *leaderless) waitParked(t *testing.T, what string, ok func(n int) bool) {
 	t.Helper()
-	kit.Eventually(t, what, func() bool { return ok(l.s.Held("parked")) })
+	kit.Eventually(t, what, func() bool { return ok(l.s.CountHeld("parked")) })
 }

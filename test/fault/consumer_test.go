@@ -20,7 +20,8 @@ import (
 	"github.com/outrelay/outrelay/test/kit"
 )
 
-// shop appends orders until it is stopped: each with its event in one transaction, those of a key by one worker.
+// shop appends orders until it is closed. Each order and its event are one transaction. One worker appends all
+// orders of a key.
 type shop struct {
 	t    *testing.T
 	s    *kit.Scene
@@ -41,20 +42,20 @@ func openShop(t *testing.T, s *kit.Scene, rate int) *shop {
 	ctx, stop := context.WithCancel(t.Context())
 	x := &shop{t: t, s: s, box: box, stop: stop}
 	for w := range shopWorkers {
-		x.wg.Go(func() { x.work(ctx, w, rate) })
+		x.wg.Go(func() { x.runWorker(ctx, w, rate) })
 	}
-	t.Cleanup(func() { x.close() })
+	t.Cleanup(func() { x.closeShop() })
 	return x
 }
 
-// close returns how many orders there are.
-func (x *shop) close() int {
+// closeShop stops the workers and returns the number of orders.
+func (x *shop) closeShop() int {
 	x.stop()
 	x.wg.Wait()
 	return int(x.n.Load())
 }
 
-func (x *shop) work(ctx context.Context, worker, rate int) {
+func (x *shop) runWorker(ctx context.Context, worker, rate int) {
 	const together = 5
 	tick := time.NewTicker(time.Duration(together*shopWorkers) * time.Second / time.Duration(rate))
 	defer tick.Stop()
@@ -64,6 +65,7 @@ func (x *shop) work(ctx context.Context, worker, rate int) {
 		case <-ctx.Done():
 			return
 		}
+
 		var orders []any
 		var events []event.Event
 		for i := range together {
@@ -73,6 +75,7 @@ func (x *shop) work(ctx context.Context, worker, rate int) {
 			events = append(events, e)
 			orders = append(orders, member.Order{Event: e.ID().String(), Key: key, Number: number})
 		}
+
 		within, cancel := context.WithTimeout(context.WithoutCancel(ctx), kit.Patience)
 		err := outbox.Transaction(within, x.s.Client, func(ctx context.Context) error {
 			if _, err := x.s.DB.Collection(member.OrdersColl).InsertMany(ctx, orders); err != nil {
@@ -80,131 +83,147 @@ func (x *shop) work(ctx context.Context, worker, rate int) {
 			}
 			return x.box.AppendMany(ctx, events)
 		})
+
 		cancel()
 		if err != nil {
 			x.t.Errorf("appending: %v", err)
 			return
 		}
+
 		x.n.Add(together)
 	}
 }
 
-// inShop is a scene with a relay that works, and two consumers that share the partitions.
-func inShop(t *testing.T) (*kit.Scene, *kit.Crew, []*kit.Process) {
+// newShopScene starts a scene with a relay that has taken over, and two consumers that share the partitions.
+func newShopScene(t *testing.T) (*kit.Scene, *kit.Crew, []*kit.Process) {
 	t.Helper()
 	s := kit.New(t, kit.Options{})
-	c := s.Crew(member.Effects, "order")
-	s.Start().TookOver()
-	hands := []*kit.Process{c.Join(), c.Join()}
-	c.Serving(hands...)
+	c := s.NewCrew(member.Effects, "order")
+	s.StartRelay().WaitTookOver()
+	hands := []*kit.Process{c.StartMember(), c.StartMember()}
+	c.WaitServing(hands...)
 	return s, c, hands
 }
 
-// judge waits for the effects of all orders, lets the consumers leave, and looks at what they left.
-func judge(t *testing.T, s *kit.Scene, c *kit.Crew, orders int, hands []*kit.Process) {
+// checkEffects waits for the effects of all orders, stops the consumers, and checks the effects and the
+// dead letters.
+func checkEffects(t *testing.T, s *kit.Scene, c *kit.Crew, orders int, hands []*kit.Process) {
 	t.Helper()
-	c.Effects(orders)
-	c.Leave(hands...)
+	c.WaitEffects(orders)
+	c.StopMembers(hands...)
 	r, err := member.JudgeEffects(t.Context(), s.DB)
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	counts, err := member.ReadCounts(t.Context(), s.DB)
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	generations, err := member.Generations(t.Context(), s.DB)
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	t.Logf("%d effects, %d generations of the group, %d messages refused by the inbox", r.Effects, generations, counts.Refused)
 	if err := r.Err(); err != nil {
 		t.Error(err)
 	}
 	if r.Orders != orders || orders == 0 {
-		t.Errorf("%d orders are there of %d", r.Orders, orders)
+		t.Errorf("%d orders exist, want %d", r.Orders, orders)
 	}
+
 	c.CheckNothingDead()
 }
 
-// Of two consumers one after the other dies by SIGKILL under load and is followed by another. Every order has its effect
-// once, in the order of its key.
+// One of two consumers after the other is killed with SIGKILL under load, and replaced. Each order has its
+// effect once, in the order of its key.
 func TestConsumersDie(t *testing.T) {
 	t.Parallel()
-	s, c, hands := inShop(t)
+	s, c, hands := newShopScene(t)
 	load := openShop(t, s, 300)
 	for i := range rounds(2, 30) {
-		// What the killed one had is handled by others before the next one dies, so that each kill is in the middle of work.
+		// Other consumers handle the messages of the killed one before the next kill, so that each kill hits
+		// a working consumer.
 		before, err := member.CountEffects(t.Context(), s.DB)
 		if err != nil {
 			t.Fatal(err)
 		}
-		c.Effects(before + 100)
+		c.WaitEffects(before + 100)
 		hands[i%2].Kill()
-		hands[i%2] = c.Join()
-		c.Serving(hands...)
+		hands[i%2] = c.StartMember()
+		c.WaitServing(hands...)
 	}
-	judge(t, s, c, load.close(), hands)
+
+	checkEffects(t, s, c, load.closeShop(), hands)
 }
 
-// A third consumer joins and leaves, every second, under load.
+// A third consumer joins and leaves every second, under load.
 func TestRebalanceEverySecond(t *testing.T) {
 	t.Parallel()
-	s, c, hands := inShop(t)
+	s, c, hands := newShopScene(t)
 	load := openShop(t, s, 300)
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()
 	for range rounds(2, 15) {
-		third := c.Join()
+		third := c.StartMember()
 		<-tick.C
-		c.Serving(third)
-		c.Leave(third)
+		c.WaitServing(third)
+		c.StopMembers(third)
 		<-tick.C
 	}
-	judge(t, s, c, load.close(), hands)
+
+	checkEffects(t, s, c, load.closeShop(), hands)
 }
 
-// Two nodes take the steps of sagas whose messages come by many keys, each twice; one of them dies in the middle.
+// Two nodes take the steps of sagas. The messages arrive with many keys, each twice. One of the nodes is
+// killed.
 func TestSagaNodesDie(t *testing.T) {
 	t.Parallel()
 	sagas, steps := 20, rounds(15, 100)
 	s := kit.New(t, kit.Options{Types: []string{member.Asked, member.Taken}, Set: map[string]any{"record.preset": "plain"}})
-	c := s.Crew(member.Saga, member.Asked)
+	c := s.NewCrew(member.Saga, member.Asked)
 	c.Spec.Steps = steps
-	s.Start().TookOver()
-	hands := []*kit.Process{c.Join(), c.Join()}
-	c.Serving(hands...)
+	s.StartRelay().WaitTookOver()
+	hands := []*kit.Process{c.StartMember(), c.StartMember()}
+	c.WaitServing(hands...)
 	box, err := outbox.New(s.DB)
 	if err != nil {
 		t.Fatal(err)
 	}
-	repeat(t, s, box, sagas, steps)
+
+	requestSteps(t, s, box, sagas, steps)
 	for i := range rounds(1, 4) {
-		c.Steps(sagas * steps * (i + 1) / rounds(2, 5))
+		c.WaitSteps(sagas * steps * (i + 1) / rounds(2, 5))
 		hands[i%2].Kill()
-		hands[i%2] = c.Join()
+		hands[i%2] = c.StartMember()
 	}
-	c.Serving(hands...)
-	c.Steps(sagas * steps)
-	c.Leave(hands...)
+
+	c.WaitServing(hands...)
+	c.WaitSteps(sagas * steps)
+	c.StopMembers(hands...)
 	r, err := member.JudgeSteps(t.Context(), s.DB, "outbox", sagas, steps)
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	counts, err := member.ReadCounts(t.Context(), s.DB)
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	t.Logf("%d steps of %d sagas, %d run again after a conflict, %d messages refused by the inbox", r.Steps, r.Sagas, counts.Conflicts, counts.Refused)
 	if err := r.Err(); err != nil {
 		t.Error(err)
 	}
+
 	c.CheckNothingDead()
 }
 
-// repeat asks for all steps by the outbox, and writes some of the messages to the topic once more as a producer would that
-// does not know whether it has.
-func repeat(t *testing.T, s *kit.Scene, box *outbox.Box, sagas, steps int) {
+// requestSteps requests all steps through the outbox. It also writes some messages to the topic again, like a
+// producer that does not know whether it has written them.
+func requestSteps(t *testing.T, s *kit.Scene, box *outbox.Box, sagas, steps int) {
 	t.Helper()
 	publisher, err := consumer.NewKafka(consumer.KafkaConfig{Brokers: s.Brokers})
 	if err != nil {
@@ -223,10 +242,11 @@ func repeat(t *testing.T, s *kit.Scene, box *outbox.Box, sagas, steps int) {
 				}})
 			}
 		}
+
 		if err := outbox.Transaction(t.Context(), s.Client, func(ctx context.Context) error { return box.AppendMany(ctx, events) }); err != nil {
 			t.Fatal(err)
 		}
-		if err := publisher.Publish(t.Context(), s.Topic(member.Asked), again); err != nil {
+		if err := publisher.Publish(t.Context(), s.TopicOf(member.Asked), again); err != nil {
 			t.Fatal(err)
 		}
 	}

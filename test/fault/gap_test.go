@@ -21,76 +21,77 @@ import (
 	"github.com/outrelay/outrelay/test/kit"
 )
 
-// The relay was down for so long that the oplog holds neither its token nor its time. It sweeps the outbox, by itself, while
-// services go on writing and a transaction is open over the end of what was lost.
+// The relay was stopped for so long that the oplog has neither its token nor its time. It sweeps the outbox
+// without an order, while services continue to write and a transaction spans the end of the gap.
 func TestLostHistoryIsSwept(t *testing.T) {
 	t.Parallel()
 	n := rounds(8_000, 200_000)
 	stack := stacktest.Own(t, devstack.Options{Mongods: 1, Mongo: devstack.MongoOptions{
-		OplogMB: 4, Args: []string{"--syncdelay", "1"}, // the oplog is cut behind a checkpoint only
+		OplogMB: 4, Args: []string{"--syncdelay", "1"}, // the server truncates the oplog only up to a checkpoint
 	}})
 	s := kit.New(t, kit.Options{Stack: stack})
-	history := s.Follow()
-	topics := s.Read()
-	first := s.Start()
-	first.TookOver()
-	s.Write(kit.Load{Events: 500}).Wait()
-	s.Check(topics)
-	first.Term()
-	first.Wait()
+	history := s.FollowWatcher()
+	topics := s.ReadTopics()
+	first := s.StartRelay()
+	first.WaitTookOver()
+	s.StartLoad(kit.Load{Events: 500}).WaitDone()
+	s.CheckDelivery(topics)
+	first.Terminate()
+	first.WaitExit()
 
-	s.Write(kit.Load{Events: n, PerTx: 40}).Wait()
-	at, i := s.Watcher().Lookup("clusterTime").Timestamp()
-	rollOver(t, s, bson.Timestamp{T: at, I: i})
-	live := s.Write(kit.Load{Rate: 70})
-	live.Reached(100)
-	slow := begin(t, s) // the server ends it after a minute
-	second := s.Start()
-	second.Says("sweeping the outbox")
+	s.StartLoad(kit.Load{Events: n, PerTx: 40}).WaitDone()
+	at, i := s.WatcherDocument().Lookup("clusterTime").Timestamp()
+	rollOverOplog(t, s, bson.Timestamp{T: at, I: i})
+	live := s.StartLoad(kit.Load{Rate: 70})
+	live.WaitCommitted(100)
+	slow := beginTransaction(t, s) // the server aborts it after a minute
+	second := s.StartRelay()
+	second.WaitForLog("sweeping the outbox")
 	slow.commit()
-	s.Append(s.Outbox(), kit.Event("order", "slow", 3, 10))
-	second.Says("the gap is closed")
+	s.AppendEvents(s.Outbox(), kit.NewEvent("order", "slow", 3, 10))
+	second.WaitForLog("the gap is closed")
 	live.Stop()
-	s.Append(s.Outbox(), kit.Event("order", "slow", 4, 10))
-	sweptClean(t, s, topics)
-	history.Check()
-	if gap := s.Watcher().Lookup("gap"); gap.Type != 0 {
+	s.AppendEvents(s.Outbox(), kit.NewEvent("order", "slow", 4, 10))
+	checkSwept(t, s, topics)
+	history.CheckHistory()
+	if gap := s.WatcherDocument().Lookup("gap"); gap.Type != 0 {
 		t.Errorf("the watcher document still has the gap %s", gap)
 	}
 	for _, kind := range []string{"gap_found", "gap_closed"} {
 		if c, err := s.State.Collection("events").CountDocuments(t.Context(), bson.D{{Key: "kind", Value: kind}}); err != nil || c == 0 {
-			t.Errorf("the log of events has no %s (%v)", kind, err)
+			t.Errorf("the events log has no %s (%v)", kind, err)
 		}
 	}
 	_, body := second.Get("/metrics")
 	for _, want := range []string{`outrelay_gaps_total{reason="history_lost"} 1`, `outrelay_reconciled_total{class="swept"}`} {
 		if !strings.Contains(body, want) {
-			t.Errorf("the metrics do not tell %s", want)
+			t.Errorf("the metrics do not contain %s", want)
 		}
 	}
 }
 
-// sweptClean checks what a gap may cost: nothing lost, nothing out of order, and duplicates only where they are flagged.
-func sweptClean(t *testing.T, s *kit.Scene, topics *kit.Topics) {
+// checkSwept checks the effects of a gap: no event is lost or out of order, and all duplicates are flagged.
+func checkSwept(t *testing.T, s *kit.Scene, topics *kit.Topics) {
 	t.Helper()
-	v := s.Settled(topics)
+	v := s.CompareAtEnd(topics)
 	t.Logf("%d events, %d records, %d duplicates", v.Events, v.Records, len(v.Duplicates))
 	v.Duplicates = nil
-	if !v.Good() {
-		t.Errorf("not as promised: %s", v)
+	if !v.OK() {
+		t.Errorf("promises are violated: %s", v)
 	}
+
 	seen := map[string]bool{}
-	for _, r := range topics.All() {
+	for _, r := range topics.AllRecords() {
 		id := r.Header("id")
 		if seen[id] && r.Header("outrelay-redelivered") != "true" {
-			t.Errorf("%s of key %s stands at %s/%d@%d once more, without a flag", id, r.Key, r.Topic, r.Partition, r.Offset)
+			t.Errorf("%s of key %s is repeated at %s/%d@%d without a flag", id, r.Key, r.Topic, r.Partition, r.Offset)
 		}
 		seen[id] = true
 	}
 }
 
-// rollOver writes beside the outbox until the oplog does not reach back to a position.
-func rollOver(t *testing.T, s *kit.Scene, position bson.Timestamp) {
+// rollOverOplog writes to another collection until the oplog does not reach back to a position.
+func rollOverOplog(t *testing.T, s *kit.Scene, position bson.Timestamp) {
 	t.Helper()
 	noise := s.Client.Database(s.Prefix + "_noise").Collection("noise")
 	oplog := s.Client.Database("local").Collection("oplog.rs")
@@ -110,7 +111,7 @@ func rollOver(t *testing.T, s *kit.Scene, position bson.Timestamp) {
 	})
 }
 
-// open is a transaction that has appended and not yet committed.
+// open is a transaction that has appended and is not committed yet.
 type open struct {
 	t      *testing.T
 	s      *kit.Scene
@@ -118,9 +119,9 @@ type open struct {
 	events []event.Event
 }
 
-func begin(t *testing.T, s *kit.Scene) *open {
+func beginTransaction(t *testing.T, s *kit.Scene) *open {
 	t.Helper()
-	o := &open{t: t, s: s, events: []event.Event{kit.Event("order", "slow", 1, 10), kit.Event("order", "slow", 2, 10)}}
+	o := &open{t: t, s: s, events: []event.Event{kit.NewEvent("order", "slow", 1, 10), kit.NewEvent("order", "slow", 2, 10)}}
 	box, err := outbox.New(s.DB)
 	if err == nil {
 		o.sess, err = s.Client.StartSession()
@@ -143,6 +144,7 @@ func (o *open) commit() {
 	if err := o.sess.CommitTransaction(o.t.Context()); err != nil {
 		o.t.Fatal(err)
 	}
+
 	for _, e := range o.events {
 		raw, err := e.MarshalBSON()
 		if err != nil {
@@ -150,13 +152,13 @@ func (o *open) commit() {
 		}
 		_, payload := bson.Raw(raw).Lookup("payload").Binary()
 		o.s.Ledger.Add(kit.Entry{
-			NS: o.s.DB.Name() + ".outbox", ID: e.ID().String(), Key: e.Key(), Topics: []string{o.s.Topic("order")},
+			NS: o.s.DB.Name() + ".outbox", ID: e.ID().String(), Key: e.Key(), Topics: []string{o.s.TopicOf("order")},
 			Payload: payload, Headers: e.Headers(),
 		})
 	}
 }
 
-// operationTime is the server's time behind all that was written so far.
+// operationTime returns the server's time after all writes so far.
 func operationTime(t *testing.T, s *kit.Scene) bson.Timestamp {
 	t.Helper()
 	raw, err := s.Client.Database("admin").RunCommand(t.Context(), bson.D{{Key: "ping", Value: 1}}).Raw()
@@ -167,7 +169,7 @@ func operationTime(t *testing.T, s *kit.Scene) bson.Timestamp {
 	return bson.Timestamp{T: at, I: i}
 }
 
-// setGap makes the watcher document that of an owner that died when it had written a gap.
+// setGap changes the watcher document to that of an owner that died after it had written a gap.
 func setGap(t *testing.T, s *kit.Scene, from bson.Timestamp) {
 	t.Helper()
 	gap := lease.Gap{Reason: "history_lost", From: from, To: operationTime(t, s), Since: time.Now()}
@@ -177,126 +179,133 @@ func setGap(t *testing.T, s *kit.Scene, from bson.Timestamp) {
 	}
 }
 
-// delivered runs a relay over some events and stops it.
-func delivered(t *testing.T, s *kit.Scene, topics *kit.Topics) {
+// deliverSome runs a relay until some events are delivered, and stops it.
+func deliverSome(t *testing.T, s *kit.Scene, topics *kit.Topics) {
 	t.Helper()
-	p := s.Start()
-	p.TookOver()
-	s.Write(kit.Load{Events: 200}).Wait()
-	s.Check(topics)
-	p.Term()
-	p.Wait()
+	p := s.StartRelay()
+	p.WaitTookOver()
+	s.StartLoad(kit.Load{Events: 200}).WaitDone()
+	s.CheckDelivery(topics)
+	p.Terminate()
+	p.WaitExit()
 }
 
-// An owner that is killed in the middle of a sweep leaves the gap in the watcher document, and the next one goes on.
+// An owner that is killed during a sweep leaves the gap in the watcher document. The next owner continues the
+// sweep.
 func TestSweepGoesOnAfterAKill(t *testing.T) {
 	t.Parallel()
-	s := kit.New(t, kit.Options{Set: quick(map[string]any{"checkpoint": "10ms"})})
-	history := s.Follow()
-	topics := s.Read()
-	delivered(t, s, topics)
-	from, i := s.Watcher().Lookup("clusterTime").Timestamp()
-	s.Write(kit.Load{Events: 8_000, PerTx: 60}).Wait()
+	s := kit.New(t, kit.Options{Set: shortLeases(map[string]any{"checkpoint": "10ms"})})
+	history := s.FollowWatcher()
+	topics := s.ReadTopics()
+	deliverSome(t, s, topics)
+	from, i := s.WatcherDocument().Lookup("clusterTime").Timestamp()
+	s.StartLoad(kit.Load{Events: 8_000, PerTx: 60}).WaitDone()
 	setGap(t, s, bson.Timestamp{T: from, I: i})
-	live := s.Write(kit.Load{Rate: 60})
+	live := s.StartLoad(kit.Load{Rate: 60})
 	dies := func(at string) (placed bool) {
 		p := s.StartCrashing(at)
 		if !p.Killed() {
-			t.Fatalf("it was to die at %s\n%s", at, p.Log())
+			t.Fatalf("the relay did not die at %s\n%s", at, p.ReadLog())
 		}
-		gap, ok := s.Watcher().Lookup("gap").DocumentOK()
+		gap, ok := s.WatcherDocument().Lookup("gap").DocumentOK()
 		if !ok {
-			t.Fatal("the watcher document tells of no gap")
+			t.Fatal("the watcher document has no gap")
 		}
-		if at, _ := s.Watcher().Lookup("clusterTime").Timestamp(); at != from {
+		if at, _ := s.WatcherDocument().Lookup("clusterTime").Timestamp(); at != from {
 			t.Errorf("the position moved to %d while the gap %s is open", at, gap)
 		}
 		place, _ := gap.Lookup("cursor").Timestamp()
 		return place >= from
 	}
+
 	dies("mid-sweep")
-	// The place is written every 40 ms: a sweep that is quick enough dies before. Then there is more to sweep.
+	// The cursor of the sweep is saved every 40 ms. A fast sweep ends before. In that case, sweep more
+	// envelopes.
 	for n := 4500; !dies(fmt.Sprintf("mid-sweep:%d", n)); n *= 2 {
 		if n > 40_000 {
-			t.Fatalf("a sweep of %d envelopes left no place to go on from", n)
+			t.Fatalf("a sweep of %d envelopes saved no cursor", n)
 		}
-		s.Write(kit.Load{Events: 2 * n, PerTx: 60, Prefix: fmt.Sprintf("more-%d-", n)}).Wait()
+		s.StartLoad(kit.Load{Events: 2 * n, PerTx: 60, Prefix: fmt.Sprintf("more-%d-", n)}).WaitDone()
 		setGap(t, s, bson.Timestamp{T: from, I: i})
 	}
+
 	dies("mid-sweep:1500")
-	last := s.Start()
-	last.Says("going on with the sweep")
-	last.Says("the gap is closed")
+	last := s.StartRelay()
+	last.WaitForLog("continuing the sweep")
+	last.WaitForLog("the gap is closed")
 	live.Stop()
-	sweptClean(t, s, topics)
+	checkSwept(t, s, topics)
 	cursor := bson.Timestamp{}
 	for _, v := range history.Versions() {
 		if v.Gap == nil {
 			continue
 		}
 		if v.ClusterTime.T != from || v.ClusterTime.I != i {
-			t.Errorf("epoch %d: the position is %v while the gap behind %d.%d is open", v.Epoch, v.ClusterTime, from, i)
+			t.Errorf("epoch %d: the position is %v while the gap after %d.%d is open", v.Epoch, v.ClusterTime, from, i)
 		}
 		if v.Gap.Cursor.Before(cursor) {
-			t.Errorf("epoch %d: the place of the sweep went back from %v to %v", v.Epoch, cursor, v.Gap.Cursor)
+			t.Errorf("epoch %d: the cursor of the sweep went back from %v to %v", v.Epoch, cursor, v.Gap.Cursor)
 		}
 		cursor = v.Gap.Cursor
 	}
-	if twice := len(topics.All()) - s.Ledger.Committed(); twice > 2000 {
-		t.Errorf("%d records are repeated: the sweep began anew each time", twice)
+
+	if twice := len(topics.AllRecords()) - s.Ledger.CountCommitted(); twice > 2000 {
+		t.Errorf("%d records are repeated: each sweep started from the beginning", twice)
 	}
 }
 
-// Policy halt: a person decides.
+// With the policy halt, an operator decides.
 func TestLostHistoryMayHalt(t *testing.T) {
 	t.Parallel()
 	s := kit.New(t, kit.Options{Set: map[string]any{"lost_history": "halt"}})
-	topics := s.Read()
-	delivered(t, s, topics)
+	topics := s.ReadTopics()
+	deliverSome(t, s, topics)
 	node := "n2-" + s.Prefix[len(s.Prefix)-8:]
 	lost := stacktest.FailCommand(t, "outrelay stream "+node, "alwaysOn", bson.D{{Key: "failCommands", Value: bson.A{"aggregate"}}, {Key: "errorCode", Value: 286}})
-	p := s.Start()
-	p.Says("set lost_history: sweep")
+	p := s.StartRelay()
+	p.WaitForLog("set lost_history: sweep")
 	lost()
-	s.Reported("halted", func(st kit.Status) bool { return st.State == "halted" })
-	p.Term()
-	p.Wait()
-	s.Write(kit.Load{Events: 50}).Wait()
-	s.Start() // the oplog reached back after all
-	s.Check(topics)
+	s.WaitForStatus("halted", func(st kit.Status) bool { return st.State == "halted" })
+	p.Terminate()
+	p.WaitExit()
+	s.StartLoad(kit.Load{Events: 50}).WaitDone()
+	s.StartRelay() // the oplog does reach back
+	s.CheckDelivery(topics)
 }
 
-// The stream that is held at the end of the stretch is lost, too, before all of it is delivered: the next round sweeps on
-// from there and leaves out what the first one has sent.
+// The stream that is paused at the end of the gap is lost too, before all of the gap is delivered. The next
+// round continues the sweep from there, and skips the envelopes that the first round has sent.
 func TestHeldStreamIsLostToo(t *testing.T) {
 	t.Parallel()
 	stack := stacktest.Own(t, devstack.Options{Mongods: 1, Brokers: 1, Quick: true, Mongo: devstack.MongoOptions{
 		OplogMB: 4, Args: []string{"--syncdelay", "1"},
 	}})
+
 	s := kit.New(t, kit.Options{Stack: stack})
-	history := s.Follow()
-	topics := s.Read()
-	delivered(t, s, topics)
-	p := s.Start()
-	p.TookOver()
-	before := s.Ledger.Committed()
+	history := s.FollowWatcher()
+	topics := s.ReadTopics()
+	deliverSome(t, s, topics)
+	p := s.StartRelay()
+	p.WaitTookOver()
+	before := s.Ledger.CountCommitted()
 	broker := stack.Kafkas()[0]
-	must(t, broker.Pause())
+	mustSucceed(t, broker.Pause())
 	stacktest.FailTimes(t, s.Client, "outrelay stream "+p.Node, 2, bson.D{{Key: "failCommands", Value: bson.A{"getMore", "aggregate"}}, {Key: "errorCode", Value: int32(286)}})
-	p.Says("sweeping the outbox")
-	s.Reported("sweeping", func(st kit.Status) bool { return st.State == "sweeping" && st.Reason != "" })
-	s.Write(kit.Load{Events: 2000, PerTx: 40}).Wait()
-	end, i := s.Watcher().Lookup("gap", "to").Timestamp()
-	rollOver(t, s, bson.Timestamp{T: end, I: i})
-	must(t, broker.Resume())
+	p.WaitForLog("sweeping the outbox")
+	s.WaitForStatus("sweeping", func(st kit.Status) bool { return st.State == "sweeping" && st.Reason != "" })
+	s.StartLoad(kit.Load{Events: 2000, PerTx: 40}).WaitDone()
+	end, i := s.WatcherDocument().Lookup("gap", "to").Timestamp()
+	rollOverOplog(t, s, bson.Timestamp{T: end, I: i})
+	mustSucceed(t, broker.Resume())
 	kit.Eventually(t, "two closed gaps", func() bool {
 		n, err := s.State.Collection("events").CountDocuments(t.Context(), bson.D{{Key: "kind", Value: "gap_closed"}})
 		return err == nil && n == 2
 	})
-	s.Write(kit.Load{Events: 100}).Wait()
-	sweptClean(t, s, topics)
-	history.Check()
-	if known := fmt.Sprintf("known=%d ", before); !p.Said(known) {
-		t.Errorf("the second round does not leave out the %d of the first:\n%s", before, p.Log())
+
+	s.StartLoad(kit.Load{Events: 100}).WaitDone()
+	checkSwept(t, s, topics)
+	history.CheckHistory()
+	if known := fmt.Sprintf("known=%d ", before); !p.HasLogged(known) {
+		t.Errorf("the second round does not skip the %d events of the first:\n%s", before, p.ReadLog())
 	}
 }

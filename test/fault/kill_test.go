@@ -17,17 +17,17 @@ var long = flag.Bool("fault.long", false, "run the long loops as well")
 
 func TestMain(m *testing.M) { kit.Main(m) }
 
-// points are the crash points, each with the pass at which it kills: those on the way of the events a while into the
-// load, those of a take-over at once.
+// points are the crash points, each with the pass at which it kills. Points on the path of the events kill some
+// time into the load, points of a takeover at the first pass.
 var points = []string{
 	"after-lease", "after-init", "after-barrier", "mid-read-back", "after-open",
 	"after-getmore:12", "before-produce:9", "after-produce-before-ack:8", "after-ack-before-watermark:11",
 	"before-checkpoint:3", "after-checkpoint:3", "mid-exception-write", "before-release", "after-release",
 }
 
-// Every owner dies in the middle of its work: the first by a SIGKILL from outside, then one at a crash point during or
-// after its take-over, then another at another point, two in a row. Each point has its turn; all pairs are a part of the
-// long run. Nothing may be lost, repeated or out of order.
+// Each owner dies while it works: the first by SIGKILL from outside, the next at a crash point during or after
+// its takeover, and another at a different point right after it. Each point is used once; -fault.long uses all
+// pairs. No event may be lost, repeated or out of order.
 func TestKillAtEveryCrashPoint(t *testing.T) {
 	t.Parallel()
 	half := len(points) / 2
@@ -39,7 +39,7 @@ func TestKillAtEveryCrashPoint(t *testing.T) {
 	}
 }
 
-// Every pair of crash points, one right after the other.
+// Each pair of crash points, one right after the other.
 func TestKillAtEveryPairOfCrashPoints(t *testing.T) {
 	stacktest.OnlyWith(t, "about 200 pairs of crash points", "fault.long")
 	for _, a := range points {
@@ -52,59 +52,63 @@ func TestKillAtEveryPairOfCrashPoints(t *testing.T) {
 	}
 }
 
-// killChain lets an owner die by SIGKILL, then one at each of the points, and then one deliver the rest.
+// killChain kills an owner with SIGKILL, then one owner at each of the points. The last owner delivers the
+// rest.
 func killChain(t *testing.T, at ...string) {
-	s := kit.New(t, kit.Options{Set: quick(nil)})
-	history := s.Follow()
-	topics := s.Read()
-	load := s.Write(kit.Load{Rate: float64(rounds(80, 400))})
-	first := s.Start()
-	first.TookOver()
-	topics.Distinct(200)
+	s := kit.New(t, kit.Options{Set: shortLeases(nil)})
+	history := s.FollowWatcher()
+	topics := s.ReadTopics()
+	load := s.StartLoad(kit.Load{Rate: float64(rounds(80, 400))})
+	first := s.StartRelay()
+	first.WaitTookOver()
+	topics.WaitDistinct(200)
 	first.Kill()
 	for i, point := range at {
 		p := s.StartCrashing(point)
 		switch {
 		case strings.HasSuffix(point, "-release"):
-			p.TookOver()
-			topics.Distinct(s.Ledger.Committed())
-			p.Term()
+			p.WaitTookOver()
+			topics.WaitDistinct(s.Ledger.CountCommitted())
+			p.Terminate()
 		case strings.HasPrefix(point, "mid-exception"):
 			s.AppendMalformed(fmt.Sprintf("bad-%d", i))
 		}
 		if !p.Killed() {
-			t.Fatalf("it was to die at %s\n%s", point, p.Log())
+			t.Fatalf("the relay did not die at %s\n%s", point, p.ReadLog())
 		}
-		t.Logf("killed at %s with %d events committed", point, s.Ledger.Committed())
+		t.Logf("killed at %s with %d events committed", point, s.Ledger.CountCommitted())
 	}
-	last := s.Start()
-	last.TookOver()
+
+	last := s.StartRelay()
+	last.WaitTookOver()
 	load.Stop()
-	t.Log(s.Check(topics))
+	t.Log(s.CheckDelivery(topics))
 	s.CheckDead()
-	history.Check()
-	last.Term()
-	if code := last.Wait(); code != 0 {
+	history.CheckHistory()
+	last.Terminate()
+	if code := last.WaitExit(); code != 0 {
 		t.Errorf("exit code %d after SIGTERM", code)
 	}
 }
 
-// A transaction of 10,000 events shares one time: an owner that dies in the middle of it leaves a successor to find out,
-// event by event, what is there already.
+// All events of a transaction with 10,000 events share one time. If an owner dies in the middle of it, its
+// successor has to find out for each event whether it was sent.
 func TestKillInTheMiddleOfAHugeTransaction(t *testing.T) {
 	t.Parallel()
-	s := kit.New(t, kit.Options{Set: quick(nil)})
-	history := s.Follow()
-	topics := s.Read()
+	s := kit.New(t, kit.Options{Set: shortLeases(nil)})
+	history := s.FollowWatcher()
+	topics := s.ReadTopics()
 	events := make([]event.Event, 10_000)
 	for i := range events {
-		events[i] = kit.Event("order", fmt.Sprintf("k%d", i%23), i, 100)
+		events[i] = kit.NewEvent("order", fmt.Sprintf("k%d", i%23), i, 100)
 	}
-	s.Append(s.Outbox(), events...)
+
+	s.AppendEvents(s.Outbox(), events...)
 	for _, point := range []string{"after-produce-before-ack:2", "after-ack-before-watermark:5", "after-checkpoint:1"} {
-		s.StartCrashing(point).Wait()
+		s.StartCrashing(point).WaitExit()
 	}
-	s.Start().TookOver()
-	t.Log(s.Check(topics))
-	history.Check()
+
+	s.StartRelay().WaitTookOver()
+	t.Log(s.CheckDelivery(topics))
+	history.CheckHistory()
 }

@@ -15,77 +15,80 @@ import (
 	"github.com/outrelay/outrelay/test/kit"
 )
 
-// silent makes the server of proxies with a logger that says nothing, without naming the logger's type.
-func silent[M, L any](newServer func(M, L) *toxiproxy.ApiServer, m M) *toxiproxy.ApiServer {
+// silent returns a proxy server whose logger discards everything. The type parameters avoid naming the type of
+// the logger.
+func newSilentServer[M, L any](newServer func(M, L) *toxiproxy.ApiServer, m M) *toxiproxy.ApiServer {
 	var none L
 	return newServer(m, none)
 }
 
-// between is a proxy in front of an address, for as long as the test runs.
-func between(t *testing.T, upstream string) *toxiproxy.Proxy {
+// newProxy returns a proxy for an address, which runs until the end of the test.
+func newProxy(t *testing.T, upstream string) *toxiproxy.Proxy {
 	t.Helper()
-	addr, err := devstack.FreeAddress() // it is left for a while
-	must(t, err)
-	p := toxiproxy.NewProxy(silent(toxiproxy.NewServer, toxiproxy.NewMetricsContainer(nil)), "proxy", addr, upstream)
-	must(t, p.Start())
+	addr, err := devstack.FreeAddress() // the address stays free for some time
+	mustSucceed(t, err)
+	p := toxiproxy.NewProxy(newSilentServer(toxiproxy.NewServer, toxiproxy.NewMetricsContainer(nil)), "proxy", addr, upstream)
+	mustSucceed(t, p.Start())
 	t.Cleanup(p.Stop)
 	return p
 }
 
-// The network between the relay and MongoDB is cut, swallows everything, and is slow, for longer than a lease lasts. The
-// relay goes on where it was; as nobody else took the lease, it is suspended and never lost (N2).
+// The network between the relay and MongoDB is cut, drops all packets, or is slow, for longer than a lease. The
+// relay then continues from its position. No other node has acquired the lease, so it is suspended and not lost
+// (N2).
 func TestConnectionsToMongoDBAreCut(t *testing.T) {
 	t.Parallel()
 	direct := options.Client().ApplyURI(stacktest.MongoURI(t))
-	proxy := between(t, direct.Hosts[0])
+	proxy := newProxy(t, direct.Hosts[0])
 	s := kit.New(t, kit.Options{MongoURI: "mongodb://" + proxy.Listen + "/?directConnection=true"})
-	history := s.Follow()
-	topics := s.Read()
-	p := s.Start()
-	p.TookOver()
-	epoch := s.Epoch()
-	load := s.Write(kit.Load{Rate: 70})
+	history := s.FollowWatcher()
+	topics := s.ReadTopics()
+	p := s.StartRelay()
+	p.WaitTookOver()
+	epoch := s.CurrentEpoch()
+	load := s.StartLoad(kit.Load{Rate: 70})
 	listen := proxy.Listen
 	for name, fault := range map[string]func() (heal func()){
 		"cut": func() func() {
 			proxy.Stop()
 			return func() {
 				proxy.Listen = listen
-				must(t, proxy.Start())
+				mustSucceed(t, proxy.Start())
 			}
 		},
 		"swallowed": func() func() {
-			return toxic(t, proxy, `{"name":"hole","type":"timeout","stream":"downstream","attributes":{"timeout":0}}`)
+			return addToxic(t, proxy, `{"name":"hole","type":"timeout","stream":"downstream","attributes":{"timeout":0}}`)
 		},
 		"slow": func() func() {
-			return toxic(t, proxy, `{"name":"slow","type":"latency","stream":"downstream","attributes":{"latency":150,"jitter":50}}`)
+			return addToxic(t, proxy, `{"name":"slow","type":"latency","stream":"downstream","attributes":{"latency":150,"jitter":50}}`)
 		},
 	} {
-		topics.Distinct(s.Ledger.Committed() + 100)
+		topics.WaitDistinct(s.Ledger.CountCommitted() + 100)
 		heal := fault()
-		longerThanALease(t)
+		outlastLease(t)
 		heal()
 		began := time.Now()
-		topics.Distinct(s.Ledger.Committed())
+		topics.WaitDistinct(s.Ledger.CountCommitted())
 		t.Logf("%s: everything delivered %s after it was healed", name, time.Since(began).Round(time.Millisecond))
 	}
+
 	load.Stop()
-	t.Log(s.Check(topics))
-	history.Check()
-	if now := s.Epoch(); now != epoch {
-		t.Errorf("epoch %d, and %d before: nobody else wanted the lease", now, epoch)
+	t.Log(s.CheckDelivery(topics))
+	history.CheckHistory()
+	if now := s.CurrentEpoch(); now != epoch {
+		t.Errorf("epoch %d, want %d: no other node wanted the lease", now, epoch)
 	}
 }
 
-// longerThanALease waits while the load goes on.
-func longerThanALease(t *testing.T) {
+// outlastLease waits for longer than a lease, while the load continues.
+func outlastLease(t *testing.T) {
 	t.Helper()
-	pause(t, 3*time.Second)
+	waitFor(t, 3*time.Second)
 }
 
-func toxic(t *testing.T, p *toxiproxy.Proxy, json string) func() {
+func addToxic(t *testing.T, p *toxiproxy.Proxy, json string) func() {
 	t.Helper()
 	x, err := p.Toxics.AddToxicJson(strings.NewReader(json))
-	must(t, err)
-	return func() { must(t, p.Toxics.RemoveToxic(t.Context(), x.Name)) }
+	mustSucceed(t, err)
+	return func() { mustSucceed(t, p.Toxics.RemoveToxic(t.Context(), x.Name)) }
 }

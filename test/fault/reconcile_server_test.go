@@ -15,52 +15,54 @@ import (
 	"github.com/outrelay/outrelay/test/kit"
 )
 
-// Kafka is away with a backlog of tens of thousands, while some envelopes are held for reasons of their own: that it cannot
-// be reached spends no attempt, kills nothing and parks nothing, and everything is in order when it is back.
+// Kafka is away with a backlog of tens of thousands of events, while some envelopes wait for other reasons. The
+// outage uses up no attempts, and makes no envelope dead or parked. All events are in order after it.
 func TestKafkaAwayWithABacklog(t *testing.T) {
 	stacktest.OnlyWith(t, "tens of thousands of events wait for a broker of its own", "fault.long")
 	t.Parallel()
 	stack := stacktest.Own(t, devstack.Options{Brokers: 1, Quick: true})
 	s := kit.New(t, kit.Options{Stack: stack, Set: map[string]any{"kafka.request_timeout": "2s", "retry.base": "200ms", "retry.cap": "500ms"}})
-	topics := s.Read()
-	owner := s.Start()
-	owner.TookOver()
-	s.Write(kit.Load{Events: 500}).Wait()
-	topics.Distinct(s.Ledger.Committed())
+	topics := s.ReadTopics()
+	owner := s.StartRelay()
+	owner.WaitTookOver()
+	s.StartLoad(kit.Load{Events: 500}).WaitDone()
+	topics.WaitDistinct(s.Ledger.CountCommitted())
 	broker := stack.Kafkas()[0]
-	must(t, broker.Kill())
+	mustSucceed(t, broker.Kill())
 	away := time.Now()
 	s.Schedule("order", 500, 20, time.Now().Add(time.Second), 5*time.Second)
-	bulk(t, s, rounds(4_000, 50_000))
+	appendBulk(t, s, rounds(4_000, 50_000))
 	length := time.Duration(rounds(7, 600)) * time.Second
 	for first := true; time.Since(away) < length; first = false {
-		if n := s.Held("parked", "retry"); n > 0 {
-			t.Errorf("%d envelopes are held because Kafka is away", n)
+		if n := s.CountHeld("parked", "retry"); n > 0 {
+			t.Errorf("%d envelopes wait because Kafka is away, want 0", n)
 			break
 		}
 		if first {
 			owner.Kill()
-			owner = s.Start()
+			owner = s.StartRelay()
 		}
-		pause(t, time.Second)
+		waitFor(t, time.Second)
 	}
+
 	dead, err := s.DB.Collection("outbox_dead").CountDocuments(t.Context(), bson.D{})
-	must(t, err)
+	mustSucceed(t, err)
 	if dead > 0 {
-		t.Errorf("%d envelopes are dead", dead)
+		t.Errorf("%d dead letters, want 0", dead)
 	}
-	must(t, broker.Restart(t.Context()))
+
+	mustSucceed(t, broker.Restart(t.Context()))
 	back := time.Now()
-	t.Log(s.Check(topics))
-	s.NoneHeld()
+	t.Log(s.CheckDelivery(topics))
+	s.WaitNoneHeld()
 	t.Logf("away for %v, all delivered %v after it was back", back.Sub(away).Round(time.Second), time.Since(back).Round(time.Second))
-	if n := s.Count(bson.D{{Key: "attempts", Value: bson.D{{Key: "$gt", Value: 0}}}}); n > 0 {
-		t.Errorf("%d attempts were spent", n)
+	if n := s.CountOutbox(bson.D{{Key: "attempts", Value: bson.D{{Key: "$gt", Value: 0}}}}); n > 0 {
+		t.Errorf("%d attempts were used up, want 0", n)
 	}
 }
 
-// pause lets the fault last.
-func pause(t *testing.T, d time.Duration) {
+// waitFor waits for d, while the fault lasts.
+func waitFor(t *testing.T, d time.Duration) {
 	t.Helper()
 	timer := time.NewTimer(d)
 	defer timer.Stop()
@@ -71,112 +73,117 @@ func pause(t *testing.T, d time.Duration) {
 	}
 }
 
-// patiently is kit.Eventually for what may take minutes.
-func patiently(t *testing.T, what string, ok func() bool) {
+// waitPatiently is kit.Eventually for conditions that may take minutes.
+func waitPatiently(t *testing.T, what string, ok func() bool) {
 	t.Helper()
-	for begin := time.Now(); !ok(); pause(t, 200*time.Millisecond) {
+	for begin := time.Now(); !ok(); waitFor(t, 200*time.Millisecond) {
 		if time.Since(begin) > 10*kit.Patience {
-			t.Fatalf("never came true: %s", what)
+			t.Fatalf("waiting timed out: %s", what)
 		}
 	}
 }
 
-// bulk appends n events of 50 keys in transactions of 1,000.
-func bulk(t *testing.T, s *kit.Scene, n int) {
+// appendBulk appends n events with 50 keys in transactions of 1,000.
+func appendBulk(t *testing.T, s *kit.Scene, n int) {
 	t.Helper()
 	for i := 0; i < n; i += 1000 {
 		events := make([]event.Event, min(1000, n-i))
 		for j := range events {
-			events[j] = kit.Event("order", fmt.Sprintf("bulk-%d", (i+j)%50), i+j, 60)
+			events[j] = kit.NewEvent("order", fmt.Sprintf("bulk-%d", (i+j)%50), i+j, 60)
 		}
-		s.Append(s.Outbox(), events...)
+		s.AppendEvents(s.Outbox(), events...)
 	}
 }
 
-// A take-over with more parked envelopes than there are gates for keys: it is quick, needs little memory, and everything of
-// every key is in order, also what is appended meanwhile.
+// A takeover with more parked envelopes than the limit of gates for keys is fast and needs little memory. All
+// events of each key stay in order, including events appended in the meantime.
 func TestTakeOverWithManyParked(t *testing.T) {
 	stacktest.OnlyWith(t, "more envelopes are parked than there are gates for keys", "fault.long")
 	t.Parallel()
 	s := kit.New(t, kit.Options{Types: []string{"order"}, Set: map[string]any{"log.level": "info"}})
-	history := s.Follow()
-	topics := s.Read("order", "late")
-	s.Start().TookOver()
-	s.Write(kit.Load{Events: 50, Type: "late"}).Wait()
-	kit.Eventually(t, "something is parked", func() bool { return s.Held("parked") > 0 })
+	history := s.FollowWatcher()
+	topics := s.ReadTopics("order", "late")
+	s.StartRelay().WaitTookOver()
+	s.StartLoad(kit.Load{Events: 50, Type: "late"}).WaitDone()
+	kit.Eventually(t, "something is parked", func() bool { return s.CountHeld("parked") > 0 })
 	n := rounds(5_000, 150_000)
 	begin := time.Now()
 	for i := 0; i < n; i += 1000 {
 		events := make([]event.Event, 1000)
 		for j := range events {
-			events[j] = kit.Event("late", fmt.Sprintf("many-%d", (i+j)%(n*9/10)), i+j, 60)
+			events[j] = kit.NewEvent("late", fmt.Sprintf("many-%d", (i+j)%(n*9/10)), i+j, 60)
 		}
-		s.Append(s.Outbox(), events...)
+		s.AppendEvents(s.Outbox(), events...)
 	}
-	patiently(t, "all of it is parked", func() bool { return s.Held() >= n })
+
+	waitPatiently(t, "all of it is parked", func() bool { return s.CountHeld() >= n })
 	t.Logf("%d were parked after %v", n, time.Since(begin).Round(time.Millisecond))
 	for _, p := range s.Processes() {
 		p.Kill()
 	}
+
 	begin = time.Now()
-	p := s.Start()
-	p.TookOver()
+	p := s.StartRelay()
+	p.WaitTookOver()
 	t.Logf("took over %v after the kill (ttl 2 s)", time.Since(begin).Round(time.Millisecond))
-	t.Logf("resident memory behind it: %d MiB", p.Memory()>>20)
-	load := s.Write(kit.Load{Rate: 80, Type: "late"})
-	flow := s.Write(kit.Load{Rate: 80})
+	t.Logf("resident memory behind it: %d MiB", p.ResidentMemory()>>20)
+	load := s.StartLoad(kit.Load{Rate: 80, Type: "late"})
+	flow := s.StartLoad(kit.Load{Rate: 80})
 	begin = time.Now()
 	s.CreateTopic("late", 6, 1)
-	patiently(t, "half is delivered", func() bool { return s.Held() < n/2 })
+	waitPatiently(t, "half is delivered", func() bool { return s.CountHeld() < n/2 })
 	p.Kill()
-	s.Start().TookOver()
-	patiently(t, "next to nothing is parked", func() bool { return s.Held() < 100 })
+	s.StartRelay().WaitTookOver()
+	waitPatiently(t, "next to nothing is parked", func() bool { return s.CountHeld() < 100 })
 	t.Logf("delivered in %v, with a kill on the way", time.Since(begin).Round(time.Millisecond))
 	load.Stop()
 	flow.Stop()
-	t.Log(s.Check(topics))
-	s.NoneHeld()
-	history.Check()
+	t.Log(s.CheckDelivery(topics))
+	s.WaitNoneHeld()
+	history.CheckHistory()
 }
 
-// age sets the stamps of all envelopes back to a time, those of a key to one of its own: the purge goes by ranges of stamps.
-func age(t *testing.T, s *kit.Scene, to bson.Timestamp) {
+// setTimestamps sets the timestamps of all envelopes to a time, with a different time for each key: the
+// purge uses ranges of timestamps.
+func setTimestamps(t *testing.T, s *kit.Scene, to bson.Timestamp) {
 	t.Helper()
 	var keys []string
-	must(t, s.Outbox().Distinct(t.Context(), "aggregateid", bson.D{}).Decode(&keys))
+	mustSucceed(t, s.Outbox().Distinct(t.Context(), "aggregateid", bson.D{}).Decode(&keys))
 	for i, key := range keys {
 		at := bson.Timestamp{T: to.T, I: to.I - uint32(i)}
 		_, err := s.Outbox().UpdateMany(t.Context(), bson.D{{Key: "aggregateid", Value: key}}, bson.D{{Key: "$set", Value: bson.D{{Key: "ts", Value: at}}}})
-		must(t, err)
+		mustSucceed(t, err)
 	}
 }
 
-// The purge runs while owners die and envelopes wait: what was not sent is never removed, nor what waits. The stamps are set
-// back, because nothing younger than two minutes is ever purged.
+// The purge runs while owners die and envelopes wait. It never removes an envelope that was not sent or that
+// waits. The test sets the timestamps back, because the purge keeps everything younger than two minutes.
 func TestPurgeWhileOwnersDie(t *testing.T) {
 	t.Parallel()
-	s := kit.New(t, kit.Options{Set: quick(map[string]any{"retention": "1m", "purge.interval": "1s", "purge.batch": 10})})
-	history := s.Follow()
-	topics := s.Read("order", "late")
-	loads := []*kit.Writing{s.Write(kit.Load{Rate: 70}), s.Write(kit.Load{Rate: 50, Type: "late"})}
-	p := s.Start()
-	p.TookOver()
-	kit.Eventually(t, "something is parked", func() bool { return s.Held("parked") > 50 })
+	s := kit.New(t, kit.Options{Set: shortLeases(map[string]any{"retention": "1m", "purge.interval": "1s", "purge.batch": 10})})
+	history := s.FollowWatcher()
+	topics := s.ReadTopics("order", "late")
+	loads := []*kit.RunningLoad{s.StartLoad(kit.Load{Rate: 70}), s.StartLoad(kit.Load{Rate: 50, Type: "late"})}
+	p := s.StartRelay()
+	p.WaitTookOver()
+	kit.Eventually(t, "something is parked", func() bool { return s.CountHeld("parked") > 50 })
 	s.Schedule("order", 200, 20, time.Now().Add(4*time.Second), 4*time.Second)
 	old := bson.Timestamp{T: uint32(time.Now().Add(-time.Hour).Unix()), I: 1000}
-	age(t, s, old)
+	setTimestamps(t, s, old)
 	p.Kill()
-	die(t, s, "mid-purge:3", "mid-purge:10", "after-ack-before-watermark:30")
+	killOwners(t, s, "mid-purge:3", "mid-purge:10", "after-ack-before-watermark:30")
 	s.CreateTopic("late", 3, 1)
-	die(t, s, "after-produce-before-ack:20")
+	killOwners(t, s, "after-produce-before-ack:20")
 	for _, l := range loads {
 		l.Stop()
 	}
-	s.Start().TookOver()
-	t.Log(s.Check(topics))
-	s.NoneHeld()
+
+	s.StartRelay().WaitTookOver()
+	t.Log(s.CheckDelivery(topics))
+	s.WaitNoneHeld()
 	kit.Eventually(t, "what is old is gone", func() bool {
-		return s.Count(bson.D{{Key: "ts", Value: bson.D{{Key: "$lte", Value: old}}}}) == 0
+		return s.CountOutbox(bson.D{{Key: "ts", Value: bson.D{{Key: "$lte", Value: old}}}}) == 0
 	})
-	history.Check()
+
+	history.CheckHistory()
 }

@@ -19,8 +19,8 @@ import (
 	"github.com/outrelay/outrelay/test/kit"
 )
 
-// quick are leases that a test need not wait long for.
-func quick(more map[string]any) map[string]any {
+// quick returns a configuration with short leases.
+func shortLeases(more map[string]any) map[string]any {
 	set := map[string]any{"lease.ttl": "1s", "lease.renew": "250ms"}
 	for k, v := range more {
 		set[k] = v
@@ -28,142 +28,149 @@ func quick(more map[string]any) map[string]any {
 	return set
 }
 
-// die lets one owner after the other die, each at a crash point, or after a while if it never comes there. Half of the points
-// are for the long run.
-func die(t *testing.T, s *kit.Scene, points ...string) {
+// killOwners kills one owner after the other, each at a crash point, or after some time if it does not
+// reach the point. Without -fault.long it uses half of the points.
+func killOwners(t *testing.T, s *kit.Scene, points ...string) {
 	t.Helper()
 	for _, point := range points[:rounds((len(points)+1)/2, len(points))] {
 		p := s.StartCrashing(point)
-		t.Logf("%s: reached %v", point, p.KilledWithin(8*time.Second))
+		t.Logf("%s: reached %v", point, p.KilledByCrashPoint(8*time.Second))
 	}
 }
 
-// ageSetting is the brokers' bound on the age of a record: below what an event's way takes they refuse it, and say so of each
-// record by itself.
+// ageSetting limits the age of a record at the brokers. If it is shorter than the delivery of an event takes,
+// the brokers reject each record individually.
 const ageSetting = "message.timestamp.before.max.ms"
 
-// A topic is missing while owners die, is made, and owners die while what was parked is delivered. Half of what is for it
-// is for another topic as well.
+// Owners die while a topic is missing, and again while its parked events are delivered after it was created.
+// Half of its events have a second topic.
 func TestParkedTopicWhileOwnersDie(t *testing.T) {
 	t.Parallel()
-	s := kit.New(t, kit.Options{Types: []string{"order"}, Set: quick(nil)})
-	s.Set("topics.rules", []any{map[string]any{
-		"match": map[string]any{"aggregatetype": "both"}, "to": []string{s.Topic("order"), s.Topic("invoice")},
+	s := kit.New(t, kit.Options{Types: []string{"order"}, Set: shortLeases(nil)})
+	s.SetConfig("topics.rules", []any{map[string]any{
+		"match": map[string]any{"aggregatetype": "both"}, "to": []string{s.TopicOf("order"), s.TopicOf("invoice")},
 	}})
+
 	s.Route = func(aggregateType string) []string {
 		if aggregateType == "both" {
-			return []string{s.Topic("order"), s.Topic("invoice")}
+			return []string{s.TopicOf("order"), s.TopicOf("invoice")}
 		}
-		return []string{s.Topic(aggregateType)}
+		return []string{s.TopicOf(aggregateType)}
 	}
-	history := s.Follow()
-	topics := s.Read("order", "invoice")
-	loads := []*kit.Writing{s.Write(kit.Load{Rate: 60}), s.Write(kit.Load{Rate: 60, Type: "invoice"}), s.Write(kit.Load{Rate: 60, Type: "both", Prefix: "both-"})}
-	p := s.Start()
-	p.TookOver()
-	kit.Eventually(t, "something is parked", func() bool { return s.Held("parked") > 200 })
+
+	history := s.FollowWatcher()
+	topics := s.ReadTopics("order", "invoice")
+	loads := []*kit.RunningLoad{s.StartLoad(kit.Load{Rate: 60}), s.StartLoad(kit.Load{Rate: 60, Type: "invoice"}), s.StartLoad(kit.Load{Rate: 60, Type: "both", Prefix: "both-"})}
+	p := s.StartRelay()
+	p.WaitTookOver()
+	kit.Eventually(t, "something is parked", func() bool { return s.CountHeld("parked") > 200 })
 	p.Kill()
-	die(t, s, "mid-exception-write:3", "after-ack-before-watermark:20", "before-checkpoint:3")
+	killOwners(t, s, "mid-exception-write:3", "after-ack-before-watermark:20", "before-checkpoint:3")
 	s.CreateTopic("invoice", 6, 1)
-	die(t, s, "after-produce-before-ack:12", "mid-exception-write:4", "after-ack-before-watermark:40", "after-checkpoint:5", "mid-read-back")
+	killOwners(t, s, "after-produce-before-ack:12", "mid-exception-write:4", "after-ack-before-watermark:40", "after-checkpoint:5", "mid-read-back")
 	for range rounds(1, 20) {
-		p := s.Start()
-		p.TookOver()
-		topics.Distinct(s.Ledger.Committed() / 2)
+		p := s.StartRelay()
+		p.WaitTookOver()
+		topics.WaitDistinct(s.Ledger.CountCommitted() / 2)
 		p.Kill()
 	}
+
 	for _, l := range loads {
 		l.Stop()
 	}
-	s.Start().TookOver()
-	t.Log(s.Check(topics))
-	s.NoneHeld()
-	history.Check()
+
+	s.StartRelay().WaitTookOver()
+	t.Log(s.CheckDelivery(topics))
+	s.WaitNoneHeld()
+	history.CheckHistory()
 }
 
-// Thousands become due while owners die, with events of the same keys beside them.
+// Owners die while thousands of scheduled events become due, next to other events with the same keys.
 func TestScheduledWhileOwnersDie(t *testing.T) {
 	t.Parallel()
-	s := kit.New(t, kit.Options{Set: quick(nil)})
-	history := s.Follow()
-	topics := s.Read()
+	s := kit.New(t, kit.Options{Set: shortLeases(nil)})
+	history := s.FollowWatcher()
+	topics := s.ReadTopics()
 	n := rounds(1500, 30_000)
 	all := s.Schedule("order", n, 20, time.Now().Add(2*time.Second), time.Duration(rounds(4, 60))*time.Second)
 	box, err := outbox.New(s.DB)
-	must(t, err)
+	mustSucceed(t, err)
 	cancelled := map[string]bool{}
 	for i := 50; i < n; i += 97 {
 		if err := box.Cancel(t.Context(), all[i].ID()); err == nil {
 			id := all[i].ID().String()
 			cancelled[id] = true
-			s.Ledger.Dead(s.DB.Name()+".outbox", id)
+			s.Ledger.MarkDead(s.DB.Name()+".outbox", id)
 		}
 	}
-	load := s.Write(kit.Load{Rate: 60})
-	die(t, s, "after-claim:3", "before-scheduled-publish:200", "after-scheduled-publish:300", "after-produce-before-ack:30",
+
+	load := s.StartLoad(kit.Load{Rate: 60})
+	killOwners(t, s, "after-claim:3", "before-scheduled-publish:200", "after-scheduled-publish:300", "after-produce-before-ack:30",
 		"mid-exception-write:3", "after-ack-before-watermark:30")
 	load.Stop()
-	s.Start().TookOver()
-	t.Logf("%s; %d cancelled", s.Check(topics), len(cancelled))
-	s.NoneHeld()
-	history.Check()
+	s.StartRelay().WaitTookOver()
+	t.Logf("%s; %d cancelled", s.CheckDelivery(topics), len(cancelled))
+	s.WaitNoneHeld()
+	history.CheckHistory()
 }
 
-// What was sent outside of the stream's order and not written down is not sent again, however late its turn comes.
+// An event that was sent outside of the order of the stream, and not recorded, is not sent again, even if its
+// turn comes much later.
 func TestScheduledSentButNotFinished(t *testing.T) {
 	t.Parallel()
-	s := kit.New(t, kit.Options{Set: quick(nil)})
-	topics := s.Read()
+	s := kit.New(t, kit.Options{Set: shortLeases(nil)})
+	topics := s.ReadTopics()
 	s.Schedule("order", 2000, 20, time.Now(), 0)
-	die(t, s, "mid-exception-write:1", "mid-exception-write:1", "mid-exception-write:2")
-	s.Append(s.Outbox(), func() (l []event.Event) {
+	killOwners(t, s, "mid-exception-write:1", "mid-exception-write:1", "mid-exception-write:2")
+	s.AppendEvents(s.Outbox(), func() (l []event.Event) {
 		for i := range 200 {
-			l = append(l, kit.Event("order", fmt.Sprintf("w%d-k%d", i%4, i%20), i, 50))
+			l = append(l, kit.NewEvent("order", fmt.Sprintf("w%d-k%d", i%4, i%20), i, 50))
 		}
 		return l
 	}()...)
-	s.Start().TookOver()
-	t.Log(s.Check(topics))
-	s.NoneHeld()
-	if n := s.Count(bson.D{{Key: "claim", Value: bson.D{{Key: "$exists", Value: true}}}}); n > 0 {
-		t.Errorf("%d envelopes bear a claim", n)
+
+	s.StartRelay().WaitTookOver()
+	t.Log(s.CheckDelivery(topics))
+	s.WaitNoneHeld()
+	if n := s.CountOutbox(bson.D{{Key: "claim", Value: bson.D{{Key: "$exists", Value: true}}}}); n > 0 {
+		t.Errorf("%d envelopes have a claim, want 0", n)
 	}
 }
 
-// Records are refused for a reason of their own by the setting of their topic, while owners die: each failure counts one
-// attempt, the key waits, and when the topic takes them everything follows in order.
+// Brokers reject records because of a setting of their topic, while owners die. Each failure counts as one
+// attempt, and the key is blocked. When the topic accepts the records, all follow in order.
 func TestRefusedRecordsWhileOwnersDie(t *testing.T) {
 	stacktest.OnlyWith(t, "eight owners die one after the other", "fault.long")
 	t.Parallel()
-	s := kit.New(t, kit.Options{Types: []string{"order"}, Set: quick(map[string]any{"retry.base": "500ms", "retry.cap": "1s", "retry.max_attempts": 1000})})
+	s := kit.New(t, kit.Options{Types: []string{"order"}, Set: shortLeases(map[string]any{"retry.base": "500ms", "retry.cap": "1s", "retry.max_attempts": 1000})})
 	s.CreateTopic("payment", 6, 1, kafka.ConfigEntry{ConfigName: ageSetting, ConfigValue: "1"})
-	history := s.Follow()
-	topics := s.Read("order", "payment")
-	loads := []*kit.Writing{s.Write(kit.Load{Rate: 60}), s.Write(kit.Load{Rate: 60, Type: "payment"})}
-	die(t, s, "mid-exception-write:6", "after-ack-before-watermark:20", "mid-exception-write:12", "before-checkpoint:3", "after-produce-before-ack:9")
-	kit.Eventually(t, "some are refused, some wait behind them", func() bool { return s.Held("retry") > 0 && s.Held("blocked") > 0 })
+	history := s.FollowWatcher()
+	topics := s.ReadTopics("order", "payment")
+	loads := []*kit.RunningLoad{s.StartLoad(kit.Load{Rate: 60}), s.StartLoad(kit.Load{Rate: 60, Type: "payment"})}
+	killOwners(t, s, "mid-exception-write:6", "after-ack-before-watermark:20", "mid-exception-write:12", "before-checkpoint:3", "after-produce-before-ack:9")
+	kit.Eventually(t, "some are refused, some wait behind them", func() bool { return s.CountHeld("retry") > 0 && s.CountHeld("blocked") > 0 })
 	checkAttempts(t, s)
 	loads[1].Stop()
-	s.SetTopic("payment", ageSetting, "86400000")
-	die(t, s, "after-produce-before-ack:5", "mid-exception-write:2", "after-ack-before-watermark:15")
+	s.SetTopicConfig("payment", ageSetting, "86400000")
+	killOwners(t, s, "after-produce-before-ack:5", "mid-exception-write:2", "after-ack-before-watermark:15")
 	loads[0].Stop()
-	s.Start().TookOver()
-	t.Log(s.Check(topics))
-	s.NoneHeld()
-	history.Check()
+	s.StartRelay().WaitTookOver()
+	t.Log(s.CheckDelivery(topics))
+	s.WaitNoneHeld()
+	history.CheckHistory()
 }
 
-// checkAttempts holds the attempts of what is to be retried against the failures that were written down.
+// checkAttempts compares the number of attempts of envelopes in state retry with their recorded failures.
 func checkAttempts(t *testing.T, s *kit.Scene) {
 	t.Helper()
 	cur, err := s.Outbox().Find(t.Context(), bson.D{{Key: "state", Value: "retry"}})
-	must(t, err)
+	mustSucceed(t, err)
 	var list []struct {
 		ID       bson.RawValue `bson:"_id"`
 		Attempts int           `bson:"attempts"`
 		History  []bson.Raw    `bson:"history"`
 	}
-	must(t, cur.All(t.Context(), &list))
+	mustSucceed(t, cur.All(t.Context(), &list))
 	for _, d := range list {
 		if d.Attempts < 1 || d.Attempts <= 50 && d.Attempts != len(d.History) {
 			t.Errorf("%v: %d attempts with %d failures", d.ID, d.Attempts, len(d.History))
@@ -171,37 +178,38 @@ func checkAttempts(t *testing.T, s *kit.Scene) {
 	}
 }
 
-// Each delivered envelope is marked with where it stands, or deleted, whoever died meanwhile; and one without a stamp of the
-// server is marked also where nothing else is.
+// Each delivered envelope is marked with its offset, or deleted, although owners die. An envelope without a
+// server timestamp is marked even without recording: mark.
 func TestRecordedWhileOwnersDie(t *testing.T) {
 	t.Parallel()
 	for _, recording := range []string{"mark", "delete", "watermark"}[:rounds(1, 3)] {
 		t.Run(recording, func(t *testing.T) {
 			t.Parallel()
-			s := kit.New(t, kit.Options{Set: quick(map[string]any{"recording": recording})})
-			history := s.Follow()
-			topics := s.Read("order", "late")
+			s := kit.New(t, kit.Options{Set: shortLeases(map[string]any{"recording": recording})})
+			history := s.FollowWatcher()
+			topics := s.ReadTopics("order", "late")
 			s.Schedule("order", 300, 20, time.Now().Add(time.Second), 5*time.Second)
-			loads := []*kit.Writing{s.Write(kit.Load{Rate: 60}), s.Write(kit.Load{Rate: 50, Type: "late"})}
-			die(t, s, "after-ack-before-watermark:30", "before-checkpoint:3")
-			foreign(t, s, 100)
-			die(t, s, "mid-exception-write:2", "after-produce-before-ack:20")
+			loads := []*kit.RunningLoad{s.StartLoad(kit.Load{Rate: 60}), s.StartLoad(kit.Load{Rate: 50, Type: "late"})}
+			killOwners(t, s, "after-ack-before-watermark:30", "before-checkpoint:3")
+			insertForeign(t, s, 100)
+			killOwners(t, s, "mid-exception-write:2", "after-produce-before-ack:20")
 			s.CreateTopic("late", 3, 1)
-			die(t, s, "after-checkpoint:4", "after-ack-before-watermark:50")
+			killOwners(t, s, "after-checkpoint:4", "after-ack-before-watermark:50")
 			for _, l := range loads {
 				l.Stop()
 			}
-			s.Start().TookOver()
-			t.Log(s.Check(topics))
-			s.NoneHeld()
-			recorded(t, s, topics, recording)
-			history.Check()
+
+			s.StartRelay().WaitTookOver()
+			t.Log(s.CheckDelivery(topics))
+			s.WaitNoneHeld()
+			checkRecorded(t, s, topics, recording)
+			history.CheckHistory()
 		})
 	}
 }
 
-// foreign inserts envelopes as somebody else would: without a stamp.
-func foreign(t *testing.T, s *kit.Scene, n int) {
+// insertForeign inserts envelopes without a timestamp, like a writer that does not use outrelay.
+func insertForeign(t *testing.T, s *kit.Scene, n int) {
 	t.Helper()
 	for i := range n {
 		id, key := fmt.Sprintf("foreign-%d", i), fmt.Sprintf("foreign-k%d", i%7)
@@ -213,31 +221,33 @@ func foreign(t *testing.T, s *kit.Scene, n int) {
 			{Key: "payload", Value: bson.Binary{Data: []byte(id)}},
 		}
 		_, err := s.Outbox().InsertOne(t.Context(), doc)
-		must(t, err)
+		mustSucceed(t, err)
 		s.Ledger.Add(kit.Entry{NS: s.DB.Name() + ".outbox", ID: id, Key: key, Topics: s.Route("order"), Payload: []byte(id)})
 	}
 }
 
-// recorded holds what the outbox says of the deliveries against the topics.
-func recorded(t *testing.T, s *kit.Scene, topics *kit.Topics, recording string) {
+// checkRecorded compares the deliveries recorded in the outbox with the topics.
+func checkRecorded(t *testing.T, s *kit.Scene, topics *kit.Topics, recording string) {
 	t.Helper()
 	where := map[string]string{}
-	for _, r := range topics.All() {
+	for _, r := range topics.AllRecords() {
 		where[r.Header("id")] = fmt.Sprintf("%s/%d@%d", r.Topic, r.Partition, r.Offset)
 	}
+
 	unmarked := bson.D{{Key: "sentAt", Value: nil}}
 	switch recording {
 	case "delete":
-		kit.Eventually(t, "nothing is left", func() bool { return s.Count(bson.D{}) == 0 })
+		kit.Eventually(t, "nothing is left", func() bool { return s.CountOutbox(bson.D{}) == 0 })
 		return
 	case "mark":
-		kit.Eventually(t, "everything is marked", func() bool { return s.Count(unmarked) == 0 })
+		kit.Eventually(t, "everything is marked", func() bool { return s.CountOutbox(unmarked) == 0 })
 	case "watermark":
-		kit.Eventually(t, "what has no stamp is marked", func() bool { return s.Count(bson.D{{Key: "sentAt", Value: nil}, {Key: "ts", Value: nil}}) == 0 })
+		kit.Eventually(t, "what has no stamp is marked", func() bool { return s.CountOutbox(bson.D{{Key: "sentAt", Value: nil}, {Key: "ts", Value: nil}}) == 0 })
 		return
 	}
+
 	cur, err := s.Outbox().Find(t.Context(), bson.D{})
-	must(t, err)
+	mustSucceed(t, err)
 	wrong, n := 0, 0
 	for cur.Next(t.Context()) {
 		var d struct {
@@ -249,14 +259,15 @@ func recorded(t *testing.T, s *kit.Scene, topics *kit.Topics, recording string) 
 			}
 		}
 		id := cur.Current.Lookup("_id")
-		must(t, bson.Unmarshal(cur.Current, &struct {
+		mustSucceed(t, bson.Unmarshal(cur.Current, &struct {
 			Sent *[]struct {
 				Topic     string
 				Partition int
 				Offset    int64
 			}
 		}{&d.Sent}))
-		d.ID = text(id)
+
+		d.ID = idText(id)
 		n++
 		got := ""
 		if len(d.Sent) == 1 {
@@ -264,54 +275,59 @@ func recorded(t *testing.T, s *kit.Scene, topics *kit.Topics, recording string) 
 		}
 		if got != where[d.ID] {
 			if wrong++; wrong <= 5 {
-				t.Errorf("%s is marked as sent to %v, and stands at %s", d.ID, d.Sent, where[d.ID])
+				t.Errorf("%s is marked as sent to %v, but is at %s", d.ID, d.Sent, where[d.ID])
 			}
 		}
 	}
-	must(t, cur.Err())
+
+	mustSucceed(t, cur.Err())
 	t.Logf("%d envelopes are marked, %d wrongly", n, wrong)
 }
 
-// text is an id as a record's header has it.
-func text(v bson.RawValue) string {
+// text returns an id in the format of the record header.
+func idText(v bson.RawValue) string {
 	if _, b, ok := v.BinaryOK(); ok && len(b) == 16 {
 		return fmt.Sprintf("%x-%x-%x-%x-%x", b[:4], b[4:6], b[6:8], b[8:10], b[10:])
 	}
 	return v.StringValue()
 }
 
-// resumable is what a replay says that waited for a watcher in vain.
-var resumable = regexp.MustCompile(`go on with outrelay replay --resume (\S+)`)
+// resumable matches the message of a replay that has waited in vain for a watcher.
+var resumable = regexp.MustCompile(`outrelay replay --resume ([\w-]+)`)
 
-// Dead letters are requeued, and delivered envelopes replayed, while owners die: each comes exactly once more, and says so.
+// Dead letters are requeued and delivered envelopes replayed, while owners die. Each is delivered exactly once
+// more, with the right flag.
 func TestRequeueAndReplayWhileOwnersDie(t *testing.T) {
 	t.Parallel()
-	s := kit.New(t, kit.Options{Types: []string{"order"}, Set: quick(map[string]any{"retry.max_attempts": 1})})
+	s := kit.New(t, kit.Options{Types: []string{"order"}, Set: shortLeases(map[string]any{"retry.max_attempts": 1})})
 	s.CreateTopic("payment", 6, 1, kafka.ConfigEntry{ConfigName: ageSetting, ConfigValue: "1"})
-	history := s.Follow()
-	topics := s.Read("order", "payment")
+	history := s.FollowWatcher()
+	topics := s.ReadTopics("order", "payment")
 	n := rounds(300, 3000)
 	events := make([]event.Event, n)
 	for i := range events {
-		events[i] = kit.Event("payment", fmt.Sprintf("p%d", i), i, 50)
+		events[i] = kit.NewEvent("payment", fmt.Sprintf("p%d", i), i, 50)
 	}
-	s.Append(s.Outbox(), events...)
-	s.Write(kit.Load{Events: n, PerTx: 5}).Wait()
+
+	s.AppendEvents(s.Outbox(), events...)
+	s.StartLoad(kit.Load{Events: n, PerTx: 5}).WaitDone()
 	end := operationTime(t, s)
-	p := s.Start()
-	p.TookOver()
-	topics.Distinct(n)
+	p := s.StartRelay()
+	p.WaitTookOver()
+	topics.WaitDistinct(n)
 	dead := s.DB.Collection("outbox_dead")
 	letters := int64(0)
-	// The first attempt is as old as the commit, which was before the relay began: the brokers refuse nearly all. One that is
-	// tried again would be as old as its sending, and a quick machine sends within the millisecond that they allow.
+	// The first attempt has the time of the commit, which was before the relay started, so the brokers reject
+	// nearly all records. A retry would have the time of its sending, and a fast machine sends within the
+	// allowed millisecond.
 	kit.Eventually(t, "payments are dead, or delivered", func() bool {
 		letters, _ = dead.CountDocuments(t.Context(), bson.D{})
-		return letters > int64(n/50) && s.Held() == 0 && int(letters)+len(topics.All()) >= 2*n
+		return letters > int64(n/50) && s.CountHeld() == 0 && int(letters)+len(topics.AllRecords()) >= 2*n
 	})
-	s.SetTopic("payment", ageSetting, "86400000")
-	// A replay begins with what the position has passed.
-	history.Await("a position behind all of it", func(v kit.Version) bool { return !v.ClusterTime.Before(end) })
+
+	s.SetTopicConfig("payment", ageSetting, "86400000")
+	// A replay starts with events that the position has passed.
+	history.WaitFor("a position behind all of it", func(v kit.Version) bool { return !v.ClusterTime.Before(end) })
 	p.Kill()
 	before := topics.Deliveries()
 	type outcome struct {
@@ -319,21 +335,22 @@ func TestRequeueAndReplayWhileOwnersDie(t *testing.T) {
 		said string
 	}
 	replayed, requeued := make(chan outcome, 1), make(chan outcome, 1)
-	config := s.ConfigFile("operator", "off")
+	config := s.WriteConfig("operator", "off")
 	command := func(to chan<- outcome, args ...string) {
-		code, out, errOut := kit.Run(t, nil, append(args, "--config", config)...)
+		code, out, errOut := kit.RunCommand(t, nil, append(args, "--config", config)...)
 		to <- outcome{code, out + errOut}
 	}
-	kit.Binary(t, "crashpoints") // neither command waits for ever, and this may take a minute
+
+	kit.Binary(t, "crashpoints") // build first, because it may take a minute and both commands have a time limit
 	go command(replayed, "replay", "--from", "20m", "--aggregate-type", "order", "--yes", "--json")
 	go command(requeued, "dead", "requeue", "--all", "--yes", "--json")
-	die(t, s, "after-produce-before-ack:4", "mid-exception-write:2", "mid-exception-write:1", "after-ack-before-watermark:10", "before-checkpoint:3")
-	s.Start().TookOver()
+	killOwners(t, s, "after-produce-before-ack:4", "mid-exception-write:2", "mid-exception-write:1", "after-ack-before-watermark:10", "before-checkpoint:3")
+	s.StartRelay().WaitTookOver()
 	for name, c := range map[string]chan outcome{"replay": replayed, "dead requeue": requeued} {
 		o := <-c
-		if again := resumable.FindStringSubmatch(o.said); o.code != 0 && again != nil { // no owner lived for long enough
+		if again := resumable.FindStringSubmatch(o.said); o.code != 0 && again != nil { // no owner lived long enough
 			t.Logf("%s: %s", name, o.said)
-			o.code, o.said, _ = kit.Run(t, nil, "replay", "--resume", again[1], "--yes", "--json", "--config", config)
+			o.code, o.said, _ = kit.RunCommand(t, nil, "replay", "--resume", again[1], "--yes", "--json", "--config", config)
 		}
 		if o.code != 0 {
 			t.Errorf("%s: exit code %d\n%s", name, o.code, o.said)
@@ -341,18 +358,20 @@ func TestRequeueAndReplayWhileOwnersDie(t *testing.T) {
 			t.Logf("%s: %s", name, o.said)
 		}
 	}
-	s.NoneHeld()
-	topics.ToTheEnd()
+
+	s.WaitNoneHeld()
+	topics.WaitForEnd()
 	wrong := 0
 	want := func(id string, of map[string]int) {
 		if got := topics.Deliveries()[id]; !maps.Equal(got, of) {
 			if wrong++; wrong < 6 {
-				t.Errorf("%s came %v, want %v", id, got, of)
+				t.Errorf("deliveries of %s: %v, want %v", id, got, of)
 			}
 		}
 	}
+
 	again := 0
-	for _, e := range s.Ledger.Expected() {
+	for _, e := range s.Ledger.ExpectedEntries() {
 		switch {
 		case strings.HasSuffix(e.Topics[0], ".order"):
 			want(e.ID, map[string]int{"": 1, "1": 1})
@@ -364,54 +383,60 @@ func TestRequeueAndReplayWhileOwnersDie(t *testing.T) {
 			want(e.ID, map[string]int{"": 1})
 		}
 	}
-	for _, r := range topics.All() {
+
+	for _, r := range topics.AllRecords() {
 		replay := strings.HasSuffix(r.Topic, ".order") && r.Header("outrelay-delivery") == "1"
 		if flagged := r.Header("outrelay-redelivered") != ""; flagged != replay {
 			t.Errorf("%s at %s/%d@%d: flagged %v, replayed %v", r.Header("id"), r.Topic, r.Partition, r.Offset, flagged, replay)
 			break
 		}
 	}
+
 	t.Logf("%d letters requeued, %d deliveries again, %d wrong", letters, again, wrong)
 	if left, err := dead.CountDocuments(t.Context(), bson.D{{Key: "replayed", Value: nil}}); wrong > 0 {
 		n, _ := dead.CountDocuments(t.Context(), bson.D{})
 		t.Logf("%d of %d letters were not requeued, %v", left, n, err)
 	}
-	history.Check()
+
+	history.CheckHistory()
 }
 
-// An owner that sleeps through its lease with parked, retried and scheduled envelopes on their way writes nothing of them
-// afterwards: neither into a topic nor into a document.
+// An owner with parked, retried and scheduled envelopes is frozen for longer than its lease. Afterwards it
+// writes to no topic and no document.
 func TestZombieWithExceptions(t *testing.T) {
 	t.Parallel()
-	s := kit.New(t, kit.Options{Set: quick(nil)})
-	history := s.Follow()
-	topics := s.Read("order", "late")
-	owner := s.Start()
-	owner.TookOver()
-	loads := []*kit.Writing{s.Write(kit.Load{Rate: 60}), s.Write(kit.Load{Rate: 60, Type: "late"})}
-	kit.Eventually(t, "something is parked", func() bool { return s.Held("parked") > 100 })
+	s := kit.New(t, kit.Options{Set: shortLeases(nil)})
+	history := s.FollowWatcher()
+	topics := s.ReadTopics("order", "late")
+	owner := s.StartRelay()
+	owner.WaitTookOver()
+	loads := []*kit.RunningLoad{s.StartLoad(kit.Load{Rate: 60}), s.StartLoad(kit.Load{Rate: 60, Type: "late"})}
+	kit.Eventually(t, "something is parked", func() bool { return s.CountHeld("parked") > 100 })
 	s.CreateTopic("late", 3, 1)
 	for range rounds(1, 15) {
 		s.Schedule("order", 400, 20, time.Now().Add(500*time.Millisecond), 2*time.Second)
-		standby := s.Start()
-		standby.Says("standing by")
+		standby := s.StartRelay()
+		standby.WaitForLog("standing by")
 		kit.Eventually(t, "some of them were sent", func() bool {
-			return s.Count(bson.D{{Key: "dueAt", Value: bson.D{{Key: "$exists", Value: true}}}}) < 380
+			return s.CountOutbox(bson.D{{Key: "dueAt", Value: bson.D{{Key: "$exists", Value: true}}}}) < 380
 		})
-		owner.Stop()
-		standby.TookOver()
-		topics.Distinct(s.Ledger.Committed()/2 + 100)
+
+		owner.Freeze()
+		standby.WaitTookOver()
+		topics.WaitDistinct(s.Ledger.CountCommitted()/2 + 100)
 		owner.Continue()
-		owner.Says("lease lost")
-		topics.Distinct(s.Ledger.Committed()/2 + 200)
+		owner.WaitForLog("lease lost")
+		topics.WaitDistinct(s.Ledger.CountCommitted()/2 + 200)
 		owner.Kill()
 		owner = standby
 	}
+
 	for _, l := range loads {
 		l.Stop()
 	}
-	t.Log(s.Check(topics))
-	s.NoneHeld()
-	history.Check()
+
+	t.Log(s.CheckDelivery(topics))
+	s.WaitNoneHeld()
+	history.CheckHistory()
 	checkEpochs(t, topics)
 }

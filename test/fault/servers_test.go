@@ -13,93 +13,98 @@ import (
 	"github.com/outrelay/outrelay/test/kit"
 )
 
-func must(t *testing.T, err error) {
+func mustSucceed(t *testing.T, err error) {
 	t.Helper()
 	if err != nil {
 		t.Fatal(err)
 	}
 }
 
-// The primary of three members dies under load, and comes back: the relay follows the new one, and every commit that was
-// confirmed is delivered.
+// The primary of three members is killed under load and started again. The relay uses the new primary, and each
+// confirmed commit is delivered.
 func TestPrimaryKilled(t *testing.T) {
 	t.Parallel()
 	stack := stacktest.Own(t, devstack.Options{Mongods: 3})
 	s := kit.New(t, kit.Options{Stack: stack})
-	history := s.Follow()
-	topics := s.Read()
-	s.Start().TookOver()
-	s.Start().Says("standing by")
-	load := s.Write(kit.Load{Rate: 80, Tolerant: true})
+	history := s.FollowWatcher()
+	topics := s.ReadTopics()
+	s.StartRelay().WaitTookOver()
+	s.StartRelay().WaitForLog("standing by")
+	load := s.StartLoad(kit.Load{Rate: 80, Tolerant: true})
 	for range rounds(1, 8) {
-		topics.Distinct(len(topics.All()) + 300)
+		topics.WaitDistinct(len(topics.AllRecords()) + 300)
 		p, err := stack.Primary(t.Context())
-		must(t, err)
-		must(t, p.Kill())
-		topics.Distinct(len(topics.All()) + 300)
-		must(t, p.Restart(t.Context()))
+		mustSucceed(t, err)
+		mustSucceed(t, p.Kill())
+		topics.WaitDistinct(len(topics.AllRecords()) + 300)
+		mustSucceed(t, p.Restart(t.Context()))
 	}
+
 	load.Stop()
-	t.Logf("%s; %d appends failed", s.Check(topics), load.Failed())
-	history.Check()
+	t.Logf("%s; %d appends failed", s.CheckDelivery(topics), load.CountFailed())
+	history.CheckHistory()
 }
 
-// Every error that MongoDB may give to the reader: it goes on where it was, with the same lease.
+// After each error that MongoDB may return to the reader, the relay continues from its position with the same
+// lease.
 func TestStreamErrors(t *testing.T) {
 	t.Parallel()
-	s := kit.New(t, kit.Options{Set: map[string]any{"lease.ttl": "10s", "lease.renew": "1s"}}) // only an error is to cost it
-	topics := s.Read()
-	p := s.Start()
-	p.TookOver()
-	began := s.Epoch()
-	load := s.Write(kit.Load{Rate: 70})
+	s := kit.New(t, kit.Options{Set: map[string]any{"lease.ttl": "10s", "lease.renew": "1s"}}) // only an error may end the lease
+	topics := s.ReadTopics()
+	p := s.StartRelay()
+	p.WaitTookOver()
+	began := s.CurrentEpoch()
+	load := s.StartLoad(kit.Load{Rate: 70})
 	codes := []int32{6, 43, 50, 89, 91, 189, 237, 262, 10107, 11600, 11602, 13435}
 	for _, code := range codes {
 		for _, command := range []string{"getMore", "aggregate"} {
-			topics.Distinct(s.Ledger.Committed() + 20)
+			topics.WaitDistinct(s.Ledger.CountCommitted() + 20)
 			stacktest.FailTimes(t, s.Client, "outrelay stream "+p.Node, 2, bson.D{{Key: "failCommands", Value: bson.A{command, "getMore"}}, {Key: "errorCode", Value: code}})
 		}
 	}
+
 	for _, label := range []bson.D{
 		{{Key: "failCommands", Value: bson.A{"getMore"}}, {Key: "closeConnection", Value: true}},
 		{{Key: "failCommands", Value: bson.A{"getMore"}}, {Key: "errorCode", Value: int32(1)}, {Key: "errorLabels", Value: bson.A{"ResumableChangeStreamError"}}},
 	} {
-		topics.Distinct(s.Ledger.Committed() + 20)
+		topics.WaitDistinct(s.Ledger.CountCommitted() + 20)
 		stacktest.FailTimes(t, s.Client, "outrelay stream "+p.Node, 3, label)
 	}
-	topics.Distinct(s.Ledger.Committed() + 100)
+
+	topics.WaitDistinct(s.Ledger.CountCommitted() + 100)
 	load.Stop()
-	t.Log(s.Check(topics))
-	if now := s.Epoch(); now != began {
-		t.Errorf("epoch %d, and %d before: an error of the stream cost the lease", now, began)
+	t.Log(s.CheckDelivery(topics))
+	if now := s.CurrentEpoch(); now != began {
+		t.Errorf("epoch %d, want %d: an error of the stream ended the lease", now, began)
 	}
-	if strings.Contains(p.Log(), "halted") {
-		t.Error("halted")
+	if strings.Contains(p.ReadLog(), "halted") {
+		t.Error("the relay halted")
 	}
 }
 
-// Kafka stands still with its connections open, longer than a lease lasts: the owner keeps the lease, memory stays
-// bounded, and all is delivered when it goes on.
+// Kafka is frozen with open connections for longer than a lease. The owner keeps the lease, its memory stays
+// bounded, and all events are delivered afterwards.
 func TestKafkaStandsStill(t *testing.T) {
 	t.Parallel()
 	stack := stacktest.Own(t, devstack.Options{Brokers: 1, Quick: true})
 	s := kit.New(t, kit.Options{Stack: stack, Set: map[string]any{"kafka.request_timeout": "2s"}})
-	topics := s.Read()
-	p := s.Start()
-	p.TookOver()
-	began := s.Epoch()
-	load := s.Write(kit.Load{Rate: 60})
+	topics := s.ReadTopics()
+	p := s.StartRelay()
+	p.WaitTookOver()
+	began := s.CurrentEpoch()
+	load := s.StartLoad(kit.Load{Rate: 60})
 	broker := stack.Kafkas()[0]
 	for range rounds(1, 5) {
-		topics.Distinct(s.Ledger.Committed() + 200)
-		must(t, broker.Pause())
-		load.Reached(s.Ledger.Committed() + 300)
-		must(t, broker.Resume())
-		topics.Distinct(s.Ledger.Committed())
+		topics.WaitDistinct(s.Ledger.CountCommitted() + 200)
+		mustSucceed(t, broker.Pause())
+		load.WaitCommitted(s.Ledger.CountCommitted() + 300)
+		mustSucceed(t, broker.Resume())
+		topics.WaitDistinct(s.Ledger.CountCommitted())
 	}
+
 	load.Stop()
-	t.Log(s.Check(topics))
-	if now := s.Epoch(); now != began {
-		t.Errorf("epoch %d, and %d before: silence of Kafka cost the lease", now, began)
+	t.Log(s.CheckDelivery(topics))
+	if now := s.CurrentEpoch(); now != began {
+		t.Errorf("epoch %d, want %d: the outage of Kafka ended the lease", now, began)
 	}
 }

@@ -12,106 +12,121 @@ import (
 	"github.com/outrelay/outrelay/test/kit"
 )
 
-// Nodes join, leave and die under load: slots go from node to node, and nothing is lost, repeated or out of order.
+// Nodes join, leave and die under load. Slots move from node to node, and no event is lost, repeated or out of
+// order.
 func TestN28_SlotsGoRoundWhileNodesDie(t *testing.T) {
 	t.Parallel()
-	s := kit.New(t, kit.Options{Set: quick(map[string]any{"slots": 4})})
-	topics := s.Read()
-	load := s.Write(kit.Load{Rate: 80, Workers: 6, Keys: 10})
-	a := s.Start()
-	s.Shared(map[*kit.Process]int{a: 4})
-	b := s.Start()
-	s.Shared(map[*kit.Process]int{a: 2, b: 2})
+	s := kit.New(t, kit.Options{Set: shortLeases(map[string]any{"slots": 4})})
+	topics := s.ReadTopics()
+	load := s.StartLoad(kit.Load{Rate: 80, Workers: 6, Keys: 10})
+	a := s.StartRelay()
+	s.WaitShared(map[*kit.Process]int{a: 4})
+	b := s.StartRelay()
+	s.WaitShared(map[*kit.Process]int{a: 2, b: 2})
 	for range rounds(1, 15) {
 		a.Kill()
-		s.Shared(map[*kit.Process]int{b: 4})
-		a = s.Start()
-		s.Shared(map[*kit.Process]int{a: 2, b: 2})
-		b.Term()
-		s.Shared(map[*kit.Process]int{a: 4})
+		s.WaitShared(map[*kit.Process]int{b: 4})
+		a = s.StartRelay()
+		s.WaitShared(map[*kit.Process]int{a: 2, b: 2})
+		b.Terminate()
+		s.WaitShared(map[*kit.Process]int{a: 4})
 		for _, point := range []string{"after-produce-before-ack:20", "before-release", "after-checkpoint:7"}[:rounds(1, 3)] {
 			c := s.StartCrashing(point)
-			c.KilledWithin(5 * time.Second)
+			c.KilledByCrashPoint(5 * time.Second)
 		}
-		b = s.Start()
-		s.Shared(map[*kit.Process]int{a: 2, b: 2})
+		b = s.StartRelay()
+		s.WaitShared(map[*kit.Process]int{a: 2, b: 2})
 	}
+
 	load.Stop()
-	t.Log(s.Check(topics))
+	t.Log(s.CheckDelivery(topics))
 }
 
-// A watcher whose owner was killed is divided anew, one attempt dying at each of its points, with events in every state.
-// What the owner had sent and not written down is found by whoever has its keys then.
+// A watcher whose owner was killed is resliced, and one attempt dies at each crash point of the command, with
+// events in each state. The new owners of the keys find the records that the old owner had sent but not
+// recorded.
 func TestN28_ResliceWithEverythingInEveryState(t *testing.T) {
 	t.Parallel()
-	s := kit.New(t, kit.Options{Types: []string{"order"}, Set: quick(nil)})
-	topics := s.Read("order", "invoice")
-	loads := []*kit.Writing{s.Write(kit.Load{Rate: 70, Keys: 10}), s.Write(kit.Load{Rate: 60, Type: "invoice", Prefix: "i-"})}
+	s := kit.New(t, kit.Options{Types: []string{"order"}, Set: shortLeases(nil)})
+	topics := s.ReadTopics("order", "invoice")
+	loads := []*kit.RunningLoad{s.StartLoad(kit.Load{Rate: 70, Keys: 10}), s.StartLoad(kit.Load{Rate: 60, Type: "invoice", Prefix: "i-"})}
 	s.Schedule("order", 300, 20, time.Now().Add(2*time.Second), time.Duration(rounds(15, 60))*time.Second)
-	p := s.Start()
-	p.TookOver()
-	kit.Eventually(t, "something is parked", func() bool { return s.Held("parked") > 50 })
+	p := s.StartRelay()
+	p.WaitTookOver()
+	kit.Eventually(t, "something is parked", func() bool { return s.CountHeld("parked") > 50 })
 	last := 1
 	for i, n := range []int{2, 1, 3, 2, 1}[:rounds(2, 5)] {
 		s.AppendMalformed(fmt.Sprintf("bad-%d", i))
 		if i%2 == 0 {
 			p.Kill()
 		}
+
 		slots := fmt.Sprint(n)
 		deaths := []string{"reslice-paused", "reslice-fenced", "reslice-done"}
-		if !*long { // each in one of the two rounds
+		if !*long { // use each point in one of the two rounds
 			deaths = [][]string{{deaths[0], deaths[2]}, {deaths[1]}}[i]
 		}
+
 		for _, point := range deaths {
 			if c := s.RunCrashing(point, "reslice", "--slots", slots, "--yes"); !c.Killed() {
-				t.Fatalf("reslice was to die at %s\n%s", point, c.Log())
+				t.Fatalf("reslice did not die at %s\n%s", point, c.ReadLog())
 			}
 		}
-		if code, out, errOut := s.Run("reslice", "--slots", slots, "--yes", "--json"); code != 0 {
-			t.Fatalf("reslice: %d\n%s%s", code, out, errOut)
+
+		if code, out, errOut := s.RunCommand("reslice", "--slots", slots, "--yes", "--json"); code != 0 {
+			t.Fatalf("reslice: exit code %d, want 0\n%s%s", code, out, errOut)
 		}
-		if got := s.Slots(); len(got) != n {
-			t.Fatalf("%d slots became %v, %d are wanted", last, got, n)
+		if got := s.ReadSlots(); len(got) != n {
+			t.Fatalf("%d slots became %v, want %d slots", last, got, n)
 		}
-		p.Term()
-		s.Set("slots", n)
-		p = s.Start()
-		s.Shared(map[*kit.Process]int{p: n})
+
+		p.Terminate()
+		s.SetConfig("slots", n)
+		p = s.StartRelay()
+		s.WaitShared(map[*kit.Process]int{p: n})
 		last = n
-		topics.Distinct(s.Ledger.Committed() / 3)
+		topics.WaitDistinct(s.Ledger.CountCommitted() / 3)
 	}
+
 	s.CreateTopic("invoice", 6, 1)
 	for _, l := range loads {
 		l.Stop()
 	}
-	kit.Eventually(t, "all that was scheduled is sent", func() bool { return s.Count(bson.D{{Key: "dueAt", Value: bson.D{{Key: "$exists", Value: true}}}}) == 0 })
-	t.Log(s.Check(topics))
-	s.NoneHeld()
+
+	kit.Eventually(t, "all that was scheduled is sent", func() bool {
+		return s.CountOutbox(bson.D{{Key: "dueAt", Value: bson.D{{Key: "$exists", Value: true}}}}) == 0
+	})
+
+	t.Log(s.CheckDelivery(topics))
+	s.WaitNoneHeld()
 	s.CheckDead()
 }
 
-// Owners that do not drain keep the slots as they are, and they go on.
+// If owners do not drain, the slots stay unchanged and continue.
 func TestN28_ResliceIsRefusedWhereNothingDrains(t *testing.T) {
 	t.Parallel()
-	s := kit.New(t, kit.Options{Set: quick(map[string]any{"drain": "30s"})})
-	topics := s.Read()
-	load := s.Write(kit.Load{Rate: 60})
-	p := s.Start()
-	p.TookOver()
-	topics.Distinct(50)
-	p.Stop() // it renews no more, and its lease would expire: another holds it by a document of its own
+	s := kit.New(t, kit.Options{Set: shortLeases(map[string]any{"drain": "30s"})})
+	topics := s.ReadTopics()
+	load := s.StartLoad(kit.Load{Rate: 60})
+	p := s.StartRelay()
+	p.WaitTookOver()
+	topics.WaitDistinct(50)
+	p.Freeze() // the frozen owner does not renew its lease, so extend the lease here
 	if _, err := s.State.Collection("watchers").UpdateOne(t.Context(), bson.D{{Key: "_id", Value: kit.WatcherID}}, bson.D{{Key: "$set", Value: bson.D{{Key: "expiresAt", Value: time.Now().Add(time.Hour)}}}}); err != nil {
 		t.Fatal(err)
 	}
-	code, _, errOut := s.Run("reslice", "--slots", "2", "--yes", "--wait", "2s")
+
+	code, _, errOut := s.RunCommand("reslice", "--slots", "2", "--yes", "--wait", "2s")
 	if code == 0 {
-		t.Fatalf("it was not refused\n%s", errOut)
+		t.Fatalf("reslice was not rejected\n%s", errOut)
 	}
+
 	t.Log(errOut)
 	p.Continue()
-	if got := s.Slots(); len(got) != 1 {
+	if got := s.ReadSlots(); len(got) != 1 {
 		t.Errorf("slots: %v", got)
 	}
+
 	load.Stop()
-	t.Log(s.Check(topics))
+	t.Log(s.CheckDelivery(topics))
 }

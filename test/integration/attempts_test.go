@@ -10,26 +10,30 @@ import (
 	"github.com/outrelay/outrelay/test/kit"
 )
 
-// N17: with one attempt allowed, what the brokers refuse once is dead, with that attempt in it, and its key flows.
+// N17: with max_attempts 1, an envelope that the brokers reject once becomes a dead letter with this attempt,
+// and its key continues.
 func TestOneAttemptIsOne(t *testing.T) {
 	t.Parallel()
 	s := kit.New(t, kit.Options{Types: []string{"order"}, Set: map[string]any{"retry.max_attempts": 1}})
 	s.CreateTopic("payment", 1, 1, kafka.ConfigEntry{ConfigName: "message.timestamp.before.max.ms", ConfigValue: "1"})
-	topics := s.Read("order", "payment")
+	topics := s.ReadTopics("order", "payment")
 	const n = 60
-	for i := range n { // written long before the relay sends them, so that the brokers refuse nearly all
-		s.Append(s.Outbox(), kit.Event("payment", fmt.Sprintf("p%d", i%7), i, 20), kit.Event("order", fmt.Sprintf("o%d", i%7), i, 20))
+	for i := range n { // appended long before the relay sends them, so that the brokers reject nearly all
+		s.AppendEvents(s.Outbox(), kit.NewEvent("payment", fmt.Sprintf("p%d", i%7), i, 20), kit.NewEvent("order", fmt.Sprintf("o%d", i%7), i, 20))
 	}
-	s.Start().TookOver()
+
+	s.StartRelay().WaitTookOver()
 	dead := s.DB.Collection("outbox_dead")
 	letters := int64(0)
 	kit.Eventually(t, "each payment is dead or delivered", func() bool {
 		letters, _ = dead.CountDocuments(t.Context(), bson.D{})
-		return int(letters)+len(topics.All()) >= 2*n
+		return int(letters)+len(topics.AllRecords()) >= 2*n
 	})
+
 	if letters == 0 {
-		t.Fatal("the brokers refused nothing")
+		t.Fatal("the brokers rejected no record")
 	}
+
 	one, err := dead.CountDocuments(t.Context(), bson.D{
 		{Key: "class", Value: "attempts_exhausted"},
 		{Key: "reason", Value: bson.D{{Key: "$regex", Value: "^the only attempt failed"}}},
@@ -38,9 +42,10 @@ func TestOneAttemptIsOne(t *testing.T) {
 	if err != nil || one != letters {
 		doc, _ := dead.FindOne(t.Context(), bson.D{}).Raw()
 		t.Log(doc)
-		t.Errorf("%d of %d letters have one attempt; %v", one, letters, err)
+		t.Errorf("%d of %d dead letters have one attempt, want all (%v)", one, letters, err)
 	}
-	s.NoneHeld()
-	s.Append(s.Outbox(), kit.Event("order", "o1", n, 20))
-	topics.Distinct(2*n - int(letters) + 1)
+
+	s.WaitNoneHeld()
+	s.AppendEvents(s.Outbox(), kit.NewEvent("order", "o1", n, 20))
+	topics.WaitDistinct(2*n - int(letters) + 1)
 }

@@ -12,23 +12,24 @@ import (
 	"github.com/outrelay/outrelay/test/kit"
 )
 
-// N15: an owner dies between the move of envelopes to the dead letters and the position that passes them. The stream brings them
-// to its successor once more, whose configuration would have them sent: they stay dead, until somebody requeues them.
+// N15: an owner dies after it has moved envelopes to the dead letters and before its position passes them. The
+// stream repeats them to its successor, whose configuration would send them. They stay dead letters until an
+// operator requeues them.
 func TestN15_WhatIsDeadIsNotSentByASuccessor(t *testing.T) {
 	t.Parallel()
 	s := kit.New(t, kit.Options{Types: []string{"order", "payment"}})
-	s.Set("topics.allow", []string{s.Topic("order"), s.Topic("late")})
-	topics := s.Read("order", "payment", "late")
-	owner := s.Start()
-	owner.TookOver()
-	s.Append(s.Outbox(), kit.Event("late", "l", 0, 20)) // its topic is missing: the watermark waits for it for some seconds
+	s.SetConfig("topics.allow", []string{s.TopicOf("order"), s.TopicOf("late")})
+	topics := s.ReadTopics("order", "payment", "late")
+	owner := s.StartRelay()
+	owner.WaitTookOver()
+	s.AppendEvents(s.Outbox(), kit.NewEvent("late", "l", 0, 20)) // its topic is missing, so the watermark waits for it for some seconds
 	const n = 20
 	var dead []string
 	for i := range n {
-		e := kit.Event("payment", "p", i, 20)
-		s.Append(s.Outbox(), e, kit.Event("order", "o", i, 20))
+		e := kit.NewEvent("payment", "p", i, 20)
+		s.AppendEvents(s.Outbox(), e, kit.NewEvent("order", "o", i, 20))
 		dead = append(dead, e.ID().String())
-		s.Ledger.Dead(s.DB.Name()+".outbox", dead[i])
+		s.Ledger.MarkDead(s.DB.Name()+".outbox", dead[i])
 	}
 	letters := s.DB.Collection(deadletter.Collection("outbox"))
 	kit.Eventually(t, "all payments are dead", func() bool {
@@ -36,27 +37,27 @@ func TestN15_WhatIsDeadIsNotSentByASuccessor(t *testing.T) {
 		return err == nil && count == n
 	})
 	owner.Kill()
-	position := resume.Token(s.Watcher().Lookup("token").Value).Data()
+	position := resume.Token(s.WatcherDocument().Lookup("token").Value).Data()
 	behind, err := letters.CountDocuments(t.Context(), bson.D{{Key: "pos", Value: bson.D{{Key: "$gt", Value: position}}}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Logf("the stream brings %d of %d again", behind, n)
+	t.Logf("the stream repeats %d of %d events", behind, n)
 
-	s.Set("topics.allow", []string{})
+	s.SetConfig("topics.allow", []string{})
 	s.CreateTopic("late", 1, 1)
-	s.Start().TookOver()
-	t.Log(s.Check(topics))
-	s.NoneHeld()
+	s.StartRelay().WaitTookOver()
+	t.Log(s.CheckDelivery(topics))
+	s.WaitNoneHeld()
 
-	if code, out, errOut := s.Run("dead", "requeue", "--all", "--yes"); code != 0 {
+	if code, out, errOut := s.RunCommand("dead", "requeue", "--all", "--yes"); code != 0 {
 		t.Fatalf("dead requeue: exit code %d\n%s%s", code, out, errOut)
 	}
-	topics.Distinct(2*n + 1)
-	topics.ToTheEnd()
+	topics.WaitDistinct(2*n + 1)
+	topics.WaitForEnd()
 	for id, of := range topics.Deliveries() {
 		if slices.Contains(dead, id) != maps.Equal(of, map[string]int{"1": 1}) {
-			t.Errorf("%s came %v", id, of)
+			t.Errorf("deliveries of %s: %v", id, of)
 		}
 	}
 }

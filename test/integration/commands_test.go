@@ -14,43 +14,49 @@ import (
 	"github.com/outrelay/outrelay/test/kit"
 )
 
-// What an operator asks while a relay and a standby run.
+// The commands of an operator while a relay and a standby run.
 func TestCommandsOnALiveRelay(t *testing.T) {
 	t.Parallel()
 	s := kit.New(t, kit.Options{})
-	history := s.Follow()
-	topics := s.Read()
-	owner := s.Start()
-	owner.TookOver()
-	s.Write(kit.Load{Events: 50}).Wait()
-	s.Check(topics)
-	history.Await("state live", func(v kit.Version) bool { return strings.Contains(v.Stats.String(), `"live"`) })
-	st := s.Status()
+	history := s.FollowWatcher()
+	topics := s.ReadTopics()
+	owner := s.StartRelay()
+	owner.WaitTookOver()
+	s.StartLoad(kit.Load{Events: 50}).WaitDone()
+	s.CheckDelivery(topics)
+	history.WaitFor("state live", func(v kit.Version) bool { return strings.Contains(v.Stats.String(), `"live"`) })
+	st := s.ReadStatus()
 	if st.Node != owner.Node || !strings.HasPrefix(st.Owner, owner.Node+"/") || st.State != "live" || st.Epoch < 1 || len(st.Blocked) != 0 {
 		t.Errorf("status of a live relay: %+v", st)
 	}
+
 	for path, want := range map[string]string{"/livez": "", "/readyz": `"owner"`, "/metrics": "outrelay_lease_owner 1"} {
-		answers(t, owner, path, want)
+		waitForAnswer(t, owner, path, want)
 	}
-	standby := s.Start()
-	standby.Says("standing by")
-	answers(t, standby, "/readyz", `"standby"`)
-	if code, out, errOut := s.Run("validate"); code != 0 || out != "" || !strings.Contains(errOut, "ok") {
+
+	standby := s.StartRelay()
+	standby.WaitForLog("standing by")
+	waitForAnswer(t, standby, "/readyz", `"standby"`)
+	if code, out, errOut := s.RunCommand("validate"); code != 0 || out != "" || !strings.Contains(errOut, "ok") {
 		t.Errorf("validate: exit code %d, output %q, errors %q", code, out, errOut)
 	}
+
 	owner.Kill()
-	if st := s.Status(); st.Node != owner.Node && st.Node != standby.Node {
+	if st := s.ReadStatus(); st.Node != owner.Node && st.Node != standby.Node {
 		t.Errorf("status after a kill: %+v", st)
 	}
-	standby.TookOver()
-	if now := s.Status(); now.Node != standby.Node || now.Epoch <= st.Epoch {
-		t.Errorf("status after a take-over: %+v; before it was %+v", now, st)
+
+	standby.WaitTookOver()
+	if now := s.ReadStatus(); now.Node != standby.Node || now.Epoch <= st.Epoch {
+		t.Errorf("status after a takeover: %+v; before: %+v", now, st)
 	}
-	history.Check()
+
+	history.CheckHistory()
 }
 
-// answers waits until a process answers a path with 200 and that text: a machine that is busy makes a lease doubtful at times.
-func answers(t *testing.T, p *kit.Process, path, want string) {
+// waitForAnswer waits until a process returns status 200 and a text for a path. On a busy machine a
+// lease may be in doubt for a moment.
+func waitForAnswer(t *testing.T, p *kit.Process, path, want string) {
 	t.Helper()
 	kit.Eventually(t, fmt.Sprintf("GET %s of %s with %q", path, p.Node, want), func() bool {
 		code, body := p.Get(path)
@@ -61,14 +67,15 @@ func answers(t *testing.T, p *kit.Process, path, want string) {
 func TestDoctorOnALiveRelay(t *testing.T) {
 	t.Parallel()
 	s := kit.New(t, kit.Options{})
-	s.Start().TookOver()
-	code, out, errOut := s.Run("doctor", "--json")
+	s.StartRelay().WaitTookOver()
+	code, out, errOut := s.RunCommand("doctor", "--json")
 	var report struct {
 		Checks []struct{ ID, Status, Detail, Fix string }
 	}
 	if err := json.Unmarshal([]byte(out), &report); err != nil {
 		t.Fatalf("doctor --json: exit code %d, %v\n%s%s", code, err, out, errOut)
 	}
+
 	failed := 0
 	for _, c := range report.Checks {
 		if c.Status == "fail" {
@@ -76,15 +83,16 @@ func TestDoctorOnALiveRelay(t *testing.T) {
 			t.Logf("%s: %s (%s)", c.ID, c.Detail, c.Fix)
 		}
 		if c.Status != "ok" && c.Fix == "" {
-			t.Errorf("%s is %s and says no remedy: %s", c.ID, c.Status, c.Detail)
+			t.Errorf("check %s is %s without a fix: %s", c.ID, c.Status, c.Detail)
 		}
 	}
+
 	if want := min(failed, 1); code != want || len(report.Checks) < 8 {
 		t.Errorf("doctor: exit code %d with %d failures among %d checks", code, failed, len(report.Checks))
 	}
 }
 
-// Exit codes: 1 for what a person has to mend before another start, 75 for what may work later.
+// Exit codes: 1 if a person has to fix something before the next start, 75 if a later attempt may succeed.
 func TestExitCodes(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -92,6 +100,7 @@ func TestExitCodes(t *testing.T) {
 	if err := os.WriteFile(bad, []byte("watch: [shop.outbox]\nmongodb: {uri: \"mongodb://u:secret@localhost/?replicaSet=r\"}\nkafka: {brokers: [a:1], lines: 2}\nlease: {ttl: 1s, renew: 5s}\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
+
 	for _, c := range []struct {
 		name string
 		args []string
@@ -105,37 +114,39 @@ func TestExitCodes(t *testing.T) {
 		{"an unknown flag", []string{"run", "--fly"}, 1, []string{"--fly"}},
 		{"a version", []string{"version"}, 0, nil},
 	} {
-		code, out, errOut := kit.Run(t, nil, c.args...)
+		code, out, errOut := kit.RunCommand(t, nil, c.args...)
 		if code != c.code {
 			t.Errorf("%s: exit code %d, want %d\n%s", c.name, code, c.code, errOut)
 		}
 		for _, want := range c.says {
 			if !strings.Contains(errOut, want) {
-				t.Errorf("%s: nothing of %q in %q", c.name, want, errOut)
+				t.Errorf("%s: no %q in %q", c.name, want, errOut)
 			}
 		}
 		if strings.Contains(out+errOut, "secret") {
 			t.Errorf("%s: the password is printed", c.name)
 		}
 	}
+
 	env := []string{"OUTRELAY_MONGODB_URI=mongodb://127.0.0.1:1/?replicaSet=none&serverSelectionTimeoutMS=500", "OUTRELAY_KAFKA_BROKERS=127.0.0.1:1"}
-	if code, _, errOut := kit.Run(t, env, "status"); code != 75 {
+	if code, _, errOut := kit.RunCommand(t, env, "status"); code != 75 {
 		t.Errorf("status without MongoDB: exit code %d, want 75\n%s", code, errOut)
 	}
-	if code, _, errOut := kit.Run(t, env, "validate"); code != 0 {
-		t.Errorf("validate connects to nothing: exit code %d\n%s", code, errOut)
+	if code, _, errOut := kit.RunCommand(t, env, "validate"); code != 0 {
+		t.Errorf("validate without servers: exit code %d, want 0\n%s", code, errOut)
 	}
 }
 
-// A second relay on an occupied address cannot serve its health: that is for a person, and no relay runs unseen.
+// A second relay at an occupied address cannot serve its health. It ends with an error, so that no relay runs
+// without health checks.
 func TestListenAddressInUse(t *testing.T) {
 	t.Parallel()
 	s := kit.New(t, kit.Options{})
-	p := s.Start()
-	p.TookOver()
-	file := s.ConfigFile("other", strings.TrimPrefix(p.HTTP, "http://"))
-	code, _, errOut := kit.Run(t, nil, "run", "--config", file)
+	p := s.StartRelay()
+	p.WaitTookOver()
+	file := s.WriteConfig("other", strings.TrimPrefix(p.HTTP, "http://"))
+	code, _, errOut := kit.RunCommand(t, nil, "run", "--config", file)
 	if code == 0 || !strings.Contains(errOut, "http.listen") {
-		t.Errorf("exit code %d, want another than 0 and the key http.listen named\n%s", code, errOut)
+		t.Errorf("exit code %d, want an error that names http.listen\n%s", code, errOut)
 	}
 }

@@ -1,3 +1,3 @@
-// Package integration runs whole relays, as processes of their own, on real servers that all tests share, and holds what
-// comes out against the promises. Each test has its own databases, topics and state.
+// Package integration runs relays as separate processes on real servers that all tests share, and checks the
+// delivered records against the promises. Each test has its own databases, topics and state.
 package integration

@@ -15,16 +15,17 @@ import (
 	"github.com/outrelay/outrelay/test/kit"
 )
 
-// A service inserts 30,000 envelopes of as many aggregate types, for none of which there is a topic. Memory, metrics, log and
-// watcher document stay bounded, the lease is kept, an event of another service arrives, and the relay stops when told.
+// A service inserts 30,000 envelopes with as many aggregate types and no topics. Memory, metrics, log and
+// watcher document stay bounded, the lease is kept, an event of another service is delivered, and the relay
+// stops on SIGTERM.
 func TestManyMissingTopicsDisturbNobody(t *testing.T) {
 	t.Parallel()
 	s := kit.New(t, kit.Options{})
-	s.Set("log.level", "info")
-	topics := s.Read()
-	p := s.Start()
-	p.TookOver()
-	epoch := s.Epoch()
+	s.SetConfig("log.level", "info")
+	topics := s.ReadTopics()
+	p := s.StartRelay()
+	p.WaitTookOver()
+	epoch := s.CurrentEpoch()
 
 	const flood = 30_000
 	for from := 0; from < flood; from += 5000 {
@@ -45,41 +46,41 @@ func TestManyMissingTopicsDisturbNobody(t *testing.T) {
 	}
 
 	began := time.Now()
-	s.Append(s.Outbox(), event.New("order", "k", "Placed", "real", event.WithID("real")))
-	topics.Distinct(1)
+	s.AppendEvents(s.Outbox(), event.New("order", "k", "Placed", "real", event.WithID("real")))
+	topics.WaitDistinct(1)
 	late := time.Since(began)
 	kit.Eventually(t, "each envelope of the flood waits or is dead", func() bool {
 		dead, err := s.DB.Collection("outbox_dead").CountDocuments(t.Context(), bson.D{})
-		return err == nil && int(dead)+s.Held("parked", "blocked", "retry") == flood
+		return err == nil && int(dead)+s.CountHeld("parked", "blocked", "retry") == flood
 	})
 	settled := time.Since(began)
 	asked := time.Now()
 	code, metrics := p.Get("/metrics")
 	t.Logf("the event took %s, the flood %s, metrics %s; %d bytes of memory, %d of metrics, %d of watcher, %d of log",
-		late, settled, time.Since(asked), p.Memory(), len(metrics), len(s.Watcher()), len(p.Log()))
+		late, settled, time.Since(asked), p.ResidentMemory(), len(metrics), len(s.WatcherDocument()), len(p.ReadLog()))
 	if late > 20*time.Second {
-		t.Errorf("an event of another service took %s", late)
+		t.Errorf("the event of another service was delivered after %s", late)
 	}
-	if mem := p.Memory(); mem > 256<<20 {
-		t.Errorf("%d MiB of memory", mem>>20)
+	if mem := p.ResidentMemory(); mem > 256<<20 {
+		t.Errorf("resident memory is %d MiB", mem>>20)
 	}
 	if code != 200 || len(metrics) > 1<<20 {
-		t.Errorf("/metrics: %d, %d bytes", code, len(metrics))
+		t.Errorf("/metrics: status %d, %d bytes", code, len(metrics))
 	}
-	if n := len(s.Watcher()); n > 1<<20 {
+	if n := len(s.WatcherDocument()); n > 1<<20 {
 		t.Errorf("the watcher document has %d bytes", n)
 	}
-	if log := p.Log(); strings.Count(log, "\n") > 2000 {
-		t.Errorf("%d lines of log", strings.Count(log, "\n"))
+	if log := p.ReadLog(); strings.Count(log, "\n") > 2000 {
+		t.Errorf("%d lines in the log", strings.Count(log, "\n"))
 	}
-	if s.Epoch() != epoch || p.Said("could not be renewed") {
+	if s.CurrentEpoch() != epoch || p.HasLogged("could not be renewed") {
 		t.Error("the lease was lost, or not renewed in time")
 	}
 
 	asked = time.Now()
-	p.Term()
-	if code := p.Wait(); code != 0 {
-		t.Errorf("exit code %d", code)
+	p.Terminate()
+	if code := p.WaitExit(); code != 0 {
+		t.Errorf("exit code %d, want 0", code)
 	}
 	if took := time.Since(asked); took > 15*time.Second {
 		t.Errorf("stopping took %s", took)

@@ -17,22 +17,22 @@ import (
 	"github.com/outrelay/outrelay/test/kit"
 )
 
-// A service may only insert into its outbox. An insert that carries fields of the relay, to write to a topic that
-// topics.allow forbids or to pass for another delivery, becomes a dead letter that names the field. Legitimate events of
-// the same key go on, while the relay runs and after it was down.
+// A service may only insert into its outbox. An insert with fields of the relay could write to a topic that
+// topics.allow forbids, or could pass for another delivery. It becomes a dead letter that names the field.
+// Other events of the same key are delivered, while the relay runs and after it was stopped.
 func TestForgedStateReachesNoTopic(t *testing.T) {
 	t.Parallel()
 	s := kit.New(t, kit.Options{Types: []string{"order", "secret"}})
-	s.Set("topics.allow", []string{s.Topic("order")})
-	s.Set("topics.create.partitions", 1)
-	topics := s.Read()
+	s.SetConfig("topics.allow", []string{s.TopicOf("order")})
+	s.SetConfig("topics.create.partitions", 1)
+	topics := s.ReadTopics()
 	past, never := time.Now().Add(-time.Hour), bson.DateTime(1<<62)
 	forged := map[string]bson.D{
-		"state":     {{Key: "state", Value: "parked"}, {Key: "pending", Value: bson.A{s.Topic("secret")}}, {Key: "origin", Value: "requeue"}, {Key: "attempts", Value: 0}, {Key: "nextAt", Value: past}, {Key: "pos", Value: "0"}},
+		"state":     {{Key: "state", Value: "parked"}, {Key: "pending", Value: bson.A{s.TopicOf("secret")}}, {Key: "origin", Value: "requeue"}, {Key: "attempts", Value: 0}, {Key: "nextAt", Value: past}, {Key: "pos", Value: "0"}},
 		"internal":  {{Key: "state", Value: "retry"}, {Key: "pending", Value: bson.A{"__" + s.Prefix}}, {Key: "origin", Value: "requeue"}, {Key: "nextAt", Value: past}, {Key: "pos", Value: "0"}},
 		"created":   {{Key: "state", Value: "blocked"}, {Key: "pending", Value: bson.A{s.Prefix + "-evil"}}, {Key: "pos", Value: "0"}},
 		"never":     {{Key: "state", Value: "retry"}, {Key: "nextAt", Value: never}, {Key: "pos", Value: "0"}},
-		"allowed":   {{Key: "state", Value: "parked"}, {Key: "pending", Value: bson.A{s.Topic("order")}}, {Key: "origin", Value: "replay"}, {Key: "pos", Value: "0"}},
+		"allowed":   {{Key: "state", Value: "parked"}, {Key: "pending", Value: bson.A{s.TopicOf("order")}}, {Key: "origin", Value: "replay"}, {Key: "pos", Value: "0"}},
 		"guessed":   {{Key: "state", Value: "parked"}, {Key: "pos", Value: "0"}, {Key: "seal", Value: make([]byte, 16)}},
 		"delivery":  {{Key: "delivery", Value: 7}},
 		"only":      {{Key: "only", Value: "billing/charge"}},
@@ -52,23 +52,24 @@ func TestForgedStateReachesNoTopic(t *testing.T) {
 			if _, err := s.Outbox().InsertOne(t.Context(), doc); err != nil {
 				t.Fatal(err)
 			}
-			s.Ledger.Add(kit.Entry{NS: ns, ID: id, Key: "k", Topics: []string{s.Topic("order")}})
-			s.Ledger.Dead(ns, id)
+			s.Ledger.Add(kit.Entry{NS: ns, ID: id, Key: "k", Topics: []string{s.TopicOf("order")}})
+			s.Ledger.MarkDead(ns, id)
 		}
-		s.Append(s.Outbox(), event.New("order", "k", "Placed", "real", event.WithID(round+"real")))
+		s.AppendEvents(s.Outbox(), event.New("order", "k", "Placed", "real", event.WithID(round+"real")))
 	}
 
-	// As an operator's requeue has left the collection: the reconciler looks at it before the stream brings the inserts.
+	// This is the state after an operator's requeue: the reconciler reads the collection before the stream
+	// supplies the inserts.
 	insert("before-")
-	p := s.Start()
-	p.TookOver()
-	s.Check(topics)
+	p := s.StartRelay()
+	p.WaitTookOver()
+	s.CheckDelivery(topics)
 	insert("live-")
-	s.Check(topics)
+	s.CheckDelivery(topics)
 	p.Kill()
 	insert("down-")
-	s.Start().TookOver()
-	s.Check(topics)
+	s.StartRelay().WaitTookOver()
+	s.CheckDelivery(topics)
 	s.CheckDead()
 
 	for _, round := range []string{"before-", "live-", "down-"} {
@@ -82,7 +83,7 @@ func TestForgedStateReachesNoTopic(t *testing.T) {
 			}
 		}
 	}
-	s.NoneHeld()
+	s.WaitNoneHeld()
 	cl, err := kgo.NewClient(kgo.SeedBrokers(stacktest.Brokers(t)...))
 	if err != nil {
 		t.Fatal(err)
@@ -93,14 +94,14 @@ func TestForgedStateReachesNoTopic(t *testing.T) {
 		t.Fatal(err)
 	}
 	if names.Has(s.Prefix + "-evil") {
-		t.Error("a forged document made a topic")
+		t.Error("a forged document created a topic")
 	}
-	for _, r := range topics.All() {
-		if r.Topic == s.Topic("secret") || string(r.Value) == "FORGED" {
-			t.Errorf("%s has %s of %s", r.Topic, r.Value, r.Key)
+	for _, r := range topics.AllRecords() {
+		if r.Topic == s.TopicOf("secret") || string(r.Value) == "FORGED" {
+			t.Errorf("topic %s has value %s of key %s", r.Topic, r.Value, r.Key)
 		}
 	}
-	if log := p.Log(); strings.Contains(log, "grant this user") {
-		t.Error("the log advises rights on a topic that a forged document names")
+	if log := p.ReadLog(); strings.Contains(log, "grant this user") {
+		t.Error("the log recommends permissions for the topic of a forged document")
 	}
 }

@@ -12,33 +12,33 @@ import (
 	"github.com/outrelay/outrelay/test/kit"
 )
 
-// The way of docs/operations.md for a message_too_large: raise the topic's max.message.bytes and requeue. The relay that has
-// refused the event goes on running.
+// The procedure of docs/operations.md for a message_too_large: raise the topic's max.message.bytes and requeue.
+// The relay that has rejected the event keeps running.
 func TestRaisedLimitOfATopicDeliversWithoutARestart(t *testing.T) {
 	t.Parallel()
 	s := kit.New(t, kit.Options{Partitions: 1, Topic: []kafka.ConfigEntry{{ConfigName: "max.message.bytes", ConfigValue: "20000"}}})
-	topics := s.Read()
-	s.Start().TookOver()
+	topics := s.ReadTopics()
+	s.StartRelay().WaitTookOver()
 	large := func(id string) event.Event {
 		return event.New("order", "k", "x", make([]byte, 100_000), event.WithID(id))
 	}
-	s.Append(s.Outbox(), kit.Event("order", "k", 0, 50), large("requeued"))
+	s.AppendEvents(s.Outbox(), kit.NewEvent("order", "k", 0, 50), large("requeued"))
 	letters := s.DB.Collection(deadletter.Collection("outbox"))
 	var letter deadletter.Dead
 	kit.Eventually(t, "the large event is dead", func() bool {
 		return letters.FindOne(t.Context(), bson.D{{Key: "_id.id", Value: "requeued"}}).Decode(&letter) == nil
 	})
 	if letter.Class != record.MessageTooLarge {
-		t.Fatalf("letter %+v", letter)
+		t.Fatalf("dead letter %+v", letter)
 	}
 
-	s.SetTopic("order", "max.message.bytes", "1000000")
-	if code, out, errOut := s.Run("dead", "requeue", "--all", "--yes"); code != 0 {
+	s.SetTopicConfig("order", "max.message.bytes", "1000000")
+	if code, out, errOut := s.RunCommand("dead", "requeue", "--all", "--yes"); code != 0 {
 		t.Fatalf("dead requeue: exit code %d\n%s%s", code, out, errOut)
 	}
-	s.Append(s.Outbox(), large("appended"))
-	topics.Distinct(3)
+	s.AppendEvents(s.Outbox(), large("appended"))
+	topics.WaitDistinct(3)
 	if n, err := letters.CountDocuments(t.Context(), bson.D{{Key: "_id.id", Value: "appended"}}); err != nil || n != 0 {
-		t.Errorf("%d letters, %v", n, err)
+		t.Errorf("%d dead letters (%v)", n, err)
 	}
 }

@@ -13,75 +13,80 @@ import (
 	"github.com/outrelay/outrelay/test/kit"
 )
 
-// nullable are all fields that an envelope may have beside the required ones: its own and those that the relay writes.
+// nullable lists all optional fields of an envelope: the fields of the writer and the fields of the relay.
 var nullable = []string{
 	"key", "topic", "partition", "headers", "contenttype", "schemaversion", "source", "subject", "time", "expiresAt", "slot", "ts",
 	"dueAt", "scheduledFor", "state", "pos", "pending", "attempts", "nextAt", "lastError", "history", "origin", "claim", "redelivered",
 	"delivery", "replayOf", "only", "sentAt", "sent",
 }
 
-// A writer that stores null for every field that it does not set has its events delivered as if the fields were absent: those that a
-// sweep finds, those whose topic is missing, those that Kafka refuses for a while, and scheduled ones; in order, and across a take-over.
+// If a writer stores null in each field that it does not set, its events are delivered as if the fields were
+// missing. This includes swept events, events without a topic, events that Kafka rejects for some time, and
+// scheduled events. They stay in order across a takeover.
 func TestNullFieldsAreAbsent(t *testing.T) {
 	t.Parallel()
 	s := kit.New(t, kit.Options{Types: []string{"order", "strict"}, Set: map[string]any{
 		"retry.base": "2s", "retry.cap": "2s", "retry.max_attempts": 1000,
 	}})
 	const age = "message.timestamp.before.max.ms" // below what an event's way takes, each record is refused by itself
-	s.SetTopic("strict", age, "1")
-	topics := s.Read("order", "strict", "late")
+	s.SetTopicConfig("strict", age, "1")
+	topics := s.ReadTopics("order", "strict", "late")
 
 	insertNulls(t, s, "swept", "order")
-	p := s.Start()
-	p.TookOver()
-	p.Says("the gap is closed") // what is inserted while it is swept may be delivered once more after a crash
-	waiting := func(field string, v any) int { return s.Count(bson.D{{Key: field, Value: v}}) }
+	p := s.StartRelay()
+	p.WaitTookOver()
+	p.WaitForLog("the gap is closed") // what is inserted while it is swept may be delivered once more after a crash
+	waiting := func(field string, v any) int { return s.CountOutbox(bson.D{{Key: field, Value: v}}) }
 	insertNulls(t, s, "refused", "strict")
-	kit.Eventually(t, "a refused envelope is written down", func() bool { return waiting("lastError.topic", s.Topic("strict")) > 0 })
+	kit.Eventually(t, "a refused envelope is written down", func() bool { return waiting("lastError.topic", s.TopicOf("strict")) > 0 })
 	n := insertNulls(t, s, "parked", "late")
 	insertNulls(t, s, "scheduled", "order", bson.E{Key: "dueAt", Value: time.Now().Add(time.Second)})
 	kit.Eventually(t, "what has to wait is written down", func() bool {
-		return waiting("pending", s.Topic("late")) == n && waiting("dueAt", bson.D{{Key: "$ne", Value: nil}}) == 0
+		return waiting("pending", s.TopicOf("late")) == n && waiting("dueAt", bson.D{{Key: "$ne", Value: nil}}) == 0
 	})
 
 	p.Kill()
-	s.SetTopic("strict", age, "9223372036854775807")
+	s.SetTopicConfig("strict", age, "9223372036854775807")
 	s.CreateTopic("late", 6, 1)
-	s.Start().TookOver()
-	s.Check(topics)
+	s.StartRelay().WaitTookOver()
+	s.CheckDelivery(topics)
 	kit.Eventually(t, "nothing waits any more", func() bool {
 		return waiting("state", bson.D{{Key: "$ne", Value: nil}}) == 0 && waiting("dueAt", bson.D{{Key: "$ne", Value: nil}}) == 0
 	})
 }
 
-// Envelopes without a stamp that a sweep finds, and that Kafka refuses for a while, are delivered in the order of their inserts.
+// Envelopes without a timestamp that a sweep finds, and that Kafka rejects for some time, are delivered in the
+// order of their inserts.
 func TestN15_UnstampedEnvelopesOfASweepKeepTheirOrder(t *testing.T) {
 	t.Parallel()
 	s := kit.New(t, kit.Options{Types: []string{"strict"}, Partitions: 1, Set: map[string]any{
 		"retry.base": "300ms", "retry.cap": "300ms", "retry.max_attempts": 1000,
 	}})
+
 	const age = "message.timestamp.before.max.ms"
-	s.SetTopic("strict", age, "1")
-	topics := s.Read("strict")
+	s.SetTopicConfig("strict", age, "1")
+	topics := s.ReadTopics("strict")
 	var docs []any
 	for i := range 200 {
 		id, key := fmt.Sprintf("id-%03d", i), fmt.Sprint(i%10)
 		docs = append(docs, bson.D{
 			{Key: "_id", Value: id}, {Key: "aggregatetype", Value: "strict"}, {Key: "aggregateid", Value: key}, {Key: "type", Value: "Changed"}, {Key: "payload", Value: id},
 		})
-		s.Ledger.Add(kit.Entry{NS: s.DB.Name() + ".outbox", ID: id, Key: key, Topics: []string{s.Topic("strict")}, Payload: []byte(id)})
+		s.Ledger.Add(kit.Entry{NS: s.DB.Name() + ".outbox", ID: id, Key: key, Topics: []string{s.TopicOf("strict")}, Payload: []byte(id)})
 	}
+
 	if _, err := s.Outbox().InsertMany(t.Context(), docs); err != nil {
 		t.Fatal(err)
 	}
-	s.Start().TookOver()
-	kit.Eventually(t, "all that waits behind a refused one is written down", func() bool { return s.Held() > 100 })
-	s.SetTopic("strict", age, "9223372036854775807")
-	s.Check(topics)
+
+	s.StartRelay().WaitTookOver()
+	kit.Eventually(t, "all that waits behind a refused one is written down", func() bool { return s.CountHeld() > 100 })
+	s.SetTopicConfig("strict", age, "9223372036854775807")
+	s.CheckDelivery(topics)
 }
 
-// insertNulls writes two envelopes of one key for each nullable field, of which the second has the field as null, and two for all
-// fields together. It returns how many they are.
+// insertNulls inserts two envelopes of one key for each nullable field, and two for all fields together. In the
+// second envelope the field is null. It returns the number of envelopes.
 func insertNulls(t *testing.T, s *kit.Scene, name, aggregateType string, set ...bson.E) (n int) {
 	t.Helper()
 	var docs []any
@@ -101,7 +106,7 @@ func insertNulls(t *testing.T, s *kit.Scene, name, aggregateType string, set ...
 		}
 		docs = append(docs, doc)
 		s.Ledger.Add(kit.Entry{
-			NS: s.DB.Name() + ".outbox", ID: id, Key: name + key, Topics: []string{s.Topic(aggregateType)}, Payload: []byte(id), Unordered: len(set) > 0,
+			NS: s.DB.Name() + ".outbox", ID: id, Key: name + key, Topics: []string{s.TopicOf(aggregateType)}, Payload: []byte(id), Unordered: len(set) > 0,
 		})
 	}
 

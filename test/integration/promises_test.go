@@ -14,35 +14,36 @@ import (
 
 func TestMain(m *testing.M) { kit.Main(m) }
 
-// I1, I3, I4, I5, I8: many keys, transactions of several events, some rolled back.
+// I1, I3, I4, I5, I8: many keys, transactions with several events, some rolled back.
 func TestOrderPerKey(t *testing.T) {
 	t.Parallel()
 	s := kit.New(t, kit.Options{})
-	history := s.Follow()
-	topics := s.Read()
-	p := s.Start()
-	p.TookOver()
-	s.Write(kit.Load{Events: 1500}).Wait()
-	v := s.Check(topics)
+	history := s.FollowWatcher()
+	topics := s.ReadTopics()
+	p := s.StartRelay()
+	p.WaitTookOver()
+	s.StartLoad(kit.Load{Events: 1500}).WaitDone()
+	v := s.CheckDelivery(topics)
 	t.Log(v)
-	p.Term()
-	if code := p.Wait(); code != 0 {
+	p.Terminate()
+	if code := p.WaitExit(); code != 0 {
 		t.Errorf("exit code %d after SIGTERM", code)
 	}
-	if !s.Check(topics).Good() {
-		t.Error("the end of the relay changed the topic")
+	if !s.CheckDelivery(topics).OK() {
+		t.Error("the topic changed when the relay ended")
 	}
-	history.Check()
+
+	history.CheckHistory()
 }
 
-// I2: what is rolled back is in no topic, also when most is.
+// I2: a rolled back event is in no topic, even if most events are rolled back.
 func TestAbortedTransactionsAreNeverPublished(t *testing.T) {
 	t.Parallel()
 	s := kit.New(t, kit.Options{})
-	topics := s.Read()
-	s.Start().TookOver()
-	s.Write(kit.Load{Events: 200, AbortEvery: 2}).Wait()
-	v := s.Check(topics)
+	topics := s.ReadTopics()
+	s.StartRelay().WaitTookOver()
+	s.StartLoad(kit.Load{Events: 200, AbortEvery: 2}).WaitDone()
+	v := s.CheckDelivery(topics)
 	if v.Records != v.Events {
 		t.Errorf("%s", v)
 	}
@@ -52,56 +53,61 @@ func TestAbortedTransactionsAreNeverPublished(t *testing.T) {
 func TestBacklogWhileTheRelayIsOff(t *testing.T) {
 	t.Parallel()
 	s := kit.New(t, kit.Options{})
-	topics := s.Read()
-	s.Write(kit.Load{Events: 500}).Wait()
-	p := s.Start()
-	s.Check(topics)
-	p.Term()
-	p.Wait()
-	s.Write(kit.Load{Events: 500}).Wait()
-	s.Start().TookOver()
-	s.Check(topics)
+	topics := s.ReadTopics()
+	s.StartLoad(kit.Load{Events: 500}).WaitDone()
+	p := s.StartRelay()
+	s.CheckDelivery(topics)
+	p.Terminate()
+	p.WaitExit()
+	s.StartLoad(kit.Load{Events: 500}).WaitDone()
+	s.StartRelay().WaitTookOver()
+	s.CheckDelivery(topics)
 }
 
-// An append reaches the consumer at once and not at the next turn of some poll.
+// An append reaches the consumer at once, without waiting for a poll.
 func TestCommitWakesDelivery(t *testing.T) {
 	t.Parallel()
 	s := kit.New(t, kit.Options{})
-	topics := s.Read()
-	s.Start().TookOver()
-	s.Append(s.Outbox(), kit.Event("order", "warm", 1, 10))
-	topics.Distinct(1)
-	// The stream waits in the server for 500 ms at a time: a delivery that waited for it to end would show each time. On a machine
-	// with much else to do one that did not wait may take a while to come by.
+	topics := s.ReadTopics()
+	s.StartRelay().WaitTookOver()
+	s.AppendEvents(s.Outbox(), kit.NewEvent("order", "warm", 1, 10))
+	topics.WaitDistinct(1)
+	// The stream waits in the server for 500 ms at a time. A delivery that had to wait for its end would show
+	// this delay each time. On a busy machine, single deliveries may be slow for other reasons, so the test
+	// uses the fastest one.
 	const few, many, enough = 20, 200, 100 * time.Millisecond
 	best := time.Hour
 	for i := 0; i < few || i < many && best > enough; i++ {
-		s.Append(s.Outbox(), kit.Event("order", "k", i, 10))
+		s.AppendEvents(s.Outbox(), kit.NewEvent("order", "k", i, 10))
 		begin := time.Now()
-		topics.Distinct(i + 2)
+		topics.WaitDistinct(i + 2)
 		best = min(best, time.Since(begin))
 	}
+
 	if best > enough {
 		t.Errorf("the fastest of %d deliveries took %s", many, best)
 	}
+
 	t.Logf("fastest delivery %s", best)
-	s.Check(topics)
+	s.CheckDelivery(topics)
 }
 
-// I8: payloads of every kind and headers arrive byte by byte.
+// I8: payloads of each kind, and headers, arrive byte for byte.
 func TestBytesSurvive(t *testing.T) {
 	t.Parallel()
 	s := kit.New(t, kit.Options{})
-	topics := s.Read()
-	s.Start().TookOver()
+	topics := s.ReadTopics()
+	s.StartRelay().WaitTookOver()
 	every := make([]byte, 256)
 	for i := range every {
 		every[i] = byte(i)
 	}
+
 	large := make([]byte, 700<<10)
 	for i := range large {
 		large[i] = byte(i * 7)
 	}
+
 	events := []event.Event{
 		event.New("order", "k", "Bytes", every, event.WithHeader("every", every), event.WithHeader("null", nil), event.WithHeader("ünï", []byte("ö")), event.WithHeader("empty", []byte{})),
 		event.New("order", "k", "Text", "text with ünïcode and \x00"),
@@ -111,26 +117,27 @@ func TestBytesSurvive(t *testing.T) {
 		event.New("order", "k", "List", bson.A{1, "two"}),
 		event.New("order", "k", "Large", large),
 	}
-	s.Append(s.Outbox(), events...)
-	s.Check(topics)
+
+	s.AppendEvents(s.Outbox(), events...)
+	s.CheckDelivery(topics)
 	want := map[string]string{"Document": `{"b":1,"a":["x",2.5,true,null],"n":1152921504606846976}`, "List": `[1,"two"]`, "Text": "text with ünïcode and \x00"}
-	for i, r := range topics.All() {
+	for i, r := range topics.AllRecords() {
 		if w := want[events[i].Type()]; w != "" && string(r.Value) != w {
 			t.Errorf("%s: value %q, want %q", events[i].Type(), r.Value, w)
 		}
 	}
 }
 
-// One transaction of 10,000 events is one stretch of the stream: all of it, in order.
+// A transaction with 10,000 events is delivered completely and in order.
 func TestTransactionOf10000Events(t *testing.T) {
 	t.Parallel()
 	s := kit.New(t, kit.Options{})
-	topics := s.Read()
-	s.Start().TookOver()
+	topics := s.ReadTopics()
+	s.StartRelay().WaitTookOver()
 	events := make([]event.Event, 10_000)
 	for i := range events {
-		events[i] = kit.Event("order", "k"+string(rune('a'+i%7)), i, 100)
+		events[i] = kit.NewEvent("order", "k"+string(rune('a'+i%7)), i, 100)
 	}
-	s.Append(s.Outbox(), events...)
-	s.Check(topics)
+	s.AppendEvents(s.Outbox(), events...)
+	s.CheckDelivery(topics)
 }

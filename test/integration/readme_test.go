@@ -21,7 +21,8 @@ import (
 	"github.com/outrelay/outrelay/test/kit"
 )
 
-// readmeProgram is what the README leaves to its reader: imports, clients, and two functions around its examples.
+// readmeProgram is the code that the README leaves to its reader: imports, clients, and two functions around
+// its examples.
 const readmeProgram = `package main
 
 import (
@@ -76,7 +77,7 @@ func main() {
 }
 `
 
-// readmeBlock returns the first code block of the README in that language with that text in it.
+// readmeBlock returns the first code block of the README in this language that contains this text.
 func readmeBlock(t *testing.T, language, with string) string {
 	t.Helper()
 	text, err := os.ReadFile("../../README.md")
@@ -92,8 +93,8 @@ func readmeBlock(t *testing.T, language, with string) string {
 	return ""
 }
 
-// buildReadme builds a program of the README's service and consumer in a module of its own, as a reader would. The pairs of
-// old and new are replaced in the README's text.
+// buildReadme builds a program from the README's service and consumer in a separate module, like a reader.
+// oldNew are pairs of texts to replace in the README.
 func buildReadme(t *testing.T, oldNew ...string) string {
 	t.Helper()
 	root, err := filepath.Abs("../..")
@@ -133,17 +134,18 @@ func buildReadme(t *testing.T, oldNew ...string) string {
 	return filepath.Join(dir, "shop")
 }
 
-// The README's service and consumer, copied, work beside `outrelay dev --keep` and beside the README's smallest configuration,
-// whose topics do not exist before: the consumer handles the event, and what it appends arrives too.
+// The README's service and consumer run next to `outrelay dev --keep`, and with the README's smallest
+// configuration, whose topics do not exist yet. The consumer handles the event, and the event that it appends
+// is delivered too.
 func TestReadmeExamplesWorkWhenCopied(t *testing.T) {
 	t.Parallel()
 	stacktest.LockMachine(t)
 	binary := kit.Binary(t, "")
 	noServers := []string{devstack.EnvMongoDB + "=", devstack.EnvKafka + "="}
 	dev := kit.Launch(t, "dev", binary, noServers, "dev", "--keep", "--rate", "5")
-	mongoURI := strings.Fields(dev.Says("  MongoDB   "))[1]
-	broker := strings.Fields(dev.Says("  Kafka   "))[1]
-	dev.Says("mongosh")
+	mongoURI := strings.Fields(dev.WaitForLog("  MongoDB   "))[1]
+	broker := strings.Fields(dev.WaitForLog("  Kafka   "))[1]
+	dev.WaitForLog("mongosh")
 	client, err := mongo.Connect(options.Client().ApplyURI(mongoURI))
 	if err != nil {
 		t.Fatal(err)
@@ -156,7 +158,8 @@ func TestReadmeExamplesWorkWhenCopied(t *testing.T) {
 		}
 	})
 
-	// copied runs the README's program on a database and waits for the effect of its handler and for the handler's event.
+	// copied runs the README's program on a database. It waits for the effect of its handler and for the
+	// handler's event.
 	copied := func(program, database, topic string) {
 		t.Helper()
 		shop := kit.Launch(t, database, program, []string{"MONGODB_URI=" + mongoURI}, database)
@@ -170,11 +173,11 @@ func TestReadmeExamplesWorkWhenCopied(t *testing.T) {
 			return ok
 		})
 		if typ, _ := types.Load(topic); typ != "ParcelPacked" {
-			t.Errorf("the handler's event has the type %q", typ)
+			t.Errorf("type of the handler's event is %q", typ)
 		}
-		shop.Term()
-		if code := shop.Wait(); code != 0 {
-			t.Errorf("the README's program ended with %d\n%s", code, shop.Log())
+		shop.Terminate()
+		if code := shop.WaitExit(); code != 0 {
+			t.Errorf("exit code %d of the README's program\n%s", code, shop.ReadLog())
 		}
 	}
 	copied(buildReadme(t, "kafka-1:9092", broker), "shop", "outbox.event.parcel")
@@ -185,14 +188,14 @@ func TestReadmeExamplesWorkWhenCopied(t *testing.T) {
 		t.Fatal(err)
 	}
 	relay := kit.Launch(t, "relay", binary, []string{"MONGODB_URI=" + mongoURI, "OUTRELAY_HTTP_LISTEN=off"}, "run", "--config", config)
-	// Other aggregates than dev's, so that no topic is there.
+	// The aggregates differ from those of dev, so that no topic exists.
 	copied(buildReadme(t, "kafka-1:9092", broker, `New("order"`, `New("purchase"`, ".order", ".purchase", `New("parcel"`, `New("letter"`, `"shipping"`, `"mailing"`), "store", "outbox.event.letter")
-	relay.Term()
-	relay.Wait()
+	relay.Terminate()
+	relay.WaitExit()
 
-	// Events of another service do not count against what dev promises of its own.
-	dev.Term()
-	if code := dev.Wait(); code != 0 {
-		t.Errorf("dev ended with %d\n%s", code, dev.Log())
+	// Events of another service do not affect the result of dev.
+	dev.Terminate()
+	if code := dev.WaitExit(); code != 0 {
+		t.Errorf("exit code %d of dev\n%s", code, dev.ReadLog())
 	}
 }

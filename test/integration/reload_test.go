@@ -11,19 +11,21 @@ import (
 	"github.com/outrelay/outrelay/test/kit"
 )
 
-// SIGHUP has a relay read its file again: the log's level counts at once, another key is named and waits for the next start, and a
-// mistake changes nothing. All three are counted, are in the events log, and the relay delivers on.
+// SIGHUP makes a relay reload its file. A new log level applies at once. Another changed key is logged and
+// applies at the next start. An invalid file changes nothing. All three are counted and are in the events log,
+// and the relay continues to deliver.
 func TestSIGHUPReadsTheConfigurationAgain(t *testing.T) {
 	t.Parallel()
 	s := kit.New(t, kit.Options{})
-	topics := s.Read()
-	p := s.Start()
-	p.TookOver()
+	topics := s.ReadTopics()
+	p := s.StartRelay()
+	p.WaitTookOver()
 	file := p.ConfigFile
 	text, err := os.ReadFile(file)
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	write := func(level, more string) {
 		t.Helper()
 		next := filepath.Join(t.TempDir(), "next.yaml")
@@ -33,13 +35,15 @@ func TestSIGHUPReadsTheConfigurationAgain(t *testing.T) {
 		if err := os.Rename(next, file); err != nil {
 			t.Fatal(err)
 		}
-		p.HangUp()
+		p.Reload()
 	}
+
 	if !strings.Contains(string(text), "level: debug") || strings.Contains(string(text), "checkpoint:") {
 		t.Fatalf("the scene's configuration is another one:\n%s", text)
 	}
+
 	write("error", "")
-	// Nothing says so at that level; the count does.
+	// At this level nothing is logged, but the reload is counted.
 	counted := func(want string) {
 		t.Helper()
 		kit.Eventually(t, want, func() bool {
@@ -47,26 +51,30 @@ func TestSIGHUPReadsTheConfigurationAgain(t *testing.T) {
 			return strings.Contains(body, `outrelay_config_reloads_total{`+want+"\n")
 		})
 	}
+
 	counted(`result="applied",what="settings"} 1`)
 	write("info", "checkpoint: 300ms\n")
-	line := p.Says("some of what has changed counts from the next start only")
+	line := p.WaitForLog("some changes apply only after the next start")
 	if !strings.Contains(line, "log.level=info") || !strings.Contains(line, "checkpoint") || strings.Contains(line, "300ms") {
-		t.Errorf("said %s", line)
+		t.Errorf("log line %s", line)
 	}
+
 	write("loud", "")
-	if line := p.Says("what runs goes on as it is"); !strings.Contains(line, "log.level") {
-		t.Errorf("said %s", line)
+	if line := p.WaitForLog("the relay continues with the old one"); !strings.Contains(line, "log.level") {
+		t.Errorf("log line %s", line)
 	}
+
 	counted(`result="refused",what="settings"} 1`)
 	counted(`result="applied",what="settings"} 2`)
-	s.Write(kit.Load{Events: 20}).Wait()
-	s.Check(topics)
+	s.StartLoad(kit.Load{Events: 20}).WaitDone()
+	s.CheckDelivery(topics)
 	kit.Eventually(t, "three entries", func() bool {
-		_, out, _ := s.Run("events", "--json", "--kind", "config_reloaded,config_refused")
+		_, out, _ := s.RunCommand("events", "--json", "--kind", "config_reloaded,config_refused")
 		return strings.Count(out, `"config_reloaded"`) == 2 && strings.Count(out, `"config_refused"`) == 1
 	})
-	p.Term()
-	if code := p.Wait(); code != 0 {
-		t.Errorf("it ended with %d", code)
+
+	p.Terminate()
+	if code := p.WaitExit(); code != 0 {
+		t.Errorf("exit code %d, want 0", code)
 	}
 }

@@ -27,7 +27,8 @@ import (
 
 const rolePassword = "a-password-of-the-test"
 
-// A guarded scene has servers that enforce rights, and a user for each role that `outrelay roles` prints, with exactly it.
+// A guarded scene has servers with access control, and a user with exactly the printed role for each role of
+// `outrelay roles`.
 type guarded struct {
 	*kit.Scene
 	t     *testing.T
@@ -35,32 +36,37 @@ type guarded struct {
 	roles doctor.Roles
 }
 
-func guard(t *testing.T) *guarded {
+func newGuardedScene(t *testing.T) *guarded {
 	t.Helper()
 	stack := stacktest.Own(t, devstack.Options{
 		Mongods: 1, Brokers: 1, Quick: true,
 		Mongo: devstack.MongoOptions{Root: devstack.User{Name: "root", Password: rolePassword}},
 		Kafka: devstack.KafkaOptions{Users: []devstack.User{{Name: "relay", Password: rolePassword}}, ACLs: true},
 	})
+
 	brokers, err := stack.BrokersOn(devstack.SASL)
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	g := &guarded{t: t, stack: stack}
-	g.Scene = kit.New(t, kit.Options{Stack: stack, Brokers: brokers, MongoURI: g.as("relay"), Set: map[string]any{
+	g.Scene = kit.New(t, kit.Options{Stack: stack, Brokers: brokers, MongoURI: g.uriOf("relay"), Set: map[string]any{
 		"mongodb.indexes": false, "retention": "10m", "purge.interval": "500ms",
 		"kafka.sasl": map[string]any{"mechanism": "scram-sha-512", "username": "relay", "password": rolePassword},
 	}})
-	code, out, errOut := g.Run("roles", "--json")
+
+	code, out, errOut := g.RunCommand("roles", "--json")
 	if err := json.Unmarshal([]byte(out), &g.roles); err != nil || code != 0 {
 		t.Fatalf("roles: exit code %d, %v\n%s", code, err, errOut)
 	}
+
 	admin := g.Client.Database("admin")
 	for _, r := range g.roles.MongoDB {
 		privileges := bson.A{}
-		if r.Name == "outrelayService" { // which writes its own documents in the same transactions
+		if r.Name == "outrelayService" { // a service also writes its own documents in the same transactions
 			privileges = append(privileges, bson.D{{Key: "resource", Value: bson.D{{Key: "db", Value: g.DB.Name()}, {Key: "collection", Value: "orders"}}}, {Key: "actions", Value: bson.A{"insert"}}})
 		}
+
 		for _, p := range r.Privileges {
 			raw, err := json.Marshal(p.Resource)
 			if err != nil {
@@ -72,6 +78,7 @@ func guard(t *testing.T) *guarded {
 			}
 			privileges = append(privileges, bson.D{{Key: "resource", Value: on}, {Key: "actions", Value: p.Actions}})
 		}
+
 		user := strings.ToLower(strings.TrimPrefix(r.Name, "outrelay"))
 		for _, cmd := range []bson.D{
 			{{Key: "createRole", Value: r.Name}, {Key: "privileges", Value: privileges}, {Key: "roles", Value: bson.A{}}},
@@ -82,16 +89,17 @@ func guard(t *testing.T) *guarded {
 			}
 		}
 	}
-	g.allow()
+
+	g.createACLs()
 	return g
 }
 
-func (g *guarded) as(user string) string {
+func (g *guarded) uriOf(user string) string {
 	return g.stack.MongoURIAs(devstack.User{Name: user, Password: rolePassword})
 }
 
-// allow creates the printed ACLs.
-func (g *guarded) allow() {
+// createACLs creates the printed ACLs.
+func (g *guarded) createACLs() {
 	g.t.Helper()
 	kinds := map[string]kafka.ResourceType{"topic": kafka.ResourceTypeTopic, "transactional-id": kafka.ResourceTypeTransactionalID}
 	patterns := map[string]kafka.PatternType{"literal": kafka.PatternTypeLiteral, "prefixed": kafka.PatternTypePrefixed}
@@ -99,6 +107,7 @@ func (g *guarded) allow() {
 		"WRITE": kafka.ACLOperationTypeWrite, "READ": kafka.ACLOperationTypeRead,
 		"DESCRIBE": kafka.ACLOperationTypeDescribe, "DESCRIBE_CONFIGS": kafka.ACLOperationTypeDescribeConfigs,
 	}
+
 	var list []kafka.ACLEntry
 	for _, a := range g.roles.Kafka {
 		for _, op := range a.Operations {
@@ -108,6 +117,7 @@ func (g *guarded) allow() {
 			})
 		}
 	}
+
 	tr := &kafka.Transport{}
 	defer tr.CloseIdleConnections()
 	cl := &kafka.Client{Addr: kafka.TCP(g.stack.Brokers()...), Transport: tr, Timeout: kit.Patience}
@@ -120,10 +130,10 @@ func (g *guarded) allow() {
 	}
 }
 
-// connect is a client of that user.
-func (g *guarded) connect(user string) *mongo.Client {
+// connectAs returns a client for the user.
+func (g *guarded) connectAs(user string) *mongo.Client {
 	g.t.Helper()
-	c, err := mongo.Connect(options.Client().ApplyURI(g.as(user)))
+	c, err := mongo.Connect(options.Client().ApplyURI(g.uriOf(user)))
 	if err != nil {
 		g.t.Fatal(err)
 	}
@@ -131,42 +141,42 @@ func (g *guarded) connect(user string) *mongo.Client {
 	return c
 }
 
-// command runs one as that user.
-func (g *guarded) command(user string, args ...string) (code int, out, errOut string) {
+// runAs runs a command as the user.
+func (g *guarded) runAs(user string, args ...string) (code int, out, errOut string) {
 	g.t.Helper()
-	return g.Run(append(args, "--set", "mongodb.uri="+g.as(user))...)
+	return g.RunCommand(append(args, "--set", "mongodb.uri="+g.uriOf(user))...)
 }
 
-// do is command for what has to succeed.
-func (g *guarded) do(user string, args ...string) (out string) {
+// mustRunAs is command for a command that must succeed.
+func (g *guarded) mustRunAs(user string, args ...string) (out string) {
 	g.t.Helper()
-	code, out, errOut := g.command(user, args...)
+	code, out, errOut := g.runAs(user, args...)
 	if code != 0 {
 		g.t.Fatalf("%s: %v: exit code %d\n%s%s", user, args, code, out, errOut)
 	}
 	return out
 }
 
-// Each role is enough for what it is for: an event is appended, held, delivered, moved to the dead letters and back, purged
-// and replayed, and nobody is refused anything on the way.
+// Each role is sufficient for its purpose: an event is appended, waits, is delivered, becomes a dead letter, is
+// requeued, purged and replayed, without a missing privilege.
 func TestRolesAreEnough(t *testing.T) {
 	t.Parallel()
-	g := guard(t)
-	topics := g.Read()
+	g := newGuardedScene(t)
+	topics := g.ReadTopics()
 	root, rootDB := g.Client, g.DB
-	service := g.connect("service")
+	service := g.connectAs("service")
 	g.Client, g.DB = service, service.Database(rootDB.Name())
-	g.Write(kit.Load{Events: 20}).Wait() // by the service, before anything else is there
-	g.do("setup", "migrate", "up", "--yes")
-	g.do("setup", "migrate", "verify")
+	g.StartLoad(kit.Load{Events: 20}).WaitDone() // the service appends before anything else exists
+	g.mustRunAs("setup", "migrate", "up", "--yes")
+	g.mustRunAs("setup", "migrate", "verify")
 
-	relay := g.Start()
-	relay.TookOver()
-	g.Write(kit.Load{Events: 30}).Wait()
+	relay := g.StartRelay()
+	relay.WaitTookOver()
+	g.StartLoad(kit.Load{Events: 30}).WaitDone()
 	g.Client, g.DB = root, rootDB
-	g.Check(topics)
+	g.CheckDelivery(topics)
 
-	// Held until its topic is there, and then delivered.
+	// The event waits until its topic exists, and is then delivered.
 	late := event.New("late", "1", "Placed", bson.D{{Key: "n", Value: 1}})
 	if err := outbox.Transaction(t.Context(), service, func(ctx context.Context) error {
 		box, err := outbox.New(service.Database(rootDB.Name()))
@@ -177,68 +187,70 @@ func TestRolesAreEnough(t *testing.T) {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	kit.Eventually(t, "the envelope without a topic is an exception", func() bool { return g.Held() > 0 })
+	kit.Eventually(t, "the envelope without a topic is an exception", func() bool { return g.CountHeld() > 0 })
 	g.CreateTopic("late", 1, 1)
-	g.NoneHeld()
+	g.WaitNoneHeld()
 
-	// Dead, shown, discarded.
+	// The event becomes a dead letter, is shown and discarded.
 	g.AppendMalformed("wrong")
 	g.CheckDead()
-	g.do("reader", "dead", "list")
-	g.do("reader", "status", "--json")
-	g.do("operator", "dead", "discard", "--all", "--yes")
+	g.mustRunAs("reader", "dead", "list")
+	g.mustRunAs("reader", "status", "--json")
+	g.mustRunAs("operator", "dead", "discard", "--all", "--yes")
 
-	// One that was delivered becomes old, and is purged.
+	// A delivered envelope is made old, and is purged.
 	old := bson.D{{Key: "_id", Value: late.ID()}}
 	aged := bson.D{{Key: "$set", Value: bson.D{{Key: "ts", Value: bson.Timestamp{T: uint32(time.Now().Add(-time.Hour).Unix()), I: 1}}}}}
 	if res, err := g.Outbox().UpdateOne(t.Context(), old, aged); err != nil || res.MatchedCount != 1 {
 		t.Fatal(res, err)
 	}
 	kit.Eventually(t, "the old envelope is purged", func() bool {
-		g.do("operator", "purge", "--older-than", "30m", "--yes")
-		return g.Count(old) == 0
+		g.mustRunAs("operator", "purge", "--older-than", "30m", "--yes")
+		return g.CountOutbox(old) == 0
 	})
 
-	before := len(topics.All())
-	g.do("operator", "replay", "--from", "1h", "--aggregate-type", "order", "--yes")
-	if again := len(topics.All()) - before; again < 50 {
-		kit.Eventually(t, "all are sent again", func() bool { return len(topics.All())-before >= 50 })
+	before := len(topics.AllRecords())
+	g.mustRunAs("operator", "replay", "--from", "1h", "--aggregate-type", "order", "--yes")
+	if again := len(topics.AllRecords()) - before; again < 50 {
+		kit.Eventually(t, "all are sent again", func() bool { return len(topics.AllRecords())-before >= 50 })
 	}
-	g.do("operator", "pause")
-	g.do("operator", "resume")
+	g.mustRunAs("operator", "pause")
+	g.mustRunAs("operator", "resume")
 
-	schedules(t, g.connect("scheduler").Database(rootDB.Name()), service.Database(rootDB.Name()))
-	consumes(t, g.connect("consumer").Database(rootDB.Name()))
+	checkScheduling(t, g.connectAs("scheduler").Database(rootDB.Name()), service.Database(rootDB.Name()))
+	checkConsuming(t, g.connectAs("consumer").Database(rootDB.Name()))
 
 	for _, refused := range []string{"not authorized", "Unauthorized", "may not", "not allowed", "AUTHORIZATION"} {
-		for line := range strings.SplitSeq(relay.Log(), "\n") {
+		for line := range strings.SplitSeq(relay.ReadLog(), "\n") {
 			if strings.Contains(line, refused) {
-				t.Errorf("the relay was refused something: %s", line)
+				t.Errorf("a privilege of the relay is missing: %s", line)
 			}
 		}
 	}
-	if code, _, errOut := g.command("reader", "pause"); code == 0 || strings.Contains(errOut, rolePassword) {
-		t.Errorf("a reader pauses: exit code %d, %s", code, errOut)
+	if code, _, errOut := g.runAs("reader", "pause"); code == 0 || strings.Contains(errOut, rolePassword) {
+		t.Errorf("pause as a reader: exit code %d, want an error without the password: %s", code, errOut)
 	}
 	if err := service.Database(rootDB.Name()).Collection("outbox").FindOne(t.Context(), bson.D{}).Err(); err == nil {
-		t.Error("a service that only appends can read the outbox")
+		t.Error("a service with the append role can read the outbox")
 	}
-	if code, out, errOut := g.Run("doctor"); strings.Contains(out+errOut, "missing") || code != 0 {
+	if code, out, errOut := g.RunCommand("doctor"); strings.Contains(out+errOut, "missing") || code != 0 {
 		t.Errorf("doctor: exit code %d\n%s", code, errOut)
 	}
 }
 
-// schedules: one role finds and cancels what another appended.
-func schedules(t *testing.T, scheduler, service *mongo.Database) {
+// checkScheduling checks that a role can find and cancel the events that another role appended.
+func checkScheduling(t *testing.T, scheduler, service *mongo.Database) {
 	t.Helper()
 	appending, err := outbox.New(service, outbox.WithoutTransaction())
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	waiting, err := outbox.New(scheduler, outbox.WithoutTransaction())
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	id, err := appending.Schedule(t.Context(), event.New("order", "1", "Reminded", nil), time.Now().Add(time.Hour))
 	if err != nil {
 		t.Fatal(err)
@@ -251,8 +263,8 @@ func schedules(t *testing.T, scheduler, service *mongo.Database) {
 	}
 }
 
-// consumes: the collections of a consumer are made and written.
-func consumes(t *testing.T, db *mongo.Database) {
+// checkConsuming checks that the collections of a consumer can be created and written.
+func checkConsuming(t *testing.T, db *mongo.Database) {
 	t.Helper()
 	box, err := inbox.New(db)
 	if err != nil {
@@ -267,6 +279,7 @@ func consumes(t *testing.T, db *mongo.Database) {
 	if err := box.Once(t.Context(), "payments", "1", func(context.Context) error { return nil }); !errors.Is(err, inbox.ErrDuplicate) {
 		t.Error(err)
 	}
+
 	letters, err := consumer.NewDeadLetters(db, consumer.LettersExpire(time.Hour))
 	if err != nil {
 		t.Fatal(err)

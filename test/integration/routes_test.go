@@ -21,68 +21,70 @@ import (
 	"github.com/outrelay/outrelay/test/kit"
 )
 
-// An event of two topics is delivered to both, in order in each, also across a kill.
+// An event with two topics is delivered to both, in order in each, also across a kill.
 func TestFanOut(t *testing.T) {
 	t.Parallel()
 	s := kit.New(t, kit.Options{Types: []string{"order", "audit"}})
-	both := []string{s.Topic("order"), s.Topic("audit")}
-	s.Set("topics.rules", []any{map[string]any{"match": map[string]any{"aggregatetype": "order"}, "to": both}})
+	both := []string{s.TopicOf("order"), s.TopicOf("audit")}
+	s.SetConfig("topics.rules", []any{map[string]any{"match": map[string]any{"aggregatetype": "order"}, "to": both}})
 	s.Route = func(string) []string { return both }
-	topics := s.Read("order", "audit")
-	p := s.Start()
-	p.TookOver()
-	load := s.Write(kit.Load{Rate: 500})
-	topics.Distinct(400)
+	topics := s.ReadTopics("order", "audit")
+	p := s.StartRelay()
+	p.WaitTookOver()
+	load := s.StartLoad(kit.Load{Rate: 500})
+	topics.WaitDistinct(400)
 	p.Kill()
-	s.Start().TookOver()
-	topics.Distinct(2*s.Ledger.Committed() + 100)
+	s.StartRelay().WaitTookOver()
+	topics.WaitDistinct(2*s.Ledger.CountCommitted() + 100)
 	load.Stop()
-	s.Check(topics)
+	s.CheckDelivery(topics)
 }
 
-// Two tenants of one pattern, with equal ids in string form, beside a collection that only looks alike; a tenant that
-// appears later is found.
+// Two tenants match one pattern and use equal ids in string form. A third collection has a similar name. A
+// tenant that is created later is found.
 func TestTwoTenantsWithEqualIDs(t *testing.T) {
 	t.Parallel()
 	s := kit.New(t, kit.Options{})
-	s.Set("watch", []string{s.Prefix + "_t*.outbox"})
-	topics := s.Read()
+	s.SetConfig("watch", []string{s.Prefix + "_t*.outbox"})
+	topics := s.ReadTopics()
 	tenant := func(name string) func(from, to int) {
 		coll := s.Client.Database(s.Prefix + "_" + name).Collection("outbox")
 		return func(from, to int) {
 			for i := from; i < to; i++ {
-				s.Append(coll,
+				s.AppendEvents(coll,
 					event.New("order", "k", "Changed", []byte(name), event.WithID(fmt.Sprintf("id-%d", i))),
 					event.New("order", "k", "Changed", []byte(name), event.WithID(fmt.Sprintf("0190c0de-0000-7000-8000-%012d", i))))
 			}
 		}
 	}
+
 	one, two, late := tenant("t1"), tenant("t2"), tenant("t3")
 	one(0, 10)
 	two(0, 10)
 	if _, err := s.Client.Database(s.Prefix+"_x").Collection("outbox").InsertOne(t.Context(), event.New("order", "k", "Foreign", "not of the pattern")); err != nil {
 		t.Fatal(err)
 	}
-	p := s.Start()
-	p.TookOver()
+
+	p := s.StartRelay()
+	p.WaitTookOver()
 	one(10, 20)
 	two(10, 20)
 	late(0, 10)
-	topics.Distinct(2 * (20 + 20 + 10))
+	topics.WaitDistinct(2 * (20 + 20 + 10))
 	p.Kill()
 	one(20, 30)
 	two(20, 30)
-	s.Start().TookOver()
-	s.Check(topics)
+	s.StartRelay().WaitTookOver()
+	s.CheckDelivery(topics)
 }
 
-// Documents as Debezium's users write them: no stamp, no headers, ids and aggregate ids of any type, a payload that is a
-// document.
+// Documents in the form of Debezium users: no timestamp, no headers, ids and aggregate ids of any type, a
+// payload that is a document.
 func TestDocumentsInDebeziumsShape(t *testing.T) {
 	t.Parallel()
 	s := kit.New(t, kit.Options{})
-	topics := s.Read()
-	s.Start().TookOver()
+	topics := s.ReadTopics()
+	s.StartRelay().WaitTookOver()
 	oid, owner := bson.NewObjectID(), bson.NewObjectID()
 	ns := s.DB.Name() + ".outbox"
 	for _, c := range []struct {
@@ -100,22 +102,24 @@ func TestDocumentsInDebeziumsShape(t *testing.T) {
 		if c.wantID == "" {
 			c.wantID = c.id.(string)
 		}
-		s.Ledger.Add(kit.Entry{NS: ns, ID: c.wantID, Key: c.key, Topics: []string{s.Topic("order")}, Payload: []byte(c.value)})
+		s.Ledger.Add(kit.Entry{NS: ns, ID: c.wantID, Key: c.key, Topics: []string{s.TopicOf("order")}, Payload: []byte(c.value)})
 	}
-	s.Check(topics)
-	ambiguous := topics.Record("a string id that looks like an ObjectId", func(r *kit.Record) bool { return string(r.Key) == owner.Hex() })
+
+	s.CheckDelivery(topics)
+	ambiguous := topics.WaitForRecord("a string id that looks like an ObjectId", func(r *kit.Record) bool { return string(r.Key) == owner.Hex() })
 	if got := ambiguous.Header("outrelay-id-type"); got != "string" {
-		t.Errorf("outrelay-id-type %q of an id that could be two", got)
+		t.Errorf("outrelay-id-type %q of an ambiguous id", got)
 	}
 }
 
-// N17: each class that is dead at once leaves its letter, and its neighbours of the same key are delivered in order.
+// N17: each class of error that makes an envelope a dead letter at once leaves a letter, and the other events
+// of the key are delivered in order.
 func TestDeadAtOnce(t *testing.T) {
 	t.Parallel()
 	s := kit.New(t, kit.Options{Types: []string{"order", "narrow"}, Partitions: 1, Topic: []kafka.ConfigEntry{{ConfigName: "max.message.bytes", ConfigValue: "20000"}}})
-	s.Set("topics.allow", []string{s.Prefix + ".*"})
-	topics := s.Read()
-	s.Start().TookOver()
+	s.SetConfig("topics.allow", []string{s.Prefix + ".*"})
+	topics := s.ReadTopics()
+	s.StartRelay().WaitTookOver()
 	ns := s.DB.Name() + ".outbox"
 	big := make([]byte, 100_000)
 	huge := make([]byte, 2<<20)
@@ -139,7 +143,7 @@ func TestDeadAtOnce(t *testing.T) {
 		{class: record.MessageTooLarge, ev: event.New("order", "k", "x", big, event.WithID("too-large-for-the-topic"))},
 		{class: record.MessageTooLarge, ev: event.New("order", "k", "x", huge, event.WithID("too-large-for-any"))},
 	} {
-		s.Append(s.Outbox(), kit.Event("order", "k", 2*i, 50))
+		s.AppendEvents(s.Outbox(), kit.NewEvent("order", "k", 2*i, 50))
 		raw, err := bson.Marshal(c.doc)
 		id := ""
 		if c.doc == nil {
@@ -154,27 +158,30 @@ func TestDeadAtOnce(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		s.Ledger.Add(kit.Entry{NS: ns, ID: id, Key: "k", Topics: []string{s.Topic("order")}})
-		s.Ledger.Dead(ns, id)
-		s.Append(s.Outbox(), kit.Event("order", "k", 2*i+1, 50))
-		s.Check(topics)
+
+		s.Ledger.Add(kit.Entry{NS: ns, ID: id, Key: "k", Topics: []string{s.TopicOf("order")}})
+		s.Ledger.MarkDead(ns, id)
+		s.AppendEvents(s.Outbox(), kit.NewEvent("order", "k", 2*i+1, 50))
+		s.CheckDelivery(topics)
 		s.CheckDead()
 		var letter deadletter.Dead
 		if err := s.DB.Collection("outbox_dead").FindOne(t.Context(), bson.D{{Key: "_id.id", Value: id}}).Decode(&letter); err != nil {
 			t.Fatalf("%s: %v", id, err)
 		}
+
 		switch {
 		case letter.Class != c.class, letter.Reason == "", letter.ID.NS != ns, letter.ID.Delivery != 0, letter.Source.Kind != "relay", letter.MovedAt.IsZero(), len(letter.Attempts) != 1, letter.Pos == "":
-			t.Errorf("%s: letter %+v", id, letter)
+			t.Errorf("%s: dead letter %+v", id, letter)
 		case strings.Contains(letter.Reason, "mine"):
-			t.Errorf("%s: the reason quotes what the envelope holds: %s", id, letter.Reason)
+			t.Errorf("%s: the reason quotes the envelope: %s", id, letter.Reason)
 		}
+
 		if c.doc != nil && string(letter.Envelope) != string(raw) {
-			t.Errorf("%s: the letter's envelope is not the one that was inserted", id)
+			t.Errorf("%s: the envelope of the dead letter differs from the inserted one", id)
 		}
 		if got, err := letter.Envelope.LookupErr("payload"); err == nil && c.doc == nil {
 			if want := bson.Raw(raw).Lookup("payload"); !got.Equal(want) {
-				t.Errorf("%s: the letter's payload is another one", id)
+				t.Errorf("%s: the payload of the dead letter differs from the inserted one", id)
 			}
 		}
 	}
@@ -196,23 +203,26 @@ func TestPresets(t *testing.T) {
 			t.Parallel()
 			s := kit.New(t, kit.Options{Set: c.set})
 			if preset != "structured" && preset != "default" {
-				s.Set("record.preset", preset)
+				s.SetConfig("record.preset", preset)
 			}
-			topics := s.Read()
-			s.Start().TookOver()
+
+			topics := s.ReadTopics()
+			s.StartRelay().WaitTookOver()
 			ev := event.New("order", "42", "Placed", bson.D{{Key: "total", Value: 1}}, event.WithSubject("sub"), event.WithContentType("application/json"), event.WithHeader("own", []byte("h")))
-			s.Append(s.Outbox(), ev)
-			r := topics.Record("the event", func(r *kit.Record) bool { return true })
+			s.AppendEvents(s.Outbox(), ev)
+			r := topics.WaitForRecord("the event", func(r *kit.Record) bool { return true })
 			if r.Headers[0].Key != "id" || r.Header("id") != ev.ID().String() || r.Header("own") != "h" || string(r.Key) != "42" {
 				t.Errorf("headers %v, key %q", r.Headers, r.Key)
 			}
+
 			for name, want := range c.want {
 				if got := r.Header(name); got != want {
 					t.Errorf("header %s is %q, want %q", name, got, want)
 				}
 			}
+
 			if preset == "debezium" && len(r.Headers) != 2 {
-				t.Errorf("headers %v: Debezium's router adds id and the envelope's own alone", r.Headers)
+				t.Errorf("headers %v, want only id and the headers of the envelope, like Debezium", r.Headers)
 			}
 			if preset != "structured" {
 				if string(r.Value) != `{"total":1}` {
@@ -220,6 +230,7 @@ func TestPresets(t *testing.T) {
 				}
 				return
 			}
+
 			var ce struct {
 				ID, Type, Source, Subject string
 				Data                      struct{ Total int }
@@ -234,25 +245,27 @@ func TestPresets(t *testing.T) {
 func TestTopicsAreCreatedOnDemand(t *testing.T) {
 	t.Parallel()
 	s := kit.New(t, kit.Options{Types: []string{}, Set: map[string]any{"topics.create": map[string]any{"partitions": 3, "replication": 1, "configs": map[string]any{"retention.ms": 3600000}}}})
-	s.Start().TookOver()
-	s.Write(kit.Load{Events: 50, Type: "fresh"}).Wait()
-	topics := s.Read("fresh")
-	s.Check(topics)
+	s.StartRelay().WaitTookOver()
+	s.StartLoad(kit.Load{Events: 50, Type: "fresh"}).WaitDone()
+	topics := s.ReadTopics("fresh")
+	s.CheckDelivery(topics)
 	cl, err := kgo.NewClient(kgo.SeedBrokers(s.Brokers...))
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer cl.Close()
 	admin := kadm.NewClient(cl)
-	t.Cleanup(func() { deleteTopics(t, s.Brokers, s.Topic("fresh")) })
-	list, err := admin.ListTopics(t.Context(), s.Topic("fresh"))
-	if err != nil || len(list[s.Topic("fresh")].Partitions) != 3 {
+	t.Cleanup(func() { deleteTopics(t, s.Brokers, s.TopicOf("fresh")) })
+	list, err := admin.ListTopics(t.Context(), s.TopicOf("fresh"))
+	if err != nil || len(list[s.TopicOf("fresh")].Partitions) != 3 {
 		t.Errorf("%v: %v", err, list)
 	}
-	configs, err := admin.DescribeTopicConfigs(t.Context(), s.Topic("fresh"))
+
+	configs, err := admin.DescribeTopicConfigs(t.Context(), s.TopicOf("fresh"))
 	if err != nil || len(configs) != 1 {
 		t.Fatal(err)
 	}
+
 	for _, c := range configs[0].Configs {
 		if c.Key == "retention.ms" && c.MaybeValue() != "3600000" {
 			t.Errorf("retention.ms %s", c.MaybeValue())
@@ -266,38 +279,42 @@ func deleteTopics(t *testing.T, brokers []string, names ...string) {
 	cl.Transport.(*kafka.Transport).CloseIdleConnections()
 }
 
-// A topic that is missing keeps its events, says so, and gets them in order once it is there; the others flow meanwhile.
+// Events for a missing topic wait, status shows them, and they are delivered in order when the topic exists.
+// Other events are delivered in the meantime.
 func TestMissingTopic(t *testing.T) {
 	t.Parallel()
 	s := kit.New(t, kit.Options{})
-	p := s.Start()
-	p.TookOver()
+	p := s.StartRelay()
+	p.WaitTookOver()
 	missing := make([]event.Event, 30)
 	for i := range missing {
-		missing[i] = kit.Event("missing", "k", i, 50)
+		missing[i] = kit.NewEvent("missing", "k", i, 50)
 	}
-	s.Append(s.Outbox(), missing[:10]...)
-	s.Reported("the missing topic", func(st kit.Status) bool {
+
+	s.AppendEvents(s.Outbox(), missing[:10]...)
+	s.WaitForStatus("the missing topic", func(st kit.Status) bool {
 		b := st.Blocked
-		return len(b) == 1 && b[0].Topic == s.Topic("missing") && b[0].Reason != "" && b[0].Count == 10
+		return len(b) == 1 && b[0].Topic == s.TopicOf("missing") && b[0].Reason != "" && b[0].Count == 10
 	})
-	orders := s.Read()
+
+	orders := s.ReadTopics()
 	for i := range 50 {
-		s.Append(s.Outbox(), kit.Event("order", "other", i, 50))
+		s.AppendEvents(s.Outbox(), kit.NewEvent("order", "other", i, 50))
 	}
-	orders.Distinct(50)
-	s.Append(s.Outbox(), missing[10:20]...)
-	// A take-over in between finds the same state.
+
+	orders.WaitDistinct(50)
+	s.AppendEvents(s.Outbox(), missing[10:20]...)
+	// A takeover in between finds the same state.
 	p.Kill()
-	p = s.Start()
-	p.TookOver()
-	s.Append(s.Outbox(), missing[20:]...)
-	stacktest.CreateTopic(t, s.Topic("missing"), 3)
-	s.Check(s.Read("order", "missing"))
-	s.Reported("nothing blocked", func(st kit.Status) bool { return len(st.Blocked) == 0 && st.State == "live" })
+	p = s.StartRelay()
+	p.WaitTookOver()
+	s.AppendEvents(s.Outbox(), missing[20:]...)
+	stacktest.CreateTopic(t, s.TopicOf("missing"), 3)
+	s.CheckDelivery(s.ReadTopics("order", "missing"))
+	s.WaitForStatus("nothing blocked", func(st kit.Status) bool { return len(st.Blocked) == 0 && st.State == "live" })
 }
 
-// The very first start: with what the outbox holds, with nothing of it, or from a time on.
+// The first start: with the backlog, without it, or from a time on.
 func TestFirstStart(t *testing.T) {
 	t.Parallel()
 	for _, start := range []string{"backlog", "now", "time"} {
@@ -307,37 +324,41 @@ func TestFirstStart(t *testing.T) {
 			ns := s.DB.Name() + ".outbox"
 			early := make([]event.Event, 20)
 			for i := range early {
-				early[i] = kit.Event("order", "early", i, 30)
+				early[i] = kit.NewEvent("order", "early", i, 30)
 			}
-			s.Append(s.Outbox(), early...)
-			// Times of a start have whole seconds.
+
+			s.AppendEvents(s.Outbox(), early...)
+			// Start times have whole seconds.
 			began := clusterTime(t, s)
 			kit.Eventually(t, "the next second of the server", func() bool {
 				_, _ = s.DB.Collection("clock").InsertOne(t.Context(), bson.D{})
 				return clusterTime(t, s) > began
 			})
+
 			switch start {
 			case "now":
-				s.Set("start", "now")
+				s.SetConfig("start", "now")
 			case "time":
-				s.Set("start", time.Unix(int64(began)+1, 0).UTC().Format(time.RFC3339))
-				s.Append(s.Outbox(), kit.Event("order", "late", 0, 30))
+				s.SetConfig("start", time.Unix(int64(began)+1, 0).UTC().Format(time.RFC3339))
+				s.AppendEvents(s.Outbox(), kit.NewEvent("order", "late", 0, 30))
 			}
+
 			if start != "backlog" {
 				for _, e := range early {
-					s.Ledger.Dead(ns, e.ID().String()) // not to be delivered
+					s.Ledger.MarkDead(ns, e.ID().String()) // must not be delivered
 				}
 			}
-			topics := s.Read()
-			p := s.Start()
-			p.TookOver()
-			s.Append(s.Outbox(), kit.Event("order", "late", 1, 30))
-			s.Check(topics)
-			// A second start takes no notice of the setting: there is a position.
+
+			topics := s.ReadTopics()
+			p := s.StartRelay()
+			p.WaitTookOver()
+			s.AppendEvents(s.Outbox(), kit.NewEvent("order", "late", 1, 30))
+			s.CheckDelivery(topics)
+			// A second start ignores the setting, because there is a position.
 			p.Kill()
-			s.Append(s.Outbox(), kit.Event("order", "late", 2, 30))
-			s.Start().TookOver()
-			s.Check(topics)
+			s.AppendEvents(s.Outbox(), kit.NewEvent("order", "late", 2, 30))
+			s.StartRelay().WaitTookOver()
+			s.CheckDelivery(topics)
 		})
 	}
 }

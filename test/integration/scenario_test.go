@@ -24,15 +24,15 @@ var (
 	_    = flag.Bool("integration.scenarios", false, "run also the scenarios of dev whose faults test/fault injects, at a small size")
 )
 
-// onSharedServers is the environment of an `outrelay dev` that takes the servers that all tests share.
-func onSharedServers(t *testing.T) []string {
+// sharedServersEnv returns the environment of an `outrelay dev` that uses the shared test servers.
+func sharedServersEnv(t *testing.T) []string {
 	t.Helper()
 	return append(os.Environ(), devstack.EnvMongoDB+"="+stacktest.MongoURI(t), devstack.EnvKafka+"="+strings.Join(stacktest.Brokers(t), ","))
 }
 
-// scenario runs `outrelay dev --scenario` on the shared servers, or at its full size on servers of its own, and returns its
-// object. The promise has to hold.
-func scenario(t *testing.T, name string, args ...string) map[string]any {
+// runScenario runs `outrelay dev --scenario` on the shared servers, or at full size on dedicated servers, and
+// returns its JSON object. The promise must hold.
+func runScenario(t *testing.T, name string, args ...string) map[string]any {
 	t.Helper()
 	t.Parallel()
 	binary := kit.Binary(t, "")
@@ -41,8 +41,9 @@ func scenario(t *testing.T, name string, args ...string) map[string]any {
 		args = nil
 		stacktest.LockMachine(t)
 	} else {
-		env = onSharedServers(t)
+		env = sharedServersEnv(t)
 	}
+
 	ctx, cancel := kit.Context(t)
 	defer cancel()
 	var out, errOut bytes.Buffer
@@ -53,6 +54,7 @@ func scenario(t *testing.T, name string, args ...string) map[string]any {
 	if err := cmd.Run(); err != nil {
 		t.Fatalf("%v\n%s%s", err, out.String(), errOut.String())
 	}
+
 	t.Logf("%s", out.String())
 	var r map[string]any
 	d := json.NewDecoder(&out)
@@ -63,8 +65,9 @@ func scenario(t *testing.T, name string, args ...string) map[string]any {
 		t.Errorf("more than one object on standard output: %v", err)
 	}
 	if r["held"] != true || r["events"] == 0.0 || r["events"] != r["delivered"] {
-		t.Errorf("it ended with 0 although the promise did not hold: %v", r)
+		t.Errorf("exit code 0 although the promise is violated: %v", r)
 	}
+
 	for _, nothing := range []string{"lost", "duplicates", "out_of_order", "phantoms"} {
 		if r[nothing] != 0.0 {
 			t.Errorf("%s: %v", nothing, r[nothing])
@@ -73,43 +76,43 @@ func scenario(t *testing.T, name string, args ...string) map[string]any {
 	return r
 }
 
-// above checks that a figure is more than that: the scenario did what it is for.
-func above(t *testing.T, r map[string]any, least float64, names ...string) {
+// expectAbove checks that figures are greater than least, so that the scenario has really run.
+func expectAbove(t *testing.T, r map[string]any, least float64, names ...string) {
 	t.Helper()
 	for _, n := range names {
 		if v, ok := r[n].(float64); !ok || v <= least {
-			t.Errorf("%s is %v, more than %v expected", n, r[n], least)
+			t.Errorf("%s is %v, want more than %v", n, r[n], least)
 		}
 	}
 }
 
-// Malformed, too large, forbidden, misdirected and expired envelopes become dead letters of their class, among good ones
-// that all arrive.
+// Malformed, too large, forbidden, misdirected and expired envelopes become dead letters of their class. All
+// good ones among them are delivered.
 func TestScenarioPoison(t *testing.T) {
-	r := scenario(t, "poison", "--events", "200", "--rate", "200")
-	above(t, r, 0, "poisoned", "dead")
+	r := runScenario(t, "poison", "--events", "200", "--rate", "200")
+	expectAbove(t, r, 0, "poisoned", "dead")
 	classes, _ := r["classes"].(map[string]any)
 	for _, c := range []string{"malformed", "message_too_large", "not_allowed", "partition_out_of_range", "expired"} {
-		above(t, classes, 0, c)
+		expectAbove(t, classes, 0, c)
 	}
 	if r["dead"] != r["poisoned"] {
-		t.Errorf("%v of %v are dead", r["dead"], r["poisoned"])
+		t.Errorf("%v dead letters, want %v", r["dead"], r["poisoned"])
 	}
 }
 
-// The owner is killed while events come due.
+// The owner is killed while scheduled events become due.
 func TestScenarioScheduled(t *testing.T) {
-	r := scenario(t, "scheduled", "--events", "1000")
-	above(t, r, 0, "cancelled", "rescheduled", "takeovers", "p99_ms")
+	r := runScenario(t, "scheduled", "--events", "1000")
+	expectAbove(t, r, 0, "cancelled", "rescheduled", "takeovers", "p99_ms")
 	if r["early"] != 0.0 {
 		t.Errorf("%v", r)
 	}
 }
 
-// One of two consumers is killed again and again, among records that come twice.
+// One of two consumers is killed repeatedly, with duplicate records in the topic.
 func TestScenarioConsumer(t *testing.T) {
-	r := scenario(t, "consumer", "--events", "400", "--rate", "150", "--kill-every", "2s")
-	above(t, r, 0, "effects", "kills", "rebalances", "injected", "refused")
+	r := runScenario(t, "consumer", "--events", "400", "--rate", "150", "--kill-every", "2s")
+	expectAbove(t, r, 0, "effects", "kills", "rebalances", "injected", "refused")
 	if r["effects"] != r["events"] {
 		t.Errorf("%v effects of %v events", r["effects"], r["events"])
 	}
@@ -131,26 +134,26 @@ func TestScenariosOfOtherFaults(t *testing.T) {
 	}
 }
 
-// A topic is missing for a while, and Kafka refuses the first record of some keys.
+// A topic is missing for some time, and Kafka rejects the first record of some keys.
 func retryScenario(t *testing.T) {
-	r := scenario(t, "retry", "--rate", "150", "--events", "150")
-	above(t, r, 0, "parked", "others_rate", "refused", "blocked", "passed")
-	above(t, r, 0.95, "others_share")
+	r := runScenario(t, "retry", "--rate", "150", "--events", "150")
+	expectAbove(t, r, 0, "parked", "others_rate", "refused", "blocked", "passed")
+	expectAbove(t, r, 0.95, "others_share")
 }
 
-// A third consumer joins and leaves again and again.
+// A third consumer joins and leaves repeatedly.
 func rebalancesScenario(t *testing.T) {
-	r := scenario(t, "consumer", "--events", "400", "--rate", "150", "--rebalance-every", "1s")
-	above(t, r, 1, "effects", "rebalances")
+	r := runScenario(t, "consumer", "--events", "400", "--rate", "150", "--rebalance-every", "1s")
+	expectAbove(t, r, 1, "effects", "rebalances")
 	if r["effects"] != r["events"] || r["kills"] != 0.0 && !*long {
 		t.Errorf("%v effects of %v events, %v kills", r["effects"], r["events"], r["kills"])
 	}
 }
 
-// One of two nodes is killed in the middle of the sagas' steps.
+// One of two nodes is killed during the steps of sagas.
 func sagaScenario(t *testing.T) {
-	r := scenario(t, "saga", "--events", "500")
-	above(t, r, 0, "steps", "conflicts_retried", "injected", "refused")
+	r := runScenario(t, "saga", "--events", "500")
+	expectAbove(t, r, 0, "steps", "conflicts_retried", "injected", "refused")
 	if r["sagas"] != 100.0 || r["steps"] != r["events"] || r["told"] != r["events"] || r["kills"] != 1.0 {
 		t.Errorf("%v", r)
 	}
@@ -161,53 +164,56 @@ func sagaScenario(t *testing.T) {
 	}
 }
 
-// Two nodes share two slots, after one has had one; nodes join, leave and are killed.
+// Two nodes share two slots, after one slot at first. Nodes join, leave and are killed.
 func slotsScenario(t *testing.T) {
-	r := scenario(t, "slots", "--events", "400")
-	above(t, r, 0, "one_slot_eps", "two_slot_eps", "one_slot_near_eps", "two_slot_near_eps", "handovers", "shared_s")
+	r := runScenario(t, "slots", "--events", "400")
+	expectAbove(t, r, 0, "one_slot_eps", "two_slot_eps", "one_slot_near_eps", "two_slot_near_eps", "handovers", "shared_s")
 }
 
-// The scenarios at their full size, on servers of their own.
+// The scenarios at full size, on dedicated servers.
 func TestScenariosOfFullSize(t *testing.T) {
 	stacktest.OnlyWith(t, "each scenario takes a minute or two", "integration.long")
 	t.Parallel()
 	for _, name := range []string{"broker-outage", "drop", "lost-history", "purge", "slots"} {
 		t.Run(name, func(t *testing.T) {
-			r := scenario(t, name)
+			r := runScenario(t, name)
 			switch name {
 			case "broker-outage":
-				above(t, r, 30, "outage_s")
-				above(t, r, 10_000, "backlog")
+				expectAbove(t, r, 30, "outage_s")
+				expectAbove(t, r, 10_000, "backlog")
 				if r["attempts"] != 0.0 || r["dead"] != 0.0 || r["takeovers"] != 0.0 {
 					t.Errorf("%v", r)
 				}
+
 			case "drop":
-				above(t, r, 2, "drops")
+				expectAbove(t, r, 2, "drops")
 				if r["redelivered"] != 0.0 || r["takeovers"] != 0.0 {
 					t.Errorf("%v", r)
 				}
+
 			case "lost-history":
-				above(t, r, 100_000, "orphaned")
-				above(t, r, r["orphaned"].(float64)-1, "redelivered")
+				expectAbove(t, r, 100_000, "orphaned")
+				expectAbove(t, r, r["orphaned"].(float64)-1, "redelivered")
+
 			case "purge":
-				above(t, r, 0, "purged", "kept", "with_p99_ms", "without_p99_ms")
+				expectAbove(t, r, 0, "purged", "kept", "with_p99_ms", "without_p99_ms")
 			}
 		})
 	}
 }
 
-// A name that there is not is an error that lists those that there are, before anything is started.
+// An unknown name is an error that lists the known names, before any server starts.
 func TestScenarioNames(t *testing.T) {
 	t.Parallel()
 	for _, args := range [][]string{{"--scenario", "nonsense"}, {"--scenario", ""}, {"--scenario", "drop", "--keep"}, {"--scenario", "drop", "--kill-every", "2s"}, {"--scenario", "saga", "--rebalance-every", "2s"}, {"--rebalance-every", "2s"}} {
-		code, out, errOut := kit.Run(t, nil, append([]string{"dev"}, args...)...)
+		code, out, errOut := kit.RunCommand(t, nil, append([]string{"dev"}, args...)...)
 		if code != 1 || out != "" || errOut == "" {
 			t.Errorf("dev %q: exit code %d\n%s%s", args, code, out, errOut)
 		}
 		if len(args) == 2 && args[0] == "--scenario" {
 			for _, n := range []string{"broker-outage", "consumer", "drop", "lost-history", "poison", "purge", "retry", "saga", "scheduled", "slots"} {
 				if !bytes.Contains([]byte(errOut), []byte(n)) {
-					t.Errorf("dev %q does not name %s: %s", args, n, errOut)
+					t.Errorf("the error of dev %q does not list %s: %s", args, n, errOut)
 				}
 			}
 		}

@@ -14,18 +14,20 @@ import (
 	"github.com/outrelay/outrelay/test/kit"
 )
 
-// A service manager hears that the program is ready, what it does, signs of life, and that it stops.
+// A relay notifies a service manager that it is ready, of its status, with watchdog signals, and that it stops.
 func TestServiceManager(t *testing.T) {
 	t.Parallel()
-	dir, err := os.MkdirTemp("", "sd") // the path of a socket is short
+	dir, err := os.MkdirTemp("", "sd") // the path of a socket must be short
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	conn, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: filepath.Join(dir, "notify"), Net: "unixgram"})
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	t.Cleanup(func() { _ = conn.Close() })
 	buf := make([]byte, 4096)
 	until := func(want string) {
@@ -35,6 +37,7 @@ func TestServiceManager(t *testing.T) {
 			if err := conn.SetReadDeadline(deadline); err != nil {
 				t.Fatal(err)
 			}
+
 			n, err := conn.Read(buf)
 			if errors.Is(err, os.ErrDeadlineExceeded) {
 				break
@@ -47,17 +50,20 @@ func TestServiceManager(t *testing.T) {
 				heard = append(heard, got)
 			}
 		}
-		t.Fatalf("never heard %q; heard %q", want, heard)
+
+		t.Fatalf("waiting for notification %q timed out; received %q", want, heard)
 	}
+
 	s := kit.New(t, kit.Options{Env: []string{
 		"NOTIFY_SOCKET=" + filepath.Join(dir, "notify"),
-		"WATCHDOG_USEC=1500000", "WATCHDOG_PID=", // without the second it is meant for whoever asks
+		"WATCHDOG_USEC=1500000", "WATCHDOG_PID=", // an empty WATCHDOG_PID applies to any process
 	}})
-	p := s.Start()
+
+	p := s.StartRelay()
 	until("READY=1")
 	until("STATUS=owner of watcher ")
 	until("WATCHDOG=1")
 	until("WATCHDOG=1")
-	p.Term()
+	p.Terminate()
 	until("STOPPING=1")
 }

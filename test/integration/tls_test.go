@@ -12,8 +12,8 @@ import (
 	"github.com/outrelay/outrelay/test/kit"
 )
 
-// A relay that talks TLS to both servers, and shows a certificate, goes on when all certificates are replaced while it
-// runs: its own, those of the servers, and the authority behind them.
+// A relay with TLS and a client certificate to both servers keeps running while all certificates are replaced:
+// its own, those of the servers, and their authority.
 func TestCertificatesAreReplacedWhileARelayRuns(t *testing.T) {
 	t.Parallel()
 	stack := stacktest.Own(t, devstack.Options{
@@ -42,11 +42,11 @@ func TestCertificatesAreReplacedWhileARelayRuns(t *testing.T) {
 	write()
 	files := map[string]any{"ca": ca, "cert": cert, "key": key}
 	s := kit.New(t, kit.Options{Stack: stack, Brokers: brokers, Set: map[string]any{"mongodb.tls": files, "kafka.tls": files}})
-	topics := s.Read()
-	relay := s.Start()
-	relay.TookOver()
-	s.Write(kit.Load{Events: 40}).Wait()
-	s.Check(topics)
+	topics := s.ReadTopics()
+	relay := s.StartRelay()
+	relay.WaitTookOver()
+	s.StartLoad(kit.Load{Events: 40}).WaitDone()
+	s.CheckDelivery(topics)
 
 	if err := stack.RenewTLS(); err != nil {
 		t.Fatal(err)
@@ -56,17 +56,17 @@ func TestCertificatesAreReplacedWhileARelayRuns(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	// The relay still trusts the old authority alone, and the servers know no certificate but those of the new one.
-	s.Write(kit.Load{Events: 40, Prefix: "later-", Tolerant: true}).Wait()
+	// The relay still trusts only the old authority, and the servers have only certificates of the new one.
+	s.StartLoad(kit.Load{Events: 40, Prefix: "later-", Tolerant: true}).WaitDone()
 	write()
-	relay.Says("TLS files have changed and are used from now on")
-	s.Check(topics)
+	relay.WaitForLog("TLS files have changed and apply to new connections")
+	s.CheckDelivery(topics)
 	select {
 	case <-relay.Done():
 		t.Error("the relay ended")
 	default:
 	}
-	if code, _, errOut := s.Run("doctor"); code != 0 {
+	if code, _, errOut := s.RunCommand("doctor"); code != 0 {
 		t.Errorf("doctor: exit code %d\n%s", code, errOut)
 	}
 }

@@ -15,81 +15,87 @@ import (
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 )
 
-// built holds the programs of this test process, by their build tags.
-var built struct {
+// programs holds the built programs of this test process, by build tags.
+var programs struct {
 	sync.Mutex
 	dir   string
 	paths map[string]string
 }
 
-// Main runs the tests of a package, six at a time because most of their time is waiting for leases to expire and beside no
-// other package that calls it, and removes the programs that they built. No goroutine may be left.
+// Main runs the tests of a package and removes the programs that they built. Six tests run in parallel,
+// because they mostly wait for leases to expire. Packages that call Main do not run at the same time.
+// Main fails if goroutines are left.
 func Main(m *testing.M) {
 	stacktest.Wide(6)
 	stacktest.Alone()
 	goleak.VerifyTestMain(stacktest.Settled(m, goleak.Find), goleak.Cleanup(func(code int) {
-		if built.dir != "" {
-			_ = os.RemoveAll(built.dir)
+		if programs.dir != "" {
+			_ = os.RemoveAll(programs.dir)
 		}
 		os.Exit(code)
 	}))
 }
 
-// Binary is the path of the outrelay program, built with tags ("" for none).
+// Binary builds the outrelay program with tags ("" for none) on the first call, and returns its path.
 func Binary(tb testing.TB, tags string) string {
 	tb.Helper()
-	built.Lock()
-	defer built.Unlock()
-	if p := built.paths[tags]; p != "" {
+	programs.Lock()
+	defer programs.Unlock()
+	if p := programs.paths[tags]; p != "" {
 		return p
 	}
-	p, err := build(tags)
+
+	p, err := buildProgram(tags)
 	if err != nil {
 		tb.Fatal(err)
 	}
-	if built.paths == nil {
-		built.paths = map[string]string{}
+	if programs.paths == nil {
+		programs.paths = map[string]string{}
 	}
-	built.paths[tags] = p
+
+	programs.paths[tags] = p
 	return p
 }
 
-func build(tags string) (string, error) {
-	root, err := moduleRoot()
+func buildProgram(tags string) (string, error) {
+	root, err := findModuleRoot()
 	if err != nil {
 		return "", err
 	}
-	if built.dir == "" {
-		if built.dir, err = os.MkdirTemp("", "outrelay-test-"); err != nil {
+	if programs.dir == "" {
+		if programs.dir, err = os.MkdirTemp("", "outrelay-test-"); err != nil {
 			return "", err
 		}
 	}
+
 	name := "outrelay"
 	if tags != "" {
 		name += "-" + tags
 	}
-	out := filepath.Join(built.dir, name)
+
+	out := filepath.Join(programs.dir, name)
 	cmd := exec.Command("go", "build", "-tags", tags, "-o", out, "./cmd/outrelay")
 	cmd.Dir = root
-	if words, err := cmd.CombinedOutput(); err != nil {
-		return "", fmt.Errorf("building outrelay: %w\n%s", err, words)
+	if output, err := cmd.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("building outrelay: %w\n%s", err, output)
 	}
 	return out, nil
 }
 
-func moduleRoot() (string, error) {
+func findModuleRoot() (string, error) {
 	dir, err := os.Getwd()
 	if err != nil {
 		return "", err
 	}
+
 	for {
 		if _, err := os.Stat(filepath.Join(dir, "go.mod")); err == nil {
 			return dir, nil
 		}
-		up := filepath.Dir(dir)
-		if up == dir {
+		parent := filepath.Dir(dir)
+		if parent == dir {
 			return "", fmt.Errorf("no go.mod above %s", dir)
 		}
-		dir = up
+		dir = parent
 	}
 }

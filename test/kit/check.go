@@ -13,19 +13,19 @@ import (
 	"github.com/outrelay/outrelay/internal/routing"
 )
 
-// Verdict is what a comparison of ledger and topics found. Each list holds what went wrong, for people.
+// Verdict is the result of a comparison of ledger and topics. Each list describes violations of one promise.
 type Verdict struct {
-	Events     int // committed and to be delivered, times their topics
+	Events     int // committed events that must be delivered, counted once for each topic
 	Records    int
-	Lost       []string // I1: committed, and in no topic
-	Phantoms   []string // I2: in a topic, and never committed
-	Disorder   []string // I3: the first delivery of an event stands before that of an earlier one of its key
-	Duplicates []string // I4: stands more than once
-	Changed    []string // I8: other bytes than were appended
+	Lost       []string // I1: committed, but not in its topic
+	Phantoms   []string // I2: in a topic, but not committed
+	Disorder   []string // I3: delivered before an earlier event of its key
+	Duplicates []string // I4: more than once in a topic
+	Changed    []string // I8: different bytes than appended
 }
 
-// Good reports whether nothing went wrong.
-func (v Verdict) Good() bool {
+// OK reports whether there is no violation.
+func (v Verdict) OK() bool {
 	return len(v.Lost)+len(v.Phantoms)+len(v.Disorder)+len(v.Duplicates)+len(v.Changed) == 0
 }
 
@@ -34,48 +34,54 @@ func (v Verdict) String() string {
 	fmt.Fprintf(&b, "%d events, %d records: %d lost, %d phantoms, %d out of order, %d duplicates, %d changed",
 		v.Events, v.Records, len(v.Lost), len(v.Phantoms), len(v.Disorder), len(v.Duplicates), len(v.Changed))
 	for _, list := range [][]string{v.Lost, v.Phantoms, v.Disorder, v.Duplicates, v.Changed} {
-		for i, one := range list {
+		for i, violation := range list {
 			if i == 5 {
 				b.WriteString("\n  …")
 				break
 			}
-			b.WriteString("\n  " + one)
+			b.WriteString("\n  " + violation)
 		}
 	}
 	return b.String()
 }
 
-// Compare holds the records of the topics, sorted by offset within each partition, against the ledger. Records of one id
-// in several collections are told apart by their header outrelay-ns.
+// Compare compares the records of the topics with the ledger. records must be sorted by offset within
+// each partition. If several collections have an event with the same id, the header outrelay-ns
+// identifies the collection of a record.
 func (l *Ledger) Compare(records []*Record) Verdict {
-	entries, dead := l.snapshot()
+	entries, dead := l.copyEntries()
 	v := Verdict{Records: len(records)}
-	index := map[string][]*Entry{}
+	byID := map[string][]*Entry{}
 	for i := range entries {
-		index[entries[i].ID] = append(index[entries[i].ID], &entries[i])
+		byID[entries[i].ID] = append(byID[entries[i].ID], &entries[i])
 	}
-	type copyOf struct {
+
+	// First pass over the records: phantoms, duplicates and changes.
+	type delivery struct {
 		e     *Entry
 		topic string
 	}
-	first := map[copyOf]*Record{}
+	first := map[delivery]*Record{}
 	for _, r := range records {
-		e := find(index[r.Header("id")], r)
+		e := findEntry(byID[r.Header("id")], r)
 		if e == nil || e.Fate == Aborted || dead[identity{e.NS, e.ID}] {
-			v.Phantoms = append(v.Phantoms, fmt.Sprintf("%s holds id %s", place(r), r.Header("id")))
+			v.Phantoms = append(v.Phantoms, fmt.Sprintf("%s holds id %s", formatPlace(r), r.Header("id")))
 			continue
 		}
-		c := copyOf{e, r.Topic}
-		if before := first[c]; before != nil {
+
+		d := delivery{e, r.Topic}
+		if before := first[d]; before != nil {
 			v.Duplicates = append(v.Duplicates, fmt.Sprintf("id %s of key %s at %s (producer %d/%d) and at %s (producer %d/%d)",
-				e.ID, e.Key, place(before), before.Producer, before.Epoch, place(r), r.Producer, r.Epoch))
+				e.ID, e.Key, formatPlace(before), before.Producer, before.Epoch, formatPlace(r), r.Producer, r.Epoch))
 			continue
 		}
-		first[c] = r
-		if why := differs(e, r); why != "" {
-			v.Changed = append(v.Changed, fmt.Sprintf("id %s at %s: %s", e.ID, place(r), why))
+		first[d] = r
+		if why := describeDifference(e, r); why != "" {
+			v.Changed = append(v.Changed, fmt.Sprintf("id %s at %s: %s", e.ID, formatPlace(r), why))
 		}
 	}
+
+	// Second pass over the entries in commit order: losses and disorder.
 	type scope struct{ ns, key, topic string }
 	last := map[scope]*Record{}
 	for i := range entries {
@@ -83,9 +89,10 @@ func (l *Ledger) Compare(records []*Record) Verdict {
 		if e.Fate != Committed || dead[identity{e.NS, e.ID}] {
 			continue
 		}
+
 		for _, topic := range e.Topics {
 			v.Events++
-			r := first[copyOf{e, topic}]
+			r := first[delivery{e, topic}]
 			if r == nil {
 				v.Lost = append(v.Lost, fmt.Sprintf("id %s of key %s is not in %s", e.ID, e.Key, topic))
 				continue
@@ -93,9 +100,11 @@ func (l *Ledger) Compare(records []*Record) Verdict {
 			if e.Unordered {
 				continue
 			}
+
 			s := scope{e.NS, e.Key, topic}
 			if before := last[s]; before != nil && (before.Partition != r.Partition || before.Offset > r.Offset) {
-				v.Disorder = append(v.Disorder, fmt.Sprintf("key %s: id %s at %s behind id %s at %s", e.Key, e.ID, place(r), before.Header("id"), place(before)))
+				v.Disorder = append(v.Disorder, fmt.Sprintf("key %s: id %s at %s is not after id %s at %s",
+					e.Key, e.ID, formatPlace(r), before.Header("id"), formatPlace(before)))
 			}
 			last[s] = r
 		}
@@ -103,10 +112,10 @@ func (l *Ledger) Compare(records []*Record) Verdict {
 	return v
 }
 
-func place(r *Record) string { return fmt.Sprintf("%s/%d@%d", r.Topic, r.Partition, r.Offset) }
+func formatPlace(r *Record) string { return fmt.Sprintf("%s/%d@%d", r.Topic, r.Partition, r.Offset) }
 
-// find is the entry that a record is of.
-func find(candidates []*Entry, r *Record) *Entry {
+// findEntry returns the entry of a record, or nil.
+func findEntry(candidates []*Entry, r *Record) *Entry {
 	ns := r.Header("outrelay-ns")
 	for _, e := range candidates {
 		if ns == "" {
@@ -119,22 +128,24 @@ func find(candidates []*Entry, r *Record) *Entry {
 	return nil
 }
 
-// differs says in what a record differs from what was appended: key, payload, the envelope's own headers in their order.
-func differs(e *Entry, r *Record) string {
+// describeDifference returns the first difference between a record and the appended event, or "". It
+// compares the key, the payload and the headers of the envelope in their order.
+func describeDifference(e *Entry, r *Record) string {
 	switch {
 	case string(r.Key) != e.Key:
 		return fmt.Sprintf("key %q, want %q", r.Key, e.Key)
 	case !bytes.Equal(r.Value, e.Payload):
-		return fmt.Sprintf("payload of %d bytes, want another one of %d", len(r.Value), len(e.Payload))
+		return fmt.Sprintf("payload of %d bytes differs, want %d bytes", len(r.Value), len(e.Payload))
 	case e.Null != (r.Value == nil):
-		return "null and empty payloads are not the same"
+		return "payload is null instead of empty, or empty instead of null"
 	case len(r.Headers) == 0 || r.Headers[0].Key != "id":
 		return "the first header is not id"
 	}
+
 	own := r.Headers
 	for _, want := range e.Headers {
 		i := 0
-		for i < len(own) && !same(own[i], want.Key, want.Value) {
+		for i < len(own) && !equalHeader(own[i], want.Key, want.Value) {
 			i++
 		}
 		if i == len(own) {
@@ -145,34 +156,37 @@ func differs(e *Entry, r *Record) string {
 	return ""
 }
 
-func same(h kgo.RecordHeader, key string, value []byte) bool {
+func equalHeader(h kgo.RecordHeader, key string, value []byte) bool {
 	return h.Key == key && bytes.Equal(h.Value, value) && (h.Value == nil) == (value == nil)
 }
 
-// Settled ends the writing side: it waits until every committed event was delivered and all that the topics hold was
-// read, and compares. The relays may still run.
-func (s *Scene) Settled(topics *Topics) Verdict {
+// CompareAtEnd waits until all committed events are delivered and all records in the topics are read,
+// and compares them. Nothing may be appended after it. The relays may still run.
+func (s *Scene) CompareAtEnd(topics *Topics) Verdict {
 	s.tb.Helper()
 	ctx, cancel := context.WithTimeout(s.tb.Context(), Patience)
 	defer cancel()
-	if err := s.Ledger.Settle(ctx, s.Client); err != nil {
+	if err := s.Ledger.ResolveUnknown(ctx, s.Client); err != nil {
 		s.tb.Fatal(err)
 	}
+
 	want := 0
-	for _, e := range s.Ledger.Expected() {
+	for _, e := range s.Ledger.ExpectedEntries() {
 		want += len(e.Topics)
 	}
-	topics.reached(want) // that they never come is for the comparison to tell
-	topics.ToTheEnd()
-	return s.Ledger.Compare(topics.All())
+
+	// If deliveries are missing, the comparison reports them.
+	topics.waitDeliveries(want)
+	topics.WaitForEnd()
+	return s.Ledger.Compare(topics.AllRecords())
 }
 
-// Check is Settled, and fails the test unless everything is as promised.
-func (s *Scene) Check(topics *Topics) Verdict {
+// CheckDelivery is CompareAtEnd, and fails the test if a promise is violated.
+func (s *Scene) CheckDelivery(topics *Topics) Verdict {
 	s.tb.Helper()
-	v := s.Settled(topics)
-	if !v.Good() {
-		s.tb.Errorf("not as promised: %s", v)
+	v := s.CompareAtEnd(topics)
+	if !v.OK() {
+		s.tb.Errorf("promises are violated: %s", v)
 	}
 	return v
 }

@@ -18,8 +18,9 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// world is a ledger of three events of one key, one of another and a rolled back one, and the topic that is right for it.
-func world() (*Ledger, []*Record) {
+// newWorld returns a ledger with three events of one key, one of another key and one rolled back, and
+// matching records.
+func newWorld() (*Ledger, []*Record) {
 	l := newLedger()
 	var records []*Record
 	for i, c := range []struct {
@@ -48,6 +49,7 @@ func TestCompareFindsWhatIsPlanted(t *testing.T) {
 		}
 		return r
 	}
+
 	for name, c := range map[string]struct {
 		plant                                      func([]*Record) []*Record
 		lost, phantoms, disorder, repeats, changed int
@@ -83,10 +85,10 @@ func TestCompareFindsWhatIsPlanted(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			l, records := world()
+			l, records := newWorld()
 			v := l.Compare(c.plant(records))
 			if len(v.Lost) != c.lost || len(v.Phantoms) != c.phantoms || len(v.Disorder) != c.disorder || len(v.Duplicates) != c.repeats || len(v.Changed) != c.changed {
-				t.Errorf("planted %s: %s", name, v)
+				t.Errorf("after planting %s: %s", name, v)
 			}
 		})
 	}
@@ -97,13 +99,13 @@ func TestCompareTellsTenantsApart(t *testing.T) {
 	l := newLedger()
 	l.Add(Entry{NS: "a.outbox", ID: "1", Key: "k", Topics: []string{"t"}}, Entry{NS: "b.outbox", ID: "1", Key: "k", Topics: []string{"t"}})
 	record := func(ns string, offset int64) *Record {
-		return &Record{Topic: "t", Offset: offset, Key: []byte("k"), Value: []byte{}, Headers: []kgo.RecordHeader{{Key: "id", Value: []byte("1")}, {Key: "outrelay-ns", Value: hash(ns)}}}
+		return &Record{Topic: "t", Offset: offset, Key: []byte("k"), Value: []byte{}, Headers: []kgo.RecordHeader{{Key: "id", Value: []byte("1")}, {Key: "outrelay-ns", Value: namespaceHash(ns)}}}
 	}
-	if v := l.Compare([]*Record{record("b.outbox", 0), record("a.outbox", 1)}); !v.Good() {
-		t.Errorf("two tenants: %s", v)
+	if v := l.Compare([]*Record{record("b.outbox", 0), record("a.outbox", 1)}); !v.OK() {
+		t.Errorf("the same id in two collections: %s", v)
 	}
 	if v := l.Compare([]*Record{record("a.outbox", 0), record("a.outbox", 1)}); len(v.Lost) != 1 || len(v.Duplicates) != 1 {
-		t.Errorf("one tenant twice: %s", v)
+		t.Errorf("the same collection twice: %s", v)
 	}
 }
 
@@ -115,6 +117,7 @@ func TestHistoryProblemsFindsWhatIsPlanted(t *testing.T) {
 			Owner: owner, Epoch: epoch, Seq: seq, AcquiredAt: now.Add(at), ExpiresAt: now.Add(at + time.Second), Token: resume.TokenOf(token),
 		}}
 	}
+
 	for name, c := range map[string]struct {
 		all  []Version
 		want int
@@ -137,7 +140,7 @@ func TestHistoryProblemsFindsWhatIsPlanted(t *testing.T) {
 	}
 }
 
-func hash(ns string) []byte {
+func namespaceHash(ns string) []byte {
 	h := routing.NamespaceHash(ns)
 	return h[:]
 }

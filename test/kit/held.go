@@ -19,31 +19,32 @@ import (
 	"github.com/outrelay/outrelay/pkg/outbox"
 )
 
-// CreateTopic makes the topic of an aggregate type late, while the scene runs.
+// CreateTopic creates the topic of an aggregate type while the scene runs.
 func (s *Scene) CreateTopic(aggregateType string, partitions, replicas int, configs ...kafka.ConfigEntry) {
 	s.tb.Helper()
-	stacktest.CreateTopicOn(s.tb, s.Brokers, s.Topic(aggregateType), partitions, replicas, configs...)
+	stacktest.CreateTopicOn(s.tb, s.Brokers, s.TopicOf(aggregateType), partitions, replicas, configs...)
 }
 
-// SetTopic changes one setting of the topic of an aggregate type.
-func (s *Scene) SetTopic(aggregateType, setting, value string) {
+// SetTopicConfig changes one setting of the topic of an aggregate type.
+func (s *Scene) SetTopicConfig(aggregateType, setting, value string) {
 	s.tb.Helper()
 	cl, err := kgo.NewClient(kgo.SeedBrokers(s.Brokers...))
 	if err != nil {
 		s.tb.Fatal(err)
 	}
 	defer cl.Close()
-	res, err := kadm.NewClient(cl).AlterTopicConfigs(s.tb.Context(), []kadm.AlterConfig{{Op: kadm.SetConfig, Name: setting, Value: &value}}, s.Topic(aggregateType))
+	res, err := kadm.NewClient(cl).AlterTopicConfigs(s.tb.Context(), []kadm.AlterConfig{{Op: kadm.SetConfig, Name: setting, Value: &value}}, s.TopicOf(aggregateType))
 	for i := 0; err == nil && i < len(res); i++ {
 		err = res[i].Err
 	}
+
 	if err != nil {
-		s.tb.Fatalf("setting %s of topic %s: %v", setting, s.Topic(aggregateType), err)
+		s.tb.Fatalf("setting %s of topic %s: %v", setting, s.TopicOf(aggregateType), err)
 	}
 }
 
-// Count is how many documents of the outbox match.
-func (s *Scene) Count(filter bson.D) int {
+// CountOutbox returns the number of outbox documents that match.
+func (s *Scene) CountOutbox(filter bson.D) int {
 	s.tb.Helper()
 	ctx, cancel := context.WithTimeout(s.tb.Context(), Patience)
 	defer cancel()
@@ -54,55 +55,59 @@ func (s *Scene) Count(filter bson.D) int {
 	return int(n)
 }
 
-// Held is how many envelopes have one of these states; without any, a state at all.
-func (s *Scene) Held(states ...string) int {
+// CountHeld returns the number of envelopes with one of these states, or without arguments with any state.
+func (s *Scene) CountHeld(states ...string) int {
 	s.tb.Helper()
 	if len(states) == 0 {
-		return s.Count(bson.D{{Key: "state", Value: bson.D{{Key: "$exists", Value: true}}}})
+		return s.CountOutbox(bson.D{{Key: "state", Value: bson.D{{Key: "$exists", Value: true}}}})
 	}
-	return s.Count(bson.D{{Key: "state", Value: bson.D{{Key: "$in", Value: states}}}})
+	return s.CountOutbox(bson.D{{Key: "state", Value: bson.D{{Key: "$in", Value: states}}}})
 }
 
-// NoneHeld waits until no envelope has a state or a due time any more.
-func (s *Scene) NoneHeld() {
+// WaitNoneHeld waits until no envelope has a state or a due time.
+func (s *Scene) WaitNoneHeld() {
 	s.tb.Helper()
 	left := 0
 	defer func() {
 		if left > 0 {
-			s.tb.Logf("%d still wait", left)
+			s.tb.Logf("%d envelopes still wait", left)
 		}
 	}()
+
 	Eventually(s.tb, "no envelope waits", func() bool {
-		left = s.Count(bson.D{{Key: "$or", Value: bson.A{
+		left = s.CountOutbox(bson.D{{Key: "$or", Value: bson.A{
 			bson.D{{Key: "state", Value: bson.D{{Key: "$exists", Value: true}}}}, bson.D{{Key: "dueAt", Value: bson.D{{Key: "$exists", Value: true}}}},
 		}}})
 		return left == 0
 	})
 }
 
-// Schedule commits n events, of some keys, that are due evenly from a time on, in transactions of 100, and notes them in
-// the ledger. It returns them in the order of their times.
+// Schedule commits n events in transactions of 100 and adds them to the ledger. Their due times are
+// spread evenly over span, starting at from, and their keys repeat. It returns the events sorted by due
+// time.
 func (s *Scene) Schedule(aggregateType string, n, keys int, from time.Time, span time.Duration) []event.Event {
 	s.tb.Helper()
 	box, err := outbox.New(s.DB)
 	if err != nil {
 		s.tb.Fatal(err)
 	}
+
 	all := make([]event.Event, n)
 	for i := range all {
-		// Scheduled events have no order: to the ledger each is of a key of its own.
-		ev := Event(aggregateType, fmt.Sprintf("w%d-k%d", i%4, i%keys), i, 60)
+		ev := NewEvent(aggregateType, fmt.Sprintf("w%d-k%d", i%4, i%keys), i, 60)
 		at := from.Add(span * time.Duration(i) / time.Duration(n))
 		event.WithDueAt(at)(&ev)
 		all[i] = ev
 	}
+
 	for i := 0; i < n; i += 100 {
 		part := all[i:min(i+100, n)]
 		err := outbox.Transaction(s.tb.Context(), s.Client, func(ctx context.Context) error { return box.AppendMany(ctx, part) })
 		if err != nil {
 			s.tb.Fatal(err)
 		}
-		entries := s.entries(s.DB.Name()+".outbox", Committed, part)
+		entries := s.ledgerEntries(s.DB.Name()+".outbox", Committed, part)
+		// Scheduled events are not ordered within their key.
 		for i := range entries {
 			entries[i].Unordered = true
 		}
@@ -111,10 +116,10 @@ func (s *Scene) Schedule(aggregateType string, n, keys int, from time.Time, span
 	return all
 }
 
-// Deliveries counts the records of each event by their header outrelay-delivery, "" for none.
+// Deliveries counts the records of each event by the header outrelay-delivery. "" stands for no header.
 func (t *Topics) Deliveries() map[string]map[string]int {
 	out := map[string]map[string]int{}
-	for _, r := range t.All() {
+	for _, r := range t.AllRecords() {
 		id := r.Header("id")
 		if out[id] == nil {
 			out[id] = map[string]int{}
@@ -124,8 +129,9 @@ func (t *Topics) Deliveries() map[string]map[string]int {
 	return out
 }
 
-// Memory is its resident memory in bytes, by its own metrics; 0 if it does not say.
-func (p *Process) Memory() int64 {
+// ResidentMemory returns the resident memory in bytes from the metrics of the process, or 0 if they do
+// not include it.
+func (p *Process) ResidentMemory() int64 {
 	p.tb.Helper()
 	_, body := p.Get("/metrics")
 	for line := range strings.Lines(body) {
@@ -137,15 +143,15 @@ func (p *Process) Memory() int64 {
 	return 0
 }
 
-// KilledWithin waits until it was killed by a crash point, at most for so long, and then kills it itself. It reports
-// whether the point was reached.
-func (p *Process) KilledWithin(d time.Duration) bool {
-	late := time.NewTimer(d)
-	defer late.Stop()
+// KilledByCrashPoint waits up to d until a crash point kills the process. It reports whether that
+// happened. Otherwise it kills the process.
+func (p *Process) KilledByCrashPoint(d time.Duration) bool {
+	timeout := time.NewTimer(d)
+	defer timeout.Stop()
 	select {
 	case <-p.done:
 		return true
-	case <-late.C:
+	case <-timeout.C:
 		p.Kill()
 		return false
 	}

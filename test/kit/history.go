@@ -17,49 +17,52 @@ import (
 	"github.com/outrelay/outrelay/resume"
 )
 
-// Version is the watcher document after one write, with the fields that the write changed.
+// Version is the watcher document after a write, with the fields that the write changed.
 type Version struct {
 	lease.Document
 	Changed []string // top-level fields; nil for the insert
 	At      time.Time
 }
 
-// History follows every version of the watcher document.
+// History collects all versions of the watcher document.
 type History struct {
-	scene *Scene
-	mu    sync.Mutex
-	all   []Version
-	err   error
-	news  chan struct{}
+	scene    *Scene
+	mu       sync.Mutex
+	versions []Version
+	err      error
+	changed  chan struct{}
 }
 
-// Follow starts a history; call it before the first relay. The server keeps the image after each write for it.
-func (s *Scene) Follow() *History {
+// FollowWatcher starts a history. Call it before the first relay starts. It enables post-images on the
+// collection.
+func (s *Scene) FollowWatcher() *History {
 	s.tb.Helper()
 	ctx := s.tb.Context()
 	images := options.CreateCollection().SetChangeStreamPreAndPostImages(bson.D{{Key: "enabled", Value: true}})
 	if err := s.State.CreateCollection(ctx, "watchers", images); err != nil {
 		s.tb.Fatal(err)
 	}
+
 	cs, err := s.State.Collection("watchers").Watch(ctx, mongo.Pipeline{}, options.ChangeStream().SetFullDocument(options.Required).SetMaxAwaitTime(200*time.Millisecond))
 	if err != nil {
 		s.tb.Fatal(err)
 	}
-	h := &History{scene: s, news: make(chan struct{})}
+
+	h := &History{scene: s, changed: make(chan struct{})}
 	run, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
-	wg.Go(func() { h.run(run, cs) })
+	wg.Go(func() { h.collectVersions(run, cs) })
 	s.tb.Cleanup(func() {
 		cancel()
 		wg.Wait()
-		end, cancel := cleanup()
+		end, cancel := cleanupContext()
 		defer cancel()
 		_ = cs.Close(end)
 	})
 	return h
 }
 
-func (h *History) run(ctx context.Context, cs *mongo.ChangeStream) {
+func (h *History) collectVersions(ctx context.Context, cs *mongo.ChangeStream) {
 	for cs.Next(ctx) {
 		var ev struct {
 			OperationType     string    `bson:"operationType"`
@@ -82,14 +85,16 @@ func (h *History) run(ctx context.Context, cs *mongo.ChangeStream) {
 				v.Changed = append(v.Changed, f.Key())
 			}
 		}
+
 		h.mu.Lock()
 		if err != nil {
 			h.err = err
 		} else if raw.FullDocument != nil && v.ID == WatcherID {
-			h.all = append(h.all, v)
+			h.versions = append(h.versions, v)
 		}
-		close(h.news)
-		h.news = make(chan struct{})
+
+		close(h.changed)
+		h.changed = make(chan struct{})
 		h.mu.Unlock()
 	}
 	if err := cs.Err(); err != nil && ctx.Err() == nil {
@@ -99,65 +104,72 @@ func (h *History) run(ctx context.Context, cs *mongo.ChangeStream) {
 	}
 }
 
-// Await waits until the newest version is as wanted and returns it.
-func (h *History) Await(what string, ok func(Version) bool) Version {
+// WaitFor waits until ok accepts the newest version, and returns that version. what describes it in the
+// failure message.
+func (h *History) WaitFor(what string, ok func(Version) bool) Version {
 	h.scene.tb.Helper()
-	late := time.NewTimer(Patience)
-	defer late.Stop()
+	timeout := time.NewTimer(Patience)
+	defer timeout.Stop()
+
 	for {
 		h.mu.Lock()
-		news, n := h.news, len(h.all)
+		news, n := h.changed, len(h.versions)
 		var last Version
 		if n > 0 {
-			last = h.all[n-1]
+			last = h.versions[n-1]
 		}
+
 		h.mu.Unlock()
 		if n > 0 && ok(last) {
 			return last
 		}
+
 		select {
 		case <-news:
-		case <-late.C:
-			h.scene.tb.Fatalf("the watcher document never showed %s (owner %q, epoch %d, seq %d)", what, last.Owner, last.Epoch, last.Seq)
+		case <-timeout.C:
+			h.scene.tb.Fatalf("waiting for %s in the watcher document timed out; last owner %q, epoch %d, seq %d", what, last.Owner, last.Epoch, last.Seq)
 		case <-h.scene.tb.Context().Done():
 			h.scene.tb.Fatal(h.scene.tb.Context().Err())
 		}
 	}
 }
 
-// Versions are all so far.
+// Versions returns all versions so far.
 func (h *History) Versions() []Version {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return append([]Version(nil), h.all...)
+	return append([]Version(nil), h.versions...)
 }
 
-// Check holds the history against I5: epoch, seq, token and time never go back, an acquisition is the next epoch and
-// comes only when the lease was free or expired, and nobody but the owner writes.
-func (h *History) Check() {
+// CheckHistory fails the test for each violation of I5: epoch, seq, token and time never decrease, an
+// acquisition has the next epoch and happens only if the lease was free or expired, and only the owner
+// writes.
+func (h *History) CheckHistory() {
 	tb := h.scene.tb
 	tb.Helper()
 	h.mu.Lock()
 	err := h.err
 	h.mu.Unlock()
 	if err != nil {
-		tb.Errorf("following the watcher document: %v", err)
+		tb.Errorf("reading the change stream of the watcher document: %v", err)
 	}
 	for _, p := range HistoryProblems(h.Versions()) {
 		tb.Error(p)
 	}
 }
 
-// HistoryProblems lists what a history has against I5.
+// HistoryProblems returns the violations of I5 in a history.
 func HistoryProblems(all []Version) (problems []string) {
 	bad := func(v Version, format string, args ...any) {
 		problems = append(problems, fmt.Sprintf("watcher document at epoch %d, seq %d (%s): ", v.Epoch, v.Seq, v.Owner)+fmt.Sprintf(format, args...))
 	}
+
 	for i := 1; i < len(all); i++ {
 		a, b := all[i-1], all[i]
-		if onlyControl(b.Changed) {
+		if onlyControlFields(b.Changed) {
 			continue
 		}
+
 		switch {
 		case b.Epoch < a.Epoch:
 			bad(b, "the epoch was %d", a.Epoch)
@@ -167,20 +179,22 @@ func HistoryProblems(all []Version) (problems []string) {
 			if b.Owner == "" || b.Owner == a.Owner {
 				bad(b, "a new epoch without a new owner")
 			}
-			// Both are the server's $$NOW. The wall time of a write is that of a clock which a thread of the server sets every
-			// few milliseconds, and later where it has to wait for a processor.
+			// Both times are the server's $$NOW. The wall time of a write is not comparable: a server
+			// thread updates that clock every few milliseconds, and later if it has to wait for a CPU.
 			if a.Owner != "" && b.AcquiredAt.Before(a.ExpiresAt) {
 				bad(b, "acquired at %s (written at %s) although %s held it until %s", b.AcquiredAt, b.At, a.Owner, a.ExpiresAt)
 			}
+
 		case b.Owner != a.Owner && b.Owner != "":
 			bad(b, "the owner changed from %s within an epoch", a.Owner)
 		case a.Owner == "" && b.Owner == "":
-			bad(b, "written while nobody owned it: %v", b.Changed)
+			bad(b, "written without an owner: %v", b.Changed)
 		}
-		if b.Seq < a.Seq || b.Seq == a.Seq && !onlyFence(b.Changed) && b.Epoch == a.Epoch {
+
+		if b.Seq < a.Seq || b.Seq == a.Seq && !onlyFenceFields(b.Changed) && b.Epoch == a.Epoch {
 			bad(b, "seq was %d; changed %v", a.Seq, b.Changed)
 		}
-		// Behind a gap a position is a time without a token.
+		// After a gap, a position has a time but no token.
 		if at := (resume.Position{Token: b.Token, ClusterTime: b.ClusterTime}); at.Compare(resume.Position{Token: a.Token, ClusterTime: a.ClusterTime}) < 0 {
 			bad(b, "the token went back from %s to %s", a.Token, b.Token)
 		}
@@ -194,10 +208,12 @@ func HistoryProblems(all []Version) (problems []string) {
 	return problems
 }
 
-func onlyControl(fields []string) bool { return only(fields, "control") }
-func onlyFence(fields []string) bool   { return only(fields, "fence", "dirty", "session", "foreign") }
+func onlyControlFields(fields []string) bool { return allNamed(fields, "control") }
+func onlyFenceFields(fields []string) bool {
+	return allNamed(fields, "fence", "dirty", "session", "foreign")
+}
 
-func only(fields []string, names ...string) bool {
+func allNamed(fields []string, names ...string) bool {
 	for _, f := range fields {
 		ok := false
 		for _, n := range names {

@@ -19,14 +19,14 @@ import (
 	"github.com/outrelay/outrelay/pkg/event"
 )
 
-// Fate is what became of an append.
+// Fate is the outcome of an append.
 type Fate int
 
 // The fates of an append.
 const (
 	Committed Fate = iota
 	Aborted
-	Unknown // the commit returned an error; [Ledger.Settle] finds out
+	Unknown // the commit returned an error; see [Ledger.ResolveUnknown]
 )
 
 // Entry is one append.
@@ -40,86 +40,90 @@ type Entry struct {
 	Headers []event.Header
 	Fate    Fate
 	At      time.Time // when the commit returned
-	// Unordered takes it out of its key's order: it was scheduled.
+	// Unordered excludes a scheduled event from the order of its key.
 	Unordered bool
 }
 
-// identity tells an envelope from every other, also one of equal id in another collection.
+// identity identifies an envelope. Envelopes in different collections may have the same id.
 type identity struct{ ns, id string }
 
-// Ledger is what a scene's writers did, in the order in which each key's appends followed one another.
+// Ledger lists the appends of a scene's writers. The appends of a key are in their order.
 type Ledger struct {
-	mu      sync.Mutex
-	entries []*Entry
-	known   map[identity]*Entry
-	done    map[identity]bool // committed and then taken out by the test's own design: dead letters
+	mu         sync.Mutex
+	entries    []*Entry
+	byIdentity map[identity]*Entry
+	dead       map[identity]bool // committed envelopes that must become dead letters
 }
 
-func newLedger() *Ledger { return &Ledger{known: map[identity]*Entry{}, done: map[identity]bool{}} }
+func newLedger() *Ledger {
+	return &Ledger{byIdentity: map[identity]*Entry{}, dead: map[identity]bool{}}
+}
 
-// Add records appends whose fate is known, in their order.
+// Add adds appends in their order.
 func (l *Ledger) Add(entries ...Entry) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for i := range entries {
 		e := entries[i]
 		l.entries = append(l.entries, &e)
-		l.known[identity{e.NS, e.ID}] = &e
+		l.byIdentity[identity{e.NS, e.ID}] = &e
 	}
 }
 
-// Dead says that this envelope is to be found among the dead letters and not in a topic.
-func (l *Ledger) Dead(ns, id string) {
+// MarkDead marks an envelope that must become a dead letter and must not be in a topic.
+func (l *Ledger) MarkDead(ns, id string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.done[identity{ns, id}] = true
+	l.dead[identity{ns, id}] = true
 }
 
-// Expected are the committed entries that have to be in the topics, in order.
-func (l *Ledger) Expected() []*Entry {
+// ExpectedEntries returns the committed entries that must be in the topics, in order.
+func (l *Ledger) ExpectedEntries() []*Entry {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	var out []*Entry
 	for _, e := range l.entries {
-		if e.Fate == Committed && !l.done[identity{e.NS, e.ID}] {
+		if e.Fate == Committed && !l.dead[identity{e.NS, e.ID}] {
 			out = append(out, e)
 		}
 	}
 	return out
 }
 
-// Committed is the number of committed entries.
-func (l *Ledger) Committed() int { return len(l.Expected()) }
+// CountCommitted returns the number of committed entries, without dead letters.
+func (l *Ledger) CountCommitted() int { return len(l.ExpectedEntries()) }
 
-// Settle finds out what became of the appends whose commit returned an error: an envelope that is in its collection, or
-// among the dead letters, was committed.
-func (l *Ledger) Settle(ctx context.Context, client *mongo.Client) error {
+// ResolveUnknown determines the fate of appends whose commit returned an error. If the envelope is in
+// its collection, the append was committed.
+func (l *Ledger) ResolveUnknown(ctx context.Context, client *mongo.Client) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, e := range l.entries {
 		if e.Fate != Unknown {
 			continue
 		}
+
 		db, coll, _ := strings.Cut(e.NS, ".")
 		id := event.ParseID(e.ID)
-		err := client.Database(db).Collection(coll, options.Collection().SetReadConcern(readconcern.Majority())).FindOne(ctx, bson.D{{Key: "_id", Value: id}}).Err()
+		majority := options.Collection().SetReadConcern(readconcern.Majority())
+		err := client.Database(db).Collection(coll, majority).FindOne(ctx, bson.D{{Key: "_id", Value: id}}).Err()
 		switch {
 		case err == nil:
 			e.Fate = Committed
 		case errors.Is(err, mongo.ErrNoDocuments):
 			e.Fate = Aborted
 		default:
-			return fmt.Errorf("settling %s: %w", e.ID, err)
+			return fmt.Errorf("resolving the append of %s: %w", e.ID, err)
 		}
 	}
 	return nil
 }
 
-func (l *Ledger) snapshot() (entries []Entry, done map[identity]bool) {
+func (l *Ledger) copyEntries() (entries []Entry, done map[identity]bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	done = make(map[identity]bool, len(l.done))
-	for k := range l.done {
+	done = make(map[identity]bool, len(l.dead))
+	for k := range l.dead {
 		done[k] = true
 	}
 	for _, e := range l.entries {

@@ -14,36 +14,36 @@ import (
 	"github.com/outrelay/outrelay/pkg/consumer"
 )
 
-// Crew makes a group of members that handle what the scene's relay delivers of an aggregate type; nobody runs yet.
-func (s *Scene) Crew(role member.Role, aggregateType string) *Crew {
+// NewCrew returns a consumer group for the events of an aggregate type. No member runs yet.
+func (s *Scene) NewCrew(role member.Role, aggregateType string) *Crew {
 	s.tb.Helper()
 	if err := member.Prepare(s.tb.Context(), s.DB); err != nil {
 		s.tb.Fatal(err)
 	}
 	uri, _ := s.config["mongodb"].(map[string]any)["uri"].(string)
 	return &Crew{scene: s, Spec: member.Spec{
-		Role: role, MongoDB: uri, Database: s.DB.Name(), Brokers: s.Brokers, Topics: []string{s.Topic(aggregateType)}, Group: s.Prefix,
+		Role: role, MongoDB: uri, Database: s.DB.Name(), Brokers: s.Brokers, Topics: []string{s.TopicOf(aggregateType)}, Group: s.Prefix,
 	}}
 }
 
-// Crew is a consumer group of processes.
+// Crew is a consumer group whose members are processes.
 type Crew struct {
-	Spec  member.Spec // of those that join from now on, but for its name
-	scene *Scene
-	n     int
+	Spec    member.Spec // of the members that start from now on, without the name
+	scene   *Scene
+	started int
 }
 
-// Join starts one more process; it does not wait.
-func (c *Crew) Join() *Process {
+// StartMember starts one more process and returns at once.
+func (c *Crew) StartMember() *Process {
 	c.scene.tb.Helper()
-	c.n++
+	c.started++
 	spec := c.Spec
-	spec.Name = fmt.Sprintf("m%d", c.n)
+	spec.Name = fmt.Sprintf("m%d", c.started)
 	return Launch(c.scene.tb, spec.Name, Binary(c.scene.tb, ""), nil, member.Command, spec.Arg())
 }
 
-// Serving waits until these processes share the partitions.
-func (c *Crew) Serving(all ...*Process) {
+// WaitServing waits until these processes share the partitions.
+func (c *Crew) WaitServing(all ...*Process) {
 	c.scene.tb.Helper()
 	var names []string
 	for _, p := range all {
@@ -55,33 +55,33 @@ func (c *Crew) Serving(all ...*Process) {
 	})
 }
 
-// Leave asks processes to leave the group and waits until they are gone.
-func (c *Crew) Leave(all ...*Process) {
+// StopMembers sends SIGTERM to processes and waits until they have ended.
+func (c *Crew) StopMembers(all ...*Process) {
 	c.scene.tb.Helper()
 	for _, p := range all {
-		p.Term()
+		p.Terminate()
 	}
 	for _, p := range all {
-		if code := p.Wait(); code != 0 {
+		if code := p.WaitExit(); code != 0 {
 			c.scene.tb.Errorf("%s: exit code %d after SIGTERM", p.Node, code)
 		}
 	}
 }
 
-// Effects waits until there are effects for n events.
-func (c *Crew) Effects(n int) {
+// WaitEffects waits until n events have had their effect.
+func (c *Crew) WaitEffects(n int) {
 	c.scene.tb.Helper()
-	c.counted(n, "effects", member.CountEffects)
+	c.waitCount(n, "effects", member.CountEffects)
 }
 
-// Steps waits until sagas have taken n steps.
-func (c *Crew) Steps(n int) {
+// WaitSteps waits until sagas have taken n steps.
+func (c *Crew) WaitSteps(n int) {
 	c.scene.tb.Helper()
-	c.counted(n, "steps", member.CountSteps)
+	c.waitCount(n, "steps", member.CountSteps)
 }
 
-// counted waits until there are n of something, as long as there come more.
-func (c *Crew) counted(n int, what string, count func(context.Context, *mongo.Database) (int, error)) {
+// waitCount waits until count returns at least n. The time limit applies to each increase.
+func (c *Crew) waitCount(n int, what string, count func(context.Context, *mongo.Database) (int, error)) {
 	c.scene.tb.Helper()
 	for got := 0; got < n; {
 		before := got
@@ -95,11 +95,11 @@ func (c *Crew) counted(n int, what string, count func(context.Context, *mongo.Da
 	}
 }
 
-// CheckNothingDead finds messages that the group gave up.
+// CheckNothingDead fails the test if the group has dead letters.
 func (c *Crew) CheckNothingDead() {
 	c.scene.tb.Helper()
 	n, err := c.scene.DB.Collection(consumer.DefaultLetters).CountDocuments(c.scene.tb.Context(), bson.D{})
 	if err != nil || n > 0 {
-		c.scene.tb.Errorf("%d dead letters of the group, %v", n, err)
+		c.scene.tb.Errorf("the group has %d dead letters, want 0 (%v)", n, err)
 	}
 }

@@ -15,53 +15,55 @@ import (
 	"time"
 )
 
-// Patience is how long a wait for something that should come within seconds may take on a loaded machine.
+// Patience is the time limit of each wait. It is long, because the machine may be busy.
 const Patience = 60 * time.Second
 
-// Context is for a program that a test runs to its end: it ends with the test, and a little before the time of all tests is
-// over, so that the program is ended and the test says what it said.
+// Context returns a context for a program that a test runs. It ends with the test, and 30 s before the
+// time limit of all tests, so that the test can still stop the program and show its output.
 func Context(t *testing.T) (context.Context, context.CancelFunc) {
 	t.Helper()
-	if late, ok := t.Deadline(); ok {
-		return context.WithDeadline(t.Context(), late.Add(-30*time.Second))
+	if deadline, ok := t.Deadline(); ok {
+		return context.WithDeadline(t.Context(), deadline.Add(-30*time.Second))
 	}
 	return context.WithCancel(t.Context())
 }
 
-// Process is one `outrelay` child. Its methods may be called from any goroutine.
+// Process is an `outrelay` child process. Its methods are safe for concurrent use.
 type Process struct {
-	Node string // as the watcher document names it
-	HTTP string // base URL of its health and metrics; "" if it serves none
+	Node string // the node name in the watcher document
+	HTTP string // base URL of health and metrics; "" if it serves none
 
-	// ConfigFile is what it was started with; "" if that is none of a relay.
+	// ConfigFile is the configuration file of a relay; "" for other commands.
 	ConfigFile string
 
 	tb   testing.TB
 	cmd  *exec.Cmd
-	log  journal
+	log  lineLog
 	done chan struct{}
 }
 
-// Launch starts a program under the name node. It ends with the test at the latest.
+// Launch starts a program with the name node. The end of the test kills it.
 func Launch(tb testing.TB, node, binary string, env []string, args ...string) *Process {
 	tb.Helper()
 	p := &Process{Node: node, tb: tb, cmd: exec.Command(binary, args...), done: make(chan struct{})}
-	p.log.news = make(chan struct{})
+	p.log.changed = make(chan struct{})
 	p.cmd.Env = append(os.Environ(), env...)
 	p.cmd.Stdout, p.cmd.Stderr = &p.log, &p.log
 	if err := p.cmd.Start(); err != nil {
 		tb.Fatal(err)
 	}
+
 	go func() {
 		defer close(p.done)
 		_ = p.cmd.Wait()
 	}()
+
 	tb.Cleanup(func() {
 		p.signal(syscall.SIGCONT)
 		p.signal(syscall.SIGKILL)
 		<-p.done
 		if tb.Failed() {
-			tb.Logf("log of %s:\n%s", node, p.log.tail(120))
+			tb.Logf("log of %s:\n%s", node, p.log.lastLines(120))
 		}
 	})
 	return p
@@ -69,84 +71,84 @@ func Launch(tb testing.TB, node, binary string, env []string, args ...string) *P
 
 func (p *Process) signal(s syscall.Signal) { _ = p.cmd.Process.Signal(s) }
 
-// Kill ends it by SIGKILL and returns when it is gone.
+// Kill sends SIGKILL and waits until the process has ended.
 func (p *Process) Kill() {
 	p.signal(syscall.SIGKILL)
 	<-p.done
 }
 
-// Term asks it to end and does not wait.
-func (p *Process) Term() { p.signal(syscall.SIGTERM) }
+// Terminate sends SIGTERM and returns at once.
+func (p *Process) Terminate() { p.signal(syscall.SIGTERM) }
 
-// HangUp has it read its configuration again.
-func (p *Process) HangUp() { p.signal(syscall.SIGHUP) }
+// Reload sends SIGHUP, so that the process reloads its configuration.
+func (p *Process) Reload() { p.signal(syscall.SIGHUP) }
 
-// Quit has the runtime print all of its goroutines and end it.
-func (p *Process) Quit() { p.signal(syscall.SIGQUIT) }
+// DumpGoroutines sends SIGQUIT: the Go runtime prints all goroutines and ends the process.
+func (p *Process) DumpGoroutines() { p.signal(syscall.SIGQUIT) }
 
-// Stop freezes it by SIGSTOP.
-func (p *Process) Stop() { p.signal(syscall.SIGSTOP) }
+// Freeze sends SIGSTOP.
+func (p *Process) Freeze() { p.signal(syscall.SIGSTOP) }
 
-// Continue undoes Stop.
+// Continue sends SIGCONT, which ends Freeze.
 func (p *Process) Continue() { p.signal(syscall.SIGCONT) }
 
-// Done is closed when it has ended.
+// Done returns a channel that is closed when the process has ended.
 func (p *Process) Done() <-chan struct{} { return p.done }
 
-// Wait returns its exit code, −1 after a signal, when it has ended.
-func (p *Process) Wait() int {
+// WaitExit waits until the process has ended and returns its exit code, or −1 after a signal.
+func (p *Process) WaitExit() int {
 	p.tb.Helper()
 	select {
 	case <-p.done:
 		return p.cmd.ProcessState.ExitCode()
 	case <-time.After(Patience):
-		p.tb.Fatalf("%s did not end", p.Node)
+		p.tb.Fatalf("waiting for the end of %s timed out", p.Node)
 		return 0
 	}
 }
 
-// Killed reports whether SIGKILL ended it.
+// Killed waits until the process has ended, and reports whether SIGKILL ended it.
 func (p *Process) Killed() bool {
-	p.Wait()
+	p.WaitExit()
 	status, ok := p.cmd.ProcessState.Sys().(syscall.WaitStatus)
 	return ok && status.Signaled() && status.Signal() == syscall.SIGKILL
 }
 
-// TookOver waits until it delivers.
-func (p *Process) TookOver() {
+// WaitTookOver waits until the node has taken over.
+func (p *Process) WaitTookOver() {
 	p.tb.Helper()
-	p.Says("took over")
+	p.WaitForLog("took over")
 }
 
-// Says waits for a line of the log that contains text and returns it. A process that ends before it has said so fails
-// the test.
-func (p *Process) Says(text string) string {
+// WaitForLog waits for a log line that contains text, and returns the line. If the process ends before,
+// the test fails.
+func (p *Process) WaitForLog(text string) string {
 	p.tb.Helper()
 	ctx, cancel := context.WithTimeout(p.tb.Context(), Patience)
 	defer cancel()
-	line, err := p.log.await(ctx, p.done, text)
+	line, err := p.log.awaitLine(ctx, p.done, text)
 	if err != nil {
-		p.tb.Fatalf("%s never said %q: %v\n%s", p.Node, text, err, p.log.tail(30))
+		p.tb.Fatalf("waiting for %q in the log of %s: %v\n%s", text, p.Node, err, p.log.lastLines(30))
 	}
 	return line
 }
 
-// Said reports whether a line of the log contains text.
-func (p *Process) Said(text string) bool { return p.log.find(text) != "" }
+// HasLogged reports whether a log line contains text.
+func (p *Process) HasLogged(text string) bool { return p.log.findLine(text) != "" }
 
-// Log is what it wrote so far.
-func (p *Process) Log() string { return p.log.tail(1 << 20) }
+// ReadLog returns the log so far.
+func (p *Process) ReadLog() string { return p.log.lastLines(1 << 20) }
 
-// journal collects lines and wakes who waits for one.
-type journal struct {
-	mu    sync.Mutex
-	lines []string
-	rest  []byte
-	news  chan struct{}
+// lineLog collects lines, and wakes the goroutines that wait for a line.
+type lineLog struct {
+	mu      sync.Mutex
+	lines   []string
+	rest    []byte
+	changed chan struct{}
 }
 
 // Write implements io.Writer.
-func (j *journal) Write(b []byte) (int, error) {
+func (j *lineLog) Write(b []byte) (int, error) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	j.rest = append(j.rest, b...)
@@ -158,12 +160,14 @@ func (j *journal) Write(b []byte) (int, error) {
 		j.lines = append(j.lines, string(line))
 		j.rest = bytes.Clone(rest)
 	}
-	close(j.news)
-	j.news = make(chan struct{})
+
+	close(j.changed)
+	j.changed = make(chan struct{})
 	return len(b), nil
 }
 
-func (j *journal) find(text string) string {
+// findLine returns the first line that contains text, or "".
+func (j *lineLog) findLine(text string) string {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	for _, l := range j.lines {
@@ -174,20 +178,22 @@ func (j *journal) find(text string) string {
 	return ""
 }
 
-var errEnded = errors.New("it ended")
+var errEnded = errors.New("the process has ended")
 
-func (j *journal) await(ctx context.Context, ended <-chan struct{}, text string) (string, error) {
+// awaitLine waits for a line that contains text. It returns errEnded if the process ends before.
+func (j *lineLog) awaitLine(ctx context.Context, ended <-chan struct{}, text string) (string, error) {
 	for {
 		j.mu.Lock()
-		news := j.news
+		news := j.changed
 		j.mu.Unlock()
-		if l := j.find(text); l != "" {
+		if l := j.findLine(text); l != "" {
 			return l, nil
 		}
+
 		select {
 		case <-news:
 		case <-ended:
-			if l := j.find(text); l != "" {
+			if l := j.findLine(text); l != "" {
 				return l, nil
 			}
 			return "", errEnded
@@ -197,7 +203,7 @@ func (j *journal) await(ctx context.Context, ended <-chan struct{}, text string)
 	}
 }
 
-func (j *journal) tail(n int) string {
+func (j *lineLog) lastLines(n int) string {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	return strings.Join(j.lines[max(0, len(j.lines)-n):], "\n")

@@ -4,6 +4,7 @@ package kit
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"maps"
@@ -26,21 +27,22 @@ import (
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 )
 
-// Options describe a scene. The zero value is one outbox and one topic of 6 partitions on the shared servers.
+// Options configures a scene. The zero value is one outbox and one topic with 6 partitions on the
+// shared servers.
 type Options struct {
-	Stack      *devstack.Stack // servers of the test's own; what it does not have, or all if it is nil, are the shared ones
-	MongoURI   string          // what the relay connects to, where it is not the servers themselves (a proxy)
-	Brokers    []string        // likewise
-	Types      []string        // aggregate types to make a topic for; nil is "order"
+	Stack      *devstack.Stack // dedicated servers; the shared servers replace missing ones
+	MongoURI   string          // the address for the relay, if it differs from the server (a proxy)
+	Brokers    []string        // as MongoURI
+	Types      []string        // aggregate types with a topic; nil is "order"
 	Partitions int             // of each topic; defaults to 6
 	Replicas   int             // of each partition; defaults to 1
 	Topic      []kafka.ConfigEntry
-	Env        []string       // of the scene's processes, beside the test's own
-	Set        map[string]any // keys of the configuration by their path ("lease.ttl"), over the scene's own
+	Env        []string       // additional variables for the scene's processes
+	Set        map[string]any // configuration keys by path ("lease.ttl"), which override those of the scene
 }
 
-// servers are the addresses of MongoDB and of Kafka.
-func (o Options) servers(tb testing.TB) (uri string, brokers []string) {
+// addresses returns the addresses of MongoDB and Kafka.
+func (o Options) addresses(tb testing.TB) (uri string, brokers []string) {
 	tb.Helper()
 	if o.Stack != nil && len(o.Stack.Mongods()) > 0 {
 		uri = o.Stack.MongoURI()
@@ -53,15 +55,15 @@ func (o Options) servers(tb testing.TB) (uri string, brokers []string) {
 	return uri, stacktest.Brokers(tb)
 }
 
-// Scene is one watcher in a world of its own.
+// Scene is one watcher with its own databases and topics.
 type Scene struct {
 	Client  *mongo.Client
 	DB      *mongo.Database // holds the outbox
-	State   *mongo.Database // the relay's own
-	Prefix  string          // of the topics: <Prefix>.<aggregate type>
+	State   *mongo.Database // the state database
+	Prefix  string          // prefix of the topics: <Prefix>.<aggregate type>
 	Brokers []string
 	Ledger  *Ledger
-	// Route says which topics an aggregate type is to reach; by default the one that Topic names.
+	// Route returns the expected topics of an aggregate type. The default is TopicOf.
 	Route func(aggregateType string) []string
 
 	tb      testing.TB
@@ -71,26 +73,29 @@ type Scene struct {
 	running []*Process
 }
 
-// New makes a scene; nothing runs yet.
+// New creates a scene. No relay runs yet.
 func New(tb testing.TB, o Options) *Scene {
 	tb.Helper()
-	uri, brokers := o.servers(tb)
+	uri, brokers := o.addresses(tb)
 	client, err := mongo.Connect(options.Client().ApplyURI(uri).SetHeartbeatInterval(500 * time.Millisecond).SetServerSelectionTimeout(40 * time.Second))
 	if err != nil {
 		tb.Fatal(err)
 	}
+
 	s := &Scene{Client: client, Brokers: brokers, tb: tb, env: o.Env, Ledger: newLedger()}
-	tb.Cleanup(func() { s.clean() })
+	tb.Cleanup(func() { s.dropDatabases() })
 	name := stacktest.Name(tb)
-	s.Route = func(aggregateType string) []string { return []string{s.Topic(aggregateType)} }
+	s.Route = func(aggregateType string) []string { return []string{s.TopicOf(aggregateType)} }
 	s.DB, s.State, s.Prefix = client.Database(name), client.Database(name+"_state"), name
 	if o.MongoURI != "" {
 		uri = o.MongoURI
 	}
+
 	relayBrokers := brokers
 	if o.Brokers != nil {
 		relayBrokers = o.Brokers
 	}
+
 	s.config = map[string]any{
 		"watcher": "w",
 		"mongodb": map[string]any{"uri": uri, "state": s.State.Name()},
@@ -100,28 +105,24 @@ func New(tb testing.TB, o Options) *Scene {
 		"lease":   map[string]any{"ttl": "2s", "renew": "400ms"},
 		"log":     map[string]any{"level": "debug", "format": "text"},
 	}
+
 	for _, key := range slices.Sorted(maps.Keys(o.Set)) {
-		s.Set(key, o.Set[key])
+		s.SetConfig(key, o.Set[key])
 	}
+
 	types := o.Types
 	if types == nil {
 		types = []string{"order"}
 	}
+
 	for _, t := range types {
-		stacktest.CreateTopicOn(tb, brokers, s.Topic(t), max(o.Partitions, 1+5*b2i(o.Partitions == 0)), max(o.Replicas, 1), o.Topic...)
+		stacktest.CreateTopicOn(tb, brokers, s.TopicOf(t), cmp.Or(o.Partitions, 6), max(o.Replicas, 1), o.Topic...)
 	}
 	return s
 }
 
-func b2i(b bool) int {
-	if b {
-		return 1
-	}
-	return 0
-}
-
-// Set changes a key of the configuration of the processes that start from now on.
-func (s *Scene) Set(path string, value any) {
+// SetConfig sets a configuration key for the processes that start from now on.
+func (s *Scene) SetConfig(path string, value any) {
 	m := s.config
 	for {
 		head, rest, more := strings.Cut(path, ".")
@@ -129,6 +130,7 @@ func (s *Scene) Set(path string, value any) {
 			m[head] = value
 			return
 		}
+
 		next, ok := m[head].(map[string]any)
 		if !ok {
 			next = map[string]any{}
@@ -138,14 +140,14 @@ func (s *Scene) Set(path string, value any) {
 	}
 }
 
-// Topic is the topic of an aggregate type.
-func (s *Scene) Topic(aggregateType string) string { return s.Prefix + "." + aggregateType }
+// TopicOf returns the topic of an aggregate type.
+func (s *Scene) TopicOf(aggregateType string) string { return s.Prefix + "." + aggregateType }
 
-// ConfigFile writes the configuration of a node and returns its path.
-func (s *Scene) ConfigFile(node, listen string) string {
+// WriteConfig writes the configuration file of a node and returns its path.
+func (s *Scene) WriteConfig(node, listen string) string {
 	s.tb.Helper()
-	s.Set("node", node)
-	s.Set("http.listen", listen)
+	s.SetConfig("node", node)
+	s.SetConfig("http.listen", listen)
 	b, err := yaml.Marshal(s.config)
 	if err != nil {
 		s.tb.Fatal(err)
@@ -157,48 +159,51 @@ func (s *Scene) ConfigFile(node, listen string) string {
 	return path
 }
 
-// Start runs a relay; it does not wait. Each has a name of its own.
-func (s *Scene) Start() *Process {
+// StartRelay starts a relay with a unique node name and returns at once.
+func (s *Scene) StartRelay() *Process {
 	s.tb.Helper()
-	return s.start("", nil)
+	return s.startRelay("", nil)
 }
 
-// StartCrashing runs a relay that kills itself at a crash point: "name" or "name:n" for its n-th pass. The indexes are made
-// before the first one: an owner that dies in a transaction while it makes them leaves both to the server, and every append
-// waits behind them until a successor ends the transaction.
+// StartCrashing starts a relay that kills itself at a crash point: "name", or "name:n" for its n-th
+// pass. It creates the indexes before the first relay. If an owner died in a transaction while it
+// created them, all appends would wait until its successor ended the transaction.
 func (s *Scene) StartCrashing(at string) *Process {
 	s.tb.Helper()
 	if s.started == 0 {
-		if code, out, errOut := s.Run("migrate", "up", "--yes"); code != 0 {
+		if code, out, errOut := s.RunCommand("migrate", "up", "--yes"); code != 0 {
 			s.tb.Logf("migrate: %d\n%s%s", code, out, errOut)
 		}
 	}
-	return s.start("crashpoints", []string{"OUTRELAY_CRASH_AT=" + at})
+	return s.startRelay("crashpoints", []string{"OUTRELAY_CRASH_AT=" + at})
 }
 
-func (s *Scene) start(tags string, env []string) *Process {
+func (s *Scene) startRelay(tags string, env []string) *Process {
 	s.tb.Helper()
 	s.started++
-	// Unique on servers that several tests share: a fail point finds the connections of one process by it.
-	node, listen := fmt.Sprintf("n%d-%s", s.started, s.Prefix[len(s.Prefix)-8:]), freePort(s.tb)
-	file := s.ConfigFile(node, listen)
+
+	// The name is unique on shared servers, because a fail point selects the connections of a process by it.
+	node := fmt.Sprintf("n%d-%s", s.started, s.Prefix[len(s.Prefix)-8:])
+	listen := freePort(s.tb)
+	file := s.WriteConfig(node, listen)
 	p := Launch(s.tb, node, Binary(s.tb, tags), append(slices.Clone(s.env), env...), "run", "--config", file)
 	p.HTTP, p.ConfigFile = "http://"+listen, file
 	s.running = append(s.running, p)
 	return p
 }
 
-// Processes are the relays that were started, dead ones too.
+// Processes returns all relays that were started, including those that have ended.
 func (s *Scene) Processes() []*Process { return s.running }
 
-// Run executes one command with the scene's configuration and returns its exit code, standard output and standard error.
-func (s *Scene) Run(args ...string) (code int, stdout, stderr string) {
+// RunCommand runs a command with the scene's configuration and returns its exit code, standard output
+// and standard error.
+func (s *Scene) RunCommand(args ...string) (code int, stdout, stderr string) {
 	s.tb.Helper()
-	return Run(s.tb, s.env, append(args, "--config", s.ConfigFile("operator", "off"))...)
+	return RunCommand(s.tb, s.env, append(args, "--config", s.WriteConfig("operator", "off"))...)
 }
 
-// Run executes one command line.
-func Run(tb testing.TB, env []string, args ...string) (code int, stdout, stderr string) {
+// RunCommand runs a command line.
+func RunCommand(tb testing.TB, env []string, args ...string) (code int, stdout, stderr string) {
 	tb.Helper()
 	var out, errOut bytes.Buffer
 	cmd := exec.CommandContext(tb.Context(), Binary(tb, ""), args...)
@@ -210,7 +215,7 @@ func Run(tb testing.TB, env []string, args ...string) (code int, stdout, stderr 
 	return cmd.ProcessState.ExitCode(), out.String(), errOut.String()
 }
 
-// Get reads a path of its HTTP server.
+// Get sends a request to the HTTP server of the process.
 func (p *Process) Get(path string) (code int, body string) {
 	p.tb.Helper()
 	c := &http.Client{Timeout: Patience}
@@ -225,7 +230,7 @@ func (p *Process) Get(path string) (code int, body string) {
 	return res.StatusCode, b.String()
 }
 
-// Status is what `outrelay status --json` says of the scene's watcher.
+// Status is the scene's watcher in `outrelay status --json`.
 type Status struct {
 	Owner, Node, State, Reason string
 	Epoch                      int64
@@ -236,32 +241,35 @@ type Status struct {
 	}
 }
 
-// Status asks the command line.
-func (s *Scene) Status() Status {
+// ReadStatus runs `outrelay status --json`. The scene must have one slot.
+func (s *Scene) ReadStatus() Status {
 	s.tb.Helper()
 	var all struct{ Watchers []Status }
-	s.status(&all)
+	s.readStatusJSON(&all)
 	if len(all.Watchers) != 1 {
 		s.tb.Fatalf("status --json: %d watchers, want 1", len(all.Watchers))
 	}
 	return all.Watchers[0]
 }
 
-// unavailable is the exit code of a command that may work later.
+// unavailable is the exit code of a command that may succeed later.
 const unavailable = 75
 
-// status reads what `outrelay status --json` prints. Where the servers are too busy to answer in time it asks again.
-func (s *Scene) status(into any) {
+// readStatusJSON decodes the output of `outrelay status --json`. It runs the command again if the
+// servers do not answer in time.
+func (s *Scene) readStatusJSON(into any) {
 	s.tb.Helper()
-	for late := time.Now().Add(Patience); ; {
-		code, out, errOut := s.Run("status", "--json")
-		if code == unavailable && time.Now().Before(late) {
-			s.tb.Logf("status: exit code %d\n%s", code, errOut)
+	deadline := time.Now().Add(Patience)
+	for {
+		code, out, errOut := s.RunCommand("status", "--json")
+		if code == unavailable && time.Now().Before(deadline) {
+			s.tb.Logf("status: exit code %d, trying again\n%s", code, errOut)
 			continue
 		}
 		if code != 0 {
 			s.tb.Fatalf("status: exit code %d\n%s", code, errOut)
 		}
+
 		if err := json.Unmarshal([]byte(out), into); err != nil {
 			s.tb.Fatalf("status --json: %v\n%s", err, out)
 		}
@@ -269,29 +277,31 @@ func (s *Scene) status(into any) {
 	}
 }
 
-// Reported waits until `outrelay status` says what is wanted. It asks seldom: each time is a process.
-func (s *Scene) Reported(what string, ok func(Status) bool) {
+// WaitForStatus waits until ok accepts the output of `outrelay status`. It polls rarely, because each
+// poll starts a process.
+func (s *Scene) WaitForStatus(what string, ok func(Status) bool) {
 	s.tb.Helper()
-	eventually(s.tb, 400*time.Millisecond, what, func() bool { return ok(s.Status()) })
+	pollUntil(s.tb, 400*time.Millisecond, what, func() bool { return ok(s.ReadStatus()) })
 }
 
-// Eventually asks until ok, some times a second, and fails the test after Patience.
+// Eventually polls ok 20 times per second until it returns true, and fails the test after Patience.
 func Eventually(tb testing.TB, what string, ok func() bool) {
 	tb.Helper()
-	eventually(tb, 50*time.Millisecond, what, ok)
+	pollUntil(tb, 50*time.Millisecond, what, ok)
 }
 
-func eventually(tb testing.TB, every time.Duration, what string, ok func() bool) {
+func pollUntil(tb testing.TB, every time.Duration, what string, ok func() bool) {
 	tb.Helper()
 	tick := time.NewTicker(every)
 	defer tick.Stop()
-	late := time.NewTimer(Patience)
-	defer late.Stop()
+	timeout := time.NewTimer(Patience)
+	defer timeout.Stop()
+
 	for !ok() {
 		select {
 		case <-tick.C:
-		case <-late.C:
-			tb.Fatalf("never came true: %s", what)
+		case <-timeout.C:
+			tb.Fatalf("waiting timed out: %s", what)
 		case <-tb.Context().Done():
 			tb.Fatal(tb.Context().Err())
 		}
@@ -301,8 +311,8 @@ func eventually(tb testing.TB, every time.Duration, what string, ok func() bool)
 // WatcherID is the id of the watcher document.
 const WatcherID = "w/0of1"
 
-// Watcher is the watcher document as it is now.
-func (s *Scene) Watcher() bson.Raw {
+// WatcherDocument reads the watcher document.
+func (s *Scene) WatcherDocument() bson.Raw {
 	s.tb.Helper()
 	raw, err := s.State.Collection("watchers").FindOne(s.tb.Context(), bson.D{{Key: "_id", Value: WatcherID}}).Raw()
 	if err != nil {
@@ -311,14 +321,14 @@ func (s *Scene) Watcher() bson.Raw {
 	return raw
 }
 
-// Epoch is that of the last acquisition.
-func (s *Scene) Epoch() int64 {
+// CurrentEpoch reads the epoch of the last acquisition.
+func (s *Scene) CurrentEpoch() int64 {
 	s.tb.Helper()
-	return s.Watcher().Lookup("epoch").AsInt64()
+	return s.WatcherDocument().Lookup("epoch").AsInt64()
 }
 
-func (s *Scene) clean() {
-	ctx, cancel := cleanup()
+func (s *Scene) dropDatabases() {
+	ctx, cancel := cleanupContext()
 	defer cancel()
 	names, _ := s.Client.ListDatabaseNames(ctx, bson.D{{Key: "name", Value: bson.D{{Key: "$regex", Value: "^" + s.Prefix}}}})
 	for _, n := range names {

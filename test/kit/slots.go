@@ -8,19 +8,21 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 )
 
-// RunCrashing executes one command that kills itself at a crash point; it does not wait.
+// RunCrashing starts a command that kills itself at a crash point, and returns at once.
 func (s *Scene) RunCrashing(at string, args ...string) *Process {
 	s.tb.Helper()
-	return Launch(s.tb, "operator", Binary(s.tb, "crashpoints"), []string{"OUTRELAY_CRASH_AT=" + at}, append(args, "--config", s.ConfigFile("operator", "off"))...)
+	args = append(args, "--config", s.WriteConfig("operator", "off"))
+	return Launch(s.tb, "operator", Binary(s.tb, "crashpoints"), []string{"OUTRELAY_CRASH_AT=" + at}, args...)
 }
 
-// Slots tells by slot which node runs it, "" for none that works.
-func (s *Scene) Slots() map[string]string {
+// ReadSlots returns the node that runs each slot, or "" for a slot without a working owner.
+func (s *Scene) ReadSlots() map[string]string {
 	s.tb.Helper()
 	var all struct {
 		Watchers []struct{ Slot, Owner, Node, State string }
 	}
-	s.status(&all)
+	s.readStatusJSON(&all)
+
 	nodes := map[string]string{}
 	for _, w := range all.Watchers {
 		nodes[w.Slot] = ""
@@ -31,16 +33,17 @@ func (s *Scene) Slots() map[string]string {
 	return nodes
 }
 
-// Shared waits until each of those processes runs that many slots, and nobody else runs any.
-func (s *Scene) Shared(want map[*Process]int) {
+// WaitShared waits until each process runs this number of slots, and no other process runs one.
+func (s *Scene) WaitShared(want map[*Process]int) {
 	s.tb.Helper()
-	eventually(s.tb, 100*time.Millisecond, "the slots are shared as they should be", func() bool {
-		return s.own(want) && s.run(want)
+	pollUntil(s.tb, 100*time.Millisecond, "the slots are distributed as wanted", func() bool {
+		// The documents first, because reading them starts no process.
+		return s.ownersMatch(want) && s.statusMatches(want)
 	})
 }
 
-// own reports whether enough documents name each of them as their owner. That is asked first, because it costs no process.
-func (s *Scene) own(want map[*Process]int) bool {
+// ownersMatch reports whether enough watcher documents have each process as their owner.
+func (s *Scene) ownersMatch(want map[*Process]int) bool {
 	s.tb.Helper()
 	cur, err := s.State.Collection("watchers").Find(s.tb.Context(), bson.D{{Key: "owner", Value: bson.D{{Key: "$ne", Value: nil}}}})
 	var docs []struct{ Node string }
@@ -50,10 +53,12 @@ func (s *Scene) own(want map[*Process]int) bool {
 	if err != nil {
 		s.tb.Fatal(err)
 	}
+
 	owned := map[string]int{}
 	for _, d := range docs {
 		owned[d.Node]++
 	}
+
 	for p, n := range want {
 		if owned[p.Node] < n {
 			return false
@@ -62,10 +67,10 @@ func (s *Scene) own(want map[*Process]int) bool {
 	return true
 }
 
-// run reports whether the command line says so, too.
-func (s *Scene) run(want map[*Process]int) bool {
+// statusMatches reports whether `outrelay status` shows this distribution.
+func (s *Scene) statusMatches(want map[*Process]int) bool {
 	s.tb.Helper()
-	slots, got, n := s.Slots(), map[string]int{}, 0
+	slots, got, n := s.ReadSlots(), map[string]int{}, 0
 	for _, node := range slots {
 		got[node]++
 	}

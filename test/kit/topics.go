@@ -15,7 +15,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kgo"
 )
 
-// Record is one record of a topic, as a second Kafka client read it.
+// Record is a record of a topic, read by the second Kafka client.
 type Record struct {
 	Topic     string
 	Partition int32
@@ -29,7 +29,7 @@ type Record struct {
 	Seen      time.Time
 }
 
-// Header is the value of the first header of that name.
+// Header returns the value of the first header with this name, or "".
 func (r *Record) Header(name string) string {
 	for _, h := range r.Headers {
 		if h.Key == name {
@@ -39,21 +39,21 @@ func (r *Record) Header(name string) string {
 	return ""
 }
 
-// Topics reads topics from their beginning, uncommitted and with the control records, until the test ends.
+// Topics reads topics from their beginning until the test ends, including uncommitted and control records.
 type Topics struct {
 	tb     testing.TB
 	client *kgo.Client
 	names  []string
 
-	mu      sync.Mutex
-	records []*Record
-	first   map[string]bool // deliveries seen, for Distinct
-	next    map[string]map[int32]int64
-	news    chan struct{}
+	mu          sync.Mutex
+	records     []*Record
+	deliveries  map[string]bool // keys of the deliveries read so far
+	nextOffsets map[string]map[int32]int64
+	changed     chan struct{}
 }
 
-// Read reads topics by name.
-func Read(tb testing.TB, brokers []string, names ...string) *Topics {
+// ReadTopics starts to read topics by name.
+func ReadTopics(tb testing.TB, brokers []string, names ...string) *Topics {
 	tb.Helper()
 	cl, err := kgo.NewClient(kgo.SeedBrokers(brokers...), kgo.ConsumeTopics(names...), kgo.KeepControlRecords(),
 		kgo.ConsumeResetOffset(kgo.NewOffset().AtStart()), kgo.FetchIsolationLevel(kgo.ReadUncommitted()),
@@ -62,10 +62,11 @@ func Read(tb testing.TB, brokers []string, names ...string) *Topics {
 	if err != nil {
 		tb.Fatal(err)
 	}
-	t := &Topics{tb: tb, client: cl, names: names, first: map[string]bool{}, next: map[string]map[int32]int64{}, news: make(chan struct{})}
+
+	t := &Topics{tb: tb, client: cl, names: names, deliveries: map[string]bool{}, nextOffsets: map[string]map[int32]int64{}, changed: make(chan struct{})}
 	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
-	wg.Go(func() { t.poll(ctx) })
+	wg.Go(func() { t.collectRecords(ctx) })
 	tb.Cleanup(func() {
 		cancel()
 		wg.Wait()
@@ -74,51 +75,53 @@ func Read(tb testing.TB, brokers []string, names ...string) *Topics {
 	return t
 }
 
-// Read reads the topics of the scene's aggregate types, "order" if none is given.
-func (s *Scene) Read(types ...string) *Topics {
+// ReadTopics starts to read the topics of these aggregate types, or of "order" without arguments.
+func (s *Scene) ReadTopics(types ...string) *Topics {
 	s.tb.Helper()
 	if len(types) == 0 {
 		types = []string{"order"}
 	}
 	names := make([]string, len(types))
 	for i, t := range types {
-		names[i] = s.Topic(t)
+		names[i] = s.TopicOf(t)
 	}
-	return Read(s.tb, s.Brokers, names...)
+	return ReadTopics(s.tb, s.Brokers, names...)
 }
 
-func (t *Topics) poll(ctx context.Context) {
+func (t *Topics) collectRecords(ctx context.Context) {
 	for ctx.Err() == nil {
 		fetched := t.client.PollFetches(ctx)
 		now := time.Now()
 		t.mu.Lock()
 		fetched.EachRecord(func(r *kgo.Record) {
-			if t.next[r.Topic] == nil {
-				t.next[r.Topic] = map[int32]int64{}
+			if t.nextOffsets[r.Topic] == nil {
+				t.nextOffsets[r.Topic] = map[int32]int64{}
 			}
-			t.next[r.Topic][r.Partition] = r.Offset + 1
+			t.nextOffsets[r.Topic][r.Partition] = r.Offset + 1
 			if r.Attrs.IsControl() {
 				return
 			}
 			rec := &Record{r.Topic, r.Partition, r.Offset, r.Key, r.Value, r.Headers, r.Timestamp, r.ProducerID, r.ProducerEpoch, now}
 			t.records = append(t.records, rec)
-			t.first[delivery(rec)] = true
+			t.deliveries[deliveryKey(rec)] = true
 		})
-		close(t.news)
-		t.news = make(chan struct{})
+
+		close(t.changed)
+		t.changed = make(chan struct{})
 		t.mu.Unlock()
 	}
 }
 
-// delivery is what two records have in common when one repeats the other.
-func delivery(r *Record) string {
+// deliveryKey returns a key that two records share if one repeats the other.
+func deliveryKey(r *Record) string {
 	return strings.Join([]string{r.Topic, r.Header("id"), r.Header("outrelay-id-type"), r.Header("outrelay-ns"), r.Header("outrelay-delivery")}, "\x00")
 }
 
-// All are the records so far, by topic, partition and offset.
-func (t *Topics) All() []*Record {
+// AllRecords returns the records so far, sorted by topic, partition and offset.
+func (t *Topics) AllRecords() []*Record {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+
 	out := slices.Clone(t.records)
 	slices.SortFunc(out, func(a, b *Record) int {
 		if c := strings.Compare(a.Topic, b.Topic); c != 0 {
@@ -132,31 +135,35 @@ func (t *Topics) All() []*Record {
 	return out
 }
 
-// Distinct waits until n different deliveries have been seen; what it waits for is the test's own words.
-func (t *Topics) Distinct(n int) {
+// WaitDistinct waits until n different deliveries were read. The time limit applies to each new delivery.
+func (t *Topics) WaitDistinct(n int) {
 	t.tb.Helper()
-	if got, ok := t.reached(n); !ok {
-		t.tb.Fatalf("never came: %d deliveries (%d so far)", n, got)
+	if got, ok := t.waitDeliveries(n); !ok {
+		t.tb.Fatalf("waiting for %d deliveries timed out with %d", n, got)
 	}
 }
 
-// reached waits for n deliveries, as long as any come, and returns how many there are.
-func (t *Topics) reached(n int) (got int, ok bool) {
+// waitDeliveries waits for n deliveries and returns their number. The time limit applies to each new delivery.
+func (t *Topics) waitDeliveries(n int) (got int, ok bool) {
 	t.tb.Helper()
 	for {
 		before := got
-		more := t.until(func() bool { ok, got = len(t.first) >= n, len(t.first); return ok || got > before })
+		more := t.waitUntil(func() bool {
+			got = len(t.deliveries)
+			ok = got >= n
+			return ok || got > before
+		})
 		if ok || !more {
 			return got, ok
 		}
 	}
 }
 
-// Record waits for a record that matches.
-func (t *Topics) Record(what string, match func(*Record) bool) *Record {
+// WaitForRecord waits for a record that matches, and returns it. what describes it in the failure message.
+func (t *Topics) WaitForRecord(what string, match func(*Record) bool) *Record {
 	t.tb.Helper()
 	var found *Record
-	t.await(what, func() (bool, string) {
+	t.waitFor(what, func() (bool, string) {
 		i := slices.IndexFunc(t.records, match)
 		if i >= 0 {
 			found = t.records[i]
@@ -166,28 +173,35 @@ func (t *Topics) Record(what string, match func(*Record) bool) *Record {
 	return found
 }
 
-func (t *Topics) await(what string, ok func() (bool, string)) {
+// waitFor fails the test unless ok returns true in time. The string of ok describes the state in the
+// failure message.
+func (t *Topics) waitFor(what string, ok func() (bool, string)) {
 	t.tb.Helper()
-	so := ""
-	if !t.until(func() (yes bool) { yes, so = ok(); return yes }) {
-		t.tb.Fatalf("never came: %s (%s)", what, so)
+	state := ""
+	reached := t.waitUntil(func() (done bool) {
+		done, state = ok()
+		return done
+	})
+	if !reached {
+		t.tb.Fatalf("waiting for %s timed out: %s", what, state)
 	}
 }
 
-// until asks ok after each fetch and reports whether it came true in time.
-func (t *Topics) until(ok func() bool) bool {
-	late := time.NewTimer(Patience)
-	defer late.Stop()
+// waitUntil calls ok after each fetch, with the lock held, and reports whether it returned true in time.
+func (t *Topics) waitUntil(ok func() bool) bool {
+	timeout := time.NewTimer(Patience)
+	defer timeout.Stop()
+
 	for {
 		t.mu.Lock()
-		yes, news := ok(), t.news
+		done, changed := ok(), t.changed
 		t.mu.Unlock()
-		if yes {
+		if done {
 			return true
 		}
 		select {
-		case <-news:
-		case <-late.C:
+		case <-changed:
+		case <-timeout.C:
 			return false
 		case <-t.tb.Context().Done():
 			return false
@@ -195,25 +209,28 @@ func (t *Topics) until(ok func() bool) bool {
 	}
 }
 
-// ToTheEnd waits until every record that the topics hold now was read.
-func (t *Topics) ToTheEnd() {
+// WaitForEnd waits until all records that are in the topics now were read.
+func (t *Topics) WaitForEnd() {
 	t.tb.Helper()
 	var ends kadm.ListedOffsets
 	var err error
-	Eventually(t.tb, "every partition tells its end", func() bool { // a broker that was away may have no leaders for a while
+
+	// After a broker was stopped, its partitions may have no leader for some time.
+	Eventually(t.tb, "all partitions report their end", func() bool {
 		if ends, err = kadm.NewClient(t.client).ListEndOffsets(t.tb.Context(), t.names...); err == nil {
 			err = ends.Error()
 		}
 		if err != nil {
-			t.tb.Logf("asking for the end of the topics: %v", err)
+			t.tb.Logf("listing the end offsets: %v", err)
 		}
 		return err == nil
 	})
-	t.await("the end of the topics", func() (bool, string) {
+
+	t.waitFor("the end of the topics", func() (bool, string) {
 		behind := ""
 		ends.Each(func(o kadm.ListedOffset) {
-			if o.Offset > t.next[o.Topic][o.Partition] && behind == "" {
-				behind = fmt.Sprintf("%s/%d at %d of %d", o.Topic, o.Partition, t.next[o.Topic][o.Partition], o.Offset)
+			if o.Offset > t.nextOffsets[o.Topic][o.Partition] && behind == "" {
+				behind = fmt.Sprintf("%s/%d read up to %d of %d", o.Topic, o.Partition, t.nextOffsets[o.Topic][o.Partition], o.Offset)
 			}
 		})
 		return behind == "", behind

@@ -19,22 +19,22 @@ import (
 	"github.com/outrelay/outrelay/pkg/outbox"
 )
 
-// Load says how to write. The zero value writes until it is stopped, as fast as the server takes it.
+// Load configures a load. The zero value writes until Stop, as fast as the server accepts it.
 type Load struct {
-	Events     int     // end when so many are committed; 0 goes on until Stop
-	Rate       float64 // events per second, over all workers; 0 is unbounded
-	Workers    int     // each with keys of its own; defaults to 4
-	Keys       int     // of each worker; defaults to 5
-	PerTx      int     // transactions carry 1 to so many events; defaults to 3
+	Events     int     // end when this number is committed; 0: run until Stop
+	Rate       float64 // events per second of all workers; 0: no limit
+	Workers    int     // each has its own keys; defaults to 4
+	Keys       int     // per worker; defaults to 5
+	PerTx      int     // maximum number of events in a transaction; defaults to 3
 	AbortEvery int     // every n-th transaction of a worker is rolled back; defaults to 8
-	Size       int     // bytes of a payload; defaults to 120
+	Size       int     // payload size in bytes; defaults to 120
 	Type       string  // aggregate type; defaults to "order"
-	Prefix     string  // of the keys: two loads whose events meet in a topic need keys of their own
-	Tolerant   bool    // the servers are broken on purpose: an append may fail
+	Prefix     string  // prefix of the keys, for two loads into the same topic
+	Tolerant   bool    // appends may fail, because the test breaks the servers
 }
 
-// Writing is a load that runs.
-type Writing struct {
+// RunningLoad is a load that was started.
+type RunningLoad struct {
 	scene  *Scene
 	load   Load
 	box    *outbox.Box
@@ -46,63 +46,69 @@ type Writing struct {
 
 var errRollBack = errors.New("rolled back on purpose")
 
-// Write starts a load into the scene's outbox. It ends with the test.
-func (s *Scene) Write(l Load) *Writing {
+// StartLoad starts a load into the scene's outbox. The end of the test stops it.
+func (s *Scene) StartLoad(l Load) *RunningLoad {
 	s.tb.Helper()
-	l.Workers, l.Keys, l.PerTx = or(l.Workers, 4), or(l.Keys, 5), or(l.PerTx, 3)
-	l.AbortEvery, l.Size = or(l.AbortEvery, 8), or(l.Size, 120)
+	l.Workers, l.Keys, l.PerTx = orDefault(l.Workers, 4), orDefault(l.Keys, 5), orDefault(l.PerTx, 3)
+	l.AbortEvery, l.Size = orDefault(l.AbortEvery, 8), orDefault(l.Size, 120)
 	if l.Type == "" {
 		l.Type = "order"
 	}
+
 	box, err := outbox.New(s.DB)
 	if err != nil {
 		s.tb.Fatal(err)
 	}
+
 	ctx, stop := context.WithCancel(s.tb.Context())
-	w := &Writing{scene: s, load: l, box: box, stop: stop}
+	w := &RunningLoad{scene: s, load: l, box: box, stop: stop}
 	for i := range l.Workers {
-		w.wg.Go(func() { w.work(ctx, i) })
+		w.wg.Go(func() { w.runWorker(ctx, i) })
 	}
+
 	s.tb.Cleanup(w.Stop)
 	return w
 }
 
-func or(n, otherwise int) int {
+func orDefault(n, otherwise int) int {
 	if n == 0 {
 		return otherwise
 	}
 	return n
 }
 
-// Stop ends the load; what was begun is finished.
-func (w *Writing) Stop() {
+// Stop ends the load and waits for the transactions in progress.
+func (w *RunningLoad) Stop() {
 	w.stop()
 	w.wg.Wait()
 }
 
-// Wait returns when the load has written its events.
-func (w *Writing) Wait() {
+// WaitDone waits until the load has written its events.
+func (w *RunningLoad) WaitDone() {
 	w.scene.tb.Helper()
 	w.wg.Wait()
 	w.stop()
 	if w.scene.tb.Context().Err() != nil {
-		w.scene.tb.Fatal("the load did not end")
+		w.scene.tb.Fatal("the load had not ended at the end of the test")
 	}
 }
 
-// Failed is the number of appends that returned an error.
-func (w *Writing) Failed() int { return int(w.failed.Load()) }
+// CountFailed returns the number of appends that returned an error.
+func (w *RunningLoad) CountFailed() int { return int(w.failed.Load()) }
 
-// Reached waits until n events are committed.
-func (w *Writing) Reached(n int) {
+// WaitCommitted waits until n events are committed. The time limit applies to each new commit.
+func (w *RunningLoad) WaitCommitted(n int) {
 	w.scene.tb.Helper()
 	for got := 0; got < n; {
 		before := got
-		Eventually(w.scene.tb, fmt.Sprintf("%d events committed (%d so far)", n, got), func() bool { got = int(w.count.Load()); return got >= n || got > before })
+		Eventually(w.scene.tb, fmt.Sprintf("%d events committed (%d so far)", n, got), func() bool {
+			got = int(w.count.Load())
+			return got >= n || got > before
+		})
 	}
 }
 
-func (w *Writing) work(ctx context.Context, worker int) {
+func (w *RunningLoad) runWorker(ctx context.Context, worker int) {
 	var pace <-chan time.Time
 	if w.load.Rate > 0 {
 		each := float64(1+w.load.PerTx) / 2 * float64(w.load.Workers) / w.load.Rate
@@ -110,10 +116,12 @@ func (w *Writing) work(ctx context.Context, worker int) {
 		defer t.Stop()
 		pace = t.C
 	}
+
 	keys := make([]string, w.load.Keys)
 	for i := range keys {
 		keys[i] = fmt.Sprintf("%sw%d-k%d", w.load.Prefix, worker, i)
 	}
+
 	numbers := map[string]int{}
 	for turn := 1; ctx.Err() == nil && (w.load.Events == 0 || w.count.Load() < int64(w.load.Events)); turn++ {
 		if pace != nil {
@@ -123,27 +131,30 @@ func (w *Writing) work(ctx context.Context, worker int) {
 				return
 			}
 		}
+
 		at := turn % len(keys)
-		events := w.events(keys[at], 1+turn%w.load.PerTx, numbers)
-		// A begun transaction is finished also when the load is stopped: its fate is then known.
-		fate, err := w.transaction(context.WithoutCancel(ctx), events, turn%w.load.AbortEvery == 0)
-		w.scene.Ledger.Add(w.scene.entries(w.scene.DB.Name()+".outbox", fate, events)...)
+		events := w.newEvents(keys[at], 1+turn%w.load.PerTx, numbers)
+
+		// A transaction in progress is finished even if the load is stopped, so that its fate is known.
+		fate, err := w.commitEvents(context.WithoutCancel(ctx), events, turn%w.load.AbortEvery == 0)
+		w.scene.Ledger.Add(w.scene.ledgerEntries(w.scene.DB.Name()+".outbox", fate, events)...)
 		if err != nil {
 			w.failed.Add(1)
 			if !w.load.Tolerant {
 				w.scene.tb.Errorf("appending: %v", err)
 				return
 			}
-			// The append may still be committed, after those that follow: they are of another key.
+			// The append may still be committed, even after the following ones. These use another key.
 			keys[at] = fmt.Sprintf("%sw%d-k%d-after-%d", w.load.Prefix, worker, at, turn)
 		}
+
 		if fate == Committed {
 			w.count.Add(int64(len(events)))
 		}
 	}
 }
 
-func (w *Writing) transaction(ctx context.Context, events []event.Event, abort bool) (Fate, error) {
+func (w *RunningLoad) commitEvents(ctx context.Context, events []event.Event, abort bool) (Fate, error) {
 	ctx, cancel := context.WithTimeout(ctx, Patience)
 	defer cancel()
 	err := outbox.Transaction(ctx, w.scene.Client, func(ctx context.Context) error {
@@ -159,6 +170,7 @@ func (w *Writing) transaction(ctx context.Context, events []event.Event, abort b
 		}
 		return nil
 	})
+
 	switch {
 	case err == nil:
 		return Committed, nil
@@ -168,17 +180,18 @@ func (w *Writing) transaction(ctx context.Context, events []event.Event, abort b
 	return Unknown, err
 }
 
-func (w *Writing) events(key string, n int, numbers map[string]int) []event.Event {
+func (w *RunningLoad) newEvents(key string, n int, numbers map[string]int) []event.Event {
 	out := make([]event.Event, n)
 	for i := range out {
 		numbers[key]++
-		out[i] = Event(w.load.Type, key, numbers[key], w.load.Size)
+		out[i] = NewEvent(w.load.Type, key, numbers[key], w.load.Size)
 	}
 	return out
 }
 
-// Event is the n-th event of a key: its payload and headers hold bytes that are no text, and a header's name repeats.
-func Event(aggregateType, key string, n, size int) event.Event {
+// NewEvent returns the n-th event of a key. Its payload and headers contain bytes that are not text,
+// and a header name repeats.
+func NewEvent(aggregateType, key string, n, size int) event.Event {
 	payload := fmt.Appendf(nil, "%s:%d:", key, n)
 	noise := make([]byte, size+4)
 	_, _ = rand.Read(noise)
@@ -186,11 +199,11 @@ func Event(aggregateType, key string, n, size int) event.Event {
 		event.WithHeader("trace", noise[size:size+2]), event.WithHeader("trace", []byte{0, 0xff, '\n'}), event.WithHeader("none", nil))
 }
 
-// entries are the ledger's lines for events with a payload of bytes.
-func (s *Scene) entries(ns string, fate Fate, events []event.Event) []Entry {
+// ledgerEntries returns the ledger entries for events with a binary payload.
+func (s *Scene) ledgerEntries(ns string, fate Fate, events []event.Event) []Entry {
 	out := make([]Entry, len(events))
 	for i, e := range events {
-		v := parse(e)
+		v := parsePayload(e)
 		out[i] = Entry{
 			NS: ns, ID: e.ID().String(), Key: e.Key(), Topics: s.Route(e.AggregateType()),
 			Payload: v.payload, Null: v.null, Headers: e.Headers(), Fate: fate, At: time.Now(),
@@ -199,31 +212,33 @@ func (s *Scene) entries(ns string, fate Fate, events []event.Event) []Entry {
 	return out
 }
 
-type payload struct {
+type storedPayload struct {
 	payload []byte
 	null    bool
 }
 
-// parse reads the payload back out of the event as it is stored.
-func parse(e event.Event) payload {
+// parsePayload returns the payload of an event in its stored form.
+func parsePayload(e event.Event) storedPayload {
 	raw, err := e.MarshalBSON()
 	if err != nil {
-		return payload{}
+		return storedPayload{}
 	}
+
 	var v event.View
 	if err := event.Parse(raw, &v); err != nil {
-		return payload{}
+		return storedPayload{}
 	}
+
 	b, err := event.AppendPayload(nil, &v)
 	if err != nil {
-		return payload{}
+		return storedPayload{}
 	}
-	return payload{b, bson.Type(v.PayloadType) == bson.TypeNull}
+	return storedPayload{b, bson.Type(v.PayloadType) == bson.TypeNull}
 }
 
-// Append commits events in one transaction into a collection and notes them in the ledger, each for the topic of its
-// aggregate type.
-func (s *Scene) Append(coll *mongo.Collection, events ...event.Event) {
+// AppendEvents commits events in one transaction into a collection, and adds them to the ledger with
+// the topics of their aggregate types.
+func (s *Scene) AppendEvents(coll *mongo.Collection, events ...event.Event) {
 	s.tb.Helper()
 	box, err := outbox.New(coll.Database(), outbox.WithCollection(coll.Name()))
 	if err != nil {
@@ -233,17 +248,17 @@ func (s *Scene) Append(coll *mongo.Collection, events ...event.Event) {
 	if err != nil {
 		s.tb.Fatal(err)
 	}
-	s.Ledger.Add(s.entries(coll.Database().Name()+"."+coll.Name(), Committed, events)...)
+	s.Ledger.Add(s.ledgerEntries(coll.Database().Name()+"."+coll.Name(), Committed, events)...)
 }
 
-// Outbox is the scene's own.
+// Outbox returns the outbox of the scene.
 func (s *Scene) Outbox() *mongo.Collection { return s.DB.Collection("outbox") }
 
-func cleanup() (context.Context, context.CancelFunc) {
+func cleanupContext() (context.Context, context.CancelFunc) {
 	return context.WithTimeout(context.Background(), 15*time.Second)
 }
 
-// AppendMalformed inserts an envelope that can never be sent and notes that it belongs among the dead letters.
+// AppendMalformed inserts an envelope that cannot be sent, and marks it as a dead letter in the ledger.
 func (s *Scene) AppendMalformed(id string) {
 	s.tb.Helper()
 	ctx, cancel := context.WithTimeout(s.tb.Context(), Patience)
@@ -253,14 +268,14 @@ func (s *Scene) AppendMalformed(id string) {
 		s.tb.Fatal(err)
 	}
 	ns := s.DB.Name() + ".outbox"
-	s.Ledger.Add(Entry{NS: ns, ID: id, Topics: []string{s.Topic("order")}})
-	s.Ledger.Dead(ns, id)
+	s.Ledger.Add(Entry{NS: ns, ID: id, Topics: []string{s.TopicOf("order")}})
+	s.Ledger.MarkDead(ns, id)
 }
 
-// CheckDead waits until every envelope that belongs among the dead letters is there once and in the outbox no more.
+// CheckDead waits until each envelope marked as a dead letter is one, and has left the outbox.
 func (s *Scene) CheckDead() {
 	s.tb.Helper()
-	_, dead := s.Ledger.snapshot()
+	_, dead := s.Ledger.copyEntries()
 	for e := range dead {
 		_, name, _ := strings.Cut(e.ns, ".")
 		coll := s.DB.Collection(name)

@@ -1,11 +1,13 @@
-// Rerun runs go test and runs each test that failed once more, alone. A test that passes then is printed as FLAKY and fails
-// nothing; a test that fails twice fails the run. It is what CI uses: on a loaded machine a few of a thousand tests with real
-// servers wait too long, and one of them must not hide whether a change is good.
+// Rerun runs go test, and runs each failed test once more, alone. If the test then passes, it is
+// printed as FLAKY and does not fail the run. If it fails twice, the run fails. CI uses this program:
+// on a loaded machine, a few of a thousand tests with real servers exceed their time limits, and such a
+// test must not hide whether a change is good.
 //
 //	rerun [FLAG of go test]... -- PACKAGE... [-args FLAG of the tests...]
 //
-// A build failure, a panic, a data race, a time-out, a package that fails although none of its tests did (goroutines that are
-// left behind), and more than ten failed tests fail the run at once: they have a reason.
+// Some failures do not depend on load and fail the run at once: a build failure, a panic, a data race,
+// a time-out, a package that fails although all its tests pass (for example because of leaked
+// goroutines), and more than ten failed tests.
 package main
 
 import (
@@ -23,29 +25,31 @@ import (
 	"syscall"
 )
 
-// mostReruns is how many failed tests may be a matter of load.
-const mostReruns = 10
+// maxReruns is the maximum number of failed tests that load can explain.
+const maxReruns = 10
 
 func main() {
-	flags, packages, args, err := split(os.Args[1:])
+	flags, packages, args, err := splitArgs(os.Args[1:])
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "rerun:", err)
 		os.Exit(2)
 	}
+
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	good := check(ctx, os.Stdout, flags, packages, args)
+	ok := runTests(ctx, os.Stdout, flags, packages, args)
 	stop()
-	if !good {
+	if !ok {
 		os.Exit(1)
 	}
 }
 
-// split takes the command line apart: flags of go test, packages, and -args with the flags of the tests.
-func split(line []string) (flags, packages, args []string, err error) {
+// splitArgs splits the command line into flags of go test, packages, and -args with the flags of the tests.
+func splitArgs(line []string) (flags, packages, args []string, err error) {
 	i := slices.Index(line, "--")
 	if i < 0 || i+1 == len(line) {
 		return nil, nil, nil, errors.New("usage: rerun [FLAG of go test]... -- PACKAGE... [-args FLAG of the tests...]")
 	}
+
 	flags, packages = line[:i], line[i+1:]
 	if i := slices.Index(packages, "-args"); i >= 0 {
 		packages, args = packages[:i], packages[i:]
@@ -53,16 +57,17 @@ func split(line []string) (flags, packages, args []string, err error) {
 	return flags, packages, args, nil
 }
 
-// check runs the tests and those that fail once more, and reports whether nothing failed for a reason.
-func check(ctx context.Context, out io.Writer, flags, packages, args []string) bool {
-	first := newRun(out)
-	ok := first.goTest(ctx, slices.Concat(flags, packages, args))
-	failures, reasons := first.failures()
+// runTests runs the tests, runs the failed tests again, and reports whether the run succeeds.
+func runTests(ctx context.Context, out io.Writer, flags, packages, args []string) bool {
+	first := newTestRun(out)
+	ok := first.runGoTest(ctx, slices.Concat(flags, packages, args))
+	failures, reasons := first.collectFailures()
 	if ok && failures == 0 && len(reasons) == 0 {
-		fmt.Fprintln(out, first.counts(0))
+		fmt.Fprintln(out, first.summary(0))
 		return true
 	}
-	if failures > mostReruns {
+
+	if failures > maxReruns {
 		reasons = append(reasons, fmt.Sprintf("%d tests failed: too many to be run again", failures))
 	}
 	if !ok && failures == 0 && len(reasons) == 0 {
@@ -71,7 +76,7 @@ func check(ctx context.Context, out io.Writer, flags, packages, args []string) b
 
 	var flaky []string
 	if len(reasons) == 0 {
-		flaky, reasons = first.again(ctx, flags, args)
+		flaky, reasons = first.rerunFailed(ctx, flags, args)
 	}
 	for _, name := range flaky {
 		fmt.Fprintf(out, "FLAKY %s: failed, and passed when it was run again\n", name)
@@ -79,7 +84,7 @@ func check(ctx context.Context, out io.Writer, flags, packages, args []string) b
 	for _, why := range reasons {
 		fmt.Fprintf(out, "FAILED %s\n", why)
 	}
-	fmt.Fprintln(out, first.counts(len(flaky)))
+	fmt.Fprintln(out, first.summary(len(flaky)))
 	return len(reasons) == 0
 }
 
@@ -88,25 +93,27 @@ type event struct {
 	Action, Package, Test, Output, FailedBuild string
 }
 
-// run is what a run of go test has shown.
-type run struct {
+// testRun holds the results of one run of go test.
+type testRun struct {
 	out             io.Writer
-	packages        map[string]*pkg
-	names           []string // of packages, as they ended
-	passed, skipped int      // tests, without their subtests
+	packages        map[string]*packageResult
+	names           []string // packages in the order in which they ended
+	passed, skipped int      // tests, without subtests
 }
 
-type pkg struct {
+type packageResult struct {
 	out    io.Writer
-	output map[string][]string // by test, without subtests; "" is the package's own
-	failed []string            // tests, without their subtests
-	reason string              // it failed for a reason that is not a failed test
+	output map[string][]string // by test, without subtests; "" is the output of the package
+	failed []string            // tests, without subtests
+	reason string              // why the package failed, unless only tests failed
 }
 
-func newRun(out io.Writer) *run { return &run{out: out, packages: map[string]*pkg{}} }
+func newTestRun(out io.Writer) *testRun {
+	return &testRun{out: out, packages: map[string]*packageResult{}}
+}
 
-// goTest runs go test -json and prints what go test would print without it. It reports whether go test ended with 0.
-func (r *run) goTest(ctx context.Context, line []string) bool {
+// runGoTest runs go test -json and prints the usual output of go test. It reports whether the exit code is 0.
+func (r *testRun) runGoTest(ctx context.Context, line []string) bool {
 	cmd := exec.CommandContext(ctx, "go", append([]string{"test", "-json"}, line...)...)
 	cmd.Stderr = os.Stderr
 	out, err := cmd.StdoutPipe()
@@ -117,12 +124,13 @@ func (r *run) goTest(ctx context.Context, line []string) bool {
 		fmt.Fprintln(os.Stderr, "rerun:", err)
 		return false
 	}
+
 	lines := bufio.NewReader(out)
 	for {
 		text, err := lines.ReadString('\n')
 		var e event
 		if text != "" && json.Unmarshal([]byte(text), &e) == nil {
-			r.take(e)
+			r.handleEvent(e)
 		} else {
 			fmt.Fprint(r.out, text)
 		}
@@ -133,86 +141,101 @@ func (r *run) goTest(ctx context.Context, line []string) bool {
 	return cmd.Wait() == nil
 }
 
-// take handles one event.
-func (r *run) take(e event) {
-	if e.Package == "" { // the output of a build
+func (r *testRun) handleEvent(e event) {
+	// The output of a build belongs to no package.
+	if e.Package == "" {
 		fmt.Fprint(r.out, e.Output)
 		return
 	}
+
 	p := r.packages[e.Package]
 	if p == nil {
-		p = &pkg{out: r.out, output: map[string][]string{}}
+		p = &packageResult{out: r.out, output: map[string][]string{}}
 		r.packages[e.Package] = p
 	}
-	test, _, sub := strings.Cut(e.Test, "/")
-	switch {
-	case e.Action == "output":
-		p.take(test, e.Output)
-	case e.Test == "" && (e.Action == "pass" || e.Action == "fail" || e.Action == "skip"):
-		r.names = append(r.names, e.Package)
-		p.end(e)
-	case sub || e.Test == "":
-		// Only tests as a whole are run again, and the output of subtests is printed with them.
-	case e.Action == "fail":
+
+	test, _, isSubtest := strings.Cut(e.Test, "/")
+	if e.Action == "output" {
+		p.addOutput(test, e.Output)
+		return
+	}
+	if e.Test == "" {
+		if e.Action == "pass" || e.Action == "fail" || e.Action == "skip" {
+			r.names = append(r.names, e.Package)
+			p.finishPackage(e)
+		}
+		return
+	}
+	// Only whole tests are run again, and the output of subtests is printed with them.
+	if isSubtest {
+		return
+	}
+
+	switch e.Action {
+	case "fail":
 		p.failed = append(p.failed, test)
-		p.print(test)
-	case e.Action == "pass":
+		p.printOutput(test)
+	case "pass":
 		r.passed++
 		p.printRace(test)
 		delete(p.output, test)
-	case e.Action == "skip":
+	case "skip":
 		r.skipped++
 		delete(p.output, test)
 	}
 }
 
-// take keeps a line of output until its test, or the package, has ended.
-func (p *pkg) take(test, line string) {
+// addOutput keeps a line of output until its test, or the package, has ended.
+func (p *packageResult) addOutput(test, line string) {
 	switch {
 	case strings.HasPrefix(line, "panic: ") || strings.HasPrefix(line, "fatal error: "):
 		p.reason = "panic or time-out"
 	case isRace(line):
 		p.reason = "data race"
 	case strings.HasPrefix(line, "=== ") || test == "" && line == "PASS\n":
-		return // go test prints these with -v only
+		// go test prints these lines only with -v.
+		return
 	}
 	p.output[test] = append(p.output[test], line)
 }
 
-// printRace prints the output of a test that passed if it contains a report of the race detector: go test puts the report into
-// the output of whichever test wrote last, which need not be the test that it fails.
-func (p *pkg) printRace(test string) {
+// printRace prints the output of a passed test if it contains a report of the race detector. go test
+// adds the report to the output of the test that wrote last, which may be a different test than the one
+// that it fails.
+func (p *packageResult) printRace(test string) {
 	if slices.ContainsFunc(p.output[test], isRace) {
-		p.print(test)
+		p.printOutput(test)
 	}
 }
 
 func isRace(line string) bool { return strings.HasPrefix(line, "WARNING: DATA RACE") }
 
-func (p *pkg) print(test string) {
+func (p *packageResult) printOutput(test string) {
 	fmt.Fprint(p.out, strings.Join(p.output[test], ""))
 	delete(p.output, test)
 }
 
-// end prints what is left when the package has ended, also of tests that a panic has cut short.
-func (p *pkg) end(e event) {
+// finishPackage prints the remaining output when the package has ended, including that of tests that a
+// panic interrupted.
+func (p *packageResult) finishPackage(e event) {
 	if e.Action == "fail" {
 		for test := range p.output {
 			if test != "" {
-				p.print(test)
+				p.printOutput(test)
 			}
 		}
+
 		if e.FailedBuild != "" {
 			p.reason = "build failed"
 		} else if len(p.failed) == 0 && p.reason == "" {
 			p.reason = "the package failed, although none of its tests did"
 		}
 	}
-	p.print("")
+	p.printOutput("")
 }
 
-// failures returns the number of failed tests, and the packages that failed for a reason.
-func (r *run) failures() (n int, reasons []string) {
+// collectFailures returns the number of failed tests, and the packages that failed for another reason.
+func (r *testRun) collectFailures() (n int, reasons []string) {
 	for _, name := range r.names {
 		p := r.packages[name]
 		n += len(p.failed)
@@ -223,21 +246,23 @@ func (r *run) failures() (n int, reasons []string) {
 	return n, reasons
 }
 
-// again runs the failed tests once more, by name and each package alone.
-func (r *run) again(ctx context.Context, flags, args []string) (flaky, reasons []string) {
+// rerunFailed runs the failed tests once more by name, one package at a time.
+func (r *testRun) rerunFailed(ctx context.Context, flags, args []string) (flaky, reasons []string) {
 	for _, name := range r.names {
 		failed := r.packages[name].failed
 		if len(failed) == 0 {
 			continue
 		}
+
 		fmt.Fprintf(r.out, "\nrunning again: %s %s\n", name, strings.Join(failed, " "))
-		second := newRun(r.out)
-		ok := second.goTest(ctx, slices.Concat(flags, []string{"-count=1", "-run", "^(" + strings.Join(failed, "|") + ")$", name}, args))
+		second := newTestRun(r.out)
+		only := []string{"-count=1", "-run", "^(" + strings.Join(failed, "|") + ")$", name}
+		ok := second.runGoTest(ctx, slices.Concat(flags, only, args))
+
 		for _, test := range failed {
-			switch {
-			case ok && second.passed == len(failed):
+			if ok && second.passed == len(failed) {
 				flaky = append(flaky, name+"."+test)
-			default:
+			} else {
 				reasons = append(reasons, name+"."+test+": failed, and not all tests passed when they were run again")
 			}
 		}
@@ -245,8 +270,8 @@ func (r *run) again(ctx context.Context, flags, args []string) (flaky, reasons [
 	return flaky, reasons
 }
 
-// counts is the closing line.
-func (r *run) counts(flaky int) string {
-	failed, _ := r.failures()
+// summary returns the last line of the output.
+func (r *testRun) summary(flaky int) string {
+	failed, _ := r.collectFailures()
 	return fmt.Sprintf("%d passed, %d failed, %d skipped", r.passed+flaky, failed-flaky, r.skipped)
 }

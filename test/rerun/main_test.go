@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// once is the body of a test package whose statement runs only in the first of two runs.
+// once is the start of a test package. Its function first returns true only in the first of two runs.
 const once = `package x
 
 import (
@@ -32,13 +32,14 @@ func TestOnlyATestThatFailsTwiceFailsTheRun(t *testing.T) {
 	t.Parallel()
 	program := filepath.Join(t.TempDir(), "rerun")
 	if words, err := exec.CommandContext(t.Context(), "go", "build", "-o", program, ".").CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, words)
+		t.Fatalf("building rerun: %v\n%s", err, words)
 	}
+
 	for name, c := range map[string]struct {
-		test  string
-		code  int
-		says  string
-		never string
+		test       string
+		code       int
+		wantOutput string
+		unwanted   string
 	}{
 		"good":   {`func TestX(t *testing.T) {}`, 0, "ok  \texample.com/x", "FLAKY"},
 		"flaky":  {`func TestX(t *testing.T) { t.Run("sub", func(t *testing.T) { if *given != "1" || first() { t.Error("not this time") } }) }`, 0, "FLAKY example.com/x.TestX", "a line of a test that passes"},
@@ -60,20 +61,21 @@ func TestOnlyATestThatFailsTwiceFailsTheRun(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
+
 			cmd := exec.CommandContext(t.Context(), program, "-timeout", "10s", "--", ".", "-args", "-x.given=1")
 			cmd.Dir = dir
 			out, _ := cmd.CombinedOutput()
-			if code := cmd.ProcessState.ExitCode(); code != c.code || !strings.Contains(string(out), c.says) || strings.Contains(string(out), c.never) {
-				t.Errorf("ended with %d, want %d and %q, but not %q:\n%s", code, c.code, c.says, c.never, out)
+			if code := cmd.ProcessState.ExitCode(); code != c.code || !strings.Contains(string(out), c.wantOutput) || strings.Contains(string(out), c.unwanted) {
+				t.Errorf("exit code %d, want %d; output must contain %q and not %q:\n%s", code, c.code, c.wantOutput, c.unwanted, out)
 			}
 		})
 	}
 }
 
-// manyTests are more tests that fail than are run again.
+// manyTests returns more failing tests than rerun runs again.
 func manyTests() string {
 	var b strings.Builder
-	for i := range mostReruns {
+	for i := range maxReruns {
 		b.WriteString("func TestMany" + string(rune('A'+i)) + "(t *testing.T) { t.Error() }\n")
 	}
 	return b.String()

@@ -1,12 +1,13 @@
-// The payment program follows the payment of each order by a saga: it asks for the card to be charged, waits for the
-// answer, and tells how it ended, also if no answer ever comes.
+// Payment runs a saga for the payment of each order. It requests a charge of the card, waits for
+// the answer, and emits the result, even if no answer arrives.
 //
 //	OrderPlaced ─▶ saga starts ─▶ ChargeCard ─▶ bank ─▶ CardCharged ─▶ PaymentTaken,   the saga is complete
 //	                    │                          └──▶ CardRefused ─▶ PaymentRefused, the saga is complete
-//	                    └─ a quarter of an hour without an answer ───▶ PaymentRefused, the saga is complete
+//	                    └─ 15 minutes without an answer ─────────────▶ PaymentRefused, the saga is complete
 //
-// The saga's state, the events that a step emits and the mark that its message was handled are one transaction. A second
-// instance that is given the same message finds the mark; two messages of one saga at once are serialised by its version.
+// One transaction commits the state of the saga, the events of a step and the mark that its message
+// was handled. If a second instance receives the same message, it finds the mark. If two messages
+// of one saga are handled at the same time, the version of the saga makes one of them run again.
 package main
 
 import (
@@ -24,70 +25,78 @@ import (
 	"github.com/outrelay/outrelay/pkg/saga"
 )
 
-func main() { shop.Main(build) }
+func main() { shop.Main(buildParts) }
 
-// payment is the state of a saga. Its id is that of the order.
+// payment is the state of a saga. The id of the saga is the id of the order.
 type payment struct {
 	Cents int64 `bson:"cents"`
 }
 
 type instance = saga.Instance[payment, string]
 
-func build(ctx context.Context, s *shop.Shop) ([]func(context.Context) error, error) {
+// buildParts defines the saga and registers it and the bank.
+func buildParts(ctx context.Context, s *shop.Shop) ([]func(context.Context) error, error) {
 	store, err := saga.NewMongoStore(s.DB)
 	if err != nil {
 		return nil, err
 	}
+
 	reg, err := saga.NewRegistry(store, saga.WithOutbox(s.Outbox))
 	if err != nil {
 		return nil, err
 	}
-	payments, err := define(reg)
+
+	payments, err := definePayments(reg)
 	if err != nil {
 		return nil, err
 	}
 	if err := reg.Prepare(ctx); err != nil {
 		return nil, err
 	}
+
 	c, err := s.Consumer("payments", "order", "payment")
 	if err != nil {
 		return nil, err
 	}
+
 	bank := &bank{s}
 	return []func(context.Context) error{c.Run}, errors.Join(
 		payments.Register(c),
-		// The bank is outside of the database, so a handler must not begin twice at the same time: Eager claims the message
-		// before it runs.
-		c.Handle(shop.ChargeCard, consumer.HandlerFunc(bank.charge), consumer.Exactly(inbox.Eager)),
+		// The bank is outside of the database, so the handler must not run twice at the same time.
+		// Eager claims the message before the handler runs.
+		c.Handle(shop.ChargeCard, consumer.HandlerFunc(bank.chargeCard), consumer.Exactly(inbox.Eager)),
 	)
 }
 
-// define says which messages the saga takes and what they do. A finished one leaves a tombstone for a day, so that a message
-// that comes late starts nothing.
-func define(reg *saga.Registry) (*saga.Saga[payment, string], error) {
+// definePayments defines the messages and steps of the saga. A complete saga leaves a tombstone for
+// a day, so that a late message does not start it again.
+func definePayments(reg *saga.Registry) (*saga.Saga[payment, string], error) {
 	s, err := saga.New[payment, string](reg, "payments", saga.WithAggregate("payment"), saga.WithTombstone(24*time.Hour))
 	if err != nil {
 		return nil, err
 	}
+
 	s.Start(shop.OrderPlaced, saga.ByKey[string](), saga.JSON(func(_ context.Context, in *instance, o shop.Order) error {
 		in.State.Cents = o.Cents
-		return errors.Join(emit(in, shop.ChargeCard), in.Timeout("unanswered", 15*time.Minute, nil))
+		return errors.Join(emitCharge(in, shop.ChargeCard), in.Timeout("unanswered", 15*time.Minute, nil))
 	}))
-	s.Handle(shop.CardCharged, saga.ByHeader[string](), end(shop.PaymentTaken))
-	s.Handle(shop.CardRefused, saga.ByHeader[string](), end(shop.PaymentRefused))
-	s.Timeout("unanswered", end(shop.PaymentRefused))
+
+	s.Handle(shop.CardCharged, saga.ByHeader[string](), completeWith(shop.PaymentTaken))
+	s.Handle(shop.CardRefused, saga.ByHeader[string](), completeWith(shop.PaymentRefused))
+	s.Timeout("unanswered", completeWith(shop.PaymentRefused))
 	return s, nil
 }
 
-// end is the step that completes the saga and tells how.
-func end(typ string) saga.Func[payment, string] {
+// completeWith returns a step that completes the saga and emits an event of this type.
+func completeWith(typ string) saga.Func[payment, string] {
 	return func(_ context.Context, in *instance, _ *consumer.Message) error {
 		in.Complete()
-		return emit(in, typ)
+		return emitCharge(in, typ)
 	}
 }
 
-func emit(in *instance, typ string) error {
+// emitCharge emits an event about the charge of the order.
+func emitCharge(in *instance, typ string) error {
 	ev, err := shop.Event("payment", in.ID(), typ, shop.Charge{Order: in.ID(), Cents: in.State.Cents})
 	if err == nil {
 		in.Emit(ev)
@@ -95,27 +104,37 @@ func emit(in *instance, typ string) error {
 	return err
 }
 
-// bank stands for a service that takes money from cards. It refuses amounts above 90.00.
+// bank stands for a service that charges cards. It refuses amounts above 90.00.
 type bank struct{ *shop.Shop }
 
-// charge answers with the saga's id handed on, by which the answer finds its saga.
-func (b *bank) charge(ctx context.Context, m *consumer.Message) error {
+// chargeCard charges the card. The answer has the id of the saga as a header, so that it can be
+// correlated.
+func (b *bank) chargeCard(ctx context.Context, m *consumer.Message) error {
 	var c shop.Charge
 	if err := json.Unmarshal(m.Value, &c); err != nil {
 		return err
 	}
+
 	answer := shop.CardCharged
 	if c.Cents > 9000 {
 		answer = shop.CardRefused
 	}
-	// A charge for an order that was charged before would be an error here: the _id is the order's.
-	if _, err := b.DB.Collection("charges").InsertOne(ctx, bson.D{{Key: "_id", Value: c.Order}, {Key: "cents", Value: c.Cents}, {Key: "answer", Value: answer}}); err != nil {
+
+	// The id is the one of the order, so charging an order twice would be an error.
+	charge := bson.D{
+		{Key: "_id", Value: c.Order},
+		{Key: "cents", Value: c.Cents},
+		{Key: "answer", Value: answer},
+	}
+	if _, err := b.DB.Collection("charges").InsertOne(ctx, charge); err != nil {
 		return err
 	}
+
 	ev, err := shop.Event("payment", c.Order, answer, c)
 	if err != nil {
 		return err
 	}
+
 	id, _ := m.Header(saga.HeaderID)
 	return b.Outbox.Append(ctx, ev.With(event.WithHeader(saga.HeaderID, id)))
 }

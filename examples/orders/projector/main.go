@@ -1,9 +1,10 @@
-// The projector keeps views for reading: of each customer, how many orders were placed, paid and cancelled, and what was
-// spent; of each order, what happened to it, in its order. It counts, which is wrong as soon as one event is counted twice
-// or left out; the inbox sees to it that none is.
+// Projector maintains collections for reading. For each customer it counts the placed, paid and
+// canceled orders and sums up the amounts. For each order it lists the events in their order. A
+// count is wrong if one event is counted twice or not at all, which the inbox prevents.
 //
-// Events of one order come in order, because they have one key; of different orders they are handled at the same time, up
-// to the consumer's concurrency, and what waits for the same lane is written by one transaction.
+// Events of one order arrive in order, because they have the same key. Events of different orders
+// are handled concurrently, within the limit of the consumer. One transaction writes several
+// messages that wait for the same lane.
 package main
 
 import (
@@ -20,43 +21,53 @@ import (
 	"github.com/outrelay/outrelay/pkg/consumer"
 )
 
-func main() { shop.Main(build) }
+func main() { shop.Main(buildParts) }
 
-func build(ctx context.Context, s *shop.Shop) ([]func(context.Context) error, error) {
+// buildParts creates the collections and the consumer.
+func buildParts(ctx context.Context, s *shop.Shop) ([]func(context.Context) error, error) {
 	v := &view{customers: s.DB.Collection("customers"), orders: s.DB.Collection("order_history")}
-	// A collection that a transaction has to create makes the first ones conflict.
+
+	// If transactions have to create a collection, they conflict.
 	for _, coll := range []*mongo.Collection{v.customers, v.orders} {
-		if err := s.DB.CreateCollection(ctx, coll.Name()); err != nil && !isThere(err) {
+		if err := s.DB.CreateCollection(ctx, coll.Name()); err != nil && !isCollectionExists(err) {
 			return nil, err
 		}
 	}
+
 	c, err := s.Consumer("view", "order")
 	if err != nil {
 		return nil, err
 	}
-	// One handler for all events of orders: a pattern takes the place of their names.
-	if err := c.HandleBatch("Order*", v.project, consumer.Named("customers")); err != nil {
+
+	// The pattern matches all types of events of orders.
+	if err := c.HandleBatch("Order*", v.projectBatch, consumer.Named("customers")); err != nil {
 		return nil, err
 	}
+
 	return []func(context.Context) error{c.Run}, nil
 }
 
-func isThere(err error) bool {
+// isCollectionExists reports whether err means that the collection exists already.
+func isCollectionExists(err error) bool {
 	const namespaceExists = 48
+
 	var server mongo.ServerError
 	return errors.As(err, &server) && server.HasErrorCode(namespaceExists)
 }
 
+// view contains the collections for reading.
 type view struct{ customers, orders *mongo.Collection }
 
-// project writes what a few messages of one lane change, in their transaction.
-func (v *view) project(ctx context.Context, ms []*consumer.Message) error {
+// projectBatch writes the changes of several messages of one lane, in the transaction of those
+// messages.
+func (v *view) projectBatch(ctx context.Context, ms []*consumer.Message) error {
 	var counts, history []mongo.WriteModel
 	for _, m := range ms {
 		var o shop.Order
 		if err := json.Unmarshal(m.Value, &o); err != nil {
 			return fmt.Errorf("reading %s %s: %w", m.Type, m.ID, err)
 		}
+
 		var inc bson.D
 		switch m.Type {
 		case shop.OrderPlaced:
@@ -66,21 +77,26 @@ func (v *view) project(ctx context.Context, ms []*consumer.Message) error {
 		case shop.OrderCancelled:
 			inc = bson.D{{Key: "cancelled", Value: 1}}
 		default:
-			continue // of a later version of the service
+			continue // a type of a later version of the service
 		}
-		counts = append(counts, upsert(o.Customer, bson.D{{Key: "$inc", Value: inc}}))
-		history = append(history, upsert(o.ID, bson.D{{Key: "$push", Value: bson.D{{Key: "events", Value: m.Type}}}}))
+
+		counts = append(counts, upsertByID(o.Customer, bson.D{{Key: "$inc", Value: inc}}))
+		history = append(history, upsertByID(o.ID, bson.D{{Key: "$push", Value: bson.D{{Key: "events", Value: m.Type}}}}))
 	}
+
 	if len(counts) == 0 {
 		return nil
 	}
 	if _, err := v.orders.BulkWrite(ctx, history); err != nil {
 		return err
 	}
+
 	_, err := v.customers.BulkWrite(ctx, counts, options.BulkWrite().SetOrdered(false))
 	return err
 }
 
-func upsert(id string, update bson.D) mongo.WriteModel {
-	return mongo.NewUpdateOneModel().SetFilter(bson.D{{Key: "_id", Value: id}}).SetUpdate(update).SetUpsert(true)
+// upsertByID returns an update of the document with this id, which is created if it does not exist.
+func upsertByID(id string, update bson.D) mongo.WriteModel {
+	filter := bson.D{{Key: "_id", Value: id}}
+	return mongo.NewUpdateOneModel().SetFilter(filter).SetUpdate(update).SetUpsert(true)
 }

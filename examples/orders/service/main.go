@@ -1,11 +1,11 @@
-// The order service takes orders over HTTP and follows what becomes of their payment.
+// Service accepts orders over HTTP and records the result of their payment.
 //
 //	POST /orders        {"id": "o-1", "customer": "c-1", "cents": 4200}
 //	GET  /orders/{id}
 //
-// Every change of an order and the event that tells of it are one transaction: there is no order without its event, and no
-// event without its order. The relay brings the events to Kafka. Run as many instances as you like: they are one consumer
-// group, and what two of them are given twice has its effect once.
+// One transaction stores the change of an order and its event, so neither exists without the other.
+// The relay sends the events to Kafka. You can run any number of instances: they form one consumer
+// group, and a message that two of them receive has its effect once.
 package main
 
 import (
@@ -25,64 +25,72 @@ import (
 	"github.com/outrelay/outrelay/pkg/outbox"
 )
 
-func main() { shop.Main(build) }
+func main() { shop.Main(buildParts) }
 
+// service stores the orders.
 type service struct {
 	*shop.Shop
 	orders *entity.Collection[shop.Order, string]
 }
 
-func build(_ context.Context, s *shop.Shop) ([]func(context.Context) error, error) {
+// buildParts registers the handlers for the results of payments.
+func buildParts(_ context.Context, s *shop.Shop) ([]func(context.Context) error, error) {
 	orders, err := entity.New(s.DB.Collection("orders"), func(o *shop.Order) *string { return &o.ID })
 	if err != nil {
 		return nil, err
 	}
+
 	svc := &service{s, orders}
 	c, err := s.Consumer("orders", "payment")
 	if err != nil {
 		return nil, err
 	}
-	if err := errors.Join(
-		c.Handle(shop.PaymentTaken, svc.settle("paid", shop.OrderPaid)),
-		c.Handle(shop.PaymentRefused, svc.settle("cancelled", shop.OrderCancelled)),
-	); err != nil {
+
+	err = errors.Join(
+		c.Handle(shop.PaymentTaken, svc.settleOrder("paid", shop.OrderPaid)),
+		c.Handle(shop.PaymentRefused, svc.settleOrder("cancelled", shop.OrderCancelled)),
+	)
+	if err != nil {
 		return nil, err
 	}
-	return []func(context.Context) error{c.Run, svc.serve}, nil
+
+	return []func(context.Context) error{c.Run, svc.runServer}, nil
 }
 
-// place stores an order and appends its event. Placed again under the same id it is the same order: nothing happens twice
-// because a client did not get its answer and asked again.
-func (s *service) place(ctx context.Context, o shop.Order) (shop.Order, error) {
+// placeOrder stores an order and appends its event. If an order with this id exists, placeOrder
+// returns it and does nothing. So a client without an answer can repeat its request.
+func (s *service) placeOrder(ctx context.Context, o shop.Order) (shop.Order, error) {
 	o.Status = "placed"
 	err := outbox.Transaction(ctx, s.Client, func(ctx context.Context) error {
-		if there, ok, err := s.orders.Find(ctx, o.ID); ok || err != nil {
-			o = there
+		if existing, ok, err := s.orders.Find(ctx, o.ID); ok || err != nil {
+			o = existing
 			return err
 		}
 		if _, err := s.orders.Insert(ctx, o); err != nil {
 			return err
 		}
-		return s.tell(ctx, shop.OrderPlaced, o)
+
+		return s.appendEvent(ctx, shop.OrderPlaced, o)
 	})
 	return o, err
 }
 
-// settle is the handler of a message that ends the payment of an order. It runs in the transaction of its message: the
-// order, the event and the inbox's mark are committed together.
-func (s *service) settle(status, typ string) consumer.HandlerFunc {
+// settleOrder returns the handler of a message that ends the payment of an order. It runs in the
+// transaction of the message, which also commits the order, the event and the mark in the inbox.
+func (s *service) settleOrder(status, typ string) consumer.HandlerFunc {
 	orderOf := func(m *consumer.Message) (string, error) { return m.AggregateID, nil }
 	return entity.Required(s.orders, orderOf, func(ctx context.Context, _ *consumer.Message, o shop.Order) error {
 		o.Status = status
 		if _, err := s.orders.Update(ctx, o); err != nil {
 			return err
 		}
-		return s.tell(ctx, typ, o)
+
+		return s.appendEvent(ctx, typ, o)
 	})
 }
 
-// tell appends an event with the order as it is now, in the transaction of ctx.
-func (s *service) tell(ctx context.Context, typ string, o shop.Order) error {
+// appendEvent appends an event with the current order, in the transaction of ctx.
+func (s *service) appendEvent(ctx context.Context, typ string, o shop.Order) error {
 	ev, err := shop.Event("order", o.ID, typ, o)
 	if err != nil {
 		return err
@@ -90,15 +98,18 @@ func (s *service) tell(ctx context.Context, typ string, o shop.Order) error {
 	return s.Outbox.Append(ctx, ev)
 }
 
-// serve answers requests until ctx ends, and lets those that are under way finish.
-func (s *service) serve(ctx context.Context) error {
+// runServer serves requests until ctx ends. Then it waits up to 5 s for running requests.
+func (s *service) runServer(ctx context.Context) error {
 	mux := http.NewServeMux()
 	mux.HandleFunc("POST /orders", s.postOrder)
 	mux.HandleFunc("GET /orders/{id}", s.getOrder)
+
 	srv := &http.Server{
-		Addr: cmp.Or(os.Getenv("SHOP_LISTEN"), "127.0.0.1:8080"), Handler: http.TimeoutHandler(mux, 20*time.Second, "too busy"),
+		Addr:              cmp.Or(os.Getenv("SHOP_LISTEN"), "127.0.0.1:8080"),
+		Handler:           http.TimeoutHandler(mux, 20*time.Second, "too busy"),
 		ReadHeaderTimeout: 5 * time.Second,
 	}
+
 	done := make(chan error, 1)
 	go func() {
 		<-ctx.Done()
@@ -106,12 +117,15 @@ func (s *service) serve(ctx context.Context) error {
 		defer cancel()
 		done <- srv.Shutdown(stop)
 	}()
+
 	if err := srv.ListenAndServe(); !errors.Is(err, http.ErrServerClosed) {
 		return err
 	}
+
 	return <-done
 }
 
+// postOrder places the order in the request.
 func (s *service) postOrder(w http.ResponseWriter, r *http.Request) {
 	var o shop.Order
 	err := json.NewDecoder(http.MaxBytesReader(w, r.Body, 1<<16)).Decode(&o)
@@ -119,24 +133,29 @@ func (s *service) postOrder(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, "an order has an id, a customer and an amount", http.StatusBadRequest)
 		return
 	}
-	o, err = s.place(r.Context(), o)
-	// Two requests with the same id at once: one has inserted the order, the other finds it now.
+
+	o, err = s.placeOrder(r.Context(), o)
+	// If two requests have the same id, one of them has inserted the order. The other one finds it
+	// now.
 	if mongo.IsDuplicateKeyError(err) {
-		o, err = s.place(r.Context(), o)
+		o, err = s.placeOrder(r.Context(), o)
 	}
-	answer(w, o, err)
+
+	writeResponse(w, o, err)
 }
 
+// getOrder returns the order in the path.
 func (s *service) getOrder(w http.ResponseWriter, r *http.Request) {
 	var o shop.Order
 	err := outbox.Transaction(r.Context(), s.Client, func(ctx context.Context) (err error) {
 		o, err = s.orders.Load(ctx, r.PathValue("id"))
 		return err
 	})
-	answer(w, o, err)
+	writeResponse(w, o, err)
 }
 
-func answer(w http.ResponseWriter, o shop.Order, err error) {
+// writeResponse writes the order or the status for the error.
+func writeResponse(w http.ResponseWriter, o shop.Order, err error) {
 	switch {
 	case errors.Is(err, entity.ErrMissing):
 		http.Error(w, "no such order", http.StatusNotFound)
@@ -144,6 +163,6 @@ func answer(w http.ResponseWriter, o shop.Order, err error) {
 		http.Error(w, "not now", http.StatusServiceUnavailable)
 	default:
 		w.Header().Set("Content-Type", "application/json")
-		_ = json.NewEncoder(w).Encode(o) // a client that went away asks again
+		_ = json.NewEncoder(w).Encode(o) // a client that has disconnected repeats its request
 	}
 }

@@ -1,4 +1,4 @@
-// Package admintest makes what operators look at, for tests of what they see.
+// Package admintest creates outboxes and dead letters for tests of the operators' lists.
 package admintest
 
 import (
@@ -15,7 +15,8 @@ import (
 	"github.com/outrelay/outrelay/internal/store"
 )
 
-// Fill makes an outbox with delivered envelopes, and dead letters beside it.
+// Fill creates an outbox with the given numbers of delivered envelopes and dead letters, and their
+// indexes.
 func Fill(tb testing.TB, coll *mongo.Collection, envelopes, dead int) {
 	tb.Helper()
 	if err := store.EnsureIndexes(tb.Context(), coll); err != nil {
@@ -25,33 +26,24 @@ func Fill(tb testing.TB, coll *mongo.Collection, envelopes, dead int) {
 	if err := store.EnsureIndexSet(tb.Context(), letters, deadletter.Indexes()); err != nil {
 		tb.Fatal(err)
 	}
-	insert := func(coll *mongo.Collection, n int, doc func(i int) bson.D) {
-		docs := make([]any, 0, 10_000)
-		for i := range n {
-			if docs = append(docs, doc(i)); len(docs) < cap(docs) && i+1 < n {
-				continue
-			}
-			if _, err := coll.InsertMany(tb.Context(), docs, options.InsertMany().SetOrdered(false)); err != nil {
-				tb.Fatal(err)
-			}
-			docs = docs[:0]
-		}
-	}
-	old := uint32(time.Now().Add(-time.Hour).Unix())
-	insert(coll, envelopes, func(i int) bson.D {
+
+	written := uint32(time.Now().Add(-time.Hour).Unix())
+	insertMany(tb, coll, envelopes, func(i int) bson.D {
 		return bson.D{
 			{Key: "_id", Value: fmt.Sprintf("e%07d", i)},
-			{Key: "ts", Value: bson.Timestamp{T: old, I: uint32(i + 1)}},
+			{Key: "ts", Value: bson.Timestamp{T: written, I: uint32(i + 1)}},
 			{Key: "aggregatetype", Value: "order"},
 			{Key: "aggregateid", Value: fmt.Sprint(i % 1000)},
 			{Key: "type", Value: "OrderPlaced"},
 			{Key: "payload", Value: "x"},
 		}
 	})
-	insert(letters, dead, func(i int) bson.D {
+
+	insertMany(tb, letters, dead, func(i int) bson.D {
+		id := bson.RawValue{Type: bson.TypeInt64, Value: binary.LittleEndian.AppendUint64(nil, uint64(i))}
 		at := time.Now().Add(-time.Duration(i) * time.Second)
 		return bson.D{
-			{Key: "_id", Value: deadletter.ID{NS: store.Namespace(coll), ID: bson.RawValue{Type: bson.TypeInt64, Value: binary.LittleEndian.AppendUint64(nil, uint64(i))}}},
+			{Key: "_id", Value: deadletter.ID{NS: store.Namespace(coll), ID: id}},
 			{Key: "class", Value: "malformed"},
 			{Key: "reason", Value: "no"},
 			{Key: "topic", Value: "orders"},
@@ -65,4 +57,21 @@ func Fill(tb testing.TB, coll *mongo.Collection, envelopes, dead int) {
 			{Key: "lastFailure", Value: at},
 		}
 	})
+}
+
+// insertMany inserts n documents in statements of up to 10,000.
+func insertMany(tb testing.TB, coll *mongo.Collection, n int, newDocument func(i int) bson.D) {
+	tb.Helper()
+	docs := make([]any, 0, 10_000)
+	for i := range n {
+		docs = append(docs, newDocument(i))
+		if len(docs) < cap(docs) && i+1 < n {
+			continue
+		}
+
+		if _, err := coll.InsertMany(tb.Context(), docs, options.InsertMany().SetOrdered(false)); err != nil {
+			tb.Fatal(err)
+		}
+		docs = docs[:0]
+	}
 }

@@ -10,28 +10,29 @@ import (
 
 // Options of a Checker.
 type Options struct {
-	// Forget bounds the memory of a run without an end: an event is forgotten that long after all of it was delivered, or
-	// after its transaction aborted. A later second delivery is then counted as a phantom. 0 keeps everything.
+	// Forget bounds the memory of an endless run. An event is forgotten this long after it was
+	// delivered to all topics, or after its transaction aborted. A later second delivery then
+	// counts as a phantom. 0 keeps everything.
 	Forget time.Duration
-	// Examples is how many violations are kept in words. Defaults to 20.
+	// Examples bounds the violations that are described in words. Defaults to 20.
 	Examples int
-	// Others leaves records of events alone that were never begun: for topics to which other writers may write.
+	// Others ignores records of events that were never begun, for topics with other writers.
 	Others bool
-	// Latency is told of each committed event that arrived everywhere. Optional.
+	// Latency gets each committed event that was delivered to all topics. Optional.
 	Latency *Latency
-	// Now is the clock of Forget. Defaults to time.Now.
+	// Now is the clock for Forget. Defaults to time.Now.
 	Now func() time.Time
 }
 
-// Event is what a writer is about to commit.
+// Event is an event that a writer is about to commit.
 type Event struct {
-	ID     string   // what a Delivery will carry; unique in a Checker
+	ID     string   // the id in its Deliveries; unique in a Checker
 	Key    string   // events of one key are ordered
-	Topics []string // where it belongs; nil is any one topic, whichever it turns up in first
-	Value  []byte   // what the record must carry; nil is not compared
+	Topics []string // the topics that must get it; nil means a single topic, the first in which it is delivered
+	Value  []byte   // the value of the record; nil is not compared
 }
 
-// Delivery is a record that a consumer saw.
+// Delivery is a record that a consumer received.
 type Delivery struct {
 	ID        string
 	Key       string // of the record
@@ -39,18 +40,18 @@ type Delivery struct {
 	Partition int
 	Offset    int64
 	Value     []byte
-	Flagged   bool      // the record says of itself that it may repeat an earlier one
-	Seen      time.Time // when the consumer got it; for Options.Latency
+	Flagged   bool      // the record has the redelivered header
+	Seen      time.Time // when the consumer received it; for Options.Latency
 }
 
-// What says what a delivery was.
+// What is the kind of a delivery.
 type What int
 
-// The outcomes of Delivered.
+// The results of Delivered.
 const (
-	First     What = iota // of this event in this topic
-	Duplicate             // seen in this topic before
-	Repeated              // seen in this topic before, and flagged as what may be so
+	First     What = iota // the first record of the event in this topic
+	Duplicate             // another record of the event in this topic
+	Repeated              // the same, with the redelivered header
 	Phantom               // never begun, aborted, or not for this topic
 	Foreign               // never begun, with Options.Others
 )
@@ -58,61 +59,61 @@ const (
 type state uint8
 
 const (
-	begun state = iota // not known yet how the transaction ends
+	begun state = iota // the outcome of the transaction is not known yet
 	committed
 	aborted
 	unknown
 )
 
 type event struct {
-	id     string
-	state  state
-	n      uint64 // place among its key's events
-	key    string
-	topics []string
-	sum    uint64 // of the value; 0 is not compared
-	seen   []string
-	at     time.Time // of the acknowledged commit
-	last   time.Time // of the newest first record
-	done   time.Time // when nothing more was to come of it
+	id          string
+	state       state
+	number      uint64 // among the events of its key
+	key         string
+	topics      []string
+	valueHash   uint64 // 0 is not compared
+	seenTopics  []string
+	committedAt time.Time // when the commit was acknowledged
+	lastSeen    time.Time // when the latest of its first records was received
+	closedAt    time.Time // when no further record was expected
 
-	excused bool // it need not arrive
+	excused bool // it need not be delivered
 }
 
-// wants reports whether the event belongs into topic.
-func (e *event) wants(topic string) bool {
+// belongsTo reports whether topic must get the event.
+func (e *event) belongsTo(topic string) bool {
 	if e.topics == nil {
-		return len(e.seen) == 0
+		return len(e.seenTopics) == 0
 	}
 	return slices.Contains(e.topics, topic)
 }
 
-// missing is the number of topics that have not got it.
-func (e *event) missing() int { return max(len(e.topics), 1) - len(e.seen) }
+// missingTopics returns the number of topics that do not have the event yet.
+func (e *event) missingTopics() int { return max(len(e.topics), 1) - len(e.seenTopics) }
 
 type target struct{ topic, key string }
 
-// line is the order of one key in one topic.
-type line struct {
-	last      uint64 // the newest event first delivered
+// keyOrder is the order of one key in one topic.
+type keyOrder struct {
+	last      uint64 // the highest number of a delivered event
 	partition int
 }
 
-// Checker compares. Create it with [New].
+// Checker compares events with records. Use [New] to create it.
 type Checker struct {
-	o    Options
-	seed maphash.Seed
+	options Options
+	seed    maphash.Seed
 
-	mu     sync.Mutex
-	events map[string]*event
-	open   map[string]*event // begun or committed, and not everywhere yet
-	next   map[string]uint64
-	lines  map[target]*line
-	done   []*event // in the order of their ends, to be forgotten
-	r      Report
+	mu          sync.Mutex
+	events      map[string]*event
+	open        map[string]*event // begun or committed, and not delivered to all topics
+	lastNumbers map[string]uint64 // by key
+	keyOrders   map[target]*keyOrder
+	closed      []*event // in the order in which they were closed, to be forgotten
+	report      Report
 }
 
-// New makes a Checker.
+// New returns an empty Checker.
 func New(o Options) *Checker {
 	if o.Examples == 0 {
 		o.Examples = 20
@@ -121,197 +122,231 @@ func New(o Options) *Checker {
 		o.Now = time.Now
 	}
 	return &Checker{
-		o: o, seed: maphash.MakeSeed(), events: map[string]*event{}, open: map[string]*event{},
-		next: map[string]uint64{}, lines: map[target]*line{},
+		options:     o,
+		seed:        maphash.MakeSeed(),
+		events:      map[string]*event{},
+		open:        map[string]*event{},
+		lastNumbers: map[string]uint64{},
+		keyOrders:   map[target]*keyOrder{},
 	}
 }
 
-// Begin announces an event before its transaction is sent. Several events of one key in one transaction are begun in the
-// order in which they are appended.
+// Begin registers an event before its transaction is sent. If a transaction has several events of
+// one key, they must be begun in the order in which they are appended.
 func (c *Checker) Begin(ev Event) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.next[ev.Key]++
-	e := &event{id: ev.ID, key: ev.Key, n: c.next[ev.Key], topics: ev.Topics, sum: c.sum(ev.Value)}
-	if _, twice := c.events[ev.ID]; twice {
-		c.example("event %s was begun twice; the writer is wrong", ev.ID)
+
+	c.lastNumbers[ev.Key]++
+	e := &event{
+		id:        ev.ID,
+		key:       ev.Key,
+		number:    c.lastNumbers[ev.Key],
+		topics:    ev.Topics,
+		valueHash: c.hashValue(ev.Value),
 	}
-	c.events[ev.ID], c.open[ev.ID] = e, e
+	if _, exists := c.events[ev.ID]; exists {
+		c.addExampleLocked("event %s was begun twice; the writer is wrong", ev.ID)
+	}
+	c.events[ev.ID] = e
+	c.open[ev.ID] = e
 }
 
-func (c *Checker) sum(value []byte) uint64 {
+// hashValue returns a hash that is not 0, or 0 for nil.
+func (c *Checker) hashValue(value []byte) uint64 {
 	if value == nil {
 		return 0
 	}
 	return max(maphash.Bytes(c.seed, value), 1)
 }
 
-// Committed says that the commit of these events was acknowledged at that time: from now on they must arrive.
+// Committed records that the commit of these events was acknowledged at the given time. From then
+// on they must be delivered.
 func (c *Checker) Committed(acknowledged time.Time, ids ...string) {
-	c.settle(committed, acknowledged, ids)
+	c.endTransaction(committed, acknowledged, ids)
 }
 
-// Aborted says that the transaction of these events will never commit: they must not arrive.
-func (c *Checker) Aborted(ids ...string) { c.settle(aborted, time.Time{}, ids) }
+// Aborted records that the transaction of these events will never commit. They must not be
+// delivered.
+func (c *Checker) Aborted(ids ...string) { c.endTransaction(aborted, time.Time{}, ids) }
 
-// Unknown says that nobody knows whether these events are committed: they may arrive, in their place, or not.
-func (c *Checker) Unknown(ids ...string) { c.settle(unknown, time.Time{}, ids) }
+// Unknown records that it is unknown whether these events are committed. They may be delivered, in
+// their order, or not.
+func (c *Checker) Unknown(ids ...string) { c.endTransaction(unknown, time.Time{}, ids) }
 
-func (c *Checker) settle(s state, acknowledged time.Time, ids []string) {
+func (c *Checker) endTransaction(s state, acknowledged time.Time, ids []string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+
 	for _, id := range ids {
 		e := c.events[id]
 		if e == nil || e.state != begun {
-			c.example("event %s ended without having begun; the writer is wrong", id)
+			c.addExampleLocked("event %s ended without having begun; the writer is wrong", id)
 			continue
 		}
-		e.state, e.at = s, acknowledged
-		if e.excused && s == committed && e.missing() > 0 {
-			c.excuse(e)
+
+		e.state = s
+		e.committedAt = acknowledged
+		if e.excused && s == committed && e.missingTopics() > 0 {
+			c.excuseEventLocked(e)
 			continue
 		}
+
 		switch s {
 		case committed:
-			c.r.Committed++
-			c.full(e)
+			c.report.Committed++
+			c.countDeliveredLocked(e)
 		case aborted:
-			c.r.Aborted++
-			if len(e.seen) > 0 {
-				c.r.Phantoms += len(e.seen)
-				c.example("event %s was delivered to %s although its transaction aborted", e.id, e.seen[0])
+			c.report.Aborted++
+			if len(e.seenTopics) > 0 {
+				c.report.Phantoms += len(e.seenTopics)
+				c.addExampleLocked("event %s was delivered to %s although its transaction aborted", e.id, e.seenTopics[0])
 			}
 		case unknown:
-			c.r.Unknown++
+			c.report.Unknown++
 		}
-		c.close(e)
+		c.closeEventLocked(e)
 	}
 }
 
-// Excuse says that what was begun until now and has not arrived need not arrive any more: its collection was dropped. It
-// may still arrive, in its place.
+// Excuse records that the events which were begun until now and are not delivered yet need not be
+// delivered, because their collection was dropped. They may still be delivered, in their order.
 func (c *Checker) Excuse() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+
 	for _, e := range c.open {
 		e.excused = true
 		if e.state == committed {
-			c.r.Committed--
-			c.excuse(e)
+			c.report.Committed--
+			c.excuseEventLocked(e)
 		}
 	}
 }
 
-func (c *Checker) excuse(e *event) {
+func (c *Checker) excuseEventLocked(e *event) {
 	e.state = unknown
-	c.r.Excused++
-	c.close(e)
+	c.report.Excused++
+	c.closeEventLocked(e)
 }
 
-// full counts a committed event that is everywhere where it belongs.
-func (c *Checker) full(e *event) {
-	if e.missing() > 0 {
+// countDeliveredLocked counts a committed event if it is delivered to all topics.
+func (c *Checker) countDeliveredLocked(e *event) {
+	if e.missingTopics() > 0 {
 		return
 	}
-	c.r.Delivered++
-	if c.o.Latency != nil && !e.at.IsZero() && !e.last.IsZero() {
-		c.o.Latency.Add(e.at, e.last)
+
+	c.report.Delivered++
+	if c.options.Latency != nil && !e.committedAt.IsZero() && !e.lastSeen.IsZero() {
+		c.options.Latency.Add(e.committedAt, e.lastSeen)
 	}
 }
 
-// close takes an event off the list of those that are on their way, once nothing more is to come of it.
-func (c *Checker) close(e *event) {
-	if e.state == begun || e.state == committed && e.missing() > 0 {
+// closeEventLocked removes an event from the open ones if no further record is expected. It also
+// forgets events that were closed long enough ago.
+func (c *Checker) closeEventLocked(e *event) {
+	if e.state == begun || e.state == committed && e.missingTopics() > 0 {
 		return
 	}
 	delete(c.open, e.id)
-	if c.o.Forget == 0 || !e.done.IsZero() {
+	if c.options.Forget == 0 || !e.closedAt.IsZero() {
 		return
 	}
-	now := c.o.Now()
-	e.done = now
-	c.done = append(c.done, e)
-	for len(c.done) > 0 && now.Sub(c.done[0].done) > c.o.Forget {
-		delete(c.events, c.done[0].id)
-		c.done[0] = nil
-		c.done = c.done[1:]
+
+	now := c.options.Now()
+	e.closedAt = now
+	c.closed = append(c.closed, e)
+	for len(c.closed) > 0 && now.Sub(c.closed[0].closedAt) > c.options.Forget {
+		delete(c.events, c.closed[0].id)
+		c.closed[0] = nil
+		c.closed = c.closed[1:]
 	}
 }
 
-// Delivered takes a record that a consumer saw; records of one partition in their order.
+// Delivered checks a record that a consumer received. The records of one partition must be passed
+// in their order.
 func (c *Checker) Delivered(d Delivery) What {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.r.Records++
+
+	c.report.Records++
 	if d.Flagged {
-		c.r.Flagged++
+		c.report.Flagged++
 	}
+
 	e := c.events[d.ID]
-	if e == nil && c.o.Others {
+	if e == nil && c.options.Others {
 		return Foreign
 	}
 	if e == nil {
-		c.r.Phantoms++
-		c.example("%s is of an event that nobody appended: %s", at(d), d.ID)
+		c.report.Phantoms++
+		c.addExampleLocked("%s belongs to an event that was never appended: %s", formatPlace(d), d.ID)
 		return Phantom
 	}
-	if slices.Contains(e.seen, d.Topic) {
+
+	if slices.Contains(e.seenTopics, d.Topic) {
 		if d.Flagged {
-			c.r.Repeated++
+			c.report.Repeated++
 			return Repeated
 		}
-		c.r.Duplicates++
-		c.example("%s is the second delivery of event %s", at(d), d.ID)
+		c.report.Duplicates++
+		c.addExampleLocked("%s is the second delivery of event %s", formatPlace(d), d.ID)
 		return Duplicate
 	}
-	if e.state == aborted || !e.wants(d.Topic) {
-		c.r.Phantoms++
-		c.example("%s must not be there: event %s was aborted or belongs elsewhere", at(d), d.ID)
+	if e.state == aborted || !e.belongsTo(d.Topic) {
+		c.report.Phantoms++
+		c.addExampleLocked("%s must not exist: event %s was aborted or belongs to other topics", formatPlace(d), d.ID)
 		return Phantom
 	}
-	e.seen = append(e.seen, d.Topic)
-	c.order(e, d)
-	if e.key != d.Key || e.sum != 0 && e.sum != c.sum(d.Value) {
-		c.r.Altered++
-		c.example("%s differs from what was appended as event %s", at(d), d.ID)
+
+	e.seenTopics = append(e.seenTopics, d.Topic)
+	c.checkOrderLocked(e, d)
+	if e.key != d.Key || e.valueHash != 0 && e.valueHash != c.hashValue(d.Value) {
+		c.report.Altered++
+		c.addExampleLocked("%s differs from the appended event %s", formatPlace(d), d.ID)
 	}
-	e.last = d.Seen
-	if e.excused && e.state == unknown && e.missing() == 0 && !e.at.IsZero() { // it arrived after all
+	e.lastSeen = d.Seen
+
+	// An excused event is delivered after all, so it counts again.
+	if e.excused && e.state == unknown && e.missingTopics() == 0 && !e.committedAt.IsZero() {
 		e.state = committed
-		c.r.Excused--
-		c.r.Committed++
+		c.report.Excused--
+		c.report.Committed++
 	}
 	if e.state == committed {
-		c.full(e)
+		c.countDeliveredLocked(e)
 	}
-	c.close(e)
+	c.closeEventLocked(e)
 	return First
 }
 
-func (c *Checker) order(e *event, d Delivery) {
+// checkOrderLocked compares the place of a first record with the earlier records of its key.
+func (c *Checker) checkOrderLocked(e *event, d Delivery) {
 	t := target{d.Topic, e.key}
-	l := c.lines[t]
-	if l == nil {
-		l = &line{partition: d.Partition}
-		c.lines[t] = l
+	order := c.keyOrders[t]
+	if order == nil {
+		order = &keyOrder{partition: d.Partition}
+		c.keyOrders[t] = order
 	}
-	if d.Partition != l.partition {
-		c.r.Strayed++
-		c.example("%s: its key was in partition %d before", at(d), l.partition)
-		l.partition = d.Partition
+
+	if d.Partition != order.partition {
+		c.report.Strayed++
+		c.addExampleLocked("%s: its key was in partition %d before", formatPlace(d), order.partition)
+		order.partition = d.Partition
 	}
-	if e.n < l.last {
-		c.r.OutOfOrder++
-		c.example("%s: event %s is number %d of its key and comes after number %d", at(d), d.ID, e.n, l.last)
+	if e.number < order.last {
+		c.report.OutOfOrder++
+		c.addExampleLocked("%s: event %s is number %d of its key and comes after number %d",
+			formatPlace(d), d.ID, e.number, order.last)
 		return
 	}
-	l.last = e.n
+	order.last = e.number
 }
 
-func (c *Checker) example(format string, args ...any) {
-	if len(c.r.Examples) < c.o.Examples {
-		c.r.Examples = append(c.r.Examples, fmt.Sprintf(format, args...))
+func (c *Checker) addExampleLocked(format string, args ...any) {
+	if len(c.report.Examples) < c.options.Examples {
+		c.report.Examples = append(c.report.Examples, fmt.Sprintf(format, args...))
 	}
 }
 
-func at(d Delivery) string { return fmt.Sprintf("%s/%d@%d", d.Topic, d.Partition, d.Offset) }
+func formatPlace(d Delivery) string { return fmt.Sprintf("%s/%d@%d", d.Topic, d.Partition, d.Offset) }

@@ -8,130 +8,159 @@ import (
 	"github.com/HdrHistogram/hdrhistogram-go"
 )
 
-// longest is what the histogram can hold; more counts as that.
-const longest = time.Hour
+// maxLatency is the largest value of the histogram. Larger values are counted as maxLatency.
+const maxLatency = time.Hour
 
-// Latency measures the time from an acknowledged commit to the record at a consumer. Events that were committed during an
-// outage, which begins when somebody kills the owner and ends with the first record of the next owner, tell about the
-// outage and not about the path: the percentiles leave them out, Longest does not. A record that is there before its
-// commit was acknowledged took no time. All methods may be called from any goroutine.
+// Latency measures the time from an acknowledged commit to the record at a consumer. All methods
+// may be called from any goroutine.
+//
+// An outage begins when the owner is killed, and ends with the first record of the next owner.
+// Events that were committed during an outage measure the outage and not the relay, so the
+// percentiles leave them out. Max includes them. If the record arrives before its commit is
+// acknowledged, its latency is 0.
 type Latency struct {
-	mu      sync.Mutex
-	h       *hdrhistogram.Histogram // microseconds
-	longest time.Duration
-	left    int
+	mu        sync.Mutex
+	histogram *hdrhistogram.Histogram // microseconds
+	longest   time.Duration
+	leftOut   int
 
-	out    bool
-	keep   bool      // its events count all the same
-	from   time.Time // the kill
-	next   time.Time // when the next owner acquired; zero while there is none
-	first  time.Time // first record seen at or after next
-	during []sample  // all since the kill, undecided
+	inOutage      bool
+	keepOutage    bool      // the percentiles include the events of the outage
+	outageFrom    time.Time // when the owner was killed
+	acquiredAt    time.Time // when the next owner acquired the lease; zero before that
+	firstRecord   time.Time // when the first record after acquiredAt was received
+	outageSamples []sample  // all since outageFrom; whether they count is decided at the end
 }
 
 type sample struct{ committed, seen time.Time }
 
-// NewLatency makes an empty Latency.
+// NewLatency returns an empty Latency.
 func NewLatency() *Latency {
-	return &Latency{h: hdrhistogram.New(1, longest.Microseconds(), 3)}
+	return &Latency{histogram: hdrhistogram.New(1, maxLatency.Microseconds(), 3)}
 }
 
-// Add takes one event. Call it once both times are known.
+// Add adds one event. It must be called once per event, when both times are known.
 func (l *Latency) Add(committed, seen time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+
 	l.longest = max(l.longest, seen.Sub(committed))
-	if !l.out {
-		l.record(sample{committed, seen})
+	if !l.inOutage {
+		l.recordSampleLocked(sample{committed, seen})
 		return
 	}
-	l.during = append(l.during, sample{committed, seen})
-	l.resolve()
+	l.outageSamples = append(l.outageSamples, sample{committed, seen})
+	l.resolveOutageLocked()
 }
 
-// Outage says that the owner was made to end at from; with leaveOut the percentiles are not to know of it. An outage that
-// is under way goes on.
+// Outage begins an outage at the time when the owner was made to stop. With leaveOut the
+// percentiles leave its events out. If there is an outage already, it continues.
 func (l *Latency) Outage(from time.Time, leaveOut bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.out {
-		l.next, l.keep = time.Time{}, l.keep && !leaveOut
+
+	if l.inOutage {
+		l.acquiredAt = time.Time{}
+		l.keepOutage = l.keepOutage && !leaveOut
 		return
 	}
-	l.out, l.keep, l.from, l.next = true, !leaveOut, from, time.Time{}
+	l.inOutage = true
+	l.keepOutage = !leaveOut
+	l.outageFrom = from
+	l.acquiredAt = time.Time{}
 }
 
-// Acquired says when the next owner got the lease; the outage ends with the first record seen from then on.
+// Acquired records when the next owner acquired the lease. The outage ends with the first record
+// received after that.
 func (l *Latency) Acquired(at time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.out && l.next.IsZero() {
-		l.next = at
-		l.resolve()
+
+	if l.inOutage && l.acquiredAt.IsZero() {
+		l.acquiredAt = at
+		l.resolveOutageLocked()
 	}
 }
 
-// Outside reports whether no outage is under way, and when the last one ended: the time of its first record.
+// Outside reports whether there is no outage now, and returns the time of the record that ended the
+// last one.
 func (l *Latency) Outside() (firstRecord time.Time, ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.first, !l.out
+
+	return l.firstRecord, !l.inOutage
 }
 
-// resolve ends the outage if its first record is there.
-func (l *Latency) resolve() {
-	if l.next.IsZero() {
+// resolveOutageLocked ends the outage if its first record was received.
+func (l *Latency) resolveOutageLocked() {
+	if l.acquiredAt.IsZero() {
 		return
 	}
+
 	var first time.Time
-	for _, s := range l.during {
-		if !s.seen.Before(l.next) && (first.IsZero() || s.seen.Before(first)) {
+	for _, s := range l.outageSamples {
+		if !s.seen.Before(l.acquiredAt) && (first.IsZero() || s.seen.Before(first)) {
 			first = s.seen
 		}
 	}
 	if first.IsZero() {
 		return
 	}
-	for _, s := range l.during {
-		l.judge(s, first)
+
+	for _, s := range l.outageSamples {
+		l.recordAfterOutageLocked(s, first)
 	}
-	l.out, l.first, l.during = false, first, nil
+	l.inOutage = false
+	l.firstRecord = first
+	l.outageSamples = nil
 }
 
-func (l *Latency) judge(s sample, first time.Time) {
-	if !l.keep && s.committed.After(l.from) && s.committed.Before(first) {
-		l.left++
+// recordAfterOutageLocked records s unless it was committed during the outage that ended at first.
+func (l *Latency) recordAfterOutageLocked(s sample, first time.Time) {
+	if !l.keepOutage && s.committed.After(l.outageFrom) && s.committed.Before(first) {
+		l.leftOut++
 		return
 	}
-	l.record(s)
+	l.recordSampleLocked(s)
 }
 
-func (l *Latency) record(s sample) {
-	if !l.keep && s.committed.After(l.from) && s.committed.Before(l.first) {
-		l.left++ // of the last outage, and seen after its first record
+// recordSampleLocked records s unless it was committed during the last outage.
+func (l *Latency) recordSampleLocked(s sample) {
+	// The record of an event of the last outage may be received after the record that ended the
+	// outage.
+	if !l.keepOutage && s.committed.After(l.outageFrom) && s.committed.Before(l.firstRecord) {
+		l.leftOut++
 		return
 	}
-	d := min(max(s.seen.Sub(s.committed), 0), longest)
-	_ = l.h.RecordValue(d.Microseconds()) // within the bounds
+
+	d := min(max(s.seen.Sub(s.committed), 0), maxLatency)
+	_ = l.histogram.RecordValue(d.Microseconds()) // within the bounds
 }
 
-// Figures are milliseconds, rounded to the microsecond. 0 events measured gives 0.
+// Figures are milliseconds, rounded to the microsecond. They are 0 if no event was measured.
 type Figures struct {
-	P50, P99, Max float64 // Max is over all events, also those of outages
+	P50, P99, Max float64 // Max includes the events of outages
 	Measured      int     // events in the percentiles
 	LeftOut       int     // events of outages
 }
 
-// Figures are those of all events so far; those of an outage under way are left out.
+// Figures returns the figures of all events so far. Events of a current outage count as left out.
 func (l *Latency) Figures() Figures {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	f := Figures{Max: ms(l.longest), Measured: int(l.h.TotalCount()), LeftOut: l.left + len(l.during)}
+
+	f := Figures{
+		Max:      toMilliseconds(l.longest),
+		Measured: int(l.histogram.TotalCount()),
+		LeftOut:  l.leftOut + len(l.outageSamples),
+	}
 	if f.Measured > 0 {
-		f.P50 = ms(time.Duration(l.h.ValueAtQuantile(50)) * time.Microsecond)
-		f.P99 = ms(time.Duration(l.h.ValueAtQuantile(99)) * time.Microsecond)
+		f.P50 = toMilliseconds(time.Duration(l.histogram.ValueAtQuantile(50)) * time.Microsecond)
+		f.P99 = toMilliseconds(time.Duration(l.histogram.ValueAtQuantile(99)) * time.Microsecond)
 	}
 	return f
 }
 
-func ms(d time.Duration) float64 { return math.Round(float64(d)/float64(time.Microsecond)) / 1000 }
+func toMilliseconds(d time.Duration) float64 {
+	return math.Round(float64(d)/float64(time.Microsecond)) / 1000
+}

@@ -6,78 +6,87 @@ import (
 	"time"
 )
 
-// Report is what a Checker knows at one moment.
+// Report contains the counts of a Checker at one moment.
 type Report struct {
 	Committed int // events whose commit was acknowledged
-	Delivered int // of those, events that are in every topic they belong to
+	Delivered int // events of Committed that were delivered to all topics
 	Aborted   int // events of transactions that were rolled back
-	Unknown   int // events whose commit nobody knows about
-	Excused   int // events whose commit was acknowledged, that need not arrive and did not; not among Committed
-	Records   int // records seen, of whatever kind
-	Flagged   int // of those, records that say of themselves that they may repeat an earlier one
-	Repeated  int // of those, records of an event that its topic had already; Duplicates are the others
+	Unknown   int // events for which it is unknown whether they are committed
+	Excused   int // acknowledged events that need not be delivered and were not; not included in Committed
+	Records   int // all records
+	Flagged   int // records with the redelivered header
+	Repeated  int // records of Flagged for an event that its topic had already; Duplicates counts the others
 
-	Waiting    int       // committed and not everywhere yet
-	Oldest     time.Time // commit of the oldest of those; zero without one
-	Overtaken  int       // of those, events that a later one of their key has overtaken: lost, or out of order soon
+	Waiting    int       // events of Committed that are not delivered to all topics yet
+	Oldest     time.Time // commit of the oldest event of Waiting; zero if there is none
+	Overtaken  int       // events of Waiting that a later event of their key has overtaken: lost, or out of order soon
 	Duplicates int       // records of an event that its topic had already
 	OutOfOrder int       // first records that came after one of a later event of their key
-	Phantoms   int       // records of nobody, of aborted events, or in a topic where they do not belong
-	Strayed    int       // records of a key in another partition than the record of the key before
-	Altered    int       // records with another key or value than the event
+	Phantoms   int       // records without an event, of aborted events, or in a topic where they do not belong
+	Strayed    int       // records of a key in another partition than the previous record of the key
+	Altered    int       // records whose key or value differs from the event
 
 	Examples []string // the first violations in words, without keys and values
 }
 
-// Report says what is known now.
+// Report returns the current counts. It reads each event that is not delivered yet.
 func (c *Checker) Report() Report {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	r := c.r
-	r.Examples = append([]string(nil), c.r.Examples...)
+
+	r := c.report
+	r.Examples = append([]string(nil), c.report.Examples...)
 	for _, e := range c.open {
 		if e.state != committed {
 			continue
 		}
+
 		r.Waiting++
-		if r.Oldest.IsZero() || e.at.Before(r.Oldest) {
-			r.Oldest = e.at
+		if r.Oldest.IsZero() || e.committedAt.Before(r.Oldest) {
+			r.Oldest = e.committedAt
 		}
-		if c.overtaken(e) {
+		if c.isOvertakenLocked(e) {
 			r.Overtaken++
 		}
 	}
 	return r
 }
 
-// Progress is the number of committed events and of those that are delivered; cheap, however many wait.
+// Progress returns the numbers of committed and of delivered events. Its cost does not depend on
+// the number of waiting events.
 func (c *Checker) Progress() (committed, delivered int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.r.Committed, c.r.Delivered
+
+	return c.report.Committed, c.report.Delivered
 }
 
-func (c *Checker) overtaken(e *event) bool {
+// isOvertakenLocked reports whether a later event of the key was delivered to a topic of e.
+func (c *Checker) isOvertakenLocked(e *event) bool {
 	if e.topics == nil {
-		for t, l := range c.lines { // few: one for each key and topic
-			if t.key == e.key && l.last > e.n {
+		// The map is small: it has one entry per key and topic.
+		for t, order := range c.keyOrders {
+			if t.key == e.key && order.last > e.number {
 				return true
 			}
 		}
 		return false
 	}
+
 	for _, topic := range e.topics {
-		if l := c.lines[target{topic, e.key}]; l != nil && l.last > e.n {
+		if order := c.keyOrders[target{topic, e.key}]; order != nil && order.last > e.number {
 			return true
 		}
 	}
 	return false
 }
 
-// Waits are the ids of up to max committed events that have not arrived, for a message; in no order.
+// Waits returns the ids of up to max committed events that are not delivered, in no particular
+// order. It is for messages.
 func (c *Checker) Waits(max int) []string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+
 	var ids []string
 	for id, e := range c.open {
 		if e.state == committed && len(ids) < max {
@@ -87,7 +96,8 @@ func (c *Checker) Waits(max int) []string {
 	return ids
 }
 
-// Err is nil if nothing is missing and no promise was broken. It takes what waits as lost, so it is meant for the end.
+// Err returns nil if no event is lost and no other promise was broken. It counts waiting events as
+// lost, so it is for the end of a run.
 func (r Report) Err() error {
 	var broken []string
 	for _, x := range []struct {
@@ -105,6 +115,7 @@ func (r Report) Err() error {
 			broken = append(broken, fmt.Sprintf("%d %s", x.n, x.what))
 		}
 	}
+
 	if broken == nil {
 		return nil
 	}

@@ -1,11 +1,13 @@
-// Package member is a service on the other side of Kafka as scenarios and tests need one: a process of a consumer group
-// whose every effect is written down, so that what was promised of effects can be judged from the database alone, whatever
-// became of the processes.
+// Package member is a sample consumer service for scenarios and tests: a process of a consumer
+// group that stores each of its effects. So the database alone shows whether every effect happened
+// once, even if processes were killed.
 //
-// A member of role Effects handles orders: for each it counts up its key's counter and inserts one effect with the number
-// that the counter then has, in the handler's transaction. A member of role Saga takes each message as a step of a saga,
-// which keeps the steps in its state and emits an event for each. Members also write down which generations of the group
-// they were in, and a few counts, outside of transactions; of those a kill loses what is younger than a fifth of a second.
+// A member with the role Effects handles orders. For each order it increments the counter of the
+// key and inserts one effect with the new number, in the handler's transaction. A member with the
+// role Saga handles each message as a step of a saga, which keeps the steps in its state and emits
+// an event for each. Members also store the generations of the group that they joined, and a few
+// counts, outside of transactions. A kill loses the counts of the last 200 ms.
 //
-// Run ends when its context does, after at most a few seconds. Judging reads all effects or sagas at once.
+// Run returns a few seconds after the end of its context at the latest. Judging reads all effects
+// or sagas at once.
 package member

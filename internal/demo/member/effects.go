@@ -16,7 +16,8 @@ import (
 )
 
 const (
-	// OrdersColl is the collection of what a service did: each order is inserted together with the event that tells of it.
+	// OrdersColl is the collection of a service's orders. Each order is inserted together with its
+	// event.
 	OrdersColl = "orders"
 
 	effectsColl  = "effects"
@@ -26,93 +27,103 @@ const (
 	NumberHeader = "number"
 )
 
-// Order is what a judge needs of an order. Of one key the numbers of orders grow as they are committed.
+// Order contains the fields of an order that JudgeEffects compares. The numbers of a key's orders
+// grow in commit order.
 type Order struct {
-	Event  string `bson:"event"` // id of the event that tells of it
+	Event  string `bson:"event"` // id of its event
 	Key    string `bson:"customer"`
 	Number int64  `bson:"number"`
 }
 
-// Effect is what a handler did about one event.
+// Effect is the effect of one event.
 type Effect struct {
 	Event  string `bson:"event"`
 	Key    string `bson:"key"`
 	Number int64  `bson:"number"`
-	Place  int64  `bson:"place"` // the value of the key's counter: transactions of one key follow one another by it
-	By     string `bson:"by"`    // the member
+	Place  int64  `bson:"place"` // the value of the key's counter, which shows the order of the key's transactions
+	By     string `bson:"by"`    // name of the member
 }
 
-// effect is the handler: it counts its key up and inserts the effect, both by the transaction of ctx.
-func (w *witness) effect(ctx context.Context, m *consumer.Message) error {
+// handleOrder is the handler. It increments the counter of the key and inserts the effect, in the
+// transaction of ctx.
+func (w *witness) handleOrder(ctx context.Context, m *consumer.Message) error {
 	text, _ := m.Header(NumberHeader)
-	n, err := strconv.ParseInt(string(text), 10, 64)
+	number, err := strconv.ParseInt(string(text), 10, 64)
 	if err != nil {
 		return fmt.Errorf("message %s has no number: %w", m.ID, err)
 	}
+
 	key := string(m.Key)
 	var counter struct {
 		Count int64 `bson:"count"`
 	}
-	up := bson.D{{Key: "$inc", Value: bson.D{{Key: "count", Value: int64(1)}}}}
+	increment := bson.D{{Key: "$inc", Value: bson.D{{Key: "count", Value: int64(1)}}}}
 	opts := options.FindOneAndUpdate().SetUpsert(true).SetReturnDocument(options.After)
-	if err := w.db.Collection(countersColl).FindOneAndUpdate(ctx, eq("_id", key), up, opts).Decode(&counter); err != nil {
+	err = w.db.Collection(countersColl).FindOneAndUpdate(ctx, fieldEquals("_id", key), increment, opts).Decode(&counter)
+	if err != nil {
 		return fmt.Errorf("counting the effects of a key: %w", err)
 	}
-	e := Effect{Event: m.ID, Key: key, Number: n, Place: counter.Count, By: w.spec.Name}
+
+	e := Effect{Event: m.ID, Key: key, Number: number, Place: counter.Count, By: w.spec.Name}
 	if _, err := w.db.Collection(effectsColl).InsertOne(ctx, e); err != nil {
-		return fmt.Errorf("writing an effect down: %w", err)
+		return fmt.Errorf("storing an effect: %w", err)
 	}
 	return nil
 }
 
-// CountEffects is how many effects the counters count.
+// CountEffects returns the sum of all counters.
 func CountEffects(ctx context.Context, db *mongo.Database) (int, error) {
-	return sum(ctx, db.Collection(countersColl), "$count")
+	return sumExpression(ctx, db.Collection(countersColl), "$count")
 }
 
-// sum adds an expression up over a small collection.
-func sum(ctx context.Context, coll *mongo.Collection, expr any) (int, error) {
+// sumExpression returns the sum of an expression over all documents of a small collection.
+func sumExpression(ctx context.Context, coll *mongo.Collection, expr any) (int, error) {
 	cur, err := coll.Aggregate(ctx, mongo.Pipeline{{{Key: "$group", Value: bson.D{
-		{Key: "_id", Value: nil}, {Key: "n", Value: bson.D{{Key: "$sum", Value: expr}}},
+		{Key: "_id", Value: nil},
+		{Key: "n", Value: bson.D{{Key: "$sum", Value: expr}}},
 	}}}})
 	if err != nil {
 		return 0, fmt.Errorf("adding up %s: %w", coll.Name(), err)
 	}
-	var all []struct {
+
+	var sums []struct {
 		N int `bson:"n"`
 	}
-	if err := cur.All(ctx, &all); err != nil || len(all) == 0 {
+	if err := cur.All(ctx, &sums); err != nil || len(sums) == 0 {
 		return 0, err
 	}
-	return all[0].N, nil
+	return sums[0].N, nil
 }
 
-// EffectReport is what a judge found. Examples are some of what is wrong, in words.
+// EffectReport is the result of JudgeEffects. Examples describes the first violations.
 type EffectReport struct {
 	Orders, Effects                   int
 	Lost, Double, OutOfOrder, Phantom int
-	Miscounted                        int // keys whose counter does not agree with their effects: half a transaction
+	Miscounted                        int // keys whose counter differs from their effects: half a transaction
 	Examples                          []string
 }
 
 const maxExamples = 10
 
-func (r *EffectReport) example(format string, args ...any) {
+func (r *EffectReport) addExample(format string, args ...any) {
 	if len(r.Examples) < maxExamples {
 		r.Examples = append(r.Examples, fmt.Sprintf(format, args...))
 	}
 }
 
-// Err is nil if every order had its effect once, in the order of its key, and there is no other effect.
+// Err returns nil if every order had its effect once, in the order of its key, and there is no
+// other effect.
 func (r *EffectReport) Err() error {
 	if r.Lost+r.Double+r.OutOfOrder+r.Phantom+r.Miscounted == 0 {
 		return nil
 	}
-	return fmt.Errorf("of %d orders: %d effects lost, %d double, %d out of order, %d of no order, %d keys miscounted; for example: %s",
+	return fmt.Errorf("of %d orders: %d effects lost, %d double, %d out of order, %d of no order, "+
+		"%d keys miscounted; for example: %s",
 		r.Orders, r.Lost, r.Double, r.OutOfOrder, r.Phantom, r.Miscounted, strings.Join(r.Examples, "; "))
 }
 
-// JudgeEffects compares the orders of a database with the effects. Nobody may write meanwhile.
+// JudgeEffects compares the orders of a database with the effects. No process may write at the same
+// time.
 func JudgeEffects(ctx context.Context, db *mongo.Database) (*EffectReport, error) {
 	var orders []Order
 	var effects []Effect
@@ -129,6 +140,7 @@ func JudgeEffects(ctx context.Context, db *mongo.Database) (*EffectReport, error
 			return nil, fmt.Errorf("reading %s: %w", name, err)
 		}
 	}
+
 	counts := make(map[string]int64, len(counters))
 	for _, c := range counters {
 		counts[c.Key] = c.Count
@@ -136,58 +148,67 @@ func JudgeEffects(ctx context.Context, db *mongo.Database) (*EffectReport, error
 	return judgeEffects(orders, effects, counts), nil
 }
 
+// judgeEffects compares orders with effects. counts are the counters by key.
 func judgeEffects(orders []Order, effects []Effect, counts map[string]int64) *EffectReport {
 	r := &EffectReport{Orders: len(orders), Effects: len(effects)}
-	told := make(map[string]Order, len(orders))
+	byEvent := make(map[string]Order, len(orders))
 	for _, o := range orders {
-		told[o.Event] = o
+		byEvent[o.Event] = o
 	}
 	slices.SortFunc(effects, func(a, b Effect) int {
 		return cmp.Or(strings.Compare(a.Key, b.Key), cmp.Compare(a.Place, b.Place))
 	})
-	seen := make(map[string]string, len(effects)) // by whom
-	newest, places := map[string]int64{}, map[string]int64{}
-	odd := map[string]bool{} // keys that are miscounted
+
+	handledBy := make(map[string]string, len(effects)) // members by event
+	newest := map[string]int64{}                       // numbers by key
+	places := map[string]int64{}                       // effects by key
+	miscounted := map[string]bool{}                    // by key
 	for _, e := range effects {
-		if places[e.Key]++; places[e.Key] != e.Place {
-			odd[e.Key] = true
+		places[e.Key]++
+		if places[e.Key] != e.Place {
+			miscounted[e.Key] = true
 		}
-		o, known := told[e.Event]
-		by, twice := seen[e.Event]
+
+		o, known := byEvent[e.Event]
+		by, twice := handledBy[e.Event]
 		switch {
 		case !known || o.Key != e.Key || o.Number != e.Number:
 			r.Phantom++
-			r.example("%s made an effect of event %s (number %d of %s), which no committed order has", e.By, e.Event, e.Number, e.Key)
+			r.addExample("%s made an effect of event %s (number %d of %s), which no committed order has",
+				e.By, e.Event, e.Number, e.Key)
 		case twice:
 			r.Double++
-			r.example("event %s (number %d of %s) had an effect by %s and another by %s", e.Event, e.Number, e.Key, by, e.By)
+			r.addExample("event %s (number %d of %s) had an effect by %s and another by %s",
+				e.Event, e.Number, e.Key, by, e.By)
 		case e.Number < newest[e.Key]:
 			r.OutOfOrder++
-			r.example("%s handled number %d of %s after number %d", e.By, e.Number, e.Key, newest[e.Key])
+			r.addExample("%s handled number %d of %s after number %d", e.By, e.Number, e.Key, newest[e.Key])
 		}
 		if known && !twice {
-			seen[e.Event] = e.By
+			handledBy[e.Event] = e.By
 			newest[e.Key] = max(newest[e.Key], e.Number)
 		}
 	}
+
 	for _, o := range orders {
-		if _, ok := seen[o.Event]; !ok {
+		if _, ok := handledBy[o.Event]; !ok {
 			r.Lost++
-			r.example("event %s (number %d of %s) had no effect", o.Event, o.Number, o.Key)
+			r.addExample("event %s (number %d of %s) had no effect", o.Event, o.Number, o.Key)
 		}
 	}
+
 	for key, n := range counts {
-		odd[key] = odd[key] || n != places[key]
+		miscounted[key] = miscounted[key] || n != places[key]
 	}
 	for key := range places {
 		if _, ok := counts[key]; !ok {
-			odd[key] = true
+			miscounted[key] = true
 		}
 	}
-	for key, is := range odd {
+	for key, is := range miscounted {
 		if is {
 			r.Miscounted++
-			r.example("the counter of %s is %d, and it has %d effects", key, counts[key], places[key])
+			r.addExample("the counter of %s is %d, and it has %d effects", key, counts[key], places[key])
 		}
 	}
 	return r

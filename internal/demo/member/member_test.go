@@ -56,12 +56,12 @@ func TestJudgeOfEffectsFindsWhatIsPlanted(t *testing.T) {
 func TestJudgeOfStepsFindsWhatIsPlanted(t *testing.T) {
 	t.Parallel()
 	finished := time.Now()
-	walks := func(a, b []int) []walked {
-		return []walked{{0, int64(len(a)), walk{a}, finished}, {1, int64(len(b)), walk{b}, finished}}
+	walks := func(a, b []int) []storedSaga {
+		return []storedSaga{{0, int64(len(a)), sagaState{a}, finished}, {1, int64(len(b)), sagaState{b}, finished}}
 	}
 	events := []step{{0, 1}, {0, 2}, {1, 1}, {1, 2}}
 	for name, c := range map[string]struct {
-		sagas []walked
+		sagas []storedSaga
 		told  []step
 		want  StepReport
 	}{
@@ -73,8 +73,8 @@ func TestJudgeOfStepsFindsWhatIsPlanted(t *testing.T) {
 		"not told":          {walks([]int{1, 2}, []int{1, 2}), events[:3], StepReport{LostEmitted: 1}},
 		"told twice":        {walks([]int{1, 2}, []int{1, 2}), append(events[:4:4], step{1, 2}), StepReport{DoubleEmitted: 1}},
 		"told of nothing":   {walks([]int{1, 2}, []int{1, 2}), append(events[:4:4], step{5, 2}), StepReport{Double: 1}},
-		"not complete":      {[]walked{{0, 2, walk{[]int{1, 2}}, time.Time{}}, walks(nil, []int{1, 2})[1]}, events, StepReport{Unfinished: 1}},
-		"changed too often": {[]walked{{0, 3, walk{[]int{1, 2}}, finished}, walks(nil, []int{1, 2})[1]}, events, StepReport{Lost: 1}},
+		"not complete":      {[]storedSaga{{0, 2, sagaState{[]int{1, 2}}, time.Time{}}, walks(nil, []int{1, 2})[1]}, events, StepReport{Unfinished: 1}},
+		"changed too often": {[]storedSaga{{0, 3, sagaState{[]int{1, 2}}, finished}, walks(nil, []int{1, 2})[1]}, events, StepReport{Lost: 1}},
 	} {
 		got := judgeSteps(c.sagas, c.told, 2, 2)
 		w := c.want

@@ -18,10 +18,10 @@ import (
 	"github.com/outrelay/outrelay/pkg/outbox"
 )
 
-// Command is the hidden command of the program that a member is started with; its argument is Spec.Arg.
+// Command is the hidden command of the program that starts a member. Its argument is Spec.Arg.
 const Command = "dev-member"
 
-// Role is what a member does.
+// Role selects the handler of a member.
 type Role string
 
 // The roles.
@@ -30,7 +30,7 @@ const (
 	Saga    Role = "saga"
 )
 
-// Spec says what a member is.
+// Spec is the configuration of a member.
 type Spec struct {
 	Role     Role     `json:"role"`
 	Name     string   `json:"name"` // of this process; never used twice
@@ -39,99 +39,119 @@ type Spec struct {
 	Brokers  []string `json:"brokers"`
 	Topics   []string `json:"topics"`
 	Group    string   `json:"group"`
-	Steps    int      `json:"steps,omitempty"` // of each saga, until it is complete
+	Steps    int      `json:"steps,omitempty"` // number of steps that complete a saga
 
-	// SessionTimeout is how long the group waits for a member that is gone. Defaults to 6 s, the least that a broker takes
-	// by its defaults. A rebalance does not wait for it.
+	// SessionTimeout is how long the group waits for a member that is gone. Defaults to 6 s, the
+	// minimum of a broker with default settings. A rebalance does not wait for it.
 	SessionTimeout time.Duration `json:"session_timeout,omitempty"`
 }
 
-// What a member does is to be seen within seconds, kills included: these are far below what a service would take.
+// A scenario shows the effects of members within seconds, kills included. So these times are far
+// below those of a service.
 const (
-	drain            = time.Second
+	drainTimeout     = time.Second
 	rebalanceTimeout = 1500 * time.Millisecond // how long a rebalance waits for a member that was killed
 	heartbeat        = 100 * time.Millisecond
 	commitEvery      = 250 * time.Millisecond
 	fetchWait        = 200 * time.Millisecond
 )
 
-// Arg is the spec as one argument of a command line.
+// Arg returns the spec as one argument of a command line.
 func (s Spec) Arg() string {
-	b, _ := json.Marshal(s) // strings and numbers
+	b, _ := json.Marshal(s) // cannot fail: strings and numbers
 	return string(b)
 }
 
-// Parse is the reverse of Arg. All problems are reported at once.
+// Parse parses the result of Arg. It returns all errors at once.
 func Parse(arg string) (Spec, error) {
 	var s Spec
 	if err := json.Unmarshal([]byte(arg), &s); err != nil {
-		return s, fmt.Errorf("reading what the member is: %w", err)
+		return s, fmt.Errorf("parsing the spec of the member: %w", err)
 	}
-	var bad []error
+
+	var errs []error
 	if s.Role != Effects && s.Role != Saga {
-		bad = append(bad, fmt.Errorf("role %q is none of %q and %q", s.Role, Effects, Saga))
+		errs = append(errs, fmt.Errorf("role %q is none of %q and %q", s.Role, Effects, Saga))
 	}
-	for name, v := range map[string]string{"name": s.Name, "mongodb": s.MongoDB, "database": s.Database, "group": s.Group} {
+	for name, v := range map[string]string{
+		"name":     s.Name,
+		"mongodb":  s.MongoDB,
+		"database": s.Database,
+		"group":    s.Group,
+	} {
 		if v == "" {
-			bad = append(bad, fmt.Errorf("%s is empty", name))
+			errs = append(errs, fmt.Errorf("%s is empty", name))
 		}
 	}
 	if s.Role == Saga && s.Steps < 1 {
-		bad = append(bad, fmt.Errorf("a saga of %d steps", s.Steps))
+		errs = append(errs, fmt.Errorf("a saga of %d steps", s.Steps))
 	}
-	return s, errors.Join(bad...)
+	return s, errors.Join(errs...)
 }
 
-// Prepare makes the collections that members write to, which a transaction under load should not have to.
+// Prepare creates the collections of the members, so that transactions under load do not have to
+// create them.
 func Prepare(ctx context.Context, db *mongo.Database) error {
 	for _, name := range []string{effectsColl, countersColl, generationsColl, countsColl} {
 		if err := db.CreateCollection(ctx, name); err != nil {
-			return fmt.Errorf("making %s.%s: %w", db.Name(), name, err)
+			return fmt.Errorf("creating %s.%s: %w", db.Name(), name, err)
 		}
 	}
 	return nil
 }
 
-// Run is one member until ctx ends.
+// Run runs one member until ctx ends, and writes its log to logs.
 func Run(ctx context.Context, s Spec, logs io.Writer) (err error) {
 	client, err := mongo.Connect(options.Client().ApplyURI(s.MongoDB).SetAppName("outrelay-" + s.Name))
 	if err != nil {
 		return fmt.Errorf("connecting to MongoDB: %w", err)
 	}
 	defer func() {
-		late, cancel := context.WithTimeout(context.WithoutCancel(ctx), drain)
+		disconnectCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), drainTimeout)
 		defer cancel()
-		err = errors.Join(err, client.Disconnect(late))
+		err = errors.Join(err, client.Disconnect(disconnectCtx))
 	}()
+
 	db := client.Database(s.Database)
 	w := &witness{spec: s, db: db}
-	t, err := consumer.NewKafka(consumer.KafkaConfig{
-		Brokers: s.Brokers, ClientID: s.Name, SessionTimeout: cmp.Or(s.SessionTimeout, 6*time.Second), HeartbeatInterval: heartbeat,
-		RebalanceTimeout: rebalanceTimeout, JoinBackoff: heartbeat, MaxWait: fetchWait,
+	transport, err := consumer.NewKafka(consumer.KafkaConfig{
+		Brokers:           s.Brokers,
+		ClientID:          s.Name,
+		SessionTimeout:    cmp.Or(s.SessionTimeout, 6*time.Second),
+		HeartbeatInterval: heartbeat,
+		RebalanceTimeout:  rebalanceTimeout,
+		JoinBackoff:       heartbeat,
+		MaxWait:           fetchWait,
 	})
 	if err != nil {
 		return err
 	}
-	c, err := consumer.New(s.Group, db, consumer.Topics(s.Topics...), consumer.WithTransport(&watched{t, w}), consumer.WithObserver(w),
-		consumer.Drain(drain), consumer.Commits(consumer.CommitInterval(commitEvery)),
+	c, err := consumer.New(s.Group, db,
+		consumer.Topics(s.Topics...),
+		consumer.WithTransport(&recordedTransport{transport, w}),
+		consumer.WithObserver(w),
+		consumer.Drain(drainTimeout),
+		consumer.Commits(consumer.CommitInterval(commitEvery)),
 		consumer.WithLogger(slog.New(slog.NewTextHandler(logs, nil))))
 	if err != nil {
 		return err
 	}
+
 	if s.Role == Saga {
-		err = w.saga(ctx, c)
+		err = w.registerSaga(ctx, c)
 	} else {
-		err = c.Handle("*", consumer.HandlerFunc(w.effect), consumer.Named("effects"))
+		err = c.Handle("*", consumer.HandlerFunc(w.handleOrder), consumer.Named("effects"))
 	}
 	if err != nil {
 		return err
 	}
-	stop := w.report(ctx)
+
+	stop := w.startReporting(ctx)
 	defer stop()
 	return c.Run(ctx)
 }
 
-// box is the outbox that sagas emit to.
-func (w *witness) box() (*outbox.Box, error) { return outbox.New(w.db) }
+// openOutbox returns the outbox to which sagas emit.
+func (w *witness) openOutbox() (*outbox.Box, error) { return outbox.New(w.db) }
 
-func eq(key string, value any) bson.D { return bson.D{{Key: key, Value: value}} }
+func fieldEquals(key string, value any) bson.D { return bson.D{{Key: key, Value: value}} }

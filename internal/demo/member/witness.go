@@ -22,7 +22,7 @@ const (
 	reportWithin = 2 * time.Second
 )
 
-// witness writes down what a member does beside its effects.
+// witness stores what a member does in addition to its effects: counts and generations.
 type witness struct {
 	consumer.Unobserved
 	spec Spec
@@ -34,22 +34,23 @@ type witness struct {
 // Handled counts messages.
 func (w *witness) Handled(_ string, n int, _ time.Duration) { w.handled.Add(int64(n)) }
 
-// Duplicates counts messages that the inbox knew.
+// Duplicates counts messages that have a mark in the inbox.
 func (w *witness) Duplicates(_ string, n int) { w.refused.Add(int64(n)) }
 
-// Failed counts attempts that a policy had to decide about.
+// Failed counts failed attempts that a policy decided about.
 func (w *witness) Failed(string, consumer.Action) { w.failed.Add(1) }
 
-// Counts are what members counted, all of them together.
+// Counts are the sums of the counts of all members.
 type Counts struct {
 	Handled   int `bson:"handled"`
-	Refused   int `bson:"refused"`   // messages that the inbox knew
-	Failed    int `bson:"failed"`    // attempts that a policy decided about
-	Conflicts int `bson:"conflicts"` // steps of a saga that met another one and were run again
+	Refused   int `bson:"refused"`   // messages that had a mark in the inbox
+	Failed    int `bson:"failed"`    // failed attempts that a policy decided about
+	Conflicts int `bson:"conflicts"` // steps of a saga that conflicted with another step and were run again
 }
 
-// report writes the counts down now and then, and once more when it is stopped.
-func (w *witness) report(ctx context.Context) (stop func()) {
+// startReporting stores the counts every 200 ms, and once more when stop is called. stop blocks
+// until that is done.
+func (w *witness) startReporting(ctx context.Context) (stop func()) {
 	ctx = context.WithoutCancel(ctx)
 	ended := make(chan struct{})
 	var wg sync.WaitGroup
@@ -59,21 +60,26 @@ func (w *witness) report(ctx context.Context) (stop func()) {
 		for {
 			select {
 			case <-tick.C:
-				w.write(ctx)
+				w.writeCounts(ctx)
 			case <-ended:
-				w.write(ctx)
+				w.writeCounts(ctx)
 				return
 			}
 		}
 	})
-	return func() { close(ended); wg.Wait() }
+
+	return func() {
+		close(ended)
+		wg.Wait()
+	}
 }
 
-// write misses a turn when the database is away: the next one brings it.
-func (w *witness) write(ctx context.Context) {
+// writeCounts stores the counts. It ignores errors, because the next call stores them again.
+func (w *witness) writeCounts(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, reportWithin)
 	defer cancel()
-	_, _ = w.db.Collection(countsColl).ReplaceOne(ctx, eq("_id", w.spec.Name), bson.D{
+
+	_, _ = w.db.Collection(countsColl).ReplaceOne(ctx, fieldEquals("_id", w.spec.Name), bson.D{
 		{Key: "handled", Value: w.handled.Load()},
 		{Key: "refused", Value: w.refused.Load()},
 		{Key: "failed", Value: w.failed.Load()},
@@ -81,17 +87,18 @@ func (w *witness) write(ctx context.Context) {
 	}, options.Replace().SetUpsert(true))
 }
 
-// ReadCounts adds up what the members of a database counted.
+// ReadCounts returns the sums of the counts of all members of a database.
 func ReadCounts(ctx context.Context, db *mongo.Database) (Counts, error) {
 	var sum Counts
 	cur, err := db.Collection(countsColl).Find(ctx, bson.D{})
 	if err != nil {
-		return sum, fmt.Errorf("reading what members counted: %w", err)
+		return sum, fmt.Errorf("reading the counts of members: %w", err)
 	}
 	var all []Counts
 	if err := cur.All(ctx, &all); err != nil {
-		return sum, fmt.Errorf("reading what members counted: %w", err)
+		return sum, fmt.Errorf("reading the counts of members: %w", err)
 	}
+
 	for _, c := range all {
 		sum.Handled += c.Handled
 		sum.Refused += c.Refused
@@ -101,23 +108,23 @@ func ReadCounts(ctx context.Context, db *mongo.Database) (Counts, error) {
 	return sum, nil
 }
 
-// watched is a transport whose generations are written down.
-type watched struct {
+// recordedTransport is a transport that stores the generations of the group.
+type recordedTransport struct {
 	consumer.Transport
 	w *witness
 }
 
-// Join is that of the transport.
-func (t *watched) Join(ctx context.Context, group string, topics []string, s consumer.Session) error {
-	return t.Transport.Join(ctx, group, topics, &session{s, t.w})
+// Join calls Join of the transport.
+func (t *recordedTransport) Join(ctx context.Context, group string, topics []string, s consumer.Session) error {
+	return t.Transport.Join(ctx, group, topics, &recordedSession{s, t.w})
 }
 
-type session struct {
+type recordedSession struct {
 	consumer.Session
 	w *witness
 }
 
-// generation is one member's part in one generation of the group.
+// generation is the assignment of one member in one generation of the group.
 type generation struct {
 	ID struct {
 		Generation int32  `bson:"g"`
@@ -126,20 +133,22 @@ type generation struct {
 	Partitions int `bson:"partitions"`
 }
 
-// Serve writes the generation down before it serves it.
-func (s *session) Serve(ctx context.Context, g consumer.Generation) error {
+// Serve stores the generation and then calls Serve of the session.
+func (s *recordedSession) Serve(ctx context.Context, g consumer.Generation) error {
 	doc := generation{Partitions: len(g.Partitions())}
-	doc.ID.Generation, doc.ID.Member = g.ID(), s.w.spec.Name
-	within, cancel := context.WithTimeout(ctx, reportWithin)
-	_, err := s.w.db.Collection(generationsColl).InsertOne(within, doc)
+	doc.ID.Generation = g.ID()
+	doc.ID.Member = s.w.spec.Name
+
+	writeCtx, cancel := context.WithTimeout(ctx, reportWithin)
+	_, err := s.w.db.Collection(generationsColl).InsertOne(writeCtx, doc)
 	cancel()
 	if err != nil && ctx.Err() == nil {
-		s.Fault(fmt.Errorf("writing a generation down: %w", err))
+		s.Fault(fmt.Errorf("storing a generation: %w", err))
 	}
 	return s.Session.Serve(ctx, g)
 }
 
-// Generations is how many generations of the group had members that got as far as to serve them.
+// Generations returns the number of generations that at least one member served.
 func Generations(ctx context.Context, db *mongo.Database) (int, error) {
 	var ids []int32
 	if err := db.Collection(generationsColl).Distinct(ctx, "_id.g", bson.D{}).Decode(&ids); err != nil {
@@ -148,10 +157,11 @@ func Generations(ctx context.Context, db *mongo.Database) (int, error) {
 	return len(ids), nil
 }
 
-// Serving reports whether all these members have partitions in one generation of the group.
+// Serving reports whether there is a generation in which all the named members have partitions.
 func Serving(ctx context.Context, db *mongo.Database, names ...string) (bool, error) {
 	cur, err := db.Collection(generationsColl).Find(ctx, bson.D{
-		{Key: "_id.m", Value: bson.D{{Key: "$in", Value: names}}}, {Key: "partitions", Value: bson.D{{Key: "$gt", Value: 0}}},
+		{Key: "_id.m", Value: bson.D{{Key: "$in", Value: names}}},
+		{Key: "partitions", Value: bson.D{{Key: "$gt", Value: 0}}},
 	})
 	if err != nil {
 		return false, fmt.Errorf("reading the generations of the group: %w", err)
@@ -160,9 +170,11 @@ func Serving(ctx context.Context, db *mongo.Database, names ...string) (bool, er
 	if err := cur.All(ctx, &all); err != nil {
 		return false, fmt.Errorf("reading the generations of the group: %w", err)
 	}
-	serve := map[int32]int{}
+
+	members := map[int32]int{} // by generation
 	for _, g := range all {
-		if serve[g.ID.Generation]++; serve[g.ID.Generation] == len(names) {
+		members[g.ID.Generation]++
+		if members[g.ID.Generation] == len(names) {
 			return true, nil
 		}
 	}

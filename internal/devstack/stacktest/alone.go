@@ -18,14 +18,16 @@ const aloneFor = 8 * time.Minute
 // turn is held until the process ends.
 var turn *flock.Flock
 
-// Alone waits until no other package runs that has called it, on this machine, and keeps the others waiting until the process
-// ends: for packages whose tests run many processes under load. Two of them side by side on a few processors starve each other's
-// servers, and what is judged then is the machine. For TestMain, before the tests run, so that the wait is not part of their time.
+// Alone blocks until no other package that called Alone runs on this machine. Later callers wait until this
+// process ends. It is for packages whose tests run many processes under load. On a few processors, two such
+// packages would starve each other's servers, and the tests would measure the machine. TestMain calls it
+// before the tests run, so that the wait does not count as their time.
 func Alone() {
 	path := filepath.Join(devstack.CacheDir(), "alone.lock")
 	err := os.MkdirAll(filepath.Dir(path), 0o755)
 	ok := false
 	turn = flock.New(path)
+
 	if err == nil {
 		if ok, err = turn.TryLock(); err == nil && !ok {
 			fmt.Fprintln(os.Stderr, "waiting for the tests of another package that runs many processes")
@@ -34,7 +36,8 @@ func Alone() {
 			ok, err = turn.TryLockContext(ctx, 100*time.Millisecond)
 		}
 	}
+
 	if !ok {
-		fmt.Fprintf(os.Stderr, "the tests run beside those of another package (%s: %v)\n", path, err)
+		fmt.Fprintf(os.Stderr, "the tests run concurrently with those of another package (%s: %v)\n", path, err)
 	}
 }

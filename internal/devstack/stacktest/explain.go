@@ -11,14 +11,16 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 )
 
-// Plan is how the server carries out a statement: the stages of its plan, and the keys and documents that it examines.
+// Plan is how the server carries out a statement: the stages of its plan, and the keys and documents that it
+// examines.
 type Plan struct {
 	Command    bson.Raw
 	Stages     []string
 	Keys, Docs int64
 }
 
-// Explained connects a client whose finds, aggregations and deletions are explained just before they run. judge gets each plan.
+// Explained connects a client whose finds, aggregations and deletions are explained just before they run.
+// judge gets each plan.
 func Explained(tb testing.TB, judge func(Plan)) *mongo.Client {
 	tb.Helper()
 	asking := Client(tb)
@@ -26,20 +28,20 @@ func Explained(tb testing.TB, judge func(Plan)) *mongo.Client {
 		if !slices.Contains([]string{"find", "aggregate", "delete"}, e.CommandName) {
 			return
 		}
-		statement := bson.D{{Key: "explain", Value: plain(e.Command)}, {Key: "verbosity", Value: "executionStats"}}
+		statement := bson.D{{Key: "explain", Value: withoutSession(e.Command)}, {Key: "verbosity", Value: "executionStats"}}
 		raw, err := asking.Database(e.DatabaseName).RunCommand(tb.Context(), statement).Raw()
 		if err != nil {
 			tb.Errorf("explaining %s: %v", e.Command, err)
 			return
 		}
 		p := Plan{Command: slices.Clone(e.Command)}
-		p.collect(raw)
+		p.addStages(raw)
 		judge(p)
 	}}))
 }
 
-// plain is a command without what belongs to its session.
-func plain(command bson.Raw) bson.D {
+// withoutSession is a command without what belongs to its session.
+func withoutSession(command bson.Raw) bson.D {
 	elems, _ := command.Elements()
 	var d bson.D
 	for _, e := range elems {
@@ -50,11 +52,12 @@ func plain(command bson.Raw) bson.D {
 	return d
 }
 
-func (p *Plan) collect(part bson.Raw) {
+func (p *Plan) addStages(part bson.Raw) {
 	elems, err := part.Elements()
 	if err != nil {
 		return
 	}
+
 	for _, e := range elems {
 		v := e.Value()
 		n, _ := v.AsInt64OK()
@@ -68,8 +71,9 @@ func (p *Plan) collect(part bson.Raw) {
 		case "totalDocsExamined":
 			p.Docs += n
 		}
+
 		if v.Type == bson.TypeEmbeddedDocument || v.Type == bson.TypeArray {
-			p.collect(v.Value)
+			p.addStages(v.Value)
 		}
 	}
 }

@@ -6,9 +6,9 @@ import (
 	"testing"
 )
 
-// OnlyWith skips a test that takes too long for each run, unless one of the flags is set to another value
-// than its default; why says what takes long. It is the only place that may skip: a test that returned
-// would be reported as PASS. The README lists the tests that call it, which test/arch checks.
+// OnlyWith skips a test that takes too long for every run, unless one of the flags differs from its default.
+// why is the reason. No other function may skip a test: a test that just returned would be reported as PASS.
+// The README lists the tests that call OnlyWith, and test/arch checks the list.
 func OnlyWith(tb testing.TB, why string, flags ...string) {
 	tb.Helper()
 	for _, name := range flags {

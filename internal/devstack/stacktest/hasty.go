@@ -8,8 +8,8 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 )
 
-// Hasty is a fence of a lease that is too short for its slow server: a transaction that changes of more than Most documents whether
-// they match Done does not end in time, and is attempted again for as long as the context allows.
+// Hasty simulates the fence of a lease that is too short for a slow server. If a transaction makes more than Most
+// documents match Done, it does not end in time. It is repeated until the context ends.
 type Hasty struct {
 	Fence interface {
 		Fenced(ctx context.Context, dirty []string, fn func(ctx context.Context) error) error
@@ -17,15 +17,16 @@ type Hasty struct {
 	Coll *mongo.Collection
 	Done bson.D
 	Most int64
-	Late atomic.Int64 // attempts in vain
+	Late atomic.Int64 // failed attempts
 }
 
-// Fenced is that of Fence, again and again.
+// Fenced calls Fence.Fenced until a transaction is not too large.
 func (h *Hasty) Fenced(ctx context.Context, dirty []string, fn func(ctx context.Context) error) error {
 	for {
 		late := false
 		err := h.Fence.Fenced(ctx, dirty, func(tx context.Context) error {
 			coll := mongo.SessionFromContext(tx).Client().Database(h.Coll.Database().Name()).Collection(h.Coll.Name())
+
 			before, err := coll.CountDocuments(tx, append(bson.D{}, h.Done...))
 			if err == nil {
 				err = fn(tx)
@@ -33,12 +34,14 @@ func (h *Hasty) Fenced(ctx context.Context, dirty []string, fn func(ctx context.
 			if err != nil {
 				return err
 			}
+
 			n, err := coll.CountDocuments(tx, append(bson.D{}, h.Done...))
 			if late = err == nil && n-before > h.Most; late {
 				return context.Canceled
 			}
 			return err
 		})
+
 		if !late || ctx.Err() != nil {
 			return err
 		}

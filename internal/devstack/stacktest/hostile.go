@@ -7,17 +7,18 @@ import (
 	"testing"
 )
 
-// The API keys of Kafka that a hostile broker has to know.
+// The API keys of Kafka that a hostile broker uses.
 const (
 	apiMetadata = 3
 	apiVersions = 18
 )
 
-// Hostile listens like a Kafka broker until the test ends and returns its address. It replies to each request with what
-// attack returns, which follows the correlation id; nil is an honest reply to ApiVersions, and no reply to other requests.
+// Hostile listens like a Kafka broker until the test ends, and returns its address. It replies to each
+// request with the correlation id and the result of attack. If attack returns nil, the reply to ApiVersions
+// is valid, and other requests get no reply.
 func Hostile(tb testing.TB, attack func(key, version int16) []byte) string {
 	tb.Helper()
-	return serve(tb, func(c net.Conn) {
+	return serveConnections(tb, func(c net.Conn) {
 		for {
 			var head [12]byte
 			if _, err := io.ReadFull(c, head[:]); err != nil {
@@ -27,6 +28,7 @@ func Hostile(tb testing.TB, attack func(key, version int16) []byte) string {
 			if _, err := io.CopyN(io.Discard, c, rest); err != nil {
 				return
 			}
+
 			key, version := int16(binary.BigEndian.Uint16(head[4:])), int16(binary.BigEndian.Uint16(head[6:]))
 			body := attack(key, version)
 			if body == nil && key == apiVersions {
@@ -35,6 +37,7 @@ func Hostile(tb testing.TB, attack func(key, version int16) []byte) string {
 			if body == nil {
 				continue
 			}
+
 			reply := binary.BigEndian.AppendUint32(nil, uint32(4+len(body)))
 			reply = append(append(reply, head[8:12]...), body...)
 			if _, err := c.Write(reply); err != nil {
@@ -47,17 +50,17 @@ func Hostile(tb testing.TB, attack func(key, version int16) []byte) string {
 // WebServer listens like an HTTP server until the test ends and returns its address.
 func WebServer(tb testing.TB) string {
 	tb.Helper()
-	return serve(tb, func(c net.Conn) {
+	return serveConnections(tb, func(c net.Conn) {
 		_, _ = c.Read(make([]byte, 100))
 		_, _ = c.Write([]byte("HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain; charset=utf-8\r\nConnection: close\r\n\r\n400 Bad Request"))
 		_, _ = io.Copy(io.Discard, c)
 	})
 }
 
-// HugeArray is a reply that consists of n bytes before the length of an array that claims two thousand million elements.
+// HugeArray returns a reply of n bytes and the length of an array with two thousand million elements.
 func HugeArray(n int) []byte { return append(make([]byte, n), 0x7f, 0xff, 0xff, 0xff) }
 
-// HugeMetadata attacks the reply to Metadata, of version 3 or later: after the throttle time follows the array of brokers.
+// HugeMetadata attacks the reply to Metadata of version 3 or later. The array of brokers follows the throttle time.
 func HugeMetadata(key, _ int16) []byte {
 	if key == apiMetadata {
 		return HugeArray(4)
@@ -65,7 +68,7 @@ func HugeMetadata(key, _ int16) []byte {
 	return nil
 }
 
-// HugeVersions attacks the reply to ApiVersions: after the error code follows the array of APIs.
+// HugeVersions attacks the reply to ApiVersions. The array of APIs follows the error code.
 func HugeVersions(key, _ int16) []byte {
 	if key == apiVersions {
 		return HugeArray(2)
@@ -73,7 +76,7 @@ func HugeVersions(key, _ int16) []byte {
 	return nil
 }
 
-// allVersions is a reply to ApiVersions, version 0: no error, and the highest version of every API.
+// allVersions returns a reply to ApiVersions, version 0: no error, and the highest version of every API.
 func allVersions() []byte {
 	const apis = 52
 	be := binary.BigEndian
@@ -84,12 +87,14 @@ func allVersions() []byte {
 	return body
 }
 
-func serve(tb testing.TB, handle func(net.Conn)) string {
+// serveConnections listens until the test ends, calls handle for each connection, and returns the address.
+func serveConnections(tb testing.TB, handle func(net.Conn)) string {
 	tb.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		tb.Fatal(err)
 	}
+
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -98,6 +103,7 @@ func serve(tb testing.TB, handle func(net.Conn)) string {
 			if err != nil {
 				return
 			}
+
 			tb.Cleanup(func() { _ = c.Close() })
 			go handle(c)
 		}

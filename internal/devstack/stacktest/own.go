@@ -13,9 +13,9 @@ import (
 	"github.com/outrelay/outrelay/internal/devstack"
 )
 
-// Own starts a stack that the test may break, and stops it when the test ends. Few tests on this
-// machine have such a stack at a time: the others wait here, so a test that calls Own must not depend
-// on another that does. The environment's servers are never taken.
+// Own starts a stack that the test may break, and stops it when the test ends. Only a few tests on this
+// machine have such a stack concurrently. The others wait here, so a test that calls Own must not depend on
+// another test that calls it. Own never uses servers named by the environment.
 func Own(tb testing.TB, o devstack.Options) *devstack.Stack {
 	tb.Helper()
 	o.Env = false
@@ -31,18 +31,19 @@ func Own(tb testing.TB, o devstack.Options) *devstack.Stack {
 	return s
 }
 
-// ownStacks is how many tests have servers of their own at a time: they wait for each other's time-outs more than for the
+// ownStacks is how many tests may have separate servers concurrently. These tests wait more for timeouts than for the
 // processor, but each starts a JVM.
 const ownStacks = 3
 
-// LockMachine holds, until the test ends, one of the machine's few places for those who start servers of
-// their own; for a test that starts them by itself.
+// LockMachine blocks until fewer than ownStacks other tests on this machine have separate servers, and holds
+// its place until the test ends. Tests that start servers without Own call it.
 func LockMachine(tb testing.TB) {
 	tb.Helper()
 	dir := devstack.CacheDir()
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		tb.Fatal(err)
 	}
+
 	ctx := tb.Context()
 	if t, ok := tb.(interface{ Deadline() (time.Time, bool) }); ok {
 		if d, ok := t.Deadline(); ok {
@@ -51,15 +52,18 @@ func LockMachine(tb testing.TB) {
 			defer cancel()
 		}
 	}
+
 	again := time.NewTicker(100 * time.Millisecond)
 	defer again.Stop()
 	for i := 0; ; i++ {
 		lock := flock.New(filepath.Join(dir, fmt.Sprintf("own%d.lock", i%ownStacks)))
 		ok, err := lock.TryLock()
 		if err != nil {
-			tb.Fatalf("taking a place for servers of a test's own (%s): %v", lock.Path(), err)
+			tb.Fatalf("locking a place for separate servers (%s): %v", lock.Path(), err)
 		}
+
 		if ok {
+
 			tb.Cleanup(func() { _ = lock.Close() })
 			return
 		}
@@ -67,10 +71,11 @@ func LockMachine(tb testing.TB) {
 		if i%ownStacks != ownStacks-1 {
 			continue
 		}
+
 		select {
 		case <-again.C:
 		case <-ctx.Done():
-			tb.Fatalf("waiting for other tests' servers to end (%s): %v", lock.Path(), context.Cause(ctx))
+			tb.Fatalf("waiting for the servers of other tests to end (%s): %v", lock.Path(), context.Cause(ctx))
 		}
 	}
 }

@@ -2,17 +2,18 @@ package stacktest
 
 import "time"
 
-// settleFor is how long goroutines that are about to end have for it.
+// settleFor is how long goroutines have to end.
 const settleFor = 30 * time.Second
 
-// Settled is m for goleak.VerifyTestMain, with goleak.Find as find: it runs the tests, and then waits for the goroutines that
-// are about to end. goleak by itself gives them less than half a second, within which on a loaded machine not every connection
-// that was closed has had its turn. What stays is told as ever.
+// Settled wraps m for goleak.VerifyTestMain, with goleak.Find as find. It runs the tests, and then waits for
+// goroutines that are about to end. goleak alone waits less than half a second. On a loaded machine that is
+// too short for some closed connections. goleak still reports the goroutines that remain.
 func Settled[O any](m runner, find func(...O) error) runner {
 	return settled(func() int {
 		code := m.Run()
 		for end := time.Now().Add(settleFor); code == 0 && find() != nil && time.Now().Before(end); {
-			continue // find waits by itself
+			// find waits a little.
+			continue
 		}
 		return code
 	})

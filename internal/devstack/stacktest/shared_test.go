@@ -21,7 +21,7 @@ const childVar = "OUTRELAY_STACKTEST_CHILD"
 func TestMain(m *testing.M) {
 	if dir := os.Getenv(childVar); dir != "" {
 		_ = os.Unsetenv(childVar)
-		at, err := join(dir)
+		at, err := joinShared(dir)
 		if err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			os.Exit(1)
@@ -107,7 +107,7 @@ func TestSharedByProcesses(t *testing.T) {
 	if _, err := os.Stat(statePath(dir)); !os.IsNotExist(err) {
 		t.Errorf("the keeper left its state behind: %v", err)
 	}
-	if err := answers(first); err == nil {
+	if err := checkBrokers(first); err == nil {
 		t.Error("the servers outlived their keeper")
 	}
 }

@@ -1,8 +1,8 @@
-// Package stacktest gives tests a database and topics of their own on real servers: those that
-// OUTRELAY_TEST_MONGODB_URI and OUTRELAY_TEST_KAFKA name, else one stack that all test processes of
-// this machine share. The first process starts it (about 2 s, longer where the servers must be
-// fetched first) and it ends 20 s after the last process that used it. Tests fail where no servers
-// can be had; they never skip. A test that breaks servers starts its own with [Own].
+// Package stacktest gives each test a separate database and separate topics on real servers. It uses the servers
+// named by OUTRELAY_TEST_MONGODB_URI and OUTRELAY_TEST_KAFKA, or one stack that all test processes of this machine
+// share. The first process starts the stack, which takes about 2 s, or longer if the servers must be fetched. The
+// stack ends 20 s after the last process that used it. If no servers are available, tests fail; they never skip. A
+// test that breaks servers starts its own with [Own].
 package stacktest
 
 import (
@@ -22,7 +22,7 @@ import (
 	"github.com/outrelay/outrelay/internal/devstack"
 )
 
-// MongoURI is the address of a replica set of one member with test commands enabled.
+// MongoURI returns the address of a replica set of one member with test commands enabled.
 func MongoURI(tb testing.TB) string {
 	tb.Helper()
 	if uri := os.Getenv(devstack.EnvMongoDB); uri != "" {
@@ -34,7 +34,8 @@ func MongoURI(tb testing.TB) string {
 // Client connects to MongoURI and disconnects when the test ends.
 func Client(tb testing.TB, opts ...*options.ClientOptions) *mongo.Client {
 	tb.Helper()
-	c, err := mongo.Connect(append([]*options.ClientOptions{options.Client().ApplyURI(MongoURI(tb)).SetHeartbeatInterval(500 * time.Millisecond)}, opts...)...)
+	base := options.Client().ApplyURI(MongoURI(tb)).SetHeartbeatInterval(500 * time.Millisecond)
+	c, err := mongo.Connect(append([]*options.ClientOptions{base}, opts...)...)
 	if err != nil {
 		tb.Fatal(err)
 	}
@@ -42,7 +43,7 @@ func Client(tb testing.TB, opts ...*options.ClientOptions) *mongo.Client {
 	return c
 }
 
-// Name is a short unique name for a database, a topic or a watcher.
+// Name returns a short unique name for a database, a topic or a watcher.
 func Name(tb testing.TB) string {
 	tb.Helper()
 	n := strings.Map(func(r rune) rune {
@@ -54,7 +55,7 @@ func Name(tb testing.TB) string {
 	return fmt.Sprintf("%.24s_%08x", n, rand.Uint32())
 }
 
-// Database is a database of the test's own, dropped when it ends.
+// Database returns a new database for the test, and drops it when the test ends.
 func Database(tb testing.TB, c *mongo.Client) *mongo.Database {
 	tb.Helper()
 	db := c.Database(Name(tb))
@@ -66,7 +67,7 @@ func Database(tb testing.TB, c *mongo.Client) *mongo.Database {
 	return db
 }
 
-// Brokers are the addresses of a Kafka cluster of one broker.
+// Brokers returns the address of a Kafka cluster of one broker.
 func Brokers(tb testing.TB) []string {
 	tb.Helper()
 	if b := os.Getenv(devstack.EnvKafka); b != "" {
@@ -75,7 +76,7 @@ func Brokers(tb testing.TB) []string {
 	return shared(tb).Brokers
 }
 
-// Topic creates a topic of the test's own with that many partitions and deletes it when the test ends.
+// Topic creates a new topic for the test, and deletes it when the test ends.
 func Topic(tb testing.TB, partitions int) string {
 	tb.Helper()
 	name := Name(tb)
@@ -89,12 +90,13 @@ func CreateTopic(tb testing.TB, name string, partitions int, configs ...kafka.Co
 	CreateTopicOn(tb, Brokers(tb), name, partitions, 1, configs...)
 }
 
-// create makes a topic. On a loaded machine a controller may take a living broker for dead, and an answer may come so late
-// that the client asks once more and finds its own topic.
-func create(tb testing.TB, cl *kafka.Client, topic kafka.TopicConfig) {
+// createTopic creates a topic and blocks until its leaders respond. On a loaded machine a controller may
+// consider a live broker dead, and a response may be so late that the client retries and finds its own topic.
+func createTopic(tb testing.TB, cl *kafka.Client, topic kafka.TopicConfig) {
 	tb.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 90*time.Second)
 	defer cancel()
+
 	again := time.NewTicker(250 * time.Millisecond)
 	defer again.Stop()
 	for {
@@ -105,39 +107,46 @@ func create(tb testing.TB, cl *kafka.Client, topic kafka.TopicConfig) {
 		if err == nil || errors.Is(err, kafka.TopicAlreadyExists) {
 			break
 		}
+
 		var code kafka.Error
-		if errors.As(err, &code) && !code.Temporary() && code != kafka.BrokerNotAvailable { // others: no answer, or not in time
+		// Other errors mean that there was no response, or not in time.
+		if errors.As(err, &code) && !code.Temporary() && code != kafka.BrokerNotAvailable {
 			tb.Fatalf("creating topic %s: %v", topic.Topic, err)
 		}
+
 		select {
 		case <-again.C:
 		case <-ctx.Done():
 			tb.Fatalf("creating topic %s: %v", topic.Topic, err)
 		}
 	}
-	for { // a leader may hear of its partition later than who asks for the layout
-		err := led(ctx, cl, topic)
+
+	// A leader may learn of its partition later than the metadata show it.
+	for {
+		err := checkLeaders(ctx, cl, topic)
 		if err == nil {
 			return
 		}
 		select {
 		case <-again.C:
 		case <-ctx.Done():
-			tb.Fatalf("topic %s was created, but its leaders do not answer: %v", topic.Topic, err)
+			tb.Fatalf("topic %s was created, but its leaders do not respond: %v", topic.Topic, err)
 		}
 	}
 }
 
-// led asks the leader of each partition for something.
-func led(ctx context.Context, cl *kafka.Client, topic kafka.TopicConfig) error {
+// checkLeaders returns nil if the leader of each partition responds to a request.
+func checkLeaders(ctx context.Context, cl *kafka.Client, topic kafka.TopicConfig) error {
 	var ask []kafka.OffsetRequest
 	for p := range topic.NumPartitions {
 		ask = append(ask, kafka.FirstOffsetOf(p))
 	}
+
 	res, err := cl.ListOffsets(ctx, &kafka.ListOffsetsRequest{Topics: map[string][]kafka.OffsetRequest{topic.Topic: ask}})
 	if err != nil {
 		return err
 	}
+
 	for _, p := range res.Topics[topic.Topic] {
 		err = errors.Join(err, p.Error)
 	}
@@ -147,13 +156,16 @@ func led(ctx context.Context, cl *kafka.Client, topic kafka.TopicConfig) error {
 	return err
 }
 
-// CreateTopicOn creates a topic on those brokers, with that many replicas of each partition, and
+// CreateTopicOn creates a topic with the given number of replicas of each partition on the brokers, and
 // deletes it when the test ends.
 func CreateTopicOn(tb testing.TB, brokers []string, name string, partitions, replicas int, configs ...kafka.ConfigEntry) {
 	tb.Helper()
 	tr := &kafka.Transport{}
 	cl := &kafka.Client{Addr: kafka.TCP(brokers...), Transport: tr, Timeout: 10 * time.Second}
-	create(tb, cl, kafka.TopicConfig{Topic: name, NumPartitions: partitions, ReplicationFactor: replicas, ConfigEntries: configs})
+	createTopic(tb, cl, kafka.TopicConfig{
+		Topic: name, NumPartitions: partitions, ReplicationFactor: replicas, ConfigEntries: configs,
+	})
+
 	tb.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 		defer cancel()

@@ -9,22 +9,24 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 )
 
-// InsertPatience is how long an insert may wait for locks during a change of its collection: half a second, and as much again
-// because a loaded machine delays the relay when it calls the change off.
+// InsertPatience is how long an insert may wait for locks during a change of its collection: half a second,
+// and as much again because a loaded machine delays the relay when it calls the change off.
 const InsertPatience = time.Second
 
-// Transaction is one of a service that stays open.
+// Transaction is an open transaction of a service.
 type Transaction struct {
 	tb      testing.TB
 	session *mongo.Session
 }
 
-// OpenTransaction begins a transaction that has inserted a document into coll.
+// OpenTransaction starts a transaction and inserts a document into coll.
 func OpenTransaction(tb testing.TB, coll *mongo.Collection) *Transaction {
 	tb.Helper()
 	if err := coll.Database().CreateCollection(tb.Context(), coll.Name()); err != nil && !mongo.IsDuplicateKeyError(err) {
-		tb.Logf("creating the collection: %v", err) // it is there
+		// The collection may exist already.
+		tb.Logf("creating the collection: %v", err)
 	}
+
 	session, err := coll.Database().Client().StartSession()
 	if err == nil {
 		err = session.StartTransaction()
@@ -35,11 +37,12 @@ func OpenTransaction(tb testing.TB, coll *mongo.Collection) *Transaction {
 	if err != nil {
 		tb.Fatal(err)
 	}
+
 	tb.Cleanup(func() { session.EndSession(context.WithoutCancel(tb.Context())) })
 	return &Transaction{tb: tb, session: session}
 }
 
-// CommitAfter commits it so long after now, and returns then.
+// CommitAfter blocks for d and then commits the transaction.
 func (t *Transaction) CommitAfter(d time.Duration) {
 	t.tb.Helper()
 	<-time.After(d)
@@ -48,9 +51,9 @@ func (t *Transaction) CommitAfter(d time.Duration) {
 	}
 }
 
-// LongestInsertWait inserts documents into coll one after the other until the function that it returns is called, which returns
-// how long the insert that waited longest for locks has waited. The server's profiler measures the wait: the duration of an
-// insert, measured here, is mostly a matter of the machine's load.
+// LongestInsertWait inserts documents into coll one after the other until the function that it returns is
+// called, which returns how long the insert that waited longest for locks has waited. The server's profiler
+// measures the wait: the duration of an insert, measured here, is mostly a matter of the machine's load.
 func LongestInsertWait(tb testing.TB, coll *mongo.Collection) (longest func() time.Duration) {
 	tb.Helper()
 	db := coll.Database()

@@ -5,8 +5,8 @@ import (
 	"strconv"
 )
 
-// Wide has the tests of a package run n at a time, unless the command line says how many: for packages whose tests wait for
-// leases, time-outs and servers most of their time. For TestMain, before the tests run.
+// Wide runs n tests of a package concurrently, unless the command line sets another number. It is for
+// packages whose tests mostly wait for leases, timeouts and servers. TestMain calls it before the tests run.
 func Wide(n int) {
 	flag.Parse()
 	const name = "test.parallel"

@@ -1,8 +1,9 @@
-// Package batch encodes Kafka record batches of version 2, with producer id, epoch and sequence, so that
-// records are copied once: from the envelope into the bytes that are sent.
+// Package batch encodes Kafka record batches of version 2, with producer id, epoch and sequence.
+// Records are copied once: from the envelope into the bytes that are sent.
 //
-// Order: records keep the order of Append. Blocking: never. Cost: one copy of a record and no allocation while the buffer
-// has room; sealing costs one pass of CRC-32C, and one of the codec. A Builder is for one goroutine at a time.
+// Order: records keep the order of Append. Blocking: never. Cost: one copy of each record, and no
+// allocation while the buffer has room. Sealing costs one pass of CRC-32C and one pass of the codec.
+// Only one goroutine may use a Builder at a time.
 package batch
 
 import (
@@ -15,10 +16,11 @@ import (
 const (
 	// Overhead is the length of a batch without records. Kafka's max.message.bytes counts it.
 	Overhead = 61
-	// prefix is the length of the record set as a produce request has it in front of the batch.
-	prefix = 4
-	start  = prefix + Overhead
-	// maxDeltas is what the offsets and times of one record can take beside the first record's.
+	// setPrefix is the length field of the record set, which precedes the batch in a produce request.
+	setPrefix = 4
+	// recordsStart is the offset of the first record in the buffer of a Builder.
+	recordsStart = setPrefix + Overhead
+	// maxDeltas is the largest size of the attributes, offset delta and time delta of one record.
 	maxDeltas = 1 + binary.MaxVarintLen64 + binary.MaxVarintLen32
 
 	maxSequence = 1<<31 - 1
@@ -34,122 +36,138 @@ type Producer struct {
 
 // Builder collects the records of one batch.
 type Builder struct {
-	buf            []byte // room for prefix and header, then records
-	n              int32
+	buf            []byte // room for the set prefix and the header, then records
+	count          int32
 	firstMS, maxMS int64
 }
 
-// Reset starts an empty batch in buf, whose contents are lost. A nil buf is fine.
+// Reset starts an empty batch in buf, and overwrites its contents. A nil buf is allowed.
 func (b *Builder) Reset(buf []byte) {
-	if cap(buf) < start {
-		buf = make([]byte, start)
+	if cap(buf) < recordsStart {
+		buf = make([]byte, recordsStart)
 	}
-	*b = Builder{buf: buf[:start]}
+	*b = Builder{buf: buf[:recordsStart]}
 }
 
-// Buffer is the memory of the batch: the caller may move it to a larger one with Move, or take it back after the batch.
+// Buffer returns the memory of the batch. The caller may replace it with Move, or reuse it after the
+// batch.
 func (b *Builder) Buffer() []byte { return b.buf }
 
-// Move continues the batch in to, which must have more room than the batch has bytes, and returns the old memory.
+// Move copies the batch to the buffer to, which must have more room than the batch has bytes, and
+// returns the old buffer.
 func (b *Builder) Move(to []byte) []byte {
 	old := b.buf
 	b.buf = append(to[:0], old...)
 	return old
 }
 
-// Forget lets go of the memory, which the caller uses otherwise from now on; Count stays.
+// Forget releases the buffer, so that the caller can reuse it. Count stays valid.
 func (b *Builder) Forget() { b.buf = nil }
 
-// Room is how many bytes fit before Append would have to allocate.
+// Room returns the number of bytes that Append can add without an allocation.
 func (b *Builder) Room() int { return cap(b.buf) - len(b.buf) }
 
-// Len is the length of the batch before compression, without the prefix of the record set.
-func (b *Builder) Len() int { return max(len(b.buf)-prefix, 0) }
+// Len returns the length of the batch before compression, without the set prefix.
+func (b *Builder) Len() int { return max(len(b.buf)-setPrefix, 0) }
 
-// Records returns the encoded records of a batch that is not compressed, the time to which theirs are relative, and how many
-// they are. The bytes are the Builder's own.
+// Records returns the encoded records of a batch that is not compressed, the time to which their time
+// deltas refer, and their number. The bytes alias the buffer.
 func (b *Builder) Records() (body []byte, firstMS int64, n int) {
-	return b.buf[start:], b.firstMS, int(b.n)
+	return b.buf[recordsStart:], b.firstMS, int(b.count)
 }
 
 // Sealed returns the batch in a record set that Seal has returned.
-func Sealed(set []byte) []byte { return set[prefix:] }
+func Sealed(set []byte) []byte { return set[setPrefix:] }
 
-// Count is the number of records.
-func (b *Builder) Count() int32 { return b.n }
+// Count returns the number of records.
+func (b *Builder) Count() int32 { return b.count }
 
-// Need is the buffer that a batch with records of that total Size needs.
-func Need(size int) int { return start + size }
+// Need returns the size of the buffer for a batch whose records have the total Size size.
+func Need(size int) int { return recordsStart + size }
 
-// Size is an upper bound of what rec adds to any batch. It depends on nothing but the record.
+// Size returns an upper bound of the bytes that rec adds to any batch. It depends only on the record.
 func Size(rec *record.Record) int {
 	n := maxDeltas + bytesLen(rec.Key) + bytesLen(rec.Value) + headersLen(rec.Headers)
 	return n + varintLen(int64(n))
 }
 
-// Append encodes rec behind the others. It copies everything.
+// Append encodes rec after the other records. It does not retain rec.
 func (b *Builder) Append(rec *record.Record) {
-	if b.n == 0 {
+	if b.count == 0 {
 		b.firstMS, b.maxMS = rec.TimeMS, rec.TimeMS
 	}
 	b.maxMS = max(b.maxMS, rec.TimeMS)
-	dt, do := rec.TimeMS-b.firstMS, int64(b.n)
-	n := 1 + varintLen(dt) + varintLen(do) + bytesLen(rec.Key) + bytesLen(rec.Value) + headersLen(rec.Headers)
+
+	timeDelta, offsetDelta := rec.TimeMS-b.firstMS, int64(b.count)
+	n := 1 + varintLen(timeDelta) + varintLen(offsetDelta) +
+		bytesLen(rec.Key) + bytesLen(rec.Value) + headersLen(rec.Headers)
 	buf := binary.AppendVarint(b.buf, int64(n))
 	buf = append(buf, 0) // attributes of a record are unused
-	buf = binary.AppendVarint(buf, dt)
-	buf = binary.AppendVarint(buf, do)
+	buf = binary.AppendVarint(buf, timeDelta)
+	buf = binary.AppendVarint(buf, offsetDelta)
 	buf = appendBytes(buf, rec.Key)
 	buf = appendBytes(buf, rec.Value)
+
 	buf = binary.AppendVarint(buf, int64(len(rec.Headers)))
 	for i := range rec.Headers {
 		h := &rec.Headers[i]
-		buf = binary.AppendVarint(buf, int64(len(h.Key))) // a header's name is never null
+		// The name of a header is never null, so appendBytes would be wrong for a nil key.
+		buf = binary.AppendVarint(buf, int64(len(h.Key)))
 		buf = append(buf, h.Key...)
 		buf = appendBytes(buf, h.Value)
 	}
+
 	b.buf = buf
-	b.n++
+	b.count++
 }
 
-// Seal finishes the batch and returns the record set of a produce request: its length in four bytes and the batch. With
-// a codec the result stands in dst, which grows as needed, and the Builder's own memory is free again; without one it is
-// the Builder's memory, and dst is not used. The Builder must be Reset before it is used again.
+// Seal finishes the batch and returns the record set of a produce request: its length in four bytes,
+// and the batch.
+//
+// With a codec the result is in dst, which grows as needed, and the buffer of the Builder can be
+// reused. Without a codec the result is the buffer of the Builder, and dst is not used. The Builder
+// must be Reset before the next batch.
 func (b *Builder) Seal(c *Codec, dst []byte, p Producer, sequence int32) ([]byte, error) {
 	out := b.buf
-	if c.id != none {
-		if cap(dst) < start {
-			dst = make([]byte, start, max(start, len(out)/2))
+	if c.id != noneID {
+		if cap(dst) < recordsStart {
+			dst = make([]byte, recordsStart, max(recordsStart, len(out)/2))
 		}
 		var err error
-		if out, err = c.compress(dst[:start], b.buf[start:]); err != nil {
+		if out, err = c.compress(dst[:recordsStart], b.buf[recordsStart:]); err != nil {
 			return nil, err
 		}
 	}
-	b.header(out, c.id, p, sequence)
+
+	b.writeHeader(out, c.id, p, sequence)
 	return out, nil
 }
 
-func (b *Builder) header(out []byte, codec int8, p Producer, sequence int32) {
+// writeHeader writes the set prefix and the batch header to out, which has the final records.
+func (b *Builder) writeHeader(out []byte, codec int8, p Producer, sequence int32) {
 	be := binary.BigEndian
-	be.PutUint32(out, uint32(len(out)-prefix))
-	h := out[prefix:]
-	be.PutUint64(h, 0)                      // base offset: the broker's
-	be.PutUint32(h[8:], uint32(len(h)-12))  // length behind this field
-	be.PutUint32(h[12:], ^uint32(0))        // leader epoch: the broker's
-	h[16] = 2                               // version of the format
+	be.PutUint32(out, uint32(len(out)-setPrefix))
+
+	h := out[setPrefix:]
+	be.PutUint64(h, 0)                      // base offset: set by the broker
+	be.PutUint32(h[8:], uint32(len(h)-12))  // length after this field
+	be.PutUint32(h[12:], ^uint32(0))        // leader epoch: set by the broker
+	h[16] = 2                               // format version
 	be.PutUint16(h[21:], uint16(codec))     // attributes: the producer's clock, not transactional
-	be.PutUint32(h[23:], uint32(b.n-1))     // offset of the last record
-	be.PutUint64(h[27:], uint64(b.firstMS)) // time of the first record
-	be.PutUint64(h[35:], uint64(b.maxMS))   // greatest time
+	be.PutUint32(h[23:], uint32(b.count-1)) // offset delta of the last record
+	be.PutUint64(h[27:], uint64(b.firstMS))
+	be.PutUint64(h[35:], uint64(b.maxMS))
 	be.PutUint64(h[43:], uint64(p.ID))
 	be.PutUint16(h[51:], uint16(p.Epoch))
 	be.PutUint32(h[53:], uint32(sequence))
-	be.PutUint32(h[57:], uint32(b.n))
+	be.PutUint32(h[57:], uint32(b.count))
+
+	// The checksum covers the header from the attributes on, so it is written last.
 	be.PutUint32(h[17:], crc32.Checksum(h[21:], castagnoli))
 }
 
-// Next is the sequence of the batch behind one of n records that began at sequence. It wraps from 2³¹−1 to 0.
+// Next returns the sequence after a batch of n records that began at sequence. It wraps from 2³¹−1
+// to 0.
 func Next(sequence, n int32) int32 { return int32((int64(sequence) + int64(n)) & maxSequence) }
 
 func headersLen(hs []record.Header) int {
@@ -177,6 +195,7 @@ func bytesLen(p []byte) int {
 	return varintLen(int64(len(p))) + len(p)
 }
 
+// appendBytes appends p with its length. A nil p becomes null.
 func appendBytes(b, p []byte) []byte {
 	if p == nil {
 		return append(b, 1) // −1 as a varint

@@ -117,7 +117,7 @@ func TestTwoOtherReadersReadWhatWeWrite(t *testing.T) {
 }
 
 func franz(t *rapid.T, sealed []byte, p Producer) []plain {
-	b := bytes.Clone(sealed[prefix:])
+	b := bytes.Clone(sealed[setPrefix:])
 	binary.BigEndian.PutUint64(b, 1000) // the broker's base offset, which the checksum leaves out
 	rp := &kmsg.FetchResponseTopicPartition{RecordBatches: b, HighWatermark: 1 << 40}
 	fp, _ := kgo.ProcessFetchPartition(kgo.ProcessFetchPartitionOpts{Offset: 1000, Topic: "t"}, rp, kgo.DefaultDecompressor(), nil)
@@ -140,7 +140,7 @@ func franz(t *rapid.T, sealed []byte, p Producer) []plain {
 
 func segmentio(t *rapid.T, sealed []byte, p Producer, seq int32) []plain {
 	b := bytes.Clone(sealed)
-	binary.BigEndian.PutUint64(b[prefix:], 1000)
+	binary.BigEndian.PutUint64(b[setPrefix:], 1000)
 	var rs protocol.RecordSet
 	if _, err := rs.ReadFrom(bytes.NewReader(b)); err != nil {
 		t.Fatal(err)

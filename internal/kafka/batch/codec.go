@@ -12,31 +12,33 @@ import (
 	"github.com/segmentio/kafka-go/compress/snappy"
 )
 
-const none = 0
+// noneID is the codec id of records that are not compressed.
+const noneID = 0
 
-// Codec is one way to compress the records of a batch. It is safe for concurrent use.
+// Codec compresses the records of a batch. It is safe for concurrent use.
 type Codec struct {
 	name     string
 	id       int8
-	compress func(dst, src []byte) ([]byte, error) // appends
+	compress func(dst, src []byte) ([]byte, error) // appends to dst
 }
 
 var codecs = []*Codec{
-	{name: "none", id: none},
-	stream("gzip", 1, &gzip.Codec{}),
-	stream("snappy", 2, &snappy.Codec{Framing: snappy.Framed, Compression: snappy.FasterCompression}),
-	stream("lz4", 3, lz4Codec{}),
+	{name: "none", id: noneID},
+	newStreamCodec("gzip", 1, &gzip.Codec{}),
+	newStreamCodec("snappy", 2, &snappy.Codec{Framing: snappy.Framed, Compression: snappy.FasterCompression}),
+	newStreamCodec("lz4", 3, lz4Codec{}),
 	{name: "zstd", id: 4, compress: zstdCompress},
 }
 
-// None leaves records as they are.
-func None() *Codec { return codecs[none] }
+// None returns the codec that does not compress.
+func None() *Codec { return codecs[noneID] }
 
-// ParseCodec finds a codec by name: none, gzip, snappy, lz4 or zstd; "" is none.
+// ParseCodec returns the codec called name: none, gzip, snappy, lz4 or zstd. An empty name means none.
 func ParseCodec(name string) (*Codec, error) {
 	if name == "" {
 		return None(), nil
 	}
+
 	names := make([]string, 0, len(codecs))
 	for _, c := range codecs {
 		if c.name == name {
@@ -49,19 +51,22 @@ func ParseCodec(name string) (*Codec, error) {
 
 func (c *Codec) String() string { return c.name }
 
-// IsNone reports whether records stay as they are.
-func (c *Codec) IsNone() bool { return c.id == none }
+// IsNone reports whether the codec does not compress.
+func (c *Codec) IsNone() bool { return c.id == noneID }
 
-type writers interface {
+type writerFactory interface {
 	NewWriter(w io.Writer) io.WriteCloser
 }
 
-func stream(name string, id int8, c writers) *Codec {
+// newStreamCodec returns a codec for a library that compresses with an io.Writer.
+func newStreamCodec(name string, id int8, f writerFactory) *Codec {
 	return &Codec{
-		name: name, id: id,
+		name: name,
+		id:   id,
 		compress: func(dst, src []byte) ([]byte, error) {
 			a := appender{dst}
-			w := c.NewWriter(&a)
+			w := f.NewWriter(&a)
+
 			if _, err := w.Write(src); err != nil {
 				return nil, fmt.Errorf("compressing with %s: %w", name, err)
 			}
@@ -73,6 +78,7 @@ func stream(name string, id int8, c writers) *Codec {
 	}
 }
 
+// appender is an io.Writer that appends to p.
 type appender struct{ p []byte }
 
 func (a *appender) Write(p []byte) (int, error) {
@@ -80,8 +86,8 @@ func (a *appender) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// lz4Codec writes frames of small independent blocks: the library's default block of 4 MiB costs that much memory for
-// each writer.
+// lz4Codec writes frames of small independent blocks. With the library's default block size, each
+// writer would need 4 MiB of memory.
 type lz4Codec struct{}
 
 var lz4Writers = sync.Pool{New: func() any {
@@ -107,10 +113,13 @@ func (w lz4Writer) Close() error {
 	return err
 }
 
-// The zstd library's one-shot calls need no writer for each batch and do not allocate; its state is made on first use,
-// because it is large.
+// zstdEncoder returns the shared encoder. The library's one-shot calls need no writer for each batch,
+// and do not allocate. The state of the encoder is large, so it is made on first use.
 var zstdEncoder = sync.OnceValues(func() (*zstd.Encoder, error) {
-	return zstd.NewWriter(nil, zstd.WithEncoderLevel(zstd.SpeedFastest), zstd.WithEncoderConcurrency(2), zstd.WithZeroFrames(true))
+	return zstd.NewWriter(nil,
+		zstd.WithEncoderLevel(zstd.SpeedFastest),
+		zstd.WithEncoderConcurrency(2),
+		zstd.WithZeroFrames(true))
 })
 
 func zstdCompress(dst, src []byte) ([]byte, error) {

@@ -44,22 +44,27 @@ var Anew = Producer{ID: -1, Epoch: -1}
 type Client struct {
 	Kafka     *kafka.Client    // Addr is used; its Transport should be the one below
 	Transport *kafka.Transport // all requests go through it
-	// Timeout bounds one request. Defaults to 5 s.
+	// Timeout bounds a request for one topic or partition; each further one adds a millisecond. Defaults to 5 s.
 	Timeout time.Duration
 
 	mu     sync.Mutex
 	minISR map[string]minISR
 }
 
-func (c *Client) timeout() time.Duration {
-	if c.Timeout > 0 {
-		return c.Timeout
+// perItem is the time that a request gets for each topic or partition in it.
+const perItem = time.Millisecond
+
+// bounded is ctx with the time that a request for so many topics or partitions may take.
+func (c *Client) bounded(ctx context.Context, items int) (context.Context, context.CancelFunc) {
+	least := c.Timeout
+	if least <= 0 {
+		least = 5 * time.Second
 	}
-	return 5 * time.Second
+	return context.WithTimeout(ctx, least+time.Duration(items)*perItem)
 }
 
-func (c *Client) roundTrip(ctx context.Context, req kafka.Request) (kafka.Response, error) {
-	ctx, cancel := context.WithTimeout(ctx, c.timeout())
+func (c *Client) roundTrip(ctx context.Context, items int, req kafka.Request) (kafka.Response, error) {
+	ctx, cancel := c.bounded(ctx, items)
 	defer cancel()
 	return c.Transport.RoundTrip(ctx, c.Kafka.Addr, req)
 }

@@ -69,7 +69,7 @@ func (c *Client) Health(ctx context.Context, topics []string) (*Health, error) {
 	if len(topics) == 0 {
 		return h, nil
 	}
-	m, err := c.send(ctx, -1, &metadata.Request{TopicNames: topics})
+	m, err := c.send(ctx, -1, len(topics), &metadata.Request{TopicNames: topics})
 	if err != nil {
 		return nil, fmt.Errorf("asking for the leaders of topics: %w", err)
 	}
@@ -166,7 +166,7 @@ func (c *Client) minISRs(ctx context.Context, topics []string) map[string]int {
 
 // configs answers what may be read, by resource name and configuration name; errors leave holes.
 func (c *Client) configs(ctx context.Context, req *kafka.DescribeConfigsRequest) map[string]map[string]string {
-	ctx, cancel := context.WithTimeout(ctx, c.timeout())
+	ctx, cancel := c.bounded(ctx, len(req.Resources))
 	defer cancel()
 	r, err := c.client().DescribeConfigs(ctx, req)
 	if err != nil {
@@ -204,7 +204,7 @@ func (e Expiry) IdleAfter() time.Duration { return e.ProducerID / 2 }
 // Expiry reads the two settings from a broker; where it may not, it returns Kafka's defaults.
 func (c *Client) Expiry(ctx context.Context) Expiry {
 	e := Expiry{TransactionalID: assumedTxnExpiry, ProducerID: assumedPIDExpiry, Assumed: true}
-	m, err := c.send(ctx, -1, &metadata.Request{TopicNames: []string{}})
+	m, err := c.send(ctx, -1, 1, &metadata.Request{TopicNames: []string{}})
 	if err != nil {
 		return e
 	}

@@ -19,7 +19,7 @@ const txnTimeout = 60_000
 func (c *Client) Init(ctx context.Context, txid string, p Producer, pat Patience) (Producer, error) {
 	var got Producer
 	err := pat.do(ctx, "taking transactional id "+txid, func(ctx context.Context) error {
-		ctx, cancel := context.WithTimeout(ctx, c.timeout())
+		ctx, cancel := c.bounded(ctx, 1)
 		defer cancel()
 		r, err := c.client().InitProducerID(ctx, &kafka.InitProducerIDRequest{
 			TransactionalID: txid, TransactionTimeoutMs: txnTimeout, ProducerID: int(p.ID), ProducerEpoch: int(p.Epoch),
@@ -62,7 +62,7 @@ func (c *Client) Barrier(ctx context.Context, txid string, p Producer, parts []r
 		}
 	}
 	err = pat.do(ctx, "aborting a transaction of "+txid, func(ctx context.Context) error {
-		ctx, cancel := context.WithTimeout(ctx, c.timeout())
+		ctx, cancel := c.bounded(ctx, len(parts))
 		defer cancel()
 		r, err := c.client().EndTxn(ctx, &kafka.EndTxnRequest{TransactionalID: txid, ProducerID: int(p.ID), ProducerEpoch: int(p.Epoch)})
 		if err == nil {
@@ -76,7 +76,7 @@ func (c *Client) Barrier(ctx context.Context, txid string, p Producer, parts []r
 // add asks for all of parts at once, which Kafka grants or refuses as a whole. Partitions at fault themselves go to
 // refused; the error is one of the transaction.
 func (c *Client) add(ctx context.Context, txid string, p Producer, parts []record.TopicPartition, refused map[record.TopicPartition]error) error {
-	ctx, cancel := context.WithTimeout(ctx, c.timeout())
+	ctx, cancel := c.bounded(ctx, len(parts))
 	defer cancel()
 	topics := map[string][]kafka.AddPartitionToTxn{}
 	for _, tp := range parts {

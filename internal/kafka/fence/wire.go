@@ -71,8 +71,8 @@ func (d *direct) RawExchange(rw io.ReadWriter) (protocol.Message, error) {
 // answer hides the type of a response from kafka-go, which acts on some.
 type answer struct{ protocol.Message }
 
-func (c *Client) send(ctx context.Context, broker int32, req protocol.Message) (protocol.Message, error) {
-	m, err := c.roundTrip(ctx, &direct{broker: broker, client: c.Transport.ClientID, req: req})
+func (c *Client) send(ctx context.Context, broker int32, items int, req protocol.Message) (protocol.Message, error) {
+	m, err := c.roundTrip(ctx, items, &direct{broker: broker, client: c.Transport.ClientID, req: req})
 	if err != nil {
 		return nil, err
 	}
@@ -83,7 +83,7 @@ func (c *Client) send(ctx context.Context, broker int32, req protocol.Message) (
 // request that always ends in a refresh: the name is refused, so it never creates anything, and unlike CreateTopics it
 // does not depend on the controller that the old layout names.
 func (c *Client) refresh(ctx context.Context) {
-	_, _ = c.roundTrip(ctx, &metadata.Request{TopicNames: []string{"/"}, AllowAutoTopicCreation: true})
+	_, _ = c.roundTrip(ctx, 1, &metadata.Request{TopicNames: []string{"/"}, AllowAutoTopicCreation: true})
 }
 
 // edge is the offset of one end of each partition.
@@ -96,7 +96,7 @@ const (
 
 // offset asks the leader of one partition.
 func (c *Client) offset(ctx context.Context, leader int32, tp record.TopicPartition, at edge) (int64, error) {
-	m, err := c.send(ctx, leader, &listoffsets.Request{ReplicaID: -1, Topics: []listoffsets.RequestTopic{{
+	m, err := c.send(ctx, leader, 1, &listoffsets.Request{ReplicaID: -1, Topics: []listoffsets.RequestTopic{{
 		Topic: tp.Topic, Partitions: []listoffsets.RequestPartition{{Partition: tp.Partition, CurrentLeaderEpoch: -1, Timestamp: int64(at)}},
 	}}})
 	if err != nil {
@@ -140,7 +140,7 @@ func (c *Client) fetch(ctx context.Context, leader int32, from []fetchFrom, each
 			Partition: f.Partition, CurrentLeaderEpoch: -1, FetchOffset: f.offset, LogStartOffset: -1, PartitionMaxBytes: each,
 		})
 	}
-	m, err := c.roundTrip(ctx, &direct{broker: leader, client: c.Transport.ClientID, req: req, read: fetched.Read})
+	m, err := c.roundTrip(ctx, len(from), &direct{broker: leader, client: c.Transport.ClientID, req: req, read: fetched.Read})
 	if err != nil {
 		return nil, err
 	}

@@ -31,7 +31,7 @@ import (
 	"github.com/segmentio/kafka-go/protocol/syncgroup"
 )
 
-// replies are the types that kafka-go decodes, by API. Replies to other requests are refused.
+// replies has the types that kafka-go decodes, by API. Replies to other requests are rejected.
 var replies = map[protocol.ApiKey]reflect.Type{
 	protocol.Produce:            reflect.TypeFor[produce.Response](),
 	protocol.ListOffsets:        reflect.TypeFor[listoffsets.Response](),
@@ -53,7 +53,7 @@ var replies = map[protocol.ApiKey]reflect.Type{
 	protocol.SaslAuthenticate:   reflect.TypeFor[saslauthenticate.Response](),
 }
 
-// epochEnds is the reply to OffsetForLeaderEpoch, which kafka-go does not know.
+// epochEnds is the reply to OffsetForLeaderEpoch, which kafka-go does not support.
 type epochEnds struct {
 	ThrottleTimeMs int32        `kafka:"min=v3,max=v3"`
 	Topics         []epochTopic `kafka:"min=v3,max=v3"`
@@ -71,18 +71,19 @@ type epochPartition struct {
 	EndOffset   int64 `kafka:"min=v3,max=v3"`
 }
 
-var errShort = errors.New("a length in it exceeds what follows")
+var errShort = errors.New("a length in it exceeds the bytes that follow")
 
-// check walks a reply after its correlation id, without allocating, and reports whether all its lengths fit. Bytes after the
-// last field are let through, as kafka-go does.
-func check(key protocol.ApiKey, version int16, body []byte) error {
+// checkLengths reads a reply without its correlation id, and returns an error unless all its lengths
+// fit. It does not allocate. It ignores bytes after the last field, as kafka-go does.
+func checkLengths(key protocol.ApiKey, version int16, body []byte) error {
 	typ := replies[key]
 	if key == protocol.OffsetForLeaderEpoch && version == 3 {
 		typ = reflect.TypeFor[epochEnds]()
 	}
 	if typ == nil {
-		return errors.New("nothing is known about replies to it")
+		return errors.New("the format of its replies is unknown")
 	}
+
 	w := &walker{b: body}
 	planOf(typ, version)(w)
 	if w.bad {
@@ -91,14 +92,14 @@ func check(key protocol.ApiKey, version int16, body []byte) error {
 	return nil
 }
 
-// walker is what is left of a reply.
+// walker holds the rest of a reply that is being read.
 type walker struct {
 	b   []byte
 	bad bool
 }
 
-// take returns the next n bytes. After the end it returns zeros, at most 8.
-func (w *walker) take(n int) []byte {
+// nextBytes returns the next n bytes. After the end it sets bad and returns zeros, at most 8.
+func (w *walker) nextBytes(n int) []byte {
 	if n < 0 || n > len(w.b) {
 		w.bad, w.b = true, nil
 		return make([]byte, 8)[:max(0, min(n, 8))]
@@ -108,10 +109,11 @@ func (w *walker) take(n int) []byte {
 	return x
 }
 
-func (w *walker) int16() int { return int(int16(binary.BigEndian.Uint16(w.take(2)))) }
-func (w *walker) int32() int { return int(int32(binary.BigEndian.Uint32(w.take(4)))) }
+func (w *walker) int16() int { return int(int16(binary.BigEndian.Uint16(w.nextBytes(2)))) }
+func (w *walker) int32() int { return int(int32(binary.BigEndian.Uint32(w.nextBytes(4)))) }
 
-// uvarint is a length or a count of a flexible version. Both are stated plus one, zero stands for null.
+// uvarint returns a length or a count of a flexible version. Such a number is the value plus one. Zero
+// means null.
 func (w *walker) uvarint() int {
 	x, n := binary.Uvarint(w.b)
 	if n <= 0 || x > maxReply {
@@ -122,39 +124,43 @@ func (w *walker) uvarint() int {
 	return int(x)
 }
 
-// step passes one value of a reply.
-type step func(w *walker)
+// plan reads one value of a reply and discards it.
+type plan func(w *walker)
 
 type planKey struct {
 	typ     reflect.Type
 	version int16
 }
 
-var plans sync.Map // planKey to step
+var plans sync.Map // planKey to plan
 
-// planOf returns the walk through a reply in the given version: what kafka-go's decoder derives from the same struct tags.
-func planOf(typ reflect.Type, version int16) step {
+// planOf returns the plan of a reply in a version. It derives it from the same struct tags as
+// kafka-go's decoder. Plans are cached.
+func planOf(typ reflect.Type, version int16) plan {
 	k := planKey{typ, version}
 	if p, ok := plans.Load(k); ok {
-		return p.(step)
+		return p.(plan)
 	}
+
 	flexible := false
 	for i := range typ.NumField() {
-		_, _, tagged := inVersion(typ.Field(i).Tag.Get("kafka"), version)
+		_, _, tagged := parseTag(typ.Field(i).Tag.Get("kafka"), version)
 		flexible = flexible || tagged
 	}
 	body := structPlan(typ, version, flexible)
 	p := body
 	if flexible {
-		p = func(w *walker) { w.tags(nil); body(w) } // of the header of the reply
+		// The header of a flexible reply has tagged fields, too.
+		p = func(w *walker) { w.skipTagged(nil); body(w) }
 	}
 	plans.Store(k, p)
 	return p
 }
 
-// inVersion reads a struct tag like "min=v0,max=v3|min=v4,max=v5,tag=0": whether the version has the field, and the number
-// of a tagged field. A tag without a number (-1) only marks a flexible message.
-func inVersion(tag string, version int16) (has bool, number int, tagged bool) {
+// parseTag parses a struct tag like "min=v0,max=v3|min=v4,max=v5,tag=0". It reports whether the version
+// has the field, and returns the number of a tagged field. A tag without a number (-1) only marks a
+// flexible message.
+func parseTag(tag string, version int16) (has bool, number int, tagged bool) {
 	for part := range strings.SplitSeq(tag, "|") {
 		lowest, highest := -1, -1
 		number, tagged = -1, false
@@ -173,6 +179,7 @@ func inVersion(tag string, version int16) (has bool, number int, tagged bool) {
 				highest = n
 			}
 		}
+
 		if lowest >= 0 && lowest <= int(version) && int(version) <= highest {
 			return true, number, tagged
 		}
@@ -180,15 +187,15 @@ func inVersion(tag string, version int16) (has bool, number int, tagged bool) {
 	return false, 0, false
 }
 
-func structPlan(typ reflect.Type, version int16, flexible bool) step {
-	var fields []step
-	tagged := map[int]step{}
+func structPlan(typ reflect.Type, version int16, flexible bool) plan {
+	var fields []plan
+	tagged := map[int]plan{}
 	for i := range typ.NumField() {
 		f := typ.Field(i)
-		has, number, isTag := inVersion(f.Tag.Get("kafka"), version)
+		has, number, isTagged := parseTag(f.Tag.Get("kafka"), version)
 		switch {
 		case !has:
-		case isTag:
+		case isTagged:
 			tagged[number] = valuePlan(f.Type, version, flexible)
 		case f.Name == "Assignments" && typ == reflect.TypeFor[syncgroup.Response]():
 			fields = append(fields, assignmentPlan(flexible))
@@ -196,44 +203,48 @@ func structPlan(typ reflect.Type, version int16, flexible bool) step {
 			fields = append(fields, valuePlan(f.Type, version, flexible))
 		}
 	}
+
 	return func(w *walker) {
 		for _, f := range fields {
 			f(w)
 		}
 		if flexible {
-			w.tags(tagged)
+			w.skipTagged(tagged)
 		}
 	}
 }
 
-// tags passes the tagged fields at the end of a structure.
-func (w *walker) tags(known map[int]step) {
+// skipTagged reads the tagged fields at the end of a structure.
+func (w *walker) skipTagged(known map[int]plan) {
 	for n := w.uvarint(); n > 0 && !w.bad; n-- {
 		number, size := w.uvarint(), w.uvarint()
 		if f := known[number]; f != nil {
 			f(w)
 		} else {
-			w.take(size)
+			w.nextBytes(size)
 		}
 	}
 }
 
-func valuePlan(typ reflect.Type, version int16, flexible bool) step {
+func valuePlan(typ reflect.Type, version int16, flexible bool) plan {
 	switch typ.Kind() {
 	case reflect.Bool, reflect.Int8, reflect.Int16, reflect.Int32, reflect.Int64, reflect.Float64:
 		size := int(typ.Size())
-		return func(w *walker) { w.take(size) }
+		return func(w *walker) { w.nextBytes(size) }
+
 	case reflect.String:
-		return func(w *walker) { w.bytes(flexible, (*walker).int16) }
+		return func(w *walker) { w.nextField(flexible, (*walker).int16) }
+
 	case reflect.Struct:
 		return structPlan(typ, version, flexible)
+
 	case reflect.Slice:
 		if typ.Elem().Kind() == reflect.Uint8 {
-			return func(w *walker) { w.bytes(flexible, (*walker).int32) }
+			return func(w *walker) { w.nextField(flexible, (*walker).int32) }
 		}
 		element := valuePlan(typ.Elem(), version, flexible)
 		return func(w *walker) {
-			for n := w.count(flexible); n > 0 && !w.bad; n-- {
+			for n := w.arrayLength(flexible); n > 0 && !w.bad; n-- {
 				element(w)
 			}
 		}
@@ -241,21 +252,22 @@ func valuePlan(typ reflect.Type, version int16, flexible bool) step {
 	panic(fmt.Sprintf("no plan for a field of type %v in replies of Kafka", typ))
 }
 
-// bytes passes a string or bytes; null has the length -1.
-func (w *walker) bytes(flexible bool, length func(*walker) int) []byte {
+// nextField returns the next string or bytes field. The length -1 means null.
+func (w *walker) nextField(flexible bool, length func(*walker) int) []byte {
 	if flexible {
-		return w.take(max(w.uvarint()-1, 0))
+		return w.nextBytes(max(w.uvarint()-1, 0))
 	}
 	n := length(w)
 	if n == -1 {
 		return nil
 	}
-	return w.take(n)
+	return w.nextBytes(n)
 }
 
-// count is the length of an array, each of whose elements takes a byte at least. No reply has a null array in its older
-// versions, and parts of kafka-go panic at one.
-func (w *walker) count(flexible bool) int {
+// arrayLength returns the length of an array, whose elements take at least one byte each. It rejects
+// null in versions that are not flexible: no reply has a null array in them, and parts of kafka-go
+// panic at one.
+func (w *walker) arrayLength(flexible bool) int {
 	var n int
 	if flexible {
 		n = max(w.uvarint()-1, 0)
@@ -269,12 +281,12 @@ func (w *walker) count(flexible bool) int {
 	return n
 }
 
-// assignmentPlan passes what the leader of a consumer group has assigned: kafka-go decodes these bytes as well, and any member
-// of the group may have written them.
-func assignmentPlan(flexible bool) step {
+// assignmentPlan returns the plan of the assignment that the leader of a consumer group has made.
+// kafka-go decodes these bytes as well, and any member of the group may have written them.
+func assignmentPlan(flexible bool) plan {
 	inner := structPlan(reflect.TypeFor[consumer.Assignment](), 0, false)
 	return func(w *walker) {
-		in := &walker{b: w.bytes(flexible, (*walker).int32)}
+		in := &walker{b: w.nextField(flexible, (*walker).int32)}
 		if len(in.b) > 0 {
 			inner(in)
 		}

@@ -2,13 +2,13 @@ package reply
 
 import "encoding/binary"
 
-// Decoder walks a buffer; reading past its end sets Bad and yields zeros.
+// Decoder reads fields from a buffer, one after another. A read past the end sets Bad and returns zero.
 type Decoder struct {
-	B   []byte // what is left
+	B   []byte // the rest of the buffer
 	Bad bool
 }
 
-// Bytes are the next n; nil for none or a negative number, as null has.
+// Bytes returns the next n bytes. It returns nil if n is zero or negative. Null has a negative length.
 func (d *Decoder) Bytes(n int) []byte {
 	if n <= 0 {
 		return nil
@@ -22,10 +22,10 @@ func (d *Decoder) Bytes(n int) []byte {
 	return x
 }
 
-// Skip passes n bytes.
+// Skip discards n bytes.
 func (d *Decoder) Skip(n int) { d.Bytes(n) }
 
-// Int16 is a number of two bytes.
+// Int16 returns the next two bytes as a number.
 func (d *Decoder) Int16() int16 {
 	if x := d.Bytes(2); x != nil {
 		return int16(binary.BigEndian.Uint16(x))
@@ -33,7 +33,7 @@ func (d *Decoder) Int16() int16 {
 	return 0
 }
 
-// Int32 is a number of four bytes.
+// Int32 returns the next four bytes as a number.
 func (d *Decoder) Int32() int32 {
 	if x := d.Bytes(4); x != nil {
 		return int32(binary.BigEndian.Uint32(x))
@@ -41,7 +41,7 @@ func (d *Decoder) Int32() int32 {
 	return 0
 }
 
-// Int64 is a number of eight bytes.
+// Int64 returns the next eight bytes as a number.
 func (d *Decoder) Int64() int64 {
 	if x := d.Bytes(8); x != nil {
 		return int64(binary.BigEndian.Uint64(x))
@@ -49,7 +49,8 @@ func (d *Decoder) Int64() int64 {
 	return 0
 }
 
-// Count is the length of an array whose elements take at least that many bytes each; a null array has none.
+// Count returns the length of an array whose elements take at least that many bytes each. The length of
+// a null array is 0.
 func (d *Decoder) Count(least int) int {
 	n := int(d.Int32())
 	if n > len(d.B)/least {
@@ -59,7 +60,7 @@ func (d *Decoder) Count(least int) int {
 	return max(0, n)
 }
 
-// Varint is a zigzag varint.
+// Varint returns the next zigzag varint.
 func (d *Decoder) Varint() int64 {
 	x, n := binary.Varint(d.B)
 	if n <= 0 {
@@ -70,7 +71,7 @@ func (d *Decoder) Varint() int64 {
 	return x
 }
 
-// Field is bytes with their length before them; nil for null alone.
+// Field returns bytes that are preceded by their length. It returns nil only for null.
 func (d *Decoder) Field() []byte {
 	n := d.Varint()
 	switch {

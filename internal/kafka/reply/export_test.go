@@ -8,8 +8,8 @@ import (
 	"github.com/segmentio/kafka-go/protocol"
 )
 
-// Keys are the APIs whose replies are checked.
+// Keys returns the APIs whose replies are checked.
 func Keys() iter.Seq[protocol.ApiKey] { return maps.Keys(replies) }
 
-// TypeOf is the type of an API's reply.
+// TypeOf returns the type of an API's reply.
 func TypeOf(key protocol.ApiKey) reflect.Type { return replies[key] }

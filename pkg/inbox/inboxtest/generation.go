@@ -6,12 +6,13 @@ import (
 	"github.com/outrelay/outrelay/pkg/inbox"
 )
 
-// ask attaches as a consumer does that reads the same end and epoch whenever it asks.
-func (s suite) ask(x Inbox, end int64, epoch int32) (inbox.Generation, error) {
-	return s.askLog(x, inbox.Log{End: end, Epoch: epoch})
+// attachConfirmed calls attachLogConfirmed with a log whose topic has no id.
+func (s suite) attachConfirmed(x Inbox, end int64, epoch int32) (inbox.Generation, error) {
+	return s.attachLogConfirmed(x, inbox.Log{End: end, Epoch: epoch})
 }
 
-func (s suite) askLog(x Inbox, l inbox.Log) (inbox.Generation, error) {
+// attachLogConfirmed attaches, and again if the first answer must be confirmed, with the same log.
+func (s suite) attachLogConfirmed(x Inbox, l inbox.Log) (inbox.Generation, error) {
 	g, err := x.Attach(s.ctx(), consumerA, topic, 3, l)
 	if errors.Is(err, inbox.ErrUnconfirmed) {
 		return x.Attach(s.ctx(), consumerA, topic, 3, l)
@@ -19,108 +20,120 @@ func (s suite) askLog(x Inbox, l inbox.Log) (inbox.Generation, error) {
 	return g, err
 }
 
-func (s suite) attachLog(l inbox.Log, want inbox.Generation) {
+// checkAttachLog attaches and fails the test unless the generation is want.
+func (s suite) checkAttachLog(l inbox.Log, want inbox.Generation) {
 	s.Helper()
-	got, err := s.askLog(s.Inbox, l)
-	s.ok(err)
+	got, err := s.attachLogConfirmed(s.Inbox, l)
+	s.checkSuccess(err)
 	if got != want {
 		s.Fatalf("the generation is %+v, want %+v", got, want)
 	}
 }
 
-func (s suite) attach(x Inbox, end int64, epoch int32, want inbox.Generation) {
+// checkAttach is checkAttachLog for a log whose topic has no id.
+func (s suite) checkAttach(x Inbox, end int64, epoch int32, want inbox.Generation) {
 	s.Helper()
-	got, err := s.ask(x, end, epoch)
-	s.ok(err)
+	got, err := s.attachConfirmed(x, end, epoch)
+	s.checkSuccess(err)
 	if got != want {
 		s.Fatalf("the generation is %+v, want %+v", got, want)
 	}
 }
 
 func generationByEnd(s suite) {
-	s.attach(s.Inbox, 0, 5, inbox.Generation{})
-	s.fresh([]bool{true, true, true}, placed("1", 0, 10), bare(0, 11), placed("2", 1, 20))
-	s.attach(s.Inbox, 21, 5, inbox.Generation{Watermark: 21})  // all was handled
-	s.attach(s.Inbox, 500, 5, inbox.Generation{Watermark: 21}) // markers and compaction leave holes
-	s.attach(s.Inbox, -1, -1, inbox.Generation{Watermark: 21}) // unknown
-	s.fresh([]bool{false, false}, bare(0, 11), placed("2", 1, 20))
-	s.ok(s.handled(s.claim(s.Inbox, bare(0, 12))))
-	s.attach(s.Inbox, 20, 5, inbox.Generation{Number: 1, Recreated: true})
-	s.ok(s.claim(s.Inbox, bare(0, 12)).Release(s.ctx()))
-	// The places are new; an id is what it was.
-	s.fresh([]bool{true, true, false, true}, placed("3", 0, 3), bare(0, 11), placed("1", 0, 12), placed("4", 1, 4))
-	s.fresh([]bool{false, false}, placed("3", 0, 3), bare(0, 11))
-	s.attach(s.Inbox, 13, 5, inbox.Generation{Number: 1, Watermark: 13})
-	s.attach(s.Inbox, 0, 5, inbox.Generation{Number: 2, Recreated: true})
-	s.ok(s.handled(s.claim(s.Inbox, bare(0, 11))))
-	_, err := s.Inbox.Claim(s.ctx(), bare(0, 11), 0)
-	s.want(err, inbox.ErrDuplicate)
+	s.checkAttach(s.Inbox, 0, 5, inbox.Generation{})
+	s.checkFresh([]bool{true, true, true}, placedEntry("1", 0, 10), entryWithoutID(0, 11), placedEntry("2", 1, 20))
+	s.checkAttach(s.Inbox, 21, 5, inbox.Generation{Watermark: 21})  // all records were handled
+	s.checkAttach(s.Inbox, 500, 5, inbox.Generation{Watermark: 21}) // transaction markers and compaction leave gaps
+	s.checkAttach(s.Inbox, -1, -1, inbox.Generation{Watermark: 21}) // the log is unknown
+	s.checkFresh([]bool{false, false}, entryWithoutID(0, 11), placedEntry("2", 1, 20))
+	s.checkSuccess(s.finishClaim(s.mustClaim(s.Inbox, entryWithoutID(0, 12))))
+	s.checkAttach(s.Inbox, 20, 5, inbox.Generation{Number: 1, Recreated: true})
+	s.checkSuccess(s.mustClaim(s.Inbox, entryWithoutID(0, 12)).Release(s.ctx()))
+
+	// The places are new, but the ids are the same.
+	s.checkFresh([]bool{true, true, false, true},
+		placedEntry("3", 0, 3), entryWithoutID(0, 11), placedEntry("1", 0, 12), placedEntry("4", 1, 4))
+	s.checkFresh([]bool{false, false}, placedEntry("3", 0, 3), entryWithoutID(0, 11))
+	s.checkAttach(s.Inbox, 13, 5, inbox.Generation{Number: 1, Watermark: 13})
+	s.checkAttach(s.Inbox, 0, 5, inbox.Generation{Number: 2, Recreated: true})
+	s.checkSuccess(s.finishClaim(s.mustClaim(s.Inbox, entryWithoutID(0, 11))))
+	_, err := s.Inbox.Claim(s.ctx(), entryWithoutID(0, 11), 0)
+	s.checkError(err, inbox.ErrDuplicate)
 }
 
 func generationByEpoch(s suite) {
-	s.attach(s.Inbox, 100, 4, inbox.Generation{})
-	s.fresh([]bool{true}, placed("1", 0, 10)) // of leader epoch 5
-	s.attach(s.Inbox, 100, 5, inbox.Generation{Watermark: 11})
-	s.attach(s.Inbox, 100, -1, inbox.Generation{Watermark: 11})
-	s.attach(s.Inbox, 100, 7, inbox.Generation{Watermark: 11})
-	s.attach(s.Inbox, 100, 6, inbox.Generation{Number: 1, Recreated: true})
-	s.fresh([]bool{true}, placed("2", 0, 0))
-	s.attach(s.Inbox, 100, 6, inbox.Generation{Number: 1, Watermark: 1})
+	s.checkAttach(s.Inbox, 100, 4, inbox.Generation{})
+	s.checkFresh([]bool{true}, placedEntry("1", 0, 10)) // its leader epoch is 5
+	s.checkAttach(s.Inbox, 100, 5, inbox.Generation{Watermark: 11})
+	s.checkAttach(s.Inbox, 100, -1, inbox.Generation{Watermark: 11})
+	s.checkAttach(s.Inbox, 100, 7, inbox.Generation{Watermark: 11})
+	s.checkAttach(s.Inbox, 100, 6, inbox.Generation{Number: 1, Recreated: true})
+	s.checkFresh([]bool{true}, placedEntry("2", 0, 0))
+	s.checkAttach(s.Inbox, 100, 6, inbox.Generation{Number: 1, Watermark: 1})
 }
 
 func generationByTopicID(s suite) {
-	s.attachLog(inbox.Log{ID: "c/a", End: 0, Epoch: 5}, inbox.Generation{})
-	s.fresh([]bool{true, true}, placed("1", 0, 10), placed("2", 1, 20))
-	s.attachLog(inbox.Log{ID: "c/a", End: 500, Epoch: 5}, inbox.Generation{Watermark: 21})
-	s.attachLog(inbox.Log{End: 500, Epoch: 5}, inbox.Generation{Watermark: 21}) // somebody who does not know the id
-	// A topic of the same name with as many records, and one of another cluster.
-	s.attachLog(inbox.Log{ID: "c/b", End: 500, Epoch: 5}, inbox.Generation{Number: 1, Recreated: true})
-	s.fresh([]bool{true}, placed("3", 0, 10))
-	s.attachLog(inbox.Log{ID: "d/b", End: 500, Epoch: 5}, inbox.Generation{Number: 2, Recreated: true})
-	s.fresh([]bool{true}, placed("4", 0, 10))
-	// A leader that was deposed and still answers is of the same topic.
-	s.attachLog(inbox.Log{ID: "d/b", End: 500, Epoch: 3}, inbox.Generation{Number: 2, Watermark: 11})
+	s.checkAttachLog(inbox.Log{ID: "c/a", End: 0, Epoch: 5}, inbox.Generation{})
+	s.checkFresh([]bool{true, true}, placedEntry("1", 0, 10), placedEntry("2", 1, 20))
+	s.checkAttachLog(inbox.Log{ID: "c/a", End: 500, Epoch: 5}, inbox.Generation{Watermark: 21})
+	s.checkAttachLog(inbox.Log{End: 500, Epoch: 5}, inbox.Generation{Watermark: 21}) // the id is unknown
+
+	// These are another topic with the same name and as many records, and a topic of another
+	// cluster.
+	s.checkAttachLog(inbox.Log{ID: "c/b", End: 500, Epoch: 5}, inbox.Generation{Number: 1, Recreated: true})
+	s.checkFresh([]bool{true}, placedEntry("3", 0, 10))
+	s.checkAttachLog(inbox.Log{ID: "d/b", End: 500, Epoch: 5}, inbox.Generation{Number: 2, Recreated: true})
+	s.checkFresh([]bool{true}, placedEntry("4", 0, 10))
+
+	// A former leader that still answers belongs to the same topic.
+	s.checkAttachLog(inbox.Log{ID: "d/b", End: 500, Epoch: 3}, inbox.Generation{Number: 2, Watermark: 11})
 }
 
 func truncatedTopic(s suite) {
-	s.attachLog(inbox.Log{ID: "c/a", End: 0, Epoch: 5}, inbox.Generation{})
-	s.fresh([]bool{true, true}, placed("1", 0, 10), placed("2", 1, 20))
-	s.attachLog(inbox.Log{ID: "c/a", End: 20, Epoch: 6}, inbox.Generation{Watermark: 20})
-	s.fresh([]bool{false, true, false}, placed("3", 0, 9), placed("4", 1, 20), placed("2", 1, 21))
-	_, err := s.askLog(s.Halting, inbox.Log{ID: "c/a", End: 20, Epoch: 6})
-	s.want(err, inbox.ErrRecreated)
+	s.checkAttachLog(inbox.Log{ID: "c/a", End: 0, Epoch: 5}, inbox.Generation{})
+	s.checkFresh([]bool{true, true}, placedEntry("1", 0, 10), placedEntry("2", 1, 20))
+	s.checkAttachLog(inbox.Log{ID: "c/a", End: 20, Epoch: 6}, inbox.Generation{Watermark: 20})
+	s.checkFresh([]bool{false, true, false}, placedEntry("3", 0, 9), placedEntry("4", 1, 20), placedEntry("2", 1, 21))
+	_, err := s.attachLogConfirmed(s.Halting, inbox.Log{ID: "c/a", End: 20, Epoch: 6})
+	s.checkError(err, inbox.ErrRecreated)
 }
 
 func generationHalts(s suite) {
-	s.attach(s.Halting, 100, 5, inbox.Generation{})
-	s.fresh([]bool{true}, placed("1", 0, 10))
+	s.checkAttach(s.Halting, 100, 5, inbox.Generation{})
+	s.checkFresh([]bool{true}, placedEntry("1", 0, 10))
 	for range 2 {
-		_, err := s.ask(s.Halting, 4, 5)
-		s.want(err, inbox.ErrRecreated)
+		_, err := s.attachConfirmed(s.Halting, 4, 5)
+		s.checkError(err, inbox.ErrRecreated)
 		var re *inbox.RecreatedError
-		if !errors.As(err, &re) || re.Watermark != 11 || re.End != 4 || re.Topic != topic || re.Partition != 3 || re.Consumer != consumerA {
-			s.Fatalf("the error is %#v", err)
+		if !errors.As(err, &re) || re.Watermark != 11 || re.End != 4 ||
+			re.Topic != topic || re.Partition != 3 || re.Consumer != consumerA {
+			s.Fatalf("the error is %#v, want a *RecreatedError with watermark 11 and end 4", err)
 		}
 	}
-	s.fresh([]bool{false}, placed("2", 0, 5))
-	s.attach(s.Inbox, 4, 5, inbox.Generation{Number: 1, Recreated: true}) // somebody decided
-	s.attach(s.Halting, 4, 5, inbox.Generation{Number: 1})
+
+	s.checkFresh([]bool{false}, placedEntry("2", 0, 5))
+	// Another process begins the generation.
+	s.checkAttach(s.Inbox, 4, 5, inbox.Generation{Number: 1, Recreated: true})
+	s.checkAttach(s.Halting, 4, 5, inbox.Generation{Number: 1})
 }
 
-// generationOfAnother: what a process fetched before another noticed that the topic is new must not move the new topic's
-// watermark, or it would refuse the records before it.
+// generationOfAnother checks that a process cannot use records of a deleted topic after another
+// process has detected the new topic. They would move the watermark of the new topic, which then
+// would reject earlier records.
 func generationOfAnother(s suite) {
-	s.attach(s.Other, 100, 5, inbox.Generation{})
-	s.fresh([]bool{true}, placed("1", 0, 50))
-	s.attach(s.Inbox, 7, 5, inbox.Generation{Number: 1, Recreated: true})
-	for _, e := range []inbox.Entry{placed("2", 0, 60), placed("3", 9, 60)} {
-		_, err := s.admit(s.Other, e)
-		s.want(err, inbox.ErrStale)
-		s.want(s.Other.Pass(s.ctx(), []inbox.Entry{e}), inbox.ErrStale)
+	s.checkAttach(s.Other, 100, 5, inbox.Generation{})
+	s.checkFresh([]bool{true}, placedEntry("1", 0, 50))
+	s.checkAttach(s.Inbox, 7, 5, inbox.Generation{Number: 1, Recreated: true})
+	for _, e := range []inbox.Entry{placedEntry("2", 0, 60), placedEntry("3", 9, 60)} {
+		_, err := s.admitInTransaction(s.Other, e)
+		s.checkError(err, inbox.ErrStale)
+		s.checkError(s.Other.Pass(s.ctx(), []inbox.Entry{e}), inbox.ErrStale)
 		_, err = s.Other.Claim(s.ctx(), e, 0)
-		s.want(err, inbox.ErrStale)
+		s.checkError(err, inbox.ErrStale)
 	}
-	s.fresh([]bool{true, true}, placed("4", 0, 5), placed("5", 9, 6))
-	s.attach(s.Other, 7, 5, inbox.Generation{Number: 1, Watermark: 7})
-	s.fresh([]bool{true}, placed("6", 0, 60))
+
+	s.checkFresh([]bool{true, true}, placedEntry("4", 0, 5), placedEntry("5", 9, 6))
+	s.checkAttach(s.Other, 7, 5, inbox.Generation{Number: 1, Watermark: 7})
+	s.checkFresh([]bool{true}, placedEntry("6", 0, 60))
 }

@@ -1,7 +1,7 @@
-// Package inboxtest is the contract of an inbox as a test suite: what pkg/inbox promises, an inbox without servers has to
-// keep as well, or a test that passes with the one says nothing about the other.
+// Package inboxtest contains the contract of an inbox as tests. Inboxes with and without servers
+// must pass them, so that a test with one of them is valid for the other.
 //
-// The suite measures no time and depends on none: leases and retentions are ended by hooks of the Setup.
+// The tests do not depend on time: hooks of the Setup end leases and retentions.
 package inboxtest
 
 import (
@@ -14,7 +14,8 @@ import (
 	"github.com/outrelay/outrelay/pkg/inbox"
 )
 
-// Inbox is what the suite asks of an inbox.
+// Inbox contains the methods of an inbox that the tests use. *inbox.Inbox implements it. See there
+// for their contracts.
 type Inbox interface {
 	Once(ctx context.Context, consumer, id string, fn func(ctx context.Context) error, opts ...inbox.OnceOption) error
 	Admit(ctx context.Context, list []inbox.Entry) (fresh []bool, err error)
@@ -24,27 +25,30 @@ type Inbox interface {
 	Exists(ctx context.Context, k inbox.Key) (bool, error)
 }
 
-// Setup is one empty store with inboxes over it.
+// Setup is an empty store with several inboxes.
 type Setup struct {
-	Inbox   Inbox // with its defaults
-	Other   Inbox // the same, of another process
+	Inbox   Inbox // with default options
+	Other   Inbox // the same, but of another process
 	Halting Inbox // with inbox.WithRecreated(inbox.Halt)
 
-	// Transaction runs fn as one unit of work, again where it conflicts with another, as outbox.Transaction does.
+	// Transaction runs fn as one unit of work, and again after a conflict, in the same way as
+	// outbox.Transaction.
 	Transaction func(ctx context.Context, fn func(ctx context.Context) error) error
-	// Expire ends the retention of every marker and removes it.
+
+	// Expire ends the retention of every marker and removes the markers.
 	Expire func(ctx context.Context) error
+
 	// Lapse ends the lease of every claim.
 	Lapse func(ctx context.Context) error
 }
 
-// suite is a Setup with what the tests say often.
+// suite is one test with its Setup and helper methods.
 type suite struct {
 	*testing.T
 	Setup
 }
 
-// Run runs the suite. The factory is called for each test, which may run in parallel with others.
+// Run runs the tests in parallel. factory returns a new Setup for each test.
 func Run(t *testing.T, factory func(t *testing.T) Setup) {
 	t.Helper()
 	for _, test := range []struct {
@@ -96,36 +100,41 @@ const (
 	topic     = "orders"
 )
 
-func entry(id string) inbox.Entry { return inbox.Entry{Key: inbox.Key{Consumer: consumerA, ID: id}} }
+// newEntry returns an entry without a place.
+func newEntry(id string) inbox.Entry {
+	return inbox.Entry{Key: inbox.Key{Consumer: consumerA, ID: id}}
+}
 
-func placed(id string, lane int32, offset int64) inbox.Entry {
-	e := entry(id)
+// placedEntry returns an entry with a place in partition 3.
+func placedEntry(id string, lane int32, offset int64) inbox.Entry {
+	e := newEntry(id)
 	e.Place = inbox.Place{Topic: topic, Partition: 3, Lane: lane, Offset: offset, LeaderEpoch: 5}
 	return e
 }
 
-// bare is a record without an id.
-func bare(lane int32, offset int64) inbox.Entry {
-	return placed(inbox.PlaceID(topic, 3, offset), lane, offset)
+// entryWithoutID returns the entry of a record without an id.
+func entryWithoutID(lane int32, offset int64) inbox.Entry {
+	return placedEntry(inbox.PlaceID(topic, 3, offset), lane, offset)
 }
 
 func (s suite) ctx() context.Context { return s.T.Context() }
 
-// want fails the test unless err is target; a nil target is success.
-func (s suite) want(err, target error) {
+// checkError fails the test unless err is target. A nil target means success.
+func (s suite) checkError(err, target error) {
 	s.Helper()
 	if !errors.Is(err, target) {
 		s.Fatalf("the error is %v, want %v", err, target)
 	}
 }
 
-func (s suite) ok(err error) {
+// checkSuccess fails the test if err is not nil.
+func (s suite) checkSuccess(err error) {
 	s.Helper()
-	s.want(err, nil)
+	s.checkError(err, nil)
 }
 
-// admit admits in a transaction that commits.
-func (s suite) admit(x Inbox, list ...inbox.Entry) (fresh []bool, err error) {
+// admitInTransaction admits the entries in a transaction that commits.
+func (s suite) admitInTransaction(x Inbox, list ...inbox.Entry) (fresh []bool, err error) {
 	s.Helper()
 	err = s.Transaction(s.ctx(), func(ctx context.Context) (err error) {
 		fresh, err = x.Admit(ctx, list)
@@ -134,27 +143,28 @@ func (s suite) admit(x Inbox, list ...inbox.Entry) (fresh []bool, err error) {
 	return fresh, err
 }
 
-// fresh fails unless admitting gives exactly that.
-func (s suite) fresh(want []bool, list ...inbox.Entry) {
+// checkFresh admits the entries and fails the test unless the result is want.
+func (s suite) checkFresh(want []bool, list ...inbox.Entry) {
 	s.Helper()
-	got, err := s.admit(s.Inbox, list...)
-	s.ok(err)
+	got, err := s.admitInTransaction(s.Inbox, list...)
+	s.checkSuccess(err)
 	if fmt.Sprint(got) != fmt.Sprint(want) {
 		s.Fatalf("fresh is %v, want %v", got, want)
 	}
 }
 
-func (s suite) exists(id string, want bool) {
+// checkExists fails the test unless the existence of a marker is want.
+func (s suite) checkExists(id string, want bool) {
 	s.Helper()
-	got, err := s.Inbox.Exists(s.ctx(), entry(id).Key)
-	s.ok(err)
+	got, err := s.Inbox.Exists(s.ctx(), newEntry(id).Key)
+	s.checkSuccess(err)
 	if got != want {
 		s.Fatalf("marker of %s: %t, want %t", id, got, want)
 	}
 }
 
-// once runs Once with a handler that only counts.
-func (s suite) once(x Inbox, id string, opts ...inbox.OnceOption) (runs int, err error) {
+// countOnce calls Once with a handler that counts its runs.
+func (s suite) countOnce(x Inbox, id string, opts ...inbox.OnceOption) (runs int, err error) {
 	err = x.Once(s.ctx(), consumerA, id, func(context.Context) error {
 		runs++
 		return nil
@@ -162,14 +172,15 @@ func (s suite) once(x Inbox, id string, opts ...inbox.OnceOption) (runs int, err
 	return runs, err
 }
 
-func (s suite) claim(x Inbox, e inbox.Entry) inbox.Claim {
+// mustClaim claims the entry for a minute.
+func (s suite) mustClaim(x Inbox, e inbox.Entry) inbox.Claim {
 	s.Helper()
 	c, err := x.Claim(s.ctx(), e, time.Minute)
-	s.ok(err)
+	s.checkSuccess(err)
 	return c
 }
 
-// handled finishes a claim in a transaction that commits.
-func (s suite) handled(c inbox.Claim) error {
+// finishClaim marks the message as handled in a transaction that commits.
+func (s suite) finishClaim(c inbox.Claim) error {
 	return s.Transaction(s.ctx(), func(ctx context.Context) error { return c.Handled(ctx) })
 }

@@ -1,11 +1,11 @@
-// Package outboxtest is the contract of an outbox as tests: pkg/outbox passes them on a server, pkg/memory without one,
-// and whoever writes another one, or a wrapper around one of these, can run them too.
+// Package outboxtest contains the contract of an outbox as tests. pkg/outbox passes them on a
+// server, and pkg/memory without one. Run them for your own implementation, or for a wrapper.
 //
 //	func TestContract(t *testing.T) {
 //		outboxtest.Run(t, func(t *testing.T) outboxtest.Fixture { … })
 //	}
 //
-// The tests run in parallel, each on a fixture of its own. They wait for nothing and measure no times.
+// The tests run in parallel. They do not wait and do not depend on time.
 package outboxtest
 
 import (
@@ -17,41 +17,53 @@ import (
 	"github.com/outrelay/outrelay/pkg/outbox"
 )
 
-// Box is what an outbox offers to a service; *outbox.Box has it.
+// Box contains the methods of an outbox for a service. *outbox.Box implements it. See there for
+// their contracts.
 type Box interface {
 	Append(ctx context.Context, events ...event.Event) error
 	AppendMany(ctx context.Context, events []event.Event, opts ...outbox.CallOption) error
+
 	Schedule(ctx context.Context, ev event.Event, at time.Time, opts ...outbox.CallOption) (event.ID, error)
 	Cancel(ctx context.Context, id event.ID, opts ...outbox.CallOption) error
 	Reschedule(ctx context.Context, id event.ID, at time.Time, opts ...outbox.CallOption) error
-	Scheduled(ctx context.Context, q outbox.ScheduledQuery, opts ...outbox.CallOption) (outbox.ScheduledPage, error)
-	SummarizeScheduled(ctx context.Context, q outbox.ScheduledQuery, opts ...outbox.CallOption) ([]outbox.ScheduledSummary, error)
+
+	Scheduled(
+		ctx context.Context, q outbox.ScheduledQuery, opts ...outbox.CallOption,
+	) (outbox.ScheduledPage, error)
+	SummarizeScheduled(
+		ctx context.Context, q outbox.ScheduledQuery, opts ...outbox.CallOption,
+	) ([]outbox.ScheduledSummary, error)
 	CancelScheduled(ctx context.Context, q outbox.ScheduledQuery, opts ...outbox.CallOption) (int64, error)
 }
 
-// Fixture is one empty outbox and what the tests need around it.
+// Fixture is an empty outbox for one test.
 type Fixture struct {
-	// Box takes envelopes of up to the default size and wants a transaction.
+	// Box accepts envelopes of up to outbox.DefaultMaxSize and requires a transaction.
 	Box Box
-	// Plain is over the same outbox and takes events without a transaction too.
+
+	// Plain is the same outbox, but it does not require a transaction.
 	Plain Box
-	// Small is over the same outbox and takes envelopes of up to SmallSize bytes.
+
+	// Small is the same outbox, but it accepts only envelopes of up to SmallSize bytes.
 	Small Box
-	// Transaction is the unit of work.
+
+	// Transaction runs fn as one unit of work, in the same way as outbox.Transaction.
 	Transaction func(ctx context.Context, fn func(ctx context.Context) error) error
-	// Stored are the committed envelopes, as documents, in the order of their appending.
+
+	// Stored returns the documents of the committed envelopes, in the order of their appends.
 	Stored func(t *testing.T) [][]byte
-	// Claim takes a scheduled envelope as a watcher does that is about to send it.
+
+	// Claim claims a scheduled envelope, as a watcher does before it sends the envelope.
 	Claim func(t *testing.T, id event.ID)
 }
 
-// SmallSize is the limit of Fixture.Small.
+// SmallSize is the size limit of Fixture.Small in bytes.
 const SmallSize = 300
 
-// Factory makes a fixture that is the test's own; it registers what has to be closed by t.Cleanup.
+// Factory returns a new fixture for one test. It must register its cleanup with t.Cleanup.
 type Factory func(t *testing.T) Fixture
 
-// Run tests everything that is promised.
+// Run runs the tests in parallel, each with a fixture of factory.
 func Run(t *testing.T, factory Factory) {
 	t.Helper()
 	for _, c := range []struct {
@@ -88,19 +100,22 @@ func Run(t *testing.T, factory Factory) {
 	}
 }
 
-// EventOf is an event of that type with a small payload.
-func eventOf(typ string, opts ...event.Option) event.Event {
+// newEvent returns an event of this type with a small payload.
+func newEvent(typ string, opts ...event.Option) event.Event {
 	return event.New("order", "o-1", typ, []byte("p"), opts...)
 }
 
-func (f Fixture) append(t *testing.T, events ...event.Event) {
+// appendEvents appends the events in a transaction, which must commit.
+func (f Fixture) appendEvents(t *testing.T, events ...event.Event) {
 	t.Helper()
-	if err := f.Transaction(t.Context(), func(ctx context.Context) error { return f.Box.Append(ctx, events...) }); err != nil {
+	err := f.Transaction(t.Context(), func(ctx context.Context) error { return f.Box.Append(ctx, events...) })
+	if err != nil {
 		t.Fatal(err)
 	}
 }
 
-func (f Fixture) schedule(t *testing.T, ev event.Event, at time.Time) (id event.ID) {
+// scheduleEvent schedules an event in a transaction, which must commit.
+func (f Fixture) scheduleEvent(t *testing.T, ev event.Event, at time.Time) (id event.ID) {
 	t.Helper()
 	if err := f.Transaction(t.Context(), func(ctx context.Context) (err error) {
 		id, err = f.Box.Schedule(ctx, ev, at)
@@ -108,14 +123,16 @@ func (f Fixture) schedule(t *testing.T, ev event.Event, at time.Time) (id event.
 	}); err != nil {
 		t.Fatal(err)
 	}
+
 	if id != ev.ID() {
 		t.Errorf("Schedule returned %s for event %s", id, ev.ID())
 	}
+
 	return id
 }
 
-// views are the stored envelopes as the relay sees them.
-func (f Fixture) views(t *testing.T) []*event.View {
+// parseStored returns the stored envelopes as the relay parses them.
+func (f Fixture) parseStored(t *testing.T) []*event.View {
 	t.Helper()
 	var out []*event.View
 	for _, doc := range f.Stored(t) {
@@ -125,15 +142,16 @@ func (f Fixture) views(t *testing.T) []*event.View {
 		}
 		out = append(out, v)
 	}
+
 	return out
 }
 
-// want compares the types of what is stored.
-func (f Fixture) want(t *testing.T, types ...string) {
+// checkTypes fails the test unless the outbox contains envelopes of exactly these types.
+func (f Fixture) checkTypes(t *testing.T, types ...string) {
 	t.Helper()
 	got := []string{}
-	for _, v := range f.views(t) {
+	for _, v := range f.parseStored(t) {
 		got = append(got, string(v.Type))
 	}
-	equal(t, "in the outbox", got, append([]string{}, types...))
+	checkEqual(t, "in the outbox", got, append([]string{}, types...))
 }

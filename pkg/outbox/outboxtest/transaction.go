@@ -13,20 +13,24 @@ import (
 
 func nestedJoins(t *testing.T, f Fixture) {
 	if err := f.Transaction(t.Context(), func(ctx context.Context) error {
-		if err := f.Box.Append(ctx, eventOf("outer")); err != nil {
+		if err := f.Box.Append(ctx, newEvent("outer")); err != nil {
 			return err
 		}
-		if err := f.Transaction(ctx, func(ctx context.Context) error { return f.Box.Append(ctx, eventOf("inner")) }); err != nil {
+		err := f.Transaction(ctx, func(ctx context.Context) error { return f.Box.Append(ctx, newEvent("inner")) })
+		if err != nil {
 			return err
 		}
+
 		if n := len(f.Stored(t)); n != 0 {
-			t.Errorf("the inner one has committed: %d are stored", n)
+			t.Errorf("the inner transaction has committed: %d envelopes are stored, want 0", n)
 		}
+
 		return nil
 	}); err != nil {
 		t.Fatal(err)
 	}
-	f.want(t, "outer", "inner")
+
+	f.checkTypes(t, "outer", "inner")
 }
 
 func rollbackOnly(t *testing.T, f Fixture) {
@@ -42,7 +46,7 @@ func rollbackOnly(t *testing.T, f Fixture) {
 			return nil
 		},
 		"the store refuses the event": func(ctx context.Context) error {
-			e := eventOf("twice")
+			e := newEvent("twice")
 			_ = f.Box.Append(ctx, e)
 			_ = f.Box.Append(ctx, e)
 			return nil
@@ -51,60 +55,73 @@ func rollbackOnly(t *testing.T, f Fixture) {
 		runs := 0
 		err := f.Transaction(t.Context(), func(ctx context.Context) error {
 			runs++
-			if err := f.Box.Append(ctx, eventOf("before")); err != nil {
+			if err := f.Box.Append(ctx, newEvent("before")); err != nil {
 				return err
 			}
+
 			want := fail(ctx)
-			if err := f.Box.Append(ctx, eventOf("after")); !errors.Is(err, outbox.ErrRollbackOnly) || want != nil && !errors.Is(err, want) {
-				t.Errorf("%s: Append afterwards: %v", name, err)
+			err := f.Box.Append(ctx, newEvent("after"))
+			if !errors.Is(err, outbox.ErrRollbackOnly) || want != nil && !errors.Is(err, want) {
+				t.Errorf("%s: Append after the failure: %v", name, err)
 			}
+
 			if _, err := f.Box.Scheduled(ctx, outbox.ScheduledQuery{}); !errors.Is(err, outbox.ErrRollbackOnly) {
-				t.Errorf("%s: Scheduled afterwards: %v", name, err)
+				t.Errorf("%s: Scheduled after the failure: %v", name, err)
 			}
-			if err := f.Transaction(ctx, func(context.Context) error { return nil }); !errors.Is(err, outbox.ErrRollbackOnly) {
-				t.Errorf("%s: a nested transaction afterwards: %v", name, err)
+
+			err = f.Transaction(ctx, func(context.Context) error { return nil })
+			if !errors.Is(err, outbox.ErrRollbackOnly) {
+				t.Errorf("%s: a nested transaction after the failure: %v", name, err)
 			}
-			return nil // swallows it
+
+			// The callback ignores the failure. It must not commit nevertheless.
+			return nil
 		})
 		if !errors.Is(err, outbox.ErrRollbackOnly) || runs != 1 {
-			t.Errorf("%s: after %d runs: %v", name, runs, err)
+			t.Errorf("%s: got %v after %d runs, want ErrRollbackOnly after 1", name, err, runs)
 		}
 	}
-	f.want(t)
+
+	f.checkTypes(t)
 }
 
 func endedTransaction(t *testing.T, f Fixture) {
 	var leaked context.Context
 	if err := f.Transaction(t.Context(), func(ctx context.Context) error {
 		leaked = ctx
-		return f.Box.Append(ctx, eventOf("a"))
+		return f.Box.Append(ctx, newEvent("a"))
 	}); err != nil {
 		t.Fatal(err)
 	}
-	if err := f.Plain.Append(leaked, eventOf("late")); !errors.Is(err, outbox.ErrTransactionEnded) {
+
+	if err := f.Plain.Append(leaked, newEvent("late")); !errors.Is(err, outbox.ErrTransactionEnded) {
 		t.Errorf("Append with a leaked context: %v", err)
 	}
+
 	if err := f.Transaction(leaked, func(context.Context) error { return nil }); !errors.Is(err, outbox.ErrTransactionEnded) {
 		t.Errorf("a transaction with a leaked context: %v", err)
 	}
-	f.want(t, "a")
+
+	f.checkTypes(t, "a")
 }
 
 func transientRunsAgain(t *testing.T, f Fixture) {
 	runs := 0
 	if err := f.Transaction(t.Context(), func(ctx context.Context) error {
 		runs++
-		if err := f.Box.Append(ctx, eventOf("a")); err != nil {
+		if err := f.Box.Append(ctx, newEvent("a")); err != nil {
 			return err
 		}
 		if runs < 3 {
 			return mongo.CommandError{Code: 112, Labels: []string{"TransientTransactionError"}}
 		}
+
 		return nil
 	}); err != nil || runs != 3 {
-		t.Errorf("after %d runs: %v", runs, err)
+		t.Errorf("got %v after %d runs, want success after 3", err, runs)
 	}
-	f.want(t, "a")
+
+	f.checkTypes(t, "a")
 }
 
 func contextEnds(t *testing.T, f Fixture) {
@@ -112,33 +129,39 @@ func contextEnds(t *testing.T, f Fixture) {
 	runs := 0
 	err := f.Transaction(ctx, func(ctx context.Context) error {
 		runs++
-		if err := f.Box.Append(ctx, eventOf("a")); err != nil {
+		if err := f.Box.Append(ctx, newEvent("a")); err != nil {
 			return err
 		}
+
 		cancel()
 		if runs == 1 {
 			return mongo.CommandError{Code: 112, Labels: []string{"TransientTransactionError"}}
 		}
+
 		return nil
 	})
 	if !errors.Is(err, context.Canceled) || runs != 1 {
-		t.Errorf("after %d runs: %v", runs, err)
+		t.Errorf("got %v after %d runs, want context.Canceled after 1", err, runs)
 	}
-	f.want(t)
+
+	f.checkTypes(t)
 }
 
-// Two that append the same id at the same time: one has it, whatever the other does in between.
+// concurrentTransactions checks that only one of several transactions can append an id.
 func concurrentTransactions(t *testing.T, f Fixture) {
 	const n = 8
-	ev := eventOf("once")
+	ev := newEvent("once")
 	errs := make([]error, n)
 	var wg sync.WaitGroup
 	for i := range n {
 		wg.Go(func() {
-			errs[i] = f.Transaction(t.Context(), func(ctx context.Context) error { return f.Box.Append(ctx, ev, eventOf("with it")) })
+			errs[i] = f.Transaction(t.Context(), func(ctx context.Context) error {
+				return f.Box.Append(ctx, ev, newEvent("with it"))
+			})
 		})
 	}
 	wg.Wait()
+
 	done := 0
 	for _, err := range errs {
 		if err == nil {
@@ -147,8 +170,10 @@ func concurrentTransactions(t *testing.T, f Fixture) {
 			t.Error(err)
 		}
 	}
+
 	if done != 1 {
-		t.Errorf("%d of %d have appended it", done, n)
+		t.Errorf("%d of %d transactions have appended the event, want 1", done, n)
 	}
-	f.want(t, "once", "with it")
+
+	f.checkTypes(t, "once", "with it")
 }

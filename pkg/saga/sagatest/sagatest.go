@@ -1,5 +1,5 @@
-// Package sagatest has the tests that every saga.Store must pass, and with it an outbox whose events belong to the same
-// transactions.
+// Package sagatest contains the tests that every saga.Store must pass. They also need an outbox
+// whose events belong to the same transactions.
 package sagatest
 
 import (
@@ -12,36 +12,40 @@ import (
 	"github.com/outrelay/outrelay/pkg/saga"
 )
 
-// Fixture is a store to be tested, empty and for one test alone.
+// Fixture is an empty store for one test.
 type Fixture struct {
+	// Store is the store under test.
 	Store saga.Store
-	// Outbox needs a transaction for its events, and they are there only when it commits.
+
+	// Outbox stores events only in a transaction, and only if the transaction commits.
 	Outbox saga.Outbox
-	// Events are the types of all committed events that were not cancelled, scheduled ones included, in the order of
-	// their appends.
+
+	// Events returns the types of all committed events that were not canceled, including scheduled
+	// ones, in the order of their appends.
 	Events func(ctx context.Context) ([]string, error)
 }
 
-// Run tests the stores that factory makes. The subtests run in parallel, each with a fixture of its own.
+// Run tests the stores that factory creates. The subtests run in parallel. Each of them gets a new
+// fixture.
 func Run(t *testing.T, factory func(tb testing.TB) Fixture) {
 	t.Helper()
 	for name, test := range map[string]func(*suite){
-		"Save":                   (*suite).save,
+		"Save":                   (*suite).saveAndLoad,
 		"EveryKindOfID":          (*suite).everyKindOfID,
 		"SecondStartIsRefused":   (*suite).secondStart,
 		"StaleChangeIsRefused":   (*suite).staleChange,
 		"CompletionDeletes":      (*suite).completionDeletes,
 		"StaleCompletionRefused": (*suite).staleCompletion,
-		"Tombstone":              (*suite).tombstone,
-		"Recent":                 (*suite).recent,
-		"Prepare":                (*suite).prepare,
-		"RollbackLeavesNothing":  (*suite).rollback,
+		"Tombstone":              (*suite).tombstoneStays,
+		"Recent":                 (*suite).recentOrder,
+		"Prepare":                (*suite).prepareTypes,
+		"RollbackLeavesNothing":  (*suite).rollbackLeavesNothing,
 		"JoinedFailure":          (*suite).joinedFailure,
 		"ReadsItsOwnWrites":      (*suite).ownWrites,
 		"ConcurrentChanges":      (*suite).concurrentChanges,
 		"ConcurrentStarts":       (*suite).concurrentStarts,
-		"StepIsOneTransaction":   (*suite).step,
-		"Timeouts":               (*suite).timeouts,
+		"StepIsOneTransaction":   (*suite).stepIsOneTransaction,
+		"Timeouts":               (*suite).timeoutEvents,
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -50,19 +54,21 @@ func Run(t *testing.T, factory func(tb testing.TB) Fixture) {
 	}
 }
 
-// name is the saga of all tests.
-const name = "conformance_sagas"
+// sagaName is the name of the saga in all tests.
+const sagaName = "conformance_sagas"
 
+// suite is one test with its fixture.
 type suite struct {
 	*testing.T
 	Fixture
 	ctx context.Context
 }
 
-func body(n int) bson.Raw {
+// newBody returns a body that contains n, and names and values that a pipeline would interpret.
+func newBody(n int) bson.Raw {
 	b, err := bson.Marshal(bson.D{{Key: "n", Value: int32(n)}, {Key: "inner", Value: bson.D{{Key: "$a.b", Value: "$c"}}}})
 	if err != nil {
-		panic(err) // the document is a constant
+		panic(err) // cannot happen: the document is a constant
 	}
 	return b
 }
@@ -76,37 +82,42 @@ func (s *suite) must(err error) {
 
 func (s *suite) mustSave(ctx context.Context, r saga.Record) saga.Record {
 	s.Helper()
-	saved, err := s.Store.Save(ctx, name, r)
+	saved, err := s.Store.Save(ctx, sagaName, r)
 	s.must(err)
 	return saved
 }
 
-// is fails unless the record of that id has that version and body; version 0 is no record.
-func (s *suite) is(ctx context.Context, id any, version int64, body bson.Raw) saga.Record {
+// checkRecord returns the record with this id. The test fails unless it has this version and this
+// body. Version 0 means that there must be no record.
+func (s *suite) checkRecord(ctx context.Context, id any, version int64, body bson.Raw) saga.Record {
 	s.Helper()
-	r, found, err := s.Store.Load(ctx, name, id)
+	r, found, err := s.Store.Load(ctx, sagaName, id)
 	s.must(err)
 	if found != (version > 0) {
-		s.Fatalf("saga %v is there: %v", id, found)
+		s.Fatalf("saga %v exists: %v, want %v", id, found, version > 0)
 	}
-	if found && (r.Version != version || !equal(r.Body, body) || r.ID != id) {
-		s.Errorf("saga %v is %v at version %d with %s, want version %d with %s", id, r.ID, r.Version, r.Body, version, body)
+
+	if found && (r.Version != version || !sameDocument(r.Body, body) || r.ID != id) {
+		s.Errorf("saga %v: got id %v at version %d with %s, want version %d with %s",
+			id, r.ID, r.Version, r.Body, version, body)
 	}
+
 	return r
 }
 
-// equal compares documents and takes none for an empty one.
-func equal(a, b bson.Raw) bool {
+// sameDocument compares two documents. A missing document is equal to an empty one.
+func sameDocument(a, b bson.Raw) bool {
 	return len(a) <= 5 && len(b) <= 5 || string(a) == string(b)
 }
 
-func (s *suite) conflict(err error, version int64) {
+// checkConflict fails the test unless err is a *saga.ConflictError of this version.
+func (s *suite) checkConflict(err error, version int64) {
 	s.Helper()
 	var c *saga.ConflictError
 	if !errors.Is(err, saga.ErrConflict) || !errors.As(err, &c) {
 		s.Fatalf("got %v, want a *saga.ConflictError", err)
 	}
-	if c.Saga != name || c.Version != version {
-		s.Errorf("the conflict is of %s at version %d, want %s at %d", c.Saga, c.Version, name, version)
+	if c.Saga != sagaName || c.Version != version {
+		s.Errorf("got a conflict of %s at version %d, want %s at %d", c.Saga, c.Version, sagaName, version)
 	}
 }

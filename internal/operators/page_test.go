@@ -1,4 +1,4 @@
-package app_test
+package operators_test
 
 import (
 	"flag"
@@ -34,7 +34,7 @@ func TestPageDoesNotGrowWithTheOutbox(t *testing.T) {
 	if _, err := store.NewRegistry(state.Collection("collections")).Claim(t.Context(), [16]byte{1}, db.Name()+".outbox", "orders"); err != nil {
 		t.Fatal(err)
 	}
-	_, _, get, _ := operators(t, state.Name(), db.Name()+".outbox")
+	_, _, get, _ := serve(t, state.Name(), db.Name()+".outbox")
 	look := func(path, want string) time.Duration {
 		began := time.Now()
 		status, body := get(path)

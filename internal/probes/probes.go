@@ -1,9 +1,9 @@
-// Package httpapi serves what probes and scrapers ask for: /livez, /readyz and /metrics, on one listener, without a login.
+// Package probes serves what probes and scrapers ask for: /livez, /readyz and /metrics, on one listener, without a login.
 // Nothing it serves holds a payload, a key or a secret.
 //
 // Every answer is made from memory: a server that is away makes /readyz say so, never hang. A slow or hostile client is
 // bounded by time-outs and header limits and costs one goroutine meanwhile.
-package httpapi
+package probes
 
 import (
 	"context"
@@ -13,6 +13,9 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"net/netip"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -44,11 +47,20 @@ const (
 	maxConns      = 256
 )
 
-// Server is a bound listener. Create it with [Listen].
+// Server is a bound listener. Create it with [Listen] or [NewServer].
 type Server struct {
 	listener net.Listener
 	http     *http.Server
-	stop     context.CancelFunc // ends answers that would not end by themselves; nil: there are none
+	stop     context.CancelFunc // ends responses that have no end, such as event streams; nil: there are none
+}
+
+// NewServer returns a Server for a listener that is bound already. It bounds the times for headers and idle
+// connections, and closes the connection that is idle longest when there are more than maxConns. stop, which may be nil, is called when the Server stops.
+func NewServer(listener net.Listener, s *http.Server, maxConns int, stop context.CancelFunc) *Server {
+	s.ConnState = newConnections(maxConns).changed
+	s.ReadHeaderTimeout = headerTimeout
+	s.IdleTimeout = idleTimeout
+	return &Server{listener: listener, http: s, stop: stop}
 }
 
 // Listen binds address (host:port; port 0 takes a free one), so that an address that is taken is an error at the start.
@@ -58,17 +70,13 @@ func Listen(address string, probe Health, metrics prometheus.Gatherer, log *slog
 	if err != nil {
 		return nil, fmt.Errorf("listening on %s: %w", address, err)
 	}
-	errorLog := slog.NewLogLogger(log.Handler(), slog.LevelDebug)
-	return &Server{listener: listener, http: &http.Server{
-		ConnState:         newConnections(maxConns).changed,
-		Handler:           Handler(probe, metrics, log),
-		ReadHeaderTimeout: headerTimeout,
-		ReadTimeout:       readTimeout,
-		WriteTimeout:      writeTimeout,
-		IdleTimeout:       idleTimeout,
-		MaxHeaderBytes:    maxHeader,
-		ErrorLog:          errorLog,
-	}}, nil
+	return NewServer(listener, &http.Server{
+		Handler:        knownName(Handler(probe, metrics, log)),
+		ReadTimeout:    readTimeout,
+		WriteTimeout:   writeTimeout,
+		MaxHeaderBytes: maxHeader,
+		ErrorLog:       slog.NewLogLogger(log.Handler(), slog.LevelDebug),
+	}, maxConns, nil), nil
 }
 
 // Addr is the address that is listened on, with the port that was found.
@@ -106,6 +114,37 @@ func (s *Server) cut() {
 	if s.stop != nil {
 		s.stop()
 	}
+}
+
+// knownName refuses a request that came to this machine by a name which somebody else may have made up. A web page can let a
+// name of its own resolve to 127.0.0.1; what the browser then reads there, it gives to that page. Requests from other
+// machines, such as a scraper's, may use any name.
+func knownName(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if onLoopback(r) && !localName(r.Host) {
+			w.Header().Set("X-Content-Type-Options", "nosniff")
+			http.Error(w, "the request was sent to a name that is not one of this machine's: use localhost or the address", http.StatusMisdirectedRequest)
+			return
+		}
+		next.ServeHTTP(w, r)
+	})
+}
+
+// onLoopback reports whether the request arrived at an address that only this machine can reach.
+func onLoopback(r *http.Request) bool {
+	at, ok := r.Context().Value(http.LocalAddrContextKey).(*net.TCPAddr)
+	return ok && at.IP.IsLoopback()
+}
+
+// localName reports whether nobody outside can have made the name up: it is an address, or a name that the public DNS does not
+// have, such as those of containers and of services in Kubernetes.
+func localName(host string) bool {
+	name := HostName(host)
+	if _, err := netip.ParseAddr(name); err == nil {
+		return true
+	}
+	last := name[strings.LastIndexByte(name, '.')+1:]
+	return last == name || slices.Contains([]string{"localhost", "local", "internal", "svc"}, last)
 }
 
 // Handler serves /livez, /readyz and /metrics on a listener of somebody else's.
@@ -164,4 +203,13 @@ func answer(w http.ResponseWriter, status int, body any) {
 	w.Header().Set("X-Content-Type-Options", "nosniff")
 	w.WriteHeader(status)
 	_ = json.NewEncoder(w).Encode(body) // a client that went away is not our concern
+}
+
+// HostName returns the name in a Host header, without the port.
+func HostName(host string) string {
+	name, _, err := net.SplitHostPort(host)
+	if err != nil {
+		name = host
+	}
+	return strings.ToLower(strings.TrimSuffix(strings.Trim(name, "[]"), "."))
 }

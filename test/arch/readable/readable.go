@@ -1,4 +1,9 @@
-package main
+// Package readable measures how readable the code is, in figures that can be compared with other projects and between two
+// versions. test/measure prints them, and test/arch keeps them within bounds.
+//
+// The figures are a thermometer. Squeezing code until a figure is met (blank lines without a thought between them, one function
+// cut into five, longer names that say no more) makes the code worse and the figure worthless.
+package readable
 
 import (
 	"bytes"
@@ -7,6 +12,7 @@ import (
 	"go/parser"
 	"go/token"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -30,8 +36,8 @@ var unclear = regexp.MustCompile(`(?i)\b(what (is|are|was|were|has|have|it|they|
 	`(tells?|told|hears?|heard|says?|said|knows?|knew|asks?|asked) |(that|this|the|each) one\b|those (that|of|who|with|which)\b|` +
 	`whoever|whatever|nobody|anew|meanwhile|for ever|of its own|of their own|by itself|beside\b|besides\b|mends?\b|mended|borne|spares? )`)
 
-// measure adds up files.
-type measure struct {
+// Measure adds up files. Its methods may be called by one goroutine at a time.
+type Measure struct {
 	files, lines, code, wideLines, trailing int
 	packages                                map[string]bool
 	lengths                                 []int // of functions
@@ -46,12 +52,29 @@ type measure struct {
 	places                                  []string
 }
 
-func newMeasure() *measure {
-	return &measure{packages: map[string]bool{}, defined: map[string]int{}, methods: map[string]int{}, fields: map[string]int{}}
+// New returns a Measure of no files.
+func New() *Measure {
+	return &Measure{packages: map[string]bool{}, defined: map[string]int{}, methods: map[string]int{}, fields: map[string]int{}}
+}
+
+// AddTree adds the Go files below dir: the product's, or the tests'.
+func (m *Measure) AddTree(dir string, tests bool) error {
+	return filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		if d.IsDir() && (d.Name() == "testdata" || d.Name() == "node_modules") {
+			return filepath.SkipDir
+		}
+		if d.IsDir() || !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go") != tests {
+			return nil
+		}
+		return m.addFile(path)
+	})
 }
 
 // addFile adds one file. A file that does not parse is an error.
-func (m *measure) addFile(path string) error {
+func (m *Measure) addFile(path string) error {
 	text, err := os.ReadFile(path)
 	if err != nil {
 		return err
@@ -101,7 +124,7 @@ func (m *measure) addFile(path string) error {
 }
 
 // addComment counts the words of a comment, and those that the writing guide rules out.
-func (m *measure) addComment(path string, fset *token.FileSet, group *ast.CommentGroup) {
+func (m *Measure) addComment(path string, fset *token.FileSet, group *ast.CommentGroup) {
 	text := group.Text()
 	m.commentWords += len(strings.Fields(text))
 	text = strings.Join(strings.Fields(text), " ")
@@ -112,7 +135,7 @@ func (m *measure) addComment(path string, fset *token.FileSet, group *ast.Commen
 }
 
 // addFunction counts the lines, paragraphs and comments of a function, and its name.
-func (m *measure) addFunction(path string, fset *token.FileSet, f *ast.FuncDecl, lines [][]byte, commentLine []bool) {
+func (m *Measure) addFunction(path string, fset *token.FileSet, f *ast.FuncDecl, lines [][]byte, commentLine []bool) {
 	first, last := fset.Position(f.Pos()).Line, fset.Position(f.End()).Line
 	length := last - first + 1
 	m.lengths = append(m.lengths, length)
@@ -173,7 +196,7 @@ func receiver(t ast.Expr) string {
 }
 
 // addTypes counts the fields of the types that d declares.
-func (m *measure) addTypes(path string, d *ast.GenDecl) {
+func (m *Measure) addTypes(path string, d *ast.GenDecl) {
 	for _, spec := range d.Specs {
 		t, ok := spec.(*ast.TypeSpec)
 		if !ok {
@@ -193,26 +216,50 @@ func (m *measure) addTypes(path string, d *ast.GenDecl) {
 	}
 }
 
-// finish lists the names and types that are above a bound.
-func (m *measure) finish() {
+// Places returns each place that counts against a figure, sorted: long functions without a paragraph, one-word names, names
+// that are defined too often, large types, and comments with words that the writing guide in CONTRIBUTING.md rules out.
+func (m *Measure) Places() []string {
+	places := slices.Clone(m.places)
 	for name, n := range m.defined {
 		if n > mostDefined {
-			m.places = append(m.places, fmt.Sprintf("name: %s is defined %d times", name, n))
+			places = append(places, fmt.Sprintf("name: %s is defined %d times", name, n))
 		}
 	}
 	for name, n := range m.methods {
 		if n > mostMethods {
-			m.places = append(m.places, fmt.Sprintf("type: %s has %d methods", name, n))
+			places = append(places, fmt.Sprintf("type: %s has %d methods", name, n))
 		}
 	}
 	for name, n := range m.fields {
 		if n > mostFields {
-			m.places = append(m.places, fmt.Sprintf("type: %s has %d fields", name, n))
+			places = append(places, fmt.Sprintf("type: %s has %d fields", name, n))
 		}
 	}
+	slices.Sort(places)
+	return places
 }
 
-func (m *measure) printFigures(out io.Writer) {
+// WithoutParagraph returns the share of functions of 15 lines and more that have no blank line, in percent.
+func (m *Measure) WithoutParagraph() float64 { return percent(m.withoutParagraph, m.long) }
+
+// OneWord returns the share of unexported function names that are one word, in percent.
+func (m *Measure) OneWord() float64 { return percent(m.unexportedOneWord, m.unexported) }
+
+// Unclear returns the unclear wordings per 1,000 words of comment.
+func (m *Measure) Unclear() float64 { return 10 * percent(m.unclearWords, m.commentWords) }
+
+// Methods and Fields return the number of methods and fields of each type, by directory and name; Defined returns how often
+// each unexported function name is defined.
+func (m *Measure) Methods() map[string]int { return m.methods }
+
+// Fields is like Methods.
+func (m *Measure) Fields() map[string]int { return m.fields }
+
+// Defined is like Methods.
+func (m *Measure) Defined() map[string]int { return m.defined }
+
+// Print writes a line for each figure.
+func (m *Measure) Print(out io.Writer) {
 	slices.Sort(m.lengths)
 	quantile := func(q float64) int {
 		if len(m.lengths) == 0 {

@@ -1,4 +1,4 @@
-package app_test
+package operators_test
 
 import (
 	"context"
@@ -13,21 +13,24 @@ import (
 	"testing"
 	"time"
 
-	"github.com/outrelay/outrelay/internal/app"
 	"github.com/outrelay/outrelay/internal/config"
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+	"github.com/outrelay/outrelay/internal/operators"
+	"go.uber.org/goleak"
 )
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(stacktest.Settled(m, goleak.Find)) }
 
 // TestTheOperatorsListenerNeedsNoRelay serves page and API from the configuration alone.
 func TestTheOperatorsListenerNeedsNoRelay(t *testing.T) {
 	t.Parallel()
-	o, cfg, get, stop := operators(t, stacktest.Database(t, stacktest.Client(t)).Name(), "shop.outbox")
+	o, cfg, get, stop := serve(t, stacktest.Database(t, stacktest.Client(t)).Name(), "shop.outbox")
 	for path, want := range map[string]string{"/api/v1/overview": `"watchers":[]`, "/api/v1/whoami": `"role":"operator"`, "/": "<html", "/api/openapi.json": `"3.1.0"`} {
 		if status, body := get(path); status != http.StatusOK || !strings.Contains(body, want) {
 			t.Errorf("%s: %d %.300s; want %s", path, status, body, want)
 		}
 	}
-	if _, err := app.NewOperators(taken(cfg, o.Addr()), "test", slog.New(slog.DiscardHandler)); err == nil || !strings.Contains(err.Error(), "http.admin.listen") {
+	if _, err := operators.New(taken(cfg, o.Addr()), "test", slog.New(slog.DiscardHandler), nil); err == nil || !strings.Contains(err.Error(), "http.admin.listen") {
 		t.Errorf("an address that is taken: %v", err)
 	}
 	if err := stop(); err != nil {
@@ -35,8 +38,8 @@ func TestTheOperatorsListenerNeedsNoRelay(t *testing.T) {
 	}
 }
 
-// operators serves page and API of watcher orders until stop, which returns what Run did; get asks them as an operator.
-func operators(t *testing.T, state, watch string) (o *app.Operators, cfg config.Config, get func(path string) (status int, body string), stop func() error) {
+// serve serves page and API of watcher orders until stop, which returns what Run did; get asks them as an operator.
+func serve(t *testing.T, state, watch string) (o *operators.Server, cfg config.Config, get func(path string) (status int, body string), stop func() error) {
 	t.Helper()
 	const token = "a-token-of-the-test"
 	file := filepath.Join(t.TempDir(), "outrelay.yaml")
@@ -49,7 +52,7 @@ func operators(t *testing.T, state, watch string) (o *app.Operators, cfg config.
 	if err != nil {
 		t.Fatal(err)
 	}
-	if o, err = app.NewOperators(cfg, "test", slog.New(slog.DiscardHandler)); err != nil {
+	if o, err = operators.New(cfg, "test", slog.New(slog.DiscardHandler), nil); err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())

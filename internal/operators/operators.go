@@ -1,0 +1,143 @@
+// Package operators serves the operators' page and API of one deployment.
+package operators
+
+import (
+	"context"
+	"crypto/tls"
+	"fmt"
+	"log/slog"
+	"net/http"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/outrelay/outrelay/internal/admin"
+	"github.com/outrelay/outrelay/internal/app"
+	"github.com/outrelay/outrelay/internal/config"
+	"github.com/outrelay/outrelay/internal/httpapi"
+	"github.com/outrelay/outrelay/internal/metrics"
+	"github.com/outrelay/outrelay/internal/opspage"
+	"github.com/outrelay/outrelay/internal/probes"
+)
+
+// Server serves the operator's page and API of one deployment. It has a connection of its own,
+// so that no request delays the lease or the stream. It works in a process with or without a relay.
+type Server struct {
+	server     *probes.Server
+	deployment *admin.Deployment
+	disconnect func()
+}
+
+// New binds http.admin.listen. cfg.HTTP.Admin must be set. It does not connect to MongoDB yet, and
+// serves nothing before Run. m counts refused logins and renewed certificates; it may be nil. The
+// caller must call Run or Close.
+func New(cfg config.Config, version string, log *slog.Logger, m *metrics.Set) (*Server, error) {
+	a := cfg.HTTP.Admin
+	redact, err := admin.NewRedaction(a.Redact.Headers, a.Redact.Paths)
+	if err != nil {
+		return nil, fmt.Errorf("http.admin.redact: %w", err)
+	}
+	router, err := app.Router(cfg)
+	if err != nil {
+		return nil, err
+	}
+	state, disconnect, err := app.StateDatabase(cfg)
+	if err != nil {
+		return nil, err
+	}
+
+	o := &Server{disconnect: disconnect, deployment: &admin.Deployment{
+		State:    state,
+		Watcher:  cfg.Watcher,
+		Node:     cfg.Node,
+		Version:  version,
+		Router:   router,
+		Redact:   redact,
+		Log:      log,
+		Outboxes: app.Outboxes(cfg, state.Client()),
+		Compacted: func(ctx context.Context, topics []string) ([]string, error) {
+			return app.CompactedTopics(ctx, cfg, topics)
+		},
+		Oplog: app.Oplog(state.Client()),
+	}}
+
+	opts := httpapi.AdminOptions{
+		Listen:     a.Listen,
+		Access:     accessConfig(a),
+		Deployment: o.deployment,
+		Log:        log,
+		Page:       o.newPage(cfg, version, log),
+	}
+	// The series of refused logins exist from the start, with the value 0.
+	if m != nil {
+		for _, reason := range httpapi.Refusals {
+			m.LoginsRefused.WithLabelValues(reason)
+		}
+		opts.Refused = func(reason string) { m.LoginsRefused.WithLabelValues(reason).Inc() }
+	}
+	if a.TLS != nil {
+		opts.TLS = func() (*tls.Config, error) { return a.TLS.Server() }
+		opts.Reloaded = func(ok bool) { m.Reloaded(metrics.Certificates, ok) }
+	}
+	if o.server, err = httpapi.ListenAdmin(opts); err != nil {
+		disconnect()
+		return nil, fmt.Errorf("http.admin.listen: %w", err)
+	}
+	return o, nil
+}
+
+// newPage returns the handler of the operator's page.
+func (o *Server) newPage(cfg config.Config, version string, log *slog.Logger) http.Handler {
+	return opspage.New(opspage.Options{
+		Watcher: cfg.Watcher,
+		Node:    cfg.Node,
+		Version: version,
+		Log:     log,
+		Desk: func(a admin.Actor, watcher, slot string) opspage.UseCases {
+			return o.deployment.For(a).Of(watcher).At(slot)
+		},
+	})
+}
+
+// accessConfig returns the configured rules of who may use the page and the API.
+func accessConfig(a *config.Admin) httpapi.Access {
+	out := httpapi.Access{
+		Token:       a.Token.Reveal(),
+		ViewerToken: a.ViewerToken.Reveal(),
+		Operators:   a.Operators,
+		Anonymous:   a.Anonymous,
+		Payloads:    a.Payloads,
+		Local:       a.Local(),
+		Hosts:       a.Hosts,
+		Rate:        a.Rate,
+	}
+	if a.Proxy != nil {
+		out.ProxyHeader = a.Proxy.Header
+		out.ProxyFrom = a.Proxy.Networks()
+	}
+	return out
+}
+
+// Option makes a relay serve the operators' page and API where http.admin is set.
+func Option() app.Option {
+	return app.WithOperators(func(cfg config.Config, version string, log *slog.Logger, m *metrics.Set) (app.Listener, error) {
+		return New(cfg, version, log, m)
+	})
+}
+
+// Addr returns the address that the server listens on, with the actual port.
+func (o *Server) Addr() string { return o.server.Addr() }
+
+// Close frees the listener and the connection of a Server that is never run.
+func (o *Server) Close() error {
+	o.disconnect()
+	return o.server.Close()
+}
+
+// Run serves until ctx ends.
+func (o *Server) Run(ctx context.Context) error {
+	defer o.disconnect()
+	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() error { return o.server.Run(ctx) })
+	g.Go(func() error { return o.deployment.Run(ctx) })
+	return g.Wait()
+}

@@ -1,0 +1,208 @@
+package opspage
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"net/http"
+	"net/url"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/net/html"
+
+	"github.com/outrelay/outrelay/internal/admin"
+)
+
+// whole answers every use-case with values full of text.
+type whole struct{ *desk }
+
+func (d whole) DeadCount(context.Context, admin.DeadFilter) (int64, error) { return 2, d.err }
+func (d whole) Resume(context.Context) error                               { return d.err }
+func (d whole) StepDown(context.Context, time.Duration) error              { return d.err }
+func (d whole) NodeRemove(context.Context, string, bool) error             { return d.err }
+func (d whole) ReplayCancel(context.Context, string) error                 { return d.err }
+func (d whole) IndexesVerify(context.Context) (admin.Verification, error) {
+	return answer[admin.Verification](d.desk)
+}
+func (d whole) IndexesRebuild(context.Context) (admin.Verification, error) {
+	return answer[admin.Verification](d.desk)
+}
+func (d whole) Purge(context.Context, admin.Purge) (admin.PurgeReport, error) {
+	return answer[admin.PurgeReport](d.desk)
+}
+func (d whole) Clear(context.Context, admin.ClearOrder) (admin.Cleared, error) {
+	return answer[admin.Cleared](d.desk)
+}
+func (d whole) ReplayResume(context.Context, string) (admin.ReplayInfo, error) {
+	return answer[admin.ReplayInfo](d.desk)
+}
+func (d whole) ReplayPlan(context.Context, admin.ReplayOrder) (admin.ReplayPlan, error) {
+	return answer[admin.ReplayPlan](d.desk)
+}
+
+func (d whole) ReplayStart(context.Context, admin.ReplayOrder) (admin.ReplayInfo, error) {
+	return answer[admin.ReplayInfo](d.desk)
+}
+
+func (d whole) NodeRelease(context.Context, string, time.Duration) ([]string, error) {
+	return answer[[]string](d.desk)
+}
+
+func (d whole) ScheduledCancel(context.Context, admin.ScheduledFilter, func(int64)) (int64, error) {
+	return 2, d.err
+}
+
+func (d whole) Reschedule(context.Context, admin.ScheduledFilter, time.Time) (admin.Rescheduled, error) {
+	return answer[admin.Rescheduled](d.desk)
+}
+
+func (d whole) InboxPurge(context.Context, admin.InboxPurge) (admin.InboxPurged, error) {
+	return answer[admin.InboxPurged](d.desk)
+}
+
+func (d whole) InboxRelease(context.Context, string, string, bool, bool) (admin.InboxReleased, error) {
+	return answer[admin.InboxReleased](d.desk)
+}
+
+func (d whole) FailedRetry(context.Context, string, []string, bool) (admin.FailedOutcome, error) {
+	return answer[admin.FailedOutcome](d.desk)
+}
+
+func (d whole) FailedReset(context.Context, string, []string, bool) (admin.FailedOutcome, error) {
+	return answer[admin.FailedOutcome](d.desk)
+}
+
+// wholeSite is the page over it.
+func wholeSite(text string, err error) http.Handler {
+	d := &desk{text: text, err: err, count: 2}
+	fill(reflect.ValueOf(&d.slots).Elem(), text)
+	return New(Options{Watcher: text, Node: text, Version: text, Desk: func(admin.Actor, string, string) UseCases { return whole{d} }})
+}
+
+// request is one that the page answers.
+type request struct {
+	method, path string
+	form         url.Values
+}
+
+// every are all requests that the page answers, with the text wherever somebody may put one: each screen with each parameter, each
+// action when it is asked for and when it is carried out.
+func every(text string) (list []request) {
+	q := url.Values{}
+	for _, name := range []string{
+		"q", "id", "key", "topic", "collection", "message", "type", "aggregate", "class", "source", "stand", "state", "node", "actor", "kind", "of", "database", "saga",
+		"marker", "after", "watcher", "done", "replay", "slot", "what", "document",
+	} {
+		q.Set(name, text)
+	}
+	for _, s := range screens {
+		path := strings.TrimSuffix(s.path, "{$}")
+		list = append(list, request{"GET", path, nil})
+		for _, name := range slices.Sorted(maps.Keys(q)) {
+			list = append(list, request{"GET", path + "?" + url.Values{name: q[name]}.Encode(), nil})
+		}
+		with := maps.Clone(q)
+		for _, more := range []url.Values{{}, {"payload": {"1"}}, {"by": {"key"}, "payload": {"1"}}, {"from": {text}}, {"since": {text}}} {
+			maps.Copy(with, more)
+			list = append(list, request{"GET", path + "?" + with.Encode(), nil})
+		}
+	}
+	list = append(list, request{"GET", "/strip?" + q.Encode(), nil}, request{"GET", "/nowhere/" + url.PathEscape(text), nil})
+
+	for _, name := range slices.Sorted(maps.Keys(actions)) {
+		form := maps.Clone(q)
+		maps.Copy(form, url.Values{
+			"scope": {"ticked"}, "pick": {text}, "_count": {"2"}, "_phrase": {text}, "_list": {"q=" + url.QueryEscape(text)}, "version": {"2"}, "delivery": {"2"}, "was.type": {"x"}, "set.type": {text},
+			"replace-payload": {"1"}, "payload": {text}, "replace-headers": {"1"}, "headers": {"a: " + text}, text: {text},
+		})
+		empty := url.Values{}
+		timed := maps.Clone(form)
+		maps.Copy(timed, url.Values{"from": {"2026-01-01"}, "to": {"2026-01-02"}, "at": {"2030-01-01"}, "older": {"2h"}, "hold": {"2h"}, "rate": {"2"}, "what": {"dead-letters"}, "state": {""}})
+		bad := maps.Clone(form)
+		maps.Copy(bad, url.Values{"from": {text}, "since": {text}, "older": {text}, "rate": {text}, "version": {text}})
+		for _, f := range []url.Values{form, timed, bad, empty} {
+			list = append(list, request{"POST", "/confirm/" + name, f}, request{"POST", "/act/" + name, f})
+		}
+	}
+	return append(list, request{"POST", "/confirm/" + url.PathEscape(text), q}, request{"POST", "/act/" + url.PathEscape(text), q})
+}
+
+// skeleton is a document without its text: elements and the names of their attributes. Each address in it must lead into the
+// page.
+func skeleton(t *testing.T, r request, body string) (out []string) {
+	t.Helper()
+	z := html.NewTokenizer(strings.NewReader(body))
+	for {
+		switch z.Next() {
+		case html.ErrorToken:
+			return out
+		case html.CommentToken, html.DoctypeToken:
+			out = append(out, "<!>")
+		case html.EndTagToken, html.StartTagToken, html.SelfClosingTagToken:
+			tok := z.Token()
+			at := tok.Type.String() + tok.Data
+			for _, a := range tok.Attr {
+				at += " " + a.Key
+				switch a.Key {
+				case "href", "src", "action", "formaction", "hx-get", "hx-post":
+					if u, err := url.Parse(a.Val); err != nil || u.Scheme != "" || u.Host != "" {
+						t.Errorf("%s %s leads to %q", r.method, r.path, a.Val)
+					}
+				}
+			}
+			out = append(out, at)
+		}
+	}
+}
+
+// Whatever an event, a node, an address or a form says, it is text: it changes no element and no attribute of any screen, question,
+// notice or problem.
+func TestHostileTextChangesNoElement(t *testing.T) {
+	t.Parallel()
+	const plain = "plain text"
+	for _, text := range []string{
+		"\"><img src=x onerror=alert(1)>' autofocus onfocus='alert(1) `${alert(1)}` </title></textarea></script><svg onload=alert(1)><!-- --><b> {{.}} &lt;b&gt;&#60;b> \u2028\u202e",
+		"javascript:alert(1)//", "//evil.example/<script src=//evil.example></script>",
+	} {
+		hostile, benign := every(text), every(plain)
+		for name, err := range map[string][2]error{"": {}, "failing": {errors.New(text), errors.New(plain)}, "refusing": {&admin.InvalidError{Reason: text}, &admin.InvalidError{Reason: plain}}} {
+			bad, good := wholeSite(text, err[0]), wholeSite(plain, err[1])
+			who, calm := operator, operator
+			who.Actor.Name, calm.Actor.Name = text, plain
+			shown := 0
+			for i, r := range hostile {
+				res, body := ask(t, bad, &who, r.method, r.path, r.form)
+				want, wanted := ask(t, good, &calm, benign[i].method, benign[i].path, benign[i].form)
+				if res.StatusCode != want.StatusCode {
+					t.Errorf("%s %s %s with %q: %d, and %d with plain text", name, r.method, r.path, text, res.StatusCode, want.StatusCode)
+					continue
+				}
+				if to := res.Header.Get("Location"); to != "" {
+					if u, err := url.Parse(to); err != nil || u.Host != "" || u.Scheme != "" || !strings.HasPrefix(to, "/") || strings.HasPrefix(to, "//") {
+						t.Errorf("%s %s redirects to %q", r.method, r.path, to)
+					}
+					_, body = ask(t, bad, &who, "GET", to, nil) // with the notice
+					_, wanted = ask(t, good, &calm, "GET", want.Header.Get("Location"), nil)
+				}
+				got, expected := skeleton(t, r, body), skeleton(t, r, wanted)
+				if !slices.Equal(got, expected) {
+					j := 0
+					for j < min(len(got), len(expected)) && got[j] == expected[j] {
+						j++
+					}
+					t.Errorf("%s %s %s with %q: %q instead of %q", name, r.method, r.path, text, got[j:min(j+3, len(got))], expected[j:min(j+3, len(expected))])
+				}
+				if res.StatusCode < 400 {
+					shown++
+				}
+			}
+			if name == "" && shown < len(screens)*20+len(actions) {
+				t.Errorf("only %d of %d requests show anything but a problem", shown, len(hostile))
+			}
+		}
+	}
+}
