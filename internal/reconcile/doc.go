@@ -1,18 +1,26 @@
-// Package reconcile finds in the outbox collections what a change stream cannot bring.
+// Package reconcile sends the envelopes of the outbox collections that a change stream cannot bring in
+// its order.
 //
-// A [Sweep] reads every watched collection for the envelopes of a stretch of time whose stream is lost, and hands each to a
-// publisher. Order: envelopes without a stamp of the server first, in the order in which they were inserted; then those
-// with one in the order of the stamps, over all collections. That is the order of commits wherever one append waited for
-// the other; two transactions that knew nothing of each other may come in either order. A writer that stamps some
-// envelopes of a key and leaves others without a stamp has no order between the two.
+// A [Sweep] reads every watched collection for the envelopes of a stretch of time whose stream is lost,
+// and delivers each to a [Publisher].
 //
-// Blocking: Run blocks in Deliver, which is its only brake, and waits out every fault of the server. Memory: one reply per
-// collection, which together stay near the bytes that it is given, and a [Skip]. Cost: one read of an index range for each
-// collection, without a write. Not promised: envelopes that were copied into the outbox with a stamp of their own, from
-// before the stretch, are not found; nothing but the lost stream knew that they are new.
+// Order: first the envelopes without a stamp of the server, in the order of insertion, and then the
+// others in the order of their stamps, over all collections. This is the order of commits if one
+// transaction started after the other committed. Concurrent transactions may be delivered in either
+// order. If a writer stamps only some envelopes of a key, these have no order with the others.
 //
-// [Scheduled] sends envelopes with a due time when it has come by the server's clock: never before, and once, through the
-// end of an owner too, as far as the read-back reaches. There is no order among them, nor with others of their key. It blocks
-// nobody; Saw, for the goroutine that reads the stream, takes a lock for a moment. Cost: for each 1,000 that are due together
-// one transaction that claims and one that finishes, with a read between them; a look at each collection twice a second.
+// Blocking: Run blocks in Deliver, which is the only limit on its speed, and retries failed reads until
+// they succeed. Memory: one reply for each collection, which together stay near the given bytes, and a
+// [Skip]. Cost: one read of an index range for each collection, and no writes. Limit: an envelope that was
+// copied into the outbox with an old stamp from before the stretch is not found, because only the lost
+// stream showed that it was new.
+//
+// [Scheduled] sends envelopes with a due time when they are due by the clock of the server: never
+// earlier, and once, also across a takeover, as far as the read-back reaches. There is no order among
+// them, nor with others of their key. Saw, which the reader of the stream calls, takes a lock for a
+// moment and does not block. Cost: for each 1,000 envelopes that are due together, one transaction that
+// claims them, one read, and one transaction that finishes them. Each collection is read twice a second.
+//
+// [Exceptions] sends retried, blocked and parked envelopes when their turn comes, and a [Finisher] writes
+// the fates of all envelopes of this package.
 package reconcile

@@ -65,7 +65,7 @@ type Exceptions struct {
 	// Outlet can route, and such an envelope takes its turn for all topics at once.
 	Route func(e *Envelope) ([]string, error)
 	// Check returns an error for an envelope that neither a relay nor an operator made an exception.
-	// Such an envelope becomes a dead letter at once, whatever its fields contain. nil accepts all.
+	// Such an envelope becomes a dead letter at once. nil accepts all.
 	Check func(v *event.View) error
 	// Standing returns the records of an envelope that a read-back has found in topics (nil: in all
 	// topics that it routes to). Take acks those that are still there, and sends nothing. If there are

@@ -110,7 +110,7 @@ func (x *Exceptions) scanCollection(ctx context.Context, c store.Outbox, p scanP
 }
 
 // stoppedTopics returns the topics to which nothing more of the current key may be published. all
-// reports that this holds for every topic.
+// means that this is so for every topic.
 func (x *Exceptions) stoppedTopics() (topics []string, all bool) {
 	x.mu.Lock()
 	defer x.mu.Unlock()

@@ -11,10 +11,11 @@ import (
 	"github.com/outrelay/outrelay/internal/store"
 )
 
-// OnlyAttempt begins the reason of a letter where one attempt is all that is allowed.
+// OnlyAttempt is the start of the reason of a dead letter if only one attempt is allowed.
 const OnlyAttempt = "the only attempt failed with: "
 
-// decideFate is N17 for deliveries outside of the stream's order.
+// decideFate applies N17 to deliveries outside of the order of the stream. It sets the fate and the
+// outcome or the dead letter of a.
 func (f *Finisher) decideFate(a *decision, answers []record.Answer) {
 	left := slices.Clone(a.Pending)
 	if a.Pending == nil {
@@ -22,15 +23,16 @@ func (f *Finisher) decideFate(a *decision, answers []record.Answer) {
 			left = append(left, x.Topic)
 		}
 	}
-	var why *record.Refusal
-	var by record.Answer
+
+	var refusal *record.Refusal
+	var refusedBy record.Answer
 	var held error
 	for _, x := range answers {
 		switch {
 		case x.Refused != nil:
 			a.fate.Refused = append(a.fate.Refused, x.Topic)
-			if why == nil || x.Refused.Class.DeadAtOnce() && !why.Class.DeadAtOnce() {
-				why, by = x.Refused, x
+			if refusal == nil || x.Refused.Class.DeadAtOnce() && !refusal.Class.DeadAtOnce() {
+				refusal, refusedBy = x.Refused, x
 			}
 		case x.Held != nil:
 			a.fate.Held = append(a.fate.Held, x.Topic)
@@ -42,41 +44,52 @@ func (f *Finisher) decideFate(a *decision, answers []record.Answer) {
 			a.acked = append(a.acked, store.SentTo{Topic: x.Topic, Partition: x.Partition, Offset: x.Offset})
 		}
 	}
+
 	switch {
 	case len(left) == 0:
 		a.fate.End = Finished
 		a.outcome = a.newOutcome(store.FateSent)
 		a.outcome.Delete = f.config.Recording == "delete" || a.Claim != "" && f.config.Recording != "mark"
-	case why != nil:
-		f.decideRefused(a, why, left, a.fate.Refused, by)
+	case refusal != nil:
+		f.decideRefused(a, refusal, left, a.fate.Refused, refusedBy)
 	default:
 		a.decideWaiting(left, held)
 		f.setPosition(a)
 	}
+
 	if a.outcome != nil && f.config.Recording == "mark" {
 		a.outcome.Sent = a.acked
 	}
 }
 
-// decideRefused decides between a further attempt and the dead letters. Where other targets wait, the envelope does, too: a letter
-// would take it away from them.
-func (f *Finisher) decideRefused(a *decision, why *record.Refusal, left, refused []string, by record.Answer) {
+// decideRefused decides between a further attempt and the dead letters.
+func (f *Finisher) decideRefused(
+	a *decision, why *record.Refusal, left, refused []string, by record.Answer,
+) {
 	failure := &store.ExceptionError{Class: why.Class, Reason: why.Reason, Topic: by.Topic}
 	a.fate.Left, a.fate.Refused, a.fate.Class = left, refused, why.Class
+
+	// If other targets still wait, the envelope waits with them: a dead letter would not be sent to
+	// them.
 	exhausted := int(a.Attempts)+1 >= f.config.MaxAttempts
 	if len(left) == len(refused) && (why.Class.DeadAtOnce() || exhausted) {
 		a.fate.End = Dead
-		a.dead = &deadReason{class: why.Class, reason: why.Reason, topic: by.Topic, partition: by.Partition, failure: failure}
-		if !why.Class.DeadAtOnce() {
-			a.fate.Class = record.AttemptsExhausted
-			a.dead.class = record.AttemptsExhausted
-			a.dead.reason = fmt.Sprintf("%d attempts failed, the last one with: %s", a.Attempts+1, why.Reason)
-			if a.Attempts == 0 {
-				a.dead.reason = OnlyAttempt + why.Reason
-			}
+		a.dead = &deadReason{
+			class: why.Class, reason: why.Reason, topic: by.Topic, partition: by.Partition, failure: failure,
+		}
+		if why.Class.DeadAtOnce() {
+			return
+		}
+
+		a.fate.Class = record.AttemptsExhausted
+		a.dead.class = record.AttemptsExhausted
+		a.dead.reason = fmt.Sprintf("%d attempts failed, the last one with: %s", a.Attempts+1, why.Reason)
+		if a.Attempts == 0 {
+			a.dead.reason = OnlyAttempt + why.Reason
 		}
 		return
 	}
+
 	a.fate.End = Retrying
 	a.outcome = a.newOutcome(store.FateFailed)
 	a.outcome.Pending, a.outcome.Error, a.outcome.Node = left, failure, f.config.Node
@@ -84,9 +97,10 @@ func (f *Finisher) decideRefused(a *decision, why *record.Refusal, left, refused
 	f.setPosition(a)
 }
 
-// decideWaiting puts the delivery back to what it was, without the targets that have it. No attempt is spent.
+// decideWaiting leaves the delivery waiting for the targets in left. It does not count an attempt.
 func (a *decision) decideWaiting(left []string, held error) {
 	a.fate.End, a.fate.Left = Waiting, left
+
 	switch {
 	case a.Claim != "":
 		a.outcome = a.newOutcome(store.FateHeld)
@@ -97,24 +111,30 @@ func (a *decision) decideWaiting(left []string, held error) {
 	case len(a.acked) > 0:
 		a.outcome = a.newOutcome(store.FateNarrowed)
 	default:
-		return // as it stands on the document
+		// The document is correct already.
+		return
 	}
 	a.outcome.Pending = left
 }
 
+// newOutcome returns an outcome for the envelope of a.
 func (a *decision) newOutcome(fate store.Fate) *store.Outcome {
-	return &store.Outcome{Fate: fate, NS: a.NS, ID: a.ID, Delivery: a.Number, Claim: a.Claim, Key: a.Key, Pos: a.Pos}
+	return &store.Outcome{
+		Fate: fate, NS: a.NS, ID: a.ID, Delivery: a.Number, Claim: a.Claim, Key: a.Key, Pos: a.Pos,
+	}
 }
 
-// setPosition gives a scheduled envelope that becomes an exception its position and the seal.
+// setPosition sets the position and the seal of a scheduled envelope that becomes an exception.
 func (f *Finisher) setPosition(a *decision) {
 	if a.outcome == nil || a.Claim == "" {
 		return
 	}
+
 	a.outcome.Seal = f.config.Seal
 	if a.outcome.Pos != "" {
 		return
 	}
+
 	f.mu.Lock()
 	f.seq++
 	n := f.seq

@@ -22,108 +22,120 @@ const (
 	scheduleCache = 20_000
 	schedulePoll  = 500 * time.Millisecond
 
-	// lookahead is how far before its time an envelope is taken from the index; more than the time between two looks.
+	// lookahead is the time by which an envelope is read from the index before it is due. It is longer
+	// than the time between two looks at the index.
 	lookahead = time.Second
-	// horizon is how far ahead an envelope of the stream is kept in memory: the index brings the others in time.
+	// horizon is the time by which an envelope of the stream is cached before it is due. The index
+	// brings later ones in time.
 	horizon = time.Minute
-	// idleRecheck is how often a collection without scheduled envelopes is asked nevertheless: what is appended during a gap of
-	// the stream is not told by Saw.
+	// idleRecheck is the time between two looks at a collection without scheduled envelopes. Saw is not
+	// called for envelopes that are appended during a gap of the stream.
 	idleRecheck = 5 * time.Second
 
 	maxScheduledInFlight = 100 * store.MaxClaim // claimed and not finished; 150 bytes each once they are sent
-	claimPause           = 20 * time.Millisecond
-	smallClaim           = 100 // a claim of fewer is followed by a breath, so that a trickle is not a transaction for each envelope
+
+	// A claim of fewer than smallClaim envelopes is followed by claimPause, so that a trickle does not
+	// cost one transaction for each envelope.
+	claimPause = 20 * time.Millisecond
+	smallClaim = 100
 )
 
-// ScheduledConfig is what a Scheduled works with. What has no default is needed.
+// ScheduledConfig is the configuration of a Scheduled. Fields without a default are required.
 type ScheduledConfig struct {
 	Client *mongo.Client // for reads
 	Fencer store.Fencer
-	// Epoch is that of the term: claims of lower ones are taken over. There is one Scheduled for an epoch, because a second
-	// one would wait for what the first has claimed.
+	// Epoch is the epoch of the term. Claims of lower epochs are taken over. An epoch has only one
+	// Scheduled, because a second one would wait for the claims of the first.
 	Epoch int64
-	// Collections are those that may hold scheduled envelopes. It is asked at each look.
+	// Collections returns the collections that may hold scheduled envelopes. It is called at each look
+	// at the indexes.
 	Collections func() []store.Outbox
 	Part        slot.Part // the owner's slot; the zero value is all (N28)
 	Outlet      Outlet
-	// Finisher is that of the same term, of this Scheduled alone. It runs beside.
+	// Finisher is the Finisher of the same term. No other Scheduled may use it. The caller runs it
+	// concurrently.
 	Finisher *Finisher
-	// Now is the server's time, as well as it is known here. Only the server's own decides.
+	// Now returns the time of the server as this process estimates it. Only the server's own clock
+	// decides what is due.
 	Now func() time.Time
 
-	// Poll is how often the index is asked. Defaults to 500 ms.
+	// Poll is the time between two looks at the indexes. Defaults to 500 ms.
 	Poll time.Duration
-	// Cache bounds the envelopes that are remembered before their time. Defaults to 20,000.
+	// Cache bounds the envelopes that are cached before they are due. Defaults to 20,000.
 	Cache int
 	// Log defaults to none.
 	Log *slog.Logger
-	// Late, if not nil, hears how long after its time an envelope was acked. It must not block.
+	// Late is called with the time between the due time and the ack of an envelope. It must not block.
+	// May be nil.
 	Late func(time.Duration)
-	// Trouble, if not nil, hears of each read or write that did not succeed and is tried again.
+	// Trouble is called with the error of each read or write that failed and is retried. May be nil.
 	Trouble func(error)
 }
 
-// Scheduled sends envelopes with a due time when it has come, by the server's clock, for one term of ownership. N19
+// Scheduled sends envelopes with a due time when they are due by the clock of the server, for one term of
+// ownership. N19
 //
-// The index on dueAt is the truth, asked every Poll for what is due within a second; what the stream tells by Saw is a hint
-// that makes it quicker. Whatever is due is claimed, up to 1,000 at a time in one fenced transaction whose filter decides,
-// read back as it was claimed, published, and handed to the Finisher. A claim stays until the envelope is finished or has
-// become an exception, because its target cannot be written or refused it; a successor takes it over. Claiming, publishing
-// and finishing overlap.
+// The index on dueAt is authoritative. Scheduled reads it every Poll for envelopes that are due within a
+// second. Calls of Saw are hints that only make it faster. Scheduled claims due envelopes, up to 1,000 at
+// a time in one fenced transaction whose filter decides, reads the claimed envelopes back, publishes
+// them, and passes them to the Finisher. An envelope keeps its claim until it is finished, or becomes an
+// exception because its target refused it or cannot be written. A successor takes over the claims.
+// Claiming, publishing and finishing overlap.
 //
-// There is no order, neither among scheduled envelopes nor with others of their key. Memory: the cache, up to 100,000
-// envelopes on their way by id, and one reply of a read. A collection with scheduled envelopes costs a read each Poll, one
-// without them two reads each five seconds.
+// There is no order among scheduled envelopes, nor with others of their key. Memory: the cache, the ids
+// of up to 100,000 envelopes in flight, and one reply. A collection with scheduled envelopes costs a
+// read each Poll, and one without them two reads every five seconds.
 type Scheduled struct {
 	ScheduledConfig
 	claim         store.DueClaim
 	timers        *timerCache
 	claimedGroups chan []claimGroup
-	feedWake      chan struct{}   // 1 slot: the index is to be asked now
-	room          chan struct{}   // 1 slot: something has landed
-	claimSize     *store.PartSize // envelopes of one claim; for the one who claims
-	lastRound     time.Duration   // that the latest look at all collections took; for the one who asks the index
+	feedWake      chan struct{}   // holds one token: read the indexes now
+	room          chan struct{}   // holds one token: an envelope in flight has ended
+	claimSize     *store.PartSize // envelopes of one claim; used only by claimDue
+	lastRound     time.Duration   // duration of the latest look at all collections; used only by feedTimers
 
-	// For the one who publishes.
+	// Used only by publishClaimed.
 	view     event.View
 	envelope Envelope
 
 	running      atomic.Bool
-	indexHasMore atomic.Bool // an index has more of what is due than the heap has room for
+	indexHasMore atomic.Bool // an index has more due envelopes than the heap has room for
 
 	mu          sync.Mutex
 	collections map[string]*scheduledCollection
 }
 
-// scheduledCollection is what is known of one collection.
+// scheduledCollection is the state of one collection.
 type scheduledCollection struct {
 	ns       string
 	db, name []byte
 	coll     *mongo.Collection
 
 	indexEntries atomic.Int64 // entries in the heap that came from the index
-	lastHint     atomic.Int64 // when the stream last brought a scheduled envelope, Unix milliseconds
-	idle         atomic.Bool  // it holds no scheduled envelope, as far as is known
+	lastHint     atomic.Int64 // when the stream last brought a scheduled envelope, in Unix milliseconds
+	idle         atomic.Bool  // as far as is known, the collection has no scheduled envelope
 	passPending  atomic.Bool  // a pass over the index waits until the heap has room
 
-	// For the one who asks the index.
+	// Used only by feedTimers.
 	cursor          *mongo.Cursor
-	passBegan       time.Time     // the pass
-	passTook        time.Duration // to read it
-	passFound       int           // in it
-	restedAfterPass bool          // idle after it
-	nextPass        time.Time     // when to begin the next one
-	checkedAhead    time.Time     // when it was last looked for anything ahead
+	passBegan       time.Time
+	passTook        time.Duration // time spent reading in the pass
+	passFound       int           // envelopes found in the pass
+	restedAfterPass bool          // the collection was idle after the pass
+	nextPass        time.Time     // when the next pass begins
+	checkedAhead    time.Time     // when the index was last read for later envelopes
 	failed          bool
 
-	// For the one who reads what is claimed.
-	envelopeSize int // bytes of an envelope, as last seen
+	// Used only by publishClaimed.
+	envelopeSize int // mean bytes of an envelope in the latest read
 }
 
-// keepAfterHint is how long a collection is asked because the stream told of it, although it is not on the list.
+// keepAfterHint is the time for which a collection is read after a call of Saw although Collections does
+// not return it.
 const keepAfterHint = 5 * time.Minute
 
-// NewScheduled makes it ready for Saw; Run does the work.
+// NewScheduled returns a Scheduled. Saw may be called at once, and nothing is sent before Run.
 func NewScheduled(cfg ScheduledConfig) *Scheduled {
 	if cfg.Poll <= 0 {
 		cfg.Poll = schedulePoll
@@ -134,6 +146,7 @@ func NewScheduled(cfg ScheduledConfig) *Scheduled {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
+
 	s := &Scheduled{
 		ScheduledConfig: cfg,
 		claim:           store.DueClaim{Token: rand.Text(), Epoch: cfg.Epoch},
@@ -148,12 +161,13 @@ func NewScheduled(cfg ScheduledConfig) *Scheduled {
 	return s
 }
 
-// Saw hears of a scheduled envelope that the stream brought. It does not block; the id is copied.
+// Saw adds a scheduled envelope of the stream as a hint. It copies the id and does not block.
 func (s *Scheduled) Saw(ns string, id bson.RawValue, dueAt time.Time) {
 	c := s.findOrAddCollection(ns)
 	if c == nil {
 		return
 	}
+
 	now := s.Now()
 	c.lastHint.Store(now.UnixMilli())
 	if c.idle.CompareAndSwap(true, false) {
@@ -164,11 +178,13 @@ func (s *Scheduled) Saw(ns string, id bson.RawValue, dueAt time.Time) {
 	}
 }
 
-// Run works until ctx ends, and returns its cause, or an error that makes going on pointless: the lease is lost.
-// What is on its way when it ends stays claimed and is found by the next owner.
+// Run works until ctx ends, and returns its cause. It returns early with an error if the lease is lost
+// or the outlet fails. Envelopes that are in flight then keep their claims, and the next owner finds
+// them.
 func (s *Scheduled) Run(ctx context.Context) error {
 	s.running.Store(true)
 	defer s.running.Store(false)
+
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return s.feedTimers(ctx) })
 	g.Go(func() error { return s.claimDue(ctx) })
@@ -176,11 +192,12 @@ func (s *Scheduled) Run(ctx context.Context) error {
 	return g.Wait()
 }
 
-// hasClaimable implements timetable. What an index has still to bring counts as due.
+// hasClaimable implements dueSource. It counts unread entries of an index as due.
 func (s *Scheduled) hasClaimable() bool {
 	if !s.running.Load() {
 		return false
 	}
+
 	now := s.Now().UnixMilli()
 	if s.timers.hasDue(now, maxScheduledInFlight) {
 		return true
@@ -194,37 +211,46 @@ func (s *Scheduled) endFlights(flights []uint64) { s.endTimers(flights...) }
 
 var _ dueSource = (*Scheduled)(nil)
 
-// findOrAddCollection is that of a collection, made at the first call; nil for what is no full name.
+// findOrAddCollection returns the state of a collection, and adds it at the first call. It returns nil
+// if ns is not a full name.
 func (s *Scheduled) findOrAddCollection(ns string) *scheduledCollection {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if c, ok := s.collections[ns]; ok {
 		return c
 	}
+
 	db, name, ok := strings.Cut(ns, ".")
 	if !ok || db == "" || name == "" {
 		return nil
 	}
-	c := &scheduledCollection{ns: strings.Clone(ns), db: []byte(db), name: []byte(name), coll: s.Client.Database(db).Collection(name)}
+	c := &scheduledCollection{
+		ns:   strings.Clone(ns),
+		db:   []byte(db),
+		name: []byte(name),
+		coll: s.Client.Database(db).Collection(name),
+	}
 	s.collections[c.ns] = c
 	return c
 }
 
-// watchedCollections are the calendars of the collections of now, and those that the stream has told of: they are on the list before
-// the stream's position passes that. What is left out is forgotten.
+// watchedCollections returns the state of the collections that Collections returns, and of those with a
+// recent call of Saw, which Collections returns before the stream's position passes their envelopes. It
+// removes all other collections with their entries in the heap.
 func (s *Scheduled) watchedCollections() []*scheduledCollection {
-	now := map[*scheduledCollection]struct{}{}
+	listed := map[*scheduledCollection]struct{}{}
 	for _, o := range s.Collections() {
 		if c := s.findOrAddCollection(o.NS()); c != nil {
-			now[c] = struct{}{}
+			listed[c] = struct{}{}
 		}
 	}
+
 	since := s.Now().Add(-keepAfterHint).UnixMilli()
 	s.mu.Lock()
 	gone := map[*scheduledCollection]struct{}{}
 	out := make([]*scheduledCollection, 0, len(s.collections))
 	for ns, c := range s.collections {
-		if _, ok := now[c]; ok || c.lastHint.Load() > since {
+		if _, ok := listed[c]; ok || c.lastHint.Load() > since {
 			out = append(out, c)
 			continue
 		}
@@ -232,6 +258,7 @@ func (s *Scheduled) watchedCollections() []*scheduledCollection {
 		delete(s.collections, ns)
 	}
 	s.mu.Unlock()
+
 	if len(gone) > 0 {
 		s.timers.removeEntries(func(c *scheduledCollection) bool { _, ok := gone[c]; return ok })
 		for c := range gone {

@@ -12,39 +12,46 @@ import (
 )
 
 const (
-	// claimCollections bounds the statements of one transaction: while it runs, the lease cannot be renewed.
+	// claimCollections bounds the statements of one transaction, because the lease cannot be renewed
+	// while it runs.
 	claimCollections = 100
-	// earlyRetryDelay is how long an envelope rests that was due by this process's reckoning and not by the server's.
+	// earlyRetryDelay is the first wait for an envelope that was due by the clock of this process, but
+	// not by that of the server.
 	earlyRetryDelay = 25 * time.Millisecond
 	maxEarlyTries   = 3
 )
 
-// claimGroup are envelopes of one collection that were due; those that still were now bear the claim.
+// claimGroup is a group of envelopes of one collection that were due. Those that still were have the
+// claim now.
 type claimGroup struct {
 	collection   *scheduledCollection
 	timers       []timer
-	claimedCount int64 // of these, bear it
+	claimedCount int64 // how many of the timers have the claim
 }
 
-// claimDue claims what has become due, until ctx ends or the lease is lost.
+// claimDue claims envelopes that have become due, until ctx ends or the lease is lost.
 func (s *Scheduled) claimDue(ctx context.Context) error {
-	back := retry.Reopen.Start()
+	backoff := retry.Reopen.Start()
 	for {
 		due, err := s.awaitDue(ctx)
 		if err != nil {
 			return err
 		}
+
 		begin := time.Now()
-		groups, err := s.claimGroups(ctx, groupByCollection(due), back)
+		groups, err := s.claimGroups(ctx, groupByCollection(due), backoff)
 		if err != nil {
 			return err
 		}
 		crash.At("after-claim")
+
 		select {
 		case s.claimedGroups <- groups:
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		}
+
+		// Otherwise a trickle of envelopes would cost one transaction each.
 		if len(due) < smallClaim {
 			if err := retry.Sleep(ctx, claimPause-time.Since(begin)); err != nil {
 				return err
@@ -53,25 +60,29 @@ func (s *Scheduled) claimDue(ctx context.Context) error {
 	}
 }
 
-// awaitDue blocks until envelopes are due and there is room for them, and takes them.
+// awaitDue blocks until envelopes are due and there is room for them, and returns them. It returns the
+// cause of ctx when ctx ends.
 func (s *Scheduled) awaitDue(ctx context.Context) ([]timer, error) {
 	idle := time.NewTimer(time.Hour)
 	defer idle.Stop()
+
 	for {
-		var wait time.Duration
-		if room := maxScheduledInFlight - s.timers.countInFlight(); room > 0 {
+		room := maxScheduledInFlight - s.timers.countInFlight()
+		if room > 0 {
 			now := s.Now()
 			due, next, more := s.timers.takeDue(nil, now.UnixMilli(), min(room, s.claimSize.Most()), claimCollections)
 			s.requestFeed(due)
 			if len(due) > 0 {
 				return due, nil
 			}
-			wait = time.Hour
+
+			wait := time.Hour
 			if more {
 				wait = max(time.UnixMilli(next).Sub(now), time.Millisecond)
 			}
 			idle.Reset(wait)
 		}
+
 		select {
 		case <-idle.C:
 		case <-s.timers.wake:
@@ -82,7 +93,8 @@ func (s *Scheduled) awaitDue(ctx context.Context) ([]timer, error) {
 	}
 }
 
-// requestFeed asks the index to go on where the heap has run low.
+// requestFeed requests a look at the indexes if the heap is low on entries of a collection of taken
+// whose index has more.
 func (s *Scheduled) requestFeed(taken []timer) {
 	for _, e := range taken {
 		if e.collection.passPending.Load() && e.collection.indexEntries.Load() < feedLow {
@@ -92,15 +104,15 @@ func (s *Scheduled) requestFeed(taken []timer) {
 	}
 }
 
-// groupByCollection sorts envelopes by their collection.
+// groupByCollection returns the envelopes grouped by collection.
 func groupByCollection(due []timer) []claimGroup {
-	at := make(map[*scheduledCollection]int, 1)
+	index := make(map[*scheduledCollection]int, 1)
 	var out []claimGroup
 	for _, e := range due {
-		i, ok := at[e.collection]
+		i, ok := index[e.collection]
 		if !ok {
 			i = len(out)
-			at[e.collection] = i
+			index[e.collection] = i
 			out = append(out, claimGroup{collection: e.collection})
 		}
 		out[i].timers = append(out[i].timers, e)
@@ -108,16 +120,22 @@ func groupByCollection(due []timer) []claimGroup {
 	return out
 }
 
-// claimGroups claims the groups together, or, if that does not succeed, each alone, so that a collection that cannot be
-// written holds up nobody else. Those that are not claimed are put back. It returns an error only if going on is
-// pointless. Where the server is too slow for so many, all are put back, and the next claims are smaller.
-func (s *Scheduled) claimGroups(ctx context.Context, groups []claimGroup, back *retry.Backoff) ([]claimGroup, error) {
+// claimGroups claims the groups in one transaction. If that fails, it claims each group alone, so that a
+// collection that cannot be written does not block the others. If the server is too slow for so many,
+// it puts all of them back, and the next claims are smaller.
+//
+// It returns the claimed groups, puts back the others, and waits with backoff after a failure. It
+// returns an error only if ctx ends or the lease is lost.
+func (s *Scheduled) claimGroups(
+	ctx context.Context, groups []claimGroup, backoff *retry.Backoff,
+) ([]claimGroup, error) {
 	err := s.claimTogether(ctx, groups)
 	if err == nil {
-		back.Reset()
+		backoff.Reset()
 		s.claimSize.Ended()
 		return groups, nil
 	}
+
 	if errors.Is(err, store.ErrSlow) {
 		n := 0
 		for _, g := range groups {
@@ -127,15 +145,18 @@ func (s *Scheduled) claimGroups(ctx context.Context, groups []claimGroup, back *
 		s.claimSize.Slow(n)
 		return nil, nil
 	}
+
 	var had []claimGroup
 	for _, g := range groups {
 		if len(groups) > 1 && ctx.Err() == nil && !errors.Is(err, lease.ErrLeaseLost) {
-			one := []claimGroup{g}
-			if err = s.claimTogether(ctx, one); err == nil {
-				had = append(had, one...)
+			alone := []claimGroup{g}
+			err = s.claimTogether(ctx, alone)
+			if err == nil {
+				had = append(had, alone...)
 				continue
 			}
 		}
+
 		if ctx.Err() != nil {
 			return nil, context.Cause(ctx)
 		}
@@ -145,16 +166,17 @@ func (s *Scheduled) claimGroups(ctx context.Context, groups []claimGroup, back *
 		if errors.Is(err, store.ErrSlow) {
 			s.claimSize.Slow(len(g.timers))
 		}
+
 		s.reportTrouble(err)
-		if back.Attempts() == 0 {
-			s.Log.Warn("cannot claim scheduled envelopes; trying again", "collection", g.collection.ns, "error", err)
+		if backoff.Attempts() == 0 {
+			s.Log.Warn("cannot claim scheduled envelopes, trying again", "collection", g.collection.ns, "error", err)
 		}
 		s.putBack(g)
 	}
-	return had, back.Wait(ctx)
+	return had, backoff.Wait(ctx)
 }
 
-// putBack has a group wait for its next turn, which comes at once.
+// putBack returns a group to the heap, where it is due at once.
 func (s *Scheduled) putBack(g claimGroup) {
 	for _, e := range g.timers {
 		s.endTimers(e.key)
@@ -162,11 +184,13 @@ func (s *Scheduled) putBack(g claimGroup) {
 	}
 }
 
+// claimTogether claims the groups in one transaction and sets their claimedCount.
 func (s *Scheduled) claimTogether(ctx context.Context, groups []claimGroup) error {
 	list := make([]store.Due, len(groups))
 	for i := range groups {
 		list[i] = groups[i].storeDue()
 	}
+
 	err := store.ClaimDue(ctx, s.Fencer, s.claim, s.Now(), list)
 	for i := range list {
 		groups[i].claimedCount = list[i].Have
@@ -174,7 +198,7 @@ func (s *Scheduled) claimTogether(ctx context.Context, groups []claimGroup) erro
 	return err
 }
 
-// storeDue are the ids of a group.
+// storeDue returns the ids of a group.
 func (c *claimGroup) storeDue() store.Due {
 	d := store.Due{Coll: c.collection.coll}
 	for i := range c.timers {
@@ -183,17 +207,20 @@ func (c *claimGroup) storeDue() store.Due {
 	return d
 }
 
-// endTimers ends the flight of envelopes, whatever became of them.
+// endTimers removes envelopes from those in flight, with any fate.
 func (s *Scheduled) endTimers(keys ...uint64) {
 	s.timers.endFlights(keys...)
 	signal(s.room)
 }
 
-// releaseUnclaimed lets go of an envelope that was not to be claimed: it was cancelled or moved, somebody else has it, or it is not
-// yet due by the server's clock. Only in the last case it is worth another try before the index says so.
+// releaseUnclaimed releases an envelope that could not be claimed: it was canceled or rescheduled,
+// another owner has claimed it, or it is not yet due by the clock of the server. Only in the last case
+// another try makes sense before the index brings it again.
 func (s *Scheduled) releaseUnclaimed(e timer) {
 	s.endTimers(e.key)
-	if e.tries++; e.tries < maxEarlyTries && s.Now().UnixMilli()-e.due < 1000 {
+
+	e.tries++
+	if e.tries < maxEarlyTries && s.Now().UnixMilli()-e.due < 1000 {
 		e.due, e.fed = s.Now().Add(earlyRetryDelay<<(e.tries-1)).UnixMilli(), false
 		s.timers.pushTimer(e)
 	}

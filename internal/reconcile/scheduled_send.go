@@ -15,12 +15,12 @@ import (
 )
 
 const (
-	claimReply   = 4 << 20 // bytes that a reply should have
-	claimUnknown = 100     // documents of a reply, while nothing is known of their size
+	claimReply   = 4 << 20 // wanted bytes of a reply
+	claimUnknown = 100     // documents of a reply while their size is unknown
 	claimTimeout = time.Minute
 )
 
-// publishClaimed sends what is claimed, until ctx ends or there is no way out.
+// publishClaimed publishes claimed envelopes until ctx ends or the outlet fails.
 func (s *Scheduled) publishClaimed(ctx context.Context) error {
 	for {
 		select {
@@ -37,21 +37,22 @@ func (s *Scheduled) publishClaimed(ctx context.Context) error {
 	}
 }
 
-// outletError marks an error of the outlet: nothing can be sent any more.
+// outletError marks an error of the outlet, after which nothing can be sent.
 type outletError struct{ error }
 
-// sendGroup reads the claimed envelopes of a group and publishes them. What it cannot read it reads again: it is claimed,
-// and nobody else will send it.
+// sendGroup reads the claimed envelopes of a group and publishes them. It retries failed reads until
+// they succeed, because nothing else sends a claimed envelope.
 func (s *Scheduled) sendGroup(ctx context.Context, g *claimGroup) error {
-	waiting := make(map[string]timer, len(g.timers))
+	unread := make(map[string]timer, len(g.timers))
 	for _, e := range g.timers {
-		waiting[idKey(e.id)] = e
+		unread[idKey(e.id)] = e
 	}
+
 	left := g.claimedCount
-	back := retry.Reopen.Start()
+	backoff := retry.Reopen.Start()
 	var at bson.Timestamp
 	for left > 0 {
-		n, err := s.readAndPublish(ctx, g, waiting, at)
+		n, err := s.readAndPublish(ctx, g, unread, at)
 		left -= n
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
@@ -59,49 +60,59 @@ func (s *Scheduled) sendGroup(ctx context.Context, g *claimGroup) error {
 		if out := (outletError{}); errors.As(err, &out) {
 			return out.error
 		}
+
+		// An envelope that is missing after a read at the cluster time was removed by hand.
 		if err == nil && (left <= 0 || !at.IsZero()) {
-			break // what is still missing was removed by hand
+			break
 		}
+
+		// The claims are committed, but a majority read may not show them at once (N22).
 		if err == nil {
-			// The claims are committed, and a majority read may still not show them at once (N22).
 			at, err = store.ClusterTime(ctx, s.Client)
 		}
 		if err != nil {
 			s.reportTrouble(err)
-			if back.Wait(ctx) != nil {
+			if backoff.Wait(ctx) != nil {
 				return context.Cause(ctx)
 			}
 		}
 	}
-	for _, e := range waiting {
+
+	for _, e := range unread {
 		s.releaseUnclaimed(e)
 	}
 	return nil
 }
 
-// readAndPublish publishes those of waiting that bear the claim, and takes them off it.
-func (s *Scheduled) readAndPublish(over context.Context, g *claimGroup, waiting map[string]timer, at bson.Timestamp) (int64, error) {
+// readAndPublish reads the envelopes of unread that have the claim, publishes them and removes them
+// from unread. It returns their number.
+func (s *Scheduled) readAndPublish(
+	over context.Context, g *claimGroup, unread map[string]timer, at bson.Timestamp,
+) (int64, error) {
 	ctx, cancel := context.WithTimeout(over, claimTimeout)
 	defer cancel()
+
 	batch := claimUnknown
 	if g.collection.envelopeSize > 0 {
 		batch = max(1, min(store.MaxClaim, claimReply/g.collection.envelopeSize))
 	}
-	due := store.Due{Coll: g.collection.coll, IDs: make([]bson.RawValue, 0, len(waiting))}
-	for _, e := range waiting {
+	due := store.Due{Coll: g.collection.coll, IDs: make([]bson.RawValue, 0, len(unread))}
+	for _, e := range unread {
 		due.IDs = append(due.IDs, e.id)
 	}
+
 	var n, size int64
 	_, err := store.ReadClaimed(ctx, due, s.claim, at, int32(batch), func(raw bson.Raw) error {
 		id := raw.Lookup("_id")
-		e, ok := waiting[idKey(id)]
+		e, ok := unread[idKey(id)]
 		if !ok {
 			return nil
 		}
+
 		if err := s.publishEnvelope(over, g.collection, e, raw); err != nil {
 			return err
 		}
-		delete(waiting, idKey(id))
+		delete(unread, idKey(id))
 		n++
 		size += int64(len(raw))
 		return nil
@@ -112,12 +123,15 @@ func (s *Scheduled) readAndPublish(over context.Context, g *claimGroup, waiting 
 	return n, err
 }
 
-// publishEnvelope publishes one envelope, or hands it to the Finisher as it is at fault itself.
+// publishEnvelope publishes one envelope, or passes it to the Finisher if the envelope is at fault.
 func (s *Scheduled) publishEnvelope(ctx context.Context, c *scheduledCollection, e timer, raw bson.Raw) error {
 	d := &Delivery{NS: c.ns, ID: e.id, Claim: s.claim.Token, Flight: e.key}
-	if event.Parse(raw, &s.view) == nil { // else Publish refuses it
+
+	// Publish refuses an envelope that cannot be parsed.
+	if event.Parse(raw, &s.view) == nil {
 		d.Number, d.Key = s.view.Delivery, string(s.view.OrderingKey())
 	}
+
 	due, _ := raw.Lookup("dueAt").DateTimeOK()
 	s.envelope = Envelope{DB: c.db, Coll: c.name, TS: Stamp(raw), Raw: raw}
 	crash.At("before-scheduled-publish")
@@ -126,20 +140,22 @@ func (s *Scheduled) publishEnvelope(ctx context.Context, c *scheduledCollection,
 		s.reportLateness(due, p)
 		s.Finisher.Answered(d, p)
 	})
-	var why *record.Refusal
-	switch {
-	case err == nil:
+	if err == nil {
 		return nil
-	case errors.As(err, &why):
-		s.Finisher.Refused(d, why)
+	}
+
+	var refusal *record.Refusal
+	if errors.As(err, &refusal) {
+		s.Finisher.Refused(d, refusal)
 		return nil
-	case ctx.Err() != nil:
+	}
+	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
 	return outletError{err}
 }
 
-// reportLateness tells how late an envelope was, if it was sent.
+// reportLateness calls Late with the time since due, if every target has the envelope.
 func (s *Scheduled) reportLateness(due int64, p record.Published) {
 	if s.Late == nil {
 		return

@@ -16,81 +16,89 @@ import (
 	"github.com/outrelay/outrelay/internal/store"
 )
 
-// MinMargin is the least that a sweep begins before the stretch: a stamp is taken when a transaction inserts, the stream's
-// order is that of commits, and a transaction may last for a minute unless the server is told otherwise.
+// MinMargin is the least time by which a sweep begins before the stretch. A stamp is taken when a
+// transaction inserts, but the stream is in the order of commits, and a transaction may last for a
+// minute unless the server is configured otherwise.
 const MinMargin = store.MinMargin
 
 const (
 	markEvery     = 256      // envelopes between two calls of Reached
-	leastReply    = 16 << 10 // bytes that a reply may have, however many collections there are
+	leastReply    = 16 << 10 // least bytes of a reply, for any number of collections
 	defaultMemory = 8 << 20
 )
 
-// Envelope is an undelivered document of an outbox, as it was inserted or as an update left it. Its slices are valid
-// during the call that they are given to.
+// Envelope is an undelivered document of an outbox, as it was inserted or last updated. Its slices are
+// valid only during the call that it is passed to.
 type Envelope struct {
 	DB, Coll    []byte
-	TS          bson.Timestamp // the server's stamp; zero if there is none
+	TS          bson.Timestamp // the stamp of the server; zero if there is none
 	Raw         bson.Raw
-	Redelivered bool // it is sent a second time on purpose, and its records say so
+	Redelivered bool // it is sent again on purpose; its records get the header outrelay-redelivered
 }
 
-// Publisher takes what a sweep finds.
+// Publisher takes the envelopes of a sweep.
 type Publisher interface {
-	// Deliver hands one envelope on, in the order of the calls. It may block. Its error ends the sweep.
+	// Deliver delivers one envelope, in the order of the calls. It may block. Its error ends the sweep.
 	Deliver(ctx context.Context, e *Envelope) error
-	// Reached says that every envelope with a stamp up to cursor, and every one without a stamp, was delivered.
+	// Reached is called when every envelope with a stamp up to cursor, and every envelope without a
+	// stamp, was delivered.
 	Reached(ctx context.Context, cursor bson.Timestamp) error
-	// Trouble hears of a read that failed and is tried again.
+	// Trouble is called with the error of a read that failed and is retried.
 	Trouble(err error)
 }
 
-// Sweep is one pass over a stretch whose change stream is lost. All fields but Cursor, Margin and Memory are needed.
+// Sweep is one pass over a stretch whose change stream is lost. All fields except Cursor, Margin and
+// Memory are required.
 type Sweep struct {
 	Client      *mongo.Client
 	Collections []store.Outbox
-	// From is a cluster time up to which everything committed was delivered; zero means that nothing is known, and all
-	// envelopes are swept. To is the time at which the stream goes on: later stamps are its to bring.
+	// From is a cluster time up to which everything committed was delivered. If it is zero, nothing is
+	// known, and all envelopes are swept. To is the time at which the stream continues: it brings the
+	// envelopes with later stamps.
 	From, To bson.Timestamp
-	// ReadUpTo has, by name, the collections that were read up to another time than From, exactly: those that were renamed
-	// into what is watched since From, and zero for one that nobody has read.
+	// ReadUpTo maps the names of collections to the exact time up to which they were read, if it is not
+	// From. These are collections that were renamed to a watched name since From. The time is zero for a
+	// collection that was never read.
 	ReadUpTo map[string]bson.Timestamp
-	// Cursor is where an earlier pass over the same stretch broke off: up to it everything is delivered, and everything
-	// without a stamp, too. Zero: there was none.
+	// Cursor is the place where an earlier pass over the same stretch stopped. Everything up to it is
+	// delivered, and everything without a stamp. It is zero if there was no earlier pass.
 	Cursor bson.Timestamp
-	// Margin is how long before From stamps may be of envelopes that were committed after it. Defaults to MinMargin.
+	// Margin is the time by which stamps may precede From although their envelopes were committed after
+	// From. Defaults to MinMargin.
 	Margin time.Duration
 	// Memory bounds the replies that are held at a time. Defaults to 8 MiB.
 	Memory int64
-	// Skip gets the ids that the stream may bring once more, and keeps out those that it has already from an earlier pass.
+	// Skip gets the ids that the stream may repeat. The sweep does not deliver ids that Skip already has
+	// from an earlier pass.
 	Skip      *Skip
 	Publisher Publisher
 
-	reply time.Duration // how long to wait for a reply at first; defaults to replyTimeout
+	reply time.Duration // first bound of the wait for a reply; defaults to replyTimeout
 }
 
-// Result counts what became of the envelopes that were found.
+// Result counts the envelopes that a sweep found.
 type Result struct {
-	Swept   int64 // handed on
-	Skipped int64 // known from an earlier pass
+	Swept   int64 // delivered
+	Skipped int64 // delivered by an earlier pass
 }
 
-// ErrMoved says that a collection was renamed or dropped while it was swept, so that the rest of it was not read under its
-// name. Another pass over the collections that are there then finds the rest.
+// ErrMoved means that a collection was renamed or dropped during the sweep, so that the rest of it was
+// not read under its name. Another pass over the collections that exist then finds the rest.
 var ErrMoved = errors.New("a collection was renamed or dropped while it was swept")
 
-// Lower is the stamp behind which the sweep begins.
+// Lower returns the stamp after which the sweep begins.
 func (s *Sweep) Lower() bson.Timestamp {
 	low := s.To
 	for _, c := range s.Collections {
-		if at := s.lowerBound(c); at.Before(low) {
+		at := s.lowerBound(c)
+		if at.Before(low) {
 			low = at
 		}
 	}
 	return low
 }
 
-// lowerBound is the stamp behind which the sweep of one collection begins.
+// lowerBound returns the stamp after which the sweep of one collection begins.
 func (s *Sweep) lowerBound(c store.Outbox) bson.Timestamp {
 	low, known := s.ReadUpTo[c.NS()]
 	if !known {
@@ -102,7 +110,7 @@ func (s *Sweep) lowerBound(c store.Outbox) bson.Timestamp {
 	return low
 }
 
-// Count is how many envelopes a sweep that begins now would find in a collection, at this moment.
+// Count returns the number of envelopes that a sweep starting now would find in a collection.
 func (s *Sweep) Count(ctx context.Context, c store.Outbox) (int64, error) {
 	coll := store.Majority(s.Client.Database(c.DB).Collection(c.Coll))
 	total := int64(0)
@@ -116,8 +124,8 @@ func (s *Sweep) Count(ctx context.Context, c store.Outbox) (int64, error) {
 	return total, nil
 }
 
-// Run sweeps until the end of the stretch and returns nil, or until ctx ends or the publisher refuses; then it returns the
-// cause of the one or the error of the other. It may be called once.
+// Run sweeps to the end of the stretch and returns nil. It returns early with the cause of ctx when ctx
+// ends, or with the error of the publisher. It may be called once.
 func (s *Sweep) Run(ctx context.Context) (Result, error) {
 	r := &sweepRun{Sweep: s}
 	if s.Margin == 0 {
@@ -128,6 +136,7 @@ func (s *Sweep) Run(ctx context.Context) (Result, error) {
 	}
 	s.Skip.to = s.To
 	s.Skip.partial = s.Skip.partial || !s.Cursor.IsZero()
+
 	err := r.sweepAll(ctx)
 	if err == nil {
 		err = s.Publisher.Reached(ctx, s.To)
@@ -143,16 +152,20 @@ type sweepRun struct {
 	*Sweep
 	Result
 	heap          sourceHeap
-	deliveredUpTo bson.Timestamp // everything up to here was handed on
-	sinceReached  int
+	deliveredUpTo bson.Timestamp
+	sinceReached  int // envelopes since the last call of Reached
 }
 
+// sweepAll delivers the envelopes without a stamp, and then merges the others of all collections in the
+// order of their stamps.
 func (r *sweepRun) sweepAll(ctx context.Context) error {
 	defer func() {
 		for _, s := range r.heap {
 			s.closeCursor(ctx)
 		}
 	}()
+
+	// An earlier pass has delivered all envelopes without a stamp before it had a cursor.
 	if r.Cursor.IsZero() {
 		for _, c := range r.Collections {
 			if err := r.sweepUnstamped(ctx, c); err != nil {
@@ -160,6 +173,7 @@ func (r *sweepRun) sweepAll(ctx context.Context) error {
 			}
 		}
 	}
+
 	for _, c := range r.Collections {
 		s := r.newSource(c)
 		s.last = r.lowerBound(c)
@@ -167,36 +181,42 @@ func (r *sweepRun) sweepAll(ctx context.Context) error {
 			return err
 		}
 	}
+
 	r.deliveredUpTo = r.Lower()
 	for len(r.heap) > 0 {
 		s := r.heap[0]
 		if err := r.reportReached(ctx, s.ts); err != nil {
 			return err
 		}
-		// A stamp below this one is that of no open transaction at the end of the stretch.
+
+		// A transaction that was open at the end of the stretch has no lower stamp than this.
 		keep := s.ts.After(subtractDuration(r.To, r.Margin))
 		if err := r.deliverCurrent(ctx, s, keep); err != nil {
 			return err
 		}
+
 		more, err := r.nextDocument(ctx, s)
-		switch {
-		case err != nil:
+		if err != nil {
 			return err
-		case more:
+		}
+		if more {
 			heap.Fix(&r.heap, 0)
-		default:
+		} else {
 			heap.Pop(&r.heap)
 		}
 	}
 	return nil
 }
 
-// reportReached tells the publisher from time to time how far the sweep came: between two stamps, never among equal ones.
+// reportReached is called with the stamp of the next envelope. From time to time it calls Reached, but
+// only between two different stamps.
 func (r *sweepRun) reportReached(ctx context.Context, ts bson.Timestamp) error {
-	if r.sinceReached++; r.sinceReached < markEvery || ts == r.deliveredUpTo {
+	r.sinceReached++
+	if r.sinceReached < markEvery || ts == r.deliveredUpTo {
 		r.deliveredUpTo = ts
 		return nil
 	}
+
 	r.sinceReached = 0
 	reached := r.deliveredUpTo
 	r.deliveredUpTo = ts
@@ -205,16 +225,24 @@ func (r *sweepRun) reportReached(ctx context.Context, ts bson.Timestamp) error {
 
 func (r *sweepRun) newSource(c store.Outbox) *source {
 	return &source{
-		outbox: c, coll: r.Client.Database(c.DB).Collection(c.Coll), db: []byte(c.DB), name: []byte(c.Coll), part: c.Part, to: r.To,
-		idsAtLast: map[string]struct{}{}, replyBytes: max(int(r.Memory)/max(len(r.Collections), 1), leastReply), timeout: cmp.Or(r.reply, replyTimeout),
+		outbox:     c,
+		coll:       r.Client.Database(c.DB).Collection(c.Coll),
+		db:         []byte(c.DB),
+		name:       []byte(c.Coll),
+		part:       c.Part,
+		to:         r.To,
+		idsAtLast:  map[string]struct{}{},
+		replyBytes: max(int(r.Memory)/max(len(r.Collections), 1), leastReply),
+		timeout:    cmp.Or(r.reply, replyTimeout),
 	}
 }
 
-// sweepUnstamped sweeps what only its presence tells of, in the order of insertion.
+// sweepUnstamped delivers the envelopes of c without a stamp, in the order of insertion.
 func (r *sweepRun) sweepUnstamped(ctx context.Context, c store.Outbox) error {
 	s := r.newSource(c)
 	s.unstamped = true
 	defer s.closeCursor(ctx)
+
 	for {
 		more, err := r.nextDocument(ctx, s)
 		if err != nil || !more {
@@ -226,6 +254,7 @@ func (r *sweepRun) sweepUnstamped(ctx context.Context, c store.Outbox) error {
 	}
 }
 
+// addSource adds s to the heap unless it is empty.
 func (r *sweepRun) addSource(ctx context.Context, s *source) error {
 	more, err := r.nextDocument(ctx, s)
 	if more {
@@ -234,35 +263,42 @@ func (r *sweepRun) addSource(ctx context.Context, s *source) error {
 	return err
 }
 
-// nextDocument waits out the faults of the server: what is lost in the stream is nowhere else.
+// nextDocument moves s to its next document and returns false at the end. It retries failed reads until
+// they succeed, because the envelopes of a lost stream cannot be read anywhere else.
 func (r *sweepRun) nextDocument(ctx context.Context, s *source) (more bool, err error) {
 	read := func(ctx context.Context) (err error) {
 		more, err = s.nextWithTimeout(ctx)
 		return err
 	}
-	if err = r.retryReads(ctx, read(ctx), read); err != nil || more {
+	err = r.retryReads(ctx, read(ctx), read)
+	if err != nil || more {
 		return more, err
 	}
-	// A collection that loses its name looks as if it ended.
+
+	// A collection that was renamed or dropped looks as if it had ended.
 	holder := s.outbox.UUID
-	look := func(ctx context.Context) (err error) {
+	check := func(ctx context.Context) (err error) {
 		holder, err = s.outbox.NameHolder(ctx, r.Client)
 		return err
 	}
-	if err = r.retryReads(ctx, look(ctx), look); err == nil && holder != s.outbox.UUID {
+	err = r.retryReads(ctx, check(ctx), check)
+	if err == nil && holder != s.outbox.UUID {
 		err = fmt.Errorf("%s: %w", s.outbox.NS(), ErrMoved)
 	}
 	return false, err
 }
 
+// retryReads calls op while err, the error of its previous call, is not nil. It returns only the cause
+// of ctx.
 func (r *sweepRun) retryReads(ctx context.Context, err error, op func(context.Context) error) error {
-	back := retry.Reopen.Start()
+	backoff := retry.Reopen.Start()
 	for err != nil {
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
+
 		r.Publisher.Trouble(err)
-		if back.Wait(ctx) != nil {
+		if backoff.Wait(ctx) != nil {
 			return context.Cause(ctx)
 		}
 		err = op(ctx)
@@ -270,6 +306,8 @@ func (r *sweepRun) retryReads(ctx context.Context, err error, op func(context.Co
 	return nil
 }
 
+// deliverCurrent delivers the current envelope of s. If keep is set, the stream may repeat it: then it is
+// added to Skip, and left out if it is there already.
 func (r *sweepRun) deliverCurrent(ctx context.Context, s *source, keep bool) error {
 	if keep && r.Skip.contains(s.db, s.name, byte(s.id.Type), s.id.Value) {
 		r.Skipped++
@@ -278,11 +316,13 @@ func (r *sweepRun) deliverCurrent(ctx context.Context, s *source, keep bool) err
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
+
 	crash.At("mid-sweep")
 	e := Envelope{DB: s.db, Coll: s.name, TS: s.ts, Raw: s.cursor.Current}
 	if err := r.Publisher.Deliver(ctx, &e); err != nil {
 		return err
 	}
+
 	r.Swept++
 	if keep {
 		r.Skip.addID(s.db, s.name, byte(s.id.Type), s.id.Value)
@@ -290,17 +330,19 @@ func (r *sweepRun) deliverCurrent(ctx context.Context, s *source, keep bool) err
 	return nil
 }
 
-// readClusterTime is the cluster's time after the last read: what is committed later was not seen.
+// readClusterTime returns the time of the cluster after the last read. The sweep has not seen any later
+// commit.
 func (r *sweepRun) readClusterTime(ctx context.Context) (at bson.Timestamp, err error) {
-	ask := func(ctx context.Context) (err error) {
+	read := func(ctx context.Context) (err error) {
 		at, err = store.ClusterTime(ctx, r.Client)
 		return err
 	}
-	err = r.retryReads(ctx, ask(ctx), ask)
+	err = r.retryReads(ctx, read(ctx), read)
 	return at, err
 }
 
-// sourceHeap orders sources by the stamp of their next envelope; equal stamps, by name, so that a repetition is the same.
+// sourceHeap orders sources by the stamp of their next envelope, and equal stamps by name, so that a
+// repeated sweep has the same order.
 type sourceHeap []*source
 
 func (m sourceHeap) Len() int { return len(m) }

@@ -10,39 +10,44 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 )
 
-// CatchUp returns once majority reads of coll see everything that was acknowledged before the call. Without it they may
-// miss what a writer was told about a moment ago (N22). It costs two calls.
+// CatchUp blocks until majority reads of coll see every write that was acknowledged before the call.
+// Without it, they may miss the latest of these writes (N22). It costs two calls.
 func CatchUp(ctx context.Context, coll *mongo.Collection) error {
 	client := coll.Database().Client()
 	now, err := ClusterTime(ctx, client)
-	switch {
-	case errors.Is(err, ErrNoClusterTime):
-		return nil // what is acknowledged is seen
-	case err != nil:
-		return err
+	if errors.Is(err, ErrNoClusterTime) {
+		// Reads of a server without a cluster time see all acknowledged writes.
+		return nil
 	}
-	sess, err := Causal(ctx, client, now)
 	if err != nil {
 		return err
 	}
-	defer sess.EndSession(context.WithoutCancel(ctx))
-	err = Majority(coll).FindOne(mongo.NewSessionContext(ctx, sess), bson.D{}, options.FindOne().SetProjection(bson.D{{Key: "_id", Value: 1}})).Err()
+
+	session, err := Causal(ctx, client, now)
+	if err != nil {
+		return err
+	}
+	defer session.EndSession(context.WithoutCancel(ctx))
+
+	opts := options.FindOne().SetProjection(bson.D{{Key: "_id", Value: 1}})
+	err = Majority(coll).FindOne(mongo.NewSessionContext(ctx, session), bson.D{}, opts).Err()
 	if err != nil && !errors.Is(err, mongo.ErrNoDocuments) {
 		return privilege(err, "reading "+Namespace(coll), "find", Namespace(coll), "")
 	}
 	return nil
 }
 
-// Causal is a session whose reads see everything that was committed up to at. N22: the server waits until it is
-// majority-committed; a majority read without that misses what was committed just before.
+// Causal returns a session whose reads see everything that was committed up to at. N22: the server waits
+// until that is majority-committed. Without it, a majority read misses the latest commits.
 func Causal(ctx context.Context, client *mongo.Client, at bson.Timestamp) (*mongo.Session, error) {
-	sess, err := client.StartSession(options.Session().SetCausalConsistency(true))
+	session, err := client.StartSession(options.Session().SetCausalConsistency(true))
 	if err != nil {
 		return nil, fmt.Errorf("starting a session: %w", err)
 	}
-	if err := sess.AdvanceOperationTime(&at); err != nil {
-		sess.EndSession(context.WithoutCancel(ctx))
+
+	if err := session.AdvanceOperationTime(&at); err != nil {
+		session.EndSession(context.WithoutCancel(ctx))
 		return nil, fmt.Errorf("setting a session's time: %w", err)
 	}
-	return sess, nil
+	return session, nil
 }

@@ -6,8 +6,8 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 )
 
-// SameDelivery reports whether a document is still what was published: an exception, or one that bears the claim, in that
-// delivery.
+// SameDelivery reports whether an envelope is still the one that was published: it has that delivery, and
+// it is an exception or, if claim is not empty, has that claim.
 func SameDelivery(raw bson.Raw, claim string, delivery int32) bool {
 	state, _ := raw.Lookup("state").StringValueOK()
 	if claim != "" {
@@ -18,17 +18,19 @@ func SameDelivery(raw bson.Raw, claim string, delivery int32) bool {
 	} else if state != "retry" && state != "blocked" && state != "parked" {
 		return false
 	}
+
 	n, _ := raw.Lookup("delivery").AsInt64OK()
 	return max(n, 0) == int64(delivery)
 }
 
-// WithoutException is the envelope without what its time as an exception, or a claim, left in it. A due time that is over
-// is kept as `scheduledFor`.
+// WithoutException returns the envelope without the fields of an exception and of a claim. It renames
+// `dueAt` to `scheduledFor`.
 func WithoutException(raw bson.Raw) (bson.Raw, error) {
 	elems, err := raw.Elements()
 	if err != nil {
 		return nil, fmt.Errorf("reading an envelope: %w", err)
 	}
+
 	kept := make(bson.D, 0, len(elems))
 	for _, e := range elems {
 		name := e.Key()

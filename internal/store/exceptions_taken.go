@@ -12,36 +12,46 @@ import (
 	"github.com/outrelay/outrelay/internal/slot"
 )
 
-// EachTaken hands what an earlier owner may have sent outside of the stream's order to take, in no order: the exceptions of
-// coll, and its scheduled envelopes that are due by until and bear a claim. The envelopes come without their headers, and
-// with a payload of null: what matters is where they go and by what they are known. The bytes are valid during the call
-// only. It sees everything that was committed before the call. It holds one reply in memory.
+// EachTaken calls take, in no order, for each envelope that an earlier owner may have sent outside of the
+// order of the stream: the exceptions of coll, and its scheduled envelopes that are due by until and
+// have a claim. The envelopes have no headers and a null payload, because only their ids and targets
+// matter. Their bytes are valid only during the call of take. EachTaken sees everything that was
+// committed before it was called, and holds one reply in memory.
 func EachTaken(ctx context.Context, coll *mongo.Collection, p slot.Part, until time.Time, take func(bson.Raw) error) error {
-	for _, filter := range []bson.D{ // in this order: a claimed one may become an exception meanwhile, never the other way round
-		{{Key: "dueAt", Value: bson.D{{Key: "$lte", Value: bson.NewDateTimeFromTime(until)}}}, {Key: "state", Value: nil}, {Key: "claim.token", Value: bson.D{{Key: "$ne", Value: nil}}}},
-		isException(),
-	} {
-		if err := each(ctx, coll, p.And(filter), take); err != nil {
-			return fmt.Errorf("reading what an earlier owner may have sent of %s: %w", Namespace(coll), err)
+	claimed := bson.D{
+		{Key: "dueAt", Value: bson.D{{Key: "$lte", Value: bson.NewDateTimeFromTime(until)}}},
+		{Key: "state", Value: nil},
+		{Key: "claim.token", Value: bson.D{{Key: "$ne", Value: nil}}},
+	}
+
+	// Claimed envelopes come first: one of them may become an exception between the two reads, but an
+	// exception never becomes a claimed envelope.
+	for _, filter := range []bson.D{claimed, isException()} {
+		if err := eachWithoutPayload(ctx, coll, p.And(filter), take); err != nil {
+			return fmt.Errorf("reading envelopes of %s that an earlier owner may have sent: %w", Namespace(coll), err)
 		}
 	}
 	return nil
 }
 
-// EachOf hands those of ids that are there to take, as [EachTaken] does, whatever has become of them.
+// EachOf calls take as [EachTaken] does, for each envelope with one of the ids, in any state.
 func EachOf(ctx context.Context, coll *mongo.Collection, ids []bson.RawValue, take func(bson.Raw) error) error {
-	err := each(ctx, coll, bson.D{{Key: "_id", Value: bson.D{{Key: "$in", Value: ids}}}}, take)
+	err := eachWithoutPayload(ctx, coll, bson.D{{Key: "_id", Value: bson.D{{Key: "$in", Value: ids}}}}, take)
 	if err != nil {
-		return fmt.Errorf("looking again at what an earlier owner may have sent of %s: %w", Namespace(coll), err)
+		return fmt.Errorf("reading again envelopes of %s that an earlier owner may have sent: %w", Namespace(coll), err)
 	}
 	return nil
 }
 
-func each(ctx context.Context, coll *mongo.Collection, filter bson.D, take func(bson.Raw) error) error {
+// eachWithoutPayload calls take for each envelope that filter matches, without its headers, history and
+// payload.
+func eachWithoutPayload(ctx context.Context, coll *mongo.Collection, filter bson.D, take func(bson.Raw) error) error {
 	project := bson.D{{Key: "$unset", Value: bson.A{"headers", "history", "lastError"}}}
 	null := bson.D{{Key: "$set", Value: bson.D{{Key: "payload", Value: nil}}}}
+	pipeline := mongo.Pipeline{{{Key: "$match", Value: filter}}, project, null}
+
 	return caughtUp(ctx, coll, func(ctx context.Context) error {
-		cur, err := Majority(coll).Aggregate(ctx, mongo.Pipeline{{{Key: "$match", Value: filter}}, project, null}, options.Aggregate().SetBatchSize(1000))
+		cur, err := Majority(coll).Aggregate(ctx, pipeline, options.Aggregate().SetBatchSize(1000))
 		if err != nil {
 			return privilege(err, "reading exceptions of "+Namespace(coll), "find", Namespace(coll), "")
 		}

@@ -10,7 +10,7 @@ import (
 	"github.com/outrelay/outrelay/internal/slot"
 )
 
-// Wider is an exception that waits for more topics than it lists.
+// Wider is an exception that has to wait for further topics.
 type Wider struct {
 	NS       string
 	ID       bson.RawValue
@@ -18,23 +18,25 @@ type Wider struct {
 	Topics   []string
 }
 
-// EachBehind hands the exceptions of coll that stand behind a position to take, in no order, as [EachTaken] does.
+// EachBehind calls take as [EachTaken] does, for each exception of coll after the position pos.
 func EachBehind(ctx context.Context, coll *mongo.Collection, p slot.Part, pos string, take func(bson.Raw) error) error {
 	filter := isException(bson.E{Key: "pos", Value: bson.D{{Key: "$gt", Value: pos}}})
-	if err := each(ctx, coll, p.And(filter), take); err != nil {
-		return fmt.Errorf("reading exceptions of %s behind a position: %w", Namespace(coll), err)
+	if err := eachWithoutPayload(ctx, coll, p.And(filter), take); err != nil {
+		return fmt.Errorf("reading exceptions of %s after a position: %w", Namespace(coll), err)
 	}
 	return nil
 }
 
-// WidenExceptions adds topics to what exceptions wait for, in as many fenced transactions as their number asks for. It is
-// idempotent, and leaves alone what is none any more, or another delivery.
+// WidenExceptions adds topics to those that exceptions wait for, in as many fenced transactions as their
+// number requires. It is idempotent. It does not change an envelope that is no longer an exception, or
+// that has become another delivery.
 func WidenExceptions(ctx context.Context, f Fencer, list []Wider) error {
-	err := inParts(ctx, f, list, parts[Wider]{top: MaxExceptions, write: func(tx context.Context, c *mongo.Client, part []Wider) error {
+	write := func(tx context.Context, c *mongo.Client, part []Wider) error {
 		models := map[string][]mongo.WriteModel{}
 		for i := range part {
 			models[part[i].NS] = append(models[part[i].NS], part[i].update())
 		}
+
 		for ns, m := range models {
 			coll, err := Outboxed(c, ns)
 			if err != nil {
@@ -45,7 +47,9 @@ func WidenExceptions(ctx context.Context, f Fencer, list []Wider) error {
 			}
 		}
 		return nil
-	}})
+	}
+
+	err := inParts(ctx, f, list, parts[Wider]{top: MaxExceptions, write: write})
 	if err != nil {
 		return fmt.Errorf("widening %d exceptions: %w", len(list), err)
 	}

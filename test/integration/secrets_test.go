@@ -149,7 +149,7 @@ func TestNothingThatIsPrintedHoldsASecret(t *testing.T) {
 	s.SetConfig("mongodb.uri", "mongodb:/root:"+plantedPassword+"@h")
 	s.SetConfig("retention", "${env:PLANTED_TOKEN}")
 	command("run")
-	if !strings.Contains(said.String(), "mongodb://***@") || !strings.Contains(said.String(), "exceptions were written") {
+	if !strings.Contains(said.String(), "mongodb://***@") || !strings.Contains(said.String(), "fates of envelopes are written") {
 		t.Error("the output is too short for a meaningful test")
 	}
 }
