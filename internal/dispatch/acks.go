@@ -13,21 +13,21 @@ import (
 func (d *Dispatcher) Acked(tp record.TopicPartition, base int64, tickets []record.Ticket, bytes int) {
 	crash.At("after-ack-before-watermark")
 	n := len(tickets)
-	d.observe(tickets)
-	aside, whole := d.aside(base, tickets), d.followed.acked(tp, base, tickets)
+	d.reportLatency(tickets)
+	aside, whole := d.collectSideAcks(base, tickets), d.followers.notifyAcked(tp, base, tickets)
 	d.tracker.Acked(tp, base, tickets)
-	bytes -= d.answered(tp, aside)
-	d.note(whole)
-	d.free(d.budget, int64(bytes))
+	bytes -= d.resolveSideAcks(tp, aside)
+	d.queueDeliveries(whole)
+	d.releaseBytes(d.budget, int64(bytes))
 	d.cfg.Metrics.Published(tp.Topic, n)
 }
 
-func (d *Dispatcher) observe(tickets []record.Ticket) {
-	d.obs.Lock()
-	defer d.obs.Unlock()
+func (d *Dispatcher) reportLatency(tickets []record.Ticket) {
+	d.latencyMu.Lock()
+	defer d.latencyMu.Unlock()
 	now := d.cfg.Now().UnixNano()
-	d.times = d.tracker.CommitMS(d.times[:0], tickets)
-	for _, ms := range d.times {
+	d.latencyScratch = d.tracker.AppendCommitMS(d.latencyScratch[:0], tickets)
+	for _, ms := range d.latencyScratch {
 		d.cfg.Metrics.Latency(max(float64(now)/1e6-float64(ms), 0))
 	}
 }
@@ -48,9 +48,9 @@ func (d *Dispatcher) Run(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-d.wake:
+		case <-d.exceptionWake:
 		}
-		for batch := d.take(); len(batch) > 0; batch = d.take() {
+		for batch := d.nextExceptions(); len(batch) > 0; batch = d.nextExceptions() {
 			if err := d.cfg.Retry(ctx, func() error { return d.cfg.Exceptions.Record(ctx, batch) }); err != nil {
 				if ctx.Err() != nil {
 					return nil
@@ -58,18 +58,18 @@ func (d *Dispatcher) Run(ctx context.Context) error {
 				return err
 			}
 			for i := range batch {
-				d.recorded(&batch[i])
+				d.resolveException(&batch[i])
 			}
 		}
 	}
 }
 
-// recorded resolves what an exception stands for.
-func (d *Dispatcher) recorded(e *Exception) {
+// resolveException resolves what an exception stands for.
+func (d *Dispatcher) resolveException(e *Exception) {
 	for range e.targets {
 		d.tracker.Resolve(e.ticket)
 	}
-	d.free(d.budget, e.bytes)
+	d.releaseBytes(d.budget, e.bytes)
 	if e.State != "" {
 		d.cfg.Metrics.Held(e.State, 1)
 	} else {
@@ -77,7 +77,7 @@ func (d *Dispatcher) recorded(e *Exception) {
 	}
 }
 
-func (d *Dispatcher) take() []Exception {
+func (d *Dispatcher) nextExceptions() []Exception {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	n := min(len(d.exceptions), maxExceptions)
@@ -115,7 +115,7 @@ func (d *Dispatcher) Unresolved() (events int, bytes int64) {
 
 // Lag is now minus the commit time of the oldest unresolved event; 0 if there is none.
 func (d *Dispatcher) Lag(now time.Time) time.Duration {
-	ms, ok := d.tracker.OldestMS()
+	ms, ok := d.tracker.OldestCommitMS()
 	if !ok {
 		return 0
 	}
@@ -123,4 +123,4 @@ func (d *Dispatcher) Lag(now time.Time) time.Duration {
 }
 
 // Waiting reports whether Deliver is blocked for want of room.
-func (d *Dispatcher) Waiting() bool { return d.budget.blocked() }
+func (d *Dispatcher) Waiting() bool { return d.budget.hasWaiters() }

@@ -76,8 +76,8 @@ type Item struct {
 	Raw, DB, Coll, Pos []byte
 }
 
-// exception makes an exception of the envelope, with copies of what aliases the reply.
-func (it *Item) exception(why record.Refusal, t record.Ticket, bytes int) Exception {
+// newException makes an exception of the envelope, with copies of what aliases the reply.
+func (it *Item) newException(why record.Refusal, t record.Ticket, bytes int) Exception {
 	return Exception{
 		Raw: slices.Clone(it.Raw), NS: string(it.DB) + "." + string(it.Coll), Pos: string(it.Pos),
 		Why: why, ticket: t, targets: 1, bytes: int64(bytes),
@@ -115,26 +115,26 @@ type Dispatcher struct {
 	tracker    *watermark.Tracker[resume.Position]
 	sink       Sink
 
-	spare    *budget // the reconciler's share
+	sideBudget    *budget // the reconciler's share
 	gates    *gates
-	replay   replay
-	followed followed
-	besides  atomic.Int64  // deliveries outside of the stream's order
-	found    atomic.Uint64 // calls of Found
+	replay   replayWindow
+	followers followers
+	sidesInFlight  atomic.Int64  // deliveries outside of the stream's order
+	foundCalls    atomic.Uint64 // calls of Found
 	sideMu   sync.Mutex
 	sides    map[record.Ticket]*side
 
 	sentMu   sync.Mutex
-	arrivals []*Sent
-	record   chan struct{} // one token: there are deliveries to write down
+	deliveries []*Sent
+	deliveryWake   chan struct{} // one token: there are deliveries to write down
 
 	mu         sync.Mutex
 	exceptions []Exception
 	writing    bool          // some of them are being written
-	wake       chan struct{} // one token: there are exceptions to write
-	times      []int64       // scratch of observe, under obs
-	obs        sync.Mutex
-	held       []int // scratch of Deliver
+	exceptionWake       chan struct{} // one token: there are exceptions to write
+	latencyScratch      []int64       // scratch of observe, under obs
+	latencyMu        sync.Mutex
+	heldScratch       []int // scratch of Deliver
 }
 
 var _ record.Acks = (*Dispatcher)(nil)
@@ -145,8 +145,8 @@ func New(cfg Config) *Dispatcher {
 		cfg.Now = time.Now
 	}
 	d := &Dispatcher{
-		cfg: cfg, budget: newBudget(&cfg.Pool.stream), spare: newBudget(&cfg.Pool.spare), gates: newGates(maxGates), wake: make(chan struct{}, 1),
-		sides: map[record.Ticket]*side{}, record: make(chan struct{}, 1),
+		cfg: cfg, budget: newBudget(&cfg.Pool.stream), sideBudget: newBudget(&cfg.Pool.side), gates: newGates(maxGates), exceptionWake: make(chan struct{}, 1),
+		sides: map[record.Ticket]*side{}, deliveryWake: make(chan struct{}, 1),
 	}
 	d.maxTickets.Store(int64(cfg.Pool.tickets))
 	d.tracker = watermark.New[resume.Position](func(ts []record.Ticket) { d.sink.Recycle(ts) })
@@ -159,41 +159,41 @@ func (d *Dispatcher) Use(s Sink) { d.sink = s }
 // Start sets the position that the term starts from, so that a checkpoint before the first event keeps it.
 func (d *Dispatcher) Start(p resume.Position) {
 	d.tracker.Position(p)
-	d.cfg.Pool.join(d)
+	d.cfg.Pool.addMember(d)
 }
 
 // Leave gives what it has of the pool back, when nothing is delivered any more.
-func (d *Dispatcher) Leave() { d.cfg.Pool.leave(d) }
+func (d *Dispatcher) Leave() { d.cfg.Pool.removeMember(d) }
 
-// free gives n bytes back to a budget.
-func (d *Dispatcher) free(b *budget, n int64) {
+// releaseBytes gives n bytes back to a budget.
+func (d *Dispatcher) releaseBytes(b *budget, n int64) {
 	if b.release(n) {
-		d.cfg.Pool.wake()
+		d.cfg.Pool.wakeMembers()
 	}
 }
 
 // Limits are the bytes and the tickets that it may have at this moment.
 func (d *Dispatcher) Limits() (bytes, tickets int64) {
-	return d.budget.bound() + d.spare.bound(), d.maxTickets.Load()
+	return d.budget.currentShare() + d.sideBudget.currentShare(), d.maxTickets.Load()
 }
 
 // Deliver hands one event on, in stream order. It blocks while the budget or the window is full, and returns the cause of
 // ctx's end, or the error that ended the sink.
 func (d *Dispatcher) Deliver(ctx context.Context, it *Item) error {
 	if it.Dead != nil {
-		return d.dead(ctx, it)
+		return d.deliverDead(ctx, it)
 	}
 	size := 0
 	for i := range it.Records {
 		size += d.sink.Size(&it.Records[i])
 	}
 	// Before Deliver blocks, what is queued must be on its way, or nobody would ever make room.
-	if err := d.budget.reserve(ctx, int64(size), d.room, d.sink.Flush); err != nil {
+	if err := d.budget.reserve(ctx, int64(size), d.hasRoom, d.sink.Flush); err != nil {
 		return err
 	}
-	t := d.begin(it)
-	d.followed.add(t, it)
-	d.held = d.held[:0]
+	t := d.beginTicket(it)
+	d.followers.trackEnvelope(t, it)
+	d.heldScratch = d.heldScratch[:0]
 	state := event.StateBlocked
 	for i := range it.Records {
 		rec := &it.Records[i]
@@ -205,25 +205,25 @@ func (d *Dispatcher) Deliver(ctx context.Context, it *Item) error {
 			state = event.StateParked
 			fallthrough
 		case errors.Is(err, record.ErrBlocked):
-			d.held = append(d.held, i)
+			d.heldScratch = append(d.heldScratch, i)
 			continue
 		}
 		why, ok := errors.AsType[*record.Refusal](err)
 		if !ok {
 			return err
 		}
-		e := it.exception(*why, t, d.sink.Size(rec))
+		e := it.newException(*why, t, d.sink.Size(rec))
 		e.Topic = rec.Topic
-		d.except(e)
+		d.queueException(e)
 	}
-	if len(d.held) > 0 {
-		d.hold(it, d.held, state, t)
+	if len(d.heldScratch) > 0 {
+		d.holdTargets(it, d.heldScratch, state, t)
 	}
 	return nil
 }
 
-// begin gives the event its ticket. One whose delivery is to be written down has a target more.
-func (d *Dispatcher) begin(it *Item) record.Ticket {
+// beginTicket gives the event its ticket. One whose delivery is to be written down has a target more.
+func (d *Dispatcher) beginTicket(it *Item) record.Ticket {
 	n := len(it.Records)
 	if it.Sent == nil || n == 0 {
 		return d.tracker.Begin(it.CommitMS, n)
@@ -233,11 +233,11 @@ func (d *Dispatcher) begin(it *Item) record.Ticket {
 	return t
 }
 
-func (d *Dispatcher) dead(ctx context.Context, it *Item) error {
-	if err := d.budget.reserve(ctx, int64(len(it.Raw)), d.room, d.sink.Flush); err != nil {
+func (d *Dispatcher) deliverDead(ctx context.Context, it *Item) error {
+	if err := d.budget.reserve(ctx, int64(len(it.Raw)), d.hasRoom, d.sink.Flush); err != nil {
 		return err
 	}
-	d.except(it.exception(*it.Dead, d.tracker.Begin(it.CommitMS, 1), len(it.Raw)))
+	d.queueException(it.newException(*it.Dead, d.tracker.Begin(it.CommitMS, 1), len(it.Raw)))
 	return nil
 }
 
@@ -247,19 +247,19 @@ func (d *Dispatcher) Position(p resume.Position) { d.tracker.Position(p) }
 // Flush wakes the sink's idle lanes.
 func (d *Dispatcher) Flush() { d.sink.Flush() }
 
-func (d *Dispatcher) room() bool { return int64(d.tracker.Unresolved()) < d.maxTickets.Load() }
+func (d *Dispatcher) hasRoom() bool { return int64(d.tracker.Unresolved()) < d.maxTickets.Load() }
 
-// except closes the gates of an exception and queues it for Run.
-func (d *Dispatcher) except(e Exception, gates ...Gate) {
-	d.note(d.followed.left(&e))
+// queueException closes the gates of an exception and queues it for Run.
+func (d *Dispatcher) queueException(e Exception, gates ...Gate) {
+	d.queueDeliveries(d.followers.notifyLeft(&e))
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for _, g := range gates {
-		d.gates.add(g.NS, g.Topic, g.Key, 1)
+		d.gates.changeWaiting(g.NS, g.Topic, g.Key, 1)
 	}
 	d.exceptions = append(d.exceptions, e)
 	select {
-	case d.wake <- struct{}{}:
+	case d.exceptionWake <- struct{}{}:
 	default:
 	}
 }

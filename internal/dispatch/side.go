@@ -9,17 +9,17 @@ import (
 
 // side is a delivery outside of the stream's order: a retried, parked, scheduled or replayed envelope.
 type side struct {
-	targets []target
-	left    int
+	targets []sideTarget
+	targetsLeft    int
 	bytes   int64
 	answers []record.Answer
-	tell    func(record.Published)
+	onResolved    func(record.Published)
 }
 
-type target struct {
+type sideTarget struct {
 	topic string
 	size  int
-	done  bool
+	resolved  bool
 }
 
 // Publish hands the records of one envelope, one for each topic, to the sink outside of the stream's order. It blocks while
@@ -27,25 +27,25 @@ type target struct {
 // then tell is not called. Else tell is called once, when each target has its answer, maybe from within Publish; it must
 // not block, nor call the dispatcher or the sink. The stored offsets wait for Settle.
 func (d *Dispatcher) Publish(ctx context.Context, recs []record.Record, tell func(record.Published)) error {
-	s := &side{left: len(recs), tell: tell, targets: make([]target, len(recs))}
+	s := &side{targetsLeft: len(recs), onResolved: tell, targets: make([]sideTarget, len(recs))}
 	for i := range recs {
-		s.targets[i] = target{topic: recs[i].Topic, size: d.sink.Size(&recs[i])}
+		s.targets[i] = sideTarget{topic: recs[i].Topic, size: d.sink.Size(&recs[i])}
 		s.bytes += int64(s.targets[i].size)
 	}
-	if err := d.spare.reserve(ctx, s.bytes, always, d.sink.Flush); err != nil {
+	if err := d.sideBudget.reserve(ctx, s.bytes, alwaysReady, d.sink.Flush); err != nil {
 		return err
 	}
-	d.stay()
-	t := d.tracker.Side()
+	d.holdOffsetsInReplay()
+	t := d.tracker.BeginSide()
 	if len(recs) == 0 {
-		d.free(d.spare, s.bytes)
+		d.releaseBytes(d.sideBudget, s.bytes)
 		tell(record.Published{Ticket: t})
 		return nil
 	}
 	d.sideMu.Lock()
 	d.sides[t] = s
 	d.sideMu.Unlock()
-	d.besides.Add(1)
+	d.sidesInFlight.Add(1)
 	for i := range recs {
 		err := d.sink.Send(&recs[i], t)
 		if err == nil {
@@ -54,12 +54,12 @@ func (d *Dispatcher) Publish(ctx context.Context, recs []record.Record, tell fun
 		a := record.Answer{Topic: recs[i].Topic, Partition: record.AnyPartition, Offset: -1}
 		if errors.As(err, &a.Refused); a.Refused == nil {
 			if !errors.Is(err, record.ErrParked) && !errors.Is(err, record.ErrBlocked) {
-				d.forget(t)
+				d.dropSide(t)
 				return err
 			}
 			a.Held = err
 		}
-		d.answer(t, a)
+		d.resolveSideTarget(t, a)
 	}
 	return nil
 }
@@ -68,19 +68,19 @@ func (d *Dispatcher) Publish(ctx context.Context, recs []record.Record, tell fun
 // reports whether there is any; then tell is called once with the answers of those alone, from within Take. It does not
 // block. The stored offsets wait for Settle.
 func (d *Dispatcher) Take(recs []record.Record, tell func(record.Published)) bool {
-	s := &side{left: len(recs) + 1, targets: make([]target, len(recs))} // never whole: how many are found is known at the end
+	s := &side{targetsLeft: len(recs) + 1, targets: make([]sideTarget, len(recs))} // never whole: how many are found is known at the end
 	for i := range recs {
-		s.targets[i] = target{topic: recs[i].Topic, size: d.sink.Size(&recs[i])}
+		s.targets[i] = sideTarget{topic: recs[i].Topic, size: d.sink.Size(&recs[i])}
 	}
-	t := d.tracker.Side()
+	t := d.tracker.BeginSide()
 	d.sideMu.Lock()
 	d.sides[t] = s
 	d.sideMu.Unlock()
-	d.besides.Add(1)
+	d.sidesInFlight.Add(1)
 	for i := range recs {
 		d.sink.Take(&recs[i], t)
 	}
-	d.forget(t)
+	d.dropSide(t)
 	if len(s.answers) == 0 {
 		d.tracker.Settle([]record.Ticket{t})
 		return false
@@ -89,13 +89,13 @@ func (d *Dispatcher) Take(recs []record.Record, tell func(record.Published)) boo
 	return true
 }
 
-func always() bool { return true }
+func alwaysReady() bool { return true }
 
 // Settle says that what became of deliveries outside of the stream's order is majority-committed (N8).
 func (d *Dispatcher) Settle(tickets []record.Ticket) { d.tracker.Settle(tickets) }
 
-// answer notes what became of one target.
-func (d *Dispatcher) answer(t record.Ticket, a record.Answer) (bytes int) {
+// resolveSideTarget notes what became of one target.
+func (d *Dispatcher) resolveSideTarget(t record.Ticket, a record.Answer) (bytes int) {
 	d.sideMu.Lock()
 	s := d.sides[t]
 	if s == nil {
@@ -103,61 +103,61 @@ func (d *Dispatcher) answer(t record.Ticket, a record.Answer) (bytes int) {
 		return 0
 	}
 	for i := range s.targets {
-		if x := &s.targets[i]; !x.done && x.topic == a.Topic {
-			x.done, bytes = true, x.size
+		if x := &s.targets[i]; !x.resolved && x.topic == a.Topic {
+			x.resolved, bytes = true, x.size
 			break
 		}
 	}
 	s.answers = append(s.answers, a)
-	s.left--
-	over := s.left == 0
+	s.targetsLeft--
+	over := s.targetsLeft == 0
 	if over {
 		delete(d.sides, t)
 	}
 	d.sideMu.Unlock()
 	if over {
-		d.besides.Add(-1)
-		d.free(d.spare, s.bytes)
-		s.tell(record.Published{Ticket: t, Answers: s.answers})
+		d.sidesInFlight.Add(-1)
+		d.releaseBytes(d.sideBudget, s.bytes)
+		s.onResolved(record.Published{Ticket: t, Answers: s.answers})
 	}
 	return bytes
 }
 
-func (d *Dispatcher) forget(t record.Ticket) {
+func (d *Dispatcher) dropSide(t record.Ticket) {
 	d.sideMu.Lock()
 	s := d.sides[t]
 	delete(d.sides, t)
 	d.sideMu.Unlock()
 	if s != nil {
-		d.besides.Add(-1)
-		d.free(d.spare, s.bytes)
+		d.sidesInFlight.Add(-1)
+		d.releaseBytes(d.sideBudget, s.bytes)
 	}
 }
 
-// place is the offset of one delivery outside of the stream's order in an acked batch.
-type place struct {
+// sideAck is the offset of one delivery outside of the stream's order in an acked batch.
+type sideAck struct {
 	ticket record.Ticket
 	offset int64
 }
 
-// aside picks out of an acked batch what is not the stream's. It is nil, at the cost of a load, while there is nothing.
-func (d *Dispatcher) aside(base int64, tickets []record.Ticket) []place {
-	if d.besides.Load() == 0 {
+// collectSideAcks picks out of an acked batch what is not the stream's. It is nil, at the cost of a load, while there is nothing.
+func (d *Dispatcher) collectSideAcks(base int64, tickets []record.Ticket) []sideAck {
+	if d.sidesInFlight.Load() == 0 {
 		return nil
 	}
-	var list []place
+	var list []sideAck
 	for i, t := range tickets {
 		if t.IsSide() {
-			list = append(list, place{t, base + int64(i)})
+			list = append(list, sideAck{t, base + int64(i)})
 		}
 	}
 	return list
 }
 
-// answered tells of the deliveries of list that tp has them, and returns the bytes that they had reserved.
-func (d *Dispatcher) answered(tp record.TopicPartition, list []place) (bytes int) {
+// resolveSideAcks tells of the deliveries of list that tp has them, and returns the bytes that they had reserved.
+func (d *Dispatcher) resolveSideAcks(tp record.TopicPartition, list []sideAck) (bytes int) {
 	for _, p := range list {
-		bytes += d.answer(p.ticket, record.Answer{Topic: tp.Topic, Partition: tp.Partition, Offset: p.offset})
+		bytes += d.resolveSideTarget(p.ticket, record.Answer{Topic: tp.Topic, Partition: tp.Partition, Offset: p.offset})
 	}
 	return bytes
 }
