@@ -8,7 +8,7 @@ import "maps"
 // has moved the gate since, and if nothing waits to be written. What is published and not told of yet opens its gate later,
 // although its document says already that it waits no more.
 type Audit struct {
-	d    *Dispatcher
+	d          *Dispatcher
 	mismatches map[gateID]mismatch
 }
 
@@ -20,7 +20,7 @@ type gateID struct {
 
 // mismatch is a gate that differed at the last audit.
 type mismatch struct {
-	gate  gateCount
+	gate   gateCount
 	stored int32
 }
 
@@ -30,10 +30,10 @@ func (d *Dispatcher) NewAudit() *Audit { return &Audit{d: d} }
 // Comparison is one comparison: how the gates stood before the collections were read, what these hold, and for which keys something is
 // published and has no fate yet.
 type Comparison struct {
-	audit      *Audit
-	topics map[string]*topicGates
+	audit    *Audit
+	topics   map[string]*topicGates
 	stored   map[string]map[uint32]int32
-	inFlight   map[uint32]bool
+	inFlight map[uint32]bool
 }
 
 // Look begins a comparison. It is to be taken before the collections are read.

@@ -14,8 +14,8 @@ type budget struct {
 	changed *sync.Cond
 	share   int64 // what its user may take of the configured bytes
 	used    int64
-	waiting int  // callers that are blocked
-	shared      *sharedBudget // of all that share them
+	waiting int           // callers that are blocked
+	shared  *sharedBudget // of all that share them
 }
 
 // sharedBudget is what the budgets of a process use together. A share that became smaller binds at once what is reserved from then on, but
@@ -132,7 +132,7 @@ type Pool struct {
 	bytes   int64
 	tickets int
 	stream  sharedBudget
-	side   sharedBudget
+	side    sharedBudget
 
 	mu      sync.Mutex
 	members []*Dispatcher

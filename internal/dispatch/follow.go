@@ -21,13 +21,13 @@ type Follower interface {
 // followers are the few envelopes above the watermark that somebody follows, or whose delivery is to be written down.
 type followers struct {
 	count    atomic.Int64 // of the map, so that an ack costs a load while nobody follows
-	mu   sync.Mutex
+	mu       sync.Mutex
 	byTicket map[record.Ticket]trackedEnvelope
 }
 
 type trackedEnvelope struct {
-	follower   Follower // nil: nobody
-	sent *Sent    // nil: nothing is written down
+	follower    Follower // nil: nobody
+	sent        *Sent    // nil: nothing is written down
 	targetsLeft int
 }
 

@@ -23,19 +23,19 @@ const maxGates = 250_000
 type gates struct {
 	active atomic.Int64 // exceptions and stopped keys; 0 is the healthy case, which costs one load per record
 
-	mu      sync.Mutex
-	maxCounters     int // counters
+	mu          sync.Mutex
+	maxCounters int // counters
 	counters    int // counters in use
-	topics  map[string]*topicGates
-	stopped map[Gate]struct{} // keys of which a delivery outside of the stream's order came back, which is not yet written down
-	waiting   int
-	changes   uint32 // changes of any gate
+	topics      map[string]*topicGates
+	stopped     map[Gate]struct{} // keys of which a delivery outside of the stream's order came back, which is not yet written down
+	waiting     int
+	changes     uint32 // changes of any gate
 }
 
 // topicGates are the gates of one topic, by hash. A topic with too many keys has fewer bits of the hash.
 type topicGates struct {
-	mask uint32
-	byHash   map[uint32]gateCount
+	mask   uint32
+	byHash map[uint32]gateCount
 }
 
 // Gate is the scope of an order: the collection, by the value of its header `outrelay-ns`, the topic, and the key.
@@ -45,7 +45,7 @@ type Gate struct {
 
 // gateCount is how many wait behind a gate, and when that last changed.
 type gateCount struct {
-	waiting    int32
+	waiting   int32
 	changedAt uint32
 }
 
@@ -59,7 +59,9 @@ const fullMask = math.MaxUint32
 var hashSeed = maphash.MakeSeed()
 
 // hashKey is the hash of a key in a namespace, of their bytes or of their text.
-func hashKey(ns, key string) uint32 { return mixHashes(maphash.String(hashSeed, ns), maphash.String(hashSeed, key)) }
+func hashKey(ns, key string) uint32 {
+	return mixHashes(maphash.String(hashSeed, ns), maphash.String(hashSeed, key))
+}
 
 func hashKeyBytes(ns, key []byte) uint32 {
 	return mixHashes(maphash.Bytes(hashSeed, ns), maphash.Bytes(hashSeed, key))

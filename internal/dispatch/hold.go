@@ -16,8 +16,8 @@ const replayHold watermark.OffsetHold = 0
 
 // replayWindow is the stretch of a term in which the stream brings what an earlier owner may have sent.
 type replayWindow struct {
-	mu   sync.Mutex
-	active   bool
+	mu          sync.Mutex
+	active      bool
 	offsetsHeld bool
 }
 

@@ -7,27 +7,33 @@ import (
 	"github.com/outrelay/outrelay/internal/record"
 )
 
-// side is a delivery outside of the stream's order: a retried, parked, scheduled or replayed envelope.
+// side is a delivery outside of the stream's order: a retried, parked, scheduled or
+// replayed envelope.
 type side struct {
-	targets []sideTarget
-	targetsLeft    int
-	bytes   int64
-	answers []record.Answer
-	onResolved    func(record.Published)
+	targets     []sideTarget
+	targetsLeft int
+	bytes       int64
+	answers     []record.Answer
+	onResolved  func(record.Published)
 }
 
+// sideTarget is one target of a side delivery.
 type sideTarget struct {
-	topic string
-	size  int
-	resolved  bool
+	topic    string
+	size     int
+	resolved bool
 }
 
-// Publish hands the records of one envelope, one for each topic, to the sink outside of the stream's order. It blocks while
-// the reconciler's share of the budget is full (N13), and returns the cause of ctx's end, or the error that ended the sink;
-// then tell is not called. Else tell is called once, when each target has its answer, maybe from within Publish; it must
-// not block, nor call the dispatcher or the sink. The stored offsets wait for Settle.
-func (d *Dispatcher) Publish(ctx context.Context, recs []record.Record, tell func(record.Published)) error {
-	s := &side{targetsLeft: len(recs), onResolved: tell, targets: make([]sideTarget, len(recs))}
+// Publish sends the records of one envelope, one for each topic, outside of the stream's
+// order. It blocks while the reconciler's share of the budget is full (N13). It returns the
+// cause of ctx if ctx ends, or the error that ended the sink. After an error, onResolved is
+// not called.
+//
+// Otherwise onResolved is called once, when each target has its answer, possibly from within
+// Publish. It must not block, and must not call the dispatcher or the sink. The stored offsets
+// wait for Settle.
+func (d *Dispatcher) Publish(ctx context.Context, recs []record.Record, onResolved func(record.Published)) error {
+	s := &side{targetsLeft: len(recs), onResolved: onResolved, targets: make([]sideTarget, len(recs))}
 	for i := range recs {
 		s.targets[i] = sideTarget{topic: recs[i].Topic, size: d.sink.Size(&recs[i])}
 		s.bytes += int64(s.targets[i].size)
@@ -35,129 +41,155 @@ func (d *Dispatcher) Publish(ctx context.Context, recs []record.Record, tell fun
 	if err := d.sideBudget.reserve(ctx, s.bytes, alwaysReady, d.sink.Flush); err != nil {
 		return err
 	}
+
 	d.holdOffsetsInReplay()
-	t := d.tracker.BeginSide()
+	ticket := d.tracker.BeginSide()
 	if len(recs) == 0 {
 		d.releaseBytes(d.sideBudget, s.bytes)
-		tell(record.Published{Ticket: t})
+		onResolved(record.Published{Ticket: ticket})
 		return nil
 	}
-	d.sideMu.Lock()
-	d.sides[t] = s
-	d.sideMu.Unlock()
-	d.sidesInFlight.Add(1)
+
+	// The delivery is registered first: the sink may ack a record from within Send.
+	d.addSide(ticket, s)
 	for i := range recs {
-		err := d.sink.Send(&recs[i], t)
+		err := d.sink.Send(&recs[i], ticket)
 		if err == nil {
 			continue
 		}
+
 		a := record.Answer{Topic: recs[i].Topic, Partition: record.AnyPartition, Offset: -1}
 		if errors.As(err, &a.Refused); a.Refused == nil {
 			if !errors.Is(err, record.ErrParked) && !errors.Is(err, record.ErrBlocked) {
-				d.dropSide(t)
+				d.dropSide(ticket)
 				return err
 			}
 			a.Held = err
 		}
-		d.resolveSideTarget(t, a)
+		d.resolveSideTarget(ticket, a)
 	}
 	return nil
 }
 
-// Take acks those of recs, of one envelope outside of the stream's order, that a read-back has found, and sends none. It
-// reports whether there is any; then tell is called once with the answers of those alone, from within Take. It does not
-// block. The stored offsets wait for Settle.
-func (d *Dispatcher) Take(recs []record.Record, tell func(record.Published)) bool {
-	s := &side{targetsLeft: len(recs) + 1, targets: make([]sideTarget, len(recs))} // never whole: how many are found is known at the end
+// Take acks the records in recs that the read-back has found, and sends none. The records
+// belong to one envelope outside of the stream's order. Take does not block.
+//
+// If it finds any, it calls onResolved once with their answers before it returns true. The
+// stored offsets then wait for Settle.
+func (d *Dispatcher) Take(recs []record.Record, onResolved func(record.Published)) bool {
+	// One target too many keeps the delivery from being resolved by an ack. How many records
+	// are found is known only at the end.
+	s := &side{targetsLeft: len(recs) + 1, targets: make([]sideTarget, len(recs))}
 	for i := range recs {
 		s.targets[i] = sideTarget{topic: recs[i].Topic, size: d.sink.Size(&recs[i])}
 	}
-	t := d.tracker.BeginSide()
-	d.sideMu.Lock()
-	d.sides[t] = s
-	d.sideMu.Unlock()
-	d.sidesInFlight.Add(1)
+
+	ticket := d.tracker.BeginSide()
+	d.addSide(ticket, s)
 	for i := range recs {
-		d.sink.Take(&recs[i], t)
+		d.sink.Take(&recs[i], ticket)
 	}
-	d.dropSide(t)
+	d.dropSide(ticket)
+
 	if len(s.answers) == 0 {
-		d.tracker.Settle([]record.Ticket{t})
+		d.tracker.Settle([]record.Ticket{ticket})
 		return false
 	}
-	tell(record.Published{Ticket: t, Answers: s.answers})
+	onResolved(record.Published{Ticket: ticket, Answers: s.answers})
 	return true
 }
 
+// alwaysReady is the condition of a reservation that waits for bytes only.
 func alwaysReady() bool { return true }
 
-// Settle says that what became of deliveries outside of the stream's order is majority-committed (N8).
+// Settle marks side deliveries as settled: their outcome is majority-committed (N8).
 func (d *Dispatcher) Settle(tickets []record.Ticket) { d.tracker.Settle(tickets) }
 
-// resolveSideTarget notes what became of one target.
-func (d *Dispatcher) resolveSideTarget(t record.Ticket, a record.Answer) (bytes int) {
+// addSide registers the side delivery s under its ticket.
+func (d *Dispatcher) addSide(ticket record.Ticket, s *side) {
 	d.sideMu.Lock()
-	s := d.sides[t]
+	d.sides[ticket] = s
+	d.sideMu.Unlock()
+
+	d.sidesInFlight.Add(1)
+}
+
+// resolveSideTarget stores the answer of one target, and returns the bytes that the target
+// had reserved. The last answer resolves the delivery and calls its onResolved.
+func (d *Dispatcher) resolveSideTarget(ticket record.Ticket, a record.Answer) (bytes int) {
+	d.sideMu.Lock()
+	s := d.sides[ticket]
 	if s == nil {
 		d.sideMu.Unlock()
 		return 0
 	}
+
 	for i := range s.targets {
-		if x := &s.targets[i]; !x.resolved && x.topic == a.Topic {
-			x.resolved, bytes = true, x.size
+		target := &s.targets[i]
+		if !target.resolved && target.topic == a.Topic {
+			target.resolved = true
+			bytes = target.size
 			break
 		}
 	}
+
 	s.answers = append(s.answers, a)
 	s.targetsLeft--
-	over := s.targetsLeft == 0
-	if over {
-		delete(d.sides, t)
+	last := s.targetsLeft == 0
+	if last {
+		delete(d.sides, ticket)
 	}
 	d.sideMu.Unlock()
-	if over {
+
+	if last {
 		d.sidesInFlight.Add(-1)
 		d.releaseBytes(d.sideBudget, s.bytes)
-		s.onResolved(record.Published{Ticket: t, Answers: s.answers})
+		s.onResolved(record.Published{Ticket: ticket, Answers: s.answers})
 	}
 	return bytes
 }
 
-func (d *Dispatcher) dropSide(t record.Ticket) {
+// dropSide removes a side delivery without calling its onResolved, and releases its bytes.
+func (d *Dispatcher) dropSide(ticket record.Ticket) {
 	d.sideMu.Lock()
-	s := d.sides[t]
-	delete(d.sides, t)
+	s := d.sides[ticket]
+	delete(d.sides, ticket)
 	d.sideMu.Unlock()
+
 	if s != nil {
 		d.sidesInFlight.Add(-1)
 		d.releaseBytes(d.sideBudget, s.bytes)
 	}
 }
 
-// sideAck is the offset of one delivery outside of the stream's order in an acked batch.
+// sideAck is the offset of one side delivery in an acked batch.
 type sideAck struct {
 	ticket record.Ticket
 	offset int64
 }
 
-// collectSideAcks picks out of an acked batch what is not the stream's. It is nil, at the cost of a load, while there is nothing.
+// collectSideAcks returns the side deliveries in an acked batch. If none is in flight, it
+// returns nil at the cost of one atomic load.
 func (d *Dispatcher) collectSideAcks(base int64, tickets []record.Ticket) []sideAck {
 	if d.sidesInFlight.Load() == 0 {
 		return nil
 	}
-	var list []sideAck
+
+	var acks []sideAck
 	for i, t := range tickets {
 		if t.IsSide() {
-			list = append(list, sideAck{t, base + int64(i)})
+			acks = append(acks, sideAck{t, base + int64(i)})
 		}
 	}
-	return list
+	return acks
 }
 
-// resolveSideAcks tells of the deliveries of list that tp has them, and returns the bytes that they had reserved.
-func (d *Dispatcher) resolveSideAcks(tp record.TopicPartition, list []sideAck) (bytes int) {
-	for _, p := range list {
-		bytes += d.resolveSideTarget(p.ticket, record.Answer{Topic: tp.Topic, Partition: tp.Partition, Offset: p.offset})
+// resolveSideAcks resolves the targets of acks in tp, and returns the bytes that they had
+// reserved.
+func (d *Dispatcher) resolveSideAcks(tp record.TopicPartition, acks []sideAck) (bytes int) {
+	for _, ack := range acks {
+		a := record.Answer{Topic: tp.Topic, Partition: tp.Partition, Offset: ack.offset}
+		bytes += d.resolveSideTarget(ack.ticket, a)
 	}
 	return bytes
 }

@@ -15,33 +15,33 @@ import (
 
 const (
 	initialRing = 1 << 12
-	maxMarks  = 1 << 11
+	maxMarks    = 1 << 11
 	// pruneRuns bounds what a partition remembers when nobody asks for Offsets.
 	pruneRuns = 64
 )
 
 // mark says that position p is reached once every ticket below upTo is resolved.
 type mark[P any] struct {
-	upTo record.Ticket
-	position    P
+	upTo     record.Ticket
+	position P
 }
 
 // Tracker follows the events of one term of ownership. P is the position that a checkpoint stores.
 type Tracker[P any] struct {
 	recycle func([]record.Ticket)
 
-	mu        sync.Mutex
-	low, next record.Ticket // low: first unresolved; next: next to be given out
-	targetsLeft      []uint16      // ring: targets of a ticket that are not resolved yet
+	mu             sync.Mutex
+	low, next      record.Ticket // low: first unresolved; next: next to be given out
+	targetsLeft    []uint16      // ring: targets of a ticket that are not resolved yet
 	commitTimes    []int64       // ring: commit time in Unix milliseconds
-	marks     []mark[P]     // ascending upTo, at most maxMarks
-	reached   P
-	reachedBelow     record.Ticket // every ticket below stands at or before reached; those from there to low are resolved, but above it
-	hasReached       bool
+	marks          []mark[P]     // ascending upTo, at most maxMarks
+	reached        P
+	reachedBelow   record.Ticket // every ticket below stands at or before reached; those from there to low are resolved, but above it
+	hasReached     bool
 	partitions     map[record.TopicPartition]*partitionOffsets
-	storedOffsets    map[string][]int64         // what offsets returned; nil after anything that may change it
-	nextSide      record.Ticket              // next of the deliveries outside of the stream's order
-	unsettledSides      map[record.Ticket]struct{} // those that are not settled
+	storedOffsets  map[string][]int64         // what offsets returned; nil after anything that may change it
+	nextSide       record.Ticket              // next of the deliveries outside of the stream's order
+	unsettledSides map[record.Ticket]struct{} // those that are not settled
 }
 
 // New makes an empty tracker. recycle, if not nil, gets the ticket slices back that Acked took over.
@@ -50,11 +50,11 @@ func New[P any](recycle func([]record.Ticket)) *Tracker[P] {
 		recycle = func([]record.Ticket) {}
 	}
 	return &Tracker[P]{
-		recycle: recycle,
+		recycle:        recycle,
 		targetsLeft:    make([]uint16, initialRing),
-		commitTimes:  make([]int64, initialRing),
-		partitions:   map[record.TopicPartition]*partitionOffsets{},
-		unsettledSides:    map[record.Ticket]struct{}{},
+		commitTimes:    make([]int64, initialRing),
+		partitions:     map[record.TopicPartition]*partitionOffsets{},
+		unsettledSides: map[record.Ticket]struct{}{},
 	}
 }
 
