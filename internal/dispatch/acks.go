@@ -12,22 +12,29 @@ import (
 // Acked implements record.Acks.
 func (d *Dispatcher) Acked(tp record.TopicPartition, base int64, tickets []record.Ticket, bytes int) {
 	crash.At("after-ack-before-watermark")
-	n := len(tickets)
-	d.observe(tickets)
-	aside, whole := d.aside(base, tickets), d.followed.acked(tp, base, tickets)
+
+	// The tracker takes over tickets, so everything that needs them comes first.
+	acked := len(tickets)
+	d.reportLatency(tickets)
+	sideAcks := d.collectSideAcks(base, tickets)
+	delivered := d.followers.notifyAcked(tp, base, tickets)
 	d.tracker.Acked(tp, base, tickets)
-	bytes -= d.answered(tp, aside)
-	d.note(whole)
-	d.free(d.budget, int64(bytes))
-	d.cfg.Metrics.Published(tp.Topic, n)
+
+	// Side deliveries reserved their bytes in the reconciler's budget.
+	bytes -= d.resolveSideAcks(tp, sideAcks)
+	d.queueDeliveries(delivered)
+	d.releaseBytes(d.budget, int64(bytes))
+	d.cfg.Metrics.Published(tp.Topic, acked)
 }
 
-func (d *Dispatcher) observe(tickets []record.Ticket) {
-	d.obs.Lock()
-	defer d.obs.Unlock()
+// reportLatency reports the time from commit to ack for the stream's events in tickets.
+func (d *Dispatcher) reportLatency(tickets []record.Ticket) {
+	d.latencyMu.Lock()
+	defer d.latencyMu.Unlock()
+
 	now := d.cfg.Now().UnixNano()
-	d.times = d.tracker.CommitMS(d.times[:0], tickets)
-	for _, ms := range d.times {
+	d.latencyScratch = d.tracker.AppendCommitMS(d.latencyScratch[:0], tickets)
+	for _, ms := range d.latencyScratch {
 		d.cfg.Metrics.Latency(max(float64(now)/1e6-float64(ms), 0))
 	}
 }
@@ -38,38 +45,44 @@ func (d *Dispatcher) Restore(tp record.TopicPartition, offset int64) { d.tracker
 // Idle implements record.Acks.
 func (d *Dispatcher) Idle(tp record.TopicPartition, offset int64) { d.tracker.Idle(tp, offset) }
 
-// maxExceptions of one write: a fenced transaction takes at most 1,000 documents (N3).
+// maxExceptions is the size limit of a batch: a fenced transaction takes at most 1,000
+// documents (N3).
 const maxExceptions = 1000
 
-// Run writes exceptions down until ctx ends, and resolves their tickets after they are majority-committed: the checkpoint
-// that passes an exception is sent later than its record. It returns the error that the retry policy calls final.
+// Run records exceptions until ctx ends, and then returns nil. It resolves their tickets
+// after they are majority-committed, so a checkpoint never passes an exception that is not
+// recorded. It returns the error that the retry policy considers final.
 func (d *Dispatcher) Run(ctx context.Context) error {
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-d.wake:
+		case <-d.exceptionWake:
 		}
-		for batch := d.take(); len(batch) > 0; batch = d.take() {
-			if err := d.cfg.Retry(ctx, func() error { return d.cfg.Exceptions.Record(ctx, batch) }); err != nil {
+
+		for batch := d.nextExceptions(); len(batch) > 0; batch = d.nextExceptions() {
+			err := d.cfg.Retry(ctx, func() error { return d.cfg.Exceptions.Record(ctx, batch) })
+			if err != nil {
 				if ctx.Err() != nil {
 					return nil
 				}
 				return err
 			}
+
 			for i := range batch {
-				d.recorded(&batch[i])
+				d.resolveException(&batch[i])
 			}
 		}
 	}
 }
 
-// recorded resolves what an exception stands for.
-func (d *Dispatcher) recorded(e *Exception) {
+// resolveException resolves the targets of e, which is recorded, and releases their bytes.
+func (d *Dispatcher) resolveException(e *Exception) {
 	for range e.targets {
 		d.tracker.Resolve(e.ticket)
 	}
-	d.free(d.budget, e.bytes)
+	d.releaseBytes(d.budget, e.bytes)
+
 	if e.State != "" {
 		d.cfg.Metrics.Held(e.State, 1)
 	} else {
@@ -77,16 +90,22 @@ func (d *Dispatcher) recorded(e *Exception) {
 	}
 }
 
-func (d *Dispatcher) take() []Exception {
+// nextExceptions removes the next batch from the queue and returns it. The batch is empty if
+// the queue is. d.writing stays set until then.
+func (d *Dispatcher) nextExceptions() []Exception {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+
 	n := min(len(d.exceptions), maxExceptions)
 	d.writing = n > 0
 	batch := d.exceptions[:n:n]
-	floor, _ := d.tracker.Reached() // every ticket of the batch is unresolved: its event stands behind the watermark
+
+	// Every ticket of the batch is unresolved, so its event comes after the watermark.
+	floor, _ := d.tracker.Reached()
 	for i := range batch {
 		batch[i].Floor = floor
 	}
+
 	d.exceptions = d.exceptions[n:]
 	if len(d.exceptions) == 0 {
 		d.exceptions = nil
@@ -94,33 +113,36 @@ func (d *Dispatcher) take() []Exception {
 	return batch
 }
 
-// Drain blocks until everything delivered so far is resolved, or ctx ends.
+// Drain blocks until everything delivered so far is resolved, or ctx ends. Then it returns
+// the cause of ctx.
 func (d *Dispatcher) Drain(ctx context.Context) error {
 	d.sink.Flush()
 	return d.budget.reserve(ctx, 0, func() bool { return d.tracker.Unresolved() == 0 }, func() {})
 }
 
-// Snapshot is the watermark and the stored offsets at one moment: what a checkpoint writes.
+// Snapshot returns the watermark and the stored offsets at one moment: the content of a
+// checkpoint. The result is false until the first position is reached.
 func (d *Dispatcher) Snapshot() (resume.Position, bool, map[string][]int64) {
 	return d.tracker.Snapshot()
 }
 
-// Reached is the watermark alone.
+// Reached returns the watermark. It is false until the first position is reached.
 func (d *Dispatcher) Reached() (resume.Position, bool) { return d.tracker.Reached() }
 
-// Unresolved is the number of events above the watermark, and the bytes they hold.
+// Unresolved returns the number of events above the watermark, and the bytes that they
+// have reserved.
 func (d *Dispatcher) Unresolved() (events int, bytes int64) {
 	return d.tracker.Unresolved(), d.budget.inUse()
 }
 
-// Lag is now minus the commit time of the oldest unresolved event; 0 if there is none.
+// Lag returns now minus the commit time of the oldest unresolved event; 0 if there is none.
 func (d *Dispatcher) Lag(now time.Time) time.Duration {
-	ms, ok := d.tracker.OldestMS()
+	ms, ok := d.tracker.OldestCommitMS()
 	if !ok {
 		return 0
 	}
 	return max(now.Sub(time.UnixMilli(ms)), 0)
 }
 
-// Waiting reports whether Deliver is blocked for want of room.
-func (d *Dispatcher) Waiting() bool { return d.budget.blocked() }
+// Waiting reports whether Deliver is blocked because there is no room.
+func (d *Dispatcher) Waiting() bool { return d.budget.hasWaiters() }

@@ -8,103 +8,103 @@ import "maps"
 // has moved the gate since, and if nothing waits to be written. What is published and not told of yet opens its gate later,
 // although its document says already that it waits no more.
 type Audit struct {
-	d    *Dispatcher
-	last map[counter]suspect
+	d          *Dispatcher
+	mismatches map[gateID]mismatch
 }
 
-// counter is one of those of a topic.
-type counter struct {
+// gateID is one of those of a topic.
+type gateID struct {
 	topic string
 	hash  uint32
 }
 
-// suspect is a gate that differed at the last audit.
-type suspect struct {
-	was  count
-	held int32
+// mismatch is a gate that differed at the last audit.
+type mismatch struct {
+	gate   gateCount
+	stored int32
 }
 
 // NewAudit begins without a suspicion.
 func (d *Dispatcher) NewAudit() *Audit { return &Audit{d: d} }
 
-// Look is one comparison: how the gates stood before the collections were read, what these hold, and for which keys something is
+// Comparison is one comparison: how the gates stood before the collections were read, what these hold, and for which keys something is
 // published and has no fate yet.
-type Look struct {
-	a      *Audit
-	topics map[string]*counters
-	held   map[string]map[uint32]int32
-	busy   map[uint32]bool
+type Comparison struct {
+	audit    *Audit
+	topics   map[string]*topicGates
+	stored   map[string]map[uint32]int32
+	inFlight map[uint32]bool
 }
 
 // Look begins a comparison. It is to be taken before the collections are read.
-func (a *Audit) Look() *Look {
+func (a *Audit) Look() *Comparison {
 	g := a.d.gates
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	l := &Look{a: a, topics: make(map[string]*counters, len(g.topics)), held: map[string]map[uint32]int32{}, busy: map[uint32]bool{}}
+	l := &Comparison{audit: a, topics: make(map[string]*topicGates, len(g.topics)), stored: map[string]map[uint32]int32{}, inFlight: map[uint32]bool{}}
 	for topic, c := range g.topics {
-		l.topics[topic] = &counters{mask: c.mask, by: maps.Clone(c.by)}
+		l.topics[topic] = &topicGates{mask: c.mask, byHash: maps.Clone(c.byHash)}
 	}
 	return l
 }
 
 // Held counts an exception of the stream that a collection holds.
-func (l *Look) Held(ns, topic, key string) {
-	by := l.held[topic]
+func (l *Comparison) Held(ns, topic, key string) {
+	by := l.stored[topic]
 	if by == nil {
 		by = map[uint32]int32{}
-		l.held[topic] = by
+		l.stored[topic] = by
 	}
-	by[hashOf(ns, key)&l.mask(topic)]++
+	by[hashKey(ns, key)&l.hashMask(topic)]++
 }
 
 // Busy says that something of a key is published and has no fate yet. It is to be asked for after the collections are read.
-func (l *Look) Busy(ns, key string) { l.busy[hashOf(ns, key)] = true }
+func (l *Comparison) Busy(ns, key string) { l.inFlight[hashKey(ns, key)] = true }
 
 // Compare sets those gates right that are wrong for certain, and returns how many.
-func (l *Look) Compare() (mended int) {
-	now := map[counter]suspect{}
-	note := func(id counter, was count, held int32) {
-		if was.n == held || l.isBusy(id) {
+func (l *Comparison) Compare() (mended int) {
+	now := map[gateID]mismatch{}
+	note := func(id gateID, was gateCount, held int32) {
+		if was.waiting == held || l.isInFlight(id) {
 			return
 		}
-		s := suspect{was, held}
-		if l.a.last[id] == s && l.a.d.mend(id, was, held, l.mask(id.topic)) {
+		s := mismatch{was, held}
+		if l.audit.mismatches[id] == s && l.audit.d.correctGate(id, was, held, l.hashMask(id.topic)) {
 			mended++
 			return
 		}
 		now[id] = s
 	}
 	for topic, c := range l.topics {
-		for hash, n := range c.by {
-			note(counter{topic, hash}, n, l.held[topic][hash])
+		for hash, n := range c.byHash {
+			note(gateID{topic, hash}, n, l.stored[topic][hash])
 		}
 	}
-	for topic, by := range l.held {
+	for topic, by := range l.stored {
 		c := l.topics[topic]
 		for hash, n := range by {
-			if c == nil || c.by[hash].n == 0 {
-				note(counter{topic, hash}, count{}, n)
+			if c == nil || c.byHash[hash].waiting == 0 {
+				note(gateID{topic, hash}, gateCount{}, n)
 			}
 		}
 	}
-	l.a.last = now
+	l.audit.mismatches = now
 	return mended
 }
 
-func (l *Look) mask(topic string) uint32 {
+func (l *Comparison) hashMask(topic string) uint32 {
 	if c := l.topics[topic]; c != nil {
 		return c.mask
 	}
-	return allBits
+	return fullMask
 }
 
-func (l *Look) isBusy(id counter) bool {
-	mask := l.mask(id.topic)
-	if mask == allBits {
-		return l.busy[id.hash]
+func (l *Comparison) isInFlight(id gateID) bool {
+	mask := l.hashMask(id.topic)
+	if mask == fullMask {
+		return l.inFlight[id.hash]
 	}
-	for hash := range l.busy {
+	for hash := range l.inFlight {
 		if hash&mask == id.hash {
 			return true
 		}
@@ -112,8 +112,8 @@ func (l *Look) isBusy(id counter) bool {
 	return false
 }
 
-// mend sets a gate that has not moved since it was looked at.
-func (d *Dispatcher) mend(id counter, was count, held int32, mask uint32) bool {
+// correctGate sets a gate that has not moved since it was looked at.
+func (d *Dispatcher) correctGate(id gateID, was gateCount, held int32, mask uint32) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if len(d.exceptions) > 0 || d.writing {
@@ -124,11 +124,11 @@ func (d *Dispatcher) mend(id counter, was count, held int32, mask uint32) bool {
 	defer g.mu.Unlock()
 	c := g.topics[id.topic]
 	if c == nil {
-		c = &counters{mask: allBits}
+		c = &topicGates{mask: fullMask}
 	}
-	if c.mask != mask || c.by[id.hash] != was {
+	if c.mask != mask || c.byHash[id.hash] != was {
 		return false
 	}
-	g.change(id.topic, id.hash, int(held-was.n))
+	g.changeLocked(id.topic, id.hash, int(held-was.waiting))
 	return true
 }

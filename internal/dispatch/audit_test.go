@@ -8,9 +8,9 @@ import (
 
 func TestN15_AuditMendsOnlyWhatIsWrongTwice(t *testing.T) {
 	t.Parallel()
-	d, _, m := start(t, Config{})
+	d, _, m := newTestDispatcher(t, Config{})
 	a := d.NewAudit()
-	closed := func(key string) bool { return d.Closed(&keyed(key, "a").Records[0], false) != nil }
+	closed := func(key string) bool { return d.Closed(&itemWithKey(key, "a").Records[0], false) != nil }
 	look := func(held map[Gate]int) int {
 		l := a.Look()
 		for g, n := range held {
@@ -39,7 +39,7 @@ func TestN15_AuditMendsOnlyWhatIsWrongTwice(t *testing.T) {
 	if n := look(held); n != 0 {
 		t.Fatalf("%d gates mended while an exception waits to be written", n)
 	}
-	record1(t, d, m)
+	recordQueued(t, d, m)
 	held[Gate{"", "a", "new"}] = 1
 	if n := look(held); n != 2 || closed(moving.Key) || closed(low.Key) || !closed("new") {
 		t.Fatalf("%d gates mended afterwards, want two", n)

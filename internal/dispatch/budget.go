@@ -14,36 +14,36 @@ type budget struct {
 	changed *sync.Cond
 	share   int64 // what its user may take of the configured bytes
 	used    int64
-	waiting int  // callers that are blocked
-	of      *sum // of all that share them
+	waiting int           // callers that are blocked
+	shared  *sharedBudget // of all that share them
 }
 
-// sum is what the budgets of a process use together. A share that became smaller binds at once what is reserved from then on, but
+// sharedBudget is what the budgets of a process use together. A share that became smaller binds at once what is reserved from then on, but
 // not what is in use already; meanwhile this bounds the others.
-type sum struct {
-	total         int64
+type sharedBudget struct {
+	limit         int64
 	used, waiting atomic.Int64
 }
 
 // reconcilerShare of the budget is kept for the reconciler, so that a full stream cannot starve retries.
 const reconcilerShare = 4 // one in four
 
-func newBudget(of *sum) *budget {
-	b := &budget{share: of.total, of: of}
+func newBudget(of *sharedBudget) *budget {
+	b := &budget{share: of.limit, shared: of}
 	b.changed = sync.NewCond(&b.mu)
 	return b
 }
 
-// fits reports whether n more bytes may be read now: they fit into the share, and with what others use into the whole, or nothing
+// fitsLocked reports whether n more bytes may be read now: they fit into the share, and with what others use into the whole, or nothing
 // else is in use here.
-func (b *budget) fits(n int64) bool {
-	return n == 0 || b.used == 0 || b.used+n <= b.share && b.of.used.Load()+n <= b.of.total
+func (b *budget) fitsLocked(n int64) bool {
+	return n == 0 || b.used == 0 || b.used+n <= b.share && b.shared.used.Load()+n <= b.shared.limit
 }
 
-// take notes n bytes as used; two budgets that do so at the same moment may pass the whole by one envelope.
-func (b *budget) take(n int64) {
+// addUsedLocked notes n bytes as used; two budgets that do so at the same moment may pass the whole by one envelope.
+func (b *budget) addUsedLocked(n int64) {
 	b.used += n
-	b.of.used.Add(n)
+	b.shared.used.Add(n)
 }
 
 // reserve blocks until n bytes fit and ready() holds, or ctx ends. wait is called once, without the lock, before it blocks
@@ -51,26 +51,26 @@ func (b *budget) take(n int64) {
 func (b *budget) reserve(ctx context.Context, n int64, ready func() bool, wait func()) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.fits(n) && ready() {
-		b.take(n)
+	if b.fitsLocked(n) && ready() {
+		b.addUsedLocked(n)
 		return nil
 	}
 	b.mu.Unlock()
 	wait()
-	stop := context.AfterFunc(ctx, b.wake)
+	stop := context.AfterFunc(ctx, b.wakeWaiters)
 	defer stop()
 	b.mu.Lock()
 	b.waiting++
 	defer func() { b.waiting-- }()
-	b.of.waiting.Add(1) // before the look at what others use, so that none of them misses it
-	defer b.of.waiting.Add(-1)
-	for !b.fits(n) || !ready() {
+	b.shared.waiting.Add(1) // before the look at what others use, so that none of them misses it
+	defer b.shared.waiting.Add(-1)
+	for !b.fitsLocked(n) || !ready() {
 		if err := ctx.Err(); err != nil {
 			return context.Cause(ctx)
 		}
 		b.changed.Wait()
 	}
-	b.take(n)
+	b.addUsedLocked(n)
 	return nil
 }
 
@@ -79,36 +79,36 @@ func (b *budget) release(n int64) (others bool) {
 	b.mu.Lock()
 	n = min(n, b.used)
 	b.used -= n
-	b.of.used.Add(-n)
-	others = b.of.waiting.Load() > 0
+	b.shared.used.Add(-n)
+	others = b.shared.waiting.Load() > 0
 	b.mu.Unlock()
 	b.changed.Broadcast()
 	return others
 }
 
-// resize changes the share.
-func (b *budget) resize(share int64) {
+// setShare changes the share.
+func (b *budget) setShare(share int64) {
 	b.mu.Lock()
 	b.share = max(share, 1)
 	b.mu.Unlock()
 	b.changed.Broadcast()
 }
 
-// leave gives back all that is in use.
-func (b *budget) leave() {
+// releaseAll gives back all that is in use.
+func (b *budget) releaseAll() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.of.used.Add(-b.used)
+	b.shared.used.Add(-b.used)
 	b.used = 0
 }
 
-func (b *budget) wake() {
+func (b *budget) wakeWaiters() {
 	b.mu.Lock()
 	b.mu.Unlock() //nolint:staticcheck // orders the wake-up after the check of a waiter
 	b.changed.Broadcast()
 }
 
-func (b *budget) blocked() bool {
+func (b *budget) hasWaiters() bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.waiting > 0
@@ -120,7 +120,7 @@ func (b *budget) inUse() int64 {
 	return b.used
 }
 
-func (b *budget) bound() int64 {
+func (b *budget) currentShare() int64 {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.share
@@ -131,63 +131,63 @@ func (b *budget) bound() int64 {
 type Pool struct {
 	bytes   int64
 	tickets int
-	stream  sum
-	spare   sum
+	stream  sharedBudget
+	side    sharedBudget
 
 	mu      sync.Mutex
 	members []*Dispatcher
 }
 
-// leastTickets is what each member may have above the watermark at least.
-const leastTickets = 1000
+// minTickets is what each member may have above the watermark at least.
+const minTickets = 1000
 
 // NewPool makes a pool of that many bytes and tickets.
 func NewPool(bytes int64, tickets int) *Pool {
 	p := &Pool{bytes: max(bytes, reconcilerShare), tickets: tickets}
-	p.spare.total = p.bytes / reconcilerShare
-	p.stream.total = p.bytes - p.spare.total
+	p.side.limit = p.bytes / reconcilerShare
+	p.stream.limit = p.bytes - p.side.limit
 	return p
 }
 
-// join gives d a part, and takes it from the others.
-func (p *Pool) join(d *Dispatcher) {
+// addMember gives d a part, and takes it from the others.
+func (p *Pool) addMember(d *Dispatcher) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.members = append(p.members, d)
-	p.divide()
+	p.divideLocked()
 }
 
-// leave gives the part of d to the others.
-func (p *Pool) leave(d *Dispatcher) {
+// removeMember gives the part of d to the others.
+func (p *Pool) removeMember(d *Dispatcher) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	i := slices.Index(p.members, d)
 	if i < 0 {
 		return
 	}
-	d.budget.leave()
-	d.spare.leave()
+	d.budget.releaseAll()
+	d.sideBudget.releaseAll()
 	p.members = slices.Delete(p.members, i, i+1)
-	p.divide()
+	p.divideLocked()
 }
 
-// divide is called with the lock held. That of a member's budget is taken under it, never the other way round.
-func (p *Pool) divide() {
+// divideLocked is called with the lock held. That of a member's budget is taken under it, never the other way round.
+func (p *Pool) divideLocked() {
 	n := int64(len(p.members))
 	for _, d := range p.members {
-		d.maxTickets.Store(int64(max(p.tickets/int(n), min(p.tickets, leastTickets))))
-		d.spare.resize(p.spare.total / n)
-		d.budget.resize(p.stream.total / n)
+		d.maxTickets.Store(int64(max(p.tickets/int(n), min(p.tickets, minTickets))))
+		d.sideBudget.setShare(p.side.limit / n)
+		d.budget.setShare(p.stream.limit / n)
 	}
 }
 
-// wake has the members look again at what they wait for.
-func (p *Pool) wake() {
+// wakeMembers has the members look again at what they wait for.
+func (p *Pool) wakeMembers() {
 	p.mu.Lock()
 	members := slices.Clone(p.members)
 	p.mu.Unlock()
 	for _, d := range members {
-		d.budget.wake()
-		d.spare.wake()
+		d.budget.wakeWaiters()
+		d.sideBudget.wakeWaiters()
 	}
 }

@@ -62,14 +62,14 @@ func (f *fakeSink) Take(rec *record.Record, t record.Ticket) bool {
 func (f *fakeSink) Flush()                  { f.mu.Lock(); f.flushs++; f.mu.Unlock() }
 func (f *fakeSink) Recycle([]record.Ticket) {}
 
-type memory struct {
+type fakeExceptions struct {
 	mu   sync.Mutex
 	got  []Exception
 	fail error
 	done chan struct{}
 }
 
-func (m *memory) Record(_ context.Context, b []Exception) error {
+func (m *fakeExceptions) Record(_ context.Context, b []Exception) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.fail != nil {
@@ -80,8 +80,8 @@ func (m *memory) Record(_ context.Context, b []Exception) error {
 	return nil
 }
 
-// record1 runs d until what is queued is recorded and resolved.
-func record1(t *testing.T, d *Dispatcher, m *memory) {
+// recordQueued runs d until what is queued is recorded and resolved.
+func recordQueued(t *testing.T, d *Dispatcher, m *fakeExceptions) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
@@ -93,10 +93,10 @@ func record1(t *testing.T, d *Dispatcher, m *memory) {
 	}
 }
 
-func start(t *testing.T, cfg Config) (*Dispatcher, *fakeSink, *memory) {
+func newTestDispatcher(t *testing.T, cfg Config) (*Dispatcher, *fakeSink, *fakeExceptions) {
 	t.Helper()
 	s := &fakeSink{refuse: map[string]*record.Refusal{}, got: make(chan struct{}, 1000)}
-	m := &memory{done: make(chan struct{})}
+	m := &fakeExceptions{done: make(chan struct{})}
 	cfg.Exceptions = m
 	if cfg.Ready == nil {
 		cfg.Ready = func(string) {}
@@ -114,25 +114,25 @@ func start(t *testing.T, cfg Config) (*Dispatcher, *fakeSink, *memory) {
 	return d, s, m
 }
 
-func pos(n uint32) resume.Position {
+func positionAt(n uint32) resume.Position {
 	return resume.Position{ClusterTime: bson.Timestamp{T: n}}
 }
 
-func item(topic string, size int) *Item {
+func itemOfSize(topic string, size int) *Item {
 	return &Item{CommitMS: 1, Records: []record.Record{{Topic: topic, Value: make([]byte, size)}}}
 }
 
 func TestN13_BudgetBlocksUntilAcked(t *testing.T) {
 	t.Parallel()
-	d, s, _ := start(t, Config{Pool: NewPool(400, 1000)}) // the stream's share is 300
+	d, s, _ := newTestDispatcher(t, Config{Pool: NewPool(400, 1000)}) // the stream's share is 300
 	for range 3 {
-		if err := d.Deliver(t.Context(), item("a", 100)); err != nil {
+		if err := d.Deliver(t.Context(), itemOfSize("a", 100)); err != nil {
 			t.Fatal(err)
 		}
 		<-s.got
 	}
 	delivered := make(chan error, 1)
-	go func() { delivered <- d.Deliver(t.Context(), item("a", 100)) }()
+	go func() { delivered <- d.Deliver(t.Context(), itemOfSize("a", 100)) }()
 	select {
 	case <-delivered:
 		t.Fatal("a fourth envelope of 100 bytes fits into a share of 300")
@@ -151,25 +151,25 @@ func TestN13_BudgetBlocksUntilAcked(t *testing.T) {
 
 func TestN13_AnOversizedEnvelopeGoesAlone(t *testing.T) {
 	t.Parallel()
-	d, s, _ := start(t, Config{Pool: NewPool(400, 1000)})
-	if err := d.Deliver(t.Context(), item("a", 5000)); err != nil {
+	d, s, _ := newTestDispatcher(t, Config{Pool: NewPool(400, 1000)})
+	if err := d.Deliver(t.Context(), itemOfSize("a", 5000)); err != nil {
 		t.Fatal(err)
 	}
 	<-s.got
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
 	defer cancel()
-	if err := d.Deliver(ctx, item("a", 1)); !errors.Is(err, context.DeadlineExceeded) {
+	if err := d.Deliver(ctx, itemOfSize("a", 1)); !errors.Is(err, context.DeadlineExceeded) {
 		t.Fatalf("beside an oversized one: %v, want the deadline", err)
 	}
 	d.Acked(record.TopicPartition{Topic: "a"}, 0, []record.Ticket{0}, 5000)
-	if err := d.Deliver(t.Context(), item("a", 1)); err != nil {
+	if err := d.Deliver(t.Context(), itemOfSize("a", 1)); err != nil {
 		t.Fatal(err)
 	}
 }
 
 func TestN13_FanOutReleasesWhatItReserved(t *testing.T) {
 	t.Parallel()
-	d, s, _ := start(t, Config{Pool: NewPool(400, 1000)}) // the stream's share is 300
+	d, s, _ := newTestDispatcher(t, Config{Pool: NewPool(400, 1000)}) // the stream's share is 300
 	it := &Item{CommitMS: 1}
 	for _, topic := range []string{"a", "b", "c", "d"} {
 		it.Records = append(it.Records, record.Record{Topic: topic, Value: make([]byte, 125)})
@@ -188,16 +188,16 @@ func TestN13_FanOutReleasesWhatItReserved(t *testing.T) {
 
 func TestN13_WindowOfTickets(t *testing.T) {
 	t.Parallel()
-	d, s, _ := start(t, Config{Pool: NewPool(1<<20, 2)})
+	d, s, _ := newTestDispatcher(t, Config{Pool: NewPool(1<<20, 2)})
 	for range 2 {
-		if err := d.Deliver(t.Context(), item("a", 1)); err != nil {
+		if err := d.Deliver(t.Context(), itemOfSize("a", 1)); err != nil {
 			t.Fatal(err)
 		}
 		<-s.got
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
 	defer cancel()
-	if err := d.Deliver(ctx, item("a", 1)); !errors.Is(err, context.DeadlineExceeded) {
+	if err := d.Deliver(ctx, itemOfSize("a", 1)); !errors.Is(err, context.DeadlineExceeded) {
 		t.Fatalf("a third ticket in a window of two: %v", err)
 	}
 	if s.flushs == 0 {
@@ -207,13 +207,13 @@ func TestN13_WindowOfTickets(t *testing.T) {
 
 func TestFanOutResolvesWhenAllTargetsAreAcked(t *testing.T) {
 	t.Parallel()
-	d, s, _ := start(t, Config{})
-	d.Start(pos(1))
+	d, s, _ := newTestDispatcher(t, Config{})
+	d.Start(positionAt(1))
 	it := &Item{CommitMS: 1, Records: []record.Record{{Topic: "a"}, {Topic: "b"}}}
 	if err := d.Deliver(t.Context(), it); err != nil {
 		t.Fatal(err)
 	}
-	d.Position(pos(2))
+	d.Position(positionAt(2))
 	<-s.got
 	<-s.got
 	d.Acked(record.TopicPartition{Topic: "a"}, 7, []record.Ticket{0}, 0)
@@ -231,9 +231,9 @@ func TestFanOutResolvesWhenAllTargetsAreAcked(t *testing.T) {
 
 func TestN17_DeadAtOnceIsRecordedBeforeTheWatermarkPasses(t *testing.T) {
 	t.Parallel()
-	d, s, m := start(t, Config{})
+	d, s, m := newTestDispatcher(t, Config{})
 	s.refuse["b"] = &record.Refusal{Class: record.MessageTooLarge, Reason: "too large"}
-	d.Start(pos(1))
+	d.Start(positionAt(1))
 	raw := []byte("envelope")
 	for _, it := range []*Item{
 		{Dead: &record.Refusal{Class: record.Malformed, Reason: "no type"}, Raw: raw, DB: []byte("x"), Coll: []byte("outbox")},
@@ -243,7 +243,7 @@ func TestN17_DeadAtOnceIsRecordedBeforeTheWatermarkPasses(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	d.Position(pos(2))
+	d.Position(positionAt(2))
 	copy(raw, "overwrit")
 	if p, _ := d.Reached(); p.ClusterTime.T != 1 {
 		t.Fatal("the watermark passed an exception that is not recorded yet")
@@ -269,18 +269,18 @@ func TestN17_DeadAtOnceIsRecordedBeforeTheWatermarkPasses(t *testing.T) {
 
 func TestN17_ARefusalThatWantsARetryHoldsTheWatermarkUntilItIsRecorded(t *testing.T) {
 	t.Parallel()
-	d, s, m := start(t, Config{})
-	d.Start(pos(1))
-	if err := d.Deliver(t.Context(), item("a", 1)); err != nil {
+	d, s, m := newTestDispatcher(t, Config{})
+	d.Start(positionAt(1))
+	if err := d.Deliver(t.Context(), itemOfSize("a", 1)); err != nil {
 		t.Fatal(err)
 	}
 	<-s.got
 	d.Withdrawn([]record.Withdrawn{{Ticket: 0, Topic: "a", Why: &record.Refusal{Class: record.RecordRefused, Reason: "null key"}, Bytes: 1}})
-	d.Position(pos(2))
+	d.Position(positionAt(2))
 	if p, _ := d.Reached(); p.ClusterTime.T != 1 {
 		t.Fatal("the watermark passed a record that Kafka refused")
 	}
-	record1(t, d, m)
+	recordQueued(t, d, m)
 	if p, _ := d.Reached(); p.ClusterTime.T != 2 {
 		t.Fatal("the watermark stays although the retry is recorded")
 	}
@@ -291,12 +291,12 @@ func TestN17_ARefusalThatWantsARetryHoldsTheWatermarkUntilItIsRecorded(t *testin
 
 func TestLagIsTheAgeOfTheOldestUnresolved(t *testing.T) {
 	t.Parallel()
-	d, s, _ := start(t, Config{})
+	d, s, _ := newTestDispatcher(t, Config{})
 	now := time.UnixMilli(5000)
 	if d.Lag(now) != 0 {
 		t.Fatal("lag without an event")
 	}
-	it := item("a", 1)
+	it := itemOfSize("a", 1)
 	it.CommitMS = 2000
 	if err := d.Deliver(t.Context(), it); err != nil {
 		t.Fatal(err)

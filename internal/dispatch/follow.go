@@ -18,57 +18,57 @@ type Follower interface {
 	Left(topic, fate string, refused bool)
 }
 
-// followed are the few envelopes above the watermark that somebody follows, or whose delivery is to be written down.
-type followed struct {
-	n    atomic.Int64 // of the map, so that an ack costs a load while nobody follows
-	mu   sync.Mutex
-	byID map[record.Ticket]following
+// followers are the few envelopes above the watermark that somebody follows, or whose delivery is to be written down.
+type followers struct {
+	count    atomic.Int64 // of the map, so that an ack costs a load while nobody follows
+	mu       sync.Mutex
+	byTicket map[record.Ticket]trackedEnvelope
 }
 
-type following struct {
-	to   Follower // nil: nobody
-	sent *Sent    // nil: nothing is written down
-	left int
+type trackedEnvelope struct {
+	follower    Follower // nil: nobody
+	sent        *Sent    // nil: nothing is written down
+	targetsLeft int
 }
 
-func (f *followed) add(t record.Ticket, it *Item) {
+func (f *followers) trackEnvelope(t record.Ticket, it *Item) {
 	if it.Follow == nil && it.Sent == nil || len(it.Records) == 0 {
 		return
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.byID == nil {
-		f.byID = map[record.Ticket]following{}
+	if f.byTicket == nil {
+		f.byTicket = map[record.Ticket]trackedEnvelope{}
 	}
-	f.byID[t] = following{it.Follow, it.Sent, len(it.Records)}
-	f.n.Add(1)
+	f.byTicket[t] = trackedEnvelope{it.Follow, it.Sent, len(it.Records)}
+	f.count.Add(1)
 }
 
-// take finds what follows t, n records of which have their fate now, and whether these were the last. The lock is held.
-func (f *followed) take(t record.Ticket, n int) (x following, last bool) {
-	x, found := f.byID[t]
+// countResolvedLocked finds what follows t, n records of which have their fate now, and whether these were the last. The lock is held.
+func (f *followers) countResolvedLocked(t record.Ticket, n int) (x trackedEnvelope, last bool) {
+	x, found := f.byTicket[t]
 	if !found {
 		return x, false
 	}
-	if x.left -= n; x.left > 0 {
-		f.byID[t] = x
+	if x.targetsLeft -= n; x.targetsLeft > 0 {
+		f.byTicket[t] = x
 		return x, false
 	}
-	delete(f.byID, t)
-	f.n.Add(-1)
+	delete(f.byTicket, t)
+	f.count.Add(-1)
 	return x, true
 }
 
-// acked tells of records that stand in tp, and returns those envelopes that are whole and to be written down. The list is nil
+// notifyAcked tells of records that stand in tp, and returns those envelopes that are whole and to be written down. The list is nil
 // in the usual case that nothing is followed.
-func (f *followed) acked(tp record.TopicPartition, base int64, tickets []record.Ticket) (whole []*Sent) {
-	if f.n.Load() == 0 {
+func (f *followers) notifyAcked(tp record.TopicPartition, base int64, tickets []record.Ticket) (whole []*Sent) {
+	if f.count.Load() == 0 {
 		return nil
 	}
 	for i, t := range tickets {
 		offset := base + int64(i)
 		f.mu.Lock()
-		x, last := f.take(t, 1)
+		x, last := f.countResolvedLocked(t, 1)
 		if x.sent != nil {
 			x.sent.Answers = append(x.sent.Answers, record.Answer{Topic: tp.Topic, Partition: tp.Partition, Offset: offset})
 			if last {
@@ -76,20 +76,20 @@ func (f *followed) acked(tp record.TopicPartition, base int64, tickets []record.
 			}
 		}
 		f.mu.Unlock()
-		if x.to != nil {
-			x.to.Acked(tp, offset)
+		if x.follower != nil {
+			x.follower.Acked(tp, offset)
 		}
 	}
 	return whole
 }
 
-// left tells of records that became an exception. It returns the envelope if these were its last, and it was to be written down.
-func (f *followed) left(e *Exception) (whole []*Sent) {
-	if f.n.Load() == 0 {
+// notifyLeft tells of records that became an exception. It returns the envelope if these were its last, and it was to be written down.
+func (f *followers) notifyLeft(e *Exception) (whole []*Sent) {
+	if f.count.Load() == 0 {
 		return nil
 	}
 	f.mu.Lock()
-	x, last := f.take(e.ticket, e.targets)
+	x, last := f.countResolvedLocked(e.ticket, e.targets)
 	if x.sent != nil {
 		x.sent.void = true
 		if last {
@@ -97,7 +97,7 @@ func (f *followed) left(e *Exception) (whole []*Sent) {
 		}
 	}
 	f.mu.Unlock()
-	if x.to == nil {
+	if x.follower == nil {
 		return whole
 	}
 
@@ -106,10 +106,10 @@ func (f *followed) left(e *Exception) (whole []*Sent) {
 		fate = string(e.Why.Class)
 	}
 	if len(e.Pending) == 0 {
-		x.to.Left(e.Topic, fate, refused)
+		x.follower.Left(e.Topic, fate, refused)
 	}
 	for _, topic := range e.Pending {
-		x.to.Left(topic, fate, refused)
+		x.follower.Left(topic, fate, refused)
 	}
 	return whole
 }

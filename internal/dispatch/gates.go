@@ -23,19 +23,19 @@ const maxGates = 250_000
 type gates struct {
 	active atomic.Int64 // exceptions and stopped keys; 0 is the healthy case, which costs one load per record
 
-	mu      sync.Mutex
-	max     int // counters
-	size    int // counters in use
-	topics  map[string]*counters
-	stopped map[Gate]struct{} // keys of which a delivery outside of the stream's order came back, which is not yet written down
-	total   int
-	moves   uint32 // changes of any gate
+	mu          sync.Mutex
+	maxCounters int // counters
+	counters    int // counters in use
+	topics      map[string]*topicGates
+	stopped     map[Gate]struct{} // keys of which a delivery outside of the stream's order came back, which is not yet written down
+	waiting     int
+	changes     uint32 // changes of any gate
 }
 
-// counters are the gates of one topic, by hash. A topic with too many keys has fewer bits of the hash.
-type counters struct {
-	mask uint32
-	by   map[uint32]count
+// topicGates are the gates of one topic, by hash. A topic with too many keys has fewer bits of the hash.
+type topicGates struct {
+	mask   uint32
+	byHash map[uint32]gateCount
 }
 
 // Gate is the scope of an order: the collection, by the value of its header `outrelay-ns`, the topic, and the key.
@@ -43,122 +43,124 @@ type Gate struct {
 	NS, Topic, Key string
 }
 
-// count is how many wait behind a gate, and when that last changed.
-type count struct {
-	n    int32
-	when uint32
+// gateCount is how many wait behind a gate, and when that last changed.
+type gateCount struct {
+	waiting   int32
+	changedAt uint32
 }
 
 func newGates(most int) *gates {
-	return &gates{max: most, topics: map[string]*counters{}, stopped: map[Gate]struct{}{}}
+	return &gates{maxCounters: most, topics: map[string]*topicGates{}, stopped: map[Gate]struct{}{}}
 }
 
-// allBits of the hash tell the keys of a topic apart while there are not too many.
-const allBits = math.MaxUint32
+// fullMask of the hash tell the keys of a topic apart while there are not too many.
+const fullMask = math.MaxUint32
 
-var seed = maphash.MakeSeed()
+var hashSeed = maphash.MakeSeed()
 
-// hashOf is the hash of a key in a namespace, of their bytes or of their text.
-func hashOf(ns, key string) uint32 { return mix(maphash.String(seed, ns), maphash.String(seed, key)) }
-
-func hashOfBytes(ns, key []byte) uint32 {
-	return mix(maphash.Bytes(seed, ns), maphash.Bytes(seed, key))
+// hashKey is the hash of a key in a namespace, of their bytes or of their text.
+func hashKey(ns, key string) uint32 {
+	return mixHashes(maphash.String(hashSeed, ns), maphash.String(hashSeed, key))
 }
 
-func mix(ns, key uint64) uint32 { return uint32((ns*31 + key) >> 32) }
+func hashKeyBytes(ns, key []byte) uint32 {
+	return mixHashes(maphash.Bytes(hashSeed, ns), maphash.Bytes(hashSeed, key))
+}
 
-// add changes the number that waits behind a gate by n.
-func (g *gates) add(ns, topic, key string, n int) {
+func mixHashes(ns, key uint64) uint32 { return uint32((ns*31 + key) >> 32) }
+
+// changeWaiting changes the number that waits behind a gate by n.
+func (g *gates) changeWaiting(ns, topic, key string, n int) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.change(topic, hashOf(ns, key), n)
+	g.changeLocked(topic, hashKey(ns, key), n)
 }
 
-func (g *gates) change(topic string, hash uint32, n int) {
+func (g *gates) changeLocked(topic string, hash uint32, n int) {
 	c := g.topics[topic]
 	if c == nil {
-		c = &counters{mask: allBits, by: map[uint32]count{}}
+		c = &topicGates{mask: fullMask, byHash: map[uint32]gateCount{}}
 	}
 	at := hash & c.mask
-	had, known := c.by[at]
-	left := int(had.n) + n
+	had, known := c.byHash[at]
+	left := int(had.waiting) + n
 	if left < 0 {
 		return // one that was counted before the gates were loaded anew, or that an audit took off
 	}
 
-	g.moves++
-	g.total += n
+	g.changes++
+	g.waiting += n
 	if left > 0 {
 		g.topics[topic] = c
-		c.by[at] = count{int32(left), g.moves}
+		c.byHash[at] = gateCount{int32(left), g.changes}
 	} else {
-		delete(c.by, at)
+		delete(c.byHash, at)
 	}
 	switch {
 	case left > 0 && !known:
-		g.size++
+		g.counters++
 	case left == 0 && known:
-		g.size--
+		g.counters--
 	}
-	if len(c.by) == 0 {
+	if len(c.byHash) == 0 {
 		delete(g.topics, topic) // it begins anew with all bits of the hash
 	}
-	if g.size > g.max {
-		g.fold()
+	if g.counters > g.maxCounters {
+		g.foldLocked()
 	}
-	g.count()
+	g.updateActiveLocked()
 }
 
-// fold takes bits of the hash off the topics that have most counters, until a quarter of all is free.
-func (g *gates) fold() {
-	for g.size > g.max-g.max/4 {
-		var most *counters
+// foldLocked takes bits of the hash off the topics that have most counters, until a quarter of all is free.
+func (g *gates) foldLocked() {
+	for g.counters > g.maxCounters-g.maxCounters/4 {
+		var most *topicGates
 		for _, c := range g.topics {
-			if most == nil || len(c.by) > len(most.by) {
+			if most == nil || len(c.byHash) > len(most.byHash) {
 				most = c
 			}
 		}
-		n := len(most.by)
+		n := len(most.byHash)
 		if n < 2 {
 			return // so many topics
 		}
 		most.mask = min(most.mask>>1, 1<<(bits.Len(uint(n))-2)-1)
-		by := make(map[uint32]count, n/2)
-		for hash, c := range most.by {
+		by := make(map[uint32]gateCount, n/2)
+		for hash, c := range most.byHash {
 			was := by[hash&most.mask]
-			by[hash&most.mask] = count{was.n + c.n, max(was.when, c.when)}
+			by[hash&most.mask] = gateCount{was.waiting + c.waiting, max(was.changedAt, c.changedAt)}
 		}
-		most.by = by
-		g.size += len(by) - n
+		most.byHash = by
+		g.counters += len(by) - n
 	}
 }
 
-func (g *gates) count() { g.active.Store(int64(g.total + len(g.stopped))) }
+func (g *gates) updateActiveLocked() { g.active.Store(int64(g.waiting + len(g.stopped))) }
 
-func (g *gates) forget() {
+func (g *gates) openAll() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	clear(g.topics)
-	g.total, g.size = 0, 0
-	g.count()
+	g.waiting, g.counters = 0, 0
+	g.updateActiveLocked()
 }
 
-// stop keeps deliveries outside of the stream's order of a key back until resume.
-func (g *gates) stop(ns, topic, key string) {
+// stopKey keeps deliveries outside of the stream's order of a key back until resume.
+func (g *gates) stopKey(ns, topic, key string) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.stopped[Gate{ns, topic, key}] = struct{}{}
-	g.count()
+	g.updateActiveLocked()
 }
 
-func (g *gates) resume(ns, topic, key string) {
+func (g *gates) resumeKey(ns, topic, key string) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	delete(g.stopped, Gate{ns, topic, key})
-	g.count()
+	g.updateActiveLocked()
 }
 
-func (g *gates) closed(rec *record.Record, side bool) error {
+func (g *gates) checkGate(rec *record.Record, side bool) error {
 	if g.active.Load() == 0 {
 		return nil
 	}
@@ -168,7 +170,7 @@ func (g *gates) closed(rec *record.Record, side bool) error {
 	if side {
 		_, shut = g.stopped[Gate{string(ns), rec.Topic, string(rec.Key)}]
 	} else if c := g.topics[rec.Topic]; c != nil {
-		_, shut = c.by[hashOfBytes(ns, rec.Key)&c.mask]
+		_, shut = c.byHash[hashKeyBytes(ns, rec.Key)&c.mask]
 	}
 	if shut {
 		return record.ErrBlocked

@@ -8,8 +8,8 @@ import (
 // One that is opened more often than it was closed, because the audit had set it right meanwhile, opens no other.
 func TestN15_AnUncountedOpeningLeavesTheOthersClosed(t *testing.T) {
 	t.Parallel()
-	d, _, _ := start(t, Config{})
-	closed := func(key string) bool { return d.Closed(&keyed(key, "a").Records[0], false) != nil }
+	d, _, _ := newTestDispatcher(t, Config{})
+	closed := func(key string) bool { return d.Closed(&itemWithKey(key, "a").Records[0], false) != nil }
 	d.Gate("", "a", "waits")
 	d.Open("", "a", "another")
 	if !closed("waits") {
@@ -24,8 +24,8 @@ func TestN15_AnUncountedOpeningLeavesTheOthersClosed(t *testing.T) {
 // What is on its way opens its gate when it is told of. An audit that took it off before would let that opening be another's.
 func TestN15_AnAuditLeavesWhatIsOnItsWay(t *testing.T) {
 	t.Parallel()
-	d, _, _ := start(t, Config{})
-	closed := func() bool { return d.Closed(&keyed("k", "a").Records[0], false) != nil }
+	d, _, _ := newTestDispatcher(t, Config{})
+	closed := func() bool { return d.Closed(&itemWithKey("k", "a").Records[0], false) != nil }
 	busy := true
 	a := d.NewAudit()
 	look := func() int {
@@ -58,9 +58,9 @@ func TestN15_AnAuditLeavesWhatIsOnItsWay(t *testing.T) {
 func TestN15_ManyWaitingKeysOfATopicLeaveOtherTopicsAlone(t *testing.T) {
 	t.Parallel()
 	const waiting, most = 110_000, 20_000
-	d, _, _ := start(t, Config{})
-	d.gates.max = most
-	closed := func(topic, key string) bool { return d.Closed(&keyed(key, topic).Records[0], false) != nil }
+	d, _, _ := newTestDispatcher(t, Config{})
+	d.gates.maxCounters = most
+	closed := func(topic, key string) bool { return d.Closed(&itemWithKey(key, topic).Records[0], false) != nil }
 	free := func(topic string) (n int) {
 		for i := range 1000 {
 			if !closed(topic, fmt.Sprint("free", i)) {
@@ -81,8 +81,8 @@ func TestN15_ManyWaitingKeysOfATopicLeaveOtherTopicsAlone(t *testing.T) {
 			t.Fatalf("key %d flows although it waits", i)
 		}
 	}
-	if d.gates.size > most || d.Gated() != waiting+1 {
-		t.Errorf("%d counters of %d for %d exceptions", d.gates.size, most, d.Gated())
+	if d.gates.counters > most || d.Gated() != waiting+1 {
+		t.Errorf("%d counters of %d for %d exceptions", d.gates.counters, most, d.Gated())
 	}
 
 	for i := range waiting - 100 {
@@ -98,16 +98,16 @@ func TestN15_ManyWaitingKeysOfATopicLeaveOtherTopicsAlone(t *testing.T) {
 		d.Open("", "a", fmt.Sprint(i))
 	}
 	d.Open("", "b", "refused")
-	if n := d.gates.active.Load(); n != 0 || d.gates.size != 0 || len(d.gates.topics) != 0 {
-		t.Errorf("%d gates and %d counters are left", n, d.gates.size)
+	if n := d.gates.active.Load(); n != 0 || d.gates.counters != 0 || len(d.gates.topics) != 0 {
+		t.Errorf("%d gates and %d counters are left", n, d.gates.counters)
 	}
 }
 
 // Counters that several keys share are compared as well, and not while one of these keys is on its way.
 func TestN15_AnAuditComparesSharedCounters(t *testing.T) {
 	t.Parallel()
-	d, _, _ := start(t, Config{})
-	d.gates.max = 8
+	d, _, _ := newTestDispatcher(t, Config{})
+	d.gates.maxCounters = 8
 	for i := range 100 {
 		d.Gate("", "a", fmt.Sprint(i))
 	}
@@ -122,8 +122,8 @@ func TestN15_AnAuditComparesSharedCounters(t *testing.T) {
 		}
 		return l.Compare()
 	}
-	if n := look() + look(); n != 0 || d.gates.size > 8 {
-		t.Fatalf("%d gates mended of %d that are right", n, d.gates.size)
+	if n := look() + look(); n != 0 || d.gates.counters > 8 {
+		t.Fatalf("%d gates mended of %d that are right", n, d.gates.counters)
 	}
 	left = 99 // the document of the last one is gone
 	if n := look("99") + look("99"); n != 0 {

@@ -11,7 +11,7 @@ import (
 	"github.com/outrelay/outrelay/pkg/event"
 )
 
-func keyed(key string, topics ...string) *Item {
+func itemWithKey(key string, topics ...string) *Item {
 	it := &Item{CommitMS: 1, Raw: []byte(key), DB: []byte("x"), Coll: []byte("outbox"), Pos: []byte("82")}
 	for _, topic := range topics {
 		it.Records = append(it.Records, record.Record{Topic: topic, Key: []byte(key), Value: make([]byte, 10)})
@@ -21,13 +21,13 @@ func keyed(key string, topics ...string) *Item {
 
 func TestN11_OnlyTheParkedTargetIsPending(t *testing.T) {
 	t.Parallel()
-	d, s, m := start(t, Config{})
+	d, s, m := newTestDispatcher(t, Config{})
 	s.holder, s.hold = d, map[string]error{"away": record.ErrParked}
-	if err := d.Deliver(t.Context(), keyed("k", "well", "away")); err != nil {
+	if err := d.Deliver(t.Context(), itemWithKey("k", "well", "away")); err != nil {
 		t.Fatal(err)
 	}
 	<-s.got
-	record1(t, d, m)
+	recordQueued(t, d, m)
 	if e := m.got[0]; e.State != event.StateParked || !slices.Equal(e.Pending, []string{"away"}) || e.Key != "k" || e.Pos != "82" {
 		t.Fatalf("recorded %+v, want parked for topic away", e)
 	}
@@ -42,14 +42,14 @@ func TestN11_OnlyTheParkedTargetIsPending(t *testing.T) {
 
 func TestN15_AGateOpensAtZeroAndConcernsItsKeyAlone(t *testing.T) {
 	t.Parallel()
-	d, s, m := start(t, Config{})
+	d, s, m := newTestDispatcher(t, Config{})
 	s.holder = d
-	if err := d.Deliver(t.Context(), keyed("k", "a")); err != nil {
+	if err := d.Deliver(t.Context(), itemWithKey("k", "a")); err != nil {
 		t.Fatal(err)
 	}
 	d.Withdrawn([]record.Withdrawn{{Ticket: 0, Topic: "a", Key: []byte("k"), Why: &record.Refusal{Class: record.RecordRefused}, Bytes: 10}})
 	for _, key := range []string{"k", "other", "k"} {
-		if err := d.Deliver(t.Context(), keyed(key, "a")); err != nil {
+		if err := d.Deliver(t.Context(), itemWithKey(key, "a")); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -57,7 +57,7 @@ func TestN15_AGateOpensAtZeroAndConcernsItsKeyAlone(t *testing.T) {
 		t.Fatalf("sent tickets %v, want the first and the one of the other key", s.sent)
 	}
 	d.Acked(record.TopicPartition{Topic: "a"}, 0, []record.Ticket{2}, 10)
-	record1(t, d, m)
+	recordQueued(t, d, m)
 	states := []string{}
 	for _, e := range m.got {
 		states = append(states, e.State)
@@ -66,22 +66,22 @@ func TestN15_AGateOpensAtZeroAndConcernsItsKeyAlone(t *testing.T) {
 		t.Fatalf("recorded %v, want one retry and two behind it", states)
 	}
 	for left := 3; left > 0; left-- {
-		if d.Closed(&keyed("k", "a").Records[0], false) == nil {
+		if d.Closed(&itemWithKey("k", "a").Records[0], false) == nil {
 			t.Fatalf("the gate is open while %d wait", left)
 		}
 		d.Open("", "a", "k")
 	}
-	if err := d.Closed(&keyed("k", "a").Records[0], false); err != nil {
+	if err := d.Closed(&itemWithKey("k", "a").Records[0], false); err != nil {
 		t.Fatalf("the gate is closed although nothing waits: %v", err)
 	}
 }
 
 func TestPublishTellsOnceWhenAllTargetsHaveAnswered(t *testing.T) {
 	t.Parallel()
-	d, s, _ := start(t, Config{Pool: NewPool(400, 1000)})
+	d, s, _ := newTestDispatcher(t, Config{Pool: NewPool(400, 1000)})
 	s.holder, s.hold = d, map[string]error{"away": record.ErrParked}
 	told := make(chan record.Published, 2)
-	it := keyed("k", "a", "away", "b")
+	it := itemWithKey("k", "a", "away", "b")
 	if err := d.Publish(t.Context(), it.Records, func(p record.Published) { told <- p }); err != nil {
 		t.Fatal(err)
 	}
@@ -95,7 +95,7 @@ func TestPublishTellsOnceWhenAllTargetsHaveAnswered(t *testing.T) {
 	if len(p.Answers) != 3 || !errors.Is(p.Answers[0].Held, record.ErrParked) || p.Answers[1].Offset != 7 || p.Answers[1].Partition != 2 || p.Answers[2].Refused == nil {
 		t.Fatalf("answers %+v, want parked, acked at 7 of partition 2, refused", p.Answers)
 	}
-	if !errors.Is(d.Publish(t.Context(), keyed("k", "b").Records, func(p record.Published) { told <- p }), nil) {
+	if !errors.Is(d.Publish(t.Context(), itemWithKey("k", "b").Records, func(p record.Published) { told <- p }), nil) {
 		t.Fatal("publishing behind a refusal fails")
 	}
 	if p := <-told; !errors.Is(p.Answers[0].Held, record.ErrBlocked) {
@@ -109,17 +109,17 @@ func TestPublishTellsOnceWhenAllTargetsHaveAnswered(t *testing.T) {
 
 func TestN08_ADeliveryOutsideTheOrderHoldsItsOffset(t *testing.T) {
 	t.Parallel()
-	d, s, _ := start(t, Config{})
+	d, s, _ := newTestDispatcher(t, Config{})
 	tp := record.TopicPartition{Topic: "a"}
 	d.Restore(tp, 5)
 	told := make(chan record.Published, 1)
-	if err := d.Publish(t.Context(), keyed("k", "a").Records, func(p record.Published) { told <- p }); err != nil {
+	if err := d.Publish(t.Context(), itemWithKey("k", "a").Records, func(p record.Published) { told <- p }); err != nil {
 		t.Fatal(err)
 	}
-	if err := d.Deliver(t.Context(), keyed("k", "a")); err != nil {
+	if err := d.Deliver(t.Context(), itemWithKey("k", "a")); err != nil {
 		t.Fatal(err)
 	}
-	d.Position(pos(2))
+	d.Position(positionAt(2))
 	d.Acked(tp, 5, slices.Clone(s.sent), 20)
 	p := <-told
 	if _, _, offs := d.Snapshot(); offs["a"][0] != 5 {
@@ -136,9 +136,9 @@ func TestN08_ADeliveryOutsideTheOrderHoldsItsOffset(t *testing.T) {
 
 func TestN13_TheReconcilersQuarterIsItsOwn(t *testing.T) {
 	t.Parallel()
-	d, _, _ := start(t, Config{Pool: NewPool(400, 1000)})
+	d, _, _ := newTestDispatcher(t, Config{Pool: NewPool(400, 1000)})
 	recs := func(n int) []record.Record { return []record.Record{{Topic: "a", Value: make([]byte, n)}} }
-	if err := d.Deliver(t.Context(), item("a", 300)); err != nil {
+	if err := d.Deliver(t.Context(), itemOfSize("a", 300)); err != nil {
 		t.Fatal(err)
 	}
 	if err := d.Publish(t.Context(), recs(100), func(record.Published) {}); err != nil {
@@ -158,16 +158,16 @@ func (l sentLog) Sent(_ context.Context, batch []*Sent) error { l.got <- batch; 
 func TestTheWatermarkWaitsForTheRecordOfADelivery(t *testing.T) {
 	t.Parallel()
 	l := sentLog{make(chan []*Sent, 10)}
-	d, s, m := start(t, Config{Recorder: l})
+	d, s, m := newTestDispatcher(t, Config{Recorder: l})
 	s.holder, s.hold = d, map[string]error{"away": record.ErrParked}
-	whole, part := keyed("k", "a", "b"), keyed("l", "a", "away")
+	whole, part := itemWithKey("k", "a", "b"), itemWithKey("l", "a", "away")
 	whole.Sent, part.Sent = &Sent{NS: "x.outbox"}, &Sent{NS: "x.outbox"}
 	for _, it := range []*Item{whole, part} {
 		if err := d.Deliver(t.Context(), it); err != nil {
 			t.Fatal(err)
 		}
 	}
-	d.Position(pos(2))
+	d.Position(positionAt(2))
 	d.Acked(record.TopicPartition{Topic: "a"}, 3, []record.Ticket{0, 1}, 20)
 	d.Acked(record.TopicPartition{Topic: "b", Partition: 1}, 9, []record.Ticket{0}, 10)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -180,7 +180,7 @@ func TestTheWatermarkWaitsForTheRecordOfADelivery(t *testing.T) {
 	if len(batch) != 1 || len(batch[0].Answers) != 2 || batch[0].Answers[1].Offset != 9 {
 		t.Fatalf("recorded %+v, want the envelope whose targets were both acked", batch)
 	}
-	record1(t, d, m)
+	recordQueued(t, d, m)
 	cancel()
 	if err := <-ended; err != nil {
 		t.Fatal(err)
@@ -194,10 +194,10 @@ func TestTheWatermarkWaitsForTheRecordOfADelivery(t *testing.T) {
 func TestN08_WhatIsFoundLateHoldsTheOffsetUntilItIsWrittenDown(t *testing.T) {
 	t.Parallel()
 	var lets []func()
-	d, _, _ := start(t, Config{Found: func(_ func() bool, let func()) { lets = append(lets, let) }})
+	d, _, _ := newTestDispatcher(t, Config{Found: func(_ func() bool, let func()) { lets = append(lets, let) }})
 	tp := record.TopicPartition{Topic: "a"}
 	d.Restore(tp, 50)
-	d.Position(pos(1))
+	d.Position(positionAt(1))
 	want := func(offset int64) {
 		t.Helper()
 		if _, _, offsets := d.Snapshot(); offsets["a"][0] != offset {
@@ -234,13 +234,13 @@ func TestN08_WhatIsFoundLateHoldsTheOffsetUntilItIsWrittenDown(t *testing.T) {
 // TestN08_ADeliveryBesideAReplayMovesNoOffset: what the stream brings next may stand in the topic already, below it.
 func TestN08_ADeliveryBesideAReplayMovesNoOffset(t *testing.T) {
 	t.Parallel()
-	d, s, _ := start(t, Config{})
+	d, s, _ := newTestDispatcher(t, Config{})
 	tp := record.TopicPartition{Topic: "a"}
 	d.Restore(tp, 5)
-	d.Start(pos(1))
+	d.Start(positionAt(1))
 	d.BeginReplay(false)
 	told := make(chan record.Published, 1)
-	if err := d.Publish(t.Context(), keyed("k", "a").Records, func(p record.Published) { told <- p }); err != nil {
+	if err := d.Publish(t.Context(), itemWithKey("k", "a").Records, func(p record.Published) { told <- p }); err != nil {
 		t.Fatal(err)
 	}
 	d.Acked(tp, 9, slices.Clone(s.sent), 10)
@@ -252,7 +252,7 @@ func TestN08_ADeliveryBesideAReplayMovesNoOffset(t *testing.T) {
 	if _, _, offs := d.Snapshot(); offs["a"][0] != 10 {
 		t.Fatalf("the stored offset is %d behind the replay, want 10", offs["a"][0])
 	}
-	if err := d.Publish(t.Context(), keyed("k", "a").Records, func(p record.Published) { told <- p }); err != nil {
+	if err := d.Publish(t.Context(), itemWithKey("k", "a").Records, func(p record.Published) { told <- p }); err != nil {
 		t.Fatal(err)
 	}
 	d.Acked(tp, 10, slices.Clone(s.sent[1:]), 10)
@@ -266,30 +266,30 @@ func TestN08_ADeliveryBesideAReplayMovesNoOffset(t *testing.T) {
 // its key goes on.
 func TestN17_ARecordThatIsDeadAtOnceHoldsNothingBack(t *testing.T) {
 	t.Parallel()
-	d, s, m := start(t, Config{})
+	d, s, m := newTestDispatcher(t, Config{})
 	s.holder = d
-	if err := d.Deliver(t.Context(), keyed("k", "a")); err != nil {
+	if err := d.Deliver(t.Context(), itemWithKey("k", "a")); err != nil {
 		t.Fatal(err)
 	}
 	why := &record.Refusal{Class: record.MessageTooLarge, Reason: "3 MB, limit 1 MB"}
 	d.Withdrawn([]record.Withdrawn{{Ticket: 0, Topic: "a", Key: []byte("k"), ID: []byte("42"), StringID: true, NS: []byte("n"), Why: why, Bytes: 10}})
-	if err := d.Closed(&keyed("k", "a").Records[0], false); err != nil {
+	if err := d.Closed(&itemWithKey("k", "a").Records[0], false); err != nil {
 		t.Errorf("the key waits for a dead letter: %v", err)
 	}
 
 	told := make(chan record.Published, 1)
-	if err := d.Publish(t.Context(), keyed("k", "a").Records, func(p record.Published) { told <- p }); err != nil {
+	if err := d.Publish(t.Context(), itemWithKey("k", "a").Records, func(p record.Published) { told <- p }); err != nil {
 		t.Fatal(err)
 	}
 	d.Withdrawn([]record.Withdrawn{{Ticket: s.sent[1], Topic: "a", Key: []byte("k"), Why: why, Bytes: 10}})
 	if p := <-told; p.Answers[0].Refused != why {
 		t.Errorf("told %+v, want the refusal", p.Answers)
 	}
-	if err := d.Closed(&keyed("k", "a").Records[0], true); err != nil {
+	if err := d.Closed(&itemWithKey("k", "a").Records[0], true); err != nil {
 		t.Errorf("deliveries outside of the stream's order wait for a dead letter: %v", err)
 	}
 
-	record1(t, d, m)
+	recordQueued(t, d, m)
 	if e := m.got[0]; e.State != "" || e.Pending != nil || e.Topic != "a" || string(e.ID) != "42" || !e.StringID || string(e.NSHash) != "n" || e.Why != *why {
 		t.Errorf("recorded %+v, want a dead letter of the string id 42", e)
 	}

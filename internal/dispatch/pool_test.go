@@ -12,14 +12,14 @@ import (
 func TestN13_SlotsShareWhatTheirProcessHas(t *testing.T) {
 	t.Parallel()
 	pool := NewPool(800, 4000) // the streams' share is 600
-	one, _, _ := start(t, Config{Pool: pool})
-	two, _, _ := start(t, Config{Pool: pool})
+	one, _, _ := newTestDispatcher(t, Config{Pool: pool})
+	two, _, _ := newTestDispatcher(t, Config{Pool: pool})
 	deliver := func(d *Dispatcher, n int) <-chan error {
 		t.Helper()
 		done := make(chan error, 1)
 		go func() {
 			for range n {
-				if err := d.Deliver(t.Context(), item("a", 100)); err != nil {
+				if err := d.Deliver(t.Context(), itemOfSize("a", 100)); err != nil {
 					done <- err
 					return
 				}
@@ -62,11 +62,11 @@ func TestN13_SlotsShareWhatTheirProcessHas(t *testing.T) {
 		d.Acked(record.TopicPartition{Topic: "a"}, int64(ticket), []record.Ticket{record.Ticket(ticket)}, 100)
 	}
 
-	one.Start(pos(1))
+	one.Start(positionAt(1))
 	limits(one, 800, 4000)
 	in(deliver(one, 6)) // all of it
 
-	two.Start(pos(1))
+	two.Start(positionAt(1))
 	limits(one, 400, 2000)
 	limits(two, 400, 2000)
 	in(deliver(two, 1)) // one goes always
@@ -105,13 +105,13 @@ func TestN13_ManySlotsHaveAFewTicketsEach(t *testing.T) {
 	pool := NewPool(80<<20, 2000)
 	var all []*Dispatcher
 	for range 4 {
-		d, _, _ := start(t, Config{Pool: pool})
-		d.Start(pos(1))
+		d, _, _ := newTestDispatcher(t, Config{Pool: pool})
+		d.Start(positionAt(1))
 		all = append(all, d)
 	}
 	for _, d := range all {
-		if b, n := d.Limits(); b != 20<<20 || n != leastTickets || d.spare.bound() != 5<<20 {
-			t.Errorf("%d bytes, %d tickets, %d bytes of the reconciler", b, n, d.spare.bound())
+		if b, n := d.Limits(); b != 20<<20 || n != minTickets || d.sideBudget.currentShare() != 5<<20 {
+			t.Errorf("%d bytes, %d tickets, %d bytes of the reconciler", b, n, d.sideBudget.currentShare())
 		}
 	}
 	for _, d := range all[1:] {

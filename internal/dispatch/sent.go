@@ -26,8 +26,8 @@ type Recorder interface {
 	Sent(ctx context.Context, batch []*Sent) error
 }
 
-// note queues what was delivered for RunRecorder.
-func (d *Dispatcher) note(list []*Sent) {
+// queueDeliveries queues what was delivered for RunRecorder.
+func (d *Dispatcher) queueDeliveries(list []*Sent) {
 	if len(list) == 0 {
 		return
 	}
@@ -38,10 +38,10 @@ func (d *Dispatcher) note(list []*Sent) {
 	}
 	list = slices.DeleteFunc(list, func(s *Sent) bool { return s.void })
 	d.sentMu.Lock()
-	d.arrivals = append(d.arrivals, list...)
+	d.deliveries = append(d.deliveries, list...)
 	d.sentMu.Unlock()
 	select {
-	case d.record <- struct{}{}:
+	case d.deliveryWake <- struct{}{}:
 	default:
 	}
 }
@@ -53,9 +53,9 @@ func (d *Dispatcher) RunRecorder(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-d.record:
+		case <-d.deliveryWake:
 		}
-		for batch := d.takeSent(); len(batch) > 0; batch = d.takeSent() {
+		for batch := d.nextDeliveries(); len(batch) > 0; batch = d.nextDeliveries() {
 			if err := d.cfg.Retry(ctx, func() error { return d.cfg.Recorder.Sent(ctx, batch) }); err != nil {
 				if ctx.Err() != nil {
 					return nil
@@ -65,18 +65,18 @@ func (d *Dispatcher) RunRecorder(ctx context.Context) error {
 			for _, s := range batch {
 				d.tracker.Resolve(s.ticket)
 			}
-			d.budget.wake()
+			d.budget.wakeWaiters()
 		}
 	}
 }
 
-func (d *Dispatcher) takeSent() []*Sent {
+func (d *Dispatcher) nextDeliveries() []*Sent {
 	d.sentMu.Lock()
 	defer d.sentMu.Unlock()
-	n := min(len(d.arrivals), maxExceptions)
-	batch := d.arrivals[:n:n]
-	if d.arrivals = d.arrivals[n:]; len(d.arrivals) == 0 {
-		d.arrivals = nil
+	n := min(len(d.deliveries), maxExceptions)
+	batch := d.deliveries[:n:n]
+	if d.deliveries = d.deliveries[n:]; len(d.deliveries) == 0 {
+		d.deliveries = nil
 	}
 	return batch
 }

@@ -7,157 +7,189 @@ import (
 	"github.com/outrelay/outrelay/internal/record"
 )
 
-// side is a delivery outside of the stream's order: a retried, parked, scheduled or replayed envelope.
+// side is a delivery outside of the stream's order: a retried, parked, scheduled or
+// replayed envelope.
 type side struct {
-	targets []target
-	left    int
-	bytes   int64
-	answers []record.Answer
-	tell    func(record.Published)
+	targets     []sideTarget
+	targetsLeft int
+	bytes       int64
+	answers     []record.Answer
+	onResolved  func(record.Published)
 }
 
-type target struct {
-	topic string
-	size  int
-	done  bool
+// sideTarget is one target of a side delivery.
+type sideTarget struct {
+	topic    string
+	size     int
+	resolved bool
 }
 
-// Publish hands the records of one envelope, one for each topic, to the sink outside of the stream's order. It blocks while
-// the reconciler's share of the budget is full (N13), and returns the cause of ctx's end, or the error that ended the sink;
-// then tell is not called. Else tell is called once, when each target has its answer, maybe from within Publish; it must
-// not block, nor call the dispatcher or the sink. The stored offsets wait for Settle.
-func (d *Dispatcher) Publish(ctx context.Context, recs []record.Record, tell func(record.Published)) error {
-	s := &side{left: len(recs), tell: tell, targets: make([]target, len(recs))}
+// Publish sends the records of one envelope, one for each topic, outside of the stream's
+// order. It blocks while the reconciler's share of the budget is full (N13). It returns the
+// cause of ctx if ctx ends, or the error that ended the sink. After an error, onResolved is
+// not called.
+//
+// Otherwise onResolved is called once, when each target has its answer, possibly from within
+// Publish. It must not block, and must not call the dispatcher or the sink. The stored offsets
+// wait for Settle.
+func (d *Dispatcher) Publish(ctx context.Context, recs []record.Record, onResolved func(record.Published)) error {
+	s := &side{targetsLeft: len(recs), onResolved: onResolved, targets: make([]sideTarget, len(recs))}
 	for i := range recs {
-		s.targets[i] = target{topic: recs[i].Topic, size: d.sink.Size(&recs[i])}
+		s.targets[i] = sideTarget{topic: recs[i].Topic, size: d.sink.Size(&recs[i])}
 		s.bytes += int64(s.targets[i].size)
 	}
-	if err := d.spare.reserve(ctx, s.bytes, always, d.sink.Flush); err != nil {
+	if err := d.sideBudget.reserve(ctx, s.bytes, alwaysReady, d.sink.Flush); err != nil {
 		return err
 	}
-	d.stay()
-	t := d.tracker.Side()
+
+	d.holdOffsetsInReplay()
+	ticket := d.tracker.BeginSide()
 	if len(recs) == 0 {
-		d.free(d.spare, s.bytes)
-		tell(record.Published{Ticket: t})
+		d.releaseBytes(d.sideBudget, s.bytes)
+		onResolved(record.Published{Ticket: ticket})
 		return nil
 	}
-	d.sideMu.Lock()
-	d.sides[t] = s
-	d.sideMu.Unlock()
-	d.besides.Add(1)
+
+	// The delivery is registered first: the sink may ack a record from within Send.
+	d.addSide(ticket, s)
 	for i := range recs {
-		err := d.sink.Send(&recs[i], t)
+		err := d.sink.Send(&recs[i], ticket)
 		if err == nil {
 			continue
 		}
+
 		a := record.Answer{Topic: recs[i].Topic, Partition: record.AnyPartition, Offset: -1}
 		if errors.As(err, &a.Refused); a.Refused == nil {
 			if !errors.Is(err, record.ErrParked) && !errors.Is(err, record.ErrBlocked) {
-				d.forget(t)
+				d.dropSide(ticket)
 				return err
 			}
 			a.Held = err
 		}
-		d.answer(t, a)
+		d.resolveSideTarget(ticket, a)
 	}
 	return nil
 }
 
-// Take acks those of recs, of one envelope outside of the stream's order, that a read-back has found, and sends none. It
-// reports whether there is any; then tell is called once with the answers of those alone, from within Take. It does not
-// block. The stored offsets wait for Settle.
-func (d *Dispatcher) Take(recs []record.Record, tell func(record.Published)) bool {
-	s := &side{left: len(recs) + 1, targets: make([]target, len(recs))} // never whole: how many are found is known at the end
+// Take acks the records in recs that the read-back has found, and sends none. The records
+// belong to one envelope outside of the stream's order. Take does not block.
+//
+// If it finds any, it calls onResolved once with their answers before it returns true. The
+// stored offsets then wait for Settle.
+func (d *Dispatcher) Take(recs []record.Record, onResolved func(record.Published)) bool {
+	// One target too many keeps the delivery from being resolved by an ack. How many records
+	// are found is known only at the end.
+	s := &side{targetsLeft: len(recs) + 1, targets: make([]sideTarget, len(recs))}
 	for i := range recs {
-		s.targets[i] = target{topic: recs[i].Topic, size: d.sink.Size(&recs[i])}
+		s.targets[i] = sideTarget{topic: recs[i].Topic, size: d.sink.Size(&recs[i])}
 	}
-	t := d.tracker.Side()
-	d.sideMu.Lock()
-	d.sides[t] = s
-	d.sideMu.Unlock()
-	d.besides.Add(1)
+
+	ticket := d.tracker.BeginSide()
+	d.addSide(ticket, s)
 	for i := range recs {
-		d.sink.Take(&recs[i], t)
+		d.sink.Take(&recs[i], ticket)
 	}
-	d.forget(t)
+	d.dropSide(ticket)
+
 	if len(s.answers) == 0 {
-		d.tracker.Settle([]record.Ticket{t})
+		d.tracker.Settle([]record.Ticket{ticket})
 		return false
 	}
-	tell(record.Published{Ticket: t, Answers: s.answers})
+	onResolved(record.Published{Ticket: ticket, Answers: s.answers})
 	return true
 }
 
-func always() bool { return true }
+// alwaysReady is the condition of a reservation that waits for bytes only.
+func alwaysReady() bool { return true }
 
-// Settle says that what became of deliveries outside of the stream's order is majority-committed (N8).
+// Settle marks side deliveries as settled: their outcome is majority-committed (N8).
 func (d *Dispatcher) Settle(tickets []record.Ticket) { d.tracker.Settle(tickets) }
 
-// answer notes what became of one target.
-func (d *Dispatcher) answer(t record.Ticket, a record.Answer) (bytes int) {
+// addSide registers the side delivery s under its ticket.
+func (d *Dispatcher) addSide(ticket record.Ticket, s *side) {
 	d.sideMu.Lock()
-	s := d.sides[t]
+	d.sides[ticket] = s
+	d.sideMu.Unlock()
+
+	d.sidesInFlight.Add(1)
+}
+
+// resolveSideTarget stores the answer of one target, and returns the bytes that the target
+// had reserved. The last answer resolves the delivery and calls its onResolved.
+func (d *Dispatcher) resolveSideTarget(ticket record.Ticket, a record.Answer) (bytes int) {
+	d.sideMu.Lock()
+	s := d.sides[ticket]
 	if s == nil {
 		d.sideMu.Unlock()
 		return 0
 	}
+
 	for i := range s.targets {
-		if x := &s.targets[i]; !x.done && x.topic == a.Topic {
-			x.done, bytes = true, x.size
+		target := &s.targets[i]
+		if !target.resolved && target.topic == a.Topic {
+			target.resolved = true
+			bytes = target.size
 			break
 		}
 	}
+
 	s.answers = append(s.answers, a)
-	s.left--
-	over := s.left == 0
-	if over {
-		delete(d.sides, t)
+	s.targetsLeft--
+	last := s.targetsLeft == 0
+	if last {
+		delete(d.sides, ticket)
 	}
 	d.sideMu.Unlock()
-	if over {
-		d.besides.Add(-1)
-		d.free(d.spare, s.bytes)
-		s.tell(record.Published{Ticket: t, Answers: s.answers})
+
+	if last {
+		d.sidesInFlight.Add(-1)
+		d.releaseBytes(d.sideBudget, s.bytes)
+		s.onResolved(record.Published{Ticket: ticket, Answers: s.answers})
 	}
 	return bytes
 }
 
-func (d *Dispatcher) forget(t record.Ticket) {
+// dropSide removes a side delivery without calling its onResolved, and releases its bytes.
+func (d *Dispatcher) dropSide(ticket record.Ticket) {
 	d.sideMu.Lock()
-	s := d.sides[t]
-	delete(d.sides, t)
+	s := d.sides[ticket]
+	delete(d.sides, ticket)
 	d.sideMu.Unlock()
+
 	if s != nil {
-		d.besides.Add(-1)
-		d.free(d.spare, s.bytes)
+		d.sidesInFlight.Add(-1)
+		d.releaseBytes(d.sideBudget, s.bytes)
 	}
 }
 
-// place is the offset of one delivery outside of the stream's order in an acked batch.
-type place struct {
+// sideAck is the offset of one side delivery in an acked batch.
+type sideAck struct {
 	ticket record.Ticket
 	offset int64
 }
 
-// aside picks out of an acked batch what is not the stream's. It is nil, at the cost of a load, while there is nothing.
-func (d *Dispatcher) aside(base int64, tickets []record.Ticket) []place {
-	if d.besides.Load() == 0 {
+// collectSideAcks returns the side deliveries in an acked batch. If none is in flight, it
+// returns nil at the cost of one atomic load.
+func (d *Dispatcher) collectSideAcks(base int64, tickets []record.Ticket) []sideAck {
+	if d.sidesInFlight.Load() == 0 {
 		return nil
 	}
-	var list []place
+
+	var acks []sideAck
 	for i, t := range tickets {
 		if t.IsSide() {
-			list = append(list, place{t, base + int64(i)})
+			acks = append(acks, sideAck{t, base + int64(i)})
 		}
 	}
-	return list
+	return acks
 }
 
-// answered tells of the deliveries of list that tp has them, and returns the bytes that they had reserved.
-func (d *Dispatcher) answered(tp record.TopicPartition, list []place) (bytes int) {
-	for _, p := range list {
-		bytes += d.answer(p.ticket, record.Answer{Topic: tp.Topic, Partition: tp.Partition, Offset: p.offset})
+// resolveSideAcks resolves the targets of acks in tp, and returns the bytes that they had
+// reserved.
+func (d *Dispatcher) resolveSideAcks(tp record.TopicPartition, acks []sideAck) (bytes int) {
+	for _, ack := range acks {
+		a := record.Answer{Topic: tp.Topic, Partition: tp.Partition, Offset: ack.offset}
+		bytes += d.resolveSideTarget(ack.ticket, a)
 	}
 	return bytes
 }

@@ -6,15 +6,15 @@ import "github.com/outrelay/outrelay/internal/record"
 // not, or of a delivery outside of the stream's order whose consequence is not written down. The watermark is the position that is stored beside the offsets, not the first unresolved ticket: a successor reads
 // all that lies behind that position again, and has to find in the topic what of it was acked. Records go to a partition in
 // order, so an unacked one stands at or above `next`, and the acked ones are the runs.
-type offsets struct {
+type partitionOffsets struct {
 	next int64 // nothing of ours that is not acked yet can stand below
 	runs []run // acked, at least one ticket may still be above the watermark
 	// holds are offsets at or below which the stored one stays, by who holds it: it is at the lowest of them.
-	holds map[Hold]int64
+	holds map[OffsetHold]int64
 }
 
-// Hold names who holds a stored offset, so that one who lets go takes nothing away from the others.
-type Hold uint64
+// OffsetHold names who holds a stored offset, so that one who lets go takes nothing away from the others.
+type OffsetHold uint64
 
 // run is one acked batch: tickets[i] stands at offset base+i.
 type run struct {
@@ -22,20 +22,20 @@ type run struct {
 	tickets []record.Ticket
 }
 
-func (o *offsets) acked(base int64, tickets []record.Ticket) {
+func (o *partitionOffsets) appendAcked(base int64, tickets []record.Ticket) {
 	o.next = max(o.next, base+int64(len(tickets)))
 	o.runs = append(o.runs, run{base, tickets})
 }
 
-// prune forgets what the watermark has passed and returns the stored offset.
-func (t *Tracker[P]) prune(o *offsets) int64 {
+// pruneLocked forgets what the watermark has passed and returns the stored offset.
+func (t *Tracker[P]) pruneLocked(o *partitionOffsets) int64 {
 	first, kept := o.next, o.runs[:0]
 	for _, offset := range o.holds {
 		first = min(first, offset)
 	}
 	for _, r := range o.runs {
 		i := 0
-		for i < len(r.tickets) && t.passed(r.tickets[i]) {
+		for i < len(r.tickets) && t.passedLocked(r.tickets[i]) {
 			i++
 		}
 		if i == len(r.tickets) {
@@ -51,23 +51,23 @@ func (t *Tracker[P]) prune(o *offsets) int64 {
 	return first
 }
 
-// passed reports whether a successor need not find the record of k: the watermark covers it, or its delivery was settled.
-func (t *Tracker[P]) passed(k record.Ticket) bool {
+// passedLocked reports whether a successor need not find the record of k: the watermark covers it, or its delivery was settled.
+func (t *Tracker[P]) passedLocked(k record.Ticket) bool {
 	if k.IsSide() {
-		_, open := t.open[k]
+		_, open := t.unsettledSides[k]
 		return !open
 	}
-	return k < t.below
+	return k < t.reachedBelow
 }
 
-// Side gives a delivery outside of the stream's order its ticket: it never holds the watermark, but its records hold the
+// BeginSide gives a delivery outside of the stream's order its ticket: it never holds the watermark, but its records hold the
 // stored offsets of their partitions until it is settled.
-func (t *Tracker[P]) Side() record.Ticket {
+func (t *Tracker[P]) BeginSide() record.Ticket {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	k := record.Side | t.side
-	t.side++
-	t.open[k] = struct{}{}
+	k := record.Side | t.nextSide
+	t.nextSide++
+	t.unsettledSides[k] = struct{}{}
 	return k
 }
 
@@ -76,64 +76,64 @@ func (t *Tracker[P]) Settle(tickets []record.Ticket) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for _, k := range tickets {
-		delete(t.open, k)
+		delete(t.unsettledSides, k)
 	}
-	t.stored = nil
+	t.storedOffsets = nil
 }
 
-// Hold keeps the stored offset of tp at or below offset until by has called Unhold. The lower one counts where by holds it
+// HoldOffset keeps the stored offset of tp at or below offset until by has called Unhold. The lower one counts where by holds it
 // already.
-func (t *Tracker[P]) Hold(tp record.TopicPartition, by Hold, offset int64) {
+func (t *Tracker[P]) HoldOffset(tp record.TopicPartition, by OffsetHold, offset int64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	o := t.partition(tp)
+	o := t.partitionToChangeLocked(tp)
 	if at, again := o.holds[by]; again && at <= offset {
 		return
 	}
 	if o.holds == nil {
-		o.holds = map[Hold]int64{}
+		o.holds = map[OffsetHold]int64{}
 	}
 	o.holds[by] = offset
 }
 
-// HoldAll keeps the stored offset of every partition where it is now, or below, until by has called UnholdAll.
-func (t *Tracker[P]) HoldAll(by Hold) {
+// HoldAllOffsets keeps the stored offset of every partition where it is now, or below, until by has called UnholdAll.
+func (t *Tracker[P]) HoldAllOffsets(by OffsetHold) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.stored = nil
-	for _, o := range t.parts {
-		at := t.prune(o)
+	t.storedOffsets = nil
+	for _, o := range t.partitions {
+		at := t.pruneLocked(o)
 		if o.holds == nil {
-			o.holds = map[Hold]int64{}
+			o.holds = map[OffsetHold]int64{}
 		}
 		o.holds[by] = at
 	}
 }
 
-// UnholdAll ends the HoldAll of by.
-func (t *Tracker[P]) UnholdAll(by Hold) {
+// ReleaseAllOffsets ends the HoldAll of by.
+func (t *Tracker[P]) ReleaseAllOffsets(by OffsetHold) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.stored = nil
-	for _, o := range t.parts {
+	t.storedOffsets = nil
+	for _, o := range t.partitions {
 		delete(o.holds, by)
 	}
 }
 
-// Unhold ends the Hold of by.
-func (t *Tracker[P]) Unhold(tp record.TopicPartition, by Hold) {
+// ReleaseOffset ends the Hold of by.
+func (t *Tracker[P]) ReleaseOffset(tp record.TopicPartition, by OffsetHold) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	delete(t.partition(tp).holds, by)
+	delete(t.partitionToChangeLocked(tp).holds, by)
 }
 
-// partition finds a partition whose stored offset is about to change.
-func (t *Tracker[P]) partition(tp record.TopicPartition) *offsets {
-	t.stored = nil
-	o := t.parts[tp]
+// partitionToChangeLocked finds a partition whose stored offset is about to change.
+func (t *Tracker[P]) partitionToChangeLocked(tp record.TopicPartition) *partitionOffsets {
+	t.storedOffsets = nil
+	o := t.partitions[tp]
 	if o == nil {
-		o = &offsets{}
-		t.parts[tp] = o
+		o = &partitionOffsets{}
+		t.partitions[tp] = o
 	}
 	return o
 }
@@ -142,7 +142,7 @@ func (t *Tracker[P]) partition(tp record.TopicPartition) *offsets {
 func (t *Tracker[P]) Restore(tp record.TopicPartition, offset int64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.partition(tp).next = offset
+	t.partitionToChangeLocked(tp).next = offset
 }
 
 // Idle moves the stored offset of a partition that nothing holds up to offset: the caller knows that nothing of ours was
@@ -150,26 +150,26 @@ func (t *Tracker[P]) Restore(tp record.TopicPartition, offset int64) {
 func (t *Tracker[P]) Idle(tp record.TopicPartition, offset int64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if o := t.parts[tp]; o != nil && offset <= o.next {
+	if o := t.partitions[tp]; o != nil && offset <= o.next {
 		return
 	}
-	t.partition(tp).next = offset
+	t.partitionToChangeLocked(tp).next = offset
 }
 
-// offsets lists the stored offset of each partition by topic; −1 is a partition that has none yet.
-func (t *Tracker[P]) offsets() map[string][]int64 {
-	if t.stored != nil {
-		return t.stored
+// storedOffsetsLocked lists the stored offset of each partition by topic; −1 is a partition that has none yet.
+func (t *Tracker[P]) storedOffsetsLocked() map[string][]int64 {
+	if t.storedOffsets != nil {
+		return t.storedOffsets
 	}
-	all := make(map[string][]int64, len(t.parts))
-	for tp, o := range t.parts {
+	all := make(map[string][]int64, len(t.partitions))
+	for tp, o := range t.partitions {
 		list := all[tp.Topic]
 		for len(list) <= int(tp.Partition) {
 			list = append(list, -1)
 		}
-		list[tp.Partition] = t.prune(o)
+		list[tp.Partition] = t.pruneLocked(o)
 		all[tp.Topic] = list
 	}
-	t.stored = all
+	t.storedOffsets = all
 	return all
 }

@@ -14,34 +14,34 @@ import (
 )
 
 const (
-	firstRing = 1 << 12
-	maxMarks  = 1 << 11
+	initialRing = 1 << 12
+	maxMarks    = 1 << 11
 	// pruneRuns bounds what a partition remembers when nobody asks for Offsets.
 	pruneRuns = 64
 )
 
 // mark says that position p is reached once every ticket below upTo is resolved.
 type mark[P any] struct {
-	upTo record.Ticket
-	p    P
+	upTo     record.Ticket
+	position P
 }
 
 // Tracker follows the events of one term of ownership. P is the position that a checkpoint stores.
 type Tracker[P any] struct {
 	recycle func([]record.Ticket)
 
-	mu        sync.Mutex
-	low, next record.Ticket // low: first unresolved; next: next to be given out
-	left      []uint16      // ring: targets of a ticket that are not resolved yet
-	commit    []int64       // ring: commit time in Unix milliseconds
-	marks     []mark[P]     // ascending upTo, at most maxMarks
-	reached   P
-	below     record.Ticket // every ticket below stands at or before reached; those from there to low are resolved, but above it
-	has       bool
-	parts     map[record.TopicPartition]*offsets
-	stored    map[string][]int64         // what offsets returned; nil after anything that may change it
-	side      record.Ticket              // next of the deliveries outside of the stream's order
-	open      map[record.Ticket]struct{} // those that are not settled
+	mu             sync.Mutex
+	low, next      record.Ticket // low: first unresolved; next: next to be given out
+	targetsLeft    []uint16      // ring: targets of a ticket that are not resolved yet
+	commitTimes    []int64       // ring: commit time in Unix milliseconds
+	marks          []mark[P]     // ascending upTo, at most maxMarks
+	reached        P
+	reachedBelow   record.Ticket // every ticket below stands at or before reached; those from there to low are resolved, but above it
+	hasReached     bool
+	partitions     map[record.TopicPartition]*partitionOffsets
+	storedOffsets  map[string][]int64         // what offsets returned; nil after anything that may change it
+	nextSide       record.Ticket              // next of the deliveries outside of the stream's order
+	unsettledSides map[record.Ticket]struct{} // those that are not settled
 }
 
 // New makes an empty tracker. recycle, if not nil, gets the ticket slices back that Acked took over.
@@ -50,11 +50,11 @@ func New[P any](recycle func([]record.Ticket)) *Tracker[P] {
 		recycle = func([]record.Ticket) {}
 	}
 	return &Tracker[P]{
-		recycle: recycle,
-		left:    make([]uint16, firstRing),
-		commit:  make([]int64, firstRing),
-		parts:   map[record.TopicPartition]*offsets{},
-		open:    map[record.Ticket]struct{}{},
+		recycle:        recycle,
+		targetsLeft:    make([]uint16, initialRing),
+		commitTimes:    make([]int64, initialRing),
+		partitions:     map[record.TopicPartition]*partitionOffsets{},
+		unsettledSides: map[record.Ticket]struct{}{},
 	}
 }
 
@@ -63,27 +63,27 @@ func New[P any](recycle func([]record.Ticket)) *Tracker[P] {
 func (t *Tracker[P]) Begin(commitMS int64, targets int) record.Ticket {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if int(t.next-t.low) == len(t.left) {
-		t.grow()
+	if int(t.next-t.low) == len(t.targetsLeft) {
+		t.growRingLocked()
 	}
 	k := t.next
-	i := int(k) & (len(t.left) - 1)
-	t.left[i], t.commit[i] = uint16(targets), commitMS
+	i := int(k) & (len(t.targetsLeft) - 1)
+	t.targetsLeft[i], t.commitTimes[i] = uint16(targets), commitMS
 	t.next++
 	if targets == 0 && k == t.low {
-		t.advance()
+		t.advanceLocked()
 	}
 	return k
 }
 
-func (t *Tracker[P]) grow() {
-	n := len(t.left)
+func (t *Tracker[P]) growRingLocked() {
+	n := len(t.targetsLeft)
 	left, commit := make([]uint16, 2*n), make([]int64, 2*n)
 	for k := t.low; k < t.next; k++ {
 		from, to := int(k)&(n-1), int(k)&(2*n-1)
-		left[to], commit[to] = t.left[from], t.commit[from]
+		left[to], commit[to] = t.targetsLeft[from], t.commitTimes[from]
 	}
-	t.left, t.commit = left, commit
+	t.targetsLeft, t.commitTimes = left, commit
 }
 
 // Position says that p is reached when all tickets given out so far are resolved. p belongs to the tracker from now on.
@@ -92,7 +92,7 @@ func (t *Tracker[P]) Position(p P) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.low == t.next {
-		t.reached, t.below, t.has, t.stored = p, t.next, true, nil
+		t.reached, t.reachedBelow, t.hasReached, t.storedOffsets = p, t.next, true, nil
 		return
 	}
 	if n := len(t.marks); n > 0 && (t.marks[n-1].upTo == t.next || n == maxMarks) {
@@ -106,8 +106,8 @@ func (t *Tracker[P]) Position(p P) {
 func (t *Tracker[P]) Resolve(k record.Ticket) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.resolve(k)
-	t.advance()
+	t.resolveTargetLocked(k)
+	t.advanceLocked()
 }
 
 // Acked takes one target off each ticket: tickets[i] stands at offset base+i of tp. The slice belongs to the tracker. A
@@ -117,42 +117,42 @@ func (t *Tracker[P]) Acked(tp record.TopicPartition, base int64, tickets []recor
 	defer t.mu.Unlock()
 	for _, k := range tickets {
 		if !k.IsSide() {
-			t.resolve(k)
+			t.resolveTargetLocked(k)
 		}
 	}
-	t.partition(tp).acked(base, tickets)
-	t.advance()
-	if o := t.parts[tp]; len(o.runs) > pruneRuns {
-		t.prune(o)
+	t.partitionToChangeLocked(tp).appendAcked(base, tickets)
+	t.advanceLocked()
+	if o := t.partitions[tp]; len(o.runs) > pruneRuns {
+		t.pruneLocked(o)
 	}
 }
 
-func (t *Tracker[P]) resolve(k record.Ticket) {
+func (t *Tracker[P]) resolveTargetLocked(k record.Ticket) {
 	if k < t.low || k >= t.next {
 		panic("watermark: a ticket was resolved twice or never given out")
 	}
-	i := int(k) & (len(t.left) - 1)
-	if t.left[i] == 0 {
+	i := int(k) & (len(t.targetsLeft) - 1)
+	if t.targetsLeft[i] == 0 {
 		panic("watermark: a ticket has more answers than targets")
 	}
-	t.left[i]--
+	t.targetsLeft[i]--
 }
 
-func (t *Tracker[P]) advance() {
-	m := len(t.left) - 1
-	for t.low < t.next && t.left[int(t.low)&m] == 0 {
+func (t *Tracker[P]) advanceLocked() {
+	m := len(t.targetsLeft) - 1
+	for t.low < t.next && t.targetsLeft[int(t.low)&m] == 0 {
 		t.low++
 	}
 	n := 0
 	for n < len(t.marks) && t.marks[n].upTo <= t.low {
-		t.reached, t.below, t.has = t.marks[n].p, t.marks[n].upTo, true
+		t.reached, t.reachedBelow, t.hasReached = t.marks[n].position, t.marks[n].upTo, true
 		n++
 	}
 	if n > 0 {
 		rest := copy(t.marks, t.marks[n:])
 		clear(t.marks[rest:])
 		t.marks = t.marks[:rest]
-		t.stored = nil
+		t.storedOffsets = nil
 	}
 }
 
@@ -168,7 +168,7 @@ func (t *Tracker[P]) Window() (low, next record.Ticket) {
 func (t *Tracker[P]) Reached() (P, bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return t.reached, t.has
+	return t.reached, t.hasReached
 }
 
 // Snapshot is the watermark and the stored offsets that belong to it, taken at one moment. The offsets are shared with later calls, as
@@ -176,7 +176,7 @@ func (t *Tracker[P]) Reached() (P, bool) {
 func (t *Tracker[P]) Snapshot() (P, bool, map[string][]int64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return t.reached, t.has, t.offsets()
+	return t.reached, t.hasReached, t.storedOffsetsLocked()
 }
 
 // Unresolved is the number of tickets above the watermark.
@@ -186,24 +186,24 @@ func (t *Tracker[P]) Unresolved() int {
 	return int(t.next - t.low)
 }
 
-// OldestMS is the commit time, in Unix milliseconds, of the oldest unresolved event; false if there is none.
-func (t *Tracker[P]) OldestMS() (int64, bool) {
+// OldestCommitMS is the commit time, in Unix milliseconds, of the oldest unresolved event; false if there is none.
+func (t *Tracker[P]) OldestCommitMS() (int64, bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.low == t.next {
 		return 0, false
 	}
-	return t.commit[int(t.low)&(len(t.commit)-1)], true
+	return t.commitTimes[int(t.low)&(len(t.commitTimes)-1)], true
 }
 
-// CommitMS appends the commit times of unresolved tickets to dst, but for those of Side, which have none.
-func (t *Tracker[P]) CommitMS(dst []int64, tickets []record.Ticket) []int64 {
+// AppendCommitMS appends the commit times of unresolved tickets to dst, but for those of Side, which have none.
+func (t *Tracker[P]) AppendCommitMS(dst []int64, tickets []record.Ticket) []int64 {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	m := len(t.commit) - 1
+	m := len(t.commitTimes) - 1
 	for _, k := range tickets {
 		if !k.IsSide() {
-			dst = append(dst, t.commit[int(k)&m])
+			dst = append(dst, t.commitTimes[int(k)&m])
 		}
 	}
 	return dst

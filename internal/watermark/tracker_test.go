@@ -30,7 +30,7 @@ func TestReachedIsContiguous(t *testing.T) {
 	if p, _ := w.Reached(); p != "start" {
 		t.Fatalf("reached %q while the first event is unresolved", p)
 	}
-	if ms, ok := w.OldestMS(); !ok || ms != 10 {
+	if ms, ok := w.OldestCommitMS(); !ok || ms != 10 {
 		t.Fatalf("oldest %d %v, want 10", ms, ok)
 	}
 	w.Acked(tp(1), 0, []record.Ticket{a})
@@ -140,7 +140,7 @@ func TestWatermarkModel(t *testing.T) {
 				base[p] += int64(count)
 			case 4:
 				p := int32(rapid.IntRange(0, 2).Draw(t, "side partition"))
-				k := w.Side()
+				k := w.BeginSide()
 				sent[p] = append(sent[p], k)
 				open = append(open, k)
 			case 5:
@@ -186,15 +186,15 @@ func TestN08_AHeldOffsetStays(t *testing.T) {
 	t.Parallel()
 	w := New[int](nil)
 	w.Restore(tp(0), 10)
-	w.Hold(tp(0), 0, 7)
-	w.Hold(tp(0), 0, 9)
+	w.HoldOffset(tp(0), 0, 7)
+	w.HoldOffset(tp(0), 0, 9)
 	w.Acked(tp(0), 10, []record.Ticket{w.Begin(0, 1)})
 	w.Position(1)
 	w.Idle(tp(0), 20)
 	if _, _, offs := w.Snapshot(); offs["t"][0] != 7 {
 		t.Fatalf("the stored offset is %d while 7 is held", offs["t"][0])
 	}
-	w.Unhold(tp(0), 0)
+	w.ReleaseOffset(tp(0), 0)
 	if _, _, offs := w.Snapshot(); offs["t"][0] != 20 {
 		t.Fatalf("the stored offset is %d after the hold, want 20", offs["t"][0])
 	}
@@ -211,18 +211,18 @@ func TestN08_HoldsOfOnePartitionEndEachByItself(t *testing.T) {
 			t.Errorf("the stored offset is %d, want %d", offs["t"][0], offset)
 		}
 	}
-	w.Hold(tp(0), 0, 9)
-	w.Hold(tp(0), 1, 5)
-	w.Hold(tp(0), 2, 7)
-	w.Unhold(tp(1), 1) // another partition's
+	w.HoldOffset(tp(0), 0, 9)
+	w.HoldOffset(tp(0), 1, 5)
+	w.HoldOffset(tp(0), 2, 7)
+	w.ReleaseOffset(tp(1), 1) // another partition's
 	want(5)
-	w.Unhold(tp(0), 1)
+	w.ReleaseOffset(tp(0), 1)
 	want(7)
-	w.Unhold(tp(0), 1)
+	w.ReleaseOffset(tp(0), 1)
 	want(7)
-	w.Unhold(tp(0), 0)
+	w.ReleaseOffset(tp(0), 0)
 	want(7)
-	w.Unhold(tp(0), 2)
+	w.ReleaseOffset(tp(0), 2)
 	want(20)
 }
 
@@ -253,7 +253,7 @@ func TestSteadyStateDoesNotAllocate(t *testing.T) {
 		w.Position(1)
 		w.Acked(tp(0), off, buf)
 		off++
-		w.prune(w.parts[tp(0)])
+		w.pruneLocked(w.partitions[tp(0)])
 	})
 	if got > 0 {
 		t.Fatalf("%.2f allocations per event, want none", got)
@@ -289,19 +289,19 @@ func TestOffsetsAreRebuiltAfterAChangeAlone(t *testing.T) {
 	expect("acked above the watermark", 7)
 	w.Position(2)
 	expect("passed by the watermark", 8)
-	w.Hold(tp(3), 1, 6)
+	w.HoldOffset(tp(3), 1, 6)
 	expect("held", 6)
-	w.Unhold(tp(3), 1)
+	w.ReleaseOffset(tp(3), 1)
 	expect("not held any more", 8)
-	side := w.Side()
+	side := w.BeginSide()
 	w.Acked(tp(3), 9, []record.Ticket{side})
 	expect("beside the stream", 9)
 	w.Settle([]record.Ticket{side})
 	expect("settled", 10)
-	w.HoldAll(2)
+	w.HoldAllOffsets(2)
 	w.Idle(tp(3), 20)
 	expect("all held", 10)
-	w.UnholdAll(2)
+	w.ReleaseAllOffsets(2)
 	expect("none held", 20)
 	w.Restore(tp(3), 1)
 	expect("restored", 1)
