@@ -14,7 +14,7 @@ import (
 const (
 	mostWithoutParagraph = 25.0 // percent of the functions of 15 lines and more
 	mostOneWord          = 24.0 // percent of the unexported function names
-	mostUnclear          = 8.5 // wordings per 1,000 words of comment
+	mostUnclear          = 8.5  // wordings per 1,000 words of comment
 	mostDefined          = 13   // definitions of one unexported function name
 	mostMethods          = 102  // of a type
 	mostFields           = 44   // of a type
