@@ -2,33 +2,38 @@ package dispatch
 
 import "maps"
 
-// Audit compares the gates with what the collections hold (N15). Gates are kept by counting, so the two differ only where
-// something went wrong: a gate too high holds its key back for longer than it must, one too low would let an event overtake.
-// What is decided is written a little later, so a difference counts only if it was there at the audit before, if nothing
-// has moved the gate since, and if nothing waits to be written. What is published and not told of yet opens its gate later,
-// although its document says already that it waits no more.
+// Audit compares the gates with the exceptions in the collections (N15).
+//
+// Gates are kept by counting, so they differ from the collections only after a fault. A count
+// that is too high blocks its key for too long. A count that is too low would let an event
+// overtake another.
+//
+// Exceptions are stored a little later than they are decided. Therefore a difference counts
+// only if the previous audit found the same one, if the gate has not changed since, and if no
+// exception waits to be stored. The gate of an envelope in flight opens later than its document
+// changes, so gates with envelopes in flight are left out.
 type Audit struct {
 	d          *Dispatcher
-	mismatches map[gateID]mismatch
+	mismatches map[gateID]mismatch // of the previous comparison
 }
 
-// gateID is one of those of a topic.
+// gateID identifies one counter of a topic.
 type gateID struct {
 	topic string
 	hash  uint32
 }
 
-// mismatch is a gate that differed at the last audit.
+// mismatch is a gate that differed from the collections.
 type mismatch struct {
 	gate   gateCount
 	stored int32
 }
 
-// NewAudit begins without a suspicion.
+// NewAudit returns an audit without a previous comparison.
 func (d *Dispatcher) NewAudit() *Audit { return &Audit{d: d} }
 
-// Comparison is one comparison: how the gates stood before the collections were read, what these hold, and for which keys something is
-// published and has no fate yet.
+// Comparison is one comparison: the gates before the collections were read, the exceptions in
+// the collections, and the keys with an envelope in flight.
 type Comparison struct {
 	audit    *Audit
 	topics   map[string]*topicGates
@@ -36,75 +41,91 @@ type Comparison struct {
 	inFlight map[uint32]bool
 }
 
-// Look begins a comparison. It is to be taken before the collections are read.
+// Look starts a comparison with a copy of the gates. It must be called before the collections
+// are read.
 func (a *Audit) Look() *Comparison {
 	g := a.d.gates
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	l := &Comparison{audit: a, topics: make(map[string]*topicGates, len(g.topics)), stored: map[string]map[uint32]int32{}, inFlight: map[uint32]bool{}}
-	for topic, c := range g.topics {
-		l.topics[topic] = &topicGates{mask: c.mask, byHash: maps.Clone(c.byHash)}
+
+	c := &Comparison{
+		audit:    a,
+		topics:   make(map[string]*topicGates, len(g.topics)),
+		stored:   map[string]map[uint32]int32{},
+		inFlight: map[uint32]bool{},
 	}
-	return l
+	for topic, gates := range g.topics {
+		c.topics[topic] = &topicGates{mask: gates.mask, byHash: maps.Clone(gates.byHash)}
+	}
+	return c
 }
 
-// Held counts an exception of the stream that a collection holds.
-func (l *Comparison) Held(ns, topic, key string) {
-	by := l.stored[topic]
-	if by == nil {
-		by = map[uint32]int32{}
-		l.stored[topic] = by
+// Held counts an exception of the stream in a collection.
+func (c *Comparison) Held(ns, topic, key string) {
+	byHash := c.stored[topic]
+	if byHash == nil {
+		byHash = map[uint32]int32{}
+		c.stored[topic] = byHash
 	}
-	by[hashKey(ns, key)&l.hashMask(topic)]++
+	byHash[hashKey(ns, key)&c.hashMask(topic)]++
 }
 
-// Busy says that something of a key is published and has no fate yet. It is to be asked for after the collections are read.
-func (l *Comparison) Busy(ns, key string) { l.inFlight[hashKey(ns, key)] = true }
+// Busy marks a key that has an envelope in flight: it was published and is not resolved yet. It
+// must be called after the collections are read.
+func (c *Comparison) Busy(ns, key string) { c.inFlight[hashKey(ns, key)] = true }
 
-// Compare sets those gates right that are wrong for certain, and returns how many.
-func (l *Comparison) Compare() (mended int) {
-	now := map[gateID]mismatch{}
-	note := func(id gateID, was gateCount, held int32) {
-		if was.waiting == held || l.isInFlight(id) {
+// Compare corrects the gates that are certainly wrong, and returns their number.
+func (c *Comparison) Compare() (corrected int) {
+	mismatches := map[gateID]mismatch{}
+	compareGate := func(id gateID, gate gateCount, stored int32) {
+		if gate.waiting == stored || c.isInFlight(id) {
 			return
 		}
-		s := mismatch{was, held}
-		if l.audit.mismatches[id] == s && l.audit.d.correctGate(id, was, held, l.hashMask(id.topic)) {
-			mended++
+
+		m := mismatch{gate, stored}
+		if c.audit.mismatches[id] == m && c.audit.d.correctGate(id, gate, stored, c.hashMask(id.topic)) {
+			corrected++
 			return
 		}
-		now[id] = s
+		mismatches[id] = m
 	}
-	for topic, c := range l.topics {
-		for hash, n := range c.byHash {
-			note(gateID{topic, hash}, n, l.stored[topic][hash])
+
+	for topic, gates := range c.topics {
+		for hash, gate := range gates.byHash {
+			compareGate(gateID{topic, hash}, gate, c.stored[topic][hash])
 		}
 	}
-	for topic, by := range l.stored {
-		c := l.topics[topic]
-		for hash, n := range by {
-			if c == nil || c.byHash[hash].waiting == 0 {
-				note(gateID{topic, hash}, gateCount{}, n)
+
+	// Stored exceptions without a gate.
+	for topic, byHash := range c.stored {
+		gates := c.topics[topic]
+		for hash, n := range byHash {
+			if gates == nil || gates.byHash[hash].waiting == 0 {
+				compareGate(gateID{topic, hash}, gateCount{}, n)
 			}
 		}
 	}
-	l.audit.mismatches = now
-	return mended
+
+	c.audit.mismatches = mismatches
+	return corrected
 }
 
-func (l *Comparison) hashMask(topic string) uint32 {
-	if c := l.topics[topic]; c != nil {
-		return c.mask
+// hashMask returns the mask that topic had when the comparison started.
+func (c *Comparison) hashMask(topic string) uint32 {
+	if gates := c.topics[topic]; gates != nil {
+		return gates.mask
 	}
 	return fullMask
 }
 
-func (l *Comparison) isInFlight(id gateID) bool {
-	mask := l.hashMask(id.topic)
+// isInFlight reports whether a key of the gate has an envelope in flight.
+func (c *Comparison) isInFlight(id gateID) bool {
+	mask := c.hashMask(id.topic)
 	if mask == fullMask {
-		return l.inFlight[id.hash]
+		return c.inFlight[id.hash]
 	}
-	for hash := range l.inFlight {
+
+	for hash := range c.inFlight {
 		if hash&mask == id.hash {
 			return true
 		}
@@ -112,13 +133,16 @@ func (l *Comparison) isInFlight(id gateID) bool {
 	return false
 }
 
-// correctGate sets a gate that has not moved since it was looked at.
-func (d *Dispatcher) correctGate(id gateID, was gateCount, held int32, mask uint32) bool {
+// correctGate sets a gate to the stored number. It does nothing and returns false if the gate has
+// changed since the comparison started, or if exceptions wait to be stored.
+func (d *Dispatcher) correctGate(id gateID, gate gateCount, stored int32, mask uint32) bool {
+	// The lock keeps new exceptions out of the queue until the gate is corrected.
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if len(d.exceptions) > 0 || d.writing {
 		return false
 	}
+
 	g := d.gates
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -126,9 +150,10 @@ func (d *Dispatcher) correctGate(id gateID, was gateCount, held int32, mask uint
 	if c == nil {
 		c = &topicGates{mask: fullMask}
 	}
-	if c.mask != mask || c.byHash[id.hash] != was {
+	if c.mask != mask || c.byHash[id.hash] != gate {
 		return false
 	}
-	g.changeLocked(id.topic, id.hash, int(held-was.waiting))
+
+	g.changeLocked(id.topic, id.hash, int(stored-gate.waiting))
 	return true
 }

@@ -7,63 +7,78 @@ import (
 	"sync/atomic"
 )
 
-// budget is N13: one all-or-nothing reservation for each envelope, so that what is read and not yet acked stays inside the
-// configured bytes whatever the backlog or the broker does. An envelope larger than the whole share goes alone.
+// budget is N13: one all-or-nothing reservation for each envelope. It keeps the bytes that are
+// read and not yet acked within the configured limit, for any backlog and any state of the
+// broker. An envelope that is larger than the whole share goes alone.
 type budget struct {
 	mu      sync.Mutex
 	changed *sync.Cond
-	share   int64 // what its user may take of the configured bytes
+	share   int64 // bytes that this budget may use
 	used    int64
 	waiting int           // callers that are blocked
-	shared  *sharedBudget // of all that share them
+	shared  *sharedBudget // of all budgets of the process
 }
 
-// sharedBudget is what the budgets of a process use together. A share that became smaller binds at once what is reserved from then on, but
-// not what is in use already; meanwhile this bounds the others.
+// sharedBudget counts the use of all budgets of a process. If a share becomes smaller, that
+// limits new reservations at once, but not the bytes in use. Until those are released, the
+// shared limit restricts the other budgets.
 type sharedBudget struct {
 	limit         int64
 	used, waiting atomic.Int64
 }
 
-// reconcilerShare of the budget is kept for the reconciler, so that a full stream cannot starve retries.
-const reconcilerShare = 4 // one in four
+// reconcilerShare is the part of the budget that is kept for the reconciler, one in four, so
+// that a full stream cannot starve retries.
+const reconcilerShare = 4
 
-func newBudget(of *sharedBudget) *budget {
-	b := &budget{share: of.limit, shared: of}
+func newBudget(shared *sharedBudget) *budget {
+	b := &budget{share: shared.limit, shared: shared}
 	b.changed = sync.NewCond(&b.mu)
 	return b
 }
 
-// fitsLocked reports whether n more bytes may be read now: they fit into the share, and with what others use into the whole, or nothing
-// else is in use here.
+// fitsLocked reports whether n more bytes may be reserved now. They must fit into the share,
+// and, with the use of the other budgets, into the shared limit. If this budget is empty, any
+// number fits.
 func (b *budget) fitsLocked(n int64) bool {
-	return n == 0 || b.used == 0 || b.used+n <= b.share && b.shared.used.Load()+n <= b.shared.limit
+	if n == 0 || b.used == 0 {
+		return true
+	}
+	return b.used+n <= b.share && b.shared.used.Load()+n <= b.shared.limit
 }
 
-// addUsedLocked notes n bytes as used; two budgets that do so at the same moment may pass the whole by one envelope.
+// addUsedLocked counts n bytes as used. If two budgets do so at the same moment, they may exceed
+// the shared limit by one envelope.
 func (b *budget) addUsedLocked(n int64) {
 	b.used += n
 	b.shared.used.Add(n)
 }
 
-// reserve blocks until n bytes fit and ready() holds, or ctx ends. wait is called once, without the lock, before it blocks
-// for the first time.
-func (b *budget) reserve(ctx context.Context, n int64, ready func() bool, wait func()) error {
+// reserve reserves n bytes. It blocks until they fit and ready returns true, and returns the
+// cause of ctx if ctx ends first. ready is called under the lock. Before reserve blocks for the
+// first time, it calls beforeBlock once, without the lock.
+func (b *budget) reserve(ctx context.Context, n int64, ready func() bool, beforeBlock func()) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.fitsLocked(n) && ready() {
 		b.addUsedLocked(n)
 		return nil
 	}
+
 	b.mu.Unlock()
-	wait()
+	beforeBlock()
 	stop := context.AfterFunc(ctx, b.wakeWaiters)
 	defer stop()
 	b.mu.Lock()
+
 	b.waiting++
 	defer func() { b.waiting-- }()
-	b.shared.waiting.Add(1) // before the look at what others use, so that none of them misses it
+
+	// The waiter is counted before it checks the use of the other budgets. Each of them that
+	// releases bytes after the check then sees it.
+	b.shared.waiting.Add(1)
 	defer b.shared.waiting.Add(-1)
+
 	for !b.fitsLocked(n) || !ready() {
 		if err := ctx.Err(); err != nil {
 			return context.Cause(ctx)
@@ -74,16 +89,18 @@ func (b *budget) reserve(ctx context.Context, n int64, ready func() bool, wait f
 	return nil
 }
 
-// release gives n bytes back, and reports whether somebody else may wait for them.
-func (b *budget) release(n int64) (others bool) {
+// release returns n bytes, and reports whether callers of any budget of the process may be
+// waiting for them.
+func (b *budget) release(n int64) (waiting bool) {
 	b.mu.Lock()
 	n = min(n, b.used)
 	b.used -= n
 	b.shared.used.Add(-n)
-	others = b.shared.waiting.Load() > 0
+	waiting = b.shared.waiting.Load() > 0
 	b.mu.Unlock()
+
 	b.changed.Broadcast()
-	return others
+	return waiting
 }
 
 // setShare changes the share.
@@ -91,10 +108,11 @@ func (b *budget) setShare(share int64) {
 	b.mu.Lock()
 	b.share = max(share, 1)
 	b.mu.Unlock()
+
 	b.changed.Broadcast()
 }
 
-// releaseAll gives back all that is in use.
+// releaseAll returns all bytes that are in use.
 func (b *budget) releaseAll() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -102,32 +120,37 @@ func (b *budget) releaseAll() {
 	b.used = 0
 }
 
+// wakeWaiters makes blocked callers check their condition again.
 func (b *budget) wakeWaiters() {
 	b.mu.Lock()
 	b.mu.Unlock() //nolint:staticcheck // orders the wake-up after the check of a waiter
 	b.changed.Broadcast()
 }
 
+// hasWaiters reports whether a caller of reserve is blocked.
 func (b *budget) hasWaiters() bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.waiting > 0
 }
 
+// inUse returns the bytes that are reserved.
 func (b *budget) inUse() int64 {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.used
 }
 
+// currentShare returns the share.
 func (b *budget) currentShare() int64 {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.share
 }
 
-// Pool is the memory that the dispatchers of one process share (N28): as many of a watcher's slots as the process runs have equal
-// parts of it, one alone has all. It never holds more than its bytes, and one envelope of each dispatcher, also while parts change.
+// Pool is the memory that the dispatchers of one process share (N28). The slots of a watcher
+// that the process runs have equal parts of it, and a single slot has all. The pool never holds
+// more than its bytes and one envelope of each dispatcher, even while the parts change.
 type Pool struct {
 	bytes   int64
 	tickets int
@@ -138,10 +161,10 @@ type Pool struct {
 	members []*Dispatcher
 }
 
-// minTickets is what each member may have above the watermark at least.
+// minTickets is the minimum of events that each member may have above the watermark.
 const minTickets = 1000
 
-// NewPool makes a pool of that many bytes and tickets.
+// NewPool returns a pool of bytes and tickets.
 func NewPool(bytes int64, tickets int) *Pool {
 	p := &Pool{bytes: max(bytes, reconcilerShare), tickets: tickets}
 	p.side.limit = p.bytes / reconcilerShare
@@ -149,7 +172,7 @@ func NewPool(bytes int64, tickets int) *Pool {
 	return p
 }
 
-// addMember gives d a part, and takes it from the others.
+// addMember gives d a part of the pool. The parts of the other members become smaller.
 func (p *Pool) addMember(d *Dispatcher) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -157,7 +180,8 @@ func (p *Pool) addMember(d *Dispatcher) {
 	p.divideLocked()
 }
 
-// removeMember gives the part of d to the others.
+// removeMember divides the part of d among the other members. It does nothing if d is not a
+// member.
 func (p *Pool) removeMember(d *Dispatcher) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -165,13 +189,15 @@ func (p *Pool) removeMember(d *Dispatcher) {
 	if i < 0 {
 		return
 	}
+
 	d.budget.releaseAll()
 	d.sideBudget.releaseAll()
 	p.members = slices.Delete(p.members, i, i+1)
 	p.divideLocked()
 }
 
-// divideLocked is called with the lock held. That of a member's budget is taken under it, never the other way round.
+// divideLocked divides the pool equally among its members. It takes the locks of their budgets
+// under the lock of the pool. The reverse order is never used.
 func (p *Pool) divideLocked() {
 	n := int64(len(p.members))
 	for _, d := range p.members {
@@ -181,11 +207,12 @@ func (p *Pool) divideLocked() {
 	}
 }
 
-// wakeMembers has the members look again at what they wait for.
+// wakeMembers makes the blocked callers of all members check their condition again.
 func (p *Pool) wakeMembers() {
 	p.mu.Lock()
 	members := slices.Clone(p.members)
 	p.mu.Unlock()
+
 	for _, d := range members {
 		d.budget.wakeWaiters()
 		d.sideBudget.wakeWaiters()

@@ -7,98 +7,118 @@ import (
 	"github.com/outrelay/outrelay/internal/record"
 )
 
-// Follower hears what becomes of the records of one envelope of the stream, for a trace of it. Each record is told of once,
-// unless the term ends before. Its methods are called by the sink's lanes, some under the sink's lock, and may be called at
-// once for different records; they must not block and call nothing of the dispatcher or the sink.
+// Follower observes the outcome of the records of one envelope, for a trace of it. Each record
+// is reported once, unless the term ends first. The sink's lanes call the methods, some of them
+// under the sink's lock, and may call them concurrently for different records. The methods must
+// not block, and must not call the dispatcher or the sink.
 type Follower interface {
-	// Acked says that the record for the topic stands in its partition at offset.
+	// Acked reports that the record for the topic of tp is in that partition at offset.
 	Acked(tp record.TopicPartition, offset int64)
-	// Left says that the record was not sent now: fate is the state in which its envelope waits, or the class of its refusal
-	// if it was refused. topic is empty if it concerns all that are left.
+
+	// Left reports that the record is not sent now. fate is the state in which its envelope
+	// waits, or the class of its refusal if refused is true. If topic is empty, the report
+	// concerns all records that are left.
 	Left(topic, fate string, refused bool)
 }
 
-// followers are the few envelopes above the watermark that somebody follows, or whose delivery is to be written down.
+// followers tracks the few envelopes above the watermark that have a Follower, or whose
+// delivery is to be recorded.
 type followers struct {
-	count    atomic.Int64 // of the map, so that an ack costs a load while nobody follows
+	count    atomic.Int64 // length of byTicket; an ack costs one load while it is 0
 	mu       sync.Mutex
 	byTicket map[record.Ticket]trackedEnvelope
 }
 
+// trackedEnvelope is one entry of followers.
 type trackedEnvelope struct {
-	follower    Follower // nil: nobody
-	sent        *Sent    // nil: nothing is written down
+	follower    Follower // nil if the envelope is not traced
+	sent        *Sent    // nil if its delivery is not recorded
 	targetsLeft int
 }
 
-func (f *followers) trackEnvelope(t record.Ticket, it *Item) {
-	if it.Follow == nil && it.Sent == nil || len(it.Records) == 0 {
+// trackEnvelope adds the envelope of item if it has a Follower or its delivery is to be recorded.
+func (f *followers) trackEnvelope(t record.Ticket, item *Item) {
+	if item.Follow == nil && item.Sent == nil || len(item.Records) == 0 {
 		return
 	}
+
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.byTicket == nil {
 		f.byTicket = map[record.Ticket]trackedEnvelope{}
 	}
-	f.byTicket[t] = trackedEnvelope{it.Follow, it.Sent, len(it.Records)}
+	f.byTicket[t] = trackedEnvelope{item.Follow, item.Sent, len(item.Records)}
 	f.count.Add(1)
 }
 
-// countResolvedLocked finds what follows t, n records of which have their fate now, and whether these were the last. The lock is held.
-func (f *followers) countResolvedLocked(t record.Ticket, n int) (x trackedEnvelope, last bool) {
-	x, found := f.byTicket[t]
+// countResolvedLocked counts n targets of t as resolved. It returns the entry of t, and whether
+// these were its last targets. The entry is empty if t is not tracked.
+func (f *followers) countResolvedLocked(t record.Ticket, n int) (e trackedEnvelope, last bool) {
+	e, found := f.byTicket[t]
 	if !found {
-		return x, false
+		return e, false
 	}
-	if x.targetsLeft -= n; x.targetsLeft > 0 {
-		f.byTicket[t] = x
-		return x, false
+
+	e.targetsLeft -= n
+	if e.targetsLeft > 0 {
+		f.byTicket[t] = e
+		return e, false
 	}
+
 	delete(f.byTicket, t)
 	f.count.Add(-1)
-	return x, true
+	return e, true
 }
 
-// notifyAcked tells of records that stand in tp, and returns those envelopes that are whole and to be written down. The list is nil
-// in the usual case that nothing is followed.
-func (f *followers) notifyAcked(tp record.TopicPartition, base int64, tickets []record.Ticket) (whole []*Sent) {
+// notifyAcked reports the records that were acked in tp to their followers. It returns the
+// envelopes whose targets are all resolved and whose delivery is to be recorded. It returns
+// nil, at the cost of one load, while nothing is tracked.
+func (f *followers) notifyAcked(tp record.TopicPartition, base int64, tickets []record.Ticket) (resolved []*Sent) {
 	if f.count.Load() == 0 {
 		return nil
 	}
+
 	for i, t := range tickets {
 		offset := base + int64(i)
+
 		f.mu.Lock()
-		x, last := f.countResolvedLocked(t, 1)
-		if x.sent != nil {
-			x.sent.Answers = append(x.sent.Answers, record.Answer{Topic: tp.Topic, Partition: tp.Partition, Offset: offset})
+		e, last := f.countResolvedLocked(t, 1)
+		if e.sent != nil {
+			a := record.Answer{Topic: tp.Topic, Partition: tp.Partition, Offset: offset}
+			e.sent.Answers = append(e.sent.Answers, a)
 			if last {
-				whole = append(whole, x.sent)
+				resolved = append(resolved, e.sent)
 			}
 		}
 		f.mu.Unlock()
-		if x.follower != nil {
-			x.follower.Acked(tp, offset)
+
+		if e.follower != nil {
+			e.follower.Acked(tp, offset)
 		}
 	}
-	return whole
+	return resolved
 }
 
-// notifyLeft tells of records that became an exception. It returns the envelope if these were its last, and it was to be written down.
-func (f *followers) notifyLeft(e *Exception) (whole []*Sent) {
+// notifyLeft reports the records of the exception e to their follower, and voids the recording
+// of their delivery. It returns the envelope if these were its last targets and its delivery was
+// to be recorded.
+func (f *followers) notifyLeft(e *Exception) (resolved []*Sent) {
 	if f.count.Load() == 0 {
 		return nil
 	}
+
 	f.mu.Lock()
-	x, last := f.countResolvedLocked(e.ticket, e.targets)
-	if x.sent != nil {
-		x.sent.void = true
+	tracked, last := f.countResolvedLocked(e.ticket, e.targets)
+	if tracked.sent != nil {
+		tracked.sent.void = true
 		if last {
-			whole = []*Sent{x.sent}
+			resolved = []*Sent{tracked.sent}
 		}
 	}
 	f.mu.Unlock()
-	if x.follower == nil {
-		return whole
+
+	if tracked.follower == nil {
+		return resolved
 	}
 
 	fate, refused := e.State, e.Why.Class != ""
@@ -106,10 +126,10 @@ func (f *followers) notifyLeft(e *Exception) (whole []*Sent) {
 		fate = string(e.Why.Class)
 	}
 	if len(e.Pending) == 0 {
-		x.follower.Left(e.Topic, fate, refused)
+		tracked.follower.Left(e.Topic, fate, refused)
 	}
 	for _, topic := range e.Pending {
-		x.follower.Left(topic, fate, refused)
+		tracked.follower.Left(topic, fate, refused)
 	}
-	return whole
+	return resolved
 }

@@ -10,55 +10,65 @@ import (
 	"github.com/outrelay/outrelay/internal/record"
 )
 
-// maxGates is how many counters the gates of one term have at most; each takes about 20 bytes. With more waiting keys, keys of the topic
-// that has most share counters.
+// maxGates is the maximum number of counters of one term. Each takes about 20 bytes. If more
+// keys wait, keys of the topic with the most counters share theirs.
 const maxGates = 250_000
 
-// gates are N15: the number of exceptions that wait for each (namespace, topic, key). A gate closes when the decision that
-// an envelope has to wait is taken, in stream order, and opens when the last of them was sent and written down, or is
-// dead; it is never opened by a query, which could miss what is about to be written. Its lock is a leaf.
+// gates are N15: the number of exceptions that wait for each (namespace, topic, key).
 //
-// Namespace and key are hashed. Keys whose hashes are equal share a gate: one of them may wait although only the other has an
-// exception. Each topic has counters of its own, so that the keys of one never wait for those of another.
+// A gate closes in stream order, when the dispatcher decides that an envelope has to wait. It
+// opens when the last of its exceptions was sent and that is recorded, or is dead. It is never
+// opened by a query, which could miss an exception that is about to be stored. The lock is a
+// leaf.
+//
+// Namespace and key are hashed. Keys with equal hashes share a gate: one of them may wait
+// although only the other has an exception. Each topic has its own counters, so the keys of one
+// topic never wait for those of another.
 type gates struct {
-	active atomic.Int64 // exceptions and stopped keys; 0 is the healthy case, which costs one load per record
+	active atomic.Int64 // exceptions and stopped keys; if it is 0, a check costs one load
 
 	mu          sync.Mutex
-	maxCounters int // counters
+	maxCounters int
 	counters    int // counters in use
 	topics      map[string]*topicGates
-	stopped     map[Gate]struct{} // keys of which a delivery outside of the stream's order came back, which is not yet written down
-	waiting     int
-	changes     uint32 // changes of any gate
+
+	// stopped holds keys with a side delivery that the sink returned and whose outcome is not
+	// recorded yet.
+	stopped map[Gate]struct{}
+	waiting int    // exceptions, over all gates
+	changes uint32 // changes of any gate
 }
 
-// topicGates are the gates of one topic, by hash. A topic with too many keys has fewer bits of the hash.
+// topicGates are the gates of one topic by hash. A topic with too many keys has a mask with
+// fewer bits.
 type topicGates struct {
 	mask   uint32
 	byHash map[uint32]gateCount
 }
 
-// Gate is the scope of an order: the collection, by the value of its header `outrelay-ns`, the topic, and the key.
+// Gate is the scope of an order: the collection, by the value of its header `outrelay-ns`, the
+// topic, and the key.
 type Gate struct {
 	NS, Topic, Key string
 }
 
-// gateCount is how many wait behind a gate, and when that last changed.
+// gateCount is the number of exceptions that wait behind a gate, and the value of gates.changes
+// at its last change.
 type gateCount struct {
 	waiting   int32
 	changedAt uint32
 }
 
-func newGates(most int) *gates {
-	return &gates{maxCounters: most, topics: map[string]*topicGates{}, stopped: map[Gate]struct{}{}}
+func newGates(maxCounters int) *gates {
+	return &gates{maxCounters: maxCounters, topics: map[string]*topicGates{}, stopped: map[Gate]struct{}{}}
 }
 
-// fullMask of the hash tell the keys of a topic apart while there are not too many.
+// fullMask is the mask of a topic until it has too many keys.
 const fullMask = math.MaxUint32
 
 var hashSeed = maphash.MakeSeed()
 
-// hashKey is the hash of a key in a namespace, of their bytes or of their text.
+// hashKey returns the hash of a key in a namespace. It equals hashKeyBytes of the same bytes.
 func hashKey(ns, key string) uint32 {
 	return mixHashes(maphash.String(hashSeed, ns), maphash.String(hashSeed, key))
 }
@@ -69,41 +79,47 @@ func hashKeyBytes(ns, key []byte) uint32 {
 
 func mixHashes(ns, key uint64) uint32 { return uint32((ns*31 + key) >> 32) }
 
-// changeWaiting changes the number that waits behind a gate by n.
+// changeWaiting changes the number of exceptions that wait behind a gate by n.
 func (g *gates) changeWaiting(ns, topic, key string, n int) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.changeLocked(topic, hashKey(ns, key), n)
 }
 
+// changeLocked changes the counter of a hash by n.
 func (g *gates) changeLocked(topic string, hash uint32, n int) {
 	c := g.topics[topic]
 	if c == nil {
 		c = &topicGates{mask: fullMask, byHash: map[uint32]gateCount{}}
 	}
-	at := hash & c.mask
-	had, known := c.byHash[at]
-	left := int(had.waiting) + n
+	masked := hash & c.mask
+	before, known := c.byHash[masked]
+
+	// The exception was counted before the gates were loaded again, or an audit removed it.
+	left := int(before.waiting) + n
 	if left < 0 {
-		return // one that was counted before the gates were loaded anew, or that an audit took off
+		return
 	}
 
 	g.changes++
 	g.waiting += n
 	if left > 0 {
 		g.topics[topic] = c
-		c.byHash[at] = gateCount{int32(left), g.changes}
+		c.byHash[masked] = gateCount{int32(left), g.changes}
 	} else {
-		delete(c.byHash, at)
+		delete(c.byHash, masked)
 	}
+
 	switch {
 	case left > 0 && !known:
 		g.counters++
 	case left == 0 && known:
 		g.counters--
 	}
+
+	// A topic that is added again starts with the full mask.
 	if len(c.byHash) == 0 {
-		delete(g.topics, topic) // it begins anew with all bits of the hash
+		delete(g.topics, topic)
 	}
 	if g.counters > g.maxCounters {
 		g.foldLocked()
@@ -111,32 +127,39 @@ func (g *gates) changeLocked(topic string, hash uint32, n int) {
 	g.updateActiveLocked()
 }
 
-// foldLocked takes bits of the hash off the topics that have most counters, until a quarter of all is free.
+// foldLocked shortens the masks of the topics with the most counters, until a quarter of all
+// counters is free.
 func (g *gates) foldLocked() {
 	for g.counters > g.maxCounters-g.maxCounters/4 {
-		var most *topicGates
+		var largest *topicGates
 		for _, c := range g.topics {
-			if most == nil || len(c.byHash) > len(most.byHash) {
-				most = c
+			if largest == nil || len(c.byHash) > len(largest.byHash) {
+				largest = c
 			}
 		}
-		n := len(most.byHash)
+
+		// Every topic has a single counter: there is nothing left to share.
+		n := len(largest.byHash)
 		if n < 2 {
-			return // so many topics
+			return
 		}
-		most.mask = min(most.mask>>1, 1<<(bits.Len(uint(n))-2)-1)
-		by := make(map[uint32]gateCount, n/2)
-		for hash, c := range most.byHash {
-			was := by[hash&most.mask]
-			by[hash&most.mask] = gateCount{was.waiting + c.waiting, max(was.changedAt, c.changedAt)}
+
+		largest.mask = min(largest.mask>>1, 1<<(bits.Len(uint(n))-2)-1)
+		folded := make(map[uint32]gateCount, n/2)
+		for hash, c := range largest.byHash {
+			masked := hash & largest.mask
+			sum := folded[masked]
+			folded[masked] = gateCount{sum.waiting + c.waiting, max(sum.changedAt, c.changedAt)}
 		}
-		most.byHash = by
-		g.counters += len(by) - n
+		largest.byHash = folded
+		g.counters += len(folded) - n
 	}
 }
 
+// updateActiveLocked updates active after a change.
 func (g *gates) updateActiveLocked() { g.active.Store(int64(g.waiting + len(g.stopped))) }
 
+// openAll opens every gate. Stopped keys stay stopped.
 func (g *gates) openAll() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -145,7 +168,7 @@ func (g *gates) openAll() {
 	g.updateActiveLocked()
 }
 
-// stopKey keeps deliveries outside of the stream's order of a key back until resume.
+// stopKey blocks deliveries outside of the stream's order for a key until resumeKey.
 func (g *gates) stopKey(ns, topic, key string) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -153,6 +176,7 @@ func (g *gates) stopKey(ns, topic, key string) {
 	g.updateActiveLocked()
 }
 
+// resumeKey ends stopKey.
 func (g *gates) resumeKey(ns, topic, key string) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -160,19 +184,24 @@ func (g *gates) resumeKey(ns, topic, key string) {
 	g.updateActiveLocked()
 }
 
+// checkGate returns record.ErrBlocked if rec has to wait: behind its gate, or, for a side
+// delivery, because its key is stopped. It costs one load while nothing waits.
 func (g *gates) checkGate(rec *record.Record, side bool) error {
 	if g.active.Load() == 0 {
 		return nil
 	}
+
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	ns, shut := rec.Header(record.HeaderNamespace), false
+	ns := rec.Header(record.HeaderNamespace)
+	blocked := false
 	if side {
-		_, shut = g.stopped[Gate{string(ns), rec.Topic, string(rec.Key)}]
+		_, blocked = g.stopped[Gate{string(ns), rec.Topic, string(rec.Key)}]
 	} else if c := g.topics[rec.Topic]; c != nil {
-		_, shut = c.byHash[hashKeyBytes(ns, rec.Key)&c.mask]
+		_, blocked = c.byHash[hashKeyBytes(ns, rec.Key)&c.mask]
 	}
-	if shut {
+
+	if blocked {
 		return record.ErrBlocked
 	}
 	return nil

@@ -11,23 +11,29 @@ import (
 
 var _ record.Holder = (*Dispatcher)(nil)
 
-// replayHold owns the holds of a replay; those above are one for each call of Found.
+// replayHold is the owner of the holds of a replay. Each call of Found gets a higher number.
 const replayHold watermark.OffsetHold = 0
 
-// replayWindow is the stretch of a term in which the stream brings what an earlier owner may have sent.
+// replayWindow is the part of a term in which the stream repeats events that a previous
+// owner may have sent.
 type replayWindow struct {
 	mu          sync.Mutex
 	active      bool
 	offsetsHeld bool
 }
 
-// BeginReplay says that records which the stream has not brought yet may stand in the topics already. Where all of them went
-// there in the stream's order, nothing that is acked meanwhile can stand above one of them. Where something was delivered
-// beside the stream, it can, and would move the stored offset past it: so all stored offsets stay where they are until
-// EndReplay (N8), from now on if beside says that an earlier owner did so, else from the first such delivery on.
+// BeginReplay starts the replay: the topics may already contain records that the stream has
+// not delivered yet.
+//
+// If all of them were sent in the order of the stream, no record that is acked during the
+// replay can be above one of them. A record that was sent outside of that order can, and
+// would move the stored offset past them. Therefore all stored offsets stay where they are
+// until EndReplay (N8). They stay from now on if beside reports that a previous owner sent
+// outside of the order, otherwise from the first such delivery on.
 func (d *Dispatcher) BeginReplay(beside bool) {
 	d.replay.mu.Lock()
 	defer d.replay.mu.Unlock()
+
 	d.replay.active = true
 	if beside {
 		d.replay.offsetsHeld = true
@@ -35,20 +41,24 @@ func (d *Dispatcher) BeginReplay(beside bool) {
 	}
 }
 
-// EndReplay says that the stream has passed the time of the take-over.
+// EndReplay ends the replay: the stream has passed the time of the takeover.
 func (d *Dispatcher) EndReplay() {
 	d.replay.mu.Lock()
 	defer d.replay.mu.Unlock()
-	if d.replay.active = false; d.replay.offsetsHeld {
+
+	d.replay.active = false
+	if d.replay.offsetsHeld {
 		d.replay.offsetsHeld = false
 		d.tracker.ReleaseAllOffsets(replayHold)
 	}
 }
 
-// holdOffsetsInReplay keeps the stored offsets during a replay.
+// holdOffsetsInReplay holds all stored offsets if a replay is active. It is called before a
+// delivery outside of the stream's order.
 func (d *Dispatcher) holdOffsetsInReplay() {
 	d.replay.mu.Lock()
 	defer d.replay.mu.Unlock()
+
 	if d.replay.active && !d.replay.offsetsHeld {
 		d.replay.offsetsHeld = true
 		d.tracker.HoldAllOffsets(replayHold)
@@ -58,42 +68,64 @@ func (d *Dispatcher) holdOffsetsInReplay() {
 // Closed implements record.Holder.
 func (d *Dispatcher) Closed(rec *record.Record, side bool) error { return d.gates.checkGate(rec, side) }
 
-// Found implements record.Holder. Each has a hold of its own: the sink may tell of a partition again while what was found
-// before is still being written down.
+// Found implements record.Holder.
 func (d *Dispatcher) Found(tp record.TopicPartition, offset int64) {
-	by := replayHold + watermark.OffsetHold(d.foundCalls.Add(1))
-	d.tracker.HoldOffset(tp, by, offset)
-	_, begun := d.tracker.Window() // some of these may be turned away already, and not written down yet
-	ready := func() bool { low, _ := d.tracker.Window(); return low >= begun }
-	d.cfg.Found(ready, func() { d.tracker.ReleaseOffset(tp, by) })
+	// Each call has a hold of its own. The sink may report a partition again while the
+	// records of the call before are still being recorded.
+	hold := replayHold + watermark.OffsetHold(d.foundCalls.Add(1))
+	d.tracker.HoldOffset(tp, hold, offset)
+
+	// Some events before this point may be turned away already, and not recorded yet.
+	_, begun := d.tracker.Window()
+	ready := func() bool {
+		low, _ := d.tracker.Window()
+		return low >= begun
+	}
+	d.cfg.Found(ready, func() { d.tracker.ReleaseOffset(tp, hold) })
 }
 
-// Pressed implements record.Holder: more than three quarters count as most.
+// Pressed implements record.Holder. More than three quarters count as most.
 func (d *Dispatcher) Pressed() (low record.Ticket, stream, side bool) {
 	low, next := d.tracker.Window()
-	most := func(used, of int64) bool { return 4*used > 3*of }
-	stream = most(int64(next-low), d.maxTickets.Load()) || most(d.budget.inUse(), d.budget.currentShare()) || d.budget.hasWaiters()
-	return low, stream, most(d.sideBudget.inUse(), d.sideBudget.currentShare()) || d.sideBudget.hasWaiters()
+	stream = isPressed(int64(next-low), d.maxTickets.Load()) ||
+		isPressed(d.budget.inUse(), d.budget.currentShare()) ||
+		d.budget.hasWaiters()
+	side = isPressed(d.sideBudget.inUse(), d.sideBudget.currentShare()) || d.sideBudget.hasWaiters()
+	return low, stream, side
 }
+
+// isPressed reports whether more than three quarters of limit are used.
+func isPressed(used, limit int64) bool { return 4*used > 3*limit }
 
 // Ready implements record.Holder.
 func (d *Dispatcher) Ready(topic string) { d.cfg.Ready(topic) }
 
-// Withdrawn implements record.Holder: the gates close before anything later of these keys can be sent. Nothing waits for a record
-// that is dead.
+// Withdrawn implements record.Holder. The gates close before any later record of these keys
+// can be sent. A dead record closes no gate.
 func (d *Dispatcher) Withdrawn(list []record.Withdrawn) {
 	for i := range list {
 		w := &list[i]
 		dead := w.Why != nil && w.Why.Class.DeadAtOnce()
+
 		if w.Ticket.IsSide() {
+			// Later deliveries of the key must not overtake this one.
 			if !dead {
-				d.gates.stopKey(string(w.NS), w.Topic, string(w.Key)) // what follows of the key must not overtake it
+				d.gates.stopKey(string(w.NS), w.Topic, string(w.Key))
 			}
-			d.resolveSideTarget(w.Ticket, record.Answer{Topic: w.Topic, Partition: record.AnyPartition, Offset: -1, Refused: w.Why, Held: w.Held})
+			d.resolveSideTarget(w.Ticket, record.Answer{
+				Topic: w.Topic, Partition: record.AnyPartition, Offset: -1, Refused: w.Why, Held: w.Held,
+			})
 			continue
 		}
+
 		e := Exception{
-			ID: w.ID, StringID: w.StringID, NSHash: w.NS, Topic: w.Topic, ticket: w.Ticket, targets: 1, bytes: int64(w.Bytes),
+			ID:       w.ID,
+			StringID: w.StringID,
+			NSHash:   w.NS,
+			Topic:    w.Topic,
+			ticket:   w.Ticket,
+			targets:  1,
+			bytes:    int64(w.Bytes),
 		}
 		if w.Why != nil {
 			e.Why = *w.Why
@@ -102,7 +134,9 @@ func (d *Dispatcher) Withdrawn(list []record.Withdrawn) {
 			d.queueException(e)
 			continue
 		}
-		e.Pending, e.Key = []string{w.Topic}, string(w.Key)
+
+		e.Pending = []string{w.Topic}
+		e.Key = string(w.Key)
 		switch {
 		case w.Why != nil:
 			e.State = event.StateRetry
@@ -111,43 +145,54 @@ func (d *Dispatcher) Withdrawn(list []record.Withdrawn) {
 		default:
 			e.State = event.StateBlocked
 		}
-		d.queueException(e, Gate{string(w.NS), w.Topic, string(w.Key)})
+		d.queueException(e, Gate{string(w.NS), w.Topic, e.Key})
 	}
 }
 
-// Gate counts an exception of an earlier owner; ns is the value of the header `outrelay-ns`, empty where records carry none.
+// Gate counts an exception of a previous owner. ns is the value of the header `outrelay-ns`;
+// it is empty if records carry none.
 func (d *Dispatcher) Gate(ns, topic, key string) { d.gates.changeWaiting(ns, topic, key, 1) }
 
-// ForgetGates opens every gate, for a load from the beginning. Nothing may be on its way meanwhile.
+// ForgetGates opens every gate, before the exceptions are loaded again from the beginning.
+// Nothing may be in flight during the load.
 func (d *Dispatcher) ForgetGates() { d.gates.openAll() }
 
-// Besides is how many deliveries outside of the stream's order have no answer yet.
+// Besides returns the number of deliveries outside of the stream's order that are not
+// resolved yet.
 func (d *Dispatcher) Besides() int { return int(d.sidesInFlight.Load()) }
 
-// Open takes one off a gate: an exception of the stream was sent to topic and that is written down, or it is dead.
+// Open removes one exception of the stream from its gate: it was sent to topic and that is
+// recorded, or it is dead.
 func (d *Dispatcher) Open(ns, topic, key string) { d.gates.changeWaiting(ns, topic, key, -1) }
 
-// Resume lets deliveries outside of the stream's order of a key go on, after all of it that came back has been dealt with.
+// Resume allows deliveries outside of the stream's order for a key again. It is called after
+// all withdrawn records of the key have been handled.
 func (d *Dispatcher) Resume(ns, topic, key string) { d.gates.resumeKey(ns, topic, key) }
 
-// Gated is how many exceptions the gates count, over all topics.
+// Gated returns the number of exceptions that the gates count, over all topics.
 func (d *Dispatcher) Gated() int {
 	d.gates.mu.Lock()
 	defer d.gates.mu.Unlock()
 	return d.gates.waiting
 }
 
-// holdTargets makes an exception of an envelope some of whose targets have to wait.
-func (d *Dispatcher) holdTargets(it *Item, held []int, state string, t record.Ticket) {
-	rec := &it.Records[held[0]]
-	ns := string(rec.Header(record.HeaderNamespace))
-	e := it.newException(record.Refusal{}, t, 0)
-	e.State, e.Key, e.targets = state, string(rec.Key), len(held)
+// holdTargets queues one exception for the targets of item whose indexes are in held, and
+// closes their gates.
+func (d *Dispatcher) holdTargets(item *Item, held []int, state string, t record.Ticket) {
+	first := &item.Records[held[0]]
+	ns := string(first.Header(record.HeaderNamespace))
+
+	e := item.newException(record.Refusal{}, t, 0)
+	e.State = state
+	e.Key = string(first.Key)
+	e.targets = len(held)
+
 	gates := make([]Gate, len(held))
 	for k, i := range held {
-		e.Pending = append(e.Pending, it.Records[i].Topic)
-		e.bytes += int64(d.sink.Size(&it.Records[i]))
-		gates[k] = Gate{ns, it.Records[i].Topic, e.Key}
+		rec := &item.Records[i]
+		e.Pending = append(e.Pending, rec.Topic)
+		e.bytes += int64(d.sink.Size(rec))
+		gates[k] = Gate{ns, rec.Topic, e.Key}
 	}
 	d.queueException(e, gates...)
 }

@@ -9,8 +9,9 @@ import (
 	"github.com/outrelay/outrelay/internal/record"
 )
 
-// Sent is a delivered envelope whose delivery is written down on it: because that is asked for, or because it has no stamp
-// of the server, so that only its own document can tell that it was sent.
+// Sent is an envelope whose delivery is recorded on its document. Either this was requested,
+// or the envelope has no timestamp of the server, so that only its document can show that it
+// was sent.
 type Sent struct {
 	NS      string
 	ID      bson.RawValue
@@ -18,36 +19,42 @@ type Sent struct {
 	Answers []record.Answer // one for each target
 
 	ticket record.Ticket
-	void   bool // it became an exception, which is written down in its own way
+	void   bool // a target became an exception, which is recorded separately
 }
 
-// Recorder writes deliveries down: fenced, and majority-committed when it returns nil (N3).
+// Recorder stores deliveries.
 type Recorder interface {
+	// Sent stores batch, fenced. When it returns nil, the batch is majority-committed (N3).
 	Sent(ctx context.Context, batch []*Sent) error
 }
 
-// queueDeliveries queues what was delivered for RunRecorder.
+// queueDeliveries queues resolved envelopes for RunRecorder. A void envelope is not recorded:
+// its ticket is resolved at once.
 func (d *Dispatcher) queueDeliveries(list []*Sent) {
 	if len(list) == 0 {
 		return
 	}
+
 	for _, s := range list {
 		if s.void {
 			d.tracker.Resolve(s.ticket)
 		}
 	}
 	list = slices.DeleteFunc(list, func(s *Sent) bool { return s.void })
+
 	d.sentMu.Lock()
 	d.deliveries = append(d.deliveries, list...)
 	d.sentMu.Unlock()
+
 	select {
 	case d.deliveryWake <- struct{}{}:
-	default:
+	default: // a token is pending already
 	}
 }
 
-// RunRecorder writes deliveries down until ctx ends, and resolves their tickets after that: the checkpoint that passes a
-// delivery which is to be written down is later than its record.
+// RunRecorder records deliveries until ctx ends, and then returns nil. It resolves their
+// tickets after that, so a checkpoint never passes a delivery that is still to be recorded. It
+// returns the error that the retry policy considers final.
 func (d *Dispatcher) RunRecorder(ctx context.Context) error {
 	for {
 		select {
@@ -55,27 +62,36 @@ func (d *Dispatcher) RunRecorder(ctx context.Context) error {
 			return nil
 		case <-d.deliveryWake:
 		}
+
 		for batch := d.nextDeliveries(); len(batch) > 0; batch = d.nextDeliveries() {
-			if err := d.cfg.Retry(ctx, func() error { return d.cfg.Recorder.Sent(ctx, batch) }); err != nil {
+			err := d.cfg.Retry(ctx, func() error { return d.cfg.Recorder.Sent(ctx, batch) })
+			if err != nil {
 				if ctx.Err() != nil {
 					return nil
 				}
 				return err
 			}
+
 			for _, s := range batch {
 				d.tracker.Resolve(s.ticket)
 			}
+
+			// Deliver may be waiting for room in the window. The bytes were released by the acks.
 			d.budget.wakeWaiters()
 		}
 	}
 }
 
+// nextDeliveries removes the next batch from the queue and returns it. The batch is empty if
+// the queue is.
 func (d *Dispatcher) nextDeliveries() []*Sent {
 	d.sentMu.Lock()
 	defer d.sentMu.Unlock()
+
 	n := min(len(d.deliveries), maxExceptions)
 	batch := d.deliveries[:n:n]
-	if d.deliveries = d.deliveries[n:]; len(d.deliveries) == 0 {
+	d.deliveries = d.deliveries[n:]
+	if len(d.deliveries) == 0 {
 		d.deliveries = nil
 	}
 	return batch

@@ -1,9 +1,10 @@
 package record
 
-// Class is the reason an envelope left the fast path: the label of its dead letter, a filter and a metric label.
+// Class is the reason why an envelope was not sent: the class of its dead letter, a filter and a
+// metric label.
 type Class string
 
-// The classes of errors; no others are ever written.
+// The classes of errors. The set is closed.
 const (
 	Malformed           Class = "malformed"
 	MessageTooLarge     Class = "message_too_large"
@@ -25,10 +26,10 @@ func (c Class) DeadAtOnce() bool {
 	return false
 }
 
-// Refusal is the error of one envelope or record that is at fault itself: it spends no patience of others.
+// Refusal is an error that is the fault of one envelope or record. It does not count against others.
 type Refusal struct {
 	Class  Class
-	Reason string // for people: what, which value, which limit; never payload
+	Reason string // for people: the fault, the value and the limit, never payload
 }
 
 func (r *Refusal) Error() string { return string(r.Class) + ": " + r.Reason }

@@ -1,25 +1,27 @@
-// Package record is the vocabulary that the stages of the relay share: the record on its way to Kafka, the ticket that
-// follows it, and the words for what can go wrong with it. It imports nothing of the project.
+// Package record contains the types that the stages of the relay share: the record on its way to
+// Kafka, the ticket that tracks it, and the errors that can occur. It imports no other package of
+// the project.
 package record
 
-// Ticket numbers an event in the order of the stream, from 0 for each term of ownership. A ticket is resolved when each
-// target of its event is acked by Kafka or its fate is recorded; the watermark is the highest ticket below which all are.
+// Ticket numbers an event in the order of the stream, from 0 for each term of ownership. A ticket
+// is resolved when each target of its event is acked by Kafka or recorded as an exception. The
+// watermark is the highest ticket below which all are resolved.
 type Ticket uint64
 
 // AnyPartition lets the sink choose the partition by murmur2 of the key, as Kafka's Java client does.
 const AnyPartition int32 = -1
 
-// Header is one Kafka record header. Names may repeat; their order is kept.
+// Header is one Kafka record header. Names may repeat. Their order is kept.
 type Header struct {
 	Key   []byte
 	Value []byte
 }
 
-// Record is one record for one target topic. Its slices may alias a reply of MongoDB: whoever keeps one beyond the call
-// that got it copies it.
+// Record is one record for one target topic. Its slices may alias a reply of MongoDB. A function
+// that keeps a slice longer than its call must copy it.
 type Record struct {
 	Topic     string
-	Partition int32    // AnyPartition, or the partition the envelope asks for
+	Partition int32    // AnyPartition, or the partition that the envelope requests
 	Key       []byte   // nil is a null key
 	Value     []byte   // nil is a tombstone
 	Headers   []Header // `id` first (N7)
@@ -32,25 +34,31 @@ type TopicPartition struct {
 	Partition int32
 }
 
-// Sender is a producer identity that may still write (N4). It stays in the watcher document, open in each partition
-// where no marker above its epoch was read yet. Producer ids in the list are also those that a read-back counts as ours (N7).
+// Sender is a producer identity that may still write (N4). It stays in the watcher document, open
+// in each partition where no marker above its epoch was read yet. A read-back counts the records
+// of all producer ids in the list as ours (N7).
 type Sender struct {
 	ID         int64 // producer id
-	Epoch      int16 // the epoch it sends with
+	Epoch      int16 // epoch with which it sends
 	Generation int   // generation of the transactional id (H3)
 	Open       []TopicPartition
-	// Until holds, for a producer id that is used no longer, the end offsets at which its last records can stand: the
-	// sender is forgotten once the stored offsets have passed them and Open is empty.
+
+	// Until holds the end offsets of the last possible records of a producer id that is no longer
+	// used. The sender is removed when the stored offsets have passed them and Open is empty.
 	Until map[string][]int64
 }
 
-// Acks is what the sink tells the dispatcher. Calls come from the sink's lanes, or from within Send itself, and must
-// not block; tickets belong to the receiver from then on.
+// Acks receives the results of the sink. The sink's lanes call its methods, or Send itself does.
+// They must not block. Tickets belong to the receiver after the call.
 type Acks interface {
-	// Acked says that the records of tickets stand in tp, tickets[i] at offset base+i; bytes is what they had reserved.
+	// Acked reports that the records of tickets are in tp, tickets[i] at offset base+i. They had
+	// reserved bytes.
 	Acked(tp TopicPartition, base int64, tickets []Ticket, bytes int)
-	// Restore sets the stored offset of tp at a take-over or when the partition is adopted (N8, N9).
+
+	// Restore sets the stored offset of tp at a takeover or when the partition is adopted (N8, N9).
 	Restore(tp TopicPartition, offset int64)
-	// Idle says that nothing of ours is in flight to tp and that its next record will stand at or above offset (N8).
+
+	// Idle reports that no record of ours is in flight to tp, and that its next record will be at
+	// or above offset (N8).
 	Idle(tp TopicPartition, offset int64)
 }

@@ -2,37 +2,46 @@ package watermark
 
 import "github.com/outrelay/outrelay/internal/record"
 
-// N8: the stored offset of a partition is that of the first record of any target of an event above the watermark, acked or
-// not, or of a delivery outside of the stream's order whose consequence is not written down. The watermark is the position that is stored beside the offsets, not the first unresolved ticket: a successor reads
-// all that lies behind that position again, and has to find in the topic what of it was acked. Records go to a partition in
-// order, so an unacked one stands at or above `next`, and the acked ones are the runs.
+// partitionOffsets are N8: the stored offset of a partition is the offset of the first record of
+// an event above the watermark, acked or not, or of a delivery outside of the stream's order
+// whose outcome is not recorded.
+//
+// The watermark is the position that is stored with the offsets, not the first unresolved
+// ticket. A successor reads all events after that position again, and has to find in the topic
+// the records of them that were acked. Records reach a partition in order, so a record that is
+// not acked is at or above next, and the acked records are in runs.
 type partitionOffsets struct {
-	next int64 // nothing of ours that is not acked yet can stand below
+	next int64 // lower bound of the offsets of our records that are not acked yet
 	runs []run // acked, at least one ticket may still be above the watermark
-	// holds are offsets at or below which the stored one stays, by who holds it: it is at the lowest of them.
+
+	// holds are upper bounds of the stored offset by owner. The lowest one applies.
 	holds map[OffsetHold]int64
 }
 
-// OffsetHold names who holds a stored offset, so that one who lets go takes nothing away from the others.
+// OffsetHold identifies the owner of a hold on a stored offset, so that each owner releases only
+// its own hold.
 type OffsetHold uint64
 
-// run is one acked batch: tickets[i] stands at offset base+i.
+// run is one acked batch: tickets[i] is at offset base+i.
 type run struct {
 	base    int64
 	tickets []record.Ticket
 }
 
+// appendAcked adds an acked batch.
 func (o *partitionOffsets) appendAcked(base int64, tickets []record.Ticket) {
 	o.next = max(o.next, base+int64(len(tickets)))
 	o.runs = append(o.runs, run{base, tickets})
 }
 
-// pruneLocked forgets what the watermark has passed and returns the stored offset.
+// pruneLocked removes the runs that the watermark has passed, and returns the stored offset.
 func (t *Tracker[P]) pruneLocked(o *partitionOffsets) int64 {
-	first, kept := o.next, o.runs[:0]
+	first := o.next
 	for _, offset := range o.holds {
 		first = min(first, offset)
 	}
+
+	kept := o.runs[:0]
 	for _, r := range o.runs {
 		i := 0
 		for i < len(r.tickets) && t.passedLocked(r.tickets[i]) {
@@ -42,7 +51,8 @@ func (t *Tracker[P]) pruneLocked(o *partitionOffsets) int64 {
 			t.recycle(r.tickets)
 			continue
 		}
-		// A read-back hit may stand below an earlier run: the lowest decides, not the first.
+
+		// A read-back hit may be below an earlier run: the lowest offset decides, not the first.
 		first = min(first, r.base+int64(i))
 		kept = append(kept, r)
 	}
@@ -51,17 +61,18 @@ func (t *Tracker[P]) pruneLocked(o *partitionOffsets) int64 {
 	return first
 }
 
-// passedLocked reports whether a successor need not find the record of k: the watermark covers it, or its delivery was settled.
+// passedLocked reports whether a successor can do without the record of k: the watermark covers
+// it, or its delivery was settled.
 func (t *Tracker[P]) passedLocked(k record.Ticket) bool {
 	if k.IsSide() {
-		_, open := t.unsettledSides[k]
-		return !open
+		_, unsettled := t.unsettledSides[k]
+		return !unsettled
 	}
 	return k < t.reachedBelow
 }
 
-// BeginSide gives a delivery outside of the stream's order its ticket: it never holds the watermark, but its records hold the
-// stored offsets of their partitions until it is settled.
+// BeginSide returns a ticket for a delivery outside of the stream's order. The ticket never holds
+// the watermark, but its records hold the stored offsets of their partitions until Settle.
 func (t *Tracker[P]) BeginSide() record.Ticket {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -71,7 +82,7 @@ func (t *Tracker[P]) BeginSide() record.Ticket {
 	return k
 }
 
-// Settle says that what became of these deliveries outside of the stream's order is written down.
+// Settle marks deliveries outside of the stream's order as settled: their outcome is recorded.
 func (t *Tracker[P]) Settle(tickets []record.Ticket) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -81,36 +92,38 @@ func (t *Tracker[P]) Settle(tickets []record.Ticket) {
 	t.storedOffsets = nil
 }
 
-// HoldOffset keeps the stored offset of tp at or below offset until by has called Unhold. The lower one counts where by holds it
-// already.
+// HoldOffset keeps the stored offset of tp at or below offset until by calls ReleaseOffset. If by
+// holds it already, the lower of the two offsets applies.
 func (t *Tracker[P]) HoldOffset(tp record.TopicPartition, by OffsetHold, offset int64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	o := t.partitionToChangeLocked(tp)
-	if at, again := o.holds[by]; again && at <= offset {
+	if held, ok := o.holds[by]; ok && held <= offset {
 		return
 	}
+
 	if o.holds == nil {
 		o.holds = map[OffsetHold]int64{}
 	}
 	o.holds[by] = offset
 }
 
-// HoldAllOffsets keeps the stored offset of every partition where it is now, or below, until by has called UnholdAll.
+// HoldAllOffsets keeps the stored offset of every partition at or below its present value until
+// by calls ReleaseAllOffsets.
 func (t *Tracker[P]) HoldAllOffsets(by OffsetHold) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.storedOffsets = nil
 	for _, o := range t.partitions {
-		at := t.pruneLocked(o)
+		offset := t.pruneLocked(o)
 		if o.holds == nil {
 			o.holds = map[OffsetHold]int64{}
 		}
-		o.holds[by] = at
+		o.holds[by] = offset
 	}
 }
 
-// ReleaseAllOffsets ends the HoldAll of by.
+// ReleaseAllOffsets ends HoldAllOffsets of by.
 func (t *Tracker[P]) ReleaseAllOffsets(by OffsetHold) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -120,14 +133,15 @@ func (t *Tracker[P]) ReleaseAllOffsets(by OffsetHold) {
 	}
 }
 
-// ReleaseOffset ends the Hold of by.
+// ReleaseOffset ends HoldOffset of by.
 func (t *Tracker[P]) ReleaseOffset(tp record.TopicPartition, by OffsetHold) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	delete(t.partitionToChangeLocked(tp).holds, by)
 }
 
-// partitionToChangeLocked finds a partition whose stored offset is about to change.
+// partitionToChangeLocked returns the partition tp, whose stored offset is about to change. It
+// adds the partition if it is new, and discards the cached offsets.
 func (t *Tracker[P]) partitionToChangeLocked(tp record.TopicPartition) *partitionOffsets {
 	t.storedOffsets = nil
 	o := t.partitions[tp]
@@ -138,29 +152,34 @@ func (t *Tracker[P]) partitionToChangeLocked(tp record.TopicPartition) *partitio
 	return o
 }
 
-// Restore sets the stored offset of a partition at a take-over, or when it is adopted.
+// Restore sets the stored offset of a partition at a takeover, or when the partition is adopted.
 func (t *Tracker[P]) Restore(tp record.TopicPartition, offset int64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.partitionToChangeLocked(tp).next = offset
 }
 
-// Idle moves the stored offset of a partition that nothing holds up to offset: the caller knows that nothing of ours was
-// in flight to it when the offset was read, so that whatever follows stands at or above it.
+// Idle raises the stored offset of a partition to offset, unless a record or a hold keeps it lower.
+// None of our records may have been in flight to the partition when the offset was read, so that
+// every later record is at or above it.
 func (t *Tracker[P]) Idle(tp record.TopicPartition, offset int64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+
+	// The cached offsets stay valid if nothing changes.
 	if o := t.partitions[tp]; o != nil && offset <= o.next {
 		return
 	}
 	t.partitionToChangeLocked(tp).next = offset
 }
 
-// storedOffsetsLocked lists the stored offset of each partition by topic; −1 is a partition that has none yet.
+// storedOffsetsLocked returns the stored offset of each partition by topic. It is −1 for a
+// partition that has none yet. The map is rebuilt only after a change.
 func (t *Tracker[P]) storedOffsetsLocked() map[string][]int64 {
 	if t.storedOffsets != nil {
 		return t.storedOffsets
 	}
+
 	all := make(map[string][]int64, len(t.partitions))
 	for tp, o := range t.partitions {
 		list := all[tp.Topic]
