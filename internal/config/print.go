@@ -62,5 +62,6 @@ func restoreReferences(n *yaml.Node, path string, references map[string]resolved
 		for i, item := range n.Content {
 			restoreReferences(item, path+"["+strconv.Itoa(i)+"]", references)
 		}
+	default: // It has no content.
 	}
 }

@@ -1,3 +1,6 @@
+// Package httpapi serves the operators' API: the use cases of package admin as operations below /api/, with their checks and
+// their description in OpenAPI, on a listener with authentication, roles and bounds. The operators' page is a handler that
+// it is given.
 package httpapi
 
 import (

@@ -107,7 +107,8 @@ var ErrOrdered = errors.New("a sweep was requested in the meantime")
 // from the old documents as they are now. Processes other than the owner may have added collections to
 // the dirty lists since the acquisition (N17). The fresh documents get these collections too.
 func Replace(tx context.Context, coll *mongo.Collection, old, fresh []Document,
-	control func(id string, old []Document) Control) error {
+	control func(id string, old []Document) Control,
+) error {
 	removed, err := removeHeld(tx, coll, old)
 	if err != nil {
 		return err

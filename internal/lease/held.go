@@ -213,8 +213,12 @@ type ownerFields struct {
 // ownerProjection returns the projection that yields ownerFields.
 func ownerProjection() bson.D {
 	return bson.D{
-		{Key: "owner", Value: 1}, {Key: "epoch", Value: 1}, {Key: "seq", Value: 1},
-		{Key: "control", Value: 1}, {Key: "renewedAt", Value: 1}, {Key: "dirty", Value: 1},
+		{Key: "owner", Value: 1},
+		{Key: "epoch", Value: 1},
+		{Key: "seq", Value: 1},
+		{Key: "control", Value: 1},
+		{Key: "renewedAt", Value: 1},
+		{Key: "dirty", Value: 1},
 	}
 }
 

@@ -28,18 +28,23 @@ func (d whole) ReplayCancel(context.Context, string) error                 { ret
 func (d whole) IndexesVerify(context.Context) (admin.Verification, error) {
 	return answer[admin.Verification](d.desk)
 }
+
 func (d whole) IndexesRebuild(context.Context) (admin.Verification, error) {
 	return answer[admin.Verification](d.desk)
 }
+
 func (d whole) Purge(context.Context, admin.Purge) (admin.PurgeReport, error) {
 	return answer[admin.PurgeReport](d.desk)
 }
+
 func (d whole) Clear(context.Context, admin.ClearOrder) (admin.Cleared, error) {
 	return answer[admin.Cleared](d.desk)
 }
+
 func (d whole) ReplayResume(context.Context, string) (admin.ReplayInfo, error) {
 	return answer[admin.ReplayInfo](d.desk)
 }
+
 func (d whole) ReplayPlan(context.Context, admin.ReplayOrder) (admin.ReplayPlan, error) {
 	return answer[admin.ReplayPlan](d.desk)
 }
@@ -155,6 +160,7 @@ func skeleton(t *testing.T, r request, body string) (out []string) {
 				}
 			}
 			out = append(out, at)
+		default: // Text may differ.
 		}
 	}
 }

@@ -184,9 +184,8 @@ func (p *Purger) logHold(ctx context.Context, o store.Outbox, held *store.HeldEr
 	p.loggedHolds[o.UUID] = *held
 
 	level := slog.LevelWarn
-	switch held.Hold {
-	case store.HoldNoPosition, store.HoldGap, store.HoldUnread:
-		// These states are normal.
+	normal := []store.Hold{store.HoldNoPosition, store.HoldGap, store.HoldUnread}
+	if slices.Contains(normal, held.Hold) {
 		level = slog.LevelInfo
 	}
 	p.Log.Log(ctx, level, held.Error(), "collection", o.NS(), "reason", string(held.Hold))

@@ -16,8 +16,12 @@ func TestN15_AnArrayAsAKeyCutsNoScanShort(t *testing.T) {
 	var docs []any
 	for i, key := range keys {
 		for j := range 3 {
-			docs = append(docs, bson.D{{Key: "_id", Value: fmt.Sprint(i, "-", j)}, {Key: "state", Value: exceptional[(i+j)%3]},
-				{Key: "pos", Value: fmt.Sprintf("82%02d", i+j)}, {Key: "key", Value: key}})
+			docs = append(docs, bson.D{
+				{Key: "_id", Value: fmt.Sprint(i, "-", j)},
+				{Key: "state", Value: exceptional[(i+j)%3]},
+				{Key: "pos", Value: fmt.Sprintf("82%02d", i+j)},
+				{Key: "key", Value: key},
+			})
 		}
 	}
 	if _, err := coll.InsertMany(t.Context(), docs); err != nil {

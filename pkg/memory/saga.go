@@ -231,7 +231,6 @@ func (s *Sagas) Types(ctx context.Context) (list []saga.TypeInfo, err error) {
 		list = nil
 		t.scanRows(s.sagaTable(saga.DefaultTypes), func(_ string, v any) { list = append(list, *v.(*saga.TypeInfo)) })
 		return nil
-
 	})
 	if err != nil {
 		return nil, fmt.Errorf("listing sagas: %w", err)

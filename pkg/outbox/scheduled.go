@@ -271,7 +271,6 @@ func (q *ScheduledQuery) isEmpty() bool {
 // buildFilter returns a filter for the events that q selects and that no watcher has claimed. It
 // fails if an id is zero. N19
 func (q *ScheduledQuery) buildFilter() (bson.D, error) {
-
 	// A comparison with a date matches dates only, so this excludes all events that are not scheduled.
 	window := bson.D{{Key: "$gte", Value: bson.DateTime(math.MinInt64)}}
 	if !q.DueFrom.IsZero() {

@@ -131,7 +131,6 @@ func setList(path string, values []string) Option {
 // The error lists every problem of the configuration, with the fix for each. Call Run, or Close if
 // the relay is not needed.
 func New(options ...Option) (*Relay, error) {
-
 	s := settings{log: slog.Default()}
 	for _, o := range options {
 		o(&s)

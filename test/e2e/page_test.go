@@ -368,16 +368,28 @@ func testHostileText(s *scene, b *tab) {
 	now := time.Now()
 	s.setLastHeartbeat("node"+hostile, now, "orders")
 	s.insertDocument("outbox", bson.D{
-		{Key: "_id", Value: "evil" + hostile}, {Key: "aggregatetype", Value: "order" + hostile}, {Key: "aggregateid", Value: "a" + hostile}, {Key: "type", Value: "T" + hostile},
-		{Key: "key", Value: "key" + hostile}, {Key: "topic", Value: "topic" + hostile}, {Key: "payload", Value: hostile},
+		{Key: "_id", Value: "evil" + hostile},
+		{Key: "aggregatetype", Value: "order" + hostile},
+		{Key: "aggregateid", Value: "a" + hostile},
+		{Key: "type", Value: "T" + hostile},
+		{Key: "key", Value: "key" + hostile},
+		{Key: "topic", Value: "topic" + hostile},
+		{Key: "payload", Value: hostile},
 		{Key: "headers", Value: bson.A{bson.D{{Key: "k", Value: "h" + hostile}, {Key: "v", Value: hostile}}}},
 	})
 	s.insertDocument("outbox", bson.D{
-		{Key: "_id", Value: "due" + hostile}, {Key: "aggregatetype", Value: "order"}, {Key: "aggregateid", Value: "a"}, {Key: "type", Value: "Due" + hostile},
-		{Key: "payload", Value: hostile}, {Key: "dueAt", Value: now.Add(time.Hour)},
+		{Key: "_id", Value: "due" + hostile},
+		{Key: "aggregatetype", Value: "order"},
+		{Key: "aggregateid", Value: "a"},
+		{Key: "type", Value: "Due" + hostile},
+		{Key: "payload", Value: hostile},
+		{Key: "dueAt", Value: now.Add(time.Hour)},
 	})
 	if _, err := s.state.Collection("events").InsertOne(b.t.Context(), bson.D{
-		{Key: "at", Value: now}, {Key: "kind", Value: "kind" + hostile}, {Key: "watcher", Value: "orders" + hostile}, {Key: "node", Value: "node" + hostile},
+		{Key: "at", Value: now},
+		{Key: "kind", Value: "kind" + hostile},
+		{Key: "watcher", Value: "orders" + hostile},
+		{Key: "node", Value: "node" + hostile},
 		{Key: "fields", Value: bson.D{{Key: "actor", Value: "actor" + hostile}, {Key: "source", Value: "api/" + hostile}, {Key: "reason", Value: hostile}}},
 	}); err != nil {
 		b.t.Fatal(err)

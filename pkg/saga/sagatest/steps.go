@@ -44,7 +44,6 @@ func (s *suite) newCounterSaga(fail func() error) consumer.Handler {
 			in.Timeout("two", time.Hour, nil),
 			in.Timeout("one", time.Minute, nil),
 		)
-
 	})
 	def.Handle("End", by, func(_ context.Context, in *instance, _ *consumer.Message) error {
 		in.Complete()
