@@ -58,7 +58,7 @@ func addDeadFilterFlags(c *cobra.Command, changes bool) *deadFilter {
 
 // addStateFlag adds the flag that selects letters by whether they were requeued.
 func (f *deadFilter) addStateFlag(c *cobra.Command) {
-	c.Flags().StringVar(&f.Stand, "state", "any", "any, replayable (not requeued yet) or replayed")
+	c.Flags().StringVar(&f.RequeueStatus, "state", "any", "any, replayable (not requeued yet) or replayed")
 }
 
 // parseArgs parses the times of the flags, and takes the ids from the arguments of the command.
@@ -234,7 +234,7 @@ code is 1.`,
 		}
 
 		o.DryRun = a.dryRun
-		f.Stand = "replayable"
+		f.RequeueStatus = "replayable"
 		return a.withOperator(c.Context(), func(ctx context.Context, op admin.Operator) error {
 			n, err := a.countAndConfirm(ctx, op, f, "requeue %s; consumers get the same ids again")
 			if err != nil {

@@ -45,7 +45,7 @@ func newDeployment(t *testing.T) *deployment {
 func (d *deployment) startNode(node string) *nodes.Member {
 	d.t.Helper()
 	m := nodes.New(nodes.Config{State: d.state, Node: node, Address: node + ":9464", Version: "1.4.0", Watcher: "default", Roles: []nodes.Role{nodes.Relay, nodes.Cleaner}, Schema: 3, Fingerprint: "abcdef012345"})
-	if err := m.Beat(d.t.Context(), nodes.Vital{KafkaReachable: true, SinceAck: -1}); err != nil {
+	if err := m.SendHeartbeat(d.t.Context(), nodes.Vitals{KafkaReachable: true, SinceAck: -1}); err != nil {
 		d.t.Fatal(err)
 	}
 	// There are no further heartbeats, so this one must count for the duration of the test.
@@ -131,7 +131,7 @@ func TestNodesCommands(t *testing.T) {
 	if len(l.Nodes) != 1 || r.Node != "two" {
 		t.Errorf("unexpected results %+v and %+v", l.Nodes, r)
 	}
-	if err := d.one.Beat(t.Context(), nodes.Vital{}); err != nil {
+	if err := d.one.SendHeartbeat(t.Context(), nodes.Vitals{}); err != nil {
 		t.Fatal(err)
 	}
 	d.setHeartbeat("one", time.Now().Add(time.Hour))

@@ -163,7 +163,7 @@ func (p *program) runScenario(c *cobra.Command, name string, o demo.Options, asJ
 	if asJSON {
 		err = printJSON(p.out, f)
 	} else {
-		_, err = fmt.Fprintln(p.out, demo.Account(s, f))
+		_, err = fmt.Fprintln(p.out, demo.FormatFinding(s, f))
 	}
 	if err == nil && f.Err() != nil {
 		fmt.Fprintf(p.errOut, "outrelay: %v\n", f.Err())

@@ -72,7 +72,7 @@ found, other envelopes only between --from and --to. The exit code is 1 if nothi
 	return c
 }
 
-func printFound(w io.Writer, f admin.Found) error {
+func printFound(w io.Writer, f admin.LookupResult) error {
 	if len(f.Envelopes)+len(f.Letters) == 0 {
 		_, err := fmt.Fprintln(w, "not found: no such event was appended, or it was delivered and removed after its retention")
 		return err

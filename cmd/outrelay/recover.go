@@ -20,9 +20,9 @@ type recoverResult struct {
 	Done    bool   `json:"done"`
 	// Collections are the collections that a sweep delivers again. They are counted only for a dry run
 	// or a confirmation.
-	Collections []admin.Swept `json:"collections,omitempty"`
-	Envelopes   int64         `json:"envelopes,omitempty"` // of all collections
-	Released    string        `json:"released,omitempty"`  // the collection
+	Collections []admin.SweepCount `json:"collections,omitempty"`
+	Envelopes   int64              `json:"envelopes,omitempty"` // of all collections
+	Released    string             `json:"released,omitempty"`  // the collection
 }
 
 func newRecoverCommand(p *program) *cobra.Command {

@@ -60,7 +60,7 @@ func (l *reloader) reload() {
 	next.Node = l.running.Node
 
 	var applied, waiting []string
-	for _, key := range config.Differing(l.running, next) {
+	for _, key := range config.DifferingKeys(l.running, next) {
 		if key != levelKey {
 			waiting = append(waiting, key)
 		}

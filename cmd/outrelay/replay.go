@@ -129,7 +129,7 @@ func (f *replayFlags) runReplay(ctx context.Context, a *operatorCommand) error {
 		}
 
 		plan, err := r.Plan(ctx, f.order)
-		if errors.Is(err, admin.ErrNoBound) {
+		if errors.Is(err, admin.ErrUnboundedReplay) {
 			return errors.New("no range selected; pass --from TIME, or envelopes with --id")
 		}
 		if err != nil {

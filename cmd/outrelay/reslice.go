@@ -12,7 +12,7 @@ import (
 )
 
 func newResliceCommand(p *program) *cobra.Command {
-	want := app.Reslice{}
+	want := app.ResliceOptions{}
 	c := &cobra.Command{
 		Use:   "reslice",
 		Short: "Change the number of slots of a watcher",
@@ -51,7 +51,7 @@ outrelay resume.`,
 }
 
 // runReslice plans the division, asks for confirmation and performs it.
-func (a *operatorCommand) runReslice(ctx context.Context, want app.Reslice) error {
+func (a *operatorCommand) runReslice(ctx context.Context, want app.ResliceOptions) error {
 	cfg, log, err := a.p.loadWithLogger()
 	if err != nil {
 		return err
@@ -73,7 +73,7 @@ func (a *operatorCommand) runReslice(ctx context.Context, want app.Reslice) erro
 	}
 
 	want.DryRun = false
-	want.Say = func(text string) {
+	want.OnStep = func(text string) {
 		if !a.json {
 			fmt.Fprintln(a.p.errOut, text)
 		}

@@ -16,7 +16,7 @@ import (
 func TestLookupCommand(t *testing.T) {
 	t.Parallel()
 	d := newDeployment(t)
-	var f admin.Found
+	var f admin.LookupResult
 	d.runCommand(&f, exitOK, "lookup", "Reminder-1")
 	if len(f.Envelopes) != 1 || f.Envelopes[0].State != "scheduled" {
 		t.Errorf("unexpected result %+v", f)

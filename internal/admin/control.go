@@ -40,7 +40,7 @@ func (o Operator) watcherIDs(ctx context.Context) ([]string, error) {
 
 	ids, err := store.NewDivisions(o.State).IDs(ctx, o.Watcher)
 	if err == nil && len(ids) == 0 {
-		ids = []string{slot.Part{}.ID(o.Watcher)}
+		ids = []string{slot.Range{}.ID(o.Watcher)}
 	}
 	return ids, err
 }
@@ -67,7 +67,7 @@ func (o Operator) expectedIDs(ctx context.Context) ([]string, error) {
 	}
 
 	var ids []string
-	for _, p := range slot.Parts(division.Of) {
+	for _, p := range slot.Ranges(division.Of) {
 		ids = append(ids, p.ID(o.Watcher))
 	}
 	if o.Slot == "" {
@@ -218,7 +218,7 @@ func (o Operator) Adopt(ctx context.Context) error {
 // (N25). It reports whether the watcher was registered.
 func (o Operator) Release(ctx context.Context, ns string) (bool, error) {
 	registry := store.NewRegistry(o.State.Collection("collections"))
-	claims, err := registry.Claims(ctx, o.Watcher)
+	claims, err := registry.Registrations(ctx, o.Watcher)
 	if err != nil {
 		return false, err
 	}
@@ -259,7 +259,7 @@ func (o Operator) Recover(ctx context.Context, from time.Time) error {
 	// If this fails for one of several slots, the operator may repeat it: an order that exists
 	// stays as it is.
 	for _, id := range ids {
-		if err := lease.OrderSweep(ctx, o.watcherDocuments(), id, since, briefHold); err != nil {
+		if err := lease.RequestSweep(ctx, o.watcherDocuments(), id, since, briefHold); err != nil {
 			return err
 		}
 	}

@@ -206,7 +206,7 @@ func TestN28_ActionsAreOnAllSlotsOrOne(t *testing.T) {
 	if err := all.Recover(t.Context(), time.Time{}); err != nil {
 		t.Fatal(err)
 	}
-	n, err := docs.CountDocuments(t.Context(), bson.D{{Key: "gap.reason", Value: lease.GapOrdered}})
+	n, err := docs.CountDocuments(t.Context(), bson.D{{Key: "gap.reason", Value: lease.GapRequested}})
 	if err != nil || n != 3 {
 		t.Errorf("%d sweeps are ordered, %v", n, err)
 	}

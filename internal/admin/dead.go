@@ -29,7 +29,7 @@ type DeadFilter struct {
 	Class         string
 	Message       string // prefix of the reason
 	Source        string // relay or handler
-	Stand         string // any, replayable or replayed; "" means any
+	RequeueStatus string // any, replayable or replayed; "" means any
 	All           bool   // allows a filter without conditions to requeue or discard
 }
 
@@ -53,8 +53,8 @@ func (f DeadFilter) toQuery() (deadletter.Query, error) {
 		From: f.From, To: f.To, Topic: f.Topic, Type: f.Type, AggregateType: f.AggregateType, Key: f.Key,
 		Class: record.Class(f.Class), Message: f.Message, SourceKind: f.Source, All: f.All,
 	}
-	if f.Stand != "any" {
-		q.Stand = deadletter.Stand(f.Stand)
+	if f.RequeueStatus != "any" {
+		q.RequeueStatus = deadletter.RequeueStatus(f.RequeueStatus)
 	}
 
 	var errs []error
@@ -65,7 +65,7 @@ func (f DeadFilter) toQuery() (deadletter.Query, error) {
 	}
 	checkValue("class", f.Class, Classes()...)
 	checkValue("source", f.Source, deadletter.FromRelay, deadletter.FromHandler)
-	checkValue("stand", f.Stand, "any", string(deadletter.Replayable), string(deadletter.Requeued))
+	checkValue("stand", f.RequeueStatus, "any", string(deadletter.Replayable), string(deadletter.Requeued))
 
 	if !f.From.IsZero() && !f.To.IsZero() && !f.From.Before(f.To) {
 		errs = append(errs, fmt.Errorf("the window from %s to %s is empty",
@@ -93,7 +93,7 @@ func (f DeadFilter) auditFields() bson.D {
 		{"class", f.Class},
 		{"message", f.Message},
 		{"source", f.Source},
-		{"stand", f.Stand},
+		{"stand", f.RequeueStatus},
 	} {
 		if c.value != "" {
 			fields = append(fields, bson.E{Key: c.name, Value: c.value})
@@ -146,7 +146,7 @@ func parseIDs(text string) []event.ID {
 
 // Collections returns the outboxes that the watcher is registered for, or only the named one.
 func (o Operator) Collections(ctx context.Context, only string) ([]string, error) {
-	claims, err := store.NewRegistry(o.State.Collection("collections")).Claims(ctx, o.Watcher)
+	claims, err := store.NewRegistry(o.State.Collection("collections")).Registrations(ctx, o.Watcher)
 	if err != nil {
 		return nil, err
 	}

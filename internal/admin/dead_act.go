@@ -78,10 +78,10 @@ func (o Operator) DeadRequeue(
 	ctx context.Context, f DeadFilter, opts DeadOptions, did func(int64),
 ) (DeadOutcome, error) {
 	out := DeadOutcome{DryRun: opts.DryRun, Why: []DeadRefused{}}
-	if f.Stand == string(deadletter.Requeued) {
+	if f.RequeueStatus == string(deadletter.Requeued) {
 		return out, errors.New("requeued letters cannot be requeued again; use outrelay replay to send sent events again")
 	}
-	f.Stand = string(deadletter.Replayable)
+	f.RequeueStatus = string(deadletter.Replayable)
 	namespaces, q, err := o.resolveFilter(ctx, f)
 	if err != nil {
 		return out, err
@@ -96,7 +96,7 @@ func (o Operator) DeadRequeue(
 	}
 
 	desk := deadletter.NewDesk(o.State, o.Watcher, o.Actor)
-	options := deadletter.Options{Late: opts.IgnoreExpiry, DryRun: opts.DryRun}
+	options := deadletter.Options{IgnoreExpiry: opts.IgnoreExpiry, DryRun: opts.DryRun}
 	for _, ns := range namespaces {
 		before := out.Requeued + out.Refused
 		var outcome deadletter.Outcome
@@ -156,7 +156,7 @@ func (o Operator) DeadEdit(ctx context.Context, ref DeadRef, e DeadEdit, opts De
 		Died:       d.ID.Delivery,
 		Edited:     edit.Fields(),
 	}
-	options := deadletter.Options{Late: opts.IgnoreExpiry, DryRun: opts.DryRun}
+	options := deadletter.Options{IgnoreExpiry: opts.IgnoreExpiry, DryRun: opts.DryRun}
 	out.Delivery, err = desk.EditAndRequeue(ctx, d.ID, edit, options)
 	if err != nil || opts.DryRun {
 		return out, err

@@ -40,7 +40,7 @@ func openOffice(t *testing.T) *office {
 	f.owner = held(t, f.state)
 	f.op = admin.Operator{State: f.state, Watcher: "orders", Actor: "ann"}
 	for i, coll := range []*mongo.Collection{f.a, f.b} {
-		if _, err := store.NewRegistry(f.state.Collection("collections")).Claim(t.Context(), [16]byte{byte(i + 1)}, store.Namespace(coll), "orders"); err != nil {
+		if _, err := store.NewRegistry(f.state.Collection("collections")).Register(t.Context(), [16]byte{byte(i + 1)}, store.Namespace(coll), "orders"); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -108,7 +108,7 @@ func TestDeadLettersAreSeenOverAllCollections(t *testing.T) {
 		t.Errorf("%+v, %v", page, err)
 	}
 	for want, filter := range map[int64]admin.DeadFilter{
-		1: {IDs: []string{oid.Hex()}}, 2: {Class: "malformed", Stand: "any"}, 3: {IDs: []string{"both"}}, 0: {From: time.Now().Add(time.Hour)},
+		1: {IDs: []string{oid.Hex()}}, 2: {Class: "malformed", RequeueStatus: "any"}, 3: {IDs: []string{"both"}}, 0: {From: time.Now().Add(time.Hour)},
 	} {
 		if n, err := f.op.DeadCount(t.Context(), filter); err != nil || n != want {
 			t.Errorf("%+v: %d, %v", filter, n, err)
@@ -119,7 +119,7 @@ func TestDeadLettersAreSeenOverAllCollections(t *testing.T) {
 		t.Errorf("%+v, %v", groups, err)
 	}
 	for name, filter := range map[string]admin.DeadFilter{
-		"a class": {Class: "malfored"}, "a source": {Source: "me"}, "a stand": {Stand: "no"}, "a window": {From: time.Now(), To: time.Now().Add(-time.Hour)},
+		"a class": {Class: "malfored"}, "a source": {Source: "me"}, "a stand": {RequeueStatus: "no"}, "a window": {From: time.Now(), To: time.Now().Add(-time.Hour)},
 		"an id": {IDs: []string{""}}, "a collection": {Collection: "a.b"},
 	} {
 		if _, err := f.op.DeadCount(t.Context(), filter); err == nil {
@@ -171,7 +171,7 @@ func TestDeadRequeueIsCountedAndLogged(t *testing.T) {
 	if _, err := f.op.DeadRequeue(t.Context(), admin.DeadFilter{}, admin.DeadOptions{}, nil); !errors.Is(err, deadletter.ErrEmptyQuery) {
 		t.Errorf("an empty filter: %v", err)
 	}
-	if _, err := f.op.DeadRequeue(t.Context(), admin.DeadFilter{All: true, Stand: "replayed"}, admin.DeadOptions{}, nil); err == nil {
+	if _, err := f.op.DeadRequeue(t.Context(), admin.DeadFilter{All: true, RequeueStatus: "replayed"}, admin.DeadOptions{}, nil); err == nil {
 		t.Error("letters that were requeued already were taken")
 	}
 	var steps []int64

@@ -63,8 +63,8 @@ type Desk struct {
 	d *Deployment
 }
 
-// Of returns the desk for another watcher of the same state database.
-func (k Desk) Of(watcher string) Desk {
+// ForWatcher returns the desk for another watcher of the same state database.
+func (k Desk) ForWatcher(watcher string) Desk {
 	if watcher != "" && watcher != k.Watcher {
 		// Outboxes lists the collections of the configured watcher.
 		k.Watcher, k.Outboxes = watcher, nil
@@ -72,9 +72,9 @@ func (k Desk) Of(watcher string) Desk {
 	return k
 }
 
-// At returns the desk with actions on the lease restricted to one slot of the watcher, such as
+// ForSlot returns the desk with actions on the lease restricted to one slot of the watcher, such as
 // 0of2. "" means all slots (N28).
-func (k Desk) At(slot string) Desk {
+func (k Desk) ForSlot(slot string) Desk {
 	k.Slot = slot
 	return k
 }

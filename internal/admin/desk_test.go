@@ -107,7 +107,7 @@ func TestTheEventsLogIsReadByPagesAndTrimmed(t *testing.T) {
 			t.Errorf("keeping %d: %d, %v", keep, n, err)
 		}
 	}
-	if n, err := k.Of("other").EventsTrim(t.Context(), 0); err != nil || n != 0 {
+	if n, err := k.ForWatcher("other").EventsTrim(t.Context(), 0); err != nil || n != 0 {
 		t.Errorf("%d, %v", n, err)
 	}
 }
@@ -175,7 +175,7 @@ func TestAnEventIsLookedUpWithItsHistory(t *testing.T) {
 		t.Fatal(err)
 	}
 	f.die(f.a, record.RecordRefused, letterOf("dead", planted))
-	one := func(id string) admin.Found {
+	one := func(id string) admin.LookupResult {
 		t.Helper()
 		got, err := k.Lookup(t.Context(), admin.LookupQuery{ID: id})
 		if err != nil || strings.Contains(fmt.Sprintf("%+v", got), planted) {
@@ -204,7 +204,7 @@ func TestAnEventIsLookedUpWithItsHistory(t *testing.T) {
 	if _, err := k.DeadRequeue(t.Context(), admin.DeadFilter{IDs: []string{"dead"}}, admin.DeadOptions{}, nil); err != nil {
 		t.Fatal(err)
 	}
-	if e := one("dead").Envelopes[0]; len(e.Timeline) < 2 || e.ReplayOf == "" || !slices.ContainsFunc(e.Timeline, func(m admin.Moment) bool { return m.What == "requeued" && strings.Contains(m.Text, "ann") }) {
+	if e := one("dead").Envelopes[0]; len(e.Timeline) < 2 || e.ReplayOf == "" || !slices.ContainsFunc(e.Timeline, func(m admin.TimelineEntry) bool { return m.What == "requeued" && strings.Contains(m.Text, "ann") }) {
 		t.Errorf("%+v", e)
 	}
 	got, err := k.Lookup(t.Context(), admin.LookupQuery{Key: "7"})
@@ -330,7 +330,7 @@ func TestTheInboxIsCountedPurgedAndReleased(t *testing.T) {
 	if p, err = k.InboxPurge(t.Context(), admin.InboxPurge{Database: db.Name(), OlderThan: 10 * time.Minute}); err != nil || p.Removed != 2 || len(f.logged("inbox_purged")) != 1 {
 		t.Errorf("%+v, %v", p, err)
 	}
-	if r, err := k.InboxRelease(t.Context(), db.Name(), "", false, false); !errors.Is(err, admin.ErrLive) || r.Live != 1 {
+	if r, err := k.InboxRelease(t.Context(), db.Name(), "", false, false); !errors.Is(err, admin.ErrInUse) || r.Live != 1 {
 		t.Errorf("%+v, %v", r, err)
 	}
 	if r, err := k.InboxRelease(t.Context(), db.Name(), "", true, false); err != nil || r.Released != 1 || len(f.logged("inbox_released")) != 1 {
@@ -363,7 +363,7 @@ func TestClearEmptiesWhatIsNamedAndNothingElse(t *testing.T) {
 		t.Errorf("%v", err)
 	}
 	order := admin.ClearOrder{What: []string{admin.ClearEnvelopes}, Confirm: admin.ClearPhrase("orders")}
-	if _, err := k.Clear(t.Context(), order); !errors.Is(err, admin.ErrLive) {
+	if _, err := k.Clear(t.Context(), order); !errors.Is(err, admin.ErrInUse) {
 		t.Errorf("%v", err)
 	}
 	if n := f.envelopes(f.a); n != 3 {

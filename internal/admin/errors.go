@@ -53,9 +53,9 @@ func Explain(err error) (kind Failure, hint string) {
 
 	case is(ErrCursor, deadletter.ErrCursor, store.ErrBadCursor):
 		return FailInvalid, "pass the cursor that the previous page returned, or none for the first page"
-	case is(deadletter.ErrEmptyQuery, ErrNothingSaid):
+	case is(deadletter.ErrEmptyQuery, ErrNoCondition):
 		return FailInvalid, "give a condition, or all: true if everything is meant"
-	case is(ErrNoBound):
+	case is(ErrUnboundedReplay):
 		return FailInvalid, "give from, or ids"
 
 	case is(deadletter.ErrConflict):
@@ -68,7 +68,7 @@ func Explain(err error) (kind Failure, hint string) {
 	case is(ErrOtherNode):
 		return FailConflict, "name a node that runs the watcher; outrelay nodes lists them"
 	case errors.As(err, &refused), errors.As(err, &replayed), errors.As(err, &claimed),
-		is(ErrLive, ErrNodeAlive, ErrOlderNodes, store.ErrReplayMoved, ErrReplayStalled):
+		is(ErrInUse, ErrNodeAlive, ErrOlderNodes, store.ErrReplayMoved, ErrReplayStalled):
 		return FailConflict, ""
 
 	case is(ErrUnavailable, ErrReplaysFull):

@@ -220,7 +220,7 @@ func (k Desk) countFigures(ctx context.Context) (figures, error) {
 	if err != nil {
 		return f, err
 	}
-	claims, err := store.NewRegistry(k.State.Collection("collections")).Claims(ctx, k.Watcher)
+	claims, err := store.NewRegistry(k.State.Collection("collections")).Registrations(ctx, k.Watcher)
 	if err != nil {
 		return f, err
 	}
@@ -238,7 +238,7 @@ func (k Desk) countFigures(ctx context.Context) (figures, error) {
 }
 
 // uniqueNames returns the sorted names of the registered collections.
-func uniqueNames(claims []store.Claim) []string {
+func uniqueNames(claims []store.Registration) []string {
 	names := make([]string, len(claims))
 	for i, c := range claims {
 		names[i] = c.NS
@@ -353,7 +353,7 @@ func (k Desk) countOutbox(
 	if err != nil || c.DeadAll == 0 {
 		return c, waiting, err
 	}
-	c.Dead, err = deadletter.Count(ctx, client, []string{ns}, deadletter.Query{Stand: deadletter.Replayable})
+	c.Dead, err = deadletter.Count(ctx, client, []string{ns}, deadletter.Query{RequeueStatus: deadletter.Replayable})
 	return c, waiting, err
 }
 

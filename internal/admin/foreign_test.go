@@ -89,7 +89,7 @@ func TestN03_AForeignWriteNeedsFewAttemptsBesideBusySlots(t *testing.T) {
 	defer owners.Wait()
 	defer cancel()
 	var work atomic.Int64
-	for _, p := range slot.Parts(slots) {
+	for _, p := range slot.Ranges(slots) {
 		l, err := lease.New(lease.Config{Collection: db.Collection("watchers"), ID: p.ID("orders"), Node: "a", TTL: time.Hour, ReplicaSetID: "here"})
 		if err != nil {
 			t.Fatal(err)

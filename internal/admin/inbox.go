@@ -241,12 +241,12 @@ type InboxReleased struct {
 	Released int64 `json:"released"`
 }
 
-// ErrLive is returned for an action on something that a process is using.
-var ErrLive = errors.New("a process is using it")
+// ErrInUse is returned for an action on something that a process is using.
+var ErrInUse = errors.New("a process is using it")
 
 // InboxRelease removes the claims of messages, so that they can be handled again immediately.
 // Expired claims do not prevent that anyway. If there are live claims, InboxRelease returns
-// [ErrLive] unless force is set. force is for a process that is known to be gone. Should it still
+// [ErrInUse] unless force is set. force is for a process that is known to be gone. Should it still
 // run, its fence keeps it from finishing a message that another process has claimed.
 func (k Desk) InboxRelease(
 	ctx context.Context, database, collection string, force, dryRun bool,
@@ -267,7 +267,7 @@ func (k Desk) InboxRelease(
 		return out, nil
 	}
 	if out.Live > 0 && !force {
-		return out, wrapError("releasing claims of "+database+"."+name, ErrLive)
+		return out, wrapError("releasing claims of "+database+"."+name, ErrInUse)
 	}
 
 	claims := store.Majority(k.openDatabase(database).Collection(name + "_claims"))

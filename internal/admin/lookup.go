@@ -23,8 +23,8 @@ type LookupQuery struct {
 	Limit      int       // for a key: bounds both the envelopes and the letters
 }
 
-// Found is the result of a [LookupQuery].
-type Found struct {
+// LookupResult is the result of a [LookupQuery].
+type LookupResult struct {
 	Envelopes []FoundEnvelope `json:"envelopes"` // in an outbox, newest first
 	Letters   []DeadLetter    `json:"letters"`   // newest first, without their envelopes
 	Since     *time.Time      `json:"since,omitempty"`
@@ -53,11 +53,11 @@ type FoundEnvelope struct {
 	NextAt   *time.Time       `json:"next_at,omitempty"`
 	SentAt   *time.Time       `json:"sent_at,omitempty"` // set if deliveries are recorded on envelopes
 	Sent     []store.Position `json:"sent"`              // places of its records in Kafka
-	Timeline []Moment         `json:"timeline"`
+	Timeline []TimelineEntry  `json:"timeline"`
 }
 
-// Moment is one entry in the history of an envelope.
-type Moment struct {
+// TimelineEntry is one entry in the history of an envelope.
+type TimelineEntry struct {
 	At   time.Time `json:"at"`
 	What string    `json:"what"` // written, due, failed, died, requeued, sent
 	Text string    `json:"text,omitempty"`
@@ -69,8 +69,8 @@ const defaultLookupWindow = time.Hour
 // Lookup finds an event by its id, or the events of a key. An id costs one index lookup per
 // collection. For a key, waiting envelopes and dead letters have indexes. Other envelopes of the
 // key are found by reading the time index between From and To.
-func (k Desk) Lookup(ctx context.Context, q LookupQuery) (Found, error) {
-	out := Found{Envelopes: []FoundEnvelope{}, Letters: []DeadLetter{}}
+func (k Desk) Lookup(ctx context.Context, q LookupQuery) (LookupResult, error) {
+	out := LookupResult{Envelopes: []FoundEnvelope{}, Letters: []DeadLetter{}}
 	if (q.ID == "") == (q.Key == "") {
 		return out, invalidRequest("either an id or a key is looked up")
 	}
@@ -269,7 +269,7 @@ func (s settledUpTo) describeEnvelope(ns string, raw bson.Raw) FoundEnvelope {
 		NextAt:        d.NextAt,
 		SentAt:        d.SentAt,
 		Sent:          d.Sent,
-		Timeline:      []Moment{},
+		Timeline:      []TimelineEntry{},
 	}
 	if e.Sent == nil {
 		e.Sent = []store.Position{}
@@ -291,19 +291,19 @@ func (s settledUpTo) describeEnvelope(ns string, raw bson.Raw) FoundEnvelope {
 // addHistory adds the events in the life of the envelope to the timeline.
 func (e *FoundEnvelope) addHistory(d *storedEnvelope) {
 	if e.Written != nil {
-		e.Timeline = append(e.Timeline, Moment{At: *e.Written, What: "written"})
+		e.Timeline = append(e.Timeline, TimelineEntry{At: *e.Written, What: "written"})
 	}
 
 	for _, h := range d.History {
 		text := strings.TrimPrefix(h.Topic+": "+h.Class+": "+h.Reason, ": ")
-		e.Timeline = append(e.Timeline, Moment{At: h.At.UTC(), What: "failed", Text: text, Node: h.Node})
+		e.Timeline = append(e.Timeline, TimelineEntry{At: h.At.UTC(), What: "failed", Text: text, Node: h.Node})
 	}
 
 	if due := cmp.Or(d.ScheduledFor, d.DueAt); due != nil {
-		e.Timeline = append(e.Timeline, Moment{At: due.UTC(), What: "due"})
+		e.Timeline = append(e.Timeline, TimelineEntry{At: due.UTC(), What: "due"})
 	}
 	if d.SentAt != nil {
-		e.Timeline = append(e.Timeline, Moment{At: d.SentAt.UTC(), What: "sent", Text: formatPositions(e.Sent)})
+		e.Timeline = append(e.Timeline, TimelineEntry{At: d.SentAt.UTC(), What: "sent", Text: formatPositions(e.Sent)})
 	}
 	e.sortTimeline()
 }
@@ -346,7 +346,7 @@ func (e *FoundEnvelope) addLetters(list []DeadLetter) {
 			continue
 		}
 
-		e.Timeline = append(e.Timeline, Moment{
+		e.Timeline = append(e.Timeline, TimelineEntry{
 			At:   d.DiedAt.UTC(),
 			What: "died",
 			Text: d.Class + ": " + d.Reason,
@@ -354,12 +354,12 @@ func (e *FoundEnvelope) addLetters(list []DeadLetter) {
 		})
 		if r := d.Replayed; r != nil {
 			text := "by " + r.Actor + " as delivery " + formatInt(int64(r.Delivery))
-			e.Timeline = append(e.Timeline, Moment{At: r.At.UTC(), What: "requeued", Text: text})
+			e.Timeline = append(e.Timeline, TimelineEntry{At: r.At.UTC(), What: "requeued", Text: text})
 		}
 	}
 	e.sortTimeline()
 }
 
 func (e *FoundEnvelope) sortTimeline() {
-	slices.SortStableFunc(e.Timeline, func(a, b Moment) int { return a.At.Compare(b.At) })
+	slices.SortStableFunc(e.Timeline, func(a, b TimelineEntry) int { return a.At.Compare(b.At) })
 }

@@ -205,7 +205,7 @@ func (k Desk) removableFilter(what string) bson.D {
 	return bson.D{}
 }
 
-// checkUnowned returns [ErrLive] if a slot of the watcher has an owner that may be sending. With
+// checkUnowned returns [ErrInUse] if a slot of the watcher has an owner that may be sending. With
 // force it checks nothing.
 func (k Desk) checkUnowned(ctx context.Context, force bool) error {
 	if force {
@@ -219,7 +219,7 @@ func (k Desk) checkUnowned(ctx context.Context, force bool) error {
 	for _, w := range s.Watchers {
 		if w.Name == k.Watcher && w.Owner != "" && w.ExpiresInMS > 0 {
 			return fmt.Errorf("%w: %s owns slot %s of watcher %s; pause it, wait until it has released, then clear",
-				ErrLive, w.Node, w.Slot, w.Name)
+				ErrInUse, w.Node, w.Slot, w.Name)
 		}
 	}
 	return nil

@@ -12,7 +12,7 @@ import (
 
 // ErrOlderNodes is returned for a migration that must wait until the nodes of older versions have
 // stopped.
-var ErrOlderNodes = nodes.ErrOlder
+var ErrOlderNodes = nodes.ErrOlderNodes
 
 // MigrationReport is the result of a migration.
 type MigrationReport = migrate.Report
@@ -32,11 +32,11 @@ type Migration struct {
 
 func (m Migration) newMigrator() *migrate.Migrator {
 	return &migrate.Migrator{
-		State:    m.State,
-		Outboxes: m.Outboxes,
-		Node:     m.Node,
-		Version:  m.Version,
-		Ready:    nodes.Ready(m.State),
+		State:     m.State,
+		Outboxes:  m.Outboxes,
+		Node:      m.Node,
+		Version:   m.Version,
+		CheckStep: nodes.NewStepCheck(m.State),
 	}
 }
 

@@ -98,7 +98,7 @@ func TestOverviewCountsEverythingThatWaits(t *testing.T) {
 	if o, err = k.Overview(t.Context()); err != nil || check(t, o.Checks, "slot orders/"+"0of1").Status != admin.CheckWarn || !o.Watchers[0].Paused {
 		t.Errorf("%+v, %v", o.Watchers, err)
 	}
-	none := k.Of("nobody")
+	none := k.ForWatcher("nobody")
 	if o, err = none.Overview(t.Context()); err != nil || o.Counts != (admin.Counts{}) || len(o.Watchers) != 1 {
 		t.Errorf("%+v, %v", o, err)
 	}

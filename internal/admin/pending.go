@@ -243,7 +243,7 @@ func (k Desk) sortedCollections(ctx context.Context, only string) ([]string, err
 		return k.Collections(ctx, only)
 	}
 
-	claims, err := store.NewRegistry(k.State.Collection("collections")).Claims(ctx, k.Watcher)
+	claims, err := store.NewRegistry(k.State.Collection("collections")).Registrations(ctx, k.Watcher)
 	if err != nil {
 		return nil, err
 	}

@@ -33,7 +33,7 @@ func outboxes(t *testing.T, names ...string) (admin.Operator, []*mongo.Collectio
 		if err != nil || len(found) != 1 {
 			t.Fatalf("%v, %v", found, err)
 		}
-		if _, err := registry.Claim(t.Context(), found[0].UUID, found[0].NS(), "orders"); err != nil {
+		if _, err := registry.Register(t.Context(), found[0].UUID, found[0].NS(), "orders"); err != nil {
 			t.Fatal(err)
 		}
 		out = append(out, coll)

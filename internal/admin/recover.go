@@ -17,8 +17,8 @@ import (
 // ErrNoCollections is returned for a watcher that has not registered any collection.
 var ErrNoCollections = errors.New("it has no collections")
 
-// Swept counts the envelopes of one collection that a sweep would send again.
-type Swept struct {
+// SweepCount counts the envelopes of one collection that a sweep would send again.
+type SweepCount struct {
 	Collection string `json:"collection"`
 	Envelopes  int64  `json:"envelopes"`
 }
@@ -31,12 +31,12 @@ type Swept struct {
 //
 // It leaves out envelopes that wait, and envelopes that are marked as sent. Envelopes that are
 // appended before the sweep runs are not included. RecoverPlan reads the collections.
-func (o Operator) RecoverPlan(ctx context.Context, from time.Time) ([]Swept, error) {
+func (o Operator) RecoverPlan(ctx context.Context, from time.Time) ([]SweepCount, error) {
 	since, err := o.sweepTimestamp(ctx, from)
 	if err != nil {
 		return nil, err
 	}
-	claims, err := store.NewRegistry(o.State.Collection("collections")).Claims(ctx, o.Watcher)
+	claims, err := store.NewRegistry(o.State.Collection("collections")).Registrations(ctx, o.Watcher)
 	if err != nil {
 		return nil, err
 	}
@@ -53,7 +53,7 @@ func (o Operator) RecoverPlan(ctx context.Context, from time.Time) ([]Swept, err
 		return nil, err
 	}
 
-	counts := make([]Swept, len(outboxes))
+	counts := make([]SweepCount, len(outboxes))
 	margin := store.Margin(ctx, o.State.Client())
 	for _, id := range ids {
 		_, part, _ := slot.ParseID(id)
@@ -62,7 +62,7 @@ func (o Operator) RecoverPlan(ctx context.Context, from time.Time) ([]Swept, err
 			return nil, err
 		}
 
-		begin := doc.SweepFrom(since)
+		begin := doc.SweepStart(since)
 		sweep := reconcile.Sweep{
 			Client:   o.State.Client(),
 			From:     begin,
@@ -83,7 +83,7 @@ func (o Operator) RecoverPlan(ctx context.Context, from time.Time) ([]Swept, err
 }
 
 // sweptOutboxes returns the collections that a sweep would read.
-func (o Operator) sweptOutboxes(ctx context.Context, claims []store.Claim) ([]store.Outbox, error) {
+func (o Operator) sweptOutboxes(ctx context.Context, claims []store.Registration) ([]store.Outbox, error) {
 	if o.Outboxes != nil {
 		return o.Outboxes(ctx)
 	}

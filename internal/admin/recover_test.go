@@ -39,7 +39,7 @@ func TestRecoverPlanCountsWhatASweepBrings(t *testing.T) {
 		append(letterOf("sent", planted), bson.E{Key: "sentAt", Value: time.Now()}))
 	for from, want := range map[time.Time]int64{{}: 3, before: 2} {
 		got, err := f.op.RecoverPlan(t.Context(), from)
-		if err != nil || len(got) != 2 || !slices.Contains(got, admin.Swept{Collection: store.Namespace(f.a), Envelopes: want}) {
+		if err != nil || len(got) != 2 || !slices.Contains(got, admin.SweepCount{Collection: store.Namespace(f.a), Envelopes: want}) {
 			t.Errorf("from %v: %+v, %v; want %d", from, got, err, want)
 		}
 	}

@@ -83,14 +83,14 @@ func (e *CompactedError) Error() string {
 		strings.Join(e.Topics, ", "))
 }
 
-// ErrNoBound is returned for an order that would replay everything.
-var ErrNoBound = errors.New("a replay needs a start time or ids")
+// ErrUnboundedReplay is returned for an order that would replay everything.
+var ErrUnboundedReplay = errors.New("a replay needs a start time or ids")
 
 // Plan counts the envelopes that the order matches now.
 func (r Replayer) Plan(ctx context.Context, o ReplayOrder) (ReplayPlan, error) {
 	p := ReplayPlan{Watcher: r.Watcher, Collections: []ReplayCount{}, Topics: []ReplayTopic{}}
 	if o.From.IsZero() && len(o.IDs) == 0 {
-		return p, ErrNoBound
+		return p, ErrUnboundedReplay
 	}
 
 	// The stream may still deliver envelopes after the position.
@@ -337,7 +337,7 @@ func (r Replayer) Cancel(ctx context.Context, id string) error {
 
 // resolveCollections returns the named collections, or all that the watcher is registered for.
 func (r Replayer) resolveCollections(ctx context.Context, named []string) ([]string, error) {
-	claims, err := store.NewRegistry(r.State.Collection("collections")).Claims(ctx, r.Watcher)
+	claims, err := store.NewRegistry(r.State.Collection("collections")).Registrations(ctx, r.Watcher)
 	if err != nil {
 		return nil, err
 	}

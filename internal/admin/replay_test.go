@@ -40,7 +40,7 @@ func newStand(t *testing.T, c *mongo.Client) *stand {
 	if _, err := s.state.Collection("watchers").InsertOne(t.Context(), bson.D{{Key: "_id", Value: "orders/0of1"}, {Key: "epoch", Value: int64(1)}}); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := store.NewRegistry(s.state.Collection("collections")).Claim(t.Context(), [16]byte{1}, s.ns(), "orders"); err != nil {
+	if _, err := store.NewRegistry(s.state.Collection("collections")).Register(t.Context(), [16]byte{1}, s.ns(), "orders"); err != nil {
 		t.Fatal(err)
 	}
 	router, err := routing.New(routing.Config{Rules: []routing.Rule{{AggregateType: "order", To: []string{"orders", "audit"}}}})

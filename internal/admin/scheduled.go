@@ -52,8 +52,8 @@ type ScheduledGroup struct {
 	Latest   time.Time `json:"latest"`
 }
 
-// ErrNothingSaid is returned for a cancellation whose filter has no condition.
-var ErrNothingSaid = errors.New("the filter has no condition; add one, or set all if every scheduled envelope is meant")
+// ErrNoCondition is returned for a cancellation whose filter has no condition.
+var ErrNoCondition = errors.New("the filter has no condition; add one, or set all if every scheduled envelope is meant")
 
 // ScheduledList returns a page of up to limit envelopes, by default [DefaultPage]. after is Next of
 // the previous page.
@@ -157,11 +157,11 @@ func (o Operator) ScheduledSummary(ctx context.Context, f ScheduledFilter) ([]Sc
 
 // ScheduledCancel cancels the matching envelopes that no watcher has claimed yet, and returns their
 // number. If progress is not nil, ScheduledCancel calls it with the number so far. It returns
-// [ErrNothingSaid] for a filter without conditions unless All is set. If it fails, the envelopes
+// [ErrNoCondition] for a filter without conditions unless All is set. If it fails, the envelopes
 // cancelled until then stay cancelled, and are in the events log.
 func (o Operator) ScheduledCancel(ctx context.Context, f ScheduledFilter, progress func(int64)) (n int64, err error) {
 	if f.Empty() && !f.All {
-		return 0, ErrNothingSaid
+		return 0, ErrNoCondition
 	}
 	query, outboxes, err := o.scheduledOutboxes(ctx, f)
 	if err != nil {

@@ -25,7 +25,7 @@ func dueShop(t *testing.T) (o admin.Operator, dbs []*mongo.Database, schedule fu
 	var boxes []*outbox.Box
 	for i := range 2 {
 		db := stacktest.Database(t, client)
-		if _, err := r.Claim(t.Context(), [16]byte{byte(i + 1)}, db.Name()+".outbox", "orders"); err != nil {
+		if _, err := r.Register(t.Context(), [16]byte{byte(i + 1)}, db.Name()+".outbox", "orders"); err != nil {
 			t.Fatal(err)
 		}
 		box, err := outbox.New(db, outbox.WithoutTransaction())
@@ -119,7 +119,7 @@ func TestScheduledCancelAndReschedule(t *testing.T) {
 	if err != nil || len(page.Events) != 1 || page.Events[0].ID != moved {
 		t.Errorf("%+v %v", page, err)
 	}
-	if _, err := o.ScheduledCancel(t.Context(), admin.ScheduledFilter{Collection: dbs[0].Name() + ".outbox"}, nil); !errors.Is(err, admin.ErrNothingSaid) {
+	if _, err := o.ScheduledCancel(t.Context(), admin.ScheduledFilter{Collection: dbs[0].Name() + ".outbox"}, nil); !errors.Is(err, admin.ErrNoCondition) {
 		t.Errorf("without a condition: %v", err)
 	}
 	var told []int64

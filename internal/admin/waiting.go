@@ -45,7 +45,7 @@ func (o Operator) WaitingSummary(ctx context.Context, collection string) ([]Wait
 		if err != nil {
 			return groups, err
 		}
-		counts, err := store.CountExceptions(ctx, coll, slot.Part{})
+		counts, err := store.CountExceptions(ctx, coll, slot.Range{})
 		if err != nil {
 			return groups, err
 		}
@@ -57,7 +57,7 @@ func (o Operator) WaitingSummary(ctx context.Context, collection string) ([]Wait
 			groups = append(groups, g)
 		}
 
-		notRequeued := deadletter.Query{Stand: deadletter.Replayable}
+		notRequeued := deadletter.Query{RequeueStatus: deadletter.Replayable}
 		dead, err := deadletter.Count(ctx, o.State.Client(), []string{ns}, notRequeued)
 		if err != nil {
 			return groups, err

@@ -39,7 +39,7 @@ func (t *term) auditPeriodically(ctx context.Context) error {
 }
 
 func (t *term) auditOnce(ctx context.Context, out *outlet, audit *dispatch.Audit) error {
-	if len(t.dirty.dirtyOutboxes()) == 0 && t.dispatcher.Gated() == 0 {
+	if len(t.dirty.dirtyOutboxes()) == 0 && t.dispatcher.CountGated() == 0 {
 		t.metrics.Exceptions.Reset()
 		t.waitingCount.Store(0)
 		return nil
@@ -67,16 +67,16 @@ func (t *term) auditOnce(ctx context.Context, out *outlet, audit *dispatch.Audit
 
 // auditGates compares the gates with the collections and corrects the gates.
 func (t *term) auditGates(ctx context.Context, out *outlet, audit *dispatch.Audit) error {
-	look := audit.Look()
-	held := func(ns, topic, key string) { look.Held(out.recordNamespace(ns), topic, key) }
+	look := audit.StartComparison()
+	held := func(ns, topic, key string) { look.AddStored(out.recordNamespace(ns), topic, key) }
 	behind := func(string) bool { return false }
 	known := func(string, byte, []byte, []string) {}
 	if _, err := t.reconciler.exceptions.Load(ctx, behind, held, known); err != nil {
 		return err
 	}
 
-	t.reconciler.exceptions.Flying(func(ns, key string) { look.Busy(out.recordNamespace(ns), key) })
-	if n := look.Compare(); n > 0 {
+	t.reconciler.exceptions.EachKeyInFlight(func(ns, key string) { look.MarkInFlight(out.recordNamespace(ns), key) })
+	if n := look.CorrectGates(); n > 0 {
 		t.log.Warn("corrected gates that did not match the waiting envelopes", "keys", n)
 		t.appendEvent(ctx, "gates_mended", bson.D{{Key: "keys", Value: n}})
 		t.reconciler.exceptions.Wake("")

@@ -118,7 +118,7 @@ func (b *slotBalancer) refreshTable(ctx context.Context) error {
 	t := slot.Table{Slots: make([]slot.Holding, b.relay.cfg.Slots)}
 	lapsed := map[string]bool{} // nodes that have let a lease expire
 	for i := range t.Slots {
-		d, ok := docs[slot.Part{I: i, N: b.relay.cfg.Slots}.ID(b.relay.cfg.Watcher)]
+		d, ok := docs[slot.Range{I: i, N: b.relay.cfg.Slots}.ID(b.relay.cfg.Watcher)]
 		if !ok {
 			continue
 		}
@@ -185,7 +185,7 @@ type slotDocument struct {
 func (b *slotBalancer) readSlotDocuments(ctx context.Context) (map[string]slotDocument, error) {
 	coll := b.relay.mongo.state.Database(b.relay.cfg.MongoDB.State).Collection("watchers")
 	ids := bson.A{}
-	for _, p := range slot.Parts(b.relay.cfg.Slots) {
+	for _, p := range slot.Ranges(b.relay.cfg.Slots) {
 		ids = append(ids, p.ID(b.relay.cfg.Watcher))
 	}
 
@@ -220,7 +220,7 @@ func (b *slotBalancer) setTable(t slot.Table, now time.Time) {
 	defer b.mu.Unlock()
 	b.table = t
 	for i, s := range t.Slots {
-		if s.Node != "" || !t.Loose(i) {
+		if s.Node != "" || !t.CountsForQuota(i) {
 			delete(b.freeSince, i)
 		} else if b.freeSince[i].IsZero() {
 			b.freeSince[i] = now
@@ -244,7 +244,7 @@ func (b *slotBalancer) handOverOne(now time.Time) {
 	// over.
 	mine := 0
 	for i := range b.table.Slots {
-		if b.table.Loose(i) && b.held[i] && !b.handingOver[i] {
+		if b.table.CountsForQuota(i) && b.held[i] && !b.handingOver[i] {
 			mine++
 		}
 	}
@@ -254,7 +254,7 @@ func (b *slotBalancer) handOverOne(now time.Time) {
 
 	for i := len(b.table.Slots) - 1; i >= 0; i-- {
 		s := b.relay.slots[i]
-		if b.table.Slots[i].Node != self || !b.table.Loose(i) || !b.held[i] || b.handingOver[i] ||
+		if b.table.Slots[i].Node != self || !b.table.CountsForQuota(i) || !b.held[i] || b.handingOver[i] ||
 			s.state.hasRole(RoleHalted) {
 			continue
 		}
@@ -282,7 +282,7 @@ func (b *slotBalancer) admitAttempt(i int, pinned bool) (time.Duration, func(boo
 
 	mine := 0
 	for j := range b.table.Slots {
-		if b.table.Loose(j) && (b.held[j] || b.trying[j]) {
+		if b.table.CountsForQuota(j) && (b.held[j] || b.trying[j]) {
 			mine++
 		}
 	}

@@ -17,7 +17,7 @@ func balanced(slots int) *slotBalancer {
 	cfg := config.Default()
 	cfg.Node, cfg.Watcher, cfg.Slots = "a", "w", slots
 	r := &Relay{cfg: cfg, log: slog.New(slog.DiscardHandler), state: newState(time.Second, time.Now)}
-	for _, p := range slot.Parts(slots) {
+	for _, p := range slot.Ranges(slots) {
 		r.slots = append(r.slots, &runner{Relay: r, part: p, state: newState(time.Second, time.Now), yield: make(chan string, 1)})
 	}
 	b := newSlotBalancer(r)

@@ -80,7 +80,7 @@ func (r *Relay) sendHeartbeat(ctx context.Context) {
 
 	ctx, cancel := context.WithTimeout(ctx, beatEvery)
 	defer cancel()
-	err = r.member.Beat(ctx, r.vitalSigns())
+	err = r.member.SendHeartbeat(ctx, r.vitalSigns())
 	if err == nil {
 		err = r.clock.sync(ctx, r.mongo.state)
 	}
@@ -106,7 +106,7 @@ func (r *Relay) leaveNodes(ctx context.Context) {
 func (r *Relay) tidyNodes(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, beatEvery)
 	defer cancel()
-	if err := r.member.Tidy(ctx); err != nil {
+	if err := r.member.RemoveOld(ctx); err != nil {
 		r.log.Debug("cannot remove old nodes and events", "reason", err)
 	}
 }

@@ -16,12 +16,12 @@ import (
 // findCollections lists the watched collections and returns the claims of the watcher. A watcher
 // with claims has had a position, because the first position is saved before the first claim. If it
 // has none, its document has vanished, and the error is a *HaltError.
-func (t *term) findCollections(ctx context.Context, doc *lease.Document) (claims []store.Claim, err error) {
+func (t *term) findCollections(ctx context.Context, doc *lease.Document) (claims []store.Registration, err error) {
 	if err := t.listCollections(ctx); err != nil {
 		return nil, err
 	}
 	err = t.retryCall(ctx, "mongodb", func(ctx context.Context) (err error) {
-		claims, err = t.registry.Claims(ctx, t.cfg.Watcher)
+		claims, err = t.registry.Registrations(ctx, t.cfg.Watcher)
 		return err
 	})
 
@@ -66,7 +66,7 @@ func (t *term) setWatchedOutboxes(list []store.Outbox) {
 // When a collection that is new in the registry got its name is unknown. It was before the current
 // cluster time. The first collections of a watcher are registered with the time at which the
 // watcher starts.
-func (t *term) claimCollections(ctx context.Context, claims []store.Claim) error {
+func (t *term) claimCollections(ctx context.Context, claims []store.Registration) error {
 	t.collections = map[[16]byte]bool{}
 	for _, o := range t.watchedOutboxes() {
 		if !o.Identified() {
@@ -75,7 +75,7 @@ func (t *term) claimCollections(ctx context.Context, claims []store.Claim) error
 			continue
 		}
 
-		claimed := func(c store.Claim) bool {
+		claimed := func(c store.Registration) bool {
 			return [16]byte(c.UUID.Data) == o.UUID && c.NS == o.NS() && !c.Away()
 		}
 		if slices.ContainsFunc(claims, claimed) {
@@ -115,13 +115,13 @@ func (t *term) claimNewCollections(ctx context.Context, at bson.Timestamp) error
 // previous claim. If another watcher has claimed the collection, the error is a *HaltError.
 func (t *term) claimCollection(
 	ctx context.Context, o store.Outbox, at bson.Timestamp,
-) (before store.Claim, err error) {
+) (before store.Registration, err error) {
 	t.collections[o.UUID] = true
 
 	// A claim of another watcher does not go away, so it must not be retried.
 	var claimed *store.ClaimedError
 	err = t.retryCall(ctx, "mongodb", func(ctx context.Context) (err error) {
-		before, err = t.registry.ClaimAt(ctx, o.UUID, o.NS(), t.cfg.Watcher, at)
+		before, err = t.registry.RegisterAt(ctx, o.UUID, o.NS(), t.cfg.Watcher, at)
 		if errors.As(err, &claimed) {
 			return nil
 		}

@@ -143,7 +143,7 @@ func (d *dirtyList) holdsWork(
 	if still, err := store.StillDirty(ctx, as(db.Collection(o.Coll)), o.Part); err != nil || still {
 		return still, err
 	}
-	return deadletter.AnyBehind(ctx, as(db.Collection(deadletter.Collection(o.Coll))), positionKey(at))
+	return deadletter.HasLater(ctx, as(db.Collection(deadletter.Collection(o.Coll))), positionKey(at))
 }
 
 // errCheckSlow ends a transaction that cannot determine soon enough whether a collection is empty.
@@ -192,7 +192,7 @@ func (d *dirtyList) removeInTransaction(ctx context.Context, o store.Outbox) err
 
 	if removed {
 		delete(d.listed, o.NS())
-		d.t.held.Cleaned(o.NS())
+		d.t.held.RemoveDirty(o.NS())
 	}
 	return nil
 }
@@ -239,7 +239,7 @@ func (o *previousOwner) hashKey(ns string, id bson.RawValue, pos ...byte) [16]by
 }
 
 // addDeadLetter adds a dead letter of the collection ns.
-func (o *previousOwner) addDeadLetter(ns string, l deadletter.Behind) {
+func (o *previousOwner) addDeadLetter(ns string, l deadletter.LaterLetter) {
 	k := o.hashKey(ns, l.ID, []byte(l.Pos)...)
 	o.deadTopics[k] = append(o.deadTopics[k], l.Topic)
 }

@@ -63,7 +63,7 @@ func (t *term) markSlotBegun(ctx context.Context) error {
 // drainedSlot is a slot of the previous division. It has delivered every event of its part up to a
 // position in the stream.
 type drainedSlot struct {
-	part slot.Part
+	part slot.Range
 	pos  string
 }
 
@@ -88,7 +88,7 @@ func (p *pump) deliveredByOldSlot() bool {
 			continue
 		}
 		ahead = true
-		if p.ev.HasDocument && old.part.Has(p.ev.Document) {
+		if p.ev.HasDocument && old.part.Contains(p.ev.Document) {
 			return true
 		}
 	}

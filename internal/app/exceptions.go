@@ -57,8 +57,8 @@ func (x *exceptionWriter) Record(ctx context.Context, batch []dispatch.Exception
 	// before an event that is repeated after a crash.
 	for i, e := range dying {
 		if e.State != "" {
-			e.Why.Class = letters[i].Class
-			e.Why.Reason = letters[i].Reason
+			e.Refusal.Class = letters[i].Class
+			e.Refusal.Reason = letters[i].Reason
 			x.openGates(e)
 		}
 	}
@@ -78,13 +78,13 @@ func (x *exceptionWriter) Record(ctx context.Context, batch []dispatch.Exception
 	// twice.
 	for _, h := range dead {
 		for _, topic := range h.Pending {
-			x.t.reconciler.outlet.Open(h.NS, topic, h.Key)
+			x.t.reconciler.outlet.OpenGate(h.NS, topic, h.Key)
 		}
 	}
 	for i := range waiting {
 		x.t.dirty.addCommitted(waiting[i].NS)
 	}
-	x.t.reconciler.exceptions.Written(waiting)
+	x.t.reconciler.exceptions.QueueWritten(waiting)
 	return nil
 }
 
@@ -101,11 +101,11 @@ func (x *exceptionWriter) deadLetterFor(e dispatch.Exception) (l deadletter.Lett
 		attempt := deadletter.Attempt{
 			At:     x.t.clock.now(),
 			Topic:  e.Topic,
-			Class:  e.Why.Class,
-			Reason: e.Why.Reason,
+			Class:  e.Refusal.Class,
+			Reason: e.Refusal.Reason,
 			Node:   x.t.cfg.Node,
 		}
-		e.Why = record.Refusal{Class: record.AttemptsExhausted, Reason: reconcile.OnlyAttempt + e.Why.Reason}
+		e.Refusal = record.Refusal{Class: record.AttemptsExhausted, Reason: reconcile.OnlyAttempt + e.Refusal.Reason}
 		l = x.newLetter(&e)
 		l.Attempts = []deadletter.Attempt{attempt}
 		return l, true, nil
@@ -142,7 +142,7 @@ func (x *exceptionWriter) numberUnstamped(ctx context.Context, waiting []store.E
 // openGates opens the gates of e, which does not wait after all.
 func (x *exceptionWriter) openGates(e *dispatch.Exception) {
 	for _, topic := range e.Pending {
-		x.t.dispatcher.Open(string(e.NSHash), topic, e.Key)
+		x.t.dispatcher.OpenGate(string(e.NSHash), topic, e.Key)
 	}
 	e.State = ""
 }
@@ -161,14 +161,14 @@ func (x *exceptionWriter) writeWaiting(
 			Raw:   h.Raw,
 			Pos:   h.Pos,
 			Topic: h.Pending[0],
-			Why: record.Refusal{
+			Refusal: record.Refusal{
 				Class: record.Malformed,
 				Reason: "it has to wait for its target, and MongoDB rejects it with the fields that are added for that: " +
 					rejection.Error(),
 			},
 		}
 		if h.Error != nil {
-			e.Why.Class = h.Error.Class
+			e.Refusal.Class = h.Error.Class
 		}
 		dead = append(dead, &h)
 		return x.moveToDeadLetters(ctx, []deadletter.Letter{x.newLetter(&e)})
@@ -200,14 +200,14 @@ func (x *exceptionWriter) moveToDeadLetters(ctx context.Context, letters []deadl
 // newLetter returns the dead letter of e.
 func (x *exceptionWriter) newLetter(e *dispatch.Exception) deadletter.Letter {
 	return deadletter.Letter{
-		NS:        e.NS,
-		Raw:       e.Raw,
-		Class:     e.Why.Class,
-		Reason:    e.Why.Reason,
-		Topic:     e.Topic,
-		Partition: record.AnyPartition,
-		Pos:       e.Pos,
-		Shared:    e.Topic != "",
+		NS:            e.NS,
+		Raw:           e.Raw,
+		Class:         e.Refusal.Class,
+		Reason:        e.Refusal.Reason,
+		Topic:         e.Topic,
+		Partition:     record.AnyPartition,
+		Pos:           e.Pos,
+		KeepIfWaiting: e.Topic != "",
 		Source: deadletter.Source{
 			Kind:    "relay",
 			Watcher: x.t.cfg.Watcher,
@@ -237,7 +237,7 @@ func (x *exceptionWriter) appendWaiting(list []store.Exception, e *dispatch.Exce
 	if e.State == event.StateRetry {
 		w.Attempts = 1
 		w.Delay = x.t.retryPolicy().Delay(0)
-		w.Error = &store.ExceptionError{Class: e.Why.Class, Reason: e.Why.Reason, Topic: e.Topic}
+		w.Error = &store.ExceptionError{Class: e.Refusal.Class, Reason: e.Refusal.Reason, Topic: e.Topic}
 	}
 
 	for i := range list {
@@ -368,11 +368,11 @@ func (x *exceptionWriter) newIDOnlyLetter(e *dispatch.Exception) (deadletter.Let
 	raw, err := bson.Marshal(bson.D{{Key: "_id", Value: id}})
 	e.Raw = raw
 
-	if e.Why.Class == "" {
-		e.Why.Class = record.Malformed
-		e.Why.Reason = "its target could not be written"
+	if e.Refusal.Class == "" {
+		e.Refusal.Class = record.Malformed
+		e.Refusal.Reason = "its target could not be written"
 	}
-	e.Why.Reason += "; the envelope is gone, only its id is left"
+	e.Refusal.Reason += "; the envelope is gone, only its id is left"
 	return x.newLetter(e), err
 }
 

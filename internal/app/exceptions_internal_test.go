@@ -31,7 +31,7 @@ func TestN15_AnEnvelopeThatTwoTopicsRejectWaitsForBoth(t *testing.T) {
 		for i, topic := range []string{"a", "b"} {
 			list = append(list, dispatch.Exception{
 				NS: "shop.outbox", Raw: raw, Pos: "01", Key: "k", State: states[i], Pending: []string{topic}, Topic: topic,
-				Why: record.Refusal{Class: "rejected", Reason: "rejected"},
+				Refusal: record.Refusal{Class: "rejected", Reason: "rejected"},
 			})
 		}
 

@@ -54,14 +54,14 @@ func (f *figures) countPeriodically(ctx context.Context) error {
 	m := &f.metrics.Figures
 	m.Limit.Set(figuresLimit)
 	m.Watcher.WithLabelValues(f.cfg.Watcher, f.cfg.Node).Set(1)
-	m.Health.Enter(string(health.OK))
-	m.Age.From(func() float64 {
+	m.Health.SetCurrent(string(health.OK))
+	m.Age.SetSource(func() float64 {
 		if at := f.countedAt.Load(); at > 0 {
 			return time.Since(time.Unix(0, at)).Seconds()
 		}
 		return 0
 	})
-	m.Ready.From(func() float64 {
+	m.Ready.SetSource(func() float64 {
 		ok, _, _ := f.processHealth().Ready()
 		return boolGauge(ok)
 	})
@@ -90,9 +90,9 @@ func (f *figures) countOnce(ctx context.Context, now time.Time) {
 	if len(terms) == 0 {
 		f.countedAt.Store(0)
 		f.indexesCheckedAt = time.Time{}
-		f.metrics.Figures.Show(nil)
+		f.metrics.Figures.SetCollections(nil)
 		f.judge = new(health.Evaluator)
-		f.metrics.Figures.Health.Enter(string(health.OK))
+		f.metrics.Figures.Health.SetCurrent(string(health.OK))
 		f.state.setReport(nil)
 		return
 	}
@@ -116,12 +116,12 @@ func (f *figures) countOnce(ctx context.Context, now time.Time) {
 
 	if err == nil {
 		f.countedAt.Store(now.UnixNano())
-		f.metrics.Figures.Show(list)
+		f.metrics.Figures.SetCollections(list)
 	} else {
 		f.log.Debug("cannot count the documents of the collections", "reason", err)
 	}
 	report := f.judge.Observe(o)
-	f.metrics.Figures.Health.Enter(string(report.Status))
+	f.metrics.Figures.Health.SetCurrent(string(report.Status))
 	f.state.setReport(&report)
 }
 

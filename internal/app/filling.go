@@ -54,7 +54,7 @@ func (b *recordBuilder) buildRecords(dst []record.Record, topics []string) (
 		return dst, nil, err
 	}
 	if topics != nil {
-		b.targets, refused = b.router.Narrow(b.targets, topics)
+		b.targets, refused = b.router.RestrictTo(b.targets, topics)
 	}
 
 	b.meta.Only = b.view.Only

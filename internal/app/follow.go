@@ -16,7 +16,7 @@ var _ dispatch.Follower = (*tracing.Delivery)(nil)
 // newExporter returns the exporter of the configured collector, or nil if no collector is
 // configured.
 func newExporter(cfg config.Config, version string, r *Relay) (*tracing.Exporter, error) {
-	tls, err := cfg.OTel.TLS.Client()
+	tls, err := cfg.OTel.TLS.ClientConfig()
 	if err != nil {
 		return nil, fmt.Errorf("otel.tls: %w", err)
 	}
@@ -34,8 +34,8 @@ func newExporter(cfg config.Config, version string, r *Relay) (*tracing.Exporter
 		Watcher:         cfg.Watcher,
 		Gatherer:        r.metrics.Registry,
 		Log:             r.log,
-		Limited:         m.Limited.Inc,
-		Exported: func(signal string, err error) {
+		OnLimited:       m.Limited.Inc,
+		OnExport: func(signal string, err error) {
 			result := "ok"
 			if err != nil {
 				result = "failed"
@@ -74,10 +74,10 @@ func (o *outlet) traceAnswers(e *reconcile.Envelope, recs []record.Record,
 	return func(p record.Published) {
 		for _, a := range p.Answers {
 			switch {
-			case a.Refused != nil:
-				d.Left(a.Topic, string(a.Refused.Class), true)
+			case a.Refusal != nil:
+				d.NotSent(a.Topic, string(a.Refusal.Class), true)
 			case a.Held != nil:
-				d.Left(a.Topic, "held", false)
+				d.NotSent(a.Topic, "held", false)
 			default:
 				d.Acked(record.TopicPartition{Topic: a.Topic, Partition: a.Partition}, a.Offset)
 			}

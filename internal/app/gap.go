@@ -137,7 +137,7 @@ func (t *term) planSweep(
 ) (changestream.Start, error) {
 	switch {
 	case !from.After(to):
-	case reason == lease.GapOrdered:
+	case reason == lease.GapRequested:
 		// The operator ordered a sweep from a time in the future.
 		from = to
 	default:
@@ -172,10 +172,10 @@ func (t *term) resumeGap(
 			u.Checkpoint.Position = t.from
 		}
 		u.GapSince = doc.Gap.Since
-		return t.planSweep(ctx, doc.Gap.Reason, doc.SweepFrom(doc.Gap.From), began, u)
+		return t.planSweep(ctx, doc.Gap.Reason, doc.SweepStart(doc.Gap.From), began, u)
 	}
 
-	if t.cfg.LostHistory == resume.HaltLostHistory && doc.Gap.Reason != lease.GapOrdered {
+	if t.cfg.LostHistory == resume.HaltLostHistory && doc.Gap.Reason != lease.GapRequested {
 		return changestream.Start{}, &HaltError{
 			What: "a gap of the change stream is half swept",
 			Fix:  "set lost_history: sweep until it is closed",
@@ -197,7 +197,7 @@ func (t *term) hasUnstampedBacklog(ctx context.Context, now bson.Timestamp) (fou
 	for _, c := range t.watchedOutboxes() {
 		err := t.retryRead(ctx, func(ctx context.Context) (err error) {
 			coll := t.mongo.stream.Database(c.DB).Collection(c.Coll)
-			found, err = reconcile.AnyUnstamped(ctx, now, coll, c.Part)
+			found, err = reconcile.HasUnstamped(ctx, now, coll, c.Part)
 			return err
 		})
 		if err != nil || found {
@@ -210,9 +210,9 @@ func (t *term) hasUnstampedBacklog(ctx context.Context, now bson.Timestamp) (fou
 // findReadUpTo returns, for collections that got a watched name after the position, the time up to
 // which they were read before.
 func (t *term) findReadUpTo(ctx context.Context) (map[string]bson.Timestamp, error) {
-	var claims []store.Claim
+	var claims []store.Registration
 	err := t.retryCall(ctx, "mongodb", func(ctx context.Context) (err error) {
-		claims, err = t.registry.Claims(ctx, t.cfg.Watcher)
+		claims, err = t.registry.Registrations(ctx, t.cfg.Watcher)
 		return err
 	})
 	if err != nil {
@@ -221,7 +221,7 @@ func (t *term) findReadUpTo(ctx context.Context) (map[string]bson.Timestamp, err
 
 	// A gap begins at the position, unless an operator has ordered another time.
 	position := t.gap.From
-	if t.gap.Reason == lease.GapOrdered {
+	if t.gap.Reason == lease.GapRequested {
 		position = t.from.ClusterTime
 	}
 	return store.ReadUpTo(claims, t.watchedOutboxes(), position, t.gap.From), nil
@@ -252,7 +252,7 @@ func (t *term) sweepGap(ctx context.Context) error {
 		Skip:        t.pump.sweptEvents,
 		Publisher:   (*sweeper)(t),
 	}
-	g.lower = s.Lower()
+	g.lower = s.LowerBound()
 	t.sweeping.Store(&sweepProgress{endStamp: g.To.T})
 	t.dispatcher.Position(resume.Position{ClusterTime: g.lower})
 
@@ -406,12 +406,12 @@ func (p *pump) deliverSwept(ctx context.Context, e *reconcile.Envelope, pos stri
 // may have delivered it, p.ev is flagged as redelivered.
 func (p *pump) deliveredBySweep() bool {
 	p.meta.Redelivered = false
-	if p.sweptEvents.Over(p.ev.ClusterTime) {
+	if p.sweptEvents.IsPast(p.ev.ClusterTime) {
 		p.sweptEvents = nil
 		return false
 	}
 
-	known, doubtful := p.sweptEvents.Swept(p.ev.DB, p.ev.Coll, p.ev.IDType, p.ev.ID, p.ev.Document)
+	known, doubtful := p.sweptEvents.WasSwept(p.ev.DB, p.ev.Coll, p.ev.IDType, p.ev.ID, p.ev.Document)
 	p.meta.Redelivered = doubtful
 	return known
 }

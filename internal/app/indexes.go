@@ -20,13 +20,13 @@ import (
 func (r *Relay) newMigrator(outboxes func(context.Context) ([]store.Outbox, error)) *migrate.Migrator {
 	db := r.mongo.state.Database(r.cfg.MongoDB.State)
 	return &migrate.Migrator{
-		State:    db,
-		Node:     r.cfg.Node,
-		Version:  r.version,
-		Steps:    r.steps,
-		Ready:    nodes.Ready(db),
-		Log:      r.log,
-		Outboxes: outboxes,
+		State:     db,
+		Node:      r.cfg.Node,
+		Version:   r.version,
+		Steps:     r.steps,
+		CheckStep: nodes.NewStepCheck(db),
+		Log:       r.log,
+		Outboxes:  outboxes,
 	}
 }
 

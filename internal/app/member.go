@@ -27,7 +27,7 @@ var ErrOutdated = errors.New("this version is too old for the state database")
 func (r *Relay) newMember(db *mongo.Database) *nodes.Member {
 	// A process without the role of a relay works for no watcher.
 	watcher, compared := r.cfg.Watcher, configFingerprint(r.cfg)
-	if !r.cfg.Is(config.RoleRelay) {
+	if !r.cfg.HasRole(config.RoleRelay) {
 		watcher, compared = "", ""
 	}
 
@@ -39,7 +39,7 @@ func (r *Relay) newMember(db *mongo.Database) *nodes.Member {
 		Watcher:      watcher,
 		Roles:        configuredRoles(r.cfg),
 		Capabilities: listCapabilities(r.cfg),
-		Schema:       migrate.Schema(r.knownMigrations()),
+		Schema:       migrate.LastStep(r.knownMigrations()),
 		Fingerprint:  compared,
 		Log:          r.log,
 	})
@@ -56,13 +56,13 @@ func (r *Relay) knownMigrations() []migrate.Step {
 // configuredRoles returns the roles that the configuration gives to this process.
 func configuredRoles(cfg config.Config) []nodes.Role {
 	var out []nodes.Role
-	if cfg.Is(config.RoleRelay) {
+	if cfg.HasRole(config.RoleRelay) {
 		out = append(out, nodes.Relay)
 	}
 	if mayPurgeAsOwner(cfg) {
 		out = append(out, nodes.Cleaner)
 	}
-	if cfg.Is(config.RoleAdmin) && cfg.HTTP.Admin != nil {
+	if cfg.HasRole(config.RoleAdmin) && cfg.HTTP.Admin != nil {
 		out = append(out, nodes.Admin)
 	}
 	return out
@@ -70,7 +70,7 @@ func configuredRoles(cfg config.Config) []nodes.Role {
 
 // mayPurgeAsOwner reports whether this process purges while it owns the watcher.
 func mayPurgeAsOwner(cfg config.Config) bool {
-	return cfg.Retention > 0 && cfg.Is(config.RoleRelay) && cfg.Is(config.RoleCleaner)
+	return cfg.Retention > 0 && cfg.HasRole(config.RoleRelay) && cfg.HasRole(config.RoleCleaner)
 }
 
 // listCapabilities returns the settings in which operators may see processes of a watcher differ.
@@ -99,8 +99,8 @@ func configFingerprint(cfg config.Config) string {
 }
 
 // vitalSigns returns the content of the next heartbeat.
-func (r *Relay) vitalSigns() nodes.Vital {
-	v := nodes.Vital{KafkaReachable: r.kafkaReachable.Load(), SinceAck: -1, Slots: r.cfg.Slots}
+func (r *Relay) vitalSigns() nodes.Vitals {
+	v := nodes.Vitals{KafkaReachable: r.kafkaReachable.Load(), SinceAck: -1, Slots: r.cfg.Slots}
 	if at := r.lastAck.Load(); at > 0 {
 		v.SinceAck = time.Since(time.Unix(0, at))
 	}
@@ -123,7 +123,7 @@ func (r *Relay) waitWithoutWatcher(stop context.Context) error {
 func (r *Relay) checkOtherNodes(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, beatEvery)
 	defer cancel()
-	if err := r.member.Look(ctx); err != nil && ctx.Err() == nil {
+	if err := r.member.CheckPeers(ctx); err != nil && ctx.Err() == nil {
 		r.log.Debug("cannot check the other nodes", "reason", err)
 	}
 }
@@ -138,7 +138,7 @@ func (r *Relay) waitForUpgrade(stop context.Context) error {
 		err := r.mayStart(stop)
 		switch {
 		case errors.Is(err, migrate.ErrNewer):
-			r.member.Note(stop, store.Halted, bson.D{{Key: "reason", Value: err.Error()}})
+			r.member.LogEvent(stop, store.Halted, bson.D{{Key: "reason", Value: err.Error()}})
 			return fmt.Errorf("%w: %w", ErrOutdated, err)
 
 		case reported != "" && errors.Is(err, errStateUnavailable) && stop.Err() == nil:
@@ -146,13 +146,13 @@ func (r *Relay) waitForUpgrade(stop context.Context) error {
 			// ended.
 			r.log.Debug("cannot check whether older nodes are alive", "reason", err)
 
-		case !errors.Is(err, nodes.ErrOlder):
+		case !errors.Is(err, nodes.ErrOlderNodes):
 			if err != nil && stop.Err() == nil {
 				r.log.Debug("cannot check whether this version may start", "reason", err)
 			}
 			if reported != "" && err == nil {
 				r.log.Info("the migration is done; this node stands by for the lease")
-				r.member.Note(stop, store.UpgradeGoesOn, nil)
+				r.member.LogEvent(stop, store.UpgradeGoesOn, nil)
 			}
 			return nil
 		}
@@ -161,7 +161,7 @@ func (r *Relay) waitForUpgrade(stop context.Context) error {
 			reported = text
 			r.state.setRole(RoleUpgrade)
 			r.log.Warn(text)
-			r.member.Note(stop, store.UpgradeWaits, bson.D{{Key: "reason", Value: text}})
+			r.member.LogEvent(stop, store.UpgradeWaits, bson.D{{Key: "reason", Value: text}})
 		}
 		if retry.Sleep(stop, beatEvery) != nil {
 			return nil
@@ -176,12 +176,12 @@ func (r *Relay) waitForUpgrade(stop context.Context) error {
 func (r *Relay) mayStart(stop context.Context) error {
 	ctx, cancel := context.WithTimeout(stop, schemaTimeout)
 	defer cancel()
-	if err := r.member.Beat(ctx, r.vitalSigns()); err != nil {
+	if err := r.member.SendHeartbeat(ctx, r.vitalSigns()); err != nil {
 		return fmt.Errorf("%w: %w", errStateUnavailable, err)
 	}
 
 	m := r.newMigrator(Outboxes(r.cfg, r.mongo.state))
-	pending, err := m.Guard(ctx)
+	pending, err := m.PendingBreaking(ctx)
 	if err != nil && !errors.Is(err, migrate.ErrNewer) {
 		return fmt.Errorf("%w: %w", errStateUnavailable, err)
 	}
@@ -190,7 +190,7 @@ func (r *Relay) mayStart(stop context.Context) error {
 	}
 
 	_, err = m.Up(stop)
-	if err == nil || errors.Is(err, nodes.ErrOlder) || errors.Is(err, migrate.ErrNewer) {
+	if err == nil || errors.Is(err, nodes.ErrOlderNodes) || errors.Is(err, migrate.ErrNewer) {
 		return err
 	}
 
@@ -198,8 +198,8 @@ func (r *Relay) mayStart(stop context.Context) error {
 	check, stopCheck := context.WithTimeout(stop, schemaTimeout)
 	defer stopCheck()
 	for _, s := range pending {
-		e := m.Ready(check, s)
-		if e != nil && !errors.Is(e, nodes.ErrOlder) {
+		e := m.CheckStep(check, s)
+		if e != nil && !errors.Is(e, nodes.ErrOlderNodes) {
 			return fmt.Errorf("%w: %w", errStateUnavailable, e)
 		}
 		if e != nil {
@@ -249,7 +249,7 @@ func (t *term) announceParked(blocked []Blocked) {
 // announcePinLapsed appends to the events log that this owner ignores a pin, once for each time
 // that the pinned node stops its heartbeats.
 func (t *term) announcePinLapsed() {
-	pin := t.held.Lapsed()
+	pin := t.held.LapsedPin()
 	if pin == t.lapsedPin {
 		return
 	}

@@ -141,7 +141,7 @@ func (t *term) updateStatus(ctx context.Context, now time.Time) {
 	t.saveDescription(ctx)
 
 	stream := t.stream.State()
-	t.metrics.StreamState.Enter(string(stream.Phase))
+	t.metrics.StreamState.SetCurrent(string(stream.Phase))
 	if stream.Ready() {
 		t.state.setProblem("stream", "", false)
 	} else {
@@ -153,14 +153,14 @@ func (t *term) updateStatus(ctx context.Context, now time.Time) {
 	t.brokersAway = false
 	text := ""
 	for _, b := range t.sink.State() {
-		if b.Count == 0 {
+		if b.Records == 0 {
 			continue
 		}
 		blocked = append(blocked, Blocked{
 			Topic:  b.Topic,
 			Reason: b.Reason,
 			Since:  b.Since,
-			Count:  b.Count,
+			Count:  b.Records,
 			Kind:   b.Kind,
 			Parked: b.Parked,
 		})
@@ -168,9 +168,9 @@ func (t *term) updateStatus(ctx context.Context, now time.Time) {
 			continue
 		}
 
-		t.brokersAway = t.brokersAway || b.Away()
+		t.brokersAway = t.brokersAway || b.WaitsForBroker()
 		if text == "" {
-			text = fmt.Sprintf("topic %q: %s (%d envelopes wait)", b.Topic, b.Reason, b.Count)
+			text = fmt.Sprintf("topic %q: %s (%d envelopes wait)", b.Topic, b.Reason, b.Records)
 		}
 	}
 

@@ -107,7 +107,7 @@ func TestN28_WhatIsReplayedDuringAResliceIsKnown(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	rep, err := app.RunReslice(t.Context(), cfg, slog.New(slog.NewTextHandler(b.log, nil)), app.Reslice{Slots: 3, Wait: 40 * time.Second, Actor: "test", Say: say})
+	rep, err := app.RunReslice(t.Context(), cfg, slog.New(slog.NewTextHandler(b.log, nil)), app.ResliceOptions{Slots: 3, Wait: 40 * time.Second, Actor: "test", OnStep: say})
 	if err != nil || !rep.Done || replayed != 1 {
 		t.Fatalf("%+v, %v, %d replayed", rep, err, replayed)
 	}
@@ -132,11 +132,11 @@ func TestN28_AFirstStartDuringAResliceKeepsItsNumber(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	rep, err := app.RunReslice(t.Context(), cfg, slog.New(slog.NewTextHandler(b.log, nil)), app.Reslice{Slots: 3, Wait: 40 * time.Second, Actor: "test", Say: say})
-	if !errors.Is(err, app.ErrResliced) || rep.Done {
+	rep, err := app.RunReslice(t.Context(), cfg, slog.New(slog.NewTextHandler(b.log, nil)), app.ResliceOptions{Slots: 3, Wait: 40 * time.Second, Actor: "test", OnStep: say})
+	if !errors.Is(err, app.ErrResliceRefused) || rep.Done {
 		t.Errorf("%+v, %v", rep, err)
 	}
-	if err := store.NewDivisions(b.state).Agree(t.Context(), "default", slot.Part{}); err != nil {
+	if err := store.NewDivisions(b.state).Agree(t.Context(), "default", slot.Range{}); err != nil {
 		t.Error(err)
 	}
 }

@@ -65,7 +65,7 @@ func (o *outlet) Publish(
 		return err
 	}
 	if len(w.recs) == 0 {
-		return refused[0].Refused
+		return refused[0].Refusal
 	}
 
 	if len(refused) > 0 {
@@ -109,7 +109,7 @@ func (o *outlet) routeTopics(e *reconcile.Envelope) ([]string, error) {
 func (o *outlet) ackFound(e *reconcile.Envelope, topics []string, answer func(record.Published)) bool {
 	w := o.pool.Get().(*outgoing)
 	defer o.pool.Put(w)
-	return w.buildIdentities(o, e, topics) && o.t.dispatcher.Take(w.recs, answer)
+	return w.buildIdentities(o, e, topics) && o.t.dispatcher.AckIfFound(w.recs, answer)
 }
 
 // buildIdentities builds the records of an envelope for topics, or for all its topics if topics is
@@ -152,7 +152,7 @@ func (o *outlet) findHits(e *reconcile.Envelope, topics []string) []reconcile.Hi
 	}
 	var hits []reconcile.Hit
 	for i := range w.recs {
-		tp, offset, ok := o.t.sink.Standing(&w.recs[i])
+		tp, offset, ok := o.t.sink.FindHit(&w.recs[i])
 		if !ok {
 			continue
 		}
@@ -172,12 +172,14 @@ func (o *outlet) findHits(e *reconcile.Envelope, topics []string) []reconcile.Hi
 // Settle implements reconcile.Outlet.
 func (o *outlet) Settle(tickets []record.Ticket) { o.t.dispatcher.Settle(tickets) }
 
-// Open implements reconcile.Outlet.
-func (o *outlet) Open(ns, topic, key string) { o.t.dispatcher.Open(o.recordNamespace(ns), topic, key) }
+// OpenGate implements reconcile.Outlet.
+func (o *outlet) OpenGate(ns, topic, key string) {
+	o.t.dispatcher.OpenGate(o.recordNamespace(ns), topic, key)
+}
 
-// Resume implements reconcile.Outlet.
-func (o *outlet) Resume(ns, topic, key string) {
-	o.t.dispatcher.Resume(o.recordNamespace(ns), topic, key)
+// ResumeKey implements reconcile.Outlet.
+func (o *outlet) ResumeKey(ns, topic, key string) {
+	o.t.dispatcher.ResumeKey(o.recordNamespace(ns), topic, key)
 }
 
 // Flush implements reconcile.Outlet.

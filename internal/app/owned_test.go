@@ -20,8 +20,8 @@ func TestN15_WhatIsDeadIsKnownByItsPlace(t *testing.T) {
 		return bson.RawValue{Type: bson.TypeString, Value: v}
 	}
 	o := newPreviousOwner()
-	o.addDeadLetter("d.c", deadletter.Behind{ID: id("all"), Pos: "8201"})
-	o.addDeadLetter("d.c", deadletter.Behind{ID: id("one"), Pos: "8202", Topic: "a"})
+	o.addDeadLetter("d.c", deadletter.LaterLetter{ID: id("all"), Pos: "8201"})
+	o.addDeadLetter("d.c", deadletter.LaterLetter{ID: id("one"), Pos: "8202", Topic: "a"})
 	for _, c := range []struct {
 		ns, id, pos string
 		left        int

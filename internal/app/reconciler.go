@@ -44,7 +44,7 @@ func (t *term) newReconciler(doc *lease.Document) *reconciler {
 	trouble := func(err error) { t.reportProblem("reconciler", err, false) }
 	well := func() { t.state.clearProblems("reconciler") }
 
-	f := reconcile.NewFinisher(reconcile.Finishing{
+	f := reconcile.NewFinisher(reconcile.FinisherConfig{
 		Client:      t.mongo.state,
 		Fencer:      t.held,
 		Outlet:      out,
@@ -59,8 +59,8 @@ func (t *term) newReconciler(doc *lease.Document) *reconciler {
 		Seal:        t.seal,
 		Now:         t.clock.now,
 		Log:         t.log,
-		Trouble:     trouble,
-		Well:        well,
+		OnRetry:     trouble,
+		OnRecovered: well,
 		Count: func(end reconcile.End, class record.Class, n int) {
 			t.metrics.Reconciled.WithLabelValues(end.String()).Add(float64(n))
 			if end == reconcile.Dead {
@@ -75,13 +75,13 @@ func (t *term) newReconciler(doc *lease.Document) *reconciler {
 		Finisher:    f,
 		Route:       out.routeTopics,
 		Check:       out.checkEnvelope,
-		Standing:    out.findHits,
-		Take:        out.ackFound,
+		FindRecords: out.findHits,
+		AckIfFound:  out.ackFound,
 		Compacted:   t.sink.Compacted,
 		Now:         t.clock.now,
 		Log:         t.log,
-		Trouble:     trouble,
-		Well:        well,
+		OnRetry:     trouble,
+		OnRecovered: well,
 	}
 	scheduled := reconcile.NewScheduled(reconcile.ScheduledConfig{
 		Client:      t.mongo.state,
@@ -93,8 +93,8 @@ func (t *term) newReconciler(doc *lease.Document) *reconciler {
 		Finisher:    f,
 		Now:         t.clock.now,
 		Log:         t.log,
-		Trouble:     trouble,
-		Late:        func(d time.Duration) { t.metrics.DueError.Observe(d, 1) },
+		OnRetry:     trouble,
+		OnSent:      func(d time.Duration) { t.metrics.DueError.Observe(d, 1) },
 	})
 	purger := &retention.Purger{
 		Client:      t.mongo.state,
@@ -107,7 +107,7 @@ func (t *term) newReconciler(doc *lease.Document) *reconciler {
 		Valid:       t.mayPurge,
 		Log:         t.log,
 		Slot:        t.part.I, // N25
-		Purged:      func(n int) { t.metrics.Purged.Add(float64(n)) },
+		OnPurged:    func(n int) { t.metrics.Purged.Add(float64(n)) },
 	}
 	return &reconciler{outlet: out, finisher: f, exceptions: exceptions, scheduled: scheduled, purger: purger}
 }
@@ -118,21 +118,21 @@ func (t *term) newReconciler(doc *lease.Document) *reconciler {
 func (t *term) recoverUnrecorded(ctx context.Context) error {
 	out := newOutlet(t)
 	return t.retryRead(ctx, func(ctx context.Context) error {
-		if err := t.reconciler.exceptions.Disown(ctx); err != nil {
+		if err := t.reconciler.exceptions.DisownStrayClaims(ctx); err != nil {
 			return err
 		}
 
 		// The stream repeats all other exceptions, and sends them to their other topics.
 		after, incomplete := t.incompleteAfterCrash()
-		if _, err := t.reconciler.exceptions.Widen(ctx, after, incomplete); err != nil {
+		if _, err := t.reconciler.exceptions.WidenIncomplete(ctx, after, incomplete); err != nil {
 			return err
 		}
 
-		hits, err := t.reconciler.exceptions.Find(ctx, out.findHits)
+		hits, err := t.reconciler.exceptions.FindHits(ctx, out.findHits)
 		if err != nil || len(hits) == 0 {
 			return err
 		}
-		n, err := t.reconciler.exceptions.Recover(ctx, hits)
+		n, err := t.reconciler.exceptions.FinishHits(ctx, hits)
 		if err == nil {
 			t.log.Info("recorded deliveries of an earlier owner that were found in the topics", "envelopes", n)
 		}
@@ -189,10 +189,10 @@ func (t *term) loadExceptions(ctx context.Context) (*previousOwner, error) {
 
 	var n reconcile.Loaded
 	err := t.retryRead(ctx, func(ctx context.Context) (err error) {
-		t.dispatcher.ForgetGates()
+		t.dispatcher.OpenAllGates()
 		previous.reset()
 		n, err = t.reconciler.exceptions.Load(ctx, behind,
-			func(ns, topic, key string) { t.dispatcher.Gate(out.recordNamespace(ns), topic, key) },
+			func(ns, topic, key string) { t.dispatcher.CloseGate(out.recordNamespace(ns), topic, key) },
 			func(ns string, idType byte, id []byte, topics []string) {
 				previous.addWaiting(ns, bson.RawValue{Type: bson.Type(idType), Value: id}, topics)
 			})
@@ -223,7 +223,7 @@ func (t *term) loadExceptions(ctx context.Context) (*previousOwner, error) {
 func (t *term) loadLetters(ctx context.Context, o store.Outbox, previous *previousOwner) error {
 	letters := t.mongo.stream.Database(o.DB).Collection(deadletter.Collection(o.Coll))
 	return t.retryRead(ctx, func(ctx context.Context) error {
-		return deadletter.EachBehind(ctx, letters, positionKey(t.from), func(l deadletter.Behind) error {
+		return deadletter.EachLater(ctx, letters, positionKey(t.from), func(l deadletter.LaterLetter) error {
 			previous.addDeadLetter(o.NS(), l)
 			return nil
 		})
@@ -279,7 +279,7 @@ func (t *term) drainReconciler(work context.Context) {
 	}
 
 	// The next owner finds records that are not acked in time in its read-back.
-	if t.dispatcher.Besides() > 0 && !t.hasBlockedTargets() {
+	if t.dispatcher.SidesInFlight() > 0 && !t.hasBlockedTargets() {
 		_ = t.sink.Drain(ctx)
 	}
 	if err := r.finisher.Drain(ctx); err != nil {

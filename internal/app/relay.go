@@ -124,7 +124,7 @@ func New(cfg config.Config, version string, log *slog.Logger, options ...Option)
 	}
 	r.pool = dispatch.NewPool(int64(cfg.Limits.Memory), cfg.Limits.Tickets)
 
-	parts := slot.Parts(cfg.Slots)
+	parts := slot.Ranges(cfg.Slots)
 	var sets []*metrics.Set
 	if len(parts) == 1 {
 		r.metrics = metrics.New(version)
@@ -134,7 +134,7 @@ func New(cfg config.Config, version string, log *slog.Logger, options ...Option)
 		for i, p := range parts {
 			names[i] = p.String()
 		}
-		r.metrics, sets = metrics.Slots(version, names)
+		r.metrics, sets = metrics.NewForSlots(version, names)
 	}
 
 	var err error
@@ -214,7 +214,7 @@ func (r *Relay) Run(ctx context.Context) error {
 	g.Go(func() error {
 		// All other goroutines end when the slots have stopped.
 		defer cancel()
-		if !r.cfg.Is(config.RoleRelay) {
+		if !r.cfg.HasRole(config.RoleRelay) {
 			return r.waitWithoutWatcher(ctx)
 		}
 		if err := r.waitForUpgrade(ctx); err != nil {
@@ -230,7 +230,9 @@ func (r *Relay) Run(ctx context.Context) error {
 }
 
 // servesOperators reports whether this process has to serve the operators' page and API.
-func (r *Relay) servesOperators() bool { return r.cfg.HTTP.Admin != nil && r.cfg.Is(config.RoleAdmin) }
+func (r *Relay) servesOperators() bool {
+	return r.cfg.HTTP.Admin != nil && r.cfg.HasRole(config.RoleAdmin)
+}
 
 // listenOperators binds the listener of the operators' page and API. It returns nil if they are not
 // configured.

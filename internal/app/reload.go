@@ -38,5 +38,5 @@ func (r *Relay) Reloaded(applied, waiting []string, err error) {
 
 	ctx, cancel := context.WithTimeout(context.Background(), beatEvery)
 	defer cancel()
-	r.member.Note(ctx, kind, fields)
+	r.member.LogEvent(ctx, kind, fields)
 }

@@ -37,7 +37,7 @@ func (t *term) handleRename(ctx context.Context, ev *changestream.Event, from, t
 		return nil
 	}
 
-	var before store.Claim
+	var before store.Registration
 	if ev.HasUUID {
 		if before, err = t.claimCollection(ctx, o, ev.ClusterTime); err != nil {
 			return err
@@ -88,7 +88,7 @@ func (t *term) findRenamed(ctx context.Context, ev *changestream.Event) (o store
 // envelopes that were inserted before the collection lost its previous watched name have timestamps
 // before that time, without a margin.
 func (t *term) sweepRenamed(
-	ctx context.Context, ev *changestream.Event, o store.Outbox, before store.Claim,
+	ctx context.Context, ev *changestream.Event, o store.Outbox, before store.Registration,
 ) error {
 	// The sweep overwrites the current event of the pump.
 	at := ev.ClusterTime

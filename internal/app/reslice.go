@@ -26,13 +26,13 @@ import (
 	"github.com/outrelay/outrelay/internal/store"
 )
 
-// Reslice describes a change of the number of slots of the configured watcher.
-type Reslice struct {
+// ResliceOptions describes a change of the number of slots of the configured watcher.
+type ResliceOptions struct {
 	Slots  int
 	DryRun bool
 	Wait   time.Duration // bounds the time in which the owners have to drain and release
 	Actor  string
-	Say    func(text string) // called for each step; may be nil
+	OnStep func(text string) // called for each step; may be nil
 }
 
 // ResliceReport is the output of `outrelay reslice --json`.
@@ -63,12 +63,12 @@ type ResliceSlot struct {
 	Position *time.Time `json:"position,omitempty"`
 }
 
-// ErrResliced is returned if a reslice is refused. Nothing was changed.
-var ErrResliced = errors.New("the slots stay as they are")
+// ErrResliceRefused is returned if a reslice is refused. Nothing was changed.
+var ErrResliceRefused = errors.New("the slots stay as they are")
 
-// refusalf returns an error that wraps ErrResliced.
+// refusalf returns an error that wraps ErrResliceRefused.
 func refusalf(format string, args ...any) error {
-	return fmt.Errorf("%w: %w", ErrResliced, fmt.Errorf(format, args...))
+	return fmt.Errorf("%w: %w", ErrResliceRefused, fmt.Errorf(format, args...))
 }
 
 // resliceRun is one reslice (N28). Its steps, in this order:
@@ -82,7 +82,7 @@ func refusalf(format string, args ...any) error {
 // Until the transaction commits, the old slots are intact but paused, and the reslice can be
 // repeated. After the commit the reslice is complete.
 type resliceRun struct {
-	Reslice
+	ResliceOptions
 	cfg       config.Config
 	log       *slog.Logger
 	mongo     *clients
@@ -99,14 +99,14 @@ type resliceRun struct {
 
 // RunReslice changes the number of slots of the watcher. If it fails before the transaction, the
 // old slots continue.
-func RunReslice(ctx context.Context, cfg config.Config, log *slog.Logger, want Reslice) (ResliceReport, error) {
-	r := &resliceRun{Reslice: want, cfg: cfg, log: log}
-	if r.Say == nil {
-		r.Say = func(string) {}
+func RunReslice(ctx context.Context, cfg config.Config, log *slog.Logger, want ResliceOptions) (ResliceReport, error) {
+	r := &resliceRun{ResliceOptions: want, cfg: cfg, log: log}
+	if r.OnStep == nil {
+		r.OnStep = func(string) {}
 	}
 
 	var err error
-	if r.mongo, err = newClients(cfg.MongoDB, cfg.Node, slot.Most, log, nil); err != nil {
+	if r.mongo, err = newClients(cfg.MongoDB, cfg.Node, slot.MaxSlots, log, nil); err != nil {
 		return ResliceReport{}, err
 	}
 	defer func() {
@@ -157,7 +157,7 @@ func RunReslice(ctx context.Context, cfg config.Config, log *slog.Logger, want R
 // or has checked the number before. In the latter case its document exists by now, and its number
 // stays.
 func (r *resliceRun) saveFirstDivision(ctx context.Context) error {
-	r.Say("saving the number of slots: " + pluralize(r.Slots, "slot"))
+	r.OnStep("saving the number of slots: " + pluralize(r.Slots, "slot"))
 	if err := r.divisions.Divide(ctx, r.cfg.Watcher, r.Slots, false); err != nil {
 		return err
 	}
@@ -184,8 +184,8 @@ func (r *resliceRun) planReslice(ctx context.Context) (ResliceReport, error) {
 		New:      []NewSlot{},
 		Unpinned: []string{},
 	}
-	if r.Slots < 1 || r.Slots > slot.Most {
-		return rep, refusalf("%d slots are not possible: choose from 1 to %d", r.Slots, slot.Most)
+	if r.Slots < 1 || r.Slots > slot.MaxSlots {
+		return rep, refusalf("%d slots are not possible: choose from 1 to %d", r.Slots, slot.MaxSlots)
 	}
 
 	v, err := r.divisions.Read(ctx, r.cfg.Watcher)
@@ -210,7 +210,7 @@ func (r *resliceRun) planReslice(ctx context.Context) (ResliceReport, error) {
 	}
 
 	var want []string
-	for _, p := range slot.Parts(rep.From) {
+	for _, p := range slot.Ranges(rep.From) {
 		want = append(want, p.ID(r.cfg.Watcher))
 	}
 	if !slices.Equal(r.ids, want) {
@@ -290,7 +290,7 @@ func (r *resliceRun) replaceSlots(ctx context.Context, from int) (err error) {
 		return err
 	}
 
-	r.Say("fencing the senders of the slots")
+	r.OnStep("fencing the senders of the slots")
 	senders, err := r.fenceAll(ctx, old)
 	if err != nil {
 		return err
@@ -304,7 +304,7 @@ func (r *resliceRun) replaceSlots(ctx context.Context, from int) (err error) {
 	// The leases last without a renewal, which would only conflict with the transaction.
 	stop()
 	renewing.Wait()
-	r.Say("writing " + pluralize(r.Slots, "new document"))
+	r.OnStep("writing " + pluralize(r.Slots, "new document"))
 	if err := r.replaceDocuments(ctx, old, fresh); err != nil {
 		return err
 	}
@@ -319,7 +319,7 @@ func (r *resliceRun) replaceSlots(ctx context.Context, from int) (err error) {
 func (r *resliceRun) newDocuments(
 	ctx context.Context, old []lease.Document, senders []record.Sender,
 ) ([]lease.Document, error) {
-	parts := slot.Parts(r.Slots)
+	parts := slot.Ranges(r.Slots)
 	ids := make([]string, len(parts))
 	for i, p := range parts {
 		ids[i] = p.ID(r.cfg.Watcher)
@@ -327,11 +327,11 @@ func (r *resliceRun) newDocuments(
 
 	docs := lease.Merge(ids, old, senders, func(d lease.Document) string { return positionKey(d.Position()) })
 	for i := range docs {
-		s, err := r.kafka.Introduce(ctx, transactionalID(&docs[i], r.cfg.Watcher, parts[i]))
+		s, err := r.kafka.InitTransactionalID(ctx, transactionalID(&docs[i], r.cfg.Watcher, parts[i]))
 		if err != nil {
 			return nil, err
 		}
-		docs[i].Introduced(s)
+		docs[i].AddSender(s)
 	}
 	return docs, nil
 }
@@ -345,7 +345,7 @@ func pluralize(n int, noun string) string {
 }
 
 // transactionalID returns the transactional id of a slot, without its generation. N5
-func transactionalID(d *lease.Document, watcher string, p slot.Part) string {
+func transactionalID(d *lease.Document, watcher string, p slot.Range) string {
 	return fmt.Sprintf("outrelay.%s.%s.%s", d.Instance, watcher, p)
 }
 

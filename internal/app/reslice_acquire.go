@@ -21,7 +21,7 @@ import (
 // acquireAll pauses every slot, waits until its owner has released it, and acquires it. It calls
 // keep for each lease, and returns the documents.
 func (r *resliceRun) acquireAll(ctx context.Context, keep func(*lease.Held)) ([]lease.Document, error) {
-	r.Say("pausing " + pluralize(len(r.ids), "slot"))
+	r.OnStep("pausing " + pluralize(len(r.ids), "slot"))
 	for _, id := range r.ids {
 		if err := r.pauseSlot(ctx, id); err != nil {
 			return nil, err
@@ -105,13 +105,13 @@ func (r *resliceRun) acquireSlot(ctx context.Context, id string) (*lease.Held, e
 	ctx, cancel := context.WithTimeout(ctx, r.Wait)
 	defer cancel()
 	l, err := lease.New(lease.Config{
-		Collection: r.watchers,
-		ID:         id,
-		Node:       "reslice-" + r.cfg.Node,
-		Address:    r.cfg.Address,
-		TTL:        max(r.cfg.Lease.TTL, 3*time.Second),
-		Log:        r.log,
-		Paused:     true,
+		Collection:    r.watchers,
+		ID:            id,
+		Node:          "reslice-" + r.cfg.Node,
+		Address:       r.cfg.Address,
+		TTL:           max(r.cfg.Lease.TTL, 3*time.Second),
+		Log:           r.log,
+		AcquirePaused: true,
 	})
 	if err != nil {
 		return nil, err
@@ -138,7 +138,7 @@ func (r *resliceRun) fenceAll(ctx context.Context, old []lease.Document) ([]reco
 			Generation:      d.Generation,
 			Offsets:         d.OffsetMap(),
 			Senders:         d.Senders(),
-			Gate:            r.held[i].Valid,
+			LeaseValid:      r.held[i].Valid,
 			Bounds: fence.Bounds{
 				Bytes: int64(r.cfg.Kafka.ReadBack.Bytes),
 				Time:  r.cfg.Kafka.ReadBack.Time,

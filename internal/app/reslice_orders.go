@@ -11,7 +11,7 @@ import (
 type slotOrders struct {
 	watcher  string
 	controls map[string]lease.Control // by id
-	parts    []slot.Part
+	parts    []slot.Range
 	unpinned []string
 }
 
@@ -20,7 +20,7 @@ type slotOrders struct {
 // avoids the node that has to stay away longest. It keeps a pin if all of them were pinned to the
 // same node.
 func (r *resliceRun) inheritOrders(old []lease.Document) slotOrders {
-	o := slotOrders{watcher: r.cfg.Watcher, controls: map[string]lease.Control{}, parts: slot.Parts(r.Slots)}
+	o := slotOrders{watcher: r.cfg.Watcher, controls: map[string]lease.Control{}, parts: slot.Ranges(r.Slots)}
 	for _, p := range o.parts {
 		had := slices.DeleteFunc(slices.Clone(old), func(d lease.Document) bool {
 			_, q, _ := slot.ParseID(d.ID)

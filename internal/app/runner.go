@@ -25,7 +25,7 @@ import (
 // its metrics.
 type runner struct {
 	*Relay
-	part    slot.Part
+	part    slot.Range
 	cfg     config.Config
 	log     *slog.Logger
 	metrics *metrics.Set
@@ -44,7 +44,7 @@ type runner struct {
 }
 
 // newRunner returns the runner of the slot p. It does no I/O.
-func (r *Relay) newRunner(p slot.Part, m *metrics.Set) (*runner, error) {
+func (r *Relay) newRunner(p slot.Range, m *metrics.Set) (*runner, error) {
 	one := &runner{
 		Relay:   r,
 		part:    p,
@@ -70,7 +70,7 @@ func (r *Relay) newRunner(p slot.Part, m *metrics.Set) (*runner, error) {
 		NodeAlive:       r.nodeAlive,
 		Log:             r.log,
 		Metrics:         m,
-		Absent:          func(ctx context.Context) error { return one.checkRedivided(ctx) },
+		MayCreate:       func(ctx context.Context) error { return one.checkRedivided(ctx) },
 	}
 
 	if !p.Whole() {
@@ -81,8 +81,8 @@ func (r *Relay) newRunner(p slot.Part, m *metrics.Set) (*runner, error) {
 		one.log = r.log.With("slot", p.String())
 		one.state = newState(r.cfg.HTTP.Readiness, time.Now)
 		one.scope = r.scope.Of(p)
-		one.kafka = r.kafka.For(one.log, m, int64(one.cfg.Limits.Memory))
-		c.Admit = func(pinned bool) (time.Duration, func(bool)) { return r.balancer.admitAttempt(p.I, pinned) }
+		one.kafka = r.kafka.ForSlot(one.log, m, int64(one.cfg.Limits.Memory))
+		c.MayAttempt = func(pinned bool) (time.Duration, func(bool)) { return r.balancer.admitAttempt(p.I, pinned) }
 	}
 
 	var err error

@@ -206,7 +206,7 @@ func (b *bundle) reslice(n int) (app.ResliceReport, error) {
 	if err != nil {
 		b.t.Fatal(err)
 	}
-	return app.RunReslice(b.t.Context(), cfg, slog.New(slog.NewTextHandler(b.log, nil)), app.Reslice{Slots: n, Wait: 40 * time.Second, Actor: "test"})
+	return app.RunReslice(b.t.Context(), cfg, slog.New(slog.NewTextHandler(b.log, nil)), app.ResliceOptions{Slots: n, Wait: 40 * time.Second, Actor: "test"})
 }
 
 // From one slot to two, to three, and back to one, while events go on being appended and processes run that are configured for what

@@ -93,7 +93,7 @@ func (t *term) takeOver(ctx, work context.Context, g *errgroup.Group) (changestr
 	t.countTopics(ctx)
 	t.dispatcher = disp
 	t.sink = sink
-	disp.Use(sink)
+	disp.SetSink(sink)
 	disp.Start(t.from)
 	disp.BeginReplay(len(doc.Dirty) > 0)
 
@@ -191,7 +191,7 @@ func (t *term) newDispatcher() *dispatch.Dispatcher {
 		Retry:      t.retryFenced,
 		Now:        t.clock.now,
 		Ready:      func(topic string) { t.reconciler.exceptions.Wake(topic) },
-		Found:      func(ready func() bool, let func()) { t.reconciler.exceptions.Found(ready, let) },
+		Found:      func(ready func() bool, let func()) { t.reconciler.exceptions.ReclaimLate(ready, let) },
 		Metrics: dispatch.Metrics{
 			Published: func(topic string, n int) {
 				t.progress.acked.Add(int64(n))
@@ -222,7 +222,7 @@ func (t *term) openSink(ctx context.Context, doc *lease.Document, disp *dispatch
 			Generation:      doc.Generation,
 			Offsets:         doc.OffsetMap(),
 			Senders:         doc.Senders(),
-			Gate:            t.held.Valid,
+			LeaseValid:      t.held.Valid,
 			Bounds: fence.Bounds{
 				Bytes: int64(t.cfg.Kafka.ReadBack.Bytes),
 				Time:  t.cfg.Kafka.ReadBack.Time,
@@ -319,7 +319,7 @@ func (t *term) newPump(until bson.Timestamp, previous *previousOwner) *pump {
 		adoptCollection: t.adoptCollection,
 		collections:     t.collections,
 		dirty:           t.dirty,
-		onScheduled:     t.reconciler.scheduled.Saw,
+		onScheduled:     t.reconciler.scheduled.NoteScheduled,
 		now:             t.clock.now,
 		tap:             t.tap,
 		reportProgress:  func() { t.progress.ticks.Add(1) },
@@ -339,7 +339,7 @@ func (t *term) newPump(until bson.Timestamp, previous *previousOwner) *pump {
 		previous:     previous,
 		drainedSlots: t.drainedSlots,
 		foundByReadBack: func(r record.Record) bool {
-			_, _, ok := t.sink.Standing(&r)
+			_, _, ok := t.sink.FindHit(&r)
 			return ok
 		},
 	}

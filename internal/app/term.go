@@ -146,7 +146,7 @@ func (r *runner) serveTerm(stop, work context.Context, held *lease.Held) error {
 	t.background.Wait()
 
 	if t.dispatcher != nil {
-		t.dispatcher.Leave()
+		t.dispatcher.LeavePool()
 	}
 	r.state.clearProblems(termParts...)
 	r.setBlockedGauges(nil)
@@ -283,7 +283,7 @@ func (t *term) drainBriefly(ctx context.Context) error {
 // hasBlockedTargets reports whether envelopes wait for a target that cannot be written and is not
 // parked.
 func (t *term) hasBlockedTargets() bool {
-	return slices.ContainsFunc(t.sink.State(), func(b kafka.Blocked) bool { return b.Count > 0 && !b.Parked })
+	return slices.ContainsFunc(t.sink.State(), func(b kafka.Blocked) bool { return b.Records > 0 && !b.Parked })
 }
 
 // releaseLease saves the last checkpoint and releases the lease. Its success proves that this

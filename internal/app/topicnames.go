@@ -40,10 +40,10 @@ func (t *term) countTopics(ctx context.Context) {
 	}
 
 	list(ctx)
-	t.router.Begin(existing.exists)
+	t.router.ResetTopics(existing.exists)
 	t.runInBackground(func(ctx context.Context) {
 		for retry.Sleep(ctx, topicNamesEvery) == nil {
-			if t.router.Full() {
+			if t.router.TopicsFull() {
 				list(ctx)
 			}
 		}

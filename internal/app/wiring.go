@@ -27,7 +27,7 @@ func NewKafka(cfg config.Config, log *slog.Logger, m *metrics.Set) (*kafka.Clien
 
 	c := kafka.Config{
 		Brokers:        cfg.Kafka.Brokers,
-		TLSNow:         tls,
+		CurrentTLS:     tls,
 		Compression:    cfg.Kafka.Compression,
 		RequestTimeout: cfg.Kafka.RequestTimeout,
 		Lanes:          cfg.Kafka.Lanes,
@@ -140,22 +140,22 @@ func (r *runner) registerGauges() {
 		}
 		return int64(r.cfg.Limits.Memory), int64(r.cfg.Limits.Tickets)
 	}
-	m.Budget.From(func() float64 {
+	m.Budget.SetSource(func() float64 {
 		bytes, _ := limits()
 		return float64(bytes)
 	})
-	m.MaxTicketWindow.From(func() float64 {
+	m.MaxTicketWindow.SetSource(func() float64 {
 		_, tickets := limits()
 		return float64(tickets)
 	})
 
-	m.Lag.From(ofTerm(func(t *term) float64 { return t.dispatcher.Lag(t.clock.now()).Seconds() }))
-	m.TokenAge.From(ofTerm(func(t *term) float64 { return t.tokenAge().Seconds() }))
-	m.TicketWindow.From(ofTerm(func(t *term) float64 {
+	m.Lag.SetSource(ofTerm(func(t *term) float64 { return t.dispatcher.Lag(t.clock.now()).Seconds() }))
+	m.TokenAge.SetSource(ofTerm(func(t *term) float64 { return t.tokenAge().Seconds() }))
+	m.TicketWindow.SetSource(ofTerm(func(t *term) float64 {
 		n, _ := t.dispatcher.Unresolved()
 		return float64(n)
 	}))
-	m.BudgetUsed.From(ofTerm(func(t *term) float64 {
+	m.BudgetUsed.SetSource(ofTerm(func(t *term) float64 {
 		_, b := t.dispatcher.Unresolved()
 		return float64(b)
 	}))

@@ -198,7 +198,7 @@ func (r *rawProduce) fill(ctx context.Context) {
 			if n := s.b.Count(); n > 0 {
 				// Without a codec, Seal cannot fail.
 				s.raw, _ = s.b.Seal(batch.None(), nil, r.producer, sequences[s.part])
-				sequences[s.part] = batch.Next(sequences[s.part], n)
+				sequences[s.part] = batch.NextSequence(sequences[s.part], n)
 			}
 		}
 		f.l.batch <- f.req

@@ -34,7 +34,7 @@ func (s *Scope) Pipeline() mongo.Pipeline {
 	}
 	if !s.part.Whole() { // N28
 		match = append(match, bson.E{Key: "$and", Value: bson.A{bson.D{{Key: "$or", Value: bson.A{
-			bson.D{{Key: "operationType", Value: bson.D{{Key: "$ne", Value: "insert"}}}}, s.part.Where("fullDocument.slot"),
+			bson.D{{Key: "operationType", Value: bson.D{{Key: "$ne", Value: "insert"}}}}, s.part.Filter("fullDocument.slot"),
 		}}}}})
 	}
 	return mongo.Pipeline{{{Key: "$match", Value: match}}}
@@ -91,7 +91,7 @@ func (s *Scope) databaseBranches(names []string) []bson.D {
 func (s *Scope) except(coll string, dbs []string) bson.D {
 	var nor bson.A
 	for _, x := range s.exclude {
-		reached := glob.Meet(x.coll, coll) && slices.ContainsFunc(dbs, func(db string) bool { return glob.Meet(x.db, db) })
+		reached := glob.Overlap(x.coll, coll) && slices.ContainsFunc(dbs, func(db string) bool { return glob.Overlap(x.db, db) })
 		if !reached || serversOwn(x) {
 			continue
 		}
@@ -145,7 +145,7 @@ func merge(a, b bson.D) bson.D {
 
 func split(patterns []string) (plain, globs []string) {
 	for _, p := range slices.Compact(slices.Sorted(slices.Values(patterns))) {
-		if glob.Any(p) {
+		if glob.HasWildcard(p) {
 			globs = append(globs, p)
 		} else {
 			plain = append(plain, p)

@@ -29,11 +29,11 @@ type Scope struct {
 	coll    string // for a collection stream
 	include []pattern
 	exclude []pattern
-	part    slot.Part
+	part    slot.Range
 }
 
 // Of is the scope of one slot of a watcher: of the inserts, those of the part's keys. Drops and renames are for all (N28).
-func (s *Scope) Of(p slot.Part) *Scope {
+func (s *Scope) Of(p slot.Range) *Scope {
 	of := *s
 	of.part = p
 	return &of
@@ -54,7 +54,9 @@ func (p pattern) covers(q pattern) bool {
 	return glob.Covers(p.db, q.db) && glob.Covers(p.coll, q.coll)
 }
 
-func (p pattern) meets(q pattern) bool { return glob.Meet(p.db, q.db) && glob.Meet(p.coll, q.coll) }
+func (p pattern) meets(q pattern) bool {
+	return glob.Overlap(p.db, q.db) && glob.Overlap(p.coll, q.coll)
+}
 
 // ownCollections are never watched, whatever a pattern says (N27): dead letters would be published again, and inboxes,
 // sagas, the server's own databases and system collections hold no envelopes. What the server copies for $out and for a
@@ -130,9 +132,9 @@ func (s *Scope) settle() {
 		return !slices.ContainsFunc(s.include, x.meets)
 	})
 	first := s.include[0]
-	oneDB := !glob.Any(first.db) && !slices.ContainsFunc(s.include, func(p pattern) bool { return p.db != first.db })
+	oneDB := !glob.HasWildcard(first.db) && !slices.ContainsFunc(s.include, func(p pattern) bool { return p.db != first.db })
 	switch {
-	case oneDB && len(s.include) == 1 && !glob.Any(first.coll):
+	case oneDB && len(s.include) == 1 && !glob.HasWildcard(first.coll):
 		s.kind, s.db, s.coll = Collection, first.db, first.coll
 	case oneDB:
 		s.kind, s.db = Database, first.db

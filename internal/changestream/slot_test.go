@@ -15,12 +15,12 @@ func TestN28_OneSlotChangesNoPipeline(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		one := s.Of(slot.Part{I: 0, N: 1})
+		one := s.Of(slot.Range{I: 0, N: 1})
 		if !reflect.DeepEqual(s.Pipeline(), one.Pipeline()) || s.PipelineHash() != one.PipelineHash() {
 			t.Errorf("%v: the pipeline of one slot differs", patterns)
 		}
 		seen := map[string]bool{s.PipelineHash(): true}
-		for _, p := range append(slot.Parts(2), slot.Parts(3)...) {
+		for _, p := range append(slot.Ranges(2), slot.Ranges(3)...) {
 			if h := s.Of(p).PipelineHash(); seen[h] {
 				t.Errorf("%v: %v has the hash of another", patterns, p)
 			} else {

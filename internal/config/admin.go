@@ -49,7 +49,7 @@ func (c *Config) validateAdmin(v validator) {
 	}
 	a.Proxy.validate(v, at("proxy."))
 
-	v.check(at("anonymous"), a.Anonymous == "none" || a.Local(), a.Anonymous,
+	v.check(at("anonymous"), a.Anonymous == "none" || a.IsLocal(), a.Anonymous,
 		"only an address of this machine may be open to all clients; set token, tls.client_ca or proxy")
 	canIdentify := !a.Token.IsZero() || !a.ViewerToken.IsZero() || a.Proxy != nil || a.TLS != nil && a.TLS.ClientCA != ""
 	if !canIdentify && a.Anonymous == "none" && !v.hasProblem(at("token")) {
@@ -117,8 +117,8 @@ func ParseNetwork(text string) (netip.Prefix, error) {
 	return netip.ParsePrefix(text)
 }
 
-// Local reports whether only this machine can reach the listener.
-func (a *Admin) Local() bool {
+// IsLocal reports whether only this machine can reach the listener.
+func (a *Admin) IsLocal() bool {
 	host, _, err := net.SplitHostPort(a.Listen)
 	if err != nil {
 		return false
@@ -134,15 +134,15 @@ func (a *Admin) findWarnings() (w []string) {
 	if a == nil {
 		return nil
 	}
-	if !a.Local() && a.TLS == nil && (!a.Token.IsZero() || !a.ViewerToken.IsZero()) {
+	if !a.IsLocal() && a.TLS == nil && (!a.Token.IsZero() || !a.ViewerToken.IsZero()) {
 		w = append(w, "http.admin.listen is reachable from other machines without http.admin.tls: tokens are sent unencrypted, "+
 			"unless a proxy adds TLS")
 	}
 	return w
 }
 
-// Server reads the files and returns the configuration of a TLS server. It returns nil for a nil ServerTLS.
-func (t *ServerTLS) Server() (*tls.Config, error) {
+// ServerConfig reads the files and returns the configuration of a TLS server. It returns nil for a nil ServerTLS.
+func (t *ServerTLS) ServerConfig() (*tls.Config, error) {
 	if t == nil {
 		return nil, nil
 	}

@@ -16,7 +16,7 @@ func TestAdminListener(t *testing.T) {
 	}
 
 	a := c.HTTP.Admin
-	if a.Listen != "127.0.0.1:9465" || a.Anonymous != "none" || a.Payloads != "operator" || a.Rate != 50 || !a.Local() || len(warnings) != 0 {
+	if a.Listen != "127.0.0.1:9465" || a.Anonymous != "none" || a.Payloads != "operator" || a.Rate != 50 || !a.IsLocal() || len(warnings) != 0 {
 		t.Errorf("%+v %v", a, warnings)
 	}
 

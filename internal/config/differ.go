@@ -5,9 +5,9 @@ import (
 	"slices"
 )
 
-// Differing returns the keys in which two configurations differ, sorted. It never shows a value. An
+// DifferingKeys returns the keys in which two configurations differ, sorted. It never shows a value. An
 // optional section that only one of them has is one key.
-func Differing(a, b Config) []string {
+func DifferingKeys(a, b Config) []string {
 	var keys []string
 	appendDiffering(reflect.ValueOf(a), reflect.ValueOf(b), "", &keys)
 	slices.Sort(keys)

@@ -16,8 +16,8 @@ const (
 
 var allRoles = []string{RoleRelay, RoleCleaner, RoleAdmin}
 
-// Is reports whether the process has the role.
-func (c *Config) Is(role string) bool { return slices.Contains(c.Roles, role) }
+// HasRole reports whether the process has the role.
+func (c *Config) HasRole(role string) bool { return slices.Contains(c.Roles, role) }
 
 func (c *Config) validateRoles(v validator) {
 	allKnown := true
@@ -28,8 +28,8 @@ func (c *Config) validateRoles(v validator) {
 	}
 
 	// If a role is unknown, that problem is enough.
-	serves := c.Is(RoleAdmin) && c.HTTP.Admin != nil
-	hasWork := len(c.Roles) > 0 && (c.Is(RoleRelay) || serves)
+	serves := c.HasRole(RoleAdmin) && c.HTTP.Admin != nil
+	hasWork := len(c.Roles) > 0 && (c.HasRole(RoleRelay) || serves)
 	v.check("roles", !allKnown || hasWork, "["+strings.Join(c.Roles, ", ")+"]",
 		"expected relay, or admin together with http.admin; otherwise this process has nothing to do")
 }

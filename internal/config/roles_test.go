@@ -27,8 +27,8 @@ func TestRoles(t *testing.T) {
 			t.Errorf("%v: %v, %v", c.set, cfg.Roles, err)
 		}
 		for _, r := range allRoles {
-			if err == nil && cfg.Is(r) != slices.Contains(c.want, r) {
-				t.Errorf("%v: is %s: %v", c.set, r, cfg.Is(r))
+			if err == nil && cfg.HasRole(r) != slices.Contains(c.want, r) {
+				t.Errorf("%v: is %s: %v", c.set, r, cfg.HasRole(r))
 			}
 		}
 	}

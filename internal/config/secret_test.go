@@ -246,8 +246,8 @@ lease: { ttl: "${env:WAIT}" }
 	if err != nil {
 		t.Fatal(err)
 	}
-	if again, err := loaded(writeConfig(t, shown), append(env, "LEVEL=warn"), set); err != nil || len(Differing(first, again)) != 1 {
-		t.Errorf("%v, differing: %v", err, Differing(first, again)) // log.level, which is not set the first time
+	if again, err := loaded(writeConfig(t, shown), append(env, "LEVEL=warn"), set); err != nil || len(DifferingKeys(first, again)) != 1 {
+		t.Errorf("%v, differing: %v", err, DifferingKeys(first, again)) // log.level, which is not set the first time
 	}
 }
 

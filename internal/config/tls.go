@@ -12,10 +12,10 @@ import (
 	"time"
 )
 
-// Client reads the files and returns the configuration of a TLS client. Each handshake checks the
+// ClientConfig reads the files and returns the configuration of a TLS client. Each handshake checks the
 // client certificate for changes; the trusted authorities do not change. See [TLS.Source] for both.
 // Client returns nil for a nil TLS.
-func (t *TLS) Client() (*tls.Config, error) {
+func (t *TLS) ClientConfig() (*tls.Config, error) {
 	source, err := t.Source(slog.New(slog.DiscardHandler), nil)
 	if source == nil || err != nil {
 		return nil, err

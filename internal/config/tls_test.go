@@ -45,14 +45,14 @@ func writeKeyPair(t *testing.T) (cert, key string) {
 
 func TestTLSClient(t *testing.T) {
 	t.Parallel()
-	if c, err := (*TLS)(nil).Client(); c != nil || err != nil {
+	if c, err := (*TLS)(nil).ClientConfig(); c != nil || err != nil {
 		t.Errorf("%v, %v", c, err)
 	}
-	if c, err := (&TLS{}).Client(); err != nil || c.MinVersion != tls.VersionTLS12 || c.RootCAs != nil || c.InsecureSkipVerify {
+	if c, err := (&TLS{}).ClientConfig(); err != nil || c.MinVersion != tls.VersionTLS12 || c.RootCAs != nil || c.InsecureSkipVerify {
 		t.Errorf("%+v, %v", c, err)
 	}
 	cert, key := writeKeyPair(t)
-	c, err := (&TLS{CA: cert, Cert: cert, Key: key, ServerName: "db", Insecure: true}).Client()
+	c, err := (&TLS{CA: cert, Cert: cert, Key: key, ServerName: "db", Insecure: true}).ClientConfig()
 	if err != nil || c.RootCAs == nil || len(c.Certificates) != 1 || c.ServerName != "db" || !c.InsecureSkipVerify {
 		t.Errorf("%+v, %v", c, err)
 	}
@@ -68,7 +68,7 @@ func TestTLSProblems(t *testing.T) {
 		"kafka.tls.cert: required with key":                       {Key: key},
 		"kafka.tls.cert: the pair " + key + " and " + cert:        {Cert: key, Key: cert},
 	} {
-		if _, err := one.Client(); err == nil {
+		if _, err := one.ClientConfig(); err == nil {
 			t.Errorf("no error: %s", want)
 		}
 		set := []string{"kafka.tls={}"}

@@ -72,7 +72,7 @@ func (c *Config) validate(p *Problems) {
 	v.check("node", namePattern.MatchString(c.Node), strconv.Quote(c.Node), expectedName)
 
 	c.validateRoles(v)
-	v.checkNumber("slots", c.Slots, 1, slot.Most)
+	v.checkNumber("slots", c.Slots, 1, slot.MaxSlots)
 	c.validateMongo(v)
 	c.validateKafka(v)
 	c.validateRecords(v)

@@ -12,8 +12,8 @@ import (
 	"github.com/outrelay/outrelay/internal/store"
 )
 
-// Behind is a letter whose event comes after a given position of the stream.
-type Behind struct {
+// LaterLetter is a letter whose event comes after a given position of the stream.
+type LaterLetter struct {
 	ID    bson.RawValue `bson:"id"`
 	Pos   string        `bson:"pos"`
 	Topic string        `bson:"topic"` // the topic that rejected the envelope, or "" if no single topic did
@@ -29,13 +29,13 @@ func afterPosition(after string) bson.D {
 	}
 }
 
-// EachBehind calls take for each letter whose event comes after the position after, in no
+// EachLater calls take for each letter whose event comes after the position after, in no
 // particular order. An owner that reads the stream from that position must not send these events
 // (N15). letters is a collection of dead letters and may be missing.
 //
-// EachBehind sees every letter that was committed before the call. It holds one reply of the server
+// EachLater sees every letter that was committed before the call. It holds one reply of the server
 // in memory. It returns the first error of take.
-func EachBehind(ctx context.Context, letters *mongo.Collection, after string, take func(Behind) error) error {
+func EachLater(ctx context.Context, letters *mongo.Collection, after string, take func(LaterLetter) error) error {
 	// A majority read alone may miss a letter that was committed just before, so the session waits
 	// for it (N22).
 	client := letters.Database().Client()
@@ -64,7 +64,7 @@ func EachBehind(ctx context.Context, letters *mongo.Collection, after string, ta
 	defer func() { _ = cur.Close(context.WithoutCancel(ctx)) }()
 
 	for cur.Next(ctx) {
-		var b Behind
+		var b LaterLetter
 		if err := cur.Decode(&b); err != nil {
 			return fmt.Errorf("decoding a dead letter of %s: %w", store.Namespace(letters), err)
 		}
@@ -84,9 +84,9 @@ func findError(letters *mongo.Collection, err error) error {
 	return store.Refusal(err, "finding dead letters after the position in "+ns, "find", ns)
 }
 
-// AnyBehind reports whether letters has a letter whose event comes after the position after. If ctx
+// HasLater reports whether letters has a letter whose event comes after the position after. If ctx
 // is that of a transaction, AnyBehind reads the snapshot of the transaction.
-func AnyBehind(ctx context.Context, letters *mongo.Collection, after string) (bool, error) {
+func HasLater(ctx context.Context, letters *mongo.Collection, after string) (bool, error) {
 	onlyID := options.FindOne().SetProjection(bson.D{{Key: "_id", Value: 1}})
 	err := letters.FindOne(ctx, afterPosition(after), onlyID).Err()
 	if errors.Is(err, mongo.ErrNoDocuments) {

@@ -17,15 +17,15 @@ func TestN15_LettersBehindAPosition(t *testing.T) {
 	listAfter := func(after string) []string {
 		t.Helper()
 		var list []string
-		err := EachBehind(t.Context(), dead, after, func(l Behind) error {
+		err := EachLater(t.Context(), dead, after, func(l LaterLetter) error {
 			list = append(list, l.ID.StringValue()+" "+l.Pos+" "+l.Topic)
 			return nil
 		})
 		if err != nil {
 			t.Fatal(err)
 		}
-		if found, err := AnyBehind(t.Context(), dead, after); err != nil || found != (len(list) > 0) {
-			t.Errorf("AnyBehind(%s) = %v, %v; EachBehind found %d", after, found, err, len(list))
+		if found, err := HasLater(t.Context(), dead, after); err != nil || found != (len(list) > 0) {
+			t.Errorf("HasLater(%s) = %v, %v; EachLater found %d", after, found, err, len(list))
 		}
 		slices.Sort(list)
 		return list

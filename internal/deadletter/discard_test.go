@@ -20,7 +20,7 @@ func TestDiscard(t *testing.T) {
 	})
 	b.move(b.good("keep"))
 
-	if _, err := b.desk().Discard(t.Context(), b.ns(), Query{Stand: Replayable}, nil); !errors.Is(err, ErrEmptyQuery) {
+	if _, err := b.desk().Discard(t.Context(), b.ns(), Query{RequeueStatus: Replayable}, nil); !errors.Is(err, ErrEmptyQuery) {
 		t.Errorf("an empty query: got %v, want %v", err, ErrEmptyQuery)
 	}
 

@@ -165,7 +165,7 @@ func (k Desk) EditAndRequeue(ctx context.Context, id ID, e Edit, o Options) (int
 	if d.Envelope, err = e.applyTo(d.Envelope); err != nil {
 		return 0, &RefusedError{id, err.Error()}
 	}
-	builder, err := k.newEnvelopeBuilder(ctx, o.Late)
+	builder, err := k.newEnvelopeBuilder(ctx, o.IgnoreExpiry)
 	if err != nil {
 		return 0, err
 	}

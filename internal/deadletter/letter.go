@@ -58,9 +58,9 @@ type Letter struct {
 	// FirstFailure defaults to the time of the first attempt, or to the server time of the move.
 	FirstFailure time.Time
 	ReplayOf     string // the requeue or replay that sent the envelope, or "" for a first delivery
-	// Shared reports that only Topic rejected the envelope. If the envelope waits for other topics,
+	// KeepIfWaiting reports that only Topic rejected the envelope. If the envelope waits for other topics,
 	// the move leaves it in the outbox, and it is sent to them.
-	Shared bool
+	KeepIfWaiting bool
 }
 
 // ID identifies a letter: the namespace, the envelope's _id with its BSON type, and the delivery
@@ -129,7 +129,7 @@ type preparedLetter struct {
 	raw           []byte
 	dead          Dead
 	firstAttempt  bool // this failure is the only attempt
-	keepIfWaiting bool // see [Letter.Shared]
+	keepIfWaiting bool // see [Letter.KeepIfWaiting]
 	firstFailure  time.Time
 }
 
@@ -162,7 +162,7 @@ func prepareLetter(l Letter) (preparedLetter, error) {
 		raw:           l.Raw,
 		id:            ID{NS: l.NS, ID: id, Delivery: readDelivery(l.Raw)},
 		firstAttempt:  len(l.Attempts) == 0,
-		keepIfWaiting: l.Shared,
+		keepIfWaiting: l.KeepIfWaiting,
 		firstFailure:  l.FirstFailure,
 	}
 	p.dead = Dead{

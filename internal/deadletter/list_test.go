@@ -53,8 +53,8 @@ func TestQueriesFindWhatTheyName(t *testing.T) {
 		"message no pattern":  {Query{Message: ".*"}, nil},
 		"source":              {Query{SourceKind: FromHandler}, []string{h.id().Text()}},
 		"from":                {Query{From: mid}, []string{h.id().Text(), "large"}},
-		"replayable":          {Query{Stand: Replayable, To: mid}, []string{"c"}},
-		"replayed":            {Query{Stand: Requeued}, []string{"a"}},
+		"replayable":          {Query{RequeueStatus: Replayable, To: mid}, []string{"c"}},
+		"replayed":            {Query{RequeueStatus: Requeued}, []string{"a"}},
 	} {
 		got, err := List(t.Context(), b.db.Client(), []string{b.ns()}, q.Query, Page{})
 		if err != nil {

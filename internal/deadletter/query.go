@@ -11,14 +11,14 @@ import (
 	"github.com/outrelay/outrelay/internal/record"
 )
 
-// Stand selects letters by whether they are requeued.
-type Stand string
+// RequeueStatus selects letters by whether they are requeued.
+type RequeueStatus string
 
 // The values of Query.Stand.
 const (
-	AnyStand   Stand = ""
-	Replayable Stand = "replayable" // not requeued
-	Requeued   Stand = "replayed"
+	AnyRequeueStatus RequeueStatus = ""
+	Replayable       RequeueStatus = "replayable" // not requeued
+	Requeued         RequeueStatus = "replayed"
 )
 
 // Query selects letters. A letter matches if it fulfills all conditions that are set. The zero
@@ -33,7 +33,7 @@ type Query struct {
 	Class         record.Class
 	Message       string // prefix of the reason, case-sensitive
 	SourceKind    string // "relay" or "handler"
-	Stand         Stand
+	RequeueStatus RequeueStatus
 
 	// All allows a query without conditions to requeue or discard every letter.
 	All bool
@@ -95,8 +95,8 @@ func (q Query) mongoFilter() bson.D {
 		prefix := bson.Regex{Pattern: "^" + regexp.QuoteMeta(q.Message)}
 		filter = append(filter, bson.E{Key: "reason", Value: prefix})
 	}
-	if q.Stand != AnyStand {
-		isRequeued := bson.D{{Key: "$exists", Value: q.Stand == Requeued}}
+	if q.RequeueStatus != AnyRequeueStatus {
+		isRequeued := bson.D{{Key: "$exists", Value: q.RequeueStatus == Requeued}}
 		filter = append(filter, bson.E{Key: "replayed", Value: isRequeued})
 	}
 	return filter

@@ -21,8 +21,8 @@ const MaxRefused = 100
 
 // Options of a requeue.
 type Options struct {
-	Late   bool // also requeue expired envelopes, without their expiry
-	DryRun bool // check every letter, but write nothing
+	IgnoreExpiry bool // also requeue expired envelopes, without their expiry
+	DryRun       bool // check every letter, but write nothing
 }
 
 // Outcome counts the effects of a requeue, or with DryRun the expected effects.
@@ -56,7 +56,7 @@ func (k Desk) Requeue(ctx context.Context, ns string, q Query, o Options, did fu
 	if q, err = q.restrictToAction(now); err != nil {
 		return total, err
 	}
-	q.Stand = Replayable
+	q.RequeueStatus = Replayable
 
 	dead, err := deadCollection(k.client(), ns)
 	if err != nil {
@@ -105,7 +105,7 @@ func (k Desk) Requeue(ctx context.Context, ns string, q Query, o Options, did fu
 
 // requeuePart requeues letters in one transaction.
 func (k Desk) requeuePart(ctx context.Context, ns string, letters []*Dead, o Options) (Outcome, error) {
-	builder, err := k.newEnvelopeBuilder(ctx, o.Late)
+	builder, err := k.newEnvelopeBuilder(ctx, o.IgnoreExpiry)
 	if err != nil {
 		return Outcome{}, err
 	}

@@ -246,7 +246,7 @@ func TestARequeueRefusesWhatCannotBeDelivered(t *testing.T) {
 		t.Error("an envelope in the outbox was overwritten")
 	}
 
-	if got := b.requeue(Query{IDs: ids(t, "expired")}, Options{Late: true}); got.Requeued != 1 {
+	if got := b.requeue(Query{IDs: ids(t, "expired")}, Options{IgnoreExpiry: true}); got.Requeued != 1 {
 		t.Errorf("an expired envelope: got %+v, want 1 requeued", got)
 	}
 	if _, err := b.stored("expired").LookupErr("expiresAt"); err == nil {
@@ -321,7 +321,7 @@ func TestARequeueConvergesAfterACrashInTheMiddle(t *testing.T) {
 	if c, err := outbox.CountDocuments(t.Context(), otherDelivery); err != nil || c != 0 {
 		t.Errorf("envelopes with another delivery than 1: got %d, %v, want none", c, err)
 	}
-	c, err := Count(t.Context(), b.db.Client(), []string{b.ns()}, Query{Stand: Requeued})
+	c, err := Count(t.Context(), b.db.Client(), []string{b.ns()}, Query{RequeueStatus: Requeued})
 	if err != nil || c != n {
 		t.Errorf("requeued letters: got %d, %v, want %d", c, err, n)
 	}
@@ -423,7 +423,7 @@ func TestN20_ALargeLetterComesBackWhole(t *testing.T) {
 	}
 
 	// A discard removes the chunks too.
-	n, err := b.desk().Discard(t.Context(), b.ns(), Query{Stand: Requeued, Type: "OrderPlaced"}, nil)
+	n, err := b.desk().Discard(t.Context(), b.ns(), Query{RequeueStatus: Requeued, Type: "OrderPlaced"}, nil)
 	if left := b.count("outbox_dead"); err != nil || n != 1 || left != 0 {
 		t.Errorf("discard: got %d, %v, %d documents left, want 1 and none left", n, err, left)
 	}

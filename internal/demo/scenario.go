@@ -101,8 +101,8 @@ func (o *Outcome) Err() error {
 	return fmt.Errorf("scenario %s: the promise did not hold: %s", o.Scenario, strings.Join(o.Broken, "; "))
 }
 
-// Account returns a finding in words.
-func Account(s Scenario, f Finding) string {
+// FormatFinding returns a finding in words.
+func FormatFinding(s Scenario, f Finding) string {
 	o := f.commonOutcome()
 	verdict := "held"
 	if !o.Held {

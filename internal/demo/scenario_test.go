@@ -70,7 +70,7 @@ func TestFindingsAreFlat(t *testing.T) {
 				t.Errorf("%T has no %s: %s", f, name, b)
 			}
 		}
-		text := Account(Scenario{Name: "x", Promise: "all is well"}, f)
+		text := FormatFinding(Scenario{Name: "x", Promise: "all is well"}, f)
 		if !strings.Contains(text, "DID NOT HOLD") || !strings.Contains(text, "the sky fell") || len(f.describeFigures()) == 0 {
 			t.Errorf("%T: %s", f, text)
 		}
@@ -78,7 +78,7 @@ func TestFindingsAreFlat(t *testing.T) {
 			t.Errorf("%T: %v", f, err)
 		}
 		*f.commonOutcome() = Outcome{Scenario: "x", Held: true, Broken: []string{}}
-		if f.Err() != nil || !strings.Contains(Account(Scenario{Name: "x"}, f), "the promise held") {
+		if f.Err() != nil || !strings.Contains(FormatFinding(Scenario{Name: "x"}, f), "the promise held") {
 			t.Errorf("%T: %v", f, f.Err())
 		}
 	}

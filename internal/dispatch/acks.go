@@ -86,7 +86,7 @@ func (d *Dispatcher) resolveException(e *Exception) {
 	if e.State != "" {
 		d.cfg.Metrics.Held(e.State, 1)
 	} else {
-		d.cfg.Metrics.Dead(e.Topic, e.Why.Class)
+		d.cfg.Metrics.Dead(e.Topic, e.Refusal.Class)
 	}
 }
 

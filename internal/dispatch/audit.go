@@ -41,9 +41,9 @@ type Comparison struct {
 	inFlight map[uint32]bool
 }
 
-// Look starts a comparison with a copy of the gates. It must be called before the collections
+// StartComparison starts a comparison with a copy of the gates. It must be called before the collections
 // are read.
-func (a *Audit) Look() *Comparison {
+func (a *Audit) StartComparison() *Comparison {
 	g := a.d.gates
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -60,8 +60,8 @@ func (a *Audit) Look() *Comparison {
 	return c
 }
 
-// Held counts an exception of the stream in a collection.
-func (c *Comparison) Held(ns, topic, key string) {
+// AddStored counts an exception of the stream in a collection.
+func (c *Comparison) AddStored(ns, topic, key string) {
 	byHash := c.stored[topic]
 	if byHash == nil {
 		byHash = map[uint32]int32{}
@@ -70,12 +70,12 @@ func (c *Comparison) Held(ns, topic, key string) {
 	byHash[hashKey(ns, key)&c.hashMask(topic)]++
 }
 
-// Busy marks a key that has an envelope in flight: it was published and is not resolved yet. It
+// MarkInFlight marks a key that has an envelope in flight: it was published and is not resolved yet. It
 // must be called after the collections are read.
-func (c *Comparison) Busy(ns, key string) { c.inFlight[hashKey(ns, key)] = true }
+func (c *Comparison) MarkInFlight(ns, key string) { c.inFlight[hashKey(ns, key)] = true }
 
-// Compare corrects the gates that are certainly wrong, and returns their number.
-func (c *Comparison) Compare() (corrected int) {
+// CorrectGates corrects the gates that are certainly wrong, and returns their number.
+func (c *Comparison) CorrectGates() (corrected int) {
 	mismatches := map[gateID]mismatch{}
 	compareGate := func(id gateID, gate gateCount, stored int32) {
 		if gate.waiting == stored || c.isInFlight(id) {

@@ -10,24 +10,24 @@ func TestN15_AuditMendsOnlyWhatIsWrongTwice(t *testing.T) {
 	t.Parallel()
 	d, _, m := newTestDispatcher(t, Config{})
 	a := d.NewAudit()
-	closed := func(key string) bool { return d.Closed(&itemWithKey(key, "a").Records[0], false) != nil }
+	closed := func(key string) bool { return d.CheckGate(&itemWithKey(key, "a").Records[0], false) != nil }
 	look := func(held map[Gate]int) int {
-		l := a.Look()
+		l := a.StartComparison()
 		for g, n := range held {
 			for range n {
-				l.Held(g.NS, g.Topic, g.Key)
+				l.AddStored(g.NS, g.Topic, g.Key)
 			}
 		}
-		return l.Compare()
+		return l.CorrectGates()
 	}
 	leaked, moving, low := Gate{"", "a", "leaked"}, Gate{"", "a", "moving"}, Gate{"", "a", "low"}
-	d.Gate("", "a", "leaked")
-	d.Gate("", "a", "moving")
+	d.CloseGate("", "a", "leaked")
+	d.CloseGate("", "a", "moving")
 	held := map[Gate]int{low: 2}
 	if n := look(held); n != 0 || !closed("leaked") {
 		t.Fatalf("%d gates mended at the first look", n)
 	}
-	d.Gate(moving.NS, moving.Topic, moving.Key)
+	d.CloseGate(moving.NS, moving.Topic, moving.Key)
 	if n := look(held); n != 2 || closed(leaked.Key) || !closed(moving.Key) || !closed(low.Key) {
 		t.Fatalf("%d gates mended at the second look, want the leaked and the low one", n)
 	}

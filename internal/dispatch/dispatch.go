@@ -38,9 +38,9 @@ type Sink interface {
 	// has ended the sink.
 	Send(rec *record.Record, t record.Ticket) error
 
-	// Take acks rec, before it returns, if the read-back has found it in its
+	// AckIfFound acks rec, before it returns, if the read-back has found it in its
 	// topic. Otherwise it does nothing and returns false.
-	Take(rec *record.Record, t record.Ticket) bool
+	AckIfFound(rec *record.Record, t record.Ticket) bool
 
 	// Flush wakes the lanes that have something to send.
 	Flush()
@@ -67,8 +67,8 @@ type Exception struct {
 	StringID bool   // ID is a string that looks like another type
 	NSHash   []byte // value of the record's namespace header
 
-	Topic string // topic that refused the record; empty if none did
-	Why   record.Refusal
+	Topic   string // topic that refused the record; empty if none did
+	Refusal record.Refusal
 
 	ticket  record.Ticket
 	targets int // targets of the ticket that this exception resolves
@@ -104,7 +104,7 @@ func (item *Item) newException(why record.Refusal, t record.Ticket, bytes int) E
 		Raw:     slices.Clone(item.Raw),
 		NS:      string(item.DB) + "." + string(item.Coll),
 		Pos:     string(item.Pos),
-		Why:     why,
+		Refusal: why,
 		ticket:  t,
 		targets: 1,
 		bytes:   int64(bytes),
@@ -208,9 +208,9 @@ func New(cfg Config) *Dispatcher {
 	return d
 }
 
-// Use sets the sink. It is separate from New because the sink is opened with the
+// SetSink sets the sink. It is separate from New because the sink is opened with the
 // dispatcher as its record.Acks.
-func (d *Dispatcher) Use(s Sink) { d.sink = s }
+func (d *Dispatcher) SetSink(s Sink) { d.sink = s }
 
 // Start joins the pool and sets the position that the term starts from. A checkpoint
 // before the first event stores that position.
@@ -219,8 +219,8 @@ func (d *Dispatcher) Start(p resume.Position) {
 	d.cfg.Pool.addMember(d)
 }
 
-// Leave returns the dispatcher's share to the pool. Nothing may be delivered after it.
-func (d *Dispatcher) Leave() { d.cfg.Pool.removeMember(d) }
+// LeavePool returns the dispatcher's share to the pool. Nothing may be delivered after it.
+func (d *Dispatcher) LeavePool() { d.cfg.Pool.removeMember(d) }
 
 // releaseBytes returns n bytes to b. Other members of the pool may have been waiting
 // for them.

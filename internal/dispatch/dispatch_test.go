@@ -40,7 +40,7 @@ func (f *fakeSink) Send(rec *record.Record, t record.Ticket) error {
 		return err
 	}
 	if f.holder != nil {
-		if err := f.holder.Closed(rec, t.IsSide()); err != nil {
+		if err := f.holder.CheckGate(rec, t.IsSide()); err != nil {
 			return err
 		}
 	}
@@ -51,8 +51,8 @@ func (f *fakeSink) Send(rec *record.Record, t record.Ticket) error {
 	return nil
 }
 
-// Take finds what has a value of one byte.
-func (f *fakeSink) Take(rec *record.Record, t record.Ticket) bool {
+// AckIfFound finds what has a value of one byte.
+func (f *fakeSink) AckIfFound(rec *record.Record, t record.Ticket) bool {
 	if len(rec.Value) != 1 {
 		return false
 	}
@@ -110,7 +110,7 @@ func newTestDispatcher(t *testing.T, cfg Config) (*Dispatcher, *fakeSink, *fakeE
 	}
 	d := New(cfg)
 	s.acks = d
-	d.Use(s)
+	d.SetSink(s)
 	return d, s, m
 }
 
@@ -275,7 +275,7 @@ func TestN17_ARefusalThatWantsARetryHoldsTheWatermarkUntilItIsRecorded(t *testin
 		t.Fatal(err)
 	}
 	<-s.got
-	d.Withdrawn([]record.Withdrawn{{Ticket: 0, Topic: "a", Why: &record.Refusal{Class: record.RecordRefused, Reason: "null key"}, Bytes: 1}})
+	d.Withdrawn([]record.Withdrawn{{Ticket: 0, Topic: "a", Refusal: &record.Refusal{Class: record.RecordRefused, Reason: "null key"}, Bytes: 1}})
 	d.Position(positionAt(2))
 	if p, _ := d.Reached(); p.ClusterTime.T != 1 {
 		t.Fatal("the watermark passed a record that Kafka refused")

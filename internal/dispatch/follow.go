@@ -15,10 +15,10 @@ type Follower interface {
 	// Acked reports that the record for the topic of tp is in that partition at offset.
 	Acked(tp record.TopicPartition, offset int64)
 
-	// Left reports that the record is not sent now. fate is the state in which its envelope
+	// NotSent reports that the record is not sent now. fate is the state in which its envelope
 	// waits, or the class of its refusal if refused is true. If topic is empty, the report
 	// concerns all records that are left.
-	Left(topic, fate string, refused bool)
+	NotSent(topic, fate string, refused bool)
 }
 
 // followers tracks the few envelopes above the watermark that have a Follower, or whose
@@ -121,15 +121,15 @@ func (f *followers) notifyLeft(e *Exception) (resolved []*Sent) {
 		return resolved
 	}
 
-	fate, refused := e.State, e.Why.Class != ""
+	fate, refused := e.State, e.Refusal.Class != ""
 	if refused {
-		fate = string(e.Why.Class)
+		fate = string(e.Refusal.Class)
 	}
 	if len(e.Pending) == 0 {
-		tracked.follower.Left(e.Topic, fate, refused)
+		tracked.follower.NotSent(e.Topic, fate, refused)
 	}
 	for _, topic := range e.Pending {
-		tracked.follower.Left(topic, fate, refused)
+		tracked.follower.NotSent(topic, fate, refused)
 	}
 	return resolved
 }

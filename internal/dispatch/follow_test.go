@@ -22,7 +22,7 @@ func (h *followerLog) Acked(tp record.TopicPartition, offset int64) {
 	h.appendEntry(fmt.Sprintf("%s/%d@%d", tp.Topic, tp.Partition, offset))
 }
 
-func (h *followerLog) Left(topic, fate string, refused bool) {
+func (h *followerLog) NotSent(topic, fate string, refused bool) {
 	h.appendEntry(fmt.Sprint(topic, " ", fate, " ", refused))
 }
 
@@ -51,7 +51,7 @@ func TestAFollowerHearsOfEachRecordOnce(t *testing.T) {
 		}
 	}
 	d.Acked(record.TopicPartition{Topic: "a", Partition: 2}, 40, []record.Ticket{0, 1, 2}, 0)
-	d.Withdrawn([]record.Withdrawn{{Ticket: 0, Topic: "late", Why: &record.Refusal{Class: record.RecordRefused}}})
+	d.Withdrawn([]record.Withdrawn{{Ticket: 0, Topic: "late", Refusal: &record.Refusal{Class: record.RecordRefused}}})
 	recordQueued(t, d, m)
 	slices.Sort(one.list)
 	want := []string{"a/2@40", "bad message_too_large true", "late record_refused true", "parked " + event.StateParked + " false"}

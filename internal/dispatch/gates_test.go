@@ -9,15 +9,15 @@ import (
 func TestN15_AnUncountedOpeningLeavesTheOthersClosed(t *testing.T) {
 	t.Parallel()
 	d, _, _ := newTestDispatcher(t, Config{})
-	closed := func(key string) bool { return d.Closed(&itemWithKey(key, "a").Records[0], false) != nil }
-	d.Gate("", "a", "waits")
-	d.Open("", "a", "another")
+	closed := func(key string) bool { return d.CheckGate(&itemWithKey(key, "a").Records[0], false) != nil }
+	d.CloseGate("", "a", "waits")
+	d.OpenGate("", "a", "another")
 	if !closed("waits") {
 		t.Fatal("a gate opened with that of another key")
 	}
-	d.Open("", "a", "waits")
-	if closed("waits") || d.Gated() != 0 {
-		t.Fatalf("%d gates are left", d.Gated())
+	d.OpenGate("", "a", "waits")
+	if closed("waits") || d.CountGated() != 0 {
+		t.Fatalf("%d gates are left", d.CountGated())
 	}
 }
 
@@ -25,24 +25,24 @@ func TestN15_AnUncountedOpeningLeavesTheOthersClosed(t *testing.T) {
 func TestN15_AnAuditLeavesWhatIsOnItsWay(t *testing.T) {
 	t.Parallel()
 	d, _, _ := newTestDispatcher(t, Config{})
-	closed := func() bool { return d.Closed(&itemWithKey("k", "a").Records[0], false) != nil }
+	closed := func() bool { return d.CheckGate(&itemWithKey("k", "a").Records[0], false) != nil }
 	busy := true
 	a := d.NewAudit()
 	look := func() int {
-		l := a.Look()
+		l := a.StartComparison()
 		if busy {
-			l.Busy("", "k")
+			l.MarkInFlight("", "k")
 		}
-		return l.Compare()
+		return l.CorrectGates()
 	}
-	d.Gate("", "a", "k") // its document is finished, and it was not told yet
+	d.CloseGate("", "a", "k") // its document is finished, and it was not told yet
 	for range 3 {
 		if n := look(); n != 0 {
 			t.Fatalf("%d gates mended", n)
 		}
 	}
-	d.Gate("", "a", "k") // a later one of the key
-	d.Open("", "a", "k") // told
+	d.CloseGate("", "a", "k") // a later one of the key
+	d.OpenGate("", "a", "k")  // told
 	if !closed() {
 		t.Fatal("the later one's gate is open")
 	}
@@ -60,7 +60,7 @@ func TestN15_ManyWaitingKeysOfATopicLeaveOtherTopicsAlone(t *testing.T) {
 	const waiting, most = 110_000, 20_000
 	d, _, _ := newTestDispatcher(t, Config{})
 	d.gates.maxCounters = most
-	closed := func(topic, key string) bool { return d.Closed(&itemWithKey(key, topic).Records[0], false) != nil }
+	closed := func(topic, key string) bool { return d.CheckGate(&itemWithKey(key, topic).Records[0], false) != nil }
 	free := func(topic string) (n int) {
 		for i := range 1000 {
 			if !closed(topic, fmt.Sprint("free", i)) {
@@ -69,9 +69,9 @@ func TestN15_ManyWaitingKeysOfATopicLeaveOtherTopicsAlone(t *testing.T) {
 		}
 		return n
 	}
-	d.Gate("", "b", "refused")
+	d.CloseGate("", "b", "refused")
 	for i := range waiting {
-		d.Gate("", "a", fmt.Sprint(i))
+		d.CloseGate("", "a", fmt.Sprint(i))
 	}
 	if n := free("b"); n != 1000 || !closed("b", "refused") {
 		t.Errorf("%d of 1000 free keys of another topic flow, the one that waits is closed: %v", n, closed("b", "refused"))
@@ -81,12 +81,12 @@ func TestN15_ManyWaitingKeysOfATopicLeaveOtherTopicsAlone(t *testing.T) {
 			t.Fatalf("key %d flows although it waits", i)
 		}
 	}
-	if d.gates.counters > most || d.Gated() != waiting+1 {
-		t.Errorf("%d counters of %d for %d exceptions", d.gates.counters, most, d.Gated())
+	if d.gates.counters > most || d.CountGated() != waiting+1 {
+		t.Errorf("%d counters of %d for %d exceptions", d.gates.counters, most, d.CountGated())
 	}
 
 	for i := range waiting - 100 {
-		d.Open("", "a", fmt.Sprint(i))
+		d.OpenGate("", "a", fmt.Sprint(i))
 	}
 	if n := free("a"); n < 900 {
 		t.Errorf("%d of 1000 free keys flow while 100 wait", n)
@@ -95,9 +95,9 @@ func TestN15_ManyWaitingKeysOfATopicLeaveOtherTopicsAlone(t *testing.T) {
 		if !closed("a", fmt.Sprint(i)) {
 			t.Fatalf("key %d flows although it waits", i)
 		}
-		d.Open("", "a", fmt.Sprint(i))
+		d.OpenGate("", "a", fmt.Sprint(i))
 	}
-	d.Open("", "b", "refused")
+	d.OpenGate("", "b", "refused")
 	if n := d.gates.active.Load(); n != 0 || d.gates.counters != 0 || len(d.gates.topics) != 0 {
 		t.Errorf("%d gates and %d counters are left", n, d.gates.counters)
 	}
@@ -109,18 +109,18 @@ func TestN15_AnAuditComparesSharedCounters(t *testing.T) {
 	d, _, _ := newTestDispatcher(t, Config{})
 	d.gates.maxCounters = 8
 	for i := range 100 {
-		d.Gate("", "a", fmt.Sprint(i))
+		d.CloseGate("", "a", fmt.Sprint(i))
 	}
 	a, left := d.NewAudit(), 100
 	look := func(busy ...string) int {
-		l := a.Look()
+		l := a.StartComparison()
 		for i := range left {
-			l.Held("", "a", fmt.Sprint(i))
+			l.AddStored("", "a", fmt.Sprint(i))
 		}
 		for _, key := range busy {
-			l.Busy("", key)
+			l.MarkInFlight("", key)
 		}
-		return l.Compare()
+		return l.CorrectGates()
 	}
 	if n := look() + look(); n != 0 || d.gates.counters > 8 {
 		t.Fatalf("%d gates mended of %d that are right", n, d.gates.counters)
@@ -129,7 +129,7 @@ func TestN15_AnAuditComparesSharedCounters(t *testing.T) {
 	if n := look("99") + look("99"); n != 0 {
 		t.Fatalf("%d gates mended while the key is on its way", n)
 	}
-	if n := look() + look(); n != 1 || d.Gated() != 99 {
-		t.Fatalf("%d gates mended, %d exceptions are left", n, d.Gated())
+	if n := look() + look(); n != 1 || d.CountGated() != 99 {
+		t.Fatalf("%d gates mended, %d exceptions are left", n, d.CountGated())
 	}
 }

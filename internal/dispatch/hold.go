@@ -65,8 +65,10 @@ func (d *Dispatcher) holdOffsetsInReplay() {
 	}
 }
 
-// Closed implements record.Holder.
-func (d *Dispatcher) Closed(rec *record.Record, side bool) error { return d.gates.checkGate(rec, side) }
+// CheckGate implements record.Holder.
+func (d *Dispatcher) CheckGate(rec *record.Record, side bool) error {
+	return d.gates.checkGate(rec, side)
+}
 
 // Found implements record.Holder.
 func (d *Dispatcher) Found(tp record.TopicPartition, offset int64) {
@@ -84,8 +86,8 @@ func (d *Dispatcher) Found(tp record.TopicPartition, offset int64) {
 	d.cfg.Found(ready, func() { d.tracker.ReleaseOffset(tp, hold) })
 }
 
-// Pressed implements record.Holder. More than three quarters count as most.
-func (d *Dispatcher) Pressed() (low record.Ticket, stream, side bool) {
+// MemoryPressure implements record.Holder. More than three quarters count as most.
+func (d *Dispatcher) MemoryPressure() (low record.Ticket, stream, side bool) {
 	low, next := d.tracker.Window()
 	stream = isPressed(int64(next-low), d.maxTickets.Load()) ||
 		isPressed(d.budget.inUse(), d.budget.currentShare()) ||
@@ -105,7 +107,7 @@ func (d *Dispatcher) Ready(topic string) { d.cfg.Ready(topic) }
 func (d *Dispatcher) Withdrawn(list []record.Withdrawn) {
 	for i := range list {
 		w := &list[i]
-		dead := w.Why != nil && w.Why.Class.DeadAtOnce()
+		dead := w.Refusal != nil && w.Refusal.Class.DeadAtOnce()
 
 		if w.Ticket.IsSide() {
 			// Later deliveries of the key must not overtake this one.
@@ -113,7 +115,7 @@ func (d *Dispatcher) Withdrawn(list []record.Withdrawn) {
 				d.gates.stopKey(string(w.NS), w.Topic, string(w.Key))
 			}
 			d.resolveSideTarget(w.Ticket, record.Answer{
-				Topic: w.Topic, Partition: record.AnyPartition, Offset: -1, Refused: w.Why, Held: w.Held,
+				Topic: w.Topic, Partition: record.AnyPartition, Offset: -1, Refusal: w.Refusal, Held: w.Held,
 			})
 			continue
 		}
@@ -127,8 +129,8 @@ func (d *Dispatcher) Withdrawn(list []record.Withdrawn) {
 			targets:  1,
 			bytes:    int64(w.Bytes),
 		}
-		if w.Why != nil {
-			e.Why = *w.Why
+		if w.Refusal != nil {
+			e.Refusal = *w.Refusal
 		}
 		if dead {
 			d.queueException(e)
@@ -138,7 +140,7 @@ func (d *Dispatcher) Withdrawn(list []record.Withdrawn) {
 		e.Pending = []string{w.Topic}
 		e.Key = string(w.Key)
 		switch {
-		case w.Why != nil:
+		case w.Refusal != nil:
 			e.State = event.StateRetry
 		case errors.Is(w.Held, record.ErrParked):
 			e.State = event.StateParked
@@ -149,28 +151,28 @@ func (d *Dispatcher) Withdrawn(list []record.Withdrawn) {
 	}
 }
 
-// Gate counts an exception of a previous owner. ns is the value of the header `outrelay-ns`;
+// CloseGate counts an exception of a previous owner. ns is the value of the header `outrelay-ns`;
 // it is empty if records carry none.
-func (d *Dispatcher) Gate(ns, topic, key string) { d.gates.changeWaiting(ns, topic, key, 1) }
+func (d *Dispatcher) CloseGate(ns, topic, key string) { d.gates.changeWaiting(ns, topic, key, 1) }
 
-// ForgetGates opens every gate, before the exceptions are loaded again from the beginning.
+// OpenAllGates opens every gate, before the exceptions are loaded again from the beginning.
 // Nothing may be in flight during the load.
-func (d *Dispatcher) ForgetGates() { d.gates.openAll() }
+func (d *Dispatcher) OpenAllGates() { d.gates.openAll() }
 
-// Besides returns the number of deliveries outside of the stream's order that are not
+// SidesInFlight returns the number of deliveries outside of the stream's order that are not
 // resolved yet.
-func (d *Dispatcher) Besides() int { return int(d.sidesInFlight.Load()) }
+func (d *Dispatcher) SidesInFlight() int { return int(d.sidesInFlight.Load()) }
 
-// Open removes one exception of the stream from its gate: it was sent to topic and that is
+// OpenGate removes one exception of the stream from its gate: it was sent to topic and that is
 // recorded, or it is dead.
-func (d *Dispatcher) Open(ns, topic, key string) { d.gates.changeWaiting(ns, topic, key, -1) }
+func (d *Dispatcher) OpenGate(ns, topic, key string) { d.gates.changeWaiting(ns, topic, key, -1) }
 
-// Resume allows deliveries outside of the stream's order for a key again. It is called after
+// ResumeKey allows deliveries outside of the stream's order for a key again. It is called after
 // all withdrawn records of the key have been handled.
-func (d *Dispatcher) Resume(ns, topic, key string) { d.gates.resumeKey(ns, topic, key) }
+func (d *Dispatcher) ResumeKey(ns, topic, key string) { d.gates.resumeKey(ns, topic, key) }
 
-// Gated returns the number of exceptions that the gates count, over all topics.
-func (d *Dispatcher) Gated() int {
+// CountGated returns the number of exceptions that the gates count, over all topics.
+func (d *Dispatcher) CountGated() int {
 	d.gates.mu.Lock()
 	defer d.gates.mu.Unlock()
 	return d.gates.waiting

@@ -47,7 +47,7 @@ func TestN15_AGateOpensAtZeroAndConcernsItsKeyAlone(t *testing.T) {
 	if err := d.Deliver(t.Context(), itemWithKey("k", "a")); err != nil {
 		t.Fatal(err)
 	}
-	d.Withdrawn([]record.Withdrawn{{Ticket: 0, Topic: "a", Key: []byte("k"), Why: &record.Refusal{Class: record.RecordRefused}, Bytes: 10}})
+	d.Withdrawn([]record.Withdrawn{{Ticket: 0, Topic: "a", Key: []byte("k"), Refusal: &record.Refusal{Class: record.RecordRefused}, Bytes: 10}})
 	for _, key := range []string{"k", "other", "k"} {
 		if err := d.Deliver(t.Context(), itemWithKey(key, "a")); err != nil {
 			t.Fatal(err)
@@ -66,12 +66,12 @@ func TestN15_AGateOpensAtZeroAndConcernsItsKeyAlone(t *testing.T) {
 		t.Fatalf("recorded %v, want one retry and two behind it", states)
 	}
 	for left := 3; left > 0; left-- {
-		if d.Closed(&itemWithKey("k", "a").Records[0], false) == nil {
+		if d.CheckGate(&itemWithKey("k", "a").Records[0], false) == nil {
 			t.Fatalf("the gate is open while %d wait", left)
 		}
-		d.Open("", "a", "k")
+		d.OpenGate("", "a", "k")
 	}
-	if err := d.Closed(&itemWithKey("k", "a").Records[0], false); err != nil {
+	if err := d.CheckGate(&itemWithKey("k", "a").Records[0], false); err != nil {
 		t.Fatalf("the gate is closed although nothing waits: %v", err)
 	}
 }
@@ -90,9 +90,9 @@ func TestPublishTellsOnceWhenAllTargetsHaveAnswered(t *testing.T) {
 		t.Fatalf("ticket %x, told %d times; want a side ticket and silence", k, len(told))
 	}
 	d.Acked(record.TopicPartition{Topic: "a", Partition: 2}, 7, []record.Ticket{k}, 10)
-	d.Withdrawn([]record.Withdrawn{{Ticket: k, Topic: "b", Key: []byte("k"), Why: &record.Refusal{Class: record.RecordRefused}}})
+	d.Withdrawn([]record.Withdrawn{{Ticket: k, Topic: "b", Key: []byte("k"), Refusal: &record.Refusal{Class: record.RecordRefused}}})
 	p := <-told
-	if len(p.Answers) != 3 || !errors.Is(p.Answers[0].Held, record.ErrParked) || p.Answers[1].Offset != 7 || p.Answers[1].Partition != 2 || p.Answers[2].Refused == nil {
+	if len(p.Answers) != 3 || !errors.Is(p.Answers[0].Held, record.ErrParked) || p.Answers[1].Offset != 7 || p.Answers[1].Partition != 2 || p.Answers[2].Refusal == nil {
 		t.Fatalf("answers %+v, want parked, acked at 7 of partition 2, refused", p.Answers)
 	}
 	if !errors.Is(d.Publish(t.Context(), itemWithKey("k", "b").Records, func(p record.Published) { told <- p }), nil) {
@@ -101,8 +101,8 @@ func TestPublishTellsOnceWhenAllTargetsHaveAnswered(t *testing.T) {
 	if p := <-told; !errors.Is(p.Answers[0].Held, record.ErrBlocked) {
 		t.Fatalf("behind a refusal that is not written down: %+v, want blocked", p.Answers)
 	}
-	d.Resume("", "b", "k")
-	if d.Closed(&it.Records[2], true) != nil {
+	d.ResumeKey("", "b", "k")
+	if d.CheckGate(&it.Records[2], true) != nil {
 		t.Fatal("the key stays stopped")
 	}
 }
@@ -212,17 +212,17 @@ func TestN08_WhatIsFoundLateHoldsTheOffsetUntilItIsWrittenDown(t *testing.T) {
 	want(7)
 	var told []record.Published
 	recs := []record.Record{{Topic: "a", Value: []byte{7}}, {Topic: "b", Value: []byte("not found")}}
-	if !d.Take(recs, func(p record.Published) { told = append(told, p) }) {
+	if !d.AckIfFound(recs, func(p record.Published) { told = append(told, p) }) {
 		t.Fatal("not taken")
 	}
-	if len(told) != 1 || len(told[0].Answers) != 1 || told[0].Answers[0].Offset != 7 || d.Besides() != 0 {
+	if len(told) != 1 || len(told[0].Answers) != 1 || told[0].Answers[0].Offset != 7 || d.SidesInFlight() != 0 {
 		t.Fatalf("told %+v, want the one that was found", told)
 	}
 	lets[1]()
 	want(7) // by the delivery itself
 	d.Settle([]record.Ticket{told[0].Ticket})
 	want(90)
-	if d.Take(recs[1:], func(record.Published) { t.Error("told of nothing") }) {
+	if d.AckIfFound(recs[1:], func(record.Published) { t.Error("told of nothing") }) {
 		t.Error("taken")
 	}
 	want(90)
@@ -272,8 +272,8 @@ func TestN17_ARecordThatIsDeadAtOnceHoldsNothingBack(t *testing.T) {
 		t.Fatal(err)
 	}
 	why := &record.Refusal{Class: record.MessageTooLarge, Reason: "3 MB, limit 1 MB"}
-	d.Withdrawn([]record.Withdrawn{{Ticket: 0, Topic: "a", Key: []byte("k"), ID: []byte("42"), StringID: true, NS: []byte("n"), Why: why, Bytes: 10}})
-	if err := d.Closed(&itemWithKey("k", "a").Records[0], false); err != nil {
+	d.Withdrawn([]record.Withdrawn{{Ticket: 0, Topic: "a", Key: []byte("k"), ID: []byte("42"), StringID: true, NS: []byte("n"), Refusal: why, Bytes: 10}})
+	if err := d.CheckGate(&itemWithKey("k", "a").Records[0], false); err != nil {
 		t.Errorf("the key waits for a dead letter: %v", err)
 	}
 
@@ -281,16 +281,16 @@ func TestN17_ARecordThatIsDeadAtOnceHoldsNothingBack(t *testing.T) {
 	if err := d.Publish(t.Context(), itemWithKey("k", "a").Records, func(p record.Published) { told <- p }); err != nil {
 		t.Fatal(err)
 	}
-	d.Withdrawn([]record.Withdrawn{{Ticket: s.sent[1], Topic: "a", Key: []byte("k"), Why: why, Bytes: 10}})
-	if p := <-told; p.Answers[0].Refused != why {
+	d.Withdrawn([]record.Withdrawn{{Ticket: s.sent[1], Topic: "a", Key: []byte("k"), Refusal: why, Bytes: 10}})
+	if p := <-told; p.Answers[0].Refusal != why {
 		t.Errorf("told %+v, want the refusal", p.Answers)
 	}
-	if err := d.Closed(&itemWithKey("k", "a").Records[0], true); err != nil {
+	if err := d.CheckGate(&itemWithKey("k", "a").Records[0], true); err != nil {
 		t.Errorf("deliveries outside of the stream's order wait for a dead letter: %v", err)
 	}
 
 	recordQueued(t, d, m)
-	if e := m.got[0]; e.State != "" || e.Pending != nil || e.Topic != "a" || string(e.ID) != "42" || !e.StringID || string(e.NSHash) != "n" || e.Why != *why {
+	if e := m.got[0]; e.State != "" || e.Pending != nil || e.Topic != "a" || string(e.ID) != "42" || !e.StringID || string(e.NSHash) != "n" || e.Refusal != *why {
 		t.Errorf("recorded %+v, want a dead letter of the string id 42", e)
 	}
 	if n, bytes := d.Unresolved(); n != 0 || bytes != 0 {

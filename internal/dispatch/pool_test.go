@@ -84,7 +84,7 @@ func TestN13_SlotsShareWhatTheirProcessHas(t *testing.T) {
 	in(third) // 300 of each
 	waits(more, one)
 
-	two.Leave()
+	two.LeavePool()
 	limits(one, 800, 4000)
 	in(more)
 	in(deliver(one, 2))
@@ -115,8 +115,8 @@ func TestN13_ManySlotsHaveAFewTicketsEach(t *testing.T) {
 		}
 	}
 	for _, d := range all[1:] {
-		d.Leave()
-		d.Leave() // a second time changes nothing
+		d.LeavePool()
+		d.LeavePool() // a second time changes nothing
 	}
 	if b, n := all[0].Limits(); b != 80<<20 || n != 2000 {
 		t.Errorf("alone %d bytes and %d tickets", b, n)

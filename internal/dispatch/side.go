@@ -59,7 +59,7 @@ func (d *Dispatcher) Publish(ctx context.Context, recs []record.Record, onResolv
 		}
 
 		a := record.Answer{Topic: recs[i].Topic, Partition: record.AnyPartition, Offset: -1}
-		if errors.As(err, &a.Refused); a.Refused == nil {
+		if errors.As(err, &a.Refusal); a.Refusal == nil {
 			if !errors.Is(err, record.ErrParked) && !errors.Is(err, record.ErrBlocked) {
 				d.dropSide(ticket)
 				return err
@@ -71,12 +71,12 @@ func (d *Dispatcher) Publish(ctx context.Context, recs []record.Record, onResolv
 	return nil
 }
 
-// Take acks the records in recs that the read-back has found, and sends none. The records
+// AckIfFound acks the records in recs that the read-back has found, and sends none. The records
 // belong to one envelope outside of the stream's order. Take does not block.
 //
 // If it finds any, it calls onResolved once with their answers before it returns true. The
 // stored offsets then wait for Settle.
-func (d *Dispatcher) Take(recs []record.Record, onResolved func(record.Published)) bool {
+func (d *Dispatcher) AckIfFound(recs []record.Record, onResolved func(record.Published)) bool {
 	// One target too many keeps the delivery from being resolved by an ack. How many records
 	// are found is known only at the end.
 	s := &side{targetsLeft: len(recs) + 1, targets: make([]sideTarget, len(recs))}
@@ -87,7 +87,7 @@ func (d *Dispatcher) Take(recs []record.Record, onResolved func(record.Published
 	ticket := d.tracker.BeginSide()
 	d.addSide(ticket, s)
 	for i := range recs {
-		d.sink.Take(&recs[i], ticket)
+		d.sink.AckIfFound(&recs[i], ticket)
 	}
 	d.dropSide(ticket)
 

@@ -189,7 +189,7 @@ func (x *examination) sampleOne(ctx context.Context, o store.Outbox, refusals *[
 
 // claims looks for collections that are another watcher's. N25
 func (x *examination) claims(ctx context.Context) finding {
-	all, err := store.NewRegistry(x.mongo.client.Database(x.cfg.MongoDB.State).Collection("collections")).Claims(ctx, "")
+	all, err := store.NewRegistry(x.mongo.client.Database(x.cfg.MongoDB.State).Collection("collections")).Registrations(ctx, "")
 	if err != nil {
 		return x.refused(err)
 	}
@@ -211,7 +211,7 @@ func (x *examination) claims(ctx context.Context) finding {
 
 // watcher reads the watcher document and what its owner says of itself.
 func (x *examination) watcher(ctx context.Context) finding {
-	parts := slot.Parts(x.cfg.Slots)
+	parts := slot.Ranges(x.cfg.Slots)
 	v, err := store.NewDivisions(x.mongo.client.Database(x.cfg.MongoDB.State)).Read(ctx, x.cfg.Watcher)
 	if err == nil && v.Of != len(parts) {
 		return failed(fmt.Sprintf("set slots: %d, or: outrelay reslice --slots %d", v.Of, len(parts)), "watcher %q has %d slots, and the configuration says %d", x.cfg.Watcher, v.Of, len(parts))
@@ -270,7 +270,7 @@ func (x *examination) unslotted(ctx context.Context) finding {
 }
 
 // slot judges one slot of the watcher.
-func (x *examination) slot(ctx context.Context, p slot.Part) finding {
+func (x *examination) slot(ctx context.Context, p slot.Range) finding {
 	state := x.mongo.client.Database(x.cfg.MongoDB.State)
 	id := p.ID(x.cfg.Watcher)
 	var doc lease.Document
@@ -317,14 +317,14 @@ func judgeWatcher(w admin.Watcher, gap *lease.Gap) finding {
 }
 
 // noWatcher tells a first start from a document that vanished.
-func (x *examination) noWatcher(ctx context.Context, state *mongo.Database, p slot.Part) finding {
+func (x *examination) noWatcher(ctx context.Context, state *mongo.Database, p slot.Range) finding {
 	if !p.Whole() {
 		if had, err := store.NewDivisions(state).Begun(ctx, x.cfg.Watcher, p); err == nil && had {
 			return failed("outrelay recover --slot "+p.String(), "its document vanished, and with it the place in the stream; nothing else is lost")
 		}
 		return fine("it has never run")
 	}
-	claims, err := store.NewRegistry(state.Collection("collections")).Claims(ctx, x.cfg.Watcher)
+	claims, err := store.NewRegistry(state.Collection("collections")).Registrations(ctx, x.cfg.Watcher)
 	if err == nil && len(claims) > 0 {
 		return failed("outrelay recover", "the document of watcher %q vanished, and with it the place in the stream; nothing else is lost", x.cfg.Watcher)
 	}

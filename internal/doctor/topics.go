@@ -205,7 +205,7 @@ func (x *examination) permissions(ctx context.Context) finding {
 	call, cancel := context.WithTimeout(ctx, kafkaTimeout)
 	defer cancel()
 	allowed, err := x.brokers.Authorized(call, names)
-	if errors.Is(err, kafka.ErrNotTold) {
+	if errors.Is(err, kafka.ErrOperationsUnknown) {
 		return unchecked("", "the brokers are too old to tell (2.3 or later does)")
 	}
 	if err != nil {

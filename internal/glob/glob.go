@@ -7,8 +7,8 @@ package glob
 
 import "strings"
 
-// Any reports whether pattern has a * or a ?, so that it may match several names.
-func Any(pattern string) bool { return strings.ContainsAny(pattern, "*?") }
+// HasWildcard reports whether pattern has a * or a ?, so that it may match several names.
+func HasWildcard(pattern string) bool { return strings.ContainsAny(pattern, "*?") }
 
 // Match reports whether pattern matches the whole name. It backtracks at most to the last *, so it takes at
 // most len(pattern) times len(name) steps. It does not allocate.
@@ -57,8 +57,8 @@ func matchPattern[S ~string | ~[]byte](pattern string, name S, stars bool) bool 
 	return strings.Trim(pattern[p:], "*") == ""
 }
 
-// Meet reports whether any name matches both patterns.
-func Meet(a, b string) bool {
+// Overlap reports whether any name matches both patterns.
+func Overlap(a, b string) bool {
 	second := []rune(b)
 
 	// reach[j] reports whether a name can match both the part of a that was read and second[:j].

@@ -32,7 +32,7 @@ func TestPatterns(t *testing.T) {
 			t.Errorf("%q matches %q: %v", c.pattern, c.name, got)
 		}
 	}
-	if !Any("a?") || !Any("*") || Any("a.b[c]") {
+	if !HasWildcard("a?") || !HasWildcard("*") || HasWildcard("a.b[c]") {
 		t.Error("a pattern without * and ? is one name")
 	}
 }
@@ -47,14 +47,14 @@ func TestPatternsMatchAsExpressionsDo(t *testing.T) {
 		if Match(p, s) != re.MatchString(s) || Match(p, []byte(s)) != Match(p, s) {
 			t.Fatalf("%q matches %q: %v", p, s, Match(p, s))
 		}
-		if Meet(p, q) != Meet(q, p) {
+		if Overlap(p, q) != Overlap(q, p) {
 			t.Fatalf("%q and %q meet one way", p, q)
 		}
-		if Match(p, s) && Match(q, s) && !Meet(p, q) {
+		if Match(p, s) && Match(q, s) && !Overlap(p, q) {
 			t.Fatalf("%q and %q both match %q and do not meet", p, q, s)
 		}
-		if !Any(q) && Meet(p, q) != Match(p, q) {
-			t.Fatalf("%q meets the name %q: %v", p, q, Meet(p, q))
+		if !HasWildcard(q) && Overlap(p, q) != Match(p, q) {
+			t.Fatalf("%q meets the name %q: %v", p, q, Overlap(p, q))
 		}
 		if Covers(p, q) && Match(q, s) && !Match(p, s) {
 			t.Fatalf("%q covers %q, which alone matches %q", p, q, s)

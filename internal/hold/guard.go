@@ -1,5 +1,5 @@
 // Package hold lets one handler at a time work on a resource. [Guard] excludes other handlers in this
-// process. [While] renews a lease while a handler runs.
+// process. [RunWhile] renews a lease while a handler runs.
 package hold
 
 import (

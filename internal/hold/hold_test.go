@@ -58,7 +58,7 @@ func TestALostLeaseEndsTheHandler(t *testing.T) {
 	t.Parallel()
 	gone, failed := errors.New("lost"), errors.New("failed")
 	keep := func(context.Context) error { return gone }
-	lost, err := hold.While(t.Context(), keep, func(ctx context.Context) error {
+	lost, err := hold.RunWhile(t.Context(), keep, func(ctx context.Context) error {
 		<-ctx.Done()
 		return errors.Join(failed, context.Cause(ctx))
 	})
@@ -75,7 +75,7 @@ func TestNothingRunsOnBehindAHandler(t *testing.T) {
 		ended = true
 		return nil
 	}
-	if lost, err := hold.While(t.Context(), keep, func(context.Context) error { return nil }); lost != nil || err != nil || !ended {
+	if lost, err := hold.RunWhile(t.Context(), keep, func(context.Context) error { return nil }); lost != nil || err != nil || !ended {
 		t.Error(lost, err, ended)
 	}
 	ended = false
@@ -85,6 +85,6 @@ func TestNothingRunsOnBehindAHandler(t *testing.T) {
 				t.Error(r, ended)
 			}
 		}()
-		_, _ = hold.While(t.Context(), keep, func(context.Context) error { panic("x") })
+		_, _ = hold.RunWhile(t.Context(), keep, func(context.Context) error { panic("x") })
 	}()
 }

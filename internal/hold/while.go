@@ -5,10 +5,10 @@ import (
 	"sync"
 )
 
-// While runs fn and, concurrently, keep. keep renews the lease until its context ends. If keep returns an
+// RunWhile runs fn and, concurrently, keep. keep renews the lease until its context ends. If keep returns an
 // error, the lease is lost: the context of fn ends with this error as its cause, and While returns it as
 // lost. Both functions have ended when While returns or fn panics.
-func While(ctx context.Context, keep, fn func(context.Context) error) (lost, err error) {
+func RunWhile(ctx context.Context, keep, fn func(context.Context) error) (lost, err error) {
 	inner, cancel := context.WithCancelCause(ctx)
 	keeping, stop := context.WithCancel(ctx)
 

@@ -165,7 +165,7 @@ func direct[I scoped, O any](a *api, op huma.Operation, limit time.Duration, f f
 		defer cancel()
 		desk := a.desk(ctx, (*in).watcher())
 		if one, ok := any(*in).(slotted); ok {
-			desk = desk.At(one.slot())
+			desk = desk.ForSlot(one.slot())
 		}
 		out, err := f(ctx, desk, in)
 		return out, problemOf(err)
@@ -175,7 +175,7 @@ func direct[I scoped, O any](a *api, op huma.Operation, limit time.Duration, f f
 // desk is that of the caller, at the watcher that is asked for.
 func (a *api) desk(ctx context.Context, watcher string) admin.Desk {
 	c, _ := admin.CallerOf(ctx) // the door lets nobody in who is not known
-	return a.dep.For(c.Actor).Of(watcher)
+	return a.dep.For(c.Actor).ForWatcher(watcher)
 }
 
 // admit refuses what the caller's role does not allow.

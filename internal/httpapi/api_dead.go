@@ -46,7 +46,7 @@ type DeadQuery struct {
 func (q DeadQuery) filter() admin.DeadFilter {
 	return admin.DeadFilter{
 		Collection: q.Collection.Collection, IDs: q.IDs, From: q.From, To: q.To, Topic: q.Topic, Type: q.Type, AggregateType: q.AggregateType,
-		Key: q.Key, Class: q.Class, Message: q.Message, Source: q.Source, Stand: q.Stand,
+		Key: q.Key, Class: q.Class, Message: q.Message, Source: q.Source, RequeueStatus: q.Stand,
 	}
 }
 
@@ -70,7 +70,7 @@ type DeadSelection struct {
 func (s DeadSelection) filter() admin.DeadFilter {
 	return admin.DeadFilter{
 		Collection: s.Collection, IDs: s.IDs, From: or(s.From), To: or(s.To), Topic: s.Topic, Type: s.Type, AggregateType: s.AggregateType,
-		Key: s.Key, Class: s.Class, Message: s.Message, Source: s.Source, Stand: s.Stand, All: s.All,
+		Key: s.Key, Class: s.Class, Message: s.Message, Source: s.Source, RequeueStatus: s.Stand, All: s.All,
 	}
 }
 
@@ -139,7 +139,7 @@ func (a *api) dead() {
 		f, opts := in.Body.Filter.filter(), admin.DeadOptions{IgnoreExpiry: in.Body.IgnoreExpiry, DryRun: in.Body.DryRun}
 		if in.Body.Expect != nil && !in.Body.DryRun {
 			counted := f
-			counted.Stand = "replayable"
+			counted.RequeueStatus = "replayable"
 			n, err := k.DeadCount(ctx, counted)
 			if err == nil {
 				err = in.Body.expected(n)

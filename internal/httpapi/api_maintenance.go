@@ -10,10 +10,10 @@ import (
 
 // recovered is the answer to an order to sweep.
 type recovered struct {
-	DryRun      bool          `json:"dry_run"`
-	Ordered     bool          `json:"ordered"`
-	Collections []admin.Swept `json:"collections"`
-	Envelopes   int64         `json:"envelopes"`
+	DryRun      bool               `json:"dry_run"`
+	Ordered     bool               `json:"ordered"`
+	Collections []admin.SweepCount `json:"collections"`
+	Envelopes   int64              `json:"envelopes"`
 }
 
 func (a *api) maintenance() {
@@ -38,7 +38,7 @@ func (a *api) maintenance() {
 		}
 	},
 	) (recovered, error) {
-		out := recovered{DryRun: in.Body.DryRun, Collections: []admin.Swept{}}
+		out := recovered{DryRun: in.Body.DryRun, Collections: []admin.SweepCount{}}
 		list, err := k.RecoverPlan(ctx, or(in.Body.From))
 		if err != nil && !errors.Is(err, admin.ErrNoCollections) { // a document that vanished may have left none to count
 			return out, err

@@ -37,7 +37,7 @@ func (a *api) services() {
 		To    time.Time `query:"to"`
 		Limit int       `query:"limit" minimum:"1" maximum:"1000" default:"100"`
 	},
-	) (admin.Found, error) {
+	) (admin.LookupResult, error) {
 		return k.Lookup(ctx, admin.LookupQuery{ID: in.ID, Key: in.Key, Collection: in.Collection.Collection, From: in.From, To: in.To, Limit: in.Limit})
 	})
 	look(a, "/history", "history", "Where marked envelopes stand in Kafka (recording: mark)", func(ctx context.Context, k admin.Desk, in *struct {

@@ -98,7 +98,7 @@ func TestN28_LeaseActionsTakeASlot(t *testing.T) {
 		t.Error("pause is not for all slots, or resume not for one")
 	}
 	s.ok(nil, "POST", "/api/v1/recover?watcher=split&slot=0of2", `{}`)
-	n, err := docs.CountDocuments(t.Context(), bson.D{{Key: "gap.reason", Value: lease.GapOrdered}})
+	n, err := docs.CountDocuments(t.Context(), bson.D{{Key: "gap.reason", Value: lease.GapRequested}})
 	if err != nil || n != 1 {
 		t.Errorf("%d sweeps are ordered, %v", n, err)
 	}
@@ -366,7 +366,7 @@ func TestProblemsOfUseCasesHaveTheirStatus(t *testing.T) {
 		{fmt.Errorf("x: %w", store.ErrNotFound), 404},
 		{admin.ErrCursor, 422},
 		{&admin.InvalidError{Reason: "no"}, 422},
-		{admin.ErrLive, 409},
+		{admin.ErrInUse, 409},
 		{&admin.CompactedError{Topics: []string{"t"}}, 409},
 		{&store.PrivilegeError{Action: "find", On: "a.b", Err: errors.New("x")}, 424},
 		{context.DeadlineExceeded, 503},

@@ -155,7 +155,7 @@ func (a *api) scheduled() {
 		out := cancelled{DryRun: in.Body.DryRun}
 		f := in.Body.Filter.filter()
 		if f.Empty() && !f.All {
-			return out, admin.ErrNothingSaid
+			return out, admin.ErrNoCondition
 		}
 		first, err := k.ScheduledList(ctx, f, 1, "")
 		if out.Matched = first.Total; err != nil || in.Body.DryRun {

@@ -121,7 +121,7 @@ func TestN09_NothingIsSentBeforeAllEndsAreKnown(t *testing.T) {
 	r.acks.waitUntil(testTimeout, "the other topic flows", func() bool { return len(r.acks.acked) == 1 })
 	waitUntil(t, "State reports the missing leader", func() bool {
 		state := r.State()
-		return len(state) == 1 && state[0].Topic == "a" && state[0].Kind == kindNoLeader && state[0].Count == 6
+		return len(state) == 1 && state[0].Topic == "a" && state[0].Kind == kindNoLeader && state[0].Records == 6
 	})
 	if _, offsets := r.claims.document(); len(offsets["a"]) != 0 {
 		t.Errorf("stored %v before the ends are known", offsets["a"])
@@ -217,7 +217,7 @@ func TestMissingTopicHoldsItselfAlone(t *testing.T) {
 	r.acks.waitUntil(testTimeout, "the other topic flows", func() bool { return len(r.acks.acked) == 30 })
 	waitUntil(t, "State reports the fix", func() bool {
 		return slices.ContainsFunc(r.State(), func(b Blocked) bool {
-			return b.Topic == missing && b.Partition == -1 && b.Kind == kindMissing && b.Count == 30 &&
+			return b.Topic == missing && b.Partition == -1 && b.Kind == kindMissing && b.Records == 30 &&
 				strings.Contains(b.Reason, "topics.create")
 		})
 	})
@@ -675,7 +675,7 @@ func TestQuarantinedPartitionWaitsAloneAndSkipsWhatItHas(t *testing.T) {
 	send(second, 8)
 	second.acks.waitUntil(testTimeout, "the healthy partition flows", func() bool { return len(second.acks.acked) == 8 })
 	state := second.State()
-	if len(state) != 1 || state[0].Partition != 1 || state[0].Count != 8 || state[0].Kind != kindQuarantined {
+	if len(state) != 1 || state[0].Partition != 1 || state[0].Records != 8 || state[0].Kind != kindQuarantined {
 		t.Fatalf("state %+v, want 8 quarantined records of partition 1", state)
 	}
 

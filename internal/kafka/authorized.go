@@ -34,8 +34,8 @@ var aclBits = map[Operation]uint{Read: 3, Write: 4, Describe: 8, DescribeConfigs
 // requested, or the broker is too old.
 const operationsUnknown = -1 << 31
 
-// ErrNotTold means that the brokers are too old (before 2.3) to report the allowed operations.
-var ErrNotTold = errors.New("the brokers do not report the allowed operations")
+// ErrOperationsUnknown means that the brokers are too old (before 2.3) to report the allowed operations.
+var ErrOperationsUnknown = errors.New("the brokers do not report the allowed operations")
 
 // Authorized returns the operations that this user may perform on topics, without performing them.
 // Topics that do not exist, or that the user may not describe, are not in the result.
@@ -57,7 +57,7 @@ func (c *Client) Authorized(ctx context.Context, topics []string) (map[string][]
 			continue
 		}
 		if t.TopicAuthorizedOperations == operationsUnknown || t.TopicAuthorizedOperations == 0 {
-			return nil, fmt.Errorf("reading the allowed operations: %w", ErrNotTold)
+			return nil, fmt.Errorf("reading the allowed operations: %w", ErrOperationsUnknown)
 		}
 
 		allowed := []Operation{}

@@ -88,10 +88,10 @@ func NewClient(cfg Config) (*Client, error) {
 	return c, nil
 }
 
-// For returns a client of the same cluster that shares the connections of c. It has its own log,
+// ForSlot returns a client of the same cluster that shares the connections of c. It has its own log,
 // metrics and memory for records: each slot of a watcher gets one (N28). Only the client that
 // NewClient returned must be closed.
-func (c *Client) For(log *slog.Logger, m *metrics.Set, parkBytes int64) *Client {
+func (c *Client) ForSlot(log *slog.Logger, m *metrics.Set, parkBytes int64) *Client {
 	slot := &Client{
 		cfg:         c.cfg,
 		codec:       c.codec,

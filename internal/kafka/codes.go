@@ -186,6 +186,6 @@ func topicObstacle(topic string, err error, creates bool) obstacle {
 	return obstacle{kindRefused, fmt.Sprintf("topic %q: Kafka responds with %v", topic, err)}
 }
 
-// Away reports whether the records wait for brokers that another node may be able to reach. It returns
+// WaitsForBroker reports whether the records wait for brokers that another node may be able to reach. It returns
 // false if no node can write the target now.
-func (b Blocked) Away() bool { return b.Kind == kindUnreachable || b.Kind == kindNoLeader }
+func (b Blocked) WaitsForBroker() bool { return b.Kind == kindUnreachable || b.Kind == kindNoLeader }

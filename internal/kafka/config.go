@@ -32,9 +32,9 @@ const (
 type Config struct {
 	Brokers []string    // host:port of some brokers; at least one
 	TLS     *tls.Config // nil: plain text. If ServerName is empty, it is the host of the address
-	// TLSNow replaces TLS if certificates may be renewed. It is called for each connection.
-	TLSNow func() *tls.Config
-	SASL   *SASL // nil: none
+	// CurrentTLS replaces TLS if certificates may be renewed. It is called for each connection.
+	CurrentTLS func() *tls.Config
+	SASL       *SASL // nil: none
 	// ClientID is the name that brokers use in their logs and quotas. Defaults to "outrelay".
 	ClientID string
 	// Compression is none, gzip, snappy, lz4 or zstd. Defaults to none.
@@ -119,8 +119,8 @@ func (c Config) withDefaults() (Config, error) {
 		c.Log = slog.Default()
 	}
 	c.Metrics = metrics.OrNew(c.Metrics)
-	if fixed := c.TLS; c.TLSNow == nil && fixed != nil {
-		c.TLSNow = func() *tls.Config { return fixed }
+	if fixed := c.TLS; c.CurrentTLS == nil && fixed != nil {
+		c.CurrentTLS = func() *tls.Config { return fixed }
 	}
 	if c.Dial == nil {
 		c.Dial = (&net.Dialer{Timeout: dialTimeout}).DialContext

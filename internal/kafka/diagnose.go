@@ -117,7 +117,7 @@ func (c *Client) probeBroker(ctx context.Context, addr string) (*metadata.Respon
 // connectionMethod describes how the client connects, without secrets.
 func (c *Client) connectionMethod() string {
 	method := "plain text"
-	if c.cfg.TLSNow != nil {
+	if c.cfg.CurrentTLS != nil {
 		method = "TLS"
 	}
 	if c.cfg.SASL == nil {
@@ -247,7 +247,7 @@ func (c *Client) explainReply(d *Diagnosis, at stage, err error) {
 			"the broker wants a client certificate: "+err.Error(),
 			"set kafka.tls.cert and kafka.tls.key to a certificate that the broker trusts")
 
-	case errors.Is(err, reply.ErrTLS) || at == stageVersions && c.cfg.TLSNow == nil && isHangUp(err):
+	case errors.Is(err, reply.ErrTLS) || at == stageVersions && c.cfg.CurrentTLS == nil && isHangUp(err):
 		d.setProblem(ProblemTLSExpected,
 			"the listener closes a plain text connection: it expects TLS",
 			"set kafka.tls, or use the port of the broker's plain text listener")

@@ -19,7 +19,7 @@ import (
 func FenceOff(ctx context.Context, c *Client, to TakeOver) ([]record.Sender, error) {
 	out, err := c.fence.Take(ctx, fence.In{
 		TransactionalID: to.TransactionalID, Generation: to.Generation, Offsets: to.Offsets, Senders: to.Senders,
-		Gate: to.Gate, Bounds: to.Bounds, Alive: to.Alive, Event: (&Sink{log: c.cfg.Log}).logEvents(to.Event),
+		Gate: to.LeaseValid, Bounds: to.Bounds, Alive: to.Alive, Event: (&Sink{log: c.cfg.Log}).logEvents(to.Event),
 	})
 	if err != nil {
 		return nil, fmt.Errorf("fencing %s: %w", to.TransactionalID, err)
@@ -45,9 +45,9 @@ func FenceOff(ctx context.Context, c *Client, to TakeOver) ([]record.Sender, err
 	return earlier, nil
 }
 
-// Introduce initializes a transactional id that was never used. The first owner of the id then finds
+// InitTransactionalID initializes a transactional id that was never used. The first owner of the id then finds
 // an earlier sender whose marker it can write.
-func (c *Client) Introduce(ctx context.Context, transactionalID string) (record.Sender, error) {
+func (c *Client) InitTransactionalID(ctx context.Context, transactionalID string) (record.Sender, error) {
 	p, err := c.fence.Init(ctx, transactionalID+"#0", fence.Anew, fence.Patience{})
 	if err != nil {
 		return record.Sender{}, fmt.Errorf("introducing %s: %w", transactionalID, err)

@@ -18,13 +18,13 @@ type openHolder struct {
 	found  []int64
 }
 
-func (d *openHolder) Closed(*record.Record, bool) error { d.checks++; return nil }
-func (*openHolder) Withdrawn(list []record.Withdrawn)   { panic(list) }
+func (d *openHolder) CheckGate(*record.Record, bool) error { d.checks++; return nil }
+func (*openHolder) Withdrawn(list []record.Withdrawn)      { panic(list) }
 func (d *openHolder) Found(_ record.TopicPartition, offset int64) {
 	d.found = append(d.found, offset)
 }
-func (*openHolder) Pressed() (record.Ticket, bool, bool) { return 0, false, false }
-func (*openHolder) Ready(topic string)                   { panic(topic) }
+func (*openHolder) MemoryPressure() (record.Ticket, bool, bool) { return 0, false, false }
+func (*openHolder) Ready(topic string)                          { panic(topic) }
 
 // exception is a record that is held, under the ticket that its event has in the stream.
 type exception struct {
@@ -113,7 +113,7 @@ func (d *testHolder) openNext() {
 		d.r.acks.bytes += size
 		d.r.acks.mu.Unlock()
 
-		found := d.r.Take(&x.rec, x.ticket|record.Side)
+		found := d.r.AckIfFound(&x.rec, x.ticket|record.Side)
 		d.mu.Lock()
 		if found {
 			d.gates[gateOf(&x.rec)]--
@@ -146,7 +146,7 @@ func gateOf(rec *record.Record) string {
 	return gate
 }
 
-func (d *testHolder) Closed(rec *record.Record, side bool) error {
+func (d *testHolder) CheckGate(rec *record.Record, side bool) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if key := gateOf(rec); !side && d.gates[key] > 0 || side && d.again[key] {
@@ -186,10 +186,10 @@ func (d *testHolder) Withdrawn(list []record.Withdrawn) {
 		if string(w.ID) != string(rec.Headers[0].Value) || w.Topic != rec.Topic || !sameKey {
 			d.tb.Errorf("ticket %d was given back as %+v", w.Ticket, w)
 		}
-		if (w.Why == nil) == (w.Held == nil) {
-			d.tb.Errorf("ticket %d: refusal %v and error %v, want one of them", w.Ticket, w.Why, w.Held)
+		if (w.Refusal == nil) == (w.Held == nil) {
+			d.tb.Errorf("ticket %d: refusal %v and error %v, want one of them", w.Ticket, w.Refusal, w.Held)
 		}
-		if w.Why != nil && w.Why.Class.DeadAtOnce() {
+		if w.Refusal != nil && w.Refusal.Class.DeadAtOnce() {
 			dead = append(dead, *w)
 			continue
 		}
@@ -217,7 +217,7 @@ func (d *testHolder) Found(tp record.TopicPartition, offset int64) {
 	d.signalLocked()
 }
 
-func (d *testHolder) Pressed() (low record.Ticket, stream, side bool) {
+func (d *testHolder) MemoryPressure() (low record.Ticket, stream, side bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.pressed == nil {
@@ -385,7 +385,7 @@ func (d *testHolder) withdrawnTickets() (tickets []record.Ticket) {
 func (d *testHolder) parkedCount(topic string, partition int32) (n int, ok bool) {
 	for _, b := range d.r.State() {
 		if b.Topic == topic && b.Partition == partition {
-			return b.Count, b.Parked
+			return b.Records, b.Parked
 		}
 	}
 	return 0, false

@@ -101,7 +101,7 @@ func (l *ledger) Withdrawn(list []record.Withdrawn) {
 		if w.Topic == "" {
 			l.tb.Error("a refusal without a topic")
 		}
-		if w.Why == nil {
+		if w.Refusal == nil {
 			l.tb.Errorf("ticket %d was given back: %v", w.Ticket, w.Held)
 			continue
 		}
@@ -109,16 +109,16 @@ func (l *ledger) Withdrawn(list []record.Withdrawn) {
 		if _, twice := l.refused[w.Ticket]; twice {
 			l.tb.Errorf("ticket %d was refused twice", w.Ticket)
 		}
-		l.refused[w.Ticket] = &refusal{w.Why, w.ID, w.NS}
+		l.refused[w.Ticket] = &refusal{w.Refusal, w.ID, w.NS}
 		l.bytes -= w.Bytes
 	}
 	l.signalLocked()
 }
 
-func (*ledger) Closed(*record.Record, bool) error    { return nil }
-func (*ledger) Found(record.TopicPartition, int64)   {}
-func (*ledger) Pressed() (record.Ticket, bool, bool) { return 0, false, false }
-func (*ledger) Ready(string)                         {}
+func (*ledger) CheckGate(*record.Record, bool) error        { return nil }
+func (*ledger) Found(record.TopicPartition, int64)          {}
+func (*ledger) MemoryPressure() (record.Ticket, bool, bool) { return 0, false, false }
+func (*ledger) Ready(string)                                {}
 
 func (l *ledger) Restore(tp record.TopicPartition, offset int64) {
 	l.mu.Lock()
@@ -299,7 +299,7 @@ func openSink(tb testing.TB, u sinkOptions) *testSink {
 	ctx, cancel := context.WithTimeout(tb.Context(), testTimeout)
 	defer cancel()
 	var err error
-	to := TakeOver{TransactionalID: u.txid, Senders: senders, Offsets: offsets, Gate: u.gate, Holder: u.holder}
+	to := TakeOver{TransactionalID: u.txid, Senders: senders, Offsets: offsets, LeaseValid: u.gate, Holder: u.holder}
 	r.Sink, err = Open(ctx, r.client, to, r.claims, r.acks)
 	if err != nil {
 		tb.Fatal(err)

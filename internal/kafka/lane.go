@@ -218,7 +218,7 @@ func (s *Sink) sealBatch(b *pending) error {
 	producer := s.producer
 	var dst []byte
 	if !codec.IsNone() {
-		dst = s.freeBuffers.get(batch.Need(b.builder.Len() / 2))
+		dst = s.freeBuffers.get(batch.BufferSize(b.builder.Len() / 2))
 	}
 	s.mu.Unlock()
 

@@ -104,11 +104,11 @@ func (c *Client) dialTransport(ctx context.Context, network, addr string) (net.C
 // startTLS returns conn after a TLS handshake with the current certificates. If TLS is not configured,
 // it returns conn unchanged.
 func (c *Client) startTLS(ctx context.Context, conn net.Conn, addr string) (net.Conn, error) {
-	if c.cfg.TLSNow == nil {
+	if c.cfg.CurrentTLS == nil {
 		return conn, nil
 	}
 
-	cfg := c.cfg.TLSNow()
+	cfg := c.cfg.CurrentTLS()
 	if cfg.ServerName == "" {
 		cfg = cfg.Clone()
 		cfg.ServerName, _, _ = net.SplitHostPort(addr)

@@ -115,7 +115,7 @@ func (s *Sink) parkUnwritable(now time.Time) {
 // stallsOthersLocked reports whether partitions that brokers defer would soon stop all others: the
 // memory or the window is nearly full, and a deferred partition holds its low end.
 func (s *Sink) stallsOthersLocked(now time.Time) bool {
-	low, stream, side := s.holder.Pressed()
+	low, stream, side := s.holder.MemoryPressure()
 	if !stream && !side {
 		return false
 	}
@@ -265,7 +265,7 @@ func newWithdrawn(t *topic, rec *record.Record, k record.Ticket, why *record.Ref
 		Ticket:   k,
 		Topic:    t.name,
 		Key:      bytes.Clone(rec.Key),
-		Why:      why,
+		Refusal:  why,
 		Held:     held,
 		Bytes:    size,
 		ID:       bytes.Clone(rec.Header(record.HeaderID)),
@@ -291,7 +291,7 @@ func (s *Sink) withdrawLocked(list []record.Withdrawn) {
 // checkGatesLocked returns an error if rec may not be queued to any partition: the error of
 // the Holder's gate, or record.ErrParked if the topic is parked.
 func (s *Sink) checkGatesLocked(t *topic, rec *record.Record, k record.Ticket) error {
-	err := s.holder.Closed(rec, k.IsSide()) // N15
+	err := s.holder.CheckGate(rec, k.IsSide()) // N15
 	if err == nil && t.parked {
 		err = record.ErrParked
 	}

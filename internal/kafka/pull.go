@@ -111,7 +111,7 @@ func (s *Sink) removeRecordsLocked(
 
 // reencodeWithoutLocked encodes the records of b again, in the same order, without the removed ones.
 func (s *Sink) reencodeWithoutLocked(b *pending, removed map[int]struct{}) (*pending, error) {
-	rest := s.newBatchLocked(batch.Need(b.builder.Len()))
+	rest := s.newBatchLocked(batch.BufferSize(b.builder.Len()))
 	rest.sizeHint, rest.uncompressed = b.sizeHint, b.uncompressed
 	err := forEachRecord(b, func(i int, rec *record.Record) {
 		if _, ok := removed[i]; ok {

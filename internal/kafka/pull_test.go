@@ -106,12 +106,12 @@ func TestN15_ARefusedRecordPullsItsKey(t *testing.T) {
 						t.Fatalf("k%d: number %d is given back, want %d", k, i, next[k])
 					}
 					next[k]++
-					if refused := !first[k]; refused != (w.Why != nil) || !refused && !errors.Is(w.Held, record.ErrBlocked) {
-						t.Errorf("k%d/%d: given back with refusal %v and error %v", k, i, w.Why, w.Held)
+					if refused := !first[k]; refused != (w.Refusal != nil) || !refused && !errors.Is(w.Held, record.ErrBlocked) {
+						t.Errorf("k%d/%d: given back with refusal %v and error %v", k, i, w.Refusal, w.Held)
 					}
 					identified := string(w.NS) == "one" && strings.HasPrefix(string(w.ID), "k")
-					if w.Why != nil && (w.Why.Class != record.RecordRefused || !identified) {
-						t.Errorf("k%d/%d: refused with %+v", k, i, w.Why)
+					if w.Refusal != nil && (w.Refusal.Class != record.RecordRefused || !identified) {
+						t.Errorf("k%d/%d: refused with %+v", k, i, w.Refusal)
 					}
 					first[k] = true
 				}

@@ -296,7 +296,7 @@ func TestN08_ALateReleaseTellsOfWhatItHasFound(t *testing.T) {
 		r.acks.mu.Lock()
 		r.acks.bytes += r.Size(&x)
 		r.acks.mu.Unlock()
-		if r.Take(&x, record.Side|k) {
+		if r.AckIfFound(&x, record.Side|k) {
 			return true
 		}
 		r.acks.mu.Lock()

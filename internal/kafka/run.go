@@ -162,7 +162,7 @@ type Blocked struct {
 	Kind      string
 	Reason    string // for operators: what happened, to which target, and the fix
 	Since     time.Time
-	Count     int // records that wait, and stream records that were given back or not taken since it was parked
+	Records   int // records that wait, and stream records that were given back or not taken since it was parked
 	Parked    bool
 }
 
@@ -206,15 +206,15 @@ func (s *Sink) State() []Blocked {
 // registerGauges connects the gauges whose values are computed when they are read.
 func (s *Sink) registerGauges() {
 	m := s.c.cfg.Metrics
-	m.InflightRecords.From(func() float64 {
+	m.InflightRecords.SetSource(func() float64 {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		return float64(s.unresolvedRecords)
 	})
-	m.InflightBytes.From(func() float64 {
+	m.InflightBytes.SetSource(func() float64 {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		return float64(s.unresolvedBytes)
 	})
-	m.Quarantined.From(func() float64 { return float64(len(s.session.Quarantined())) })
+	m.Quarantined.SetSource(func() float64 { return float64(len(s.session.Quarantined())) })
 }

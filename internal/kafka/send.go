@@ -164,7 +164,7 @@ func (s *Sink) keepUntilAdoptedLocked(t *topic, rec *record.Record, k record.Tic
 	if n := len(t.waiting); n > 0 && t.waiting[n-1].builder.Len()+need <= s.c.cfg.MaxBatchBytes {
 		b = t.waiting[n-1]
 	} else {
-		b = s.newBatchLocked(batch.Need(need))
+		b = s.newBatchLocked(batch.BufferSize(need))
 		t.waiting = append(t.waiting, b)
 	}
 
@@ -341,7 +341,7 @@ func (s *Sink) enqueueLocked(p *partition, rec *record.Record, t record.Ticket, 
 
 	b := p.openBatch
 	if b == nil || b.builder.Len()+need > p.topic.batchLimit {
-		b = s.newBatchLocked(max(batch.Need(need), min(p.sizeHint, s.initialBufferLimitLocked())))
+		b = s.newBatchLocked(max(batch.BufferSize(need), min(p.sizeHint, s.initialBufferLimitLocked())))
 		b.sizeHint = p.sizeHint
 		p.queue = append(p.queue, b)
 		p.openBatch = b

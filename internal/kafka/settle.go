@@ -185,7 +185,7 @@ func (s *Sink) removeAckedHeadLocked(p *partition, b *pending, r *result, now ti
 	}
 
 	p.ackedEnd = max(p.ackedEnd, a.baseOffset+int64(n))
-	p.nextSeq = batch.Next(p.nextSeq, n)
+	p.nextSeq = batch.NextSequence(p.nextSeq, n)
 	p.lastUsed = now
 	p.popHead()
 	p.clearObstacle()
@@ -223,7 +223,7 @@ func forEachRecord(b *pending, f func(i int, rec *record.Record)) error {
 		from = fetched.Unsealed(b.builder.Records())
 	} else {
 		var err error
-		for from, err = range fetched.Batches(batch.Sealed(b.sealed)) {
+		for from, err = range fetched.Batches(batch.BatchOfSet(b.sealed)) {
 			if err != nil {
 				return err
 			}
@@ -257,7 +257,7 @@ func (s *Sink) reencodeHeadLocked(p *partition, b *pending, n int, uncompressed 
 		to := i * n / count
 		need, size := recordSizes(rec)
 		if batches[to] == nil {
-			batches[to] = s.newBatchLocked(batch.Need(need))
+			batches[to] = s.newBatchLocked(batch.BufferSize(need))
 			batches[to].uncompressed = uncompressed
 		}
 

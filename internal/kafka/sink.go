@@ -27,8 +27,8 @@ type TakeOver struct {
 	Generation      int
 	Offsets         map[string][]int64
 	Senders         []record.Sender
-	// Gate reports whether the lease is valid. The sink calls it before each produce request.
-	Gate func() bool
+	// LeaseValid reports whether the lease is valid. The sink calls it before each produce request.
+	LeaseValid func() bool
 	// Bounds limit the read-back of a topic. They default to 2 GiB and 60 s (N8).
 	Bounds fence.Bounds
 	// Alias is the other namespace that earlier records of one collection may have.
@@ -93,7 +93,7 @@ func Open(ctx context.Context, c *Client, to TakeOver, claims Claims, acks recor
 		acks:      acks,
 		holder:    to.Holder,
 		claims:    claims,
-		gate:      to.Gate,
+		gate:      to.LeaseValid,
 		log:       c.cfg.Log,
 		codec:     c.codec,
 		replaying: true,
@@ -106,7 +106,7 @@ func Open(ctx context.Context, c *Client, to TakeOver, claims Claims, acks recor
 
 	out, err := c.fence.Take(ctx, fence.In{
 		TransactionalID: to.TransactionalID, Generation: to.Generation, Offsets: to.Offsets, Senders: to.Senders,
-		Gate: to.Gate, Bounds: to.Bounds, Alias: to.Alias, Alive: to.Alive, Event: s.logEvents(to.Event),
+		Gate: to.LeaseValid, Bounds: to.Bounds, Alias: to.Alias, Alive: to.Alive, Event: s.logEvents(to.Event),
 		Stuck: c.patience, Idle: c.patience, Own: c.patience,
 	})
 	if err != nil {
@@ -241,9 +241,9 @@ func (s *Sink) adoptedTopics() []string {
 	return names
 }
 
-// Standing returns the place of rec if the read-back has found it, without removing it from the
+// FindHit returns the place of rec if the read-back has found it, without removing it from the
 // hits. Partitions in quarantine have not been read yet.
-func (s *Sink) Standing(rec *record.Record) (record.TopicPartition, int64, bool) {
+func (s *Sink) FindHit(rec *record.Record) (record.TopicPartition, int64, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	p, _, offset := s.findHitLocked(rec)
@@ -292,13 +292,13 @@ func (s *Sink) Compacted(topic string) bool {
 	return t == nil || t.compacted
 }
 
-// Take acks rec if the read-back has found it, before it returns, and removes it from the hits. It
+// AckIfFound acks rec if the read-back has found it, before it returns, and removes it from the hits. It
 // returns false, and does nothing, if there is no hit.
 //
 // It is for side deliveries whose turn has not come. A record that is in its topic already needs
 // no turn, and no partition that can be written. Only the identity matters (N7): nothing is sent,
 // so no order can be violated (N10).
-func (s *Sink) Take(rec *record.Record, t record.Ticket) bool {
+func (s *Sink) AckIfFound(rec *record.Record, t record.Ticket) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	p, id, offset := s.findHitLocked(rec)

@@ -45,7 +45,7 @@ func TestStateListsOnlyWhatWaits(t *testing.T) {
 		t.Fatalf("state %+v, want two partitions of a, and b", state)
 	}
 	for _, b := range r.State() {
-		if b.Count != 1 || b.Reason == "" || b.Since.IsZero() {
+		if b.Records != 1 || b.Reason == "" || b.Since.IsZero() {
 			t.Errorf("target %+v, want one record, a reason and a time", b)
 		}
 	}

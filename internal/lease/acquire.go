@@ -205,9 +205,9 @@ func (c *contender) acquireIfFree(ctx context.Context) (*Held, time.Duration, er
 	}
 
 	done := func(bool) {}
-	if l.cfg.Admit != nil && !ours {
+	if l.cfg.MayAttempt != nil && !ours {
 		var wait time.Duration
-		wait, done = l.cfg.Admit(doc.Control.Pin == l.cfg.Node)
+		wait, done = l.cfg.MayAttempt(doc.Control.Pin == l.cfg.Node)
 		if wait > 0 {
 			l.setStanding(Standing{
 				Reason: "other nodes have room for it", Owner: doc.Owner, Node: doc.Node, Epoch: doc.Epoch,
@@ -229,7 +229,7 @@ const removalRecheck = 50 * time.Millisecond
 // replace it were written in one transaction. Absent can see those documents for certain only when a
 // majority of the nodes has the transaction.
 func (l *Lease) checkAbsent(ctx context.Context) (recheck time.Duration, err error) {
-	if l.cfg.Absent == nil {
+	if l.cfg.MayCreate == nil {
 		return 0, nil
 	}
 
@@ -241,7 +241,7 @@ func (l *Lease) checkAbsent(ctx context.Context) (recheck time.Duration, err err
 		return 0, err
 	}
 
-	if err := l.cfg.Absent(ctx); err != nil {
+	if err := l.cfg.MayCreate(ctx); err != nil {
 		return 0, &absentError{err}
 	}
 	return 0, nil
@@ -259,7 +259,7 @@ func (l *Lease) reasonToWait(ctx context.Context, doc *Document, now time.Time) 
 
 	control := doc.Control
 	left := doc.ExpiresAt.Sub(now)
-	if l.cfg.Paused {
+	if l.cfg.AcquirePaused {
 		if left > 0 {
 			return min(left, time.Second), "owned by " + doc.Node
 		}
@@ -375,7 +375,7 @@ func (l *Lease) newContender() (*contender, error) {
 		sentAt:  make(map[string]time.Duration),
 		claim: claim{
 			node: l.cfg.Node, address: l.cfg.Address, version: l.cfg.Version, instance: uuid.NewString(),
-			replicaSet: l.replicaSet, session: s.ID(), ttl: l.cfg.TTL, paused: l.cfg.Paused,
+			replicaSet: l.replicaSet, session: s.ID(), ttl: l.cfg.TTL, paused: l.cfg.AcquirePaused,
 		},
 	}, nil
 }

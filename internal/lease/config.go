@@ -48,16 +48,16 @@ type Config struct {
 	// dead node never takes the lease from its owner. Without it, such a pin lapses 10 × TTL after the
 	// lease expired.
 	NodeAlive func(ctx context.Context, node string) bool
-	// Absent is called before an attempt creates a missing document. Its error ends Acquire, so it
+	// MayCreate is called before an attempt creates a missing document. Its error ends Acquire, so it
 	// should return nil for temporary problems. If Absent is nil, the document is always created.
-	Absent func(ctx context.Context) error
-	// Admit is called before each attempt at a lease that seems free. pinned reports whether the lease
+	MayCreate func(ctx context.Context) error
+	// MayAttempt is called before each attempt at a lease that seems free. pinned reports whether the lease
 	// is pinned to this node. Admit returns how long to wait before the next call. If it returns 0, the
 	// attempt starts and done receives its result. If Admit is nil, every attempt starts.
-	Admit func(pinned bool) (wait time.Duration, done func(won bool))
-	// Paused makes Acquire take a watcher that is paused, and ignore the controls of operators.
+	MayAttempt func(pinned bool) (wait time.Duration, done func(won bool))
+	// AcquirePaused makes Acquire take a watcher that is paused, and ignore the controls of operators.
 	// Commands that change the documents of a stopped watcher use it.
-	Paused bool
+	AcquirePaused bool
 	// Log defaults to a logger that discards everything, Metrics to a set that is not served.
 	Log     *slog.Logger
 	Metrics *metrics.Set

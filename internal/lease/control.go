@@ -69,12 +69,12 @@ func stepDownControl(hold time.Duration) bson.D {
 	})
 }
 
-// OrderSweep makes the next owner sweep from a time on, and makes the current owner step down for hold.
+// RequestSweep makes the next owner sweep from a time on, and makes the current owner step down for hold.
 // It creates the document if there is none. An unfinished sweep becomes part of the requested one.
-func OrderSweep(ctx context.Context, coll *mongo.Collection, id string, from bson.Timestamp, hold time.Duration) error {
+func RequestSweep(ctx context.Context, coll *mongo.Collection, id string, from bson.Timestamp, hold time.Duration) error {
 	unfinished := op("$ne", ifNull("$gap", nil), nil)
 	gapFrom := op("$cond", unfinished, op("$min", "$gap.from", from), from)
-	gap := Gap{Reason: GapOrdered, From: from, Since: time.Now()}
+	gap := Gap{Reason: GapRequested, From: from, Since: time.Now()}
 
 	set := bson.D{
 		{Key: "gap", Value: op("$mergeObjects", lit(gap), bson.D{{Key: "from", Value: gapFrom}})},

@@ -72,9 +72,9 @@ func Merge(ids []string, old []Document, senders []record.Sender, pos func(Docum
 	return out
 }
 
-// Introduced adds s, the first sender of a document that Merge returned. No record has been sent with
+// AddSender adds s, the first sender of a document that Merge returned. No record has been sent with
 // s, and the first owner can write its marker.
-func (d *Document) Introduced(s record.Sender) {
+func (d *Document) AddSender(s record.Sender) {
 	d.SenderList = append(d.SenderList, senderEntries([]record.Sender{s})...)
 }
 
@@ -99,8 +99,8 @@ func lowerOffsets(a, b map[string][]int64) map[string][]int64 {
 // ErrNotHeld is the error when a document to be replaced has another owner or is gone.
 var ErrNotHeld = errors.New("watcher document is no longer held by this process")
 
-// ErrOrdered is the error when an operator has requested a sweep of a document to be replaced.
-var ErrOrdered = errors.New("a sweep was requested in the meantime")
+// ErrSweepRequested is the error when an operator has requested a sweep of a document to be replaced.
+var ErrSweepRequested = errors.New("a sweep was requested in the meantime")
 
 // Replace deletes the old documents and inserts the fresh ones, in the transaction of tx. The old
 // documents are as their acquisition returned them. control returns the Control of a fresh document,
@@ -146,7 +146,7 @@ func removeHeld(tx context.Context, coll *mongo.Collection, docs []Document) ([]
 		}
 
 		if last.Gap != nil {
-			return nil, fmt.Errorf("%w: %s; wait until the sweep is done", ErrOrdered, d.ID)
+			return nil, fmt.Errorf("%w: %s; wait until the sweep is done", ErrSweepRequested, d.ID)
 		}
 		removed = append(removed, last)
 	}

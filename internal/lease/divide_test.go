@@ -27,7 +27,7 @@ func TestN28_MergeStartsAtTheLeast(t *testing.T) {
 	pos := func(d Document) string {
 		return map[string]string{"w/0of2": "82000000C8", "w/1of2": "8200000064"}[d.ID]
 	}
-	got := Merge([]string{"w/0of3", "w/1of3", "w/2of3"}, old, []record.Sender{{ID: 11, Until: map[string][]int64{"t": {4}}}}, pos)
+	got := Merge([]string{"w/0of3", "w/1of3", "w/2of3"}, old, []record.Sender{{ID: 11, EndOffsets: map[string][]int64{"t": {4}}}}, pos)
 	if len(got) != 3 {
 		t.Fatalf("%d documents", len(got))
 	}
@@ -46,7 +46,7 @@ func TestN28_MergeStartsAtTheLeast(t *testing.T) {
 		if len(d.Dirty) != 2 || len(d.SenderList) != 1 {
 			t.Errorf("%v %v", d.Dirty, d.SenderList)
 		}
-		d.Introduced(record.Sender{ID: int64(20 + i)})
+		d.AddSender(record.Sender{ID: int64(20 + i)})
 	}
 	if got[0].Instance == got[1].Instance || got[0].SenderList[1].ID != 20 || got[2].SenderList[1].ID != 22 {
 		t.Error("two slots share an instance or a sender")
@@ -66,7 +66,7 @@ func TestN28_ReplaceIsFenced(t *testing.T) {
 		t.Fatal(err)
 	}
 	cfg := longConfig(coll, "operator")
-	cfg.Paused = true
+	cfg.AcquirePaused = true
 	h := mustAcquire(t, newLease(t, cfg))
 	replace := func(old Document) error {
 		s, err := coll.Database().Client().StartSession()
@@ -105,7 +105,7 @@ func TestN28_AdmittedBeforeAnAttempt(t *testing.T) {
 	coll, _ := newCollection(t)
 	cfg := shortConfig(coll, "a")
 	asked, won := 0, make(chan bool, 1)
-	cfg.Admit = func(bool) (time.Duration, func(bool)) {
+	cfg.MayAttempt = func(bool) (time.Duration, func(bool)) {
 		if asked++; asked < 5 {
 			if n, _ := coll.CountDocuments(t.Context(), bson.D{}); n != 0 {
 				t.Error("it was attempted")
@@ -130,14 +130,14 @@ func TestN28_AbsentDocumentIsAskedFor(t *testing.T) {
 	cfg := shortConfig(coll, "a")
 	gone := errors.New("divided otherwise")
 	asked := make(chan struct{}, 1)
-	cfg.Admit = func(bool) (time.Duration, func(bool)) {
+	cfg.MayAttempt = func(bool) (time.Duration, func(bool)) {
 		select {
 		case asked <- struct{}{}:
 		default:
 		}
 		return time.Millisecond, nil // it stands by
 	}
-	cfg.Absent = func(context.Context) error { return gone }
+	cfg.MayCreate = func(context.Context) error { return gone }
 	if _, err := coll.InsertOne(t.Context(), bson.D{{Key: "_id", Value: slot}}); err != nil {
 		t.Fatal(err)
 	}
@@ -164,11 +164,11 @@ func TestN28_AnAttemptMakesNoDocumentThatWasThere(t *testing.T) {
 	coll, _ := newCollection(t)
 	cfg := shortConfig(coll, "a")
 	gone := errors.New("divided otherwise")
-	cfg.Absent = func(context.Context) error { return gone }
+	cfg.MayCreate = func(context.Context) error { return gone }
 	if _, err := coll.InsertOne(t.Context(), bson.D{{Key: "_id", Value: slot}}); err != nil {
 		t.Fatal(err)
 	}
-	cfg.Admit = func(bool) (time.Duration, func(bool)) {
+	cfg.MayAttempt = func(bool) (time.Duration, func(bool)) {
 		if _, err := coll.DeleteOne(t.Context(), bson.D{{Key: "_id", Value: slot}}); err != nil {
 			t.Error(err)
 		}
@@ -193,7 +193,7 @@ func TestN28_AbsentIsAskedAboutWhatAMajorityHasNot(t *testing.T) {
 	}}))
 	cfg := shortConfig(coll, "a")
 	asked := false
-	cfg.Absent = func(context.Context) error {
+	cfg.MayCreate = func(context.Context) error {
 		asked = true
 		if !majority.Load() {
 			t.Error("the last look was at what one node has")

@@ -64,7 +64,7 @@ func (d Document) Senders() []record.Sender {
 		}
 
 		if len(s.Until) > 0 {
-			out[i].Until = offsetsByTopic(s.Until)
+			out[i].EndOffsets = offsetsByTopic(s.Until)
 		}
 	}
 	return out
@@ -105,9 +105,9 @@ type Passed struct {
 	Pos  string `bson:"pos"`  // as of an exception (N15)
 }
 
-// GapOrdered is the reason of a sweep that an operator requested. Its To is zero until an owner
+// GapRequested is the reason of a sweep that an operator requested. Its To is zero until an owner
 // starts the sweep.
-const GapOrdered = "operator"
+const GapRequested = "operator"
 
 // Gap is a range of the stream that can no longer be read, while it is being swept (N22).
 type Gap struct {
@@ -119,9 +119,9 @@ type Gap struct {
 	Since       time.Time      `bson:"since"`
 }
 
-// SweepFrom returns where a requested sweep from the time ordered must start. No undelivered event may
+// SweepStart returns where a requested sweep from the time ordered must start. No undelivered event may
 // be left out, so the sweep starts no later than the checkpoint, and no later than an unfinished sweep.
-func (d Document) SweepFrom(ordered bson.Timestamp) bson.Timestamp {
+func (d Document) SweepStart(ordered bson.Timestamp) bson.Timestamp {
 	from := ordered
 	if !d.ClusterTime.IsZero() && d.ClusterTime.Before(from) {
 		from = d.ClusterTime
@@ -161,8 +161,8 @@ func senderEntries(list []record.Sender) []SenderEntry {
 		for _, tp := range s.Open {
 			e.Open = append(e.Open, TopicPartition{Topic: tp.Topic, Partition: tp.Partition})
 		}
-		if len(s.Until) > 0 {
-			e.Until = sortedOffsets(s.Until)
+		if len(s.EndOffsets) > 0 {
+			e.Until = sortedOffsets(s.EndOffsets)
 		}
 
 		out[i] = e

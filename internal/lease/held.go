@@ -78,7 +78,7 @@ func newHeld(ctx context.Context, c *contender, doc Document, sent time.Duration
 	l.setStanding(Standing{Held: true, Owner: doc.Owner, Node: doc.Node, Epoch: doc.Epoch})
 	h.log.Info("lease acquired", "owner", doc.Owner)
 
-	if pin := doc.Control.Pin; pin != "" && pin != l.cfg.Node && !l.cfg.Paused {
+	if pin := doc.Control.Pin; pin != "" && pin != l.cfg.Node && !l.cfg.AcquirePaused {
 		h.lapsedPin.Store(&pin)
 		h.log.Error("ALARM: the watcher is pinned to a node that is not responding; this node runs it", "pin", pin,
 			"advice", "start that node, or remove the pin")
@@ -102,12 +102,12 @@ func (h *Held) Control() <-chan Control { return h.control }
 // document. Processes other than the owner also add to them (N17). The caller must not change the list.
 func (h *Held) Dirty() []string { return *h.dirty.Load() }
 
-// Lapsed returns the node of a pin that this owner disregards because the node is not responding, or "".
-func (h *Held) Lapsed() string { return *h.lapsedPin.Load() }
+// LapsedPin returns the node of a pin that this owner disregards because the node is not responding, or "".
+func (h *Held) LapsedPin() string { return *h.lapsedPin.Load() }
 
-// Cleaned removes ns from the list that Dirty returns. It is called after a fenced transaction removed
+// RemoveDirty removes ns from the list that Dirty returns. It is called after a fenced transaction removed
 // ns from the document, because the next renewal may be a second away.
-func (h *Held) Cleaned(ns string) {
+func (h *Held) RemoveDirty(ns string) {
 	rest := slices.DeleteFunc(slices.Clone(h.Dirty()), func(x string) bool { return x == ns })
 	h.dirty.Store(&rest)
 }

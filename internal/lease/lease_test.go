@@ -281,7 +281,7 @@ func TestSaveAndRenewalsAreOneDocument(t *testing.T) {
 	if o := d.OffsetMap(); len(o) != 1 || len(o["outbox.event.order"]) != 3 || o["outbox.event.order"][1] != 40 {
 		t.Errorf("a renewal undid the saved offsets: %v", o)
 	}
-	if got := d.Senders(); len(got) != 1 || got[0].ID != senders[0].ID || got[0].Open[0] != senders[0].Open[0] || got[0].Until["t.u"][1] != 9 {
+	if got := d.Senders(); len(got) != 1 || got[0].ID != senders[0].ID || got[0].Open[0] != senders[0].Open[0] || got[0].EndOffsets["t.u"][1] != 9 {
 		t.Errorf("senders: %+v", got)
 	}
 	if d.Generation != 2 || d.PipelineHash != "abc" || len(d.Dirty) != 1 || len(d.Collections) != 1 || d.Gap != nil {
@@ -313,12 +313,12 @@ func TestN22_AnOrderOutlivesTheSweepUnderWay(t *testing.T) {
 	}
 	ordered := func(from uint32) {
 		t.Helper()
-		if g := readStored(t, coll).Gap; g == nil || g.Reason != GapOrdered || g.From.T != from || !g.To.IsZero() {
+		if g := readStored(t, coll).Gap; g == nil || g.Reason != GapRequested || g.From.T != from || !g.To.IsZero() {
 			t.Fatalf("the document has the gap %+v, want the order, from %d on", g, from)
 		}
 	}
 	save(Update{Gap: &own})
-	if err := OrderSweep(t.Context(), coll, "orders/0of1", bson.Timestamp{T: 70}, time.Second); err != nil {
+	if err := RequestSweep(t.Context(), coll, "orders/0of1", bson.Timestamp{T: 70}, time.Second); err != nil {
 		t.Fatal(err)
 	}
 	ordered(50)

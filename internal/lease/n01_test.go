@@ -16,7 +16,7 @@ import (
 )
 
 func sampleSenders() []record.Sender {
-	return []record.Sender{{ID: 4001, Epoch: 3, Generation: 1, Open: []record.TopicPartition{{Topic: "t.u", Partition: 2}}, Until: map[string][]int64{"t.u": {-1, 9}}}}
+	return []record.Sender{{ID: 4001, Epoch: 3, Generation: 1, Open: []record.TopicPartition{{Topic: "t.u", Partition: 2}}, EndOffsets: map[string][]int64{"t.u": {-1, 9}}}}
 }
 
 func TestN01_EveryAcquisitionIsANewEpochAlsoByTheSameNode(t *testing.T) {

@@ -142,13 +142,13 @@ func TestN06_APinHandsOverAndLapsesWithADeadNode(t *testing.T) {
 		t.Fatal(err)
 	}
 	awaitControl(t, h, func(c Control) bool { return c.Pin == "b" && c.Yield == "" }) // b is dead: it stays
-	if h.Lapsed() != "b" {
-		t.Errorf("an owner that stays disregards the pin to %q", h.Lapsed())
+	if h.LapsedPin() != "b" {
+		t.Errorf("an owner that stays disregards the pin to %q", h.LapsedPin())
 	}
 	alive.Store(true)
 	awaitControl(t, h, func(c Control) bool { return c.Yield != "" })
-	if h.Lapsed() != "" {
-		t.Errorf("%s lives, and its pin counts as lapsed", h.Lapsed())
+	if h.LapsedPin() != "" {
+		t.Errorf("%s lives, and its pin counts as lapsed", h.LapsedPin())
 	}
 	if err := h.Release(t.Context(), Checkpoint{}); err != nil {
 		t.Fatal(err)
@@ -173,8 +173,8 @@ func TestN06_APinHandsOverAndLapsesWithADeadNode(t *testing.T) {
 	if d := h.Document().AcquiredAt.Sub(expired); d < pinLapse*cfg.TTL {
 		t.Errorf("the pin lapsed after %v", d)
 	}
-	if h.Lapsed() != "b" {
-		t.Errorf("a successor disregards the pin to %q", h.Lapsed())
+	if h.LapsedPin() != "b" {
+		t.Errorf("a successor disregards the pin to %q", h.LapsedPin())
 	}
 	startRun(t, h)
 	awaitControl(t, h, func(c Control) bool { return c.Pin == "b" && c.Yield == "" })
@@ -182,7 +182,7 @@ func TestN06_APinHandsOverAndLapsesWithADeadNode(t *testing.T) {
 		t.Fatal(err)
 	}
 	awaitControl(t, h, func(c Control) bool { return c.Pin == "" })
-	if h.Lapsed() != "" {
+	if h.LapsedPin() != "" {
 		t.Error("a pin that was ended counts as lapsed")
 	}
 }

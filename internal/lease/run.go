@@ -33,10 +33,10 @@ func (h *Held) Run(ctx context.Context) error {
 	defer h.lease.watches.Wait()
 
 	checkpointAge := h.lease.cfg.Metrics.CheckpointAge
-	checkpointAge.From(func() float64 {
+	checkpointAge.SetSource(func() float64 {
 		return (h.lease.clock() - time.Duration(h.lastCheckpoint.Load())).Seconds()
 	})
-	defer checkpointAge.From(nil)
+	defer checkpointAge.SetSource(nil)
 
 	back := retry.Policy{Base: h.lease.cfg.CheckpointEvery / 2, Cap: h.lease.cfg.Renew}.Start()
 	t := time.NewTimer(0)
@@ -190,7 +190,7 @@ func (h *Held) changedFields(c Checkpoint) (set bson.D, moved bool) {
 // obeyControl reads the requests of operators from v, the result of a renewal, and sends them to the
 // channel of Control if they changed. The caller must hold the turn.
 func (h *Held) obeyControl(ctx context.Context, v ownerFields) {
-	if h.lease.cfg.Paused {
+	if h.lease.cfg.AcquirePaused {
 		return
 	}
 
@@ -203,7 +203,7 @@ func (h *Held) obeyControl(ctx context.Context, v ownerFields) {
 		c.Yield = "an operator asked this node to step down"
 	case pinned && h.followsPin(ctx, c.Pin):
 		c.Yield = "pinned to node " + c.Pin
-	case !pinned && h.Lapsed() != "":
+	case !pinned && h.LapsedPin() != "":
 		h.lapsedPin.Store(new(string))
 	}
 
@@ -227,7 +227,7 @@ func (h *Held) obeyControl(ctx context.Context, v ownerFields) {
 // (N6). The caller must hold the turn.
 func (h *Held) followsPin(ctx context.Context, pin string) bool {
 	if h.lease.cfg.NodeAlive == nil {
-		return pin != h.Lapsed()
+		return pin != h.LapsedPin()
 	}
 
 	call, cancel := context.WithTimeout(ctx, h.lease.cfg.CallTimeout)
@@ -237,7 +237,7 @@ func (h *Held) followsPin(ctx context.Context, pin string) bool {
 		return true
 	}
 
-	if h.Lapsed() != pin {
+	if h.LapsedPin() != pin {
 		h.lapsedPin.Store(&pin)
 		h.log.Error("ALARM: the watcher is pinned to a node that is not responding; this node keeps it", "pin", pin,
 			"advice", "start that node, or remove the pin")

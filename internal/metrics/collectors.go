@@ -61,8 +61,8 @@ type Live struct {
 	source atomic.Pointer[func() float64]
 }
 
-// From makes f the source of the value. If f is nil, the value is the one last set. f must not block.
-func (l *Live) From(f func() float64) {
+// SetSource makes f the source of the value. If f is nil, the value is the one last set. f must not block.
+func (l *Live) SetSource(f func() float64) {
 	if f == nil {
 		l.source.Store(nil)
 		return
@@ -85,8 +85,8 @@ type States struct {
 	current string
 }
 
-// Enter makes state the current one.
-func (s *States) Enter(state string) {
+// SetCurrent makes state the current one.
+func (s *States) SetCurrent(state string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.current == state {

@@ -81,9 +81,9 @@ type Collection struct {
 // showMu serializes Show.
 var showMu sync.Mutex
 
-// Show replaces the figures of all collections. It adds up those beyond [MaxCollections]. Of their ages it
+// SetCollections replaces the figures of all collections. It adds up those beyond [MaxCollections]. Of their ages it
 // shows the highest.
-func (f *Figures) Show(list []Collection) {
+func (f *Figures) SetCollections(list []Collection) {
 	showMu.Lock()
 	defer showMu.Unlock()
 	for _, v := range []*prometheus.GaugeVec{

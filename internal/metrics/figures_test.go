@@ -9,7 +9,7 @@ import (
 func TestFiguresReplaceWhatWasShown(t *testing.T) {
 	t.Parallel()
 	s := New("")
-	s.Figures.Show([]Collection{
+	s.Figures.SetCollections([]Collection{
 		{Name: "shop.outbox", Pending: 7, HasPending: true, OldestAge: 3 * time.Second, Scheduled: 2, HasScheduled: true, DeadLetters: 5, HasDead: true},
 		{Name: "forbidden.outbox"}, // the user may not read it: no series, not a nought
 	})
@@ -21,7 +21,7 @@ func TestFiguresReplaceWhatWasShown(t *testing.T) {
 			t.Errorf("%s has %d series", name, n)
 		}
 	}
-	s.Figures.Show(nil)
+	s.Figures.SetCollections(nil)
 	if n := series(t, s, "outrelay_pending_envelopes"); n != 0 {
 		t.Errorf("%d series are left of what is not counted any more", n)
 	}
@@ -35,7 +35,7 @@ func TestCollectionsAreBounded(t *testing.T) {
 		list[i] = Collection{Name: fmt.Sprint("tenant_", i, ".outbox"), Pending: 1, HasPending: true, OldestAge: time.Duration(i) * time.Second}
 	}
 	list[MaxCollections].OldestAge = time.Hour
-	s.Figures.Show(list)
+	s.Figures.SetCollections(list)
 	if n := series(t, s, "outrelay_pending_envelopes"); n != MaxCollections+1 {
 		t.Errorf("%d series", n)
 	}

@@ -128,10 +128,10 @@ func addBuildInfo(r *prometheus.Registry, version string) {
 	r.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 }
 
-// Slots returns a Set for the process and one for each slot of a divided watcher (N28). The registry of the
+// NewForSlots returns a Set for the process and one for each slot of a divided watcher (N28). The registry of the
 // process serves all of them. Metrics of the process have no additional label. All others are served per slot,
 // with the label `slot`, so that no series occurs twice.
-func Slots(version string, names []string) (process *Set, slots []*Set) {
+func NewForSlots(version string, names []string) (process *Set, slots []*Set) {
 	all := prometheus.NewRegistry()
 	process = buildSet(all, all, prometheus.NewRegistry())
 	addBuildInfo(all, version)

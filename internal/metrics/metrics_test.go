@@ -59,7 +59,7 @@ func TestEveryConventionalName(t *testing.T) {
 	s.Reconciled.WithLabelValues("scheduled")
 	s.BlockedTargets.WithLabelValues("orders", "missing")
 	s.DeadLetters.WithLabelValues("malformed")
-	s.StreamState.Enter("live")
+	s.StreamState.SetCurrent("live")
 	families, err := s.Registry.Gather()
 	if err != nil {
 		t.Fatal(err)
@@ -163,12 +163,12 @@ func TestLiveAsksAtTheScrape(t *testing.T) {
 		t.Errorf("lag = %v", got)
 	}
 	n := 0.0
-	s.Lag.From(func() float64 { n++; return n })
+	s.Lag.SetSource(func() float64 { n++; return n })
 	first, second := value(t, s, "outrelay_lag_seconds"), value(t, s, "outrelay_lag_seconds")
 	if first != 1 || second != 2 {
 		t.Errorf("lag = %v, then %v", first, second)
 	}
-	s.Lag.From(nil)
+	s.Lag.SetSource(nil)
 	s.Lag.Set(0)
 	if got := value(t, s, "outrelay_lag_seconds"); got != 0 {
 		t.Errorf("lag = %v", got)
@@ -178,8 +178,8 @@ func TestLiveAsksAtTheScrape(t *testing.T) {
 func TestStatesAreExclusive(t *testing.T) {
 	t.Parallel()
 	s := New("")
-	s.StreamState.Enter("opening")
-	s.StreamState.Enter("live")
+	s.StreamState.SetCurrent("opening")
+	s.StreamState.SetCurrent("live")
 	if value(t, s, "outrelay_stream_state", "state", "opening") != 0 || value(t, s, "outrelay_stream_state", "state", "live") != 1 {
 		t.Error("two states at once")
 	}

@@ -5,14 +5,14 @@ import "testing"
 // The slots of a process report side by side under a label, and what is the process's own is there once, without one.
 func TestN28_SlotsHaveALabel(t *testing.T) {
 	t.Parallel()
-	p, slots := Slots("1.2.3", []string{"0of2", "1of2"})
+	p, slots := NewForSlots("1.2.3", []string{"0of2", "1of2"})
 	p.KafkaReachable.Set(1)
 	p.OplogWindow.Set(5)
 	for i, s := range slots {
 		s.Takeovers.Add(float64(i + 1))
 		s.ObservePublish("orders", Acked, 10*(i+1))
 		s.KafkaReachable.Set(0) // the process's own says so
-		s.StreamState.Enter("live")
+		s.StreamState.SetCurrent("live")
 	}
 	for i, name := range []string{"0of2", "1of2"} {
 		if v := value(t, p, "outrelay_takeovers_total", "slot", name); v != float64(i+1) {

@@ -10,8 +10,8 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 )
 
-// Number returns the number of a step's id, or 0 if the id is not a number.
-func Number(id string) int {
+// StepNumber returns the number of a step's id, or 0 if the id is not a number.
+func StepNumber(id string) int {
 	n, err := strconv.Atoi(id)
 	if err != nil {
 		return 0
@@ -19,18 +19,18 @@ func Number(id string) int {
 	return n
 }
 
-// Schema returns the number of the last step. A node that knows all steps can work with this schema.
-func Schema(steps []Step) int {
+// LastStep returns the number of the last step. A node that knows all steps can work with this schema.
+func LastStep(steps []Step) int {
 	last := 0
 	for _, s := range steps {
-		last = max(last, Number(s.ID))
+		last = max(last, StepNumber(s.ID))
 	}
 	return last
 }
 
-// Guard returns the breaking steps that are still pending. If the ledger has a breaking step that this
+// PendingBreaking returns the breaking steps that are still pending. If the ledger has a breaking step that this
 // version does not know, started or complete, the error is a [*NewerError]. It costs one read.
-func (m *Migrator) Guard(ctx context.Context) ([]Step, error) {
+func (m *Migrator) PendingBreaking(ctx context.Context) ([]Step, error) {
 	l := m.openLedger()
 	entries, err := l.readEntries(ctx)
 	if err != nil {
@@ -57,17 +57,17 @@ func (m *Migrator) Guard(ctx context.Context) ([]Step, error) {
 // the ledger, and reads the list again. So at least one of the two detects the other. If the step must
 // wait, its announcement is withdrawn, because older nodes may run until the step starts.
 func (m *Migrator) checkBreakingStep(ctx context.Context, l ledger, s Step) error {
-	if !s.Breaking || m.Ready == nil {
+	if !s.Breaking || m.CheckStep == nil {
 		return nil
 	}
 
-	if err := m.Ready(ctx, s); err != nil {
+	if err := m.CheckStep(ctx, s); err != nil {
 		return err
 	}
 	if err := l.recordStep(ctx, s, 0, outcomeBegun, nil); err != nil {
 		return err
 	}
-	err := m.Ready(ctx, s)
+	err := m.CheckStep(ctx, s)
 	if err == nil {
 		return nil
 	}

@@ -14,15 +14,15 @@ import (
 func TestSchemaIsTheLastStepsNumber(t *testing.T) {
 	t.Parallel()
 	for id, want := range map[string]int{"0001": 1, "0042": 42, "": 0, "x": 0} {
-		if got := Number(id); got != want {
+		if got := StepNumber(id); got != want {
 			t.Errorf("%q: %d, want %d", id, got, want)
 		}
 	}
-	if got := Schema([]Step{{ID: "0007"}, {ID: "0012"}}); got != 12 {
+	if got := LastStep([]Step{{ID: "0007"}, {ID: "0012"}}); got != 12 {
 		t.Errorf("%d", got)
 	}
 	steps := Steps()
-	if got := Schema(steps); got != len(steps) || got == 0 {
+	if got := LastStep(steps); got != len(steps) || got == 0 {
 		t.Errorf("this version's schema is %d, with %d steps", got, len(steps))
 	}
 }
@@ -41,7 +41,7 @@ func TestABreakingStepWaitsUntilAllKnowIt(t *testing.T) {
 	if up(t, old); !slices.Equal(names(t, d.shop.Collection("outbox")), []string{"ts_1"}) {
 		t.Fatal("the first step")
 	}
-	pending, err := m.Guard(t.Context())
+	pending, err := m.PendingBreaking(t.Context())
 	if err != nil || len(pending) != 1 || pending[0].ID != "0002" {
 		t.Fatalf("%v, %v", pending, err)
 	}
@@ -49,7 +49,7 @@ func TestABreakingStepWaitsUntilAllKnowIt(t *testing.T) {
 	ledger := d.state.Collection(Collection)
 	for name, answers := range map[string][]error{"at once": {older}, "seen after the announcement": {nil, older}} {
 		asked := 0
-		m.Ready = func(ctx context.Context, s Step) error {
+		m.CheckStep = func(ctx context.Context, s Step) error {
 			if s.ID != "0002" {
 				t.Errorf("asked about %s", s.ID)
 			}
@@ -67,13 +67,13 @@ func TestABreakingStepWaitsUntilAllKnowIt(t *testing.T) {
 		if n, err := ledger.CountDocuments(t.Context(), bson.D{{Key: "_id", Value: "0002"}}); err != nil || n != 0 {
 			t.Errorf("%s: the announcement is left: %d, %v", name, n, err)
 		}
-		if _, err := old.Guard(t.Context()); err != nil {
+		if _, err := old.PendingBreaking(t.Context()); err != nil {
 			t.Errorf("%s: the older version is kept out: %v", name, err)
 		}
 	}
-	m.Ready = func(ctx context.Context, _ Step) error {
+	m.CheckStep = func(ctx context.Context, _ Step) error {
 		if n, _ := ledger.CountDocuments(ctx, bson.D{{Key: "outcome", Value: outcomeBegun}}); n == 1 {
-			if _, err := old.Guard(ctx); !errors.Is(err, ErrNewer) {
+			if _, err := old.PendingBreaking(ctx); !errors.Is(err, ErrNewer) {
 				t.Errorf("announced, and an older version may start: %v", err)
 			}
 		}
@@ -82,10 +82,10 @@ func TestABreakingStepWaitsUntilAllKnowIt(t *testing.T) {
 	if r := up(t, m); !slices.Equal(r.Applied, []string{"0002", "0003"}) {
 		t.Errorf("%+v", r)
 	}
-	if _, err := old.Guard(t.Context()); !errors.Is(err, ErrNewer) {
+	if _, err := old.PendingBreaking(t.Context()); !errors.Is(err, ErrNewer) {
 		t.Errorf("the older version: %v", err)
 	}
-	if pending, err := m.Guard(t.Context()); err != nil || len(pending) != 0 {
+	if pending, err := m.PendingBreaking(t.Context()); err != nil || len(pending) != 0 {
 		t.Errorf("%v, %v", pending, err)
 	}
 }

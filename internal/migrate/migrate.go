@@ -34,10 +34,10 @@ type Migrator struct {
 	TTL time.Duration
 	// Steps defaults to the steps of this version.
 	Steps []Step
-	// Ready is called before a breaking step, and again after the step was announced in the ledger. If it
+	// CheckStep is called before a breaking step, and again after the step was announced in the ledger. If it
 	// returns an error, the step and all later ones stay pending, and Up returns the error. nil permits
 	// every step.
-	Ready func(ctx context.Context, s Step) error
+	CheckStep func(ctx context.Context, s Step) error
 	// Log gets one line per step. nil discards them.
 	Log *slog.Logger
 }

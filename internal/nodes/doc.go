@@ -8,7 +8,7 @@
 // this: they expire independently. Nodes communicate only through MongoDB, and need no connection to
 // each other.
 //
-// [Ready] protects rolling upgrades. Every node publishes the number of the last migration that it knows
+// [NewStepCheck] protects rolling upgrades. Every node publishes the number of the last migration that it knows
 // ([migrate.Schema]). A migration that older versions cannot work with waits until every live node, and
 // every owner of a lease, knows it. Once it has started, older nodes refuse to start.
 //

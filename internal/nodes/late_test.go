@@ -18,13 +18,13 @@ func TestALateSignOfLifeListsNobody(t *testing.T) {
 	app := stacktest.Name(t)
 	db := stacktest.Database(t, stacktest.Client(t, options.Client().SetAppName(app)))
 	m := member(db, "a", nil)
-	beat(t, m, Vital{})
+	beat(t, m, Vitals{})
 	off := stacktest.FailCommand(t, app, bson.D{{Key: "times", Value: 1}}, bson.D{
 		{Key: "failCommands", Value: bson.A{"findAndModify"}}, {Key: "blockConnection", Value: true}, {Key: "blockTimeMS", Value: 3000},
 	})
 	ctx, cancel := context.WithCancel(t.Context())
 	gaveUp := make(chan error, 1)
-	go func() { gaveUp <- m.Beat(ctx, Vital{}) }()
+	go func() { gaveUp <- m.SendHeartbeat(ctx, Vitals{}) }()
 	await(t, "the sign of life is under way", func() bool { return running(t, db, app) > 0 })
 	cancel()
 	if err := <-gaveUp; err == nil {

@@ -56,8 +56,8 @@ type Config struct {
 	Log         *slog.Logger // nil discards everything
 }
 
-// Vital holds the figures that change from one heartbeat to the next.
-type Vital struct {
+// Vitals holds the figures that change from one heartbeat to the next.
+type Vitals struct {
 	KafkaReachable bool
 	SinceAck       time.Duration // below 0: never
 	Slots          int           // number of slots in which the node divides its watcher
@@ -111,9 +111,9 @@ func New(c Config) *Member {
 	return m
 }
 
-// Beat sends a heartbeat. The first one lists the process and is majority committed, so that every later
+// SendHeartbeat sends a heartbeat. The first one lists the process and is majority committed, so that every later
 // reader of the list sees it. After [Member.Leave] Beat does nothing.
-func (m *Member) Beat(ctx context.Context, v Vital) error {
+func (m *Member) SendHeartbeat(ctx context.Context, v Vitals) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.left {
@@ -193,9 +193,9 @@ func (m *Member) Leave(ctx context.Context) error {
 	return m.appendEvent(ctx, store.NodeStopped, bson.D{{Key: "up_ms", Value: up}})
 }
 
-// Look logs the nodes that have become stale since the last Look of any node, and the nodes of the same
+// CheckPeers logs the nodes that have become stale since the last Look of any node, and the nodes of the same
 // watcher with another configuration. It costs one read, and one write per finding.
-func (m *Member) Look(ctx context.Context) error {
+func (m *Member) CheckPeers(ctx context.Context) error {
 	stale, err := m.nodes.MarkStale(ctx, StaleAfter)
 	for _, n := range stale {
 		m.cfg.Log.Warn("node is not responding; other nodes take over when its leases expire",
@@ -253,9 +253,9 @@ func (m *Member) sameWatcher(n store.Node) bool {
 	return n.Node != m.cfg.Node && slices.Contains(n.Watchers, m.cfg.Watcher)
 }
 
-// Tidy removes the nodes that have been silent for [ForgetAfter], and the oldest entries of the events
+// RemoveOld removes the nodes that have been silent for [ForgetAfter], and the oldest entries of the events
 // log above its limit. An index of the events log removes its other entries by age.
-func (m *Member) Tidy(ctx context.Context) error {
+func (m *Member) RemoveOld(ctx context.Context) error {
 	n, err := m.nodes.Forget(ctx, ForgetAfter)
 	if n > 0 {
 		m.cfg.Log.Debug("removed nodes that are gone from the list", "count", n)
@@ -282,7 +282,7 @@ func (m *Member) appendEvent(ctx context.Context, kind store.Kind, fields bson.D
 	return nil
 }
 
-// Note writes an entry about this node into the events log. If the write fails, it logs a warning.
-func (m *Member) Note(ctx context.Context, kind store.Kind, fields bson.D) {
+// LogEvent writes an entry about this node into the events log. If the write fails, it logs a warning.
+func (m *Member) LogEvent(ctx context.Context, kind store.Kind, fields bson.D) {
 	m.logEvent(ctx, kind, fields)
 }

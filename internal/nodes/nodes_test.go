@@ -39,9 +39,9 @@ func member(db *mongo.Database, node string, change func(*Config)) *Member {
 	return New(c)
 }
 
-func beat(t *testing.T, m *Member, v Vital) {
+func beat(t *testing.T, m *Member, v Vitals) {
 	t.Helper()
-	if err := m.Beat(t.Context(), v); err != nil {
+	if err := m.SendHeartbeat(t.Context(), v); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -98,7 +98,7 @@ func TestAMemberIsListedFromItsFirstHeartbeatToItsLeave(t *testing.T) {
 		t.Fatalf("on a blank slate: %+v", got)
 	}
 	m := member(db, "a", nil)
-	beat(t, m, Vital{KafkaReachable: true, SinceAck: time.Second, Holds: []string{"orders/0of1"}})
+	beat(t, m, Vitals{KafkaReachable: true, SinceAck: time.Second, Holds: []string{"orders/0of1"}})
 	got := list(t, db)
 	if len(got) != 1 {
 		t.Fatalf("%+v", got)
@@ -109,7 +109,7 @@ func TestAMemberIsListedFromItsFirstHeartbeatToItsLeave(t *testing.T) {
 		!slices.Equal(n.Capabilities, []string{"recording:watermark"}) || !slices.Equal(n.Holds, []string{"orders/0of1"}) {
 		t.Errorf("%+v", n)
 	}
-	beat(t, m, Vital{SinceAck: -1})
+	beat(t, m, Vitals{SinceAck: -1})
 	again := list(t, db)[0]
 	if !again.StartedAt.Equal(n.StartedAt) || again.SeenAt.Before(n.SeenAt) || len(again.Holds) != 0 || again.LastAck != nil {
 		t.Errorf("the second heartbeat: %+v", again)
@@ -119,7 +119,7 @@ func TestAMemberIsListedFromItsFirstHeartbeatToItsLeave(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	beat(t, m, Vital{})
+	beat(t, m, Vitals{})
 	if got := list(t, db); len(got) != 0 {
 		t.Errorf("after it left: %+v", got)
 	}
@@ -134,12 +134,12 @@ func TestANodeThatWasRemovedIsListedAgainAsItself(t *testing.T) {
 	db := state(t)
 	m := member(db, "a", nil)
 	m.startedAt = m.startedAt.Add(-time.Hour) // it runs for an hour
-	beat(t, m, Vital{})
+	beat(t, m, Vitals{})
 	before := list(t, db)[0]
 	if err := store.NewNodes(db.Collection("nodes")).Leave(t.Context(), "a"); err != nil {
 		t.Fatal(err)
 	}
-	beat(t, m, Vital{})
+	beat(t, m, Vitals{})
 	after := list(t, db)[0]
 	if after.Instance != before.Instance || after.Schema != 3 || !slices.Equal(after.Capabilities, before.Capabilities) || !slices.Equal(after.Roles, before.Roles) {
 		t.Errorf("%+v, before %+v", after, before)
@@ -158,11 +158,11 @@ func TestASuccessorOfTheSameNameIsAnotherProcess(t *testing.T) {
 	db := state(t)
 	killed := member(db, "a", nil)
 	killed.startedAt = killed.startedAt.Add(-48 * time.Hour)
-	beat(t, killed, Vital{})
+	beat(t, killed, Vitals{})
 	old := list(t, db)[0].StartedAt
 	next := member(db, "a", nil)
 	for range 3 {
-		beat(t, next, Vital{})
+		beat(t, next, Vitals{})
 	}
 	if got := list(t, db)[0]; got.StartedAt.Sub(old) < 47*time.Hour || got.Instance != next.instance {
 		t.Errorf("%+v, before %v", got, old)
@@ -181,8 +181,8 @@ func TestTwoProcessesOfOneNameAreToldOnce(t *testing.T) {
 	db := state(t)
 	one, two := member(db, "a", nil), member(db, "a", nil)
 	for range 3 {
-		beat(t, one, Vital{})
-		beat(t, two, Vital{})
+		beat(t, one, Vitals{})
+		beat(t, two, Vitals{})
 	}
 	got := kinds(t, db, "a")
 	slices.Sort(got)
@@ -196,14 +196,14 @@ func TestSilenceIsNotedOnce(t *testing.T) {
 	t.Parallel()
 	db := state(t)
 	silent := member(db, "silent", nil)
-	beat(t, silent, Vital{Holds: []string{"orders/0of1"}})
+	beat(t, silent, Vitals{Holds: []string{"orders/0of1"}})
 	fresh(t, db, "silent")
 	var lookers []*Member
 	for _, name := range []string{"b", "c", "d"} {
 		m := member(db, name, nil)
-		beat(t, m, Vital{})
+		beat(t, m, Vitals{})
 		fresh(t, db, name)
-		if err := m.Look(t.Context()); err != nil {
+		if err := m.CheckPeers(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 		lookers = append(lookers, m)
@@ -216,7 +216,7 @@ func TestSilenceIsNotedOnce(t *testing.T) {
 	for _, m := range lookers {
 		wg.Go(func() {
 			for range 3 {
-				if err := m.Look(t.Context()); err != nil {
+				if err := m.CheckPeers(t.Context()); err != nil {
 					t.Error(err)
 				}
 			}
@@ -240,8 +240,8 @@ func TestSilenceIsNotedOnce(t *testing.T) {
 	if n := list(t, db)[3]; n.StaleSince == nil || n.Alive(StaleAfter) {
 		t.Errorf("%+v", n)
 	}
-	beat(t, silent, Vital{})
-	beat(t, silent, Vital{})
+	beat(t, silent, Vitals{})
+	beat(t, silent, Vitals{})
 	if n := list(t, db)[3]; n.StaleSince != nil || !n.Alive(StaleAfter) {
 		t.Errorf("%+v", n)
 	}
@@ -258,11 +258,11 @@ func TestConfigurationsOfAWatcherAreCompared(t *testing.T) {
 	stranger := member(db, "stranger", func(c *Config) { c.Fingerprint, c.Watcher = "9", "invoices" })
 	old := member(db, "old", nil)
 	for _, m := range []*Member{a, b, same, stranger, old} {
-		beat(t, m, Vital{})
+		beat(t, m, Vitals{})
 		fresh(t, db, m.cfg.Node)
 	}
 	for range 2 {
-		if err := a.Look(t.Context()); err != nil {
+		if err := a.CheckPeers(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -275,9 +275,9 @@ func TestTidyForgetsAndTrims(t *testing.T) {
 	t.Parallel()
 	db := state(t)
 	m := member(db, "a", nil)
-	beat(t, m, Vital{})
+	beat(t, m, Vitals{})
 	for node, age := range map[string]time.Duration{"gone": ForgetAfter + time.Hour, "week": 7 * 24 * time.Hour} {
-		beat(t, member(db, node, nil), Vital{})
+		beat(t, member(db, node, nil), Vitals{})
 		silence(t, db, node, age)
 	}
 	// One more than the bound; those that were there before are the oldest.
@@ -288,7 +288,7 @@ func TestTidyForgetsAndTrims(t *testing.T) {
 	if _, err := db.Collection("events").InsertMany(t.Context(), docs); err != nil {
 		t.Fatal(err)
 	}
-	if err := m.Tidy(t.Context()); err != nil {
+	if err := m.RemoveOld(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	if got := list(t, db); len(got) != 2 || got[0].Node != "a" || got[1].Node != "week" {
@@ -306,21 +306,21 @@ func TestReadyNamesLiveNodesThatDoNotKnowAStep(t *testing.T) {
 	t.Parallel()
 	db := state(t)
 	step := migrate.Step{ID: "0007", Name: "slots", Breaking: true}
-	ready := Ready(db)
+	ready := NewStepCheck(db)
 	schema := func(n int) func(*Config) { return func(c *Config) { c.Schema, c.Version = n, "1.0."+c.Node } }
 	if err := ready(t.Context(), step); err != nil {
 		t.Fatalf("nobody is there: %v", err)
 	}
-	beat(t, member(db, "new", schema(7)), Vital{})
-	beat(t, member(db, "newer", schema(9)), Vital{})
+	beat(t, member(db, "new", schema(7)), Vitals{})
+	beat(t, member(db, "newer", schema(9)), Vitals{})
 	if err := ready(t.Context(), step); err != nil {
 		t.Errorf("all know it: %v", err)
 	}
 	old := member(db, "old", schema(6))
-	beat(t, old, Vital{})
+	beat(t, old, Vitals{})
 	fresh(t, db, "old")
-	var e *OlderError
-	if err := ready(t.Context(), step); !errors.As(err, &e) || !errors.Is(err, ErrOlder) || !slices.Equal(e.Nodes, []string{"old (1.0.old)"}) ||
+	var e *OlderNodesError
+	if err := ready(t.Context(), step); !errors.As(err, &e) || !errors.Is(err, ErrOlderNodes) || !slices.Equal(e.Nodes, []string{"old (1.0.old)"}) ||
 		!strings.Contains(err.Error(), "migration 0007 (slots) waits") {
 		t.Errorf("%v", err)
 	}
@@ -364,7 +364,7 @@ func TestAnOlderNodeAndABreakingStepDoNotMissEachOther(t *testing.T) {
 	for range 25 {
 		db := stacktest.Database(t, client)
 		migrator := func(n int) *migrate.Migrator {
-			return &migrate.Migrator{State: db, Node: "n", Steps: steps[:n], Ready: Ready(db), Outboxes: func(context.Context) ([]store.Outbox, error) { return nil, nil }}
+			return &migrate.Migrator{State: db, Node: "n", Steps: steps[:n], CheckStep: NewStepCheck(db), Outboxes: func(context.Context) ([]store.Outbox, error) { return nil, nil }}
 		}
 		if _, err := migrator(1).Up(t.Context()); err != nil {
 			t.Fatal(err)
@@ -373,13 +373,13 @@ func TestAnOlderNodeAndABreakingStepDoNotMissEachOther(t *testing.T) {
 		var started, migrated error
 		wg.Go(func() {
 			old := member(db, "old", func(c *Config) { c.Schema = 1 })
-			if started = old.Beat(t.Context(), Vital{}); started == nil {
-				_, started = migrator(1).Guard(t.Context())
+			if started = old.SendHeartbeat(t.Context(), Vitals{}); started == nil {
+				_, started = migrator(1).PendingBreaking(t.Context())
 			}
 		})
 		wg.Go(func() { _, migrated = migrator(2).Up(t.Context()) })
 		wg.Wait()
-		if started != nil && !errors.Is(started, migrate.ErrNewer) || migrated != nil && !errors.Is(migrated, ErrOlder) {
+		if started != nil && !errors.Is(started, migrate.ErrNewer) || migrated != nil && !errors.Is(migrated, ErrOlderNodes) {
 			t.Fatalf("%v; %v", started, migrated)
 		}
 		if started == nil && migrated == nil {

@@ -14,28 +14,28 @@ import (
 	"github.com/outrelay/outrelay/internal/store"
 )
 
-// ErrOlder matches every [*OlderError].
-var ErrOlder = errors.New("nodes of an older version are alive")
+// ErrOlderNodes matches every [*OlderNodesError].
+var ErrOlderNodes = errors.New("nodes of an older version are alive")
 
-// OlderError is the error for a migration that must wait, because live nodes do not know it and could do
+// OlderNodesError is the error for a migration that must wait, because live nodes do not know it and could do
 // harm after it.
-type OlderError struct {
+type OlderNodesError struct {
 	ID, Name string   // of the migration
 	Nodes    []string // with their versions, as "node (version)"
 }
 
-func (e *OlderError) Error() string {
+func (e *OlderNodesError) Error() string {
 	return fmt.Sprintf("migration %s (%s) waits, because these live nodes do not know it: %s; "+
 		"upgrade or stop them, and the migration continues", e.ID, e.Name, strings.Join(e.Nodes, ", "))
 }
 
-// Is reports whether target is [ErrOlder].
-func (e *OlderError) Is(target error) bool { return target == ErrOlder }
+// Is reports whether target is [ErrOlderNodes].
+func (e *OlderNodesError) Is(target error) bool { return target == ErrOlderNodes }
 
-// Ready returns the function that a [migrate.Migrator] calls before a step that older versions cannot
-// work with. The function returns an [*OlderError] if a live node does not know the step. An owner of a
+// NewStepCheck returns the function that a [migrate.Migrator] calls before a step that older versions cannot
+// work with. The function returns an [*OlderNodesError] if a live node does not know the step. An owner of a
 // lease counts as live even if it is not in the list of nodes. A call makes two majority reads.
-func Ready(state *mongo.Database) func(ctx context.Context, s migrate.Step) error {
+func NewStepCheck(state *mongo.Database) func(ctx context.Context, s migrate.Step) error {
 	return func(ctx context.Context, s migrate.Step) error {
 		list, err := store.NewNodes(store.Majority(state.Collection("nodes"))).List(ctx)
 		if err != nil {
@@ -46,7 +46,7 @@ func Ready(state *mongo.Database) func(ctx context.Context, s migrate.Step) erro
 			return err
 		}
 
-		number := migrate.Number(s.ID)
+		number := migrate.StepNumber(s.ID)
 		var older []string
 		knows := map[string]bool{}
 		for _, n := range list {
@@ -64,7 +64,7 @@ func Ready(state *mongo.Database) func(ctx context.Context, s migrate.Step) erro
 
 		if len(older) > 0 {
 			slices.Sort(older)
-			return &OlderError{ID: s.ID, Name: s.Name, Nodes: older}
+			return &OlderNodesError{ID: s.ID, Name: s.Name, Nodes: older}
 		}
 		return nil
 	}

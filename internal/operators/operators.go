@@ -75,7 +75,7 @@ func New(cfg config.Config, version string, log *slog.Logger, m *metrics.Set) (*
 		opts.Refused = func(reason string) { m.LoginsRefused.WithLabelValues(reason).Inc() }
 	}
 	if a.TLS != nil {
-		opts.TLS = func() (*tls.Config, error) { return a.TLS.Server() }
+		opts.TLS = func() (*tls.Config, error) { return a.TLS.ServerConfig() }
 		opts.Reloaded = func(ok bool) { m.Reloaded(metrics.Certificates, ok) }
 	}
 	if o.server, err = httpapi.ListenAdmin(opts); err != nil {
@@ -93,7 +93,7 @@ func (o *Server) newPage(cfg config.Config, version string, log *slog.Logger) ht
 		Version: version,
 		Log:     log,
 		Desk: func(a admin.Actor, watcher, slot string) opspage.UseCases {
-			return o.deployment.For(a).Of(watcher).At(slot)
+			return o.deployment.For(a).ForWatcher(watcher).ForSlot(slot)
 		},
 	})
 }
@@ -106,7 +106,7 @@ func accessConfig(a *config.Admin) httpapi.Access {
 		Operators:   a.Operators,
 		Anonymous:   a.Anonymous,
 		Payloads:    a.Payloads,
-		Local:       a.Local(),
+		Local:       a.IsLocal(),
 		Hosts:       a.Hosts,
 		Rate:        a.Rate,
 	}

@@ -91,10 +91,10 @@ func (c *call) deadFilter() (admin.DeadFilter, error) {
 	f := admin.DeadFilter{
 		Collection: c.get("collection"), IDs: lines(c.q.Get("id")), Topic: c.get("topic"), Type: c.get("type"),
 		AggregateType: c.get("aggregate"), Key: c.q.Get("key"), Class: c.get("class"), Message: c.q.Get("message"),
-		Source: c.get("source"), Stand: c.get("stand"),
+		Source: c.get("source"), RequeueStatus: c.get("stand"),
 	}
-	if f.Stand == "" {
-		f.Stand = "replayable"
+	if f.RequeueStatus == "" {
+		f.RequeueStatus = "replayable"
 	}
 	var err error
 	f.From, f.To, err = c.window()

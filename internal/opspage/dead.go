@@ -27,7 +27,7 @@ func showDead(c *call) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	d := dead{Empty: f.Empty(), Stand: f.Stand}
+	d := dead{Empty: f.Empty(), Stand: f.RequeueStatus}
 	limit := c.limit()
 	if limit == 0 {
 		limit = deadPage

@@ -22,7 +22,7 @@ var screens = []screen{
 // lookup is what was found of an event, or of a key.
 type lookup struct {
 	Asked bool
-	admin.Found
+	admin.LookupResult
 }
 
 func showLookup(c *call) (any, error) {

@@ -111,8 +111,8 @@ func (d *desk) WaitingPage(context.Context, admin.WaitingFilter, int, string) (a
 	return answer[admin.WaitingPage](d)
 }
 
-func (d *desk) Lookup(context.Context, admin.LookupQuery) (admin.Found, error) {
-	return answer[admin.Found](d)
+func (d *desk) Lookup(context.Context, admin.LookupQuery) (admin.LookupResult, error) {
+	return answer[admin.LookupResult](d)
 }
 
 func (d *desk) ScheduledList(context.Context, admin.ScheduledFilter, int, string) (admin.ScheduledPage, error) {
@@ -415,7 +415,7 @@ func TestActionsAreConfirmed(t *testing.T) {
 	if r.StatusCode != http.StatusSeeOther || !slices.Equal(d.did, []string{"discard"}) || d.actor.Name != "ada" {
 		t.Fatalf("%d, did %v as %v", r.StatusCode, d.did, d.actor)
 	}
-	if f := d.filter; f.Topic != "orders" || f.Class != "expired" || !f.All || f.Stand != "replayable" {
+	if f := d.filter; f.Topic != "orders" || f.Class != "expired" || !f.All || f.RequeueStatus != "replayable" {
 		t.Errorf("by the filter %+v", f)
 	}
 	to := r.Header.Get("Location")
@@ -480,7 +480,7 @@ func TestErrorStates(t *testing.T) {
 		{context.DeadlineExceeded, http.StatusServiceUnavailable},
 		{admin.ErrUnavailable, http.StatusServiceUnavailable},
 		{admin.ErrCursor, http.StatusBadRequest},
-		{admin.ErrLive, http.StatusConflict},
+		{admin.ErrInUse, http.StatusConflict},
 	} {
 		h := site(&desk{err: c.err})
 		for _, at := range []string{"/", "/pending", "/dead", "/nodes", "/log", "/scheduled", "/sagas", "/inbox", "/control", "/lookup?q=1"} {
@@ -513,11 +513,11 @@ func TestEmptyStates(t *testing.T) {
 // nothing has no data at all.
 type nothing struct{ UseCases }
 
-func (nothing) Overview(context.Context) (o admin.Overview, err error)               { return }
-func (nothing) Pending(context.Context) (p []admin.PendingTopic, err error)          { return }
-func (nothing) Lookup(context.Context, admin.LookupQuery) (f admin.Found, err error) { return }
-func (nothing) SagaTypes(context.Context) (s []admin.SagaType, err error)            { return }
-func (nothing) Inboxes(context.Context) (s []admin.InboxCounts, err error)           { return }
+func (nothing) Overview(context.Context) (o admin.Overview, err error)                      { return }
+func (nothing) Pending(context.Context) (p []admin.PendingTopic, err error)                 { return }
+func (nothing) Lookup(context.Context, admin.LookupQuery) (f admin.LookupResult, err error) { return }
+func (nothing) SagaTypes(context.Context) (s []admin.SagaType, err error)                   { return }
+func (nothing) Inboxes(context.Context) (s []admin.InboxCounts, err error)                  { return }
 func (nothing) WaitingPage(context.Context, admin.WaitingFilter, int, string) (p admin.WaitingPage, err error) {
 	return
 }

@@ -24,7 +24,7 @@ type looking interface {
 	Events(ctx context.Context, f admin.EventFilter, limit int, after string) (admin.EventPage, error)
 	Pending(ctx context.Context) ([]admin.PendingTopic, error)
 	WaitingPage(ctx context.Context, f admin.WaitingFilter, limit int, after string) (admin.WaitingPage, error)
-	Lookup(ctx context.Context, q admin.LookupQuery) (admin.Found, error)
+	Lookup(ctx context.Context, q admin.LookupQuery) (admin.LookupResult, error)
 	ScheduledList(ctx context.Context, f admin.ScheduledFilter, limit int, after string) (admin.ScheduledPage, error)
 	ScheduledSummary(ctx context.Context, f admin.ScheduledFilter) ([]admin.ScheduledGroup, error)
 	SagaTypes(ctx context.Context) ([]admin.SagaType, error)

@@ -67,12 +67,12 @@ type Exceptions struct {
 	// Check returns an error for an envelope that neither a relay nor an operator made an exception.
 	// Such an envelope becomes a dead letter at once. nil accepts all.
 	Check func(v *event.View) error
-	// Standing returns the records of an envelope that a read-back has found in topics (nil: in all
+	// FindRecords returns the records of an envelope that a read-back has found in topics (nil: in all
 	// topics that it routes to). Take acks those that are still there, and sends nothing. If there are
 	// any, Take returns true and calls answer once, as Outlet.Publish does. Otherwise it returns false.
 	// The envelopes have neither body nor headers. Both may be nil if no partition is read late.
-	Standing func(e *Envelope, topics []string) []Hit
-	Take     func(e *Envelope, topics []string, answer func(record.Published)) bool
+	FindRecords func(e *Envelope, topics []string) []Hit
+	AckIfFound  func(e *Envelope, topics []string, answer func(record.Published)) bool
 
 	// Compacted reports whether a topic may keep only the newest record of a key (N10). nil: no topic
 	// does.
@@ -82,15 +82,15 @@ type Exceptions struct {
 	Now func() time.Time
 	// Poll is the time between two queries for due retries. Defaults to 500 ms.
 	Poll time.Duration
-	// MaxFlying bounds the envelopes that are published and have no written fate yet. Defaults to
+	// MaxInFlight bounds the envelopes that are published and have no written fate yet. Defaults to
 	// 10,000.
-	MaxFlying int
+	MaxInFlight int
 	// Log defaults to none.
 	Log *slog.Logger
-	// Trouble is called with the error of each read that failed and is retried. May be nil.
-	Trouble func(error)
-	// Well is called when reads succeed again. May be nil.
-	Well func()
+	// OnRetry is called with the error of each read that failed and is retried. May be nil.
+	OnRetry func(error)
+	// OnRecovered is called when reads succeed again. May be nil.
+	OnRecovered func()
 
 	once sync.Once
 	wake chan struct{} // holds one token
@@ -165,8 +165,8 @@ func (x *Exceptions) ensureInit() {
 		if x.Poll <= 0 {
 			x.Poll = defaultPoll
 		}
-		if x.MaxFlying <= 0 {
-			x.MaxFlying = defaultMaxFlying
+		if x.MaxInFlight <= 0 {
+			x.MaxInFlight = defaultMaxFlying
 		}
 		if x.Log == nil {
 			x.Log = slog.New(slog.DiscardHandler)
@@ -192,9 +192,9 @@ func (x *Exceptions) Wake(topic string) {
 	signal(x.wake)
 }
 
-// Written requests scans for exceptions that were just written, so that those whose turn it is are
+// QueueWritten requests scans for exceptions that were just written, so that those whose turn it is are
 // published at once. It does not block.
-func (x *Exceptions) Written(list []store.Exception) {
+func (x *Exceptions) QueueWritten(list []store.Exception) {
 	x.ensureInit()
 	x.mu.Lock()
 	for i := range list {
@@ -228,9 +228,9 @@ func (x *Exceptions) allParkedLocked(topics []string) bool {
 	return len(topics) > 0
 }
 
-// Flying calls each for every key with an envelope that is published and whose fate is not written
+// EachKeyInFlight calls each for every key with an envelope that is published and whose fate is not written
 // yet. It holds the lock during the calls.
-func (x *Exceptions) Flying(each func(ns, key string)) {
+func (x *Exceptions) EachKeyInFlight(each func(ns, key string)) {
 	x.ensureInit()
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -264,8 +264,8 @@ func (x *Exceptions) Run(ctx context.Context) error {
 			return context.Cause(ctx)
 		}
 		if err != nil {
-			if x.Trouble != nil {
-				x.Trouble(err)
+			if x.OnRetry != nil {
+				x.OnRetry(err)
 			}
 			if backoff.Wait(ctx) != nil {
 				return context.Cause(ctx)
@@ -279,8 +279,8 @@ func (x *Exceptions) Run(ctx context.Context) error {
 
 		if backoff.Attempts() > 0 {
 			backoff.Reset()
-			if x.Well != nil {
-				x.Well()
+			if x.OnRecovered != nil {
+				x.OnRecovered()
 			}
 		}
 

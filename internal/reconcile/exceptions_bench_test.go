@@ -28,11 +28,11 @@ func (o *instant) Publish(_ context.Context, _ *Envelope, topics []string, answe
 	answer(p)
 	return nil
 }
-func (o *instant) Settle([]record.Ticket) {}
-func (o *instant) Open(_, _, _ string)    {}
-func (o *instant) Reached() string        { return "9" }
-func (o *instant) Resume(_, _, _ string)  {}
-func (o *instant) Flush()                 {}
+func (o *instant) Settle([]record.Ticket)   {}
+func (o *instant) OpenGate(_, _, _ string)  {}
+func (o *instant) Reached() string          { return "9" }
+func (o *instant) ResumeKey(_, _, _ string) {}
+func (o *instant) Flush()                   {}
 
 // BenchmarkExceptions drains 10,000 envelopes: parked ones, and requeued ones that are all due.
 func BenchmarkExceptions(b *testing.B) {
@@ -81,8 +81,8 @@ func BenchmarkExceptions(b *testing.B) {
 				done := make(chan struct{})
 				var finished atomic.Int64
 				out := &instant{}
-				f := NewFinisher(Finishing{
-					Trouble: func(err error) { b.Log(err) }, Client: client, Fencer: held, Outlet: out, Retry: retry.Reopen, MaxAttempts: 3, Now: time.Now,
+				f := NewFinisher(FinisherConfig{
+					OnRetry: func(err error) { b.Log(err) }, Client: client, Fencer: held, Outlet: out, Retry: retry.Reopen, MaxAttempts: 3, Now: time.Now,
 					Count: func(End, record.Class, int) {
 						if k := finished.Add(1); k == n {
 							close(done)

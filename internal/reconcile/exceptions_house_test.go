@@ -64,10 +64,10 @@ type term struct {
 func (h *house) begin() *term {
 	te := &term{h: h, out: h.broker.connect(), ends: map[End]int{}}
 	te.dirty.Store(true)
-	te.f = NewFinisher(Finishing{
+	te.f = NewFinisher(FinisherConfig{
 		Client: h.client, Fencer: h.held, Outlet: te.out, Retry: retry.Policy{Base: time.Millisecond, Cap: 2 * time.Millisecond}, MaxAttempts: h.attempts,
 		Recording: h.recording, DropExpired: h.drop, Watcher: "orders", Node: "a", Epoch: 1, Now: time.Now,
-		Trouble: func(err error) { h.t.Log("finishing: ", err) },
+		OnRetry: func(err error) { h.t.Log("finishing: ", err) },
 		Count: func(e End, _ record.Class, n int) {
 			te.mu.Lock()
 			te.ends[e] += n
@@ -75,8 +75,8 @@ func (h *house) begin() *term {
 		},
 	})
 	te.x = &Exceptions{
-		Client: h.client, Outlet: te.out, Finisher: te.f, Now: time.Now, Poll: 20 * time.Millisecond, Route: h.route, MaxFlying: h.flying,
-		Trouble: func(err error) { h.t.Log("reading: ", err) },
+		Client: h.client, Outlet: te.out, Finisher: te.f, Now: time.Now, Poll: 20 * time.Millisecond, Route: h.route, MaxInFlight: h.flying,
+		OnRetry: func(err error) { h.t.Log("reading: ", err) },
 		Collections: func() []store.Outbox {
 			if !te.dirty.Load() {
 				return nil

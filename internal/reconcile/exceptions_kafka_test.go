@@ -249,7 +249,7 @@ func (o *wire) withdraw(topic string, which func(*sent) bool, held error, refuse
 		o.latched[[3]string{s.ns, topic, s.w.key}] = true
 		a := record.Answer{Topic: topic, Offset: -1, Held: held}
 		if s == refused {
-			a.Refused, a.Held = why, nil
+			a.Refusal, a.Held = why, nil
 		}
 		now = append(now, o.answer(s.p, a))
 	}
@@ -321,7 +321,7 @@ func (o *wire) Settle(tickets []record.Ticket) {
 	}
 }
 
-func (o *wire) Open(ns, topic, key string) {
+func (o *wire) OpenGate(ns, topic, key string) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.opened[[3]string{ns, topic, key}]++
@@ -339,7 +339,7 @@ func (o *wire) reach(pos string) {
 	o.reached = pos
 }
 
-func (o *wire) Resume(ns, topic, key string) {
+func (o *wire) ResumeKey(ns, topic, key string) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	delete(o.latched, [3]string{ns, topic, key})

@@ -72,7 +72,7 @@ func TestN08_RecoverFinishesWhatAnEarlierOwnerHadSent(t *testing.T) {
 	}
 	str := hit(oid.Hex(), "a", 0, nil)
 	str.StringID = true
-	n, err := te.x.Recover(t.Context(), []Hit{
+	n, err := te.x.FinishHits(t.Context(), []Hit{
 		hit("e000001", "a", 0, nil), hit("e000001", "b", 0, &hash), hit("e000002", "b", 0, nil), hit("e000003", "a", 1, nil),
 		hit("e000004", "a", 0, &other), str, hit("due", "a", 0, nil), hit("stream's", "a", 0, nil),
 	})
@@ -94,7 +94,7 @@ func TestN08_RecoverFinishesWhatAnEarlierOwnerHadSent(t *testing.T) {
 	if h.doc("stream's")["sentAt"] != nil {
 		t.Error("an envelope of the stream was touched")
 	}
-	n, err = te.x.Recover(t.Context(), []Hit{hit(oid.Hex(), "a", 0, nil), hit("e000003", "a", 2, nil)})
+	n, err = te.x.FinishHits(t.Context(), []Hit{hit(oid.Hex(), "a", 0, nil), hit("e000003", "a", 2, nil)})
 	if err != nil || n != 2 {
 		t.Errorf("an ObjectId and a later delivery: %d, %v", n, err)
 	}
@@ -124,7 +124,7 @@ func TestN10_ALaterExceptionIsNotFinishedBeforeAnEarlierOneOfItsKey(t *testing.T
 			defer te.out.kill(nil)
 			te.out.routes = []string{"a"}
 			te.x.Compacted = func(string) bool { return compacted }
-			hits, err := te.x.Find(t.Context(), te.out.standing)
+			hits, err := te.x.FindHits(t.Context(), te.out.standing)
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -226,17 +226,17 @@ func (x *Exceptions) publishInTurn(ctx context.Context, p *scanPass, ns string, 
 // newDelivery returns the Delivery of it for the Finisher. Its Done ends f.
 func (x *Exceptions) newDelivery(p *scanPass, it *candidate, f *flight) *Delivery {
 	return &Delivery{
-		NS:       it.ref.ns,
-		ID:       copyValue(it.id),
-		Number:   p.view.Delivery,
-		Key:      it.ref.key,
-		State:    it.state,
-		Pos:      it.pos,
-		Origin:   it.origin,
-		Pending:  it.pending,
-		Attempts: p.view.Attempts,
-		Latched:  true,
-		Done:     func(fate Fate) { x.endFlight(it.flightID, f, fate) },
+		NS:            it.ref.ns,
+		ID:            copyValue(it.id),
+		Number:        p.view.Delivery,
+		Key:           it.ref.key,
+		State:         it.state,
+		Pos:           it.pos,
+		Origin:        it.origin,
+		Pending:       it.pending,
+		Attempts:      p.view.Attempts,
+		CallerResumes: true,
+		Done:          func(fate Fate) { x.endFlight(it.flightID, f, fate) },
 	}
 }
 
@@ -244,7 +244,7 @@ func (x *Exceptions) newDelivery(p *scanPass, it *candidate, f *flight) *Deliver
 func (x *Exceptions) awaitRoom(ctx context.Context, p *scanPass) error {
 	for {
 		x.mu.Lock()
-		full := len(x.inFlight) >= x.MaxFlying
+		full := len(x.inFlight) >= x.MaxInFlight
 		x.mu.Unlock()
 		if !full {
 			return nil

@@ -117,7 +117,7 @@ func (c *chaos) come(n int) {
 	if err := store.WriteExceptions(c.t.Context(), c.held, list); err != nil {
 		c.t.Fatal(err)
 	}
-	c.term.x.Written(list)
+	c.term.x.QueueWritten(list)
 	if c.r.IntN(3) > 0 {
 		c.term.out.reach(fmt.Sprintf("82%06d", c.n))
 	}
@@ -151,7 +151,7 @@ func (c *chaos) takeOver() {
 	}
 	c.broker.mu.Unlock()
 	if c.r.IntN(2) == 0 { // else the sink finds them one by one
-		if _, err := c.term.x.Recover(c.t.Context(), hits); err != nil {
+		if _, err := c.term.x.FinishHits(c.t.Context(), hits); err != nil {
 			c.t.Fatal(err)
 		}
 	}

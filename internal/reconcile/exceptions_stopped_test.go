@@ -58,7 +58,7 @@ func TestN15_AStoppedKeyIsPassedOver(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		te.x.Written([]store.Exception{{NS: h.ns(), Raw: raw, State: "blocked", Pending: []string{"a"}, Key: "hot", Pos: fmt.Sprint(d[8].Value)}})
+		te.x.QueueWritten([]store.Exception{{NS: h.ns(), Raw: raw, State: "blocked", Pending: []string{"a"}, Key: "hot", Pos: fmt.Sprint(d[8].Value)}})
 		h.until("the loop has been round", func() bool {
 			te.x.mu.Lock()
 			defer te.x.mu.Unlock()

@@ -396,7 +396,7 @@ func TestWrittenWakesTheKeyAtOnce(t *testing.T) {
 	if err := store.WriteExceptions(t.Context(), h.held, list); err != nil {
 		t.Fatal(err)
 	}
-	te.x.Written(list)
+	te.x.QueueWritten(list)
 	h.drained()
 	h.broker.wants("a", "e000001")
 }

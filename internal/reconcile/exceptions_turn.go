@@ -222,7 +222,7 @@ func (x *Exceptions) noteAnswers(f *flight, answers []record.Answer) {
 	defer x.mu.Unlock()
 
 	for _, a := range answers {
-		if a.Refused == nil && a.Held == nil {
+		if a.Refusal == nil && a.Held == nil {
 			continue
 		}
 		if errors.Is(a.Held, record.ErrParked) {
@@ -297,7 +297,7 @@ func (x *Exceptions) endFlight(id string, f *flight, fate Fate) {
 	x.mu.Unlock()
 
 	for t := range resume {
-		x.Outlet.Resume(f.ref.ns, t, f.ref.key)
+		x.Outlet.ResumeKey(f.ref.ns, t, f.ref.key)
 	}
 	signal(x.room)
 	if wake {

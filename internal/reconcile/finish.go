@@ -29,14 +29,14 @@ type Outlet interface {
 	// Settle is called when the fates of these deliveries are majority-committed (N8): exactly once for
 	// each delivery that was answered, unless the lease was lost before.
 	Settle(tickets []record.Ticket)
-	// Open removes one exception from the gate of a key (N15): an exception of the stream is finished
+	// OpenGate removes one exception from the gate of a key (N15): an exception of the stream is finished
 	// or dead for that topic.
-	Open(ns, topic, key string)
+	OpenGate(ns, topic, key string)
 	// Reached returns the position of the watermark. The stream brings no more events at or before it.
 	Reached() string
-	// Resume continues deliveries of a key after one of them was refused or returned. It has no effect
+	// ResumeKey continues deliveries of a key after one of them was refused or returned. It has no effect
 	// if none wait.
-	Resume(ns, topic, key string)
+	ResumeKey(ns, topic, key string)
 	// Flush wakes the sink after a series of Publish calls.
 	Flush()
 }
@@ -55,8 +55,8 @@ type Delivery struct {
 	Pending []string // targets that do not have it yet; nil: all that it routes to
 	// Attempts is the number of earlier attempts that failed.
 	Attempts int32
-	// Latched leaves calls of Resume to the caller, which knows when all of the key has returned.
-	Latched bool
+	// CallerResumes leaves calls of Resume to the caller, which knows when all of the key has returned.
+	CallerResumes bool
 	// Done is called once with the fate, after it is majority-committed, on the goroutine of the
 	// Finisher. It does not block and must not publish. May be nil.
 	Done func(Fate)
@@ -91,8 +91,8 @@ func (e End) String() string {
 	return [...]string{"finished", "retrying", "waiting", "dead", "dropped", "gone"}[e]
 }
 
-// Finishing is the configuration of a Finisher.
-type Finishing struct {
+// FinisherConfig is the configuration of a Finisher.
+type FinisherConfig struct {
 	Client *mongo.Client // for reads; Fencer has the client of the transactions
 	Fencer store.Fencer
 	Outlet Outlet
@@ -108,10 +108,10 @@ type Finishing struct {
 	Seal        []byte           // of the state database, see [store.Registry.Seal]
 	Now         func() time.Time // the time of the server
 	Log         *slog.Logger     // defaults to none
-	// Trouble is called with the error of each write that failed and is retried, and Well after the
+	// OnRetry is called with the error of each write that failed and is retried, and Well after the
 	// next write that succeeds. Both may be nil.
-	Trouble func(error)
-	Well    func()
+	OnRetry     func(error)
+	OnRecovered func()
 	// Count adds n to the counters of fates. May be nil.
 	Count func(end End, class record.Class, n int)
 }
@@ -146,7 +146,7 @@ type deadReason struct {
 // Answered, Refused and Drain may be called from any goroutine. Memory is bounded by the deliveries in
 // flight.
 type Finisher struct {
-	config Finishing
+	config FinisherConfig
 
 	mu            sync.Mutex
 	queue         []*decision
@@ -166,7 +166,7 @@ type Finisher struct {
 const postponeFor = 5 * time.Second
 
 // NewFinisher returns a Finisher. It writes nothing before Run.
-func NewFinisher(c Finishing) *Finisher {
+func NewFinisher(c FinisherConfig) *Finisher {
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)
 	}
@@ -346,8 +346,8 @@ func (f *Finisher) retryWrite(ctx context.Context, op func(context.Context) erro
 	for {
 		err := op(ctx)
 		if err == nil {
-			if f.failing && f.config.Well != nil {
-				f.config.Well()
+			if f.failing && f.config.OnRecovered != nil {
+				f.config.OnRecovered()
 			}
 			f.failing = false
 			return nil
@@ -360,8 +360,8 @@ func (f *Finisher) retryWrite(ctx context.Context, op func(context.Context) erro
 		}
 
 		f.failing = true
-		if f.config.Trouble != nil {
-			f.config.Trouble(err)
+		if f.config.OnRetry != nil {
+			f.config.OnRetry(err)
 		}
 		if backoff.Wait(ctx) != nil {
 			return context.Cause(ctx)

@@ -29,10 +29,10 @@ func (f *Finisher) decideFate(a *decision, answers []record.Answer) {
 	var held error
 	for _, x := range answers {
 		switch {
-		case x.Refused != nil:
+		case x.Refusal != nil:
 			a.fate.Refused = append(a.fate.Refused, x.Topic)
-			if refusal == nil || x.Refused.Class.DeadAtOnce() && !refusal.Class.DeadAtOnce() {
-				refusal, refusedBy = x.Refused, x
+			if refusal == nil || x.Refusal.Class.DeadAtOnce() && !refusal.Class.DeadAtOnce() {
+				refusal, refusedBy = x.Refusal, x
 			}
 		case x.Held != nil:
 			a.fate.Held = append(a.fate.Held, x.Topic)

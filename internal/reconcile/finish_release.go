@@ -46,16 +46,16 @@ func (f *Finisher) releaseBatch(batch []*decision) {
 func (f *Finisher) openGates(a *decision) {
 	if a.Origin == store.OriginStream && a.Claim == "" {
 		for _, topic := range a.gatesToOpen() {
-			f.config.Outlet.Open(a.NS, topic, a.Key)
+			f.config.Outlet.OpenGate(a.NS, topic, a.Key)
 		}
 	}
-	if a.Latched {
+	if a.CallerResumes {
 		return
 	}
 
 	for _, topics := range [][]string{a.fate.Refused, a.fate.Held} {
 		for _, topic := range topics {
-			f.config.Outlet.Resume(a.NS, topic, a.Key)
+			f.config.Outlet.ResumeKey(a.NS, topic, a.Key)
 		}
 	}
 }

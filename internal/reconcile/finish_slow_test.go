@@ -25,7 +25,7 @@ func TestN03_FatesAreWrittenInPartsWhereTheServerIsSlow(t *testing.T) {
 	te := h.begin()
 	defer te.out.kill(nil)
 	slow := &stacktest.Hasty{Fence: h.held, Coll: h.coll, Done: present("sentAt"), Most: 5}
-	f := NewFinisher(Finishing{Client: h.client, Fencer: slow, Outlet: te.out, Recording: "watermark", Now: time.Now})
+	f := NewFinisher(FinisherConfig{Client: h.client, Fencer: slow, Outlet: te.out, Recording: "watermark", Now: time.Now})
 	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
 	defer cancel()
 	for from := range 2 {
@@ -62,7 +62,7 @@ func TestN03_WhatIsDueIsClaimedInPartsWhereTheServerIsSlow(t *testing.T) {
 	p := plan(t)
 	ids := p.schedule(120, 0)
 	slow := &stacktest.Hasty{Coll: p.coll, Done: present("claim"), Most: 5}
-	x := p.take(func(_ *Finishing, c *ScheduledConfig) { slow.Fence, c.Fencer = c.Fencer, slow })
+	x := p.take(func(_ *FinisherConfig, c *ScheduledConfig) { slow.Fence, c.Fencer = c.Fencer, slow })
 	x.settles(len(ids))
 	x.end()
 	x.once(time.Time{}, ids...)

@@ -69,7 +69,7 @@ func (f *Finisher) onlyRemovalLeft(d *Delivery, answers []record.Answer) bool {
 	if d.Done != nil || d.Pending != nil || f.config.Recording == "mark" {
 		return false
 	}
-	return !slices.ContainsFunc(answers, func(a record.Answer) bool { return a.Refused != nil || a.Held != nil })
+	return !slices.ContainsFunc(answers, func(a record.Answer) bool { return a.Refusal != nil || a.Held != nil })
 }
 
 // checkRemovals reports whether removals are the next to be written, and whether they have to wait

@@ -20,7 +20,7 @@ func TestTidyingGivesWayToWhatIsDue(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		table := &fakeTable{}
 		table.due.Store(true)
-		f := NewFinisher(Finishing{})
+		f := NewFinisher(FinisherConfig{})
 		f.scheduled = table
 		f.removals.appendRemoval(removal{ns: "db.outbox"})
 		waits := func() time.Duration {

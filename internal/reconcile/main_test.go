@@ -156,5 +156,5 @@ func (b *bundle) behind(coll *mongo.Collection, at bson.Timestamp, until string,
 
 // swept asks the set about an event.
 func (b *bundle) swept(s *Skip, coll string, id bson.RawValue, doc bson.Raw) (known, doubtful bool) {
-	return s.Swept([]byte(b.db.Name()), []byte(coll), byte(id.Type), id.Value, doc)
+	return s.WasSwept([]byte(b.db.Name()), []byte(coll), byte(id.Type), id.Value, doc)
 }

@@ -25,7 +25,7 @@ type lateWork struct {
 	left map[store.Outbox][]bson.RawValue
 }
 
-// Found is called when a partition that could not be read at the takeover has been read. The stored
+// ReclaimLate is called when a partition that could not be read at the takeover has been read. The stored
 // offset of the partition waits until release is called (N8).
 //
 // Run finishes the waiting and scheduled envelopes whose records are in the partition, without
@@ -39,7 +39,7 @@ type lateWork struct {
 // to Scheduled until it is finished or becomes an exception. No envelope is missed: all envelopes that
 // the previous owner sent outside of the stream had a state or a claim before this term began, and
 // keep one of them until they are finished.
-func (x *Exceptions) Found(ready func() bool, release func()) {
+func (x *Exceptions) ReclaimLate(ready func() bool, release func()) {
 	x.ensureInit()
 	x.mu.Lock()
 	x.lateReads = append(x.lateReads, lateRead{ready, release})
@@ -100,7 +100,7 @@ func (x *Exceptions) reclaimCollections(
 	ctx context.Context, collections []store.Outbox, all bool,
 ) (left map[store.Outbox][]bson.RawValue, taken int, err error) {
 	left = map[store.Outbox][]bson.RawValue{}
-	if x.Standing == nil || x.Take == nil {
+	if x.FindRecords == nil || x.AckIfFound == nil {
 		return left, 0, nil
 	}
 
@@ -159,7 +159,7 @@ func (x *Exceptions) reclaimEnvelope(
 
 	it := x.newCandidate(p, ns, raw, nil)
 	e := Envelope{DB: p.db, Coll: p.coll, Raw: raw}
-	hits := x.Standing(&e, it.pending)
+	hits := x.FindRecords(&e, it.pending)
 	if len(hits) == 0 {
 		return false, false, nil
 	}
@@ -193,7 +193,7 @@ func (x *Exceptions) reclaimEnvelope(
 	}
 
 	d := x.newDelivery(p, it, f)
-	if !x.Take(&e, topics, func(a record.Published) { x.Finisher.Answered(d, a) }) {
+	if !x.AckIfFound(&e, topics, func(a record.Published) { x.Finisher.Answered(d, a) }) {
 		x.undoFlight(it.flightID, f)
 		return false, true, nil
 	}

@@ -72,7 +72,7 @@ func (te *term) conceal(topic string) (show func(let func())) {
 	o.b.mu.Lock()
 	o.b.parked[topic] = true
 	o.b.mu.Unlock()
-	te.x.Standing, te.x.Take = o.standing, o.take
+	te.x.FindRecords, te.x.AckIfFound = o.standing, o.take
 	return func(let func()) {
 		o.mu.Lock()
 		o.seen[topic] = hidden
@@ -80,7 +80,7 @@ func (te *term) conceal(topic string) (show func(let func())) {
 		o.b.mu.Lock()
 		o.b.parked[topic] = false
 		o.b.mu.Unlock()
-		te.x.Found(func() bool { return true }, let)
+		te.x.ReclaimLate(func() bool { return true }, let)
 	}
 }
 

@@ -32,14 +32,14 @@ type Hit struct {
 // orderScope is the scope within which envelopes keep their order in a topic.
 type orderScope struct{ ns, topic, key string }
 
-// Widen adds topics to exceptions that may be incomplete after a crash: an exception of the stream
+// WidenIncomplete adds topics to exceptions that may be incomplete after a crash: an exception of the stream
 // with a position above after for which unsure holds then waits for all topics that it routes to. Call
 // Widen at a takeover before Find. It returns the number of exceptions it changed.
 //
 // The previous owner wrote such an exception as soon as one of its topics could not be written. The
 // records for its other topics may still have been queued when that owner died, and neither the stream
 // nor a sweep sends an envelope that has a state. Find then finds the topics that have the record.
-func (x *Exceptions) Widen(ctx context.Context, after string, unsure func(pos string) bool) (widened int, err error) {
+func (x *Exceptions) WidenIncomplete(ctx context.Context, after string, unsure func(pos string) bool) (widened int, err error) {
 	x.ensureInit()
 	if x.Route == nil {
 		return 0, nil
@@ -93,10 +93,10 @@ func (x *Exceptions) Widen(ctx context.Context, after string, unsure func(pos st
 	return widened, write()
 }
 
-// Disown removes claims of this epoch or a later one from scheduled envelopes. Call it at a takeover,
+// DisownStrayClaims removes claims of this epoch or a later one from scheduled envelopes. Call it at a takeover,
 // before anything is claimed. Such claims belong to an earlier watcher document of the same name, whose
 // epochs have started again since. Without Disown, no owner would ever send these envelopes (N19).
-func (x *Exceptions) Disown(ctx context.Context) error {
+func (x *Exceptions) DisownStrayClaims(ctx context.Context) error {
 	x.ensureInit()
 	epoch := x.Finisher.config.Epoch
 
@@ -119,11 +119,11 @@ func (x *Exceptions) Disown(ctx context.Context) error {
 	return nil
 }
 
-// Find returns, for Recover, the hits of envelopes that an earlier owner may have sent outside of the
+// FindHits returns, for Recover, the hits of envelopes that an earlier owner may have sent outside of the
 // stream. find returns the records of an envelope that were found in topics (nil: in all topics that it
 // routes to). Its envelope has no payload. The size of the result is bounded by the envelopes that the
 // earlier owner had in flight.
-func (x *Exceptions) Find(ctx context.Context, find func(e *Envelope, topics []string) []Hit) ([]Hit, error) {
+func (x *Exceptions) FindHits(ctx context.Context, find func(e *Envelope, topics []string) []Hit) ([]Hit, error) {
 	x.ensureInit()
 
 	var hits []Hit
@@ -205,7 +205,7 @@ func (x *Exceptions) dropOvertakingHits(
 // recoverAtOnce is the number of ids in one query.
 const recoverAtOnce = 500
 
-// Recover finishes exceptions and claimed envelopes whose records an earlier owner has sent, so that
+// FinishHits finishes exceptions and claimed envelopes whose records an earlier owner has sent, so that
 // they are not sent again (N8, N19). Call it at a takeover, after the read-back, before Load and before
 // anything is published. After it has returned without an error, the offsets of the read-back may be
 // released.
@@ -213,7 +213,7 @@ const recoverAtOnce = 500
 // Recover leaves the hits that are of no exception to the stream. It finishes an envelope that does not
 // list its targets only if Route returns them. Otherwise the sink finds the records when the envelope
 // is sent again.
-func (x *Exceptions) Recover(ctx context.Context, hits []Hit) (finished int, err error) {
+func (x *Exceptions) FinishHits(ctx context.Context, hits []Hit) (finished int, err error) {
 	x.ensureInit()
 	if len(hits) == 0 {
 		return 0, nil

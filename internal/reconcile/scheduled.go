@@ -50,7 +50,7 @@ type ScheduledConfig struct {
 	// Collections returns the collections that may hold scheduled envelopes. It is called at each look
 	// at the indexes.
 	Collections func() []store.Outbox
-	Part        slot.Part // the owner's slot; the zero value is all (N28)
+	Part        slot.Range // the owner's slot; the zero value is all (N28)
 	Outlet      Outlet
 	// Finisher is the Finisher of the same term. No other Scheduled may use it. The caller runs it
 	// concurrently.
@@ -65,11 +65,11 @@ type ScheduledConfig struct {
 	Cache int
 	// Log defaults to none.
 	Log *slog.Logger
-	// Late is called with the time between the due time and the ack of an envelope. It must not block.
+	// OnSent is called with the time between the due time and the ack of an envelope. It must not block.
 	// May be nil.
-	Late func(time.Duration)
-	// Trouble is called with the error of each read or write that failed and is retried. May be nil.
-	Trouble func(error)
+	OnSent func(time.Duration)
+	// OnRetry is called with the error of each read or write that failed and is retried. May be nil.
+	OnRetry func(error)
 }
 
 // Scheduled sends envelopes with a due time when they are due by the clock of the server, for one term of
@@ -161,8 +161,8 @@ func NewScheduled(cfg ScheduledConfig) *Scheduled {
 	return s
 }
 
-// Saw adds a scheduled envelope of the stream as a hint. It copies the id and does not block.
-func (s *Scheduled) Saw(ns string, id bson.RawValue, dueAt time.Time) {
+// NoteScheduled adds a scheduled envelope of the stream as a hint. It copies the id and does not block.
+func (s *Scheduled) NoteScheduled(ns string, id bson.RawValue, dueAt time.Time) {
 	c := s.findOrAddCollection(ns)
 	if c == nil {
 		return
@@ -269,7 +269,7 @@ func (s *Scheduled) watchedCollections() []*scheduledCollection {
 }
 
 func (s *Scheduled) reportTrouble(err error) {
-	if s.Trouble != nil {
-		s.Trouble(err)
+	if s.OnRetry != nil {
+		s.OnRetry(err)
 	}
 }

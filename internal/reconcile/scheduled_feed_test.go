@@ -15,7 +15,7 @@ import (
 func feeding(t *testing.T, p *planned) (*Scheduled, *scheduledCollection) {
 	t.Helper()
 	s := NewScheduled(ScheduledConfig{
-		Finisher: NewFinisher(Finishing{}),
+		Finisher: NewFinisher(FinisherConfig{}),
 		Client:   p.client, Epoch: 1, Now: p.now, Outlet: newOutlet(),
 		Collections: func() []store.Outbox { return []store.Outbox{{DB: p.db.Name(), Coll: p.coll.Name()}} },
 	})
@@ -40,7 +40,7 @@ func TestAnIdleCollectionIsAskedRarely(t *testing.T) {
 		t.Fatal("it is asked before its time")
 	}
 	p.schedule(1, time.Hour)
-	s.Saw(c.ns, timerID(1), time.Now().Add(time.Hour))
+	s.NoteScheduled(c.ns, timerID(1), time.Now().Add(time.Hour))
 	select {
 	case <-s.feedWake:
 	default:
@@ -97,8 +97,8 @@ func TestCollectionsComeAndGo(t *testing.T) {
 	if list := s.watchedCollections(); len(list) != 0 || s.timers.entryCount() != 0 {
 		t.Errorf("%d are asked, %d remembered", len(list), s.timers.entryCount())
 	}
-	s.Saw("new.outbox", timerID(1), time.Now())
-	s.Saw("nonsense", timerID(1), time.Now())
+	s.NoteScheduled("new.outbox", timerID(1), time.Now())
+	s.NoteScheduled("nonsense", timerID(1), time.Now())
 	if list := s.watchedCollections(); len(list) != 1 || list[0].ns != "new.outbox" || s.timers.entryCount() != 1 {
 		t.Errorf("%d are asked, %d remembered", len(list), s.timers.entryCount())
 	}
@@ -120,11 +120,11 @@ func TestACollectionThatCannotBeWrittenHoldsUpNobody(t *testing.T) {
 	}
 	ids := p.schedule(50, 0)
 	var trouble atomic.Int64
-	x := p.take(func(_ *Finishing, c *ScheduledConfig) {
+	x := p.take(func(_ *FinisherConfig, c *ScheduledConfig) {
 		c.Collections = func() []store.Outbox {
 			return []store.Outbox{{DB: p.db.Name(), Coll: "view"}, {DB: p.db.Name(), Coll: "outbox"}}
 		}
-		c.Trouble = func(error) { trouble.Add(1) }
+		c.OnRetry = func(error) { trouble.Add(1) }
 	})
 	x.settles(50)
 	ids = append(ids, p.schedule(50, 0)...)

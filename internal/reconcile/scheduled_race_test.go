@@ -133,8 +133,8 @@ func TestN19_CancelledOrSentNeverBoth(t *testing.T) {
 }
 
 // after makes an outlet find what those of earlier terms have sent, as the read-back does.
-func after(terms ...*taking) func(*Finishing, *ScheduledConfig) {
-	return func(f *Finishing, _ *ScheduledConfig) {
+func after(terms ...*taking) func(*FinisherConfig, *ScheduledConfig) {
+	return func(f *FinisherConfig, _ *ScheduledConfig) {
 		o := f.Outlet.(*outlet)
 		for _, x := range terms {
 			for id := range x.outlet.sent {
@@ -157,7 +157,7 @@ func TestN19_NotEveryOneCanBeSent(t *testing.T) {
 	answer := func(_ context.Context, id string) ([]record.Answer, error) {
 		switch id {
 		case refused.String():
-			return []record.Answer{{Topic: "t", Offset: -1, Refused: &record.Refusal{Class: record.RecordRefused, Reason: "no"}}}, nil
+			return []record.Answer{{Topic: "t", Offset: -1, Refusal: &record.Refusal{Class: record.RecordRefused, Reason: "no"}}}, nil
 		case parked.String():
 			return []record.Answer{{Topic: "t", Offset: -1, Held: record.ErrParked}}, nil
 		case expired.String():
@@ -166,7 +166,7 @@ func TestN19_NotEveryOneCanBeSent(t *testing.T) {
 		return []record.Answer{{Topic: "t", Offset: 1}}, nil
 	}
 	var letters atomic.Int32
-	x := p.take(func(f *Finishing, c *ScheduledConfig) {
+	x := p.take(func(f *FinisherConfig, c *ScheduledConfig) {
 		o := f.Outlet.(*outlet)
 		o.answer = answer
 		f.Count = func(end End, _ record.Class, n int) {

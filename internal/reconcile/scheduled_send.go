@@ -157,7 +157,7 @@ func (s *Scheduled) publishEnvelope(ctx context.Context, c *scheduledCollection,
 
 // reportLateness calls Late with the time since due, if every target has the envelope.
 func (s *Scheduled) reportLateness(due int64, p record.Published) {
-	if s.Late == nil {
+	if s.OnSent == nil {
 		return
 	}
 	for _, a := range p.Answers {
@@ -165,5 +165,5 @@ func (s *Scheduled) reportLateness(due int64, p record.Published) {
 			return
 		}
 	}
-	s.Late(s.Now().Sub(time.UnixMilli(due)))
+	s.OnSent(s.Now().Sub(time.UnixMilli(due)))
 }

@@ -76,7 +76,7 @@ type taking struct {
 }
 
 // take acquires the watcher and starts the parts.
-func (p *planned) take(change func(*Finishing, *ScheduledConfig)) *taking {
+func (p *planned) take(change func(*FinisherConfig, *ScheduledConfig)) *taking {
 	p.t.Helper()
 	l, err := lease.New(lease.Config{Collection: p.db.Collection("watchers"), ID: "orders/0of1", Node: "n", ReplicaSetID: "x", TTL: time.Minute})
 	if err != nil {
@@ -87,7 +87,7 @@ func (p *planned) take(change func(*Finishing, *ScheduledConfig)) *taking {
 		p.t.Fatal(err)
 	}
 	epoch := x.held.Document().Epoch
-	f := Finishing{
+	f := FinisherConfig{
 		Client: p.client, Fencer: x.held, Outlet: x.outlet, Retry: retry.Policy{Base: time.Second, Cap: time.Minute}, MaxAttempts: 5,
 		Recording: "watermark", Watcher: "orders", Node: "n", Version: "v", Epoch: epoch, Now: p.now,
 	}
@@ -186,8 +186,8 @@ func (o *outlet) Settle(tickets []record.Ticket) {
 	o.tell()
 }
 
-func (o *outlet) Open(string, string, string)   {}
-func (o *outlet) Resume(string, string, string) {}
+func (o *outlet) OpenGate(string, string, string)   {}
+func (o *outlet) ResumeKey(string, string, string) {}
 func (o *outlet) Reached() string               { return "82FFFFFFFFFFFFFFFF" }
 func (o *outlet) Flush()                        {}
 
@@ -265,8 +265,8 @@ func TestN19_NeverBeforeItIsDue(t *testing.T) {
 			var mu sync.Mutex
 			var late []time.Duration
 			ids := p.schedule(20, 900*time.Millisecond)
-			x := p.take(func(_ *Finishing, c *ScheduledConfig) {
-				c.Late = func(d time.Duration) { mu.Lock(); late = append(late, d); mu.Unlock() }
+			x := p.take(func(_ *FinisherConfig, c *ScheduledConfig) {
+				c.OnSent = func(d time.Duration) { mu.Lock(); late = append(late, d); mu.Unlock() }
 			})
 			due := time.UnixMilli(p.doc(ids[0]).Lookup("dueAt").DateTime())
 			x.settles(20)
@@ -284,7 +284,7 @@ func TestN19_NeverBeforeItIsDue(t *testing.T) {
 func TestN19_TheStreamsHintIsOnlyAHint(t *testing.T) {
 	t.Parallel()
 	p := plan(t)
-	x := p.take(func(_ *Finishing, c *ScheduledConfig) {
+	x := p.take(func(_ *FinisherConfig, c *ScheduledConfig) {
 		c.Poll = time.Hour
 		c.Collections = func() []store.Outbox { return nil }
 	})
@@ -297,7 +297,7 @@ func TestN19_TheStreamsHintIsOnlyAHint(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		x.Saw(store.Namespace(p.coll), bson.RawValue{Type: bson.Type(typ), Value: val}, time.Now().Add(190*time.Millisecond))
+		x.NoteScheduled(store.Namespace(p.coll), bson.RawValue{Type: bson.Type(typ), Value: val}, time.Now().Add(190*time.Millisecond))
 	}
 	x.settles(1)
 	x.once(time.UnixMilli(0), soon...)
@@ -321,7 +321,7 @@ func TestN19_ARescheduleNeedsNoStream(t *testing.T) {
 	x := p.take(nil)
 	for i, id := range slices.Concat(earlier, late) { // what the stream knows
 		typ, val, _ := id.MarshalBSONValue()
-		x.Saw(store.Namespace(p.coll), bson.RawValue{Type: bson.Type(typ), Value: val}, time.Now().Add([]time.Duration{time.Hour, 0}[i]))
+		x.NoteScheduled(store.Namespace(p.coll), bson.RawValue{Type: bson.Type(typ), Value: val}, time.Now().Add([]time.Duration{time.Hour, 0}[i]))
 	}
 	x.settles(2)
 	x.once(moved.Truncate(time.Millisecond), slices.Concat(earlier, late)...)
@@ -341,7 +341,7 @@ func TestN19_ClaimsOfOlderEpochsAreTaken(t *testing.T) {
 	exception := p.schedule(1, -time.Minute)
 	p.set(exception, bson.D{{Key: "state", Value: "retry"}})
 	var last []event.ID
-	x := p.take(func(_ *Finishing, c *ScheduledConfig) { // which epoch it is depends on how many attempts it took
+	x := p.take(func(_ *FinisherConfig, c *ScheduledConfig) { // which epoch it is depends on how many attempts it took
 		p.set(old, claimOf("gone", c.Epoch-1))
 		p.set(newer, claimOf("later", c.Epoch+1))
 		p.set(other, claimOf("other", c.Epoch))

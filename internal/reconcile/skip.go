@@ -63,14 +63,14 @@ func (s *Skip) addID(db, coll []byte, idType byte, id []byte) {
 // Len returns the number of ids.
 func (s *Skip) Len() int { return len(s.ids) }
 
-// Over reports whether commit is later than everything that the sweep can have seen, so that the set is
+// IsPast reports whether commit is later than everything that the sweep can have seen, so that the set is
 // no longer needed.
-func (s *Skip) Over(commit bson.Timestamp) bool { return commit.After(s.until) }
+func (s *Skip) IsPast(commit bson.Timestamp) bool { return commit.After(s.until) }
 
-// Swept reports whether the sweep has delivered an insert of the stream. known means that it has.
+// WasSwept reports whether the sweep has delivered an insert of the stream. known means that it has.
 // doubtful means that it may have, because the set was full or an earlier process made a part of the
 // sweep. Send a doubtful envelope, marked as redelivered.
-func (s *Skip) Swept(db, coll []byte, idType byte, id, doc []byte) (known, doubtful bool) {
+func (s *Skip) WasSwept(db, coll []byte, idType byte, id, doc []byte) (known, doubtful bool) {
 	ts := Stamp(doc)
 	if !ts.IsZero() && ts.After(s.to) {
 		return false, false

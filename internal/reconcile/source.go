@@ -49,9 +49,9 @@ func unstampedFilter() bson.D {
 	return streamFilter(bson.E{Key: "$or", Value: bson.A{side("$lte", noStamp), side("$gt", lastStamp)}})
 }
 
-// AnyUnstamped reports whether coll holds an envelope without a stamp that was committed up to now and
+// HasUnstamped reports whether coll holds an envelope without a stamp that was committed up to now and
 // that the stream has to send.
-func AnyUnstamped(ctx context.Context, now bson.Timestamp, coll *mongo.Collection, p slot.Part) (bool, error) {
+func HasUnstamped(ctx context.Context, now bson.Timestamp, coll *mongo.Collection, p slot.Range) (bool, error) {
 	session, err := store.Causal(ctx, coll.Database().Client(), now)
 	if err != nil {
 		return false, err
@@ -60,7 +60,7 @@ func AnyUnstamped(ctx context.Context, now bson.Timestamp, coll *mongo.Collectio
 	ctx = mongo.NewSessionContext(ctx, session)
 
 	opts := options.FindOne().SetProjection(bson.D{{Key: "_id", Value: 1}})
-	err = store.Majority(coll).FindOne(ctx, p.And(unstampedFilter()), opts).Err()
+	err = store.Majority(coll).FindOne(ctx, p.AddFilter(unstampedFilter()), opts).Err()
 	if errors.Is(err, mongo.ErrNoDocuments) {
 		return false, nil
 	}
@@ -76,7 +76,7 @@ type source struct {
 	outbox     store.Outbox
 	coll       *mongo.Collection
 	db, name   []byte
-	part       slot.Part
+	part       slot.Range
 	to         bson.Timestamp
 	unstamped  bool
 	replyBytes int           // wanted size of a reply
@@ -115,7 +115,7 @@ func (s *source) openCursor(ctx context.Context) error {
 		opts.SetSort(bson.D{{Key: "ts", Value: 1}}).SetAllowDiskUse(true)
 	}
 
-	cursor, err := store.Majority(s.coll).Find(mongo.NewSessionContext(ctx, session), s.part.And(filter), opts) // N21
+	cursor, err := store.Majority(s.coll).Find(mongo.NewSessionContext(ctx, session), s.part.AddFilter(filter), opts) // N21
 	if err != nil {
 		session.EndSession(context.WithoutCancel(ctx))
 		return fmt.Errorf("sweeping %s: %w", store.Namespace(s.coll), err)

@@ -86,8 +86,8 @@ type Result struct {
 // not read under its name. Another pass over the collections that exist then finds the rest.
 var ErrMoved = errors.New("a collection was renamed or dropped while it was swept")
 
-// Lower returns the stamp after which the sweep begins.
-func (s *Sweep) Lower() bson.Timestamp {
+// LowerBound returns the stamp after which the sweep begins.
+func (s *Sweep) LowerBound() bson.Timestamp {
 	low := s.To
 	for _, c := range s.Collections {
 		at := s.lowerBound(c)
@@ -115,7 +115,7 @@ func (s *Sweep) Count(ctx context.Context, c store.Outbox) (int64, error) {
 	coll := store.Majority(s.Client.Database(c.DB).Collection(c.Coll))
 	total := int64(0)
 	for _, filter := range []bson.D{unstampedFilter(), stampedFilter(s.lowerBound(c), lastStamp)} {
-		n, err := coll.CountDocuments(ctx, c.Part.And(filter))
+		n, err := coll.CountDocuments(ctx, c.Part.AddFilter(filter))
 		if err != nil {
 			return 0, fmt.Errorf("counting envelopes of %s: %w", c.NS(), err)
 		}
@@ -182,7 +182,7 @@ func (r *sweepRun) sweepAll(ctx context.Context) error {
 		}
 	}
 
-	r.deliveredUpTo = r.Lower()
+	r.deliveredUpTo = r.LowerBound()
 	for len(r.heap) > 0 {
 		s := r.heap[0]
 		if err := r.reportReached(ctx, s.ts); err != nil {

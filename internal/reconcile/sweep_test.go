@@ -97,14 +97,14 @@ func TestUnstampedAreSweptByPresence(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	c := b.outbox("o")
-	if found, err := AnyUnstamped(t.Context(), b.now(), c, slot.Part{}); err != nil || found {
+	if found, err := HasUnstamped(t.Context(), b.now(), c, slot.Range{}); err != nil || found {
 		t.Fatalf("an empty outbox has unstamped envelopes: %v %v", found, err)
 	}
 	for i := range 50 {
 		b.insert(t.Context(), c, fmt.Sprint(i), bson.E{Key: "sentAt", Value: time.Now()})
 	}
 	b.insert(t.Context(), c, "stamped")
-	if found, err := AnyUnstamped(t.Context(), b.now(), c, slot.Part{}); err != nil || found {
+	if found, err := HasUnstamped(t.Context(), b.now(), c, slot.Range{}); err != nil || found {
 		t.Fatalf("a stamped envelope counts as unstamped: %v %v", found, err)
 	}
 	want := []string{"z-missing", "a-missing", "null", "int", "text", "date", "zero", "regex"}
@@ -140,7 +140,7 @@ func TestUnstampedAreSweptByPresence(t *testing.T) {
 	if all := slices.Sorted(slices.Values(append(want, "stamped"))); !slices.Equal(order, all) {
 		t.Fatalf("swept %q, want %q", order, all)
 	}
-	if found, err := AnyUnstamped(t.Context(), b.now(), c, slot.Part{}); err != nil || !found {
+	if found, err := HasUnstamped(t.Context(), b.now(), c, slot.Range{}); err != nil || !found {
 		t.Fatalf("unstamped envelopes are not seen: %v %v", found, err)
 	}
 	p = &publisher{}
@@ -289,7 +289,7 @@ func TestN22_TransactionOpenAcrossTheEnd(t *testing.T) {
 			if when == "after" && slices.Contains(p.ids, "slow") {
 				t.Error("the sweep saw what was not committed yet")
 			}
-			if s.Skip.Over(to) || !s.Skip.Over(b.now()) {
+			if s.Skip.IsPast(to) || !s.Skip.IsPast(b.now()) {
 				t.Error("the set is over too early or never")
 			}
 		})

@@ -30,11 +30,11 @@ type Withdrawn struct {
 	// StringID reports that the id is a string that looks like another type.
 	StringID bool
 
-	// Why is the record's own fault. It is nil if the record only waited after another one, or
+	// Refusal is the record's own fault. It is nil if the record only waited after another one, or
 	// if its target is parked.
-	Why   *Refusal
-	Held  error // ErrParked or ErrBlocked, if Why is nil
-	Bytes int   // bytes that the record had reserved
+	Refusal *Refusal
+	Held    error // ErrParked or ErrBlocked, if Why is nil
+	Bytes   int   // bytes that the record had reserved
 }
 
 // Answer is the outcome of one target of a delivery outside of the stream's order. The record is
@@ -43,7 +43,7 @@ type Answer struct {
 	Topic     string
 	Partition int32
 	Offset    int64 // −1 unless it was acked
-	Refused   *Refusal
+	Refusal   *Refusal
 	Held      error
 }
 
@@ -56,9 +56,9 @@ type Published struct {
 // Holder decides which records are held, and takes over records that the sink cannot deliver. The
 // sink calls its methods under its lock, so they return at once and do not call the sink.
 type Holder interface {
-	// Closed returns ErrBlocked if the record has to wait for an earlier one of its key, else nil.
+	// CheckGate returns ErrBlocked if the record has to wait for an earlier one of its key, else nil.
 	// Send calls it before it queues a record.
-	Closed(rec *Record, side bool) error
+	CheckGate(rec *Record, side bool) error
 
 	// Withdrawn takes over records that were queued, in the order in which they were sent.
 	Withdrawn(list []Withdrawn)
@@ -72,10 +72,10 @@ type Holder interface {
 	// read (N8).
 	Found(tp TopicPartition, offset int64)
 
-	// Pressed reports whether most of the memory or of the window is in use, for the stream and for
+	// MemoryPressure reports whether most of the memory or of the window is in use, for the stream and for
 	// the deliveries outside of its order. A target that makes no progress would then stop the
 	// others. low is the first event of the stream that is not resolved.
-	Pressed() (low Ticket, stream, side bool)
+	MemoryPressure() (low Ticket, stream, side bool)
 
 	// Ready is called when a parked topic, or a partition of it, can be written again.
 	Ready(topic string)

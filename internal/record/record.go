@@ -43,9 +43,9 @@ type Sender struct {
 	Generation int   // generation of the transactional id (H3)
 	Open       []TopicPartition
 
-	// Until holds the end offsets of the last possible records of a producer id that is no longer
+	// EndOffsets holds the end offsets of the last possible records of a producer id that is no longer
 	// used. The sender is removed when the stored offsets have passed them and Open is empty.
-	Until map[string][]int64
+	EndOffsets map[string][]int64
 }
 
 // Acks receives the results of the sink. The sink's lanes call its methods, or Send itself does.

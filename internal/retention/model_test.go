@@ -104,7 +104,7 @@ func newWorld(t *testing.T, db *mongo.Database, margin time.Duration) *world {
 	o := store.Outbox{DB: db.Name(), Coll: "outbox", UUID: uuid}
 	w.purger = &Purger{
 		Client: db.Client(), State: db, Collections: func() []store.Outbox { return []store.Outbox{o} },
-		Margin: margin, Interval: time.Nanosecond, Batch: 3, Purged: func(n int) { w.purged += n }, Log: slog.New(slog.DiscardHandler),
+		Margin: margin, Interval: time.Nanosecond, Batch: 3, OnPurged: func(n int) { w.purged += n }, Log: slog.New(slog.DiscardHandler),
 	}
 	w.purger.setDefaults()
 	w.reset(t)
@@ -138,7 +138,7 @@ func register(t testing.TB, db *mongo.Database, coll *mongo.Collection, watcher 
 	if err != nil || len(found) != 1 {
 		t.Fatalf("%v, %v", found, err)
 	}
-	if _, err := store.NewRegistry(db.Collection("collections")).Claim(t.Context(), found[0].UUID, found[0].NS(), watcher); err != nil {
+	if _, err := store.NewRegistry(db.Collection("collections")).Register(t.Context(), found[0].UUID, found[0].NS(), watcher); err != nil {
 		t.Fatal(err)
 	}
 	return found[0].UUID

@@ -35,7 +35,7 @@ type Purger struct {
 	Batch       int                   // maximum of envelopes in one statement. Defaults to 500
 	Valid       func() bool           // whether work may be done now (N2). Defaults to always
 	Margin      time.Duration         // replaces the server's (see store.Margin); below 0 means none; for tests
-	Purged      func(n int)           // called after each statement that removed envelopes. Defaults to nothing
+	OnPurged    func(n int)           // called after each statement that removed envelopes. Defaults to nothing
 	Log         *slog.Logger          // defaults to slog.Default
 
 	pace        pace
@@ -82,8 +82,8 @@ func (p *Purger) setDefaults() {
 	if p.Valid == nil {
 		p.Valid = func() bool { return true }
 	}
-	if p.Purged == nil {
-		p.Purged = func(int) {}
+	if p.OnPurged == nil {
+		p.OnPurged = func(int) {}
 	}
 	if p.Log == nil {
 		p.Log = slog.Default()
@@ -184,7 +184,7 @@ func (p *Purger) logHold(ctx context.Context, o store.Outbox, held *store.HeldEr
 	p.loggedHolds[o.UUID] = *held
 
 	level := slog.LevelWarn
-	normal := []store.Hold{store.HoldNoPosition, store.HoldGap, store.HoldUnread}
+	normal := []store.PurgeBlock{store.HoldNoPosition, store.HoldGap, store.HoldUnread}
 	if slices.Contains(normal, held.Hold) {
 		level = slog.LevelInfo
 	}
@@ -209,7 +209,7 @@ func (p *Purger) purgeCollection(ctx context.Context, o store.Outbox, cuts *stor
 
 		Step: func(ctx context.Context, n int64) error {
 			if n > 0 {
-				p.Purged(int(n))
+				p.OnPurged(int(n))
 			}
 			crash.At("mid-purge")
 

@@ -36,7 +36,7 @@ func newBench(t testing.TB) *bench {
 	o := store.Outbox{DB: db.Name(), Coll: "outbox", UUID: register(t, db, b.coll, "w")}
 	b.Purger = &Purger{
 		Client: db.Client(), State: db, Collections: func() []store.Outbox { return []store.Outbox{o} },
-		Retention: time.Minute, Margin: -1, Interval: time.Hour, Purged: func(n int) { b.purged += n }, Log: slog.New(slog.NewTextHandler(b.log, &slog.HandlerOptions{Level: slog.LevelDebug})),
+		Retention: time.Minute, Margin: -1, Interval: time.Hour, OnPurged: func(n int) { b.purged += n }, Log: slog.New(slog.NewTextHandler(b.log, &slog.HandlerOptions{Level: slog.LevelDebug})),
 	}
 	b.setDefaults()
 	return b
@@ -93,7 +93,7 @@ func TestPurgeTakesWhatIsOldAndHealthyInBatches(t *testing.T) {
 	b.insert(t, 30, 9_003)
 	b.insert(t, 4, 9_941) // younger than the retention
 	calls := 0
-	b.Purged = func(n int) {
+	b.OnPurged = func(n int) {
 		calls++
 		if n > 7 {
 			t.Errorf("%d in one statement", n)
@@ -161,7 +161,7 @@ func TestN25_EverySlotAndWatcherHoldsThePurge(t *testing.T) {
 	b.insert(t, 10, 1_000)
 	b.insert(t, 10, 2_000)
 	b.insert(t, 10, 3_000)
-	holds := func(want store.Hold, left int) {
+	holds := func(want store.PurgeBlock, left int) {
 		t.Helper()
 		b.log.Reset()
 		b.mustPass(t)
@@ -194,7 +194,7 @@ func TestN25_EverySlotAndWatcherHoldsThePurge(t *testing.T) {
 		t.Fatal(err)
 	}
 	holds(store.HoldUnclaimed, 10)
-	if _, err := store.NewRegistry(registry).Claim(t.Context(), o.UUID, o.NS(), "w"); err != nil {
+	if _, err := store.NewRegistry(registry).Register(t.Context(), o.UUID, o.NS(), "w"); err != nil {
 		t.Fatal(err)
 	}
 	holds("", 0)
@@ -241,7 +241,7 @@ func TestRunWaitsForItsEnd(t *testing.T) {
 			if name != "at work" {
 				cancel(why)
 			} else {
-				b.Purged = func(n int) {
+				b.OnPurged = func(n int) {
 					if b.purged += n; b.purged == 20 {
 						cancel(why)
 					}
@@ -270,7 +270,7 @@ func TestTheBacklogOfOneCollectionDoesNotHoldUpTheOthers(t *testing.T) {
 	}
 	b.pace.batch, b.turn = 10, 0 // a turn is one statement
 	var order []int
-	b.Purged = func(n int) { order = append(order, n) }
+	b.OnPurged = func(n int) { order = append(order, n) }
 	b.mustPass(t)
 	if want := []int{10, 1, 10, 10, 10, 10, 10}; !slices.Equal(order, want) {
 		t.Errorf("removed %v, want %v", order, want)
@@ -288,7 +288,7 @@ func TestRunPurgesAtStartAndAgain(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute) // the longer it had nothing to do, the later it looks again
 	defer cancel()
 	gone := make(chan int, 100)
-	b.Purged = func(n int) { gone <- n }
+	b.OnPurged = func(n int) { gone <- n }
 	ended := make(chan error)
 	go func() { ended <- b.Run(ctx) }()
 	wait := func(n int) {
@@ -340,7 +340,7 @@ func TestN25_RealStampsBehindARealStream(t *testing.T) {
 	b.setDefaults()
 	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
 	defer cancel()
-	b.Purged = func(n int) {
+	b.OnPurged = func(n int) {
 		if b.purged += n; b.purged > 30 {
 			cancel()
 		}

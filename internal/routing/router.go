@@ -108,7 +108,7 @@ type decision struct {
 // New validates c and returns a Router. Its error is an [*InvalidError] that lists every problem.
 func New(c Config) (*Router, error) {
 	r := &Router{allow: c.Allow, maxTopics: cmp.Or(c.Max, DefaultMax), staticTopics: make(map[string]bool)}
-	r.Begin(func(string) bool { return false })
+	r.ResetTopics(func(string) bool { return false })
 	bad := &InvalidError{}
 
 	for i, pattern := range c.Allow {
@@ -215,9 +215,9 @@ func (r *Router) Route(v *event.View, dst []Target) ([]Target, error) {
 	return dst, nil
 }
 
-// Begin forgets which topics envelopes have named. It is called when an ownership begins. From now on,
+// ResetTopics forgets which topics envelopes have named. It is called when an ownership begins. From now on,
 // topics that exist do not count.
-func (r *Router) Begin(exists func(topic string) bool) {
+func (r *Router) ResetTopics(exists func(topic string) bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.exists = exists
@@ -226,8 +226,8 @@ func (r *Router) Begin(exists func(topic string) bool) {
 	r.byTopicCache = make(map[string]decision)
 }
 
-// Full reports whether envelopes have named the maximum number of topics.
-func (r *Router) Full() bool {
+// TopicsFull reports whether envelopes have named the maximum number of topics.
+func (r *Router) TopicsFull() bool {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
 	return len(r.countedTopics) >= r.maxTopics
@@ -254,10 +254,10 @@ func (r *Router) countTopic(name string) *record.Refusal {
 	return nil
 }
 
-// Narrow returns the targets for the listed topics, in their order. The list is stored on the document and
+// RestrictTo returns the targets for the listed topics, in their order. The list is stored on the document and
 // may be older than the configuration. So Narrow validates each topic that is not among the targets, and
 // returns an answer in refused for each topic that may not be written.
-func (r *Router) Narrow(targets []Target, topics []string) (kept []Target, refused []record.Answer) {
+func (r *Router) RestrictTo(targets []Target, topics []string) (kept []Target, refused []record.Answer) {
 	for _, topic := range topics {
 		i := slices.IndexFunc(targets, func(t Target) bool { return t.Topic == topic })
 		if i >= 0 {
@@ -268,7 +268,7 @@ func (r *Router) Narrow(targets []Target, topics []string) (kept []Target, refus
 		d := r.decideNamedTopic([]byte(topic))
 		if d.refusal != nil {
 			refused = append(refused, record.Answer{
-				Topic: topic, Partition: record.AnyPartition, Offset: -1, Refused: d.refusal,
+				Topic: topic, Partition: record.AnyPartition, Offset: -1, Refusal: d.refusal,
 			})
 			continue
 		}

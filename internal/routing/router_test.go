@@ -235,13 +235,13 @@ func TestStoredTopicsAreJudged(t *testing.T) {
 	}
 	targets := []Target{{"outbox.event.order", 3}}
 	stored := []string{"outbox.event.order", "secret", "__consumer_offsets", "not a name", "", "outbox.event.parcel"}
-	kept, refused := r.Narrow(targets, stored)
+	kept, refused := r.RestrictTo(targets, stored)
 	if want := []Target{{"outbox.event.order", 3}, {"outbox.event.parcel", record.AnyPartition}}; !slices.Equal(kept, want) {
 		t.Errorf("kept %v, want %v", kept, want)
 	}
 	classes := map[string]record.Class{}
 	for _, a := range refused {
-		classes[a.Topic] = a.Refused.Class
+		classes[a.Topic] = a.Refusal.Class
 	}
 	if want := map[string]record.Class{"secret": record.NotAllowed, "__consumer_offsets": record.NotAllowed, "not a name": record.Malformed, "": record.Malformed}; !maps.Equal(classes, want) {
 		t.Errorf("refused %v, want %v", classes, want)
@@ -254,7 +254,7 @@ func TestTopicsThatEnvelopesNameAreBounded(t *testing.T) {
 	t.Parallel()
 	r := mustNew(t, Config{Rules: []Rule{{AggregateType: "order", To: []string{"orders"}}}, Max: 3})
 	exist := map[string]bool{"outbox.event.old": true}
-	r.Begin(func(topic string) bool { return exist[topic] })
+	r.ResetTopics(func(topic string) bool { return exist[topic] })
 	route := func(aggregateType string) *record.Refusal {
 		_, err := r.Route(view(t, event.New(aggregateType, "1", "A", nil)), nil)
 		refusal, _ := errors.AsType[*record.Refusal](err)
@@ -270,15 +270,15 @@ func TestTopicsThatEnvelopesNameAreBounded(t *testing.T) {
 			t.Fatalf("d: %v", why)
 		}
 	}
-	if why := route("a"); why != nil || !r.Full() {
+	if why := route("a"); why != nil || !r.TopicsFull() {
 		t.Errorf("a: %v", why)
 	}
 	exist["outbox.event.d"] = true // somebody has created it since
 	if why := route("d"); why != nil {
 		t.Errorf("d: %v", why)
 	}
-	r.Begin(func(string) bool { return false })
-	if why := route("d"); why != nil || r.Full() {
+	r.ResetTopics(func(string) bool { return false })
+	if why := route("d"); why != nil || r.TopicsFull() {
 		t.Errorf("d in the next term: %v", why)
 	}
 }

@@ -15,75 +15,75 @@ import (
 	"github.com/outrelay/outrelay/pkg/event"
 )
 
-// Most is the maximum number of slots of a watcher. Each slot costs a change stream and a value of a
+// MaxSlots is the maximum number of slots of a watcher. Each slot costs a change stream and a value of a
 // metric label.
-const Most = 64
+const MaxSlots = 64
 
-// Part is slot I of N. The zero value is the whole watcher, like 0 of 1.
-type Part struct{ I, N int }
+// Range is slot I of N. The zero value is the whole watcher, like 0 of 1.
+type Range struct{ I, N int }
 
 // Whole reports whether there is only one part.
-func (p Part) Whole() bool { return p.N <= 1 }
+func (p Range) Whole() bool { return p.N <= 1 }
 
 // String returns the part as in documents and labels. For the whole it is "0of1".
-func (p Part) String() string {
+func (p Range) String() string {
 	return strconv.Itoa(p.I) + "of" + strconv.Itoa(max(p.N, 1))
 }
 
 // ID returns the id of the watcher document (N28).
-func (p Part) ID(watcher string) string { return watcher + "/" + p.String() }
+func (p Range) ID(watcher string) string { return watcher + "/" + p.String() }
 
-// Parts returns all parts of a watcher with n slots.
-func Parts(n int) []Part {
-	out := make([]Part, max(n, 1))
+// Ranges returns all parts of a watcher with n slots.
+func Ranges(n int) []Range {
+	out := make([]Range, max(n, 1))
 	for i := range out {
-		out[i] = Part{i, max(n, 1)}
+		out[i] = Range{i, max(n, 1)}
 	}
 	return out
 }
 
 // Parse parses a part such as "0of2".
-func Parse(text string) (Part, error) {
+func Parse(text string) (Range, error) {
 	i, n, found := strings.Cut(text, "of")
-	p := Part{-1, 0}
+	p := Range{-1, 0}
 	if found {
 		p.I, _ = strconv.Atoi(i)
 		p.N, _ = strconv.Atoi(n)
 	}
 
 	if p.I < 0 || p.I >= p.N || p.String() != text {
-		return Part{}, fmt.Errorf("invalid slot %q: use a form such as 0of2", text)
+		return Range{}, fmt.Errorf("invalid slot %q: use a form such as 0of2", text)
 	}
 	return p, nil
 }
 
 // ParseID splits the id of a watcher document into the watcher and the part.
-func ParseID(id string) (watcher string, p Part, ok bool) {
+func ParseID(id string) (watcher string, p Range, ok bool) {
 	slash := strings.LastIndexByte(id, '/')
 	if slash < 0 {
-		return "", Part{}, false
+		return "", Range{}, false
 	}
 	p, err := Parse(id[slash+1:])
 	return id[:slash], p, err == nil
 }
 
 // hashSlots returns the range of hash slots of the part: from low up to but excluding high.
-func (p Part) hashSlots() (low, high int32) {
+func (p Range) hashSlots() (low, high int32) {
 	n := max(p.N, 1)
 	return int32(p.I * event.Slots / n), int32((p.I + 1) * event.Slots / n)
 }
 
 // Overlaps reports whether p and q share hash slots. They may be parts of different divisions.
-func (p Part) Overlaps(q Part) bool {
+func (p Range) Overlaps(q Range) bool {
 	low, high := p.hashSlots()
 	qLow, qHigh := q.hashSlots()
 	return low < qHigh && qLow < high
 }
 
-// Where returns the filter for documents of the part by their field. For the whole it is nil. Every
+// Filter returns the filter for documents of the part by their field. For the whole it is nil. Every
 // document matches the filter of exactly one part. The comparisons match only numbers. Two elements of an
 // array could match the filters of two parts, so an array matches only part 0.
-func (p Part) Where(field string) bson.D {
+func (p Range) Filter(field string) bson.D {
 	if p.Whole() {
 		return nil
 	}
@@ -103,16 +103,16 @@ func numberInRange(low, high int32) bson.D {
 	return bson.D{{Key: "$gte", Value: low}, {Key: "$lt", Value: high}, {Key: "$not", Value: notArray}}
 }
 
-// And returns filter restricted to the part by the field `slot`. For the whole it returns filter unchanged.
-func (p Part) And(filter bson.D) bson.D {
+// AddFilter returns filter restricted to the part by the field `slot`. For the whole it returns filter unchanged.
+func (p Range) AddFilter(filter bson.D) bson.D {
 	if p.Whole() {
 		return filter
 	}
-	return bson.D{{Key: "$and", Value: bson.A{filter, p.Where("slot")}}}
+	return bson.D{{Key: "$and", Value: bson.A{filter, p.Filter("slot")}}}
 }
 
-// Has reports whether doc belongs to the part. It agrees with Where.
-func (p Part) Has(doc bson.Raw) bool {
+// Contains reports whether doc belongs to the part. It agrees with Where.
+func (p Range) Contains(doc bson.Raw) bool {
 	if p.Whole() {
 		return true
 	}

@@ -12,10 +12,10 @@ import (
 
 func TestN28_EveryHashSlotHasOnePart(t *testing.T) {
 	t.Parallel()
-	for _, n := range []int{1, 2, 3, 5, 7, 16, Most} {
+	for _, n := range []int{1, 2, 3, 5, 7, 16, MaxSlots} {
 		least, most := event.Slots, 0
 		seen := make([]int, event.Slots)
-		for _, p := range Parts(n) {
+		for _, p := range Ranges(n) {
 			low, high := p.hashSlots()
 			for s := low; s < high; s++ {
 				seen[s]++
@@ -37,15 +37,15 @@ func TestN28_PartsOverlapThatShareHashSlots(t *testing.T) {
 	t.Parallel()
 	for n := 1; n <= 7; n++ {
 		for m := 1; m <= 7; m++ {
-			for _, p := range Parts(n) {
-				for _, q := range Parts(m) {
+			for _, p := range Ranges(n) {
+				for _, q := range Ranges(m) {
 					shared := false
 					for s := range int32(event.Slots) {
 						doc, err := bson.Marshal(bson.D{{Key: "slot", Value: s}})
 						if err != nil {
 							t.Fatal(err)
 						}
-						shared = shared || p.Has(doc) && q.Has(doc)
+						shared = shared || p.Contains(doc) && q.Contains(doc)
 					}
 					if p.Overlaps(q) != shared {
 						t.Errorf("%v and %v: %v", p, q, !shared)
@@ -77,14 +77,14 @@ func TestN28_EveryDocumentHasOnePart(t *testing.T) {
 		}
 	}
 	empty, _ := bson.Marshal(bson.D{})
-	if !(Part{0, 3}).Has(empty) {
+	if !(Range{0, 3}).Contains(empty) {
 		t.Error("a document without a slot is not part 0's")
 	}
 }
 
 func owners(raw bson.Raw, n int) (c int) {
-	for _, p := range Parts(n) {
-		if p.Has(raw) {
+	for _, p := range Ranges(n) {
+		if p.Contains(raw) {
 			c++
 		}
 	}
@@ -93,7 +93,7 @@ func owners(raw bson.Raw, n int) (c int) {
 
 func TestNames(t *testing.T) {
 	t.Parallel()
-	for _, p := range append(Parts(1), Parts(12)...) {
+	for _, p := range append(Ranges(1), Ranges(12)...) {
 		if got, err := Parse(p.String()); err != nil || got != p {
 			t.Errorf("%v reads as %v, %v", p, got, err)
 		}
@@ -106,7 +106,7 @@ func TestNames(t *testing.T) {
 			t.Errorf("%q reads as %v", text, p)
 		}
 	}
-	if (Part{}).ID("w") != "w/0of1" {
+	if (Range{}).ID("w") != "w/0of1" {
 		t.Error("the zero value is not the whole")
 	}
 }
@@ -131,7 +131,7 @@ func TestN28_QuotasAreFair(t *testing.T) {
 		loose, sum := 0, 0
 		pins := map[string]int{}
 		for i, s := range tab.Slots {
-			if tab.Loose(i) {
+			if tab.CountsForQuota(i) {
 				loose++
 			} else if !s.Paused {
 				pins[s.Pin]++
@@ -184,7 +184,7 @@ func TestN28_SharingComesToRest(t *testing.T) {
 				clear(resting)
 			}
 			for i, s := range tab.Slots {
-				if s.Node == "" && tab.Loose(i) && tab.count(n) < tab.Quota(n) {
+				if s.Node == "" && tab.CountsForQuota(i) && tab.count(n) < tab.Quota(n) {
 					tab.Slots[i].Node = n
 					clear(resting)
 					break
@@ -192,7 +192,7 @@ func TestN28_SharingComesToRest(t *testing.T) {
 			}
 		}
 		for i, s := range tab.Slots {
-			if tab.Loose(i) && s.Node == "" {
+			if tab.CountsForQuota(i) && s.Node == "" {
 				t.Fatalf("slot %d stays free: %+v", i, tab)
 			}
 		}
@@ -204,7 +204,7 @@ func TestN28_SharingComesToRest(t *testing.T) {
 
 func (t Table) held(node string) int {
 	for i, s := range t.Slots {
-		if s.Node == node && t.Loose(i) {
+		if s.Node == node && t.CountsForQuota(i) {
 			return i
 		}
 	}
@@ -213,7 +213,7 @@ func (t Table) held(node string) int {
 
 func (t Table) count(node string) (c int) {
 	for i, s := range t.Slots {
-		if s.Node == node && t.Loose(i) {
+		if s.Node == node && t.CountsForQuota(i) {
 			c++
 		}
 	}
@@ -224,7 +224,7 @@ func (t Table) count(node string) (c int) {
 func (t Table) Surplus(node string) int {
 	n := -t.Quota(node)
 	for i, s := range t.Slots {
-		if s.Node == node && t.Loose(i) {
+		if s.Node == node && t.CountsForQuota(i) {
 			n++
 		}
 	}

@@ -57,5 +57,7 @@ func (t Table) pinnedToLiveNode(s Holding) bool {
 	return s.Pin != "" && slices.Contains(t.Nodes, s.Pin)
 }
 
-// Loose reports whether slot i is neither paused nor pinned, so that it counts for the quotas.
-func (t Table) Loose(i int) bool { return !t.Slots[i].Paused && !t.pinnedToLiveNode(t.Slots[i]) }
+// CountsForQuota reports whether slot i is neither paused nor pinned, so that it counts for the quotas.
+func (t Table) CountsForQuota(i int) bool {
+	return !t.Slots[i].Paused && !t.pinnedToLiveNode(t.Slots[i])
+}

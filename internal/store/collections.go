@@ -24,7 +24,7 @@ type Outbox struct {
 	// user may only see names, for want of listCollections.
 	UUID [16]byte
 	// Part is which of its envelopes the watcher's slot reads; the zero value is all of them (N28).
-	Part slot.Part
+	Part slot.Range
 }
 
 // NS is the full name.
@@ -136,8 +136,8 @@ type Registry struct{ coll *mongo.Collection }
 // NewRegistry keeps the registry in coll.
 func NewRegistry(coll *mongo.Collection) *Registry { return &Registry{Majority(coll)} }
 
-// Claim is one entry of the registry: a collection, which keeps its UUID whatever it is renamed to.
-type Claim struct {
+// Registration is one entry of the registry: a collection, which keeps its UUID whatever it is renamed to.
+type Registration struct {
 	UUID    bson.Binary `bson:"_id"`
 	NS      string      `bson:"ns"`
 	Watcher string      `bson:"watcher"`
@@ -150,11 +150,11 @@ type Claim struct {
 }
 
 // Away reports whether the collection has a name that nobody reads.
-func (c Claim) Away() bool { return c.Left.After(c.Seen) }
+func (c Registration) Away() bool { return c.Left.After(c.Seen) }
 
 // ReadUpTo is how far the collection was read before it got its present name, for a watcher or slot whose position is at.
 // appeared is false if the watcher reads the collection by the stream since before at, so that the position says it all.
-func (c Claim) ReadUpTo(at bson.Timestamp) (upTo bson.Timestamp, appeared bool) {
+func (c Registration) ReadUpTo(at bson.Timestamp) (upTo bson.Timestamp, appeared bool) {
 	if at.IsZero() || !c.Seen.After(at) {
 		return bson.Timestamp{}, false
 	}
@@ -166,8 +166,8 @@ func (c Claim) ReadUpTo(at bson.Timestamp) (upTo bson.Timestamp, appeared bool) 
 
 // ReadUpTo is [Claim.ReadUpTo] of those collections that got their names behind a position, by name, for a sweep that begins
 // at from. One that is not in the registry was never read.
-func ReadUpTo(claims []Claim, list []Outbox, position, from bson.Timestamp) map[string]bson.Timestamp {
-	of := make(map[string]Claim, len(claims))
+func ReadUpTo(claims []Registration, list []Outbox, position, from bson.Timestamp) map[string]bson.Timestamp {
+	of := make(map[string]Registration, len(claims))
 	for _, c := range claims {
 		of[string(c.UUID.Data)] = c
 	}
@@ -191,15 +191,15 @@ func binaryUUID(u [16]byte) bson.Binary {
 	return bson.Binary{Subtype: bson.TypeBinaryUUID, Data: u[:]}
 }
 
-// Claim makes the collection the watcher's (its name, without a slot). It does nothing if it already is, except to note
+// Register makes the collection the watcher's (its name, without a slot). It does nothing if it already is, except to note
 // a new name after a rename. fresh reports a claim that was not there before. Another's collection is a [*ClaimedError].
-func (r *Registry) Claim(ctx context.Context, uuid [16]byte, ns, watcher string) (fresh bool, err error) {
-	before, err := r.ClaimAt(ctx, uuid, ns, watcher, bson.Timestamp{})
+func (r *Registry) Register(ctx context.Context, uuid [16]byte, ns, watcher string) (fresh bool, err error) {
+	before, err := r.RegisterAt(ctx, uuid, ns, watcher, bson.Timestamp{})
 	return err == nil && before.Watcher == "", err
 }
 
-// ClaimAt is Claim for a collection that was seen under its name at a cluster time. It returns the entry as it was before.
-func (r *Registry) ClaimAt(ctx context.Context, uuid [16]byte, ns, watcher string, at bson.Timestamp) (before Claim, err error) {
+// RegisterAt is Claim for a collection that was seen under its name at a cluster time. It returns the entry as it was before.
+func (r *Registry) RegisterAt(ctx context.Context, uuid [16]byte, ns, watcher string, at bson.Timestamp) (before Registration, err error) {
 	if uuid == ([16]byte{}) {
 		return before, fmt.Errorf("claiming %s: its UUID is not known; grant listCollections on its database", ns)
 	}
@@ -219,9 +219,9 @@ func (r *Registry) ClaimAt(ctx context.Context, uuid [16]byte, ns, watcher strin
 	}}}}}}, options.FindOneAndUpdate().SetUpsert(true).SetReturnDocument(options.Before)).Decode(&before)
 	switch {
 	case errors.Is(err, mongo.ErrNoDocuments):
-		return Claim{}, nil
+		return Registration{}, nil
 	case mongo.IsDuplicateKeyError(err):
-		return r.ClaimAt(ctx, uuid, ns, watcher, at) // made by another at the same moment; now it is there
+		return r.RegisterAt(ctx, uuid, ns, watcher, at) // made by another at the same moment; now it is there
 	case err != nil:
 		return before, privilege(err, "claiming "+ns, "find, insert and update", Namespace(r.coll), "")
 	case before.Watcher != watcher:
@@ -251,9 +251,9 @@ func (r *Registry) Release(ctx context.Context, uuid [16]byte, watcher string) e
 	return nil
 }
 
-// Claims lists a watcher's collections, or all of them for "". A watcher with claims and without a watcher document has
+// Registrations lists a watcher's collections, or all of them for "". A watcher with claims and without a watcher document has
 // lost its state: it must not start as if it were new.
-func (r *Registry) Claims(ctx context.Context, watcher string) ([]Claim, error) {
+func (r *Registry) Registrations(ctx context.Context, watcher string) ([]Registration, error) {
 	filter := bson.D{{Key: "watcher", Value: bson.D{{Key: "$exists", Value: true}}}}
 	if watcher != "" {
 		filter = bson.D{{Key: "watcher", Value: watcher}}
@@ -262,7 +262,7 @@ func (r *Registry) Claims(ctx context.Context, watcher string) ([]Claim, error) 
 	if err != nil {
 		return nil, privilege(err, "reading the registry of collections", "find", Namespace(r.coll), "")
 	}
-	out := []Claim{}
+	out := []Registration{}
 	if err := cur.All(ctx, &out); err != nil {
 		return nil, fmt.Errorf("reading the registry of collections: %w", err)
 	}

@@ -68,7 +68,7 @@ func (d *Divisions) Read(ctx context.Context, watcher string) (Division, error) 
 
 // Agree makes sure that the watcher has p.N slots, or is a [*DividedError]. The first one to ask decides for a watcher that is new; one
 // that has documents and no division, as from a version before there were any, has as many as its documents say.
-func (d *Divisions) Agree(ctx context.Context, watcher string, p slot.Part) error {
+func (d *Divisions) Agree(ctx context.Context, watcher string, p slot.Range) error {
 	n := max(p.N, 1)
 	v, err := d.Read(ctx, watcher)
 	if errors.Is(err, ErrNotFound) {
@@ -119,7 +119,7 @@ func (d *Divisions) IDs(ctx context.Context, watcher string) ([]string, error) {
 	if err := cur.All(ctx, &docs); err != nil {
 		return nil, fmt.Errorf("listing the documents of watcher %s: %w", watcher, err)
 	}
-	parts := map[string]slot.Part{}
+	parts := map[string]slot.Range{}
 	var ids []string
 	for _, x := range docs {
 		if name, p, ok := slot.ParseID(x.ID); ok && name == watcher {
@@ -132,7 +132,7 @@ func (d *Divisions) IDs(ctx context.Context, watcher string) ([]string, error) {
 }
 
 // Begin notes that a slot has a position.
-func (d *Divisions) Begin(ctx context.Context, watcher string, p slot.Part) error {
+func (d *Divisions) Begin(ctx context.Context, watcher string, p slot.Range) error {
 	if had, err := d.Begun(ctx, watcher, p); err != nil || had {
 		return err
 	}
@@ -144,7 +144,7 @@ func (d *Divisions) Begin(ctx context.Context, watcher string, p slot.Part) erro
 }
 
 // Begun reports whether a slot has had a position.
-func (d *Divisions) Begun(ctx context.Context, watcher string, p slot.Part) (bool, error) {
+func (d *Divisions) Begun(ctx context.Context, watcher string, p slot.Range) (bool, error) {
 	v, err := d.Read(ctx, watcher)
 	if errors.Is(err, ErrNotFound) {
 		return false, nil
@@ -153,7 +153,7 @@ func (d *Divisions) Begun(ctx context.Context, watcher string, p slot.Part) (boo
 }
 
 // StartAt is where the slots of a watcher begin: at, unless another one was there before.
-func (d *Divisions) StartAt(ctx context.Context, watcher string, p slot.Part, at bson.Timestamp) (bson.Timestamp, error) {
+func (d *Divisions) StartAt(ctx context.Context, watcher string, p slot.Range, at bson.Timestamp) (bson.Timestamp, error) {
 	var v Division
 	err := d.coll.FindOneAndUpdate(ctx, bson.D{{Key: "_id", Value: watcher}, {Key: "of", Value: p.N}},
 		mongo.Pipeline{{{Key: "$set", Value: bson.D{{Key: "start", Value: bson.D{{Key: "$ifNull", Value: bson.A{"$start", at}}}}}}}},

@@ -28,10 +28,10 @@ type ExceptionCount struct {
 }
 
 // CountExceptions counts what waits in coll. It reads every exception of it, and an index entry for each scheduled one.
-func CountExceptions(ctx context.Context, coll *mongo.Collection, p slot.Part) ([]ExceptionCount, error) {
+func CountExceptions(ctx context.Context, coll *mongo.Collection, p slot.Range) ([]ExceptionCount, error) {
 	ns := Namespace(coll)
 	cur, err := coll.Aggregate(ctx, mongo.Pipeline{
-		{{Key: "$match", Value: p.And(isException())}},
+		{{Key: "$match", Value: p.AddFilter(isException())}},
 		{{Key: "$unwind", Value: bson.D{{Key: "path", Value: "$pending"}, {Key: "preserveNullAndEmptyArrays", Value: true}}}},
 		{{Key: "$group", Value: bson.D{
 			{Key: "_id", Value: bson.D{{Key: "state", Value: "$state"}, {Key: "topic", Value: bson.D{{Key: "$ifNull", Value: bson.A{"$pending", ""}}}}}},
@@ -62,9 +62,9 @@ func CountExceptions(ctx context.Context, coll *mongo.Collection, p slot.Part) (
 	return countScheduled(ctx, coll, p, out)
 }
 
-func countScheduled(ctx context.Context, coll *mongo.Collection, p slot.Part, out []ExceptionCount) ([]ExceptionCount, error) {
+func countScheduled(ctx context.Context, coll *mongo.Collection, p slot.Range, out []ExceptionCount) ([]ExceptionCount, error) {
 	ns := Namespace(coll)
-	scheduled := p.And(isScheduled())
+	scheduled := p.AddFilter(isScheduled())
 	n, err := coll.CountDocuments(ctx, scheduled)
 	if err != nil {
 		return nil, privilege(err, "counting scheduled envelopes of "+ns, "find", ns, "")

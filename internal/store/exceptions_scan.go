@@ -22,7 +22,7 @@ type ExceptionScan struct {
 	Keys []bson.RawValue // only these values of `key`
 	Only []string        // only those that wait for one of these topics, or do not say for which
 	Skip []string        // not those that wait for these topics only; may grow between two pages
-	Part slot.Part       // only those of this slot (N28)
+	Part slot.Range      // only those of this slot (N28)
 
 	begun bool
 	rest  bool     // the key of last may have more
@@ -75,7 +75,7 @@ func (s *ExceptionScan) page(ctx context.Context, limit int, take func(bson.Raw)
 
 // read makes one query: of the rest of the last key, or of all keys behind it.
 func (s *ExceptionScan) read(ctx context.Context, limit int, take func(bson.Raw) error) (n int, err error) {
-	cur, err := Majority(s.Coll).Find(ctx, s.Part.And(s.filter()), options.Find().SetSort(s.sort()).
+	cur, err := Majority(s.Coll).Find(ctx, s.Part.AddFilter(s.filter()), options.Find().SetSort(s.sort()).
 		SetLimit(int64(limit)).SetBatchSize(int32(limit)).SetAllowDiskUse(true)) // N21
 	if err != nil {
 		return 0, privilege(err, "reading exceptions of "+Namespace(s.Coll), "find", Namespace(s.Coll), "")
@@ -227,8 +227,8 @@ type ExceptionKey struct {
 // DueRetries are the keys of up to limit exceptions whose next attempt is due by the server's clock, the earliest first; a
 // key may be named several times. near is about the server's time, and only chooses the range of the index. Those that wait
 // only for topics of skip are left out. It is one read of an index range, cheap where nothing is due.
-func DueRetries(ctx context.Context, coll *mongo.Collection, near time.Time, skip []string, limit int, p slot.Part) ([]ExceptionKey, error) {
-	cur, err := Majority(coll).Find(ctx, p.And(dueFilter(near, skip)), options.Find().SetSort(bson.D{{Key: "nextAt", Value: 1}}).SetLimit(int64(limit)).
+func DueRetries(ctx context.Context, coll *mongo.Collection, near time.Time, skip []string, limit int, p slot.Range) ([]ExceptionKey, error) {
+	cur, err := Majority(coll).Find(ctx, p.AddFilter(dueFilter(near, skip)), options.Find().SetSort(bson.D{{Key: "nextAt", Value: 1}}).SetLimit(int64(limit)).
 		SetProjection(bson.D{{Key: "_id", Value: 0}, {Key: "key", Value: 1}, {Key: "aggregateid", Value: 1}}))
 	if err != nil {
 		return nil, privilege(err, "looking for due retries in "+Namespace(coll), "find", Namespace(coll), "")
@@ -250,9 +250,9 @@ func dueFilter(near time.Time, skip []string) bson.D {
 
 // EachException hands the place of each exception of coll to take, in no order: its id, key, pos, pending and origin. The
 // bytes are valid during the call only. It sees everything that was committed before the call. It holds one reply in memory.
-func EachException(ctx context.Context, coll *mongo.Collection, p slot.Part, take func(bson.Raw) error) error {
+func EachException(ctx context.Context, coll *mongo.Collection, p slot.Range, take func(bson.Raw) error) error {
 	return caughtUp(ctx, coll, func(ctx context.Context) error {
-		cur, err := Majority(coll).Find(ctx, p.And(isException()),
+		cur, err := Majority(coll).Find(ctx, p.AddFilter(isException()),
 			options.Find().SetBatchSize(5000).SetProjection(bson.D{
 				{Key: "key", Value: 1}, {Key: "aggregateid", Value: 1}, {Key: "pos", Value: 1}, {Key: "pending", Value: 1}, {Key: "origin", Value: 1},
 			}))

@@ -17,7 +17,7 @@ import (
 // have a claim. The envelopes have no headers and a null payload, because only their ids and targets
 // matter. Their bytes are valid only during the call of take. EachTaken sees everything that was
 // committed before it was called, and holds one reply in memory.
-func EachTaken(ctx context.Context, coll *mongo.Collection, p slot.Part, until time.Time, take func(bson.Raw) error) error {
+func EachTaken(ctx context.Context, coll *mongo.Collection, p slot.Range, until time.Time, take func(bson.Raw) error) error {
 	claimed := bson.D{
 		{Key: "dueAt", Value: bson.D{{Key: "$lte", Value: bson.NewDateTimeFromTime(until)}}},
 		{Key: "state", Value: nil},
@@ -27,7 +27,7 @@ func EachTaken(ctx context.Context, coll *mongo.Collection, p slot.Part, until t
 	// Claimed envelopes come first: one of them may become an exception between the two reads, but an
 	// exception never becomes a claimed envelope.
 	for _, filter := range []bson.D{claimed, isException()} {
-		if err := eachWithoutPayload(ctx, coll, p.And(filter), take); err != nil {
+		if err := eachWithoutPayload(ctx, coll, p.AddFilter(filter), take); err != nil {
 			return fmt.Errorf("reading envelopes of %s that an earlier owner may have sent: %w", Namespace(coll), err)
 		}
 	}

@@ -370,7 +370,7 @@ func TestFailedOnesAreListedAndReset(t *testing.T) {
 	if err != nil || len(list) != 100 || list[0].ID.Int32() != 129 || list[99].ID.Int32() != 30 || list[0].LastError.Class != "record_refused" || list[0].Attempts != 3 {
 		t.Fatalf("%d, %v, %+v", len(list), err, list[:1])
 	}
-	counts, err := CountExceptions(t.Context(), coll, slot.Part{})
+	counts, err := CountExceptions(t.Context(), coll, slot.Range{})
 	if err != nil || len(counts) != 3 || counts[1] != (ExceptionCount{Namespace(coll), "retry", "a", 130, time.Unix(1000, 0)}) || counts[2].State != "scheduled" || counts[2].N != 1 {
 		t.Errorf("counts: %+v, %v", counts, err)
 	}
@@ -392,20 +392,20 @@ func TestFailedOnesAreListedAndReset(t *testing.T) {
 	if d := read(t, coll, 128); d["attempts"] != int32(3) || d["nextAt"].(bson.DateTime).Time().After(time.Now()) {
 		t.Errorf("hurried: %v", d)
 	}
-	if keys, err := DueRetries(t.Context(), coll, time.Now(), nil, 10, slot.Part{}); err != nil || len(keys) != 2 {
+	if keys, err := DueRetries(t.Context(), coll, time.Now(), nil, 10, slot.Range{}); err != nil || len(keys) != 2 {
 		t.Errorf("due: %v, %v", keys, err)
 	}
-	if keys, err := DueRetries(t.Context(), coll, time.Now(), []string{"a"}, 10, slot.Part{}); err != nil || len(keys) != 0 {
+	if keys, err := DueRetries(t.Context(), coll, time.Now(), []string{"a"}, 10, slot.Range{}); err != nil || len(keys) != 0 {
 		t.Errorf("due for a parked topic: %v, %v", keys, err)
 	}
-	if still, err := StillDirty(t.Context(), coll, slot.Part{}); err != nil || !still {
+	if still, err := StillDirty(t.Context(), coll, slot.Range{}); err != nil || !still {
 		t.Errorf("still dirty: %v, %v", still, err)
 	}
 	if _, err := coll.DeleteMany(t.Context(), bson.D{{Key: "state", Value: bson.D{{Key: "$exists", Value: true}}}}); err != nil {
 		t.Fatal(err)
 	}
 	for _, want := range []bool{true, false} { // one is scheduled
-		if still, err := StillDirty(t.Context(), coll, slot.Part{}); err != nil || still != want {
+		if still, err := StillDirty(t.Context(), coll, slot.Range{}); err != nil || still != want {
 			t.Errorf("still dirty: %v, %v", still, err)
 		}
 		if _, err := coll.DeleteOne(t.Context(), bson.D{{Key: "_id", Value: "due"}}); err != nil {

@@ -19,9 +19,9 @@ type Wider struct {
 }
 
 // EachBehind calls take as [EachTaken] does, for each exception of coll after the position pos.
-func EachBehind(ctx context.Context, coll *mongo.Collection, p slot.Part, pos string, take func(bson.Raw) error) error {
+func EachBehind(ctx context.Context, coll *mongo.Collection, p slot.Range, pos string, take func(bson.Raw) error) error {
 	filter := isException(bson.E{Key: "pos", Value: bson.D{{Key: "$gt", Value: pos}}})
-	if err := eachWithoutPayload(ctx, coll, p.And(filter), take); err != nil {
+	if err := eachWithoutPayload(ctx, coll, p.AddFilter(filter), take); err != nil {
 		return fmt.Errorf("reading exceptions of %s after a position: %w", Namespace(coll), err)
 	}
 	return nil

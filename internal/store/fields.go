@@ -36,9 +36,9 @@ func healthy(and ...bson.E) bson.D {
 
 // StillDirty reports whether coll holds an exception or a scheduled envelope of that slot. In a transaction it sees what that sees, so
 // the owner can take a collection off `dirty` in one fenced transaction.
-func StillDirty(ctx context.Context, coll *mongo.Collection, p slot.Part) (bool, error) {
+func StillDirty(ctx context.Context, coll *mongo.Collection, p slot.Range) (bool, error) {
 	for _, waits := range []bson.D{isException(), isScheduled()} {
-		err := coll.FindOne(ctx, p.And(waits), options.FindOne().SetProjection(bson.D{{Key: "_id", Value: 1}})).Err()
+		err := coll.FindOne(ctx, p.AddFilter(waits), options.FindOne().SetProjection(bson.D{{Key: "_id", Value: 1}})).Err()
 		if err == nil {
 			return true, nil
 		}

@@ -47,7 +47,7 @@ func TestN16_ANullFieldIsAnAbsentOne(t *testing.T) {
 	}
 
 	insert()
-	if dirty, err := StillDirty(t.Context(), coll, slot.Part{}); err != nil || dirty {
+	if dirty, err := StillDirty(t.Context(), coll, slot.Range{}); err != nil || dirty {
 		t.Errorf("the collection counts as dirty: %v, %v", dirty, err)
 	}
 	if p, err := PurgeBatch(t.Context(), coll, bson.Timestamp{}, bson.Timestamp{T: 200}, 1000); err != nil || p.Deleted != int64(len(docs)) {
@@ -74,7 +74,7 @@ func TestN16_ANullFieldIsAnAbsentOne(t *testing.T) {
 			}
 		}
 	}
-	if dirty, err := StillDirty(t.Context(), coll, slot.Part{}); err != nil || !dirty {
+	if dirty, err := StillDirty(t.Context(), coll, slot.Range{}); err != nil || !dirty {
 		t.Errorf("exceptions, and the collection counts as clean: %v, %v", dirty, err)
 	}
 }

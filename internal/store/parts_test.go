@@ -33,14 +33,14 @@ func TestN28_TheServerDividesLikeHas(t *testing.T) {
 	}
 	for n := 1; n <= 7; n++ {
 		found := map[int32]int{}
-		for _, p := range slot.Parts(n) {
-			cur, err := coll.Find(t.Context(), p.And(bson.D{}))
+		for _, p := range slot.Ranges(n) {
+			cur, err := coll.Find(t.Context(), p.AddFilter(bson.D{}))
 			if err != nil {
 				t.Fatal(err)
 			}
 			for cur.Next(t.Context()) {
 				found[cur.Current.Lookup("_id").Int32()]++
-				if !p.Has(cur.Current) {
+				if !p.Contains(cur.Current) {
 					t.Errorf("the server says that %v is of %v, and Has does not", cur.Current, p)
 				}
 			}
@@ -73,7 +73,7 @@ func TestN28_EachSlotSeesItsOwnExceptions(t *testing.T) {
 		}
 	}
 	for i, want := range [][3]int{{1, 1, 1}, {1, 1, 0}} {
-		p := slot.Part{I: i, N: 2}
+		p := slot.Range{I: i, N: 2}
 		keys, err := DueRetries(t.Context(), coll, time.Now(), nil, 10, p)
 		if err != nil || len(keys) != want[0] {
 			t.Errorf("%v: %d due retries, %v", p, len(keys), err)
@@ -91,7 +91,7 @@ func TestN28_EachSlotSeesItsOwnExceptions(t *testing.T) {
 			t.Errorf("%v: %d scheduled, %v", p, len(due), err)
 		}
 	}
-	third := slot.Part{I: 2, N: 3}
+	third := slot.Range{I: 2, N: 3}
 	if still, err := StillDirty(t.Context(), coll, third); err != nil || still {
 		t.Errorf("%v holds something, %v", third, err)
 	}
@@ -102,7 +102,7 @@ func TestN28_ADivisionIsAgreedOn(t *testing.T) {
 	t.Parallel()
 	db := stacktest.Database(t, stacktest.Client(t))
 	d := NewDivisions(db)
-	two, three := slot.Part{I: 0, N: 2}, slot.Part{I: 1, N: 3}
+	two, three := slot.Range{I: 0, N: 2}, slot.Range{I: 1, N: 3}
 	if err := d.Agree(t.Context(), "w", two); err != nil {
 		t.Fatal(err)
 	}
@@ -115,7 +115,7 @@ func TestN28_ADivisionIsAgreedOn(t *testing.T) {
 	if err := d.Agree(t.Context(), "old", two); err == nil {
 		t.Error("two slots of a watcher whose document says one")
 	}
-	if err := d.Agree(t.Context(), "old", slot.Part{}); err != nil {
+	if err := d.Agree(t.Context(), "old", slot.Range{}); err != nil {
 		t.Error(err)
 	}
 	if ids, err := d.IDs(t.Context(), "old.er"); err != nil || len(ids) != 2 || ids[1] != "old.er/1of3" {
@@ -134,7 +134,7 @@ func TestN28_ADivisionIsAgreedOn(t *testing.T) {
 	if err != nil || first.T != 7 {
 		t.Errorf("%v, %v", first, err)
 	}
-	if again, err := d.StartAt(t.Context(), "w", slot.Part{I: 1, N: 2}, bson.Timestamp{T: 9}); err != nil || again != first {
+	if again, err := d.StartAt(t.Context(), "w", slot.Range{I: 1, N: 2}, bson.Timestamp{T: 9}); err != nil || again != first {
 		t.Errorf("the second slot begins at %v, %v", again, err)
 	}
 	if err := d.Discard(t.Context(), "old/0of1"); err != nil {

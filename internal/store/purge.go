@@ -14,25 +14,25 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 )
 
-// Hold says why nothing of a collection may be purged.
-type Hold string
+// PurgeBlock says why nothing of a collection may be purged.
+type PurgeBlock string
 
 // The holds.
 const (
-	HoldUnclaimed  Hold = "unclaimed"           // no watcher is registered for the collection
-	HoldVanished   Hold = "no_watcher_document" // a registered watcher has no document
-	HoldNoPosition Hold = "no_position"         // a watcher document has no position yet
-	HoldGap        Hold = "gap"                 // a watcher sweeps for what the stream lost, or was told to
-	HoldAhead      Hold = "ahead"               // a position is of another history: it is later than the cluster's time
-	HoldUnread     Hold = "unread"              // the collection got its name behind a position, so nobody has read what it held
-	HoldReplaced   Hold = "replaced"            // another collection has the name by now
+	HoldUnclaimed  PurgeBlock = "unclaimed"           // no watcher is registered for the collection
+	HoldVanished   PurgeBlock = "no_watcher_document" // a registered watcher has no document
+	HoldNoPosition PurgeBlock = "no_position"         // a watcher document has no position yet
+	HoldGap        PurgeBlock = "gap"                 // a watcher sweeps for what the stream lost, or was told to
+	HoldAhead      PurgeBlock = "ahead"               // a position is of another history: it is later than the cluster's time
+	HoldUnread     PurgeBlock = "unread"              // the collection got its name behind a position, so nobody has read what it held
+	HoldReplaced   PurgeBlock = "replaced"            // another collection has the name by now
 )
 
 // HeldError refuses the purge of a collection, for now. It ends by itself when its reason does.
 type HeldError struct {
 	NS   string
 	Slot string // the watcher document, or the watcher's name, or ""
-	Hold Hold
+	Hold PurgeBlock
 }
 
 func (e *HeldError) Error() string {
@@ -67,9 +67,9 @@ func (c Cut) SentBefore() time.Time { return time.Unix(int64(c.Before.T), 0) }
 // Watermarks are the positions of all watchers and slots as they were persisted, owned, paused or abandoned, and who is
 // registered for which collection.
 type Watermarks struct {
-	claims map[[16]byte][]Claim   // by collection
-	slots  map[string][]persisted // by watcher
-	now    time.Time              // of the server
+	claims map[[16]byte][]Registration // by collection
+	slots  map[string][]persisted      // by watcher
+	now    time.Time                   // of the server
 }
 
 // maxAhead is how far the cluster's time may be before the server's clock: it never goes back, where clocks do.
@@ -86,7 +86,7 @@ type persisted struct {
 // ReadWatermarks reads the registry and the watcher documents of the state database: two majority reads, because a
 // position that is rolled back would have let too much go.
 func ReadWatermarks(ctx context.Context, state *mongo.Database) (*Watermarks, error) {
-	claims, err := NewRegistry(state.Collection("collections")).Claims(ctx, "")
+	claims, err := NewRegistry(state.Collection("collections")).Registrations(ctx, "")
 	if err != nil {
 		return nil, err
 	}
@@ -94,7 +94,7 @@ func ReadWatermarks(ctx context.Context, state *mongo.Database) (*Watermarks, er
 	if err != nil {
 		return nil, err
 	}
-	w := &Watermarks{now: now, claims: make(map[[16]byte][]Claim), slots: make(map[string][]persisted)}
+	w := &Watermarks{now: now, claims: make(map[[16]byte][]Registration), slots: make(map[string][]persisted)}
 	for _, c := range claims {
 		if len(c.UUID.Data) == 16 {
 			w.claims[[16]byte(c.UUID.Data)] = append(w.claims[[16]byte(c.UUID.Data)], c)
@@ -140,7 +140,9 @@ func slotOf(id string) (watcher string, of int, ok bool) {
 // or not; one that is missing, that has no position, or that has a gap stops the purge, for then the collection itself is
 // what the undelivered envelopes will be read from.
 func (w *Watermarks) Cut(o Outbox, keep time.Duration) (Cut, error) {
-	held := func(slot string, why Hold) (Cut, error) { return Cut{}, &HeldError{NS: o.NS(), Slot: slot, Hold: why} }
+	held := func(slot string, why PurgeBlock) (Cut, error) {
+		return Cut{}, &HeldError{NS: o.NS(), Slot: slot, Hold: why}
+	}
 	claims := w.claims[o.UUID]
 	if len(claims) == 0 || !o.Identified() {
 		return held("", HoldUnclaimed)

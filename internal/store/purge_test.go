@@ -22,7 +22,7 @@ func TestN25_AGapStopsAPurgeThatIsUnderWay(t *testing.T) {
 	t.Parallel()
 	state := database(t)
 	o := Outbox{DB: "shop", Coll: "outbox", UUID: [16]byte{7}}
-	if _, err := NewRegistry(state.Collection("collections")).Claim(t.Context(), o.UUID, o.NS(), "w"); err != nil {
+	if _, err := NewRegistry(state.Collection("collections")).Register(t.Context(), o.UUID, o.NS(), "w"); err != nil {
 		t.Fatal(err)
 	}
 	at := bson.Timestamp{T: 10_000, I: 5}
@@ -123,7 +123,7 @@ func TestN25_APositionInTheFutureStopsThePurge(t *testing.T) {
 	t.Parallel()
 	state := database(t)
 	o := Outbox{DB: "shop", Coll: "outbox", UUID: [16]byte{8}}
-	if _, err := NewRegistry(state.Collection("collections")).Claim(t.Context(), o.UUID, o.NS(), "w"); err != nil {
+	if _, err := NewRegistry(state.Collection("collections")).Register(t.Context(), o.UUID, o.NS(), "w"); err != nil {
 		t.Fatal(err)
 	}
 	now := uint32(time.Now().Unix())
@@ -157,7 +157,7 @@ func TestN25_WhatWasNotReadYetIsNotPurged(t *testing.T) {
 		t.Fatalf("%+v, %v", list, err)
 	}
 	o, r := list[0], NewRegistry(state.Collection("collections"))
-	holds := func(want Hold) {
+	holds := func(want PurgeBlock) {
 		t.Helper()
 		var held *HeldError
 		_, err := NewCuts(state, time.Second).Of(t.Context(), o)
@@ -166,7 +166,7 @@ func TestN25_WhatWasNotReadYetIsNotPurged(t *testing.T) {
 		}
 	}
 	renamed := bson.Timestamp{T: 10_000, I: 5}
-	if _, err := r.ClaimAt(t.Context(), o.UUID, o.NS(), "w", renamed); err != nil {
+	if _, err := r.RegisterAt(t.Context(), o.UUID, o.NS(), "w", renamed); err != nil {
 		t.Fatal(err)
 	}
 	position(t, state, "w/0of1", bson.D{{Key: "clusterTime", Value: bson.Timestamp{T: 9_999, I: 1}}})
@@ -178,7 +178,7 @@ func TestN25_WhatWasNotReadYetIsNotPurged(t *testing.T) {
 	}
 	position(t, state, "w/0of1", bson.D{{Key: "clusterTime", Value: bson.Timestamp{T: 12_000, I: 1}}})
 	holds(HoldUnread)
-	if before, err := r.ClaimAt(t.Context(), o.UUID, o.NS(), "w", bson.Timestamp{T: 11_500, I: 1}); err != nil || before.Left.T != 11_000 {
+	if before, err := r.RegisterAt(t.Context(), o.UUID, o.NS(), "w", bson.Timestamp{T: 11_500, I: 1}); err != nil || before.Left.T != 11_000 {
 		t.Fatalf("%+v, %v", before, err)
 	}
 	holds("")
@@ -196,16 +196,16 @@ func TestN27_TheRegistryKnowsHowFarACollectionWasRead(t *testing.T) {
 	at := func(s uint32) bson.Timestamp { return bson.Timestamp{T: s} }
 	for _, c := range []struct {
 		name     string
-		claim    Claim
+		claim    Registration
 		position uint32
 		upTo     uint32
 		appeared bool
 	}{
-		{"known before the position", Claim{Seen: at(5)}, 10, 0, false},
-		{"new behind the position", Claim{Seen: at(15)}, 10, 0, true},
-		{"back behind the position", Claim{Seen: at(15), Left: at(7)}, 10, 7, true},
-		{"left and back behind the position, as another slot says", Claim{Seen: at(15), Left: at(12)}, 10, 0, true},
-		{"no position: everything is read anyway", Claim{Seen: at(15)}, 0, 0, false},
+		{"known before the position", Registration{Seen: at(5)}, 10, 0, false},
+		{"new behind the position", Registration{Seen: at(15)}, 10, 0, true},
+		{"back behind the position", Registration{Seen: at(15), Left: at(7)}, 10, 7, true},
+		{"left and back behind the position, as another slot says", Registration{Seen: at(15), Left: at(12)}, 10, 0, true},
+		{"no position: everything is read anyway", Registration{Seen: at(15)}, 0, 0, false},
 	} {
 		if upTo, appeared := c.claim.ReadUpTo(at(c.position)); upTo != at(c.upTo) || appeared != c.appeared {
 			t.Errorf("%s: up to %v, appeared %v", c.name, upTo, appeared)

@@ -53,9 +53,9 @@ func (c DueClaim) claimed(and bson.D, or ...any) bson.D {
 
 // ScheduledUntil opens a cursor over the scheduled envelopes of coll that are due by until and that this owner can have and
 // has not yet, in the order in which they are due; decode them as [Ahead]. Its replies have up to batch documents.
-func ScheduledUntil(ctx context.Context, coll *mongo.Collection, c DueClaim, until time.Time, batch int32, p slot.Part) (*mongo.Cursor, error) {
+func ScheduledUntil(ctx context.Context, coll *mongo.Collection, c DueClaim, until time.Time, batch int32, p slot.Range) (*mongo.Cursor, error) {
 	cur, err := Majority(coll).Find(ctx, // N21
-		p.And(c.unheld(bson.E{Key: "dueAt", Value: bson.D{{Key: "$lte", Value: bson.NewDateTimeFromTime(until)}}})),
+		p.AddFilter(c.unheld(bson.E{Key: "dueAt", Value: bson.D{{Key: "$lte", Value: bson.NewDateTimeFromTime(until)}}})),
 		options.Find().SetProjection(ahead).SetSort(bson.D{{Key: "dueAt", Value: 1}}).SetBatchSize(batch).SetAllowDiskUse(true))
 	if err != nil {
 		return nil, privilege(err, "looking for scheduled envelopes in "+Namespace(coll), "find", Namespace(coll), "")
@@ -65,9 +65,9 @@ func ScheduledUntil(ctx context.Context, coll *mongo.Collection, c DueClaim, unt
 
 // ScheduledAfter are the next scheduled envelopes of coll that are due after that time, in the order in which they are due.
 // None means that the collection holds nothing that is still ahead.
-func ScheduledAfter(ctx context.Context, coll *mongo.Collection, after time.Time, limit int64, p slot.Part) ([]Ahead, error) {
+func ScheduledAfter(ctx context.Context, coll *mongo.Collection, after time.Time, limit int64, p slot.Range) ([]Ahead, error) {
 	cur, err := Majority(coll).Find(ctx,
-		p.And(bson.D{{Key: "dueAt", Value: bson.D{{Key: "$gt", Value: bson.NewDateTimeFromTime(after)}}}, {Key: "state", Value: nil}}),
+		p.AddFilter(bson.D{{Key: "dueAt", Value: bson.D{{Key: "$gt", Value: bson.NewDateTimeFromTime(after)}}}, {Key: "state", Value: nil}}),
 		options.Find().SetProjection(ahead).SetSort(bson.D{{Key: "dueAt", Value: 1}}).SetLimit(limit))
 	if err != nil {
 		return nil, privilege(err, "looking ahead in "+Namespace(coll), "find", Namespace(coll), "")
@@ -153,8 +153,8 @@ func ReadClaimed(ctx context.Context, g Due, c DueClaim, at bson.Timestamp, batc
 
 // StrayClaims are the scheduled envelopes of coll, due by until, with a claim of that epoch or a later one. To an owner that has
 // just acquired that epoch they are of another life of the watcher document, which was lost or is one of a backup.
-func StrayClaims(ctx context.Context, coll *mongo.Collection, epoch int64, until time.Time, p slot.Part) ([]bson.RawValue, error) {
-	cur, err := Majority(coll).Find(ctx, p.And(bson.D{
+func StrayClaims(ctx context.Context, coll *mongo.Collection, epoch int64, until time.Time, p slot.Range) ([]bson.RawValue, error) {
+	cur, err := Majority(coll).Find(ctx, p.AddFilter(bson.D{
 		{Key: "dueAt", Value: bson.D{{Key: "$lte", Value: bson.NewDateTimeFromTime(until)}}},
 		{Key: "state", Value: nil},
 		{Key: "claim.epoch", Value: bson.D{{Key: "$gte", Value: epoch}}},

@@ -82,7 +82,7 @@ func TestN19_ClaimFilter(t *testing.T) {
 	}
 	ids := dueDocs(t, coll, docs...)
 	claim := DueClaim{Token: "mine", Epoch: 7}
-	cur, err := ScheduledUntil(t.Context(), coll, claim, time.Now(), 2, slot.Part{})
+	cur, err := ScheduledUntil(t.Context(), coll, claim, time.Now(), 2, slot.Range{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -152,7 +152,7 @@ func TestScheduledByTheIndex(t *testing.T) {
 	if n := plan.Lookup("executionStats", "totalDocsExamined").AsInt64(); n != 2 {
 		t.Errorf("%d documents examined to find 2", n)
 	}
-	cur, err := ScheduledUntil(t.Context(), coll, c, time.Now(), 100, slot.Part{})
+	cur, err := ScheduledUntil(t.Context(), coll, c, time.Now(), 100, slot.Range{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -160,7 +160,7 @@ func TestScheduledByTheIndex(t *testing.T) {
 	if err := cur.All(t.Context(), &found); err != nil || len(found) != 2 || found[0].DueAt > found[1].DueAt {
 		t.Errorf("%v %v", found, err)
 	}
-	next, err := ScheduledAfter(t.Context(), coll, time.Now(), 3, slot.Part{})
+	next, err := ScheduledAfter(t.Context(), coll, time.Now(), 3, slot.Range{})
 	if err != nil || len(next) != 3 {
 		t.Errorf("%d ahead, %v", len(next), err)
 	}

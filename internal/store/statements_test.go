@@ -60,7 +60,7 @@ func TestN28_FrequentStatementsExamineTheirOwnDocuments(t *testing.T) {
 	}
 
 	take := func(bson.Raw) error { return nil }
-	for _, p := range []slot.Part{{}, {I: 5, N: slots}} {
+	for _, p := range []slot.Range{{}, {I: 5, N: slots}} {
 		own := int64(each / max(p.N, 1))
 		due := func() (err error) {
 			cur, err := ScheduledUntil(t.Context(), coll, DueClaim{Token: "t", Epoch: 1}, now, 100, p)

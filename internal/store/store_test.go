@@ -30,37 +30,37 @@ func TestN25_ACollectionBelongsToOneWatcher(t *testing.T) {
 	t.Parallel()
 	r := NewRegistry(database(t).Collection("collections"))
 	one, two := [16]byte{1}, [16]byte{2}
-	if fresh, err := r.Claim(t.Context(), one, "shop.outbox", "orders"); err != nil || !fresh {
+	if fresh, err := r.Register(t.Context(), one, "shop.outbox", "orders"); err != nil || !fresh {
 		t.Fatalf("first claim: fresh %v, %v", fresh, err)
 	}
-	if fresh, err := r.Claim(t.Context(), one, "shop.outbox2", "orders"); err != nil || fresh {
+	if fresh, err := r.Register(t.Context(), one, "shop.outbox2", "orders"); err != nil || fresh {
 		t.Fatalf("again, after a rename: fresh %v, %v", fresh, err)
 	}
-	_, err := r.Claim(t.Context(), one, "shop.outbox2", "other")
+	_, err := r.Register(t.Context(), one, "shop.outbox2", "other")
 	var claimed *ClaimedError
 	if !errors.Is(err, ErrClaimed) || !errors.As(err, &claimed) || claimed.By != "orders" {
 		t.Fatalf("a second watcher: %v", err)
 	}
-	if _, err := r.Claim(t.Context(), two, "shop.outbox2", "$other"); err != nil { // re-created: another collection
+	if _, err := r.Register(t.Context(), two, "shop.outbox2", "$other"); err != nil { // re-created: another collection
 		t.Fatal(err)
 	}
 	if err := r.Release(t.Context(), one, "other"); err != nil {
 		t.Fatal(err)
 	}
-	all, err := r.Claims(t.Context(), "")
+	all, err := r.Registrations(t.Context(), "")
 	if err != nil || len(all) != 2 || all[0].NS != "shop.outbox2" {
 		t.Fatalf("claims: %+v, %v", all, err)
 	}
-	if mine, err := r.Claims(t.Context(), "$other"); err != nil || len(mine) != 1 || mine[0].UUID.Data[0] != 2 {
+	if mine, err := r.Registrations(t.Context(), "$other"); err != nil || len(mine) != 1 || mine[0].UUID.Data[0] != 2 {
 		t.Fatalf("claims of one: %+v, %v", mine, err)
 	}
 	if err := r.Release(t.Context(), one, "orders"); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := r.Claim(t.Context(), one, "shop.outbox", "other"); err != nil {
+	if _, err := r.Register(t.Context(), one, "shop.outbox", "other"); err != nil {
 		t.Errorf("after the release: %v", err)
 	}
-	if _, err := r.Claim(t.Context(), [16]byte{}, "a.b", "orders"); err == nil {
+	if _, err := r.Register(t.Context(), [16]byte{}, "a.b", "orders"); err == nil {
 		t.Error("a collection without an identity was claimed")
 	}
 }
@@ -72,7 +72,7 @@ func TestN25_OfTwoWatchersAtOnceOneIsRefused(t *testing.T) {
 		errs := make(chan error, 4)
 		for w := range 4 {
 			go func() {
-				_, err := r.Claim(t.Context(), [16]byte{9, round}, "a.b", fmt.Sprint("w", w))
+				_, err := r.Register(t.Context(), [16]byte{9, round}, "a.b", fmt.Sprint("w", w))
 				errs <- err
 			}()
 		}

@@ -22,8 +22,8 @@ func (e *Exporter) newExportReporter(signal string) func(error) {
 	var mu sync.Mutex
 	var failing bool
 	return func(err error) {
-		if e.cfg.Exported != nil {
-			e.cfg.Exported(signal, err)
+		if e.cfg.OnExport != nil {
+			e.cfg.OnExport(signal, err)
 		}
 
 		mu.Lock()

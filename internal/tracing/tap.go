@@ -42,7 +42,7 @@ func (t *Tap) Begin(recs []record.Record, db, coll []byte, commitMS int64) *Deli
 	}
 
 	// The records of an envelope have the same headers.
-	c, ok := Stored(recs[0].Headers)
+	c, ok := FromHeaders(recs[0].Headers)
 	if !ok {
 		return nil
 	}
@@ -136,9 +136,9 @@ func (d *Delivery) Acked(tp record.TopicPartition, offset int64) {
 	})
 }
 
-// Left ends the span of a record that was not sent now. fate is the state in which its envelope waits, or the
+// NotSent ends the span of a record that was not sent now. fate is the state in which its envelope waits, or the
 // class of its refusal if refused is set. A later delivery of the envelope has other spans.
-func (d *Delivery) Left(topic, fate string, refused bool) {
+func (d *Delivery) NotSent(topic, fate string, refused bool) {
 	d.endSpan(topic, func(s trace.Span) {
 		if refused {
 			// Only the class: a reason may quote data that must not be in a trace.

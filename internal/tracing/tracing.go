@@ -62,8 +62,8 @@ type Config struct {
 
 	Version, Node, Watcher string
 	Gatherer               prometheus.Gatherer            // of the metrics; nil exports none
-	Exported               func(signal string, err error) // called after each export; may be nil
-	Limited                func()                         // called if the rate permits no spans; may be nil
+	OnExport               func(signal string, err error) // called after each export; may be nil
+	OnLimited              func()                         // called if the rate permits no spans; may be nil
 	Log                    *slog.Logger                   // must not be nil
 }
 
@@ -119,8 +119,8 @@ func (e *Exporter) tracerFor(id trace.TraceID, n int) trace.Tracer {
 	}
 
 	if !e.rate.allow(time.Now(), n) {
-		if e.cfg.Limited != nil {
-			e.cfg.Limited()
+		if e.cfg.OnLimited != nil {
+			e.cfg.OnLimited()
 		}
 		return nil
 	}

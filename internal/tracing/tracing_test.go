@@ -58,16 +58,16 @@ func TestStoredContext(t *testing.T) {
 		"not hexadecimal":        {headers("traceparent", "0g"+parent[2:]), false},
 		"empty":                  {headers("traceparent", ""), false},
 	} {
-		got, ok := Stored(c.headers)
+		got, ok := FromHeaders(c.headers)
 		if ok != c.ok || ok && (got.TraceID.String() != parent[3:35] || got.SpanID.String() != parent[36:52]) {
 			t.Errorf("%s: %v %+v", name, ok, got)
 		}
 	}
-	c, _ := Stored(headers("traceparent", parent, "tracestate", "a=1"))
+	c, _ := FromHeaders(headers("traceparent", parent, "tracestate", "a=1"))
 	if sc := c.spanContext(); !sc.IsValid() || !sc.IsRemote() || !sc.IsSampled() || sc.TraceState().Get("a") != "1" {
 		t.Errorf("%+v", sc)
 	}
-	if c, _ = Stored(headers("traceparent", parent, "tracestate", "=;=")); !c.spanContext().IsValid() {
+	if c, _ = FromHeaders(headers("traceparent", parent, "tracestate", "=;=")); !c.spanContext().IsValid() {
 		t.Error("a broken tracestate costs the link")
 	}
 }
@@ -76,7 +76,7 @@ func FuzzStored(f *testing.F) {
 	f.Add([]byte(parent))
 	f.Add([]byte("00-"))
 	f.Fuzz(func(t *testing.T, v []byte) {
-		c, ok := Stored([]record.Header{{Key: []byte("traceparent"), Value: v}})
+		c, ok := FromHeaders([]record.Header{{Key: []byte("traceparent"), Value: v}})
 		if ok != (c.TraceID.IsValid() && c.SpanID.IsValid()) {
 			t.Errorf("%q: %v %+v", v, ok, c)
 		}
@@ -311,15 +311,15 @@ func TestSpansReachACollector(t *testing.T) {
 	m := metrics.New("1.2.3")
 	e, stop := export(t, Config{
 		Endpoint: c.URL + "/base/", Token: "hunter2hunter2", SamplePercent: 100, SpansPerSecond: 100, MetricsInterval: 50 * time.Millisecond,
-		Version: "1.2.3", Node: "n1", Watcher: "orders", Gatherer: m.Registry, Exported: told.told, Log: slog.New(slog.DiscardHandler),
+		Version: "1.2.3", Node: "n1", Watcher: "orders", Gatherer: m.Registry, OnExport: told.told, Log: slog.New(slog.DiscardHandler),
 	})
 	tap := NewTap(e, m.PublishLatency.Exemplar, time.Now)
 	shared := headers("id", "0190-e1", "traceparent", parent, "tracestate", "a=1")
 	recs := []record.Record{{Topic: "orders", Key: []byte("secret-key"), Value: []byte("secret-payload"), Headers: shared}, {Topic: "audit", Headers: shared}, {Topic: "parked", Headers: shared}}
 	d := tap.Begin(recs, []byte("shop"), []byte("outbox"), time.Now().Add(-20*time.Millisecond).UnixMilli())
 	d.Acked(record.TopicPartition{Topic: "orders", Partition: 3}, 41)
-	d.Left("audit", "message_too_large", true)
-	d.Left("parked", "parked", false)
+	d.NotSent("audit", "message_too_large", true)
+	d.NotSent("parked", "parked", false)
 	d.Acked(record.TopicPartition{Topic: "orders", Partition: 3}, 41) // told twice: nothing more
 	m.ObserveLatency(20*time.Millisecond, 1)
 	if tap.Begin([]record.Record{{Topic: "orders", Headers: headers("id", "2", "traceparent", parent[:53]+"00")}}, nil, nil, 1) != nil {
@@ -395,7 +395,7 @@ func TestACollectorThatFails(t *testing.T) {
 	var log locked
 	export(t, Config{
 		Endpoint: strings.Replace(c.URL, "http://", "http://u:hunter2hunter2@", 1) + "/base", MetricsInterval: 20 * time.Millisecond,
-		Gatherer: metrics.New("").Registry, Exported: told.told, Log: slog.New(slog.NewTextHandler(&log, nil)),
+		Gatherer: metrics.New("").Registry, OnExport: told.told, Log: slog.New(slog.NewTextHandler(&log, nil)),
 	})
 	c.until(func() bool { return len(c.auth) >= 3 })
 	c.mu.Lock()

@@ -118,7 +118,7 @@ func (g *registry) add(r *registration) error {
 			continue
 		}
 		for _, p := range r.patterns {
-			if slices.ContainsFunc(other.patterns, func(q string) bool { return glob.Meet(p, q) }) {
+			if slices.ContainsFunc(other.patterns, func(q string) bool { return glob.Overlap(p, q) }) {
 				return &DuplicateHandlerError{Pattern: p, Name: other.name}
 			}
 		}

@@ -137,7 +137,7 @@ func (c *claim) renewLease(ctx context.Context) error {
 
 // Hold runs fn while it renews the lease: see inbox.Claim.
 func (c *claim) Hold(ctx context.Context, fn func(ctx context.Context) error) error {
-	lost, err := hold.While(ctx, c.Run, fn)
+	lost, err := hold.RunWhile(ctx, c.Run, fn)
 	switch {
 	case lost == nil || errors.Is(err, inbox.ErrClaimLost):
 		return err

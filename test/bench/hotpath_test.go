@@ -46,7 +46,7 @@ func newEventPath(tb testing.TB, preset string, rules ...routing.Rule) *path {
 		tb.Fatal(err)
 	}
 	h := &path{router: router, filler: p.Filler(), tap: tracing.NewTap(nil, nil, time.Now)}
-	h.builder.Reset(make([]byte, 0, batch.Need(maxBatch)))
+	h.builder.Reset(make([]byte, 0, batch.BufferSize(maxBatch)))
 	return h
 }
 

@@ -44,16 +44,16 @@ type Delivery struct {
 	Seen      time.Time // when the consumer received it; for Options.Latency
 }
 
-// What is the kind of a delivery.
-type What int
+// DeliveryKind is the kind of a delivery.
+type DeliveryKind int
 
 // The results of Delivered.
 const (
-	First     What = iota // the first record of the event in this topic
-	Duplicate             // another record of the event in this topic
-	Repeated              // the same, with the redelivered header
-	Phantom               // never begun, aborted, or not for this topic
-	Foreign               // never begun, with Options.Others
+	First     DeliveryKind = iota // the first record of the event in this topic
+	Duplicate                     // another record of the event in this topic
+	Repeated                      // the same, with the redelivered header
+	Phantom                       // never begun, aborted, or not for this topic
+	Foreign                       // never begun, with Options.Others
 )
 
 type state uint8
@@ -265,7 +265,7 @@ func (c *Checker) closeEventLocked(e *event) {
 
 // Delivered checks a record that a consumer received. The records of one partition must be passed
 // in their order.
-func (c *Checker) Delivered(d Delivery) What {
+func (c *Checker) Delivered(d Delivery) DeliveryKind {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 

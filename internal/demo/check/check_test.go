@@ -79,7 +79,7 @@ func TestWhatATransactionDidNotCommit(t *testing.T) {
 	for _, id := range []string{"gone", "late", "maybe", "never", "good"} {
 		c.Begin(Event{ID: id, Key: "k"})
 	}
-	deliver := func(id string) What { return c.Delivered(Delivery{ID: id, Key: "k", Topic: "t"}) }
+	deliver := func(id string) DeliveryKind { return c.Delivered(Delivery{ID: id, Key: "k", Topic: "t"}) }
 	c.Aborted("gone")
 	if deliver("gone") != Phantom {
 		t.Error("an aborted event is no phantom")
@@ -124,7 +124,7 @@ func TestFanOut(t *testing.T) {
 		c.Begin(Event{ID: id, Key: "k", Topics: []string{"orders", "audit"}})
 		c.Committed(t0, id)
 	}
-	deliver := func(id, topic string) What { return c.Delivered(Delivery{ID: id, Key: "k", Topic: topic}) }
+	deliver := func(id, topic string) DeliveryKind { return c.Delivered(Delivery{ID: id, Key: "k", Topic: topic}) }
 	deliver("1", "orders")
 	if r := c.Report(); r.Delivered != 0 || r.Waiting != 2 {
 		t.Errorf("%+v", r)
@@ -221,7 +221,7 @@ func TestCheckerAgreesWithARecount(t *testing.T) {
 func TestRepetitionsThatSaySo(t *testing.T) {
 	t.Parallel()
 	c := told(Options{})
-	for i, want := range []What{First, Repeated, Duplicate} {
+	for i, want := range []DeliveryKind{First, Repeated, Duplicate} {
 		d := rec("1", "a", int64(i))
 		d.Flagged = i == 1
 		if got := c.Delivered(d); got != want {

@@ -76,14 +76,14 @@ func (b *Builder) Records() (body []byte, firstMS int64, n int) {
 	return b.buf[recordsStart:], b.firstMS, int(b.count)
 }
 
-// Sealed returns the batch in a record set that Seal has returned.
-func Sealed(set []byte) []byte { return set[setPrefix:] }
+// BatchOfSet returns the batch in a record set that Seal has returned.
+func BatchOfSet(set []byte) []byte { return set[setPrefix:] }
 
 // Count returns the number of records.
 func (b *Builder) Count() int32 { return b.count }
 
-// Need returns the size of the buffer for a batch whose records have the total Size size.
-func Need(size int) int { return recordsStart + size }
+// BufferSize returns the size of the buffer for a batch whose records have the total Size size.
+func BufferSize(size int) int { return recordsStart + size }
 
 // Size returns an upper bound of the bytes that rec adds to any batch. It depends only on the record.
 func Size(rec *record.Record) int {
@@ -166,9 +166,9 @@ func (b *Builder) writeHeader(out []byte, codec int8, p Producer, sequence int32
 	be.PutUint32(h[17:], crc32.Checksum(h[21:], castagnoli))
 }
 
-// Next returns the sequence after a batch of n records that began at sequence. It wraps from 2³¹−1
+// NextSequence returns the sequence after a batch of n records that began at sequence. It wraps from 2³¹−1
 // to 0.
-func Next(sequence, n int32) int32 { return int32((int64(sequence) + int64(n)) & maxSequence) }
+func NextSequence(sequence, n int32) int32 { return int32((int64(sequence) + int64(n)) & maxSequence) }
 
 func headersLen(hs []record.Header) int {
 	n := varintLen(int64(len(hs)))

@@ -184,7 +184,7 @@ func segmentio(t *rapid.T, sealed []byte, p Producer, seq int32) []plain {
 
 func own(t *rapid.T, sealed []byte) []plain {
 	var out []plain
-	for b, err := range fetched.Batches(Sealed(sealed)) {
+	for b, err := range fetched.Batches(BatchOfSet(sealed)) {
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -222,7 +222,7 @@ func TestSequenceWrapsAt2To31(t *testing.T) {
 		{maxSequence - 1, 2, 0},
 		{maxSequence - 1, 5, 3},
 	} {
-		if got := Next(c.from, c.n); got != c.want {
+		if got := NextSequence(c.from, c.n); got != c.want {
 			t.Errorf("%d records from %d: next is %d, want %d", c.n, c.from, got, c.want)
 		}
 	}
@@ -240,13 +240,13 @@ func TestMoveKeepsRecordsAndGivesTheOldMemoryBack(t *testing.T) {
 	t.Parallel()
 	recs := []record.Record{{Key: []byte("a")}, {Key: []byte("b")}}
 	var b Builder
-	small := make([]byte, Need(Size(&recs[0])))
+	small := make([]byte, BufferSize(Size(&recs[0])))
 	b.Reset(small)
 	b.Append(&recs[0])
 	if b.Room() >= Size(&recs[1]) {
 		t.Fatal("two records fit where one was planned")
 	}
-	if old := b.Move(make([]byte, Need(Size(&recs[0])+Size(&recs[1])))); &old[0] != &small[0] {
+	if old := b.Move(make([]byte, BufferSize(Size(&recs[0])+Size(&recs[1])))); &old[0] != &small[0] {
 		t.Fatal("the old memory is lost")
 	}
 	b.Append(&recs[1])

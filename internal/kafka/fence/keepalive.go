@@ -92,7 +92,7 @@ func (s *Session) NextGeneration(ctx context.Context, unsure []record.TopicParti
 	s.txn.Lock()
 	defer s.txn.Unlock()
 	s.mu.Lock()
-	left := record.Sender{ID: s.current.ID, Epoch: s.current.Epoch, Generation: s.generation, Until: cloneUntil(ends), Open: slices.Clone(unsure)}
+	left := record.Sender{ID: s.current.ID, Epoch: s.current.Epoch, Generation: s.generation, EndOffsets: cloneUntil(ends), Open: slices.Clone(unsure)}
 	s.mu.Unlock()
 	slices.SortFunc(left.Open, compareTP)
 	if err := s.nextGeneration(ctx); err != nil {

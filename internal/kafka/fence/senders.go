@@ -18,10 +18,10 @@ type senders []record.Sender
 func earlier(list []record.Sender, targets []record.TopicPartition, offsets map[string][]int64) senders {
 	var out senders
 	for i, s := range list {
-		s.Open, s.Until = slices.Clone(s.Open), cloneUntil(s.Until)
+		s.Open, s.EndOffsets = slices.Clone(s.Open), cloneUntil(s.EndOffsets)
 		if i == len(list)-1 {
 			s.Open = slices.Clone(targets)
-		} else if len(s.Open) == 0 && passed(s.Until, offsets) {
+		} else if len(s.Open) == 0 && passed(s.EndOffsets, offsets) {
 			continue
 		}
 		out = out.add(s)
@@ -41,9 +41,9 @@ func (s senders) add(x record.Sender) senders {
 	have.Open = append(have.Open, x.Open...)
 	slices.SortFunc(have.Open, compareTP)
 	have.Open = slices.Compact(have.Open)
-	for topic, ends := range x.Until {
+	for topic, ends := range x.EndOffsets {
 		for p, end := range ends {
-			have.Until = raise(have.Until, record.TopicPartition{Topic: topic, Partition: int32(p)}, end)
+			have.EndOffsets = raise(have.EndOffsets, record.TopicPartition{Topic: topic, Partition: int32(p)}, end)
 		}
 	}
 	return s
@@ -111,7 +111,7 @@ func (s senders) close(tp record.TopicPartition, end int64) {
 	for i := range s {
 		if at := slices.Index(s[i].Open, tp); at >= 0 {
 			s[i].Open = slices.Delete(s[i].Open, at, at+1)
-			s[i].Until = raise(s[i].Until, tp, end)
+			s[i].EndOffsets = raise(s[i].EndOffsets, tp, end)
 		}
 	}
 }
@@ -120,7 +120,7 @@ func (s senders) close(tp record.TopicPartition, end int64) {
 func (s senders) clone() []record.Sender {
 	out := make([]record.Sender, len(s))
 	for i, x := range s {
-		x.Open, x.Until = slices.Clone(x.Open), cloneUntil(x.Until)
+		x.Open, x.EndOffsets = slices.Clone(x.Open), cloneUntil(x.EndOffsets)
 		out[i] = x
 	}
 	return out
