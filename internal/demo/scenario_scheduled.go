@@ -13,6 +13,7 @@ import (
 
 	"github.com/outrelay/outrelay/internal/demo/check"
 	"github.com/outrelay/outrelay/internal/devstack"
+	"github.com/outrelay/outrelay/internal/record"
 	"github.com/outrelay/outrelay/pkg/event"
 	"github.com/outrelay/outrelay/pkg/outbox"
 )
@@ -331,7 +332,7 @@ func (c *calendar) recordSeen(m devstack.Message) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 
-	if d := c.all[m.Header("id")]; d != nil && d.seen.IsZero() {
+	if d := c.all[m.Header(record.HeaderID)]; d != nil && d.seen.IsZero() {
 		d.seen = m.Seen
 	}
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/outrelay/outrelay/internal/devstack"
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/lease"
+	"github.com/outrelay/outrelay/internal/record"
 	"github.com/outrelay/outrelay/pkg/event"
 	"github.com/outrelay/outrelay/pkg/outbox"
 	"github.com/outrelay/outrelay/test/kit"
@@ -83,7 +84,7 @@ func checkSwept(t *testing.T, s *kit.Scene, topics *kit.Topics) {
 	seen := map[string]bool{}
 	for _, r := range topics.AllRecords() {
 		id := r.Header("id")
-		if seen[id] && r.Header("outrelay-redelivered") != "true" {
+		if seen[id] && r.Header(record.HeaderRedelivered) != "true" {
 			t.Errorf("%s of key %s is repeated at %s/%d@%d without a flag", id, r.Key, r.Topic, r.Partition, r.Offset)
 		}
 		seen[id] = true

@@ -10,6 +10,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
+	"github.com/outrelay/outrelay/internal/record"
 	"github.com/outrelay/outrelay/resume"
 	"github.com/outrelay/outrelay/test/kit"
 )
@@ -152,7 +153,7 @@ func TestTokenFromTheFutureIsSwept(t *testing.T) {
 
 	flagged := 0
 	for _, r := range topics.AllRecords() {
-		if r.Header("outrelay-redelivered") != "" {
+		if r.Header(record.HeaderRedelivered) != "" {
 			flagged++
 		}
 	}

@@ -14,6 +14,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+	"github.com/outrelay/outrelay/internal/record"
 	"github.com/outrelay/outrelay/pkg/event"
 	"github.com/outrelay/outrelay/pkg/outbox"
 	"github.com/outrelay/outrelay/test/kit"
@@ -385,8 +386,8 @@ func TestRequeueAndReplayWhileOwnersDie(t *testing.T) {
 	}
 
 	for _, r := range topics.AllRecords() {
-		replay := strings.HasSuffix(r.Topic, ".order") && r.Header("outrelay-delivery") == "1"
-		if flagged := r.Header("outrelay-redelivered") != ""; flagged != replay {
+		replay := strings.HasSuffix(r.Topic, ".order") && r.Header(record.HeaderDelivery) == "1"
+		if flagged := r.Header(record.HeaderRedelivered) != ""; flagged != replay {
 			t.Errorf("%s at %s/%d@%d: flagged %v, replayed %v", r.Header("id"), r.Topic, r.Partition, r.Offset, flagged, replay)
 			break
 		}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/twmb/franz-go/pkg/kgo"
 
+	"github.com/outrelay/outrelay/internal/record"
 	"github.com/outrelay/outrelay/internal/routing"
 )
 
@@ -63,9 +64,9 @@ func (l *Ledger) Compare(records []*Record) Verdict {
 	}
 	first := map[delivery]*Record{}
 	for _, r := range records {
-		e := findEntry(byID[r.Header("id")], r)
+		e := findEntry(byID[r.Header(record.HeaderID)], r)
 		if e == nil || e.Fate == Aborted || dead[identity{e.NS, e.ID}] {
-			v.Phantoms = append(v.Phantoms, fmt.Sprintf("%s holds id %s", formatPlace(r), r.Header("id")))
+			v.Phantoms = append(v.Phantoms, fmt.Sprintf("%s holds id %s", formatPlace(r), r.Header(record.HeaderID)))
 			continue
 		}
 
@@ -104,7 +105,7 @@ func (l *Ledger) Compare(records []*Record) Verdict {
 			s := scope{e.NS, e.Key, topic}
 			if before := last[s]; before != nil && (before.Partition != r.Partition || before.Offset > r.Offset) {
 				v.Disorder = append(v.Disorder, fmt.Sprintf("key %s: id %s at %s is not after id %s at %s",
-					e.Key, e.ID, formatPlace(r), before.Header("id"), formatPlace(before)))
+					e.Key, e.ID, formatPlace(r), before.Header(record.HeaderID), formatPlace(before)))
 			}
 			last[s] = r
 		}
@@ -116,7 +117,7 @@ func formatPlace(r *Record) string { return fmt.Sprintf("%s/%d@%d", r.Topic, r.P
 
 // findEntry returns the entry of a record, or nil.
 func findEntry(candidates []*Entry, r *Record) *Entry {
-	ns := r.Header("outrelay-ns")
+	ns := r.Header(record.HeaderNamespace)
 	for _, e := range candidates {
 		if ns == "" {
 			return e
@@ -138,7 +139,7 @@ func describeDifference(e *Entry, r *Record) string {
 		return fmt.Sprintf("payload of %d bytes differs, want %d bytes", len(r.Value), len(e.Payload))
 	case e.Null != (r.Value == nil):
 		return "payload is null instead of empty, or empty instead of null"
-	case len(r.Headers) == 0 || r.Headers[0].Key != "id":
+	case len(r.Headers) == 0 || r.Headers[0].Key != record.HeaderID:
 		return "the first header is not id"
 	}
 

@@ -15,6 +15,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+	"github.com/outrelay/outrelay/internal/record"
 	"github.com/outrelay/outrelay/pkg/event"
 	"github.com/outrelay/outrelay/pkg/outbox"
 )
@@ -120,11 +121,11 @@ func (s *Scene) Schedule(aggregateType string, n, keys int, from time.Time, span
 func (t *Topics) Deliveries() map[string]map[string]int {
 	out := map[string]map[string]int{}
 	for _, r := range t.AllRecords() {
-		id := r.Header("id")
+		id := r.Header(record.HeaderID)
 		if out[id] == nil {
 			out[id] = map[string]int{}
 		}
-		out[id][r.Header("outrelay-delivery")]++
+		out[id][r.Header(record.HeaderDelivery)]++
 	}
 	return out
 }
