@@ -318,16 +318,7 @@ func TestVanishedDocumentHalts(t *testing.T) {
 // waitFor polls a condition of the servers, which send no signal of their own.
 func waitFor(t *testing.T, ok func() bool) {
 	t.Helper()
-	tick := time.NewTicker(20 * time.Millisecond)
-	defer tick.Stop()
-	deadline := time.After(patience)
-	for !ok() {
-		select {
-		case <-tick.C:
-		case <-deadline:
-			t.Fatal("the condition never held")
-		}
-	}
+	stacktest.Eventually(t, "the condition of this line", ok)
 }
 
 func TestHTTPAddressTaken(t *testing.T) {

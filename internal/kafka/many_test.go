@@ -14,6 +14,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kfake"
 	"github.com/twmb/franz-go/pkg/kmsg"
 
+	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/record"
 )
 
@@ -189,7 +190,7 @@ func TestLimitsThatCouldNotBeReadAreReadLater(t *testing.T) {
 	r.acks.waitResolved(1) // the topic is adopted
 
 	away.Store(false)
-	waitUntil(t, "the limit is read", func() bool {
+	stacktest.Eventually(t, "the limit is read", func() bool {
 		wake(r.renewWake)
 		r.mu.Lock()
 		defer r.mu.Unlock()

@@ -96,7 +96,7 @@ func rollOverOplog(t *testing.T, s *kit.Scene, position bson.Timestamp) {
 	t.Helper()
 	noise := s.Client.Database(s.Prefix + "_noise").Collection("noise")
 	oplog := s.Client.Database("local").Collection("oplog.rs")
-	kit.Eventually(t, "the oplog has lost the position", func() bool {
+	stacktest.Eventually(t, "the oplog has lost the position", func() bool {
 		for range 4 {
 			if _, err := noise.InsertOne(t.Context(), bson.D{{Key: "bytes", Value: make([]byte, 512<<10)}}); err != nil {
 				t.Fatal(err)
@@ -298,7 +298,7 @@ func TestHeldStreamIsLostToo(t *testing.T) {
 	end, i := s.WatcherDocument().Lookup("gap", "to").Timestamp()
 	rollOverOplog(t, s, bson.Timestamp{T: end, I: i})
 	mustSucceed(t, broker.Resume())
-	kit.Eventually(t, "two closed gaps", func() bool {
+	stacktest.Eventually(t, "two closed gaps", func() bool {
 		n, err := s.State.Collection("events").CountDocuments(t.Context(), bson.D{{Key: "kind", Value: "gap_closed"}})
 		return err == nil && n == 2
 	})

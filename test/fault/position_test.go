@@ -10,6 +10,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
+	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/record"
 	"github.com/outrelay/outrelay/resume"
 	"github.com/outrelay/outrelay/test/kit"
@@ -142,7 +143,7 @@ func TestTokenFromTheFutureIsSwept(t *testing.T) {
 		t.Errorf("promises are violated after a gap: %s", v)
 	}
 
-	kit.Eventually(t, "the position belongs to the cluster's own history", func() bool {
+	stacktest.Eventually(t, "the position belongs to the cluster's own history", func() bool {
 		at, _ := s.WatcherDocument().Lookup("clusterTime").Timestamp()
 		return at < lost-3600
 	})

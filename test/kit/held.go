@@ -75,7 +75,7 @@ func (s *Scene) WaitNoneHeld() {
 		}
 	}()
 
-	Eventually(s.tb, "no envelope waits", func() bool {
+	stacktest.Eventually(s.tb, "no envelope waits", func() bool {
 		left = s.CountOutbox(bson.D{{Key: "$or", Value: bson.A{
 			bson.D{{Key: "state", Value: bson.D{{Key: "$exists", Value: true}}}}, bson.D{{Key: "dueAt", Value: bson.D{{Key: "$exists", Value: true}}}},
 		}}})

@@ -14,6 +14,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kadm"
 	"github.com/twmb/franz-go/pkg/kgo"
 
+	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/record"
 )
 
@@ -218,7 +219,7 @@ func (t *Topics) WaitForEnd() {
 	var err error
 
 	// After a broker was stopped, its partitions may have no leader for some time.
-	Eventually(t.tb, "all partitions report their end", func() bool {
+	stacktest.Eventually(t.tb, "all partitions report their end", func() bool {
 		if ends, err = kadm.NewClient(t.client).ListEndOffsets(t.tb.Context(), t.names...); err == nil {
 			err = ends.Error()
 		}
