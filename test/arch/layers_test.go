@@ -46,14 +46,14 @@ var rooms = []room{
 	{dir: "internal/migrate", layer: 2, also: []string{"internal/store", "internal/deadletter"}, why: "indexes and their ledger"},
 	{dir: "internal/nodes", layer: 2, also: []string{"internal/store", "internal/migrate"}, why: "the running nodes, and whether all of them support a migration"},
 	{dir: "internal/deadletter", layer: 2, also: []string{"internal/store"}, why: "moves envelopes that cannot be sent"},
-	{dir: "internal/kafka/reply", layer: 2, only: none, why: "checks what brokers reply before a library believes it, for the relay and for consumers"},
-	{dir: "internal/kafka/fetched", layer: 2, only: []string{"internal/record", "internal/kafka/reply"}, why: "a broker's reply to a fetch, for the read-back and for consumers"},
+	{dir: "internal/kafkawire", layer: 2, only: []string{"internal/record"}, why: "the protocol of Kafka, for the relay and for consumers: connections, requests, batches, error codes"},
 	{dir: "pkg/inbox", layer: 2, why: "dedup inside the handler's transaction"},
 
 	// Layer 3: the stages. They do not import each other, but use interfaces that the caller declares.
 	{dir: "internal/changestream", layer: 3, why: "reads; does not use Kafka"},
 	{dir: "internal/dispatch", layer: 3, why: "orders and limits events in flight; uses no server"},
-	{dir: "internal/kafka", layer: 3, why: "the sink"},
+	{dir: "internal/fence", layer: 3, why: "takes a transactional id over, and reads back"},
+	{dir: "internal/sink", layer: 3, also: []string{"internal/fence"}, why: "sends records in order; opens with a take-over"},
 	{dir: "internal/reconcile", layer: 3, why: "scheduled, retried, orphaned"},
 	{dir: "internal/retention", layer: 3, why: "the purge"},
 	{dir: "internal/admin", layer: 3, also: []string{"pkg/saga", "internal/reconcile"}, why: "use-cases behind the CLI, the API and the page; a dry run counts by the conditions of the sweep"},
