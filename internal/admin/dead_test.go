@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -293,6 +294,28 @@ func TestDeadEditKeepsOrMakesTheTypeOfThePayload(t *testing.T) {
 	log := f.log()
 	if len(log) != 8 || log[0].Kind != "dead_edited" || log[0].Fields.Lookup("edited").String() != `["expiresAt","headers","partition","topic"]` {
 		t.Errorf("%d entries: %+v", len(log), log[0])
+	}
+}
+
+func TestACollectionThatWasMadeAgainIsListedOnce(t *testing.T) {
+	t.Parallel()
+	f := openOffice(t)
+	again := store.Namespace(f.a)
+	if _, err := store.NewRegistry(f.state.Collection("collections")).Register(t.Context(), [16]byte{99}, again, "orders"); err != nil {
+		t.Fatal(err)
+	}
+	f.die(f.a, record.Malformed, letterOf("dead1", planted))
+
+	names, err := f.op.Collections(t.Context(), "")
+	if err != nil || !slices.IsSorted(names) || len(slices.Compact(slices.Clone(names))) != len(names) || !slices.Contains(names, again) {
+		t.Errorf("Collections() = %q, %v, want each name once", names, err)
+	}
+	if n, err := f.op.Letters().Count(t.Context(), admin.DeadFilter{}); err != nil || n != 1 {
+		t.Errorf("Count() = %d, %v, want 1 letter", n, err)
+	}
+	groups, err := f.op.Waiting().Summary(t.Context(), "")
+	if err != nil || len(groups) != 1 || groups[0].Count != 1 {
+		t.Errorf("Summary() = %+v, %v, want one group with 1 letter", groups, err)
 	}
 }
 

@@ -214,8 +214,7 @@ func (c *clearing) findCollections(ctx context.Context) ([]ClearedCollection, er
 
 	var list []ClearedCollection
 	add := func(what, ns string) { list = append(list, ClearedCollection{Collection: ns, What: what}) }
-	// A collection that was dropped and created again is registered twice.
-	for _, ns := range slices.Compact(names) {
+	for _, ns := range names {
 		if c.names(ClearEnvelopes) {
 			add(ClearEnvelopes, ns)
 		}

@@ -185,15 +185,12 @@ func (o Operator) collectionNames(ctx context.Context) ([]string, error) {
 // ErrNoCollections is returned for a watcher that has not registered any collection.
 var ErrNoCollections = errors.New("it has no collections")
 
-// Collections returns the outboxes that the watcher is registered for, or only the named one.
+// Collections returns the sorted names of the outboxes that the watcher is registered for, each once,
+// or only the named one.
 func (o Operator) Collections(ctx context.Context, only string) ([]string, error) {
-	registered, err := o.registrations(ctx)
+	all, err := o.collectionNames(ctx)
 	if err != nil {
 		return nil, err
-	}
-	all := make([]string, len(registered))
-	for i, r := range registered {
-		all[i] = r.NS
 	}
 
 	switch {

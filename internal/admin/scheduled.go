@@ -284,8 +284,6 @@ func (s Schedule) findOutboxes(
 		return query, nil, err
 	}
 
-	// A collection that was dropped and created again is registered twice.
-	names = slices.Compact(names)
 	outboxes := make([]scheduledOutbox, len(names))
 	for i, ns := range names {
 		db, coll, _ := strings.Cut(ns, ".")
