@@ -4,6 +4,8 @@ import (
 	"context"
 	"testing"
 	"time"
+
+	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 )
 
 // TestClientClocksDoNotMatter lets processes judge by clocks that are ten minutes apart: none takes a lease early, none
@@ -29,7 +31,7 @@ func TestClientClocksDoNotMatter(t *testing.T) {
 			if h, err := standby.Acquire(early); err == nil {
 				t.Fatalf("a standby whose clock is off by %v took a lease that is renewed: epoch %d", skew, h.Document().Epoch)
 			}
-			eventually(t, "the owner trusts its lease", held.Valid)
+			stacktest.Eventually(t, "the owner trusts its lease", held.Valid)
 			ctx, stop := context.WithTimeout(t.Context(), patient)
 			defer stop()
 			if err := held.Release(ctx, Checkpoint{}); err != nil {

@@ -96,21 +96,6 @@ func readStored(t *testing.T, coll *mongo.Collection) Document {
 	return doc
 }
 
-// eventually waits for cond by looking often; it is for states that nothing signals.
-func eventually(t *testing.T, what string, cond func() bool) {
-	t.Helper()
-	tick := time.NewTicker(5 * time.Millisecond)
-	defer tick.Stop()
-	end := time.After(patient)
-	for !cond() {
-		select {
-		case <-tick.C:
-		case <-end:
-			t.Fatalf("not in %v: %s", patient, what)
-		}
-	}
-}
-
 func receiveWithin[T any](t *testing.T, c <-chan T, what string) T {
 	t.Helper()
 	select {
@@ -218,7 +203,7 @@ func TestReleaseWakesTheStandby(t *testing.T) {
 		got := make(chan *Held, 1)
 		go func() { b, _ := standby.Acquire(t.Context()); got <- b }()
 		// Its stream may be open by then or not: a release in between must not be missed either way.
-		eventually(t, "the standby sees the owner", func() bool { return standby.Standing().Owner == h.Document().Owner })
+		stacktest.Eventually(t, "the standby sees the owner", func() bool { return standby.Standing().Owner == h.Document().Owner })
 		start := time.Now()
 		if err := h.Release(t.Context(), Checkpoint{Position: newPosition(n)}); err != nil {
 			t.Fatal(err)
@@ -263,7 +248,7 @@ func TestSaveAndRenewalsAreOneDocument(t *testing.T) {
 		return Checkpoint{Position: newPosition(7), Offsets: map[string][]int64{"outbox.event.order": {3, -1}}, Stats: bson.D{{Key: "rate", Value: 12}}}
 	})
 	startRun(t, h)
-	eventually(t, "the position is written", func() bool { return readStored(t, coll).Position().Compare(newPosition(7)) == 0 })
+	stacktest.Eventually(t, "the position is written", func() bool { return readStored(t, coll).Position().Compare(newPosition(7)) == 0 })
 	gen, hash := 2, "abc"
 	senders := sampleSenders()
 	if err := h.Save(t.Context(), Update{
@@ -276,7 +261,7 @@ func TestSaveAndRenewalsAreOneDocument(t *testing.T) {
 		t.Fatal(err)
 	}
 	after := readStored(t, coll).Seq
-	eventually(t, "a renewal after the save", func() bool { return readStored(t, coll).Seq > after })
+	stacktest.Eventually(t, "a renewal after the save", func() bool { return readStored(t, coll).Seq > after })
 	d := readStored(t, coll)
 	if o := d.OffsetMap(); len(o) != 1 || len(o["outbox.event.order"]) != 3 || o["outbox.event.order"][1] != 40 {
 		t.Errorf("a renewal undid the saved offsets: %v", o)

@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
+
+	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 )
 
 func failingWrites() bson.D {
@@ -22,7 +24,7 @@ func TestN02_SuspendedIsNotLost(t *testing.T) {
 	h := mustAcquire(t, newLease(t, cfg))
 	ended := startRun(t, h)
 	off := failCommand(t, app, "alwaysOn", failingWrites())
-	eventually(t, "the work is suspended", func() bool { return !h.Valid() })
+	stacktest.Eventually(t, "the work is suspended", func() bool { return !h.Valid() })
 	fenced := make(chan error, 1)
 	var runs atomic.Int64
 	go func() {
@@ -32,7 +34,7 @@ func TestN02_SuspendedIsNotLost(t *testing.T) {
 		})
 	}()
 	// Past the expiry on the server, too: nobody else is there, so nothing is lost.
-	eventually(t, "the lease is expired", func() bool {
+	stacktest.Eventually(t, "the lease is expired", func() bool {
 		d, now, err := Read(t.Context(), coll, slot)
 		return err == nil && now.After(d.ExpiresAt.Add(h.lease.cfg.TTL/2))
 	})
@@ -47,7 +49,7 @@ func TestN02_SuspendedIsNotLost(t *testing.T) {
 		t.Fatal("the outage ended the context")
 	}
 	off()
-	eventually(t, "the work goes on", h.Valid)
+	stacktest.Eventually(t, "the work goes on", h.Valid)
 	if err := receiveWithin(t, fenced, "the transaction that waited"); err != nil {
 		t.Errorf("the transaction that waited: %v", err)
 	}

@@ -111,7 +111,7 @@ func TestN06_PauseStopsTheOwnerAndEveryStandby(t *testing.T) {
 	}
 	b := newLease(t, shortConfig(coll, "b"))
 	got, _ := startAcquire(t, b)
-	eventually(t, "the standby knows why it waits", func() bool { return b.Standing().Reason == "paused by an operator" })
+	stacktest.Eventually(t, "the standby knows why it waits", func() bool { return b.Standing().Reason == "paused by an operator" })
 	c, err := b.newContender()
 	if err != nil {
 		t.Fatal(err)
@@ -154,7 +154,7 @@ func TestN06_APinHandsOverAndLapsesWithADeadNode(t *testing.T) {
 		t.Fatal(err)
 	}
 	got, cancel := startAcquire(t, a)
-	eventually(t, "a keeps away", func() bool { return a.Standing().Reason == "pinned to node b" })
+	stacktest.Eventually(t, "a keeps away", func() bool { return a.Standing().Reason == "pinned to node b" })
 	b := mustAcquire(t, newLease(t, shortConfig(coll, "b")))
 	if err := b.Release(t.Context(), Checkpoint{}); err != nil {
 		t.Fatal(err)

@@ -5,6 +5,8 @@ import (
 	"testing"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
+
+	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 )
 
 // The offsets of 60,000 partitions take a megabyte: a renewal and a checkpoint without news of them do not send them.
@@ -23,7 +25,7 @@ func TestOffsetsWithoutNewsAreNotWrittenAgain(t *testing.T) {
 	reached := func(what string) {
 		t.Helper()
 		n := at.Add(1)
-		eventually(t, what, func() bool { return readStored(t, coll).Position().Compare(newPosition(n)) == 0 })
+		stacktest.Eventually(t, what, func() bool { return readStored(t, coll).Position().Compare(newPosition(n)) == 0 })
 	}
 	reached("the first offsets")
 	if _, err := coll.UpdateOne(t.Context(), bson.D{}, bson.D{{Key: "$set", Value: bson.D{{Key: "offsets", Value: bson.A{}}}}}); err != nil {
@@ -35,7 +37,7 @@ func TestOffsetsWithoutNewsAreNotWrittenAgain(t *testing.T) {
 	}
 	offset.Store(4)
 	reached("other offsets")
-	eventually(t, "they are written", func() bool {
+	stacktest.Eventually(t, "they are written", func() bool {
 		o := readStored(t, coll).OffsetMap()
 		return len(o["t"]) == 1 && o["t"][0] == 4
 	})

@@ -32,7 +32,7 @@ func TestAStandbyThatWatchesIsWokenByTheReleaseAlone(t *testing.T) {
 	for range 2 { // the first returns at once, the second waits
 		receiveWithin(t, waiting, "the standby watches")
 	}
-	eventually(t, "the standby has looked", func() bool { return b.Standing().Owner == h.Document().Owner })
+	stacktest.Eventually(t, "the standby has looked", func() bool { return b.Standing().Owner == h.Document().Owner })
 	start := time.Now()
 	if err := h.Release(t.Context(), Checkpoint{}); err != nil {
 		t.Fatal(err)

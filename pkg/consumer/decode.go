@@ -10,18 +10,20 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
+
+	"github.com/outrelay/outrelay/internal/record"
 )
 
 // The headers that the relay writes, in all of its presets and in each of them. Debezium's event router leaves the name of
 // the header with the type to its configuration; these are the usual ones.
 const (
-	HeaderID          = "id"
-	HeaderIDType      = "outrelay-id-type"
-	HeaderNamespace   = "outrelay-ns"
-	HeaderDelivery    = "outrelay-delivery"
-	HeaderRedelivered = "outrelay-redelivered"
-	HeaderOnly        = "outrelay-only"
-	HeaderAttempt     = "outrelay-attempt" // of the retry topics: how often it was tried before
+	HeaderID          = record.HeaderID
+	HeaderIDType      = record.HeaderIDType
+	HeaderNamespace   = record.HeaderNamespace
+	HeaderDelivery    = record.HeaderDelivery
+	HeaderRedelivered = record.HeaderRedelivered
+	HeaderOnly        = record.HeaderOnly
+	HeaderAttempt     = record.HeaderAttempt // of the retry topics: how often it was tried before
 )
 
 // maxIdentity is the longest id and namespace in bytes. An inbox accepts no longer ones, and the relay sends none.
@@ -55,7 +57,7 @@ func (e *DecodeError) Error() string {
 // Unwrap is the cause.
 func (e *DecodeError) Unwrap() error { return e.Err }
 
-// Decode is the default Decoder. It knows the records of all three presets of the relay by their headers: plain, Debezium's
+// Decode is the default Decoder. It knows the records of all presets of the relay by their headers: plain, Debezium's
 // event router, and CloudEvents, binary and structured; of a structured one the value becomes the event's data. A CloudEvent's
 // id is unique only together with its source, so the source is the namespace of an event that does not have the relay's.
 func Decode(r *Record) (*Message, error) {
@@ -83,20 +85,20 @@ func Decode(r *Record) (*Message, error) {
 				return nil, errors.New("header " + HeaderAttempt + " is not a positive number")
 			}
 			m.Attempt = n
-		case "ce_id":
+		case record.HeaderCEID:
 			first(&m.ID, v)
-		case "ce_source":
+		case record.HeaderCESource:
 			first(&source, v)
-		case "type", "ce_type", "eventType":
+		case record.HeaderType, record.HeaderCEType, "eventType":
 			first(&m.Type, v)
-		case "aggregatetype":
+		case record.HeaderAggregateType:
 			first(&m.AggregateType, v)
-		case "aggregateid":
+		case record.HeaderAggregateID:
 			first(&m.AggregateID, v)
-		case "contenttype", "content-type":
-			structured = structured || strings.HasPrefix(v, "application/cloudevents+json")
+		case record.HeaderContentType, record.HeaderHTTPContentType:
+			structured = structured || strings.HasPrefix(v, record.TypeCloudEvents)
 			first(&m.ContentType, v)
-		case "schemaversion", "ce_schemaversion":
+		case record.HeaderSchemaVersion, record.HeaderCESchemaVersion:
 			first(&m.SchemaVersion, v)
 		}
 	}
