@@ -17,8 +17,8 @@ import (
 
 const benchEvents = 50_000
 
-// prepare writes the events of a drain: 1 KB each, like an envelope.
-func prepare(b *testing.B, client *mongo.Client) (*mongo.Collection, bson.Timestamp) {
+// insertBenchEvents writes the events of a drain: 1 KB each, like an envelope.
+func insertBenchEvents(b *testing.B, client *mongo.Client) (*mongo.Collection, bson.Timestamp) {
 	b.Helper()
 	coll := stacktest.Database(b, client).Collection("outbox")
 	at, err := store.ClusterTime(b.Context(), client)
@@ -44,8 +44,8 @@ func prepare(b *testing.B, client *mongo.Client) (*mongo.Collection, bson.Timest
 	return coll, at
 }
 
-// report runs a drain, which returns how long the reading itself took.
-func report(b *testing.B, drain func() time.Duration) {
+// reportDrain runs a drain, which returns how long the reading itself took.
+func reportDrain(b *testing.B, drain func() time.Duration) {
 	b.Helper()
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
@@ -63,13 +63,13 @@ func report(b *testing.B, drain func() time.Duration) {
 // BenchmarkDrain reads the same prepared events with the driver alone and through the stream, parsed in both cases.
 func BenchmarkDrain(b *testing.B) {
 	client := stacktest.Client(b)
-	coll, at := prepare(b, client)
+	coll, at := insertBenchEvents(b, client)
 	scope, err := ParseScope([]string{coll.Database().Name() + ".outbox"})
 	if err != nil {
 		b.Fatal(err)
 	}
 	b.Run("driver", func(b *testing.B) {
-		report(b, func() time.Duration {
+		reportDrain(b, func() time.Duration {
 			begin := time.Now()
 			cs, err := coll.Watch(b.Context(), scope.Pipeline(), options.ChangeStream().SetBatchSize(0).
 				SetMaxAwaitTime(500*time.Millisecond).SetShowExpandedEvents(true).SetStartAtOperationTime(&at))
@@ -97,7 +97,7 @@ func BenchmarkDrain(b *testing.B) {
 		if err != nil {
 			b.Fatal(err)
 		}
-		report(b, func() time.Duration {
+		reportDrain(b, func() time.Duration {
 			begin := time.Now()
 			ctx, cancel := context.WithCancel(b.Context())
 			out, done := make(chan *Batch), make(chan struct{})

@@ -30,8 +30,8 @@ func TestMain(m *testing.M) {
 // patience is how long a wait for what should come within seconds may take on a loaded machine.
 const patience = 60 * time.Second
 
-// got is one event as a test keeps it.
-type got struct {
+// receivedEvent is one event as a test keeps it.
+type receivedEvent struct {
 	op   Op
 	ns   string
 	id   string
@@ -41,8 +41,8 @@ type got struct {
 	pos  resume.Position
 }
 
-// bundle is a test's own server access: one client to write with and one with an application name of its own to watch with.
-type bundle struct {
+// fixture is a test's own server access: one client to write with and one with an application name of its own to watch with.
+type fixture struct {
 	t     *testing.T
 	app   string
 	admin *mongo.Client
@@ -50,17 +50,17 @@ type bundle struct {
 	db    *mongo.Database
 }
 
-func setup(t *testing.T) *bundle {
+func newFixture(t *testing.T) *fixture {
 	t.Helper()
 	app := stacktest.Name(t)
 	admin := stacktest.Client(t)
-	return &bundle{
+	return &fixture{
 		t: t, app: app, admin: admin, db: stacktest.Database(t, admin),
 		watch: stacktest.Client(t, options.Client().SetAppName(app)),
 	}
 }
 
-func (b *bundle) now() bson.Timestamp {
+func (b *fixture) clusterTime() bson.Timestamp {
 	b.t.Helper()
 	ts, err := store.ClusterTime(b.t.Context(), b.admin)
 	if err != nil {
@@ -69,8 +69,8 @@ func (b *bundle) now() bson.Timestamp {
 	return ts
 }
 
-// insert writes documents with these ids, one by one, each majority-committed.
-func (b *bundle) insert(coll *mongo.Collection, ids ...string) {
+// insertIDs writes documents with these ids, one by one, each majority-committed.
+func (b *fixture) insertIDs(coll *mongo.Collection, ids ...string) {
 	b.t.Helper()
 	for _, id := range ids {
 		if _, err := coll.InsertOne(b.t.Context(), bson.D{{Key: "_id", Value: id}}); err != nil {
@@ -79,15 +79,15 @@ func (b *bundle) insert(coll *mongo.Collection, ids ...string) {
 	}
 }
 
-// fail sets failCommand for this test's watching client alone, and returns how to end it.
-func (b *bundle) fail(mode any, data bson.D) (off func()) {
+// setFailCommand sets failCommand for this test's watching client alone, and returns how to end it.
+func (b *fixture) setFailCommand(mode any, data bson.D) (off func()) {
 	b.t.Helper()
 	return stacktest.FailCommand(b.t, b.app, mode, data)
 }
 
-func times(n int) bson.D { return bson.D{{Key: "times", Value: n}} }
+func failTimes(n int) bson.D { return bson.D{{Key: "times", Value: n}} }
 
-func failing(command string, how ...bson.E) bson.D {
+func failCommand(command string, how ...bson.E) bson.D {
 	return append(bson.D{{Key: "failCommands", Value: bson.A{command}}}, how...)
 }
 
@@ -101,7 +101,7 @@ type reader struct {
 
 	mu     sync.Mutex
 	cond   *sync.Cond
-	events []got
+	events []receivedEvent
 	pos    resume.Position
 	idle   int
 	states []State
@@ -109,7 +109,7 @@ type reader struct {
 	ended  bool
 }
 
-func quick(cfg *Config) {
+func useShortTimes(cfg *Config) {
 	cfg.MaxAwait = 100 * time.Millisecond
 	cfg.ConfigRetry = 50 * time.Millisecond
 	cfg.Unexplained = time.Nanosecond
@@ -126,20 +126,20 @@ func scopeOf(t testing.TB, patterns ...string) *Scope {
 	return s
 }
 
-func (b *bundle) read(scope *Scope, start Start, change ...func(*Config)) *reader {
+func (b *fixture) startReader(scope *Scope, start Start, change ...func(*Config)) *reader {
 	b.t.Helper()
 	r := &reader{t: b.t, done: make(chan struct{}), counts: map[string]int{}}
 	r.cond = sync.NewCond(&r.mu)
 	cfg := Config{Client: b.watch, Scope: scope}
-	quick(&cfg)
+	useShortTimes(&cfg)
 	for _, f := range change {
 		f(&cfg)
 	}
 	cfg.OnState = func(s State) {
-		r.update(func() { r.states = append(r.states, s) })
+		r.withLock(func() { r.states = append(r.states, s) })
 	}
 	cfg.Metrics = Metrics{Restart: func(reason string) {
-		r.update(func() { r.counts[reason]++ })
+		r.withLock(func() { r.counts[reason]++ })
 	}}
 	var err error
 	if r.stream, err = New(cfg); err != nil {
@@ -155,22 +155,22 @@ func (b *bundle) read(scope *Scope, start Start, change ...func(*Config)) *reade
 	go func() {
 		defer close(r.done)
 		for batch := range out {
-			r.keep(batch)
+			r.storeBatch(batch)
 		}
-		r.update(func() { r.ended = true })
+		r.withLock(func() { r.ended = true })
 	}()
 	b.t.Cleanup(func() { cancel(); <-r.done })
 	return r
 }
 
-func (r *reader) update(f func()) {
+func (r *reader) withLock(f func()) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	f()
 	r.cond.Broadcast()
 }
 
-func (r *reader) keep(b *Batch) {
+func (r *reader) storeBatch(b *Batch) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	defer r.cond.Broadcast()
@@ -193,7 +193,7 @@ func (r *reader) keep(b *Batch) {
 			ev.Op == DropDatabase && !matchesDatabase(scope, ev.DB) {
 			continue // another test's
 		}
-		g := got{
+		g := receivedEvent{
 			op: ev.Op, ns: string(ev.DB) + "." + string(ev.Coll), data: string(ev.Data), note: string(ev.Note), size: len(ev.Document),
 			pos: resume.Position{Token: slices.Clone(ev.Token), ClusterTime: ev.ClusterTime},
 		}
@@ -207,11 +207,11 @@ func (r *reader) keep(b *Batch) {
 	}
 }
 
-// until waits for cond, which runs under the lock.
-func (r *reader) until(what string, cond func() bool) {
+// waitUntil waits for cond, which runs under the lock.
+func (r *reader) waitUntil(what string, cond func() bool) {
 	r.t.Helper()
 	late := false
-	timer := time.AfterFunc(patience, func() { r.update(func() { late = true }) })
+	timer := time.AfterFunc(patience, func() { r.withLock(func() { late = true }) })
 	defer timer.Stop()
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -223,7 +223,7 @@ func (r *reader) until(what string, cond func() bool) {
 	}
 }
 
-func (r *reader) ids() []string {
+func (r *reader) insertedIDs() []string {
 	var ids []string
 	for _, e := range r.events {
 		if e.op == Insert {
@@ -236,16 +236,16 @@ func (r *reader) ids() []string {
 // wantIDs waits for as many inserts and compares them.
 func (r *reader) wantIDs(want ...string) {
 	r.t.Helper()
-	r.until(strings.Join(want, " "), func() bool { return len(r.ids()) >= len(want) })
+	r.waitUntil(strings.Join(want, " "), func() bool { return len(r.insertedIDs()) >= len(want) })
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if have := r.ids(); !slices.Equal(have, want) {
+	if have := r.insertedIDs(); !slices.Equal(have, want) {
 		r.t.Fatalf("got ids %v, want %v", have, want)
 	}
 }
 
-// restarts are those for a reason so far; "" for any reason but those that are left out.
-func (r *reader) restarts(reason string, but ...string) (n int) {
+// countRestarts are those for a reason so far; "" for any reason but those that are left out.
+func (r *reader) countRestarts(reason string, but ...string) (n int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for name, count := range r.counts {
@@ -256,29 +256,29 @@ func (r *reader) restarts(reason string, but ...string) (n int) {
 	return n
 }
 
-// at is the n-th event.
-func (r *reader) at(n int) got {
+// eventAt is the n-th event.
+func (r *reader) eventAt(n int) receivedEvent {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.events[n]
 }
 
-// position is that of the last batch.
-func (r *reader) position() resume.Position {
+// lastPosition is that of the last batch.
+func (r *reader) lastPosition() resume.Position {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.pos
 }
 
-// stop ends Run and returns what it returned.
-func (r *reader) stop() error {
+// stopReader ends Run and returns what it returned.
+func (r *reader) stopReader() error {
 	r.cancel()
 	<-r.done
 	return r.err
 }
 
-// end waits for Run to end by itself.
-func (r *reader) end() error {
+// waitForEnd waits for Run to end by itself.
+func (r *reader) waitForEnd() error {
 	r.t.Helper()
 	select {
 	case <-r.done:
@@ -290,7 +290,7 @@ func (r *reader) end() error {
 
 func (r *reader) wantGap(reason string) *GapError {
 	r.t.Helper()
-	err := r.end()
+	err := r.waitForEnd()
 	var gap *GapError
 	if !errors.As(err, &gap) || gap.Reason != reason {
 		r.t.Fatalf("Run ended with %v, want a gap: %s", err, reason)

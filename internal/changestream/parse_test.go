@@ -122,7 +122,7 @@ func FuzzParse(f *testing.F) {
 				t.Errorf("data %q, want %q", ev.Data, d)
 			}
 		}
-		_, _, _ = lookup(raw, "_id")
+		_, _, _ = lookupField(raw, "_id")
 	})
 }
 
@@ -134,13 +134,13 @@ func TestRebuildGivesAnOrdinaryEvent(t *testing.T) {
 	}
 	doc, _ := bson.Marshal(bson.D{{Key: "_id", Value: 1}})
 	var ev Event
-	if err := Parse(rebuild(raw, doc), &ev); err != nil || !ev.HasDocument || !bytes.Equal(ev.Document, doc) || ev.Note != nil {
+	if err := Parse(rebuildEvent(raw, doc), &ev); err != nil || !ev.HasDocument || !bytes.Equal(ev.Document, doc) || ev.Note != nil {
 		t.Errorf("%v %+v", err, ev)
 	}
-	if err := Parse(rebuild(raw, nil), &ev); err != nil || ev.HasDocument || string(ev.Note) != goneNote {
+	if err := Parse(rebuildEvent(raw, nil), &ev); err != nil || ev.HasDocument || string(ev.Note) != goneNote {
 		t.Errorf("%v %+v", err, ev)
 	}
-	if err := bson.Raw(rebuild(raw, nil)).Validate(); err != nil {
+	if err := bson.Raw(rebuildEvent(raw, nil)).Validate(); err != nil {
 		t.Error(err)
 	}
 }

@@ -17,7 +17,7 @@ import (
 	"github.com/outrelay/outrelay/resume"
 )
 
-func numbers(prefix string, n int) []string {
+func numberedIDs(prefix string, n int) []string {
 	ids := make([]string, n)
 	for i := range ids {
 		ids[i] = fmt.Sprintf("%s%d", prefix, i)
@@ -27,11 +27,11 @@ func numbers(prefix string, n int) []string {
 
 func TestStartMustBeSaid(t *testing.T) {
 	t.Parallel()
-	b := setup(t)
-	at := b.now()
+	b := newFixture(t)
+	at := b.clusterTime()
 	for _, start := range []Start{{}, {Now: true, At: &at}, {Now: true, Position: resume.Position{ClusterTime: at}}} {
-		r := b.read(scopeOf(t, b.db.Name()+".outbox"), start)
-		if err := r.end(); !errors.Is(err, ErrNoStart) {
+		r := b.startReader(scopeOf(t, b.db.Name()+".outbox"), start)
+		if err := r.waitForEnd(); !errors.Is(err, ErrNoStart) {
 			t.Errorf("%+v: %v", start, err)
 		}
 	}
@@ -39,19 +39,19 @@ func TestStartMustBeSaid(t *testing.T) {
 
 func TestOrderAndCompletenessOfACollection(t *testing.T) {
 	t.Parallel()
-	b := setup(t)
+	b := newFixture(t)
 	coll := b.db.Collection("outbox")
-	b.insert(coll, "before")
-	at := b.now()
-	want := numbers("a", 50)
-	b.insert(coll, want[:25]...)
-	r := b.read(scopeOf(t, b.db.Name()+".outbox"), Start{At: &at})
-	b.insert(b.db.Collection("other"), "x")
-	b.insert(coll, want[25:]...)
+	b.insertIDs(coll, "before")
+	at := b.clusterTime()
+	want := numberedIDs("a", 50)
+	b.insertIDs(coll, want[:25]...)
+	r := b.startReader(scopeOf(t, b.db.Name()+".outbox"), Start{At: &at})
+	b.insertIDs(b.db.Collection("other"), "x")
+	b.insertIDs(coll, want[25:]...)
 	// A start by time is inclusive: the event at that very time comes too, if it is one.
-	r.until("all", func() bool { return slices.Contains(r.ids(), "a49") })
+	r.waitUntil("all", func() bool { return slices.Contains(r.insertedIDs(), "a49") })
 	r.mu.Lock()
-	have := r.ids()
+	have := r.insertedIDs()
 	r.mu.Unlock()
 	if have[0] == "before" {
 		have = have[1:]
@@ -59,46 +59,46 @@ func TestOrderAndCompletenessOfACollection(t *testing.T) {
 	if !slices.Equal(have, want) {
 		t.Fatalf("got %v", have)
 	}
-	mid := r.at(len(r.events) - 11).pos
-	if err := r.stop(); !errors.Is(err, context.Canceled) {
+	mid := r.eventAt(len(r.events) - 11).pos
+	if err := r.stopReader(); !errors.Is(err, context.Canceled) {
 		t.Errorf("Run returned %v", err)
 	}
-	b.read(scopeOf(t, b.db.Name()+".outbox"), Start{Position: mid}).wantIDs(want[40:]...)
+	b.startReader(scopeOf(t, b.db.Name()+".outbox"), Start{Position: mid}).wantIDs(want[40:]...)
 }
 
 func TestNowLeavesOutWhatIsThere(t *testing.T) {
 	t.Parallel()
-	b := setup(t)
+	b := newFixture(t)
 	coll := b.db.Collection("outbox")
-	b.insert(coll, "old1", "old2")
-	b.insert(b.db.Collection("other"), "later") // so that the present is not the last insert itself
-	r := b.read(scopeOf(t, b.db.Name()+".outbox"), Start{Now: true})
-	r.until("a first position", func() bool { return !r.pos.IsZero() })
-	b.insert(coll, "new")
+	b.insertIDs(coll, "old1", "old2")
+	b.insertIDs(b.db.Collection("other"), "later") // so that the present is not the last insert itself
+	r := b.startReader(scopeOf(t, b.db.Name()+".outbox"), Start{Now: true})
+	r.waitUntil("a first position", func() bool { return !r.pos.IsZero() })
+	b.insertIDs(coll, "new")
 	r.wantIDs("new")
 }
 
 func TestDatabaseAndClusterScopes(t *testing.T) {
 	t.Parallel()
-	b := setup(t)
+	b := newFixture(t)
 	// Names that only this test's patterns match.
 	prefix := strings.ToLower(stacktest.Name(t))
 	tenants := []*mongo.Database{b.admin.Database(prefix + "_1"), b.admin.Database(prefix + "_2")}
 	for _, db := range tenants {
 		t.Cleanup(func() { _ = db.Drop(context.WithoutCancel(t.Context())) })
 	}
-	at := b.now()
+	at := b.clusterTime()
 	for i, id := range []string{"e0", "e1", "e2", "e3"} { // the same id in both tenants
 		for _, db := range tenants {
-			b.insert(db.Collection("outbox"), id)
-			b.insert(db.Collection("outbox_dead"), id)
-			b.insert(db.Collection("orders"), id)
+			b.insertIDs(db.Collection("outbox"), id)
+			b.insertIDs(db.Collection("outbox_dead"), id)
+			b.insertIDs(db.Collection("orders"), id)
 			if i%2 == 0 {
-				b.insert(db.Collection("audit"), id)
+				b.insertIDs(db.Collection("audit"), id)
 			}
 		}
 	}
-	b.insert(b.db.Collection("outbox"), "foreign")
+	b.insertIDs(b.db.Collection("outbox"), "foreign")
 	ns := func(names ...string) []string {
 		for i, n := range names {
 			names[i] = prefix + n
@@ -123,13 +123,13 @@ func TestDatabaseAndClusterScopes(t *testing.T) {
 		if scope.Kind() != c.kind {
 			t.Fatalf("%s is a %s stream", scope, scope.Kind())
 		}
-		r := b.read(scope, Start{At: &at})
-		r.until(scope.String(), func() bool { return len(r.ids()) >= c.want })
-		if err := r.stop(); !errors.Is(err, context.Canceled) {
+		r := b.startReader(scope, Start{At: &at})
+		r.waitUntil(scope.String(), func() bool { return len(r.insertedIDs()) >= c.want })
+		if err := r.stopReader(); !errors.Is(err, context.Canceled) {
 			t.Errorf("%s: %v", scope, err)
 		}
-		if len(r.ids()) != c.want {
-			t.Errorf("%s: %d events, want %d: %v", scope, len(r.ids()), c.want, r.events)
+		if len(r.insertedIDs()) != c.want {
+			t.Errorf("%s: %d events, want %d: %v", scope, len(r.insertedIDs()), c.want, r.events)
 		}
 		for _, e := range r.events {
 			db, coll, _ := strings.Cut(e.ns, ".")
@@ -137,7 +137,7 @@ func TestDatabaseAndClusterScopes(t *testing.T) {
 				t.Errorf("%s: got an event of %s", scope, e.ns)
 			}
 		}
-		if !slices.IsSortedFunc(r.events, func(a, b got) int { return strings.Compare(a.data, b.data) }) {
+		if !slices.IsSortedFunc(r.events, func(a, b receivedEvent) int { return strings.Compare(a.data, b.data) }) {
 			t.Errorf("%s: tokens do not ascend", scope)
 		}
 	}
@@ -145,35 +145,35 @@ func TestDatabaseAndClusterScopes(t *testing.T) {
 
 func TestIdleCheckpointBesideABusyNeighbour(t *testing.T) {
 	t.Parallel()
-	b := setup(t)
+	b := newFixture(t)
 	coll := b.db.Collection("outbox")
-	at := b.now()
-	b.insert(coll, "only")
-	r := b.read(scopeOf(t, b.db.Name()+".outbox"), Start{At: &at})
-	r.until("the event", func() bool { return slices.Contains(r.ids(), "only") })
-	event := r.position()
-	b.insert(b.db.Collection("busy"), numbers("x", 20)...)
-	busy := b.now()
-	r.until("an empty batch behind the neighbour's writes", func() bool { return r.idle > 0 && !r.pos.ClusterTime.Before(busy) })
-	idle := r.position()
+	at := b.clusterTime()
+	b.insertIDs(coll, "only")
+	r := b.startReader(scopeOf(t, b.db.Name()+".outbox"), Start{At: &at})
+	r.waitUntil("the event", func() bool { return slices.Contains(r.insertedIDs(), "only") })
+	event := r.lastPosition()
+	b.insertIDs(b.db.Collection("busy"), numberedIDs("x", 20)...)
+	busy := b.clusterTime()
+	r.waitUntil("an empty batch behind the neighbour's writes", func() bool { return r.idle > 0 && !r.pos.ClusterTime.Before(busy) })
+	idle := r.lastPosition()
 	if idle.Compare(event) <= 0 {
 		t.Fatalf("idle position %s is not behind %s", idle.Token, event.Token)
 	}
-	if err := r.stop(); !errors.Is(err, context.Canceled) {
+	if err := r.stopReader(); !errors.Is(err, context.Canceled) {
 		t.Error(err)
 	}
-	b.insert(coll, "next")
-	b.read(scopeOf(t, b.db.Name()+".outbox"), Start{Position: idle}).wantIDs("next")
+	b.insertIDs(coll, "next")
+	b.startReader(scopeOf(t, b.db.Name()+".outbox"), Start{Position: idle}).wantIDs("next")
 }
 
 func TestTransactions(t *testing.T) {
 	t.Parallel()
-	b := setup(t)
+	b := newFixture(t)
 	coll := b.db.Collection("outbox")
 	if err := b.db.CreateCollection(t.Context(), "outbox"); err != nil {
 		t.Fatal(err)
 	}
-	at := b.now()
+	at := b.clusterTime()
 	sess, err := b.admin.StartSession()
 	if err != nil {
 		t.Fatal(err)
@@ -182,7 +182,7 @@ func TestTransactions(t *testing.T) {
 	many := func(prefix string, n int, end error) {
 		t.Helper()
 		docs := make([]any, n)
-		for i, id := range numbers(prefix, n) {
+		for i, id := range numberedIDs(prefix, n) {
 			docs[i] = bson.D{{Key: "_id", Value: id}}
 		}
 		_, err := sess.WithTransaction(t.Context(), func(ctx context.Context) (any, error) {
@@ -199,59 +199,59 @@ func TestTransactions(t *testing.T) {
 	const n = 2000
 	many("t", n, nil)
 	scope := scopeOf(t, b.db.Name()+".outbox")
-	r := b.read(scope, Start{At: &at}, func(c *Config) { c.BatchSize = 300 })
-	r.wantIDs(numbers("t", n)...)
-	time0 := r.at(0).pos.ClusterTime
-	mid := r.at(776).pos
+	r := b.startReader(scope, Start{At: &at}, func(c *Config) { c.BatchSize = 300 })
+	r.wantIDs(numberedIDs("t", n)...)
+	time0 := r.eventAt(0).pos.ClusterTime
+	mid := r.eventAt(776).pos
 	if mid.ClusterTime != time0 {
 		t.Fatal("the events of one transaction do not share their time")
 	}
-	_ = r.stop()
-	b.read(scope, Start{Position: mid}).wantIDs(numbers("t", n)[777:]...)
+	_ = r.stopReader()
+	b.startReader(scope, Start{Position: mid}).wantIDs(numberedIDs("t", n)[777:]...)
 	// The same by time: the whole transaction comes again and what was behind the position is dropped.
-	b.read(scope, Start{Position: mid, At: &time0}).wantIDs(numbers("t", n)[777:]...)
+	b.startReader(scope, Start{Position: mid, At: &time0}).wantIDs(numberedIDs("t", n)[777:]...)
 }
 
 func TestStopIsPromptAndLeavesNoCursor(t *testing.T) {
 	t.Parallel()
-	b := setup(t)
+	b := newFixture(t)
 	const await = 20 * time.Second
 	for _, patterns := range [][]string{{".outbox"}, {".outbox", ".audit"}, {"*.outbox"}} {
 		for i := range patterns {
 			patterns[i] = b.db.Name() + patterns[i]
 		}
-		b.insert(b.db.Collection("x"), strings.Join(patterns, " ")) // something that moves the idle token
-		r := b.read(scopeOf(t, patterns...), Start{Now: true}, func(c *Config) { c.MaxAwait = await; c.Patience = time.Minute })
-		r.until("the stream to be live", func() bool { return len(r.states) > 0 && r.states[len(r.states)-1].Phase == Live })
+		b.insertIDs(b.db.Collection("x"), strings.Join(patterns, " ")) // something that moves the idle token
+		r := b.startReader(scopeOf(t, patterns...), Start{Now: true}, func(c *Config) { c.MaxAwait = await; c.Patience = time.Minute })
+		r.waitUntil("the stream to be live", func() bool { return len(r.states) > 0 && r.states[len(r.states)-1].Phase == Live })
 		begin := time.Now()
 		r.cancel()
 		for i, ended := 0, false; !ended; i++ { // whatever is written wakes a killed getMore, as the release of the lease does
-			b.insert(b.db.Collection("x"), fmt.Sprint("wake ", i, patterns))
+			b.insertIDs(b.db.Collection("x"), fmt.Sprint("wake ", i, patterns))
 			select {
 			case <-r.done:
 				ended = true
 			case <-time.After(20 * time.Millisecond):
 			}
 		}
-		if err := r.stop(); !errors.Is(err, context.Canceled) {
+		if err := r.stopReader(); !errors.Is(err, context.Canceled) {
 			t.Error(err)
 		}
 		if d := time.Since(begin); d > await*3/4 { // not the wait itself
 			t.Errorf("%v: stopping in the middle of a wait of %s took %s", patterns, await, d)
 		}
-		b.fewCursors(0)
+		b.waitForCursors(0)
 		if s := r.stream.State(); s.Phase != Stopped {
 			t.Errorf("state %+v", s)
 		}
 	}
 }
 
-// fewCursors waits until this test's watching client has no more than n cursors on the server, which would keep what is left for
+// waitForCursors waits until this test's watching client has no more than n cursors on the server, which would keep what is left for
 // ten minutes.
-func (b *bundle) fewCursors(n int) {
+func (b *fixture) waitForCursors(n int) {
 	b.t.Helper()
-	left := b.cursors()
-	for end := time.Now().Add(patience); left > n; left = b.cursors() {
+	left := b.countCursors()
+	for end := time.Now().Add(patience); left > n; left = b.countCursors() {
 		if time.Now().After(end) {
 			b.t.Errorf("%d cursors are left on the server", left)
 			return
@@ -259,8 +259,8 @@ func (b *bundle) fewCursors(n int) {
 	}
 }
 
-// cursors counts the cursors that this test's watching client has on the server, idle or waiting.
-func (b *bundle) cursors() int {
+// countCursors counts the cursors that this test's watching client has on the server, idle or waiting.
+func (b *fixture) countCursors() int {
 	b.t.Helper()
 	cur, err := b.admin.Database("admin").Aggregate(b.t.Context(), mongo.Pipeline{
 		{{Key: "$currentOp", Value: bson.D{{Key: "idleCursors", Value: true}, {Key: "allUsers", Value: true}}}},
@@ -286,10 +286,10 @@ func (b *bundle) cursors() int {
 
 func TestRefetch(t *testing.T) {
 	t.Parallel()
-	b := setup(t)
+	b := newFixture(t)
 	coll := b.db.Collection("outbox")
-	at := b.now()
-	b.insert(coll, "a", "b", "c")
+	at := b.clusterTime()
+	b.insertIDs(coll, "a", "b", "c")
 	if _, err := coll.DeleteMany(t.Context(), bson.D{}); err != nil {
 		t.Fatal(err)
 	}
@@ -329,7 +329,7 @@ func TestRefetch(t *testing.T) {
 
 func TestOplogWindowAndUUID(t *testing.T) {
 	t.Parallel()
-	b := setup(t)
+	b := newFixture(t)
 	oldest, newest, err := OplogWindow(t.Context(), b.watch)
 	if err != nil || oldest.IsZero() || newest.Before(oldest) {
 		t.Errorf("window %v to %v: %v", oldest, newest, err)
@@ -337,7 +337,7 @@ func TestOplogWindowAndUUID(t *testing.T) {
 	if _, found, err := CollectionUUID(t.Context(), b.watch, b.db.Name(), "outbox"); found || err != nil {
 		t.Errorf("a collection that does not exist: %v %v", found, err)
 	}
-	b.insert(b.db.Collection("outbox"), "a")
+	b.insertIDs(b.db.Collection("outbox"), "a")
 	if id, found, err := CollectionUUID(t.Context(), b.watch, b.db.Name(), "outbox"); !found || err != nil || id == [16]byte{} {
 		t.Errorf("%x %v %v", id, found, err)
 	}
@@ -345,9 +345,9 @@ func TestOplogWindowAndUUID(t *testing.T) {
 
 func TestLargeDocumentsMakeSmallBatches(t *testing.T) {
 	t.Parallel()
-	b := setup(t)
+	b := newFixture(t)
 	coll := b.db.Collection("outbox")
-	at := b.now()
+	at := b.clusterTime()
 	docs := make([]any, 60)
 	for i := range docs {
 		docs[i] = bson.D{{Key: "_id", Value: fmt.Sprint("big", i)}, {Key: "p", Value: make([]byte, 400_000)}}
@@ -388,7 +388,7 @@ func TestLargeDocumentsMakeSmallBatches(t *testing.T) {
 
 func TestConfigIsChecked(t *testing.T) {
 	t.Parallel()
-	b := setup(t)
+	b := newFixture(t)
 	scope := scopeOf(t, "a.b")
 	for _, cfg := range []Config{{}, {Client: b.watch}, {Scope: scope}, {Client: b.watch, Scope: scope, MaxAwait: -1}} {
 		if _, err := New(cfg); err == nil {

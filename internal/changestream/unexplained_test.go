@@ -29,11 +29,11 @@ func TestUnexplainedErrorsAreGivenAMinute(t *testing.T) {
 					Scope: scopeOf(t, "a.b"), Unexplained: time.Minute, Log: slog.New(slog.DiscardHandler),
 					Metrics: Metrics{Restart: func(string) { attempts++ }},
 				}}
-				r := &run{s: s, backoff: policy.Start()}
+				r := &run{stream: s, backoff: policy.Start()}
 				faults := []error{mongo.CommandError{Code: 4242}, errClosed}
 				progressed := false
 				for begin := time.Now(); ; {
-					if err := r.decide(context.Background(), faults[attempts%2]); err != nil {
+					if err := r.handleError(context.Background(), faults[attempts%2]); err != nil {
 						var gap *GapError
 						if !errors.As(err, &gap) || gap.Reason != GapUnexplained {
 							t.Fatal(err)
@@ -45,7 +45,7 @@ func TestUnexplainedErrorsAreGivenAMinute(t *testing.T) {
 					}
 					if !progressed && (time.Since(begin) > 50*time.Second || attempts == unknownAttempts-2 && name == "slow") {
 						progressed = true
-						r.progress(true, true)
+						r.recordProgress(true, true)
 						begin, attempts = time.Now(), 0
 					}
 				}
