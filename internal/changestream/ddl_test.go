@@ -37,7 +37,8 @@ func TestN27_TheEndOfACollectionEndsItsStream(t *testing.T) {
 		do   func(b *fixture) error
 	}{
 		{"drop", Drop, func(b *fixture) error { return b.db.Collection("outbox").Drop(b.t.Context()) }},
-		{"dropDatabase", Drop, func(b *fixture) error { return b.db.Drop(b.t.Context()) }}, // drops its collections first
+		// The server drops the collections of the database first.
+		{"dropDatabase", Drop, func(b *fixture) error { return b.db.Drop(b.t.Context()) }},
 		{"rename", Rename, func(b *fixture) error { b.renameCollection("outbox", "old", false); return nil }},
 		{"replaced", Rename, func(b *fixture) error {
 			b.insertIDs(b.db.Collection("other"), "x")
@@ -57,25 +58,29 @@ func TestN27_TheEndOfACollectionEndsItsStream(t *testing.T) {
 			if err := c.do(b); err != nil {
 				t.Fatal(err)
 			}
+
 			var end *InvalidateError
 			if err := r.waitForEnd(); !errors.As(err, &end) {
-				t.Fatalf("Run ended with %v", err)
+				t.Fatalf("Run returned %v, want an InvalidateError", err)
 			}
 			if end.Op != c.op || end.NS != scope.String() || end.Position.Token.IsZero() {
-				t.Errorf("%+v", end)
+				t.Errorf("InvalidateError %+v, want op %s, ns %s and a position", end, c.op, scope)
 			}
 			if ops := r.eventOps(); !slices.Equal(ops, []Op{Insert, Insert, c.op, Invalidate}) {
-				t.Errorf("events %v", ops)
+				t.Errorf("events %v, want [insert insert %s invalidate]", ops, c.op)
 			}
-			// The position that was handed on is still in front of the end: starting there again says it again.
+
+			// The last position of a batch is before the end, so a start there reports the end again.
 			if r.pos.Compare(end.Position) >= 0 {
 				t.Error("a batch carried the position of the invalidate event")
 			}
+
 			again := b.startReader(scope, Start{Position: r.pos}, func(c *Config) { c.BatchSize = 1 })
 			if err := again.waitForEnd(); !errors.As(err, &end) || again.pos.Compare(end.Position) >= 0 {
-				t.Errorf("from the last position: %v, at %s", err, again.pos.Token)
+				t.Errorf("Run from the last position returned %v at %s, want an InvalidateError before %s", err, again.pos.Token, end.Position.Token)
 			}
-			// Starting behind it goes on with the collection that is made anew.
+
+			// A start after the end continues with a new collection of the same name.
 			b.insertIDs(coll, "new")
 			next := b.startReader(scope, Start{Position: end.Position})
 			next.waitUntil("the new collection's event", func() bool { return slices.Contains(next.insertedIDs(), "new") })
@@ -92,29 +97,36 @@ func TestN27_WiderStreamsGoOn(t *testing.T) {
 	b.insertIDs(b.db.Collection("second"), "b")
 	db := b.startReader(scopeOf(t, names...), Start{At: &at})
 	cluster := b.startReader(scopeOf(t, b.db.Name()+"*.outbox", b.db.Name()+"*.second"), Start{At: &at})
+
 	for _, r := range []*reader{db, cluster} {
 		r.waitUntil("a and b", func() bool { return len(r.insertedIDs()) == 2 })
 	}
+
 	if err := b.db.Collection("outbox").Drop(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	b.insertIDs(b.db.Collection("fill"), "x")
-	b.renameCollection("fill", "outbox", false) // into the scope
+
+	// Rename a collection into the scope, and another one out of it.
+	b.renameCollection("fill", "outbox", false)
 	b.renameCollection("second", "aside", false)
 	b.insertIDs(b.db.Collection("outbox"), "c")
 	b.insertIDs(b.db.Collection("aside"), "unseen")
+
 	for _, r := range []*reader{db, cluster} {
 		r.waitUntil("c", func() bool { return slices.Contains(r.insertedIDs(), "c") })
 		if ops := r.eventOps(); !slices.Equal(ops, []Op{Insert, Insert, Drop, Rename, Rename, Insert}) {
-			t.Errorf("%s: events %v", r.stream.cfg.Scope, ops)
+			t.Errorf("%s: events %v, want [insert insert drop rename rename insert]", r.stream.cfg.Scope, ops)
 		}
 	}
+
 	if err := b.db.Drop(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	if err := db.waitForEnd(); err == nil || !strings.Contains(err.Error(), "dropped") {
-		t.Errorf("the database stream ended with %v", err)
+		t.Errorf("Run of the database stream returned %v, want an error with \"dropped\"", err)
 	}
+
 	cluster.waitUntil("dropDatabase", func() bool { return slices.Contains(cluster.eventOps(), DropDatabase) })
 	b.insertIDs(b.db.Collection("outbox"), "again")
 	cluster.waitUntil("again", func() bool { return slices.Contains(cluster.insertedIDs(), "again") })

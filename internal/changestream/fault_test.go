@@ -35,6 +35,7 @@ func TestEveryPassingFaultIsWaitedOut(t *testing.T) {
 			}
 			return n
 		}
+
 		r.mu.Lock()
 		seen := sum()
 		r.mu.Unlock()
@@ -45,35 +46,40 @@ func TestEveryPassingFaultIsWaitedOut(t *testing.T) {
 		want = append(want, after)
 		r.wantIDs(want...)
 	}
+
 	for _, code := range []int32{43, 237, 50, 91, 189, 10107, 11600, 11602, 262, 4242} {
 		step(fmt.Sprint("getMore ", code), func() func() {
 			return b.setFailCommand(failTimes(1), failCommand("getMore", bson.E{Key: "errorCode", Value: code}))
 		})
 	}
+
 	step("getMore with the label", func() func() {
 		return b.setFailCommand(failTimes(1), failCommand("getMore", bson.E{Key: "errorCode", Value: int32(4243)}, bson.E{Key: "errorLabels", Value: bson.A{labelResumable}}))
 	})
 	step("connection closed", func() func() {
 		return b.setFailCommand(failTimes(1), failCommand("getMore", bson.E{Key: "closeConnection", Value: true}))
 	})
+
 	step("connection closed while resuming, too", func() func() {
 		cmds := bson.D{{Key: "failCommands", Value: bson.A{"getMore", "aggregate"}}, {Key: "closeConnection", Value: true}}
 		return b.setFailCommand(failTimes(4), cmds)
 	})
-	step("cursor killed", func() func() { // really, by an operator, who may look at the moment between two of its uses
+
+	step("cursor killed", func() func() {
+		// The cursor may be missing from the list between two of its uses.
 		for end := time.Now().Add(patience); b.killCursors() == 0; {
 			if time.Now().After(end) {
-				t.Fatal("there is no cursor to kill")
+				t.Fatal("no cursor to kill")
 			}
 		}
 		return func() {}
 	})
 	if driver, ours := r.countRestarts("driver"), r.countRestarts("server"); driver == 0 || ours == 0 {
-		t.Errorf("%d restarts by the driver and %d by us: both are expected", driver, ours)
+		t.Errorf("%d restarts by the driver and %d by Run, want both above 0", driver, ours)
 	}
 }
 
-// killCursors kills the cursors on the outbox, and returns how many.
+// killCursors kills the cursors on the outbox and returns their number.
 func (b *fixture) killCursors() (killed int) {
 	b.t.Helper()
 	cur, err := b.admin.Database("admin").Aggregate(b.t.Context(), mongo.Pipeline{
@@ -83,6 +89,7 @@ func (b *fixture) killCursors() (killed int) {
 	if err != nil {
 		b.t.Fatal(err)
 	}
+
 	for cur.Next(b.t.Context()) {
 		var res struct {
 			Killed []int64 `bson:"cursorsKilled"`
@@ -95,6 +102,7 @@ func (b *fixture) killCursors() (killed int) {
 		}
 		killed += len(res.Killed)
 	}
+
 	return killed
 }
 
@@ -109,10 +117,13 @@ func TestBadTokensAreGapsAtOnce(t *testing.T) {
 	r.wantIDs("a")
 	good := r.eventAt(0).data
 	_ = r.stopReader()
-	for i := 0; b.clusterTime().T <= r.pos.ClusterTime.T; i++ { // a wrong token is found out by a later event
+
+	// The server detects a wrong token only at a later event.
+	for i := 0; b.clusterTime().T <= r.pos.ClusterTime.T; i++ {
 		b.insertIDs(coll, fmt.Sprint("later", i))
 		<-time.After(50 * time.Millisecond)
 	}
+
 	b.insertIDs(coll, "last")
 	raw := func(d bson.D) resume.Token {
 		data, err := bson.Marshal(d)
@@ -121,6 +132,7 @@ func TestBadTokensAreGapsAtOnce(t *testing.T) {
 		}
 		return data
 	}
+
 	flip := func(i int) string {
 		digit := "F"
 		if good[i] == 'F' {
@@ -128,6 +140,7 @@ func TestBadTokensAreGapsAtOnce(t *testing.T) {
 		}
 		return good[:i] + digit + good[i+1:]
 	}
+
 	for _, c := range []struct {
 		name  string
 		token resume.Token
@@ -146,14 +159,16 @@ func TestBadTokensAreGapsAtOnce(t *testing.T) {
 	} {
 		t.Log(c.name)
 		r := b.startReader(scope, Start{Position: resume.Position{Token: c.token}}, func(cfg *Config) {
-			cfg.Watchdog = time.Minute // not by the watchdog
+			// The watchdog must not be the cause of the gap.
+			cfg.Watchdog = time.Minute
 		})
+
 		gap := r.wantGap(GapTokenRefused)
 		if gap.Code != c.code {
 			t.Errorf("%s: code %d, want %d", c.name, gap.Code, c.code)
 		}
 		if opened := r.countRestarts("", "timeout"); opened > 0 || len(r.events) > 0 {
-			t.Errorf("%s: reopened %d times, %d events", c.name, opened, len(r.events))
+			t.Errorf("%s: %d reopenings and %d events, want 0 and 0", c.name, opened, len(r.events))
 		}
 	}
 }
@@ -163,6 +178,7 @@ func TestLostHistoryAndUnexplainedErrors(t *testing.T) {
 	b := newFixture(t)
 	at := b.clusterTime()
 	scope := scopeOf(t, b.db.Name()+".outbox")
+
 	for _, code := range []int32{286, 136, 280} {
 		off := b.setFailCommand("alwaysOn", failCommand("getMore", bson.E{Key: "errorCode", Value: code}))
 		r := b.startReader(scope, Start{At: &at})
@@ -171,21 +187,23 @@ func TestLostHistoryAndUnexplainedErrors(t *testing.T) {
 			want = GapTokenRefused
 		}
 		if gap := r.wantGap(want); gap.Code != int(code) || !strings.Contains(gap.Error(), "gap after") {
-			t.Errorf("%d: %v", code, gap)
+			t.Errorf("code %d: gap %v with code %d", code, gap, gap.Code)
 		}
 		if r.countRestarts("", "timeout") > 0 {
-			t.Errorf("%d: reopened %v", code, r.counts)
+			t.Errorf("code %d: restarts %v, want none", code, r.counts)
 		}
+
 		off()
 	}
+
 	off := b.setFailCommand("alwaysOn", failCommand("getMore", bson.E{Key: "errorCode", Value: int32(4242)}))
 	defer off()
 	r := b.startReader(scope, Start{At: &at})
 	if gap := r.wantGap(GapUnexplained); gap.Code != 4242 {
-		t.Errorf("code %d", gap.Code)
+		t.Errorf("code %d, want 4242", gap.Code)
 	}
 	if r.counts["unknown"] != unknownAttempts-1 {
-		t.Errorf("restarts %v", r.counts)
+		t.Errorf("restarts %v, want %d unknown", r.counts, unknownAttempts-1)
 	}
 }
 
@@ -205,11 +223,13 @@ func TestMissingPrivilegeIsToldAndHeals(t *testing.T) {
 		}
 		return r.states[len(r.states)-1]
 	}
+
 	r.waitUntil("the state", func() bool { return phase().Phase == ConfigError })
 	r.waitUntil("a second attempt", func() bool { return r.counts["config"] > 1 })
 	if s := r.stream.State(); s.Code != 13 || s.Ready() || !strings.Contains(s.Reason, "changeStream") || !strings.Contains(s.Reason, ns) {
-		t.Errorf("state %+v", s)
+		t.Errorf("state %+v, want code 13, not ready, and a reason that names changeStream and %s", s, ns)
 	}
+
 	off()
 	b.insertIDs(coll, "b")
 	r.wantIDs("a", "b")
@@ -222,18 +242,22 @@ func TestASlowReplyIsGivenMoreTimeInsteadOfALoop(t *testing.T) {
 	coll := b.db.Collection("outbox")
 	at := b.clusterTime()
 	b.insertIDs(coll, "a")
-	// Each reply takes longer than its first limit of 100 + 100 ms.
+
+	// Each reply takes longer than the first limit of 100 + 100 ms.
 	off := b.setFailCommand("alwaysOn", failCommand("getMore", bson.E{Key: "blockConnection", Value: true}, bson.E{Key: "blockTimeMS", Value: int32(500)}))
 	r := b.startReader(scopeOf(t, b.db.Name()+".outbox"), Start{At: &at}, func(c *Config) { c.Patience = 100 * time.Millisecond })
 	r.wantIDs("a")
 	off()
-	// Doubled each time, it is longer than any reply takes after ten times; one that did not grow would wait for ever.
+
+	// The limit doubles each time, so after ten times it is longer than any reply takes. A fixed limit
+	// would end in an endless loop.
 	if n := r.countRestarts("timeout"); n < 1 || n > 10 {
-		t.Errorf("%d time-outs, want a few with growing patience", n)
+		t.Errorf("%d time-outs, want 1 to 10", n)
 	}
 }
 
-// The goroutines of the whole process are counted: no other test runs beside this one.
+// TestNoLeakOverManyReopenings counts the goroutines of the whole process, so no other test may run at the
+// same time.
 func TestNoLeakOverManyReopenings(t *testing.T) {
 	b := newFixture(t)
 	coll := b.db.Collection("outbox")
@@ -244,6 +268,7 @@ func TestNoLeakOverManyReopenings(t *testing.T) {
 		c.Backoff = retry.Policy{Base: time.Microsecond, Cap: time.Microsecond}
 		c.MaxAwait = 10 * time.Millisecond
 	})
+
 	r.wantIDs("a")
 	goroutines := runtime.NumGoroutine()
 	off := b.setFailCommand(failTimes(rounds), failCommand("getMore", bson.E{Key: "errorCode", Value: int32(50)}))
@@ -251,16 +276,20 @@ func TestNoLeakOverManyReopenings(t *testing.T) {
 	off()
 	b.insertIDs(coll, "b")
 	r.wantIDs("a", "b")
-	if n := runtime.NumGoroutine(); n > goroutines+rounds/4 { // the driver's own come and go
-		t.Errorf("%d goroutines, %d before", n, goroutines)
+
+	// The number of the driver's own goroutines varies.
+	if n := runtime.NumGoroutine(); n > goroutines+rounds/4 {
+		t.Errorf("%d goroutines, want at most %d", n, goroutines+rounds/4)
 	}
-	// A call that ends a cursor is not repeated: on a busy machine one or another gets no answer in time, and the server
-	// ends that cursor later.
+
+	// A call that ends a cursor is not repeated. On a busy machine a few calls get no reply in time, and the
+	// server ends these cursors later.
 	const lost = rounds / 40
 	b.waitForCursors(1 + lost)
 	if err := r.stopReader(); !errors.Is(err, context.Canceled) {
 		t.Error(err)
 	}
+
 	b.waitForCursors(lost)
 }
 
@@ -283,12 +312,12 @@ func TestClassesByCodeAndLabel(t *testing.T) {
 	} {
 		class, code, reason := classifyError(c.err)
 		if class != c.want || code != c.code || reason == "" {
-			t.Errorf("%v: class %d, code %d, %q", c.err, class, code, reason)
+			t.Errorf("classifyError(%v) = %d, %d, %q, want %d, %d and a reason", c.err, class, code, reason, c.want, c.code)
 		}
 	}
 	for code, class := range classByCode {
 		if class == classConfig && len(configAdvice(code, scopeOf(t, "a.b", "a.c"))) < 40 {
-			t.Errorf("no advice for %d", code)
+			t.Errorf("code %d has no advice", code)
 		}
 	}
 }

@@ -27,10 +27,10 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(stacktest.Settled(m, goleak.Find))
 }
 
-// patience is how long a wait for what should come within seconds may take on a loaded machine.
+// patience limits a wait for an event that normally needs seconds, on a loaded machine.
 const patience = 60 * time.Second
 
-// receivedEvent is one event as a test keeps it.
+// receivedEvent is a copy of one event.
 type receivedEvent struct {
 	op   Op
 	ns   string
@@ -41,7 +41,8 @@ type receivedEvent struct {
 	pos  resume.Position
 }
 
-// fixture is a test's own server access: one client to write with and one with an application name of its own to watch with.
+// fixture holds the clients and the database of one test. admin writes. watch reads the stream and has
+// its own application name, so that fail points affect only this test.
 type fixture struct {
 	t     *testing.T
 	app   string
@@ -69,7 +70,7 @@ func (b *fixture) clusterTime() bson.Timestamp {
 	return ts
 }
 
-// insertIDs writes documents with these ids, one by one, each majority-committed.
+// insertIDs inserts one document for each id, in order. Each is majority-committed.
 func (b *fixture) insertIDs(coll *mongo.Collection, ids ...string) {
 	b.t.Helper()
 	for _, id := range ids {
@@ -79,7 +80,7 @@ func (b *fixture) insertIDs(coll *mongo.Collection, ids ...string) {
 	}
 }
 
-// setFailCommand sets failCommand for this test's watching client alone, and returns how to end it.
+// setFailCommand sets the fail point failCommand for the client watch of this test. off ends it.
 func (b *fixture) setFailCommand(mode any, data bson.D) (off func()) {
 	b.t.Helper()
 	return stacktest.FailCommand(b.t, b.app, mode, data)
@@ -91,7 +92,7 @@ func failCommand(command string, how ...bson.E) bson.D {
 	return append(bson.D{{Key: "failCommands", Value: bson.A{command}}}, how...)
 }
 
-// reader runs a stream and keeps what comes.
+// reader runs a stream and stores its events.
 type reader struct {
 	t      *testing.T
 	stream *Stream
@@ -132,19 +133,23 @@ func (b *fixture) startReader(scope *Scope, start Start, change ...func(*Config)
 	r.cond = sync.NewCond(&r.mu)
 	cfg := Config{Client: b.watch, Scope: scope}
 	useShortTimes(&cfg)
+
 	for _, f := range change {
 		f(&cfg)
 	}
+
 	cfg.OnState = func(s State) {
 		r.withLock(func() { r.states = append(r.states, s) })
 	}
 	cfg.Metrics = Metrics{Restart: func(reason string) {
 		r.withLock(func() { r.counts[reason]++ })
 	}}
+
 	var err error
 	if r.stream, err = New(cfg); err != nil {
 		b.t.Fatal(err)
 	}
+
 	ctx, cancel := context.WithCancel(b.t.Context())
 	r.cancel = cancel
 	out := make(chan *Batch)
@@ -152,6 +157,7 @@ func (b *fixture) startReader(scope *Scope, start Start, change ...func(*Config)
 		defer close(out)
 		r.err = r.stream.Run(ctx, start, out)
 	}()
+
 	go func() {
 		defer close(r.done)
 		for batch := range out {
@@ -159,6 +165,7 @@ func (b *fixture) startReader(scope *Scope, start Start, change ...func(*Config)
 		}
 		r.withLock(func() { r.ended = true })
 	}()
+
 	b.t.Cleanup(func() { cancel(); <-r.done })
 	return r
 }
@@ -179,8 +186,9 @@ func (r *reader) storeBatch(b *Batch) {
 		r.idle++
 	}
 	if b.Position.Compare(r.pos) < 0 {
-		r.t.Errorf("position went back: %s after %s", b.Position.Token, r.pos.Token)
+		r.t.Errorf("position went back from %s to %s", r.pos.Token, b.Position.Token)
 	}
+
 	r.pos = b.Position
 	var ev Event
 	for _, raw := range b.Docs {
@@ -188,11 +196,14 @@ func (r *reader) storeBatch(b *Batch) {
 			r.t.Error(err)
 			return
 		}
+
 		scope := r.stream.cfg.Scope
 		if ev.Op == Rename && !scope.Matches(ev.DB, ev.Coll) && !scope.Matches(ev.ToDB, ev.ToColl) ||
 			ev.Op == DropDatabase && !matchesDatabase(scope, ev.DB) {
-			continue // another test's
+			// The event belongs to another test.
+			continue
 		}
+
 		g := receivedEvent{
 			op: ev.Op, ns: string(ev.DB) + "." + string(ev.Coll), data: string(ev.Data), note: string(ev.Note), size: len(ev.Document),
 			pos: resume.Position{Token: slices.Clone(ev.Token), ClusterTime: ev.ClusterTime},
@@ -203,11 +214,12 @@ func (r *reader) storeBatch(b *Batch) {
 				r.t.Error("an insert event without collection UUID")
 			}
 		}
+
 		r.events = append(r.events, g)
 	}
 }
 
-// waitUntil waits for cond, which runs under the lock.
+// waitUntil blocks until cond returns true. It calls cond with the lock held.
 func (r *reader) waitUntil(what string, cond func() bool) {
 	r.t.Helper()
 	late := false
@@ -215,6 +227,7 @@ func (r *reader) waitUntil(what string, cond func() bool) {
 	defer timer.Stop()
 	r.mu.Lock()
 	defer r.mu.Unlock()
+
 	for !cond() {
 		if late || r.ended {
 			r.t.Fatalf("waiting for %s: ended=%v err=%v, %d events, states %v, restarts %v", what, r.ended, r.err, len(r.events), r.states, r.counts)
@@ -233,7 +246,7 @@ func (r *reader) insertedIDs() []string {
 	return ids
 }
 
-// wantIDs waits for as many inserts and compares them.
+// wantIDs waits for the same number of inserts and compares their ids.
 func (r *reader) wantIDs(want ...string) {
 	r.t.Helper()
 	r.waitUntil(strings.Join(want, " "), func() bool { return len(r.insertedIDs()) >= len(want) })
@@ -244,7 +257,8 @@ func (r *reader) wantIDs(want ...string) {
 	}
 }
 
-// countRestarts are those for a reason so far; "" for any reason but those that are left out.
+// countRestarts returns the number of restarts with the given reason. With reason "" it counts all
+// reasons except those in but.
 func (r *reader) countRestarts(reason string, but ...string) (n int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -256,34 +270,34 @@ func (r *reader) countRestarts(reason string, but ...string) (n int) {
 	return n
 }
 
-// eventAt is the n-th event.
+// eventAt returns event n.
 func (r *reader) eventAt(n int) receivedEvent {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.events[n]
 }
 
-// lastPosition is that of the last batch.
+// lastPosition returns the position of the last batch.
 func (r *reader) lastPosition() resume.Position {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.pos
 }
 
-// stopReader ends Run and returns what it returned.
+// stopReader ends Run and returns its error.
 func (r *reader) stopReader() error {
 	r.cancel()
 	<-r.done
 	return r.err
 }
 
-// waitForEnd waits for Run to end by itself.
+// waitForEnd blocks until Run ends without a stop, and returns its error.
 func (r *reader) waitForEnd() error {
 	r.t.Helper()
 	select {
 	case <-r.done:
 	case <-time.After(patience):
-		r.t.Fatal("the stream does not end")
+		r.t.Fatalf("Run did not end within %s", patience)
 	}
 	return r.err
 }
@@ -293,12 +307,12 @@ func (r *reader) wantGap(reason string) *GapError {
 	err := r.waitForEnd()
 	var gap *GapError
 	if !errors.As(err, &gap) || gap.Reason != reason {
-		r.t.Fatalf("Run ended with %v, want a gap: %s", err, reason)
+		r.t.Fatalf("Run returned %v, want a gap with reason %s", err, reason)
 	}
 	return gap
 }
 
-// matchesDatabase reports whether a database may hold a watched collection.
+// matchesDatabase reports whether a database may contain a watched collection.
 func matchesDatabase(s *Scope, db []byte) bool {
 	return slices.ContainsFunc(s.include, func(p pattern) bool { return glob.Match(p.db, db) })
 }

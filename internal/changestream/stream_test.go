@@ -32,7 +32,7 @@ func TestStartMustBeSaid(t *testing.T) {
 	for _, start := range []Start{{}, {Now: true, At: &at}, {Now: true, Position: resume.Position{ClusterTime: at}}} {
 		r := b.startReader(scopeOf(t, b.db.Name()+".outbox"), start)
 		if err := r.waitForEnd(); !errors.Is(err, ErrNoStart) {
-			t.Errorf("%+v: %v", start, err)
+			t.Errorf("Run(%+v) returned %v, want ErrNoStart", start, err)
 		}
 	}
 }
@@ -48,7 +48,8 @@ func TestOrderAndCompletenessOfACollection(t *testing.T) {
 	r := b.startReader(scopeOf(t, b.db.Name()+".outbox"), Start{At: &at})
 	b.insertIDs(b.db.Collection("other"), "x")
 	b.insertIDs(coll, want[25:]...)
-	// A start by time is inclusive: the event at that very time comes too, if it is one.
+
+	// A start by time is inclusive, so the event at exactly that time may be delivered too.
 	r.waitUntil("all", func() bool { return slices.Contains(r.insertedIDs(), "a49") })
 	r.mu.Lock()
 	have := r.insertedIDs()
@@ -57,12 +58,14 @@ func TestOrderAndCompletenessOfACollection(t *testing.T) {
 		have = have[1:]
 	}
 	if !slices.Equal(have, want) {
-		t.Fatalf("got %v", have)
+		t.Fatalf("got ids %v, want %v", have, want)
 	}
+
 	mid := r.eventAt(len(r.events) - 11).pos
 	if err := r.stopReader(); !errors.Is(err, context.Canceled) {
-		t.Errorf("Run returned %v", err)
+		t.Errorf("Run returned %v, want context.Canceled", err)
 	}
+
 	b.startReader(scopeOf(t, b.db.Name()+".outbox"), Start{Position: mid}).wantIDs(want[40:]...)
 }
 
@@ -71,7 +74,8 @@ func TestNowLeavesOutWhatIsThere(t *testing.T) {
 	b := newFixture(t)
 	coll := b.db.Collection("outbox")
 	b.insertIDs(coll, "old1", "old2")
-	b.insertIDs(b.db.Collection("other"), "later") // so that the present is not the last insert itself
+	// Otherwise the present would be the time of the last insert.
+	b.insertIDs(b.db.Collection("other"), "later")
 	r := b.startReader(scopeOf(t, b.db.Name()+".outbox"), Start{Now: true})
 	r.waitUntil("a first position", func() bool { return !r.pos.IsZero() })
 	b.insertIDs(coll, "new")
@@ -81,14 +85,17 @@ func TestNowLeavesOutWhatIsThere(t *testing.T) {
 func TestDatabaseAndClusterScopes(t *testing.T) {
 	t.Parallel()
 	b := newFixture(t)
-	// Names that only this test's patterns match.
+
+	// Only the patterns of this test match these names.
 	prefix := strings.ToLower(stacktest.Name(t))
 	tenants := []*mongo.Database{b.admin.Database(prefix + "_1"), b.admin.Database(prefix + "_2")}
 	for _, db := range tenants {
 		t.Cleanup(func() { _ = db.Drop(context.WithoutCancel(t.Context())) })
 	}
+
 	at := b.clusterTime()
-	for i, id := range []string{"e0", "e1", "e2", "e3"} { // the same id in both tenants
+	// Both tenants have the same ids.
+	for i, id := range []string{"e0", "e1", "e2", "e3"} {
 		for _, db := range tenants {
 			b.insertIDs(db.Collection("outbox"), id)
 			b.insertIDs(db.Collection("outbox_dead"), id)
@@ -98,6 +105,7 @@ func TestDatabaseAndClusterScopes(t *testing.T) {
 			}
 		}
 	}
+
 	b.insertIDs(b.db.Collection("outbox"), "foreign")
 	ns := func(names ...string) []string {
 		for i, n := range names {
@@ -105,6 +113,7 @@ func TestDatabaseAndClusterScopes(t *testing.T) {
 		}
 		return names
 	}
+
 	for _, c := range []struct {
 		kind     Kind
 		patterns []string
@@ -123,6 +132,7 @@ func TestDatabaseAndClusterScopes(t *testing.T) {
 		if scope.Kind() != c.kind {
 			t.Fatalf("%s is a %s stream", scope, scope.Kind())
 		}
+
 		r := b.startReader(scope, Start{At: &at})
 		r.waitUntil(scope.String(), func() bool { return len(r.insertedIDs()) >= c.want })
 		if err := r.stopReader(); !errors.Is(err, context.Canceled) {
@@ -131,12 +141,14 @@ func TestDatabaseAndClusterScopes(t *testing.T) {
 		if len(r.insertedIDs()) != c.want {
 			t.Errorf("%s: %d events, want %d: %v", scope, len(r.insertedIDs()), c.want, r.events)
 		}
+
 		for _, e := range r.events {
 			db, coll, _ := strings.Cut(e.ns, ".")
 			if e.op == Insert && (!scope.Matches([]byte(db), []byte(coll)) || !slices.Contains(strings.Fields(c.coll), coll)) {
 				t.Errorf("%s: got an event of %s", scope, e.ns)
 			}
 		}
+
 		if !slices.IsSortedFunc(r.events, func(a, b receivedEvent) int { return strings.Compare(a.data, b.data) }) {
 			t.Errorf("%s: tokens do not ascend", scope)
 		}
@@ -154,14 +166,15 @@ func TestIdleCheckpointBesideABusyNeighbour(t *testing.T) {
 	event := r.lastPosition()
 	b.insertIDs(b.db.Collection("busy"), numberedIDs("x", 20)...)
 	busy := b.clusterTime()
-	r.waitUntil("an empty batch behind the neighbour's writes", func() bool { return r.idle > 0 && !r.pos.ClusterTime.Before(busy) })
+	r.waitUntil("an empty batch after the neighbor's writes", func() bool { return r.idle > 0 && !r.pos.ClusterTime.Before(busy) })
 	idle := r.lastPosition()
 	if idle.Compare(event) <= 0 {
-		t.Fatalf("idle position %s is not behind %s", idle.Token, event.Token)
+		t.Fatalf("idle position %s, want a position after %s", idle.Token, event.Token)
 	}
 	if err := r.stopReader(); !errors.Is(err, context.Canceled) {
 		t.Error(err)
 	}
+
 	b.insertIDs(coll, "next")
 	b.startReader(scopeOf(t, b.db.Name()+".outbox"), Start{Position: idle}).wantIDs("next")
 }
@@ -173,6 +186,7 @@ func TestTransactions(t *testing.T) {
 	if err := b.db.CreateCollection(t.Context(), "outbox"); err != nil {
 		t.Fatal(err)
 	}
+
 	at := b.clusterTime()
 	sess, err := b.admin.StartSession()
 	if err != nil {
@@ -185,6 +199,7 @@ func TestTransactions(t *testing.T) {
 		for i, id := range numberedIDs(prefix, n) {
 			docs[i] = bson.D{{Key: "_id", Value: id}}
 		}
+
 		_, err := sess.WithTransaction(t.Context(), func(ctx context.Context) (any, error) {
 			if _, err := coll.InsertMany(ctx, docs); err != nil {
 				return nil, err
@@ -195,6 +210,7 @@ func TestTransactions(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+
 	many("aborted", 3, errors.New("rolled back on purpose"))
 	const n = 2000
 	many("t", n, nil)
@@ -204,11 +220,14 @@ func TestTransactions(t *testing.T) {
 	time0 := r.eventAt(0).pos.ClusterTime
 	mid := r.eventAt(776).pos
 	if mid.ClusterTime != time0 {
-		t.Fatal("the events of one transaction do not share their time")
+		t.Fatalf("cluster times %v and %v in one transaction, want equal ones", time0, mid.ClusterTime)
 	}
+
 	_ = r.stopReader()
 	b.startReader(scope, Start{Position: mid}).wantIDs(numberedIDs("t", n)[777:]...)
-	// The same by time: the whole transaction comes again and what was behind the position is dropped.
+
+	// By time, the server repeats the whole transaction, and the stream drops the events at or before the
+	// position.
 	b.startReader(scope, Start{Position: mid, At: &time0}).wantIDs(numberedIDs("t", n)[777:]...)
 }
 
@@ -220,12 +239,16 @@ func TestStopIsPromptAndLeavesNoCursor(t *testing.T) {
 		for i := range patterns {
 			patterns[i] = b.db.Name() + patterns[i]
 		}
-		b.insertIDs(b.db.Collection("x"), strings.Join(patterns, " ")) // something that moves the idle token
+
+		// A write moves the idle token.
+		b.insertIDs(b.db.Collection("x"), strings.Join(patterns, " "))
 		r := b.startReader(scopeOf(t, patterns...), Start{Now: true}, func(c *Config) { c.MaxAwait = await; c.Patience = time.Minute })
 		r.waitUntil("the stream to be live", func() bool { return len(r.states) > 0 && r.states[len(r.states)-1].Phase == Live })
 		begin := time.Now()
 		r.cancel()
-		for i, ended := 0, false; !ended; i++ { // whatever is written wakes a killed getMore, as the release of the lease does
+
+		// Any write wakes a killed getMore. In the relay it is the release of the lease.
+		for i, ended := 0, false; !ended; i++ {
 			b.insertIDs(b.db.Collection("x"), fmt.Sprint("wake ", i, patterns))
 			select {
 			case <-r.done:
@@ -233,33 +256,35 @@ func TestStopIsPromptAndLeavesNoCursor(t *testing.T) {
 			case <-time.After(20 * time.Millisecond):
 			}
 		}
+
 		if err := r.stopReader(); !errors.Is(err, context.Canceled) {
 			t.Error(err)
 		}
-		if d := time.Since(begin); d > await*3/4 { // not the wait itself
-			t.Errorf("%v: stopping in the middle of a wait of %s took %s", patterns, await, d)
+		if d := time.Since(begin); d > await*3/4 {
+			t.Errorf("%v: the stop took %s during a wait of %s, want at most %s", patterns, d, await, await*3/4)
 		}
+
 		b.waitForCursors(0)
 		if s := r.stream.State(); s.Phase != Stopped {
-			t.Errorf("state %+v", s)
+			t.Errorf("state %+v, want stopped", s)
 		}
 	}
 }
 
-// waitForCursors waits until this test's watching client has no more than n cursors on the server, which would keep what is left for
-// ten minutes.
+// waitForCursors waits until the client watch has at most n cursors on the server. The server keeps an
+// abandoned cursor for ten minutes.
 func (b *fixture) waitForCursors(n int) {
 	b.t.Helper()
 	left := b.countCursors()
 	for end := time.Now().Add(patience); left > n; left = b.countCursors() {
 		if time.Now().After(end) {
-			b.t.Errorf("%d cursors are left on the server", left)
+			b.t.Errorf("%d cursors on the server, want at most %d", left, n)
 			return
 		}
 	}
 }
 
-// countCursors counts the cursors that this test's watching client has on the server, idle or waiting.
+// countCursors returns the number of idle and waiting cursors of the client watch on the server.
 func (b *fixture) countCursors() int {
 	b.t.Helper()
 	cur, err := b.admin.Database("admin").Aggregate(b.t.Context(), mongo.Pipeline{
@@ -277,10 +302,12 @@ func (b *fixture) countCursors() int {
 	if err != nil {
 		b.t.Fatal(err)
 	}
+
 	var all []bson.Raw
 	if err := cur.All(b.t.Context(), &all); err != nil {
 		b.t.Fatal(err)
 	}
+
 	return len(all)
 }
 
@@ -293,10 +320,12 @@ func TestRefetch(t *testing.T) {
 	if _, err := coll.DeleteMany(t.Context(), bson.D{}); err != nil {
 		t.Fatal(err)
 	}
+
 	s, err := New(Config{Client: b.watch, Scope: scopeOf(t, b.db.Name()+".outbox"), MaxAwait: 100 * time.Millisecond})
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	is := func(ids string) func(*Event) bool {
 		return func(ev *Event) bool { return strings.ContainsAny(string(ev.ID), ids) }
 	}
@@ -315,14 +344,15 @@ func TestRefetch(t *testing.T) {
 		t.Errorf("got %v, want b and c", got)
 	}
 	if err := s.Refetch(t.Context(), resume.Position{ClusterTime: at}, is("z"), upTo(9)); !errors.Is(err, ErrNotInStream) || !Lost(err) {
-		t.Errorf("an event that is not there: %v", err)
+		t.Errorf("Refetch of a missing event returned %v, want ErrNotInStream", err)
 	}
 	if err := s.Refetch(t.Context(), resume.Position{}, is("z"), upTo(9)); !errors.Is(err, ErrNoStart) || !Lost(err) {
-		t.Errorf("no position: %v", err)
+		t.Errorf("Refetch without a position returned %v, want ErrNoStart", err)
 	}
+
 	for code, lost := range map[int32]bool{286: true, 280: true, 10107: false, 11600: false, 0: false} {
 		if err := fmt.Errorf("reading: %w", mongo.CommandError{Code: code}); Lost(err) != lost {
-			t.Errorf("the server's error %d: lost is %v", code, !lost)
+			t.Errorf("Lost(code %d) = %v, want %v", code, !lost, lost)
 		}
 	}
 }
@@ -335,11 +365,12 @@ func TestOplogWindowAndUUID(t *testing.T) {
 		t.Errorf("window %v to %v: %v", oldest, newest, err)
 	}
 	if _, found, err := CollectionUUID(t.Context(), b.watch, b.db.Name(), "outbox"); found || err != nil {
-		t.Errorf("a collection that does not exist: %v %v", found, err)
+		t.Errorf("missing collection: found %v, error %v, want neither", found, err)
 	}
+
 	b.insertIDs(b.db.Collection("outbox"), "a")
 	if id, found, err := CollectionUUID(t.Context(), b.watch, b.db.Name(), "outbox"); !found || err != nil || id == [16]byte{} {
-		t.Errorf("%x %v %v", id, found, err)
+		t.Errorf("UUID %x, found %v, error %v, want a UUID", id, found, err)
 	}
 }
 
@@ -349,22 +380,27 @@ func TestLargeDocumentsMakeSmallBatches(t *testing.T) {
 	coll := b.db.Collection("outbox")
 	at := b.clusterTime()
 	docs := make([]any, 60)
+
 	for i := range docs {
 		docs[i] = bson.D{{Key: "_id", Value: fmt.Sprint("big", i)}, {Key: "p", Value: make([]byte, 400_000)}}
 	}
+
 	for part := range slices.Chunk(docs, 20) {
 		if _, err := coll.InsertMany(t.Context(), part); err != nil {
 			t.Fatal(err)
 		}
 	}
+
 	s, err := New(Config{Client: b.watch, Scope: scopeOf(t, b.db.Name()+".outbox"), MaxAwait: 100 * time.Millisecond})
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	ctx, cancel := context.WithCancel(t.Context())
 	out, done := make(chan *Batch), make(chan error, 1)
 	go func() { done <- s.Run(ctx, Start{At: &at}, out) }()
 	var sizes []int
+
 	for n := 0; n < len(docs); {
 		select {
 		case batch := <-out:
@@ -374,14 +410,17 @@ func TestLargeDocumentsMakeSmallBatches(t *testing.T) {
 			}
 			batch.Release()
 		case <-time.After(patience):
-			t.Fatal("no batch")
+			t.Fatalf("no batch within %s", patience)
 		}
 	}
+
 	cancel()
 	<-done
-	for _, size := range sizes[1:] { // the first one has to find out
+
+	// The size of the documents is unknown for the first batch.
+	for _, size := range sizes[1:] {
 		if size > targetBytes+500_000 {
-			t.Errorf("a batch of %d bytes among %v", size, sizes)
+			t.Errorf("batch of %d bytes, want at most %d; all sizes: %v", size, targetBytes+500_000, sizes)
 		}
 	}
 }
@@ -392,10 +431,10 @@ func TestConfigIsChecked(t *testing.T) {
 	scope := scopeOf(t, "a.b")
 	for _, cfg := range []Config{{}, {Client: b.watch}, {Scope: scope}, {Client: b.watch, Scope: scope, MaxAwait: -1}} {
 		if _, err := New(cfg); err == nil {
-			t.Errorf("%+v was accepted", cfg)
+			t.Errorf("New accepted %+v", cfg)
 		}
 	}
 	if o := Tune(options.Client()); o.Timeout != nil {
-		t.Error("a watching client must have no time-out")
+		t.Errorf("Tune set the time-out %v, want none", *o.Timeout)
 	}
 }

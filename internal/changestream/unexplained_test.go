@@ -13,8 +13,8 @@ import (
 	"github.com/outrelay/outrelay/internal/retry"
 )
 
-// TestUnexplainedErrorsAreGivenAMinute: five attempts are over within a second, which is less than a server takes for anything
-// that passes; and a minute alone may be a single attempt.
+// TestUnexplainedErrorsAreGivenAMinute checks both limits. Five attempts alone may end within a second, too
+// early for a temporary fault. A minute alone may contain only one attempt.
 func TestUnexplainedErrorsAreGivenAMinute(t *testing.T) {
 	t.Parallel()
 	for name, policy := range map[string]retry.Policy{
@@ -29,6 +29,7 @@ func TestUnexplainedErrorsAreGivenAMinute(t *testing.T) {
 					Scope: scopeOf(t, "a.b"), Unexplained: time.Minute, Log: slog.New(slog.DiscardHandler),
 					Metrics: Metrics{Restart: func(string) { attempts++ }},
 				}}
+
 				r := &run{stream: s, backoff: policy.Start()}
 				faults := []error{mongo.CommandError{Code: 4242}, errClosed}
 				progressed := false
@@ -39,7 +40,7 @@ func TestUnexplainedErrorsAreGivenAMinute(t *testing.T) {
 							t.Fatal(err)
 						}
 						if took := time.Since(begin); !progressed || took < time.Minute || attempts < unknownAttempts-1 {
-							t.Errorf("a gap after %s and %d restarts", took, attempts)
+							t.Errorf("gap after %s and %d restarts, want at least a minute and %d restarts", took, attempts, unknownAttempts-1)
 						}
 						return
 					}
