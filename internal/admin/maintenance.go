@@ -199,7 +199,7 @@ func (k Desk) removableFilter(what string) bson.D {
 	case ClearEvents:
 		return bson.D{{Key: "watcher", Value: k.Watcher}, {Key: "kind", Value: bson.D{{Key: "$ne", Value: "clearing"}}}}
 	case ClearReplays:
-		notRunning := bson.D{{Key: "$ne", Value: store.ReplayRunning}}
+		notRunning := bson.D{{Key: "$ne", Value: ReplayRunning}}
 		return bson.D{{Key: "watcher", Value: k.Watcher}, {Key: "state", Value: notRunning}}
 	}
 	return bson.D{}

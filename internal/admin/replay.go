@@ -57,7 +57,7 @@ type ReplayPlan struct {
 	LeftOut     int64         `json:"left_out"`
 	Collections []ReplayCount `json:"collections"`
 	Topics      []ReplayTopic `json:"topics"`
-	query       store.ReplayQuery
+	query       replayQuery
 }
 
 // ReplayCount is the number of found envelopes of a collection.
@@ -109,7 +109,7 @@ func (r Replayer) Plan(ctx context.Context, o ReplayOrder) (ReplayPlan, error) {
 	if err != nil {
 		return p, err
 	}
-	p.query = store.ReplayQuery{
+	p.query = replayQuery{
 		Collections:    namespaces,
 		From:           firstStampAt(o.From),
 		Until:          until,
@@ -138,7 +138,7 @@ func (r Replayer) countTargets(ctx context.Context, p *ReplayPlan) error {
 		if err != nil {
 			return err
 		}
-		groups, err := store.CountReplay(ctx, coll, p.query)
+		groups, err := countReplay(ctx, coll, p.query)
 		if err != nil {
 			return err
 		}
@@ -242,8 +242,8 @@ func (r Replayer) StartPlan(ctx context.Context, p ReplayPlan, o ReplayOrder) (R
 	}
 
 	id := fmt.Sprintf("%s-%04x", time.Now().UTC().Format("20060102T150405"), rand.Uint32()&0xffff)
-	replays := store.NewReplays(r.State)
-	err := replays.Start(ctx, store.Replay{
+	replays := newReplayStore(r.State)
+	err := replays.Start(ctx, storedReplay{
 		ID:      id,
 		Watcher: r.Watcher,
 		Query:   p.query,
@@ -292,7 +292,7 @@ type ReplayInfo struct {
 	FinishedAt  *time.Time `json:"finished_at,omitempty"`
 }
 
-func newReplayInfo(p store.Replay) ReplayInfo {
+func newReplayInfo(p storedReplay) ReplayInfo {
 	info := ReplayInfo{
 		ID:          p.ID,
 		Watcher:     p.Watcher,
@@ -315,7 +315,7 @@ func newReplayInfo(p store.Replay) ReplayInfo {
 
 // List returns the latest n replays of the watcher.
 func (r Replayer) List(ctx context.Context, n int64) ([]ReplayInfo, error) {
-	docs, err := store.NewReplays(r.State).List(ctx, r.Watcher, n)
+	docs, err := newReplayStore(r.State).List(ctx, r.Watcher, n)
 	if err != nil {
 		return nil, err
 	}
@@ -329,7 +329,7 @@ func (r Replayer) List(ctx context.Context, n int64) ([]ReplayInfo, error) {
 
 // Cancel ends a replay that is not done. Envelopes that are already queued are still sent.
 func (r Replayer) Cancel(ctx context.Context, id string) error {
-	if err := store.NewReplays(r.State).End(ctx, id, store.ReplayCancelled, 0); err != nil {
+	if err := newReplayStore(r.State).End(ctx, id, ReplayCancelled, 0); err != nil {
 		return err
 	}
 	return r.logAction(ctx, "replay_cancelled", bson.D{{Key: "replay", Value: id}})

@@ -48,13 +48,13 @@ type ReplayRun struct {
 // Run continues a replay from its cursor, and returns when everything is queued and, with Wait,
 // sent. Run may be interrupted at any moment, also by a crash, and repeated: the cursor and the
 // envelopes change in the same transaction. If two processes run the same replay, one of them gets
-// [store.ErrReplayMoved].
+// [ErrReplayMoved].
 //
 // The timestamp alone does not show whether a recent envelope was delivered. So envelopes that are
 // younger than the margin, the longest life of a transaction, have to wait until the watcher has
 // passed them. If the watcher does not move, Run returns [ErrReplayStalled].
 func (r Replayer) Run(ctx context.Context, id string, o ReplayRun) (ReplayInfo, error) {
-	replays := store.NewReplays(r.State)
+	replays := newReplayStore(r.State)
 	doc, err := replays.Get(ctx, id)
 	if err != nil {
 		return ReplayInfo{}, err
@@ -62,7 +62,7 @@ func (r Replayer) Run(ctx context.Context, id string, o ReplayRun) (ReplayInfo, 
 	if doc.Watcher != r.Watcher {
 		return newReplayInfo(doc), fmt.Errorf("replay %s belongs to watcher %s, not to %s", id, doc.Watcher, r.Watcher)
 	}
-	if doc.State == store.ReplayCancelled {
+	if doc.State == ReplayCancelled {
 		return newReplayInfo(doc), fmt.Errorf("replay %s was cancelled; order a new one", id)
 	}
 	if o.Open <= 0 {
@@ -90,7 +90,7 @@ func (r Replayer) Run(ctx context.Context, id string, o ReplayRun) (ReplayInfo, 
 		}
 	}
 
-	if doc.State == store.ReplayRunning {
+	if doc.State == ReplayRunning {
 		if err := run.queueAll(ctx); err != nil {
 			return newReplayInfo(run.doc), err
 		}
@@ -113,9 +113,9 @@ func (r Replayer) Run(ctx context.Context, id string, o ReplayRun) (ReplayInfo, 
 type replayRun struct {
 	replayer Replayer
 	options  ReplayRun
-	replays  *store.Replays
-	doc      store.Replay // its cursor is the stored one
-	cursor   store.ReplayCursor
+	replays  *replayStore
+	doc      storedReplay // its cursor is the stored one
+	cursor   replayCursor
 	skipped  int64 // envelopes read after the last queued one and left out
 
 	margin time.Duration
@@ -146,14 +146,14 @@ func (u *replayRun) queueAll(ctx context.Context) error {
 			return err
 		}
 		if !more {
-			u.cursor = store.ReplayCursor{At: u.cursor.At + 1}
+			u.cursor = replayCursor{At: u.cursor.At + 1}
 		}
 	}
 
-	if err := u.replays.End(ctx, u.doc.ID, store.ReplayDone, u.skipped); err != nil {
+	if err := u.replays.End(ctx, u.doc.ID, ReplayDone, u.skipped); err != nil {
 		return err
 	}
-	u.doc.State = store.ReplayDone
+	u.doc.State = ReplayDone
 	return u.replayer.logAction(ctx, "replay_queued", bson.D{
 		{Key: "replay", Value: u.doc.ID},
 		{Key: "queued", Value: u.doc.Queued},
@@ -176,7 +176,7 @@ func (u *replayRun) queueNext(ctx context.Context) (more bool, err error) {
 	if u.doc.Rate > 0 {
 		limit = int(min(float64(limit), math.Ceil(5*u.doc.Rate)))
 	}
-	docs, seen, err := store.ReadReplay(ctx, coll, u.doc.Query, u.cursor.TS, limit)
+	docs, seen, err := readEnvelopes(ctx, coll, u.doc.Query, u.cursor.TS, limit)
 	if err != nil || len(docs) == 0 {
 		return false, err
 	}
@@ -191,7 +191,7 @@ func (u *replayRun) queueNext(ctx context.Context) (more bool, err error) {
 		rest = rest[len(part):]
 
 		// Copied documents may share a timestamp. The cursor moves with the last of them.
-		to := store.ReplayCursor{At: u.cursor.At, TS: part[len(part)-1].TS}
+		to := replayCursor{At: u.cursor.At, TS: part[len(part)-1].TS}
 		if len(rest) > 0 && rest[0].TS == to.TS {
 			to = u.doc.Cursor
 		}
@@ -205,7 +205,7 @@ func (u *replayRun) queueNext(ctx context.Context) (more bool, err error) {
 
 // queuedEnvelope is an envelope to be queued.
 type queuedEnvelope struct {
-	store.Requeue
+	requeue
 	skipped int64 // envelopes that were read before it and left out
 }
 
@@ -237,20 +237,20 @@ func (u *replayRun) nextBatchSize() int {
 
 // buildRequeue returns the write that queues an envelope. It returns false for an envelope that
 // cannot be sent: the replay would only create a dead letter.
-func (u *replayRun) buildRequeue(raw bson.Raw) (store.Requeue, bool) {
+func (u *replayRun) buildRequeue(raw bson.Raw) (requeue, bool) {
 	var v event.View
 	if event.Parse(raw, &v) != nil {
-		return store.Requeue{}, false
+		return requeue{}, false
 	}
 	if v.HasExpiresAt && v.ExpiresAt <= time.Now().Add(u.skew).UnixMilli() {
-		return store.Requeue{}, false
+		return requeue{}, false
 	}
 	target := u.replayer.routeEnvelope(&v, u.doc.Query.Topics)
 	if len(target.topics) == 0 {
-		return store.Requeue{}, false
+		return requeue{}, false
 	}
 
-	q := store.Requeue{ID: raw.Lookup("_id"), TS: v.TS}
+	q := requeue{ID: raw.Lookup("_id"), TS: v.TS}
 	if v.Key == nil {
 		q.Key = string(v.OrderingKey())
 	}
@@ -303,14 +303,14 @@ func (u *replayRun) waitDelivered(ctx context.Context, last, seen bson.Timestamp
 
 // writeBatch queues the envelopes in part and moves the stored cursor, in one transaction. It
 // blocks until the rate and the number of queued envelopes allow it.
-func (u *replayRun) writeBatch(ctx context.Context, ns string, part []queuedEnvelope, to store.ReplayCursor) error {
+func (u *replayRun) writeBatch(ctx context.Context, ns string, part []queuedEnvelope, to replayCursor) error {
 	if err := u.waitForRoom(ctx, int64(len(part))); err != nil {
 		return err
 	}
 
-	b := store.ReplayBatch{Name: uuid.NewString(), NS: ns, From: u.doc.Cursor, To: to}
+	b := replayBatch{Name: uuid.NewString(), NS: ns, From: u.doc.Cursor, To: to}
 	for _, q := range part {
-		b.Envelopes = append(b.Envelopes, q.Requeue)
+		b.Envelopes = append(b.Envelopes, q.requeue)
 		b.Skipped += q.skipped
 	}
 	n, held, err := u.replays.Queue(ctx, u.doc.ID, u.replayer.Watcher, b)

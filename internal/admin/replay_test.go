@@ -210,7 +210,7 @@ func TestN18_AReplayIsANewDeliveryOfTheSameEnvelope(t *testing.T) {
 	}
 	id := s.start(everything)
 	i, err := s.r.Run(t.Context(), id, admin.ReplayRun{})
-	if err != nil || i.State != store.ReplayDone || i.Queued != 2 || i.Skipped != 2 || i.Actor != "ann" || i.FinishedAt == nil {
+	if err != nil || i.State != admin.ReplayDone || i.Queued != 2 || i.Skipped != 2 || i.Actor != "ann" || i.FinishedAt == nil {
 		t.Fatalf("%+v, %v", i, err)
 	}
 	a := s.raw("a")

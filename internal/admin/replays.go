@@ -208,8 +208,8 @@ func (k Desk) ReplayResume(ctx context.Context, id string) (ReplayInfo, error) {
 	if err != nil {
 		return info, err
 	}
-	if info.State == store.ReplayCancelled {
-		return info, fmt.Errorf("replay %s was cancelled: %w", id, store.ErrReplayMoved)
+	if info.State == ReplayCancelled {
+		return info, fmt.Errorf("replay %s was cancelled: %w", id, ErrReplayMoved)
 	}
 
 	if err := k.d.replays.enqueueJob(replayJob{id, r}); err != nil {
@@ -229,7 +229,7 @@ func (k Desk) ReplayList(ctx context.Context, limit int) ([]ReplayInfo, error) {
 
 // ReplayGet returns one replay with the number of envelopes that are queued and not sent yet.
 func (k Desk) ReplayGet(ctx context.Context, id string) (ReplayInfo, error) {
-	replays := store.NewReplays(k.State)
+	replays := newReplayStore(k.State)
 	doc, err := replays.Get(ctx, id)
 	if err != nil {
 		return ReplayInfo{}, err

@@ -178,6 +178,24 @@ func TestN01_ALateWriteAndAnOldPositionChangeNothing(t *testing.T) {
 	}
 }
 
+// A renewal reached the server, but its response was lost. A save whose checkpoint was read earlier follows.
+func TestN01_AWriteOfUnknownOutcomeIsNotUndone(t *testing.T) {
+	t.Parallel()
+	coll, _ := newCollection(t)
+	h := mustAcquire(t, newLease(t, shortConfig(coll, "a")))
+
+	lost, _ := h.changedFields(Checkpoint{Position: newPosition(7)})
+	if _, err := h.writeOwnerFields(t.Context(), lost, false); err != nil {
+		t.Fatal(err)
+	}
+	if err := h.Save(t.Context(), Update{Checkpoint: Checkpoint{Position: newPosition(5)}}); err != nil {
+		t.Fatal(err)
+	}
+	if p := readStored(t, coll).Position(); p.Compare(newPosition(7)) != 0 {
+		t.Errorf("the stored position is %s, want that of the write whose response was lost, %s", p.Token, newPosition(7).Token)
+	}
+}
+
 func TestN01_TheAcquisitionsDocumentIsTheTruth(t *testing.T) {
 	t.Parallel()
 	coll, _ := newCollection(t)
