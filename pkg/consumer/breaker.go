@@ -54,8 +54,8 @@ type BreakerConfig struct {
 	Now func() time.Time
 }
 
-// buckets is how finely the window slides.
-const buckets = 10
+// windowBuckets is how finely the window slides.
+const windowBuckets = 10
 
 // Breaker is a circuit breaker: when too many messages fail within its window, it opens, and lets nothing through for a
 // while; then it lets a few through and closes or opens again by what becomes of them. One for a handler, or one for all,
@@ -68,11 +68,11 @@ type Breaker struct {
 
 	mu     sync.Mutex
 	state  BreakerState
-	until  time.Time // while open
-	flying int       // probes on their way
-	passed int       // probes that succeeded
+	openUntil  time.Time // while open
+	runningProbes int       // probes on their way
+	succeededProbes int       // probes that succeeded
 	round  int       // counts changes of the state: an answer from an earlier one says nothing
-	window [buckets]struct {
+	window [windowBuckets]struct {
 		slot       int64 // which stretch of time it counts
 		total, bad int
 	}
@@ -80,11 +80,11 @@ type Breaker struct {
 
 // NewBreaker makes a closed breaker. Errors are ErrConfiguration.
 func NewBreaker(cfg BreakerConfig) (*Breaker, error) {
-	defaultTo(&cfg.Share, 0.5)
-	defaultTo(&cfg.MinThroughput, 10)
-	defaultTo(&cfg.Window, 30*time.Second)
-	defaultTo(&cfg.Open, 30*time.Second)
-	defaultTo(&cfg.Probes, 1)
+	setDefault(&cfg.Share, 0.5)
+	setDefault(&cfg.MinThroughput, 10)
+	setDefault(&cfg.Window, 30*time.Second)
+	setDefault(&cfg.Open, 30*time.Second)
+	setDefault(&cfg.Probes, 1)
 	if cfg.Failure == nil {
 		cfg.Failure = func(error) bool { return true }
 	}
@@ -99,7 +99,7 @@ func NewBreaker(cfg BreakerConfig) (*Breaker, error) {
 	}
 	bad(cfg.Share < 0 || cfg.Share > 1, "a share of %g; above 0 up to 1 is allowed", cfg.Share)
 	bad(cfg.MinThroughput < 1, "a minimum throughput of %d; at least 1", cfg.MinThroughput)
-	bad(cfg.Window < buckets, "a window of %s is too short", cfg.Window)
+	bad(cfg.Window < windowBuckets, "a window of %s is too short", cfg.Window)
 	bad(cfg.Open < 0, "open for %s", cfg.Open)
 	bad(cfg.Probes < 1, "%d probes; at least 1", cfg.Probes)
 	if len(errs) > 0 {
@@ -108,8 +108,8 @@ func NewBreaker(cfg BreakerConfig) (*Breaker, error) {
 	return &Breaker{cfg: cfg}, nil
 }
 
-// defaultTo sets what is not set.
-func defaultTo[T comparable](v *T, d T) {
+// setDefault sets what is not set.
+func setDefault[T comparable](v *T, d T) {
 	var zero T
 	if *v == zero {
 		*v = d
@@ -145,44 +145,44 @@ func (b *Breaker) Allow() (done func(err error), err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	now := b.cfg.Now()
-	if b.state == BreakerOpen && !now.Before(b.until) {
-		b.change(BreakerHalfOpen)
+	if b.state == BreakerOpen && !now.Before(b.openUntil) {
+		b.changeStateLocked(BreakerHalfOpen)
 	}
 	switch b.state {
 	case BreakerOpen:
-		return nil, b.refusal(b.until.Sub(now), now)
+		return nil, b.newOpenError(b.openUntil.Sub(now), now)
 	case BreakerHalfOpen:
-		if b.flying >= b.cfg.Probes {
-			return nil, b.refusal(max(b.cfg.Open/10, time.Millisecond), now)
+		if b.runningProbes >= b.cfg.Probes {
+			return nil, b.newOpenError(max(b.cfg.Open/10, time.Millisecond), now)
 		}
-		b.flying++
+		b.runningProbes++
 	default:
 	}
 	round, once := b.round, sync.Once{}
-	return func(err error) { once.Do(func() { b.report(err, round) }) }, nil
+	return func(err error) { once.Do(func() { b.recordOutcome(err, round) }) }, nil
 }
 
-func (b *Breaker) refusal(wait time.Duration, now time.Time) error {
+func (b *Breaker) newOpenError(wait time.Duration, now time.Time) error {
 	return &BreakerOpenError{Name: b.cfg.Name, Until: now.Add(wait), Wait: wait, Consumer: b.cfg.Consumer}
 }
 
-// report counts an outcome.
-func (b *Breaker) report(err error, round int) {
+// recordOutcome counts an outcome.
+func (b *Breaker) recordOutcome(err error, round int) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if round != b.round {
 		return
 	}
-	neutral := err != nil && neutralOutcome(err)
+	neutral := err != nil && isNeutral(err)
 	failed := err != nil && !neutral && b.cfg.Failure(err)
 	if b.state == BreakerHalfOpen {
-		b.flying--
+		b.runningProbes--
 		switch {
 		case failed:
-			b.open()
+			b.openLocked()
 		case !neutral:
-			if b.passed++; b.passed >= b.cfg.Probes {
-				b.change(BreakerClosed)
+			if b.succeededProbes++; b.succeededProbes >= b.cfg.Probes {
+				b.changeStateLocked(BreakerClosed)
 			}
 		}
 		return
@@ -190,14 +190,14 @@ func (b *Breaker) report(err error, round int) {
 	if neutral {
 		return
 	}
-	total, bad := b.count(failed)
+	total, bad := b.countLocked(failed)
 	if failed && total >= b.cfg.MinThroughput && float64(bad) >= b.cfg.Share*float64(total) {
-		b.open()
+		b.openLocked()
 	}
 }
 
-// neutralOutcome reports whether an error says nothing about what the breaker guards.
-func neutralOutcome(err error) bool {
+// isNeutral reports whether an error says nothing about what the breaker guards.
+func isNeutral(err error) bool {
 	switch Class(err) {
 	case ClassDropped, ClassBlocked, ClassBreaker, ClassNotDue:
 		return true
@@ -205,14 +205,14 @@ func neutralOutcome(err error) bool {
 	return isDuplicate(err)
 }
 
-func (b *Breaker) open() {
-	b.change(BreakerOpen)
-	b.until = b.cfg.Now().Add(b.cfg.Open)
+func (b *Breaker) openLocked() {
+	b.changeStateLocked(BreakerOpen)
+	b.openUntil = b.cfg.Now().Add(b.cfg.Open)
 }
 
-func (b *Breaker) change(to BreakerState) {
+func (b *Breaker) changeStateLocked(to BreakerState) {
 	from := b.state
-	b.state, b.flying, b.passed = to, 0, 0
+	b.state, b.runningProbes, b.succeededProbes = to, 0, 0
 	b.round++
 	clear(b.window[:])
 	if b.cfg.OnChange != nil {
@@ -220,10 +220,10 @@ func (b *Breaker) change(to BreakerState) {
 	}
 }
 
-// count adds an outcome and says how many the window has, and how many of them failed.
-func (b *Breaker) count(failed bool) (total, bad int) {
-	slot := b.cfg.Now().UnixNano() / int64(b.cfg.Window/buckets)
-	w := &b.window[slot%buckets]
+// countLocked adds an outcome and says how many the window has, and how many of them failed.
+func (b *Breaker) countLocked(failed bool) (total, bad int) {
+	slot := b.cfg.Now().UnixNano() / int64(b.cfg.Window/windowBuckets)
+	w := &b.window[slot%windowBuckets]
 	if w.slot != slot {
 		w.slot, w.total, w.bad = slot, 0, 0
 	}
@@ -232,7 +232,7 @@ func (b *Breaker) count(failed bool) (total, bad int) {
 		w.bad++
 	}
 	for i := range b.window {
-		if w := &b.window[i]; w.slot > slot-buckets {
+		if w := &b.window[i]; w.slot > slot-windowBuckets {
 			total += w.total
 			bad += w.bad
 		}

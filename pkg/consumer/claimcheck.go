@@ -146,12 +146,12 @@ func NewGridFS(db *mongo.Database, opts ...GridFSOption) (*GridFS, error) {
 	return g, nil
 }
 
-// alone is ctx without its session.
-func alone(ctx context.Context) context.Context { return mongo.NewSessionContext(ctx, nil) }
+// withoutSession is ctx without its session.
+func withoutSession(ctx context.Context) context.Context { return mongo.NewSessionContext(ctx, nil) }
 
 // Put is BodyStore's.
 func (g *GridFS) Put(ctx context.Context, body []byte) (string, error) {
-	ctx = alone(ctx)
+	ctx = withoutSession(ctx)
 	id, err := g.bucket.UploadFromStream(ctx, "body", bytes.NewReader(body))
 	if err != nil {
 		return "", fmt.Errorf("writing to bucket %s: %w", g.name, err)
@@ -165,7 +165,7 @@ func (g *GridFS) Get(ctx context.Context, ref string) ([]byte, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%w: %q is no reference to it", ErrBodyGone, clip(ref, 64))
 	}
-	stream, err := g.bucket.OpenDownloadStream(alone(ctx), id)
+	stream, err := g.bucket.OpenDownloadStream(withoutSession(ctx), id)
 	if errors.Is(err, mongo.ErrFileNotFound) {
 		return nil, ErrBodyGone
 	}
@@ -190,29 +190,29 @@ const sweepBatch = 100
 // Sweep deletes at most limit bodies that are older than the time to live, oldest first, and returns how many. What an upload
 // left behind that never ended goes with them.
 func (g *GridFS) Sweep(ctx context.Context, limit int) (int, error) {
-	ctx = alone(ctx)
+	ctx = withoutSession(ctx)
 	files, chunks := g.bucket.GetFilesCollection(), g.bucket.GetChunksCollection()
 	old := bson.D{{Key: "_id", Value: bson.D{{Key: "$lt", Value: bson.NewObjectIDFromTimestamp(g.now().Add(-g.ttl))}}}} // an id begins with its time
 	total := 0
 	for total < limit {
-		ids, err := g.idsOf(ctx, files, mongo.Pipeline{
+		ids, err := g.findIDs(ctx, files, mongo.Pipeline{
 			{{Key: "$match", Value: old}},
 			{{Key: "$sort", Value: bson.D{{Key: "_id", Value: 1}}}},
 			{{Key: "$limit", Value: min(sweepBatch, limit-total)}},
 			{{Key: "$project", Value: bson.D{{Key: "_id", Value: 1}}}},
 		})
 		if err != nil {
-			return total, g.sweepError(err)
+			return total, g.wrapSweepError(err)
 		}
 		if len(ids) == 0 {
 			break
 		}
 		// The chunks first: a file without chunks is found again, chunks without their file are harder to find.
 		if _, err := chunks.DeleteMany(ctx, bson.D{{Key: "files_id", Value: bson.D{{Key: "$in", Value: ids}}}}); err != nil {
-			return total, g.sweepError(err)
+			return total, g.wrapSweepError(err)
 		}
 		if _, err := files.DeleteMany(ctx, bson.D{{Key: "_id", Value: bson.D{{Key: "$in", Value: ids}}}}); err != nil {
-			return total, g.sweepError(err)
+			return total, g.wrapSweepError(err)
 		}
 		total += len(ids)
 	}
@@ -223,7 +223,7 @@ func (g *GridFS) Sweep(ctx context.Context, limit int) (int, error) {
 func (g *GridFS) sweepOrphans(ctx context.Context) error {
 	cut := bson.NewObjectIDFromTimestamp(g.now().Add(-g.ttl - 24*time.Hour))
 	chunks := g.bucket.GetChunksCollection()
-	ids, err := g.idsOf(ctx, chunks, mongo.Pipeline{
+	ids, err := g.findIDs(ctx, chunks, mongo.Pipeline{
 		{{Key: "$match", Value: bson.D{{Key: "_id", Value: bson.D{{Key: "$lt", Value: cut}}}}}},
 		{{Key: "$sort", Value: bson.D{{Key: "_id", Value: 1}}}},
 		{{Key: "$limit", Value: sweepBatch}},
@@ -235,16 +235,16 @@ func (g *GridFS) sweepOrphans(ctx context.Context) error {
 		_, err = chunks.DeleteMany(ctx, bson.D{{Key: "_id", Value: bson.D{{Key: "$in", Value: ids}}}})
 	}
 	if err != nil {
-		return g.sweepError(err)
+		return g.wrapSweepError(err)
 	}
 	return nil
 }
 
-func (g *GridFS) sweepError(err error) error {
+func (g *GridFS) wrapSweepError(err error) error {
 	return &MaintenanceError{Task: "sweeping bucket " + g.name, Err: err}
 }
 
-func (g *GridFS) idsOf(ctx context.Context, coll *mongo.Collection, p mongo.Pipeline) ([]bson.ObjectID, error) {
+func (g *GridFS) findIDs(ctx context.Context, coll *mongo.Collection, p mongo.Pipeline) ([]bson.ObjectID, error) {
 	cur, err := coll.Aggregate(ctx, p)
 	if err != nil {
 		return nil, err

@@ -50,7 +50,7 @@ func (m CommitMode) String() string {
 	return "none"
 }
 
-func (m CommitMode) check() error {
+func (m CommitMode) validate() error {
 	switch {
 	case m.kind == 0:
 		return fmt.Errorf("the commit mode is none of CommitEach, CommitCount, CommitInterval, CommitOnDrain")

@@ -22,8 +22,8 @@ type Consumer struct {
 	gate      gate
 	running   atomic.Bool
 	transport Transport // made by New, or given
-	now       atomic.Pointer[session]
-	board     *board // of DynamicTopics
+	currentSession       atomic.Pointer[session]
+	topicBoard     *topicBoard // of DynamicTopics
 
 	unknown, orphaned, poison *registration
 }
@@ -57,7 +57,7 @@ func New(group string, db *mongo.Database, opts ...Option) (*Consumer, error) {
 	}
 	c.reg.strict = c.s.strict
 	if c.s.dynamic {
-		c.board = newBoard(db, group)
+		c.topicBoard = newTopicBoard(db, group)
 	}
 	c.gate.notify = func(on bool) { c.s.observer.Suspended("paused", on) }
 	own := handling{mode: inbox.None, timeout: DefaultTimeout, batch: 1}
@@ -87,14 +87,14 @@ func (d unknownDecider) Decide(error, *Message, Attempts) Verdict {
 }
 
 // poisonDecider decides about records that cannot be decoded: to try again would find the same bytes.
-type poisonDecider struct{ by Decider }
+type poisonDecider struct{ policy Decider }
 
 func (d poisonDecider) Decide(err error, m *Message, a Attempts) Verdict {
 	dead := Verdict{Action: DeadLetter, Reason: "malformed"}
-	if d.by == nil {
+	if d.policy == nil {
 		return dead
 	}
-	switch v := d.by.Decide(err, m, a); v.Action {
+	switch v := d.policy.Decide(err, m, a); v.Action {
 	case Discard, DeadLetter, Park:
 		return v
 	default:
@@ -110,9 +110,9 @@ type run struct {
 	inbox    Inbox
 	transact Transactor
 	kept     kept
-	busy     atomic.Int64
-	messages atomic.Int64
-	bytes    atomic.Int64
+	runningLanes     atomic.Int64
+	heldMessages atomic.Int64
+	heldBytes    atomic.Int64
 }
 
 // Run takes part in the group and handles its messages until ctx ends; then it stops reading, finishes what is in flight
@@ -138,27 +138,27 @@ func (c *Consumer) Run(ctx context.Context) error {
 		}
 		r.disposer = d
 	}
-	if err := r.ready(); err != nil { //nolint:contextcheck // r has the context
+	if err := r.ensureIndexes(); err != nil { //nolint:contextcheck // r has the context
 		if ctx.Err() != nil {
 			return nil //nolint:nilerr // it was told to stop
 		}
 		return err
 	}
-	if err := r.join(ctx); err != nil {
+	if err := r.joinGroup(ctx); err != nil {
 		return fmt.Errorf("consumer: group %s: %w", c.group, err)
 	}
 	return nil
 }
 
-// ready creates the indexes of the inbox and of the dead letters; it waits for a database that is away.
-func (r *run) ready() error {
-	if err := r.indexes("inbox", r.inbox); err != nil {
+// ensureIndexes creates the indexes of the inbox and of the dead letters; it waits for a database that is away.
+func (r *run) ensureIndexes() error {
+	if err := r.ensureIndexesOf("inbox", r.inbox); err != nil {
 		return err
 	}
-	return r.indexes("dead letters", r.disposer)
+	return r.ensureIndexesOf("dead letters", r.disposer)
 }
 
-func (r *run) indexes(what string, of any) error {
+func (r *run) ensureIndexesOf(what string, of any) error {
 	x, ok := of.(interface {
 		EnsureIndexes(ctx context.Context) error
 	})
@@ -196,7 +196,7 @@ func (r *run) report(err error) {
 	if f := r.c.s.onError; f != nil {
 		var panicked error
 		func() {
-			defer recovered(&panicked)
+			defer recoverPanic(&panicked)
 			f(r.ctx, err)
 		}()
 		if panicked == nil {
@@ -207,17 +207,17 @@ func (r *run) report(err error) {
 	r.c.s.log.WarnContext(r.ctx, "consumer", "group", r.c.group, "error", err)
 }
 
-// running counts a lane in or out.
-func (r *run) running(by int64) { r.c.s.observer.Running(int(r.busy.Add(by))) }
+// countRunning counts a lane in or out.
+func (r *run) countRunning(by int64) { r.c.s.observer.Running(int(r.runningLanes.Add(by))) }
 
-// held counts messages in memory.
-func (r *run) held(messages, bytes int64) {
-	r.c.s.observer.Held(r.messages.Add(messages), r.bytes.Add(bytes))
+// countHeld counts messages in memory.
+func (r *run) countHeld(messages, bytes int64) {
+	r.c.s.observer.Held(r.heldMessages.Add(messages), r.heldBytes.Add(bytes))
 }
 
 // Commit commits now what is finished. Without a generation it does nothing.
 func (c *Consumer) Commit(ctx context.Context) error {
-	s := c.now.Load()
+	s := c.currentSession.Load()
 	if s == nil {
 		return nil
 	}

@@ -90,7 +90,7 @@ func Encrypt(keys Keys, headers ...string) EmitMiddleware {
 			}
 			head := strings.Join(append([]string{cryptVersion, id}, headers...), ";")
 			find := func(name string) ([]byte, bool) { return eventHeader(ev, name) }
-			aad := authenticated(head, ev.ID().String(), ev.Type(), headers, find)
+			aad := authenticatedData(head, ev.ID().String(), ev.Type(), headers, find)
 			nonce := make([]byte, aead.NonceSize(), aead.NonceSize()+len(body)+aead.Overhead())
 			if _, err := rand.Read(nonce); err != nil {
 				return fmt.Errorf("encrypting event %s: %w", ev.ID(), err)
@@ -118,9 +118,9 @@ func Decrypt(keys Keys, opts ...DecryptOption) Middleware {
 				if s.plain || m.Tombstone() {
 					return next.Handle(ctx, m)
 				}
-				return undecryptable(m, errors.New("it is not encrypted"))
+				return newDecryptError(m, errors.New("it is not encrypted"))
 			}
-			body, err := decrypt(ctx, keys, string(head), m)
+			body, err := decryptBody(ctx, keys, string(head), m)
 			if err != nil {
 				return err
 			}
@@ -141,15 +141,15 @@ type decryptSettings struct{ plain bool }
 // AllowPlain lets messages pass that are not encrypted, while a topic has both.
 func AllowPlain() DecryptOption { return func(s *decryptSettings) { s.plain = true } }
 
-func decrypt(ctx context.Context, keys Keys, head string, m *Message) ([]byte, error) {
+func decryptBody(ctx context.Context, keys Keys, head string, m *Message) ([]byte, error) {
 	parts := strings.Split(head, ";")
 	if len(parts) < 3 || strings.Join(parts[:2], ";") != cryptVersion {
-		return nil, undecryptable(m, errors.New("its encryption is of an unknown kind"))
+		return nil, newDecryptError(m, errors.New("its encryption is of an unknown kind"))
 	}
 	key, err := keys.Key(ctx, parts[2])
 	switch {
 	case errors.Is(err, ErrUnknownKey):
-		return nil, undecryptable(m, err)
+		return nil, newDecryptError(m, err)
 	case err != nil:
 		return nil, fmt.Errorf("decrypting message %s: %w", m.ID, err) // the provider is away: worth another attempt
 	}
@@ -159,20 +159,20 @@ func decrypt(ctx context.Context, keys Keys, head string, m *Message) ([]byte, e
 	}
 	typ, _ := m.Header(headerEncryptedType)
 	if m.Type != "" && m.Type != string(typ) {
-		return nil, undecryptable(m, errors.New("it was encrypted as another type"))
+		return nil, newDecryptError(m, errors.New("it was encrypted as another type"))
 	}
 	n := aead.NonceSize()
 	if len(m.Value) < n {
-		return nil, undecryptable(m, errors.New("its body is too short"))
+		return nil, newDecryptError(m, errors.New("its body is too short"))
 	}
-	body, err := aead.Open([]byte{}, m.Value[:n], m.Value[n:], authenticated(head, m.ID, string(typ), parts[3:], m.Header))
+	body, err := aead.Open([]byte{}, m.Value[:n], m.Value[n:], authenticatedData(head, m.ID, string(typ), parts[3:], m.Header))
 	if err != nil {
-		return nil, undecryptable(m, errors.New("its body or a header was changed, or the key is another one"))
+		return nil, newDecryptError(m, errors.New("its body or a header was changed, or the key is another one"))
 	}
 	return body, nil
 }
 
-func undecryptable(m *Message, err error) error {
+func newDecryptError(m *Message, err error) error {
 	return &InvalidError{ID: m.ID, Type: m.Type, Problems: []string{"decryption: " + err.Error()}, Err: err}
 }
 
@@ -184,8 +184,8 @@ func newGCM(key []byte) (cipher.AEAD, error) {
 	return cipher.NewGCM(block)
 }
 
-// authenticated is what is bound to the body. Every part is preceded by its length, so that no two lists are the same bytes.
-func authenticated(head, id, typ string, headers []string, find func(string) ([]byte, bool)) []byte {
+// authenticatedData is what is bound to the body. Every part is preceded by its length, so that no two lists are the same bytes.
+func authenticatedData(head, id, typ string, headers []string, find func(string) ([]byte, bool)) []byte {
 	var b []byte
 	add := func(s []byte) { b = append(binary.AppendUvarint(b, uint64(len(s))), s...) }
 	add([]byte(head))

@@ -71,12 +71,12 @@ func NewDeadLetters(db *mongo.Database, opts ...LettersOption) (*DeadLetters, er
 	case d.expire < 0 || d.expire > 0 && d.expire < time.Second || d.expire/time.Second > math.MaxInt32:
 		return nil, fmt.Errorf("%w: dead letters expire after %s; at least a second, at most 68 years", ErrConfiguration, d.expire)
 	}
-	d.coll = majority(db, d.name)
+	d.coll = majorityCollection(db, d.name)
 	return d, nil
 }
 
-// majority is a collection whose reads and writes cannot be rolled back.
-func majority(db *mongo.Database, name string) *mongo.Collection {
+// majorityCollection is a collection whose reads and writes cannot be rolled back.
+func majorityCollection(db *mongo.Database, name string) *mongo.Collection {
 	return db.Collection(name, options.Collection().SetWriteConcern(writeconcern.Majority()).
 		SetReadConcern(readconcern.Majority()).SetReadPreference(readpref.Primary()))
 }
@@ -125,8 +125,8 @@ func (d *DeadLetters) Put(ctx context.Context, l *Letter) error {
 	if kept.Source.Node == "" {
 		kept.Source.Node = d.node
 	}
-	if len(kept.Value) > 0 && kept.bytes() > maxInline {
-		for part := range chunked(kept.Value) {
+	if len(kept.Value) > 0 && kept.recordBytes() > maxInline {
+		for part := range splitChunks(kept.Value) {
 			if err := d.putChunk(ctx, l.ID, kept.Chunks, part); err != nil {
 				return err
 			}
@@ -134,16 +134,16 @@ func (d *DeadLetters) Put(ctx context.Context, l *Letter) error {
 		}
 		kept.Value = nil
 	}
-	return d.put(ctx, l.ID, kept)
+	return d.upsertLetter(ctx, l.ID, kept)
 }
 
-// put upserts a document with the server's time; one that is there keeps all of its fields.
-func (d *DeadLetters) put(ctx context.Context, id LetterID, doc any) error {
+// upsertLetter upserts a document with the server's time; one that is there keeps all of its fields.
+func (d *DeadLetters) upsertLetter(ctx context.Context, id LetterID, doc any) error {
 	stamped := bson.D{{Key: "$mergeObjects", Value: bson.A{
 		bson.D{{Key: "$literal", Value: doc}}, bson.D{{Key: "movedAt", Value: "$$NOW"}}, "$$ROOT",
 	}}}
 	_, err := d.coll.UpdateOne(ctx, bson.D{{Key: "_id", Value: id}}, mongo.Pipeline{{{Key: "$replaceWith", Value: stamped}}}, options.UpdateOne().SetUpsert(true))
-	if documentTooLarge(err) {
+	if isDocumentTooLarge(err) {
 		return fmt.Errorf("writing dead letter %s: %w: %w", id, ErrUnfit, err)
 	}
 	if err != nil && !mongo.IsDuplicateKeyError(err) { // a race of two that put the same letter
@@ -152,8 +152,8 @@ func (d *DeadLetters) put(ctx context.Context, id LetterID, doc any) error {
 	return nil
 }
 
-// bytes is how much of the letter comes from the record.
-func (l *Letter) bytes() int {
+// recordBytes is how much of the letter comes from the record.
+func (l *Letter) recordBytes() int {
 	n := len(l.Key) + len(l.Value)
 	for _, h := range l.Headers {
 		n += len(h.Key) + len(h.Value)
@@ -161,8 +161,8 @@ func (l *Letter) bytes() int {
 	return n
 }
 
-// documentTooLarge reports whether the server or the driver refuses a document for its size.
-func documentTooLarge(err error) bool {
+// isDocumentTooLarge reports whether the server or the driver refuses a document for its size.
+func isDocumentTooLarge(err error) bool {
 	const bsonObjectTooLarge, tooLargeMessage = 10334, "an inserted document is too large"
 	var server mongo.ServerError
 	if errors.As(err, &server) {
@@ -188,8 +188,8 @@ func (d *DeadLetters) putChunk(ctx context.Context, id LetterID, n int, data []b
 	return nil
 }
 
-// chunked walks the parts of a large value.
-func chunked(value []byte) func(yield func([]byte) bool) {
+// splitChunks walks the parts of a large value.
+func splitChunks(value []byte) func(yield func([]byte) bool) {
 	return func(yield func([]byte) bool) {
 		for len(value) > 0 {
 			n := min(len(value), chunkBytes)
@@ -201,8 +201,8 @@ func chunked(value []byte) func(yield func([]byte) bool) {
 	}
 }
 
-// whole puts the parts of a large value together again.
-func (d *DeadLetters) whole(ctx context.Context, l *Letter) error {
+// loadChunks puts the parts of a large value together again.
+func (d *DeadLetters) loadChunks(ctx context.Context, l *Letter) error {
 	for n := range l.Chunks {
 		var part struct {
 			Data []byte `bson:"data"`
@@ -229,5 +229,5 @@ func (d *DeadLetters) Get(ctx context.Context, id LetterID) (*Letter, error) {
 	if err != nil {
 		return nil, fmt.Errorf("reading dead letter %s: %w", id, err)
 	}
-	return &l, d.whole(ctx, &l)
+	return &l, d.loadChunks(ctx, &l)
 }

@@ -40,7 +40,7 @@ func (q LetterQuery) Empty() bool {
 		q.Topic == "" && len(q.Key) == 0 && q.Reason == "" && q.From.IsZero() && q.To.IsZero()
 }
 
-func (q LetterQuery) filter() bson.D {
+func (q LetterQuery) buildFilter() bson.D {
 	f := bson.D{{Key: "class", Value: bson.D{{Key: "$exists", Value: true}}}} // letters, not parts of their values
 	and := func(field string, v any) { f = append(f, bson.E{Key: field, Value: v}) }
 	if len(q.IDs) > 0 {
@@ -95,9 +95,9 @@ func (d *DeadLetters) List(ctx context.Context, q LetterQuery, after string, lim
 	if limit <= 0 {
 		limit = DefaultLetterPage
 	}
-	f := q.filter()
+	f := q.buildFilter()
 	if after != "" {
-		id, at, err := parseCursor(after)
+		id, at, err := decodeCursor(after)
 		if err != nil {
 			return LetterPage{}, err
 		}
@@ -115,7 +115,7 @@ func (d *DeadLetters) List(ctx context.Context, q LetterQuery, after string, lim
 		return LetterPage{}, fmt.Errorf("listing dead letters of %s: %w", d.name, err)
 	}
 	if len(page.Letters) == limit {
-		page.Next, err = cursorOf(&page.Letters[limit-1])
+		page.Next, err = encodeCursor(&page.Letters[limit-1])
 	}
 	return page, err
 }
@@ -126,12 +126,12 @@ type letterCursor struct {
 	MovedAt time.Time `bson:"m"`
 }
 
-func cursorOf(l *Letter) (string, error) {
+func encodeCursor(l *Letter) (string, error) {
 	b, err := bson.MarshalExtJSON(letterCursor{l.ID, l.MovedAt}, false, false)
 	return string(b), err
 }
 
-func parseCursor(text string) (LetterID, time.Time, error) {
+func decodeCursor(text string) (LetterID, time.Time, error) {
 	var c letterCursor
 	if err := bson.UnmarshalExtJSON([]byte(text), false, &c); err != nil {
 		return c.ID, c.MovedAt, fmt.Errorf("%w: %q is no place in a list of dead letters", ErrValidation, text)
@@ -141,7 +141,7 @@ func parseCursor(text string) (LetterID, time.Time, error) {
 
 // Count is how many letters match: what Requeue and Discard would take.
 func (d *DeadLetters) Count(ctx context.Context, q LetterQuery) (int64, error) {
-	n, err := d.coll.CountDocuments(ctx, q.filter())
+	n, err := d.coll.CountDocuments(ctx, q.buildFilter())
 	if err != nil {
 		return 0, fmt.Errorf("counting dead letters of %s: %w", d.name, err)
 	}
@@ -163,7 +163,7 @@ type LetterSummary struct {
 // Summarize counts the matching letters by group, handler, type and class, the most first.
 func (d *DeadLetters) Summarize(ctx context.Context, q LetterQuery) ([]LetterSummary, error) {
 	cur, err := d.coll.Aggregate(ctx, mongo.Pipeline{
-		{{Key: "$match", Value: q.filter()}},
+		{{Key: "$match", Value: q.buildFilter()}},
 		{{Key: "$group", Value: bson.D{
 			{Key: "_id", Value: bson.D{{Key: "group", Value: "$_id.group"}, {Key: "handler", Value: "$_id.handler"}, {Key: "type", Value: "$type"}, {Key: "class", Value: "$class"}}},
 			{Key: "count", Value: bson.D{{Key: "$sum", Value: 1}}},

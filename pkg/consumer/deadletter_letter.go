@@ -99,9 +99,9 @@ func newLetter(m *Message, handler string, v Verdict, cause error, at time.Time)
 	return l
 }
 
-// strip leaves nothing in the letter that can keep it from being written or that a Redactor has to see: the record's place,
+// stripContent leaves nothing in the letter that can keep it from being written or that a Redactor has to see: the record's place,
 // the identity and the counts stay.
-func (l *Letter) strip() {
+func (l *Letter) stripContent() {
 	l.Key, l.Value, l.Headers, l.History = nil, nil, nil, nil
 	l.Type, l.AggregateType, l.AggregateID, l.ContentType, l.SchemaVersion = clip(l.Type, maxReason), "", "", "", ""
 	l.Reason = "the whole letter could not be written; the consumer reported the reason; the record is at " + l.Origin.String()
@@ -133,8 +133,8 @@ const (
 // DeadTopicName is the topic of dead letters of a topic for a group: "<topic>.<group>.dead".
 func DeadTopicName(topic, group string) string { return topic + "." + group + ".dead" }
 
-// record is the letter as a record of a topic of dead letters.
-func (l *Letter) record() *Message {
+// deadTopicRecord is the letter as a record of a topic of dead letters.
+func (l *Letter) deadTopicRecord() *Message {
 	m := l.Message()
 	for _, h := range []Header{
 		{HeaderDeadClass, []byte(l.Class)},

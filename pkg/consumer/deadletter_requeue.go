@@ -33,16 +33,16 @@ func (d *DeadLetters) Requeue(ctx context.Context, q LetterQuery, r Replay) (int
 	if q.Empty() && !q.All {
 		return 0, ErrEmptyQuery
 	}
-	return d.requeue(ctx, q, r, func(*Message) bool { return true })
+	return d.requeueMatching(ctx, q, r, func(*Message) bool { return true })
 }
 
 // Unpark requeues the parked letters of a group, those of class no_handler, that takes is true for: a consumer calls it
 // with its registry when it has new handlers. They are published for all handlers of the group.
 func (d *DeadLetters) Unpark(ctx context.Context, group string, r Replay, takes func(m *Message) bool) (int64, error) {
-	return d.requeue(ctx, LetterQuery{Group: group, Class: ClassNoHandler}, r, takes)
+	return d.requeueMatching(ctx, LetterQuery{Group: group, Class: ClassNoHandler}, r, takes)
 }
 
-func (d *DeadLetters) requeue(ctx context.Context, q LetterQuery, r Replay, takes func(*Message) bool) (int64, error) {
+func (d *DeadLetters) requeueMatching(ctx context.Context, q LetterQuery, r Replay, takes func(*Message) bool) (int64, error) {
 	if r.Publisher == nil {
 		return 0, &UnsupportedError{Operation: "requeueing dead letters", Needs: "a Publisher"}
 	}
@@ -59,7 +59,7 @@ func (d *DeadLetters) requeue(ctx context.Context, q LetterQuery, r Replay, take
 			if !takes(l.Message()) {
 				continue
 			}
-			done, err := d.requeueOne(ctx, l, r)
+			done, err := d.requeueLetter(ctx, l, r)
 			if err != nil {
 				return n, err
 			}
@@ -73,8 +73,8 @@ func (d *DeadLetters) requeue(ctx context.Context, q LetterQuery, r Replay, take
 	}
 }
 
-// requeueOne claims a letter, publishes it and marks it; false if somebody else has it.
-func (d *DeadLetters) requeueOne(ctx context.Context, l *Letter, r Replay) (bool, error) {
+// requeueLetter claims a letter, publishes it and marks it; false if somebody else has it.
+func (d *DeadLetters) requeueLetter(ctx context.Context, l *Letter, r Replay) (bool, error) {
 	free := bson.D{
 		{Key: "_id", Value: l.ID},
 		{Key: "replayed", Value: nil},
@@ -88,7 +88,7 @@ func (d *DeadLetters) requeueOne(ctx context.Context, l *Letter, r Replay) (bool
 	if res.MatchedCount == 0 {
 		return false, nil
 	}
-	m, topic, err := d.back(ctx, l, r)
+	m, topic, err := d.prepareRequeue(ctx, l, r)
 	if err == nil {
 		err = r.Publisher.Publish(ctx, topic, []*Message{m})
 	}
@@ -108,9 +108,9 @@ func (d *DeadLetters) requeueOne(ctx context.Context, l *Letter, r Replay) (bool
 	return true, nil
 }
 
-// back is the message of a letter on its way back.
-func (d *DeadLetters) back(ctx context.Context, l *Letter, r Replay) (*Message, string, error) {
-	if err := d.whole(ctx, l); err != nil {
+// prepareRequeue is the message of a letter on its way back.
+func (d *DeadLetters) prepareRequeue(ctx context.Context, l *Letter, r Replay) (*Message, string, error) {
+	if err := d.loadChunks(ctx, l); err != nil {
 		return nil, "", err
 	}
 	m := l.Message()

@@ -27,8 +27,8 @@ const (
 // maxIdentity is the longest id and namespace in bytes. An inbox accepts no longer ones, and the relay sends none.
 const maxIdentity = 1024
 
-// bounded returns the text, or its digest if the text is longer than an identity may be.
-func bounded(text string) string {
+// boundIdentity returns the text, or its digest if the text is longer than an identity may be.
+func boundIdentity(text string) string {
 	if len(text) <= maxIdentity {
 		return text
 	}
@@ -66,9 +66,9 @@ func Decode(r *Record) (*Message, error) {
 		v := string(h.Value)
 		switch h.Key {
 		case HeaderID:
-			first(&m.ID, v)
+			setIfEmpty(&m.ID, v)
 		case HeaderNamespace:
-			first(&m.Namespace, hex.EncodeToString(h.Value))
+			setIfEmpty(&m.Namespace, hex.EncodeToString(h.Value))
 		case HeaderDelivery:
 			n, err := strconv.Atoi(v)
 			if err != nil || n < 0 {
@@ -84,36 +84,36 @@ func Decode(r *Record) (*Message, error) {
 			}
 			m.Attempt = n
 		case "ce_id":
-			first(&m.ID, v)
+			setIfEmpty(&m.ID, v)
 		case "ce_source":
-			first(&source, v)
+			setIfEmpty(&source, v)
 		case "type", "ce_type", "eventType":
-			first(&m.Type, v)
+			setIfEmpty(&m.Type, v)
 		case "aggregatetype":
-			first(&m.AggregateType, v)
+			setIfEmpty(&m.AggregateType, v)
 		case "aggregateid":
-			first(&m.AggregateID, v)
+			setIfEmpty(&m.AggregateID, v)
 		case "contenttype", "content-type":
 			structured = structured || strings.HasPrefix(v, "application/cloudevents+json")
-			first(&m.ContentType, v)
+			setIfEmpty(&m.ContentType, v)
 		case "schemaversion", "ce_schemaversion":
-			first(&m.SchemaVersion, v)
+			setIfEmpty(&m.SchemaVersion, v)
 		}
 	}
 	if structured && r.Value != nil {
-		if err := unwrap(m, &source); err != nil {
+		if err := unwrapCloudEvent(m, &source); err != nil {
 			return nil, err
 		}
 	}
-	first(&m.Namespace, bounded(source))
+	setIfEmpty(&m.Namespace, boundIdentity(source))
 	if m.AggregateID == "" {
 		m.AggregateID = string(r.Key)
 	}
 	return m, nil
 }
 
-// first keeps the first of repeated headers.
-func first(to *string, v string) {
+// setIfEmpty keeps the first of repeated headers.
+func setIfEmpty(to *string, v string) {
 	if *to == "" {
 		*to = v
 	}
@@ -126,8 +126,8 @@ func newMessage(r *Record) *Message {
 	}
 }
 
-// unwrap takes the payload and the source out of a structured CloudEvent.
-func unwrap(m *Message, source *string) error {
+// unwrapCloudEvent takes the payload and the source out of a structured CloudEvent.
+func unwrapCloudEvent(m *Message, source *string) error {
 	var e struct {
 		ID              string          `json:"id"`
 		Source          string          `json:"source"`
@@ -143,8 +143,8 @@ func unwrap(m *Message, source *string) error {
 	if e.Type == "" {
 		return errors.New("structured CloudEvent without a type")
 	}
-	first(&m.ID, e.ID)
-	first(source, e.Source)
+	setIfEmpty(&m.ID, e.ID)
+	setIfEmpty(source, e.Source)
 	m.Type, m.ContentType, m.SchemaVersion = e.Type, e.DataContentType, e.SchemaVersion
 	switch {
 	case e.Base64 != nil:
@@ -171,20 +171,20 @@ func isJSON(contentType string) bool {
 	return t == "" || t == "application/json" || strings.HasSuffix(t, "+json")
 }
 
-// identified reports an id or a namespace that is too long to be an identity: the message could be neither handled once nor
+// checkIdentity reports an id or a namespace that is too long to be an identity: the message could be neither handled once nor
 // kept under its id.
-func identified(m *Message) error {
+func checkIdentity(m *Message) error {
 	if n := max(len(m.ID), len(m.Namespace)); n > maxIdentity {
 		return fmt.Errorf("its id or namespace has %d bytes; at most %d are possible", n, maxIdentity)
 	}
 	return nil
 }
 
-// complete fills in what every message has, whatever the Decoder was.
+// completeMessage fills in what every message has, whatever the Decoder was.
 //
 // The identity of a record without an id is its place and its timestamp: the same place of a topic that was deleted and
 // created again holds another message, and the identity stays the same when the record is moved to another topic.
-func complete(m *Message, r *Record, group string) *Message {
+func completeMessage(m *Message, r *Record, group string) *Message {
 	m.Topic, m.Partition, m.Offset, m.LeaderEpoch = r.Topic, r.Partition, r.Offset, r.LeaderEpoch
 	if m.Time.IsZero() {
 		m.Time = r.Time

@@ -9,7 +9,7 @@ import (
 // defaults are settings of the default policy and disposer.
 type defaults struct {
 	disposer DisposerConfig
-	letters  bool // Letters was said
+	lettersSet  bool // Letters was said
 }
 
 // defaultDecider is the policy of handlers that name none.
@@ -18,7 +18,7 @@ func defaultDecider() Decider { return DefaultPolicy() }
 // Letters keeps dead letters in that store. Defaults to the collection DefaultLetters of the consumer's database; nil keeps
 // none, and then DeadTopics is needed.
 func Letters(store LetterStore) Option {
-	return option(func(s *settings) { s.defaults.disposer.Letters, s.defaults.letters = store, true })
+	return option(func(s *settings) { s.defaults.disposer.Letters, s.defaults.lettersSet = store, true })
 }
 
 // DeadTopics writes each dead letter to a topic as well, before it is stored. nil is DeadTopicName. The topics have to exist.
@@ -61,7 +61,7 @@ func (c *Consumer) defaultDisposer(report func(error)) (Disposer, error) {
 	cfg.Report = report
 	cfg.Publisher = c.transport
 	cfg.Transact = c.transactor()
-	if !c.s.defaults.letters {
+	if !c.s.defaults.lettersSet {
 		if c.db == nil {
 			return nil, &UnsupportedError{Operation: "a consumer without a database and without a Disposer", Needs: "Letters, for its dead letters"}
 		}
@@ -81,7 +81,7 @@ func (c *Consumer) Unpark(ctx context.Context, actor string) (int64, error) {
 		Unpark(ctx context.Context, group string, r Replay, takes func(m *Message) bool) (int64, error)
 	}
 	store := c.s.defaults.disposer.Letters
-	if !c.s.defaults.letters && c.db != nil {
+	if !c.s.defaults.lettersSet && c.db != nil {
 		letters, err := NewDeadLetters(c.db)
 		if err != nil {
 			return 0, err
@@ -97,8 +97,8 @@ func (c *Consumer) Unpark(ctx context.Context, actor string) (int64, error) {
 	})
 }
 
-// topical is a Decider that moves messages to topics of its own.
-type topical interface {
+// topicMover is a Decider that moves messages to topics of its own.
+type topicMover interface {
 	Topics(group, topic string) []string
 	Validate() error
 	needs() (outbox, gate bool)
@@ -113,11 +113,11 @@ func (c *Consumer) retryTopics(topics []string) ([]string, error) {
 	var names []string
 	var errs []error
 	for _, d := range deciders {
-		t, ok := d.(topical)
+		t, ok := d.(topicMover)
 		if !ok {
 			continue
 		}
-		errs = append(errs, t.Validate(), c.equipped(t))
+		errs = append(errs, t.Validate(), c.checkRequirements(t))
 		for _, topic := range topics {
 			for _, name := range t.Topics(c.group, topic) {
 				if !slices.Contains(names, name) && !slices.Contains(topics, name) {
@@ -129,10 +129,10 @@ func (c *Consumer) retryTopics(topics []string) ([]string, error) {
 	return names, errors.Join(errs...)
 }
 
-// gated puts a handler whose policy blocks keys behind the gate, outside of all other middleware: it goes by the key and
+// wrapWithGate puts a handler whose policy blocks keys behind the gate, outside of all other middleware: it goes by the key and
 // the id of the record.
-func (c *Consumer) gated(d Decider, h Handler) Handler {
-	t, ok := d.(topical)
+func (c *Consumer) wrapWithGate(d Decider, h Handler) Handler {
+	t, ok := d.(topicMover)
 	g := c.s.defaults.disposer.Gate
 	if !ok || g == nil {
 		return h
@@ -143,8 +143,8 @@ func (c *Consumer) gated(d Decider, h Handler) Handler {
 	return g.Middleware()(h)
 }
 
-// equipped says what a policy needs that the consumer does not have. A Disposer that was given knows by itself.
-func (c *Consumer) equipped(t topical) error {
+// checkRequirements says what a policy needs that the consumer does not have. A Disposer that was given knows by itself.
+func (c *Consumer) checkRequirements(t topicMover) error {
 	if c.s.disposer != nil {
 		return nil
 	}

@@ -33,11 +33,11 @@ func (c *Consumer) AddTopic(ctx context.Context, topic string) error {
 	if topic == "" {
 		return errors.New("consumer: the topic's name is empty")
 	}
-	if c.board == nil {
+	if c.topicBoard == nil {
 		return errNotDynamic
 	}
 	set := bson.A{bson.D{{Key: "$set", Value: bson.D{{Key: "at", Value: bson.D{{Key: "$ifNull", Value: bson.A{"$at", "$$NOW"}}}}}}}}
-	if _, err := c.board.coll.UpdateOne(ctx, c.board.key(topic), set, options.UpdateOne().SetUpsert(true)); err != nil {
+	if _, err := c.topicBoard.coll.UpdateOne(ctx, c.topicBoard.documentKey(topic), set, options.UpdateOne().SetUpsert(true)); err != nil {
 		return fmt.Errorf("consumer: adding topic %s to group %s: %w", topic, c.group, err)
 	}
 	return nil
@@ -46,10 +46,10 @@ func (c *Consumer) AddTopic(ctx context.Context, topic string) error {
 // RemoveTopic takes a topic that was added from those that the group reads, and says whether it was there. Its offsets and
 // watermarks stay: added again, it is read from where the group was.
 func (c *Consumer) RemoveTopic(ctx context.Context, topic string) (bool, error) {
-	if c.board == nil {
+	if c.topicBoard == nil {
 		return false, errNotDynamic
 	}
-	res, err := c.board.coll.DeleteOne(ctx, c.board.key(topic))
+	res, err := c.topicBoard.coll.DeleteOne(ctx, c.topicBoard.documentKey(topic))
 	if err != nil {
 		return false, fmt.Errorf("consumer: taking topic %s from group %s: %w", topic, c.group, err)
 	}
@@ -58,28 +58,28 @@ func (c *Consumer) RemoveTopic(ctx context.Context, topic string) (bool, error) 
 
 // AddedTopics lists the topics that were added to the group, sorted.
 func (c *Consumer) AddedTopics(ctx context.Context) ([]string, error) {
-	if c.board == nil {
+	if c.topicBoard == nil {
 		return nil, errNotDynamic
 	}
-	return c.board.list(ctx)
+	return c.topicBoard.listTopics(ctx)
 }
 
-// board is the topics of one group as the database has them.
-type board struct {
+// topicBoard is the topics of one group as the database has them.
+type topicBoard struct {
 	coll  *mongo.Collection
 	group string
 }
 
-func newBoard(db *mongo.Database, group string) *board {
+func newTopicBoard(db *mongo.Database, group string) *topicBoard {
 	opts := options.Collection().SetReadConcern(readconcern.Majority()).SetReadPreference(readpref.Primary()).SetWriteConcern(writeconcern.Majority())
-	return &board{coll: db.Collection(TopicsCollection, opts), group: group}
+	return &topicBoard{coll: db.Collection(TopicsCollection, opts), group: group}
 }
 
-func (b *board) key(topic string) bson.D {
+func (b *topicBoard) documentKey(topic string) bson.D {
 	return bson.D{{Key: "_id", Value: bson.D{{Key: "g", Value: b.group}, {Key: "t", Value: topic}}}}
 }
 
-func (b *board) list(ctx context.Context) ([]string, error) {
+func (b *topicBoard) listTopics(ctx context.Context) ([]string, error) {
 	cur, err := b.coll.Find(ctx, bson.D{{Key: "_id.g", Value: b.group}})
 	if err != nil {
 		return nil, fmt.Errorf("reading the topics of group %s: %w", b.group, err)
@@ -100,11 +100,11 @@ func (b *board) list(ctx context.Context) ([]string, error) {
 	return out, nil
 }
 
-// watch tells the list, and again after each change, until ctx ends.
-func (b *board) watch(ctx context.Context, tell func(topics []string), report func(err error)) {
+// watchTopics tells the list, and again after each change, until ctx ends.
+func (b *topicBoard) watchTopics(ctx context.Context, tell func(topics []string), report func(err error)) {
 	pause := retry.Reopen.Start()
 	for ctx.Err() == nil {
-		err := b.follow(ctx, func(topics []string) { pause.Reset(); tell(topics) })
+		err := b.followChanges(ctx, func(topics []string) { pause.Reset(); tell(topics) })
 		if err != nil && ctx.Err() == nil {
 			report(fmt.Errorf("watching the topics of group %s: %w", b.group, err))
 		}
@@ -112,8 +112,8 @@ func (b *board) watch(ctx context.Context, tell func(topics []string), report fu
 	}
 }
 
-// follow opens the stream first, and reads the list behind its beginning: no change falls between.
-func (b *board) follow(ctx context.Context, tell func(topics []string)) error {
+// followChanges opens the stream first, and reads the list behind its beginning: no change falls between.
+func (b *topicBoard) followChanges(ctx context.Context, tell func(topics []string)) error {
 	match := mongo.Pipeline{{{Key: "$match", Value: bson.D{{Key: "documentKey._id.g", Value: b.group}}}}}
 	cs, err := b.coll.Watch(ctx, match)
 	if err != nil {
@@ -121,7 +121,7 @@ func (b *board) follow(ctx context.Context, tell func(topics []string)) error {
 	}
 	defer func() { _ = cs.Close(context.WithoutCancel(ctx)) }()
 	for {
-		topics, err := b.list(ctx)
+		topics, err := b.listTopics(ctx)
 		if err != nil {
 			return err
 		}
@@ -132,15 +132,15 @@ func (b *board) follow(ctx context.Context, tell func(topics []string)) error {
 	}
 }
 
-// news is the latest list of topics.
-type news struct {
+// latestTopics is the latest list of topics.
+type latestTopics struct {
 	mu      sync.Mutex
 	topics  []string
 	known   bool
 	changed chan struct{}
 }
 
-func (n *news) tell(topics []string) {
+func (n *latestTopics) set(topics []string) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if n.known && slices.Equal(topics, n.topics) {
@@ -151,16 +151,16 @@ func (n *news) tell(topics []string) {
 	n.changed = make(chan struct{})
 }
 
-func (n *news) get() (topics []string, known bool, changed <-chan struct{}) {
+func (n *latestTopics) current() (topics []string, known bool, changed <-chan struct{}) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return n.topics, n.known, n.changed
 }
 
-// join is in the group with its topics as they are, until ctx ends.
-func (r *run) join(ctx context.Context) error {
+// joinGroup is in the group with its topics as they are, until ctx ends.
+func (r *run) joinGroup(ctx context.Context) error {
 	c := r.c
-	if c.board == nil {
+	if c.topicBoard == nil {
 		for ctx.Err() == nil {
 			if err := r.joinTopics(ctx, c.s.topics); err != nil {
 				return err
@@ -168,14 +168,14 @@ func (r *run) join(ctx context.Context) error {
 		}
 		return nil
 	}
-	n := &news{changed: make(chan struct{})}
+	n := &latestTopics{changed: make(chan struct{})}
 	ctx, cancel := context.WithCancel(ctx)
 	var watching sync.WaitGroup
 	defer watching.Wait()
 	defer cancel()
-	watching.Go(func() { c.board.watch(ctx, n.tell, r.report) })
+	watching.Go(func() { c.topicBoard.watchTopics(ctx, n.set, r.report) })
 	for ctx.Err() == nil {
-		added, known, changed := n.get()
+		added, known, changed := n.current()
 		topics := slices.Compact(slices.Sorted(slices.Values(slices.Concat(c.s.topics, added))))
 		if !known || len(topics) == 0 {
 			select {
@@ -184,15 +184,15 @@ func (r *run) join(ctx context.Context) error {
 			}
 			continue
 		}
-		if err := r.joinUntil(ctx, topics, changed); err != nil {
+		if err := r.joinUntilChange(ctx, topics, changed); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// joinUntil is in the group until the topics change or ctx ends.
-func (r *run) joinUntil(ctx context.Context, topics []string, changed <-chan struct{}) error {
+// joinUntilChange is in the group until the topics change or ctx ends.
+func (r *run) joinUntilChange(ctx context.Context, topics []string, changed <-chan struct{}) error {
 	ctx, cancel := context.WithCancel(ctx)
 	var waiting sync.WaitGroup
 	defer waiting.Wait()

@@ -36,12 +36,12 @@ const DefaultBatchLimit = 10_000
 type Emitter struct {
 	box       Outbox
 	publisher Publisher
-	mws       []EmitMiddleware
-	limit     int
+	middlewares       []EmitMiddleware
+	batchLimit     int
 	slots     slots
 	waiting   atomic.Int64
-	bound     int64
-	topic     func(ev event.Event) string
+	maxWaiting     int64
+	defaultTopic     func(ev event.Event) string
 }
 
 // EmitOption configures an Emitter.
@@ -49,41 +49,41 @@ type EmitOption func(*Emitter)
 
 // EmitVia adds middlewares.
 func EmitVia(mws ...EmitMiddleware) EmitOption {
-	return func(e *Emitter) { e.mws = append(e.mws, mws...) }
+	return func(e *Emitter) { e.middlewares = append(e.middlewares, mws...) }
 }
 
 // BatchLimit sets how many events one call may bring. Defaults to DefaultBatchLimit.
-func BatchLimit(n int) EmitOption { return func(e *Emitter) { e.limit = n } }
+func BatchLimit(n int) EmitOption { return func(e *Emitter) { e.batchLimit = n } }
 
 // EmitConcurrency sets how many calls are in the middlewares at once. Defaults to DefaultMiddlewareConcurrency.
 func EmitConcurrency(n int) EmitOption { return func(e *Emitter) { e.slots = limit(n) } }
 
 // EmitBound sets how many calls may wait for their turn; one more gets a *BackpressureError at once. Defaults to no bound.
-func EmitBound(n int) EmitOption { return func(e *Emitter) { e.bound = int64(n) } }
+func EmitBound(n int) EmitOption { return func(e *Emitter) { e.maxWaiting = int64(n) } }
 
 // EmitDirect is what PublishDirect writes with, and the topic of an event that names none; nil is the relay's default,
 // "outbox.event.<aggregatetype>".
 func EmitDirect(p Publisher, topic func(ev event.Event) string) EmitOption {
-	return func(e *Emitter) { e.publisher, e.topic = p, topic }
+	return func(e *Emitter) { e.publisher, e.defaultTopic = p, topic }
 }
 
 // NewEmitter makes an Emitter in front of box. It does no I/O. Errors are ErrConfiguration.
 func NewEmitter(box Outbox, opts ...EmitOption) (*Emitter, error) {
-	e := &Emitter{box: box, limit: DefaultBatchLimit, slots: limit(0)}
+	e := &Emitter{box: box, batchLimit: DefaultBatchLimit, slots: limit(0)}
 	for _, o := range opts {
 		o(e)
 	}
-	if e.topic == nil {
-		e.topic = func(ev event.Event) string { return "outbox.event." + ev.AggregateType() }
+	if e.defaultTopic == nil {
+		e.defaultTopic = func(ev event.Event) string { return "outbox.event." + ev.AggregateType() }
 	}
 	switch {
 	case box == nil:
 		return nil, fmt.Errorf("%w: emitter: the outbox is nil", ErrConfiguration)
-	case e.limit < 1:
-		return nil, fmt.Errorf("%w: emitter: a batch limit of %d; at least 1", ErrConfiguration, e.limit)
-	case e.bound < 0:
-		return nil, fmt.Errorf("%w: emitter: a bound of %d", ErrConfiguration, e.bound)
-	case slices.ContainsFunc(e.mws, func(m EmitMiddleware) bool { return m == nil }):
+	case e.batchLimit < 1:
+		return nil, fmt.Errorf("%w: emitter: a batch limit of %d; at least 1", ErrConfiguration, e.batchLimit)
+	case e.maxWaiting < 0:
+		return nil, fmt.Errorf("%w: emitter: a bound of %d", ErrConfiguration, e.maxWaiting)
+	case slices.ContainsFunc(e.middlewares, func(m EmitMiddleware) bool { return m == nil }):
 		return nil, fmt.Errorf("%w: emitter: a middleware is nil", ErrConfiguration)
 	}
 	return e, nil
@@ -98,7 +98,7 @@ func (e *Emitter) Append(ctx context.Context, events ...event.Event) error {
 // errors of the outbox and of middlewares it returns a *BatchSizeError or a *BackpressureError before anything ran.
 // With outbox.WithSession the middlewares see the caller's context, without that session.
 func (e *Emitter) AppendMany(ctx context.Context, events []event.Event, opts ...outbox.CallOption) error {
-	out, err := e.pass(ctx, events)
+	out, err := e.applyMiddlewares(ctx, events)
 	if err != nil {
 		return err
 	}
@@ -110,7 +110,7 @@ func (e *Emitter) AppendMany(ctx context.Context, events []event.Event, opts ...
 
 // Schedule is AppendMany for one event to be delivered at that time. An event that a middleware dropped is ErrDrop.
 func (e *Emitter) Schedule(ctx context.Context, ev event.Event, at time.Time, opts ...outbox.CallOption) (event.ID, error) {
-	out, err := e.pass(ctx, []event.Event{ev.With(event.WithDueAt(at))})
+	out, err := e.applyMiddlewares(ctx, []event.Event{ev.With(event.WithDueAt(at))})
 	if err == nil && len(out) == 0 {
 		err = fmt.Errorf("event %s: %w", ev.ID(), ErrDrop)
 	}
@@ -130,7 +130,7 @@ func (e *Emitter) PublishDirect(ctx context.Context, events ...event.Event) erro
 	if e.publisher == nil {
 		return &UnsupportedError{Operation: "PublishDirect", Needs: "a Publisher, by EmitDirect"}
 	}
-	out, err := e.pass(ctx, events)
+	out, err := e.applyMiddlewares(ctx, events)
 	if err != nil {
 		return err
 	}
@@ -143,7 +143,7 @@ func (e *Emitter) PublishDirect(ctx context.Context, events ...event.Event) erro
 		if err != nil {
 			return err
 		}
-		t := cmp.Or(ev.Topic(), e.topic(ev))
+		t := cmp.Or(ev.Topic(), e.defaultTopic(ev))
 		if byTopic[t] == nil {
 			topics = append(topics, t)
 		}
@@ -188,15 +188,15 @@ func directMessage(ev event.Event) (*Message, error) {
 	return m, nil
 }
 
-// pass runs the events through the middlewares and returns what came out.
-func (e *Emitter) pass(ctx context.Context, events []event.Event) ([]event.Event, error) {
-	if len(events) > e.limit {
-		return nil, &BatchSizeError{Size: len(events), Limit: e.limit}
+// applyMiddlewares runs the events through the middlewares and returns what came out.
+func (e *Emitter) applyMiddlewares(ctx context.Context, events []event.Event) ([]event.Event, error) {
+	if len(events) > e.batchLimit {
+		return nil, &BatchSizeError{Size: len(events), Limit: e.batchLimit}
 	}
-	if len(e.mws) == 0 {
+	if len(e.middlewares) == 0 {
 		return events, nil
 	}
-	if err := e.enter(ctx); err != nil {
+	if err := e.acquireSlot(ctx); err != nil {
 		return nil, err
 	}
 	defer e.slots.leave()
@@ -210,7 +210,7 @@ func (e *Emitter) pass(ctx context.Context, events []event.Event) ([]event.Event
 		out = append(out, ev)
 		return nil
 	})
-	for _, mw := range slices.Backward(e.mws) {
+	for _, mw := range slices.Backward(e.middlewares) {
 		run = mw(run)
 	}
 	for _, ev := range events {
@@ -218,21 +218,21 @@ func (e *Emitter) pass(ctx context.Context, events []event.Event) ([]event.Event
 			return nil, fmt.Errorf("event %s: %w", ev.ID(), err)
 		}
 	}
-	if len(out) > e.limit { // a middleware made several of one
-		return nil, &BatchSizeError{Size: len(out), Limit: e.limit}
+	if len(out) > e.batchLimit { // a middleware made several of one
+		return nil, &BatchSizeError{Size: len(out), Limit: e.batchLimit}
 	}
 	return out, nil
 }
 
-func (e *Emitter) enter(ctx context.Context) error {
+func (e *Emitter) acquireSlot(ctx context.Context) error {
 	select {
 	case e.slots <- struct{}{}:
 		return nil
 	default:
 	}
 	defer e.waiting.Add(-1)
-	if n := e.waiting.Add(1); e.bound > 0 && n > e.bound {
-		return &BackpressureError{What: "the queue of the emitter", Limit: int(e.bound)}
+	if n := e.waiting.Add(1); e.maxWaiting > 0 && n > e.maxWaiting {
+		return &BackpressureError{What: "the queue of the emitter", Limit: int(e.maxWaiting)}
 	}
 	return e.slots.enter(ctx)
 }

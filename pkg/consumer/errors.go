@@ -204,8 +204,8 @@ func (e *BlockedError) Is(target error) bool { return target == ErrOperational }
 // is gone.
 var ErrUnfit = errors.New("the message cannot be stored like this")
 
-// unfit reports whether a disposal that failed with err can never succeed.
-func unfit(err error) bool {
+// isUnfit reports whether a disposal that failed with err can never succeed.
+func isUnfit(err error) bool {
 	_, panicked := errors.AsType[*PanicError](err)
 	_, unsupported := errors.AsType[*UnsupportedError](err)
 	return panicked || unsupported || errors.Is(err, ErrUnfit)
@@ -281,8 +281,8 @@ var classes = []struct {
 // maxReason bounds the text of a failure, in bytes.
 const maxReason = 512
 
-// reason is the text of err, clipped.
-func reason(err error) string {
+// errorText is the text of err, clipped.
+func errorText(err error) string {
 	if err == nil {
 		return ""
 	}

@@ -46,9 +46,9 @@ type Faults struct {
 // maxFaultText bounds the type, the key and the id of a message in its fault event, in bytes.
 const maxFaultText = 1024
 
-// fault publishes the fault of a letter. Its id is the letter's, so that doing it again changes nothing. The letter is
+// publishLetterFault publishes the fault of a letter. Its id is the letter's, so that doing it again changes nothing. The letter is
 // written already, so a fault event that can never be published is reported, and nothing else.
-func (d *MessageDisposer) fault(ctx context.Context, l *Letter, m *Message) error {
+func (d *MessageDisposer) publishLetterFault(ctx context.Context, l *Letter, m *Message) error {
 	cfg := d.cfg.Faults
 	if cfg == nil {
 		return nil
@@ -70,12 +70,12 @@ func (d *MessageDisposer) fault(ctx context.Context, l *Letter, m *Message) erro
 	if err == nil && wanted {
 		err = d.publishFault(ctx, f, l)
 	}
-	if unfit(err) && f.Body != nil {
+	if isUnfit(err) && f.Body != nil {
 		f.Body = nil
 		d.report(fmt.Errorf("the fault event of dead letter %s goes without the body: %w", l.ID, err))
 		err = d.publishFault(ctx, f, l)
 	}
-	if unfit(err) {
+	if isUnfit(err) {
 		d.report(fmt.Errorf("dead letter %s has no fault event: %w", l.ID, err))
 		return nil
 	}
@@ -83,7 +83,7 @@ func (d *MessageDisposer) fault(ctx context.Context, l *Letter, m *Message) erro
 }
 
 func redactFault(cfg *Faults, f *Fault) (wanted bool, err error) {
-	defer recovered(&err)
+	defer recoverPanic(&err)
 	return cfg.Redact == nil || cfg.Redact(f), nil
 }
 
@@ -94,7 +94,7 @@ func (d *MessageDisposer) publishFault(ctx context.Context, f *Fault, l *Letter)
 		return fmt.Errorf("fault event: %w", err)
 	}
 	of := l.ID.String()
-	ev := event.New(FaultType, faultKey(l), FaultType+"."+f.Type, body, event.WithID(bounded("fault/"+of)),
+	ev := event.New(FaultType, faultKey(l), FaultType+"."+f.Type, body, event.WithID(boundIdentity("fault/"+of)),
 		event.WithHeader(headerFaultOf, []byte(of)), event.WithContentType("application/json"))
 	if cfg.Topic == "" {
 		if err := d.append(ctx, ev); err != nil {
@@ -118,7 +118,7 @@ func (d *MessageDisposer) publishFault(ctx context.Context, f *Fault, l *Letter)
 // faultKey orders the faults of one key; a message without one, or with one that is no text, goes by its id.
 func faultKey(l *Letter) string {
 	if text := clip(string(l.Key), len(l.Key)); text != "" && len(text) == len(l.Key) {
-		return bounded(text)
+		return boundIdentity(text)
 	}
-	return bounded(l.ID.ID)
+	return boundIdentity(l.ID.ID)
 }

@@ -36,7 +36,7 @@ func NewKeyGate(db *mongo.Database, name string) (*KeyGate, error) {
 	if name == "" {
 		name = DefaultGates
 	}
-	return &KeyGate{coll: majority(db, name)}, nil
+	return &KeyGate{coll: majorityCollection(db, name)}, nil
 }
 
 // gateID names a key of a handler. Retry topics have the gate of the topic that their messages came from.
@@ -47,12 +47,12 @@ type gateID struct {
 	Key     []byte `bson:"key"`
 }
 
-func gateOf(m *Message, handler string) gateID {
+func gateIDOf(m *Message, handler string) gateID {
 	return gateID{Group: m.Group, Handler: handler, Topic: originOf(m).Topic, Key: m.Key}
 }
 
-// waiterOf is how a message is named in the list of a gate.
-func waiterOf(m *Message) string { return m.Namespace + "/" + dedupID(m) }
+// waiterID is how a message is named in the list of a gate.
+func waiterID(m *Message) string { return m.Namespace + "/" + dedupID(m) }
 
 type gateDoc struct {
 	ID      gateID   `bson:"_id"`
@@ -70,18 +70,18 @@ func (g *KeyGate) Middleware() Middleware {
 			}
 			handler := HandlerName(ctx)
 			var doc gateDoc
-			err := g.coll.FindOne(ctx, bson.D{{Key: "_id", Value: gateOf(m, handler)}}).Decode(&doc)
+			err := g.coll.FindOne(ctx, bson.D{{Key: "_id", Value: gateIDOf(m, handler)}}).Decode(&doc)
 			switch {
 			case errors.Is(err, mongo.ErrNoDocuments):
 				return next.Handle(ctx, m)
 			case err != nil:
 				return fmt.Errorf("reading the gate of a key: %w", err)
-			case len(doc.Waiting) > 0 && doc.Waiting[0] != waiterOf(m):
+			case len(doc.Waiting) > 0 && doc.Waiting[0] != waiterID(m):
 				return &BlockedError{Behind: doc.Waiting[0]}
 			}
 			result := next.Handle(ctx, m)
 			if result == nil || errors.Is(result, ErrDrop) {
-				if err := g.release(ctx, m, handler); err != nil {
+				if err := g.removeWaiter(ctx, m, handler); err != nil {
 					return err
 				}
 			}
@@ -90,12 +90,12 @@ func (g *KeyGate) Middleware() Middleware {
 	}
 }
 
-// hold puts the message at the end of the list, unless it is in it.
-func (g *KeyGate) hold(ctx context.Context, m *Message, handler string) error {
+// appendWaiter puts the message at the end of the list, unless it is in it.
+func (g *KeyGate) appendWaiter(ctx context.Context, m *Message, handler string) error {
 	if len(m.Key) == 0 {
 		return nil
 	}
-	me := bson.D{{Key: "$literal", Value: waiterOf(m)}}
+	me := bson.D{{Key: "$literal", Value: waiterID(m)}}
 	list := bson.D{{Key: "$ifNull", Value: bson.A{"$waiting", bson.A{}}}}
 	grown := bson.D{{Key: "$cond", Value: bson.A{
 		bson.D{{Key: "$or", Value: bson.A{bson.D{{Key: "$in", Value: bson.A{me, list}}}, bson.D{{Key: "$gte", Value: bson.A{bson.D{{Key: "$size", Value: list}}, MaxBehind}}}}}},
@@ -103,26 +103,26 @@ func (g *KeyGate) hold(ctx context.Context, m *Message, handler string) error {
 		bson.D{{Key: "$concatArrays", Value: bson.A{list, bson.A{me}}}},
 	}}}
 	var doc gateDoc
-	err := g.coll.FindOneAndUpdate(ctx, bson.D{{Key: "_id", Value: gateOf(m, handler)}},
+	err := g.coll.FindOneAndUpdate(ctx, bson.D{{Key: "_id", Value: gateIDOf(m, handler)}},
 		mongo.Pipeline{{{Key: "$set", Value: bson.D{{Key: "waiting", Value: grown}}}}},
 		options.FindOneAndUpdate().SetUpsert(true).SetReturnDocument(options.After)).Decode(&doc)
 	if err != nil {
 		return fmt.Errorf("closing the gate of a key: %w", err)
 	}
-	if !slices.Contains(doc.Waiting, waiterOf(m)) {
+	if !slices.Contains(doc.Waiting, waiterID(m)) {
 		return &BackpressureError{What: "the list of messages that wait behind one of their key", Limit: MaxBehind}
 	}
 	return nil
 }
 
-// release takes the message out of the list, and the list away with the last one. Both are done in one step or, in a
+// removeWaiter takes the message out of the list, and the list away with the last one. Both are done in one step or, in a
 // transaction, in one transaction, so nothing that comes meanwhile is lost.
-func (g *KeyGate) release(ctx context.Context, m *Message, handler string) error {
+func (g *KeyGate) removeWaiter(ctx context.Context, m *Message, handler string) error {
 	if len(m.Key) == 0 {
 		return nil
 	}
-	id := bson.E{Key: "_id", Value: gateOf(m, handler)}
-	_, err := g.coll.UpdateOne(ctx, bson.D{id}, bson.D{{Key: "$pull", Value: bson.D{{Key: "waiting", Value: waiterOf(m)}}}})
+	id := bson.E{Key: "_id", Value: gateIDOf(m, handler)}
+	_, err := g.coll.UpdateOne(ctx, bson.D{id}, bson.D{{Key: "$pull", Value: bson.D{{Key: "waiting", Value: waiterID(m)}}}})
 	if err == nil {
 		_, err = g.coll.DeleteOne(ctx, bson.D{id, {Key: "waiting", Value: bson.A{}}})
 	}

@@ -27,8 +27,8 @@ type BatchHandlerFunc func(ctx context.Context, ms []*Message) error
 // Middleware wraps a handler. The first given is the outermost.
 type Middleware func(next Handler) Handler
 
-// chain wraps h, the first middleware outermost.
-func chain(h Handler, mws []Middleware) Handler {
+// chainMiddlewares wraps h, the first middleware outermost.
+func chainMiddlewares(h Handler, mws []Middleware) Handler {
 	for i := len(mws) - 1; i >= 0; i-- {
 		h = mws[i](h)
 	}

@@ -13,11 +13,11 @@ import (
 	"github.com/outrelay/outrelay/pkg/inbox"
 )
 
-// entry decodes a record and finds its handlers.
-func (p *partition) entry(r *Record) *entry {
+// newEntry decodes a record and finds its handlers.
+func (p *partition) newEntry(r *Record) *entry {
 	r.Headers, r.Key = restoredFor(p.s.c.group, r.Headers, r.Key)
-	e := &entry{offset: r.Offset, lane: inbox.Lane(r.Key, r.Offset), rec: *r, size: sizeOf(r), time: r.Time.UnixMilli()}
-	m, err := p.s.decode(r)
+	e := &entry{offset: r.Offset, lane: inbox.Lane(r.Key, r.Offset), rec: *r, size: recordSize(r), time: r.Time.UnixMilli()}
+	m, err := p.s.decodeRecord(r)
 	if errors.Is(err, ErrDrop) {
 		p.s.c.s.observer.Dropped("", 1)
 		e.m = m
@@ -25,18 +25,18 @@ func (p *partition) entry(r *Record) *entry {
 	}
 	if err != nil {
 		e.cause = &DecodeError{Topic: r.Topic, Partition: r.Partition, Offset: r.Offset, Err: err}
-		e.m = complete(newMessage(r), r, p.s.c.group)
+		e.m = completeMessage(newMessage(r), r, p.s.c.group)
 		p.s.c.keepOwnControls(e.m, time.Now())
 		e.parts = []part{{reg: p.s.c.poison}}
 	} else {
 		e.m = m
-		e.parts = p.s.c.route(m)
+		e.parts = p.s.c.routeMessage(m)
 	}
 	e.open = len(e.parts)
 	return e
 }
 
-func sizeOf(r *Record) int {
+func recordSize(r *Record) int {
 	n := len(r.Key) + len(r.Value) + 128
 	for i := range r.Headers {
 		n += len(r.Headers[i].Key) + len(r.Headers[i].Value) + 32
@@ -44,9 +44,9 @@ func sizeOf(r *Record) int {
 	return n
 }
 
-// decode makes the message of a record. A panic of what a user gave is an error.
-func (s *session) decode(r *Record) (m *Message, err error) {
-	defer recovered(&err)
+// decodeRecord makes the message of a record. A panic of what a user gave is an error.
+func (s *session) decodeRecord(r *Record) (m *Message, err error) {
+	defer recoverPanic(&err)
 	if r.Err != nil {
 		return nil, r.Err
 	}
@@ -57,7 +57,7 @@ func (s *session) decode(r *Record) (m *Message, err error) {
 	if m == nil {
 		return nil, errors.New("the decoder returned no message")
 	}
-	m = complete(m, r, s.c.group)
+	m = completeMessage(m, r, s.c.group)
 	s.c.keepOwnControls(m, time.Now())
 	for _, f := range s.c.s.receive {
 		got, err := f(s.soft, m)
@@ -67,15 +67,15 @@ func (s *session) decode(r *Record) (m *Message, err error) {
 		if got == nil {
 			return nil, errors.New("a function of Receive returned no message")
 		}
-		m = complete(got, r, s.c.group)
+		m = completeMessage(got, r, s.c.group)
 	}
-	return m, identified(m)
+	return m, checkIdentity(m)
 }
 
-// route finds who handles the message. N18: what was retried or requeued for one handler is for that one alone. If that
+// routeMessage finds who handles the message. N18: what was retried or requeued for one handler is for that one alone. If that
 // handler is no more, the message is parked whatever AckUnknown says: a handler that was renamed, or that this process does not
 // have yet, may still want it. What is for another group passes.
-func (c *Consumer) route(m *Message) []part {
+func (c *Consumer) routeMessage(m *Message) []part {
 	all := c.reg.snapshot().of(m.Type)
 	only, narrowed := m.Header(HeaderOnly)
 	narrowed = narrowed && string(only) != c.group+"/" // for whoever takes it: it was parked
@@ -108,8 +108,8 @@ type attachment struct {
 	done bool
 }
 
-// attach tells the inbox, once for each handler, that this process begins with the partition. N29
-func (p *partition) attach(ctx context.Context, r *registration) error {
+// attachHandler tells the inbox, once for each handler, that this process begins with the partition. N29
+func (p *partition) attachHandler(ctx context.Context, r *registration) error {
 	p.mu.Lock()
 	a := p.attached[r.name]
 	if a == nil {
@@ -124,17 +124,17 @@ func (p *partition) attach(ctx context.Context, r *registration) error {
 	}
 	log, err := p.s.g.Log(ctx, p.tp)
 	if err != nil {
-		return &storeError{fmt.Errorf("asking for the end of partition %s: %w", p.tp, err)}
+		return &inboxFailure{fmt.Errorf("asking for the end of partition %s: %w", p.tp, err)}
 	}
-	if _, err := p.s.inbox.Attach(ctx, p.s.c.consumer(r), p.tp.Topic, p.tp.Partition, log); err != nil {
-		return &storeError{fmt.Errorf("attaching %s to partition %s: %w", r.name, p.tp, err)}
+	if _, err := p.s.inbox.Attach(ctx, p.s.c.inboxConsumer(r), p.tp.Topic, p.tp.Partition, log); err != nil {
+		return &inboxFailure{fmt.Errorf("attaching %s to partition %s: %w", r.name, p.tp, err)}
 	}
 	a.done = true
 	return nil
 }
 
-// release gives up what the inbox holds of the partition for the handlers that attached to it.
-func (p *partition) release(ctx context.Context) error {
+// releaseAttachments gives up what the inbox holds of the partition for the handlers that attached to it.
+func (p *partition) releaseAttachments(ctx context.Context) error {
 	p.mu.Lock()
 	names := slices.Collect(maps.Keys(p.attached))
 	p.mu.Unlock()
@@ -145,18 +145,18 @@ func (p *partition) release(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// detach makes the next attach ask again.
-func (p *partition) detach(r *registration) {
+// detachHandler makes the next attach ask again.
+func (p *partition) detachHandler(r *registration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	delete(p.attached, r.name)
 }
 
-func (p *partition) attachedAny() bool {
+func (p *partition) hasAttachments() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return len(p.attached) > 0
 }
 
-// consumer is the identity of a handler in the inbox.
-func (c *Consumer) consumer(r *registration) string { return c.group + "/" + r.name }
+// inboxConsumer is the identity of a handler in the inbox.
+func (c *Consumer) inboxConsumer(r *registration) string { return c.group + "/" + r.name }
