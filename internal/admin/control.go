@@ -11,6 +11,9 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
 	"github.com/outrelay/outrelay/internal/lease"
+	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/nodes"
+	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/slot"
 	"github.com/outrelay/outrelay/internal/store"
 )
@@ -24,7 +27,7 @@ type Operator struct {
 	Slot    string // restricts actions on the lease to one slot, such as "0of2"; "" means all slots (N28)
 	// Outboxes lists the collections that the watcher reads by its configuration. If it is nil, the
 	// registry supplies the collections that the watcher has read so far.
-	Outboxes func(ctx context.Context) ([]store.Outbox, error)
+	Outboxes func(ctx context.Context) ([]outboxes.Outbox, error)
 }
 
 // watcherIDs returns the ids of the watcher documents that an action applies to. For a watcher that
@@ -54,7 +57,7 @@ func (o Operator) expectedIDs(ctx context.Context) ([]string, error) {
 
 	// Older versions did not store the division. The ids of the documents contain the number of
 	// slots.
-	if errors.Is(err, store.ErrNotFound) {
+	if errors.Is(err, mongodb.ErrNotFound) {
 		var existing []string
 		existing, err = divisions.IDs(ctx, o.Watcher)
 		if err == nil && len(existing) > 0 {
@@ -83,7 +86,7 @@ func (o Operator) expectedIDs(ctx context.Context) ([]string, error) {
 
 // forEachSlot calls do for each document of the action, and logs the action if at least one call
 // succeeded. After an error it continues with the next document. It returns all errors.
-func (o Operator) forEachSlot(ctx context.Context, kind store.Kind, fields bson.D, do func(id string) error) error {
+func (o Operator) forEachSlot(ctx context.Context, kind nodes.Kind, fields bson.D, do func(id string) error) error {
 	ids, err := o.watcherIDs(ctx)
 	if err != nil {
 		return err
@@ -124,7 +127,7 @@ func (o Operator) watcherDocuments() *mongo.Collection { return o.State.Collecti
 
 // logAction writes an action to the events log, after it was done. If that fails, the error states
 // that the action was done.
-func (o Operator) logAction(ctx context.Context, kind store.Kind, fields bson.D) error {
+func (o Operator) logAction(ctx context.Context, kind nodes.Kind, fields bson.D) error {
 	fields = append(fields, bson.E{Key: "actor", Value: o.Actor})
 	if o.Slot != "" {
 		fields = append(fields, bson.E{Key: "slot", Value: o.Slot})
@@ -133,7 +136,7 @@ func (o Operator) logAction(ctx context.Context, kind store.Kind, fields bson.D)
 		fields = append(fields, bson.E{Key: "source", Value: o.Source})
 	}
 
-	if err := store.NewEvents(o.State.Collection("events"), o.Watcher, "").Append(ctx, kind, fields); err != nil {
+	if err := nodes.NewEvents(o.State.Collection("events"), o.Watcher, "").Append(ctx, kind, fields); err != nil {
 		return fmt.Errorf("done, but not written to the events log: %w", err)
 	}
 	return nil
@@ -142,14 +145,14 @@ func (o Operator) logAction(ctx context.Context, kind store.Kind, fields bson.D)
 // Pause stops the watcher on all nodes until Resume is called. The owner drains and releases the
 // lease at its next renewal.
 func (o Operator) Pause(ctx context.Context) error {
-	return o.forEachSlot(ctx, store.Paused, nil, func(id string) error {
+	return o.forEachSlot(ctx, nodes.Paused, nil, func(id string) error {
 		return lease.Pause(ctx, o.watcherDocuments(), id)
 	})
 }
 
 // Resume ends a pause.
 func (o Operator) Resume(ctx context.Context) error {
-	return o.forEachSlot(ctx, store.Resumed, nil, func(id string) error {
+	return o.forEachSlot(ctx, nodes.Resumed, nil, func(id string) error {
 		return lease.Resume(ctx, o.watcherDocuments(), id)
 	})
 }
@@ -177,7 +180,7 @@ func (o Operator) checkRunsWatcher(ctx context.Context, node string) error {
 		return nil
 	}
 
-	list, err := store.NewNodes(o.State.Collection("nodes")).List(ctx)
+	list, err := nodes.NewNodes(o.State.Collection("nodes")).List(ctx)
 	if err != nil {
 		return err
 	}
@@ -198,7 +201,7 @@ func (o Operator) StepDown(ctx context.Context, hold time.Duration) error {
 		return invalidRequest("stepping down for %s has no effect: use a duration such as 30s", hold)
 	}
 	fields := bson.D{{Key: "hold_ms", Value: hold.Milliseconds()}}
-	return o.forEachSlot(ctx, store.SteppedDown, fields, func(id string) error {
+	return o.forEachSlot(ctx, nodes.SteppedDown, fields, func(id string) error {
 		return lease.StepDown(ctx, o.watcherDocuments(), id, hold)
 	})
 }
@@ -217,7 +220,7 @@ func (o Operator) Adopt(ctx context.Context) error {
 // Release removes the watcher's registration for a collection, so that another watcher may read it
 // (N25). It reports whether the watcher was registered.
 func (o Operator) Release(ctx context.Context, ns string) (bool, error) {
-	registry := store.NewRegistry(o.State.Collection("collections"))
+	registry := outboxes.NewRegistry(o.State.Collection("collections"))
 	claims, err := registry.Registrations(ctx, o.Watcher)
 	if err != nil {
 		return false, err
@@ -273,7 +276,7 @@ func (o Operator) sweepTimestamp(ctx context.Context, from time.Time) (bson.Time
 		return bson.Timestamp{}, nil
 	}
 
-	now, err := store.ServerTime(ctx, o.State.Client())
+	now, err := mongodb.ServerTime(ctx, o.State.Client())
 	if err != nil {
 		return bson.Timestamp{}, err
 	}

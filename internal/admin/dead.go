@@ -11,8 +11,9 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 
 	"github.com/outrelay/outrelay/internal/deadletter"
+	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/record"
-	"github.com/outrelay/outrelay/internal/store"
 	"github.com/outrelay/outrelay/pkg/event"
 )
 
@@ -146,7 +147,7 @@ func parseIDs(text string) []event.ID {
 
 // Collections returns the outboxes that the watcher is registered for, or only the named one.
 func (o Operator) Collections(ctx context.Context, only string) ([]string, error) {
-	claims, err := store.NewRegistry(o.State.Collection("collections")).Registrations(ctx, o.Watcher)
+	claims, err := outboxes.NewRegistry(o.State.Collection("collections")).Registrations(ctx, o.Watcher)
 	if err != nil {
 		return nil, err
 	}
@@ -295,7 +296,7 @@ func (o Operator) findLetter(ctx context.Context, ref DeadRef) (deadletter.Dead,
 	}
 	if found == nil {
 		return none, fmt.Errorf("no dead letter of id %s in %s: %w",
-			ref.ID, strings.Join(namespaces, ", "), store.ErrNotFound)
+			ref.ID, strings.Join(namespaces, ", "), mongodb.ErrNotFound)
 	}
 
 	db, _, _ := strings.Cut(found.ID.NS, ".")

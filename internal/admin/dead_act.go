@@ -9,15 +9,15 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 
 	"github.com/outrelay/outrelay/internal/deadletter"
-	"github.com/outrelay/outrelay/internal/store"
+	"github.com/outrelay/outrelay/internal/nodes"
 )
 
 // The entries of the events log for actions on dead letters.
 const (
-	deadRequeued   store.Kind = "dead_requeued"
-	deadEdited     store.Kind = "dead_edited"
-	deadDiscarding store.Kind = "dead_discarding" // written first, so that a discard that crashes leaves an entry
-	deadDiscarded  store.Kind = "dead_discarded"
+	deadRequeued   nodes.Kind = "dead_requeued"
+	deadEdited     nodes.Kind = "dead_edited"
+	deadDiscarding nodes.Kind = "dead_discarding" // written first, so that a discard that crashes leaves an entry
+	deadDiscarded  nodes.Kind = "dead_discarded"
 )
 
 // maxAuditWait bounds writing the entry of an action after its context has ended.
@@ -26,7 +26,7 @@ const maxAuditWait = 5 * time.Second
 // logOutcome logs an action whose result is actionErr, even if the action's context has ended. It
 // returns actionErr joined with its own error. While the action's context lasts, logOutcome has no
 // time limit of its own, so that a slow server does not cause a missing entry.
-func (o Operator) logOutcome(actionCtx context.Context, kind store.Kind, fields bson.D, actionErr error) error {
+func (o Operator) logOutcome(actionCtx context.Context, kind nodes.Kind, fields bson.D, actionErr error) error {
 	ctx, cancel := context.WithCancel(context.WithoutCancel(actionCtx))
 	defer cancel()
 	stop := context.AfterFunc(actionCtx, func() { time.AfterFunc(maxAuditWait, cancel) })

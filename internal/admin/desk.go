@@ -9,8 +9,8 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
+	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/routing"
-	"github.com/outrelay/outrelay/internal/store"
 )
 
 // Actor is the person or program that acts. Name and Source are written to the events log with each
@@ -31,7 +31,7 @@ type Deployment struct {
 
 	Router    *routing.Router                                                 // of the configuration, for replays
 	Compacted func(ctx context.Context, topics []string) ([]string, error)    // returns the compacted topics, for replays
-	Outboxes  func(ctx context.Context) ([]store.Outbox, error)               // returns the watched outboxes, for indexes
+	Outboxes  func(ctx context.Context) ([]outboxes.Outbox, error)            // returns the watched outboxes, for indexes
 	Oplog     func(ctx context.Context) (oldest, newest time.Time, err error) // returns the times of the oplog's ends
 	Redact    Redaction
 	Log       *slog.Logger // nil disables logging

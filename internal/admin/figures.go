@@ -14,7 +14,8 @@ import (
 
 	"github.com/outrelay/outrelay/internal/deadletter"
 	"github.com/outrelay/outrelay/internal/health"
-	"github.com/outrelay/outrelay/internal/store"
+	"github.com/outrelay/outrelay/internal/outboxes"
+	"github.com/outrelay/outrelay/internal/waiting"
 )
 
 const (
@@ -220,7 +221,7 @@ func (k Desk) countFigures(ctx context.Context) (figures, error) {
 	if err != nil {
 		return f, err
 	}
-	claims, err := store.NewRegistry(k.State.Collection("collections")).Registrations(ctx, k.Watcher)
+	claims, err := outboxes.NewRegistry(k.State.Collection("collections")).Registrations(ctx, k.Watcher)
 	if err != nil {
 		return f, err
 	}
@@ -238,7 +239,7 @@ func (k Desk) countFigures(ctx context.Context) (figures, error) {
 }
 
 // uniqueNames returns the sorted names of the registered collections.
-func uniqueNames(claims []store.Registration) []string {
+func uniqueNames(claims []outboxes.Registration) []string {
 	names := make([]string, len(claims))
 	for i, c := range claims {
 		names[i] = c.NS
@@ -280,7 +281,7 @@ func (k Desk) countOutboxes(ctx context.Context, names []string, dirty map[strin
 	position, _ := Replayer{Operator: k.Operator}.lowestPosition(ctx)
 
 	var mu sync.Mutex
-	var waiting []store.WaitingTopic
+	var topicRows []waiting.WaitingTopic
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(maxConcurrentCounts)
 	for _, ns := range names {
@@ -290,7 +291,7 @@ func (k Desk) countOutboxes(ctx context.Context, names []string, dirty map[strin
 
 			mu.Lock()
 			defer mu.Unlock()
-			waiting = append(waiting, topics...)
+			topicRows = append(topicRows, topics...)
 			f.counts.addOutbox(counts)
 			return err
 		})
@@ -299,8 +300,8 @@ func (k Desk) countOutboxes(ctx context.Context, names []string, dirty map[strin
 		return err
 	}
 
-	f.pending = groupByTopic(waiting, time.Now())
-	for _, w := range waiting {
+	f.pending = groupByTopic(topicRows, time.Now())
+	for _, w := range topicRows {
 		f.counts.Retry += w.Retry
 		f.counts.Blocked += w.Blocked
 		f.counts.Parked += w.Parked
@@ -323,8 +324,8 @@ func (c *Counts) addOutbox(o Counts) {
 // envelopes only if countExceptions is true.
 func (k Desk) countOutbox(
 	ctx context.Context, ns string, countExceptions bool, position bson.Timestamp,
-) (c Counts, waiting []store.WaitingTopic, err error) {
-	coll, err := store.Outboxed(k.State.Client(), ns)
+) (c Counts, topicRows []waiting.WaitingTopic, err error) {
+	coll, err := outboxes.Outboxed(k.State.Client(), ns)
 	if err != nil {
 		return c, nil, err
 	}
@@ -333,16 +334,16 @@ func (k Desk) countOutbox(
 	}
 
 	if countExceptions {
-		if waiting, err = store.CountWaiting(ctx, coll); err != nil {
+		if topicRows, err = waiting.CountWaiting(ctx, coll); err != nil {
 			return c, nil, err
 		}
-		if c.Scheduled, _, err = store.CountDue(ctx, coll, math.MaxInt64); err != nil {
+		if c.Scheduled, _, err = outboxes.CountDue(ctx, coll, math.MaxInt64); err != nil {
 			return c, nil, err
 		}
 	}
 
 	if !position.IsZero() {
-		if c.Pending, _, err = store.CountBehind(ctx, coll, position, maxPendingCounted); err != nil {
+		if c.Pending, _, err = outboxes.CountBehind(ctx, coll, position, maxPendingCounted); err != nil {
 			return c, nil, err
 		}
 		c.PendingMore = c.Pending == maxPendingCounted
@@ -351,10 +352,10 @@ func (k Desk) countOutbox(
 	client := k.State.Client()
 	c.DeadAll, err = deadletter.Count(ctx, client, []string{ns}, deadletter.Query{})
 	if err != nil || c.DeadAll == 0 {
-		return c, waiting, err
+		return c, topicRows, err
 	}
 	c.Dead, err = deadletter.Count(ctx, client, []string{ns}, deadletter.Query{RequeueStatus: deadletter.Replayable})
-	return c, waiting, err
+	return c, topicRows, err
 }
 
 // countServices adds the inboxes and sagas in the databases of the outboxes to c.
@@ -403,7 +404,7 @@ func newRuleChecks(r health.Report) []Check {
 
 // groupByTopic adds up the waiting envelopes of several collections by topic. The topic with the
 // oldest envelope comes first.
-func groupByTopic(list []store.WaitingTopic, now time.Time) []PendingTopic {
+func groupByTopic(list []waiting.WaitingTopic, now time.Time) []PendingTopic {
 	topics := []PendingTopic{}
 	indexes := map[string]int{}
 	for _, w := range list {

@@ -11,7 +11,8 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 
 	"github.com/outrelay/outrelay/internal/deadletter"
-	"github.com/outrelay/outrelay/internal/store"
+	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/outboxes"
 )
 
 func formatInt(n int64) string { return strconv.FormatInt(n, 10) }
@@ -27,7 +28,7 @@ type Pong struct {
 // Ping reads the server time and checks whether the state database exists.
 func (k Desk) Ping(ctx context.Context) (Pong, error) {
 	began := time.Now()
-	now, err := store.ServerTime(ctx, k.State.Client())
+	now, err := mongodb.ServerTime(ctx, k.State.Client())
 	if err != nil {
 		return Pong{}, err
 	}
@@ -159,13 +160,13 @@ func (k Desk) Clear(ctx context.Context, c ClearOrder) (Cleared, error) {
 	}
 
 	for _, one := range list {
-		coll, err := store.Outboxed(k.State.Client(), one.Collection)
+		coll, err := outboxes.Outboxed(k.State.Client(), one.Collection)
 		if err != nil {
 			return out, err
 		}
 		one.Found, err = coll.EstimatedDocumentCount(ctx)
 		if err == nil && !c.DryRun && one.Found > 0 {
-			one.Removed, err = removeAll(ctx, store.Majority(coll), k.removableFilter(one.What))
+			one.Removed, err = removeAll(ctx, mongodb.Majority(coll), k.removableFilter(one.What))
 		}
 
 		out.Collections = append(out.Collections, one)

@@ -7,7 +7,7 @@ import (
 
 	"github.com/outrelay/outrelay/internal/migrate"
 	"github.com/outrelay/outrelay/internal/nodes"
-	"github.com/outrelay/outrelay/internal/store"
+	"github.com/outrelay/outrelay/internal/outboxes"
 )
 
 // ErrOlderNodes is returned for a migration that must wait until the nodes of older versions have
@@ -26,8 +26,8 @@ type Verification = migrate.Verification
 // Migration manages the indexes of a deployment. All fields are required.
 type Migration struct {
 	Operator
-	Node, Version string                                            // for the ledger
-	Outboxes      func(ctx context.Context) ([]store.Outbox, error) // returns the watched outboxes
+	Node, Version string                                               // for the ledger
+	Outboxes      func(ctx context.Context) ([]outboxes.Outbox, error) // returns the watched outboxes
 }
 
 func (m Migration) newMigrator() *migrate.Migrator {

@@ -8,7 +8,8 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
-	"github.com/outrelay/outrelay/internal/store"
+	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/pkg/event"
 )
 
@@ -157,11 +158,11 @@ func nullIfMissing(v bson.RawValue) bson.RawValue {
 func (k Desk) readWaiting(
 	ctx context.Context, ns string, f WaitingFilter, place waitingPlace, room int, page *WaitingPage,
 ) error {
-	outbox, err := store.Outboxed(k.State.Client(), ns)
+	outbox, err := outboxes.Outboxed(k.State.Client(), ns)
 	if err != nil {
 		return err
 	}
-	coll := store.Majority(outbox)
+	coll := mongodb.Majority(outbox)
 
 	filter := f.mongoFilter()
 	n, err := coll.CountDocuments(ctx, filter)
@@ -243,7 +244,7 @@ func (k Desk) sortedCollections(ctx context.Context, only string) ([]string, err
 		return k.Collections(ctx, only)
 	}
 
-	claims, err := store.NewRegistry(k.State.Collection("collections")).Registrations(ctx, k.Watcher)
+	claims, err := outboxes.NewRegistry(k.State.Collection("collections")).Registrations(ctx, k.Watcher)
 	if err != nil {
 		return nil, err
 	}

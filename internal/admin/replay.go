@@ -16,8 +16,9 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
 	"github.com/outrelay/outrelay/internal/lease"
+	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/routing"
-	"github.com/outrelay/outrelay/internal/store"
 	"github.com/outrelay/outrelay/pkg/event"
 )
 
@@ -134,7 +135,7 @@ func (r Replayer) Plan(ctx context.Context, o ReplayOrder) (ReplayPlan, error) {
 func (r Replayer) countTargets(ctx context.Context, p *ReplayPlan) error {
 	topics := map[string]int64{}
 	for _, ns := range p.query.Collections {
-		coll, err := store.Outboxed(r.State.Client(), ns)
+		coll, err := outboxes.Outboxed(r.State.Client(), ns)
 		if err != nil {
 			return err
 		}
@@ -337,7 +338,7 @@ func (r Replayer) Cancel(ctx context.Context, id string) error {
 
 // resolveCollections returns the named collections, or all that the watcher is registered for.
 func (r Replayer) resolveCollections(ctx context.Context, named []string) ([]string, error) {
-	claims, err := store.NewRegistry(r.State.Collection("collections")).Registrations(ctx, r.Watcher)
+	claims, err := outboxes.NewRegistry(r.State.Collection("collections")).Registrations(ctx, r.Watcher)
 	if err != nil {
 		return nil, err
 	}
@@ -371,7 +372,7 @@ func joinSome(names []string) string {
 // was committed before it is delivered, or is an exception.
 func (r Replayer) lowestPosition(ctx context.Context) (bson.Timestamp, error) {
 	ofWatcher := bson.D{{Key: "_id", Value: bson.Regex{Pattern: "^" + regexp.QuoteMeta(r.Watcher) + "/"}}}
-	cur, err := store.Majority(r.watcherDocuments()).Find(ctx, ofWatcher,
+	cur, err := mongodb.Majority(r.watcherDocuments()).Find(ctx, ofWatcher,
 		options.Find().SetProjection(bson.D{{Key: "token", Value: 1}, {Key: "clusterTime", Value: 1}}))
 	if err != nil {
 		return bson.Timestamp{}, fmt.Errorf("reading watcher %s: %w", r.Watcher, err)
@@ -382,7 +383,7 @@ func (r Replayer) lowestPosition(ctx context.Context) (bson.Timestamp, error) {
 	}
 	if len(docs) == 0 {
 		return bson.Timestamp{}, fmt.Errorf("watcher %s: %w; check the name, or start outrelay run once",
-			r.Watcher, store.ErrNoWatcher)
+			r.Watcher, mongodb.ErrNoWatcher)
 	}
 
 	lowest := bson.Timestamp{T: math.MaxUint32, I: math.MaxUint32}

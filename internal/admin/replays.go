@@ -9,7 +9,7 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 
-	"github.com/outrelay/outrelay/internal/store"
+	"github.com/outrelay/outrelay/internal/mongodb"
 )
 
 const (
@@ -235,7 +235,7 @@ func (k Desk) ReplayGet(ctx context.Context, id string) (ReplayInfo, error) {
 		return ReplayInfo{}, err
 	}
 	if doc.Watcher != k.Watcher {
-		return ReplayInfo{}, fmt.Errorf("replay %s of watcher %s: %w", id, k.Watcher, store.ErrNotFound)
+		return ReplayInfo{}, fmt.Errorf("replay %s of watcher %s: %w", id, k.Watcher, mongodb.ErrNotFound)
 	}
 
 	info := newReplayInfo(doc)

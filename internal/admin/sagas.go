@@ -10,7 +10,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
-	"github.com/outrelay/outrelay/internal/store"
+	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/pkg/saga"
 )
 
@@ -118,7 +118,7 @@ func (k Desk) Sagas(ctx context.Context, database, name string, limit int, after
 		filter = afterPlace("updatedAt", p.At, p.ID)
 	}
 	limit = pageSize(limit)
-	coll := store.Majority(k.openDatabase(database).Collection(name))
+	coll := mongodb.Majority(k.openDatabase(database).Collection(name))
 	cur, err := coll.Find(ctx, filter, options.Find().
 		SetAllowDiskUse(true).
 		SetLimit(int64(limit)).
@@ -184,7 +184,7 @@ func (k Desk) findSagaType(ctx context.Context, database, name string) (SagaType
 			return t, nil
 		}
 	}
-	return SagaType{}, fmt.Errorf("saga %q of database %s: %w", name, database, store.ErrNotFound)
+	return SagaType{}, fmt.Errorf("saga %q of database %s: %w", name, database, mongodb.ErrNotFound)
 }
 
 // Saga returns one instance. It includes the state if payload is true.
@@ -205,7 +205,7 @@ func (k Desk) Saga(ctx context.Context, database, name, id string, payload bool)
 	case err != nil:
 		return Saga{}, err
 	case !found:
-		return Saga{}, fmt.Errorf("saga %s %s: %w", name, id, store.ErrNotFound)
+		return Saga{}, fmt.Errorf("saga %s %s: %w", name, id, mongodb.ErrNotFound)
 	}
 
 	out := Saga{

@@ -10,8 +10,9 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 
 	"github.com/outrelay/outrelay/internal/deadletter"
+	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/slot"
-	"github.com/outrelay/outrelay/internal/store"
+	"github.com/outrelay/outrelay/internal/waiting"
 )
 
 // MaxWaiting bounds the result of [Operator.WaitingList].
@@ -41,11 +42,11 @@ func (o Operator) WaitingSummary(ctx context.Context, collection string) ([]Wait
 	}
 
 	for _, ns := range namespaces {
-		coll, err := store.Outboxed(o.State.Client(), ns)
+		coll, err := outboxes.Outboxed(o.State.Client(), ns)
 		if err != nil {
 			return groups, err
 		}
-		counts, err := store.CountExceptions(ctx, coll, slot.Range{})
+		counts, err := waiting.CountExceptions(ctx, coll, slot.Range{})
 		if err != nil {
 			return groups, err
 		}
@@ -118,11 +119,11 @@ func (o Operator) WaitingList(ctx context.Context, f WaitingFilter, limit int) (
 	}
 
 	for _, ns := range namespaces {
-		coll, err := store.Outboxed(o.State.Client(), ns)
+		coll, err := outboxes.Outboxed(o.State.Client(), ns)
 		if err != nil {
 			return list, err
 		}
-		scan := store.ExceptionScan{Coll: coll}
+		scan := waiting.ExceptionScan{Coll: coll}
 		if f.Key != "" {
 			scan.Keys = parseKeyValues(f.Key)
 		}

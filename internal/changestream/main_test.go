@@ -17,8 +17,8 @@ import (
 
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/glob"
+	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/retry"
-	"github.com/outrelay/outrelay/internal/store"
 	"github.com/outrelay/outrelay/resume"
 )
 
@@ -62,7 +62,7 @@ func setup(t *testing.T) *bundle {
 
 func (b *bundle) now() bson.Timestamp {
 	b.t.Helper()
-	ts, err := store.ClusterTime(b.t.Context(), b.admin)
+	ts, err := mongodb.ClusterTime(b.t.Context(), b.admin)
 	if err != nil {
 		b.t.Fatal(err)
 	}

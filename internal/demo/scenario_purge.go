@@ -14,7 +14,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
 	"github.com/outrelay/outrelay/internal/devstack"
-	"github.com/outrelay/outrelay/internal/store"
+	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/pkg/event"
 	"github.com/outrelay/outrelay/pkg/outbox"
 )
@@ -117,7 +117,7 @@ type oldEnvelopes struct {
 func (s *stage) insertOld(ctx context.Context, old *oldEnvelopes) error {
 	began := time.Now()
 	later := began.Add(time.Hour)
-	seal, err := store.NewRegistry(s.stateDatabase().Collection("collections")).Seal(ctx)
+	seal, err := outboxes.NewRegistry(s.stateDatabase().Collection("collections")).Seal(ctx)
 	if err != nil {
 		return err
 	}
