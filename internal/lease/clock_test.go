@@ -4,6 +4,8 @@ import (
 	"context"
 	"testing"
 	"time"
+
+	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 )
 
 // TestClientClocksDoNotMatter gives the processes clocks that differ by ten minutes. No process acquires a
@@ -32,7 +34,7 @@ func TestClientClocksDoNotMatter(t *testing.T) {
 				t.Fatalf("a standby with a clock difference of %v acquired a renewed lease: epoch %d", skew, h.Document().Epoch)
 			}
 
-			eventually(t, "the owner trusts its lease", held.Valid)
+			stacktest.Eventually(t, "the owner trusts its lease", held.Valid)
 			ctx, stop := context.WithTimeout(t.Context(), patient)
 			defer stop()
 			if err := held.Release(ctx, Checkpoint{}); err != nil {

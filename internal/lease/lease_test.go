@@ -97,21 +97,6 @@ func readStored(t *testing.T, coll *mongo.Collection) Document {
 	return doc
 }
 
-// eventually polls until cond returns true, for states without a signal.
-func eventually(t *testing.T, what string, cond func() bool) {
-	t.Helper()
-	tick := time.NewTicker(5 * time.Millisecond)
-	defer tick.Stop()
-	end := time.After(patient)
-	for !cond() {
-		select {
-		case <-tick.C:
-		case <-end:
-			t.Fatalf("waited %v for: %s", patient, what)
-		}
-	}
-}
-
 func receiveWithin[T any](t *testing.T, c <-chan T, what string) T {
 	t.Helper()
 	select {
@@ -227,7 +212,7 @@ func TestReleaseWakesTheStandby(t *testing.T) {
 		go func() { b, _ := standby.Acquire(t.Context()); got <- b }()
 
 		// The standby's stream may be open by then or not. It must notice the release in both cases.
-		eventually(t, "the standby sees the owner", func() bool { return standby.Standing().Owner == h.Document().Owner })
+		stacktest.Eventually(t, "the standby sees the owner", func() bool { return standby.Standing().Owner == h.Document().Owner })
 		start := time.Now()
 		if err := h.Release(t.Context(), Checkpoint{Position: newPosition(n)}); err != nil {
 			t.Fatal(err)
@@ -276,7 +261,7 @@ func TestSaveAndRenewalsAreOneDocument(t *testing.T) {
 	})
 
 	startRun(t, h)
-	eventually(t, "the position is written", func() bool { return readStored(t, coll).Position().Compare(newPosition(7)) == 0 })
+	stacktest.Eventually(t, "the position is written", func() bool { return readStored(t, coll).Position().Compare(newPosition(7)) == 0 })
 	gen, hash := 2, "abc"
 	senders := sampleSenders()
 	if err := h.Save(t.Context(), Update{
@@ -290,7 +275,7 @@ func TestSaveAndRenewalsAreOneDocument(t *testing.T) {
 	}
 
 	after := readStored(t, coll).Seq
-	eventually(t, "a renewal after the save", func() bool { return readStored(t, coll).Seq > after })
+	stacktest.Eventually(t, "a renewal after the save", func() bool { return readStored(t, coll).Seq > after })
 	d := readStored(t, coll)
 	if o := d.OffsetMap(); len(o) != 1 || len(o["outbox.event.order"]) != 3 || o["outbox.event.order"][1] != 40 {
 		t.Errorf("offsets after a renewal: %v, want the saved ones", o)

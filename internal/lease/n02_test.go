@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
+
+	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 )
 
 func failingWrites() bson.D {
@@ -24,7 +26,7 @@ func TestN02_SuspendedIsNotLost(t *testing.T) {
 	h := mustAcquire(t, newLease(t, cfg))
 	ended := startRun(t, h)
 	off := failCommand(t, app, "alwaysOn", failingWrites())
-	eventually(t, "the work is suspended", func() bool { return !h.Valid() })
+	stacktest.Eventually(t, "the work is suspended", func() bool { return !h.Valid() })
 	fenced := make(chan error, 1)
 	var runs atomic.Int64
 	go func() {
@@ -35,7 +37,7 @@ func TestN02_SuspendedIsNotLost(t *testing.T) {
 	}()
 
 	// The lease has expired on the server too, but no other process acquires it, so it is not lost.
-	eventually(t, "the lease is expired", func() bool {
+	stacktest.Eventually(t, "the lease is expired", func() bool {
 		d, now, err := Read(t.Context(), coll, slot)
 		return err == nil && now.After(d.ExpiresAt.Add(h.lease.cfg.TTL/2))
 	})
@@ -52,7 +54,7 @@ func TestN02_SuspendedIsNotLost(t *testing.T) {
 	}
 
 	off()
-	eventually(t, "the work goes on", h.Valid)
+	stacktest.Eventually(t, "the work goes on", h.Valid)
 	if err := receiveWithin(t, fenced, "the transaction that waited"); err != nil {
 		t.Errorf("the delayed transaction returned %v", err)
 	}

@@ -117,7 +117,7 @@ func TestN06_PauseStopsTheOwnerAndEveryStandby(t *testing.T) {
 
 	b := newLease(t, shortConfig(coll, "b"))
 	got, _ := startAcquire(t, b)
-	eventually(t, "the reason of the standby", func() bool { return b.Standing().Reason == "paused by an operator" })
+	stacktest.Eventually(t, "the reason of the standby", func() bool { return b.Standing().Reason == "paused by an operator" })
 	c, err := b.newContender()
 	if err != nil {
 		t.Fatal(err)
@@ -165,7 +165,7 @@ func TestN06_APinHandsOverAndLapsesWithADeadNode(t *testing.T) {
 	}
 
 	got, cancel := startAcquire(t, a)
-	eventually(t, "a keeps away", func() bool { return a.Standing().Reason == "pinned to node b" })
+	stacktest.Eventually(t, "a keeps away", func() bool { return a.Standing().Reason == "pinned to node b" })
 	b := mustAcquire(t, newLease(t, shortConfig(coll, "b")))
 	if err := b.Release(t.Context(), Checkpoint{}); err != nil {
 		t.Fatal(err)

@@ -5,6 +5,8 @@ import (
 	"testing"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
+
+	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 )
 
 // The offsets of 60,000 partitions need a megabyte. A renewal or a checkpoint without new offsets does not send them.
@@ -24,7 +26,7 @@ func TestOffsetsWithoutNewsAreNotWrittenAgain(t *testing.T) {
 	reached := func(what string) {
 		t.Helper()
 		n := at.Add(1)
-		eventually(t, what, func() bool { return readStored(t, coll).Position().Compare(newPosition(n)) == 0 })
+		stacktest.Eventually(t, what, func() bool { return readStored(t, coll).Position().Compare(newPosition(n)) == 0 })
 	}
 
 	reached("the first offsets")
@@ -39,7 +41,7 @@ func TestOffsetsWithoutNewsAreNotWrittenAgain(t *testing.T) {
 
 	offset.Store(4)
 	reached("other offsets")
-	eventually(t, "they are written", func() bool {
+	stacktest.Eventually(t, "they are written", func() bool {
 		o := readStored(t, coll).OffsetMap()
 		return len(o["t"]) == 1 && o["t"][0] == 4
 	})

@@ -38,7 +38,7 @@ func TestAStandbyThatWatchesIsWokenByTheReleaseAlone(t *testing.T) {
 		receiveWithin(t, waiting, "the standby watches")
 	}
 
-	eventually(t, "the standby has looked", func() bool { return b.Standing().Owner == h.Document().Owner })
+	stacktest.Eventually(t, "the standby has looked", func() bool { return b.Standing().Owner == h.Document().Owner })
 	start := time.Now()
 	if err := h.Release(t.Context(), Checkpoint{}); err != nil {
 		t.Fatal(err)
