@@ -23,7 +23,8 @@ func TestMain(m *testing.M) {
 }
 
 func newPosition(t, i uint32, rest string) resume.Position {
-	return resume.Position{Token: resume.TokenOf(fmt.Sprintf("82%08X%08X%s", t, i, rest)), ClusterTime: bson.Timestamp{T: t, I: i}}
+	return resume.Position{Token: resume.TokenOf(fmt.Sprintf("82%08X%08X%s", t, i, rest)),
+		ClusterTime: bson.Timestamp{T: t, I: i}}
 }
 
 func TestTokenClusterTime(t *testing.T) {
@@ -70,7 +71,8 @@ func TestPositionOrder(t *testing.T) {
 		}
 	}
 
-	if ts, ok := (resume.Position{Token: newPosition(7, 8, "29").Token}).Time(); !ok || ts != (bson.Timestamp{T: 7, I: 8}) {
+	if ts, ok := (resume.Position{Token: newPosition(7, 8, "29").Token}).Time(); !ok ||
+		ts != (bson.Timestamp{T: 7, I: 8}) {
 		t.Errorf("Time of a position with only a token = %v %v", ts, ok)
 	}
 
@@ -146,7 +148,8 @@ func TestTokenOfRealStream(t *testing.T) {
 		}
 
 		sec, inc := cs.Current.Lookup("clusterTime").Timestamp()
-		pos := resume.Position{Token: resume.Token(cs.Current.Lookup("_id").Document()).Clone(), ClusterTime: bson.Timestamp{T: sec, I: inc}}
+		pos := resume.Position{Token: resume.Token(cs.Current.Lookup("_id").Document()).Clone(),
+			ClusterTime: bson.Timestamp{T: sec, I: inc}}
 		if got, ok := pos.Token.ClusterTime(); !ok || got != pos.ClusterTime {
 			t.Errorf("ClusterTime = %v, want the server's %v", got, pos.ClusterTime)
 		}
@@ -207,7 +210,8 @@ func TestStore(t *testing.T) {
 				t.Error(diff)
 			}
 
-			for _, older := range []resume.Position{newPosition(9, 9, "29"), newPosition(10, 0, "29"), {ClusterTime: bson.Timestamp{T: 10, I: 1}}} {
+			for _, older := range []resume.Position{newPosition(9, 9, "29"), newPosition(10, 0, "29"),
+				{ClusterTime: bson.Timestamp{T: 10, I: 1}}} {
 				if err := s.Save(ctx, "w", resume.Checkpoint{Position: older}); !errors.Is(err, resume.ErrStale) {
 					t.Errorf("Save of the earlier position %s returned %v, want ErrStale", older.Token, err)
 				}
@@ -287,7 +291,8 @@ func TestPolicies(t *testing.T) {
 		t.Error(l, err)
 	}
 
-	if err := l.UnmarshalText([]byte("skip")); err == nil || !strings.Contains(err.Error(), `"skip"`) || l != resume.HaltLostHistory {
+	if err := l.UnmarshalText([]byte("skip")); err == nil || !strings.Contains(err.Error(), `"skip"`) ||
+		l != resume.HaltLostHistory {
 		t.Error(l, err)
 	}
 
@@ -338,14 +343,20 @@ func TestAPositionWhoseTokenIsNotSoundGoesByItsTime(t *testing.T) {
 		p     resume.Position
 		sound bool
 	}{
-		"its own": {good, true}, "none": {resume.Position{ClusterTime: at}, true}, "without a time": {resume.Position{Token: resume.TokenOf("xyz")}, true},
-		"garbage": {of("xyz"), false}, "cut off": {of("82"), false}, "of an earlier time": {before, false}, "of a later time": {of("82650000FF000000070004"), false},
+		"its own":            {good, true},
+		"none":               {resume.Position{ClusterTime: at}, true},
+		"without a time":     {resume.Position{Token: resume.TokenOf("xyz")}, true},
+		"garbage":            {of("xyz"), false},
+		"cut off":            {of("82"), false},
+		"of an earlier time": {before, false},
+		"of a later time":    {of("82650000FF000000070004"), false},
 	} {
 		if c.p.Sound() != c.sound {
 			t.Errorf("%s: Sound = %v", name, !c.sound)
 		}
 
-		if !c.sound && (c.p.Compare(good) >= 0 || c.p.Compare(after) >= 0 || c.p.Compare(resume.Position{ClusterTime: at}) != 0) {
+		if !c.sound && (c.p.Compare(good) >= 0 || c.p.Compare(after) >= 0 ||
+			c.p.Compare(resume.Position{ClusterTime: at}) != 0) {
 			t.Errorf("%s: does not compare by its cluster time", name)
 		}
 	}
