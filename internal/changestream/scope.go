@@ -139,6 +139,8 @@ func (s *Scope) normalize() {
 			s.include = append(s.include, p)
 		}
 	}
+
+	// Exclusions that no pattern can match would only make the filter longer.
 	s.exclude = slices.DeleteFunc(s.exclude, func(x pattern) bool {
 		return !slices.ContainsFunc(s.include, x.overlaps)
 	})
