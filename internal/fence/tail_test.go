@@ -32,17 +32,17 @@ func control(id Producer, base int64) []byte {
 
 func TestWalkKeepsToLastOffsetDelta(t *testing.T) {
 	t.Parallel()
-	me, other := Producer{7, 1}, Producer{8, 1}
+	me, other := Producer{ID: 7, Epoch: 1}, Producer{ID: 8, Epoch: 1}
 	ours := map[int64]bool{7: true}
 	var set []byte
 	set = append(set, placed(encode(0, me, 0, ids("before", "a")...), 99, 5)...) // compacted: 99, 100, and holes up to 104
 	set = append(set, placed(encode(0, other, 0, ids("foreign")...), 105, 0)...)
-	set = append(set, control(Producer{7, 3}, 106)...)
+	set = append(set, control(Producer{ID: 7, Epoch: 3}, 106)...)
 	set = append(set, placed(encode(compress.Zstd, me, 2, ids("z", "z")...), 107, 1)...)
 	set = append(set, placed(encode(0, me, 4, ids("cut off")...), 109, 0)[:40]...)
 
 	tail := newTail(100)
-	if err := tail.walk(set, ours, &bytes.Buffer{}); err != nil {
+	if err := tail.readSet(set, ours); err != nil {
 		t.Fatal(err)
 	}
 	if tail.Next != 109 {
@@ -54,13 +54,13 @@ func TestWalkKeepsToLastOffsetDelta(t *testing.T) {
 			t.Errorf("%s: offset %d, %t; want %d", id, got, ok, want)
 		}
 	}
-	if !tail.above([]Producer{{7, 2}}) || tail.above([]Producer{{7, 3}}) || tail.above([]Producer{{8, 0}}) || !tail.above(nil) {
+	if !tail.hasMarkersAbove([]Producer{{ID: 7, Epoch: 2}}) || tail.hasMarkersAbove([]Producer{{ID: 7, Epoch: 3}}) || tail.hasMarkersAbove([]Producer{{ID: 8, Epoch: 0}}) || !tail.hasMarkersAbove(nil) {
 		t.Errorf("marks %v", tail.marks)
 	}
 	// The same fetch again brings nothing new, and an empty batch (its records compacted away) is passed.
 	n := tail.Hits.Len()
 	set = append(set[:len(set)-40], placed(encode(0, me, 9), 109, 4)...)
-	if err := tail.walk(set, ours, &bytes.Buffer{}); err != nil || tail.Hits.Len() != n || tail.Next != 114 {
+	if err := tail.readSet(set, ours); err != nil || tail.Hits.Len() != n || tail.Next != 114 {
 		t.Errorf("second walk: %v, %d hits, next %d", err, tail.Hits.Len()-n, tail.Next)
 	}
 }
@@ -68,15 +68,15 @@ func TestWalkKeepsToLastOffsetDelta(t *testing.T) {
 func TestWalkRefusesCorruptBatches(t *testing.T) {
 	t.Parallel()
 	for _, codec := range []compress.Compression{compress.None, compress.Gzip, compress.Snappy, compress.Lz4, compress.Zstd} {
-		whole := placed(encode(codec, Producer{7, 1}, 0, ids("a", "b", "c")...), 10, 2)
+		whole := placed(encode(codec, Producer{ID: 7, Epoch: 1}, 0, ids("a", "b", "c")...), 10, 2)
 		tail := newTail(0)
-		if err := tail.walk(whole, map[int64]bool{7: true}, &bytes.Buffer{}); err != nil || tail.Hits.Len() != 3 {
+		if err := tail.readSet(whole, map[int64]bool{7: true}); err != nil || tail.Hits.Len() != 3 {
 			t.Fatalf("%v: %v, %d hits", codec, err, tail.Hits.Len())
 		}
 		for at := 21; at < len(whole); at++ {
 			bad := bytes.Clone(whole)
 			bad[at] ^= 0x55
-			if err := newTail(0).walk(bad, map[int64]bool{7: true}, &bytes.Buffer{}); err == nil {
+			if err := newTail(0).readSet(bad, map[int64]bool{7: true}); err == nil {
 				t.Fatalf("%v: flipped byte %d was not noticed", codec, at)
 			}
 		}
@@ -85,16 +85,16 @@ func TestWalkRefusesCorruptBatches(t *testing.T) {
 
 // FuzzWalk: whatever a broker sends, the walk ends, does not panic and never goes back.
 func FuzzWalk(f *testing.F) {
-	f.Add(placed(encode(0, Producer{7, 1}, 0, ids("a")...), 3, 0))
-	f.Add(placed(encode(compress.Snappy, Producer{7, 1}, 0, ids("a", "b")...), 3, 1))
-	f.Add(control(Producer{7, 1}, 4))
+	f.Add(placed(encode(0, Producer{ID: 7, Epoch: 1}, 0, ids("a")...), 3, 0))
+	f.Add(placed(encode(compress.Snappy, Producer{ID: 7, Epoch: 1}, 0, ids("a", "b")...), 3, 1))
+	f.Add(control(Producer{ID: 7, Epoch: 1}, 4))
 	f.Fuzz(func(t *testing.T, set []byte) {
 		if len(set) > fetched.HeaderSize && len(set) < 1<<16 {
 			binary.BigEndian.PutUint32(set[8:], uint32(len(set)-12))
 			sealed(set)
 		}
 		tail := newTail(2)
-		_ = tail.walk(set, map[int64]bool{7: true, -1: true}, &bytes.Buffer{})
+		_ = tail.readSet(set, map[int64]bool{7: true, -1: true})
 		if tail.Next < 2 {
 			t.Errorf("Next = %d", tail.Next)
 		}

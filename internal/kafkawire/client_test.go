@@ -13,6 +13,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+	"github.com/outrelay/outrelay/internal/kafkawire/batch"
 	"github.com/outrelay/outrelay/internal/record"
 )
 
@@ -110,6 +111,14 @@ func TestDeadlineOfARequestGrowsWithItsSize(t *testing.T) {
 				// The fake cluster rejects a partition that is named twice.
 				_, _ = c.ListOffsets(t.Context(), layout, parts[:n])
 			}
+			return err
+		},
+		"partitions of a transaction": func(c *Client, n int) error {
+			parts := make([]record.TopicPartition, n)
+			for i := range parts {
+				parts[i] = record.TopicPartition{Topic: "a", Partition: int32(i)}
+			}
+			_, err := c.AddPartitions(t.Context(), "id", batch.Producer{}, parts)
 			return err
 		},
 	} {

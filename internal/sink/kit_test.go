@@ -277,9 +277,11 @@ func newClient(tb testing.TB, cfg testConfig) *kafkawire.Client {
 	if cfg.Brokers == nil {
 		cfg.Brokers, cfg.Patience = stacktest.Brokers(tb), testTimeout/2
 	}
-	c, err := kafkawire.NewClient(kafkawire.Config{
-		Brokers: cfg.Brokers, TLS: cfg.TLS, SASL: cfg.SASL, Dial: cfg.Dial, Patience: cfg.Patience,
-	})
+	conn := kafkawire.Config{Brokers: cfg.Brokers, TLS: cfg.TLS, Dial: cfg.Dial, Patience: cfg.Patience}
+	if cfg.SASL != nil {
+		conn.SASL = cfg.SASL
+	}
+	c, err := kafkawire.NewClient(conn)
 	if err != nil {
 		tb.Fatal(err)
 	}
@@ -302,7 +304,7 @@ func newOpener(tb testing.TB, cfg testConfig) *Opener {
 		tb.Fatal(err)
 	}
 	if cfg.Brokers == nil {
-		o.patience, o.fence.Timeout = testTimeout/2, testTimeout/2
+		o.patience = testTimeout / 2
 	}
 	return o
 }

@@ -7,10 +7,10 @@ import (
 	"time"
 
 	"github.com/outrelay/outrelay/internal/fence"
+	"github.com/outrelay/outrelay/internal/kafkawire"
 	"github.com/outrelay/outrelay/internal/kafkawire/batch"
 	"github.com/outrelay/outrelay/internal/metrics"
 	"github.com/outrelay/outrelay/internal/record"
-	"github.com/outrelay/outrelay/pkg/event"
 )
 
 const (
@@ -207,7 +207,7 @@ func partitionByKey(rec *record.Record, partitions int32) int32 {
 	if key == nil && len(rec.Headers) > 0 {
 		key = rec.Headers[0].Value
 	}
-	return int32(event.Murmur2(key)&0x7fffffff) % partitions
+	return kafkawire.ChoosePartition(key, partitions)
 }
 
 // newTooLargeRefusal returns the refusal of a record that takes size bytes in a batch without

@@ -14,7 +14,6 @@ import (
 	"io"
 
 	"github.com/segmentio/kafka-go"
-	"github.com/segmentio/kafka-go/protocol"
 
 	"github.com/outrelay/outrelay/internal/kafkawire/reply"
 	"github.com/outrelay/outrelay/internal/record"
@@ -38,16 +37,12 @@ type Partition struct {
 // Aborted is an aborted transaction: the records of Producer from the offset First up to its marker.
 type Aborted struct{ Producer, First int64 }
 
-// ApiKey makes Answer a message of kafka-go.
-func (*Answer) ApiKey() protocol.ApiKey { return protocol.Fetch } //nolint:revive,staticcheck // the name is kafka-go's
-
 // maxAnswer is far above the size that is requested. A broker sends a single batch whole, whatever its
 // size.
 const maxAnswer = 512 << 20
 
-// Read reads a response with its length and correlation id. It has the signature that kafka-go needs for
-// raw exchanges.
-func Read(r io.Reader, version int16) (protocol.Message, error) {
+// Read reads a response with its length and correlation id.
+func Read(r io.Reader, version int16) (*Answer, error) {
 	var head [8]byte
 	if _, err := io.ReadFull(r, head[:]); err != nil {
 		return nil, fmt.Errorf("reading the response to a fetch: %w", err)
@@ -61,11 +56,7 @@ func Read(r io.Reader, version int16) (protocol.Message, error) {
 	if err != nil {
 		return nil, fmt.Errorf("reading the response to a fetch: %w", err)
 	}
-	a, err := Parse(body, version)
-	if err != nil {
-		return nil, err
-	}
-	return a, nil
+	return Parse(body, version)
 }
 
 // Parse decodes a response in version v, from 4 to 11. kafka-go negotiates one of these versions with

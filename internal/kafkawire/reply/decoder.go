@@ -82,3 +82,29 @@ func (d *Decoder) Field() []byte {
 	}
 	return d.Bytes(int(min(n, int64(len(d.B))+1)))
 }
+
+// CompactLength returns the length of a compact array or string, which is encoded as the length plus one.
+// The length of null is 0.
+func (d *Decoder) CompactLength() int { return max(d.uvarint()-1, 0) }
+
+// CompactBytes returns a compact string.
+func (d *Decoder) CompactBytes() []byte { return d.Bytes(d.CompactLength()) }
+
+// SkipTags discards the tagged fields at the end of a structure.
+func (d *Decoder) SkipTags() {
+	for n := d.uvarint(); n > 0 && !d.Bad; n-- {
+		d.uvarint()
+		d.Skip(d.uvarint())
+	}
+}
+
+// uvarint returns the next number that counts bytes or elements, of at least one byte each.
+func (d *Decoder) uvarint() int {
+	x, n := binary.Uvarint(d.B)
+	if n <= 0 || x > uint64(len(d.B)) {
+		d.B, d.Bad = nil, true
+		return 0
+	}
+	d.B = d.B[n:]
+	return int(x)
+}
