@@ -31,15 +31,15 @@ func (s *Sink) Run(ctx context.Context) error {
 	if s.ended != nil {
 		cancel(s.ended)
 	}
-	s.startLane = func(l *lane) { wg.Go(func() { l.sendLoop(ctx, s) }) }
-	for _, l := range s.lanes {
-		s.startLane(l)
+	s.lanes.start = func(l *lane) { wg.Go(func() { l.sendLoop(ctx) }) }
+	for _, l := range s.lanes.byID {
+		s.lanes.start(l)
 	}
 	s.mu.Unlock()
 
 	s.registerGauges()
 	background := []func(context.Context) error{
-		s.runMetadataRefresh, s.runAdopter, s.runKeeper, s.runHousekeeping, s.runParker,
+		s.refresher.runMetadataRefresh, s.adopter.runAdopter, s.keeper.runKeeper, s.runHousekeeping, s.parker.runParker,
 	}
 	for _, run := range background {
 		wg.Go(func() {
@@ -48,21 +48,21 @@ func (s *Sink) Run(ctx context.Context) error {
 			}
 		})
 	}
-	wake(s.adoptWake)
-	wake(s.renewWake)
+	wake(s.adopter.wake)
+	wake(s.refresher.wake)
 	s.Flush()
 
 	<-ctx.Done()
 	s.mu.Lock()
-	s.startLane = nil
+	s.lanes.start = nil
 	if s.ended == nil {
 		s.ended = ErrClosed
 	}
 	err := s.ended
 	// Drain must not wait for a sink that has ended.
-	if s.drained != nil {
-		close(s.drained)
-		s.drained = nil
+	if s.batches.drained != nil {
+		close(s.batches.drained)
+		s.batches.drained = nil
 	}
 	s.mu.Unlock()
 	wg.Wait()
@@ -86,7 +86,7 @@ func (s *Sink) runHousekeeping(ctx context.Context) error {
 			return nil
 		case <-trim.C:
 			s.mu.Lock()
-			s.freeBuffers.trimUnused()
+			s.batches.freeBuffers.trimUnused()
 			s.mu.Unlock()
 		case <-idle.C:
 			s.refreshIdleOffsets(ctx)
@@ -110,7 +110,7 @@ func (s *Sink) refreshIdleOffsets(ctx context.Context) {
 	ends, err := s.c.kafka.ListOffsets(ctx, layout, resting)
 	if err != nil && ctx.Err() == nil {
 		// A leader has failed or moved.
-		wake(s.renewWake)
+		wake(s.refresher.wake)
 		s.log.Debug("listing offsets of idle partitions failed", "error", err)
 	}
 
@@ -210,12 +210,12 @@ func (s *Sink) registerGauges() {
 	m.InflightRecords.SetSource(func() float64 {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		return float64(s.unresolvedRecords)
+		return float64(s.batches.unresolvedRecords)
 	})
 	m.InflightBytes.SetSource(func() float64 {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		return float64(s.unresolvedBytes)
+		return float64(s.batches.unresolvedBytes)
 	})
-	m.Quarantined.SetSource(func() float64 { return float64(len(s.session.Quarantined())) })
+	m.Quarantined.SetSource(func() float64 { return float64(len(s.keeper.session.Quarantined())) })
 }

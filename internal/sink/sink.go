@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
-	"slices"
 	"sync"
 	"time"
 
@@ -45,39 +44,33 @@ type TakeOver struct {
 
 // Sink sends records for one term of ownership. Send, Flush, Size, EndReplay and State may be
 // called from any goroutine. The records of a partition have the order of the calls of Send.
+//
+// The sink's lock guards the topics, their partitions, and the state of the parts below.
 type Sink struct {
-	c       *Opener
-	acks    record.Acks
-	holder  record.Holder
-	claims  Claims
-	gate    func() bool
-	log     *slog.Logger
-	session *fence.Session
-	expiry  fence.Expiry
+	c      *Opener
+	acks   record.Acks
+	holder record.Holder
+	claims Claims
+	gate   func() bool
+	log    *slog.Logger
+	codec  *batch.Codec
 
-	tickets   ticketLists
-	adoptWake chan struct{} // one token: a topic waits for adoption
-	renewWake chan struct{} // one token: fresh metadata is needed
-	parkWake  chan struct{} // one token: a target holds too much memory
-	cancelRun func(error)   // ends Run; set by Run
+	refresher *refresher
+	adopter   *adopter
+	keeper    *keeper
+	parker    *parker
+	lanes     *laneSet
+	batches   *batchPool
 
-	mu                sync.Mutex
-	topics            map[string]*topic
-	lastTopic         *topic // of the latest Send
-	lanes             map[laneID]*lane
-	startLane         func(*lane) // starts a lane's goroutine; nil before Run
-	freeBuffers       buffers
-	freeBatches       []*pending
-	liveBatches       int // batches that were begun and not released
-	producer          batch.Producer
-	codec             *batch.Codec
-	replaying         bool // EndReplay was not called yet (N7, N10)
-	paused            bool // lanes send nothing, because the sink moves to another transactional id
-	ended             error
-	unresolvedBytes   int64 // reserved by the unresolved records
-	unresolvedRecords int   // passed to Send, and neither acked nor given back
-	drained           chan struct{}
-	headerScratch     []record.Header
+	mu            sync.Mutex
+	topics        map[string]*topic
+	lastTopic     *topic // of the latest Send
+	producer      batch.Producer
+	replaying     bool // EndReplay was not called yet (N7, N10)
+	paused        bool // lanes send nothing, because the sink moves to another transactional id
+	ended         error
+	cancelRun     func(error) // ends Run; set by Run
+	headerScratch []record.Header
 }
 
 // Open takes over from earlier owners (design §7, N4): it fences them, reads back the records that
@@ -97,12 +90,14 @@ func (o *Opener) Open(ctx context.Context, to TakeOver, claims Claims, acks reco
 		log:       o.cfg.Log,
 		codec:     o.codec,
 		replaying: true,
-		adoptWake: make(chan struct{}, 1),
-		renewWake: make(chan struct{}, 1),
-		parkWake:  make(chan struct{}, 1),
 		topics:    map[string]*topic{},
-		lanes:     map[laneID]*lane{},
+		batches:   &batchPool{maxBytes: o.cfg.ParkBytes},
 	}
+	s.refresher = &refresher{sink: s, wake: make(chan struct{}, 1)}
+	s.adopter = &adopter{sink: s, wake: make(chan struct{}, 1)}
+	s.keeper = &keeper{sink: s}
+	s.parker = &parker{sink: s, wake: make(chan struct{}, 1)}
+	s.lanes = &laneSet{sink: s, byID: map[laneID]*lane{}}
 
 	out, err := o.fence.Take(ctx, fence.In{
 		TransactionalID: to.TransactionalID, Generation: to.Generation, Offsets: to.Offsets, Senders: to.Senders,
@@ -112,8 +107,8 @@ func (o *Opener) Open(ctx context.Context, to TakeOver, claims Claims, acks reco
 	if err != nil {
 		return nil, fmt.Errorf("taking over in Kafka: %w", err)
 	}
-	s.session, s.producer = out.Session, batch.Producer(out.Producer)
-	s.expiry = o.fence.Expiry(ctx)
+	s.keeper.session, s.producer = out.Session, batch.Producer(out.Producer)
+	s.keeper.expiry = o.fence.Expiry(ctx)
 
 	if err := claims.Save(ctx, out.Senders, storedOffsets(out.Released)); err != nil {
 		return nil, fmt.Errorf("taking over in Kafka: saving the sender: %w", err)
@@ -121,7 +116,7 @@ func (o *Opener) Open(ctx context.Context, to TakeOver, claims Claims, acks reco
 	s.adoptTails(out, to.Offsets)
 
 	// Run repeats this, so only the end of ctx is an error.
-	if err := s.loadLayout(ctx); err != nil && ctx.Err() != nil {
+	if err := s.refresher.loadLayout(ctx); err != nil && ctx.Err() != nil {
 		return nil, fmt.Errorf("taking over in Kafka: %w", err)
 	}
 	return s, nil
@@ -164,8 +159,8 @@ func (s *Sink) adoptTails(out *fence.Out, stored map[string][]int64) {
 	now := time.Now()
 	for tp, tail := range out.Released {
 		p := findOrAdd(tp)
-		p.ackedEnd, p.hits, p.lastUsed = tail.Next, tail.Hits, now
-		p.unreadStretch = tail.OutOfRange || tail.Truncated
+		p.ackedEnd, p.readBack.hits, p.lastUsed = tail.Next, tail.Hits, now
+		p.readBack.incomplete = tail.OutOfRange || tail.Truncated
 		p.topic.hitsLeft += tail.Hits.Len()
 
 		s.c.cfg.Metrics.ReadBack.Add(float64(max(tail.Next-tail.From, 0)))
@@ -198,38 +193,6 @@ func (t *topic) addPartitions(n int) {
 	}
 }
 
-// loadLayout reads leaders and limits of the known topics.
-func (s *Sink) loadLayout(ctx context.Context) error {
-	names := s.adoptedTopics()
-	if len(names) == 0 {
-		return nil
-	}
-	if err := s.loadTopicConfigs(ctx); err != nil {
-		return err
-	}
-
-	layout, err := s.c.kafka.Metadata(ctx, names)
-	if err != nil {
-		return err
-	}
-	s.applyLayout(layout)
-	return nil
-}
-
-// adoptedTopics returns the sorted names of the topics with partitions.
-func (s *Sink) adoptedTopics() []string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	var names []string
-	for name, t := range s.topics {
-		if len(t.partitions) > 0 {
-			names = append(names, name)
-		}
-	}
-	slices.Sort(names)
-	return names
-}
-
 // FindHit returns the place of rec if the read-back has found it, without removing it from the
 // hits. Partitions in quarantine have not been read yet.
 func (s *Sink) FindHit(rec *record.Record) (record.TopicPartition, int64, bool) {
@@ -255,7 +218,7 @@ func (s *Sink) findHitLocked(rec *record.Record) (p *partition, id fence.Identit
 	}
 
 	if p = t.partitionWithHit(id); p != nil {
-		offset, _ = p.hits.At(id)
+		offset, _ = p.readBack.hits.At(id)
 	}
 	return p, id, offset
 }
@@ -265,7 +228,7 @@ func (s *Sink) findHitLocked(rec *record.Record) (p *partition, id fence.Identit
 // partition now.
 func (t *topic) partitionWithHit(id fence.Identity) *partition {
 	for _, p := range t.partitions {
-		if p.hits.Has(id) {
+		if p.readBack.hits.Has(id) {
 			return p
 		}
 	}
@@ -295,7 +258,7 @@ func (s *Sink) AckIfFound(rec *record.Record, t record.Ticket) bool {
 		return false
 	}
 
-	p.hits.Take(id)
+	p.readBack.hits.Take(id)
 	p.topic.hitsLeft--
 	_, size := recordSizes(rec)
 	s.ackHitLocked(p.tp, offset, t, size)
@@ -317,7 +280,7 @@ func (s *Sink) EndReplay() {
 }
 
 // Recycle returns the ticket slice of an ack to the free list.
-func (s *Sink) Recycle(list []record.Ticket) { s.tickets.put(list) }
+func (s *Sink) Recycle(list []record.Ticket) { s.batches.tickets.put(list) }
 
 // fail ends the sink with err. Only the first error counts.
 func (s *Sink) fail(err error) {
@@ -342,19 +305,19 @@ func (s *Sink) Drain(ctx context.Context) error {
 	s.Flush()
 	for {
 		s.mu.Lock()
-		if s.unresolvedRecords == 0 || s.ended != nil {
+		if s.batches.unresolvedRecords == 0 || s.ended != nil {
 			err := s.ended
-			if s.unresolvedRecords == 0 {
+			if s.batches.unresolvedRecords == 0 {
 				err = nil
 			}
 			s.mu.Unlock()
 			return err
 		}
 
-		if s.drained == nil {
-			s.drained = make(chan struct{})
+		if s.batches.drained == nil {
+			s.batches.drained = make(chan struct{})
 		}
-		drained := s.drained
+		drained := s.batches.drained
 		s.mu.Unlock()
 
 		select {
@@ -362,17 +325,6 @@ func (s *Sink) Drain(ctx context.Context) error {
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		}
-	}
-}
-
-// countResolvedLocked subtracts n records from the unresolved records, and wakes Drain if none is
-// left.
-func (s *Sink) countResolvedLocked(n, bytes int) {
-	s.unresolvedRecords -= n
-	s.unresolvedBytes -= int64(bytes)
-	if s.unresolvedRecords == 0 && s.drained != nil {
-		close(s.drained)
-		s.drained = nil
 	}
 }
 
