@@ -416,7 +416,7 @@ func (t *term) saveDescription(ctx context.Context) {
 	u := *t.unsavedDescription
 	identities := t.collectionIdentities()
 	u.Collections = &identities
-	u.Checkpoint = t.currentCheckpoint()
+	u.Current = true
 	if err := t.held.Save(ctx, u); err != nil {
 		// The renewal fails with the same error, and reports it.
 		return

@@ -69,7 +69,7 @@ func (k cluster) topic(tb testing.TB, minISR string, replicas [][]int) string {
 		}
 		place = append(place, kafka.ReplicaAssignment{Partition: p, Replicas: r})
 	}
-	until(tb, ctx, "creation of "+name, func() bool {
+	stacktest.Eventually(tb, "creation of "+name, func() bool {
 		r, err := admin(c).CreateTopics(ctx, &kafka.CreateTopicsRequest{Topics: []kafka.TopicConfig{{
 			Topic: name, NumPartitions: -1, ReplicationFactor: -1, ReplicaAssignments: place,
 			ConfigEntries: []kafka.ConfigEntry{{ConfigName: "min.insync.replicas", ConfigValue: minISR}},
@@ -83,7 +83,7 @@ func (k cluster) topic(tb testing.TB, minISR string, replicas [][]int) string {
 			tb.Fatal(err, r)
 		}
 	}
-	until(tb, ctx, "placement of "+name, func() bool {
+	stacktest.Eventually(tb, "placement of "+name, func() bool {
 		h, err := c.Health(ctx, []string{name})
 		if err != nil {
 			return false
@@ -109,7 +109,7 @@ func (k cluster) sick(tb testing.TB, c *Client, parts []record.TopicPartition, n
 	}
 	slices.Sort(topics)
 	topics = slices.Compact(topics)
-	until(tb, ctx, "sick partitions", func() bool {
+	stacktest.Eventually(tb, "sick partitions", func() bool {
 		h, err := c.Health(ctx, topics)
 		return err == nil && len(h.Healthy(parts)) == len(parts)-n
 	})
@@ -174,7 +174,7 @@ func retryAll(tb testing.TB, s *Session) map[record.TopicPartition]*Tail {
 			tb.Logf("still quarantined: %v", left)
 		}
 	}()
-	until(tb, ctx, "release of the quarantine", func() bool {
+	stacktest.Eventually(tb, "release of the quarantine", func() bool {
 		got, err := s.Retry(ctx)
 		if err != nil {
 			tb.Fatalf("retry: %v", err)

@@ -79,20 +79,6 @@ func ctxOf(tb testing.TB, d time.Duration) context.Context {
 	return ctx
 }
 
-// until polls a condition of a server, which has no signal to wait for.
-func until(tb testing.TB, ctx context.Context, what string, ok func() bool) {
-	tb.Helper()
-	tick := time.NewTicker(60 * time.Millisecond)
-	defer tick.Stop()
-	for !ok() {
-		select {
-		case <-tick.C:
-		case <-ctx.Done():
-			tb.Fatalf("%s: not in time", what)
-		}
-	}
-}
-
 // topic is a topic of the test's own whose partitions all take writes.
 func topic(tb testing.TB, c *Client, partitions int) string {
 	tb.Helper()
@@ -104,7 +90,7 @@ func topic(tb testing.TB, c *Client, partitions int) string {
 func ready(tb testing.TB, c *Client, name string, partitions int) {
 	tb.Helper()
 	ctx := ctxOf(tb, 2*time.Minute)
-	until(tb, ctx, "topic "+name, func() bool {
+	stacktest.Eventually(tb, "topic "+name, func() bool {
 		h, err := c.Health(ctx, []string{name})
 		return err == nil && len(h.layout.Topics[name].Partitions) == partitions && len(h.Healthy(all(name, partitions))) == partitions
 	})
@@ -203,7 +189,7 @@ func once(ctx context.Context, c *Client, tp record.TopicPartition, b []byte) (c
 func put(tb testing.TB, c *Client, tp record.TopicPartition, b []byte) (code int, offset int64) {
 	tb.Helper()
 	ctx := ctxOf(tb, 2*time.Minute)
-	until(tb, ctx, "produce to "+formatPartition(tp), func() bool {
+	stacktest.Eventually(tb, "produce to "+formatPartition(tp), func() bool {
 		code, offset = once(ctx, c, tp, b)
 		if code == -99 || kafka.Error(code).Temporary() {
 			refresh(ctx, c)

@@ -235,7 +235,7 @@ func (w *walker) readRecords(b *fetched.Batch) (all bool) {
 		w.out = append(w.out, r)
 
 		next = x.Offset + 1
-		if w.size += sizeOf(&r); w.size >= fetchRoom {
+		if w.size += recordSize(&r); w.size >= fetchRoom {
 			w.next = max(w.next, next)
 			return false
 		}
@@ -253,5 +253,5 @@ func (w *walker) addBroken(b *fetched.Batch, from int64, err error) {
 		Time:        time.UnixMilli(b.TimeMS()).UTC(),
 		Err:         fmt.Errorf("the records at the offsets from %d to %d cannot be read: %w", from, b.End-1, err),
 	})
-	w.size += sizeOf(&w.out[len(w.out)-1])
+	w.size += recordSize(&w.out[len(w.out)-1])
 }

@@ -1,4 +1,4 @@
-package store
+package admin
 
 import (
 	"context"
@@ -10,11 +10,15 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
+
+	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+	"github.com/outrelay/outrelay/internal/store"
 )
 
-func replayStand(t *testing.T, n int) (*Replays, *mongo.Collection, string) {
+func replayStand(t *testing.T, n int) (*replayStore, *mongo.Collection, string) {
 	t.Helper()
-	state, shop := database(t), database(t)
+	client := stacktest.Client(t)
+	state, shop := stacktest.Database(t, client), stacktest.Database(t, client)
 	if _, err := state.Collection("watchers").InsertOne(t.Context(), bson.D{{Key: "_id", Value: "orders/0of1"}}); err != nil {
 		t.Fatal(err)
 	}
@@ -31,26 +35,26 @@ func replayStand(t *testing.T, n int) (*Replays, *mongo.Collection, string) {
 			t.Fatal(err)
 		}
 	}
-	r := NewReplays(state)
-	if err := r.Start(t.Context(), Replay{ID: "r1", Watcher: "orders", Query: ReplayQuery{Collections: []string{Namespace(coll)}}}); err != nil {
+	r := newReplayStore(state)
+	if err := r.Start(t.Context(), storedReplay{ID: "r1", Watcher: "orders", Query: replayQuery{Collections: []string{store.Namespace(coll)}}}); err != nil {
 		t.Fatal(err)
 	}
-	return r, coll, Namespace(coll)
+	return r, coll, store.Namespace(coll)
 }
 
 func TestN18_AQueuedBatchIsWrittenOnce(t *testing.T) {
 	t.Parallel()
 	r, coll, ns := replayStand(t, 4)
-	docs, seen, err := ReadReplay(t.Context(), coll, ReplayQuery{Until: bson.Timestamp{T: 100}}, bson.Timestamp{}, 3)
+	docs, seen, err := readEnvelopes(t.Context(), coll, replayQuery{Until: bson.Timestamp{T: 100}}, bson.Timestamp{}, 3)
 	if err != nil || len(docs) != 2 || seen.IsZero() { // the third shares its stamp with the fourth
 		t.Fatalf("%d, %v, %v", len(docs), seen, err)
 	}
 	if docs[0].Lookup("payload").Type != bson.TypeNull {
 		t.Error("the payload is read")
 	}
-	b := ReplayBatch{Name: "b1", NS: ns, To: ReplayCursor{TS: bson.Timestamp{T: 10, I: 1}}, Skipped: 1}
+	b := replayBatch{Name: "b1", NS: ns, To: replayCursor{TS: bson.Timestamp{T: 10, I: 1}}, Skipped: 1}
 	for _, d := range docs {
-		b.Envelopes = append(b.Envelopes, Requeue{ID: d.Lookup("_id"), TS: stampOf(d)})
+		b.Envelopes = append(b.Envelopes, requeue{ID: d.Lookup("_id"), TS: parseStamp(d)})
 	}
 	for range 3 { // an unknown outcome repeats the whole transaction
 		if n, _, err := r.Queue(t.Context(), "r1", "orders", b); err != nil || n != 2 {
@@ -70,7 +74,7 @@ func TestN18_AQueuedBatchIsWrittenOnce(t *testing.T) {
 	}
 	for _, indexed := range []bool{false, true} {
 		if indexed {
-			if err := EnsureIndexes(t.Context(), coll); err != nil {
+			if err := store.EnsureIndexes(t.Context(), coll); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -84,7 +88,7 @@ func TestN18_AQueuedBatchIsWrittenOnce(t *testing.T) {
 	if p, err := r.Get(t.Context(), "r1"); err != nil || p.Skipped != 6 || p.FinishedAt == nil || time.Since(*p.FinishedAt).Abs() > time.Minute {
 		t.Errorf("%+v, %v", p, err)
 	}
-	if _, err := r.Get(t.Context(), "nobody"); !errors.Is(err, ErrNotFound) {
+	if _, err := r.Get(t.Context(), "nobody"); !errors.Is(err, store.ErrNotFound) {
 		t.Error(err)
 	}
 }
@@ -92,7 +96,7 @@ func TestN18_AQueuedBatchIsWrittenOnce(t *testing.T) {
 func TestAnEnvelopeThatChangedMeanwhileIsLeftAlone(t *testing.T) {
 	t.Parallel()
 	r, coll, ns := replayStand(t, 6)
-	docs, _, err := ReadReplay(t.Context(), coll, ReplayQuery{Until: bson.Timestamp{T: 100}}, bson.Timestamp{}, 10)
+	docs, _, err := readEnvelopes(t.Context(), coll, replayQuery{Until: bson.Timestamp{T: 100}}, bson.Timestamp{}, 10)
 	if err != nil || len(docs) != 6 {
 		t.Fatalf("%d, %v", len(docs), err)
 	}
@@ -103,14 +107,14 @@ func TestAnEnvelopeThatChangedMeanwhileIsLeftAlone(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	b := ReplayBatch{Name: "b", NS: ns, To: ReplayCursor{At: 1}}
+	b := replayBatch{Name: "b", NS: ns, To: replayCursor{At: 1}}
 	for _, d := range docs {
-		b.Envelopes = append(b.Envelopes, Requeue{ID: d.Lookup("_id"), TS: stampOf(d)})
+		b.Envelopes = append(b.Envelopes, requeue{ID: d.Lookup("_id"), TS: parseStamp(d)})
 	}
 	if n, _, err := r.Queue(t.Context(), "r1", "orders", b); err != nil || n != 3 {
 		t.Errorf("%d, %v", n, err)
 	}
-	if _, _, err := r.Queue(t.Context(), "r1", "nobody", ReplayBatch{Name: "c", NS: ns, From: b.To, To: b.To}); !errors.Is(err, ErrNoWatcher) {
+	if _, _, err := r.Queue(t.Context(), "r1", "nobody", replayBatch{Name: "c", NS: ns, From: b.To, To: b.To}); !errors.Is(err, store.ErrNoWatcher) {
 		t.Errorf("N3: without a fence: %v", err)
 	}
 }
@@ -121,7 +125,7 @@ func TestAReplayReadsEveryStampWhole(t *testing.T) {
 	var all []string
 	after := bson.Timestamp{}
 	for {
-		docs, _, err := ReadReplay(t.Context(), coll, ReplayQuery{From: bson.Timestamp{T: 11}, Until: bson.Timestamp{T: 13, I: 1}}, after, 1)
+		docs, _, err := readEnvelopes(t.Context(), coll, replayQuery{From: bson.Timestamp{T: 11}, Until: bson.Timestamp{T: 13, I: 1}}, after, 1)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -131,19 +135,19 @@ func TestAReplayReadsEveryStampWhole(t *testing.T) {
 		for _, d := range docs {
 			all = append(all, d.Lookup("_id").StringValue())
 		}
-		after = stampOf(docs[len(docs)-1])
+		after = parseStamp(docs[len(docs)-1])
 	}
 	slices.Sort(all)
 	if !slices.Equal(all, []string{"e2", "e3", "e4", "e5", "e6", "e7"}) {
 		t.Errorf("read %v", all)
 	}
-	groups, err := CountReplay(t.Context(), coll, ReplayQuery{Until: bson.Timestamp{T: 100}})
-	if err != nil || len(groups) != 1 || groups[0] != (ReplayGroup{AggregateType: "a", Type: "T", N: 10}) {
+	groups, err := countReplay(t.Context(), coll, replayQuery{Until: bson.Timestamp{T: 100}})
+	if err != nil || len(groups) != 1 || groups[0] != (replayGroup{AggregateType: "a", Type: "T", N: 10}) {
 		t.Errorf("%+v, %v", groups, err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, _, err := ReadReplay(ctx, coll, ReplayQuery{}, after, 1); err == nil {
+	if _, _, err := readEnvelopes(ctx, coll, replayQuery{}, after, 1); err == nil {
 		t.Error("read on after the end")
 	}
 }

@@ -1,4 +1,4 @@
-package store
+package admin
 
 import (
 	"context"
@@ -9,6 +9,9 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
+
+	"github.com/outrelay/outrelay/internal/store"
+	"github.com/outrelay/outrelay/pkg/event"
 )
 
 // The states of a replay.
@@ -18,28 +21,27 @@ const (
 	ReplayCancelled = "cancelled"
 )
 
-const (
-	replayIndex  = "origin_1_replayOf_1"
-	codeBadValue = 2 // of a hint to an index that is not there
-)
+const codeBadValue = 2 // of a hint to an index that is not there
+
+func asLiteral(v any) bson.D { return bson.D{{Key: "$literal", Value: v}} }
 
 // ErrReplayMoved says that another process goes on with the replay, or ended it.
 var ErrReplayMoved = errors.New("another process moved the replay")
 
-// ReplayCursor is how far a replay came: the collections before At are done, and of that one every stamp up to TS.
-type ReplayCursor struct {
+// replayCursor is how far a replay came: the collections before At are done, and of that one every stamp up to TS.
+type replayCursor struct {
 	At int            `bson:"at"` // into the collections of the query
 	TS bson.Timestamp `bson:"ts"`
 }
 
-// Replay is one document of `replays` in the state database. Its times are the server's.
-type Replay struct {
+// storedReplay is one document of `replays` in the state database. Its times are the server's.
+type storedReplay struct {
 	ID         string       `bson:"_id"`
 	Watcher    string       `bson:"watcher"`
-	Query      ReplayQuery  `bson:"query"`
+	Query      replayQuery  `bson:"query"`
 	State      string       `bson:"state"`
 	Actor      string       `bson:"actor"`
-	Cursor     ReplayCursor `bson:"cursor"`
+	Cursor     replayCursor `bson:"cursor"`
 	Batch      string       `bson:"batch"`   // of the latest transaction
 	Found      int64        `bson:"found"`   // when it was ordered
 	Queued     int64        `bson:"queued"`  // handed to the relay so far
@@ -50,19 +52,19 @@ type Replay struct {
 	FinishedAt *time.Time   `bson:"finishedAt,omitempty"`
 }
 
-// Replays is `replays` of the state database: what was replayed, and where one that broke off goes on.
-type Replays struct {
+// replayStore is `replays` of the state database: what was replayed, and where one that broke off goes on.
+type replayStore struct {
 	state *mongo.Database
 	coll  *mongo.Collection
 }
 
-// NewReplays keeps them in the state database.
-func NewReplays(state *mongo.Database) *Replays {
-	return &Replays{state: state, coll: Majority(state.Collection("replays"))}
+// newReplayStore keeps them in the state database.
+func newReplayStore(state *mongo.Database) *replayStore {
+	return &replayStore{state: state, coll: store.Majority(state.Collection("replays"))}
 }
 
 // Start writes a new replay down; its times are set by the server.
-func (r *Replays) Start(ctx context.Context, p Replay) error {
+func (r *replayStore) Start(ctx context.Context, p storedReplay) error {
 	p.State = ReplayRunning
 	raw, err := bson.Marshal(p)
 	if err != nil {
@@ -70,38 +72,38 @@ func (r *Replays) Start(ctx context.Context, p Replay) error {
 	}
 	// An upsert, because an insert could carry a client's time only.
 	_, err = r.coll.UpdateOne(ctx, bson.D{{Key: "_id", Value: p.ID}}, mongo.Pipeline{{{Key: "$replaceWith", Value: bson.D{{Key: "$mergeObjects", Value: bson.A{
-		lit(bson.Raw(raw)), bson.D{{Key: "startedAt", Value: "$$NOW"}, {Key: "updatedAt", Value: "$$NOW"}},
+		asLiteral(bson.Raw(raw)), bson.D{{Key: "startedAt", Value: "$$NOW"}, {Key: "updatedAt", Value: "$$NOW"}},
 	}}}}}}, options.UpdateOne().SetUpsert(true))
 	if err != nil {
-		return privilege(err, "writing replay "+p.ID, "find, insert and update", Namespace(r.coll), "")
+		return store.Refusal(err, "writing replay "+p.ID, "find, insert and update", store.Namespace(r.coll))
 	}
 	return nil
 }
 
-// Get reads one; [ErrNotFound] if there is none.
-func (r *Replays) Get(ctx context.Context, id string) (Replay, error) {
-	var p Replay
+// Get reads one; [store.ErrNotFound] if there is none.
+func (r *replayStore) Get(ctx context.Context, id string) (storedReplay, error) {
+	var p storedReplay
 	err := r.coll.FindOne(ctx, bson.D{{Key: "_id", Value: id}}).Decode(&p)
 	if errors.Is(err, mongo.ErrNoDocuments) {
-		err = ErrNotFound
+		err = store.ErrNotFound
 	}
 	if err != nil {
-		return p, privilege(err, "reading replay "+id, "find", Namespace(r.coll), "")
+		return p, store.Refusal(err, "reading replay "+id, "find", store.Namespace(r.coll))
 	}
 	return p, nil
 }
 
 // List returns the latest n of a watcher, or of all for "".
-func (r *Replays) List(ctx context.Context, watcher string, n int64) ([]Replay, error) {
+func (r *replayStore) List(ctx context.Context, watcher string, n int64) ([]storedReplay, error) {
 	filter := bson.D{}
 	if watcher != "" {
 		filter = bson.D{{Key: "watcher", Value: watcher}}
 	}
 	cur, err := r.coll.Find(ctx, filter, options.Find().SetSort(bson.D{{Key: "startedAt", Value: -1}, {Key: "_id", Value: -1}}).SetLimit(n))
 	if err != nil {
-		return nil, privilege(err, "listing replays", "find", Namespace(r.coll), "")
+		return nil, store.Refusal(err, "listing replays", "find", store.Namespace(r.coll))
 	}
-	out := []Replay{}
+	out := []storedReplay{}
 	if err := cur.All(ctx, &out); err != nil {
 		return nil, fmt.Errorf("listing replays: %w", err)
 	}
@@ -110,7 +112,7 @@ func (r *Replays) List(ctx context.Context, watcher string, n int64) ([]Replay, 
 
 // End makes a running replay done or cancelled, and counts what was skipped last. One that is ended already is
 // [ErrReplayMoved].
-func (r *Replays) End(ctx context.Context, id, state string, skipped int64) error {
+func (r *replayStore) End(ctx context.Context, id, state string, skipped int64) error {
 	res, err := r.coll.UpdateOne(ctx, bson.D{{Key: "_id", Value: id}, {Key: "state", Value: ReplayRunning}}, mongo.Pipeline{{{Key: "$set", Value: bson.D{
 		{Key: "state", Value: state},
 		{Key: "updatedAt", Value: "$$NOW"},
@@ -118,7 +120,7 @@ func (r *Replays) End(ctx context.Context, id, state string, skipped int64) erro
 		{Key: "skipped", Value: bson.D{{Key: "$add", Value: bson.A{"$skipped", skipped}}}},
 	}}}})
 	if err != nil {
-		return privilege(err, "ending replay "+id, "find and update", Namespace(r.coll), "")
+		return store.Refusal(err, "ending replay "+id, "find and update", store.Namespace(r.coll))
 	}
 	if res.MatchedCount == 0 {
 		return fmt.Errorf("ending replay %s: %w", id, ErrReplayMoved)
@@ -126,20 +128,20 @@ func (r *Replays) End(ctx context.Context, id, state string, skipped int64) erro
 	return nil
 }
 
-// Requeue is one envelope that a replay sends again.
-type Requeue struct {
+// requeue is one envelope that a replay sends again.
+type requeue struct {
 	ID      bson.RawValue
 	TS      bson.Timestamp // its stamp; the envelope is left alone if it has another by now
 	Key     string         // canonical text of its ordering key, if the envelope names none; else ""
 	Pending []string       // topics that get it; nil: all that it routes to
 }
 
-// ReplayBatch is what one transaction does: it queues the envelopes of one collection, and moves the cursor.
-type ReplayBatch struct {
+// replayBatch is what one transaction does: it queues the envelopes of one collection, and moves the cursor.
+type replayBatch struct {
 	Name      string // unique; a transaction whose outcome was unknown is known again by it
 	NS        string
-	From, To  ReplayCursor
-	Envelopes []Requeue // at most 1,000
+	From, To  replayCursor
+	Envelopes []requeue // at most 1,000
 	Skipped   int64     // that were read beside them
 }
 
@@ -149,12 +151,12 @@ type ReplayBatch struct {
 // N18: a queued envelope is an exception in state retry, due at once, with its next delivery number. It gets a new stamp,
 // because retention counts from its latest delivery, so the same replay never finds it twice. Its `pos` is made of the
 // stamp it had, so within a key the order is the old one.
-func (r *Replays) Queue(ctx context.Context, id string, watcher string, b ReplayBatch) (queued int64, held time.Duration, err error) {
-	coll, err := Outboxed(r.state.Client(), b.NS)
+func (r *replayStore) Queue(ctx context.Context, id string, watcher string, b replayBatch) (queued int64, held time.Duration, err error) {
+	coll, err := store.Outboxed(r.state.Client(), b.NS)
 	if err != nil {
 		return 0, 0, err
 	}
-	seal, err := NewRegistry(r.state.Collection("collections")).Seal(ctx)
+	seal, err := store.NewRegistry(r.state.Collection("collections")).Seal(ctx)
 	if err != nil {
 		return 0, 0, fmt.Errorf("replay %s: %w", id, err)
 	}
@@ -163,7 +165,7 @@ func (r *Replays) Queue(ctx context.Context, id string, watcher string, b Replay
 		models[i] = b.Envelopes[i].update(id, seal)
 	}
 	again := false
-	err = Foreign(ctx, r.state, watcher, []string{b.NS}, func(tx context.Context) error {
+	err = store.Foreign(ctx, r.state, watcher, []string{b.NS}, func(tx context.Context) error {
 		began := time.Now()
 		defer func() { held = time.Since(began) }()
 		queued, again = 0, false
@@ -175,7 +177,7 @@ func (r *Replays) Queue(ctx context.Context, id string, watcher string, b Replay
 		if len(models) > 0 {
 			res, err := coll.BulkWrite(tx, models)
 			if err != nil {
-				return privilege(err, "queueing envelopes of "+b.NS, "find and update", b.NS, "")
+				return store.Refusal(err, "queueing envelopes of "+b.NS, "find and update", b.NS)
 			}
 			queued = res.MatchedCount
 		}
@@ -195,14 +197,14 @@ func (r *Replays) Queue(ctx context.Context, id string, watcher string, b Replay
 }
 
 // move is false if this very batch was committed before.
-func (r *Replays) move(tx context.Context, id string, b ReplayBatch) (bool, error) {
+func (r *replayStore) move(tx context.Context, id string, b replayBatch) (bool, error) {
 	var p struct {
 		State  string       `bson:"state"`
-		Cursor ReplayCursor `bson:"cursor"`
+		Cursor replayCursor `bson:"cursor"`
 		Batch  string       `bson:"batch"`
 	}
 	if err := r.coll.FindOne(tx, bson.D{{Key: "_id", Value: id}}).Decode(&p); err != nil {
-		return false, privilege(err, "reading replay "+id, "find", Namespace(r.coll), "")
+		return false, store.Refusal(err, "reading replay "+id, "find", store.Namespace(r.coll))
 	}
 	switch {
 	case p.Batch == b.Name:
@@ -211,33 +213,33 @@ func (r *Replays) move(tx context.Context, id string, b ReplayBatch) (bool, erro
 		return false, ErrReplayMoved
 	}
 	_, err := r.coll.UpdateOne(tx, bson.D{{Key: "_id", Value: id}}, mongo.Pipeline{{{Key: "$set", Value: bson.D{
-		{Key: "cursor", Value: lit(b.To)}, {Key: "batch", Value: lit(b.Name)}, {Key: "updatedAt", Value: "$$NOW"},
+		{Key: "cursor", Value: asLiteral(b.To)}, {Key: "batch", Value: asLiteral(b.Name)}, {Key: "updatedAt", Value: "$$NOW"},
 	}}}})
 	if err != nil {
-		return false, privilege(err, "moving replay "+id, "find and update", Namespace(r.coll), "")
+		return false, store.Refusal(err, "moving replay "+id, "find and update", store.Namespace(r.coll))
 	}
 	return true, nil
 }
 
 // update is the write to one envelope.
-func (q *Requeue) update(replay string, seal []byte) mongo.WriteModel {
+func (q *requeue) update(replay string, seal []byte) mongo.WriteModel {
 	set := bson.D{
 		{Key: "state", Value: "retry"},
 		{Key: "nextAt", Value: "$$NOW"},
-		{Key: "attempts", Value: lit(int32(0))},
+		{Key: "attempts", Value: asLiteral(int32(0))},
 		{Key: "delivery", Value: bson.D{{Key: "$add", Value: bson.A{bson.D{{Key: "$ifNull", Value: bson.A{"$delivery", int32(0)}}}, int32(1)}}}},
-		{Key: "origin", Value: OriginReplay},
-		{Key: "replayOf", Value: lit(replay)},
+		{Key: "origin", Value: store.OriginReplay},
+		{Key: "replayOf", Value: asLiteral(replay)},
 		{Key: "seal", Value: seal},
-		{Key: "pos", Value: PosAt(q.TS)},
+		{Key: "pos", Value: store.PosAt(q.TS)},
 		{Key: "ts", Value: "$$CLUSTER_TIME"},
 	}
 	if q.Key != "" {
-		set = append(set, bson.E{Key: "key", Value: lit(q.Key)})
+		set = append(set, bson.E{Key: "key", Value: asLiteral(q.Key)})
 	}
 	drop := bson.A{"sentAt", "sent", "lastError", "history", "claim"}
 	if q.Pending != nil {
-		set = append(set, bson.E{Key: "pending", Value: lit(q.Pending)})
+		set = append(set, bson.E{Key: "pending", Value: asLiteral(q.Pending)})
 	} else {
 		drop = append(drop, "pending")
 	}
@@ -248,20 +250,21 @@ func (q *Requeue) update(replay string, seal []byte) mongo.WriteModel {
 
 // Outstanding counts, up to limit, what the replay queued in coll and the relay has not finished: by the index for that
 // alone, or where it is missing by that of all exceptions.
-func (r *Replays) Outstanding(ctx context.Context, id string, ns string, limit int64) (int64, error) {
-	coll, err := Outboxed(r.state.Client(), ns)
+func (r *replayStore) Outstanding(ctx context.Context, id string, ns string, limit int64) (int64, error) {
+	coll, err := store.Outboxed(r.state.Client(), ns)
 	if err != nil {
 		return 0, err
 	}
-	mine := bson.D{{Key: "origin", Value: OriginReplay}, {Key: "replayOf", Value: id}}
+	mine := bson.D{{Key: "origin", Value: store.OriginReplay}, {Key: "replayOf", Value: id}}
 	opts := options.Count().SetLimit(max(limit, 1))
-	n, err := Majority(coll).CountDocuments(ctx, mine, opts.SetHint(replayIndex))
-	if hasCode(err, codeBadValue) {
-		mine = append(mine, bson.E{Key: "state", Value: bson.D{{Key: "$in", Value: exceptional}}})
-		n, err = Majority(coll).CountDocuments(ctx, mine, options.Count().SetLimit(max(limit, 1)))
+	n, err := store.Majority(coll).CountDocuments(ctx, mine, opts.SetHint(store.ReplayIndex))
+	var server mongo.ServerError
+	if errors.As(err, &server) && server.HasErrorCode(codeBadValue) {
+		mine = append(mine, bson.E{Key: "state", Value: bson.D{{Key: "$in", Value: bson.A{event.StateRetry, event.StateBlocked, event.StateParked}}}})
+		n, err = store.Majority(coll).CountDocuments(ctx, mine, options.Count().SetLimit(max(limit, 1)))
 	}
 	if err != nil {
-		return 0, privilege(err, "counting what replay "+id+" has queued in "+ns, "find", ns, "")
+		return 0, store.Refusal(err, "counting what replay "+id+" has queued in "+ns, "find", ns)
 	}
 	return n, nil
 }

@@ -1,4 +1,4 @@
-package store
+package admin
 
 import (
 	"context"
@@ -10,14 +10,15 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
+	"github.com/outrelay/outrelay/internal/store"
 	"github.com/outrelay/outrelay/pkg/event"
 )
 
 // replayReply bounds one read of a replay: a collection without the index on ts is sorted before the first reply comes.
 const replayReply = 2 * time.Minute
 
-// ReplayQuery says which delivered envelopes are meant. Every list that is not empty narrows it.
-type ReplayQuery struct {
+// replayQuery says which delivered envelopes are meant. Every list that is not empty narrows it.
+type replayQuery struct {
 	Collections    []string       `bson:"collections"` // namespaces, in the order in which they are replayed
 	From           bson.Timestamp `bson:"from"`        // the first stamp
 	Until          bson.Timestamp `bson:"until"`       // the last
@@ -29,7 +30,7 @@ type ReplayQuery struct {
 }
 
 // filter are the envelopes with a stamp in (after, until] that no exception and no schedule stands for.
-func (q ReplayQuery) filter(after, until bson.Timestamp) bson.D {
+func (q replayQuery) filter(after, until bson.Timestamp) bson.D {
 	ts := bson.D{{Key: "$gt", Value: after}, {Key: "$lte", Value: until}}
 	if q.From.After(after) {
 		ts[0] = bson.E{Key: "$gte", Value: q.From}
@@ -54,7 +55,7 @@ func (q ReplayQuery) filter(after, until bson.Timestamp) bson.D {
 	if len(q.Keys) > 0 {
 		var keys bson.A
 		for _, text := range q.Keys {
-			keys = append(keys, keyForms(text)...)
+			keys = append(keys, store.KeyForms(text)...)
 		}
 		d = append(d, bson.E{Key: "$or", Value: bson.A{
 			bson.D{{Key: "key", Value: in(keys)}},
@@ -66,18 +67,18 @@ func (q ReplayQuery) filter(after, until bson.Timestamp) bson.D {
 
 func in(list any) bson.D { return bson.D{{Key: "$in", Value: list}} }
 
-// ReplayGroup counts the envelopes that go the same way.
-type ReplayGroup struct {
+// replayGroup counts the envelopes that go the same way.
+type replayGroup struct {
 	AggregateType string
 	Type          string
 	Topic         string // that the envelopes name themselves; "" where the rules decide
 	N             int64
 }
 
-// CountReplay counts what the query finds in coll now, by all that decides where an envelope goes.
-func CountReplay(ctx context.Context, coll *mongo.Collection, q ReplayQuery) ([]ReplayGroup, error) {
+// countReplay counts what the query finds in coll now, by all that decides where an envelope goes.
+func countReplay(ctx context.Context, coll *mongo.Collection, q replayQuery) ([]replayGroup, error) {
 	text := func(field string) bson.D { return bson.D{{Key: "$ifNull", Value: bson.A{field, ""}}} }
-	cur, err := Majority(coll).Aggregate(ctx, mongo.Pipeline{
+	cur, err := store.Majority(coll).Aggregate(ctx, mongo.Pipeline{
 		{{Key: "$match", Value: q.filter(bson.Timestamp{}, q.Until)}},
 		{{Key: "$group", Value: bson.D{
 			{Key: "_id", Value: bson.D{{Key: "a", Value: text("$aggregatetype")}, {Key: "t", Value: text("$type")}, {Key: "o", Value: text("$topic")}}},
@@ -86,16 +87,16 @@ func CountReplay(ctx context.Context, coll *mongo.Collection, q ReplayQuery) ([]
 		{{Key: "$sort", Value: bson.D{{Key: "n", Value: -1}, {Key: "_id", Value: 1}}}},
 	}, options.Aggregate().SetAllowDiskUse(true))
 	if err != nil {
-		return nil, privilege(err, "counting envelopes of "+Namespace(coll), "find", Namespace(coll), "")
+		return nil, store.Refusal(err, "counting envelopes of "+store.Namespace(coll), "find", store.Namespace(coll))
 	}
 	var rows []struct {
 		ID struct{ A, T, O bson.RawValue } `bson:"_id"`
 		N  int64                           `bson:"n"`
 	}
 	if err := cur.All(ctx, &rows); err != nil {
-		return nil, fmt.Errorf("counting envelopes of %s: %w", Namespace(coll), err)
+		return nil, fmt.Errorf("counting envelopes of %s: %w", store.Namespace(coll), err)
 	}
-	out := make([]ReplayGroup, len(rows))
+	out := make([]replayGroup, len(rows))
 	for i, r := range rows {
 		out[i].N = r.N
 		out[i].AggregateType, _ = r.ID.A.StringValueOK()
@@ -105,10 +106,10 @@ func CountReplay(ctx context.Context, coll *mongo.Collection, q ReplayQuery) ([]
 	return out, nil
 }
 
-// ReadReplay reads, in the order of their stamps, up to limit envelopes behind after, as whole as routing needs them: with
+// readEnvelopes reads, in the order of their stamps, up to limit envelopes behind after, as whole as routing needs them: with
 // null for a payload and without headers. It never breaks a run of equal stamps apart, so there may be more. seen is a
 // time of the cluster up to which everything that was read is committed. N21: a majority read on the primary.
-func ReadReplay(ctx context.Context, coll *mongo.Collection, q ReplayQuery, after bson.Timestamp, limit int) (docs []bson.Raw, seen bson.Timestamp, err error) {
+func readEnvelopes(ctx context.Context, coll *mongo.Collection, q replayQuery, after bson.Timestamp, limit int) (docs []bson.Raw, seen bson.Timestamp, err error) {
 	ctx, cancel := context.WithTimeout(ctx, replayReply)
 	defer cancel()
 	sess, err := coll.Database().Client().StartSession()
@@ -117,15 +118,15 @@ func ReadReplay(ctx context.Context, coll *mongo.Collection, q ReplayQuery, afte
 	}
 	defer sess.EndSession(context.WithoutCancel(ctx))
 	ctx = mongo.NewSessionContext(ctx, sess)
-	docs, err = readReplay(ctx, coll, q.filter(after, q.Until), limit+1)
+	docs, err = findEnvelopesToReplay(ctx, coll, q.filter(after, q.Until), limit+1)
 	if err == nil && len(docs) > limit {
-		last := stampOf(docs[limit])
+		last := parseStamp(docs[limit])
 		n := limit
-		for n > 0 && stampOf(docs[n-1]) == last {
+		for n > 0 && parseStamp(docs[n-1]) == last {
 			n--
 		}
 		if docs = docs[:n]; n == 0 { // copied documents share a stamp: all of them at once
-			docs, err = readReplay(ctx, coll, q.filter(beforeStamp(last), last), 0)
+			docs, err = findEnvelopesToReplay(ctx, coll, q.filter(beforeStamp(last), last), 0)
 		}
 	}
 	if err != nil {
@@ -147,24 +148,19 @@ var replayFields = bson.D{
 	{Key: "topic", Value: 1},
 	{Key: "partition", Value: 1},
 	{Key: "expiresAt", Value: 1},
-	{Key: "payload", Value: lit(nil)},
+	{Key: "payload", Value: asLiteral(nil)},
 }
 
-func readReplay(ctx context.Context, coll *mongo.Collection, filter bson.D, limit int) ([]bson.Raw, error) {
-	cur, err := Majority(coll).Find(ctx, filter, options.Find().SetSort(bson.D{{Key: "ts", Value: 1}}).SetLimit(int64(limit)).SetProjection(replayFields).SetAllowDiskUse(true))
+func findEnvelopesToReplay(ctx context.Context, coll *mongo.Collection, filter bson.D, limit int) ([]bson.Raw, error) {
+	cur, err := store.Majority(coll).Find(ctx, filter, options.Find().SetSort(bson.D{{Key: "ts", Value: 1}}).SetLimit(int64(limit)).SetProjection(replayFields).SetAllowDiskUse(true))
 	if err != nil {
-		return nil, privilege(err, "reading envelopes of "+Namespace(coll), "find", Namespace(coll), "")
+		return nil, store.Refusal(err, "reading envelopes of "+store.Namespace(coll), "find", store.Namespace(coll))
 	}
 	var docs []bson.Raw
 	if err := cur.All(ctx, &docs); err != nil {
-		return nil, fmt.Errorf("reading envelopes of %s: %w", Namespace(coll), err)
+		return nil, fmt.Errorf("reading envelopes of %s: %w", store.Namespace(coll), err)
 	}
 	return docs, nil
-}
-
-func stampOf(raw bson.Raw) (ts bson.Timestamp) {
-	ts.T, ts.I, _ = raw.Lookup("ts").TimestampOK()
-	return ts
 }
 
 // beforeStamp is the greatest timestamp below t, which is not zero.
