@@ -228,14 +228,15 @@ func forEachRecord(b *pending, f func(i int, rec *record.Record)) error {
 			}
 		}
 	}
-	list, err := from.Records(nil)
+	list, err := from.Stream()
 	if err != nil {
 		return err
 	}
+	defer list.Close()
 
 	var x fetched.Record
 	for i := range b.tickets {
-		ok, err := list.Next(&x)
+		ok, err := list.Next(&x, 0)
 		if err != nil {
 			return err
 		}

@@ -2,8 +2,7 @@
 // kafka-go does not return the last offset of a batch, without which a compacted log cannot be read
 // to its end. It also does not identify the records of aborted transactions.
 //
-// Sets alias the response. The Records of a batch alias the response too, or the buffer that the batch
-// was decompressed to. The records of a Stream have their own memory. No bytes that a broker may send
+// Sets alias the response. The records of a Stream have their own memory. No bytes that a broker may send
 // make this package panic or loop without end: invalid bytes cause an error.
 package fetched
 

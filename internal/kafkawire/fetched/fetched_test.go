@@ -106,13 +106,13 @@ func TestRecordsOfEachCodecAreRead(t *testing.T) {
 			if err != nil || b.Base != 5 || b.End != 7 || b.Producer != 7 || b.Epoch != 3 {
 				t.Fatalf("%s: %+v, %v", codec, b, err)
 			}
-			list, err := b.Records(nil)
+			list, err := b.Stream()
 			if err != nil {
 				t.Fatal(codec, err)
 			}
 			var x fetched.Record
 			for {
-				more, err := list.Next(&x)
+				more, err := list.Next(&x, 0)
 				if err != nil {
 					t.Fatal(codec, err)
 				}
@@ -166,13 +166,17 @@ func TestNoBytesMakeItPanic(t *testing.T) {
 			if err != nil {
 				continue
 			}
-			list, err := b.Records(&bytes.Buffer{})
+			list, err := b.Stream()
+			if err != nil {
+				continue
+			}
 			var x fetched.Record
-			for more := err == nil; more; {
-				if more, err = list.Next(&x); err != nil {
+			for more := true; more; {
+				if more, err = list.Next(&x, 0); err != nil {
 					break
 				}
 			}
+			list.Close()
 		}
 		_, _ = fetched.Parse(p, int16(rapid.IntRange(4, 11).Draw(rt, "version")))
 	})
