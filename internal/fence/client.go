@@ -150,6 +150,8 @@ const (
 	OutOfRange EventKind = "read_back_out_of_range"
 	// Truncated: the tail is longer than the bound, and a part of it was not read back (N8).
 	Truncated EventKind = "read_back_truncated"
+	// Corrupt: a batch cannot be read, and was skipped.
+	Corrupt EventKind = "read_back_corrupt"
 	// ProducerIDChanged: the coordinator forgot an earlier producer id, which can no longer be fenced (N5).
 	ProducerIDChanged EventKind = "producer_id_changed"
 	// GenerationMoved: the transactional id was left for the id of the next generation.

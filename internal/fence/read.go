@@ -35,6 +35,9 @@ type reading struct {
 	lastProgress time.Time
 	notBefore    time.Time // earliest time of the next fetch
 	failures     int
+
+	corruptReads int   // fetches that have found a batch corrupt, since the last progress
+	skippedBase  int64 // of the corrupt batch whose offsets are being skipped, or -1
 }
 
 func (p *reading) isFinished() bool {
@@ -65,6 +68,9 @@ const (
 	keepTail   = 1000
 	backoff    = 50 * time.Millisecond
 	maxBackoff = 500 * time.Millisecond
+	// corruptReads is how often a corrupt batch is fetched before it is skipped: its bytes may have been
+	// damaged in transit.
+	corruptReads = 5
 
 	fetchBytes     = 8 << 20
 	partitionBytes = 1 << 20
@@ -78,6 +84,7 @@ func (r *reader) readAll(ctx context.Context, list []*reading) error {
 	topics := map[string]bool{}
 	for _, p := range list {
 		p.done, p.err, p.failures, p.lastProgress, p.notBefore = false, nil, 0, r.began, time.Time{}
+		p.corruptReads, p.skippedBase = 0, -1
 		topics[p.Topic] = true
 
 		// The bounds are those of one read.
@@ -245,14 +252,48 @@ func (r *reader) handleFetched(ctx context.Context, leader string, p *reading, g
 	before, behind := p.tail.Next, p.tail.Next < p.tail.target
 	p.tail.bytes += int64(len(got.Set))
 	if err := p.tail.readSet(got.Set, r.ours); err != nil {
+		r.skipCorrupt(p, err, got.High)
+		return
+	}
+
+	p.failures, p.corruptReads, p.skippedBase = 0, 0, -1
+	p.done = p.isFinished()
+	if p.done || behind && p.tail.Next > before {
+		r.noteProgress(p)
+	}
+}
+
+// skipCorrupt skips a corrupt batch that was fetched often enough. It would stay corrupt until retention
+// removes it, and keep its partition in quarantine until then. If its end is not plausible, the offsets
+// are skipped one by one, until the broker returns another batch.
+func (r *reader) skipCorrupt(p *reading, err error, high int64) {
+	t := p.tail
+	corrupt, ok := errors.AsType[*corruptError](err)
+	p.corruptReads++
+	if !ok || p.corruptReads < corruptReads || t.Next >= high {
 		r.retryLater(p, err)
 		return
 	}
 
-	p.failures = 0
-	p.done = p.isFinished()
-	if p.done || behind && p.tail.Next > before {
-		r.noteProgress(p)
+	end := corrupt.end
+	known := end > max(t.Next, corrupt.base) && end <= high
+	if !known {
+		end = t.Next + 1
+	}
+	if p.skippedBase != corrupt.base {
+		r.report(Event{
+			Kind: Corrupt, Topic: p.Topic,
+			Text: fmt.Sprintf("%s cannot be read at offset %d and is skipped (%v): check the disks of its brokers; "+
+				"records that are sent again may be duplicates", formatPartition(p.TopicPartition), t.Next, err),
+		})
+	}
+	t.Next, t.Truncated = end, true
+	r.noteProgress(p)
+
+	// Further offsets of the same batch are skipped at once.
+	p.corruptReads, p.skippedBase = 0, -1
+	if !known {
+		p.corruptReads, p.skippedBase = corruptReads-1, corrupt.base
 	}
 }
 

@@ -1,6 +1,7 @@
 package fence
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 
@@ -17,8 +18,8 @@ type Tail struct {
 	Next int64
 	// Hits are the deliveries of the relay in the tail.
 	Hits *Known
-	// OutOfRange means that the stored offset was not in the log. Truncated means that a part was skipped
-	// because of the bound. After either, a record that is sent again may be a duplicate, and must be
+	// OutOfRange means that the stored offset was not in the log. Truncated means that a part was skipped,
+	// because of the bound or because it cannot be read. After either, a record that is sent again may be a duplicate, and must be
 	// flagged so.
 	OutOfRange, Truncated bool
 
@@ -43,31 +44,77 @@ func (t *Tail) hasMarkersAbove(list []Producer) bool {
 	return true
 }
 
-// readSet reads the batches of a fetch. A fetch begins with a whole batch, so batches that end at or
+// corruptError means that a batch at or after Next cannot be read.
+type corruptError struct {
+	base int64
+	end  int64 // the offset after the batch; not above base if it is unknown
+	err  error
+}
+
+func (e *corruptError) Error() string { return e.err.Error() }
+
+func (e *corruptError) Unwrap() error { return e.err }
+
+// readSet reads the batches of a fetch. It stops at a batch that cannot be read, with a *corruptError. A fetch begins with a whole batch, so batches that end at or
 // below Next are skipped. The offset after a batch comes from its last offset delta, because a compacted
 // batch ends with a hole.
 func (t *Tail) readSet(set []byte, ours map[int64]bool) error {
+	var corrupt *corruptError
+	anyBatch := false
 	for b, err := range fetched.Batches(set) {
+		anyBatch = true
 		switch {
 		case err != nil:
-			return err
-		case b.Format < fetched.Format:
-			// Messages from before producer ids are not records of the relay.
-			t.advance(b.Base + 1)
-			continue
-		case b.End <= t.Next:
-			continue
-		case b.Control:
-			if epoch, seen := t.marks[b.Producer]; !seen || b.Epoch > epoch {
-				t.marks[b.Producer] = b.Epoch
+			if corrupt == nil {
+				corrupt = &corruptError{base: b.Base, end: b.End, err: err}
 			}
-		case ours[b.Producer]:
-			if err := t.addHits(&b); err != nil {
-				return fmt.Errorf("%w at offset %d: %w", fetched.ErrCorrupt, b.Base, err)
-			}
+			continue
+		case corrupt != nil && b.Base > t.Next:
+			// An intact batch shows best where the corrupt ones end.
+			corrupt.end = b.Base
+			return corrupt
 		}
-		t.advance(b.End)
+
+		// Corrupt batches that end at or below Next do not matter.
+		corrupt = nil
+		if err := t.readBatch(&b, ours); err != nil {
+			err = fmt.Errorf("%w at offset %d: %w", fetched.ErrCorrupt, b.Base, err)
+			return &corruptError{base: b.Base, end: b.End, err: err}
+		}
 	}
+
+	// The first batch of a fetch is always whole, so its length must be wrong. Each set begins with the
+	// offset of its first batch.
+	if !anyBatch && len(set) >= 8 {
+		base := int64(binary.BigEndian.Uint64(set))
+		corrupt = &corruptError{base: base, err: fmt.Errorf("%w at offset %d: its length is wrong", fetched.ErrCorrupt, base)}
+	}
+	if corrupt != nil {
+		return corrupt
+	}
+	return nil
+}
+
+// readBatch reads one batch. The error means that the records of one of the relay's batches cannot be
+// read.
+func (t *Tail) readBatch(b *fetched.Batch, ours map[int64]bool) error {
+	switch {
+	case b.Format < fetched.Format:
+		// Messages from before producer ids are not records of the relay.
+		t.advance(b.Base + 1)
+		return nil
+	case b.End <= t.Next:
+		return nil
+	case b.Control:
+		if epoch, seen := t.marks[b.Producer]; !seen || b.Epoch > epoch {
+			t.marks[b.Producer] = b.Epoch
+		}
+	case ours[b.Producer]:
+		if err := t.addHits(b); err != nil {
+			return err
+		}
+	}
+	t.advance(b.End)
 	return nil
 }
 

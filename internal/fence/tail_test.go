@@ -83,6 +83,70 @@ func TestWalkRefusesCorruptBatches(t *testing.T) {
 	}
 }
 
+// TestACorruptBatchIsSkippedAfterSomeFetches: a corrupt batch does not keep its partition in quarantine. Its end is that of the
+// header, or the next intact batch, or it is found by one offset after another. The tail says that a part of it is missing.
+func TestACorruptBatchIsSkippedAfterSomeFetches(t *testing.T) {
+	t.Parallel()
+	const high = 20
+	ours := map[int64]bool{7: true}
+	batchAt := func(base int64, edit func(b []byte)) []byte {
+		b := placed(encode(0, Producer{ID: 7, Epoch: 1}, 0, ids("x", "y", "z")...), base, 2)
+		if edit != nil {
+			edit(b)
+		}
+		return b
+	}
+	flip := func(b []byte) { b[len(b)-1] ^= 1 }
+	contradict := func(b []byte) { b[57] = 1 }
+	behind := batchAt(14, nil)
+	for name, c := range map[string]struct {
+		set  []byte
+		next int64 // after it was skipped
+	}{
+		"an end in the header":          {batchAt(10, flip), 13},
+		"an intact batch behind it":     {append(batchAt(10, contradict), behind...), 14},
+		"a header that says nothing":    {batchAt(10, contradict), 11},
+		"a wrong length":                {batchAt(10, func(b []byte) { b[8] = 0xff }), 11},
+		"records that cannot be parsed": {sealed(batchAt(10, func(b []byte) { b[61] = 0xff })), 13},
+	} {
+		var events []Event
+		r := &reader{ours: ours, report: func(e Event) { events = append(events, e) }}
+		p := &reading{TopicPartition: at("t", 0), tail: newTail(10), skippedBase: -1}
+		got := &fetched.Partition{High: high, Set: c.set}
+		for i := range corruptReads {
+			if p.tail.Next != 10 || len(events) > 0 {
+				t.Errorf("%s: skipped after %d fetches", name, i)
+			}
+			r.handleFetched(t.Context(), "", p, got)
+		}
+		if p.tail.Next != c.next || !p.tail.Truncated || len(events) != 1 || events[0].Kind != Corrupt || p.done {
+			t.Errorf("%s: next is %d, want %d; %+v, events %v", name, p.tail.Next, c.next, p.tail, events)
+		}
+
+		// The broker returns the same batch until the offset is behind it. That costs no further attempts and no event.
+		for p.tail.Next < 13 {
+			before := p.tail.Next
+			r.handleFetched(t.Context(), "", p, got)
+			if p.tail.Next != before+1 || len(events) > 1 {
+				t.Fatalf("%s: from %d to %d, events %v", name, before, p.tail.Next, events)
+			}
+		}
+		r.handleFetched(t.Context(), "", p, &fetched.Partition{High: high, Set: behind})
+		if p.tail.Next != 17 || p.tail.Hits.Len() != 3 {
+			t.Errorf("%s: next is %d, want 17, with %d hits, want 3", name, p.tail.Next, p.tail.Hits.Len())
+		}
+	}
+
+	// A batch that is intact the second time was damaged in transit.
+	r := &reader{ours: ours, report: func(e Event) { t.Errorf("event %+v", e) }}
+	p := &reading{TopicPartition: at("t", 0), tail: newTail(10), skippedBase: -1}
+	r.handleFetched(t.Context(), "", p, &fetched.Partition{High: 13, Set: batchAt(10, flip)})
+	r.handleFetched(t.Context(), "", p, &fetched.Partition{High: 13, Set: batchAt(10, nil)})
+	if !p.done || p.tail.Truncated || p.tail.Hits.Len() != 3 {
+		t.Errorf("after an intact fetch: %+v", p.tail)
+	}
+}
+
 // FuzzWalk: whatever a broker sends, the walk ends, does not panic and never goes back.
 func FuzzWalk(f *testing.F) {
 	f.Add(placed(encode(0, Producer{ID: 7, Epoch: 1}, 0, ids("a")...), 3, 0))
