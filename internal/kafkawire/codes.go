@@ -48,6 +48,7 @@ func IsRetriable(err error) bool {
 // Verdict is the meaning of a broker's response for a batch.
 type Verdict uint8
 
+// The verdicts.
 const (
 	VerdictAcked      Verdict = iota
 	VerdictRetry              // unknown, or not now: send the same bytes again soon

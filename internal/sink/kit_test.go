@@ -21,6 +21,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+	"github.com/outrelay/outrelay/internal/fence"
 	"github.com/outrelay/outrelay/internal/kafkawire"
 	"github.com/outrelay/outrelay/internal/metrics"
 	"github.com/outrelay/outrelay/internal/record"
@@ -338,7 +339,7 @@ func openSink(tb testing.TB, u sinkOptions) *testSink {
 	ctx, cancel := context.WithTimeout(tb.Context(), testTimeout)
 	defer cancel()
 	var err error
-	to := TakeOver{TransactionalID: u.txid, Senders: senders, Offsets: offsets, LeaseValid: u.gate, Holder: u.holder}
+	to := TakeOver{Holder: u.holder, Fence: fence.In{TransactionalID: u.txid, Senders: senders, Offsets: offsets, Gate: u.gate}}
 	r.Sink, err = r.opener.Open(ctx, to, r.claims, r.acks)
 	if err != nil {
 		tb.Fatal(err)

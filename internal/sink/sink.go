@@ -22,24 +22,11 @@ type Claims interface {
 
 // TakeOver is the state that a new owner has read from the watcher document.
 type TakeOver struct {
-	TransactionalID string // without `#generation` (N5)
-	Generation      int
-	Offsets         map[string][]int64
-	Senders         []record.Sender
-	// LeaseValid reports whether the lease is valid. The sink calls it before each produce request.
-	LeaseValid func() bool
-	// Bounds limit the read-back of a topic. They default to 2 GiB and 60 s (N8).
-	Bounds fence.Bounds
-	// Alias is the other namespace that earlier records of one collection may have.
-	Alias fence.Alias
-	// Alive is the latest time at which the earlier owner may have kept its transactional id alive.
-	// Zero means unknown (N5).
-	Alive time.Time
+	// Fence is the input of the take-over. The sink also calls its Gate before each produce request, so
+	// Gate must not be nil.
+	Fence fence.In
 	// Holder decides which records are held, and takes the records that cannot be sent (N11, N15).
 	Holder record.Holder
-	// Event is called for events that matter to an operator. It must not block. If it is nil, events
-	// are only logged.
-	Event func(fence.Event)
 }
 
 // Sink sends records for one term of ownership. Send, Flush, Size, EndReplay and State may be
@@ -86,7 +73,7 @@ func (o *Opener) Open(ctx context.Context, to TakeOver, claims Claims, acks reco
 		acks:      acks,
 		holder:    to.Holder,
 		claims:    claims,
-		gate:      to.LeaseValid,
+		gate:      to.Fence.Gate,
 		log:       o.cfg.Log,
 		codec:     o.codec,
 		replaying: true,
@@ -99,11 +86,10 @@ func (o *Opener) Open(ctx context.Context, to TakeOver, claims Claims, acks reco
 	s.parker = &parker{sink: s, wake: make(chan struct{}, 1)}
 	s.lanes = &laneSet{sink: s, byID: map[laneID]*lane{}}
 
-	out, err := o.fence.Take(ctx, fence.In{
-		TransactionalID: to.TransactionalID, Generation: to.Generation, Offsets: to.Offsets, Senders: to.Senders,
-		Gate: to.LeaseValid, Bounds: to.Bounds, Alias: to.Alias, Alive: to.Alive, Event: fence.LogEvents(s.log, to.Event),
-		Stuck: o.patience, Idle: o.patience, Own: o.patience,
-	})
+	in := to.Fence
+	in.Event = fence.LogEvents(s.log, in.Event)
+	in.Stuck, in.Idle, in.Own = o.patience, o.patience, o.patience
+	out, err := o.fence.Take(ctx, in)
 	if err != nil {
 		return nil, fmt.Errorf("taking over in Kafka: %w", err)
 	}
@@ -113,7 +99,7 @@ func (o *Opener) Open(ctx context.Context, to TakeOver, claims Claims, acks reco
 	if err := claims.Save(ctx, out.Senders, storedOffsets(out.Released)); err != nil {
 		return nil, fmt.Errorf("taking over in Kafka: saving the sender: %w", err)
 	}
-	s.adoptTails(out, to.Offsets)
+	s.adoptTails(out, in.Offsets)
 
 	// Run repeats this, so only the end of ctx is an error.
 	if err := s.refresher.loadLayout(ctx); err != nil && ctx.Err() != nil {

@@ -91,17 +91,24 @@ func (d *Decoder) CompactLength() int { return max(d.uvarint()-1, 0) }
 func (d *Decoder) CompactBytes() []byte { return d.Bytes(d.CompactLength()) }
 
 // SkipTags discards the tagged fields at the end of a structure.
-func (d *Decoder) SkipTags() {
+func (d *Decoder) SkipTags() { d.walkTags(nil) }
+
+// walkTags reads the tagged fields at the end of a structure, the known ones with their plan.
+func (d *Decoder) walkTags(known map[int]plan) {
 	for n := d.uvarint(); n > 0 && !d.Bad; n-- {
-		d.uvarint()
-		d.Skip(d.uvarint())
+		number, size := d.uvarint(), d.uvarint()
+		if f := known[number]; f != nil {
+			f(d)
+		} else {
+			d.Skip(size)
+		}
 	}
 }
 
-// uvarint returns the next number that counts bytes or elements, of at least one byte each.
+// uvarint returns the next length or count of a flexible version.
 func (d *Decoder) uvarint() int {
 	x, n := binary.Uvarint(d.B)
-	if n <= 0 || x > uint64(len(d.B)) {
+	if n <= 0 || x > maxReply {
 		d.B, d.Bad = nil, true
 		return 0
 	}
