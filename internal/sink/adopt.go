@@ -25,8 +25,9 @@ const (
 // adopter adopts new topics and new partitions. It works on the topics of the sink under the sink's
 // lock.
 type adopter struct {
-	sink *Sink
-	wake chan struct{} // one token: a topic waits for adoption
+	sink   *Sink
+	create *kafkawire.TopicCreate // the options of missing topics; nil: they are not created
+	wake   chan struct{}          // one token: a topic waits for adoption
 }
 
 // runAdopter adopts topics whose records wait, when it is woken and every second, until ctx ends.
@@ -157,7 +158,7 @@ func (a *adopter) adoptTopics(ctx context.Context) error {
 // createMissing creates the missing topics, if so configured, and waits until all of their partitions
 // have leaders. It returns the new layout.
 func (a *adopter) createMissing(ctx context.Context, names []string, layout *kafkawire.Layout) (*kafkawire.Layout, error) {
-	options := a.sink.c.cfg.Create
+	options := a.create
 	if options == nil {
 		return layout, nil
 	}
@@ -207,7 +208,7 @@ func (a *adopter) noteObstacle(names []string, err error) {
 	}
 
 	now := time.Now()
-	creates := a.sink.c.cfg.Create != nil
+	creates := a.create != nil
 	a.sink.mu.Lock()
 	defer a.sink.mu.Unlock()
 	for _, name := range names {

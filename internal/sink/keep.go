@@ -171,7 +171,7 @@ func (k *keeper) openPartitionLocked(p *partition, tail *fence.Tail) {
 	// N8: these records are looked up only when their turn comes, which may be late. Until then the
 	// stored offset must not pass them.
 	if low := p.readBack.hits.Lowest(); low >= 0 {
-		k.sink.holder.Found(p.tp, low)
+		k.sink.parker.holder.Found(p.tp, low)
 	}
 
 	// After the replay, no record that follows can have been sent before.

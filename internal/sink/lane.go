@@ -51,18 +51,19 @@ func (l *lane) isLateLocked(now time.Time) bool {
 
 // laneSet has the lanes of the sink. The sink's lock guards it.
 type laneSet struct {
-	sink  *Sink
-	byID  map[laneID]*lane
-	start func(*lane) // starts a lane's goroutine; nil before Run
+	sink      *Sink
+	perBroker int
+	byID      map[laneID]*lane
+	start     func(*lane) // starts a lane's goroutine; nil before Run
 }
 
 // findOrAddLaneLocked returns the lane of p at its leader broker. Slow partitions share one extra
 // lane. Kafka responds to a request when all of its partitions are done, so a partition whose
 // requests time out would delay all other partitions of the broker.
 func (ls *laneSet) findOrAddLaneLocked(broker int32, p *partition) *lane {
-	id := laneID{broker, int(p.tp.Partition) % ls.sink.c.cfg.Lanes}
+	id := laneID{broker, int(p.tp.Partition) % ls.perBroker}
 	if p.slow {
-		id.index = ls.sink.c.cfg.Lanes
+		id.index = ls.perBroker
 	}
 
 	l := ls.byID[id]

@@ -49,12 +49,12 @@ func (o obstacle) parksTopic() bool { return o.parksPartition() || o.kind == kin
 // parker parks targets that cannot be written, and gives their records back. It works on the topics of
 // the sink under the sink's lock.
 type parker struct {
-	sink *Sink
-	wake chan struct{} // one token: a target holds too much memory
+	sink          *Sink
+	holder        record.Holder
+	parkAfter     time.Duration // N11: a target is parked that cannot be written for this time
+	maxObstructed int           // the memory that the records of an obstructed target may hold
+	wake          chan struct{} // one token: a target holds too much memory
 }
-
-// maxObstructedBytes returns how much memory the records of an obstructed target may hold.
-func (pk *parker) maxObstructedBytes() int { return int(pk.sink.c.cfg.ParkBytes / 4) }
 
 // reservedBytes returns the memory that the records of batches have reserved.
 func reservedBytes(queue []*pending) int {
@@ -78,7 +78,7 @@ func (t *topic) obstructedBytes() int {
 
 // runParker parks targets that cannot be written, until ctx ends.
 func (pk *parker) runParker(ctx context.Context) error {
-	tick := time.NewTicker(min(max(pk.sink.c.cfg.ParkAfter/8, 5*time.Millisecond), time.Second))
+	tick := time.NewTicker(min(max(pk.parkAfter/8, 5*time.Millisecond), time.Second))
 	defer tick.Stop()
 	for {
 		select {
@@ -122,7 +122,7 @@ func (pk *parker) parkUnwritable(now time.Time) {
 // stallsOthersLocked reports whether partitions that brokers defer would soon stop all others: the
 // memory or the window is nearly full, and a deferred partition holds its low end.
 func (pk *parker) stallsOthersLocked(now time.Time) bool {
-	low, stream, side := pk.sink.holder.MemoryPressure()
+	low, stream, side := pk.holder.MemoryPressure()
 	if !stream && !side {
 		return false
 	}
@@ -140,7 +140,7 @@ func (pk *parker) stallsOthersLocked(now time.Time) bool {
 
 // isDeferredLocked reports whether brokers have deferred the queued records of p for ParkAfter.
 func (pk *parker) isDeferredLocked(p *partition, now time.Time) bool {
-	return p.obstacle.kind == kindRefused && now.Sub(p.since) >= pk.sink.c.cfg.ParkAfter && len(p.queue) > 0
+	return p.obstacle.kind == kindRefused && now.Sub(p.since) >= pk.parkAfter && len(p.queue) > 0
 }
 
 // mustParkLocked reports whether the queued records of p must be given back. Records that brokers
@@ -151,9 +151,9 @@ func (pk *parker) mustParkLocked(p *partition, now time.Time, full bool) bool {
 		return pk.probeFailedLocked(p, now)
 	}
 	if p.obstacle.parksPartition() {
-		return now.Sub(p.unwritableSince) >= pk.sink.c.cfg.ParkAfter || p.topic.obstructedBytes() > pk.maxObstructedBytes()
+		return now.Sub(p.unwritableSince) >= pk.parkAfter || p.topic.obstructedBytes() > pk.maxObstructed
 	}
-	return pk.isDeferredLocked(p, now) && (full || p.topic.obstructedBytes() > pk.maxObstructedBytes())
+	return pk.isDeferredLocked(p, now) && (full || p.topic.obstructedBytes() > pk.maxObstructed)
 }
 
 // probeFailedLocked reports whether records that were let through to a parked partition must be
@@ -167,7 +167,7 @@ func (pk *parker) probeFailedLocked(p *partition, now time.Time) bool {
 	case !p.queue[0].maybeAppended:
 		return p.queue[0].frozen || p.lane == nil
 	}
-	return p.obstacle.kind != kindUnreachable && now.Sub(p.probedAt) >= pk.sink.c.cfg.ParkAfter
+	return p.obstacle.kind != kindUnreachable && now.Sub(p.probedAt) >= pk.parkAfter
 }
 
 // mayProbeLocked reports whether a record may be let through to the parked partition p. Records are
@@ -176,7 +176,7 @@ func (pk *parker) mayProbeLocked(p *partition, now time.Time) bool {
 	if !p.probing || p.needsReadBack || p.quarantine || p.lane == nil || p.busy || len(p.queue) > 0 {
 		return false
 	}
-	if now.Sub(p.probedAt) < min(refusedRetry, pk.sink.c.cfg.ParkAfter) {
+	if now.Sub(p.probedAt) < min(refusedRetry, pk.parkAfter) {
 		return false
 	}
 	p.probedAt = now
@@ -187,7 +187,7 @@ func (pk *parker) mayProbeLocked(p *partition, now time.Time) bool {
 // or it grows and does not drain because anyParked of its partitions is parked.
 func (pk *parker) mustParkTopicLocked(t *topic, anyParked bool, now time.Time) bool {
 	if t.obstacle.parksTopic() {
-		return now.Sub(t.unwritableSince) >= pk.sink.c.cfg.ParkAfter || reservedBytes(t.waiting) > pk.maxObstructedBytes()
+		return now.Sub(t.unwritableSince) >= pk.parkAfter || reservedBytes(t.waiting) > pk.maxObstructed
 	}
 	return t.growing && anyParked
 }
@@ -291,14 +291,14 @@ func (pk *parker) withdrawLocked(list []record.Withdrawn) {
 	for i := range list {
 		total += list[i].Bytes
 	}
-	pk.sink.holder.Withdrawn(list)
+	pk.holder.Withdrawn(list)
 	pk.sink.batches.countResolvedLocked(len(list), total)
 }
 
 // checkGatesLocked returns an error if rec may not be queued to any partition: the error of
 // the Holder's gate, or record.ErrParked if the topic is parked.
 func (pk *parker) checkGatesLocked(t *topic, rec *record.Record, k record.Ticket) error {
-	err := pk.sink.holder.CheckGate(rec, k.IsSide()) // N15
+	err := pk.holder.CheckGate(rec, k.IsSide()) // N15
 	if err == nil && t.parked {
 		err = record.ErrParked
 	}
@@ -338,7 +338,7 @@ func (pk *parker) unparkLocked(p *partition) {
 	p.parking = parking{}
 	p.clearObstacle()
 	pk.sink.log.Info("parked partition can be written again", "topic", p.tp.Topic, "partition", p.tp.Partition)
-	pk.sink.holder.Ready(p.tp.Topic)
+	pk.holder.Ready(p.tp.Topic)
 }
 
 // unparkTopicLocked lets a topic that was adopted take records again, if it is parked.
@@ -347,7 +347,7 @@ func (pk *parker) unparkTopicLocked(t *topic) {
 		return
 	}
 	t.parking = parking{}
-	pk.sink.holder.Ready(t.name)
+	pk.holder.Ready(t.name)
 }
 
 // keepHits lets the read-back of p outlast the replay. The caller must hold the sink's lock.

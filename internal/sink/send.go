@@ -168,7 +168,7 @@ func (s *Sink) keepUntilAdoptedLocked(t *topic, rec *record.Record, k record.Tic
 		t.setObstacle(obstacle{kindAdopting, fmt.Sprintf("topic %q is being adopted", t.name)}, time.Now())
 		wake(s.adopter.wake)
 	}
-	if t.obstacle.parksTopic() && reservedBytes(t.waiting) > s.parker.maxObstructedBytes() {
+	if t.obstacle.parksTopic() && reservedBytes(t.waiting) > s.parker.maxObstructed {
 		wake(s.parker.wake)
 	}
 }
@@ -342,7 +342,7 @@ func (s *Sink) enqueueLocked(p *partition, rec *record.Record, t record.Ticket, 
 	p.enqueued++
 	p.markReadyLocked()
 
-	if !p.obstacle.none() && reservedBytes(p.queue) > s.parker.maxObstructedBytes() {
+	if !p.obstacle.none() && reservedBytes(p.queue) > s.parker.maxObstructed {
 		wake(s.parker.wake)
 	}
 }

@@ -84,6 +84,7 @@ func (l *lane) settleRequest(err error) {
 	}
 	clear(l.acked)
 	clear(l.request)
+	clear(l.batches)
 	l.request = l.request[:0]
 }
 

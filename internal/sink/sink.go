@@ -36,7 +36,6 @@ type TakeOver struct {
 type Sink struct {
 	c      *Opener
 	acks   record.Acks
-	holder record.Holder
 	claims Claims
 	gate   func() bool
 	log    *slog.Logger
@@ -71,7 +70,6 @@ func (o *Opener) Open(ctx context.Context, to TakeOver, claims Claims, acks reco
 	s := &Sink{
 		c:         o,
 		acks:      acks,
-		holder:    to.Holder,
 		claims:    claims,
 		gate:      to.Fence.Gate,
 		log:       o.cfg.Log,
@@ -81,10 +79,16 @@ func (o *Opener) Open(ctx context.Context, to TakeOver, claims Claims, acks reco
 		batches:   &batchPool{maxBytes: o.cfg.ParkBytes},
 	}
 	s.refresher = &refresher{sink: s, wake: make(chan struct{}, 1)}
-	s.adopter = &adopter{sink: s, wake: make(chan struct{}, 1)}
+	s.adopter = &adopter{sink: s, create: o.cfg.Create, wake: make(chan struct{}, 1)}
 	s.keeper = &keeper{sink: s}
-	s.parker = &parker{sink: s, wake: make(chan struct{}, 1)}
-	s.lanes = &laneSet{sink: s, byID: map[laneID]*lane{}}
+	s.parker = &parker{
+		sink:          s,
+		holder:        to.Holder,
+		parkAfter:     o.cfg.ParkAfter,
+		maxObstructed: int(o.cfg.ParkBytes / 4),
+		wake:          make(chan struct{}, 1),
+	}
+	s.lanes = &laneSet{sink: s, perBroker: o.cfg.Lanes, byID: map[laneID]*lane{}}
 
 	in := to.Fence
 	in.Event = fence.LogEvents(s.log, in.Event)
