@@ -77,7 +77,8 @@ func (c *Client) TryTransactionalID(ctx context.Context, id string) error {
 	case errors.Is(err, ErrStuck):
 		// The coordinator has accepted the id, and is busy with it.
 		return nil
-	case errors.Is(err, kafkawire.TransactionalIDAuthorizationFailed), errors.Is(err, kafkawire.ClusterAuthorizationFailed):
+	case errors.Is(err, kafkawire.TransactionalIDAuthorizationFailed),
+		errors.Is(err, kafkawire.ClusterAuthorizationFailed):
 		return fmt.Errorf("%w: %w", ErrIDForbidden, err)
 	}
 	return err

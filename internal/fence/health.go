@@ -136,9 +136,13 @@ func (c *Client) readMinISRs(ctx context.Context, topics []string) map[string]in
 
 // Expiry is how long the cluster remembers producers.
 type Expiry struct {
-	TransactionalID time.Duration // transactional.id.expiration.ms: without a transaction the id is forgotten
-	ProducerID      time.Duration // producer.id.expiration.ms: without a batch of the id in a partition, its state there is
-	Assumed         bool          // the configuration may not be read (DESCRIBE_CONFIGS on the cluster): Kafka's defaults
+	// TransactionalID is transactional.id.expiration.ms: without a transaction, the id is forgotten.
+	TransactionalID time.Duration
+	// ProducerID is producer.id.expiration.ms: without a batch of the id, a partition forgets it.
+	ProducerID time.Duration
+	// Assumed means that these are Kafka's defaults, because the configuration may not be read
+	// (DESCRIBE_CONFIGS on the cluster).
+	Assumed bool
 }
 
 // Every returns how often KeepAlive should be called: hourly, or more often if the cluster forgets sooner.

@@ -36,7 +36,8 @@ func (s *Session) KeepAlive(ctx context.Context, idle, spare []record.TopicParti
 	}
 	current := s.Producer()
 	if current.Epoch >= s.in.epochs {
-		return fmt.Errorf("epoch %d of transactional id %s nears its end: %w", current.Epoch, s.TransactionalID(), ErrSelfMove)
+		return fmt.Errorf("epoch %d of transactional id %s nears its end: %w",
+			current.Epoch, s.TransactionalID(), ErrSelfMove)
 	}
 
 	written := false

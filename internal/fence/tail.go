@@ -19,8 +19,8 @@ type Tail struct {
 	// Hits are the deliveries of the relay in the tail.
 	Hits *Known
 	// OutOfRange means that the stored offset was not in the log. Truncated means that a part was skipped,
-	// because of the bound or because it cannot be read. After either, a record that is sent again may be a duplicate, and must be
-	// flagged so.
+	// because of the bound or because it cannot be read. After either, a record that is sent again may be
+	// a duplicate, and must be flagged so.
 	OutOfRange, Truncated bool
 
 	alias  Alias
@@ -55,9 +55,9 @@ func (e *corruptError) Error() string { return e.err.Error() }
 
 func (e *corruptError) Unwrap() error { return e.err }
 
-// readSet reads the batches of a fetch. It stops at a batch that cannot be read, with a *corruptError. A fetch begins with a whole batch, so batches that end at or
-// below Next are skipped. The offset after a batch comes from its last offset delta, because a compacted
-// batch ends with a hole.
+// readSet reads the batches of a fetch. It stops at a batch that cannot be read, with a *corruptError. A
+// fetch begins with a whole batch, so batches that end at or below Next are skipped. The offset after a
+// batch comes from its last offset delta, because a compacted batch ends with a hole.
 func (t *Tail) readSet(set []byte, ours map[int64]bool) error {
 	var corrupt *corruptError
 	anyBatch := false

@@ -34,7 +34,9 @@ var correlation atomic.Int32
 
 // Fetch reads partitions from the broker at addr, which leads them. It blocks for at most MaxWait more
 // than other requests.
-func (c *Client) Fetch(ctx context.Context, addr string, from []FetchFrom, limits FetchLimits) (*fetched.Answer, error) {
+func (c *Client) Fetch(
+	ctx context.Context, addr string, from []FetchFrom, limits FetchLimits,
+) (*fetched.Answer, error) {
 	req := &fetch.Request{
 		ReplicaID:    -1,
 		MaxWaitTime:  int32(limits.MaxWait.Milliseconds()),

@@ -103,7 +103,9 @@ func decodeTopicID(d *reply.Decoder) (string, error) {
 
 // EpochEnd returns the offset at which a leader epoch of tp ended, from the broker at addr, which leads
 // tp (KIP-320). It returns -1 if the broker does not know it.
-func (c *Client) EpochEnd(ctx context.Context, addr string, tp record.TopicPartition, epoch int32) (end int64, err error) {
+func (c *Client) EpochEnd(
+	ctx context.Context, addr string, tp record.TopicPartition, epoch int32,
+) (end int64, err error) {
 	// No replica id, and one topic with one partition, whose current leader epoch (-1) is not checked.
 	be := binary.BigEndian
 	body := be.AppendUint32(be.AppendUint32(nil, 0xffffffff), 1)

@@ -157,7 +157,9 @@ func (a *adopter) adoptTopics(ctx context.Context) error {
 
 // createMissing creates the missing topics, if so configured, and waits until all of their partitions
 // have leaders. It returns the new layout.
-func (a *adopter) createMissing(ctx context.Context, names []string, layout *kafkawire.Layout) (*kafkawire.Layout, error) {
+func (a *adopter) createMissing(
+	ctx context.Context, names []string, layout *kafkawire.Layout,
+) (*kafkawire.Layout, error) {
 	options := a.create
 	if options == nil {
 		return layout, nil
@@ -172,7 +174,8 @@ func (a *adopter) createMissing(ctx context.Context, names []string, layout *kaf
 			a.noteObstacle([]string{name}, err)
 			continue
 		}
-		a.sink.log.Info("topic is created", "topic", name, "partitions", options.Partitions, "replication", options.Replication)
+		a.sink.log.Info("topic is created",
+			"topic", name, "partitions", options.Partitions, "replication", options.Replication)
 		created = append(created, name)
 	}
 
@@ -236,7 +239,9 @@ func (a *adopter) partitionCount(name string) int {
 
 // openTopic opens a topic. The records that have waited go to its partitions, in order, before any
 // record that follows.
-func (a *adopter) openTopic(name string, tl kafkawire.TopicLayout, cfg kafkawire.TopicConfig, ends map[record.TopicPartition]int64) {
+func (a *adopter) openTopic(
+	name string, tl kafkawire.TopicLayout, cfg kafkawire.TopicConfig, ends map[record.TopicPartition]int64,
+) {
 	now := time.Now()
 	a.sink.mu.Lock()
 	defer a.sink.mu.Unlock()

@@ -136,7 +136,8 @@ func (k *keeper) admitTails(ctx context.Context, tails map[record.TopicPartition
 		k.sink.mu.Lock()
 		k.openPartitionLocked(p, tail)
 		k.sink.mu.Unlock()
-		k.sink.log.Info("partition is released", "topic", tp.Topic, "partition", tp.Partition, "read_back", tail.Next-tail.From)
+		k.sink.log.Info("partition is released",
+			"topic", tp.Topic, "partition", tp.Partition, "read_back", tail.Next-tail.From)
 	}
 	k.sink.Flush()
 	return nil
@@ -159,7 +160,8 @@ func (k *keeper) openPartitionLocked(p *partition, tail *fence.Tail) {
 			k.sink.resendLocked(p.topic, rec, b.tickets[i])
 		})
 		if err != nil {
-			k.sink.failLocked(fmt.Errorf("%w: decoding records that waited in %s-%d: %w", ErrBroken, p.tp.Topic, p.tp.Partition, err))
+			k.sink.failLocked(fmt.Errorf("%w: decoding records that waited in %s-%d: %w",
+				ErrBroken, p.tp.Topic, p.tp.Partition, err))
 		}
 		k.sink.batches.tickets.put(b.tickets)
 		k.sink.batches.releaseBatchLocked(b)

@@ -179,7 +179,8 @@ func (l *lane) freezeLocked(p *partition, b *pending, now time.Time) {
 
 	limit := l.sink.keeper.expiry.ProducerID / 2
 	if b.maybeAppended && limit > 0 && now.Sub(b.firstSent) > limit {
-		l.sink.failLocked(fmt.Errorf("%w: a batch for %s-%d has had no definite response for %s; the broker may have forgotten it",
+		l.sink.failLocked(fmt.Errorf("%w: a batch for %s-%d has had no definite response for %s; "+
+			"the broker may have forgotten it",
 			ErrBroken, p.tp.Topic, p.tp.Partition, now.Sub(b.firstSent).Round(time.Second)))
 	}
 }
@@ -206,7 +207,8 @@ func (l *lane) sendRequest(ctx context.Context) error {
 
 	l.batches = l.batches[:0]
 	for _, f := range l.request {
-		b := kafkawire.PartitionBatch{Topic: f.partition.tp.Topic, Partition: f.partition.tp.Partition, Sealed: f.batch.sealed}
+		tp := &f.partition.tp
+		b := kafkawire.PartitionBatch{Topic: tp.Topic, Partition: tp.Partition, Sealed: f.batch.sealed}
 		l.batches = append(l.batches, b)
 	}
 

@@ -319,7 +319,8 @@ func (l *lane) handleCorruptLocked(p *partition, b *pending, now time.Time) {
 
 	// If an earlier attempt may have been appended, no other bytes may use its sequence.
 	if b.maybeAppended && b.corruptCount >= corruptTries {
-		l.sink.failLocked(fmt.Errorf("%w: %s-%d: the broker finds a batch corrupt, and an earlier attempt may have been appended",
+		l.sink.failLocked(fmt.Errorf("%w: %s-%d: the broker finds a batch corrupt, "+
+			"and an earlier attempt may have been appended",
 			ErrBroken, p.tp.Topic, p.tp.Partition))
 		return
 	}

@@ -51,7 +51,9 @@ func (spread) UserData() ([]byte, error) { return nil, nil }
 
 // AssignGroups assigns each partition to the member that reads its topic and has the fewest partitions.
 func (spread) AssignGroups(members []kafka.GroupMember, partitions []kafka.Partition) kafka.GroupMemberAssignments {
-	order := slices.SortedFunc(slices.Values(members), func(a, b kafka.GroupMember) int { return strings.Compare(a.ID, b.ID) })
+	order := slices.SortedFunc(slices.Values(members), func(a, b kafka.GroupMember) int {
+		return strings.Compare(a.ID, b.ID)
+	})
 	all := slices.SortedFunc(slices.Values(partitions), func(a, b kafka.Partition) int {
 		return cmp.Or(strings.Compare(a.Topic, b.Topic), cmp.Compare(a.ID, b.ID))
 	})

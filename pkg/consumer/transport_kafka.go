@@ -413,7 +413,9 @@ func (g *generation) Commit(_ context.Context, offsets map[TopicPartition]int64)
 	}
 
 	err := g.gen.CommitOffsets(byTopic)
-	for _, over := range []kafka.Error{kafka.IllegalGeneration, kafka.UnknownMemberId, kafka.RebalanceInProgress, kafka.FencedInstanceID} {
+	for _, over := range []kafka.Error{
+		kafka.IllegalGeneration, kafka.UnknownMemberId, kafka.RebalanceInProgress, kafka.FencedInstanceID,
+	} {
 		if errors.Is(err, over) {
 			return fmt.Errorf("%w: %w", ErrGenerationOver, err)
 		}

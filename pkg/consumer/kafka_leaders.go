@@ -50,7 +50,9 @@ func (l *leaders) forget() {
 }
 
 // readEdge returns one end of a partition from its leader, and the epoch of the leader.
-func (l *leaders) readEdge(ctx context.Context, tp TopicPartition, edge kafkawire.LogEdge) (kafkawire.LogOffset, error) {
+func (l *leaders) readEdge(
+	ctx context.Context, tp TopicPartition, edge kafkawire.LogEdge,
+) (kafkawire.LogOffset, error) {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
 	addr, err := l.findAddr(ctx, tp)
