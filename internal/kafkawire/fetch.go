@@ -68,10 +68,10 @@ func (c *Client) Fetch(
 	var answer *fetched.Answer
 	timeout := max(limits.Timeout, timeoutFor(adminTimeout, len(from))) + limits.MaxWait
 	err := c.useLink(ctx, addr, timeout, func(l *Link) error {
-		version := l.versions[protocol.Fetch]
-		err := protocol.WriteRequest(l.checked, version, correlation.Add(1), l.clientID, req)
+		version, id := l.versions[protocol.Fetch], correlation.Add(1)
+		err := protocol.WriteRequest(l.conn, version, id, l.clientID, req)
 		if err == nil {
-			answer, err = fetched.Read(l.checked, version)
+			answer, err = fetched.Read(l.reader, version, id)
 		}
 		return err
 	})

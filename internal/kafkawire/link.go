@@ -58,9 +58,8 @@ func (e *connectError) Unwrap() error { return e.err }
 type Link struct {
 	addr      string
 	conn      net.Conn
-	reader    *bufio.Reader  // from conn: protoConn reads from it, and so does a lane
-	checked   net.Conn       // conn with checked replies
-	protoConn *protocol.Conn // over checked
+	reader    *bufio.Reader  // from conn
+	protoConn *protocol.Conn // over conn and reader, with checked replies
 	versions  map[protocol.ApiKey]int16
 	highest   map[protocol.ApiKey]int16 // of the broker, which kafka-go may not support
 	clientID  string
@@ -141,8 +140,7 @@ func (c *Client) handshake(ctx context.Context, conn net.Conn, addr string) (*Li
 	}
 
 	l := &Link{addr: addr, conn: conn, reader: bufio.NewReader(conn), clientID: c.cfg.ClientID, lastUsed: time.Now()}
-	l.checked = reply.Check(conn, l.reader, addr)
-	l.protoConn = protocol.NewConn(l.checked, c.cfg.ClientID)
+	l.protoConn = protocol.NewConn(reply.Check(conn, l.reader, addr), c.cfg.ClientID)
 	if err = l.negotiateVersions(); err != nil {
 		return nil, &connectError{addr, stageVersions, err}
 	}

@@ -34,12 +34,12 @@ func (l *Link) callRaw(key protocol.ApiKey, version int16, body []byte) (*reply.
 	req = be.AppendUint32(req, uint32(id))
 	req = append(appendString(req, l.clientID), body...)
 	be.PutUint32(req, uint32(len(req)-4))
-	if _, err := l.checked.Write(req); err != nil {
+	if _, err := l.conn.Write(req); err != nil {
 		return nil, err
 	}
 
 	var head [8]byte
-	if _, err := io.ReadFull(l.checked, head[:]); err != nil {
+	if _, err := io.ReadFull(l.reader, head[:]); err != nil {
 		return nil, err
 	}
 	size := be.Uint32(head[:])
@@ -47,7 +47,7 @@ func (l *Link) callRaw(key protocol.ApiKey, version int16, body []byte) (*reply.
 		return nil, errRawReply
 	}
 	b := make([]byte, size-4)
-	_, err := io.ReadFull(l.checked, b)
+	_, err := io.ReadFull(l.reader, b)
 	return &reply.Decoder{B: b}, err
 }
 

@@ -155,33 +155,26 @@ func (c *Client) createTopic(ctx context.Context, name string, how TopicCreate, 
 	return nil
 }
 
-// ListOffsets returns the end offsets of partitions, from their leaders: the least offset that the next
-// record can get. The result contains only the partitions whose leader has responded. The error is the
-// first error of the others.
+// ListOffsets returns the end offsets of partitions, given the broker that leads each of them: the least
+// offset that the next record can get. The result contains only the partitions whose leader has responded.
+// The error is the first error of the others.
 func (c *Client) ListOffsets(
-	ctx context.Context, layout *Layout, partitions []record.TopicPartition,
+	ctx context.Context, leaders map[record.TopicPartition]int32,
 ) (map[record.TopicPartition]int64, error) {
 	byLeader := map[int32][]record.TopicPartition{}
-	var missing error
-	for _, tp := range partitions {
-		t, ok := layout.Topics[tp.Topic]
-		if !ok || int(tp.Partition) >= len(t.Partitions) || t.Partitions[tp.Partition].Leader < 0 {
-			missing = fmt.Errorf("listing offsets: %s-%d: %w", tp.Topic, tp.Partition, kafkago.LeaderNotAvailable)
-			continue
-		}
-		leader := t.Partitions[tp.Partition].Leader
+	for tp, leader := range leaders {
 		byLeader[leader] = append(byLeader[leader], tp)
 	}
 
 	var (
 		mu   sync.Mutex
 		wg   sync.WaitGroup
-		errs = []error{missing}
-		out  = make(map[record.TopicPartition]int64, len(partitions))
+		errs []error
+		out  = make(map[record.TopicPartition]int64, len(leaders))
 	)
 	for leader, list := range byLeader {
 		wg.Go(func() {
-			ends, err := c.LeaderOffsets(ctx, layout.Brokers[leader], list, LogEnd)
+			ends, err := c.LeaderOffsets(ctx, c.Layout().Brokers[leader], list, LogEnd)
 			mu.Lock()
 			defer mu.Unlock()
 			for tp, end := range ends {

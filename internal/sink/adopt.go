@@ -89,8 +89,9 @@ func (a *adopter) adoptTopics(ctx context.Context) error {
 	}
 
 	var (
-		fresh []record.TopicPartition
-		good  []string
+		fresh   []record.TopicPartition
+		leaders = map[record.TopicPartition]int32{}
+		good    []string
 	)
 	for _, name := range names {
 		tl := layout.Topics[name]
@@ -100,7 +101,11 @@ func (a *adopter) adoptTopics(ctx context.Context) error {
 		}
 		good = append(good, name)
 		for id := a.partitionCount(name); id < len(tl.Partitions); id++ {
-			fresh = append(fresh, record.TopicPartition{Topic: name, Partition: int32(id)})
+			tp := record.TopicPartition{Topic: name, Partition: int32(id)}
+			fresh = append(fresh, tp)
+			if leader := tl.Partitions[id].Leader; leader >= 0 {
+				leaders[tp] = leader
+			}
 		}
 	}
 	if len(good) == 0 {
@@ -109,7 +114,7 @@ func (a *adopter) adoptTopics(ctx context.Context) error {
 
 	// Nothing is sent to a topic before all of its ends are known. A new owner would read a partition
 	// without a stored offset from its start.
-	ends, _ := a.sink.c.kafka.ListOffsets(ctx, layout, fresh)
+	ends, _ := a.sink.c.kafka.ListOffsets(ctx, leaders)
 	for _, tp := range fresh {
 		if _, known := ends[tp]; known {
 			continue

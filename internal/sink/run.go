@@ -9,7 +9,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/outrelay/outrelay/internal/kafkawire"
 	"github.com/outrelay/outrelay/internal/record"
 )
 
@@ -102,12 +101,12 @@ func (s *Sink) runHousekeeping(ctx context.Context) error {
 // reported end may be above that record. So Idle is called under the lock, before the next record
 // can be sent.
 func (s *Sink) refreshIdleOffsets(ctx context.Context) {
-	resting, enqueued, layout := s.restingPartitions()
-	if len(resting) == 0 {
+	leaders, enqueued := s.restingPartitions()
+	if len(leaders) == 0 {
 		return
 	}
 
-	ends, err := s.c.kafka.ListOffsets(ctx, layout, resting)
+	ends, err := s.c.kafka.ListOffsets(ctx, leaders)
 	if err != nil && ctx.Err() == nil {
 		// A leader has failed or moved.
 		wake(s.refresher.wake)
@@ -116,9 +115,9 @@ func (s *Sink) refreshIdleOffsets(ctx context.Context) {
 
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for i, tp := range resting {
+	for tp, end := range ends {
 		p := s.findPartitionLocked(tp)
-		if end, ok := ends[tp]; ok && s.isRestingLocked(p) && p.enqueued == enqueued[i] { // N8
+		if s.isRestingLocked(p) && p.enqueued == enqueued[tp] { // N8
 			// If a later record is below this end, the topic was deleted and created again.
 			p.ackedEnd = max(p.ackedEnd, end)
 			s.acks.Idle(tp, end)
@@ -132,28 +131,20 @@ func (s *Sink) isRestingLocked(p *partition) bool {
 	return !s.replaying && len(p.queue) == 0 && !p.busy && !p.quarantine && !p.needsReadBack
 }
 
-// restingPartitions returns the resting partitions, the number of records that were ever queued for
-// each, and a layout with their leaders.
-func (s *Sink) restingPartitions() (resting []record.TopicPartition, enqueued []uint64, _ *kafkawire.Layout) {
-	layout := &kafkawire.Layout{Brokers: s.c.kafka.Layout().Brokers, Topics: map[string]kafkawire.TopicLayout{}}
+// restingPartitions returns the leaders of the resting partitions, and the number of records that were
+// ever queued for each.
+func (s *Sink) restingPartitions() (leaders map[record.TopicPartition]int32, enqueued map[record.TopicPartition]uint64) {
+	leaders, enqueued = map[record.TopicPartition]int32{}, map[record.TopicPartition]uint64{}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.replaying {
-		return nil, nil, layout
-	}
-
-	for name, t := range s.topics {
-		leaders := make([]kafkawire.PartitionLayout, len(t.partitions))
-		for i, p := range t.partitions {
-			leaders[i].Leader = p.leader
+	for _, t := range s.topics {
+		for _, p := range t.partitions {
 			if s.isRestingLocked(p) && p.lane != nil {
-				resting = append(resting, p.tp)
-				enqueued = append(enqueued, p.enqueued)
+				leaders[p.tp], enqueued[p.tp] = p.leader, p.enqueued
 			}
 		}
-		layout.Topics[name] = kafkawire.TopicLayout{Partitions: leaders}
 	}
-	return resting, enqueued, layout
+	return leaders, enqueued
 }
 
 // Blocked is a target whose records wait.

@@ -86,8 +86,11 @@ func TestEachVersionOfAnAnswerIsRead(t *testing.T) {
 			t.Errorf("version %d: an answer that was cut off is no error", v)
 		}
 		framed := append(binary.BigEndian.AppendUint64(nil, uint64(len(body)+4)<<32|1), body...)
-		if m, err := fetched.Read(bytes.NewReader(framed), v); err != nil || cmp.Diff(got, m) != "" {
+		if m, err := fetched.Read(bytes.NewReader(framed), v, 1); err != nil || cmp.Diff(got, m) != "" {
 			t.Errorf("version %d over the wire: %v, %v", v, m, err)
+		}
+		if _, err := fetched.Read(bytes.NewReader(framed), v, 2); err == nil {
+			t.Errorf("version %d: the answer to another request is no error", v)
 		}
 	}
 	for _, v := range []int16{3, 12} {

@@ -52,33 +52,12 @@ var replies = map[protocol.ApiKey]reflect.Type{
 	protocol.SaslAuthenticate:   reflect.TypeFor[saslauthenticate.Response](),
 }
 
-// epochEnds is the reply to OffsetForLeaderEpoch, which kafka-go does not support.
-type epochEnds struct {
-	ThrottleTimeMs int32        `kafka:"min=v3,max=v3"`
-	Topics         []epochTopic `kafka:"min=v3,max=v3"`
-}
-
-type epochTopic struct {
-	Topic      string           `kafka:"min=v3,max=v3"`
-	Partitions []epochPartition `kafka:"min=v3,max=v3"`
-}
-
-type epochPartition struct {
-	ErrorCode   int16 `kafka:"min=v3,max=v3"`
-	Partition   int32 `kafka:"min=v3,max=v3"`
-	LeaderEpoch int32 `kafka:"min=v3,max=v3"`
-	EndOffset   int64 `kafka:"min=v3,max=v3"`
-}
-
 var errShort = errors.New("a length in it exceeds the bytes that follow")
 
 // checkLengths reads a reply without its correlation id, and returns an error unless all its lengths
 // fit. It does not allocate. It ignores bytes after the last field, as kafka-go does.
 func checkLengths(key protocol.ApiKey, version int16, body []byte) error {
 	typ := replies[key]
-	if key == protocol.OffsetForLeaderEpoch && version == 3 {
-		typ = reflect.TypeFor[epochEnds]()
-	}
 	if typ == nil {
 		return errors.New("the format of its replies is unknown")
 	}
