@@ -144,7 +144,7 @@ func (c *Consumer) isNamedRetryTopic(topic string) bool {
 		deciders = append(deciders, r.decider)
 	}
 	return slices.ContainsFunc(deciders, func(d Decider) bool {
-		t, ok := d.(topical)
+		t, ok := d.(topicMover)
 		return ok && slices.Contains(t.Topics(c.group, ""), topic)
 	})
 }
@@ -154,7 +154,7 @@ func (c *Consumer) mayComeFrom(origin, topic string) bool {
 	if at, n := cutRetryTopic(topic, c.group); n > 0 {
 		return at == origin
 	}
-	return c.isNamedRetryTopic(topic) && (c.board != nil || slices.Contains(c.s.topics, origin))
+	return c.isNamedRetryTopic(topic) && (c.topicBoard != nil || slices.Contains(c.s.topics, origin))
 }
 
 // Precheck says whether m may be handled at all now: a *NotDueError for a message of a retry topic before its time, an

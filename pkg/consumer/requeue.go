@@ -119,7 +119,7 @@ func (d *MessageDisposer) dispose(ctx context.Context, m *Message, handler strin
 		return d.bury(ctx, m, handler, v, errors.Join(cause, why))
 	case Discard:
 		if v.Reason != ClassDuplicate && v.Reason != ClassDropped {
-			if err := d.fault(ctx, newLetter(m, handler, v, cause, d.cfg.Now()), m); err != nil {
+			if err := d.publishLetterFault(ctx, newLetter(m, handler, v, cause, d.cfg.Now()), m); err != nil {
 				return err
 			}
 		}
@@ -147,7 +147,7 @@ func (d *MessageDisposer) move(ctx context.Context, m *Message, handler string, 
 	case v.Block && d.cfg.Gate == nil:
 		return &immovableError{"BlockKey needs a KeyGate"}
 	case v.Block:
-		if err := d.cfg.Gate.hold(ctx, m, handler); err != nil {
+		if err := d.cfg.Gate.appendWaiter(ctx, m, handler); err != nil {
 			return err
 		}
 	}
@@ -236,7 +236,7 @@ func (d *MessageDisposer) append(ctx context.Context, ev event.Event) error {
 // comeback is a message as a scheduled event. The names of headers that the outbox keeps for itself are disguised, until
 // restored makes them what they were.
 func comeback(m *Message, handler string, due time.Time) event.Event {
-	id := bounded(fmt.Sprintf("retry/%s/%s/%s/%s/%d/%s/%d/%d", m.Group, handler, m.Namespace, m.ID, m.Delivery, m.Topic, m.Partition, m.Offset))
+	id := boundIdentity(fmt.Sprintf("retry/%s/%s/%s/%s/%d/%s/%d/%d", m.Group, handler, m.Namespace, m.ID, m.Delivery, m.Topic, m.Partition, m.Offset))
 	origin := originOf(m)
 	opts := []event.Option{event.WithTopic(origin.Topic), event.WithDueAt(due), event.WithID(id)}
 	if len(m.Key) > 0 {
@@ -295,7 +295,7 @@ func (d *MessageDisposer) bury(ctx context.Context, m *Message, handler string, 
 	}
 	l := newLetter(m, handler, v, cause, d.cfg.Now())
 	if v.Bare {
-		l.strip()
+		l.stripContent()
 	} else if err := d.redact(ctx, l); err != nil {
 		if errors.Is(err, ErrDrop) {
 			return d.release(ctx, m, handler)
@@ -312,7 +312,7 @@ func (d *MessageDisposer) bury(ctx context.Context, m *Message, handler string, 
 		}
 	}
 	if v.Action != Park && !v.Bare {
-		if err := d.fault(ctx, l, m); err != nil {
+		if err := d.publishLetterFault(ctx, l, m); err != nil {
 			return err
 		}
 	}
@@ -321,7 +321,7 @@ func (d *MessageDisposer) bury(ctx context.Context, m *Message, handler string, 
 
 // redact changes the letter by the functions that a user gave. Whatever goes wrong in one of them goes wrong for the letter.
 func (d *MessageDisposer) redact(ctx context.Context, l *Letter) (err error) {
-	defer recovered(&err)
+	defer recoverPanic(&err)
 	for _, r := range d.cfg.Redact {
 		if err := r(ctx, l); errors.Is(err, ErrDrop) {
 			return err
@@ -342,7 +342,7 @@ func (d *MessageDisposer) buryInTopic(ctx context.Context, l *Letter, v Verdict)
 	default:
 		return nil
 	}
-	err := d.publish(ctx, topic, l.Topic, l.record())
+	err := d.publish(ctx, topic, l.Topic, l.deadTopicRecord())
 	switch {
 	case (tooLarge(err) || refused(err)) && d.cfg.Letters != nil:
 		d.report(fmt.Errorf("dead letter %s is in the collection alone: %w", l.ID, err))
@@ -358,5 +358,5 @@ func (d *MessageDisposer) release(ctx context.Context, m *Message, handler strin
 	if d.cfg.Gate == nil {
 		return nil
 	}
-	return d.cfg.Gate.release(ctx, m, handler)
+	return d.cfg.Gate.removeWaiter(ctx, m, handler)
 }
