@@ -77,8 +77,8 @@ var rooms = []room{
 	{dir: "internal/doctor", layer: 4, also: []string{"internal/app"}, why: "checks with the same connections as the relay"},
 	{dir: "internal/demo", layer: 4, also: []string{"internal/app", "internal/devstack", "pkg/relay", "internal/operators"}, why: "outrelay dev"},
 	{dir: "internal/bench", layer: 4, also: []string{"internal/app", "internal/devstack", "pkg/relay"}, why: "outrelay bench"},
-	{dir: "pkg/memory", layer: 4, why: "an environment for services without servers, with the contracts of the packages that it replaces", only: []string{"internal/unit",
-		"pkg/event", "pkg/outbox", "pkg/inbox", "pkg/consumer", "pkg/entity", "pkg/saga", "internal/hold", "internal/record", "internal/routing", "internal/tracecontext",
+	{dir: "pkg/memory", layer: 4, why: "an environment for services without servers, with the contracts of the packages that it replaces", only: []string{
+		"internal/unit", "pkg/event", "pkg/outbox", "pkg/inbox", "pkg/consumer", "pkg/entity", "pkg/saga", "internal/hold", "internal/record", "internal/routing", "internal/tracecontext",
 	}},
 	{dir: "pkg/relay", layer: 4, also: []string{"internal/app"}, why: "the watcher inside another program"},
 
