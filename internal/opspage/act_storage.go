@@ -226,7 +226,7 @@ func planInboxRelease(c *call) (preview, error) {
 	p.Nothing = out.Matched == 0
 
 	if out.Live > 0 {
-		p.Lines = append(p.Lines, formatNumber(out.Live)+" of these claims are live.")
+		p.Lines = append(p.Lines, countVerb(out.Live, "claim")+" live.")
 		if !c.isSet("force") {
 			p.Lines = append(p.Lines, "If the consumer has stopped for certain, go back and tick live claims too. "+
 				"Otherwise wait until the claims expire.")
