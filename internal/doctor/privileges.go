@@ -58,7 +58,7 @@ func (r resource) statement() string {
 	return fmt.Sprintf("{db: %q, collection: %q}", r.db, r.coll)
 }
 
-// privilege is a resource with actions that are granted or missing.
+// privilege is a resource with actions that are granted, needed or missing.
 type privilege struct {
 	on      resource
 	actions []string
@@ -191,19 +191,13 @@ func isBuiltIn(role string) bool {
 	}, role)
 }
 
-// demand is a set of actions that the relay needs on a resource.
-type demand struct {
-	on      resource
-	actions []string
-}
-
 // checkPrivileges fails if a needed action is missing, and warns if a wanted action is missing.
-func (x *examination) checkPrivileges(needed, wanted []demand) finding {
+func (x *examination) checkPrivileges(needed, wanted []privilege) finding {
 	if x.mongo.access.off {
 		return passed("access control is off")
 	}
 
-	lacking := func(list []demand) (missing []privilege, said []string) {
+	lacking := func(list []privilege) (missing []privilege, said []string) {
 		for _, d := range list {
 			if m := x.mongo.access.missing(d.on, d.actions...); len(m) > 0 {
 				missing = append(missing, privilege{d.on, m})
@@ -226,10 +220,10 @@ func (x *examination) checkPrivileges(needed, wanted []demand) finding {
 		return warned(fix, "missing: %s", joinFew(saidSoftly, 8))
 	}
 
-	return passed("%s", describeDemands(needed, wanted))
+	return passed("%s", describePrivileges(needed, wanted))
 }
 
-func describeDemands(needed, wanted []demand) string {
+func describePrivileges(needed, wanted []privilege) string {
 	list := slices.Concat(needed, wanted)
 	if len(list) == 0 {
 		return "nothing is needed yet"
@@ -245,21 +239,21 @@ func describeDemands(needed, wanted []demand) string {
 // cluster.
 func (x *examination) checkStreamPrivileges(context.Context) finding {
 	db, coll := x.scope.Target()
-	return x.checkPrivileges([]demand{{resource{db: db, coll: coll}, []string{"find", "changeStream"}}}, nil)
+	return x.checkPrivileges([]privilege{{resource{db: db, coll: coll}, []string{"find", "changeStream"}}}, nil)
 }
 
 func (x *examination) checkOutboxPrivileges(context.Context) finding {
-	var needed, wanted []demand
+	var needed, wanted []privilege
 	databases := map[string]bool{}
 	for _, ns := range x.watchedCollections() {
 		db, coll, _ := strings.Cut(ns, ".")
-		needed = append(needed, demand{resource{db: db, coll: coll}, []string{"find", "insert", "update", "remove"}})
+		needed = append(needed, privilege{resource{db: db, coll: coll}, readWrite})
 		if x.cfg.Purge.TTL > 0 {
-			wanted = append(wanted, demand{resource{db: db, coll: coll}, indexActions[1:]})
+			wanted = append(wanted, privilege{resource{db: db, coll: coll}, indexActions[1:]})
 		}
 		if !databases[db] {
 			databases[db] = true
-			wanted = append(wanted, demand{resource{db: db}, []string{"listCollections"}})
+			wanted = append(wanted, privilege{resource{db: db}, []string{"listCollections"}})
 		}
 	}
 
@@ -267,7 +261,7 @@ func (x *examination) checkOutboxPrivileges(context.Context) finding {
 }
 
 func (x *examination) checkDeadPrivileges(context.Context) finding {
-	var needed, wanted []demand
+	var needed, wanted []privilege
 	expiry := []string{"listIndexes"}
 	if x.cfg.DeadLetters.Expire > 0 {
 		expiry = indexActions
@@ -275,8 +269,8 @@ func (x *examination) checkDeadPrivileges(context.Context) finding {
 	for _, ns := range x.watchedCollections() {
 		db, coll, _ := strings.Cut(ns, ".")
 		on := resource{db: db, coll: deadletter.Collection(coll)}
-		needed = append(needed, demand{on, []string{"find", "insert", "update", "remove"}})
-		wanted = append(wanted, demand{on, expiry})
+		needed = append(needed, privilege{on, readWrite})
+		wanted = append(wanted, privilege{on, expiry})
 	}
 
 	return x.checkPrivileges(needed, wanted)
@@ -286,29 +280,28 @@ func (x *examination) checkDeadPrivileges(context.Context) finding {
 var stateCollections = []string{"watchers", "nodes", "events", "collections"}
 
 func (x *examination) checkStatePrivileges(context.Context) finding {
-	actions := []string{"find", "insert", "update", "remove"}
 	state := x.cfg.MongoDB.State
-	wanted := []demand{{resource{db: state, coll: "watchers"}, []string{"changeStream"}}}
+	wanted := []privilege{{resource{db: state, coll: "watchers"}, []string{"changeStream"}}}
 	collections := stateCollections
 	if x.cfg.Slots > 1 {
 		collections = append(slices.Clone(collections), "slots")
 	}
-	var single []demand
+	var single []privilege
 	alike := true // all collections lack the same actions, so the grant is for the database
-	first := x.mongo.access.missing(resource{db: state, coll: stateCollections[0]}, actions...)
+	first := x.mongo.access.missing(resource{db: state, coll: stateCollections[0]}, readWrite...)
 	for _, coll := range collections {
 		on := resource{db: state, coll: coll}
-		single = append(single, demand{on, actions})
-		alike = alike && slices.Equal(first, x.mongo.access.missing(on, actions...))
+		single = append(single, privilege{on, readWrite})
+		alike = alike && slices.Equal(first, x.mongo.access.missing(on, readWrite...))
 	}
 
 	if alike && len(first) > 0 {
-		return x.checkPrivileges([]demand{{resource{db: state}, actions}}, wanted)
+		return x.checkPrivileges([]privilege{{resource{db: state}, readWrite}}, wanted)
 	}
 
 	// Without it, this process does not notice that the watcher has several slots.
 	if x.cfg.Slots <= 1 {
-		wanted = append(wanted, demand{resource{db: state, coll: "slots"}, []string{"find", "insert", "update"}})
+		wanted = append(wanted, privilege{resource{db: state, coll: "slots"}, []string{"find", "insert", "update"}})
 	}
 	return x.checkPrivileges(single, wanted)
 }
@@ -317,7 +310,7 @@ func (x *examination) checkClusterPrivileges(context.Context) finding {
 	if x.mongo.hello.mongos() {
 		return x.checkPrivileges(nil, nil)
 	}
-	return x.checkPrivileges(nil, []demand{{resource{cluster: true}, []string{"serverStatus", "replSetGetConfig"}}})
+	return x.checkPrivileges(nil, []privilege{{resource{cluster: true}, []string{"serverStatus", "replSetGetConfig"}}})
 }
 
 // watchedCollections returns the existing collections, and all collections that are configured without

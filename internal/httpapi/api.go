@@ -131,11 +131,6 @@ func nameSchema(t reflect.Type, hint string) string {
 	return name
 }
 
-// OpenAPI returns the description of the API, which is also served at /api/openapi.json.
-func OpenAPI() ([]byte, error) {
-	return newOperations(http.NewServeMux(), admin.Operator{}).OpenAPI().MarshalJSON()
-}
-
 // option changes an operation.
 type option func(*huma.Operation)
 

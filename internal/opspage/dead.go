@@ -14,10 +14,9 @@ import (
 // dead is the data of the list of dead letters.
 type dead struct {
 	admin.DeadPage
-	Groups      []admin.DeadGroup
-	Empty       bool // the filter has no condition
-	Stand       string
-	Collections []string
+	Groups []admin.DeadGroup
+	Empty  bool // the filter has no condition
+	Stand  string
 }
 
 // lettersPerPage is the default size of a page. It is small, because people read it on phones.
@@ -50,8 +49,6 @@ type letter struct {
 	admin.DeadLetter
 	Fields  []field
 	Payload string
-	As      string
-	Headers string
 	Shown   bool // the letter contains the payload
 }
 
