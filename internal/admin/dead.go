@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"reflect"
 	"slices"
 	"strings"
 	"time"
@@ -67,10 +68,7 @@ func (f DeadFilter) toQuery() (deadletter.Query, error) {
 	checkValue("source", f.Source, deadletter.FromRelay, deadletter.FromHandler)
 	checkValue("stand", f.RequeueStatus, "any", string(deadletter.Replayable), string(deadletter.Requeued))
 
-	if !f.From.IsZero() && !f.To.IsZero() && !f.From.Before(f.To) {
-		errs = append(errs, fmt.Errorf("the window from %s to %s is empty",
-			f.From.Format(time.RFC3339), f.To.Format(time.RFC3339)))
-	}
+	errs = append(errs, checkWindow(f.From, f.To))
 	for _, text := range f.IDs {
 		ids, err := parseIDValues(text)
 		if err != nil {
@@ -83,36 +81,37 @@ func (f DeadFilter) toQuery() (deadletter.Query, error) {
 
 // auditFields returns the filter for the events log, with at most 100 ids.
 func (f DeadFilter) auditFields() bson.D {
-	fields := bson.D{}
-	for _, c := range []struct{ name, value string }{
-		{"collection", f.Collection},
-		{"topic", f.Topic},
-		{"type", f.Type},
-		{"aggregate_type", f.AggregateType},
-		{"key", f.Key},
-		{"class", f.Class},
-		{"message", f.Message},
-		{"source", f.Source},
-		{"stand", f.RequeueStatus},
-	} {
-		if c.value != "" {
-			fields = append(fields, bson.E{Key: c.name, Value: c.value})
-		}
-	}
+	return setFields(bson.D{
+		{Key: "collection", Value: f.Collection},
+		{Key: "topic", Value: f.Topic},
+		{Key: "type", Value: f.Type},
+		{Key: "aggregate_type", Value: f.AggregateType},
+		{Key: "key", Value: f.Key},
+		{Key: "class", Value: f.Class},
+		{Key: "message", Value: f.Message},
+		{Key: "source", Value: f.Source},
+		{Key: "stand", Value: f.RequeueStatus},
+		{Key: "from", Value: f.From},
+		{Key: "to", Value: f.To},
+		{Key: "ids", Value: f.IDs[:min(len(f.IDs), 100)]},
+		{Key: "all", Value: f.All},
+	})
+}
 
-	if !f.From.IsZero() {
-		fields = append(fields, bson.E{Key: "from", Value: f.From})
+// setFields returns the fields whose value is not zero or empty.
+func setFields(fields bson.D) bson.D {
+	return slices.DeleteFunc(fields, func(e bson.E) bool {
+		v := reflect.ValueOf(e.Value)
+		return v.IsZero() || v.Kind() == reflect.Slice && v.Len() == 0
+	})
+}
+
+// checkWindow returns an error if both times are set and from is not before to.
+func checkWindow(from, to time.Time) error {
+	if from.IsZero() || to.IsZero() || from.Before(to) {
+		return nil
 	}
-	if !f.To.IsZero() {
-		fields = append(fields, bson.E{Key: "to", Value: f.To})
-	}
-	if len(f.IDs) > 0 {
-		fields = append(fields, bson.E{Key: "ids", Value: f.IDs[:min(len(f.IDs), 100)]})
-	}
-	if f.All {
-		fields = append(fields, bson.E{Key: "all", Value: true})
-	}
-	return fields
+	return invalidRequest("the window from %s to %s is empty", from.Format(time.RFC3339), to.Format(time.RFC3339))
 }
 
 // parseIDValues returns the BSON values that the text of an id may stand for: a string may look

@@ -68,15 +68,11 @@ func (f EventFilter) mongoFilter() bson.D {
 		filter = append(filter, bson.E{Key: "at", Value: at})
 	}
 
-	for _, c := range []struct{ field, value string }{
-		{"watcher", f.Watcher},
-		{"node", f.Node},
-		{"fields.actor", f.Actor},
-	} {
-		if c.value != "" {
-			filter = append(filter, bson.E{Key: c.field, Value: c.value})
-		}
-	}
+	filter = append(filter, setFields(bson.D{
+		{Key: "watcher", Value: f.Watcher},
+		{Key: "node", Value: f.Node},
+		{Key: "fields.actor", Value: f.Actor},
+	})...)
 	if len(f.Kinds) > 0 {
 		filter = append(filter, bson.E{Key: "kind", Value: bson.D{{Key: "$in", Value: f.Kinds}}})
 	}

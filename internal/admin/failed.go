@@ -73,10 +73,10 @@ func (w Waiting) Failed(ctx context.Context, collection string, limit int) ([]Fa
 func newFailedEnvelope(ns string, f *waiting.Failed) FailedEnvelope {
 	e := FailedEnvelope{
 		Collection: ns,
-		ID:         idText(f.ID),
+		ID:         canonicalText(f.ID),
 		Delivery:   f.Delivery,
 		Type:       truncateText(f.Type),
-		Key:        truncateText(idText(f.Key)),
+		Key:        truncateText(canonicalText(f.Key)),
 		Topics:     f.Pending,
 		Attempts:   f.Attempts,
 		NextAt:     f.NextAt,
@@ -89,21 +89,6 @@ func newFailedEnvelope(ns string, f *waiting.Failed) FailedEnvelope {
 		e.Topics = []string{}
 	}
 	return e
-}
-
-// idText returns the canonical text of an id or a key.
-func idText(v bson.RawValue) string {
-	switch v.Type {
-	case bson.TypeInt32, bson.TypeInt64:
-		return fmt.Sprint(v.AsInt64())
-
-	case bson.TypeString, bson.TypeObjectID, bson.TypeBinary:
-		var id event.ID
-		if id.UnmarshalBSONValue(byte(v.Type), v.Value) == nil {
-			return id.String()
-		}
-	}
-	return ""
 }
 
 // FailedOutcome counts the effects of an action on failed envelopes, or with a dry run the expected

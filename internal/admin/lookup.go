@@ -161,9 +161,8 @@ func (q LookupQuery) lookupFilters() ([]bson.D, *time.Time, error) {
 	if since.IsZero() {
 		since = time.Now().Add(-defaultLookupWindow)
 	}
-	if !q.To.IsZero() && !since.Before(q.To) {
-		return nil, nil, invalidRequest("the window from %s to %s is empty",
-			since.Format(time.RFC3339), q.To.Format(time.RFC3339))
+	if err := checkWindow(since, q.To); err != nil {
+		return nil, nil, err
 	}
 	window := bson.D{{Key: "$gte", Value: firstStampAt(since)}}
 	if !q.To.IsZero() {

@@ -36,8 +36,9 @@ type Operator struct {
 	Source  string // where the action was requested: cli, api or page; "" is not logged
 	Slot    string // restricts actions on the lease to one slot, such as "0of2"; "" means all slots (N28)
 
-	// Outboxes lists the collections that the watcher reads by its configuration. If it is nil, the
-	// registry supplies the collections that the watcher has read so far.
+	// Outboxes lists the collections that the configured watcher reads by its configuration, also if
+	// ForWatcher selects another watcher. Without it, or for another watcher, the registry supplies
+	// the collections that the watcher has read so far.
 	Outboxes      func(ctx context.Context) ([]outboxes.Outbox, error)
 	Node, Version string // of this process, for the ledger of migrations
 
@@ -86,9 +87,6 @@ func (o Operator) ForWatcher(watcher string) Operator {
 	if watcher != "" && watcher != o.Watcher {
 		o.configured = cmp.Or(o.configured, o.Watcher)
 		o.Watcher = watcher
-
-		// Outboxes lists the collections of the configured watcher.
-		o.Outboxes = nil
 	}
 	return o
 }

@@ -15,43 +15,43 @@ import (
 	"github.com/outrelay/outrelay/pkg/event"
 )
 
-// replayReply bounds one read of a replay: a collection without the index on ts is sorted before the first reply comes.
+// replayReply bounds one read of a replay. Without the index on ts, the server sorts the collection
+// before its first reply.
 const replayReply = 2 * time.Minute
 
-// replayQuery says which delivered envelopes are meant. Every list that is not empty narrows it.
+// replayQuery selects delivered envelopes. Every list that is not empty is a condition.
 type replayQuery struct {
 	Collections    []string       `bson:"collections"` // namespaces, in the order in which they are replayed
-	From           bson.Timestamp `bson:"from"`        // the first stamp
+	From           bson.Timestamp `bson:"from"`        // the first timestamp
 	Until          bson.Timestamp `bson:"until"`       // the last
 	IDs            []string       `bson:"ids,omitempty"`
 	Keys           []string       `bson:"keys,omitempty"`
 	Types          []string       `bson:"types,omitempty"`
 	AggregateTypes []string       `bson:"aggregateTypes,omitempty"`
-	Topics         []string       `bson:"topics,omitempty"` // not asked of MongoDB: the rules tell the topics
+	Topics         []string       `bson:"topics,omitempty"` // evaluated by the routing rules, not by MongoDB
 }
 
-// filter are the envelopes with a stamp in (after, until] that no exception and no schedule stands for.
+// filter selects the envelopes with a timestamp in (after, until] that are neither exceptions nor
+// scheduled.
 func (q replayQuery) filter(after, until bson.Timestamp) bson.D {
 	ts := bson.D{{Key: "$gt", Value: after}, {Key: "$lte", Value: until}}
 	if q.From.After(after) {
 		ts[0] = bson.E{Key: "$gte", Value: q.From}
 	}
+
 	d := bson.D{{Key: "ts", Value: ts}, {Key: "state", Value: nil}, {Key: "dueAt", Value: nil}}
 	if len(q.IDs) > 0 {
-		var ids bson.A
+		var ids []event.ID
 		for _, text := range q.IDs {
-			ids = append(ids, event.ParseID(text))
-			if other := event.NewID(text); other != event.ParseID(text) {
-				ids = append(ids, other)
-			}
+			ids = append(ids, parseIDs(text)...)
 		}
-		d = append(d, bson.E{Key: "_id", Value: in(ids)})
+		d = append(d, bson.E{Key: "_id", Value: anyOf(ids)})
 	}
 	if len(q.Types) > 0 {
-		d = append(d, bson.E{Key: "type", Value: in(q.Types)})
+		d = append(d, bson.E{Key: "type", Value: anyOf(q.Types)})
 	}
 	if len(q.AggregateTypes) > 0 {
-		d = append(d, bson.E{Key: "aggregatetype", Value: in(q.AggregateTypes)})
+		d = append(d, bson.E{Key: "aggregatetype", Value: anyOf(q.AggregateTypes)})
 	}
 	if len(q.Keys) > 0 {
 		var keys bson.A
@@ -59,30 +59,32 @@ func (q replayQuery) filter(after, until bson.Timestamp) bson.D {
 			keys = append(keys, purge.KeyForms(text)...)
 		}
 		d = append(d, bson.E{Key: "$or", Value: bson.A{
-			bson.D{{Key: "key", Value: in(keys)}},
-			bson.D{{Key: "key", Value: in(bson.A{nil, ""})}, {Key: "aggregateid", Value: in(keys)}},
+			bson.D{{Key: "key", Value: anyOf(keys)}},
+			bson.D{{Key: "key", Value: anyOf(bson.A{nil, ""})}, {Key: "aggregateid", Value: anyOf(keys)}},
 		}})
 	}
 	return d
 }
 
-func in(list any) bson.D { return bson.D{{Key: "$in", Value: list}} }
+func anyOf(list any) bson.D { return bson.D{{Key: "$in", Value: list}} }
 
-// replayGroup counts the envelopes that go the same way.
+// replayGroup counts the envelopes that have the same routing.
 type replayGroup struct {
 	AggregateType string
 	Type          string
-	Topic         string // that the envelopes name themselves; "" where the rules decide
+	Topic         string // the topic that the envelopes name; "" if the rules select it
 	N             int64
 }
 
-// countReplay counts what the query finds in coll now, by all that decides where an envelope goes.
+// countReplay counts the matching envelopes by all fields that determine their routing.
 func countReplay(ctx context.Context, coll *mongo.Collection, q replayQuery) ([]replayGroup, error) {
 	text := func(field string) bson.D { return bson.D{{Key: "$ifNull", Value: bson.A{field, ""}}} }
 	cur, err := mongodb.Majority(coll).Aggregate(ctx, mongo.Pipeline{
 		{{Key: "$match", Value: q.filter(bson.Timestamp{}, q.Until)}},
 		{{Key: "$group", Value: bson.D{
-			{Key: "_id", Value: bson.D{{Key: "a", Value: text("$aggregatetype")}, {Key: "t", Value: text("$type")}, {Key: "o", Value: text("$topic")}}},
+			{Key: "_id", Value: bson.D{
+				{Key: "a", Value: text("$aggregatetype")}, {Key: "t", Value: text("$type")}, {Key: "o", Value: text("$topic")},
+			}},
 			{Key: "n", Value: bson.D{{Key: "$sum", Value: 1}}},
 		}}},
 		{{Key: "$sort", Value: bson.D{{Key: "n", Value: -1}, {Key: "_id", Value: 1}}}},
@@ -90,6 +92,7 @@ func countReplay(ctx context.Context, coll *mongo.Collection, q replayQuery) ([]
 	if err != nil {
 		return nil, mongodb.Refusal(err, "counting envelopes of "+mongodb.Namespace(coll), "find", mongodb.Namespace(coll))
 	}
+
 	var rows []struct {
 		ID struct{ A, T, O bson.RawValue } `bson:"_id"`
 		N  int64                           `bson:"n"`
@@ -97,6 +100,7 @@ func countReplay(ctx context.Context, coll *mongo.Collection, q replayQuery) ([]
 	if err := cur.All(ctx, &rows); err != nil {
 		return nil, fmt.Errorf("counting envelopes of %s: %w", mongodb.Namespace(coll), err)
 	}
+
 	out := make([]replayGroup, len(rows))
 	for i, r := range rows {
 		out[i].N = r.N
@@ -104,19 +108,24 @@ func countReplay(ctx context.Context, coll *mongo.Collection, q replayQuery) ([]
 		out[i].Type, _ = r.ID.T.StringValueOK()
 		out[i].Topic, _ = r.ID.O.StringValueOK()
 	}
+
 	return out, nil
 }
 
-// readEnvelopes reads, in the order of their stamps, up to limit envelopes behind after, as whole as routing needs them: with
-// null for a payload and without headers. It never breaks a run of equal stamps apart, so there may be more. seen is a
-// time of the cluster up to which everything that was read is committed. N21: a majority read on the primary.
-func readEnvelopes(ctx context.Context, coll *mongo.Collection, q replayQuery, after bson.Timestamp, limit int) (docs []bson.Raw, seen bson.Timestamp, err error) {
+// readEnvelopes reads up to limit envelopes after a timestamp, in the order of their timestamps. It
+// reads the fields that routing needs, with null for a payload and without headers. It never splits
+// envelopes with the same timestamp, so there may be more than limit. All envelopes that it read were
+// committed before the cluster time seen. N21: a majority read on the primary.
+func readEnvelopes(
+	ctx context.Context, coll *mongo.Collection, q replayQuery, after bson.Timestamp, limit int,
+) (docs []bson.Raw, seen bson.Timestamp, err error) {
 	ctx, cancel := context.WithTimeout(ctx, replayReply)
 	defer cancel()
 	sess, err := coll.Database().Client().StartSession()
 	if err != nil {
 		return nil, seen, fmt.Errorf("starting a session: %w", err)
 	}
+
 	defer sess.EndSession(context.WithoutCancel(ctx))
 	ctx = mongo.NewSessionContext(ctx, sess)
 	docs, err = findEnvelopesToReplay(ctx, coll, q.filter(after, q.Until), limit+1)
@@ -126,16 +135,21 @@ func readEnvelopes(ctx context.Context, coll *mongo.Collection, q replayQuery, a
 		for n > 0 && parseStamp(docs[n-1]) == last {
 			n--
 		}
-		if docs = docs[:n]; n == 0 { // copied documents share a stamp: all of them at once
+
+		docs = docs[:n]
+
+		// Copied documents share a timestamp, and are read all at once.
+		if n == 0 {
 			docs, err = findEnvelopesToReplay(ctx, coll, q.filter(beforeStamp(last), last), 0)
 		}
 	}
 	if err != nil {
 		return nil, seen, err
 	}
+
 	at := sess.OperationTime()
 	if at == nil {
-		return nil, seen, errors.New("reading envelopes to replay: the server tells no time; a replica set is needed")
+		return nil, seen, errors.New("reading envelopes to replay: the server returns no cluster time; a replica set is required")
 	}
 	return docs, *at, nil
 }
@@ -153,7 +167,8 @@ var replayFields = bson.D{
 }
 
 func findEnvelopesToReplay(ctx context.Context, coll *mongo.Collection, filter bson.D, limit int) ([]bson.Raw, error) {
-	cur, err := mongodb.Majority(coll).Find(ctx, filter, options.Find().SetSort(bson.D{{Key: "ts", Value: 1}}).SetLimit(int64(limit)).SetProjection(replayFields).SetAllowDiskUse(true))
+	cur, err := mongodb.Majority(coll).Find(ctx, filter,
+		options.Find().SetSort(bson.D{{Key: "ts", Value: 1}}).SetLimit(int64(limit)).SetProjection(replayFields).SetAllowDiskUse(true))
 	if err != nil {
 		return nil, mongodb.Refusal(err, "reading envelopes of "+mongodb.Namespace(coll), "find", mongodb.Namespace(coll))
 	}
@@ -164,7 +179,7 @@ func findEnvelopesToReplay(ctx context.Context, coll *mongo.Collection, filter b
 	return docs, nil
 }
 
-// beforeStamp is the greatest timestamp below t, which is not zero.
+// beforeStamp returns the greatest timestamp below t. t must not be zero.
 func beforeStamp(t bson.Timestamp) bson.Timestamp {
 	if t.I > 0 {
 		return bson.Timestamp{T: t.T, I: t.I - 1}

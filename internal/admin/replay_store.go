@@ -17,25 +17,27 @@ import (
 
 // The states of a replay.
 const (
-	ReplayRunning   = "running" // or broken off: it can be resumed
-	ReplayDone      = "done"    // all that it found is queued
+	ReplayRunning   = "running" // or interrupted: it can be resumed
+	ReplayDone      = "done"    // all found envelopes are queued
 	ReplayCancelled = "cancelled"
 )
 
-const codeBadValue = 2 // of a hint to an index that is not there
+const codeBadValue = 2 // returned for a hint to an index that does not exist
 
 func asLiteral(v any) bson.D { return bson.D{{Key: "$literal", Value: v}} }
 
-// ErrReplayMoved says that another process goes on with the replay, or ended it.
+// ErrReplayMoved is returned if another process runs the replay, or has ended it.
 var ErrReplayMoved = errors.New("another process moved the replay")
 
-// replayCursor is how far a replay came: the collections before At are done, and of that one every stamp up to TS.
+// replayCursor is the progress of a replay: the collections before At are done, and all timestamps up
+// to TS of the collection At.
 type replayCursor struct {
-	At int            `bson:"at"` // into the collections of the query
+	At int            `bson:"at"` // index into the collections of the query
 	TS bson.Timestamp `bson:"ts"`
 }
 
-// storedReplay is one document of `replays` in the state database. Its times are the server's.
+// storedReplay is a document of the collection replays in the state database. Its times are server
+// times.
 type storedReplay struct {
 	ID         string       `bson:"_id"`
 	Watcher    string       `bson:"watcher"`
@@ -43,45 +45,46 @@ type storedReplay struct {
 	State      string       `bson:"state"`
 	Actor      string       `bson:"actor"`
 	Cursor     replayCursor `bson:"cursor"`
-	Batch      string       `bson:"batch"`   // of the latest transaction
+	Batch      string       `bson:"batch"`   // name of the latest batch
 	Found      int64        `bson:"found"`   // when it was ordered
-	Queued     int64        `bson:"queued"`  // handed to the relay so far
-	Skipped    int64        `bson:"skipped"` // found and left out: expired, malformed, or routed to none of the topics
-	Rate       float64      `bson:"rate"`    // envelopes a second; 0 is unlimited
+	Queued     int64        `bson:"queued"`  // for the relay to send
+	Skipped    int64        `bson:"skipped"` // expired, malformed, or routed to none of the topics
+	Rate       float64      `bson:"rate"`    // envelopes per second; 0 means no limit
 	StartedAt  time.Time    `bson:"startedAt"`
 	UpdatedAt  time.Time    `bson:"updatedAt"`
 	FinishedAt *time.Time   `bson:"finishedAt,omitempty"`
 }
 
-// replayStore is `replays` of the state database: what was replayed, and where one that broke off goes on.
+// replayStore is the collection replays of the state database.
 type replayStore struct {
 	state *mongo.Database
 	coll  *mongo.Collection
 }
 
-// newReplayStore keeps them in the state database.
 func newReplayStore(state *mongo.Database) *replayStore {
 	return &replayStore{state: state, coll: mongodb.Majority(state.Collection("replays"))}
 }
 
-// Start writes a new replay down; its times are set by the server.
+// Start stores a new replay. The server sets its times.
 func (r *replayStore) Start(ctx context.Context, p storedReplay) error {
 	p.State = ReplayRunning
 	raw, err := bson.Marshal(p)
 	if err != nil {
 		return fmt.Errorf("writing replay %s: %w", p.ID, err)
 	}
-	// An upsert, because an insert could carry a client's time only.
-	_, err = r.coll.UpdateOne(ctx, bson.D{{Key: "_id", Value: p.ID}}, mongo.Pipeline{{{Key: "$replaceWith", Value: bson.D{{Key: "$mergeObjects", Value: bson.A{
-		asLiteral(bson.Raw(raw)), bson.D{{Key: "startedAt", Value: "$$NOW"}, {Key: "updatedAt", Value: "$$NOW"}},
-	}}}}}}, options.UpdateOne().SetUpsert(true))
+
+	// An insert could contain only the time of the client.
+	times := bson.D{{Key: "startedAt", Value: "$$NOW"}, {Key: "updatedAt", Value: "$$NOW"}}
+	document := bson.D{{Key: "$mergeObjects", Value: bson.A{asLiteral(bson.Raw(raw)), times}}}
+	_, err = r.coll.UpdateOne(ctx, bson.D{{Key: "_id", Value: p.ID}},
+		mongo.Pipeline{{{Key: "$replaceWith", Value: document}}}, options.UpdateOne().SetUpsert(true))
 	if err != nil {
 		return mongodb.Refusal(err, "writing replay "+p.ID, "find, insert and update", mongodb.Namespace(r.coll))
 	}
 	return nil
 }
 
-// Get reads one; [mongodb.ErrNotFound] if there is none.
+// Get returns a replay, or [mongodb.ErrNotFound].
 func (r *replayStore) Get(ctx context.Context, id string) (storedReplay, error) {
 	var p storedReplay
 	err := r.coll.FindOne(ctx, bson.D{{Key: "_id", Value: id}}).Decode(&p)
@@ -94,16 +97,15 @@ func (r *replayStore) Get(ctx context.Context, id string) (storedReplay, error) 
 	return p, nil
 }
 
-// List returns the latest n of a watcher, or of all for "".
+// List returns the latest n replays of a watcher.
 func (r *replayStore) List(ctx context.Context, watcher string, n int64) ([]storedReplay, error) {
-	filter := bson.D{}
-	if watcher != "" {
-		filter = bson.D{{Key: "watcher", Value: watcher}}
-	}
-	cur, err := r.coll.Find(ctx, filter, options.Find().SetSort(bson.D{{Key: "startedAt", Value: -1}, {Key: "_id", Value: -1}}).SetLimit(n))
+	filter := bson.D{{Key: "watcher", Value: watcher}}
+	cur, err := r.coll.Find(ctx, filter,
+		options.Find().SetSort(bson.D{{Key: "startedAt", Value: -1}, {Key: "_id", Value: -1}}).SetLimit(n))
 	if err != nil {
 		return nil, mongodb.Refusal(err, "listing replays", "find", mongodb.Namespace(r.coll))
 	}
+
 	out := []storedReplay{}
 	if err := cur.All(ctx, &out); err != nil {
 		return nil, fmt.Errorf("listing replays: %w", err)
@@ -111,10 +113,11 @@ func (r *replayStore) List(ctx context.Context, watcher string, n int64) ([]stor
 	return out, nil
 }
 
-// End makes a running replay done or cancelled, and counts what was skipped last. One that is ended already is
-// [ErrReplayMoved].
+// End sets the final state of a running replay, and adds to the skipped envelopes. It returns
+// [ErrReplayMoved] if the replay has ended already.
 func (r *replayStore) End(ctx context.Context, id, state string, skipped int64) error {
-	res, err := r.coll.UpdateOne(ctx, bson.D{{Key: "_id", Value: id}, {Key: "state", Value: ReplayRunning}}, mongo.Pipeline{{{Key: "$set", Value: bson.D{
+	running := bson.D{{Key: "_id", Value: id}, {Key: "state", Value: ReplayRunning}}
+	res, err := r.coll.UpdateOne(ctx, running, mongo.Pipeline{{{Key: "$set", Value: bson.D{
 		{Key: "state", Value: state},
 		{Key: "updatedAt", Value: "$$NOW"},
 		{Key: "finishedAt", Value: "$$NOW"},
@@ -123,6 +126,7 @@ func (r *replayStore) End(ctx context.Context, id, state string, skipped int64) 
 	if err != nil {
 		return mongodb.Refusal(err, "ending replay "+id, "find and update", mongodb.Namespace(r.coll))
 	}
+
 	if res.MatchedCount == 0 {
 		return fmt.Errorf("ending replay %s: %w", id, ErrReplayMoved)
 	}
@@ -132,39 +136,46 @@ func (r *replayStore) End(ctx context.Context, id, state string, skipped int64) 
 // requeue is one envelope that a replay sends again.
 type requeue struct {
 	ID      bson.RawValue
-	TS      bson.Timestamp // its stamp; the envelope is left alone if it has another by now
-	Key     string         // canonical text of its ordering key, if the envelope names none; else ""
-	Pending []string       // topics that get it; nil: all that it routes to
+	TS      bson.Timestamp // the envelope is not changed if it has another timestamp by now
+	Key     string         // canonical text of its ordering key if the envelope has no key, otherwise ""
+	Pending []string       // topics that get it; nil means all that it routes to
 }
 
-// replayBatch is what one transaction does: it queues the envelopes of one collection, and moves the cursor.
+// replayBatch is one transaction, which queues envelopes of one collection and moves the cursor.
 type replayBatch struct {
-	Name      string // unique; a transaction whose outcome was unknown is known again by it
+	Name      string // unique; identifies a repeated transaction whose outcome was unknown
 	NS        string
 	From, To  replayCursor
 	Envelopes []requeue // at most 1,000
-	Skipped   int64     // that were read beside them
+	Skipped   int64     // envelopes that were read with them and left out
 }
 
-// Queue writes one batch in one transaction and returns how many envelopes it queued, those that have the stamp still and
-// are no exception meanwhile; and for how long the owner could not renew meanwhile. If the cursor is not at From it writes nothing: [ErrReplayMoved].
+// Queue writes one batch in one transaction. It returns the number of queued envelopes, and how long
+// the owner could not renew. It leaves out envelopes whose timestamp has changed or that are exceptions
+// by now. If the cursor is not at From, it writes nothing and returns [ErrReplayMoved].
 //
-// N18: a queued envelope is an exception in state retry, due at once, with its next delivery number. It gets a new stamp,
-// because retention counts from its latest delivery, so the same replay never finds it twice. Its `pos` is made of the
-// stamp it had, so within a key the order is the old one.
-func (r *replayStore) Queue(ctx context.Context, id string, watcher string, b replayBatch) (queued int64, held time.Duration, err error) {
+// N18: a queued envelope is an exception in state retry, due immediately, with its next delivery
+// number. It gets a new timestamp, because retention counts from the latest delivery. So the same
+// replay never finds it twice. Its pos contains the previous timestamp, which keeps the order within a
+// key.
+func (r *replayStore) Queue(
+	ctx context.Context, id, watcher string, b replayBatch,
+) (queued int64, held time.Duration, err error) {
 	coll, err := outboxes.Outboxed(r.state.Client(), b.NS)
 	if err != nil {
 		return 0, 0, err
 	}
+
 	seal, err := outboxes.NewRegistry(r.state.Collection("collections")).Seal(ctx)
 	if err != nil {
 		return 0, 0, fmt.Errorf("replay %s: %w", id, err)
 	}
+
 	models := make([]mongo.WriteModel, len(b.Envelopes))
 	for i := range b.Envelopes {
 		models[i] = b.Envelopes[i].update(id, seal)
 	}
+
 	again := false
 	err = mongodb.Foreign(ctx, r.state, watcher, []string{b.NS}, func(tx context.Context) error {
 		began := time.Now()
@@ -175,29 +186,34 @@ func (r *replayStore) Queue(ctx context.Context, id string, watcher string, b re
 			again = err == nil
 			return err
 		}
+
 		if len(models) > 0 {
 			res, err := coll.BulkWrite(tx, models)
 			if err != nil {
 				return mongodb.Refusal(err, "queueing envelopes of "+b.NS, "find and update", b.NS)
 			}
+
 			queued = res.MatchedCount
 		}
-		_, err = r.coll.UpdateOne(tx, bson.D{{Key: "_id", Value: id}}, bson.D{{Key: "$inc", Value: bson.D{{Key: "queued", Value: queued}, {Key: "skipped", Value: b.Skipped}}}})
+		_, err = r.coll.UpdateOne(tx, bson.D{{Key: "_id", Value: id}},
+			bson.D{{Key: "$inc", Value: bson.D{{Key: "queued", Value: queued}, {Key: "skipped", Value: b.Skipped}}}})
 		if err != nil {
 			return fmt.Errorf("counting for replay %s: %w", id, err)
 		}
+
 		return nil
 	})
 	if err != nil {
 		return 0, held, fmt.Errorf("replay %s: %w", id, err)
 	}
+
 	if again {
-		queued = int64(len(b.Envelopes)) // the counts are in the document
+		queued = int64(len(b.Envelopes)) // the document has the exact count
 	}
 	return queued, held, nil
 }
 
-// move is false if this very batch was committed before.
+// move moves the cursor. It returns false if this batch was committed before.
 func (r *replayStore) move(tx context.Context, id string, b replayBatch) (bool, error) {
 	var p struct {
 		State  string       `bson:"state"`
@@ -207,12 +223,14 @@ func (r *replayStore) move(tx context.Context, id string, b replayBatch) (bool, 
 	if err := r.coll.FindOne(tx, bson.D{{Key: "_id", Value: id}}).Decode(&p); err != nil {
 		return false, mongodb.Refusal(err, "reading replay "+id, "find", mongodb.Namespace(r.coll))
 	}
+
 	switch {
 	case p.Batch == b.Name:
 		return false, nil
 	case p.State != ReplayRunning || p.Cursor != b.From:
 		return false, ErrReplayMoved
 	}
+
 	_, err := r.coll.UpdateOne(tx, bson.D{{Key: "_id", Value: id}}, mongo.Pipeline{{{Key: "$set", Value: bson.D{
 		{Key: "cursor", Value: asLiteral(b.To)}, {Key: "batch", Value: asLiteral(b.Name)}, {Key: "updatedAt", Value: "$$NOW"},
 	}}}})
@@ -222,13 +240,14 @@ func (r *replayStore) move(tx context.Context, id string, b replayBatch) (bool, 
 	return true, nil
 }
 
-// update is the write to one envelope.
+// update returns the write that queues one envelope.
 func (q *requeue) update(replay string, seal []byte) mongo.WriteModel {
+	delivery := bson.D{{Key: "$ifNull", Value: bson.A{"$delivery", int32(0)}}}
 	set := bson.D{
 		{Key: "state", Value: "retry"},
 		{Key: "nextAt", Value: "$$NOW"},
 		{Key: "attempts", Value: asLiteral(int32(0))},
-		{Key: "delivery", Value: bson.D{{Key: "$add", Value: bson.A{bson.D{{Key: "$ifNull", Value: bson.A{"$delivery", int32(0)}}}, int32(1)}}}},
+		{Key: "delivery", Value: bson.D{{Key: "$add", Value: bson.A{delivery, int32(1)}}}},
 		{Key: "origin", Value: outboxes.OriginReplay},
 		{Key: "replayOf", Value: asLiteral(replay)},
 		{Key: "seal", Value: seal},
@@ -245,23 +264,27 @@ func (q *requeue) update(replay string, seal []byte) mongo.WriteModel {
 		drop = append(drop, "pending")
 	}
 	return mongo.NewUpdateOneModel().
-		SetFilter(bson.D{{Key: "_id", Value: q.ID}, {Key: "ts", Value: q.TS}, {Key: "state", Value: nil}, {Key: "dueAt", Value: nil}}).
+		SetFilter(bson.D{
+			{Key: "_id", Value: q.ID}, {Key: "ts", Value: q.TS}, {Key: "state", Value: nil}, {Key: "dueAt", Value: nil},
+		}).
 		SetUpdate(mongo.Pipeline{{{Key: "$set", Value: set}}, {{Key: "$unset", Value: drop}}})
 }
 
-// Outstanding counts, up to limit, what the replay queued in coll and the relay has not finished: by the index for that
-// alone, or where it is missing by that of all exceptions.
+// Outstanding counts the envelopes that the replay has queued in a collection and that the relay has
+// not settled, up to limit. Without the index for that, it uses the index of all exceptions.
 func (r *replayStore) Outstanding(ctx context.Context, id string, ns string, limit int64) (int64, error) {
 	coll, err := outboxes.Outboxed(r.state.Client(), ns)
 	if err != nil {
 		return 0, err
 	}
+
 	mine := bson.D{{Key: "origin", Value: outboxes.OriginReplay}, {Key: "replayOf", Value: id}}
 	opts := options.Count().SetLimit(max(limit, 1))
 	n, err := mongodb.Majority(coll).CountDocuments(ctx, mine, opts.SetHint(mongodb.ReplayIndex))
 	var server mongo.ServerError
 	if errors.As(err, &server) && server.HasErrorCode(codeBadValue) {
-		mine = append(mine, bson.E{Key: "state", Value: bson.D{{Key: "$in", Value: bson.A{event.StateRetry, event.StateBlocked, event.StateParked}}}})
+		mine = append(mine,
+			bson.E{Key: "state", Value: bson.D{{Key: "$in", Value: bson.A{event.StateRetry, event.StateBlocked, event.StateParked}}}})
 		n, err = mongodb.Majority(coll).CountDocuments(ctx, mine, options.Count().SetLimit(max(limit, 1)))
 	}
 	if err != nil {

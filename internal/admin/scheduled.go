@@ -268,9 +268,8 @@ func (s Schedule) findOutboxes(
 		DueBefore:     f.To,
 		All:           f.All,
 	}
-	if !f.From.IsZero() && !f.To.IsZero() && !f.From.Before(f.To) {
-		return query, nil, fmt.Errorf("the window from %s to %s is empty",
-			f.From.Format(time.RFC3339), f.To.Format(time.RFC3339))
+	if err := checkWindow(f.From, f.To); err != nil {
+		return query, nil, err
 	}
 	for _, text := range f.IDs {
 		if text == "" {
@@ -303,25 +302,12 @@ func (f ScheduledFilter) Empty() bool {
 
 // auditFields returns the filter for the events log, with at most 100 ids.
 func (f ScheduledFilter) auditFields() bson.D {
-	fields := bson.D{}
-	for _, c := range []struct{ name, value string }{
-		{"collection", f.Collection},
-		{"type", f.Type},
-		{"aggregate_type", f.AggregateType},
-	} {
-		if c.value != "" {
-			fields = append(fields, bson.E{Key: c.name, Value: c.value})
-		}
-	}
-
-	if !f.From.IsZero() {
-		fields = append(fields, bson.E{Key: "due_from", Value: f.From})
-	}
-	if !f.To.IsZero() {
-		fields = append(fields, bson.E{Key: "due_before", Value: f.To})
-	}
-	if len(f.IDs) > 0 {
-		fields = append(fields, bson.E{Key: "ids", Value: f.IDs[:min(len(f.IDs), 100)]})
-	}
-	return fields
+	return setFields(bson.D{
+		{Key: "collection", Value: f.Collection},
+		{Key: "type", Value: f.Type},
+		{Key: "aggregate_type", Value: f.AggregateType},
+		{Key: "due_from", Value: f.From},
+		{Key: "due_before", Value: f.To},
+		{Key: "ids", Value: f.IDs[:min(len(f.IDs), 100)]},
+	})
 }

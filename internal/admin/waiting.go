@@ -169,10 +169,10 @@ func newWaitingEnvelope(ns string, raw bson.Raw) WaitingEnvelope {
 
 	e := WaitingEnvelope{
 		Collection: ns,
-		ID:         idText(raw.Lookup("_id")),
+		ID:         canonicalText(raw.Lookup("_id")),
 		Delivery:   number("delivery"),
 		Type:       text("type"),
-		Key:        truncateText(idText(raw.Lookup("key"))),
+		Key:        truncateText(canonicalText(raw.Lookup("key"))),
 		State:      text("state"),
 		Topics:     []string{},
 		Origin:     text("origin"),

@@ -8,12 +8,13 @@ import (
 	"github.com/outrelay/outrelay/internal/config"
 )
 
-// expiresSoon is when the end of a certificate becomes a finding: renewals that work by themselves have happened by then.
+// expiresSoon is the remaining time below which a certificate is a finding. Automatic renewals happen
+// earlier.
 const expiresSoon = 14 * 24 * time.Hour
 
-// certificates looks at what this side shows and trusts.
-func (x *examination) certificates(context.Context) finding {
-	worst := fine("no files of certificates are configured")
+// checkCertificates checks the expiry of the configured certificates and authorities.
+func (x *examination) checkCertificates(context.Context) finding {
+	worst := passed("no files of certificates are configured")
 	for _, one := range []struct {
 		key string
 		tls *config.TLS
@@ -22,21 +23,23 @@ func (x *examination) certificates(context.Context) finding {
 		if end.IsZero() {
 			continue
 		}
+
 		left, when := time.Until(end), end.UTC().Format(time.DateTime)
 		const fix = "replace the file; it is read again for the next connection, without a restart"
 		switch {
 		case left <= 0:
 			return failed(fix, "%s: the certificate in %s expired at %s", one.key, file, when)
 		case left < expiresSoon:
-			worst = warned(fix, "%s: the certificate in %s expires at %s, in %s", one.key, file, when, days(left))
+			worst = warned(fix, "%s: the certificate in %s expires at %s, in %s", one.key, file, when,
+				formatDays(left))
 		case worst.status == OK:
-			worst = fine("valid until %s at least", when)
+			worst = passed("valid until %s at least", when)
 		}
 	}
 	return worst
 }
 
-func days(d time.Duration) string {
+func formatDays(d time.Duration) string {
 	if d < 48*time.Hour {
 		return d.Round(time.Hour).String()
 	}

@@ -28,10 +28,10 @@ import (
 	"github.com/outrelay/outrelay/internal/logging"
 )
 
-// selection is how long a primary is waited for: long enough for the reasons of every host to be known.
+// selection is how long to wait for a primary. It is long enough to learn the reason of every host.
 const selection = 4 * time.Second
 
-// mongoFacts are what the steps about MongoDB learn from each other.
+// mongoFacts are the results that the steps about MongoDB share.
 type mongoFacts struct {
 	client   *mongo.Client
 	opts     *options.ClientOptions
@@ -41,8 +41,8 @@ type mongoFacts struct {
 	outboxes outboxFacts
 }
 
-// connect makes the client; it does no I/O, except that a mongodb+srv address asks DNS.
-func (x *examination) connect() error {
+// connectMongo creates the client. It does no I/O, except a DNS lookup for a mongodb+srv address.
+func (x *examination) connectMongo() error {
 	m := &x.mongo
 	m.seen = &sightings{last: map[string]sighting{}}
 	m.opts = options.Client().ApplyURI(x.cfg.MongoDB.URI.Reveal()).
@@ -53,36 +53,39 @@ func (x *examination) connect() error {
 	if err := app.SecureMongo(m.opts, x.cfg.MongoDB.TLS, slog.New(slog.DiscardHandler), nil); err != nil {
 		return err
 	}
-	own := *m.opts // the concerns of the address are a finding of their own, and not those of the relay's reads
+
+	// Like the relay, the reads ignore the concerns of the address. They are a separate finding.
+	own := *m.opts
 	own.SetReadConcern(readconcern.Majority()).SetReadPreference(readpref.Primary())
 	var err error
 	m.client, err = mongo.Connect(&own)
 	return err
 }
 
-func (x *examination) disconnect() {
+func (x *examination) disconnectMongo() {
 	if x.mongo.client == nil {
 		return
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
 	defer cancel()
-	_ = x.mongo.client.Disconnect(ctx) // nothing is left to be done with it
+	_ = x.mongo.client.Disconnect(ctx)
 }
 
-// admin runs a command on the admin database.
-func (x *examination) admin(ctx context.Context, cmd bson.D, into any) error {
+// runAdminCommand runs a command on the database admin.
+func (x *examination) runAdminCommand(ctx context.Context, cmd bson.D, into any) error {
 	ctx, cancel := context.WithTimeout(ctx, selection+time.Second)
 	defer cancel()
 	return x.mongo.client.Database("admin").RunCommand(ctx, cmd).Decode(into)
 }
 
-// sighting is what the driver last saw of a host.
+// sighting is the last information of the driver about a host.
 type sighting struct {
 	kind, set string
 	err       error
 }
 
-// sightings are kept because the error of a failed selection only has the reasons as text.
+// sightings records the sighting of each host. The error of a failed server selection contains the
+// reasons only as text.
 type sightings struct {
 	mu   sync.Mutex
 	last map[string]sighting
@@ -92,13 +95,15 @@ func (s *sightings) monitor() *event.ServerMonitor {
 	return &event.ServerMonitor{
 		ServerDescriptionChanged: func(e *event.ServerDescriptionChangedEvent) {
 			if e.NewDescription.Kind == "Unknown" {
-				return // the failed heartbeat says more
+				return // the failed heartbeat has the reason
 			}
+
 			s.put(e.Address.String(), sighting{kind: e.NewDescription.Kind, set: e.NewDescription.SetName})
 		},
 		ServerHeartbeatFailed: func(e *event.ServerHeartbeatFailedEvent) {
 			host, _, _ := strings.Cut(e.ConnectionID, "[")
-			if !errors.Is(e.Failure, context.Canceled) { // the driver gives up a heartbeat when it removes a host
+			// The driver cancels a heartbeat when it removes a host.
+			if !errors.Is(e.Failure, context.Canceled) {
 				s.put(host, sighting{err: e.Failure})
 			}
 		},
@@ -117,7 +122,7 @@ func (s *sightings) all() map[string]sighting {
 	return maps.Clone(s.last)
 }
 
-// helloReply is what a server says of itself to anyone.
+// helloReply is the reply to hello, which requires no login.
 type helloReply struct {
 	SetName   string    `bson:"setName"`
 	Msg       string    `bson:"msg"` // isdbgrid for a mongos
@@ -125,61 +130,69 @@ type helloReply struct {
 	Hosts     []string  `bson:"hosts"`
 	Passives  []string  `bson:"passives"`
 	Arbiters  []string  `bson:"arbiters"`
-	Ghost     bool      `bson:"isreplicaset"` // started with --replSet and not initiated
+	Ghost     bool      `bson:"isreplicaset"` // started with --replSet, but not initiated
 	Wire      int       `bson:"maxWireVersion"`
 	LocalTime time.Time `bson:"localTime"`
 }
 
 func (h helloReply) mongos() bool { return h.Msg == "isdbgrid" }
 
-func (x *examination) reach(ctx context.Context) finding {
+func (x *examination) checkConnection(ctx context.Context) finding {
 	m := &x.mongo
-	if err := x.connect(); err != nil {
+	if err := x.connectMongo(); err != nil {
 		if bad, ok := errors.AsType[*config.Problems](err); ok {
 			return failed("correct mongodb.tls in the configuration", "%v", bad)
 		}
-		if certain, f := explain(err); certain {
+
+		if certain, f := explainConnection(err); certain {
 			return f
 		}
+
 		return failed("correct mongodb.uri", "the driver refuses the address: %s", logging.Clean(err.Error()))
 	}
-	if err := x.admin(ctx, bson.D{{Key: "hello", Value: 1}}, &m.hello); err != nil {
-		return x.unreachable(err)
+
+	if err := x.runAdminCommand(ctx, bson.D{{Key: "hello", Value: 1}}, &m.hello); err != nil {
+		return x.explainUnreachable(err)
 	}
-	// hello needs no login in itself; the driver logs in before it, and this makes sure that the login holds.
+
+	// hello succeeds without a login. ping makes sure that the login works.
 	began := time.Now()
 	var pong bson.Raw
-	if err := x.admin(ctx, bson.D{{Key: "ping", Value: 1}}, &pong); err != nil {
-		return x.unreachable(err)
+	if err := x.runAdminCommand(ctx, bson.D{{Key: "ping", Value: 1}}, &pong); err != nil {
+		return x.explainUnreachable(err)
 	}
-	return fine("%s answers in %v", few(m.opts.Hosts, 3), time.Since(began).Round(100*time.Microsecond))
+	return passed("%s answers in %v", joinFew(m.opts.Hosts, 3), time.Since(began).Round(100*time.Microsecond))
 }
 
-// unreachable explains why there is no answer.
-func (x *examination) unreachable(err error) finding {
-	switch code := codeOf(err); code {
+// explainUnreachable returns the reason why MongoDB does not respond.
+func (x *examination) explainUnreachable(err error) finding {
+	switch code := serverCode(err); code {
 	case 18, 11, 8000:
 		return failed("correct user and password in mongodb.uri, and authSource, the database that the user is defined in\ncharacters such as : / ? # [ ] @ % have to be percent-encoded",
 			"the server refuses the user or the password (%d)", code)
 	case 13:
 		return failed("give a user and a password in mongodb.uri", "the server wants a login (13)")
 	}
-	if certain, f := explain(err); certain {
+
+	if certain, f := explainConnection(err); certain {
 		return f
 	}
+
 	seen := x.mongo.seen.all()
 	for _, host := range slices.Sorted(maps.Keys(seen)) {
-		if f, ok := x.misfit(host, seen[host]); ok {
+		if f, ok := x.explainMismatch(host, seen[host]); ok {
 			return f
 		}
 	}
+
 	var reasons, fixes []string
 	for _, host := range slices.Sorted(maps.Keys(seen)) {
 		if seen[host].err == nil {
 			continue
 		}
-		_, f := explain(seen[host].err)
-		if t := x.cfg.MongoDB.TLS; t != nil && t.Cert != "" && hungUp(seen[host].err) {
+
+		_, f := explainConnection(seen[host].err)
+		if t := x.cfg.MongoDB.TLS; t != nil && t.Cert != "" && isHangUp(seen[host].err) {
 			f = failed("set mongodb.tls.cert and mongodb.tls.key to a certificate that the server trusts; if it does not speak TLS, remove mongodb.tls",
 				"the server hangs up when TLS begins: it refuses the certificate that it is shown, or does not speak TLS")
 		}
@@ -188,76 +201,89 @@ func (x *examination) unreachable(err error) finding {
 			fixes = append(fixes, f.fix)
 		}
 	}
+
 	if len(reasons) > 0 {
-		return failed(lines(fixes, 3), "%s", few(reasons, 5))
+		return failed(joinLines(fixes, 3), "%s", joinFew(reasons, 5))
 	}
-	return failed("look at the servers in mongodb.uri: one of them has to be a primary", "no primary answers within %v", selection)
+
+	return failed("look at the servers in mongodb.uri: one of them has to be a primary",
+		"no primary answers within %v", selection)
 }
 
-// misfit is a server that answers and is not what the address says it is.
-func (x *examination) misfit(host string, s sighting) (finding, bool) {
+// explainMismatch returns the finding for a server that responds but does not match the address.
+func (x *examination) explainMismatch(host string, s sighting) (finding, bool) {
 	asked := ""
 	if x.mongo.opts.ReplicaSet != nil {
 		asked = *x.mongo.opts.ReplicaSet
 	}
 	switch {
 	case s.kind == "Standalone":
-		return standalone(host), true
+		return explainStandalone(host), true
 	case s.kind == "RSGhost":
-		return failed(initiate(host), "%s was started with --replSet, and the replica set was never initiated", host), true
+		return failed(initiateCommand(host), "%s was started with --replSet, and the replica set was never initiated", host), true
 	case s.set != "" && asked != "" && s.set != asked:
 		return failed(fmt.Sprintf("write replicaSet=%s in mongodb.uri, or name another server", s.set), "mongodb.uri asks for replica set %s, and %s belongs to %s", asked, host, s.set), true
 	case s.kind == "RSSecondary":
 		return failed("run in mongosh: rs.status()\na majority of the members has to be up", "%s answers, and its replica set %s has no primary", host, s.set), true
 	}
+
 	return finding{}, false
 }
 
-func standalone(host string) finding {
-	return failed("restart mongod with --replSet rs0, then:\n"+initiate(host), "%s is a standalone server: it has neither change streams nor transactions", host)
+func explainStandalone(host string) finding {
+	return failed("restart mongod with --replSet rs0, then:\n"+initiateCommand(host),
+		"%s is a standalone server: it has neither change streams nor transactions", host)
 }
 
-func initiate(host string) string {
+func initiateCommand(host string) string {
 	return fmt.Sprintf(`mongosh --host %s --eval 'rs.initiate()'`, host)
 }
 
-// explain puts an error of a connection into words; certain is false where it could be a passing one or the sum of others.
-func explain(err error) (certain bool, f finding) {
+// explainConnection describes an error of a connection. certain is false if the error may be temporary
+// or may combine several causes.
+func explainConnection(err error) (certain bool, f finding) {
 	if dns, ok := errors.AsType[*net.DNSError](err); ok {
 		return true, failed("correct mongodb.uri, or the name service of this machine", "the name %q cannot be resolved", dns.Name)
 	}
+
 	if _, ok := errors.AsType[x509.UnknownAuthorityError](err); ok {
 		return true, failed("set mongodb.tls.ca to the certificate of that authority", "the server's certificate is signed by an authority that is not known here")
 	}
+
 	if h, ok := errors.AsType[x509.HostnameError](err); ok {
 		return true, failed("use the name that the certificate has in mongodb.uri, or set mongodb.tls.server_name", "the server's certificate is not made out to %q", h.Host)
 	}
+
 	if invalid, ok := errors.AsType[x509.CertificateInvalidError](err); ok {
 		return true, failed("renew it, or correct this machine's clock", "the server's certificate is not valid: %v", invalid)
 	}
+
 	if alert, ok := errors.AsType[*net.OpError](err); ok && alert.Op == "remote error" {
 		return true, failed("set mongodb.tls.cert and mongodb.tls.key to a certificate that the server trusts", "the server refuses the TLS handshake: %v", alert.Err)
 	}
+
 	if _, ok := errors.AsType[tls.RecordHeaderError](err); ok {
 		return true, failed("remove mongodb.tls and tls=true, or use a port that speaks TLS", "the server does not speak TLS")
 	}
+
 	switch timeout, ok := errors.AsType[net.Error](err); {
 	case errors.Is(err, syscall.ECONNREFUSED):
 		return false, failed("correct host and port in mongodb.uri, or start the server", "the connection is refused: nothing listens there")
-	case hungUp(err):
+	case isHangUp(err):
 		return false, failed("if the server expects TLS, set mongodb.tls; if it does not, remove it", "the server closes the connection at the first message: one of the two sides expects TLS and the other does not")
 	case ok && timeout.Timeout() || errors.Is(err, context.DeadlineExceeded):
 		return false, failed("correct mongodb.uri, or open the way through firewalls and network policies", "nobody answers in time")
 	}
+
 	return false, failed("correct mongodb.uri, or the network between here and the server", "no connection: %s", logging.Clean(err.Error()))
 }
 
-func hungUp(err error) bool {
+func isHangUp(err error) bool {
 	return errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, syscall.ECONNRESET)
 }
 
-// codeOf is the server's code of an error; 0 if the server said nothing.
-func codeOf(err error) int {
+// serverCode returns the code that the server returned, or 0 if the error has none.
+func serverCode(err error) int {
 	if se, ok := errors.AsType[mongo.ServerError](err); ok {
 		if all := se.ErrorCodes(); len(all) > 0 {
 			return all[0]
@@ -266,5 +292,5 @@ func codeOf(err error) int {
 	return 0
 }
 
-// codeUnauthorized is the server's answer to what the user may not do.
+// codeUnauthorized is the code of a missing privilege.
 const codeUnauthorized = 13

@@ -10,7 +10,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 )
 
-// The bounds of what is sound.
+// The bounds of a sound deployment.
 const (
 	oldest      = 6               // major version of MongoDB
 	shortOplog  = time.Hour       // below, a restart can lose the place
@@ -19,101 +19,116 @@ const (
 	usualRetain = 24 * time.Hour  // where envelopes are kept for ever
 )
 
-func (x *examination) version(ctx context.Context) finding {
+func (x *examination) checkVersion(ctx context.Context) finding {
 	var info struct {
 		Version string `bson:"version"`
 	}
-	if err := x.admin(ctx, bson.D{{Key: "buildInfo", Value: 1}}, &info); err != nil {
+	if err := x.runAdminCommand(ctx, bson.D{{Key: "buildInfo", Value: 1}}, &info); err != nil {
 		return unchecked("", "the server does not tell: %v", err)
 	}
+
 	head, _, _ := strings.Cut(info.Version, ".")
 	if n, err := strconv.Atoi(head); err == nil && n < oldest {
 		return failed(fmt.Sprintf("upgrade MongoDB to %d.0 or later", oldest), "MongoDB %s", info.Version)
 	}
-	return fine("MongoDB %s", info.Version)
+	return passed("MongoDB %s", info.Version)
 }
 
-func (x *examination) replicaSet(context.Context) finding {
+func (x *examination) checkReplicaSet(context.Context) finding {
 	h := x.mongo.hello
 	members := len(h.Hosts) + len(h.Passives)
 	switch {
 	case h.mongos():
-		return fine("a sharded cluster, through mongos")
+		return passed("a sharded cluster, through mongos")
 	case h.Ghost:
-		return failed(initiate(x.mongo.opts.Hosts[0]), "mongod was started with --replSet, and the replica set was never initiated")
+		return failed(initiateCommand(x.mongo.opts.Hosts[0]),
+			"mongod was started with --replSet, and the replica set was never initiated")
 	case h.SetName == "":
-		return standalone(x.mongo.opts.Hosts[0])
+		return explainStandalone(x.mongo.opts.Hosts[0])
 	case h.Primary == "":
-		return failed("run in mongosh: rs.status()\na majority of the members has to be up", "replica set %s has no primary", h.SetName)
+		return failed("run in mongosh: rs.status()\na majority of the members has to be up",
+			"replica set %s has no primary", h.SetName)
 	case members == 1:
-		return warned("add members in mongosh: rs.add(\"host:27017\"), up to three", "replica set %s has one member", h.SetName)
+		return warned("add members in mongosh: rs.add(\"host:27017\"), up to three", "replica set %s has one member",
+			h.SetName)
 	}
-	return fine("replica set %s of %d members, primary %s", h.SetName, members, h.Primary)
+
+	return passed("replica set %s of %d members, primary %s", h.SetName, members, h.Primary)
 }
 
-func (x *examination) arbiters(context.Context) finding {
+func (x *examination) checkArbiters(context.Context) finding {
 	h := x.mongo.hello
 	switch {
 	case h.mongos():
-		return fine("the shards are behind mongos; look at rs.status() of each")
+		return passed("the shards are behind mongos; look at rs.status() of each")
 	case len(h.Arbiters) > 0:
 		return warned(fmt.Sprintf("replace the arbiter by a member with data, in mongosh: rs.remove(%q); rs.add(\"host:27017\")", h.Arbiters[0]),
-			"%d of the members only votes (%s)", len(h.Arbiters), few(h.Arbiters, 3))
+			"%d of the members only votes (%s)", len(h.Arbiters), joinFew(h.Arbiters, 3))
 	}
-	return fine("no arbiters")
+	return passed("no arbiters")
 }
 
-func (x *examination) clock(ctx context.Context) finding {
+func (x *examination) checkClock(ctx context.Context) finding {
 	var best, skew time.Duration
 	for i := range 3 {
 		var h helloReply
 		sent := time.Now()
-		if err := x.admin(ctx, bson.D{{Key: "hello", Value: 1}}, &h); err != nil {
+		if err := x.runAdminCommand(ctx, bson.D{{Key: "hello", Value: 1}}, &h); err != nil {
 			return unchecked("", "the server does not tell its time: %v", err)
 		}
+
 		got := time.Now() // once: a process that is not run between two looks would take that for the skew
 		if trip := got.Sub(sent); i == 0 || trip < best {
 			best, skew = trip, h.LocalTime.Sub(got)+trip/2
 		}
 	}
+
 	if skew.Abs() > skewWarned+best {
 		way := "ahead of"
 		if skew < 0 {
 			way = "behind"
 		}
-		return warned("synchronise both by NTP: timedatectl set-ntp true", "the server's clock is %v %s this machine's", skew.Abs().Round(100*time.Millisecond), way)
+		return warned("synchronise both by NTP: timedatectl set-ntp true",
+			"the server's clock is %v %s this machine's", skew.Abs().Round(100*time.Millisecond), way)
 	}
-	return fine("the clocks differ by less than %v", max(skew.Abs(), best).Truncate(time.Millisecond)+time.Millisecond)
+
+	return passed("the clocks differ by less than %v",
+		max(skew.Abs(), best).Truncate(time.Millisecond)+time.Millisecond)
 }
 
-// transactions compares the server's longest transaction with the purge's margin. N25
-func (x *examination) transactions(ctx context.Context) finding {
+// checkTransactions compares the server's longest transaction with the purge's margin. N25
+func (x *examination) checkTransactions(ctx context.Context) finding {
 	const name = "transactionLifetimeLimitSeconds"
 	var reply struct {
 		Limit int `bson:"transactionLifetimeLimitSeconds"`
 	}
-	err := x.admin(ctx, bson.D{{Key: "getParameter", Value: 1}, {Key: name, Value: 1}}, &reply)
+	err := x.runAdminCommand(ctx, bson.D{{Key: "getParameter", Value: 1}, {Key: name, Value: 1}}, &reply)
 	switch {
-	case codeOf(err) == codeUnauthorized:
-		return unchecked(x.mongo.access.grantCluster("getParameter"), "the action getParameter on the cluster is not allowed, so %s may not be read; its default is 60", name)
+	case serverCode(err) == codeUnauthorized:
+		return unchecked(x.mongo.access.grantCluster("getParameter"),
+			"the action getParameter on the cluster is not allowed, so %s may not be read; its default is 60", name)
 	case err != nil && x.mongo.hello.mongos():
 		return unchecked("", "%s belongs to the shards and is not to be read through mongos; its default is 60", name)
 	case err != nil:
 		return unchecked("", "%s cannot be read: %v", name, err)
 	}
+
 	most := int(purgeMargin.Seconds()) / 2
 	if reply.Limit > most {
 		return failed(fmt.Sprintf("db.adminCommand({setParameter: 1, %s: %d}), and the same in the configuration of each mongod", name, most),
 			"%s is %d; at most %d is sound", name, reply.Limit, most)
 	}
-	return fine("%s is %d, at most %d is sound", name, reply.Limit, most)
+	return passed("%s is %d, at most %d is sound", name, reply.Limit, most)
 }
 
-// oplog judges how long a relay may be away. A young set has a short oplog that is not full: that alone is no fault.
-func (x *examination) oplog(ctx context.Context) finding {
+// checkOplog judges how long a relay may be away. A young set has a short oplog that is not full: that alone is no fault.
+func (x *examination) checkOplog(ctx context.Context) finding {
 	if x.mongo.hello.mongos() {
-		return unchecked("", "each shard has an oplog of its own, which mongos does not show; look at rs.printReplicationInfo() of each")
+		return unchecked("",
+			"each shard has an oplog of its own, which mongos does not show; look at rs.printReplicationInfo() of "+
+				"each")
 	}
+
 	var s struct {
 		Oplog struct {
 			Earliest bson.Timestamp `bson:"earliestOptime"`
@@ -128,15 +143,17 @@ func (x *examination) oplog(ctx context.Context) finding {
 	for _, section := range []string{"metrics", "wiredTiger", "tcmalloc", "locks", "opcounters", "network", "transactions"} {
 		cmd = append(cmd, bson.E{Key: section, Value: 0}) // a heavy answer otherwise
 	}
-	err := x.admin(ctx, cmd, &s)
+
+	err := x.runAdminCommand(ctx, cmd, &s)
 	switch {
-	case codeOf(err) == codeUnauthorized:
+	case serverCode(err) == codeUnauthorized:
 		return unchecked(x.mongo.access.grantCluster("serverStatus"), "the oplog's window may not be read")
 	case err != nil:
 		return unchecked("", "the oplog's window cannot be read: %v", err)
 	case s.Oplog.Latest.T == 0:
 		return unchecked("", "the server does not tell the oplog's window")
 	}
+
 	window := time.Duration(s.Oplog.Latest.T-s.Oplog.Earliest.T) * time.Second
 	if s.Truncation != nil && s.Truncation.MinHours > 0 {
 		window = max(window, time.Duration(s.Truncation.MinHours*float64(time.Hour)))
@@ -151,19 +168,23 @@ func (x *examination) oplog(ctx context.Context) finding {
 // judgeOplog: whole says that nothing was cut off the oplog since the server started.
 func judgeOplog(window, wanted time.Duration, whole bool) finding {
 	hours := wanted.Hours()
-	fix := fmt.Sprintf("db.adminCommand({replSetResizeOplog: 1, minRetentionHours: %.4g}) on each member, or with size: Double(<MB>)", hours)
+	fix := fmt.Sprintf("db.adminCommand({replSetResizeOplog: 1, minRetentionHours: %.4g}) on each member, or with "+
+		"size: Double(<MB>)", hours)
 	switch {
 	case window >= wanted:
-		return fine("the oplog reaches back %s, retention is %s", span(window), span(wanted))
+		return passed("the oplog reaches back %s, retention is %s", formatHours(window), formatHours(wanted))
 	case whole:
-		return fine("the oplog holds %s, all that was written since the server started: how far it reaches shows when it is full", span(window))
+		return passed("the oplog holds %s, all that was written since the server started: how far it reaches "+
+			"shows when it is full", formatHours(window))
 	case window < shortOplog:
-		return failed(fix, "the oplog reaches back %s only", span(window))
+		return failed(fix, "the oplog reaches back %s only", formatHours(window))
 	}
-	return warned(fix, "the oplog reaches back %s, less than the retention of %s", span(window), span(wanted))
+
+	return warned(fix, "the oplog reaches back %s, less than the retention of %s", formatHours(window),
+		formatHours(wanted))
 }
 
-func span(d time.Duration) string {
+func formatHours(d time.Duration) string {
 	if d >= 48*time.Hour {
 		return fmt.Sprintf("%.0f h", d.Hours())
 	}
@@ -173,7 +194,7 @@ func span(d time.Duration) string {
 	return d.Round(time.Second).String()
 }
 
-func (x *examination) writeConcern(ctx context.Context) finding {
+func (x *examination) checkWriteConcern(ctx context.Context) finding {
 	const fix = "write events with w:majority; pkg/outbox's Transaction does\n" +
 		"db.adminCommand({setDefaultRWConcern: 1, defaultWriteConcern: {w: \"majority\"}}), and no w=1 in mongodb.uri or in the services' addresses"
 	slow := ""
@@ -184,23 +205,27 @@ func (x *examination) writeConcern(ctx context.Context) finding {
 		if wc.W != "majority" {
 			return warned(fix, "mongodb.uri asks for w:%v%s", wc.W, slow)
 		}
-		return fine("mongodb.uri asks for w:majority")
+
+		return passed("mongodb.uri asks for w:majority")
 	}
+
 	var reply struct {
 		Default struct {
 			W any `bson:"w"`
 		} `bson:"defaultWriteConcern"`
 	}
-	err := x.admin(ctx, bson.D{{Key: "getDefaultRWConcern", Value: 1}}, &reply)
+	err := x.runAdminCommand(ctx, bson.D{{Key: "getDefaultRWConcern", Value: 1}}, &reply)
 	switch {
 	case err != nil && len(x.mongo.hello.Arbiters) > 0:
 		return warned(fix, "the cluster's default cannot be read; with arbiters it is w:1%s", slow)
 	case err != nil:
-		return fine("the cluster's default cannot be read; without arbiters it is w:majority unless somebody changed it")
+		return passed("the cluster's default cannot be read; without arbiters it is w:majority unless somebody " +
+			"changed it")
 	case reply.Default.W != nil && reply.Default.W != "majority":
 		return warned(fix, "the cluster's default is w:%v%s", reply.Default.W, slow)
 	case reply.Default.W == nil:
 		return warned(fix, "the cluster has no default of w:majority%s", slow)
 	}
-	return fine("the cluster's default is w:majority")
+
+	return passed("the cluster's default is w:majority")
 }

@@ -58,7 +58,7 @@ func examine(t *testing.T, cfg config.Config) Report {
 
 func examineWithin(t *testing.T, cfg config.Config, limit time.Duration) Report {
 	t.Helper()
-	r, err := run(t.Context(), cfg, limit)
+	r, err := runChecks(t.Context(), cfg, limit)
 	if err != nil {
 		t.Fatal(err)
 	}

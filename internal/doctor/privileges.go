@@ -15,7 +15,8 @@ import (
 	"github.com/outrelay/outrelay/internal/deadletter"
 )
 
-// resource is what a privilege is on. Of a collection's, an empty name stands for all but the system's.
+// resource is the resource of a privilege. An empty name of a collection means all collections except
+// system collections.
 type resource struct {
 	db, coll     string
 	cluster, any bool
@@ -33,7 +34,7 @@ func (r resource) String() string {
 	return r.db + "." + r.coll
 }
 
-// covers reports whether a privilege on r is one on want. A want without a name asks for all of them.
+// covers reports whether a privilege on r includes want. An empty name in want means all names.
 func (r resource) covers(want resource) bool {
 	switch {
 	case r.any:
@@ -45,10 +46,11 @@ func (r resource) covers(want resource) bool {
 	case r.coll != "":
 		return r.coll == want.coll
 	}
+
 	return !strings.HasPrefix(want.coll, "system.")
 }
 
-// statement is the resource as mongosh takes it.
+// statement returns the resource in the syntax of mongosh.
 func (r resource) statement() string {
 	if r.cluster {
 		return "{cluster: true}"
@@ -56,20 +58,20 @@ func (r resource) statement() string {
 	return fmt.Sprintf("{db: %q, collection: %q}", r.db, r.coll)
 }
 
-// privilege is a resource with actions on it, had or missing.
+// privilege is a resource with actions that are granted, needed or missing.
 type privilege struct {
 	on      resource
 	actions []string
 }
 
-// access is what the user may do.
+// access contains the privileges of the user.
 type access struct {
-	off        bool // there is no access control
+	off        bool // access control is disabled
 	privileges []privilege
-	role       string // one of the user's own that can be extended; "" if there is none
+	role       string // a role of the user that can be extended, or ""
 }
 
-// missing are those of actions that nothing allows on r.
+// missing returns the actions that no privilege allows on r.
 func (a access) missing(r resource, actions ...string) []string {
 	var out []string
 	for _, action := range actions {
@@ -80,17 +82,19 @@ func (a access) missing(r resource, actions ...string) []string {
 	return out
 }
 
-// grant is the statement that allows what is missing.
+// grant returns the statement that grants the missing privileges.
 func (a access) grant(missing ...privilege) string {
 	list := make([]string, len(missing))
 	for i, p := range missing {
 		actions, _ := json.Marshal(p.actions) // strings
 		list[i] = fmt.Sprintf("{resource: %s, actions: %s}", p.on.statement(), actions)
 	}
+
 	privileges := "[" + strings.Join(list, ", ") + "]"
 	if a.role != "" {
 		return fmt.Sprintf("db.getSiblingDB(\"admin\").grantPrivilegesToRole(%q, %s)", a.role, privileges)
 	}
+
 	return fmt.Sprintf("db.getSiblingDB(\"admin\").grantPrivilegesToRole(\"<a role of the relay's user>\", %s)\n"+
 		"for a role that is not there yet: db.getSiblingDB(\"admin\").createRole({role: \"outrelay\", roles: [], privileges: [...]}), then grantRolesToUser", privileges)
 }
@@ -99,8 +103,9 @@ func (a access) grantCluster(action string) string {
 	return a.grant(privilege{resource{cluster: true}, []string{action}})
 }
 
-// learnAccess reads the user's privileges, those of inherited roles among them, and whether there is access control.
-func (x *examination) learnAccess(ctx context.Context) finding {
+// checkAccess reads the user's privileges, including those of inherited roles, and checks whether
+// access control is enabled.
+func (x *examination) checkAccess(ctx context.Context) finding {
 	var reply struct {
 		Auth struct {
 			Users []bson.Raw `bson:"authenticatedUsers"`
@@ -119,9 +124,10 @@ func (x *examination) learnAccess(ctx context.Context) finding {
 			} `bson:"authenticatedUserPrivileges"`
 		} `bson:"authInfo"`
 	}
-	if err := x.admin(ctx, bson.D{{Key: "connectionStatus", Value: 1}, {Key: "showPrivileges", Value: true}}, &reply); err != nil {
+	if err := x.runAdminCommand(ctx, bson.D{{Key: "connectionStatus", Value: 1}, {Key: "showPrivileges", Value: true}}, &reply); err != nil {
 		return failed("", "the server does not tell what the user may do: %v", err)
 	}
+
 	a := access{}
 	for _, p := range reply.Auth.Privileges {
 		r := resource{cluster: p.Resource.Cluster, any: p.Resource.Any}
@@ -132,28 +138,34 @@ func (x *examination) learnAccess(ctx context.Context) finding {
 		}
 		a.privileges = append(a.privileges, privilege{r, p.Actions})
 	}
+
 	for _, r := range reply.Auth.Roles {
-		if a.role == "" && r.DB == "admin" && !builtIn(r.Role) {
+		if a.role == "" && r.DB == "admin" && !isBuiltIn(r.Role) {
 			a.role = r.Role
 		}
 	}
+
 	a.off = x.accessControlOff(ctx, len(reply.Auth.Users) > 0)
 	x.mongo.access = a
 	switch {
 	case a.off:
-		return fine("access control is off: everything is allowed, to anyone")
+		return passed("access control is off: everything is allowed, to anyone")
 	case len(reply.Auth.Users) == 0:
-		return failed("give the user and the password of the relay in mongodb.uri", "the server has access control, and mongodb.uri names no user")
+		return failed("give the user and the password of the relay in mongodb.uri",
+			"the server has access control, and mongodb.uri names no user")
 	}
-	return fine("logged in; %d privileges by %d roles", len(a.privileges), len(reply.Auth.Roles))
+
+	return passed("logged in; %d privileges by %d roles", len(a.privileges), len(reply.Auth.Roles))
 }
 
-// accessControlOff asks for something that is allowed to nearly nobody, and looks at the answer as well.
+// accessControlOff tries a command that only few users may run, and reads the options of the server.
 func (x *examination) accessControlOff(ctx context.Context, loggedIn bool) bool {
 	if !loggedIn {
-		err := x.mongo.client.Database(x.cfg.MongoDB.State).Collection("watchers").FindOne(ctx, bson.D{}, options.FindOne().SetProjection(bson.D{{Key: "_id", Value: 1}})).Err()
+		err := x.mongo.client.Database(x.cfg.MongoDB.State).Collection("watchers").FindOne(ctx, bson.D{},
+			options.FindOne().SetProjection(bson.D{{Key: "_id", Value: 1}})).Err()
 		return err == nil || errors.Is(err, mongo.ErrNoDocuments)
 	}
+
 	var opts struct {
 		Parsed struct {
 			Security struct {
@@ -163,39 +175,36 @@ func (x *examination) accessControlOff(ctx context.Context, loggedIn bool) bool 
 			} `bson:"security"`
 		} `bson:"parsed"`
 	}
-	if err := x.admin(ctx, bson.D{{Key: "getCmdLineOpts", Value: 1}}, &opts); err != nil {
+	if err := x.runAdminCommand(ctx, bson.D{{Key: "getCmdLineOpts", Value: 1}}, &opts); err != nil {
 		return false
 	}
+
 	s := opts.Parsed.Security
 	return s.Authorization != "enabled" && s.KeyFile == "" && s.ClusterMode == ""
 }
 
-// builtIn are roles of the server's own that live in admin; they cannot be extended.
-func builtIn(role string) bool {
+// isBuiltIn reports whether a role of the database admin is built in. Such a role cannot be extended.
+func isBuiltIn(role string) bool {
 	return slices.Contains([]string{
 		"read", "readWrite", "dbAdmin", "dbOwner", "userAdmin", "readAnyDatabase", "readWriteAnyDatabase", "userAdminAnyDatabase", "dbAdminAnyDatabase",
 		"clusterAdmin", "clusterManager", "clusterMonitor", "hostManager", "backup", "restore", "root", "enableSharding", "directShardOperations", "__system", "__queryableBackup",
 	}, role)
 }
 
-// demand is what has to be allowed on a resource.
-type demand struct {
-	on      resource
-	actions []string
-}
-
-// privileges judges demands of one kind: what is missing of the needed ones fails, of the wanted ones warns.
-func (x *examination) privileges(needed, wanted []demand) finding {
+// checkPrivileges fails if a needed action is missing, and warns if a wanted action is missing.
+func (x *examination) checkPrivileges(needed, wanted []privilege) finding {
 	if x.mongo.access.off {
-		return fine("access control is off")
+		return passed("access control is off")
 	}
-	lacking := func(list []demand) (missing []privilege, said []string) {
+
+	lacking := func(list []privilege) (missing []privilege, said []string) {
 		for _, d := range list {
 			if m := x.mongo.access.missing(d.on, d.actions...); len(m) > 0 {
 				missing = append(missing, privilege{d.on, m})
 				said = append(said, fmt.Sprintf("%s on %s", strings.Join(m, ", "), d.on))
 			}
 		}
+
 		return missing, said
 	}
 	missing, said := lacking(needed)
@@ -206,14 +215,15 @@ func (x *examination) privileges(needed, wanted []demand) finding {
 	}
 	switch {
 	case len(missing) > 0:
-		return failed(fix, "missing: %s", few(slices.Concat(said, saidSoftly), 8))
+		return failed(fix, "missing: %s", joinFew(slices.Concat(said, saidSoftly), 8))
 	case len(softly) > 0:
-		return warned(fix, "missing: %s", few(saidSoftly, 8))
+		return warned(fix, "missing: %s", joinFew(saidSoftly, 8))
 	}
-	return fine("%s", granted(needed, wanted))
+
+	return passed("%s", describePrivileges(needed, wanted))
 }
 
-func granted(needed, wanted []demand) string {
+func describePrivileges(needed, wanted []privilege) string {
 	list := slices.Concat(needed, wanted)
 	if len(list) == 0 {
 		return "nothing is needed yet"
@@ -222,93 +232,101 @@ func granted(needed, wanted []demand) string {
 	for _, d := range list {
 		said = append(said, fmt.Sprintf("%s on %s", strings.Join(d.actions, ", "), d.on))
 	}
-	return few(said, 3)
+	return joinFew(said, 3)
 }
 
-// streamPrivileges are those of the change stream, which is opened on a collection, a database or the cluster.
-func (x *examination) streamPrivileges(context.Context) finding {
+// checkStreamPrivileges checks the change stream, which is opened on a collection, a database or the
+// cluster.
+func (x *examination) checkStreamPrivileges(context.Context) finding {
 	db, coll := x.scope.Target()
-	return x.privileges([]demand{{resource{db: db, coll: coll}, []string{"find", "changeStream"}}}, nil)
+	return x.checkPrivileges([]privilege{{resource{db: db, coll: coll}, []string{"find", "changeStream"}}}, nil)
 }
 
-func (x *examination) outboxPrivileges(context.Context) finding {
-	var needed, wanted []demand
+func (x *examination) checkOutboxPrivileges(context.Context) finding {
+	var needed, wanted []privilege
 	databases := map[string]bool{}
-	for _, ns := range x.watched() {
+	for _, ns := range x.watchedCollections() {
 		db, coll, _ := strings.Cut(ns, ".")
-		needed = append(needed, demand{resource{db: db, coll: coll}, []string{"find", "insert", "update", "remove"}})
+		needed = append(needed, privilege{resource{db: db, coll: coll}, readWrite})
 		if x.cfg.Purge.TTL > 0 {
-			wanted = append(wanted, demand{resource{db: db, coll: coll}, indexActions[1:]})
+			wanted = append(wanted, privilege{resource{db: db, coll: coll}, indexActions[1:]})
 		}
 		if !databases[db] {
 			databases[db] = true
-			wanted = append(wanted, demand{resource{db: db}, []string{"listCollections"}})
+			wanted = append(wanted, privilege{resource{db: db}, []string{"listCollections"}})
 		}
 	}
-	return x.privileges(needed, wanted)
+
+	return x.checkPrivileges(needed, wanted)
 }
 
-func (x *examination) deadPrivileges(context.Context) finding {
-	var needed, wanted []demand
+func (x *examination) checkDeadPrivileges(context.Context) finding {
+	var needed, wanted []privilege
 	expiry := []string{"listIndexes"}
 	if x.cfg.DeadLetters.Expire > 0 {
 		expiry = indexActions
 	}
-	for _, ns := range x.watched() {
+	for _, ns := range x.watchedCollections() {
 		db, coll, _ := strings.Cut(ns, ".")
 		on := resource{db: db, coll: deadletter.Collection(coll)}
-		needed = append(needed, demand{on, []string{"find", "insert", "update", "remove"}})
-		wanted = append(wanted, demand{on, expiry})
+		needed = append(needed, privilege{on, readWrite})
+		wanted = append(wanted, privilege{on, expiry})
 	}
-	return x.privileges(needed, wanted)
+
+	return x.checkPrivileges(needed, wanted)
 }
 
-// stateCollections are those of the state database.
+// stateCollections are the collections of the state database.
 var stateCollections = []string{"watchers", "nodes", "events", "collections"}
 
-func (x *examination) statePrivileges(context.Context) finding {
-	actions := []string{"find", "insert", "update", "remove"}
+func (x *examination) checkStatePrivileges(context.Context) finding {
 	state := x.cfg.MongoDB.State
-	wanted := []demand{{resource{db: state, coll: "watchers"}, []string{"changeStream"}}}
+	wanted := []privilege{{resource{db: state, coll: "watchers"}, []string{"changeStream"}}}
 	collections := stateCollections
 	if x.cfg.Slots > 1 {
 		collections = append(slices.Clone(collections), "slots")
 	}
-	var single []demand
-	alike := true // what each collection lacks, all of them lack: then it is the database that wants the grant
-	first := x.mongo.access.missing(resource{db: state, coll: stateCollections[0]}, actions...)
+	var single []privilege
+	alike := true // all collections lack the same actions, so the grant is for the database
+	first := x.mongo.access.missing(resource{db: state, coll: stateCollections[0]}, readWrite...)
 	for _, coll := range collections {
 		on := resource{db: state, coll: coll}
-		single = append(single, demand{on, actions})
-		alike = alike && slices.Equal(first, x.mongo.access.missing(on, actions...))
+		single = append(single, privilege{on, readWrite})
+		alike = alike && slices.Equal(first, x.mongo.access.missing(on, readWrite...))
 	}
+
 	if alike && len(first) > 0 {
-		return x.privileges([]demand{{resource{db: state}, actions}}, wanted)
+		return x.checkPrivileges([]privilege{{resource{db: state}, readWrite}}, wanted)
 	}
-	if x.cfg.Slots <= 1 { // without it, nobody tells this process that the watcher has other slots
-		wanted = append(wanted, demand{resource{db: state, coll: "slots"}, []string{"find", "insert", "update"}})
+
+	// Without it, this process does not notice that the watcher has several slots.
+	if x.cfg.Slots <= 1 {
+		wanted = append(wanted, privilege{resource{db: state, coll: "slots"}, []string{"find", "insert", "update"}})
 	}
-	return x.privileges(single, wanted)
+	return x.checkPrivileges(single, wanted)
 }
 
-func (x *examination) clusterPrivileges(context.Context) finding {
+func (x *examination) checkClusterPrivileges(context.Context) finding {
 	if x.mongo.hello.mongos() {
-		return x.privileges(nil, nil)
+		return x.checkPrivileges(nil, nil)
 	}
-	return x.privileges(nil, []demand{{resource{cluster: true}, []string{"serverStatus", "replSetGetConfig"}}})
+	return x.checkPrivileges(nil, []privilege{{resource{cluster: true}, []string{"serverStatus", "replSetGetConfig"}}})
 }
 
-// watched are the collections that were found, and those that are named without a pattern, whether they exist or not.
-func (x *examination) watched() []string {
+// watchedCollections returns the existing collections, and all collections that are configured without
+// a pattern.
+func (x *examination) watchedCollections() []string {
 	var out []string
 	for _, o := range x.mongo.outboxes.list {
 		out = append(out, o.NS())
 	}
+
 	for _, ns := range x.cfg.Watch {
 		if !strings.ContainsAny(ns, "*?") && !slices.Contains(out, ns) {
 			out = append(out, ns)
 		}
 	}
+
 	slices.Sort(out)
 	return out
 }

@@ -15,25 +15,25 @@ type Privilege struct {
 	Resource Resource `json:"resource"`
 	Actions  []string `json:"actions"`
 	Why      string   `json:"why,omitempty"`
-	// Optional says that what lacks it works, and what does not then.
+	// Optional describes what does not work without the privilege. "" means that it is required.
 	Optional string `json:"optional,omitempty"`
 }
 
-// Resource is what a privilege is on, as MongoDB takes it: a collection, all of a database, or the cluster.
+// Resource is a resource in the syntax of MongoDB: a collection, a database, or the cluster.
 type Resource struct {
 	DB         *string `json:"db,omitempty"`
 	Collection *string `json:"collection,omitempty"`
 	Cluster    bool    `json:"cluster,omitempty"`
 }
 
-// Role is a MongoDB role of the database admin.
+// Role is a role of the MongoDB database admin.
 type Role struct {
 	Name       string      `json:"role"`
 	For        string      `json:"for"`
 	Privileges []Privilege `json:"privileges"`
 }
 
-// ACL is what one user of Kafka may do with one resource.
+// ACL allows one user of Kafka operations on one resource.
 type ACL struct {
 	For        string   `json:"for"`       // relay, consumer or service
 	Principal  string   `json:"principal"` // User:name
@@ -44,13 +44,13 @@ type ACL struct {
 	Why        string   `json:"why"`
 }
 
-// Roles are the least that each user of a deployment needs.
+// Roles are the minimal privileges of each user of a deployment.
 type Roles struct {
 	MongoDB []Role `json:"mongodb"`
 	Kafka   []ACL  `json:"kafka"`
 }
 
-// RolesFor says for whom roles are wanted beside the relay.
+// RolesFor selects the users that get roles in addition to the relay.
 type RolesFor struct {
 	Prefix    string   // of the roles' names; defaults to outrelay
 	Databases []string // of the services that consume; empty takes those of watch that are named without a pattern
@@ -61,13 +61,14 @@ type RolesFor struct {
 	Consumer  string   // the consumers' principal; defaults to User:<service>
 }
 
-// NewRoles derives the roles from the configuration; it asks no server. What it prints is what the checks of privileges and
-// of ACLs ask for, and what the relay was run with in the tests.
+// NewRoles derives the roles from the configuration, without a connection to any server. They satisfy
+// the checks of privileges and ACLs. The tests run the relay with them.
 func NewRoles(cfg config.Config, who RolesFor) (Roles, error) {
 	scope, err := changestream.ParseScope(cfg.Watch, cfg.MongoDB.State+".*")
 	if err != nil {
 		return Roles{}, fmt.Errorf("watch: %w", err)
 	}
+
 	if who.Prefix == "" {
 		who.Prefix = "outrelay"
 	}
@@ -76,12 +77,12 @@ func NewRoles(cfg config.Config, who RolesFor) (Roles, error) {
 	}
 	m := &roleMaker{cfg: cfg, scope: scope, who: who}
 	return Roles{
-		MongoDB: []Role{m.relay(), m.setup(), m.service(), m.scheduler(), m.consumer(), m.operator(), m.reader()},
-		Kafka:   m.acls(),
+		MongoDB: []Role{m.relayRole(), m.setupRole(), m.serviceRole(), m.schedulerRole(), m.consumerRole(), m.operatorRole(), m.readerRole()},
+		Kafka:   m.listACLs(),
 	}, nil
 }
 
-// Script creates the roles, as a script for mongosh. It may be run again: a role that is there is updated.
+// Script returns a script for mongosh that creates the roles, or updates them if they exist.
 func (r Roles) Script() string {
 	var b strings.Builder
 	b.WriteString("// For mongosh, as a user who may manage roles: mongosh \"$URI\" roles.js\n" +
@@ -97,8 +98,10 @@ func (r Roles) Script() string {
 			actions, _ := json.Marshal(p.Actions) // strings
 			fmt.Fprintf(&b, "  // %s\n  {resource: %s, actions: %s},\n", why, p.Resource.statement(), actions)
 		}
+
 		b.WriteString("]);\n")
 	}
+
 	b.WriteString("\n// Then a user for each, such as:\n// admin.createUser({user: \"relay\", pwd: passwordPrompt(), roles: [\"" + r.MongoDB[0].Name + "\"]})\n")
 	return b.String()
 }
@@ -110,7 +113,7 @@ func (r Resource) statement() string {
 	return resource{db: *r.DB, coll: *r.Collection}.statement()
 }
 
-// Commands are the lines for kafka-acls.sh.
+// Commands returns the commands of kafka-acls.sh.
 func (r Roles) Commands(brokers []string) string {
 	var b strings.Builder
 	for _, a := range r.Kafka {

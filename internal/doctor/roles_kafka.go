@@ -5,8 +5,8 @@ import (
 	"strings"
 )
 
-// acls are those of the relay, and of consumers where a group is named.
-func (m *roleMaker) acls() []ACL {
+// listACLs returns the ACLs of the relay, and of consumers if a group is configured.
+func (m *roleMaker) listACLs() []ACL {
 	relay := m.who.Principal
 	if relay == "" && m.cfg.Kafka.SASL != nil {
 		relay = "User:" + m.cfg.Kafka.SASL.Username
@@ -20,28 +20,36 @@ func (m *roleMaker) acls() []ACL {
 		operations, why = append(operations, "CREATE"), why+", and topics on demand"
 	}
 	var out []ACL
-	for _, t := range m.targets() {
-		out = append(out, ACL{For: "relay", Principal: relay, Resource: "topic", Name: t.name, Pattern: t.pattern, Operations: operations, Why: why})
+	for _, t := range m.topicPatterns() {
+		out = append(out,
+			ACL{For: "relay", Principal: relay, Resource: "topic", Name: t.name, Pattern: t.pattern, Operations: operations, Why: why})
 	}
-	out = append(out, ACL{For: "relay", Principal: relay, Resource: "transactional-id", Name: "outrelay.", Pattern: "prefixed", Operations: []string{"WRITE", "DESCRIBE"}, Why: "fencing of predecessors"})
+
+	out = append(out,
+		ACL{For: "relay", Principal: relay, Resource: "transactional-id", Name: "outrelay.", Pattern: "prefixed", Operations: []string{"WRITE", "DESCRIBE"}, Why: "fencing of predecessors"})
 	if m.who.Group == "" {
 		return out
 	}
+
 	service := m.who.Consumer
 	if service == "" {
 		service = "User:<service>"
 	}
-	for _, t := range m.targets() {
-		out = append(out, ACL{For: "consumer", Principal: service, Resource: "topic", Name: t.name, Pattern: t.pattern, Operations: []string{"READ", "DESCRIBE"}, Why: "records"})
+	for _, t := range m.topicPatterns() {
+		out = append(out,
+			ACL{For: "consumer", Principal: service, Resource: "topic", Name: t.name, Pattern: t.pattern, Operations: []string{"READ", "DESCRIBE"}, Why: "records"})
 	}
-	return append(out, ACL{For: "consumer", Principal: service, Resource: "group", Name: m.who.Group, Pattern: "literal", Operations: []string{"READ", "DESCRIBE"}, Why: "members and positions of the group"})
+
+	return append(out,
+		ACL{For: "consumer", Principal: service, Resource: "group", Name: m.who.Group, Pattern: "literal", Operations: []string{"READ", "DESCRIBE"}, Why: "members and positions of the group"})
 }
 
 type topicPattern struct{ name, pattern string }
 
-// targets are the topics that the configuration lets the relay write: those of topics.allow or, without it, those of the
-// template and the rules. An envelope that names a topic of its own is not foreseen here: allow is the place to say which.
-func (m *roleMaker) targets() (out []topicPattern) {
+// topicPatterns returns the topics that the relay may write by its configuration: topics.allow, or
+// without it the topics of the template and the rules. Topics that only envelopes name are not
+// included unless topics.allow lists them.
+func (m *roleMaker) topicPatterns() (out []topicPattern) {
 	names := slices.Clone(m.cfg.Topics.Allow)
 	if len(names) == 0 {
 		names = append(names, m.cfg.Topics.Template)
@@ -55,11 +63,12 @@ func (m *roleMaker) targets() (out []topicPattern) {
 			t = topicPattern{name[:at], "prefixed"}
 		}
 		if t.name == "" {
-			t = topicPattern{"*", "literal"} // Kafka's word for all
+			t = topicPattern{"*", "literal"} // all topics
 		}
 		if !slices.Contains(out, t) {
 			out = append(out, t)
 		}
 	}
+
 	return out
 }

@@ -19,14 +19,16 @@ type roleMaker struct {
 
 var readWrite = []string{"find", "insert", "update", "remove"}
 
-// indexActions let documents expire after a time by an index, which is made, changed and dropped with the configuration.
+// indexActions are needed if documents expire. Their index is created, changed and dropped with the
+// configuration.
 var indexActions = []string{"listIndexes", "createIndex", "dropIndex", "collMod"}
 
-// on are privileges with the same actions on every watched collection, whose name outbox maps.
-func (m *roleMaker) on(name func(coll string) string, why string, actions ...string) (out []Privilege) {
+// onOutboxes returns privileges with the same actions on every watched collection, or on the
+// collections whose names name returns for them.
+func (m *roleMaker) onOutboxes(name func(coll string) string, why string, actions ...string) (out []Privilege) {
 	for _, ns := range m.cfg.Watch {
 		db, coll, _ := strings.Cut(ns, ".")
-		// A privilege knows no patterns: the wider name stands for one, in each half of its own.
+		// Privileges do not support patterns, so a pattern becomes the empty name, which means all.
 		if strings.ContainsAny(db, "*?") {
 			db = ""
 		}
@@ -35,29 +37,34 @@ func (m *roleMaker) on(name func(coll string) string, why string, actions ...str
 		} else {
 			coll = name(coll)
 		}
-		out = add(out, Privilege{Resource: resourceOf(db, coll), Actions: actions, Why: why})
+		out = addPrivileges(out, Privilege{Resource: resourceOf(db, coll), Actions: actions, Why: why})
 	}
+
 	return out
 }
 
-// add leaves out what is there already, and joins actions on one resource.
-func add(list []Privilege, more ...Privilege) []Privilege {
+// addPrivileges adds privileges to a list. It merges the actions on the same resource.
+func addPrivileges(list []Privilege, more ...Privilege) []Privilege {
 	for _, p := range more {
-		at := slices.IndexFunc(list, func(q Privilege) bool { return q.Resource.same(p.Resource) && q.Optional == p.Optional })
+		at := slices.IndexFunc(list,
+			func(q Privilege) bool { return q.Resource.same(p.Resource) && q.Optional == p.Optional })
 		if at < 0 {
 			p.Actions = slices.Clone(p.Actions)
 			list = append(list, p)
 			continue
 		}
+
 		for _, a := range p.Actions {
 			if !slices.Contains(list[at].Actions, a) {
 				list[at].Actions = append(list[at].Actions, a)
 			}
 		}
+
 		if p.Why != "" && !strings.Contains(list[at].Why, p.Why) {
 			list[at].Why += "; " + p.Why
 		}
 	}
+
 	return list
 }
 
@@ -67,10 +74,10 @@ func (r Resource) same(s Resource) bool {
 	return r.Cluster == s.Cluster && (r.Cluster || *r.DB == *s.DB && *r.Collection == *s.Collection)
 }
 
-func itself(coll string) string { return coll }
+func sameName(coll string) string { return coll }
 
-// databases are those that are named in watch, "" for a pattern: all of them.
-func (m *roleMaker) databases() (out []string) {
+// databaseNames returns the databases of watch. A pattern becomes "", which means all databases.
+func (m *roleMaker) databaseNames() (out []string) {
 	for _, ns := range m.cfg.Watch {
 		db, _, _ := strings.Cut(ns, ".")
 		if strings.ContainsAny(db, "*?") {
@@ -83,30 +90,38 @@ func (m *roleMaker) databases() (out []string) {
 	return out
 }
 
-// listing lets the identity of a collection be known, by which one that was made anew is told apart.
-func (m *roleMaker) listing(optional string) (out []Privilege) {
-	for _, db := range m.databases() {
-		out = append(out, Privilege{Resource: resourceOf(db, ""), Actions: []string{"listCollections"}, Why: "collections are known by their identity, not by their name", Optional: optional})
+// listCollections returns the privileges to read the UUIDs of collections, which distinguish a
+// collection from an earlier one with the same name.
+func (m *roleMaker) listCollections(optional string) (out []Privilege) {
+	for _, db := range m.databaseNames() {
+		out = append(out,
+			Privilege{Resource: resourceOf(db, ""), Actions: []string{"listCollections"}, Why: "collections are known by their identity, not by their name", Optional: optional})
 	}
 	return out
 }
 
-func cluster(optional, why string, actions ...string) Privilege {
+func clusterPrivilege(optional, why string, actions ...string) Privilege {
 	return Privilege{Resource: Resource{Cluster: true}, Actions: actions, Why: why, Optional: optional}
 }
 
-func (m *roleMaker) relay() Role {
+func (m *roleMaker) relayRole() Role {
 	r := Role{Name: m.who.Prefix + "Relay", For: "the relay"}
 	db, coll := m.scope.Target()
-	r.Privileges = add(nil, Privilege{Resource: resourceOf(db, coll), Actions: []string{"find", "changeStream"}, Why: "the stream is opened there"})
-	r.Privileges = add(r.Privileges, m.on(itself, "envelopes are read, the fate of those that fail is written, and what was delivered is removed", readWrite...)...)
-	r.Privileges = add(r.Privileges, m.on(deadletter.Collection, "what can never be delivered is moved there", readWrite...)...)
-	r.Privileges = add(r.Privileges, Privilege{Resource: resourceOf(m.cfg.MongoDB.State, ""), Actions: append(slices.Clone(readWrite), "changeStream"), Why: "lease and position; a standby learns of a release at once"})
-	r.Privileges = add(r.Privileges, m.listing("without it a collection that was made anew is taken for the old one")...)
-	if slices.Contains(m.databases(), "") {
-		r.Privileges = add(r.Privileges, cluster("without it only collections are found that are named without a pattern", "databases that match are found", "listDatabases"))
+	r.Privileges = addPrivileges(nil,
+		Privilege{Resource: resourceOf(db, coll), Actions: []string{"find", "changeStream"}, Why: "the stream is opened there"})
+	r.Privileges = addPrivileges(r.Privileges,
+		m.onOutboxes(sameName, "envelopes are read, the fate of those that fail is written, and what was delivered is removed", readWrite...)...)
+	r.Privileges = addPrivileges(r.Privileges,
+		m.onOutboxes(deadletter.Collection, "what can never be delivered is moved there", readWrite...)...)
+	r.Privileges = addPrivileges(r.Privileges,
+		Privilege{Resource: resourceOf(m.cfg.MongoDB.State, ""), Actions: append(slices.Clone(readWrite), "changeStream"), Why: "lease and position; a standby learns of a release at once"})
+	r.Privileges = addPrivileges(r.Privileges,
+		m.listCollections("without it a collection that was made anew is taken for the old one")...)
+	if slices.Contains(m.databaseNames(), "") {
+		r.Privileges = addPrivileges(r.Privileges,
+			clusterPrivilege("without it only collections are found that are named without a pattern", "databases that match are found", "listDatabases"))
 	}
-	r.Privileges = add(r.Privileges, cluster("without them the oplog's window and the servers' limits are not known, and state that was copied from another replica set is not recognised",
+	r.Privileges = addPrivileges(r.Privileges, clusterPrivilege("without them the oplog's window and the servers' limits are not known, and state that was copied from another replica set is not recognised",
 		"limits and identity of the replica set", "serverStatus", "replSetGetConfig", "getParameter"))
 	indexes := []string{"listIndexes"}
 	if m.cfg.Purge.TTL > 0 {
@@ -116,80 +131,101 @@ func (m *roleMaker) relay() Role {
 	if m.cfg.DeadLetters.Expire > 0 {
 		ofLetters = indexActions
 	}
-	for _, p := range append(m.on(itself, "indexes are compared with those that are wanted", indexes...), m.on(deadletter.Collection, "whether dead letters expire is said by an index", ofLetters...)...) {
+	for _, p := range append(m.onOutboxes(sameName, "indexes are compared with those that are wanted", indexes...), m.onOutboxes(deadletter.Collection, "whether dead letters expire is said by an index", ofLetters...)...) {
 		p.Optional = "without it missing indexes are not noticed, and documents do not expire"
 		r.Privileges = append(r.Privileges, p)
 	}
+
 	return r
 }
 
-// setup is for who runs `outrelay migrate`, so that the relay needs none of it: mongodb.indexes is then false.
-func (m *roleMaker) setup() Role {
+// setupRole returns the role for `outrelay migrate`. The relay then runs with mongodb.indexes: false
+// and does not need these privileges.
+func (m *roleMaker) setupRole() Role {
 	r := Role{Name: m.who.Prefix + "Setup", For: "outrelay migrate, once for each version; the relay runs with mongodb.indexes: false then"}
 	schema := []string{"createCollection", "createIndex", "dropIndex", "listIndexes", "collMod"}
-	r.Privileges = add(nil, m.on(itself, "indexes of the outbox", schema...)...)
-	r.Privileges = add(r.Privileges, m.on(deadletter.Collection, "and of its dead letters, where there are any", append([]string{"find"}, schema...)...)...)
-	r.Privileges = add(r.Privileges, Privilege{Resource: resourceOf(m.cfg.MongoDB.State, ""), Actions: slices.Concat(readWrite, schema), Why: "the ledger of migrations, and the indexes of the state"})
-	r.Privileges = add(r.Privileges, m.listing("")...)
-	if slices.Contains(m.databases(), "") {
-		r.Privileges = add(r.Privileges, cluster("", "databases that match are found", "listDatabases"))
+	r.Privileges = addPrivileges(nil, m.onOutboxes(sameName, "indexes of the outbox", schema...)...)
+	r.Privileges = addPrivileges(r.Privileges,
+		m.onOutboxes(deadletter.Collection, "and of its dead letters, where there are any", append([]string{"find"}, schema...)...)...)
+	r.Privileges = addPrivileges(r.Privileges,
+		Privilege{Resource: resourceOf(m.cfg.MongoDB.State, ""), Actions: slices.Concat(readWrite, schema), Why: "the ledger of migrations, and the indexes of the state"})
+	r.Privileges = addPrivileges(r.Privileges, m.listCollections("")...)
+	if slices.Contains(m.databaseNames(), "") {
+		r.Privileges = addPrivileges(r.Privileges,
+			clusterPrivilege("", "databases that match are found", "listDatabases"))
 	}
 	return r
 }
 
-func (m *roleMaker) service() Role {
+func (m *roleMaker) serviceRole() Role {
 	return Role{
 		Name: m.who.Prefix + "Service", For: "a service that appends events, beside what it needs for its own documents",
-		Privileges: m.on(itself, "an event is one insert", "insert"),
+		Privileges: m.onOutboxes(sameName, "an event is one insert", "insert"),
 	}
 }
 
-func (m *roleMaker) scheduler() Role {
+func (m *roleMaker) schedulerRole() Role {
 	r := Role{Name: m.who.Prefix + "Scheduler", For: "a service that schedules, cancels or repeats events, beside " + m.who.Prefix + "Service"}
-	r.Privileges = m.on(itself, "what waits is found, moved and cancelled", "find", "update", "remove")
-	r.Privileges = add(r.Privileges, m.on(func(coll string) string { return coll + "_cron" }, "the entries of outbox.Cron", readWrite...)...)
+	r.Privileges = m.onOutboxes(sameName, "what waits is found, moved and cancelled", "find", "update", "remove")
+	r.Privileges = addPrivileges(r.Privileges,
+		m.onOutboxes(func(coll string) string { return coll + "_cron" }, "the entries of outbox.Cron", readWrite...)...)
 	return r
 }
 
-// consumer is for services on the other side of Kafka.
-func (m *roleMaker) consumer() Role {
+// consumerRole returns the role of services that consume events.
+func (m *roleMaker) consumerRole() Role {
 	r := Role{Name: m.who.Prefix + "Consumer", For: "a service that handles events with an inbox, sagas and dead letters, beside what it needs for its own documents"}
 	databases := m.who.Databases
 	if len(databases) == 0 {
-		databases = slices.DeleteFunc(m.databases(), func(db string) bool { return db == "" })
+		databases = slices.DeleteFunc(m.databaseNames(), func(db string) bool { return db == "" })
 	}
 	schema := []string{"createCollection", "createIndex", "listIndexes"}
 	for _, db := range databases {
 		for _, coll := range []string{m.who.Inbox, m.who.Inbox + "_offsets", m.who.Inbox + "_claims", m.who.Inbox + "_tenures"} {
-			r.Privileges = add(r.Privileges, Privilege{Resource: resourceOf(db, coll), Actions: slices.Concat(readWrite, schema), Why: "what was handled already"})
+			r.Privileges = addPrivileges(r.Privileges,
+				Privilege{Resource: resourceOf(db, coll), Actions: slices.Concat(readWrite, schema), Why: "what was handled already"})
 		}
-		r.Privileges = add(r.Privileges, Privilege{Resource: resourceOf(db, consumer.DefaultLetters), Actions: slices.Concat(readWrite, schema, []string{"collMod"}), Why: "messages that could not be handled"})
+
+		r.Privileges = addPrivileges(r.Privileges,
+			Privilege{Resource: resourceOf(db, consumer.DefaultLetters), Actions: slices.Concat(readWrite, schema, []string{"collMod"}), Why: "messages that could not be handled"})
 		for _, coll := range append(slices.Clone(m.who.Sagas), saga.DefaultTypes) {
 			if len(m.who.Sagas) > 0 {
-				r.Privileges = add(r.Privileges, Privilege{Resource: resourceOf(db, coll), Actions: slices.Concat(readWrite, schema), Why: "the states of sagas"})
+				r.Privileges = addPrivileges(r.Privileges,
+					Privilege{Resource: resourceOf(db, coll), Actions: slices.Concat(readWrite, schema), Why: "the states of sagas"})
 			}
 		}
-		r.Privileges = add(r.Privileges, Privilege{Resource: resourceOf(db, ""), Actions: []string{"listCollections"}, Why: "collections are made before a transaction needs them"})
+
+		r.Privileges = addPrivileges(r.Privileges,
+			Privilege{Resource: resourceOf(db, ""), Actions: []string{"listCollections"}, Why: "collections are made before a transaction needs them"})
 	}
+
 	return r
 }
 
-func (m *roleMaker) operator() Role {
+func (m *roleMaker) operatorRole() Role {
 	r := Role{Name: m.who.Prefix + "Operator", For: "people who act: outrelay pause, dead, scheduled, replay, purge, recover"}
-	r.Privileges = add(nil, m.on(itself, "envelopes are shown, requeued, cancelled and removed", readWrite...)...)
-	r.Privileges = add(r.Privileges, m.on(deadletter.Collection, "dead letters are shown, edited, requeued and discarded", readWrite...)...)
-	r.Privileges = add(r.Privileges, Privilege{Resource: resourceOf(m.cfg.MongoDB.State, ""), Actions: readWrite, Why: "pause, pin and recover are written there, and each action is noted"})
-	r.Privileges = add(r.Privileges, m.listing("")...)
-	r.Privileges = add(r.Privileges, cluster("without them the purge takes the longest margin, and recover cannot tell copied state", "limits and identity of the replica set", "getParameter", "replSetGetConfig", "serverStatus"))
+	r.Privileges = addPrivileges(nil,
+		m.onOutboxes(sameName, "envelopes are shown, requeued, cancelled and removed", readWrite...)...)
+	r.Privileges = addPrivileges(r.Privileges,
+		m.onOutboxes(deadletter.Collection, "dead letters are shown, edited, requeued and discarded", readWrite...)...)
+	r.Privileges = addPrivileges(r.Privileges,
+		Privilege{Resource: resourceOf(m.cfg.MongoDB.State, ""), Actions: readWrite, Why: "pause, pin and recover are written there, and each action is noted"})
+	r.Privileges = addPrivileges(r.Privileges, m.listCollections("")...)
+	r.Privileges = addPrivileges(r.Privileges,
+		clusterPrivilege("without them the purge takes the longest margin, and recover cannot tell copied state", "limits and identity of the replica set", "getParameter", "replSetGetConfig", "serverStatus"))
 	return r
 }
 
-func (m *roleMaker) reader() Role {
+func (m *roleMaker) readerRole() Role {
 	r := Role{Name: m.who.Prefix + "Reader", For: "people and monitoring that only look: outrelay status, dead list, doctor"}
-	r.Privileges = add(nil, m.on(itself, "what waits is counted and shown; payloads can be read with it", "find", "listIndexes")...)
-	r.Privileges = add(r.Privileges, m.on(deadletter.Collection, "likewise", "find", "listIndexes")...)
-	r.Privileges = add(r.Privileges, Privilege{Resource: resourceOf(m.cfg.MongoDB.State, ""), Actions: []string{"find", "listIndexes"}, Why: "status is there"})
-	r.Privileges = add(r.Privileges, m.listing("")...)
-	r.Privileges = add(r.Privileges, cluster("without it the oplog's window is not shown", "the oplog's window", "serverStatus"))
+	r.Privileges = addPrivileges(nil,
+		m.onOutboxes(sameName, "what waits is counted and shown; payloads can be read with it", "find", "listIndexes")...)
+	r.Privileges = addPrivileges(r.Privileges,
+		m.onOutboxes(deadletter.Collection, "likewise", "find", "listIndexes")...)
+	r.Privileges = addPrivileges(r.Privileges,
+		Privilege{Resource: resourceOf(m.cfg.MongoDB.State, ""), Actions: []string{"find", "listIndexes"}, Why: "status is there"})
+	r.Privileges = addPrivileges(r.Privileges, m.listCollections("")...)
+	r.Privileges = addPrivileges(r.Privileges,
+		clusterPrivilege("without it the oplog's window is not shown", "the oplog's window", "serverStatus"))
 	return r
 }

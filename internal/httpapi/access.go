@@ -7,7 +7,6 @@ import (
 	"net/netip"
 	"path"
 	"slices"
-	"strconv"
 	"strings"
 	"unicode"
 	"unicode/utf8"
@@ -18,52 +17,56 @@ import (
 
 const maxActor = 128 // bytes of a name in the events log
 
-func itoa(n int) string { return strconv.Itoa(n) }
-
-// caller says who sends r; the text is why nobody is known. Names from the proxy come first, because a proxy may have a
-// certificate of its own.
-func (a *Access) caller(r *http.Request) (admin.Caller, string) {
+// identify returns the caller that sent r, or the reason why r has no valid login. A name from the
+// proxy takes precedence, because the proxy may connect with a certificate of its own.
+func (a *Access) identify(r *http.Request) (caller admin.Caller, problem string) {
 	if a.isProxy(r) {
-		switch names := r.Header.Values(a.ProxyHeader); {
-		case len(names) == 1 && names[0] != "":
-			return a.known(r, names[0], "proxy", a.role(names[0]))
-		case len(names) == 0 && r.Header.Get("Authorization") != "":
-			return a.fromToken(r)
+		names := r.Header.Values(a.ProxyHeader)
+		if len(names) == 1 && names[0] != "" {
+			return a.newCaller(r, names[0], "proxy", a.roleOf(names[0]))
 		}
-		// The proxy's own certificate says nothing about the person behind it.
+		if len(names) == 0 && r.Header.Get("Authorization") != "" {
+			return a.identifyByToken(r)
+		}
+
+		// The certificate of the proxy does not identify the person who uses it.
 		return admin.Caller{}, "the proxy did not name exactly one person in " + a.ProxyHeader
 	}
-	if name, ok := fromCertificate(r); ok {
-		return a.known(r, name, "certificate", a.role(name))
+
+	if name := certificateName(r); name != "" {
+		return a.newCaller(r, name, "certificate", a.roleOf(name))
 	}
 	if r.Header.Get("Authorization") != "" {
-		return a.fromToken(r)
+		return a.identifyByToken(r)
 	}
 	if a.Anonymous == admin.RoleViewer || a.Anonymous == admin.RoleOperator {
-		return a.known(r, "anonymous", "anonymous", a.Anonymous)
+		return a.newCaller(r, "anonymous", "anonymous", a.Anonymous)
 	}
-	return admin.Caller{}, "nobody is logged in"
+	return admin.Caller{}, "the request has no login"
 }
 
-func (a *Access) known(r *http.Request, name, by, role string) (admin.Caller, string) {
-	if !printable(name) {
+// newCaller returns the caller with a name that was proved by the given method.
+func (a *Access) newCaller(r *http.Request, name, method, role string) (caller admin.Caller, problem string) {
+	if !isPrintable(name) {
 		return admin.Caller{}, "the name of the caller is empty, too long or not printable"
 	}
-	way := "page"
+
+	source := "page/" + method
 	if isAPI(r) {
-		way = "api"
+		source = "api/" + method
 	}
-	c := admin.Caller{Actor: admin.Actor{Name: name, Source: way + "/" + by}, Role: role}
-	c.Payloads = a.Payloads == admin.RoleViewer || a.Payloads == admin.RoleOperator && c.Operator()
-	return c, ""
+	caller = admin.Caller{Actor: admin.Actor{Name: name, Source: source}, Role: role}
+	caller.Payloads = a.Payloads == admin.RoleViewer || a.Payloads == admin.RoleOperator && caller.Operator()
+	return caller, ""
 }
 
-func printable(name string) bool {
-	return name != "" && len(name) <= maxActor && utf8.ValidString(name) && strings.IndexFunc(name, func(r rune) bool { return !unicode.IsPrint(r) }) < 0
+func isPrintable(name string) bool {
+	isControl := func(r rune) bool { return !unicode.IsPrint(r) }
+	return name != "" && len(name) <= maxActor && utf8.ValidString(name) && !strings.ContainsFunc(name, isControl)
 }
 
-// role is that of a name which somebody else vouches for.
-func (a *Access) role(name string) string {
+// roleOf returns the role of a name from a certificate or from the proxy.
+func (a *Access) roleOf(name string) string {
 	for _, p := range a.Operators {
 		if ok, _ := path.Match(p, name); ok || p == name {
 			return admin.RoleOperator
@@ -74,71 +77,80 @@ func (a *Access) role(name string) string {
 
 // isProxy reports whether the trusted proxy sends the request.
 func (a *Access) isProxy(r *http.Request) bool {
+	if a.ProxyHeader == "" {
+		return false
+	}
 	from := remoteIP(r)
-	return a.ProxyHeader != "" && slices.ContainsFunc(a.ProxyFrom, func(p netip.Prefix) bool { return p.Contains(from) })
+	return slices.ContainsFunc(a.ProxyFrom, func(p netip.Prefix) bool { return p.Contains(from) })
 }
 
-// client is the name under which the requests of a caller are counted. Whoever has a token chooses the name beside it, so
-// only the token counts.
-func client(r *http.Request, c admin.Caller) string {
-	who := c.Actor.Name
+// clientName returns the name under which the requests of a caller are counted. A caller with a
+// token chooses its own name, so its role is used instead.
+func clientName(r *http.Request, c admin.Caller) string {
+	name := c.Actor.Name
 	if strings.HasSuffix(c.Actor.Source, "/token") {
-		who = c.Role
+		name = c.Role
 	}
-	return remoteIP(r).String() + " " + c.Actor.Source + " " + who
+	return remoteIP(r).String() + " " + c.Actor.Source + " " + name
 }
 
-func fromCertificate(r *http.Request) (string, bool) {
+// certificateName returns the common name of a verified client certificate, or "".
+func certificateName(r *http.Request) string {
 	if r.TLS == nil || len(r.TLS.VerifiedChains) == 0 {
-		return "", false
+		return ""
 	}
-	name := r.TLS.VerifiedChains[0][0].Subject.CommonName
-	return name, name != ""
+	return r.TLS.VerifiedChains[0][0].Subject.CommonName
 }
 
-// fromToken knows whoever shows a token. The name beside it, in a browser's login, is what the person says.
-func (a *Access) fromToken(r *http.Request) (admin.Caller, string) {
-	name, shown, ok := r.BasicAuth()
+// identifyByToken identifies a caller by its token. With a browser's login, the person chooses the
+// user name.
+func (a *Access) identifyByToken(r *http.Request) (caller admin.Caller, problem string) {
+	name, token, ok := r.BasicAuth()
 	if !ok {
 		var scheme string
-		scheme, shown, ok = strings.Cut(r.Header.Get("Authorization"), " ")
-		name, ok = "token", ok && strings.EqualFold(scheme, "Bearer")
-		shown = strings.TrimSpace(shown)
+		scheme, token, ok = strings.Cut(r.Header.Get("Authorization"), " ")
+		ok = ok && strings.EqualFold(scheme, "Bearer")
+		token = strings.TrimSpace(token)
 	}
 	if name == "" {
 		name = "token"
 	}
-	// Both are compared whatever the first one says, and hashed before: neither equality nor length shows in the time.
-	operator, viewer := same(shown, a.Token), same(shown, a.ViewerToken)
+
+	// Both comparisons always run, so that the time of the response reveals nothing about a token.
+	isOperator := equalTokens(token, a.Token)
+	isViewer := equalTokens(token, a.ViewerToken)
 	switch {
-	case ok && operator:
-		return a.known(r, name, "token", admin.RoleOperator)
-	case ok && viewer:
-		return a.known(r, name, "token", admin.RoleViewer)
+	case ok && isOperator:
+		return a.newCaller(r, name, "token", admin.RoleOperator)
+	case ok && isViewer:
+		return a.newCaller(r, name, "token", admin.RoleViewer)
 	}
 	return admin.Caller{}, "the token is not one of this listener's"
 }
 
-func same(shown, token string) bool {
-	x, y := sha256.Sum256([]byte(shown)), sha256.Sum256([]byte(token))
+// equalTokens compares hashes, so that the time does not reveal the length of the token either.
+func equalTokens(got, token string) bool {
+	x, y := sha256.Sum256([]byte(got)), sha256.Sum256([]byte(token))
 	return subtle.ConstantTimeCompare(x[:], y[:]) == 1 && token != ""
 }
 
-// named reports whether the listener may be called by that name. A web page can have a name of its own resolve to this
-// machine; then its requests come from here and are of the same origin.
-func (a *Access) named(host string) bool {
+// allowsHost reports whether a request may use that host name. A web page can make its own host name
+// resolve to this machine. Its requests then come from this machine and have the same origin.
+func (a *Access) allowsHost(host string) bool {
 	if !a.Local {
 		return true
 	}
+
 	name := probes.HostName(host)
-	if name == "localhost" || slices.ContainsFunc(a.Hosts, func(h string) bool { return strings.EqualFold(h, name) }) {
+	isName := func(h string) bool { return strings.EqualFold(h, name) }
+	if name == "localhost" || slices.ContainsFunc(a.Hosts, isName) {
 		return true
 	}
 	addr, err := netip.ParseAddr(name)
 	return err == nil && addr.IsLoopback()
 }
 
-// remoteIP is the address of whoever is connected; the zero value where there is none.
+// remoteIP returns the address of the connection, or the zero value if it has none.
 func remoteIP(r *http.Request) netip.Addr {
 	at, err := netip.ParseAddrPort(r.RemoteAddr)
 	if err != nil {

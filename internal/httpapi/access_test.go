@@ -13,6 +13,7 @@ import (
 	"net/http"
 	"net/netip"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -150,9 +151,9 @@ func TestClientsAreBounded(t *testing.T) {
 	}
 	s.call("GET", "/api/v1/whoami", "", "Authorization", basic("bob", operatorToken)).problem(t, 429) // a name of one's own choice makes nobody another client
 	s.ok(nil, "GET", "/api/v1/whoami", "", "Authorization", basic("bob", viewerToken))                // each has a rate of its own
-	l := newLimiter(1)
+	l := newRateLimiter(1)
 	for i := range maxClients + 100 {
-		l.take("client " + itoa(i))
+		l.reserve("client " + strconv.Itoa(i))
 	}
 	if len(l.clients) > maxClients {
 		t.Errorf("%d clients are remembered", len(l.clients))
@@ -261,7 +262,7 @@ func TestCertificatesAreReadAgain(t *testing.T) {
 		first, second := shows("first"), shows("second")
 		next, broken := first, error(nil)
 		var counted []bool
-		c := reloading(first, AdminOptions{
+		c := newReloadingConfig(first, AdminOptions{
 			TLS: func() (*tls.Config, error) { return next, broken }, Log: discard(), Reloaded: func(ok bool) { counted = append(counted, ok) },
 		})
 		name := func() string {

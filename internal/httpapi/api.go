@@ -1,6 +1,6 @@
-// Package httpapi serves the operators' API: the use cases of package admin as operations below /api/, with their checks and
-// their description in OpenAPI, on a listener with authentication, roles and bounds. The operators' page is a handler that
-// it is given.
+// Package httpapi serves the operators' API: the use-cases of package admin as operations below
+// /api/, with a description in OpenAPI. The listener authenticates callers, checks their roles, and
+// limits their requests. The caller of the package supplies the handler of the operators' page.
 package httpapi
 
 import (
@@ -21,51 +21,53 @@ import (
 
 const (
 	apiVersion = "1.0.0" // of the API, not of the program
-	lookTime   = 20 * time.Second
-	actTime    = 5 * time.Minute
+	readTime   = 20 * time.Second
+	actionTime = 5 * time.Minute
 	smallBody  = 1 << 20
 	largeBody  = 24 << 20 // an envelope of 15 MiB in base64
 )
 
-// api is the API of one deployment.
+// api contains the operations of one deployment.
 type api struct {
 	huma.API
 	operator admin.Operator // of this process
 	live     *live
 }
 
-// Scope is in each request that is about a watcher.
+// Scope is part of each request about a watcher.
 type Scope struct {
-	Watcher string `query:"watcher" pattern:"^[A-Za-z0-9._-]{1,100}$" doc:"The watcher; by default that of this process's configuration."`
+	Watcher string `query:"watcher" pattern:"^[A-Za-z0-9._-]{1,100}$" doc:"The watcher. Default: the configured watcher of this process."`
 }
 
 func (s Scope) watcher() string { return s.Watcher }
 
-// scoped is a request that is about a watcher.
+// scoped is a request about a watcher.
 type scoped interface{ watcher() string }
 
-// slotted is a request that may be about one slot alone.
+// slotted is a request that may be restricted to one slot.
 type slotted interface{ slot() string }
 
 // answerOf is a response with a body.
 type answerOf[T any] struct{ Body T }
 
-// newAPI is the handler of everything below /api/.
-func newAPI(o AdminOptions) http.Handler {
+// newAPI returns the handler of all paths below /api/.
+func newAPI(op admin.Operator) http.Handler {
 	mux := http.NewServeMux()
-	describe(mux, o.Operator)
-	mux.HandleFunc("/api/", func(w http.ResponseWriter, r *http.Request) { nothing(w, r, mux) })
+	newOperations(mux, op)
+	mux.HandleFunc("/api/", func(w http.ResponseWriter, r *http.Request) { serveNotFound(w, r, mux) })
+
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if !readable(r.URL) {
-			writeProblem(w, r, http.StatusBadRequest, "the address is not UTF-8, or its query cannot be read", "encode it as UTF-8 and escape what is not a letter or a digit")
+		if !isText(r.URL) {
+			writeProblem(w, r, http.StatusBadRequest, "the address is not UTF-8, or its query cannot be parsed",
+				"encode it as UTF-8, and escape characters that are not letters or digits")
 			return
 		}
 		mux.ServeHTTP(w, r)
 	})
 }
 
-// readable reports whether an address is text: the database takes nothing else.
-func readable(u *url.URL) bool {
+// isText reports whether an address is UTF-8. MongoDB rejects other text.
+func isText(u *url.URL) bool {
 	query, err := url.QueryUnescape(u.RawQuery)
 	if err == nil {
 		_, err = url.ParseQuery(u.RawQuery)
@@ -73,42 +75,52 @@ func readable(u *url.URL) bool {
 	return err == nil && utf8.ValidString(query) && utf8.ValidString(u.Path)
 }
 
-// describe registers all operations.
-func describe(mux humago.Mux, operator admin.Operator) *api {
+// newOperations registers all operations.
+func newOperations(mux humago.Mux, op admin.Operator) *api {
 	c := huma.DefaultConfig("outrelay", apiVersion)
-	c.Info.Description = "Everything that the command line does to a running deployment. Errors are problem+json with a hint; lists have a cursor in `next`; actions are written to the events log with who did them."
-	c.OpenAPIPath, c.DocsPath, c.SchemasPath, c.CreateHooks = "/api/openapi", "", "", nil
+	c.Info.Description = "The actions and queries of the command line, for a running deployment. " +
+		"Errors are problem+json with a hint. Lists have a cursor in `next`. " +
+		"Actions are written to the events log with their actor."
+	c.OpenAPIPath = "/api/openapi"
+	c.DocsPath = ""
+	c.SchemasPath = ""
+	c.CreateHooks = nil
+
 	c.Formats = map[string]huma.Format{}
 	for name, format := range huma.DefaultFormats {
 		format.Marshal = func(w io.Writer, v any) error { return admin.WriteJSON(w, v, "") }
 		c.Formats[name] = format
 	}
 	c.RejectUnknownQueryParameters = true
-	c.Components.Schemas = huma.NewMapRegistry("#/components/schemas/", schemaName)
+	c.Components.Schemas = huma.NewMapRegistry("#/components/schemas/", nameSchema)
 	c.Components.SecuritySchemes = map[string]*huma.SecurityScheme{
 		"token": {Type: "http", Scheme: "bearer", Description: "http.admin.token or http.admin.viewer_token"},
 		"login": {Type: "http", Scheme: "basic", Description: "any user name, with the token as the password"},
 		"mtls":  {Type: "mutualTLS", Description: "a client certificate that http.admin.tls.client_ca signed"},
 	}
 	c.Security = []map[string][]string{{"token": {}}, {"login": {}}, {"mtls": {}}, {}}
-	a := &api{API: humago.New(mux, c), operator: operator, live: newLive()}
-	a.watchers()
-	a.nodes()
-	a.waiting()
-	a.scheduled()
-	a.dead()
-	a.replays()
-	a.services()
-	a.maintenance()
-	a.figures()
-	// The library has no word for an object that may be null.
+
+	a := &api{API: humago.New(mux, c), operator: op, live: newLive()}
+	a.addWatchers()
+	a.addNodes()
+	a.addWaiting()
+	a.addScheduled()
+	a.addDead()
+	a.addReplays()
+	a.addLookup()
+	a.addSagas()
+	a.addInboxes()
+	a.addMaintenance()
+	a.addFigures()
+
+	// The library cannot declare an object that may be null.
 	status := c.Components.Schemas.Map()["MigrationStatus"]
 	status.Properties["lock"] = &huma.Schema{AnyOf: []*huma.Schema{status.Properties["lock"], {Type: "null"}}}
 	return a
 }
 
-// schemaName tells types of the same name apart.
-func schemaName(t reflect.Type, hint string) string {
+// nameSchema gives types of the same name in two packages different names.
+func nameSchema(t reflect.Type, hint string) string {
 	name := huma.DefaultSchemaNamer(t, hint)
 	for t.Kind() == reflect.Pointer || t.Kind() == reflect.Slice {
 		t = t.Elem()
@@ -119,90 +131,115 @@ func schemaName(t reflect.Type, hint string) string {
 	return name
 }
 
-// OpenAPI is the description of the API, as it is served at /api/openapi.json.
-func OpenAPI() ([]byte, error) {
-	return describe(http.NewServeMux(), admin.Operator{}).OpenAPI().MarshalJSON()
-}
-
 // option changes an operation.
 type option func(*huma.Operation)
 
-// role names the extension that says who may.
-const role = "x-role"
+// roleExtension is the extension of an operation that contains the required role.
+const roleExtension = "x-role"
 
-// look registers something that anybody who is let in may see.
-func look[I scoped, O any](a *api, at, id, summary string, f func(context.Context, admin.Operator, *I) (O, error), opts ...option) {
-	register(a, huma.Operation{Method: http.MethodGet, Path: at, OperationID: id, Summary: summary, Extensions: map[string]any{role: admin.RoleViewer}}, lookTime, f, opts)
+// forViewers lets viewers call an operation that uses POST but changes nothing.
+func forViewers(op *huma.Operation) { op.Extensions[roleExtension] = admin.RoleViewer }
+
+// addQuery registers an operation that changes nothing. Every caller may use it.
+func addQuery[I scoped, O any](
+	a *api, path, id, summary string, run func(context.Context, admin.Operator, *I) (O, error), opts ...option,
+) {
+	addOperation(a, huma.Operation{
+		Method:      http.MethodGet,
+		Path:        path,
+		OperationID: id,
+		Summary:     summary,
+		Extensions:  map[string]any{roleExtension: admin.RoleViewer},
+	}, readTime, withBody(run), opts...)
 }
 
-// act registers something that changes something.
-func act[I scoped, O any](a *api, at, id, summary string, f func(context.Context, admin.Operator, *I) (O, error), opts ...option) {
-	register(a, huma.Operation{Method: http.MethodPost, Path: at, OperationID: id, Summary: summary, DefaultStatus: http.StatusOK, MaxBodyBytes: smallBody, Extensions: map[string]any{role: admin.RoleOperator}}, actTime, f, opts)
+// addAction registers an operation that changes something. Only operators may use it.
+func addAction[I scoped, O any](
+	a *api, path, id, summary string, run func(context.Context, admin.Operator, *I) (O, error), opts ...option,
+) {
+	addOperation(a, huma.Operation{
+		Method:        http.MethodPost,
+		Path:          path,
+		OperationID:   id,
+		Summary:       summary,
+		DefaultStatus: http.StatusOK,
+		MaxBodyBytes:  smallBody,
+		Extensions:    map[string]any{roleExtension: admin.RoleOperator},
+	}, actionTime, withBody(run), opts...)
 }
 
-// register adds an operation whose answer is what f returns. f gets a desk of the caller.
-func register[I scoped, O any](a *api, op huma.Operation, limit time.Duration, f func(context.Context, admin.Operator, *I) (O, error), opts []option) {
-	direct(a, op, limit, func(ctx context.Context, op admin.Operator, in *I) (*answerOf[O], error) {
-		out, err := f(ctx, op, in)
+// withBody makes the result of run the body of the response.
+func withBody[I, O any](
+	run func(context.Context, admin.Operator, *I) (O, error),
+) func(context.Context, admin.Operator, *I) (*answerOf[O], error) {
+	return func(ctx context.Context, op admin.Operator, in *I) (*answerOf[O], error) {
+		out, err := run(ctx, op, in)
 		if err != nil {
 			return nil, err
 		}
 		return &answerOf[O]{out}, nil
-	}, opts)
+	}
 }
 
-// direct adds an operation with headers of its own.
-func direct[I scoped, O any](a *api, op huma.Operation, limit time.Duration, f func(context.Context, admin.Operator, *I) (*O, error), opts []option) {
+// addOperation registers an operation whose response is the result of run, which may have headers.
+// run gets the operator of the caller, for the requested watcher and slot. limit bounds its time.
+func addOperation[I scoped, O any](
+	a *api, op huma.Operation, limit time.Duration, run func(context.Context, admin.Operator, *I) (*O, error), opts ...option,
+) {
 	op.Path = "/api/v1" + op.Path
 	op.Errors = []int{400, 401, 403, 404, 409, 421, 422, 424, 429, 431, 500, 503}
 	op.BodyReadTimeout = adminRead
-	op.Middlewares = append(op.Middlewares, a.admit, extend(limit))
+	op.Middlewares = append(op.Middlewares, a.checkRole, extendDeadline(limit))
 	for _, o := range opts {
 		o(&op)
 	}
+
 	huma.Register(a.API, op, func(ctx context.Context, in *I) (*O, error) {
 		ctx, cancel := context.WithTimeout(ctx, limit)
 		defer cancel()
-		desk := a.desk(ctx, (*in).watcher())
-		if one, ok := any(*in).(slotted); ok {
-			desk = desk.ForSlot(one.slot())
+
+		operator := a.operatorFor(ctx, (*in).watcher())
+		if s, ok := any(*in).(slotted); ok {
+			operator = operator.ForSlot(s.slot())
 		}
-		out, err := f(ctx, desk, in)
+		out, err := run(ctx, operator, in)
 		return out, problemOf(err)
 	})
 }
 
-// desk is that of the caller, at the watcher that is asked for.
-func (a *api) desk(ctx context.Context, watcher string) admin.Operator {
-	c, _ := admin.CallerOf(ctx) // the door lets nobody in who is not known
+// operatorFor returns the operator of the caller, for the requested watcher.
+func (a *api) operatorFor(ctx context.Context, watcher string) admin.Operator {
+	// The door rejects requests without a caller.
+	c, _ := admin.CallerOf(ctx)
 	return a.operator.For(c.Actor).ForWatcher(watcher)
 }
 
-// admit refuses what the caller's role does not allow.
-func (a *api) admit(ctx huma.Context, next func(huma.Context)) {
+// checkRole rejects requests that the caller's role does not allow.
+func (a *api) checkRole(ctx huma.Context, next func(huma.Context)) {
 	c, ok := admin.CallerOf(ctx.Context())
 	switch {
 	case !ok:
-		_ = huma.WriteErr(a.API, ctx, http.StatusUnauthorized, "nobody is logged in")
-	case ctx.Operation().Extensions[role] == admin.RoleOperator && !c.Operator():
-		_ = huma.WriteErr(a.API, ctx, http.StatusForbidden, c.Actor.Name+" may look and not act: it takes the role operator")
+		_ = huma.WriteErr(a.API, ctx, http.StatusUnauthorized, "the request has no login")
+	case ctx.Operation().Extensions[roleExtension] == admin.RoleOperator && !c.Operator():
+		_ = huma.WriteErr(a.API, ctx, http.StatusForbidden, c.Actor.Name+" is a viewer; this action requires the role operator")
 	default:
 		next(ctx)
 	}
 }
 
-// extend gives an operation the time that it may take, instead of the listener's.
-func extend(limit time.Duration) func(huma.Context, func(huma.Context)) {
+// extendDeadline replaces the listener's time limit of a response by that of the operation.
+func extendDeadline(limit time.Duration) func(huma.Context, func(huma.Context)) {
 	return func(ctx huma.Context, next func(huma.Context)) {
 		if _, w := humago.Unwrap(ctx); limit > adminWrite/2 {
-			_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(limit + adminWrite/2)) // a writer without deadlines has none to move
+			// A writer that does not support deadlines has none to extend.
+			_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(limit + adminWrite/2))
 		}
 		next(ctx)
 	}
 }
 
-// nothing answers for what is not there, and for methods that a path has not.
-func nothing(w http.ResponseWriter, r *http.Request, mux *http.ServeMux) {
+// serveNotFound responds to unknown paths, and to unsupported methods of known paths.
+func serveNotFound(w http.ResponseWriter, r *http.Request, mux *http.ServeMux) {
 	probe := r.Clone(r.Context())
 	for _, method := range []string{http.MethodGet, http.MethodPost, http.MethodPatch} {
 		probe.Method = method
@@ -210,15 +247,17 @@ func nothing(w http.ResponseWriter, r *http.Request, mux *http.ServeMux) {
 			w.Header().Add("Allow", method)
 		}
 	}
+
 	if w.Header().Get("Allow") != "" {
-		writeProblem(w, r, http.StatusMethodNotAllowed, "the path is there, and this method of it is not", "use a method that Allow names")
+		writeProblem(w, r, http.StatusMethodNotAllowed, "the path does not support this method",
+			"use a method that Allow lists")
 		return
 	}
-	writeProblem(w, r, http.StatusNotFound, "nothing is served here", "the paths are in /api/openapi.json")
+	writeProblem(w, r, http.StatusNotFound, "nothing is served here", "/api/openapi.json lists the paths")
 }
 
-// Paging is in each request for a list.
+// Paging is part of each request for a list.
 type Paging struct {
-	Limit int    `query:"limit" minimum:"1" maximum:"1000" default:"100" doc:"Entries of the page."`
-	After string `query:"after" maxLength:"8192" doc:"The cursor that the page before gave in next; none is the first page."`
+	Limit int    `query:"limit" minimum:"1" maximum:"1000" default:"100" doc:"Maximum number of entries of the page."`
+	After string `query:"after" maxLength:"8192" doc:"The cursor in next of the previous page. Default: the first page."`
 }

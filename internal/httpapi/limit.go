@@ -8,12 +8,13 @@ import (
 )
 
 const (
-	maxClients = 4096 // that are remembered
+	maxClients = 4096 // clients whose rate is remembered
 	idleClient = time.Minute
 )
 
-// limiter holds the rate of each client. It remembers a bounded number of them; one that is forgotten begins anew.
-type limiter struct {
+// rateLimiter limits the rate of each client. It remembers a bounded number of clients. A client
+// that it has evicted starts again with a full burst.
+type rateLimiter struct {
 	mu      sync.Mutex
 	rate    int
 	clients map[string]*clientRate
@@ -24,34 +25,38 @@ type clientRate struct {
 	seen  time.Time
 }
 
-func newLimiter(perSecond int) *limiter {
-	return &limiter{rate: perSecond, clients: map[string]*clientRate{}}
+func newRateLimiter(perSecond int) *rateLimiter {
+	return &rateLimiter{rate: perSecond, clients: map[string]*clientRate{}}
 }
 
-// take counts one request; it returns how long the client has to wait, 0 if it need not.
-func (l *limiter) take(name string) time.Duration {
+// reserve counts one request. It returns how long the client must wait, or 0 if the request is
+// within the rate.
+func (l *rateLimiter) reserve(client string) time.Duration {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+
 	now := time.Now()
-	c := l.clients[name]
+	c := l.clients[client]
 	if c == nil {
 		if len(l.clients) >= maxClients {
-			l.forget(now)
+			l.evictLocked(now)
 		}
 		c = &clientRate{limit: rate.NewLimiter(rate.Limit(l.rate), 2*l.rate)}
-		l.clients[name] = c
+		l.clients[client] = c
 	}
 	c.seen = now
+
 	r := c.limit.ReserveN(now, 1)
-	if wait := r.DelayFrom(now); wait > 0 {
+	wait := r.DelayFrom(now)
+	if wait > 0 {
 		r.CancelAt(now)
-		return wait
 	}
-	return 0
+	return wait
 }
 
-// forget drops who was silent for long, and if that is nobody, whoever was silent longest.
-func (l *limiter) forget(now time.Time) {
+// evictLocked removes idle clients. If there are still too many, it also removes the client that has
+// been idle longest.
+func (l *rateLimiter) evictLocked(now time.Time) {
 	oldest := ""
 	for name, c := range l.clients {
 		if now.Sub(c.seen) > idleClient {
@@ -65,34 +70,40 @@ func (l *limiter) forget(now time.Time) {
 	}
 }
 
-// room bounds the requests under way, in all and of one client.
-type room struct {
-	mu          sync.Mutex
-	most, ofOne int
-	under       int
-	clients     map[string]int
+// requestLimit bounds concurrent requests, in total and of each client.
+type requestLimit struct {
+	max, maxOfClient int
+
+	mu       sync.Mutex
+	total    int
+	ofClient map[string]int
 }
 
-func newRoom(most, ofOne int) *room {
-	return &room{most: most, ofOne: ofOne, clients: map[string]int{}}
+func newRequestLimit(total, ofClient int) *requestLimit {
+	return &requestLimit{max: total, maxOfClient: ofClient, ofClient: map[string]int{}}
 }
 
-func (m *room) enter(name string) bool {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.under >= m.most || m.clients[name] >= m.ofOne {
+// acquire reports whether the client may start another request. If so, the caller must call release
+// at its end.
+func (l *requestLimit) acquire(client string) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+
+	if l.total >= l.max || l.ofClient[client] >= l.maxOfClient {
 		return false
 	}
-	m.under++
-	m.clients[name]++
+	l.total++
+	l.ofClient[client]++
 	return true
 }
 
-func (m *room) leave(name string) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.under--
-	if m.clients[name]--; m.clients[name] == 0 {
-		delete(m.clients, name)
+func (l *requestLimit) release(client string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+
+	l.total--
+	l.ofClient[client]--
+	if l.ofClient[client] == 0 {
+		delete(l.ofClient, client)
 	}
 }

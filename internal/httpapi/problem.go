@@ -12,57 +12,65 @@ import (
 	"github.com/outrelay/outrelay/internal/logging"
 )
 
-// Problem is what the API answers where something is wrong (RFC 9457). It quotes nothing of the request: what was sent may
-// hold a payload or a secret.
+// Problem is the body of an error response (RFC 9457). It never quotes values of the request, which
+// may contain a payload or a secret.
 type Problem struct {
-	Type   string         `json:"type,omitempty" doc:"The kind of problem, as about:blank or urn:outrelay:<kind>."`
-	Title  string         `json:"title" doc:"What the status says."`
+	Type   string         `json:"type,omitempty" doc:"The kind of problem: about:blank or urn:outrelay:<kind>."`
+	Title  string         `json:"title" doc:"The text of the HTTP status."`
 	Status int            `json:"status" doc:"The HTTP status."`
-	Detail string         `json:"detail" doc:"What is wrong, with this request."`
-	Hint   string         `json:"hint,omitempty" doc:"What to do about it."`
-	Errors []ProblemPlace `json:"errors,omitempty" doc:"The places in the request that are wrong."`
+	Detail string         `json:"detail" doc:"What is wrong with this request."`
+	Hint   string         `json:"hint,omitempty" doc:"How to fix it."`
+	Errors []ProblemPlace `json:"errors,omitempty" doc:"The invalid values of the request."`
 }
 
-// ProblemPlace is one place of a request that is wrong.
+// ProblemPlace is one invalid value of a request.
 type ProblemPlace struct {
-	Location string `json:"location,omitempty" doc:"Where, such as body.filter.class or query.limit."`
-	Message  string `json:"message" doc:"What is wrong there."`
+	Location string `json:"location,omitempty" doc:"Its location, such as body.filter.class or query.limit."`
+	Message  string `json:"message" doc:"What is wrong with it."`
 }
 
 func (p *Problem) Error() string { return p.Detail }
 
-// GetStatus is the HTTP status.
+// GetStatus returns the HTTP status.
 func (p *Problem) GetStatus() int { return p.Status }
 
-// ContentType is that of problems.
+// ContentType returns the media type of problems.
 func (p *Problem) ContentType(string) string { return "application/problem+json" }
 
 func init() {
-	huma.NewError = newProblem // the library has no other way to have its own errors look like ours
+	// The library has no other way to replace the format of its own errors.
+	huma.NewError = newLibraryProblem
 }
 
-// newProblem makes the library's own errors problems, without the values that it quotes.
-func newProblem(status int, detail string, errs ...error) huma.StatusError {
-	p := &Problem{Title: http.StatusText(status), Status: status, Detail: logging.Clean(detail)}
+// newLibraryProblem converts an error of the library to a problem, without the values that it quotes.
+func newLibraryProblem(status int, detail string, errs ...error) huma.StatusError {
+	p := newProblem(status, logging.Clean(detail), "")
 	for _, err := range errs {
 		if err == nil {
 			continue
 		}
+
 		var place huma.ErrorDetailer
 		if errors.As(err, &place) {
 			d := place.ErrorDetail()
 			p.Errors = append(p.Errors, ProblemPlace{d.Location, logging.Clean(d.Message)})
-			continue
+		} else {
+			p.Errors = append(p.Errors, ProblemPlace{Message: logging.Clean(err.Error())})
 		}
-		p.Errors = append(p.Errors, ProblemPlace{Message: logging.Clean(err.Error())})
 	}
+
 	switch status {
 	case http.StatusUnprocessableEntity, http.StatusBadRequest:
-		p.Hint = "mend what is listed; /api/openapi.json says what is allowed"
+		p.Hint = "correct the listed values; /api/openapi.json describes the allowed ones"
 	case http.StatusRequestEntityTooLarge:
-		p.Hint = "send less at once"
+		p.Hint = "send less in one request"
 	}
 	return p
+}
+
+// newProblem returns a problem that the API itself found.
+func newProblem(status int, detail, hint string) *Problem {
+	return &Problem{Title: http.StatusText(status), Status: status, Detail: detail, Hint: hint}
 }
 
 var statusOf = map[admin.Failure]int{
@@ -74,37 +82,33 @@ var statusOf = map[admin.Failure]int{
 	admin.FailUnavailable: http.StatusServiceUnavailable,
 }
 
-// problemOf is the problem of an error of a use-case.
+// problemOf converts an error of a use-case to a problem. It returns nil for nil.
 func problemOf(err error) error {
 	if err == nil {
 		return nil
 	}
-	var already huma.StatusError
-	if errors.As(err, &already) {
-		return already
+	var problem huma.StatusError
+	if errors.As(err, &problem) {
+		return problem
 	}
+
 	kind, hint := admin.Explain(err)
-	status := statusOf[kind]
-	return &Problem{
-		Type: "urn:outrelay:" + string(kind), Title: http.StatusText(status), Status: status, Hint: hint,
-		Detail: logging.Clean(strings.ToValidUTF8(err.Error(), "\uFFFD")),
-	}
+	p := newProblem(statusOf[kind], logging.Clean(strings.ToValidUTF8(err.Error(), "\uFFFD")), hint)
+	p.Type = "urn:outrelay:" + string(kind)
+	return p
 }
 
-// refusal is a problem of the API itself.
-func refusal(status int, detail, hint string) error {
-	return &Problem{Title: http.StatusText(status), Status: status, Detail: detail, Hint: hint}
-}
-
-// writeProblem answers outside of the API: a browser that opens a page gets text.
+// writeProblem responds outside of the API. A browser that opens a page gets text.
 func writeProblem(w http.ResponseWriter, r *http.Request, status int, detail, hint string) {
+	// The errors of writing are ignored: the client is gone.
 	if !isAPI(r) && strings.Contains(r.Header.Get("Accept"), "text/html") {
 		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 		w.WriteHeader(status)
-		_, _ = w.Write([]byte(http.StatusText(status) + ": " + detail + "\n" + hint + "\n")) // a client that went away is not our concern
+		_, _ = w.Write([]byte(http.StatusText(status) + ": " + detail + "\n" + hint + "\n"))
 		return
 	}
+
 	w.Header().Set("Content-Type", "application/problem+json")
 	w.WriteHeader(status)
-	_ = json.NewEncoder(w).Encode(Problem{Title: http.StatusText(status), Status: status, Detail: detail, Hint: hint}) // likewise
+	_ = json.NewEncoder(w).Encode(newProblem(status, detail, hint))
 }

@@ -1,7 +1,6 @@
 package opspage
 
 import (
-	"context"
 	"fmt"
 	"mime"
 	"net/http"
@@ -10,130 +9,150 @@ import (
 	"strings"
 )
 
-// action is something that changes something. It is asked about with what plan says and carried out by do.
+// action is an action of operators. The page shows the result of plan, and calls run after the
+// confirmation.
 type action struct {
 	title  string
 	button string
-	danger bool   // cannot be taken back
-	slots  bool   // may be for one slot alone
-	back   string // the page that it belongs to
+	danger bool   // cannot be undone
+	slots  bool   // may be restricted to one slot
+	back   string // path of the page to which it belongs
 	plan   func(*call) (preview, error)
-	do     func(*call) (notice, error)
+	run    func(*call) (notice, error)
 }
 
-// preview is what an action would do.
+// preview is the expected result of an action.
 type preview struct {
 	Lines   []string
-	Count   int64 // of what it would touch; −1 where there is nothing to count
+	Count   int64 // of the affected entries; −1 if there is nothing to count
 	Rows    []row
-	Undo    string // what can be taken back, and what not
-	Phrase  string // has to be typed
+	Undo    string // whether and how the action can be undone
+	Phrase  string // to be typed as a confirmation; "" requires none
 	Nothing bool   // there is nothing to do
 }
 
-// question is a preview on its way to a person.
+// question is a preview that is shown for confirmation.
 type question struct {
 	preview
 	Name   string
 	Button string
 	Danger bool
 	Fields []row
-	Said   string // why it is asked again
+	Said   string // why the page asks again
 	Back   string
 }
 
-// listField is the field of a form with the query of the list that somebody acts from: its filter and its page.
+// listField is the form field with the query of the list from which a person acts.
 const listField = "_list"
 
-// listed is the page that an action belongs to, as it was looked at. Only the query comes from the form: it leads nowhere else.
-func (c *call) listed(path string, pairs ...any) string {
-	link, err := url.Parse(c.v.Link(path, pairs...))
-	list, err2 := url.ParseQuery(c.q.Get(listField))
-	if err != nil || err2 != nil || len(list) == 0 {
-		return c.v.Link(path, pairs...)
-	}
-	q := link.Query()
-	for k, values := range list {
-		if k != "done" && k != "watcher" {
-			q[k] = values
-		}
-	}
-	link.RawQuery = q.Encode()
-	return link.String()
-}
-
-// maxForm bounds the form of an action; a payload may be as long as an envelope.
+// maxForm bounds the form of an action. A payload may be as large as an envelope.
 const maxForm = 17 << 20
 
-// form begins the request of an action.
-func (p *page) form(w http.ResponseWriter, r *http.Request) (*call, action, context.CancelFunc, bool) {
-	c, done, ok := p.begin(w, r, p.o.Act)
-	if !ok {
-		return nil, action{}, nil, false
+// linkBack returns the link to the page to which the action belongs, with the query of the list from
+// which the person acts. Only the query comes from the form, so that it cannot lead to another page.
+func (c *call) linkBack(path string, pairs ...any) string {
+	link := c.v.Link(path, pairs...)
+	u, err := url.Parse(link)
+	list, listErr := url.ParseQuery(c.q.Get(listField))
+	if err != nil || listErr != nil || len(list) == 0 {
+		return link
 	}
-	name := r.PathValue("action")
-	a, known := actions[name]
-	refuse := func(err error) (*call, action, context.CancelFunc, bool) {
-		p.fail(w, r, c, err)
-		done()
-		return nil, action{}, nil, false
+
+	q := u.Query()
+	for name, values := range list {
+		if name != "done" && name != "watcher" {
+			q[name] = values
+		}
 	}
-	switch {
-	case !c.who.Operator():
-		return refuse(errRole)
-	case !known:
-		p.nothing(w, r)
-		done()
-		return nil, action{}, nil, false
+	u.RawQuery = q.Encode()
+	return u.String()
+}
+
+// handleAction returns a handler that parses the form of an action, plans the action, and calls
+// respond.
+func (p *page) handleAction(respond func(http.ResponseWriter, *http.Request, *call, preview)) http.HandlerFunc {
+	return p.handle(p.o.Act, func(w http.ResponseWriter, r *http.Request, c *call) {
+		a, known := actions[r.PathValue("action")]
+		if !known && c.who.Operator() {
+			p.serveNotFound(w, r, c)
+			return
+		}
+
+		err := p.parseActionForm(w, r, c, a)
+		if err != nil {
+			p.serveProblem(w, r, c, err)
+			return
+		}
+		plan, err := a.plan(c)
+		if err != nil {
+			p.serveProblem(w, r, c, err)
+			return
+		}
+		respond(w, r, c, plan)
+	})
+}
+
+// parseActionForm sets the fields of the call that depend on the form.
+func (p *page) parseActionForm(w http.ResponseWriter, r *http.Request, c *call, a action) error {
+	if !c.who.Operator() {
+		return errRole
 	}
+
 	r.Body = http.MaxBytesReader(w, r.Body, maxForm)
 	if t, _, _ := mime.ParseMediaType(r.Header.Get("Content-Type")); t != "application/x-www-form-urlencoded" {
-		return refuse(wrong("an action takes a form, not %q", t))
+		return invalidInput("an action requires a form, not %q", t)
 	}
 	if err := r.ParseForm(); err != nil {
-		return refuse(wrong("the form cannot be read: %v", err))
+		return invalidInput("the form cannot be parsed: %v", err)
 	}
-	watcher := r.PostForm.Get("watcher")
+
+	c.q = r.PostForm
+	c.action = a
+	watcher := c.q.Get("watcher")
 	if watcher == "" {
 		watcher = p.o.Watcher
 	}
-	c.q, c.v.Query = r.PostForm, url.Values{}
-	c.v.Watcher, c.use = watcher, p.o.UseCases(c.who.Actor, watcher, slotOf(c, a))
-	c.v.Title, c.v.Area, c.back = a.title, strings.TrimPrefix(a.back, "/"), c.listed(a.back)
-	return c, a, done, true
+	c.use = p.o.UseCases(c.who.Actor, watcher, c.slot())
+
+	c.v.Query = url.Values{}
+	c.v.Watcher = watcher
+	c.v.Title = a.title
+	c.v.Area = strings.TrimPrefix(a.back, "/")
+	c.back = c.linkBack(a.back)
+	return nil
 }
 
-// slotOf is the slot that an action is for; "" is all, or an action that has none.
-func slotOf(c *call, a action) string {
-	if !a.slots {
+// slot returns the slot to which the action is restricted, or "" for all slots.
+func (c *call) slot() string {
+	if !c.action.slots {
 		return ""
 	}
-	return c.get(slotField)
+	return c.value(slotField)
 }
 
-// confirm asks.
-func (p *page) confirm(w http.ResponseWriter, r *http.Request) {
-	c, a, done, ok := p.form(w, r)
-	if !ok {
-		return
-	}
-	defer done()
-	plan, err := a.plan(c)
-	if err != nil {
-		p.fail(w, r, c, err)
-		return
-	}
-	p.ask(w, http.StatusOK, c, a, r.PathValue("action"), plan, "")
+// confirm shows the preview of an action.
+func (p *page) confirm(w http.ResponseWriter, r *http.Request, c *call, plan preview) {
+	p.ask(w, http.StatusOK, r, c, plan, "")
 }
 
-func (p *page) ask(w http.ResponseWriter, status int, c *call, a action, name string, plan preview, said string) {
-	q := question{preview: plan, Name: name, Button: a.button, Danger: a.danger, Said: said, Back: c.listed(a.back)}
-	for k, list := range c.q {
-		if strings.HasPrefix(k, "_") && k != listField || k == "watcher" {
+// ask shows a preview with the reason why the page asks again, if there is one.
+func (p *page) ask(w http.ResponseWriter, status int, r *http.Request, c *call, plan preview, reason string) {
+	q := question{
+		preview: plan,
+		Name:    r.PathValue("action"),
+		Button:  c.action.button,
+		Danger:  c.action.danger,
+		Said:    reason,
+		Back:    c.back,
+	}
+
+	// Fields with an underscore belong to the confirmation itself.
+	for name, values := range c.q {
+		if strings.HasPrefix(name, "_") && name != listField || name == "watcher" {
 			continue
 		}
-		for _, v := range list {
-			q.Fields = append(q.Fields, row{k, v})
+		for _, v := range values {
+			q.Fields = append(q.Fields, row{name, v})
 		}
 	}
 	q.Fields = append(q.Fields, row{"_count", strconv.FormatInt(plan.Count, 10)})
@@ -141,40 +160,38 @@ func (p *page) ask(w http.ResponseWriter, status int, c *call, a action, name st
 	p.render(w, status, "confirm", "layout", c.v)
 }
 
-// act does what was confirmed, and nothing else: if there is more or less of it now, it asks again.
-func (p *page) act(w http.ResponseWriter, r *http.Request) {
-	c, a, done, ok := p.form(w, r)
-	if !ok {
+// act executes a confirmed action. If it would affect another number of entries now, act asks again.
+func (p *page) act(w http.ResponseWriter, r *http.Request, c *call, plan preview) {
+	if reason := c.checkConfirmation(plan); reason != "" {
+		p.ask(w, http.StatusConflict, r, c, plan, reason)
 		return
 	}
-	defer done()
-	name := r.PathValue("action")
-	plan, err := a.plan(c)
+
+	n, err := c.action.run(c)
 	if err != nil {
-		p.fail(w, r, c, err)
+		p.serveProblem(w, r, c, err)
 		return
 	}
+
+	n.actor = c.who.Actor.Name
+	p.o.Log.Info("an operator acted",
+		"action", r.PathValue("action"), "actor", n.actor, "watcher", c.v.Watcher, "slot", c.slot())
+	http.Redirect(w, r, c.linkBack(c.action.back, "done", p.notices.store(&n)), http.StatusSeeOther)
+}
+
+// checkConfirmation returns the reason why the page must ask again, or "".
+func (c *call) checkConfirmation(plan preview) string {
 	confirmed, err := strconv.ParseInt(c.q.Get("_count"), 10, 64)
 	switch {
 	case err != nil:
-		p.ask(w, http.StatusConflict, c, a, name, plan, "Nothing was done yet: it has to be confirmed.")
-		return
+		return "Nothing was done yet: it has to be confirmed."
 	case plan.Nothing:
-		p.ask(w, http.StatusConflict, c, a, name, plan, "There is nothing left to do.")
-		return
+		return "There is nothing left to do."
 	case confirmed != plan.Count:
-		p.ask(w, http.StatusConflict, c, a, name, plan, fmt.Sprintf("Nothing was done: %s were confirmed, and it is %s now.", number(confirmed), number(plan.Count)))
-		return
+		return fmt.Sprintf("Nothing was done: %s were confirmed, but there are %s now.",
+			formatNumber(confirmed), formatNumber(plan.Count))
 	case plan.Phrase != "" && strings.TrimSpace(c.q.Get("_phrase")) != plan.Phrase:
-		p.ask(w, http.StatusConflict, c, a, name, plan, "Nothing was done: what was typed is not the phrase.")
-		return
+		return "Nothing was done: the typed text is not the phrase."
 	}
-	n, err := a.do(c)
-	if err != nil {
-		p.fail(w, r, c, err)
-		return
-	}
-	n.who = c.who.Actor.Name
-	p.o.Log.Info("an operator acted", "action", name, "actor", n.who, "watcher", c.v.Watcher, "slot", slotOf(c, a))
-	http.Redirect(w, r, c.listed(a.back, "done", p.notices.put(&n)), http.StatusSeeOther)
+	return ""
 }

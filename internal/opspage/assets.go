@@ -5,18 +5,17 @@ import (
 	"embed"
 	"encoding/hex"
 	"io/fs"
-	"mime"
 	"net/http"
 	"path"
 	"strings"
 )
 
-// htmx and uPlot are vendored as their npm packages have them, with their licences beside them.
+// htmx and uPlot are vendored unchanged from their npm packages, with their licenses.
 //
 //go:embed static templates
 var files embed.FS
 
-// assets serves files of the binary. An address that has the hash of its file never changes its content.
+// assets serves embedded files. A link contains the hash of its file, so its content never changes.
 type assets struct {
 	content map[string][]byte // by path below /static/
 	hash    map[string]string
@@ -24,6 +23,8 @@ type assets struct {
 
 func loadAssets() *assets {
 	a := &assets{content: map[string][]byte{}, hash: map[string]string{}}
+
+	// Walking embedded files cannot fail.
 	_ = fs.WalkDir(files, "static", func(p string, d fs.DirEntry, err error) error {
 		if err != nil || d.IsDir() {
 			return err
@@ -34,14 +35,23 @@ func loadAssets() *assets {
 		}
 		name := strings.TrimPrefix(p, "static/")
 		sum := sha256.Sum256(text)
-		a.content[name], a.hash[name] = text, hex.EncodeToString(sum[:6])
+		a.content[name] = text
+		a.hash[name] = hex.EncodeToString(sum[:6])
 		return nil
-	}) // of files in memory: it cannot fail
+	})
 	return a
 }
 
-// link is the address of a file.
+// link returns the address of a file.
 func (a *assets) link(name string) string { return "/static/" + name + "?v=" + a.hash[name] }
+
+// mediaTypes are the types of the files. They do not depend on the configuration of the machine.
+var mediaTypes = map[string]string{
+	".js":  "text/javascript; charset=utf-8",
+	".css": "text/css; charset=utf-8",
+	".svg": "image/svg+xml",
+	"":     "text/plain; charset=utf-8",
+}
 
 func (a *assets) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	name := strings.TrimPrefix(r.URL.Path, "/static/")
@@ -50,20 +60,10 @@ func (a *assets) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		http.NotFound(w, r)
 		return
 	}
+
 	if r.URL.Query().Get("v") == a.hash[name] {
 		w.Header().Set("Cache-Control", "private, max-age=31536000, immutable")
 	}
-	t := mime.TypeByExtension(path.Ext(name))
-	switch path.Ext(name) { // not left to what the machine knows of types
-	case ".js":
-		t = "text/javascript; charset=utf-8"
-	case ".css":
-		t = "text/css; charset=utf-8"
-	case ".svg":
-		t = "image/svg+xml"
-	case "":
-		t = "text/plain; charset=utf-8"
-	}
-	w.Header().Set("Content-Type", t)
+	w.Header().Set("Content-Type", mediaTypes[path.Ext(name)])
 	_, _ = w.Write(text)
 }

@@ -1,6 +1,7 @@
 package opspage
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"net/http"
@@ -10,32 +11,32 @@ import (
 	"github.com/outrelay/outrelay/internal/admin"
 )
 
-// dead is the list of dead letters.
+// dead is the data of the list of dead letters.
 type dead struct {
 	admin.DeadPage
-	Groups      []admin.DeadGroup
-	Empty       bool // no condition is set
-	Stand       string
-	Collections []string
+	Groups []admin.DeadGroup
+	Empty  bool // the filter has no condition
+	Stand  string
 }
 
-// deadPage is how many letters are shown at a time unless somebody asks for more: the page has to be read on a telephone.
-const deadPage = 50
+// lettersPerPage is the default size of a page. It is small, because people read it on phones.
+const lettersPerPage = 50
+
+// maxSummarized bounds the entries of a list that also shows its groups: grouping reads them all.
+const maxSummarized = 20_000
 
 func showDead(c *call) (any, error) {
-	f, err := c.deadFilter()
+	f, err := c.parseDeadFilter()
 	if err != nil {
 		return nil, err
 	}
+
 	d := dead{Empty: f.Empty(), Stand: f.RequeueStatus}
-	limit := c.limit()
-	if limit == 0 {
-		limit = deadPage
-	}
-	if d.DeadPage, err = c.use.Letters.List(c.ctx, f, limit, c.get("after")); err != nil {
+	limit := cmp.Or(c.pageLimit(), lettersPerPage)
+	if d.DeadPage, err = c.use.Letters.List(c.ctx, f, limit, c.value("after")); err != nil {
 		return nil, err
 	}
-	if d.Total > 0 && d.Total <= summaryUpTo {
+	if d.Total > 0 && d.Total <= maxSummarized {
 		if d.Groups, err = c.use.Letters.Summary(c.ctx, f); err != nil {
 			return nil, err
 		}
@@ -43,25 +44,20 @@ func showDead(c *call) (any, error) {
 	return d, nil
 }
 
-// summaryUpTo is how many letters are grouped without being asked: it reads them.
-const summaryUpTo = 20_000
-
-// letter is one dead letter and what the form that changes it begins with.
+// letter is one dead letter, with the initial values of the form that edits it.
 type letter struct {
 	admin.DeadLetter
 	Fields  []field
 	Payload string
-	As      string
-	Headers string
-	Shown   bool // the payload was asked for and may be seen
+	Shown   bool // the letter contains the payload
 }
 
-// field is one that an edit may change.
+// field is a field of an envelope that an edit may change.
 type field struct {
 	Name, Label, Value string
 }
 
-// editable are the fields that a person may want to change; of the others an edit keeps what they are.
+// editable are the fields of the form. An edit keeps all other fields.
 var editable = []field{
 	{Name: "type", Label: "Type"},
 	{Name: "topic", Label: "Topic"},
@@ -74,51 +70,56 @@ var editable = []field{
 	{Name: "expiresAt", Label: "Expires at"},
 }
 
-func (c *call) deadRef() (admin.DeadRef, error) {
-	ref := admin.DeadRef{Collection: c.get("collection"), ID: c.q.Get("id"), Delivery: -1}
-	if text := c.get("delivery"); text != "" {
+func (c *call) parseLetterRef() (admin.DeadRef, error) {
+	ref := admin.DeadRef{Collection: c.value("collection"), ID: c.q.Get("id"), Delivery: -1}
+	if text := c.value("delivery"); text != "" {
 		n, err := strconv.ParseInt(text, 10, 32)
 		if err != nil {
-			return ref, wrong("delivery: %q is not a number", text)
+			return ref, invalidInput("delivery: %q is not a number", text)
 		}
 		ref.Delivery = int(n)
 	}
 	if ref.ID == "" {
-		return ref, wrong("no id says which letter")
+		return ref, invalidInput("the id of the letter is missing")
 	}
 	return ref, nil
 }
 
 func showLetter(c *call) (any, error) {
-	ref, err := c.deadRef()
+	ref, err := c.parseLetterRef()
 	if err != nil {
 		return nil, err
 	}
-	show := c.get("payload") != "" && c.who.Payloads
-	got, err := c.use.Letters.Show(c.ctx, ref, show)
+	withPayload := c.isSet("payload") && c.who.Payloads
+	got, err := c.use.Letters.Show(c.ctx, ref, withPayload)
 	if err != nil {
 		return nil, err
 	}
-	d := letter{DeadLetter: got, Shown: show, Fields: make([]field, len(editable))}
-	copy(d.Fields, editable)
-	var env map[string]json.RawMessage
-	if json.Unmarshal(got.Envelope, &env) != nil {
-		return d, nil // it cannot be written as JSON: the fields begin empty
+
+	// If the envelope cannot be expressed as JSON, the fields of the form are empty.
+	d := letter{DeadLetter: got, Shown: withPayload, Fields: append([]field{}, editable...)}
+	var envelope map[string]json.RawMessage
+	if json.Unmarshal(got.Envelope, &envelope) != nil {
+		return d, nil
 	}
 	for i := range d.Fields {
-		d.Fields[i].Value = plain(env[d.Fields[i].Name])
+		d.Fields[i].Value = formatValue(envelope[d.Fields[i].Name])
 	}
-	if p := plain(env["payload"]); show && !strings.Contains(p, "***") {
-		d.Payload = p // else the form begins empty: what stands for a hidden value must not replace it
+
+	// The placeholder of a hidden value must not replace the value itself.
+	if text := formatValue(envelope["payload"]); withPayload && !strings.Contains(text, "***") {
+		d.Payload = text
 	}
 	return d, nil
 }
 
-// plain is the value of a field as it is typed: a string without its quotes, a time as RFC 3339, anything else as JSON.
-func plain(raw json.RawMessage) string {
+// formatValue returns a value as people type it: a string without quotes, a time as RFC 3339, and
+// any other value as JSON.
+func formatValue(raw json.RawMessage) string {
 	if len(raw) == 0 || string(raw) == "null" {
 		return ""
 	}
+
 	var s string
 	if json.Unmarshal(raw, &s) == nil {
 		return s
@@ -129,50 +130,56 @@ func plain(raw json.RawMessage) string {
 	if json.Unmarshal(raw, &date) == nil && date.At != "" {
 		return date.At
 	}
-	return pretty(raw)
+	return formatJSON(raw)
 }
 
-// downloadAtMost is how many letters one file has.
-const downloadAtMost = 10_000
+// maxDownloaded bounds the letters of one file.
+const maxDownloaded = 10_000
 
-// download is what matches as lines of JSON, without envelopes unless payloads are asked for and may be seen: a copy to keep
-// before letters are discarded.
-func (p *page) download(w http.ResponseWriter, r *http.Request) {
-	c, done, ok := p.begin(w, r, p.o.Act)
-	if !ok {
-		return
-	}
-	defer done()
-	f, err := c.deadFilter()
+// download serves the matching letters as lines of JSON, as a copy before they are discarded. The
+// envelopes are included only on request, if the caller may see payloads.
+func (p *page) download(w http.ResponseWriter, r *http.Request, c *call) {
+	f, err := c.parseDeadFilter()
 	if err != nil {
-		p.fail(w, r, c, err)
+		p.serveProblem(w, r, c, err)
 		return
 	}
-	first, err := c.use.Letters.List(c.ctx, f, admin.MaxPage, "") //nolint:contextcheck // c.ctx is that of the request, with a time-out
+	page, err := c.use.Letters.List(c.ctx, f, admin.MaxPage, "")
 	if err != nil {
-		p.fail(w, r, c, err)
+		p.serveProblem(w, r, c, err)
 		return
 	}
+
+	name := "dead-" + c.v.Now.UTC().Format("20060102-150405") + ".ndjson"
 	w.Header().Set("Content-Type", "application/x-ndjson")
-	w.Header().Set("Content-Disposition", fmt.Sprintf(`attachment; filename="dead-%s.ndjson"`, c.v.Now.UTC().Format("20060102-150405")))
+	w.Header().Set("Content-Disposition", fmt.Sprintf("attachment; filename=%q", name))
+	withPayload := c.isSet("payload") && c.who.Payloads
 	out := json.NewEncoder(w)
-	for n, page := 0, first; ; {
+	for n := 0; ; {
 		for _, l := range page.Letters {
-			if c.get("payload") != "" && c.who.Payloads {
-				if l, err = c.use.Letters.Show(c.ctx, admin.DeadRef{Collection: l.Collection, ID: l.ID, Delivery: int(l.Delivery)}, true); err != nil { //nolint:contextcheck // likewise
-					panic(http.ErrAbortHandler) // half a file must not look like a whole one
-				}
+			if withPayload {
+				ref := admin.DeadRef{Collection: l.Collection, ID: l.ID, Delivery: int(l.Delivery)}
+				l, err = c.use.Letters.Show(c.ctx, ref, true)
+				abortOn(err)
 			}
 			if out.Encode(l) != nil {
 				return
 			}
 			n++
 		}
-		if page.Next == "" || n >= downloadAtMost {
+
+		if page.Next == "" || n >= maxDownloaded {
 			return
 		}
-		if page, err = c.use.Letters.List(c.ctx, f, admin.MaxPage, page.Next); err != nil { //nolint:contextcheck // likewise
-			panic(http.ErrAbortHandler)
-		}
+		page, err = c.use.Letters.List(c.ctx, f, admin.MaxPage, page.Next)
+		abortOn(err)
+	}
+}
+
+// abortOn aborts the response if err is not nil, so that a client does not take an incomplete file
+// for a complete one.
+func abortOn(err error) {
+	if err != nil {
+		panic(http.ErrAbortHandler)
 	}
 }

@@ -4,7 +4,7 @@ import (
 	"github.com/outrelay/outrelay/internal/admin"
 )
 
-// screens are the pages, in the order of their addresses' weight for an operator.
+// screens are the pages of the site.
 var screens = []screen{
 	{path: "/{$}", name: "overview", title: "Overview", area: "overview", live: true, data: showOverview},
 	{path: "/pending", name: "pending", title: "Pending", area: "pending", live: true, data: showPending},
@@ -19,57 +19,61 @@ var screens = []screen{
 	{path: "/control", name: "control", title: "Control", area: "control", data: showControl},
 }
 
-// lookup is what was found of an event, or of a key.
+// lookup is the result of a lookup.
 type lookup struct {
-	Asked bool
+	Asked bool // the form was submitted
 	admin.LookupResult
 }
 
 func showLookup(c *call) (any, error) {
-	q := admin.LookupQuery{Collection: c.get("collection"), Limit: c.limit()}
 	text := c.q.Get("q")
 	if text == "" {
 		return lookup{}, nil
 	}
-	if c.get("by") == "key" {
+
+	q := admin.LookupQuery{Collection: c.value("collection"), Limit: c.pageLimit()}
+	if c.value("by") == "key" {
 		q.Key = text
 	} else {
-		q.ID = c.get("q")
+		q.ID = text
 	}
 	var err error
-	if q.From, q.To, err = c.window(); err != nil {
+	if q.From, q.To, err = c.parseWindow(); err != nil {
 		return nil, err
 	}
 	found, err := c.use.Operator.Lookup(c.ctx, q)
 	return lookup{true, found}, err
 }
 
+// scheduled is the data of the list of scheduled events.
 type scheduled struct {
 	admin.ScheduledPage
 	Groups []admin.ScheduledGroup
-	Empty  bool
+	Empty  bool // the filter has no condition
 }
 
 func showScheduled(c *call) (any, error) {
-	f, err := c.scheduledFilter()
+	f, err := c.parseScheduledFilter()
 	if err != nil {
 		return nil, err
 	}
+
 	d := scheduled{Empty: f.Empty()}
-	if d.ScheduledPage, err = c.use.Schedule.List(c.ctx, f, c.limit(), c.get("after")); err != nil {
+	if d.ScheduledPage, err = c.use.Schedule.List(c.ctx, f, c.pageLimit(), c.value("after")); err != nil {
 		return nil, err
 	}
-	if d.Total > 0 && d.Total <= summaryUpTo {
+	if d.Total > 0 && d.Total <= maxSummarized {
 		d.Groups, err = c.use.Schedule.Summary(c.ctx, f)
 	}
 	return d, err
 }
 
+// sagas is the data of the page of sagas: all types, and the instances of one type or one instance.
 type sagas struct {
 	Types []admin.SagaType
 	Page  *admin.SagaPage
 	One   *admin.Saga
-	Shown bool
+	Shown bool // One contains the state
 }
 
 func showSagas(c *call) (any, error) {
@@ -78,29 +82,27 @@ func showSagas(c *call) (any, error) {
 	if d.Types, err = c.use.Sagas.Types(c.ctx); err != nil {
 		return nil, err
 	}
-	database, name, id := c.get("database"), c.get("saga"), c.q.Get("id")
+
+	database, name, id := c.value("database"), c.value("saga"), c.q.Get("id")
 	switch {
 	case database == "" || name == "":
+		return d, nil
+
 	case id != "":
-		d.Shown = c.get("payload") != "" && c.who.Payloads
+		d.Shown = c.isSet("payload") && c.who.Payloads
 		one, err := c.use.Sagas.Show(c.ctx, database, name, id, d.Shown)
-		if err != nil {
-			return nil, err
-		}
 		d.One = &one
-	default:
-		page, err := c.use.Sagas.List(c.ctx, database, name, c.limit(), c.get("after"))
-		if err != nil {
-			return nil, err
-		}
-		d.Page = &page
+		return d, err
 	}
-	return d, nil
+	page, err := c.use.Sagas.List(c.ctx, database, name, c.pageLimit(), c.value("after"))
+	d.Page = &page
+	return d, err
 }
 
+// inbox is the data of the page of inboxes.
 type inbox struct {
 	Inboxes []admin.InboxCounts
-	Marks   []admin.InboxMark
+	Marks   []admin.InboxMark // of the selected inbox
 }
 
 func showInbox(c *call) (any, error) {
@@ -109,8 +111,8 @@ func showInbox(c *call) (any, error) {
 	if d.Inboxes, err = c.use.Inboxes.List(c.ctx); err != nil {
 		return nil, err
 	}
-	if c.get("database") != "" {
-		d.Marks, err = c.use.Inboxes.Marks(c.ctx, c.get("database"), c.get("collection"))
+	if c.isSet("database") {
+		d.Marks, err = c.use.Inboxes.Marks(c.ctx, c.value("database"), c.value("collection"))
 	}
 	return d, err
 }

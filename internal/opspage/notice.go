@@ -5,55 +5,59 @@ import (
 	"sync"
 )
 
-// keepNotices is how many are remembered; one that is gone is only not shown.
-const keepNotices = 256
+// maxNotices bounds the stored notices. An action whose notice is gone was done all the same.
+const maxNotices = 256
 
-// notice says what was done.
+// notice describes a finished action.
 type notice struct {
 	Text  string
 	Rows  []row
 	Undo  *undo
-	Final string // why there is no undo, or how else
-	who   string
+	Final string // why the action cannot be undone, or how else
+	actor string
 }
 
-// row is a name and what is said of it.
+// row is a name with its description.
 type row struct{ Name, Value string }
 
-// undo is the action that takes it back.
+// undo is the action that reverts another one.
 type undo struct {
 	Action, Label string
 	Fields        []row
 }
 
-// notices hands what an action did over to the page that is shown after it: an address must not be able to say something
-// that did not happen.
+// notices stores the notice of an action for the page that is shown next. A notice is stored instead
+// of passed in the address, because an address could describe an action that did not happen.
 type notices struct {
 	mu    sync.Mutex
 	byID  map[string]*notice
 	order []string
 }
 
-func (n *notices) put(x *notice) string {
+// store returns the id of the notice.
+func (n *notices) store(x *notice) string {
 	n.mu.Lock()
 	defer n.mu.Unlock()
+
 	if n.byID == nil {
 		n.byID = map[string]*notice{}
 	}
 	id := rand.Text()
 	n.byID[id] = x
-	if n.order = append(n.order, id); len(n.order) > keepNotices {
+	n.order = append(n.order, id)
+	if len(n.order) > maxNotices {
 		delete(n.byID, n.order[0])
 		n.order = n.order[1:]
 	}
 	return id
 }
 
-// take is the notice, for the one who acted.
-func (n *notices) take(id, who string) *notice {
+// find returns the notice with this id if the actor is the one who acted, or nil.
+func (n *notices) find(id, actor string) *notice {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if x := n.byID[id]; x != nil && x.who == who {
+
+	if x := n.byID[id]; x != nil && x.actor == actor {
 		return x
 	}
 	return nil

@@ -9,42 +9,46 @@ import (
 	"github.com/outrelay/outrelay/internal/admin"
 )
 
-// overview is what an operator sees first.
+// overview is the data of the first page.
 type overview struct {
 	admin.Overview
-	Worst    string   // status of the worst check
-	Failing  int      // checks that are not ok
+	Worst    string   // status of the most severe check
+	Failing  int      // number of checks that are not ok
 	Others   []string // names of all watchers
-	HeldLive int      // slots of the watcher that are live
-	Slots    int
-	Own      []admin.Watcher // slots of the watcher
-	Paused   int             // of them, by an operator
+	HeldLive int      // number of live slots of the watcher
+	Slots    int      // number of slots of the watcher
+	Own      []admin.Watcher
+	Paused   int // number of slots of the watcher that an operator paused
 }
 
-// Headline is how the watcher stands, in a word.
+// Headline returns the state of the watcher in a few words.
 func (o *overview) Headline() string {
+	live := fmt.Sprintf("%d of %d slots live", o.HeldLive, o.Slots)
 	switch {
 	case o.Paused > 0 && o.Paused == o.Slots:
 		return "paused by an operator"
 	case o.Paused > 0:
-		return fmt.Sprintf("%d of %d slots live, %d paused by an operator", o.HeldLive, o.Slots, o.Paused)
+		return fmt.Sprintf("%s, %d paused by an operator", live, o.Paused)
 	case o.Slots > 0 && o.HeldLive == o.Slots:
 		return "events flow"
 	}
-	return fmt.Sprintf("%d of %d slots live", o.HeldLive, o.Slots)
+	return live
 }
 
-// Relays are the nodes that run that watcher: those that it can be pinned to.
+// Relays returns the nodes that run the watcher, to which it can be pinned.
 func (o *overview) Relays(watcher string) []admin.Node {
 	return slices.DeleteFunc(slices.Clone(o.Nodes), func(n admin.Node) bool { return !slices.Contains(n.Watchers, watcher) })
 }
 
-var order = map[string]int{admin.CheckFail: 0, admin.CheckWarn: 1, admin.CheckOK: 2}
+// severity sorts checks: the most severe ones come first.
+var severity = map[string]int{admin.CheckFail: 0, admin.CheckWarn: 1, admin.CheckOK: 2}
 
 func newOverview(o admin.Overview, watcher string) *overview {
 	v := &overview{Overview: o, Worst: admin.CheckOK}
 	v.Checks = slices.Clone(o.Checks)
-	slices.SortStableFunc(v.Checks, func(a, b admin.Check) int { return cmp.Compare(order[a.Status], order[b.Status]) })
+	slices.SortStableFunc(v.Checks, func(a, b admin.Check) int {
+		return cmp.Compare(severity[a.Status], severity[b.Status])
+	})
 	for _, c := range v.Checks {
 		if c.Status != admin.CheckOK {
 			v.Failing++
@@ -53,6 +57,7 @@ func newOverview(o admin.Overview, watcher string) *overview {
 	if len(v.Checks) > 0 {
 		v.Worst = v.Checks[0].Status
 	}
+
 	for i := range o.Watchers {
 		w := &o.Watchers[i]
 		if !slices.Contains(v.Others, w.Name) {
@@ -61,11 +66,12 @@ func newOverview(o admin.Overview, watcher string) *overview {
 		if w.Name != watcher {
 			continue
 		}
+
 		v.Slots++
+		v.Own = append(v.Own, *w)
 		if w.State == "live" {
 			v.HeldLive++
 		}
-		v.Own = append(v.Own, *w)
 		if w.Paused {
 			v.Paused++
 		}
@@ -81,7 +87,7 @@ func showOverview(c *call) (any, error) {
 	return newOverview(o, c.v.Watcher), nil
 }
 
-// pending is what waits: by topic, and the envelopes themselves.
+// pending is the data of the page of waiting envelopes.
 type pending struct {
 	Topics []admin.PendingTopic
 	Page   admin.WaitingPage
@@ -93,11 +99,11 @@ func showPending(c *call) (any, error) {
 	if d.Topics, err = c.use.Waiting.Topics(c.ctx); err != nil {
 		return nil, err
 	}
-	f := admin.WaitingFilter{Collection: c.get("collection"), State: c.get("state"), Topic: c.get("topic"), Key: c.get("key")}
-	d.Page, err = c.use.Waiting.Page(c.ctx, f, c.limit(), c.get("after"))
+	d.Page, err = c.use.Waiting.Page(c.ctx, c.waitingFilter(), c.pageLimit(), c.value("after"))
 	return d, err
 }
 
+// nodes is the data of the page of nodes.
 type nodes struct {
 	Nodes    []admin.Node
 	Watchers []admin.Watcher
@@ -109,34 +115,43 @@ func showNodes(c *call) (any, error) {
 }
 
 func showLog(c *call) (any, error) {
-	f := admin.EventFilter{Watcher: c.get("of"), Node: c.get("node"), Actor: c.get("actor"), Kinds: words(c.get("kind"))}
+	f := admin.EventFilter{
+		Watcher: c.value("of"), Node: c.value("node"), Actor: c.value("actor"), Kinds: splitWords(c.value("kind")),
+	}
 	var err error
-	if f.From, f.To, err = c.window(); err != nil {
+	if f.From, f.To, err = c.parseWindow(); err != nil {
 		return nil, err
 	}
-	return c.use.Operator.Events(c.ctx, f, c.limit(), c.get("after"))
+	return c.use.Operator.Events(c.ctx, f, c.pageLimit(), c.value("after"))
 }
 
-// control is what the forms of the page for actions offer.
+// control is the data of the page with the forms of actions.
 type control struct {
 	*overview
 	Collections []string
 	Replays     []admin.ReplayInfo
 }
 
+// maxListedReplays is the number of replays on the page.
+const maxListedReplays = 20
+
 func showControl(c *call) (any, error) {
 	o, err := c.use.Operator.Overview(c.ctx)
 	if err != nil {
 		return nil, err
 	}
+
+	// A watcher that never ran has no collections and no replays.
 	d := control{overview: newOverview(o, c.v.Watcher)}
 	if d.Slots == 0 {
-		return d, nil // nothing runs yet, so nothing is registered
+		return d, nil
 	}
-	// One that has registered nothing yet can be paused and handed over all the same.
-	if d.Collections, err = c.use.Operator.Collections(c.ctx, ""); err != nil && !errors.Is(err, admin.ErrNoCollections) {
+
+	// A watcher without collections can still be paused and pinned.
+	d.Collections, err = c.use.Operator.Collections(c.ctx, "")
+	if err != nil && !errors.Is(err, admin.ErrNoCollections) {
 		return nil, err
 	}
-	d.Replays, err = c.use.Replays.List(c.ctx, 20)
+	d.Replays, err = c.use.Replays.List(c.ctx, maxListedReplays)
 	return d, err
 }

@@ -1,6 +1,7 @@
 package opspage
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"html/template"
@@ -12,30 +13,26 @@ import (
 	"github.com/outrelay/outrelay/internal/admin"
 )
 
-// Options of the page.
+// Options configure the page.
 type Options struct {
-	// UseCases gives the use-cases as that actor at that watcher; "" is the configured one. Actions on the lease are for that
-	// slot of it alone; "" is all of them. Required.
+	// UseCases returns the use-cases for an actor and a watcher; "" is the configured watcher. Actions
+	// on the lease are restricted to slot; "" means all slots. Required.
 	UseCases func(a admin.Actor, watcher, slot string) UseCases
-	// Watcher is the configured one. Required.
-	Watcher string
-	// Node and Version of this process, for the foot of the page.
-	Node, Version string
-	// Log gets what went wrong on the server's side. Defaults to none.
-	Log *slog.Logger
-	// Read is how long a question may take. Defaults to 5 s.
-	Read time.Duration
-	// Act is how long an action may take; what it did until then is done. Defaults to 35 s.
-	Act time.Duration
+
+	Watcher       string        // the configured watcher; required
+	Node, Version string        // of this process, for the footer
+	Log           *slog.Logger  // nil disables logging
+	Read          time.Duration // bounds a query; defaults to 5 s
+	Act           time.Duration // bounds an action, whose finished part remains; defaults to 35 s
 }
 
 // The defaults of Options.
 const (
-	readWithin = 5 * time.Second
-	actWithin  = 35 * time.Second
+	defaultRead = 5 * time.Second
+	defaultAct  = 35 * time.Second
 )
 
-// page is the handler.
+// page is the handler of the operator's page.
 type page struct {
 	o       Options
 	mux     *http.ServeMux
@@ -44,39 +41,40 @@ type page struct {
 	notices notices
 }
 
-// New is the page, to be mounted at /.
+// New returns the page, to be mounted at /.
 func New(o Options) http.Handler {
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
-	if o.Read == 0 {
-		o.Read = readWithin
-	}
-	if o.Act == 0 {
-		o.Act = actWithin
-	}
+	o.Read = cmp.Or(o.Read, defaultRead)
+	o.Act = cmp.Or(o.Act, defaultAct)
+
 	p := &page{o: o, mux: http.NewServeMux(), assets: loadAssets()}
 	p.screens = loadTemplates(p.assets)
 	for _, s := range screens {
-		p.mux.HandleFunc("GET "+s.path, func(w http.ResponseWriter, r *http.Request) { p.show(w, r, s) })
+		p.mux.HandleFunc("GET "+s.path, p.handle(o.Read, p.showScreen(s)))
 	}
-	p.mux.HandleFunc("POST /confirm/{action}", p.confirm)
-	p.mux.HandleFunc("POST /act/{action}", p.act)
-	p.mux.HandleFunc("GET /strip", p.strip)
-	p.mux.HandleFunc("GET /dead/download", p.download)
+	p.mux.HandleFunc("POST /confirm/{action}", p.handleAction(p.confirm))
+	p.mux.HandleFunc("POST /act/{action}", p.handleAction(p.act))
+	p.mux.HandleFunc("GET /strip", p.handle(o.Read, p.showStrip))
+	p.mux.HandleFunc("GET /dead/download", p.handle(o.Act, p.download))
 	p.mux.Handle("GET /static/", p.assets)
-	p.mux.HandleFunc("/", p.nothing)
-	// The listener in front does the same; a page that acts must not depend on where it is mounted.
-	return headers(http.NewCrossOriginProtection().Handler(p.mux))
+	p.mux.HandleFunc("/", p.handle(o.Read, p.serveNotFound))
+
+	// The listener in front does the same. But a page with actions must be safe wherever it is
+	// mounted.
+	return withHeaders(http.NewCrossOriginProtection().Handler(p.mux))
 }
 
-// policy forbids everything but files of this page: no script or style in a document, no other origin, no frame around it.
-const policy = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+// contentPolicy allows only files of this page: no inline script or style, no other origin, and no
+// frame around the page.
+const contentPolicy = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; " +
+	"form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
 
-func headers(next http.Handler) http.Handler {
+func withHeaders(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		h := w.Header()
-		h.Set("Content-Security-Policy", policy)
+		h.Set("Content-Security-Policy", contentPolicy)
 		h.Set("X-Content-Type-Options", "nosniff")
 		h.Set("X-Frame-Options", "DENY")
 		h.Set("Referrer-Policy", "same-origin")
@@ -86,154 +84,166 @@ func headers(next http.Handler) http.Handler {
 	})
 }
 
-// screen is one page.
+// screen is one page of the site.
 type screen struct {
 	path  string
 	name  string // of its template
 	title string
 	area  string // of the navigation
-	live  bool   // its block "live" is fetched again and again while somebody looks
+	live  bool   // the script requests its block "live" repeatedly
 	data  func(*call) (any, error)
 }
 
-// call is one request of somebody.
+// call is one request of a caller.
 type call struct {
 	ctx    context.Context
 	q      url.Values // of the address, or of the form of an action
 	who    admin.Caller
 	use    UseCases
 	v      *view
-	screen screen
-	back   string // of an action: the page that it belongs to
+	action action // the zero action for a query
+	back   string // of an action: link to the page to which it belongs
 }
 
-var errNobody = errors.New("the listener did not say who calls")
+var errNoCaller = errors.New("the listener did not set the caller")
 
-// begin finds out who calls. The caller must call done.
-func (p *page) begin(w http.ResponseWriter, r *http.Request, within time.Duration) (c *call, done context.CancelFunc, ok bool) {
-	who, known := admin.CallerOf(r.Context())
-	if !known {
-		p.o.Log.Error("the operator's page was asked without a caller", "reason", errNobody)
-		http.Error(w, errNobody.Error(), http.StatusForbidden)
-		return nil, nil, false
+// handle returns a handler that calls serve for the caller of the request, with a time limit.
+func (p *page) handle(limit time.Duration, serve func(http.ResponseWriter, *http.Request, *call)) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		who, known := admin.CallerOf(r.Context())
+		if !known {
+			p.o.Log.Error("the operator's page was requested without a caller", "reason", errNoCaller)
+			http.Error(w, errNoCaller.Error(), http.StatusForbidden)
+			return
+		}
+
+		ctx, cancel := context.WithTimeout(r.Context(), limit)
+		defer cancel()
+		q := r.URL.Query()
+		watcher := q.Get("watcher")
+		c := &call{ctx: ctx, q: q, who: who, use: p.o.UseCases(who.Actor, watcher, "")}
+		c.v = &view{
+			Caller:     who,
+			Watcher:    cmp.Or(watcher, p.o.Watcher),
+			Configured: p.o.Watcher,
+			Node:       p.o.Node,
+			Version:    p.o.Version,
+			Now:        time.Now(),
+			Query:      q,
+			Path:       r.URL.Path,
+		}
+		serve(w, r, c)
 	}
-	ctx, done := context.WithTimeout(r.Context(), within)
-	q := r.URL.Query()
-	watcher := q.Get("watcher")
-	c = &call{ctx: ctx, q: q, who: who, use: p.o.UseCases(who.Actor, watcher, "")}
-	c.v = &view{Caller: who, Watcher: watcher, Configured: p.o.Watcher, Node: p.o.Node, Version: p.o.Version, Now: time.Now(), Query: q, Path: r.URL.Path}
-	if c.v.Watcher == "" {
-		c.v.Watcher = p.o.Watcher
-	}
-	return c, done, true
 }
 
-func (p *page) show(w http.ResponseWriter, r *http.Request, s screen) {
-	c, done, ok := p.begin(w, r, p.o.Read)
-	if !ok {
-		return
+// showScreen returns a handler that shows a screen. For a repeated request of the script, it renders
+// only the live block.
+func (p *page) showScreen(s screen) func(http.ResponseWriter, *http.Request, *call) {
+	return func(w http.ResponseWriter, r *http.Request, c *call) {
+		c.v.Title = s.title
+		c.v.Area = s.area
+		if id := c.q.Get("done"); id != "" {
+			c.v.Notice = p.notices.find(id, c.who.Actor.Name)
+		}
+
+		data, err := s.data(c)
+		if err != nil {
+			p.serveProblem(w, r, c, err)
+			return
+		}
+		c.v.Data = data
+		block := "layout"
+		if s.live && isFragment(r) {
+			block = "live"
+		}
+		p.render(w, http.StatusOK, s.name, block, c.v)
 	}
-	defer done()
-	c.screen = s
-	c.v.Title, c.v.Area = s.title, s.area
-	if id := c.q.Get("done"); id != "" {
-		c.v.Notice = p.notices.take(id, c.who.Actor.Name)
-	}
-	data, err := s.data(c)
-	fragment := s.live && r.Header.Get("HX-Request") == "true"
+}
+
+// isFragment reports whether the script requests a part of a page.
+func isFragment(r *http.Request) bool { return r.Header.Get("HX-Request") == "true" }
+
+// showStrip shows the line of figures that all pages except the overview have.
+func (p *page) showStrip(w http.ResponseWriter, r *http.Request, c *call) {
+	o, err := c.use.Operator.Overview(c.ctx)
 	if err != nil {
-		p.fail(w, r, c, err)
-		return
-	}
-	c.v.Data = data
-	block := "layout"
-	if fragment {
-		block = "live"
-	}
-	p.render(w, http.StatusOK, s.name, block, c.v)
-}
-
-// strip is the line of figures on every page but the first.
-func (p *page) strip(w http.ResponseWriter, r *http.Request) {
-	c, done, ok := p.begin(w, r, p.o.Read)
-	if !ok {
-		return
-	}
-	defer done()
-	o, err := c.use.Operator.Overview(c.ctx) //nolint:contextcheck // c.ctx is that of the request, with a time-out
-	if err != nil {
-		p.fail(w, r, c, err)
+		p.serveProblem(w, r, c, err)
 		return
 	}
 	c.v.Data = newOverview(o, c.v.Watcher)
 	p.render(w, http.StatusOK, "overview", "strip", c.v)
 }
 
-func (p *page) nothing(w http.ResponseWriter, r *http.Request) {
-	c, done, ok := p.begin(w, r, p.o.Read)
-	if !ok {
-		return
-	}
-	defer done()
+func (p *page) serveNotFound(w http.ResponseWriter, r *http.Request, c *call) {
 	c.v.Title = "Not found"
 	c.v.Problem = &problem{Status: http.StatusNotFound, Title: "There is no such page", Hint: "begin at the overview"}
 	if r.Method != http.MethodGet && r.Method != http.MethodHead {
-		c.v.Problem.Status, c.v.Problem.Title = http.StatusMethodNotAllowed, "This address takes no such request"
+		c.v.Problem.Status = http.StatusMethodNotAllowed
+		c.v.Problem.Title = "This address does not support the method of the request"
 	}
 	p.render(w, c.v.Problem.Status, "problem", "layout", c.v)
 }
 
-// problem is an error state.
+// problem is an error that a page shows.
 type problem struct {
 	Status int
 	Title  string
 	Detail string
 	Hint   string
-	Again  bool   // the same address can be asked again
-	Back   string // where it was asked for
+	Again  bool   // the same request may be repeated
+	Back   string // link to the page from which the request came
 }
 
-var titles = map[admin.Failure]struct {
+var problemTitles = map[admin.Failure]struct {
 	status int
 	title  string
 }{
-	admin.FailInvalid:     {http.StatusBadRequest, "This cannot be meant so"},
-	admin.FailNotFound:    {http.StatusNotFound, "It is not there"},
-	admin.FailConflict:    {http.StatusConflict, "It does not fit what is there now"},
-	admin.FailChanged:     {http.StatusConflict, "It was changed meanwhile"},
+	admin.FailInvalid:     {http.StatusBadRequest, "The request is not valid"},
+	admin.FailNotFound:    {http.StatusNotFound, "It does not exist"},
+	admin.FailConflict:    {http.StatusConflict, "It conflicts with the current state"},
+	admin.FailChanged:     {http.StatusConflict, "It was changed in the meantime"},
 	admin.FailForbidden:   {http.StatusForbidden, "The relay's user may not do that"},
 	admin.FailUnavailable: {http.StatusServiceUnavailable, "The servers did not answer"},
 }
 
-// errRole refuses a viewer.
-var errRole = errors.New("this needs the role operator")
+// errRole is the error of an action that a viewer requests.
+var errRole = errors.New("this action requires the role operator")
 
-func explain(err error) *problem {
+func newProblem(err error) *problem {
 	if errors.Is(err, errRole) {
-		return &problem{Status: http.StatusForbidden, Title: "You may look, not act", Detail: err.Error(), Hint: "log in as somebody who is an operator"}
+		return &problem{
+			Status: http.StatusForbidden,
+			Title:  "You may look, not act",
+			Detail: err.Error(),
+			Hint:   "log in as an operator",
+		}
 	}
+
 	kind, hint := admin.Explain(err)
-	t, ok := titles[kind]
+	t, ok := problemTitles[kind]
 	if !ok {
-		t = titles[admin.FailUnavailable]
+		t = problemTitles[admin.FailUnavailable]
 	}
 	return &problem{Status: t.status, Title: t.title, Detail: err.Error(), Hint: hint}
 }
 
-// fail shows the error state: a page, or for what is fetched again the text alone, which the page shows above the figures
-// that it still has.
-func (p *page) fail(w http.ResponseWriter, r *http.Request, c *call, err error) {
-	pr := explain(err)
-	if pr.Status >= http.StatusInternalServerError && r.Context().Err() == nil {
-		p.o.Log.Warn("the operator's page could not answer", "path", r.URL.Path, "reason", err)
+// serveProblem shows an error as a page. For a repeated request of the script it responds with text,
+// which the script shows above the last figures.
+func (p *page) serveProblem(w http.ResponseWriter, r *http.Request, c *call, err error) {
+	problem := newProblem(err)
+	if problem.Status >= http.StatusInternalServerError && r.Context().Err() == nil {
+		p.o.Log.Warn("a request of the operator's page failed", "path", r.URL.Path, "reason", err)
 	}
-	if r.Header.Get("HX-Request") == "true" {
+
+	if isFragment(r) {
 		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
-		w.WriteHeader(pr.Status)
-		_, _ = w.Write([]byte(pr.Title + ": " + pr.Detail))
+		w.WriteHeader(problem.Status)
+		_, _ = w.Write([]byte(problem.Title + ": " + problem.Detail))
 		return
 	}
-	pr.Again, pr.Back = r.Method == http.MethodGet, c.back
-	c.v.Problem = pr
-	p.render(w, pr.Status, "problem", "layout", c.v)
+
+	problem.Again = r.Method == http.MethodGet
+	problem.Back = c.back
+	c.v.Problem = problem
+	p.render(w, problem.Status, "problem", "layout", c.v)
 }

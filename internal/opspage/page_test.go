@@ -606,9 +606,9 @@ func TestDownload(t *testing.T) {
 func TestFiguresForPeople(t *testing.T) {
 	t.Parallel()
 	for got, want := range map[string]string{
-		number(1234567): "1,234,567", number(int64(-1234)): "−1,234", number(0): "0", rate(0.04): "0/s", rate(3.26): "3.3/s", rate(1234.5): "1,235/s",
-		span(0.034): "0.03 s", span(61): "61 s", span(600): "10 min", span(9000): "2 h 30 min", span(-5): "−5 s", span(400000): "4 d",
-		size(512): "512 B", size(2048): "2.0 KiB", size(3 << 20): "3.0 MiB", plain([]byte(`{"$date":"2026-11-20T08:00:00Z"}`)): "2026-11-20T08:00:00Z", plain([]byte(`"a"`)): "a", plain([]byte("null")): "",
+		formatNumber(1234567): "1,234,567", formatNumber(int64(-1234)): "−1,234", formatNumber(0): "0", formatRate(0.04): "0/s", formatRate(3.26): "3.3/s", formatRate(1234.5): "1,235/s",
+		formatSpan(0.034): "0.03 s", formatSpan(61): "61 s", formatSpan(600): "10 min", formatSpan(9000): "2 h 30 min", formatSpan(-5): "−5 s", formatSpan(400000): "4 d",
+		formatBytes(512): "512 B", formatBytes(2048): "2.0 KiB", formatBytes(3 << 20): "3.0 MiB", formatValue([]byte(`{"$date":"2026-11-20T08:00:00Z"}`)): "2026-11-20T08:00:00Z", formatValue([]byte(`"a"`)): "a", formatValue([]byte("null")): "",
 	} {
 		if got != want {
 			t.Errorf("%q, want %q", got, want)

@@ -15,7 +15,7 @@ import (
 	"github.com/outrelay/outrelay/internal/admin"
 )
 
-// view is what every template gets.
+// view is the data of every template.
 type view struct {
 	Title, Area         string
 	Path                string
@@ -29,8 +29,8 @@ type view struct {
 	Data                any
 }
 
-// Link is an address of the page that stays at the watcher which is looked at. pairs are names and values of its query;
-// empty values are left out.
+// Link returns an address of the page for the same watcher. pairs are names and values of its query.
+// Empty values are left out.
 func (v *view) Link(path string, pairs ...any) string {
 	q := url.Values{}
 	if v.Watcher != v.Configured {
@@ -41,44 +41,43 @@ func (v *view) Link(path string, pairs ...any) string {
 			q.Set(fmt.Sprint(pairs[i]), s)
 		}
 	}
+	return joinQuery(path, q)
+}
+
+// With returns the address of this page with one value of its query changed.
+func (v *view) With(name, value string) string {
+	q := v.queryWithout(name, "done")
+	if value != "" {
+		q.Set(name, value)
+	}
+	return joinQuery(v.Path, q)
+}
+
+// List returns the query of this page, for the forms that act on its list.
+func (v *view) List() string { return v.queryWithout("done", "watcher").Encode() }
+
+// queryWithout returns a copy of the query without two names.
+func (v *view) queryWithout(a, b string) url.Values {
+	q := url.Values{}
+	for name, values := range v.Query {
+		if name != a && name != b {
+			q[name] = values
+		}
+	}
+	return q
+}
+
+func joinQuery(path string, q url.Values) string {
 	if len(q) == 0 {
 		return path
 	}
 	return path + "?" + q.Encode()
 }
 
-// With is the same page with one value of its query changed.
-func (v *view) With(name, value string) string {
-	q := url.Values{}
-	for k, list := range v.Query {
-		if k != name && k != "done" {
-			q[k] = list
-		}
-	}
-	if value != "" {
-		q.Set(name, value)
-	}
-	if len(q) == 0 {
-		return v.Path
-	}
-	return v.Path + "?" + q.Encode()
-}
-
-// List is the query of this page, for the forms that act on what it lists.
-func (v *view) List() string {
-	q := url.Values{}
-	for k, list := range v.Query {
-		if k != "done" && k != "watcher" {
-			q[k] = list
-		}
-	}
-	return q.Encode()
-}
-
-// Asked is a value of the query.
+// Asked returns a value of the query.
 func (v *view) Asked(name string) string { return v.Query.Get(name) }
 
-// Other is the watcher where it is not the configured one.
+// Other returns the watcher if it is not the configured one.
 func (v *view) Other() string {
 	if v.Watcher == v.Configured {
 		return ""
@@ -86,45 +85,68 @@ func (v *view) Other() string {
 	return v.Watcher
 }
 
-// Operator reports whether the actions are shown.
+// Operator reports whether the page shows actions.
 func (v *view) Operator() bool { return v.Caller.Operator() }
 
+// loadTemplates returns the templates by name, each with the layout and the shared parts.
 func loadTemplates(a *assets) map[string]*template.Template {
 	funcs := template.FuncMap{
-		"asset": a.link, "num": number, "rate": rate, "span": span, "spanms": spanMS, "at": instant, "iso": iso, "ago": ago,
-		"bytes": size, "pretty": pretty, "pairs": pairs, "join": strings.Join, "dict": dict, "classes": admin.Classes,
-		"clearable": admin.Clearable, "states": func() []string { return []string{"retry", "blocked", "parked"} }, "clock": func(t time.Time) string { return t.UTC().Format("15:04:05Z") },
-		"title": func(s string) string { return strings.ToUpper(s[:1]) + s[1:] },
-		"unix":  func(t time.Time) int64 { return t.UnixMilli() }, "deref": func(f *float64) float64 { return *f },
+		"ago":       formatAgo,
+		"asset":     a.link,
+		"at":        formatTime,
+		"bytes":     formatBytes,
+		"classes":   admin.Classes,
+		"clearable": admin.Clearable,
+		"clock":     func(t time.Time) string { return t.UTC().Format("15:04:05Z") },
+		"deref":     func(f *float64) float64 { return *f },
+		"dict":      newMap,
+		"iso":       formatISO,
+		"join":      strings.Join,
+		"num":       formatNumber,
+		"pairs":     parsePairs,
+		"pretty":    formatJSON,
+		"rate":      formatRate,
+		"span":      formatSpan,
+		"spanms":    func(ms int64) string { return formatSpan(float64(ms) / 1000) },
+		"states":    func() []string { return []string{"retry", "blocked", "parked"} },
+		"title":     func(s string) string { return strings.ToUpper(s[:1]) + s[1:] },
+		"unix":      time.Time.UnixMilli,
 	}
-	shared := template.Must(template.New("").Funcs(funcs).ParseFS(files, "templates/layout.html", "templates/parts.html"))
-	out := map[string]*template.Template{}
-	names, _ := files.ReadDir("templates")
-	for _, f := range names {
+
+	shared := template.New("").Funcs(funcs)
+	template.Must(shared.ParseFS(files, "templates/layout.html", "templates/parts.html"))
+	templates := map[string]*template.Template{}
+	entries, _ := files.ReadDir("templates")
+	for _, f := range entries {
 		name, _ := strings.CutSuffix(f.Name(), ".html")
 		if name == "layout" || name == "parts" {
 			continue
 		}
-		out[name] = template.Must(template.Must(shared.Clone()).ParseFS(files, "templates/"+f.Name()))
+		t := template.Must(shared.Clone())
+		templates[name] = template.Must(t.ParseFS(files, "templates/"+f.Name()))
 	}
-	return out
+	return templates
 }
 
-// render writes a block. It is made in memory first: an answer is whole or an error.
+// render writes a block of a template. It executes the template in memory first, so that a response
+// is either complete or an error.
 func (p *page) render(w http.ResponseWriter, status int, name, block string, v *view) {
 	var b bytes.Buffer
 	if err := p.screens[name].ExecuteTemplate(&b, block, v); err != nil {
-		p.o.Log.Error("a page could not be made", "page", name, "reason", err)
-		http.Error(w, "the page could not be made; the log says why", http.StatusInternalServerError)
+		p.o.Log.Error("a page cannot be rendered", "page", name, "reason", err)
+		http.Error(w, "the page cannot be rendered; the log contains the cause", http.StatusInternalServerError)
 		return
 	}
+
 	w.Header().Set("Content-Type", "text/html; charset=utf-8")
 	w.WriteHeader(status)
-	_, _ = w.Write(b.Bytes()) // somebody who went away is not our concern
+
+	// The error is ignored: the client is gone.
+	_, _ = w.Write(b.Bytes())
 }
 
-// dict makes a map of names and values, for templates that take several.
-func dict(pairs ...any) map[string]any {
+// newMap returns a map of names and values, for templates with several arguments.
+func newMap(pairs ...any) map[string]any {
 	m := map[string]any{}
 	for i := 0; i+1 < len(pairs); i += 2 {
 		m[fmt.Sprint(pairs[i])] = pairs[i+1]
@@ -132,8 +154,8 @@ func dict(pairs ...any) map[string]any {
 	return m
 }
 
-// number has its thousands set apart.
-func number(n any) string {
+// formatNumber separates thousands.
+func formatNumber(n any) string {
 	s := fmt.Sprint(n)
 	sign := ""
 	if strings.HasPrefix(s, "-") {
@@ -145,17 +167,15 @@ func number(n any) string {
 	return sign + s
 }
 
-func rate(f float64) string {
+func formatRate(f float64) string {
 	if f < 10 {
 		return strconv.FormatFloat(math.Round(f*10)/10, 'f', -1, 64) + "/s"
 	}
-	return number(int64(math.Round(f))) + "/s"
+	return formatNumber(int64(math.Round(f))) + "/s"
 }
 
-func spanMS(ms int64) string { return span(float64(ms) / 1000) }
-
-// span is a time in seconds for people.
-func span(s float64) string {
+// formatSpan formats seconds.
+func formatSpan(s float64) string {
 	sign := ""
 	if s < 0 {
 		sign, s = "−", -s
@@ -174,7 +194,8 @@ func span(s float64) string {
 	return fmt.Sprintf("%s%d d", sign, int(d.Hours()/24))
 }
 
-func moment(t any) time.Time {
+// timeOf returns the time of a time.Time or *time.Time, or the zero time.
+func timeOf(t any) time.Time {
 	switch t := t.(type) {
 	case time.Time:
 		return t
@@ -186,33 +207,33 @@ func moment(t any) time.Time {
 	return time.Time{}
 }
 
-func instant(t any) string {
-	if m := moment(t); !m.IsZero() {
-		return m.UTC().Format("2006-01-02 15:04:05Z")
+func formatTime(t any) string {
+	if at := timeOf(t); !at.IsZero() {
+		return at.UTC().Format("2006-01-02 15:04:05Z")
 	}
 	return "–"
 }
 
-func iso(t any) string {
-	if m := moment(t); !m.IsZero() {
-		return m.UTC().Format(time.RFC3339)
+func formatISO(t any) string {
+	if at := timeOf(t); !at.IsZero() {
+		return at.UTC().Format(time.RFC3339)
 	}
 	return ""
 }
 
-// ago is how long before now that was, or how far ahead it is.
-func ago(now time.Time, t any) string {
-	m := moment(t)
-	if m.IsZero() {
+// formatAgo formats the time between t and now.
+func formatAgo(now time.Time, t any) string {
+	at := timeOf(t)
+	if at.IsZero() {
 		return ""
 	}
-	if d := now.Sub(m).Seconds(); d >= 0 {
-		return span(d) + " ago"
+	if s := now.Sub(at).Seconds(); s >= 0 {
+		return formatSpan(s) + " ago"
 	}
-	return "in " + span(m.Sub(now).Seconds())
+	return "in " + formatSpan(at.Sub(now).Seconds())
 }
 
-func size(n int) string {
+func formatBytes(n int) string {
 	switch {
 	case n < 1<<10:
 		return strconv.Itoa(n) + " B"
@@ -222,8 +243,8 @@ func size(n int) string {
 	return fmt.Sprintf("%.1f MiB", float64(n)/(1<<20))
 }
 
-// pretty indents JSON.
-func pretty(raw json.RawMessage) string {
+// formatJSON indents JSON.
+func formatJSON(raw json.RawMessage) string {
 	var b bytes.Buffer
 	if json.Indent(&b, raw, "", "  ") != nil {
 		return string(raw)
@@ -231,31 +252,30 @@ func pretty(raw json.RawMessage) string {
 	return b.String()
 }
 
-// pair is a field of an entry of the log.
-type pair struct{ Name, Value string }
-
-// pairs are the fields of a document in their order, values as they are written.
-func pairs(raw json.RawMessage) []pair {
+// parsePairs returns the fields of a JSON document in their order. Strings have no quotes.
+func parsePairs(raw json.RawMessage) []row {
 	d := json.NewDecoder(bytes.NewReader(raw))
 	if t, err := d.Token(); err != nil || t != json.Delim('{') {
 		return nil
 	}
-	var out []pair
+
+	var list []row
 	for d.More() {
 		name, err := d.Token()
 		if err != nil {
-			return out
+			return list
 		}
-		var v json.RawMessage
-		if d.Decode(&v) != nil {
-			return out
+		var value json.RawMessage
+		if d.Decode(&value) != nil {
+			return list
 		}
-		text := string(v)
+
+		text := string(value)
 		var s string
-		if json.Unmarshal(v, &s) == nil {
+		if json.Unmarshal(value, &s) == nil {
 			text = s
 		}
-		out = append(out, pair{fmt.Sprint(name), text})
+		list = append(list, row{fmt.Sprint(name), text})
 	}
-	return out
+	return list
 }

@@ -123,7 +123,7 @@ func testInboxes(s *scene, b *tab) {
 	}
 
 	b.clickButton("Release claims …")
-	b.waitForText("1 of them are held by somebody right now")
+	b.waitForText("1 claim is live")
 	b.waitForText("Nothing would be done")
 	b.clickButton("Back")
 	b.waitForText("Release claims …")

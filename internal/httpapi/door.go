@@ -1,0 +1,176 @@
+package httpapi
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"runtime/debug"
+	"strconv"
+
+	"github.com/outrelay/outrelay/internal/admin"
+	"github.com/outrelay/outrelay/internal/logging"
+)
+
+// door checks each request before anything is served.
+type door struct {
+	access  Access
+	rates   *rateLimiter
+	log     *slog.Logger
+	refused func(reason string)
+	origin  *http.CrossOriginProtection
+
+	// Operators have their own limit of concurrent requests, so that other callers cannot keep them
+	// out.
+	operators, others *requestLimit
+}
+
+// The reasons for which the door rejects a request.
+const (
+	RefusedHost   = "host"   // the host name is not one of the listener's
+	RefusedOrigin = "origin" // a page of another origin sent it
+	RefusedLogin  = "login"  // no valid login
+	RefusedRate   = "rate"   // too many requests per second
+	RefusedBusy   = "busy"   // too many concurrent requests
+)
+
+// Refusals are all reasons for which the door rejects a request.
+var Refusals = []string{RefusedHost, RefusedOrigin, RefusedLogin, RefusedRate, RefusedBusy}
+
+func newDoor(o AdminOptions) *door {
+	d := &door{
+		access:    o.Access,
+		rates:     newRateLimiter(max(o.Access.Rate, 1)),
+		log:       o.Log,
+		refused:   o.Refused,
+		origin:    http.NewCrossOriginProtection(),
+		operators: newRequestLimit(adminInFlight, adminOfOne),
+		others:    newRequestLimit(adminInFlight, adminOfOne),
+	}
+	if d.refused == nil {
+		d.refused = func(string) {}
+	}
+	return d
+}
+
+// wrap returns a handler that calls next with the caller in the context, for requests that pass all
+// checks.
+func (d *door) wrap(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		defer d.recoverPanic(w, r)
+		setSecurityHeaders(w.Header(), r)
+
+		if !d.access.allowsHost(r.Host) {
+			d.refused(RefusedHost)
+			writeProblem(w, r, http.StatusMisdirectedRequest,
+				"the request was sent to a name that is not one of this listener's",
+				"use the address, or add the name to http.admin.hosts")
+			return
+		}
+		if d.isForeign(r) {
+			d.refused(RefusedOrigin)
+			writeProblem(w, r, http.StatusForbidden, "a page of another origin sent this request",
+				"send it from the operator's page, or from a program without an Origin header")
+			return
+		}
+
+		// The rate limit comes before the check of the login, so that it also limits guesses.
+		caller, problem := d.access.identify(r)
+		client := clientName(r, caller)
+		if wait := d.rates.reserve(client); wait > 0 {
+			d.refused(RefusedRate)
+			w.Header().Set("Retry-After", strconv.Itoa(int(wait.Seconds())+1))
+			writeProblem(w, r, http.StatusTooManyRequests, "this client sends too many requests",
+				"wait for the time in Retry-After, or raise http.admin.rate")
+			return
+		}
+		if problem != "" {
+			d.rejectLogin(w, r, problem)
+			return
+		}
+
+		if r.URL.Path != livePath {
+			limit := d.others
+			if caller.Operator() {
+				limit = d.operators
+			}
+			if !limit.acquire(client) {
+				d.refused(RefusedBusy)
+				w.Header().Set("Retry-After", "1")
+				writeProblem(w, r, http.StatusServiceUnavailable, "there are too many concurrent requests",
+					"try again in a second")
+				return
+			}
+			defer limit.release(client)
+		}
+
+		r.Body = http.MaxBytesReader(w, r.Body, maxBody)
+		next.ServeHTTP(w, r.WithContext(admin.WithCaller(r.Context(), caller)))
+	})
+}
+
+func setSecurityHeaders(h http.Header, r *http.Request) {
+	h.Set("X-Content-Type-Options", "nosniff")
+	h.Set("Referrer-Policy", "no-referrer")
+	h.Set("X-Frame-Options", "DENY")
+	h.Set("Cross-Origin-Resource-Policy", "same-origin")
+	if r.TLS != nil {
+		h.Set("Strict-Transport-Security", "max-age=31536000")
+	}
+	if isAPI(r) {
+		h.Set("Cache-Control", "no-store")
+		h.Set("Content-Security-Policy", "default-src 'none'; frame-ancestors 'none'")
+	}
+}
+
+// isForeign reports whether a page of another origin made a browser send the request. Such a page
+// may link to the operator's page. It must not read or trigger anything else, also not by a GET.
+func (d *door) isForeign(r *http.Request) bool {
+	if d.origin.Check(r) != nil {
+		return true
+	}
+
+	site := r.Header.Get("Sec-Fetch-Site")
+	if site != "cross-site" && site != "same-site" {
+		return false
+	}
+	isLink := r.Header.Get("Sec-Fetch-Mode") == "navigate" && r.Header.Get("Sec-Fetch-Dest") == "document"
+	return isAPI(r) || !isLink
+}
+
+// rejectLogin requests a login. A browser that opens the page asks the person for it. A program gets
+// a problem.
+func (d *door) rejectLogin(w http.ResponseWriter, r *http.Request, problem string) {
+	d.refused(RefusedLogin)
+
+	// A browser sends its first request without a login, so only a wrong login is a warning.
+	level := slog.LevelDebug
+	if r.Header.Get("Authorization") != "" || r.TLS != nil && len(r.TLS.PeerCertificates) > 0 {
+		level = slog.LevelWarn
+	}
+	d.log.Log(r.Context(), level, "a login at the operator's listener is refused",
+		"reason", problem, "remote", remoteIP(r).String(), "path", r.URL.Path)
+
+	if d.access.Token != "" || d.access.ViewerToken != "" {
+		w.Header().Add("WWW-Authenticate", `Bearer realm="outrelay"`)
+		w.Header().Add("WWW-Authenticate", `Basic realm="outrelay", charset="UTF-8"`)
+	}
+	writeProblem(w, r, http.StatusUnauthorized, problem,
+		"send the token as Authorization: Bearer; in a browser, log in with any user name and the token as the password")
+}
+
+// recoverPanic ends a request that panicked with an error, so that the process continues.
+func (d *door) recoverPanic(w http.ResponseWriter, r *http.Request) {
+	p := recover()
+	if p == nil {
+		return
+	}
+	if err, ok := p.(error); ok && errors.Is(err, http.ErrAbortHandler) {
+		panic(p)
+	}
+
+	d.log.Error("a request of the operator's listener broke off",
+		"method", r.Method, "path", r.URL.Path, "reason", logging.Clean(fmt.Sprint(p)), "stack", string(debug.Stack()))
+	writeProblem(w, r, http.StatusInternalServerError, "the request failed with an internal error",
+		"the log of the process contains the cause; please report it")
+}

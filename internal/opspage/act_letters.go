@@ -1,0 +1,177 @@
+package opspage
+
+import (
+	"strconv"
+	"strings"
+
+	"github.com/outrelay/outrelay/internal/admin"
+)
+
+// deadOptions returns the options of a requeue. The box "late" also selects expired events.
+func (c *call) deadOptions(dryRun bool) admin.DeadOptions {
+	return admin.DeadOptions{DryRun: dryRun, IgnoreExpiry: c.isSet("late")}
+}
+
+func planRequeue(c *call) (preview, error) {
+	f, err := c.selectLetters()
+	if err != nil {
+		return preview{}, err
+	}
+	out, err := c.use.Letters.Requeue(c.ctx, f, c.deadOptions(true), nil)
+	if err != nil {
+		return preview{}, err
+	}
+
+	p := preview{
+		Count:   out.Matched,
+		Nothing: out.Matched == 0,
+		Lines:   []string{countVerb(out.Matched-out.Refused, "letter") + " given back to the outbox and sent at once."},
+		Undo: "It cannot be taken back: the events are sent again, each as the next delivery of the same event. " +
+			"The letters stay in the list as requeued.",
+	}
+	if out.Refused > 0 {
+		p.Lines = append(p.Lines, countVerb(out.Refused, "letter")+" not deliverable in this form and left alone:")
+		for _, w := range out.Why {
+			p.Rows = append(p.Rows, row{w.ID + " in " + w.Collection, w.Reason})
+		}
+	}
+	if f.All && f.Empty() {
+		p.Lines = append(p.Lines, "No filter is set: this includes every letter that is not requeued yet.")
+	}
+	return p, nil
+}
+
+func runRequeue(c *call) (notice, error) {
+	f, err := c.selectLetters()
+	if err != nil {
+		return notice{}, err
+	}
+
+	out, err := c.use.Letters.Requeue(c.ctx, f, c.deadOptions(false), nil)
+	n := notice{
+		Text:  countNoun(out.Requeued, "letter") + " requeued",
+		Final: "The events are being sent; that is not taken back. The list shows the letters as requeued.",
+	}
+	if out.Refused > 0 {
+		n.Text += ", " + formatNumber(out.Refused) + " refused"
+		for _, w := range out.Why {
+			n.Rows = append(n.Rows, row{w.ID, w.Reason})
+		}
+	}
+	n.Text += "."
+	return n, err
+}
+
+func planDiscard(c *call) (preview, error) {
+	f, err := c.selectLetters()
+	if err != nil {
+		return preview{}, err
+	}
+
+	out, err := c.use.Letters.Discard(c.ctx, f, true, nil)
+	p := preview{
+		Count:   out.Matched,
+		Nothing: out.Matched == 0,
+		Lines:   []string{countVerb(out.Matched, "letter") + " removed for good."},
+		Undo: "It cannot be taken back: the letters and their payloads are gone, and the events were never delivered. " +
+			"Download them first if they may be needed.",
+	}
+	if f.All && f.Empty() {
+		p.Lines = append(p.Lines, "No filter is set: this includes every letter of the selected state.")
+	}
+
+	// The ids select events, and an event may have several letters.
+	if int64(len(f.IDs)) < out.Matched && !f.All {
+		p.Lines = append(p.Lines, "All letters of a ticked event are included: some ticked events died more than once.")
+	}
+	if out.Matched > 1 {
+		p.Phrase = "discard " + strconv.FormatInt(out.Matched, 10)
+	}
+	return p, err
+}
+
+func runDiscard(c *call) (notice, error) {
+	f, err := c.selectLetters()
+	if err != nil {
+		return notice{}, err
+	}
+	out, err := c.use.Letters.Discard(c.ctx, f, false, nil)
+	return notice{
+		Text:  countNoun(out.Discarded, "letter") + " discarded.",
+		Final: "They are gone. The events log shows who discarded how many, and with which filter.",
+	}, err
+}
+
+// parseEdit returns the letter, and the fields that the form changes.
+func (c *call) parseEdit() (admin.DeadRef, admin.DeadEdit, error) {
+	ref, err := c.parseLetterRef()
+	if err != nil {
+		return ref, admin.DeadEdit{}, err
+	}
+	version, err := strconv.ParseInt(c.value("version"), 10, 32)
+	if err != nil {
+		return ref, admin.DeadEdit{}, invalidInput("the version of the letter is missing")
+	}
+
+	e := admin.DeadEdit{Version: int32(version), Fields: map[string]string{}}
+	for _, f := range editable {
+		old, value := c.q.Get("was."+f.Name), strings.TrimSpace(c.q.Get("set."+f.Name))
+		switch {
+		case old == value:
+		case value == "":
+			e.Unset = append(e.Unset, f.Name)
+		default:
+			e.Fields[f.Name] = value
+		}
+	}
+
+	if c.isSet("replace-payload") {
+		e.PayloadAs = c.value("as")
+		if e.PayloadAs != admin.PayloadNull {
+			// Browsers end the lines of a form field with CRLF.
+			e.Payload = []byte(strings.ReplaceAll(c.q.Get("payload"), "\r\n", "\n"))
+		}
+	}
+
+	if c.isSet("replace-headers") {
+		e.Headers = [][2]string{}
+		for _, line := range splitLines(c.q.Get("headers")) {
+			name, value, ok := strings.Cut(line, ":")
+			if !ok || strings.TrimSpace(name) == "" {
+				return ref, e, invalidInput("headers: %q is not name: value", line)
+			}
+			e.Headers = append(e.Headers, [2]string{strings.TrimSpace(name), strings.TrimSpace(value)})
+		}
+	}
+	return ref, e, nil
+}
+
+func planEdit(c *call) (preview, error) {
+	ref, e, err := c.parseEdit()
+	if err != nil {
+		return preview{}, err
+	}
+
+	out, err := c.use.Letters.Edit(c.ctx, ref, e, c.deadOptions(true))
+	changed := "nothing; it is requeued as it is"
+	if len(out.Edited) > 0 {
+		changed = strings.Join(out.Edited, ", ")
+	}
+	return newPreview("It cannot be taken back: the event is sent again as delivery "+strconv.Itoa(int(out.Delivery))+
+		". The letter stays in the list as requeued, with its original envelope.",
+		"Event "+ref.ID+" goes back to "+out.Collection+" and is sent at once.", "Changed: "+changed+"."), err
+}
+
+func runEdit(c *call) (notice, error) {
+	ref, e, err := c.parseEdit()
+	if err != nil {
+		return notice{}, err
+	}
+
+	out, err := c.use.Letters.Edit(c.ctx, ref, e, c.deadOptions(false))
+	text := "Event " + ref.ID + " was requeued"
+	if len(out.Edited) > 0 {
+		text += "; changed: " + strings.Join(out.Edited, ", ")
+	}
+	return notice{Text: text + ".", Final: "It is being sent; that is not taken back."}, err
+}

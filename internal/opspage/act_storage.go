@@ -1,0 +1,242 @@
+package opspage
+
+import (
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/outrelay/outrelay/internal/admin"
+)
+
+func (c *call) purge(dryRun bool) (admin.PurgeReport, error) {
+	keep, err := c.parseDuration("older", 24*time.Hour)
+	if err != nil {
+		return admin.PurgeReport{}, err
+	}
+	order := admin.Purge{OlderThan: keep, DryRun: dryRun}
+	if c.isSet("collection") {
+		order.Collections = []string{c.value("collection")}
+	}
+	return c.use.Operator.Purge(c.ctx, order)
+}
+
+func planPurge(c *call) (preview, error) {
+	out, err := c.purge(true)
+	p := newPreview("It cannot be taken back: the removed envelopes cannot be replayed or looked up any more.",
+		fmt.Sprintf("About %s, delivered and older than %s: removed. Envelopes that are not delivered stay.",
+			countNoun(out.Purgeable, "envelope"), formatSpan(out.KeptS)))
+	p.Nothing = out.Purgeable == 0
+	for _, x := range out.Collections {
+		text := countNoun(x.Purgeable, "envelope")
+		if x.Held != "" {
+			text = "held: " + x.Reason
+		}
+		p.Rows = append(p.Rows, row{x.Collection, text})
+	}
+	return p, err
+}
+
+func runPurge(c *call) (notice, error) {
+	out, err := c.purge(false)
+	return notice{Text: countNoun(out.Removed, "envelope") + " removed.", Final: "They are gone; they were delivered."}, err
+}
+
+func (c *call) parseReplay() (admin.ReplayOrder, error) {
+	o := admin.ReplayOrder{
+		IDs:            splitLines(c.q.Get("id")),
+		Keys:           splitLines(c.q.Get("key")),
+		Types:          splitWords(c.value("type")),
+		AggregateTypes: splitWords(c.value("aggregate")),
+		Topics:         splitWords(c.value("topic")),
+		Collections:    splitWords(c.value("collection")),
+		Force:          c.isSet("force"),
+	}
+	var err error
+	if o.From, o.To, err = c.parseWindow(); err != nil {
+		return o, err
+	}
+
+	if text := c.value("rate"); text != "" {
+		if _, err := fmt.Sscanf(text, "%g", &o.Rate); err != nil || o.Rate < 0 {
+			return o, invalidInput("rate: %q is not a number of events per second", text)
+		}
+	}
+	return o, nil
+}
+
+func planReplay(c *call) (preview, error) {
+	o, err := c.parseReplay()
+	if err != nil {
+		return preview{}, err
+	}
+
+	plan, err := c.use.Replays.Plan(c.ctx, o)
+	p := newPreview("What was sent cannot be taken back. A running replay can be cancelled.",
+		countVerb(plan.Found, "event")+" sent again, each as its next delivery and flagged as redelivered.")
+	p.Nothing = plan.Found == 0
+	if plan.LeftOut > 0 {
+		p.Lines = append(p.Lines, formatNumber(plan.LeftOut)+" are left out: expired, malformed, or for none of the topics.")
+	}
+	for _, t := range plan.Topics {
+		text := countNoun(t.Found, "record")
+		if t.Compacted {
+			text += "; the topic is compacted, so an old record replaces the newest one of its key"
+		}
+		p.Rows = append(p.Rows, row{t.Name, text})
+	}
+	return p, err
+}
+
+// undoReplay returns the action that cancels a replay.
+func undoReplay(id string) *undo {
+	return &undo{Action: "replay-cancel", Label: "Cancel it", Fields: []row{{"replay", id}}}
+}
+
+func runReplay(c *call) (notice, error) {
+	o, err := c.parseReplay()
+	if err != nil {
+		return notice{}, err
+	}
+	info, err := c.use.Replays.Start(c.ctx, o)
+	text := "Replay " + info.ID + " has begun: " + countNoun(info.Found, "event") + "."
+	return notice{Text: text, Undo: undoReplay(info.ID)}, err
+}
+
+func planReplayCancel(c *call) (preview, error) {
+	return newPreview("It can be ordered again.",
+		"Replay "+c.value("replay")+" ends: what it has queued is sent, the rest is not."), nil
+}
+
+func runReplayCancel(c *call) (notice, error) {
+	id := c.value("replay")
+	return notice{Text: "Replay " + id + " is cancelled."}, c.use.Replays.Cancel(c.ctx, id)
+}
+
+func planReplayResume(c *call) (preview, error) {
+	return newPreview("It can be cancelled.",
+		"This process goes on with replay "+c.value("replay")+" where it was interrupted."), nil
+}
+
+func runReplayResume(c *call) (notice, error) {
+	info, err := c.use.Replays.Resume(c.ctx, c.value("replay"))
+	return notice{Text: "Replay " + info.ID + " goes on.", Undo: undoReplay(c.value("replay"))}, err
+}
+
+func planIndexes(c *call) (preview, error) {
+	v, err := c.use.Indexes.Verify(c.ctx, false)
+	p := preview{
+		Count:   int64(len(v.Drift)),
+		Nothing: v.OK(),
+		Lines: []string{fmt.Sprintf("%s in %s: not as declared. While an index is built, purges and lists of its collection are slow.",
+			countNoun(int64(len(v.Drift)), "difference"), countNoun(int64(v.Collections), "collection"))},
+		Undo: "It cannot be taken back, and need not be: these are the indexes that this version declares.",
+	}
+	for _, d := range v.Drift {
+		p.Rows = append(p.Rows, row{d.Collection, d.Index})
+	}
+	return p, err
+}
+
+func runIndexes(c *call) (notice, error) {
+	v, err := c.use.Indexes.Rebuild(c.ctx)
+	text := "The indexes are as declared."
+	if !v.OK() {
+		text = "Some indexes still differ; run outrelay doctor to find the cause."
+	}
+	return notice{Text: text}, err
+}
+
+func (c *call) clear(dryRun bool) (admin.Cleared, error) {
+	return c.use.Operator.Clear(c.ctx, admin.ClearOrder{
+		What:       c.q["what"],
+		Collection: c.value("collection"),
+		Confirm:    c.value("_phrase"),
+		Force:      c.isSet("force"),
+		DryRun:     dryRun,
+	})
+}
+
+func planClear(c *call) (preview, error) {
+	out, err := c.clear(true)
+	p := preview{
+		Count:   out.Found,
+		Nothing: out.Found == 0,
+		Phrase:  out.Confirm,
+		Lines:   []string{countNoun(out.Found, "document") + " of " + strings.Join(c.q["what"], ", ") + ": removed for good."},
+		Undo:    "It cannot be taken back: all documents of these collections are gone, delivered or not.",
+	}
+	for _, x := range out.Collections {
+		p.Rows = append(p.Rows, row{x.Collection + " (" + x.What + ")", countNoun(x.Found, "document")})
+	}
+	if err != nil || c.isSet("force") {
+		return p, err
+	}
+
+	// A watcher that never ran has no slots, and no relay works for it.
+	slots, err := c.use.Operator.Slots(c.ctx)
+	if kind, _ := admin.Explain(err); err != nil && kind == admin.FailNotFound {
+		return p, nil
+	}
+	for i := range slots {
+		if w := &slots[i]; isOwned(w) {
+			p.Lines = append(p.Lines, "Node "+w.Node+" works for it on slot "+w.Slot+
+				": pause the watcher first, or go back and tick that relays may be running.")
+			p.Nothing = true
+		}
+	}
+	return p, err
+}
+
+func runClear(c *call) (notice, error) {
+	out, err := c.clear(false)
+	return notice{Text: countNoun(out.Removed, "document") + " removed.", Final: "They are gone."}, err
+}
+
+func (c *call) purgeInbox(dryRun bool) (admin.InboxPurged, error) {
+	older, err := c.parseDuration("older", 7*24*time.Hour)
+	if err != nil {
+		return admin.InboxPurged{}, err
+	}
+	return c.use.Inboxes.Purge(c.ctx, admin.InboxPurge{
+		Database: c.value("database"), Collection: c.value("collection"), OlderThan: older, DryRun: dryRun,
+	})
+}
+
+func planInboxPurge(c *call) (preview, error) {
+	out, err := c.purgeInbox(true)
+	p := newPreview("It cannot be taken back: if such a message arrives again, and no watermark covers it, it is handled again.",
+		"About "+countNoun(out.Matched, "marker")+" of handled messages: removed from "+c.value("database")+".")
+	p.Nothing = out.Matched == 0
+	return p, err
+}
+
+func runInboxPurge(c *call) (notice, error) {
+	out, err := c.purgeInbox(false)
+	return notice{Text: countNoun(out.Removed, "marker") + " removed.", Final: "They are gone."}, err
+}
+
+func (c *call) releaseInbox(dryRun bool) (admin.InboxReleased, error) {
+	return c.use.Inboxes.Release(c.ctx, c.value("database"), c.value("collection"), c.isSet("force"), dryRun)
+}
+
+func planInboxRelease(c *call) (preview, error) {
+	out, err := c.releaseInbox(true)
+	p := newPreview("It cannot be taken back. A consumer that holds a claim cannot finish that message.",
+		countNoun(out.Matched, "claimed message")+" can be handled again at once.")
+	p.Nothing = out.Matched == 0
+
+	if out.Live > 0 {
+		p.Lines = append(p.Lines, countVerb(out.Live, "claim")+" live.")
+		if !c.isSet("force") {
+			p.Lines = append(p.Lines, "If the consumer has stopped for certain, go back and tick live claims too. "+
+				"Otherwise wait until the claims expire.")
+			p.Nothing = true
+		}
+	}
+	return p, err
+}
+
+func runInboxRelease(c *call) (notice, error) {
+	out, err := c.releaseInbox(false)
+	return notice{Text: countNoun(out.Released, "claim") + " released."}, err
+}

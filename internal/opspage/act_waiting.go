@@ -1,0 +1,164 @@
+package opspage
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/outrelay/outrelay/internal/admin"
+)
+
+// maxRetried bounds the envelopes of one action on failed envelopes.
+const maxRetried = 10_000
+
+// failedState is the state of failed envelopes.
+const failedState = "retry"
+
+// selectFailed returns the ids of the envelopes that an action on failed envelopes applies to.
+func (c *call) selectFailed() ([]string, error) {
+	ids, all, err := c.parseScope("envelope")
+	if err != nil || !all {
+		return ids, err
+	}
+	return c.findFailed(c.waitingFilter())
+}
+
+// findFailed returns the ids of the failed envelopes that match the filter.
+func (c *call) findFailed(f admin.WaitingFilter) ([]string, error) {
+	if f.State != "" && f.State != failedState {
+		return nil, invalidInput("envelopes in state %s have not failed; they are sent when the obstacle is gone", f.State)
+	}
+
+	f.State = failedState
+	var ids []string
+	for after := ""; ; {
+		page, err := c.use.Waiting.Page(c.ctx, f, admin.MaxPage, after)
+		if err != nil {
+			return nil, err
+		}
+		for i := range page.Envelopes {
+			ids = append(ids, page.Envelopes[i].ID)
+		}
+		after = page.Next
+		if after == "" || len(ids) >= maxRetried {
+			return ids[:min(len(ids), maxRetried)], nil
+		}
+	}
+}
+
+func (c *call) retryFailed(reset, dryRun bool) (admin.FailedOutcome, error) {
+	ids, err := c.selectFailed()
+	collection := c.value("collection")
+	switch {
+	case err != nil:
+		return admin.FailedOutcome{}, err
+	case len(ids) == 0:
+		// Without ids, the use-case would select envelopes itself.
+		return admin.FailedOutcome{DryRun: dryRun}, nil
+	case reset:
+		return c.use.Waiting.Reset(c.ctx, collection, ids, dryRun)
+	}
+	return c.use.Waiting.Retry(c.ctx, collection, ids, dryRun)
+}
+
+func planRetry(reset bool) func(*call) (preview, error) {
+	return func(c *call) (preview, error) {
+		out, err := c.retryFailed(reset, true)
+		text := " due now; their failed attempts still count."
+		if reset {
+			text = " tried again at once, and as often as new ones."
+		}
+		p := preview{
+			Count:   out.Failed,
+			Nothing: out.Failed == 0,
+			Lines:   []string{countVerb(out.Failed, "failed envelope") + text},
+			Undo:    "It cannot be taken back.",
+		}
+
+		if left := int64(out.Given) - out.Failed; left > 0 {
+			p.Lines = append(p.Lines, formatNumber(left)+" of the selected envelopes wait for another reason and are left alone.")
+		}
+		if out.Given >= maxRetried {
+			p.Lines = append(p.Lines, "These are the first "+formatNumber(maxRetried)+"; repeat the action for the others.")
+		}
+		return p, err
+	}
+}
+
+func runRetry(reset bool) func(*call) (notice, error) {
+	return func(c *call) (notice, error) {
+		out, err := c.retryFailed(reset, false)
+		return notice{Text: countVerb(out.Done, "envelope") + " tried again now."}, err
+	}
+}
+
+func planCancel(c *call) (preview, error) {
+	f, err := c.selectScheduled()
+	if err != nil {
+		return preview{}, err
+	}
+
+	page, err := c.use.Schedule.List(c.ctx, f, 1, "")
+	p := preview{
+		Count:   page.Total,
+		Nothing: page.Total == 0,
+		Lines:   []string{countVerb(page.Total, "scheduled event") + " cancelled. Events that are being sent by then are not cancelled."},
+		Undo:    "It cannot be taken back: the events are never sent, unless a service appends them again.",
+	}
+	if f.Empty() {
+		p.Lines = append(p.Lines, "No filter is set: this includes every scheduled event.")
+	}
+	if page.Total > 1 {
+		p.Phrase = fmt.Sprintf("cancel %d", page.Total)
+	}
+	return p, err
+}
+
+func runCancel(c *call) (notice, error) {
+	f, err := c.selectScheduled()
+	if err != nil {
+		return notice{}, err
+	}
+	n, err := c.use.Schedule.Cancel(c.ctx, f, nil)
+	return notice{
+		Text:  countNoun(n, "scheduled event") + " cancelled.",
+		Final: "They are gone. The service that scheduled them can append them again.",
+	}, err
+}
+
+// parseReschedule returns the ticked events and their new due time.
+func (c *call) parseReschedule() (admin.ScheduledFilter, time.Time, error) {
+	f := admin.ScheduledFilter{Collection: c.value("collection"), IDs: c.q["pick"]}
+	to, err := c.parseTime("due")
+	switch {
+	case err != nil:
+	case len(f.IDs) == 0:
+		err = invalidInput("no event is ticked")
+	case to.IsZero():
+		err = invalidInput("due: the new due time is missing")
+	}
+	return f, to, err
+}
+
+func planReschedule(c *call) (preview, error) {
+	f, to, err := c.parseReschedule()
+	n := int64(len(f.IDs))
+	return preview{
+		Count: n,
+		Lines: []string{countVerb(n, "event") + " due at " + formatTime(to) + "."},
+		Undo:  "The events can be rescheduled again until a watcher claims them.",
+	}, err
+}
+
+func runReschedule(c *call) (notice, error) {
+	f, to, err := c.parseReschedule()
+	if err != nil {
+		return notice{}, err
+	}
+
+	out, err := c.use.Schedule.Move(c.ctx, f, to)
+	n := notice{Text: countVerb(int64(len(out.Moved)), "event") + " due at " + formatTime(to) + "."}
+	for _, id := range out.NotScheduled {
+		n.Rows = append(n.Rows, row{id, "not scheduled any more: cancelled, or being sent"})
+	}
+	return n, err
+}
