@@ -100,7 +100,7 @@ func (k *Kafka) withOldRetryTopics(ctx context.Context, group string, topics []s
 
 		var old []string
 		for _, topic := range all {
-			if origin, n := cutRetryTopic(topic.Name, group); n > 0 && slices.Contains(topics, origin) && !slices.Contains(topics, topic.Name) {
+			if origin, n := parseRetryTopic(topic.Name, group); n > 0 && slices.Contains(topics, origin) && !slices.Contains(topics, topic.Name) {
 				old = append(old, topic.Name)
 			}
 		}

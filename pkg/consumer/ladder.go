@@ -21,12 +21,12 @@ const (
 	HeaderRetryOrigin = "outrelay-retry-origin"
 	// HeaderRetryHistory is the failures so far, as a JSON array of Failure.
 	HeaderRetryHistory = "outrelay-retry-history"
-	// headerKept begins the headers that carry those through the outbox which the outbox keeps for itself.
-	headerKept = "retry-keep-"
+	// keptPrefix begins the headers that carry those through the outbox which the outbox keeps for itself.
+	keptPrefix = "retry-keep-"
 	// headerNoKey says that the message had no key before it went through the outbox, where every event has one.
 	headerNoKey = "retry-no-key"
-	// headerAsItWas says that headers which the relay makes of the event's fields are to be as the message had them.
-	headerAsItWas = "retry-as-it-was"
+	// headerDropPreset says that headers which the relay makes of the event's fields are to be as the message had them.
+	headerDropPreset = "retry-as-it-was"
 )
 
 // HeaderDeliverBy says until when a message is worth anything: RFC 3339, or Unix milliseconds. The attribute expirytime of a
@@ -34,7 +34,7 @@ const (
 const (
 	HeaderDeliverBy     = "x-outrelay-deliver-by"
 	headerCEExpiryTime  = "ce_expirytime"
-	reservedHeaders     = "outrelay-"
+	reservedPrefix     = "outrelay-"
 	headerFaultOf       = "fault-of" // marks fault events, so that none is made of another
 	headerEncryption    = "encryption"
 	headerClaimCheck    = "claim-check"
@@ -80,10 +80,10 @@ const (
 	maxAttempt = 1_000_000
 )
 
-// keepOwnControls removes the headers from m by which a policy steers a retry unless this group wrote them. Anybody who may
+// dropForeignControls removes the headers from m by which a policy steers a retry unless this group wrote them. Anybody who may
 // write to a topic, or copies the headers of a message, could otherwise delay a lane or redirect a retry.
-func (c *Consumer) keepOwnControls(m *Message, now time.Time) {
-	if !forGroup(m.Headers, c.group) {
+func (c *Consumer) dropForeignControls(m *Message, now time.Time) {
+	if !isForGroup(m.Headers, c.group) {
 		m.Attempt = 1
 		c.dropHeaders(m, HeaderAttempt, HeaderRetryDue, HeaderRetryOrigin, HeaderRetryHistory)
 		return
@@ -96,7 +96,7 @@ func (c *Consumer) keepOwnControls(m *Message, now time.Time) {
 	if origin != m.Topic && !c.mayComeFrom(origin, m.Topic) {
 		c.dropHeaders(m, HeaderRetryOrigin)
 	}
-	if due, ok := timeHeader(m, HeaderRetryDue); ok && (!named || due.After(now.Add(maxRetryDelay))) {
+	if due, ok := parseTimeHeader(m, HeaderRetryDue); ok && (!named || due.After(now.Add(maxRetryDelay))) {
 		c.dropHeaders(m, HeaderRetryDue)
 	}
 }
@@ -107,8 +107,8 @@ func (*Consumer) dropHeaders(m *Message, names ...string) {
 	}
 }
 
-// forGroup reports whether the record is for the group alone: one that the group moved or that somebody requeued for it.
-func forGroup(headers []Header, group string) bool {
+// isForGroup reports whether the record is for the group alone: one that the group moved or that somebody requeued for it.
+func isForGroup(headers []Header, group string) bool {
 	for _, h := range headers {
 		if h.Key == HeaderOnly {
 			return bytes.HasPrefix(h.Value, []byte(group+"/"))
@@ -119,12 +119,12 @@ func forGroup(headers []Header, group string) bool {
 
 // isRetryTopic reports whether a topic has a name that RetryTopicName gives for the group.
 func isRetryTopic(topic, group string) bool {
-	origin, n := cutRetryTopic(topic, group)
+	origin, n := parseRetryTopic(topic, group)
 	return origin != "" && n > 0
 }
 
-// cutRetryTopic is the reverse of RetryTopicName.
-func cutRetryTopic(topic, group string) (origin string, n int) {
+// parseRetryTopic is the reverse of RetryTopicName.
+func parseRetryTopic(topic, group string) (origin string, n int) {
 	at := strings.LastIndex(topic, "."+group+".retry.")
 	if at < 0 {
 		return "", 0
@@ -150,7 +150,7 @@ func (c *Consumer) isNamedRetryTopic(topic string) bool {
 
 // mayComeFrom reports whether a message in a retry topic can have come from the origin that it names.
 func (c *Consumer) mayComeFrom(origin, topic string) bool {
-	if at, n := cutRetryTopic(topic, c.group); n > 0 {
+	if at, n := parseRetryTopic(topic, c.group); n > 0 {
 		return at == origin
 	}
 	return c.isNamedRetryTopic(topic) && (c.topicBoard != nil || slices.Contains(c.s.topics, origin))
@@ -159,7 +159,7 @@ func (c *Consumer) mayComeFrom(origin, topic string) bool {
 // Precheck says whether m may be handled at all now: a *NotDueError for a message of a retry topic before its time, an
 // *ExpiredError for one that is worth nothing any more. The times are of clients' clocks, as every time in a header is.
 func Precheck(m *Message, now time.Time) error {
-	if due, ok := timeHeader(m, HeaderRetryDue); ok && due.After(now) {
+	if due, ok := parseTimeHeader(m, HeaderRetryDue); ok && due.After(now) {
 		return &NotDueError{Due: due}
 	}
 	names := []string{HeaderDeliverBy}
@@ -167,15 +167,15 @@ func Precheck(m *Message, now time.Time) error {
 		names = append(names, headerCEExpiryTime)
 	}
 	for _, name := range names {
-		if end, ok := timeHeader(m, name); ok && !end.After(now) {
+		if end, ok := parseTimeHeader(m, name); ok && !end.After(now) {
 			return &ExpiredError{Deadline: end}
 		}
 	}
 	return nil
 }
 
-// timeHeader is the time of a header; one that is no time is none.
-func timeHeader(m *Message, name string) (time.Time, bool) {
+// parseTimeHeader is the time of a header; one that is no time is none.
+func parseTimeHeader(m *Message, name string) (time.Time, bool) {
 	v, ok := m.Header(name)
 	if !ok {
 		return time.Time{}, false
@@ -187,26 +187,26 @@ func timeHeader(m *Message, name string) (time.Time, bool) {
 	return t, err == nil
 }
 
-// millis is a time as timeHeader reads it.
-func millis(t time.Time) []byte { return strconv.AppendInt(nil, t.UnixMilli(), 10) }
+// formatMillis is a time as timeHeader reads it.
+func formatMillis(t time.Time) []byte { return strconv.AppendInt(nil, t.UnixMilli(), 10) }
 
-// restoredFor is restored, for records that the group handed to the outbox. Others may carry headers of these names too.
-func restoredFor(group string, headers []Header, key []byte) ([]Header, []byte) {
+// restoreForGroup is restored, for records that the group handed to the outbox. Others may carry headers of these names too.
+func restoreForGroup(group string, headers []Header, key []byte) ([]Header, []byte) {
 	for _, h := range headers {
-		if h.Key == headerKept+HeaderOnly && bytes.HasPrefix(h.Value, []byte(group+"/")) {
-			return restored(headers, key)
+		if h.Key == keptPrefix+HeaderOnly && bytes.HasPrefix(h.Value, []byte(group+"/")) {
+			return restoreHeaders(headers, key)
 		}
 	}
 	return headers, key
 }
 
-// restored are the headers of a record as they were before it went through the outbox to be delivered later. The core
+// restoreHeaders are the headers of a record as they were before it went through the outbox to be delivered later. The core
 // calls it before the decoder, so that a decoder sees the message as it was.
-func restored(headers []Header, key []byte) ([]Header, []byte) {
+func restoreHeaders(headers []Header, key []byte) ([]Header, []byte) {
 	kept, asItWas := false, false
 	for _, h := range headers {
-		kept = kept || strings.HasPrefix(h.Key, headerKept)
-		asItWas = asItWas || h.Key == headerAsItWas
+		kept = kept || strings.HasPrefix(h.Key, keptPrefix)
+		asItWas = asItWas || h.Key == headerDropPreset
 	}
 	if !kept {
 		return headers, key
@@ -214,13 +214,13 @@ func restored(headers []Header, key []byte) ([]Header, []byte) {
 	asItWas = asItWas && !isStructured(headers) // then the body says it
 	out := make([]Header, 0, len(headers))
 	for _, h := range headers { // the kept ones first, as the identity is
-		if name, ok := strings.CutPrefix(h.Key, headerKept); ok {
+		if name, ok := strings.CutPrefix(h.Key, keptPrefix); ok {
 			out = append(out, Header{Key: name, Value: h.Value})
 		}
 	}
 	for _, h := range headers {
 		switch {
-		case strings.HasPrefix(h.Key, headerKept), reserved(h.Key), h.Key == headerAsItWas, asItWas && byPreset[h.Key]:
+		case strings.HasPrefix(h.Key, keptPrefix), isReservedHeader(h.Key), h.Key == headerDropPreset, asItWas && presetHeaders[h.Key]:
 		case h.Key == headerNoKey:
 			key = nil
 		default:
@@ -237,15 +237,15 @@ func isStructured(headers []Header) bool {
 	})
 }
 
-// reserved reports whether the outbox keeps headers of that name for itself.
-func reserved(name string) bool { return name == HeaderID || strings.HasPrefix(name, reservedHeaders) }
+// isReservedHeader reports whether the outbox keeps headers of that name for itself.
+func isReservedHeader(name string) bool { return name == HeaderID || strings.HasPrefix(name, reservedPrefix) }
 
-// moved is a copy of m for another place: for that handler of the group alone, with the attempt that comes next, where it
+// newRetryMessage is a copy of m for another place: for that handler of the group alone, with the attempt that comes next, where it
 // came from, and what failed so far. due is zero if it may be handled at once.
-func moved(m *Message, handler string, v Verdict, due time.Time) *Message {
+func newRetryMessage(m *Message, handler string, v Verdict, due time.Time) *Message {
 	c := m.Copy()
 	origin := originOf(m)
-	history := historyOf(m, v)
+	history := failureHistory(m, v)
 	for _, name := range []string{HeaderOnly, HeaderAttempt, HeaderRetryDue, HeaderRetryOrigin, HeaderRetryHistory} {
 		c.DeleteHeader(name)
 	}
@@ -253,7 +253,7 @@ func moved(m *Message, handler string, v Verdict, due time.Time) *Message {
 	c.SetHeader(HeaderAttempt, strconv.AppendInt(nil, int64(nextAttempt(m, v)), 10))
 	c.SetHeader(HeaderRetryOrigin, []byte(origin.String()))
 	if !due.IsZero() {
-		c.SetHeader(HeaderRetryDue, millis(due))
+		c.SetHeader(HeaderRetryDue, formatMillis(due))
 	}
 	for i := range history { // a header is not the place for more
 		history[i].Reason = clip(history[i].Reason, maxHeaderReason)
@@ -276,11 +276,11 @@ func nextAttempt(m *Message, v Verdict) int {
 	return max(spent, 0) + 1
 }
 
-// attemptsOf is how many attempts a message had that is given up.
-func attemptsOf(m *Message, v Verdict) int { return nextAttempt(m, v) - 1 }
+// attemptsSpent is how many attempts a message had that is given up.
+func attemptsSpent(m *Message, v Verdict) int { return nextAttempt(m, v) - 1 }
 
-// historyOf is the failures of earlier deliveries and of this one, the latest MaxHistory.
-func historyOf(m *Message, v Verdict) []Failure {
+// failureHistory is the failures of earlier deliveries and of this one, the latest MaxHistory.
+func failureHistory(m *Message, v Verdict) []Failure {
 	var all []Failure
 	if text, ok := m.Header(HeaderRetryHistory); ok {
 		d := json.NewDecoder(bytes.NewReader(text))

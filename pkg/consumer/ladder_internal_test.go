@@ -70,13 +70,13 @@ func TestAMessageIsTheSameAfterItsWayThroughTheOutbox(t *testing.T) {
 		before = completeMessage(before, from, "g")
 		v := Verdict{Action: Schedule, Attempts: Attempts{}.Note(ErrDrop, before, time.Unix(1, 0))}
 		// The disposer gets the message with the record's own bytes.
-		ev := comeback(moved(before, "h", v, time.Time{}), "h", time.Now())
+		ev := newScheduledRetry(newRetryMessage(before, "h", v, time.Time{}), "h", time.Now())
 		if err := ev.Validate(); err != nil {
 			t.Fatal(err)
 		}
 		r := relayed(t, ev, rapid.SampledFrom([]string{"debezium", "plain", "cloudevents"}).Draw(t, "preset"))
 		r.Partition, r.Offset = 1, 99
-		r.Headers, r.Key = restored(r.Headers, r.Key)
+		r.Headers, r.Key = restoreHeaders(r.Headers, r.Key)
 		after, err := Decode(r)
 		if err != nil {
 			t.Fatal(err)
@@ -119,9 +119,9 @@ func TestAStructuredEventComesBackWithTheSamePayload(t *testing.T) {
 		before = completeMessage(before, first, "g")
 		original := before.Copy()
 		original.Value = first.Value
-		ev := comeback(moved(original, "h", Verdict{Action: Schedule}, time.Time{}), "h", time.Now())
+		ev := newScheduledRetry(newRetryMessage(original, "h", Verdict{Action: Schedule}, time.Time{}), "h", time.Now())
 		r := relayed(t, ev, rapid.SampledFrom([]string{"plain", "structured"}).Draw(t, "preset"))
-		r.Headers, r.Key = restored(r.Headers, r.Key)
+		r.Headers, r.Key = restoreHeaders(r.Headers, r.Key)
 		after, err := Decode(r)
 		if err != nil {
 			t.Fatal(err)
@@ -136,7 +136,7 @@ func TestAStructuredEventComesBackWithTheSamePayload(t *testing.T) {
 func TestRecordsThatCameStraightStayAsTheyAre(t *testing.T) {
 	t.Parallel()
 	headers := []Header{{"id", []byte("1")}, {"retry-no-key", []byte("true")}, {"type", []byte("A")}}
-	got, key := restored(headers, []byte("k"))
+	got, key := restoreHeaders(headers, []byte("k"))
 	if diff := cmp.Diff(headers, got); diff != "" || string(key) != "k" {
 		t.Errorf("key %q\n%s", key, diff)
 	}
@@ -147,7 +147,7 @@ func TestRecordsThatCameStraightStayAsTheyAre(t *testing.T) {
 		}
 	}
 	m := &Message{Headers: []Header{{HeaderRetryHistory, []byte("not JSON")}, {HeaderDeliverBy, []byte("soon")}}}
-	if h := historyOf(m, Verdict{}); len(h) != 0 {
+	if h := failureHistory(m, Verdict{}); len(h) != 0 {
 		t.Errorf("history %v", h)
 	}
 	if err := Precheck(m, time.Now()); err != nil {

@@ -11,7 +11,7 @@ import (
 // The zero value is an empty chain. It is safe for concurrent use; a run costs no lock.
 type Chain struct {
 	mu   sync.Mutex // of Use and Clear
-	list atomic.Pointer[[]Middleware]
+	middlewares atomic.Pointer[[]Middleware]
 }
 
 // Use adds middlewares inside of those that are there: the first ever given is the outermost.
@@ -19,18 +19,18 @@ func (c *Chain) Use(mws ...Middleware) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	grown := append(slices.Clone(c.snapshot()), mws...) // runs keep the list that they have
-	c.list.Store(&grown)
+	c.middlewares.Store(&grown)
 }
 
 // Clear takes all middlewares away, for runs that begin from now on.
 func (c *Chain) Clear() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.list.Store(nil)
+	c.middlewares.Store(nil)
 }
 
 func (c *Chain) snapshot() []Middleware {
-	if l := c.list.Load(); l != nil {
+	if l := c.middlewares.Load(); l != nil {
 		return *l
 	}
 	return nil
@@ -51,29 +51,29 @@ const DefaultMiddlewareConcurrency = 10
 // Bounded lets at most n messages at once into what is inside of it; the others wait. 0 means DefaultMiddlewareConcurrency;
 // less counts as 1.
 func Bounded(n int) Middleware {
-	slots := limit(n)
+	slots := newSemaphore(n)
 	return func(next Handler) Handler {
 		return HandlerFunc(func(ctx context.Context, m *Message) error {
-			if err := slots.enter(ctx); err != nil {
+			if err := slots.acquire(ctx); err != nil {
 				return err
 			}
-			defer slots.leave()
+			defer slots.release()
 			return next.Handle(ctx, m)
 		})
 	}
 }
 
-// slots is a semaphore that a context can end the waiting for.
-type slots chan struct{}
+// semaphore is a semaphore that a context can end the waiting for.
+type semaphore chan struct{}
 
-func limit(n int) slots {
+func newSemaphore(n int) semaphore {
 	if n == 0 {
 		n = DefaultMiddlewareConcurrency
 	}
-	return make(slots, max(n, 1))
+	return make(semaphore, max(n, 1))
 }
 
-func (s slots) enter(ctx context.Context) error {
+func (s semaphore) acquire(ctx context.Context) error {
 	select {
 	case s <- struct{}{}:
 		return nil
@@ -82,7 +82,7 @@ func (s slots) enter(ctx context.Context) error {
 	}
 }
 
-func (s slots) leave() { <-s }
+func (s semaphore) release() { <-s }
 
 type handlerNameKey struct{}
 
@@ -107,9 +107,9 @@ func WithHandlerName(ctx context.Context, name string) context.Context {
 const HeaderDedupKey = "dedup-key"
 
 // dedupID is the id of m's identity in an inbox.
-func dedupID(m *Message) string { return boundIdentity(textID(m)) }
+func dedupID(m *Message) string { return boundIdentity(dedupText(m)) }
 
-func textID(m *Message) string {
+func dedupText(m *Message) string {
 	if v, ok := m.Header(HeaderDedupKey); ok && len(v) > 0 {
 		return "dedup:" + string(v)
 	}

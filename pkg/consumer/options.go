@@ -28,10 +28,10 @@ const (
 const maxBatch = 500
 
 // Option is an option of New.
-type Option interface{ consumer(s *settings) }
+type Option interface{ applyToConsumer(s *settings) }
 
 // HandlerOption is an option of Handle.
-type HandlerOption interface{ handler(h *handling) }
+type HandlerOption interface{ applyToHandler(h *handling) }
 
 // Setting is either: given to New it holds for all handlers that do not say otherwise, given to Handle for that one.
 type Setting interface {
@@ -41,16 +41,16 @@ type Setting interface {
 
 type option func(s *settings)
 
-func (o option) consumer(s *settings) { o(s) }
+func (o option) applyToConsumer(s *settings) { o(s) }
 
 type handlerOption func(h *handling)
 
-func (o handlerOption) handler(h *handling) { o(h) }
+func (o handlerOption) applyToHandler(h *handling) { o(h) }
 
 type setting func(h *handling)
 
-func (o setting) consumer(s *settings) { o(&s.handling) }
-func (o setting) handler(h *handling)  { o(h) }
+func (o setting) applyToConsumer(s *settings) { o(&s.handling) }
+func (o setting) applyToHandler(h *handling)  { o(h) }
 
 // Transactor runs fn in a transaction that commits when fn returns nil. fn may run more than once.
 type Transactor = func(ctx context.Context, fn func(ctx context.Context) error) error
@@ -59,12 +59,12 @@ type Transactor = func(ctx context.Context, fn func(ctx context.Context) error) 
 type handling struct {
 	name    string
 	mode    inbox.Mode
-	inTx    bool
+	inTransaction    bool
 	timeout time.Duration
 	batch   int
 	limit   int
 	decider Decider
-	mws     []Middleware
+	middlewares     []Middleware
 
 	problems []error
 }
@@ -77,20 +77,20 @@ type settings struct {
 	inbox       Inbox
 	transact    Transactor
 	decoder     Decoder
-	receive     []func(ctx context.Context, m *Message) (*Message, error)
+	receivers     []func(ctx context.Context, m *Message) (*Message, error)
 	disposer    Disposer
 	onError     func(ctx context.Context, err error)
 	observer    Observer
-	trace       Tracer
+	tracer       Tracer
 	log         *slog.Logger
 	concurrency int
 	drain       time.Duration
-	commits     CommitMode
-	records     int
-	bytes       int
-	ahead       int
+	commitMode     CommitMode
+	bufferRecords     int
+	bufferBytes       int
+	maxAhead       int
 	strict      bool
-	idle        bool
+	allowIdle        bool
 	ackUnknown  bool
 	haltOnGap   bool
 	dynamic     bool
@@ -120,7 +120,7 @@ func WithDecoder(d Decoder) Option { return option(func(s *settings) { s.decoder
 // that cannot be decoded. It runs outside of any transaction, in the goroutine that reads the partition: not for what takes
 // long. Several run in the order given.
 func Receive(f func(ctx context.Context, m *Message) (*Message, error)) Option {
-	return option(func(s *settings) { s.receive = append(s.receive, f) })
+	return option(func(s *settings) { s.receivers = append(s.receivers, f) })
 }
 
 // WithDisposer replaces what carries out the verdicts of policies that move a message elsewhere.
@@ -136,7 +136,7 @@ func OnError(f func(ctx context.Context, err error)) Option {
 func WithObserver(o Observer) Option { return option(func(s *settings) { s.observer = o }) }
 
 // WithTracer is called around each attempt.
-func WithTracer(t Tracer) Option { return option(func(s *settings) { s.trace = t }) }
+func WithTracer(t Tracer) Option { return option(func(s *settings) { s.tracer = t }) }
 
 // WithLogger replaces slog.Default. Payloads, keys and headers are never logged.
 func WithLogger(log *slog.Logger) Option { return option(func(s *settings) { s.log = log }) }
@@ -149,22 +149,22 @@ func Concurrency(n int) Option { return option(func(s *settings) { s.concurrency
 func Drain(d time.Duration) Option { return option(func(s *settings) { s.drain = d }) }
 
 // Commits says when offsets are committed; default CommitInterval(DefaultCommitInterval).
-func Commits(m CommitMode) Option { return option(func(s *settings) { s.commits = m }) }
+func Commits(m CommitMode) Option { return option(func(s *settings) { s.commitMode = m }) }
 
 // Buffer bounds what is held of one partition: messages and bytes that were fetched and are not finished. One fetch may
 // exceed it.
 func Buffer(records, bytes int) Option {
-	return option(func(s *settings) { s.records, s.bytes = records, bytes })
+	return option(func(s *settings) { s.bufferRecords, s.bufferBytes = records, bytes })
 }
 
 // MaxAhead is how many offsets a partition may be handled beyond one that is not finished, before it waits for that one.
-func MaxAhead(n int) Option { return option(func(s *settings) { s.ahead = n }) }
+func MaxAhead(n int) Option { return option(func(s *settings) { s.maxAhead = n }) }
 
 // Strict refuses a second handler for a type: Handle returns a *DuplicateHandlerError.
 func Strict() Option { return option(func(s *settings) { s.strict = true }) }
 
 // AllowIdle lets Run start without any handler.
-func AllowIdle() Option { return option(func(s *settings) { s.idle = true }) }
+func AllowIdle() Option { return option(func(s *settings) { s.allowIdle = true }) }
 
 // AckUnknown lets messages pass that no handler takes. Without it they are parked: dead letters of class no_handler, to be
 // replayed when there is a handler.
@@ -182,7 +182,7 @@ func Named(name string) HandlerOption { return handlerOption(func(h *handling) {
 func Exactly(mode inbox.Mode) Setting { return setting(func(h *handling) { h.mode = mode }) }
 
 // InTransaction runs handlers of mode inbox.None in a transaction too. In the other modes they always are.
-func InTransaction() Setting { return setting(func(h *handling) { h.inTx = true }) }
+func InTransaction() Setting { return setting(func(h *handling) { h.inTransaction = true }) }
 
 // Timeout bounds one call of a handler by its context. Keep it well under the server's limit for a transaction, 60 s.
 func Timeout(d time.Duration) Setting { return setting(func(h *handling) { h.timeout = d }) }
@@ -210,7 +210,7 @@ func OnFailure(d Decider) Setting {
 // Use adds middleware. That of New is outside of that of the handler.
 func Use(mws ...Middleware) Setting {
 	return setting(func(h *handling) {
-		h.mws = append(h.mws[:len(h.mws):len(h.mws)], mws...)
+		h.middlewares = append(h.middlewares[:len(h.middlewares):len(h.middlewares)], mws...)
 		for _, m := range mws {
 			if m == nil {
 				h.problems = append(h.problems, errors.New("Use: a middleware is nil"))
@@ -227,21 +227,21 @@ func newSettings(opts []Option) settings {
 		observer:    Unobserved{},
 		concurrency: DefaultConcurrency,
 		drain:       DefaultDrain,
-		commits:     CommitInterval(DefaultCommitInterval),
-		records:     DefaultBufferRecords,
-		bytes:       DefaultBufferBytes,
-		ahead:       DefaultMaxAhead,
+		commitMode:     CommitInterval(DefaultCommitInterval),
+		bufferRecords:     DefaultBufferRecords,
+		bufferBytes:       DefaultBufferBytes,
+		maxAhead:       DefaultMaxAhead,
 	}
 	for _, o := range opts {
 		if o != nil {
-			o.consumer(&s)
+			o.applyToConsumer(&s)
 		}
 	}
 	return s
 }
 
-// check lists all that is wrong with a handler's settings.
-func (h *handling) check() error {
+// validate lists all that is wrong with a handler's settings.
+func (h *handling) validate() error {
 	bad := h.problems
 	if h.mode != inbox.None && h.mode != inbox.Optimistic && h.mode != inbox.Eager {
 		bad = append(bad, fmt.Errorf("mode %v is none of inbox.None, inbox.Optimistic, inbox.Eager", h.mode))
@@ -258,8 +258,8 @@ func (h *handling) check() error {
 	return errors.Join(bad...)
 }
 
-func (s *settings) check() error {
-	bad := []error{s.handling.check()}
+func (s *settings) validate() error {
+	bad := []error{s.handling.validate()}
 	add := func(wrong bool, format string, args ...any) {
 		if wrong {
 			bad = append(bad, fmt.Errorf(format, args...))
@@ -271,15 +271,15 @@ func (s *settings) check() error {
 	}
 	add(s.concurrency < 1, "concurrency of %d: it must be positive", s.concurrency)
 	add(s.drain <= 0, "drain of %v: it must be positive", s.drain)
-	add(s.records < 1 || s.bytes < 1, "buffer of %d records and %d bytes: both must be positive", s.records, s.bytes)
-	add(s.ahead < s.records, "MaxAhead is %d, less than the buffer's %d records", s.ahead, s.records)
+	add(s.bufferRecords < 1 || s.bufferBytes < 1, "buffer of %d records and %d bytes: both must be positive", s.bufferRecords, s.bufferBytes)
+	add(s.maxAhead < s.bufferRecords, "MaxAhead is %d, less than the buffer's %d records", s.maxAhead, s.bufferRecords)
 	add(s.decoder == nil, "the decoder is nil")
 	add(s.log == nil, "the logger is nil")
 	add(s.observer == nil, "the observer is nil")
-	for _, f := range s.receive {
+	for _, f := range s.receivers {
 		add(f == nil, "Receive: the function is nil")
 	}
-	bad = append(bad, s.commits.validate())
+	bad = append(bad, s.commitMode.validate())
 	return errors.Join(bad...)
 }
 

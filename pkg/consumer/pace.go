@@ -14,55 +14,55 @@ const span = 5 * time.Second
 // succeeds; once one was too large, half of it is the bound up to which it doubles, and above it grows by one.
 type pace struct {
 	mu    sync.Mutex
-	each  time.Duration // how long a message takes, as an average
+	perMessage  time.Duration // how long a message takes, as an average
 	size  int           // 0 is 1
-	bound int           // 0 is none
+	doublingLimit int           // 0 is none
 }
 
-// batch is how many messages the next transaction may have.
-func (c *pace) batch(limit int) int {
+// batchSize is how many messages the next transaction may have.
+func (c *pace) batchSize(limit int) int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	n := min(limit, max(c.size, 1))
-	if c.each > 0 {
-		n = min(n, int(span/c.each))
+	if c.perMessage > 0 {
+		n = min(n, int(span/c.perMessage))
 	}
 	return max(n, 1)
 }
 
-// took takes note of how long handled messages took.
-func (c *pace) took(d time.Duration, n int) {
+// recordDuration takes note of how long handled messages took.
+func (c *pace) recordDuration(d time.Duration, n int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	each := d / time.Duration(max(n, 1))
-	if c.each > 0 {
-		each = c.each + (each-c.each)/8
+	if c.perMessage > 0 {
+		each = c.perMessage + (each-c.perMessage)/8
 	}
-	c.each = max(each, 1)
+	c.perMessage = max(each, 1)
 }
 
-// held lets the size grow after a transaction of n messages that was committed.
-func (c *pace) held(n int) {
+// growAfter lets the size grow after a transaction of n messages that was committed.
+func (c *pace) growAfter(n int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	switch {
 	case n < max(c.size, 1):
-	case c.bound > 0 && 2*n > c.bound:
+	case c.doublingLimit > 0 && 2*n > c.doublingLimit:
 		c.size = min(n+1, maxBatch)
 	default:
 		c.size = min(2*n, maxBatch)
 	}
 }
 
-// overran halves the size after a transaction of n messages that could not be committed. slow says how many it handled
+// shrinkAfter halves the size after a transaction of n messages that could not be committed. slow says how many it handled
 // before it was given up, if that was for its duration.
-func (c *pace) overran(n int, slow *overrunError) {
+func (c *pace) shrinkAfter(n int, slow *overrunError) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.size = max(n/2, 1)
-	c.bound = c.size
+	c.doublingLimit = c.size
 	if slow != nil && slow.handled > 0 {
-		c.each = slow.after / time.Duration(slow.handled)
+		c.perMessage = slow.after / time.Duration(slow.handled)
 	}
 }
 

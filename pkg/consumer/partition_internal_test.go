@@ -19,13 +19,13 @@ func TestAMessageThatCannotBeDecodedWhenReadAgainIsNotHandled(t *testing.T) {
 	reg.name, reg.mode, reg.timeout = "h", inbox.None, time.Minute
 	s := &session{run: &run{}}
 	s.c = &Consumer{poison: &registration{system: true}}
-	p := &partition{s: s, fetched: 6}
+	p := &partition{s: s, fetchedTo: 6}
 	tr := &track{p: p, reg: reg, running: true} // so that the test, not the track, calls the handler
 	p.tracks = map[trackKey]*track{{0, "h"}: tr}
-	p.entries = []*entry{{offset: 5, parts: []part{{reg: reg}}, open: 1}} // shed before a rewind
+	p.entries = []*entry{{offset: 5, shares: []share{{reg: reg}}, openShares: 1}} // shed before a rewind
 
 	broken := errors.New("no key to decrypt it")
-	p.add(&entry{offset: 5, m: &Message{}, cause: broken, parts: []part{{reg: p.s.c.poison}}, open: 1})
+	p.addEntryLocked(&entry{offset: 5, m: &Message{}, decodeErr: broken, shares: []share{{reg: p.s.c.poison}}, openShares: 1})
 
 	if len(tr.queue) != 1 {
 		t.Fatalf("%d messages are queued, want 1", len(tr.queue))

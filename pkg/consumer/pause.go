@@ -6,31 +6,31 @@ import (
 	"time"
 )
 
-// gate is the pause of a consumer: by hand until it is resumed, by a policy until a time.
-type gate struct {
+// pauseGate is the pause of a consumer: by hand until it is resumed, by a policy until a time.
+type pauseGate struct {
 	mu      sync.Mutex
-	byHand  bool
+	manual  bool
 	until   time.Time
 	changed chan struct{} // closed and replaced at each change; nil before the first
 	notify  func(paused bool)
-	told    bool
+	notified    bool
 }
 
 // Pause stops reading. What is in flight is finished; what was read and did not begin is dropped from memory, its offsets
 // are not committed, and it is read again after Resume. The group goes on without a rebalance. A consumer may be paused
 // before it runs.
-func (c *Consumer) Pause() { c.gate.set(func(g *gate) { g.byHand = true }) }
+func (c *Consumer) Pause() { c.gate.update(func(g *pauseGate) { g.manual = true }) }
 
 // Resume ends a pause, whatever its cause.
-func (c *Consumer) Resume() { c.gate.set(func(g *gate) { g.byHand, g.until = false, time.Time{} }) }
+func (c *Consumer) Resume() { c.gate.update(func(g *pauseGate) { g.manual, g.until = false, time.Time{} }) }
 
 // Paused reports whether the consumer is paused, by Pause or by a policy.
-func (c *Consumer) Paused() bool { return c.gate.paused() }
+func (c *Consumer) Paused() bool { return c.gate.isPaused() }
 
 // pauseFor pauses for that long; a longer pause that is there stays.
-func (g *gate) pauseFor(d time.Duration) {
+func (g *pauseGate) pauseFor(d time.Duration) {
 	until := time.Now().Add(d)
-	g.set(func(g *gate) {
+	g.update(func(g *pauseGate) {
 		if until.After(g.until) {
 			g.until = until
 		}
@@ -46,41 +46,41 @@ func (c *Consumer) pauseFor(d time.Duration) {
 	c.gate.pauseFor(d)
 }
 
-// kept is the attempts of messages that paused the consumer: it forgets what it read, and is to go on counting.
-type kept struct {
+// keptAttempts is the attempts of messages that paused the consumer: it forgets what it read, and is to go on counting.
+type keptAttempts struct {
 	mu   sync.Mutex
-	list map[keptKey]Attempts
+	byMessage map[keptAttemptsKey]Attempts
 }
 
-type keptKey struct {
+type keptAttemptsKey struct {
 	tp      TopicPartition
 	offset  int64
 	handler string
 }
 
-// maxKept bounds what is kept of messages that never come back: their partitions are another member's now.
-const maxKept = 10_000
+// maxKeptAttempts bounds what is kept of messages that never come back: their partitions are another member's now.
+const maxKeptAttempts = 10_000
 
-func (r *run) remember(t *track, x task) {
+func (r *run) keepAttempts(t *track, x task) {
 	r.kept.mu.Lock()
 	defer r.kept.mu.Unlock()
-	if r.kept.list == nil || len(r.kept.list) >= maxKept {
-		r.kept.list = map[keptKey]Attempts{}
+	if r.kept.byMessage == nil || len(r.kept.byMessage) >= maxKeptAttempts {
+		r.kept.byMessage = map[keptAttemptsKey]Attempts{}
 	}
-	r.kept.list[keptKey{t.p.tp, x.entry.offset, t.reg.name}] = x.part.at
+	r.kept.byMessage[keptAttemptsKey{t.p.tp, x.entry.offset, t.reg.name}] = x.share.attempts
 }
 
-func (r *run) recall(t *track, x task) {
+func (r *run) restoreAttempts(t *track, x task) {
 	r.kept.mu.Lock()
 	defer r.kept.mu.Unlock()
-	key := keptKey{t.p.tp, x.entry.offset, t.reg.name}
-	if at, ok := r.kept.list[key]; ok {
-		x.part.at = at
-		delete(r.kept.list, key)
+	key := keptAttemptsKey{t.p.tp, x.entry.offset, t.reg.name}
+	if at, ok := r.kept.byMessage[key]; ok {
+		x.share.attempts = at
+		delete(r.kept.byMessage, key)
 	}
 }
 
-func (g *gate) set(f func(g *gate)) {
+func (g *pauseGate) update(f func(g *pauseGate)) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	f(g)
@@ -88,44 +88,44 @@ func (g *gate) set(f func(g *gate)) {
 		close(g.changed)
 	}
 	g.changed = make(chan struct{})
-	g.tell(g.closed())
+	g.notifyLocked(g.isClosedLocked())
 }
 
-// tell notifies of a change. The lock is held.
-func (g *gate) tell(paused bool) {
-	if paused != g.told && g.notify != nil {
-		g.told = paused
+// notifyLocked notifies of a change. The lock is held.
+func (g *pauseGate) notifyLocked(paused bool) {
+	if paused != g.notified && g.notify != nil {
+		g.notified = paused
 		g.notify(paused)
 	}
 }
 
-func (g *gate) closed() bool { return g.byHand || time.Now().Before(g.until) }
+func (g *pauseGate) isClosedLocked() bool { return g.manual || time.Now().Before(g.until) }
 
-func (g *gate) paused() bool {
+func (g *pauseGate) isPaused() bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	return g.closed()
+	return g.isClosedLocked()
 }
 
-// state is whether the gate is closed, how long at least unless it changes (0: for ever), and what tells of a change.
-func (g *gate) state() (closed bool, left time.Duration, changed <-chan struct{}) {
+// currentState is whether the gate is closed, how long at least unless it changes (0: for ever), and what tells of a change.
+func (g *pauseGate) currentState() (closed bool, left time.Duration, changed <-chan struct{}) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.changed == nil {
 		g.changed = make(chan struct{})
 	}
-	closed = g.closed()
-	g.tell(closed)
-	if closed && !g.byHand {
+	closed = g.isClosedLocked()
+	g.notifyLocked(closed)
+	if closed && !g.manual {
 		left = max(time.Until(g.until), 1) // 0 is for ever, and the time goes on
 	}
 	return closed, left, g.changed
 }
 
-// wait returns when the gate is open, or ctx ends.
-func (g *gate) wait(ctx context.Context) error {
+// waitOpen returns when the gate is open, or ctx ends.
+func (g *pauseGate) waitOpen(ctx context.Context) error {
 	for {
-		closed, left, changed := g.state()
+		closed, left, changed := g.currentState()
 		if !closed {
 			return nil
 		}

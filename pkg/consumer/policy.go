@@ -78,7 +78,7 @@ func (p *Policy) Validate() error {
 			}
 			delays[name] = s.delay
 		}
-		if r.outcome == ToRequeue && r.block && r.rungs == 0 {
+		if r.outcome == ToRequeue && r.blockKey && r.rungCount == 0 {
 			errs = append(errs, fmt.Errorf("%w: rule %d of the policy: BlockKey with an endless Requeue needs a RetryTopic", ErrConfiguration, i+1))
 		}
 	}
@@ -90,7 +90,7 @@ func (p *Policy) Topics(group, topic string) []string {
 	var names []string
 	for i := range p.rules {
 		for _, s := range p.rules[i].steps {
-			if name := s.topicOf(group, topic); name != "" && !slices.Contains(names, name) {
+			if name := s.retryTopic(group, topic); name != "" && !slices.Contains(names, name) {
 				names = append(names, name)
 			}
 		}
@@ -98,16 +98,16 @@ func (p *Policy) Topics(group, topic string) []string {
 	return names
 }
 
-// needs is what the rules want of a disposer beside topics.
-func (p *Policy) needs() (outbox, gate bool) {
+// listNeeds is what the rules want of a disposer beside topics.
+func (p *Policy) listNeeds() (outbox, gate bool) {
 	for i := range p.rules {
-		gate = gate || p.rules[i].block
+		gate = gate || p.rules[i].blockKey
 		outbox = outbox || slices.ContainsFunc(p.rules[i].steps, func(s step) bool { return s.action == Schedule })
 	}
 	return outbox, gate
 }
 
-func (s *step) topicOf(group, topic string) string {
+func (s *step) retryTopic(group, topic string) string {
 	if s.action != RetryTopic || s.topic != "" {
 		return s.topic
 	}
@@ -120,9 +120,9 @@ func (s *step) topicOf(group, topic string) string {
 // Some errors mean the same whatever the rules say: ErrDrop and inbox.ErrDuplicate let the message pass; a message that is not due, is kept behind
 // another of its key, or meets an open circuit breaker waits, and spends no attempt.
 func (p *Policy) Decide(err error, m *Message, a Attempts) Verdict {
-	v, ok := p.control(err, m, a)
+	v, ok := p.decideConsumerError(err, m, a)
 	if !ok {
-		v = p.byRule(err, m, a)
+		v = p.decideByRule(err, m, a)
 	}
 	v.Attempts = a
 	return v
@@ -131,8 +131,8 @@ func (p *Policy) Decide(err error, m *Message, a Attempts) Verdict {
 // blockedWait is how long a lane waits for an earlier message of the key where no retry topic can keep what comes behind.
 const blockedWait = time.Second
 
-// control decides about the consumer's own errors.
-func (p *Policy) control(err error, m *Message, a Attempts) (Verdict, bool) {
+// decideConsumerError decides about the consumer's own errors.
+func (p *Policy) decideConsumerError(err error, m *Message, a Attempts) (Verdict, bool) {
 	if errors.Is(err, ErrDrop) {
 		return Verdict{Action: Discard, Reason: ClassDropped}, true
 	}
@@ -153,8 +153,8 @@ func (p *Policy) control(err error, m *Message, a Attempts) (Verdict, bool) {
 		v := Verdict{Action: RetryAfter, Delay: blockedWait, Uncounted: true, Block: true, Reason: ClassBlocked}
 		for i := range p.rules {
 			for _, s := range p.rules[i].steps {
-				if p.rules[i].block && s.action == RetryTopic {
-					v.Action, v.Delay, v.Topic = RetryTopic, s.delay, s.topicOf(m.Group, originOf(m).Topic)
+				if p.rules[i].blockKey && s.action == RetryTopic {
+					v.Action, v.Delay, v.Topic = RetryTopic, s.delay, s.retryTopic(m.Group, originOf(m).Topic)
 					return v, true
 				}
 			}
@@ -164,37 +164,37 @@ func (p *Policy) control(err error, m *Message, a Attempts) (Verdict, bool) {
 	return Verdict{}, false
 }
 
-// byRule decides by the first rule that matches, or the default.
-func (p *Policy) byRule(err error, m *Message, a Attempts) Verdict {
+// decideByRule decides by the first rule that matches, or the default.
+func (p *Policy) decideByRule(err error, m *Message, a Attempts) Verdict {
 	for _, rules := range [][]Rule{p.rules, defaultPolicy.rules} {
 		for i := range rules {
 			if rules[i].matches(err) {
-				return rules[i].verdict(m, a)
+				return rules[i].chooseVerdict(m, a)
 			}
 		}
 	}
 	return Verdict{Action: DeadLetter} // the last default rule matches everything
 }
 
-func (r *Rule) verdict(m *Message, a Attempts) Verdict {
-	if r.base > 0 {
-		bound := float64(r.base) * math.Pow(2, float64(max(a.Failed-1, 0)))
-		d := time.Duration(min(bound, float64(r.cap)))
-		return Verdict{Action: RetryAfter, Delay: jittered(d, 1), Uncounted: true, Reason: r.reason}
+func (r *Rule) chooseVerdict(m *Message, a Attempts) Verdict {
+	if r.backoffBase > 0 {
+		bound := float64(r.backoffBase) * math.Pow(2, float64(max(a.Failed-1, 0)))
+		d := time.Duration(min(bound, float64(r.backoffCap)))
+		return Verdict{Action: RetryAfter, Delay: addJitter(d, 1), Uncounted: true, Reason: r.reason}
 	}
-	v := Verdict{Reason: r.reason, Uncounted: r.spare}
+	v := Verdict{Reason: r.reason, Uncounted: r.uncounted}
 	n := max(max(a.Total, 1)-a.Spared, 1) // the number of the attempt that failed
-	if r.spare {
+	if r.uncounted {
 		n = 1
 	}
 	if n <= len(r.steps) {
 		s := &r.steps[n-1]
-		v.Action, v.Delay, v.Pause, v.Topic = s.action, s.delay, s.pause, s.topicOf(m.Group, originOf(m).Topic)
+		v.Action, v.Delay, v.Pause, v.Topic = s.action, s.delay, s.pause, s.retryTopic(m.Group, originOf(m).Topic)
 		switch s.action {
 		case RetryInline, RetryAfter:
-			v.Delay = jittered(s.delay, r.jitter)
+			v.Delay = addJitter(s.delay, r.jitter)
 		case RetryTopic, Requeue, Schedule:
-			v.Block = r.block
+			v.Block = r.blockKey
 		default:
 		}
 		return v
@@ -205,7 +205,7 @@ func (r *Rule) verdict(m *Message, a Attempts) Verdict {
 	case ToPark:
 		v.Action = Park
 	case ToRequeue:
-		v.Action, v.Block = Requeue, r.block
+		v.Action, v.Block = Requeue, r.blockKey
 	case ToPause:
 		v.Action, v.Delay = PauseConsumer, UntilResumed
 	default:
@@ -214,8 +214,8 @@ func (r *Rule) verdict(m *Message, a Attempts) Verdict {
 	return v
 }
 
-// jittered draws from [d·(1-f), d].
-func jittered(d time.Duration, f float64) time.Duration {
+// addJitter draws from [d·(1-f), d].
+func addJitter(d time.Duration, f float64) time.Duration {
 	share := time.Duration(float64(d) * f)
 	if share <= 0 {
 		return d

@@ -81,9 +81,9 @@ var transientLabels = []string{
 
 // Transient matches errors of MongoDB that say nothing about the message: no server is to be had, a new primary was
 // elected, or others wrote the same documents at the same time. What a handler's own time-out caused is not among them.
-func Transient() Matcher { return transient }
+func Transient() Matcher { return isTransient }
 
-func transient(err error) bool {
+func isTransient(err error) bool {
 	if _, ok := errors.AsType[*TimeoutError](err); ok {
 		return false
 	}
@@ -93,19 +93,19 @@ func transient(err error) bool {
 	if se, ok := errors.AsType[mongo.ServerError](err); ok && slices.ContainsFunc(transientCodes, se.HasErrorCode) {
 		return true
 	}
-	return timedOut(err)
+	return isDriverTimeout(err)
 }
 
-// expired matches errors by which a server says that it has aborted the transaction.
-func expired(err error) bool {
+// isAbortedTransaction matches errors by which a server says that it has aborted the transaction.
+func isAbortedTransaction(err error) bool {
 	se, ok := errors.AsType[mongo.ServerError](err)
 	return ok && (se.HasErrorCode(251) || se.HasErrorCode(290))
 }
 
-// timedOut reports whether the database took too long. For mongo.IsTimeout every time-out is the database's, also that of a
+// isDriverTimeout reports whether the database took too long. For mongo.IsTimeout every time-out is the database's, also that of a
 // handler's call to somebody else, so it is asked about the driver's own errors alone. Some of their types, as that of a
 // server selection that found none, are in packages that promise nothing, so their names are not used.
-func timedOut(err error) bool {
+func isDriverTimeout(err error) bool {
 	if err == nil {
 		return false
 	}
@@ -126,5 +126,5 @@ func timedOut(err error) bool {
 	if strings.HasPrefix(t.PkgPath(), "go.mongodb.org/mongo-driver/") && !late && mongo.IsTimeout(err) {
 		return true
 	}
-	return slices.ContainsFunc(causes, timedOut)
+	return slices.ContainsFunc(causes, isDriverTimeout)
 }

@@ -44,16 +44,16 @@ func RetryTopicName(topic, group string, n int) string {
 // Rule says what follows the failures of a message whose error it matches: its steps in their order, one for each
 // failure, then its outcome. It is a value; each method returns a changed copy.
 type Rule struct {
-	match     []Matcher
+	matchers     []Matcher
 	steps     []step
 	outcome   Outcome
 	deadTopic string
 	reason    string
 	jitter    float64
-	base, cap time.Duration // of RetryForever; 0 without
-	block     bool
-	spare     bool
-	rungs     int
+	backoffBase, backoffCap time.Duration // of RetryForever; 0 without
+	blockKey     bool
+	uncounted     bool
+	rungCount     int
 	problems  []string
 }
 
@@ -67,20 +67,20 @@ type step struct {
 }
 
 // On begins a rule for errors that one of ms matches; without any, for every error.
-func On(ms ...Matcher) Rule { return Rule{match: ms} }
+func On(ms ...Matcher) Rule { return Rule{matchers: ms} }
 
 // Retry runs the message again up to n times, each after the next of waits, the last of which repeats; without any, at
 // once. Its lane waits meanwhile.
 func (r Rule) Retry(n int, waits ...time.Duration) Rule {
 	if n < 1 {
-		return r.problem("Retry(%d): at least 1", n)
+		return r.addProblem("Retry(%d): at least 1", n)
 	}
 	for i := range n {
 		var d time.Duration
 		if len(waits) > 0 {
 			d = waits[min(i, len(waits)-1)]
 		}
-		r = r.add(step{action: RetryInline, delay: d})
+		r = r.addStep(step{action: RetryInline, delay: d})
 	}
 	return r
 }
@@ -88,32 +88,32 @@ func (r Rule) Retry(n int, waits ...time.Duration) Rule {
 // Cooldown runs the message again after each of waits. In contrast to Retry it is for waits so long that its lane gives
 // up what it holds: the transaction, a place among those that run at once.
 func (r Rule) Cooldown(waits ...time.Duration) Rule {
-	return r.each("Cooldown", waits, func(d time.Duration) step { return step{action: RetryAfter, delay: d} })
+	return r.addSteps("Cooldown", waits, func(d time.Duration) step { return step{action: RetryAfter, delay: d} })
 }
 
 // RetryForever runs the message again until it succeeds or another rule matches, with waits that double from base to cap,
 // drawn with full jitter. Such failures spend no attempts.
 func (r Rule) RetryForever(base, cap time.Duration) Rule {
 	if base <= 0 || cap < base {
-		return r.problem("RetryForever(%s, %s): the base must be positive and the cap at least the base", base, cap)
+		return r.addProblem("RetryForever(%s, %s): the base must be positive and the cap at least the base", base, cap)
 	}
-	r.base, r.cap, r.spare = base, cap, true
+	r.backoffBase, r.backoffCap, r.uncounted = base, cap, true
 	return r
 }
 
 // RetryTopic moves the message to a retry topic for each of delays, from where it comes back not before the delay has
 // passed. Nothing waits meanwhile, so later messages of its key are handled before it, unless BlockKey is set too.
 func (r Rule) RetryTopic(delays ...time.Duration) Rule {
-	return r.each("RetryTopic", delays, func(d time.Duration) step { return step{action: RetryTopic, delay: d} })
+	return r.addSteps("RetryTopic", delays, func(d time.Duration) step { return step{action: RetryTopic, delay: d} })
 }
 
 // RetryTopics is RetryTopic with named topics.
 func (r Rule) RetryTopics(rungs ...Rung) Rule {
 	for _, g := range rungs {
 		if g.Delay <= 0 {
-			r = r.problem("RetryTopics: the delay of %q is %s; it must be positive", g.Topic, g.Delay)
+			r = r.addProblem("RetryTopics: the delay of %q is %s; it must be positive", g.Topic, g.Delay)
 		}
-		r = r.add(step{action: RetryTopic, delay: g.Delay, topic: g.Topic})
+		r = r.addStep(step{action: RetryTopic, delay: g.Delay, topic: g.Topic})
 	}
 	return r
 }
@@ -122,10 +122,10 @@ func (r Rule) RetryTopics(rungs ...Rung) Rule {
 // unless BlockKey is set too.
 func (r Rule) Requeue(n int) Rule {
 	if n < 1 {
-		return r.problem("Requeue(%d): at least 1", n)
+		return r.addProblem("Requeue(%d): at least 1", n)
 	}
 	for range n {
-		r = r.add(step{action: Requeue})
+		r = r.addStep(step{action: Requeue})
 	}
 	return r
 }
@@ -133,29 +133,29 @@ func (r Rule) Requeue(n int) Rule {
 // Schedule hands the message to the outbox as a scheduled event for each of delays; the relay brings it back to its topic
 // when it is due. It needs a DisposerConfig with an Outbox, and an allowed topic. Order is as with Requeue.
 func (r Rule) Schedule(delays ...time.Duration) Rule {
-	return r.each("Schedule", delays, func(d time.Duration) step { return step{action: Schedule, delay: d} })
+	return r.addSteps("Schedule", delays, func(d time.Duration) step { return step{action: Schedule, delay: d} })
 }
 
 // Pause pauses the whole consumer for each of delays and tries the message again then; UntilResumed has no end.
 func (r Rule) Pause(delays ...time.Duration) Rule {
 	for _, d := range delays {
 		if d <= 0 && d != UntilResumed {
-			r = r.problem("Pause: %s must be positive, or UntilResumed", d)
+			r = r.addProblem("Pause: %s must be positive, or UntilResumed", d)
 		}
-		r = r.add(step{action: PauseConsumer, delay: d})
+		r = r.addStep(step{action: PauseConsumer, delay: d})
 	}
 	return r
 }
 
 // PauseThenRequeue moves the message to the end of its topic and pauses the whole consumer, for each of delays.
 func (r Rule) PauseThenRequeue(delays ...time.Duration) Rule {
-	return r.each("PauseThenRequeue", delays, func(d time.Duration) step { return step{action: Requeue, pause: d} })
+	return r.addSteps("PauseThenRequeue", delays, func(d time.Duration) step { return step{action: Requeue, pause: d} })
 }
 
 // Jitter shortens each wait of Retry and Cooldown by a random share of up to f, between 0 and 1. Defaults to 0.
 func (r Rule) Jitter(f float64) Rule {
 	if f < 0 || f > 1 {
-		return r.problem("Jitter(%g): between 0 and 1", f)
+		return r.addProblem("Jitter(%g): between 0 and 1", f)
 	}
 	r.jitter = f
 	return r
@@ -165,13 +165,13 @@ func (r Rule) Jitter(f float64) Rule {
 // or given up. It needs a KeyGate, by BlockingKeys, and a RetryTopic in the rule, in whose first topic those wait that are
 // kept behind; without one their lane waits.
 func (r Rule) BlockKey() Rule {
-	r.block = true
+	r.blockKey = true
 	return r
 }
 
 // Uncounted makes the rule's failures spend no attempts: the first step is taken each time.
 func (r Rule) Uncounted() Rule {
-	r.spare = true
+	r.uncounted = true
 	return r
 }
 
@@ -190,7 +190,7 @@ func (r Rule) DeadTopic(topic string) Rule {
 // Then sets where a message goes after the last step. Defaults to ToDeadLetter.
 func (r Rule) Then(o Outcome) Rule {
 	if o > ToPause {
-		return r.problem("Then(%d): no such outcome", o)
+		return r.addProblem("Then(%d): no such outcome", o)
 	}
 	r.outcome = o
 	return r
@@ -202,33 +202,33 @@ func (r Rule) Discard() Rule { return r.Then(ToDiscard) }
 // DeadLetter is Then(ToDeadLetter).
 func (r Rule) DeadLetter() Rule { return r.Then(ToDeadLetter) }
 
-func (r Rule) each(what string, delays []time.Duration, make func(time.Duration) step) Rule {
+func (r Rule) addSteps(what string, delays []time.Duration, make func(time.Duration) step) Rule {
 	if len(delays) == 0 {
-		return r.problem("%s: without a delay", what)
+		return r.addProblem("%s: without a delay", what)
 	}
 	for _, d := range delays {
 		if d <= 0 {
-			r = r.problem("%s: %s must be positive", what, d)
+			r = r.addProblem("%s: %s must be positive", what, d)
 		}
-		r = r.add(make(d))
+		r = r.addStep(make(d))
 	}
 	return r
 }
 
-func (r Rule) add(s step) Rule {
+func (r Rule) addStep(s step) Rule {
 	if s.action == RetryTopic {
-		r.rungs++
-		s.rung = r.rungs
+		r.rungCount++
+		s.rung = r.rungCount
 	}
 	r.steps = append(slices.Clip(r.steps), s)
 	return r
 }
 
-func (r Rule) problem(format string, args ...any) Rule {
+func (r Rule) addProblem(format string, args ...any) Rule {
 	r.problems = append(slices.Clip(r.problems), fmt.Sprintf(format, args...))
 	return r
 }
 
 func (r *Rule) matches(err error) bool {
-	return len(r.match) == 0 || slices.ContainsFunc(r.match, func(m Matcher) bool { return m(err) })
+	return len(r.matchers) == 0 || slices.ContainsFunc(r.matchers, func(m Matcher) bool { return m(err) })
 }

@@ -17,8 +17,8 @@ import (
 type registration struct {
 	handling
 	patterns []string
-	single   Handler          // one of these two
-	batched  BatchHandlerFunc //
+	handler   Handler          // one of these two
+	batchHandler  BatchHandlerFunc //
 	once     bool
 
 	chained Handler       // single, or the collector of batched, with its middleware
@@ -42,51 +42,51 @@ type HandlerInfo struct {
 type registry struct {
 	mu      sync.Mutex
 	strict  bool
-	list    atomic.Pointer[handlers]
+	current    atomic.Pointer[handlers]
 	watches []*watch
-	watched atomic.Int32
+	watchCount atomic.Int32
 	changed chan struct{}       // closed when a handler is added; nil if nobody waits for that
-	passed  map[string]struct{} // types that AckUnknown lets pass and that were reported
+	reportedTypes  map[string]struct{} // types that AckUnknown lets pass and that were reported
 }
 
 // handlers is a snapshot of the registrations, in their order, with a cache of what types they take.
 type handlers struct {
 	all   []*registration
 	cache sync.Map // type to []*registration
-	n     atomic.Int32
+	cacheSize     atomic.Int32
 }
 
 // maxCachedTypes bounds the cache: types come from outside.
 const maxCachedTypes = 4096
 
 // types returns the handlers that take the type.
-func (h *handlers) of(typ string) []*registration {
+func (h *handlers) forType(typ string) []*registration {
 	if got, ok := h.cache.Load(typ); ok {
 		return got.([]*registration)
 	}
 	var out []*registration
 	for _, r := range h.all {
-		if r.takes(typ) {
+		if r.takesType(typ) {
 			out = append(out, r)
 		}
 	}
-	if h.n.Load() < maxCachedTypes {
-		h.n.Add(1)
+	if h.cacheSize.Load() < maxCachedTypes {
+		h.cacheSize.Add(1)
 		h.cache.Store(strings.Clone(typ), out)
 	}
 	return out
 }
 
-// let reports, once for each type, that AckUnknown lets messages pass.
-func (g *registry) let(typ string, report func(err error)) {
+// reportUnknownOnce reports, once for each type, that AckUnknown lets messages pass.
+func (g *registry) reportUnknownOnce(typ string, report func(err error)) {
 	g.mu.Lock()
-	_, reported := g.passed[typ]
-	first := !reported && len(g.passed) < maxCachedTypes
+	_, reported := g.reportedTypes[typ]
+	first := !reported && len(g.reportedTypes) < maxCachedTypes
 	if first {
-		if g.passed == nil {
-			g.passed = map[string]struct{}{}
+		if g.reportedTypes == nil {
+			g.reportedTypes = map[string]struct{}{}
 		}
-		g.passed[strings.Clone(typ)] = struct{}{}
+		g.reportedTypes[strings.Clone(typ)] = struct{}{}
 	}
 	g.mu.Unlock()
 	if first {
@@ -94,19 +94,19 @@ func (g *registry) let(typ string, report func(err error)) {
 	}
 }
 
-func (r *registration) takes(typ string) bool {
+func (r *registration) takesType(typ string) bool {
 	return slices.ContainsFunc(r.patterns, func(p string) bool { return glob.Match(p, typ) })
 }
 
 func (g *registry) snapshot() *handlers {
-	if h := g.list.Load(); h != nil {
+	if h := g.current.Load(); h != nil {
 		return h
 	}
 	return &handlers{}
 }
 
-// add registers all or nothing.
-func (g *registry) add(r *registration) error {
+// addHandler registers all or nothing.
+func (g *registry) addHandler(r *registration) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	all := g.snapshot().all
@@ -123,7 +123,7 @@ func (g *registry) add(r *registration) error {
 			}
 		}
 	}
-	g.list.Store(&handlers{all: append(slices.Clone(all), r)})
+	g.current.Store(&handlers{all: append(slices.Clone(all), r)})
 	if g.changed != nil {
 		close(g.changed)
 		g.changed = nil
@@ -131,8 +131,8 @@ func (g *registry) add(r *registration) error {
 	return nil
 }
 
-// changes is closed when the next handler is added.
-func (g *registry) changes() <-chan struct{} {
+// nextChange is closed when the next handler is added.
+func (g *registry) nextChange() <-chan struct{} {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.changed == nil {
@@ -141,8 +141,8 @@ func (g *registry) changes() <-chan struct{} {
 	return g.changed
 }
 
-// remove takes out what cond says and returns how many that were.
-func (g *registry) remove(cond func(r *registration) bool) int {
+// removeIf takes out what cond says and returns how many that were.
+func (g *registry) removeIf(cond func(r *registration) bool) int {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	var keep []*registration
@@ -156,7 +156,7 @@ func (g *registry) remove(cond func(r *registration) bool) int {
 		keep = append(keep, r)
 	}
 	if n > 0 {
-		g.list.Store(&handlers{all: keep})
+		g.current.Store(&handlers{all: keep})
 	}
 	return n
 }
@@ -174,7 +174,7 @@ func (c *Consumer) HandleBatch(pattern string, f BatchHandlerFunc, opts ...Handl
 	if f == nil {
 		return errors.New("consumer: HandleBatch: the handler is nil")
 	}
-	return c.register(&registration{patterns: []string{pattern}, batched: f}, opts)
+	return c.registerHandler(&registration{patterns: []string{pattern}, batchHandler: f}, opts)
 }
 
 // On is Handle of a function that returns how to take it back.
@@ -182,11 +182,11 @@ func (c *Consumer) On(pattern string, f HandlerFunc, opts ...HandlerOption) (off
 	if f == nil {
 		return func() {}, errors.New("consumer: On: the handler is nil")
 	}
-	r := &registration{patterns: []string{pattern}, single: f}
-	if err := c.register(r, opts); err != nil {
+	r := &registration{patterns: []string{pattern}, handler: f}
+	if err := c.registerHandler(r, opts); err != nil {
 		return func() {}, err
 	}
-	return func() { c.reg.remove(func(x *registration) bool { return x == r }) }, nil
+	return func() { c.reg.removeIf(func(x *registration) bool { return x == r }) }, nil
 }
 
 // Once registers a handler for the first message that matches. It is taken back when that message is finished. Members of
@@ -195,22 +195,22 @@ func (c *Consumer) Once(pattern string, f HandlerFunc, opts ...HandlerOption) (o
 	if f == nil {
 		return func() {}, errors.New("consumer: Once: the handler is nil")
 	}
-	r := &registration{patterns: []string{pattern}, single: f, once: true}
-	if err := c.register(r, opts); err != nil {
+	r := &registration{patterns: []string{pattern}, handler: f, once: true}
+	if err := c.registerHandler(r, opts); err != nil {
 		return func() {}, err
 	}
-	return func() { c.reg.remove(func(x *registration) bool { return x == r }) }, nil
+	return func() { c.reg.removeIf(func(x *registration) bool { return x == r }) }, nil
 }
 
 // Off takes a handler back by its name and reports whether there was one. Its messages that were read already and did not
 // begin are let pass.
 func (c *Consumer) Off(name string) bool {
-	return c.reg.remove(func(r *registration) bool { return r.name == name }) > 0
+	return c.reg.removeIf(func(r *registration) bool { return r.name == name }) > 0
 }
 
 // OffAll takes back all handlers that were registered with exactly that pattern, or with "" all, and returns how many.
 func (c *Consumer) OffAll(pattern string) int {
-	return c.reg.remove(func(r *registration) bool { return pattern == "" || slices.Contains(r.patterns, pattern) })
+	return c.reg.removeIf(func(r *registration) bool { return pattern == "" || slices.Contains(r.patterns, pattern) })
 }
 
 // Subscribe registers one handler for several patterns, or for none of them if any cannot be. No pattern at all registers
@@ -222,16 +222,16 @@ func (c *Consumer) Subscribe(patterns []string, h Handler, opts ...HandlerOption
 	if len(patterns) == 0 {
 		return nil
 	}
-	return c.register(&registration{patterns: slices.Clone(patterns), single: h}, opts)
+	return c.registerHandler(&registration{patterns: slices.Clone(patterns), handler: h}, opts)
 }
 
-func (c *Consumer) register(r *registration, opts []HandlerOption) error {
+func (c *Consumer) registerHandler(r *registration, opts []HandlerOption) error {
 	r.handling = c.s.handling
 	r.name = strings.Join(r.patterns, ",")
 	r.problems = nil
 	for _, o := range opts {
 		if o != nil {
-			o.handler(&r.handling)
+			o.applyToHandler(&r.handling)
 		}
 	}
 	var bad []error
@@ -241,27 +241,27 @@ func (c *Consumer) register(r *registration, opts []HandlerOption) error {
 	if r.name == "" || strings.Contains(r.name, "/") {
 		bad = append(bad, fmt.Errorf("name %q of a handler: it must not be empty or contain a slash", r.name))
 	}
-	bad = append(bad, r.check())
+	bad = append(bad, r.validate())
 	if err := errors.Join(bad...); err != nil {
 		return fmt.Errorf("consumer: handler %q: %w", r.name, err)
 	}
-	c.prepare(r)
-	return c.reg.add(r)
+	c.prepareHandler(r)
+	return c.reg.addHandler(r)
 }
 
-// prepare builds what does not change while the handler is there.
-func (c *Consumer) prepare(r *registration) {
+// prepareHandler builds what does not change while the handler is there.
+func (c *Consumer) prepareHandler(r *registration) {
 	if r.decider == nil {
 		r.decider = defaultDecider()
 	}
 	if r.limit > 0 {
 		r.slots = make(chan struct{}, r.limit)
 	}
-	inner := r.single
+	inner := r.handler
 	if inner == nil {
 		inner = HandlerFunc(collectMessage)
 	}
-	r.chained = c.wrapWithGate(r.decider, chainMiddlewares(inner, r.mws))
+	r.chained = c.wrapWithGate(r.decider, chainMiddlewares(inner, r.middlewares))
 }
 
 // Handlers lists the registered handlers in their order.
@@ -269,7 +269,7 @@ func (c *Consumer) Handlers() []HandlerInfo {
 	all := c.reg.snapshot().all
 	out := make([]HandlerInfo, len(all))
 	for i, r := range all {
-		out[i] = HandlerInfo{Name: r.name, Patterns: slices.Clone(r.patterns), Mode: r.mode, Batched: r.batched != nil, Once: r.once}
+		out[i] = HandlerInfo{Name: r.name, Patterns: slices.Clone(r.patterns), Mode: r.mode, Batched: r.batchHandler != nil, Once: r.once}
 	}
 	return out
 }
@@ -288,7 +288,7 @@ func (c *Consumer) Patterns() []string {
 func (c *Consumer) Count(typ string) int {
 	n := 0
 	for _, r := range c.reg.snapshot().all {
-		if r.takes(typ) {
+		if r.takesType(typ) {
 			n++
 		}
 	}
@@ -310,14 +310,14 @@ func (c *Consumer) WaitFor(ctx context.Context, pattern string, cond func(m *Mes
 	g := &c.reg
 	g.mu.Lock()
 	g.watches = append(g.watches, w)
-	g.watched.Add(1)
+	g.watchCount.Add(1)
 	g.mu.Unlock()
 	defer func() {
 		g.mu.Lock()
 		defer g.mu.Unlock()
 		if i := slices.Index(g.watches, w); i >= 0 {
 			g.watches = slices.Delete(g.watches, i, i+1)
-			g.watched.Add(-1)
+			g.watchCount.Add(-1)
 		}
 	}()
 	select {
@@ -328,8 +328,8 @@ func (c *Consumer) WaitFor(ctx context.Context, pattern string, cond func(m *Mes
 	}
 }
 
-// sees is false for a condition that panics.
-func (w *watch) sees(m *Message) (yes bool) {
+// matchesMessage is false for a condition that panics.
+func (w *watch) matchesMessage(m *Message) (yes bool) {
 	defer func() {
 		if recover() != nil {
 			yes = false
@@ -338,16 +338,16 @@ func (w *watch) sees(m *Message) (yes bool) {
 	return glob.Match(w.pattern, m.Type) && (w.cond == nil || w.cond(m))
 }
 
-// finished tells those who wait.
-func (g *registry) finished(m *Message) {
-	if g.watched.Load() == 0 || m == nil {
+// notifyWatches tells those who wait.
+func (g *registry) notifyWatches(m *Message) {
+	if g.watchCount.Load() == 0 || m == nil {
 		return
 	}
 	g.mu.Lock()
 	list := slices.Clone(g.watches)
 	g.mu.Unlock()
 	for _, w := range list {
-		if w.sees(m) {
+		if w.matchesMessage(m) {
 			select {
 			case w.got <- m.Clone():
 			default:

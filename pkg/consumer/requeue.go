@@ -92,7 +92,7 @@ func (d *MessageDisposer) EnsureIndexes(ctx context.Context) error {
 	return nil
 }
 
-func (d *MessageDisposer) report(err error) {
+func (d *MessageDisposer) reportError(err error) {
 	if d.cfg.Report != nil {
 		d.cfg.Report(err)
 	}
@@ -100,31 +100,31 @@ func (d *MessageDisposer) report(err error) {
 
 // Dispose is Disposer's.
 func (d *MessageDisposer) Dispose(ctx context.Context, m *Message, handler string, v Verdict, cause error) error {
-	err := d.dispose(ctx, m, handler, v, cause)
+	err := d.disposeByAction(ctx, m, handler, v, cause)
 	if err != nil {
 		return fmt.Errorf("disposing of message %s (%s) by %s: %w", clip(m.ID, maxReason), originOf(m), v.Action, err)
 	}
 	return nil
 }
 
-func (d *MessageDisposer) dispose(ctx context.Context, m *Message, handler string, v Verdict, cause error) error {
+func (d *MessageDisposer) disposeByAction(ctx context.Context, m *Message, handler string, v Verdict, cause error) error {
 	switch v.Action {
 	case RetryTopic, Requeue, Schedule:
-		err := d.move(ctx, m, handler, v)
+		err := d.moveMessage(ctx, m, handler, v)
 		var why *immovableError
 		if !errors.As(err, &why) {
 			return err
 		}
-		return d.bury(ctx, m, handler, v, errors.Join(cause, why))
+		return d.writeDeadLetter(ctx, m, handler, v, errors.Join(cause, why))
 	case Discard:
 		if v.Reason != ClassDuplicate && v.Reason != ClassDropped {
 			if err := d.publishLetterFault(ctx, newLetter(m, handler, v, cause, d.cfg.Now()), m); err != nil {
 				return err
 			}
 		}
-		return d.release(ctx, m, handler)
+		return d.openGate(ctx, m, handler)
 	case DeadLetter, Park:
-		return d.bury(ctx, m, handler, v, cause)
+		return d.writeDeadLetter(ctx, m, handler, v, cause)
 	default:
 		return &UnsupportedError{Operation: "disposing by " + v.Action.String(), Needs: "a consumer that does it itself"}
 	}
@@ -135,9 +135,9 @@ type immovableError struct{ why string }
 
 func (e *immovableError) Error() string { return "it cannot be retried: " + e.why }
 
-// move takes the message to another place. The gate is closed first: a message that is on its way without holding back
+// moveMessage takes the message to another place. The gate is closed first: a message that is on its way without holding back
 // those behind it would break their order.
-func (d *MessageDisposer) move(ctx context.Context, m *Message, handler string, v Verdict) error {
+func (d *MessageDisposer) moveMessage(ctx context.Context, m *Message, handler string, v Verdict) error {
 	switch {
 	case v.Action == Schedule && (d.cfg.Outbox == nil || d.cfg.Transact == nil):
 		return &immovableError{"scheduling needs an Outbox"}
@@ -151,7 +151,7 @@ func (d *MessageDisposer) move(ctx context.Context, m *Message, handler string, 
 		}
 	}
 	if v.Action == Schedule {
-		return d.schedule(ctx, m, handler, v)
+		return d.scheduleRetry(ctx, m, handler, v)
 	}
 	topic, due := originOf(m).Topic, time.Time{}
 	if v.Action == RetryTopic {
@@ -160,18 +160,18 @@ func (d *MessageDisposer) move(ctx context.Context, m *Message, handler string, 
 	if v.Delay > 0 && v.Action == RetryTopic {
 		due = d.cfg.Now().Add(v.Delay)
 	}
-	err := d.publish(ctx, topic, originOf(m).Topic, moved(m, handler, v, due))
+	err := d.publishMessage(ctx, topic, originOf(m).Topic, newRetryMessage(m, handler, v, due))
 	switch {
-	case tooLarge(err):
+	case isTooLarge(err):
 		return &immovableError{"with its retry headers it is larger than topic " + topic + " allows"}
-	case refused(err):
+	case isTopicUnavailable(err):
 		return &immovableError{err.Error()}
 	}
 	return err
 }
 
-// publish writes to a topic, and creates it if it is missing and may be created.
-func (d *MessageDisposer) publish(ctx context.Context, topic, like string, m *Message) error {
+// publishMessage writes to a topic, and creates it if it is missing and may be created.
+func (d *MessageDisposer) publishMessage(ctx context.Context, topic, like string, m *Message) error {
 	type creator interface {
 		CreateTopic(ctx context.Context, name, like string) error
 	}
@@ -188,9 +188,9 @@ func (d *MessageDisposer) publish(ctx context.Context, topic, like string, m *Me
 	return nil
 }
 
-// refused reports whether a topic takes no record until somebody changes the cluster: it does not exist, its name is not
+// isTopicUnavailable reports whether a topic takes no record until somebody changes the cluster: it does not exist, its name is not
 // legal, or this user may not write to it.
-func refused(err error) bool {
+func isTopicUnavailable(err error) bool {
 	for _, code := range []kafka.Error{kafka.UnknownTopicOrPartition, kafka.InvalidTopic, kafka.TopicAuthorizationFailed} {
 		if errors.Is(err, code) {
 			return true
@@ -199,27 +199,27 @@ func refused(err error) bool {
 	return false
 }
 
-// tooLarge reports whether Kafka refuses a record for its size, which it will always do.
-func tooLarge(err error) bool {
+// isTooLarge reports whether Kafka refuses a record for its size, which it will always do.
+func isTooLarge(err error) bool {
 	if _, ok := errors.AsType[kafka.MessageTooLargeError](err); ok {
 		return true
 	}
 	return errors.Is(err, kafka.MessageSizeTooLarge)
 }
 
-// schedule appends the message to the outbox as an event that comes back to its topic. Its id names the record that it was
+// scheduleRetry appends the message to the outbox as an event that comes back to its topic. Its id names the record that it was
 // read from, so that doing it again changes nothing, while the next failure, of the record that came back, is another event.
-func (d *MessageDisposer) schedule(ctx context.Context, m *Message, handler string, v Verdict) error {
+func (d *MessageDisposer) scheduleRetry(ctx context.Context, m *Message, handler string, v Verdict) error {
 	due := d.cfg.Now().Add(v.Delay)
-	err := d.append(ctx, comeback(moved(m, handler, v, time.Time{}), handler, due))
+	err := d.appendEvent(ctx, newScheduledRetry(newRetryMessage(m, handler, v, time.Time{}), handler, due))
 	if errors.Is(err, ErrUnfit) {
 		return &immovableError{err.Error()}
 	}
 	return err
 }
 
-// append stores one event in a transaction of its own; one that is there already is fine.
-func (d *MessageDisposer) append(ctx context.Context, ev event.Event) error {
+// appendEvent stores one event in a transaction of its own; one that is there already is fine.
+func (d *MessageDisposer) appendEvent(ctx context.Context, ev event.Event) error {
 	err := d.cfg.Transact(ctx, func(ctx context.Context) error {
 		return d.cfg.Outbox.AppendMany(ctx, []event.Event{ev})
 	})
@@ -232,9 +232,9 @@ func (d *MessageDisposer) append(ctx context.Context, ev event.Event) error {
 	return err
 }
 
-// comeback is a message as a scheduled event. The names of headers that the outbox keeps for itself are disguised, until
+// newScheduledRetry is a message as a scheduled event. The names of headers that the outbox keeps for itself are disguised, until
 // restored makes them what they were.
-func comeback(m *Message, handler string, due time.Time) event.Event {
+func newScheduledRetry(m *Message, handler string, due time.Time) event.Event {
 	id := boundIdentity(fmt.Sprintf("retry/%s/%s/%s/%s/%d/%s/%d/%d", m.Group, handler, m.Namespace, m.ID, m.Delivery, m.Topic, m.Partition, m.Offset))
 	origin := originOf(m)
 	opts := []event.Option{event.WithTopic(origin.Topic), event.WithDueAt(due), event.WithID(id)}
@@ -258,15 +258,15 @@ func comeback(m *Message, handler string, due time.Time) event.Event {
 	for _, h := range m.Headers {
 		name := h.Key
 		switch {
-		case reserved(name) || byPreset[name] && !structured:
-			name = headerKept + name
-		case byPreset[name]:
+		case isReservedHeader(name) || presetHeaders[name] && !structured:
+			name = keptPrefix + name
+		case presetHeaders[name]:
 			continue // the relay writes it anew
 		}
 		opts = append(opts, event.WithHeader(name, h.Value))
 	}
 	if !structured {
-		opts = append(opts, event.WithHeader(headerAsItWas, []byte("true")))
+		opts = append(opts, event.WithHeader(headerDropPreset, []byte("true")))
 	}
 	var payload any
 	if m.Value != nil {
@@ -275,15 +275,15 @@ func comeback(m *Message, handler string, due time.Time) event.Event {
 	return event.New(cmp.Or(m.AggregateType, "retry"), cmp.Or(m.AggregateID, m.ID), cmp.Or(m.Type, "retry"), payload, opts...)
 }
 
-// byPreset are headers that the relay writes from the event's own fields.
-var byPreset = map[string]bool{
+// presetHeaders are headers that the relay writes from the event's own fields.
+var presetHeaders = map[string]bool{
 	"type": true, "aggregatetype": true, "aggregateid": true, "contenttype": true, "schemaversion": true,
 	"ce_specversion": true, "ce_id": true, "ce_source": true, "ce_type": true, "ce_subject": true, "ce_time": true, "ce_schemaversion": true,
 	"content-type": true,
 }
 
-// bury makes a dead letter: the topic first, then the document, then the word to others, then the gate.
-func (d *MessageDisposer) bury(ctx context.Context, m *Message, handler string, v Verdict, cause error) error {
+// writeDeadLetter makes a dead letter: the topic first, then the document, then the word to others, then the gate.
+func (d *MessageDisposer) writeDeadLetter(ctx context.Context, m *Message, handler string, v Verdict, cause error) error {
 	if v.Action == Park {
 		v.Reason = cmp.Or(v.Reason, ClassNoHandler)
 	}
@@ -295,14 +295,14 @@ func (d *MessageDisposer) bury(ctx context.Context, m *Message, handler string, 
 	l := newLetter(m, handler, v, cause, d.cfg.Now())
 	if v.Bare {
 		l.stripContent()
-	} else if err := d.redact(ctx, l); err != nil {
+	} else if err := d.redactLetter(ctx, l); err != nil {
 		if errors.Is(err, ErrDrop) {
-			return d.release(ctx, m, handler)
+			return d.openGate(ctx, m, handler)
 		}
 		return fmt.Errorf("redacting: %w", err)
 	}
 
-	if err := d.buryInTopic(ctx, l, v); err != nil {
+	if err := d.publishLetter(ctx, l, v); err != nil {
 		return err
 	}
 	if d.cfg.Letters != nil {
@@ -315,11 +315,11 @@ func (d *MessageDisposer) bury(ctx context.Context, m *Message, handler string, 
 			return err
 		}
 	}
-	return d.release(ctx, m, handler)
+	return d.openGate(ctx, m, handler)
 }
 
-// redact changes the letter by the functions that a user gave. Whatever goes wrong in one of them goes wrong for the letter.
-func (d *MessageDisposer) redact(ctx context.Context, l *Letter) (err error) {
+// redactLetter changes the letter by the functions that a user gave. Whatever goes wrong in one of them goes wrong for the letter.
+func (d *MessageDisposer) redactLetter(ctx context.Context, l *Letter) (err error) {
 	defer recoverPanic(&err)
 	for _, r := range d.cfg.Redact {
 		if err := r(ctx, l); errors.Is(err, ErrDrop) {
@@ -331,7 +331,7 @@ func (d *MessageDisposer) redact(ctx context.Context, l *Letter) (err error) {
 	return nil
 }
 
-func (d *MessageDisposer) buryInTopic(ctx context.Context, l *Letter, v Verdict) error {
+func (d *MessageDisposer) publishLetter(ctx context.Context, l *Letter, v Verdict) error {
 	var topic string
 	switch {
 	case v.Topic != "" && v.Action == DeadLetter && d.cfg.Publisher != nil:
@@ -341,19 +341,19 @@ func (d *MessageDisposer) buryInTopic(ctx context.Context, l *Letter, v Verdict)
 	default:
 		return nil
 	}
-	err := d.publish(ctx, topic, l.Topic, l.deadTopicRecord())
+	err := d.publishMessage(ctx, topic, l.Topic, l.deadTopicRecord())
 	switch {
-	case (tooLarge(err) || refused(err)) && d.cfg.Letters != nil:
-		d.report(fmt.Errorf("dead letter %s is in the collection alone: %w", l.ID, err))
+	case (isTooLarge(err) || isTopicUnavailable(err)) && d.cfg.Letters != nil:
+		d.reportError(fmt.Errorf("dead letter %s is in the collection alone: %w", l.ID, err))
 		return nil
-	case tooLarge(err):
+	case isTooLarge(err):
 		return fmt.Errorf("%w: %w", ErrUnfit, err)
 	}
 	return err
 }
 
-// release lets those pass that were kept behind the message.
-func (d *MessageDisposer) release(ctx context.Context, m *Message, handler string) error {
+// openGate lets those pass that were kept behind the message.
+func (d *MessageDisposer) openGate(ctx context.Context, m *Message, handler string) error {
 	if d.cfg.Gate == nil {
 		return nil
 	}

@@ -14,25 +14,25 @@ import (
 const (
 	commitTimeout  = 5 * time.Second
 	releaseTimeout = 2 * time.Second
-	// grace is how long what was abandoned may take to notice, before it is left behind.
-	grace = 2 * time.Second
+	// abandonGrace is how long what was abandoned may take to notice, before it is left behind.
+	abandonGrace = 2 * time.Second
 )
 
 // session is one generation of the group.
 type session struct {
 	*run
 	g     Generation
-	soft  context.Context // ends when the partitions are to be given back
-	hard  context.Context // ends when the time to drain is over
-	end   context.CancelCauseFunc
-	parts map[TopicPartition]*partition
-	away  outage
-	slots chan struct{} // one for each lane that runs; a handler that was abandoned keeps that of its own generation
+	serveCtx  context.Context // ends when the partitions are to be given back
+	drainCtx  context.Context // ends when the time to drain is over
+	endServe   context.CancelCauseFunc
+	partitions map[TopicPartition]*partition
+	outage  outage
+	laneSlots chan struct{} // one for each lane that runs; a handler that was abandoned keeps that of its own generation
 
-	due        chan struct{} // a commit is wanted
-	unreported atomic.Int64  // messages passed since the last commit, for CommitCount
-	committing sync.Mutex
-	over       atomic.Bool // the group went on without us
+	commitRequested        chan struct{} // a commit is wanted
+	finishedMessages atomic.Int64  // messages passed since the last commit, for CommitCount
+	commitMu sync.Mutex
+	generationOver       atomic.Bool // the group went on without us
 }
 
 // Serve handles the partitions of one generation.
@@ -41,26 +41,26 @@ func (r *run) Serve(ctx context.Context, g Generation) error {
 	defer abandon(nil)
 	soft, end := context.WithCancelCause(ctx)
 	defer end(nil)
-	s := &session{run: r, g: g, soft: soft, hard: hard, end: end, parts: map[TopicPartition]*partition{}, due: make(chan struct{}, 1)}
-	s.slots = make(chan struct{}, r.c.s.concurrency)
-	s.away.notify = func(on bool) { r.c.s.observer.Suspended("database", on) }
-	s.away.report = r.report
+	s := &session{run: r, g: g, serveCtx: soft, drainCtx: hard, endServe: end, partitions: map[TopicPartition]*partition{}, commitRequested: make(chan struct{}, 1)}
+	s.laneSlots = make(chan struct{}, r.c.s.concurrency)
+	s.outage.notify = func(on bool) { r.c.s.observer.Suspended("database", on) }
+	s.outage.report = r.report
 	for _, a := range g.Partitions() {
-		s.parts[a.TopicPartition] = newPartition(s, a)
+		s.partitions[a.TopicPartition] = newPartition(s, a)
 	}
-	r.c.s.observer.Assigned(len(s.parts))
+	r.c.s.observer.Assigned(len(s.partitions))
 	r.c.currentSession.Store(s)
 	defer r.c.currentSession.CompareAndSwap(s, nil)
 	var readers sync.WaitGroup
-	for _, p := range s.parts {
-		readers.Go(p.read)
+	for _, p := range s.partitions {
+		readers.Go(p.fetchLoop)
 	}
-	readers.Go(s.commits)
-	readers.Go(s.gauge)
+	readers.Go(s.commitLoop)
+	readers.Go(s.reportGauges)
 	<-soft.Done()
 	readers.Wait()
-	s.drain(abandon) //nolint:contextcheck // what ends is that context; the drain outlives it
-	return s.fatal()
+	s.drainPartitions(abandon) //nolint:contextcheck // what ends is that context; the drain outlives it
+	return s.fatalError()
 }
 
 // errFatal marks the cause of a session that ends the whole Run.
@@ -68,24 +68,24 @@ type errFatal struct{ error }
 
 func (e errFatal) Unwrap() error { return e.error }
 
-// fail ends the Run with err.
-func (s *session) fail(err error) { s.end(errFatal{err}) }
+// failRun ends the Run with err.
+func (s *session) failRun(err error) { s.endServe(errFatal{err}) }
 
-func (s *session) fatal() error {
+func (s *session) fatalError() error {
 	var f errFatal
-	if errors.As(context.Cause(s.soft), &f) {
+	if errors.As(context.Cause(s.serveCtx), &f) {
 		return f.error
 	}
 	return nil
 }
 
-// drain finishes what is in flight, or abandons it, and commits.
-func (s *session) drain(abandon context.CancelCauseFunc) {
+// drainPartitions finishes what is in flight, or abandons it, and commits.
+func (s *session) drainPartitions(abandon context.CancelCauseFunc) {
 	done := make(chan struct{})
 	var tracks sync.WaitGroup
-	for _, p := range s.parts {
-		p.close()
-		tracks.Go(func() { p.tracking.Wait(); p.still.Store(true) })
+	for _, p := range s.partitions {
+		p.stopStarting()
+		tracks.Go(func() { p.trackGroup.Wait(); p.stopped.Store(true) })
 	}
 	go func() { tracks.Wait(); close(done) }()
 	limit := s.c.drainLimit()
@@ -96,21 +96,21 @@ func (s *session) drain(abandon context.CancelCauseFunc) {
 	case <-late.C:
 		s.report(fmt.Errorf("%w (%v)", ErrAbandoned, limit))
 		abandon(ErrAbandoned)
-		left := time.NewTimer(grace)
+		left := time.NewTimer(abandonGrace)
 		defer left.Stop()
 		select {
 		case <-done:
 		case <-left.C: // it does not heed its context; whatever it still commits, the inbox makes single
 		}
 	}
-	ctx, cancel := context.WithTimeout(s.hardValues(), commitTimeout)
+	ctx, cancel := context.WithTimeout(s.cleanupContext(), commitTimeout)
 	defer cancel()
-	if err := s.commit(ctx); err != nil && !errors.Is(err, ErrGenerationOver) {
+	if err := s.commitOffsets(ctx); err != nil && !errors.Is(err, ErrGenerationOver) {
 		s.report(fmt.Errorf("committing the last offsets: %w", err))
 	}
-	s.release()
-	for _, p := range s.parts {
-		p.forget()
+	s.releaseClaims()
+	for _, p := range s.partitions {
+		p.releaseBuffers()
 	}
 }
 
@@ -122,17 +122,17 @@ func (c *Consumer) drainLimit() time.Duration {
 	return c.s.drain
 }
 
-// hardValues is a context for what has to be done after everything ended.
-func (s *session) hardValues() context.Context { return context.WithoutCancel(s.hard) }
+// cleanupContext is a context for what has to be done after everything ended.
+func (s *session) cleanupContext() context.Context { return context.WithoutCancel(s.drainCtx) }
 
-// release gives up the inbox's claims of the partitions; they run out anyway. A partition with a handler that still runs keeps
+// releaseClaims gives up the inbox's claims of the partitions; they run out anyway. A partition with a handler that still runs keeps
 // them until then, or somebody else would begin the same beside it.
-func (s *session) release() {
-	ctx, cancel := context.WithTimeout(s.hardValues(), releaseTimeout)
+func (s *session) releaseClaims() {
+	ctx, cancel := context.WithTimeout(s.cleanupContext(), releaseTimeout)
 	defer cancel()
 	var failed []error
-	for tp, p := range s.parts {
-		if !p.hasAttachments() || !p.still.Load() {
+	for tp, p := range s.partitions {
+		if !p.hasAttachments() || !p.stopped.Load() {
 			continue
 		}
 		if err := p.releaseAttachments(ctx); err != nil {
@@ -142,28 +142,28 @@ func (s *session) release() {
 	s.report(errors.Join(failed...))
 }
 
-// passed counts messages that are finished, and all before them, for the commit mode.
-func (s *session) passed(n int) {
+// countFinished counts messages that are finished, and all before them, for the commit mode.
+func (s *session) countFinished(n int) {
 	if n == 0 {
 		return
 	}
-	m := s.c.s.commits
-	if m.kind == commitEach || m.kind == commitCount && s.unreported.Add(int64(n)) >= int64(m.n) {
-		s.want()
+	m := s.c.s.commitMode
+	if m.kind == commitEach || m.kind == commitCount && s.finishedMessages.Add(int64(n)) >= int64(m.n) {
+		s.requestCommit()
 	}
 }
 
-func (s *session) want() {
+func (s *session) requestCommit() {
 	select {
-	case s.due <- struct{}{}:
+	case s.commitRequested <- struct{}{}:
 	default:
 	}
 }
 
-// commits runs the commit mode until the generation ends.
-func (s *session) commits() {
+// commitLoop runs the commit mode until the generation ends.
+func (s *session) commitLoop() {
 	var tick <-chan time.Time
-	if m := s.c.s.commits; m.kind == commitInterval {
+	if m := s.c.s.commitMode; m.kind == commitInterval {
 		t := time.NewTicker(m.every)
 		defer t.Stop()
 		tick = t.C
@@ -171,13 +171,13 @@ func (s *session) commits() {
 	b := retry.Reopen.Start()
 	for {
 		select {
-		case <-s.soft.Done():
+		case <-s.serveCtx.Done():
 			return
 		case <-tick:
-		case <-s.due:
+		case <-s.commitRequested:
 		}
-		ctx, cancel := context.WithTimeout(s.hard, commitTimeout)
-		err := s.commit(ctx)
+		ctx, cancel := context.WithTimeout(s.drainCtx, commitTimeout)
+		err := s.commitOffsets(ctx)
 		cancel()
 		if err == nil {
 			b.Reset()
@@ -187,24 +187,24 @@ func (s *session) commits() {
 			return // the transport notices as well; nothing of ours counts any more
 		}
 		s.report(fmt.Errorf("committing offsets: %w", err))
-		if b.Wait(s.soft) != nil {
+		if b.Wait(s.serveCtx) != nil {
 			return
 		}
-		s.want()
+		s.requestCommit()
 	}
 }
 
-// commit stores what is finished and not committed yet.
-func (s *session) commit(ctx context.Context) error {
-	s.committing.Lock()
-	defer s.committing.Unlock()
-	if s.over.Load() {
+// commitOffsets stores what is finished and not committed yet.
+func (s *session) commitOffsets(ctx context.Context) error {
+	s.commitMu.Lock()
+	defer s.commitMu.Unlock()
+	if s.generationOver.Load() {
 		return ErrGenerationOver
 	}
-	s.unreported.Store(0)
+	s.finishedMessages.Store(0)
 	offsets := map[TopicPartition]int64{}
-	for tp, p := range s.parts {
-		if at, news := p.committable(); news {
+	for tp, p := range s.partitions {
+		if at, news := p.uncommittedOffset(); news {
 			offsets[tp] = at
 		}
 	}
@@ -215,12 +215,12 @@ func (s *session) commit(ctx context.Context) error {
 	s.c.s.observer.Committed(err)
 	if err != nil {
 		if errors.Is(err, ErrGenerationOver) {
-			s.over.Store(true)
+			s.generationOver.Store(true)
 		}
 		return err
 	}
 	for tp, at := range offsets {
-		s.parts[tp].commit(at)
+		s.partitions[tp].setCommitted(at)
 	}
 	return nil
 }

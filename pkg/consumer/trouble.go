@@ -14,66 +14,66 @@ import (
 
 // trouble is one lane's wait for what is not the message's fault: the database, or somebody else's claim.
 type trouble struct {
-	b *retry.Backoff
+	backoff *retry.Backoff
 
 	mu      sync.Mutex
-	away    bool
+	databaseAway    bool
 	timer   *time.Timer // of the wait for the database
-	waiting int         // changes with each wait, so that a timer that fires too late does nothing
+	waitID int         // changes with each wait, so that a timer that fires too late does nothing
 }
 
 // claimPoll is how often a claim of somebody else's is asked for: it may be given up before its time.
 const claimPoll = 500 * time.Millisecond
 
-// silence is how long the database may take for what the consumer asks of it before the wait is reported.
-const silence = 5 * time.Second
+// maxQuerySilence is how long the database may take for what the consumer asks of it before the wait is reported.
+const maxQuerySilence = 5 * time.Second
 
-// commitSilence is the same for the commit of a transaction, which waits for a majority of the members and their disks: a slow
+// maxCommitSilence is the same for the commit of a transaction, which waits for a majority of the members and their disks: a slow
 // one says nothing about what the other partitions ask for.
-const commitSilence = 4 * silence
+const maxCommitSilence = 4 * maxQuerySilence
 
-// awaits says that the consumer, not the handler, waits for the database from now on, until answered is called. After limit
+// watchDatabase says that the consumer, not the handler, waits for the database from now on, until answered is called. After limit
 // the database counts as away, before any call has failed: the driver looks for a server for 30 s.
-func (o *trouble) awaits(t *track, limit time.Duration) {
+func (o *trouble) watchDatabase(t *track, limit time.Duration) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	o.waiting++
-	wait := o.waiting
+	o.waitID++
+	wait := o.waitID
 	o.timer = time.AfterFunc(limit, func() {
 		o.mu.Lock()
 		defer o.mu.Unlock()
-		if o.waiting == wait {
-			o.enter(t, fmt.Errorf("no answer for %v", limit))
+		if o.waitID == wait {
+			o.markAwayLocked(t, fmt.Errorf("no answer for %v", limit))
 		}
 	})
 }
 
-// answered ends what awaits began.
-func (o *trouble) answered() {
+// stopWatching ends what awaits began.
+func (o *trouble) stopWatching() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	o.waiting++
+	o.waitID++
 	o.timer.Stop()
 }
 
-// enter counts the lane among those that find the database away. The lock is held.
-func (o *trouble) enter(t *track, err error) {
-	if !o.away {
-		o.away = true
-		t.p.s.away.enter(err)
+// markAwayLocked counts the lane among those that find the database away. The lock is held.
+func (o *trouble) markAwayLocked(t *track, err error) {
+	if !o.databaseAway {
+		o.databaseAway = true
+		t.p.s.outage.addLane(err)
 	}
 }
 
-// wait waits; false if it was interrupted.
-func (o *trouble) wait(t *track, err error) bool {
-	if o.b == nil {
-		o.b = retry.Reopen.Start()
+// waitOut waits; false if it was interrupted.
+func (o *trouble) waitOut(t *track, err error) bool {
+	if o.backoff == nil {
+		o.backoff = retry.Reopen.Start()
 	}
-	d := o.b.Next()
+	d := o.backoff.Next()
 	var recreated *inbox.RecreatedError
 	switch {
 	case errors.As(err, &recreated), errors.Is(err, outbox.ErrStandalone):
-		t.p.s.fail(err)
+		t.p.s.failRun(err)
 		return false
 	case errors.Is(err, inbox.ErrUnconfirmed): // asked again
 	case errors.Is(err, inbox.ErrClaimed), errors.Is(err, inbox.ErrClaimLost):
@@ -82,24 +82,24 @@ func (o *trouble) wait(t *track, err error) bool {
 		// It is read again first: what is in memory may be of the topic that was there before.
 		t.p.detachHandler(t.reg)
 		t.p.s.report(err)
-		t.wait(d)
+		t.waitYielding(d)
 		return false
 	default:
 		o.mu.Lock()
-		o.enter(t, err)
+		o.markAwayLocked(t, err)
 		o.mu.Unlock()
 	}
-	t.wait(d)
-	return !t.interrupted()
+	t.waitYielding(d)
+	return !t.mustStop()
 }
 
-func (o *trouble) over(t *track) {
-	o.b = nil
+func (o *trouble) clearTrouble(t *track) {
+	o.backoff = nil
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if o.away {
-		o.away = false
-		t.p.s.away.leave()
+	if o.databaseAway {
+		o.databaseAway = false
+		t.p.s.outage.removeLane()
 	}
 }
 
@@ -127,37 +127,37 @@ func (e *OutageError) Unwrap() error { return e.Err }
 // outage counts the lanes that find the database away. While there are any, nothing is fetched.
 type outage struct {
 	mu     sync.Mutex
-	n      int
+	lanes      int
 	since  time.Time
 	over   chan struct{} // of the present one
 	notify func(on bool)
 	report func(err error)
 }
 
-func (o *outage) enter(err error) {
+func (o *outage) addLane(err error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if o.n++; o.n == 1 {
+	if o.lanes++; o.lanes == 1 {
 		o.over, o.since = make(chan struct{}), time.Now()
 		o.notify(true)
 		o.report(&OutageError{Err: err})
 	}
 }
 
-func (o *outage) leave() {
+func (o *outage) removeLane() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if o.n--; o.n == 0 {
+	if o.lanes--; o.lanes == 0 {
 		close(o.over)
 		o.notify(false)
 		o.report(&OutageError{Over: true, Took: time.Since(o.since)})
 	}
 }
 
-func (o *outage) wait(ctx context.Context) error {
+func (o *outage) waitOver(ctx context.Context) error {
 	for {
 		o.mu.Lock()
-		n, over := o.n, o.over
+		n, over := o.lanes, o.over
 		o.mu.Unlock()
 		if n == 0 {
 			return nil

@@ -40,7 +40,7 @@ func (v *Validation) Strict() *Validation { return &Validation{byType: v.byType,
 func (v *Validation) Middleware() Middleware {
 	return func(next Handler) Handler {
 		return HandlerFunc(func(ctx context.Context, m *Message) error {
-			if err := v.check(ctx, m.ID, m.Type, m.Value); err != nil {
+			if err := v.checkBody(ctx, m.ID, m.Type, m.Value); err != nil {
 				return err
 			}
 			return next.Handle(ctx, m)
@@ -54,7 +54,7 @@ func (v *Validation) Emit() EmitMiddleware {
 		return func(ctx context.Context, ev event.Event) error {
 			body, err := ev.Payload()
 			if err == nil {
-				err = v.check(ctx, ev.ID().String(), ev.Type(), body)
+				err = v.checkBody(ctx, ev.ID().String(), ev.Type(), body)
 			}
 			if err != nil {
 				return err
@@ -64,7 +64,7 @@ func (v *Validation) Emit() EmitMiddleware {
 	}
 }
 
-func (v *Validation) check(ctx context.Context, id, typ string, body []byte) error {
+func (v *Validation) checkBody(ctx context.Context, id, typ string, body []byte) error {
 	f, ok := v.byType[typ]
 	if !ok {
 		f, ok = v.byType["*"]
@@ -72,7 +72,7 @@ func (v *Validation) check(ctx context.Context, id, typ string, body []byte) err
 	switch {
 	case ok:
 		if err := f(ctx, typ, body); err != nil {
-			return &InvalidError{ID: id, Type: typ, Problems: problemsOf(err), Err: err}
+			return &InvalidError{ID: id, Type: typ, Problems: listProblems(err), Err: err}
 		}
 	case v.strict:
 		return &InvalidError{ID: id, Type: typ, Problems: []string{"nobody validates this type; it has one of " + fmt.Sprintf("%q", slices.Sorted(maps.Keys(v.byType)))}}
@@ -80,8 +80,8 @@ func (v *Validation) check(ctx context.Context, id, typ string, body []byte) err
 	return nil
 }
 
-// problemsOf is the texts of joined errors, or of the one.
-func problemsOf(err error) []string {
+// listProblems is the texts of joined errors, or of the one.
+func listProblems(err error) []string {
 	var joined interface{ Unwrap() []error }
 	if !errors.As(err, &joined) {
 		return []string{clip(err.Error(), maxReason)}

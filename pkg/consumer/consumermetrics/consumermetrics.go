@@ -37,7 +37,7 @@ type Observer struct {
 	suspended  *prometheus.GaugeVec
 
 	mu   sync.Mutex
-	lags map[place]bool // partitions that have a series
+	series map[place]bool // partitions that have a series
 }
 
 type place struct {
@@ -74,7 +74,7 @@ func New(registry prometheus.Registerer, group string) (*Observer, error) {
 		rebalances: prometheus.NewCounter(counter("generations_total", "Generations of the group that this member took part in.")),
 		commits:    prometheus.NewCounterVec(counter("commits_total", "Commits of offsets by what became of them."), []string{"result"}),
 		suspended:  prometheus.NewGaugeVec(gauge("suspended", "1 while nothing is fetched, by reason."), []string{"reason"}),
-		lags:       map[place]bool{},
+		series:       map[place]bool{},
 	}
 	for _, c := range []prometheus.Collector{
 		o.handled, o.duplicates, o.dropped, o.failed, o.took, o.lag, o.oldest, o.messages, o.bytes, o.running, o.partitions, o.rebalances, o.commits, o.suspended,
@@ -111,7 +111,7 @@ func (o *Observer) Failed(handler string, action consumer.Action) {
 func (o *Observer) Lag(topic string, partition int32, n int64) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	o.lags[place{topic, partition}] = true
+	o.series[place{topic, partition}] = true
 	o.lag.WithLabelValues(topic, strconv.Itoa(int(partition))).Set(float64(n))
 }
 
@@ -119,7 +119,7 @@ func (o *Observer) Lag(topic string, partition int32, n int64) {
 func (o *Observer) Oldest(topic string, partition int32, age time.Duration) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	o.lags[place{topic, partition}] = true
+	o.series[place{topic, partition}] = true
 	o.oldest.WithLabelValues(topic, strconv.Itoa(int(partition))).Set(age.Seconds())
 }
 
@@ -139,11 +139,11 @@ func (o *Observer) Assigned(partitions int) {
 	defer o.mu.Unlock()
 	o.partitions.Set(float64(partitions))
 	o.rebalances.Inc()
-	for p := range o.lags {
+	for p := range o.series {
 		o.lag.DeleteLabelValues(p.topic, strconv.Itoa(int(p.partition)))
 		o.oldest.DeleteLabelValues(p.topic, strconv.Itoa(int(p.partition)))
 	}
-	clear(o.lags)
+	clear(o.series)
 }
 
 // Committed implements [consumer.Observer].

@@ -15,8 +15,8 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// values are all series as name{label values} and their value; of a histogram the count.
-func values(t *testing.T, r *prometheus.Registry) map[string]float64 {
+// gatherValues are all series as name{label values} and their value; of a histogram the count.
+func gatherValues(t *testing.T, r *prometheus.Registry) map[string]float64 {
 	t.Helper()
 	families, err := r.Gather()
 	if err != nil {
@@ -67,7 +67,7 @@ func TestEverythingIsCounted(t *testing.T) {
 	o.Committed(nil)
 	o.Committed(errors.New("x"))
 	o.Suspended("database", true)
-	got := values(t, r)
+	got := gatherValues(t, r)
 	for key := range got {
 		if len(key) > 8 && key[len(key)-8:] == "shipping" {
 			delete(got, key)
@@ -85,7 +85,7 @@ func TestEverythingIsCounted(t *testing.T) {
 	}
 	o.Suspended("database", false)
 	o.Assigned(1)
-	got = values(t, r)
+	got = gatherValues(t, r)
 	_, old := got["oldest_unfinished_seconds billing 1 orders"]
 	if _, stays := got["lag_messages billing 1 orders"]; stays || old || got["suspended billing database"] != 0 {
 		t.Errorf("after a rebalance: %v", got)

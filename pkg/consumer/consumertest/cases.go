@@ -14,7 +14,7 @@ import (
 	"github.com/outrelay/outrelay/pkg/event"
 )
 
-func bytesArrive(t *testing.T, f Fixture) {
+func testBytesArrive(t *testing.T, f Fixture) {
 	tr, topic := f.Transport(t), f.Topic(t, 1)
 	sent := []*consumer.Message{
 		{Key: []byte("k"), Value: []byte{0, 255, 10}, Headers: []consumer.Header{{Key: "id", Value: []byte("7")}, {Key: "dup", Value: []byte{0}}, {Key: "dup", Value: []byte("b")}, {Key: "empty", Value: []byte{}}}},
@@ -23,10 +23,10 @@ func bytesArrive(t *testing.T, f Fixture) {
 		{Key: nil, Value: []byte("no key")},
 	}
 	publishAll(t, tr, topic, sent)
-	m := join(t, tr, groupName(), topic)
-	g := m.next()
-	records, _ := g.read(t, len(sent))
-	m.leave(g)
+	m := joinGroup(t, tr, groupName(), topic)
+	g := m.nextGeneration()
+	records, _ := g.readRecords(t, len(sent))
+	m.leaveGroup(g)
 	got := records[consumer.TopicPartition{Topic: topic}]
 	if len(got) != len(sent) {
 		t.Fatalf("%d records, want %d", len(got), len(sent))
@@ -49,21 +49,21 @@ func bytesArrive(t *testing.T, f Fixture) {
 	for _, h := range got[0].Headers {
 		headers = append(headers, fmt.Sprintf("%s=%q", h.Key, h.Value))
 	}
-	equal(t, "headers", headers, []string{`id="7"`, `dup="\x00"`, `dup="b"`, `empty=""`})
+	assertEqual(t, "headers", headers, []string{`id="7"`, `dup="\x00"`, `dup="b"`, `empty=""`})
 }
 
-func orderOfKey(t *testing.T, f Fixture) {
+func testKeyOrder(t *testing.T, f Fixture) {
 	const partitions, keys, each = 3, 7, 20
 	tr, topic := f.Transport(t), f.Topic(t, partitions)
 	for i := range each {
 		for k := range keys {
-			publish(t, tr, topic, fmt.Sprint("key-", k), fmt.Sprint(i))
+			publishValues(t, tr, topic, fmt.Sprint("key-", k), fmt.Sprint(i))
 		}
 	}
-	m := join(t, tr, groupName(), topic)
-	g := m.next()
-	records, _ := g.read(t, keys*each)
-	m.leave(g)
+	m := joinGroup(t, tr, groupName(), topic)
+	g := m.nextGeneration()
+	records, _ := g.readRecords(t, keys*each)
+	m.leaveGroup(g)
 	count := map[string]int{}
 	for tp, list := range records {
 		for i, r := range list {
@@ -85,64 +85,64 @@ func orderOfKey(t *testing.T, f Fixture) {
 	}
 }
 
-func goesOnWhereCommitted(t *testing.T, f Fixture) {
+func testResumesAtCommit(t *testing.T, f Fixture) {
 	tr, topic, group := f.Transport(t), f.Topic(t, 1), groupName()
 	tp := consumer.TopicPartition{Topic: topic}
-	publish(t, tr, topic, "k", "a", "b", "c")
-	m := join(t, tr, group, topic)
-	g := m.next()
+	publishValues(t, tr, topic, "k", "a", "b", "c")
+	m := joinGroup(t, tr, group, topic)
+	g := m.nextGeneration()
 	if off := g.Partitions()[0].Offset; off != 0 {
 		t.Errorf("a new group begins at %d", off)
 	}
-	g.read(t, 3)
-	g.commit(t, map[consumer.TopicPartition]int64{tp: 2})
-	m.leave(g)
-	m = join(t, f.Transport(t), group, topic)
-	g = m.next()
+	g.readRecords(t, 3)
+	g.commitOffsets(t, map[consumer.TopicPartition]int64{tp: 2})
+	m.leaveGroup(g)
+	m = joinGroup(t, f.Transport(t), group, topic)
+	g = m.nextGeneration()
 	if off := g.Partitions()[0].Offset; off != 2 {
 		t.Errorf("it goes on at %d, want 2", off)
 	}
-	records, _ := g.read(t, 1)
-	m.leave(g)
-	equal(t, "what came", values(records), once("c"))
+	records, _ := g.readRecords(t, 1)
+	m.leaveGroup(g)
+	assertEqual(t, "what came", countValues(records), eachOnce("c"))
 }
 
-func comesAgain(t *testing.T, f Fixture) {
+func testRedelivery(t *testing.T, f Fixture) {
 	tr, topic, group := f.Transport(t), f.Topic(t, 2), groupName()
-	publish(t, tr, topic, "k1", "a", "b")
-	publish(t, tr, topic, "k2", "c")
+	publishValues(t, tr, topic, "k1", "a", "b")
+	publishValues(t, tr, topic, "k2", "c")
 	for range 2 {
-		m := join(t, tr, group, topic)
-		g := m.next()
-		records, _ := g.read(t, 3)
-		m.leave(g)
-		equal(t, "what came", values(records), once("a", "b", "c"))
+		m := joinGroup(t, tr, group, topic)
+		g := m.nextGeneration()
+		records, _ := g.readRecords(t, 3)
+		m.leaveGroup(g)
+		assertEqual(t, "what came", countValues(records), eachOnce("a", "b", "c"))
 	}
 }
 
-func groupsAreIndependent(t *testing.T, f Fixture) {
+func testIndependentGroups(t *testing.T, f Fixture) {
 	tr, topic := f.Transport(t), f.Topic(t, 1)
-	publish(t, tr, topic, "k", "a", "b")
+	publishValues(t, tr, topic, "k", "a", "b")
 	for range 2 {
-		m := join(t, tr, groupName(), topic)
-		g := m.next()
-		records, next := g.read(t, 2)
-		g.commit(t, next)
-		m.leave(g)
-		equal(t, "what came", values(records), once("a", "b"))
+		m := joinGroup(t, tr, groupName(), topic)
+		g := m.nextGeneration()
+		records, next := g.readRecords(t, 2)
+		g.commitOffsets(t, next)
+		m.leaveGroup(g)
+		assertEqual(t, "what came", countValues(records), eachOnce("a", "b"))
 	}
 }
 
 // Two members have all partitions between them and none in common; when one leaves, the other has all again.
-func membersShare(t *testing.T, f Fixture) {
+func testMembersShare(t *testing.T, f Fixture) {
 	const partitions = 4
 	topic, group := f.Topic(t, partitions), groupName()
-	one := join(t, f.Transport(t), group, topic)
-	first := one.nextWith(partitions)
-	two := join(t, f.Transport(t), group, topic)
-	first.ended(t)
-	close(first.over)
-	a, b := one.nextWith(partitions/2), two.nextWith(partitions/2)
+	one := joinGroup(t, f.Transport(t), group, topic)
+	first := one.nextWithPartitions(partitions)
+	two := joinGroup(t, f.Transport(t), group, topic)
+	first.waitForEnd(t)
+	close(first.finish)
+	a, b := one.nextWithPartitions(partitions/2), two.nextWithPartitions(partitions/2)
 	if a.ID() <= first.ID() || a.ID() != b.ID() {
 		t.Errorf("generations %d and %d follow %d", a.ID(), b.ID(), first.ID())
 	}
@@ -154,79 +154,79 @@ func membersShare(t *testing.T, f Fixture) {
 	for i := range int32(partitions) {
 		want[consumer.TopicPartition{Topic: topic, Partition: i}] = 1
 	}
-	equal(t, "partitions of both", have, want)
-	two.leave(b)
-	a.ended(t)
-	close(a.over)
-	all := one.nextWith(partitions)
-	one.leave(all)
+	assertEqual(t, "partitions of both", have, want)
+	two.leaveGroup(b)
+	a.waitForEnd(t)
+	close(a.finish)
+	all := one.nextWithPartitions(partitions)
+	one.leaveGroup(all)
 }
 
 // When a generation is to end, what was handled can still be committed, and the next one goes on from there.
-func commitAtTheEnd(t *testing.T, f Fixture) {
+func testCommitAtEnd(t *testing.T, f Fixture) {
 	tr, topic, group := f.Transport(t), f.Topic(t, 1), groupName()
-	publish(t, tr, topic, "k", "a", "b", "c")
-	one := join(t, tr, group, topic)
-	g := one.nextWith(1)
-	g.read(t, 3)
-	two := join(t, f.Transport(t), group, topic)
-	g.ended(t)
-	g.commit(t, map[consumer.TopicPartition]int64{{Topic: topic}: 3})
-	close(g.over)
+	publishValues(t, tr, topic, "k", "a", "b", "c")
+	one := joinGroup(t, tr, group, topic)
+	g := one.nextWithPartitions(1)
+	g.readRecords(t, 3)
+	two := joinGroup(t, f.Transport(t), group, topic)
+	g.waitForEnd(t)
+	g.commitOffsets(t, map[consumer.TopicPartition]int64{{Topic: topic}: 3})
+	close(g.finish)
 	// Whichever of the two has the partition now goes on behind.
 	var who *member
-	var s served
+	var s servedGeneration
 	for who == nil {
 		select {
-		case s = <-one.gens:
+		case s = <-one.generations:
 			who = one
-		case s = <-two.gens:
+		case s = <-two.generations:
 			who = two
 		case <-time.After(Patience):
 			t.Fatal("nobody has the partition")
 		}
 		if len(s.Partitions()) == 0 {
 			who = nil
-			defer close(s.over)
+			defer close(s.finish)
 		}
 	}
 	if off := s.Partitions()[0].Offset; off != 3 {
 		t.Errorf("it goes on at %d, want 3", off)
 	}
-	publish(t, tr, topic, "k", "d")
-	records, _ := s.read(t, 1)
-	equal(t, "what came", values(records), once("d"))
+	publishValues(t, tr, topic, "k", "d")
+	records, _ := s.readRecords(t, 1)
+	assertEqual(t, "what came", countValues(records), eachOnce("d"))
 	one.stop()
 	two.stop()
-	close(s.over)
+	close(s.finish)
 }
 
-func pastGeneration(t *testing.T, f Fixture) {
+func testPastGeneration(t *testing.T, f Fixture) {
 	topic, group := f.Topic(t, 1), groupName()
-	one := join(t, f.Transport(t), group, topic)
-	past := one.nextWith(1)
-	one.leave(past)
-	two := join(t, f.Transport(t), group, topic)
-	now := two.nextWith(1)
+	one := joinGroup(t, f.Transport(t), group, topic)
+	past := one.nextWithPartitions(1)
+	one.leaveGroup(past)
+	two := joinGroup(t, f.Transport(t), group, topic)
+	now := two.nextWithPartitions(1)
 	ctx, cancel := context.WithTimeout(t.Context(), Patience)
 	defer cancel()
 	if err := past.Commit(ctx, map[consumer.TopicPartition]int64{{Topic: topic}: 7}); !errors.Is(err, consumer.ErrGenerationOver) {
 		t.Errorf("a past generation commits: %v", err)
 	}
-	two.leave(now)
-	three := join(t, f.Transport(t), group, topic)
-	g := three.nextWith(1)
+	two.leaveGroup(now)
+	three := joinGroup(t, f.Transport(t), group, topic)
+	g := three.nextWithPartitions(1)
 	if off := g.Partitions()[0].Offset; off != 0 {
 		t.Errorf("it goes on at %d: what the past generation wrote counts", off)
 	}
-	three.leave(g)
+	three.leaveGroup(g)
 }
 
-func fetchWaitsAndIsBounded(t *testing.T, f Fixture) {
+func testFetchBounds(t *testing.T, f Fixture) {
 	tr, topic := f.Transport(t), f.Topic(t, 1)
 	tp := consumer.TopicPartition{Topic: topic}
-	m := join(t, tr, groupName(), topic)
-	g := m.next()
+	m := joinGroup(t, tr, groupName(), topic)
+	g := m.nextGeneration()
 	ctx, cancel := context.WithTimeout(t.Context(), Patience)
 	defer cancel()
 	got := make(chan string, 1)
@@ -240,12 +240,12 @@ func fetchWaitsAndIsBounded(t *testing.T, f Fixture) {
 			offset = x.Next
 		}
 	}()
-	publish(t, tr, topic, "k", "a")
+	publishValues(t, tr, topic, "k", "a")
 	if text := <-got; text != "1 <nil>" {
 		t.Errorf("a fetch that waited: %s", text)
 	}
 	big := strings.Repeat("x", 100_000)
-	publish(t, tr, topic, "k", big, big, big, big)
+	publishValues(t, tr, topic, "k", big, big, big, big)
 	seen := 0
 	for offset := int64(1); seen < 4; {
 		x, err := g.Fetch(ctx, tp, offset, 150_000)
@@ -270,16 +270,16 @@ func fetchWaitsAndIsBounded(t *testing.T, f Fixture) {
 	if _, err := g.Fetch(over, tp, 5, 1<<20); !errors.Is(err, context.Canceled) {
 		t.Errorf("a fetch whose context has ended: %v", err)
 	}
-	m.leave(g)
+	m.leaveGroup(g)
 }
 
-func offsetsNotThere(t *testing.T, f Fixture) {
+func testMissingOffsets(t *testing.T, f Fixture) {
 	tr, topic := f.Transport(t), f.Topic(t, 1)
 	tp := consumer.TopicPartition{Topic: topic}
-	publish(t, tr, topic, "k", "a", "b")
-	m := join(t, tr, groupName(), topic)
-	g := m.next()
-	g.read(t, 2)
+	publishValues(t, tr, topic, "k", "a", "b")
+	m := joinGroup(t, tr, groupName(), topic)
+	g := m.nextGeneration()
+	g.readRecords(t, 2)
 	ctx, cancel := context.WithTimeout(t.Context(), Patience)
 	defer cancel()
 	_, err := g.Fetch(ctx, tp, 100, 1<<20)
@@ -287,51 +287,51 @@ func offsetsNotThere(t *testing.T, f Fixture) {
 	if !errors.As(err, &bad) || bad.TopicPartition != tp || bad.Offset != 100 || bad.Start != 0 || bad.End != 2 {
 		t.Errorf("an offset behind the end: %v", err)
 	}
-	m.leave(g)
+	m.leaveGroup(g)
 }
 
-func severalTopics(t *testing.T, f Fixture) {
+func testSeveralTopics(t *testing.T, f Fixture) {
 	tr, group := f.Transport(t), groupName()
 	topics := []string{f.Topic(t, 2), f.Topic(t, 1)}
 	for _, topic := range topics {
-		publish(t, tr, topic, "k", topic)
+		publishValues(t, tr, topic, "k", topic)
 	}
-	m := join(t, tr, group, topics...)
-	g := m.nextWith(3)
-	records, _ := g.read(t, 2)
-	m.leave(g)
-	equal(t, "what came", values(records), once(topics...))
+	m := joinGroup(t, tr, group, topics...)
+	g := m.nextWithPartitions(3)
+	records, _ := g.readRecords(t, 2)
+	m.leaveGroup(g)
+	assertEqual(t, "what came", countValues(records), eachOnce(topics...))
 }
 
 // A topic that does not exist yet keeps nobody from the others, and is read when it comes.
-func topicComesLater(t *testing.T, f Fixture) {
+func testLateTopic(t *testing.T, f Fixture) {
 	tr, group, there := f.Transport(t), groupName(), f.Topic(t, 1)
 	later, create := f.Later(t)
-	publish(t, tr, there, "k", "a")
-	m := join(t, tr, group, there, later)
+	publishValues(t, tr, there, "k", "a")
+	m := joinGroup(t, tr, group, there, later)
 	g := m.readUntil("a")
 	create()
-	publish(t, tr, later, "k", "b")
-	publish(t, tr, there, "k", "c")
-	g.ended(t)
-	close(g.over)
-	m.leave(m.readUntil("b"))
+	publishValues(t, tr, later, "k", "b")
+	publishValues(t, tr, there, "k", "c")
+	g.waitForEnd(t)
+	close(g.finish)
+	m.leaveGroup(m.readUntil("b"))
 }
 
-func joinEnds(t *testing.T, f Fixture) {
+func testJoinEnds(t *testing.T, f Fixture) {
 	tr, topic, group := f.Transport(t), f.Topic(t, 1), groupName()
 	ctx, cancel := context.WithTimeout(t.Context(), Patience)
 	defer cancel()
-	err := tr.Join(ctx, group, []string{topic}, session{t, func(context.Context, consumer.Generation) error { return errStop }})
+	err := tr.Join(ctx, group, []string{topic}, funcSession{t, func(context.Context, consumer.Generation) error { return errStop }})
 	if !errors.Is(err, errStop) {
 		t.Errorf("Serve's error comes back as %v", err)
 	}
-	m := join(t, tr, group, topic) // and it may join again
-	g := m.nextWith(1)
-	m.leave(g)
+	m := joinGroup(t, tr, group, topic) // and it may join again
+	g := m.nextWithPartitions(1)
+	m.leaveGroup(g)
 	gone, leave := context.WithCancel(ctx)
 	leave()
-	if err := tr.Join(gone, group, []string{topic}, session{t, func(context.Context, consumer.Generation) error { return nil }}); err != nil {
+	if err := tr.Join(gone, group, []string{topic}, funcSession{t, func(context.Context, consumer.Generation) error { return nil }}); err != nil {
 		t.Errorf("with a context that has ended: %v", err)
 	}
 }

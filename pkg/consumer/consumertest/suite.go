@@ -44,19 +44,19 @@ func Run(t *testing.T, factory Factory) {
 		name string
 		test func(*testing.T, Fixture)
 	}{
-		{"bytes arrive as they are", bytesArrive},
-		{"order and partition of a key", orderOfKey},
-		{"a group goes on where it committed", goesOnWhereCommitted},
-		{"what was not committed comes again", comesAgain},
-		{"groups are independent", groupsAreIndependent},
-		{"members share the partitions", membersShare},
-		{"commit at the end of a generation", commitAtTheEnd},
-		{"a past generation cannot commit", pastGeneration},
-		{"fetch waits and is bounded", fetchWaitsAndIsBounded},
-		{"offsets that are not there", offsetsNotThere},
-		{"several topics", severalTopics},
-		{"a topic comes later", topicComesLater},
-		{"join ends", joinEnds},
+		{"bytes arrive as they are", testBytesArrive},
+		{"order and partition of a key", testKeyOrder},
+		{"a group goes on where it committed", testResumesAtCommit},
+		{"what was not committed comes again", testRedelivery},
+		{"groups are independent", testIndependentGroups},
+		{"members share the partitions", testMembersShare},
+		{"commit at the end of a generation", testCommitAtEnd},
+		{"a past generation cannot commit", testPastGeneration},
+		{"fetch waits and is bounded", testFetchBounds},
+		{"offsets that are not there", testMissingOffsets},
+		{"several topics", testSeveralTopics},
+		{"a topic comes later", testLateTopic},
+		{"join ends", testJoinEnds},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
@@ -65,7 +65,7 @@ func Run(t *testing.T, factory Factory) {
 	}
 }
 
-func equal[T any](t *testing.T, what string, got, want T) {
+func assertEqual[T any](t *testing.T, what string, got, want T) {
 	t.Helper()
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("%s: %v, want %v", what, got, want)
@@ -74,8 +74,8 @@ func equal[T any](t *testing.T, what string, got, want T) {
 
 func groupName() string { return fmt.Sprintf("group-%08x", rand.Uint32()) }
 
-// publish writes messages of a key whose values are those texts.
-func publish(t *testing.T, tr consumer.Transport, topic, key string, values ...string) {
+// publishValues writes messages of a key whose values are those texts.
+func publishValues(t *testing.T, tr consumer.Transport, topic, key string, values ...string) {
 	t.Helper()
 	ms := make([]*consumer.Message, len(values))
 	for i, v := range values {
@@ -93,44 +93,44 @@ func publishAll(t *testing.T, tr consumer.Transport, topic string, ms []*consume
 	}
 }
 
-// session serves by a function.
-type session struct {
+// funcSession serves by a function.
+type funcSession struct {
 	t     *testing.T
 	serve func(ctx context.Context, g consumer.Generation) error
 }
 
-func (s session) Serve(ctx context.Context, g consumer.Generation) error { return s.serve(ctx, g) }
-func (s session) Fault(err error)                                        { s.t.Logf("the transport reports: %v", err) }
+func (s funcSession) Serve(ctx context.Context, g consumer.Generation) error { return s.serve(ctx, g) }
+func (s funcSession) Fault(err error)                                        { s.t.Logf("the transport reports: %v", err) }
 
 // member is a membership that runs until it is left.
 type member struct {
 	t    *testing.T
-	gens chan served
+	generations chan servedGeneration
 	stop context.CancelFunc
 	done chan error
 }
 
-// served is one generation of a member, which ends its Serve by closing over.
-type served struct {
+// servedGeneration is one generation of a member, which ends its Serve by closing over.
+type servedGeneration struct {
 	consumer.Generation
 	ctx  context.Context // of Serve, to see it end
-	over chan struct{}
+	finish chan struct{}
 }
 
-// join begins a membership. Its generations are to be taken one by one; each Serve lasts until its generation is let go.
-func join(t *testing.T, tr consumer.Transport, group string, topics ...string) *member {
+// joinGroup begins a membership. Its generations are to be taken one by one; each Serve lasts until its generation is let go.
+func joinGroup(t *testing.T, tr consumer.Transport, group string, topics ...string) *member {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
-	m := &member{t: t, gens: make(chan served), stop: cancel, done: make(chan error, 1)}
+	m := &member{t: t, generations: make(chan servedGeneration), stop: cancel, done: make(chan error, 1)}
 	go func() {
-		m.done <- tr.Join(ctx, group, topics, session{t, func(ctx context.Context, g consumer.Generation) error {
-			s := served{g, ctx, make(chan struct{})}
+		m.done <- tr.Join(ctx, group, topics, funcSession{t, func(ctx context.Context, g consumer.Generation) error {
+			s := servedGeneration{g, ctx, make(chan struct{})}
 			select {
-			case m.gens <- s:
+			case m.generations <- s:
 			case <-ctx.Done():
 				return nil
 			}
-			<-s.over
+			<-s.finish
 			return nil
 		}})
 	}()
@@ -138,48 +138,48 @@ func join(t *testing.T, tr consumer.Transport, group string, topics ...string) *
 	return m
 }
 
-// next is the next generation.
-func (m *member) next() served {
+// nextGeneration is the next generation.
+func (m *member) nextGeneration() servedGeneration {
 	m.t.Helper()
 	select {
-	case s := <-m.gens:
+	case s := <-m.generations:
 		return s
 	case err := <-m.done:
 		m.t.Fatalf("Join returned %v", err)
 	case <-time.After(Patience):
 		m.t.Fatal("no generation came")
 	}
-	return served{}
+	return servedGeneration{}
 }
 
-// nextWith lets generations pass until one has n partitions.
-func (m *member) nextWith(n int) served {
+// nextWithPartitions lets generations pass until one has n partitions.
+func (m *member) nextWithPartitions(n int) servedGeneration {
 	m.t.Helper()
 	for {
-		s := m.next()
+		s := m.nextGeneration()
 		if len(s.Partitions()) == n {
 			return s
 		}
-		s.ended(m.t)
-		close(s.over)
+		s.waitForEnd(m.t)
+		close(s.finish)
 	}
 }
 
 // readUntil lets generations pass until one brings that value, and returns it.
-func (m *member) readUntil(value string) served {
+func (m *member) readUntil(value string) servedGeneration {
 	m.t.Helper()
 	for {
-		s := m.next()
-		if s.brings(value) {
+		s := m.nextGeneration()
+		if s.readsValue(value) {
 			return s
 		}
-		s.ended(m.t)
-		close(s.over)
+		s.waitForEnd(m.t)
+		close(s.finish)
 	}
 }
 
-// brings reads the partitions until the value comes or the generation ends.
-func (s served) brings(value string) bool {
+// readsValue reads the partitions until the value comes or the generation ends.
+func (s servedGeneration) readsValue(value string) bool {
 	found, stop := context.WithCancelCause(s.ctx)
 	defer stop(nil)
 	var wg sync.WaitGroup
@@ -207,8 +207,8 @@ func (s served) brings(value string) bool {
 	return errors.Is(context.Cause(found), errStop)
 }
 
-// ended waits until the generation is to end.
-func (s served) ended(t *testing.T) {
+// waitForEnd waits until the generation is to end.
+func (s servedGeneration) waitForEnd(t *testing.T) {
 	t.Helper()
 	select {
 	case <-s.ctx.Done():
@@ -217,12 +217,12 @@ func (s served) ended(t *testing.T) {
 	}
 }
 
-// leave ends the membership: the generation that is given is let go first.
-func (m *member) leave(s served) {
+// leaveGroup ends the membership: the generation that is given is let go first.
+func (m *member) leaveGroup(s servedGeneration) {
 	m.t.Helper()
 	m.stop()
-	if s.over != nil {
-		close(s.over)
+	if s.finish != nil {
+		close(s.finish)
 	}
 	select {
 	case err := <-m.done:
@@ -234,9 +234,9 @@ func (m *member) leave(s served) {
 	}
 }
 
-// read fetches the partitions of a generation until it has n records at least, and returns them by partition with the
+// readRecords fetches the partitions of a generation until it has n records at least, and returns them by partition with the
 // offsets to go on from.
-func (s served) read(t *testing.T, n int) (map[consumer.TopicPartition][]consumer.Record, map[consumer.TopicPartition]int64) {
+func (s servedGeneration) readRecords(t *testing.T, n int) (map[consumer.TopicPartition][]consumer.Record, map[consumer.TopicPartition]int64) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), Patience)
 	defer cancel()
@@ -274,7 +274,7 @@ func (s served) read(t *testing.T, n int) (map[consumer.TopicPartition][]consume
 	return records, next
 }
 
-func (s served) commit(t *testing.T, offsets map[consumer.TopicPartition]int64) {
+func (s servedGeneration) commitOffsets(t *testing.T, offsets map[consumer.TopicPartition]int64) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), Patience)
 	defer cancel()
@@ -283,8 +283,8 @@ func (s served) commit(t *testing.T, offsets map[consumer.TopicPartition]int64) 
 	}
 }
 
-// values counts the values of all records.
-func values(records map[consumer.TopicPartition][]consumer.Record) map[string]int {
+// countValues counts the values of all records.
+func countValues(records map[consumer.TopicPartition][]consumer.Record) map[string]int {
 	out := map[string]int{}
 	for _, list := range records {
 		for _, r := range list {
@@ -294,7 +294,7 @@ func values(records map[consumer.TopicPartition][]consumer.Record) map[string]in
 	return out
 }
 
-func once(names ...string) map[string]int {
+func eachOnce(names ...string) map[string]int {
 	out := map[string]int{}
 	for _, n := range names {
 		out[n] = 1
