@@ -123,7 +123,7 @@ func (t *track) runTransaction(ctx context.Context, list []task, f func(ctx cont
 	err := t.p.s.transact(ctx, func(ctx context.Context) error {
 		// If the last run had no error, its commit failed, and only the driver has the cause. A smaller batch takes less
 		// time, so all runs of a batch count together.
-		slowCommit := lastErr == nil && (t.handlerRanLong() || len(list) > 1 && time.Since(began) > span/2)
+		slowCommit := lastErr == nil && (t.handlerRanLong() || len(list) > 1 && time.Since(began) > targetDuration/2)
 		if ran && (slowCommit || tooSlow(lastErr)) {
 			return &overrunError{after: time.Since(began), err: lastErr}
 		}
@@ -142,7 +142,7 @@ func (t *track) runTransaction(ctx context.Context, list []task, f func(ctx cont
 }
 
 // handlerRanLong reports whether the last run of the handler took most of a long transaction.
-func (t *track) handlerRanLong() bool { return t.lastRun > span/2 }
+func (t *track) handlerRanLong() bool { return t.lastRun > targetDuration/2 }
 
 // endTrace ends a trace with the outcome of the attempt. It reports a panic of end. The panic does not change the outcome.
 func (t *track) endTrace(end func(error), outcome error) {
@@ -272,7 +272,7 @@ func (t *track) runHandler(ctx context.Context, list []task, fresh []bool, res *
 	defer func() { t.lastRun = time.Since(began) }()
 	for i, x := range list {
 		finished := res.handled + res.dropped
-		if finished > 0 && t.usesTransaction() && t.reg.batchHandler == nil && time.Since(began) > 2*span {
+		if finished > 0 && t.usesTransaction() && t.reg.batchHandler == nil && time.Since(began) > 2*targetDuration {
 			return &overrunError{after: time.Since(began), handled: finished}
 		}
 		if fresh != nil && !fresh[i] {

@@ -17,11 +17,11 @@ import (
 func (p *partition) newEntry(r *Record) *entry {
 	r.Headers, r.Key = restoreForGroup(p.s.c.group, r.Headers, r.Key)
 	e := &entry{
-		offset: r.Offset,
-		lane:   inbox.Lane(r.Key, r.Offset),
-		rec:    *r,
-		size:   recordSize(r),
-		writtenAt:   r.Time.UnixMilli(),
+		offset:    r.Offset,
+		lane:      inbox.Lane(r.Key, r.Offset),
+		rec:       *r,
+		size:      recordSize(r),
+		writtenAt: r.Time.UnixMilli(),
 	}
 
 	m, err := p.s.decodeRecord(r)

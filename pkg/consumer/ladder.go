@@ -34,7 +34,7 @@ const (
 const (
 	HeaderDeliverBy     = "x-outrelay-deliver-by"
 	headerCEExpiryTime  = "ce_expirytime"
-	reservedPrefix     = "outrelay-"
+	reservedPrefix      = "outrelay-"
 	headerFaultOf       = "fault-of" // marks fault events, so that none is made of another
 	headerEncryption    = "encryption"
 	headerClaimCheck    = "claim-check"
@@ -238,7 +238,9 @@ func isStructured(headers []Header) bool {
 }
 
 // isReservedHeader reports whether the outbox keeps headers of that name for itself.
-func isReservedHeader(name string) bool { return name == HeaderID || strings.HasPrefix(name, reservedPrefix) }
+func isReservedHeader(name string) bool {
+	return name == HeaderID || strings.HasPrefix(name, reservedPrefix)
+}
 
 // newRetryMessage is a copy of m for another place: for that handler of the group alone, with the attempt that comes next, where it
 // came from, and what failed so far. due is zero if it may be handled at once.

@@ -10,7 +10,7 @@ import (
 // Chain is a list of middlewares that may grow while messages run: each run takes the list as it is when the run begins.
 // The zero value is an empty chain. It is safe for concurrent use; a run costs no lock.
 type Chain struct {
-	mu   sync.Mutex // of Use and Clear
+	mu          sync.Mutex // of Use and Clear
 	middlewares atomic.Pointer[[]Middleware]
 }
 

@@ -57,44 +57,44 @@ type Transactor = func(ctx context.Context, fn func(ctx context.Context) error) 
 
 // handling is how a handler is run.
 type handling struct {
-	name    string
-	mode    inbox.Mode
-	inTransaction    bool
-	timeout time.Duration
-	batch   int
-	limit   int
-	decider Decider
-	middlewares     []Middleware
+	name          string
+	mode          inbox.Mode
+	inTransaction bool
+	timeout       time.Duration
+	batch         int
+	limit         int
+	decider       Decider
+	middlewares   []Middleware
 
 	problems []error
 }
 
 type settings struct {
 	handling
-	kafka       KafkaConfig
-	topics      []string
-	transport   Transport
-	inbox       Inbox
-	transact    Transactor
-	decoder     Decoder
+	kafka         KafkaConfig
+	topics        []string
+	transport     Transport
+	inbox         Inbox
+	transact      Transactor
+	decoder       Decoder
 	receivers     []func(ctx context.Context, m *Message) (*Message, error)
-	disposer    Disposer
-	onError     func(ctx context.Context, err error)
-	observer    Observer
-	tracer       Tracer
-	log         *slog.Logger
-	concurrency int
-	drain       time.Duration
-	commitMode     CommitMode
-	bufferRecords     int
-	bufferBytes       int
-	maxAhead       int
-	strict      bool
-	allowIdle        bool
-	ackUnknown  bool
-	haltOnGap   bool
-	dynamic     bool
-	defaults    defaults
+	disposer      Disposer
+	onError       func(ctx context.Context, err error)
+	observer      Observer
+	tracer        Tracer
+	log           *slog.Logger
+	concurrency   int
+	drain         time.Duration
+	commitMode    CommitMode
+	bufferRecords int
+	bufferBytes   int
+	maxAhead      int
+	strict        bool
+	allowIdle     bool
+	ackUnknown    bool
+	haltOnGap     bool
+	dynamic       bool
+	defaults      defaults
 }
 
 // Topics names the topics that the group reads.
@@ -221,16 +221,16 @@ func Use(mws ...Middleware) Setting {
 
 func newSettings(opts []Option) settings {
 	s := settings{
-		handling:    handling{mode: inbox.Optimistic, timeout: DefaultTimeout, batch: DefaultBatch},
-		decoder:     Decode,
-		log:         slog.Default(),
-		observer:    Unobserved{},
-		concurrency: DefaultConcurrency,
-		drain:       DefaultDrain,
-		commitMode:     CommitInterval(DefaultCommitInterval),
-		bufferRecords:     DefaultBufferRecords,
-		bufferBytes:       DefaultBufferBytes,
-		maxAhead:       DefaultMaxAhead,
+		handling:      handling{mode: inbox.Optimistic, timeout: DefaultTimeout, batch: DefaultBatch},
+		decoder:       Decode,
+		log:           slog.Default(),
+		observer:      Unobserved{},
+		concurrency:   DefaultConcurrency,
+		drain:         DefaultDrain,
+		commitMode:    CommitInterval(DefaultCommitInterval),
+		bufferRecords: DefaultBufferRecords,
+		bufferBytes:   DefaultBufferBytes,
+		maxAhead:      DefaultMaxAhead,
 	}
 	for _, o := range opts {
 		if o != nil {

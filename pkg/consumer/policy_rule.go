@@ -44,17 +44,17 @@ func RetryTopicName(topic, group string, n int) string {
 // Rule says what follows the failures of a message whose error it matches: its steps in their order, one for each
 // failure, then its outcome. It is a value; each method returns a changed copy.
 type Rule struct {
-	matchers     []Matcher
-	steps     []step
-	outcome   Outcome
-	deadTopic string
-	reason    string
-	jitter    float64
+	matchers                []Matcher
+	steps                   []step
+	outcome                 Outcome
+	deadTopic               string
+	reason                  string
+	jitter                  float64
 	backoffBase, backoffCap time.Duration // of RetryForever; 0 without
-	blockKey     bool
-	uncounted     bool
-	rungCount     int
-	problems  []string
+	blockKey                bool
+	uncounted               bool
+	rungCount               int
+	problems                []string
 }
 
 // step is what follows one failure.

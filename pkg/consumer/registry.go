@@ -16,10 +16,10 @@ import (
 // registration is one handler with its patterns.
 type registration struct {
 	handling
-	patterns []string
-	handler   Handler          // one of these two
-	batchHandler  BatchHandlerFunc //
-	once     bool
+	patterns     []string
+	handler      Handler          // one of these two
+	batchHandler BatchHandlerFunc //
+	once         bool
 
 	chained Handler       // single, or the collector of batched, with its middleware
 	slots   chan struct{} // of Limit; nil without
@@ -40,20 +40,20 @@ type HandlerInfo struct {
 
 // registry is the handlers of a consumer. What is looked up on the way of a message is an immutable list.
 type registry struct {
-	mu      sync.Mutex
-	strict  bool
-	current    atomic.Pointer[handlers]
-	watches []*watch
-	watchCount atomic.Int32
-	changed chan struct{}       // closed when a handler is added; nil if nobody waits for that
-	reportedTypes  map[string]struct{} // types that AckUnknown lets pass and that were reported
+	mu            sync.Mutex
+	strict        bool
+	current       atomic.Pointer[handlers]
+	watches       []*watch
+	watchCount    atomic.Int32
+	changed       chan struct{}       // closed when a handler is added; nil if nobody waits for that
+	reportedTypes map[string]struct{} // types that AckUnknown lets pass and that were reported
 }
 
 // handlers is a snapshot of the registrations, in their order, with a cache of what types they take.
 type handlers struct {
-	all   []*registration
-	cache sync.Map // type to []*registration
-	cacheSize     atomic.Int32
+	all       []*registration
+	cache     sync.Map // type to []*registration
+	cacheSize atomic.Int32
 }
 
 // maxCachedTypes bounds the cache: types come from outside.

@@ -36,7 +36,7 @@ type Observer struct {
 	commits    *prometheus.CounterVec
 	suspended  *prometheus.GaugeVec
 
-	mu   sync.Mutex
+	mu     sync.Mutex
 	series map[place]bool // partitions that have a series
 }
 
@@ -74,7 +74,7 @@ func New(registry prometheus.Registerer, group string) (*Observer, error) {
 		rebalances: prometheus.NewCounter(counter("generations_total", "Generations of the group that this member took part in.")),
 		commits:    prometheus.NewCounterVec(counter("commits_total", "Commits of offsets by what became of them."), []string{"result"}),
 		suspended:  prometheus.NewGaugeVec(gauge("suspended", "1 while nothing is fetched, by reason."), []string{"reason"}),
-		series:       map[place]bool{},
+		series:     map[place]bool{},
 	}
 	for _, c := range []prometheus.Collector{
 		o.handled, o.duplicates, o.dropped, o.failed, o.took, o.lag, o.oldest, o.messages, o.bytes, o.running, o.partitions, o.rebalances, o.commits, o.suspended,

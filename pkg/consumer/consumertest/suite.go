@@ -104,16 +104,16 @@ func (s funcSession) Fault(err error)                                        { s
 
 // member is a membership that runs until it is left.
 type member struct {
-	t    *testing.T
+	t           *testing.T
 	generations chan servedGeneration
-	stop context.CancelFunc
-	done chan error
+	stop        context.CancelFunc
+	done        chan error
 }
 
 // servedGeneration is one generation of a member, which ends its Serve by closing over.
 type servedGeneration struct {
 	consumer.Generation
-	ctx  context.Context // of Serve, to see it end
+	ctx    context.Context // of Serve, to see it end
 	finish chan struct{}
 }
 
