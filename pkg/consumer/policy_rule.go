@@ -6,43 +6,43 @@ import (
 	"time"
 )
 
-// Outcome is where a message goes for which a rule has no further step.
+// Outcome is the treatment of a message after the last step of a rule.
 type Outcome uint8
 
 const (
-	// ToDeadLetter keeps it among the dead letters. It is the default.
+	// ToDeadLetter makes the message a dead letter. It is the default.
 	ToDeadLetter Outcome = iota
-	// ToDiscard lets it pass unhandled.
+	// ToDiscard skips the message.
 	ToDiscard
-	// ToPark keeps it as a letter that waits for a handler.
+	// ToPark makes the message a dead letter that waits for a handler.
 	ToPark
-	// ToRequeue moves it to the end of its topic each time.
+	// ToRequeue moves the message to the end of its topic after each failure.
 	ToRequeue
-	// ToPause pauses the consumer until somebody resumes it; the message is tried again then.
+	// ToPause pauses the consumer until Resume. Then the message is attempted again.
 	ToPause
 )
 
-// UntilResumed is the delay of a PauseConsumer that ends only when somebody resumes the consumer.
+// UntilResumed is the delay of a PauseConsumer that ends only with Resume.
 const UntilResumed time.Duration = -1
 
 // Rung is one step of a ladder of retry topics.
 type Rung struct {
-	// Topic is where messages wait. Defaults to RetryTopicName of the topic that the message came from, the group, and
-	// the number of the rung.
+	// Topic is the topic in which messages wait. Defaults to RetryTopicName of the message's original topic, the group and the
+	// number of the rung.
 	Topic string
-	// Delay is how long they wait at least.
+	// Delay is the minimum time that messages wait.
 	Delay time.Duration
 }
 
-// RetryTopicName is the name of the n-th retry topic, from 1, of a topic for a group: "<topic>.<group>.retry.<n>".
-// Topics of these names are read as long as they exist, also after the policy that had them has changed: delete one when it is
-// empty. A Rung with a Topic of its own has to stay in the policy until its topic is empty.
+// RetryTopicName returns the name of the n-th retry topic, from 1, of a topic for a group: "<topic>.<group>.retry.<n>".
+// Topics with such names are consumed as long as they exist, even if no policy uses them any more. Delete an unused one when it is
+// empty. A Rung with a Topic must stay in the policy until its topic is empty.
 func RetryTopicName(topic, group string, n int) string {
 	return fmt.Sprintf("%s.%s.retry.%d", topic, group, n)
 }
 
-// Rule says what follows the failures of a message whose error it matches: its steps in their order, one for each
-// failure, then its outcome. It is a value; each method returns a changed copy.
+// Rule decides about the failures of messages whose error it matches. Each failure takes the next of its steps. After the last
+// step its Outcome follows. A Rule is a value: each method returns a changed copy.
 type Rule struct {
 	matchers                []Matcher
 	steps                   []step
@@ -57,7 +57,7 @@ type Rule struct {
 	problems                []string
 }
 
-// step is what follows one failure.
+// step is the treatment after one failure.
 type step struct {
 	action Action
 	delay  time.Duration
@@ -66,11 +66,11 @@ type step struct {
 	rung   int // of RetryTopic, from 1
 }
 
-// On begins a rule for errors that one of ms matches; without any, for every error.
+// On returns a rule for errors that one of ms matches. Without matchers the rule matches every error.
 func On(ms ...Matcher) Rule { return Rule{matchers: ms} }
 
-// Retry runs the message again up to n times, each after the next of waits, the last of which repeats; without any, at
-// once. Its lane waits meanwhile.
+// Retry attempts the message again up to n times, each time after the next of waits. The last wait repeats. Without waits, it
+// attempts the message again at once. The lane of the message waits.
 func (r Rule) Retry(n int, waits ...time.Duration) Rule {
 	if n < 1 {
 		return r.addProblem("Retry(%d): at least 1", n)
@@ -85,14 +85,14 @@ func (r Rule) Retry(n int, waits ...time.Duration) Rule {
 	return r
 }
 
-// Cooldown runs the message again after each of waits. In contrast to Retry it is for waits so long that its lane gives
-// up what it holds: the transaction, a place among those that run at once.
+// Cooldown attempts the message again after each of waits. It is meant for longer waits than Retry: the lane releases its
+// transaction and its place among the running lanes.
 func (r Rule) Cooldown(waits ...time.Duration) Rule {
 	return r.addSteps("Cooldown", waits, func(d time.Duration) step { return step{action: RetryAfter, delay: d} })
 }
 
-// RetryForever runs the message again until it succeeds or another rule matches, with waits that double from base to cap,
-// drawn with full jitter. Such failures spend no attempts.
+// RetryForever attempts the message again until it succeeds or another rule matches. The waits double from base to cap, with full
+// jitter. Such failures spend no attempts.
 func (r Rule) RetryForever(base, cap time.Duration) Rule {
 	if base <= 0 || cap < base {
 		return r.addProblem("RetryForever(%s, %s): the base must be positive and the cap at least the base", base, cap)
@@ -101,13 +101,13 @@ func (r Rule) RetryForever(base, cap time.Duration) Rule {
 	return r
 }
 
-// RetryTopic moves the message to a retry topic for each of delays, from where it comes back not before the delay has
-// passed. Nothing waits meanwhile, so later messages of its key are handled before it, unless BlockKey is set too.
+// RetryTopic moves the message to a retry topic for each of delays. It is handled again when the delay has passed. No lane of its
+// topic waits for it. Later messages of its key are handled before it unless the rule has BlockKey.
 func (r Rule) RetryTopic(delays ...time.Duration) Rule {
 	return r.addSteps("RetryTopic", delays, func(d time.Duration) step { return step{action: RetryTopic, delay: d} })
 }
 
-// RetryTopics is RetryTopic with named topics.
+// RetryTopics is like RetryTopic, with named topics.
 func (r Rule) RetryTopics(rungs ...Rung) Rule {
 	for _, g := range rungs {
 		if g.Delay <= 0 {
@@ -118,8 +118,8 @@ func (r Rule) RetryTopics(rungs ...Rung) Rule {
 	return r
 }
 
-// Requeue moves the message to the end of its topic, up to n times. Later messages of its key are handled before it,
-// unless BlockKey is set too.
+// Requeue moves the message to the end of its topic, up to n times. Later messages of its key are handled before it unless the
+// rule has BlockKey.
 func (r Rule) Requeue(n int) Rule {
 	if n < 1 {
 		return r.addProblem("Requeue(%d): at least 1", n)
@@ -130,13 +130,13 @@ func (r Rule) Requeue(n int) Rule {
 	return r
 }
 
-// Schedule hands the message to the outbox as a scheduled event for each of delays; the relay brings it back to its topic
-// when it is due. It needs a DisposerConfig with an Outbox, and an allowed topic. Order is as with Requeue.
+// Schedule appends the message to the outbox as a scheduled event, for each of delays. The relay sends it to its topic when it is
+// due. It needs a DisposerConfig with an Outbox, and the topic must be allowed. The order is that of Requeue.
 func (r Rule) Schedule(delays ...time.Duration) Rule {
 	return r.addSteps("Schedule", delays, func(d time.Duration) step { return step{action: Schedule, delay: d} })
 }
 
-// Pause pauses the whole consumer for each of delays and tries the message again then; UntilResumed has no end.
+// Pause pauses the whole consumer for each of delays and then attempts the message again. UntilResumed pauses until Resume.
 func (r Rule) Pause(delays ...time.Duration) Rule {
 	for _, d := range delays {
 		if d <= 0 && d != UntilResumed {
@@ -161,15 +161,15 @@ func (r Rule) Jitter(f float64) Rule {
 	return r
 }
 
-// BlockKey keeps later messages of the key, for this handler, behind one that this rule moved away, until it was handled
-// or given up. It needs a KeyGate, by BlockingKeys, and a RetryTopic in the rule, in whose first topic those wait that are
-// kept behind; without one their lane waits.
+// BlockKey holds back later messages of the key, for this handler, until a message that this rule moved is handled or given up. It
+// needs a KeyGate, which BlockingKeys sets. The later messages wait in the first retry topic of the rule. If the rule has none,
+// their lane waits.
 func (r Rule) BlockKey() Rule {
 	r.blockKey = true
 	return r
 }
 
-// Uncounted makes the rule's failures spend no attempts: the first step is taken each time.
+// Uncounted makes the rule's failures spend no attempts: each of them takes the first step.
 func (r Rule) Uncounted() Rule {
 	r.uncounted = true
 	return r
@@ -181,13 +181,13 @@ func (r Rule) As(class string) Rule {
 	return r
 }
 
-// DeadTopic names the topic of the dead letter, in place of the Disposer's.
+// DeadTopic sets the topic of the dead letter. It replaces the topic of the Disposer.
 func (r Rule) DeadTopic(topic string) Rule {
 	r.deadTopic = topic
 	return r
 }
 
-// Then sets where a message goes after the last step. Defaults to ToDeadLetter.
+// Then sets the Outcome after the last step. Defaults to ToDeadLetter.
 func (r Rule) Then(o Outcome) Rule {
 	if o > ToPause {
 		return r.addProblem("Then(%d): no such outcome", o)
@@ -202,6 +202,7 @@ func (r Rule) Discard() Rule { return r.Then(ToDiscard) }
 // DeadLetter is Then(ToDeadLetter).
 func (r Rule) DeadLetter() Rule { return r.Then(ToDeadLetter) }
 
+// addSteps adds a step for each of delays, which must be positive. what names the method in problems.
 func (r Rule) addSteps(what string, delays []time.Duration, make func(time.Duration) step) Rule {
 	if len(delays) == 0 {
 		return r.addProblem("%s: without a delay", what)
@@ -215,6 +216,7 @@ func (r Rule) addSteps(what string, delays []time.Duration, make func(time.Durat
 	return r
 }
 
+// addStep returns a copy with one more step. It numbers the rungs of retry topics.
 func (r Rule) addStep(s step) Rule {
 	if s.action == RetryTopic {
 		r.rungCount++
@@ -224,6 +226,7 @@ func (r Rule) addStep(s step) Rule {
 	return r
 }
 
+// addProblem returns a copy with one more problem, for Validate.
 func (r Rule) addProblem(format string, args ...any) Rule {
 	r.problems = append(slices.Clip(r.problems), fmt.Sprintf(format, args...))
 	return r
