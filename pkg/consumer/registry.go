@@ -13,20 +13,20 @@ import (
 	"github.com/outrelay/outrelay/pkg/inbox"
 )
 
-// registration is one handler with its patterns.
+// registration is one handler with its patterns. It has either a handler or a batchHandler.
 type registration struct {
 	handling
 	patterns     []string
-	handler      Handler          // one of these two
-	batchHandler BatchHandlerFunc //
+	handler      Handler
+	batchHandler BatchHandlerFunc
 	once         bool
 
-	chained Handler       // single, or the collector of batched, with its middleware
-	slots   chan struct{} // of Limit; nil without
-	fired   atomic.Bool   // of once
+	chained Handler       // handler, or the collector of batchHandler, with its middlewares
+	slots   chan struct{} // of Limit; nil without a limit
+	fired   atomic.Bool   // a Once handler has accepted its message
 	removed atomic.Bool
 	pace    pace
-	system  bool // one of the consumer's own: for what nobody takes, and for what cannot be decoded
+	system  bool // a handler of the consumer: for messages without a handler or that cannot be decoded
 }
 
 // HandlerInfo describes a registered handler.
@@ -38,25 +38,25 @@ type HandlerInfo struct {
 	Once     bool
 }
 
-// registry is the handlers of a consumer. What is looked up on the way of a message is an immutable list.
+// registry has the handlers of a consumer. The lookup for a message uses an immutable list and takes no lock.
 type registry struct {
 	mu            sync.Mutex
 	strict        bool
 	current       atomic.Pointer[handlers]
 	watches       []*watch
 	watchCount    atomic.Int32
-	changed       chan struct{}       // closed when a handler is added; nil if nobody waits for that
-	reportedTypes map[string]struct{} // types that AckUnknown lets pass and that were reported
+	changed       chan struct{}       // closed when a handler is added; nil while no goroutine waits
+	reportedTypes map[string]struct{} // types skipped by AckUnknown that were reported
 }
 
-// handlers is a snapshot of the registrations, in their order, with a cache of what types they take.
+// handlers is a snapshot of the registrations, in their order, with a cache of the handlers of each type.
 type handlers struct {
 	all       []*registration
 	cache     sync.Map // type to []*registration
 	cacheSize atomic.Int32
 }
 
-// maxCachedTypes bounds the cache: types come from outside.
+// maxCachedTypes bounds the cache, because producers choose the types.
 const maxCachedTypes = 4096
 
 // types returns the handlers that take the type.
@@ -64,12 +64,14 @@ func (h *handlers) forType(typ string) []*registration {
 	if got, ok := h.cache.Load(typ); ok {
 		return got.([]*registration)
 	}
+
 	var out []*registration
 	for _, r := range h.all {
 		if r.takesType(typ) {
 			out = append(out, r)
 		}
 	}
+
 	if h.cacheSize.Load() < maxCachedTypes {
 		h.cacheSize.Add(1)
 		h.cache.Store(strings.Clone(typ), out)
@@ -77,7 +79,7 @@ func (h *handlers) forType(typ string) []*registration {
 	return out
 }
 
-// reportUnknownOnce reports, once for each type, that AckUnknown lets messages pass.
+// reportUnknownOnce reports, once for each type, that AckUnknown skips messages. It stops at maxCachedTypes types.
 func (g *registry) reportUnknownOnce(typ string, report func(err error)) {
 	g.mu.Lock()
 	_, reported := g.reportedTypes[typ]
@@ -89,15 +91,19 @@ func (g *registry) reportUnknownOnce(typ string, report func(err error)) {
 		g.reportedTypes[strings.Clone(typ)] = struct{}{}
 	}
 	g.mu.Unlock()
+
+	// report may call a function of the user, so it is called without the lock.
 	if first {
-		report(fmt.Errorf("%w: AckUnknown lets all messages of that type pass unhandled", &NoHandlerError{Type: typ}))
+		report(fmt.Errorf("%w: AckUnknown skips all messages of that type", &NoHandlerError{Type: typ}))
 	}
 }
 
+// takesType reports whether some pattern of r matches typ.
 func (r *registration) takesType(typ string) bool {
 	return slices.ContainsFunc(r.patterns, func(p string) bool { return glob.Match(p, typ) })
 }
 
+// snapshot returns the current handlers, which do not change any more.
 func (g *registry) snapshot() *handlers {
 	if h := g.current.Load(); h != nil {
 		return h
@@ -105,15 +111,17 @@ func (g *registry) snapshot() *handlers {
 	return &handlers{}
 }
 
-// addHandler registers all or nothing.
+// addHandler adds r. If a name or, with Strict, a type is taken, it adds nothing and returns a *DuplicateHandlerError.
 func (g *registry) addHandler(r *registration) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
+
 	all := g.snapshot().all
 	for _, other := range all {
 		if other.name == r.name {
 			return &DuplicateHandlerError{Name: r.name}
 		}
+
 		if !g.strict {
 			continue
 		}
@@ -123,6 +131,7 @@ func (g *registry) addHandler(r *registration) error {
 			}
 		}
 	}
+
 	g.current.Store(&handlers{all: append(slices.Clone(all), r)})
 	if g.changed != nil {
 		close(g.changed)
@@ -131,7 +140,7 @@ func (g *registry) addHandler(r *registration) error {
 	return nil
 }
 
-// nextChange is closed when the next handler is added.
+// nextChange returns a channel that is closed when the next handler is added.
 func (g *registry) nextChange() <-chan struct{} {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -141,10 +150,11 @@ func (g *registry) nextChange() <-chan struct{} {
 	return g.changed
 }
 
-// removeIf takes out what cond says and returns how many that were.
+// removeIf removes the registrations for which cond is true, and returns their number.
 func (g *registry) removeIf(cond func(r *registration) bool) int {
 	g.mu.Lock()
 	defer g.mu.Unlock()
+
 	var keep []*registration
 	n := 0
 	for _, r := range g.snapshot().all {
@@ -155,21 +165,24 @@ func (g *registry) removeIf(cond func(r *registration) bool) int {
 		}
 		keep = append(keep, r)
 	}
+
 	if n > 0 {
 		g.current.Store(&handlers{all: keep})
 	}
 	return n
 }
 
-// Handle registers a handler for the messages whose type matches the pattern: the type itself, or with * for any run of
-// characters and ? for one, as "order.*" or "*". All handlers that match a type get its messages, each with a name and so with a place
-// in the inbox, attempts and a fate of its own; the order among them is not fixed. It may be called while the consumer
-// runs: messages that are read from then on see it. What is wrong, with any of the arguments, is returned at once.
+// Handle registers a handler for the messages whose type matches the pattern. A pattern is a type in which * stands for any
+// characters and ? for one character, such as "order.*" or "*". All handlers that match a type get its messages, in no fixed order.
+// Each handler has its own name, and therefore its own place in the inbox, attempts and outcome.
+//
+// Handle may be called while the consumer runs. Messages that are fetched later reach the handler. The error lists all invalid
+// arguments.
 func (c *Consumer) Handle(pattern string, h Handler, opts ...HandlerOption) error {
 	return c.Subscribe([]string{pattern}, h, opts...)
 }
 
-// HandleBatch registers a handler that gets the messages of one lane together.
+// HandleBatch registers a handler that gets several messages of one lane at once. Otherwise it is like Handle.
 func (c *Consumer) HandleBatch(pattern string, f BatchHandlerFunc, opts ...HandlerOption) error {
 	if f == nil {
 		return errors.New("consumer: HandleBatch: the handler is nil")
@@ -177,7 +190,7 @@ func (c *Consumer) HandleBatch(pattern string, f BatchHandlerFunc, opts ...Handl
 	return c.registerHandler(&registration{patterns: []string{pattern}, batchHandler: f}, opts)
 }
 
-// On is Handle of a function that returns how to take it back.
+// On is like Handle with a function. off removes the handler.
 func (c *Consumer) On(pattern string, f HandlerFunc, opts ...HandlerOption) (off func(), err error) {
 	if f == nil {
 		return func() {}, errors.New("consumer: On: the handler is nil")
@@ -189,8 +202,8 @@ func (c *Consumer) On(pattern string, f HandlerFunc, opts ...HandlerOption) (off
 	return func() { c.reg.removeIf(func(x *registration) bool { return x == r }) }, nil
 }
 
-// Once registers a handler for the first message that matches. It is taken back when that message is finished. Members of
-// a group and generations of it each count for themselves.
+// Once registers a handler for the first message that matches. The handler is removed when that message is finished. Each member
+// and each generation of the group has its own first message.
 func (c *Consumer) Once(pattern string, f HandlerFunc, opts ...HandlerOption) (off func(), err error) {
 	if f == nil {
 		return func() {}, errors.New("consumer: Once: the handler is nil")
@@ -202,19 +215,20 @@ func (c *Consumer) Once(pattern string, f HandlerFunc, opts ...HandlerOption) (o
 	return func() { c.reg.removeIf(func(x *registration) bool { return x == r }) }, nil
 }
 
-// Off takes a handler back by its name and reports whether there was one. Its messages that were read already and did not
-// begin are let pass.
+// Off removes the handler of that name, and reports whether there was one. Messages that were fetched for it and not started are
+// skipped.
 func (c *Consumer) Off(name string) bool {
 	return c.reg.removeIf(func(r *registration) bool { return r.name == name }) > 0
 }
 
-// OffAll takes back all handlers that were registered with exactly that pattern, or with "" all, and returns how many.
+// OffAll removes all handlers that were registered with exactly that pattern, and returns their number. OffAll("") removes all
+// handlers.
 func (c *Consumer) OffAll(pattern string) int {
 	return c.reg.removeIf(func(r *registration) bool { return pattern == "" || slices.Contains(r.patterns, pattern) })
 }
 
-// Subscribe registers one handler for several patterns, or for none of them if any cannot be. No pattern at all registers
-// nothing and is no error.
+// Subscribe registers one handler for several patterns. If one of them is invalid or taken, it registers none. Without patterns it
+// does nothing and returns nil.
 func (c *Consumer) Subscribe(patterns []string, h Handler, opts ...HandlerOption) error {
 	if f, ok := h.(HandlerFunc); h == nil || ok && f == nil {
 		return errors.New("consumer: the handler is nil")
@@ -225,6 +239,7 @@ func (c *Consumer) Subscribe(patterns []string, h Handler, opts ...HandlerOption
 	return c.registerHandler(&registration{patterns: slices.Clone(patterns), handler: h}, opts)
 }
 
+// registerHandler applies the options to r, validates it and adds it.
 func (c *Consumer) registerHandler(r *registration, opts []HandlerOption) error {
 	r.handling = c.s.handling
 	r.name = strings.Join(r.patterns, ",")
@@ -234,9 +249,10 @@ func (c *Consumer) registerHandler(r *registration, opts []HandlerOption) error 
 			o.applyToHandler(&r.handling)
 		}
 	}
+
 	var bad []error
 	if slices.Contains(r.patterns, "") {
-		bad = append(bad, errors.New("a pattern is empty: \"*\" takes every type"))
+		bad = append(bad, errors.New("a pattern is empty: \"*\" matches every type"))
 	}
 	if r.name == "" || strings.Contains(r.name, "/") {
 		bad = append(bad, fmt.Errorf("name %q of a handler: it must not be empty or contain a slash", r.name))
@@ -245,11 +261,12 @@ func (c *Consumer) registerHandler(r *registration, opts []HandlerOption) error 
 	if err := errors.Join(bad...); err != nil {
 		return fmt.Errorf("consumer: handler %q: %w", r.name, err)
 	}
+
 	c.prepareHandler(r)
 	return c.reg.addHandler(r)
 }
 
-// prepareHandler builds what does not change while the handler is there.
+// prepareHandler sets the decider, the slots and the middleware chain of r.
 func (c *Consumer) prepareHandler(r *registration) {
 	if r.decider == nil {
 		r.decider = defaultDecider()
@@ -257,6 +274,7 @@ func (c *Consumer) prepareHandler(r *registration) {
 	if r.limit > 0 {
 		r.slots = make(chan struct{}, r.limit)
 	}
+
 	inner := r.handler
 	if inner == nil {
 		inner = HandlerFunc(collectMessage)
@@ -264,7 +282,7 @@ func (c *Consumer) prepareHandler(r *registration) {
 	r.chained = c.wrapWithGate(r.decider, chainMiddlewares(inner, r.middlewares))
 }
 
-// Handlers lists the registered handlers in their order.
+// Handlers returns the registered handlers, in the order of their registration.
 func (c *Consumer) Handlers() []HandlerInfo {
 	all := c.reg.snapshot().all
 	out := make([]HandlerInfo, len(all))
@@ -274,7 +292,7 @@ func (c *Consumer) Handlers() []HandlerInfo {
 	return out
 }
 
-// Patterns lists the distinct patterns of all handlers, sorted.
+// Patterns returns the distinct patterns of all handlers, sorted.
 func (c *Consumer) Patterns() []string {
 	var out []string
 	for _, r := range c.reg.snapshot().all {
@@ -284,7 +302,7 @@ func (c *Consumer) Patterns() []string {
 	return slices.Compact(out)
 }
 
-// Count is how many handlers take messages of that type.
+// Count returns how many handlers match the type.
 func (c *Consumer) Count(typ string) int {
 	n := 0
 	for _, r := range c.reg.snapshot().all {
@@ -295,16 +313,16 @@ func (c *Consumer) Count(typ string) int {
 	return n
 }
 
-// watch is one WaitFor.
+// watch is the state of one call of WaitFor.
 type watch struct {
 	pattern string
 	cond    func(m *Message) bool
 	got     chan *Message
 }
 
-// WaitFor waits until this consumer is through with a message whose type matches the pattern and for which cond, if not
-// nil, is true, and returns a copy of it as it was read. It observes: it is no handler, takes no place of one, and sees
-// only messages that are finished after it was called. The error is that of ctx.
+// WaitFor blocks until this consumer has finished a message whose type matches the pattern and for which cond, if not nil, is true.
+// It returns a copy of the message as it was read. WaitFor only observes: it does not count as a handler. Messages that were
+// finished before the call do not match. If ctx ends first, the error has its cause.
 func (c *Consumer) WaitFor(ctx context.Context, pattern string, cond func(m *Message) bool) (*Message, error) {
 	w := &watch{pattern: pattern, cond: cond, got: make(chan *Message, 1)}
 	g := &c.reg
@@ -312,6 +330,7 @@ func (c *Consumer) WaitFor(ctx context.Context, pattern string, cond func(m *Mes
 	g.watches = append(g.watches, w)
 	g.watchCount.Add(1)
 	g.mu.Unlock()
+
 	defer func() {
 		g.mu.Lock()
 		defer g.mu.Unlock()
@@ -320,6 +339,7 @@ func (c *Consumer) WaitFor(ctx context.Context, pattern string, cond func(m *Mes
 			g.watchCount.Add(-1)
 		}
 	}()
+
 	select {
 	case m := <-w.got:
 		return m, nil
@@ -328,7 +348,7 @@ func (c *Consumer) WaitFor(ctx context.Context, pattern string, cond func(m *Mes
 	}
 }
 
-// matchesMessage is false for a condition that panics.
+// matchesMessage reports whether m satisfies the watch. It returns false if the condition panics.
 func (w *watch) matchesMessage(m *Message) (yes bool) {
 	defer func() {
 		if recover() != nil {
@@ -338,7 +358,7 @@ func (w *watch) matchesMessage(m *Message) (yes bool) {
 	return glob.Match(w.pattern, m.Type) && (w.cond == nil || w.cond(m))
 }
 
-// notifyWatches tells those who wait.
+// notifyWatches passes a copy of a finished message to the watches that match it. It calls their conditions and does not block.
 func (g *registry) notifyWatches(m *Message) {
 	if g.watchCount.Load() == 0 || m == nil {
 		return
@@ -346,12 +366,15 @@ func (g *registry) notifyWatches(m *Message) {
 	g.mu.Lock()
 	list := slices.Clone(g.watches)
 	g.mu.Unlock()
+
 	for _, w := range list {
-		if w.matchesMessage(m) {
-			select {
-			case w.got <- m.Clone():
-			default:
-			}
+		if !w.matchesMessage(m) {
+			continue
+		}
+		// A watch needs only the first message.
+		select {
+		case w.got <- m.Clone():
+		default:
 		}
 	}
 }

@@ -1,7 +1,7 @@
-// Package consumermetrics makes Prometheus metrics of what a consumer does: give a consumer
-// consumer.WithObserver(o), with one Observer for each consumer group and registry.
+// Package consumermetrics provides Prometheus metrics of a consumer. Pass an Observer to the consumer with
+// consumer.WithObserver. Create one Observer for each consumer group and registry.
 //
-// Nothing in it blocks, and a call of a handler costs a few atomic additions. Labels are bounded: handlers, the actions of
+// No method waits for I/O, and each attempt of a handler costs a few atomic additions. Labels are bounded: handlers, the actions of
 // policies, topics and partitions of the group, and the reasons of a suspension.
 package consumermetrics
 
@@ -16,10 +16,10 @@ import (
 	"github.com/outrelay/outrelay/pkg/consumer"
 )
 
-// buckets reach from half a millisecond to ten seconds, in seconds.
+// buckets are the upper bounds of the handle time in seconds, from half a millisecond to ten seconds.
 var buckets = []float64{.0005, .001, .002, .003, .005, .01, .02, .05, .1, .2, .5, 1, 2, 5, 10}
 
-// Observer counts for one consumer group. Create it with [New].
+// Observer has the metrics of one consumer group. Create it with [New].
 type Observer struct {
 	handled    *prometheus.CounterVec
 	duplicates *prometheus.CounterVec
@@ -47,7 +47,7 @@ type place struct {
 
 var _ consumer.Observer = (*Observer)(nil)
 
-// New registers the metrics of group, which is a label of all of them. It fails where the registry has them already.
+// New registers the metrics of group. Each of them has the label group. New returns an error if the registry has them already.
 func New(registry prometheus.Registerer, group string) (*Observer, error) {
 	in := prometheus.WrapRegistererWith(prometheus.Labels{"group": group}, registry)
 	counter := func(name, help string) prometheus.CounterOpts {
@@ -56,6 +56,7 @@ func New(registry prometheus.Registerer, group string) (*Observer, error) {
 	gauge := func(name, help string) prometheus.GaugeOpts {
 		return prometheus.GaugeOpts{Namespace: "outrelay", Subsystem: "consumer", Name: name, Help: help}
 	}
+
 	o := &Observer{
 		handled:    prometheus.NewCounterVec(counter("handled_total", "Messages handled."), []string{"handler"}),
 		duplicates: prometheus.NewCounterVec(counter("duplicates_total", "Messages that the inbox knew."), []string{"handler"}),
@@ -76,11 +77,13 @@ func New(registry prometheus.Registerer, group string) (*Observer, error) {
 		suspended:  prometheus.NewGaugeVec(gauge("suspended", "1 while nothing is fetched, by reason."), []string{"reason"}),
 		series:     map[place]bool{},
 	}
+
 	for _, c := range []prometheus.Collector{
-		o.handled, o.duplicates, o.dropped, o.failed, o.took, o.lag, o.oldest, o.messages, o.bytes, o.running, o.partitions, o.rebalances, o.commits, o.suspended,
+		o.handled, o.duplicates, o.dropped, o.failed, o.took, o.lag, o.oldest, o.messages, o.bytes, o.running, o.partitions,
+		o.rebalances, o.commits, o.suspended,
 	} {
 		if err := in.Register(c); err != nil {
-			return nil, fmt.Errorf("metrics of group %s: %w", group, err)
+			return nil, fmt.Errorf("registering the metrics of group %s: %w", group, err)
 		}
 	}
 	return o, nil
@@ -132,8 +135,8 @@ func (o *Observer) Held(messages, bytes int64) {
 // Running implements [consumer.Observer].
 func (o *Observer) Running(n int) { o.running.Set(float64(n)) }
 
-// Assigned implements [consumer.Observer]. The lags of partitions that another member has now would stand still, so all of
-// them begin anew.
+// Assigned implements [consumer.Observer]. It removes the series of all partitions. Otherwise the lag of a partition that moved to
+// another member would keep its last value.
 func (o *Observer) Assigned(partitions int) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
