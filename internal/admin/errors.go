@@ -68,7 +68,7 @@ func Explain(err error) (kind Failure, hint string) {
 	case is(ErrOtherNode):
 		return FailConflict, "name a node that runs the watcher; outrelay nodes lists them"
 	case errors.As(err, &refused), errors.As(err, &replayed), errors.As(err, &claimed),
-		is(ErrInUse, ErrNodeAlive, ErrOlderNodes, store.ErrReplayMoved, ErrReplayStalled):
+		is(ErrInUse, ErrNodeAlive, ErrOlderNodes, ErrReplayMoved, ErrReplayStalled):
 		return FailConflict, ""
 
 	case is(ErrUnavailable, ErrReplaysFull):

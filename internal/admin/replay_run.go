@@ -48,21 +48,20 @@ type ReplayRun struct {
 // Run continues a replay from its cursor, and returns when everything is queued and, with Wait,
 // sent. Run may be interrupted at any moment, also by a crash, and repeated: the cursor and the
 // envelopes change in the same transaction. If two processes run the same replay, one of them gets
-// [store.ErrReplayMoved].
+// [ErrReplayMoved].
 //
 // The timestamp alone does not show whether a recent envelope was delivered. So envelopes that are
 // younger than the margin, the longest life of a transaction, have to wait until the watcher has
 // passed them. If the watcher does not move, Run returns [ErrReplayStalled].
-func (r Replayer) Run(ctx context.Context, id string, o ReplayRun) (ReplayInfo, error) {
-	replays := store.NewReplays(r.State)
-	doc, err := replays.Get(ctx, id)
+func (r Replays) Run(ctx context.Context, id string, o ReplayRun) (ReplayInfo, error) {
+	doc, err := r.stored.Get(ctx, id)
 	if err != nil {
 		return ReplayInfo{}, err
 	}
-	if doc.Watcher != r.Watcher {
-		return newReplayInfo(doc), fmt.Errorf("replay %s belongs to watcher %s, not to %s", id, doc.Watcher, r.Watcher)
+	if doc.Watcher != r.op.Watcher {
+		return newReplayInfo(doc), fmt.Errorf("replay %s belongs to watcher %s, not to %s", id, doc.Watcher, r.op.Watcher)
 	}
-	if doc.State == store.ReplayCancelled {
+	if doc.State == ReplayCancelled {
 		return newReplayInfo(doc), fmt.Errorf("replay %s was cancelled; order a new one", id)
 	}
 	if o.Open <= 0 {
@@ -73,9 +72,8 @@ func (r Replayer) Run(ctx context.Context, id string, o ReplayRun) (ReplayInfo, 
 	}
 
 	run := &replayRun{
-		replayer:   r,
+		replays:    r,
 		options:    o,
-		replays:    replays,
 		doc:        doc,
 		cursor:     doc.Cursor,
 		openCounts: map[string]int64{},
@@ -90,7 +88,7 @@ func (r Replayer) Run(ctx context.Context, id string, o ReplayRun) (ReplayInfo, 
 		}
 	}
 
-	if doc.State == store.ReplayRunning {
+	if doc.State == ReplayRunning {
 		if err := run.queueAll(ctx); err != nil {
 			return newReplayInfo(run.doc), err
 		}
@@ -101,7 +99,7 @@ func (r Replayer) Run(ctx context.Context, id string, o ReplayRun) (ReplayInfo, 
 		}
 	}
 
-	doc, err = replays.Get(ctx, id)
+	doc, err = r.stored.Get(ctx, id)
 	info := newReplayInfo(doc)
 	if o.Wait {
 		info.Outstanding = 0
@@ -111,12 +109,11 @@ func (r Replayer) Run(ctx context.Context, id string, o ReplayRun) (ReplayInfo, 
 
 // replayRun is the state of one run.
 type replayRun struct {
-	replayer Replayer
-	options  ReplayRun
-	replays  *store.Replays
-	doc      store.Replay // its cursor is the stored one
-	cursor   store.ReplayCursor
-	skipped  int64 // envelopes read after the last queued one and left out
+	options ReplayRun
+	replays Replays
+	doc     storedReplay // its cursor is the stored one
+	cursor  replayCursor
+	skipped int64 // envelopes read after the last queued one and left out
 
 	margin time.Duration
 	passed bson.Timestamp // the last known position of the watcher
@@ -131,7 +128,7 @@ type replayRun struct {
 
 // queueAll queues the rest of the replay, and marks it as done.
 func (u *replayRun) queueAll(ctx context.Context) error {
-	client := u.replayer.State.Client()
+	client := u.replays.op.State.Client()
 	u.margin = store.Margin(ctx, client)
 	now, err := store.ServerTime(ctx, client)
 	if err != nil {
@@ -146,15 +143,15 @@ func (u *replayRun) queueAll(ctx context.Context) error {
 			return err
 		}
 		if !more {
-			u.cursor = store.ReplayCursor{At: u.cursor.At + 1}
+			u.cursor = replayCursor{At: u.cursor.At + 1}
 		}
 	}
 
-	if err := u.replays.End(ctx, u.doc.ID, store.ReplayDone, u.skipped); err != nil {
+	if err := u.replays.stored.End(ctx, u.doc.ID, ReplayDone, u.skipped); err != nil {
 		return err
 	}
-	u.doc.State = store.ReplayDone
-	return u.replayer.logAction(ctx, "replay_queued", bson.D{
+	u.doc.State = ReplayDone
+	return u.replays.op.logAction(ctx, "replay_queued", bson.D{
 		{Key: "replay", Value: u.doc.ID},
 		{Key: "queued", Value: u.doc.Queued},
 		{Key: "skipped", Value: u.doc.Skipped + u.skipped},
@@ -165,7 +162,7 @@ func (u *replayRun) queueAll(ctx context.Context) error {
 // of the collection.
 func (u *replayRun) queueNext(ctx context.Context) (more bool, err error) {
 	ns := u.doc.Query.Collections[u.cursor.At]
-	coll, err := store.Outboxed(u.replayer.State.Client(), ns)
+	coll, err := store.Outboxed(u.replays.op.State.Client(), ns)
 	if err != nil {
 		return false, err
 	}
@@ -176,7 +173,7 @@ func (u *replayRun) queueNext(ctx context.Context) (more bool, err error) {
 	if u.doc.Rate > 0 {
 		limit = int(min(float64(limit), math.Ceil(5*u.doc.Rate)))
 	}
-	docs, seen, err := store.ReadReplay(ctx, coll, u.doc.Query, u.cursor.TS, limit)
+	docs, seen, err := readEnvelopes(ctx, coll, u.doc.Query, u.cursor.TS, limit)
 	if err != nil || len(docs) == 0 {
 		return false, err
 	}
@@ -191,7 +188,7 @@ func (u *replayRun) queueNext(ctx context.Context) (more bool, err error) {
 		rest = rest[len(part):]
 
 		// Copied documents may share a timestamp. The cursor moves with the last of them.
-		to := store.ReplayCursor{At: u.cursor.At, TS: part[len(part)-1].TS}
+		to := replayCursor{At: u.cursor.At, TS: part[len(part)-1].TS}
 		if len(rest) > 0 && rest[0].TS == to.TS {
 			to = u.doc.Cursor
 		}
@@ -205,7 +202,7 @@ func (u *replayRun) queueNext(ctx context.Context) (more bool, err error) {
 
 // queuedEnvelope is an envelope to be queued.
 type queuedEnvelope struct {
-	store.Requeue
+	requeue
 	skipped int64 // envelopes that were read before it and left out
 }
 
@@ -237,20 +234,20 @@ func (u *replayRun) nextBatchSize() int {
 
 // buildRequeue returns the write that queues an envelope. It returns false for an envelope that
 // cannot be sent: the replay would only create a dead letter.
-func (u *replayRun) buildRequeue(raw bson.Raw) (store.Requeue, bool) {
+func (u *replayRun) buildRequeue(raw bson.Raw) (requeue, bool) {
 	var v event.View
 	if event.Parse(raw, &v) != nil {
-		return store.Requeue{}, false
+		return requeue{}, false
 	}
 	if v.HasExpiresAt && v.ExpiresAt <= time.Now().Add(u.skew).UnixMilli() {
-		return store.Requeue{}, false
+		return requeue{}, false
 	}
-	target := u.replayer.routeEnvelope(&v, u.doc.Query.Topics)
+	target := u.replays.routeEnvelope(&v, u.doc.Query.Topics)
 	if len(target.topics) == 0 {
-		return store.Requeue{}, false
+		return requeue{}, false
 	}
 
-	q := store.Requeue{ID: raw.Lookup("_id"), TS: v.TS}
+	q := requeue{ID: raw.Lookup("_id"), TS: v.TS}
 	if v.Key == nil {
 		q.Key = string(v.OrderingKey())
 	}
@@ -284,7 +281,7 @@ func (u *replayRun) waitDelivered(ctx context.Context, last, seen bson.Timestamp
 				return err
 			}
 		}
-		if u.passed, err = u.replayer.lowestPosition(ctx); err != nil {
+		if u.passed, err = u.replays.op.lowestPosition(ctx); err != nil {
 			return err
 		}
 
@@ -296,24 +293,24 @@ func (u *replayRun) waitDelivered(ctx context.Context, last, seen bson.Timestamp
 			position := time.Unix(int64(u.passed.T), 0).UTC().Format(time.RFC3339)
 			return fmt.Errorf("%w: watcher %s is at %s, so later events may not be delivered yet; "+
 				"run outrelay status, then continue with outrelay replay --resume %s",
-				ErrReplayStalled, u.replayer.Watcher, position, u.doc.ID)
+				ErrReplayStalled, u.replays.op.Watcher, position, u.doc.ID)
 		}
 	}
 }
 
 // writeBatch queues the envelopes in part and moves the stored cursor, in one transaction. It
 // blocks until the rate and the number of queued envelopes allow it.
-func (u *replayRun) writeBatch(ctx context.Context, ns string, part []queuedEnvelope, to store.ReplayCursor) error {
+func (u *replayRun) writeBatch(ctx context.Context, ns string, part []queuedEnvelope, to replayCursor) error {
 	if err := u.waitForRoom(ctx, int64(len(part))); err != nil {
 		return err
 	}
 
-	b := store.ReplayBatch{Name: uuid.NewString(), NS: ns, From: u.doc.Cursor, To: to}
+	b := replayBatch{Name: uuid.NewString(), NS: ns, From: u.doc.Cursor, To: to}
 	for _, q := range part {
-		b.Envelopes = append(b.Envelopes, q.Requeue)
+		b.Envelopes = append(b.Envelopes, q.requeue)
 		b.Skipped += q.skipped
 	}
-	n, held, err := u.replays.Queue(ctx, u.doc.ID, u.replayer.Watcher, b)
+	n, held, err := u.replays.stored.Queue(ctx, u.doc.ID, u.replays.op.Watcher, b)
 	if err != nil {
 		return err
 	}
@@ -385,7 +382,7 @@ func (u *replayRun) waitSent(ctx context.Context) error {
 func (u *replayRun) countOutstanding(ctx context.Context) (int64, error) {
 	var total int64
 	for ns := range u.openCounts {
-		n, err := u.replays.Outstanding(ctx, u.doc.ID, ns, u.options.Open+1)
+		n, err := u.replays.stored.Outstanding(ctx, u.doc.ID, ns, u.options.Open+1)
 		if err != nil {
 			return 0, err
 		}

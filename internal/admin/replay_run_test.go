@@ -17,7 +17,6 @@ import (
 	"github.com/outrelay/outrelay/internal/admin"
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/lease"
-	"github.com/outrelay/outrelay/internal/store"
 )
 
 // A process that dies at any statement of a transaction, and two that run the same replay.
@@ -40,7 +39,7 @@ func TestACrashedReplayGoesOnAndQueuesEachEnvelopeOnce(t *testing.T) {
 	s.append(many(n)...)
 	s.runs(nil)
 	id := s.start(everything)
-	dying := s.r
+	dying := s.op
 	dying.State = c.Database(s.state.Name())
 	for round := 0; ; round++ {
 		if round == 100 {
@@ -51,10 +50,10 @@ func TestACrashedReplayGoesOnAndQueuesEachEnvelopeOnce(t *testing.T) {
 		kill = cancel
 		mu.Unlock()
 		left.Store(1 + rand.Int64N(5) + int64(round))
-		i, err := dying.Run(ctx, id, admin.ReplayRun{Open: 100})
+		i, err := dying.Replays().Run(ctx, id, admin.ReplayRun{Open: 100})
 		cancel()
 		if err == nil {
-			if i.Queued != n || i.State != store.ReplayDone || round == 0 {
+			if i.Queued != n || i.State != admin.ReplayDone || round == 0 {
 				t.Errorf("after %d crashes: %+v", round, i)
 			}
 			break
@@ -96,7 +95,7 @@ func TestTwoThatRunTheSameReplayQueueEachEnvelopeOnce(t *testing.T) {
 	for _, err := range errs {
 		if err == nil {
 			came++
-		} else if !errors.Is(err, store.ErrReplayMoved) {
+		} else if !errors.Is(err, admin.ErrReplayMoved) {
 			t.Error(err)
 		}
 	}
@@ -127,7 +126,7 @@ func TestAReplayWaitsForTheRelay(t *testing.T) {
 		}
 		most.Store(max(most.Load(), queued))
 	}})
-	if err != nil || i.Queued != n || i.Outstanding != 0 || i.State != store.ReplayDone {
+	if err != nil || i.Queued != n || i.Outstanding != 0 || i.State != admin.ReplayDone {
 		t.Fatalf("%+v, %v", i, err)
 	}
 	if most.Load() != open {
@@ -154,7 +153,7 @@ func TestAReplayKeepsItsRateAndCanBeCancelled(t *testing.T) {
 			cancel()
 		}
 	}})
-	if !errors.Is(err, context.Canceled) || i.Queued != 80 || i.State != store.ReplayRunning {
+	if !errors.Is(err, context.Canceled) || i.Queued != 80 || i.State != admin.ReplayRunning {
 		t.Fatalf("%+v, %v", i, err)
 	}
 	if took := time.Since(began); took < 200*time.Millisecond {
@@ -170,7 +169,7 @@ func TestAReplayKeepsItsRateAndCanBeCancelled(t *testing.T) {
 	if _, err := s.r.Run(t.Context(), id, admin.ReplayRun{}); err == nil {
 		t.Error("a cancelled replay went on")
 	}
-	if err := s.r.Cancel(t.Context(), id); !errors.Is(err, store.ErrReplayMoved) {
+	if err := s.r.Cancel(t.Context(), id); !errors.Is(err, admin.ErrReplayMoved) {
 		t.Errorf("cancelled twice: %v", err)
 	}
 }

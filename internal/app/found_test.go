@@ -3,7 +3,7 @@ package app
 import (
 	"testing"
 
-	"github.com/outrelay/outrelay/internal/kafka/fence"
+	"github.com/outrelay/outrelay/internal/fence"
 )
 
 // A cluster that was made anew has an event for each of its partitions: they share entries of the log, written one after the other.

@@ -26,12 +26,13 @@ import (
 	"github.com/outrelay/outrelay/internal/config"
 	"github.com/outrelay/outrelay/internal/dispatch"
 	"github.com/outrelay/outrelay/internal/health"
-	"github.com/outrelay/outrelay/internal/kafka"
+	"github.com/outrelay/outrelay/internal/kafkawire"
 	"github.com/outrelay/outrelay/internal/metrics"
 	"github.com/outrelay/outrelay/internal/migrate"
 	"github.com/outrelay/outrelay/internal/nodes"
 	"github.com/outrelay/outrelay/internal/probes"
 	"github.com/outrelay/outrelay/internal/routing"
+	"github.com/outrelay/outrelay/internal/sink"
 	"github.com/outrelay/outrelay/internal/slot"
 	"github.com/outrelay/outrelay/internal/store"
 	"github.com/outrelay/outrelay/internal/systemd"
@@ -49,7 +50,8 @@ type Relay struct {
 	state          *state
 	clock          serverClock
 	mongo          *clients
-	kafka          *kafka.Client
+	kafka          *kafkawire.Client
+	sinks          *sink.Opener
 	nodes          *store.Nodes
 	member         *nodes.Member
 	steps          []migrate.Step // nil: the migrations of this version
@@ -152,6 +154,9 @@ func New(cfg config.Config, version string, log *slog.Logger, options ...Option)
 		return nil, err
 	}
 	if r.kafka, err = NewKafka(cfg, log, r.metrics); err != nil {
+		return nil, err
+	}
+	if r.sinks, err = newSinks(cfg, r.kafka, log, r.metrics); err != nil {
 		return nil, err
 	}
 	db := r.mongo.state.Database(cfg.MongoDB.State)

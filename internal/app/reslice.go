@@ -18,7 +18,7 @@ import (
 
 	"github.com/outrelay/outrelay/internal/config"
 	"github.com/outrelay/outrelay/internal/crash"
-	"github.com/outrelay/outrelay/internal/kafka"
+	"github.com/outrelay/outrelay/internal/fence"
 	"github.com/outrelay/outrelay/internal/lease"
 	"github.com/outrelay/outrelay/internal/metrics"
 	"github.com/outrelay/outrelay/internal/record"
@@ -86,7 +86,7 @@ type resliceRun struct {
 	cfg       config.Config
 	log       *slog.Logger
 	mongo     *clients
-	kafka     *kafka.Client
+	fence     *fence.Client
 	state     *mongo.Database
 	watchers  *mongo.Collection
 	divisions *store.Divisions
@@ -114,10 +114,12 @@ func RunReslice(ctx context.Context, cfg config.Config, log *slog.Logger, want R
 		defer cancel()
 		r.mongo.disconnect(ctx)
 	}()
-	if r.kafka, err = NewKafka(cfg, log, metrics.New("")); err != nil {
+	brokers, err := NewKafka(cfg, log, metrics.New(""))
+	if err != nil {
 		return ResliceReport{}, err
 	}
-	defer r.kafka.Close()
+	defer brokers.Close()
+	r.fence = fence.NewClient(brokers)
 	r.state = r.mongo.state.Database(cfg.MongoDB.State)
 	r.watchers = store.Majority(r.state.Collection("watchers"))
 	r.divisions = store.NewDivisions(r.state)
@@ -327,7 +329,7 @@ func (r *resliceRun) newDocuments(
 
 	docs := lease.Merge(ids, old, senders, func(d lease.Document) string { return positionKey(d.Position()) })
 	for i := range docs {
-		s, err := r.kafka.InitTransactionalID(ctx, transactionalID(&docs[i], r.cfg.Watcher, parts[i]))
+		s, err := r.fence.InitTransactionalID(ctx, transactionalID(&docs[i], r.cfg.Watcher, parts[i]))
 		if err != nil {
 			return nil, err
 		}

@@ -10,8 +10,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
 	"github.com/outrelay/outrelay/internal/crash"
-	"github.com/outrelay/outrelay/internal/kafka"
-	"github.com/outrelay/outrelay/internal/kafka/fence"
+	"github.com/outrelay/outrelay/internal/fence"
 	"github.com/outrelay/outrelay/internal/lease"
 	"github.com/outrelay/outrelay/internal/record"
 	"github.com/outrelay/outrelay/internal/retry"
@@ -133,17 +132,18 @@ func (r *resliceRun) fenceAll(ctx context.Context, old []lease.Document) ([]reco
 	for i := range old {
 		d := &old[i]
 		_, p, _ := slot.ParseID(d.ID)
-		senders, err := kafka.FenceOff(ctx, r.kafka, kafka.TakeOver{
+		senders, err := r.fence.FenceOff(ctx, fence.In{
 			TransactionalID: transactionalID(d, r.cfg.Watcher, p),
 			Generation:      d.Generation,
 			Offsets:         d.OffsetMap(),
 			Senders:         d.Senders(),
-			LeaseValid:      r.held[i].Valid,
+			Gate:            r.held[i].Valid,
 			Bounds: fence.Bounds{
 				Bytes: int64(r.cfg.Kafka.ReadBack.Bytes),
 				Time:  r.cfg.Kafka.ReadBack.Time,
 			},
 			Alive: d.RenewedAt,
+			Event: fence.LogEvents(r.log, nil),
 		})
 		if err != nil {
 			return nil, refusalf("slot %s: %w", d.ID, err)

@@ -11,10 +11,10 @@ import (
 
 	"github.com/outrelay/outrelay/internal/changestream"
 	"github.com/outrelay/outrelay/internal/config"
-	"github.com/outrelay/outrelay/internal/kafka"
 	"github.com/outrelay/outrelay/internal/lease"
 	"github.com/outrelay/outrelay/internal/metrics"
 	"github.com/outrelay/outrelay/internal/retry"
+	"github.com/outrelay/outrelay/internal/sink"
 	"github.com/outrelay/outrelay/internal/slot"
 	"github.com/outrelay/outrelay/internal/store"
 	"github.com/outrelay/outrelay/internal/tracing"
@@ -30,7 +30,7 @@ type runner struct {
 	log     *slog.Logger
 	metrics *metrics.Set
 	state   *state
-	kafka   *kafka.Client
+	sinks   *sink.Opener
 	scope   *changestream.Scope
 	lease   *lease.Lease
 	events  *store.Events
@@ -52,7 +52,7 @@ func (r *Relay) newRunner(p slot.Range, m *metrics.Set) (*runner, error) {
 		log:     r.log,
 		metrics: m,
 		state:   r.state,
-		kafka:   r.kafka,
+		sinks:   r.sinks,
 		scope:   r.scope,
 		yield:   make(chan string, 1),
 	}
@@ -81,7 +81,7 @@ func (r *Relay) newRunner(p slot.Range, m *metrics.Set) (*runner, error) {
 		one.log = r.log.With("slot", p.String())
 		one.state = newState(r.cfg.HTTP.Readiness, time.Now)
 		one.scope = r.scope.Of(p)
-		one.kafka = r.kafka.ForSlot(one.log, m, int64(one.cfg.Limits.Memory))
+		one.sinks = r.sinks.ForSlot(one.log, m, int64(one.cfg.Limits.Memory))
 		c.MayAttempt = func(pinned bool) (time.Duration, func(bool)) { return r.balancer.admitAttempt(p.I, pinned) }
 	}
 
@@ -235,17 +235,17 @@ func (r *runner) classifyEnd(stop context.Context, err error) (again bool, halt 
 		r.discardDocument()
 		return true, nil
 
-	case errors.Is(err, kafka.ErrReopen):
+	case errors.Is(err, sink.ErrReopen):
 		// The sink limits how often this happens.
 		r.log.Warn("taking over again in Kafka", "reason", err)
 		return true, nil
 
-	case errors.Is(err, kafka.ErrBroken):
+	case errors.Is(err, sink.ErrBroken):
 		// After a pause: a persistent error must not use up producer epochs.
 		r.log.Warn("Kafka forgot the producer's sequence; taking over again with a read-back", "reason", err)
 		return false, nil
 
-	case errors.Is(err, kafka.ErrFenced):
+	case errors.Is(err, sink.ErrFenced):
 		r.log.Warn("Kafka fenced this owner although it holds the lease; taking over again", "reason", err)
 		return true, r.recordFenced(time.Now(), err)
 	}

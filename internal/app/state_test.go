@@ -12,14 +12,14 @@ import (
 	"time"
 
 	"github.com/outrelay/outrelay/internal/health"
-	"github.com/outrelay/outrelay/internal/kafka"
 	"github.com/outrelay/outrelay/internal/metrics"
+	"github.com/outrelay/outrelay/internal/sink"
 )
 
 func TestN05_FencedThreeTimesHalts(t *testing.T) {
 	t.Parallel()
 	r := &runner{Relay: &Relay{}}
-	err := fmt.Errorf("producing: %w", kafka.ErrFenced)
+	err := fmt.Errorf("producing: %w", sink.ErrFenced)
 	at := time.Unix(1000, 0)
 	for i, step := range []struct {
 		after time.Duration
@@ -35,7 +35,7 @@ func TestN05_FencedThreeTimesHalts(t *testing.T) {
 		if (halt != nil) != step.halts {
 			t.Fatalf("step %d: halt %v, want %v", i, halt, step.halts)
 		}
-		if halt != nil && !errors.Is(halt, kafka.ErrFenced) {
+		if halt != nil && !errors.Is(halt, sink.ErrFenced) {
 			t.Fatalf("%v does not say why", halt)
 		}
 	}
@@ -48,7 +48,7 @@ func TestN05_HaltOfAFencedOwnerEnds(t *testing.T) {
 		r := &runner{Relay: &Relay{}, state: newState(30*time.Second, time.Now), log: slog.New(slog.DiscardHandler)}
 		var halt *HaltError
 		for range fencedLimit {
-			halt = r.recordFenced(time.Now(), kafka.ErrFenced)
+			halt = r.recordFenced(time.Now(), sink.ErrFenced)
 		}
 		begin, ended := time.Now(), make(chan error)
 		go func() { ended <- r.haltWithoutLease(t.Context(), halt) }()
@@ -59,7 +59,7 @@ func TestN05_HaltOfAFencedOwnerEnds(t *testing.T) {
 		if err := <-ended; err != nil || time.Since(begin) != fencedHalt {
 			t.Errorf("after %s: %v", time.Since(begin), err)
 		}
-		if _, _, reasons := r.state.Ready(); len(reasons) != 0 || r.recordFenced(time.Now(), kafka.ErrFenced) != nil {
+		if _, _, reasons := r.state.Ready(); len(reasons) != 0 || r.recordFenced(time.Now(), sink.ErrFenced) != nil {
 			t.Errorf("what happened before the halt still counts: %q", reasons)
 		}
 		stop, cancel := context.WithCancel(t.Context())

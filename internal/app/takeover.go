@@ -12,13 +12,13 @@ import (
 
 	"github.com/outrelay/outrelay/internal/changestream"
 	"github.com/outrelay/outrelay/internal/dispatch"
-	"github.com/outrelay/outrelay/internal/kafka"
-	"github.com/outrelay/outrelay/internal/kafka/fence"
+	"github.com/outrelay/outrelay/internal/fence"
 	"github.com/outrelay/outrelay/internal/lease"
 	"github.com/outrelay/outrelay/internal/metrics"
 	"github.com/outrelay/outrelay/internal/record"
 	"github.com/outrelay/outrelay/internal/retry"
 	"github.com/outrelay/outrelay/internal/routing"
+	"github.com/outrelay/outrelay/internal/sink"
 	"github.com/outrelay/outrelay/internal/store"
 	"github.com/outrelay/outrelay/resume"
 )
@@ -214,10 +214,10 @@ func (t *term) newDispatcher() *dispatch.Dispatcher {
 
 // openSink fences every earlier sender and persists the new one. It blocks until that succeeds, the
 // lease is lost or ctx ends.
-func (t *term) openSink(ctx context.Context, doc *lease.Document, disp *dispatch.Dispatcher) (*kafka.Sink, error) {
-	var sink *kafka.Sink
+func (t *term) openSink(ctx context.Context, doc *lease.Document, disp *dispatch.Dispatcher) (*sink.Sink, error) {
+	var opened *sink.Sink
 	err := retry.Do(ctx, retry.Reopen, func(ctx context.Context) (err error) {
-		sink, err = kafka.Open(ctx, t.kafka, kafka.TakeOver{
+		opened, err = t.sinks.Open(ctx, sink.TakeOver{
 			TransactionalID: transactionalID(doc, t.cfg.Watcher, t.part),
 			Generation:      doc.Generation,
 			Offsets:         doc.OffsetMap(),
@@ -245,7 +245,7 @@ func (t *term) openSink(ctx context.Context, doc *lease.Document, disp *dispatch
 		t.state.clearProblems("kafka")
 		t.metrics.KafkaReachable.Set(1)
 	}
-	return sink, err
+	return opened, err
 }
 
 // namespaceAlias returns the collection whose records may be in the topics both with the header
@@ -278,7 +278,7 @@ func (t *term) diagnoseKafka(ctx context.Context, err error) error {
 // senderClaims saves senders and offsets of the sink in the watcher document.
 type senderClaims struct{ held *lease.Held }
 
-// Save implements kafka.Claims.
+// Save implements sink.Claims.
 func (c senderClaims) Save(ctx context.Context, senders []record.Sender, offsets map[string][]int64) error {
 	u := lease.Update{Offsets: offsets}
 	if senders != nil {
@@ -416,7 +416,7 @@ func (t *term) saveDescription(ctx context.Context) {
 	u := *t.unsavedDescription
 	identities := t.collectionIdentities()
 	u.Collections = &identities
-	u.Checkpoint = t.currentCheckpoint()
+	u.Current = true
 	if err := t.held.Save(ctx, u); err != nil {
 		// The renewal fails with the same error, and reports it.
 		return

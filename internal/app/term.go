@@ -15,9 +15,9 @@ import (
 
 	"github.com/outrelay/outrelay/internal/changestream"
 	"github.com/outrelay/outrelay/internal/dispatch"
-	"github.com/outrelay/outrelay/internal/kafka"
 	"github.com/outrelay/outrelay/internal/lease"
 	"github.com/outrelay/outrelay/internal/retry"
+	"github.com/outrelay/outrelay/internal/sink"
 	"github.com/outrelay/outrelay/internal/store"
 	"github.com/outrelay/outrelay/resume"
 )
@@ -35,7 +35,7 @@ type term struct {
 
 	held       *lease.Held
 	dispatcher *dispatch.Dispatcher
-	sink       *kafka.Sink
+	sink       *sink.Sink
 	stream     *changestream.Stream
 	pump       *pump
 	reconciler *reconciler
@@ -134,7 +134,7 @@ func (r *runner) serveTerm(stop, work context.Context, held *lease.Held) error {
 	if !errors.Is(err, lease.ErrLeaseLost) {
 		// A release that fails means that the lease may have expired before. Then a new owner
 		// fences this process in Kafka, which is no failure.
-		if e := t.releaseLease(work, err); e != nil && errors.Is(err, kafka.ErrFenced) {
+		if e := t.releaseLease(work, err); e != nil && errors.Is(err, sink.ErrFenced) {
 			err = e
 		}
 	}
@@ -283,7 +283,7 @@ func (t *term) drainBriefly(ctx context.Context) error {
 // hasBlockedTargets reports whether envelopes wait for a target that cannot be written and is not
 // parked.
 func (t *term) hasBlockedTargets() bool {
-	return slices.ContainsFunc(t.sink.State(), func(b kafka.Blocked) bool { return b.Records > 0 && !b.Parked })
+	return slices.ContainsFunc(t.sink.State(), func(b sink.Blocked) bool { return b.Records > 0 && !b.Parked })
 }
 
 // releaseLease saves the last checkpoint and releases the lease. Its success proves that this
@@ -377,4 +377,4 @@ func (t *term) retryFenced(ctx context.Context, op func() error) error {
 	return err
 }
 
-var _ dispatch.Sink = (*kafka.Sink)(nil)
+var _ dispatch.Sink = (*sink.Sink)(nil)

@@ -12,22 +12,40 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 
 	"github.com/outrelay/outrelay/internal/config"
-	"github.com/outrelay/outrelay/internal/kafka"
-	"github.com/outrelay/outrelay/internal/kafka/fence"
+	"github.com/outrelay/outrelay/internal/fence"
+	"github.com/outrelay/outrelay/internal/kafkawire"
 	"github.com/outrelay/outrelay/internal/metrics"
+	"github.com/outrelay/outrelay/internal/sink"
 	"github.com/outrelay/outrelay/internal/store"
 )
 
 // NewKafka returns the client of the configured cluster. It does no I/O.
-func NewKafka(cfg config.Config, log *slog.Logger, m *metrics.Set) (*kafka.Client, error) {
+func NewKafka(cfg config.Config, log *slog.Logger, m *metrics.Set) (*kafkawire.Client, error) {
+	m = metrics.OrNew(m)
 	tls, err := cfg.Kafka.TLS.Source(log, func(ok bool) { m.Reloaded(metrics.Certificates, ok) })
 	if err != nil {
 		return nil, fmt.Errorf("kafka.tls: %w", err)
 	}
 
-	c := kafka.Config{
-		Brokers:        cfg.Kafka.Brokers,
-		CurrentTLS:     tls,
+	c := kafkawire.Config{
+		Brokers:    cfg.Kafka.Brokers,
+		CurrentTLS: tls,
+		Reachable:  func(ok bool) { m.KafkaReachable.Set(boolGauge(ok)) },
+	}
+	if s := cfg.Kafka.SASL; s != nil {
+		password := s.Password
+		c.SASL = &kafkawire.SASL{
+			Mechanism: strings.ToUpper(s.Mechanism),
+			User:      s.Username,
+			Password:  func() (string, error) { return password.Reveal(), nil },
+		}
+	}
+	return kafkawire.NewClient(c)
+}
+
+// newSinks returns the opener of the relay's sinks. It does no I/O.
+func newSinks(cfg config.Config, client *kafkawire.Client, log *slog.Logger, m *metrics.Set) (*sink.Opener, error) {
+	c := sink.Config{
 		Compression:    cfg.Kafka.Compression,
 		RequestTimeout: cfg.Kafka.RequestTimeout,
 		Lanes:          cfg.Kafka.Lanes,
@@ -35,22 +53,14 @@ func NewKafka(cfg config.Config, log *slog.Logger, m *metrics.Set) (*kafka.Clien
 		Log:            log,
 		Metrics:        m,
 	}
-	if s := cfg.Kafka.SASL; s != nil {
-		password := s.Password
-		c.SASL = &kafka.SASL{
-			Mechanism: strings.ToUpper(s.Mechanism),
-			User:      s.Username,
-			Password:  func() (string, error) { return password.Reveal(), nil },
-		}
-	}
 	if t := cfg.Topics.Create; t != nil {
-		c.Create = &kafka.TopicCreate{
+		c.Create = &kafkawire.TopicCreate{
 			Partitions:  max(t.Partitions, 0),
 			Replication: max(t.Replication, 0),
 			Configs:     t.Configs,
 		}
 	}
-	return kafka.NewClient(c)
+	return sink.NewOpener(c, client)
 }
 
 // recordFenceEvent appends an event of the fence to the events log, in the background.

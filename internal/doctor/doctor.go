@@ -19,7 +19,7 @@ import (
 	"github.com/outrelay/outrelay/internal/app"
 	"github.com/outrelay/outrelay/internal/changestream"
 	"github.com/outrelay/outrelay/internal/config"
-	"github.com/outrelay/outrelay/internal/kafka"
+	"github.com/outrelay/outrelay/internal/kafkawire"
 	"github.com/outrelay/outrelay/internal/logging"
 	"github.com/outrelay/outrelay/internal/routing"
 )
@@ -117,7 +117,7 @@ type examination struct {
 	limit   time.Duration
 	scope   *changestream.Scope
 	router  *routing.Router
-	brokers *kafka.Client
+	brokers *kafkawire.Client
 
 	mongo   mongoFacts
 	topics  topicFacts

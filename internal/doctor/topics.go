@@ -10,7 +10,9 @@ import (
 	"strings"
 	"time"
 
-	"github.com/outrelay/outrelay/internal/kafka"
+	"github.com/outrelay/outrelay/internal/fence"
+	"github.com/outrelay/outrelay/internal/kafkawire"
+	"github.com/outrelay/outrelay/internal/sink"
 )
 
 // The bounds of what is asked for.
@@ -27,8 +29,8 @@ type topicFacts struct {
 	names   []string // sorted, at most topicsMost
 	brokers int
 	present []string // those that exist
-	layout  *kafka.Layout
-	configs map[string]kafka.TopicConfig // of those that may be described
+	layout  *kafkawire.Layout
+	configs map[string]kafkawire.TopicConfig // of those that may be described
 }
 
 func (t *topicFacts) add(name string) {
@@ -75,7 +77,7 @@ func diagnoses(err error) (said, fixes []string) {
 		slices.Sort(fixes)
 		return said, slices.Compact(fixes)
 	}
-	if d, ok := errors.AsType[*kafka.Diagnosis](err); ok {
+	if d, ok := errors.AsType[*kafkawire.Diagnosis](err); ok {
 		return []string{fmt.Sprintf("%s: %s (tried %s)", d.Broker, d.Text, d.Tried)}, []string{d.Fix}
 	}
 	return nil, nil
@@ -99,9 +101,9 @@ func (x *examination) transactionalID(ctx context.Context) finding {
 	id := "outrelay.doctor." + x.cfg.Watcher
 	call, cancel := context.WithTimeout(ctx, kafkaTimeout)
 	defer cancel()
-	err := x.brokers.TryTransactionalID(call, id)
+	err := fence.NewClient(x.brokers).TryTransactionalID(call, id)
 	switch {
-	case errors.Is(err, kafka.ErrIDForbidden):
+	case errors.Is(err, fence.ErrIDForbidden):
 		return failed(fmt.Sprintf("kafka-acls.sh %s --add --allow-principal %s --operation WRITE --operation DESCRIBE --transactional-id outrelay. --resource-pattern-type prefixed", x.bootstrap(), x.principal()),
 			"missing: WRITE or DESCRIBE on transactional ids that begin with outrelay.")
 	case err != nil:
@@ -140,18 +142,18 @@ func (x *examination) existence(ctx context.Context) finding {
 	for _, name := range t.names {
 		topic := t.layout.Topics[name]
 		switch {
-		case kafka.IsMissing(topic.Err):
+		case kafkawire.IsMissing(topic.Err):
 			missing = append(missing, name)
 			continue
-		case kafka.IsForbidden(topic.Err):
+		case kafkawire.IsForbidden(topic.Err):
 			hidden = append(hidden, name)
 			continue
 		case topic.Err != nil:
-			odd = append(odd, kafka.TopicRefusal(name, topic.Err, false))
+			odd = append(odd, sink.TopicRefusal(name, topic.Err, false))
 			continue
 		}
 		t.present = append(t.present, name)
-		if slices.ContainsFunc(topic.Partitions, func(p kafka.PartitionLayout) bool { return p.Leader < 0 }) {
+		if slices.ContainsFunc(topic.Partitions, func(p kafkawire.PartitionLayout) bool { return p.Leader < 0 }) {
 			leaderless = append(leaderless, name)
 		}
 	}
@@ -180,12 +182,12 @@ func (x *examination) creation(ctx context.Context, missing []string) finding {
 	}
 	var refused []string
 	for _, name := range missing[:min(len(missing), validatedMost)] {
-		err := x.brokers.ValidateTopic(ctx, name, kafka.TopicCreate{Partitions: max(how.Partitions, 0), Replication: max(how.Replication, 0), Configs: how.Configs})
+		err := x.brokers.ValidateTopic(ctx, name, kafkawire.TopicCreate{Partitions: max(how.Partitions, 0), Replication: max(how.Replication, 0), Configs: how.Configs})
 		switch {
-		case kafka.IsForbidden(err):
+		case kafkawire.IsForbidden(err):
 			refused = append(refused, fmt.Sprintf("this user may not create topic %q", name))
 		case err != nil:
-			refused = append(refused, kafka.TopicRefusal(name, err, true))
+			refused = append(refused, sink.TopicRefusal(name, err, true))
 		}
 	}
 	if len(refused) > 0 {
@@ -197,7 +199,7 @@ func (x *examination) creation(ctx context.Context, missing []string) finding {
 // permissions asks what the user may do with each topic.
 func (x *examination) permissions(ctx context.Context) finding {
 	names := slices.DeleteFunc(slices.Clone(x.topics.names), func(name string) bool {
-		return kafka.IsMissing(x.topics.layout.Topics[name].Err)
+		return kafkawire.IsMissing(x.topics.layout.Topics[name].Err)
 	})
 	if len(names) == 0 {
 		return fine("there is no topic to ask for")
@@ -205,7 +207,7 @@ func (x *examination) permissions(ctx context.Context) finding {
 	call, cancel := context.WithTimeout(ctx, kafkaTimeout)
 	defer cancel()
 	allowed, err := x.brokers.Authorized(call, names)
-	if errors.Is(err, kafka.ErrOperationsUnknown) {
+	if errors.Is(err, kafkawire.ErrOperationsUnknown) {
 		return unchecked("", "the brokers are too old to tell (2.3 or later does)")
 	}
 	if err != nil {
@@ -214,7 +216,7 @@ func (x *examination) permissions(ctx context.Context) finding {
 	var said, fixes []string
 	for _, name := range names {
 		var missing []string
-		for _, op := range kafka.TopicOperations() {
+		for _, op := range kafkawire.TopicOperations() {
 			if !slices.Contains(allowed[name], op) {
 				missing = append(missing, string(op))
 			}
@@ -235,9 +237,9 @@ func (x *examination) replication(context.Context) finding {
 	for _, name := range x.topics.present {
 		parts := x.topics.layout.Topics[name].Partitions
 		switch {
-		case slices.ContainsFunc(parts, func(p kafka.PartitionLayout) bool { return p.Replicas < 2 }):
+		case slices.ContainsFunc(parts, func(p kafkawire.PartitionLayout) bool { return p.Replicas < 2 }):
 			single = append(single, name)
-		case slices.ContainsFunc(parts, func(p kafka.PartitionLayout) bool { return p.ISR < p.Replicas }):
+		case slices.ContainsFunc(parts, func(p kafkawire.PartitionLayout) bool { return p.ISR < p.Replicas }):
 			behind = append(behind, name)
 		}
 	}
@@ -267,13 +269,13 @@ func (x *examination) describe(ctx context.Context) {
 	defer cancel()
 	configs, err := x.brokers.DescribeTopics(call, x.topics.present)
 	if err != nil || configs == nil {
-		configs = map[string]kafka.TopicConfig{}
+		configs = map[string]kafkawire.TopicConfig{}
 	}
 	x.topics.configs = configs
 }
 
 // setting judges one setting of every topic; bad describes what is wrong, or is "", and key=value mends it.
-func (x *examination) setting(ctx context.Context, good, key, value string, bad func(name string, c kafka.TopicConfig) string) finding {
+func (x *examination) setting(ctx context.Context, good, key, value string, bad func(name string, c kafkawire.TopicConfig) string) finding {
 	x.describe(ctx)
 	if len(x.topics.present) > 0 && len(x.topics.configs) == 0 {
 		return unchecked("grant DESCRIBE_CONFIGS on the topics", "the topics' configurations may not be read")
@@ -293,13 +295,13 @@ func (x *examination) setting(ctx context.Context, good, key, value string, bad 
 
 func (x *examination) minISR(ctx context.Context) finding {
 	impossible, single := false, false
-	f := x.setting(ctx, "at least 2", "min.insync.replicas", "2", func(name string, c kafka.TopicConfig) string {
+	f := x.setting(ctx, "at least 2", "min.insync.replicas", "2", func(name string, c kafkawire.TopicConfig) string {
 		parts := x.topics.layout.Topics[name].Partitions
-		if slices.ContainsFunc(parts, func(p kafka.PartitionLayout) bool { return p.Replicas < c.MinISR }) {
+		if slices.ContainsFunc(parts, func(p kafkawire.PartitionLayout) bool { return p.Replicas < c.MinISR }) {
 			impossible = true
 			return fmt.Sprintf("min.insync.replicas is %d, above the number of replicas: nothing can be written", c.MinISR)
 		}
-		single = single || slices.ContainsFunc(parts, func(p kafka.PartitionLayout) bool { return p.Replicas < 2 })
+		single = single || slices.ContainsFunc(parts, func(p kafkawire.PartitionLayout) bool { return p.Replicas < 2 })
 		if c.MinISR < 2 {
 			return fmt.Sprintf("min.insync.replicas is %d", c.MinISR)
 		}
@@ -316,7 +318,7 @@ func (x *examination) minISR(ctx context.Context) finding {
 }
 
 func (x *examination) unclean(ctx context.Context) finding {
-	return x.setting(ctx, "off", "unclean.leader.election.enable", "false", func(_ string, c kafka.TopicConfig) string {
+	return x.setting(ctx, "off", "unclean.leader.election.enable", "false", func(_ string, c kafkawire.TopicConfig) string {
 		if c.UncleanElection {
 			return "unclean.leader.election.enable is true"
 		}
@@ -326,7 +328,7 @@ func (x *examination) unclean(ctx context.Context) finding {
 
 func (x *examination) maxBytes(ctx context.Context) finding {
 	most := int(x.cfg.Limits.Envelope)
-	return x.setting(ctx, fmt.Sprintf("above limits.envelope, %s", x.cfg.Limits.Envelope), "max.message.bytes", fmt.Sprint(most+recordOverhead), func(_ string, c kafka.TopicConfig) string {
+	return x.setting(ctx, fmt.Sprintf("above limits.envelope, %s", x.cfg.Limits.Envelope), "max.message.bytes", fmt.Sprint(most+recordOverhead), func(_ string, c kafkawire.TopicConfig) string {
 		if c.MaxMessageBytes < most {
 			return fmt.Sprintf("max.message.bytes is %d, below limits.envelope, %d", c.MaxMessageBytes, most)
 		}
@@ -339,7 +341,7 @@ const recordOverhead = 4 << 10
 
 // cleanup finds compacted topics. N10
 func (x *examination) cleanup(ctx context.Context) finding {
-	f := x.setting(ctx, "not compacted", "cleanup.policy", "delete", func(_ string, c kafka.TopicConfig) string {
+	f := x.setting(ctx, "not compacted", "cleanup.policy", "delete", func(_ string, c kafkawire.TopicConfig) string {
 		if c.Compacted() {
 			return "cleanup.policy is " + c.CleanupPolicy
 		}

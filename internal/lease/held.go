@@ -42,7 +42,8 @@ type Held struct {
 	// turn has one slot. A goroutine that writes the owner's fields occupies it. It guards the fields below.
 	turn chan struct{}
 
-	seq           int64 // number of the last write that was sent, successful or not
+	seq           int64           // number of the last write that was sent, successful or not
+	sentPosition  resume.Position // latest position of any write, whose outcome may be unknown
 	savedPosition resume.Position
 	offsets       map[string][]int64
 	storedOffsets map[string][]int64 // offsets as last written with success; nil if unknown
@@ -62,6 +63,7 @@ func newHeld(ctx context.Context, c *contender, doc Document, sent time.Duration
 		turn:    make(chan struct{}, 1),
 
 		seq:           doc.Seq,
+		sentPosition:  doc.Position(),
 		savedPosition: doc.Position(),
 		offsets:       doc.OffsetMap(),
 	}

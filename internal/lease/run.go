@@ -135,7 +135,7 @@ func (h *Held) writeCheckpoint(ctx context.Context, c Checkpoint, fields bson.D)
 	took := h.lease.clock() - start
 	h.lease.cfg.Metrics.RenewSeconds.Observe(took, 1)
 	if moved {
-		h.recordCheckpoint(c.Position, start)
+		h.recordCheckpoint(start)
 		h.lease.cfg.Metrics.CheckpointSeconds.Observe(took, 1)
 		crash.At("after-checkpoint")
 	}
@@ -148,9 +148,10 @@ func (h *Held) writeCheckpoint(ctx context.Context, c Checkpoint, fields bson.D)
 	return nil
 }
 
-// recordCheckpoint records that p was saved at the time at. The caller must hold the turn.
-func (h *Held) recordCheckpoint(p resume.Position, at time.Duration) {
-	h.savedPosition = p.Clone()
+// recordCheckpoint records that the last position that was sent was saved at the time at. The caller
+// must hold the turn.
+func (h *Held) recordCheckpoint(at time.Duration) {
+	h.savedPosition = h.sentPosition
 	h.lastCheckpoint.Store(int64(at))
 	h.lease.cfg.Metrics.Checkpoints.Inc()
 }
@@ -158,19 +159,23 @@ func (h *Held) recordCheckpoint(p resume.Position, at time.Duration) {
 // changedFields returns the fields that c changes, and whether the position moves forward. The caller
 // must hold the turn.
 func (h *Held) changedFields(c Checkpoint) (set bson.D, moved bool) {
-	order := c.Position.Compare(h.savedPosition)
-	if order > 0 {
-		moved = true
-		set = append(set,
-			bson.E{Key: "token", Value: lit(c.Position.Token)},
-			bson.E{Key: "clusterTime", Value: lit(c.Position.ClusterTime)})
-	}
-
 	// A position never goes back (I5). If the stream offers an earlier one, the stream is at fault, not
 	// the document.
-	if order < 0 && !c.Position.IsZero() {
+	if !c.Position.IsZero() && c.Position.Compare(h.savedPosition) < 0 {
 		h.log.Error("rejected a checkpoint that precedes the stored one",
 			"offered", c.Position.Token.Data(), "stored", h.savedPosition.Token.Data())
+	}
+
+	// The server may have applied a write whose response was lost. So the position of that write
+	// counts as well, and is sent again in place of an earlier one.
+	if c.Position.Compare(h.sentPosition) > 0 {
+		h.sentPosition = c.Position.Clone()
+	}
+	if h.sentPosition.Compare(h.savedPosition) > 0 {
+		moved = true
+		set = append(set,
+			bson.E{Key: "token", Value: lit(h.sentPosition.Token)},
+			bson.E{Key: "clusterTime", Value: lit(h.sentPosition.ClusterTime)})
 	}
 
 	if len(c.Offsets) > 0 {

@@ -70,7 +70,7 @@ func (h *Held) saveOnce(ctx context.Context, u Update) error {
 		u.Checkpoint = h.currentCheckpoint()
 	}
 	if u.Rewind {
-		h.savedPosition = resume.Position{}
+		h.sentPosition, h.savedPosition = resume.Position{}, resume.Position{}
 	}
 
 	set := u.setFields()
@@ -176,7 +176,7 @@ func (h *Held) releaseOnce(ctx context.Context, final Checkpoint) error {
 		return err
 	}
 	if moved {
-		h.recordCheckpoint(final.Position, h.lease.clock())
+		h.recordCheckpoint(h.lease.clock())
 	}
 	crash.At("after-release")
 

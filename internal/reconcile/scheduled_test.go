@@ -186,10 +186,10 @@ func (o *outlet) Settle(tickets []record.Ticket) {
 	o.tell()
 }
 
-func (o *outlet) OpenGate(string, string, string)   {}
+func (o *outlet) OpenGate(string, string, string)  {}
 func (o *outlet) ResumeKey(string, string, string) {}
-func (o *outlet) Reached() string               { return "82FFFFFFFFFFFFFFFF" }
-func (o *outlet) Flush()                        {}
+func (o *outlet) Reached() string                  { return "82FFFFFFFFFFFFFFFF" }
+func (o *outlet) Flush()                           {}
 
 // until waits for a state of the outlet.
 func (x *taking) until(what string, f func(o *outlet) bool) {

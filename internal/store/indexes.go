@@ -15,6 +15,9 @@ import (
 
 const codeIndexNotFound = 27
 
+// ReplayIndex is the name of the index of the envelopes that a replay has queued.
+const ReplayIndex = "origin_1_replayOf_1"
+
 // Index is one index that the relay declares.
 type Index struct {
 	Name    string
@@ -37,7 +40,7 @@ func Indexes() []Index {
 		{Name: "nextAt_1_slot_1", Keys: ascending("nextAt", "slot"), Partial: present("nextAt")},
 		{Name: "state_1_key_1_pos_1_slot_1", Keys: ascending("state", "key", "pos", "slot"), Partial: present("state")},
 		// What a replay has queued and the relay has not sent yet: a replay waits while it is much.
-		{Name: replayIndex, Keys: ascending("origin", "replayOf"), Partial: bson.D{{Key: "origin", Value: OriginReplay}}},
+		{Name: ReplayIndex, Keys: ascending("origin", "replayOf"), Partial: bson.D{{Key: "origin", Value: OriginReplay}}},
 	}
 }
 

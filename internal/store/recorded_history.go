@@ -199,15 +199,15 @@ func keyFilter(text string) bson.D {
 	if text == "" {
 		return nil
 	}
-	in := bson.D{{Key: "$in", Value: keyForms(text)}}
+	in := bson.D{{Key: "$in", Value: KeyForms(text)}}
 	return bson.D{{Key: "$or", Value: bson.A{
 		bson.D{{Key: "key", Value: in}},
 		bson.D{{Key: "key", Value: nil}, {Key: "aggregateid", Value: in}},
 	}}}
 }
 
-// keyForms are the values of which text is the canonical text.
-func keyForms(text string) bson.A {
+// KeyForms are the values of which text is the canonical text.
+func KeyForms(text string) bson.A {
 	forms := bson.A{text}
 	if n, err := strconv.ParseInt(text, 10, 64); err == nil && strconv.FormatInt(n, 10) == text {
 		forms = append(forms, n) // equal to an int32 of that value

@@ -284,7 +284,7 @@ func TestSentHistory(t *testing.T) {
 func TestKeyForms(t *testing.T) {
 	t.Parallel()
 	for text, want := range map[string]int{"a": 1, "5": 2, "05": 1, "-7": 2, "6560d0c3a1b2c3d4e5f60718": 2, "6560D0C3A1B2C3D4E5F60718": 1, "0191d5a0-7b1c-7000-8000-000000000001": 2} {
-		if n := len(keyForms(text)); n != want {
+		if n := len(KeyForms(text)); n != want {
 			t.Errorf("%s: %d forms, want %d", text, n, want)
 		}
 	}

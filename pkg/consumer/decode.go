@@ -10,18 +10,20 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
+
+	"github.com/outrelay/outrelay/internal/record"
 )
 
 // The headers that the relay writes with every preset. The name of the header with the type depends on the preset, and with
 // Debezium's event router on its configuration. Decode accepts the usual names.
 const (
-	HeaderID          = "id"
-	HeaderIDType      = "outrelay-id-type"
-	HeaderNamespace   = "outrelay-ns"
-	HeaderDelivery    = "outrelay-delivery"
-	HeaderRedelivered = "outrelay-redelivered"
-	HeaderOnly        = "outrelay-only"
-	HeaderAttempt     = "outrelay-attempt" // in retry topics: the number of the attempt
+	HeaderID          = record.HeaderID
+	HeaderIDType      = record.HeaderIDType
+	HeaderNamespace   = record.HeaderNamespace
+	HeaderDelivery    = record.HeaderDelivery
+	HeaderRedelivered = record.HeaderRedelivered
+	HeaderOnly        = record.HeaderOnly
+	HeaderAttempt     = record.HeaderAttempt // in retry topics: the number of the attempt
 )
 
 // maxIdentity is the maximum length of an id and of a namespace, in bytes. An inbox rejects longer ones, and the relay
@@ -86,20 +88,20 @@ func Decode(r *Record) (*Message, error) {
 				return nil, errors.New("header " + HeaderAttempt + " is not a positive number")
 			}
 			m.Attempt = n
-		case "ce_id":
+		case record.HeaderCEID:
 			setIfEmpty(&m.ID, v)
-		case "ce_source":
+		case record.HeaderCESource:
 			setIfEmpty(&source, v)
-		case "type", "ce_type", "eventType":
+		case record.HeaderType, record.HeaderCEType, "eventType":
 			setIfEmpty(&m.Type, v)
-		case "aggregatetype":
+		case record.HeaderAggregateType:
 			setIfEmpty(&m.AggregateType, v)
-		case "aggregateid":
+		case record.HeaderAggregateID:
 			setIfEmpty(&m.AggregateID, v)
-		case "contenttype", "content-type":
-			structured = structured || strings.HasPrefix(v, "application/cloudevents+json")
+		case record.HeaderContentType, record.HeaderHTTPContentType:
+			structured = structured || strings.HasPrefix(v, record.TypeCloudEvents)
 			setIfEmpty(&m.ContentType, v)
-		case "schemaversion", "ce_schemaversion":
+		case record.HeaderSchemaVersion, record.HeaderCESchemaVersion:
 			setIfEmpty(&m.SchemaVersion, v)
 		}
 	}

@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/outrelay/outrelay/internal/record"
 	"github.com/outrelay/outrelay/pkg/event"
 	"github.com/outrelay/outrelay/pkg/outbox"
 )
@@ -199,10 +200,10 @@ func directMessage(ev event.Event) (*Message, error) {
 	for _, h := range []Header{
 		{HeaderID, []byte(m.ID)},
 		{"type", []byte(m.Type)},
-		{"aggregatetype", []byte(m.AggregateType)},
-		{"aggregateid", []byte(m.AggregateID)},
-		{"contenttype", []byte(m.ContentType)},
-		{"schemaversion", []byte(m.SchemaVersion)},
+		{record.HeaderAggregateType, []byte(m.AggregateType)},
+		{record.HeaderAggregateID, []byte(m.AggregateID)},
+		{record.HeaderContentType, []byte(m.ContentType)},
+		{record.HeaderSchemaVersion, []byte(m.SchemaVersion)},
 	} {
 		if len(h.Value) > 0 {
 			m.Headers = append(m.Headers, h)

@@ -4,7 +4,7 @@ import (
 	"fmt"
 	"sync"
 
-	"github.com/outrelay/outrelay/internal/kafka/fetched"
+	"github.com/outrelay/outrelay/internal/kafkawire/fetched"
 )
 
 // damagedAttempts is how often a damaged batch is fetched before it is given up: bytes may have been damaged on their way.

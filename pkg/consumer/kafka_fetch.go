@@ -17,7 +17,7 @@ import (
 	"github.com/segmentio/kafka-go/protocol/listoffsets"
 	"github.com/segmentio/kafka-go/protocol/metadata"
 
-	"github.com/outrelay/outrelay/internal/kafka/fetched"
+	"github.com/outrelay/outrelay/internal/kafkawire/fetched"
 )
 
 // exchange is a fetch whose answer is read by package fetched, not by kafka-go.

@@ -15,7 +15,7 @@ import (
 	"github.com/segmentio/kafka-go/compress"
 	"pgregory.net/rapid"
 
-	"github.com/outrelay/outrelay/internal/kafka/fetched"
+	"github.com/outrelay/outrelay/internal/kafkawire/fetched"
 )
 
 // batchOf writes a batch as a broker keeps it.

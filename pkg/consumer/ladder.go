@@ -8,6 +8,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/outrelay/outrelay/internal/record"
 )
 
 // The headers of messages that a policy moved to another place, in addition to HeaderOnly and HeaderAttempt. All of them are
@@ -16,11 +18,11 @@ import (
 const (
 	// HeaderRetryDue is the time at which a message of a retry topic is due, in Unix milliseconds.
 	// A consumer uses it only in retry topics of its own group.
-	HeaderRetryDue = "outrelay-retry-due"
+	HeaderRetryDue = record.HeaderRetryDue
 	// HeaderRetryOrigin is "<topic>/<partition>/<offset>" of the message's first record.
-	HeaderRetryOrigin = "outrelay-retry-origin"
+	HeaderRetryOrigin = record.HeaderRetryOrigin
 	// HeaderRetryHistory lists the failures so far, as a JSON array of Failure.
-	HeaderRetryHistory = "outrelay-retry-history"
+	HeaderRetryHistory = record.HeaderRetryHistory
 	// keptPrefix precedes the names of headers that the outbox reserves, while a message passes through the outbox.
 	keptPrefix = "retry-keep-"
 	// headerNoKey marks a message that had no key before it passed through the outbox, where every event has one.
@@ -34,7 +36,6 @@ const (
 const (
 	HeaderDeliverBy     = "x-outrelay-deliver-by"
 	headerCEExpiryTime  = "ce_expirytime"
-	reservedPrefix      = "outrelay-"
 	headerFaultOf       = "fault-of" // marks fault events, so that no fault event is made of another one
 	headerEncryption    = "encryption"
 	headerClaimCheck    = "claim-check"
@@ -167,7 +168,7 @@ func Precheck(m *Message, now time.Time) error {
 	}
 
 	names := []string{HeaderDeliverBy}
-	if _, cloudEvent := m.Header("ce_specversion"); cloudEvent {
+	if _, cloudEvent := m.Header(record.HeaderCESpecVersion); cloudEvent {
 		names = append(names, headerCEExpiryTime)
 	}
 	for _, name := range names {
@@ -244,13 +245,14 @@ func restoreHeaders(headers []Header, key []byte) ([]Header, []byte) {
 // isStructured reports whether the value is a CloudEvent that contains its payload.
 func isStructured(headers []Header) bool {
 	return slices.ContainsFunc(headers, func(h Header) bool {
-		return (h.Key == "content-type" || h.Key == "contenttype") && strings.HasPrefix(string(h.Value), "application/cloudevents+json")
+		contentType := h.Key == record.HeaderHTTPContentType || h.Key == record.HeaderContentType
+		return contentType && strings.HasPrefix(string(h.Value), record.TypeCloudEvents)
 	})
 }
 
 // isReservedHeader reports whether the outbox rejects events with a header of that name.
 func isReservedHeader(name string) bool {
-	return name == HeaderID || strings.HasPrefix(name, reservedPrefix)
+	return name == HeaderID || strings.HasPrefix(name, record.ReservedPrefix)
 }
 
 // newRetryMessage returns a copy of m for another place. Its headers name the only handler of the group that gets it, the next

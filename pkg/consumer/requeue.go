@@ -11,6 +11,7 @@ import (
 	"github.com/segmentio/kafka-go"
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
+	"github.com/outrelay/outrelay/internal/record"
 	"github.com/outrelay/outrelay/pkg/event"
 	"github.com/outrelay/outrelay/pkg/outbox"
 )
@@ -291,9 +292,10 @@ func newScheduledRetry(m *Message, handler string, due time.Time) event.Event {
 
 // presetHeaders has the headers that the relay writes from the fields of an event.
 var presetHeaders = map[string]bool{
-	"type": true, "aggregatetype": true, "aggregateid": true, "contenttype": true, "schemaversion": true,
-	"ce_specversion": true, "ce_id": true, "ce_source": true, "ce_type": true, "ce_subject": true, "ce_time": true, "ce_schemaversion": true,
-	"content-type": true,
+	record.HeaderType: true, record.HeaderAggregateType: true, record.HeaderAggregateID: true,
+	record.HeaderContentType: true, record.HeaderSchemaVersion: true,
+	record.HeaderCESpecVersion: true, record.HeaderCEID: true, record.HeaderCESource: true, record.HeaderCEType: true, record.HeaderCESubject: true,
+	record.HeaderCETime: true, record.HeaderCESchemaVersion: true, record.HeaderHTTPContentType: true,
 }
 
 // writeDeadLetter writes a dead letter: the topic first, then the document, then the fault event. Then it opens the gate.

@@ -15,7 +15,7 @@ import (
 	"github.com/segmentio/kafka-go"
 	"github.com/segmentio/kafka-go/sasl"
 
-	"github.com/outrelay/outrelay/internal/kafka/reply"
+	"github.com/outrelay/outrelay/internal/kafkawire/reply"
 	"github.com/outrelay/outrelay/internal/retry"
 	"github.com/outrelay/outrelay/pkg/inbox"
 )

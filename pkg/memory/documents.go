@@ -165,7 +165,7 @@ func (d *Documents) Transaction(ctx context.Context, fn func(context.Context) er
 
 // RollbackOnly prevents the transaction of ctx from committing.
 func (d *Documents) RollbackOnly(ctx context.Context, cause error) {
-	d.db.unitFromContext(ctx).setRollbackOnly(cause)
+	d.db.unitFromContext(ctx).state().SetRollbackOnly(cause)
 }
 
 // View is the target of a projector. It implements entity.View. Pass it to entity.NewProjectorOn.

@@ -118,7 +118,7 @@ func (b *Outbox) appendEvents(ctx context.Context, events []event.Event, opts []
 	if u == nil && !b.plain {
 		return outbox.ErrNoTransaction
 	}
-	if err := u.checkUsable(); err != nil {
+	if err := u.state().Check(); err != nil {
 		return err
 	}
 

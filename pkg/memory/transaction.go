@@ -3,10 +3,9 @@ package memory
 import (
 	"context"
 	"errors"
-	"fmt"
 	"sync"
 
-	"github.com/outrelay/outrelay/pkg/outbox"
+	"github.com/outrelay/outrelay/internal/unit"
 )
 
 // Transaction runs fn as one unit of work, in the same way as outbox.Transaction. If fn returns
@@ -22,7 +21,7 @@ import (
 func (db *DB) Transaction(ctx context.Context, fn func(ctx context.Context) error) error {
 	// A nested call joins, and only the outermost one commits.
 	if u := db.unitFromContext(ctx); u != nil {
-		return u.runJoined(ctx, fn)
+		return u.work.Join(func() error { return fn(ctx) })
 	}
 
 	for {
@@ -46,21 +45,28 @@ func (db *DB) Transaction(ctx context.Context, fn func(ctx context.Context) erro
 // InTransaction reports whether ctx has a running transaction of this database.
 func (db *DB) InTransaction(ctx context.Context) bool {
 	u := db.unitFromContext(ctx)
-	return u != nil && u.checkUsable() == nil
+	return u != nil && u.state().Check() == nil
 }
 
 // unitKey is the key of the unit of work in a context.
 type unitKey struct{ db *DB }
 
-// unitOfWork is one attempt of a transaction, in the context of its callback. Its methods accept a
-// nil receiver, which stands for no transaction.
+// unitOfWork is one attempt of a transaction, in the context of its callback. A nil unitOfWork stands for no
+// transaction.
 type unitOfWork struct {
-	tx *tx
+	tx   *tx
+	work unit.Work
 
-	mu            sync.Mutex
-	rollbackCause error // why the transaction can only roll back
-	ended         bool
-	answers       map[memoKey]bool // answers of inboxes in this attempt
+	mu      sync.Mutex
+	answers map[memoKey]bool // answers of inboxes in this attempt
+}
+
+// state returns the work of u, or nil for a nil u.
+func (u *unitOfWork) state() *unit.Work {
+	if u == nil {
+		return nil
+	}
+	return &u.work
 }
 
 // unitFromContext returns the unit of work of this database in ctx, or nil.
@@ -73,12 +79,12 @@ func (db *DB) unitFromContext(ctx context.Context) *unitOfWork {
 func (u *unitOfWork) runCallback(ctx context.Context, fn func(context.Context) error) error {
 	// This also covers a panic of fn. After the commit it does nothing.
 	defer u.tx.abort()
-	defer u.markEnded()
+	defer u.work.End()
 
 	if err := fn(context.WithValue(ctx, unitKey{u.tx.db}, u)); err != nil {
 		return err
 	}
-	if err := u.checkUsable(); err != nil {
+	if err := u.work.EndForCommit(); err != nil {
 		return err
 	}
 	if err := ctx.Err(); err != nil {
@@ -86,58 +92,6 @@ func (u *unitOfWork) runCallback(ctx context.Context, fn func(context.Context) e
 	}
 
 	u.tx.commit()
-	return nil
-}
-
-// runJoined runs fn as a part of u. If fn fails or panics, u can only roll back.
-func (u *unitOfWork) runJoined(ctx context.Context, fn func(context.Context) error) error {
-	if err := u.checkUsable(); err != nil {
-		return err
-	}
-
-	err := errors.New("a joined transaction panicked")
-	defer func() { u.setRollbackOnly(err) }()
-
-	err = fn(ctx)
-	return err
-}
-
-// setRollbackOnly makes u rollback-only. If it is so already, the first cause stays.
-func (u *unitOfWork) setRollbackOnly(cause error) {
-	if u == nil || cause == nil {
-		return
-	}
-
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	if u.rollbackCause == nil {
-		u.rollbackCause = cause
-	}
-}
-
-// markEnded makes all later operations in u fail.
-func (u *unitOfWork) markEnded() {
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	u.ended = true
-}
-
-// checkUsable returns an error if no more operations can run in u, and nil for a nil u.
-func (u *unitOfWork) checkUsable() error {
-	if u == nil {
-		return nil
-	}
-
-	u.mu.Lock()
-	defer u.mu.Unlock()
-
-	switch {
-	case u.ended:
-		return outbox.ErrTransactionEnded
-	case u.rollbackCause != nil:
-		return fmt.Errorf("%w: %w", outbox.ErrRollbackOnly, u.rollbackCause)
-	}
-
 	return nil
 }
 
@@ -149,11 +103,11 @@ func (db *DB) runOperation(ctx context.Context, f func(t *tx) error) error {
 	if u == nil {
 		return db.runAlone(ctx, f)
 	}
-	if err := u.checkUsable(); err != nil {
+	if err := u.state().Check(); err != nil {
 		return err
 	}
 	if err := ctx.Err(); err != nil {
-		u.setRollbackOnly(err)
+		u.state().SetRollbackOnly(err)
 		return err
 	}
 
@@ -163,7 +117,7 @@ func (db *DB) runOperation(ctx context.Context, f func(t *tx) error) error {
 		return r.error
 	}
 
-	u.setRollbackOnly(err)
+	u.state().SetRollbackOnly(err)
 	return err
 }
 

@@ -92,7 +92,7 @@ func (b *Box) AppendMany(ctx context.Context, events []event.Event, opts ...Call
 	}
 	if _, err := b.coll.InsertMany(ctx, docs); err != nil {
 		// The server has aborted the transaction, even if the callback ignores the error.
-		unitFromContext(ctx).setRollbackOnly(err)
+		unitFromContext(ctx).state().SetRollbackOnly(err)
 		return fmt.Errorf("appending to %s: %w", b.collection, err)
 	}
 	return nil
@@ -139,17 +139,17 @@ func withCallSession(ctx context.Context, opts []CallOption) context.Context {
 // requireTransaction returns an error if ctx has no transaction, or one that can no longer commit.
 // With WithoutTransaction it accepts a context without a transaction.
 func (b *Box) requireTransaction(ctx context.Context) error {
-	unit := unitFromContext(ctx)
-	if err := unit.checkUsable(); err != nil {
+	u := unitFromContext(ctx)
+	if err := u.state().Check(); err != nil {
 		return err
 	}
 
 	sess := mongo.SessionFromContext(ctx)
 	running := sess != nil && sess.TransactionRunning()
 	switch {
-	case running && unit == nil:
+	case running && u == nil:
 		b.warnWeakConcern(ctx, sess)
-	case !running && unit != nil:
+	case !running && u != nil:
 		// The callback itself has committed or aborted the transaction.
 		return ErrTransactionEnded
 	case !running && !b.plain:

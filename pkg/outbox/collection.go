@@ -97,7 +97,7 @@ func runOperation[R any](ctx context.Context, c *Collection, op func(context.Con
 
 	r, err := op(ctx)
 	if abortsTransaction(err) {
-		unitFromContext(ctx).setRollbackOnly(err)
+		unitFromContext(ctx).state().SetRollbackOnly(err)
 	}
 	return r, err
 }

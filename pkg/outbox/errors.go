@@ -5,6 +5,8 @@ import (
 	"fmt"
 
 	"github.com/outrelay/outrelay/pkg/event"
+
+	"github.com/outrelay/outrelay/internal/unit"
 )
 
 // Errors returned by this package. Test for them with errors.Is.
@@ -24,11 +26,11 @@ var (
 
 	// ErrRollbackOnly means that the transaction cannot commit, because an operation in it failed
 	// and the callback continued. The cause is wrapped as well.
-	ErrRollbackOnly = errors.New("transaction is rollback-only")
+	ErrRollbackOnly = unit.ErrRollbackOnly
 
 	// ErrTransactionEnded means that the transaction of this context is over: the callback has
 	// returned, or it has committed or aborted the transaction of Transaction itself.
-	ErrTransactionEnded = errors.New("transaction has ended")
+	ErrTransactionEnded = unit.ErrEnded
 )
 
 // CommitError reports that the callback of a transaction succeeded, but the commit failed.

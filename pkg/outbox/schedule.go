@@ -38,7 +38,7 @@ func (b *Box) Cancel(ctx context.Context, id event.ID, opts ...CallOption) error
 
 	res, err := b.coll.DeleteOne(ctx, filter)
 	if err != nil {
-		unitFromContext(ctx).setRollbackOnly(err)
+		unitFromContext(ctx).state().SetRollbackOnly(err)
 	} else if res.DeletedCount == 0 {
 		err = ErrNotScheduled
 	}
@@ -65,7 +65,7 @@ func (b *Box) Reschedule(ctx context.Context, id event.ID, at time.Time, opts ..
 	set := bson.D{{Key: "$set", Value: bson.D{{Key: "dueAt", Value: bson.NewDateTimeFromTime(at)}}}}
 	res, err := b.coll.UpdateOne(ctx, filter, set)
 	if err != nil {
-		unitFromContext(ctx).setRollbackOnly(err)
+		unitFromContext(ctx).state().SetRollbackOnly(err)
 	} else if res.MatchedCount == 0 {
 		err = ErrNotScheduled
 	}
@@ -82,7 +82,7 @@ func unclaimedFilter(ctx context.Context, id event.ID) (bson.D, error) {
 	if id.IsZero() {
 		return nil, errors.New("the id is zero")
 	}
-	if err := unitFromContext(ctx).checkUsable(); err != nil {
+	if err := unitFromContext(ctx).state().Check(); err != nil {
 		return nil, err
 	}
 

@@ -110,7 +110,7 @@ func (b *Box) readScheduled(ctx context.Context, q ScheduledQuery) (ScheduledPag
 	if err != nil {
 		return ScheduledPage{}, err
 	}
-	if err := unitFromContext(ctx).checkUsable(); err != nil {
+	if err := unitFromContext(ctx).state().Check(); err != nil {
 		return ScheduledPage{}, err
 	}
 
@@ -188,7 +188,7 @@ func (b *Box) SummarizeScheduled(ctx context.Context, q ScheduledQuery, opts ...
 	ctx = withCallSession(ctx, opts)
 	filter, err := q.buildFilter()
 	if err == nil {
-		err = unitFromContext(ctx).checkUsable()
+		err = unitFromContext(ctx).state().Check()
 	}
 
 	var out []ScheduledSummary
@@ -248,7 +248,7 @@ func (b *Box) CancelScheduled(ctx context.Context, q ScheduledQuery, opts ...Cal
 		err = ErrEmptyQuery
 	}
 	if err == nil {
-		err = unitFromContext(ctx).checkUsable()
+		err = unitFromContext(ctx).state().Check()
 	}
 	if err != nil {
 		return 0, fmt.Errorf("canceling scheduled events of %s: %w", b.collection, err)
@@ -256,7 +256,7 @@ func (b *Box) CancelScheduled(ctx context.Context, q ScheduledQuery, opts ...Cal
 
 	res, err := b.coll.DeleteMany(ctx, filter)
 	if err != nil {
-		unitFromContext(ctx).setRollbackOnly(err)
+		unitFromContext(ctx).state().SetRollbackOnly(err)
 		return 0, fmt.Errorf("canceling scheduled events of %s: %w", b.collection, err)
 	}
 

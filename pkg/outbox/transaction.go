@@ -4,13 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync"
 
 	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 	"go.mongodb.org/mongo-driver/v2/mongo/readconcern"
 	"go.mongodb.org/mongo-driver/v2/mongo/readpref"
 	"go.mongodb.org/mongo-driver/v2/mongo/writeconcern"
+
+	"github.com/outrelay/outrelay/internal/unit"
 )
 
 // Transaction runs fn as one unit of work. If fn returns nil, all writes that use the context of fn
@@ -59,14 +60,14 @@ func Transaction(
 	}
 
 	sess := mongo.SessionFromContext(ctx)
-	unit := unitFromContext(ctx)
+	u := unitFromContext(ctx)
 	switch {
 	case sess == nil:
 		return inNewSession(ctx, client, fn, s)
 	case sess.Client() != client:
 		return fmt.Errorf("transaction: %w", mongo.ErrWrongClient)
-	case unit != nil:
-		return unit.runJoined(ctx, fn)
+	case u != nil:
+		return u.runJoined(ctx, fn)
 	case sess.TransactionRunning():
 		// The starter of this transaction decides about the commit.
 		return fn(ctx)
@@ -103,14 +104,14 @@ func runTransaction(
 			return nil, err
 		}
 
-		unit := &unitOfWork{sess: sess}
-		defer unit.markEnded()
+		u := &unitOfWork{sess: sess}
+		defer u.work.End()
 		defer trackCallback()()
-		if err := fn(context.WithValue(ctx, unitKey{}, unit)); err != nil {
+		if err := fn(context.WithValue(ctx, unitKey{}, u)); err != nil {
 			return nil, err
 		}
 
-		err := unit.checkCommit()
+		err := u.endForCommit()
 		committing = err == nil
 		return nil, err
 	}, s.driverOptions())
@@ -153,15 +154,19 @@ func (s *transactionSettings) driverOptions() *options.TransactionOptionsBuilder
 
 type unitKey struct{}
 
-// unitOfWork is one attempt of a transaction that Transaction has started. Its methods accept a nil
-// receiver, which stands for a transaction that was started elsewhere.
+// unitOfWork is one attempt of a transaction that Transaction has started. A nil unitOfWork stands for a
+// transaction that was started elsewhere.
 type unitOfWork struct {
 	sess *mongo.Session
+	work unit.Work
+}
 
-	mu            sync.Mutex
-	rollbackCause error // why the transaction can only roll back
-	joined        int   // joined transactions whose callbacks have not returned
-	ended         bool
+// state returns the work of u, or nil for a nil u.
+func (u *unitOfWork) state() *unit.Work {
+	if u == nil {
+		return nil
+	}
+	return &u.work
 }
 
 // unitFromContext returns the unit of work that an operation with ctx would belong to. It returns
@@ -179,90 +184,19 @@ func (u *unitOfWork) runJoined(ctx context.Context, fn func(context.Context) err
 	if err := CheckTransaction(ctx); err != nil {
 		return err
 	}
-
-	u.addJoined(1)
-
-	// If fn panics, this error stays.
-	err := errors.New("a joined transaction panicked")
-	defer func() {
-		u.setRollbackOnly(err)
-		u.addJoined(-1)
-	}()
-
-	err = fn(ctx)
-	return err
+	return u.work.Join(func() error { return fn(ctx) })
 }
 
-// addJoined adds n to the number of joined transactions that are running.
-func (u *unitOfWork) addJoined(n int) {
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	u.joined += n
-}
-
-// checkCommit returns an error if u must not commit. It is called after the callback has returned
-// nil.
-func (u *unitOfWork) checkCommit() error {
-	u.mu.Lock()
-	if u.joined > 0 && u.rollbackCause == nil {
-		u.rollbackCause = fmt.Errorf("%d joined transactions are still running: a transaction belongs to one goroutine", u.joined)
-	}
-	u.mu.Unlock()
-
-	if err := u.checkUsable(); err != nil {
+// endForCommit ends u, and returns an error if u must not commit. It is called after the callback has
+// returned nil.
+func (u *unitOfWork) endForCommit() error {
+	if err := u.work.EndForCommit(); err != nil {
 		return err
 	}
 
 	// If the callback itself has ended the transaction, the driver would report success.
 	if !u.sess.TransactionRunning() {
 		return ErrTransactionEnded
-	}
-	return nil
-}
-
-// setRollbackOnly makes u rollback-only. If it is so already, the first cause stays.
-func (u *unitOfWork) setRollbackOnly(cause error) {
-	if u == nil || cause == nil {
-		return
-	}
-
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	if u.rollbackCause == nil {
-		u.rollbackCause = cause
-	}
-}
-
-// hasEnded reports whether the callback of u has returned.
-func (u *unitOfWork) hasEnded() bool {
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	return u.ended
-}
-
-// markEnded makes all later operations in u fail.
-func (u *unitOfWork) markEnded() {
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	u.ended = true
-}
-
-// checkUsable returns an error if no more operations can run in u, and nil for a nil u. The error
-// wraps the cause with its labels, so that the driver retries as if the callback had returned the
-// cause.
-func (u *unitOfWork) checkUsable() error {
-	if u == nil {
-		return nil
-	}
-
-	u.mu.Lock()
-	defer u.mu.Unlock()
-
-	switch {
-	case u.ended:
-		return ErrTransactionEnded
-	case u.rollbackCause != nil:
-		return fmt.Errorf("%w: %w", ErrRollbackOnly, u.rollbackCause)
 	}
 	return nil
 }

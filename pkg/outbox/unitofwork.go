@@ -24,7 +24,7 @@ func SessionFromContext(ctx context.Context) (s *mongo.Session, ok bool) {
 	if s == nil || !s.TransactionRunning() {
 		return nil, false
 	}
-	if u := unitFromContext(ctx); u != nil && u.hasEnded() {
+	if u := unitFromContext(ctx); u != nil && u.work.Ended() {
 		return nil, false
 	}
 	return s, true
@@ -34,8 +34,8 @@ func SessionFromContext(ctx context.Context) (s *mongo.Session, ok bool) {
 // Otherwise it returns ErrNoTransaction, ErrTransactionEnded, or ErrRollbackOnly with its cause. It
 // does no I/O.
 func CheckTransaction(ctx context.Context) error {
-	unit := unitFromContext(ctx)
-	if err := unit.checkUsable(); err != nil {
+	u := unitFromContext(ctx)
+	if err := u.state().Check(); err != nil {
 		return err
 	}
 
@@ -43,7 +43,7 @@ func CheckTransaction(ctx context.Context) error {
 	switch {
 	case sess != nil && sess.TransactionRunning():
 		return nil
-	case unit != nil:
+	case u != nil:
 		// The callback itself has committed or aborted the transaction.
 		return ErrTransactionEnded
 	default:
@@ -58,15 +58,15 @@ func CheckTransaction(ctx context.Context) error {
 // It reports whether it had an effect. It has none without a transaction, and in a transaction that
 // was started with the methods of the driver: only its starter decides about the commit.
 func SetRollbackOnly(ctx context.Context, cause error) bool {
-	unit := unitFromContext(ctx)
-	if unit == nil {
+	u := unitFromContext(ctx)
+	if u == nil {
 		return false
 	}
 
 	if cause == nil {
 		cause = errors.New("SetRollbackOnly was called without a cause")
 	}
-	unit.setRollbackOnly(cause)
+	u.work.SetRollbackOnly(cause)
 	return true
 }
 

@@ -53,10 +53,12 @@ func TestLayerRuleSeesWrongImports(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct{ file, imports, want string }{
 		{"internal/dispatch/a.go", "internal/watermark", ""},
-		{"internal/dispatch/a.go", "internal/kafka", "may not import internal/kafka"},
-		{"internal/dispatch/a_test.go", "internal/kafka", ""},
-		{"internal/kafka/fence/a.go", "internal/kafka/batch", ""},
-		{"internal/kafka/a.go", "internal/kafka/batch", ""},
+		{"internal/dispatch/a.go", "internal/sink", "may not import internal/sink"},
+		{"internal/dispatch/a_test.go", "internal/sink", ""},
+		{"internal/fence/a.go", "internal/kafkawire/batch", ""},
+		{"internal/sink/a.go", "internal/fence", ""},
+		{"internal/kafkawire/a.go", "internal/sink", "may not import internal/sink"},
+		{"internal/fence/a.go", "internal/sink", "may not import internal/sink"},
 		{"internal/lease/a.go", "internal/app", "may not import internal/app"},
 		{"internal/lease/a.go", "internal/store", "may not import internal/store"},
 		{"internal/deadletter/a.go", "internal/store", ""},
@@ -77,10 +79,11 @@ func TestLayerRuleSeesWrongImports(t *testing.T) {
 func TestLibraryRuleSeesWrongImports(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct{ file, imports, want string }{
-		{"internal/kafka/fence/a.go", "github.com/segmentio/kafka-go/protocol", ""},
+		{"internal/kafkawire/batch/a.go", "github.com/segmentio/kafka-go/protocol", ""},
+		{"internal/sink/a.go", "github.com/segmentio/kafka-go", "may not use github.com/segmentio/kafka-go"},
 		{"internal/app/a.go", "github.com/segmentio/kafka-go", "may not use github.com/segmentio/kafka-go"},
-		{"internal/kafka/a.go", "go.mongodb.org/mongo-driver/v2/mongo/options", "may not use"},
-		{"internal/kafka/a.go", "go.mongodb.org/mongo-driver/v2/bson", ""},
+		{"internal/sink/a.go", "go.mongodb.org/mongo-driver/v2/mongo/options", "may not use"},
+		{"internal/sink/a.go", "go.mongodb.org/mongo-driver/v2/bson", ""},
 		{"internal/lease/a.go", "github.com/anishathalye/porcupine", "for tests only"},
 		{"internal/lease/a_test.go", "github.com/anishathalye/porcupine", ""},
 		{"internal/lease/a.go", "github.com/example/leftpad", "is not in the table"},

@@ -22,6 +22,7 @@ var rooms = []room{
 	{dir: "internal/glob", layer: 0, only: none, why: "the patterns of watch, topics, rules and handlers"},
 	{dir: "internal/retry", layer: 0, only: none, why: "the only implementation of back-off"},
 	{dir: "internal/schema", layer: 0, only: []string{"internal/retry"}, why: "changes of collections that do not keep writers waiting"},
+	{dir: "internal/unit", layer: 0, only: none, why: "one attempt of a transaction, for services and for tests against the memory"},
 	{dir: "internal/hold", layer: 0, only: none, why: "one handler at a time, while a lease is renewed"},
 	{dir: "internal/metrics", layer: 0, only: none, why: "the metric set; the stages receive it"},
 	{dir: "internal/logging", layer: 0, only: none, why: "the handler of slog; only the entry of the process selects it"},
@@ -33,7 +34,7 @@ var rooms = []room{
 
 	// Layer 1: packages that need no lease.
 	{dir: "resume", layer: 1, only: none, why: "a public leaf: tokens and positions for any user of change streams"},
-	{dir: "pkg/outbox", layer: 1, only: []string{"pkg/event", "internal/record", "internal/tracecontext"}, why: "runs inside services of users: no metrics, no Kafka"},
+	{dir: "pkg/outbox", layer: 1, only: []string{"pkg/event", "internal/record", "internal/tracecontext", "internal/unit"}, why: "runs inside services of users: no metrics, no Kafka"},
 	{dir: "internal/routing", layer: 1, why: "from an envelope to its records, without I/O"},
 	{dir: "internal/slot", layer: 1, only: []string{"pkg/event"}, why: "the arithmetic of a split watcher, without I/O"},
 	{dir: "internal/watermark", layer: 1, only: []string{"internal/record"}, why: "bookkeeping only; uses no server"},
@@ -45,14 +46,14 @@ var rooms = []room{
 	{dir: "internal/migrate", layer: 2, also: []string{"internal/store", "internal/deadletter"}, why: "indexes and their ledger"},
 	{dir: "internal/nodes", layer: 2, also: []string{"internal/store", "internal/migrate"}, why: "the running nodes, and whether all of them support a migration"},
 	{dir: "internal/deadletter", layer: 2, also: []string{"internal/store"}, why: "moves envelopes that cannot be sent"},
-	{dir: "internal/kafka/reply", layer: 2, only: none, why: "checks what brokers reply before a library believes it, for the relay and for consumers"},
-	{dir: "internal/kafka/fetched", layer: 2, only: []string{"internal/record", "internal/kafka/reply"}, why: "a broker's reply to a fetch, for the read-back and for consumers"},
+	{dir: "internal/kafkawire", layer: 2, only: []string{"internal/record"}, why: "the protocol of Kafka, for the relay and for consumers: connections, requests, batches, error codes"},
 	{dir: "pkg/inbox", layer: 2, why: "dedup inside the handler's transaction"},
 
 	// Layer 3: the stages. They do not import each other, but use interfaces that the caller declares.
 	{dir: "internal/changestream", layer: 3, why: "reads; does not use Kafka"},
 	{dir: "internal/dispatch", layer: 3, why: "orders and limits events in flight; uses no server"},
-	{dir: "internal/kafka", layer: 3, why: "the sink"},
+	{dir: "internal/fence", layer: 3, why: "takes a transactional id over, and reads back"},
+	{dir: "internal/sink", layer: 3, also: []string{"internal/fence"}, why: "sends records in order; opens with a take-over"},
 	{dir: "internal/reconcile", layer: 3, why: "scheduled, retried, orphaned"},
 	{dir: "internal/retention", layer: 3, why: "the purge"},
 	{dir: "internal/admin", layer: 3, also: []string{"pkg/saga", "internal/reconcile"}, why: "use-cases behind the CLI, the API and the page; a dry run counts by the conditions of the sweep"},
@@ -72,7 +73,7 @@ var rooms = []room{
 	{dir: "internal/doctor", layer: 4, also: []string{"internal/app"}, why: "checks with the same connections as the relay"},
 	{dir: "internal/demo", layer: 4, also: []string{"internal/app", "internal/devstack", "pkg/relay", "internal/operators"}, why: "outrelay dev"},
 	{dir: "internal/bench", layer: 4, also: []string{"internal/app", "internal/devstack", "pkg/relay"}, why: "outrelay bench"},
-	{dir: "pkg/memory", layer: 4, why: "an environment for services without servers, with the contracts of the packages that it replaces", only: []string{
+	{dir: "pkg/memory", layer: 4, why: "an environment for services without servers, with the contracts of the packages that it replaces", only: []string{"internal/unit",
 		"pkg/event", "pkg/outbox", "pkg/inbox", "pkg/consumer", "pkg/entity", "pkg/saga", "internal/hold", "internal/record", "internal/routing", "internal/tracecontext",
 	}},
 	{dir: "pkg/relay", layer: 4, also: []string{"internal/app"}, why: "the watcher inside another program"},

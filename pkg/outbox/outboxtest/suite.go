@@ -79,6 +79,7 @@ func Run(t *testing.T, factory Factory) {
 		{"everything wrong at once", everythingWrong},
 		{"trace context", traceContext},
 		{"nested transaction joins", nestedJoins},
+		{"joined transaction still runs", joinedStillRuns},
 		{"rollback only", rollbackOnly},
 		{"ended transaction", endedTransaction},
 		{"transient error runs again", transientRunsAgain},

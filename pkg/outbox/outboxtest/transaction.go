@@ -33,6 +33,33 @@ func nestedJoins(t *testing.T, f Fixture) {
 	f.checkTypes(t, "outer", "inner")
 }
 
+// The callback returns while a goroutine of it still runs a joined transaction.
+func joinedStillRuns(t *testing.T, f Fixture) {
+	entered, release := make(chan struct{}), make(chan struct{})
+	var joined sync.WaitGroup
+	err := f.Transaction(t.Context(), func(ctx context.Context) error {
+		if err := f.Box.Append(ctx, newEvent("outer")); err != nil {
+			return err
+		}
+		joined.Go(func() {
+			_ = f.Transaction(ctx, func(context.Context) error {
+				close(entered)
+				<-release
+				return nil
+			})
+		})
+		<-entered
+		return nil
+	})
+	close(release)
+	joined.Wait()
+
+	if !errors.Is(err, outbox.ErrRollbackOnly) {
+		t.Errorf("Transaction = %v, want %v", err, outbox.ErrRollbackOnly)
+	}
+	f.checkTypes(t)
+}
+
 func rollbackOnly(t *testing.T, f Fixture) {
 	inner := errors.New("inner")
 	for name, fail := range map[string]func(ctx context.Context) error{

@@ -1,0 +1,270 @@
+package admin
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
+	"go.mongodb.org/mongo-driver/v2/mongo/options"
+
+	"github.com/outrelay/outrelay/internal/store"
+	"github.com/outrelay/outrelay/pkg/event"
+)
+
+// The states of a replay.
+const (
+	ReplayRunning   = "running" // or broken off: it can be resumed
+	ReplayDone      = "done"    // all that it found is queued
+	ReplayCancelled = "cancelled"
+)
+
+const codeBadValue = 2 // of a hint to an index that is not there
+
+func asLiteral(v any) bson.D { return bson.D{{Key: "$literal", Value: v}} }
+
+// ErrReplayMoved says that another process goes on with the replay, or ended it.
+var ErrReplayMoved = errors.New("another process moved the replay")
+
+// replayCursor is how far a replay came: the collections before At are done, and of that one every stamp up to TS.
+type replayCursor struct {
+	At int            `bson:"at"` // into the collections of the query
+	TS bson.Timestamp `bson:"ts"`
+}
+
+// storedReplay is one document of `replays` in the state database. Its times are the server's.
+type storedReplay struct {
+	ID         string       `bson:"_id"`
+	Watcher    string       `bson:"watcher"`
+	Query      replayQuery  `bson:"query"`
+	State      string       `bson:"state"`
+	Actor      string       `bson:"actor"`
+	Cursor     replayCursor `bson:"cursor"`
+	Batch      string       `bson:"batch"`   // of the latest transaction
+	Found      int64        `bson:"found"`   // when it was ordered
+	Queued     int64        `bson:"queued"`  // handed to the relay so far
+	Skipped    int64        `bson:"skipped"` // found and left out: expired, malformed, or routed to none of the topics
+	Rate       float64      `bson:"rate"`    // envelopes a second; 0 is unlimited
+	StartedAt  time.Time    `bson:"startedAt"`
+	UpdatedAt  time.Time    `bson:"updatedAt"`
+	FinishedAt *time.Time   `bson:"finishedAt,omitempty"`
+}
+
+// replayStore is `replays` of the state database: what was replayed, and where one that broke off goes on.
+type replayStore struct {
+	state *mongo.Database
+	coll  *mongo.Collection
+}
+
+// newReplayStore keeps them in the state database.
+func newReplayStore(state *mongo.Database) *replayStore {
+	return &replayStore{state: state, coll: store.Majority(state.Collection("replays"))}
+}
+
+// Start writes a new replay down; its times are set by the server.
+func (r *replayStore) Start(ctx context.Context, p storedReplay) error {
+	p.State = ReplayRunning
+	raw, err := bson.Marshal(p)
+	if err != nil {
+		return fmt.Errorf("writing replay %s: %w", p.ID, err)
+	}
+	// An upsert, because an insert could carry a client's time only.
+	_, err = r.coll.UpdateOne(ctx, bson.D{{Key: "_id", Value: p.ID}}, mongo.Pipeline{{{Key: "$replaceWith", Value: bson.D{{Key: "$mergeObjects", Value: bson.A{
+		asLiteral(bson.Raw(raw)), bson.D{{Key: "startedAt", Value: "$$NOW"}, {Key: "updatedAt", Value: "$$NOW"}},
+	}}}}}}, options.UpdateOne().SetUpsert(true))
+	if err != nil {
+		return store.Refusal(err, "writing replay "+p.ID, "find, insert and update", store.Namespace(r.coll))
+	}
+	return nil
+}
+
+// Get reads one; [store.ErrNotFound] if there is none.
+func (r *replayStore) Get(ctx context.Context, id string) (storedReplay, error) {
+	var p storedReplay
+	err := r.coll.FindOne(ctx, bson.D{{Key: "_id", Value: id}}).Decode(&p)
+	if errors.Is(err, mongo.ErrNoDocuments) {
+		err = store.ErrNotFound
+	}
+	if err != nil {
+		return p, store.Refusal(err, "reading replay "+id, "find", store.Namespace(r.coll))
+	}
+	return p, nil
+}
+
+// List returns the latest n of a watcher, or of all for "".
+func (r *replayStore) List(ctx context.Context, watcher string, n int64) ([]storedReplay, error) {
+	filter := bson.D{}
+	if watcher != "" {
+		filter = bson.D{{Key: "watcher", Value: watcher}}
+	}
+	cur, err := r.coll.Find(ctx, filter, options.Find().SetSort(bson.D{{Key: "startedAt", Value: -1}, {Key: "_id", Value: -1}}).SetLimit(n))
+	if err != nil {
+		return nil, store.Refusal(err, "listing replays", "find", store.Namespace(r.coll))
+	}
+	out := []storedReplay{}
+	if err := cur.All(ctx, &out); err != nil {
+		return nil, fmt.Errorf("listing replays: %w", err)
+	}
+	return out, nil
+}
+
+// End makes a running replay done or cancelled, and counts what was skipped last. One that is ended already is
+// [ErrReplayMoved].
+func (r *replayStore) End(ctx context.Context, id, state string, skipped int64) error {
+	res, err := r.coll.UpdateOne(ctx, bson.D{{Key: "_id", Value: id}, {Key: "state", Value: ReplayRunning}}, mongo.Pipeline{{{Key: "$set", Value: bson.D{
+		{Key: "state", Value: state},
+		{Key: "updatedAt", Value: "$$NOW"},
+		{Key: "finishedAt", Value: "$$NOW"},
+		{Key: "skipped", Value: bson.D{{Key: "$add", Value: bson.A{"$skipped", skipped}}}},
+	}}}})
+	if err != nil {
+		return store.Refusal(err, "ending replay "+id, "find and update", store.Namespace(r.coll))
+	}
+	if res.MatchedCount == 0 {
+		return fmt.Errorf("ending replay %s: %w", id, ErrReplayMoved)
+	}
+	return nil
+}
+
+// requeue is one envelope that a replay sends again.
+type requeue struct {
+	ID      bson.RawValue
+	TS      bson.Timestamp // its stamp; the envelope is left alone if it has another by now
+	Key     string         // canonical text of its ordering key, if the envelope names none; else ""
+	Pending []string       // topics that get it; nil: all that it routes to
+}
+
+// replayBatch is what one transaction does: it queues the envelopes of one collection, and moves the cursor.
+type replayBatch struct {
+	Name      string // unique; a transaction whose outcome was unknown is known again by it
+	NS        string
+	From, To  replayCursor
+	Envelopes []requeue // at most 1,000
+	Skipped   int64     // that were read beside them
+}
+
+// Queue writes one batch in one transaction and returns how many envelopes it queued, those that have the stamp still and
+// are no exception meanwhile; and for how long the owner could not renew meanwhile. If the cursor is not at From it writes nothing: [ErrReplayMoved].
+//
+// N18: a queued envelope is an exception in state retry, due at once, with its next delivery number. It gets a new stamp,
+// because retention counts from its latest delivery, so the same replay never finds it twice. Its `pos` is made of the
+// stamp it had, so within a key the order is the old one.
+func (r *replayStore) Queue(ctx context.Context, id string, watcher string, b replayBatch) (queued int64, held time.Duration, err error) {
+	coll, err := store.Outboxed(r.state.Client(), b.NS)
+	if err != nil {
+		return 0, 0, err
+	}
+	seal, err := store.NewRegistry(r.state.Collection("collections")).Seal(ctx)
+	if err != nil {
+		return 0, 0, fmt.Errorf("replay %s: %w", id, err)
+	}
+	models := make([]mongo.WriteModel, len(b.Envelopes))
+	for i := range b.Envelopes {
+		models[i] = b.Envelopes[i].update(id, seal)
+	}
+	again := false
+	err = store.Foreign(ctx, r.state, watcher, []string{b.NS}, func(tx context.Context) error {
+		began := time.Now()
+		defer func() { held = time.Since(began) }()
+		queued, again = 0, false
+		moved, err := r.move(tx, id, b)
+		if err != nil || !moved {
+			again = err == nil
+			return err
+		}
+		if len(models) > 0 {
+			res, err := coll.BulkWrite(tx, models)
+			if err != nil {
+				return store.Refusal(err, "queueing envelopes of "+b.NS, "find and update", b.NS)
+			}
+			queued = res.MatchedCount
+		}
+		_, err = r.coll.UpdateOne(tx, bson.D{{Key: "_id", Value: id}}, bson.D{{Key: "$inc", Value: bson.D{{Key: "queued", Value: queued}, {Key: "skipped", Value: b.Skipped}}}})
+		if err != nil {
+			return fmt.Errorf("counting for replay %s: %w", id, err)
+		}
+		return nil
+	})
+	if err != nil {
+		return 0, held, fmt.Errorf("replay %s: %w", id, err)
+	}
+	if again {
+		queued = int64(len(b.Envelopes)) // the counts are in the document
+	}
+	return queued, held, nil
+}
+
+// move is false if this very batch was committed before.
+func (r *replayStore) move(tx context.Context, id string, b replayBatch) (bool, error) {
+	var p struct {
+		State  string       `bson:"state"`
+		Cursor replayCursor `bson:"cursor"`
+		Batch  string       `bson:"batch"`
+	}
+	if err := r.coll.FindOne(tx, bson.D{{Key: "_id", Value: id}}).Decode(&p); err != nil {
+		return false, store.Refusal(err, "reading replay "+id, "find", store.Namespace(r.coll))
+	}
+	switch {
+	case p.Batch == b.Name:
+		return false, nil
+	case p.State != ReplayRunning || p.Cursor != b.From:
+		return false, ErrReplayMoved
+	}
+	_, err := r.coll.UpdateOne(tx, bson.D{{Key: "_id", Value: id}}, mongo.Pipeline{{{Key: "$set", Value: bson.D{
+		{Key: "cursor", Value: asLiteral(b.To)}, {Key: "batch", Value: asLiteral(b.Name)}, {Key: "updatedAt", Value: "$$NOW"},
+	}}}})
+	if err != nil {
+		return false, store.Refusal(err, "moving replay "+id, "find and update", store.Namespace(r.coll))
+	}
+	return true, nil
+}
+
+// update is the write to one envelope.
+func (q *requeue) update(replay string, seal []byte) mongo.WriteModel {
+	set := bson.D{
+		{Key: "state", Value: "retry"},
+		{Key: "nextAt", Value: "$$NOW"},
+		{Key: "attempts", Value: asLiteral(int32(0))},
+		{Key: "delivery", Value: bson.D{{Key: "$add", Value: bson.A{bson.D{{Key: "$ifNull", Value: bson.A{"$delivery", int32(0)}}}, int32(1)}}}},
+		{Key: "origin", Value: store.OriginReplay},
+		{Key: "replayOf", Value: asLiteral(replay)},
+		{Key: "seal", Value: seal},
+		{Key: "pos", Value: store.PosAt(q.TS)},
+		{Key: "ts", Value: "$$CLUSTER_TIME"},
+	}
+	if q.Key != "" {
+		set = append(set, bson.E{Key: "key", Value: asLiteral(q.Key)})
+	}
+	drop := bson.A{"sentAt", "sent", "lastError", "history", "claim"}
+	if q.Pending != nil {
+		set = append(set, bson.E{Key: "pending", Value: asLiteral(q.Pending)})
+	} else {
+		drop = append(drop, "pending")
+	}
+	return mongo.NewUpdateOneModel().
+		SetFilter(bson.D{{Key: "_id", Value: q.ID}, {Key: "ts", Value: q.TS}, {Key: "state", Value: nil}, {Key: "dueAt", Value: nil}}).
+		SetUpdate(mongo.Pipeline{{{Key: "$set", Value: set}}, {{Key: "$unset", Value: drop}}})
+}
+
+// Outstanding counts, up to limit, what the replay queued in coll and the relay has not finished: by the index for that
+// alone, or where it is missing by that of all exceptions.
+func (r *replayStore) Outstanding(ctx context.Context, id string, ns string, limit int64) (int64, error) {
+	coll, err := store.Outboxed(r.state.Client(), ns)
+	if err != nil {
+		return 0, err
+	}
+	mine := bson.D{{Key: "origin", Value: store.OriginReplay}, {Key: "replayOf", Value: id}}
+	opts := options.Count().SetLimit(max(limit, 1))
+	n, err := store.Majority(coll).CountDocuments(ctx, mine, opts.SetHint(store.ReplayIndex))
+	var server mongo.ServerError
+	if errors.As(err, &server) && server.HasErrorCode(codeBadValue) {
+		mine = append(mine, bson.E{Key: "state", Value: bson.D{{Key: "$in", Value: bson.A{event.StateRetry, event.StateBlocked, event.StateParked}}}})
+		n, err = store.Majority(coll).CountDocuments(ctx, mine, options.Count().SetLimit(max(limit, 1)))
+	}
+	if err != nil {
+		return 0, store.Refusal(err, "counting what replay "+id+" has queued in "+ns, "find", ns)
+	}
+	return n, nil
+}

@@ -1,0 +1,269 @@
+package fence
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"fmt"
+	"hash/crc32"
+	"slices"
+	"strconv"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/segmentio/kafka-go"
+	"github.com/segmentio/kafka-go/compress"
+	"github.com/segmentio/kafka-go/protocol"
+	"github.com/segmentio/kafka-go/protocol/produce"
+	"github.com/segmentio/kafka-go/protocol/rawproduce"
+	"github.com/twmb/franz-go/pkg/kadm"
+	"github.com/twmb/franz-go/pkg/kgo"
+	"go.uber.org/goleak"
+
+	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+	"github.com/outrelay/outrelay/internal/kafkawire/fetched"
+	"github.com/outrelay/outrelay/internal/record"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(stacktest.Settled(m, goleak.Find)) }
+
+// patient is how long tests wait for a slow server before they call it sick: what they are about happens at once, or never.
+const patient = 30 * time.Second
+
+// client is one process's way to Kafka.
+func client(tb testing.TB, brokers ...string) *Client {
+	tb.Helper()
+	timeout := time.Duration(0) // the default, where brokers are killed
+	if len(brokers) == 0 {
+		brokers, timeout = stacktest.Brokers(tb), patient
+	}
+	tr := &kafka.Transport{MetadataTTL: 500 * time.Millisecond, ClientID: "fence-test"}
+	tb.Cleanup(tr.CloseIdleConnections)
+	return &Client{Kafka: &kafka.Client{Addr: kafka.TCP(brokers...), Transport: tr}, Transport: tr, Timeout: timeout}
+}
+
+// ctxOf bounds a test.
+func ctxOf(tb testing.TB, d time.Duration) context.Context {
+	ctx, cancel := context.WithTimeout(tb.Context(), d)
+	tb.Cleanup(cancel)
+	return ctx
+}
+
+// topic is a topic of the test's own whose partitions all take writes.
+func topic(tb testing.TB, c *Client, partitions int) string {
+	tb.Helper()
+	name := stacktest.Topic(tb, partitions)
+	ready(tb, c, name, partitions)
+	return name
+}
+
+func ready(tb testing.TB, c *Client, name string, partitions int) {
+	tb.Helper()
+	ctx := ctxOf(tb, 2*time.Minute)
+	stacktest.Eventually(tb, "topic "+name, func() bool {
+		h, err := c.Health(ctx, []string{name})
+		return err == nil && h.Counts[name] == partitions && len(h.Healthy(all(name, partitions))) == partitions
+	})
+	c.refresh(ctx)
+}
+
+func all(topic string, partitions int) []record.TopicPartition {
+	var out []record.TopicPartition
+	for p := range partitions {
+		out = append(out, record.TopicPartition{Topic: topic, Partition: int32(p)})
+	}
+	return out
+}
+
+func at(topic string, p int) record.TopicPartition {
+	return record.TopicPartition{Topic: topic, Partition: int32(p)}
+}
+
+func header(k, v string) record.Header { return record.Header{Key: []byte(k), Value: []byte(v)} }
+
+func ident(tb testing.TB, hs ...record.Header) Identity {
+	tb.Helper()
+	id, ok := IdentityOf(hs)
+	if !ok {
+		tb.Fatal("no identity")
+	}
+	return id
+}
+
+// encode makes a batch (v2); each element of recs is the headers of one record.
+func encode(codec compress.Compression, id Producer, seq int32, recs ...[]record.Header) []byte {
+	var body []byte
+	field := func(b, x []byte) []byte { return append(binary.AppendVarint(b, int64(len(x))), x...) }
+	for i, hs := range recs {
+		r := []byte{0}
+		r = binary.AppendVarint(r, 0)
+		r = binary.AppendVarint(r, int64(i))
+		r = binary.AppendVarint(r, -1) // null key
+		r = field(r, []byte("value"))
+		r = binary.AppendVarint(r, int64(len(hs)))
+		for _, h := range hs {
+			r = field(field(r, h.Key), h.Value)
+		}
+		body = field(body, r)
+	}
+	if codec != compress.None {
+		var z bytes.Buffer
+		w := codec.Codec().NewWriter(&z)
+		_, _ = w.Write(body)
+		_ = w.Close()
+		body = z.Bytes()
+	}
+	b := make([]byte, 4+fetched.HeaderSize, 4+fetched.HeaderSize+len(body))
+	b = append(b, body...)
+	be, h := binary.BigEndian, b[4:]
+	be.PutUint32(b, uint32(len(h)))
+	be.PutUint32(h[8:], uint32(len(h)-12))
+	be.PutUint32(h[12:], 0xffffffff)
+	h[16] = 2
+	be.PutUint16(h[21:], uint16(codec))
+	be.PutUint32(h[23:], uint32(len(recs)-1))
+	be.PutUint64(h[27:], uint64(time.Now().UnixMilli()))
+	be.PutUint64(h[35:], uint64(time.Now().UnixMilli()))
+	be.PutUint64(h[43:], uint64(id.ID))
+	be.PutUint16(h[51:], uint16(id.Epoch))
+	be.PutUint32(h[53:], uint32(seq))
+	be.PutUint32(h[57:], uint32(len(recs)))
+	be.PutUint32(h[17:], crc32.Checksum(h[21:], crc32.MakeTable(crc32.Castagnoli)))
+	return b
+}
+
+// ids makes one record for each id.
+func ids(list ...string) [][]record.Header {
+	var out [][]record.Header
+	for _, id := range list {
+		out = append(out, []record.Header{header("id", id)})
+	}
+	return out
+}
+
+// once sends a batch once; the code is -99 without an answer.
+func once(ctx context.Context, c *Client, tp record.TopicPartition, b []byte) (code int, offset int64) {
+	ctx, cancel := context.WithTimeout(ctx, 4*time.Second)
+	defer cancel()
+	m, err := c.Transport.RoundTrip(ctx, c.Kafka.Addr, &rawproduce.Request{Acks: -1, Timeout: 2000, Topics: []rawproduce.RequestTopic{{
+		Topic: tp.Topic, Partitions: []rawproduce.RequestPartition{{Partition: tp.Partition, RecordSet: protocol.RawRecordSet{Reader: bytes.NewReader(b)}}},
+	}}})
+	if err != nil {
+		return -99, -1
+	}
+	r := m.(*produce.Response).Topics[0].Partitions[0]
+	return int(r.ErrorCode), r.BaseOffset
+}
+
+// put sends a batch until the broker has decided about it.
+func put(tb testing.TB, c *Client, tp record.TopicPartition, b []byte) (code int, offset int64) {
+	tb.Helper()
+	ctx := ctxOf(tb, 2*time.Minute)
+	stacktest.Eventually(tb, "produce to "+tpString(tp), func() bool {
+		code, offset = once(ctx, c, tp, b)
+		if code == -99 || kafka.Error(code).Temporary() {
+			c.refresh(ctx)
+			return false
+		}
+		return true
+	})
+	return code, offset
+}
+
+func mustPut(tb testing.TB, c *Client, tp record.TopicPartition, b []byte) int64 {
+	tb.Helper()
+	code, offset := put(tb, c, tp, b)
+	if code != 0 {
+		tb.Fatalf("produce to %s: %v", tpString(tp), kafka.Error(code))
+	}
+	return offset
+}
+
+// refusedZombie sends with the identity of a deposed owner and wants it refused for its epoch.
+func refusedZombie(tb testing.TB, c *Client, tp record.TopicPartition, z Producer, seq int32) {
+	tb.Helper()
+	if code, offset := put(tb, c, tp, encode(0, z, seq, ids("zombie-"+strconv.Itoa(int(seq)))...)); code != int(kafka.InvalidProducerEpoch) {
+		tb.Errorf("zombie %v wrote to %s: code %d, offset %d; want code 47", z, tpString(tp), code, offset)
+	}
+}
+
+// owner is a test's watcher document.
+type owner struct {
+	id         string
+	generation int
+	offsets    map[string][]int64
+	senders    []record.Sender
+	events     []Event
+	mu         sync.Mutex
+}
+
+func newOwner(tb testing.TB, topic string, partitions int) *owner {
+	return &owner{id: "tx-" + stacktest.Name(tb), offsets: map[string][]int64{topic: make([]int64, partitions)}}
+}
+
+func (o *owner) in() In {
+	return In{
+		TransactionalID: o.id, Generation: o.generation, Offsets: o.offsets, Senders: o.senders, Idle: patient, Stuck: patient, Own: patient,
+		Event: func(e Event) {
+			if e.Kind == Waiting { // that the server is slow is nothing to judge
+				return
+			}
+			o.mu.Lock()
+			o.events = append(o.events, e)
+			o.mu.Unlock()
+		},
+	}
+}
+
+func (o *owner) saw(kind EventKind) bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return slices.ContainsFunc(o.events, func(e Event) bool { return e.Kind == kind })
+}
+
+// save is the fenced write after a take-over or a release.
+func (o *owner) save(s *Session) { o.generation, o.senders = s.Generation(), s.Senders() }
+
+// take takes over with everything released, and saves.
+func (o *owner) take(tb testing.TB, c *Client) *Out {
+	tb.Helper()
+	out, err := c.Take(ctxOf(tb, 2*time.Minute), o.in())
+	if err != nil {
+		tb.Fatal(err)
+	}
+	o.save(out.Session)
+	return out
+}
+
+func (o *owner) takeAll(tb testing.TB, c *Client) *Out {
+	tb.Helper()
+	out := o.take(tb, c)
+	if len(out.Quarantined) > 0 {
+		tb.Fatalf("quarantined: %v; events %v", out.Quarantined, o.events)
+	}
+	return out
+}
+
+func sequence(prefix string, n int) []string {
+	var out []string
+	for i := range n {
+		out = append(out, fmt.Sprintf("%s-%d", prefix, i))
+	}
+	return out
+}
+
+func adminClient(tb testing.TB) (*kadm.Client, func()) {
+	tb.Helper()
+	cl, err := kgo.NewClient(kgo.SeedBrokers(stacktest.Brokers(tb)...))
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return kadm.NewClient(cl), cl.Close
+}
+
+func adminOffsets(topic string, partition int32, offset int64) kadm.Offsets {
+	o := kadm.Offsets{}
+	o.Add(kadm.Offset{Topic: topic, Partition: partition, At: offset})
+	return o
+}

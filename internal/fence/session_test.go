@@ -1,0 +1,245 @@
+package fence
+
+import (
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/segmentio/kafka-go"
+
+	"github.com/outrelay/outrelay/internal/kafkawire/fetched"
+	"github.com/outrelay/outrelay/internal/record"
+)
+
+// deleteRecords moves the start of a partition's log, as retention does.
+func deleteRecords(tb testing.TB, topic string, partition int32, before int64) {
+	tb.Helper()
+	admin, done := adminClient(tb)
+	defer done()
+	offsets := adminOffsets(topic, partition, before)
+	if _, err := admin.DeleteRecords(tb.Context(), offsets); err != nil {
+		tb.Fatal(err)
+	}
+}
+
+// The keep-alive writes its marker with the epoch in use: sequences and duplicate detection of the data go on.
+func TestN04_KeepAliveLeavesTheFlowAlone(t *testing.T) {
+	t.Parallel()
+	c := client(t)
+	tp := topic(t, c, 3)
+	o := newOwner(t, tp, 3)
+	out := o.takeAll(t, c)
+	me := out.Producer
+	base := mustPut(t, c, at(tp, 0), encode(0, me, 0, ids("a")...))
+	ctx := ctxOf(t, 2*time.Minute)
+	for range 3 {
+		if err := out.Session.KeepAlive(ctx, all(tp, 3), nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if again := mustPut(t, c, at(tp, 0), encode(0, me, 0, ids("a")...)); again != base {
+		t.Errorf("the same batch again stands at %d, want %d", again, base)
+	}
+	mustPut(t, c, at(tp, 0), encode(0, me, 1, ids("b")...))
+	mustPut(t, c, at(tp, 1), encode(0, me, 0, ids("c")...))
+	if got := out.Session.Producer(); got != me {
+		t.Errorf("producer %v became %v", me, got)
+	}
+	// Without an idle partition one of the spare ones does, a missing one not.
+	if err := out.Session.KeepAlive(ctx, nil, []record.TopicPartition{at("no-"+tp, 0), at(tp, 1), at(tp, 2)}); err != nil {
+		t.Fatal(err)
+	}
+	// One marker each is the barrier of the take-over.
+	if got := markersOf(t, c, at(tp, 1), me.ID); got != 5 {
+		t.Errorf("%d markers of ours in the spare partition that was chosen, want 5", got)
+	}
+	if got := markersOf(t, c, at(tp, 2), me.ID); got != 4 {
+		t.Errorf("%d markers of ours in the other spare partition, want 4", got)
+	}
+	if err := out.Session.KeepAlive(ctx, nil, []record.TopicPartition{at("no-"+tp, 0)}); !errors.Is(err, ErrNoHealthy) {
+		t.Errorf("keep-alive without a healthy partition: %v", err)
+	}
+	// A deposed owner's keep-alive says so.
+	o.takeAll(t, client(t))
+	if err := out.Session.KeepAlive(ctx, all(tp, 1), nil); !errors.Is(err, ErrFenced) {
+		t.Errorf("keep-alive of a deposed owner: %v", err)
+	}
+}
+
+// The generation moves: drained partitions go on at once, the others wait for the old id's own marker.
+func TestN04_NextGeneration(t *testing.T) {
+	t.Parallel()
+	c := client(t)
+	tp := topic(t, c, 3)
+	o := newOwner(t, tp, 3)
+	out := o.takeAll(t, c)
+	before := out.Producer
+	var ends []int64
+	for p := range 3 {
+		ends = append(ends, mustPut(t, c, at(tp, p), encode(0, before, 0, ids("a")...))+1)
+	}
+	ctx := ctxOf(t, 2*time.Minute)
+	after, err := out.Session.NextGeneration(ctx, []record.TopicPartition{at(tp, 2)}, map[string][]int64{tp: ends[:2]})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if after.ID == before.ID || out.Session.TransactionalID() != o.id+"#1" || out.Session.Producer() != after {
+		t.Fatalf("%v after %v, id %s", after, before, out.Session.TransactionalID())
+	}
+	o.save(out.Session)
+	mustPut(t, c, at(tp, 0), encode(0, after, 0, ids("b")...))
+	mustPut(t, c, at(tp, 2), encode(0, before, 1, ids("frozen")...)) // fate unknown at the move, and it arrives after it
+
+	// The next one deposes the new id, reads both back, and keeps the generation. Where the old id is in doubt, its own marker
+	// is awaited.
+	o.offsets[tp] = []int64{0, 0, 0}
+	next := o.take(t, client(t))
+	if len(next.Quarantined) != 1 || next.Quarantined[at(tp, 2)] == "" {
+		t.Fatalf("quarantined %v", next.Quarantined)
+	}
+	released := retryAll(t, next.Session) // one attempt is given up after a second
+	if _, ok := released[at(tp, 2)].Hits.Take(ident(t, header("id", "frozen"))); !ok {
+		t.Error("the batch in doubt was not read back")
+	}
+	refusedZombie(t, c, at(tp, 2), before, 2)
+	o.save(next.Session)
+	if next.Generation != 1 || next.Producer.ID != after.ID {
+		t.Errorf("successor has generation %d, %v", next.Generation, next.Producer)
+	}
+	if n := next.Released[at(tp, 0)].Hits.Len(); n != 2 {
+		t.Errorf("%d hits in p0, want those of both generations", n)
+	}
+	for p := range 3 {
+		refusedZombie(t, c, at(tp, p), after, 9)
+	}
+}
+
+// N5: the coordinator gave out another producer id. Nobody can fence the old one: an event, an alarm if it was not expected.
+func TestN05_ChangedProducerIDIsAnAlarm(t *testing.T) {
+	t.Parallel()
+	c := client(t)
+	tp := topic(t, c, 2)
+	for name, alive := range map[string]struct {
+		at    time.Time
+		alarm bool
+	}{
+		"unknown":  {time.Time{}, true},
+		"recently": {time.Now().Add(-time.Hour), true},
+		"long ago": {time.Now().Add(-365 * 24 * time.Hour), false},
+	} {
+		o := newOwner(t, tp, 2)
+		o.takeAll(t, c)
+		was := record.Sender{ID: 987_654_321, Epoch: 3} // as if the id had expired and come back
+		o.senders = []record.Sender{was}
+		in := o.in()
+		in.Alive = alive.at
+		out, err := c.Take(ctxOf(t, 2*time.Minute), in)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(out.Released) != 2 {
+			t.Errorf("%s: quarantined %v", name, out.Quarantined)
+		}
+		if len(o.events) != 1 || o.events[0].Kind != ProducerIDChanged || o.events[0].Alarm != alive.alarm || o.events[0].Old.ID != was.ID {
+			t.Errorf("%s: events %+v", name, o.events)
+		}
+		if len(out.Senders) != 2 || out.Senders[0].ID != was.ID || len(out.Senders[0].Open) != 0 {
+			t.Errorf("%s: senders %+v", name, out.Senders)
+		}
+	}
+}
+
+// Near the end of its epochs the id is left, after its own barrier: the markers of the old id fence the old owner.
+func TestN05_GenerationMovesBeforeEpochsRunOut(t *testing.T) {
+	t.Parallel()
+	c := client(t)
+	tp := topic(t, c, 2)
+	o := newOwner(t, tp, 2)
+	first := o.takeAll(t, c)
+	mustPut(t, c, at(tp, 0), encode(0, first.Producer, 0, ids("a")...))
+	in := o.in()
+	in.epochs = 2
+	out, err := c.Take(ctxOf(t, 2*time.Minute), in)
+	if err != nil {
+		t.Fatal(err)
+	}
+	o.save(out.Session)
+	if out.Generation != 1 || out.Producer.ID == first.Producer.ID || len(out.Released) != 2 || !o.saw(GenerationMoved) {
+		t.Fatalf("generation %d, %v, released %d, events %+v", out.Generation, out.Producer, len(out.Released), o.events)
+	}
+	for p := range 2 {
+		refusedZombie(t, c, at(tp, p), first.Producer, 1)
+		mustPut(t, c, at(tp, p), encode(0, out.Producer, 0, ids("b")...))
+	}
+	next := o.takeAll(t, client(t))
+	if next.Generation != 1 || next.Released[at(tp, 0)].Hits.Len() != 2 {
+		t.Errorf("successor: generation %d, %d hits", next.Generation, next.Released[at(tp, 0)].Hits.Len())
+	}
+	refusedZombie(t, c, at(tp, 0), out.Producer, 1)
+
+	next.Session.in.epochs = 1
+	if err := next.Session.KeepAlive(ctxOf(t, 2*time.Minute), all(tp, 1), nil); !errors.Is(err, ErrSelfMove) {
+		t.Errorf("keep-alive near the end of the epochs: %v", err)
+	}
+}
+
+func TestExpiryIsRead(t *testing.T) {
+	t.Parallel()
+	e := client(t).Expiry(ctxOf(t, 2*time.Minute))
+	if e.Assumed || e.TransactionalID <= 0 || e.ProducerID <= 0 {
+		t.Errorf("%+v", e)
+	}
+	if d := (Expiry{TransactionalID: assumedTxnExpiry, ProducerID: assumedPIDExpiry}); d.Every() != time.Hour || d.IdleAfter() != 12*time.Hour {
+		t.Errorf("defaults: every %s, idle after %s", d.Every(), d.IdleAfter())
+	}
+}
+
+func TestHealthTellsWhatIsMissing(t *testing.T) {
+	t.Parallel()
+	c := client(t)
+	tp := topic(t, c, 2)
+	h, err := c.Health(ctxOf(t, 2*time.Minute), []string{tp, "no-" + tp})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if h.Counts[tp] != 2 || len(h.Healthy(append(all(tp, 3), at("no-"+tp, 0)))) != 2 || !errors.Is(h.Missing["no-"+tp], kafka.UnknownTopicOrPartition) {
+		t.Errorf("%+v", h)
+	}
+	if h.Reason(at(tp, 2)) == "" || h.Reason(at("no-"+tp, 0)) == "" {
+		t.Error("no reason for what is not there")
+	}
+}
+
+// markersOf counts the control batches of a producer id.
+func markersOf(tb testing.TB, c *Client, tp record.TopicPartition, id int64) int {
+	tb.Helper()
+	ctx := ctxOf(tb, 2*time.Minute)
+	h, err := c.Health(ctx, []string{tp.Topic})
+	if err != nil {
+		tb.Fatal(err)
+	}
+	leader := h.Partitions[tp].Leader
+	end, err := c.offset(ctx, leader, tp, last)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	n, tail := 0, newTail(0)
+	for tail.Next < end {
+		got, err := c.fetch(ctx, leader, []fetchFrom{{tp, tail.Next}}, partitionBytes)
+		if err != nil {
+			tb.Fatal(err)
+		}
+		for b, err := range fetched.Batches(got.Partitions[0].Set) {
+			if err != nil {
+				tb.Fatal(err)
+			}
+			if b.Control && b.Producer == id {
+				n++
+			}
+		}
+		if err := tail.walk(got.Partitions[0].Set, nil, nil); err != nil {
+			tb.Fatal(err)
+		}
+	}
+	return n
+}

@@ -1,0 +1,85 @@
+package kafkawire
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	kafkago "github.com/segmentio/kafka-go"
+	"github.com/segmentio/kafka-go/protocol"
+	"github.com/segmentio/kafka-go/protocol/metadata"
+)
+
+// Operation is an operation that an ACL allows, by Kafka's name.
+type Operation string
+
+// The operations that the relay needs on its topics.
+const (
+	Write           Operation = "WRITE"            // to send
+	Read            Operation = "READ"             // to read back at a take-over
+	Describe        Operation = "DESCRIBE"         // to see partitions and offsets
+	DescribeConfigs Operation = "DESCRIBE_CONFIGS" // to see limits and min.insync.replicas
+)
+
+// TopicOperations returns the operations that are needed on each topic.
+func TopicOperations() []Operation { return []Operation{Write, Read, Describe, DescribeConfigs} }
+
+// aclBits maps each operation to its bit in the response of a broker.
+var aclBits = map[Operation]uint{Read: 3, Write: 4, Describe: 8, DescribeConfigs: 10}
+
+// operationsUnknown is the value in a response that does not contain the operations: they were not
+// requested, or the broker is too old.
+const operationsUnknown = -1 << 31
+
+// ErrOperationsUnknown means that the brokers are too old (before 2.3) to report the allowed operations.
+var ErrOperationsUnknown = errors.New("the brokers do not report the allowed operations")
+
+// Authorized returns the operations that this user may perform on topics, without performing them.
+// Topics that do not exist, or that the user may not describe, are not in the result.
+func (c *Client) Authorized(ctx context.Context, topics []string) (map[string][]Operation, error) {
+	if len(topics) == 0 {
+		return nil, nil
+	}
+
+	m, err := c.callAny(ctx, timeoutFor(adminTimeout, len(topics)), func() protocol.Message {
+		return &metadata.Request{TopicNames: slices.Clone(topics), IncludeTopicAuthorizedOperations: true}
+	})
+	if err != nil {
+		return nil, fmt.Errorf("reading the allowed operations: %w", err)
+	}
+
+	out := map[string][]Operation{}
+	for _, t := range m.(*metadata.Response).Topics {
+		if code := kafkago.Error(t.ErrorCode); code != 0 && code != kafkago.LeaderNotAvailable {
+			continue
+		}
+		if t.TopicAuthorizedOperations == operationsUnknown || t.TopicAuthorizedOperations == 0 {
+			return nil, fmt.Errorf("reading the allowed operations: %w", ErrOperationsUnknown)
+		}
+
+		allowed := []Operation{}
+		for _, op := range TopicOperations() {
+			if t.TopicAuthorizedOperations&(1<<aclBits[op]) != 0 {
+				allowed = append(allowed, op)
+			}
+		}
+		out[t.Name] = allowed
+	}
+	return out, nil
+}
+
+// IsMissing reports whether a topic's error means that the topic does not exist.
+func IsMissing(err error) bool { return errors.Is(err, kafkago.UnknownTopicOrPartition) }
+
+// IsForbidden reports whether a topic's error means that this user may not see the topic.
+func IsForbidden(err error) bool { return errors.Is(err, kafkago.TopicAuthorizationFailed) }
+
+// ValidateTopic returns an error if this user could not create the topic with these options. It
+// creates nothing.
+func (c *Client) ValidateTopic(ctx context.Context, name string, how TopicCreate) error {
+	if err := c.createTopic(ctx, name, how, true); err != nil {
+		return fmt.Errorf("validating topic %s: %w", name, err)
+	}
+	return nil
+}

@@ -1,0 +1,125 @@
+package kafkawire
+
+import kafkago "github.com/segmentio/kafka-go"
+
+// Code is an error code of Kafka.
+type Code = kafkago.Error
+
+// The codes that packages outside of this one distinguish.
+const (
+	ClusterAuthorizationFailed         = kafkago.ClusterAuthorizationFailed
+	ConcurrentTransactions             = kafkago.ConcurrentTransactions
+	InvalidProducerEpoch               = kafkago.InvalidProducerEpoch
+	InvalidProducerIDMapping           = kafkago.InvalidProducerIDMapping
+	InvalidReplicationFactor           = kafkago.InvalidReplicationFactor
+	InvalidTopic                       = kafkago.InvalidTopic
+	LeaderNotAvailable                 = kafkago.LeaderNotAvailable
+	NotEnoughReplicas                  = kafkago.NotEnoughReplicas
+	OffsetOutOfRange                   = kafkago.OffsetOutOfRange
+	PolicyViolation                    = kafkago.PolicyViolation
+	ProducerFenced                     = kafkago.ProducerFenced
+	TopicAuthorizationFailed           = kafkago.TopicAuthorizationFailed
+	TransactionalIDAuthorizationFailed = kafkago.TransactionalIDAuthorizationFailed
+	Unknown                            = kafkago.Unknown
+	UnknownTopicOrPartition            = kafkago.UnknownTopicOrPartition
+	UnsupportedCompressionType         = kafkago.UnsupportedCompressionType
+)
+
+// Verdict is the meaning of a broker's response for a batch.
+type Verdict uint8
+
+const (
+	VerdictAcked      Verdict = iota
+	VerdictRetry              // unknown, or not now: send the same bytes again soon
+	VerdictTooLarge           // nothing was appended
+	VerdictBadRecords         // some records are at fault: nothing was appended
+	VerdictCorrupt            // the broker received other bytes than were sent
+	VerdictRefused            // definitely refused for now: send the same bytes again each second
+	VerdictFenced
+	VerdictBroken
+)
+
+// Classify returns the verdict for an error code. It never looks at texts. A code that is not listed
+// holds the partition, so that nothing is skipped and an operator sees the reason.
+func Classify(code Code) Verdict {
+	switch code {
+	case 0, kafkago.DuplicateSequenceNumber:
+		return VerdictAcked
+
+	case kafkago.LeaderNotAvailable,
+		kafkago.NotLeaderForPartition,
+		kafkago.RequestTimedOut,
+		kafkago.BrokerNotAvailable,
+		kafkago.ReplicaNotAvailable,
+		kafkago.NetworkException,
+		kafkago.NotEnoughReplicas,
+		kafkago.NotEnoughReplicasAfterAppend,
+		kafkago.KafkaStorageError,
+		kafkago.FencedLeaderEpoch,
+		kafkago.UnknownLeaderEpoch,
+		kafkago.ThrottlingQuotaExceeded,
+		kafkago.Unknown,
+		kafkago.ListenerNotFound,
+		kafkago.PreferredLeaderNotAvailable,
+		kafkago.EligibleLeadersNotAvailable:
+		return VerdictRetry
+
+	case kafkago.MessageSizeTooLarge, kafkago.RecordListTooLarge:
+		return VerdictTooLarge
+	case kafkago.InvalidRecord, kafkago.InvalidTimestamp:
+		return VerdictBadRecords
+	case kafkago.InvalidMessage:
+		return VerdictCorrupt
+	case kafkago.InvalidProducerEpoch, kafkago.ProducerFenced:
+		return VerdictFenced
+	case kafkago.OutOfOrderSequenceNumber, kafkago.UnknownProducerId, kafkago.InvalidProducerIDMapping:
+		return VerdictBroken
+	}
+	return VerdictRefused
+}
+
+// MayBeAppended reports whether a batch may be in the log although the broker responded with code.
+// It excludes only codes with which a broker certainly ends the request before it appends. Any other
+// code, also one of a future Kafka version, leaves the outcome unknown.
+//
+// Kafka may respond with an error although it has appended the batch: with acks=all it waits in
+// DelayedProduce for the followers. If that wait ends without them, the code is
+// NOT_LEADER_OR_FOLLOWER (the leader has moved), KAFKA_STORAGE_ERROR (its disk is gone),
+// NOT_ENOUGH_REPLICAS_AFTER_APPEND, or REQUEST_TIMED_OUT. An exception after the append becomes
+// UNKNOWN_SERVER_ERROR. UNKNOWN_TOPIC_OR_PARTITION ends that wait only if the topic was deleted, and
+// its log with it.
+func MayBeAppended(code Code) bool {
+	switch code {
+	// KafkaApis checks the permissions first.
+	case kafkago.TopicAuthorizationFailed,
+		kafkago.ClusterAuthorizationFailed,
+		kafkago.TransactionalIDAuthorizationFailed:
+		return false
+
+	// KafkaApis validates the request itself.
+	case kafkago.InvalidTopic,
+		kafkago.UnsupportedVersion,
+		kafkago.InvalidRequest,
+		kafkago.InvalidRequiredAcks,
+		kafkago.UnsupportedCompressionType,
+		kafkago.UnsupportedForMessageFormat:
+		return false
+
+	// If the topic was deleted, its log is not in a new topic of the same name.
+	case kafkago.UnknownTopicOrPartition:
+		return false
+
+	// Partition counts the replicas before it appends.
+	case kafkago.NotEnoughReplicas:
+		return false
+
+	// UnifiedLog checks the size, the checksum and the records before it appends.
+	case kafkago.MessageSizeTooLarge,
+		kafkago.RecordListTooLarge,
+		kafkago.InvalidMessage,
+		kafkago.InvalidRecord,
+		kafkago.InvalidTimestamp:
+		return false
+	}
+	return true
+}

@@ -1,0 +1,125 @@
+package kafkawire
+
+import (
+	"cmp"
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"net"
+	"strings"
+	"time"
+
+	"github.com/segmentio/kafka-go/sasl"
+	"github.com/segmentio/kafka-go/sasl/plain"
+	"github.com/segmentio/kafka-go/sasl/scram"
+)
+
+// DefaultClientID is the default of Config.ClientID.
+const DefaultClientID = "outrelay"
+
+// Config describes how the cluster is reached.
+type Config struct {
+	Brokers []string    // host:port of some brokers; at least one
+	TLS     *tls.Config // nil: plain text. If ServerName is empty, it is the host of the address
+	// CurrentTLS replaces TLS if certificates may be renewed. It is called for each connection.
+	CurrentTLS func() *tls.Config
+	SASL       *SASL // nil: none
+	// ClientID is the name that brokers use in their logs and quotas. Defaults to "outrelay".
+	ClientID string
+	// Reachable, if it is not nil, is called after each metadata request, with whether a broker responded.
+	Reachable func(bool)
+	// Dial replaces the TCP dialer in tests.
+	Dial func(ctx context.Context, network, address string) (net.Conn, error)
+	// Patience is the least timeout of a request. Tests set it, so that a slow server does not count as
+	// failed.
+	Patience time.Duration
+}
+
+// TopicCreate has the options of topics that are created on demand.
+type TopicCreate struct {
+	Partitions  int // 0: the broker's default
+	Replication int // 0: the broker's default
+	Configs     map[string]string
+}
+
+// SASL authenticates a user. It implements sasl.Mechanism.
+type SASL struct {
+	Mechanism string // PLAIN, SCRAM-SHA-256 or SCRAM-SHA-512, in any case
+	User      string
+	// Password is called for each connection, so that a rotated secret is picked up.
+	Password func() (string, error)
+}
+
+// withDefaults returns c with defaults, or an error that joins all invalid settings.
+func (c Config) withDefaults() (Config, error) {
+	var errs []error
+	if len(c.Brokers) == 0 {
+		errs = append(errs, errors.New("no brokers are given"))
+	}
+	for _, b := range c.Brokers {
+		if _, _, err := net.SplitHostPort(b); err != nil {
+			errs = append(errs, fmt.Errorf("broker %q is not host:port", b))
+		}
+	}
+
+	if c.SASL != nil {
+		if _, err := c.SASL.scramAlgorithm(); err != nil {
+			errs = append(errs, err)
+		}
+		if c.SASL.Password == nil {
+			errs = append(errs, errors.New("SASL needs a password"))
+		}
+	}
+
+	c.ClientID = cmp.Or(c.ClientID, DefaultClientID)
+	if fixed := c.TLS; c.CurrentTLS == nil && fixed != nil {
+		c.CurrentTLS = func() *tls.Config { return fixed }
+	}
+	if c.Dial == nil {
+		c.Dial = (&net.Dialer{Timeout: dialTimeout}).DialContext
+	}
+
+	if err := errors.Join(errs...); err != nil {
+		return c, fmt.Errorf("kafka: %w", err)
+	}
+	return c, nil
+}
+
+// scramAlgorithm returns the SCRAM algorithm of the mechanism, nil for PLAIN, or an error for an
+// unknown mechanism.
+func (s *SASL) scramAlgorithm() (scram.Algorithm, error) {
+	switch strings.ToUpper(s.Mechanism) {
+	case "PLAIN":
+		return nil, nil
+	case "SCRAM-SHA-256":
+		return scram.SHA256, nil
+	case "SCRAM-SHA-512":
+		return scram.SHA512, nil
+	}
+	return nil, fmt.Errorf("SASL mechanism %q is not one of PLAIN, SCRAM-SHA-256, SCRAM-SHA-512", s.Mechanism)
+}
+
+// Name implements sasl.Mechanism.
+func (s *SASL) Name() string { return strings.ToUpper(s.Mechanism) }
+
+// Start implements sasl.Mechanism.
+func (s *SASL) Start(ctx context.Context) (sasl.StateMachine, []byte, error) {
+	password, err := s.Password()
+	if err != nil {
+		return nil, nil, fmt.Errorf("reading the SASL password: %w", err)
+	}
+	algorithm, err := s.scramAlgorithm()
+	if err != nil {
+		return nil, nil, err
+	}
+
+	if algorithm == nil {
+		return plain.Mechanism{Username: s.User, Password: password}.Start(ctx)
+	}
+	m, err := scram.Mechanism(algorithm, s.User, password)
+	if err != nil {
+		return nil, nil, fmt.Errorf("preparing %s: %w", s.Name(), err)
+	}
+	return m.Start(ctx)
+}

@@ -1,0 +1,111 @@
+// Package fetched decodes the response of a broker to a Fetch, down to the records. The decoder of
+// kafka-go does not return the last offset of a batch, without which a compacted log cannot be read
+// to its end. It also does not identify the records of aborted transactions.
+//
+// Sets alias the response. The Records of a batch alias the response too, or the buffer that the batch
+// was decompressed to. The records of a Stream have their own memory. No bytes that a broker may send
+// make this package panic or loop without end: invalid bytes cause an error.
+package fetched
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+
+	"github.com/segmentio/kafka-go"
+	"github.com/segmentio/kafka-go/protocol"
+
+	"github.com/outrelay/outrelay/internal/kafkawire/reply"
+	"github.com/outrelay/outrelay/internal/record"
+)
+
+// Answer is the response of a broker to a Fetch.
+type Answer struct{ Partitions []Partition }
+
+// Partition is the part of one partition in a response.
+type Partition struct {
+	record.TopicPartition
+
+	Code    int16 // error code; 0 is none
+	High    int64 // high watermark
+	Stable  int64 // last stable offset
+	Start   int64 // of the log; -1 if unknown
+	Aborted []Aborted
+	Set     []byte // batches; the last batch may be incomplete
+}
+
+// Aborted is an aborted transaction: the records of Producer from the offset First up to its marker.
+type Aborted struct{ Producer, First int64 }
+
+// ApiKey makes Answer a message of kafka-go.
+func (*Answer) ApiKey() protocol.ApiKey { return protocol.Fetch } //nolint:revive,staticcheck // the name is kafka-go's
+
+// maxAnswer is far above the size that is requested. A broker sends a single batch whole, whatever its
+// size.
+const maxAnswer = 512 << 20
+
+// Read reads a response with its length and correlation id. It has the signature that kafka-go needs for
+// raw exchanges.
+func Read(r io.Reader, version int16) (protocol.Message, error) {
+	var head [8]byte
+	if _, err := io.ReadFull(r, head[:]); err != nil {
+		return nil, fmt.Errorf("reading the response to a fetch: %w", err)
+	}
+	size := int(int32(binary.BigEndian.Uint32(head[:]))) - 4
+	if size < 0 || size > maxAnswer {
+		return nil, fmt.Errorf("reading the response to a fetch: impossible size %d", size)
+	}
+
+	body, err := reply.ReadBody(r, nil, size)
+	if err != nil {
+		return nil, fmt.Errorf("reading the response to a fetch: %w", err)
+	}
+	a, err := Parse(body, version)
+	if err != nil {
+		return nil, err
+	}
+	return a, nil
+}
+
+// Parse decodes a response in version v, from 4 to 11. kafka-go negotiates one of these versions with
+// every broker that supports transactions.
+func Parse(body []byte, v int16) (*Answer, error) {
+	if v < 4 || v > 11 {
+		return nil, fmt.Errorf("fetch version %d: the broker must support 4 to 11 (Kafka 0.11 or later)", v)
+	}
+
+	d := reply.Decoder{B: body}
+	d.Skip(4) // throttle time
+	if v >= 7 {
+		if code := d.Int16(); code != 0 {
+			return nil, kafka.Error(code)
+		}
+		d.Skip(4) // session
+	}
+
+	// The argument of Count is the least size of an element in the oldest version.
+	out := &Answer{}
+	for range d.Count(2 + 4) {
+		topic := string(d.Bytes(int(d.Int16())))
+		for range d.Count(4 + 2 + 8 + 8 + 4 + 4) {
+			p := Partition{TopicPartition: record.TopicPartition{Topic: topic, Partition: d.Int32()}, Start: -1}
+			p.Code, p.High, p.Stable = d.Int16(), d.Int64(), d.Int64()
+			if v >= 5 {
+				p.Start = d.Int64()
+			}
+			for range d.Count(16) {
+				p.Aborted = append(p.Aborted, Aborted{Producer: d.Int64(), First: d.Int64()})
+			}
+			if v >= 11 {
+				d.Skip(4) // preferred replica
+			}
+			p.Set = d.Bytes(int(d.Int32()))
+			out.Partitions = append(out.Partitions, p)
+		}
+	}
+	if d.Bad {
+		return nil, errors.New("reading the response to a fetch: it ends too early")
+	}
+	return out, nil
+}

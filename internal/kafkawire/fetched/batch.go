@@ -1,0 +1,205 @@
+package fetched
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"io"
+	"iter"
+
+	"github.com/segmentio/kafka-go/compress"
+
+	"github.com/outrelay/outrelay/internal/kafkawire/reply"
+	"github.com/outrelay/outrelay/internal/record"
+)
+
+// ErrCorrupt means that bytes are not a batch, or that their checksum is wrong.
+var ErrCorrupt = errors.New("corrupt record batch")
+
+// HeaderSize is the size of a batch (v2) without its records.
+const HeaderSize = 61
+
+// Format is the format of batches with producer ids, which Kafka writes since 0.11.
+const Format = 2
+
+// Bits of the attributes of a batch.
+const (
+	compressionMask  = 7
+	appendTimeBit    = 0x08 // the broker's time of the append counts, not the time of creation
+	transactionalBit = 0x10
+	controlBit       = 0x20
+)
+
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
+// Batch is a batch as a broker stores it. In an earlier format it is a single message. Then only Base is
+// set, and End if the checksum is right.
+type Batch struct {
+	Base int64 // offset of the first record as it was written
+	// End is the offset after the last record as it was written. Compaction may have removed that
+	// record, and even all records of the batch. The log always continues at End.
+	End           int64
+	Format        int8
+	LeaderEpoch   int32
+	Producer      int64
+	Epoch         int16 // of the producer
+	Transactional bool
+	Control       bool // a marker: the end of a transaction, committed or aborted
+
+	attributes uint16
+	firstMS    int64
+	maxMS      int64
+	count      int
+	body       []byte
+}
+
+// Batches returns the batches of a set, one after another. It stops at a batch that is incomplete
+// because of the size limit of the fetch. The next fetch returns that batch whole.
+//
+// A corrupt batch comes with an error. It has only its Base, and the End that its header claims if the
+// header does not contradict itself. The batches after it may be intact.
+func Batches(set []byte) iter.Seq2[Batch, error] {
+	return func(yield func(Batch, error) bool) {
+		for len(set) > 16 {
+			size := 12 + int(int32(binary.BigEndian.Uint32(set[8:])))
+			if size < 12 || size > len(set) {
+				return
+			}
+
+			b, err := parseBatch(set[:size])
+			if !yield(b, err) {
+				return
+			}
+			set = set[size:]
+		}
+	}
+}
+
+// parseBatch parses the header of the batch in p, which has its whole length.
+func parseBatch(p []byte) (Batch, error) {
+	be := binary.BigEndian
+	b := Batch{Base: int64(be.Uint64(p)), Format: Format}
+	if len(p) > 16 {
+		b.Format = int8(p[16])
+		if b.Format < Format {
+			if crc32.ChecksumIEEE(p[16:]) == be.Uint32(p[12:]) {
+				b.End = b.Base + 1
+			}
+			return b, nil
+		}
+	}
+	if len(p) < HeaderSize {
+		return b, fmt.Errorf("%w at offset %d", ErrCorrupt, b.Base)
+	}
+
+	end := b.Base + int64(be.Uint32(p[23:])) + 1
+	count := be.Uint32(p[57:])
+	if crc32.Checksum(p[21:], castagnoli) != be.Uint32(p[17:]) {
+		if int64(count) == end-b.Base {
+			b.End = end
+		}
+		return b, fmt.Errorf("%w at offset %d", ErrCorrupt, b.Base)
+	}
+
+	b.End = end
+	b.LeaderEpoch = int32(be.Uint32(p[12:]))
+	b.attributes = be.Uint16(p[21:])
+	b.Transactional = b.attributes&transactionalBit != 0
+	b.Control = b.attributes&controlBit != 0
+	b.firstMS, b.maxMS = int64(be.Uint64(p[27:])), int64(be.Uint64(p[35:]))
+	b.Producer, b.Epoch = int64(be.Uint64(p[43:])), int16(be.Uint16(p[51:]))
+	b.count = int(int32(count))
+	b.body = p[HeaderSize:]
+	return b, nil
+}
+
+// Unsealed returns a batch of records that the relay has encoded: a batch without a header, or one that
+// was not compressed. firstMS is the time to which the time deltas of the records refer.
+func Unsealed(body []byte, firstMS int64, n int) Batch {
+	return Batch{Format: Format, firstMS: firstMS, count: n, body: body}
+}
+
+// TimeMS returns the time of the last record, in Unix milliseconds.
+func (b *Batch) TimeMS() int64 { return b.maxMS }
+
+// Record is one record of a batch.
+type Record struct {
+	Offset  int64
+	TimeMS  int64 // Unix milliseconds, of its creation, or of the append if the topic is so configured
+	Key     []byte
+	Value   []byte
+	Headers []record.Header
+}
+
+// Records reads the records of a batch one after another.
+type Records struct {
+	batch *Batch
+	d     reply.Decoder
+	left  int
+}
+
+// Records returns a reader of the records. It decompresses a compressed batch into scratch, and the
+// records alias scratch from then on. If scratch is nil, it allocates new memory.
+func (b *Batch) Records(scratch *bytes.Buffer) (Records, error) {
+	r := Records{batch: b, d: reply.Decoder{B: b.body}, left: b.count}
+	if kind := compress.Compression(b.attributes & compressionMask); kind != compress.None {
+		plain, err := decompress(kind, b.body, scratch)
+		if err != nil {
+			return Records{}, err
+		}
+		r.d.B = plain
+	}
+	return r, nil
+}
+
+// Next reads the next record into x. It returns false after the last record. It overwrites x.Headers.
+func (r *Records) Next(x *Record) (bool, error) {
+	if r.left <= 0 {
+		return false, nil
+	}
+	r.left--
+
+	d := reply.Decoder{B: r.d.Bytes(int(r.d.Varint()))}
+	d.Skip(1) // attributes
+	x.TimeMS = r.batch.firstMS + d.Varint()
+	if r.batch.attributes&appendTimeBit != 0 {
+		x.TimeMS = r.batch.maxMS
+	}
+	x.Offset = r.batch.Base + d.Varint()
+	x.Key, x.Value = d.Field(), d.Field()
+
+	x.Headers = x.Headers[:0]
+	for n := d.Varint(); n > 0 && !d.Bad; n-- {
+		x.Headers = append(x.Headers, record.Header{Key: d.Field(), Value: d.Field()})
+	}
+	if r.d.Bad || d.Bad {
+		return false, errors.New("a record ends too early")
+	}
+	return true, nil
+}
+
+// maxDecompressed bounds the decompressed size of a batch.
+const maxDecompressed = 256 << 20
+
+// decompress returns the decompressed bytes of b. They alias scratch, unless it is nil.
+func decompress(kind compress.Compression, b []byte, scratch *bytes.Buffer) ([]byte, error) {
+	if scratch == nil {
+		scratch = new(bytes.Buffer)
+	}
+	scratch.Reset()
+
+	plain, release, err := openDecompressor(kind, b)
+	if err == nil {
+		defer release()
+		_, err = io.Copy(scratch, io.LimitReader(plain, maxDecompressed+1))
+	}
+	if err != nil {
+		return nil, fmt.Errorf("decompressing a batch: %w", err)
+	}
+	if scratch.Len() > maxDecompressed {
+		return nil, fmt.Errorf("a batch is larger than %d bytes", maxDecompressed)
+	}
+	return scratch.Bytes(), nil
+}

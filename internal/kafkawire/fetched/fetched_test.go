@@ -1,0 +1,179 @@
+package fetched_test
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"hash/crc32"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"pgregory.net/rapid"
+
+	"github.com/outrelay/outrelay/internal/kafkawire/batch"
+	"github.com/outrelay/outrelay/internal/kafkawire/fetched"
+	"github.com/outrelay/outrelay/internal/record"
+)
+
+// twoRecords returns a batch of two records from the relay's encoder, as a broker would store it at
+// offset 5.
+func twoRecords(tb testing.TB, codec string) []byte {
+	tb.Helper()
+	c, err := batch.ParseCodec(codec)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	var b batch.Builder
+	b.Reset(nil)
+	for _, key := range []string{"a", "b"} {
+		b.Append(&record.Record{Key: []byte(key), TimeMS: 1000, Headers: []record.Header{{Key: []byte("h"), Value: []byte(key)}}})
+	}
+	sealed, err := b.Seal(c, nil, batch.Producer{ID: 7, Epoch: 3}, 0)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	p := bytes.Clone(sealed[4:])
+	binary.BigEndian.PutUint64(p, 5)
+	return p
+}
+
+// answerOf returns the body of a response with one partition.
+func answerOf(v int16, records []byte) []byte {
+	be := binary.BigEndian
+	b := make([]byte, 4) // throttle
+	if v >= 7 {
+		b = append(b, 0, 0, 0, 0, 0, 0) // error code, session
+	}
+	b = be.AppendUint32(b, 1)
+	b = append(be.AppendUint16(b, 1), 't')
+	b = be.AppendUint32(b, 1)
+	b = be.AppendUint32(b, 2) // partition
+	b = be.AppendUint16(b, 3) // error code
+	b = be.AppendUint64(b, 40)
+	b = be.AppendUint64(b, 30)
+	if v >= 5 {
+		b = be.AppendUint64(b, 4)
+	}
+	b = be.AppendUint32(b, 1)
+	b = be.AppendUint64(b, 8)
+	b = be.AppendUint64(b, 9)
+	if v >= 11 {
+		b = be.AppendUint32(b, 1)
+	}
+	return append(be.AppendUint32(b, uint32(len(records))), records...)
+}
+
+func TestEachVersionOfAnAnswerIsRead(t *testing.T) {
+	t.Parallel()
+	records := twoRecords(t, "none")
+	for v := int16(4); v <= 11; v++ {
+		want := fetched.Partition{
+			TopicPartition: record.TopicPartition{Topic: "t", Partition: 2}, Code: 3, High: 40, Stable: 30, Start: 4,
+			Aborted: []fetched.Aborted{{Producer: 8, First: 9}}, Set: records,
+		}
+		if v < 5 {
+			want.Start = -1
+		}
+		body := answerOf(v, records)
+		got, err := fetched.Parse(body, v)
+		if err != nil {
+			t.Fatal(v, err)
+		}
+		if d := cmp.Diff([]fetched.Partition{want}, got.Partitions); d != "" {
+			t.Error(v, d)
+		}
+		if _, err := fetched.Parse(body[:len(body)-1], v); err == nil {
+			t.Errorf("version %d: an answer that was cut off is no error", v)
+		}
+		framed := append(binary.BigEndian.AppendUint64(nil, uint64(len(body)+4)<<32|1), body...)
+		if m, err := fetched.Read(bytes.NewReader(framed), v); err != nil || cmp.Diff(got, m) != "" {
+			t.Errorf("version %d over the wire: %v, %v", v, m, err)
+		}
+	}
+	for _, v := range []int16{3, 12} {
+		if _, err := fetched.Parse(answerOf(11, nil), v); err == nil {
+			t.Errorf("version %d is no error", v)
+		}
+	}
+}
+
+func TestRecordsOfEachCodecAreRead(t *testing.T) {
+	t.Parallel()
+	for _, codec := range []string{"none", "gzip", "snappy", "lz4", "zstd"} {
+		var keys, headers []string
+		cutOff := twoRecords(t, codec)[:70]
+		for b, err := range fetched.Batches(append(twoRecords(t, codec), cutOff...)) {
+			if err != nil || b.Base != 5 || b.End != 7 || b.Producer != 7 || b.Epoch != 3 {
+				t.Fatalf("%s: %+v, %v", codec, b, err)
+			}
+			list, err := b.Records(nil)
+			if err != nil {
+				t.Fatal(codec, err)
+			}
+			var x fetched.Record
+			for {
+				more, err := list.Next(&x)
+				if err != nil {
+					t.Fatal(codec, err)
+				}
+				if !more {
+					break
+				}
+				if x.Offset != 5+int64(len(keys)) || x.TimeMS != 1000 {
+					t.Errorf("%s: %+v", codec, x)
+				}
+				keys = append(keys, string(x.Key))
+				headers = append(headers, string(x.Headers[0].Value))
+			}
+		}
+		want := []string{"a", "b"}
+		if d := cmp.Diff(want, keys) + cmp.Diff(want, headers); d != "" {
+			t.Error(codec, d)
+		}
+	}
+}
+
+func TestCorruptBatchesAreErrors(t *testing.T) {
+	t.Parallel()
+	good, bad := twoRecords(t, "none"), twoRecords(t, "none")
+	bad[len(bad)-1] ^= 1
+	short := make([]byte, 20) // a batch that says of itself that it has no byte
+	for name, tail := range map[string][]byte{"checksum": bad, "length": short} {
+		n, last := 0, error(nil)
+		for b, err := range fetched.Batches(append(bytes.Clone(good), tail...)) {
+			if n++; err == nil && b.Base != 5 {
+				t.Errorf("%s: %+v", name, b)
+			}
+			last = err
+		}
+		if n != 2 || !errors.Is(last, fetched.ErrCorrupt) {
+			t.Errorf("%s: %d batches, %v", name, n, last)
+		}
+	}
+}
+
+func TestNoBytesMakeItPanic(t *testing.T) {
+	t.Parallel()
+	rapid.Check(t, func(rt *rapid.T) {
+		p := twoRecords(t, rapid.SampledFrom([]string{"none", "gzip", "snappy", "lz4", "zstd"}).Draw(rt, "codec"))
+		for range rapid.IntRange(1, 6).Draw(rt, "changes") {
+			p[rapid.IntRange(0, len(p)-1).Draw(rt, "at")] = rapid.Byte().Draw(rt, "to")
+		}
+		if rapid.Bool().Draw(rt, "sealed") {
+			binary.BigEndian.PutUint32(p[17:], crc32.Checksum(p[21:], crc32.MakeTable(crc32.Castagnoli)))
+		}
+		for b, err := range fetched.Batches(p) {
+			if err != nil {
+				continue
+			}
+			list, err := b.Records(&bytes.Buffer{})
+			var x fetched.Record
+			for more := err == nil; more; {
+				if more, err = list.Next(&x); err != nil {
+					break
+				}
+			}
+		}
+		_, _ = fetched.Parse(p, int16(rapid.IntRange(4, 11).Draw(rt, "version")))
+	})
+}

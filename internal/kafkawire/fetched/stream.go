@@ -1,0 +1,306 @@
+package fetched
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"sync"
+
+	"github.com/klauspost/compress/snappy"
+	"github.com/klauspost/compress/zstd"
+	"github.com/segmentio/kafka-go/compress"
+
+	"github.com/outrelay/outrelay/internal/kafkawire/reply"
+	"github.com/outrelay/outrelay/internal/record"
+)
+
+// The bounds of one record that a Stream reads.
+const (
+	MaxRecord  = 64 << 20 // bytes
+	MaxHeaders = 1 << 16
+)
+
+// TooLargeError means that a record exceeds MaxRecord or MaxHeaders. The records after it can be read.
+type TooLargeError struct{ What string }
+
+func (e *TooLargeError) Error() string { return "the record has " + e.What }
+
+// Stream reads the records of a batch one after another. It holds only one record at a time, whatever
+// the decompressed size of the batch is. Each record has its own memory, so that a small record does not
+// keep a large response in memory.
+type Stream struct {
+	batch   *Batch
+	reader  *bufio.Reader
+	left    int
+	release func()
+}
+
+var readerPool = sync.Pool{New: func() any { return bufio.NewReaderSize(nil, 64<<10) }}
+
+// Stream returns a reader of the records. The caller must close it.
+func (b *Batch) Stream() (*Stream, error) {
+	plain, releasePlain, err := openDecompressor(compress.Compression(b.attributes&compressionMask), b.body)
+	if err != nil {
+		return nil, fmt.Errorf("decompressing a batch: %w", err)
+	}
+	r, ok := readerPool.Get().(*bufio.Reader)
+	if !ok {
+		return nil, errors.New("the pool of readers has a value of another type")
+	}
+	r.Reset(plain)
+
+	s := &Stream{batch: b, reader: r, left: b.count}
+	s.release = func() {
+		r.Reset(nil)
+		readerPool.Put(r)
+		releasePlain()
+	}
+	return s, nil
+}
+
+// Close releases the memory of the Stream.
+func (s *Stream) Close() { s.release() }
+
+// maxRecordPrefix is more than the length of the fields before a record's key: attributes, time and
+// offset.
+const maxRecordPrefix = 32
+
+// Next reads the next record into x. It returns false after the last record. For a record before the
+// offset from it sets only x.Offset.
+//
+// After a *TooLargeError, x has the record's offset and time, and the next call reads the record after
+// it. After any other error nothing more can be read.
+func (s *Stream) Next(x *Record, from int64) (bool, error) {
+	if s.left <= 0 {
+		return false, nil
+	}
+	s.left--
+
+	size, err := binary.ReadVarint(s.reader)
+	if err != nil {
+		return false, recordError(err)
+	}
+	if size < 0 {
+		return false, fmt.Errorf("a record of %d bytes", size)
+	}
+
+	// The fields before the key decide whether the record is read at all.
+	head, err := s.reader.Peek(int(min(size, maxRecordPrefix)))
+	if err != nil {
+		return false, recordError(err)
+	}
+	d := reply.Decoder{B: head}
+	s.readPrefix(x, &d)
+	switch {
+	case d.Bad:
+		return false, recordError(io.ErrUnexpectedEOF)
+	case x.Offset < from:
+		return true, s.discardBytes(size)
+	case size > MaxRecord:
+		if err := s.discardBytes(size); err != nil {
+			return false, err
+		}
+		return true, &TooLargeError{fmt.Sprintf("%d bytes; at most %d can be read", size, MaxRecord)}
+	}
+
+	body, err := s.readBytes(int(size))
+	if err != nil {
+		return false, recordError(err)
+	}
+	d = reply.Decoder{B: body}
+	s.readPrefix(x, &d)
+	x.Key, x.Value = d.Field(), d.Field()
+
+	n := d.Varint()
+	if n > MaxHeaders {
+		x.Key, x.Value = nil, nil
+		return true, &TooLargeError{fmt.Sprintf("%d headers; at most %d can be read", n, MaxHeaders)}
+	}
+	for ; n > 0 && !d.Bad; n-- {
+		x.Headers = append(x.Headers, record.Header{Key: d.Field(), Value: d.Field()})
+	}
+	if d.Bad {
+		return false, recordError(io.ErrUnexpectedEOF)
+	}
+	return true, nil
+}
+
+// readPrefix reads the fields before the key into x, and clears the others.
+func (s *Stream) readPrefix(x *Record, d *reply.Decoder) {
+	d.Skip(1) // attributes
+	*x = Record{TimeMS: s.batch.firstMS + d.Varint(), Headers: x.Headers[:0]}
+	if s.batch.attributes&appendTimeBit != 0 {
+		x.TimeMS = s.batch.maxMS
+	}
+	x.Offset = s.batch.Base + d.Varint()
+}
+
+// readBytes returns the next n bytes. A large n is only a claim, so its memory grows with the bytes that
+// arrive.
+func (s *Stream) readBytes(n int) ([]byte, error) {
+	if n <= 1<<20 {
+		p := make([]byte, n)
+		_, err := io.ReadFull(s.reader, p)
+		return p, err
+	}
+	var b bytes.Buffer
+	_, err := io.CopyN(&b, s.reader, int64(n))
+	return b.Bytes(), err
+}
+
+func (s *Stream) discardBytes(n int64) error {
+	if _, err := io.CopyN(io.Discard, s.reader, n); err != nil {
+		return recordError(err)
+	}
+	return nil
+}
+
+// recordError returns the error of a record that could not be read because of err.
+func recordError(err error) error {
+	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
+		return errors.New("a record ends too early")
+	}
+	return fmt.Errorf("decompressing a batch: %w", err)
+}
+
+const (
+	// maxWindow is the largest zstd window, as in Kafka's own client.
+	maxWindow = 128 << 20
+	// usualWindow is the largest window of pooled decoders. Only one batch with a larger window is read
+	// at a time.
+	usualWindow = 8 << 20
+)
+
+var (
+	wideWindow   sync.Mutex
+	zstdDecoders = sync.Pool{New: func() any {
+		d, err := newZstdDecoder(nil)
+		if err != nil {
+			return err
+		}
+		return d
+	}}
+)
+
+func newZstdDecoder(r io.Reader) (*zstd.Decoder, error) {
+	return zstd.NewReader(r,
+		zstd.WithDecoderConcurrency(1),
+		zstd.WithDecoderLowmem(true),
+		zstd.WithDecoderMaxWindow(maxWindow))
+}
+
+// openDecompressor returns a reader of the decompressed bytes of b. The caller must call release when it
+// has finished reading.
+func openDecompressor(kind compress.Compression, b []byte) (plain io.Reader, release func(), err error) {
+	switch kind {
+	case compress.None:
+		return bytes.NewReader(b), func() {}, nil
+	case compress.Snappy:
+		return &snappyReader{b: b}, func() {}, nil
+	case compress.Zstd:
+		return openZstd(b)
+	default:
+	}
+
+	codec := kind.Codec()
+	if codec == nil {
+		return nil, nil, fmt.Errorf("compression %d is unknown", kind)
+	}
+	r := codec.NewReader(bytes.NewReader(b))
+	return r, func() { _ = r.Close() }, nil
+}
+
+// openZstd is openDecompressor for zstd. For a window larger than usualWindow it blocks until no other
+// such batch is read.
+func openZstd(b []byte) (io.Reader, func(), error) {
+	var h zstd.Header
+	if err := h.Decode(b); err != nil {
+		return nil, nil, err
+	}
+	if h.WindowSize > maxWindow {
+		return nil, nil, zstd.ErrWindowSizeExceeded
+	}
+
+	// The large buffer of this decoder is not kept for the next batch.
+	if h.WindowSize > usualWindow {
+		wideWindow.Lock()
+		d, err := newZstdDecoder(bytes.NewReader(b))
+		if err != nil {
+			wideWindow.Unlock()
+			return nil, nil, err
+		}
+		return d, func() { d.Close(); wideWindow.Unlock() }, nil
+	}
+
+	d, ok := zstdDecoders.Get().(*zstd.Decoder)
+	if !ok {
+		return nil, nil, errors.New("no zstd decoder could be created")
+	}
+	if err := d.Reset(bytes.NewReader(b)); err != nil {
+		return nil, nil, err
+	}
+	return d, func() { _ = d.Reset(nil); zstdDecoders.Put(d) }, nil
+}
+
+// snappyReader reads either one block, or blocks with their lengths before them, as Java's client frames
+// them.
+type snappyReader struct {
+	b       []byte
+	framed  bool
+	started bool
+	plain   []byte
+}
+
+// xerialMagic starts the framing of Java's client. Two numbers of four bytes follow.
+var xerialMagic = []byte{0x82, 'S', 'N', 'A', 'P', 'P', 'Y', 0}
+
+func (s *snappyReader) Read(p []byte) (int, error) {
+	if !s.started {
+		s.started = true
+		if s.framed = bytes.HasPrefix(s.b, xerialMagic); s.framed {
+			s.b = s.b[min(len(xerialMagic)+8, len(s.b)):]
+		}
+	}
+
+	for len(s.plain) == 0 {
+		block := s.b
+		if len(s.b) == 0 {
+			return 0, io.EOF
+		}
+
+		if s.framed {
+			if len(s.b) < 4 || uint64(binary.BigEndian.Uint32(s.b)) > uint64(len(s.b)-4) {
+				return 0, io.ErrUnexpectedEOF
+			}
+			end := 4 + int(binary.BigEndian.Uint32(s.b))
+			block = s.b[4:end]
+			s.b = s.b[end:]
+		} else {
+			s.b = nil
+		}
+		if err := s.decodeBlock(block); err != nil {
+			return 0, err
+		}
+	}
+
+	n := copy(p, s.plain)
+	s.plain = s.plain[n:]
+	return n, nil
+}
+
+// decodeBlock decodes a block into s.plain. It rejects a block that claims more bytes than snappy can
+// encode in it: three bytes encode at most 64.
+func (s *snappyReader) decodeBlock(block []byte) (err error) {
+	n, err := snappy.DecodedLen(block)
+	if err != nil {
+		return err
+	}
+	if n > 32*len(block) {
+		return snappy.ErrCorrupt
+	}
+	s.plain, err = snappy.Decode(nil, block)
+	return err
+}

@@ -1,0 +1,326 @@
+package kafkawire
+
+import (
+	"bufio"
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"sync"
+	"time"
+
+	kafkago "github.com/segmentio/kafka-go"
+	"github.com/segmentio/kafka-go/protocol"
+	"github.com/segmentio/kafka-go/protocol/apiversions"
+	"github.com/segmentio/kafka-go/protocol/saslauthenticate"
+	"github.com/segmentio/kafka-go/protocol/saslhandshake"
+
+	"github.com/outrelay/outrelay/internal/kafkawire/reply"
+)
+
+const (
+	dialTimeout = 3 * time.Second // to a broker: TCP, TLS, versions and SASL together
+	// linkIdle is below the broker's connections.max.idle.ms (10 min), so that the first record after a
+	// pause finds an open connection.
+	linkIdle = 9 * time.Minute
+)
+
+// stage is the step that a connection has reached.
+type stage string
+
+// The stages of a connection, in their order.
+const (
+	stageTCP      stage = "tcp"
+	stageTLS      stage = "tls"
+	stageVersions stage = "versions"
+	stageSASL     stage = "sasl"
+	stageRequest  stage = "request"
+)
+
+// connectError is the error of a connection that failed at a stage.
+type connectError struct {
+	addr  string
+	stage stage
+	err   error
+}
+
+func (e *connectError) Error() string {
+	return fmt.Sprintf("connecting to %s (%s): %v", e.addr, e.stage, e.err)
+}
+func (e *connectError) Unwrap() error { return e.err }
+
+// Link is one connection to a broker. Only one goroutine may use it at a time. Any goroutine may call
+// Close.
+type Link struct {
+	addr      string
+	conn      net.Conn
+	reader    *bufio.Reader  // from conn: protoConn reads from it, and so does a lane
+	protoConn *protocol.Conn // with checked replies
+	versions  map[protocol.ApiKey]int16
+	clientID  string
+	lastUsed  time.Time
+}
+
+// Addr returns the address of the broker.
+func (l *Link) Addr() string { return l.addr }
+
+// IsStale reports whether the link was idle for so long that the broker may close it.
+func (l *Link) IsStale() bool { return time.Since(l.lastUsed) > linkIdle }
+
+// Close closes the connection. A request in flight fails at once.
+func (l *Link) Close() { _ = l.conn.Close() }
+
+// Dial opens a link to the broker at addr: TCP, TLS, the versions of the broker, SASL. It blocks
+// for at most dialTimeout.
+func (c *Client) Dial(ctx context.Context, addr string) (*Link, error) {
+	ctx, cancel := context.WithTimeout(ctx, max(dialTimeout, c.cfg.Patience))
+	defer cancel()
+	conn, err := c.cfg.Dial(ctx, "tcp", addr)
+	if err != nil {
+		return nil, &connectError{addr, stageTCP, err}
+	}
+
+	// The handshake has no context, so a deadline in the past interrupts it.
+	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })
+	l, err := c.handshake(ctx, conn, addr)
+	if !stop() && err == nil {
+		err = &connectError{addr, stageSASL, context.Cause(ctx)}
+	}
+	if err != nil {
+		_ = conn.Close()
+		return nil, err
+	}
+	return l, nil
+}
+
+// dialTransport opens a connection for kafka-go's Transport: TCP and TLS, with checked replies.
+func (c *Client) dialTransport(ctx context.Context, network, addr string) (net.Conn, error) {
+	conn, err := c.cfg.Dial(ctx, network, addr)
+	if err != nil {
+		return nil, err
+	}
+	secured, err := c.startTLS(ctx, conn, addr)
+	if err != nil {
+		_ = conn.Close()
+		return nil, &connectError{addr, stageTLS, err}
+	}
+	return reply.Check(secured, bufio.NewReader(secured), addr), nil
+}
+
+// startTLS returns conn after a TLS handshake with the current certificates. If TLS is not configured,
+// it returns conn unchanged.
+func (c *Client) startTLS(ctx context.Context, conn net.Conn, addr string) (net.Conn, error) {
+	if c.cfg.CurrentTLS == nil {
+		return conn, nil
+	}
+
+	cfg := c.cfg.CurrentTLS()
+	if cfg.ServerName == "" {
+		cfg = cfg.Clone()
+		cfg.ServerName, _, _ = net.SplitHostPort(addr)
+	}
+	t := tls.Client(conn, cfg)
+	if err := t.HandshakeContext(ctx); err != nil {
+		return nil, err
+	}
+	return t, nil
+}
+
+// handshake makes a link of a TCP connection. The caller closes conn after an error.
+func (c *Client) handshake(ctx context.Context, conn net.Conn, addr string) (*Link, error) {
+	conn, err := c.startTLS(ctx, conn, addr)
+	if err != nil {
+		return nil, &connectError{addr, stageTLS, err}
+	}
+
+	l := &Link{addr: addr, conn: conn, reader: bufio.NewReader(conn), clientID: c.cfg.ClientID, lastUsed: time.Now()}
+	l.protoConn = protocol.NewConn(reply.Check(conn, l.reader, addr), c.cfg.ClientID)
+	if l.versions, err = negotiateVersions(l.protoConn); err != nil {
+		return nil, &connectError{addr, stageVersions, err}
+	}
+	l.protoConn.SetVersions(l.versions)
+
+	if c.cfg.SASL != nil {
+		if err := authenticate(ctx, l.protoConn, c.cfg.SASL); err != nil {
+			return nil, &connectError{addr, stageSASL, err}
+		}
+	}
+	return l, nil
+}
+
+// negotiateVersions returns the version of each request that both sides support.
+func negotiateVersions(pc *protocol.Conn) (map[protocol.ApiKey]int16, error) {
+	m, err := pc.RoundTrip(&apiversions.Request{})
+	if err != nil {
+		return nil, err
+	}
+	res := m.(*apiversions.Response)
+	if res.ErrorCode != 0 {
+		return nil, kafkago.Error(res.ErrorCode)
+	}
+
+	versions := map[protocol.ApiKey]int16{}
+	for _, r := range res.ApiKeys {
+		key := protocol.ApiKey(r.ApiKey)
+		versions[key] = key.SelectVersion(r.MinVersion, r.MaxVersion)
+	}
+	return versions, nil
+}
+
+// authenticate runs the SASL exchange. If the listener does not offer the mechanism, the error is a
+// *mechanismError.
+func authenticate(ctx context.Context, pc *protocol.Conn, s *SASL) error {
+	m, err := pc.RoundTrip(&saslhandshake.Request{Mechanism: s.Name()})
+	if err != nil {
+		return err
+	}
+	if hs := m.(*saslhandshake.Response); hs.ErrorCode != 0 {
+		return &mechanismError{s.Name(), hs.Mechanisms, kafkago.Error(hs.ErrorCode)}
+	}
+
+	session, state, err := s.Start(ctx)
+	if err != nil {
+		return err
+	}
+	for done := false; !done; {
+		m, err := pc.RoundTrip(&saslauthenticate.Request{AuthBytes: state})
+		if err != nil {
+			if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
+				return fmt.Errorf("%w: the broker closed the connection", kafkago.SASLAuthenticationFailed)
+			}
+			return err
+		}
+
+		res := m.(*saslauthenticate.Response)
+		if res.ErrorCode != 0 {
+			return kafkago.Error(res.ErrorCode)
+		}
+		if done, state, err = session.Next(ctx, res.AuthBytes); err != nil {
+			return fmt.Errorf("%w: %w", kafkago.SASLAuthenticationFailed, err)
+		}
+	}
+	return nil
+}
+
+// mechanismError means that the listener does not offer the wanted mechanism. It has the offered ones.
+type mechanismError struct {
+	wanted  string
+	offered []string
+	code    kafkago.Error
+}
+
+func (e *mechanismError) Error() string {
+	return fmt.Sprintf("mechanism %s: %v (offered: %v)", e.wanted, e.code, e.offered)
+}
+func (e *mechanismError) Unwrap() error { return e.code }
+
+// roundTrip sends one request and returns the response. After an error the link must be closed.
+func (l *Link) roundTrip(ctx context.Context, timeout time.Duration, req protocol.Message) (protocol.Message, error) {
+	deadline := time.Now().Add(timeout)
+	if d, ok := ctx.Deadline(); ok && d.Before(deadline) {
+		deadline = d
+	}
+	_ = l.conn.SetDeadline(deadline)
+
+	// RoundTrip has no context, so a deadline in the past interrupts it.
+	stop := context.AfterFunc(ctx, func() { _ = l.conn.SetDeadline(time.Unix(1, 0)) })
+	m, err := l.protoConn.RoundTrip(req)
+	if !stop() && ctx.Err() != nil {
+		return nil, context.Cause(ctx)
+	}
+	if err != nil {
+		return nil, err
+	}
+	l.lastUsed = time.Now()
+	return m, nil
+}
+
+// linkPool keeps idle connections by address, for requests other than records. It also remembers which
+// brokers failed lately.
+type linkPool struct {
+	mu     sync.Mutex
+	idle   map[string][]*Link
+	failed map[string]time.Time
+	closed bool
+}
+
+const (
+	idlePerBroker = 2
+	// failedFor is how long a broker that failed is the last candidate for requests that any broker can
+	// serve.
+	failedFor = 30 * time.Second
+)
+
+// markFailed notes that a broker failed.
+func (p *linkPool) markFailed(addr string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.failed == nil {
+		p.failed = map[string]time.Time{}
+	}
+	p.failed[addr] = time.Now()
+}
+
+// splitByFailure splits a list of addresses into brokers that failed lately and the others. It keeps
+// the order.
+func (p *linkPool) splitByFailure(list []string) (healthy, failed []string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, addr := range list {
+		if time.Since(p.failed[addr]) < failedFor {
+			failed = append(failed, addr)
+		} else {
+			healthy = append(healthy, addr)
+		}
+	}
+	return healthy, failed
+}
+
+// takeIdle removes an idle link to addr from the pool and returns it. It returns nil if there is none.
+// It closes links that were idle for too long.
+func (p *linkPool) takeIdle(addr string) *Link {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for {
+		list := p.idle[addr]
+		if len(list) == 0 {
+			return nil
+		}
+
+		l := list[len(list)-1]
+		p.idle[addr] = list[:len(list)-1]
+		if !l.IsStale() {
+			return l
+		}
+		l.Close()
+	}
+}
+
+// putIdle adds l to the pool, or closes it if the pool is full or closed.
+func (p *linkPool) putIdle(l *Link) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.closed || len(p.idle[l.addr]) >= idlePerBroker {
+		l.Close()
+		return
+	}
+	if p.idle == nil {
+		p.idle = map[string][]*Link{}
+	}
+	p.idle[l.addr] = append(p.idle[l.addr], l)
+}
+
+// closeAll closes the idle links, and the pool for further ones.
+func (p *linkPool) closeAll() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.closed = true
+	for _, list := range p.idle {
+		for _, l := range list {
+			l.Close()
+		}
+	}
+	p.idle = nil
+}

@@ -1,0 +1,126 @@
+package kafkawire
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"slices"
+	"strconv"
+
+	kafkago "github.com/segmentio/kafka-go"
+	"github.com/segmentio/kafka-go/protocol"
+	"github.com/segmentio/kafka-go/protocol/metadata"
+)
+
+// Layout is a broker's view of the cluster.
+type Layout struct {
+	Brokers map[int32]string // host:port by broker id
+	Topics  map[string]TopicLayout
+}
+
+// TopicLayout is one topic in a Layout.
+type TopicLayout struct {
+	Err        error // a kafka.Error: the topic is missing, or may not be seen
+	Partitions []PartitionLayout
+}
+
+// PartitionLayout is one partition. Its index is its number.
+type PartitionLayout struct {
+	Leader   int32 // −1: none
+	Epoch    int32 // of the leader; 0 from brokers before Kafka 2.1
+	Replicas int
+	ISR      int
+}
+
+// Metadata reads the layout of topics from a broker, not from a cache. With an empty list the layout
+// contains only brokers. Unknown topics are in the layout with an error. Metadata never creates a
+// topic.
+func (c *Client) Metadata(ctx context.Context, topics []string) (*Layout, error) {
+	names := slices.Clone(topics)
+	if names == nil {
+		names = []string{} // nil would mean every topic of the cluster
+	}
+
+	m, err := c.callAny(ctx, timeoutFor(metaTimeout, len(names)), func() protocol.Message {
+		return &metadata.Request{TopicNames: names}
+	})
+	if err != nil {
+		c.noteReachable(false)
+		return nil, fmt.Errorf("reading metadata: %w", err)
+	}
+	c.noteReachable(true)
+
+	l := parseLayout(m.(*metadata.Response))
+	if len(l.Brokers) == 0 {
+		return nil, errors.New("reading metadata: the response names no broker")
+	}
+	c.layout.Store(l)
+	return l, nil
+}
+
+func (c *Client) noteReachable(ok bool) {
+	if c.cfg.Reachable != nil {
+		c.cfg.Reachable(ok)
+	}
+}
+
+// TopicNames returns the names of all topics that this user may see.
+func (c *Client) TopicNames(ctx context.Context) (map[string]bool, error) {
+	m, err := c.callAny(ctx, metaTimeout, func() protocol.Message { return &metadata.Request{} })
+	if err != nil {
+		return nil, fmt.Errorf("listing topics: %w", err)
+	}
+	names := make(map[string]bool)
+	for _, t := range m.(*metadata.Response).Topics {
+		names[t.Name] = true
+	}
+	return names, nil
+}
+
+func parseLayout(r *metadata.Response) *Layout {
+	l := &Layout{Brokers: map[int32]string{}, Topics: map[string]TopicLayout{}}
+	for _, b := range r.Brokers {
+		l.Brokers[b.NodeID] = net.JoinHostPort(b.Host, strconv.Itoa(int(b.Port)))
+	}
+
+	for _, t := range r.Topics {
+		tl := TopicLayout{Partitions: make([]PartitionLayout, len(t.Partitions))}
+		if code := kafkago.Error(t.ErrorCode); code != 0 && code != kafkago.LeaderNotAvailable {
+			tl.Err = code
+		}
+		for i := range tl.Partitions {
+			tl.Partitions[i].Leader = -1
+		}
+
+		for _, p := range t.Partitions {
+			// Partitions are numbered without gaps.
+			if int(p.PartitionIndex) >= len(tl.Partitions) || p.PartitionIndex < 0 {
+				tl.Err = kafkago.InvalidPartitionNumber
+				continue
+			}
+
+			pl := PartitionLayout{
+				Leader:   p.LeaderID,
+				Epoch:    p.LeaderEpoch,
+				Replicas: len(p.ReplicaNodes),
+				ISR:      len(p.IsrNodes),
+			}
+			if l.Brokers[pl.Leader] == "" {
+				pl.Leader = -1
+			}
+			tl.Partitions[p.PartitionIndex] = pl
+		}
+		l.Topics[t.Name] = tl
+	}
+	return l
+}
+
+// Health returns the number of brokers, or an error if the cluster does not respond.
+func (c *Client) Health(ctx context.Context) (brokers int, err error) {
+	l, err := c.Metadata(ctx, nil)
+	if err != nil {
+		return 0, err
+	}
+	return len(l.Brokers), nil
+}

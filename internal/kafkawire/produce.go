@@ -1,0 +1,258 @@
+package kafkawire
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"time"
+
+	"github.com/segmentio/kafka-go/protocol"
+
+	"github.com/outrelay/outrelay/internal/kafkawire/reply"
+)
+
+var errUnknownBroker = errors.New("the broker is not in the cluster's metadata")
+
+// UnknownBrokerError returns the error of a connection to a broker that is not in the metadata.
+func UnknownBrokerError(id int32) error {
+	return &connectError{addr: fmt.Sprintf("broker %d", id), stage: stageTCP, err: errUnknownBroker}
+}
+
+// PartitionBatch is the sealed batch of one partition in a produce request.
+type PartitionBatch struct {
+	Topic     string
+	Partition int32
+	Sealed    []byte
+}
+
+// ProduceResult is the response for one partition of a request.
+type ProduceResult struct {
+	Code       Code
+	BaseOffset int64 // offset of the first record
+	Present    bool  // the partition was in the response
+	BadRecords []int // indexes of the records at fault (KIP-467)
+	Message    string
+}
+
+// Producer writes produce requests and reads their responses, in versions 3 to 8. The request is the same
+// in all of them. It is encoded here, straight from the batches, because kafka-go's encoder would copy
+// each batch once more.
+type Producer struct {
+	head        []byte
+	splits      []int // where the batches go between the bytes of head
+	pieces      net.Buffers
+	body        []byte
+	correlation int32
+	copyBuf     []byte
+}
+
+const (
+	minProduce, maxProduce = 3, 8
+	// copyLimit is the size up to which pieces are copied together and written at once. For many small
+	// batches, a system call for each, and with TLS a record for each, costs more than the copy.
+	copyLimit = 64 << 10
+	// ResponseSlack is the time that a response may take beyond the time limit of the broker.
+	ResponseSlack = 500 * time.Millisecond
+	maxResponse   = 64 << 20
+)
+
+// Produce sends batches, which are grouped by topic, over k, and appends a result for each
+// of them to dst, in the same order. It blocks until the response has arrived, at most for
+// RequestTimeout and ResponseSlack.
+func (w *Producer) Produce(
+	k *Link, timeout time.Duration, batches []PartitionBatch, dst []ProduceResult,
+) ([]ProduceResult, error) {
+	version := k.versions[protocol.Produce]
+	if version < minProduce || version > maxProduce {
+		return dst, fmt.Errorf("broker does not support Produce in versions %d to %d: Kafka 0.11 or later is needed",
+			minProduce, maxProduce)
+	}
+
+	_ = k.conn.SetDeadline(time.Now().Add(timeout + ResponseSlack))
+	w.encodeRequest(version, k.clientID, timeout, batches)
+	if err := w.writeRequest(k.conn); err != nil {
+		return dst, err
+	}
+	body, err := w.readResponse(k.reader)
+	if err != nil {
+		return dst, err
+	}
+
+	k.lastUsed = time.Now()
+	for range batches {
+		dst = append(dst, ProduceResult{})
+	}
+	return dst, w.decodeResponse(version, body, batches, dst[len(dst)-len(batches):])
+}
+
+// encodeRequest fills w.pieces with the request: the sealed batches, and pieces of w.head between
+// them.
+func (w *Producer) encodeRequest(version int16, clientID string, timeout time.Duration, batches []PartitionBatch) {
+	be := binary.BigEndian
+	w.correlation++
+
+	// The length and the API key, 0 for Produce. The length is filled in at the end.
+	h := append(w.head[:0], 0, 0, 0, 0, 0, 0)
+	h = be.AppendUint16(h, uint16(version))
+	h = be.AppendUint32(h, uint32(w.correlation))
+	h = appendString(h, clientID)
+	h = append(h, 0xff, 0xff, 0xff, 0xff) // no transactional id; acks of all in-sync replicas
+	h = be.AppendUint32(h, uint32(timeout.Milliseconds()))
+
+	topicCountAt := len(h)
+	h = be.AppendUint32(h, 0)
+	topics, partitionCountAt, payload := 0, 0, 0
+	w.splits = w.splits[:0]
+	for i := range batches {
+		b := &batches[i]
+		if i == 0 || batches[i-1].Topic != b.Topic {
+			h = appendString(h, b.Topic)
+			topics++
+			partitionCountAt = len(h)
+			h = be.AppendUint32(h, 0)
+		}
+		be.PutUint32(h[partitionCountAt:], be.Uint32(h[partitionCountAt:])+1)
+		h = be.AppendUint32(h, uint32(b.Partition))
+		w.splits = append(w.splits, len(h))
+		payload += len(b.Sealed)
+	}
+	be.PutUint32(h[topicCountAt:], uint32(topics))
+	be.PutUint32(h, uint32(len(h)-4+payload))
+	w.head = h
+
+	w.pieces = w.pieces[:0]
+	from := 0
+	for i := range batches {
+		w.pieces = append(w.pieces, h[from:w.splits[i]], batches[i].Sealed)
+		from = w.splits[i]
+	}
+}
+
+// writeRequest writes w.pieces to conn. Many bytes on a plain connection need one gathering system
+// call. Otherwise small pieces are copied together.
+func (w *Producer) writeRequest(conn net.Conn) error {
+	pieces := w.pieces
+	total := 0
+	for _, b := range pieces {
+		total += len(b)
+	}
+
+	if tcp, ok := conn.(*net.TCPConn); ok && total > copyLimit {
+		consumed := pieces // WriteTo consumes its receiver
+		_, err := consumed.WriteTo(tcp)
+		clear(pieces)
+		return err
+	}
+
+	w.copyBuf = w.copyBuf[:0]
+	flush := func() error {
+		if len(w.copyBuf) == 0 {
+			return nil
+		}
+		_, err := conn.Write(w.copyBuf)
+		w.copyBuf = w.copyBuf[:0]
+		return err
+	}
+	for _, b := range pieces {
+		if len(w.copyBuf)+len(b) > copyLimit {
+			if err := flush(); err != nil {
+				return err
+			}
+		}
+		if len(b) > copyLimit {
+			if _, err := conn.Write(b); err != nil {
+				return err
+			}
+			continue
+		}
+		w.copyBuf = append(w.copyBuf, b...)
+	}
+	clear(pieces)
+	return flush()
+}
+
+// readResponse reads the response to the last request, and returns its bytes after the correlation
+// id. They are valid until the next call.
+func (w *Producer) readResponse(r io.Reader) ([]byte, error) {
+	var size [4]byte
+	if _, err := io.ReadFull(r, size[:]); err != nil {
+		return nil, err
+	}
+	n := int(binary.BigEndian.Uint32(size[:]))
+	if n < 4 || n > maxResponse {
+		return nil, fmt.Errorf("response of %d bytes: the listener is not a Kafka broker", n)
+	}
+
+	body, err := reply.ReadBody(r, w.body, n)
+	if err != nil {
+		return nil, err
+	}
+	w.body = body
+	if got := int32(binary.BigEndian.Uint32(body)); got != w.correlation {
+		return nil, fmt.Errorf("response to request %d instead of %d", got, w.correlation)
+	}
+	return body[4:], nil
+}
+
+// decodeResponse fills results, which are in the order of batches.
+func (w *Producer) decodeResponse(version int16, body []byte, batches []PartitionBatch, results []ProduceResult) error {
+	d := reply.Decoder{B: body}
+	next := 0
+	for range d.Count(1) {
+		topic := d.Bytes(int(d.Int16()))
+		for range d.Count(1) {
+			id := d.Int32()
+			r := ProduceResult{Present: true, Code: Code(d.Int16()), BaseOffset: d.Int64()}
+			d.Skip(8) // time of appending
+			if version >= 5 {
+				d.Skip(8) // start of the log
+			}
+
+			if version >= 8 {
+				for range d.Count(1) {
+					r.BadRecords = append(r.BadRecords, int(d.Int32()))
+					if m := d.Bytes(int(d.Int16())); r.Message == "" {
+						r.Message = string(m)
+					}
+				}
+				if m := d.Bytes(int(d.Int16())); r.Message == "" {
+					r.Message = string(m)
+				}
+			}
+
+			if i := findBatch(batches, next, topic, id); i >= 0 {
+				results[i] = r
+				next = i + 1
+			}
+		}
+	}
+	if d.Bad {
+		return errors.New("response ends too early")
+	}
+	return nil
+}
+
+// findBatch returns the index of a partition in batches, or -1. It looks at the expected index first:
+// brokers respond in the order of the request.
+func findBatch(batches []PartitionBatch, expected int, topic []byte, id int32) int {
+	matches := func(i int) bool {
+		return batches[i].Partition == id && batches[i].Topic == string(topic)
+	}
+	if expected < len(batches) && matches(expected) {
+		return expected
+	}
+
+	for i := range batches {
+		if matches(i) {
+			return i
+		}
+	}
+	return -1
+}
+
+func appendString(b []byte, s string) []byte {
+	b = binary.BigEndian.AppendUint16(b, uint16(len(s)))
+	return append(b, s...)
+}

@@ -1,0 +1,214 @@
+package kafkawire
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	kafkago "github.com/segmentio/kafka-go"
+	"github.com/segmentio/kafka-go/protocol"
+	"github.com/segmentio/kafka-go/protocol/createtopics"
+	"github.com/segmentio/kafka-go/protocol/describeconfigs"
+	"github.com/segmentio/kafka-go/protocol/listoffsets"
+
+	"github.com/outrelay/outrelay/internal/record"
+)
+
+// TopicConfig has the settings of a topic that matter to the relay. It is the zero value if this user
+// may not read them.
+type TopicConfig struct {
+	MaxMessageBytes int    // max.message.bytes: of a batch, after compression
+	MinISR          int    // min.insync.replicas
+	CleanupPolicy   string // cleanup.policy
+	UncleanElection bool   // unclean.leader.election.enable
+}
+
+const (
+	resourceTopic = 2
+	adminTimeout  = 5 * time.Second
+)
+
+var topicConfigs = []string{
+	"max.message.bytes",
+	"min.insync.replicas",
+	"cleanup.policy",
+	"unclean.leader.election.enable",
+}
+
+// DescribeTopics reads the configuration of topics. A topic is missing from the result if it does not
+// exist, or if this user may not describe it (DESCRIBE_CONFIGS). That is not an error.
+func (c *Client) DescribeTopics(ctx context.Context, topics []string) (map[string]TopicConfig, error) {
+	if len(topics) == 0 {
+		return nil, nil
+	}
+
+	m, err := c.callAny(ctx, timeoutFor(adminTimeout, len(topics)), func() protocol.Message {
+		req := &describeconfigs.Request{}
+		for _, t := range topics {
+			resource := describeconfigs.RequestResource{ResourceType: resourceTopic, ResourceName: t, ConfigNames: topicConfigs}
+			req.Resources = append(req.Resources, resource)
+		}
+		return req
+	})
+	if err != nil {
+		return nil, fmt.Errorf("describing topics: %w", err)
+	}
+
+	out := map[string]TopicConfig{}
+	for _, r := range m.(*describeconfigs.Response).Resources {
+		if r.ErrorCode != 0 {
+			continue
+		}
+
+		var t TopicConfig
+		for _, e := range r.ConfigEntries {
+			switch e.ConfigName {
+			case "max.message.bytes":
+				t.MaxMessageBytes, _ = strconv.Atoi(e.ConfigValue)
+			case "min.insync.replicas":
+				t.MinISR, _ = strconv.Atoi(e.ConfigValue)
+			case "cleanup.policy":
+				t.CleanupPolicy = e.ConfigValue
+			case "unclean.leader.election.enable":
+				t.UncleanElection = e.ConfigValue == "true"
+			}
+		}
+		out[r.ResourceName] = t
+	}
+	return out, nil
+}
+
+// Compacted reports whether the topic keeps only the newest record of each key, with or without a
+// retention.
+func (c TopicConfig) Compacted() bool { return strings.Contains(c.CleanupPolicy, "compact") }
+
+// CreateTopic creates a topic. It returns nil if the topic exists already.
+func (c *Client) CreateTopic(ctx context.Context, name string, how TopicCreate) error {
+	if err := c.createTopic(ctx, name, how, false); err != nil {
+		return fmt.Errorf("creating topic %s: %w", name, err)
+	}
+	return nil
+}
+
+// createTopic creates a topic. With validateOnly it only checks whether the topic could be created.
+func (c *Client) createTopic(ctx context.Context, name string, how TopicCreate, validateOnly bool) error {
+	t := createtopics.RequestTopic{Name: name, NumPartitions: -1, ReplicationFactor: -1}
+	if how.Partitions > 0 {
+		t.NumPartitions = int32(how.Partitions)
+	}
+	if how.Replication > 0 {
+		t.ReplicationFactor = int16(how.Replication)
+	}
+	for _, k := range slices.Sorted(maps.Keys(how.Configs)) {
+		t.Configs = append(t.Configs, createtopics.RequestConfig{Name: k, Value: how.Configs[k]})
+	}
+
+	m, err := c.callAny(ctx, adminTimeout, func() protocol.Message {
+		return &createtopics.Request{
+			Topics:       []createtopics.RequestTopic{t},
+			TimeoutMs:    int32(adminTimeout.Milliseconds()),
+			ValidateOnly: validateOnly,
+		}
+	})
+	if err != nil {
+		return err
+	}
+
+	for _, r := range m.(*createtopics.Response).Topics {
+		code := kafkago.Error(r.ErrorCode)
+		if code == 0 || code == kafkago.TopicAlreadyExists {
+			continue
+		}
+		if r.ErrorMessage != "" {
+			return fmt.Errorf("%w (%s)", code, r.ErrorMessage)
+		}
+		return code
+	}
+	return nil
+}
+
+// ListOffsets returns the end offsets of partitions, from their leaders: the least offset that the next
+// record can get. The result contains only the partitions whose leader has responded. The error is the
+// first error of the others.
+func (c *Client) ListOffsets(
+	ctx context.Context, layout *Layout, partitions []record.TopicPartition,
+) (map[record.TopicPartition]int64, error) {
+	byLeader := map[int32][]record.TopicPartition{}
+	var missing error
+	for _, tp := range partitions {
+		t, ok := layout.Topics[tp.Topic]
+		if !ok || int(tp.Partition) >= len(t.Partitions) || t.Partitions[tp.Partition].Leader < 0 {
+			missing = fmt.Errorf("listing offsets: %s-%d: %w", tp.Topic, tp.Partition, kafkago.LeaderNotAvailable)
+			continue
+		}
+		leader := t.Partitions[tp.Partition].Leader
+		byLeader[leader] = append(byLeader[leader], tp)
+	}
+
+	var (
+		mu   sync.Mutex
+		wg   sync.WaitGroup
+		errs = []error{missing}
+		out  = make(map[record.TopicPartition]int64, len(partitions))
+	)
+	for leader, list := range byLeader {
+		wg.Go(func() {
+			ends, err := c.listLeaderOffsets(ctx, layout.Brokers[leader], list)
+			mu.Lock()
+			defer mu.Unlock()
+			maps.Copy(out, ends)
+			errs = append(errs, err)
+		})
+	}
+	wg.Wait()
+
+	for _, err := range errs {
+		if err != nil {
+			return out, err
+		}
+	}
+	return out, nil
+}
+
+// listLeaderOffsets returns the end offsets of partitions from the broker at addr, which leads them.
+// The error joins the errors of partitions, which are not in the result.
+func (c *Client) listLeaderOffsets(
+	ctx context.Context, addr string, partitions []record.TopicPartition,
+) (map[record.TopicPartition]int64, error) {
+	req := &listoffsets.Request{ReplicaID: -1}
+	topicIndex := map[string]int{}
+	for _, tp := range partitions {
+		i, ok := topicIndex[tp.Topic]
+		if !ok {
+			i = len(req.Topics)
+			topicIndex[tp.Topic] = i
+			req.Topics = append(req.Topics, listoffsets.RequestTopic{Topic: tp.Topic})
+		}
+		p := listoffsets.RequestPartition{Partition: tp.Partition, CurrentLeaderEpoch: -1, Timestamp: -1}
+		req.Topics[i].Partitions = append(req.Topics[i].Partitions, p)
+	}
+
+	m, err := c.callBroker(ctx, addr, timeoutFor(adminTimeout, len(partitions)), req)
+	if err != nil {
+		return nil, fmt.Errorf("listing offsets: %w", err)
+	}
+
+	out := make(map[record.TopicPartition]int64, len(partitions))
+	for _, t := range m.(*listoffsets.Response).Topics {
+		for _, p := range t.Partitions {
+			if p.ErrorCode != 0 {
+				code := kafkago.Error(p.ErrorCode)
+				err = errors.Join(err, fmt.Errorf("listing offsets: %s-%d: %w", t.Topic, p.Partition, code))
+				continue
+			}
+			out[record.TopicPartition{Topic: t.Topic, Partition: p.Partition}] = p.Offset
+		}
+	}
+	return out, err
+}

@@ -1,0 +1,297 @@
+package sink
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/outrelay/outrelay/internal/kafkawire"
+	"github.com/outrelay/outrelay/internal/record"
+	"github.com/outrelay/outrelay/internal/retry"
+)
+
+// N9: before the first record is sent to a new topic or partition, its end offset is stored in the
+// watcher document, in a fenced write. Until then its records wait here, encoded and in order. Other
+// topics flow.
+
+const (
+	adoptEvery   = time.Second // between two attempts to adopt a topic
+	createdPoll  = 50 * time.Millisecond
+	createdTries = 40
+)
+
+// runAdopter adopts topics whose records wait, when it is woken and every second, until ctx ends.
+func (s *Sink) runAdopter(ctx context.Context) error {
+	tick := time.NewTicker(adoptEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-tick.C:
+		case <-s.adoptWake:
+		}
+
+		if err := s.adoptTopics(ctx); err != nil && ctx.Err() == nil {
+			s.log.Warn("adopting topics failed; retrying", "error", err)
+			_ = retry.Sleep(ctx, adoptEvery/4)
+		}
+	}
+}
+
+// topicsToAdopt returns the topics without partitions that have or had records, and the topics that
+// have grown and are drained.
+func (s *Sink) topicsToAdopt() []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var names []string
+	now := time.Now()
+	for name, t := range s.topics {
+		if now.Before(t.nextAttempt) {
+			continue
+		}
+
+		unadopted := len(t.partitions) == 0 && (len(t.waiting) > 0 || t.parked)
+		if unadopted || t.growing && t.isDrained() {
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names)
+	return names
+}
+
+// adoptTopics adopts all topics that wait for it, together: one metadata request, one request for
+// offsets to each leader, one write. Topics that cannot be adopted get an obstacle. The error is that
+// of a request that all topics need.
+func (s *Sink) adoptTopics(ctx context.Context) error {
+	names := s.topicsToAdopt()
+	if len(names) == 0 {
+		return nil
+	}
+
+	layout, err := s.c.kafka.Metadata(ctx, names)
+	if err == nil {
+		layout, err = s.createMissing(ctx, names, layout)
+	}
+	if err != nil {
+		s.noteObstacle(names, err)
+		return err
+	}
+
+	var (
+		fresh []record.TopicPartition
+		good  []string
+	)
+	for _, name := range names {
+		tl := layout.Topics[name]
+		if tl.Err != nil || len(tl.Partitions) == 0 {
+			s.noteObstacle([]string{name}, tl.Err)
+			continue
+		}
+		good = append(good, name)
+		for id := s.partitionCount(name); id < len(tl.Partitions); id++ {
+			fresh = append(fresh, record.TopicPartition{Topic: name, Partition: int32(id)})
+		}
+	}
+	if len(good) == 0 {
+		return nil
+	}
+
+	// Nothing is sent to a topic before all of its ends are known. A new owner would read a partition
+	// without a stored offset from its start.
+	ends, _ := s.c.kafka.ListOffsets(ctx, layout, fresh)
+	for _, tp := range fresh {
+		if _, known := ends[tp]; known {
+			continue
+		}
+		if i := slices.Index(good, tp.Topic); i >= 0 {
+			s.noteObstacle([]string{tp.Topic}, kafkawire.LeaderNotAvailable)
+			good = slices.Delete(good, i, i+1)
+		}
+	}
+	fresh = slices.DeleteFunc(fresh, func(tp record.TopicPartition) bool { return !slices.Contains(good, tp.Topic) })
+	if len(good) == 0 {
+		return nil
+	}
+
+	configs, configErr := s.c.kafka.DescribeTopics(ctx, good)
+	if configErr != nil {
+		s.log.Debug("reading topic limits failed", "error", configErr)
+	}
+
+	// N9: the offsets are stored before the first record is sent.
+	offsets := map[string][]int64{}
+	for _, tp := range fresh {
+		setOffset(offsets, tp, ends[tp])
+	}
+	if len(offsets) > 0 {
+		if err := s.claims.Save(ctx, nil, offsets); err != nil {
+			return fmt.Errorf("saving the first offsets of topics: %w", err)
+		}
+	}
+	for _, tp := range fresh {
+		s.acks.Restore(tp, ends[tp])
+	}
+
+	for _, name := range good {
+		s.openTopic(name, layout.Topics[name], configs[name], ends)
+	}
+	if configErr != nil {
+		s.mu.Lock()
+		s.markConfigsStaleLocked(good)
+		s.mu.Unlock()
+	}
+	s.Flush()
+	return nil
+}
+
+// createMissing creates the missing topics, if so configured, and waits until all of their partitions
+// have leaders. It returns the new layout.
+func (s *Sink) createMissing(ctx context.Context, names []string, layout *kafkawire.Layout) (*kafkawire.Layout, error) {
+	options := s.c.cfg.Create
+	if options == nil {
+		return layout, nil
+	}
+
+	var created []string
+	for _, name := range names {
+		if err := layout.Topics[name].Err; !errors.Is(err, kafkawire.UnknownTopicOrPartition) {
+			continue
+		}
+		if err := s.c.kafka.CreateTopic(ctx, name, *options); err != nil {
+			s.noteObstacle([]string{name}, err)
+			continue
+		}
+		s.log.Info("topic is created", "topic", name, "partitions", options.Partitions, "replication", options.Replication)
+		created = append(created, name)
+	}
+
+	for range createdTries {
+		if len(created) == 0 {
+			return layout, nil
+		}
+
+		var err error
+		if layout, err = s.c.kafka.Metadata(ctx, names); err != nil {
+			return nil, err
+		}
+		hasNoLeader := func(p kafkawire.PartitionLayout) bool { return p.Leader < 0 }
+		created = slices.DeleteFunc(created, func(name string) bool {
+			t := layout.Topics[name]
+			return t.Err == nil && len(t.Partitions) > 0 && !slices.ContainsFunc(t.Partitions, hasNoLeader)
+		})
+
+		if len(created) > 0 {
+			if err := retry.Sleep(ctx, createdPoll); err != nil {
+				return nil, err
+			}
+		}
+	}
+	return layout, nil
+}
+
+// noteObstacle notes why topics cannot be adopted, and logs the reason when it changes. A nil err
+// means that the topics do not exist.
+func (s *Sink) noteObstacle(names []string, err error) {
+	if err == nil {
+		err = kafkawire.UnknownTopicOrPartition
+	}
+
+	now := time.Now()
+	creates := s.c.cfg.Create != nil
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, name := range names {
+		t := s.topics[name]
+		t.nextAttempt = now.Add(adoptEvery * 9 / 10) // below adoptEvery, so that the next tick finds it
+
+		// If creating the topic has failed, that reason explains more than the missing topic.
+		why := topicObstacle(name, err, creates)
+		creationFailed := creates && t.obstacle.kind != kindAdopting && !t.obstacle.none()
+		if creationFailed && why.kind == kindMissing && errors.Is(err, kafkawire.UnknownTopicOrPartition) {
+			continue
+		}
+
+		if t.setObstacle(why, now) {
+			s.log.Error("records wait for a topic", "topic", name, "reason", why.text, "records", countRecords(t.waiting))
+		}
+	}
+}
+
+func (s *Sink) partitionCount(name string) int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.topics[name].partitions)
+}
+
+// openTopic opens a topic. The records that have waited go to its partitions, in order, before any
+// record that follows.
+func (s *Sink) openTopic(name string, tl kafkawire.TopicLayout, cfg kafkawire.TopicConfig, ends map[record.TopicPartition]int64) {
+	now := time.Now()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	t := s.topics[name]
+	first := len(t.partitions)
+	t.addEarlierCount(first)
+	t.addPartitions(len(tl.Partitions))
+	for _, p := range t.partitions[first:] {
+		p.ackedEnd, p.lastUsed = ends[p.tp], now
+	}
+
+	t.setConfig(cfg, s.c.cfg.MaxBatchBytes)
+	t.configStale, t.growing, t.obstacle, t.nextAttempt = false, false, obstacle{}, time.Time{}
+	for _, p := range t.partitions {
+		s.setLeaderLocked(p, tl.Partitions, now)
+	}
+
+	s.log.Info("topic is adopted", "topic", name, "partitions", len(t.partitions))
+	s.resendWaitingLocked(t)
+	s.unparkTopicLocked(t)
+}
+
+// resendWaitingLocked sends the records that have waited for t to its partitions.
+func (s *Sink) resendWaitingLocked(t *topic) {
+	waiting := t.waiting
+	t.waiting = nil
+	for _, b := range waiting {
+		err := forEachRecord(b, func(i int, rec *record.Record) {
+			rec.Topic, rec.Partition = t.name, b.wantedPartitions[i]
+			s.resendLocked(t, rec, b.tickets[i])
+		})
+		if err != nil {
+			s.failLocked(fmt.Errorf("%w: decoding records that waited for topic %q: %w", ErrBroken, t.name, err))
+		}
+		s.tickets.put(b.tickets)
+		s.releaseBatchLocked(b)
+	}
+
+	if !s.replaying {
+		t.dropHitsLocked()
+	}
+}
+
+// resendLocked is Send for a record that has waited in a batch. If the record cannot be sent, it is
+// given back to the Holder instead of returning an error.
+func (s *Sink) resendLocked(t *topic, rec *record.Record, k record.Ticket) {
+	p, refusal := t.choosePartitionLocked(rec)
+	if refusal != nil {
+		s.withdrawLocked([]record.Withdrawn{newWithdrawn(t, rec, k, refusal, nil)})
+		return
+	}
+	if s.mayBeUnreadLocked(p, rec) {
+		s.withdrawLocked([]record.Withdrawn{newWithdrawn(t, rec, k, nil, record.ErrParked)})
+		return
+	}
+
+	need, size := recordSizes(rec)
+	s.countResolvedLocked(1, size) // enqueueLocked counts it again
+	if !p.quarantine {
+		if tp, offset, found := s.claimOrMarkSentLocked(p, rec, k.IsSide()); found {
+			s.ackHitLocked(tp, offset, k, size)
+			return
+		}
+	}
+	s.enqueueLocked(p, rec, k, size, need, true)
+}

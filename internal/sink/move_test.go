@@ -1,0 +1,44 @@
+package sink
+
+import (
+	"context"
+	"errors"
+	"testing"
+
+	"github.com/segmentio/kafka-go"
+	"github.com/twmb/franz-go/pkg/kerr"
+	"github.com/twmb/franz-go/pkg/kfake"
+	"github.com/twmb/franz-go/pkg/kmsg"
+
+	"github.com/outrelay/outrelay/internal/kafkawire/batch"
+)
+
+// TestN04_AMoveThatFailsChangesNothing: if the next generation cannot be acquired, the sink
+// continues with the old identity, and the list of senders names the generation of that identity.
+func TestN04_AMoveThatFailsChangesNothing(t *testing.T) {
+	t.Parallel()
+	kc, brokers := newFakeCluster(t, kfake.NumBrokers(1), kfake.SeedTopics(1, "a"))
+	r := openSink(t, fakeOptions(brokers...))
+	r.sequence(t, "a", 0, 1)
+	r.acks.waitResolved(1)
+
+	kc.Fault(kfake.Fault{Keys: []kmsg.Key{kmsg.InitProducerID}, Err: kerr.TransactionalIDAuthorizationFailed, Count: 1})
+	before := r.session.Senders()
+	ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
+	defer cancel()
+	if err := r.moveToNextGeneration(ctx); !errors.Is(err, kafka.TransactionalIDAuthorizationFailed) {
+		t.Fatalf("the move ended with %v, want TransactionalIDAuthorizationFailed", err)
+	}
+
+	after := r.session.Senders()
+	if len(after) != len(before) || after[len(after)-1].Generation != before[len(before)-1].Generation {
+		t.Errorf("senders %+v after the failed move, want %+v", after, before)
+	}
+	if r.producer != batch.Producer(r.session.Producer()) {
+		t.Errorf("the sink sends as %+v, want the session's producer %+v", r.producer, r.session.Producer())
+	}
+
+	r.sequence(t, "a", 1, 2)
+	r.acks.waitResolved(2)
+	requireInOrder(t, readTopic(t, brokers, "a"), 1, 2)
+}

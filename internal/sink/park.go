@@ -1,0 +1,358 @@
+package sink
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/outrelay/outrelay/internal/record"
+)
+
+// N11: a target that cannot be written for a while is parked, so that it does not hold the stream.
+// Its queued records are given back to the Holder, in order, and Send takes no more records for it
+// until it can be written again.
+//
+// The batch at the head may be in the log although no broker has acknowledged it. Then nothing more
+// is sent to its partition in this term, because neither the offsets of the records that were given
+// back nor the next sequence are known. The stored offset stays before them. When the partition has
+// a leader again, the sink ends with ErrReopen, and the read-back of the next sink finds the records
+// that are there. That happens at most once in reopenEvery. Until then the partition waits, and all
+// others flow.
+
+// reopenEvery bounds how often a sink ends on purpose, for a read-back or for another transactional
+// id. A partition that fails again and again stops the others for one take-over in this time.
+const reopenEvery = 30 * time.Second
+
+// mayReopen reports whether a sink may end on purpose now. If so, it counts the end.
+func (o *Opener) mayReopen(now time.Time) bool {
+	last := o.reopened.Load()
+	return now.Sub(time.Unix(0, last)) >= o.reopenEvery && o.reopened.CompareAndSwap(last, now.UnixNano())
+}
+
+// parksPartition reports whether an obstacle parks a partition after some time: no process can write
+// the partition now. A broker that cannot be reached, or that responds that it is not ready, is an
+// outage, so its records wait.
+func (o obstacle) parksPartition() bool {
+	switch o.kind {
+	case kindMissing, kindForbidden, kindNoLeader, kindQuarantined:
+		return true
+	}
+	return false
+}
+
+// parksTopic reports whether an obstacle parks a topic that is not adopted. A topic whose name Kafka
+// rejects counts as missing.
+func (o obstacle) parksTopic() bool { return o.parksPartition() || o.kind == kindRefused }
+
+// maxObstructedBytes returns how much memory the records of an obstructed target may hold.
+func (s *Sink) maxObstructedBytes() int { return int(s.c.cfg.ParkBytes / 4) }
+
+// reservedBytes returns the memory that the records of batches have reserved.
+func reservedBytes(queue []*pending) int {
+	n := 0
+	for _, b := range queue {
+		n += b.reserved
+	}
+	return n
+}
+
+// obstructedBytes returns the memory that records in obstructed partitions have reserved.
+func (t *topic) obstructedBytes() int {
+	n := 0
+	for _, p := range t.partitions {
+		if !p.obstacle.none() {
+			n += reservedBytes(p.queue)
+		}
+	}
+	return n
+}
+
+// runParker parks targets that cannot be written, until ctx ends.
+func (s *Sink) runParker(ctx context.Context) error {
+	tick := time.NewTicker(min(max(s.c.cfg.ParkAfter/8, 5*time.Millisecond), time.Second))
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-tick.C:
+		case <-s.parkWake:
+		}
+		s.parkUnwritable(time.Now())
+	}
+}
+
+// parkUnwritable parks all targets that must be parked now. It ends the sink if a partition has to
+// be read back and has a leader again.
+func (s *Sink) parkUnwritable(now time.Time) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	full := s.stallsOthersLocked(now)
+	for _, t := range s.topics {
+		anyParked := false
+		for _, p := range t.partitions {
+			if s.ended != nil {
+				return
+			}
+			if !p.busy && s.mustParkLocked(p, now, full) {
+				s.parkPartitionLocked(p, now)
+			}
+			if p.needsReadBack && p.lane != nil && s.c.mayReopen(now) {
+				s.failLocked(fmt.Errorf("%w: a batch may be in %s-%d, which could not be written",
+					ErrReopen, p.tp.Topic, p.tp.Partition))
+			}
+			anyParked = anyParked || p.parked
+		}
+
+		if !t.parked && !t.isReady() && s.ended == nil && s.mustParkTopicLocked(t, anyParked, now) {
+			s.parkTopicLocked(t)
+		}
+	}
+}
+
+// stallsOthersLocked reports whether partitions that brokers defer would soon stop all others: the
+// memory or the window is nearly full, and a deferred partition holds its low end.
+func (s *Sink) stallsOthersLocked(now time.Time) bool {
+	low, stream, side := s.holder.MemoryPressure()
+	if !stream && !side {
+		return false
+	}
+
+	holdsLowEnd := func(k record.Ticket) bool { return stream && k == low || side && k.IsSide() }
+	for _, t := range s.topics {
+		for _, p := range t.partitions {
+			if s.isDeferredLocked(p, now) && slices.ContainsFunc(p.queue[0].tickets, holdsLowEnd) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// isDeferredLocked reports whether brokers have deferred the queued records of p for ParkAfter.
+func (s *Sink) isDeferredLocked(p *partition, now time.Time) bool {
+	return p.obstacle.kind == kindRefused && now.Sub(p.since) >= s.c.cfg.ParkAfter && len(p.queue) > 0
+}
+
+// mustParkLocked reports whether the queued records of p must be given back. Records that brokers
+// only defer wait, unless the topic takes more than its share of the memory, or full means that
+// they would stop all others.
+func (s *Sink) mustParkLocked(p *partition, now time.Time, full bool) bool {
+	if p.parked {
+		return s.probeFailedLocked(p, now)
+	}
+	if p.obstacle.parksPartition() {
+		return now.Sub(p.unwritableSince) >= s.c.cfg.ParkAfter || p.topic.obstructedBytes() > s.maxObstructedBytes()
+	}
+	return s.isDeferredLocked(p, now) && (full || p.topic.obstructedBytes() > s.maxObstructedBytes())
+}
+
+// probeFailedLocked reports whether records that were let through to a parked partition must be
+// given back: at once if they were certainly not appended.
+func (s *Sink) probeFailedLocked(p *partition, now time.Time) bool {
+	switch {
+	case len(p.queue) == 0:
+		return false
+	case p.quarantine || p.needsReadBack:
+		return true
+	case !p.queue[0].maybeAppended:
+		return p.queue[0].frozen || p.lane == nil
+	}
+	return p.obstacle.kind != kindUnreachable && now.Sub(p.probedAt) >= s.c.cfg.ParkAfter
+}
+
+// mayProbeLocked reports whether a record may be let through to the parked partition p. Records are
+// let through one at a time, and the response shows whether the partition can be written again.
+func (s *Sink) mayProbeLocked(p *partition, now time.Time) bool {
+	if !p.probing || p.needsReadBack || p.quarantine || p.lane == nil || p.busy || len(p.queue) > 0 {
+		return false
+	}
+	if now.Sub(p.probedAt) < min(refusedRetry, s.c.cfg.ParkAfter) {
+		return false
+	}
+	p.probedAt = now
+	return true
+}
+
+// mustParkTopicLocked reports whether a topic that is not ready must be parked: it cannot be adopted,
+// or it grows and does not drain because anyParked of its partitions is parked.
+func (s *Sink) mustParkTopicLocked(t *topic, anyParked bool, now time.Time) bool {
+	if t.obstacle.parksTopic() {
+		return now.Sub(t.unwritableSince) >= s.c.cfg.ParkAfter || reservedBytes(t.waiting) > s.maxObstructedBytes()
+	}
+	return t.growing && anyParked
+}
+
+// parkPartitionLocked gives back the queued records of p. The head must not be in flight.
+func (s *Sink) parkPartitionLocked(p *partition, now time.Time) {
+	if len(p.queue) > 0 && p.queue[0].maybeAppended {
+		p.needsReadBack = true
+	}
+
+	// The hits are also needed after the replay, for the records that were queued when it ended.
+	if p.quarantine && (s.replaying || p.hitsKept) {
+		p.keepHits()
+	}
+
+	queue := p.queue
+	p.queue, p.openBatch = nil, nil
+	s.unmarkReadyLocked(p)
+	n, stream := s.withdrawBatchesLocked(p.topic, queue)
+	if !p.parked {
+		p.parked = true
+		s.log.Warn("partition is parked; its records are sent when it can be written again",
+			"topic", p.tp.Topic, "partition", p.tp.Partition, "reason", p.obstacle.text, "records", n)
+	}
+
+	// Without a lane no probe is needed: a new leader shows that the partition can be written.
+	p.probing = p.probing || p.lane != nil && !p.quarantine
+	p.probedAt = now
+	p.turnedAway += stream
+}
+
+// parkTopicLocked gives back the records that wait for t.
+func (s *Sink) parkTopicLocked(t *topic) {
+	waiting := t.waiting
+	t.waiting, t.parked = nil, true
+
+	// None of the records was looked up in the read-back.
+	if s.replaying || t.hitsLeft > 0 {
+		for _, p := range t.partitions {
+			p.keepHits()
+		}
+	}
+
+	n, stream := s.withdrawBatchesLocked(t, waiting)
+	s.log.Warn("topic is parked; its records are sent when it can be written again",
+		"topic", t.name, "reason", t.obstacle.text, "records", n)
+	t.turnedAway = stream
+}
+
+// withdrawBatchesLocked gives the records of batches back to the Holder. It returns the number of
+// records, and how many of them belong to the stream.
+func (s *Sink) withdrawBatchesLocked(t *topic, queue []*pending) (n, stream int) {
+	var list []record.Withdrawn
+	for _, b := range queue {
+		err := forEachRecord(b, func(i int, rec *record.Record) {
+			list = append(list, newWithdrawn(t, rec, b.tickets[i], nil, record.ErrParked))
+		})
+		if err != nil {
+			s.failLocked(fmt.Errorf("%w: decoding records to park of topic %q: %w", ErrBroken, t.name, err))
+			return 0, 0
+		}
+	}
+
+	for _, b := range queue {
+		s.tickets.put(b.tickets)
+		s.releaseBatchLocked(b)
+	}
+	s.withdrawLocked(list)
+
+	for i := range list {
+		if !list[i].Ticket.IsSide() {
+			stream++
+		}
+	}
+	return len(list), stream
+}
+
+// newWithdrawn describes rec to the Holder. The result does not alias rec.
+func newWithdrawn(t *topic, rec *record.Record, k record.Ticket, why *record.Refusal, held error) record.Withdrawn {
+	_, size := recordSizes(rec)
+	return record.Withdrawn{
+		Ticket:   k,
+		Topic:    t.name,
+		Key:      bytes.Clone(rec.Key),
+		Refusal:  why,
+		Held:     held,
+		Bytes:    size,
+		ID:       bytes.Clone(rec.Header(record.HeaderID)),
+		NS:       bytes.Clone(rec.Header(record.HeaderNamespace)),
+		StringID: string(rec.Header(record.HeaderIDType)) == "string",
+	}
+}
+
+// withdrawLocked gives records back to the Holder.
+func (s *Sink) withdrawLocked(list []record.Withdrawn) {
+	if len(list) == 0 {
+		return
+	}
+
+	total := 0
+	for i := range list {
+		total += list[i].Bytes
+	}
+	s.holder.Withdrawn(list)
+	s.countResolvedLocked(len(list), total)
+}
+
+// checkGatesLocked returns an error if rec may not be queued to any partition: the error of
+// the Holder's gate, or record.ErrParked if the topic is parked.
+func (s *Sink) checkGatesLocked(t *topic, rec *record.Record, k record.Ticket) error {
+	err := s.holder.CheckGate(rec, k.IsSide()) // N15
+	if err == nil && t.parked {
+		err = record.ErrParked
+	}
+	if err != nil && !k.IsSide() {
+		s.countTurnedAwayLocked(t, rec)
+	}
+	return err
+}
+
+// countTurnedAwayLocked counts a stream record that is not taken, if its target is parked.
+func (s *Sink) countTurnedAwayLocked(t *topic, rec *record.Record) {
+	if t.parked {
+		t.turnedAway++
+		return
+	}
+	if !t.isReady() {
+		return
+	}
+	if p, refusal := t.choosePartitionLocked(rec); refusal == nil && p.parked {
+		p.turnedAway++
+	}
+}
+
+// turnAwayLocked counts a record that the parked partition p does not take.
+func (s *Sink) turnAwayLocked(p *partition) {
+	p.turnedAway++
+	if s.replaying && p.quarantine {
+		p.keepHits()
+	}
+}
+
+// unparkLocked lets a parked partition take records again, if no obstacle is left.
+func (s *Sink) unparkLocked(p *partition) {
+	if !p.parked || p.quarantine || p.needsReadBack || p.probing || p.lane == nil || len(p.queue) > 0 {
+		return
+	}
+	p.parking = parking{}
+	p.clearObstacle()
+	s.log.Info("parked partition can be written again", "topic", p.tp.Topic, "partition", p.tp.Partition)
+	s.holder.Ready(p.tp.Topic)
+}
+
+// unparkTopicLocked lets a topic that was adopted take records again, if it is parked.
+func (s *Sink) unparkTopicLocked(t *topic) {
+	if !t.parked {
+		return
+	}
+	t.parking = parking{}
+	s.holder.Ready(t.name)
+}
+
+// keepHits lets the read-back of p outlast the replay. The caller must hold the sink's lock.
+func (p *partition) keepHits() { p.hitsKept, p.topic.hitsKept = true, true }
+
+// keepUnreadHitsLocked keeps the hits of partitions that were not read back at the end of the
+// replay, or whose records were not looked up. They may contain side deliveries of this term or of
+// earlier terms.
+func (s *Sink) keepUnreadHitsLocked(t *topic) {
+	for _, p := range t.partitions {
+		if p.quarantine || t.parked {
+			p.keepHits()
+		}
+	}
+}

@@ -1,0 +1,214 @@
+package sink
+
+import (
+	"slices"
+	"time"
+
+	"github.com/outrelay/outrelay/internal/fence"
+	"github.com/outrelay/outrelay/internal/kafkawire/batch"
+	"github.com/outrelay/outrelay/internal/record"
+)
+
+// partition is one partition of a topic. The sink's lock guards all fields. While busy, the head
+// batch belongs to the lane instead.
+type partition struct {
+	topic *topic
+	tp    record.TopicPartition
+
+	queue     []*pending // in order; the head is the batch that is sent
+	openBatch *pending   // the last of queue while it still takes records
+	nextSeq   int32      // sequence of the next batch that is frozen
+	sizeHint  int        // bytes of the last batch: the size to which the next buffer grows
+	ackedEnd  int64      // one above the last offset that was acked
+
+	enqueued uint64 // number of records ever queued
+
+	leader       int32
+	leaderEpoch  int32     // the highest that a broker has named
+	epochSeen    time.Time // when a broker last named that epoch
+	lane         *lane     // of the leader; nil without a leader
+	slow         bool      // its last request was refused after a long wait: it uses a separate lane
+	busy         bool      // a lane works on the head, or its acks are being called
+	ready        bool      // it is in the ready list of its lane
+	retryPending bool      // a timer will add it to the ready list
+
+	quarantine bool // N4: nothing may be sent
+
+	// N11: it was parked with a batch that may be in the log. Nothing may be sent until a
+	// take-over has read the partition back.
+	needsReadBack bool
+
+	unreadStretch bool         // a part was not read back: a record that the replay sends may be a second copy
+	lastUsed      time.Time    // last batch or marker of our producer id, for the keep-alive
+	hits          *fence.Known // N7: the records that the read-back has found, while they count
+	tries         int
+
+	obstruction
+	parking
+
+	// The partition is parked because of error responses of brokers. Only a successful response
+	// shows that it can be written again, so single records are let through to probe it.
+	probing  bool
+	probedAt time.Time // when it was parked, or when the last probe was let through
+
+	hitsKept bool // hits and unreadStretch outlast the replay, for side deliveries
+}
+
+// obstruction is the obstacle that keeps a partition or a topic from being written, for State.
+type obstruction struct {
+	obstacle        obstacle
+	since           time.Time // when the first of the current obstacles appeared
+	unwritableSince time.Time // since when the obstacle is one that parks
+}
+
+// updateObstacle replaces the obstacle, and reports whether it has changed. since keeps the time of
+// the first obstacle until the obstruction is cleared.
+func (o *obstruction) updateObstacle(to obstacle, now time.Time, parks func(obstacle) bool) (changed bool) {
+	if o.obstacle.none() {
+		o.since = now
+	}
+	if parks(to) && !parks(o.obstacle) {
+		o.unwritableSince = now
+	}
+
+	changed = o.obstacle != to
+	o.obstacle = to
+	return changed
+}
+
+// parking is the state of a parked topic or partition (N11).
+type parking struct {
+	parked     bool
+	turnedAway int // stream records that were given back, or not taken, since then
+}
+
+// pending is one batch, open or frozen.
+type pending struct {
+	builder          batch.Builder
+	tickets          []record.Ticket
+	wantedPartitions []int32 // the partition that each record wants, or AnyPartition; only in the waiting list of a topic
+	reserved         int     // bytes that its records have reserved
+	sizeHint         int     // the size that it is expected to grow to
+
+	frozen        bool // a lane has it: the bytes and boundaries stay the same until the outcome is definite
+	sealed        []byte
+	compressed    []byte // the memory of sealed, if it was compressed
+	maybeAppended bool
+	seq           int32
+	firstSent     time.Time
+	uncompressed  bool // the broker could not read it compressed
+	corruptCount  int  // how often the broker found it corrupt
+}
+
+func (p *partition) setObstacle(o obstacle, now time.Time) {
+	p.updateObstacle(o, now, obstacle.parksPartition)
+}
+
+// clearObstacle notes that batches of p can be sent again.
+func (p *partition) clearObstacle() { p.obstacle, p.tries = obstacle{}, 0 }
+
+// countRecords counts the records of batches.
+func countRecords(queue []*pending) int {
+	n := 0
+	for _, b := range queue {
+		n += len(b.tickets)
+	}
+	return n
+}
+
+// needsLeader reports whether records wait for a leader.
+func (p *partition) needsLeader() bool {
+	return p.lane == nil && (len(p.queue) > 0 || p.parked) && !p.quarantine
+}
+
+// popHead removes the head batch.
+func (p *partition) popHead() {
+	if p.openBatch == p.queue[0] {
+		p.openBatch = nil
+	}
+	n := copy(p.queue, p.queue[1:])
+	p.queue[n] = nil
+	p.queue = p.queue[:n]
+}
+
+// replaceHead puts batches in the place of the head.
+func (p *partition) replaceHead(with ...*pending) {
+	if p.openBatch == p.queue[0] {
+		p.openBatch = nil
+	}
+	rest := p.queue[1:]
+	p.queue = append(append(make([]*pending, 0, len(with)+len(rest)), with...), rest...)
+}
+
+// topic is one target of records.
+type topic struct {
+	name       string
+	partitions []*partition // empty until the topic is adopted
+
+	// The topic has more partitions than are in partitions. New records wait until the old
+	// partitions have drained (N9).
+	growing bool
+
+	waiting     []*pending // records that wait for the topic to be adopted, in order
+	nextAttempt time.Time  // the earliest time of the next attempt to adopt it
+	maxBytes    int        // max.message.bytes; 0: unknown
+	batchLimit  int        // the largest batch that the sink builds
+	configStale bool       // maxBytes and compacted have to be read again
+
+	compacted bool // N10: it keeps only the newest record of a key, or its policy is unknown
+
+	earlierCounts []int                // known earlier numbers of partitions: the key hashed to other partitions then
+	hitsLeft      int                  // hits of the read-back that are left in all partitions
+	sentKeys      map[sentKey]struct{} // N10: keys of which a record was sent in this replay
+	allKeysSent   bool                 // N10: there were too many sentKeys, so every key counts as sent
+
+	obstruction
+	parking
+	hitsKept bool // the hits of a partition are kept
+}
+
+// addEarlierCount notes that the topic had n partitions before.
+func (t *topic) addEarlierCount(n int) {
+	if n > 0 && !slices.Contains(t.earlierCounts, n) {
+		t.earlierCounts = append(t.earlierCounts, n)
+	}
+}
+
+// isReady reports whether records can be sent to the partitions of the topic.
+func (t *topic) isReady() bool { return len(t.partitions) > 0 && !t.growing }
+
+func (t *topic) setObstacle(o obstacle, now time.Time) (changed bool) {
+	return t.updateObstacle(o, now, obstacle.parksTopic)
+}
+
+// dropHitsLocked drops the read-back after the replay. It keeps everything while records wait for
+// the topic, and the hits of partitions whose records still have to be looked up: records that
+// wait in quarantine, or that were turned away.
+func (t *topic) dropHitsLocked() {
+	if len(t.waiting) > 0 {
+		return
+	}
+
+	t.hitsLeft = 0
+	for _, p := range t.partitions {
+		if p.hitsKept || p.quarantine && len(p.queue) > 0 {
+			t.hitsLeft += p.hits.Len()
+			continue
+		}
+		p.hits, p.unreadStretch = nil, false
+	}
+
+	if t.hitsLeft == 0 {
+		t.sentKeys, t.allKeysSent = nil, false
+	}
+}
+
+// isDrained reports whether nothing is queued or in flight.
+func (t *topic) isDrained() bool {
+	for _, p := range t.partitions {
+		if len(p.queue) > 0 || p.busy {
+			return false
+		}
+	}
+	return true
+}

@@ -1,0 +1,354 @@
+package sink
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+	"github.com/outrelay/outrelay/internal/fence"
+	"github.com/outrelay/outrelay/internal/record"
+)
+
+// openSuccessor sends n records of one key to a topic of one partition, kills the sink, and returns
+// the sink of the next owner, which does not run yet. The test has to send all records again.
+func openSuccessor(t *testing.T, n int) (r *testSink, topic string) {
+	t.Helper()
+	topic = stacktest.Topic(t, 1)
+	txid, c := "outrelay.test."+topic, &claims{}
+
+	first := takeOver(t, txid, c)
+	for i := range n {
+		first.send(t, newRecord(topic, "k", fmt.Sprintf("k/%d", i)))
+	}
+	first.Flush()
+	first.acks.waitResolved(n)
+	if err := first.kill(); err != nil {
+		t.Fatal(err)
+	}
+
+	return openSink(t, sinkOptions{txid: txid, claims: c, noRun: true}), topic
+}
+
+// sequence sends the records with the numbers from (inclusive) to to (exclusive) of the key k.
+func (r *testSink) sequence(t *testing.T, topic string, from, to int) {
+	t.Helper()
+	for i := from; i < to; i++ {
+		r.send(t, newRecord(topic, "k", fmt.Sprintf("k/%d", i)))
+	}
+	r.Flush()
+}
+
+// quarantineOnly puts the only partition of the topic into quarantine, as if the take-over could
+// not read it. It returns the partition and its hits.
+func (r *testSink) quarantineOnly(topic string) (*partition, *fence.Known) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	p := r.topics[topic].partitions[0]
+	hits := p.hits
+	p.topic.hitsLeft -= hits.Len()
+	p.quarantine, p.hits = true, nil
+	p.setObstacle(obstacle{kindQuarantined, "sick"}, time.Now())
+	return p, hits
+}
+
+// TestN07_ALateReleaseThatWasOutOfRangeIsFlagged: a partition is released late, and was read from
+// the start of its log. Records that the replay sends to it get the redelivered header.
+func TestN07_ALateReleaseThatWasOutOfRangeIsFlagged(t *testing.T) {
+	t.Parallel()
+	r, topic := openSuccessor(t, 10)
+	p, hits := r.quarantineOnly(topic)
+	tail := &fence.Tail{From: 0, Next: p.ackedEnd, Hits: hits, OutOfRange: true}
+	r.sequence(t, topic, 0, 12)
+
+	tp := record.TopicPartition{Topic: topic}
+	if err := r.admitTails(t.Context(), map[record.TopicPartition]*fence.Tail{tp: tail}); err != nil {
+		t.Fatal(err)
+	}
+	if !p.unreadStretch {
+		t.Error("the partition has no unread stretch, so the records are not flagged")
+	}
+
+	r.run(t)
+	r.acks.waitResolved(12)
+	requireInOrder(t, readTopic(t, stacktest.Brokers(t), topic), 1, 12)
+}
+
+func TestN07_TheEndOfTheReplayLeavesHitsToWhatWaits(t *testing.T) {
+	t.Parallel()
+	t.Run("for a growing topic", func(t *testing.T) {
+		t.Parallel()
+		topic := stacktest.Topic(t, 1)
+		txid, c := "outrelay.test."+topic, &claims{}
+		first := takeOver(t, txid, c)
+		send := func(r *testSink, from, to int) {
+			for i := from; i < to; i++ {
+				r.send(t, newRecord(topic, fmt.Sprint("k", i%10), fmt.Sprintf("k%d/%d", i%10, i/10)))
+			}
+			r.Flush()
+		}
+
+		send(first, 0, 30)
+		first.acks.waitResolved(30)
+		if err := first.kill(); err != nil {
+			t.Fatal(err)
+		}
+
+		second := openSink(t, sinkOptions{txid: txid, claims: c, noRun: true})
+		addPartitions(t, topic, 4)
+		if err := second.loadLayout(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+
+		send(second, 0, 40)
+		if n := countRecords(second.topics[topic].waiting); n != 40 {
+			t.Fatalf("%d records wait, want all 40", n)
+		}
+
+		second.EndReplay()
+		send(second, 40, 50)
+		second.run(t)
+		second.acks.waitResolved(50)
+		requireInOrder(t, readTopic(t, stacktest.Brokers(t), topic), 10, 5)
+		second.requireHitsDropped(t, topic)
+	})
+	t.Run("in quarantine", func(t *testing.T) {
+		t.Parallel()
+		r, topic := openSuccessor(t, 10)
+		r.sequence(t, topic, 0, 3)
+		p, hits := r.quarantineOnly(topic)
+		r.sequence(t, topic, 3, 11)
+		r.EndReplay()
+		r.sequence(t, topic, 11, 12)
+
+		tp := record.TopicPartition{Topic: topic}
+		tails := map[record.TopicPartition]*fence.Tail{tp: {From: 0, Next: p.ackedEnd, Hits: hits}}
+		if err := r.admitTails(t.Context(), tails); err != nil {
+			t.Fatal(err)
+		}
+		r.run(t)
+		r.acks.waitResolved(12)
+		requireInOrder(t, readTopic(t, stacktest.Brokers(t), topic), 1, 12)
+
+		// Hits that were left would be kept for side deliveries.
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		if n := p.hits.Len(); n != 0 || r.topics[topic].hitsLeft != 0 {
+			t.Fatalf("%d hits are left in the partition, %d in the topic, want 0", n, r.topics[topic].hitsLeft)
+		}
+	})
+}
+
+// requireHitsDropped checks that nothing of the replay is left.
+func (r *testSink) requireHitsDropped(t *testing.T, topic string) {
+	t.Helper()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	top := r.topics[topic]
+	if top.hitsLeft != 0 || top.sentKeys != nil || top.allKeysSent {
+		t.Errorf("%d hits and %d keys are left of the replay, want 0", top.hitsLeft, len(top.sentKeys))
+	}
+
+	for _, p := range top.partitions {
+		if p.hits != nil || p.unreadStretch {
+			t.Errorf("partition %d has %d hits and unreadStretch %t, want none", p.tp.Partition, p.hits.Len(), p.unreadStretch)
+		}
+	}
+}
+
+// TestN10_KeysThatWereSentAreBounded: beyond the bound no record of any key is skipped. That is
+// safe, and the records get the redelivered header.
+func TestN10_KeysThatWereSentAreBounded(t *testing.T) {
+	t.Parallel()
+	r, topic := openSuccessor(t, 4)
+	top := r.topics[topic]
+	r.sequence(t, topic, 0, 1) // found
+
+	r.mu.Lock()
+	top.compacted = true
+	top.sentKeys = map[sentKey]struct{}{}
+	for i := range maxSentKeys - 1 {
+		top.sentKeys[sentKey{key: fmt.Sprint("other-", i)}] = struct{}{}
+	}
+	r.mu.Unlock()
+	r.sequence(t, topic, 1, 2) // found
+
+	r.send(t, newRecord(topic, "new", "new/0"))
+	x := newRecord(topic, "keyless", "keyless")
+	x.Key = nil
+	r.send(t, x)
+	if top.sentKeys != nil {
+		t.Errorf("%d keys are kept, want none", len(top.sentKeys))
+	}
+
+	// These records are in the topic, but the sink no longer knows that no record of k was sent
+	// since.
+	r.sequence(t, topic, 2, 4)
+	r.EndReplay()
+	r.sequence(t, topic, 4, 5)
+	r.run(t)
+	r.acks.waitResolved(7)
+
+	var got []string
+	for _, g := range readTopic(t, stacktest.Brokers(t), topic)[0] {
+		v := string(g.Value)
+		if g.Headers[len(g.Headers)-1].Key == string(redeliveredHeader.Key) {
+			v += " again"
+		}
+		got = append(got, v)
+	}
+	want := []string{"k/0", "k/1", "k/2", "k/3", "new/0 again", "keyless again", "k/2 again", "k/3 again", "k/4"}
+	if !slices.Equal(got, want) {
+		t.Errorf("the log is %v, want %v", got, want)
+	}
+	r.requireHitsDropped(t, topic)
+}
+
+// TestN10_IsNotAboutDeliveriesOutsideOfTheStream: a scheduled or replayed envelope that is sent
+// during a replay has no place in the order of its key. Stream records of the key that are in the
+// topic are found all the same.
+func TestN10_IsNotAboutDeliveriesOutsideOfTheStream(t *testing.T) {
+	t.Parallel()
+	r, topic := openSuccessor(t, 4)
+	x := newRecord(topic, "k", "due")
+	r.acks.mu.Lock()
+	r.acks.bytes += r.Size(&x)
+	r.acks.mu.Unlock()
+	if err := r.Send(&x, record.Side|1); err != nil {
+		t.Fatal(err)
+	}
+	r.sequence(t, topic, 0, 4)
+	r.EndReplay()
+	r.run(t)
+	r.acks.waitResolved(5)
+	if got := values(readTopic(t, stacktest.Brokers(t), topic))[0]; len(got) != 5 {
+		t.Fatalf("the log is %v, want each record once", got)
+	}
+}
+
+// quarantineAsUnread puts the partition of a topic into quarantine, as if the take-over could not
+// read it. It returns the tail that a later release finds.
+func (r *testSink) quarantineAsUnread(topic string) map[record.TopicPartition]*fence.Tail {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	p := r.topics[topic].partitions[0]
+	tail := &fence.Tail{From: 0, Next: p.ackedEnd, Hits: p.hits}
+	p.topic.hitsLeft -= p.hits.Len()
+	p.quarantine, p.hits = true, nil
+	return map[record.TopicPartition]*fence.Tail{{Topic: topic}: tail}
+}
+
+// openWithSideHits returns the sink of the next owner, which does not run yet, after an owner that
+// has sent values as side deliveries.
+func openWithSideHits(t *testing.T, holder record.Holder, values ...string) (r *testSink, topic string) {
+	t.Helper()
+	topic = stacktest.Topic(t, 1)
+	txid, c := "outrelay.test."+topic, &claims{}
+
+	first := takeOver(t, txid, c)
+	for _, v := range values {
+		first.send(t, newRecord(topic, v, v))
+	}
+	first.Flush()
+	first.acks.waitResolved(len(values))
+	if err := first.kill(); err != nil {
+		t.Fatal(err)
+	}
+
+	return openSink(t, sinkOptions{txid: txid, claims: c, noRun: true, holder: holder}), topic
+}
+
+// TestN07_ALateReleaseOutlastsTheReplayForDeliveriesOutsideOfTheStream: an earlier owner has sent a
+// side delivery to a partition that the take-over could not read. The delivery is found there, even
+// if the partition is released before the replay ends and the turn of the delivery comes later.
+func TestN07_ALateReleaseOutlastsTheReplayForDeliveriesOutsideOfTheStream(t *testing.T) {
+	t.Parallel()
+	r, topic := openWithSideHits(t, &openHolder{}, "due")
+	if err := r.admitTails(t.Context(), r.quarantineAsUnread(topic)); err != nil {
+		t.Fatal(err)
+	}
+	r.EndReplay()
+
+	x := newRecord(topic, "due", "due")
+	r.acks.mu.Lock()
+	r.acks.bytes += r.Size(&x)
+	r.acks.mu.Unlock()
+	if err := r.Send(&x, record.Side|1); err != nil {
+		t.Fatal(err)
+	}
+
+	r.run(t)
+	r.acks.waitResolved(1)
+	if got := values(readTopic(t, stacktest.Brokers(t), topic))[0]; len(got) != 1 {
+		t.Fatalf("the log is %v, want the record once", got)
+	}
+}
+
+// TestN08_ALateReleaseTellsOfWhatItHasFound: a late release reports the lowest offset of its hits,
+// once. Each hit can be acked once, before its turn, whether its partition takes records or not.
+func TestN08_ALateReleaseTellsOfWhatItHasFound(t *testing.T) {
+	t.Parallel()
+	holder := &openHolder{}
+	r, topic := openWithSideHits(t, holder, "x", "y", "z")
+	x := newRecord(topic, "another key", "y")
+	take := func(k record.Ticket) bool {
+		r.acks.mu.Lock()
+		r.acks.bytes += r.Size(&x)
+		r.acks.mu.Unlock()
+		if r.AckIfFound(&x, record.Side|k) {
+			return true
+		}
+		r.acks.mu.Lock()
+		r.acks.bytes -= r.Size(&x)
+		r.acks.mu.Unlock()
+		return false
+	}
+
+	tails := r.quarantineAsUnread(topic)
+	if len(holder.found) != 0 || take(1) {
+		t.Fatalf("before the release, offsets %v were reported or a hit was taken, want neither", holder.found)
+	}
+	if err := r.admitTails(t.Context(), tails); err != nil {
+		t.Fatal(err)
+	}
+	if !slices.Equal(holder.found, []int64{0}) {
+		t.Fatalf("reported offsets %v, want only the lowest, 0", holder.found)
+	}
+
+	r.EndReplay()
+	r.mu.Lock()
+	r.topics[topic].partitions[0].parked = true
+	r.mu.Unlock()
+	if !take(2) || take(3) {
+		t.Fatal("the hit was not taken, or taken twice, want once")
+	}
+	if at := r.acks.acked[record.Side|2]; at.off != 1 || at.tp.Topic != topic {
+		t.Fatalf("acked at %+v, want offset 1", at)
+	}
+
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if p := r.topics[topic].partitions[0]; p.topic.hitsLeft != 2 || p.hits.Len() != 2 {
+		t.Errorf("%d hits are left in the topic, want 2", p.topic.hitsLeft)
+	}
+}
+
+// TestN08_ALateReleaseOfNothingHoldsNothing: without hits, the stored offset of the partition may
+// move.
+func TestN08_ALateReleaseOfNothingHoldsNothing(t *testing.T) {
+	t.Parallel()
+	holder := &openHolder{}
+	r, topic := openWithSideHits(t, holder, "x")
+	tails := r.quarantineAsUnread(topic)
+	for _, tail := range tails {
+		tail.Hits = &fence.Known{}
+	}
+	if err := r.admitTails(t.Context(), tails); err != nil {
+		t.Fatal(err)
+	}
+	if len(holder.found) != 0 {
+		t.Errorf("reported offsets %v, want none", holder.found)
+	}
+	r.run(t)
+}

@@ -1,0 +1,221 @@
+package sink
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/outrelay/outrelay/internal/kafkawire"
+	"github.com/outrelay/outrelay/internal/record"
+)
+
+const (
+	idleEvery = 10 * time.Second // N8
+	trimEvery = time.Second
+)
+
+// Run sends until ctx ends, and then returns nil. It returns ErrFenced if another owner has taken
+// over, and ErrBroken or ErrReopen if a new sink has to find out which records arrived. It waits for
+// all goroutines that it has started before it returns.
+func (s *Sink) Run(ctx context.Context) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	var wg sync.WaitGroup
+
+	s.mu.Lock()
+	s.cancelRun = cancel
+	if s.ended != nil {
+		cancel(s.ended)
+	}
+	s.startLane = func(l *lane) { wg.Go(func() { l.sendLoop(ctx, s) }) }
+	for _, l := range s.lanes {
+		s.startLane(l)
+	}
+	s.mu.Unlock()
+
+	s.registerGauges()
+	background := []func(context.Context) error{
+		s.runMetadataRefresh, s.runAdopter, s.runKeeper, s.runHousekeeping, s.runParker,
+	}
+	for _, run := range background {
+		wg.Go(func() {
+			if err := run(ctx); err != nil {
+				s.fail(err)
+			}
+		})
+	}
+	wake(s.adoptWake)
+	wake(s.renewWake)
+	s.Flush()
+
+	<-ctx.Done()
+	s.mu.Lock()
+	s.startLane = nil
+	if s.ended == nil {
+		s.ended = ErrClosed
+	}
+	err := s.ended
+	// Drain must not wait for a sink that has ended.
+	if s.drained != nil {
+		close(s.drained)
+		s.drained = nil
+	}
+	s.mu.Unlock()
+	wg.Wait()
+
+	if errors.Is(err, ErrClosed) {
+		return nil
+	}
+	return fmt.Errorf("kafka sink: %w", err)
+}
+
+// runHousekeeping trims memory and moves the stored offsets of idle partitions, until ctx ends.
+func (s *Sink) runHousekeeping(ctx context.Context) error {
+	trim := time.NewTicker(trimEvery)
+	defer trim.Stop()
+	idle := time.NewTicker(idleEvery)
+	defer idle.Stop()
+
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-trim.C:
+			s.mu.Lock()
+			s.freeBuffers.trimUnused()
+			s.mu.Unlock()
+		case <-idle.C:
+			s.refreshIdleOffsets(ctx)
+		}
+	}
+}
+
+// refreshIdleOffsets moves the stored offsets of idle partitions forward (N8). If nothing of ours is
+// queued or in flight, the next record gets at least the end offset that the leader reports now.
+//
+// It skips partitions in three cases. During a replay, the read-back has found records below the
+// end. In quarantine, the partition was not read yet. If something was sent during the request, the
+// reported end may be above that record. So Idle is called under the lock, before the next record
+// can be sent.
+func (s *Sink) refreshIdleOffsets(ctx context.Context) {
+	resting, enqueued, layout := s.restingPartitions()
+	if len(resting) == 0 {
+		return
+	}
+
+	ends, err := s.c.kafka.ListOffsets(ctx, layout, resting)
+	if err != nil && ctx.Err() == nil {
+		// A leader has failed or moved.
+		wake(s.renewWake)
+		s.log.Debug("listing offsets of idle partitions failed", "error", err)
+	}
+
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for i, tp := range resting {
+		p := s.findPartitionLocked(tp)
+		if end, ok := ends[tp]; ok && s.isRestingLocked(p) && p.enqueued == enqueued[i] { // N8
+			// If a later record is below this end, the topic was deleted and created again.
+			p.ackedEnd = max(p.ackedEnd, end)
+			s.acks.Idle(tp, end)
+		}
+	}
+}
+
+// isRestingLocked reports whether nothing of ours is queued for p or in flight, and nothing of ours
+// may be in p unread.
+func (s *Sink) isRestingLocked(p *partition) bool {
+	return !s.replaying && len(p.queue) == 0 && !p.busy && !p.quarantine && !p.needsReadBack
+}
+
+// restingPartitions returns the resting partitions, the number of records that were ever queued for
+// each, and a layout with their leaders.
+func (s *Sink) restingPartitions() (resting []record.TopicPartition, enqueued []uint64, _ *kafkawire.Layout) {
+	layout := &kafkawire.Layout{Brokers: s.c.kafka.Layout().Brokers, Topics: map[string]kafkawire.TopicLayout{}}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.replaying {
+		return nil, nil, layout
+	}
+
+	for name, t := range s.topics {
+		leaders := make([]kafkawire.PartitionLayout, len(t.partitions))
+		for i, p := range t.partitions {
+			leaders[i].Leader = p.leader
+			if s.isRestingLocked(p) && p.lane != nil {
+				resting = append(resting, p.tp)
+				enqueued = append(enqueued, p.enqueued)
+			}
+		}
+		layout.Topics[name] = kafkawire.TopicLayout{Partitions: leaders}
+	}
+	return resting, enqueued, layout
+}
+
+// Blocked is a target whose records wait.
+type Blocked struct {
+	Topic     string
+	Partition int32 // −1: the topic
+	Kind      string
+	Reason    string // for operators: what happened, to which target, and the fix
+	Since     time.Time
+	Records   int // records that wait, and stream records that were given back or not taken since it was parked
+	Parked    bool
+}
+
+// State returns the targets whose records wait, sorted by topic and partition. It leaves out targets
+// for which nothing waits, even if they cannot be written. The gauge of the quarantine counts all
+// partitions instead.
+func (s *Sink) State() []Blocked {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	now := time.Now()
+	var list []Blocked
+	for _, t := range s.topics {
+		if n := countRecords(t.waiting) + t.turnedAway; n > 0 && !t.obstacle.none() {
+			list = append(list, Blocked{t.name, -1, t.obstacle.kind, t.obstacle.text, t.since, n, t.parked})
+		}
+
+		for _, p := range t.partitions {
+			n := countRecords(p.queue) + p.turnedAway
+			if n == 0 || p.obstacle.none() {
+				continue
+			}
+
+			// A short retry is normal operation.
+			retrying := p.obstacle.kind == kindUnreachable || p.obstacle.kind == kindRefused
+			if retrying && !p.quarantine && !p.parked && now.Sub(p.since) < reportAfter {
+				continue
+			}
+			list = append(list, Blocked{t.name, p.tp.Partition, p.obstacle.kind, p.obstacle.text, p.since, n, p.parked})
+		}
+	}
+
+	slices.SortFunc(list, func(a, b Blocked) int {
+		if c := strings.Compare(a.Topic, b.Topic); c != 0 {
+			return c
+		}
+		return int(a.Partition - b.Partition)
+	})
+	return list
+}
+
+// registerGauges connects the gauges whose values are computed when they are read.
+func (s *Sink) registerGauges() {
+	m := s.c.cfg.Metrics
+	m.InflightRecords.SetSource(func() float64 {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		return float64(s.unresolvedRecords)
+	})
+	m.InflightBytes.SetSource(func() float64 {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		return float64(s.unresolvedBytes)
+	})
+	m.Quarantined.SetSource(func() float64 { return float64(len(s.session.Quarantined())) })
+}

@@ -1,0 +1,440 @@
+package sink
+
+import (
+	"bytes"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/outrelay/outrelay/internal/fence"
+	"github.com/outrelay/outrelay/internal/kafkawire/batch"
+	"github.com/outrelay/outrelay/internal/metrics"
+	"github.com/outrelay/outrelay/internal/record"
+	"github.com/outrelay/outrelay/pkg/event"
+)
+
+const (
+	// maxSentKeys bounds the keys that a topic remembers during a replay.
+	maxSentKeys = 100_000
+
+	// maxInitialBuffer bounds the buffer of a new batch. One large batch in the past must not
+	// claim as much memory for every record that follows.
+	maxInitialBuffer = 64 << 10
+
+	// maxGrowthFactor bounds one step of a buffer towards the expected size. Steps of four copy
+	// a third of a full batch; doubling would copy all of it.
+	maxGrowthFactor = 4
+)
+
+// redeliveredHeader marks a record that may be a second copy, because a part of its partition
+// could not be read back (N8).
+var redeliveredHeader = record.Header{Key: []byte(record.HeaderRedelivered), Value: []byte("true")}
+
+func isRedeliveredHeader(h record.Header) bool { return bytes.Equal(h.Key, redeliveredHeader.Key) }
+
+// Size returns the bytes that rec reserves in the memory budget: an upper bound of its encoding.
+// The acks of the sink report the same number.
+func (s *Sink) Size(rec *record.Record) int {
+	_, size := recordSizes(rec)
+	return size
+}
+
+// recordSizes returns the bytes that rec needs in a batch, and the bytes that it has reserved in
+// the memory budget. They differ if the sink added the redelivered header: the memory was
+// reserved before that.
+func recordSizes(rec *record.Record) (need, size int) {
+	need = batch.Size(rec)
+	n := len(rec.Headers)
+	if n == 0 || !isRedeliveredHeader(rec.Headers[n-1]) {
+		return need, need
+	}
+
+	original := *rec
+	original.Headers = rec.Headers[:n-1]
+	return need, batch.Size(&original)
+}
+
+// Send encodes rec into the open batch of its partition. It never blocks and does not retain rec.
+//
+// A nil error means that the sink will deliver the record. If its topic or leader is missing, or
+// its partition is in quarantine, the record is kept and sent later, in order. If the read-back
+// has found the record, it is not sent, and its ticket is acked before Send returns.
+//
+// Otherwise nothing was queued, and the error is one of these:
+//   - a *record.Refusal: the record itself is at fault.
+//   - record.ErrBlocked: the Holder has closed the gate of the key.
+//   - record.ErrParked: the target is parked. For a side delivery (t.IsSide) also: the partition
+//     has not been read back, so the record may already be in it.
+//   - the error that ended the sink.
+//
+// Side deliveries are looked up in the read-back as long as any of it is kept.
+func (s *Sink) Send(rec *record.Record, t record.Ticket) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.ended != nil {
+		return s.ended
+	}
+
+	// Consecutive records mostly share a topic, which saves the map lookup.
+	top := s.lastTopic
+	if top == nil || top.name != rec.Topic {
+		top = s.findOrAddTopicLocked(rec.Topic)
+	}
+	need, size := recordSizes(rec)
+
+	// A record that the previous owner has sent passes the gates. If a gate held it back, the
+	// read-back could be gone when the gate opens, and the record would be sent twice.
+	if tp, offset, found := s.claimBeforeGatesLocked(top, rec, t); found {
+		s.ackHitLocked(tp, offset, t, size)
+		return nil
+	}
+	if err := s.checkGatesLocked(top, rec, t); err != nil {
+		return err
+	}
+
+	if !top.isReady() {
+		s.keepUntilAdoptedLocked(top, rec, t, size, need)
+		return nil
+	}
+	p, refusal := top.choosePartitionLocked(rec)
+	if refusal != nil {
+		return refusal
+	}
+
+	// The record may have been sent before. Until the partitions that can hold it are read back,
+	// it must not be sent again.
+	side := t.IsSide()
+	mayBeCopy := s.replaying || side
+	if side && p.quarantine {
+		return record.ErrParked
+	}
+	if mayBeCopy && s.mayBeUnreadLocked(p, rec) {
+		return record.ErrParked
+	}
+
+	if p.parked && !s.mayProbeLocked(p, time.Now()) {
+		if !side {
+			s.turnAwayLocked(p)
+		}
+		return record.ErrParked
+	}
+
+	if mayBeCopy && !p.quarantine {
+		if tp, offset, found := s.claimOrMarkSentLocked(p, rec, side); found {
+			s.ackHitLocked(tp, offset, t, size)
+			return nil
+		}
+	}
+
+	s.enqueueLocked(p, rec, t, size, need, mayBeCopy)
+	return nil
+}
+
+// claimBeforeGatesLocked claims the hit of a record that the stream repeats during a replay, if
+// there is one.
+func (s *Sink) claimBeforeGatesLocked(
+	t *topic, rec *record.Record, k record.Ticket,
+) (tp record.TopicPartition, offset int64, found bool) {
+	if !s.replaying || k.IsSide() || t.hitsLeft == 0 || !t.isReady() {
+		return record.TopicPartition{}, 0, false
+	}
+
+	p, refusal := t.choosePartitionLocked(rec)
+	if refusal != nil || p.quarantine {
+		return record.TopicPartition{}, 0, false
+	}
+	return s.claimHitLocked(p, rec, false)
+}
+
+// findOrAddTopicLocked returns the topic called name, and remembers it as the last one.
+func (s *Sink) findOrAddTopicLocked(name string) *topic {
+	t := s.topics[name]
+	if t == nil {
+		t = s.newTopic(name)
+		s.topics[t.name] = t
+	}
+	s.lastTopic = t
+	return t
+}
+
+// keepUntilAdoptedLocked queues a record for a topic that is not adopted yet, or that has grown
+// and has to be adopted again (N9). resendWaitingLocked sends it on.
+func (s *Sink) keepUntilAdoptedLocked(t *topic, rec *record.Record, k record.Ticket, size, need int) {
+	var b *pending
+	if n := len(t.waiting); n > 0 && t.waiting[n-1].builder.Len()+need <= s.c.cfg.MaxBatchBytes {
+		b = t.waiting[n-1]
+	} else {
+		b = s.newBatchLocked(batch.BufferSize(need))
+		t.waiting = append(t.waiting, b)
+	}
+
+	// The encoded record does not contain the partition that it wants.
+	s.appendRecordLocked(b, rec, k, size, need)
+	b.wantedPartitions = append(b.wantedPartitions, rec.Partition)
+
+	if t.obstacle.none() {
+		t.setObstacle(obstacle{kindAdopting, fmt.Sprintf("topic %q is being adopted", t.name)}, time.Now())
+		wake(s.adoptWake)
+	}
+	if t.obstacle.parksTopic() && reservedBytes(t.waiting) > s.maxObstructedBytes() {
+		wake(s.parkWake)
+	}
+}
+
+// choosePartitionLocked returns the partition that rec names, or the partition that its key
+// hashes to. It refuses rec if that partition does not exist. It does not check the size of rec:
+// the limit of the topic may have been raised since it was read, so only Kafka can decide.
+func (t *topic) choosePartitionLocked(rec *record.Record) (*partition, *record.Refusal) {
+	n := int32(len(t.partitions))
+	id := rec.Partition
+	if id == record.AnyPartition {
+		id = partitionByKey(rec, n)
+	}
+
+	if id < 0 || id >= n {
+		return nil, &record.Refusal{
+			Class:  record.PartitionOutOfRange,
+			Reason: fmt.Sprintf("partition %d does not exist: topic %q has %d partitions, numbered from 0", id, t.name, n),
+		}
+	}
+	return t.partitions[id], nil
+}
+
+// partitionByKey hashes the key as Kafka's Java client does. Without a key it hashes the first
+// header, the event's id, so that a later owner looks for the record in the same partition.
+func partitionByKey(rec *record.Record, partitions int32) int32 {
+	key := rec.Key
+	if key == nil && len(rec.Headers) > 0 {
+		key = rec.Headers[0].Value
+	}
+	return int32(event.Murmur2(key)&0x7fffffff) % partitions
+}
+
+// newTooLargeRefusal returns the refusal of a record that takes size bytes in a batch without
+// other records.
+func newTooLargeRefusal(t *topic, size int) *record.Refusal {
+	limit := "the limit of the topic"
+	if t.maxBytes > 0 && t.maxBytes < size {
+		limit = fmt.Sprintf("max.message.bytes=%d", t.maxBytes)
+	}
+	return &record.Refusal{
+		Class:  record.MessageTooLarge,
+		Reason: fmt.Sprintf("record needs a batch of %d bytes, which exceeds %s (topic %q)", size, limit, t.name),
+	}
+}
+
+// mayBeUnreadLocked reports whether an earlier attempt at rec may be in a partition that was not
+// read back: a partition that the key hashed to before the topic grew. Such a record must not be
+// sent to any partition yet.
+func (s *Sink) mayBeUnreadLocked(p *partition, rec *record.Record) bool {
+	if rec.Partition != record.AnyPartition {
+		return false
+	}
+
+	for _, n := range p.topic.earlierCounts {
+		old := p.topic.partitions[partitionByKey(rec, int32(n))]
+		if old == p || !old.quarantine && !old.needsReadBack {
+			continue
+		}
+		if old.quarantine {
+			old.keepHits()
+		}
+		return true
+	}
+	return false
+}
+
+// claimOrMarkSentLocked claims the hit of rec (N7). If there is none, the caller sends rec, and
+// its key is marked as sent.
+//
+// N10: once a record of a key was sent in this replay, no later record of the key in that topic
+// is skipped. In a compacted topic the later value must follow the earlier one, so it has to be
+// sent again. In other topics no record of a key is lost, so their keys are not marked.
+//
+// Stream and side deliveries are marked separately, because each kind is ordered only among
+// itself. Where the order between them matters, the stream event waits behind a gate (N15).
+func (s *Sink) claimOrMarkSentLocked(
+	p *partition, rec *record.Record, side bool,
+) (tp record.TopicPartition, offset int64, found bool) {
+	tp, offset, found = s.claimHitLocked(p, rec, side)
+	if !found && p.topic.compacted && p.topic.hitsLeft > 0 && rec.Key != nil {
+		p.topic.markKeySentLocked(rec.Key, side)
+	}
+	return tp, offset, found
+}
+
+// claimHitLocked returns the place of rec if the read-back has found it, and removes it from the
+// hits. It does not mark the key as sent.
+func (s *Sink) claimHitLocked(
+	p *partition, rec *record.Record, side bool,
+) (tp record.TopicPartition, offset int64, found bool) {
+	t := p.topic
+	if t.hitsLeft == 0 {
+		return p.tp, 0, false
+	}
+	id, ok := fence.IdentityOf(rec.Headers)
+	if !ok {
+		return p.tp, 0, false
+	}
+
+	// N10: the key was sent in this replay.
+	if _, sent := t.sentKeys[sentKey{side, string(rec.Key)}]; rec.Key != nil && (sent || t.allKeysSent) {
+		return p.tp, 0, false
+	}
+
+	offset, found = p.hits.Take(id)
+	if !found && rec.Partition == record.AnyPartition {
+		// The topic may have grown since, also before the last checkpoint. Then the key hashed to
+		// another partition.
+		if p = t.partitionWithHit(id); p != nil {
+			offset, found = p.hits.Take(id)
+		}
+	}
+	if !found {
+		return record.TopicPartition{}, 0, false
+	}
+
+	t.hitsLeft--
+	return p.tp, offset, true
+}
+
+// sentKey is a key of which a record was sent in this replay, by the stream or as a side delivery.
+type sentKey struct {
+	side bool
+	key  string
+}
+
+// markKeySentLocked notes that a record of key was sent in this replay (N10). With too many keys
+// it drops them and treats every key as sent. Until the replay ends, nothing is then skipped, and
+// records that are sent get the redelivered header.
+func (t *topic) markKeySentLocked(key []byte, side bool) {
+	if t.sentKeys == nil {
+		t.sentKeys = map[sentKey]struct{}{}
+	}
+	t.sentKeys[sentKey{side, string(key)}] = struct{}{}
+
+	if len(t.sentKeys) >= maxSentKeys {
+		t.sentKeys, t.allKeysSent = nil, true
+	}
+}
+
+// ackHitLocked acks a record that is in its topic already.
+func (s *Sink) ackHitLocked(tp record.TopicPartition, offset int64, t record.Ticket, size int) {
+	s.c.cfg.Metrics.ReadBackHits.Inc()
+	s.c.cfg.Metrics.ObservePublish(tp.Topic, metrics.Skipped, 1)
+	s.acks.Acked(tp, offset, append(s.tickets.get(), t), size)
+}
+
+// enqueueLocked encodes rec into the open batch of p.
+//
+// size is the number of bytes that rec has reserved, and need is the number that it needs in the
+// batch. mayBeCopy means that rec can be a second copy, provided that a part of the partition was
+// not read back.
+func (s *Sink) enqueueLocked(p *partition, rec *record.Record, t record.Ticket, size, need int, mayBeCopy bool) {
+	unread := p.unreadStretch || p.topic.allKeysSent
+	if unread && mayBeCopy && !slices.ContainsFunc(rec.Headers, isRedeliveredHeader) {
+		s.headerScratch = append(append(s.headerScratch[:0], rec.Headers...), redeliveredHeader)
+		flagged := *rec
+		flagged.Headers = s.headerScratch
+		rec, need = &flagged, batch.Size(&flagged)
+	}
+
+	b := p.openBatch
+	if b == nil || b.builder.Len()+need > p.topic.batchLimit {
+		b = s.newBatchLocked(max(batch.BufferSize(need), min(p.sizeHint, s.initialBufferLimitLocked())))
+		b.sizeHint = p.sizeHint
+		p.queue = append(p.queue, b)
+		p.openBatch = b
+	}
+	s.appendRecordLocked(b, rec, t, size, need)
+	p.enqueued++
+	s.markReadyLocked(p)
+
+	if !p.obstacle.none() && reservedBytes(p.queue) > s.maxObstructedBytes() {
+		wake(s.parkWake)
+	}
+}
+
+// appendRecordLocked encodes rec into b and grows its buffer as needed. See enqueueLocked for size
+// and need.
+func (s *Sink) appendRecordLocked(b *pending, rec *record.Record, t record.Ticket, size, need int) {
+	if b.builder.Room() < need {
+		n := len(b.builder.Buffer())
+		larger := s.freeBuffers.get(max(n+need, min(b.sizeHint, maxGrowthFactor*n)))
+		s.freeBuffers.put(b.builder.Move(larger))
+	}
+	b.builder.Append(rec)
+
+	if b.tickets == nil {
+		b.tickets = s.tickets.get()
+	}
+	b.tickets = append(b.tickets, t)
+	b.reserved += size
+	s.unresolvedRecords++
+	s.unresolvedBytes += int64(size)
+}
+
+// initialBufferLimitLocked returns the largest buffer that the next batch may begin with, beyond
+// the need of its first record. All batches together get a quarter of the memory for records. If
+// many partitions have batches, new batches begin small.
+func (s *Sink) initialBufferLimitLocked() int {
+	if int64(s.liveBatches+1)*maxInitialBuffer > s.c.cfg.ParkBytes/4 {
+		return 0
+	}
+	return maxInitialBuffer
+}
+
+// newBatchLocked returns an open batch in a buffer of at least size bytes.
+func (s *Sink) newBatchLocked(size int) *pending {
+	var b *pending
+	if n := len(s.freeBatches); n > 0 {
+		b = s.freeBatches[n-1]
+		s.freeBatches = s.freeBatches[:n-1]
+	} else {
+		b = &pending{}
+	}
+
+	b.builder.Reset(s.freeBuffers.get(size))
+	s.liveBatches++
+	return b
+}
+
+// releaseBatchLocked returns the memory of b to the free lists. The caller must have passed on the
+// tickets of b.
+func (s *Sink) releaseBatchLocked(b *pending) {
+	s.liveBatches--
+	if b.builder.Buffer() != nil {
+		s.freeBuffers.put(b.builder.Buffer())
+	}
+	if b.compressed != nil {
+		s.freeBuffers.put(b.compressed)
+	}
+
+	*b = pending{wantedPartitions: b.wantedPartitions[:0]}
+	if len(s.freeBatches) < keepLists {
+		s.freeBatches = append(s.freeBatches, b)
+	}
+}
+
+// markReadyLocked adds p to the ready list of its lane if its head batch may be sent now.
+func (s *Sink) markReadyLocked(p *partition) {
+	if p.busy || p.ready || p.retryPending || p.quarantine || p.needsReadBack {
+		return
+	}
+	if p.lane == nil || len(p.queue) == 0 {
+		return
+	}
+	p.ready = true
+	p.lane.ready = append(p.lane.ready, p)
+}
+
+// Flush wakes the idle lanes that have something to send.
+func (s *Sink) Flush() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, l := range s.lanes {
+		if len(l.ready) > 0 {
+			wake(l.wake)
+		}
+	}
+}

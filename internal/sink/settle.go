@@ -1,0 +1,341 @@
+package sink
+
+import (
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/outrelay/outrelay/internal/kafkawire"
+	"github.com/outrelay/outrelay/internal/kafkawire/batch"
+	"github.com/outrelay/outrelay/internal/kafkawire/fetched"
+	"github.com/outrelay/outrelay/internal/record"
+)
+
+const (
+	// corruptTries is how often a batch that the broker found corrupt is sent with the same bytes
+	// before it is encoded again.
+	corruptTries = 3
+	// movedTries is how often an unknown partition is treated as a partition that is moving.
+	movedTries = 5
+	// refusedRetry is the wait after a response that definitely refuses a batch.
+	refusedRetry = time.Second
+	// reportAfter is the age from which State reports a partition that is only being retried.
+	reportAfter = 2 * time.Second
+)
+
+// ackedBatch is an ack that is called after the lock is released.
+type ackedBatch struct {
+	partition  *partition
+	baseOffset int64
+	tickets    []record.Ticket
+	restore    bool // offsets start again at baseOffset: the topic was deleted and created again
+	bytes      int
+}
+
+// settleRequest applies the outcome of one request to the heads of its partitions. err means that
+// the connection was lost. A partition stays busy until its acks have been called, so that no other
+// goroutine reports about it in the meantime.
+func (s *Sink) settleRequest(l *lane, err error) {
+	now := time.Now()
+	s.mu.Lock()
+	l.acked = l.acked[:0]
+	for i, f := range l.request {
+		p, r := f.partition, kafkawire.ProduceResult{}
+		if err == nil {
+			r = l.results[i]
+		}
+		if err == nil && r.Present {
+			s.applyResultLocked(l, p, &r, now)
+			s.chooseLaneLocked(p, l, r.Code)
+			continue
+		}
+
+		// The request may have arrived. The broker recognizes the same bytes if it has them.
+		f.batch.maybeAppended = f.batch.maybeAppended || l.wrote
+		text := "the broker's response leaves it out"
+		if err != nil {
+			text = err.Error()
+		}
+		s.retryLaterLocked(p, obstacle{kindUnreachable, text}, now, 0)
+	}
+	s.mu.Unlock()
+
+	bytes, count := s.callAcks(l.acked)
+
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.countResolvedLocked(count, bytes)
+	for _, f := range l.request {
+		p := f.partition
+		p.busy = false
+		s.markReadyLocked(p)
+		if p.ready && p.lane != l {
+			wake(p.lane.wake)
+		}
+
+		if len(p.queue) == 0 && p.topic.growing && p.topic.isDrained() {
+			wake(s.adoptWake)
+		}
+
+		// Parking skips busy partitions. A partition may be busy at each tick of its timer.
+		if !p.obstacle.none() && s.mustParkLocked(p, now, false) {
+			wake(s.parkWake)
+		}
+	}
+	clear(l.acked)
+	clear(l.request)
+	l.request = l.request[:0]
+}
+
+// callAcks calls the acks of list, without the lock.
+func (s *Sink) callAcks(list []ackedBatch) (bytes, count int) {
+	for i := range list {
+		a := &list[i]
+		bytes += a.bytes
+		count += len(a.tickets)
+		if a.restore {
+			s.acks.Restore(a.partition.tp, a.baseOffset)
+		}
+		s.acks.Acked(a.partition.tp, a.baseOffset, a.tickets, a.bytes)
+	}
+	return bytes, count
+}
+
+// applyResultLocked applies a broker's response to the head of p.
+func (s *Sink) applyResultLocked(l *lane, p *partition, r *kafkawire.ProduceResult, now time.Time) {
+	b := p.queue[0]
+	if r.Code != 0 {
+		s.c.cfg.Metrics.ProduceErrors.WithLabelValues(r.Code.Title()).Inc()
+	}
+	verdict := kafkawire.Classify(r.Code)
+	if verdict != kafkawire.VerdictAcked {
+		b.maybeAppended = b.maybeAppended || kafkawire.MayBeAppended(r.Code)
+	}
+
+	switch verdict {
+	case kafkawire.VerdictAcked:
+		l.acked = append(l.acked, s.removeAckedHeadLocked(p, b, r, now))
+
+	case kafkawire.VerdictRetry:
+		// NOT_ENOUGH_REPLICAS comes from the right leader. After other codes the leader may have moved.
+		if r.Code != kafkawire.NotEnoughReplicas {
+			wake(s.renewWake)
+		}
+		text := fmt.Sprintf("partition %d of topic %q: Kafka responds with %v", p.tp.Partition, p.tp.Topic, r.Code)
+		s.retryLaterLocked(p, obstacle{kindRefused, text}, now, 0)
+
+	case kafkawire.VerdictTooLarge, kafkawire.VerdictBadRecords:
+		// Kafka checks the size and the records before it checks for duplicates. So an earlier
+		// attempt may have been appended.
+		if b.maybeAppended {
+			s.failLocked(fmt.Errorf("%w: %s-%d: %w, and an earlier attempt may have been appended",
+				ErrBroken, p.tp.Topic, p.tp.Partition, r.Code))
+			return
+		}
+
+		if verdict == kafkawire.VerdictBadRecords {
+			s.refuseRecordsLocked(p, b, r)
+			return
+		}
+		p.topic.configStale = true
+		wake(s.renewWake)
+		s.splitHeadLocked(p, b)
+
+	case kafkawire.VerdictCorrupt:
+		s.handleCorruptLocked(p, b, now)
+
+	case kafkawire.VerdictRefused:
+		wake(s.renewWake)
+		wait := refusedRetry
+		// A leader that has just moved away responds with this code, too.
+		if r.Code == kafkawire.UnknownTopicOrPartition && p.tries < movedTries {
+			wait = 0
+		}
+		s.retryLaterLocked(p, topicObstacle(p.tp.Topic, r.Code, false), now, wait)
+
+	case kafkawire.VerdictFenced:
+		s.failLocked(fmt.Errorf("%w: %s-%d: %w", ErrFenced, p.tp.Topic, p.tp.Partition, r.Code))
+
+	case kafkawire.VerdictBroken:
+		s.failLocked(fmt.Errorf("%w: %s-%d: %w", ErrBroken, p.tp.Topic, p.tp.Partition, r.Code))
+	}
+}
+
+// removeAckedHeadLocked removes the acked head b of p, and returns the ack to call.
+func (s *Sink) removeAckedHeadLocked(p *partition, b *pending, r *kafkawire.ProduceResult, now time.Time) ackedBatch {
+	n := b.builder.Count()
+	a := ackedBatch{partition: p, baseOffset: r.BaseOffset, tickets: b.tickets, bytes: b.reserved}
+
+	switch {
+	case a.baseOffset < 0:
+		// A duplicate whose offset the broker does not remember. Its offset is at least this.
+		a.baseOffset = p.ackedEnd
+
+	case a.baseOffset < p.ackedEnd && !b.maybeAppended && r.Code == 0:
+		a.restore = true
+		s.log.Warn("offsets of a partition went back: its topic was deleted and created again",
+			"topic", p.tp.Topic, "partition", p.tp.Partition, "from", p.ackedEnd, "to", r.BaseOffset)
+		p.ackedEnd = 0
+	}
+
+	// The broker accepted more than the known limit, so the limit was raised.
+	if p.topic.maxBytes > 0 && len(b.sealed)-4 > p.topic.maxBytes {
+		p.topic.configStale = true
+	}
+
+	p.ackedEnd = max(p.ackedEnd, a.baseOffset+int64(n))
+	p.nextSeq = batch.NextSequence(p.nextSeq, n)
+	p.lastUsed = now
+	p.popHead()
+	p.clearObstacle()
+	p.probing = false
+	s.releaseBatchLocked(b)
+	s.unparkLocked(p)
+	return a
+}
+
+// retryLaterLocked schedules the same bytes to be sent again after wait. If wait is 0, it uses
+// partitionBackoff.
+func (s *Sink) retryLaterLocked(p *partition, why obstacle, now time.Time, wait time.Duration) {
+	p.tries++
+	p.setObstacle(why, now)
+	if wait == 0 {
+		wait = partitionBackoff.Delay(p.tries)
+	}
+
+	p.retryPending = true
+	time.AfterFunc(wait, func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		p.retryPending = false
+		s.markReadyLocked(p)
+		if p.ready {
+			wake(p.lane.wake)
+		}
+	})
+}
+
+// forEachRecord decodes the records of b, which may be frozen or not, and calls f for each of them.
+func forEachRecord(b *pending, f func(i int, rec *record.Record)) error {
+	var from fetched.Batch
+	if b.compressed == nil {
+		from = fetched.Unsealed(b.builder.Records())
+	} else {
+		var err error
+		for from, err = range fetched.Batches(batch.BatchOfSet(b.sealed)) {
+			if err != nil {
+				return err
+			}
+		}
+	}
+	list, err := from.Records(nil)
+	if err != nil {
+		return err
+	}
+
+	var x fetched.Record
+	for i := range b.tickets {
+		ok, err := list.Next(&x)
+		if err != nil {
+			return err
+		}
+		if !ok {
+			return fmt.Errorf("%w: %d records instead of %d", fetched.ErrCorrupt, i, len(b.tickets))
+		}
+		f(i, &record.Record{Key: x.Key, Value: x.Value, Headers: x.Headers, TimeMS: x.TimeMS})
+	}
+	return nil
+}
+
+// reencodeHeadLocked encodes the records of the head b of p again, in n batches that replace it.
+// The first of them gets the sequence of b, because b was not appended.
+func (s *Sink) reencodeHeadLocked(p *partition, b *pending, n int, uncompressed bool) {
+	batches := make([]*pending, n)
+	count := int(b.builder.Count())
+	err := forEachRecord(b, func(i int, rec *record.Record) {
+		to := i * n / count
+		need, size := recordSizes(rec)
+		if batches[to] == nil {
+			batches[to] = s.newBatchLocked(batch.BufferSize(need))
+			batches[to].uncompressed = uncompressed
+		}
+
+		// The record was counted when it was sent, so the second count is taken back.
+		s.appendRecordLocked(batches[to], rec, b.tickets[i], size, need)
+		s.countResolvedLocked(1, size)
+	})
+	if err != nil {
+		s.failLocked(fmt.Errorf("%w: %s-%d: decoding a batch to send: %w", ErrBroken, p.tp.Topic, p.tp.Partition, err))
+		return
+	}
+
+	p.replaceHead(batches...)
+	s.tickets.put(b.tickets)
+	s.releaseBatchLocked(b)
+}
+
+// splitHeadLocked halves a batch that is too large. If it has only one record, the record itself is
+// at fault.
+func (s *Sink) splitHeadLocked(p *partition, b *pending) {
+	p.clearObstacle()
+	if b.builder.Count() == 1 {
+		size := len(b.sealed) - 4
+		s.withdrawBadLocked(p, func(int) *record.Refusal { return newTooLargeRefusal(p.topic, size) })
+		return
+	}
+	s.reencodeHeadLocked(p, b, 2, b.uncompressed)
+}
+
+// refuseRecordsLocked gives back exactly the records that the broker names. If the broker names
+// none, the batch is halved until the bad record is alone.
+func (s *Sink) refuseRecordsLocked(p *partition, b *pending, r *kafkawire.ProduceResult) {
+	n := int(b.builder.Count())
+	named := slices.ContainsFunc(r.BadRecords, func(i int) bool { return i >= 0 && i < n })
+	if !named && n > 1 {
+		s.splitHeadLocked(p, b)
+		return
+	}
+
+	p.clearObstacle()
+	s.withdrawBadLocked(p, func(i int) *record.Refusal {
+		if n > 1 && !slices.Contains(r.BadRecords, i) {
+			return nil
+		}
+		reason := fmt.Sprintf("Kafka rejects the record for partition %d of topic %q: %v", p.tp.Partition, p.tp.Topic, r.Code)
+		if r.Message != "" {
+			reason += " (" + r.Message + ")"
+		}
+		return &record.Refusal{Class: record.RecordRefused, Reason: reason}
+	})
+}
+
+// handleCorruptLocked handles a batch whose checksum the broker found wrong. The sink sends the
+// same bytes a few times, and then encodes the batch again without compression. If that fails too,
+// it retries slowly: a device between the sink and the broker changes the data.
+func (s *Sink) handleCorruptLocked(p *partition, b *pending, now time.Time) {
+	b.corruptCount++
+
+	// If an earlier attempt may have been appended, no other bytes may use its sequence.
+	if b.maybeAppended && b.corruptCount >= corruptTries {
+		s.failLocked(fmt.Errorf("%w: %s-%d: the broker finds a batch corrupt, and an earlier attempt may have been appended",
+			ErrBroken, p.tp.Topic, p.tp.Partition))
+		return
+	}
+
+	why := obstacle{kindRefused, fmt.Sprintf("Kafka finds batches for partition %d of topic %q corrupt; "+
+		"look for a proxy or a network card that changes data", p.tp.Partition, p.tp.Topic)}
+	if b.corruptCount%corruptTries != 0 {
+		s.retryLaterLocked(p, why, now, 0)
+		return
+	}
+
+	corruptCount := b.corruptCount
+	s.reencodeHeadLocked(p, b, 1, true)
+	p.queue[0].corruptCount = corruptCount
+
+	wait := time.Duration(0)
+	if corruptCount >= 2*corruptTries {
+		wait = refusedRetry
+	}
+	s.retryLaterLocked(p, why, now, wait)
+}

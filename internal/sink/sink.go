@@ -1,0 +1,384 @@
+package sink
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/outrelay/outrelay/internal/fence"
+	"github.com/outrelay/outrelay/internal/kafkawire/batch"
+	"github.com/outrelay/outrelay/internal/record"
+)
+
+// Claims stores the state that must be in the watcher document before a record may be sent.
+type Claims interface {
+	// Save stores senders and offsets in one fenced write, which is majority-committed when Save
+	// returns nil. If senders is nil, the stored senders stay. The stored offset also stays for an
+	// offset below zero, and for a partition that is not in the list.
+	Save(ctx context.Context, senders []record.Sender, offsets map[string][]int64) error
+}
+
+// TakeOver is the state that a new owner has read from the watcher document.
+type TakeOver struct {
+	TransactionalID string // without `#generation` (N5)
+	Generation      int
+	Offsets         map[string][]int64
+	Senders         []record.Sender
+	// LeaseValid reports whether the lease is valid. The sink calls it before each produce request.
+	LeaseValid func() bool
+	// Bounds limit the read-back of a topic. They default to 2 GiB and 60 s (N8).
+	Bounds fence.Bounds
+	// Alias is the other namespace that earlier records of one collection may have.
+	Alias fence.Alias
+	// Alive is the latest time at which the earlier owner may have kept its transactional id alive.
+	// Zero means unknown (N5).
+	Alive time.Time
+	// Holder decides which records are held, and takes the records that cannot be sent (N11, N15).
+	Holder record.Holder
+	// Event is called for events that matter to an operator. It must not block. If it is nil, events
+	// are only logged.
+	Event func(fence.Event)
+}
+
+// Sink sends records for one term of ownership. Send, Flush, Size, EndReplay and State may be
+// called from any goroutine. The records of a partition have the order of the calls of Send.
+type Sink struct {
+	c       *Opener
+	acks    record.Acks
+	holder  record.Holder
+	claims  Claims
+	gate    func() bool
+	log     *slog.Logger
+	session *fence.Session
+	expiry  fence.Expiry
+
+	tickets   ticketLists
+	adoptWake chan struct{} // one token: a topic waits for adoption
+	renewWake chan struct{} // one token: fresh metadata is needed
+	parkWake  chan struct{} // one token: a target holds too much memory
+	cancelRun func(error)   // ends Run; set by Run
+
+	mu                sync.Mutex
+	topics            map[string]*topic
+	lastTopic         *topic // of the latest Send
+	lanes             map[laneID]*lane
+	startLane         func(*lane) // starts a lane's goroutine; nil before Run
+	freeBuffers       buffers
+	freeBatches       []*pending
+	liveBatches       int // batches that were begun and not released
+	producer          batch.Producer
+	codec             *batch.Codec
+	replaying         bool // EndReplay was not called yet (N7, N10)
+	paused            bool // lanes send nothing, because the sink moves to another transactional id
+	ended             error
+	unresolvedBytes   int64 // reserved by the unresolved records
+	unresolvedRecords int   // passed to Send, and neither acked nor given back
+	drained           chan struct{}
+	headerScratch     []record.Header
+}
+
+// Open takes over from earlier owners (design §7, N4): it fences them, reads back the records that
+// they have sent, and saves the sender and the offsets in one write.
+//
+// When Open returns, the records of earlier owners are settled in every partition except those in
+// quarantine, which Run releases later. Nothing has been sent yet. Open retries while Kafka is
+// away. It fails when ctx ends, when another owner takes the id (ErrFenced), or when a permission
+// is missing.
+func (o *Opener) Open(ctx context.Context, to TakeOver, claims Claims, acks record.Acks) (*Sink, error) {
+	s := &Sink{
+		c:         o,
+		acks:      acks,
+		holder:    to.Holder,
+		claims:    claims,
+		gate:      to.LeaseValid,
+		log:       o.cfg.Log,
+		codec:     o.codec,
+		replaying: true,
+		adoptWake: make(chan struct{}, 1),
+		renewWake: make(chan struct{}, 1),
+		parkWake:  make(chan struct{}, 1),
+		topics:    map[string]*topic{},
+		lanes:     map[laneID]*lane{},
+	}
+
+	out, err := o.fence.Take(ctx, fence.In{
+		TransactionalID: to.TransactionalID, Generation: to.Generation, Offsets: to.Offsets, Senders: to.Senders,
+		Gate: to.LeaseValid, Bounds: to.Bounds, Alias: to.Alias, Alive: to.Alive, Event: fence.LogEvents(s.log, to.Event),
+		Stuck: o.patience, Idle: o.patience, Own: o.patience,
+	})
+	if err != nil {
+		return nil, fmt.Errorf("taking over in Kafka: %w", err)
+	}
+	s.session, s.producer = out.Session, batch.Producer(out.Producer)
+	s.expiry = o.fence.Expiry(ctx)
+
+	if err := claims.Save(ctx, out.Senders, storedOffsets(out.Released)); err != nil {
+		return nil, fmt.Errorf("taking over in Kafka: saving the sender: %w", err)
+	}
+	s.adoptTails(out, to.Offsets)
+
+	// Run repeats this, so only the end of ctx is an error.
+	if err := s.loadLayout(ctx); err != nil && ctx.Err() != nil {
+		return nil, fmt.Errorf("taking over in Kafka: %w", err)
+	}
+	return s, nil
+}
+
+// storedOffsets returns the offsets to store for partitions that were read back.
+func storedOffsets(tails map[record.TopicPartition]*fence.Tail) map[string][]int64 {
+	offsets := map[string][]int64{}
+	for tp, tail := range tails {
+		setOffset(offsets, tp, tail.From)
+	}
+	return offsets
+}
+
+// setOffset sets the offset of tp. The value -1 of other partitions leaves their stored offset
+// unchanged.
+func setOffset(offsets map[string][]int64, tp record.TopicPartition, offset int64) {
+	list := offsets[tp.Topic]
+	for len(list) <= int(tp.Partition) {
+		list = append(list, -1)
+	}
+	list[tp.Partition] = offset
+	offsets[tp.Topic] = list
+}
+
+// adoptTails creates the topics of a take-over. Every partition gets its stored offset. Partitions
+// in quarantine need it too, because their stored offset must not move.
+func (s *Sink) adoptTails(out *fence.Out, stored map[string][]int64) {
+	findOrAdd := func(tp record.TopicPartition) *partition {
+		t := s.topics[tp.Topic]
+		if t == nil {
+			t = s.newTopic(tp.Topic)
+			t.addEarlierCount(len(stored[tp.Topic]))
+			s.topics[tp.Topic] = t
+		}
+		t.addPartitions(int(tp.Partition) + 1)
+		return t.partitions[tp.Partition]
+	}
+
+	now := time.Now()
+	for tp, tail := range out.Released {
+		p := findOrAdd(tp)
+		p.ackedEnd, p.hits, p.lastUsed = tail.Next, tail.Hits, now
+		p.unreadStretch = tail.OutOfRange || tail.Truncated
+		p.topic.hitsLeft += tail.Hits.Len()
+
+		s.c.cfg.Metrics.ReadBack.Add(float64(max(tail.Next-tail.From, 0)))
+		s.acks.Restore(tp, tail.From)
+	}
+
+	for tp, reason := range out.Quarantined {
+		p := findOrAdd(tp)
+		p.quarantine = true
+		p.setObstacle(obstacle{kindQuarantined, reason}, now)
+
+		offset := int64(0)
+		if list := stored[tp.Topic]; int(tp.Partition) < len(list) {
+			offset = max(list[tp.Partition], 0)
+		}
+		p.ackedEnd = offset
+		s.acks.Restore(tp, offset)
+	}
+}
+
+func (s *Sink) newTopic(name string) *topic {
+	return &topic{name: name, batchLimit: s.c.cfg.MaxBatchBytes, configStale: true, compacted: true}
+}
+
+// addPartitions adds partitions until there are n.
+func (t *topic) addPartitions(n int) {
+	for id := len(t.partitions); id < n; id++ {
+		tp := record.TopicPartition{Topic: t.name, Partition: int32(id)}
+		t.partitions = append(t.partitions, &partition{topic: t, tp: tp, leader: -1})
+	}
+}
+
+// loadLayout reads leaders and limits of the known topics.
+func (s *Sink) loadLayout(ctx context.Context) error {
+	names := s.adoptedTopics()
+	if len(names) == 0 {
+		return nil
+	}
+	if err := s.loadTopicConfigs(ctx); err != nil {
+		return err
+	}
+
+	layout, err := s.c.kafka.Metadata(ctx, names)
+	if err != nil {
+		return err
+	}
+	s.applyLayout(layout)
+	return nil
+}
+
+// adoptedTopics returns the sorted names of the topics with partitions.
+func (s *Sink) adoptedTopics() []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var names []string
+	for name, t := range s.topics {
+		if len(t.partitions) > 0 {
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names)
+	return names
+}
+
+// FindHit returns the place of rec if the read-back has found it, without removing it from the
+// hits. Partitions in quarantine have not been read yet.
+func (s *Sink) FindHit(rec *record.Record) (record.TopicPartition, int64, bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	p, _, offset := s.findHitLocked(rec)
+	if p == nil {
+		return record.TopicPartition{}, 0, false
+	}
+	return p.tp, offset, true
+}
+
+// findHitLocked returns the partition and the offset at which the read-back has found rec. The
+// partition is nil if it has not.
+func (s *Sink) findHitLocked(rec *record.Record) (p *partition, id fence.Identity, offset int64) {
+	t := s.topics[rec.Topic]
+	if t == nil || t.hitsLeft == 0 {
+		return nil, id, 0
+	}
+	id, ok := fence.IdentityOf(rec.Headers)
+	if !ok {
+		return nil, id, 0
+	}
+
+	if p = t.partitionWithHit(id); p != nil {
+		offset, _ = p.hits.At(id)
+	}
+	return p, id, offset
+}
+
+// partitionWithHit returns the partition in which the read-back has found the delivery id, or nil.
+// It looks in all partitions: the topic may have grown since, or the envelope may name another
+// partition now.
+func (t *topic) partitionWithHit(id fence.Identity) *partition {
+	for _, p := range t.partitions {
+		if p.hits.Has(id) {
+			return p
+		}
+	}
+	return nil
+}
+
+// Compacted reports whether the topic keeps only the newest record of a key, or whether its policy
+// is unknown.
+func (s *Sink) Compacted(topic string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	t := s.topics[topic]
+	return t == nil || t.compacted
+}
+
+// AckIfFound acks rec if the read-back has found it, before it returns, and removes it from the hits. It
+// returns false, and does nothing, if there is no hit.
+//
+// It is for side deliveries whose turn has not come. A record that is in its topic already needs
+// no turn, and no partition that can be written. Only the identity matters (N7): nothing is sent,
+// so no order can be violated (N10).
+func (s *Sink) AckIfFound(rec *record.Record, t record.Ticket) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	p, id, offset := s.findHitLocked(rec)
+	if p == nil || s.ended != nil {
+		return false
+	}
+
+	p.hits.Take(id)
+	p.topic.hitsLeft--
+	_, size := recordSizes(rec)
+	s.ackHitLocked(p.tp, offset, t, size)
+	return true
+}
+
+// EndReplay notes that the stream has passed the time of the take-over: no event that follows can
+// have been sent before. It drops the read-back, with two exceptions. Records that wait are looked
+// up later. Partitions that were not read yet, or that have turned records away, keep their hits
+// for side deliveries until the sink ends.
+func (s *Sink) EndReplay() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.replaying = false
+	for _, t := range s.topics {
+		s.keepUnreadHitsLocked(t)
+		t.dropHitsLocked()
+	}
+}
+
+// Recycle returns the ticket slice of an ack to the free list.
+func (s *Sink) Recycle(list []record.Ticket) { s.tickets.put(list) }
+
+// fail ends the sink with err. Only the first error counts.
+func (s *Sink) fail(err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.failLocked(err)
+}
+
+func (s *Sink) failLocked(err error) {
+	if s.ended != nil {
+		return
+	}
+	s.ended = err
+	if s.cancelRun != nil {
+		s.cancelRun(err)
+	}
+}
+
+// Drain blocks until all records passed to Send are acked, refused or given back, and then returns
+// nil. It returns early with the error that ended the sink, or with the cause of ctx.
+func (s *Sink) Drain(ctx context.Context) error {
+	s.Flush()
+	for {
+		s.mu.Lock()
+		if s.unresolvedRecords == 0 || s.ended != nil {
+			err := s.ended
+			if s.unresolvedRecords == 0 {
+				err = nil
+			}
+			s.mu.Unlock()
+			return err
+		}
+
+		if s.drained == nil {
+			s.drained = make(chan struct{})
+		}
+		drained := s.drained
+		s.mu.Unlock()
+
+		select {
+		case <-drained:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
+// countResolvedLocked subtracts n records from the unresolved records, and wakes Drain if none is
+// left.
+func (s *Sink) countResolvedLocked(n, bytes int) {
+	s.unresolvedRecords -= n
+	s.unresolvedBytes -= int64(bytes)
+	if s.unresolvedRecords == 0 && s.drained != nil {
+		close(s.drained)
+		s.drained = nil
+	}
+}
+
+func wake(c chan struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
+}

@@ -1,0 +1,111 @@
+package sink
+
+import (
+	"testing"
+
+	"github.com/twmb/franz-go/pkg/kerr"
+	"github.com/twmb/franz-go/pkg/kfake"
+	"github.com/twmb/franz-go/pkg/kmsg"
+
+	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+	"github.com/outrelay/outrelay/internal/fence"
+	"github.com/outrelay/outrelay/internal/record"
+)
+
+// TestWhatWasReservedIsReleased: the sink adds the redelivered header, for which no memory was
+// reserved. Records are encoded again with it when they leave quarantine, when a batch is split and
+// when a record of it is refused. Each record has the header once, and releases exactly the memory
+// that it has reserved.
+func TestWhatWasReservedIsReleased(t *testing.T) {
+	t.Parallel()
+	requireFlagged := func(t *testing.T, brokers []string, topic string, n int) {
+		t.Helper()
+		log := readTopic(t, brokers, topic)
+		requireInOrder(t, log, 1, n)
+		for _, g := range log[0] {
+			flags := 0
+			for _, h := range g.Headers {
+				if h.Key == string(redeliveredHeader.Key) {
+					flags++
+				}
+			}
+			if flags != 1 {
+				t.Fatalf("%s has %d redelivered headers, want one", g.Value, flags)
+			}
+		}
+	}
+
+	t.Run("leaving quarantine", func(t *testing.T) {
+		t.Parallel()
+		r, topic := openSuccessor(t, 0)
+		r.mu.Lock()
+		r.findOrAddTopicLocked(topic).addPartitions(1)
+		r.mu.Unlock()
+
+		p, _ := r.quarantineOnly(topic)
+		p.unreadStretch = true
+		for i := range 4 {
+			x := newRecord(topic, "k", "k/"+string(rune('0'+i)))
+			if i%2 == 0 { // the caller has added the header
+				x.Headers = append(x.Headers, redeliveredHeader, record.Header{Key: []byte("type"), Value: []byte("T")})
+			}
+			r.send(t, x)
+		}
+
+		tp := record.TopicPartition{Topic: topic}
+		for range 2 {
+			r.mu.Lock()
+			p.quarantine = true
+			r.mu.Unlock()
+			tail := &fence.Tail{From: p.ackedEnd, Next: p.ackedEnd, Hits: &fence.Known{}}
+			if err := r.admitTails(t.Context(), map[record.TopicPartition]*fence.Tail{tp: tail}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		r.run(t)
+		r.acks.waitResolved(4)
+
+		requireFlagged(t, stacktest.Brokers(t), topic, 4)
+		r.requireDrained(t)
+	})
+	for name, e := range map[string]*kerr.Error{"split": kerr.MessageTooLarge, "encoded again": kerr.CorruptMessage} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			kc, brokers := newFakeCluster(t, kfake.NumBrokers(1), kfake.SeedTopics(1, "a"))
+			r := openSink(t, fakeOptions(brokers...))
+			r.mu.Lock()
+			top := r.findOrAddTopicLocked("a")
+			r.mu.Unlock()
+			x := newRecord("a", "k", "k/0")
+			x.Headers = append(x.Headers, redeliveredHeader)
+			r.send(t, x)
+			r.acks.waitResolved(1)
+
+			kc.Fault(kfake.Fault{Keys: []kmsg.Key{kmsg.Produce}, Topic: "a", Err: e, Count: corruptTries + 1})
+			r.mu.Lock()
+			top.partitions[0].unreadStretch = true
+			r.paused = true
+			r.mu.Unlock()
+			r.sequence(t, "a", 1, 33)
+			r.setPaused(false)
+			r.acks.waitUntil(testTimeout, "all are acked", func() bool { return len(r.acks.acked) == 33 })
+			r.acks.waitResolved(33)
+
+			requireFlagged(t, brokers, "a", 33)
+			r.requireDrained(t)
+		})
+	}
+}
+
+// requireDrained checks that no record is unresolved.
+func (r *testSink) requireDrained(t *testing.T) {
+	t.Helper()
+	if err := r.Drain(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.unresolvedRecords != 0 || r.unresolvedBytes != 0 {
+		t.Errorf("%d records and %d bytes are unresolved, want 0", r.unresolvedRecords, r.unresolvedBytes)
+	}
+}

@@ -1,0 +1,104 @@
+package sink
+
+import (
+	"context"
+	"net"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/outrelay/outrelay/internal/kafkawire"
+	"github.com/segmentio/kafka-go"
+	"github.com/twmb/franz-go/pkg/kfake"
+
+	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+)
+
+// TestStateListsOnlyWhatWaits: a missing topic that gets no records does not appear in State.
+func TestStateListsOnlyWhatWaits(t *testing.T) {
+	t.Parallel()
+	_, brokers := newFakeCluster(t, kfake.NumBrokers(1), kfake.SeedTopics(2, "a", "b"))
+	u := fakeOptions(brokers...)
+	u.noRun = true
+	r := openSink(t, u)
+	r.mu.Lock()
+	r.findOrAddTopicLocked("a").addPartitions(2)
+	r.findOrAddTopicLocked("b").addPartitions(2)
+	r.topics["b"].partitions[1].quarantine = true
+	r.topics["b"].partitions[1].setObstacle(obstacle{kindQuarantined, "sick"}, time.Now())
+	r.mu.Unlock()
+
+	r.applyLayout(&kafkawire.Layout{Topics: map[string]kafkawire.TopicLayout{
+		"a": {Err: kafka.UnknownTopicOrPartition},
+		"b": {Partitions: []kafkawire.PartitionLayout{{Leader: -1}, {Leader: -1}, {Leader: -1}}},
+	}})
+	if state := r.State(); len(state) != 0 {
+		t.Fatalf("nothing waits, but the state is %+v", state)
+	}
+
+	for p := range int32(2) {
+		x := newRecord("a", "k", "1")
+		x.Partition = p
+		r.send(t, x)
+	}
+	r.send(t, newRecord("b", "k", "1")) // waits for the topic's new partitions
+	state := r.State()
+	if len(state) != 3 || state[0].Topic != "a" || state[1].Partition != 1 ||
+		state[2].Partition != -1 || state[2].Kind != kindGrowing {
+		t.Fatalf("state %+v, want two partitions of a, and b", state)
+	}
+	for _, b := range r.State() {
+		if b.Records != 1 || b.Reason == "" || b.Since.IsZero() {
+			t.Errorf("target %+v, want one record, a reason and a time", b)
+		}
+	}
+}
+
+// TestN02_TheGateIsAskedRightBeforeTheWrite: the lease may expire while a connection is opened, or
+// while the process is suspended.
+func TestN02_TheGateIsAskedRightBeforeTheWrite(t *testing.T) {
+	t.Parallel()
+	_, brokers := newFakeCluster(t, kfake.NumBrokers(1), kfake.SeedTopics(1, "a"))
+	var lapses, shut atomic.Bool
+	var checks atomic.Int32
+	u := fakeOptions(brokers...)
+	u.cfg.Dial = func(ctx context.Context, network, addr string) (net.Conn, error) {
+		if lapses.Load() {
+			shut.Store(true)
+		}
+		return (&net.Dialer{}).DialContext(ctx, network, addr)
+	}
+
+	u.gate = func() bool {
+		if shut.Load() {
+			checks.Add(1)
+		}
+		return !shut.Load()
+	}
+
+	r := openSink(t, u)
+	r.send(t, newRecord("a", "k", "k/0"))
+	r.Flush()
+	r.acks.waitResolved(1)
+
+	r.mu.Lock()
+	k := r.lanes[laneID{}].link
+	r.mu.Unlock()
+	k.Close()
+
+	lapses.Store(true)
+	r.send(t, newRecord("a", "k", "k/1"))
+	r.Flush()
+	stacktest.Eventually(t, "the gate is checked again", func() bool {
+		r.acks.mu.Lock()
+		defer r.acks.mu.Unlock()
+		if shut.Load() && len(r.acks.acked) > 1 {
+			t.Fatal("a record was sent past the deadline of the lease")
+		}
+		return checks.Load() > 5
+	})
+
+	lapses.Store(false)
+	shut.Store(false)
+	r.acks.waitResolved(2)
+}
