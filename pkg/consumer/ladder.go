@@ -12,9 +12,10 @@ import (
 	"github.com/outrelay/outrelay/internal/record"
 )
 
-// The headers of messages that a policy moved to another place, in addition to HeaderOnly and HeaderAttempt. All of them are
-// removed when the message is handled or moved again. A consumer ignores them, and HeaderAttempt, in records that its group
-// did not write: in records whose HeaderOnly names another group or none.
+// The headers of messages that a policy moved to another place, in addition to HeaderOnly and
+// HeaderAttempt. All of them are removed when the message is handled or moved again. A consumer
+// ignores them, and HeaderAttempt, in records that its group did not write: in records whose
+// HeaderOnly names another group or none.
 const (
 	// HeaderRetryDue is the time at which a message of a retry topic is due, in Unix milliseconds.
 	// A consumer uses it only in retry topics of its own group.
@@ -23,16 +24,20 @@ const (
 	HeaderRetryOrigin = record.HeaderRetryOrigin
 	// HeaderRetryHistory lists the failures so far, as a JSON array of Failure.
 	HeaderRetryHistory = record.HeaderRetryHistory
-	// keptPrefix precedes the names of headers that the outbox reserves, while a message passes through the outbox.
+	// keptPrefix precedes the names of headers that the outbox reserves, while a message passes
+	// through the outbox.
 	keptPrefix = "retry-keep-"
-	// headerNoKey marks a message that had no key before it passed through the outbox, where every event has one.
+	// headerNoKey marks a message that had no key before it passed through the outbox, where every
+	// event has one.
 	headerNoKey = "retry-no-key"
-	// headerDropPreset marks a message whose own headers replace those that the relay writes from the event's fields.
+	// headerDropPreset marks a message whose own headers replace those that the relay writes from
+	// the event's fields.
 	headerDropPreset = "retry-as-it-was"
 )
 
-// HeaderDeliverBy is the time at which a message expires: RFC 3339, or Unix milliseconds. The attribute expirytime of a
-// CloudEvent, header ce_expirytime, means the same. Producers set it, so its name does not begin with the reserved prefix.
+// HeaderDeliverBy is the time at which a message expires: RFC 3339, or Unix milliseconds. The
+// attribute expirytime of a CloudEvent, header ce_expirytime, means the same. Producers set it, so
+// its name does not begin with the reserved prefix.
 const (
 	HeaderDeliverBy     = "x-outrelay-deliver-by"
 	headerCEExpiryTime  = "ce_expirytime"
@@ -75,15 +80,16 @@ func originOf(m *Message) Origin {
 }
 
 const (
-	// maxRetryDelay bounds how long a message may wait in a retry topic: Kafka's default retention. [Rule.Schedule] is for
-	// longer delays.
+	// maxRetryDelay bounds how long a message may wait in a retry topic: Kafka's default retention.
+	// [Rule.Schedule] is for longer delays.
 	maxRetryDelay = 7 * 24 * time.Hour
 	// maxAttempt bounds the attempt number that a record may carry.
 	maxAttempt = 1_000_000
 )
 
-// dropForeignControls removes the retry headers from m that this group did not write. Otherwise any producer of the topic, or a
-// service that copies the headers of a message, could delay a lane or redirect a retry.
+// dropForeignControls removes the retry headers from m that this group did not write. Otherwise any
+// producer of the topic, or a service that copies the headers of a message, could delay a lane or
+// redirect a retry.
 func (c *Consumer) dropForeignControls(m *Message, now time.Time) {
 	if !isForGroup(m.Headers, c.group) {
 		m.Attempt = 1
@@ -92,7 +98,8 @@ func (c *Consumer) dropForeignControls(m *Message, now time.Time) {
 	}
 	m.Attempt = min(m.Attempt, maxAttempt)
 
-	// A retry topic has the messages of the topic in its name. A message in any other topic was first written there.
+	// A retry topic has the messages of the topic in its name. A message in any other topic was
+	// first written there.
 	origin := originOf(m).Topic
 	if origin != m.Topic && !c.mayComeFrom(origin, m.Topic) {
 		c.dropHeaders(m, HeaderRetryOrigin)
@@ -104,14 +111,16 @@ func (c *Consumer) dropForeignControls(m *Message, now time.Time) {
 	}
 }
 
-// dropHeaders removes the headers of these names from m. It copies the list, which other messages may share.
+// dropHeaders removes the headers of these names from m. It copies the list, which other messages
+// may share.
 func (*Consumer) dropHeaders(m *Message, names ...string) {
 	if slices.ContainsFunc(m.Headers, func(h Header) bool { return slices.Contains(names, h.Key) }) {
 		m.Headers = slices.DeleteFunc(slices.Clone(m.Headers), func(h Header) bool { return slices.Contains(names, h.Key) })
 	}
 }
 
-// isForGroup reports whether the record is for the group alone: the group moved it, or it was requeued for the group.
+// isForGroup reports whether the record is for the group alone: the group moved it, or it was
+// requeued for the group.
 func isForGroup(headers []Header, group string) bool {
 	for _, h := range headers {
 		if h.Key == HeaderOnly {
@@ -160,8 +169,9 @@ func (c *Consumer) mayComeFrom(origin, topic string) bool {
 	return c.isNamedRetryTopic(topic) && (c.topicBoard != nil || slices.Contains(c.s.topics, origin))
 }
 
-// Precheck reports whether m may be handled now. It returns a *NotDueError for a message of a retry topic that is not due, and
-// an *ExpiredError for an expired message. The times in headers come from the clocks of clients.
+// Precheck reports whether m may be handled now. It returns a *NotDueError for a message of a retry
+// topic that is not due, and an *ExpiredError for an expired message. The times in headers come
+// from the clocks of clients.
 func Precheck(m *Message, now time.Time) error {
 	if due, ok := parseTimeHeader(m, HeaderRetryDue); ok && due.After(now) {
 		return &NotDueError{Due: due}
@@ -179,7 +189,8 @@ func Precheck(m *Message, now time.Time) error {
 	return nil
 }
 
-// parseTimeHeader returns the time in a header. It returns false if there is no such header, or if it is not a time.
+// parseTimeHeader returns the time in a header. It returns false if there is no such header, or if
+// it is not a time.
 func parseTimeHeader(m *Message, name string) (time.Time, bool) {
 	v, ok := m.Header(name)
 	if !ok {
@@ -196,8 +207,8 @@ func parseTimeHeader(m *Message, name string) (time.Time, bool) {
 // formatMillis returns t in Unix milliseconds, for parseTimeHeader.
 func formatMillis(t time.Time) []byte { return strconv.AppendInt(nil, t.UnixMilli(), 10) }
 
-// restoreForGroup calls restoreHeaders for records that the group appended to the outbox, and returns other records unchanged.
-// They may have headers of the same names.
+// restoreForGroup calls restoreHeaders for records that the group appended to the outbox, and
+// returns other records unchanged. They may have headers of the same names.
 func restoreForGroup(group string, headers []Header, key []byte) ([]Header, []byte) {
 	for _, h := range headers {
 		if h.Key == keptPrefix+HeaderOnly && bytes.HasPrefix(h.Value, []byte(group+"/")) {
@@ -207,8 +218,9 @@ func restoreForGroup(group string, headers []Header, key []byte) ([]Header, []by
 	return headers, key
 }
 
-// restoreHeaders returns the headers and the key of a record as they were before the record passed through the outbox to be
-// delivered later. It is called before the decoder, so that a decoder gets the original message.
+// restoreHeaders returns the headers and the key of a record as they were before the record passed
+// through the outbox to be delivered later. It is called before the decoder, so that a decoder gets
+// the original message.
 func restoreHeaders(headers []Header, key []byte) ([]Header, []byte) {
 	kept, dropPreset := false, false
 	for _, h := range headers {
@@ -232,7 +244,8 @@ func restoreHeaders(headers []Header, key []byte) ([]Header, []byte) {
 
 	for _, h := range headers {
 		switch {
-		case strings.HasPrefix(h.Key, keptPrefix), isReservedHeader(h.Key), h.Key == headerDropPreset, dropPreset && presetHeaders[h.Key]:
+		case strings.HasPrefix(h.Key, keptPrefix), isReservedHeader(h.Key), h.Key == headerDropPreset:
+		case dropPreset && presetHeaders[h.Key]:
 		case h.Key == headerNoKey:
 			key = nil
 		default:
@@ -255,8 +268,9 @@ func isReservedHeader(name string) bool {
 	return name == HeaderID || strings.HasPrefix(name, record.ReservedPrefix)
 }
 
-// newRetryMessage returns a copy of m for another place. Its headers name the only handler of the group that gets it, the next
-// attempt, the origin and the failures so far. due is zero if the message may be handled at once.
+// newRetryMessage returns a copy of m for another place. Its headers name the only handler of the
+// group that gets it, the next attempt, the origin and the failures so far. due is zero if the
+// message may be handled at once.
 func newRetryMessage(m *Message, handler string, v Verdict, due time.Time) *Message {
 	c := m.Copy()
 	origin := originOf(m)
@@ -298,7 +312,8 @@ func nextAttempt(m *Message, v Verdict) int {
 // attemptsSpent returns how many attempts a message had when it is given up.
 func attemptsSpent(m *Message, v Verdict) int { return nextAttempt(m, v) - 1 }
 
-// failureHistory returns the failures of earlier deliveries and of this one: the latest MaxHistory, in a new slice.
+// failureHistory returns the failures of earlier deliveries and of this one: the latest MaxHistory,
+// in a new slice.
 func failureHistory(m *Message, v Verdict) []Failure {
 	var all []Failure
 	if text, ok := m.Header(HeaderRetryHistory); ok {

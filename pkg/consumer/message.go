@@ -22,14 +22,14 @@ type Record struct {
 	Time        time.Time
 	Key, Value  []byte // Value nil: a tombstone
 	Headers     []Header
-	// Err is set if the record cannot be read, for example because it is too large. The record then has only its place and its
-	// time, and becomes a dead letter.
+	// Err is set if the record cannot be read, for example because it is too large. The record then
+	// has only its place and its time, and becomes a dead letter.
 	Err error
 }
 
-// Message is one record as handlers and middleware get it. They may change the message or pass on another one, because each
-// handler gets its own copy for each attempt. The copies share the bytes of Key, Value and the header values: replace these
-// slices instead of writing into them.
+// Message is one record as handlers and middleware get it. They may change the message or pass on
+// another one, because each handler gets its own copy for each attempt. The copies share the bytes
+// of Key, Value and the header values: replace these slices instead of writing into them.
 type Message struct {
 	Topic       string
 	Partition   int32
@@ -39,11 +39,11 @@ type Message struct {
 	Key, Value  []byte   // Value nil: a tombstone
 	Headers     []Header // all headers of the record, unchanged
 
-	// ID is the text of the event's id. For a record without an id it is "<topic>/<partition>/<offset>@<timestamp in ms>",
-	// which is the same in each redelivery.
+	// ID is the text of the event's id. For a record without an id it is
+	// "<topic>/<partition>/<offset>@<timestamp in ms>", which is the same in each redelivery.
 	ID string
-	// Namespace distinguishes equal ids of different origins. It is the header outrelay-ns in hexadecimal; without that
-	// header, the source of a CloudEvent; otherwise "".
+	// Namespace distinguishes equal ids of different origins. It is the header outrelay-ns in
+	// hexadecimal; without that header, the source of a CloudEvent; otherwise "".
 	Namespace string
 	// Type is the event's type; "" if the record has none.
 	Type string
@@ -59,8 +59,8 @@ type Message struct {
 	Group string
 }
 
-// Tombstone reports whether the record has no value, which deletes its key from a compacted topic. A message
-// with an empty value is not a tombstone.
+// Tombstone reports whether the record has no value, which deletes its key from a compacted topic.
+// A message with an empty value is not a tombstone.
 func (m *Message) Tombstone() bool { return m.Value == nil }
 
 // Header returns the value of the first header of that name, and reports whether there is one.
@@ -73,7 +73,8 @@ func (m *Message) Header(name string) ([]byte, bool) {
 	return nil, false
 }
 
-// SetHeader replaces all headers of that name by one. It copies the list, so copies of the message do not change.
+// SetHeader replaces all headers of that name by one. It copies the list, so copies of the message
+// do not change.
 func (m *Message) SetHeader(name string, value []byte) {
 	hs := make([]Header, 0, len(m.Headers)+1)
 	for _, h := range m.Headers {
@@ -84,7 +85,8 @@ func (m *Message) SetHeader(name string, value []byte) {
 	m.Headers = append(hs, Header{Key: name, Value: value})
 }
 
-// DeleteHeader removes all headers of that name. It copies the list, so copies of the message do not change.
+// DeleteHeader removes all headers of that name. It copies the list, so copies of the message do
+// not change.
 func (m *Message) DeleteHeader(name string) {
 	m.Headers = slices.DeleteFunc(slices.Clone(m.Headers), func(h Header) bool { return h.Key == name })
 }
@@ -106,7 +108,7 @@ func (m *Message) Clone() *Message {
 	return c
 }
 
-// ErrDrop is returned by a handler or a middleware, wrapped or not, to end the message without a failure. Nothing more runs for
-// this handler, the writes of the message's transaction are committed, the message counts as dropped, and its offset is
-// committed.
+// ErrDrop is returned by a handler or a middleware, wrapped or not, to end the message without a
+// failure. Nothing more runs for this handler, the writes of the message's transaction are
+// committed, the message counts as dropped, and its offset is committed.
 var ErrDrop = errors.New("consumer: the message is dropped")

@@ -7,8 +7,9 @@ import (
 	"sync/atomic"
 )
 
-// Chain is a list of middlewares that may grow while messages are handled. Each message uses the list as it is when its
-// handling begins. The zero value is an empty chain. A Chain is safe for concurrent use, and handling takes no lock.
+// Chain is a list of middlewares that may grow while messages are handled. Each message uses the
+// list as it is when its handling begins. The zero value is an empty chain. A Chain is safe for
+// concurrent use, and handling takes no lock.
 type Chain struct {
 	mu          sync.Mutex // serializes Use and Clear
 	middlewares atomic.Pointer[[]Middleware]
@@ -50,8 +51,9 @@ func (c *Chain) Middleware() Middleware {
 // DefaultMiddlewareConcurrency is the limit of Bounded(0).
 const DefaultMiddlewareConcurrency = 10
 
-// Bounded limits how many messages run at once in the middlewares and the handler inside it to n. Other messages wait. If n
-// is 0, the limit is DefaultMiddlewareConcurrency. If n is negative, the limit is 1.
+// Bounded limits how many messages run at once in the middlewares and the handler inside it to n.
+// Other messages wait. If n is 0, the limit is DefaultMiddlewareConcurrency. If n is negative, the
+// limit is 1.
 func Bounded(n int) Middleware {
 	slots := newSemaphore(n)
 	return func(next Handler) Handler {
@@ -99,13 +101,14 @@ func HandlerName(ctx context.Context) string {
 	return name
 }
 
-// WithHandlerName returns a context as a consumer passes it to the handler of that name, for tests of middlewares.
+// WithHandlerName returns a context as a consumer passes it to the handler of that name, for tests
+// of middlewares.
 func WithHandlerName(ctx context.Context, name string) context.Context {
 	return withHandlerName(ctx, name)
 }
 
-// HeaderDedupKey is the header whose value replaces the event's id for deduplication: of two events with the same value, the
-// second has no effect. Set it with event.WithHeader.
+// HeaderDedupKey is the header whose value replaces the event's id for deduplication: of two events
+// with the same value, the second has no effect. Set it with event.WithHeader.
 const HeaderDedupKey = "dedup-key"
 
 // dedupID returns the id of m in an inbox, bounded in length.

@@ -5,9 +5,9 @@ import (
 	"time"
 )
 
-// Observer receives the measurements of a consumer, for metrics. Its methods are called from many goroutines and must not
-// block. Labels are bounded: names of handlers, topics and partitions, actions. handler is "" for messages that no handler
-// takes or that cannot be decoded.
+// Observer receives the measurements of a consumer, for metrics. Its methods are called from many
+// goroutines and must not block. Labels are bounded: names of handlers, topics and partitions,
+// actions. handler is "" for messages that no handler takes or that cannot be decoded.
 type Observer interface {
 	// Handled reports that n messages were handled in one attempt, and how long it took with its commit.
 	Handled(handler string, n int, took time.Duration)
@@ -17,11 +17,11 @@ type Observer interface {
 	Dropped(handler string, n int)
 	// Failed reports a failed attempt and the action of the policy.
 	Failed(handler string, action Action)
-	// Lag reports how many offsets of the partition are not finished. It is called with each fetch, and every few seconds for a
-	// partition that is not fetched.
+	// Lag reports how many offsets of the partition are not finished. It is called with each fetch,
+	// and every few seconds for a partition that is not fetched.
 	Lag(topic string, partition int32, n int64)
-	// Oldest reports the age of the partition's oldest message that was fetched and is not finished; 0 if there is none. It is
-	// called every few seconds.
+	// Oldest reports the age of the partition's oldest message that was fetched and is not
+	// finished; 0 if there is none. It is called every few seconds.
 	Oldest(topic string, partition int32, age time.Duration)
 	// Held reports how many messages of all partitions are in memory, and their bytes.
 	Held(messages, bytes int64)
@@ -31,7 +31,8 @@ type Observer interface {
 	Assigned(partitions int)
 	// Committed reports a commit of offsets, or its error.
 	Committed(err error)
-	// Suspended reports that fetching has stopped (on) or has resumed. The reason is "paused" or "database".
+	// Suspended reports that fetching has stopped (on) or has resumed. The reason is "paused" or
+	// "database".
 	Suspended(reason string, on bool)
 }
 
@@ -73,6 +74,7 @@ func (Unobserved) Committed(error) {}
 // Suspended does nothing.
 func (Unobserved) Suspended(string, bool) {}
 
-// Tracer is called before each attempt at the messages of one transaction, outside of the transaction. The handler gets the
-// context that it returns. end is called with the attempt's error.
+// Tracer is called before each attempt at the messages of one transaction, outside of the
+// transaction. The handler gets the context that it returns. end is called with the attempt's
+// error.
 type Tracer func(ctx context.Context, handler string, ms []*Message) (_ context.Context, end func(err error))

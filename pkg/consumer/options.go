@@ -23,8 +23,8 @@ const (
 	DefaultMaxAhead       = 10_000
 )
 
-// maxBatch keeps a transaction below the thousand documents that MongoDB recommends. Each message writes a marker and the
-// documents of its handler.
+// maxBatch keeps a transaction below the thousand documents that MongoDB recommends. Each message
+// writes a marker and the documents of its handler.
 const maxBatch = 500
 
 // Option is an option of New.
@@ -33,7 +33,8 @@ type Option interface{ applyToConsumer(s *settings) }
 // HandlerOption is an option of Handle.
 type HandlerOption interface{ applyToHandler(h *handling) }
 
-// Setting is an option of both New and Handle. New sets the default of all handlers, Handle sets the value of one handler.
+// Setting is an option of both New and Handle. New sets the default of all handlers, Handle sets
+// the value of one handler.
 type Setting interface {
 	Option
 	HandlerOption
@@ -106,21 +107,22 @@ func Topics(names ...string) Option {
 // WithTransport replaces the Kafka transport. Brokers and Kafka then have no effect.
 func WithTransport(t Transport) Option { return option(func(s *settings) { s.transport = t }) }
 
-// WithInbox sets the inbox: an *inbox.Inbox or another implementation. By default New makes one in the database, with the
-// defaults of package inbox.
+// WithInbox sets the inbox: an *inbox.Inbox or another implementation. By default New makes one in
+// the database, with the defaults of package inbox.
 func WithInbox(x Inbox) Option { return option(func(s *settings) { s.inbox = x }) }
 
-// Transactions replaces outbox.Transaction on the client of the database. With Transactions and WithInbox, the consumer needs no
-// database.
+// Transactions replaces outbox.Transaction on the client of the database. With Transactions and
+// WithInbox, the consumer needs no database.
 func Transactions(f Transactor) Option { return option(func(s *settings) { s.transact = f }) }
 
 // WithDecoder replaces Decode.
 func WithDecoder(d Decoder) Option { return option(func(s *settings) { s.decoder = d }) }
 
-// Receive adds a function that is called once for each message, after decoding and before the handlers are chosen. It may change
-// the message, also its Type, return another message, or return ErrDrop. After any other error the message is treated like a
-// record that cannot be decoded. The function runs outside of any transaction, in the goroutine that fetches the partition, so
-// it must be fast. Several functions run in the given order.
+// Receive adds a function that is called once for each message, after decoding and before the
+// handlers are chosen. It may change the message, also its Type, return another message, or return
+// ErrDrop. After any other error the message is treated like a record that cannot be decoded. The
+// function runs outside of any transaction, in the goroutine that fetches the partition, so it must
+// be fast. Several functions run in the given order.
 func Receive(f func(ctx context.Context, m *Message) (*Message, error)) Option {
 	return option(func(s *settings) { s.receivers = append(s.receivers, f) })
 }
@@ -128,8 +130,8 @@ func Receive(f func(ctx context.Context, m *Message) (*Message, error)) Option {
 // WithDisposer replaces the Disposer, which carries out the verdicts that move a message to another place.
 func WithDisposer(d Disposer) Option { return option(func(s *settings) { s.disposer = d }) }
 
-// OnError sets a function that is called once with each error of the consumer, also with errors that the consumer handles
-// without help. It must not block. ctx is never nil.
+// OnError sets a function that is called once with each error of the consumer, also with errors
+// that the consumer handles without help. It must not block. ctx is never nil.
 func OnError(f func(ctx context.Context, err error)) Option {
 	return option(func(s *settings) { s.onError = f })
 }
@@ -146,19 +148,22 @@ func WithLogger(log *slog.Logger) Option { return option(func(s *settings) { s.l
 // Concurrency sets how many lanes run at once, over all partitions and handlers.
 func Concurrency(n int) Option { return option(func(s *settings) { s.concurrency = n }) }
 
-// Drain sets how long a stop or a rebalance waits for running handlers before it abandons them. It is limited to three quarters
-// of the time that the group waits for a member: the shorter of Kafka's session and rebalance time-outs.
+// Drain sets how long a stop or a rebalance waits for running handlers before it abandons them. It
+// is limited to three quarters of the time that the group waits for a member: the shorter of
+// Kafka's session and rebalance time-outs.
 func Drain(d time.Duration) Option { return option(func(s *settings) { s.drain = d }) }
 
 // Commits sets when offsets are committed. Defaults to CommitInterval(DefaultCommitInterval).
 func Commits(m CommitMode) Option { return option(func(s *settings) { s.commitMode = m }) }
 
-// Buffer bounds the messages and bytes of one partition that are fetched and not finished. One fetch may exceed the bound.
+// Buffer bounds the messages and bytes of one partition that are fetched and not finished. One
+// fetch may exceed the bound.
 func Buffer(records, bytes int) Option {
 	return option(func(s *settings) { s.bufferRecords, s.bufferBytes = records, bytes })
 }
 
-// MaxAhead sets how many messages of a partition may follow an unfinished one before the partition stops fetching.
+// MaxAhead sets how many messages of a partition may follow an unfinished one before the partition
+// stops fetching.
 func MaxAhead(n int) Option { return option(func(s *settings) { s.maxAhead = n }) }
 
 // Strict rejects a second handler for a type: Handle returns a *DuplicateHandlerError.
@@ -167,32 +172,35 @@ func Strict() Option { return option(func(s *settings) { s.strict = true }) }
 // AllowIdle lets Run start without any handler.
 func AllowIdle() Option { return option(func(s *settings) { s.allowIdle = true }) }
 
-// AckUnknown skips messages that no handler takes. Without it they are parked: they become dead letters of class no_handler,
-// which can be requeued when there is a handler.
+// AckUnknown skips messages that no handler takes. Without it they are parked: they become dead
+// letters of class no_handler, which can be requeued when there is a handler.
 func AckUnknown() Option { return option(func(s *settings) { s.ackUnknown = true }) }
 
-// HaltOnGap makes Run return a *RangeError if a partition no longer has the next record. Without it the consumer reports the
-// error and continues with the first record that exists.
+// HaltOnGap makes Run return a *RangeError if a partition no longer has the next record. Without it
+// the consumer reports the error and continues with the first record that exists.
 func HaltOnGap() Option { return option(func(s *settings) { s.haltOnGap = true }) }
 
-// Named sets the name of the handler. Group and name are its identity in the inbox: "<group>/<name>". Do not change it during the
-// life of the service. Defaults to the patterns, joined by commas.
+// Named sets the name of the handler. Group and name are its identity in the inbox:
+// "<group>/<name>". Do not change it during the life of the service. Defaults to the patterns,
+// joined by commas.
 func Named(name string) HandlerOption { return handlerOption(func(h *handling) { h.name = name }) }
 
 // Exactly sets the mode of the inbox. Defaults to inbox.Optimistic.
 func Exactly(mode inbox.Mode) Setting { return setting(func(h *handling) { h.mode = mode }) }
 
-// InTransaction runs handlers of mode inbox.None in a transaction too. In the other modes handlers always do.
+// InTransaction runs handlers of mode inbox.None in a transaction too. In the other modes handlers
+// always do.
 func InTransaction() Setting { return setting(func(h *handling) { h.inTransaction = true }) }
 
-// Timeout bounds one call of a handler by its context. Keep it well below the server's limit for a transaction, 60 s.
+// Timeout bounds one call of a handler by its context. Keep it well below the server's limit for a
+// transaction, 60 s.
 func Timeout(d time.Duration) Setting { return setting(func(h *handling) { h.timeout = d }) }
 
 // Batch sets how many messages of a lane may share a transaction.
 func Batch(n int) Setting { return setting(func(h *handling) { h.batch = n }) }
 
-// Limit sets how many calls of the handler run at once, over all lanes and partitions. 0 sets no limit other than Concurrency.
-// As an option of New it limits each handler separately.
+// Limit sets how many calls of the handler run at once, over all lanes and partitions. 0 sets no
+// limit other than Concurrency. As an option of New it limits each handler separately.
 func Limit(n int) Setting { return setting(func(h *handling) { h.limit = n }) }
 
 // OnFailure sets the Decider, such as a Policy, that decides about messages whose handler failed.
@@ -252,6 +260,7 @@ func (h *handling) validate() error {
 	if h.timeout <= 0 {
 		bad = append(bad, fmt.Errorf("time-out of a handler is %v: it must be positive", h.timeout))
 	}
+
 	if h.batch < 1 || h.batch > maxBatch {
 		bad = append(bad, fmt.Errorf("batch of %d messages: it must be from 1 to %d", h.batch, maxBatch))
 	}
@@ -276,7 +285,8 @@ func (s *settings) validate() error {
 	}
 	add(s.concurrency < 1, "concurrency of %d: it must be positive", s.concurrency)
 	add(s.drain <= 0, "drain of %v: it must be positive", s.drain)
-	add(s.bufferRecords < 1 || s.bufferBytes < 1, "buffer of %d records and %d bytes: both must be positive", s.bufferRecords, s.bufferBytes)
+	add(s.bufferRecords < 1 || s.bufferBytes < 1, "buffer of %d records and %d bytes: both must be positive",
+		s.bufferRecords, s.bufferBytes)
 	add(s.maxAhead < s.bufferRecords, "MaxAhead is %d, less than the buffer's %d records", s.maxAhead, s.bufferRecords)
 
 	add(s.decoder == nil, "the decoder is nil")
@@ -290,7 +300,8 @@ func (s *settings) validate() error {
 	return errors.Join(bad...)
 }
 
-// transactor returns the function of Transactions. Without that option, it is outbox.Transaction on the client of the database.
+// transactor returns the function of Transactions. Without that option, it is outbox.Transaction on
+// the client of the database.
 func (c *Consumer) transactor() Transactor {
 	if c.s.transact != nil {
 		return c.s.transact

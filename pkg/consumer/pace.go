@@ -6,12 +6,14 @@ import (
 	"time"
 )
 
-// targetDuration is how long the messages of one transaction may take together. A transaction that takes twice as long is given
-// up between two messages: a server aborts a transaction that stays open for too long, by default after a minute.
+// targetDuration is how long the messages of one transaction may take together. A transaction that
+// takes twice as long is given up between two messages: a server aborts a transaction that stays
+// open for too long, by default after a minute.
 const targetDuration = 5 * time.Second
 
-// pace decides how many messages of a handler share a transaction. The size starts at one and doubles with each committed
-// transaction. After a transaction that was too large, the size doubles only up to half of it, and then grows by one.
+// pace decides how many messages of a handler share a transaction. The size starts at one and
+// doubles with each committed transaction. After a transaction that was too large, the size doubles
+// only up to half of it, and then grows by one.
 type pace struct {
 	mu            sync.Mutex
 	perMessage    time.Duration // moving average of the time per message
@@ -43,8 +45,8 @@ func (c *pace) recordDuration(d time.Duration, n int) {
 	c.perMessage = max(perMessage, 1)
 }
 
-// growAfter increases the size after the commit of a transaction of n messages. A transaction smaller than the size proves
-// nothing and changes nothing.
+// growAfter increases the size after the commit of a transaction of n messages. A transaction
+// smaller than the size proves nothing and changes nothing.
 func (c *pace) growAfter(n int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -58,8 +60,9 @@ func (c *pace) growAfter(n int) {
 	}
 }
 
-// shrinkAfter halves the size after a transaction of n messages that could not be committed. slow is nil unless the transaction
-// was given up for its duration. It then has the number of handled messages.
+// shrinkAfter halves the size after a transaction of n messages that could not be committed. slow
+// is nil unless the transaction was given up for its duration. It then has the number of handled
+// messages.
 func (c *pace) shrinkAfter(n int, slow *overrunError) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -71,8 +74,8 @@ func (c *pace) shrinkAfter(n int, slow *overrunError) {
 	}
 }
 
-// overrunError reports that a transaction of several messages was given up because it took too long. It carries no error
-// label, so that the driver does not run the transaction again as it is.
+// overrunError reports that a transaction of several messages was given up because it took too
+// long. It carries no error label, so that the driver does not run the transaction again as it is.
 type overrunError struct {
 	after   time.Duration
 	handled int

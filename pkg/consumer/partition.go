@@ -15,8 +15,8 @@ import (
 // fetchBytes is the most bytes that one fetch requests.
 const fetchBytes = 1 << 20
 
-// entry is one fetched record. The entry stays until all earlier entries of the partition are finished. Its body stays only
-// until the entry itself is finished.
+// entry is one fetched record. The entry stays until all earlier entries of the partition are
+// finished. Its body stays only until the entry itself is finished.
 type entry struct {
 	offset     int64
 	lane       int32
@@ -39,8 +39,8 @@ type share struct {
 	attempts Attempts
 }
 
-// hasShareLocked reports whether some share of e is in the given state. The partition's lock guards only the states: the other
-// fields of a share belong to its track.
+// hasShareLocked reports whether some share of e is in the given state. The partition's lock guards
+// only the states: the other fields of a share belong to its track.
 func (e *entry) hasShareLocked(state shareState) bool {
 	for i := range e.shares {
 		if e.shares[i].state == state {
@@ -59,8 +59,8 @@ const (
 	shareDone
 )
 
-// partition is one partition of this member. It fetches records, queues them for its tracks, and keeps the offset up to which
-// everything is finished.
+// partition is one partition of this member. It fetches records, queues them for its tracks, and
+// keeps the offset up to which everything is finished.
 type partition struct {
 	s  *session
 	tp TopicPartition
@@ -86,8 +86,9 @@ type partition struct {
 	stopped    atomic.Bool // all tracks have ended after stopStarting
 }
 
-// trackKey is a lane and the name of a handler. A handler that is registered again under the same name has the same place in
-// the inbox. So the messages of the old registration that began are finished before those of the new one begin.
+// trackKey is a lane and the name of a handler. A handler that is registered again under the same
+// name has the same place in the inbox. So the messages of the old registration that began are
+// finished before those of the new one begin.
 type trackKey struct {
 	lane    int32
 	handler string
@@ -100,8 +101,8 @@ func newPartition(s *session, a Assignment) *partition {
 	}
 }
 
-// fetchLoop fetches records until the generation ends. It blocks while the consumer is paused, while the database is away,
-// and while the partition has no room.
+// fetchLoop fetches records until the generation ends. It blocks while the consumer is paused,
+// while the database is away, and while the partition has no room.
 func (p *partition) fetchLoop() {
 	ctx := p.s.serveCtx
 	backoff := retry.Reopen.Start()
@@ -158,8 +159,8 @@ func (p *partition) pauseChanged() <-chan struct{} {
 	return changed
 }
 
-// finishLostLocked finishes the entries in [from, to) that had to be fetched again and are no longer in the log. Compaction or
-// retention removed them while they were not in memory.
+// finishLostLocked finishes the entries in [from, to) that had to be fetched again and are no
+// longer in the log. Compaction or retention removed them while they were not in memory.
 func (p *partition) finishLostLocked(from, to int64) {
 	for _, e := range p.entries {
 		if e.offset < from || e.offset >= to {
@@ -217,8 +218,9 @@ func (p *partition) nextOffset() (offset int64, ok bool) {
 	return p.nextFetch, room
 }
 
-// acceptFetched adds the records of a fetch that began at from, and queues them for their handlers. It ignores the fetch if
-// the partition was closed, rewound or paused in the meantime. The records are then fetched again.
+// acceptFetched adds the records of a fetch that began at from, and queues them for their handlers.
+// It ignores the fetch if the partition was closed, rewound or paused in the meantime. The records
+// are then fetched again.
 func (p *partition) acceptFetched(from int64, f Fetched) {
 	list := make([]*entry, 0, len(f.Records))
 	for i := range f.Records {
@@ -259,8 +261,9 @@ func (p *partition) reportLagLocked(end int64) {
 // gaugeInterval is how often partitions are measured in addition to their fetches.
 const gaugeInterval = 3 * time.Second
 
-// reportGauges reports the age of the oldest unfinished message of each partition until the generation ends. It also reports
-// the lag of partitions that are not fetched. Otherwise the growing lag of a blocked partition would stay invisible.
+// reportGauges reports the age of the oldest unfinished message of each partition until the
+// generation ends. It also reports the lag of partitions that are not fetched. Otherwise the
+// growing lag of a blocked partition would stay invisible.
 func (s *session) reportGauges() {
 	for retry.Sleep(s.serveCtx, gaugeInterval) == nil {
 		for tp, p := range s.partitions {
@@ -325,7 +328,8 @@ func (p *partition) addEntryLocked(e *entry) {
 	p.enqueueLocked(e)
 }
 
-// restoreBodyLocked gives old the body of fetched, which is the same record. It does nothing if old still has its body.
+// restoreBodyLocked gives old the body of fetched, which is the same record. It does nothing if old
+// still has its body.
 func (p *partition) restoreBodyLocked(old, fetched *entry) {
 	if old.m != nil {
 		return
@@ -393,7 +397,8 @@ func (p *partition) dropBodyLocked(e *entry) {
 	p.s.countHeld(-1, -int64(e.size))
 }
 
-// finishTasks marks tasks as done, frees their bodies and wakes the fetch loop. A Once handler is removed with its task.
+// finishTasks marks tasks as done, frees their bodies and wakes the fetch loop. A Once handler is
+// removed with its task.
 func (p *partition) finishTasks(list []task) {
 	var finished []*Message
 
@@ -434,7 +439,8 @@ func (p *partition) trimLocked() int {
 
 // finishedToLocked returns the offset below which everything is finished.
 //
-// N29: "contiguous" refers to the fetched records, not to their offsets. Transaction markers and compaction leave holes.
+// N29: "contiguous" refers to the fetched records, not to their offsets. Transaction markers and
+// compaction leave holes.
 func (p *partition) finishedToLocked() int64 {
 	if len(p.entries) > 0 {
 		return p.entries[0].offset
@@ -475,7 +481,8 @@ func (p *partition) stopStarting() {
 	}
 }
 
-// releaseBuffers removes the partition from the counts of held messages. Later calls of dropBodyLocked have no effect.
+// releaseBuffers removes the partition from the counts of held messages. Later calls of
+// dropBodyLocked have no effect.
 func (p *partition) releaseBuffers() {
 	p.mu.Lock()
 	defer p.mu.Unlock()

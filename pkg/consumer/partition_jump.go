@@ -12,16 +12,17 @@ import (
 	"github.com/outrelay/outrelay/pkg/inbox"
 )
 
-// recordTopicID stores the id of the topic that the offsets belong to. Call it only after a successful fetch: the group keeps
-// the offsets of a deleted topic for a while.
+// recordTopicID stores the id of the topic that the offsets belong to. Call it only after a
+// successful fetch: the group keeps the offsets of a deleted topic for a while.
 func (p *partition) recordTopicID(ctx context.Context) {
 	if log, err := p.s.g.Log(ctx, p.tp); err == nil {
 		p.topicID = &log.ID
 	}
 }
 
-// skipGap moves the partition to an offset that exists. There are three cases: after the records that retention removed, at
-// the end of a truncated topic, and at the start of a recreated topic. With HaltOnGap it ends the Run instead.
+// skipGap moves the partition to an offset that exists. There are three cases: after the records
+// that retention removed, at the end of a truncated topic, and at the start of a recreated topic.
+// With HaltOnGap it ends the Run instead.
 func (p *partition) skipGap(ctx context.Context, gap *RangeError) {
 	if p.s.c.s.haltOnGap {
 		p.s.failRun(gap)
@@ -40,7 +41,8 @@ func (p *partition) skipGap(ctx context.Context, gap *RangeError) {
 		return
 	}
 
-	// The topic id distinguishes a truncation, for example by an unclean leader election, from a new topic of the same name.
+	// The topic id distinguishes a truncation, for example by an unclean leader election, from a
+	// new topic of the same name.
 	log, err := p.s.g.Log(ctx, p.tp)
 	if err != nil {
 		p.s.report(fmt.Errorf("%w; asking for the topic: %w", gap, err))
@@ -71,9 +73,9 @@ func (p *partition) skipGap(ctx context.Context, gap *RangeError) {
 	p.lowerWatermarks(ctx, log)
 }
 
-// abandonEntries abandons all entries from offset from on and continues at next. The log has no records at these offsets, or
-// different ones. If the entries stayed queued, they would move the watermarks past records that are still to come as soon as
-// the inbox accepts the new log.
+// abandonEntries abandons all entries from offset from on and continues at next. The log has no
+// records at these offsets, or different ones. If the entries stayed queued, they would move the
+// watermarks past records that are still to come as soon as the inbox accepts the new log.
 func (p *partition) abandonEntries(from, next int64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -107,8 +109,9 @@ func (p *partition) abandonEntries(from, next int64) {
 	p.attached = map[string]*attachment{}
 }
 
-// awaitOrphans blocks until no handler of an abandoned entry runs, or ctx ends. Such a handler may still move the watermarks.
-// A recreated topic does not need this: the inbox rejects handlers of the old topic.
+// awaitOrphans blocks until no handler of an abandoned entry runs, or ctx ends. Such a handler may
+// still move the watermarks. A recreated topic does not need this: the inbox rejects handlers of
+// the old topic.
 func (p *partition) awaitOrphans(ctx context.Context) {
 	tick := time.NewTicker(orphanPoll)
 	defer tick.Stop()
@@ -131,8 +134,8 @@ func (p *partition) awaitOrphans(ctx context.Context) {
 	}
 }
 
-// lowerWatermarks lowers the watermarks of a truncated log to its end, and requests a commit. Unlike an attach, it needs no
-// second read of the log: the missing offsets prove the truncation.
+// lowerWatermarks lowers the watermarks of a truncated log to its end, and requests a commit.
+// Unlike an attach, it needs no second read of the log: the missing offsets prove the truncation.
 func (p *partition) lowerWatermarks(ctx context.Context, log inbox.Log) {
 	backoff := retry.Reopen.Start()
 

@@ -6,7 +6,8 @@ import (
 	"time"
 )
 
-// pauseGate is the pause state of a consumer. A user pauses it until it is resumed, a policy until a given time.
+// pauseGate is the pause state of a consumer. A user pauses it until it is resumed, a policy until
+// a given time.
 type pauseGate struct {
 	mu       sync.Mutex
 	manual   bool // paused by Pause
@@ -16,9 +17,9 @@ type pauseGate struct {
 	notified bool // the last value passed to notify
 }
 
-// Pause stops reading. Messages in progress are finished. Messages that were read and not started are dropped from memory. Their
-// offsets are not committed, and they are read again after Resume. The group continues without a rebalance. A consumer may
-// be paused before it runs.
+// Pause stops reading. Messages in progress are finished. Messages that were read and not started
+// are dropped from memory. Their offsets are not committed, and they are read again after Resume.
+// The group continues without a rebalance. A consumer may be paused before it runs.
 func (c *Consumer) Pause() { c.gate.update(func(g *pauseGate) { g.manual = true }) }
 
 // Resume ends a pause, whatever its cause.
@@ -48,8 +49,8 @@ func (c *Consumer) pauseFor(d time.Duration) {
 	c.gate.pauseFor(d)
 }
 
-// keptAttempts keeps the attempts of messages that paused the consumer. A pause drops the messages from memory, and their
-// attempts must continue to count afterwards.
+// keptAttempts keeps the attempts of messages that paused the consumer. A pause drops the messages
+// from memory, and their attempts must continue to count afterwards.
 type keptAttempts struct {
 	mu        sync.Mutex
 	byMessage map[keptAttemptsKey]Attempts
@@ -61,11 +62,12 @@ type keptAttemptsKey struct {
 	handler string
 }
 
-// maxKeptAttempts bounds the kept attempts. Messages whose partitions moved to another member never come back.
+// maxKeptAttempts bounds the kept attempts. Messages whose partitions moved to another member never
+// come back.
 const maxKeptAttempts = 10_000
 
-// keepAttempts stores the attempts of x until restoreAttempts is called for the same message. When the limit is reached, it
-// drops all that are stored.
+// keepAttempts stores the attempts of x until restoreAttempts is called for the same message. When
+// the limit is reached, it drops all that are stored.
 func (r *run) keepAttempts(t *track, x task) {
 	r.kept.mu.Lock()
 	defer r.kept.mu.Unlock()
@@ -117,8 +119,8 @@ func (g *pauseGate) isPaused() bool {
 	return g.isClosedLocked()
 }
 
-// currentState reports whether the gate is closed and how long it stays closed without a change. left is 0 if there is no such
-// time. changed is closed at the next change.
+// currentState reports whether the gate is closed and how long it stays closed without a change.
+// left is 0 if there is no such time. changed is closed at the next change.
 func (g *pauseGate) currentState() (closed bool, left time.Duration, changed <-chan struct{}) {
 	g.mu.Lock()
 	defer g.mu.Unlock()

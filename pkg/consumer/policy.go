@@ -10,17 +10,18 @@ import (
 	"github.com/outrelay/outrelay/internal/retry"
 )
 
-// Policy decides about messages whose handler failed, by its first rule that matches the error and by the number of earlier
-// failures. It is immutable and safe for concurrent use.
+// Policy decides about messages whose handler failed, by its first rule that matches the error and
+// by the number of earlier failures. It is immutable and safe for concurrent use.
 //
-// Retries in place, retry topics and requeues of a message count together. Each failure takes a rule one step further, whatever
-// the earlier errors were. A message that is redelivered after a crash starts again at its first step.
+// Retries in place, retry topics and requeues of a message count together. Each failure takes a
+// rule one step further, whatever the earlier errors were. A message that is redelivered after a
+// crash starts again at its first step.
 type Policy struct {
 	rules []Rule
 }
 
-// NewPolicy returns a policy of rules. If no rule matches an error, DefaultPolicy decides. Invalid rules are reported by Validate,
-// which the consumer calls.
+// NewPolicy returns a policy of rules. If no rule matches an error, DefaultPolicy decides. Invalid
+// rules are reported by Validate, which the consumer calls.
 func NewPolicy(rules ...Rule) *Policy { return &Policy{rules: slices.Clone(rules)} }
 
 // defaultPolicy is the policy for errors that no other rule matches.
@@ -38,8 +39,8 @@ var defaultPolicy = NewPolicy(
 //   - All other failures are retried three times, after 50, 100 and 250 ms. Then the message becomes a dead letter.
 func DefaultPolicy() *Policy { return defaultPolicy }
 
-// Or returns a policy with the rules of p followed by the rules of base, for example of a handler's policy and the consumer's. A
-// nil policy has no rules.
+// Or returns a policy with the rules of p followed by the rules of base, for example of a handler's
+// policy and the consumer's. A nil policy has no rules.
 func (p *Policy) Or(base *Policy) *Policy {
 	var all []Rule
 	for _, q := range []*Policy{p, base} {
@@ -75,7 +76,8 @@ func (p *Policy) Validate() error {
 				addError("a retry topic cannot delay for %s, only for %s: use Schedule", s.delay, maxRetryDelay)
 			}
 
-			// A lane of a retry topic waits for its first message, so all messages of the topic need the same delay.
+			// A lane of a retry topic waits for its first message, so all messages of the topic
+			// need the same delay.
 			name := s.topic
 			if name == "" {
 				name = RetryTopicName("<topic>", "<group>", s.rung)
@@ -124,12 +126,12 @@ func (s *step) retryTopic(group, topic string) string {
 	return RetryTopicName(topic, group, s.rung)
 }
 
-// Decide returns the verdict on m after err. It does no I/O. Its result depends only on its arguments, except for the jitter of
-// delays and the remaining time of a message that is not due.
+// Decide returns the verdict on m after err. It does no I/O. Its result depends only on its
+// arguments, except for the jitter of delays and the remaining time of a message that is not due.
 //
-// Some errors of the consumer have the same meaning in every policy. After ErrDrop and inbox.ErrDuplicate the message is skipped.
-// A message waits, without spending an attempt, if it is not due, if an earlier message of its key waits, or if a circuit
-// breaker is open.
+// Some errors of the consumer have the same meaning in every policy. After ErrDrop and
+// inbox.ErrDuplicate the message is skipped. A message waits, without spending an attempt, if it is
+// not due, if an earlier message of its key waits, or if a circuit breaker is open.
 func (p *Policy) Decide(err error, m *Message, a Attempts) Verdict {
 	v, ok := p.decideConsumerError(err, m, a)
 	if !ok {
@@ -139,10 +141,12 @@ func (p *Policy) Decide(err error, m *Message, a Attempts) Verdict {
 	return v
 }
 
-// blockedWait is how long a lane waits for an earlier message of the key if no retry topic can keep the later ones.
+// blockedWait is how long a lane waits for an earlier message of the key if no retry topic can keep
+// the later ones.
 const blockedWait = time.Second
 
-// decideConsumerError decides about the errors of the consumer itself. It returns false for all other errors.
+// decideConsumerError decides about the errors of the consumer itself. It returns false for all
+// other errors.
 func (p *Policy) decideConsumerError(err error, m *Message, a Attempts) (Verdict, bool) {
 	if errors.Is(err, ErrDrop) {
 		return Verdict{Action: Discard, Reason: ClassDropped}, true
@@ -168,14 +172,16 @@ func (p *Policy) decideConsumerError(err error, m *Message, a Attempts) (Verdict
 	return Verdict{}, false
 }
 
-// decideBlocked decides about a message that has to wait for an earlier message of its key. It goes to the first retry topic of
-// the rules with BlockKey. Without such a topic its lane waits.
+// decideBlocked decides about a message that has to wait for an earlier message of its key. It goes
+// to the first retry topic of the rules with BlockKey. Without such a topic its lane waits.
 func (p *Policy) decideBlocked(m *Message) Verdict {
 	v := Verdict{Action: RetryAfter, Delay: blockedWait, Uncounted: true, Block: true, Reason: ClassBlocked}
+
 	for i := range p.rules {
 		if !p.rules[i].blockKey {
 			continue
 		}
+
 		for _, s := range p.rules[i].steps {
 			if s.action == RetryTopic {
 				v.Action, v.Delay, v.Topic = RetryTopic, s.delay, s.retryTopic(m.Group, originOf(m).Topic)

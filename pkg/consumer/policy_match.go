@@ -11,7 +11,8 @@ import (
 	"github.com/outrelay/outrelay/pkg/inbox"
 )
 
-// Matcher reports whether a rule applies to an error. It must be a pure function: it is called from many goroutines.
+// Matcher reports whether a rule applies to an error. It must be a pure function: it is called from
+// many goroutines.
 type Matcher func(err error) bool
 
 // Is returns a Matcher of errors for which errors.Is is true for one of the targets.
@@ -79,8 +80,9 @@ var transientLabels = []string{
 	"NetworkError", "NetworkTimeoutError", "ExceededTimeLimitError",
 }
 
-// Transient returns a Matcher of MongoDB errors that the message did not cause: no server is available, a new primary was elected,
-// or another transaction wrote the same documents at the same time. It does not match the time-out of a handler.
+// Transient returns a Matcher of MongoDB errors that the message did not cause: no server is
+// available, a new primary was elected, or another transaction wrote the same documents at the same
+// time. It does not match the time-out of a handler.
 func Transient() Matcher { return isTransient }
 
 // isTransient is the Matcher of Transient.
@@ -103,9 +105,10 @@ func isAbortedTransaction(err error) bool {
 	return ok && (se.HasErrorCode(251) || se.HasErrorCode(290))
 }
 
-// isDriverTimeout reports whether the database took too long. mongo.IsTimeout is true for every time-out, also for that of a
-// handler's call to another service. So isDriverTimeout calls it only for errors of the driver's packages. It does not compare
-// their types: some types, such as that of a failed server selection, are in packages without a compatibility promise.
+// isDriverTimeout reports whether the database took too long. mongo.IsTimeout is true for every
+// time-out, also for that of a handler's call to another service. So isDriverTimeout calls it only
+// for errors of the driver's packages. It does not compare their types: some types, such as that of
+// a failed server selection, are in packages without a compatibility promise.
 func isDriverTimeout(err error) bool {
 	if err == nil {
 		return false
@@ -124,7 +127,8 @@ func isDriverTimeout(err error) bool {
 		t = t.Elem()
 	}
 
-	// WithTransaction wraps each error that its callback returned too late as a time-out. For these, the cause decides.
+	// WithTransaction wraps each error that its callback returned too late as a time-out. For
+	// these, the cause decides.
 	late := t.Name() == "timeoutError" && slices.ContainsFunc(causes, func(c error) bool { return c != nil })
 	if strings.HasPrefix(t.PkgPath(), "go.mongodb.org/mongo-driver/") && !late && mongo.IsTimeout(err) {
 		return true

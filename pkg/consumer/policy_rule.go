@@ -27,22 +27,24 @@ const UntilResumed time.Duration = -1
 
 // Rung is one step of a ladder of retry topics.
 type Rung struct {
-	// Topic is the topic in which messages wait. Defaults to RetryTopicName of the message's original topic, the group and the
-	// number of the rung.
+	// Topic is the topic in which messages wait. Defaults to RetryTopicName of the message's
+	// original topic, the group and the number of the rung.
 	Topic string
 	// Delay is the minimum time that messages wait.
 	Delay time.Duration
 }
 
-// RetryTopicName returns the name of the n-th retry topic, from 1, of a topic for a group: "<topic>.<group>.retry.<n>".
-// Topics with such names are consumed as long as they exist, even if no policy uses them any more. Delete an unused one when it is
-// empty. A Rung with a Topic must stay in the policy until its topic is empty.
+// RetryTopicName returns the name of the n-th retry topic, from 1, of a topic for a group:
+// "<topic>.<group>.retry.<n>". Topics with such names are consumed as long as they exist, even if
+// no policy uses them any more. Delete an unused one when it is empty. A Rung with a Topic must
+// stay in the policy until its topic is empty.
 func RetryTopicName(topic, group string, n int) string {
 	return fmt.Sprintf("%s.%s.retry.%d", topic, group, n)
 }
 
-// Rule decides about the failures of messages whose error it matches. Each failure takes the next of its steps. After the last
-// step its Outcome follows. A Rule is a value: each method returns a changed copy.
+// Rule decides about the failures of messages whose error it matches. Each failure takes the next
+// of its steps. After the last step its Outcome follows. A Rule is a value: each method returns a
+// changed copy.
 type Rule struct {
 	matchers                []Matcher
 	steps                   []step
@@ -69,8 +71,8 @@ type step struct {
 // On returns a rule for errors that one of ms matches. Without matchers the rule matches every error.
 func On(ms ...Matcher) Rule { return Rule{matchers: ms} }
 
-// Retry attempts the message again up to n times, each time after the next of waits. The last wait repeats. Without waits, it
-// attempts the message again at once. The lane of the message waits.
+// Retry attempts the message again up to n times, each time after the next of waits. The last wait
+// repeats. Without waits, it attempts the message again at once. The lane of the message waits.
 func (r Rule) Retry(n int, waits ...time.Duration) Rule {
 	if n < 1 {
 		return r.addProblem("Retry(%d): at least 1", n)
@@ -85,14 +87,14 @@ func (r Rule) Retry(n int, waits ...time.Duration) Rule {
 	return r
 }
 
-// Cooldown attempts the message again after each of waits. It is meant for longer waits than Retry: the lane releases its
-// transaction and its place among the running lanes.
+// Cooldown attempts the message again after each of waits. It is meant for longer waits than Retry:
+// the lane releases its transaction and its place among the running lanes.
 func (r Rule) Cooldown(waits ...time.Duration) Rule {
 	return r.addSteps("Cooldown", waits, func(d time.Duration) step { return step{action: RetryAfter, delay: d} })
 }
 
-// RetryForever attempts the message again until it succeeds or another rule matches. The waits double from base to cap, with full
-// jitter. Such failures spend no attempts.
+// RetryForever attempts the message again until it succeeds or another rule matches. The waits
+// double from base to cap, with full jitter. Such failures spend no attempts.
 func (r Rule) RetryForever(base, cap time.Duration) Rule {
 	if base <= 0 || cap < base {
 		return r.addProblem("RetryForever(%s, %s): the base must be positive and the cap at least the base", base, cap)
@@ -101,8 +103,9 @@ func (r Rule) RetryForever(base, cap time.Duration) Rule {
 	return r
 }
 
-// RetryTopic moves the message to a retry topic for each of delays. It is handled again when the delay has passed. No lane of its
-// topic waits for it. Later messages of its key are handled before it unless the rule has BlockKey.
+// RetryTopic moves the message to a retry topic for each of delays. It is handled again when the
+// delay has passed. No lane of its topic waits for it. Later messages of its key are handled before
+// it unless the rule has BlockKey.
 func (r Rule) RetryTopic(delays ...time.Duration) Rule {
 	return r.addSteps("RetryTopic", delays, func(d time.Duration) step { return step{action: RetryTopic, delay: d} })
 }
@@ -118,8 +121,8 @@ func (r Rule) RetryTopics(rungs ...Rung) Rule {
 	return r
 }
 
-// Requeue moves the message to the end of its topic, up to n times. Later messages of its key are handled before it unless the
-// rule has BlockKey.
+// Requeue moves the message to the end of its topic, up to n times. Later messages of its key are
+// handled before it unless the rule has BlockKey.
 func (r Rule) Requeue(n int) Rule {
 	if n < 1 {
 		return r.addProblem("Requeue(%d): at least 1", n)
@@ -130,13 +133,15 @@ func (r Rule) Requeue(n int) Rule {
 	return r
 }
 
-// Schedule appends the message to the outbox as a scheduled event, for each of delays. The relay sends it to its topic when it is
-// due. It needs a DisposerConfig with an Outbox, and the topic must be allowed. The order is that of Requeue.
+// Schedule appends the message to the outbox as a scheduled event, for each of delays. The relay
+// sends it to its topic when it is due. It needs a DisposerConfig with an Outbox, and the topic
+// must be allowed. The order is that of Requeue.
 func (r Rule) Schedule(delays ...time.Duration) Rule {
 	return r.addSteps("Schedule", delays, func(d time.Duration) step { return step{action: Schedule, delay: d} })
 }
 
-// Pause pauses the whole consumer for each of delays and then attempts the message again. UntilResumed pauses until Resume.
+// Pause pauses the whole consumer for each of delays and then attempts the message again.
+// UntilResumed pauses until Resume.
 func (r Rule) Pause(delays ...time.Duration) Rule {
 	for _, d := range delays {
 		if d <= 0 && d != UntilResumed {
@@ -147,12 +152,14 @@ func (r Rule) Pause(delays ...time.Duration) Rule {
 	return r
 }
 
-// PauseThenRequeue moves the message to the end of its topic and pauses the whole consumer, for each of delays.
+// PauseThenRequeue moves the message to the end of its topic and pauses the whole consumer, for
+// each of delays.
 func (r Rule) PauseThenRequeue(delays ...time.Duration) Rule {
 	return r.addSteps("PauseThenRequeue", delays, func(d time.Duration) step { return step{action: Requeue, pause: d} })
 }
 
-// Jitter shortens each wait of Retry and Cooldown by a random share of up to f, between 0 and 1. Defaults to 0.
+// Jitter shortens each wait of Retry and Cooldown by a random share of up to f, between 0 and 1.
+// Defaults to 0.
 func (r Rule) Jitter(f float64) Rule {
 	if f < 0 || f > 1 {
 		return r.addProblem("Jitter(%g): between 0 and 1", f)
@@ -161,9 +168,9 @@ func (r Rule) Jitter(f float64) Rule {
 	return r
 }
 
-// BlockKey holds back later messages of the key, for this handler, until a message that this rule moved is handled or given up. It
-// needs a KeyGate, which BlockingKeys sets. The later messages wait in the first retry topic of the rule. If the rule has none,
-// their lane waits.
+// BlockKey holds back later messages of the key, for this handler, until a message that this rule
+// moved is handled or given up. It needs a KeyGate, which BlockingKeys sets. The later messages
+// wait in the first retry topic of the rule. If the rule has none, their lane waits.
 func (r Rule) BlockKey() Rule {
 	r.blockKey = true
 	return r

@@ -38,7 +38,8 @@ type HandlerInfo struct {
 	Once     bool
 }
 
-// registry has the handlers of a consumer. The lookup for a message uses an immutable list and takes no lock.
+// registry has the handlers of a consumer. The lookup for a message uses an immutable list and
+// takes no lock.
 type registry struct {
 	mu            sync.Mutex
 	strict        bool
@@ -79,7 +80,8 @@ func (h *handlers) forType(typ string) []*registration {
 	return out
 }
 
-// reportUnknownOnce reports, once for each type, that AckUnknown skips messages. It stops at maxCachedTypes types.
+// reportUnknownOnce reports, once for each type, that AckUnknown skips messages. It stops at
+// maxCachedTypes types.
 func (g *registry) reportUnknownOnce(typ string, report func(err error)) {
 	g.mu.Lock()
 	_, reported := g.reportedTypes[typ]
@@ -111,7 +113,8 @@ func (g *registry) snapshot() *handlers {
 	return &handlers{}
 }
 
-// addHandler adds r. If a name or, with Strict, a type is taken, it adds nothing and returns a *DuplicateHandlerError.
+// addHandler adds r. If a name or, with Strict, a type is taken, it adds nothing and returns a
+// *DuplicateHandlerError.
 func (g *registry) addHandler(r *registration) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -172,17 +175,19 @@ func (g *registry) removeIf(cond func(r *registration) bool) int {
 	return n
 }
 
-// Handle registers a handler for the messages whose type matches the pattern. A pattern is a type in which * stands for any
-// characters and ? for one character, such as "order.*" or "*". All handlers that match a type get its messages, in no fixed order.
-// Each handler has its own name, and therefore its own place in the inbox, attempts and outcome.
+// Handle registers a handler for the messages whose type matches the pattern. A pattern is a type
+// in which * stands for any characters and ? for one character, such as "order.*" or "*". All
+// handlers that match a type get its messages, in no fixed order. Each handler has its own name,
+// and therefore its own place in the inbox, attempts and outcome.
 //
-// Handle may be called while the consumer runs. Messages that are fetched later reach the handler. The error lists all invalid
-// arguments.
+// Handle may be called while the consumer runs. Messages that are fetched later reach the handler.
+// The error lists all invalid arguments.
 func (c *Consumer) Handle(pattern string, h Handler, opts ...HandlerOption) error {
 	return c.Subscribe([]string{pattern}, h, opts...)
 }
 
-// HandleBatch registers a handler that gets several messages of one lane at once. Otherwise it is like Handle.
+// HandleBatch registers a handler that gets several messages of one lane at once. Otherwise it is
+// like Handle.
 func (c *Consumer) HandleBatch(pattern string, f BatchHandlerFunc, opts ...HandlerOption) error {
 	if f == nil {
 		return errors.New("consumer: HandleBatch: the handler is nil")
@@ -202,8 +207,8 @@ func (c *Consumer) On(pattern string, f HandlerFunc, opts ...HandlerOption) (off
 	return func() { c.reg.removeIf(func(x *registration) bool { return x == r }) }, nil
 }
 
-// Once registers a handler for the first message that matches. The handler is removed when that message is finished. Each member
-// and each generation of the group has its own first message.
+// Once registers a handler for the first message that matches. The handler is removed when that
+// message is finished. Each member and each generation of the group has its own first message.
 func (c *Consumer) Once(pattern string, f HandlerFunc, opts ...HandlerOption) (off func(), err error) {
 	if f == nil {
 		return func() {}, errors.New("consumer: Once: the handler is nil")
@@ -215,20 +220,20 @@ func (c *Consumer) Once(pattern string, f HandlerFunc, opts ...HandlerOption) (o
 	return func() { c.reg.removeIf(func(x *registration) bool { return x == r }) }, nil
 }
 
-// Off removes the handler of that name, and reports whether there was one. Messages that were fetched for it and not started are
-// skipped.
+// Off removes the handler of that name, and reports whether there was one. Messages that were
+// fetched for it and not started are skipped.
 func (c *Consumer) Off(name string) bool {
 	return c.reg.removeIf(func(r *registration) bool { return r.name == name }) > 0
 }
 
-// OffAll removes all handlers that were registered with exactly that pattern, and returns their number. OffAll("") removes all
-// handlers.
+// OffAll removes all handlers that were registered with exactly that pattern, and returns their
+// number. OffAll("") removes all handlers.
 func (c *Consumer) OffAll(pattern string) int {
 	return c.reg.removeIf(func(r *registration) bool { return pattern == "" || slices.Contains(r.patterns, pattern) })
 }
 
-// Subscribe registers one handler for several patterns. If one of them is invalid or taken, it registers none. Without patterns it
-// does nothing and returns nil.
+// Subscribe registers one handler for several patterns. If one of them is invalid or taken, it
+// registers none. Without patterns it does nothing and returns nil.
 func (c *Consumer) Subscribe(patterns []string, h Handler, opts ...HandlerOption) error {
 	if f, ok := h.(HandlerFunc); h == nil || ok && f == nil {
 		return errors.New("consumer: the handler is nil")
@@ -287,7 +292,9 @@ func (c *Consumer) Handlers() []HandlerInfo {
 	all := c.reg.snapshot().all
 	out := make([]HandlerInfo, len(all))
 	for i, r := range all {
-		out[i] = HandlerInfo{Name: r.name, Patterns: slices.Clone(r.patterns), Mode: r.mode, Batched: r.batchHandler != nil, Once: r.once}
+		out[i] = HandlerInfo{
+			Name: r.name, Patterns: slices.Clone(r.patterns), Mode: r.mode, Batched: r.batchHandler != nil, Once: r.once,
+		}
 	}
 	return out
 }
@@ -320,9 +327,10 @@ type watch struct {
 	got     chan *Message
 }
 
-// WaitFor blocks until this consumer has finished a message whose type matches the pattern and for which cond, if not nil, is true.
-// It returns a copy of the message as it was read. WaitFor only observes: it does not count as a handler. Messages that were
-// finished before the call do not match. If ctx ends first, the error has its cause.
+// WaitFor blocks until this consumer has finished a message whose type matches the pattern and for
+// which cond, if not nil, is true. It returns a copy of the message as it was read. WaitFor only
+// observes: it does not count as a handler. Messages that were finished before the call do not
+// match. If ctx ends first, the error has its cause.
 func (c *Consumer) WaitFor(ctx context.Context, pattern string, cond func(m *Message) bool) (*Message, error) {
 	w := &watch{pattern: pattern, cond: cond, got: make(chan *Message, 1)}
 	g := &c.reg
@@ -358,7 +366,8 @@ func (w *watch) matchesMessage(m *Message) (yes bool) {
 	return glob.Match(w.pattern, m.Type) && (w.cond == nil || w.cond(m))
 }
 
-// notifyWatches passes a copy of a finished message to the watches that match it. It calls their conditions and does not block.
+// notifyWatches passes a copy of a finished message to the watches that match it. It calls their
+// conditions and does not block.
 func (g *registry) notifyWatches(m *Message) {
 	if g.watchCount.Load() == 0 || m == nil {
 		return

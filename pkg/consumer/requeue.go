@@ -16,22 +16,26 @@ import (
 	"github.com/outrelay/outrelay/pkg/outbox"
 )
 
-// Redactor may change a dead letter before it is written. It can clear its body, key, reason, headers and the reasons in its
-// history. If it returns ErrDrop, no letter is written. After any other error, and after a panic, the letter that is written
-// contains only the place and the identity of the message.
+// Redactor may change a dead letter before it is written. It can clear its body, key, reason,
+// headers and the reasons in its history. If it returns ErrDrop, no letter is written. After any
+// other error, and after a panic, the letter that is written contains only the place and the
+// identity of the message.
 type Redactor func(ctx context.Context, l *Letter) error
 
-// DisposerConfig configures a disposer. If a verdict needs a field that is nil, the message becomes a dead letter instead.
+// DisposerConfig configures a disposer. If a verdict needs a field that is nil, the message becomes
+// a dead letter instead.
 type DisposerConfig struct {
 	// Publisher writes to retry topics, to the topics of messages, and to dead letter topics.
 	Publisher Publisher
 	// Letters stores dead letters as documents.
 	Letters LetterStore
-	// DeadTopic returns the dead letter topic of a topic and a group, as DeadTopicName does. If it is nil, dead letters are
-	// written only to Letters. If both are set, the topic is written first.
+	// DeadTopic returns the dead letter topic of a topic and a group, as DeadTopicName does. If it
+	// is nil, dead letters are written only to Letters. If both are set, the topic is written
+	// first.
 	DeadTopic func(topic, group string) string
-	// CreateTopics creates missing topics, with as many partitions as the message's own topic. The Publisher must support it,
-	// as Kafka does. Otherwise a message whose retry topic is missing becomes a dead letter.
+	// CreateTopics creates missing topics, with as many partitions as the message's own topic. The
+	// Publisher must support it, as Kafka does. Otherwise a message whose retry topic is missing
+	// becomes a dead letter.
 	CreateTopics bool
 	// Outbox stores scheduled messages and fault events.
 	Outbox Outbox
@@ -43,17 +47,18 @@ type DisposerConfig struct {
 	Faults *Faults
 	// Gate holds back later messages of a key after one of its messages was moved.
 	Gate *KeyGate
-	// Report is called after a partial success: a letter that is in Letters but not in its topic, a fault event that has no
-	// body or was not published. It may be nil.
+	// Report is called after a partial success: a letter that is in Letters but not in its topic, a
+	// fault event that has no body or was not published. It may be nil.
 	Report func(err error)
 	// Now is the clock for due times. Defaults to time.Now.
 	Now func() time.Time
 }
 
-// MessageDisposer carries out the verdict on a message that is not handled now. Dispose returns nil only after its last write is
-// acknowledged by all in-sync replicas of Kafka or by a majority of MongoDB. So the message's offset is committed only then.
-// After a crash in between, Dispose is called again. Of two copies in a retry topic, the inbox rejects the second. Letters and
-// events get the same id again.
+// MessageDisposer carries out the verdict on a message that is not handled now. Dispose returns nil
+// only after its last write is acknowledged by all in-sync replicas of Kafka or by a majority of
+// MongoDB. So the message's offset is committed only then. After a crash in between, Dispose is
+// called again. Of two copies in a retry topic, the inbox rejects the second. Letters and events
+// get the same id again.
 type MessageDisposer struct{ cfg DisposerConfig }
 
 var _ Disposer = (*MessageDisposer)(nil)
@@ -136,13 +141,14 @@ func (d *MessageDisposer) disposeByAction(ctx context.Context, m *Message, handl
 	}
 }
 
-// immovableError reports that a message can never be moved to the place that the policy chose. The message is given up.
+// immovableError reports that a message can never be moved to the place that the policy chose. The
+// message is given up.
 type immovableError struct{ why string }
 
 func (e *immovableError) Error() string { return "it cannot be retried: " + e.why }
 
-// moveMessage moves the message to another place. It closes the gate of the key first. Otherwise later messages of the key could
-// be handled while the message is on its way.
+// moveMessage moves the message to another place. It closes the gate of the key first. Otherwise
+// later messages of the key could be handled while the message is on its way.
 func (d *MessageDisposer) moveMessage(ctx context.Context, m *Message, handler string, v Verdict) error {
 	switch {
 	case v.Action == Schedule && (d.cfg.Outbox == nil || d.cfg.Transact == nil):
@@ -180,7 +186,8 @@ func (d *MessageDisposer) moveMessage(ctx context.Context, m *Message, handler s
 	return err
 }
 
-// publishMessage writes m to a topic. If the topic is missing and CreateTopics is set, it creates the topic like the topic like.
+// publishMessage writes m to a topic. If the topic is missing and CreateTopics is set, it creates
+// the topic like the topic like.
 func (d *MessageDisposer) publishMessage(ctx context.Context, topic, like string, m *Message) error {
 	type creator interface {
 		CreateTopic(ctx context.Context, name, like string) error
@@ -199,8 +206,8 @@ func (d *MessageDisposer) publishMessage(ctx context.Context, topic, like string
 	return nil
 }
 
-// isTopicUnavailable reports whether a topic accepts no record until an administrator changes the cluster: the topic does not
-// exist, its name is illegal, or this user may not write to it.
+// isTopicUnavailable reports whether a topic accepts no record until an administrator changes the
+// cluster: the topic does not exist, its name is illegal, or this user may not write to it.
 func isTopicUnavailable(err error) bool {
 	for _, code := range []kafka.Error{kafka.UnknownTopicOrPartition, kafka.InvalidTopic, kafka.TopicAuthorizationFailed} {
 		if errors.Is(err, code) {
@@ -218,8 +225,9 @@ func isTooLarge(err error) bool {
 	return errors.Is(err, kafka.MessageSizeTooLarge)
 }
 
-// scheduleRetry appends the message to the outbox as an event that the relay sends to its topic later. The id of the event names
-// the record of the message. So a repeated call appends nothing, and the next failure, of the new record, is another event.
+// scheduleRetry appends the message to the outbox as an event that the relay sends to its topic
+// later. The id of the event names the record of the message. So a repeated call appends nothing,
+// and the next failure, of the new record, is another event.
 func (d *MessageDisposer) scheduleRetry(ctx context.Context, m *Message, handler string, v Verdict) error {
 	due := d.cfg.Now().Add(v.Delay)
 	err := d.appendEvent(ctx, newScheduledRetry(newRetryMessage(m, handler, v, time.Time{}), handler, due))
@@ -243,10 +251,11 @@ func (d *MessageDisposer) appendEvent(ctx context.Context, ev event.Event) error
 	return err
 }
 
-// newScheduledRetry returns the message as a scheduled event. Headers that the outbox reserves get other names, which
-// restoreHeaders replaces by the original ones.
+// newScheduledRetry returns the message as a scheduled event. Headers that the outbox reserves get
+// other names, which restoreHeaders replaces by the original ones.
 func newScheduledRetry(m *Message, handler string, due time.Time) event.Event {
-	id := boundIdentity(fmt.Sprintf("retry/%s/%s/%s/%s/%d/%s/%d/%d", m.Group, handler, m.Namespace, m.ID, m.Delivery, m.Topic, m.Partition, m.Offset))
+	id := boundIdentity(fmt.Sprintf("retry/%s/%s/%s/%s/%d/%s/%d/%d",
+		m.Group, handler, m.Namespace, m.ID, m.Delivery, m.Topic, m.Partition, m.Offset))
 	origin := originOf(m)
 	opts := []event.Option{event.WithTopic(origin.Topic), event.WithDueAt(due), event.WithID(id)}
 	if len(m.Key) > 0 {
@@ -287,18 +296,21 @@ func newScheduledRetry(m *Message, handler string, due time.Time) event.Event {
 	if m.Value != nil {
 		payload = m.Value
 	}
-	return event.New(cmp.Or(m.AggregateType, "retry"), cmp.Or(m.AggregateID, m.ID), cmp.Or(m.Type, "retry"), payload, opts...)
+	aggregateType, aggregateID := cmp.Or(m.AggregateType, "retry"), cmp.Or(m.AggregateID, m.ID)
+	return event.New(aggregateType, aggregateID, cmp.Or(m.Type, "retry"), payload, opts...)
 }
 
 // presetHeaders has the headers that the relay writes from the fields of an event.
 var presetHeaders = map[string]bool{
 	record.HeaderType: true, record.HeaderAggregateType: true, record.HeaderAggregateID: true,
 	record.HeaderContentType: true, record.HeaderSchemaVersion: true,
-	record.HeaderCESpecVersion: true, record.HeaderCEID: true, record.HeaderCESource: true, record.HeaderCEType: true, record.HeaderCESubject: true,
-	record.HeaderCETime: true, record.HeaderCESchemaVersion: true, record.HeaderHTTPContentType: true,
+	record.HeaderCESpecVersion: true, record.HeaderCEID: true, record.HeaderCESource: true, record.HeaderCEType: true,
+	record.HeaderCESubject: true, record.HeaderCETime: true, record.HeaderCESchemaVersion: true,
+	record.HeaderHTTPContentType: true,
 }
 
-// writeDeadLetter writes a dead letter: the topic first, then the document, then the fault event. Then it opens the gate.
+// writeDeadLetter writes a dead letter: the topic first, then the document, then the fault event.
+// Then it opens the gate.
 func (d *MessageDisposer) writeDeadLetter(ctx context.Context, m *Message, handler string, v Verdict, cause error) error {
 	if v.Action == Park {
 		v.Reason = cmp.Or(v.Reason, ClassNoHandler)
@@ -350,8 +362,8 @@ func (d *MessageDisposer) redactLetter(ctx context.Context, l *Letter) (err erro
 	return nil
 }
 
-// publishLetter writes the letter to its dead letter topic, if there is one. If the topic rejects it, the document in Letters is
-// enough.
+// publishLetter writes the letter to its dead letter topic, if there is one. If the topic rejects
+// it, the document in Letters is enough.
 func (d *MessageDisposer) publishLetter(ctx context.Context, l *Letter, v Verdict) error {
 	var topic string
 	switch {

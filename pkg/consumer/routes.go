@@ -14,8 +14,9 @@ type Route struct {
 	Publisher Publisher
 }
 
-// Routes is a Publisher that passes messages to other Publishers, by the name of the topic. The first matching route is used.
-// For example, commands can stay in memory while events go to Kafka. If no route matches, Publish returns an *UnroutedError.
+// Routes is a Publisher that passes messages to other Publishers, by the name of the topic. The
+// first matching route is used. For example, commands can stay in memory while events go to Kafka.
+// If no route matches, Publish returns an *UnroutedError.
 type Routes []Route
 
 // UnroutedError reports that no route matches a topic.

@@ -27,7 +27,7 @@ type session struct {
 	endServe   context.CancelCauseFunc
 	partitions map[TopicPartition]*partition
 	outage     outage
-	laneSlots  chan struct{} // one for each running lane; an abandoned handler keeps the slot of its own generation
+	laneSlots  chan struct{} // one for each running lane; an abandoned handler keeps its slot
 
 	commitRequested  chan struct{}
 	finishedMessages atomic.Int64 // since the last commit, for CommitCount
@@ -35,8 +35,8 @@ type session struct {
 	generationOver   atomic.Bool // the group has moved on without this member
 }
 
-// Serve handles the partitions of one generation. It blocks until ctx ends, then drains and commits. It returns an error only
-// if the whole Run has to end.
+// Serve handles the partitions of one generation. It blocks until ctx ends, then drains and
+// commits. It returns an error only if the whole Run has to end.
 func (r *run) Serve(ctx context.Context, g Generation) error {
 	drainCtx, abandon := context.WithCancelCause(context.WithoutCancel(r.ctx))
 	defer abandon(nil)
@@ -89,8 +89,8 @@ func (s *session) fatalError() error {
 	return nil
 }
 
-// drainPartitions finishes the running tasks, commits and releases the inbox's claims. It abandons handlers that run longer
-// than the drain limit.
+// drainPartitions finishes the running tasks, commits and releases the inbox's claims. It abandons
+// handlers that run longer than the drain limit.
 func (s *session) drainPartitions(abandon context.CancelCauseFunc) {
 	drained := make(chan struct{})
 	var tracks sync.WaitGroup
@@ -114,7 +114,8 @@ func (s *session) drainPartitions(abandon context.CancelCauseFunc) {
 	}
 }
 
-// awaitTracks blocks until drained is closed. After the drain limit it calls abandon and waits for at most abandonGrace.
+// awaitTracks blocks until drained is closed. After the drain limit it calls abandon and waits for
+// at most abandonGrace.
 func (s *session) awaitTracks(drained <-chan struct{}, abandon context.CancelCauseFunc) {
 	limit := s.c.drainLimit()
 	late := time.NewTimer(limit)
@@ -131,15 +132,16 @@ func (s *session) awaitTracks(drained <-chan struct{}, abandon context.CancelCau
 	left := time.NewTimer(abandonGrace)
 	defer left.Stop()
 
-	// A handler that ignores its context is left running. If it still commits, the inbox prevents a second effect.
+	// A handler that ignores its context is left running. If it still commits, the inbox prevents a
+	// second effect.
 	select {
 	case <-drained:
 	case <-left.C:
 	}
 }
 
-// drainLimit returns how long a drain may take. It is shorter than the group's time-out for a member: a slower member would
-// lose its membership.
+// drainLimit returns how long a drain may take. It is shorter than the group's time-out for a
+// member: a slower member would lose its membership.
 func (c *Consumer) drainLimit() time.Duration {
 	if t, ok := c.transport.(interface{ MemberTimeout() time.Duration }); ok {
 		return min(c.s.drain, t.MemberTimeout()*3/4)
@@ -150,8 +152,9 @@ func (c *Consumer) drainLimit() time.Duration {
 // cleanupContext returns a context for the work after the drain. It does not end with the session.
 func (s *session) cleanupContext() context.Context { return context.WithoutCancel(s.drainCtx) }
 
-// releaseClaims releases the inbox's claims of the partitions. A claim that cannot be released expires later. A partition with a
-// running handler keeps its claims, so that no other member starts the same messages at the same time.
+// releaseClaims releases the inbox's claims of the partitions. A claim that cannot be released
+// expires later. A partition with a running handler keeps its claims, so that no other member
+// starts the same messages at the same time.
 func (s *session) releaseClaims() {
 	ctx, cancel := context.WithTimeout(s.cleanupContext(), releaseTimeout)
 	defer cancel()
@@ -168,8 +171,8 @@ func (s *session) releaseClaims() {
 	s.report(errors.Join(failed...))
 }
 
-// countFinished counts n messages that are finished together with all earlier messages, and requests a commit if the commit
-// mode wants one now.
+// countFinished counts n messages that are finished together with all earlier messages, and
+// requests a commit if the commit mode wants one now.
 func (s *session) countFinished(n int) {
 	if n == 0 {
 		return
@@ -228,8 +231,8 @@ func (s *session) commitLoop() {
 	}
 }
 
-// commitOffsets commits the offsets of finished messages that are not committed yet. After ErrGenerationOver, every later call
-// returns that error too.
+// commitOffsets commits the offsets of finished messages that are not committed yet. After
+// ErrGenerationOver, every later call returns that error too.
 func (s *session) commitOffsets(ctx context.Context) error {
 	s.commitMu.Lock()
 	defer s.commitMu.Unlock()

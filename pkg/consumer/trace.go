@@ -43,10 +43,10 @@ func Extract(ctx context.Context, p propagation.TextMapPropagator, m *Message) c
 	return p.Extract(ctx, headerCarrier(m.Headers))
 }
 
-// Spans returns a Tracer that starts a span for each attempt. Each span begins a new trace and links to the producer's span of
-// each message, because an attempt may handle many messages, and a message may take many attempts. Events that the handler
-// appends carry the span. If the attempt handles a single message, they carry its baggage too. If p is nil, Spans uses
-// DefaultPropagator.
+// Spans returns a Tracer that starts a span for each attempt. Each span begins a new trace and
+// links to the producer's span of each message, because an attempt may handle many messages, and a
+// message may take many attempts. Events that the handler appends carry the span. If the attempt
+// handles a single message, they carry its baggage too. If p is nil, Spans uses DefaultPropagator.
 func Spans(tracer trace.Tracer, p propagation.TextMapPropagator) Tracer {
 	if p == nil {
 		p = DefaultPropagator()
@@ -74,7 +74,9 @@ func Spans(tracer trace.Tracer, p propagation.TextMapPropagator) Tracer {
 				attribute.String("messaging.consumer.group.name", ms[0].Group))
 		}
 		if len(ms) == 1 {
-			attrs = append(attrs, attribute.String("messaging.message.id", ms[0].ID), attribute.String("outrelay.type", ms[0].Type),
+			attrs = append(attrs,
+				attribute.String("messaging.message.id", ms[0].ID),
+				attribute.String("outrelay.type", ms[0].Type),
 				attribute.Int("outrelay.attempt", ms[0].Attempt))
 		}
 

@@ -9,7 +9,8 @@ import (
 	"github.com/outrelay/outrelay/pkg/inbox"
 )
 
-// track handles the messages of one lane for one handler, one after another and in order. Tracks do not wait for each other.
+// track handles the messages of one lane for one handler, one after another and in order. Tracks do
+// not wait for each other.
 type track struct {
 	p       *partition
 	key     trackKey
@@ -30,8 +31,8 @@ type task struct {
 	share *share
 }
 
-// handleQueue handles the queued tasks until the queue is empty. If it is interrupted, the tasks that are left are fetched
-// again.
+// handleQueue handles the queued tasks until the queue is empty. If it is interrupted, the tasks
+// that are left are fetched again.
 func (t *track) handleQueue() {
 	for t.selectRegistration() {
 		if t.p.s.c.gate.isPaused() || !t.acquireSlots() {
@@ -48,8 +49,8 @@ func (t *track) handleQueue() {
 	}
 }
 
-// selectRegistration sets the track's registration to that of the first queued task. If there is nothing to start, it ends the
-// track and returns false.
+// selectRegistration sets the track's registration to that of the first queued task. If there is
+// nothing to start, it ends the track and returns false.
 func (t *track) selectRegistration() bool {
 	p := t.p
 	p.mu.Lock()
@@ -63,16 +64,16 @@ func (t *track) selectRegistration() bool {
 	return true
 }
 
-// retireLocked removes the track from its partition. The next message of its lane and handler creates a new track. The caller
-// holds the partition's lock.
+// retireLocked removes the track from its partition. The next message of its lane and handler
+// creates a new track. The caller holds the partition's lock.
 func (t *track) retireLocked() {
 	t.queue, t.running = nil, false
 	delete(t.p.tracks, t.key)
 }
 
-// acquireSlots blocks until the track has a slot of its handler's Limit and then one of the session's slots. In this order, a
-// lane that waits for its own handler does not keep other handlers from running. It returns false if the generation ends
-// first.
+// acquireSlots blocks until the track has a slot of its handler's Limit and then one of the
+// session's slots. In this order, a lane that waits for its own handler does not keep other
+// handlers from running. It returns false if the generation ends first.
 func (t *track) acquireSlots() bool {
 	s := t.p.s
 	if t.reg.slots != nil {
@@ -109,16 +110,16 @@ func (t *track) releaseSlots() {
 	}
 }
 
-// yieldSlots releases the slots while f runs, and acquires them again afterwards. If the generation ends before that, the track
-// has no slot and must not start anything.
+// yieldSlots releases the slots while f runs, and acquires them again afterwards. If the generation
+// ends before that, the track has no slot and must not start anything.
 func (t *track) yieldSlots(f func()) {
 	t.releaseSlots()
 	f()
 	t.acquireSlots()
 }
 
-// returnTasks ends the track. The unfinished tasks in left and all queued tasks are fetched again. No queued task may run
-// first: it would move the watermark past the unfinished ones.
+// returnTasks ends the track. The unfinished tasks in left and all queued tasks are fetched again.
+// No queued task may run first: it would move the watermark past the unfinished ones.
 func (t *track) returnTasks(left []task) {
 	p := t.p
 	p.mu.Lock()
@@ -137,8 +138,8 @@ func (t *track) returnTasks(left []task) {
 	}
 }
 
-// startTasks removes as many tasks from the queue as may share a transaction, and marks them as started. It returns none if the
-// queue was dropped in the meantime.
+// startTasks removes as many tasks from the queue as may share a transaction, and marks them as
+// started. It returns none if the queue was dropped in the meantime.
 func (t *track) startTasks() []task {
 	p := t.p
 	p.mu.Lock()
@@ -176,7 +177,8 @@ func (t *track) mayBatch() bool {
 // usesTransaction reports whether the handler runs in a transaction.
 func (t *track) usesTransaction() bool { return t.reg.mode != inbox.None || t.reg.inTransaction }
 
-// mustStop reports whether the track must not start anything: the generation ends or the consumer is paused.
+// mustStop reports whether the track must not start anything: the generation ends or the consumer
+// is paused.
 func (t *track) mustStop() bool { return t.p.s.serveCtx.Err() != nil || t.p.s.c.gate.isPaused() }
 
 // waitYielding blocks for d or until the track must stop. Other lanes use its slots during the wait.
@@ -206,8 +208,8 @@ func (t *track) waitYielding(d time.Duration) {
 	})
 }
 
-// handleTasks handles started tasks: together where that is allowed, one by one otherwise and after a failure. It returns the
-// tasks that an interruption left unfinished.
+// handleTasks handles started tasks: together where that is allowed, one by one otherwise and after
+// a failure. It returns the tasks that an interruption left unfinished.
 func (t *track) handleTasks(list []task) (left []task) {
 	if t.reg.removed.Load() && !t.reg.once && len(list) > 0 {
 		t.p.s.c.s.observer.Dropped(t.reg.name, len(list))
@@ -352,7 +354,8 @@ func (t *track) countDue(list []task) int {
 	return len(list)
 }
 
-// precheckTask returns why the message must not be handled now, or nil. Handlers of the consumer itself handle every message.
+// precheckTask returns why the message must not be handled now, or nil. Handlers of the consumer
+// itself handle every message.
 func (t *track) precheckTask(x task) error {
 	if t.reg.system {
 		return nil
@@ -382,8 +385,10 @@ func (t *track) finishAttempt(list []task, res attemptResult) {
 func (t *track) inboxEntry(x task) inbox.Entry {
 	m := x.entry.m
 	return inbox.Entry{
-		Key:   inbox.Key{Consumer: t.p.s.c.inboxConsumer(t.reg), Namespace: m.Namespace, ID: dedupID(m)},
-		Place: inbox.Place{Topic: m.Topic, Partition: m.Partition, Lane: t.lane, Offset: m.Offset, LeaderEpoch: m.LeaderEpoch},
+		Key: inbox.Key{Consumer: t.p.s.c.inboxConsumer(t.reg), Namespace: m.Namespace, ID: dedupID(m)},
+		Place: inbox.Place{
+			Topic: m.Topic, Partition: m.Partition, Lane: t.lane, Offset: m.Offset, LeaderEpoch: m.LeaderEpoch,
+		},
 	}
 }
 

@@ -10,8 +10,8 @@ import (
 	"github.com/outrelay/outrelay/pkg/inbox"
 )
 
-// applyPolicy records the failure of x, and carries out the verdict of the policy. done reports whether the message is
-// finished, again whether it has to be attempted again.
+// applyPolicy records the failure of x, and carries out the verdict of the policy. done reports
+// whether the message is finished, again whether it has to be attempted again.
 func (t *track) applyPolicy(x task, cause error) (done, again bool) {
 	attempts, m := &x.share.attempts, x.entry.m
 	*attempts = attempts.Note(cause, m, time.Now())
@@ -22,7 +22,8 @@ func (t *track) applyPolicy(x task, cause error) (done, again bool) {
 	}
 	t.p.s.c.s.observer.Failed(t.reg.name, v.Action)
 
-	// With AckUnknown, messages without a handler are normal. They are reported once per type, not once per message.
+	// With AckUnknown, messages without a handler are normal. They are reported once per type, not
+	// once per message.
 	if t.reg == t.p.s.c.unknown && v.Action == Discard {
 		t.p.s.c.reg.reportUnknownOnce(m.Type, t.p.s.report)
 		return t.disposeTask(x, v, cause), false
@@ -50,8 +51,8 @@ func (t *track) applyPolicy(x task, cause error) (done, again bool) {
 	}
 }
 
-// decideVerdict returns the verdict of the policy. A policy that panics or returns no known action sends the message to the
-// dead letters.
+// decideVerdict returns the verdict of the policy. A policy that panics or returns no known action
+// sends the message to the dead letters.
 func (r *registration) decideVerdict(cause error, m *Message, attempts Attempts) (v Verdict) {
 	dead := Verdict{Action: DeadLetter}
 	defer func() {
@@ -67,11 +68,13 @@ func (r *registration) decideVerdict(cause error, m *Message, attempts Attempts)
 	return v
 }
 
-// disposeTask moves the message to the place that the verdict names, then moves its watermark, then finishes the task. It
-// returns false if it was interrupted before that. So the offset passes only a message that was moved.
+// disposeTask moves the message to the place that the verdict names, then moves its watermark, then
+// finishes the task. It returns false if it was interrupted before that. So the offset passes only
+// a message that was moved.
 //
-// If a disposal can never succeed for this message, a weaker one replaces it, so that no message blocks its partition forever.
-// If it fails because a server is away, it is repeated until the server is back.
+// If a disposal can never succeed for this message, a weaker one replaces it, so that no message
+// blocks its partition forever. If it fails because a server is away, it is repeated until the
+// server is back.
 func (t *track) disposeTask(x task, v Verdict, cause error) bool {
 	s := t.p.s
 	backoff := retry.Reopen.Start()
@@ -143,8 +146,8 @@ func (t *track) disposalError(x task, v Verdict, err error) error {
 	return fmt.Errorf("%s of message %s for handler %q: %w", v.Action, clip(x.entry.m.ID, maxReason), t.reg.name, err)
 }
 
-// weakerVerdict returns the verdict that replaces one that cannot be carried out for the message. last reports that there is
-// none.
+// weakerVerdict returns the verdict that replaces one that cannot be carried out for the message.
+// last reports that there is none.
 func weakerVerdict(v Verdict) (next Verdict, last bool) {
 	next = v
 	switch {

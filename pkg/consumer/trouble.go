@@ -12,7 +12,8 @@ import (
 	"github.com/outrelay/outrelay/pkg/outbox"
 )
 
-// trouble is the state of a lane that waits for a cause outside the message: the database, or a claim of another member.
+// trouble is the state of a lane that waits for a cause outside the message: the database, or a
+// claim of another member.
 type trouble struct {
 	backoff *retry.Backoff
 
@@ -22,18 +23,21 @@ type trouble struct {
 	waitID       int         // changes with each wait, so that a timer that fires too late does nothing
 }
 
-// claimPoll is how often a claim of another member is tried again. The member may release it before it expires.
+// claimPoll is how often a claim of another member is tried again. The member may release it before
+// it expires.
 const claimPoll = 500 * time.Millisecond
 
-// maxQuerySilence is how long the database may take for a query of the consumer before the wait is reported.
+// maxQuerySilence is how long the database may take for a query of the consumer before the wait is
+// reported.
 const maxQuerySilence = 5 * time.Second
 
-// maxCommitSilence is the same limit for the commit of a transaction. A commit waits for the disks of a majority of the replica
-// set. If it is slow, queries of other partitions may still be fast.
+// maxCommitSilence is the same limit for the commit of a transaction. A commit waits for the disks
+// of a majority of the replica set. If it is slow, queries of other partitions may still be fast.
 const maxCommitSilence = 4 * maxQuerySilence
 
-// watchDatabase starts a wait of the consumer, not of the handler, for the database. The wait ends with stopWatching. After
-// limit the database counts as away even if no call has failed, because the driver looks for a server for 30 s.
+// watchDatabase starts a wait of the consumer, not of the handler, for the database. The wait ends
+// with stopWatching. After limit the database counts as away even if no call has failed, because
+// the driver looks for a server for 30 s.
 func (o *trouble) watchDatabase(t *track, limit time.Duration) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -65,8 +69,9 @@ func (o *trouble) markAwayLocked(t *track, err error) {
 	}
 }
 
-// waitOut waits before the next attempt after err, which is not the message's fault. It returns false if there must be no next
-// attempt: the session ends, the consumer is paused, or the messages have to be fetched again.
+// waitOut waits before the next attempt after err, which is not the message's fault. It returns
+// false if there must be no next attempt: the session ends, the consumer is paused, or the messages
+// have to be fetched again.
 func (o *trouble) waitOut(t *track, err error) bool {
 	if o.backoff == nil {
 		o.backoff = retry.Reopen.Start()
@@ -114,8 +119,9 @@ func (o *trouble) clearTrouble(t *track) {
 	}
 }
 
-// OutageError reports that the database does not answer, and later that it answers again. In between nothing is fetched,
-// nothing is lost and no attempt is spent. Each of the two is reported once, however many messages wait.
+// OutageError reports that the database does not answer, and later that it answers again. In
+// between nothing is fetched, nothing is lost and no attempt is spent. Each of the two is reported
+// once, however many messages wait.
 type OutageError struct {
 	Over bool
 	Took time.Duration // if it is over

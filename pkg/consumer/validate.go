@@ -10,20 +10,24 @@ import (
 	"github.com/outrelay/outrelay/pkg/event"
 )
 
-// Validator checks a body, which is nil for a tombstone, and returns its problems. Its error is written to dead letters and
-// logs, so it must not quote the body. If it joins several errors, each of them is one problem.
+// Validator checks a body, which is nil for a tombstone, and returns its problems. Its error is
+// written to dead letters and logs, so it must not quote the body. If it joins several errors, each
+// of them is one problem.
 type Validator func(ctx context.Context, typ string, body []byte) error
 
-// Validation checks bodies by type, before events are stored and before messages are handled. Its errors are *InvalidError. The
-// default policy makes such a message a dead letter at once, because another attempt would fail in the same way.
+// Validation checks bodies by type, before events are stored and before messages are handled. Its
+// errors are *InvalidError. The default policy makes such a message a dead letter at once, because
+// another attempt would fail in the same way.
 //
-// A validator is a function, so any schema library can be used: compile the schema once and call it in the function.
+// A validator is a function, so any schema library can be used: compile the schema once and call it
+// in the function.
 type Validation struct {
 	byType map[string]Validator
 	strict bool
 }
 
-// NewValidation returns a Validation with a validator for each exact type. The validator of "*" is for all other types.
+// NewValidation returns a Validation with a validator for each exact type. The validator of "*" is
+// for all other types.
 func NewValidation(byType map[string]Validator) (*Validation, error) {
 	for typ, v := range byType {
 		if v == nil {
@@ -36,7 +40,8 @@ func NewValidation(byType map[string]Validator) (*Validation, error) {
 // Strict returns a copy of v that rejects types without a validator.
 func (v *Validation) Strict() *Validation { return &Validation{byType: v.byType, strict: true} }
 
-// Middleware returns a middleware that checks messages before they are handled. Place it inside Decrypt and ClaimCheckIn.
+// Middleware returns a middleware that checks messages before they are handled. Place it inside
+// Decrypt and ClaimCheckIn.
 func (v *Validation) Middleware() Middleware {
 	return func(next Handler) Handler {
 		return HandlerFunc(func(ctx context.Context, m *Message) error {
@@ -48,7 +53,8 @@ func (v *Validation) Middleware() Middleware {
 	}
 }
 
-// Emit returns a middleware that checks events before they are stored. Place it outside Encrypt and ClaimCheckOut.
+// Emit returns a middleware that checks events before they are stored. Place it outside Encrypt and
+// ClaimCheckOut.
 func (v *Validation) Emit() EmitMiddleware {
 	return func(next Emit) Emit {
 		return func(ctx context.Context, ev event.Event) error {

@@ -12,7 +12,8 @@ type Action uint8
 const (
 	// RetryInline attempts the message again in place, at once or after Delay. Its lane waits for it.
 	RetryInline Action = iota + 1
-	// RetryAfter attempts the message again after Delay. Later messages of its lane wait too, other lanes do not.
+	// RetryAfter attempts the message again after Delay. Later messages of its lane wait too, other
+	// lanes do not.
 	RetryAfter
 	// RetryTopic moves the message to the topic of the verdict, to be delivered after Delay.
 	RetryTopic
@@ -48,16 +49,19 @@ type Verdict struct {
 	Action Action
 	Delay  time.Duration
 	Topic  string // of RetryTopic; optional for DeadLetter
-	// Reason is a class for metric labels, such as "attempts_exhausted". If it is "", the Disposer chooses one.
+	// Reason is a class for metric labels, such as "attempts_exhausted". If it is "", the Disposer
+	// chooses one.
 	Reason string
 	// Uncounted is set if the message is not to blame for the failure. It spends no attempt.
 	Uncounted bool
-	// Pause is how long the consumer is paused after the message was moved. RetryInline and RetryAfter ignore it.
+	// Pause is how long the consumer is paused after the message was moved. RetryInline and
+	// RetryAfter ignore it.
 	Pause time.Duration
-	// Bare writes a dead letter without key, body, headers and failure texts, which can always be written. It is used if the
-	// complete letter cannot be written.
+	// Bare writes a dead letter without key, body, headers and failure texts, which can always be
+	// written. It is used if the complete letter cannot be written.
 	Bare bool
-	// Block holds back later messages of the key until this one is finished, with the KeyGate of the Disposer.
+	// Block holds back later messages of the key until this one is finished, with the KeyGate of
+	// the Disposer.
 	Block bool
 	// Attempts has the failures on which the decision is based.
 	Attempts Attempts
@@ -65,11 +69,13 @@ type Verdict struct {
 
 // Attempts counts the failures of one message in one handler.
 type Attempts struct {
-	// Failed counts the failures in this delivery, including the current one. It is 1 after the first failure.
+	// Failed counts the failures in this delivery, including the current one. It is 1 after the
+	// first failure.
 	Failed int
 	// Total includes earlier deliveries by retry topics: the message's Attempt - 1 + Failed.
 	Total int
-	// Spared counts the failures in Failed whose verdict was Uncounted. So Total - Spared attempts are spent.
+	// Spared counts the failures in Failed whose verdict was Uncounted. So Total - Spared attempts
+	// are spent.
 	Spared int
 	// Since is the time of the first failure of this delivery.
 	Since time.Time
@@ -88,7 +94,8 @@ type Failure struct {
 // MaxHistory is how many of its latest failures are kept of one message.
 const MaxHistory = 20
 
-// Note returns a with one more failure at the given time. If the verdict is Uncounted, the caller increments Spared.
+// Note returns a with one more failure at the given time. If the verdict is Uncounted, the caller
+// increments Spared.
 func (a Attempts) Note(err error, m *Message, at time.Time) Attempts {
 	if a.Failed == 0 {
 		a.Since = at
@@ -97,6 +104,7 @@ func (a Attempts) Note(err error, m *Message, at time.Time) Attempts {
 	a.Total = max(m.Attempt, 1) - 1 + a.Failed
 
 	kept := a.History[max(0, len(a.History)+1-MaxHistory):]
-	a.History = append(slices.Clip(slices.Clone(kept)), Failure{At: at, Attempt: a.Total - a.Spared, Class: Class(err), Reason: errorText(err)})
+	failure := Failure{At: at, Attempt: a.Total - a.Spared, Class: Class(err), Reason: errorText(err)}
+	a.History = append(slices.Clip(slices.Clone(kept)), failure)
 	return a
 }

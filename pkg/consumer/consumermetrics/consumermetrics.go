@@ -1,8 +1,9 @@
 // Package consumermetrics provides Prometheus metrics of a consumer. Pass an Observer to the consumer with
 // consumer.WithObserver. Create one Observer for each consumer group and registry.
 //
-// No method waits for I/O, and each attempt of a handler costs a few atomic additions. Labels are bounded: handlers, the actions of
-// policies, topics and partitions of the group, and the reasons of a suspension.
+// No method waits for I/O, and each attempt of a handler costs a few atomic additions. Labels are
+// bounded: handlers, the actions of policies, topics and partitions of the group, and the reasons
+// of a suspension.
 package consumermetrics
 
 import (
@@ -47,7 +48,8 @@ type place struct {
 
 var _ consumer.Observer = (*Observer)(nil)
 
-// New registers the metrics of group. Each of them has the label group. New returns an error if the registry has them already.
+// New registers the metrics of group. Each of them has the label group. New returns an error if the
+// registry has them already.
 func New(registry prometheus.Registerer, group string) (*Observer, error) {
 	in := prometheus.WrapRegistererWith(prometheus.Labels{"group": group}, registry)
 	counter := func(name, help string) prometheus.CounterOpts {
@@ -135,8 +137,8 @@ func (o *Observer) Held(messages, bytes int64) {
 // Running implements [consumer.Observer].
 func (o *Observer) Running(n int) { o.running.Set(float64(n)) }
 
-// Assigned implements [consumer.Observer]. It removes the series of all partitions. Otherwise the lag of a partition that moved to
-// another member would keep its last value.
+// Assigned implements [consumer.Observer]. It removes the series of all partitions. Otherwise the
+// lag of a partition that moved to another member would keep its last value.
 func (o *Observer) Assigned(partitions int) {
 	o.mu.Lock()
 	defer o.mu.Unlock()

@@ -17,34 +17,42 @@ import (
 func testBytesArrive(t *testing.T, f Fixture) {
 	tr, topic := f.Transport(t), f.Topic(t, 1)
 	sent := []*consumer.Message{
-		{Key: []byte("k"), Value: []byte{0, 255, 10}, Headers: []consumer.Header{{Key: "id", Value: []byte("7")}, {Key: "dup", Value: []byte{0}}, {Key: "dup", Value: []byte("b")}, {Key: "empty", Value: []byte{}}}},
+		{Key: []byte("k"), Value: []byte{0, 255, 10}, Headers: []consumer.Header{
+			{Key: "id", Value: []byte("7")},
+			{Key: "dup", Value: []byte{0}},
+			{Key: "dup", Value: []byte("b")},
+			{Key: "empty", Value: []byte{}},
+		}},
 		{Key: []byte("k"), Value: nil},
 		{Key: []byte("k"), Value: []byte{}},
 		{Key: nil, Value: []byte("no key")},
 	}
 	publishAll(t, tr, topic, sent)
+
 	m := joinGroup(t, tr, groupName(), topic)
 	g := m.nextGeneration()
 	records, _ := g.readRecords(t, len(sent))
 	m.leaveGroup(g)
+
 	got := records[consumer.TopicPartition{Topic: topic}]
 	if len(got) != len(sent) {
-		t.Fatalf("%d records, want %d", len(got), len(sent))
+		t.Fatalf("got %d records, want %d", len(got), len(sent))
 	}
 	for i, r := range got {
 		if r.Topic != topic || r.Partition != 0 || r.Offset != int64(i) {
-			t.Errorf("record %d is at %s/%d, offset %d", i, r.Topic, r.Partition, r.Offset)
+			t.Errorf("record %d is at %s/%d, offset %d, want %s/0, offset %d", i, r.Topic, r.Partition, r.Offset, topic, i)
 		}
 		if !bytes.Equal(r.Key, sent[i].Key) || (r.Key == nil) != (sent[i].Key == nil) {
-			t.Errorf("record %d has the key %q", i, r.Key)
+			t.Errorf("key of record %d: got %q, want %q", i, r.Key, sent[i].Key)
 		}
 		if !bytes.Equal(r.Value, sent[i].Value) || (r.Value == nil) != (sent[i].Value == nil) {
-			t.Errorf("record %d has the value %q, nil %t", i, r.Value, r.Value == nil)
+			t.Errorf("value of record %d: got %q (nil: %t), want %q", i, r.Value, r.Value == nil, sent[i].Value)
 		}
 		if r.Time.IsZero() {
 			t.Errorf("record %d has no time", i)
 		}
 	}
+
 	var headers []string
 	for _, h := range got[0].Headers {
 		headers = append(headers, fmt.Sprintf("%s=%q", h.Key, h.Value))
@@ -54,16 +62,19 @@ func testBytesArrive(t *testing.T, f Fixture) {
 
 func testKeyOrder(t *testing.T, f Fixture) {
 	const partitions, keys, each = 3, 7, 20
+
 	tr, topic := f.Transport(t), f.Topic(t, partitions)
 	for i := range each {
 		for k := range keys {
 			publishValues(t, tr, topic, fmt.Sprint("key-", k), fmt.Sprint(i))
 		}
 	}
+
 	m := joinGroup(t, tr, groupName(), topic)
 	g := m.nextGeneration()
 	records, _ := g.readRecords(t, keys*each)
 	m.leaveGroup(g)
+
 	count := map[string]int{}
 	for tp, list := range records {
 		for i, r := range list {
@@ -71,9 +82,11 @@ func testKeyOrder(t *testing.T, f Fixture) {
 			if want := int32(event.Murmur2(r.Key)&0x7fffffff) % partitions; tp.Partition != want || r.Partition != want {
 				t.Fatalf("%s is in partition %d, want %d", key, tp.Partition, want)
 			}
+
 			if string(r.Value) != fmt.Sprint(count[key]) {
-				t.Fatalf("%s of %s came as number %d", r.Value, key, count[key])
+				t.Fatalf("value %s of %s was read as number %d", r.Value, key, count[key])
 			}
+
 			if i > 0 && list[i-1].Offset >= r.Offset {
 				t.Fatalf("offset %d follows %d", r.Offset, list[i-1].Offset)
 			}
@@ -81,7 +94,7 @@ func testKeyOrder(t *testing.T, f Fixture) {
 		}
 	}
 	if len(count) != keys {
-		t.Errorf("%d keys came, want %d", len(count), keys)
+		t.Errorf("got %d keys, want %d", len(count), keys)
 	}
 }
 
@@ -89,22 +102,24 @@ func testResumesAtCommit(t *testing.T, f Fixture) {
 	tr, topic, group := f.Transport(t), f.Topic(t, 1), groupName()
 	tp := consumer.TopicPartition{Topic: topic}
 	publishValues(t, tr, topic, "k", "a", "b", "c")
+
 	m := joinGroup(t, tr, group, topic)
 	g := m.nextGeneration()
 	if off := g.Partitions()[0].Offset; off != 0 {
-		t.Errorf("a new group begins at %d", off)
+		t.Errorf("start offset of a new group: got %d, want 0", off)
 	}
 	g.readRecords(t, 3)
 	g.commitOffsets(t, map[consumer.TopicPartition]int64{tp: 2})
 	m.leaveGroup(g)
+
 	m = joinGroup(t, f.Transport(t), group, topic)
 	g = m.nextGeneration()
 	if off := g.Partitions()[0].Offset; off != 2 {
-		t.Errorf("it goes on at %d, want 2", off)
+		t.Errorf("offset after a commit of 2: got %d", off)
 	}
 	records, _ := g.readRecords(t, 1)
 	m.leaveGroup(g)
-	assertEqual(t, "what came", countValues(records), eachOnce("c"))
+	assertEqual(t, "values", countValues(records), eachOnce("c"))
 }
 
 func testRedelivery(t *testing.T, f Fixture) {
@@ -116,7 +131,7 @@ func testRedelivery(t *testing.T, f Fixture) {
 		g := m.nextGeneration()
 		records, _ := g.readRecords(t, 3)
 		m.leaveGroup(g)
-		assertEqual(t, "what came", countValues(records), eachOnce("a", "b", "c"))
+		assertEqual(t, "values", countValues(records), eachOnce("a", "b", "c"))
 	}
 }
 
@@ -129,23 +144,27 @@ func testIndependentGroups(t *testing.T, f Fixture) {
 		records, next := g.readRecords(t, 2)
 		g.commitOffsets(t, next)
 		m.leaveGroup(g)
-		assertEqual(t, "what came", countValues(records), eachOnce("a", "b"))
+		assertEqual(t, "values", countValues(records), eachOnce("a", "b"))
 	}
 }
 
-// Two members have all partitions between them and none in common; when one leaves, the other has all again.
+// testMembersShare checks that two members share all partitions without overlap. When one leaves,
+// the other has all of them.
 func testMembersShare(t *testing.T, f Fixture) {
 	const partitions = 4
 	topic, group := f.Topic(t, partitions), groupName()
 	one := joinGroup(t, f.Transport(t), group, topic)
 	first := one.nextWithPartitions(partitions)
+
 	two := joinGroup(t, f.Transport(t), group, topic)
 	first.waitForEnd(t)
 	close(first.finish)
+
 	a, b := one.nextWithPartitions(partitions/2), two.nextWithPartitions(partitions/2)
 	if a.ID() <= first.ID() || a.ID() != b.ID() {
-		t.Errorf("generations %d and %d follow %d", a.ID(), b.ID(), first.ID())
+		t.Errorf("generations of two members: got %d and %d, want equal ids above %d", a.ID(), b.ID(), first.ID())
 	}
+
 	have := map[consumer.TopicPartition]int{}
 	for _, x := range slices.Concat(a.Partitions(), b.Partitions()) {
 		have[x.TopicPartition]++
@@ -155,6 +174,7 @@ func testMembersShare(t *testing.T, f Fixture) {
 		want[consumer.TopicPartition{Topic: topic, Partition: i}] = 1
 	}
 	assertEqual(t, "partitions of both", have, want)
+
 	two.leaveGroup(b)
 	a.waitForEnd(t)
 	close(a.finish)
@@ -162,40 +182,44 @@ func testMembersShare(t *testing.T, f Fixture) {
 	one.leaveGroup(all)
 }
 
-// When a generation is to end, what was handled can still be committed, and the next one goes on from there.
+// testCommitAtEnd checks that a member can commit when its generation has to end, and that the next
+// generation starts there.
 func testCommitAtEnd(t *testing.T, f Fixture) {
 	tr, topic, group := f.Transport(t), f.Topic(t, 1), groupName()
 	publishValues(t, tr, topic, "k", "a", "b", "c")
 	one := joinGroup(t, tr, group, topic)
 	g := one.nextWithPartitions(1)
 	g.readRecords(t, 3)
+
 	two := joinGroup(t, f.Transport(t), group, topic)
 	g.waitForEnd(t)
 	g.commitOffsets(t, map[consumer.TopicPartition]int64{{Topic: topic}: 3})
 	close(g.finish)
-	// Whichever of the two has the partition now goes on behind.
-	var who *member
+
+	// Either of the two members may have the partition now.
+	var owner *member
 	var s servedGeneration
-	for who == nil {
+	for owner == nil {
 		select {
 		case s = <-one.generations:
-			who = one
+			owner = one
 		case s = <-two.generations:
-			who = two
+			owner = two
 		case <-time.After(Patience):
-			t.Fatal("nobody has the partition")
+			t.Fatalf("no member has the partition after %v", Patience)
 		}
 		if len(s.Partitions()) == 0 {
-			who = nil
+			owner = nil
 			defer close(s.finish)
 		}
 	}
+
 	if off := s.Partitions()[0].Offset; off != 3 {
-		t.Errorf("it goes on at %d, want 3", off)
+		t.Errorf("offset after a commit of 3: got %d", off)
 	}
 	publishValues(t, tr, topic, "k", "d")
 	records, _ := s.readRecords(t, 1)
-	assertEqual(t, "what came", countValues(records), eachOnce("d"))
+	assertEqual(t, "values", countValues(records), eachOnce("d"))
 	one.stop()
 	two.stop()
 	close(s.finish)
@@ -206,18 +230,21 @@ func testPastGeneration(t *testing.T, f Fixture) {
 	one := joinGroup(t, f.Transport(t), group, topic)
 	past := one.nextWithPartitions(1)
 	one.leaveGroup(past)
+
 	two := joinGroup(t, f.Transport(t), group, topic)
 	now := two.nextWithPartitions(1)
 	ctx, cancel := context.WithTimeout(t.Context(), Patience)
 	defer cancel()
-	if err := past.Commit(ctx, map[consumer.TopicPartition]int64{{Topic: topic}: 7}); !errors.Is(err, consumer.ErrGenerationOver) {
-		t.Errorf("a past generation commits: %v", err)
+	err := past.Commit(ctx, map[consumer.TopicPartition]int64{{Topic: topic}: 7})
+	if !errors.Is(err, consumer.ErrGenerationOver) {
+		t.Errorf("commit of a past generation: got %v, want ErrGenerationOver", err)
 	}
 	two.leaveGroup(now)
+
 	three := joinGroup(t, f.Transport(t), group, topic)
 	g := three.nextWithPartitions(1)
 	if off := g.Partitions()[0].Offset; off != 0 {
-		t.Errorf("it goes on at %d: what the past generation wrote counts", off)
+		t.Errorf("offset after the rejected commit: got %d, want 0", off)
 	}
 	three.leaveGroup(g)
 }
@@ -229,6 +256,8 @@ func testFetchBounds(t *testing.T, f Fixture) {
 	g := m.nextGeneration()
 	ctx, cancel := context.WithTimeout(t.Context(), Patience)
 	defer cancel()
+
+	// A fetch at the end of the partition waits for the next record.
 	got := make(chan string, 1)
 	go func() {
 		for offset := int64(0); ; {
@@ -242,8 +271,10 @@ func testFetchBounds(t *testing.T, f Fixture) {
 	}()
 	publishValues(t, tr, topic, "k", "a")
 	if text := <-got; text != "1 <nil>" {
-		t.Errorf("a fetch that waited: %s", text)
+		t.Errorf("records and error of a fetch that waited: got %s, want 1 <nil>", text)
 	}
+
+	// Four large records need several bounded fetches.
 	big := strings.Repeat("x", 100_000)
 	publishValues(t, tr, topic, "k", big, big, big, big)
 	seen := 0
@@ -252,23 +283,28 @@ func testFetchBounds(t *testing.T, f Fixture) {
 		if err != nil {
 			t.Fatal(err)
 		}
+
 		for _, r := range x.Records {
 			if seen++; string(r.Value) != big || r.Offset < offset {
-				t.Fatalf("record %d at %d is not what was sent", seen, r.Offset)
+				t.Fatalf("record %d at offset %d differs from the published one", seen, r.Offset)
 			}
 		}
-		if x.Next < offset || len(x.Records) > 0 && x.Next <= x.Records[len(x.Records)-1].Offset || x.End < x.Next {
-			t.Fatalf("next %d, end %d after %d records from %d", x.Next, x.End, len(x.Records), offset)
+
+		inRecords := len(x.Records) > 0 && x.Next <= x.Records[len(x.Records)-1].Offset
+		if x.Next < offset || inRecords || x.End < x.Next {
+			t.Fatalf("inconsistent fetch: next %d, end %d after %d records from %d", x.Next, x.End, len(x.Records), offset)
 		}
 		offset = x.Next
 	}
+
 	if log, err := g.Log(ctx, tp); err != nil || log.End != 5 {
-		t.Errorf("the end is %d, %v", log.End, err)
+		t.Errorf("end of the log: got %d, %v, want 5", log.End, err)
 	}
+
 	over, stop := context.WithCancel(ctx)
 	stop()
 	if _, err := g.Fetch(over, tp, 5, 1<<20); !errors.Is(err, context.Canceled) {
-		t.Errorf("a fetch whose context has ended: %v", err)
+		t.Errorf("fetch with a canceled context: got %v, want context.Canceled", err)
 	}
 	m.leaveGroup(g)
 }
@@ -280,12 +316,13 @@ func testMissingOffsets(t *testing.T, f Fixture) {
 	m := joinGroup(t, tr, groupName(), topic)
 	g := m.nextGeneration()
 	g.readRecords(t, 2)
+
 	ctx, cancel := context.WithTimeout(t.Context(), Patience)
 	defer cancel()
 	_, err := g.Fetch(ctx, tp, 100, 1<<20)
 	var bad *consumer.RangeError
 	if !errors.As(err, &bad) || bad.TopicPartition != tp || bad.Offset != 100 || bad.Start != 0 || bad.End != 2 {
-		t.Errorf("an offset behind the end: %v", err)
+		t.Errorf("fetch above the end: got %v, want a RangeError of 0 to 2", err)
 	}
 	m.leaveGroup(g)
 }
@@ -300,16 +337,19 @@ func testSeveralTopics(t *testing.T, f Fixture) {
 	g := m.nextWithPartitions(3)
 	records, _ := g.readRecords(t, 2)
 	m.leaveGroup(g)
-	assertEqual(t, "what came", countValues(records), eachOnce(topics...))
+	assertEqual(t, "values", countValues(records), eachOnce(topics...))
 }
 
-// A topic that does not exist yet keeps nobody from the others, and is read when it comes.
+// testLateTopic checks that a missing topic does not block the others, and that it is read after it
+// was created.
 func testLateTopic(t *testing.T, f Fixture) {
 	tr, group, there := f.Transport(t), groupName(), f.Topic(t, 1)
 	later, create := f.Later(t)
 	publishValues(t, tr, there, "k", "a")
+
 	m := joinGroup(t, tr, group, there, later)
 	g := m.readUntil("a")
+
 	create()
 	publishValues(t, tr, later, "k", "b")
 	publishValues(t, tr, there, "k", "c")
@@ -322,16 +362,22 @@ func testJoinEnds(t *testing.T, f Fixture) {
 	tr, topic, group := f.Transport(t), f.Topic(t, 1), groupName()
 	ctx, cancel := context.WithTimeout(t.Context(), Patience)
 	defer cancel()
-	err := tr.Join(ctx, group, []string{topic}, funcSession{t, func(context.Context, consumer.Generation) error { return errStop }})
+
+	fail := funcSession{t, func(context.Context, consumer.Generation) error { return errStop }}
+	err := tr.Join(ctx, group, []string{topic}, fail)
 	if !errors.Is(err, errStop) {
-		t.Errorf("Serve's error comes back as %v", err)
+		t.Errorf("Join: got %v, want the error of Serve", err)
 	}
-	m := joinGroup(t, tr, group, topic) // and it may join again
+
+	// The same transport may join again.
+	m := joinGroup(t, tr, group, topic)
 	g := m.nextWithPartitions(1)
 	m.leaveGroup(g)
+
 	gone, leave := context.WithCancel(ctx)
 	leave()
-	if err := tr.Join(gone, group, []string{topic}, funcSession{t, func(context.Context, consumer.Generation) error { return nil }}); err != nil {
-		t.Errorf("with a context that has ended: %v", err)
+	succeed := funcSession{t, func(context.Context, consumer.Generation) error { return nil }}
+	if err := tr.Join(gone, group, []string{topic}, succeed); err != nil {
+		t.Errorf("Join with a canceled context: got %v, want nil", err)
 	}
 }

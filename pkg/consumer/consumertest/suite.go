@@ -1,11 +1,12 @@
-// Package consumertest tests the contract of a consumer.Transport. The Kafka transport and the transport of pkg/memory, which needs
-// no server, pass the tests.
+// Package consumertest tests the contract of a consumer.Transport. The Kafka transport and the
+// transport of pkg/memory, which needs no server, pass the tests.
 //
 //	func TestContract(t *testing.T) {
 //		consumertest.Run(t, func(t *testing.T) consumertest.Fixture { … })
 //	}
 //
-// The tests run in parallel, each with its own topics and groups. They wait for events, at most for Patience.
+// The tests run in parallel, each with its own topics and groups. They wait for events, at most for
+// Patience.
 package consumertest
 
 import (
@@ -118,10 +119,12 @@ type servedGeneration struct {
 	finish chan struct{}
 }
 
-// joinGroup joins the group. The test receives the generations one by one. Each Serve blocks until finish is closed.
+// joinGroup joins the group. The test receives the generations one by one. Each Serve blocks until
+// finish is closed.
 func joinGroup(t *testing.T, tr consumer.Transport, group string, topics ...string) *member {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
+
 	m := &member{t: t, generations: make(chan servedGeneration), stop: cancel, done: make(chan error, 1)}
 	go func() {
 		m.done <- tr.Join(ctx, group, topics, funcSession{t, func(ctx context.Context, g consumer.Generation) error {
@@ -153,7 +156,8 @@ func (m *member) nextGeneration() servedGeneration {
 	return servedGeneration{}
 }
 
-// nextWithPartitions returns the next generation with n partitions. It waits for the end of generations before it.
+// nextWithPartitions returns the next generation with n partitions. It waits for the end of
+// generations before it.
 func (m *member) nextWithPartitions(n int) servedGeneration {
 	m.t.Helper()
 	for {
@@ -166,7 +170,8 @@ func (m *member) nextWithPartitions(n int) servedGeneration {
 	}
 }
 
-// readUntil returns the next generation in which a record with the value is read. It waits for the end of generations before it.
+// readUntil returns the next generation in which a record with the value is read. It waits for the
+// end of generations before it.
 func (m *member) readUntil(value string) servedGeneration {
 	m.t.Helper()
 	for {
@@ -179,7 +184,8 @@ func (m *member) readUntil(value string) servedGeneration {
 	}
 }
 
-// readsValue reads the partitions and reports whether a record with the value was read before the generation ended.
+// readsValue reads the partitions and reports whether a record with the value was read before the
+// generation ended.
 func (s servedGeneration) readsValue(value string) bool {
 	found, stop := context.WithCancelCause(s.ctx)
 	defer stop(nil)
@@ -229,6 +235,7 @@ func (m *member) leaveGroup(s servedGeneration) {
 	if s.finish != nil {
 		close(s.finish)
 	}
+
 	select {
 	case err := <-m.done:
 		if err != nil {
@@ -239,8 +246,8 @@ func (m *member) leaveGroup(s servedGeneration) {
 	}
 }
 
-// readRecords fetches the partitions of a generation until it has at least n records. It returns them by partition, with the next
-// offset of each partition.
+// readRecords fetches the partitions of a generation until it has at least n records. It returns
+// them by partition, with the next offset of each partition.
 func (s servedGeneration) readRecords(
 	t *testing.T, n int,
 ) (map[consumer.TopicPartition][]consumer.Record, map[consumer.TopicPartition]int64) {
