@@ -67,10 +67,10 @@ func (t *track) attemptTasks(list []task) (res attemptResult, err error) {
 		}
 	}
 
-	ctx := t.contextOf()
-	if t.transactional() {
-		t.trouble.awaits(t, silence)
-		defer t.trouble.answered()
+	ctx := t.baseContext()
+	if t.usesTransaction() {
+		t.trouble.watchDatabase(t, maxQuerySilence)
+		defer t.trouble.stopWatching()
 	}
 	if t.reg.mode != inbox.None {
 		if err := t.p.attachHandler(ctx, t.reg); err != nil {
@@ -78,7 +78,7 @@ func (t *track) attemptTasks(list []task) (res attemptResult, err error) {
 		}
 	}
 
-	if tracer := t.p.s.c.s.trace; tracer != nil {
+	if tracer := t.p.s.c.s.tracer; tracer != nil {
 		traceCtx, end, traceErr := startTrace(ctx, tracer, t.reg.name, messagesOf(list))
 		if traceErr != nil {
 			return res, &handlerFailure{traceErr}
@@ -103,7 +103,7 @@ func (t *track) handleByMode(ctx context.Context, list []task, res *attemptResul
 		return t.handleEager(ctx, list[0], res)
 	case t.reg.mode == inbox.Optimistic:
 		return t.handleOptimistic(ctx, list, res)
-	case t.reg.inTx:
+	case t.reg.inTransaction:
 		return t.runTransaction(ctx, list, func(ctx context.Context) error {
 			return t.runHandler(ctx, list, nil, res)
 		})
@@ -118,17 +118,17 @@ func (t *track) runTransaction(ctx context.Context, list []task, f func(ctx cont
 	began := time.Now()
 	ran := false
 	var lastErr error
-	tooSlow := func(cause error) bool { return expired(cause) && (len(list) > 1 || t.handlerRanLong()) }
+	tooSlow := func(cause error) bool { return isAbortedTransaction(cause) && (len(list) > 1 || t.handlerRanLong()) }
 
 	err := t.p.s.transact(ctx, func(ctx context.Context) error {
 		// If the last run had no error, its commit failed, and only the driver has the cause. A smaller batch takes less
 		// time, so all runs of a batch count together.
-		slowCommit := lastErr == nil && (t.handlerRanLong() || len(list) > 1 && time.Since(began) > span/2)
+		slowCommit := lastErr == nil && (t.handlerRanLong() || len(list) > 1 && time.Since(began) > targetDuration/2)
 		if ran && (slowCommit || tooSlow(lastErr)) {
 			return &overrunError{after: time.Since(began), err: lastErr}
 		}
 
-		t.ran = 0
+		t.lastRun = 0
 		ran, lastErr = true, f(ctx)
 		return lastErr
 	})
@@ -142,7 +142,7 @@ func (t *track) runTransaction(ctx context.Context, list []task, f func(ctx cont
 }
 
 // handlerRanLong reports whether the last run of the handler took most of a long transaction.
-func (t *track) handlerRanLong() bool { return t.ran > span/2 }
+func (t *track) handlerRanLong() bool { return t.lastRun > targetDuration/2 }
 
 // endTrace ends a trace with the outcome of the attempt. It reports a panic of end. The panic does not change the outcome.
 func (t *track) endTrace(end func(error), outcome error) {
@@ -172,8 +172,8 @@ func startTrace(
 
 // noHandlerCause returns the reason why no handler gets the message.
 func (t *track) noHandlerCause(x task) error {
-	if x.entry.cause != nil {
-		return x.entry.cause
+	if x.entry.decodeErr != nil {
+		return x.entry.decodeErr
 	}
 	return fmt.Errorf("%w takes type %q: register one, or set AckUnknown", ErrNoHandler, x.entry.m.Type)
 }
@@ -263,16 +263,16 @@ func (t *track) runHandler(ctx context.Context, list []task, fresh []bool, res *
 	defer batch.reportOutcome(ErrDrop)
 
 	// From here on the time is the handler's, and afterwards the commit's.
-	if t.transactional() {
-		t.trouble.answered()
-		defer t.trouble.awaits(t, commitSilence)
+	if t.usesTransaction() {
+		t.trouble.stopWatching()
+		defer t.trouble.watchDatabase(t, maxCommitSilence)
 	}
 
 	began := time.Now()
-	defer func() { t.ran = time.Since(began) }()
+	defer func() { t.lastRun = time.Since(began) }()
 	for i, x := range list {
 		finished := res.handled + res.dropped
-		if finished > 0 && t.transactional() && t.reg.batched == nil && time.Since(began) > 2*span {
+		if finished > 0 && t.usesTransaction() && t.reg.batchHandler == nil && time.Since(began) > 2*targetDuration {
 			return &overrunError{after: time.Since(began), handled: finished}
 		}
 		if fresh != nil && !fresh[i] {
@@ -281,17 +281,17 @@ func (t *track) runHandler(ctx context.Context, list []task, fresh []bool, res *
 		}
 
 		messageCtx := ctx
-		if t.reg.batched != nil {
+		if t.reg.batchHandler != nil {
 			messageCtx = context.WithValue(ctx, collectorKey{}, batch)
 		}
 
 		// The record could be decoded when it was first read, but not when it was fetched again.
-		if x.entry.cause != nil {
-			return &handlerFailure{x.entry.cause}
+		if x.entry.decodeErr != nil {
+			return &handlerFailure{x.entry.decodeErr}
 		}
 
 		m := x.entry.m.Copy()
-		m.Attempt += x.part.at.Failed - x.part.at.Spared
+		m.Attempt += x.share.attempts.Failed - x.share.attempts.Spared
 		err := t.callWithTimeout(messageCtx, func(ctx context.Context) error { return t.reg.chained.Handle(ctx, m) })
 		switch {
 		case err == nil:
@@ -307,7 +307,7 @@ func (t *track) runHandler(ctx context.Context, list []task, fresh []bool, res *
 	}
 
 	err := t.callWithTimeout(ctx, func(ctx context.Context) error {
-		return t.reg.batched(ctx, slices.Clip(batch.messages))
+		return t.reg.batchHandler(ctx, slices.Clip(batch.messages))
 	})
 
 	// If ctx ended, the error may come from the interruption and is not an outcome of the batch.
@@ -405,10 +405,10 @@ func (t *track) assignBlame(err error) (blamed bool, cause error) {
 	}
 
 	if ofHandler {
-		return !t.transactional() || !transient(failure.error), failure.error
+		return !t.usesTransaction() || !isTransient(failure.error), failure.error
 	}
 	if _, ok := errors.AsType[*inboxFailure](err); ok && !errors.Is(err, inbox.ErrInvalid) {
 		return false, nil
 	}
-	return !transient(err), err
+	return !isTransient(err), err
 }

@@ -19,7 +19,7 @@ type Consumer struct {
 	db             *mongo.Database
 	s              settings
 	reg            registry
-	gate           gate
+	gate           pauseGate
 	running        atomic.Bool
 	transport      Transport // created by New, or given as an option
 	currentSession atomic.Pointer[session]
@@ -33,7 +33,7 @@ type Consumer struct {
 func New(group string, db *mongo.Database, opts ...Option) (*Consumer, error) {
 	c := &Consumer{group: group, db: db, s: newSettings(opts)}
 
-	problems := []error{c.s.check()}
+	problems := []error{c.s.validate()}
 	if group == "" {
 		problems = append(problems, errors.New("the name of the group is empty"))
 	}
@@ -117,7 +117,7 @@ type run struct {
 	disposer     Disposer
 	inbox        Inbox
 	transact     Transactor
-	kept         kept
+	kept         keptAttempts
 	runningLanes atomic.Int64
 	heldMessages atomic.Int64
 	heldBytes    atomic.Int64
@@ -132,7 +132,7 @@ func (c *Consumer) Run(ctx context.Context) error {
 	}
 	defer c.running.Store(false)
 
-	if len(c.reg.snapshot().all) == 0 && !c.s.idle {
+	if len(c.reg.snapshot().all) == 0 && !c.s.allowIdle {
 		return fmt.Errorf("%w: register one before Run, or set AllowIdle", ErrNoHandler)
 	}
 	if _, err := c.retryTopics(c.s.topics); err != nil {
@@ -187,7 +187,7 @@ func (r *run) ensureIndexesOf(name string, store any) error {
 		if err == nil {
 			return nil
 		}
-		if !transient(err) && !mongo.IsTimeout(err) {
+		if !isTransient(err) && !mongo.IsTimeout(err) {
 			return fmt.Errorf("consumer: %s: %w", name, err)
 		}
 
@@ -238,5 +238,5 @@ func (c *Consumer) Commit(ctx context.Context) error {
 	if s == nil {
 		return nil
 	}
-	return s.commit(ctx)
+	return s.commitOffsets(ctx)
 }

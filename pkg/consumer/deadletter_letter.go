@@ -90,8 +90,8 @@ func newLetter(m *Message, handler string, v Verdict, cause error, at time.Time)
 		Value:         m.Value,
 		Size:          len(m.Value),
 		Source:        LetterSource{Kind: "handler"},
-		Attempts:      attemptsOf(m, v),
-		History:       historyOf(m, v),
+		Attempts:      attemptsSpent(m, v),
+		History:       failureHistory(m, v),
 		FirstFailure:  at,
 		LastFailure:   at,
 	}
@@ -172,7 +172,7 @@ func (l *Letter) deadTopicRecord() *Message {
 		{HeaderDeadGroup, []byte(l.ID.Group)},
 		{HeaderDeadHandler, []byte(l.ID.Handler)},
 		{HeaderDeadAttempts, strconv.AppendInt(nil, int64(l.Attempts), 10)},
-		{HeaderDeadAt, millis(l.LastFailure)},
+		{HeaderDeadAt, formatMillis(l.LastFailure)},
 		{HeaderRetryOrigin, []byte(l.Origin.String())},
 	} {
 		m.SetHeader(h.Key, h.Value)

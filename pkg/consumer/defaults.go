@@ -108,7 +108,7 @@ func (c *Consumer) Unpark(ctx context.Context, actor string) (int64, error) {
 
 	replay := Replay{Publisher: c.transport, Actor: actor, Note: "there is a handler"}
 	return x.Unpark(ctx, c.group, replay, func(m *Message) bool {
-		return len(c.reg.snapshot().of(m.Type)) > 0
+		return len(c.reg.snapshot().forType(m.Type)) > 0
 	})
 }
 
@@ -116,7 +116,7 @@ func (c *Consumer) Unpark(ctx context.Context, actor string) (int64, error) {
 type topicMover interface {
 	Topics(group, topic string) []string
 	Validate() error
-	needs() (outbox, gate bool)
+	listNeeds() (outbox, gate bool)
 }
 
 // retryTopics returns the topics to which the policies of the handlers move messages, without the given topics. The error
@@ -156,7 +156,7 @@ func (c *Consumer) wrapWithGate(d Decider, h Handler) Handler {
 		return h
 	}
 
-	if _, blocksKeys := mover.needs(); !blocksKeys {
+	if _, blocksKeys := mover.listNeeds(); !blocksKeys {
 		return h
 	}
 	return gate.Middleware()(h)
@@ -170,7 +170,7 @@ func (c *Consumer) checkRequirements(mover topicMover) error {
 	}
 
 	var errs []error
-	needsOutbox, needsGate := mover.needs()
+	needsOutbox, needsGate := mover.listNeeds()
 	if needsOutbox && c.s.defaults.disposer.Outbox == nil {
 		errs = append(errs, &UnsupportedError{Operation: "Schedule of a policy", Needs: "an outbox, by Via"})
 	}

@@ -247,7 +247,7 @@ func (r *run) joinTopics(ctx context.Context, topics []string) error {
 func (c *Consumer) awaitRetryTopics(ctx context.Context, topics, known []string) {
 	for {
 		// An invalid policy must not stop the other handlers. The messages of its handler get its error.
-		changed := c.reg.changes()
+		changed := c.reg.nextChange()
 		wanted, err := c.retryTopics(topics)
 		isNew := func(t string) bool { return !slices.Contains(known, t) }
 		if err == nil && slices.ContainsFunc(wanted, isNew) {

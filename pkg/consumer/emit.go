@@ -40,7 +40,7 @@ type Emitter struct {
 	publisher    Publisher
 	middlewares  []EmitMiddleware
 	batchLimit   int
-	slots        slots
+	slots        semaphore
 	waiting      atomic.Int64
 	maxWaiting   int64 // 0: no bound
 	defaultTopic func(ev event.Event) string
@@ -58,7 +58,7 @@ func EmitVia(mws ...EmitMiddleware) EmitOption {
 func BatchLimit(n int) EmitOption { return func(e *Emitter) { e.batchLimit = n } }
 
 // EmitConcurrency sets how many calls may run in the middlewares at once. Defaults to DefaultMiddlewareConcurrency.
-func EmitConcurrency(n int) EmitOption { return func(e *Emitter) { e.slots = limit(n) } }
+func EmitConcurrency(n int) EmitOption { return func(e *Emitter) { e.slots = newSemaphore(n) } }
 
 // EmitBound sets how many calls may wait for a free slot of EmitConcurrency. Further calls return a *BackpressureError at
 // once. Defaults to no bound.
@@ -72,7 +72,7 @@ func EmitDirect(p Publisher, topic func(ev event.Event) string) EmitOption {
 
 // NewEmitter returns an Emitter in front of box. It does no I/O. Its errors are ErrConfiguration.
 func NewEmitter(box Outbox, opts ...EmitOption) (*Emitter, error) {
-	e := &Emitter{box: box, batchLimit: DefaultBatchLimit, slots: limit(0)}
+	e := &Emitter{box: box, batchLimit: DefaultBatchLimit, slots: newSemaphore(0)}
 	for _, o := range opts {
 		o(e)
 	}
@@ -228,7 +228,7 @@ func (e *Emitter) applyMiddlewares(ctx context.Context, events []event.Event) ([
 	if err := e.acquireSlot(ctx); err != nil {
 		return nil, err
 	}
-	defer e.slots.leave()
+	defer e.slots.release()
 
 	out := make([]event.Event, 0, len(events))
 	seen := make(map[event.ID]bool, len(events))
@@ -270,7 +270,7 @@ func (e *Emitter) acquireSlot(ctx context.Context) error {
 	if n := e.waiting.Add(1); e.maxWaiting > 0 && n > e.maxWaiting {
 		return &BackpressureError{What: "the queue of the emitter", Limit: int(e.maxWaiting)}
 	}
-	return e.slots.enter(ctx)
+	return e.slots.acquire(ctx)
 }
 
 // DeliverBy passes the expiry of events on to consumers: events that expire get the header HeaderDeliverBy, and the policy of
@@ -279,7 +279,7 @@ func DeliverBy() EmitMiddleware {
 	return func(next Emit) Emit {
 		return func(ctx context.Context, ev event.Event) error {
 			if at, ok := ev.ExpiresAt(); ok && !ev.HasHeader(HeaderDeliverBy) {
-				ev = ev.With(event.WithHeader(HeaderDeliverBy, millis(at)))
+				ev = ev.With(event.WithHeader(HeaderDeliverBy, formatMillis(at)))
 			}
 			return next(ctx, ev)
 		}

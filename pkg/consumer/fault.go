@@ -87,11 +87,11 @@ func (d *MessageDisposer) publishLetterFault(ctx context.Context, l *Letter, m *
 	// The body may be the reason why the event cannot be published.
 	if isUnfit(err) && f.Body != nil {
 		f.Body = nil
-		d.report(fmt.Errorf("the fault event of dead letter %s goes without the body: %w", l.ID, err))
+		d.reportError(fmt.Errorf("the fault event of dead letter %s goes without the body: %w", l.ID, err))
 		err = d.publishFault(ctx, f, l)
 	}
 	if isUnfit(err) {
-		d.report(fmt.Errorf("dead letter %s has no fault event: %w", l.ID, err))
+		d.reportError(fmt.Errorf("dead letter %s has no fault event: %w", l.ID, err))
 		return nil
 	}
 	return err
@@ -118,7 +118,7 @@ func (d *MessageDisposer) publishFault(ctx context.Context, f *Fault, l *Letter)
 		event.WithContentType("application/json"))
 
 	if cfg.Topic == "" {
-		if err := d.append(ctx, ev); err != nil {
+		if err := d.appendEvent(ctx, ev); err != nil {
 			return fmt.Errorf("fault event: %w", err)
 		}
 		return nil
@@ -129,7 +129,7 @@ func (d *MessageDisposer) publishFault(ctx context.Context, f *Fault, l *Letter)
 		return err
 	}
 	if err := d.cfg.Publisher.Publish(ctx, cfg.Topic, []*Message{msg}); err != nil {
-		if tooLarge(err) || refused(err) {
+		if isTooLarge(err) || isTopicUnavailable(err) {
 			err = fmt.Errorf("%w: %w", ErrUnfit, err)
 		}
 		return fmt.Errorf("fault event: publishing to %s: %w", cfg.Topic, err)

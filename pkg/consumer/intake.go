@@ -15,13 +15,13 @@ import (
 
 // newEntry decodes a record and finds its handlers.
 func (p *partition) newEntry(r *Record) *entry {
-	r.Headers, r.Key = restoredFor(p.s.c.group, r.Headers, r.Key)
+	r.Headers, r.Key = restoreForGroup(p.s.c.group, r.Headers, r.Key)
 	e := &entry{
-		offset: r.Offset,
-		lane:   inbox.Lane(r.Key, r.Offset),
-		rec:    *r,
-		size:   recordSize(r),
-		time:   r.Time.UnixMilli(),
+		offset:    r.Offset,
+		lane:      inbox.Lane(r.Key, r.Offset),
+		rec:       *r,
+		size:      recordSize(r),
+		writtenAt: r.Time.UnixMilli(),
 	}
 
 	m, err := p.s.decodeRecord(r)
@@ -32,16 +32,16 @@ func (p *partition) newEntry(r *Record) *entry {
 		e.m = m
 		return e
 	case err != nil:
-		e.cause = &DecodeError{Topic: r.Topic, Partition: r.Partition, Offset: r.Offset, Err: err}
+		e.decodeErr = &DecodeError{Topic: r.Topic, Partition: r.Partition, Offset: r.Offset, Err: err}
 		e.m = completeMessage(newMessage(r), r, p.s.c.group)
-		p.s.c.keepOwnControls(e.m, time.Now())
-		e.parts = []part{{reg: p.s.c.poison}}
+		p.s.c.dropForeignControls(e.m, time.Now())
+		e.shares = []share{{reg: p.s.c.poison}}
 	default:
 		e.m = m
-		e.parts = p.s.c.routeMessage(m)
+		e.shares = p.s.c.routeMessage(m)
 	}
 
-	e.open = len(e.parts)
+	e.openShares = len(e.shares)
 	return e
 }
 
@@ -70,10 +70,10 @@ func (s *session) decodeRecord(r *Record) (m *Message, err error) {
 		return nil, errors.New("the decoder returned no message")
 	}
 	m = completeMessage(m, r, s.c.group)
-	s.c.keepOwnControls(m, time.Now())
+	s.c.dropForeignControls(m, time.Now())
 
-	for _, receive := range s.c.s.receive {
-		received, err := receive(s.soft, m)
+	for _, receive := range s.c.s.receivers {
+		received, err := receive(s.serveCtx, m)
 		if err != nil {
 			return m, err
 		}
@@ -90,15 +90,15 @@ func (s *session) decodeRecord(r *Record) (m *Message, err error) {
 //
 // N18: a message that was retried or requeued for one handler is only for this handler. If the handler is not registered, the
 // message is parked, regardless of AckUnknown: the handler may have been renamed, or this process may not have it yet.
-func (c *Consumer) routeMessage(m *Message) []part {
-	all := c.reg.snapshot().of(m.Type)
+func (c *Consumer) routeMessage(m *Message) []share {
+	all := c.reg.snapshot().forType(m.Type)
 	only, hasOnly := m.Header(HeaderOnly)
 
 	// A parked message has an empty handler name. It is for every handler of the group.
 	forOne := hasOnly && string(only) != c.group+"/"
 	ours := !forOne || bytes.HasPrefix(only, []byte(c.group+"/"))
 
-	var parts []part
+	var parts []share
 	onceFired := false
 	for _, r := range all {
 		if forOne && string(only) != c.inboxConsumer(r) {
@@ -108,16 +108,16 @@ func (c *Consumer) routeMessage(m *Message) []part {
 			onceFired = true
 			continue
 		}
-		parts = append(parts, part{reg: r})
+		parts = append(parts, share{reg: r})
 	}
 
 	switch {
 	case len(parts) > 0 || onceFired || !ours:
 		return parts
 	case forOne:
-		return append(parts, part{reg: c.orphaned})
+		return append(parts, share{reg: c.orphaned})
 	default:
-		return append(parts, part{reg: c.unknown})
+		return append(parts, share{reg: c.unknown})
 	}
 }
 

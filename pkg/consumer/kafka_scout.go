@@ -101,7 +101,7 @@ func (k *Kafka) withOldRetryTopics(ctx context.Context, group string, topics []s
 
 		var old []string
 		for _, name := range slices.Sorted(maps.Keys(all)) {
-			origin, n := cutRetryTopic(name, group)
+			origin, n := parseRetryTopic(name, group)
 			if n > 0 && slices.Contains(topics, origin) && !slices.Contains(topics, name) {
 				old = append(old, name)
 			}

@@ -12,8 +12,8 @@ import (
 	"github.com/outrelay/outrelay/pkg/event"
 )
 
-// relayed is the record that the relay makes of an event, by preset.
-func relayed(t *rapid.T, ev event.Event, preset string) *Record {
+// relayEvent returns the record that the relay writes for an event, with the given preset.
+func relayEvent(t *rapid.T, ev event.Event, preset string) *Record {
 	doc, err := ev.MarshalBSON()
 	if err != nil {
 		t.Fatal(err)
@@ -22,10 +22,12 @@ func relayed(t *rapid.T, ev event.Event, preset string) *Record {
 	if err := event.Parse(doc, &v); err != nil {
 		t.Fatal(err)
 	}
+
 	r := &Record{Topic: string(v.Topic), Key: v.OrderingKey(), Value: v.Payload}
 	add := func(k string, val []byte) { r.Headers = append(r.Headers, Header{k, val}) }
 	add("id", v.AppendID(nil))
 	add("outrelay-ns", []byte("12345678"))
+
 	switch preset {
 	case "plain":
 		add("type", v.Type)
@@ -42,8 +44,11 @@ func relayed(t *rapid.T, ev event.Event, preset string) *Record {
 	case "structured":
 		add("content-type", []byte("application/cloudevents+json; charset=UTF-8"))
 		data, _ := json.Marshal(v.Payload)
-		r.Value, _ = json.Marshal(map[string]any{"id": string(v.AppendID(nil)), "type": string(v.Type), "data_base64": json.RawMessage(data)})
+		r.Value, _ = json.Marshal(map[string]any{
+			"id": string(v.AppendID(nil)), "type": string(v.Type), "data_base64": json.RawMessage(data),
+		})
 	}
+
 	for it := v.Headers.Iter(); it.Next(); {
 		add(string(it.Key), it.Value)
 	}
@@ -58,40 +63,53 @@ func TestAMessageIsTheSameAfterItsWayThroughTheOutbox(t *testing.T) {
 		if k := text.Draw(t, "key"); k != "" {
 			from.Key = []byte(k)
 		}
-		for _, name := range []string{"id", "outrelay-ns", "outrelay-id-type", "type", "ce_type", "aggregatetype", "aggregateid", "contenttype", "traceparent", "bin"} {
+		nonEmpty := text.Filter(func(s string) bool { return s != "" })
+		for _, name := range []string{
+			"id", "outrelay-ns", "outrelay-id-type", "type", "ce_type", "aggregatetype", "aggregateid", "contenttype",
+			"traceparent", "bin",
+		} {
 			if rapid.Bool().Draw(t, name) {
-				from.Headers = append(from.Headers, Header{name, []byte(text.Filter(func(s string) bool { return s != "" }).Draw(t, name+" value"))})
+				from.Headers = append(from.Headers, Header{name, []byte(nonEmpty.Draw(t, name+" value"))})
 			}
 		}
+
 		before, err := Decode(from)
 		if err != nil {
 			t.Fatal(err)
 		}
 		before = completeMessage(before, from, "g")
+
 		v := Verdict{Action: Schedule, Attempts: Attempts{}.Note(ErrDrop, before, time.Unix(1, 0))}
 		// The disposer gets the message with the record's own bytes.
-		ev := comeback(moved(before, "h", v, time.Time{}), "h", time.Now())
+		ev := newScheduledRetry(newRetryMessage(before, "h", v, time.Time{}), "h", time.Now())
 		if err := ev.Validate(); err != nil {
 			t.Fatal(err)
 		}
-		r := relayed(t, ev, rapid.SampledFrom([]string{"debezium", "plain", "cloudevents"}).Draw(t, "preset"))
+
+		r := relayEvent(t, ev, rapid.SampledFrom([]string{"debezium", "plain", "cloudevents"}).Draw(t, "preset"))
 		r.Partition, r.Offset = 1, 99
-		r.Headers, r.Key = restored(r.Headers, r.Key)
+		r.Headers, r.Key = restoreHeaders(r.Headers, r.Key)
 		after, err := Decode(r)
 		if err != nil {
 			t.Fatal(err)
 		}
 		after = completeMessage(after, r, "g")
+
 		if after.Attempt != 2 || after.Origin() != (Origin{"orders", 3, 17}) {
-			t.Errorf("attempt %d, origin %v", after.Attempt, after.Origin())
+			t.Errorf("got attempt %d, origin %v, want attempt 2, origin orders/3/17", after.Attempt, after.Origin())
 		}
 		if only, _ := after.Header(HeaderOnly); string(only) != "g/h" {
-			t.Errorf("only %q", only)
+			t.Errorf("header %s: got %q, want g/h", HeaderOnly, only)
 		}
+
+		// These fields and the other headers differ in every redelivery.
 		for _, m := range []*Message{before, after} {
 			m.Partition, m.Offset, m.Attempt = 0, 0, 0
 			var own []Header
-			for _, name := range []string{"id", "outrelay-ns", "outrelay-id-type", "type", "ce_type", "ce_id", "aggregatetype", "aggregateid", "contenttype", "traceparent", "bin"} {
+			for _, name := range []string{
+				"id", "outrelay-ns", "outrelay-id-type", "type", "ce_type", "ce_id", "aggregatetype", "aggregateid",
+				"contenttype", "traceparent", "bin",
+			} {
 				if val, ok := m.Header(name); ok {
 					own = append(own, Header{name, val})
 				}
@@ -99,10 +117,10 @@ func TestAMessageIsTheSameAfterItsWayThroughTheOutbox(t *testing.T) {
 			m.Headers = own
 		}
 		if diff := cmp.Diff(before, after); diff != "" {
-			t.Error(diff)
+			t.Errorf("message (-before +after):\n%s", diff)
 		}
 		if dedupID(before) != dedupID(after) {
-			t.Errorf("identity %q, then %q", dedupID(before), dedupID(after))
+			t.Errorf("identity: got %q after the outbox, want %q", dedupID(after), dedupID(before))
 		}
 	})
 }
@@ -111,24 +129,27 @@ func TestAStructuredEventComesBackWithTheSamePayload(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
 		body := rapid.SliceOfN(rapid.Byte(), 1, 40).Draw(t, "value")
-		first := relayed(t, event.New("order", "1", "A", body, event.WithID("one"), event.WithTopic("orders")), "structured")
+		first := relayEvent(t, event.New("order", "1", "A", body, event.WithID("one"), event.WithTopic("orders")), "structured")
 		before, err := Decode(first)
 		if err != nil {
 			t.Fatal(err)
 		}
 		before = completeMessage(before, first, "g")
+
 		original := before.Copy()
 		original.Value = first.Value
-		ev := comeback(moved(original, "h", Verdict{Action: Schedule}, time.Time{}), "h", time.Now())
-		r := relayed(t, ev, rapid.SampledFrom([]string{"plain", "structured"}).Draw(t, "preset"))
-		r.Headers, r.Key = restored(r.Headers, r.Key)
+		ev := newScheduledRetry(newRetryMessage(original, "h", Verdict{Action: Schedule}, time.Time{}), "h", time.Now())
+
+		r := relayEvent(t, ev, rapid.SampledFrom([]string{"plain", "structured"}).Draw(t, "preset"))
+		r.Headers, r.Key = restoreHeaders(r.Headers, r.Key)
 		after, err := Decode(r)
 		if err != nil {
 			t.Fatal(err)
 		}
 		after = completeMessage(after, r, "g")
+
 		if !bytes.Equal(after.Value, body) || after.Type != "A" || after.ID != "one" {
-			t.Errorf("type %q, id %q, value %x; want %x", after.Type, after.ID, after.Value, body)
+			t.Errorf("got type %q, id %q, value %x; want type \"A\", id \"one\", value %x", after.Type, after.ID, after.Value, body)
 		}
 	})
 }
@@ -136,21 +157,23 @@ func TestAStructuredEventComesBackWithTheSamePayload(t *testing.T) {
 func TestRecordsThatCameStraightStayAsTheyAre(t *testing.T) {
 	t.Parallel()
 	headers := []Header{{"id", []byte("1")}, {"retry-no-key", []byte("true")}, {"type", []byte("A")}}
-	got, key := restored(headers, []byte("k"))
+	got, key := restoreHeaders(headers, []byte("k"))
 	if diff := cmp.Diff(headers, got); diff != "" || string(key) != "k" {
-		t.Errorf("key %q\n%s", key, diff)
+		t.Errorf("key: got %q, want k; headers (-want +got):\n%s", key, diff)
 	}
+
 	for _, bad := range []string{"", "a/b", "a/x/1", "a/1/x", "a/1/2/3"} {
 		m := &Message{Topic: "own", Headers: []Header{{HeaderRetryOrigin, []byte(bad)}}}
 		if o := m.Origin(); o.Topic != "own" {
-			t.Errorf("origin %q: %v", bad, o)
+			t.Errorf("origin of header %q: got %v, want the own place", bad, o)
 		}
 	}
+
 	m := &Message{Headers: []Header{{HeaderRetryHistory, []byte("not JSON")}, {HeaderDeliverBy, []byte("soon")}}}
-	if h := historyOf(m, Verdict{}); len(h) != 0 {
-		t.Errorf("history %v", h)
+	if h := failureHistory(m, Verdict{}); len(h) != 0 {
+		t.Errorf("history of an invalid header: got %v, want none", h)
 	}
 	if err := Precheck(m, time.Now()); err != nil {
-		t.Errorf("a deadline that is no time: %v", err)
+		t.Errorf("Precheck with an invalid deadline: got %v, want nil", err)
 	}
 }

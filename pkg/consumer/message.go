@@ -13,56 +13,57 @@ type Header struct {
 	Value []byte
 }
 
-// Record is one record as a Transport brings it. Its bytes belong to whoever holds the record.
+// Record is one record as a Transport returns it. Its bytes belong to the holder of the record.
 type Record struct {
 	Topic       string
 	Partition   int32
 	Offset      int64
-	LeaderEpoch int32 // under which it was written; -1 unknown
+	LeaderEpoch int32 // of the partition leader that wrote it; -1 unknown
 	Time        time.Time
 	Key, Value  []byte // Value nil: a tombstone
 	Headers     []Header
-	// Err is why the record cannot be read, for example because it is too large. Then it has only its place and its time, and
-	// becomes a dead letter.
+	// Err is set if the record cannot be read, for example because it is too large. The record then
+	// has only its place and its time, and becomes a dead letter.
 	Err error
 }
 
-// Message is one record as handlers and middleware see it. They get it by pointer and may change it or hand on another
-// one: each handler has a copy of its own for each attempt, whose bytes (Key, Value, the headers' values) are shared and
-// must be replaced rather than written to.
+// Message is one record as handlers and middleware get it. They may change the message or pass on
+// another one, because each handler gets its own copy for each attempt. The copies share the bytes
+// of Key, Value and the header values: replace these slices instead of writing into them.
 type Message struct {
 	Topic       string
 	Partition   int32
 	Offset      int64
-	LeaderEpoch int32 // of the partition's leader that wrote it; -1 unknown
+	LeaderEpoch int32 // of the partition leader that wrote it; -1 unknown
 	Time        time.Time
 	Key, Value  []byte   // Value nil: a tombstone
-	Headers     []Header // all headers of the record, as they came
+	Headers     []Header // all headers of the record, unchanged
 
-	// ID is the text of the event's id; without one "<topic>/<partition>/<offset>@<timestamp in ms>", which is the same at
-	// each redelivery.
+	// ID is the text of the event's id. For a record without an id it is
+	// "<topic>/<partition>/<offset>@<timestamp in ms>", which is the same in each redelivery.
 	ID string
-	// Namespace tells the origins of equal ids apart: header outrelay-ns in hexadecimal, without it the source of a
-	// CloudEvent, else "".
+	// Namespace distinguishes equal ids of different origins. It is the header outrelay-ns in
+	// hexadecimal; without that header, the source of a CloudEvent; otherwise "".
 	Namespace string
-	// Type is the event's type; "" if the record says none.
+	// Type is the event's type; "" if the record has none.
 	Type string
-	// AggregateType, AggregateID, ContentType and SchemaVersion are there where the relay's preset writes them.
+	// AggregateType, AggregateID, ContentType and SchemaVersion are set if the relay's preset writes them.
 	AggregateType, AggregateID, ContentType, SchemaVersion string
 
-	Delivery    int  // +1 by each requeue or replay of the outbox
-	Redelivered bool // the relay says that it may have been delivered before
+	Delivery    int  // incremented by each requeue or replay of the outbox
+	Redelivered bool // set by the relay if the event may have been delivered before
 
-	// Attempt is 1 at first and counts on through retry topics and redeliveries by the ladder.
+	// Attempt starts at 1 and continues to count through retry topics and requeues.
 	Attempt int
-	// Group is the consumer group that handles it.
+	// Group is the consumer group that handles the message.
 	Group string
 }
 
-// Tombstone reports whether the record has no value, which deletes its key from a compacted topic. An empty value is none.
+// Tombstone reports whether the record has no value, which deletes its key from a compacted topic.
+// A message with an empty value is not a tombstone.
 func (m *Message) Tombstone() bool { return m.Value == nil }
 
-// Header is the value of the first header of that name, and whether there is one.
+// Header returns the value of the first header of that name, and reports whether there is one.
 func (m *Message) Header(name string) ([]byte, bool) {
 	for i := range m.Headers {
 		if m.Headers[i].Key == name {
@@ -72,7 +73,8 @@ func (m *Message) Header(name string) ([]byte, bool) {
 	return nil, false
 }
 
-// SetHeader replaces the headers of that name by one. The slice is copied: other holders of the old one see no change.
+// SetHeader replaces all headers of that name by one. It copies the list, so copies of the message
+// do not change.
 func (m *Message) SetHeader(name string, value []byte) {
 	hs := make([]Header, 0, len(m.Headers)+1)
 	for _, h := range m.Headers {
@@ -83,19 +85,20 @@ func (m *Message) SetHeader(name string, value []byte) {
 	m.Headers = append(hs, Header{Key: name, Value: value})
 }
 
-// DeleteHeader takes the headers of that name away, copying the slice.
+// DeleteHeader removes all headers of that name. It copies the list, so copies of the message do
+// not change.
 func (m *Message) DeleteHeader(name string) {
 	m.Headers = slices.DeleteFunc(slices.Clone(m.Headers), func(h Header) bool { return h.Key == name })
 }
 
-// Copy is a copy that shares the bytes of key, value and header values, but not the list of headers.
+// Copy returns a copy that shares the bytes of key, value and header values, but not the list of headers.
 func (m *Message) Copy() *Message {
 	c := *m
 	c.Headers = slices.Clone(m.Headers)
 	return &c
 }
 
-// Clone is a copy that shares nothing.
+// Clone returns a copy that shares nothing.
 func (m *Message) Clone() *Message {
 	c := m.Copy()
 	c.Key, c.Value = bytes.Clone(m.Key), bytes.Clone(m.Value)
@@ -105,7 +108,7 @@ func (m *Message) Clone() *Message {
 	return c
 }
 
-// ErrDrop says, returned by a handler or a middleware, wrapped or not, that the message is done with: nothing more runs for
-// this handler, what was written in the message's transaction is committed, it is counted as dropped, and its offset
-// passes.
+// ErrDrop is returned by a handler or a middleware, wrapped or not, to end the message without a
+// failure. Nothing more runs for this handler, the writes of the message's transaction are
+// committed, the message counts as dropped, and its offset is committed.
 var ErrDrop = errors.New("consumer: the message is dropped")

@@ -7,36 +7,39 @@ import (
 	"sync/atomic"
 )
 
-// Chain is a list of middlewares that may grow while messages run: each run takes the list as it is when the run begins.
-// The zero value is an empty chain. It is safe for concurrent use; a run costs no lock.
+// Chain is a list of middlewares that may grow while messages are handled. Each message uses the
+// list as it is when its handling begins. The zero value is an empty chain. A Chain is safe for
+// concurrent use, and handling takes no lock.
 type Chain struct {
-	mu   sync.Mutex // of Use and Clear
-	list atomic.Pointer[[]Middleware]
+	mu          sync.Mutex // serializes Use and Clear
+	middlewares atomic.Pointer[[]Middleware]
 }
 
-// Use adds middlewares inside of those that are there: the first ever given is the outermost.
+// Use adds middlewares inside the existing ones: the first middleware of the chain is the outermost.
 func (c *Chain) Use(mws ...Middleware) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	grown := append(slices.Clone(c.snapshot()), mws...) // runs keep the list that they have
-	c.list.Store(&grown)
+
+	// The old list stays unchanged, because messages in progress use it.
+	grown := append(slices.Clone(c.snapshot()), mws...)
+	c.middlewares.Store(&grown)
 }
 
-// Clear takes all middlewares away, for runs that begin from now on.
+// Clear removes all middlewares. Messages whose handling has begun keep the old list.
 func (c *Chain) Clear() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.list.Store(nil)
+	c.middlewares.Store(nil)
 }
 
 func (c *Chain) snapshot() []Middleware {
-	if l := c.list.Load(); l != nil {
+	if l := c.middlewares.Load(); l != nil {
 		return *l
 	}
 	return nil
 }
 
-// Middleware is the whole chain as one middleware.
+// Middleware returns a middleware that runs the whole chain.
 func (c *Chain) Middleware() Middleware {
 	return func(next Handler) Handler {
 		return HandlerFunc(func(ctx context.Context, m *Message) error {
@@ -45,35 +48,36 @@ func (c *Chain) Middleware() Middleware {
 	}
 }
 
-// DefaultMiddlewareConcurrency is what Bounded takes for 0.
+// DefaultMiddlewareConcurrency is the limit of Bounded(0).
 const DefaultMiddlewareConcurrency = 10
 
-// Bounded lets at most n messages at once into what is inside of it; the others wait. 0 means DefaultMiddlewareConcurrency;
-// less counts as 1.
+// Bounded limits how many messages run at once in the middlewares and the handler inside it to n.
+// Other messages wait. If n is 0, the limit is DefaultMiddlewareConcurrency. If n is negative, the
+// limit is 1.
 func Bounded(n int) Middleware {
-	slots := limit(n)
+	slots := newSemaphore(n)
 	return func(next Handler) Handler {
 		return HandlerFunc(func(ctx context.Context, m *Message) error {
-			if err := slots.enter(ctx); err != nil {
+			if err := slots.acquire(ctx); err != nil {
 				return err
 			}
-			defer slots.leave()
+			defer slots.release()
 			return next.Handle(ctx, m)
 		})
 	}
 }
 
-// slots is a semaphore that a context can end the waiting for.
-type slots chan struct{}
+// semaphore limits concurrency. Waiting for it ends with a context.
+type semaphore chan struct{}
 
-func limit(n int) slots {
+func newSemaphore(n int) semaphore {
 	if n == 0 {
 		n = DefaultMiddlewareConcurrency
 	}
-	return make(slots, max(n, 1))
+	return make(semaphore, max(n, 1))
 }
 
-func (s slots) enter(ctx context.Context) error {
+func (s semaphore) acquire(ctx context.Context) error {
 	select {
 	case s <- struct{}{}:
 		return nil
@@ -82,34 +86,35 @@ func (s slots) enter(ctx context.Context) error {
 	}
 }
 
-func (s slots) leave() { <-s }
+func (s semaphore) release() { <-s }
 
 type handlerNameKey struct{}
 
-// withHandlerName tells middlewares whose attempt this is.
+// withHandlerName returns a context from which HandlerName returns name.
 func withHandlerName(ctx context.Context, name string) context.Context {
 	return context.WithValue(ctx, handlerNameKey{}, name)
 }
 
-// HandlerName is the name of the handler that runs with this context; "" outside of one.
+// HandlerName returns the name of the handler that runs with this context, or "" outside of a handler.
 func HandlerName(ctx context.Context) string {
 	name, _ := ctx.Value(handlerNameKey{}).(string)
 	return name
 }
 
-// WithHandlerName is a context as a consumer hands it to the handler of that name, for tests of middlewares.
+// WithHandlerName returns a context as a consumer passes it to the handler of that name, for tests
+// of middlewares.
 func WithHandlerName(ctx context.Context, name string) context.Context {
 	return withHandlerName(ctx, name)
 }
 
-// HeaderDedupKey is the header with the key by which an event is known as handled already, in place of its id: of two
-// events that mean the same thing, the second has no effect. Set it with event.WithHeader.
+// HeaderDedupKey is the header whose value replaces the event's id for deduplication: of two events
+// with the same value, the second has no effect. Set it with event.WithHeader.
 const HeaderDedupKey = "dedup-key"
 
-// dedupID is the id of m's identity in an inbox.
-func dedupID(m *Message) string { return boundIdentity(textID(m)) }
+// dedupID returns the id of m in an inbox, bounded in length.
+func dedupID(m *Message) string { return boundIdentity(dedupText(m)) }
 
-func textID(m *Message) string {
+func dedupText(m *Message) string {
 	if v, ok := m.Header(HeaderDedupKey); ok && len(v) > 0 {
 		return "dedup:" + string(v)
 	}

@@ -14,7 +14,7 @@ import (
 	"github.com/outrelay/outrelay/pkg/consumer"
 )
 
-// journal is what ran, in order.
+// journal records the middlewares and handlers that ran, in order.
 type journal struct {
 	mu   sync.Mutex
 	list []string
@@ -32,6 +32,7 @@ func (j *journal) String() string {
 	return strings.Join(j.list, " ")
 }
 
+// around returns a middleware that records its begin and its end.
 func (j *journal) around(name string) consumer.Middleware {
 	return func(next consumer.Handler) consumer.Handler {
 		return consumer.HandlerFunc(func(ctx context.Context, m *consumer.Message) error {
@@ -42,6 +43,7 @@ func (j *journal) around(name string) consumer.Middleware {
 	}
 }
 
+// handler returns a handler that records the type and the value of each message.
 func (j *journal) handler() consumer.Handler {
 	return consumer.HandlerFunc(func(_ context.Context, m *consumer.Message) error {
 		j.add(m.Type + "=" + string(m.Value))
@@ -55,6 +57,7 @@ func TestChainIsAnOnion(t *testing.T) {
 	var c consumer.Chain
 	c.Use(j.around("a"), j.around("b"))
 	c.Use(j.around("c"))
+
 	h := c.Middleware()(j.handler())
 	if err := h.Handle(t.Context(), &consumer.Message{Type: "T", Value: []byte("1")}); err != nil {
 		t.Fatal(err)
@@ -101,6 +104,7 @@ func TestMiddlewareMutatesReplacesAndDrops(t *testing.T) {
 	}
 }
 
+// wrap returns a middleware that calls f with the next handler.
 func wrap(f func(ctx context.Context, m *consumer.Message, next consumer.Handler) error) consumer.Middleware {
 	return func(next consumer.Handler) consumer.Handler {
 		return consumer.HandlerFunc(func(ctx context.Context, m *consumer.Message) error { return f(ctx, m, next) })
@@ -117,12 +121,14 @@ func TestARunKeepsTheMiddlewaresThatItBeganWith(t *testing.T) {
 		}
 		return next.Handle(ctx, m)
 	}))
+
 	h := c.Middleware()(j.handler())
 	for _, typ := range []string{"first", "second"} {
 		if err := h.Handle(t.Context(), &consumer.Message{Type: typ}); err != nil {
 			t.Fatal(err)
 		}
 	}
+
 	c.Clear()
 	if err := h.Handle(t.Context(), &consumer.Message{Type: "third"}); err != nil {
 		t.Fatal(err)
@@ -148,19 +154,21 @@ func TestBoundedMiddleware(t *testing.T) {
 			mu.Unlock()
 			return nil
 		}))
+
 		var wg sync.WaitGroup
 		for range 7 {
 			wg.Go(func() { _ = h.Handle(t.Context(), &consumer.Message{}) })
 		}
 		synctest.Wait()
+
 		ctx, cancel := context.WithCancelCause(t.Context())
 		cancel(errFlaky)
 		if err := h.Handle(ctx, &consumer.Message{}); !errors.Is(err, errFlaky) {
-			t.Errorf("waiting with a context that ended: %v", err)
+			t.Errorf("waiting with a canceled context: got %v, want %v", err, errFlaky)
 		}
 		wg.Wait()
 		if most != 2 {
-			t.Errorf("%d at once", most)
+			t.Errorf("concurrent messages: got %d, want 2", most)
 		}
 	})
 }
@@ -168,10 +176,10 @@ func TestBoundedMiddleware(t *testing.T) {
 func TestHandlerNameIsInTheContext(t *testing.T) {
 	t.Parallel()
 	if got := consumer.HandlerName(consumer.WithHandlerName(t.Context(), "h")); got != "h" {
-		t.Error(got)
+		t.Errorf("HandlerName in a handler: got %q, want h", got)
 	}
 	if got := consumer.HandlerName(t.Context()); got != "" {
-		t.Error(got)
+		t.Errorf("HandlerName outside of a handler: got %q, want none", got)
 	}
 }
 
@@ -188,26 +196,30 @@ func TestValidatorsByType(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	var j journal
 	h, strict := v.Middleware()(j.handler()), v.Strict().Middleware()(j.handler())
+
 	err = h.Handle(t.Context(), &consumer.Message{ID: "7", Type: "A"})
 	bad, ok := errors.AsType[*consumer.InvalidError](err)
 	if !ok || bad.ID != "7" || !cmp.Equal(bad.Problems, []string{"no body", "no id"}) {
-		t.Errorf("invalid: %v", err)
+		t.Errorf("invalid body: got %v, want an InvalidError of message 7 with two problems", err)
 	}
+
 	if err := h.Handle(t.Context(), &consumer.Message{Type: "A", Value: []byte("x")}); err != nil {
-		t.Errorf("valid: %v", err)
+		t.Errorf("valid body: got %v, want nil", err)
 	}
 	if err := h.Handle(t.Context(), &consumer.Message{Type: "B"}); err != nil {
-		t.Errorf("a type without a validator: %v", err)
+		t.Errorf("type without a validator: got %v, want nil", err)
 	}
 	if err := strict.Handle(t.Context(), &consumer.Message{Type: "B"}); !errors.Is(err, consumer.ErrValidation) {
-		t.Errorf("a type without a validator, strictly: %v", err)
+		t.Errorf("type without a validator, strict: got %v, want ErrValidation", err)
 	}
+
 	if got, want := j.String(), "A=x B="; got != want {
 		t.Errorf("handled %q, want %q", got, want)
 	}
 	if _, err := consumer.NewValidation(map[string]consumer.Validator{"A": nil}); !errors.Is(err, consumer.ErrConfiguration) {
-		t.Errorf("a nil validator: %v", err)
+		t.Errorf("nil validator: got %v, want ErrConfiguration", err)
 	}
 }

@@ -5,37 +5,38 @@ import (
 	"time"
 )
 
-// Observer gets what metrics are made of. Its methods are called from many goroutines and must not block. Labels are
-// bounded: names of handlers, topics and partitions, actions. handler is "" for messages that no handler took or that could
-// not be decoded.
+// Observer receives the measurements of a consumer, for metrics. Its methods are called from many
+// goroutines and must not block. Labels are bounded: names of handlers, topics and partitions,
+// actions. handler is "" for messages that no handler takes or that cannot be decoded.
 type Observer interface {
-	// Handled: n messages were handled in one go that took so long, the commit included.
+	// Handled reports that n messages were handled in one attempt, and how long it took with its commit.
 	Handled(handler string, n int, took time.Duration)
-	// Duplicates: the inbox knew n messages.
+	// Duplicates reports n messages that were handled before, according to the inbox.
 	Duplicates(handler string, n int)
-	// Dropped: n messages were dropped by ErrDrop, or were let pass unhandled.
+	// Dropped reports n messages that were dropped by ErrDrop or skipped without being handled.
 	Dropped(handler string, n int)
-	// Failed: an attempt failed, and what the policy decided.
+	// Failed reports a failed attempt and the action of the policy.
 	Failed(handler string, action Action)
-	// Lag: how many offsets the partition has beyond those that are finished. It is told with each fetch, and every few
-	// seconds of a partition that is not fetched.
+	// Lag reports how many offsets of the partition are not finished. It is called with each fetch,
+	// and every few seconds for a partition that is not fetched.
 	Lag(topic string, partition int32, n int64)
-	// Oldest: how long ago the oldest message of the partition that is not finished was written; 0 if all that was fetched
-	// is finished. It is told every few seconds.
+	// Oldest reports the age of the partition's oldest message that was fetched and is not
+	// finished; 0 if there is none. It is called every few seconds.
 	Oldest(topic string, partition int32, age time.Duration)
-	// Held: how many messages of all partitions are held in memory, and their bytes.
+	// Held reports how many messages of all partitions are in memory, and their bytes.
 	Held(messages, bytes int64)
-	// Running: how many lanes run.
+	// Running reports how many lanes run a handler.
 	Running(n int)
-	// Assigned: a new generation gave that many partitions to this member.
+	// Assigned reports that this member has so many partitions in a new generation.
 	Assigned(partitions int)
-	// Committed: offsets were committed, or could not be.
+	// Committed reports a commit of offsets, or its error.
 	Committed(err error)
-	// Suspended: nothing is fetched any more, or again; the reason is "paused" or "database".
+	// Suspended reports that fetching has stopped (on) or has resumed. The reason is "paused" or
+	// "database".
 	Suspended(reason string, on bool)
 }
 
-// Unobserved is an Observer that does nothing, to embed in one that does something.
+// Unobserved is an Observer that does nothing. Embed it to implement only some of the methods.
 type Unobserved struct{}
 
 var _ Observer = Unobserved{}
@@ -73,6 +74,7 @@ func (Unobserved) Committed(error) {}
 // Suspended does nothing.
 func (Unobserved) Suspended(string, bool) {}
 
-// Tracer is called before each attempt at the messages of one transaction, outside of it. The context it returns is that
-// of the handler; end is called with the attempt's outcome.
+// Tracer is called before each attempt at the messages of one transaction, outside of the
+// transaction. The handler gets the context that it returns. end is called with the attempt's
+// error.
 type Tracer func(ctx context.Context, handler string, ms []*Message) (_ context.Context, end func(err error))

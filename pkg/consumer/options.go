@@ -11,7 +11,7 @@ import (
 	"github.com/outrelay/outrelay/pkg/outbox"
 )
 
-// The defaults of New.
+// Defaults of the options of New.
 const (
 	DefaultConcurrency    = 16
 	DefaultBatch          = 64
@@ -23,17 +23,18 @@ const (
 	DefaultMaxAhead       = 10_000
 )
 
-// maxBatch keeps a transaction below the thousand documents that MongoDB recommends: each message costs a marker and
-// what its handler writes.
+// maxBatch keeps a transaction below the thousand documents that MongoDB recommends. Each message
+// writes a marker and the documents of its handler.
 const maxBatch = 500
 
 // Option is an option of New.
-type Option interface{ consumer(s *settings) }
+type Option interface{ applyToConsumer(s *settings) }
 
 // HandlerOption is an option of Handle.
-type HandlerOption interface{ handler(h *handling) }
+type HandlerOption interface{ applyToHandler(h *handling) }
 
-// Setting is either: given to New it holds for all handlers that do not say otherwise, given to Handle for that one.
+// Setting is an option of both New and Handle. New sets the default of all handlers, Handle sets
+// the value of one handler.
 type Setting interface {
 	Option
 	HandlerOption
@@ -41,60 +42,61 @@ type Setting interface {
 
 type option func(s *settings)
 
-func (o option) consumer(s *settings) { o(s) }
+func (o option) applyToConsumer(s *settings) { o(s) }
 
 type handlerOption func(h *handling)
 
-func (o handlerOption) handler(h *handling) { o(h) }
+func (o handlerOption) applyToHandler(h *handling) { o(h) }
 
 type setting func(h *handling)
 
-func (o setting) consumer(s *settings) { o(&s.handling) }
-func (o setting) handler(h *handling)  { o(h) }
+func (o setting) applyToConsumer(s *settings) { o(&s.handling) }
+func (o setting) applyToHandler(h *handling)  { o(h) }
 
 // Transactor runs fn in a transaction that commits when fn returns nil. fn may run more than once.
 type Transactor = func(ctx context.Context, fn func(ctx context.Context) error) error
 
-// handling is how a handler is run.
+// handling has the settings of one handler.
 type handling struct {
-	name    string
-	mode    inbox.Mode
-	inTx    bool
-	timeout time.Duration
-	batch   int
-	limit   int
-	decider Decider
-	mws     []Middleware
+	name          string
+	mode          inbox.Mode
+	inTransaction bool
+	timeout       time.Duration
+	batch         int
+	limit         int
+	decider       Decider
+	middlewares   []Middleware
 
 	problems []error
 }
 
+// settings has the options of New.
 type settings struct {
 	handling
-	kafka       KafkaConfig
-	topics      []string
-	transport   Transport
-	inbox       Inbox
-	transact    Transactor
-	decoder     Decoder
-	receive     []func(ctx context.Context, m *Message) (*Message, error)
-	disposer    Disposer
-	onError     func(ctx context.Context, err error)
-	observer    Observer
-	trace       Tracer
-	log         *slog.Logger
-	concurrency int
-	drain       time.Duration
-	commits     CommitMode
-	records     int
-	bytes       int
-	ahead       int
-	strict      bool
-	idle        bool
-	ackUnknown  bool
-	haltOnGap   bool
-	dynamic     bool
-	defaults    defaults
+	kafka         KafkaConfig
+	topics        []string
+	transport     Transport
+	inbox         Inbox
+	transact      Transactor
+	decoder       Decoder
+	receivers     []func(ctx context.Context, m *Message) (*Message, error)
+	disposer      Disposer
+	onError       func(ctx context.Context, err error)
+	observer      Observer
+	tracer        Tracer
+	log           *slog.Logger
+	concurrency   int
+	drain         time.Duration
+	commitMode    CommitMode
+	bufferRecords int
+	bufferBytes   int
+	maxAhead      int
+	strict        bool
+	allowIdle     bool
+	ackUnknown    bool
+	haltOnGap     bool
+	dynamic       bool
+	defaults      defaults
 }
 
 // Topics names the topics that the group reads.
@@ -102,99 +104,106 @@ func Topics(names ...string) Option {
 	return option(func(s *settings) { s.topics = append(s.topics, names...) })
 }
 
-// WithTransport replaces Kafka. Brokers and Kafka are then without effect.
+// WithTransport replaces the Kafka transport. Brokers and Kafka then have no effect.
 func WithTransport(t Transport) Option { return option(func(s *settings) { s.transport = t }) }
 
-// WithInbox replaces the inbox that New makes in the database with its defaults; an *inbox.Inbox or another implementation.
+// WithInbox sets the inbox: an *inbox.Inbox or another implementation. By default New makes one in
+// the database, with the defaults of package inbox.
 func WithInbox(x Inbox) Option { return option(func(s *settings) { s.inbox = x }) }
 
-// Transactions replaces outbox.Transaction on the database's client. With it and an inbox of its own the consumer needs no
-// database.
+// Transactions replaces outbox.Transaction on the client of the database. With Transactions and
+// WithInbox, the consumer needs no database.
 func Transactions(f Transactor) Option { return option(func(s *settings) { s.transact = f }) }
 
 // WithDecoder replaces Decode.
 func WithDecoder(d Decoder) Option { return option(func(s *settings) { s.decoder = d }) }
 
-// Receive adds a function that sees each message once, after it was decoded and before it is known which handlers it is
-// for: it may change the message, also its Type, return another one, or ErrDrop. Any other error makes it poison, as one
-// that cannot be decoded. It runs outside of any transaction, in the goroutine that reads the partition: not for what takes
-// long. Several run in the order given.
+// Receive adds a function that is called once for each message, after decoding and before the
+// handlers are chosen. It may change the message, also its Type, return another message, or return
+// ErrDrop. After any other error the message is treated like a record that cannot be decoded. The
+// function runs outside of any transaction, in the goroutine that fetches the partition, so it must
+// be fast. Several functions run in the given order.
 func Receive(f func(ctx context.Context, m *Message) (*Message, error)) Option {
-	return option(func(s *settings) { s.receive = append(s.receive, f) })
+	return option(func(s *settings) { s.receivers = append(s.receivers, f) })
 }
 
-// WithDisposer replaces what carries out the verdicts of policies that move a message elsewhere.
+// WithDisposer replaces the Disposer, which carries out the verdicts that move a message to another place.
 func WithDisposer(d Disposer) Option { return option(func(s *settings) { s.disposer = d }) }
 
-// OnError gets every error that the consumer meets, once, whatever it does about it. It must not block. A nil ctx is never
-// passed.
+// OnError sets a function that is called once with each error of the consumer, also with errors
+// that the consumer handles without help. It must not block. ctx is never nil.
 func OnError(f func(ctx context.Context, err error)) Option {
 	return option(func(s *settings) { s.onError = f })
 }
 
-// WithObserver gets what metrics are made of.
+// WithObserver sets the Observer, which receives measurements for metrics.
 func WithObserver(o Observer) Option { return option(func(s *settings) { s.observer = o }) }
 
-// WithTracer is called around each attempt.
-func WithTracer(t Tracer) Option { return option(func(s *settings) { s.trace = t }) }
+// WithTracer sets the Tracer, which is called around each attempt.
+func WithTracer(t Tracer) Option { return option(func(s *settings) { s.tracer = t }) }
 
 // WithLogger replaces slog.Default. Payloads, keys and headers are never logged.
 func WithLogger(log *slog.Logger) Option { return option(func(s *settings) { s.log = log }) }
 
-// Concurrency is how many lanes run at once, over all partitions and handlers.
+// Concurrency sets how many lanes run at once, over all partitions and handlers.
 func Concurrency(n int) Option { return option(func(s *settings) { s.concurrency = n }) }
 
-// Drain is how long a stop or a rebalance waits for what is in flight before it is abandoned. It is cut to three quarters of
-// what the group waits for a member, the shorter of Kafka's session and rebalance time-outs.
+// Drain sets how long a stop or a rebalance waits for running handlers before it abandons them. It
+// is limited to three quarters of the time that the group waits for a member: the shorter of
+// Kafka's session and rebalance time-outs.
 func Drain(d time.Duration) Option { return option(func(s *settings) { s.drain = d }) }
 
-// Commits says when offsets are committed; default CommitInterval(DefaultCommitInterval).
-func Commits(m CommitMode) Option { return option(func(s *settings) { s.commits = m }) }
+// Commits sets when offsets are committed. Defaults to CommitInterval(DefaultCommitInterval).
+func Commits(m CommitMode) Option { return option(func(s *settings) { s.commitMode = m }) }
 
-// Buffer bounds what is held of one partition: messages and bytes that were fetched and are not finished. One fetch may
-// exceed it.
+// Buffer bounds the messages and bytes of one partition that are fetched and not finished. One
+// fetch may exceed the bound.
 func Buffer(records, bytes int) Option {
-	return option(func(s *settings) { s.records, s.bytes = records, bytes })
+	return option(func(s *settings) { s.bufferRecords, s.bufferBytes = records, bytes })
 }
 
-// MaxAhead is how many offsets a partition may be handled beyond one that is not finished, before it waits for that one.
-func MaxAhead(n int) Option { return option(func(s *settings) { s.ahead = n }) }
+// MaxAhead sets how many messages of a partition may follow an unfinished one before the partition
+// stops fetching.
+func MaxAhead(n int) Option { return option(func(s *settings) { s.maxAhead = n }) }
 
-// Strict refuses a second handler for a type: Handle returns a *DuplicateHandlerError.
+// Strict rejects a second handler for a type: Handle returns a *DuplicateHandlerError.
 func Strict() Option { return option(func(s *settings) { s.strict = true }) }
 
 // AllowIdle lets Run start without any handler.
-func AllowIdle() Option { return option(func(s *settings) { s.idle = true }) }
+func AllowIdle() Option { return option(func(s *settings) { s.allowIdle = true }) }
 
-// AckUnknown lets messages pass that no handler takes. Without it they are parked: dead letters of class no_handler, to be
-// replayed when there is a handler.
+// AckUnknown skips messages that no handler takes. Without it they are parked: they become dead
+// letters of class no_handler, which can be requeued when there is a handler.
 func AckUnknown() Option { return option(func(s *settings) { s.ackUnknown = true }) }
 
-// HaltOnGap makes Run return a *RangeError when a partition no longer has the records to go on from. Without it the
-// consumer reports that and goes on with the first record there is.
+// HaltOnGap makes Run return a *RangeError if a partition no longer has the next record. Without it
+// the consumer reports the error and continues with the first record that exists.
 func HaltOnGap() Option { return option(func(s *settings) { s.haltOnGap = true }) }
 
-// Named gives the handler its name, which with the group makes its identity in the inbox: "<group>/<name>". It must stay
-// the same over the life of the service. The default is made from the patterns.
+// Named sets the name of the handler. Group and name are its identity in the inbox:
+// "<group>/<name>". Do not change it during the life of the service. Defaults to the patterns,
+// joined by commas.
 func Named(name string) HandlerOption { return handlerOption(func(h *handling) { h.name = name }) }
 
-// Exactly is the mode of the inbox; default inbox.Optimistic.
+// Exactly sets the mode of the inbox. Defaults to inbox.Optimistic.
 func Exactly(mode inbox.Mode) Setting { return setting(func(h *handling) { h.mode = mode }) }
 
-// InTransaction runs handlers of mode inbox.None in a transaction too. In the other modes they always are.
-func InTransaction() Setting { return setting(func(h *handling) { h.inTx = true }) }
+// InTransaction runs handlers of mode inbox.None in a transaction too. In the other modes handlers
+// always do.
+func InTransaction() Setting { return setting(func(h *handling) { h.inTransaction = true }) }
 
-// Timeout bounds one call of a handler by its context. Keep it well under the server's limit for a transaction, 60 s.
+// Timeout bounds one call of a handler by its context. Keep it well below the server's limit for a
+// transaction, 60 s.
 func Timeout(d time.Duration) Setting { return setting(func(h *handling) { h.timeout = d }) }
 
-// Batch is how many messages of a lane share a transaction at most.
+// Batch sets how many messages of a lane may share a transaction.
 func Batch(n int) Setting { return setting(func(h *handling) { h.batch = n }) }
 
-// Limit is how many calls of the handler run at once, over all lanes and partitions; 0 is no limit beside Concurrency.
-// Given to New it limits each handler by itself.
+// Limit sets how many calls of the handler run at once, over all lanes and partitions. 0 sets no
+// limit other than Concurrency. As an option of New it limits each handler separately.
 func Limit(n int) Setting { return setting(func(h *handling) { h.limit = n }) }
 
-// OnFailure decides about messages that fail.
+// OnFailure sets the Decider, such as a Policy, that decides about messages whose handler failed.
 func OnFailure(d Decider) Setting {
 	return setting(func(h *handling) {
 		if d == nil {
@@ -207,10 +216,10 @@ func OnFailure(d Decider) Setting {
 	})
 }
 
-// Use adds middleware. That of New is outside of that of the handler.
+// Use adds middlewares. The middlewares of New are outside those of the handler.
 func Use(mws ...Middleware) Setting {
 	return setting(func(h *handling) {
-		h.mws = append(h.mws[:len(h.mws):len(h.mws)], mws...)
+		h.middlewares = append(h.middlewares[:len(h.middlewares):len(h.middlewares)], mws...)
 		for _, m := range mws {
 			if m == nil {
 				h.problems = append(h.problems, errors.New("Use: a middleware is nil"))
@@ -219,36 +228,39 @@ func Use(mws ...Middleware) Setting {
 	})
 }
 
+// newSettings returns the defaults with opts applied.
 func newSettings(opts []Option) settings {
 	s := settings{
-		handling:    handling{mode: inbox.Optimistic, timeout: DefaultTimeout, batch: DefaultBatch},
-		decoder:     Decode,
-		log:         slog.Default(),
-		observer:    Unobserved{},
-		concurrency: DefaultConcurrency,
-		drain:       DefaultDrain,
-		commits:     CommitInterval(DefaultCommitInterval),
-		records:     DefaultBufferRecords,
-		bytes:       DefaultBufferBytes,
-		ahead:       DefaultMaxAhead,
+		handling:      handling{mode: inbox.Optimistic, timeout: DefaultTimeout, batch: DefaultBatch},
+		decoder:       Decode,
+		log:           slog.Default(),
+		observer:      Unobserved{},
+		concurrency:   DefaultConcurrency,
+		drain:         DefaultDrain,
+		commitMode:    CommitInterval(DefaultCommitInterval),
+		bufferRecords: DefaultBufferRecords,
+		bufferBytes:   DefaultBufferBytes,
+		maxAhead:      DefaultMaxAhead,
 	}
+
 	for _, o := range opts {
 		if o != nil {
-			o.consumer(&s)
+			o.applyToConsumer(&s)
 		}
 	}
 	return s
 }
 
-// check lists all that is wrong with a handler's settings.
-func (h *handling) check() error {
+// validate returns all problems of a handler's settings.
+func (h *handling) validate() error {
 	bad := h.problems
 	if h.mode != inbox.None && h.mode != inbox.Optimistic && h.mode != inbox.Eager {
-		bad = append(bad, fmt.Errorf("mode %v is none of inbox.None, inbox.Optimistic, inbox.Eager", h.mode))
+		bad = append(bad, fmt.Errorf("mode %v is not one of inbox.None, inbox.Optimistic, inbox.Eager", h.mode))
 	}
 	if h.timeout <= 0 {
 		bad = append(bad, fmt.Errorf("time-out of a handler is %v: it must be positive", h.timeout))
 	}
+
 	if h.batch < 1 || h.batch > maxBatch {
 		bad = append(bad, fmt.Errorf("batch of %d messages: it must be from 1 to %d", h.batch, maxBatch))
 	}
@@ -258,36 +270,43 @@ func (h *handling) check() error {
 	return errors.Join(bad...)
 }
 
-func (s *settings) check() error {
-	bad := []error{s.handling.check()}
+// validate returns all problems of the options of New.
+func (s *settings) validate() error {
+	bad := []error{s.handling.validate()}
 	add := func(wrong bool, format string, args ...any) {
 		if wrong {
 			bad = append(bad, fmt.Errorf(format, args...))
 		}
 	}
+
 	add(len(s.topics) == 0 && !s.dynamic, "no topics: name them with Topics")
 	for _, t := range s.topics {
 		add(t == "", "a topic's name is empty")
 	}
 	add(s.concurrency < 1, "concurrency of %d: it must be positive", s.concurrency)
 	add(s.drain <= 0, "drain of %v: it must be positive", s.drain)
-	add(s.records < 1 || s.bytes < 1, "buffer of %d records and %d bytes: both must be positive", s.records, s.bytes)
-	add(s.ahead < s.records, "MaxAhead is %d, less than the buffer's %d records", s.ahead, s.records)
+	add(s.bufferRecords < 1 || s.bufferBytes < 1, "buffer of %d records and %d bytes: both must be positive",
+		s.bufferRecords, s.bufferBytes)
+	add(s.maxAhead < s.bufferRecords, "MaxAhead is %d, less than the buffer's %d records", s.maxAhead, s.bufferRecords)
+
 	add(s.decoder == nil, "the decoder is nil")
 	add(s.log == nil, "the logger is nil")
 	add(s.observer == nil, "the observer is nil")
-	for _, f := range s.receive {
+	for _, f := range s.receivers {
 		add(f == nil, "Receive: the function is nil")
 	}
-	bad = append(bad, s.commits.validate())
+
+	bad = append(bad, s.commitMode.validate())
 	return errors.Join(bad...)
 }
 
-// transactor is outbox.Transaction on the client of the database, unless another one was given.
+// transactor returns the function of Transactions. Without that option, it is outbox.Transaction on
+// the client of the database.
 func (c *Consumer) transactor() Transactor {
 	if c.s.transact != nil {
 		return c.s.transact
 	}
+
 	client := c.db.Client()
 	return func(ctx context.Context, fn func(ctx context.Context) error) error {
 		return outbox.Transaction(ctx, client, fn)

@@ -6,72 +6,80 @@ import (
 	"time"
 )
 
-// span is how long the messages of one transaction may take together. A transaction that takes twice as long is given up
-// between two messages: a server aborts one that is open for too long, by default after a minute.
-const span = 5 * time.Second
+// targetDuration is how long the messages of one transaction may take together. A transaction that
+// takes twice as long is given up between two messages: a server aborts a transaction that stays
+// open for too long, by default after a minute.
+const targetDuration = 5 * time.Second
 
-// pace is how many messages of a handler share a transaction. It begins with one and doubles with each transaction that
-// succeeds; once one was too large, half of it is the bound up to which it doubles, and above it grows by one.
+// pace decides how many messages of a handler share a transaction. The size starts at one and
+// doubles with each committed transaction. After a transaction that was too large, the size doubles
+// only up to half of it, and then grows by one.
 type pace struct {
-	mu    sync.Mutex
-	each  time.Duration // how long a message takes, as an average
-	size  int           // 0 is 1
-	bound int           // 0 is none
+	mu            sync.Mutex
+	perMessage    time.Duration // moving average of the time per message
+	size          int           // 0 is 1
+	doublingLimit int           // 0 is none
 }
 
-// batch is how many messages the next transaction may have.
-func (c *pace) batch(limit int) int {
+// batchSize returns how many messages the next transaction may have, at most limit.
+func (c *pace) batchSize(limit int) int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+
 	n := min(limit, max(c.size, 1))
-	if c.each > 0 {
-		n = min(n, int(span/c.each))
+	if c.perMessage > 0 {
+		n = min(n, int(targetDuration/c.perMessage))
 	}
 	return max(n, 1)
 }
 
-// took takes note of how long handled messages took.
-func (c *pace) took(d time.Duration, n int) {
+// recordDuration records that n handled messages took d.
+func (c *pace) recordDuration(d time.Duration, n int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	each := d / time.Duration(max(n, 1))
-	if c.each > 0 {
-		each = c.each + (each-c.each)/8
+
+	perMessage := d / time.Duration(max(n, 1))
+	if c.perMessage > 0 {
+		perMessage = c.perMessage + (perMessage-c.perMessage)/8
 	}
-	c.each = max(each, 1)
+	c.perMessage = max(perMessage, 1)
 }
 
-// held lets the size grow after a transaction of n messages that was committed.
-func (c *pace) held(n int) {
+// growAfter increases the size after the commit of a transaction of n messages. A transaction
+// smaller than the size proves nothing and changes nothing.
+func (c *pace) growAfter(n int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+
 	switch {
 	case n < max(c.size, 1):
-	case c.bound > 0 && 2*n > c.bound:
+	case c.doublingLimit > 0 && 2*n > c.doublingLimit:
 		c.size = min(n+1, maxBatch)
 	default:
 		c.size = min(2*n, maxBatch)
 	}
 }
 
-// overran halves the size after a transaction of n messages that could not be committed. slow says how many it handled
-// before it was given up, if that was for its duration.
-func (c *pace) overran(n int, slow *overrunError) {
+// shrinkAfter halves the size after a transaction of n messages that could not be committed. slow
+// is nil unless the transaction was given up for its duration. It then has the number of handled
+// messages.
+func (c *pace) shrinkAfter(n int, slow *overrunError) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+
 	c.size = max(n/2, 1)
-	c.bound = c.size
+	c.doublingLimit = c.size
 	if slow != nil && slow.handled > 0 {
-		c.each = slow.after / time.Duration(slow.handled)
+		c.perMessage = slow.after / time.Duration(slow.handled)
 	}
 }
 
-// overrunError says that a transaction of several messages was given up because it took too long. It has no label by which
-// the driver would run it again as it is.
+// overrunError reports that a transaction of several messages was given up because it took too
+// long. It carries no error label, so that the driver does not run the transaction again as it is.
 type overrunError struct {
 	after   time.Duration
 	handled int
-	err     error // why the run before failed, if that is why it took so long
+	err     error // of the run before, if that is why the transaction took so long
 }
 
 func (e *overrunError) Error() string {

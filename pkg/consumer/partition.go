@@ -12,79 +12,83 @@ import (
 	"github.com/outrelay/outrelay/internal/retry"
 )
 
-// fetchBytes is what one fetch asks for at most.
+// fetchBytes is the most bytes that one fetch requests.
 const fetchBytes = 1 << 20
 
-// entry is one record that was fetched. It stays until everything before it is finished, its body only until it is.
+// entry is one fetched record. The entry stays until all earlier entries of the partition are
+// finished. Its body stays only until the entry itself is finished.
 type entry struct {
-	offset int64
-	lane   int32
-	parts  []part
-	open   int // parts that are not done
+	offset     int64
+	lane       int32
+	shares     []share
+	openShares int // shares that are not done
 
-	rec   Record
-	m     *Message // nil while the body is not in memory
-	cause error    // of a record that cannot be decoded
-	size  int
-	time  int64 // when the record was written, in Unix milliseconds
+	rec       Record
+	m         *Message // nil while the body is not in memory
+	decodeErr error    // of a record that cannot be decoded
+	size      int
+	writtenAt int64 // Unix milliseconds
 
-	orphan atomic.Bool // its topic was created anew
+	orphan atomic.Bool // the topic was recreated since the record was read
 }
 
-// part is one handler's share of an entry.
-type part struct {
-	reg   *registration
-	state partState
-	at    Attempts
+// share is one handler's share of an entry.
+type share struct {
+	reg      *registration
+	state    shareState
+	attempts Attempts
 }
 
-// any reports whether some part is in that state. The partition's lock is held; the rest of a part is its track's.
-func (e *entry) any(state partState) bool {
-	for i := range e.parts {
-		if e.parts[i].state == state {
+// hasShareLocked reports whether some share of e is in the given state. The partition's lock guards
+// only the states: the other fields of a share belong to its track.
+func (e *entry) hasShareLocked(state shareState) bool {
+	for i := range e.shares {
+		if e.shares[i].state == state {
 			return true
 		}
 	}
 	return false
 }
 
-type partState uint8
+type shareState uint8
 
 const (
-	waiting partState = iota // not in memory, or about to be queued
-	queued
-	started
-	done
+	shareWaiting shareState = iota // not in memory, or about to be queued
+	shareQueued
+	shareStarted
+	shareDone
 )
 
-// partition is one partition of this member: it reads, hands out to its tracks, and knows up to where all is finished.
+// partition is one partition of this member. It fetches records, queues them for its tracks, and
+// keeps the offset up to which everything is finished.
 type partition struct {
 	s  *session
 	tp TopicPartition
 
-	mu        sync.Mutex
-	entries   []*entry // by offset; the first is not finished
-	orphans   []*entry // that were abandoned while they were being handled
-	next      int64    // to be fetched
-	fetched   int64    // everything below was fetched or is a hole
-	committed int64
-	bodies    int
-	bytes     int
-	rewind    bool // something below next is to be fetched again
-	closed    bool // nothing begins any more
-	gone      bool // and nothing is counted
-	tracks    map[trackKey]*track
-	attached  map[string]*attachment
-	id        *string   // of the topic that the offsets are of, nil while that is unknown; only read uses it
-	measured  time.Time // when its lag was told
+	mu           sync.Mutex
+	entries      []*entry // by offset; the first is not finished
+	orphans      []*entry // entries that were abandoned while a handler ran
+	nextFetch    int64
+	fetchedTo    int64 // every offset below was fetched or is a hole
+	committed    int64
+	heldMessages int
+	heldBytes    int
+	refetch      bool // an entry below nextFetch has to be fetched again
+	closed       bool // no track starts another task
+	forgotten    bool // the partition is no longer counted
+	tracks       map[trackKey]*track
+	attached     map[string]*attachment
+	topicID      *string   // of the topic that the offsets belong to, nil while unknown; used only by fetchLoop
+	lagMeasured  time.Time // when the lag was last reported
 
-	wake     chan struct{} // there is room, or something to fetch again
-	tracking sync.WaitGroup
-	still    atomic.Bool // all tracks have ended, after close
+	wake       chan struct{} // there is room, or a record to fetch again
+	trackGroup sync.WaitGroup
+	stopped    atomic.Bool // all tracks have ended after stopStarting
 }
 
-// trackKey is a lane and the name of a handler. What was registered under a name before, and is taken back, has the same
-// place in the inbox: its messages that began are finished before those of the next registration begin.
+// trackKey is a lane and the name of a handler. A handler that is registered again under the same
+// name has the same place in the inbox. So the messages of the old registration that began are
+// finished before those of the new one begin.
 type trackKey struct {
 	lane    int32
 	handler string
@@ -92,294 +96,339 @@ type trackKey struct {
 
 func newPartition(s *session, a Assignment) *partition {
 	return &partition{
-		s: s, tp: a.TopicPartition, next: a.Offset, fetched: a.Offset, committed: a.Offset,
+		s: s, tp: a.TopicPartition, nextFetch: a.Offset, fetchedTo: a.Offset, committed: a.Offset,
 		tracks: map[trackKey]*track{}, attached: map[string]*attachment{}, wake: make(chan struct{}, 1),
 	}
 }
 
-// read fetches until the generation ends.
-func (p *partition) read() {
-	ctx := p.s.soft
-	b := retry.Reopen.Start()
+// fetchLoop fetches records until the generation ends. It blocks while the consumer is paused,
+// while the database is away, and while the partition has no room.
+func (p *partition) fetchLoop() {
+	ctx := p.s.serveCtx
+	backoff := retry.Reopen.Start()
+
 	for ctx.Err() == nil {
-		if p.s.c.gate.paused() {
-			p.drop()
-			if p.s.c.gate.wait(ctx) != nil {
+		if p.s.c.gate.isPaused() {
+			p.dropUnstarted()
+			if p.s.c.gate.waitOpen(ctx) != nil {
 				return
 			}
 		}
-		if p.s.away.wait(ctx) != nil {
+		if p.s.outage.waitOver(ctx) != nil {
 			return
 		}
-		from, ok := p.position()
+
+		from, ok := p.nextOffset()
 		if !ok {
 			select {
 			case <-p.wake:
-			case <-p.pauses():
+			case <-p.pauseChanged():
 			case <-ctx.Done():
 			}
 			continue
 		}
-		f, err := p.s.g.Fetch(ctx, p.tp, from, min(fetchBytes, p.s.c.s.bytes))
+
+		f, err := p.s.g.Fetch(ctx, p.tp, from, min(fetchBytes, p.s.c.s.bufferBytes))
 		var gap *RangeError
 		switch {
 		case err == nil:
-			b.Reset()
-			p.take(from, f)
-			if p.id == nil && f.Next > from { // the offsets are of this topic: it has them
-				p.identify(ctx)
+			backoff.Reset()
+			p.acceptFetched(from, f)
+
+			// Only a fetch that moved on proves that the topic has these offsets.
+			if p.topicID == nil && f.Next > from {
+				p.recordTopicID(ctx)
 			}
+
 		case ctx.Err() != nil:
 			return
+
 		case errors.As(err, &gap):
-			p.jump(ctx, gap)
+			p.skipGap(ctx, gap)
+
 		default:
 			p.s.report(fmt.Errorf("fetching partition %s: %w", p.tp, err))
-			_ = b.Wait(ctx)
+			_ = backoff.Wait(ctx)
 		}
 	}
 }
 
-// pauses tells of the next change of the gate.
-func (p *partition) pauses() <-chan struct{} {
-	_, _, changed := p.s.c.gate.state()
+// pauseChanged returns a channel that is closed when the consumer is paused or resumed.
+func (p *partition) pauseChanged() <-chan struct{} {
+	_, _, changed := p.s.c.gate.currentState()
 	return changed
 }
 
-// lost finishes what was to be fetched again, from one offset up to another, and is no longer in the log: compaction or
-// retention removed it while it was not in memory. The lock is held.
-func (p *partition) lost(from, to int64) {
+// finishLostLocked finishes the entries in [from, to) that had to be fetched again and are no
+// longer in the log. Compaction or retention removed them while they were not in memory.
+func (p *partition) finishLostLocked(from, to int64) {
 	for _, e := range p.entries {
 		if e.offset < from || e.offset >= to {
 			continue
 		}
+
+		// Another handler still keeps the body in memory.
 		if e.m != nil {
-			p.enqueue(e) // another handler has it still
+			p.enqueueLocked(e)
 			continue
 		}
-		for i := range e.parts {
-			x := &e.parts[i]
-			if x.state != waiting {
+
+		for i := range e.shares {
+			sh := &e.shares[i]
+			if sh.state != shareWaiting {
 				continue
 			}
-			if x.reg.once {
-				x.reg.fired.Store(false)
+			if sh.reg.once {
+				sh.reg.fired.Store(false)
 			}
-			x.state = done
-			e.open--
+			sh.state = shareDone
+			e.openShares--
 		}
 	}
 }
 
-// idle reports whether nothing of the entry is being handled. The lock is held.
-func (p *partition) idle(e *entry) bool {
-	return !e.any(started) && !e.any(queued)
+// isIdleLocked reports whether no share of e is queued or started.
+func (p *partition) isIdleLocked(e *entry) bool {
+	return !e.hasShareLocked(shareStarted) && !e.hasShareLocked(shareQueued)
 }
 
-// position is the offset to fetch from, or false if there is no room.
-func (p *partition) position() (int64, bool) {
+// nextOffset returns the offset to fetch from. It returns false if the partition has no room.
+func (p *partition) nextOffset() (offset int64, ok bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.rewind {
-		p.rewind = false
-		p.next = p.fetched
+
+	if p.refetch {
+		p.refetch = false
+		p.nextFetch = p.fetchedTo
 		for _, e := range p.entries {
-			if e.any(waiting) {
-				p.next = e.offset
+			if e.hasShareLocked(shareWaiting) {
+				p.nextFetch = e.offset
 				break
 			}
 		}
 	}
+
 	s := &p.s.c.s
-	room := p.bodies < s.records && p.bytes < s.bytes
-	if p.next >= p.fetched { // what is fetched again was counted already
-		room = room && len(p.entries) < s.ahead
+	room := p.heldMessages < s.bufferRecords && p.heldBytes < s.bufferBytes
+
+	// An entry that is fetched again was counted the first time.
+	if p.nextFetch >= p.fetchedTo {
+		room = room && len(p.entries) < s.maxAhead
 	}
-	return p.next, room
+	return p.nextFetch, room
 }
 
-// take hands out what a fetch brought.
-func (p *partition) take(from int64, f Fetched) {
+// acceptFetched adds the records of a fetch that began at from, and queues them for their handlers.
+// It ignores the fetch if the partition was closed, rewound or paused in the meantime. The records
+// are then fetched again.
+func (p *partition) acceptFetched(from int64, f Fetched) {
 	list := make([]*entry, 0, len(f.Records))
 	for i := range f.Records {
 		if r := &f.Records[i]; r.Offset >= from {
 			list = append(list, p.newEntry(r))
 		}
 	}
+
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.closed || p.rewind || p.s.c.gate.paused() {
+
+	if p.closed || p.refetch || p.s.c.gate.isPaused() {
 		for _, e := range list {
-			p.unfire(e)
+			p.rearmOnce(e)
 		}
-		return // it is fetched again
+		return
 	}
-	messages, bytes := p.bodies, p.bytes
+
+	messages, bytes := p.heldMessages, p.heldBytes
 	for _, e := range list {
-		p.add(e)
+		p.addEntryLocked(e)
 	}
-	p.next = max(f.Next, from)
-	p.fetched = max(p.fetched, p.next)
-	p.lost(from, p.next)
-	p.s.passed(p.trim())
-	p.s.countHeld(int64(p.bodies-messages), int64(p.bytes-bytes))
-	p.behind(f.End)
+	p.nextFetch = max(f.Next, from)
+	p.fetchedTo = max(p.fetchedTo, p.nextFetch)
+
+	p.finishLostLocked(from, p.nextFetch)
+	p.s.countFinished(p.trimLocked())
+	p.s.countHeld(int64(p.heldMessages-messages), int64(p.heldBytes-bytes))
+	p.reportLagLocked(f.End)
 }
 
-// behind tells the lag. The lock is held.
-func (p *partition) behind(end int64) {
-	p.measured = time.Now()
-	p.s.c.s.observer.Lag(p.tp.Topic, p.tp.Partition, max(0, end-p.floor()))
+// reportLagLocked reports the lag of the partition, whose log ends at end.
+func (p *partition) reportLagLocked(end int64) {
+	p.lagMeasured = time.Now()
+	p.s.c.s.observer.Lag(p.tp.Topic, p.tp.Partition, max(0, end-p.finishedToLocked()))
 }
 
-// gaugeInterval is how often partitions are measured beside their fetches.
+// gaugeInterval is how often partitions are measured in addition to their fetches.
 const gaugeInterval = 3 * time.Second
 
-// gauge tells how old the oldest unfinished message of each partition is, and the lag of those that are not fetched: of a
-// partition that stands still nobody would learn otherwise that it falls behind.
-func (s *session) gauge() {
-	for retry.Sleep(s.soft, gaugeInterval) == nil {
-		for tp, p := range s.parts {
+// reportGauges reports the age of the oldest unfinished message of each partition until the
+// generation ends. It also reports the lag of partitions that are not fetched. Otherwise the
+// growing lag of a blocked partition would stay invisible.
+func (s *session) reportGauges() {
+	for retry.Sleep(s.serveCtx, gaugeInterval) == nil {
+		for tp, p := range s.partitions {
 			p.mu.Lock()
 			age := time.Duration(0)
 			if len(p.entries) > 0 {
-				age = max(0, time.Since(time.UnixMilli(p.entries[0].time)))
+				age = max(0, time.Since(time.UnixMilli(p.entries[0].writtenAt)))
 			}
-			stale := time.Since(p.measured) > gaugeInterval
+			stale := time.Since(p.lagMeasured) > gaugeInterval
 			p.mu.Unlock()
 
 			s.c.s.observer.Oldest(tp.Topic, tp.Partition, age)
 			if !stale {
 				continue
 			}
-			if log, err := s.g.Log(s.soft, tp); err == nil && log.End >= 0 {
+
+			if log, err := s.g.Log(s.serveCtx, tp); err == nil && log.End >= 0 {
 				p.mu.Lock()
-				p.behind(log.End)
+				p.reportLagLocked(log.End)
 				p.mu.Unlock()
 			}
 		}
 	}
 }
 
-// unfire lets a handler for one message alone have another one.
-func (p *partition) unfire(e *entry) {
-	for i := range e.parts {
-		if r := e.parts[i].reg; r.once && e.parts[i].state != done {
+// rearmOnce lets the Once handlers of e accept another message, because e is not handled now.
+func (p *partition) rearmOnce(e *entry) {
+	for i := range e.shares {
+		if r := e.shares[i].reg; r.once && e.shares[i].state != shareDone {
 			r.fired.Store(false)
 		}
 	}
 }
 
-// add takes in one entry, new or fetched again. The lock is held.
-func (p *partition) add(e *entry) {
-	if i := sort.Search(len(p.entries), func(i int) bool { return p.entries[i].offset >= e.offset }); i < len(p.entries) {
-		if p.entries[i].offset == e.offset && p.entries[i].open > 0 {
-			p.unfire(e)
-			old := p.entries[i]
-			if old.m == nil {
-				old.rec, old.m = e.rec, e.m
-				if old.parts[0].reg != p.s.c.poison || e.cause != nil { // what could not be decoded stays that
-					old.cause = e.cause
-				}
-				p.bodies++
-				p.bytes += old.size
-			}
-			p.enqueue(old)
+// addEntryLocked adds an entry that is new, or gives its body back to one that was fetched again.
+func (p *partition) addEntryLocked(e *entry) {
+	i := sort.Search(len(p.entries), func(i int) bool { return p.entries[i].offset >= e.offset })
+	if i < len(p.entries) {
+		if old := p.entries[i]; old.offset == e.offset && old.openShares > 0 {
+			p.rearmOnce(e)
+			p.restoreBodyLocked(old, e)
+			p.enqueueLocked(old)
 		}
 		return
 	}
-	if e.offset < p.fetched {
-		p.unfire(e)
-		return // finished before
+
+	// The entry is finished already.
+	if e.offset < p.fetchedTo {
+		p.rearmOnce(e)
+		return
 	}
+
 	p.entries = append(p.entries, e)
-	if e.open == 0 {
-		p.s.c.reg.finished(e.m)
+	if e.openShares == 0 {
+		p.s.c.reg.notifyWatches(e.m)
 		e.rec, e.m = Record{}, nil
 		return
 	}
-	p.bodies++
-	p.bytes += e.size
-	p.enqueue(e)
+
+	p.heldMessages++
+	p.heldBytes += e.size
+	p.enqueueLocked(e)
 }
 
-// enqueue queues those parts that wait. The lock is held.
-func (p *partition) enqueue(e *entry) {
-	for i := range e.parts {
-		x := &e.parts[i]
-		if x.state != waiting {
+// restoreBodyLocked gives old the body of fetched, which is the same record. It does nothing if old
+// still has its body.
+func (p *partition) restoreBodyLocked(old, fetched *entry) {
+	if old.m != nil {
+		return
+	}
+	old.rec, old.m = fetched.rec, fetched.m
+
+	// A record that could not be decoded the first time keeps that error.
+	if old.shares[0].reg != p.s.c.poison || fetched.decodeErr != nil {
+		old.decodeErr = fetched.decodeErr
+	}
+
+	p.heldMessages++
+	p.heldBytes += old.size
+}
+
+// enqueueLocked queues the waiting shares of e on their tracks, and starts tracks that do not run.
+func (p *partition) enqueueLocked(e *entry) {
+	for i := range e.shares {
+		sh := &e.shares[i]
+		if sh.state != shareWaiting {
 			continue
 		}
-		x.state = queued
-		k := trackKey{e.lane, x.reg.name}
-		t := p.tracks[k]
+		sh.state = shareQueued
+
+		key := trackKey{e.lane, sh.reg.name}
+		t := p.tracks[key]
 		if t == nil {
-			t = &track{p: p, key: k, lane: e.lane}
-			p.tracks[k] = t
+			t = &track{p: p, key: key, lane: e.lane}
+			p.tracks[key] = t
 		}
-		t.queue = append(t.queue, task{e, x})
+
+		t.queue = append(t.queue, task{e, sh})
 		if !t.running {
 			t.running = true
-			p.tracking.Go(t.run)
+			p.trackGroup.Go(t.handleQueue)
 		}
 	}
 }
 
-// drop lets go of everything that was fetched and is not being handled.
-func (p *partition) drop() {
+// dropUnstarted drops the bodies of all entries that no handler has started. They are fetched again.
+func (p *partition) dropUnstarted() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+
 	for _, t := range p.tracks {
 		for _, x := range t.queue {
-			x.part.state = waiting
+			x.share.state = shareWaiting
 		}
 		t.queue = nil
 	}
 	for _, e := range p.entries {
-		p.shed(e)
+		p.dropBodyLocked(e)
 	}
-	p.rewind = true
+	p.refetch = true
 }
 
-// shed lets go of the body of an entry that is not being handled. The lock is held.
-func (p *partition) shed(e *entry) {
-	if p.gone || e.m == nil || !p.idle(e) {
+// dropBodyLocked frees the body of e unless some share of e is queued or started.
+func (p *partition) dropBodyLocked(e *entry) {
+	if p.forgotten || e.m == nil || !p.isIdleLocked(e) {
 		return
 	}
 	e.rec, e.m = Record{}, nil
-	p.bodies--
-	p.bytes -= e.size
+	p.heldMessages--
+	p.heldBytes -= e.size
 	p.s.countHeld(-1, -int64(e.size))
 }
 
-// finish marks tasks as done.
-func (p *partition) finish(list []task) {
-	var through []*Message
+// finishTasks marks tasks as done, frees their bodies and wakes the fetch loop. A Once handler is
+// removed with its task.
+func (p *partition) finishTasks(list []task) {
+	var finished []*Message
+
 	p.mu.Lock()
 	for _, x := range list {
-		x.part.state = done
-		if x.part.reg.once {
-			reg := x.part.reg
-			defer p.s.c.reg.remove(func(r *registration) bool { return r == reg })
+		x.share.state = shareDone
+		if x.share.reg.once {
+			reg := x.share.reg
+			defer p.s.c.reg.removeIf(func(r *registration) bool { return r == reg })
 		}
-		if x.entry.open--; x.entry.open == 0 {
-			through = append(through, x.entry.m)
+		if x.entry.openShares--; x.entry.openShares == 0 {
+			finished = append(finished, x.entry.m)
 		}
-		p.shed(x.entry)
+		p.dropBodyLocked(x.entry)
 	}
-	passed := p.trim()
-	p.signal()
+	trimmed := p.trimLocked()
+	p.wakeReader()
 	p.mu.Unlock()
-	for _, m := range through {
-		p.s.c.reg.finished(m)
+
+	// A watch runs a condition of the user, so it is called without the lock.
+	for _, m := range finished {
+		p.s.c.reg.notifyWatches(m)
 	}
-	p.s.passed(passed)
+	p.s.countFinished(trimmed)
 }
 
-// trim forgets the finished entries at the front and says how many. The lock is held.
-func (p *partition) trim() int {
+// trimLocked removes the finished entries at the front and returns their number.
+func (p *partition) trimLocked() int {
 	n := 0
-	for n < len(p.entries) && p.entries[n].open == 0 {
+	for n < len(p.entries) && p.entries[n].openShares == 0 {
 		n++
 	}
 	if n > 0 {
@@ -388,53 +437,59 @@ func (p *partition) trim() int {
 	return n
 }
 
-// floor is the offset up to which everything is finished. The lock is held.
+// finishedToLocked returns the offset below which everything is finished.
 //
-// N29: contiguous is what was fetched, not the numbers: markers and compaction leave holes.
-func (p *partition) floor() int64 {
+// N29: "contiguous" refers to the fetched records, not to their offsets. Transaction markers and
+// compaction leave holes.
+func (p *partition) finishedToLocked() int64 {
 	if len(p.entries) > 0 {
 		return p.entries[0].offset
 	}
-	return p.fetched
+	return p.fetchedTo
 }
 
-func (p *partition) committable() (at int64, news bool) {
+// uncommittedOffset returns the offset to commit, and reports whether it differs from the committed one.
+func (p *partition) uncommittedOffset() (offset int64, changed bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	at = p.floor()
-	return at, at != p.committed
+	offset = p.finishedToLocked()
+	return offset, offset != p.committed
 }
 
-func (p *partition) commit(at int64) {
+func (p *partition) setCommitted(offset int64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.committed = at
+	p.committed = offset
 }
 
-func (p *partition) signal() {
+// wakeReader wakes the fetch loop. It does not block.
+func (p *partition) wakeReader() {
 	select {
 	case p.wake <- struct{}{}:
 	default:
 	}
 }
 
-// close drops what did not begin; nothing begins any more.
-func (p *partition) close() {
+// stopStarting drops the queued tasks. No track starts another task after it.
+func (p *partition) stopStarting() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+
 	p.closed = true
 	for _, t := range p.tracks {
 		t.queue = nil
 	}
 }
 
-// forget takes what is left out of the counts.
-func (p *partition) forget() {
+// releaseBuffers removes the partition from the counts of held messages. Later calls of
+// dropBodyLocked have no effect.
+func (p *partition) releaseBuffers() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+
 	for _, e := range p.entries {
-		p.unfire(e)
+		p.rearmOnce(e)
 	}
-	p.s.countHeld(-int64(p.bodies), -int64(p.bytes))
-	p.bodies, p.bytes, p.entries, p.gone = 0, 0, nil, true
+	p.s.countHeld(-int64(p.heldMessages), -int64(p.heldBytes))
+	p.heldMessages, p.heldBytes, p.entries, p.forgotten = 0, 0, nil, true
 }

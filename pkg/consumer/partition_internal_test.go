@@ -9,32 +9,40 @@ import (
 	"github.com/outrelay/outrelay/pkg/inbox"
 )
 
-// A record that was decoded when it was read at first, and cannot be when it is read again, is a failure of its handler: the
-// handler never gets the message undecoded.
+// A record may be decoded the first time and fail to decode when it is fetched again. That is a failure
+// of its handler. The handler never gets the message undecoded.
 func TestAMessageThatCannotBeDecodedWhenReadAgainIsNotHandled(t *testing.T) {
 	t.Parallel()
+
 	calls := 0
 	handler := HandlerFunc(func(context.Context, *Message) error { calls++; return nil })
 	reg := &registration{chained: handler}
 	reg.name, reg.mode, reg.timeout = "h", inbox.None, time.Minute
+
 	s := &session{run: &run{}}
 	s.c = &Consumer{poison: &registration{system: true}}
-	p := &partition{s: s, fetched: 6}
-	tr := &track{p: p, reg: reg, running: true} // so that the test, not the track, calls the handler
+	p := &partition{s: s, fetchedTo: 6}
+
+	// The track counts as running, so that the test calls the handler and the track does not.
+	tr := &track{p: p, reg: reg, running: true}
 	p.tracks = map[trackKey]*track{{0, "h"}: tr}
-	p.entries = []*entry{{offset: 5, parts: []part{{reg: reg}}, open: 1}} // shed before a rewind
+
+	// The body of the entry was dropped.
+	p.entries = []*entry{{offset: 5, shares: []share{{reg: reg}}, openShares: 1}}
 
 	broken := errors.New("no key to decrypt it")
-	p.add(&entry{offset: 5, m: &Message{}, cause: broken, parts: []part{{reg: p.s.c.poison}}, open: 1})
-
+	p.addEntryLocked(&entry{
+		offset: 5, m: &Message{}, decodeErr: broken, shares: []share{{reg: p.s.c.poison}}, openShares: 1,
+	})
 	if len(tr.queue) != 1 {
-		t.Fatalf("%d messages are queued, want 1", len(tr.queue))
+		t.Fatalf("queued messages: got %d, want 1", len(tr.queue))
 	}
+
 	err := tr.runHandler(t.Context(), tr.queue, nil, &attemptResult{})
 	if _, ofHandler := errors.AsType[*handlerFailure](err); !ofHandler || !errors.Is(err, broken) {
-		t.Errorf("call returned %v, want a failure of the handler with the cause", err)
+		t.Errorf("runHandler: got %v, want a handlerFailure with the cause %v", err, broken)
 	}
 	if calls != 0 {
-		t.Error("the handler got a message that was not decoded")
+		t.Errorf("handler calls: got %d, want 0", calls)
 	}
 }

@@ -12,68 +12,75 @@ import (
 	"github.com/outrelay/outrelay/pkg/inbox"
 )
 
-// identify notes which topic the offsets are of. A group may have the offsets of a topic that was deleted for a while, so
-// only a fetch that succeeded says so.
-func (p *partition) identify(ctx context.Context) {
+// recordTopicID stores the id of the topic that the offsets belong to. Call it only after a
+// successful fetch: the group keeps the offsets of a deleted topic for a while.
+func (p *partition) recordTopicID(ctx context.Context) {
 	if log, err := p.s.g.Log(ctx, p.tp); err == nil {
-		p.id = &log.ID
+		p.topicID = &log.ID
 	}
 }
 
-// jump goes on where the partition has records again: after records that retention removed, at the end of a topic that lost
-// its last ones, or at the start of one that was created anew.
-func (p *partition) jump(ctx context.Context, gap *RangeError) {
+// skipGap moves the partition to an offset that exists. There are three cases: after the records
+// that retention removed, at the end of a truncated topic, and at the start of a recreated topic.
+// With HaltOnGap it ends the Run instead.
+func (p *partition) skipGap(ctx context.Context, gap *RangeError) {
 	if p.s.c.s.haltOnGap {
-		p.s.fail(gap)
-		return
-	}
-	if gap.Offset < gap.Start { // retention: what was not finished below is no more
-		p.s.report(fmt.Errorf("%w; going on from %d", gap, gap.Start))
-		p.mu.Lock()
-		defer p.mu.Unlock()
-		p.next = gap.Start
-		p.lost(0, gap.Start)
-		p.fetched = max(p.fetched, gap.Start)
-		p.s.passed(p.trim())
+		p.s.failRun(gap)
 		return
 	}
 
-	// The topic's id tells a truncation, as by an unclean leader election, from a new topic of the same name.
+	// Retention removed the records. The unfinished entries below Start no longer exist.
+	if gap.Offset < gap.Start {
+		p.s.report(fmt.Errorf("%w; going on from %d", gap, gap.Start))
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		p.nextFetch = gap.Start
+		p.finishLostLocked(0, gap.Start)
+		p.fetchedTo = max(p.fetchedTo, gap.Start)
+		p.s.countFinished(p.trimLocked())
+		return
+	}
+
+	// The topic id distinguishes a truncation, for example by an unclean leader election, from a
+	// new topic of the same name.
 	log, err := p.s.g.Log(ctx, p.tp)
 	if err != nil {
 		p.s.report(fmt.Errorf("%w; asking for the topic: %w", gap, err))
 		return // the next fetch comes here again
 	}
-	from, truncated := gap.Start, p.id != nil && *p.id != "" && log.ID == *p.id
-	if p.id == nil || *p.id == "" {
-		truncated = gap.Diverged // no topic id is known, but epochs do not grow by creating a topic anew
+
+	truncated := p.topicID != nil && *p.topicID != "" && log.ID == *p.topicID
+	if p.topicID == nil || *p.topicID == "" {
+		// Without a topic id, epochs decide: they do not grow when a topic is recreated.
+		truncated = gap.Diverged
 	}
-	if truncated {
-		if gap.Diverged {
-			log.End = gap.End
-		}
-		from = log.End
-		if gap.Offset <= from {
-			return // it has grown again
-		}
-	}
-	p.s.report(fmt.Errorf("%w; going on from %d", gap, from))
-	if truncated {
-		p.abandon(from, from)
-		p.settle(ctx)
-		p.lower(ctx, log)
+	if !truncated {
+		p.s.report(fmt.Errorf("%w; going on from %d", gap, gap.Start))
+		p.topicID = nil
+		p.abandonEntries(0, gap.Start)
 		return
 	}
-	p.id = nil
-	p.abandon(0, from)
+
+	if gap.Diverged {
+		log.End = gap.End
+	}
+	if gap.Offset <= log.End {
+		return // the log has grown again
+	}
+	p.s.report(fmt.Errorf("%w; going on from %d", gap, log.End))
+	p.abandonEntries(log.End, log.End)
+	p.awaitOrphans(ctx)
+	p.lowerWatermarks(ctx, log)
 }
 
-// abandon gives up all entries from that offset on and continues at next: the log has other records there, or none. What
-// waits in memory would, once the inbox knows of the log, move the watermarks past records that are still to come.
-func (p *partition) abandon(from, next int64) {
+// abandonEntries abandons all entries from offset from on and continues at next. The log has no
+// records at these offsets, or different ones. If the entries stayed queued, they would move the
+// watermarks past records that are still to come as soon as the inbox accepts the new log.
+func (p *partition) abandonEntries(from, next int64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.orphans = nil
+
 	for _, t := range p.tracks {
 		var kept []task
 		for _, x := range t.queue {
@@ -81,33 +88,37 @@ func (p *partition) abandon(from, next int64) {
 				kept = append(kept, x)
 				continue
 			}
-			x.part.state = waiting
-			p.shed(x.entry)
+			x.share.state = shareWaiting
+			p.dropBodyLocked(x.entry)
 		}
 		t.queue = kept
 	}
+
 	at := sort.Search(len(p.entries), func(i int) bool { return p.entries[i].offset >= from })
 	for _, e := range p.entries[at:] {
-		p.unfire(e)
+		p.rearmOnce(e)
 		e.orphan.Store(true)
-		if e.any(started) {
+		if e.hasShareLocked(shareStarted) {
 			p.orphans = append(p.orphans, e)
 		}
 	}
 	p.entries = slices.Delete(p.entries, at, len(p.entries))
-	p.next, p.fetched, p.committed = next, next, -1
-	p.rewind = at > 0 // what is left may have to be fetched again
+
+	p.nextFetch, p.fetchedTo, p.committed = next, next, -1
+	p.refetch = at > 0 // the remaining entries may have lost their bodies
 	p.attached = map[string]*attachment{}
 }
 
-// settle waits for the handlers of abandoned entries, which may move the watermarks until they end. A new generation of a
-// topic that was created anew needs no wait: it refuses them.
-func (p *partition) settle(ctx context.Context) {
-	tick := time.NewTicker(settlePoll)
+// awaitOrphans blocks until no handler of an abandoned entry runs, or ctx ends. Such a handler may
+// still move the watermarks. A recreated topic does not need this: the inbox rejects handlers of
+// the old topic.
+func (p *partition) awaitOrphans(ctx context.Context) {
+	tick := time.NewTicker(orphanPoll)
 	defer tick.Stop()
+
 	for {
 		p.mu.Lock()
-		p.orphans = slices.DeleteFunc(p.orphans, func(e *entry) bool { return !e.any(started) })
+		p.orphans = slices.DeleteFunc(p.orphans, func(e *entry) bool { return !e.hasShareLocked(shareStarted) })
 		if len(p.orphans) == 0 || ctx.Err() != nil {
 			p.orphans = nil
 			p.attached = map[string]*attachment{}
@@ -115,6 +126,7 @@ func (p *partition) settle(ctx context.Context) {
 			return
 		}
 		p.mu.Unlock()
+
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
@@ -122,10 +134,11 @@ func (p *partition) settle(ctx context.Context) {
 	}
 }
 
-// lower takes the watermarks of a truncated log back to its end, and commits that. The log need not be read again, as for an
-// attach: that the offsets which were fetched are gone proves it.
-func (p *partition) lower(ctx context.Context, log inbox.Log) {
-	b := retry.Reopen.Start()
+// lowerWatermarks lowers the watermarks of a truncated log to its end, and requests a commit.
+// Unlike an attach, it needs no second read of the log: the missing offsets prove the truncation.
+func (p *partition) lowerWatermarks(ctx context.Context, log inbox.Log) {
+	backoff := retry.Reopen.Start()
+
 	for _, r := range p.s.c.reg.snapshot().all {
 		for r.mode != inbox.None && ctx.Err() == nil {
 			_, err := p.s.inbox.Attach(ctx, p.s.c.inboxConsumer(r), p.tp.Topic, p.tp.Partition, log)
@@ -133,17 +146,17 @@ func (p *partition) lower(ctx context.Context, log inbox.Log) {
 				break
 			}
 			if errors.As(err, new(*inbox.RecreatedError)) {
-				p.s.fail(err)
+				p.s.failRun(err)
 				return
 			}
 			if !errors.Is(err, inbox.ErrUnconfirmed) {
 				p.s.report(fmt.Errorf("lowering the watermarks of %s in partition %s: %w", r.name, p.tp, err))
 			}
-			_ = b.Wait(ctx)
+			_ = backoff.Wait(ctx)
 		}
 	}
-	p.s.want()
+	p.s.requestCommit()
 }
 
-// settlePoll is how often settle looks whether handlers have ended.
-const settlePoll = 50 * time.Millisecond
+// orphanPoll is how often awaitOrphans checks whether handlers have ended.
+const orphanPoll = 50 * time.Millisecond

@@ -6,38 +6,41 @@ import (
 	"time"
 )
 
-// gate is the pause of a consumer: by hand until it is resumed, by a policy until a time.
-type gate struct {
-	mu      sync.Mutex
-	byHand  bool
-	until   time.Time
-	changed chan struct{} // closed and replaced at each change; nil before the first
-	notify  func(paused bool)
-	told    bool
+// pauseGate is the pause state of a consumer. A user pauses it until it is resumed, a policy until
+// a given time.
+type pauseGate struct {
+	mu       sync.Mutex
+	manual   bool // paused by Pause
+	until    time.Time
+	changed  chan struct{} // closed and replaced at each change; nil before the first
+	notify   func(paused bool)
+	notified bool // the last value passed to notify
 }
 
-// Pause stops reading. What is in flight is finished; what was read and did not begin is dropped from memory, its offsets
-// are not committed, and it is read again after Resume. The group goes on without a rebalance. A consumer may be paused
-// before it runs.
-func (c *Consumer) Pause() { c.gate.set(func(g *gate) { g.byHand = true }) }
+// Pause stops reading. Messages in progress are finished. Messages that were read and not started
+// are dropped from memory. Their offsets are not committed, and they are read again after Resume.
+// The group continues without a rebalance. A consumer may be paused before it runs.
+func (c *Consumer) Pause() { c.gate.update(func(g *pauseGate) { g.manual = true }) }
 
 // Resume ends a pause, whatever its cause.
-func (c *Consumer) Resume() { c.gate.set(func(g *gate) { g.byHand, g.until = false, time.Time{} }) }
+func (c *Consumer) Resume() {
+	c.gate.update(func(g *pauseGate) { g.manual, g.until = false, time.Time{} })
+}
 
 // Paused reports whether the consumer is paused, by Pause or by a policy.
-func (c *Consumer) Paused() bool { return c.gate.paused() }
+func (c *Consumer) Paused() bool { return c.gate.isPaused() }
 
-// pauseFor pauses for that long; a longer pause that is there stays.
-func (g *gate) pauseFor(d time.Duration) {
+// pauseFor pauses for d. It does not shorten a longer pause.
+func (g *pauseGate) pauseFor(d time.Duration) {
 	until := time.Now().Add(d)
-	g.set(func(g *gate) {
+	g.update(func(g *pauseGate) {
 		if until.After(g.until) {
 			g.until = until
 		}
 	})
 }
 
-// pauseFor pauses for that long, or until it is resumed by hand.
+// pauseFor pauses the consumer for d, or until Resume if d is UntilResumed.
 func (c *Consumer) pauseFor(d time.Duration) {
 	if d == UntilResumed {
 		c.Pause()
@@ -46,95 +49,110 @@ func (c *Consumer) pauseFor(d time.Duration) {
 	c.gate.pauseFor(d)
 }
 
-// kept is the attempts of messages that paused the consumer: it forgets what it read, and is to go on counting.
-type kept struct {
-	mu   sync.Mutex
-	list map[keptKey]Attempts
+// keptAttempts keeps the attempts of messages that paused the consumer. A pause drops the messages
+// from memory, and their attempts must continue to count afterwards.
+type keptAttempts struct {
+	mu        sync.Mutex
+	byMessage map[keptAttemptsKey]Attempts
 }
 
-type keptKey struct {
+type keptAttemptsKey struct {
 	tp      TopicPartition
 	offset  int64
 	handler string
 }
 
-// maxKept bounds what is kept of messages that never come back: their partitions are another member's now.
-const maxKept = 10_000
+// maxKeptAttempts bounds the kept attempts. Messages whose partitions moved to another member never
+// come back.
+const maxKeptAttempts = 10_000
 
-func (r *run) remember(t *track, x task) {
+// keepAttempts stores the attempts of x until restoreAttempts is called for the same message. When
+// the limit is reached, it drops all that are stored.
+func (r *run) keepAttempts(t *track, x task) {
 	r.kept.mu.Lock()
 	defer r.kept.mu.Unlock()
-	if r.kept.list == nil || len(r.kept.list) >= maxKept {
-		r.kept.list = map[keptKey]Attempts{}
+
+	if r.kept.byMessage == nil || len(r.kept.byMessage) >= maxKeptAttempts {
+		r.kept.byMessage = map[keptAttemptsKey]Attempts{}
 	}
-	r.kept.list[keptKey{t.p.tp, x.entry.offset, t.reg.name}] = x.part.at
+	r.kept.byMessage[keptAttemptsKey{t.p.tp, x.entry.offset, t.reg.name}] = x.share.attempts
 }
 
-func (r *run) recall(t *track, x task) {
+// restoreAttempts gives x the attempts that keepAttempts stored for its message, if any.
+func (r *run) restoreAttempts(t *track, x task) {
 	r.kept.mu.Lock()
 	defer r.kept.mu.Unlock()
-	key := keptKey{t.p.tp, x.entry.offset, t.reg.name}
-	if at, ok := r.kept.list[key]; ok {
-		x.part.at = at
-		delete(r.kept.list, key)
+
+	key := keptAttemptsKey{t.p.tp, x.entry.offset, t.reg.name}
+	if at, ok := r.kept.byMessage[key]; ok {
+		x.share.attempts = at
+		delete(r.kept.byMessage, key)
 	}
 }
 
-func (g *gate) set(f func(g *gate)) {
+// update changes the state with f, under the lock, and wakes all goroutines that wait for a change.
+func (g *pauseGate) update(f func(g *pauseGate)) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
+
 	f(g)
 	if g.changed != nil {
 		close(g.changed)
 	}
 	g.changed = make(chan struct{})
-	g.tell(g.closed())
+	g.notifyLocked(g.isClosedLocked())
 }
 
-// tell notifies of a change. The lock is held.
-func (g *gate) tell(paused bool) {
-	if paused != g.told && g.notify != nil {
-		g.told = paused
+// notifyLocked calls notify if the state has changed since its last call.
+func (g *pauseGate) notifyLocked(paused bool) {
+	if paused != g.notified && g.notify != nil {
+		g.notified = paused
 		g.notify(paused)
 	}
 }
 
-func (g *gate) closed() bool { return g.byHand || time.Now().Before(g.until) }
+func (g *pauseGate) isClosedLocked() bool { return g.manual || time.Now().Before(g.until) }
 
-func (g *gate) paused() bool {
+func (g *pauseGate) isPaused() bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	return g.closed()
+	return g.isClosedLocked()
 }
 
-// state is whether the gate is closed, how long at least unless it changes (0: for ever), and what tells of a change.
-func (g *gate) state() (closed bool, left time.Duration, changed <-chan struct{}) {
+// currentState reports whether the gate is closed and how long it stays closed without a change.
+// left is 0 if there is no such time. changed is closed at the next change.
+func (g *pauseGate) currentState() (closed bool, left time.Duration, changed <-chan struct{}) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
+
 	if g.changed == nil {
 		g.changed = make(chan struct{})
 	}
-	closed = g.closed()
-	g.tell(closed)
-	if closed && !g.byHand {
-		left = max(time.Until(g.until), 1) // 0 is for ever, and the time goes on
+	closed = g.isClosedLocked()
+	g.notifyLocked(closed)
+
+	// Time has passed since the check above, and 0 would mean that the pause has no end.
+	if closed && !g.manual {
+		left = max(time.Until(g.until), 1)
 	}
 	return closed, left, g.changed
 }
 
-// wait returns when the gate is open, or ctx ends.
-func (g *gate) wait(ctx context.Context) error {
+// waitOpen blocks until the gate is open. It returns the cause of ctx if ctx ends first.
+func (g *pauseGate) waitOpen(ctx context.Context) error {
 	for {
-		closed, left, changed := g.state()
+		closed, left, changed := g.currentState()
 		if !closed {
 			return nil
 		}
+
 		var timer <-chan time.Time
 		if left > 0 {
 			t := time.NewTimer(left)
 			defer t.Stop()
 			timer = t.C
 		}
+
 		select {
 		case <-changed:
 		case <-timer:

@@ -10,20 +10,21 @@ import (
 	"github.com/outrelay/outrelay/internal/retry"
 )
 
-// Policy decides what becomes of messages whose handler failed: by the first of its rules that matches the error, and by
-// how often the message failed before. It is immutable and safe for concurrent use.
+// Policy decides about messages whose handler failed, by its first rule that matches the error and
+// by the number of earlier failures. It is immutable and safe for concurrent use.
 //
-// Failures are counted over the whole way of a message, retries in place, retry topics and requeues together, so a rule
-// takes one step further with each, whatever the errors before were. What is redelivered after a crash starts anew.
+// Retries in place, retry topics and requeues of a message count together. Each failure takes a
+// rule one step further, whatever the earlier errors were. A message that is redelivered after a
+// crash starts again at its first step.
 type Policy struct {
 	rules []Rule
 }
 
-// NewPolicy makes a policy of rules. What none of them matches is decided by DefaultPolicy. Mistakes are kept and reported by
-// Validate, which the consumer calls.
+// NewPolicy returns a policy of rules. If no rule matches an error, DefaultPolicy decides. Invalid
+// rules are reported by Validate, which the consumer calls.
 func NewPolicy(rules ...Rule) *Policy { return &Policy{rules: slices.Clone(rules)} }
 
-// defaultPolicy is the policy of errors that nobody said anything about.
+// defaultPolicy is the policy for errors that no other rule matches.
 var defaultPolicy = NewPolicy(
 	On(Transient()).RetryForever(100*time.Millisecond, 30*time.Second),
 	On(Is(ErrNoHandler)).Then(ToPark),
@@ -31,14 +32,15 @@ var defaultPolicy = NewPolicy(
 	On().Retry(3, 50*time.Millisecond, 100*time.Millisecond, 250*time.Millisecond).Jitter(0.25).DeadLetter(),
 )
 
-// DefaultPolicy is what happens unless somebody says otherwise: what the database is to blame for is tried for ever, with
-// backoff up to 30 s, and spends no attempts; what no handler takes is parked; what is expired, invalid or cannot be
-// decoded becomes a dead letter at once; everything else is tried three times more, after 50, 100 and 250 ms, and then
-// becomes a dead letter.
+// DefaultPolicy returns the policy for errors that no other rule matches:
+//   - Errors of the database are retried forever, with a backoff of up to 30 s. They spend no attempts.
+//   - Messages that no handler takes are parked.
+//   - Messages that are expired, invalid or cannot be decoded become dead letters at once.
+//   - All other failures are retried three times, after 50, 100 and 250 ms. Then the message becomes a dead letter.
 func DefaultPolicy() *Policy { return defaultPolicy }
 
-// Or is a policy with the rules of p first and then those of base: a handler's own policy over the consumer's. A nil policy
-// has no rules.
+// Or returns a policy with the rules of p followed by the rules of base, for example of a handler's
+// policy and the consumer's. A nil policy has no rules.
 func (p *Policy) Or(base *Policy) *Policy {
 	var all []Rule
 	for _, q := range []*Policy{p, base} {
@@ -49,48 +51,57 @@ func (p *Policy) Or(base *Policy) *Policy {
 	return &Policy{rules: all}
 }
 
-// Validate lists everything that is wrong with the rules. Errors are ErrConfiguration.
+// Validate returns all problems of the rules. Its errors are ErrConfiguration.
 func (p *Policy) Validate() error {
 	if p == nil {
 		return fmt.Errorf("%w: the policy is nil", ErrConfiguration)
 	}
+
 	var errs []error
-	delays := map[string]time.Duration{}
+	delays := map[string]time.Duration{} // by retry topic
 	for i := range p.rules {
 		r := &p.rules[i]
-		for _, s := range r.problems {
-			errs = append(errs, fmt.Errorf("%w: rule %d of the policy: %s", ErrConfiguration, i+1, s))
+		addError := func(format string, args ...any) {
+			errs = append(errs, fmt.Errorf("%w: rule %d of the policy: %s", ErrConfiguration, i+1, fmt.Sprintf(format, args...)))
+		}
+
+		for _, problem := range r.problems {
+			addError("%s", problem)
 		}
 		for _, s := range r.steps {
 			if s.action != RetryTopic {
 				continue
 			}
 			if s.delay > maxRetryDelay {
-				errs = append(errs, fmt.Errorf("%w: rule %d of the policy: a retry topic cannot delay for %s, only for %s: use Schedule", ErrConfiguration, i+1, s.delay, maxRetryDelay))
+				addError("a retry topic cannot delay for %s, only for %s: use Schedule", s.delay, maxRetryDelay)
 			}
+
+			// A lane of a retry topic waits for its first message, so all messages of the topic
+			// need the same delay.
 			name := s.topic
 			if name == "" {
 				name = RetryTopicName("<topic>", "<group>", s.rung)
 			}
 			if d, ok := delays[name]; ok && d != s.delay {
-				errs = append(errs, fmt.Errorf("%w: rule %d of the policy: retry topic %s waits %s here and %s elsewhere; the longer would hold up the shorter: name one of them with RetryTopics",
-					ErrConfiguration, i+1, name, s.delay, d))
+				addError("retry topic %s delays for %s here and for %s in another rule; the longer delay would hold up the "+
+					"shorter one: name one of the topics with RetryTopics", name, s.delay, d)
 			}
 			delays[name] = s.delay
 		}
-		if r.outcome == ToRequeue && r.block && r.rungs == 0 {
-			errs = append(errs, fmt.Errorf("%w: rule %d of the policy: BlockKey with an endless Requeue needs a RetryTopic", ErrConfiguration, i+1))
+
+		if r.outcome == ToRequeue && r.blockKey && r.rungCount == 0 {
+			addError("BlockKey with an endless Requeue needs a RetryTopic")
 		}
 	}
 	return errors.Join(errs...)
 }
 
-// Topics are the retry topics of a topic and a group: a consumer of the topic joins them as well.
+// Topics returns the retry topics of a topic and a group. A consumer of the topic also consumes them.
 func (p *Policy) Topics(group, topic string) []string {
 	var names []string
 	for i := range p.rules {
 		for _, s := range p.rules[i].steps {
-			if name := s.topicOf(group, topic); name != "" && !slices.Contains(names, name) {
+			if name := s.retryTopic(group, topic); name != "" && !slices.Contains(names, name) {
 				names = append(names, name)
 			}
 		}
@@ -98,47 +109,52 @@ func (p *Policy) Topics(group, topic string) []string {
 	return names
 }
 
-// needs is what the rules want of a disposer beside topics.
-func (p *Policy) needs() (outbox, gate bool) {
+// listNeeds reports whether the rules need the outbox and the gate of a disposer.
+func (p *Policy) listNeeds() (outbox, gate bool) {
 	for i := range p.rules {
-		gate = gate || p.rules[i].block
+		gate = gate || p.rules[i].blockKey
 		outbox = outbox || slices.ContainsFunc(p.rules[i].steps, func(s step) bool { return s.action == Schedule })
 	}
 	return outbox, gate
 }
 
-func (s *step) topicOf(group, topic string) string {
+// retryTopic returns the retry topic of the step, or the topic in s if it has another action.
+func (s *step) retryTopic(group, topic string) string {
 	if s.action != RetryTopic || s.topic != "" {
 		return s.topic
 	}
 	return RetryTopicName(topic, group, s.rung)
 }
 
-// Decide says what becomes of m after err. It does no I/O, and is a function of its arguments but for the jitter of waits and
-// the time that is left for a message that is not due.
+// Decide returns the verdict on m after err. It does no I/O. Its result depends only on its
+// arguments, except for the jitter of delays and the remaining time of a message that is not due.
 //
-// Some errors mean the same whatever the rules say: ErrDrop and inbox.ErrDuplicate let the message pass; a message that is not due, is kept behind
-// another of its key, or meets an open circuit breaker waits, and spends no attempt.
+// Some errors of the consumer have the same meaning in every policy. After ErrDrop and
+// inbox.ErrDuplicate the message is skipped. A message waits, without spending an attempt, if it is
+// not due, if an earlier message of its key waits, or if a circuit breaker is open.
 func (p *Policy) Decide(err error, m *Message, a Attempts) Verdict {
-	v, ok := p.control(err, m, a)
+	v, ok := p.decideConsumerError(err, m, a)
 	if !ok {
-		v = p.byRule(err, m, a)
+		v = p.decideByRule(err, m, a)
 	}
 	v.Attempts = a
 	return v
 }
 
-// blockedWait is how long a lane waits for an earlier message of the key where no retry topic can keep what comes behind.
+// blockedWait is how long a lane waits for an earlier message of the key if no retry topic can keep
+// the later ones.
 const blockedWait = time.Second
 
-// control decides about the consumer's own errors.
-func (p *Policy) control(err error, m *Message, a Attempts) (Verdict, bool) {
+// decideConsumerError decides about the errors of the consumer itself. It returns false for all
+// other errors.
+func (p *Policy) decideConsumerError(err error, m *Message, a Attempts) (Verdict, bool) {
 	if errors.Is(err, ErrDrop) {
 		return Verdict{Action: Discard, Reason: ClassDropped}, true
 	}
 	if isDuplicate(err) {
 		return Verdict{Action: Discard, Reason: ClassDuplicate}, true
 	}
+
 	if e, ok := errors.AsType[*NotDueError](err); ok {
 		return Verdict{Action: RetryAfter, Delay: e.Wait(now()), Uncounted: true, Reason: ClassNotDue}, true
 	}
@@ -149,63 +165,80 @@ func (p *Policy) control(err error, m *Message, a Attempts) (Verdict, bool) {
 		}
 		return v, true
 	}
+
 	if _, ok := errors.AsType[*BlockedError](err); ok {
-		v := Verdict{Action: RetryAfter, Delay: blockedWait, Uncounted: true, Block: true, Reason: ClassBlocked}
-		for i := range p.rules {
-			for _, s := range p.rules[i].steps {
-				if p.rules[i].block && s.action == RetryTopic {
-					v.Action, v.Delay, v.Topic = RetryTopic, s.delay, s.topicOf(m.Group, originOf(m).Topic)
-					return v, true
-				}
-			}
-		}
-		return v, true
+		return p.decideBlocked(m), true
 	}
 	return Verdict{}, false
 }
 
-// byRule decides by the first rule that matches, or the default.
-func (p *Policy) byRule(err error, m *Message, a Attempts) Verdict {
+// decideBlocked decides about a message that has to wait for an earlier message of its key. It goes
+// to the first retry topic of the rules with BlockKey. Without such a topic its lane waits.
+func (p *Policy) decideBlocked(m *Message) Verdict {
+	v := Verdict{Action: RetryAfter, Delay: blockedWait, Uncounted: true, Block: true, Reason: ClassBlocked}
+
+	for i := range p.rules {
+		if !p.rules[i].blockKey {
+			continue
+		}
+
+		for _, s := range p.rules[i].steps {
+			if s.action == RetryTopic {
+				v.Action, v.Delay, v.Topic = RetryTopic, s.delay, s.retryTopic(m.Group, originOf(m).Topic)
+				return v
+			}
+		}
+	}
+	return v
+}
+
+// decideByRule returns the verdict of the first matching rule of p, or of the default policy.
+func (p *Policy) decideByRule(err error, m *Message, a Attempts) Verdict {
 	for _, rules := range [][]Rule{p.rules, defaultPolicy.rules} {
 		for i := range rules {
 			if rules[i].matches(err) {
-				return rules[i].verdict(m, a)
+				return rules[i].chooseVerdict(m, a)
 			}
 		}
 	}
 	return Verdict{Action: DeadLetter} // the last default rule matches everything
 }
 
-func (r *Rule) verdict(m *Message, a Attempts) Verdict {
-	if r.base > 0 {
-		bound := float64(r.base) * math.Pow(2, float64(max(a.Failed-1, 0)))
-		d := time.Duration(min(bound, float64(r.cap)))
-		return Verdict{Action: RetryAfter, Delay: jittered(d, 1), Uncounted: true, Reason: r.reason}
+// chooseVerdict returns the verdict of the rule after the failures in a.
+func (r *Rule) chooseVerdict(m *Message, a Attempts) Verdict {
+	if r.backoffBase > 0 {
+		bound := float64(r.backoffBase) * math.Pow(2, float64(max(a.Failed-1, 0)))
+		d := time.Duration(min(bound, float64(r.backoffCap)))
+		return Verdict{Action: RetryAfter, Delay: addJitter(d, 1), Uncounted: true, Reason: r.reason}
 	}
-	v := Verdict{Reason: r.reason, Uncounted: r.spare}
-	n := max(max(a.Total, 1)-a.Spared, 1) // the number of the attempt that failed
-	if r.spare {
+
+	v := Verdict{Reason: r.reason, Uncounted: r.uncounted}
+	n := max(max(a.Total, 1)-a.Spared, 1) // the number of the failed attempt
+	if r.uncounted {
 		n = 1
 	}
+
 	if n <= len(r.steps) {
 		s := &r.steps[n-1]
-		v.Action, v.Delay, v.Pause, v.Topic = s.action, s.delay, s.pause, s.topicOf(m.Group, originOf(m).Topic)
+		v.Action, v.Delay, v.Pause = s.action, s.delay, s.pause
+		v.Topic = s.retryTopic(m.Group, originOf(m).Topic)
 		switch s.action {
 		case RetryInline, RetryAfter:
-			v.Delay = jittered(s.delay, r.jitter)
+			v.Delay = addJitter(s.delay, r.jitter)
 		case RetryTopic, Requeue, Schedule:
-			v.Block = r.block
+			v.Block = r.blockKey
 		default:
 		}
 		return v
 	}
+
 	switch r.outcome {
 	case ToDiscard:
 		v.Action = Discard
 	case ToPark:
 		v.Action = Park
 	case ToRequeue:
-		v.Action, v.Block = Requeue, r.block
+		v.Action, v.Block = Requeue, r.blockKey
 	case ToPause:
 		v.Action, v.Delay = PauseConsumer, UntilResumed
 	default:
@@ -214,8 +247,8 @@ func (r *Rule) verdict(m *Message, a Attempts) Verdict {
 	return v
 }
 
-// jittered draws from [d·(1-f), d].
-func jittered(d time.Duration, f float64) time.Duration {
+// addJitter returns a random duration in [d·(1-f), d].
+func addJitter(d time.Duration, f float64) time.Duration {
 	share := time.Duration(float64(d) * f)
 	if share <= 0 {
 		return d
@@ -223,5 +256,5 @@ func jittered(d time.Duration, f float64) time.Duration {
 	return d - share + retry.Policy{Base: share, Cap: share}.Delay(0)
 }
 
-// now is the clock of what is compared with times that other processes wrote.
+// now returns the time that is compared with times written by other processes.
 func now() time.Time { return time.Now() }

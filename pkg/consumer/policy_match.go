@@ -11,17 +11,18 @@ import (
 	"github.com/outrelay/outrelay/pkg/inbox"
 )
 
-// Matcher says whether a rule is for an error. It must be a pure function: it is called from many goroutines.
+// Matcher reports whether a rule applies to an error. It must be a pure function: it is called from
+// many goroutines.
 type Matcher func(err error) bool
 
-// Is matches errors for which errors.Is is true for one of the targets.
+// Is returns a Matcher of errors for which errors.Is is true for one of the targets.
 func Is(targets ...error) Matcher {
 	return func(err error) bool {
 		return slices.ContainsFunc(targets, func(t error) bool { return errors.Is(err, t) })
 	}
 }
 
-// As matches errors that are or wrap an E.
+// As returns a Matcher of errors that are or wrap an E.
 func As[E error]() Matcher {
 	return func(err error) bool {
 		_, ok := errors.AsType[E](err)
@@ -29,7 +30,7 @@ func As[E error]() Matcher {
 	}
 }
 
-// AsFunc matches errors that are or wrap an E for which f is true.
+// AsFunc returns a Matcher of errors that are or wrap an E for which f is true.
 func AsFunc[E error](f func(E) bool) Matcher {
 	return func(err error) bool {
 		e, ok := errors.AsType[E](err)
@@ -37,20 +38,20 @@ func AsFunc[E error](f func(E) bool) Matcher {
 	}
 }
 
-// Not matches what m does not.
+// Not returns a Matcher of the errors that m does not match.
 func Not(m Matcher) Matcher { return func(err error) bool { return !m(err) } }
 
-// All matches what each of ms does.
+// All returns a Matcher of the errors that all of ms match.
 func All(ms ...Matcher) Matcher {
 	return func(err error) bool {
 		return !slices.ContainsFunc(ms, func(m Matcher) bool { return !m(err) })
 	}
 }
 
-// isDuplicate reports whether err says that the message was handled before.
+// isDuplicate reports whether err means that the message was handled before.
 func isDuplicate(err error) bool { return errors.Is(err, inbox.ErrDuplicate) }
 
-// Codes by which a MongoDB server says that it cannot serve now, though the statement was fine.
+// transientCodes are the codes of a MongoDB server that cannot serve now, although the command was valid.
 var transientCodes = []int{
 	6,     // HostUnreachable
 	7,     // HostNotFound
@@ -73,17 +74,19 @@ var transientCodes = []int{
 	13436, // NotPrimaryOrSecondary
 }
 
-// Labels by which the driver says so.
+// transientLabels are the error labels of the driver with the same meaning.
 var transientLabels = []string{
 	"TransientTransactionError", "UnknownTransactionCommitResult", "RetryableWriteError",
 	"NetworkError", "NetworkTimeoutError", "ExceededTimeLimitError",
 }
 
-// Transient matches errors of MongoDB that say nothing about the message: no server is to be had, a new primary was
-// elected, or others wrote the same documents at the same time. What a handler's own time-out caused is not among them.
-func Transient() Matcher { return transient }
+// Transient returns a Matcher of MongoDB errors that the message did not cause: no server is
+// available, a new primary was elected, or another transaction wrote the same documents at the same
+// time. It does not match the time-out of a handler.
+func Transient() Matcher { return isTransient }
 
-func transient(err error) bool {
+// isTransient is the Matcher of Transient.
+func isTransient(err error) bool {
 	if _, ok := errors.AsType[*TimeoutError](err); ok {
 		return false
 	}
@@ -93,22 +96,24 @@ func transient(err error) bool {
 	if se, ok := errors.AsType[mongo.ServerError](err); ok && slices.ContainsFunc(transientCodes, se.HasErrorCode) {
 		return true
 	}
-	return timedOut(err)
+	return isDriverTimeout(err)
 }
 
-// expired matches errors by which a server says that it has aborted the transaction.
-func expired(err error) bool {
+// isAbortedTransaction reports whether err means that the server has aborted the transaction.
+func isAbortedTransaction(err error) bool {
 	se, ok := errors.AsType[mongo.ServerError](err)
 	return ok && (se.HasErrorCode(251) || se.HasErrorCode(290))
 }
 
-// timedOut reports whether the database took too long. For mongo.IsTimeout every time-out is the database's, also that of a
-// handler's call to somebody else, so it is asked about the driver's own errors alone. Some of their types, as that of a
-// server selection that found none, are in packages that promise nothing, so their names are not used.
-func timedOut(err error) bool {
+// isDriverTimeout reports whether the database took too long. mongo.IsTimeout is true for every
+// time-out, also for that of a handler's call to another service. So isDriverTimeout calls it only
+// for errors of the driver's packages. It does not compare their types: some types, such as that of
+// a failed server selection, are in packages without a compatibility promise.
+func isDriverTimeout(err error) bool {
 	if err == nil {
 		return false
 	}
+
 	var causes []error
 	switch x := err.(type) { //nolint:errorlint // this walks the tree itself
 	case interface{ Unwrap() error }:
@@ -121,10 +126,12 @@ func timedOut(err error) bool {
 	if t.Kind() == reflect.Pointer {
 		t = t.Elem()
 	}
-	// WithTransaction says of whatever its callback returned too late that it timed out: the cause decides.
+
+	// WithTransaction wraps each error that its callback returned too late as a time-out. For
+	// these, the cause decides.
 	late := t.Name() == "timeoutError" && slices.ContainsFunc(causes, func(c error) bool { return c != nil })
 	if strings.HasPrefix(t.PkgPath(), "go.mongodb.org/mongo-driver/") && !late && mongo.IsTimeout(err) {
 		return true
 	}
-	return slices.ContainsFunc(causes, timedOut)
+	return slices.ContainsFunc(causes, isDriverTimeout)
 }

@@ -6,58 +6,60 @@ import (
 	"time"
 )
 
-// Outcome is where a message goes for which a rule has no further step.
+// Outcome is the treatment of a message after the last step of a rule.
 type Outcome uint8
 
 const (
-	// ToDeadLetter keeps it among the dead letters. It is the default.
+	// ToDeadLetter makes the message a dead letter. It is the default.
 	ToDeadLetter Outcome = iota
-	// ToDiscard lets it pass unhandled.
+	// ToDiscard skips the message.
 	ToDiscard
-	// ToPark keeps it as a letter that waits for a handler.
+	// ToPark makes the message a dead letter that waits for a handler.
 	ToPark
-	// ToRequeue moves it to the end of its topic each time.
+	// ToRequeue moves the message to the end of its topic after each failure.
 	ToRequeue
-	// ToPause pauses the consumer until somebody resumes it; the message is tried again then.
+	// ToPause pauses the consumer until Resume. Then the message is attempted again.
 	ToPause
 )
 
-// UntilResumed is the delay of a PauseConsumer that ends only when somebody resumes the consumer.
+// UntilResumed is the delay of a PauseConsumer that ends only with Resume.
 const UntilResumed time.Duration = -1
 
 // Rung is one step of a ladder of retry topics.
 type Rung struct {
-	// Topic is where messages wait. Defaults to RetryTopicName of the topic that the message came from, the group, and
-	// the number of the rung.
+	// Topic is the topic in which messages wait. Defaults to RetryTopicName of the message's
+	// original topic, the group and the number of the rung.
 	Topic string
-	// Delay is how long they wait at least.
+	// Delay is the minimum time that messages wait.
 	Delay time.Duration
 }
 
-// RetryTopicName is the name of the n-th retry topic, from 1, of a topic for a group: "<topic>.<group>.retry.<n>".
-// Topics of these names are read as long as they exist, also after the policy that had them has changed: delete one when it is
-// empty. A Rung with a Topic of its own has to stay in the policy until its topic is empty.
+// RetryTopicName returns the name of the n-th retry topic, from 1, of a topic for a group:
+// "<topic>.<group>.retry.<n>". Topics with such names are consumed as long as they exist, even if
+// no policy uses them any more. Delete an unused one when it is empty. A Rung with a Topic must
+// stay in the policy until its topic is empty.
 func RetryTopicName(topic, group string, n int) string {
 	return fmt.Sprintf("%s.%s.retry.%d", topic, group, n)
 }
 
-// Rule says what follows the failures of a message whose error it matches: its steps in their order, one for each
-// failure, then its outcome. It is a value; each method returns a changed copy.
+// Rule decides about the failures of messages whose error it matches. Each failure takes the next
+// of its steps. After the last step its Outcome follows. A Rule is a value: each method returns a
+// changed copy.
 type Rule struct {
-	match     []Matcher
-	steps     []step
-	outcome   Outcome
-	deadTopic string
-	reason    string
-	jitter    float64
-	base, cap time.Duration // of RetryForever; 0 without
-	block     bool
-	spare     bool
-	rungs     int
-	problems  []string
+	matchers                []Matcher
+	steps                   []step
+	outcome                 Outcome
+	deadTopic               string
+	reason                  string
+	jitter                  float64
+	backoffBase, backoffCap time.Duration // of RetryForever; 0 without
+	blockKey                bool
+	uncounted               bool
+	rungCount               int
+	problems                []string
 }
 
-// step is what follows one failure.
+// step is the treatment after one failure.
 type step struct {
 	action Action
 	delay  time.Duration
@@ -66,112 +68,117 @@ type step struct {
 	rung   int // of RetryTopic, from 1
 }
 
-// On begins a rule for errors that one of ms matches; without any, for every error.
-func On(ms ...Matcher) Rule { return Rule{match: ms} }
+// On returns a rule for errors that one of ms matches. Without matchers the rule matches every error.
+func On(ms ...Matcher) Rule { return Rule{matchers: ms} }
 
-// Retry runs the message again up to n times, each after the next of waits, the last of which repeats; without any, at
-// once. Its lane waits meanwhile.
+// Retry attempts the message again up to n times, each time after the next of waits. The last wait
+// repeats. Without waits, it attempts the message again at once. The lane of the message waits.
 func (r Rule) Retry(n int, waits ...time.Duration) Rule {
 	if n < 1 {
-		return r.problem("Retry(%d): at least 1", n)
+		return r.addProblem("Retry(%d): at least 1", n)
 	}
 	for i := range n {
 		var d time.Duration
 		if len(waits) > 0 {
 			d = waits[min(i, len(waits)-1)]
 		}
-		r = r.add(step{action: RetryInline, delay: d})
+		r = r.addStep(step{action: RetryInline, delay: d})
 	}
 	return r
 }
 
-// Cooldown runs the message again after each of waits. In contrast to Retry it is for waits so long that its lane gives
-// up what it holds: the transaction, a place among those that run at once.
+// Cooldown attempts the message again after each of waits. It is meant for longer waits than Retry:
+// the lane releases its transaction and its place among the running lanes.
 func (r Rule) Cooldown(waits ...time.Duration) Rule {
-	return r.each("Cooldown", waits, func(d time.Duration) step { return step{action: RetryAfter, delay: d} })
+	return r.addSteps("Cooldown", waits, func(d time.Duration) step { return step{action: RetryAfter, delay: d} })
 }
 
-// RetryForever runs the message again until it succeeds or another rule matches, with waits that double from base to cap,
-// drawn with full jitter. Such failures spend no attempts.
+// RetryForever attempts the message again until it succeeds or another rule matches. The waits
+// double from base to cap, with full jitter. Such failures spend no attempts.
 func (r Rule) RetryForever(base, cap time.Duration) Rule {
 	if base <= 0 || cap < base {
-		return r.problem("RetryForever(%s, %s): the base must be positive and the cap at least the base", base, cap)
+		return r.addProblem("RetryForever(%s, %s): the base must be positive and the cap at least the base", base, cap)
 	}
-	r.base, r.cap, r.spare = base, cap, true
+	r.backoffBase, r.backoffCap, r.uncounted = base, cap, true
 	return r
 }
 
-// RetryTopic moves the message to a retry topic for each of delays, from where it comes back not before the delay has
-// passed. Nothing waits meanwhile, so later messages of its key are handled before it, unless BlockKey is set too.
+// RetryTopic moves the message to a retry topic for each of delays. It is handled again when the
+// delay has passed. No lane of its topic waits for it. Later messages of its key are handled before
+// it unless the rule has BlockKey.
 func (r Rule) RetryTopic(delays ...time.Duration) Rule {
-	return r.each("RetryTopic", delays, func(d time.Duration) step { return step{action: RetryTopic, delay: d} })
+	return r.addSteps("RetryTopic", delays, func(d time.Duration) step { return step{action: RetryTopic, delay: d} })
 }
 
-// RetryTopics is RetryTopic with named topics.
+// RetryTopics is like RetryTopic, with named topics.
 func (r Rule) RetryTopics(rungs ...Rung) Rule {
 	for _, g := range rungs {
 		if g.Delay <= 0 {
-			r = r.problem("RetryTopics: the delay of %q is %s; it must be positive", g.Topic, g.Delay)
+			r = r.addProblem("RetryTopics: the delay of %q is %s; it must be positive", g.Topic, g.Delay)
 		}
-		r = r.add(step{action: RetryTopic, delay: g.Delay, topic: g.Topic})
+		r = r.addStep(step{action: RetryTopic, delay: g.Delay, topic: g.Topic})
 	}
 	return r
 }
 
-// Requeue moves the message to the end of its topic, up to n times. Later messages of its key are handled before it,
-// unless BlockKey is set too.
+// Requeue moves the message to the end of its topic, up to n times. Later messages of its key are
+// handled before it unless the rule has BlockKey.
 func (r Rule) Requeue(n int) Rule {
 	if n < 1 {
-		return r.problem("Requeue(%d): at least 1", n)
+		return r.addProblem("Requeue(%d): at least 1", n)
 	}
 	for range n {
-		r = r.add(step{action: Requeue})
+		r = r.addStep(step{action: Requeue})
 	}
 	return r
 }
 
-// Schedule hands the message to the outbox as a scheduled event for each of delays; the relay brings it back to its topic
-// when it is due. It needs a DisposerConfig with an Outbox, and an allowed topic. Order is as with Requeue.
+// Schedule appends the message to the outbox as a scheduled event, for each of delays. The relay
+// sends it to its topic when it is due. It needs a DisposerConfig with an Outbox, and the topic
+// must be allowed. The order is that of Requeue.
 func (r Rule) Schedule(delays ...time.Duration) Rule {
-	return r.each("Schedule", delays, func(d time.Duration) step { return step{action: Schedule, delay: d} })
+	return r.addSteps("Schedule", delays, func(d time.Duration) step { return step{action: Schedule, delay: d} })
 }
 
-// Pause pauses the whole consumer for each of delays and tries the message again then; UntilResumed has no end.
+// Pause pauses the whole consumer for each of delays and then attempts the message again.
+// UntilResumed pauses until Resume.
 func (r Rule) Pause(delays ...time.Duration) Rule {
 	for _, d := range delays {
 		if d <= 0 && d != UntilResumed {
-			r = r.problem("Pause: %s must be positive, or UntilResumed", d)
+			r = r.addProblem("Pause: %s must be positive, or UntilResumed", d)
 		}
-		r = r.add(step{action: PauseConsumer, delay: d})
+		r = r.addStep(step{action: PauseConsumer, delay: d})
 	}
 	return r
 }
 
-// PauseThenRequeue moves the message to the end of its topic and pauses the whole consumer, for each of delays.
+// PauseThenRequeue moves the message to the end of its topic and pauses the whole consumer, for
+// each of delays.
 func (r Rule) PauseThenRequeue(delays ...time.Duration) Rule {
-	return r.each("PauseThenRequeue", delays, func(d time.Duration) step { return step{action: Requeue, pause: d} })
+	return r.addSteps("PauseThenRequeue", delays, func(d time.Duration) step { return step{action: Requeue, pause: d} })
 }
 
-// Jitter shortens each wait of Retry and Cooldown by a random share of up to f, between 0 and 1. Defaults to 0.
+// Jitter shortens each wait of Retry and Cooldown by a random share of up to f, between 0 and 1.
+// Defaults to 0.
 func (r Rule) Jitter(f float64) Rule {
 	if f < 0 || f > 1 {
-		return r.problem("Jitter(%g): between 0 and 1", f)
+		return r.addProblem("Jitter(%g): between 0 and 1", f)
 	}
 	r.jitter = f
 	return r
 }
 
-// BlockKey keeps later messages of the key, for this handler, behind one that this rule moved away, until it was handled
-// or given up. It needs a KeyGate, by BlockingKeys, and a RetryTopic in the rule, in whose first topic those wait that are
-// kept behind; without one their lane waits.
+// BlockKey holds back later messages of the key, for this handler, until a message that this rule
+// moved is handled or given up. It needs a KeyGate, which BlockingKeys sets. The later messages
+// wait in the first retry topic of the rule. If the rule has none, their lane waits.
 func (r Rule) BlockKey() Rule {
-	r.block = true
+	r.blockKey = true
 	return r
 }
 
-// Uncounted makes the rule's failures spend no attempts: the first step is taken each time.
+// Uncounted makes the rule's failures spend no attempts: each of them takes the first step.
 func (r Rule) Uncounted() Rule {
-	r.spare = true
+	r.uncounted = true
 	return r
 }
 
@@ -181,16 +188,16 @@ func (r Rule) As(class string) Rule {
 	return r
 }
 
-// DeadTopic names the topic of the dead letter, in place of the Disposer's.
+// DeadTopic sets the topic of the dead letter. It replaces the topic of the Disposer.
 func (r Rule) DeadTopic(topic string) Rule {
 	r.deadTopic = topic
 	return r
 }
 
-// Then sets where a message goes after the last step. Defaults to ToDeadLetter.
+// Then sets the Outcome after the last step. Defaults to ToDeadLetter.
 func (r Rule) Then(o Outcome) Rule {
 	if o > ToPause {
-		return r.problem("Then(%d): no such outcome", o)
+		return r.addProblem("Then(%d): no such outcome", o)
 	}
 	r.outcome = o
 	return r
@@ -202,33 +209,36 @@ func (r Rule) Discard() Rule { return r.Then(ToDiscard) }
 // DeadLetter is Then(ToDeadLetter).
 func (r Rule) DeadLetter() Rule { return r.Then(ToDeadLetter) }
 
-func (r Rule) each(what string, delays []time.Duration, make func(time.Duration) step) Rule {
+// addSteps adds a step for each of delays, which must be positive. what names the method in problems.
+func (r Rule) addSteps(what string, delays []time.Duration, make func(time.Duration) step) Rule {
 	if len(delays) == 0 {
-		return r.problem("%s: without a delay", what)
+		return r.addProblem("%s: without a delay", what)
 	}
 	for _, d := range delays {
 		if d <= 0 {
-			r = r.problem("%s: %s must be positive", what, d)
+			r = r.addProblem("%s: %s must be positive", what, d)
 		}
-		r = r.add(make(d))
+		r = r.addStep(make(d))
 	}
 	return r
 }
 
-func (r Rule) add(s step) Rule {
+// addStep returns a copy with one more step. It numbers the rungs of retry topics.
+func (r Rule) addStep(s step) Rule {
 	if s.action == RetryTopic {
-		r.rungs++
-		s.rung = r.rungs
+		r.rungCount++
+		s.rung = r.rungCount
 	}
 	r.steps = append(slices.Clip(r.steps), s)
 	return r
 }
 
-func (r Rule) problem(format string, args ...any) Rule {
+// addProblem returns a copy with one more problem, for Validate.
+func (r Rule) addProblem(format string, args ...any) Rule {
 	r.problems = append(slices.Clip(r.problems), fmt.Sprintf(format, args...))
 	return r
 }
 
 func (r *Rule) matches(err error) bool {
-	return len(r.match) == 0 || slices.ContainsFunc(r.match, func(m Matcher) bool { return m(err) })
+	return len(r.matchers) == 0 || slices.ContainsFunc(r.matchers, func(m Matcher) bool { return m(err) })
 }

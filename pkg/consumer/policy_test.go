@@ -21,9 +21,9 @@ import (
 
 var errFlaky = errors.New("flaky")
 
-// failures plays a message that fails with err again and again, in one delivery after the other, and returns what the
-// policy decides each time.
-func failures(p *consumer.Policy, err error, n int) []consumer.Verdict {
+// decideFailures returns the verdicts of p on the first n failures of a message with err. A message
+// that is moved continues in its next delivery.
+func decideFailures(p *consumer.Policy, err error, n int) []consumer.Verdict {
 	m := &consumer.Message{Topic: "orders", ID: "1", Group: "g", Attempt: 1}
 	var a consumer.Attempts
 	var out []consumer.Verdict
@@ -34,8 +34,10 @@ func failures(p *consumer.Policy, err error, n int) []consumer.Verdict {
 		if v.Uncounted {
 			a.Spared++
 		}
+
+		// The message was moved, so its next failure belongs to the next delivery.
 		switch v.Action {
-		case consumer.RetryTopic, consumer.Requeue, consumer.Schedule: // delivered anew
+		case consumer.RetryTopic, consumer.Requeue, consumer.Schedule:
 			m.Attempt = a.Total - a.Spared + 1
 			a = consumer.Attempts{}
 		default:
@@ -44,7 +46,8 @@ func failures(p *consumer.Policy, err error, n int) []consumer.Verdict {
 	return out
 }
 
-func actions(vs []consumer.Verdict) string {
+// joinActions returns the actions of vs with their topics and delays, as one text.
+func joinActions(vs []consumer.Verdict) string {
 	var out []string
 	for _, v := range vs {
 		s := v.Action.String()
@@ -93,8 +96,8 @@ func TestStepsFollowEachOtherThroughAllPlaces(t *testing.T) {
 			if err := p.Validate(); err != nil {
 				t.Fatal(err)
 			}
-			if got := actions(failures(p, errFlaky, strings.Count(c.want, ",")+1)); got != c.want {
-				t.Errorf("decided\n%s, want\n%s", got, c.want)
+			if got := joinActions(decideFailures(p, errFlaky, strings.Count(c.want, ",")+1)); got != c.want {
+				t.Errorf("verdicts: got\n%s, want\n%s", got, c.want)
 			}
 		})
 	}
@@ -123,7 +126,7 @@ func TestTheFirstRuleThatMatchesDecides(t *testing.T) {
 		{errors.Join(errFlaky, context.Canceled), consumer.RetryInline}, // the default's
 	} {
 		if v := p.Decide(c.err, m, consumer.Attempts{Failed: 1, Total: 1}); v.Action != c.want {
-			t.Errorf("%v: %s, want %s", c.err, v.Action, c.want)
+			t.Errorf("verdict on %v: got %s, want %s", c.err, v.Action, c.want)
 		}
 	}
 }
@@ -134,10 +137,10 @@ func TestAHandlersPolicyBeatsTheConsumers(t *testing.T) {
 	own := consumer.NewPolicy(consumer.On(consumer.Is(errFlaky)).Discard()).Or(all)
 	m, a := &consumer.Message{Attempt: 1}, consumer.Attempts{Failed: 1, Total: 1}
 	if v := own.Decide(errFlaky, m, a); v.Action != consumer.Discard {
-		t.Errorf("its own rule: %s", v.Action)
+		t.Errorf("rule of the handler: got %s", v.Action)
 	}
 	if v := own.Decide(io.EOF, m, a); v.Action != consumer.PauseConsumer {
-		t.Errorf("the consumer's rule: %s", v.Action)
+		t.Errorf("rule of the consumer: got %s", v.Action)
 	}
 }
 
@@ -147,21 +150,24 @@ func TestDefaultPolicy(t *testing.T) {
 	if err := p.Validate(); err != nil {
 		t.Fatal(err)
 	}
-	got := failures(p, errFlaky, 4)
+
+	got := decideFailures(p, errFlaky, 4)
 	for i, most := range []time.Duration{50 * time.Millisecond, 100 * time.Millisecond, 250 * time.Millisecond} {
 		if v := got[i]; v.Action != consumer.RetryInline || v.Delay > most || v.Delay < most*3/4 {
-			t.Errorf("failure %d: %s after %s", i+1, v.Action, v.Delay)
+			t.Errorf("failure %d: got %s after %s, want retry_inline after at most %s", i+1, v.Action, v.Delay, most)
 		}
 	}
 	if got[3].Action != consumer.DeadLetter {
-		t.Errorf("failure 4: %s", got[3].Action)
+		t.Errorf("failure 4: got %s, want dead_letter", got[3].Action)
 	}
+
 	transient := mongo.CommandError{Code: 189, Labels: []string{"TransientTransactionError"}}
-	for i, v := range failures(p, fmt.Errorf("writing: %w", transient), 40) {
+	for i, v := range decideFailures(p, fmt.Errorf("writing: %w", transient), 40) {
 		if v.Action != consumer.RetryAfter || !v.Uncounted || v.Delay > 30*time.Second {
-			t.Fatalf("transient failure %d: %+v", i+1, v)
+			t.Fatalf("transient failure %d: got %+v, want an uncounted retry_after of at most 30s", i+1, v)
 		}
 	}
+
 	for _, c := range []struct {
 		err  error
 		want consumer.Action
@@ -175,7 +181,7 @@ func TestDefaultPolicy(t *testing.T) {
 		{&consumer.TimeoutError{Err: transient}, consumer.RetryInline},
 	} {
 		if v := p.Decide(c.err, &consumer.Message{Attempt: 1}, consumer.Attempts{Failed: 1, Total: 1}); v.Action != c.want {
-			t.Errorf("%T: %s, want %s", c.err, v.Action, c.want)
+			t.Errorf("verdict on %T: got %s, want %s", c.err, v.Action, c.want)
 		}
 	}
 }
@@ -198,12 +204,12 @@ func TestWhatIsTransientIsToldByCodesAndLabels(t *testing.T) {
 		{&consumer.TimeoutError{Err: mongo.CommandError{Labels: []string{"NetworkError"}}}, false},
 	} {
 		if got := is(c.err); got != c.want {
-			t.Errorf("%#v: %v", c.err, got)
+			t.Errorf("Transient of %#v: got %t", c.err, got)
 		}
 	}
 }
 
-// Whatever fails in whatever order, uncounted failures move nothing on, and what is counted ends.
+// In any order of failures, uncounted ones take no step, and counted ones end at the outcome.
 func TestFailuresThatAreNotCountedSpendNothing(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
@@ -212,23 +218,26 @@ func TestFailuresThatAreNotCountedSpendNothing(t *testing.T) {
 		m := &consumer.Message{Attempt: rapid.IntRange(1, 3).Draw(t, "attempt")}
 		var a consumer.Attempts
 		counted := m.Attempt - 1
+
 		for {
 			err := error(errFlaky)
 			if rapid.Bool().Draw(t, "transient") {
 				err = mongo.CommandError{Code: 91}
 			}
+
 			a = a.Note(err, m, time.Unix(int64(a.Failed), 0))
 			v := p.Decide(err, m, a)
 			if v.Uncounted {
 				a.Spared++
 				continue
 			}
+
 			counted++
 			if dead := v.Action == consumer.DeadLetter; dead != (counted > n) {
-				t.Fatalf("failure %d of %d: %s", counted, n, v.Action)
+				t.Fatalf("counted failure %d with %d retries: got %s", counted, n, v.Action)
 			} else if dead {
 				if len(a.History) > consumer.MaxHistory {
-					t.Fatalf("%d failures kept", len(a.History))
+					t.Fatalf("kept failures: got %d, want at most %d", len(a.History), consumer.MaxHistory)
 				}
 				return
 			}
@@ -246,11 +255,15 @@ func TestMistakesInRulesAreListedAllAtOnce(t *testing.T) {
 	)
 	err := p.Validate()
 	if !errors.Is(err, consumer.ErrConfiguration) {
-		t.Fatal(err)
+		t.Fatalf("Validate: got %v, want ErrConfiguration", err)
 	}
-	for _, want := range []string{"Retry(0)", "Cooldown", "Jitter(2)", "-1s", "Pause", "Requeue(0)", "RetryForever", "would hold up the shorter", "Then(99)"} {
+
+	for _, want := range []string{
+		"Retry(0)", "Cooldown", "Jitter(2)", "-1s", "Pause", "Requeue(0)", "RetryForever", "would hold up the shorter",
+		"Then(99)",
+	} {
 		if !strings.Contains(err.Error(), want) {
-			t.Errorf("%q is not told of in:\n%v", want, err)
+			t.Errorf("Validate: got error %v, want it to contain %q", err, want)
 		}
 	}
 }
@@ -259,10 +272,10 @@ func TestRulesAreValues(t *testing.T) {
 	t.Parallel()
 	base := consumer.On().Retry(1)
 	a, b := base.RetryTopic(time.Second), base.Requeue(1)
-	if got := actions(failures(consumer.NewPolicy(a), errFlaky, 3)); got != "retry_inline, retry_topic:orders.g.retry.1 1s, dead_letter" {
+	if got := joinActions(decideFailures(consumer.NewPolicy(a), errFlaky, 3)); got != "retry_inline, retry_topic:orders.g.retry.1 1s, dead_letter" {
 		t.Error(got)
 	}
-	if got := actions(failures(consumer.NewPolicy(b), errFlaky, 3)); got != "retry_inline, requeue, dead_letter" {
+	if got := joinActions(decideFailures(consumer.NewPolicy(b), errFlaky, 3)); got != "retry_inline, requeue, dead_letter" {
 		t.Error(got)
 	}
 }
@@ -277,10 +290,12 @@ func TestRetryTopicsOfAPolicy(t *testing.T) {
 	if diff := cmp.Diff(want, p.Topics("g", "orders")); diff != "" {
 		t.Error(diff)
 	}
-	// One that is in a retry topic goes on to that of the topic it came from.
-	m := &consumer.Message{Topic: "orders.g.retry.1", Group: "g", Attempt: 2, Headers: []consumer.Header{{Key: consumer.HeaderRetryOrigin, Value: []byte("orders/3/17")}}}
+
+	// The next retry topic of a message belongs to the topic of its first record.
+	origin := consumer.Header{Key: consumer.HeaderRetryOrigin, Value: []byte("orders/3/17")}
+	m := &consumer.Message{Topic: "orders.g.retry.1", Group: "g", Attempt: 2, Headers: []consumer.Header{origin}}
 	if v := p.Decide(io.EOF, m, consumer.Attempts{Failed: 1, Total: 2}); v.Topic != "orders.g.retry.2" {
-		t.Errorf("topic %q", v.Topic)
+		t.Errorf("next retry topic: got %q, want orders.g.retry.2", v.Topic)
 	}
 }
 
@@ -288,10 +303,12 @@ func TestTheConsumersOwnErrorsWait(t *testing.T) {
 	t.Parallel()
 	p := consumer.NewPolicy(consumer.On().RetryTopic(time.Minute).BlockKey().Discard())
 	m, a := &consumer.Message{Topic: "orders", Group: "g", Attempt: 1}, consumer.Attempts{Failed: 1, Total: 1}
+
 	v := p.Decide(&consumer.NotDueError{Due: time.Now().Add(time.Hour)}, m, a)
 	if v.Action != consumer.RetryAfter || !v.Uncounted || v.Delay < 59*time.Minute {
 		t.Errorf("not due: %+v", v)
 	}
+
 	v = p.Decide(&consumer.BreakerOpenError{Wait: time.Minute}, m, a)
 	if v.Action != consumer.RetryAfter || !v.Uncounted || v.Delay != time.Minute {
 		t.Errorf("breaker: %+v", v)
@@ -300,6 +317,7 @@ func TestTheConsumersOwnErrorsWait(t *testing.T) {
 	if v.Action != consumer.PauseConsumer || v.Delay != time.Minute {
 		t.Errorf("breaker of the consumer: %+v", v)
 	}
+
 	v = p.Decide(&consumer.BlockedError{Behind: "x"}, m, a)
 	if v.Action != consumer.RetryTopic || v.Topic != "orders.g.retry.1" || !v.Uncounted || !v.Block {
 		t.Errorf("blocked: %+v", v)

@@ -13,20 +13,20 @@ import (
 	"github.com/outrelay/outrelay/pkg/inbox"
 )
 
-// registration is one handler with its patterns.
+// registration is one handler with its patterns. It has either a handler or a batchHandler.
 type registration struct {
 	handling
-	patterns []string
-	single   Handler          // one of these two
-	batched  BatchHandlerFunc //
-	once     bool
+	patterns     []string
+	handler      Handler
+	batchHandler BatchHandlerFunc
+	once         bool
 
-	chained Handler       // single, or the collector of batched, with its middleware
-	slots   chan struct{} // of Limit; nil without
-	fired   atomic.Bool   // of once
+	chained Handler       // handler, or the collector of batchHandler, with its middlewares
+	slots   chan struct{} // of Limit; nil without a limit
+	fired   atomic.Bool   // a Once handler has accepted its message
 	removed atomic.Bool
 	pace    pace
-	system  bool // one of the consumer's own: for what nobody takes, and for what cannot be decoded
+	system  bool // a handler of the consumer: for messages without a handler or that cannot be decoded
 }
 
 // HandlerInfo describes a registered handler.
@@ -38,82 +38,93 @@ type HandlerInfo struct {
 	Once     bool
 }
 
-// registry is the handlers of a consumer. What is looked up on the way of a message is an immutable list.
+// registry has the handlers of a consumer. The lookup for a message uses an immutable list and
+// takes no lock.
 type registry struct {
-	mu      sync.Mutex
-	strict  bool
-	list    atomic.Pointer[handlers]
-	watches []*watch
-	watched atomic.Int32
-	changed chan struct{}       // closed when a handler is added; nil if nobody waits for that
-	passed  map[string]struct{} // types that AckUnknown lets pass and that were reported
+	mu            sync.Mutex
+	strict        bool
+	current       atomic.Pointer[handlers]
+	watches       []*watch
+	watchCount    atomic.Int32
+	changed       chan struct{}       // closed when a handler is added; nil while no goroutine waits
+	reportedTypes map[string]struct{} // types skipped by AckUnknown that were reported
 }
 
-// handlers is a snapshot of the registrations, in their order, with a cache of what types they take.
+// handlers is a snapshot of the registrations, in their order, with a cache of the handlers of each type.
 type handlers struct {
-	all   []*registration
-	cache sync.Map // type to []*registration
-	n     atomic.Int32
+	all       []*registration
+	cache     sync.Map // type to []*registration
+	cacheSize atomic.Int32
 }
 
-// maxCachedTypes bounds the cache: types come from outside.
+// maxCachedTypes bounds the cache, because producers choose the types.
 const maxCachedTypes = 4096
 
 // types returns the handlers that take the type.
-func (h *handlers) of(typ string) []*registration {
+func (h *handlers) forType(typ string) []*registration {
 	if got, ok := h.cache.Load(typ); ok {
 		return got.([]*registration)
 	}
+
 	var out []*registration
 	for _, r := range h.all {
-		if r.takes(typ) {
+		if r.takesType(typ) {
 			out = append(out, r)
 		}
 	}
-	if h.n.Load() < maxCachedTypes {
-		h.n.Add(1)
+
+	if h.cacheSize.Load() < maxCachedTypes {
+		h.cacheSize.Add(1)
 		h.cache.Store(strings.Clone(typ), out)
 	}
 	return out
 }
 
-// let reports, once for each type, that AckUnknown lets messages pass.
-func (g *registry) let(typ string, report func(err error)) {
+// reportUnknownOnce reports, once for each type, that AckUnknown skips messages. It stops at
+// maxCachedTypes types.
+func (g *registry) reportUnknownOnce(typ string, report func(err error)) {
 	g.mu.Lock()
-	_, reported := g.passed[typ]
-	first := !reported && len(g.passed) < maxCachedTypes
+	_, reported := g.reportedTypes[typ]
+	first := !reported && len(g.reportedTypes) < maxCachedTypes
 	if first {
-		if g.passed == nil {
-			g.passed = map[string]struct{}{}
+		if g.reportedTypes == nil {
+			g.reportedTypes = map[string]struct{}{}
 		}
-		g.passed[strings.Clone(typ)] = struct{}{}
+		g.reportedTypes[strings.Clone(typ)] = struct{}{}
 	}
 	g.mu.Unlock()
+
+	// report may call a function of the user, so it is called without the lock.
 	if first {
-		report(fmt.Errorf("%w: AckUnknown lets all messages of that type pass unhandled", &NoHandlerError{Type: typ}))
+		report(fmt.Errorf("%w: AckUnknown skips all messages of that type", &NoHandlerError{Type: typ}))
 	}
 }
 
-func (r *registration) takes(typ string) bool {
+// takesType reports whether some pattern of r matches typ.
+func (r *registration) takesType(typ string) bool {
 	return slices.ContainsFunc(r.patterns, func(p string) bool { return glob.Match(p, typ) })
 }
 
+// snapshot returns the current handlers, which do not change any more.
 func (g *registry) snapshot() *handlers {
-	if h := g.list.Load(); h != nil {
+	if h := g.current.Load(); h != nil {
 		return h
 	}
 	return &handlers{}
 }
 
-// add registers all or nothing.
-func (g *registry) add(r *registration) error {
+// addHandler adds r. If a name or, with Strict, a type is taken, it adds nothing and returns a
+// *DuplicateHandlerError.
+func (g *registry) addHandler(r *registration) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
+
 	all := g.snapshot().all
 	for _, other := range all {
 		if other.name == r.name {
 			return &DuplicateHandlerError{Name: r.name}
 		}
+
 		if !g.strict {
 			continue
 		}
@@ -123,7 +134,8 @@ func (g *registry) add(r *registration) error {
 			}
 		}
 	}
-	g.list.Store(&handlers{all: append(slices.Clone(all), r)})
+
+	g.current.Store(&handlers{all: append(slices.Clone(all), r)})
 	if g.changed != nil {
 		close(g.changed)
 		g.changed = nil
@@ -131,8 +143,8 @@ func (g *registry) add(r *registration) error {
 	return nil
 }
 
-// changes is closed when the next handler is added.
-func (g *registry) changes() <-chan struct{} {
+// nextChange returns a channel that is closed when the next handler is added.
+func (g *registry) nextChange() <-chan struct{} {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.changed == nil {
@@ -141,10 +153,11 @@ func (g *registry) changes() <-chan struct{} {
 	return g.changed
 }
 
-// remove takes out what cond says and returns how many that were.
-func (g *registry) remove(cond func(r *registration) bool) int {
+// removeIf removes the registrations for which cond is true, and returns their number.
+func (g *registry) removeIf(cond func(r *registration) bool) int {
 	g.mu.Lock()
 	defer g.mu.Unlock()
+
 	var keep []*registration
 	n := 0
 	for _, r := range g.snapshot().all {
@@ -155,66 +168,72 @@ func (g *registry) remove(cond func(r *registration) bool) int {
 		}
 		keep = append(keep, r)
 	}
+
 	if n > 0 {
-		g.list.Store(&handlers{all: keep})
+		g.current.Store(&handlers{all: keep})
 	}
 	return n
 }
 
-// Handle registers a handler for the messages whose type matches the pattern: the type itself, or with * for any run of
-// characters and ? for one, as "order.*" or "*". All handlers that match a type get its messages, each with a name and so with a place
-// in the inbox, attempts and a fate of its own; the order among them is not fixed. It may be called while the consumer
-// runs: messages that are read from then on see it. What is wrong, with any of the arguments, is returned at once.
+// Handle registers a handler for the messages whose type matches the pattern. A pattern is a type
+// in which * stands for any characters and ? for one character, such as "order.*" or "*". All
+// handlers that match a type get its messages, in no fixed order. Each handler has its own name,
+// and therefore its own place in the inbox, attempts and outcome.
+//
+// Handle may be called while the consumer runs. Messages that are fetched later reach the handler.
+// The error lists all invalid arguments.
 func (c *Consumer) Handle(pattern string, h Handler, opts ...HandlerOption) error {
 	return c.Subscribe([]string{pattern}, h, opts...)
 }
 
-// HandleBatch registers a handler that gets the messages of one lane together.
+// HandleBatch registers a handler that gets several messages of one lane at once. Otherwise it is
+// like Handle.
 func (c *Consumer) HandleBatch(pattern string, f BatchHandlerFunc, opts ...HandlerOption) error {
 	if f == nil {
 		return errors.New("consumer: HandleBatch: the handler is nil")
 	}
-	return c.register(&registration{patterns: []string{pattern}, batched: f}, opts)
+	return c.registerHandler(&registration{patterns: []string{pattern}, batchHandler: f}, opts)
 }
 
-// On is Handle of a function that returns how to take it back.
+// On is like Handle with a function. off removes the handler.
 func (c *Consumer) On(pattern string, f HandlerFunc, opts ...HandlerOption) (off func(), err error) {
 	if f == nil {
 		return func() {}, errors.New("consumer: On: the handler is nil")
 	}
-	r := &registration{patterns: []string{pattern}, single: f}
-	if err := c.register(r, opts); err != nil {
+	r := &registration{patterns: []string{pattern}, handler: f}
+	if err := c.registerHandler(r, opts); err != nil {
 		return func() {}, err
 	}
-	return func() { c.reg.remove(func(x *registration) bool { return x == r }) }, nil
+	return func() { c.reg.removeIf(func(x *registration) bool { return x == r }) }, nil
 }
 
-// Once registers a handler for the first message that matches. It is taken back when that message is finished. Members of
-// a group and generations of it each count for themselves.
+// Once registers a handler for the first message that matches. The handler is removed when that
+// message is finished. Each member and each generation of the group has its own first message.
 func (c *Consumer) Once(pattern string, f HandlerFunc, opts ...HandlerOption) (off func(), err error) {
 	if f == nil {
 		return func() {}, errors.New("consumer: Once: the handler is nil")
 	}
-	r := &registration{patterns: []string{pattern}, single: f, once: true}
-	if err := c.register(r, opts); err != nil {
+	r := &registration{patterns: []string{pattern}, handler: f, once: true}
+	if err := c.registerHandler(r, opts); err != nil {
 		return func() {}, err
 	}
-	return func() { c.reg.remove(func(x *registration) bool { return x == r }) }, nil
+	return func() { c.reg.removeIf(func(x *registration) bool { return x == r }) }, nil
 }
 
-// Off takes a handler back by its name and reports whether there was one. Its messages that were read already and did not
-// begin are let pass.
+// Off removes the handler of that name, and reports whether there was one. Messages that were
+// fetched for it and not started are skipped.
 func (c *Consumer) Off(name string) bool {
-	return c.reg.remove(func(r *registration) bool { return r.name == name }) > 0
+	return c.reg.removeIf(func(r *registration) bool { return r.name == name }) > 0
 }
 
-// OffAll takes back all handlers that were registered with exactly that pattern, or with "" all, and returns how many.
+// OffAll removes all handlers that were registered with exactly that pattern, and returns their
+// number. OffAll("") removes all handlers.
 func (c *Consumer) OffAll(pattern string) int {
-	return c.reg.remove(func(r *registration) bool { return pattern == "" || slices.Contains(r.patterns, pattern) })
+	return c.reg.removeIf(func(r *registration) bool { return pattern == "" || slices.Contains(r.patterns, pattern) })
 }
 
-// Subscribe registers one handler for several patterns, or for none of them if any cannot be. No pattern at all registers
-// nothing and is no error.
+// Subscribe registers one handler for several patterns. If one of them is invalid or taken, it
+// registers none. Without patterns it does nothing and returns nil.
 func (c *Consumer) Subscribe(patterns []string, h Handler, opts ...HandlerOption) error {
 	if f, ok := h.(HandlerFunc); h == nil || ok && f == nil {
 		return errors.New("consumer: the handler is nil")
@@ -222,59 +241,65 @@ func (c *Consumer) Subscribe(patterns []string, h Handler, opts ...HandlerOption
 	if len(patterns) == 0 {
 		return nil
 	}
-	return c.register(&registration{patterns: slices.Clone(patterns), single: h}, opts)
+	return c.registerHandler(&registration{patterns: slices.Clone(patterns), handler: h}, opts)
 }
 
-func (c *Consumer) register(r *registration, opts []HandlerOption) error {
+// registerHandler applies the options to r, validates it and adds it.
+func (c *Consumer) registerHandler(r *registration, opts []HandlerOption) error {
 	r.handling = c.s.handling
 	r.name = strings.Join(r.patterns, ",")
 	r.problems = nil
 	for _, o := range opts {
 		if o != nil {
-			o.handler(&r.handling)
+			o.applyToHandler(&r.handling)
 		}
 	}
+
 	var bad []error
 	if slices.Contains(r.patterns, "") {
-		bad = append(bad, errors.New("a pattern is empty: \"*\" takes every type"))
+		bad = append(bad, errors.New("a pattern is empty: \"*\" matches every type"))
 	}
 	if r.name == "" || strings.Contains(r.name, "/") {
 		bad = append(bad, fmt.Errorf("name %q of a handler: it must not be empty or contain a slash", r.name))
 	}
-	bad = append(bad, r.check())
+	bad = append(bad, r.validate())
 	if err := errors.Join(bad...); err != nil {
 		return fmt.Errorf("consumer: handler %q: %w", r.name, err)
 	}
-	c.prepare(r)
-	return c.reg.add(r)
+
+	c.prepareHandler(r)
+	return c.reg.addHandler(r)
 }
 
-// prepare builds what does not change while the handler is there.
-func (c *Consumer) prepare(r *registration) {
+// prepareHandler sets the decider, the slots and the middleware chain of r.
+func (c *Consumer) prepareHandler(r *registration) {
 	if r.decider == nil {
 		r.decider = defaultDecider()
 	}
 	if r.limit > 0 {
 		r.slots = make(chan struct{}, r.limit)
 	}
-	inner := r.single
+
+	inner := r.handler
 	if inner == nil {
 		inner = HandlerFunc(collectMessage)
 	}
-	r.chained = c.wrapWithGate(r.decider, chainMiddlewares(inner, r.mws))
+	r.chained = c.wrapWithGate(r.decider, chainMiddlewares(inner, r.middlewares))
 }
 
-// Handlers lists the registered handlers in their order.
+// Handlers returns the registered handlers, in the order of their registration.
 func (c *Consumer) Handlers() []HandlerInfo {
 	all := c.reg.snapshot().all
 	out := make([]HandlerInfo, len(all))
 	for i, r := range all {
-		out[i] = HandlerInfo{Name: r.name, Patterns: slices.Clone(r.patterns), Mode: r.mode, Batched: r.batched != nil, Once: r.once}
+		out[i] = HandlerInfo{
+			Name: r.name, Patterns: slices.Clone(r.patterns), Mode: r.mode, Batched: r.batchHandler != nil, Once: r.once,
+		}
 	}
 	return out
 }
 
-// Patterns lists the distinct patterns of all handlers, sorted.
+// Patterns returns the distinct patterns of all handlers, sorted.
 func (c *Consumer) Patterns() []string {
 	var out []string
 	for _, r := range c.reg.snapshot().all {
@@ -284,42 +309,45 @@ func (c *Consumer) Patterns() []string {
 	return slices.Compact(out)
 }
 
-// Count is how many handlers take messages of that type.
+// Count returns how many handlers match the type.
 func (c *Consumer) Count(typ string) int {
 	n := 0
 	for _, r := range c.reg.snapshot().all {
-		if r.takes(typ) {
+		if r.takesType(typ) {
 			n++
 		}
 	}
 	return n
 }
 
-// watch is one WaitFor.
+// watch is the state of one call of WaitFor.
 type watch struct {
 	pattern string
 	cond    func(m *Message) bool
 	got     chan *Message
 }
 
-// WaitFor waits until this consumer is through with a message whose type matches the pattern and for which cond, if not
-// nil, is true, and returns a copy of it as it was read. It observes: it is no handler, takes no place of one, and sees
-// only messages that are finished after it was called. The error is that of ctx.
+// WaitFor blocks until this consumer has finished a message whose type matches the pattern and for
+// which cond, if not nil, is true. It returns a copy of the message as it was read. WaitFor only
+// observes: it does not count as a handler. Messages that were finished before the call do not
+// match. If ctx ends first, the error has its cause.
 func (c *Consumer) WaitFor(ctx context.Context, pattern string, cond func(m *Message) bool) (*Message, error) {
 	w := &watch{pattern: pattern, cond: cond, got: make(chan *Message, 1)}
 	g := &c.reg
 	g.mu.Lock()
 	g.watches = append(g.watches, w)
-	g.watched.Add(1)
+	g.watchCount.Add(1)
 	g.mu.Unlock()
+
 	defer func() {
 		g.mu.Lock()
 		defer g.mu.Unlock()
 		if i := slices.Index(g.watches, w); i >= 0 {
 			g.watches = slices.Delete(g.watches, i, i+1)
-			g.watched.Add(-1)
+			g.watchCount.Add(-1)
 		}
 	}()
+
 	select {
 	case m := <-w.got:
 		return m, nil
@@ -328,8 +356,8 @@ func (c *Consumer) WaitFor(ctx context.Context, pattern string, cond func(m *Mes
 	}
 }
 
-// sees is false for a condition that panics.
-func (w *watch) sees(m *Message) (yes bool) {
+// matchesMessage reports whether m satisfies the watch. It returns false if the condition panics.
+func (w *watch) matchesMessage(m *Message) (yes bool) {
 	defer func() {
 		if recover() != nil {
 			yes = false
@@ -338,20 +366,24 @@ func (w *watch) sees(m *Message) (yes bool) {
 	return glob.Match(w.pattern, m.Type) && (w.cond == nil || w.cond(m))
 }
 
-// finished tells those who wait.
-func (g *registry) finished(m *Message) {
-	if g.watched.Load() == 0 || m == nil {
+// notifyWatches passes a copy of a finished message to the watches that match it. It calls their
+// conditions and does not block.
+func (g *registry) notifyWatches(m *Message) {
+	if g.watchCount.Load() == 0 || m == nil {
 		return
 	}
 	g.mu.Lock()
 	list := slices.Clone(g.watches)
 	g.mu.Unlock()
+
 	for _, w := range list {
-		if w.sees(m) {
-			select {
-			case w.got <- m.Clone():
-			default:
-			}
+		if !w.matchesMessage(m) {
+			continue
+		}
+		// A watch needs only the first message.
+		select {
+		case w.got <- m.Clone():
+		default:
 		}
 	}
 }

@@ -16,7 +16,7 @@ import (
 	"github.com/outrelay/outrelay/pkg/inbox"
 )
 
-// offline is a consumer that is never run.
+// offline returns a consumer that is never run.
 func offline(t *testing.T, opts ...consumer.Option) *consumer.Consumer {
 	t.Helper()
 	cl, err := mongo.Connect()
@@ -45,7 +45,7 @@ func TestNewListsAllThatIsWrong(t *testing.T) {
 		"commit after 0", "mode ", "broker \"nowhere\"", "a middleware is nil",
 	} {
 		if !strings.Contains(err.Error(), want) {
-			t.Errorf("%q is missing in:\n%v", want, err)
+			t.Errorf("New: got error %v, want it to contain %q", err, want)
 		}
 	}
 }
@@ -59,18 +59,21 @@ func TestRegistryListsAndTakesBack(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	if err := c.Subscribe([]string{"a", "b"}, consumer.HandlerFunc(nop), consumer.Named("both")); err != nil {
 		t.Fatal(err)
 	}
 	if err := c.Subscribe(nil, consumer.HandlerFunc(nop)); err != nil {
-		t.Errorf("no types: %v", err)
+		t.Errorf("Subscribe without patterns: got %v, want nil", err)
 	}
+
 	if d := cmp.Diff([]string{"*", "a", "b", "order.*", "order.placed"}, c.Patterns()); d != "" {
-		t.Error(d)
+		t.Errorf("Patterns (-want +got):\n%s", d)
 	}
 	if n := c.Count("order.placed"); n != 3 {
-		t.Errorf("%d handlers", n)
+		t.Errorf("Count: got %d, want 3", n)
 	}
+
 	want := []consumer.HandlerInfo{
 		{Name: "order.*", Patterns: []string{"order.*"}},
 		{Name: "audit", Patterns: []string{"*"}, Mode: inbox.None},
@@ -78,15 +81,16 @@ func TestRegistryListsAndTakesBack(t *testing.T) {
 		{Name: "both", Patterns: []string{"a", "b"}},
 	}
 	if d := cmp.Diff(want, c.Handlers()); d != "" {
-		t.Error(d)
+		t.Errorf("Handlers (-want +got):\n%s", d)
 	}
+
 	off()
 	off()
 	if !c.Off("audit") || c.Off("audit") || c.OffAll("a") != 1 || c.Count("order.placed") != 1 || c.OffAll("") != 1 {
-		t.Errorf("left: %v", c.Handlers())
+		t.Errorf("handlers after Off and OffAll: got %v, want none", c.Handlers())
 	}
 	if err := c.Run(t.Context()); !errors.Is(err, consumer.ErrNoHandler) {
-		t.Errorf("Run without handlers: %v", err)
+		t.Errorf("Run without handlers: got %v, want ErrNoHandler", err)
 	}
 }
 
@@ -94,23 +98,27 @@ func TestSecondHandlerOfATypeIsRefusedWhereStrict(t *testing.T) {
 	t.Parallel()
 	c := offline(t, consumer.Strict())
 	handle(t, c, "order.*", nop)
+
 	var dup *consumer.DuplicateHandlerError
-	if err := c.Handle("order.placed", consumer.HandlerFunc(nop)); !errors.As(err, &dup) || dup.Name != "order.*" || dup.Pattern != "order.placed" {
-		t.Errorf("%v", err)
+	err := c.Handle("order.placed", consumer.HandlerFunc(nop))
+	if !errors.As(err, &dup) || dup.Name != "order.*" || dup.Pattern != "order.placed" {
+		t.Errorf("second handler of a type: got %v, want a DuplicateHandlerError of order.* for order.placed", err)
 	}
-	// Of several types all are registered, or none.
+
+	// Subscribe registers all patterns or none.
 	if err := c.Subscribe([]string{"paid", "*.placed"}, consumer.HandlerFunc(nop), consumer.Named("x")); !errors.As(err, &dup) {
-		t.Errorf("%v", err)
+		t.Errorf("Subscribe with a pattern that is taken: got %v, want a DuplicateHandlerError", err)
 	}
 	if c.Count("paid") != 0 {
-		t.Error("a part of a subscription was registered")
+		t.Error("a rejected Subscribe registered one of its patterns")
 	}
 	handle(t, c, "paid", nop)
+
 	c = offline(t)
 	handle(t, c, "paid", nop)
 	handle(t, c, "paid", nop, consumer.Named("other"))
 	if err := c.Handle("paid", consumer.HandlerFunc(nop)); !errors.As(err, &dup) || dup.Pattern != "" {
-		t.Errorf("a name twice: %v", err)
+		t.Errorf("same name twice: got %v, want a DuplicateHandlerError", err)
 	}
 }
 
@@ -126,7 +134,7 @@ func TestHandleRefusesWhatCannotBe(t *testing.T) {
 		"policy":   c.Handle("a", consumer.HandlerFunc(nop), consumer.OnFailure(nil)),
 	} {
 		if err == nil {
-			t.Errorf("%s is accepted", name)
+			t.Errorf("%s: got no error, want one", name)
 		}
 	}
 	if n := len(c.Handlers()); n != 0 {
@@ -134,7 +142,7 @@ func TestHandleRefusesWhatCannotBe(t *testing.T) {
 	}
 }
 
-// A handler's own settings override those of New, in both directions.
+// The settings of a handler override those of New, in both directions.
 func TestSettingsOfAHandlerOverrideThoseOfAll(t *testing.T) {
 	t.Parallel()
 	c := offline(t, consumer.Exactly(inbox.Eager))
@@ -198,7 +206,7 @@ func TestOnceAndWaitFor(t *testing.T) {
 			if i < 600 {
 				continue
 			}
-			t.Fatal("nobody looked")
+			t.Fatal("WaitFor did not call its condition")
 		}
 		break
 	}
@@ -210,7 +218,7 @@ func TestOnceAndWaitFor(t *testing.T) {
 	}
 	k.until("the first one's end", func(context.Context) bool { return c.Count("counted") == 1 })
 	if ran.Load() != 1 {
-		t.Errorf("ran %d times", ran.Load())
+		t.Errorf("calls of the Once handler: got %d, want 1", ran.Load())
 	}
 }
 
@@ -229,6 +237,7 @@ func TestMiddlewareIsAnOnion(t *testing.T) {
 			})
 		}
 	}
+
 	stats := &counts{}
 	got, batches := make(chan string, 10), make(chan string, 10)
 	c := k.consumer(consumer.Use(trail("a"), trail("b")), consumer.WithObserver(stats), consumer.Receive(func(_ context.Context, m *consumer.Message) (*consumer.Message, error) {
@@ -253,20 +262,22 @@ func TestMiddlewareIsAnOnion(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	k.publish(msg("a", "counted", "0"), msg("a", "counted", "drop"), msg("a", "counted", "gone"), msg("a", "counted", "1"))
 	k.start(c)
 	for what, ch := range map[string]chan string{"0abc": got, "1ab": batches} {
 		select {
 		case s := <-ch:
 			if s != what {
-				t.Errorf("%q, want %q", s, what)
+				t.Errorf("value after the middlewares: got %q, want %q", s, what)
 			}
 		case <-k.context().Done():
 			t.Fatal("no message")
 		}
 	}
+
 	k.until("offsets", func(context.Context) bool { return k.committed(1)[0] == 4 })
 	if n := stats.dropped.Load(); n != 2 {
-		t.Errorf("%d dropped", n)
+		t.Errorf("dropped messages: got %d, want 2", n)
 	}
 }

@@ -8,30 +8,32 @@ import (
 	"github.com/outrelay/outrelay/internal/glob"
 )
 
-// Route says which Publisher topics of a pattern go to.
+// Route assigns a Publisher to the topics that match a pattern.
 type Route struct {
 	Pattern   string // as of Handle: "commands.*", "*"
 	Publisher Publisher
 }
 
-// Routes is a Publisher that hands on to others, by the topic's name: the first that matches has it. So commands may stay
-// in memory while events go to Kafka. For one that no route takes Publish returns an *UnroutedError.
+// Routes is a Publisher that passes messages to other Publishers, by the name of the topic. The
+// first matching route is used. For example, commands can stay in memory while events go to Kafka.
+// If no route matches, Publish returns an *UnroutedError.
 type Routes []Route
 
-// UnroutedError says that no route takes a topic.
+// UnroutedError reports that no route matches a topic.
 type UnroutedError struct{ Topic string }
 
 func (e *UnroutedError) Error() string { return fmt.Sprintf("no route for topic %q", e.Topic) }
 
-// Publish hands on to the Publisher of the topic.
+// Publish calls the Publisher of the first route that matches the topic.
 func (r Routes) Publish(ctx context.Context, topic string, ms []*Message) error {
-	for _, x := range r {
-		if glob.Match(x.Pattern, topic) {
-			if x.Publisher == nil {
-				return errors.New("consumer: the publisher of route " + x.Pattern + " is nil")
-			}
-			return x.Publisher.Publish(ctx, topic, ms)
+	for _, route := range r {
+		if !glob.Match(route.Pattern, topic) {
+			continue
 		}
+		if route.Publisher == nil {
+			return errors.New("consumer: the publisher of route " + route.Pattern + " is nil")
+		}
+		return route.Publisher.Publish(ctx, topic, ms)
 	}
 	return &UnroutedError{topic}
 }

@@ -14,53 +14,62 @@ import (
 const (
 	commitTimeout  = 5 * time.Second
 	releaseTimeout = 2 * time.Second
-	// grace is how long what was abandoned may take to notice, before it is left behind.
-	grace = 2 * time.Second
+	// abandonGrace is how long an abandoned handler may take to return before the session ends without it.
+	abandonGrace = 2 * time.Second
 )
 
 // session is one generation of the group.
 type session struct {
 	*run
-	g     Generation
-	soft  context.Context // ends when the partitions are to be given back
-	hard  context.Context // ends when the time to drain is over
-	end   context.CancelCauseFunc
-	parts map[TopicPartition]*partition
-	away  outage
-	slots chan struct{} // one for each lane that runs; a handler that was abandoned keeps that of its own generation
+	g          Generation
+	serveCtx   context.Context // ends when the partitions have to be given back
+	drainCtx   context.Context // ends when the time to drain is over
+	endServe   context.CancelCauseFunc
+	partitions map[TopicPartition]*partition
+	outage     outage
+	laneSlots  chan struct{} // one for each running lane; an abandoned handler keeps its slot
 
-	due        chan struct{} // a commit is wanted
-	unreported atomic.Int64  // messages passed since the last commit, for CommitCount
-	committing sync.Mutex
-	over       atomic.Bool // the group went on without us
+	commitRequested  chan struct{}
+	finishedMessages atomic.Int64 // since the last commit, for CommitCount
+	commitMu         sync.Mutex
+	generationOver   atomic.Bool // the group has moved on without this member
 }
 
-// Serve handles the partitions of one generation.
+// Serve handles the partitions of one generation. It blocks until ctx ends, then drains and
+// commits. It returns an error only if the whole Run has to end.
 func (r *run) Serve(ctx context.Context, g Generation) error {
-	hard, abandon := context.WithCancelCause(context.WithoutCancel(r.ctx))
+	drainCtx, abandon := context.WithCancelCause(context.WithoutCancel(r.ctx))
 	defer abandon(nil)
-	soft, end := context.WithCancelCause(ctx)
-	defer end(nil)
-	s := &session{run: r, g: g, soft: soft, hard: hard, end: end, parts: map[TopicPartition]*partition{}, due: make(chan struct{}, 1)}
-	s.slots = make(chan struct{}, r.c.s.concurrency)
-	s.away.notify = func(on bool) { r.c.s.observer.Suspended("database", on) }
-	s.away.report = r.report
-	for _, a := range g.Partitions() {
-		s.parts[a.TopicPartition] = newPartition(s, a)
+	serveCtx, endServe := context.WithCancelCause(ctx)
+	defer endServe(nil)
+
+	s := &session{
+		run: r, g: g, serveCtx: serveCtx, drainCtx: drainCtx, endServe: endServe,
+		partitions:      map[TopicPartition]*partition{},
+		laneSlots:       make(chan struct{}, r.c.s.concurrency),
+		commitRequested: make(chan struct{}, 1),
 	}
-	r.c.s.observer.Assigned(len(s.parts))
+	s.outage.notify = func(on bool) { r.c.s.observer.Suspended("database", on) }
+	s.outage.report = r.report
+	for _, a := range g.Partitions() {
+		s.partitions[a.TopicPartition] = newPartition(s, a)
+	}
+
+	r.c.s.observer.Assigned(len(s.partitions))
 	r.c.currentSession.Store(s)
 	defer r.c.currentSession.CompareAndSwap(s, nil)
-	var readers sync.WaitGroup
-	for _, p := range s.parts {
-		readers.Go(p.read)
+
+	var loops sync.WaitGroup
+	for _, p := range s.partitions {
+		loops.Go(p.fetchLoop)
 	}
-	readers.Go(s.commits)
-	readers.Go(s.gauge)
-	<-soft.Done()
-	readers.Wait()
-	s.drain(abandon) //nolint:contextcheck // what ends is that context; the drain outlives it
-	return s.fatal()
+	loops.Go(s.commitLoop)
+	loops.Go(s.reportGauges)
+
+	<-serveCtx.Done()
+	loops.Wait()
+	s.drainPartitions(abandon) //nolint:contextcheck // ctx has ended; the drain outlives it
+	return s.fatalError()
 }
 
 // errFatal marks the cause of a session that ends the whole Run.
@@ -68,53 +77,71 @@ type errFatal struct{ error }
 
 func (e errFatal) Unwrap() error { return e.error }
 
-// fail ends the Run with err.
-func (s *session) fail(err error) { s.end(errFatal{err}) }
+// failRun ends the Run with err.
+func (s *session) failRun(err error) { s.endServe(errFatal{err}) }
 
-func (s *session) fatal() error {
+// fatalError returns the error that was passed to failRun, or nil.
+func (s *session) fatalError() error {
 	var f errFatal
-	if errors.As(context.Cause(s.soft), &f) {
+	if errors.As(context.Cause(s.serveCtx), &f) {
 		return f.error
 	}
 	return nil
 }
 
-// drain finishes what is in flight, or abandons it, and commits.
-func (s *session) drain(abandon context.CancelCauseFunc) {
-	done := make(chan struct{})
+// drainPartitions finishes the running tasks, commits and releases the inbox's claims. It abandons
+// handlers that run longer than the drain limit.
+func (s *session) drainPartitions(abandon context.CancelCauseFunc) {
+	drained := make(chan struct{})
 	var tracks sync.WaitGroup
-	for _, p := range s.parts {
-		p.close()
-		tracks.Go(func() { p.tracking.Wait(); p.still.Store(true) })
+	for _, p := range s.partitions {
+		p.stopStarting()
+		tracks.Go(func() { p.trackGroup.Wait(); p.stopped.Store(true) })
 	}
-	go func() { tracks.Wait(); close(done) }()
-	limit := s.c.drainLimit()
-	late := time.NewTimer(limit)
-	defer late.Stop()
-	select {
-	case <-done:
-	case <-late.C:
-		s.report(fmt.Errorf("%w (%v)", ErrAbandoned, limit))
-		abandon(ErrAbandoned)
-		left := time.NewTimer(grace)
-		defer left.Stop()
-		select {
-		case <-done:
-		case <-left.C: // it does not heed its context; whatever it still commits, the inbox makes single
-		}
-	}
-	ctx, cancel := context.WithTimeout(s.hardValues(), commitTimeout)
+	go func() { tracks.Wait(); close(drained) }()
+
+	s.awaitTracks(drained, abandon)
+
+	ctx, cancel := context.WithTimeout(s.cleanupContext(), commitTimeout)
 	defer cancel()
-	if err := s.commit(ctx); err != nil && !errors.Is(err, ErrGenerationOver) {
+	if err := s.commitOffsets(ctx); err != nil && !errors.Is(err, ErrGenerationOver) {
 		s.report(fmt.Errorf("committing the last offsets: %w", err))
 	}
-	s.release()
-	for _, p := range s.parts {
-		p.forget()
+
+	s.releaseClaims()
+	for _, p := range s.partitions {
+		p.releaseBuffers()
 	}
 }
 
-// drainLimit is the time to drain: a member that takes longer than the group waits is not one any more.
+// awaitTracks blocks until drained is closed. After the drain limit it calls abandon and waits for
+// at most abandonGrace.
+func (s *session) awaitTracks(drained <-chan struct{}, abandon context.CancelCauseFunc) {
+	limit := s.c.drainLimit()
+	late := time.NewTimer(limit)
+	defer late.Stop()
+
+	select {
+	case <-drained:
+		return
+	case <-late.C:
+	}
+
+	s.report(fmt.Errorf("%w (%v)", ErrAbandoned, limit))
+	abandon(ErrAbandoned)
+	left := time.NewTimer(abandonGrace)
+	defer left.Stop()
+
+	// A handler that ignores its context is left running. If it still commits, the inbox prevents a
+	// second effect.
+	select {
+	case <-drained:
+	case <-left.C:
+	}
+}
+
+// drainLimit returns how long a drain may take. It is shorter than the group's time-out for a
+// member: a slower member would lose its membership.
 func (c *Consumer) drainLimit() time.Duration {
 	if t, ok := c.transport.(interface{ MemberTimeout() time.Duration }); ok {
 		return min(c.s.drain, t.MemberTimeout()*3/4)
@@ -122,17 +149,19 @@ func (c *Consumer) drainLimit() time.Duration {
 	return c.s.drain
 }
 
-// hardValues is a context for what has to be done after everything ended.
-func (s *session) hardValues() context.Context { return context.WithoutCancel(s.hard) }
+// cleanupContext returns a context for the work after the drain. It does not end with the session.
+func (s *session) cleanupContext() context.Context { return context.WithoutCancel(s.drainCtx) }
 
-// release gives up the inbox's claims of the partitions; they run out anyway. A partition with a handler that still runs keeps
-// them until then, or somebody else would begin the same beside it.
-func (s *session) release() {
-	ctx, cancel := context.WithTimeout(s.hardValues(), releaseTimeout)
+// releaseClaims releases the inbox's claims of the partitions. A claim that cannot be released
+// expires later. A partition with a running handler keeps its claims, so that no other member
+// starts the same messages at the same time.
+func (s *session) releaseClaims() {
+	ctx, cancel := context.WithTimeout(s.cleanupContext(), releaseTimeout)
 	defer cancel()
+
 	var failed []error
-	for tp, p := range s.parts {
-		if !p.hasAttachments() || !p.still.Load() {
+	for tp, p := range s.partitions {
+		if !p.hasAttachments() || !p.stopped.Load() {
 			continue
 		}
 		if err := p.releaseAttachments(ctx); err != nil {
@@ -142,85 +171,98 @@ func (s *session) release() {
 	s.report(errors.Join(failed...))
 }
 
-// passed counts messages that are finished, and all before them, for the commit mode.
-func (s *session) passed(n int) {
+// countFinished counts n messages that are finished together with all earlier messages, and
+// requests a commit if the commit mode wants one now.
+func (s *session) countFinished(n int) {
 	if n == 0 {
 		return
 	}
-	m := s.c.s.commits
-	if m.kind == commitEach || m.kind == commitCount && s.unreported.Add(int64(n)) >= int64(m.n) {
-		s.want()
+
+	m := s.c.s.commitMode
+	if m.kind == commitEach || m.kind == commitCount && s.finishedMessages.Add(int64(n)) >= int64(m.n) {
+		s.requestCommit()
 	}
 }
 
-func (s *session) want() {
+// requestCommit wakes the commit loop. It does not block.
+func (s *session) requestCommit() {
 	select {
-	case s.due <- struct{}{}:
+	case s.commitRequested <- struct{}{}:
 	default:
 	}
 }
 
-// commits runs the commit mode until the generation ends.
-func (s *session) commits() {
+// commitLoop commits offsets according to the commit mode until the generation ends.
+func (s *session) commitLoop() {
 	var tick <-chan time.Time
-	if m := s.c.s.commits; m.kind == commitInterval {
+	if m := s.c.s.commitMode; m.kind == commitInterval {
 		t := time.NewTicker(m.every)
 		defer t.Stop()
 		tick = t.C
 	}
-	b := retry.Reopen.Start()
+	backoff := retry.Reopen.Start()
+
 	for {
 		select {
-		case <-s.soft.Done():
+		case <-s.serveCtx.Done():
 			return
 		case <-tick:
-		case <-s.due:
+		case <-s.commitRequested:
 		}
-		ctx, cancel := context.WithTimeout(s.hard, commitTimeout)
-		err := s.commit(ctx)
+
+		ctx, cancel := context.WithTimeout(s.drainCtx, commitTimeout)
+		err := s.commitOffsets(ctx)
 		cancel()
 		if err == nil {
-			b.Reset()
+			backoff.Reset()
 			continue
 		}
+
+		// The transport ends the generation as well. Further commits of this member would be rejected.
 		if errors.Is(err, ErrGenerationOver) {
-			return // the transport notices as well; nothing of ours counts any more
-		}
-		s.report(fmt.Errorf("committing offsets: %w", err))
-		if b.Wait(s.soft) != nil {
 			return
 		}
-		s.want()
+
+		s.report(fmt.Errorf("committing offsets: %w", err))
+		if backoff.Wait(s.serveCtx) != nil {
+			return
+		}
+		s.requestCommit()
 	}
 }
 
-// commit stores what is finished and not committed yet.
-func (s *session) commit(ctx context.Context) error {
-	s.committing.Lock()
-	defer s.committing.Unlock()
-	if s.over.Load() {
+// commitOffsets commits the offsets of finished messages that are not committed yet. After
+// ErrGenerationOver, every later call returns that error too.
+func (s *session) commitOffsets(ctx context.Context) error {
+	s.commitMu.Lock()
+	defer s.commitMu.Unlock()
+
+	if s.generationOver.Load() {
 		return ErrGenerationOver
 	}
-	s.unreported.Store(0)
+	s.finishedMessages.Store(0)
+
 	offsets := map[TopicPartition]int64{}
-	for tp, p := range s.parts {
-		if at, news := p.committable(); news {
-			offsets[tp] = at
+	for tp, p := range s.partitions {
+		if offset, changed := p.uncommittedOffset(); changed {
+			offsets[tp] = offset
 		}
 	}
 	if len(offsets) == 0 {
 		return nil
 	}
+
 	err := s.g.Commit(ctx, offsets)
 	s.c.s.observer.Committed(err)
+	if errors.Is(err, ErrGenerationOver) {
+		s.generationOver.Store(true)
+	}
 	if err != nil {
-		if errors.Is(err, ErrGenerationOver) {
-			s.over.Store(true)
-		}
 		return err
 	}
-	for tp, at := range offsets {
-		s.parts[tp].commit(at)
+
+	for tp, offset := range offsets {
+		s.partitions[tp].setCommitted(offset)
 	}
 	return nil
 }

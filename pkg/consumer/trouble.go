@@ -12,103 +12,120 @@ import (
 	"github.com/outrelay/outrelay/pkg/outbox"
 )
 
-// trouble is one lane's wait for what is not the message's fault: the database, or somebody else's claim.
+// trouble is the state of a lane that waits for a cause outside the message: the database, or a
+// claim of another member.
 type trouble struct {
-	b *retry.Backoff
+	backoff *retry.Backoff
 
-	mu      sync.Mutex
-	away    bool
-	timer   *time.Timer // of the wait for the database
-	waiting int         // changes with each wait, so that a timer that fires too late does nothing
+	mu           sync.Mutex
+	databaseAway bool
+	timer        *time.Timer // of the wait for the database
+	waitID       int         // changes with each wait, so that a timer that fires too late does nothing
 }
 
-// claimPoll is how often a claim of somebody else's is asked for: it may be given up before its time.
+// claimPoll is how often a claim of another member is tried again. The member may release it before
+// it expires.
 const claimPoll = 500 * time.Millisecond
 
-// silence is how long the database may take for what the consumer asks of it before the wait is reported.
-const silence = 5 * time.Second
+// maxQuerySilence is how long the database may take for a query of the consumer before the wait is
+// reported.
+const maxQuerySilence = 5 * time.Second
 
-// commitSilence is the same for the commit of a transaction, which waits for a majority of the members and their disks: a slow
-// one says nothing about what the other partitions ask for.
-const commitSilence = 4 * silence
+// maxCommitSilence is the same limit for the commit of a transaction. A commit waits for the disks
+// of a majority of the replica set. If it is slow, queries of other partitions may still be fast.
+const maxCommitSilence = 4 * maxQuerySilence
 
-// awaits says that the consumer, not the handler, waits for the database from now on, until answered is called. After limit
-// the database counts as away, before any call has failed: the driver looks for a server for 30 s.
-func (o *trouble) awaits(t *track, limit time.Duration) {
+// watchDatabase starts a wait of the consumer, not of the handler, for the database. The wait ends
+// with stopWatching. After limit the database counts as away even if no call has failed, because
+// the driver looks for a server for 30 s.
+func (o *trouble) watchDatabase(t *track, limit time.Duration) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	o.waiting++
-	wait := o.waiting
+
+	o.waitID++
+	id := o.waitID
 	o.timer = time.AfterFunc(limit, func() {
 		o.mu.Lock()
 		defer o.mu.Unlock()
-		if o.waiting == wait {
-			o.enter(t, fmt.Errorf("no answer for %v", limit))
+		if o.waitID == id {
+			o.markAwayLocked(t, fmt.Errorf("no answer for %v", limit))
 		}
 	})
 }
 
-// answered ends what awaits began.
-func (o *trouble) answered() {
+// stopWatching ends the wait that watchDatabase started.
+func (o *trouble) stopWatching() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	o.waiting++
+	o.waitID++
 	o.timer.Stop()
 }
 
-// enter counts the lane among those that find the database away. The lock is held.
-func (o *trouble) enter(t *track, err error) {
-	if !o.away {
-		o.away = true
-		t.p.s.away.enter(err)
+// markAwayLocked adds the lane to the lanes that cannot reach the database.
+func (o *trouble) markAwayLocked(t *track, err error) {
+	if !o.databaseAway {
+		o.databaseAway = true
+		t.p.s.outage.addLane(err)
 	}
 }
 
-// wait waits; false if it was interrupted.
-func (o *trouble) wait(t *track, err error) bool {
-	if o.b == nil {
-		o.b = retry.Reopen.Start()
+// waitOut waits before the next attempt after err, which is not the message's fault. It returns
+// false if there must be no next attempt: the session ends, the consumer is paused, or the messages
+// have to be fetched again.
+func (o *trouble) waitOut(t *track, err error) bool {
+	if o.backoff == nil {
+		o.backoff = retry.Reopen.Start()
 	}
-	d := o.b.Next()
+	delay := o.backoff.Next()
+
 	var recreated *inbox.RecreatedError
 	switch {
 	case errors.As(err, &recreated), errors.Is(err, outbox.ErrStandalone):
-		t.p.s.fail(err)
+		t.p.s.failRun(err)
 		return false
-	case errors.Is(err, inbox.ErrUnconfirmed): // asked again
+
+	case errors.Is(err, inbox.ErrUnconfirmed):
+		// The inbox confirms the log during the next attempt.
+
 	case errors.Is(err, inbox.ErrClaimed), errors.Is(err, inbox.ErrClaimLost):
-		d = claimPoll
+		delay = claimPoll
+
 	case errors.Is(err, inbox.ErrStale):
-		// It is read again first: what is in memory may be of the topic that was there before.
+		// The messages are fetched again: those in memory may belong to the previous topic of that name.
 		t.p.detachHandler(t.reg)
 		t.p.s.report(err)
-		t.wait(d)
+		t.waitYielding(delay)
 		return false
+
 	default:
 		o.mu.Lock()
-		o.enter(t, err)
+		o.markAwayLocked(t, err)
 		o.mu.Unlock()
 	}
-	t.wait(d)
-	return !t.interrupted()
+
+	t.waitYielding(delay)
+	return !t.mustStop()
 }
 
-func (o *trouble) over(t *track) {
-	o.b = nil
+// clearTrouble resets the backoff, and removes the lane from the lanes that cannot reach the database.
+func (o *trouble) clearTrouble(t *track) {
+	o.backoff = nil
+
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if o.away {
-		o.away = false
-		t.p.s.away.leave()
+	if o.databaseAway {
+		o.databaseAway = false
+		t.p.s.outage.removeLane()
 	}
 }
 
-// OutageError says that the database does not answer, and later that it answers again. Between the two nothing is fetched,
-// nothing is lost and no attempt is spent. Each is reported once, however many messages wait.
+// OutageError reports that the database does not answer, and later that it answers again. In
+// between nothing is fetched, nothing is lost and no attempt is spent. Each of the two is reported
+// once, however many messages wait.
 type OutageError struct {
 	Over bool
 	Took time.Duration // if it is over
-	Err  error         // what the first call returned; nil if it is over
+	Err  error         // of the first failed call; nil if it is over
 }
 
 func (e *OutageError) Error() string {
@@ -118,50 +135,54 @@ func (e *OutageError) Error() string {
 	return fmt.Sprintf("waiting for the database, nothing is fetched until it answers: %v", e.Err)
 }
 
-// Is reports ErrOperational.
+// Is reports whether target is ErrOperational.
 func (e *OutageError) Is(target error) bool { return target == ErrOperational }
 
-// Unwrap is what the first call returned.
+// Unwrap returns the error of the first failed call.
 func (e *OutageError) Unwrap() error { return e.Err }
 
-// outage counts the lanes that find the database away. While there are any, nothing is fetched.
+// outage counts the lanes that cannot reach the database. While there are any, nothing is fetched.
 type outage struct {
 	mu     sync.Mutex
-	n      int
+	lanes  int
 	since  time.Time
-	over   chan struct{} // of the present one
+	over   chan struct{} // closed at the end of the current outage
 	notify func(on bool)
 	report func(err error)
 }
 
-func (o *outage) enter(err error) {
+// addLane counts one more lane. The first lane starts the outage, with err as its cause.
+func (o *outage) addLane(err error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if o.n++; o.n == 1 {
+	if o.lanes++; o.lanes == 1 {
 		o.over, o.since = make(chan struct{}), time.Now()
 		o.notify(true)
 		o.report(&OutageError{Err: err})
 	}
 }
 
-func (o *outage) leave() {
+// removeLane counts one lane less. The last lane ends the outage.
+func (o *outage) removeLane() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if o.n--; o.n == 0 {
+	if o.lanes--; o.lanes == 0 {
 		close(o.over)
 		o.notify(false)
 		o.report(&OutageError{Over: true, Took: time.Since(o.since)})
 	}
 }
 
-func (o *outage) wait(ctx context.Context) error {
+// waitOver blocks until there is no outage. It returns the cause of ctx if ctx ends first.
+func (o *outage) waitOver(ctx context.Context) error {
 	for {
 		o.mu.Lock()
-		n, over := o.n, o.over
+		lanes, over := o.lanes, o.over
 		o.mu.Unlock()
-		if n == 0 {
+		if lanes == 0 {
 			return nil
 		}
+
 		select {
 		case <-over:
 		case <-ctx.Done():

@@ -10,20 +10,24 @@ import (
 	"github.com/outrelay/outrelay/pkg/event"
 )
 
-// Validator looks at a body, which is nil for a tombstone, and says what is wrong with it. What it returns ends up in dead
-// letters and logs: it must not quote the body. An error that joins several is several problems.
+// Validator checks a body, which is nil for a tombstone, and returns its problems. Its error is
+// written to dead letters and logs, so it must not quote the body. If it joins several errors, each
+// of them is one problem.
 type Validator func(ctx context.Context, typ string, body []byte) error
 
-// Validation checks bodies by type, before events are stored and before messages are handled. An error is an *InvalidError,
-// which the default policy makes a dead letter of at once, since another attempt would end the same way.
+// Validation checks bodies by type, before events are stored and before messages are handled. Its
+// errors are *InvalidError. The default policy makes such a message a dead letter at once, because
+// another attempt would fail in the same way.
 //
-// A validator is a function, so any library of schemas fits: compile the schema once and call it here.
+// A validator is a function, so any schema library can be used: compile the schema once and call it
+// in the function.
 type Validation struct {
 	byType map[string]Validator
 	strict bool
 }
 
-// NewValidation makes a Validation of validators by exact type; that of "*" is for types that have none.
+// NewValidation returns a Validation with a validator for each exact type. The validator of "*" is
+// for all other types.
 func NewValidation(byType map[string]Validator) (*Validation, error) {
 	for typ, v := range byType {
 		if v == nil {
@@ -33,14 +37,15 @@ func NewValidation(byType map[string]Validator) (*Validation, error) {
 	return &Validation{byType: maps.Clone(byType)}, nil
 }
 
-// Strict is a Validation that refuses types without a validator.
+// Strict returns a copy of v that rejects types without a validator.
 func (v *Validation) Strict() *Validation { return &Validation{byType: v.byType, strict: true} }
 
-// Middleware checks messages before they are handled. It goes inside of Decrypt and ClaimCheckIn.
+// Middleware returns a middleware that checks messages before they are handled. Place it inside
+// Decrypt and ClaimCheckIn.
 func (v *Validation) Middleware() Middleware {
 	return func(next Handler) Handler {
 		return HandlerFunc(func(ctx context.Context, m *Message) error {
-			if err := v.check(ctx, m.ID, m.Type, m.Value); err != nil {
+			if err := v.checkBody(ctx, m.ID, m.Type, m.Value); err != nil {
 				return err
 			}
 			return next.Handle(ctx, m)
@@ -48,13 +53,14 @@ func (v *Validation) Middleware() Middleware {
 	}
 }
 
-// Emit checks events before they are stored. It goes outside of Encrypt and ClaimCheckOut.
+// Emit returns a middleware that checks events before they are stored. Place it outside Encrypt and
+// ClaimCheckOut.
 func (v *Validation) Emit() EmitMiddleware {
 	return func(next Emit) Emit {
 		return func(ctx context.Context, ev event.Event) error {
 			body, err := ev.Payload()
 			if err == nil {
-				err = v.check(ctx, ev.ID().String(), ev.Type(), body)
+				err = v.checkBody(ctx, ev.ID().String(), ev.Type(), body)
 			}
 			if err != nil {
 				return err
@@ -64,28 +70,34 @@ func (v *Validation) Emit() EmitMiddleware {
 	}
 }
 
-func (v *Validation) check(ctx context.Context, id, typ string, body []byte) error {
+// checkBody returns an *InvalidError if the validator of typ rejects body.
+func (v *Validation) checkBody(ctx context.Context, id, typ string, body []byte) error {
 	f, ok := v.byType[typ]
 	if !ok {
 		f, ok = v.byType["*"]
 	}
-	switch {
-	case ok:
-		if err := f(ctx, typ, body); err != nil {
-			return &InvalidError{ID: id, Type: typ, Problems: problemsOf(err), Err: err}
-		}
-	case v.strict:
-		return &InvalidError{ID: id, Type: typ, Problems: []string{"nobody validates this type; it has one of " + fmt.Sprintf("%q", slices.Sorted(maps.Keys(v.byType)))}}
+
+	if !ok && v.strict {
+		problem := fmt.Sprintf("no validator for this type: there are validators for %q", slices.Sorted(maps.Keys(v.byType)))
+		return &InvalidError{ID: id, Type: typ, Problems: []string{problem}}
+	}
+	if !ok {
+		return nil
+	}
+
+	if err := f(ctx, typ, body); err != nil {
+		return &InvalidError{ID: id, Type: typ, Problems: listProblems(err), Err: err}
 	}
 	return nil
 }
 
-// problemsOf is the texts of joined errors, or of the one.
-func problemsOf(err error) []string {
+// listProblems returns the texts of the errors that err joins, or its own text.
+func listProblems(err error) []string {
 	var joined interface{ Unwrap() []error }
 	if !errors.As(err, &joined) {
 		return []string{clip(err.Error(), maxReason)}
 	}
+
 	var out []string
 	for _, e := range joined.Unwrap() {
 		out = append(out, clip(e.Error(), maxReason))

@@ -6,27 +6,28 @@ import (
 	"time"
 )
 
-// Action is what becomes of a message whose handler failed.
+// Action is the treatment of a message whose handler failed.
 type Action uint8
 
 const (
-	// RetryInline runs it again at once, or after Delay, and holds its place among those that run.
+	// RetryInline attempts the message again in place, at once or after Delay. Its lane waits for it.
 	RetryInline Action = iota + 1
-	// RetryAfter lets its lane wait for Delay: what is behind it in the lane waits too, other lanes do not.
+	// RetryAfter attempts the message again after Delay. Later messages of its lane wait too, other
+	// lanes do not.
 	RetryAfter
-	// RetryTopic moves it to the topic of the verdict, to be delivered after Delay.
+	// RetryTopic moves the message to the topic of the verdict, to be delivered after Delay.
 	RetryTopic
-	// Requeue moves it to the end of its own topic.
+	// Requeue moves the message to the end of its own topic.
 	Requeue
-	// Schedule hands it to the outbox, to be delivered after Delay.
+	// Schedule appends the message to the outbox, to be delivered after Delay.
 	Schedule
-	// PauseConsumer pauses the whole consumer for Delay, and tries it again then.
+	// PauseConsumer pauses the whole consumer for Delay. Then the message is attempted again.
 	PauseConsumer
-	// Discard lets it pass unhandled.
+	// Discard skips the message.
 	Discard
-	// DeadLetter moves it to the dead letters.
+	// DeadLetter moves the message to the dead letters.
 	DeadLetter
-	// Park keeps it as a dead letter that nobody is to blame for: no handler took its type.
+	// Park stores the message as a dead letter that waits for a handler: no handler takes its type.
 	Park
 )
 
@@ -35,7 +36,7 @@ var actions = [...]string{
 	PauseConsumer: "pause", Discard: "discard", DeadLetter: "dead_letter", Park: "park",
 }
 
-// String is a name fit for a label.
+// String returns the name of the action, for metric labels.
 func (a Action) String() string {
 	if int(a) < len(actions) && actions[a] != "" {
 		return actions[a]
@@ -43,41 +44,46 @@ func (a Action) String() string {
 	return fmt.Sprintf("action_%d", uint8(a))
 }
 
-// Verdict is what a policy decides.
+// Verdict is the decision of a policy.
 type Verdict struct {
 	Action Action
 	Delay  time.Duration
-	Topic  string // of RetryTopic, and of DeadLetter where there is one
-	// Reason is a class fit for a label, as "attempts_exhausted"; "" leaves it to the Disposer.
+	Topic  string // of RetryTopic; optional for DeadLetter
+	// Reason is a class for metric labels, such as "attempts_exhausted". If it is "", the Disposer
+	// chooses one.
 	Reason string
-	// Uncounted says that the failure is not the message's: it spends none of its attempts.
+	// Uncounted is set if the message is not to blame for the failure. It spends no attempt.
 	Uncounted bool
-	// Pause, with any action but the retries, pauses the consumer for that long once the message is disposed of.
+	// Pause is how long the consumer is paused after the message was moved. RetryInline and
+	// RetryAfter ignore it.
 	Pause time.Duration
-	// Bare makes the letter one that can always be written: without key, body, headers, and the texts of its failures. It is
-	// for messages whose whole letter cannot be written.
+	// Bare writes a dead letter without key, body, headers and failure texts, which can always be
+	// written. It is used if the complete letter cannot be written.
 	Bare bool
-	// Block keeps later messages of the key behind this one until it is done with, by the KeyGate of the Disposer.
+	// Block holds back later messages of the key until this one is finished, with the KeyGate of
+	// the Disposer.
 	Block bool
-	// Attempts is what the decision was made from.
+	// Attempts has the failures on which the decision is based.
 	Attempts Attempts
 }
 
-// Attempts is what is known of the failures of one message in one handler.
+// Attempts counts the failures of one message in one handler.
 type Attempts struct {
-	// Failed counts the failures in this delivery, the present one included: 1 at first.
+	// Failed counts the failures in this delivery, including the current one. It is 1 after the
+	// first failure.
 	Failed int
-	// Total counts on through retry topics: the message's Attempt - 1 + Failed.
+	// Total includes earlier deliveries by retry topics: the message's Attempt - 1 + Failed.
 	Total int
-	// Spared counts those of Failed that were Uncounted by their verdicts, so that Total - Spared attempts are spent.
+	// Spared counts the failures in Failed whose verdict was Uncounted. So Total - Spared attempts
+	// are spent.
 	Spared int
-	// Since is when the first of this delivery failed.
+	// Since is the time of the first failure of this delivery.
 	Since time.Time
-	// History is the latest failures of this delivery, oldest first, at most MaxHistory.
+	// History has the latest failures of this delivery, oldest first, at most MaxHistory.
 	History []Failure
 }
 
-// Failure is one failed attempt, as dead letters tell it.
+// Failure is one failed attempt, as recorded in dead letters.
 type Failure struct {
 	At      time.Time `bson:"at" json:"at"`
 	Attempt int       `bson:"attempt" json:"attempt"`
@@ -85,17 +91,20 @@ type Failure struct {
 	Reason  string    `bson:"reason" json:"reason"` // clipped to 512 bytes
 }
 
-// MaxHistory bounds the failures that are kept of one message, the latest ones.
+// MaxHistory is how many of its latest failures are kept of one message.
 const MaxHistory = 20
 
-// Note is a with one more failure at that time. The caller counts Spared by the verdict that follows.
+// Note returns a with one more failure at the given time. If the verdict is Uncounted, the caller
+// increments Spared.
 func (a Attempts) Note(err error, m *Message, at time.Time) Attempts {
 	if a.Failed == 0 {
 		a.Since = at
 	}
 	a.Failed++
 	a.Total = max(m.Attempt, 1) - 1 + a.Failed
+
 	kept := a.History[max(0, len(a.History)+1-MaxHistory):]
-	a.History = append(slices.Clip(slices.Clone(kept)), Failure{At: at, Attempt: a.Total - a.Spared, Class: Class(err), Reason: errorText(err)})
+	failure := Failure{At: at, Attempt: a.Total - a.Spared, Class: Class(err), Reason: errorText(err)}
+	a.History = append(slices.Clip(slices.Clone(kept)), failure)
 	return a
 }

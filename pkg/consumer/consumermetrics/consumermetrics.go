@@ -1,8 +1,9 @@
-// Package consumermetrics makes Prometheus metrics of what a consumer does: give a consumer
-// consumer.WithObserver(o), with one Observer for each consumer group and registry.
+// Package consumermetrics provides Prometheus metrics of a consumer. Pass an Observer to the consumer with
+// consumer.WithObserver. Create one Observer for each consumer group and registry.
 //
-// Nothing in it blocks, and a call of a handler costs a few atomic additions. Labels are bounded: handlers, the actions of
-// policies, topics and partitions of the group, and the reasons of a suspension.
+// No method waits for I/O, and each attempt of a handler costs a few atomic additions. Labels are
+// bounded: handlers, the actions of policies, topics and partitions of the group, and the reasons
+// of a suspension.
 package consumermetrics
 
 import (
@@ -16,10 +17,10 @@ import (
 	"github.com/outrelay/outrelay/pkg/consumer"
 )
 
-// buckets reach from half a millisecond to ten seconds, in seconds.
+// buckets are the upper bounds of the handle time in seconds, from half a millisecond to ten seconds.
 var buckets = []float64{.0005, .001, .002, .003, .005, .01, .02, .05, .1, .2, .5, 1, 2, 5, 10}
 
-// Observer counts for one consumer group. Create it with [New].
+// Observer has the metrics of one consumer group. Create it with [New].
 type Observer struct {
 	handled    *prometheus.CounterVec
 	duplicates *prometheus.CounterVec
@@ -36,8 +37,8 @@ type Observer struct {
 	commits    *prometheus.CounterVec
 	suspended  *prometheus.GaugeVec
 
-	mu   sync.Mutex
-	lags map[place]bool // partitions that have a series
+	mu     sync.Mutex
+	series map[place]bool // partitions that have a series
 }
 
 type place struct {
@@ -47,7 +48,8 @@ type place struct {
 
 var _ consumer.Observer = (*Observer)(nil)
 
-// New registers the metrics of group, which is a label of all of them. It fails where the registry has them already.
+// New registers the metrics of group. Each of them has the label group. New returns an error if the
+// registry has them already.
 func New(registry prometheus.Registerer, group string) (*Observer, error) {
 	in := prometheus.WrapRegistererWith(prometheus.Labels{"group": group}, registry)
 	counter := func(name, help string) prometheus.CounterOpts {
@@ -56,6 +58,7 @@ func New(registry prometheus.Registerer, group string) (*Observer, error) {
 	gauge := func(name, help string) prometheus.GaugeOpts {
 		return prometheus.GaugeOpts{Namespace: "outrelay", Subsystem: "consumer", Name: name, Help: help}
 	}
+
 	o := &Observer{
 		handled:    prometheus.NewCounterVec(counter("handled_total", "Messages handled."), []string{"handler"}),
 		duplicates: prometheus.NewCounterVec(counter("duplicates_total", "Messages that the inbox knew."), []string{"handler"}),
@@ -74,13 +77,15 @@ func New(registry prometheus.Registerer, group string) (*Observer, error) {
 		rebalances: prometheus.NewCounter(counter("generations_total", "Generations of the group that this member took part in.")),
 		commits:    prometheus.NewCounterVec(counter("commits_total", "Commits of offsets by what became of them."), []string{"result"}),
 		suspended:  prometheus.NewGaugeVec(gauge("suspended", "1 while nothing is fetched, by reason."), []string{"reason"}),
-		lags:       map[place]bool{},
+		series:     map[place]bool{},
 	}
+
 	for _, c := range []prometheus.Collector{
-		o.handled, o.duplicates, o.dropped, o.failed, o.took, o.lag, o.oldest, o.messages, o.bytes, o.running, o.partitions, o.rebalances, o.commits, o.suspended,
+		o.handled, o.duplicates, o.dropped, o.failed, o.took, o.lag, o.oldest, o.messages, o.bytes, o.running, o.partitions,
+		o.rebalances, o.commits, o.suspended,
 	} {
 		if err := in.Register(c); err != nil {
-			return nil, fmt.Errorf("metrics of group %s: %w", group, err)
+			return nil, fmt.Errorf("registering the metrics of group %s: %w", group, err)
 		}
 	}
 	return o, nil
@@ -111,7 +116,7 @@ func (o *Observer) Failed(handler string, action consumer.Action) {
 func (o *Observer) Lag(topic string, partition int32, n int64) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	o.lags[place{topic, partition}] = true
+	o.series[place{topic, partition}] = true
 	o.lag.WithLabelValues(topic, strconv.Itoa(int(partition))).Set(float64(n))
 }
 
@@ -119,7 +124,7 @@ func (o *Observer) Lag(topic string, partition int32, n int64) {
 func (o *Observer) Oldest(topic string, partition int32, age time.Duration) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	o.lags[place{topic, partition}] = true
+	o.series[place{topic, partition}] = true
 	o.oldest.WithLabelValues(topic, strconv.Itoa(int(partition))).Set(age.Seconds())
 }
 
@@ -132,18 +137,18 @@ func (o *Observer) Held(messages, bytes int64) {
 // Running implements [consumer.Observer].
 func (o *Observer) Running(n int) { o.running.Set(float64(n)) }
 
-// Assigned implements [consumer.Observer]. The lags of partitions that another member has now would stand still, so all of
-// them begin anew.
+// Assigned implements [consumer.Observer]. It removes the series of all partitions. Otherwise the
+// lag of a partition that moved to another member would keep its last value.
 func (o *Observer) Assigned(partitions int) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.partitions.Set(float64(partitions))
 	o.rebalances.Inc()
-	for p := range o.lags {
+	for p := range o.series {
 		o.lag.DeleteLabelValues(p.topic, strconv.Itoa(int(p.partition)))
 		o.oldest.DeleteLabelValues(p.topic, strconv.Itoa(int(p.partition)))
 	}
-	clear(o.lags)
+	clear(o.series)
 }
 
 // Committed implements [consumer.Observer].

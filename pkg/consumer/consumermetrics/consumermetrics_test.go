@@ -15,13 +15,14 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// values are all series as name{label values} and their value; of a histogram the count.
-func values(t *testing.T, r *prometheus.Registry) map[string]float64 {
+// gatherValues returns the values of all series by name and label values. The value of a histogram is its count.
+func gatherValues(t *testing.T, r *prometheus.Registry) map[string]float64 {
 	t.Helper()
 	families, err := r.Gather()
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	out := map[string]float64{}
 	for _, f := range families {
 		for _, m := range f.GetMetric() {
@@ -50,11 +51,12 @@ func TestEverythingIsCounted(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := New(r, "billing"); err == nil {
-		t.Error("a second one of the same group counts beside the first")
+		t.Error("New with the same group and registry: got no error, want one")
 	}
 	if _, err := New(r, "shipping"); err != nil {
-		t.Errorf("another group: %v", err)
+		t.Errorf("New with another group: %v", err)
 	}
+
 	o.Assigned(2)
 	o.Handled("pay", 3, 4*time.Millisecond)
 	o.Duplicates("pay", 1)
@@ -67,7 +69,8 @@ func TestEverythingIsCounted(t *testing.T) {
 	o.Committed(nil)
 	o.Committed(errors.New("x"))
 	o.Suspended("database", true)
-	got := values(t, r)
+
+	got := gatherValues(t, r)
 	for key := range got {
 		if len(key) > 8 && key[len(key)-8:] == "shipping" {
 			delete(got, key)
@@ -81,11 +84,12 @@ func TestEverythingIsCounted(t *testing.T) {
 		"commits_total billing ok": 1, "commits_total billing failed": 1, "suspended billing database": 1,
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
-		t.Error(diff)
+		t.Errorf("metrics (-want +got):\n%s", diff)
 	}
+
 	o.Suspended("database", false)
 	o.Assigned(1)
-	got = values(t, r)
+	got = gatherValues(t, r)
 	_, old := got["oldest_unfinished_seconds billing 1 orders"]
 	if _, stays := got["lag_messages billing 1 orders"]; stays || old || got["suspended billing database"] != 0 {
 		t.Errorf("after a rebalance: %v", got)

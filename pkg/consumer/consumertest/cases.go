@@ -14,56 +14,67 @@ import (
 	"github.com/outrelay/outrelay/pkg/event"
 )
 
-func bytesArrive(t *testing.T, f Fixture) {
+func testBytesArrive(t *testing.T, f Fixture) {
 	tr, topic := f.Transport(t), f.Topic(t, 1)
 	sent := []*consumer.Message{
-		{Key: []byte("k"), Value: []byte{0, 255, 10}, Headers: []consumer.Header{{Key: "id", Value: []byte("7")}, {Key: "dup", Value: []byte{0}}, {Key: "dup", Value: []byte("b")}, {Key: "empty", Value: []byte{}}}},
+		{Key: []byte("k"), Value: []byte{0, 255, 10}, Headers: []consumer.Header{
+			{Key: "id", Value: []byte("7")},
+			{Key: "dup", Value: []byte{0}},
+			{Key: "dup", Value: []byte("b")},
+			{Key: "empty", Value: []byte{}},
+		}},
 		{Key: []byte("k"), Value: nil},
 		{Key: []byte("k"), Value: []byte{}},
 		{Key: nil, Value: []byte("no key")},
 	}
 	publishAll(t, tr, topic, sent)
-	m := join(t, tr, groupName(), topic)
-	g := m.next()
-	records, _ := g.read(t, len(sent))
-	m.leave(g)
+
+	m := joinGroup(t, tr, groupName(), topic)
+	g := m.nextGeneration()
+	records, _ := g.readRecords(t, len(sent))
+	m.leaveGroup(g)
+
 	got := records[consumer.TopicPartition{Topic: topic}]
 	if len(got) != len(sent) {
-		t.Fatalf("%d records, want %d", len(got), len(sent))
+		t.Fatalf("got %d records, want %d", len(got), len(sent))
 	}
 	for i, r := range got {
 		if r.Topic != topic || r.Partition != 0 || r.Offset != int64(i) {
-			t.Errorf("record %d is at %s/%d, offset %d", i, r.Topic, r.Partition, r.Offset)
+			t.Errorf("record %d is at %s/%d, offset %d, want %s/0, offset %d", i, r.Topic, r.Partition, r.Offset, topic, i)
 		}
 		if !bytes.Equal(r.Key, sent[i].Key) || (r.Key == nil) != (sent[i].Key == nil) {
-			t.Errorf("record %d has the key %q", i, r.Key)
+			t.Errorf("key of record %d: got %q, want %q", i, r.Key, sent[i].Key)
 		}
 		if !bytes.Equal(r.Value, sent[i].Value) || (r.Value == nil) != (sent[i].Value == nil) {
-			t.Errorf("record %d has the value %q, nil %t", i, r.Value, r.Value == nil)
+			t.Errorf("value of record %d: got %q (nil: %t), want %q", i, r.Value, r.Value == nil, sent[i].Value)
 		}
 		if r.Time.IsZero() {
 			t.Errorf("record %d has no time", i)
 		}
 	}
+
 	var headers []string
 	for _, h := range got[0].Headers {
 		headers = append(headers, fmt.Sprintf("%s=%q", h.Key, h.Value))
 	}
-	equal(t, "headers", headers, []string{`id="7"`, `dup="\x00"`, `dup="b"`, `empty=""`})
+	assertEqual(t, "headers", headers, []string{`id="7"`, `dup="\x00"`, `dup="b"`, `empty=""`})
 }
 
-func orderOfKey(t *testing.T, f Fixture) {
+func testKeyOrder(t *testing.T, f Fixture) {
 	const partitions, keys, each = 3, 7, 20
+
 	tr, topic := f.Transport(t), f.Topic(t, partitions)
 	for i := range each {
 		for k := range keys {
-			publish(t, tr, topic, fmt.Sprint("key-", k), fmt.Sprint(i))
+			publishValues(t, tr, topic, fmt.Sprint("key-", k), fmt.Sprint(i))
 		}
 	}
-	m := join(t, tr, groupName(), topic)
-	g := m.next()
-	records, _ := g.read(t, keys*each)
-	m.leave(g)
+
+	m := joinGroup(t, tr, groupName(), topic)
+	g := m.nextGeneration()
+	records, _ := g.readRecords(t, keys*each)
+	m.leaveGroup(g)
+
 	count := map[string]int{}
 	for tp, list := range records {
 		for i, r := range list {
@@ -71,9 +82,11 @@ func orderOfKey(t *testing.T, f Fixture) {
 			if want := int32(event.Murmur2(r.Key)&0x7fffffff) % partitions; tp.Partition != want || r.Partition != want {
 				t.Fatalf("%s is in partition %d, want %d", key, tp.Partition, want)
 			}
+
 			if string(r.Value) != fmt.Sprint(count[key]) {
-				t.Fatalf("%s of %s came as number %d", r.Value, key, count[key])
+				t.Fatalf("value %s of %s was read as number %d", r.Value, key, count[key])
 			}
+
 			if i > 0 && list[i-1].Offset >= r.Offset {
 				t.Fatalf("offset %d follows %d", r.Offset, list[i-1].Offset)
 			}
@@ -81,71 +94,77 @@ func orderOfKey(t *testing.T, f Fixture) {
 		}
 	}
 	if len(count) != keys {
-		t.Errorf("%d keys came, want %d", len(count), keys)
+		t.Errorf("got %d keys, want %d", len(count), keys)
 	}
 }
 
-func goesOnWhereCommitted(t *testing.T, f Fixture) {
+func testResumesAtCommit(t *testing.T, f Fixture) {
 	tr, topic, group := f.Transport(t), f.Topic(t, 1), groupName()
 	tp := consumer.TopicPartition{Topic: topic}
-	publish(t, tr, topic, "k", "a", "b", "c")
-	m := join(t, tr, group, topic)
-	g := m.next()
+	publishValues(t, tr, topic, "k", "a", "b", "c")
+
+	m := joinGroup(t, tr, group, topic)
+	g := m.nextGeneration()
 	if off := g.Partitions()[0].Offset; off != 0 {
-		t.Errorf("a new group begins at %d", off)
+		t.Errorf("start offset of a new group: got %d, want 0", off)
 	}
-	g.read(t, 3)
-	g.commit(t, map[consumer.TopicPartition]int64{tp: 2})
-	m.leave(g)
-	m = join(t, f.Transport(t), group, topic)
-	g = m.next()
+	g.readRecords(t, 3)
+	g.commitOffsets(t, map[consumer.TopicPartition]int64{tp: 2})
+	m.leaveGroup(g)
+
+	m = joinGroup(t, f.Transport(t), group, topic)
+	g = m.nextGeneration()
 	if off := g.Partitions()[0].Offset; off != 2 {
-		t.Errorf("it goes on at %d, want 2", off)
+		t.Errorf("offset after a commit of 2: got %d", off)
 	}
-	records, _ := g.read(t, 1)
-	m.leave(g)
-	equal(t, "what came", values(records), once("c"))
+	records, _ := g.readRecords(t, 1)
+	m.leaveGroup(g)
+	assertEqual(t, "values", countValues(records), eachOnce("c"))
 }
 
-func comesAgain(t *testing.T, f Fixture) {
+func testRedelivery(t *testing.T, f Fixture) {
 	tr, topic, group := f.Transport(t), f.Topic(t, 2), groupName()
-	publish(t, tr, topic, "k1", "a", "b")
-	publish(t, tr, topic, "k2", "c")
+	publishValues(t, tr, topic, "k1", "a", "b")
+	publishValues(t, tr, topic, "k2", "c")
 	for range 2 {
-		m := join(t, tr, group, topic)
-		g := m.next()
-		records, _ := g.read(t, 3)
-		m.leave(g)
-		equal(t, "what came", values(records), once("a", "b", "c"))
+		m := joinGroup(t, tr, group, topic)
+		g := m.nextGeneration()
+		records, _ := g.readRecords(t, 3)
+		m.leaveGroup(g)
+		assertEqual(t, "values", countValues(records), eachOnce("a", "b", "c"))
 	}
 }
 
-func groupsAreIndependent(t *testing.T, f Fixture) {
+func testIndependentGroups(t *testing.T, f Fixture) {
 	tr, topic := f.Transport(t), f.Topic(t, 1)
-	publish(t, tr, topic, "k", "a", "b")
+	publishValues(t, tr, topic, "k", "a", "b")
 	for range 2 {
-		m := join(t, tr, groupName(), topic)
-		g := m.next()
-		records, next := g.read(t, 2)
-		g.commit(t, next)
-		m.leave(g)
-		equal(t, "what came", values(records), once("a", "b"))
+		m := joinGroup(t, tr, groupName(), topic)
+		g := m.nextGeneration()
+		records, next := g.readRecords(t, 2)
+		g.commitOffsets(t, next)
+		m.leaveGroup(g)
+		assertEqual(t, "values", countValues(records), eachOnce("a", "b"))
 	}
 }
 
-// Two members have all partitions between them and none in common; when one leaves, the other has all again.
-func membersShare(t *testing.T, f Fixture) {
+// testMembersShare checks that two members share all partitions without overlap. When one leaves,
+// the other has all of them.
+func testMembersShare(t *testing.T, f Fixture) {
 	const partitions = 4
 	topic, group := f.Topic(t, partitions), groupName()
-	one := join(t, f.Transport(t), group, topic)
-	first := one.nextWith(partitions)
-	two := join(t, f.Transport(t), group, topic)
-	first.ended(t)
-	close(first.over)
-	a, b := one.nextWith(partitions/2), two.nextWith(partitions/2)
+	one := joinGroup(t, f.Transport(t), group, topic)
+	first := one.nextWithPartitions(partitions)
+
+	two := joinGroup(t, f.Transport(t), group, topic)
+	first.waitForEnd(t)
+	close(first.finish)
+
+	a, b := one.nextWithPartitions(partitions/2), two.nextWithPartitions(partitions/2)
 	if a.ID() <= first.ID() || a.ID() != b.ID() {
-		t.Errorf("generations %d and %d follow %d", a.ID(), b.ID(), first.ID())
+		t.Errorf("generations of two members: got %d and %d, want equal ids above %d", a.ID(), b.ID(), first.ID())
 	}
+
 	have := map[consumer.TopicPartition]int{}
 	for _, x := range slices.Concat(a.Partitions(), b.Partitions()) {
 		have[x.TopicPartition]++
@@ -154,81 +173,91 @@ func membersShare(t *testing.T, f Fixture) {
 	for i := range int32(partitions) {
 		want[consumer.TopicPartition{Topic: topic, Partition: i}] = 1
 	}
-	equal(t, "partitions of both", have, want)
-	two.leave(b)
-	a.ended(t)
-	close(a.over)
-	all := one.nextWith(partitions)
-	one.leave(all)
+	assertEqual(t, "partitions of both", have, want)
+
+	two.leaveGroup(b)
+	a.waitForEnd(t)
+	close(a.finish)
+	all := one.nextWithPartitions(partitions)
+	one.leaveGroup(all)
 }
 
-// When a generation is to end, what was handled can still be committed, and the next one goes on from there.
-func commitAtTheEnd(t *testing.T, f Fixture) {
+// testCommitAtEnd checks that a member can commit when its generation has to end, and that the next
+// generation starts there.
+func testCommitAtEnd(t *testing.T, f Fixture) {
 	tr, topic, group := f.Transport(t), f.Topic(t, 1), groupName()
-	publish(t, tr, topic, "k", "a", "b", "c")
-	one := join(t, tr, group, topic)
-	g := one.nextWith(1)
-	g.read(t, 3)
-	two := join(t, f.Transport(t), group, topic)
-	g.ended(t)
-	g.commit(t, map[consumer.TopicPartition]int64{{Topic: topic}: 3})
-	close(g.over)
-	// Whichever of the two has the partition now goes on behind.
-	var who *member
-	var s served
-	for who == nil {
+	publishValues(t, tr, topic, "k", "a", "b", "c")
+	one := joinGroup(t, tr, group, topic)
+	g := one.nextWithPartitions(1)
+	g.readRecords(t, 3)
+
+	two := joinGroup(t, f.Transport(t), group, topic)
+	g.waitForEnd(t)
+	g.commitOffsets(t, map[consumer.TopicPartition]int64{{Topic: topic}: 3})
+	close(g.finish)
+
+	// Either of the two members may have the partition now.
+	var owner *member
+	var s servedGeneration
+	for owner == nil {
 		select {
-		case s = <-one.gens:
-			who = one
-		case s = <-two.gens:
-			who = two
+		case s = <-one.generations:
+			owner = one
+		case s = <-two.generations:
+			owner = two
 		case <-time.After(Patience):
-			t.Fatal("nobody has the partition")
+			t.Fatalf("no member has the partition after %v", Patience)
 		}
 		if len(s.Partitions()) == 0 {
-			who = nil
-			defer close(s.over)
+			owner = nil
+			defer close(s.finish)
 		}
 	}
+
 	if off := s.Partitions()[0].Offset; off != 3 {
-		t.Errorf("it goes on at %d, want 3", off)
+		t.Errorf("offset after a commit of 3: got %d", off)
 	}
-	publish(t, tr, topic, "k", "d")
-	records, _ := s.read(t, 1)
-	equal(t, "what came", values(records), once("d"))
+	publishValues(t, tr, topic, "k", "d")
+	records, _ := s.readRecords(t, 1)
+	assertEqual(t, "values", countValues(records), eachOnce("d"))
 	one.stop()
 	two.stop()
-	close(s.over)
+	close(s.finish)
 }
 
-func pastGeneration(t *testing.T, f Fixture) {
+func testPastGeneration(t *testing.T, f Fixture) {
 	topic, group := f.Topic(t, 1), groupName()
-	one := join(t, f.Transport(t), group, topic)
-	past := one.nextWith(1)
-	one.leave(past)
-	two := join(t, f.Transport(t), group, topic)
-	now := two.nextWith(1)
+	one := joinGroup(t, f.Transport(t), group, topic)
+	past := one.nextWithPartitions(1)
+	one.leaveGroup(past)
+
+	two := joinGroup(t, f.Transport(t), group, topic)
+	now := two.nextWithPartitions(1)
 	ctx, cancel := context.WithTimeout(t.Context(), Patience)
 	defer cancel()
-	if err := past.Commit(ctx, map[consumer.TopicPartition]int64{{Topic: topic}: 7}); !errors.Is(err, consumer.ErrGenerationOver) {
-		t.Errorf("a past generation commits: %v", err)
+	err := past.Commit(ctx, map[consumer.TopicPartition]int64{{Topic: topic}: 7})
+	if !errors.Is(err, consumer.ErrGenerationOver) {
+		t.Errorf("commit of a past generation: got %v, want ErrGenerationOver", err)
 	}
-	two.leave(now)
-	three := join(t, f.Transport(t), group, topic)
-	g := three.nextWith(1)
+	two.leaveGroup(now)
+
+	three := joinGroup(t, f.Transport(t), group, topic)
+	g := three.nextWithPartitions(1)
 	if off := g.Partitions()[0].Offset; off != 0 {
-		t.Errorf("it goes on at %d: what the past generation wrote counts", off)
+		t.Errorf("offset after the rejected commit: got %d, want 0", off)
 	}
-	three.leave(g)
+	three.leaveGroup(g)
 }
 
-func fetchWaitsAndIsBounded(t *testing.T, f Fixture) {
+func testFetchBounds(t *testing.T, f Fixture) {
 	tr, topic := f.Transport(t), f.Topic(t, 1)
 	tp := consumer.TopicPartition{Topic: topic}
-	m := join(t, tr, groupName(), topic)
-	g := m.next()
+	m := joinGroup(t, tr, groupName(), topic)
+	g := m.nextGeneration()
 	ctx, cancel := context.WithTimeout(t.Context(), Patience)
 	defer cancel()
+
+	// A fetch at the end of the partition waits for the next record.
 	got := make(chan string, 1)
 	go func() {
 		for offset := int64(0); ; {
@@ -240,98 +269,115 @@ func fetchWaitsAndIsBounded(t *testing.T, f Fixture) {
 			offset = x.Next
 		}
 	}()
-	publish(t, tr, topic, "k", "a")
+	publishValues(t, tr, topic, "k", "a")
 	if text := <-got; text != "1 <nil>" {
-		t.Errorf("a fetch that waited: %s", text)
+		t.Errorf("records and error of a fetch that waited: got %s, want 1 <nil>", text)
 	}
+
+	// Four large records need several bounded fetches.
 	big := strings.Repeat("x", 100_000)
-	publish(t, tr, topic, "k", big, big, big, big)
+	publishValues(t, tr, topic, "k", big, big, big, big)
 	seen := 0
 	for offset := int64(1); seen < 4; {
 		x, err := g.Fetch(ctx, tp, offset, 150_000)
 		if err != nil {
 			t.Fatal(err)
 		}
+
 		for _, r := range x.Records {
 			if seen++; string(r.Value) != big || r.Offset < offset {
-				t.Fatalf("record %d at %d is not what was sent", seen, r.Offset)
+				t.Fatalf("record %d at offset %d differs from the published one", seen, r.Offset)
 			}
 		}
-		if x.Next < offset || len(x.Records) > 0 && x.Next <= x.Records[len(x.Records)-1].Offset || x.End < x.Next {
-			t.Fatalf("next %d, end %d after %d records from %d", x.Next, x.End, len(x.Records), offset)
+
+		inRecords := len(x.Records) > 0 && x.Next <= x.Records[len(x.Records)-1].Offset
+		if x.Next < offset || inRecords || x.End < x.Next {
+			t.Fatalf("inconsistent fetch: next %d, end %d after %d records from %d", x.Next, x.End, len(x.Records), offset)
 		}
 		offset = x.Next
 	}
+
 	if log, err := g.Log(ctx, tp); err != nil || log.End != 5 {
-		t.Errorf("the end is %d, %v", log.End, err)
+		t.Errorf("end of the log: got %d, %v, want 5", log.End, err)
 	}
+
 	over, stop := context.WithCancel(ctx)
 	stop()
 	if _, err := g.Fetch(over, tp, 5, 1<<20); !errors.Is(err, context.Canceled) {
-		t.Errorf("a fetch whose context has ended: %v", err)
+		t.Errorf("fetch with a canceled context: got %v, want context.Canceled", err)
 	}
-	m.leave(g)
+	m.leaveGroup(g)
 }
 
-func offsetsNotThere(t *testing.T, f Fixture) {
+func testMissingOffsets(t *testing.T, f Fixture) {
 	tr, topic := f.Transport(t), f.Topic(t, 1)
 	tp := consumer.TopicPartition{Topic: topic}
-	publish(t, tr, topic, "k", "a", "b")
-	m := join(t, tr, groupName(), topic)
-	g := m.next()
-	g.read(t, 2)
+	publishValues(t, tr, topic, "k", "a", "b")
+	m := joinGroup(t, tr, groupName(), topic)
+	g := m.nextGeneration()
+	g.readRecords(t, 2)
+
 	ctx, cancel := context.WithTimeout(t.Context(), Patience)
 	defer cancel()
 	_, err := g.Fetch(ctx, tp, 100, 1<<20)
 	var bad *consumer.RangeError
 	if !errors.As(err, &bad) || bad.TopicPartition != tp || bad.Offset != 100 || bad.Start != 0 || bad.End != 2 {
-		t.Errorf("an offset behind the end: %v", err)
+		t.Errorf("fetch above the end: got %v, want a RangeError of 0 to 2", err)
 	}
-	m.leave(g)
+	m.leaveGroup(g)
 }
 
-func severalTopics(t *testing.T, f Fixture) {
+func testSeveralTopics(t *testing.T, f Fixture) {
 	tr, group := f.Transport(t), groupName()
 	topics := []string{f.Topic(t, 2), f.Topic(t, 1)}
 	for _, topic := range topics {
-		publish(t, tr, topic, "k", topic)
+		publishValues(t, tr, topic, "k", topic)
 	}
-	m := join(t, tr, group, topics...)
-	g := m.nextWith(3)
-	records, _ := g.read(t, 2)
-	m.leave(g)
-	equal(t, "what came", values(records), once(topics...))
+	m := joinGroup(t, tr, group, topics...)
+	g := m.nextWithPartitions(3)
+	records, _ := g.readRecords(t, 2)
+	m.leaveGroup(g)
+	assertEqual(t, "values", countValues(records), eachOnce(topics...))
 }
 
-// A topic that does not exist yet keeps nobody from the others, and is read when it comes.
-func topicComesLater(t *testing.T, f Fixture) {
+// testLateTopic checks that a missing topic does not block the others, and that it is read after it
+// was created.
+func testLateTopic(t *testing.T, f Fixture) {
 	tr, group, there := f.Transport(t), groupName(), f.Topic(t, 1)
 	later, create := f.Later(t)
-	publish(t, tr, there, "k", "a")
-	m := join(t, tr, group, there, later)
+	publishValues(t, tr, there, "k", "a")
+
+	m := joinGroup(t, tr, group, there, later)
 	g := m.readUntil("a")
+
 	create()
-	publish(t, tr, later, "k", "b")
-	publish(t, tr, there, "k", "c")
-	g.ended(t)
-	close(g.over)
-	m.leave(m.readUntil("b"))
+	publishValues(t, tr, later, "k", "b")
+	publishValues(t, tr, there, "k", "c")
+	g.waitForEnd(t)
+	close(g.finish)
+	m.leaveGroup(m.readUntil("b"))
 }
 
-func joinEnds(t *testing.T, f Fixture) {
+func testJoinEnds(t *testing.T, f Fixture) {
 	tr, topic, group := f.Transport(t), f.Topic(t, 1), groupName()
 	ctx, cancel := context.WithTimeout(t.Context(), Patience)
 	defer cancel()
-	err := tr.Join(ctx, group, []string{topic}, session{t, func(context.Context, consumer.Generation) error { return errStop }})
+
+	fail := funcSession{t, func(context.Context, consumer.Generation) error { return errStop }}
+	err := tr.Join(ctx, group, []string{topic}, fail)
 	if !errors.Is(err, errStop) {
-		t.Errorf("Serve's error comes back as %v", err)
+		t.Errorf("Join: got %v, want the error of Serve", err)
 	}
-	m := join(t, tr, group, topic) // and it may join again
-	g := m.nextWith(1)
-	m.leave(g)
+
+	// The same transport may join again.
+	m := joinGroup(t, tr, group, topic)
+	g := m.nextWithPartitions(1)
+	m.leaveGroup(g)
+
 	gone, leave := context.WithCancel(ctx)
 	leave()
-	if err := tr.Join(gone, group, []string{topic}, session{t, func(context.Context, consumer.Generation) error { return nil }}); err != nil {
-		t.Errorf("with a context that has ended: %v", err)
+	succeed := funcSession{t, func(context.Context, consumer.Generation) error { return nil }}
+	if err := tr.Join(gone, group, []string{topic}, succeed); err != nil {
+		t.Errorf("Join with a canceled context: got %v, want nil", err)
 	}
 }

@@ -1,11 +1,12 @@
-// Package consumertest is the contract of a consumer.Transport as tests: Kafka's passes them, and pkg/memory's does
-// without a server.
+// Package consumertest tests the contract of a consumer.Transport. The Kafka transport and the
+// transport of pkg/memory, which needs no server, pass the tests.
 //
 //	func TestContract(t *testing.T) {
 //		consumertest.Run(t, func(t *testing.T) consumertest.Fixture { … })
 //	}
 //
-// The tests run in parallel, each on topics and groups of its own. They wait for signals, up to Patience.
+// The tests run in parallel, each with its own topics and groups. They wait for events, at most for
+// Patience.
 package consumertest
 
 import (
@@ -21,42 +22,42 @@ import (
 	"github.com/outrelay/outrelay/pkg/consumer"
 )
 
-// Patience is how long a test waits for something that must happen.
+// Patience is how long a test waits for an expected event.
 const Patience = 2 * time.Minute
 
-// Fixture is what the tests need of a transport.
+// Fixture has the functions with which the tests create transports and topics.
 type Fixture struct {
-	// Transport makes a transport; all of one fixture are connected to the same servers.
+	// Transport returns a new transport. All transports of a fixture use the same servers.
 	Transport func(t *testing.T) consumer.Transport
-	// Topic makes a topic of the test's own with that many partitions.
+	// Topic creates a topic for this test with so many partitions, and returns its name.
 	Topic func(t *testing.T, partitions int) string
-	// Later is the name of a topic of the test's own that does not exist, and what creates it.
+	// Later returns the name of a topic that does not exist, and a function that creates it.
 	Later func(t *testing.T) (name string, create func())
 }
 
-// Factory makes a fixture; it registers what has to be closed by t.Cleanup.
+// Factory returns a fixture. It releases resources with t.Cleanup.
 type Factory func(t *testing.T) Fixture
 
-// Run tests everything that a consumer relies on.
+// Run tests all properties of a transport on which a consumer relies.
 func Run(t *testing.T, factory Factory) {
 	t.Helper()
 	for _, c := range []struct {
 		name string
 		test func(*testing.T, Fixture)
 	}{
-		{"bytes arrive as they are", bytesArrive},
-		{"order and partition of a key", orderOfKey},
-		{"a group goes on where it committed", goesOnWhereCommitted},
-		{"what was not committed comes again", comesAgain},
-		{"groups are independent", groupsAreIndependent},
-		{"members share the partitions", membersShare},
-		{"commit at the end of a generation", commitAtTheEnd},
-		{"a past generation cannot commit", pastGeneration},
-		{"fetch waits and is bounded", fetchWaitsAndIsBounded},
-		{"offsets that are not there", offsetsNotThere},
-		{"several topics", severalTopics},
-		{"a topic comes later", topicComesLater},
-		{"join ends", joinEnds},
+		{"bytes arrive as they are", testBytesArrive},
+		{"order and partition of a key", testKeyOrder},
+		{"a group goes on where it committed", testResumesAtCommit},
+		{"what was not committed comes again", testRedelivery},
+		{"groups are independent", testIndependentGroups},
+		{"members share the partitions", testMembersShare},
+		{"commit at the end of a generation", testCommitAtEnd},
+		{"a past generation cannot commit", testPastGeneration},
+		{"fetch waits and is bounded", testFetchBounds},
+		{"offsets that are not there", testMissingOffsets},
+		{"several topics", testSeveralTopics},
+		{"a topic comes later", testLateTopic},
+		{"join ends", testJoinEnds},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
@@ -65,17 +66,18 @@ func Run(t *testing.T, factory Factory) {
 	}
 }
 
-func equal[T any](t *testing.T, what string, got, want T) {
+// assertEqual reports an error unless got and want are deeply equal.
+func assertEqual[T any](t *testing.T, what string, got, want T) {
 	t.Helper()
 	if !reflect.DeepEqual(got, want) {
-		t.Errorf("%s: %v, want %v", what, got, want)
+		t.Errorf("%s: got %v, want %v", what, got, want)
 	}
 }
 
 func groupName() string { return fmt.Sprintf("group-%08x", rand.Uint32()) }
 
-// publish writes messages of a key whose values are those texts.
-func publish(t *testing.T, tr consumer.Transport, topic, key string, values ...string) {
+// publishValues publishes one message with the key for each of values.
+func publishValues(t *testing.T, tr consumer.Transport, topic, key string, values ...string) {
 	t.Helper()
 	ms := make([]*consumer.Message, len(values))
 	for i, v := range values {
@@ -93,44 +95,46 @@ func publishAll(t *testing.T, tr consumer.Transport, topic string, ms []*consume
 	}
 }
 
-// session serves by a function.
-type session struct {
+// funcSession is a consumer.Session whose Serve calls a function.
+type funcSession struct {
 	t     *testing.T
 	serve func(ctx context.Context, g consumer.Generation) error
 }
 
-func (s session) Serve(ctx context.Context, g consumer.Generation) error { return s.serve(ctx, g) }
-func (s session) Fault(err error)                                        { s.t.Logf("the transport reports: %v", err) }
+func (s funcSession) Serve(ctx context.Context, g consumer.Generation) error { return s.serve(ctx, g) }
+func (s funcSession) Fault(err error)                                        { s.t.Logf("the transport reports: %v", err) }
 
-// member is a membership that runs until it is left.
+// member is a member of a group until leaveGroup is called.
 type member struct {
-	t    *testing.T
-	gens chan served
-	stop context.CancelFunc
-	done chan error
+	t           *testing.T
+	generations chan servedGeneration
+	stop        context.CancelFunc
+	done        chan error
 }
 
-// served is one generation of a member, which ends its Serve by closing over.
-type served struct {
+// servedGeneration is one generation of a member. Its Serve returns when finish is closed.
+type servedGeneration struct {
 	consumer.Generation
-	ctx  context.Context // of Serve, to see it end
-	over chan struct{}
+	ctx    context.Context // of Serve; ends when the generation has to end
+	finish chan struct{}
 }
 
-// join begins a membership. Its generations are to be taken one by one; each Serve lasts until its generation is let go.
-func join(t *testing.T, tr consumer.Transport, group string, topics ...string) *member {
+// joinGroup joins the group. The test receives the generations one by one. Each Serve blocks until
+// finish is closed.
+func joinGroup(t *testing.T, tr consumer.Transport, group string, topics ...string) *member {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
-	m := &member{t: t, gens: make(chan served), stop: cancel, done: make(chan error, 1)}
+
+	m := &member{t: t, generations: make(chan servedGeneration), stop: cancel, done: make(chan error, 1)}
 	go func() {
-		m.done <- tr.Join(ctx, group, topics, session{t, func(ctx context.Context, g consumer.Generation) error {
-			s := served{g, ctx, make(chan struct{})}
+		m.done <- tr.Join(ctx, group, topics, funcSession{t, func(ctx context.Context, g consumer.Generation) error {
+			s := servedGeneration{g, ctx, make(chan struct{})}
 			select {
-			case m.gens <- s:
+			case m.generations <- s:
 			case <-ctx.Done():
 				return nil
 			}
-			<-s.over
+			<-s.finish
 			return nil
 		}})
 	}()
@@ -138,62 +142,69 @@ func join(t *testing.T, tr consumer.Transport, group string, topics ...string) *
 	return m
 }
 
-// next is the next generation.
-func (m *member) next() served {
+// nextGeneration returns the next generation.
+func (m *member) nextGeneration() servedGeneration {
 	m.t.Helper()
 	select {
-	case s := <-m.gens:
+	case s := <-m.generations:
 		return s
 	case err := <-m.done:
-		m.t.Fatalf("Join returned %v", err)
+		m.t.Fatalf("Join returned before the test left the group: %v", err)
 	case <-time.After(Patience):
-		m.t.Fatal("no generation came")
+		m.t.Fatalf("no generation within %v", Patience)
 	}
-	return served{}
+	return servedGeneration{}
 }
 
-// nextWith lets generations pass until one has n partitions.
-func (m *member) nextWith(n int) served {
+// nextWithPartitions returns the next generation with n partitions. It waits for the end of
+// generations before it.
+func (m *member) nextWithPartitions(n int) servedGeneration {
 	m.t.Helper()
 	for {
-		s := m.next()
+		s := m.nextGeneration()
 		if len(s.Partitions()) == n {
 			return s
 		}
-		s.ended(m.t)
-		close(s.over)
+		s.waitForEnd(m.t)
+		close(s.finish)
 	}
 }
 
-// readUntil lets generations pass until one brings that value, and returns it.
-func (m *member) readUntil(value string) served {
+// readUntil returns the next generation in which a record with the value is read. It waits for the
+// end of generations before it.
+func (m *member) readUntil(value string) servedGeneration {
 	m.t.Helper()
 	for {
-		s := m.next()
-		if s.brings(value) {
+		s := m.nextGeneration()
+		if s.readsValue(value) {
 			return s
 		}
-		s.ended(m.t)
-		close(s.over)
+		s.waitForEnd(m.t)
+		close(s.finish)
 	}
 }
 
-// brings reads the partitions until the value comes or the generation ends.
-func (s served) brings(value string) bool {
+// readsValue reads the partitions and reports whether a record with the value was read before the
+// generation ended.
+func (s servedGeneration) readsValue(value string) bool {
 	found, stop := context.WithCancelCause(s.ctx)
 	defer stop(nil)
+
 	var wg sync.WaitGroup
 	for _, a := range s.Partitions() {
 		wg.Go(func() {
 			for offset := a.Offset; found.Err() == nil; {
 				f, err := s.Fetch(found, a.TopicPartition, offset, 1<<20)
-				if err != nil { // the generation has ended, or what is away comes back
+
+				// The generation has ended, or a server is away for a while.
+				if err != nil {
 					select {
 					case <-found.Done():
 					case <-time.After(10 * time.Millisecond):
 					}
 					continue
 				}
+
 				offset = f.Next
 				for _, r := range f.Records {
 					if string(r.Value) == value {
@@ -207,43 +218,50 @@ func (s served) brings(value string) bool {
 	return errors.Is(context.Cause(found), errStop)
 }
 
-// ended waits until the generation is to end.
-func (s served) ended(t *testing.T) {
+// waitForEnd blocks until the generation has to end.
+func (s servedGeneration) waitForEnd(t *testing.T) {
 	t.Helper()
 	select {
 	case <-s.ctx.Done():
 	case <-time.After(Patience):
-		t.Fatal("the generation did not end")
+		t.Fatalf("the generation did not end within %v", Patience)
 	}
 }
 
-// leave ends the membership: the generation that is given is let go first.
-func (m *member) leave(s served) {
+// leaveGroup leaves the group: it finishes generation s and waits for Join to return.
+func (m *member) leaveGroup(s servedGeneration) {
 	m.t.Helper()
 	m.stop()
-	if s.over != nil {
-		close(s.over)
+	if s.finish != nil {
+		close(s.finish)
 	}
+
 	select {
 	case err := <-m.done:
 		if err != nil {
-			m.t.Errorf("Join returned %v", err)
+			m.t.Errorf("Join after leaving: got %v, want nil", err)
 		}
 	case <-time.After(Patience):
-		m.t.Fatal("Join did not return")
+		m.t.Fatalf("Join did not return within %v", Patience)
 	}
 }
 
-// read fetches the partitions of a generation until it has n records at least, and returns them by partition with the
-// offsets to go on from.
-func (s served) read(t *testing.T, n int) (map[consumer.TopicPartition][]consumer.Record, map[consumer.TopicPartition]int64) {
+// readRecords fetches the partitions of a generation until it has at least n records. It returns
+// them by partition, with the next offset of each partition.
+func (s servedGeneration) readRecords(
+	t *testing.T, n int,
+) (map[consumer.TopicPartition][]consumer.Record, map[consumer.TopicPartition]int64) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), Patience)
 	defer cancel()
 	enough, stop := context.WithCancel(ctx)
 	defer stop()
+
 	var mu sync.Mutex
-	records, next, total := map[consumer.TopicPartition][]consumer.Record{}, map[consumer.TopicPartition]int64{}, 0
+	records := map[consumer.TopicPartition][]consumer.Record{}
+	next := map[consumer.TopicPartition]int64{}
+	total := 0
+
 	var wg sync.WaitGroup
 	for _, a := range s.Partitions() {
 		wg.Go(func() {
@@ -256,6 +274,7 @@ func (s served) read(t *testing.T, n int) (map[consumer.TopicPartition][]consume
 					}
 					return
 				}
+
 				offset = f.Next
 				mu.Lock()
 				records[a.TopicPartition] = append(records[a.TopicPartition], f.Records...)
@@ -268,13 +287,14 @@ func (s served) read(t *testing.T, n int) (map[consumer.TopicPartition][]consume
 		})
 	}
 	wg.Wait()
+
 	if total < n {
-		t.Fatalf("%d records came, want %d: %v", total, n, ctx.Err())
+		t.Fatalf("got %d records, want at least %d: %v", total, n, ctx.Err())
 	}
 	return records, next
 }
 
-func (s served) commit(t *testing.T, offsets map[consumer.TopicPartition]int64) {
+func (s servedGeneration) commitOffsets(t *testing.T, offsets map[consumer.TopicPartition]int64) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), Patience)
 	defer cancel()
@@ -283,8 +303,8 @@ func (s served) commit(t *testing.T, offsets map[consumer.TopicPartition]int64) 
 	}
 }
 
-// values counts the values of all records.
-func values(records map[consumer.TopicPartition][]consumer.Record) map[string]int {
+// countValues returns how often each value occurs in records.
+func countValues(records map[consumer.TopicPartition][]consumer.Record) map[string]int {
 	out := map[string]int{}
 	for _, list := range records {
 		for _, r := range list {
@@ -294,7 +314,8 @@ func values(records map[consumer.TopicPartition][]consumer.Record) map[string]in
 	return out
 }
 
-func once(names ...string) map[string]int {
+// eachOnce returns a count of one for each name.
+func eachOnce(names ...string) map[string]int {
 	out := map[string]int{}
 	for _, n := range names {
 		out[n] = 1
