@@ -1,10 +1,11 @@
 package admin_test
 
 import (
-	"github.com/outrelay/outrelay/internal/mongodb"
 	"fmt"
 	"testing"
 	"time"
+
+	"github.com/outrelay/outrelay/internal/mongodb"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"

@@ -1,9 +1,10 @@
 package admin_test
 
 import (
-	"github.com/outrelay/outrelay/internal/outboxes"
 	"context"
 	"testing"
+
+	"github.com/outrelay/outrelay/internal/outboxes"
 
 	"github.com/outrelay/outrelay/internal/admin"
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"

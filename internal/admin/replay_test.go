@@ -10,6 +10,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/outrelay/outrelay/internal/mongodb"
+
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
@@ -67,7 +69,7 @@ func order(t *testing.T, r admin.Replays, o admin.ReplayOrder) (admin.ReplayInfo
 	return r.Order(t.Context(), p, o)
 }
 
-func (s *stand) ns() string { return store.Namespace(s.box) }
+func (s *stand) ns() string { return mongodb.Namespace(s.box) }
 
 // at puts the watcher where the cluster is now, and returns that.
 func (s *stand) at(ctx context.Context) bson.Timestamp {
@@ -338,7 +340,7 @@ func TestAReplayIsNarrowed(t *testing.T) {
 	}
 	nobody := s.op
 	nobody.Watcher = "nobody"
-	if _, err := order(t, nobody.Replays(), everything); !errors.Is(err, store.ErrNoWatcher) {
+	if _, err := order(t, nobody.Replays(), everything); !errors.Is(err, mongodb.ErrNoWatcher) {
 		t.Errorf("%v", err)
 	}
 	o := everything

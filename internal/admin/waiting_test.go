@@ -60,7 +60,7 @@ func TestWhatWaitsIsCounted(t *testing.T) {
 	if !slices.Equal(rows, want) {
 		t.Errorf("counted %q, want %q", rows, want)
 	}
-	if got, err := f.op.Waiting().Summary(t.Context(), store.Namespace(f.b)); err != nil || len(got) != 2 {
+	if got, err := f.op.Waiting().Summary(t.Context(), mongodb.Namespace(f.b)); err != nil || len(got) != 2 {
 		t.Errorf("of one collection: %+v, %v", got, err)
 	}
 }
