@@ -60,7 +60,7 @@ func (a *operatorCommand) addActorFlag(c *cobra.Command) {
 // withOperator connects to the state database and calls f with the operator of the configured watcher.
 // It sets no time limit, because f may work for hours. Each call to the servers has its own timeout. If
 // a later attempt may succeed, the returned error exits with 75.
-func (a *operatorCommand) withOperator(ctx context.Context, f func(ctx context.Context, o admin.Operator) error) error {
+func (a *operatorCommand) withOperator(ctx context.Context, f func(ctx context.Context, op admin.Operator) error) error {
 	cfg, _, err := a.p.loadWithLogger()
 	if err != nil {
 		return err
@@ -71,48 +71,27 @@ func (a *operatorCommand) withOperator(ctx context.Context, f func(ctx context.C
 	}
 	defer closeClient()
 
-	o := admin.Operator{
+	client := state.Client()
+	op := admin.New(admin.Operator{
 		State: state, Watcher: cfg.Watcher, Actor: a.actorName(), Source: source,
-		Outboxes: app.Outboxes(cfg, state.Client()),
-	}
-	return classifyError(f(ctx, o))
+		Node: cfg.Node, Version: thisBuild().Version,
+		Outboxes: app.Outboxes(cfg, client), Oplog: app.Oplog(client),
+		Compacted: func(ctx context.Context, topics []string) ([]string, error) {
+			return app.CompactedTopics(ctx, cfg, topics)
+		},
+	})
+	return classifyError(f(ctx, op))
 }
 
 // source is the source of an action in the events log.
 const source = "cli"
 
-// withDesk is withOperator for a function that needs more than the state database.
-func (a *operatorCommand) withDesk(ctx context.Context, f func(ctx context.Context, k admin.Desk) error) error {
-	cfg, _, err := a.p.loadConfig()
-	if err != nil {
-		return err
-	}
-
-	return a.withOperator(ctx, func(ctx context.Context, o admin.Operator) error {
-		client := o.State.Client()
-		d := &admin.Deployment{
-			State: o.State, Watcher: o.Watcher, Node: cfg.Node, Version: thisBuild().Version,
-			Outboxes: app.Outboxes(cfg, client), Oplog: app.Oplog(client),
-		}
-		return f(ctx, d.For(admin.Actor{Name: o.Actor, Source: o.Source}))
-	})
-}
-
-// withDeskBriefly is withDesk with the time limit statusTimeout.
-func (a *operatorCommand) withDeskBriefly(ctx context.Context, f func(ctx context.Context, k admin.Desk) error) error {
-	return a.withDesk(ctx, func(ctx context.Context, k admin.Desk) error {
-		ctx, cancel := context.WithTimeout(ctx, statusTimeout)
-		defer cancel()
-		return f(ctx, k)
-	})
-}
-
 // withOperatorBriefly is withOperator with the time limit statusTimeout.
-func (a *operatorCommand) withOperatorBriefly(ctx context.Context, f func(ctx context.Context, o admin.Operator) error) error {
-	return a.withOperator(ctx, func(ctx context.Context, o admin.Operator) error {
+func (a *operatorCommand) withOperatorBriefly(ctx context.Context, f func(ctx context.Context, op admin.Operator) error) error {
+	return a.withOperator(ctx, func(ctx context.Context, op admin.Operator) error {
 		ctx, cancel := context.WithTimeout(ctx, statusTimeout)
 		defer cancel()
-		return f(ctx, o)
+		return f(ctx, op)
 	})
 }
 

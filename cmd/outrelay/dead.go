@@ -94,7 +94,7 @@ func newDeadListCommand(p *program) *cobra.Command {
 		}
 
 		return a.withOperatorBriefly(c.Context(), func(ctx context.Context, o admin.Operator) error {
-			page, err := o.DeadList(ctx, f.DeadFilter, limit, after)
+			page, err := o.Letters().List(ctx, f.DeadFilter, limit, after)
 			if err != nil {
 				return err
 			}
@@ -153,7 +153,7 @@ func newDeadSummaryCommand(p *program) *cobra.Command {
 		}
 
 		return a.withOperator(c.Context(), func(ctx context.Context, o admin.Operator) error {
-			groups, err := o.DeadSummary(ctx, f.DeadFilter)
+			groups, err := o.Letters().Summary(ctx, f.DeadFilter)
 			if err != nil {
 				return err
 			}
@@ -203,7 +203,7 @@ func newDeadShowCommand(p *program) *cobra.Command {
 	c.RunE = func(c *cobra.Command, args []string) error {
 		ref.ID = args[0]
 		return a.withOperatorBriefly(c.Context(), func(ctx context.Context, o admin.Operator) error {
-			l, err := o.DeadShow(ctx, *ref, payload)
+			l, err := o.Letters().Show(ctx, *ref, payload)
 			if err != nil {
 				return err
 			}
@@ -242,7 +242,7 @@ code is 1.`,
 			}
 
 			bar := a.startProgress("requeueing", n)
-			got, err := op.DeadRequeue(ctx, f.DeadFilter, o, bar.setDone)
+			got, err := op.Letters().Requeue(ctx, f.DeadFilter, o, bar.setDone)
 			bar.clear()
 			return a.printRequeued(got, err)
 		})
@@ -257,7 +257,7 @@ func (a *operatorCommand) countAndConfirm(ctx context.Context, o admin.Operator,
 		return 0, errNoSelection
 	}
 
-	n, err := o.DeadCount(ctx, f.DeadFilter)
+	n, err := o.Letters().Count(ctx, f.DeadFilter)
 	if err != nil || n == 0 || a.dryRun {
 		return n, err
 	}
@@ -317,7 +317,7 @@ They cannot be recovered.`,
 			}
 
 			bar := a.startProgress("discarding", n)
-			got, err := op.DeadDiscard(ctx, f.DeadFilter, a.dryRun, bar.setDone)
+			got, err := op.Letters().Discard(ctx, f.DeadFilter, a.dryRun, bar.setDone)
 			bar.clear()
 			if err != nil && got.Discarded == 0 {
 				return err

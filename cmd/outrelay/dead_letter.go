@@ -189,7 +189,7 @@ aggregatetype, aggregateid, type and a payload. The result is checked before any
 				}
 			}
 
-			got, err := op.DeadEdit(ctx, *ref, edit, o)
+			got, err := op.Letters().Edit(ctx, *ref, edit, o)
 			if err != nil {
 				return err
 			}

@@ -70,12 +70,12 @@ With --follow, also show new entries until Ctrl-C; together with --json, as one 
 			return err
 		}
 
-		return a.withDesk(c.Context(), func(ctx context.Context, k admin.Desk) error {
+		return a.withOperator(c.Context(), func(ctx context.Context, op admin.Operator) error {
 			if f.follow {
-				return a.followEvents(ctx, k, f)
+				return a.followEvents(ctx, op, f)
 			}
 
-			page, err := k.Events(ctx, f.EventFilter, f.limit, f.after)
+			page, err := op.Events(ctx, f.EventFilter, f.limit, f.after)
 			if err != nil {
 				return err
 			}
@@ -158,8 +158,8 @@ func formatFields(raw json.RawMessage) string {
 
 // followEvents writes the latest entries, and then each new entry once, until ctx ends. Errors of later
 // reads are printed, and the read is repeated.
-func (a *operatorCommand) followEvents(ctx context.Context, k admin.Desk, f *eventFlags) error {
-	page, err := k.Events(ctx, f.EventFilter, f.limit, "")
+func (a *operatorCommand) followEvents(ctx context.Context, op admin.Operator, f *eventFlags) error {
+	page, err := op.Events(ctx, f.EventFilter, f.limit, "")
 	if err != nil {
 		return err
 	}
@@ -196,7 +196,7 @@ func (a *operatorCommand) followEvents(ctx context.Context, k admin.Desk, f *eve
 		case <-tick.C:
 		}
 
-		list, err := readEventsSince(ctx, k, f.EventFilter, last)
+		list, err := readEventsSince(ctx, op, f.EventFilter, last)
 		if ctx.Err() != nil {
 			return nil
 		}
@@ -211,7 +211,7 @@ func (a *operatorCommand) followEvents(ctx context.Context, k admin.Desk, f *eve
 }
 
 // readEventsSince returns the entries since last, and those of the followOverlap before it, the newest first.
-func readEventsSince(ctx context.Context, k admin.Desk, f admin.EventFilter, last time.Time) ([]admin.LogEvent, error) {
+func readEventsSince(ctx context.Context, op admin.Operator, f admin.EventFilter, last time.Time) ([]admin.LogEvent, error) {
 	ctx, cancel := context.WithTimeout(ctx, statusTimeout)
 	defer cancel()
 
@@ -220,7 +220,7 @@ func readEventsSince(ctx context.Context, k admin.Desk, f admin.EventFilter, las
 	}
 	var all []admin.LogEvent
 	for after := ""; ; {
-		page, err := k.Events(ctx, f, admin.MaxPage, after)
+		page, err := op.Events(ctx, f, admin.MaxPage, after)
 		if err != nil {
 			return nil, err
 		}
@@ -262,14 +262,14 @@ func newEventsTrimCommand(p *program) *cobra.Command {
 		if keep < 1 {
 			return errors.New("--keep is missing: pass how many of the newest entries stay, at least 1")
 		}
-		return a.withDesk(c.Context(), func(ctx context.Context, k admin.Desk) error { return a.trimEvents(ctx, k, keep) })
+		return a.withOperator(c.Context(), func(ctx context.Context, op admin.Operator) error { return a.trimEvents(ctx, op, keep) })
 	}
 	return c
 }
 
 // trimEvents counts the entries, asks for confirmation and removes them.
-func (a *operatorCommand) trimEvents(ctx context.Context, k admin.Desk, keep int) error {
-	page, err := k.Events(ctx, admin.EventFilter{}, 1, "")
+func (a *operatorCommand) trimEvents(ctx context.Context, op admin.Operator, keep int) error {
+	page, err := op.Events(ctx, admin.EventFilter{}, 1, "")
 	if err != nil {
 		return err
 	}
@@ -280,7 +280,7 @@ func (a *operatorCommand) trimEvents(ctx context.Context, k admin.Desk, keep int
 		if err := a.confirm(ctx, action); err != nil {
 			return err
 		}
-		if out.Removed, err = k.EventsTrim(ctx, keep); err != nil {
+		if out.Removed, err = op.EventsTrim(ctx, keep); err != nil {
 			return err
 		}
 	}

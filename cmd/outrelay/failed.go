@@ -43,7 +43,7 @@ func newFailedListCommand(p *program) *cobra.Command {
 		}
 
 		return a.withOperatorBriefly(c.Context(), func(ctx context.Context, o admin.Operator) error {
-			list, err := o.FailedList(ctx, collection, limit)
+			list, err := o.Waiting().Failed(ctx, collection, limit)
 			if err != nil {
 				return err
 			}
@@ -83,7 +83,7 @@ func newFailedResetCommand(p *program) *cobra.Command {
 another reason, or that were sent in the meantime, are left alone.`,
 		Args: cobra.MinimumNArgs(1),
 	}
-	return p.newFailedAction(c, "reset", admin.Operator.FailedReset)
+	return p.newFailedAction(c, "reset", admin.Waiting.Reset)
 }
 
 func newFailedRetryCommand(p *program) *cobra.Command {
@@ -92,11 +92,11 @@ func newFailedRetryCommand(p *program) *cobra.Command {
 		Short: "Retry failed envelopes now; their attempts still count",
 		Long:  "Without ids, retry the envelopes that `outrelay failed list` shows (at most 100).",
 	}
-	return p.newFailedAction(c, "retried", admin.Operator.FailedRetry)
+	return p.newFailedAction(c, "retried", admin.Waiting.Retry)
 }
 
-// failedAction is FailedReset or FailedRetry of admin.Operator: (operator, ctx, collection, ids, dryRun).
-type failedAction func(admin.Operator, context.Context, string, []string, bool) (admin.FailedOutcome, error)
+// failedAction is Reset or Retry of admin.Waiting: (waiting, ctx, collection, ids, dryRun).
+type failedAction func(admin.Waiting, context.Context, string, []string, bool) (admin.FailedOutcome, error)
 
 // newFailedAction makes c count the failed envelopes, ask for confirmation and act on them. done is the
 // past participle for the output.
@@ -107,7 +107,7 @@ func (p *program) newFailedAction(c *cobra.Command, done string, act failedActio
 
 	c.RunE = func(c *cobra.Command, ids []string) error {
 		return a.withOperator(c.Context(), func(ctx context.Context, o admin.Operator) error {
-			got, err := act(o, ctx, collection, ids, true)
+			got, err := act(o.Waiting(), ctx, collection, ids, true)
 			if err != nil {
 				return err
 			}
@@ -116,7 +116,7 @@ func (p *program) newFailedAction(c *cobra.Command, done string, act failedActio
 				if err := a.confirm(ctx, "retry "+countNoun(got.Failed, "failed envelope")+" now"); err != nil {
 					return err
 				}
-				if got, err = act(o, ctx, collection, ids, false); err != nil {
+				if got, err = act(o.Waiting(), ctx, collection, ids, false); err != nil {
 					return err
 				}
 			}

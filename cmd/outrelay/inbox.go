@@ -41,12 +41,12 @@ func addInboxFlags(c *cobra.Command) *inboxFlags {
 const noInbox = "the databases of this watcher's outboxes have no inbox"
 
 // findInbox returns the inbox that the flags select. Without --database, there must be exactly one inbox.
-func (f *inboxFlags) findInbox(ctx context.Context, k admin.Desk) (database, collection string, err error) {
+func (f *inboxFlags) findInbox(ctx context.Context, op admin.Operator) (database, collection string, err error) {
 	if f.database != "" {
 		return f.database, f.collection, nil
 	}
 
-	all, err := k.Inboxes(ctx)
+	all, err := op.Inboxes().List(ctx)
 	if err != nil {
 		return "", "", err
 	}
@@ -82,8 +82,8 @@ func newInboxCountsCommand(p *program) *cobra.Command {
 
 	a := p.addReadFlags(c)
 	c.RunE = func(c *cobra.Command, _ []string) error {
-		return a.withDeskBriefly(c.Context(), func(ctx context.Context, k admin.Desk) error {
-			all, err := k.Inboxes(ctx)
+		return a.withOperatorBriefly(c.Context(), func(ctx context.Context, op admin.Operator) error {
+			all, err := op.Inboxes().List(ctx)
 			if err != nil {
 				return err
 			}
@@ -118,12 +118,12 @@ func newInboxMarksCommand(p *program) *cobra.Command {
 
 	a, f := p.addReadFlags(c), addInboxFlags(c)
 	c.RunE = func(c *cobra.Command, _ []string) error {
-		return a.withDeskBriefly(c.Context(), func(ctx context.Context, k admin.Desk) error {
-			database, collection, err := f.findInbox(ctx, k)
+		return a.withOperatorBriefly(c.Context(), func(ctx context.Context, op admin.Operator) error {
+			database, collection, err := f.findInbox(ctx, op)
 			if err != nil {
 				return err
 			}
-			marks, err := k.InboxMarks(ctx, database, collection)
+			marks, err := op.Inboxes().Marks(ctx, database, collection)
 			if err != nil {
 				return err
 			}
@@ -167,14 +167,14 @@ over. If such a message is delivered again later, and no watermark covers it, it
 			return fmt.Errorf("--older-than is missing: pass a minimum age, such as 72h")
 		}
 
-		return a.withDesk(c.Context(), func(ctx context.Context, k admin.Desk) error {
-			database, collection, err := f.findInbox(ctx, k)
+		return a.withOperator(c.Context(), func(ctx context.Context, op admin.Operator) error {
+			database, collection, err := f.findInbox(ctx, op)
 			if err != nil {
 				return err
 			}
 
 			order := admin.InboxPurge{Database: database, Collection: collection, OlderThan: older, DryRun: true}
-			out, err := k.InboxPurge(ctx, order)
+			out, err := op.Inboxes().Purge(ctx, order)
 			if err != nil {
 				return err
 			}
@@ -184,7 +184,7 @@ over. If such a message is delivered again later, and no watermark covers it, it
 					return err
 				}
 				order.DryRun = false
-				if out, err = k.InboxPurge(ctx, order); err != nil {
+				if out, err = op.Inboxes().Purge(ctx, order); err != nil {
 					return err
 				}
 			}
@@ -217,13 +217,13 @@ without --force: use it only for a process that has stopped for certain.`,
 	a, f := p.addChangeFlags(c), addInboxFlags(c)
 	c.Flags().BoolVar(&force, "force", false, "also release live claims")
 	c.RunE = func(c *cobra.Command, _ []string) error {
-		return a.withDesk(c.Context(), func(ctx context.Context, k admin.Desk) error {
-			database, collection, err := f.findInbox(ctx, k)
+		return a.withOperator(c.Context(), func(ctx context.Context, op admin.Operator) error {
+			database, collection, err := f.findInbox(ctx, op)
 			if err != nil {
 				return err
 			}
 
-			out, err := k.InboxRelease(ctx, database, collection, force, true)
+			out, err := op.Inboxes().Release(ctx, database, collection, force, true)
 			if err != nil {
 				return err
 			}
@@ -233,7 +233,7 @@ without --force: use it only for a process that has stopped for certain.`,
 				if err := a.confirm(ctx, action); err != nil {
 					return err
 				}
-				if out, err = k.InboxRelease(ctx, database, collection, force, false); err != nil {
+				if out, err = op.Inboxes().Release(ctx, database, collection, force, false); err != nil {
 					return err
 				}
 			}

@@ -54,8 +54,8 @@ found, other envelopes only between --from and --to. The exit code is 1 if nothi
 			return err
 		}
 
-		return a.withDeskBriefly(c.Context(), func(ctx context.Context, k admin.Desk) error {
-			found, err := k.Lookup(ctx, *q)
+		return a.withOperatorBriefly(c.Context(), func(ctx context.Context, op admin.Operator) error {
+			found, err := op.Lookup(ctx, *q)
 			if err != nil {
 				return err
 			}
@@ -140,8 +140,8 @@ func newPingCommand(p *program) *cobra.Command {
 
 	a := p.addReadFlags(c)
 	c.RunE = func(c *cobra.Command, _ []string) error {
-		return a.withDeskBriefly(c.Context(), func(ctx context.Context, k admin.Desk) error {
-			pong, err := k.Ping(ctx)
+		return a.withOperatorBriefly(c.Context(), func(ctx context.Context, op admin.Operator) error {
+			pong, err := op.Ping(ctx)
 			if err != nil {
 				return err
 			}

@@ -10,7 +10,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/outrelay/outrelay/internal/admin"
-	"github.com/outrelay/outrelay/internal/app"
 )
 
 func newMigrateCommand(p *program) *cobra.Command {
@@ -27,21 +26,6 @@ the indexes that this version declares.`,
 	return c
 }
 
-// withMigration calls f with the migrations of the configured deployment.
-func (a *operatorCommand) withMigration(ctx context.Context, f func(ctx context.Context, m admin.Migration) error) error {
-	return a.withOperator(ctx, func(ctx context.Context, o admin.Operator) error {
-		cfg, _, err := a.p.loadConfig()
-		if err != nil {
-			return err
-		}
-
-		return f(ctx, admin.Migration{
-			Operator: o, Node: cfg.Node, Version: thisBuild().Version,
-			Outboxes: app.Outboxes(cfg, o.State.Client()),
-		})
-	})
-}
-
 func newMigrateStatusCommand(p *program) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "status",
@@ -51,10 +35,8 @@ func newMigrateStatusCommand(p *program) *cobra.Command {
 
 	a := p.addReadFlags(c)
 	c.RunE = func(c *cobra.Command, _ []string) error {
-		return a.withMigration(c.Context(), func(ctx context.Context, m admin.Migration) error {
-			ctx, cancel := context.WithTimeout(ctx, statusTimeout)
-			defer cancel()
-			s, err := m.Status(ctx)
+		return a.withOperatorBriefly(c.Context(), func(ctx context.Context, op admin.Operator) error {
+			s, err := op.Indexes().Migrations(ctx)
 			if err != nil {
 				return err
 			}
@@ -106,16 +88,16 @@ do.`,
 
 	a := p.addChangeFlags(c)
 	c.RunE = func(c *cobra.Command, _ []string) error {
-		return a.withMigration(c.Context(), func(ctx context.Context, m admin.Migration) error {
+		return a.withOperator(c.Context(), func(ctx context.Context, op admin.Operator) error {
 			if a.dryRun {
-				s, err := m.Status(ctx)
+				s, err := op.Indexes().Migrations(ctx)
 				if err != nil {
 					return err
 				}
 				return a.printResult(s, func(w io.Writer) error { return printMigrations(w, s) })
 			}
 
-			r, err := m.Up(ctx)
+			r, err := op.Indexes().Migrate(ctx)
 			if err != nil {
 				return err
 			}
@@ -183,8 +165,8 @@ The exit code is 1 if an index still differs at the end.`,
 	a := p.addChangeFlags(c)
 	c.Flags().BoolVar(&repair, "repair", false, "repair the differences")
 	c.RunE = func(c *cobra.Command, _ []string) error {
-		return a.withMigration(c.Context(), func(ctx context.Context, m admin.Migration) error {
-			v, err := m.Verify(ctx, false)
+		return a.withOperator(c.Context(), func(ctx context.Context, op admin.Operator) error {
+			v, err := op.Indexes().Verify(ctx, false)
 			if err != nil {
 				return err
 			}
@@ -193,7 +175,7 @@ The exit code is 1 if an index still differs at the end.`,
 				if err := a.confirm(ctx, repairAction(v)); err != nil {
 					return err
 				}
-				if v, err = m.Verify(ctx, true); err != nil {
+				if v, err = op.Indexes().Verify(ctx, true); err != nil {
 					return err
 				}
 			}

@@ -32,8 +32,8 @@ With --check, the exit code is 1 if no node is alive, or if a live node cannot r
 	a := p.addReadFlags(c)
 	c.Flags().BoolVar(&check, "check", false, "exit with 1 if no node is alive, or if one cannot reach Kafka")
 	c.RunE = func(c *cobra.Command, _ []string) error {
-		return a.withDeskBriefly(c.Context(), func(ctx context.Context, k admin.Desk) error {
-			list, err := k.Nodes(ctx)
+		return a.withOperatorBriefly(c.Context(), func(ctx context.Context, op admin.Operator) error {
+			list, err := op.Nodes(ctx)
 			if err != nil {
 				return err
 			}
@@ -104,8 +104,8 @@ func (p *program) completeNodes(c *cobra.Command, args []string, _ string) ([]st
 	ctx, cancel := context.WithTimeout(c.Context(), timeout)
 	defer cancel()
 	var names []string
-	err := (&operatorCommand{p: p}).withDesk(ctx, func(ctx context.Context, k admin.Desk) error {
-		list, err := k.Nodes(ctx)
+	err := (&operatorCommand{p: p}).withOperator(ctx, func(ctx context.Context, op admin.Operator) error {
+		list, err := op.Nodes(ctx)
 		for _, n := range list {
 			names = append(names, n.Node)
 		}
@@ -142,13 +142,13 @@ the latest, and other nodes take over at once. The node does not acquire these s
 			return fmt.Errorf("--hold must be a positive duration such as 30s")
 		}
 
-		return a.withDeskBriefly(c.Context(), func(ctx context.Context, k admin.Desk) error {
+		return a.withOperatorBriefly(c.Context(), func(ctx context.Context, op admin.Operator) error {
 			out := releasedNode{Node: args[0]}
 			var err error
 			if a.dryRun {
-				out.Slots, err = readOwnedSlots(ctx, k, args[0])
+				out.Slots, err = readOwnedSlots(ctx, op, args[0])
 			} else {
-				out.Slots, err = k.NodeRelease(ctx, args[0], hold)
+				out.Slots, err = op.NodeRelease(ctx, args[0], hold)
 			}
 			if err != nil {
 				return err
@@ -172,8 +172,8 @@ the latest, and other nodes take over at once. The node does not acquire these s
 }
 
 // readOwnedSlots returns the slots that a node owns. A node that is not listed owns none.
-func readOwnedSlots(ctx context.Context, k admin.Desk, node string) ([]string, error) {
-	list, err := k.Nodes(ctx)
+func readOwnedSlots(ctx context.Context, op admin.Operator, node string) ([]string, error) {
+	list, err := op.Nodes(ctx)
 	for _, n := range list {
 		if n.Node == node {
 			return n.Slots, err
@@ -196,8 +196,8 @@ rejected, because its next heartbeat would list it again.`,
 	a := p.addChangeFlags(c)
 	c.Flags().BoolVar(&force, "force", false, "remove the node even if it is alive")
 	c.RunE = func(c *cobra.Command, args []string) error {
-		return a.withDeskBriefly(c.Context(), func(ctx context.Context, k admin.Desk) error {
-			slots, err := readOwnedSlots(ctx, k, args[0])
+		return a.withOperatorBriefly(c.Context(), func(ctx context.Context, op admin.Operator) error {
+			slots, err := readOwnedSlots(ctx, op, args[0])
 			if err != nil {
 				return err
 			}
@@ -206,7 +206,7 @@ rejected, because its next heartbeat would list it again.`,
 				if err := a.confirm(ctx, "remove node "+sanitizeLine(args[0])+" from the list"); err != nil {
 					return err
 				}
-				if err := k.NodeRemove(ctx, args[0], force); err != nil {
+				if err := op.NodeRemove(ctx, args[0], force); err != nil {
 					return err
 				}
 			}

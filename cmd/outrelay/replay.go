@@ -76,22 +76,17 @@ continues the replay.`,
 	return c
 }
 
-// withReplayer calls f with the replayer of the configured watcher.
-func (a *operatorCommand) withReplayer(ctx context.Context, f func(ctx context.Context, r admin.Replayer) error) error {
-	return a.withOperator(ctx, func(ctx context.Context, o admin.Operator) error {
+// withReplays calls f with the replays of the configured watcher.
+func (a *operatorCommand) withReplays(ctx context.Context, f func(ctx context.Context, r admin.Replays) error) error {
+	return a.withOperator(ctx, func(ctx context.Context, op admin.Operator) error {
 		cfg, _, err := a.p.loadConfig()
 		if err != nil {
 			return err
 		}
-		router, err := app.Router(cfg)
-		if err != nil {
+		if op.Router, err = app.Router(cfg); err != nil {
 			return err
 		}
-
-		compacted := func(ctx context.Context, topics []string) ([]string, error) {
-			return app.CompactedTopics(ctx, cfg, topics)
-		}
-		return f(ctx, admin.Replayer{Operator: o, Router: router, Compacted: compacted})
+		return f(ctx, op.Replays())
 	})
 }
 
@@ -123,7 +118,7 @@ func (f *replayFlags) runReplay(ctx context.Context, a *operatorCommand) error {
 		return err
 	}
 
-	return a.withReplayer(ctx, func(ctx context.Context, r admin.Replayer) error {
+	return a.withReplays(ctx, func(ctx context.Context, r admin.Replays) error {
 		if f.resume != "" {
 			return f.carryOut(ctx, a, r, f.resume, -1)
 		}
@@ -145,7 +140,7 @@ func (f *replayFlags) runReplay(ctx context.Context, a *operatorCommand) error {
 				return err
 			}
 		}
-		i, err := r.StartPlan(ctx, plan, f.order)
+		i, err := r.Order(ctx, plan, f.order)
 		if err != nil {
 			return err
 		}
@@ -158,7 +153,7 @@ func (f *replayFlags) runReplay(ctx context.Context, a *operatorCommand) error {
 
 // carryOut runs a replay until it ends or is interrupted. found is the number of envelopes for the
 // progress bar, or -1.
-func (f *replayFlags) carryOut(ctx context.Context, a *operatorCommand, r admin.Replayer, id string, found int64) error {
+func (f *replayFlags) carryOut(ctx context.Context, a *operatorCommand, r admin.Replays, id string, found int64) error {
 	bar := a.startProgress("sent", found)
 	defer bar.clear()
 	showProgress := func(i admin.ReplayInfo) { bar.setDone(i.Queued + i.Skipped - i.Outstanding) }
@@ -224,7 +219,7 @@ func newReplayListCommand(p *program) *cobra.Command {
 	a := p.addReadFlags(c)
 	c.RunE = func(c *cobra.Command, _ []string) error {
 		return a.withOperatorBriefly(c.Context(), func(ctx context.Context, o admin.Operator) error {
-			list, err := admin.Replayer{Operator: o}.List(ctx, maxListedReplays)
+			list, err := o.Replays().List(ctx, maxListedReplays)
 			if err != nil {
 				return err
 			}
@@ -253,7 +248,7 @@ func newReplayCancelCommand(p *program) *cobra.Command {
 	a.addActorFlag(c)
 	c.RunE = func(c *cobra.Command, args []string) error {
 		return a.withOperatorBriefly(c.Context(), func(ctx context.Context, o admin.Operator) error {
-			if err := (admin.Replayer{Operator: o}).Cancel(ctx, args[0]); err != nil {
+			if err := o.Replays().Cancel(ctx, args[0]); err != nil {
 				return err
 			}
 

@@ -41,8 +41,8 @@ func newSagaTypesCommand(p *program) *cobra.Command {
 
 	a := p.addReadFlags(c)
 	c.RunE = func(c *cobra.Command, _ []string) error {
-		return a.withDeskBriefly(c.Context(), func(ctx context.Context, k admin.Desk) error {
-			types, err := k.SagaTypes(ctx)
+		return a.withOperatorBriefly(c.Context(), func(ctx context.Context, op admin.Operator) error {
+			types, err := op.Sagas().Types(ctx)
 			if err != nil {
 				return err
 			}
@@ -64,12 +64,12 @@ func newSagaTypesCommand(p *program) *cobra.Command {
 }
 
 // findSagaDatabase returns named, or without it the only database that has this saga.
-func findSagaDatabase(ctx context.Context, k admin.Desk, named, saga string) (string, error) {
+func findSagaDatabase(ctx context.Context, op admin.Operator, named, saga string) (string, error) {
 	if named != "" {
 		return named, nil
 	}
 
-	types, err := k.SagaTypes(ctx)
+	types, err := op.Sagas().Types(ctx)
 	if err != nil {
 		return "", err
 	}
@@ -110,12 +110,12 @@ listed until their tombstones are removed.`,
 			return fmt.Errorf("--limit must be from 1 to %d", admin.MaxPage)
 		}
 
-		return a.withDeskBriefly(c.Context(), func(ctx context.Context, k admin.Desk) error {
-			db, err := findSagaDatabase(ctx, k, database, args[0])
+		return a.withOperatorBriefly(c.Context(), func(ctx context.Context, op admin.Operator) error {
+			db, err := findSagaDatabase(ctx, op, database, args[0])
 			if err != nil {
 				return err
 			}
-			page, err := k.Sagas(ctx, db, args[0], limit, after)
+			page, err := op.Sagas().List(ctx, db, args[0], limit, after)
 			if err != nil {
 				return err
 			}
@@ -169,12 +169,12 @@ func newSagaShowCommand(p *program) *cobra.Command {
 	c.Flags().StringVar(&database, "database", "", "the service's `database`; required if several databases have a saga with this name")
 	c.Flags().BoolVar(&state, "state", false, "also show the state, which is data of the service")
 	c.RunE = func(c *cobra.Command, args []string) error {
-		return a.withDeskBriefly(c.Context(), func(ctx context.Context, k admin.Desk) error {
-			db, err := findSagaDatabase(ctx, k, database, args[0])
+		return a.withOperatorBriefly(c.Context(), func(ctx context.Context, op admin.Operator) error {
+			db, err := findSagaDatabase(ctx, op, database, args[0])
 			if err != nil {
 				return err
 			}
-			s, err := k.Saga(ctx, db, args[0], args[1], state)
+			s, err := op.Sagas().Show(ctx, db, args[0], args[1], state)
 			if err != nil {
 				return err
 			}

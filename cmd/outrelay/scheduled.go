@@ -88,7 +88,7 @@ func newScheduledListCommand(p *program) *cobra.Command {
 		}
 
 		return a.withOperator(c.Context(), func(ctx context.Context, o admin.Operator) error {
-			page, err := o.ScheduledList(ctx, f.ScheduledFilter, limit, after)
+			page, err := o.Schedule().List(ctx, f.ScheduledFilter, limit, after)
 			if err != nil {
 				return err
 			}
@@ -132,7 +132,7 @@ type scheduledGroups struct {
 
 // countScheduled counts the envelopes that f selects, by type and in all.
 func countScheduled(ctx context.Context, o admin.Operator, f admin.ScheduledFilter) (scheduledGroups, error) {
-	groups, err := o.ScheduledSummary(ctx, f)
+	groups, err := o.Schedule().Summary(ctx, f)
 	g := scheduledGroups{Groups: groups}
 	for _, x := range groups {
 		g.Count += x.Count
@@ -233,7 +233,7 @@ func (a *operatorCommand) cancelScheduled(ctx context.Context, o admin.Operator,
 		}
 
 		bar := a.startProgress("canceling", g.Count)
-		done.Cancelled, err = o.ScheduledCancel(ctx, f, bar.setDone)
+		done.Cancelled, err = o.Schedule().Cancel(ctx, f, bar.setDone)
 		bar.clear()
 		if err != nil {
 			return err
@@ -275,7 +275,7 @@ sending. The exit code is 1 if one of them is not scheduled any more.`,
 				return a.printScheduledCounts(ctx, o, f)
 			}
 
-			r, err := o.Reschedule(ctx, f, at)
+			r, err := o.Schedule().Move(ctx, f, at)
 			if err != nil {
 				return err
 			}

@@ -59,12 +59,12 @@ check fails.`,
 			return fmt.Errorf("--every must be at least %s", minWatchInterval)
 		}
 
-		return a.withDesk(c.Context(), func(ctx context.Context, k admin.Desk) error {
+		return a.withOperator(c.Context(), func(ctx context.Context, op admin.Operator) error {
 			if watch {
-				return a.watchStatus(ctx, k, every)
+				return a.watchStatus(ctx, op, every)
 			}
 
-			s, err := readStatus(ctx, k)
+			s, err := readStatus(ctx, op)
 			if err != nil {
 				return err
 			}
@@ -83,18 +83,18 @@ check fails.`,
 
 // readStatus reads the overview. If that takes too long or a privilege is missing, readStatus returns
 // the watcher documents only, with the reason in CountsProblem.
-func readStatus(ctx context.Context, k admin.Desk) (statusReport, error) {
+func readStatus(ctx context.Context, op admin.Operator) (statusReport, error) {
 	ctx, cancel := context.WithTimeout(ctx, statusTimeout)
 	defer cancel()
 
 	countCtx, stop := context.WithTimeout(ctx, countTimeout)
 	defer stop()
-	o, err := k.Overview(countCtx)
+	o, err := op.Overview(countCtx)
 	if err == nil {
 		return statusReport{Overview: o}, nil
 	}
 
-	s, statusErr := admin.ReadStatus(ctx, k.State)
+	s, statusErr := admin.ReadStatus(ctx, op.State)
 	if statusErr != nil {
 		return statusReport{}, markTemporary(explainUnreachable(statusErr))
 	}
@@ -103,7 +103,7 @@ func readStatus(ctx context.Context, k admin.Desk) (statusReport, error) {
 		problem = fmt.Sprintf("counting took longer than %s", countTimeout)
 	}
 	return statusReport{CountsProblem: problem, Overview: admin.Overview{
-		At: time.Now().UTC(), Watcher: k.Watcher, Watchers: s.Watchers,
+		At: time.Now().UTC(), Watcher: op.Watcher, Watchers: s.Watchers,
 		Nodes: []admin.Node{}, Pending: []admin.PendingTopic{}, Checks: []admin.Check{},
 	}}, nil
 }
@@ -250,13 +250,13 @@ func (s statusReport) printChecks(w io.Writer) error {
 
 // watchStatus shows the status until ctx ends. A server that does not answer does not end it:
 // watchStatus shows the error and tries again.
-func (a *operatorCommand) watchStatus(ctx context.Context, k admin.Desk, every time.Duration) error {
+func (a *operatorCommand) watchStatus(ctx context.Context, op admin.Operator, every time.Duration) error {
 	f := &screen{out: a.p.errOut}
 	tick := time.NewTicker(every)
 	defer tick.Stop()
 
 	for {
-		s, err := readStatus(ctx, k)
+		s, err := readStatus(ctx, op)
 		if ctx.Err() != nil {
 			return nil
 		}

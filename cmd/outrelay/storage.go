@@ -32,8 +32,8 @@ func newStorageCountsCommand(p *program) *cobra.Command {
 
 	a := p.addReadFlags(c)
 	c.RunE = func(c *cobra.Command, _ []string) error {
-		return a.withDesk(c.Context(), func(ctx context.Context, k admin.Desk) error {
-			o, err := k.Overview(ctx)
+		return a.withOperator(c.Context(), func(ctx context.Context, op admin.Operator) error {
+			o, err := op.Overview(ctx)
 			if err != nil {
 				return err
 			}
@@ -77,8 +77,8 @@ still differs at the end.`,
 
 	a := p.addChangeFlags(c)
 	c.RunE = func(c *cobra.Command, _ []string) error {
-		return a.withDesk(c.Context(), func(ctx context.Context, k admin.Desk) error {
-			v, err := k.IndexesVerify(ctx)
+		return a.withOperator(c.Context(), func(ctx context.Context, op admin.Operator) error {
+			v, err := op.Indexes().Verify(ctx, false)
 			if err != nil {
 				return err
 			}
@@ -90,7 +90,7 @@ still differs at the end.`,
 					}
 				}
 				// Also without drift: migrations may be pending.
-				if v, err = k.IndexesRebuild(ctx); err != nil {
+				if v, err = op.Indexes().Rebuild(ctx); err != nil {
 					return err
 				}
 			}
@@ -131,9 +131,9 @@ sent when a relay continues.`,
 
 	c.RunE = func(c *cobra.Command, args []string) error {
 		order.What = args
-		return a.withDesk(c.Context(), func(ctx context.Context, k admin.Desk) error {
+		return a.withOperator(c.Context(), func(ctx context.Context, op admin.Operator) error {
 			order.DryRun = true
-			out, err := k.Clear(ctx, *order)
+			out, err := op.Clear(ctx, *order)
 			if err != nil {
 				return err
 			}
@@ -146,7 +146,7 @@ sent when a relay continues.`,
 					}
 				}
 				order.DryRun = false
-				out, err = k.Clear(ctx, *order)
+				out, err = op.Clear(ctx, *order)
 			}
 
 			if errors.Is(err, admin.ErrUnconfirmed) {

@@ -40,7 +40,7 @@ topic.`,
 	addCollectionFlag(c, &collection)
 	c.RunE = func(c *cobra.Command, _ []string) error {
 		return a.withOperator(c.Context(), func(ctx context.Context, o admin.Operator) error {
-			groups, err := o.WaitingSummary(ctx, collection)
+			groups, err := o.Waiting().Summary(ctx, collection)
 			if err != nil {
 				return err
 			}
@@ -89,7 +89,7 @@ func newWaitingListCommand(p *program) *cobra.Command {
 
 	c.RunE = func(c *cobra.Command, _ []string) error {
 		return a.withOperator(c.Context(), func(ctx context.Context, o admin.Operator) error {
-			list, err := o.WaitingList(ctx, f, limit)
+			list, err := o.Waiting().List(ctx, f, limit)
 			if err != nil {
 				return err
 			}

@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
-	"go.mongodb.org/mongo-driver/v2/mongo"
 
 	"github.com/outrelay/outrelay/internal/lease"
 	"github.com/outrelay/outrelay/internal/mongodb"
@@ -17,18 +16,6 @@ import (
 	"github.com/outrelay/outrelay/internal/slot"
 	"github.com/outrelay/outrelay/internal/store"
 )
-
-// Operator acts on one watcher. It writes every action to the events log, with the actor.
-type Operator struct {
-	State   *mongo.Database
-	Watcher string
-	Actor   string
-	Source  string // where the action was requested: cli, api or page; "" is not logged
-	Slot    string // restricts actions on the lease to one slot, such as "0of2"; "" means all slots (N28)
-	// Outboxes lists the collections that the watcher reads by its configuration. If it is nil, the
-	// registry supplies the collections that the watcher has read so far.
-	Outboxes func(ctx context.Context) ([]outboxes.Outbox, error)
-}
 
 // watcherIDs returns the ids of the watcher documents that an action applies to. For a watcher that
 // never ran, it returns the id of one document that does not exist.
@@ -123,25 +110,6 @@ func (o Operator) Slots(ctx context.Context) ([]Watcher, error) {
 	return slots, nil
 }
 
-func (o Operator) watcherDocuments() *mongo.Collection { return o.State.Collection("watchers") }
-
-// logAction writes an action to the events log, after it was done. If that fails, the error states
-// that the action was done.
-func (o Operator) logAction(ctx context.Context, kind nodes.Kind, fields bson.D) error {
-	fields = append(fields, bson.E{Key: "actor", Value: o.Actor})
-	if o.Slot != "" {
-		fields = append(fields, bson.E{Key: "slot", Value: o.Slot})
-	}
-	if o.Source != "" {
-		fields = append(fields, bson.E{Key: "source", Value: o.Source})
-	}
-
-	if err := nodes.NewEvents(o.State.Collection("events"), o.Watcher, "").Append(ctx, kind, fields); err != nil {
-		return fmt.Errorf("done, but not written to the events log: %w", err)
-	}
-	return nil
-}
-
 // Pause stops the watcher on all nodes until Resume is called. The owner drains and releases the
 // lease at its next renewal.
 func (o Operator) Pause(ctx context.Context) error {
@@ -220,8 +188,7 @@ func (o Operator) Adopt(ctx context.Context) error {
 // Release removes the watcher's registration for a collection, so that another watcher may read it
 // (N25). It reports whether the watcher was registered.
 func (o Operator) Release(ctx context.Context, ns string) (bool, error) {
-	registry := outboxes.NewRegistry(o.State.Collection("collections"))
-	claims, err := registry.Registrations(ctx, o.Watcher)
+	claims, err := o.registrations(ctx)
 	if err != nil {
 		return false, err
 	}
@@ -230,6 +197,7 @@ func (o Operator) Release(ctx context.Context, ns string) (bool, error) {
 		if c.NS != ns {
 			continue
 		}
+		registry := outboxes.NewRegistry(o.State.Collection("collections"))
 		if err := registry.Release(ctx, [16]byte(c.UUID.Data), o.Watcher); err != nil {
 			return false, err
 		}

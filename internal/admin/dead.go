@@ -12,7 +12,6 @@ import (
 
 	"github.com/outrelay/outrelay/internal/deadletter"
 	"github.com/outrelay/outrelay/internal/mongodb"
-	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/record"
 	"github.com/outrelay/outrelay/pkg/event"
 )
@@ -145,37 +144,16 @@ func parseIDs(text string) []event.ID {
 	return ids
 }
 
-// Collections returns the outboxes that the watcher is registered for, or only the named one.
-func (o Operator) Collections(ctx context.Context, only string) ([]string, error) {
-	claims, err := outboxes.NewRegistry(o.State.Collection("collections")).Registrations(ctx, o.Watcher)
-	if err != nil {
-		return nil, err
-	}
-	all := make([]string, len(claims))
-	for i, c := range claims {
-		all[i] = c.NS
-	}
-
-	switch {
-	case len(all) == 0:
-		return nil, fmt.Errorf("watcher %s in %s: %w; check its name and the state database, or start outrelay run once",
-			o.Watcher, o.State.Name(), ErrNoCollections)
-	case only == "":
-		return all, nil
-	case !slices.Contains(all, only):
-		return nil, fmt.Errorf("watcher %s does not read %s; its collections are %s",
-			o.Watcher, only, strings.Join(all, ", "))
-	}
-	return []string{only}, nil
-}
+// Letters are the dead letters of a watcher.
+type Letters struct{ op Operator }
 
 // resolveFilter returns the outboxes and the query of a filter.
-func (o Operator) resolveFilter(ctx context.Context, f DeadFilter) ([]string, deadletter.Query, error) {
+func (l Letters) resolveFilter(ctx context.Context, f DeadFilter) ([]string, deadletter.Query, error) {
 	q, err := f.toQuery()
 	if err != nil {
 		return nil, q, err
 	}
-	namespaces, err := o.Collections(ctx, f.Collection)
+	namespaces, err := l.op.Collections(ctx, f.Collection)
 	return namespaces, q, err
 }
 
@@ -186,15 +164,15 @@ type DeadPage struct {
 	Next    string       `json:"next,omitempty"` // cursor of the next page, or "" on the last page
 }
 
-// DeadList returns a page of dead letters. limit defaults to 100. after is Next of the previous
+// List returns a page of dead letters. limit defaults to 100. after is Next of the previous
 // page.
-func (o Operator) DeadList(ctx context.Context, f DeadFilter, limit int, after string) (DeadPage, error) {
+func (l Letters) List(ctx context.Context, f DeadFilter, limit int, after string) (DeadPage, error) {
 	page := DeadPage{Letters: []DeadLetter{}}
-	namespaces, q, err := o.resolveFilter(ctx, f)
+	namespaces, q, err := l.resolveFilter(ctx, f)
 	if err != nil {
 		return page, err
 	}
-	list, err := deadletter.List(ctx, o.State.Client(), namespaces, q, deadletter.Page{Limit: limit, After: after})
+	list, err := deadletter.List(ctx, l.op.State.Client(), namespaces, q, deadletter.Page{Limit: limit, After: after})
 	if err != nil {
 		return page, err
 	}
@@ -206,13 +184,13 @@ func (o Operator) DeadList(ctx context.Context, f DeadFilter, limit int, after s
 	return page, nil
 }
 
-// DeadCount returns the number of matching dead letters.
-func (o Operator) DeadCount(ctx context.Context, f DeadFilter) (int64, error) {
-	namespaces, q, err := o.resolveFilter(ctx, f)
+// Count returns the number of matching dead letters.
+func (l Letters) Count(ctx context.Context, f DeadFilter) (int64, error) {
+	namespaces, q, err := l.resolveFilter(ctx, f)
 	if err != nil {
 		return 0, err
 	}
-	return deadletter.Count(ctx, o.State.Client(), namespaces, q)
+	return deadletter.Count(ctx, l.op.State.Client(), namespaces, q)
 }
 
 // DeadGroup summarizes the letters with the same topic, type and class.
@@ -226,14 +204,14 @@ type DeadGroup struct {
 	Last       time.Time `json:"last"`
 }
 
-// DeadSummary counts the matching letters by topic, type and class. The largest group comes first.
-func (o Operator) DeadSummary(ctx context.Context, f DeadFilter) ([]DeadGroup, error) {
-	namespaces, q, err := o.resolveFilter(ctx, f)
+// Summary counts the matching letters by topic, type and class. The largest group comes first.
+func (l Letters) Summary(ctx context.Context, f DeadFilter) ([]DeadGroup, error) {
+	namespaces, q, err := l.resolveFilter(ctx, f)
 	if err != nil {
 		return nil, err
 	}
 
-	groups, err := deadletter.Summarize(ctx, o.State.Client(), namespaces, q)
+	groups, err := deadletter.Summarize(ctx, l.op.State.Client(), namespaces, q)
 	out := make([]DeadGroup, 0, len(groups))
 	for _, g := range groups {
 		out = append(out, DeadGroup{g.Topic, g.Type, string(g.Class), g.Count, g.Replayable, g.First, g.Last})
@@ -248,28 +226,42 @@ type DeadRef struct {
 	Delivery   int    // a negative number selects the latest delivery that died
 }
 
-// DeadShow returns one letter with its envelope. The payload, and fields that do not belong to an
-// envelope, are included only if payload is true.
-func (o Operator) DeadShow(ctx context.Context, ref DeadRef, payload bool) (DeadLetter, error) {
-	d, err := o.findLetter(ctx, ref)
+// Show returns one letter with its envelope, in which the rules of [Operator.Redact] hide values. The
+// payload, and fields that do not belong to an envelope, are included only if payload is true. With
+// [Operator.LogPayloads], Show then writes an entry to the events log first, and returns an error if
+// that fails.
+func (l Letters) Show(ctx context.Context, ref DeadRef, payload bool) (DeadLetter, error) {
+	d, err := l.findLetter(ctx, ref)
 	if err != nil {
 		return DeadLetter{}, err
 	}
 
 	letter := newDeadLetter(&d)
-	letter.Envelope = envelopeJSON(d.Envelope, payload)
+	letter.Envelope = l.op.Redact.redactEnvelope(envelopeJSON(d.Envelope, payload), payload)
+	if !payload || !l.op.LogPayloads {
+		return letter, nil
+	}
+
+	err = l.op.logAction(ctx, "payload_shown", bson.D{
+		{Key: "collection", Value: letter.Collection},
+		{Key: "id", Value: letter.ID},
+		{Key: "delivery", Value: letter.Delivery},
+	})
+	if err != nil {
+		return DeadLetter{}, fmt.Errorf("the payload is not shown, because the events log cannot be written: %w", err)
+	}
 	return letter, nil
 }
 
 // findLetter returns the letter that ref identifies. It returns an error if letters of two
 // collections match, or letters with ids of two BSON types.
-func (o Operator) findLetter(ctx context.Context, ref DeadRef) (deadletter.Dead, error) {
+func (l Letters) findLetter(ctx context.Context, ref DeadRef) (deadletter.Dead, error) {
 	var none deadletter.Dead
-	namespaces, q, err := o.resolveFilter(ctx, DeadFilter{Collection: ref.Collection, IDs: []string{ref.ID}})
+	namespaces, q, err := l.resolveFilter(ctx, DeadFilter{Collection: ref.Collection, IDs: []string{ref.ID}})
 	if err != nil {
 		return none, err
 	}
-	list, err := deadletter.List(ctx, o.State.Client(), namespaces, q, deadletter.Page{Limit: deadletter.MaxPageSize})
+	list, err := deadletter.List(ctx, l.op.State.Client(), namespaces, q, deadletter.Page{Limit: deadletter.MaxPageSize})
 	if err != nil {
 		return none, err
 	}
@@ -300,7 +292,7 @@ func (o Operator) findLetter(ctx context.Context, ref DeadRef) (deadletter.Dead,
 	}
 
 	db, _, _ := strings.Cut(found.ID.NS, ".")
-	return deadletter.Open(ctx, o.State.Client().Database(db), found.ID)
+	return deadletter.Open(ctx, l.op.State.Client().Database(db), found.ID)
 }
 
 // Empty reports whether the filter has no condition except Stand and Collection.

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 
@@ -19,22 +18,6 @@ const (
 	deadDiscarding nodes.Kind = "dead_discarding" // written first, so that a discard that crashes leaves an entry
 	deadDiscarded  nodes.Kind = "dead_discarded"
 )
-
-// maxAuditWait bounds writing the entry of an action after its context has ended.
-const maxAuditWait = 5 * time.Second
-
-// logOutcome logs an action whose result is actionErr, even if the action's context has ended. It
-// returns actionErr joined with its own error. While the action's context lasts, logOutcome has no
-// time limit of its own, so that a slow server does not cause a missing entry.
-func (o Operator) logOutcome(actionCtx context.Context, kind nodes.Kind, fields bson.D, actionErr error) error {
-	ctx, cancel := context.WithCancel(context.WithoutCancel(actionCtx))
-	defer cancel()
-	stop := context.AfterFunc(actionCtx, func() { time.AfterFunc(maxAuditWait, cancel) })
-	defer stop()
-
-	fields = append(fields, bson.E{Key: "complete", Value: actionErr == nil})
-	return errors.Join(actionErr, o.logAction(ctx, kind, fields))
-}
 
 // DeadOptions are the options of a requeue.
 type DeadOptions struct {
@@ -70,11 +53,11 @@ func (d *DeadOutcome) addOutcome(o deadletter.Outcome) {
 	}
 }
 
-// DeadRequeue puts every matching letter that is not requeued yet back into its outbox, as the next
-// delivery of the same envelope. It returns when all are requeued. If did is not nil, DeadRequeue
-// calls it with the number of processed letters. If DeadRequeue fails, it returns the outcome until
+// Requeue puts every matching letter that is not requeued yet back into its outbox, as the next
+// delivery of the same envelope. It returns when all are requeued. If did is not nil, Requeue
+// calls it with the number of processed letters. If Requeue fails, it returns the outcome until
 // then, and the same call does the rest.
-func (o Operator) DeadRequeue(
+func (l Letters) Requeue(
 	ctx context.Context, f DeadFilter, opts DeadOptions, did func(int64),
 ) (DeadOutcome, error) {
 	out := DeadOutcome{DryRun: opts.DryRun, Why: []DeadRefused{}}
@@ -82,7 +65,7 @@ func (o Operator) DeadRequeue(
 		return out, errors.New("requeued letters cannot be requeued again; use outrelay replay to send sent events again")
 	}
 	f.RequeueStatus = string(deadletter.Replayable)
-	namespaces, q, err := o.resolveFilter(ctx, f)
+	namespaces, q, err := l.resolveFilter(ctx, f)
 	if err != nil {
 		return out, err
 	}
@@ -90,12 +73,12 @@ func (o Operator) DeadRequeue(
 		return out, deadletter.ErrEmptyQuery
 	}
 
-	out.Matched, err = deadletter.Count(ctx, o.State.Client(), namespaces, q)
+	out.Matched, err = deadletter.Count(ctx, l.op.State.Client(), namespaces, q)
 	if err != nil || out.Matched == 0 {
 		return out, err
 	}
 
-	desk := deadletter.NewDesk(o.State, o.Watcher, o.Actor)
+	desk := deadletter.NewDesk(l.op.State, l.op.Watcher, l.op.Actor)
 	options := deadletter.Options{IgnoreExpiry: opts.IgnoreExpiry, DryRun: opts.DryRun}
 	for _, ns := range namespaces {
 		before := out.Requeued + out.Refused
@@ -117,7 +100,7 @@ func (o Operator) DeadRequeue(
 	}
 
 	out.Run = desk.Run
-	return out, o.logOutcome(ctx, deadRequeued, bson.D{
+	return out, l.op.logOutcome(ctx, deadRequeued, bson.D{
 		{Key: "run", Value: out.Run},
 		{Key: "requeued", Value: out.Requeued},
 		{Key: "refused", Value: out.Refused},
@@ -136,10 +119,14 @@ type DeadEdited struct {
 	Run        string   `json:"run,omitempty"`
 }
 
-// DeadEdit requeues one letter with a changed envelope. It returns an error if the letter no longer
-// has the version from which the edit was made, or if the result is not a valid envelope.
-func (o Operator) DeadEdit(ctx context.Context, ref DeadRef, e DeadEdit, opts DeadOptions) (DeadEdited, error) {
-	d, err := o.findLetter(ctx, ref)
+// Edit requeues one letter with a changed envelope. It returns an error if the letter no longer
+// has the version from which the edit was made, or if the result is not a valid envelope. It
+// rejects the placeholder of a hidden value, which would replace the value itself.
+func (l Letters) Edit(ctx context.Context, ref DeadRef, e DeadEdit, opts DeadOptions) (DeadEdited, error) {
+	if err := l.op.Redact.checkEdit(e); err != nil {
+		return DeadEdited{}, err
+	}
+	d, err := l.findLetter(ctx, ref)
 	if err != nil {
 		return DeadEdited{}, err
 	}
@@ -148,7 +135,7 @@ func (o Operator) DeadEdit(ctx context.Context, ref DeadRef, e DeadEdit, opts De
 		return DeadEdited{}, err
 	}
 
-	desk := deadletter.NewDesk(o.State, o.Watcher, o.Actor)
+	desk := deadletter.NewDesk(l.op.State, l.op.Watcher, l.op.Actor)
 	out := DeadEdited{
 		DryRun:     opts.DryRun,
 		Collection: d.ID.NS,
@@ -163,7 +150,7 @@ func (o Operator) DeadEdit(ctx context.Context, ref DeadRef, e DeadEdit, opts De
 	}
 
 	out.Run = desk.Run
-	return out, o.logOutcome(ctx, deadEdited, bson.D{
+	return out, l.op.logOutcome(ctx, deadEdited, bson.D{
 		{Key: "run", Value: out.Run},
 		{Key: "letter", Value: d.ID.String()},
 		{Key: "delivery", Value: out.Delivery},
@@ -179,11 +166,11 @@ type DeadDiscarded struct {
 	Discarded int64 `json:"discarded"`
 }
 
-// DeadDiscard removes every matching letter permanently. If did is not nil, DeadDiscard calls it
+// Discard removes every matching letter permanently. If did is not nil, Discard calls it
 // with the number of removed letters.
-func (o Operator) DeadDiscard(ctx context.Context, f DeadFilter, dryRun bool, did func(int64)) (DeadDiscarded, error) {
+func (l Letters) Discard(ctx context.Context, f DeadFilter, dryRun bool, did func(int64)) (DeadDiscarded, error) {
 	out := DeadDiscarded{DryRun: dryRun}
-	namespaces, q, err := o.resolveFilter(ctx, f)
+	namespaces, q, err := l.resolveFilter(ctx, f)
 	if err != nil {
 		return out, err
 	}
@@ -191,13 +178,13 @@ func (o Operator) DeadDiscard(ctx context.Context, f DeadFilter, dryRun bool, di
 		return out, deadletter.ErrEmptyQuery
 	}
 
-	out.Matched, err = deadletter.Count(ctx, o.State.Client(), namespaces, q)
+	out.Matched, err = deadletter.Count(ctx, l.op.State.Client(), namespaces, q)
 	if err != nil || dryRun || out.Matched == 0 {
 		return out, err
 	}
 
 	// Logged before the first removal. Otherwise a discard that crashes would leave no entry.
-	err = o.logAction(ctx, deadDiscarding, bson.D{
+	err = l.op.logAction(ctx, deadDiscarding, bson.D{
 		{Key: "matched", Value: out.Matched},
 		{Key: "query", Value: f.auditFields()},
 	})
@@ -205,7 +192,7 @@ func (o Operator) DeadDiscard(ctx context.Context, f DeadFilter, dryRun bool, di
 		return out, fmt.Errorf("nothing was discarded: %w", err)
 	}
 
-	desk := deadletter.NewDesk(o.State, o.Watcher, o.Actor)
+	desk := deadletter.NewDesk(l.op.State, l.op.Watcher, l.op.Actor)
 	for _, ns := range namespaces {
 		before := out.Discarded
 		var discarded int64
@@ -221,7 +208,7 @@ func (o Operator) DeadDiscard(ctx context.Context, f DeadFilter, dryRun bool, di
 			break
 		}
 	}
-	return out, o.logOutcome(ctx, deadDiscarded, bson.D{
+	return out, l.op.logOutcome(ctx, deadDiscarded, bson.D{
 		{Key: "discarded", Value: out.Discarded},
 		{Key: "query", Value: f.auditFields()},
 	}, err)

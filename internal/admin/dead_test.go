@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -102,21 +103,21 @@ func TestDeadLettersAreSeenOverAllCollections(t *testing.T) {
 	f.die(f.a, record.RecordRefused, letterOf("both", planted))
 	f.die(f.b, record.Malformed, letterOf("both", planted))
 	f.die(f.b, record.Malformed, letterOf(oid, bson.D{{Key: "a", Value: 1}}))
-	page, err := f.op.DeadList(t.Context(), admin.DeadFilter{}, 3, "")
+	page, err := f.op.Letters().List(t.Context(), admin.DeadFilter{}, 3, "")
 	if err != nil || len(page.Letters) != 3 || page.Total != 4 || page.Next == "" || page.Letters[0].ID != oid.Hex() || page.Letters[0].Key != "7" {
 		t.Fatalf("%+v, %v", page, err)
 	}
-	if page, err = f.op.DeadList(t.Context(), admin.DeadFilter{}, 3, page.Next); err != nil || len(page.Letters) != 1 || page.Next != "" {
+	if page, err = f.op.Letters().List(t.Context(), admin.DeadFilter{}, 3, page.Next); err != nil || len(page.Letters) != 1 || page.Next != "" {
 		t.Errorf("%+v, %v", page, err)
 	}
 	for want, filter := range map[int64]admin.DeadFilter{
 		1: {IDs: []string{oid.Hex()}}, 2: {Class: "malformed", RequeueStatus: "any"}, 3: {IDs: []string{"both"}}, 0: {From: time.Now().Add(time.Hour)},
 	} {
-		if n, err := f.op.DeadCount(t.Context(), filter); err != nil || n != want {
+		if n, err := f.op.Letters().Count(t.Context(), filter); err != nil || n != want {
 			t.Errorf("%+v: %d, %v", filter, n, err)
 		}
 	}
-	groups, err := f.op.DeadSummary(t.Context(), admin.DeadFilter{Collection: mongodb.Namespace(f.b)})
+	groups, err := f.op.Letters().Summary(t.Context(), admin.DeadFilter{Collection: mongodb.Namespace(f.b)})
 	if err != nil || len(groups) != 1 || groups[0].Count != 2 || groups[0].Class != "malformed" {
 		t.Errorf("%+v, %v", groups, err)
 	}
@@ -124,11 +125,11 @@ func TestDeadLettersAreSeenOverAllCollections(t *testing.T) {
 		"a class": {Class: "malfored"}, "a source": {Source: "me"}, "a stand": {RequeueStatus: "no"}, "a window": {From: time.Now(), To: time.Now().Add(-time.Hour)},
 		"an id": {IDs: []string{""}}, "a collection": {Collection: "a.b"},
 	} {
-		if _, err := f.op.DeadCount(t.Context(), filter); err == nil {
+		if _, err := f.op.Letters().Count(t.Context(), filter); err == nil {
 			t.Errorf("%s was taken", name)
 		}
 	}
-	if _, err := (admin.Operator{State: f.state, Watcher: "nobody"}).DeadCount(t.Context(), admin.DeadFilter{}); err == nil || !strings.Contains(err.Error(), "nobody") {
+	if _, err := (admin.Operator{State: f.state, Watcher: "nobody"}).Letters().Count(t.Context(), admin.DeadFilter{}); err == nil || !strings.Contains(err.Error(), "nobody") {
 		t.Errorf("an unknown watcher: %v", err)
 	}
 }
@@ -141,24 +142,24 @@ func TestDeadShowHidesThePayload(t *testing.T) {
 	f.die(f.b, record.Malformed, letterOf("y", planted))
 	f.die(f.a, record.Malformed, letterOf("y", planted))
 	ref := admin.DeadRef{ID: "x", Delivery: -1}
-	l, err := f.op.DeadShow(t.Context(), ref, false)
+	l, err := f.op.Letters().Show(t.Context(), ref, false)
 	if err != nil || l.Delivery != 1 || strings.Contains(string(l.Envelope), planted) || !strings.Contains(string(l.Envelope), `"type":"OrderPlaced"`) || !strings.Contains(string(l.Envelope), `"hidden":true,"type":"string","bytes":7`) {
 		t.Errorf("%+v %s, %v", l, l.Envelope, err)
 	}
-	if l, err := f.op.DeadShow(t.Context(), ref, true); err != nil || strings.Count(string(l.Envelope), planted) != 2 {
+	if l, err := f.op.Letters().Show(t.Context(), ref, true); err != nil || strings.Count(string(l.Envelope), planted) != 2 {
 		t.Errorf("with its payload: %s, %v", l.Envelope, err)
 	}
 	ref.Delivery = 0
-	if l, err := f.op.DeadShow(t.Context(), ref, false); err != nil || l.Delivery != 0 || len(l.Attempts) != 1 || l.Reason != "refused (87)" {
+	if l, err := f.op.Letters().Show(t.Context(), ref, false); err != nil || l.Delivery != 0 || len(l.Attempts) != 1 || l.Reason != "refused (87)" {
 		t.Errorf("%+v, %v", l, err)
 	}
-	if _, err := f.op.DeadShow(t.Context(), admin.DeadRef{ID: "y", Delivery: -1}, false); err == nil || !strings.Contains(err.Error(), "name the collection") {
+	if _, err := f.op.Letters().Show(t.Context(), admin.DeadRef{ID: "y", Delivery: -1}, false); err == nil || !strings.Contains(err.Error(), "name the collection") {
 		t.Errorf("an id of two collections: %v", err)
 	}
-	if _, err := f.op.DeadShow(t.Context(), admin.DeadRef{ID: "y", Delivery: -1, Collection: mongodb.Namespace(f.b)}, false); err != nil {
+	if _, err := f.op.Letters().Show(t.Context(), admin.DeadRef{ID: "y", Delivery: -1, Collection: mongodb.Namespace(f.b)}, false); err != nil {
 		t.Error(err)
 	}
-	if _, err := f.op.DeadShow(t.Context(), admin.DeadRef{ID: "z", Delivery: -1}, false); !errors.Is(err, mongodb.ErrNotFound) {
+	if _, err := f.op.Letters().Show(t.Context(), admin.DeadRef{ID: "z", Delivery: -1}, false); !errors.Is(err, mongodb.ErrNotFound) {
 		t.Errorf("nobody's: %v", err)
 	}
 }
@@ -170,16 +171,16 @@ func TestDeadRequeueIsCountedAndLogged(t *testing.T) {
 		f.die([]*mongo.Collection{f.a, f.b}[i%2], record.RecordRefused, letterOf(fmt.Sprint("id", i), planted))
 	}
 	f.die(f.b, record.Malformed, bson.D{{Key: "_id", Value: "bare"}})
-	if _, err := f.op.DeadRequeue(t.Context(), admin.DeadFilter{}, admin.DeadOptions{}, nil); !errors.Is(err, deadletter.ErrEmptyQuery) {
+	if _, err := f.op.Letters().Requeue(t.Context(), admin.DeadFilter{}, admin.DeadOptions{}, nil); !errors.Is(err, deadletter.ErrEmptyQuery) {
 		t.Errorf("an empty filter: %v", err)
 	}
-	if _, err := f.op.DeadRequeue(t.Context(), admin.DeadFilter{All: true, RequeueStatus: "replayed"}, admin.DeadOptions{}, nil); err == nil {
+	if _, err := f.op.Letters().Requeue(t.Context(), admin.DeadFilter{All: true, RequeueStatus: "replayed"}, admin.DeadOptions{}, nil); err == nil {
 		t.Error("letters that were requeued already were taken")
 	}
 	var steps []int64
 	for _, dry := range []bool{true, false} {
 		steps = nil
-		got, err := f.op.DeadRequeue(t.Context(), admin.DeadFilter{All: true}, admin.DeadOptions{DryRun: dry}, func(n int64) { steps = append(steps, n) })
+		got, err := f.op.Letters().Requeue(t.Context(), admin.DeadFilter{All: true}, admin.DeadOptions{DryRun: dry}, func(n int64) { steps = append(steps, n) })
 		if err != nil || got.Matched != 6 || got.Requeued != 5 || got.Refused != 1 || len(got.Why) != 1 || got.Why[0].ID != "bare" || got.DryRun != dry {
 			t.Fatalf("dry %v: %+v, %v", dry, got, err)
 		}
@@ -198,11 +199,11 @@ func TestDeadRequeueIsCountedAndLogged(t *testing.T) {
 		!log[0].Fields.Lookup("complete").Boolean() || !log[0].Fields.Lookup("query", "all").Boolean() {
 		t.Fatalf("%+v", log)
 	}
-	l, err := f.op.DeadShow(t.Context(), admin.DeadRef{ID: "id0", Delivery: -1}, false)
+	l, err := f.op.Letters().Show(t.Context(), admin.DeadRef{ID: "id0", Delivery: -1}, false)
 	if err != nil || l.Replayed == nil || l.Replayed.Actor != "ann" || l.Replayed.Run != log[0].Fields.Lookup("run").StringValue() {
 		t.Errorf("%+v, %v", l, err)
 	}
-	if got, err := f.op.DeadRequeue(t.Context(), admin.DeadFilter{All: true, Class: "record_refused"}, admin.DeadOptions{}, nil); err != nil || got.Matched != 0 || len(f.log()) != 1 {
+	if got, err := f.op.Letters().Requeue(t.Context(), admin.DeadFilter{All: true, Class: "record_refused"}, admin.DeadOptions{}, nil); err != nil || got.Matched != 0 || len(f.log()) != 1 {
 		t.Errorf("again: %+v, %v", got, err)
 	}
 }
@@ -213,7 +214,7 @@ func TestAnActionThatIsCalledOffIsLoggedAsFarAsItCame(t *testing.T) {
 	f.die(f.a, record.RecordRefused, letterOf("1", planted))
 	f.die(f.b, record.RecordRefused, letterOf("2", planted))
 	ctx, cancel := context.WithCancel(t.Context())
-	got, err := f.op.DeadRequeue(ctx, admin.DeadFilter{All: true}, admin.DeadOptions{}, func(int64) { cancel() })
+	got, err := f.op.Letters().Requeue(ctx, admin.DeadFilter{All: true}, admin.DeadOptions{}, func(int64) { cancel() })
 	if !errors.Is(err, context.Canceled) || got.Requeued != 1 {
 		t.Errorf("%+v, %v", got, err)
 	}
@@ -235,7 +236,7 @@ func TestASlowServerLeavesNoGapInTheLog(t *testing.T) {
 		{Key: "blockConnection", Value: true},
 		{Key: "blockTimeMS", Value: 5500},
 	})
-	if got, err := op.DeadRequeue(t.Context(), admin.DeadFilter{All: true}, admin.DeadOptions{}, nil); err != nil || got.Requeued != 1 {
+	if got, err := op.Letters().Requeue(t.Context(), admin.DeadFilter{All: true}, admin.DeadOptions{}, nil); err != nil || got.Requeued != 1 {
 		t.Errorf("%+v, %v", got, err)
 	}
 	if log := f.log(); len(log) != 1 {
@@ -269,7 +270,7 @@ func TestDeadEditKeepsOrMakesTheTypeOfThePayload(t *testing.T) {
 	} {
 		id := fmt.Sprint("id", i)
 		f.die(f.a, record.RecordRefused, letterOf(id, c.old))
-		got, err := f.op.DeadEdit(t.Context(), admin.DeadRef{ID: id, Delivery: -1}, c.edit, admin.DeadOptions{})
+		got, err := f.op.Letters().Edit(t.Context(), admin.DeadRef{ID: id, Delivery: -1}, c.edit, admin.DeadOptions{})
 		if c.want == nil {
 			if err == nil || strings.Contains(err.Error(), planted) {
 				t.Errorf("%d: %+v, %v", i, got, err)
@@ -298,23 +299,45 @@ func TestDeadEditKeepsOrMakesTheTypeOfThePayload(t *testing.T) {
 	}
 }
 
+func TestACollectionThatWasMadeAgainIsListedOnce(t *testing.T) {
+	t.Parallel()
+	f := openOffice(t)
+	again := mongodb.Namespace(f.a)
+	if _, err := outboxes.NewRegistry(f.state.Collection("collections")).Register(t.Context(), [16]byte{99}, again, "orders"); err != nil {
+		t.Fatal(err)
+	}
+	f.die(f.a, record.Malformed, letterOf("dead1", planted))
+
+	names, err := f.op.Collections(t.Context(), "")
+	if err != nil || !slices.IsSorted(names) || len(slices.Compact(slices.Clone(names))) != len(names) || !slices.Contains(names, again) {
+		t.Errorf("Collections() = %q, %v, want each name once", names, err)
+	}
+	if n, err := f.op.Letters().Count(t.Context(), admin.DeadFilter{}); err != nil || n != 1 {
+		t.Errorf("Count() = %d, %v, want 1 letter", n, err)
+	}
+	groups, err := f.op.Waiting().Summary(t.Context(), "")
+	if err != nil || len(groups) != 1 || groups[0].Count != 1 {
+		t.Errorf("Summary() = %+v, %v, want one group with 1 letter", groups, err)
+	}
+}
+
 func TestDeadDiscard(t *testing.T) {
 	t.Parallel()
 	f := openOffice(t)
 	for i := range 4 {
 		f.die([]*mongo.Collection{f.a, f.b}[i%2], []record.Class{record.Malformed, record.Expired}[i/3], letterOf(fmt.Sprint("id", i), planted))
 	}
-	if _, err := f.op.DeadDiscard(t.Context(), admin.DeadFilter{}, false, nil); !errors.Is(err, deadletter.ErrEmptyQuery) {
+	if _, err := f.op.Letters().Discard(t.Context(), admin.DeadFilter{}, false, nil); !errors.Is(err, deadletter.ErrEmptyQuery) {
 		t.Errorf("an empty filter: %v", err)
 	}
 	filter := admin.DeadFilter{Class: "malformed"}
-	if got, err := f.op.DeadDiscard(t.Context(), filter, true, nil); err != nil || got.Matched != 3 || got.Discarded != 0 || len(f.log()) != 0 {
+	if got, err := f.op.Letters().Discard(t.Context(), filter, true, nil); err != nil || got.Matched != 3 || got.Discarded != 0 || len(f.log()) != 0 {
 		t.Errorf("dry run: %+v, %v", got, err)
 	}
-	if got, err := f.op.DeadDiscard(t.Context(), filter, false, nil); err != nil || got.Matched != 3 || got.Discarded != 3 {
+	if got, err := f.op.Letters().Discard(t.Context(), filter, false, nil); err != nil || got.Matched != 3 || got.Discarded != 3 {
 		t.Errorf("%+v, %v", got, err)
 	}
-	if n, err := f.op.DeadCount(t.Context(), admin.DeadFilter{}); err != nil || n != 1 {
+	if n, err := f.op.Letters().Count(t.Context(), admin.DeadFilter{}); err != nil || n != 1 {
 		t.Errorf("%d are left, %v", n, err)
 	}
 	if log := f.log(); len(log) != 2 || log[1].Kind != "dead_discarding" || log[1].Fields.Lookup("matched").AsInt64() != 3 || log[0].Kind != "dead_discarded" || log[0].Fields.Lookup("discarded").AsInt64() != 3 {

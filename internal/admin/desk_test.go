@@ -122,7 +122,7 @@ func TestWhatWaitsIsListedByPages(t *testing.T) {
 	}
 	seen, after := map[string]bool{}, ""
 	for pages := 0; ; pages++ {
-		p, err := k.WaitingPage(t.Context(), admin.WaitingFilter{}, 5, after)
+		p, err := k.Waiting().Page(t.Context(), admin.WaitingFilter{}, 5, after)
 		if err != nil || p.Total != 23 || pages > 6 {
 			t.Fatalf("%+v, %v", p, err)
 		}
@@ -144,17 +144,17 @@ func TestWhatWaitsIsListedByPages(t *testing.T) {
 	if len(seen) != 23 {
 		t.Errorf("%d of 23", len(seen))
 	}
-	p, err := k.WaitingPage(t.Context(), admin.WaitingFilter{State: "retry", Topic: "orders", Key: "k0"}, 0, "")
+	p, err := k.Waiting().Page(t.Context(), admin.WaitingFilter{State: "retry", Topic: "orders", Key: "k0"}, 0, "")
 	if err != nil || p.Total != 2 || len(p.Envelopes) != 2 {
 		t.Errorf("%+v, %v", p, err)
 	}
-	if _, err := k.WaitingPage(t.Context(), admin.WaitingFilter{State: "dead"}, 0, ""); err == nil {
+	if _, err := k.Waiting().Page(t.Context(), admin.WaitingFilter{State: "dead"}, 0, ""); err == nil {
 		t.Error("a state that is none")
 	}
-	if _, err := k.WaitingPage(t.Context(), admin.WaitingFilter{}, 0, "e30"); !errors.Is(err, admin.ErrCursor) {
+	if _, err := k.Waiting().Page(t.Context(), admin.WaitingFilter{}, 0, "e30"); !errors.Is(err, admin.ErrCursor) {
 		t.Errorf("%v", err)
 	}
-	topics, err := k.Pending(t.Context())
+	topics, err := k.Waiting().Topics(t.Context())
 	if err != nil || len(topics) != 2 || topics[0].Retry+topics[0].Blocked+topics[0].Parked < 11 {
 		t.Errorf("%+v, %v", topics, err)
 	}
@@ -202,7 +202,7 @@ func TestAnEventIsLookedUpWithItsHistory(t *testing.T) {
 	if got := one("dead"); len(got.Envelopes) != 0 || len(got.Letters) != 1 {
 		t.Errorf("%+v", got)
 	}
-	if _, err := k.DeadRequeue(t.Context(), admin.DeadFilter{IDs: []string{"dead"}}, admin.DeadOptions{}, nil); err != nil {
+	if _, err := k.Letters().Requeue(t.Context(), admin.DeadFilter{IDs: []string{"dead"}}, admin.DeadOptions{}, nil); err != nil {
 		t.Fatal(err)
 	}
 	if e := one("dead").Envelopes[0]; len(e.Timeline) < 2 || e.ReplayOf == "" || !slices.ContainsFunc(e.Timeline, func(m admin.TimelineEntry) bool { return m.What == "requeued" && strings.Contains(m.Text, "ann") }) {
@@ -243,7 +243,7 @@ func TestSagasAreListedAndTheirStateHidden(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	k := (&admin.Deployment{State: f.state, Watcher: "orders", Redact: redact}).For(admin.Actor{Name: "ann"})
+	k := admin.New(admin.Operator{State: f.state, Watcher: "orders", Redact: redact}).For(admin.Actor{Name: "ann"})
 	db := f.a.Database()
 	s, err := saga.NewMongoStore(db)
 	if err != nil {
@@ -261,13 +261,13 @@ func TestSagasAreListedAndTheirStateHidden(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	types, err := k.SagaTypes(t.Context())
+	types, err := k.Sagas().Types(t.Context())
 	if err != nil || len(types) != 1 || types[0].Count != 5 || types[0].Database != db.Name() {
 		t.Fatalf("%+v, %v", types, err)
 	}
 	var ids []string
 	for after, n := "", 0; n == 0 || after != ""; n++ {
-		p, err := k.Sagas(t.Context(), db.Name(), "pay_sagas", 2, after)
+		p, err := k.Sagas().List(t.Context(), db.Name(), "pay_sagas", 2, after)
 		if err != nil || p.Total != 5 || n > 3 {
 			t.Fatalf("%+v, %v", p, err)
 		}
@@ -280,15 +280,15 @@ func TestSagasAreListedAndTheirStateHidden(t *testing.T) {
 	if !slices.Equal(ids, []string{"s0", "s1", "s2", "s3", "s4"}) {
 		t.Errorf("%v", ids)
 	}
-	one, err := k.Saga(t.Context(), db.Name(), "pay_sagas", "s3", false)
+	one, err := k.Sagas().Show(t.Context(), db.Name(), "pay_sagas", "s3", false)
 	if err != nil || one.State != nil || one.Version != 1 {
 		t.Errorf("%+v, %v", one, err)
 	}
-	if one, err = k.Saga(t.Context(), db.Name(), "pay_sagas", "s3", true); err != nil || string(one.State) != `{"card":"***","step":3}` {
+	if one, err = k.Sagas().Show(t.Context(), db.Name(), "pay_sagas", "s3", true); err != nil || string(one.State) != `{"card":"***","step":3}` {
 		t.Errorf("%s, %v", one.State, err)
 	}
 	for _, c := range [][3]string{{db.Name(), "pay_sagas", "none"}, {db.Name(), f.a.Name(), "s1"}, {"admin", "system.users", "x"}, {"", "pay_sagas", "s1"}} {
-		if got, err := k.Saga(t.Context(), c[0], c[1], c[2], true); err == nil {
+		if got, err := k.Sagas().Show(t.Context(), c[0], c[1], c[2], true); err == nil {
 			t.Errorf("%v: %+v", c, got)
 		}
 	}
@@ -314,37 +314,37 @@ func TestTheInboxIsCountedPurgedAndReleased(t *testing.T) {
 	if _, err := x.Claim(t.Context(), inbox.Entry{Key: inbox.Key{Consumer: "group/h", ID: "held"}}, time.Minute); err != nil {
 		t.Fatal(err)
 	}
-	list, err := k.Inboxes(t.Context())
+	list, err := k.Inboxes().List(t.Context())
 	if err != nil || len(list) != 1 || list[0].Handled != 5 || list[0].Claimed != 1 || list[0].Expired != 0 {
 		t.Fatalf("%+v, %v", list, err)
 	}
-	if _, err := k.InboxPurge(t.Context(), admin.InboxPurge{Database: db.Name(), OlderThan: time.Second}); err == nil {
+	if _, err := k.Inboxes().Purge(t.Context(), admin.InboxPurge{Database: db.Name(), OlderThan: time.Second}); err == nil {
 		t.Error("markers that are needed were purged")
 	}
 	if _, err := db.Collection("inbox").UpdateMany(t.Context(), bson.D{{Key: "_id.i", Value: bson.D{{Key: "$in", Value: bson.A{"m0", "m1", "held"}}}}}, bson.D{{Key: "$set", Value: bson.D{{Key: "at", Value: time.Now().Add(-time.Hour)}}}}); err != nil {
 		t.Fatal(err)
 	}
-	p, err := k.InboxPurge(t.Context(), admin.InboxPurge{Database: db.Name(), OlderThan: 10 * time.Minute, DryRun: true})
+	p, err := k.Inboxes().Purge(t.Context(), admin.InboxPurge{Database: db.Name(), OlderThan: 10 * time.Minute, DryRun: true})
 	if err != nil || p.Matched != 2 || p.Removed != 0 {
 		t.Errorf("%+v, %v", p, err)
 	}
-	if p, err = k.InboxPurge(t.Context(), admin.InboxPurge{Database: db.Name(), OlderThan: 10 * time.Minute}); err != nil || p.Removed != 2 || len(f.logged("inbox_purged")) != 1 {
+	if p, err = k.Inboxes().Purge(t.Context(), admin.InboxPurge{Database: db.Name(), OlderThan: 10 * time.Minute}); err != nil || p.Removed != 2 || len(f.logged("inbox_purged")) != 1 {
 		t.Errorf("%+v, %v", p, err)
 	}
-	if r, err := k.InboxRelease(t.Context(), db.Name(), "", false, false); !errors.Is(err, admin.ErrInUse) || r.Live != 1 {
+	if r, err := k.Inboxes().Release(t.Context(), db.Name(), "", false, false); !errors.Is(err, admin.ErrInUse) || r.Live != 1 {
 		t.Errorf("%+v, %v", r, err)
 	}
-	if r, err := k.InboxRelease(t.Context(), db.Name(), "", true, false); err != nil || r.Released != 1 || len(f.logged("inbox_released")) != 1 {
+	if r, err := k.Inboxes().Release(t.Context(), db.Name(), "", true, false); err != nil || r.Released != 1 || len(f.logged("inbox_released")) != 1 {
 		t.Errorf("%+v, %v", r, err)
 	}
 	if err := x.Once(t.Context(), "group/h", "held", func(context.Context) error { return nil }, inbox.NoWait()); err != nil {
 		t.Errorf("what was released cannot be handled: %v", err)
 	}
-	if m, err := k.InboxMarks(t.Context(), db.Name(), ""); err != nil || m == nil {
+	if m, err := k.Inboxes().Marks(t.Context(), db.Name(), ""); err != nil || m == nil {
 		t.Errorf("%v, %v", m, err)
 	}
 	for _, c := range [][2]string{{"admin", ""}, {db.Name(), "outbox"}, {"", ""}} {
-		if _, err := k.InboxRelease(t.Context(), c[0], c[1], true, false); err == nil {
+		if _, err := k.Inboxes().Release(t.Context(), c[0], c[1], true, false); err == nil {
 			t.Errorf("%v was released", c)
 		}
 	}
@@ -375,7 +375,7 @@ func TestClearEmptiesWhatIsNamedAndNothingElse(t *testing.T) {
 	if err != nil || out.Removed != 3 || f.envelopes(f.a) != 0 {
 		t.Errorf("%+v, %v", out, err)
 	}
-	if n, err := k.DeadCount(t.Context(), admin.DeadFilter{}); err != nil || n != 3 {
+	if n, err := k.Letters().Count(t.Context(), admin.DeadFilter{}); err != nil || n != 3 {
 		t.Errorf("%d letters, %v", n, err)
 	}
 	if n, err := entities.CountDocuments(t.Context(), bson.D{}); err != nil || n != 1 {
@@ -400,17 +400,17 @@ func TestClearEmptiesWhatIsNamedAndNothingElse(t *testing.T) {
 func TestWhatAProcessWasNotToldItSays(t *testing.T) {
 	t.Parallel()
 	f := openOffice(t)
-	k := (&admin.Deployment{State: f.state, Watcher: "orders"}).For(admin.Actor{Name: "ann"})
-	if _, err := k.IndexesVerify(t.Context()); !errors.Is(err, admin.ErrUnavailable) {
+	k := admin.New(admin.Operator{State: f.state, Watcher: "orders"}).For(admin.Actor{Name: "ann"})
+	if _, err := k.Indexes().Verify(t.Context(), false); !errors.Is(err, admin.ErrUnavailable) {
 		t.Errorf("%v", err)
 	}
-	if _, err := k.ReplayStart(t.Context(), admin.ReplayOrder{IDs: []string{"a"}}); !errors.Is(err, admin.ErrUnavailable) {
+	if _, err := k.Replays().Start(t.Context(), admin.ReplayOrder{IDs: []string{"a"}}); !errors.Is(err, admin.ErrUnavailable) {
 		t.Errorf("%v", err)
 	}
-	if v, err := f.desk().IndexesVerify(t.Context()); err != nil || len(v.Drift) == 0 {
+	if v, err := f.desk().Indexes().Verify(t.Context(), false); err != nil || len(v.Drift) == 0 {
 		t.Errorf("%+v, %v", v, err)
 	}
-	if v, err := f.desk().IndexesRebuild(t.Context()); err != nil || !v.OK() {
+	if v, err := f.desk().Indexes().Rebuild(t.Context()); err != nil || !v.OK() {
 		t.Errorf("%+v, %v", v, err)
 	}
 }

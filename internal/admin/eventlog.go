@@ -84,9 +84,9 @@ func (f EventFilter) mongoFilter() bson.D {
 
 // Events returns a page of the log. It counts all matching entries. The log has at most some ten
 // thousand entries.
-func (k Desk) Events(ctx context.Context, f EventFilter, limit int, after string) (EventPage, error) {
+func (o Operator) Events(ctx context.Context, f EventFilter, limit int, after string) (EventPage, error) {
 	page := EventPage{Events: []LogEvent{}}
-	coll := mongodb.Majority(k.State.Collection("events"))
+	coll := mongodb.Majority(o.State.Collection("events"))
 	filter := f.mongoFilter()
 
 	total, err := coll.CountDocuments(ctx, filter)
@@ -163,12 +163,12 @@ func toExtJSON(raw bson.Raw) json.RawMessage {
 // EventsTrim removes all entries except the newest, whose number is keep, and returns the number of
 // removed entries. It does nothing if keep is 0 or less. The entry about the trim itself is not
 // included in keep.
-func (k Desk) EventsTrim(ctx context.Context, keep int) (int64, error) {
+func (o Operator) EventsTrim(ctx context.Context, keep int) (int64, error) {
 	if keep <= 0 {
 		return 0, nil
 	}
 
-	coll := mongodb.Majority(k.State.Collection("events"))
+	coll := mongodb.Majority(o.State.Collection("events"))
 	var oldestKept nodes.Event
 	err := coll.FindOne(ctx, bson.D{}, options.FindOne().
 		SetSort(bson.D{{Key: "at", Value: -1}, {Key: "_id", Value: -1}}).
@@ -188,7 +188,7 @@ func (k Desk) EventsTrim(ctx context.Context, keep int) (int64, error) {
 	if res.DeletedCount == 0 {
 		return 0, nil
 	}
-	return res.DeletedCount, k.logAction(ctx, "events_trimmed", bson.D{
+	return res.DeletedCount, o.logAction(ctx, "events_trimmed", bson.D{
 		{Key: "removed", Value: res.DeletedCount},
 		{Key: "kept", Value: keep},
 	})

@@ -39,11 +39,11 @@ type FailedEnvelope struct {
 	FailedAt   time.Time `json:"failed_at"`
 }
 
-// FailedList returns up to limit failed envelopes of all collections of the watcher, or of the
+// Failed returns up to limit failed envelopes of all collections of the watcher, or of the
 // named one. The latest failure comes first. limit is at most 100, which is also the default.
-func (o Operator) FailedList(ctx context.Context, collection string, limit int) ([]FailedEnvelope, error) {
+func (w Waiting) Failed(ctx context.Context, collection string, limit int) ([]FailedEnvelope, error) {
 	failed := []FailedEnvelope{}
-	namespaces, err := o.Collections(ctx, collection)
+	namespaces, err := w.op.Collections(ctx, collection)
 	if err != nil {
 		return failed, err
 	}
@@ -52,7 +52,7 @@ func (o Operator) FailedList(ctx context.Context, collection string, limit int) 
 	}
 
 	for _, ns := range namespaces {
-		coll, err := outboxes.Outboxed(o.State.Client(), ns)
+		coll, err := outboxes.Outboxed(w.op.State.Client(), ns)
 		if err != nil {
 			return failed, err
 		}
@@ -118,25 +118,25 @@ type FailedOutcome struct {
 // their number.
 type failedAction func(ctx context.Context, coll *mongo.Collection, ids []bson.RawValue) (int64, error)
 
-// FailedReset removes the failed attempts and the last error from the envelopes with these ids.
+// Reset removes the failed attempts and the last error from the envelopes with these ids.
 // They are tried again immediately, as often as new envelopes. It does not change envelopes that
 // wait for another reason, or that were sent in the meantime.
-func (o Operator) FailedReset(
+func (w Waiting) Reset(
 	ctx context.Context, collection string, ids []string, dryRun bool,
 ) (FailedOutcome, error) {
 	if len(ids) == 0 {
 		return FailedOutcome{}, errors.New("no ids are given; outrelay failed list shows them")
 	}
-	return o.applyToFailed(ctx, collection, ids, dryRun, failedReset, waiting.ResetFailed)
+	return w.applyToFailed(ctx, collection, ids, dryRun, failedReset, waiting.ResetFailed)
 }
 
-// FailedRetry makes the envelopes with these ids due now. Without ids, it uses the envelopes that
-// [Operator.FailedList] returns. Their failed attempts still count.
-func (o Operator) FailedRetry(
+// Retry makes the envelopes with these ids due now. Without ids, it uses the envelopes that
+// [Waiting.Failed] returns. Their failed attempts still count.
+func (w Waiting) Retry(
 	ctx context.Context, collection string, ids []string, dryRun bool,
 ) (FailedOutcome, error) {
 	if len(ids) == 0 {
-		list, err := o.FailedList(ctx, collection, 0)
+		list, err := w.Failed(ctx, collection, 0)
 		if err != nil {
 			return FailedOutcome{}, err
 		}
@@ -144,15 +144,15 @@ func (o Operator) FailedRetry(
 			ids = append(ids, e.ID)
 		}
 	}
-	return o.applyToFailed(ctx, collection, ids, dryRun, failedRetried, waiting.HurryFailed)
+	return w.applyToFailed(ctx, collection, ids, dryRun, failedRetried, waiting.HurryFailed)
 }
 
 // applyToFailed applies action to the failed envelopes with these ids, and logs it as kind.
-func (o Operator) applyToFailed(
+func (w Waiting) applyToFailed(
 	ctx context.Context, collection string, ids []string, dryRun bool, kind nodes.Kind, action failedAction,
 ) (FailedOutcome, error) {
 	out := FailedOutcome{DryRun: dryRun, Given: len(ids)}
-	namespaces, err := o.Collections(ctx, collection)
+	namespaces, err := w.op.Collections(ctx, collection)
 	if err != nil {
 		return out, err
 	}
@@ -166,11 +166,11 @@ func (o Operator) applyToFailed(
 		values = append(values, v...)
 	}
 
-	err = o.applyToCollections(ctx, namespaces, values, &out, dryRun, action)
+	err = w.applyToCollections(ctx, namespaces, values, &out, dryRun, action)
 	if dryRun || out.Done == 0 {
 		return out, err
 	}
-	return out, o.logOutcome(ctx, kind, bson.D{
+	return out, w.op.logOutcome(ctx, kind, bson.D{
 		{Key: "count", Value: out.Done},
 		{Key: "ids", Value: ids[:min(len(ids), 100)]},
 	}, err)
@@ -178,11 +178,11 @@ func (o Operator) applyToFailed(
 
 // applyToCollections applies action to each collection that contains failed envelopes with the
 // given ids.
-func (o Operator) applyToCollections(
+func (w Waiting) applyToCollections(
 	ctx context.Context, namespaces []string, ids []bson.RawValue, out *FailedOutcome, dryRun bool, action failedAction,
 ) error {
 	for _, ns := range namespaces {
-		coll, err := outboxes.Outboxed(o.State.Client(), ns)
+		coll, err := outboxes.Outboxed(w.op.State.Client(), ns)
 		if err != nil {
 			return err
 		}
@@ -204,7 +204,7 @@ func (o Operator) applyToCollections(
 				continue
 			}
 			var done int64
-			err = mongodb.Foreign(ctx, o.State, o.Watcher, []string{ns}, func(tx context.Context) (err error) {
+			err = mongodb.Foreign(ctx, w.op.State, w.op.Watcher, []string{ns}, func(tx context.Context) (err error) {
 				done, err = action(tx, coll, part)
 				return err
 			})

@@ -30,21 +30,21 @@ func TestFailedAreListedAndReset(t *testing.T) {
 	}
 	f.fail(f.a, "blocked", "blocked", 0, now)
 	f.fail(f.a, "new", "retry", 0, now)
-	list, err := f.op.FailedList(t.Context(), "", 0)
+	list, err := f.op.Waiting().Failed(t.Context(), "", 0)
 	if err != nil || len(list) != 100 || list[0].ID != "id104" || list[99].ID != "id005" || list[0].Class != "record_refused" || list[0].Attempts != 3 || list[0].Key != "7" {
 		t.Fatalf("%d, %v", len(list), err)
 	}
-	if list, err := f.op.FailedList(t.Context(), mongodb.Namespace(f.b), 2); err != nil || len(list) != 2 || list[1].ID != "id101" {
+	if list, err := f.op.Waiting().Failed(t.Context(), mongodb.Namespace(f.b), 2); err != nil || len(list) != 2 || list[1].ID != "id101" {
 		t.Errorf("%+v, %v", list, err)
 	}
-	if _, err := f.op.FailedReset(t.Context(), "", nil, false); err == nil {
+	if _, err := f.op.Waiting().Reset(t.Context(), "", nil, false); err == nil {
 		t.Error("a reset of nothing was taken")
 	}
 	ids := []string{"id000", "id001", "blocked", "new", "nobody"}
-	if got, err := f.op.FailedReset(t.Context(), "", ids, true); err != nil || got.Failed != 2 || got.Done != 0 || got.Given != 5 {
+	if got, err := f.op.Waiting().Reset(t.Context(), "", ids, true); err != nil || got.Failed != 2 || got.Done != 0 || got.Given != 5 {
 		t.Errorf("dry run: %+v, %v", got, err)
 	}
-	if got, err := f.op.FailedReset(t.Context(), "", ids, false); err != nil || got.Done != 2 {
+	if got, err := f.op.Waiting().Reset(t.Context(), "", ids, false); err != nil || got.Done != 2 {
 		t.Errorf("%+v, %v", got, err)
 	}
 	for id, attempts := range map[string]int64{"id000": 0, "id002": 3} {
@@ -61,11 +61,11 @@ func TestFailedAreListedAndReset(t *testing.T) {
 	if raw, err := f.a.FindOne(t.Context(), bson.D{{Key: "_id", Value: "blocked"}}).Raw(); err != nil || raw.Lookup("state").StringValue() != "blocked" {
 		t.Errorf("%s, %v", raw, err)
 	}
-	if got, err := f.op.FailedReset(t.Context(), "", ids, false); err != nil || got.Failed != 0 || got.Done != 0 {
+	if got, err := f.op.Waiting().Reset(t.Context(), "", ids, false); err != nil || got.Failed != 0 || got.Done != 0 {
 		t.Errorf("again: %+v, %v", got, err)
 	}
 	// One batch now: their attempts count on.
-	if got, err := f.op.FailedRetry(t.Context(), "", nil, false); err != nil || got.Done != 100 {
+	if got, err := f.op.Waiting().Retry(t.Context(), "", nil, false); err != nil || got.Done != 100 {
 		t.Errorf("%+v, %v", got, err)
 	}
 	n, err := f.b.CountDocuments(t.Context(), bson.D{{Key: "attempts", Value: 3}, {Key: "nextAt", Value: bson.D{{Key: "$lte", Value: time.Now()}}}})

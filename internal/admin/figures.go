@@ -3,6 +3,7 @@ package admin
 import (
 	"cmp"
 	"context"
+	"log/slog"
 	"math"
 	"slices"
 	"strings"
@@ -57,7 +58,7 @@ type figureSet struct {
 }
 
 type watcherFigures struct {
-	desk          Desk
+	operator      Operator
 	last          figures
 	cost          time.Duration // duration of the last count
 	lastViewed    time.Time
@@ -66,26 +67,31 @@ type watcherFigures struct {
 	busy          chan struct{} // closed at the end of the current count; nil if there is none
 }
 
-func (s *figureSet) findOrAddLocked(k Desk) *watcherFigures {
+func (s *figureSet) findOrAddLocked(o Operator) *watcherFigures {
 	if s.byWatcher == nil {
 		s.byWatcher = map[string]*watcherFigures{}
 	}
 
-	w := s.byWatcher[k.Watcher]
+	w := s.byWatcher[o.Watcher]
 	if w == nil {
-		w = &watcherFigures{desk: k}
-		s.byWatcher[k.Watcher] = w
+		w = &watcherFigures{operator: o}
+		s.byWatcher[o.Watcher] = w
 	}
 	return w
 }
 
-// getFigures returns the figures of the desk's watcher. It returns the last figures if they are
+// currentFigures returns the figures of the watcher, which are counted now if nothing renews them.
+func (o Operator) currentFigures(ctx context.Context) (figures, error) {
+	return cmp.Or(o.figures, &figureSet{}).getFigures(ctx, o)
+}
+
+// getFigures returns the figures of the operator's watcher. It returns the last figures if they are
 // fresh, or if keepFresh renews them. Otherwise it counts, or waits for a count that is in
 // progress.
-func (s *figureSet) getFigures(ctx context.Context, k Desk) (figures, error) {
+func (s *figureSet) getFigures(ctx context.Context, o Operator) (figures, error) {
 	for {
 		s.mu.Lock()
-		w := s.findOrAddLocked(k)
+		w := s.findOrAddLocked(o)
 		now := time.Now()
 		w.lastViewed = now
 
@@ -100,7 +106,7 @@ func (s *figureSet) getFigures(ctx context.Context, k Desk) (figures, error) {
 		s.mu.Unlock()
 
 		if busy == nil {
-			return s.updateFigures(ctx, k)
+			return s.updateFigures(ctx, o)
 		}
 		select {
 		case <-busy:
@@ -110,22 +116,22 @@ func (s *figureSet) getFigures(ctx context.Context, k Desk) (figures, error) {
 	}
 }
 
-// updateFigures counts the figures of the desk's watcher. If a count is in progress, it returns
+// updateFigures counts the figures of the operator's watcher. If a count is in progress, it returns
 // that result instead.
-func (s *figureSet) updateFigures(ctx context.Context, k Desk) (figures, error) {
+func (s *figureSet) updateFigures(ctx context.Context, o Operator) (figures, error) {
 	s.mu.Lock()
-	w := s.findOrAddLocked(k)
+	w := s.findOrAddLocked(o)
 	if w.busy != nil {
 		// getFigures waits for the count in progress.
 		s.mu.Unlock()
-		return s.getFigures(ctx, k)
+		return s.getFigures(ctx, o)
 	}
 	busy := make(chan struct{})
 	w.busy = busy
 	s.mu.Unlock()
 
 	began := time.Now()
-	f, err := k.countFigures(ctx)
+	f, err := countFigures(ctx, o)
 
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -157,10 +163,10 @@ func (s *figureSet) updateFigures(ctx context.Context, k Desk) (figures, error) 
 }
 
 // keepFresh renews figures until ctx ends.
-func (s *figureSet) keepFresh(ctx context.Context, d *Deployment) {
+func (s *figureSet) keepFresh(ctx context.Context, o Operator, log *slog.Logger) {
 	s.mu.Lock()
 	s.running = true
-	s.findOrAddLocked(d.For(Actor{}))
+	s.findOrAddLocked(o)
 	s.mu.Unlock()
 	defer func() {
 		s.mu.Lock()
@@ -171,10 +177,10 @@ func (s *figureSet) keepFresh(ctx context.Context, d *Deployment) {
 	tick := time.NewTicker(figuresFresh / 4)
 	defer tick.Stop()
 	for {
-		for _, k := range s.dueDesks(time.Now()) {
+		for _, due := range s.dueOperators(time.Now()) {
 			countCtx, cancel := context.WithTimeout(ctx, countTimeout)
-			if _, err := s.updateFigures(countCtx, k); err != nil && ctx.Err() == nil {
-				d.logger().Debug("cannot count the figures of the overview", "watcher", k.Watcher, "reason", err)
+			if _, err := s.updateFigures(countCtx, due); err != nil && ctx.Err() == nil {
+				log.Debug("cannot count the figures of the overview", "watcher", due.Watcher, "reason", err)
 			}
 			cancel()
 		}
@@ -187,17 +193,16 @@ func (s *figureSet) keepFresh(ctx context.Context, d *Deployment) {
 	}
 }
 
-// dueDesks returns desks for the watchers whose figures have to be counted now.
-func (s *figureSet) dueDesks(now time.Time) []Desk {
+// dueOperators returns operators for the watchers whose figures have to be counted now.
+func (s *figureSet) dueOperators(now time.Time) []Operator {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 
-	var due []Desk
-	for name, w := range s.byWatcher {
+	var due []Operator
+	for _, w := range s.byWatcher {
 		// Figures of other watchers are renewed only while an operator reads them.
 		viewed := now.Sub(w.lastViewed) < viewerTimeout
-		configured := name == w.desk.d.Watcher
-		if !viewed && !configured {
+		if !viewed && !w.operator.isConfigured() {
 			continue
 		}
 
@@ -206,48 +211,47 @@ func (s *figureSet) dueDesks(now time.Time) []Desk {
 			every = figuresFresh - figuresFresh/4
 		}
 		if now.Sub(w.last.at) >= max(every, countingShare*w.cost) && w.busy == nil {
-			due = append(due, w.desk)
+			due = append(due, w.operator)
 		}
 	}
 	return due
 }
 
+// figureCount counts the figures of a watcher once.
+type figureCount struct {
+	op       Operator
+	position bson.Timestamp // that all slots have passed; zero if a slot has none yet
+
+	mu        sync.Mutex
+	figures   figures
+	topicRows []waiting.WaitingTopic
+}
+
 // countFigures counts everything once. It reads every exception, one index entry per dead letter
 // and per scheduled envelope, and the letters that exist. A collection without any of them costs a
 // few milliseconds at most.
-func (k Desk) countFigures(ctx context.Context) (figures, error) {
-	f := figures{at: time.Now()}
-	status, err := ReadStatus(ctx, k.State)
+func countFigures(ctx context.Context, op Operator) (figures, error) {
+	c := &figureCount{op: op, figures: figures{at: time.Now()}}
+	status, err := ReadStatus(ctx, op.State)
 	if err != nil {
-		return f, err
+		return c.figures, err
 	}
-	claims, err := outboxes.NewRegistry(k.State.Collection("collections")).Registrations(ctx, k.Watcher)
+	names, err := op.collectionNames(ctx)
 	if err != nil {
-		return f, err
+		return c.figures, err
 	}
-	names := uniqueNames(claims)
 
 	// The oplog is optional: without the privilege to read it, the headroom is unknown.
-	if k.d.Oplog != nil {
-		f.oldest, f.newest, _ = k.d.Oplog(ctx)
+	if op.Oplog != nil {
+		c.figures.oldest, c.figures.newest, _ = op.Oplog(ctx)
 	}
 
-	if err := k.countOutboxes(ctx, names, dirtyCollections(status, k.Watcher), &f); err != nil {
-		return f, err
+	// If the watcher has no position yet, the position is zero and no envelope counts as pending.
+	c.position, _ = op.lowestPosition(ctx)
+	if err := c.countOutboxes(ctx, names, dirtyCollections(status, op.Watcher)); err != nil {
+		return c.figures, err
 	}
-	return f, k.countServices(ctx, databaseNames(names), &f.counts)
-}
-
-// uniqueNames returns the sorted names of the registered collections.
-func uniqueNames(claims []outboxes.Registration) []string {
-	names := make([]string, len(claims))
-	for i, c := range claims {
-		names[i] = c.NS
-	}
-	slices.Sort(names)
-
-	// A collection that was dropped and created again is registered twice.
-	return slices.Compact(names)
+	return c.figures, c.countServices(ctx, databaseNames(names))
 }
 
 // dirtyCollections returns the collections that the watcher's slots have marked as containing
@@ -275,24 +279,18 @@ func databaseNames(namespaces []string) []string {
 	return slices.Compact(databases)
 }
 
-// countOutboxes adds the counts of all outboxes to f, several outboxes at the same time.
-func (k Desk) countOutboxes(ctx context.Context, names []string, dirty map[string]bool, f *figures) error {
-	// If the watcher has no position yet, the position is zero and no envelope counts as pending.
-	position, _ := Replayer{Operator: k.Operator}.lowestPosition(ctx)
-
-	var mu sync.Mutex
-	var topicRows []waiting.WaitingTopic
+// countOutboxes counts all outboxes, several at the same time.
+func (c *figureCount) countOutboxes(ctx context.Context, names []string, dirty map[string]bool) error {
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(maxConcurrentCounts)
 	for _, ns := range names {
 		g.Go(func() error {
-			countExceptions := dirty[ns] || len(names) <= fewCollections
-			counts, topics, err := k.countOutbox(ctx, ns, countExceptions, position)
+			counts, topics, err := c.countOutbox(ctx, ns, dirty[ns] || len(names) <= fewCollections)
 
-			mu.Lock()
-			defer mu.Unlock()
-			topicRows = append(topicRows, topics...)
-			f.counts.addOutbox(counts)
+			c.mu.Lock()
+			defer c.mu.Unlock()
+			c.topicRows = append(c.topicRows, topics...)
+			c.figures.counts.addOutbox(counts)
 			return err
 		})
 	}
@@ -300,12 +298,13 @@ func (k Desk) countOutboxes(ctx context.Context, names []string, dirty map[strin
 		return err
 	}
 
-	f.pending = groupByTopic(topicRows, time.Now())
-	for _, w := range topicRows {
-		f.counts.Retry += w.Retry
-		f.counts.Blocked += w.Blocked
-		f.counts.Parked += w.Parked
-		f.counts.BlockedKeys += w.Keys
+	c.figures.pending = groupByTopic(c.topicRows, time.Now())
+	counts := &c.figures.counts
+	for _, w := range c.topicRows {
+		counts.Retry += w.Retry
+		counts.Blocked += w.Blocked
+		counts.Parked += w.Parked
+		counts.BlockedKeys += w.Keys
 	}
 	return nil
 }
@@ -322,66 +321,67 @@ func (c *Counts) addOutbox(o Counts) {
 
 // countOutbox counts the envelopes and letters of one outbox. It counts exceptions and scheduled
 // envelopes only if countExceptions is true.
-func (k Desk) countOutbox(
-	ctx context.Context, ns string, countExceptions bool, position bson.Timestamp,
-) (c Counts, topicRows []waiting.WaitingTopic, err error) {
-	coll, err := outboxes.Outboxed(k.State.Client(), ns)
+func (c *figureCount) countOutbox(
+	ctx context.Context, ns string, countExceptions bool,
+) (n Counts, topicRows []waiting.WaitingTopic, err error) {
+	client := c.op.State.Client()
+	coll, err := outboxes.Outboxed(client, ns)
 	if err != nil {
-		return c, nil, err
+		return n, nil, err
 	}
-	if c.Envelopes, err = coll.EstimatedDocumentCount(ctx); err != nil {
-		return c, nil, err
+	if n.Envelopes, err = coll.EstimatedDocumentCount(ctx); err != nil {
+		return n, nil, err
 	}
 
 	if countExceptions {
 		if topicRows, err = waiting.CountWaiting(ctx, coll); err != nil {
-			return c, nil, err
+			return n, nil, err
 		}
-		if c.Scheduled, _, err = outboxes.CountDue(ctx, coll, math.MaxInt64); err != nil {
-			return c, nil, err
+		if n.Scheduled, _, err = outboxes.CountDue(ctx, coll, math.MaxInt64); err != nil {
+			return n, nil, err
 		}
 	}
 
-	if !position.IsZero() {
-		if c.Pending, _, err = outboxes.CountBehind(ctx, coll, position, maxPendingCounted); err != nil {
-			return c, nil, err
+	if !c.position.IsZero() {
+		if n.Pending, _, err = outboxes.CountBehind(ctx, coll, c.position, maxPendingCounted); err != nil {
+			return n, nil, err
 		}
-		c.PendingMore = c.Pending == maxPendingCounted
+		n.PendingMore = n.Pending == maxPendingCounted
 	}
 
-	client := k.State.Client()
-	c.DeadAll, err = deadletter.Count(ctx, client, []string{ns}, deadletter.Query{})
-	if err != nil || c.DeadAll == 0 {
-		return c, topicRows, err
+	n.DeadAll, err = deadletter.Count(ctx, client, []string{ns}, deadletter.Query{})
+	if err != nil || n.DeadAll == 0 {
+		return n, topicRows, err
 	}
-	c.Dead, err = deadletter.Count(ctx, client, []string{ns}, deadletter.Query{RequeueStatus: deadletter.Replayable})
-	return c, topicRows, err
+	n.Dead, err = deadletter.Count(ctx, client, []string{ns}, deadletter.Query{RequeueStatus: deadletter.Replayable})
+	return n, topicRows, err
 }
 
-// countServices adds the inboxes and sagas in the databases of the outboxes to c.
-func (k Desk) countServices(ctx context.Context, databases []string, c *Counts) error {
+// countServices counts the inboxes and sagas in the databases of the outboxes.
+func (c *figureCount) countServices(ctx context.Context, databases []string) error {
+	counts := &c.figures.counts
 	for _, name := range databases[:min(len(databases), maxServiceDatabases)] {
-		found, err := k.findServices(ctx, name)
+		found, err := findServices(ctx, c.op.database(name))
 		if err != nil {
 			return err
 		}
 
 		for _, coll := range found.inboxes {
-			n, err := k.inboxCounts(ctx, name, coll)
+			n, err := c.op.Inboxes().count(ctx, name, coll)
 			if err != nil {
 				return err
 			}
-			c.InboxHandled += n.Handled
-			c.InboxClaimed += n.Claimed
+			counts.InboxHandled += n.Handled
+			counts.InboxClaimed += n.Claimed
 		}
 
 		if found.sagas {
-			types, err := k.listSagaTypes(ctx, name)
+			types, err := c.op.Sagas().listTypes(ctx, name)
 			if err != nil {
 				return err
 			}
 			for _, t := range types {
-				c.Sagas += t.Count
+				counts.Sagas += t.Count
 			}
 		}
 	}

@@ -24,22 +24,25 @@ type InboxCounts struct {
 	Expired    int64  `json:"expired"`    // expired claims
 }
 
-// Inboxes returns the inboxes in the databases that contain an outbox of the watcher, in at most
+// Inboxes are the inboxes of the services whose outboxes the watcher reads.
+type Inboxes struct{ op Operator }
+
+// List returns the inboxes in the databases that contain an outbox of the watcher, in at most
 // 100 databases. Its cost grows with the number of claims, which is small.
-func (k Desk) Inboxes(ctx context.Context) ([]InboxCounts, error) {
+func (i Inboxes) List(ctx context.Context) ([]InboxCounts, error) {
 	inboxes := []InboxCounts{}
-	databases, err := k.serviceDatabases(ctx, "")
+	databases, err := i.op.serviceDatabases(ctx, "")
 	if err != nil {
 		return inboxes, err
 	}
 
 	for _, name := range databases {
-		found, err := k.findServices(ctx, name)
+		found, err := findServices(ctx, i.op.database(name))
 		if err != nil {
 			return inboxes, err
 		}
 		for _, coll := range found.inboxes {
-			counts, err := k.inboxCounts(ctx, name, coll)
+			counts, err := i.count(ctx, name, coll)
 			if err != nil {
 				return inboxes, err
 			}
@@ -49,8 +52,8 @@ func (k Desk) Inboxes(ctx context.Context) ([]InboxCounts, error) {
 	return inboxes, nil
 }
 
-func (k Desk) inboxCounts(ctx context.Context, database, collection string) (InboxCounts, error) {
-	x, err := inbox.New(k.openDatabase(database), inbox.WithCollection(collection))
+func (i Inboxes) count(ctx context.Context, database, collection string) (InboxCounts, error) {
+	x, err := inbox.New(i.op.database(database), inbox.WithCollection(collection))
 	if err != nil {
 		return InboxCounts{}, err
 	}
@@ -77,10 +80,10 @@ type InboxMark struct {
 	At         time.Time `json:"at"`
 }
 
-// InboxMarks returns all watermarks of an inbox, sorted by consumer, topic, partition and lane.
-func (k Desk) InboxMarks(ctx context.Context, database, collection string) ([]InboxMark, error) {
+// Marks returns all watermarks of an inbox, sorted by consumer, topic, partition and lane.
+func (i Inboxes) Marks(ctx context.Context, database, collection string) ([]InboxMark, error) {
 	marks := []InboxMark{}
-	x, _, err := k.openInbox(ctx, database, collection)
+	x, _, err := i.openInbox(ctx, database, collection)
 	if err != nil {
 		return marks, err
 	}
@@ -112,18 +115,18 @@ func (k Desk) InboxMarks(ctx context.Context, database, collection string) ([]In
 
 // openInbox returns an existing inbox and the name of its collection. An empty collection means the
 // default name.
-func (k Desk) openInbox(ctx context.Context, database, collection string) (*inbox.Inbox, string, error) {
+func (i Inboxes) openInbox(ctx context.Context, database, collection string) (*inbox.Inbox, string, error) {
 	if database == "" {
 		return nil, "", invalidRequest("name the database of the inbox")
 	}
-	if _, err := k.serviceDatabases(ctx, database); err != nil {
+	if _, err := i.op.serviceDatabases(ctx, database); err != nil {
 		return nil, "", err
 	}
 	if collection == "" {
 		collection = inbox.DefaultCollection
 	}
 
-	found, err := k.findServices(ctx, database)
+	found, err := findServices(ctx, i.op.database(database))
 	if err != nil {
 		return nil, "", err
 	}
@@ -131,7 +134,7 @@ func (k Desk) openInbox(ctx context.Context, database, collection string) (*inbo
 		return nil, "", wrapError("inbox "+database+"."+collection, mongodb.ErrNotFound)
 	}
 
-	x, err := inbox.New(k.openDatabase(database), inbox.WithCollection(collection))
+	x, err := inbox.New(i.op.database(database), inbox.WithCollection(collection))
 	return x, collection, err
 }
 
@@ -152,23 +155,23 @@ type InboxPurged struct {
 
 const removeBatchSize = 5000
 
-// InboxPurge removes the marks of messages that were handled longer ago than OlderThan, in bounded
+// Purge removes the marks of messages that were handled longer ago than OlderThan, in bounded
 // statements. If such a message arrives again and no watermark covers it, it is handled again. So
-// OlderThan must exceed the time within which a producer may send a message again. InboxPurge reads
+// OlderThan must exceed the time within which a producer may send a message again. Purge reads
 // all marks, because there is no index by that time.
-func (k Desk) InboxPurge(ctx context.Context, p InboxPurge) (InboxPurged, error) {
+func (i Inboxes) Purge(ctx context.Context, p InboxPurge) (InboxPurged, error) {
 	out := InboxPurged{DryRun: p.DryRun}
 	if p.OlderThan < inbox.MinRetention {
 		return out, invalidRequest("marks younger than %s are needed to detect duplicates; use at least that age",
 			inbox.MinRetention)
 	}
 
-	_, name, err := k.openInbox(ctx, p.Database, p.Collection)
+	_, name, err := i.openInbox(ctx, p.Database, p.Collection)
 	if err != nil {
 		return out, err
 	}
-	coll := mongodb.Majority(k.openDatabase(p.Database).Collection(name))
-	now, err := mongodb.ServerTime(ctx, k.State.Client())
+	coll := mongodb.Majority(i.op.database(p.Database).Collection(name))
+	now, err := mongodb.ServerTime(ctx, i.op.State.Client())
 	if err != nil {
 		return out, err
 	}
@@ -186,7 +189,7 @@ func (k Desk) InboxPurge(ctx context.Context, p InboxPurge) (InboxPurged, error)
 	if out.Removed == 0 {
 		return out, err
 	}
-	return out, k.logOutcome(ctx, "inbox_purged", bson.D{
+	return out, i.op.logOutcome(ctx, "inbox_purged", bson.D{
 		{Key: "inbox", Value: p.Database + "." + name},
 		{Key: "removed", Value: out.Removed},
 		{Key: "older_than_ms", Value: p.OlderThan.Milliseconds()},
@@ -244,15 +247,15 @@ type InboxReleased struct {
 // ErrInUse is returned for an action on something that a process is using.
 var ErrInUse = errors.New("a process is using it")
 
-// InboxRelease removes the claims of messages, so that they can be handled again immediately.
-// Expired claims do not prevent that anyway. If there are live claims, InboxRelease returns
+// Release removes the claims of messages, so that they can be handled again immediately.
+// Expired claims do not prevent that anyway. If there are live claims, Release returns
 // [ErrInUse] unless force is set. force is for a process that is known to be gone. Should it still
 // run, its fence keeps it from finishing a message that another process has claimed.
-func (k Desk) InboxRelease(
+func (i Inboxes) Release(
 	ctx context.Context, database, collection string, force, dryRun bool,
 ) (InboxReleased, error) {
 	out := InboxReleased{DryRun: dryRun}
-	x, name, err := k.openInbox(ctx, database, collection)
+	x, name, err := i.openInbox(ctx, database, collection)
 	if err != nil {
 		return out, err
 	}
@@ -270,13 +273,13 @@ func (k Desk) InboxRelease(
 		return out, wrapError("releasing claims of "+database+"."+name, ErrInUse)
 	}
 
-	claims := mongodb.Majority(k.openDatabase(database).Collection(name + "_claims"))
+	claims := mongodb.Majority(i.op.database(database).Collection(name + "_claims"))
 	res, err := claims.DeleteMany(ctx, bson.D{})
 	if err != nil {
 		return out, wrapError("releasing claims of "+database+"."+name, err)
 	}
 	out.Released = res.DeletedCount
-	return out, k.logOutcome(ctx, "inbox_released", bson.D{
+	return out, i.op.logOutcome(ctx, "inbox_released", bson.D{
 		{Key: "inbox", Value: database + "." + name},
 		{Key: "released", Value: out.Released},
 		{Key: "force", Value: force},

@@ -71,20 +71,20 @@ const defaultLookupWindow = time.Hour
 // Lookup finds an event by its id, or the events of a key. An id costs one index lookup per
 // collection. For a key, waiting envelopes and dead letters have indexes. Other envelopes of the
 // key are found by reading the time index between From and To.
-func (k Desk) Lookup(ctx context.Context, q LookupQuery) (LookupResult, error) {
+func (o Operator) Lookup(ctx context.Context, q LookupQuery) (LookupResult, error) {
 	out := LookupResult{Envelopes: []FoundEnvelope{}, Letters: []DeadLetter{}}
 	if (q.ID == "") == (q.Key == "") {
 		return out, invalidRequest("either an id or a key is looked up")
 	}
-	names, err := k.sortedCollections(ctx, q.Collection)
+	names, err := o.lookupCollections(ctx, q.Collection)
 	if err != nil {
 		return out, err
 	}
 
-	// A watcher without collections has no letters either, and DeadList returns an error for it.
+	// A watcher without collections has no letters either, and Letters.List returns an error for it.
 	limit := pageSize(q.Limit)
 	deadFilter := DeadFilter{Collection: q.Collection, IDs: optionalID(q.ID), Key: q.Key}
-	dead, err := k.DeadList(ctx, deadFilter, limit, "")
+	dead, err := o.Letters().List(ctx, deadFilter, limit, "")
 	if len(names) > 0 && err != nil {
 		return out, err
 	}
@@ -97,14 +97,14 @@ func (k Desk) Lookup(ctx context.Context, q LookupQuery) (LookupResult, error) {
 	out.Since = since
 
 	// Without a position, the zero position makes every envelope recent.
-	position, _ := Replayer{Operator: k.Operator}.lowestPosition(ctx)
-	settled := settledUpTo{position: position, margin: mongodb.Margin(ctx, k.State.Client())}
+	position, _ := o.lowestPosition(ctx)
+	settled := settledUpTo{position: position, margin: mongodb.Margin(ctx, o.State.Client())}
 
 	// The filters overlap: a waiting envelope may also lie in the time window.
 	seen := map[string]bool{}
 	for _, ns := range names {
 		for _, f := range filters {
-			docs, err := k.findEnvelopes(ctx, ns, f, limit+1)
+			docs, err := o.findEnvelopes(ctx, ns, f, limit+1)
 			if err != nil {
 				return out, err
 			}
@@ -183,8 +183,8 @@ func (q LookupQuery) lookupFilters() ([]bson.D, *time.Time, error) {
 }
 
 // findEnvelopes returns up to limit matching envelopes, newest first, without payloads and headers.
-func (k Desk) findEnvelopes(ctx context.Context, ns string, filter bson.D, limit int) ([]bson.Raw, error) {
-	outbox, err := outboxes.Outboxed(k.State.Client(), ns)
+func (o Operator) findEnvelopes(ctx context.Context, ns string, filter bson.D, limit int) ([]bson.Raw, error) {
+	outbox, err := outboxes.Outboxed(o.State.Client(), ns)
 	if err != nil {
 		return nil, err
 	}

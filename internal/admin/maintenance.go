@@ -26,59 +26,20 @@ type Pong struct {
 }
 
 // Ping reads the server time and checks whether the state database exists.
-func (k Desk) Ping(ctx context.Context) (Pong, error) {
+func (o Operator) Ping(ctx context.Context) (Pong, error) {
 	began := time.Now()
-	now, err := mongodb.ServerTime(ctx, k.State.Client())
+	now, err := mongodb.ServerTime(ctx, o.State.Client())
 	if err != nil {
 		return Pong{}, err
 	}
 	p := Pong{MongoDB: true, Now: now.UTC(), RoundTrip: time.Since(began).Seconds()}
 
-	n, err := k.watcherDocuments().EstimatedDocumentCount(ctx)
+	n, err := o.watcherDocuments().EstimatedDocumentCount(ctx)
 	p.Storage = n > 0
 	return p, wrapError("reading the state database", err)
 }
 
-func (k Desk) newMigration() (Migration, error) {
-	if k.d.Outboxes == nil {
-		return Migration{}, fmt.Errorf("indexes: %w", ErrUnavailable)
-	}
-	return Migration{Operator: k.Operator, Node: k.d.Node, Version: k.d.Version, Outboxes: k.d.Outboxes}, nil
-}
-
-// MigrationsStatus returns the content of the ledger of migrations.
-func (k Desk) MigrationsStatus(ctx context.Context) (MigrationStatus, error) {
-	m, err := k.newMigration()
-	if err != nil {
-		return MigrationStatus{}, err
-	}
-	return m.Status(ctx)
-}
-
-// IndexesVerify compares the indexes of all watched collections with the declared indexes.
-func (k Desk) IndexesVerify(ctx context.Context) (Verification, error) {
-	m, err := k.newMigration()
-	if err != nil {
-		return Verification{}, err
-	}
-	return m.Verify(ctx, false)
-}
-
-// IndexesRebuild creates missing indexes, replaces those that differ, and drops the indexes of
-// older versions. While an index is built, purges and queries of its collection are slow.
-func (k Desk) IndexesRebuild(ctx context.Context) (Verification, error) {
-	m, err := k.newMigration()
-	if err != nil {
-		return Verification{}, err
-	}
-
-	if _, err := m.Up(ctx); err != nil {
-		return Verification{}, err
-	}
-	return m.Verify(ctx, true)
-}
-
-// The kinds of collections that [Desk.Clear] can empty.
+// The kinds of collections that [Operator.Clear] can empty.
 const (
 	ClearEnvelopes = "envelopes"
 	ClearDead      = "dead"
@@ -129,96 +90,78 @@ var ErrUnconfirmed = errors.New("it was not confirmed")
 // watcher's position. It returns an error if the order does not contain the phrase, or if a relay
 // works for the watcher, unless Force is set. Events that the watcher has not read yet remain in
 // the change stream, and are sent when the watcher continues.
-func (k Desk) Clear(ctx context.Context, c ClearOrder) (Cleared, error) {
-	out := Cleared{DryRun: c.DryRun, Confirm: ClearPhrase(k.Watcher), Collections: []ClearedCollection{}}
-	if len(c.What) == 0 {
-		return out, invalidRequest("the order does not name what to clear; use any of %v", Clearable())
-	}
-	for _, w := range c.What {
-		if !slices.Contains(Clearable(), w) {
-			return out, invalidRequest("%q cannot be cleared; use any of %v", w, Clearable())
-		}
-	}
-	if !c.DryRun && c.Confirm != out.Confirm {
-		return out, fmt.Errorf("clearing watcher %s: %w: type %q", k.Watcher, ErrUnconfirmed, out.Confirm)
-	}
-
-	list, err := k.collectionsToClear(ctx, c)
+func (o Operator) Clear(ctx context.Context, order ClearOrder) (Cleared, error) {
+	c := &clearing{op: o, order: order}
+	c.done = Cleared{DryRun: order.DryRun, Confirm: ClearPhrase(o.Watcher), Collections: []ClearedCollection{}}
+	err := c.checkOrder()
 	if err != nil {
-		return out, err
-	}
-	if !c.DryRun {
-		if err := k.checkUnowned(ctx, c.Force); err != nil {
-			return out, err
-		}
-
-		// Logged before the first removal. Otherwise a clearing that crashes would leave no entry.
-		fields := bson.D{{Key: "what", Value: c.What}, {Key: "force", Value: c.Force}}
-		if err := k.logAction(ctx, "clearing", fields); err != nil {
-			return out, fmt.Errorf("nothing was cleared: %w", err)
-		}
+		return c.done, err
 	}
 
-	for _, one := range list {
-		coll, err := outboxes.Outboxed(k.State.Client(), one.Collection)
-		if err != nil {
-			return out, err
-		}
-		one.Found, err = coll.EstimatedDocumentCount(ctx)
-		if err == nil && !c.DryRun && one.Found > 0 {
-			one.Removed, err = removeAll(ctx, mongodb.Majority(coll), k.removableFilter(one.What))
-		}
-
-		out.Collections = append(out.Collections, one)
-		out.Found += one.Found
-		out.Removed += one.Removed
-		if err != nil {
-			return out, k.logCleared(ctx, c, out, err)
-		}
+	list, err := c.findCollections(ctx)
+	if err != nil {
+		return c.done, err
 	}
-	return out, k.logCleared(ctx, c, out, nil)
+	if order.DryRun {
+		return c.done, c.clearCollections(ctx, list)
+	}
+
+	if err := c.checkUnowned(ctx); err != nil {
+		return c.done, err
+	}
+
+	// Logged before the first removal. Otherwise a clearing that crashes would leave no entry.
+	fields := bson.D{{Key: "what", Value: order.What}, {Key: "force", Value: order.Force}}
+	if err := o.logAction(ctx, "clearing", fields); err != nil {
+		return c.done, fmt.Errorf("nothing was cleared: %w", err)
+	}
+	err = c.clearCollections(ctx, list)
+	return c.done, o.logOutcome(ctx, "cleared", bson.D{
+		{Key: "what", Value: order.What},
+		{Key: "removed", Value: c.done.Removed},
+		{Key: "collections", Value: len(c.done.Collections)},
+	}, err)
 }
 
-// logCleared logs a clearing, unless it was a dry run, and returns clearErr joined with its own
-// error.
-func (k Desk) logCleared(ctx context.Context, c ClearOrder, out Cleared, clearErr error) error {
-	if c.DryRun {
-		return clearErr
-	}
-	return k.logOutcome(ctx, "cleared", bson.D{
-		{Key: "what", Value: c.What},
-		{Key: "removed", Value: out.Removed},
-		{Key: "collections", Value: len(out.Collections)},
-	}, clearErr)
+// clearing is one execution of a [ClearOrder].
+type clearing struct {
+	op    Operator
+	order ClearOrder
+	done  Cleared
 }
 
-// removableFilter returns the filter of the documents that a clearing removes. In collections that
-// several watchers share, it leaves the documents of other watchers, running replays, and the log
-// entries about clearings.
-func (k Desk) removableFilter(what string) bson.D {
-	switch what {
-	case ClearEvents:
-		return bson.D{{Key: "watcher", Value: k.Watcher}, {Key: "kind", Value: bson.D{{Key: "$ne", Value: "clearing"}}}}
-	case ClearReplays:
-		notRunning := bson.D{{Key: "$ne", Value: ReplayRunning}}
-		return bson.D{{Key: "watcher", Value: k.Watcher}, {Key: "state", Value: notRunning}}
+// names reports whether the order names the kind.
+func (c *clearing) names(what string) bool { return slices.Contains(c.order.What, what) }
+
+// checkOrder returns an error if the order is invalid or not confirmed.
+func (c *clearing) checkOrder() error {
+	if len(c.order.What) == 0 {
+		return invalidRequest("the order does not name what to clear; use any of %v", Clearable())
 	}
-	return bson.D{}
+	for _, what := range c.order.What {
+		if !slices.Contains(Clearable(), what) {
+			return invalidRequest("%q cannot be cleared; use any of %v", what, Clearable())
+		}
+	}
+	if !c.order.DryRun && c.order.Confirm != c.done.Confirm {
+		return fmt.Errorf("clearing watcher %s: %w: type %q", c.op.Watcher, ErrUnconfirmed, c.done.Confirm)
+	}
+	return nil
 }
 
 // checkUnowned returns [ErrInUse] if a slot of the watcher has an owner that may be sending. With
-// force it checks nothing.
-func (k Desk) checkUnowned(ctx context.Context, force bool) error {
-	if force {
+// Force it checks nothing.
+func (c *clearing) checkUnowned(ctx context.Context) error {
+	if c.order.Force {
 		return nil
 	}
 
-	s, err := ReadStatus(ctx, k.State)
+	s, err := ReadStatus(ctx, c.op.State)
 	if err != nil {
 		return err
 	}
 	for _, w := range s.Watchers {
-		if w.Name == k.Watcher && w.Owner != "" && w.ExpiresInMS > 0 {
+		if w.Name == c.op.Watcher && w.Owner != "" && w.ExpiresInMS > 0 {
 			return fmt.Errorf("%w: %s owns slot %s of watcher %s; pause it, wait until it has released, then clear",
 				ErrInUse, w.Node, w.Slot, w.Name)
 		}
@@ -226,56 +169,88 @@ func (k Desk) checkUnowned(ctx context.Context, force bool) error {
 	return nil
 }
 
-// collectionsToClear returns the collections of the kinds that the order names.
-func (k Desk) collectionsToClear(ctx context.Context, c ClearOrder) ([]ClearedCollection, error) {
-	names, err := k.Collections(ctx, c.Collection)
+// clearCollections counts the documents of the collections, and removes them unless the order is a
+// dry run.
+func (c *clearing) clearCollections(ctx context.Context, list []ClearedCollection) error {
+	for _, one := range list {
+		coll, err := outboxes.Outboxed(c.op.State.Client(), one.Collection)
+		if err != nil {
+			return err
+		}
+		one.Found, err = coll.EstimatedDocumentCount(ctx)
+		if err == nil && !c.order.DryRun && one.Found > 0 {
+			one.Removed, err = removeAll(ctx, mongodb.Majority(coll), c.removableFilter(one.What))
+		}
+
+		c.done.Collections = append(c.done.Collections, one)
+		c.done.Found += one.Found
+		c.done.Removed += one.Removed
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// removableFilter returns the filter of the documents that a clearing removes. In collections that
+// several watchers share, it leaves the documents of other watchers, running replays, and the log
+// entries about clearings.
+func (c *clearing) removableFilter(what string) bson.D {
+	watcher := bson.E{Key: "watcher", Value: c.op.Watcher}
+	switch what {
+	case ClearEvents:
+		return bson.D{watcher, {Key: "kind", Value: bson.D{{Key: "$ne", Value: "clearing"}}}}
+	case ClearReplays:
+		return bson.D{watcher, {Key: "state", Value: bson.D{{Key: "$ne", Value: ReplayRunning}}}}
+	}
+	return bson.D{}
+}
+
+// findCollections returns the collections of the kinds that the order names.
+func (c *clearing) findCollections(ctx context.Context) ([]ClearedCollection, error) {
+	names, err := c.op.Collections(ctx, c.order.Collection)
 	if err != nil {
 		return nil, err
 	}
-	slices.Sort(names)
 
 	var list []ClearedCollection
 	add := func(what, ns string) { list = append(list, ClearedCollection{Collection: ns, What: what}) }
-
-	// A collection that was dropped and created again is registered twice.
-	for _, ns := range slices.Compact(names) {
-		if slices.Contains(c.What, ClearEnvelopes) {
+	for _, ns := range names {
+		if c.names(ClearEnvelopes) {
 			add(ClearEnvelopes, ns)
 		}
-		if slices.Contains(c.What, ClearDead) {
+		if c.names(ClearDead) {
 			add(ClearDead, deadletter.Collection(ns))
 		}
 	}
 
 	for _, db := range databaseNames(names) {
-		if err := k.addServiceCollections(ctx, c, db, add); err != nil {
+		if err := c.findServiceCollections(ctx, db, add); err != nil {
 			return nil, err
 		}
 	}
 
-	if slices.Contains(c.What, ClearEvents) {
-		add(ClearEvents, k.State.Name()+".events")
+	if c.names(ClearEvents) {
+		add(ClearEvents, c.op.State.Name()+".events")
 	}
-	if slices.Contains(c.What, ClearReplays) {
-		add(ClearReplays, k.State.Name()+".replays")
+	if c.names(ClearReplays) {
+		add(ClearReplays, c.op.State.Name()+".replays")
 	}
 	return list, nil
 }
 
-// addServiceCollections calls add for the collections of inboxes and sagas in db that the order
+// findServiceCollections calls add for the collections of inboxes and sagas in db that the order
 // names.
-func (k Desk) addServiceCollections(ctx context.Context, c ClearOrder, db string, add func(what, ns string)) error {
-	clearInbox := slices.Contains(c.What, ClearInbox)
-	clearSagas := slices.Contains(c.What, ClearSagas)
-	if !clearInbox && !clearSagas {
+func (c *clearing) findServiceCollections(ctx context.Context, db string, add func(what, ns string)) error {
+	if !c.names(ClearInbox) && !c.names(ClearSagas) {
 		return nil
 	}
 
-	found, err := k.findServices(ctx, db)
+	found, err := findServices(ctx, c.op.database(db))
 	if err != nil {
 		return err
 	}
-	if clearInbox {
+	if c.names(ClearInbox) {
 		for _, name := range found.inboxes {
 			for _, suffix := range []string{"", offsetsSuffix, "_claims"} {
 				add(ClearInbox, db+"."+name+suffix)
@@ -283,8 +258,8 @@ func (k Desk) addServiceCollections(ctx context.Context, c ClearOrder, db string
 		}
 	}
 
-	if clearSagas && found.sagas {
-		types, err := k.listSagaTypes(ctx, db)
+	if c.names(ClearSagas) && found.sagas {
+		types, err := c.op.Sagas().listTypes(ctx, db)
 		if err != nil {
 			return err
 		}

@@ -2,12 +2,12 @@ package admin
 
 import (
 	"context"
+	"fmt"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 
 	"github.com/outrelay/outrelay/internal/migrate"
 	"github.com/outrelay/outrelay/internal/nodes"
-	"github.com/outrelay/outrelay/internal/outboxes"
 )
 
 // ErrOlderNodes is returned for a migration that must wait until the nodes of older versions have
@@ -23,44 +23,65 @@ type MigrationStatus = migrate.Status
 // Verification is the difference between collections and their declarations.
 type Verification = migrate.Verification
 
-// Migration manages the indexes of a deployment. All fields are required.
-type Migration struct {
-	Operator
-	Node, Version string                                               // for the ledger
-	Outboxes      func(ctx context.Context) ([]outboxes.Outbox, error) // returns the watched outboxes
-}
+// Indexes are the indexes of the watched collections, and the ledger of migrations.
+type Indexes struct{ op Operator }
 
-func (m Migration) newMigrator() *migrate.Migrator {
-	return &migrate.Migrator{
-		State:     m.State,
-		Outboxes:  m.Outboxes,
-		Node:      m.Node,
-		Version:   m.Version,
-		CheckStep: nodes.NewStepCheck(m.State),
+// newMigrator returns [ErrUnavailable] if the process does not list the watched outboxes.
+func (x Indexes) newMigrator() (*migrate.Migrator, error) {
+	if x.op.Outboxes == nil {
+		return nil, fmt.Errorf("indexes: %w", ErrUnavailable)
 	}
+	return &migrate.Migrator{
+		State:     x.op.State,
+		Outboxes:  x.op.Outboxes,
+		Node:      x.op.Node,
+		Version:   x.op.Version,
+		CheckStep: nodes.NewStepCheck(x.op.State),
+	}, nil
 }
 
-// Status reads the ledger.
-func (m Migration) Status(ctx context.Context) (MigrationStatus, error) {
-	return m.newMigrator().Status(ctx)
+// Migrations returns the content of the ledger.
+func (x Indexes) Migrations(ctx context.Context) (MigrationStatus, error) {
+	m, err := x.newMigrator()
+	if err != nil {
+		return MigrationStatus{}, err
+	}
+	return m.Status(ctx)
 }
 
-// Up applies the pending steps and creates missing indexes; see [migrate.Migrator.Up].
-func (m Migration) Up(ctx context.Context) (MigrationReport, error) {
-	r, err := m.newMigrator().Up(ctx)
+// Migrate applies the pending steps and creates missing indexes; see [migrate.Migrator.Up].
+func (x Indexes) Migrate(ctx context.Context) (MigrationReport, error) {
+	m, err := x.newMigrator()
+	if err != nil {
+		return MigrationReport{}, err
+	}
+	r, err := m.Up(ctx)
 	if err != nil || len(r.Applied) == 0 {
 		return r, err
 	}
-	return r, m.logAction(ctx, "migrated", bson.D{
+	return r, x.op.logAction(ctx, "migrated", bson.D{
 		{Key: "steps", Value: r.Applied},
-		{Key: "version", Value: m.Version},
+		{Key: "version", Value: x.op.Version},
 	})
 }
 
-// Verify compares the collections with their declarations. With repair it also fixes the
+// Rebuild creates missing indexes, replaces those that differ, and drops the indexes of older
+// versions. While an index is built, purges and queries of its collection are slow.
+func (x Indexes) Rebuild(ctx context.Context) (Verification, error) {
+	if _, err := x.Migrate(ctx); err != nil {
+		return Verification{}, err
+	}
+	return x.Verify(ctx, true)
+}
+
+// Verify compares all watched collections with their declarations. With repair it also fixes the
 // differences; see [migrate.Migrator.Verify].
-func (m Migration) Verify(ctx context.Context, repair bool) (Verification, error) {
-	v, err := m.newMigrator().Verify(ctx, repair)
+func (x Indexes) Verify(ctx context.Context, repair bool) (Verification, error) {
+	m, err := x.newMigrator()
+	if err != nil {
+		return Verification{}, err
+	}
+	v, err := m.Verify(ctx, repair)
 	if err != nil {
 		return v, err
 	}
@@ -74,7 +95,7 @@ func (m Migration) Verify(ctx context.Context, repair bool) (Verification, error
 	if len(repaired) == 0 {
 		return v, nil
 	}
-	return v, m.logAction(ctx, "indexes_repaired", bson.D{
+	return v, x.op.logAction(ctx, "indexes_repaired", bson.D{
 		{Key: "indexes", Value: repaired[:min(len(repaired), 100)]},
 		{Key: "count", Value: len(repaired)},
 	})

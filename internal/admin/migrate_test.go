@@ -17,12 +17,13 @@ func TestMigrationsAreInTheEventsLog(t *testing.T) {
 	if err := shop.CreateCollection(t.Context(), "outbox"); err != nil {
 		t.Fatal(err)
 	}
-	m := admin.Migration{
-		Operator: admin.Operator{State: state, Watcher: "orders", Actor: "ann"}, Node: "n1", Version: "1.0",
+	op := admin.Operator{
+		State: state, Watcher: "orders", Actor: "ann", Node: "n1", Version: "1.0",
 		Outboxes: func(context.Context) ([]outboxes.Outbox, error) {
 			return []outboxes.Outbox{{DB: shop.Name(), Coll: "outbox"}}, nil
 		},
 	}
+	m := op.Indexes()
 	latest := func(want nodes.Kind) {
 		t.Helper()
 		log, err := nodes.NewEvents(state.Collection("events"), "", "").Latest(t.Context(), 1)
@@ -30,11 +31,11 @@ func TestMigrationsAreInTheEventsLog(t *testing.T) {
 			t.Errorf("the events log says %+v (%v), want %s by ann", log, err, want)
 		}
 	}
-	if r, err := m.Up(t.Context()); err != nil || !r.OK() || len(r.Applied) == 0 {
+	if r, err := m.Migrate(t.Context()); err != nil || !r.OK() || len(r.Applied) == 0 {
 		t.Fatalf("%+v, %v", r, err)
 	}
 	latest("migrated")
-	if s, err := m.Status(t.Context()); err != nil || len(s.Steps) == 0 || s.Steps[0].State != "applied" {
+	if s, err := m.Migrations(t.Context()); err != nil || len(s.Steps) == 0 || s.Steps[0].State != "applied" {
 		t.Errorf("%+v, %v", s, err)
 	}
 	if err := shop.Collection("outbox").Indexes().DropOne(t.Context(), "ts_1"); err != nil {

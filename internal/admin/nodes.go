@@ -42,16 +42,16 @@ type Node struct {
 
 // Nodes returns all nodes with a heartbeat in the last two weeks, with the slots that they own.
 // Nodes with more slots come first.
-func (k Desk) Nodes(ctx context.Context) ([]Node, error) {
-	status, err := ReadStatus(ctx, k.State)
+func (o Operator) Nodes(ctx context.Context) ([]Node, error) {
+	status, err := ReadStatus(ctx, o.State)
 	if err != nil {
 		return nil, err
 	}
-	return k.readNodes(ctx, status)
+	return o.readNodes(ctx, status)
 }
 
-func (k Desk) readNodes(ctx context.Context, status Status) ([]Node, error) {
-	list, err := nodes.NewNodes(k.State.Collection("nodes")).List(ctx)
+func (o Operator) readNodes(ctx context.Context, status Status) ([]Node, error) {
+	list, err := nodes.NewNodes(o.State.Collection("nodes")).List(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -110,11 +110,11 @@ func ownedSlots(s Status, node string) []Watcher {
 // NodeRelease makes a node release all slots that it owns, and prevents it from acquiring them for
 // the duration hold. The node releases them at its next renewal, after draining the records in
 // flight. Other nodes take over at once. NodeRelease returns the slots.
-func (k Desk) NodeRelease(ctx context.Context, node string, hold time.Duration) ([]string, error) {
+func (o Operator) NodeRelease(ctx context.Context, node string, hold time.Duration) ([]string, error) {
 	if hold < time.Millisecond {
 		return nil, invalidRequest("releasing for %s has no effect: use a duration such as 30s", hold)
 	}
-	status, err := ReadStatus(ctx, k.State)
+	status, err := ReadStatus(ctx, o.State)
 	if err != nil {
 		return nil, err
 	}
@@ -124,7 +124,7 @@ func (k Desk) NodeRelease(ctx context.Context, node string, hold time.Duration) 
 		id := w.Name + "/" + w.Slot
 
 		// The watcher document may have been removed since the status was read.
-		err := lease.StepDown(ctx, k.watcherDocuments(), id, hold)
+		err := lease.StepDown(ctx, o.watcherDocuments(), id, hold)
 		if err != nil && !errors.Is(err, lease.ErrNotFound) {
 			return released, err
 		}
@@ -133,7 +133,7 @@ func (k Desk) NodeRelease(ctx context.Context, node string, hold time.Duration) 
 	if len(released) == 0 {
 		return released, nil
 	}
-	return released, k.logAction(ctx, "node_released", bson.D{
+	return released, o.logAction(ctx, "node_released", bson.D{
 		{Key: "of", Value: node},
 		{Key: "slots", Value: released},
 		{Key: "hold_ms", Value: hold.Milliseconds()},
@@ -146,8 +146,8 @@ var ErrNodeAlive = errors.New("the node is alive")
 
 // NodeRemove removes a stopped node from the list, and makes it release the slots that it still
 // owns. If the node is alive, NodeRemove returns [ErrNodeAlive] unless force is set.
-func (k Desk) NodeRemove(ctx context.Context, node string, force bool) error {
-	list, err := k.Nodes(ctx)
+func (o Operator) NodeRemove(ctx context.Context, node string, force bool) error {
+	list, err := o.Nodes(ctx)
 	if err != nil {
 		return err
 	}
@@ -159,11 +159,11 @@ func (k Desk) NodeRemove(ctx context.Context, node string, force bool) error {
 		return fmt.Errorf("%w: the last heartbeat of node %s was %.1f s ago; stop it first", ErrNodeAlive, node, list[i].AgeS)
 	}
 
-	if _, err := k.NodeRelease(ctx, node, briefHold); err != nil {
+	if _, err := o.NodeRelease(ctx, node, briefHold); err != nil {
 		return err
 	}
-	if err := nodes.NewNodes(k.State.Collection("nodes")).Leave(ctx, node); err != nil {
+	if err := nodes.NewNodes(o.State.Collection("nodes")).Leave(ctx, node); err != nil {
 		return err
 	}
-	return k.logAction(ctx, "node_removed", bson.D{{Key: "of", Value: node}})
+	return o.logAction(ctx, "node_removed", bson.D{{Key: "of", Value: node}})
 }

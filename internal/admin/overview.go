@@ -58,36 +58,36 @@ const (
 )
 
 // Overview reads the watchers and nodes with two small queries. All counts come from the figures,
-// which [Deployment.Run] renews about every two seconds while an operator reads them. So the cost
+// which [Operator.Run] renews about every two seconds while an operator reads them. So the cost
 // does not depend on the size of the outbox.
-func (k Desk) Overview(ctx context.Context) (Overview, error) {
-	status, err := ReadStatus(ctx, k.State)
+func (o Operator) Overview(ctx context.Context) (Overview, error) {
+	status, err := ReadStatus(ctx, o.State)
 	if err != nil {
 		return Overview{}, err
 	}
-	nodes, err := k.readNodes(ctx, status)
+	nodes, err := o.readNodes(ctx, status)
 	if err != nil {
 		return Overview{}, err
 	}
 
 	var f figures
-	if slices.ContainsFunc(status.Watchers, func(w Watcher) bool { return w.Name == k.Watcher }) {
-		if f, err = k.d.figures.getFigures(ctx, k); err != nil {
+	if slices.ContainsFunc(status.Watchers, func(w Watcher) bool { return w.Name == o.Watcher }) {
+		if f, err = o.currentFigures(ctx); err != nil {
 			return Overview{}, err
 		}
 	}
 
-	o := Overview{
+	view := Overview{
 		At:        time.Now().UTC(),
 		CountedAt: f.at,
-		Watcher:   k.Watcher,
+		Watcher:   o.Watcher,
 		Watchers:  status.Watchers,
 		Nodes:     nodes,
 		Counts:    f.counts,
-		Pending:   addTargets(f.pending, status, k.Watcher),
+		Pending:   addTargets(f.pending, status, o.Watcher),
 	}
-	for i := range o.Watchers {
-		w := &o.Watchers[i]
+	for i := range view.Watchers {
+		w := &view.Watchers[i]
 		if f.oldest.IsZero() || w.PositionAt == nil {
 			continue
 		}
@@ -96,23 +96,17 @@ func (k Desk) Overview(ctx context.Context) (Overview, error) {
 	}
 
 	for _, w := range status.Watchers {
-		if w.Name == k.Watcher {
-			o.OldestS = max(o.OldestS, w.LagS)
-			o.RateS += w.Rate
+		if w.Name == o.Watcher {
+			view.OldestS = max(view.OldestS, w.LagS)
+			view.RateS += w.Rate
 		}
 	}
-	for _, p := range o.Pending {
-		o.OldestS = max(o.OldestS, p.OldestAgeS)
+	for _, p := range view.Pending {
+		view.OldestS = max(view.OldestS, p.OldestAgeS)
 	}
 
-	o.Checks = slices.Concat(checkSlots(o.Watchers, f), checkNodes(nodes), f.checks)
-	return o, nil
-}
-
-// Health returns the checks of the overview.
-func (k Desk) Health(ctx context.Context) ([]Check, error) {
-	o, err := k.Overview(ctx)
-	return o.Checks, err
+	view.Checks = slices.Concat(checkSlots(view.Watchers, f), checkNodes(nodes), f.checks)
+	return view, nil
 }
 
 // maxHealthyLag is the lag in seconds above which the check of a slot warns.

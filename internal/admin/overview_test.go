@@ -23,8 +23,8 @@ import (
 var long = flag.Bool("admin.long", false, "measure the overview with a million envelopes and a hundred thousand dead letters")
 
 // desk is one of the office, with nothing in the background.
-func (f *office) desk() admin.Desk {
-	d := &admin.Deployment{State: f.state, Watcher: "orders", Outboxes: f.outboxes}
+func (f *office) desk() admin.Operator {
+	d := admin.New(admin.Operator{State: f.state, Watcher: "orders", Outboxes: f.outboxes, LogPayloads: true})
 	return d.For(admin.Actor{Name: "ann", Source: "test"})
 }
 
@@ -62,7 +62,7 @@ func TestOverviewCountsEverythingThatWaits(t *testing.T) {
 	f.wait(f.b, "3", "parked", "k2", "audit", "orders")
 	f.die(f.a, record.Malformed, letterOf("dead1", planted))
 	f.die(f.a, record.RecordRefused, letterOf("dead2", planted))
-	if _, err := k.DeadRequeue(t.Context(), admin.DeadFilter{IDs: []string{"dead2"}}, admin.DeadOptions{}, nil); err != nil {
+	if _, err := k.Letters().Requeue(t.Context(), admin.DeadFilter{IDs: []string{"dead2"}}, admin.DeadOptions{}, nil); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := f.a.InsertOne(t.Context(), append(letterOf("later", planted), bson.E{Key: "dueAt", Value: time.Now().Add(time.Hour)})); err != nil {
@@ -153,7 +153,7 @@ func check(t *testing.T, list []admin.Check, id string) admin.Check {
 func TestFiguresAreCountedOnceForAllWhoLook(t *testing.T) {
 	t.Parallel()
 	f := openOffice(t)
-	d := &admin.Deployment{State: f.state, Watcher: "orders"}
+	d := admin.New(admin.Operator{State: f.state, Watcher: "orders"})
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan struct{})
 	go func() { defer close(ended); _ = d.Run(ctx) }()
@@ -203,7 +203,7 @@ func TestOverviewDoesNotGrowWithTheOutbox(t *testing.T) {
 		envelopes, dead, looks = 1_000_000, 100_000, 2000
 	}
 	admintest.Fill(t, f.a, envelopes, dead)
-	d := &admin.Deployment{State: f.state, Watcher: "orders"}
+	d := admin.New(admin.Operator{State: f.state, Watcher: "orders"})
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan struct{})
 	go func() { defer close(ended); _ = d.Run(ctx) }()

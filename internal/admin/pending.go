@@ -28,18 +28,18 @@ type PendingTopic struct {
 	Target *Blocked `json:"target,omitempty"`
 }
 
-// Pending returns the waiting envelopes by topic. The topic with the oldest envelope comes first.
-// The counts are figures like those of [Desk.Overview].
-func (k Desk) Pending(ctx context.Context) ([]PendingTopic, error) {
-	status, err := ReadStatus(ctx, k.State)
+// Topics returns the waiting envelopes by topic. The topic with the oldest envelope comes first.
+// The counts are figures like those of [Operator.Overview].
+func (w Waiting) Topics(ctx context.Context) ([]PendingTopic, error) {
+	status, err := ReadStatus(ctx, w.op.State)
 	if err != nil {
 		return nil, err
 	}
-	f, err := k.d.figures.getFigures(ctx, k)
+	f, err := w.op.currentFigures(ctx)
 	if err != nil {
 		return nil, err
 	}
-	return addTargets(f.pending, status, k.Watcher), nil
+	return addTargets(f.pending, status, w.op.Watcher), nil
 }
 
 // addTargets returns a copy of list with the owners' reports about topics that cannot be written.
@@ -89,10 +89,10 @@ type waitingPlace struct {
 	ID    bson.RawValue `bson:"i"`
 }
 
-// WaitingPage returns a page of waiting envelopes without payloads, sorted by collection, state and
+// Page returns a page of waiting envelopes without payloads, sorted by collection, state and
 // key. Within a key, they have the order in which they will be sent. The cost of a page grows with
 // the number of exceptions.
-func (k Desk) WaitingPage(ctx context.Context, f WaitingFilter, limit int, after string) (WaitingPage, error) {
+func (w Waiting) Page(ctx context.Context, f WaitingFilter, limit int, after string) (WaitingPage, error) {
 	page := WaitingPage{Envelopes: []WaitingEnvelope{}}
 	switch f.State {
 	case "", event.StateRetry, event.StateBlocked, event.StateParked:
@@ -106,7 +106,7 @@ func (k Desk) WaitingPage(ctx context.Context, f WaitingFilter, limit int, after
 			return page, err
 		}
 	}
-	names, err := k.sortedCollections(ctx, f.Collection)
+	names, err := w.op.lookupCollections(ctx, f.Collection)
 	if err != nil {
 		return page, err
 	}
@@ -118,12 +118,12 @@ func (k Desk) WaitingPage(ctx context.Context, f WaitingFilter, limit int, after
 		if ns < place.NS {
 			room = 0
 		}
-		if err := k.readWaiting(ctx, ns, f, place, room, &page); err != nil {
+		if err := w.readWaiting(ctx, ns, f, place, room, &page); err != nil {
 			return page, err
 		}
 
 		if len(page.Envelopes) == limit && page.Next == "" && room > 0 {
-			if page.Next, err = encodeCursor(k.lastPlace(ns, &page)); err != nil {
+			if page.Next, err = encodeCursor(lastWaitingPlace(ns, &page)); err != nil {
 				return page, err
 			}
 		}
@@ -135,8 +135,8 @@ func (k Desk) WaitingPage(ctx context.Context, f WaitingFilter, limit int, after
 	return page, nil
 }
 
-// lastPlace returns the place of the last envelope of the page.
-func (k Desk) lastPlace(ns string, page *WaitingPage) waitingPlace {
+// lastWaitingPlace returns the place of the last envelope of the page.
+func lastWaitingPlace(ns string, page *WaitingPage) waitingPlace {
 	raw := page.Envelopes[len(page.Envelopes)-1].raw
 	return waitingPlace{
 		NS:    ns,
@@ -155,10 +155,10 @@ func nullIfMissing(v bson.RawValue) bson.RawValue {
 }
 
 // readWaiting adds the count of one collection to the page, and up to room envelopes after place.
-func (k Desk) readWaiting(
+func (w Waiting) readWaiting(
 	ctx context.Context, ns string, f WaitingFilter, place waitingPlace, room int, page *WaitingPage,
 ) error {
-	outbox, err := outboxes.Outboxed(k.State.Client(), ns)
+	outbox, err := outboxes.Outboxed(w.op.State.Client(), ns)
 	if err != nil {
 		return err
 	}
@@ -235,20 +235,6 @@ func (f WaitingFilter) mongoFilter() bson.D {
 		}})
 	}
 	return filter
-}
-
-// sortedCollections returns the watcher's collections, or only the named one, sorted and without
-// duplicates.
-func (k Desk) sortedCollections(ctx context.Context, only string) ([]string, error) {
-	if only != "" {
-		return k.Collections(ctx, only)
-	}
-
-	claims, err := outboxes.NewRegistry(k.State.Collection("collections")).Registrations(ctx, k.Watcher)
-	if err != nil {
-		return nil, err
-	}
-	return uniqueNames(claims), nil
 }
 
 // InvalidError is returned for a request that is wrong.

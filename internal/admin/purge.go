@@ -169,7 +169,7 @@ func (o Operator) purgeCollection(
 // registeredOutboxes returns the existing collections that the watcher is registered for, or only
 // the named ones.
 func (o Operator) registeredOutboxes(ctx context.Context, only []string) ([]outboxes.Outbox, error) {
-	claims, err := outboxes.NewRegistry(o.State.Collection("collections")).Registrations(ctx, o.Watcher)
+	claims, err := o.registrations(ctx)
 	if err != nil {
 		return nil, err
 	}

@@ -15,9 +15,6 @@ import (
 	"github.com/outrelay/outrelay/internal/slot"
 )
 
-// ErrNoCollections is returned for a watcher that has not registered any collection.
-var ErrNoCollections = errors.New("it has no collections")
-
 // SweepCount counts the envelopes of one collection that a sweep would send again.
 type SweepCount struct {
 	Collection string `json:"collection"`
@@ -37,7 +34,7 @@ func (o Operator) RecoverPlan(ctx context.Context, from time.Time) ([]SweepCount
 	if err != nil {
 		return nil, err
 	}
-	claims, err := outboxes.NewRegistry(o.State.Collection("collections")).Registrations(ctx, o.Watcher)
+	claims, err := o.registrations(ctx)
 	if err != nil {
 		return nil, err
 	}

@@ -91,6 +91,21 @@ func (r Redaction) hidesHeader(name string) bool {
 	return false
 }
 
+// checkEdit returns an error if the edit writes the placeholder of a hidden value.
+func (r Redaction) checkEdit(e DeadEdit) error {
+	if len(r.paths) > 0 && strings.Contains(string(e.Payload), placeholder) {
+		return invalidRequest("the new payload contains %s, which stands for a hidden value: "+
+			"write the value itself, or leave the payload as it is", placeholder)
+	}
+	for _, h := range e.Headers {
+		if r.hidesHeader(h[0]) && h[1] == placeholder {
+			return invalidRequest("the new header %s is %s, which stands for a hidden value: "+
+				"write the value itself, or leave the headers as they are", h[0], placeholder)
+		}
+	}
+	return nil
+}
+
 // redactTree applies the paths to a decoded JSON value. It changes v and returns the result.
 func (r Redaction) redactTree(v any) any {
 	for _, p := range r.paths {

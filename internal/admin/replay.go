@@ -18,20 +18,17 @@ import (
 	"github.com/outrelay/outrelay/internal/lease"
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/outboxes"
-	"github.com/outrelay/outrelay/internal/routing"
 	"github.com/outrelay/outrelay/pkg/event"
 )
 
-// Replayer sends delivered envelopes again that are still in the outbox. All fields are required.
+// Replays send delivered envelopes again that are still in the outbox.
 //
 // A replay queues envelopes. The relay sends them, marked as redelivered and with their next
-// delivery number (N18). A replay is ordered once with [Replayer.Start]. [Replayer.Run] may be
+// delivery number (N18). A replay is ordered once with [Replays.Order]. [Replays.Run] may be
 // interrupted and repeated any number of times, and queues each envelope once.
-type Replayer struct {
-	Operator
-	Router *routing.Router // of the configuration; selects the topics
-	// Compacted returns the topics that keep only the newest record of a key.
-	Compacted func(ctx context.Context, topics []string) ([]string, error)
+type Replays struct {
+	op     Operator
+	stored *replayStore
 }
 
 // ReplayOrder selects the envelopes of a replay. Every list that is not empty is a condition.
@@ -88,14 +85,17 @@ func (e *CompactedError) Error() string {
 var ErrUnboundedReplay = errors.New("a replay needs a start time or ids")
 
 // Plan counts the envelopes that the order matches now.
-func (r Replayer) Plan(ctx context.Context, o ReplayOrder) (ReplayPlan, error) {
-	p := ReplayPlan{Watcher: r.Watcher, Collections: []ReplayCount{}, Topics: []ReplayTopic{}}
+func (r Replays) Plan(ctx context.Context, o ReplayOrder) (ReplayPlan, error) {
+	if err := r.checkRouting(); err != nil {
+		return ReplayPlan{}, err
+	}
+	p := ReplayPlan{Watcher: r.op.Watcher, Collections: []ReplayCount{}, Topics: []ReplayTopic{}}
 	if o.From.IsZero() && len(o.IDs) == 0 {
 		return p, ErrUnboundedReplay
 	}
 
 	// The stream may still deliver envelopes after the position.
-	until, err := r.lowestPosition(ctx)
+	until, err := r.op.lowestPosition(ctx)
 	if err != nil {
 		return p, err
 	}
@@ -132,10 +132,10 @@ func (r Replayer) Plan(ctx context.Context, o ReplayOrder) (ReplayPlan, error) {
 
 // countTargets sets the counts of the plan. The topics of an envelope depend on three of its
 // fields, so the routing is evaluated once for each combination.
-func (r Replayer) countTargets(ctx context.Context, p *ReplayPlan) error {
+func (r Replays) countTargets(ctx context.Context, p *ReplayPlan) error {
 	topics := map[string]int64{}
 	for _, ns := range p.query.Collections {
-		coll, err := outboxes.Outboxed(r.State.Client(), ns)
+		coll, err := outboxes.Outboxed(r.op.State.Client(), ns)
 		if err != nil {
 			return err
 		}
@@ -180,13 +180,13 @@ func (r Replayer) countTargets(ctx context.Context, p *ReplayPlan) error {
 }
 
 // markCompacted marks the compacted topics of the plan. With force, Kafka may be unavailable.
-func (r Replayer) markCompacted(ctx context.Context, p *ReplayPlan, force bool) error {
+func (r Replays) markCompacted(ctx context.Context, p *ReplayPlan, force bool) error {
 	names := make([]string, len(p.Topics))
 	for i, t := range p.Topics {
 		names[i] = t.Name
 	}
 
-	compacted, err := r.Compacted(ctx, names)
+	compacted, err := r.op.Compacted(ctx, names)
 	if err != nil && !force {
 		return fmt.Errorf("reading from Kafka which topics are compacted (--force skips this check): %w", err)
 	}
@@ -204,8 +204,8 @@ type routedTopics struct {
 
 // routeEnvelope returns the topics of an envelope, restricted to those in only unless only is
 // empty. An envelope that the routing rejects has no topics.
-func (r Replayer) routeEnvelope(v *event.View, only []string) routedTopics {
-	targets, err := r.Router.Route(v, nil)
+func (r Replays) routeEnvelope(v *event.View, only []string) routedTopics {
+	targets, err := r.op.Router.Route(v, nil)
 	if err != nil {
 		return routedTopics{}
 	}
@@ -220,18 +220,9 @@ func (r Replayer) routeEnvelope(v *event.View, only []string) routedTopics {
 	return routed
 }
 
-// Start stores the order and returns its replay, which Run runs. It returns a [*CompactedError] if
-// the order needs Force (N10).
-func (r Replayer) Start(ctx context.Context, o ReplayOrder) (ReplayInfo, error) {
-	p, err := r.Plan(ctx, o)
-	if err != nil {
-		return ReplayInfo{}, err
-	}
-	return r.StartPlan(ctx, p, o)
-}
-
-// StartPlan is Start for an existing plan.
-func (r Replayer) StartPlan(ctx context.Context, p ReplayPlan, o ReplayOrder) (ReplayInfo, error) {
+// Order stores the order of a plan and returns its replay, which Run runs. It returns a
+// [*CompactedError] if the order needs Force (N10).
+func (r Replays) Order(ctx context.Context, p ReplayPlan, o ReplayOrder) (ReplayInfo, error) {
 	var compacted []string
 	for _, t := range p.Topics {
 		if t.Compacted {
@@ -243,25 +234,24 @@ func (r Replayer) StartPlan(ctx context.Context, p ReplayPlan, o ReplayOrder) (R
 	}
 
 	id := fmt.Sprintf("%s-%04x", time.Now().UTC().Format("20060102T150405"), rand.Uint32()&0xffff)
-	replays := newReplayStore(r.State)
-	err := replays.Start(ctx, storedReplay{
+	err := r.stored.Start(ctx, storedReplay{
 		ID:      id,
-		Watcher: r.Watcher,
+		Watcher: r.op.Watcher,
 		Query:   p.query,
-		Actor:   r.Actor,
+		Actor:   r.op.Actor,
 		Found:   p.Found,
 		Rate:    o.Rate,
 	})
 	if err != nil {
 		return ReplayInfo{}, err
 	}
-	doc, err := replays.Get(ctx, id)
+	doc, err := r.stored.Get(ctx, id)
 	if err != nil {
 		return ReplayInfo{}, err
 	}
 
 	// Ids and keys may be personal data, so the events log contains only their number.
-	return newReplayInfo(doc), r.logAction(ctx, "replay_ordered", bson.D{
+	return newReplayInfo(doc), r.op.logAction(ctx, "replay_ordered", bson.D{
 		{Key: "replay", Value: id},
 		{Key: "found", Value: p.Found},
 		{Key: "from", Value: o.From},
@@ -314,44 +304,18 @@ func newReplayInfo(p storedReplay) ReplayInfo {
 	return info
 }
 
-// List returns the latest n replays of the watcher.
-func (r Replayer) List(ctx context.Context, n int64) ([]ReplayInfo, error) {
-	docs, err := newReplayStore(r.State).List(ctx, r.Watcher, n)
-	if err != nil {
-		return nil, err
-	}
-
-	list := make([]ReplayInfo, len(docs))
-	for i, d := range docs {
-		list[i] = newReplayInfo(d)
-	}
-	return list, nil
-}
-
-// Cancel ends a replay that is not done. Envelopes that are already queued are still sent.
-func (r Replayer) Cancel(ctx context.Context, id string) error {
-	if err := newReplayStore(r.State).End(ctx, id, ReplayCancelled, 0); err != nil {
-		return err
-	}
-	return r.logAction(ctx, "replay_cancelled", bson.D{{Key: "replay", Value: id}})
-}
-
 // resolveCollections returns the named collections, or all that the watcher is registered for.
-func (r Replayer) resolveCollections(ctx context.Context, named []string) ([]string, error) {
-	claims, err := outboxes.NewRegistry(r.State.Collection("collections")).Registrations(ctx, r.Watcher)
-	if err != nil {
-		return nil, err
-	}
-	all := uniqueNames(claims)
-	if len(named) == 0 {
-		return all, nil
+func (r Replays) resolveCollections(ctx context.Context, named []string) ([]string, error) {
+	all, err := r.op.collectionNames(ctx)
+	if err != nil || len(named) == 0 {
+		return all, err
 	}
 
 	named = slices.Compact(slices.Sorted(slices.Values(named)))
 	for _, ns := range named {
 		if !slices.Contains(all, ns) {
 			return nil, fmt.Errorf("collection %s is not one of watcher %s's collections, which are %s",
-				ns, r.Watcher, joinSome(all))
+				ns, r.op.Watcher, joinSome(all))
 		}
 	}
 	return named, nil
@@ -370,20 +334,20 @@ func joinSome(names []string) string {
 
 // lowestPosition returns the position that all slots of the watcher have passed. Everything that
 // was committed before it is delivered, or is an exception.
-func (r Replayer) lowestPosition(ctx context.Context) (bson.Timestamp, error) {
-	ofWatcher := bson.D{{Key: "_id", Value: bson.Regex{Pattern: "^" + regexp.QuoteMeta(r.Watcher) + "/"}}}
-	cur, err := mongodb.Majority(r.watcherDocuments()).Find(ctx, ofWatcher,
+func (o Operator) lowestPosition(ctx context.Context) (bson.Timestamp, error) {
+	ofWatcher := bson.D{{Key: "_id", Value: bson.Regex{Pattern: "^" + regexp.QuoteMeta(o.Watcher) + "/"}}}
+	cur, err := mongodb.Majority(o.watcherDocuments()).Find(ctx, ofWatcher,
 		options.Find().SetProjection(bson.D{{Key: "token", Value: 1}, {Key: "clusterTime", Value: 1}}))
 	if err != nil {
-		return bson.Timestamp{}, fmt.Errorf("reading watcher %s: %w", r.Watcher, err)
+		return bson.Timestamp{}, fmt.Errorf("reading watcher %s: %w", o.Watcher, err)
 	}
 	var docs []lease.Document
 	if err := cur.All(ctx, &docs); err != nil {
-		return bson.Timestamp{}, fmt.Errorf("reading watcher %s: %w", r.Watcher, err)
+		return bson.Timestamp{}, fmt.Errorf("reading watcher %s: %w", o.Watcher, err)
 	}
 	if len(docs) == 0 {
 		return bson.Timestamp{}, fmt.Errorf("watcher %s: %w; check the name, or start outrelay run once",
-			r.Watcher, mongodb.ErrNoWatcher)
+			o.Watcher, mongodb.ErrNoWatcher)
 	}
 
 	lowest := bson.Timestamp{T: math.MaxUint32, I: math.MaxUint32}

@@ -54,14 +54,13 @@ type ReplayRun struct {
 // The timestamp alone does not show whether a recent envelope was delivered. So envelopes that are
 // younger than the margin, the longest life of a transaction, have to wait until the watcher has
 // passed them. If the watcher does not move, Run returns [ErrReplayStalled].
-func (r Replayer) Run(ctx context.Context, id string, o ReplayRun) (ReplayInfo, error) {
-	replays := newReplayStore(r.State)
-	doc, err := replays.Get(ctx, id)
+func (r Replays) Run(ctx context.Context, id string, o ReplayRun) (ReplayInfo, error) {
+	doc, err := r.stored.Get(ctx, id)
 	if err != nil {
 		return ReplayInfo{}, err
 	}
-	if doc.Watcher != r.Watcher {
-		return newReplayInfo(doc), fmt.Errorf("replay %s belongs to watcher %s, not to %s", id, doc.Watcher, r.Watcher)
+	if doc.Watcher != r.op.Watcher {
+		return newReplayInfo(doc), fmt.Errorf("replay %s belongs to watcher %s, not to %s", id, doc.Watcher, r.op.Watcher)
 	}
 	if doc.State == ReplayCancelled {
 		return newReplayInfo(doc), fmt.Errorf("replay %s was cancelled; order a new one", id)
@@ -74,9 +73,8 @@ func (r Replayer) Run(ctx context.Context, id string, o ReplayRun) (ReplayInfo, 
 	}
 
 	run := &replayRun{
-		replayer:   r,
+		replays:    r,
 		options:    o,
-		replays:    replays,
 		doc:        doc,
 		cursor:     doc.Cursor,
 		openCounts: map[string]int64{},
@@ -102,7 +100,7 @@ func (r Replayer) Run(ctx context.Context, id string, o ReplayRun) (ReplayInfo, 
 		}
 	}
 
-	doc, err = replays.Get(ctx, id)
+	doc, err = r.stored.Get(ctx, id)
 	info := newReplayInfo(doc)
 	if o.Wait {
 		info.Outstanding = 0
@@ -112,12 +110,11 @@ func (r Replayer) Run(ctx context.Context, id string, o ReplayRun) (ReplayInfo, 
 
 // replayRun is the state of one run.
 type replayRun struct {
-	replayer Replayer
-	options  ReplayRun
-	replays  *replayStore
-	doc      storedReplay // its cursor is the stored one
-	cursor   replayCursor
-	skipped  int64 // envelopes read after the last queued one and left out
+	options ReplayRun
+	replays Replays
+	doc     storedReplay // its cursor is the stored one
+	cursor  replayCursor
+	skipped int64 // envelopes read after the last queued one and left out
 
 	margin time.Duration
 	passed bson.Timestamp // the last known position of the watcher
@@ -132,7 +129,7 @@ type replayRun struct {
 
 // queueAll queues the rest of the replay, and marks it as done.
 func (u *replayRun) queueAll(ctx context.Context) error {
-	client := u.replayer.State.Client()
+	client := u.replays.op.State.Client()
 	u.margin = mongodb.Margin(ctx, client)
 	now, err := mongodb.ServerTime(ctx, client)
 	if err != nil {
@@ -151,11 +148,11 @@ func (u *replayRun) queueAll(ctx context.Context) error {
 		}
 	}
 
-	if err := u.replays.End(ctx, u.doc.ID, ReplayDone, u.skipped); err != nil {
+	if err := u.replays.stored.End(ctx, u.doc.ID, ReplayDone, u.skipped); err != nil {
 		return err
 	}
 	u.doc.State = ReplayDone
-	return u.replayer.logAction(ctx, "replay_queued", bson.D{
+	return u.replays.op.logAction(ctx, "replay_queued", bson.D{
 		{Key: "replay", Value: u.doc.ID},
 		{Key: "queued", Value: u.doc.Queued},
 		{Key: "skipped", Value: u.doc.Skipped + u.skipped},
@@ -166,7 +163,7 @@ func (u *replayRun) queueAll(ctx context.Context) error {
 // of the collection.
 func (u *replayRun) queueNext(ctx context.Context) (more bool, err error) {
 	ns := u.doc.Query.Collections[u.cursor.At]
-	coll, err := outboxes.Outboxed(u.replayer.State.Client(), ns)
+	coll, err := outboxes.Outboxed(u.replays.op.State.Client(), ns)
 	if err != nil {
 		return false, err
 	}
@@ -246,7 +243,7 @@ func (u *replayRun) buildRequeue(raw bson.Raw) (requeue, bool) {
 	if v.HasExpiresAt && v.ExpiresAt <= time.Now().Add(u.skew).UnixMilli() {
 		return requeue{}, false
 	}
-	target := u.replayer.routeEnvelope(&v, u.doc.Query.Topics)
+	target := u.replays.routeEnvelope(&v, u.doc.Query.Topics)
 	if len(target.topics) == 0 {
 		return requeue{}, false
 	}
@@ -285,7 +282,7 @@ func (u *replayRun) waitDelivered(ctx context.Context, last, seen bson.Timestamp
 				return err
 			}
 		}
-		if u.passed, err = u.replayer.lowestPosition(ctx); err != nil {
+		if u.passed, err = u.replays.op.lowestPosition(ctx); err != nil {
 			return err
 		}
 
@@ -297,7 +294,7 @@ func (u *replayRun) waitDelivered(ctx context.Context, last, seen bson.Timestamp
 			position := time.Unix(int64(u.passed.T), 0).UTC().Format(time.RFC3339)
 			return fmt.Errorf("%w: watcher %s is at %s, so later events may not be delivered yet; "+
 				"run outrelay status, then continue with outrelay replay --resume %s",
-				ErrReplayStalled, u.replayer.Watcher, position, u.doc.ID)
+				ErrReplayStalled, u.replays.op.Watcher, position, u.doc.ID)
 		}
 	}
 }
@@ -314,7 +311,7 @@ func (u *replayRun) writeBatch(ctx context.Context, ns string, part []queuedEnve
 		b.Envelopes = append(b.Envelopes, q.requeue)
 		b.Skipped += q.skipped
 	}
-	n, held, err := u.replays.Queue(ctx, u.doc.ID, u.replayer.Watcher, b)
+	n, held, err := u.replays.stored.Queue(ctx, u.doc.ID, u.replays.op.Watcher, b)
 	if err != nil {
 		return err
 	}
@@ -386,7 +383,7 @@ func (u *replayRun) waitSent(ctx context.Context) error {
 func (u *replayRun) countOutstanding(ctx context.Context) (int64, error) {
 	var total int64
 	for ns := range u.openCounts {
-		n, err := u.replays.Outstanding(ctx, u.doc.ID, ns, u.options.Open+1)
+		n, err := u.replays.stored.Outstanding(ctx, u.doc.ID, ns, u.options.Open+1)
 		if err != nil {
 			return 0, err
 		}

@@ -39,7 +39,7 @@ func TestACrashedReplayGoesOnAndQueuesEachEnvelopeOnce(t *testing.T) {
 	s.append(many(n)...)
 	s.runs(nil)
 	id := s.start(everything)
-	dying := s.r
+	dying := s.op
 	dying.State = c.Database(s.state.Name())
 	for round := 0; ; round++ {
 		if round == 100 {
@@ -50,7 +50,7 @@ func TestACrashedReplayGoesOnAndQueuesEachEnvelopeOnce(t *testing.T) {
 		kill = cancel
 		mu.Unlock()
 		left.Store(1 + rand.Int64N(5) + int64(round))
-		i, err := dying.Run(ctx, id, admin.ReplayRun{Open: 100})
+		i, err := dying.Replays().Run(ctx, id, admin.ReplayRun{Open: 100})
 		cancel()
 		if err == nil {
 			if i.Queued != n || i.State != admin.ReplayDone || round == 0 {

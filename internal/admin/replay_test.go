@@ -29,7 +29,8 @@ type stand struct {
 	t           *testing.T
 	state, shop *mongo.Database
 	box         *mongo.Collection
-	r           admin.Replayer
+	op          admin.Operator
+	r           admin.Replays
 }
 
 func newStand(t *testing.T, c *mongo.Client) *stand {
@@ -49,11 +50,22 @@ func newStand(t *testing.T, c *mongo.Client) *stand {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s.r = admin.Replayer{
-		Operator: admin.Operator{State: s.state, Watcher: "orders", Actor: "ann"}, Router: router,
+	s.op = admin.Operator{
+		State: s.state, Watcher: "orders", Actor: "ann", Router: router,
 		Compacted: func(context.Context, []string) ([]string, error) { return nil, nil },
 	}
+	s.r = s.op.Replays()
 	return s
+}
+
+// order plans and orders a replay.
+func order(t *testing.T, r admin.Replays, o admin.ReplayOrder) (admin.ReplayInfo, error) {
+	t.Helper()
+	p, err := r.Plan(t.Context(), o)
+	if err != nil {
+		return admin.ReplayInfo{}, err
+	}
+	return r.Order(t.Context(), p, o)
 }
 
 func (s *stand) ns() string { return mongodb.Namespace(s.box) }
@@ -158,7 +170,7 @@ var everything = admin.ReplayOrder{From: time.Unix(1, 0)}
 
 func (s *stand) start(o admin.ReplayOrder) string {
 	s.t.Helper()
-	i, err := s.r.Start(s.t.Context(), o)
+	i, err := order(s.t, s.r, o)
 	if err != nil {
 		s.t.Fatal(err)
 	}
@@ -321,13 +333,13 @@ func TestAReplayIsNarrowed(t *testing.T) {
 		"no bound":           {Types: []string{"Made"}},
 		"unknown collection": {From: time.Unix(1, 0), Collections: []string{"a.b"}},
 	} {
-		if _, err := s.r.Start(t.Context(), o); err == nil {
+		if _, err := order(t, s.r, o); err == nil {
 			t.Errorf("%s: no error", name)
 		}
 	}
-	nobody := s.r
+	nobody := s.op
 	nobody.Watcher = "nobody"
-	if _, err := nobody.Start(t.Context(), everything); !errors.Is(err, mongodb.ErrNoWatcher) {
+	if _, err := order(t, nobody.Replays(), everything); !errors.Is(err, mongodb.ErrNoWatcher) {
 		t.Errorf("%v", err)
 	}
 	o := everything
@@ -349,23 +361,26 @@ func TestN10_AReplayIntoACompactedTopicNeedsForce(t *testing.T) {
 	s.append(envelope("a"))
 	s.runs(nil)
 	var asked []string
-	s.r.Compacted = func(_ context.Context, topics []string) ([]string, error) { asked = topics; return topics[:1], nil }
-	_, err := s.r.Start(t.Context(), everything)
+	s.op.Compacted = func(_ context.Context, topics []string) ([]string, error) { asked = topics; return topics[:1], nil }
+	s.r = s.op.Replays()
+	_, err := order(t, s.r, everything)
 	if c, ok := errors.AsType[*admin.CompactedError](err); !ok || !slices.Equal(c.Topics, []string{"audit"}) || !slices.Equal(asked, []string{"audit", "orders"}) {
 		t.Fatalf("%v, asked for %v", err, asked)
 	}
 	o := everything
 	o.Topics = []string{"orders"}
-	s.r.Compacted = func(context.Context, []string) ([]string, error) { return []string{"audit"}, nil }
-	if _, err := s.r.Start(t.Context(), o); err != nil {
+	s.op.Compacted = func(context.Context, []string) ([]string, error) { return []string{"audit"}, nil }
+	s.r = s.op.Replays()
+	if _, err := order(t, s.r, o); err != nil {
 		t.Errorf("the compacted topic is not meant: %v", err)
 	}
-	s.r.Compacted = func(context.Context, []string) ([]string, error) { return nil, errors.New("no broker") }
-	if _, err := s.r.Start(t.Context(), everything); err == nil {
+	s.op.Compacted = func(context.Context, []string) ([]string, error) { return nil, errors.New("no broker") }
+	s.r = s.op.Replays()
+	if _, err := order(t, s.r, everything); err == nil {
 		t.Error("went on although nobody knows")
 	}
 	o.Force = true
-	if _, err := s.r.Start(t.Context(), o); err != nil {
+	if _, err := order(t, s.r, o); err != nil {
 		t.Error(err)
 	}
 }

@@ -4,7 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
+	"log/slog"
 	"sync"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
@@ -17,7 +17,7 @@ const (
 	maxQueuedReplays     = 32 // replays that wait until another one ends
 )
 
-// replayRunner runs the replays that were started at a desk of this process.
+// replayRunner runs the replays that were started by operators of this process.
 type replayRunner struct {
 	mu      sync.Mutex
 	queue   []replayJob
@@ -27,8 +27,8 @@ type replayRunner struct {
 }
 
 type replayJob struct {
-	id       string
-	replayer Replayer
+	id      string
+	replays Replays
 }
 
 // ErrReplaysFull is returned for a replay if the queue of replays is full.
@@ -92,7 +92,7 @@ func (r *replayRunner) cancelJob(id string) {
 
 // runJobs runs replays until ctx ends. It then interrupts the active replays, which can be resumed,
 // and waits for them.
-func (r *replayRunner) runJobs(ctx context.Context, d *Deployment) {
+func (r *replayRunner) runJobs(ctx context.Context, log *slog.Logger) {
 	r.mu.Lock()
 	r.running = true
 	r.wake = make(chan struct{}, 1)
@@ -116,9 +116,9 @@ func (r *replayRunner) runJobs(ctx context.Context, d *Deployment) {
 			}
 			wg.Go(func() {
 				defer r.finishJob(job.id)
-				_, err := job.replayer.Run(jobCtx, job.id, ReplayRun{Wait: true})
+				_, err := job.replays.Run(jobCtx, job.id, ReplayRun{Wait: true})
 				if err != nil && jobCtx.Err() == nil {
-					d.logger().Warn("replay is interrupted; it can be resumed", "replay", job.id, "reason", err)
+					log.Warn("replay is interrupted; it can be resumed", "replay", job.id, "reason", err)
 				}
 			})
 		}
@@ -157,54 +157,46 @@ func (r *replayRunner) finishJob(id string) {
 	r.wakeRunner()
 }
 
-// newReplayer returns a Replayer for the desk's watcher. That must be the configured watcher,
-// because this process knows only its routing rules.
-func (k Desk) newReplayer() (Replayer, error) {
-	if k.d.Router == nil || k.d.Compacted == nil {
-		return Replayer{}, fmt.Errorf("replays: %w", ErrUnavailable)
+// checkRouting returns an error if this process does not have the routing rules of the watcher.
+func (r Replays) checkRouting() error {
+	if r.op.Router == nil || r.op.Compacted == nil {
+		return fmt.Errorf("replays: %w", ErrUnavailable)
 	}
-	if k.Watcher != k.d.Watcher {
-		return Replayer{}, invalidRequest("this process has the routing rules of watcher %s only; "+
+	if !r.op.isConfigured() {
+		return invalidRequest("this process has the routing rules of watcher %s only; "+
 			"use a process of watcher %s",
-			k.d.Watcher, k.Watcher)
+			r.op.configured, r.op.Watcher)
 	}
-	return Replayer{Operator: k.Operator, Router: k.d.Router, Compacted: k.d.Compacted}, nil
+	return nil
 }
 
-// ReplayPlan counts the envelopes that an order matches now.
-func (k Desk) ReplayPlan(ctx context.Context, o ReplayOrder) (ReplayPlan, error) {
-	r, err := k.newReplayer()
-	if err != nil {
-		return ReplayPlan{}, err
-	}
-	return r.Plan(ctx, o)
-}
-
-// ReplayStart orders a replay, which [Deployment.Run] of this process runs. If it is interrupted
-// because the process ends, [Desk.ReplayResume] or the command line can resume it.
-func (k Desk) ReplayStart(ctx context.Context, o ReplayOrder) (ReplayInfo, error) {
-	r, err := k.newReplayer()
-	if err != nil {
+// Start orders a replay, which [Operator.Run] of this process runs. If it is interrupted because the
+// process ends, [Replays.Resume] or the command line can resume it.
+func (r Replays) Start(ctx context.Context, o ReplayOrder) (ReplayInfo, error) {
+	if err := r.checkRouting(); err != nil {
 		return ReplayInfo{}, err
 	}
-	if err := k.d.replays.checkCapacity(); err != nil {
+	if err := r.op.replays.checkCapacity(); err != nil {
 		return ReplayInfo{}, err
 	}
 
-	info, err := r.Start(ctx, o)
+	p, err := r.Plan(ctx, o)
+	if err != nil {
+		return ReplayInfo{}, err
+	}
+	info, err := r.Order(ctx, p, o)
 	if err != nil {
 		return info, err
 	}
-	return info, k.d.replays.enqueueJob(replayJob{info.ID, r})
+	return info, r.op.replays.enqueueJob(replayJob{info.ID, r})
 }
 
-// ReplayResume continues an interrupted replay in this process.
-func (k Desk) ReplayResume(ctx context.Context, id string) (ReplayInfo, error) {
-	r, err := k.newReplayer()
-	if err != nil {
+// Resume continues an interrupted replay in this process.
+func (r Replays) Resume(ctx context.Context, id string) (ReplayInfo, error) {
+	if err := r.checkRouting(); err != nil {
 		return ReplayInfo{}, err
 	}
-	info, err := k.ReplayGet(ctx, id)
+	info, err := r.Get(ctx, id)
 	if err != nil {
 		return info, err
 	}
@@ -212,36 +204,42 @@ func (k Desk) ReplayResume(ctx context.Context, id string) (ReplayInfo, error) {
 		return info, fmt.Errorf("replay %s was cancelled: %w", id, ErrReplayMoved)
 	}
 
-	if err := k.d.replays.enqueueJob(replayJob{id, r}); err != nil {
+	if err := r.op.replays.enqueueJob(replayJob{id, r}); err != nil {
 		return info, err
 	}
-	return info, k.logAction(ctx, "replay_resumed", bson.D{{Key: "replay", Value: id}})
+	return info, r.op.logAction(ctx, "replay_resumed", bson.D{{Key: "replay", Value: id}})
 }
 
-// ReplayList returns the latest replays of the watcher.
-func (k Desk) ReplayList(ctx context.Context, limit int) ([]ReplayInfo, error) {
-	list, err := Replayer{Operator: k.Operator}.List(ctx, int64(pageSize(limit)))
-	if list == nil {
-		list = []ReplayInfo{}
+// List returns the latest replays of the watcher.
+func (r Replays) List(ctx context.Context, limit int) ([]ReplayInfo, error) {
+	list := []ReplayInfo{}
+	docs, err := r.stored.List(ctx, r.op.Watcher, int64(pageSize(limit)))
+	for _, d := range docs {
+		list = append(list, newReplayInfo(d))
 	}
 	return list, err
 }
 
-// ReplayGet returns one replay with the number of envelopes that are queued and not sent yet.
-func (k Desk) ReplayGet(ctx context.Context, id string) (ReplayInfo, error) {
-	replays := newReplayStore(k.State)
-	doc, err := replays.Get(ctx, id)
+// find returns the document of a replay of the watcher.
+func (r Replays) find(ctx context.Context, id string) (storedReplay, error) {
+	doc, err := r.stored.Get(ctx, id)
+	if err == nil && doc.Watcher != r.op.Watcher {
+		err = fmt.Errorf("replay %s of watcher %s: %w", id, r.op.Watcher, mongodb.ErrNotFound)
+	}
+	return doc, err
+}
+
+// Get returns one replay with the number of envelopes that are queued and not sent yet.
+func (r Replays) Get(ctx context.Context, id string) (ReplayInfo, error) {
+	doc, err := r.find(ctx, id)
 	if err != nil {
 		return ReplayInfo{}, err
-	}
-	if doc.Watcher != k.Watcher {
-		return ReplayInfo{}, fmt.Errorf("replay %s of watcher %s: %w", id, k.Watcher, mongodb.ErrNotFound)
 	}
 
 	info := newReplayInfo(doc)
 	info.Outstanding = 0
 	for _, ns := range doc.Query.Collections {
-		n, err := replays.Outstanding(ctx, id, ns, DefaultReplayOpen+1)
+		n, err := r.stored.Outstanding(ctx, id, ns, DefaultReplayOpen+1)
 		if err != nil {
 			return info, err
 		}
@@ -250,52 +248,18 @@ func (k Desk) ReplayGet(ctx context.Context, id string) (ReplayInfo, error) {
 	return info, nil
 }
 
-// ReplayCancel ends a replay that is not done. Envelopes that are already queued are still sent.
-func (k Desk) ReplayCancel(ctx context.Context, id string) error {
-	if _, err := k.ReplayGet(ctx, id); err != nil {
+// Cancel ends a replay that is not done. Envelopes that are already queued are still sent.
+func (r Replays) Cancel(ctx context.Context, id string) error {
+	if _, err := r.find(ctx, id); err != nil {
 		return err
 	}
-	if err := (Replayer{Operator: k.Operator}).Cancel(ctx, id); err != nil {
+	if err := r.stored.End(ctx, id, ReplayCancelled, 0); err != nil {
 		return err
 	}
-	k.d.replays.cancelJob(id)
+
+	if err := r.op.logAction(ctx, "replay_cancelled", bson.D{{Key: "replay", Value: id}}); err != nil {
+		return err
+	}
+	r.op.replays.cancelJob(id)
 	return nil
-}
-
-// DeadShow is [Operator.DeadShow] with the redaction rules applied. If it shows a payload, it
-// writes an entry to the events log first, and returns an error if that fails.
-func (k Desk) DeadShow(ctx context.Context, ref DeadRef, payload bool) (DeadLetter, error) {
-	d, err := k.Operator.DeadShow(ctx, ref, payload)
-	if err != nil {
-		return d, err
-	}
-
-	d.Envelope = k.d.Redact.redactEnvelope(d.Envelope, payload)
-	if payload {
-		err = k.logAction(ctx, "payload_shown", bson.D{
-			{Key: "collection", Value: d.Collection},
-			{Key: "id", Value: d.ID},
-			{Key: "delivery", Value: d.Delivery},
-		})
-	}
-	if err != nil {
-		return DeadLetter{}, fmt.Errorf("the payload is not shown, because the events log cannot be written: %w", err)
-	}
-	return d, nil
-}
-
-// DeadEdit is [Operator.DeadEdit]. It rejects the placeholder of a hidden value, which would
-// replace the value itself.
-func (k Desk) DeadEdit(ctx context.Context, ref DeadRef, e DeadEdit, opts DeadOptions) (DeadEdited, error) {
-	if len(k.d.Redact.paths) > 0 && strings.Contains(string(e.Payload), placeholder) {
-		return DeadEdited{}, invalidRequest("the new payload contains %s, which stands for a hidden value: "+
-			"write the value itself, or leave the payload as it is", placeholder)
-	}
-	for _, h := range e.Headers {
-		if k.d.Redact.hidesHeader(h[0]) && h[1] == placeholder {
-			return DeadEdited{}, invalidRequest("the new header %s is %s, which stands for a hidden value: "+
-				"write the value itself, or leave the headers as they are", h[0], placeholder)
-		}
-	}
-	return k.Operator.DeadEdit(ctx, ref, e, opts)
 }

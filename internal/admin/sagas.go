@@ -23,24 +23,27 @@ type SagaType struct {
 	Count    int64  `json:"count"` // instances and tombstones, from the collection's metadata
 }
 
-// SagaTypes returns the saga types of the databases that contain an outbox of the watcher, of at
+// Sagas are the sagas of the services whose outboxes the watcher reads.
+type Sagas struct{ op Operator }
+
+// Types returns the saga types of the databases that contain an outbox of the watcher, of at
 // most 100 databases.
-func (k Desk) SagaTypes(ctx context.Context) ([]SagaType, error) {
+func (s Sagas) Types(ctx context.Context) ([]SagaType, error) {
 	types := []SagaType{}
-	databases, err := k.serviceDatabases(ctx, "")
+	databases, err := s.op.serviceDatabases(ctx, "")
 	if err != nil {
 		return types, err
 	}
 
 	for _, name := range databases {
-		found, err := k.findServices(ctx, name)
+		found, err := findServices(ctx, s.op.database(name))
 		if err != nil {
 			return types, err
 		}
 		if !found.sagas {
 			continue
 		}
-		list, err := k.listSagaTypes(ctx, name)
+		list, err := s.listTypes(ctx, name)
 		if err != nil {
 			return types, err
 		}
@@ -49,13 +52,13 @@ func (k Desk) SagaTypes(ctx context.Context) ([]SagaType, error) {
 	return types, nil
 }
 
-func (k Desk) listSagaTypes(ctx context.Context, database string) ([]SagaType, error) {
-	db := k.openDatabase(database)
-	s, err := saga.NewMongoStore(db)
+func (s Sagas) listTypes(ctx context.Context, database string) ([]SagaType, error) {
+	db := s.op.database(database)
+	sagas, err := saga.NewMongoStore(db)
 	if err != nil {
 		return nil, err
 	}
-	registered, err := s.Types(ctx)
+	registered, err := sagas.Types(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -70,7 +73,7 @@ func (k Desk) listSagaTypes(ctx context.Context, database string) ([]SagaType, e
 	return types, nil
 }
 
-// Saga is one instance. Its state is business data: only [Desk.Saga] returns it, on request.
+// Saga is one instance. Its state is business data: only [Sagas.Show] returns it, on request.
 type Saga struct {
 	Database      string          `json:"database"`
 	Saga          string          `json:"saga"`
@@ -99,12 +102,12 @@ type sagaPlace struct {
 	ID bson.RawValue `bson:"i"`
 }
 
-// Sagas returns a page of the instances of one type. It includes finished instances while their
+// List returns a page of the instances of one type. It includes finished instances while their
 // tombstones exist. A page reads the collection: there is no index by the last change, because
 // every step of a saga would have to update it.
-func (k Desk) Sagas(ctx context.Context, database, name string, limit int, after string) (SagaPage, error) {
+func (s Sagas) List(ctx context.Context, database, name string, limit int, after string) (SagaPage, error) {
 	page := SagaPage{Sagas: []Saga{}}
-	sagaType, err := k.findSagaType(ctx, database, name)
+	sagaType, err := s.findType(ctx, database, name)
 	if err != nil {
 		return page, err
 	}
@@ -118,7 +121,7 @@ func (k Desk) Sagas(ctx context.Context, database, name string, limit int, after
 		filter = afterPlace("updatedAt", p.At, p.ID)
 	}
 	limit = pageSize(limit)
-	coll := mongodb.Majority(k.openDatabase(database).Collection(name))
+	coll := mongodb.Majority(s.op.database(database).Collection(name))
 	cur, err := coll.Find(ctx, filter, options.Find().
 		SetAllowDiskUse(true).
 		SetLimit(int64(limit)).
@@ -165,17 +168,17 @@ func (k Desk) Sagas(ctx context.Context, database, name string, limit int, after
 	return page, err
 }
 
-// findSagaType returns the registered type with this name. A collection that is not registered as a
+// findType returns the registered type with this name. A collection that is not registered as a
 // saga type is never read.
-func (k Desk) findSagaType(ctx context.Context, database, name string) (SagaType, error) {
-	if _, err := k.serviceDatabases(ctx, database); err != nil {
+func (s Sagas) findType(ctx context.Context, database, name string) (SagaType, error) {
+	if _, err := s.op.serviceDatabases(ctx, database); err != nil {
 		return SagaType{}, err
 	}
 	if database == "" {
 		return SagaType{}, invalidRequest("name the database of the saga")
 	}
 
-	types, err := k.listSagaTypes(ctx, database)
+	types, err := s.listTypes(ctx, database)
 	if err != nil {
 		return SagaType{}, err
 	}
@@ -187,17 +190,17 @@ func (k Desk) findSagaType(ctx context.Context, database, name string) (SagaType
 	return SagaType{}, fmt.Errorf("saga %q of database %s: %w", name, database, mongodb.ErrNotFound)
 }
 
-// Saga returns one instance. It includes the state if payload is true.
-func (k Desk) Saga(ctx context.Context, database, name, id string, payload bool) (Saga, error) {
-	if _, err := k.findSagaType(ctx, database, name); err != nil {
+// Show returns one instance. It includes the state if payload is true.
+func (s Sagas) Show(ctx context.Context, database, name, id string, payload bool) (Saga, error) {
+	if _, err := s.findType(ctx, database, name); err != nil {
 		return Saga{}, err
 	}
-	s, err := saga.NewMongoStore(k.openDatabase(database))
+	sagas, err := saga.NewMongoStore(s.op.database(database))
 	if err != nil {
 		return Saga{}, err
 	}
 
-	instance, found, err := saga.NewDesk(s).Read(ctx, name, id)
+	instance, found, err := saga.NewDesk(sagas).Read(ctx, name, id)
 	var wrongID *saga.IDError
 	switch {
 	case errors.As(err, &wrongID):
@@ -223,7 +226,7 @@ func (k Desk) Saga(ctx context.Context, database, name, id string, payload bool)
 		Held:          instance.Held,
 	}
 	if payload {
-		out.State = k.d.Redact.redactJSON(instance.State)
+		out.State = s.op.Redact.redactJSON(instance.State)
 	}
 	return out, nil
 }

@@ -55,16 +55,19 @@ type ScheduledGroup struct {
 // ErrNoCondition is returned for a cancellation whose filter has no condition.
 var ErrNoCondition = errors.New("the filter has no condition; add one, or set all if every scheduled envelope is meant")
 
-// ScheduledList returns a page of up to limit envelopes, by default [DefaultPage]. after is Next of
+// Schedule is the set of the scheduled envelopes of a watcher.
+type Schedule struct{ op Operator }
+
+// List returns a page of up to limit envelopes, by default [DefaultPage]. after is Next of
 // the previous page.
-func (o Operator) ScheduledList(
+func (s Schedule) List(
 	ctx context.Context, f ScheduledFilter, limit int, after string,
 ) (ScheduledPage, error) {
 	if limit <= 0 {
 		limit = DefaultPage
 	}
 	page := ScheduledPage{Events: []Scheduled{}}
-	query, outboxes, err := o.scheduledOutboxes(ctx, f)
+	query, outboxes, err := s.findOutboxes(ctx, f)
 	if err != nil {
 		return page, err
 	}
@@ -120,9 +123,9 @@ func (o Operator) ScheduledList(
 	return page, nil
 }
 
-// ScheduledSummary counts the matching envelopes by type, sorted by type.
-func (o Operator) ScheduledSummary(ctx context.Context, f ScheduledFilter) ([]ScheduledGroup, error) {
-	query, outboxes, err := o.scheduledOutboxes(ctx, f)
+// Summary counts the matching envelopes by type, sorted by type.
+func (s Schedule) Summary(ctx context.Context, f ScheduledFilter) ([]ScheduledGroup, error) {
+	query, outboxes, err := s.findOutboxes(ctx, f)
 	if err != nil {
 		return nil, err
 	}
@@ -155,15 +158,15 @@ func (o Operator) ScheduledSummary(ctx context.Context, f ScheduledFilter) ([]Sc
 	return groups, nil
 }
 
-// ScheduledCancel cancels the matching envelopes that no watcher has claimed yet, and returns their
-// number. If progress is not nil, ScheduledCancel calls it with the number so far. It returns
+// Cancel cancels the matching envelopes that no watcher has claimed yet, and returns their
+// number. If progress is not nil, Cancel calls it with the number so far. It returns
 // [ErrNoCondition] for a filter without conditions unless All is set. If it fails, the envelopes
 // cancelled until then stay cancelled, and are in the events log.
-func (o Operator) ScheduledCancel(ctx context.Context, f ScheduledFilter, progress func(int64)) (n int64, err error) {
+func (s Schedule) Cancel(ctx context.Context, f ScheduledFilter, progress func(int64)) (n int64, err error) {
 	if f.Empty() && !f.All {
 		return 0, ErrNoCondition
 	}
-	query, outboxes, err := o.scheduledOutboxes(ctx, f)
+	query, outboxes, err := s.findOutboxes(ctx, f)
 	if err != nil {
 		return 0, err
 	}
@@ -184,7 +187,7 @@ func (o Operator) ScheduledCancel(ctx context.Context, f ScheduledFilter, progre
 
 	if n > 0 || err == nil {
 		fields := append(f.auditFields(), bson.E{Key: "count", Value: n})
-		err = errors.Join(err, o.logAction(context.WithoutCancel(ctx), "scheduled_cancelled", fields))
+		err = errors.Join(err, s.op.logAction(context.WithoutCancel(ctx), "scheduled_cancelled", fields))
 	}
 	return n, err
 }
@@ -198,11 +201,11 @@ type Rescheduled struct {
 	NotScheduled []string `json:"not_scheduled"`
 }
 
-// Reschedule moves the envelopes with the ids of the filter to another due time, unless a watcher
+// Move moves the envelopes with the ids of the filter to another due time, unless a watcher
 // has claimed them.
-func (o Operator) Reschedule(ctx context.Context, f ScheduledFilter, to time.Time) (Rescheduled, error) {
+func (s Schedule) Move(ctx context.Context, f ScheduledFilter, to time.Time) (Rescheduled, error) {
 	r := Rescheduled{To: to.UTC(), Moved: []string{}, NotScheduled: []string{}}
-	_, outboxes, err := o.scheduledOutboxes(ctx, ScheduledFilter{Collection: f.Collection})
+	_, outboxes, err := s.findOutboxes(ctx, ScheduledFilter{Collection: f.Collection})
 	if err != nil {
 		return r, err
 	}
@@ -210,7 +213,7 @@ func (o Operator) Reschedule(ctx context.Context, f ScheduledFilter, to time.Tim
 	for _, text := range f.IDs {
 		moved, err := rescheduleEnvelope(ctx, outboxes, text, to)
 		if err != nil {
-			return r, errors.Join(err, o.logRescheduled(ctx, f, r))
+			return r, errors.Join(err, s.logMoved(ctx, f, r))
 		}
 		if moved {
 			r.Moved = append(r.Moved, text)
@@ -218,16 +221,16 @@ func (o Operator) Reschedule(ctx context.Context, f ScheduledFilter, to time.Tim
 			r.NotScheduled = append(r.NotScheduled, text)
 		}
 	}
-	return r, o.logRescheduled(ctx, f, r)
+	return r, s.logMoved(ctx, f, r)
 }
 
-// logRescheduled logs the move if any envelope was moved, even if ctx has ended.
-func (o Operator) logRescheduled(ctx context.Context, f ScheduledFilter, r Rescheduled) error {
+// logMoved logs the move if any envelope was moved, even if ctx has ended.
+func (s Schedule) logMoved(ctx context.Context, f ScheduledFilter, r Rescheduled) error {
 	if len(r.Moved) == 0 {
 		return nil
 	}
 	fields := append(f.auditFields(), bson.E{Key: "to", Value: r.To}, bson.E{Key: "count", Value: len(r.Moved)})
-	return o.logAction(context.WithoutCancel(ctx), "scheduled_moved", fields)
+	return s.op.logAction(context.WithoutCancel(ctx), "scheduled_moved", fields)
 }
 
 // rescheduleEnvelope moves the first envelope that matches the text of the id. It returns false if
@@ -253,9 +256,9 @@ type scheduledOutbox struct {
 	ns string
 }
 
-// scheduledOutboxes returns the query of a filter, and the outboxes that it applies to, sorted by
+// findOutboxes returns the query of a filter, and the outboxes that it applies to, sorted by
 // name.
-func (o Operator) scheduledOutboxes(
+func (s Schedule) findOutboxes(
 	ctx context.Context, f ScheduledFilter,
 ) (outbox.ScheduledQuery, []scheduledOutbox, error) {
 	query := outbox.ScheduledQuery{
@@ -276,19 +279,15 @@ func (o Operator) scheduledOutboxes(
 		query.IDs = append(query.IDs, parseIDs(text)...)
 	}
 
-	names, err := o.Collections(ctx, f.Collection)
+	names, err := s.op.Collections(ctx, f.Collection)
 	if err != nil {
 		return query, nil, err
 	}
 
-	// A collection that was dropped and created again is registered twice.
-	slices.Sort(names)
-	names = slices.Compact(names)
-
 	outboxes := make([]scheduledOutbox, len(names))
 	for i, ns := range names {
 		db, coll, _ := strings.Cut(ns, ".")
-		box, err := outbox.New(o.State.Client().Database(db), outbox.WithCollection(coll))
+		box, err := outbox.New(s.op.State.Client().Database(db), outbox.WithCollection(coll))
 		if err != nil {
 			return query, nil, err
 		}

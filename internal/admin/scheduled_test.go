@@ -61,13 +61,13 @@ func TestScheduledOverCollections(t *testing.T) {
 	for i := range 7 {
 		want[schedule(i%2, []string{"a", "b", "c"}[i%3], time.Duration(i+1)*time.Hour)] = true
 	}
-	if page, err := o.ScheduledList(t.Context(), admin.ScheduledFilter{}, 0, ""); err != nil || len(page.Events) != 7 {
+	if page, err := o.Schedule().List(t.Context(), admin.ScheduledFilter{}, 0, ""); err != nil || len(page.Events) != 7 {
 		t.Errorf("without a limit %d of 7 are shown, %v", len(page.Events), err)
 	}
 	for _, size := range []int{1, 2, 3, 4, 7, 8} {
 		seen, after := map[string]bool{}, ""
 		for pages := 1; ; pages++ {
-			page, err := o.ScheduledList(t.Context(), admin.ScheduledFilter{}, size, after)
+			page, err := o.Schedule().List(t.Context(), admin.ScheduledFilter{}, size, after)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -88,11 +88,11 @@ func TestScheduledOverCollections(t *testing.T) {
 			t.Errorf("%d on pages of %d", len(seen), size)
 		}
 	}
-	page, err := o.ScheduledList(t.Context(), admin.ScheduledFilter{Collection: dbs[1].Name() + ".outbox"}, 10, "")
+	page, err := o.Schedule().List(t.Context(), admin.ScheduledFilter{Collection: dbs[1].Name() + ".outbox"}, 10, "")
 	if err != nil || page.Total != 3 {
 		t.Errorf("of one collection: %+v %v", page, err)
 	}
-	groups, err := o.ScheduledSummary(t.Context(), admin.ScheduledFilter{})
+	groups, err := o.Schedule().Summary(t.Context(), admin.ScheduledFilter{})
 	if err != nil || len(groups) != 3 || groups[0].Count != 3 || groups[1].Count != 2 || !groups[0].Earliest.Before(groups[1].Earliest) {
 		t.Errorf("%+v %v", groups, err)
 	}
@@ -109,37 +109,37 @@ func TestScheduledCancelAndReschedule(t *testing.T) {
 		t.Fatal(err)
 	}
 	to := time.Now().Add(48 * time.Hour).Truncate(time.Millisecond)
-	r, err := o.Reschedule(t.Context(), admin.ScheduledFilter{IDs: []string{taken, moved, "nobody"}}, to)
+	r, err := o.Schedule().Move(t.Context(), admin.ScheduledFilter{IDs: []string{taken, moved, "nobody"}}, to)
 	if err != nil || len(r.Moved) != 1 || r.Moved[0] != moved || len(r.NotScheduled) != 2 {
 		t.Fatalf("%+v %v", r, err)
 	}
 	if n := lastNote(t, o); n.Kind != "scheduled_moved" || n.Fields.Lookup("actor").StringValue() != "ann" || n.Fields.Lookup("count").AsInt64() != 1 {
 		t.Errorf("%+v", n)
 	}
-	page, err := o.ScheduledList(t.Context(), admin.ScheduledFilter{From: to, To: to.Add(time.Second)}, 10, "")
+	page, err := o.Schedule().List(t.Context(), admin.ScheduledFilter{From: to, To: to.Add(time.Second)}, 10, "")
 	if err != nil || len(page.Events) != 1 || page.Events[0].ID != moved {
 		t.Errorf("%+v %v", page, err)
 	}
-	if _, err := o.ScheduledCancel(t.Context(), admin.ScheduledFilter{Collection: dbs[0].Name() + ".outbox"}, nil); !errors.Is(err, admin.ErrNoCondition) {
+	if _, err := o.Schedule().Cancel(t.Context(), admin.ScheduledFilter{Collection: dbs[0].Name() + ".outbox"}, nil); !errors.Is(err, admin.ErrNoCondition) {
 		t.Errorf("without a condition: %v", err)
 	}
 	var told []int64
-	n, err := o.ScheduledCancel(t.Context(), admin.ScheduledFilter{Type: "b"}, func(n int64) { told = append(told, n) })
+	n, err := o.Schedule().Cancel(t.Context(), admin.ScheduledFilter{Type: "b"}, func(n int64) { told = append(told, n) })
 	if err != nil || n != 2 || len(told) != 2 || told[1] != 2 {
 		t.Fatalf("%d %v %v", n, told, err)
 	}
 	if n := lastNote(t, o); n.Kind != "scheduled_cancelled" || n.Fields.Lookup("type").StringValue() != "b" || n.Fields.Lookup("count").AsInt64() != 2 {
 		t.Errorf("%+v", n)
 	}
-	if n, err := o.ScheduledCancel(t.Context(), admin.ScheduledFilter{All: true}, nil); err != nil || n != 1 {
+	if n, err := o.Schedule().Cancel(t.Context(), admin.ScheduledFilter{All: true}, nil); err != nil || n != 1 {
 		t.Errorf("all: %d %v; one is claimed and stays", n, err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := o.ScheduledCancel(ctx, admin.ScheduledFilter{All: true}, nil); err == nil {
+	if _, err := o.Schedule().Cancel(ctx, admin.ScheduledFilter{All: true}, nil); err == nil {
 		t.Error("a cancelled context was disregarded")
 	}
-	if _, err := (admin.Operator{State: o.State, Watcher: "nobody"}).ScheduledSummary(t.Context(), admin.ScheduledFilter{}); err == nil {
+	if _, err := (admin.Operator{State: o.State, Watcher: "nobody"}).Schedule().Summary(t.Context(), admin.ScheduledFilter{}); err == nil {
 		t.Error("a watcher that nobody knows was accepted")
 	}
 }

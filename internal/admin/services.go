@@ -24,16 +24,16 @@ type serviceCollections struct {
 
 // findServices finds inboxes and sagas by the names of a database's collections. It costs one
 // command, which reads only the catalog.
-func (k Desk) findServices(ctx context.Context, database string) (serviceCollections, error) {
+func findServices(ctx context.Context, db *mongo.Database) (serviceCollections, error) {
 	var found serviceCollections
 	filter := bson.D{{Key: "$or", Value: bson.A{
 		bson.D{{Key: "name", Value: saga.DefaultTypes}},
 		bson.D{{Key: "name", Value: bson.Regex{Pattern: offsetsSuffix + "$"}}},
 	}}}
 	authorized := options.ListCollections().SetAuthorizedCollections(true)
-	names, err := k.openDatabase(database).ListCollectionNames(ctx, filter, authorized)
+	names, err := db.ListCollectionNames(ctx, filter, authorized)
 	if err != nil {
-		return found, wrapError("listing collections of "+database, err)
+		return found, wrapError("listing collections of "+db.Name(), err)
 	}
 
 	slices.Sort(names)
@@ -49,8 +49,8 @@ func (k Desk) findServices(ctx context.Context, database string) (serviceCollect
 
 // serviceDatabases returns the databases of the watcher's outboxes, or only the named one. An
 // operator cannot read other databases.
-func (k Desk) serviceDatabases(ctx context.Context, only string) ([]string, error) {
-	names, err := k.sortedCollections(ctx, "")
+func (o Operator) serviceDatabases(ctx context.Context, only string) ([]string, error) {
+	names, err := o.collectionNames(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -61,9 +61,7 @@ func (k Desk) serviceDatabases(ctx context.Context, only string) ([]string, erro
 	}
 	if !slices.Contains(all, only) {
 		return nil, invalidRequest("watcher %s has no outbox in database %q; its databases are %s",
-			k.Watcher, only, joinSome(all))
+			o.Watcher, only, joinSome(all))
 	}
 	return []string{only}, nil
 }
-
-func (k Desk) openDatabase(name string) *mongo.Database { return k.State.Client().Database(name) }

@@ -15,8 +15,11 @@ import (
 	"github.com/outrelay/outrelay/internal/waiting"
 )
 
-// MaxWaiting bounds the result of [Operator.WaitingList].
+// MaxWaiting bounds the result of [Waiting.List].
 const MaxWaiting = 10_000
+
+// Waiting is the set of the waiting envelopes of a watcher.
+type Waiting struct{ op Operator }
 
 // WaitingGroup counts the envelopes of a collection that wait in one state for one topic, or are
 // dead letters.
@@ -32,17 +35,17 @@ type WaitingGroup struct {
 	Oldest *time.Time `json:"oldest,omitempty"`
 }
 
-// WaitingSummary counts the waiting envelopes and dead letters of all collections of the watcher,
+// Summary counts the waiting envelopes and dead letters of all collections of the watcher,
 // or of the named one. It reads every exception, and one index entry per scheduled envelope.
-func (o Operator) WaitingSummary(ctx context.Context, collection string) ([]WaitingGroup, error) {
+func (w Waiting) Summary(ctx context.Context, collection string) ([]WaitingGroup, error) {
 	groups := []WaitingGroup{}
-	namespaces, err := o.Collections(ctx, collection)
+	namespaces, err := w.op.Collections(ctx, collection)
 	if err != nil {
 		return groups, err
 	}
 
 	for _, ns := range namespaces {
-		coll, err := outboxes.Outboxed(o.State.Client(), ns)
+		coll, err := outboxes.Outboxed(w.op.State.Client(), ns)
 		if err != nil {
 			return groups, err
 		}
@@ -59,7 +62,7 @@ func (o Operator) WaitingSummary(ctx context.Context, collection string) ([]Wait
 		}
 
 		notRequeued := deadletter.Query{RequeueStatus: deadletter.Replayable}
-		dead, err := deadletter.Count(ctx, o.State.Client(), []string{ns}, notRequeued)
+		dead, err := deadletter.Count(ctx, w.op.State.Client(), []string{ns}, notRequeued)
 		if err != nil {
 			return groups, err
 		}
@@ -100,9 +103,9 @@ type WaitingEnvelope struct {
 // errLimitReached ends a scan.
 var errLimitReached = errors.New("limit reached")
 
-// WaitingList returns up to limit waiting envelopes without payloads, sorted by collection and key.
+// List returns up to limit waiting envelopes without payloads, sorted by collection and key.
 // Within a key, they have the order in which they will be sent. limit is at most [MaxWaiting].
-func (o Operator) WaitingList(ctx context.Context, f WaitingFilter, limit int) ([]WaitingEnvelope, error) {
+func (w Waiting) List(ctx context.Context, f WaitingFilter, limit int) ([]WaitingEnvelope, error) {
 	list := []WaitingEnvelope{}
 	switch f.State {
 	case "", "retry", "blocked", "parked":
@@ -113,13 +116,13 @@ func (o Operator) WaitingList(ctx context.Context, f WaitingFilter, limit int) (
 	if limit < 1 || limit > MaxWaiting {
 		return list, fmt.Errorf("limit %d is not between 1 and %d", limit, MaxWaiting)
 	}
-	namespaces, err := o.Collections(ctx, f.Collection)
+	namespaces, err := w.op.Collections(ctx, f.Collection)
 	if err != nil {
 		return list, err
 	}
 
 	for _, ns := range namespaces {
-		coll, err := outboxes.Outboxed(o.State.Client(), ns)
+		coll, err := outboxes.Outboxed(w.op.State.Client(), ns)
 		if err != nil {
 			return list, err
 		}

@@ -30,7 +30,7 @@ func (f *office) insert(coll *mongo.Collection, docs ...bson.D) {
 func TestWhatWaitsIsCounted(t *testing.T) {
 	t.Parallel()
 	f := openOffice(t)
-	if got, err := f.op.WaitingSummary(t.Context(), ""); err != nil || len(got) != 0 {
+	if got, err := f.op.Waiting().Summary(t.Context(), ""); err != nil || len(got) != 0 {
 		t.Errorf("of nothing: %+v, %v", got, err)
 	}
 	f.insert(f.a, waits("p1", "parked", "k", 20, "orders", "audit"), waits("p2", "parked", "k", 10, "orders"), waits("r", "retry", "q", 30, "orders"))
@@ -40,7 +40,7 @@ func TestWhatWaitsIsCounted(t *testing.T) {
 		f.insert(coll, append(letterOf(fmt.Sprint("due", i), planted), bson.E{Key: "dueAt", Value: due.Add(time.Duration(i) * time.Hour)}),
 			letterOf(fmt.Sprint("healthy", i), planted))
 	}
-	got, err := f.op.WaitingSummary(t.Context(), "")
+	got, err := f.op.Waiting().Summary(t.Context(), "")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -60,7 +60,7 @@ func TestWhatWaitsIsCounted(t *testing.T) {
 	if !slices.Equal(rows, want) {
 		t.Errorf("counted %q, want %q", rows, want)
 	}
-	if got, err := f.op.WaitingSummary(t.Context(), mongodb.Namespace(f.b)); err != nil || len(got) != 2 {
+	if got, err := f.op.Waiting().Summary(t.Context(), mongodb.Namespace(f.b)); err != nil || len(got) != 2 {
 		t.Errorf("of one collection: %+v, %v", got, err)
 	}
 }
@@ -87,7 +87,7 @@ func TestWhatWaitsIsListedInItsOrder(t *testing.T) {
 		"a limit":      {admin.WaitingFilter{Topic: "late"}, 2, []string{"x0000", "x0001"}},
 		"no such":      {admin.WaitingFilter{Key: "nobody"}, 100, nil},
 	} {
-		list, err := f.op.WaitingList(t.Context(), c.WaitingFilter, c.limit)
+		list, err := f.op.Waiting().List(t.Context(), c.WaitingFilter, c.limit)
 		var ids []string
 		for _, e := range list {
 			ids = append(ids, e.ID)
@@ -96,20 +96,20 @@ func TestWhatWaitsIsListedInItsOrder(t *testing.T) {
 			t.Errorf("%s: %v, %v; want %v", name, ids, err, c.want)
 		}
 	}
-	list, err := f.op.WaitingList(t.Context(), admin.WaitingFilter{}, admin.MaxWaiting)
+	list, err := f.op.Waiting().List(t.Context(), admin.WaitingFilter{}, admin.MaxWaiting)
 	if err != nil || len(list) != 1204 {
 		t.Errorf("%d of all, %v", len(list), err)
 	}
-	one, err := f.op.WaitingList(t.Context(), admin.WaitingFilter{Key: "k"}, 1)
+	one, err := f.op.Waiting().List(t.Context(), admin.WaitingFilter{Key: "k"}, 1)
 	if err != nil || len(one) != 1 || one[0].State != "parked" || !slices.Equal(one[0].Topics, []string{"orders", "audit"}) || one[0].Attempts != 2 || one[0].Origin != "stream" {
 		t.Errorf("%+v, %v", one, err)
 	}
 	for _, f2 := range []admin.WaitingFilter{{State: "dead"}, {Collection: "a.b"}} {
-		if _, err := f.op.WaitingList(t.Context(), f2, 1); err == nil {
+		if _, err := f.op.Waiting().List(t.Context(), f2, 1); err == nil {
 			t.Errorf("%+v was taken", f2)
 		}
 	}
-	if _, err := f.op.WaitingList(t.Context(), admin.WaitingFilter{}, 0); err == nil {
+	if _, err := f.op.Waiting().List(t.Context(), admin.WaitingFilter{}, 0); err == nil {
 		t.Error("a list of none was taken")
 	}
 }

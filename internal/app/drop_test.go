@@ -1,6 +1,10 @@
 package app_test
 
-import "testing"
+import (
+	"testing"
+
+	"github.com/outrelay/outrelay/internal/record"
+)
 
 // TestADroppedCollectionIsFollowed: whoever drops an outbox wants what comes into the next one of that name delivered, by the
 // same owner and without a sweep.
@@ -22,7 +26,7 @@ func TestADroppedCollectionIsFollowed(t *testing.T) {
 		}
 		for _, r := range got {
 			for _, h := range r.Headers {
-				if h.Key == "outrelay-redelivered" {
+				if h.Key == record.HeaderRedelivered {
 					t.Errorf("%d/%d is flagged", r.Partition, r.Offset)
 				}
 			}

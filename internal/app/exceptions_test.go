@@ -50,7 +50,7 @@ func TestACollectionLeavesTheDirtyList(t *testing.T) {
 	}
 	waitFor(t, func() bool { return dirty() == 1 })
 	op := admin.Operator{State: b.state, Watcher: "default", Actor: "test"}
-	moved, err := op.Reschedule(t.Context(), admin.ScheduledFilter{IDs: []string{"later"}}, time.Now())
+	moved, err := op.Schedule().Move(t.Context(), admin.ScheduledFilter{IDs: []string{"later"}}, time.Now())
 	if err != nil || len(moved.Moved) != 1 {
 		t.Fatalf("%+v, %v", moved, err)
 	}

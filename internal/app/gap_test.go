@@ -4,6 +4,8 @@ import (
 	"testing"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
+
+	"github.com/outrelay/outrelay/internal/record"
 )
 
 // A first start finds what no time can be found for: envelopes that their writer did not let the server stamp. One that
@@ -24,7 +26,7 @@ func TestFirstStartSweepsWhatHasNoStamp(t *testing.T) {
 	flagged := 0
 	for i, r := range b.consume(11) {
 		for _, h := range r.Headers {
-			if h.Key == "outrelay-redelivered" {
+			if h.Key == record.HeaderRedelivered {
 				flagged++
 			}
 		}

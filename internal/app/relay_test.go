@@ -21,6 +21,7 @@ import (
 	"github.com/outrelay/outrelay/internal/config"
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/metrics"
+	"github.com/outrelay/outrelay/internal/record"
 	"github.com/outrelay/outrelay/pkg/event"
 	"github.com/outrelay/outrelay/pkg/outbox"
 )
@@ -300,7 +301,7 @@ func TestVanishedDocumentHalts(t *testing.T) {
 	for _, r := range b.consume(3) {
 		ids[string(r.Headers[0].Value)] = true
 		for _, h := range r.Headers {
-			if h.Key == "outrelay-redelivered" {
+			if h.Key == record.HeaderRedelivered {
 				flagged++
 			}
 		}
@@ -317,16 +318,7 @@ func TestVanishedDocumentHalts(t *testing.T) {
 // waitFor polls a condition of the servers, which send no signal of their own.
 func waitFor(t *testing.T, ok func() bool) {
 	t.Helper()
-	tick := time.NewTicker(20 * time.Millisecond)
-	defer tick.Stop()
-	deadline := time.After(patience)
-	for !ok() {
-		select {
-		case <-tick.C:
-		case <-deadline:
-			t.Fatal("the condition never held")
-		}
-	}
+	stacktest.Eventually(t, "the condition of this line", ok)
 }
 
 func TestHTTPAddressTaken(t *testing.T) {

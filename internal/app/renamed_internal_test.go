@@ -3,20 +3,14 @@ package app
 import (
 	"testing"
 	"time"
+
+	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 )
 
 // waitFor polls a condition that no signal tells of.
 func waitFor(t *testing.T, ok func() bool) {
 	t.Helper()
-	tick := time.NewTicker(time.Millisecond)
-	defer tick.Stop()
-	for deadline := time.After(30 * time.Second); !ok(); {
-		select {
-		case <-tick.C:
-		case <-deadline:
-			t.Fatal("the condition never held")
-		}
-	}
+	stacktest.Eventually(t, "the condition of this line", ok)
 }
 
 // TestN27_ASweepOfARenamedCollectionGivesSignsOfLife: its first reply may take minutes where an index is missing. Without a

@@ -10,6 +10,7 @@ import (
 
 	"github.com/outrelay/outrelay/internal/admin"
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+	"github.com/outrelay/outrelay/internal/record"
 	"github.com/outrelay/outrelay/pkg/event"
 )
 
@@ -67,7 +68,7 @@ func TestN22_WhatASweepHasToHoldKeepsItsOrder(t *testing.T) {
 		}
 		flagged := false
 		for _, h := range r.Headers {
-			flagged = flagged || h.Key == "outrelay-redelivered"
+			flagged = flagged || h.Key == record.HeaderRedelivered
 		}
 		if !flagged {
 			t.Fatalf("record %d is not flagged", i)

@@ -17,14 +17,15 @@ import (
 
 const benchEvents = 50_000
 
-// prepare writes the events of a drain: 1 KB each, like an envelope.
-func prepare(b *testing.B, client *mongo.Client) (*mongo.Collection, bson.Timestamp) {
+// insertBenchEvents writes the events for a drain. Each has 1 KB, like an envelope.
+func insertBenchEvents(b *testing.B, client *mongo.Client) (*mongo.Collection, bson.Timestamp) {
 	b.Helper()
 	coll := stacktest.Database(b, client).Collection("outbox")
 	at, err := mongodb.ClusterTime(b.Context(), client)
 	if err != nil {
 		b.Fatal(err)
 	}
+
 	docs, payload := make([]any, 1000), make([]byte, 800)
 	for range benchEvents / len(docs) {
 		for i := range docs {
@@ -41,35 +42,39 @@ func prepare(b *testing.B, client *mongo.Client) (*mongo.Collection, bson.Timest
 			b.Fatal(err)
 		}
 	}
+
 	return coll, at
 }
 
-// report runs a drain, which returns how long the reading itself took.
-func report(b *testing.B, drain func() time.Duration) {
+// reportDrain repeats a drain and reports its rate. drain returns the time that the read itself took.
+func reportDrain(b *testing.B, drain func() time.Duration) {
 	b.Helper()
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
 	n, took := 0, time.Duration(0)
+
 	for b.Loop() {
 		took += drain()
 		n += benchEvents
 	}
+
 	runtime.ReadMemStats(&after)
 	b.ReportMetric(float64(n)/took.Seconds(), "events/s")
 	b.ReportMetric(float64(after.Mallocs-before.Mallocs)/float64(n), "allocs/event")
 	b.ReportMetric(0, "ns/op")
 }
 
-// BenchmarkDrain reads the same prepared events with the driver alone and through the stream, parsed in both cases.
+// BenchmarkDrain reads the same prepared events with the driver alone and through the stream. It parses them in both cases.
 func BenchmarkDrain(b *testing.B) {
 	client := stacktest.Client(b)
-	coll, at := prepare(b, client)
+	coll, at := insertBenchEvents(b, client)
 	scope, err := ParseScope([]string{coll.Database().Name() + ".outbox"})
 	if err != nil {
 		b.Fatal(err)
 	}
+
 	b.Run("driver", func(b *testing.B) {
-		report(b, func() time.Duration {
+		reportDrain(b, func() time.Duration {
 			begin := time.Now()
 			cs, err := coll.Watch(b.Context(), scope.Pipeline(), options.ChangeStream().SetBatchSize(0).
 				SetMaxAwaitTime(500*time.Millisecond).SetShowExpandedEvents(true).SetStartAtOperationTime(&at))
@@ -79,6 +84,7 @@ func BenchmarkDrain(b *testing.B) {
 			defer cs.Close(context.WithoutCancel(b.Context()))
 			cs.SetBatchSize(maxDocuments)
 			var ev Event
+
 			for n := 0; n < benchEvents; {
 				if cs.TryNext(b.Context()) {
 					if err := Parse(cs.Current, &ev); err != nil {
@@ -89,15 +95,17 @@ func BenchmarkDrain(b *testing.B) {
 					b.Fatal(cs.Err())
 				}
 			}
+
 			return time.Since(begin)
 		})
 	})
+
 	b.Run("stream", func(b *testing.B) {
 		s, err := New(Config{Client: client, Scope: scope, Log: slog.New(slog.DiscardHandler)})
 		if err != nil {
 			b.Fatal(err)
 		}
-		report(b, func() time.Duration {
+		reportDrain(b, func() time.Duration {
 			begin := time.Now()
 			ctx, cancel := context.WithCancel(b.Context())
 			out, done := make(chan *Batch), make(chan struct{})
@@ -105,6 +113,7 @@ func BenchmarkDrain(b *testing.B) {
 				defer close(done)
 				_ = s.Run(ctx, Start{At: &at}, out)
 			}()
+
 			var ev Event
 			for n := 0; n < benchEvents; {
 				batch := <-out
@@ -116,6 +125,7 @@ func BenchmarkDrain(b *testing.B) {
 				n += len(batch.Docs)
 				batch.Release()
 			}
+
 			took := time.Since(begin)
 			cancel()
 			<-done

@@ -18,66 +18,84 @@ import (
 const (
 	openTimeout  = 10 * time.Second
 	closeTimeout = time.Second
-	stopGrace    = 500 * time.Millisecond // beyond one await time, for a server that does not answer the kill
+
+	// stopGrace is added to one await time, for a server that does not react to the kill.
+	stopGrace = 500 * time.Millisecond
 )
 
 // cursor is one open change stream.
 type cursor struct {
-	s    *Stream
-	cs   *mongo.ChangeStream
-	sess *mongo.Session
-	// base outlives the context of Run by a little: ending it in the middle of a getMore would leave the cursor behind on the server.
-	base context.Context
-	stop func()
-	// late ends base when a reply takes too long. A timer that is set again costs nothing, whereas a context with a deadline for each
-	// reply makes the driver compute its way through round-trip statistics.
-	late     *time.Timer
-	timedOut atomic.Bool
-	id       atomic.Int64 // for the kill, which comes from another goroutine
-	drop     string       // N23: events at or before this token's data were handed on; "" once one behind it was seen
-	wait     time.Duration
+	stream       *Stream
+	changeStream *mongo.ChangeStream
+	session      *mongo.Session
+
+	// base ends a little later than the context of Run. If it ended in the middle of a getMore, the
+	// cursor would stay open on the server.
+	base         context.Context
+	stopWatching func()
+
+	// replyTimer ends base if a reply takes too long. To reset a timer costs nothing. With a new
+	// context with a deadline for each reply, the driver would evaluate its round-trip statistics.
+	replyTimer *time.Timer
+	timedOut   atomic.Bool
+
+	// serverID is the cursor's id. It is atomic because another goroutine kills the cursor.
+	serverID atomic.Int64
+
+	// dropThrough is the data of a token: events at or before it were already sent to the caller
+	// (N23). It is "" once a later event was read.
+	dropThrough string
+	replyWait   time.Duration
 }
 
-// open opens the stream at the run's position.
-func (r *run) open(ctx context.Context) (*cursor, error) {
-	if err := r.distrust(ctx); err != nil {
+// openCursor opens the stream at the run's position.
+func (r *run) openCursor(ctx context.Context) (*cursor, error) {
+	if err := r.verifyCheckpoint(ctx); err != nil {
 		return nil, fmt.Errorf("comparing the collection with the checkpoint: %w", err)
 	}
-	opts := r.s.options()
+
+	opts := r.stream.streamOptions()
 	if r.byTime {
-		opts.SetStartAtOperationTime(&r.at)
+		opts.SetStartAtOperationTime(&r.startTime)
 	} else {
-		opts.SetStartAfter(bson.Raw(r.pos.Token))
+		opts.SetStartAfter(bson.Raw(r.position.Token))
 	}
-	pipeline := r.s.cfg.Scope.Pipeline()
+
+	pipeline := r.stream.cfg.Scope.Pipeline()
 	if r.slim.on {
 		pipeline = append(pipeline, slimStage)
 	}
-	c, err := r.s.watch(ctx, pipeline, opts)
+	c, err := r.stream.openChangeStream(ctx, pipeline, opts)
 	if err != nil {
 		return nil, err
 	}
-	c.drop = r.pos.Token.Data()
-	c.cs.SetBatchSize(r.size.next(r.s.cfg.BatchSize))
+
+	c.dropThrough = r.position.Token.Data()
+	c.changeStream.SetBatchSize(r.sizer.nextBatchSize(r.stream.cfg.BatchSize))
 	return c, nil
 }
 
-// outlive is a context that ends a grace after ctx, or with cancel. stop ends it and the waiting for ctx.
-func outlive(ctx context.Context, grace time.Duration) (base context.Context, cancel, stop func()) {
+// contextWithGrace returns a context that ends a grace period after ctx, or when cancel is called.
+// stop ends the context and stops waiting for ctx.
+func contextWithGrace(ctx context.Context, grace time.Duration) (base context.Context, cancel, stop func()) {
 	base, cancel = context.WithCancel(context.WithoutCancel(ctx))
 	unhook := context.AfterFunc(ctx, func() {
 		t := time.AfterFunc(grace, cancel)
 		context.AfterFunc(base, func() { t.Stop() })
 	})
-	return base, cancel, func() { unhook(); cancel() }
+	return base, cancel, func() {
+		unhook()
+		cancel()
+	}
 }
 
-// killWhen kills the server's cursor when ctx ends, which wakes a getMore that waits there. The returned function undoes it and joins.
-func (c *cursor) killWhen(ctx context.Context, then func()) func() {
+// killCursorAfter kills the server's cursor when ctx ends, which wakes a getMore that waits there.
+// The returned function disables this, waits for a kill that has begun, and then calls then.
+func (c *cursor) killCursorAfter(ctx context.Context, then func()) func() {
 	done := make(chan struct{})
 	unhook := context.AfterFunc(ctx, func() {
 		defer close(done)
-		c.kill(ctx)
+		c.killServerCursor(ctx)
 	})
 	return func() {
 		if !unhook() {
@@ -87,122 +105,144 @@ func (c *cursor) killWhen(ctx context.Context, then func()) func() {
 	}
 }
 
-// kill asks the primary to kill the cursor. If the cursor lives on another member its getMore ends by its await time, for which
-// a stop would wait without the kill as well.
-func (c *cursor) kill(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), max(closeTimeout, c.s.cfg.MaxAwait))
+// killServerCursor sends killCursors to the primary. If the cursor is on another member, its getMore
+// ends after its await time, as it would without the kill.
+func (c *cursor) killServerCursor(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), max(closeTimeout, c.stream.cfg.MaxAwait))
 	defer cancel()
-	id := c.id.Load()
+
+	id := c.serverID.Load()
 	if id == 0 {
 		return
 	}
-	db, coll := c.s.cfg.Scope.Target()
-	switch c.s.cfg.Scope.kind {
+
+	db, coll := c.stream.cfg.Scope.Target()
+	switch c.stream.cfg.Scope.kind {
 	case Database:
 		coll = "$cmd.aggregate"
 	case Cluster:
 		db, coll = "admin", "$cmd.aggregate"
 	case Collection:
 	}
-	_ = c.s.cfg.Client.Database(db).RunCommand(ctx, bson.D{{Key: "killCursors", Value: coll}, {Key: "cursors", Value: bson.A{id}}}).Err()
+	_ = c.stream.cfg.Client.Database(db).RunCommand(ctx, bson.D{
+		{Key: "killCursors", Value: coll},
+		{Key: "cursors", Value: bson.A{id}},
+	}).Err()
 }
 
-func (s *Stream) options() *options.ChangeStreamOptionsBuilder {
+func (s *Stream) streamOptions() *options.ChangeStreamOptionsBuilder {
 	return options.ChangeStream().SetBatchSize(0).SetMaxAwaitTime(s.cfg.MaxAwait).SetShowExpandedEvents(true)
 }
 
-// watch opens a change stream over the scope, whose cursor is killed when ctx ends. The session shows the cluster's time
-// of each reply; it is not causally consistent, which would make the server wait for times that are none of this
-// stream's business.
-func (s *Stream) watch(ctx context.Context, pipeline mongo.Pipeline, opts *options.ChangeStreamOptionsBuilder) (*cursor, error) {
-	sess, err := s.cfg.Client.StartSession(options.Session().SetCausalConsistency(false))
+// openChangeStream opens a change stream over the scope. Its cursor is killed when ctx ends. The
+// session shows the cluster time of each reply. The session is not causally consistent, because the
+// server would then wait for times that do not concern this stream.
+func (s *Stream) openChangeStream(
+	ctx context.Context, pipeline mongo.Pipeline, opts *options.ChangeStreamOptionsBuilder,
+) (*cursor, error) {
+	session, err := s.cfg.Client.StartSession(options.Session().SetCausalConsistency(false))
 	if err != nil {
 		return nil, err
 	}
-	base, cancel, stop := outlive(ctx, s.cfg.MaxAwait+stopGrace)
-	base = mongo.NewSessionContext(base, sess)
+
+	base, cancel, stop := contextWithGrace(ctx, s.cfg.MaxAwait+stopGrace)
+	base = mongo.NewSessionContext(base, session)
+
 	opening, opened := context.WithTimeout(base, openTimeout)
 	defer opened()
-	cs, err := s.aggregate(opening, pipeline, opts)
+	cs, err := s.watchScope(opening, pipeline, opts)
 	if err != nil {
 		if opening.Err() != nil {
 			err = errTimeout
 		}
-		sess.EndSession(context.WithoutCancel(base))
+		session.EndSession(context.WithoutCancel(base))
 		stop()
 		return nil, err
 	}
-	c := &cursor{s: s, cs: cs, sess: sess, base: base}
-	c.id.Store(cs.ID())
-	c.late = time.AfterFunc(maxPatience, func() {
+
+	c := &cursor{stream: s, changeStream: cs, session: session, base: base}
+	c.serverID.Store(cs.ID())
+	c.replyTimer = time.AfterFunc(maxPatience, func() {
 		c.timedOut.Store(true)
 		cancel()
 	})
-	c.late.Stop()
-	c.stop = c.killWhen(ctx, stop)
+	c.replyTimer.Stop()
+	c.stopWatching = c.killCursorAfter(ctx, stop)
 	return c, nil
 }
 
-func (s *Stream) aggregate(ctx context.Context, pipeline mongo.Pipeline, opts *options.ChangeStreamOptionsBuilder) (*mongo.ChangeStream, error) {
-	db := func(name string) *mongo.Database {
+func (s *Stream) watchScope(
+	ctx context.Context, pipeline mongo.Pipeline, opts *options.ChangeStreamOptionsBuilder,
+) (*mongo.ChangeStream, error) {
+	majorityDatabase := func(name string) *mongo.Database {
 		return s.cfg.Client.Database(name, options.Database().SetReadConcern(readconcern.Majority()))
 	}
+
 	scope := s.cfg.Scope
 	switch scope.kind {
 	case Collection:
-		return db(scope.db).Collection(scope.coll).Watch(ctx, pipeline, opts)
+		return majorityDatabase(scope.db).Collection(scope.coll).Watch(ctx, pipeline, opts)
 	case Database:
-		return db(scope.db).Watch(ctx, pipeline, opts)
-	default: // what Client.Watch does, with our read concern
-		return db("admin").Watch(ctx, pipeline, opts.SetCustomPipeline(bson.M{"allChangesForCluster": true}))
+		return majorityDatabase(scope.db).Watch(ctx, pipeline, opts)
+	default:
+		// The same as Client.Watch, but with our read concern.
+		return majorityDatabase("admin").Watch(ctx, pipeline,
+			opts.SetCustomPipeline(bson.M{"allChangesForCluster": true}))
 	}
 }
 
-// fetch gets one reply into b, which stays empty if there was nothing.
-func (c *cursor) fetch(limit time.Duration, b *Batch) error {
-	c.late.Reset(limit)
+// fetchReply reads one reply into b. b stays empty if there was nothing to read. It blocks for at most
+// limit.
+func (c *cursor) fetchReply(limit time.Duration, b *Batch) error {
+	c.replyTimer.Reset(limit)
 	begin := time.Now()
-	ok := c.cs.TryNext(c.base)
-	c.wait = time.Since(begin)
-	c.late.Stop()
-	c.resumed()
+	ok := c.changeStream.TryNext(c.base)
+	c.replyWait = time.Since(begin)
+	c.replyTimer.Stop()
+	c.noteDriverResume()
+
 	if !ok {
-		err := c.cs.Err()
+		err := c.changeStream.Err()
 		if err != nil && c.timedOut.Load() {
-			c.kill(c.base) // the driver tried on a context that was over
+			// The driver tried to kill the cursor itself, but its context had ended.
+			c.killServerCursor(c.base)
 			return errTimeout
 		}
 		return err
 	}
-	b.add(c.cs.Current)
-	for range c.cs.RemainingBatchLength() {
-		if !c.cs.TryNext(c.base) { // from memory
-			return errors.Join(errors.New("reading a fetched batch"), c.cs.Err())
+
+	// The remaining documents of the reply are in memory.
+	b.appendDocument(c.changeStream.Current)
+	for range c.changeStream.RemainingBatchLength() {
+		if !c.changeStream.TryNext(c.base) {
+			return errors.Join(errors.New("reading a fetched batch"), c.changeStream.Err())
 		}
-		b.add(c.cs.Current)
+		b.appendDocument(c.changeStream.Current)
 	}
 	return nil
 }
 
-// resumed notices that the driver has resumed by itself: the cursor is another one. It resumes between replies only, from the token of
-// the last one, so nothing comes twice.
-func (c *cursor) resumed() {
-	id := c.cs.ID()
-	if id == 0 || id == c.id.Load() {
+// noteDriverResume detects an automatic resume of the driver: the cursor has a new id. The driver
+// resumes only between replies, from the token of the last reply, so no event is repeated.
+func (c *cursor) noteDriverResume() {
+	id := c.changeStream.ID()
+	if id == 0 || id == c.serverID.Load() {
 		return
 	}
-	c.id.Store(id)
-	c.s.cfg.Metrics.restart("driver")
-	c.s.cfg.Log.Info("the driver resumed the change stream")
+
+	c.serverID.Store(id)
+	c.stream.cfg.Metrics.countRestart("driver")
+	c.stream.cfg.Log.Info("the driver resumed the change stream")
 }
 
-// dropKnown drops the events at or before the position that the stream was opened behind. N23
-func (c *cursor) dropKnown(b *Batch) {
+// dropDelivered removes the events at or before the position after which the stream was opened. N23
+func (c *cursor) dropDelivered(b *Batch) {
 	var ev Event
 	for i, raw := range b.Docs {
-		_ = Parse(raw, &ev) // whoever reads the event finds the fault
-		if string(ev.Data) > c.drop {
-			c.drop = ""
+		// The caller that reads the event reports a parse error.
+		_ = Parse(raw, &ev)
+		if string(ev.Data) > c.dropThrough {
+			c.dropThrough = ""
 			n := copy(b.Docs, b.Docs[i:])
 			clear(b.Docs[n:])
 			b.Docs = b.Docs[:n]
@@ -210,12 +250,13 @@ func (c *cursor) dropKnown(b *Batch) {
 		}
 		b.Bytes -= len(raw)
 	}
-	b.reset()
+
+	b.clearDocuments()
 }
 
-// position is the place behind the reply, with a token of its own.
-func (c *cursor) position(b *Batch) resume.Position {
-	p := resume.Position{Token: resume.Token(c.cs.ResumeToken()).Clone()}
+// positionAfter returns the position after the reply. Its token is a copy.
+func (c *cursor) positionAfter(b *Batch) resume.Position {
+	p := resume.Position{Token: resume.Token(c.changeStream.ResumeToken()).Clone()}
 	t, ok := p.Token.ClusterTime()
 	if !ok && len(b.Docs) > 0 {
 		var ev Event
@@ -223,22 +264,25 @@ func (c *cursor) position(b *Batch) resume.Position {
 			t = ev.ClusterTime
 		}
 	}
+
 	p.ClusterTime = t
 	return p
 }
 
-// operationTime is the cluster's majority-committed time as of the last reply.
+// operationTime returns the cluster's majority-committed time in the last reply.
 func (c *cursor) operationTime() bson.Timestamp {
-	if t := c.sess.OperationTime(); t != nil {
+	if t := c.session.OperationTime(); t != nil {
 		return *t
 	}
 	return bson.Timestamp{}
 }
 
-func (c *cursor) close() {
+func (c *cursor) closeCursor() {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(c.base), closeTimeout)
 	defer cancel()
-	_ = c.cs.Close(ctx) // kills the server's cursor unless it is gone already
-	c.sess.EndSession(ctx)
-	c.stop()
+
+	// Close kills the server's cursor if it still exists.
+	_ = c.changeStream.Close(ctx)
+	c.session.EndSession(ctx)
+	c.stopWatching()
 }

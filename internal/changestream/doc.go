@@ -1,43 +1,48 @@
-// Package changestream reads the inserts of outbox collections from a MongoDB change stream, in the order in which they
-// were committed, and keeps doing so through whatever happens to the stream.
+// Package changestream reads the inserts of outbox collections from a MongoDB change stream, in the
+// order of their commits, and continues after every fault that does not lose history.
 //
-// # What it promises
+// # Promises
 //
-// Order and completeness: the documents of the batches of one Run are the events of the scope, each once, in the order of
-// the stream, from the start position on. After a failure the stream goes on from the position of the last batch that was
-// handed on; an event at or before it is dropped (N23), so a reopening repeats nothing and skips nothing. Where that can
-// no longer be promised, Run ends with a *GapError and never goes on from "now". A drop or rename of the collection of a
-// collection stream ends Run with an *InvalidateError after its events were handed on.
+// Order and completeness: the batches of one Run contain each event of the scope once, in the order
+// of the stream, from the start position on. After a fault, Run reopens the stream at the position of
+// the last batch that it sent to the caller, and drops events at or before that position (N23). So
+// reopening neither repeats nor skips an event. If Run cannot keep this promise, it ends with a
+// *GapError. It never continues from the present. If the collection of a collection stream is dropped
+// or renamed, Run sends the event to the caller and then ends with an *InvalidateError.
 //
-// Positions: a batch carries the position behind its last document; an idle stream sends empty batches whose position moves
-// with the oplog, about two a second at most. Right behind an event the idle position stays that event's until anything
-// else is written to the oplog.
+// Positions: a batch carries the position after its last document. An idle stream sends empty
+// batches, at most about two a second, whose position moves with the oplog. Directly after an event,
+// the idle position remains the event's position until the next write to the oplog.
 //
-// Blocking: Run blocks on the server, for one await time at most while there is nothing to read, and on the channel it
-// sends to. With an unbuffered channel exactly one batch is fetched ahead of the one being worked on. When its context
-// ends nothing more is handed on, at once; Run returns after the request that waits on the server, whose cursor is killed so that it leaves
-// none behind. The server notices that with the next write to its oplog (the release of a lease is one), at the latest
-// after the await time: whoever must be quick does not wait for Run before it writes.
+// Blocking: Run blocks on the server, for at most one await time if there is nothing to read, and on
+// the channel to the caller. With an unbuffered channel, exactly one batch is fetched ahead of the
+// batch that the caller works on. When the context of Run ends, Run sends no further batch. It
+// returns when the pending request to the server ends. Run kills that request's cursor, so that no
+// cursor is left on the server. The server notices the kill at the next write to its oplog, for
+// example the release of a lease, and at the latest after the await time. So a caller that must be
+// quick should not wait for Run before it writes.
 //
-// Cost: a batch is at most 2,000 documents or about 4 MiB (one larger document comes alone); nothing is copied: documents
-// alias the server's reply, which Release lets go. The reader itself allocates a few times per batch, nothing per event.
+// Cost: a batch has at most 2,000 documents or about 4 MiB. A larger document is a batch alone.
+// Nothing is copied: documents alias the server's reply, which Release frees. The reader allocates a
+// few times per batch and never per event.
 //
-// # What it does not promise
+// # Limits
 //
-// It does not judge envelopes, and it knows no owner: fencing is the business of whoever writes. Events of a rename or of a
-// dropDatabase may concern other collections: ask the scope.
+// The package does not validate envelopes, and it does not know the owner of a watcher: each writer
+// does its own fencing. Events of a rename or of a dropDatabase may concern other collections. Use
+// Scope.Matches to check them.
 //
 // # Why the driver's ChangeStream
 //
-// A loop of aggregate and getMore by RunCommand would be as fast, and would show every reply, but it cannot pin its
-// requests to the server that holds the cursor: with more than one mongos every second getMore would end in
-// CursorNotFound, and behind a load balancer all would. The driver's stream is read without copies (TryNext and Current),
-// and since a new reply is only asked for when the last one is used up, its own resumption starts at the same token as ours
-// would. That resumption is visible here by the change of the cursor's id and is counted. What the
-// driver would do alone and does not is done by Run: every error that it does not resume, by the server's code, never by the
-// text of a message.
+// A loop of aggregate and getMore with RunCommand would be as fast, and would show every reply. But
+// it cannot pin its requests to the server that holds the cursor. With more than one mongos, every
+// second getMore would fail with CursorNotFound, and behind a load balancer every getMore would. The
+// driver's stream is read without copies (TryNext and Current). It requests a new reply only when the
+// last one is used up, so its automatic resume starts at the same token as this package would. The
+// package detects an automatic resume by the new cursor id, and counts it. Run handles every error
+// that the driver does not resume, by the server's code, never by the text of a message.
 //
-// A stream is always opened with startAfter, never with resumeAfter: the two differ only for the token of an
-// invalidate event, which startAfter alone accepts, and such a token only becomes a start position when the caller decides to
-// go on behind an *InvalidateError.
+// A stream is always opened with startAfter, never with resumeAfter. The two differ only for the
+// token of an invalidate event, which only startAfter accepts. Such a token becomes a start position
+// only if the caller decides to continue after an *InvalidateError.
 package changestream

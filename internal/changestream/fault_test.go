@@ -18,15 +18,15 @@ import (
 
 func TestEveryPassingFaultIsWaitedOut(t *testing.T) {
 	t.Parallel()
-	b := setup(t)
+	b := newFixture(t)
 	coll := b.db.Collection("outbox")
-	at := b.now()
-	r := b.read(scopeOf(t, b.db.Name()+".outbox"), Start{At: &at})
+	at := b.clusterTime()
+	r := b.startReader(scopeOf(t, b.db.Name()+".outbox"), Start{At: &at})
 	var want []string
 	step := func(name string, fault func() (off func())) {
 		t.Helper()
 		before, after := name+" before", name+" after"
-		b.insert(coll, before)
+		b.insertIDs(coll, before)
 		want = append(want, before)
 		r.wantIDs(want...)
 		sum := func() (n int) {
@@ -35,46 +35,52 @@ func TestEveryPassingFaultIsWaitedOut(t *testing.T) {
 			}
 			return n
 		}
+
 		r.mu.Lock()
 		seen := sum()
 		r.mu.Unlock()
 		off := fault()
-		r.until(name+": the restart", func() bool { return sum() > seen })
+		r.waitUntil(name+": the restart", func() bool { return sum() > seen })
 		off()
-		b.insert(coll, after)
+		b.insertIDs(coll, after)
 		want = append(want, after)
 		r.wantIDs(want...)
 	}
+
 	for _, code := range []int32{43, 237, 50, 91, 189, 10107, 11600, 11602, 262, 4242} {
 		step(fmt.Sprint("getMore ", code), func() func() {
-			return b.fail(times(1), failing("getMore", bson.E{Key: "errorCode", Value: code}))
+			return b.setFailCommand(failTimes(1), failCommand("getMore", bson.E{Key: "errorCode", Value: code}))
 		})
 	}
+
 	step("getMore with the label", func() func() {
-		return b.fail(times(1), failing("getMore", bson.E{Key: "errorCode", Value: int32(4243)}, bson.E{Key: "errorLabels", Value: bson.A{labelResumable}}))
+		return b.setFailCommand(failTimes(1), failCommand("getMore", bson.E{Key: "errorCode", Value: int32(4243)}, bson.E{Key: "errorLabels", Value: bson.A{labelResumable}}))
 	})
 	step("connection closed", func() func() {
-		return b.fail(times(1), failing("getMore", bson.E{Key: "closeConnection", Value: true}))
+		return b.setFailCommand(failTimes(1), failCommand("getMore", bson.E{Key: "closeConnection", Value: true}))
 	})
+
 	step("connection closed while resuming, too", func() func() {
 		cmds := bson.D{{Key: "failCommands", Value: bson.A{"getMore", "aggregate"}}, {Key: "closeConnection", Value: true}}
-		return b.fail(times(4), cmds)
+		return b.setFailCommand(failTimes(4), cmds)
 	})
-	step("cursor killed", func() func() { // really, by an operator, who may look at the moment between two of its uses
+
+	step("cursor killed", func() func() {
+		// The cursor may be missing from the list between two of its uses.
 		for end := time.Now().Add(patience); b.killCursors() == 0; {
 			if time.Now().After(end) {
-				t.Fatal("there is no cursor to kill")
+				t.Fatal("no cursor to kill")
 			}
 		}
 		return func() {}
 	})
-	if driver, ours := r.restarts("driver"), r.restarts("server"); driver == 0 || ours == 0 {
-		t.Errorf("%d restarts by the driver and %d by us: both are expected", driver, ours)
+	if driver, ours := r.countRestarts("driver"), r.countRestarts("server"); driver == 0 || ours == 0 {
+		t.Errorf("%d restarts by the driver and %d by Run, want both above 0", driver, ours)
 	}
 }
 
-// killCursors kills the cursors on the outbox, and returns how many.
-func (b *bundle) killCursors() (killed int) {
+// killCursors kills the cursors on the outbox and returns their number.
+func (b *fixture) killCursors() (killed int) {
 	b.t.Helper()
 	cur, err := b.admin.Database("admin").Aggregate(b.t.Context(), mongo.Pipeline{
 		{{Key: "$currentOp", Value: bson.D{{Key: "idleCursors", Value: true}, {Key: "allUsers", Value: true}}}},
@@ -83,6 +89,7 @@ func (b *bundle) killCursors() (killed int) {
 	if err != nil {
 		b.t.Fatal(err)
 	}
+
 	for cur.Next(b.t.Context()) {
 		var res struct {
 			Killed []int64 `bson:"cursorsKilled"`
@@ -95,25 +102,29 @@ func (b *bundle) killCursors() (killed int) {
 		}
 		killed += len(res.Killed)
 	}
+
 	return killed
 }
 
 func TestBadTokensAreGapsAtOnce(t *testing.T) {
 	t.Parallel()
-	b := setup(t)
+	b := newFixture(t)
 	coll := b.db.Collection("outbox")
-	at := b.now()
-	b.insert(coll, "a")
+	at := b.clusterTime()
+	b.insertIDs(coll, "a")
 	scope := scopeOf(t, b.db.Name()+".outbox")
-	r := b.read(scope, Start{At: &at})
+	r := b.startReader(scope, Start{At: &at})
 	r.wantIDs("a")
-	good := r.at(0).data
-	_ = r.stop()
-	for i := 0; b.now().T <= r.pos.ClusterTime.T; i++ { // a wrong token is found out by a later event
-		b.insert(coll, fmt.Sprint("later", i))
+	good := r.eventAt(0).data
+	_ = r.stopReader()
+
+	// The server detects a wrong token only at a later event.
+	for i := 0; b.clusterTime().T <= r.pos.ClusterTime.T; i++ {
+		b.insertIDs(coll, fmt.Sprint("later", i))
 		<-time.After(50 * time.Millisecond)
 	}
-	b.insert(coll, "last")
+
+	b.insertIDs(coll, "last")
 	raw := func(d bson.D) resume.Token {
 		data, err := bson.Marshal(d)
 		if err != nil {
@@ -121,6 +132,7 @@ func TestBadTokensAreGapsAtOnce(t *testing.T) {
 		}
 		return data
 	}
+
 	flip := func(i int) string {
 		digit := "F"
 		if good[i] == 'F' {
@@ -128,6 +140,7 @@ func TestBadTokensAreGapsAtOnce(t *testing.T) {
 		}
 		return good[:i] + digit + good[i+1:]
 	}
+
 	for _, c := range []struct {
 		name  string
 		token resume.Token
@@ -145,130 +158,146 @@ func TestBadTokensAreGapsAtOnce(t *testing.T) {
 		{"another history's", resume.TokenOf(flip(17)), 280},
 	} {
 		t.Log(c.name)
-		r := b.read(scope, Start{Position: resume.Position{Token: c.token}}, func(cfg *Config) {
-			cfg.Watchdog = time.Minute // not by the watchdog
+		r := b.startReader(scope, Start{Position: resume.Position{Token: c.token}}, func(cfg *Config) {
+			// The watchdog must not be the cause of the gap.
+			cfg.Watchdog = time.Minute
 		})
+
 		gap := r.wantGap(GapTokenRefused)
 		if gap.Code != c.code {
 			t.Errorf("%s: code %d, want %d", c.name, gap.Code, c.code)
 		}
-		if opened := r.restarts("", "timeout"); opened > 0 || len(r.events) > 0 {
-			t.Errorf("%s: reopened %d times, %d events", c.name, opened, len(r.events))
+		if opened := r.countRestarts("", "timeout"); opened > 0 || len(r.events) > 0 {
+			t.Errorf("%s: %d reopenings and %d events, want 0 and 0", c.name, opened, len(r.events))
 		}
 	}
 }
 
 func TestLostHistoryAndUnexplainedErrors(t *testing.T) {
 	t.Parallel()
-	b := setup(t)
-	at := b.now()
+	b := newFixture(t)
+	at := b.clusterTime()
 	scope := scopeOf(t, b.db.Name()+".outbox")
+
 	for _, code := range []int32{286, 136, 280} {
-		off := b.fail("alwaysOn", failing("getMore", bson.E{Key: "errorCode", Value: code}))
-		r := b.read(scope, Start{At: &at})
+		off := b.setFailCommand("alwaysOn", failCommand("getMore", bson.E{Key: "errorCode", Value: code}))
+		r := b.startReader(scope, Start{At: &at})
 		want := GapHistoryLost
 		if code == 280 {
 			want = GapTokenRefused
 		}
-		if gap := r.wantGap(want); gap.Code != int(code) || !strings.Contains(gap.Error(), "gap behind") {
-			t.Errorf("%d: %v", code, gap)
+		if gap := r.wantGap(want); gap.Code != int(code) || !strings.Contains(gap.Error(), "gap after") {
+			t.Errorf("code %d: gap %v with code %d", code, gap, gap.Code)
 		}
-		if r.restarts("", "timeout") > 0 {
-			t.Errorf("%d: reopened %v", code, r.counts)
+		if r.countRestarts("", "timeout") > 0 {
+			t.Errorf("code %d: restarts %v, want none", code, r.counts)
 		}
+
 		off()
 	}
-	off := b.fail("alwaysOn", failing("getMore", bson.E{Key: "errorCode", Value: int32(4242)}))
+
+	off := b.setFailCommand("alwaysOn", failCommand("getMore", bson.E{Key: "errorCode", Value: int32(4242)}))
 	defer off()
-	r := b.read(scope, Start{At: &at})
+	r := b.startReader(scope, Start{At: &at})
 	if gap := r.wantGap(GapUnexplained); gap.Code != 4242 {
-		t.Errorf("code %d", gap.Code)
+		t.Errorf("code %d, want 4242", gap.Code)
 	}
 	if r.counts["unknown"] != unknownAttempts-1 {
-		t.Errorf("restarts %v", r.counts)
+		t.Errorf("restarts %v, want %d unknown", r.counts, unknownAttempts-1)
 	}
 }
 
 func TestMissingPrivilegeIsToldAndHeals(t *testing.T) {
 	t.Parallel()
-	b := setup(t)
+	b := newFixture(t)
 	coll := b.db.Collection("outbox")
-	at := b.now()
-	b.insert(coll, "a")
+	at := b.clusterTime()
+	b.insertIDs(coll, "a")
 	ns := b.db.Name() + ".outbox"
-	r := b.read(scopeOf(t, ns), Start{At: &at})
+	r := b.startReader(scopeOf(t, ns), Start{At: &at})
 	r.wantIDs("a")
-	off := b.fail("alwaysOn", bson.D{{Key: "failCommands", Value: bson.A{"getMore", "aggregate"}}, {Key: "errorCode", Value: int32(13)}})
+	off := b.setFailCommand("alwaysOn", bson.D{{Key: "failCommands", Value: bson.A{"getMore", "aggregate"}}, {Key: "errorCode", Value: int32(13)}})
 	phase := func() State {
 		if len(r.states) == 0 {
 			return State{}
 		}
 		return r.states[len(r.states)-1]
 	}
-	r.until("the state", func() bool { return phase().Phase == ConfigError })
-	r.until("a second attempt", func() bool { return r.counts["config"] > 1 })
+
+	r.waitUntil("the state", func() bool { return phase().Phase == ConfigError })
+	r.waitUntil("a second attempt", func() bool { return r.counts["config"] > 1 })
 	if s := r.stream.State(); s.Code != 13 || s.Ready() || !strings.Contains(s.Reason, "changeStream") || !strings.Contains(s.Reason, ns) {
-		t.Errorf("state %+v", s)
+		t.Errorf("state %+v, want code 13, not ready, and a reason that names changeStream and %s", s, ns)
 	}
+
 	off()
-	b.insert(coll, "b")
+	b.insertIDs(coll, "b")
 	r.wantIDs("a", "b")
-	r.until("live again", func() bool { return phase().Phase == Live && phase().Reason == "" })
+	r.waitUntil("live again", func() bool { return phase().Phase == Live && phase().Reason == "" })
 }
 
 func TestASlowReplyIsGivenMoreTimeInsteadOfALoop(t *testing.T) {
 	t.Parallel()
-	b := setup(t)
+	b := newFixture(t)
 	coll := b.db.Collection("outbox")
-	at := b.now()
-	b.insert(coll, "a")
-	// Each reply takes longer than its first limit of 100 + 100 ms.
-	off := b.fail("alwaysOn", failing("getMore", bson.E{Key: "blockConnection", Value: true}, bson.E{Key: "blockTimeMS", Value: int32(500)}))
-	r := b.read(scopeOf(t, b.db.Name()+".outbox"), Start{At: &at}, func(c *Config) { c.Patience = 100 * time.Millisecond })
+	at := b.clusterTime()
+	b.insertIDs(coll, "a")
+
+	// Each reply takes longer than the first limit of 100 + 100 ms.
+	off := b.setFailCommand("alwaysOn", failCommand("getMore", bson.E{Key: "blockConnection", Value: true}, bson.E{Key: "blockTimeMS", Value: int32(500)}))
+	r := b.startReader(scopeOf(t, b.db.Name()+".outbox"), Start{At: &at}, func(c *Config) { c.Patience = 100 * time.Millisecond })
 	r.wantIDs("a")
 	off()
-	// Doubled each time, it is longer than any reply takes after ten times; one that did not grow would wait for ever.
-	if n := r.restarts("timeout"); n < 1 || n > 10 {
-		t.Errorf("%d time-outs, want a few with growing patience", n)
+
+	// The limit doubles each time, so after ten times it is longer than any reply takes. A fixed limit
+	// would end in an endless loop.
+	if n := r.countRestarts("timeout"); n < 1 || n > 10 {
+		t.Errorf("%d time-outs, want 1 to 10", n)
 	}
 }
 
-// The goroutines of the whole process are counted: no other test runs beside this one.
+// TestNoLeakOverManyReopenings counts the goroutines of the whole process, so no other test may run at the
+// same time.
 func TestNoLeakOverManyReopenings(t *testing.T) {
-	b := setup(t)
+	b := newFixture(t)
 	coll := b.db.Collection("outbox")
-	at := b.now()
-	b.insert(coll, "a")
+	at := b.clusterTime()
+	b.insertIDs(coll, "a")
 	const rounds = 200
-	r := b.read(scopeOf(t, b.db.Name()+".outbox"), Start{At: &at}, func(c *Config) {
+	r := b.startReader(scopeOf(t, b.db.Name()+".outbox"), Start{At: &at}, func(c *Config) {
 		c.Backoff = retry.Policy{Base: time.Microsecond, Cap: time.Microsecond}
 		c.MaxAwait = 10 * time.Millisecond
 	})
+
 	r.wantIDs("a")
 	goroutines := runtime.NumGoroutine()
-	off := b.fail(times(rounds), failing("getMore", bson.E{Key: "errorCode", Value: int32(50)}))
-	r.until("the reopenings", func() bool { return r.counts["server"] >= rounds })
+	off := b.setFailCommand(failTimes(rounds), failCommand("getMore", bson.E{Key: "errorCode", Value: int32(50)}))
+	r.waitUntil("the reopenings", func() bool { return r.counts["server"] >= rounds })
 	off()
-	b.insert(coll, "b")
+	b.insertIDs(coll, "b")
 	r.wantIDs("a", "b")
-	if n := runtime.NumGoroutine(); n > goroutines+rounds/4 { // the driver's own come and go
-		t.Errorf("%d goroutines, %d before", n, goroutines)
+
+	// The number of the driver's own goroutines varies.
+	if n := runtime.NumGoroutine(); n > goroutines+rounds/4 {
+		t.Errorf("%d goroutines, want at most %d", n, goroutines+rounds/4)
 	}
-	// A call that ends a cursor is not repeated: on a busy machine one or another gets no answer in time, and the server
-	// ends that cursor later.
+
+	// A call that ends a cursor is not repeated. On a busy machine a few calls get no reply in time, and the
+	// server ends these cursors later.
 	const lost = rounds / 40
-	b.fewCursors(1 + lost)
-	if err := r.stop(); !errors.Is(err, context.Canceled) {
+	b.waitForCursors(1 + lost)
+	if err := r.stopReader(); !errors.Is(err, context.Canceled) {
 		t.Error(err)
 	}
-	b.fewCursors(lost)
+
+	b.waitForCursors(lost)
 }
 
 func TestClassesByCodeAndLabel(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
 		err  error
-		want class
+		want errorClass
 		code int
 	}{
 		{errors.New("server selection"), classResume, 0},
@@ -281,14 +310,14 @@ func TestClassesByCodeAndLabel(t *testing.T) {
 		{mongo.CommandError{Code: 10334}, classOversize, 10334},
 		{mongo.ErrClientDisconnected, classFatal, 0},
 	} {
-		class, code, reason := classify(c.err)
+		class, code, reason := classifyError(c.err)
 		if class != c.want || code != c.code || reason == "" {
-			t.Errorf("%v: class %d, code %d, %q", c.err, class, code, reason)
+			t.Errorf("classifyError(%v) = %d, %d, %q, want %d, %d and a reason", c.err, class, code, reason, c.want, c.code)
 		}
 	}
-	for code, class := range codes {
-		if class == classConfig && len(advice(code, scopeOf(t, "a.b", "a.c"))) < 40 {
-			t.Errorf("no advice for %d", code)
+	for code, class := range classByCode {
+		if class == classConfig && len(configAdvice(code, scopeOf(t, "a.b", "a.c"))) < 40 {
+			t.Errorf("code %d has no advice", code)
 		}
 	}
 }

@@ -27,11 +27,11 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(stacktest.Settled(m, goleak.Find))
 }
 
-// patience is how long a wait for what should come within seconds may take on a loaded machine.
+// patience limits a wait for an event that normally needs seconds, on a loaded machine.
 const patience = 60 * time.Second
 
-// got is one event as a test keeps it.
-type got struct {
+// receivedEvent is a copy of one event.
+type receivedEvent struct {
 	op   Op
 	ns   string
 	id   string
@@ -41,8 +41,9 @@ type got struct {
 	pos  resume.Position
 }
 
-// bundle is a test's own server access: one client to write with and one with an application name of its own to watch with.
-type bundle struct {
+// fixture holds the clients and the database of one test. admin writes. watch reads the stream and has
+// its own application name, so that fail points affect only this test.
+type fixture struct {
 	t     *testing.T
 	app   string
 	admin *mongo.Client
@@ -50,17 +51,17 @@ type bundle struct {
 	db    *mongo.Database
 }
 
-func setup(t *testing.T) *bundle {
+func newFixture(t *testing.T) *fixture {
 	t.Helper()
 	app := stacktest.Name(t)
 	admin := stacktest.Client(t)
-	return &bundle{
+	return &fixture{
 		t: t, app: app, admin: admin, db: stacktest.Database(t, admin),
 		watch: stacktest.Client(t, options.Client().SetAppName(app)),
 	}
 }
 
-func (b *bundle) now() bson.Timestamp {
+func (b *fixture) clusterTime() bson.Timestamp {
 	b.t.Helper()
 	ts, err := mongodb.ClusterTime(b.t.Context(), b.admin)
 	if err != nil {
@@ -69,8 +70,8 @@ func (b *bundle) now() bson.Timestamp {
 	return ts
 }
 
-// insert writes documents with these ids, one by one, each majority-committed.
-func (b *bundle) insert(coll *mongo.Collection, ids ...string) {
+// insertIDs inserts one document for each id, in order. Each is majority-committed.
+func (b *fixture) insertIDs(coll *mongo.Collection, ids ...string) {
 	b.t.Helper()
 	for _, id := range ids {
 		if _, err := coll.InsertOne(b.t.Context(), bson.D{{Key: "_id", Value: id}}); err != nil {
@@ -79,19 +80,19 @@ func (b *bundle) insert(coll *mongo.Collection, ids ...string) {
 	}
 }
 
-// fail sets failCommand for this test's watching client alone, and returns how to end it.
-func (b *bundle) fail(mode any, data bson.D) (off func()) {
+// setFailCommand sets the fail point failCommand for the client watch of this test. off ends it.
+func (b *fixture) setFailCommand(mode any, data bson.D) (off func()) {
 	b.t.Helper()
 	return stacktest.FailCommand(b.t, b.app, mode, data)
 }
 
-func times(n int) bson.D { return bson.D{{Key: "times", Value: n}} }
+func failTimes(n int) bson.D { return bson.D{{Key: "times", Value: n}} }
 
-func failing(command string, how ...bson.E) bson.D {
+func failCommand(command string, how ...bson.E) bson.D {
 	return append(bson.D{{Key: "failCommands", Value: bson.A{command}}}, how...)
 }
 
-// reader runs a stream and keeps what comes.
+// reader runs a stream and stores its events.
 type reader struct {
 	t      *testing.T
 	stream *Stream
@@ -101,7 +102,7 @@ type reader struct {
 
 	mu     sync.Mutex
 	cond   *sync.Cond
-	events []got
+	events []receivedEvent
 	pos    resume.Position
 	idle   int
 	states []State
@@ -109,7 +110,7 @@ type reader struct {
 	ended  bool
 }
 
-func quick(cfg *Config) {
+func useShortTimes(cfg *Config) {
 	cfg.MaxAwait = 100 * time.Millisecond
 	cfg.ConfigRetry = 50 * time.Millisecond
 	cfg.Unexplained = time.Nanosecond
@@ -126,25 +127,29 @@ func scopeOf(t testing.TB, patterns ...string) *Scope {
 	return s
 }
 
-func (b *bundle) read(scope *Scope, start Start, change ...func(*Config)) *reader {
+func (b *fixture) startReader(scope *Scope, start Start, change ...func(*Config)) *reader {
 	b.t.Helper()
 	r := &reader{t: b.t, done: make(chan struct{}), counts: map[string]int{}}
 	r.cond = sync.NewCond(&r.mu)
 	cfg := Config{Client: b.watch, Scope: scope}
-	quick(&cfg)
+	useShortTimes(&cfg)
+
 	for _, f := range change {
 		f(&cfg)
 	}
+
 	cfg.OnState = func(s State) {
-		r.update(func() { r.states = append(r.states, s) })
+		r.withLock(func() { r.states = append(r.states, s) })
 	}
 	cfg.Metrics = Metrics{Restart: func(reason string) {
-		r.update(func() { r.counts[reason]++ })
+		r.withLock(func() { r.counts[reason]++ })
 	}}
+
 	var err error
 	if r.stream, err = New(cfg); err != nil {
 		b.t.Fatal(err)
 	}
+
 	ctx, cancel := context.WithCancel(b.t.Context())
 	r.cancel = cancel
 	out := make(chan *Batch)
@@ -152,25 +157,27 @@ func (b *bundle) read(scope *Scope, start Start, change ...func(*Config)) *reade
 		defer close(out)
 		r.err = r.stream.Run(ctx, start, out)
 	}()
+
 	go func() {
 		defer close(r.done)
 		for batch := range out {
-			r.keep(batch)
+			r.storeBatch(batch)
 		}
-		r.update(func() { r.ended = true })
+		r.withLock(func() { r.ended = true })
 	}()
+
 	b.t.Cleanup(func() { cancel(); <-r.done })
 	return r
 }
 
-func (r *reader) update(f func()) {
+func (r *reader) withLock(f func()) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	f()
 	r.cond.Broadcast()
 }
 
-func (r *reader) keep(b *Batch) {
+func (r *reader) storeBatch(b *Batch) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	defer r.cond.Broadcast()
@@ -179,8 +186,9 @@ func (r *reader) keep(b *Batch) {
 		r.idle++
 	}
 	if b.Position.Compare(r.pos) < 0 {
-		r.t.Errorf("position went back: %s after %s", b.Position.Token, r.pos.Token)
+		r.t.Errorf("position went back from %s to %s", r.pos.Token, b.Position.Token)
 	}
+
 	r.pos = b.Position
 	var ev Event
 	for _, raw := range b.Docs {
@@ -188,12 +196,15 @@ func (r *reader) keep(b *Batch) {
 			r.t.Error(err)
 			return
 		}
+
 		scope := r.stream.cfg.Scope
 		if ev.Op == Rename && !scope.Matches(ev.DB, ev.Coll) && !scope.Matches(ev.ToDB, ev.ToColl) ||
 			ev.Op == DropDatabase && !matchesDatabase(scope, ev.DB) {
-			continue // another test's
+			// The event belongs to another test.
+			continue
 		}
-		g := got{
+
+		g := receivedEvent{
 			op: ev.Op, ns: string(ev.DB) + "." + string(ev.Coll), data: string(ev.Data), note: string(ev.Note), size: len(ev.Document),
 			pos: resume.Position{Token: slices.Clone(ev.Token), ClusterTime: ev.ClusterTime},
 		}
@@ -203,18 +214,20 @@ func (r *reader) keep(b *Batch) {
 				r.t.Error("an insert event without collection UUID")
 			}
 		}
+
 		r.events = append(r.events, g)
 	}
 }
 
-// until waits for cond, which runs under the lock.
-func (r *reader) until(what string, cond func() bool) {
+// waitUntil blocks until cond returns true. It calls cond with the lock held.
+func (r *reader) waitUntil(what string, cond func() bool) {
 	r.t.Helper()
 	late := false
-	timer := time.AfterFunc(patience, func() { r.update(func() { late = true }) })
+	timer := time.AfterFunc(patience, func() { r.withLock(func() { late = true }) })
 	defer timer.Stop()
 	r.mu.Lock()
 	defer r.mu.Unlock()
+
 	for !cond() {
 		if late || r.ended {
 			r.t.Fatalf("waiting for %s: ended=%v err=%v, %d events, states %v, restarts %v", what, r.ended, r.err, len(r.events), r.states, r.counts)
@@ -223,7 +236,7 @@ func (r *reader) until(what string, cond func() bool) {
 	}
 }
 
-func (r *reader) ids() []string {
+func (r *reader) insertedIDs() []string {
 	var ids []string
 	for _, e := range r.events {
 		if e.op == Insert {
@@ -233,19 +246,20 @@ func (r *reader) ids() []string {
 	return ids
 }
 
-// wantIDs waits for as many inserts and compares them.
+// wantIDs waits for the same number of inserts and compares their ids.
 func (r *reader) wantIDs(want ...string) {
 	r.t.Helper()
-	r.until(strings.Join(want, " "), func() bool { return len(r.ids()) >= len(want) })
+	r.waitUntil(strings.Join(want, " "), func() bool { return len(r.insertedIDs()) >= len(want) })
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if have := r.ids(); !slices.Equal(have, want) {
+	if have := r.insertedIDs(); !slices.Equal(have, want) {
 		r.t.Fatalf("got ids %v, want %v", have, want)
 	}
 }
 
-// restarts are those for a reason so far; "" for any reason but those that are left out.
-func (r *reader) restarts(reason string, but ...string) (n int) {
+// countRestarts returns the number of restarts with the given reason. With reason "" it counts all
+// reasons except those in but.
+func (r *reader) countRestarts(reason string, but ...string) (n int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for name, count := range r.counts {
@@ -256,49 +270,49 @@ func (r *reader) restarts(reason string, but ...string) (n int) {
 	return n
 }
 
-// at is the n-th event.
-func (r *reader) at(n int) got {
+// eventAt returns event n.
+func (r *reader) eventAt(n int) receivedEvent {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.events[n]
 }
 
-// position is that of the last batch.
-func (r *reader) position() resume.Position {
+// lastPosition returns the position of the last batch.
+func (r *reader) lastPosition() resume.Position {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.pos
 }
 
-// stop ends Run and returns what it returned.
-func (r *reader) stop() error {
+// stopReader ends Run and returns its error.
+func (r *reader) stopReader() error {
 	r.cancel()
 	<-r.done
 	return r.err
 }
 
-// end waits for Run to end by itself.
-func (r *reader) end() error {
+// waitForEnd blocks until Run ends without a stop, and returns its error.
+func (r *reader) waitForEnd() error {
 	r.t.Helper()
 	select {
 	case <-r.done:
 	case <-time.After(patience):
-		r.t.Fatal("the stream does not end")
+		r.t.Fatalf("Run did not end within %s", patience)
 	}
 	return r.err
 }
 
 func (r *reader) wantGap(reason string) *GapError {
 	r.t.Helper()
-	err := r.end()
+	err := r.waitForEnd()
 	var gap *GapError
 	if !errors.As(err, &gap) || gap.Reason != reason {
-		r.t.Fatalf("Run ended with %v, want a gap: %s", err, reason)
+		r.t.Fatalf("Run returned %v, want a gap with reason %s", err, reason)
 	}
 	return gap
 }
 
-// matchesDatabase reports whether a database may hold a watched collection.
+// matchesDatabase reports whether a database may contain a watched collection.
 func matchesDatabase(s *Scope, db []byte) bool {
 	return slices.ContainsFunc(s.include, func(p pattern) bool { return glob.Match(p.db, db) })
 }

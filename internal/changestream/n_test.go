@@ -15,15 +15,16 @@ import (
 
 func TestN23_AChangedPipelineNeitherRepeatsNorLoses(t *testing.T) {
 	t.Parallel()
-	b := setup(t)
+	b := newFixture(t)
 	one, two := b.db.Collection("outbox"), b.db.Collection("second")
-	at := b.now()
+	at := b.clusterTime()
 	sess, err := b.admin.StartSession()
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer sess.EndSession(t.Context())
-	// One transaction over both collections: its events share one cluster time.
+
+	// All events of one transaction over both collections have the same cluster time.
 	_, err = sess.WithTransaction(mongo.NewSessionContext(t.Context(), sess), func(ctx2 context.Context) (any, error) {
 		for _, id := range []string{"a", "b", "c"} {
 			if _, err := one.InsertOne(ctx2, bson.D{{Key: "_id", Value: id}}); err != nil {
@@ -38,71 +39,85 @@ func TestN23_AChangedPipelineNeitherRepeatsNorLoses(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	narrow, wide := scopeOf(t, b.db.Name()+".outbox"), scopeOf(t, b.db.Name()+".outbox", b.db.Name()+".second")
-	r := b.read(wide, Start{At: &at})
+	r := b.startReader(wide, Start{At: &at})
 	r.wantIDs("a", "2a", "b", "2b", "c", "2c")
-	behind2a := r.at(1).pos
-	_ = r.stop()
-	// The token is of an event that the narrow stream does not see: by token the next match would end in error 280.
-	gap := b.read(narrow, Start{Position: behind2a})
+	behind2a := r.eventAt(1).pos
+	_ = r.stopReader()
+
+	// The narrow stream does not contain the event of the token. A start by token fails with error 280 at
+	// the next event.
+	gap := b.startReader(narrow, Start{Position: behind2a})
 	if g := gap.wantGap(GapTokenRefused); g.Code != 280 {
 		t.Errorf("code %d, want 280", g.Code)
 	}
-	b.read(narrow, Start{Position: behind2a, PipelineHash: wide.PipelineHash()}).wantIDs("b", "c")
-	// The same hash trusts the token.
-	b.read(wide, Start{Position: behind2a, PipelineHash: wide.PipelineHash()}).wantIDs("b", "2b", "c", "2c")
+
+	b.startReader(narrow, Start{Position: behind2a, PipelineHash: wide.PipelineHash()}).wantIDs("b", "c")
+	// With the same hash, the token is used.
+	b.startReader(wide, Start{Position: behind2a, PipelineHash: wide.PipelineHash()}).wantIDs("b", "2b", "c", "2c")
 }
 
 func TestN23_AnotherCollectionUnderTheNameStartsByTime(t *testing.T) {
 	t.Parallel()
-	b := setup(t)
-	// The checkpoint is of a collection that was called outbox once; today another one is, as after a restore.
-	at := b.now()
-	b.insert(b.db.Collection("old"), "x")
-	r := b.read(scopeOf(t, b.db.Name()+".old"), Start{At: &at})
+	b := newFixture(t)
+
+	// The checkpoint belongs to a collection that had the name before, as after a restore.
+	at := b.clusterTime()
+	b.insertIDs(b.db.Collection("old"), "x")
+	r := b.startReader(scopeOf(t, b.db.Name()+".old"), Start{At: &at})
 	r.wantIDs("x")
-	stored := r.at(0).pos
-	_ = r.stop()
+	stored := r.eventAt(0).pos
+	_ = r.stopReader()
 	uuid, found, err := CollectionUUID(t.Context(), b.admin, b.db.Name(), "old")
 	if err != nil || !found {
 		t.Fatal(found, err)
 	}
-	b.insert(b.db.Collection("outbox"), "a", "b")
+
+	b.insertIDs(b.db.Collection("outbox"), "a", "b")
 	scope := scopeOf(t, b.db.Name()+".outbox")
-	b.read(scope, Start{Position: stored}).wantGap(GapTokenRefused) // by token alone
+
+	// Without the UUID, the start by token fails.
+	b.startReader(scope, Start{Position: stored}).wantGap(GapTokenRefused)
 	then := []resume.Collection{{NS: scope.String(), UUID: uuid}}
-	b.read(scope, Start{Position: stored, Collections: then}).wantIDs("a", "b")
-	// The same collection: the token is trusted.
+	b.startReader(scope, Start{Position: stored, Collections: then}).wantIDs("a", "b")
+
+	// With the UUID of the present collection, the token is used.
 	if uuid, _, err = CollectionUUID(t.Context(), b.admin, b.db.Name(), "outbox"); err != nil {
 		t.Fatal(err)
 	}
-	b.read(scope, Start{Position: stored, Collections: []resume.Collection{{NS: scope.String(), UUID: uuid}}}).wantGap(GapTokenRefused)
+
+	b.startReader(scope, Start{Position: stored, Collections: []resume.Collection{{NS: scope.String(), UUID: uuid}}}).wantGap(GapTokenRefused)
 }
 
 func TestN24_WholeEventsAreReadAgainOnlyBehindTheLargeOne(t *testing.T) {
 	t.Parallel()
 	at := func(data string) resume.Position { return resume.Position{Token: resume.TokenOf(data)} }
-	s := slim{on: true, poison: "82AB"}
+	s := slimMode{on: true, lastFetched: "82AB"}
 	for range 3 {
 		if s.passed(at("82AB"), true) {
-			t.Fatal("its own token would be opened at")
+			t.Fatal("passed at the token of the large event: the server would build that event again")
 		}
 	}
+
 	if !s.passed(at("82AC"), false) {
-		t.Error("still slim behind it")
+		t.Error("not passed after the large event")
 	}
-	s = slim{on: true} // none was seen
+
+	// No oversized document was found.
+	s = slimMode{on: true}
 	if s.passed(at("82"), true) || !s.passed(at("82"), true) {
-		t.Error("the first empty reply says nothing, the second one that there is none")
+		t.Error("want passed only at the second empty reply")
 	}
-	s = slim{on: true, events: maxDocuments}
+
+	s = slimMode{on: true, events: maxDocuments}
 	if !s.passed(at("82"), false) {
-		t.Error("still slim behind all that a reply can hold")
+		t.Error("not passed after as many events as a reply can hold")
 	}
 }
 
-// poison makes a legal document whose change event is larger than the server can send.
-func poison(t *testing.T, id string) bson.D {
+// oversizeDocument returns a legal document whose change event is larger than the server can send.
+func oversizeDocument(t *testing.T, id string) bson.D {
 	t.Helper()
 	doc := bson.D{{Key: "_id", Value: id}, {Key: "p", Value: []byte{}}}
 	raw, err := bson.Marshal(doc)
@@ -115,75 +130,83 @@ func poison(t *testing.T, id string) bson.D {
 
 func TestN24_ADocumentTooLargeForAnEvent(t *testing.T) {
 	t.Parallel()
-	b := setup(t)
+	b := newFixture(t)
 	coll := b.db.Collection("outbox")
 	fat := string(bytes.Repeat([]byte("k"), 6000))
-	at := b.now()
-	b.insert(coll, "a", "b")
-	if _, err := coll.InsertOne(t.Context(), poison(t, fat)); err != nil {
+	at := b.clusterTime()
+	b.insertIDs(coll, "a", "b")
+	if _, err := coll.InsertOne(t.Context(), oversizeDocument(t, fat)); err != nil {
 		t.Fatal(err)
 	}
-	b.insert(coll, "c")
-	scope := scopeOf(t, b.db.Name()+".outbox")
-	r := b.read(scope, Start{At: &at})
-	r.wantIDs("a", "b", fat, "c")
-	if e := r.at(2); e.size != 16<<20 || e.note != "" {
-		t.Errorf("document of %d bytes, note %q", e.size, e.note)
-	}
-	at2, behindB, behindPoison := r.at(2).pos.ClusterTime, r.at(1).pos, r.at(2).pos
-	r.until("whole events again", func() bool { return r.counts["oversize"] >= 2 })
-	b.insert(coll, "d")
-	r.wantIDs("a", "b", fat, "c", "d")
-	_ = r.stop()
 
-	// From the token in front of it, from its own token, and from its own time.
-	b.read(scope, Start{Position: behindB}).wantIDs(fat, "c", "d")
-	b.read(scope, Start{Position: behindPoison}).wantIDs("c", "d")
-	b.read(scope, Start{Position: behindB, At: &at2}).wantIDs(fat, "c", "d")
+	b.insertIDs(coll, "c")
+	scope := scopeOf(t, b.db.Name()+".outbox")
+	r := b.startReader(scope, Start{At: &at})
+	r.wantIDs("a", "b", fat, "c")
+	if e := r.eventAt(2); e.size != 16<<20 || e.note != "" {
+		t.Errorf("document of %d bytes with note %q, want %d without a note", e.size, e.note, 16<<20)
+	}
+
+	at2, behindB, behindPoison := r.eventAt(2).pos.ClusterTime, r.eventAt(1).pos, r.eventAt(2).pos
+	r.waitUntil("whole events again", func() bool { return r.counts["oversize"] >= 2 })
+	b.insertIDs(coll, "d")
+	r.wantIDs("a", "b", fat, "c", "d")
+	_ = r.stopReader()
+
+	// Start at the token before the large event, at its own token, and at its own time.
+	b.startReader(scope, Start{Position: behindB}).wantIDs(fat, "c", "d")
+	b.startReader(scope, Start{Position: behindPoison}).wantIDs("c", "d")
+	b.startReader(scope, Start{Position: behindB, At: &at2}).wantIDs(fat, "c", "d")
 
 	if _, err := coll.DeleteOne(t.Context(), bson.D{{Key: "_id", Value: fat}}); err != nil {
 		t.Fatal(err)
 	}
-	r = b.read(scope, Start{Position: behindB})
+	r = b.startReader(scope, Start{Position: behindB})
 	r.wantIDs(fat, "c", "d")
-	if e := r.at(0); e.size != 0 || e.note == "" {
-		t.Errorf("a document that is gone: %d bytes, note %q", e.size, e.note)
+	if e := r.eventAt(0); e.size != 0 || e.note == "" {
+		t.Errorf("deleted document: %d bytes with note %q, want 0 with a note", e.size, e.note)
 	}
 }
 
 func TestN24_AnIdStillLargerThanThat(t *testing.T) {
 	t.Parallel()
-	b := setup(t)
+	b := newFixture(t)
 	coll := b.db.Collection("outbox")
-	at := b.now()
-	// The token alone, twice the id in hexadecimal, is too large here: nothing can be read around it.
+	at := b.clusterTime()
+
+	// The token contains the id in hexadecimal, so the token alone is too large. Slim mode cannot pass it.
 	huge := string(bytes.Repeat([]byte("k"), 5800<<10))
 	if _, err := coll.InsertOne(t.Context(), bson.D{{Key: "_id", Value: huge}}); err != nil {
 		t.Fatal(err)
 	}
-	r := b.read(scopeOf(t, b.db.Name()+".outbox"), Start{At: &at})
+
+	r := b.startReader(scopeOf(t, b.db.Name()+".outbox"), Start{At: &at})
 	if g := r.wantGap(GapOversize); g.Code != 10334 {
-		t.Errorf("code %d", g.Code)
+		t.Errorf("code %d, want 10334", g.Code)
 	}
 }
 
 func TestN26_TokenOfTheFuture(t *testing.T) {
 	t.Parallel()
-	b := setup(t)
+	b := newFixture(t)
 	coll := b.db.Collection("outbox")
-	at := b.now()
-	b.insert(coll, "a")
+	at := b.clusterTime()
+	b.insertIDs(coll, "a")
 	scope := scopeOf(t, b.db.Name()+".outbox")
-	r := b.read(scope, Start{At: &at})
+	r := b.startReader(scope, Start{At: &at})
 	r.wantIDs("a")
-	data := []byte(r.at(0).data)
-	_ = r.stop()
-	copy(data[2:10], "7F") // decades ahead
+	data := []byte(r.eventAt(0).data)
+	_ = r.stopReader()
+
+	// Move the time of the token decades ahead.
+	copy(data[2:10], "7F")
 	future := resume.Position{Token: resume.TokenOf(string(data))}
-	r = b.read(scope, Start{Position: future}, func(c *Config) { c.Watchdog = 400 * time.Millisecond })
+	r = b.startReader(scope, Start{Position: future}, func(c *Config) { c.Watchdog = 400 * time.Millisecond })
 	stop := make(chan struct{})
 	done := make(chan struct{})
-	go func() { // the cluster goes on
+
+	// Other writes move the cluster time.
+	go func() {
 		defer close(done)
 		for i := 0; ; i++ {
 			select {
@@ -195,14 +218,15 @@ func TestN26_TokenOfTheFuture(t *testing.T) {
 			}
 		}
 	}()
+
 	gap := r.wantGap(GapStalled)
 	close(stop)
 	<-done
 	if !gap.Ahead {
-		t.Error("the gap does not say that the position is ahead of the cluster")
+		t.Error("Ahead = false, want true: the position is in the future of the cluster")
 	}
 	if r.counts["watchdog"] != 1 {
-		t.Errorf("restarts %v, want one by the watchdog before the gap", r.counts)
+		t.Errorf("restarts %v, want one by the watchdog", r.counts)
 	}
 }
 
@@ -211,57 +235,66 @@ func TestN26_OnlyWaitingInGetMoreCounts(t *testing.T) {
 	sec := time.Second
 	at := func(n uint32) bson.Timestamp { return bson.Timestamp{T: n} }
 	w := watchdog{limit: 2 * sec}
-	for range 50 { // a quiet cluster
-		if v := w.empty(sec, at(1)); v != healthy {
-			t.Fatal("barked at a cluster that stands still")
+
+	// The cluster is quiet.
+	for range 50 {
+		if v := w.observeEmptyReply(sec, at(1)); v != verdictHealthy {
+			t.Fatalf("verdict %d for a quiet cluster, want healthy", v)
 		}
 	}
-	// The cluster moves; the reply that first shows it does not count, the next ones do.
-	if w.empty(sec, at(2)) != healthy || w.empty(sec, at(3)) != healthy {
-		t.Fatal("too early")
+
+	// The cluster time moves. The first reply that shows it does not count, the next ones do.
+	if w.observeEmptyReply(sec, at(2)) != verdictHealthy || w.observeEmptyReply(sec, at(3)) != verdictHealthy {
+		t.Fatal("verdict before the limit, want healthy")
 	}
-	if w.empty(sec, at(4)) != reopen {
-		t.Fatal("did not bark")
+	if w.observeEmptyReply(sec, at(4)) != verdictReopen {
+		t.Fatal("no reopening at the limit")
 	}
-	w.reopened()
+
+	w.streamReopened()
 	for i := range uint32(3) {
-		if w.empty(sec, at(5+i)) != healthy {
-			t.Fatal("too early after the reopening")
+		if w.observeEmptyReply(sec, at(5+i)) != verdictHealthy {
+			t.Fatal("verdict before the limit after the reopening, want healthy")
 		}
 	}
-	if w.empty(sec, at(9)) != dead {
-		t.Fatal("did not give up")
+
+	if w.observeEmptyReply(sec, at(9)) != verdictDead {
+		t.Fatal("the token is not dead after the second time")
 	}
-	w.moved()
-	if w.strikes != 0 || w.empty(sec, at(10)) != healthy {
-		t.Fatal("a moving token is not forgiven")
+	w.tokenMoved()
+	if w.strikes != 0 || w.observeEmptyReply(sec, at(10)) != verdictHealthy {
+		t.Fatal("a moved token did not reset the watchdog")
 	}
 }
 
 func TestN26_BackpressureIsNoStall(t *testing.T) {
 	t.Parallel()
-	b := setup(t)
+	b := newFixture(t)
 	coll := b.db.Collection("outbox")
-	at := b.now()
-	b.insert(coll, "a")
+	at := b.clusterTime()
+	b.insertIDs(coll, "a")
 	cfg := Config{Client: b.watch, Scope: scopeOf(t, b.db.Name()+".outbox")}
-	quick(&cfg)
+	useShortTimes(&cfg)
 	cfg.Watchdog = 50 * time.Millisecond
 	s, err := New(cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	out, done := make(chan *Batch), make(chan error, 1)
 	ctx, cancel := context.WithCancel(t.Context())
 	go func() { done <- s.Run(ctx, Start{At: &at}, out) }()
-	b.insert(b.db.Collection("busy"), numbers("x", 20)...) // nobody receives, and the cluster goes on
+
+	// The test receives no batch while the cluster time moves.
+	b.insertIDs(b.db.Collection("busy"), numberedIDs("x", 20)...)
 	<-time.After(500 * time.Millisecond)
 	select {
 	case err := <-done:
-		t.Fatalf("ended with %v while nobody received", err)
+		t.Fatalf("Run returned %v during backpressure", err)
 	case batch := <-out:
 		batch.Release()
 	}
+
 	cancel()
 	if err := <-done; !errors.Is(err, context.Canceled) {
 		t.Error(err)

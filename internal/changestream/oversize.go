@@ -16,26 +16,32 @@ import (
 	"github.com/outrelay/outrelay/resume"
 )
 
-// slim is the state of reading around events that do not fit a reply (N24). A document of up to 16 MiB is legal, but its change event
-// repeats the `_id` three times, twice of them in hexadecimal, and then exceeds what the server can send: it fails the whole
-// reply, with all small events in front of the large one (code 10334).
+// slimMode is the state of reading around events that do not fit a reply (N24). A document may have
+// up to 16 MiB. Its change event repeats the `_id` three times, two of them in hexadecimal, and can
+// then exceed the size that the server can send. The whole reply fails with code 10334, including
+// the small events before the large one.
 //
-// While slim is on, the pipeline leaves out the documents of events that are near the limit, and only those; they are
-// fetched by `_id`. It ends behind the first such event: its own token is not opened at again before anything
-// newer is known, because the server builds the event anew to check the token.
-type slim struct {
+// In slim mode, the pipeline omits the documents of events near the limit, and only those. The
+// reader fetches these documents by `_id`. Slim mode ends after the first such event. The stream is
+// not reopened at that event's own token before a later event is known, because the server builds
+// the event again to check the token.
+type slimMode struct {
 	on     bool
-	byTime bool   // also a slim stream could not be opened by token
-	poison string // token data of the last event whose document was fetched
-	events int
-	silent int // empty replies; the first one after an opening says nothing
+	byTime bool // the slim stream could not be opened by token either
+
+	// lastFetched is the token data of the last event whose document was fetched.
+	lastFetched string
+	events      int
+
+	// silent counts the empty replies. The first one after an opening proves nothing.
+	silent int
 }
 
-// slimLimit is what an event may weigh before its document is left out: the server's limit is 16 MiB + 16 KiB, and the sum below leaves
-// out less than a kilobyte.
+// slimLimit is the size above which an event's document is omitted. The server's limit is 16 MiB +
+// 16 KiB, and the sum in slimStage does not count less than a kilobyte.
 const slimLimit = 15 << 20
 
-// slimStage leaves out a document whose event would come near the limit: the document, its key, and its token.
+// slimStage omits the document if its event is near the limit: the document, its key, and its token.
 var slimStage = bson.D{{Key: "$set", Value: bson.D{{Key: "fullDocument", Value: bson.D{{Key: "$cond", Value: bson.A{
 	bson.D{{Key: "$gt", Value: bson.A{bson.D{{Key: "$add", Value: bson.A{
 		bson.D{{Key: "$ifNull", Value: bson.A{bson.D{{Key: "$bsonSize", Value: "$fullDocument"}}, 0}}},
@@ -46,37 +52,43 @@ var slimStage = bson.D{{Key: "$set", Value: bson.D{{Key: "fullDocument", Value: 
 	"$fullDocument",
 }}}}}}}
 
-// oversize answers 10334: read slim, then slim by time, then give up. N24
-func (r *run) oversize(ctx context.Context, code int, err error) error {
-	switch t, ok := r.pos.Time(); {
+// readAroundOversize handles code 10334. It switches to slim mode, then to slim mode by time, and
+// then ends Run with a gap. N24
+func (r *run) readAroundOversize(ctx context.Context, code int, err error) error {
+	t, hasTime := r.position.Time()
+	switch {
 	case !r.slim.on:
-		r.slim = slim{on: true}
-	case !r.slim.byTime && !r.byTime && ok:
+		r.slim = slimMode{on: true}
+	case !r.slim.byTime && !r.byTime && hasTime:
 		r.slim.byTime = true
 		r.startAt(t)
 	default:
-		return &GapError{Code: code, Reason: GapOversize, Position: r.pos, Err: err}
+		return &GapError{Code: code, Reason: GapOversize, Position: r.position, Err: err}
 	}
-	r.s.cfg.Metrics.restart("oversize")
-	r.s.cfg.Log.Warn("a document is too large for a change event; fetching it by its _id", "code", code)
-	_ = retry.Sleep(ctx, r.backoff.Next()) // grows when this happens again without progress
+
+	r.stream.cfg.Metrics.countRestart("oversize")
+	r.stream.cfg.Log.Warn("a document is too large for a change event; fetching it by its _id", "code", code)
+
+	// The wait grows if this happens again without progress.
+	_ = retry.Sleep(ctx, r.backoff.Next())
 	return nil
 }
 
-// passed reports whether whole events can be read again: the position is behind the fetched document, or there was none among
-// as many events as the failed reply can have held.
-func (s *slim) passed(pos resume.Position, silent bool) bool {
-	if s.poison != "" {
-		return pos.Token.Data() > s.poison
+// passed reports whether whole events can be read again: the position is after the fetched document,
+// or there was no such document among as many events as the failed reply can have held.
+func (s *slimMode) passed(pos resume.Position, silent bool) bool {
+	if s.lastFetched != "" {
+		return pos.Token.Data() > s.lastFetched
 	}
+
 	if silent {
 		s.silent++
 	}
 	return s.silent > 1 || s.events >= maxDocuments
 }
 
-// restore puts back the documents that were left out.
-func (r *run) restore(ctx context.Context, b *Batch) error {
+// restoreDocuments fetches the documents that the pipeline omitted, and adds them to their events.
+func (r *run) restoreDocuments(ctx context.Context, b *Batch) error {
 	var ev Event
 	for i, raw := range b.Docs {
 		if err := Parse(raw, &ev); err != nil {
@@ -86,51 +98,57 @@ func (r *run) restore(ctx context.Context, b *Batch) error {
 		if ev.Op != Insert || ev.HasDocument {
 			continue
 		}
-		doc, err := r.s.document(ctx, &ev)
+
+		doc, err := r.stream.fetchDocument(ctx, &ev)
 		if err != nil {
 			return fmt.Errorf("fetching a document that is too large for a change event: %w", err)
 		}
-		r.slim.poison = string(ev.Data)
-		b.Docs[i] = rebuild(raw, doc)
+
+		r.slim.lastFetched = string(ev.Data)
+		b.Docs[i] = rebuildEvent(raw, doc)
 		b.Bytes += len(b.Docs[i]) - len(raw)
 	}
 	return nil
 }
 
-// document fetches the document of an insert by its `_id`: majority, on the primary, not before the event's time (N21, N22).
-// It is nil when the document is gone. What an update made of the document meanwhile is what comes.
-func (s *Stream) document(ctx context.Context, ev *Event) (bson.Raw, error) {
-	sess, err := s.cfg.Client.StartSession(options.Session().SetCausalConsistency(true))
+// fetchDocument reads the document of an insert by its `_id`: a majority read on the primary, not
+// before the event's time (N21, N22). It returns nil if the document no longer exists. If the
+// document was updated since the insert, the result contains the update.
+func (s *Stream) fetchDocument(ctx context.Context, ev *Event) (bson.Raw, error) {
+	session, err := s.cfg.Client.StartSession(options.Session().SetCausalConsistency(true))
 	if err != nil {
 		return nil, err
 	}
-	defer sess.EndSession(context.WithoutCancel(ctx))
-	if err := sess.AdvanceOperationTime(&ev.ClusterTime); err != nil {
+	defer session.EndSession(context.WithoutCancel(ctx))
+	if err := session.AdvanceOperationTime(&ev.ClusterTime); err != nil {
 		return nil, err
 	}
-	ctx, cancel := context.WithTimeout(mongo.NewSessionContext(ctx, sess), openTimeout)
+
+	ctx, cancel := context.WithTimeout(mongo.NewSessionContext(ctx, session), openTimeout)
 	defer cancel()
 	coll := s.cfg.Client.Database(string(ev.DB)).Collection(string(ev.Coll),
 		options.Collection().SetReadConcern(readconcern.Majority()).SetReadPreference(readpref.Primary()))
-	raw, err := coll.FindOne(ctx, bson.D{{Key: "_id", Value: bson.RawValue{Type: bson.Type(ev.IDType), Value: ev.ID}}}).Raw()
+	id := bson.RawValue{Type: bson.Type(ev.IDType), Value: ev.ID}
+	raw, err := coll.FindOne(ctx, bson.D{{Key: "_id", Value: id}}).Raw()
 	if errors.Is(err, mongo.ErrNoDocuments) {
 		return nil, nil
 	}
 	return raw, err
 }
 
-// goneNote says, in the event, why it has no document.
+// goneNote is the note of an event whose document no longer exists.
 const goneNote = "the document was too large for a change event and is no longer in the collection"
 
-// rebuild is the event with doc as its fullDocument, or with the note if doc is nil. The result may be larger than BSON's limit for a
-// document: it never leaves the process.
-func rebuild(raw []byte, doc bson.Raw) []byte {
+// rebuildEvent returns the event with doc as its fullDocument, or with the note if doc is nil. The
+// result may exceed BSON's size limit for a document, because it never leaves the process.
+func rebuildEvent(raw []byte, doc bson.Raw) []byte {
 	typ, name, val := byte(typeDocument), "fullDocument", []byte(doc)
 	if doc == nil {
 		typ, name = typeString, noteField
 		val = binary.LittleEndian.AppendUint32(nil, uint32(len(goneNote)+1))
 		val = append(append(val, goneNote...), 0)
 	}
+
 	out := make([]byte, 0, len(raw)+len(name)+len(val)+2)
 	out = append(out, raw[:len(raw)-1]...)
 	out = append(out, typ)

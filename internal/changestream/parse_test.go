@@ -30,6 +30,7 @@ func insertEvent(tb testing.TB, extra ...bson.E) []byte {
 	if err != nil {
 		tb.Fatal(err)
 	}
+
 	return raw
 }
 
@@ -44,13 +45,13 @@ func TestParseInsert(t *testing.T) {
 		t.Errorf("parsed %+v", ev)
 	}
 	if id, _ := (bson.RawValue{Type: bson.Type(ev.IDType), Value: ev.ID}).StringValueOK(); id != "e1" {
-		t.Errorf("id %q", id)
+		t.Errorf("id %q, want e1", id)
 	}
 	if p := bson.Raw(ev.Document).Lookup("payload"); p.Type != bson.TypeBinary {
-		t.Errorf("document %s", bson.Raw(ev.Document))
+		t.Errorf("document %s, want a binary payload", bson.Raw(ev.Document))
 	}
 	if d, _ := bson.Raw(ev.Token).Lookup("_data").StringValueOK(); d != "826B018C46" {
-		t.Errorf("token %s", bson.Raw(ev.Token))
+		t.Errorf("token %s, want _data 826B018C46", bson.Raw(ev.Token))
 	}
 }
 
@@ -71,18 +72,20 @@ func TestParseOtherKinds(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
+
 		var ev Event
 		if err := Parse(raw, &ev); err != nil {
 			t.Fatal(err)
 		}
 		if ev.Op != c.op || string(ev.DB) != "a" || ev.Coll != nil || string(ev.ToDB) != "b" || string(ev.ToColl) != "c" || ev.WallMS != 5000 || ev.HasDocument {
-			t.Errorf("%s: %+v", c.name, ev)
+			t.Errorf("%s: parsed %+v, want op %s", c.name, ev, c.op)
 		}
 	}
+
 	for _, bad := range []bson.D{{}, {token}, {{Key: "operationType", Value: "insert"}}, {token, {Key: "operationType", Value: 1}}} {
 		raw, _ := bson.Marshal(bad)
 		if err := Parse(raw, new(Event)); err == nil {
-			t.Errorf("%v: no error", bad)
+			t.Errorf("Parse(%v) returned no error", bad)
 		}
 	}
 }
@@ -93,12 +96,13 @@ func TestParseRefusesTruncation(t *testing.T) {
 	for n := range raw {
 		cut := bytes.Clone(raw[:n])
 		if err := Parse(cut, new(Event)); err == nil {
-			t.Fatalf("%d of %d bytes were accepted", n, len(raw))
+			t.Fatalf("Parse accepted %d of %d bytes", n, len(raw))
 		}
-		if n >= 5 { // also with a length that claims to be right
+		// With a matching length the result may be valid, but Parse must not panic.
+		if n >= 5 {
 			binary.LittleEndian.PutUint32(cut, uint32(n))
 			cut[n-1] = 0
-			_ = Parse(cut, new(Event)) // must not panic
+			_ = Parse(cut, new(Event))
 		}
 	}
 }
@@ -107,7 +111,7 @@ func TestParseAllocatesNothing(t *testing.T) {
 	raw := insertEvent(t)
 	var ev Event
 	if n := testing.AllocsPerRun(100, func() { _ = Parse(raw, &ev) }); n != 0 {
-		t.Errorf("%v allocations", n)
+		t.Errorf("%v allocations, want 0", n)
 	}
 }
 
@@ -122,7 +126,7 @@ func FuzzParse(f *testing.F) {
 				t.Errorf("data %q, want %q", ev.Data, d)
 			}
 		}
-		_, _, _ = lookup(raw, "_id")
+		_, _, _ = lookupField(raw, "_id")
 	})
 }
 
@@ -132,15 +136,16 @@ func TestRebuildGivesAnOrdinaryEvent(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	doc, _ := bson.Marshal(bson.D{{Key: "_id", Value: 1}})
 	var ev Event
-	if err := Parse(rebuild(raw, doc), &ev); err != nil || !ev.HasDocument || !bytes.Equal(ev.Document, doc) || ev.Note != nil {
+	if err := Parse(rebuildEvent(raw, doc), &ev); err != nil || !ev.HasDocument || !bytes.Equal(ev.Document, doc) || ev.Note != nil {
 		t.Errorf("%v %+v", err, ev)
 	}
-	if err := Parse(rebuild(raw, nil), &ev); err != nil || ev.HasDocument || string(ev.Note) != goneNote {
+	if err := Parse(rebuildEvent(raw, nil), &ev); err != nil || ev.HasDocument || string(ev.Note) != goneNote {
 		t.Errorf("%v %+v", err, ev)
 	}
-	if err := bson.Raw(rebuild(raw, nil)).Validate(); err != nil {
+	if err := bson.Raw(rebuildEvent(raw, nil)).Validate(); err != nil {
 		t.Error(err)
 	}
 }

@@ -11,29 +11,36 @@ import (
 	"github.com/outrelay/outrelay/resume"
 )
 
-// ErrNotInStream says that the event looked for is not in the stretch of the stream that was read.
+// ErrNotInStream means that the requested event is not in the part of the stream that was read.
 var ErrNotInStream = errors.New("not in the change stream")
 
-// Lost reports whether an error of Refetch says that what it looked for cannot be read again. Any other is of the moment, such as
-// an election: the images are there still.
+// Lost reports whether an error of Refetch means that the requested events cannot be read again.
+// Every other error is temporary, for example an election: the events still exist.
 func Lost(err error) bool {
 	if errors.Is(err, ErrNotInStream) || errors.Is(err, ErrNoStart) {
 		return true
 	}
-	c, _, _ := classify(err)
+
+	c, _, _ := classifyError(err)
 	return c == classGap || c == classOversize
 }
 
-// Refetch reads the stream again behind a position and hands take the documents of the inserts that want accepts, until
-// take returns false: the images of envelopes that may be no longer in their collection. Event and document are valid
-// during the call. It ends with ErrNotInStream at the cluster's time of the call, and with the server's error if the
-// history is gone. It opens a stream of its own and may run beside Run.
-func (s *Stream) Refetch(ctx context.Context, after resume.Position, want func(*Event) bool, take func(ev *Event, document []byte) (more bool)) error {
+// Refetch reads the stream again from a position on, to get the images of envelopes that may no
+// longer be in their collection. It calls take with the document of each insert that want accepts,
+// until take returns false. The event and the document are valid only during the call.
+//
+// If it reaches the cluster time at which it was called, it returns ErrNotInStream. If the history is
+// gone, it returns the server's error. It opens a stream of its own, so it may be called during Run.
+func (s *Stream) Refetch(
+	ctx context.Context, after resume.Position,
+	want func(*Event) bool, take func(ev *Event, document []byte) (more bool),
+) error {
 	end, err := mongodb.ClusterTime(ctx, s.cfg.Client)
 	if err != nil {
 		return err
 	}
-	opts := s.options()
+
+	opts := s.streamOptions()
 	if t, ok := after.Time(); after.Token.IsZero() {
 		if !ok {
 			return ErrNoStart
@@ -42,33 +49,38 @@ func (s *Stream) Refetch(ctx context.Context, after resume.Position, want func(*
 	} else {
 		opts.SetStartAfter(bson.Raw(after.Token))
 	}
-	c, err := s.watch(ctx, append(s.cfg.Scope.Pipeline(), slimStage), opts)
+	c, err := s.openChangeStream(ctx, append(s.cfg.Scope.Pipeline(), slimStage), opts)
 	if err != nil {
 		return fmt.Errorf("opening stream to read events again: %w", err)
 	}
-	defer c.close()
-	c.cs.SetBatchSize(firstDocuments)
+	defer c.closeCursor()
+	c.changeStream.SetBatchSize(firstDocuments)
+
 	b := newBatch()
 	defer b.Release()
 	for ctx.Err() == nil {
-		b.reset()
-		if err := c.fetch(s.cfg.MaxAwait+maxPatience, b); err != nil {
+		b.clearDocuments()
+		if err := c.fetchReply(s.cfg.MaxAwait+maxPatience, b); err != nil {
 			return fmt.Errorf("reading events again: %w", err)
 		}
-		if more, err := s.find(ctx, b, want, take); err != nil || !more {
+		if more, err := s.visitInserts(ctx, b, want, take); err != nil || !more {
 			return err
 		}
-		t, ok := resume.Token(c.cs.ResumeToken()).ClusterTime()
-		read := ok && (t.After(end) || len(b.Docs) == 0 && !t.Before(end))
-		if read || c.cs.ID() == 0 {
+
+		t, ok := resume.Token(c.changeStream.ResumeToken()).ClusterTime()
+		reachedEnd := ok && (t.After(end) || len(b.Docs) == 0 && !t.Before(end))
+		if reachedEnd || c.changeStream.ID() == 0 {
 			return ErrNotInStream
 		}
 	}
 	return context.Cause(ctx)
 }
 
-// find hands on what is wanted of a batch. A document that was too large for its event, and is gone, is passed over.
-func (s *Stream) find(ctx context.Context, b *Batch, want func(*Event) bool, take func(*Event, []byte) bool) (more bool, err error) {
+// visitInserts calls take for the wanted inserts of a batch. It skips a document that was too large
+// for its event and no longer exists.
+func (s *Stream) visitInserts(
+	ctx context.Context, b *Batch, want func(*Event) bool, take func(*Event, []byte) bool,
+) (more bool, err error) {
 	var ev Event
 	for _, raw := range b.Docs {
 		if err := Parse(raw, &ev); err != nil {
@@ -77,9 +89,10 @@ func (s *Stream) find(ctx context.Context, b *Batch, want func(*Event) bool, tak
 		if ev.Op != Insert || !want(&ev) {
 			continue
 		}
+
 		doc := ev.Document
 		if !ev.HasDocument {
-			if doc, err = s.document(ctx, &ev); err != nil {
+			if doc, err = s.fetchDocument(ctx, &ev); err != nil {
 				return false, err
 			}
 		}

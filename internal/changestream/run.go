@@ -17,135 +17,168 @@ import (
 )
 
 const (
-	idleEvery       = 400 * time.Millisecond // between the empty batches of an idle stream
-	unknownAttempts = 5                      // without progress, at least, before an unclassified error is a gap
+	// idleInterval is the least time between the empty batches of an idle stream.
+	idleInterval = 400 * time.Millisecond
+
+	// unknownAttempts is the least number of attempts without progress before an unclassified error
+	// is a gap.
+	unknownAttempts = 5
 	maxPatience     = time.Hour
-	settled         = 2 * time.Second // a term this old is a recovery
+
+	// recoveryTime is the age at which a session without events counts as a recovery.
+	recoveryTime = 2 * time.Second
 )
 
-// run is the supervisor's state through the terms of one Run: a term is one open cursor.
+// run is the state of one Run through its sessions. A session is the life of one open cursor.
 type run struct {
-	s   *Stream
-	out chan<- *Batch
+	stream *Stream
+	out    chan<- *Batch
 
-	pos resume.Position // everything up to here was handed on, or is known to hold no event
-	// byTime opens at a cluster time rather than by the token of pos; at is that time. It ends with the first progress.
-	byTime bool
-	at     bson.Timestamp
-	// checks of the first opening (N23)
-	hash string
-	uuid [16]byte
+	// position: every event up to it was sent to the caller. It may be after the last event.
+	position resume.Position
 
-	backoff  *retry.Backoff
-	unknown  int           // errors without a class since the last progress
-	puzzled  time.Time     // when the first of them came
-	patience time.Duration // for one reply
-	opened   bool          // the last term came as far as asking for events
-	dog      watchdog
-	size     sizer
-	slim     slim
-	lastIdle time.Time
-	unsent   bool      // pos moved without a batch that says so
-	since    time.Time // when the term began
-	ddl      Op        // the kind of the last event handed on: what an invalidate event tells the end of
+	// byTime opens the stream at startTime instead of at the token of position. It is reset by the
+	// first progress.
+	byTime    bool
+	startTime bson.Timestamp
+
+	// checkpointHash and checkpointUUID are checked at the first opening (N23).
+	checkpointHash string
+	checkpointUUID [16]byte
+
+	backoff *retry.Backoff
+
+	// unexplainedErrors counts the errors without a class since the last progress. firstUnexplained
+	// is the time of the first one.
+	unexplainedErrors int
+	firstUnexplained  time.Time
+
+	patience     time.Duration // for one reply
+	cursorOpened bool          // the last session sent at least one getMore
+	sessionStart time.Time
+	watchdog     watchdog
+	sizer        batchSizer
+	slim         slimMode
+
+	lastIdle       time.Time
+	positionUnsent bool // position moved after the last batch
+
+	// lastOp is the kind of the last event, which is the cause of a following invalidate event.
+	lastOp Op
 }
 
-// Errors with which a term asks for the next one.
+// Errors that end a session.
 var (
-	errTimeout  = errors.New("the server did not answer in time")
+	errTimeout  = errors.New("the server did not reply in time")
 	errClosed   = errors.New("the server closed the stream")
-	errStalled  = errors.New("the resume token does not move although the cluster does")
+	errStalled  = errors.New("the resume token does not move, although the cluster time does")
 	errPastSlim = errors.New("past the events that were too large")
 )
 
-// begin turns the start into a position, waiting out faults where that needs the server.
-func (s *Stream) begin(ctx context.Context, start Start, out chan<- *Batch) (*run, error) {
+// newRun determines the start position. If that needs the server, it retries after faults.
+func (s *Stream) newRun(ctx context.Context, start Start, out chan<- *Batch) (*run, error) {
 	r := &run{
-		s: s, out: out, pos: start.Position.Clone(), hash: start.PipelineHash, backoff: s.cfg.Backoff.Start(),
-		patience: s.cfg.Patience, dog: watchdog{limit: s.cfg.Watchdog},
+		stream: s, out: out, position: start.Position.Clone(), checkpointHash: start.PipelineHash,
+		backoff:  s.cfg.Backoff.Start(),
+		patience: s.cfg.Patience, watchdog: watchdog{limit: s.cfg.Watchdog},
 	}
+
 	_, hasTime := start.Position.Time()
-	if !r.pos.Sound() {
-		// Not even tried: a server that took it for one of this stream would go on at another place, and what it says is
-		// behind may never have been read.
-		r.pos.Token = nil
-		r.startAt(r.pos.ClusterTime)
-		s.cfg.Log.Warn("the stored token does not belong to the time beside it; starting by time", "token", start.Position.Token.Data(), "time", r.pos.ClusterTime.T)
+	if !r.position.Sound() {
+		// Such a token is not even tried. If the server accepted it, the stream would continue at
+		// another place, and earlier events might be lost.
+		r.position.Token = nil
+		r.startAt(r.position.ClusterTime)
+		s.cfg.Log.Warn("the stored token does not belong to its cluster time; starting by time",
+			"token", start.Position.Token.Data(), "time", r.position.ClusterTime.T)
 	}
+
 	switch {
 	case start.Now && (start.At != nil || !start.Position.IsZero()):
-		return nil, fmt.Errorf("%w: both a position and the present are asked for", ErrNoStart)
+		return nil, fmt.Errorf("%w: both a position and the present are requested", ErrNoStart)
+
 	case start.At != nil:
 		r.startAt(*start.At)
+
 	case start.Now:
 		err := retry.Do(ctx, s.cfg.Backoff, func(ctx context.Context) error {
 			now, err := mongodb.ClusterTime(ctx, s.cfg.Client)
 			r.startAt(now)
 			return err
-		}, func(err error, wait time.Duration) { s.report(err, wait) })
+		}, func(err error, wait time.Duration) { s.reportFault(err, wait) })
 		if err != nil {
 			return nil, err
 		}
-	case !r.pos.Token.IsZero():
+
+	case !r.position.Token.IsZero():
+
 	case hasTime:
 		r.startAt(start.Position.ClusterTime)
+
 	default:
 		return nil, ErrNoStart
 	}
+
 	for _, c := range start.Collections {
 		if s.cfg.Scope.kind == Collection && c.NS == s.cfg.Scope.String() {
-			r.uuid = c.UUID
+			r.checkpointUUID = c.UUID
 		}
 	}
 	return r, nil
 }
 
-func (r *run) startAt(t bson.Timestamp) { r.byTime, r.at = true, t }
+func (r *run) startAt(t bson.Timestamp) { r.byTime, r.startTime = true, t }
 
-// distrust checks, once, whether the token belongs to the stream of today (N23).
-func (r *run) distrust(ctx context.Context) error {
-	if r.hash == "" && r.uuid == [16]byte{} {
+// verifyCheckpoint checks, once, that the token belongs to the present stream. If it does not, the
+// stream starts by time (N23).
+func (r *run) verifyCheckpoint(ctx context.Context) error {
+	if r.checkpointHash == "" && r.checkpointUUID == [16]byte{} {
 		return nil
 	}
-	scope := r.s.cfg.Scope
+
+	scope := r.stream.cfg.Scope
 	why := ""
-	if r.hash != "" && r.hash != scope.PipelineHash() {
-		why = "what is watched has changed since the checkpoint"
+	if r.checkpointHash != "" && r.checkpointHash != scope.PipelineHash() {
+		why = "the watched collections or the slots have changed since the checkpoint"
 	}
-	if r.uuid != [16]byte{} {
-		now, found, err := CollectionUUID(ctx, r.s.cfg.Client, scope.db, scope.coll)
+	if r.checkpointUUID != [16]byte{} {
+		now, found, err := CollectionUUID(ctx, r.stream.cfg.Client, scope.db, scope.coll)
 		if err != nil {
 			return err
 		}
-		if found && now != r.uuid {
-			why = "the collection was made anew since the checkpoint"
+		if found && now != r.checkpointUUID {
+			why = "the collection was dropped and created again since the checkpoint"
 		}
 	}
-	r.hash, r.uuid = "", [16]byte{}
-	if t, ok := r.pos.Time(); why != "" && ok && !r.byTime {
+
+	r.checkpointHash, r.checkpointUUID = "", [16]byte{}
+	t, ok := r.position.Time()
+	if why != "" && ok && !r.byTime {
 		r.startAt(t)
-		r.s.cfg.Log.Info("starting by time instead of by token", "reason", why, "time", t.T)
+		r.stream.cfg.Log.Info("starting by time instead of by token", "reason", why, "time", t.T)
 	}
 	return nil
 }
 
-// term opens the stream and reads until something ends it. It never returns nil unless ctx has ended.
-func (r *run) term(ctx context.Context) error {
-	r.opened, r.since = false, time.Now()
-	c, err := r.open(ctx)
+// readSession opens the stream and reads until an error ends the session. It returns nil only if ctx
+// has ended.
+func (r *run) readSession(ctx context.Context) error {
+	r.cursorOpened, r.sessionStart = false, time.Now()
+	c, err := r.openCursor(ctx)
 	if err != nil {
 		return fmt.Errorf("opening stream: %w", err)
 	}
-	defer c.close()
+	defer c.closeCursor()
 	crash.At("after-open")
-	r.dog.reopened()
+
+	r.watchdog.streamReopened()
 	for ctx.Err() == nil {
 		b := newBatch()
-		err := c.fetch(r.s.cfg.MaxAwait+r.patience, b)
+		err := c.fetchReply(r.stream.cfg.MaxAwait+r.patience, b)
 		crash.At("after-getmore")
-		r.opened = true
+		r.cursorOpened = true
 		if err == nil {
-			err = r.take(ctx, c, b)
+			err = r.handleReply(ctx, c, b)
 		} else {
 			b.Release()
 		}
@@ -156,71 +189,80 @@ func (r *run) term(ctx context.Context) error {
 	return nil
 }
 
-// take judges a reply, hands it on, and decides whether the term goes on.
-func (r *run) take(ctx context.Context, c *cursor, b *Batch) error {
-	r.answered()
+// handleReply processes a reply and sends it to the caller. It returns an error if the session must
+// end.
+func (r *run) handleReply(ctx context.Context, c *cursor, b *Batch) error {
+	r.reportLive()
 	silent := len(b.Docs) == 0
-	r.size.observe(len(b.Docs), b.Bytes)
-	c.cs.SetBatchSize(r.size.next(r.s.cfg.BatchSize))
-	if c.drop != "" {
-		c.dropKnown(b)
+	r.sizer.observeReply(len(b.Docs), b.Bytes)
+	c.changeStream.SetBatchSize(r.sizer.nextBatchSize(r.stream.cfg.BatchSize))
+	if c.dropThrough != "" {
+		c.dropDelivered(b)
 	}
-	next, invalid, err := r.lookAtEnd(c, b)
+
+	next, invalid, err := r.inspectLastEvent(c, b)
 	if err == nil && r.slim.on {
-		err = r.restore(ctx, b)
+		err = r.restoreDocuments(ctx, b)
 	}
 	if err != nil {
 		b.Release()
 		return err
 	}
-	full, moved := len(b.Docs) > 0, next.Compare(r.pos) > 0
+
+	full, moved := len(b.Docs) > 0, next.Compare(r.position) > 0
 	if full {
-		r.s.cfg.Metrics.batch(len(b.Docs), b.Bytes, c.wait)
+		r.stream.cfg.Metrics.countBatch(len(b.Docs), b.Bytes, c.replyWait)
 	}
-	if err := r.hand(ctx, b, next, moved); err != nil {
+	if err := r.sendBatch(ctx, b, next, moved); err != nil {
 		return err
 	}
-	r.progress(full, moved)
+	r.recordProgress(full, moved)
+
 	switch {
 	case invalid != nil:
 		return invalid
-	case c.cs.ID() == 0:
+	case c.changeStream.ID() == 0:
 		return errClosed
-	case r.slim.on && r.slim.passed(r.pos, silent):
+	case r.slim.on && r.slim.passed(r.position, silent):
 		return errPastSlim
 	case silent && !moved:
-		return r.watch(c)
+		return r.checkWatchdog(c)
 	}
 	return nil
 }
 
-// answered says that the server gives answers.
-func (r *run) answered() {
+// reportLive sets the state after a reply of the server.
+func (r *run) reportLive() {
 	if r.slim.on {
-		r.s.enter(Oversize, 0, "reading around documents that are too large for a change event")
+		r.stream.setState(Oversize, 0, "reading around documents that are too large for a change event")
 	} else {
-		r.s.enter(Live, 0, "")
+		r.stream.setState(Live, 0, "")
 	}
 }
 
-// lookAtEnd finds the position behind the batch, and whether its last event ends the stream. The position of an
-// invalidate event is given to nobody but the error: stored by a checkpoint it would let the next start pass over the end of the
-// collection without asking anyone.
-func (r *run) lookAtEnd(c *cursor, b *Batch) (resume.Position, *InvalidateError, error) {
-	next, n := c.position(b), len(b.Docs)
+// inspectLastEvent returns the position after the batch. If the last event ends the stream, it also
+// returns the error for Run.
+//
+// Only the error contains the position of an invalidate event. If a checkpoint stored that position,
+// the next start would skip the end of the collection without a decision of the caller.
+func (r *run) inspectLastEvent(c *cursor, b *Batch) (resume.Position, *InvalidateError, error) {
+	next, n := c.positionAfter(b), len(b.Docs)
 	if n == 0 {
 		return next, nil, nil
 	}
+
 	var ev Event
 	if err := Parse(b.Docs[n-1], &ev); err != nil {
 		return next, nil, err
 	}
 	if ev.Op != Invalidate {
-		r.ddl = ev.Op
+		r.lastOp = ev.Op
 		return next, nil, nil
 	}
-	end := &InvalidateError{Position: positionOf(&ev), Op: r.ddl, NS: r.s.cfg.Scope.String()}
-	next = r.pos
+
+	// The event before the invalidate event is its cause.
+	end := &InvalidateError{Position: positionOf(&ev), Op: r.lastOp, NS: r.stream.cfg.Scope.String()}
+	next = r.position
 	if n > 1 {
 		if err := Parse(b.Docs[n-2], &ev); err != nil {
 			return next, nil, err
@@ -237,21 +279,25 @@ func positionOf(ev *Event) resume.Position {
 	return resume.Position{Token: resume.Token(ev.Token).Clone(), ClusterTime: ev.ClusterTime}
 }
 
-// hand sends the batch on if it says anything new, and remembers the position.
-func (r *run) hand(ctx context.Context, b *Batch, next resume.Position, moved bool) error {
+// sendBatch sends the batch to the caller if it has documents or a new position, and stores the
+// position in r. It blocks until the caller receives the batch.
+func (r *run) sendBatch(ctx context.Context, b *Batch, next resume.Position, moved bool) error {
 	if moved {
-		r.pos, r.unsent = next, true
+		r.position, r.positionUnsent = next, true
 	}
-	b.Position = r.pos
-	if len(b.Docs) == 0 && (!r.unsent || time.Since(r.lastIdle) < idleEvery) {
+	b.Position = r.position
+
+	if len(b.Docs) == 0 && (!r.positionUnsent || time.Since(r.lastIdle) < idleInterval) {
 		b.Release()
 		return nil
 	}
 	if len(b.Docs) == 0 {
 		r.lastIdle = time.Now()
 	}
-	r.unsent = false
-	if ctx.Err() != nil { // select would choose at random
+	r.positionUnsent = false
+
+	// If both cases are ready, select chooses at random.
+	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
 	select {
@@ -262,124 +308,137 @@ func (r *run) hand(ctx context.Context, b *Batch, next resume.Position, moved bo
 	}
 }
 
-// progress forgets the faults behind the position. A term that breaks off again at once is no recovery, although the token
-// moves with the cluster: only events, or a while of quiet, make the next wait short again.
-func (r *run) progress(full, moved bool) {
-	if full || moved && time.Since(r.since) > settled {
+// recordProgress resets the fault counters. A session that fails again at once is not a recovery,
+// although its token moves with the cluster. So only events, or a session that lasts for a while,
+// reset the backoff.
+func (r *run) recordProgress(full, moved bool) {
+	if full || moved && time.Since(r.sessionStart) > recoveryTime {
 		r.backoff.Reset()
-		r.unknown = 0
+		r.unexplainedErrors = 0
 	}
 	if moved {
-		r.patience, r.byTime = r.s.cfg.Patience, false
-		r.dog.moved()
+		r.patience, r.byTime = r.stream.cfg.Patience, false
+		r.watchdog.tokenMoved()
 	}
 }
 
-// watch asks the watchdog about an empty reply that did not move the token (N26).
-func (r *run) watch(c *cursor) error {
-	switch r.dog.empty(c.wait, c.operationTime()) {
-	case dead:
-		at, _ := r.pos.Time()
-		return &GapError{Reason: GapStalled, Position: r.pos, Ahead: at.After(c.operationTime()), Err: errStalled}
-	case reopen:
+// checkWatchdog processes an empty reply that did not move the token (N26).
+func (r *run) checkWatchdog(c *cursor) error {
+	switch r.watchdog.observeEmptyReply(c.replyWait, c.operationTime()) {
+	case verdictDead:
+		at, _ := r.position.Time()
+		return &GapError{Reason: GapStalled, Position: r.position, Ahead: at.After(c.operationTime()), Err: errStalled}
+	case verdictReopen:
 		return errStalled
-	case healthy:
+	case verdictHealthy:
 	}
 	return nil
 }
 
-// decide chooses what follows the error of a term: nil to open the next one, else the end of Run.
-func (r *run) decide(ctx context.Context, err error) error {
+// handleError decides what follows the error of a session. It returns nil to open the next session,
+// and an error to end Run.
+func (r *run) handleError(ctx context.Context, err error) error {
 	var gap *GapError
 	var invalid *InvalidateError
-	log := r.s.cfg.Log
 	switch {
 	case errors.As(err, &gap), errors.As(err, &invalid):
 		return err
+
 	case errors.Is(err, errPastSlim):
-		r.slim = slim{}
-		r.s.cfg.Metrics.restart("oversize")
-		log.Info("past the documents that were too large; reading whole events again")
+		r.slim = slimMode{}
+		r.stream.cfg.Metrics.countRestart("oversize")
+		r.stream.cfg.Log.Info("past the documents that were too large; reading whole events again")
 		return nil
+
 	case errors.Is(err, errTimeout):
-		return r.timeout(ctx, err)
+		return r.retryTimeout(ctx, err)
 	case errors.Is(err, errStalled):
-		return r.again(ctx, "watchdog", err)
+		return r.retryLater(ctx, "watchdog", err)
 	case errors.Is(err, errClosed):
-		return r.unexplained(ctx, 0, "closed", err)
+		return r.retryUnexplained(ctx, 0, "closed", err)
 	}
-	class, code, reason := classify(err)
+
+	class, code, reason := classifyError(err)
 	switch class {
 	case classResume:
-		return r.again(ctx, reason, err)
+		return r.retryLater(ctx, reason, err)
 	case classGap:
-		return &GapError{Code: code, Reason: gapReason(code), Position: r.pos, Err: err}
+		return &GapError{Code: code, Reason: gapReason(code), Position: r.position, Err: err}
 	case classConfig:
-		return r.misconfigured(ctx, code)
+		return r.retryMisconfigured(ctx, code)
 	case classOversize:
-		return r.oversize(ctx, code, err)
+		return r.readAroundOversize(ctx, code, err)
 	case classFatal:
 		return err
 	case classUnknown:
 	}
-	return r.unexplained(ctx, code, reason, err)
+	return r.retryUnexplained(ctx, code, reason, err)
 }
 
-// again waits and lets the next term begin.
-func (r *run) again(ctx context.Context, reason string, err error) error {
-	r.s.cfg.Metrics.restart(reason)
+// retryLater waits for the backoff. It returns nil, so that the next session begins.
+func (r *run) retryLater(ctx context.Context, reason string, err error) error {
+	r.stream.cfg.Metrics.countRestart(reason)
 	wait := r.backoff.Next()
-	r.s.report(err, wait)
-	_ = retry.Sleep(ctx, wait) // the end of ctx is seen by the loop
+	r.stream.reportFault(err, wait)
+
+	// The loop of Run checks ctx.
+	_ = retry.Sleep(ctx, wait)
 	return nil
 }
 
-// timeout is a reply that did not come. If the server had opened the stream and the position has not moved since the last
-// time-out, it may be searching: give it longer each time, or it would begin the search anew for ever.
-func (r *run) timeout(ctx context.Context, err error) error {
-	if r.opened {
+// retryTimeout handles a reply that did not arrive in time. If the server had opened the stream, it
+// may be searching a backlog. Each time-out without progress doubles the limit. With a fixed limit,
+// the server would begin its search again forever.
+func (r *run) retryTimeout(ctx context.Context, err error) error {
+	if r.cursorOpened {
 		r.patience = min(2*r.patience, maxPatience)
 	}
-	return r.again(ctx, "timeout", fmt.Errorf("%w; allowing %s from now on", err, r.patience))
+	return r.retryLater(ctx, "timeout", fmt.Errorf("%w; allowing %s from now on", err, r.patience))
 }
 
-// unexplained is a fault without a class: passing at first, a gap when it does not pass. Attempts alone would not do: the
-// first five are over within a second, and a gap costs a sweep or a halt.
-func (r *run) unexplained(ctx context.Context, code int, reason string, err error) error {
-	if r.unknown++; r.unknown == 1 {
-		r.puzzled = time.Now()
+// retryUnexplained handles an error without a class: temporary at first, and a gap if it persists.
+// A limit on attempts alone is not enough: the first five end within a second, and a gap costs a
+// sweep or a halt.
+func (r *run) retryUnexplained(ctx context.Context, code int, reason string, err error) error {
+	r.unexplainedErrors++
+	if r.unexplainedErrors == 1 {
+		r.firstUnexplained = time.Now()
 	}
-	if r.unknown >= unknownAttempts && time.Since(r.puzzled) >= r.s.cfg.Unexplained {
-		return &GapError{Code: code, Reason: GapUnexplained, Position: r.pos, Err: err}
+	if r.unexplainedErrors >= unknownAttempts && time.Since(r.firstUnexplained) >= r.stream.cfg.Unexplained {
+		return &GapError{Code: code, Reason: GapUnexplained, Position: r.position, Err: err}
 	}
-	return r.again(ctx, reason, err)
+	return r.retryLater(ctx, reason, err)
 }
 
-// misconfigured waits for somebody to change something.
-func (r *run) misconfigured(ctx context.Context, code int) error {
-	words := advice(code, r.s.cfg.Scope)
-	if r.s.State().Reason != words {
-		r.s.cfg.Log.Error(words, "retry", r.s.cfg.ConfigRetry)
+// retryMisconfigured waits for an operator to change the configuration, and tries again.
+func (r *run) retryMisconfigured(ctx context.Context, code int) error {
+	advice := configAdvice(code, r.stream.cfg.Scope)
+	if r.stream.State().Reason != advice {
+		r.stream.cfg.Log.Error(advice, "retry", r.stream.cfg.ConfigRetry)
 	}
-	r.s.enter(ConfigError, code, words)
-	r.s.cfg.Metrics.restart("config")
-	_ = retry.Sleep(ctx, r.s.cfg.ConfigRetry)
+	r.stream.setState(ConfigError, code, advice)
+	r.stream.cfg.Metrics.countRestart("config")
+	_ = retry.Sleep(ctx, r.stream.cfg.ConfigRetry)
 	return nil
 }
 
-// report tells status and log of a fault that is being waited out. Of a server's error only code and name are told.
-func (s *Stream) report(err error, wait time.Duration) {
-	words := err.Error()
+// reportFault writes a fault that is retried to the state and to the log. Of a server's error it uses
+// only the code and the name.
+func (s *Stream) reportFault(err error, wait time.Duration) {
+	reason := err.Error()
 	code := 0
 	var ce mongo.CommandError
 	if errors.As(err, &ce) && ce.Code != 0 {
 		code = int(ce.Code)
-		words = fmt.Sprintf("MongoDB answered %s (%d)", ce.Name, ce.Code)
+		reason = fmt.Sprintf("MongoDB returned %s (%d)", ce.Name, ce.Code)
 	}
+
+	// A repeated fault is logged only once.
 	level := slog.LevelWarn
-	if st := s.State(); st.Phase == Reopening && st.Reason == words {
-		level = slog.LevelDebug // the same again: told once
+	if st := s.State(); st.Phase == Reopening && st.Reason == reason {
+		level = slog.LevelDebug
 	}
-	s.cfg.Log.Log(context.Background(), level, "change stream broken off; reopening from the last position", "reason", words, "wait", wait)
-	s.enter(Reopening, code, words)
+	s.cfg.Log.Log(context.Background(), level, "change stream interrupted; reopening from the last position",
+		"reason", reason, "wait", wait)
+	s.setState(Reopening, code, reason)
 }

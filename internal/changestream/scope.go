@@ -10,7 +10,7 @@ import (
 	"github.com/outrelay/outrelay/internal/slot"
 )
 
-// Kind says over what a stream is opened.
+// Kind is the kind of a change stream.
 type Kind uint8
 
 // The kinds of streams.
@@ -32,15 +32,16 @@ type Scope struct {
 	part    slot.Range
 }
 
-// Of is the scope of one slot of a watcher: of the inserts, those of the part's keys. Drops and renames are for all (N28).
+// Of returns the scope of one slot of a watcher: only the inserts with the keys of p, but all drops
+// and renames (N28).
 func (s *Scope) Of(p slot.Range) *Scope {
-	of := *s
-	of.part = p
-	return &of
+	scope := *s
+	scope.part = p
+	return &scope
 }
 
-// pattern is "db.coll" where each part may be a pattern of package glob. The dot between the parts is the first one: a
-// database's name has none, a collection's may.
+// pattern is "db.coll", where each part may be a pattern of package glob. The first dot separates the
+// parts, because a database's name has no dot, and a collection's name may have dots.
 type pattern struct{ db, coll string }
 
 func (p pattern) String() string { return p.db + "." + p.coll }
@@ -49,18 +50,19 @@ func (p pattern) matches(db, coll []byte) bool {
 	return glob.Match(p.db, db) && glob.Match(p.coll, coll)
 }
 
-// covers reports whether everything that q matches is matched by p.
+// covers reports whether p matches every name that q matches.
 func (p pattern) covers(q pattern) bool {
 	return glob.Covers(p.db, q.db) && glob.Covers(p.coll, q.coll)
 }
 
-func (p pattern) meets(q pattern) bool {
+// overlaps reports whether some name matches both patterns.
+func (p pattern) overlaps(q pattern) bool {
 	return glob.Overlap(p.db, q.db) && glob.Overlap(p.coll, q.coll)
 }
 
-// ownCollections are never watched, whatever a pattern says (N27): dead letters would be published again, and inboxes,
-// sagas, the server's own databases and system collections hold no envelopes. What the server copies for $out and for a
-// rename into another database counts once it has its name.
+// ownCollections are never watched, whatever a pattern matches (N27). Dead letters would be published
+// again. Inboxes, sagas, the server's own databases and system collections contain no envelopes. A
+// temporary copy for $out, or for a rename into another database, counts once it has its final name.
 var ownCollections = []pattern{
 	{"*", "*_dead"},
 	{"*", "*_cron"},
@@ -76,9 +78,10 @@ var ownCollections = []pattern{
 	{"*", "tmp*.renameCollection"},
 }
 
-// ParseScope reads patterns like `shop.outbox`, `tenant_*.outbox` and `*.outbox`. exclude names, in the same form,
-// collections that belong to outrelay itself beside those: the state database ("outrelay.*").
-// They are never read, and naming one of them as a collection to watch is an error. All problems are reported at once.
+// ParseScope parses patterns such as `shop.outbox`, `tenant_*.outbox` and `*.outbox`. exclude has the
+// same form. It names further collections of outrelay itself: the state database ("outrelay.*").
+// Excluded collections are never read. A pattern that matches nothing else is an error. ParseScope
+// reports all problems at once.
 func ParseScope(patterns []string, exclude ...string) (*Scope, error) {
 	s := &Scope{exclude: slices.Clone(ownCollections)}
 	var problems []error
@@ -90,6 +93,7 @@ func ParseScope(patterns []string, exclude ...string) (*Scope, error) {
 		}
 		s.exclude = append(s.exclude, p)
 	}
+
 	for _, text := range patterns {
 		p, err := parsePattern(text)
 		if err != nil {
@@ -97,40 +101,47 @@ func ParseScope(patterns []string, exclude ...string) (*Scope, error) {
 			continue
 		}
 		if i := slices.IndexFunc(s.exclude, func(x pattern) bool { return x.covers(p) }); i >= 0 {
-			problems = append(problems, fmt.Errorf("%s: nothing of it can be watched, because %s is outrelay's or the server's own", p, s.exclude[i]))
+			problems = append(problems, fmt.Errorf("%s: cannot be watched, because %s belongs to outrelay or to the server", p, s.exclude[i]))
 			continue
 		}
 		s.include = append(s.include, p)
 	}
+
 	if len(patterns) == 0 {
 		problems = append(problems, errors.New("no collection to watch: name at least one as database.collection"))
 	}
 	if len(problems) > 0 {
 		return nil, errors.Join(problems...)
 	}
-	s.settle()
+
+	s.normalize()
 	return s, nil
 }
 
-// settle brings the patterns into one order without repetitions, so that the same set always has the same pipeline, and
-// chooses the narrowest stream.
-func (s *Scope) settle() {
+// normalize sorts the patterns and removes redundant ones, so that the same set always has the same
+// pipeline. It chooses the narrowest kind of stream.
+func (s *Scope) normalize() {
 	byName := func(a, b pattern) int { return strings.Compare(a.String(), b.String()) }
 	slices.SortFunc(s.include, byName)
 	s.include = slices.Compact(s.include)
 	slices.SortFunc(s.exclude, byName)
 	s.exclude = slices.Compact(s.exclude)
+
 	all := s.include
 	s.include = nil
 	for i, p := range all {
-		covered := func(j int) bool { return i != j && all[j].covers(p) }
-		if !slices.ContainsFunc(indices(len(all)), covered) {
+		covered := false
+		for j, q := range all {
+			covered = covered || i != j && q.covers(p)
+		}
+		if !covered {
 			s.include = append(s.include, p)
 		}
 	}
 	s.exclude = slices.DeleteFunc(s.exclude, func(x pattern) bool {
-		return !slices.ContainsFunc(s.include, x.meets)
+		return !slices.ContainsFunc(s.include, x.overlaps)
 	})
+
 	first := s.include[0]
 	oneDB := !glob.HasWildcard(first.db) && !slices.ContainsFunc(s.include, func(p pattern) bool { return p.db != first.db })
 	switch {
@@ -143,42 +154,35 @@ func (s *Scope) settle() {
 	}
 }
 
-func indices(n int) []int {
-	is := make([]int, n)
-	for i := range is {
-		is[i] = i
-	}
-	return is
-}
-
 func parsePattern(text string) (pattern, error) {
 	db, coll, found := strings.Cut(text, ".")
 	switch {
 	case !found || db == "" || coll == "":
-		return pattern{}, fmt.Errorf("%q is not a collection: write database.collection, where * stands for any run of characters and ? for one", text)
+		return pattern{}, fmt.Errorf("%q is not a collection: write database.collection, where * matches any characters and ? matches one", text)
 	case strings.ContainsAny(db, "/\\ \"$\x00"):
-		return pattern{}, fmt.Errorf(`%q: a database's name has no space and none of / \ " $`, text)
+		return pattern{}, fmt.Errorf(`%q: the name of a database cannot contain a space or any of / \ " $`, text)
 	case strings.ContainsAny(coll, "$\x00"):
-		return pattern{}, fmt.Errorf("%q: a collection's name has no $", text)
+		return pattern{}, fmt.Errorf("%q: the name of a collection cannot contain $", text)
 	}
-	return pattern{squeeze(db), squeeze(coll)}, nil
+	return pattern{collapseStars(db), collapseStars(coll)}, nil
 }
 
-// squeeze makes one star of several in a row, so that equal patterns are equal strings.
-func squeeze(s string) string {
+// collapseStars replaces several consecutive stars by one, so that equal patterns are equal strings.
+func collapseStars(s string) string {
 	for strings.Contains(s, "**") {
 		s = strings.ReplaceAll(s, "**", "*")
 	}
 	return s
 }
 
-// Kind is what the stream is opened over.
+// Kind returns the kind of the stream.
 func (s *Scope) Kind() Kind { return s.kind }
 
-// Target is the database and the collection of a collection stream, the database of a database stream, else empty.
+// Target returns the database and the collection of a collection stream, or the database of a
+// database stream. Both are empty for a cluster stream.
 func (s *Scope) Target() (db, coll string) { return s.db, s.coll }
 
-// String names the scope as it was written, in one order.
+// String returns the sorted patterns of the scope, without redundant ones.
 func (s *Scope) String() string {
 	names := make([]string, len(s.include))
 	for i, p := range s.include {
@@ -189,16 +193,17 @@ func (s *Scope) String() string {
 
 // Matches reports whether a collection is watched. It does not allocate.
 func (s *Scope) Matches(db, coll []byte) bool {
-	in := false
+	included := false
 	for i := range s.include {
 		if s.include[i].matches(db, coll) {
-			in = true
+			included = true
 			break
 		}
 	}
-	if !in {
+	if !included {
 		return false
 	}
+
 	for i := range s.exclude {
 		if s.exclude[i].matches(db, coll) {
 			return false
@@ -207,5 +212,6 @@ func (s *Scope) Matches(db, coll []byte) bool {
 	return true
 }
 
-// Multiple reports whether more than one collection can be in the scope: then records say which one they are from (N7).
+// Multiple reports whether the scope can contain more than one collection. Records then name their
+// collection (N7).
 func (s *Scope) Multiple() bool { return s.kind != Collection }

@@ -42,12 +42,13 @@ func TestN27_OwnCollectionsAreNeverWatched(t *testing.T) {
 			t.Errorf("%s is watched", ns)
 		}
 	}
+
 	if !s.Matches([]byte("shop"), []byte("outbox")) {
 		t.Error("shop.outbox is not watched")
 	}
 	for _, own := range []string{"shop.outbox_dead", "outrelay.watchers", "outrelay.*", "local.*", "*.x_dead", "inbox.in", "shop.inbox", "shop.inbox_offsets", "shop.order_sagas", "*.saga_types"} {
 		if _, err := ParseScope([]string{own}, "outrelay.*", "inbox.in"); err == nil {
-			t.Errorf("%s was accepted", own)
+			t.Errorf("ParseScope accepted %s", own)
 		}
 	}
 }
@@ -56,13 +57,13 @@ func TestParseScopeReportsEveryProblem(t *testing.T) {
 	t.Parallel()
 	_, err := ParseScope([]string{"outbox", ".x", "a.", "a b.c", "a.$x", "ok.outbox"}, "nodot")
 	if err == nil {
-		t.Fatal("accepted")
+		t.Fatal("ParseScope returned no error")
 	}
 	if n := len(strings.Split(err.Error(), "\n")); n != 6 {
-		t.Errorf("%d problems told, want 6:\n%v", n, err)
+		t.Errorf("%d problems, want 6:\n%v", n, err)
 	}
 	if _, err := ParseScope(nil); err == nil {
-		t.Error("an empty list was accepted")
+		t.Error("ParseScope accepted an empty list")
 	}
 }
 
@@ -72,6 +73,7 @@ func TestPipelineHash(t *testing.T) {
 	if scopeOf(t, "b.x", "a.x", "a.x").PipelineHash() != same {
 		t.Error("the order of patterns changes the hash")
 	}
+
 	seen := map[string]string{}
 	for _, p := range []string{"a.x", "b.x", "a.x a.y", "a.x b.y", "a.y b.x", "*.x", "a*.x", "a.*"} {
 		h := scopeOf(t, strings.Fields(p)...).PipelineHash()
@@ -86,9 +88,9 @@ func TestMatchesAllocatesNothing(t *testing.T) {
 	s := scopeOf(t, "shop.outbox", "tenant_*.outbox", "x.*y*")
 	db, coll := []byte("tenant_42"), []byte("outbox")
 	if n := testing.AllocsPerRun(100, func() { s.Matches(db, coll) }); n != 0 {
-		t.Errorf("%v allocations", n)
+		t.Errorf("%v allocations, want 0", n)
 	}
 	if !s.Matches(db, coll) || s.Matches([]byte("tenant42"), coll) {
-		t.Error("wrong matches")
+		t.Error("want tenant_42.outbox watched and tenant42.outbox not watched")
 	}
 }

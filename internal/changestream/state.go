@@ -4,15 +4,15 @@ import (
 	"time"
 )
 
-// Phase is what the stream is doing.
+// Phase is the phase of a stream.
 type Phase string
 
 // The phases of a stream.
 const (
-	Opening     Phase = "opening"      // never answered yet
-	Live        Phase = "live"         // the server answers
-	Reopening   Phase = "reopening"    // broken off, comes back by itself
-	ConfigError Phase = "config_error" // somebody must grant or change something; tried again slowly
+	Opening     Phase = "opening"      // the server has not replied yet
+	Live        Phase = "live"         // the server replies
+	Reopening   Phase = "reopening"    // interrupted, and reopened automatically
+	ConfigError Phase = "config_error" // an operator must grant or change something; retried slowly
 	Oversize    Phase = "oversize"     // live, without the documents that are too large for an event (N24)
 	Stopped     Phase = "stopped"
 )
@@ -20,47 +20,52 @@ const (
 // State is the stream's state for status and readiness.
 type State struct {
 	Phase  Phase
-	Reason string    // for people: what happened and what to do; empty while live
-	Code   int       // the server's code, 0 if there is none
-	Since  time.Time // when this phase began
+	Reason string    // for people: the fault and the fix; empty while live
+	Code   int       // the server's code, or 0
+	Since  time.Time // start of this phase
 }
 
-// Ready reports whether events flow, or would if there were any.
+// Ready reports whether events flow, or would flow if there were any.
 func (s State) Ready() bool { return s.Phase == Live || s.Phase == Oversize }
 
-// Metrics are hooks for whoever counts; each may be nil. They are called from the goroutine of Run and must not block.
+// Metrics are hooks for counters. Each may be nil. The goroutine of Run calls them, so they must not
+// block.
 type Metrics struct {
-	// Batch: a batch with events was fetched; wait is the time in the server's reply, not the time to hand it on.
+	// Batch is called when a batch with events was fetched. wait is the time until the server's reply,
+	// without the time to send the batch to the caller.
 	Batch func(events, bytes int, wait time.Duration)
-	// Restart: the stream was reopened, by us or by the driver ("driver"). Reasons are few.
+
+	// Restart is called when the stream was reopened, by Run or by the driver ("driver"). There are
+	// few reasons.
 	Restart func(reason string)
 }
 
-func (m *Metrics) batch(events, bytes int, wait time.Duration) {
+func (m *Metrics) countBatch(events, bytes int, wait time.Duration) {
 	if m.Batch != nil {
 		m.Batch(events, bytes, wait)
 	}
 }
 
-func (m *Metrics) restart(reason string) {
+func (m *Metrics) countRestart(reason string) {
 	if m.Restart != nil {
 		m.Restart(reason)
 	}
 }
 
-// State is the current state. It may be called from anywhere.
+// State returns the current state. It is safe for concurrent use.
 func (s *Stream) State() State {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.state
 }
 
-func (s *Stream) enter(p Phase, code int, reason string) {
+func (s *Stream) setState(p Phase, code int, reason string) {
 	s.mu.Lock()
 	if s.state.Phase == p && s.state.Reason == reason {
 		s.mu.Unlock()
 		return
 	}
+
 	since := s.state.Since
 	if s.state.Phase != p {
 		since = time.Now()
@@ -68,6 +73,7 @@ func (s *Stream) enter(p Phase, code int, reason string) {
 	s.state = State{Phase: p, Reason: reason, Code: code, Since: since}
 	st := s.state
 	s.mu.Unlock()
+
 	if s.cfg.OnState != nil {
 		s.cfg.OnState(st)
 	}

@@ -14,52 +14,66 @@ import (
 	"github.com/outrelay/outrelay/resume"
 )
 
-// Config says what to watch, with what, and who wants to know.
+// Config configures a Stream.
 type Config struct {
-	// Client is used for the stream alone. It must have no client-wide Timeout, which would end the stream while it idles; Tune
-	// sets the other options that make a fault show in seconds.
+	// Client is used only for the stream. It must have no client-wide Timeout, which would end the
+	// stream while it is idle. Tune sets the other options, so that the client detects a fault within
+	// seconds.
 	Client *mongo.Client
 	Scope  *Scope
 
-	// MaxAwait bounds how long the server waits before it answers that there is nothing. It has no effect on latency, only on the idle
-	// checkpoint. Defaults to 500 ms.
+	// MaxAwait limits how long the server waits before it sends an empty reply. It does not affect
+	// latency, only the idle checkpoint. Defaults to 500 ms.
 	MaxAwait time.Duration
-	// BatchSize bounds the documents of a batch. Defaults to 2,000; a batch near 4 MiB has fewer.
+
+	// BatchSize limits the documents of a batch. Defaults to 2,000. A batch near 4 MiB has fewer.
 	BatchSize int
-	// Patience is how long beyond MaxAwait a reply may take before the stream is reopened. After a time-out without
-	// progress it doubles, up to an hour: a server that searches a backlog of foreign entries answers only at its end.
-	// Defaults to 3 s.
+
+	// Patience is how long a reply may take in addition to MaxAwait. After that the stream is
+	// reopened. After a time-out without progress it doubles, up to an hour, because a server that
+	// searches a backlog of foreign entries replies only at the end. Defaults to 3 s.
 	Patience time.Duration
-	// Watchdog is how long an idle stream's token may stand still while the cluster goes on (N26); then the stream is
-	// reopened, and after the same time again it is a gap. Defaults to 10 s.
+
+	// Watchdog is how long an idle stream's token may stand still while the cluster time moves (N26).
+	// After that the stream is reopened. After the same time again, it is a gap. Defaults to 10 s.
 	Watchdog time.Duration
-	// ConfigRetry is the wait between attempts while a privilege or the like is missing. Defaults to 30 s.
+
+	// ConfigRetry is the wait between attempts after a configuration error, such as a missing
+	// privilege. Defaults to 30 s.
 	ConfigRetry time.Duration
-	// Unexplained is how long errors that are not known to pass are waited out without progress before they are a gap, after
-	// five attempts at the least. Defaults to 60 s.
+
+	// Unexplained is how long Run retries errors without a class before they are a gap, if there is
+	// no progress. It makes at least five attempts. Defaults to 60 s.
 	Unexplained time.Duration
-	// Backoff is the wait between attempts after a passing fault. Defaults to retry.Reopen.
+
+	// Backoff is the wait between attempts after a temporary fault. Defaults to retry.Reopen.
 	Backoff retry.Policy
 
 	Log     *slog.Logger // defaults to slog.Default
 	Metrics Metrics
-	// OnState hears of every change of state, from the goroutine of Run; it must not block.
+
+	// OnState is called after each change of state, from the goroutine of Run. It must not block.
 	OnState func(State)
 }
 
-// Start says where the stream begins. Exactly one of Position, At and Now is needed; Position and At together start at a
-// time and drop what the position is known to have behind it (N23).
+// Start is the place where the stream begins. Exactly one of Position, At and Now is needed.
+// Position and At together start at the time and drop the events at or before the position (N23).
 type Start struct {
-	// Position is the checkpoint: the stream delivers what comes after its token, or from its cluster time on if it has none.
+	// Position is the checkpoint. The stream delivers the events after its token, or from its cluster
+	// time on if it has no token.
 	Position resume.Position
-	// PipelineHash and Collections are the checkpoint's. If the scope's hash is another, or the collection of a collection
-	// stream has another UUID today, the token is not trusted: the stream starts at the position's time and drops what is
-	// at or before the token (N23). Empty means not known, which changes nothing.
+
+	// PipelineHash and Collections are stored in the checkpoint. The token is not used if the scope
+	// has another hash, or if the collection of a collection stream now has another UUID. The stream
+	// then starts at the position's time and drops the events at or before the token (N23). Empty
+	// values are not checked.
 	PipelineHash string
 	Collections  []resume.Collection
-	// At starts at a time of the cluster, inclusive.
+
+	// At starts at a cluster time, inclusive.
 	At *bson.Timestamp
-	// Now starts at the present. What is in the outbox already is never delivered.
+
+	// Now starts at the present. Events that are already in the outbox are never delivered.
 	Now bool
 }
 
@@ -71,20 +85,22 @@ type Stream struct {
 	state State
 }
 
-// New checks the configuration and fills in its defaults. It does no I/O.
+// New validates the configuration and sets its defaults. It does no I/O.
 func New(cfg Config) (*Stream, error) {
 	if cfg.Client == nil || cfg.Scope == nil {
 		return nil, errors.New("change stream: a client and a scope are needed")
 	}
-	if cfg.MaxAwait < 0 || cfg.BatchSize < 0 || cfg.Patience < 0 || cfg.Watchdog < 0 || cfg.ConfigRetry < 0 || cfg.Unexplained < 0 {
+	if cfg.MaxAwait < 0 || cfg.BatchSize < 0 || cfg.Patience < 0 ||
+		cfg.Watchdog < 0 || cfg.ConfigRetry < 0 || cfg.Unexplained < 0 {
 		return nil, errors.New("change stream: a duration or size is negative")
 	}
-	defaults(&cfg.MaxAwait, 500*time.Millisecond)
-	defaults(&cfg.BatchSize, maxDocuments)
-	defaults(&cfg.Patience, 3*time.Second)
-	defaults(&cfg.Watchdog, 10*time.Second)
-	defaults(&cfg.ConfigRetry, 30*time.Second)
-	defaults(&cfg.Unexplained, time.Minute)
+
+	setDefault(&cfg.MaxAwait, 500*time.Millisecond)
+	setDefault(&cfg.BatchSize, maxDocuments)
+	setDefault(&cfg.Patience, 3*time.Second)
+	setDefault(&cfg.Watchdog, 10*time.Second)
+	setDefault(&cfg.ConfigRetry, 30*time.Second)
+	setDefault(&cfg.Unexplained, time.Minute)
 	if cfg.Backoff == (retry.Policy{}) {
 		cfg.Backoff = retry.Reopen
 	}
@@ -92,27 +108,31 @@ func New(cfg Config) (*Stream, error) {
 		cfg.Log = slog.Default()
 	}
 	cfg.Log = cfg.Log.With("stream", cfg.Scope.String())
+
 	return &Stream{cfg: cfg, state: State{Phase: Opening, Since: time.Now()}}, nil
 }
 
-func defaults[T time.Duration | int](v *T, to T) {
+func setDefault[T time.Duration | int](v *T, to T) {
 	if *v == 0 {
 		*v = to
 	}
 }
 
-// Run reads from start on and hands batches on until ctx ends, whose cause it returns, or until a *GapError or an
-// *InvalidateError. Every other fault it waits out. It does not close out. One Run at a time.
+// Run reads from start on and sends batches to out. It returns the cause of ctx when ctx ends, or a
+// *GapError, an *InvalidateError, or the error of a disconnected client. It retries after every other
+// fault. It does not close out. Only one Run may be active at a time.
 func (s *Stream) Run(ctx context.Context, start Start, out chan<- *Batch) error {
-	defer s.enter(Stopped, 0, "")
-	r, err := s.begin(ctx, start, out)
+	defer s.setState(Stopped, 0, "")
+
+	r, err := s.newRun(ctx, start, out)
 	for err == nil {
-		err = r.term(ctx)
+		err = r.readSession(ctx)
 		if ctx.Err() != nil {
 			break
 		}
-		err = r.decide(ctx, err)
+		err = r.handleError(ctx, err)
 	}
+
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}

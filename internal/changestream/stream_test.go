@@ -17,7 +17,7 @@ import (
 	"github.com/outrelay/outrelay/resume"
 )
 
-func numbers(prefix string, n int) []string {
+func numberedIDs(prefix string, n int) []string {
 	ids := make([]string, n)
 	for i := range ids {
 		ids[i] = fmt.Sprintf("%s%d", prefix, i)
@@ -27,84 +27,93 @@ func numbers(prefix string, n int) []string {
 
 func TestStartMustBeSaid(t *testing.T) {
 	t.Parallel()
-	b := setup(t)
-	at := b.now()
+	b := newFixture(t)
+	at := b.clusterTime()
 	for _, start := range []Start{{}, {Now: true, At: &at}, {Now: true, Position: resume.Position{ClusterTime: at}}} {
-		r := b.read(scopeOf(t, b.db.Name()+".outbox"), start)
-		if err := r.end(); !errors.Is(err, ErrNoStart) {
-			t.Errorf("%+v: %v", start, err)
+		r := b.startReader(scopeOf(t, b.db.Name()+".outbox"), start)
+		if err := r.waitForEnd(); !errors.Is(err, ErrNoStart) {
+			t.Errorf("Run(%+v) returned %v, want ErrNoStart", start, err)
 		}
 	}
 }
 
 func TestOrderAndCompletenessOfACollection(t *testing.T) {
 	t.Parallel()
-	b := setup(t)
+	b := newFixture(t)
 	coll := b.db.Collection("outbox")
-	b.insert(coll, "before")
-	at := b.now()
-	want := numbers("a", 50)
-	b.insert(coll, want[:25]...)
-	r := b.read(scopeOf(t, b.db.Name()+".outbox"), Start{At: &at})
-	b.insert(b.db.Collection("other"), "x")
-	b.insert(coll, want[25:]...)
-	// A start by time is inclusive: the event at that very time comes too, if it is one.
-	r.until("all", func() bool { return slices.Contains(r.ids(), "a49") })
+	b.insertIDs(coll, "before")
+	at := b.clusterTime()
+	want := numberedIDs("a", 50)
+	b.insertIDs(coll, want[:25]...)
+	r := b.startReader(scopeOf(t, b.db.Name()+".outbox"), Start{At: &at})
+	b.insertIDs(b.db.Collection("other"), "x")
+	b.insertIDs(coll, want[25:]...)
+
+	// A start by time is inclusive, so the event at exactly that time may be delivered too.
+	r.waitUntil("all", func() bool { return slices.Contains(r.insertedIDs(), "a49") })
 	r.mu.Lock()
-	have := r.ids()
+	have := r.insertedIDs()
 	r.mu.Unlock()
 	if have[0] == "before" {
 		have = have[1:]
 	}
 	if !slices.Equal(have, want) {
-		t.Fatalf("got %v", have)
+		t.Fatalf("got ids %v, want %v", have, want)
 	}
-	mid := r.at(len(r.events) - 11).pos
-	if err := r.stop(); !errors.Is(err, context.Canceled) {
-		t.Errorf("Run returned %v", err)
+
+	mid := r.eventAt(len(r.events) - 11).pos
+	if err := r.stopReader(); !errors.Is(err, context.Canceled) {
+		t.Errorf("Run returned %v, want context.Canceled", err)
 	}
-	b.read(scopeOf(t, b.db.Name()+".outbox"), Start{Position: mid}).wantIDs(want[40:]...)
+
+	b.startReader(scopeOf(t, b.db.Name()+".outbox"), Start{Position: mid}).wantIDs(want[40:]...)
 }
 
 func TestNowLeavesOutWhatIsThere(t *testing.T) {
 	t.Parallel()
-	b := setup(t)
+	b := newFixture(t)
 	coll := b.db.Collection("outbox")
-	b.insert(coll, "old1", "old2")
-	b.insert(b.db.Collection("other"), "later") // so that the present is not the last insert itself
-	r := b.read(scopeOf(t, b.db.Name()+".outbox"), Start{Now: true})
-	r.until("a first position", func() bool { return !r.pos.IsZero() })
-	b.insert(coll, "new")
+	b.insertIDs(coll, "old1", "old2")
+	// Otherwise the present would be the time of the last insert.
+	b.insertIDs(b.db.Collection("other"), "later")
+	r := b.startReader(scopeOf(t, b.db.Name()+".outbox"), Start{Now: true})
+	r.waitUntil("a first position", func() bool { return !r.pos.IsZero() })
+	b.insertIDs(coll, "new")
 	r.wantIDs("new")
 }
 
 func TestDatabaseAndClusterScopes(t *testing.T) {
 	t.Parallel()
-	b := setup(t)
-	// Names that only this test's patterns match.
+	b := newFixture(t)
+
+	// Only the patterns of this test match these names.
 	prefix := strings.ToLower(stacktest.Name(t))
 	tenants := []*mongo.Database{b.admin.Database(prefix + "_1"), b.admin.Database(prefix + "_2")}
 	for _, db := range tenants {
 		t.Cleanup(func() { _ = db.Drop(context.WithoutCancel(t.Context())) })
 	}
-	at := b.now()
-	for i, id := range []string{"e0", "e1", "e2", "e3"} { // the same id in both tenants
+
+	at := b.clusterTime()
+	// Both tenants have the same ids.
+	for i, id := range []string{"e0", "e1", "e2", "e3"} {
 		for _, db := range tenants {
-			b.insert(db.Collection("outbox"), id)
-			b.insert(db.Collection("outbox_dead"), id)
-			b.insert(db.Collection("orders"), id)
+			b.insertIDs(db.Collection("outbox"), id)
+			b.insertIDs(db.Collection("outbox_dead"), id)
+			b.insertIDs(db.Collection("orders"), id)
 			if i%2 == 0 {
-				b.insert(db.Collection("audit"), id)
+				b.insertIDs(db.Collection("audit"), id)
 			}
 		}
 	}
-	b.insert(b.db.Collection("outbox"), "foreign")
+
+	b.insertIDs(b.db.Collection("outbox"), "foreign")
 	ns := func(names ...string) []string {
 		for i, n := range names {
 			names[i] = prefix + n
 		}
 		return names
 	}
+
 	for _, c := range []struct {
 		kind     Kind
 		patterns []string
@@ -123,21 +132,24 @@ func TestDatabaseAndClusterScopes(t *testing.T) {
 		if scope.Kind() != c.kind {
 			t.Fatalf("%s is a %s stream", scope, scope.Kind())
 		}
-		r := b.read(scope, Start{At: &at})
-		r.until(scope.String(), func() bool { return len(r.ids()) >= c.want })
-		if err := r.stop(); !errors.Is(err, context.Canceled) {
+
+		r := b.startReader(scope, Start{At: &at})
+		r.waitUntil(scope.String(), func() bool { return len(r.insertedIDs()) >= c.want })
+		if err := r.stopReader(); !errors.Is(err, context.Canceled) {
 			t.Errorf("%s: %v", scope, err)
 		}
-		if len(r.ids()) != c.want {
-			t.Errorf("%s: %d events, want %d: %v", scope, len(r.ids()), c.want, r.events)
+		if len(r.insertedIDs()) != c.want {
+			t.Errorf("%s: %d events, want %d: %v", scope, len(r.insertedIDs()), c.want, r.events)
 		}
+
 		for _, e := range r.events {
 			db, coll, _ := strings.Cut(e.ns, ".")
 			if e.op == Insert && (!scope.Matches([]byte(db), []byte(coll)) || !slices.Contains(strings.Fields(c.coll), coll)) {
 				t.Errorf("%s: got an event of %s", scope, e.ns)
 			}
 		}
-		if !slices.IsSortedFunc(r.events, func(a, b got) int { return strings.Compare(a.data, b.data) }) {
+
+		if !slices.IsSortedFunc(r.events, func(a, b receivedEvent) int { return strings.Compare(a.data, b.data) }) {
 			t.Errorf("%s: tokens do not ascend", scope)
 		}
 	}
@@ -145,35 +157,37 @@ func TestDatabaseAndClusterScopes(t *testing.T) {
 
 func TestIdleCheckpointBesideABusyNeighbour(t *testing.T) {
 	t.Parallel()
-	b := setup(t)
+	b := newFixture(t)
 	coll := b.db.Collection("outbox")
-	at := b.now()
-	b.insert(coll, "only")
-	r := b.read(scopeOf(t, b.db.Name()+".outbox"), Start{At: &at})
-	r.until("the event", func() bool { return slices.Contains(r.ids(), "only") })
-	event := r.position()
-	b.insert(b.db.Collection("busy"), numbers("x", 20)...)
-	busy := b.now()
-	r.until("an empty batch behind the neighbour's writes", func() bool { return r.idle > 0 && !r.pos.ClusterTime.Before(busy) })
-	idle := r.position()
+	at := b.clusterTime()
+	b.insertIDs(coll, "only")
+	r := b.startReader(scopeOf(t, b.db.Name()+".outbox"), Start{At: &at})
+	r.waitUntil("the event", func() bool { return slices.Contains(r.insertedIDs(), "only") })
+	event := r.lastPosition()
+	b.insertIDs(b.db.Collection("busy"), numberedIDs("x", 20)...)
+	busy := b.clusterTime()
+	r.waitUntil("an empty batch after the neighbor's writes", func() bool { return r.idle > 0 && !r.pos.ClusterTime.Before(busy) })
+	idle := r.lastPosition()
 	if idle.Compare(event) <= 0 {
-		t.Fatalf("idle position %s is not behind %s", idle.Token, event.Token)
+		t.Fatalf("idle position %s, want a position after %s", idle.Token, event.Token)
 	}
-	if err := r.stop(); !errors.Is(err, context.Canceled) {
+	if err := r.stopReader(); !errors.Is(err, context.Canceled) {
 		t.Error(err)
 	}
-	b.insert(coll, "next")
-	b.read(scopeOf(t, b.db.Name()+".outbox"), Start{Position: idle}).wantIDs("next")
+
+	b.insertIDs(coll, "next")
+	b.startReader(scopeOf(t, b.db.Name()+".outbox"), Start{Position: idle}).wantIDs("next")
 }
 
 func TestTransactions(t *testing.T) {
 	t.Parallel()
-	b := setup(t)
+	b := newFixture(t)
 	coll := b.db.Collection("outbox")
 	if err := b.db.CreateCollection(t.Context(), "outbox"); err != nil {
 		t.Fatal(err)
 	}
-	at := b.now()
+
+	at := b.clusterTime()
 	sess, err := b.admin.StartSession()
 	if err != nil {
 		t.Fatal(err)
@@ -182,9 +196,10 @@ func TestTransactions(t *testing.T) {
 	many := func(prefix string, n int, end error) {
 		t.Helper()
 		docs := make([]any, n)
-		for i, id := range numbers(prefix, n) {
+		for i, id := range numberedIDs(prefix, n) {
 			docs[i] = bson.D{{Key: "_id", Value: id}}
 		}
+
 		_, err := sess.WithTransaction(t.Context(), func(ctx context.Context) (any, error) {
 			if _, err := coll.InsertMany(ctx, docs); err != nil {
 				return nil, err
@@ -195,72 +210,82 @@ func TestTransactions(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+
 	many("aborted", 3, errors.New("rolled back on purpose"))
 	const n = 2000
 	many("t", n, nil)
 	scope := scopeOf(t, b.db.Name()+".outbox")
-	r := b.read(scope, Start{At: &at}, func(c *Config) { c.BatchSize = 300 })
-	r.wantIDs(numbers("t", n)...)
-	time0 := r.at(0).pos.ClusterTime
-	mid := r.at(776).pos
+	r := b.startReader(scope, Start{At: &at}, func(c *Config) { c.BatchSize = 300 })
+	r.wantIDs(numberedIDs("t", n)...)
+	time0 := r.eventAt(0).pos.ClusterTime
+	mid := r.eventAt(776).pos
 	if mid.ClusterTime != time0 {
-		t.Fatal("the events of one transaction do not share their time")
+		t.Fatalf("cluster times %v and %v in one transaction, want equal ones", time0, mid.ClusterTime)
 	}
-	_ = r.stop()
-	b.read(scope, Start{Position: mid}).wantIDs(numbers("t", n)[777:]...)
-	// The same by time: the whole transaction comes again and what was behind the position is dropped.
-	b.read(scope, Start{Position: mid, At: &time0}).wantIDs(numbers("t", n)[777:]...)
+
+	_ = r.stopReader()
+	b.startReader(scope, Start{Position: mid}).wantIDs(numberedIDs("t", n)[777:]...)
+
+	// By time, the server repeats the whole transaction, and the stream drops the events at or before the
+	// position.
+	b.startReader(scope, Start{Position: mid, At: &time0}).wantIDs(numberedIDs("t", n)[777:]...)
 }
 
 func TestStopIsPromptAndLeavesNoCursor(t *testing.T) {
 	t.Parallel()
-	b := setup(t)
+	b := newFixture(t)
 	const await = 20 * time.Second
 	for _, patterns := range [][]string{{".outbox"}, {".outbox", ".audit"}, {"*.outbox"}} {
 		for i := range patterns {
 			patterns[i] = b.db.Name() + patterns[i]
 		}
-		b.insert(b.db.Collection("x"), strings.Join(patterns, " ")) // something that moves the idle token
-		r := b.read(scopeOf(t, patterns...), Start{Now: true}, func(c *Config) { c.MaxAwait = await; c.Patience = time.Minute })
-		r.until("the stream to be live", func() bool { return len(r.states) > 0 && r.states[len(r.states)-1].Phase == Live })
+
+		// A write moves the idle token.
+		b.insertIDs(b.db.Collection("x"), strings.Join(patterns, " "))
+		r := b.startReader(scopeOf(t, patterns...), Start{Now: true}, func(c *Config) { c.MaxAwait = await; c.Patience = time.Minute })
+		r.waitUntil("the stream to be live", func() bool { return len(r.states) > 0 && r.states[len(r.states)-1].Phase == Live })
 		begin := time.Now()
 		r.cancel()
-		for i, ended := 0, false; !ended; i++ { // whatever is written wakes a killed getMore, as the release of the lease does
-			b.insert(b.db.Collection("x"), fmt.Sprint("wake ", i, patterns))
+
+		// Any write wakes a killed getMore. In the relay it is the release of the lease.
+		for i, ended := 0, false; !ended; i++ {
+			b.insertIDs(b.db.Collection("x"), fmt.Sprint("wake ", i, patterns))
 			select {
 			case <-r.done:
 				ended = true
 			case <-time.After(20 * time.Millisecond):
 			}
 		}
-		if err := r.stop(); !errors.Is(err, context.Canceled) {
+
+		if err := r.stopReader(); !errors.Is(err, context.Canceled) {
 			t.Error(err)
 		}
-		if d := time.Since(begin); d > await*3/4 { // not the wait itself
-			t.Errorf("%v: stopping in the middle of a wait of %s took %s", patterns, await, d)
+		if d := time.Since(begin); d > await*3/4 {
+			t.Errorf("%v: the stop took %s during a wait of %s, want at most %s", patterns, d, await, await*3/4)
 		}
-		b.fewCursors(0)
+
+		b.waitForCursors(0)
 		if s := r.stream.State(); s.Phase != Stopped {
-			t.Errorf("state %+v", s)
+			t.Errorf("state %+v, want stopped", s)
 		}
 	}
 }
 
-// fewCursors waits until this test's watching client has no more than n cursors on the server, which would keep what is left for
-// ten minutes.
-func (b *bundle) fewCursors(n int) {
+// waitForCursors waits until the client watch has at most n cursors on the server. The server keeps an
+// abandoned cursor for ten minutes.
+func (b *fixture) waitForCursors(n int) {
 	b.t.Helper()
-	left := b.cursors()
-	for end := time.Now().Add(patience); left > n; left = b.cursors() {
+	left := b.countCursors()
+	for end := time.Now().Add(patience); left > n; left = b.countCursors() {
 		if time.Now().After(end) {
-			b.t.Errorf("%d cursors are left on the server", left)
+			b.t.Errorf("%d cursors on the server, want at most %d", left, n)
 			return
 		}
 	}
 }
 
-// cursors counts the cursors that this test's watching client has on the server, idle or waiting.
-func (b *bundle) cursors() int {
+// countCursors returns the number of idle and waiting cursors of the client watch on the server.
+func (b *fixture) countCursors() int {
 	b.t.Helper()
 	cur, err := b.admin.Database("admin").Aggregate(b.t.Context(), mongo.Pipeline{
 		{{Key: "$currentOp", Value: bson.D{{Key: "idleCursors", Value: true}, {Key: "allUsers", Value: true}}}},
@@ -277,26 +302,30 @@ func (b *bundle) cursors() int {
 	if err != nil {
 		b.t.Fatal(err)
 	}
+
 	var all []bson.Raw
 	if err := cur.All(b.t.Context(), &all); err != nil {
 		b.t.Fatal(err)
 	}
+
 	return len(all)
 }
 
 func TestRefetch(t *testing.T) {
 	t.Parallel()
-	b := setup(t)
+	b := newFixture(t)
 	coll := b.db.Collection("outbox")
-	at := b.now()
-	b.insert(coll, "a", "b", "c")
+	at := b.clusterTime()
+	b.insertIDs(coll, "a", "b", "c")
 	if _, err := coll.DeleteMany(t.Context(), bson.D{}); err != nil {
 		t.Fatal(err)
 	}
+
 	s, err := New(Config{Client: b.watch, Scope: scopeOf(t, b.db.Name()+".outbox"), MaxAwait: 100 * time.Millisecond})
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	is := func(ids string) func(*Event) bool {
 		return func(ev *Event) bool { return strings.ContainsAny(string(ev.ID), ids) }
 	}
@@ -315,56 +344,63 @@ func TestRefetch(t *testing.T) {
 		t.Errorf("got %v, want b and c", got)
 	}
 	if err := s.Refetch(t.Context(), resume.Position{ClusterTime: at}, is("z"), upTo(9)); !errors.Is(err, ErrNotInStream) || !Lost(err) {
-		t.Errorf("an event that is not there: %v", err)
+		t.Errorf("Refetch of a missing event returned %v, want ErrNotInStream", err)
 	}
 	if err := s.Refetch(t.Context(), resume.Position{}, is("z"), upTo(9)); !errors.Is(err, ErrNoStart) || !Lost(err) {
-		t.Errorf("no position: %v", err)
+		t.Errorf("Refetch without a position returned %v, want ErrNoStart", err)
 	}
+
 	for code, lost := range map[int32]bool{286: true, 280: true, 10107: false, 11600: false, 0: false} {
 		if err := fmt.Errorf("reading: %w", mongo.CommandError{Code: code}); Lost(err) != lost {
-			t.Errorf("the server's error %d: lost is %v", code, !lost)
+			t.Errorf("Lost(code %d) = %v, want %v", code, !lost, lost)
 		}
 	}
 }
 
 func TestOplogWindowAndUUID(t *testing.T) {
 	t.Parallel()
-	b := setup(t)
+	b := newFixture(t)
 	oldest, newest, err := OplogWindow(t.Context(), b.watch)
 	if err != nil || oldest.IsZero() || newest.Before(oldest) {
 		t.Errorf("window %v to %v: %v", oldest, newest, err)
 	}
 	if _, found, err := CollectionUUID(t.Context(), b.watch, b.db.Name(), "outbox"); found || err != nil {
-		t.Errorf("a collection that does not exist: %v %v", found, err)
+		t.Errorf("missing collection: found %v, error %v, want neither", found, err)
 	}
-	b.insert(b.db.Collection("outbox"), "a")
+
+	b.insertIDs(b.db.Collection("outbox"), "a")
 	if id, found, err := CollectionUUID(t.Context(), b.watch, b.db.Name(), "outbox"); !found || err != nil || id == [16]byte{} {
-		t.Errorf("%x %v %v", id, found, err)
+		t.Errorf("UUID %x, found %v, error %v, want a UUID", id, found, err)
 	}
 }
 
 func TestLargeDocumentsMakeSmallBatches(t *testing.T) {
 	t.Parallel()
-	b := setup(t)
+	b := newFixture(t)
 	coll := b.db.Collection("outbox")
-	at := b.now()
+	at := b.clusterTime()
 	docs := make([]any, 60)
+
 	for i := range docs {
 		docs[i] = bson.D{{Key: "_id", Value: fmt.Sprint("big", i)}, {Key: "p", Value: make([]byte, 400_000)}}
 	}
+
 	for part := range slices.Chunk(docs, 20) {
 		if _, err := coll.InsertMany(t.Context(), part); err != nil {
 			t.Fatal(err)
 		}
 	}
+
 	s, err := New(Config{Client: b.watch, Scope: scopeOf(t, b.db.Name()+".outbox"), MaxAwait: 100 * time.Millisecond})
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	ctx, cancel := context.WithCancel(t.Context())
 	out, done := make(chan *Batch), make(chan error, 1)
 	go func() { done <- s.Run(ctx, Start{At: &at}, out) }()
 	var sizes []int
+
 	for n := 0; n < len(docs); {
 		select {
 		case batch := <-out:
@@ -374,28 +410,31 @@ func TestLargeDocumentsMakeSmallBatches(t *testing.T) {
 			}
 			batch.Release()
 		case <-time.After(patience):
-			t.Fatal("no batch")
+			t.Fatalf("no batch within %s", patience)
 		}
 	}
+
 	cancel()
 	<-done
-	for _, size := range sizes[1:] { // the first one has to find out
+
+	// The size of the documents is unknown for the first batch.
+	for _, size := range sizes[1:] {
 		if size > targetBytes+500_000 {
-			t.Errorf("a batch of %d bytes among %v", size, sizes)
+			t.Errorf("batch of %d bytes, want at most %d; all sizes: %v", size, targetBytes+500_000, sizes)
 		}
 	}
 }
 
 func TestConfigIsChecked(t *testing.T) {
 	t.Parallel()
-	b := setup(t)
+	b := newFixture(t)
 	scope := scopeOf(t, "a.b")
 	for _, cfg := range []Config{{}, {Client: b.watch}, {Scope: scope}, {Client: b.watch, Scope: scope, MaxAwait: -1}} {
 		if _, err := New(cfg); err == nil {
-			t.Errorf("%+v was accepted", cfg)
+			t.Errorf("New accepted %+v", cfg)
 		}
 	}
 	if o := Tune(options.Client()); o.Timeout != nil {
-		t.Error("a watching client must have no time-out")
+		t.Errorf("Tune set the time-out %v, want none", *o.Timeout)
 	}
 }

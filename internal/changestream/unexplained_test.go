@@ -13,8 +13,8 @@ import (
 	"github.com/outrelay/outrelay/internal/retry"
 )
 
-// TestUnexplainedErrorsAreGivenAMinute: five attempts are over within a second, which is less than a server takes for anything
-// that passes; and a minute alone may be a single attempt.
+// TestUnexplainedErrorsAreGivenAMinute checks both limits. Five attempts alone may end within a second, too
+// early for a temporary fault. A minute alone may contain only one attempt.
 func TestUnexplainedErrorsAreGivenAMinute(t *testing.T) {
 	t.Parallel()
 	for name, policy := range map[string]retry.Policy{
@@ -29,23 +29,24 @@ func TestUnexplainedErrorsAreGivenAMinute(t *testing.T) {
 					Scope: scopeOf(t, "a.b"), Unexplained: time.Minute, Log: slog.New(slog.DiscardHandler),
 					Metrics: Metrics{Restart: func(string) { attempts++ }},
 				}}
-				r := &run{s: s, backoff: policy.Start()}
+
+				r := &run{stream: s, backoff: policy.Start()}
 				faults := []error{mongo.CommandError{Code: 4242}, errClosed}
 				progressed := false
 				for begin := time.Now(); ; {
-					if err := r.decide(context.Background(), faults[attempts%2]); err != nil {
+					if err := r.handleError(context.Background(), faults[attempts%2]); err != nil {
 						var gap *GapError
 						if !errors.As(err, &gap) || gap.Reason != GapUnexplained {
 							t.Fatal(err)
 						}
 						if took := time.Since(begin); !progressed || took < time.Minute || attempts < unknownAttempts-1 {
-							t.Errorf("a gap after %s and %d restarts", took, attempts)
+							t.Errorf("gap after %s and %d restarts, want at least a minute and %d restarts", took, attempts, unknownAttempts-1)
 						}
 						return
 					}
 					if !progressed && (time.Since(begin) > 50*time.Second || attempts == unknownAttempts-2 && name == "slow") {
 						progressed = true
-						r.progress(true, true)
+						r.recordProgress(true, true)
 						begin, attempts = time.Now(), 0
 					}
 				}

@@ -6,52 +6,62 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 )
 
-// watchdog tells a dead token from a quiet outbox (N26). A token of the future, or of another cluster, is accepted and then
-// stands still for ever, while a healthy one moves with whatever is written anywhere in the cluster.
+// watchdog distinguishes a dead token from a quiet outbox (N26). The server accepts a token of the
+// future, or of another cluster, but that token never moves. A healthy token moves with every write
+// in the cluster.
 //
-// Only time spent in a getMore that came back empty counts: neither the time in which nobody asked (backpressure, a pause,
-// a held stream) nor a single long getMore, in which the server searches a backlog of foreign entries before it can answer.
-// The cluster's time is that of the same replies, at read concern majority: on a cluster without a majority it stands still like the
-// token, which is no fault of the token.
+// Only the time in a getMore with an empty reply counts. The time without a request does not count
+// (backpressure, a pause, a held stream). A single long getMore does not count either: the server
+// may search a backlog of foreign entries before it can reply.
+//
+// The cluster time is taken from the same replies, at read concern majority. In a cluster without a
+// majority it stands still like the token, which is not a fault of the token.
 type watchdog struct {
 	limit   time.Duration
-	begun   bool
-	first   bson.Timestamp // cluster time when the token was last seen to move
-	moving  bool           // the cluster moved on since; replies lag by one getMore, so only those after that count
+	started bool
+
+	// clusterTimeAtMove is the cluster time when the token last moved. clusterMoved reports that the
+	// cluster time moved since. Replies lag by one getMore, so only later replies count.
+	clusterTimeAtMove bson.Timestamp
+	clusterMoved      bool
+
 	waited  time.Duration
 	strikes int
 }
 
-// verdict of one observation.
+// verdict is the result of one observation.
 type verdict uint8
 
 const (
-	healthy verdict = iota
-	reopen          // first time: the cursor may be at fault
-	dead            // it stood still again after a reopening
+	verdictHealthy verdict = iota
+	verdictReopen          // the first time, because the cursor may be at fault
+	verdictDead            // the token stood still again after a reopening
 )
 
-func (w *watchdog) moved() { *w = watchdog{limit: w.limit} }
+func (w *watchdog) tokenMoved() { *w = watchdog{limit: w.limit} }
 
-// reopened forgets the waiting of the old cursor, not that it stood still.
-func (w *watchdog) reopened() { *w = watchdog{limit: w.limit, strikes: w.strikes} }
+// streamReopened resets the wait of the old cursor, but not the strikes.
+func (w *watchdog) streamReopened() { *w = watchdog{limit: w.limit, strikes: w.strikes} }
 
-// empty takes an empty reply that left the token where it was.
-func (w *watchdog) empty(wait time.Duration, cluster bson.Timestamp) verdict {
-	if !w.begun {
-		w.begun, w.first = true, cluster
-		return healthy
+// observeEmptyReply processes an empty reply that did not move the token.
+func (w *watchdog) observeEmptyReply(wait time.Duration, cluster bson.Timestamp) verdict {
+	if !w.started {
+		w.started, w.clusterTimeAtMove = true, cluster
+		return verdictHealthy
 	}
-	if !w.moving {
-		w.moving = cluster.After(w.first)
-		return healthy
+	if !w.clusterMoved {
+		w.clusterMoved = cluster.After(w.clusterTimeAtMove)
+		return verdictHealthy
 	}
-	if w.waited += wait; w.waited < w.limit {
-		return healthy
+
+	w.waited += wait
+	if w.waited < w.limit {
+		return verdictHealthy
 	}
+
 	w.strikes++
 	if w.strikes > 1 {
-		return dead
+		return verdictDead
 	}
-	return reopen
+	return verdictReopen
 }

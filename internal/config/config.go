@@ -428,7 +428,7 @@ func Default() Config {
 			ReadBack:       ReadBack{Bytes: 2 * GiB, Time: time.Minute},
 		},
 		Topics:      Topics{Template: routing.DefaultTemplate, Max: routing.DefaultMax},
-		Record:      Record{Preset: "typed"},
+		Record:      Record{Preset: routing.Typed},
 		Recording:   "watermark",
 		Retention:   24 * time.Hour,
 		Purge:       Purge{Rate: 5000, Batch: 500, Interval: 10 * time.Second},

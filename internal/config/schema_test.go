@@ -5,11 +5,14 @@ import (
 	"flag"
 	"fmt"
 	"os"
+	"reflect"
 	"strings"
 	"testing"
 
 	"github.com/santhosh-tekuri/jsonschema/v6"
 	"go.yaml.in/yaml/v3"
+
+	"github.com/outrelay/outrelay/internal/routing"
 )
 
 var update = flag.Bool("update", false, "write outrelay.schema.json")
@@ -197,5 +200,13 @@ func TestExampleNamesEveryKey(t *testing.T) {
 
 	if !bytes.HasPrefix(example, fmt.Appendf(nil, "# yaml-language-server: $schema=")) {
 		t.Error("the example does not reference the schema")
+	}
+}
+
+func TestPresetsAreThoseOfRouting(t *testing.T) {
+	t.Parallel()
+	f, _ := reflect.TypeFor[Record]().FieldByName("Preset")
+	if got, want := f.Tag.Get("enum"), strings.Join(routing.PresetNames(), ","); got != want {
+		t.Errorf("presets %q, want %q", got, want)
 	}
 }

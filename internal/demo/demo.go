@@ -16,6 +16,7 @@ import (
 
 	"github.com/outrelay/outrelay/internal/demo/check"
 	"github.com/outrelay/outrelay/internal/devstack"
+	"github.com/outrelay/outrelay/internal/record"
 )
 
 // DefaultRate is the default rate of the sample service, in events per second.
@@ -270,13 +271,13 @@ func (d *demo) runToEnd(ctx context.Context) (Result, error) {
 // checkRecord passes a record to the checker.
 func (d *demo) checkRecord(m devstack.Message) {
 	d.check.Delivered(check.Delivery{
-		ID:        m.Header("id"),
+		ID:        m.Header(record.HeaderID),
 		Key:       string(m.Key),
 		Topic:     m.Topic,
 		Partition: m.Partition,
 		Offset:    m.Offset,
 		Value:     m.Value,
-		Flagged:   d.allowFlagged && m.Header(redelivered) == "true",
+		Flagged:   d.allowFlagged && m.Header(record.HeaderRedelivered) == "true",
 		Seen:      m.Seen,
 	})
 }

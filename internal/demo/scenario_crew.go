@@ -11,12 +11,11 @@ import (
 
 	"github.com/outrelay/outrelay/internal/demo/member"
 	"github.com/outrelay/outrelay/internal/devstack"
+	"github.com/outrelay/outrelay/internal/record"
 	"github.com/outrelay/outrelay/pkg/consumer"
 )
 
 const (
-	redelivered = "outrelay-redelivered"
-
 	leaveWithin = time.Minute            // from SIGTERM to SIGKILL of a member
 	countEvery  = 200 * time.Millisecond // between two queries about the progress of the members
 	repeatOneOf = 10                     // one of this many records is written to its topic once more
@@ -187,7 +186,7 @@ func (s *stage) repeatSome(ctx context.Context) (r *repeater, done func() error,
 	ctx, cancel := context.WithCancel(ctx)
 	r = &repeater{queue: make(chan devstack.Message, 100)}
 	onRecord := func(m devstack.Message) {
-		if m.Header(redelivered) != "" || r.seen.Add(1)%repeatOneOf != 0 {
+		if m.Header(record.HeaderRedelivered) != "" || r.seen.Add(1)%repeatOneOf != 0 {
 			return
 		}
 		select {
@@ -218,7 +217,7 @@ func (r *repeater) publishAll(ctx context.Context, p consumer.Publisher) error {
 			for _, h := range m.Headers {
 				c.Headers = append(c.Headers, consumer.Header{Key: h.Key, Value: h.Value})
 			}
-			c.SetHeader(redelivered, []byte("true"))
+			c.SetHeader(record.HeaderRedelivered, []byte("true"))
 			if err := p.Publish(ctx, m.Topic, []*consumer.Message{c}); err != nil && ctx.Err() == nil {
 				return fmt.Errorf("repeating a record: %w", err)
 			}

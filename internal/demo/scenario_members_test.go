@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/outrelay/outrelay/internal/devstack"
+	"github.com/outrelay/outrelay/internal/record"
 	"github.com/outrelay/outrelay/pkg/consumer"
 )
 
@@ -63,7 +64,7 @@ func TestRepeaterFlagsWhatItWritesAgain(t *testing.T) {
 		t.Error(err)
 	}
 	m := p.all[0]
-	flag, _ := m.Header(redelivered)
+	flag, _ := m.Header(record.HeaderRedelivered)
 	id, _ := m.Header("id")
 	if string(m.Key) != "k" || string(m.Value) != "v" || string(flag) != "true" || string(id) != "1" || len(m.Headers) != 3 || len(headers) != 2 {
 		t.Errorf("%+v", m)

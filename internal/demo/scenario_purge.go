@@ -74,8 +74,8 @@ const (
 func runPurge(ctx context.Context, s *stage) (Finding, error) {
 	f := &PurgeFinding{}
 	perPair := max(s.options.Events/purgePairs, 1)
-	old := &oldEnvelopes{stamp: uint32(time.Now().Add(-purgeRetention - time.Minute).Unix()), perPair: perPair}
-	if err := s.insertOld(ctx, old); err != nil {
+	old := &oldEnvelopes{stage: s, stamp: uint32(time.Now().Add(-purgeRetention - time.Minute).Unix()), perPair: perPair}
+	if err := old.insertOld(ctx); err != nil {
 		return f, err
 	}
 
@@ -90,7 +90,7 @@ func runPurge(ctx context.Context, s *stage) (Finding, error) {
 		return f, err
 	}
 
-	rounds, err := s.purgeRounds(ctx, old)
+	rounds, err := old.purgeRounds(ctx)
 	if err = errors.Join(err, l.finishLoad(true)); err != nil {
 		return f, err
 	}
@@ -108,27 +108,28 @@ func runPurge(ctx context.Context, s *stage) (Finding, error) {
 // are too young for the purge until ageEnvelopes changes their timestamps. The protected ones are
 // old enough from the start, but not sent.
 type oldEnvelopes struct {
+	stage   *stage
 	stamp   uint32 // timestamp in seconds of envelopes that are old enough
 	perPair int
 	ids     []bson.Binary
 }
 
 // insertOld inserts the protected envelopes, and those of all pairs.
-func (s *stage) insertOld(ctx context.Context, old *oldEnvelopes) error {
+func (o *oldEnvelopes) insertOld(ctx context.Context) error {
 	began := time.Now()
 	later := began.Add(time.Hour)
-	seal, err := outboxes.NewRegistry(s.stateDatabase().Collection("collections")).Seal(ctx)
+	seal, err := outboxes.NewRegistry(o.stage.stateDatabase().Collection("collections")).Seal(ctx)
 	if err != nil {
 		return err
 	}
 
-	n := protected + purgePairs*old.perPair
+	n := protected + purgePairs*o.perPair
 	docs := make([]any, 0, 1000)
 	for i := range n {
 		id := uuid.Must(uuid.NewV7())
-		old.ids = append(old.ids, bson.Binary{Subtype: bson.TypeBinaryUUID, Data: id[:]})
+		o.ids = append(o.ids, bson.Binary{Subtype: bson.TypeBinaryUUID, Data: id[:]})
 		doc := bson.D{
-			{Key: "_id", Value: old.ids[i]},
+			{Key: "_id", Value: o.ids[i]},
 			{Key: "aggregatetype", Value: aggregate},
 			{Key: "aggregateid", Value: fmt.Sprint("old-", i)},
 			{Key: "type", Value: "OrderPlaced"},
@@ -140,11 +141,11 @@ func (s *stage) insertOld(ctx context.Context, old *oldEnvelopes) error {
 			doc = append(doc, bson.E{Key: "ts", Value: young})
 		case i%2 == 0:
 			doc = append(doc,
-				bson.E{Key: "ts", Value: old.stampOf(i)},
+				bson.E{Key: "ts", Value: o.stampOf(i)},
 				bson.E{Key: "dueAt", Value: later})
 		default:
 			doc = append(doc,
-				bson.E{Key: "ts", Value: old.stampOf(i)},
+				bson.E{Key: "ts", Value: o.stampOf(i)},
 				bson.E{Key: "state", Value: event.StateRetry},
 				bson.E{Key: "nextAt", Value: later},
 				bson.E{Key: "seal", Value: seal})
@@ -154,12 +155,12 @@ func (s *stage) insertOld(ctx context.Context, old *oldEnvelopes) error {
 		if len(docs) < cap(docs) && i+1 < n {
 			continue
 		}
-		if _, err := s.outboxCollection().InsertMany(ctx, docs, options.InsertMany().SetOrdered(false)); err != nil {
+		if _, err := o.stage.outboxCollection().InsertMany(ctx, docs, options.InsertMany().SetOrdered(false)); err != nil {
 			return fmt.Errorf("inserting old envelopes: %w", err)
 		}
 		docs = docs[:0]
 	}
-	s.printEvent("%s old envelopes are inserted in %.1f s", formatThousands(n), time.Since(began).Seconds())
+	o.stage.printEvent("%s old envelopes are inserted in %.1f s", formatThousands(n), time.Since(began).Seconds())
 	return nil
 }
 
@@ -170,16 +171,16 @@ func (o *oldEnvelopes) stampOf(i int) bson.Timestamp {
 
 // ageEnvelopes makes the envelopes of a pair old enough for the purge. The watcher reads only
 // inserts, so it ignores these updates.
-func (s *stage) ageEnvelopes(ctx context.Context, old *oldEnvelopes, pair int) error {
+func (o *oldEnvelopes) ageEnvelopes(ctx context.Context, pair int) error {
 	var models []mongo.WriteModel
-	for k := range old.perPair {
-		i := protected + pair*old.perPair + k
+	for k := range o.perPair {
+		i := protected + pair*o.perPair + k
 		models = append(models, mongo.NewUpdateOneModel().
-			SetFilter(bson.D{{Key: "_id", Value: old.ids[i]}}).
-			SetUpdate(bson.D{{Key: "$set", Value: bson.D{{Key: "ts", Value: old.stampOf(i)}}}}))
+			SetFilter(bson.D{{Key: "_id", Value: o.ids[i]}}).
+			SetUpdate(bson.D{{Key: "$set", Value: bson.D{{Key: "ts", Value: o.stampOf(i)}}}}))
 	}
 
-	_, err := s.outboxCollection().BulkWrite(ctx, models, options.BulkWrite().SetOrdered(false))
+	_, err := o.stage.outboxCollection().BulkWrite(ctx, models, options.BulkWrite().SetOrdered(false))
 	if err != nil {
 		return fmt.Errorf("changing the timestamps of old envelopes: %w", err)
 	}
@@ -196,28 +197,28 @@ type purgeRounds []purgeRound
 
 // purgeRounds measures the pairs. In each pair some envelopes are purged, and then there is no
 // purge for as long.
-func (s *stage) purgeRounds(ctx context.Context, old *oldEnvelopes) (purgeRounds, error) {
+func (o *oldEnvelopes) purgeRounds(ctx context.Context) (purgeRounds, error) {
 	latencies := &delays{}
 	onRecord := latencies.recordDelay
-	s.onRecord.Store(&onRecord)
+	o.stage.onRecord.Store(&onRecord)
 
 	rounds := make(purgeRounds, purgePairs)
 	for pair := range rounds {
 		r := &rounds[pair]
-		if err := s.ageEnvelopes(ctx, old, pair); err != nil {
+		if err := o.ageEnvelopes(ctx, pair); err != nil {
 			return rounds, err
 		}
-		if err := s.runFor(ctx, purgeEdge); err != nil {
+		if err := o.stage.runFor(ctx, purgeEdge); err != nil {
 			return rounds, err
 		}
 
-		already, err := s.awaitPurged(ctx, old, pair, 1)
+		already, err := o.awaitPurged(ctx, pair, 1)
 		if err != nil {
 			return rounds, err
 		}
 		began := time.Now()
 		latencies.takeSorted()
-		if _, err := s.awaitPurged(ctx, old, pair, old.perPair); err != nil {
+		if _, err := o.awaitPurged(ctx, pair, o.perPair); err != nil {
 			return rounds, err
 		}
 		measured := time.Since(began)
@@ -225,27 +226,27 @@ func (s *stage) purgeRounds(ctx context.Context, old *oldEnvelopes) (purgeRounds
 
 		// Some envelopes were purged before the measurement, so the duration is extrapolated to all
 		// of them.
-		r.took = measured * time.Duration(old.perPair) / time.Duration(max(old.perPair-already, 1))
+		r.took = measured * time.Duration(o.perPair) / time.Duration(max(o.perPair-already, 1))
 
-		if err := s.runFor(ctx, purgeEdge); err != nil {
+		if err := o.stage.runFor(ctx, purgeEdge); err != nil {
 			return rounds, err
 		}
 		latencies.takeSorted()
-		if err := s.runFor(ctx, min(measured, purgeWait)); err != nil {
+		if err := o.stage.runFor(ctx, min(measured, purgeWait)); err != nil {
 			return rounds, err
 		}
 		r.without = latencies.takeSorted()
-		s.printEvent("%s purged in %.1f s: p99 %.1f ms, without a purge %.1f ms",
-			formatThousands(old.perPair), r.took.Seconds(), quantile(r.with, 0.99), quantile(r.without, 0.99))
+		o.stage.printEvent("%s purged in %.1f s: p99 %.1f ms, without a purge %.1f ms",
+			formatThousands(o.perPair), r.took.Seconds(), quantile(r.with, 0.99), quantile(r.without, 0.99))
 	}
 	return rounds, nil
 }
 
 // awaitPurged blocks until n envelopes of a pair are purged, and returns the number of purged ones.
-func (s *stage) awaitPurged(ctx context.Context, old *oldEnvelopes, pair, n int) (gone int, err error) {
-	what := fmt.Sprintf("%d of %d envelopes that are old enough are purged", n, old.perPair)
-	awaitErr := s.awaitCondition(ctx, what, patience, func() bool {
-		gone, err = s.countGone(ctx, old, pair)
+func (o *oldEnvelopes) awaitPurged(ctx context.Context, pair, n int) (gone int, err error) {
+	what := fmt.Sprintf("%d of %d envelopes that are old enough are purged", n, o.perPair)
+	awaitErr := o.stage.awaitCondition(ctx, what, patience, func() bool {
+		gone, err = o.countGone(ctx, pair)
 		return err != nil || gone >= n
 	})
 	return gone, errors.Join(awaitErr, err)
@@ -253,20 +254,20 @@ func (s *stage) awaitPurged(ctx context.Context, old *oldEnvelopes, pair, n int)
 
 // countGone returns how many envelopes of a pair were purged. A purge works in the order of the
 // timestamps, so the oldest remaining envelope shows the number.
-func (s *stage) countGone(ctx context.Context, old *oldEnvelopes, pair int) (int, error) {
-	from := protected + pair*old.perPair
+func (o *oldEnvelopes) countGone(ctx context.Context, pair int) (int, error) {
+	from := protected + pair*o.perPair
 	ofPair := bson.D{{Key: "ts", Value: bson.D{
-		{Key: "$gte", Value: old.stampOf(from)},
-		{Key: "$lt", Value: old.stampOf(from + old.perPair)},
+		{Key: "$gte", Value: o.stampOf(from)},
+		{Key: "$lt", Value: o.stampOf(from + o.perPair)},
 	}}}
 	var oldest struct {
 		TS bson.Timestamp `bson:"ts"`
 	}
 
 	first := options.FindOne().SetSort(bson.D{{Key: "ts", Value: 1}})
-	err := s.outboxCollection().FindOne(ctx, ofPair, first).Decode(&oldest)
+	err := o.stage.outboxCollection().FindOne(ctx, ofPair, first).Decode(&oldest)
 	if errors.Is(err, mongo.ErrNoDocuments) {
-		return old.perPair, nil
+		return o.perPair, nil
 	}
 	if err != nil {
 		return 0, fmt.Errorf("finding old envelopes: %w", err)

@@ -13,6 +13,7 @@ import (
 
 	"github.com/outrelay/outrelay/internal/demo/check"
 	"github.com/outrelay/outrelay/internal/devstack"
+	"github.com/outrelay/outrelay/internal/record"
 	"github.com/outrelay/outrelay/pkg/event"
 	"github.com/outrelay/outrelay/pkg/outbox"
 )
@@ -70,7 +71,8 @@ type dueEvent struct {
 
 // calendar contains the scheduled events.
 type calendar struct {
-	span time.Duration // in which all are due
+	stage *stage
+	span  time.Duration // in which all are due
 
 	mu  sync.Mutex
 	all map[string]*dueEvent
@@ -78,7 +80,7 @@ type calendar struct {
 
 func runScheduled(ctx context.Context, s *stage) (Finding, error) {
 	f := &ScheduledFinding{}
-	c := &calendar{all: map[string]*dueEvent{}}
+	c := &calendar{stage: s, all: map[string]*dueEvent{}}
 	onRecord := c.recordSeen
 	s.onRecord.Store(&onRecord)
 	if _, err := s.startAndAwait(ctx, "owner"); err != nil {
@@ -94,14 +96,14 @@ func runScheduled(ctx context.Context, s *stage) (Finding, error) {
 		return f, err
 	}
 	first := time.Now().Add(dueLead + lead)
-	if err := s.scheduleAll(ctx, c, first); err != nil {
+	if err := c.scheduleAll(ctx, first); err != nil {
 		return f, err
 	}
 	s.printEvent("%s events are scheduled; the first is due in %.1f s, all within %v",
 		formatThousands(s.options.Events), time.Until(first).Seconds(), c.span)
 
 	changed := make(chan error, 1)
-	s.loads.Go(func() { changed <- s.changeEvents(ctx, c, f) })
+	s.loads.Go(func() { changed <- c.changeEvents(ctx, f) })
 	killed, err := s.killAt(ctx, first.Add(c.span/2))
 	if err = errors.Join(err, <-changed); err != nil {
 		return f, err
@@ -155,21 +157,21 @@ func (s *stage) measureScheduling(ctx context.Context) (time.Duration, error) {
 
 // scheduleAll schedules all events, evenly over the span. Each has its own key, because due times
 // have no order per key.
-func (s *stage) scheduleAll(ctx context.Context, c *calendar, first time.Time) error {
+func (c *calendar) scheduleAll(ctx context.Context, first time.Time) error {
 	var g errgroup.Group
 	for w := range workers {
 		g.Go(func() error {
 			var batch []*dueEvent
-			for i := w; i < s.options.Events; i += workers {
-				offset := c.span * time.Duration(i) / time.Duration(s.options.Events)
+			for i := w; i < c.stage.options.Events; i += workers {
+				offset := c.span * time.Duration(i) / time.Duration(c.stage.options.Events)
 				at := first.Add(offset).Truncate(time.Millisecond)
 				batch = append(batch, &dueEvent{id: uuid.Must(uuid.NewV7()), at: at})
 
-				last := i+workers >= s.options.Events
+				last := i+workers >= c.stage.options.Events
 				if len(batch) < dueBatch && !last {
 					continue
 				}
-				if err := s.scheduleBatch(ctx, c, batch); err != nil {
+				if err := c.scheduleBatch(ctx, batch); err != nil {
 					return fmt.Errorf("scheduling events: %w", err)
 				}
 				batch = nil
@@ -180,17 +182,17 @@ func (s *stage) scheduleAll(ctx context.Context, c *calendar, first time.Time) e
 	return g.Wait()
 }
 
-func (s *stage) scheduleBatch(ctx context.Context, c *calendar, batch []*dueEvent) error {
+func (c *calendar) scheduleBatch(ctx context.Context, batch []*dueEvent) error {
 	events := make([]event.Event, len(batch))
 	for i, d := range batch {
 		id := d.id.String()
 		payload := fmt.Appendf(nil, `{"reminder":%q}`, id)
 		events[i] = event.New(aggregate, id, "ReminderDue", payload, event.WithID(d.id), event.WithDueAt(d.at))
-		s.check.Begin(check.Event{ID: id, Key: id, Topics: []string{s.names.topicName(aggregate)}, Value: payload})
+		c.stage.check.Begin(check.Event{ID: id, Key: id, Topics: []string{c.stage.names.topicName(aggregate)}, Value: payload})
 	}
 	c.addAll(batch)
-	err := outbox.Transaction(ctx, s.client, func(ctx context.Context) error {
-		return s.service.box.AppendMany(ctx, events)
+	err := outbox.Transaction(ctx, c.stage.client, func(ctx context.Context) error {
+		return c.stage.service.box.AppendMany(ctx, events)
 	})
 	if err != nil {
 		return err
@@ -199,7 +201,7 @@ func (s *stage) scheduleBatch(ctx context.Context, c *calendar, batch []*dueEven
 	// changeEvents reports the other events to the checker, when their fate is known.
 	for _, d := range batch {
 		if c.fateOf(d.id) == keep {
-			s.check.Committed(d.at, d.id.String())
+			c.stage.check.Committed(d.at, d.id.String())
 		}
 	}
 	return nil
@@ -227,7 +229,7 @@ func (c *calendar) fateOf(id uuid.UUID) fate {
 
 // changeEvents cancels some events and moves others, earlier or later, while earlier events are
 // delivered. If an event can no longer be changed, it is delivered at its time.
-func (s *stage) changeEvents(ctx context.Context, c *calendar, f *ScheduledFinding) error {
+func (c *calendar) changeEvents(ctx context.Context, f *ScheduledFinding) error {
 	for _, d := range c.byTime() {
 		fate := c.fateOf(d.id)
 		if fate == keep {
@@ -240,15 +242,15 @@ func (s *stage) changeEvents(ctx context.Context, c *calendar, f *ScheduledFindi
 		id := d.id.String()
 		var err error
 		if fate == cancel {
-			err = s.service.box.Cancel(ctx, event.NewID(d.id))
+			err = c.stage.service.box.Cancel(ctx, event.NewID(d.id))
 			if err == nil {
-				s.check.Aborted(id)
+				c.stage.check.Aborted(id)
 				f.Cancelled++
 				continue
 			}
 		} else {
 			to := d.at.Add(time.Duration(int(d.id[14])-128) * 10 * time.Millisecond)
-			err = s.service.box.Reschedule(ctx, event.NewID(d.id), to)
+			err = c.stage.service.box.Reschedule(ctx, event.NewID(d.id), to)
 			if err == nil {
 				c.moveEvent(id, to)
 				f.Rescheduled++
@@ -257,7 +259,7 @@ func (s *stage) changeEvents(ctx context.Context, c *calendar, f *ScheduledFindi
 		if err != nil && !errors.Is(err, outbox.ErrNotScheduled) {
 			return err
 		}
-		s.check.Committed(c.dueTimeOf(id), id)
+		c.stage.check.Committed(c.dueTimeOf(id), id)
 	}
 	return nil
 }
@@ -331,7 +333,7 @@ func (c *calendar) recordSeen(m devstack.Message) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 
-	if d := c.all[m.Header("id")]; d != nil && d.seen.IsZero() {
+	if d := c.all[m.Header(record.HeaderID)]; d != nil && d.seen.IsZero() {
 		d.seen = m.Seen
 	}
 }

@@ -69,8 +69,15 @@ func (f *SlotsFinding) describeFigures() []string {
 	}
 }
 
+// slotsRun measures the slots and the nodes that share them.
+type slotsRun struct {
+	stage   *stage
+	finding *SlotsFinding
+}
+
 func runSlots(ctx context.Context, s *stage) (Finding, error) {
 	f := &SlotsFinding{RoundTripMS: roundTrip.Milliseconds(), Processors: runtime.NumCPU()}
+	r := &slotsRun{s, f}
 	members := s.stack.Mongods()
 	if len(members) != 1 {
 		return f, fmt.Errorf("scenario slots needs a replica set of one member, this one has %d: "+
@@ -88,10 +95,10 @@ func runSlots(ctx context.Context, s *stage) (Finding, error) {
 	}
 	remote := []string{"--set", "mongodb.uri=" + uri}
 
-	if f.OneNearEPS, _, err = s.measureSlots(ctx, 1, nil, true); err != nil {
+	if f.OneNearEPS, _, err = r.measureSlots(ctx, 1, nil, true); err != nil {
 		return f, err
 	}
-	if f.OneSlotEPS, _, err = s.measureSlots(ctx, 1, remote, true); err != nil {
+	if f.OneSlotEPS, _, err = r.measureSlots(ctx, 1, remote, true); err != nil {
 		return f, err
 	}
 
@@ -102,15 +109,15 @@ func runSlots(ctx context.Context, s *stage) (Finding, error) {
 	f.ResliceS = roundSeconds(time.Since(began))
 	s.printEvent("the watcher has two slots, %.1f s later", f.ResliceS)
 
-	if f.TwoSlotEPS, _, err = s.measureSlots(ctx, 2, remote, true); err != nil {
+	if f.TwoSlotEPS, _, err = r.measureSlots(ctx, 2, remote, true); err != nil {
 		return f, err
 	}
 	var nodes []*relay
-	if f.TwoNearEPS, nodes, err = s.measureSlots(ctx, 2, nil, false); err != nil {
+	if f.TwoNearEPS, nodes, err = r.measureSlots(ctx, 2, nil, false); err != nil {
 		return f, err
 	}
 
-	if err := s.comeAndGo(ctx, f, nodes[0], nodes[1]); err != nil {
+	if err := r.comeAndGo(ctx, nodes[0], nodes[1]); err != nil {
 		return f, err
 	}
 
@@ -141,73 +148,73 @@ func proxyURI(uri, proxy string) (string, error) {
 
 // measureSlots starts one node per slot and measures how fast they drain a backlog. With end it
 // stops the nodes afterwards.
-func (s *stage) measureSlots(
+func (r *slotsRun) measureSlots(
 	ctx context.Context, slots int, args []string, end bool,
 ) (eps float64, nodes []*relay, err error) {
-	s.relays.extraArgs = append([]string{"--set", "slots=" + strconv.Itoa(slots)}, args...)
+	r.stage.relays.extraArgs = append([]string{"--set", "slots=" + strconv.Itoa(slots)}, args...)
 	for range slots {
-		x, err := s.relays.startRelay()
+		x, err := r.stage.relays.startRelay()
 		if err != nil {
 			return 0, nil, err
 		}
 		nodes = append(nodes, x)
 	}
-	if err := s.awaitShared(ctx, nodes...); err != nil {
+	if err := r.awaitShared(ctx, nodes...); err != nil {
 		return 0, nodes, err
 	}
 
-	if eps, err = s.measureBacklog(ctx, nodes...); err != nil {
+	if eps, err = r.measureBacklog(ctx, nodes...); err != nil {
 		return 0, nodes, err
 	}
 	where := ""
 	if args != nil {
 		where = fmt.Sprintf(", with a round trip of %v to the replica set", roundTrip)
 	}
-	s.printEvent("%d of %d slots in as many processes drain %s events/s%s",
+	r.stage.printEvent("%d of %d slots in as many processes drain %s events/s%s",
 		slots, slots, formatThousands(int(eps)), where)
 
 	if end {
 		for _, x := range nodes {
-			s.stopAndWait(x)
+			r.stage.stopAndWait(x)
 		}
 	}
 	return eps, nodes, nil
 }
 
 // comeAndGo lets nodes join, leave and die under load. a and b are the running nodes.
-func (s *stage) comeAndGo(ctx context.Context, f *SlotsFinding, a, b *relay) error {
-	before, err := s.sumEpochs(ctx)
+func (r *slotsRun) comeAndGo(ctx context.Context, a, b *relay) error {
+	before, err := r.sumEpochs(ctx)
 	if err != nil {
 		return err
 	}
-	l, err := s.startLoad(ctx, aggregate, "walk-in", s.options.Rate, 0)
+	l, err := r.stage.startLoad(ctx, aggregate, "walk-in", r.stage.options.Rate, 0)
 	if err != nil {
 		return err
 	}
 
 	for round := range 2 {
-		s.printEvent("%s leaves", b.node)
-		s.stopAndWait(b)
-		if err := s.awaitShared(ctx, a, a); err != nil {
+		r.stage.printEvent("%s leaves", b.node)
+		r.stage.stopAndWait(b)
+		if err := r.awaitShared(ctx, a, a); err != nil {
 			return err
 		}
-		if b, err = s.joinNode(ctx, f, a); err != nil {
+		if b, err = r.joinNode(ctx, a); err != nil {
 			return err
 		}
 
-		s.printEvent("%s is killed", a.node)
+		r.stage.printEvent("%s is killed", a.node)
 		a.markExpected()
 		if err := a.prog.Kill(); err != nil {
 			return err
 		}
-		if err := s.awaitShared(ctx, b, b); err != nil {
+		if err := r.awaitShared(ctx, b, b); err != nil {
 			return err
 		}
-		if a, err = s.joinNode(ctx, f, b); err != nil {
+		if a, err = r.joinNode(ctx, b); err != nil {
 			return err
 		}
 
-		if err := s.runFor(ctx, time.Duration(1+round)*time.Second); err != nil {
+		if err := r.stage.runFor(ctx, time.Duration(1+round)*time.Second); err != nil {
 			return err
 		}
 	}
@@ -215,28 +222,28 @@ func (s *stage) comeAndGo(ctx context.Context, f *SlotsFinding, a, b *relay) err
 		return err
 	}
 
-	after, err := s.sumEpochs(ctx)
-	f.Handovers = after - before
+	after, err := r.sumEpochs(ctx)
+	r.finding.Handovers = after - before
 	if err != nil {
 		return err
 	}
-	return s.awaitArrival(ctx)
+	return r.stage.awaitArrival(ctx)
 }
 
 // joinNode starts a node in addition to other, and blocks until each of them has a slot.
-func (s *stage) joinNode(ctx context.Context, f *SlotsFinding, other *relay) (*relay, error) {
+func (r *slotsRun) joinNode(ctx context.Context, other *relay) (*relay, error) {
 	began := time.Now()
-	x, err := s.relays.startRelay()
+	x, err := r.stage.relays.startRelay()
 	if err != nil {
 		return nil, err
 	}
-	if err := s.awaitShared(ctx, other, x); err != nil {
+	if err := r.awaitShared(ctx, other, x); err != nil {
 		return nil, err
 	}
 
 	took := roundSeconds(time.Since(began))
-	f.SharedS = max(f.SharedS, took)
-	s.printEvent("%s has joined and has a slot, after %.1f s", x.node, took)
+	r.finding.SharedS = max(r.finding.SharedS, took)
+	r.stage.printEvent("%s has joined and has a slot, after %.1f s", x.node, took)
 	return x, nil
 }
 
@@ -249,8 +256,8 @@ func (s *stage) readWatchers(ctx context.Context) []admin.Watcher {
 	return status.Watchers
 }
 
-func (s *stage) sumEpochs(ctx context.Context) (n int, err error) {
-	status, err := admin.ReadStatus(ctx, s.stateDatabase())
+func (r *slotsRun) sumEpochs(ctx context.Context) (n int, err error) {
+	status, err := admin.ReadStatus(ctx, r.stage.stateDatabase())
 	for _, w := range status.Watchers {
 		n += int(w.Epoch)
 	}
@@ -259,7 +266,7 @@ func (s *stage) sumEpochs(ctx context.Context) (n int, err error) {
 
 // awaitShared blocks until each of the nodes owns a slot and no other node owns any. A node that is
 // passed twice must own two slots.
-func (s *stage) awaitShared(ctx context.Context, nodes ...*relay) error {
+func (r *slotsRun) awaitShared(ctx context.Context, nodes ...*relay) error {
 	var want []string
 	for _, x := range nodes {
 		want = append(want, x.node)
@@ -267,9 +274,9 @@ func (s *stage) awaitShared(ctx context.Context, nodes ...*relay) error {
 	slices.Sort(want)
 
 	what := "each of " + strings.Join(want, " and ") + " has a slot"
-	return s.awaitCondition(ctx, what, patience, func() bool {
+	return r.stage.awaitCondition(ctx, what, patience, func() bool {
 		var got []string
-		for _, w := range s.readWatchers(ctx) {
+		for _, w := range r.stage.readWatchers(ctx) {
 			if w.Owner != "" && w.State == "live" {
 				got = append(got, w.Node)
 			}
@@ -280,16 +287,16 @@ func (s *stage) awaitShared(ctx context.Context, nodes ...*relay) error {
 }
 
 // measureBacklog returns the rate at which the relays drain a backlog, in events per second.
-func (s *stage) measureBacklog(ctx context.Context, relays ...*relay) (eps float64, err error) {
+func (r *slotsRun) measureBacklog(ctx context.Context, relays ...*relay) (eps float64, err error) {
 	// The better of two results counts, because other work on this machine only makes a drain
 	// slower. With few events the rate is not compared.
 	times := 2
-	if s.options.Events < s.scenario.events {
+	if r.stage.options.Events < r.stage.scenario.events {
 		times = 1
 	}
 
 	for range times {
-		measured, err := s.drainOnce(ctx, relays)
+		measured, err := r.drainOnce(ctx, relays)
 		if err != nil {
 			return 0, err
 		}
@@ -300,27 +307,27 @@ func (s *stage) measureBacklog(ctx context.Context, relays ...*relay) (eps float
 
 // drainOnce appends events while the watcher is paused, resumes it, and returns the rate at which
 // Kafka acknowledges them.
-func (s *stage) drainOnce(ctx context.Context, relays []*relay) (eps float64, err error) {
-	op := admin.Operator{State: s.stateDatabase(), Watcher: watcher, Actor: "dev"}
+func (r *slotsRun) drainOnce(ctx context.Context, relays []*relay) (eps float64, err error) {
+	op := admin.Operator{State: r.stage.stateDatabase(), Watcher: watcher, Actor: "dev"}
 	if err := op.Pause(ctx); err != nil {
 		return 0, err
 	}
 	isOwned := func(w admin.Watcher) bool { return w.Owner != "" }
-	err = s.awaitCondition(ctx, "the watcher is paused", patience, func() bool {
-		return !slices.ContainsFunc(s.readWatchers(ctx), isOwned)
+	err = r.stage.awaitCondition(ctx, "the watcher is paused", patience, func() bool {
+		return !slices.ContainsFunc(r.stage.readWatchers(ctx), isOwned)
 	})
 	if err != nil {
 		return 0, err
 	}
 
-	n := s.options.Events
-	l, err := s.startLoad(ctx, aggregate, "customer", s.options.Rate, n, appendInBulk)
+	n := r.stage.options.Events
+	l, err := r.stage.startLoad(ctx, aggregate, "customer", r.stage.options.Rate, n, appendInBulk)
 	if err != nil {
 		return 0, err
 	}
-	before, _ := s.check.Progress()
-	err = s.awaitCondition(ctx, "the backlog is appended", 2*patience, func() bool {
-		committed, _ := s.check.Progress()
+	before, _ := r.stage.check.Progress()
+	err = r.stage.awaitCondition(ctx, "the backlog is appended", 2*patience, func() bool {
+		committed, _ := r.stage.check.Progress()
 		return committed-before >= n
 	})
 	if err != nil {
@@ -330,24 +337,24 @@ func (s *stage) drainOnce(ctx context.Context, relays []*relay) (eps float64, er
 		return 0, err
 	}
 
-	ackedBefore := s.sumAcked(ctx, relays)
+	ackedBefore := r.sumAcked(ctx, relays)
 	if err := op.Resume(ctx); err != nil {
 		return 0, err
 	}
 	rate := drainRate{size: float64(n), from: time.Now()}
 	lastScrape := time.Time{}
-	err = s.awaitCondition(ctx, "the backlog is drained", 2*patience, func() bool {
+	err = r.stage.awaitCondition(ctx, "the backlog is drained", 2*patience, func() bool {
 		// Scrapes are rare, because they slow down the drain that is measured.
 		if time.Since(lastScrape) < 5*lookEvery {
 			return false
 		}
 		lastScrape = time.Now()
-		return rate.addSample(s.sumAcked(ctx, relays)-ackedBefore, time.Now())
+		return rate.addSample(r.sumAcked(ctx, relays)-ackedBefore, time.Now())
 	})
 	if err != nil {
 		return 0, err
 	}
-	return rate.eventsPerSecond(), s.awaitArrival(ctx)
+	return rate.eventsPerSecond(), r.stage.awaitArrival(ctx)
 }
 
 // drainRate computes the rate of a drain from samples of the acknowledged events. It measures from
@@ -382,9 +389,9 @@ func (r *drainRate) eventsPerSecond() float64 {
 
 // sumAcked returns the number of acknowledged records of the relays. A relay that cannot be read
 // counts as 0. The next sample includes it again.
-func (s *stage) sumAcked(ctx context.Context, relays []*relay) (sum float64) {
+func (r *slotsRun) sumAcked(ctx context.Context, relays []*relay) (sum float64) {
 	for _, x := range relays {
-		n, _ := s.relays.sumCounter(ctx, x, "outrelay_published_total", `result="acked"`)
+		n, _ := r.stage.relays.sumCounter(ctx, x, "outrelay_published_total", `result="acked"`)
 		sum += n
 	}
 	return sum

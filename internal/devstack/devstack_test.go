@@ -334,21 +334,9 @@ func write(ctx context.Context, brokers []string, topic string) error {
 // patience is how long anything may take on a machine that is busy with other things.
 const patience = 60 * time.Second
 
-// eventually asks again until check succeeds, as long as patience lasts.
+// eventually calls check until it succeeds.
 func eventually(t *testing.T, check func() error) {
 	t.Helper()
-	tick := time.NewTicker(20 * time.Millisecond)
-	defer tick.Stop()
-	limit := time.After(patience)
-	for {
-		err := check()
-		if err == nil {
-			return
-		}
-		select {
-		case <-tick.C:
-		case <-limit:
-			t.Fatal(err)
-		}
-	}
+	var err error
+	stacktest.Eventually(t, "the check succeeds", func() bool { err = check(); return err == nil }, func() any { return err })
 }

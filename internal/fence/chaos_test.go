@@ -264,7 +264,7 @@ func (o *chaosOwner) moving(tb testing.TB, events int64) {
 			tb.Logf("quarantined %v", o.s.Quarantined())
 		}
 	}()
-	until(tb, ctx, fmt.Sprintf("owner %d moves everywhere", o.k), func() bool {
+	stacktest.Eventually(tb, fmt.Sprintf("owner %d moves everywhere", o.k), func() bool {
 		for p := range chaosParts {
 			if o.sent[p].Load() < events {
 				return false
@@ -320,7 +320,7 @@ func TestN04_Chaos(t *testing.T) {
 	moves := int64(0)
 	for i, o := range owners {
 		if i < len(owners)-1 { // the zombies' frozen batches have to meet their answer
-			until(t, ctxOf(t, time.Minute), fmt.Sprintf("owner %d is fenced", o.k), o.quiet)
+			stacktest.Eventually(t, fmt.Sprintf("owner %d is fenced", o.k), o.quiet)
 		}
 		moves += o.selfMove.Load()
 	}

@@ -69,7 +69,7 @@ func (k cluster) topic(tb testing.TB, minISR string, replicas [][]int) string {
 		}
 		place = append(place, kafka.ReplicaAssignment{Partition: p, Replicas: r})
 	}
-	until(tb, ctx, "creation of "+name, func() bool {
+	stacktest.Eventually(tb, "creation of "+name, func() bool {
 		r, err := c.client().CreateTopics(ctx, &kafka.CreateTopicsRequest{Topics: []kafka.TopicConfig{{
 			Topic: name, NumPartitions: -1, ReplicationFactor: -1, ReplicaAssignments: place,
 			ConfigEntries: []kafka.ConfigEntry{{ConfigName: "min.insync.replicas", ConfigValue: minISR}},
@@ -83,7 +83,7 @@ func (k cluster) topic(tb testing.TB, minISR string, replicas [][]int) string {
 			tb.Fatal(err, r)
 		}
 	}
-	until(tb, ctx, "placement of "+name, func() bool {
+	stacktest.Eventually(tb, "placement of "+name, func() bool {
 		h, err := c.Health(ctx, []string{name})
 		return err == nil && !slices.ContainsFunc(slices.Collect(maps.Keys(h.Partitions)), func(tp record.TopicPartition) bool {
 			s := h.Partitions[tp]
@@ -98,7 +98,7 @@ func (k cluster) topic(tb testing.TB, minISR string, replicas [][]int) string {
 func (k cluster) sick(tb testing.TB, c *Client, parts []record.TopicPartition, n int) {
 	tb.Helper()
 	ctx := ctxOf(tb, 2*time.Minute)
-	until(tb, ctx, "sick partitions", func() bool {
+	stacktest.Eventually(tb, "sick partitions", func() bool {
 		h, err := c.Health(ctx, topicsOf(parts))
 		return err == nil && len(h.Healthy(parts)) == len(parts)-n
 	})
@@ -163,7 +163,7 @@ func retryAll(tb testing.TB, s *Session) map[record.TopicPartition]*Tail {
 			tb.Logf("still quarantined: %v", left)
 		}
 	}()
-	until(tb, ctx, "release of the quarantine", func() bool {
+	stacktest.Eventually(tb, "release of the quarantine", func() bool {
 		got, err := s.Retry(ctx)
 		if err != nil {
 			tb.Fatalf("retry: %v", err)

@@ -50,20 +50,6 @@ func ctxOf(tb testing.TB, d time.Duration) context.Context {
 	return ctx
 }
 
-// until polls a condition of a server, which has no signal to wait for.
-func until(tb testing.TB, ctx context.Context, what string, ok func() bool) {
-	tb.Helper()
-	tick := time.NewTicker(60 * time.Millisecond)
-	defer tick.Stop()
-	for !ok() {
-		select {
-		case <-tick.C:
-		case <-ctx.Done():
-			tb.Fatalf("%s: not in time", what)
-		}
-	}
-}
-
 // topic is a topic of the test's own whose partitions all take writes.
 func topic(tb testing.TB, c *Client, partitions int) string {
 	tb.Helper()
@@ -75,7 +61,7 @@ func topic(tb testing.TB, c *Client, partitions int) string {
 func ready(tb testing.TB, c *Client, name string, partitions int) {
 	tb.Helper()
 	ctx := ctxOf(tb, 2*time.Minute)
-	until(tb, ctx, "topic "+name, func() bool {
+	stacktest.Eventually(tb, "topic "+name, func() bool {
 		h, err := c.Health(ctx, []string{name})
 		return err == nil && h.Counts[name] == partitions && len(h.Healthy(all(name, partitions))) == partitions
 	})
@@ -174,7 +160,7 @@ func once(ctx context.Context, c *Client, tp record.TopicPartition, b []byte) (c
 func put(tb testing.TB, c *Client, tp record.TopicPartition, b []byte) (code int, offset int64) {
 	tb.Helper()
 	ctx := ctxOf(tb, 2*time.Minute)
-	until(tb, ctx, "produce to "+tpString(tp), func() bool {
+	stacktest.Eventually(tb, "produce to "+tpString(tp), func() bool {
 		code, offset = once(ctx, c, tp, b)
 		if code == -99 || kafka.Error(code).Temporary() {
 			c.refresh(ctx)

@@ -257,7 +257,7 @@ func TestN04_MissingTopicIsQuarantined(t *testing.T) {
 	ready(t, c, gone, 2)
 	ctx := ctxOf(t, 2*time.Minute)
 	released := map[record.TopicPartition]*Tail{}
-	until(t, ctx, "release of the topic", func() bool {
+	stacktest.Eventually(t, "release of the topic", func() bool {
 		got, err := out.Session.Retry(ctx)
 		if err != nil {
 			t.Fatal(err)

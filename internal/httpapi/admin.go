@@ -37,14 +37,14 @@ type Access struct {
 
 // AdminOptions is what the operator's listener serves.
 type AdminOptions struct {
-	Listen     string                      // host:port; port 0 takes a free one
-	TLS        func() (*tls.Config, error) // asked again when a client connects, at most every ten seconds; nil serves plain HTTP
-	Reloaded   func(ok bool)               // called when files that have changed were read; optional
-	Refused    func(reason string)         // called for each request that is refused before anything is served; optional
-	Access     Access
-	Deployment *admin.Deployment
-	Page       http.Handler // everything that is not below /api/; nil: nothing is. It finds the caller by admin.CallerOf
-	Log        *slog.Logger
+	Listen   string                      // host:port; port 0 takes a free one
+	TLS      func() (*tls.Config, error) // asked again when a client connects, at most every ten seconds; nil serves plain HTTP
+	Reloaded func(ok bool)               // called when files that have changed were read; optional
+	Refused  func(reason string)         // called for each request that is refused before anything is served; optional
+	Access   Access
+	Operator admin.Operator // its Watcher is that of the configuration
+	Page     http.Handler   // everything that is not below /api/; nil: nothing is. It finds the caller by admin.CallerOf
+	Log      *slog.Logger
 }
 
 // Bounds of the operator's listener.

@@ -30,8 +30,8 @@ const (
 // api is the API of one deployment.
 type api struct {
 	huma.API
-	dep  *admin.Deployment
-	live *live
+	operator admin.Operator // of this process
+	live     *live
 }
 
 // Scope is in each request that is about a watcher.
@@ -53,7 +53,7 @@ type answerOf[T any] struct{ Body T }
 // newAPI is the handler of everything below /api/.
 func newAPI(o AdminOptions) http.Handler {
 	mux := http.NewServeMux()
-	describe(mux, o.Deployment)
+	describe(mux, o.Operator)
 	mux.HandleFunc("/api/", func(w http.ResponseWriter, r *http.Request) { nothing(w, r, mux) })
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if !readable(r.URL) {
@@ -74,7 +74,7 @@ func readable(u *url.URL) bool {
 }
 
 // describe registers all operations.
-func describe(mux humago.Mux, dep *admin.Deployment) *api {
+func describe(mux humago.Mux, operator admin.Operator) *api {
 	c := huma.DefaultConfig("outrelay", apiVersion)
 	c.Info.Description = "Everything that the command line does to a running deployment. Errors are problem+json with a hint; lists have a cursor in `next`; actions are written to the events log with who did them."
 	c.OpenAPIPath, c.DocsPath, c.SchemasPath, c.CreateHooks = "/api/openapi", "", "", nil
@@ -91,7 +91,7 @@ func describe(mux humago.Mux, dep *admin.Deployment) *api {
 		"mtls":  {Type: "mutualTLS", Description: "a client certificate that http.admin.tls.client_ca signed"},
 	}
 	c.Security = []map[string][]string{{"token": {}}, {"login": {}}, {"mtls": {}}, {}}
-	a := &api{API: humago.New(mux, c), dep: dep, live: newLive()}
+	a := &api{API: humago.New(mux, c), operator: operator, live: newLive()}
 	a.watchers()
 	a.nodes()
 	a.waiting()
@@ -121,7 +121,7 @@ func schemaName(t reflect.Type, hint string) string {
 
 // OpenAPI is the description of the API, as it is served at /api/openapi.json.
 func OpenAPI() ([]byte, error) {
-	return describe(http.NewServeMux(), &admin.Deployment{}).OpenAPI().MarshalJSON()
+	return describe(http.NewServeMux(), admin.Operator{}).OpenAPI().MarshalJSON()
 }
 
 // option changes an operation.
@@ -131,19 +131,19 @@ type option func(*huma.Operation)
 const role = "x-role"
 
 // look registers something that anybody who is let in may see.
-func look[I scoped, O any](a *api, at, id, summary string, f func(context.Context, admin.Desk, *I) (O, error), opts ...option) {
+func look[I scoped, O any](a *api, at, id, summary string, f func(context.Context, admin.Operator, *I) (O, error), opts ...option) {
 	register(a, huma.Operation{Method: http.MethodGet, Path: at, OperationID: id, Summary: summary, Extensions: map[string]any{role: admin.RoleViewer}}, lookTime, f, opts)
 }
 
 // act registers something that changes something.
-func act[I scoped, O any](a *api, at, id, summary string, f func(context.Context, admin.Desk, *I) (O, error), opts ...option) {
+func act[I scoped, O any](a *api, at, id, summary string, f func(context.Context, admin.Operator, *I) (O, error), opts ...option) {
 	register(a, huma.Operation{Method: http.MethodPost, Path: at, OperationID: id, Summary: summary, DefaultStatus: http.StatusOK, MaxBodyBytes: smallBody, Extensions: map[string]any{role: admin.RoleOperator}}, actTime, f, opts)
 }
 
 // register adds an operation whose answer is what f returns. f gets a desk of the caller.
-func register[I scoped, O any](a *api, op huma.Operation, limit time.Duration, f func(context.Context, admin.Desk, *I) (O, error), opts []option) {
-	direct(a, op, limit, func(ctx context.Context, k admin.Desk, in *I) (*answerOf[O], error) {
-		out, err := f(ctx, k, in)
+func register[I scoped, O any](a *api, op huma.Operation, limit time.Duration, f func(context.Context, admin.Operator, *I) (O, error), opts []option) {
+	direct(a, op, limit, func(ctx context.Context, op admin.Operator, in *I) (*answerOf[O], error) {
+		out, err := f(ctx, op, in)
 		if err != nil {
 			return nil, err
 		}
@@ -152,7 +152,7 @@ func register[I scoped, O any](a *api, op huma.Operation, limit time.Duration, f
 }
 
 // direct adds an operation with headers of its own.
-func direct[I scoped, O any](a *api, op huma.Operation, limit time.Duration, f func(context.Context, admin.Desk, *I) (*O, error), opts []option) {
+func direct[I scoped, O any](a *api, op huma.Operation, limit time.Duration, f func(context.Context, admin.Operator, *I) (*O, error), opts []option) {
 	op.Path = "/api/v1" + op.Path
 	op.Errors = []int{400, 401, 403, 404, 409, 421, 422, 424, 429, 431, 500, 503}
 	op.BodyReadTimeout = adminRead
@@ -173,9 +173,9 @@ func direct[I scoped, O any](a *api, op huma.Operation, limit time.Duration, f f
 }
 
 // desk is that of the caller, at the watcher that is asked for.
-func (a *api) desk(ctx context.Context, watcher string) admin.Desk {
+func (a *api) desk(ctx context.Context, watcher string) admin.Operator {
 	c, _ := admin.CallerOf(ctx) // the door lets nobody in who is not known
-	return a.dep.For(c.Actor).ForWatcher(watcher)
+	return a.operator.For(c.Actor).ForWatcher(watcher)
 }
 
 // admit refuses what the caller's role does not allow.

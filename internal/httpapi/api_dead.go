@@ -107,15 +107,15 @@ type DeadAction struct {
 }
 
 func (a *api) dead() {
-	look(a, "/dead", "list-dead", "Dead letters, the latest first, without their envelopes", func(ctx context.Context, k admin.Desk, in *struct {
+	look(a, "/dead", "list-dead", "Dead letters, the latest first, without their envelopes", func(ctx context.Context, op admin.Operator, in *struct {
 		Scope
 		Paging
 		DeadQuery
 	},
 	) (admin.DeadPage, error) {
-		return k.DeadList(ctx, in.filter(), in.Limit, in.After)
+		return op.Letters().List(ctx, in.filter(), in.Limit, in.After)
 	})
-	act(a, "/dead/search", "search-dead", "The same list, with the condition in a body", func(ctx context.Context, k admin.Desk, in *struct {
+	act(a, "/dead/search", "search-dead", "The same list, with the condition in a body", func(ctx context.Context, op admin.Operator, in *struct {
 		Scope
 		Body struct {
 			Filter DeadSelection `json:"filter"`
@@ -124,23 +124,23 @@ func (a *api) dead() {
 		}
 	},
 	) (admin.DeadPage, error) {
-		return k.DeadList(ctx, in.Body.Filter.filter(), in.Body.Limit, in.Body.After)
+		return op.Letters().List(ctx, in.Body.Filter.filter(), in.Body.Limit, in.Body.After)
 	}, viewers)
-	look(a, "/dead/summary", "summarize-dead", "Counts by topic, type and class, the most frequent first", func(ctx context.Context, k admin.Desk, in *struct {
+	look(a, "/dead/summary", "summarize-dead", "Counts by topic, type and class, the most frequent first", func(ctx context.Context, op admin.Operator, in *struct {
 		Scope
 		DeadQuery
 	},
 	) (deadGroups, error) {
-		list, err := k.DeadSummary(ctx, in.filter())
+		list, err := op.Letters().Summary(ctx, in.filter())
 		return deadGroups{list}, err
 	})
 	a.letter()
-	act(a, "/dead/requeue", "requeue-dead", "Give letters back to their outbox, each as the next delivery of the same envelope", func(ctx context.Context, k admin.Desk, in *DeadAction) (admin.DeadOutcome, error) {
+	act(a, "/dead/requeue", "requeue-dead", "Give letters back to their outbox, each as the next delivery of the same envelope", func(ctx context.Context, op admin.Operator, in *DeadAction) (admin.DeadOutcome, error) {
 		f, opts := in.Body.Filter.filter(), admin.DeadOptions{IgnoreExpiry: in.Body.IgnoreExpiry, DryRun: in.Body.DryRun}
 		if in.Body.Expect != nil && !in.Body.DryRun {
 			counted := f
 			counted.RequeueStatus = "replayable"
-			n, err := k.DeadCount(ctx, counted)
+			n, err := op.Letters().Count(ctx, counted)
 			if err == nil {
 				err = in.Body.expected(n)
 			}
@@ -148,12 +148,12 @@ func (a *api) dead() {
 				return admin.DeadOutcome{Why: []admin.DeadRefused{}}, err
 			}
 		}
-		return k.DeadRequeue(ctx, f, opts, nil)
+		return op.Letters().Requeue(ctx, f, opts, nil)
 	})
-	act(a, "/dead/discard", "discard-dead", "Remove letters for good", func(ctx context.Context, k admin.Desk, in *DeadAction) (admin.DeadDiscarded, error) {
+	act(a, "/dead/discard", "discard-dead", "Remove letters for good", func(ctx context.Context, op admin.Operator, in *DeadAction) (admin.DeadDiscarded, error) {
 		f := in.Body.Filter.filter()
 		if in.Body.Expect != nil && !in.Body.DryRun {
-			n, err := k.DeadCount(ctx, f)
+			n, err := op.Letters().Count(ctx, f)
 			if err == nil {
 				err = in.Body.expected(n)
 			}
@@ -161,7 +161,7 @@ func (a *api) dead() {
 				return admin.DeadDiscarded{}, err
 			}
 		}
-		return k.DeadDiscard(ctx, f, in.Body.DryRun, nil)
+		return op.Letters().Discard(ctx, f, in.Body.DryRun, nil)
 	})
 }
 
@@ -212,7 +212,7 @@ func (e EditBody) edit(version int32) (admin.DeadEdit, error) {
 // letter registers the operations on one letter. Its version is the entity tag, so that two people do not edit the same.
 func (a *api) letter() {
 	direct(a, huma.Operation{Method: http.MethodGet, Path: "/dead/letter", OperationID: "show-dead", Summary: "One letter with its envelope and every attempt; the payload only where it is asked for", Extensions: map[string]any{role: admin.RoleViewer}}, lookTime,
-		func(ctx context.Context, k admin.Desk, in *struct {
+		func(ctx context.Context, op admin.Operator, in *struct {
 			Scope
 			LetterRef
 			Payload bool `query:"payload" doc:"Show the payload too; for roles that may see it."`
@@ -221,14 +221,14 @@ func (a *api) letter() {
 			if err := mayShow(ctx, in.Payload); err != nil {
 				return nil, err
 			}
-			d, err := k.DeadShow(ctx, in.ref(), in.Payload)
+			d, err := op.Letters().Show(ctx, in.ref(), in.Payload)
 			if err != nil {
 				return nil, err
 			}
 			return &letterOut{ETag: `"` + strconv.Itoa(int(d.Version)) + `"`, Body: d}, nil
 		}, nil)
 	direct(a, huma.Operation{Method: http.MethodPatch, Path: "/dead/letter", OperationID: "edit-dead", Summary: "Give a letter back with a changed envelope; it keeps the one that died", MaxBodyBytes: largeBody, Extensions: map[string]any{role: admin.RoleOperator}}, actTime,
-		func(ctx context.Context, k admin.Desk, in *struct {
+		func(ctx context.Context, op admin.Operator, in *struct {
 			Scope
 			LetterRef
 			IfMatch string `header:"If-Match" doc:"The ETag of the letter that the edit was made from. Required."`
@@ -243,7 +243,7 @@ func (a *api) letter() {
 			if err != nil {
 				return nil, err
 			}
-			out, err := k.DeadEdit(ctx, in.ref(), e, admin.DeadOptions{IgnoreExpiry: in.Body.IgnoreExpiry, DryRun: in.Body.DryRun})
+			out, err := op.Letters().Edit(ctx, in.ref(), e, admin.DeadOptions{IgnoreExpiry: in.Body.IgnoreExpiry, DryRun: in.Body.DryRun})
 			if err != nil {
 				return nil, err
 			}

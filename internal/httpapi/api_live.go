@@ -62,15 +62,15 @@ func newLive() *live {
 }
 
 // overview is one that is at most as old as the interval; of several clients one reads.
-func (l *live) overview(ctx context.Context, k admin.Desk) (admin.Overview, error) {
+func (l *live) overview(ctx context.Context, op admin.Operator) (admin.Overview, error) {
 	l.mu.Lock()
-	s := l.shared[k.Watcher]
+	s := l.shared[op.Watcher]
 	if s == nil {
 		if len(l.shared) >= maxLive { // names that nobody looks at any more
 			clear(l.shared)
 		}
 		s = &snapshot{}
-		l.shared[k.Watcher] = s
+		l.shared[op.Watcher] = s
 	}
 	l.mu.Unlock()
 	s.mu.Lock()
@@ -81,22 +81,22 @@ func (l *live) overview(ctx context.Context, k admin.Desk) (admin.Overview, erro
 	// Not the client's context: others wait for the same.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), liveCall)
 	defer cancel()
-	s.last, s.err = k.Overview(ctx)
+	s.last, s.err = op.Overview(ctx)
 	s.at = time.Now()
 	return s.last, s.err
 }
 
 func (a *api) figures() {
-	look(a, "/health", "health", "The named checks", func(ctx context.Context, k admin.Desk, _ *Empty) (checks, error) {
-		list, err := k.Health(ctx)
-		return checks{list}, err
+	look(a, "/health", "health", "The named checks", func(ctx context.Context, op admin.Operator, _ *Empty) (checks, error) {
+		o, err := op.Overview(ctx)
+		return checks{o.Checks}, err
 	})
-	look(a, "/ping", "ping", "Whether MongoDB answers, and its clock", func(ctx context.Context, k admin.Desk, _ *Empty) (admin.Pong, error) {
-		return k.Ping(ctx)
+	look(a, "/ping", "ping", "Whether MongoDB answers, and its clock", func(ctx context.Context, op admin.Operator, _ *Empty) (admin.Pong, error) {
+		return op.Ping(ctx)
 	})
-	look(a, "/whoami", "who-am-i", "What the caller is taken for", func(ctx context.Context, _ admin.Desk, _ *Empty) (who, error) {
+	look(a, "/whoami", "who-am-i", "What the caller is taken for", func(ctx context.Context, _ admin.Operator, _ *Empty) (who, error) {
 		c, _ := admin.CallerOf(ctx)
-		return who{Name: c.Actor.Name, Source: c.Actor.Source, Role: c.Role, Payloads: c.Payloads, Watcher: a.dep.Watcher, Version: a.dep.Version}, nil
+		return who{Name: c.Actor.Name, Source: c.Actor.Source, Role: c.Role, Payloads: c.Payloads, Watcher: a.operator.Watcher, Version: a.operator.Version}, nil
 	})
 	sse.Register(a.API, huma.Operation{
 		Method: http.MethodGet, Path: livePath, OperationID: "live", Summary: "The overview once a second, as server-sent events",
@@ -121,11 +121,11 @@ func (a *api) seat(ctx huma.Context, next func(huma.Context)) {
 func (a *api) stream(ctx context.Context, in *Empty, send sse.Sender) {
 	ctx, cancel := context.WithTimeout(ctx, liveFor)
 	defer cancel()
-	k := a.desk(ctx, in.Watcher)
+	op := a.desk(ctx, in.Watcher)
 	tick := time.NewTicker(liveEvery)
 	defer tick.Stop()
 	for n := 1; ; n++ {
-		o, err := a.live.overview(ctx, k)
+		o, err := a.live.overview(ctx, op)
 		msg := sse.Message{ID: n, Data: o, Retry: int(liveStopped.Milliseconds())}
 		if err != nil {
 			msg.Data = LiveProblem{logging.Clean(err.Error())}

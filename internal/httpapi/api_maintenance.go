@@ -17,7 +17,7 @@ type recovered struct {
 }
 
 func (a *api) maintenance() {
-	act(a, "/purge", "purge", "Remove delivered envelopes now; nothing that waits, and nothing that the watcher has not passed", func(ctx context.Context, k admin.Desk, in *struct {
+	act(a, "/purge", "purge", "Remove delivered envelopes now; nothing that waits, and nothing that the watcher has not passed", func(ctx context.Context, op admin.Operator, in *struct {
 		Scope
 		Body struct {
 			Collections []string `json:"collections,omitempty" maxItems:"1000"`
@@ -27,9 +27,9 @@ func (a *api) maintenance() {
 		}
 	},
 	) (admin.PurgeReport, error) {
-		return k.Purge(ctx, admin.Purge{Collections: in.Body.Collections, OlderThan: seconds(in.Body.OlderThanS), Rate: in.Body.Rate, DryRun: in.Body.DryRun})
+		return op.Purge(ctx, admin.Purge{Collections: in.Body.Collections, OlderThan: seconds(in.Body.OlderThanS), Rate: in.Body.Rate, DryRun: in.Body.DryRun})
 	})
-	act(a, "/recover", "recover", "Order a sweep: the next owner delivers every envelope again that its place does not cover", func(ctx context.Context, k admin.Desk, in *struct {
+	act(a, "/recover", "recover", "Order a sweep: the next owner delivers every envelope again that its place does not cover", func(ctx context.Context, op admin.Operator, in *struct {
 		Scope
 		Slotted
 		Body struct {
@@ -39,7 +39,7 @@ func (a *api) maintenance() {
 	},
 	) (recovered, error) {
 		out := recovered{DryRun: in.Body.DryRun, Collections: []admin.SweepCount{}}
-		list, err := k.RecoverPlan(ctx, or(in.Body.From))
+		list, err := op.RecoverPlan(ctx, or(in.Body.From))
 		if err != nil && !errors.Is(err, admin.ErrNoCollections) { // a document that vanished may have left none to count
 			return out, err
 		}
@@ -51,38 +51,38 @@ func (a *api) maintenance() {
 			return out, nil
 		}
 		out.Ordered = true
-		return out, k.Recover(ctx, or(in.Body.From))
+		return out, op.Recover(ctx, or(in.Body.From))
 	})
-	act(a, "/recover/adopt", "adopt", "Make state that was copied from another replica set this one's", func(ctx context.Context, k admin.Desk, _ *struct {
+	act(a, "/recover/adopt", "adopt", "Make state that was copied from another replica set this one's", func(ctx context.Context, op admin.Operator, _ *struct {
 		Scope
 		Slotted
 	},
 	) (done, error) {
-		return done{true, "adopted"}, k.Adopt(ctx)
+		return done{true, "adopted"}, op.Adopt(ctx)
 	})
-	act(a, "/recover/release", "release-collection", "Give up the watcher's claim on a collection", func(ctx context.Context, k admin.Desk, in *struct {
+	act(a, "/recover/release", "release-collection", "Give up the watcher's claim on a collection", func(ctx context.Context, op admin.Operator, in *struct {
 		Scope
 		Body struct {
 			Collection string `json:"collection" minLength:"3" maxLength:"255"`
 		}
 	},
 	) (done, error) {
-		if _, err := k.Collections(ctx, in.Body.Collection); err != nil { // an error where there is no such claim
+		if _, err := op.Collections(ctx, in.Body.Collection); err != nil { // an error where there is no such claim
 			return done{}, err
 		}
-		ok, err := k.Release(ctx, in.Body.Collection)
+		ok, err := op.Release(ctx, in.Body.Collection)
 		return done{ok, "released " + in.Body.Collection}, err
 	})
-	look(a, "/indexes", "verify-indexes", "How the indexes of the watched collections differ from what is declared", func(ctx context.Context, k admin.Desk, _ *Empty) (admin.Verification, error) {
-		return k.IndexesVerify(ctx)
+	look(a, "/indexes", "verify-indexes", "How the indexes of the watched collections differ from what is declared", func(ctx context.Context, op admin.Operator, _ *Empty) (admin.Verification, error) {
+		return op.Indexes().Verify(ctx, false)
 	})
-	act(a, "/indexes/rebuild", "rebuild-indexes", "Make, replace and drop indexes until they are what is declared", func(ctx context.Context, k admin.Desk, _ *Empty) (admin.Verification, error) {
-		return k.IndexesRebuild(ctx)
+	act(a, "/indexes/rebuild", "rebuild-indexes", "Make, replace and drop indexes until they are what is declared", func(ctx context.Context, op admin.Operator, _ *Empty) (admin.Verification, error) {
+		return op.Indexes().Rebuild(ctx)
 	})
-	look(a, "/migrations", "list-migrations", "The ledger of migrations", func(ctx context.Context, k admin.Desk, _ *Empty) (admin.MigrationStatus, error) {
-		return k.MigrationsStatus(ctx)
+	look(a, "/migrations", "list-migrations", "The ledger of migrations", func(ctx context.Context, op admin.Operator, _ *Empty) (admin.MigrationStatus, error) {
+		return op.Indexes().Migrations(ctx)
 	})
-	act(a, "/clear", "clear", "Empty collections for good; confirm is what the preview shows", func(ctx context.Context, k admin.Desk, in *struct {
+	act(a, "/clear", "clear", "Empty collections for good; confirm is what the preview shows", func(ctx context.Context, op admin.Operator, in *struct {
 		Scope
 		Body struct {
 			What       []string `json:"what" minItems:"1" maxItems:"10" enum:"envelopes,dead,inbox,sagas,events,replays"`
@@ -94,6 +94,6 @@ func (a *api) maintenance() {
 	},
 	) (admin.Cleared, error) {
 		b := &in.Body
-		return k.Clear(ctx, admin.ClearOrder{What: b.What, Collection: b.Collection, Confirm: b.Confirm, Force: b.Force, DryRun: b.DryRun})
+		return op.Clear(ctx, admin.ClearOrder{What: b.What, Collection: b.Collection, Confirm: b.Confirm, Force: b.Force, DryRun: b.DryRun})
 	})
 }

@@ -46,27 +46,27 @@ type replayList struct {
 }
 
 func (a *api) replays() {
-	look(a, "/replays", "list-replays", "The latest replays of the watcher", func(ctx context.Context, k admin.Desk, in *struct {
+	look(a, "/replays", "list-replays", "The latest replays of the watcher", func(ctx context.Context, op admin.Operator, in *struct {
 		Scope
 		Limit int `query:"limit" minimum:"1" maximum:"1000" default:"100"`
 	},
 	) (replayList, error) {
-		list, err := k.ReplayList(ctx, in.Limit)
+		list, err := op.Replays().List(ctx, in.Limit)
 		return replayList{list}, err
 	})
-	look(a, "/replays/{id}", "show-replay", "One replay, with how much is queued and not sent", func(ctx context.Context, k admin.Desk, in *ReplayRef) (admin.ReplayInfo, error) {
-		return k.ReplayGet(ctx, in.ID)
+	look(a, "/replays/{id}", "show-replay", "One replay, with how much is queued and not sent", func(ctx context.Context, op admin.Operator, in *ReplayRef) (admin.ReplayInfo, error) {
+		return op.Replays().Get(ctx, in.ID)
 	})
-	act(a, "/replays/plan", "plan-replay", "Count what an order would send again, and to which topics", func(ctx context.Context, k admin.Desk, in *ReplayRequest) (admin.ReplayPlan, error) {
-		return k.ReplayPlan(ctx, in.Body.order())
+	act(a, "/replays/plan", "plan-replay", "Count what an order would send again, and to which topics", func(ctx context.Context, op admin.Operator, in *ReplayRequest) (admin.ReplayPlan, error) {
+		return op.Replays().Plan(ctx, in.Body.order())
 	}, viewers)
-	act(a, "/replays", "start-replay", "Send delivered envelopes again; this process carries it out", func(ctx context.Context, k admin.Desk, in *ReplayRequest) (admin.ReplayInfo, error) {
-		return k.ReplayStart(ctx, in.Body.order())
+	act(a, "/replays", "start-replay", "Send delivered envelopes again; this process carries it out", func(ctx context.Context, op admin.Operator, in *ReplayRequest) (admin.ReplayInfo, error) {
+		return op.Replays().Start(ctx, in.Body.order())
 	})
-	act(a, "/replays/{id}/cancel", "cancel-replay", "End a replay; what it has queued is sent", func(ctx context.Context, k admin.Desk, in *ReplayRef) (done, error) {
-		return done{true, "cancelled; what was queued is sent"}, k.ReplayCancel(ctx, in.ID)
+	act(a, "/replays/{id}/cancel", "cancel-replay", "End a replay; what it has queued is sent", func(ctx context.Context, op admin.Operator, in *ReplayRef) (done, error) {
+		return done{true, "cancelled; what was queued is sent"}, op.Replays().Cancel(ctx, in.ID)
 	})
-	act(a, "/replays/{id}/resume", "resume-replay", "Have this process go on with a replay that broke off", func(ctx context.Context, k admin.Desk, in *ReplayRef) (admin.ReplayInfo, error) {
-		return k.ReplayResume(ctx, in.ID)
+	act(a, "/replays/{id}/resume", "resume-replay", "Have this process go on with a replay that broke off", func(ctx context.Context, op admin.Operator, in *ReplayRef) (admin.ReplayInfo, error) {
+		return op.Replays().Resume(ctx, in.ID)
 	})
 }

@@ -28,7 +28,7 @@ type Database struct {
 }
 
 func (a *api) services() {
-	look(a, "/lookup", "look-up", "Everything that is known of an event, or of the events of an ordering key", func(ctx context.Context, k admin.Desk, in *struct {
+	look(a, "/lookup", "look-up", "Everything that is known of an event, or of the events of an ordering key", func(ctx context.Context, op admin.Operator, in *struct {
 		Scope
 		Collection
 		ID    string    `query:"id" maxLength:"4096"`
@@ -38,9 +38,9 @@ func (a *api) services() {
 		Limit int       `query:"limit" minimum:"1" maximum:"1000" default:"100"`
 	},
 	) (admin.LookupResult, error) {
-		return k.Lookup(ctx, admin.LookupQuery{ID: in.ID, Key: in.Key, Collection: in.Collection.Collection, From: in.From, To: in.To, Limit: in.Limit})
+		return op.Lookup(ctx, admin.LookupQuery{ID: in.ID, Key: in.Key, Collection: in.Collection.Collection, From: in.From, To: in.To, Limit: in.Limit})
 	})
-	look(a, "/history", "history", "Where marked envelopes stand in Kafka (recording: mark)", func(ctx context.Context, k admin.Desk, in *struct {
+	look(a, "/history", "history", "Where marked envelopes stand in Kafka (recording: mark)", func(ctx context.Context, op admin.Operator, in *struct {
 		Scope
 		Paging
 		Collections []string  `query:"collection" maxItems:"100"`
@@ -50,27 +50,27 @@ func (a *api) services() {
 		To          time.Time `query:"to"`
 	},
 	) (admin.History, error) {
-		return k.History(ctx, admin.HistoryQuery{Collections: in.Collections, IDs: in.IDs, Key: in.Key, From: in.From, To: in.To, Limit: in.Limit, After: in.After})
+		return op.History(ctx, admin.HistoryQuery{Collections: in.Collections, IDs: in.IDs, Key: in.Key, From: in.From, To: in.To, Limit: in.Limit, After: in.After})
 	})
 	a.sagas()
 	a.inbox()
 }
 
 func (a *api) sagas() {
-	look(a, "/sagas/types", "list-saga-types", "The kinds of sagas in the databases of the watcher's outboxes", func(ctx context.Context, k admin.Desk, _ *Empty) (sagaTypes, error) {
-		list, err := k.SagaTypes(ctx)
+	look(a, "/sagas/types", "list-saga-types", "The kinds of sagas in the databases of the watcher's outboxes", func(ctx context.Context, op admin.Operator, _ *Empty) (sagaTypes, error) {
+		list, err := op.Sagas().Types(ctx)
 		return sagaTypes{list}, err
 	})
-	look(a, "/sagas", "list-sagas", "Instances of one kind, those that changed last first", func(ctx context.Context, k admin.Desk, in *struct {
+	look(a, "/sagas", "list-sagas", "Instances of one kind, those that changed last first", func(ctx context.Context, op admin.Operator, in *struct {
 		Scope
 		Paging
 		Database
 		Saga string `query:"saga" required:"true" minLength:"1" maxLength:"200"`
 	},
 	) (admin.SagaPage, error) {
-		return k.Sagas(ctx, in.Database.Database, in.Saga, in.Limit, in.After)
+		return op.Sagas().List(ctx, in.Database.Database, in.Saga, in.Limit, in.After)
 	})
-	look(a, "/sagas/one", "show-saga", "One instance; its state only where it is asked for", func(ctx context.Context, k admin.Desk, in *struct {
+	look(a, "/sagas/one", "show-saga", "One instance; its state only where it is asked for", func(ctx context.Context, op admin.Operator, in *struct {
 		Scope
 		Database
 		Saga    string `query:"saga" required:"true" minLength:"1" maxLength:"200"`
@@ -81,25 +81,25 @@ func (a *api) sagas() {
 		if err := mayShow(ctx, in.Payload); err != nil {
 			return admin.Saga{}, err
 		}
-		return k.Saga(ctx, in.Database.Database, in.Saga, in.ID, in.Payload)
+		return op.Sagas().Show(ctx, in.Database.Database, in.Saga, in.ID, in.Payload)
 	})
 }
 
 func (a *api) inbox() {
-	look(a, "/inbox", "list-inboxes", "The inboxes in the databases of the watcher's outboxes, with counts", func(ctx context.Context, k admin.Desk, _ *Empty) (inboxes, error) {
-		list, err := k.Inboxes(ctx)
+	look(a, "/inbox", "list-inboxes", "The inboxes in the databases of the watcher's outboxes, with counts", func(ctx context.Context, op admin.Operator, _ *Empty) (inboxes, error) {
+		list, err := op.Inboxes().List(ctx)
 		return inboxes{list}, err
 	})
-	look(a, "/inbox/marks", "list-inbox-marks", "How far each consumer is, by partition and lane", func(ctx context.Context, k admin.Desk, in *struct {
+	look(a, "/inbox/marks", "list-inbox-marks", "How far each consumer is, by partition and lane", func(ctx context.Context, op admin.Operator, in *struct {
 		Scope
 		Database
 		Collection string `query:"collection" maxLength:"200" doc:"The collection of markers; inbox by default."`
 	},
 	) (inboxMarks, error) {
-		list, err := k.InboxMarks(ctx, in.Database.Database, in.Collection)
+		list, err := op.Inboxes().Marks(ctx, in.Database.Database, in.Collection)
 		return inboxMarks{list}, err
 	})
-	act(a, "/inbox/purge", "purge-inbox", "Remove markers of messages that were handled so long ago", func(ctx context.Context, k admin.Desk, in *struct {
+	act(a, "/inbox/purge", "purge-inbox", "Remove markers of messages that were handled so long ago", func(ctx context.Context, op admin.Operator, in *struct {
 		Scope
 		Body struct {
 			Database   string  `json:"database" minLength:"1" maxLength:"63"`
@@ -110,9 +110,9 @@ func (a *api) inbox() {
 	},
 	) (admin.InboxPurged, error) {
 		b := &in.Body
-		return k.InboxPurge(ctx, admin.InboxPurge{Database: b.Database, Collection: b.Collection, OlderThan: seconds(b.OlderThanS), DryRun: b.DryRun})
+		return op.Inboxes().Purge(ctx, admin.InboxPurge{Database: b.Database, Collection: b.Collection, OlderThan: seconds(b.OlderThanS), DryRun: b.DryRun})
 	})
-	act(a, "/inbox/release", "release-inbox", "Remove the leases of claimed messages, so that they can be handled again at once", func(ctx context.Context, k admin.Desk, in *struct {
+	act(a, "/inbox/release", "release-inbox", "Remove the leases of claimed messages, so that they can be handled again at once", func(ctx context.Context, op admin.Operator, in *struct {
 		Scope
 		Body struct {
 			Database   string `json:"database" minLength:"1" maxLength:"63"`
@@ -122,6 +122,6 @@ func (a *api) inbox() {
 		}
 	},
 	) (admin.InboxReleased, error) {
-		return k.InboxRelease(ctx, in.Body.Database, in.Body.Collection, in.Body.Force, in.Body.DryRun)
+		return op.Inboxes().Release(ctx, in.Body.Database, in.Body.Collection, in.Body.Force, in.Body.DryRun)
 	})
 }

@@ -315,8 +315,8 @@ func TestLiveClientsAreBounded(t *testing.T) {
 func TestAStopEndsWhoFollows(t *testing.T) {
 	t.Parallel()
 	s := open(t)
-	dep := &admin.Deployment{State: s.state, Watcher: "orders"}
-	srv, err := ListenAdmin(AdminOptions{Listen: "127.0.0.1:0", Deployment: dep, Log: discard(), Access: Access{Anonymous: admin.RoleViewer, Local: true, Rate: 100}})
+	dep := admin.New(admin.Operator{State: s.state, Watcher: "orders"})
+	srv, err := ListenAdmin(AdminOptions{Listen: "127.0.0.1:0", Operator: dep, Log: discard(), Access: Access{Anonymous: admin.RoleViewer, Local: true, Rate: 100}})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -38,19 +38,19 @@ type FailedAction struct {
 }
 
 func (a *api) waiting() {
-	look(a, "/pending", "pending", "What waits, by topic, the oldest first, with what the owner says of topics that cannot be written", func(ctx context.Context, k admin.Desk, _ *Empty) (pendingList, error) {
-		list, err := k.Pending(ctx)
+	look(a, "/pending", "pending", "What waits, by topic, the oldest first, with what the owner says of topics that cannot be written", func(ctx context.Context, op admin.Operator, _ *Empty) (pendingList, error) {
+		list, err := op.Waiting().Topics(ctx)
 		return pendingList{list}, err
 	})
-	look(a, "/waiting/summary", "summarize-waiting", "Counts by collection, state and topic, scheduled and dead ones too", func(ctx context.Context, k admin.Desk, in *struct {
+	look(a, "/waiting/summary", "summarize-waiting", "Counts by collection, state and topic, scheduled and dead ones too", func(ctx context.Context, op admin.Operator, in *struct {
 		Scope
 		Collection
 	},
 	) (waitingGroups, error) {
-		list, err := k.WaitingSummary(ctx, in.Collection.Collection)
+		list, err := op.Waiting().Summary(ctx, in.Collection.Collection)
 		return waitingGroups{list}, err
 	})
-	look(a, "/waiting", "list-waiting", "Envelopes that could not be sent in their turn", func(ctx context.Context, k admin.Desk, in *struct {
+	look(a, "/waiting", "list-waiting", "Envelopes that could not be sent in their turn", func(ctx context.Context, op admin.Operator, in *struct {
 		Scope
 		Paging
 		Collection
@@ -59,22 +59,22 @@ func (a *api) waiting() {
 		Key   string `query:"key" maxLength:"4096"`
 	},
 	) (admin.WaitingPage, error) {
-		return k.WaitingPage(ctx, admin.WaitingFilter{Collection: in.Collection.Collection, State: in.State, Topic: in.Topic, Key: in.Key}, in.Limit, in.After)
+		return op.Waiting().Page(ctx, admin.WaitingFilter{Collection: in.Collection.Collection, State: in.State, Topic: in.Topic, Key: in.Key}, in.Limit, in.After)
 	})
-	look(a, "/failed", "list-failed", "Envelopes that were refused and will be tried again, those that failed last first", func(ctx context.Context, k admin.Desk, in *struct {
+	look(a, "/failed", "list-failed", "Envelopes that were refused and will be tried again, those that failed last first", func(ctx context.Context, op admin.Operator, in *struct {
 		Scope
 		Collection
 		Limit int `query:"limit" minimum:"1" maximum:"100" default:"100"`
 	},
 	) (failedList, error) {
-		list, err := k.FailedList(ctx, in.Collection.Collection, in.Limit)
+		list, err := op.Waiting().Failed(ctx, in.Collection.Collection, in.Limit)
 		return failedList{list}, err
 	})
-	act(a, "/failed/reset", "reset-failed", "Take the failed attempts off envelopes: they are tried again at once, as often as new ones", func(ctx context.Context, k admin.Desk, in *FailedAction) (admin.FailedOutcome, error) {
-		return k.FailedReset(ctx, in.Body.Collection, in.Body.IDs, in.Body.DryRun)
+	act(a, "/failed/reset", "reset-failed", "Take the failed attempts off envelopes: they are tried again at once, as often as new ones", func(ctx context.Context, op admin.Operator, in *FailedAction) (admin.FailedOutcome, error) {
+		return op.Waiting().Reset(ctx, in.Body.Collection, in.Body.IDs, in.Body.DryRun)
 	})
-	act(a, "/failed/retry", "retry-failed", "Try failed envelopes now instead of when they are due; without ids one batch of them", func(ctx context.Context, k admin.Desk, in *FailedAction) (admin.FailedOutcome, error) {
-		return k.FailedRetry(ctx, in.Body.Collection, in.Body.IDs, in.Body.DryRun)
+	act(a, "/failed/retry", "retry-failed", "Try failed envelopes now instead of when they are due; without ids one batch of them", func(ctx context.Context, op admin.Operator, in *FailedAction) (admin.FailedOutcome, error) {
+		return op.Waiting().Retry(ctx, in.Body.Collection, in.Body.IDs, in.Body.DryRun)
 	})
 }
 
@@ -128,23 +128,23 @@ type cancelled struct {
 }
 
 func (a *api) scheduled() {
-	look(a, "/scheduled", "list-scheduled", "Envelopes that wait for their time, by collection and due time", func(ctx context.Context, k admin.Desk, in *struct {
+	look(a, "/scheduled", "list-scheduled", "Envelopes that wait for their time, by collection and due time", func(ctx context.Context, op admin.Operator, in *struct {
 		Scope
 		Paging
 		ScheduledQuery
 	},
 	) (admin.ScheduledPage, error) {
-		return k.ScheduledList(ctx, in.filter(), in.Limit, in.After)
+		return op.Schedule().List(ctx, in.filter(), in.Limit, in.After)
 	})
-	look(a, "/scheduled/summary", "summarize-scheduled", "Counts by type, with the first and the last due time", func(ctx context.Context, k admin.Desk, in *struct {
+	look(a, "/scheduled/summary", "summarize-scheduled", "Counts by type, with the first and the last due time", func(ctx context.Context, op admin.Operator, in *struct {
 		Scope
 		ScheduledQuery
 	},
 	) (scheduledGroups, error) {
-		list, err := k.ScheduledSummary(ctx, in.filter())
+		list, err := op.Schedule().Summary(ctx, in.filter())
 		return scheduledGroups{list}, err
 	})
-	act(a, "/scheduled/cancel", "cancel-scheduled", "Take back scheduled envelopes that no watcher has taken yet", func(ctx context.Context, k admin.Desk, in *struct {
+	act(a, "/scheduled/cancel", "cancel-scheduled", "Take back scheduled envelopes that no watcher has taken yet", func(ctx context.Context, op admin.Operator, in *struct {
 		Scope
 		Body struct {
 			Filter ScheduledSelection `json:"filter"`
@@ -157,17 +157,17 @@ func (a *api) scheduled() {
 		if f.Empty() && !f.All {
 			return out, admin.ErrNoCondition
 		}
-		first, err := k.ScheduledList(ctx, f, 1, "")
+		first, err := op.Schedule().List(ctx, f, 1, "")
 		if out.Matched = first.Total; err != nil || in.Body.DryRun {
 			return out, err
 		}
 		if err := in.Body.expected(out.Matched); err != nil {
 			return out, err
 		}
-		out.Cancelled, err = k.ScheduledCancel(ctx, f, nil)
+		out.Cancelled, err = op.Schedule().Cancel(ctx, f, nil)
 		return out, err
 	})
-	act(a, "/scheduled/reschedule", "reschedule", "Move scheduled envelopes to another time", func(ctx context.Context, k admin.Desk, in *struct {
+	act(a, "/scheduled/reschedule", "reschedule", "Move scheduled envelopes to another time", func(ctx context.Context, op admin.Operator, in *struct {
 		Scope
 		Body struct {
 			Collection string    `json:"collection,omitempty" maxLength:"255"`
@@ -176,6 +176,6 @@ func (a *api) scheduled() {
 		}
 	},
 	) (admin.Rescheduled, error) {
-		return k.Reschedule(ctx, admin.ScheduledFilter{Collection: in.Body.Collection, IDs: in.Body.IDs}, in.Body.To)
+		return op.Schedule().Move(ctx, admin.ScheduledFilter{Collection: in.Body.Collection, IDs: in.Body.IDs}, in.Body.To)
 	})
 }

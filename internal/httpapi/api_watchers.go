@@ -42,23 +42,23 @@ type collections struct {
 }
 
 func (a *api) watchers() {
-	look(a, "/overview", "overview", "What an operator sees first: watchers, nodes, counts, what waits, checks", func(ctx context.Context, k admin.Desk, _ *Empty) (admin.Overview, error) {
-		return k.Overview(ctx)
+	look(a, "/overview", "overview", "What an operator sees first: watchers, nodes, counts, what waits, checks", func(ctx context.Context, op admin.Operator, _ *Empty) (admin.Overview, error) {
+		return op.Overview(ctx)
 	})
-	look(a, "/watchers", "list-watchers", "Every slot of every watcher of the state database", func(ctx context.Context, k admin.Desk, _ *Empty) (admin.Status, error) {
-		return admin.ReadStatus(ctx, k.State)
+	look(a, "/watchers", "list-watchers", "Every slot of every watcher of the state database", func(ctx context.Context, op admin.Operator, _ *Empty) (admin.Status, error) {
+		return admin.ReadStatus(ctx, op.State)
 	})
-	look(a, "/collections", "list-collections", "The outboxes that the watcher reads", func(ctx context.Context, k admin.Desk, _ *Empty) (collections, error) {
-		list, err := k.Collections(ctx, "")
+	look(a, "/collections", "list-collections", "The outboxes that the watcher reads", func(ctx context.Context, op admin.Operator, _ *Empty) (collections, error) {
+		list, err := op.Collections(ctx, "")
 		return collections{list}, err
 	})
-	act(a, "/watchers/{watcher}/pause", "pause", "Stop the watcher, or one slot of it, whoever runs it, until resume", func(ctx context.Context, k admin.Desk, _ *Leased) (done, error) {
-		return done{true, "paused; the owner drains and releases at its next renewal"}, k.Pause(ctx)
+	act(a, "/watchers/{watcher}/pause", "pause", "Stop the watcher, or one slot of it, whoever runs it, until resume", func(ctx context.Context, op admin.Operator, _ *Leased) (done, error) {
+		return done{true, "paused; the owner drains and releases at its next renewal"}, op.Pause(ctx)
 	})
-	act(a, "/watchers/{watcher}/resume", "resume", "End a pause", func(ctx context.Context, k admin.Desk, _ *Leased) (done, error) {
-		return done{true, "resumed"}, k.Resume(ctx)
+	act(a, "/watchers/{watcher}/resume", "resume", "End a pause", func(ctx context.Context, op admin.Operator, _ *Leased) (done, error) {
+		return done{true, "resumed"}, op.Resume(ctx)
 	})
-	act(a, "/watchers/{watcher}/pin", "pin", "Hand the watcher to a node and keep it there while that lives; an empty node ends it", func(ctx context.Context, k admin.Desk, in *struct {
+	act(a, "/watchers/{watcher}/pin", "pin", "Hand the watcher to a node and keep it there while that lives; an empty node ends it", func(ctx context.Context, op admin.Operator, in *struct {
 		Leased
 		Body struct {
 			Node string `json:"node" maxLength:"100" pattern:"^[A-Za-z0-9._-]*$"`
@@ -66,18 +66,18 @@ func (a *api) watchers() {
 	},
 	) (done, error) {
 		if in.Body.Node == "" {
-			return done{true, "not pinned any more"}, k.Pin(ctx, "")
+			return done{true, "not pinned any more"}, op.Pin(ctx, "")
 		}
-		return done{true, "pinned to " + in.Body.Node}, k.Pin(ctx, in.Body.Node)
+		return done{true, "pinned to " + in.Body.Node}, op.Pin(ctx, in.Body.Node)
 	})
-	act(a, "/watchers/{watcher}/step-down", "step-down", "Make the owner release and keep away for a while; of several slots, the owner of each", func(ctx context.Context, k admin.Desk, in *struct {
+	act(a, "/watchers/{watcher}/step-down", "step-down", "Make the owner release and keep away for a while; of several slots, the owner of each", func(ctx context.Context, op admin.Operator, in *struct {
 		Leased
 		Body struct {
 			HoldS float64 `json:"hold_s,omitempty" minimum:"0.001" maximum:"86400" default:"10" doc:"Seconds for which the owner keeps away."`
 		}
 	},
 	) (done, error) {
-		return done{true, "the owner steps down"}, k.StepDown(ctx, seconds(in.Body.HoldS))
+		return done{true, "the owner steps down"}, op.StepDown(ctx, seconds(in.Body.HoldS))
 	})
 }
 
@@ -104,11 +104,11 @@ type NodeAction struct {
 }
 
 func (a *api) nodes() {
-	look(a, "/nodes", "list-nodes", "Every process that was heard of within two weeks, with the slots that it owns", func(ctx context.Context, k admin.Desk, _ *Empty) (nodeList, error) {
-		list, err := k.Nodes(ctx)
+	look(a, "/nodes", "list-nodes", "Every process that was heard of within two weeks, with the slots that it owns", func(ctx context.Context, op admin.Operator, _ *Empty) (nodeList, error) {
+		list, err := op.Nodes(ctx)
 		return nodeList{list}, err
 	})
-	act(a, "/nodes/release", "release-node", "Make a node give up every slot that it owns", func(ctx context.Context, k admin.Desk, in *struct {
+	act(a, "/nodes/release", "release-node", "Make a node give up every slot that it owns", func(ctx context.Context, op admin.Operator, in *struct {
 		Scope
 		Body struct {
 			NodeAction
@@ -116,10 +116,10 @@ func (a *api) nodes() {
 		}
 	},
 	) (released, error) {
-		slots, err := k.NodeRelease(ctx, in.Body.Node, seconds(in.Body.HoldS))
+		slots, err := op.NodeRelease(ctx, in.Body.Node, seconds(in.Body.HoldS))
 		return released{slots}, err
 	})
-	act(a, "/nodes/remove", "remove-node", "Take a node that is gone off the list, with what it still owns", func(ctx context.Context, k admin.Desk, in *struct {
+	act(a, "/nodes/remove", "remove-node", "Take a node that is gone off the list, with what it still owns", func(ctx context.Context, op admin.Operator, in *struct {
 		Scope
 		Body struct {
 			NodeAction
@@ -127,9 +127,9 @@ func (a *api) nodes() {
 		}
 	},
 	) (done, error) {
-		return done{true, "the node is off the list"}, k.NodeRemove(ctx, in.Body.Node, in.Body.Force)
+		return done{true, "the node is off the list"}, op.NodeRemove(ctx, in.Body.Node, in.Body.Force)
 	})
-	look(a, "/events", "list-events", "The log of what happened and who did what, the newest first", func(ctx context.Context, k admin.Desk, in *struct {
+	look(a, "/events", "list-events", "The log of what happened and who did what, the newest first", func(ctx context.Context, op admin.Operator, in *struct {
 		Scope
 		Paging
 		Kinds []string  `query:"kind" maxItems:"100" doc:"Only these kinds, separated by commas."`
@@ -139,16 +139,16 @@ func (a *api) nodes() {
 		To    time.Time `query:"to"`
 	},
 	) (admin.EventPage, error) {
-		return k.Events(ctx, admin.EventFilter{Watcher: in.Watcher, Node: in.Node, Actor: in.Actor, Kinds: in.Kinds, From: in.From, To: in.To}, in.Limit, in.After)
+		return op.Events(ctx, admin.EventFilter{Watcher: in.Watcher, Node: in.Node, Actor: in.Actor, Kinds: in.Kinds, From: in.From, To: in.To}, in.Limit, in.After)
 	})
-	act(a, "/events/trim", "trim-events", "Keep only the newest entries of the log", func(ctx context.Context, k admin.Desk, in *struct {
+	act(a, "/events/trim", "trim-events", "Keep only the newest entries of the log", func(ctx context.Context, op admin.Operator, in *struct {
 		Scope
 		Body struct {
 			Keep int `json:"keep" doc:"Entries to keep; 0 or less keeps all."`
 		}
 	},
 	) (trimmed, error) {
-		n, err := k.EventsTrim(ctx, in.Body.Keep)
+		n, err := op.EventsTrim(ctx, in.Body.Keep)
 		return trimmed{n}, err
 	})
 }

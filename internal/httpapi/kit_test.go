@@ -72,14 +72,15 @@ func open(t *testing.T, change ...func(*AdminOptions)) *site {
 		t.Fatal(err)
 	}
 	log := slog.New(slog.NewTextHandler(s.log, &slog.HandlerOptions{Level: slog.LevelWarn}))
-	dep := &admin.Deployment{
+	operator := admin.New(admin.Operator{
 		State: s.state, Watcher: "orders", Node: "n1", Version: "test", Router: router, Redact: redact,
 		Compacted: func(context.Context, []string) ([]string, error) { return nil, nil },
 		Outboxes: func(context.Context) ([]outboxes.Outbox, error) {
 			return []outboxes.Outbox{{DB: s.outbox.Database().Name(), Coll: s.outbox.Name(), UUID: [16]byte{1}}}, nil
 		},
-	}
-	o := AdminOptions{Listen: "127.0.0.1:0", Deployment: dep, Log: log, Access: Access{
+		LogPayloads: true,
+	})
+	o := AdminOptions{Listen: "127.0.0.1:0", Operator: operator, Log: log, Access: Access{
 		Token: operatorToken, ViewerToken: viewerToken, Payloads: admin.RoleOperator, Local: true, Rate: 10_000,
 	}}
 	for _, f := range change {
@@ -89,7 +90,7 @@ func open(t *testing.T, change ...func(*AdminOptions)) *site {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s.run(dep.Run)
+	s.run(operator.Run)
 	s.run(srv.Run)
 	s.url = "http://" + srv.Addr()
 	if o.TLS != nil {

@@ -94,7 +94,7 @@ func (r *routes) HandleFunc(pattern string, handler func(http.ResponseWriter, *h
 func TestEveryRouteIsDescribed(t *testing.T) {
 	t.Parallel()
 	r := &routes{ServeMux: http.NewServeMux()}
-	describe(r, &admin.Deployment{})
+	describe(r, admin.Operator{})
 	doc := spec(t)
 	for _, pattern := range r.patterns {
 		method, path, _ := strings.Cut(pattern, " ")

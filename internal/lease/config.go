@@ -16,7 +16,8 @@ import (
 	"github.com/outrelay/outrelay/internal/metrics"
 )
 
-// Config configures a [Lease]. Collection, ID and Node are required.
+// Config configures a [Lease]. Collection, ID, Node and TTL are required. The defaults of the command line
+// are in internal/config.
 type Config struct {
 	// Collection holds the watcher documents: `watchers` of the state database. Use its client for
 	// nothing else but short writes (see ClientOptions). If other work exhausts the connection pool,
@@ -28,12 +29,12 @@ type Config struct {
 	Node string
 	// Address and Version are stored in the document, so that operators can find the owner.
 	Address, Version string
-	// TTL is how long the lease lasts after the last renewal. Defaults to 5 s; at least 100 ms.
+	// TTL is how long the lease lasts after the last renewal. At least 100 ms.
 	TTL time.Duration
 	// Renew is the longest time between two renewals. Defaults to TTL/5; at most TTL/3.
 	Renew time.Duration
 	// CheckpointEvery is how often a changed position is saved. Each such write also renews the lease.
-	// Defaults to 250 ms; at most Renew.
+	// Defaults to Renew/4; at most Renew.
 	CheckpointEvery time.Duration
 	// Guard is the shortest time before the expiry at which work is suspended. It is raised to 20 % of
 	// TTL and to twice the 99th percentile of the renewals' round trips, but to at most half of TTL.
@@ -109,14 +110,11 @@ func (c Config) Validate() error {
 }
 
 func (c Config) withDefaults() Config {
-	if c.TTL == 0 {
-		c.TTL = 5 * time.Second
-	}
 	if c.Renew == 0 {
 		c.Renew = c.TTL / 5
 	}
 	if c.CheckpointEvery == 0 {
-		c.CheckpointEvery = min(250*time.Millisecond, c.Renew)
+		c.CheckpointEvery = c.Renew / 4
 	}
 	if c.CallTimeout == 0 {
 		c.CallTimeout = min(max(c.TTL*2/5, time.Second), 2*time.Second)

@@ -24,37 +24,42 @@ func TestN28_MergeStartsAtTheLeast(t *testing.T) {
 		},
 		{ID: "w/1of2", Epoch: 7, Fence: 3, ClusterTime: at(100), Dirty: []string{"a", "b"}, PipelineHash: "h1", Offsets: []TopicOffsets{{"t", []int64{3, 8}}}},
 	}
+
 	pos := func(d Document) string {
 		return map[string]string{"w/0of2": "82000000C8", "w/1of2": "8200000064"}[d.ID]
 	}
 	got := Merge([]string{"w/0of3", "w/1of3", "w/2of3"}, old, []record.Sender{{ID: 11, EndOffsets: map[string][]int64{"t": {4}}}}, pos)
 	if len(got) != 3 {
-		t.Fatalf("%d documents", len(got))
+		t.Fatalf("%d documents, want 3", len(got))
 	}
+
 	for i := range got {
 		d := &got[i]
 		if d.ClusterTime != at(100) || d.PipelineHash != "h1" || d.Epoch != 7 || d.Seq != 9 || d.Fence != 3 {
-			t.Errorf("%+v", d)
+			t.Errorf("document %+v, want the least position, hash h1, epoch 7, seq 9 and fence 3", d)
 		}
 		if o := d.OffsetMap(); o["t"][0] != 3 || o["t"][1] != 8 || o["t"][2] != 9 || o["u"][0] != 1 {
-			t.Errorf("offsets %v", o)
+			t.Errorf("offsets %v, want the least of both", o)
 		}
-		// What lies at the start or before it, the stream does not bring again.
+
+		// A passed position at or before the start is left out: the stream does not repeat its events.
 		if len(d.Passed) != 2 || d.Passed[0] != (Passed{"0of1", "82000000AA"}) || d.Passed[1] != (Passed{"0of2", "82000000C8"}) {
-			t.Errorf("passed %+v", d.Passed)
+			t.Errorf("passed %+v, want 0of1 and 0of2", d.Passed)
 		}
 		if len(d.Dirty) != 2 || len(d.SenderList) != 1 {
-			t.Errorf("%v %v", d.Dirty, d.SenderList)
+			t.Errorf("dirty %v and senders %v, want 2 and 1", d.Dirty, d.SenderList)
 		}
+
 		d.AddSender(record.Sender{ID: int64(20 + i)})
 	}
+
 	if got[0].Instance == got[1].Instance || got[0].SenderList[1].ID != 20 || got[2].SenderList[1].ID != 22 {
 		t.Error("two slots share an instance or a sender")
 	}
 }
 
-// The documents of a watcher are replaced by who holds all of them, paused, and by nobody else; a paused watcher is acquired by
-// nobody else either.
+// Only the holder of all leases of a paused watcher can replace its documents. No other process can acquire
+// a paused watcher.
 func TestN28_ReplaceIsFenced(t *testing.T) {
 	t.Parallel()
 	coll, _ := newCollection(t)
@@ -65,6 +70,7 @@ func TestN28_ReplaceIsFenced(t *testing.T) {
 	if err := Pause(t.Context(), coll, slot); err != nil {
 		t.Fatal(err)
 	}
+
 	cfg := longConfig(coll, "operator")
 	cfg.AcquirePaused = true
 	h := mustAcquire(t, newLease(t, cfg))
@@ -80,26 +86,27 @@ func TestN28_ReplaceIsFenced(t *testing.T) {
 		})
 		return err
 	}
+
 	stale := h.Document()
 	stale.Epoch--
 	if err := replace(stale); !errors.Is(err, ErrNotHeld) {
-		t.Errorf("replaced by an earlier owner: %v", err)
+		t.Errorf("Replace by an earlier owner returned %v", err)
 	}
 	if err := replace(h.Document()); err != nil {
 		t.Fatal(err)
 	}
 	if n, _ := coll.CountDocuments(t.Context(), bson.D{{Key: "control.paused", Value: true}}); n != 2 {
-		t.Errorf("%d documents that are paused", n)
+		t.Errorf("%d paused documents", n)
 	}
 	if _, _, err := Read(t.Context(), coll, slot); !errors.Is(err, ErrNotFound) {
 		t.Errorf("the old document: %v", err)
 	}
 	if err := h.Release(t.Context(), Checkpoint{}); !errors.Is(err, ErrLeaseLost) {
-		t.Errorf("a release of what was replaced: %v", err)
+		t.Errorf("Release of a replaced document returned %v", err)
 	}
 }
 
-// A lease is attempted only when it is admitted, and who admits hears what became of it.
+// A lease is attempted only if MayAttempt allows it, and done gets the result.
 func TestN28_AdmittedBeforeAnAttempt(t *testing.T) {
 	t.Parallel()
 	coll, _ := newCollection(t)
@@ -108,22 +115,23 @@ func TestN28_AdmittedBeforeAnAttempt(t *testing.T) {
 	cfg.MayAttempt = func(bool) (time.Duration, func(bool)) {
 		if asked++; asked < 5 {
 			if n, _ := coll.CountDocuments(t.Context(), bson.D{}); n != 0 {
-				t.Error("it was attempted")
+				t.Error("the lease was attempted, want no attempt")
 			}
 			return time.Millisecond, nil
 		}
 		return 0, func(w bool) { won <- w }
 	}
+
 	h := mustAcquire(t, newLease(t, cfg))
 	if !<-won || asked != 5 {
-		t.Errorf("asked %d times", asked)
+		t.Errorf("MayAttempt was called %d times", asked)
 	}
 	if err := h.Release(t.Context(), Checkpoint{}); err != nil {
 		t.Fatal(err)
 	}
 }
 
-// A document that is gone is not made again where it is not to be.
+// A missing document is not created again if Absent does not allow it.
 func TestN28_AbsentDocumentIsAskedFor(t *testing.T) {
 	t.Parallel()
 	coll, _ := newCollection(t)
@@ -135,30 +143,33 @@ func TestN28_AbsentDocumentIsAskedFor(t *testing.T) {
 		case asked <- struct{}{}:
 		default:
 		}
-		return time.Millisecond, nil // it stands by
+		return time.Millisecond, nil
 	}
+
 	cfg.MayCreate = func(context.Context) error { return gone }
 	if _, err := coll.InsertOne(t.Context(), bson.D{{Key: "_id", Value: slot}}); err != nil {
 		t.Fatal(err)
 	}
+
 	ended := make(chan error, 1)
 	go func() {
 		_, err := newLease(t, cfg).Acquire(t.Context())
 		ended <- err
 	}()
+
 	<-asked
 	if _, err := coll.DeleteOne(t.Context(), bson.D{{Key: "_id", Value: slot}}); err != nil {
 		t.Fatal(err)
 	}
 	if err := <-ended; !errors.Is(err, gone) {
-		t.Errorf("it ended with %v", err)
+		t.Errorf("Acquire returned %v", err)
 	}
 	if n, _ := coll.CountDocuments(t.Context(), bson.D{}); n != 0 {
-		t.Error("the document was made")
+		t.Error("the document was created, want none")
 	}
 }
 
-// A document that goes between the look at it and the attempt is asked for, too, before it is made again.
+// If a document disappears between the read and the attempt, Absent is called too before it is created.
 func TestN28_AnAttemptMakesNoDocumentThatWasThere(t *testing.T) {
 	t.Parallel()
 	coll, _ := newCollection(t)
@@ -168,6 +179,7 @@ func TestN28_AnAttemptMakesNoDocumentThatWasThere(t *testing.T) {
 	if _, err := coll.InsertOne(t.Context(), bson.D{{Key: "_id", Value: slot}}); err != nil {
 		t.Fatal(err)
 	}
+
 	cfg.MayAttempt = func(bool) (time.Duration, func(bool)) {
 		if _, err := coll.DeleteOne(t.Context(), bson.D{{Key: "_id", Value: slot}}); err != nil {
 			t.Error(err)
@@ -175,14 +187,14 @@ func TestN28_AnAttemptMakesNoDocumentThatWasThere(t *testing.T) {
 		return 0, func(bool) {}
 	}
 	if _, err := newLease(t, cfg).Acquire(t.Context()); !errors.Is(err, gone) {
-		t.Errorf("it ended with %v", err)
+		t.Errorf("Acquire returned %v", err)
 	}
 	if n, _ := coll.CountDocuments(t.Context(), bson.D{}); n != 0 {
-		t.Error("the document was made")
+		t.Error("the document was created, want none")
 	}
 }
 
-// What a majority has not written yet, Absent may not see either: it is asked only about a document that a majority has not.
+// Absent may not see a write before a majority has it. So it is called only for a document that no majority has.
 func TestN28_AbsentIsAskedAboutWhatAMajorityHasNot(t *testing.T) {
 	t.Parallel()
 	var majority atomic.Bool
@@ -191,16 +203,17 @@ func TestN28_AbsentIsAskedAboutWhatAMajorityHasNot(t *testing.T) {
 			majority.Store(level == "majority")
 		}
 	}}))
+
 	cfg := shortConfig(coll, "a")
 	asked := false
 	cfg.MayCreate = func(context.Context) error {
 		asked = true
 		if !majority.Load() {
-			t.Error("the last look was at what one node has")
+			t.Error("the last read was not a majority read")
 		}
 		return nil
 	}
 	if err := mustAcquire(t, newLease(t, cfg)).Release(t.Context(), Checkpoint{}); err != nil || !asked {
-		t.Errorf("asked %v, %v", asked, err)
+		t.Errorf("Absent was called: %v, error %v", asked, err)
 	}
 }

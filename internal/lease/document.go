@@ -16,13 +16,15 @@ import (
 type Document struct {
 	ID         string    `bson:"_id"`
 	Owner      string    `bson:"owner"` // node and a random value of this acquisition; "" (null) when released
-	Node       string    `bson:"node"`  // of the owner, or of the last one
 	Epoch      int64     `bson:"epoch"` // incremented by each acquisition (N1)
 	AcquiredAt time.Time `bson:"acquiredAt"`
 	RenewedAt  time.Time `bson:"renewedAt"`
 	ExpiresAt  time.Time `bson:"expiresAt"`
 	Seq        int64     `bson:"seq"`   // incremented by each write of the owner
 	Fence      int64     `bson:"fence"` // counts the fenced transactions (N3)
+
+	Process  `bson:",inline"`
+	Sessions `bson:",inline"`
 
 	Token        resume.Token   `bson:"token,omitempty"`
 	ClusterTime  bson.Timestamp `bson:"clusterTime,omitempty"`
@@ -37,12 +39,21 @@ type Document struct {
 	Gap          *Gap           `bson:"gap,omitempty"`
 	Passed       []Passed       `bson:"passed,omitempty"` // delivered by other slots before a reslice (N28)
 	Stats        bson.Raw       `bson:"stats,omitempty"`
-	Session      bson.RawValue  `bson:"session,omitempty"` // of the owner's transactions, so that they can be ended
-	Foreign      []bson.Raw     `bson:"foreign,omitempty"` // sessions of other transactions on the document
 	Control      Control        `bson:"control,omitempty"`
-	Address      string         `bson:"address,omitempty"`
-	Version      string         `bson:"version,omitempty"`
 	StartedAt    time.Time      `bson:"startedAt,omitempty"` // first acquisition of the document
+}
+
+// Process describes the process of the owner, or of the last one.
+type Process struct {
+	Node    string `bson:"node"`
+	Address string `bson:"address,omitempty"`
+	Version string `bson:"version,omitempty"`
+}
+
+// Sessions are the sessions of transactions on the document, so that they can be ended.
+type Sessions struct {
+	Session bson.RawValue `bson:"session,omitempty"` // of the owner's transactions
+	Foreign []bson.Raw    `bson:"foreign,omitempty"` // of other transactions
 }
 
 // Position returns the checkpoint.

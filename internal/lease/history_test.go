@@ -15,8 +15,8 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 )
 
-// The model of a lease: what the server's answers must add up to, in some order that fits their times. Expiry is judged
-// by the server's clock, so the times in the answers are part of the history.
+// The model of a lease: some order of the server's replies that fits their times must be valid. The server's
+// clock decides about expiry, so the times in the replies are part of the history.
 type leaseState struct {
 	epoch   int64
 	held    bool
@@ -41,7 +41,7 @@ var leaseModel = porcupine.Model{
 		s, in, out := state.(leaseState), input.(leaseOp), output.(leaseAnswer)
 		if in.kind == "acquire" {
 			if !out.won {
-				return s.held && out.epoch == s.epoch, s // it was refused by this very owner
+				return s.held && out.epoch == s.epoch, s // this owner holds it, so the attempt fails
 			}
 			legal := out.epoch == s.epoch+1 && (!s.held || !out.at.Before(s.expires))
 			return legal, leaseState{out.epoch, true, out.expires}
@@ -49,6 +49,7 @@ var leaseModel = porcupine.Model{
 		if mine := s.held && s.epoch == in.epoch; out.lost || !mine {
 			return out.lost && !mine, s
 		}
+
 		return true, leaseState{in.epoch, in.kind == "renew", out.expires}
 	},
 	DescribeOperation: func(input, output any) string { return fmt.Sprintf("%+v → %+v", input, output) },
@@ -57,9 +58,9 @@ var leaseModel = porcupine.Model{
 type history struct {
 	mu     sync.Mutex
 	start  time.Time
-	epochs atomic.Int64 // that were acquired
+	epochs atomic.Int64 // number of acquired epochs
 	ops    []porcupine.Operation
-	valid  map[int64][2]time.Duration // by epoch: first and last moment at which its holder was seen valid
+	valid  map[int64][2]time.Duration // by epoch: first and last time at which its holder was valid
 }
 
 func (h *history) recordOperation(client int, in leaseOp, do func() (leaseAnswer, bool)) (leaseAnswer, bool) {
@@ -74,19 +75,21 @@ func (h *history) recordOperation(client int, in leaseOp, do func() (leaseAnswer
 	return out, known
 }
 
-// recordEpoch notes that the holder of epoch found itself valid. The clock is read before Valid is asked and so errs to no side
-// that would excuse an overlap: it was valid then, or it would not be now.
+// recordEpoch records that the holder of epoch was valid. It reads the clock before it calls Valid: a lease that
+// is valid now was valid then too, so the recorded time cannot hide an overlap.
 func (h *history) recordEpoch(epoch int64, held *Held) bool {
 	at := time.Since(h.start)
 	if !held.Valid() {
 		return false
 	}
+
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	span, known := h.valid[epoch]
 	if !known {
 		span[0] = at
 	}
+
 	span[1] = at
 	h.valid[epoch] = span
 	return true
@@ -100,7 +103,7 @@ func (h *history) acquireOnce(t *testing.T, client int, c *contender) *Held {
 		var doc Document
 		err := c.lease.coll.FindOneAndUpdate(t.Context(), bson.D{{Key: "_id", Value: slot}}, c.claim.acquirePipeline(),
 			options.FindOneAndUpdate().SetUpsert(true).SetReturnDocument(options.After)).Decode(&doc)
-		if mongo.IsDuplicateKeyError(err) { // another one made the document at the same moment
+		if mongo.IsDuplicateKeyError(err) { // another client created the document at the same time
 			return leaseAnswer{}, false
 		}
 		if err != nil {
@@ -111,6 +114,7 @@ func (h *history) acquireOnce(t *testing.T, client int, c *contender) *Held {
 			h.epochs.Add(1)
 			held = newHeld(t.Context(), c, doc, sent)
 		}
+
 		return leaseAnswer{won: held != nil, epoch: doc.Epoch, at: doc.AcquiredAt, expires: doc.ExpiresAt}, true
 	})
 	return held
@@ -121,6 +125,7 @@ func (h *history) writeOnce(t *testing.T, client int, held *Held, release bool) 
 	if release {
 		kind = "release"
 	}
+
 	out, _ := h.recordOperation(client, leaseOp{kind: kind, epoch: held.acquired.Epoch}, func() (leaseAnswer, bool) {
 		v, err := held.writeOwnerFields(t.Context(), nil, release)
 		if held.ctx.Err() != nil {
@@ -130,16 +135,19 @@ func (h *history) writeOnce(t *testing.T, client int, held *Held, release bool) 
 			t.Error(err)
 			return leaseAnswer{}, false
 		}
+
 		expires := v.RenewedAt.Add(held.lease.cfg.TTL)
 		if release {
 			expires = v.RenewedAt
 		}
+
 		return leaseAnswer{epoch: v.Epoch, at: v.RenewedAt, expires: expires}, true
 	})
+
 	return !out.lost
 }
 
-// pauseRandomly is a process that does not run for a while: 0 … 2 ttl, mostly short.
+// pauseRandomly simulates a process that does not run for 0 to 2 ttl, mostly for a short time.
 func pauseRandomly(r *rand.Rand, ttl time.Duration) {
 	d := time.Duration(r.Int64N(int64(ttl / 4)))
 	if r.IntN(8) == 0 {
@@ -156,6 +164,7 @@ func (h *history) contendUntil(t *testing.T, client int, coll *mongo.Collection,
 		t.Error(err)
 		return
 	}
+
 	r := rand.New(rand.NewPCG(uint64(client), 1))
 	c, err := l.newContender()
 	if err != nil {
@@ -163,19 +172,21 @@ func (h *history) contendUntil(t *testing.T, client int, coll *mongo.Collection,
 		return
 	}
 	defer c.endSession()
+
 	for !enough() {
 		held := h.acquireOnce(t, client, c)
 		for held != nil {
-			// A stalled process asks again before it does anything, and finds itself suspended; it renews all the same.
+			// A stalled process calls Valid before it works. It is suspended then, but it still renews.
 			for range 3 {
 				if h.recordEpoch(held.acquired.Epoch, held) {
 					pauseRandomly(r, cfg.TTL)
 				}
 			}
+
 			h.recordEpoch(held.acquired.Epoch, held)
 			end := r.IntN(5)
 			if end == 0 {
-				break // it died: nothing is released
+				break // a kill: nothing is released
 			}
 			if !h.writeOnce(t, client, held, end == 1) || end == 1 {
 				break
@@ -195,35 +206,39 @@ func TestN01_EightContendersWithStallsAreLinearizable(t *testing.T) {
 	defer func() { _ = stream.Close(context.WithoutCancel(t.Context())) }()
 
 	h := &history{start: time.Now(), valid: make(map[int64][2]time.Duration)}
-	const least = 10 // a slow server gets time for as many
+	const least = 10 // epochs for which a slow server gets time
 	enough := func() bool {
 		d := time.Since(h.start)
 		return d > patient || d > 3*time.Second && h.epochs.Load() >= least
 	}
+
 	var wg sync.WaitGroup
 	for client := range 8 {
 		wg.Go(func() { h.contendUntil(t, client, coll, enough) })
 	}
+
 	wg.Wait()
 
 	if verdict := porcupine.CheckOperationsTimeout(leaseModel, h.ops, 2*time.Minute); verdict != porcupine.Ok {
-		t.Errorf("the history of %d operations is %s", len(h.ops), verdict)
+		t.Errorf("the history of %d operations is %s, want a linearizable one", len(h.ops), verdict)
 	}
 	last := readStored(t, coll)
 	if last.Epoch < least {
-		t.Errorf("only %d epochs in %d operations", last.Epoch, len(h.ops))
+		t.Errorf("%d epochs in %d operations, want more", last.Epoch, len(h.ops))
 	}
+
 	for e := int64(1); e < last.Epoch; e++ {
 		if a, b := h.valid[e], h.valid[e+1]; b[0] != 0 && a[1] >= b[0] {
-			t.Errorf("epoch %d was valid at %v although epoch %d was since %v", e, a[1], e+1, b[0])
+			t.Errorf("epoch %d was valid at %v, but epoch %d had been valid since %v", e, a[1], e+1, b[0])
 		}
 	}
+
 	t.Logf("%d operations, %d epochs", len(h.ops), last.Epoch)
 	checkWrites(t, stream, last)
 }
 
-// checkWrites replays what the server really wrote: epochs go up by one, an owner has one epoch, a lease is taken only
-// after its release or expiry, seq never goes back (I5).
+// checkWrites reads the writes of the document from its change stream. Epochs increase by one, an owner has one
+// epoch, a lease is acquired only after its release or expiry, and seq never goes back (I5).
 func checkWrites(t *testing.T, stream *mongo.ChangeStream, last Document) {
 	t.Helper()
 	var now leaseState
@@ -232,6 +247,7 @@ func checkWrites(t *testing.T, stream *mongo.ChangeStream, last Document) {
 	var seq int64
 	ctx, cancel := context.WithTimeout(t.Context(), patient)
 	defer cancel()
+
 	for events := 0; seq < last.Seq || now.epoch < last.Epoch || owner != last.Owner; events++ {
 		if !stream.Next(ctx) {
 			t.Fatalf("the history ends after %d events: %v", events, stream.Err())
@@ -245,6 +261,7 @@ func checkWrites(t *testing.T, stream *mongo.ChangeStream, last Document) {
 		if err := stream.Decode(&ev); err != nil {
 			t.Fatal(err)
 		}
+
 		fields := ev.Update.Fields
 		if fields == nil {
 			fields = ev.Full
@@ -260,7 +277,7 @@ func checkWrites(t *testing.T, stream *mongo.ChangeStream, last Document) {
 			owner, _ = v.StringValueOK()
 			if now.held = owner != ""; now.held {
 				if e, seen := owners[owner]; seen {
-					t.Errorf("owner %s of epoch %d came back in epoch %d", owner, e, now.epoch)
+					t.Errorf("owner %s has epochs %d and %d, want one", owner, e, now.epoch)
 				}
 				owners[owner] = now.epoch
 			}
@@ -270,7 +287,7 @@ func checkWrites(t *testing.T, stream *mongo.ChangeStream, last Document) {
 		}
 		if v, err := fields.LookupErr("seq"); err == nil {
 			if v.AsInt64() < seq {
-				t.Errorf("seq went from %d to %d", seq, v.AsInt64())
+				t.Errorf("seq went back from %d to %d", seq, v.AsInt64())
 			}
 			seq = v.AsInt64()
 		}

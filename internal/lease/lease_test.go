@@ -23,10 +23,11 @@ func TestMain(m *testing.M) {
 
 const slot = "orders/0of1"
 
-// patient is how long tests wait for a slow server: for what happens soon, or never.
+// patient limits the waits for a slow server: the event happens soon, or never.
 const patient = time.Minute
 
-// newCollection is a watchers collection of the test's own, seen by a client that fail points can single out by its appName.
+// newCollection returns a watchers collection for one test, and the appName of its client, which fail points
+// can select.
 func newCollection(t *testing.T, more ...*options.ClientOptions) (*mongo.Collection, string) {
 	t.Helper()
 	app := stacktest.Name(t)
@@ -34,14 +35,14 @@ func newCollection(t *testing.T, more ...*options.ClientOptions) (*mongo.Collect
 	return stacktest.Database(t, c).Collection("watchers"), app
 }
 
-// secondClient is the same collection through a client that no fail point of place reaches.
+// secondClient returns the same collection through a client that the test's fail points do not affect.
 func secondClient(t *testing.T, coll *mongo.Collection) *mongo.Collection {
 	t.Helper()
 	return stacktest.Client(t).Database(coll.Database().Name()).Collection(coll.Name())
 }
 
-// shortConfig has a short ttl, for tests in which a lease expires. A call to the server may take longer than that: one that is given up
-// may have been applied, and what the test counts would happen twice.
+// shortConfig returns a configuration with a short ttl, for tests in which a lease expires. A call may take longer
+// than the ttl: if a call that times out was applied, the counts of a test would be wrong.
 func shortConfig(coll *mongo.Collection, node string) Config {
 	return Config{
 		Collection: coll, ID: slot, Node: node, TTL: time.Second, Renew: 200 * time.Millisecond, CallTimeout: patient / 4,
@@ -49,7 +50,7 @@ func shortConfig(coll *mongo.Collection, node string) Config {
 	}
 }
 
-// longConfig is config with a ttl that does not expire while the test runs.
+// longConfig returns a configuration with a ttl that does not expire during the test.
 func longConfig(coll *mongo.Collection, node string) Config {
 	cfg := shortConfig(coll, node)
 	cfg.TTL = 10 * patient
@@ -76,7 +77,7 @@ func mustAcquire(t *testing.T, l *Lease) *Held {
 	return h
 }
 
-// startRun renews until the test ends and returns where Run's error will be.
+// startRun renews until the test ends. The channel gets the error of Run.
 func startRun(t *testing.T, h *Held) <-chan error {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
@@ -96,39 +97,24 @@ func readStored(t *testing.T, coll *mongo.Collection) Document {
 	return doc
 }
 
-// eventually waits for cond by looking often; it is for states that nothing signals.
-func eventually(t *testing.T, what string, cond func() bool) {
-	t.Helper()
-	tick := time.NewTicker(5 * time.Millisecond)
-	defer tick.Stop()
-	end := time.After(patient)
-	for !cond() {
-		select {
-		case <-tick.C:
-		case <-end:
-			t.Fatalf("not in %v: %s", patient, what)
-		}
-	}
-}
-
 func receiveWithin[T any](t *testing.T, c <-chan T, what string) T {
 	t.Helper()
 	select {
 	case v := <-c:
 		return v
 	case <-time.After(patient):
-		t.Fatalf("not in %v: %s", patient, what)
+		t.Fatalf("waited %v for: %s", patient, what)
 		panic("unreachable")
 	}
 }
 
-// failCommand makes commands of the clients called app fail until off.
+// failCommand makes commands of the clients with the name app fail until off is called.
 func failCommand(t *testing.T, app string, mode any, data bson.D) (off func()) {
 	t.Helper()
 	return stacktest.FailCommand(t, app, mode, data)
 }
 
-// newPosition is a made-up place in the stream, at second n.
+// newPosition returns an artificial position in the stream, at second n.
 func newPosition(n uint32) resume.Position {
 	data := "82" + hex32(1_700_000_000+n) + hex32(1) + "2B0229296E04"
 	return resume.Position{Token: resume.TokenOf(data), ClusterTime: bson.Timestamp{T: 1_700_000_000 + n, I: 1}}
@@ -148,7 +134,7 @@ func TestConfigReportsEveryProblemAtOnce(t *testing.T) {
 	_, err := New(Config{ID: "orders/3of2", TTL: 10 * time.Millisecond, Renew: time.Second, CheckpointEvery: -1})
 	for _, want := range []string{"collection", "slot 3", "node", "ttl", "renew", "checkpoint"} {
 		if err == nil || !contains(err.Error(), want) {
-			t.Errorf("no word of %q in: %v", want, err)
+			t.Errorf("error %v, want one that contains %q", err, want)
 		}
 	}
 }
@@ -174,10 +160,12 @@ func TestGuard(t *testing.T) {
 			t.Errorf("guard(%v, %v, %v) = %v, want %v", c.ttl, c.configured, c.p99, got, c.want)
 		}
 	}
+
 	var r roundTrips
 	for i := range 300 {
 		r.record(time.Duration(i) * time.Millisecond)
 	}
+
 	if p := r.p99(); p < 296*time.Millisecond || p > 299*time.Millisecond {
 		t.Errorf("p99 of the last 128 = %v", p)
 	}
@@ -191,6 +179,7 @@ func TestMergeOffsetsKeepsWhatTheSnapshotDoesNotKnow(t *testing.T) {
 	if len(got) != len(want) {
 		t.Fatalf("got %v", got)
 	}
+
 	for topic, w := range want {
 		for p, o := range w {
 			if got[topic][p] != o {
@@ -198,8 +187,9 @@ func TestMergeOffsetsKeepsWhatTheSnapshotDoesNotKnow(t *testing.T) {
 			}
 		}
 	}
+
 	if held["a.b"][0] != 5 {
-		t.Error("the held map was changed")
+		t.Error("mergeOffsets changed its argument")
 	}
 }
 
@@ -207,32 +197,39 @@ func TestReleaseWakesTheStandby(t *testing.T) {
 	t.Parallel()
 	coll, _ := newCollection(t)
 	cfg := shortConfig(coll, "a")
-	cfg.TTL, cfg.Renew = 4*patient, time.Second // neither a timer nor a poll comes as soon as the test gives up: only the wake-up
+
+	// The timer and the poll come after the end of the test, so only the wake-up can succeed.
+	cfg.TTL, cfg.Renew = 4*patient, time.Second
 	a := newLease(t, cfg)
 	cfg.Node = "b"
 	standby := newLease(t, cfg)
 	h := mustAcquire(t, a)
 	var took []time.Duration
+
 	for n := uint32(1); n <= 6; n++ {
 		startRun(t, h)
 		got := make(chan *Held, 1)
 		go func() { b, _ := standby.Acquire(t.Context()); got <- b }()
-		// Its stream may be open by then or not: a release in between must not be missed either way.
-		eventually(t, "the standby sees the owner", func() bool { return standby.Standing().Owner == h.Document().Owner })
+
+		// The standby's stream may be open by then or not. It must notice the release in both cases.
+		stacktest.Eventually(t, "the standby sees the owner", func() bool { return standby.Standing().Owner == h.Document().Owner })
 		start := time.Now()
 		if err := h.Release(t.Context(), Checkpoint{Position: newPosition(n)}); err != nil {
 			t.Fatal(err)
 		}
+
 		b := receiveWithin(t, got, "take-over")
 		took = append(took, time.Since(start))
 		if b == nil || b.Document().Position().Compare(newPosition(n)) != 0 {
-			t.Fatal("the final checkpoint is not what the next owner got")
+			t.Fatal("the next owner did not get the final checkpoint")
 		}
 		if b.Document().Epoch != int64(n)+1 {
 			t.Fatalf("epoch %d after %d acquisitions", b.Document().Epoch, n+1)
 		}
+
 		h, a, standby = b, standby, a
 	}
+
 	_ = h.Release(t.Context(), Checkpoint{})
 	t.Logf("release to take-over: %v", took)
 }
@@ -240,12 +237,12 @@ func TestReleaseWakesTheStandby(t *testing.T) {
 func TestExpiryIsTakenByTheTimer(t *testing.T) {
 	t.Parallel()
 	coll, _ := newCollection(t)
-	h := mustAcquire(t, newLease(t, shortConfig(coll, "a"))) // never renews, as after kill -9
+	h := mustAcquire(t, newLease(t, shortConfig(coll, "a"))) // never renewed, as after kill -9
 	start := time.Now()
 	b := mustAcquire(t, newLease(t, shortConfig(coll, "b")))
 	t.Logf("acquired by kill -9's standby after %v with ttl %v", time.Since(start), h.lease.cfg.TTL)
 	if early := h.Document().ExpiresAt.Sub(b.Document().AcquiredAt); early > 0 {
-		t.Errorf("taken %v before it expired", early)
+		t.Errorf("the lease was acquired %v before it expired", early)
 	}
 	if h.Valid() {
 		t.Error("two valid leases")
@@ -262,8 +259,9 @@ func TestSaveAndRenewalsAreOneDocument(t *testing.T) {
 	h.SetSource(func() Checkpoint {
 		return Checkpoint{Position: newPosition(7), Offsets: map[string][]int64{"outbox.event.order": {3, -1}}, Stats: bson.D{{Key: "rate", Value: 12}}}
 	})
+
 	startRun(t, h)
-	eventually(t, "the position is written", func() bool { return readStored(t, coll).Position().Compare(newPosition(7)) == 0 })
+	stacktest.Eventually(t, "the position is written", func() bool { return readStored(t, coll).Position().Compare(newPosition(7)) == 0 })
 	gen, hash := 2, "abc"
 	senders := sampleSenders()
 	if err := h.Save(t.Context(), Update{
@@ -275,11 +273,12 @@ func TestSaveAndRenewalsAreOneDocument(t *testing.T) {
 	if err := h.Save(t.Context(), Update{Offsets: map[string][]int64{"x": nil}, ClearGap: true}); err != nil {
 		t.Fatal(err)
 	}
+
 	after := readStored(t, coll).Seq
-	eventually(t, "a renewal after the save", func() bool { return readStored(t, coll).Seq > after })
+	stacktest.Eventually(t, "a renewal after the save", func() bool { return readStored(t, coll).Seq > after })
 	d := readStored(t, coll)
 	if o := d.OffsetMap(); len(o) != 1 || len(o["outbox.event.order"]) != 3 || o["outbox.event.order"][1] != 40 {
-		t.Errorf("a renewal undid the saved offsets: %v", o)
+		t.Errorf("offsets after a renewal: %v, want the saved ones", o)
 	}
 	if got := d.Senders(); len(got) != 1 || got[0].ID != senders[0].ID || got[0].Open[0] != senders[0].Open[0] || got[0].EndOffsets["t.u"][1] != 9 {
 		t.Errorf("senders: %+v", got)
@@ -294,12 +293,12 @@ func TestSaveAndRenewalsAreOneDocument(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := h.Save(t.Context(), Update{}); !errors.Is(err, ErrReleased) {
-		t.Errorf("saving after the release: %v", err)
+		t.Errorf("Save after the release returned %v", err)
 	}
 }
 
-// TestN22_AnOrderOutlivesTheSweepUnderWay: what the owner writes of its own sweep does not replace a sweep that an operator
-// has ordered meanwhile, and nothing that was to be swept is left out.
+// TestN22_AnOrderOutlivesTheSweepUnderWay checks that the owner's writes about its own sweep do not replace a
+// sweep that an operator ordered during it, and that both ranges are swept.
 func TestN22_AnOrderOutlivesTheSweepUnderWay(t *testing.T) {
 	t.Parallel()
 	coll, _ := newCollection(t)
@@ -311,16 +310,19 @@ func TestN22_AnOrderOutlivesTheSweepUnderWay(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+
 	ordered := func(from uint32) {
 		t.Helper()
 		if g := readStored(t, coll).Gap; g == nil || g.Reason != GapRequested || g.From.T != from || !g.To.IsZero() {
 			t.Fatalf("the document has the gap %+v, want the order, from %d on", g, from)
 		}
 	}
+
 	save(Update{Gap: &own})
 	if err := RequestSweep(t.Context(), coll, "orders/0of1", bson.Timestamp{T: 70}, time.Second); err != nil {
 		t.Fatal(err)
 	}
+
 	ordered(50)
 	own.Cursor = bson.Timestamp{T: 80}
 	save(Update{Gap: &own, GapSince: own.Since})
@@ -328,12 +330,12 @@ func TestN22_AnOrderOutlivesTheSweepUnderWay(t *testing.T) {
 	save(Update{ClearGap: true, GapSince: own.Since})
 	ordered(50)
 	earlier := Gap{Reason: "280", To: bson.Timestamp{T: 95}, Since: time.Now()}
-	save(Update{Gap: &earlier}) // a gap that is found before the order is seen
+	save(Update{Gap: &earlier}) // the owner finds a gap before it sees the order
 	ordered(0)
 	order := readStored(t, coll).Gap
-	save(Update{Gap: &own, GapSince: order.Since}) // the owner that carries it out
+	save(Update{Gap: &own, GapSince: order.Since}) // the owner executes the order
 	save(Update{ClearGap: true, GapSince: own.Since})
 	if g := readStored(t, coll).Gap; g != nil {
-		t.Errorf("the gap %+v is left", g)
+		t.Errorf("gap %+v, want none", g)
 	}
 }

@@ -22,8 +22,11 @@ func sampleSenders() []record.Sender {
 func TestN01_EveryAcquisitionIsANewEpochAlsoByTheSameNode(t *testing.T) {
 	t.Parallel()
 	coll, _ := newCollection(t)
-	l := newLease(t, shortConfig(coll, "$node")) // a name that is an expression where it is not a literal
+
+	// In an aggregation pipeline, the name is an expression unless it is a literal.
+	l := newLease(t, shortConfig(coll, "$node"))
 	var owner, instance string
+
 	for epoch := int64(1); epoch <= 3; epoch++ {
 		h := mustAcquire(t, l)
 		d := h.Document()
@@ -36,14 +39,16 @@ func TestN01_EveryAcquisitionIsANewEpochAlsoByTheSameNode(t *testing.T) {
 		if d.Instance != instance || instance == "" || d.ReplicaSetID != "here" {
 			t.Fatalf("instance %q, replica set %q", d.Instance, d.ReplicaSetID)
 		}
+
 		owner = d.Owner
 		for range 3 {
 			if err := h.Save(t.Context(), Update{}); err != nil {
 				t.Fatal(err)
 			}
 		}
+
 		if got := readStored(t, coll); got.Epoch != epoch || got.Seq <= d.Seq {
-			t.Fatalf("a renewal made epoch %d of %d, seq %d of %d", got.Epoch, epoch, got.Seq, d.Seq)
+			t.Fatalf("epoch %d and seq %d after a renewal, want epoch %d and a seq above %d", got.Epoch, got.Seq, epoch, d.Seq)
 		}
 		if err := h.Release(t.Context(), Checkpoint{}); err != nil {
 			t.Fatal(err)
@@ -61,12 +66,13 @@ func TestN01_RenewalsLeaveControlAlone(t *testing.T) {
 	if err := Pin(t.Context(), coll, slot, "z"); err != nil {
 		t.Fatal(err)
 	}
+
 	want := readStored(t, coll).Control
 	if err := h.Save(t.Context(), Update{Checkpoint: Checkpoint{Position: newPosition(1)}}); err != nil {
 		t.Fatal(err)
 	}
 	if got := readStored(t, coll).Control; !got.equal(want) || want.Pin != "z" || want.StepDownNode != "a" {
-		t.Errorf("control was %+v, is %+v", want, got)
+		t.Errorf("control %+v, want %+v", got, want)
 	}
 }
 
@@ -75,7 +81,8 @@ func TestN01_OwnSeqAlreadyThereIsSuccess(t *testing.T) {
 	coll, app := newCollection(t)
 	h := mustAcquire(t, newLease(t, longConfig(coll, "a")))
 	before := readStored(t, coll).Seq
-	// The write is applied, its answer is an error: the repetition matches nothing and must find its own seq.
+
+	// The write is applied, but its response is an error. The repetition matches nothing and must find its own seq.
 	off := failCommand(t, app, bson.D{{Key: "times", Value: 1}}, bson.D{
 		{Key: "failCommands", Value: bson.A{"findAndModify"}},
 		{Key: "writeConcernError", Value: bson.D{{Key: "code", Value: 64}, {Key: "errmsg", Value: "waiting for replication timed out"}}},
@@ -83,17 +90,20 @@ func TestN01_OwnSeqAlreadyThereIsSuccess(t *testing.T) {
 	if err := h.acquireTurn(t.Context()); err != nil {
 		t.Fatal(err)
 	}
+
 	err := h.writeCheckpoint(t.Context(), Checkpoint{Position: newPosition(5)}, nil)
 	h.releaseTurn()
 	if err != nil {
-		t.Fatalf("a renewal whose answer was lost: %v", err)
+		t.Fatalf("renewal with a lost response: %v", err)
 	}
+
 	d := readStored(t, coll)
 	if d.Seq != before+1 || d.Position().Compare(newPosition(5)) != 0 || h.Context().Err() != nil || !h.Valid() {
 		t.Errorf("seq %d after %d, position %s", d.Seq, before, d.Token)
 	}
+
 	off()
-	// A connection that breaks before the write is no loss either.
+	// A connection that breaks before the write is not a loss either.
 	failCommand(t, app, bson.D{{Key: "times", Value: 1}}, bson.D{
 		{Key: "failCommands", Value: bson.A{"findAndModify"}}, {Key: "closeConnection", Value: true},
 	})
@@ -102,7 +112,7 @@ func TestN01_OwnSeqAlreadyThereIsSuccess(t *testing.T) {
 	}
 }
 
-// A write that waits for its turn behind a renewal writes the position as it is then, not as it was when it was asked for.
+// A checkpoint that waits for a renewal writes the position at the time of the write, not of the request.
 func TestN01_TheCurrentPositionIsAskedForAtTheWrite(t *testing.T) {
 	t.Parallel()
 	coll, _ := newCollection(t)
@@ -116,12 +126,16 @@ func TestN01_TheCurrentPositionIsAskedForAtTheWrite(t *testing.T) {
 	if err := h.acquireTurn(t.Context()); err != nil {
 		t.Fatal(err)
 	}
+
 	saved := make(chan error)
 	go func() { saved <- h.Save(t.Context(), Update{Current: true, ClearPassed: true}) }()
 	at.Store(7)
-	if err := h.writeCheckpoint(t.Context(), h.currentCheckpoint(), nil); err != nil { // the renewal's
+
+	// This is the write of the renewal.
+	if err := h.writeCheckpoint(t.Context(), h.currentCheckpoint(), nil); err != nil {
 		t.Fatal(err)
 	}
+
 	at.Store(9)
 	h.releaseTurn()
 	if err := <-saved; err != nil {
@@ -139,24 +153,28 @@ func TestN01_ALateWriteAndAnOldPositionChangeNothing(t *testing.T) {
 	t.Parallel()
 	coll, _ := newCollection(t)
 	h := mustAcquire(t, newLease(t, shortConfig(coll, "a")))
-	for _, n := range []uint32{5, 3} { // the second one goes back
+
+	// The second position is before the first.
+	for _, n := range []uint32{5, 3} {
 		if err := h.Save(t.Context(), Update{Checkpoint: Checkpoint{Position: newPosition(n)}}); err != nil {
 			t.Fatal(err)
 		}
 	}
+
 	if p := readStored(t, coll).Position(); p.Compare(newPosition(5)) != 0 {
 		t.Errorf("the position went back to %s", p.Token)
 	}
-	// A write that was under way all the time arrives with a lower seq than the document's.
+
+	// A delayed write arrives with a lower seq than the document has.
 	h.seq -= 2
 	if _, err := h.writeOwnerFields(t.Context(), bson.D{{Key: "token", Value: lit(newPosition(1).Token)}}, false); err == nil {
-		t.Error("a late write was taken for a success")
+		t.Error("a delayed write succeeded")
 	}
 	if p := readStored(t, coll).Position(); p.Compare(newPosition(5)) != 0 {
-		t.Errorf("a late write moved the position to %s", p.Token)
+		t.Errorf("a delayed write moved the position to %s", p.Token)
 	}
 	if h.Context().Err() != nil {
-		t.Error("a late write cost the lease")
+		t.Error("a delayed write ended the lease")
 	}
 }
 
@@ -186,16 +204,18 @@ func TestN01_TheAcquisitionsDocumentIsTheTruth(t *testing.T) {
 	if err := h.Save(t.Context(), Update{Senders: &senders, Offsets: map[string][]int64{"t.u": {1, 2, 3}}, Checkpoint: Checkpoint{Position: newPosition(9)}}); err != nil {
 		t.Fatal(err)
 	}
-	b := mustAcquire(t, newLease(t, shortConfig(coll, "b"))) // a is as dead
+
+	// a does not renew, so its lease expires.
+	b := mustAcquire(t, newLease(t, shortConfig(coll, "b")))
 	d := b.Document()
 	if d.Position().Compare(newPosition(9)) != 0 || len(d.OffsetMap()["t.u"]) != 3 || len(d.Senders()) != 1 {
 		t.Errorf("the new owner got %+v", d)
 	}
 	if err := h.Save(t.Context(), Update{Checkpoint: Checkpoint{Position: newPosition(10)}}); !errors.Is(err, ErrLeaseLost) {
-		t.Errorf("the deposed owner's checkpoint: %v", err)
+		t.Errorf("checkpoint of the deposed owner returned %v", err)
 	}
 	if err := h.Release(t.Context(), Checkpoint{Position: newPosition(11)}); !errors.Is(err, ErrLeaseLost) {
-		t.Errorf("the deposed owner's release: %v", err)
+		t.Errorf("release of the deposed owner returned %v", err)
 	}
 	if now := readStored(t, coll); now.Position().Compare(newPosition(9)) != 0 || now.Owner != d.Owner {
 		t.Errorf("the deposed owner changed the document: %+v", now)
@@ -210,13 +230,15 @@ func TestN01_AnAcquisitionWhoseAnswerWasLostIsFound(t *testing.T) {
 		{Key: "failCommands", Value: bson.A{"findAndModify"}},
 		{Key: "writeConcernError", Value: bson.D{{Key: "code", Value: 64}, {Key: "errmsg", Value: "waiting for replication timed out"}}},
 	})
+
 	h := mustAcquire(t, l)
 	if e := h.Document().Epoch; e != 1 {
 		t.Errorf("epoch %d: the process waited for its own lease to expire", e)
 	}
+
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if _, err := newLease(t, shortConfig(coll, "b")).Acquire(ctx); !errors.Is(err, context.Canceled) {
-		t.Errorf("a standby that is told to end: %v", err)
+		t.Errorf("Acquire of a canceled standby returned %v", err)
 	}
 }

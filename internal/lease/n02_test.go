@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
+
+	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 )
 
 func failingWrites() bson.D {
@@ -18,11 +20,13 @@ func TestN02_SuspendedIsNotLost(t *testing.T) {
 	t.Parallel()
 	coll, app := newCollection(t)
 	cfg := shortConfig(coll, "a")
-	cfg.TTL = 3 * time.Second // in which the transaction has to come through, also on a slow server
+
+	// The transaction must finish within the ttl, also on a slow server.
+	cfg.TTL = 3 * time.Second
 	h := mustAcquire(t, newLease(t, cfg))
 	ended := startRun(t, h)
 	off := failCommand(t, app, "alwaysOn", failingWrites())
-	eventually(t, "the work is suspended", func() bool { return !h.Valid() })
+	stacktest.Eventually(t, "the work is suspended", func() bool { return !h.Valid() })
 	fenced := make(chan error, 1)
 	var runs atomic.Int64
 	go func() {
@@ -31,25 +35,28 @@ func TestN02_SuspendedIsNotLost(t *testing.T) {
 			return nil
 		})
 	}()
-	// Past the expiry on the server, too: nobody else is there, so nothing is lost.
-	eventually(t, "the lease is expired", func() bool {
+
+	// The lease has expired on the server too, but no other process acquires it, so it is not lost.
+	stacktest.Eventually(t, "the lease is expired", func() bool {
 		d, now, err := Read(t.Context(), coll, slot)
 		return err == nil && now.After(d.ExpiresAt.Add(h.lease.cfg.TTL/2))
 	})
+
 	select {
 	case err := <-ended:
-		t.Fatalf("the outage ended the term: %v", err)
+		t.Fatalf("Run returned %v during the outage", err)
 	case err := <-fenced:
-		t.Fatalf("a transaction while suspended: %v", err)
+		t.Fatalf("a transaction ended while the lease was suspended: %v", err)
 	default:
 	}
 	if h.Context().Err() != nil {
-		t.Fatal("the outage ended the context")
+		t.Fatal("the context ended during the outage")
 	}
+
 	off()
-	eventually(t, "the work goes on", h.Valid)
+	stacktest.Eventually(t, "the work goes on", h.Valid)
 	if err := receiveWithin(t, fenced, "the transaction that waited"); err != nil {
-		t.Errorf("the transaction that waited: %v", err)
+		t.Errorf("the delayed transaction returned %v", err)
 	}
 	if d := readStored(t, coll); d.Epoch != 1 || d.Owner != h.Document().Owner || d.Fence < 1 || d.Fence > runs.Load() {
 		t.Errorf("epoch %d, fence %d after %d runs", d.Epoch, d.Fence, runs.Load())
@@ -66,20 +73,22 @@ func TestN02_OnlyTheDocumentSaysThatItIsLost(t *testing.T) {
 	if h.Valid() {
 		t.Error("two valid leases at once")
 	}
+
 	select {
 	case err := <-ended:
-		t.Errorf("lost before the document could say so: %v", err)
+		t.Errorf("lost before the document was read: %v", err)
 	default:
 	}
+
 	off()
 	if err := receiveWithin(t, ended, "the loss"); !errors.Is(err, ErrLeaseLost) {
 		t.Errorf("Run returned %v", err)
 	}
 	if cause := context.Cause(h.Context()); !errors.Is(cause, ErrLeaseLost) {
-		t.Errorf("the context's cause is %v", cause)
+		t.Errorf("cause of the context is %v, want ErrLeaseLost", cause)
 	}
 	if h.Valid() || h.Save(t.Context(), Update{}) == nil {
-		t.Error("a lost lease still works")
+		t.Error("a lost lease is still valid")
 	}
 	if err := b.Release(t.Context(), Checkpoint{}); err != nil {
 		t.Error(err)
@@ -104,7 +113,9 @@ func TestN02_TheDeadlineCountsFromBeforeTheSendingAndSeesASuspendedMachine(t *te
 	coll, app := newCollection(t)
 	cfg := shortConfig(coll, "a")
 	cfg.TTL = 10 * time.Second
-	const slow = 2600 * time.Millisecond // so that twice the round trip is more than half of it
+
+	// Twice the round trip is more than half of the ttl.
+	const slow = 2600 * time.Millisecond
 	l := newLease(t, cfg)
 	var jump atomic.Int64
 	l.clock = func() time.Duration { return bootClock() + time.Duration(jump.Load()) }
@@ -112,13 +123,16 @@ func TestN02_TheDeadlineCountsFromBeforeTheSendingAndSeesASuspendedMachine(t *te
 	if !h.Valid() {
 		t.Fatal("a fresh lease is not valid")
 	}
-	jump.Store(int64(l.cfg.TTL)) // the machine slept; the monotonic clock did not see it
+
+	// The machine was suspended, which the monotonic clock does not show.
+	jump.Store(int64(l.cfg.TTL))
 	if h.Valid() {
-		t.Error("valid after a sleep longer than the lease")
+		t.Error("valid after a suspension that is longer than the lease")
 	}
 	if err := h.Save(t.Context(), Update{}); err != nil || !h.Valid() {
 		t.Errorf("after a renewal: %v", err)
 	}
+
 	failCommand(t, app, bson.D{{Key: "times", Value: 1}}, bson.D{
 		{Key: "failCommands", Value: bson.A{"findAndModify"}}, {Key: "blockConnection", Value: true}, {Key: "blockTimeMS", Value: slow.Milliseconds()},
 	})
@@ -126,10 +140,12 @@ func TestN02_TheDeadlineCountsFromBeforeTheSendingAndSeesASuspendedMachine(t *te
 	if err := h.Save(t.Context(), Update{}); err != nil {
 		t.Fatal(err)
 	}
+
 	answered := l.clock()
 	if late := time.Duration(h.deadline.Load()) - start - l.cfg.TTL; late > 0 {
 		t.Errorf("the deadline is %v later than the lease that began when the slow renewal was sent", late)
 	}
+
 	sent := time.Duration(h.lastWrite.Load())
 	if answered-sent < slow {
 		t.Errorf("it counts from %v before the answer, which took %v", answered-sent, slow)

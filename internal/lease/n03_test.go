@@ -12,7 +12,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 )
 
-// ownEnd is less than a transaction lives that nobody ends: a minute.
+// ownEnd is less than the lifetime of an abandoned transaction, which is a minute.
 const ownEnd = 40 * time.Second
 
 func insertInto(coll *mongo.Collection, doc any) func(context.Context) error {
@@ -35,14 +35,19 @@ func countThings(t *testing.T, coll *mongo.Collection) int64 {
 func TestN03_FencedIsSerialisedWithTheRenewals(t *testing.T) {
 	t.Parallel()
 	coll, _ := newCollection(t)
-	cfg := longConfig(coll, "a") // a transaction that runs out of time runs again
+
+	// With a short ttl, a transaction could time out and run again.
+	cfg := longConfig(coll, "a")
 	cfg.CheckpointEvery = time.Millisecond
 	h := mustAcquire(t, newLease(t, cfg))
 	var n atomic.Uint32
-	h.SetSource(func() Checkpoint { return Checkpoint{Position: newPosition(n.Add(1))} }) // moves each time
+
+	// The position moves each time.
+	h.SetSource(func() Checkpoint { return Checkpoint{Position: newPosition(n.Add(1))} })
 	startRun(t, h)
 	var wg sync.WaitGroup
 	var runs atomic.Int64
+
 	for i := range 4 {
 		wg.Go(func() {
 			for j := range 10 {
@@ -56,13 +61,14 @@ func TestN03_FencedIsSerialisedWithTheRenewals(t *testing.T) {
 			}
 		})
 	}
+
 	wg.Wait()
 	d := readStored(t, coll)
 	if got := countThings(t, coll); got != 40 || d.Fence != 40 || runs.Load() != 40 {
-		t.Errorf("%d documents, fence %d, %d runs of 40 transactions: a renewal was in the way", got, d.Fence, runs.Load())
+		t.Errorf("%d documents, fence %d, %d runs, want 40 of each: a renewal interfered", got, d.Fence, runs.Load())
 	}
 	if len(d.Dirty) != 1 || d.Dirty[0] != "shop.outbox" {
-		t.Errorf("dirty: %v", d.Dirty)
+		t.Errorf("dirty %v, want [shop.outbox]", d.Dirty)
 	}
 }
 
@@ -71,15 +77,19 @@ func TestN03_FencedIsRefusedAfterASteal(t *testing.T) {
 	coll, _ := newCollection(t)
 	h := mustAcquire(t, newLease(t, shortConfig(coll, "a")))
 	b := mustAcquire(t, newLease(t, shortConfig(secondClient(t, coll), "b")))
-	h.deadline.Store(1 << 62) // a process that was stopped just after it had looked at its clock
+
+	// The process was stopped directly after it had checked its deadline.
+	h.deadline.Store(1 << 62)
 	err := h.Fenced(t.Context(), []string{"x.y"}, insertInto(coll, bson.D{{Key: "zombie", Value: true}}))
 	if !errors.Is(err, ErrLeaseLost) || !errors.Is(context.Cause(h.Context()), ErrLeaseLost) {
-		t.Errorf("a deposed owner's transaction: %v", err)
+		t.Errorf("transaction of a deposed owner returned %v, want ErrLeaseLost", err)
 	}
+
 	d := readStored(t, coll)
 	if countThings(t, coll) != 0 || d.Fence != 0 || len(d.Dirty) != 0 || d.Owner != b.Document().Owner {
 		t.Errorf("the deposed owner wrote: %+v", d)
 	}
+
 	_ = b.Release(t.Context(), Checkpoint{})
 }
 
@@ -87,11 +97,13 @@ func TestN03_AStealEndsATransactionUnderWay(t *testing.T) {
 	t.Parallel()
 	coll, _ := newCollection(t)
 	h := mustAcquire(t, newLease(t, shortConfig(coll, "a")))
-	// The owner is killed between its fence and its commit: the server would keep the transaction, and the lock on the
-	// document, for a minute.
+
+	// The owner is killed between its fence and its commit. The server would keep the transaction, with the lock on
+	// the document, for a minute.
 	if err := h.session.StartTransaction(); err != nil {
 		t.Fatal(err)
 	}
+
 	ctx := mongo.NewSessionContext(t.Context(), h.session)
 	if err := h.fenceTransaction(ctx, nil, true); err != nil {
 		t.Fatal(err)
@@ -99,19 +111,21 @@ func TestN03_AStealEndsATransactionUnderWay(t *testing.T) {
 	if err := insertInto(coll, bson.D{{Key: "zombie", Value: true}})(ctx); err != nil {
 		t.Fatal(err)
 	}
+
 	start := time.Now()
 	b := mustAcquire(t, newLease(t, shortConfig(secondClient(t, coll), "b")))
 	if d := time.Since(start); d > ownEnd {
-		t.Errorf("the take-over waited %v for a dead owner's transaction", d)
+		t.Errorf("the takeover waited %v for a dead owner's transaction", d)
 	} else {
-		t.Logf("take-over after %v, ttl %v", d, h.lease.cfg.TTL)
+		t.Logf("takeover after %v, ttl %v", d, h.lease.cfg.TTL)
 	}
 	if err := h.session.CommitTransaction(t.Context()); err == nil {
-		t.Error("the dead owner's transaction was committed after the take-over")
+		t.Error("the dead owner's transaction was committed after the takeover")
 	}
 	if countThings(t, coll) != 0 {
-		t.Error("a zombie's write is there")
+		t.Error("the write of the dead owner was committed")
 	}
+
 	_ = b.Release(t.Context(), Checkpoint{})
 }
 
@@ -123,6 +137,7 @@ func TestN03_TransientErrorsAreRetriedAndOthersReturned(t *testing.T) {
 	if err := h.Fenced(t.Context(), nil, insertInto(coll, bson.D{{Key: "n", Value: 0}})); err != nil {
 		t.Fatal(err)
 	}
+
 	for i, data := range []bson.D{
 		{{Key: "failCommands", Value: bson.A{"insert"}}, {Key: "errorCode", Value: 112}, {Key: "errorLabels", Value: bson.A{"TransientTransactionError"}}},
 		{{Key: "failCommands", Value: bson.A{"commitTransaction"}}, {Key: "closeConnection", Value: true}},
@@ -134,22 +149,24 @@ func TestN03_TransientErrorsAreRetriedAndOthersReturned(t *testing.T) {
 		}
 		off()
 	}
+
 	mine := errors.New("mine")
 	if err := h.Fenced(t.Context(), nil, func(context.Context) error { return mine }); !errors.Is(err, mine) {
-		t.Errorf("fn's own error: %v", err)
+		t.Errorf("Fenced returned %v, want the error of fn", err)
 	}
 	if n := countThings(t, coll); n != 4 {
-		t.Errorf("%d documents of 4 transactions", n)
+		t.Errorf("%d documents after 4 transactions", n)
 	}
-	// The transactions that failed left nothing behind that a renewal would wait for.
+
+	// The failed transactions left no lock that a renewal would wait for.
 	start := time.Now()
 	if err := h.Save(t.Context(), Update{}); err != nil || time.Since(start) > ownEnd {
-		t.Errorf("a renewal after them: %v in %v", err, time.Since(start))
+		t.Errorf("the next renewal returned %v after %v", err, time.Since(start))
 	}
 }
 
-// An abort that does not get through, as on a machine that is so busy that every call runs out of time, does not keep the
-// owner from renewing: else it would wait a minute for its own transaction.
+// If an abort fails, for example on a machine where every call times out, the owner still renews. Otherwise it
+// would wait a minute for its own transaction.
 func TestN03_ARenewalEndsATransactionThatCouldNotBeAborted(t *testing.T) {
 	t.Parallel()
 	coll, app := newCollection(t)
@@ -163,21 +180,22 @@ func TestN03_ARenewalEndsATransactionThatCouldNotBeAborted(t *testing.T) {
 		return errors.Join(insertInto(coll, bson.D{{Key: "n", Value: 0}})(ctx), mine)
 	})
 	if !errors.Is(err, mine) {
-		t.Errorf("fn's own error: %v", err)
+		t.Errorf("Fenced returned %v, want the error of fn", err)
 	}
+
 	start := time.Now()
 	if err := h.Save(t.Context(), Update{}); err != nil || time.Since(start) > ownEnd {
-		t.Errorf("a renewal after it: %v in %v", err, time.Since(start))
+		t.Errorf("the next renewal returned %v after %v", err, time.Since(start))
 	}
 	if err := h.Fenced(t.Context(), nil, insertInto(coll, bson.D{{Key: "n", Value: 1}})); err != nil {
 		t.Error(err)
 	}
 	if n := countThings(t, coll); n != 1 {
-		t.Errorf("%d documents of one transaction that was aborted and one that was not", n)
+		t.Errorf("%d documents after one aborted and one committed transaction", n)
 	}
 }
 
-// A command that was killed before its transaction leaves its session in the document. The owner waits for it once.
+// A command that was killed before its transaction leaves its session in the document. The owner yields to it once.
 func TestN03_AnOwnerYieldsOnceToAKilledCommand(t *testing.T) {
 	t.Parallel()
 	coll, _ := newCollection(t)

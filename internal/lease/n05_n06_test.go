@@ -21,35 +21,38 @@ func TestN05_CopiedStateIsRefused(t *testing.T) {
 	cfg := shortConfig(coll, "b")
 	cfg.ReplicaSetID = "there"
 	if err := Adopt(t.Context(), coll, slot, "there"); err == nil {
-		t.Error("state that is in use was adopted")
+		t.Error("Adopt accepted state that is in use")
 	}
 	if err := h.Release(t.Context(), Checkpoint{}); err != nil {
 		t.Fatal(err)
 	}
+
 	before := readStored(t, coll)
 	_, err := newLease(t, cfg).Acquire(t.Context())
 	var copied *CopiedStateError
 	if !errors.Is(err, ErrCopiedState) || !errors.As(err, &copied) || copied.Stored != "here" || copied.Here != "there" {
-		t.Fatalf("acquiring copied state: %v", err)
+		t.Fatalf("Acquire of copied state returned %v, want a CopiedStateError", err)
 	}
-	// Also where the first look came too early to see it: the server itself refuses.
+
+	// If the first read came too early to detect the copy, the server itself rejects the acquisition.
 	c, err := newLease(t, cfg).newContender()
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer c.endSession()
 	if _, err := c.attemptAcquire(t.Context(), true); !errors.Is(err, ErrCopiedState) {
-		t.Errorf("the attempt: %v", err)
+		t.Errorf("the attempt returned %v", err)
 	}
 	if after := readStored(t, coll); after.Epoch != before.Epoch || after.Owner != "" {
-		t.Errorf("the refused acquisition changed the document: %+v", after)
+		t.Errorf("the rejected acquisition changed the document: %+v", after)
 	}
 	if err := Adopt(t.Context(), coll, slot, "there"); err != nil {
 		t.Fatal(err)
 	}
+
 	b := mustAcquire(t, newLease(t, cfg))
 	if b.Document().Instance == instance {
-		t.Error("adopted state kept the transactional ids of where it came from")
+		t.Error("adopted state has the same instance, so the same transactional ids")
 	}
 }
 
@@ -63,7 +66,7 @@ func TestN05_TheReplicaSetTellsItsID(t *testing.T) {
 	cfg := shortConfig(coll, "a")
 	cfg.ReplicaSetID = ""
 	if got := mustAcquire(t, newLease(t, cfg)).Document().ReplicaSetID; got != id {
-		t.Errorf("stored %q, the server says %q", got, id)
+		t.Errorf("stored id %q, want the server's %q", got, id)
 	}
 }
 
@@ -77,7 +80,7 @@ func awaitControl(t *testing.T, h *Held, want func(Control) bool) {
 				return
 			}
 		case <-end:
-			t.Fatal("the owner did not hear of it")
+			t.Fatal("the owner did not get the order")
 		}
 	}
 }
@@ -93,6 +96,7 @@ func startAcquire(t *testing.T, l *Lease) (<-chan *Held, context.CancelFunc) {
 			got <- h
 		}
 	}()
+
 	t.Cleanup(func() { cancel(); <-ended })
 	return got, cancel
 }
@@ -105,13 +109,15 @@ func TestN06_PauseStopsTheOwnerAndEveryStandby(t *testing.T) {
 	if err := Pause(t.Context(), coll, slot); err != nil {
 		t.Fatal(err)
 	}
+
 	awaitControl(t, h, func(c Control) bool { return c.Paused && c.Yield != "" })
 	if err := h.Release(t.Context(), Checkpoint{}); err != nil {
 		t.Fatal(err)
 	}
+
 	b := newLease(t, shortConfig(coll, "b"))
 	got, _ := startAcquire(t, b)
-	eventually(t, "the standby knows why it waits", func() bool { return b.Standing().Reason == "paused by an operator" })
+	stacktest.Eventually(t, "the reason of the standby", func() bool { return b.Standing().Reason == "paused by an operator" })
 	c, err := b.newContender()
 	if err != nil {
 		t.Fatal(err)
@@ -123,9 +129,10 @@ func TestN06_PauseStopsTheOwnerAndEveryStandby(t *testing.T) {
 	if err := Resume(t.Context(), coll, slot); err != nil {
 		t.Fatal(err)
 	}
+
 	_ = receiveWithin(t, got, "taking over after the pause").Release(t.Context(), Checkpoint{})
 	if err := Pause(t.Context(), coll, "no/0of1"); !errors.Is(err, ErrNotFound) {
-		t.Errorf("pausing a watcher that is not there: %v", err)
+		t.Errorf("Pause of a missing watcher returned %v, want ErrNotFound", err)
 	}
 }
 
@@ -141,31 +148,37 @@ func TestN06_APinHandsOverAndLapsesWithADeadNode(t *testing.T) {
 	if err := Pin(t.Context(), coll, slot, "b"); err != nil {
 		t.Fatal(err)
 	}
-	awaitControl(t, h, func(c Control) bool { return c.Pin == "b" && c.Yield == "" }) // b is dead: it stays
+
+	// b is dead, so the owner stays.
+	awaitControl(t, h, func(c Control) bool { return c.Pin == "b" && c.Yield == "" })
 	if h.LapsedPin() != "b" {
-		t.Errorf("an owner that stays disregards the pin to %q", h.LapsedPin())
+		t.Errorf("lapsed pin %q, want b", h.LapsedPin())
 	}
+
 	alive.Store(true)
 	awaitControl(t, h, func(c Control) bool { return c.Yield != "" })
 	if h.LapsedPin() != "" {
-		t.Errorf("%s lives, and its pin counts as lapsed", h.LapsedPin())
+		t.Errorf("lapsed pin %q, want none: the node is alive", h.LapsedPin())
 	}
 	if err := h.Release(t.Context(), Checkpoint{}); err != nil {
 		t.Fatal(err)
 	}
+
 	got, cancel := startAcquire(t, a)
-	eventually(t, "a keeps away", func() bool { return a.Standing().Reason == "pinned to node b" })
+	stacktest.Eventually(t, "a keeps away", func() bool { return a.Standing().Reason == "pinned to node b" })
 	b := mustAcquire(t, newLease(t, shortConfig(coll, "b")))
 	if err := b.Release(t.Context(), Checkpoint{}); err != nil {
 		t.Fatal(err)
 	}
+
 	cancel()
 	select {
 	case <-got:
-		t.Error("a acquired what is pinned to b")
+		t.Error("a acquired a lease that is pinned to b")
 	default:
 	}
-	// b dies: after 10 × ttl the pin holds nobody back any more.
+
+	// b dies. After 10 × ttl the pin lapses.
 	alive.Store(false)
 	cfg.TTL, cfg.Renew = 150*time.Millisecond, 40*time.Millisecond
 	expired := readStored(t, coll).ExpiresAt
@@ -174,16 +187,18 @@ func TestN06_APinHandsOverAndLapsesWithADeadNode(t *testing.T) {
 		t.Errorf("the pin lapsed after %v", d)
 	}
 	if h.LapsedPin() != "b" {
-		t.Errorf("a successor disregards the pin to %q", h.LapsedPin())
+		t.Errorf("lapsed pin of the next owner is %q", h.LapsedPin())
 	}
+
 	startRun(t, h)
 	awaitControl(t, h, func(c Control) bool { return c.Pin == "b" && c.Yield == "" })
 	if err := Pin(t.Context(), coll, slot, ""); err != nil {
 		t.Fatal(err)
 	}
+
 	awaitControl(t, h, func(c Control) bool { return c.Pin == "" })
 	if h.LapsedPin() != "" {
-		t.Error("a pin that was ended counts as lapsed")
+		t.Error("a removed pin counts as lapsed")
 	}
 }
 
@@ -196,10 +211,12 @@ func TestN06_StepDownHoldsOffTheNodeThatStepsDown(t *testing.T) {
 	if err := StepDown(t.Context(), coll, slot, time.Hour); err != nil {
 		t.Fatal(err)
 	}
+
 	awaitControl(t, h, func(c Control) bool { return c.Yield != "" })
 	if err := h.Release(t.Context(), Checkpoint{}); err != nil {
 		t.Fatal(err)
 	}
+
 	c, err := a.newContender()
 	if err != nil {
 		t.Fatal(err)
@@ -208,36 +225,41 @@ func TestN06_StepDownHoldsOffTheNodeThatStepsDown(t *testing.T) {
 	if won, err := c.attemptAcquire(t.Context(), true); won != nil || err != nil {
 		t.Fatalf("the node that stepped down took over from itself: %v", err)
 	}
+
 	b := mustAcquire(t, newLease(t, shortConfig(coll, "b")))
 	startRun(t, b)
 	if err := b.Save(t.Context(), Update{}); err != nil {
 		t.Fatal(err)
 	}
+
 	select {
 	case c := <-b.Control():
 		if c.Yield != "" {
-			t.Errorf("the next owner was asked to step down, too: %s", c.Yield)
+			t.Errorf("the next owner got the step-down too: %s", c.Yield)
 		}
 	default:
 	}
 	if err := b.Release(t.Context(), Checkpoint{}); err != nil {
 		t.Fatal(err)
 	}
+
 	soon := mongo.Pipeline{{{Key: "$set", Value: bson.D{{Key: "control.stepDownUntil", Value: op("$add", "$$NOW", 1500)}}}}}
 	if err := updateControl(t.Context(), coll, slot, soon); err != nil {
 		t.Fatal(err)
 	}
+
 	until := readStored(t, coll).Control.StepDownUntil
 	h = mustAcquire(t, a)
 	if early := until.Sub(h.Document().AcquiredAt); early > 0 {
-		t.Errorf("a was back %v too early", early)
+		t.Errorf("a acquired the lease %v too early", early)
 	}
-	// Stepping down of its own accord keeps this process away by its own clock.
+
+	// After a voluntary step-down, the process holds off by its own clock.
 	_ = h.Release(t.Context(), Checkpoint{})
 	start := time.Now()
 	a.HoldOff(400 * time.Millisecond)
 	mustAcquire(t, a)
 	if d := time.Since(start); d < 390*time.Millisecond {
-		t.Errorf("back after %v of 400 ms", d)
+		t.Errorf("acquired after %v, want at least 400 ms", d)
 	}
 }

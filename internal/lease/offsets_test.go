@@ -5,9 +5,11 @@ import (
 	"testing"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
+
+	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 )
 
-// The offsets of 60,000 partitions take a megabyte: a renewal and a checkpoint without news of them do not send them.
+// The offsets of 60,000 partitions need a megabyte. A renewal or a checkpoint without new offsets does not send them.
 func TestOffsetsWithoutNewsAreNotWrittenAgain(t *testing.T) {
 	t.Parallel()
 	coll, _ := newCollection(t)
@@ -19,23 +21,27 @@ func TestOffsetsWithoutNewsAreNotWrittenAgain(t *testing.T) {
 	h.SetSource(func() Checkpoint {
 		return Checkpoint{Position: newPosition(at.Load()), Offsets: map[string][]int64{"t": {offset.Load()}}}
 	})
+
 	startRun(t, h)
 	reached := func(what string) {
 		t.Helper()
 		n := at.Add(1)
-		eventually(t, what, func() bool { return readStored(t, coll).Position().Compare(newPosition(n)) == 0 })
+		stacktest.Eventually(t, what, func() bool { return readStored(t, coll).Position().Compare(newPosition(n)) == 0 })
 	}
+
 	reached("the first offsets")
 	if _, err := coll.UpdateOne(t.Context(), bson.D{}, bson.D{{Key: "$set", Value: bson.D{{Key: "offsets", Value: bson.A{}}}}}); err != nil {
 		t.Fatal(err)
 	}
+
 	reached("a position without news of the offsets")
 	if o := readStored(t, coll).OffsetMap(); len(o) != 0 {
-		t.Errorf("offsets were sent once more: %v", o)
+		t.Errorf("unchanged offsets were sent again: %v", o)
 	}
+
 	offset.Store(4)
 	reached("other offsets")
-	eventually(t, "they are written", func() bool {
+	stacktest.Eventually(t, "they are written", func() bool {
 		o := readStored(t, coll).OffsetMap()
 		return len(o["t"]) == 1 && o["t"][0] == 4
 	})

@@ -17,7 +17,9 @@ func TestAStandbyThatWatchesIsWokenByTheReleaseAlone(t *testing.T) {
 	t.Parallel()
 	coll, _ := newCollection(t)
 	cfg := shortConfig(coll, "a")
-	cfg.TTL, cfg.Renew = 4*patient, time.Second // no timer and no poll comes before the test gives up
+
+	// The timer and the poll come after the end of the test.
+	cfg.TTL, cfg.Renew = 4*patient, time.Second
 	h := mustAcquire(t, newLease(t, cfg))
 	startRun(t, h)
 	waiting := make(chan struct{}, 100)
@@ -26,17 +28,22 @@ func TestAStandbyThatWatchesIsWokenByTheReleaseAlone(t *testing.T) {
 			notify(waiting)
 		}
 	}}))
+
 	cfg.Collection, cfg.Node = c.Database(coll.Database().Name()).Collection(coll.Name()), "b"
 	b := newLease(t, cfg)
 	got, _ := startAcquire(t, b)
-	for range 2 { // the first returns at once, the second waits
+
+	// The first call returns at once, the second one waits.
+	for range 2 {
 		receiveWithin(t, waiting, "the standby watches")
 	}
-	eventually(t, "the standby has looked", func() bool { return b.Standing().Owner == h.Document().Owner })
+
+	stacktest.Eventually(t, "the standby has looked", func() bool { return b.Standing().Owner == h.Document().Owner })
 	start := time.Now()
 	if err := h.Release(t.Context(), Checkpoint{}); err != nil {
 		t.Fatal(err)
 	}
+
 	held := receiveWithin(t, got, "take-over")
 	t.Logf("release to take-over: %v", time.Since(start))
 	_ = held.Release(t.Context(), Checkpoint{})
@@ -56,6 +63,7 @@ func TestAStandbyThatMayNotWatchLooksOftener(t *testing.T) {
 	if d := time.Since(start); d > patient {
 		t.Errorf("it waited %v", d)
 	}
+
 	w.stop()
 	l.watches.Wait()
 }
@@ -70,6 +78,6 @@ func TestClientOptionsSuitALease(t *testing.T) {
 		t.Errorf("%+v", o)
 	}
 	if s := (&CopiedStateError{ID: "x/0of1"}).Error(); !strings.Contains(s, "recover --adopt") {
-		t.Errorf("an operator is not told what to do: %s", s)
+		t.Errorf("log %s, want a fix for the operator", s)
 	}
 }

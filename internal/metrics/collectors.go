@@ -14,34 +14,30 @@ const namespace = "outrelay"
 // builder creates metrics with the prefix outrelay and registers them.
 type builder struct{ registerer prometheus.Registerer }
 
-func (b builder) newCounter(name, help string) prometheus.Counter {
-	c := prometheus.NewCounter(prometheus.CounterOpts{Namespace: namespace, Name: name, Help: help})
+// register registers c and returns it.
+func register[C prometheus.Collector](b builder, c C) C {
 	b.registerer.MustRegister(c)
 	return c
+}
+
+func (b builder) newCounter(name, help string) prometheus.Counter {
+	return register(b, prometheus.NewCounter(prometheus.CounterOpts{Namespace: namespace, Name: name, Help: help}))
 }
 
 func (b builder) newCounterVec(name, help string, labels ...string) *prometheus.CounterVec {
-	c := prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: namespace, Name: name, Help: help}, labels)
-	b.registerer.MustRegister(c)
-	return c
+	return register(b, prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: namespace, Name: name, Help: help}, labels))
 }
 
 func (b builder) newGauge(name, help string) prometheus.Gauge {
-	g := prometheus.NewGauge(prometheus.GaugeOpts{Namespace: namespace, Name: name, Help: help})
-	b.registerer.MustRegister(g)
-	return g
+	return register(b, prometheus.NewGauge(prometheus.GaugeOpts{Namespace: namespace, Name: name, Help: help}))
 }
 
 func (b builder) newGaugeVec(name, help string, labels ...string) *prometheus.GaugeVec {
-	g := prometheus.NewGaugeVec(prometheus.GaugeOpts{Namespace: namespace, Name: name, Help: help}, labels)
-	b.registerer.MustRegister(g)
-	return g
+	return register(b, prometheus.NewGaugeVec(prometheus.GaugeOpts{Namespace: namespace, Name: name, Help: help}, labels))
 }
 
 func (b builder) newLive(name, help string) *Live {
-	l := &Live{Gauge: prometheus.NewGauge(prometheus.GaugeOpts{Namespace: namespace, Name: name, Help: help})}
-	b.registerer.MustRegister(l)
-	return l
+	return register(b, &Live{Gauge: prometheus.NewGauge(prometheus.GaugeOpts{Namespace: namespace, Name: name, Help: help})})
 }
 
 func (b builder) newStates(name, help string) *States {
@@ -49,9 +45,7 @@ func (b builder) newStates(name, help string) *States {
 }
 
 func (b builder) newHistogram(name, help string, bounds []time.Duration) *Histogram {
-	h := newHistogram(prometheus.BuildFQName(namespace, "", name), help, bounds)
-	b.registerer.MustRegister(h)
-	return h
+	return register(b, newHistogram(prometheus.BuildFQName(namespace, "", name), help, bounds))
 }
 
 // Live is a gauge whose value can be computed at the time of the scrape. An age or a lag that only a loop sets

@@ -36,36 +36,40 @@ type Telemetry struct {
 	Limited prometheus.Counter     // deliveries without a span because of the rate limit
 }
 
-// addFigures adds the metrics of the process, which belong to no single slot.
-func (b builder) addFigures(s *Set) {
-	f := &s.Figures
-	f.Pending = b.newGaugeVec("pending_envelopes",
-		"Envelopes behind the watermark, counted now and then up to the limit.", "collection")
-	f.OldestAge = b.newGaugeVec("oldest_pending_seconds",
-		"Time since the oldest envelope behind the watermark was written; 0 if there is none.", "collection")
-	f.Scheduled = b.newGaugeVec("scheduled_envelopes",
-		"Envelopes that wait for their due time, up to the limit.", "collection")
-	f.Overdue = b.newGaugeVec("scheduled_overdue_seconds",
-		"Time since the first scheduled envelope was due; 0 if none is.", "collection")
-	f.DeadLetters = b.newGaugeVec("dead_letters_stored",
-		"Dead letters in the collection, requeued ones too, by its metadata.", "collection")
-	f.Inbox = b.newGaugeVec("inbox_entries",
-		"Markers, claims and watermarks of the inbox, by the collection's metadata.", "collection")
-	f.Indexes = b.newGaugeVec("missing_indexes",
-		"Declared indexes that the collection does not have; looked at every few minutes.", "collection")
-	f.Nodes = b.newGaugeVec("nodes",
-		"Processes of the state database by whether they gave a sign of life lately.", "state")
-	f.Age = b.newLive("figures_age_seconds",
-		"Time since the collections were counted last; 0 in a process that owns nothing.")
-	f.Limit = b.newGauge("figures_limit", "Number at which counting a collection stops.")
-	f.Watcher = b.newGaugeVec("watcher_info", "Always 1; the labels name the watcher and the node.", "watcher", "node")
-	f.Health = b.newStates("health", "1 for the health that the relay sees itself in.")
-	f.Ready = b.newLive("ready", "1 while /readyz says that the process does its part, as owner or as standby.")
-	t := &s.Telemetry
-	t.Exports = b.newCounterVec("otlp_exports_total",
-		"Exports to the OTLP collector by what became of them.", "signal", "result")
-	t.Limited = b.newCounter("spans_limited_total",
-		"Deliveries that got no span because the rate of spans did not allow it.")
+func (b builder) newFigures() Figures {
+	return Figures{
+		Pending: b.newGaugeVec("pending_envelopes",
+			"Envelopes behind the watermark, counted now and then up to the limit.", "collection"),
+		OldestAge: b.newGaugeVec("oldest_pending_seconds",
+			"Time since the oldest envelope behind the watermark was written; 0 if there is none.", "collection"),
+		Scheduled: b.newGaugeVec("scheduled_envelopes",
+			"Envelopes that wait for their due time, up to the limit.", "collection"),
+		Overdue: b.newGaugeVec("scheduled_overdue_seconds",
+			"Time since the first scheduled envelope was due; 0 if none is.", "collection"),
+		DeadLetters: b.newGaugeVec("dead_letters_stored",
+			"Dead letters in the collection, requeued ones too, by its metadata.", "collection"),
+		Inbox: b.newGaugeVec("inbox_entries",
+			"Markers, claims and watermarks of the inbox, by the collection's metadata.", "collection"),
+		Indexes: b.newGaugeVec("missing_indexes",
+			"Declared indexes that the collection does not have; looked at every few minutes.", "collection"),
+		Nodes: b.newGaugeVec("nodes",
+			"Processes of the state database by whether they gave a sign of life lately.", "state"),
+		Age: b.newLive("figures_age_seconds",
+			"Time since the collections were counted last; 0 in a process that owns nothing."),
+		Limit:   b.newGauge("figures_limit", "Number at which counting a collection stops."),
+		Watcher: b.newGaugeVec("watcher_info", "Always 1; the labels name the watcher and the node.", "watcher", "node"),
+		Health:  b.newStates("health", "1 for the health that the relay sees itself in."),
+		Ready:   b.newLive("ready", "1 while /readyz says that the process does its part, as owner or as standby."),
+	}
+}
+
+func (b builder) newTelemetry() Telemetry {
+	return Telemetry{
+		Exports: b.newCounterVec("otlp_exports_total",
+			"Exports to the OTLP collector by what became of them.", "signal", "result"),
+		Limited: b.newCounter("spans_limited_total",
+			"Deliveries that got no span because the rate of spans did not allow it."),
+	}
 }
 
 // Collection has the counts of one outbox.

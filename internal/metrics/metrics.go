@@ -26,15 +26,34 @@ type Set struct {
 	// Registry has all metrics below and those of the Go runtime. /metrics serves it.
 	Registry *prometheus.Registry
 
-	Lag         *Live // seconds: now − commit time of the oldest unresolved envelope; 0 if there is none
-	TokenAge    *Live // seconds since the change stream's token last moved
-	OplogWindow *Live // seconds between the first and the last entry of the oplog
+	Stream
+	Delivery
+	Ownership
+	Outcomes
+	Process
 
-	Published      *prometheus.CounterVec // {topic, result}: use ObservePublish
-	PublishLatency *Histogram             // seconds from commit to Kafka's ack: use ObserveLatency
+	Figures   Figures   // of the collections and the nodes, counted at intervals
+	Telemetry Telemetry // of the exports by OTLP
+
+	topics topics
+}
+
+// Stream has the metrics of reading the change stream.
+type Stream struct {
+	Lag            *Live                  // seconds: now − commit time of the oldest unresolved envelope; 0 if there is none
+	TokenAge       *Live                  // seconds since the change stream's token last moved
 	Read           prometheus.Counter     // envelopes read from the change stream
 	ReadBytes      prometheus.Counter     // bytes of those envelopes
 	Batches        prometheus.Counter     // replies of the change stream that carried events
+	StreamState    *States                // {state}: 1 for the state the change stream is in
+	StreamRestarts *prometheus.CounterVec // {reason}
+	Gaps           *prometheus.CounterVec // {reason}
+}
+
+// Delivery has the metrics of sending records to Kafka.
+type Delivery struct {
+	Published      *prometheus.CounterVec // {topic, result}: use ObservePublish
+	PublishLatency *Histogram             // seconds from commit to Kafka's ack: use ObserveLatency
 	ProduceErrors  *prometheus.CounterVec // {error}: error responses of Kafka, by name
 
 	InflightRecords *Live // records sent to the sink and not acked yet
@@ -43,14 +62,13 @@ type Set struct {
 	Budget          *Live // bytes of the memory budget; of a slot, its share
 	TicketWindow    *Live // events between the watermark and the newest one read (N13)
 	MaxTicketWindow *Live
+}
 
+// Ownership has the metrics of the lease, of checkpoints and of takeovers.
+type Ownership struct {
 	CheckpointSeconds *Histogram         // duration of one checkpoint's write
 	CheckpointAge     *Live              // seconds since the last checkpoint was written
 	Checkpoints       prometheus.Counter // checkpoints written
-
-	StreamState    *States                // {state}: 1 for the state the change stream is in
-	StreamRestarts *prometheus.CounterVec // {reason}
-	Gaps           *prometheus.CounterVec // {reason}
 
 	LeaseOwner     prometheus.Gauge   // 1 while this process owns the watcher
 	LeaseEpoch     prometheus.Gauge   // epoch last seen
@@ -59,24 +77,29 @@ type Set struct {
 	LeaseLost      prometheus.Counter // ownerships that ended without a release
 	RenewSeconds   *Histogram         // duration of one renewal
 
-	ReadBack       prometheus.Counter     // records read in read-backs
-	ReadBackHits   prometheus.Counter     // envelopes not sent again because a read-back found them
-	Quarantined    *Live                  // partitions that wait for a marker (N4)
+	ReadBack     prometheus.Counter // records read in read-backs
+	ReadBackHits prometheus.Counter // envelopes not sent again because a read-back found them
+	Quarantined  *Live              // partitions that wait for a marker (N4)
+}
+
+// Outcomes has the metrics of envelopes that are not simply delivered: exceptions, dead letters, scheduled
+// and purged envelopes.
+type Outcomes struct {
 	BlockedTargets *prometheus.GaugeVec   // {topic, reason}: envelopes that wait for a target
 	Exceptions     *prometheus.GaugeVec   // {state}: envelopes with a stored exception
 	Reconciled     *prometheus.CounterVec // {class}
 	DeadLetters    *prometheus.CounterVec // {class}
 	DueError       *Histogram             // seconds from the due time of a scheduled envelope to Kafka's ack
 	Purged         prometheus.Counter     // delivered envelopes removed after their retention
+}
+
+// Process has the metrics of the process, which belong to no single slot.
+type Process struct {
+	OplogWindow    *Live                  // seconds between the first and the last entry of the oplog
 	ConfigReloads  *prometheus.CounterVec // {what, result}: use Reloaded
 	LoginsRefused  *prometheus.CounterVec // {reason}: requests that the operator's listener rejects
 	KafkaReachable prometheus.Gauge       // 1 while the cluster responds
 	MongoReachable prometheus.Gauge       // 1 while the replica set responds
-
-	Figures   Figures   // of the collections and the nodes, counted at intervals
-	Telemetry Telemetry // of the exports by OTLP
-
-	topics topics
 }
 
 // Result is the outcome of a record.
@@ -145,17 +168,18 @@ func NewForSlots(version string, names []string) (process *Set, slots []*Set) {
 
 // buildSet creates every metric. It registers those of the process and those of a slot separately.
 func buildSet(r *prometheus.Registry, process, slot prometheus.Registerer) *Set {
-	s := &Set{Registry: r}
-
-	builder{process}.addProcess(s)
-	builder{process}.addFigures(s)
-	b := builder{slot}
-	b.addFlow(s)
-	b.addOwnership(s)
-	b.addOutcomes(s)
-
-	s.topics.byName = make(map[string]*[nResults]prometheus.Counter)
-	return s
+	ofProcess, ofSlot := builder{process}, builder{slot}
+	return &Set{
+		Registry:  r,
+		Process:   ofProcess.newProcess(),
+		Figures:   ofProcess.newFigures(),
+		Telemetry: ofProcess.newTelemetry(),
+		Stream:    ofSlot.newStream(),
+		Delivery:  ofSlot.newDelivery(),
+		Ownership: ofSlot.newOwnership(),
+		Outcomes:  ofSlot.newOutcomes(),
+		topics:    topics{byName: make(map[string]*[nResults]prometheus.Counter)},
+	}
 }
 
 // OrNew returns s, or a Set that is not served if s is nil. It is for configurations without metrics.
@@ -166,78 +190,85 @@ func OrNew(s *Set) *Set {
 	return s
 }
 
-func (b builder) addFlow(s *Set) {
-	s.Lag = b.newLive("lag_seconds", "Now minus the commit time of the oldest unresolved envelope; 0 if there is none.")
-	s.TokenAge = b.newLive("token_age_seconds", "Time since the change stream's resume token last moved.")
-	s.Published = b.newCounterVec("published_total", "Records by topic and by what became of them.", "topic", "result")
-	s.PublishLatency = b.newHistogram("publish_latency_seconds",
-		"Time from the commit in MongoDB to the ack of Kafka.", latencyBuckets)
-
-	s.Read = b.newCounter("read_total", "Envelopes read from the change stream.")
-	s.ReadBytes = b.newCounter("read_bytes_total", "Bytes of the envelopes read from the change stream.")
-	s.Batches = b.newCounter("read_batches_total", "Replies of the change stream that carried events.")
-	s.ProduceErrors = b.newCounterVec("produce_errors_total",
-		"Answers of Kafka to a produce request other than success.", "error")
-
-	s.InflightRecords = b.newLive("inflight_records", "Records handed to the sink and not yet acked.")
-	s.InflightBytes = b.newLive("inflight_bytes", "Bytes of the records sent to the sink and not acked yet.")
-	s.BudgetUsed = b.newLive("budget_used_bytes", "Bytes of the memory budget in use.")
-	s.Budget = b.newLive("budget_bytes", "The memory budget.")
-	s.TicketWindow = b.newLive("ticket_window", "Events between the watermark and the newest one read.")
-	s.MaxTicketWindow = b.newLive("ticket_window_max", "Events above the watermark at which reading stops.")
-
-	s.StreamState = b.newStates("stream_state", "1 for the state that the change stream is in.")
-	s.StreamRestarts = b.newCounterVec("stream_restarts_total", "Reopenings of the change stream.", "reason")
-	s.Gaps = b.newCounterVec("gaps_total", "Ranges of the change stream that could not be read any more.", "reason")
+func (b builder) newStream() Stream {
+	return Stream{
+		Lag:            b.newLive("lag_seconds", "Now minus the commit time of the oldest unresolved envelope; 0 if there is none."),
+		TokenAge:       b.newLive("token_age_seconds", "Time since the change stream's resume token last moved."),
+		Read:           b.newCounter("read_total", "Envelopes read from the change stream."),
+		ReadBytes:      b.newCounter("read_bytes_total", "Bytes of the envelopes read from the change stream."),
+		Batches:        b.newCounter("read_batches_total", "Replies of the change stream that carried events."),
+		StreamState:    b.newStates("stream_state", "1 for the state that the change stream is in."),
+		StreamRestarts: b.newCounterVec("stream_restarts_total", "Reopenings of the change stream.", "reason"),
+		Gaps:           b.newCounterVec("gaps_total", "Ranges of the change stream that could not be read any more.", "reason"),
+	}
 }
 
-func (b builder) addOwnership(s *Set) {
-	s.CheckpointSeconds = b.newHistogram("checkpoint_seconds", "Duration of the write of a checkpoint.", writeBuckets)
-	s.CheckpointAge = b.newLive("checkpoint_age_seconds", "Time since the last checkpoint was written.")
-	s.Checkpoints = b.newCounter("checkpoints_total", "Checkpoints written.")
-
-	s.LeaseOwner = b.newGauge("lease_owner", "1 while this process owns the watcher.")
-	s.LeaseEpoch = b.newGauge("lease_epoch", "Epoch of the ownership last seen.")
-	s.LeaseSuspended = b.newGauge("lease_suspended",
-		"1 while the lease is past its local deadline and work is suspended.")
-	s.Takeovers = b.newCounter("takeovers_total", "Acquisitions of the lease by this process.")
-	s.LeaseLost = b.newCounter("lease_lost_total", "Ownerships that ended without a release.")
-	s.RenewSeconds = b.newHistogram("lease_renew_seconds", "Duration of a renewal of the lease.", writeBuckets)
-
-	s.ReadBack = b.newCounter("read_back_records_total", "Records read at take-overs to find what was sent already.")
-	s.ReadBackHits = b.newCounter("read_back_hits_total",
-		"Envelopes not sent again because a read-back found them in the topic.")
-	s.Quarantined = b.newLive("quarantined_partitions",
-		"Partitions that wait until earlier senders are known to be fenced.")
+func (b builder) newDelivery() Delivery {
+	return Delivery{
+		Published: b.newCounterVec("published_total", "Records by topic and by what became of them.", "topic", "result"),
+		PublishLatency: b.newHistogram("publish_latency_seconds",
+			"Time from the commit in MongoDB to the ack of Kafka.", latencyBuckets),
+		ProduceErrors: b.newCounterVec("produce_errors_total",
+			"Answers of Kafka to a produce request other than success.", "error"),
+		InflightRecords: b.newLive("inflight_records", "Records handed to the sink and not yet acked."),
+		InflightBytes:   b.newLive("inflight_bytes", "Bytes of the records sent to the sink and not acked yet."),
+		BudgetUsed:      b.newLive("budget_used_bytes", "Bytes of the memory budget in use."),
+		Budget:          b.newLive("budget_bytes", "The memory budget."),
+		TicketWindow:    b.newLive("ticket_window", "Events between the watermark and the newest one read."),
+		MaxTicketWindow: b.newLive("ticket_window_max", "Events above the watermark at which reading stops."),
+	}
 }
 
-func (b builder) addOutcomes(s *Set) {
-	s.BlockedTargets = b.newGaugeVec("blocked_targets",
-		"Envelopes that wait for a target, by topic and reason.", "topic", "reason")
-	s.Exceptions = b.newGaugeVec("exceptions", "Envelopes whose fate is written on the document, by state.", "state")
-	s.Reconciled = b.newCounterVec("reconciled_total", "Envelopes published or settled by the reconciler.", "class")
-	s.DeadLetters = b.newCounterVec("dead_letters_total",
-		"Envelopes moved to the dead letters, by error class.", "class")
-	s.DueError = b.newHistogram("scheduled_due_error_seconds",
-		"Time from the due time of a scheduled envelope to its ack by Kafka.", latencyBuckets)
-	s.Purged = b.newCounter("purged_total", "Delivered envelopes removed after their retention.")
+func (b builder) newOwnership() Ownership {
+	return Ownership{
+		CheckpointSeconds: b.newHistogram("checkpoint_seconds", "Duration of the write of a checkpoint.", writeBuckets),
+		CheckpointAge:     b.newLive("checkpoint_age_seconds", "Time since the last checkpoint was written."),
+		Checkpoints:       b.newCounter("checkpoints_total", "Checkpoints written."),
+		LeaseOwner:        b.newGauge("lease_owner", "1 while this process owns the watcher."),
+		LeaseEpoch:        b.newGauge("lease_epoch", "Epoch of the ownership last seen."),
+		LeaseSuspended: b.newGauge("lease_suspended",
+			"1 while the lease is past its local deadline and work is suspended."),
+		Takeovers:    b.newCounter("takeovers_total", "Acquisitions of the lease by this process."),
+		LeaseLost:    b.newCounter("lease_lost_total", "Ownerships that ended without a release."),
+		RenewSeconds: b.newHistogram("lease_renew_seconds", "Duration of a renewal of the lease.", writeBuckets),
+		ReadBack:     b.newCounter("read_back_records_total", "Records read at take-overs to find what was sent already."),
+		ReadBackHits: b.newCounter("read_back_hits_total",
+			"Envelopes not sent again because a read-back found them in the topic."),
+		Quarantined: b.newLive("quarantined_partitions",
+			"Partitions that wait until earlier senders are known to be fenced."),
+	}
 }
 
-func (b builder) addProcess(s *Set) {
-	s.OplogWindow = b.newLive("oplog_window_seconds", "Time between the first and the last entry of the oplog.")
+func (b builder) newOutcomes() Outcomes {
+	return Outcomes{
+		BlockedTargets: b.newGaugeVec("blocked_targets",
+			"Envelopes that wait for a target, by topic and reason.", "topic", "reason"),
+		Exceptions: b.newGaugeVec("exceptions", "Envelopes whose fate is written on the document, by state.", "state"),
+		Reconciled: b.newCounterVec("reconciled_total", "Envelopes published or settled by the reconciler.", "class"),
+		DeadLetters: b.newCounterVec("dead_letters_total",
+			"Envelopes moved to the dead letters, by error class.", "class"),
+		DueError: b.newHistogram("scheduled_due_error_seconds",
+			"Time from the due time of a scheduled envelope to its ack by Kafka.", latencyBuckets),
+		Purged: b.newCounter("purged_total", "Delivered envelopes removed after their retention."),
+	}
+}
 
-	s.ConfigReloads = b.newCounterVec("config_reloads_total",
-		"Reloads of the configuration and of certificates, by whether the new content could be used.", "what", "result")
+func (b builder) newProcess() Process {
+	p := Process{
+		OplogWindow: b.newLive("oplog_window_seconds", "Time between the first and the last entry of the oplog."),
+		ConfigReloads: b.newCounterVec("config_reloads_total",
+			"Reloads of the configuration and of certificates, by whether the new content could be used.", "what", "result"),
+		LoginsRefused: b.newCounterVec("admin_refused_total",
+			"Requests that the operator's listener refused before it served anything.", "reason"),
+		KafkaReachable: b.newGauge("kafka_reachable", "1 while the Kafka cluster answers."),
+		MongoReachable: b.newGauge("mongodb_reachable", "1 while the MongoDB replica set answers."),
+	}
 	for _, what := range []Reload{Settings, Certificates} {
 		for _, result := range []string{reloadApplied, reloadRefused} {
-			s.ConfigReloads.WithLabelValues(string(what), result)
+			p.ConfigReloads.WithLabelValues(string(what), result)
 		}
 	}
-
-	s.LoginsRefused = b.newCounterVec("admin_refused_total",
-		"Requests that the operator's listener refused before it served anything.", "reason")
-	s.KafkaReachable = b.newGauge("kafka_reachable", "1 while the Kafka cluster answers.")
-	s.MongoReachable = b.newGauge("mongodb_reachable", "1 while the MongoDB replica set answers.")
+	return p
 }
 
 // ObservePublish counts n records of topic with result. It allocates only the first time the topic occurs.

@@ -3,7 +3,6 @@ package nodes
 import (
 	"context"
 	"testing"
-	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
@@ -25,7 +24,7 @@ func TestALateSignOfLifeListsNobody(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	gaveUp := make(chan error, 1)
 	go func() { gaveUp <- m.SendHeartbeat(ctx, Vitals{}) }()
-	await(t, "the sign of life is under way", func() bool { return running(t, db, app) > 0 })
+	stacktest.Eventually(t, "the sign of life is under way", func() bool { return running(t, db, app) > 0 })
 	cancel()
 	if err := <-gaveUp; err == nil {
 		t.Fatal("it did not give up")
@@ -33,7 +32,7 @@ func TestALateSignOfLifeListsNobody(t *testing.T) {
 	if err := m.Leave(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	await(t, "the sign of life is carried out", func() bool { return running(t, db, app) == 0 })
+	stacktest.Eventually(t, "the sign of life is carried out", func() bool { return running(t, db, app) == 0 })
 	off()
 	if l := list(t, db); len(l) != 0 {
 		t.Errorf("it is listed again: %+v", l)
@@ -55,18 +54,4 @@ func running(t *testing.T, db *mongo.Database, app string) int {
 		t.Fatal(err)
 	}
 	return len(ops)
-}
-
-func await(t *testing.T, what string, ok func() bool) {
-	t.Helper()
-	tick := time.NewTicker(10 * time.Millisecond)
-	defer tick.Stop()
-	late := time.After(time.Minute)
-	for !ok() {
-		select {
-		case <-tick.C:
-		case <-late:
-			t.Fatal("never: ", what)
-		}
-	}
 }

@@ -23,7 +23,7 @@ import (
 // no request delays the lease or the stream. It works in a process with or without a relay.
 type Server struct {
 	server     *probes.Server
-	deployment *admin.Deployment
+	operator   admin.Operator
 	disconnect func()
 }
 
@@ -45,7 +45,7 @@ func New(cfg config.Config, version string, log *slog.Logger, m *metrics.Set) (*
 		return nil, err
 	}
 
-	o := &Server{disconnect: disconnect, deployment: &admin.Deployment{
+	o := &Server{disconnect: disconnect, operator: admin.New(admin.Operator{
 		State:    state,
 		Watcher:  cfg.Watcher,
 		Node:     cfg.Node,
@@ -57,15 +57,16 @@ func New(cfg config.Config, version string, log *slog.Logger, m *metrics.Set) (*
 		Compacted: func(ctx context.Context, topics []string) ([]string, error) {
 			return app.CompactedTopics(ctx, cfg, topics)
 		},
-		Oplog: app.Oplog(state.Client()),
-	}}
+		Oplog:       app.Oplog(state.Client()),
+		LogPayloads: true,
+	})}
 
 	opts := httpapi.AdminOptions{
-		Listen:     a.Listen,
-		Access:     accessConfig(a),
-		Deployment: o.deployment,
-		Log:        log,
-		Page:       o.newPage(cfg, version, log),
+		Listen:   a.Listen,
+		Access:   accessConfig(a),
+		Operator: o.operator,
+		Log:      log,
+		Page:     o.newPage(cfg, version, log),
 	}
 	// The series of refused logins exist from the start, with the value 0.
 	if m != nil {
@@ -92,8 +93,8 @@ func (o *Server) newPage(cfg config.Config, version string, log *slog.Logger) ht
 		Node:    cfg.Node,
 		Version: version,
 		Log:     log,
-		Desk: func(a admin.Actor, watcher, slot string) opspage.UseCases {
-			return o.deployment.For(a).ForWatcher(watcher).ForSlot(slot)
+		UseCases: func(a admin.Actor, watcher, slot string) opspage.UseCases {
+			return opspage.Of(o.operator.For(a).ForWatcher(watcher).ForSlot(slot))
 		},
 	})
 }
@@ -139,6 +140,6 @@ func (o *Server) Run(ctx context.Context) error {
 	defer o.disconnect()
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return o.server.Run(ctx) })
-	g.Go(func() error { return o.deployment.Run(ctx) })
+	g.Go(func() error { return o.operator.Run(ctx) })
 	return g.Wait()
 }

@@ -98,7 +98,7 @@ func (p *page) form(w http.ResponseWriter, r *http.Request) (*call, action, cont
 		watcher = p.o.Watcher
 	}
 	c.q, c.v.Query = r.PostForm, url.Values{}
-	c.v.Watcher, c.desk = watcher, p.o.Desk(c.who.Actor, watcher, slotOf(c, a))
+	c.v.Watcher, c.use = watcher, p.o.UseCases(c.who.Actor, watcher, slotOf(c, a))
 	c.v.Title, c.v.Area, c.back = a.title, strings.TrimPrefix(a.back, "/"), c.listed(a.back)
 	return c, a, done, true
 }

@@ -48,7 +48,7 @@ func planNodeRemove(c *call) (preview, error) {
 }
 
 func doNodeRemove(c *call) (notice, error) {
-	return notice{Text: "Node " + c.get("node") + " is off the list."}, c.desk.NodeRemove(c.ctx, c.get("node"), false)
+	return notice{Text: "Node " + c.get("node") + " is off the list."}, c.use.Operator.NodeRemove(c.ctx, c.get("node"), false)
 }
 
 func planNodeRelease(c *call) (preview, error) {
@@ -65,7 +65,7 @@ func doNodeRelease(c *call) (notice, error) {
 	if err != nil {
 		return notice{}, err
 	}
-	slots, err := c.desk.NodeRelease(c.ctx, c.get("node"), hold)
+	slots, err := c.use.Operator.NodeRelease(c.ctx, c.get("node"), hold)
 	text := "Node " + c.get("node") + " owned nothing."
 	if len(slots) > 0 {
 		text = "Node " + c.get("node") + " gives up " + strings.Join(slots, ", ") + "."
@@ -78,7 +78,7 @@ func planRequeue(c *call) (preview, error) {
 	if err != nil {
 		return preview{}, err
 	}
-	out, err := c.desk.DeadRequeue(c.ctx, f, admin.DeadOptions{DryRun: true, IgnoreExpiry: c.get("late") != ""}, nil)
+	out, err := c.use.Letters.Requeue(c.ctx, f, admin.DeadOptions{DryRun: true, IgnoreExpiry: c.get("late") != ""}, nil)
 	if err != nil {
 		return preview{}, err
 	}
@@ -101,7 +101,7 @@ func doRequeue(c *call) (notice, error) {
 	if err != nil {
 		return notice{}, err
 	}
-	out, err := c.desk.DeadRequeue(c.ctx, f, admin.DeadOptions{IgnoreExpiry: c.get("late") != ""}, nil)
+	out, err := c.use.Letters.Requeue(c.ctx, f, admin.DeadOptions{IgnoreExpiry: c.get("late") != ""}, nil)
 	n := notice{Text: things(out.Requeued, "letter") + " requeued.", Final: "The events are on their way; that is not taken back. The letters are in the list as requeued."}
 	if out.Refused > 0 {
 		n.Text = fmt.Sprintf("%s requeued, %s refused.", things(out.Requeued, "letter"), number(out.Refused))
@@ -117,7 +117,7 @@ func planDiscard(c *call) (preview, error) {
 	if err != nil {
 		return preview{}, err
 	}
-	out, err := c.desk.DeadDiscard(c.ctx, f, true, nil)
+	out, err := c.use.Letters.Discard(c.ctx, f, true, nil)
 	p := preview{
 		Count: out.Matched, Nothing: out.Matched == 0, Undo: "It cannot be taken back: the letters and their payloads are gone, and the events were never delivered. Download them first if anybody may want them.",
 		Lines: []string{are(out.Matched, "letter") + " removed for good."},
@@ -139,7 +139,7 @@ func doDiscard(c *call) (notice, error) {
 	if err != nil {
 		return notice{}, err
 	}
-	out, err := c.desk.DeadDiscard(c.ctx, f, false, nil)
+	out, err := c.use.Letters.Discard(c.ctx, f, false, nil)
 	return notice{Text: things(out.Discarded, "letter") + " discarded.", Final: "They are gone. The events log says who discarded how many, and by which filter."}, err
 }
 
@@ -205,7 +205,7 @@ func planEdit(c *call) (preview, error) {
 	if err != nil {
 		return preview{}, err
 	}
-	out, err := c.desk.DeadEdit(c.ctx, ref, e, admin.DeadOptions{DryRun: true, IgnoreExpiry: c.get("late") != ""})
+	out, err := c.use.Letters.Edit(c.ctx, ref, e, admin.DeadOptions{DryRun: true, IgnoreExpiry: c.get("late") != ""})
 	what := "nothing; it is requeued as it is"
 	if len(out.Edited) > 0 {
 		what = strings.Join(out.Edited, ", ")
@@ -221,7 +221,7 @@ func doEdit(c *call) (notice, error) {
 	if err != nil {
 		return notice{}, err
 	}
-	out, err := c.desk.DeadEdit(c.ctx, ref, e, admin.DeadOptions{IgnoreExpiry: c.get("late") != ""})
+	out, err := c.use.Letters.Edit(c.ctx, ref, e, admin.DeadOptions{IgnoreExpiry: c.get("late") != ""})
 	text := "Event " + ref.ID + " was requeued"
 	if len(out.Edited) > 0 {
 		text += "; changed: " + strings.Join(out.Edited, ", ")

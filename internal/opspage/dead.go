@@ -32,11 +32,11 @@ func showDead(c *call) (any, error) {
 	if limit == 0 {
 		limit = deadPage
 	}
-	if d.DeadPage, err = c.desk.DeadList(c.ctx, f, limit, c.get("after")); err != nil {
+	if d.DeadPage, err = c.use.Letters.List(c.ctx, f, limit, c.get("after")); err != nil {
 		return nil, err
 	}
 	if d.Total > 0 && d.Total <= summaryUpTo {
-		if d.Groups, err = c.desk.DeadSummary(c.ctx, f); err != nil {
+		if d.Groups, err = c.use.Letters.Summary(c.ctx, f); err != nil {
 			return nil, err
 		}
 	}
@@ -95,7 +95,7 @@ func showLetter(c *call) (any, error) {
 		return nil, err
 	}
 	show := c.get("payload") != "" && c.who.Payloads
-	got, err := c.desk.DeadShow(c.ctx, ref, show)
+	got, err := c.use.Letters.Show(c.ctx, ref, show)
 	if err != nil {
 		return nil, err
 	}
@@ -148,7 +148,7 @@ func (p *page) download(w http.ResponseWriter, r *http.Request) {
 		p.fail(w, r, c, err)
 		return
 	}
-	first, err := c.desk.DeadList(c.ctx, f, admin.MaxPage, "") //nolint:contextcheck // c.ctx is that of the request, with a time-out
+	first, err := c.use.Letters.List(c.ctx, f, admin.MaxPage, "") //nolint:contextcheck // c.ctx is that of the request, with a time-out
 	if err != nil {
 		p.fail(w, r, c, err)
 		return
@@ -159,7 +159,7 @@ func (p *page) download(w http.ResponseWriter, r *http.Request) {
 	for n, page := 0, first; ; {
 		for _, l := range page.Letters {
 			if c.get("payload") != "" && c.who.Payloads {
-				if l, err = c.desk.DeadShow(c.ctx, admin.DeadRef{Collection: l.Collection, ID: l.ID, Delivery: int(l.Delivery)}, true); err != nil { //nolint:contextcheck // likewise
+				if l, err = c.use.Letters.Show(c.ctx, admin.DeadRef{Collection: l.Collection, ID: l.ID, Delivery: int(l.Delivery)}, true); err != nil { //nolint:contextcheck // likewise
 					panic(http.ErrAbortHandler) // half a file must not look like a whole one
 				}
 			}
@@ -171,7 +171,7 @@ func (p *page) download(w http.ResponseWriter, r *http.Request) {
 		if page.Next == "" || n >= downloadAtMost {
 			return
 		}
-		if page, err = c.desk.DeadList(c.ctx, f, admin.MaxPage, page.Next); err != nil { //nolint:contextcheck // likewise
+		if page, err = c.use.Letters.List(c.ctx, f, admin.MaxPage, page.Next); err != nil { //nolint:contextcheck // likewise
 			panic(http.ErrAbortHandler)
 		}
 	}

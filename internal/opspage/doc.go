@@ -7,7 +7,7 @@
 // keyboard and without scripts, which add figures that move, charts and a switch of colours. There is no script or style in
 // the documents, so the policy that it sends allows none.
 //
-// What it costs. The overview costs what [admin.Desk.Overview] does, once every two seconds while somebody looks at it. A
+// What it costs. The overview costs what [admin.Operator.Overview] does, once every two seconds while somebody looks at it. A
 // list costs one page of that list. A question that takes longer than its time-out becomes a page that says so.
 //
 // It trusts the listener in front of it for who calls (see [admin.CallerOf]), for bounds of bodies and rates; a request

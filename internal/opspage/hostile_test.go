@@ -17,67 +17,63 @@ import (
 	"github.com/outrelay/outrelay/internal/admin"
 )
 
-// whole answers every use-case with values full of text.
-type whole struct{ *desk }
-
-func (d whole) DeadCount(context.Context, admin.DeadFilter) (int64, error) { return 2, d.err }
-func (d whole) Resume(context.Context) error                               { return d.err }
-func (d whole) StepDown(context.Context, time.Duration) error              { return d.err }
-func (d whole) NodeRemove(context.Context, string, bool) error             { return d.err }
-func (d whole) ReplayCancel(context.Context, string) error                 { return d.err }
-func (d whole) IndexesVerify(context.Context) (admin.Verification, error) {
+func (d *desk) Resume(context.Context) error                   { return d.err }
+func (d *desk) StepDown(context.Context, time.Duration) error  { return d.err }
+func (d *desk) NodeRemove(context.Context, string, bool) error { return d.err }
+func (d deskReplays) Cancel(context.Context, string) error     { return d.err }
+func (d deskIndexes) Verify(context.Context, bool) (admin.Verification, error) {
 	return answer[admin.Verification](d.desk)
 }
 
-func (d whole) IndexesRebuild(context.Context) (admin.Verification, error) {
+func (d deskIndexes) Rebuild(context.Context) (admin.Verification, error) {
 	return answer[admin.Verification](d.desk)
 }
 
-func (d whole) Purge(context.Context, admin.Purge) (admin.PurgeReport, error) {
-	return answer[admin.PurgeReport](d.desk)
+func (d *desk) Purge(context.Context, admin.Purge) (admin.PurgeReport, error) {
+	return answer[admin.PurgeReport](d)
 }
 
-func (d whole) Clear(context.Context, admin.ClearOrder) (admin.Cleared, error) {
-	return answer[admin.Cleared](d.desk)
+func (d *desk) Clear(context.Context, admin.ClearOrder) (admin.Cleared, error) {
+	return answer[admin.Cleared](d)
 }
 
-func (d whole) ReplayResume(context.Context, string) (admin.ReplayInfo, error) {
+func (d deskReplays) Resume(context.Context, string) (admin.ReplayInfo, error) {
 	return answer[admin.ReplayInfo](d.desk)
 }
 
-func (d whole) ReplayPlan(context.Context, admin.ReplayOrder) (admin.ReplayPlan, error) {
+func (d deskReplays) Plan(context.Context, admin.ReplayOrder) (admin.ReplayPlan, error) {
 	return answer[admin.ReplayPlan](d.desk)
 }
 
-func (d whole) ReplayStart(context.Context, admin.ReplayOrder) (admin.ReplayInfo, error) {
+func (d deskReplays) Start(context.Context, admin.ReplayOrder) (admin.ReplayInfo, error) {
 	return answer[admin.ReplayInfo](d.desk)
 }
 
-func (d whole) NodeRelease(context.Context, string, time.Duration) ([]string, error) {
-	return answer[[]string](d.desk)
+func (d *desk) NodeRelease(context.Context, string, time.Duration) ([]string, error) {
+	return answer[[]string](d)
 }
 
-func (d whole) ScheduledCancel(context.Context, admin.ScheduledFilter, func(int64)) (int64, error) {
+func (d deskSchedule) Cancel(context.Context, admin.ScheduledFilter, func(int64)) (int64, error) {
 	return 2, d.err
 }
 
-func (d whole) Reschedule(context.Context, admin.ScheduledFilter, time.Time) (admin.Rescheduled, error) {
+func (d deskSchedule) Move(context.Context, admin.ScheduledFilter, time.Time) (admin.Rescheduled, error) {
 	return answer[admin.Rescheduled](d.desk)
 }
 
-func (d whole) InboxPurge(context.Context, admin.InboxPurge) (admin.InboxPurged, error) {
+func (d deskInboxes) Purge(context.Context, admin.InboxPurge) (admin.InboxPurged, error) {
 	return answer[admin.InboxPurged](d.desk)
 }
 
-func (d whole) InboxRelease(context.Context, string, string, bool, bool) (admin.InboxReleased, error) {
+func (d deskInboxes) Release(context.Context, string, string, bool, bool) (admin.InboxReleased, error) {
 	return answer[admin.InboxReleased](d.desk)
 }
 
-func (d whole) FailedRetry(context.Context, string, []string, bool) (admin.FailedOutcome, error) {
+func (d deskWaiting) Retry(context.Context, string, []string, bool) (admin.FailedOutcome, error) {
 	return answer[admin.FailedOutcome](d.desk)
 }
 
-func (d whole) FailedReset(context.Context, string, []string, bool) (admin.FailedOutcome, error) {
+func (d deskWaiting) Reset(context.Context, string, []string, bool) (admin.FailedOutcome, error) {
 	return answer[admin.FailedOutcome](d.desk)
 }
 
@@ -85,7 +81,7 @@ func (d whole) FailedReset(context.Context, string, []string, bool) (admin.Faile
 func wholeSite(text string, err error) http.Handler {
 	d := &desk{text: text, err: err, count: 2}
 	fill(reflect.ValueOf(&d.slots).Elem(), text)
-	return New(Options{Watcher: text, Node: text, Version: text, Desk: func(admin.Actor, string, string) UseCases { return whole{d} }})
+	return New(Options{Watcher: text, Node: text, Version: text, UseCases: func(admin.Actor, string, string) UseCases { return d.useCases() }})
 }
 
 // request is one that the page answers.

@@ -37,7 +37,7 @@ func (c *call) failing(f admin.WaitingFilter) (ids []string, err error) {
 	}
 	f.State = failedState
 	for after := ""; ; {
-		page, err := c.desk.WaitingPage(c.ctx, f, admin.MaxPage, after)
+		page, err := c.use.Waiting.Page(c.ctx, f, admin.MaxPage, after)
 		if err != nil {
 			return nil, err
 		}
@@ -58,9 +58,9 @@ func (c *call) failed(reset, dry bool) (admin.FailedOutcome, error) {
 	case len(ids) == 0: // which would mean others to the use-case
 		return admin.FailedOutcome{DryRun: dry}, nil
 	case reset:
-		return c.desk.FailedReset(c.ctx, collection, ids, dry)
+		return c.use.Waiting.Reset(c.ctx, collection, ids, dry)
 	}
-	return c.desk.FailedRetry(c.ctx, collection, ids, dry)
+	return c.use.Waiting.Retry(c.ctx, collection, ids, dry)
 }
 
 func planRetry(reset bool) func(*call) (preview, error) {
@@ -111,7 +111,7 @@ func planCancel(c *call) (preview, error) {
 	if err != nil {
 		return preview{}, err
 	}
-	page, err := c.desk.ScheduledList(c.ctx, f, 1, "")
+	page, err := c.use.Schedule.List(c.ctx, f, 1, "")
 	p := preview{
 		Count: page.Total, Nothing: page.Total == 0, Undo: "It cannot be taken back: they are never sent, and have to be appended again.",
 		Lines: []string{are(page.Total, "scheduled event") + " cancelled. Those that are on their way by then are sent."},
@@ -130,7 +130,7 @@ func doCancel(c *call) (notice, error) {
 	if err != nil {
 		return notice{}, err
 	}
-	n, err := c.desk.ScheduledCancel(c.ctx, f, nil)
+	n, err := c.use.Schedule.Cancel(c.ctx, f, nil)
 	return notice{Text: things(n, "scheduled event") + " cancelled.", Final: "They are gone; the service that scheduled them can append them again."}, err
 }
 
@@ -161,7 +161,7 @@ func doReschedule(c *call) (notice, error) {
 	if err != nil {
 		return notice{}, err
 	}
-	out, err := c.desk.Reschedule(c.ctx, f, to)
+	out, err := c.use.Schedule.Move(c.ctx, f, to)
 	n := notice{Text: are(int64(len(out.Moved)), "event") + " due at " + instant(to) + "."}
 	for _, id := range out.NotScheduled {
 		n.Rows = append(n.Rows, row{id, "not scheduled any more: cancelled, or on its way"})
@@ -178,7 +178,7 @@ func (c *call) purge(dry bool) (admin.PurgeReport, error) {
 	if one := c.get("collection"); one != "" {
 		o.Collections = []string{one}
 	}
-	return c.desk.Purge(c.ctx, o)
+	return c.use.Operator.Purge(c.ctx, o)
 }
 
 func planPurge(c *call) (preview, error) {
@@ -224,7 +224,7 @@ func planReplay(c *call) (preview, error) {
 	if err != nil {
 		return preview{}, err
 	}
-	plan, err := c.desk.ReplayPlan(c.ctx, o)
+	plan, err := c.use.Replays.Plan(c.ctx, o)
 	p := preview{
 		Count: -1, Nothing: plan.Found == 0, Undo: "What was sent cannot be taken back; a replay under way can be cancelled.",
 		Lines: []string{are(plan.Found, "event") + " sent again, each as its next delivery and flagged as redelivered."},
@@ -247,7 +247,7 @@ func doReplay(c *call) (notice, error) {
 	if err != nil {
 		return notice{}, err
 	}
-	info, err := c.desk.ReplayStart(c.ctx, o)
+	info, err := c.use.Replays.Start(c.ctx, o)
 	return notice{Text: "Replay " + info.ID + " has begun: " + things(info.Found, "event") + ".", Undo: &undo{Action: "replay-cancel", Label: "Cancel it", Fields: []row{{"replay", info.ID}}}}, err
 }
 
@@ -256,7 +256,7 @@ func planReplayCancel(c *call) (preview, error) {
 }
 
 func doReplayCancel(c *call) (notice, error) {
-	return notice{Text: "Replay " + c.get("replay") + " is cancelled."}, c.desk.ReplayCancel(c.ctx, c.get("replay"))
+	return notice{Text: "Replay " + c.get("replay") + " is cancelled."}, c.use.Replays.Cancel(c.ctx, c.get("replay"))
 }
 
 func planReplayResume(c *call) (preview, error) {
@@ -264,12 +264,12 @@ func planReplayResume(c *call) (preview, error) {
 }
 
 func doReplayResume(c *call) (notice, error) {
-	info, err := c.desk.ReplayResume(c.ctx, c.get("replay"))
+	info, err := c.use.Replays.Resume(c.ctx, c.get("replay"))
 	return notice{Text: "Replay " + info.ID + " goes on.", Undo: &undo{Action: "replay-cancel", Label: "Cancel it", Fields: []row{{"replay", c.get("replay")}}}}, err
 }
 
 func planIndexes(c *call) (preview, error) {
-	v, err := c.desk.IndexesVerify(c.ctx)
+	v, err := c.use.Indexes.Verify(c.ctx, false)
 	p := preview{
 		Count: int64(len(v.Drift)), Nothing: v.OK(), Undo: "It cannot be taken back, and need not be: these are the indexes that this version declares.",
 		Lines: []string{fmt.Sprintf("%s in %s: not as declared. While an index is built, purge and lists of its collection are slow.", things(int64(len(v.Drift)), "difference"), things(int64(v.Collections), "collection"))},
@@ -281,7 +281,7 @@ func planIndexes(c *call) (preview, error) {
 }
 
 func doIndexes(c *call) (notice, error) {
-	v, err := c.desk.IndexesRebuild(c.ctx)
+	v, err := c.use.Indexes.Rebuild(c.ctx)
 	text := "The indexes are as declared."
 	if !v.OK() {
 		text = "Some indexes still differ; outrelay doctor says why."
@@ -290,7 +290,7 @@ func doIndexes(c *call) (notice, error) {
 }
 
 func (c *call) clear(dry bool) (admin.Cleared, error) {
-	return c.desk.Clear(c.ctx, admin.ClearOrder{What: c.q["what"], Collection: c.get("collection"), Confirm: c.get("_phrase"), Force: c.get("force") != "", DryRun: dry})
+	return c.use.Operator.Clear(c.ctx, admin.ClearOrder{What: c.q["what"], Collection: c.get("collection"), Confirm: c.get("_phrase"), Force: c.get("force") != "", DryRun: dry})
 }
 
 func planClear(c *call) (preview, error) {
@@ -305,7 +305,7 @@ func planClear(c *call) (preview, error) {
 	if err != nil || c.get("force") != "" {
 		return p, err
 	}
-	list, err := c.desk.Slots(c.ctx)
+	list, err := c.use.Operator.Slots(c.ctx)
 	if kind, _ := admin.Explain(err); err != nil && kind == admin.FailNotFound {
 		return p, nil // it never ran, so nobody works for it
 	}
@@ -328,7 +328,7 @@ func (c *call) inboxPurge(dry bool) (admin.InboxPurged, error) {
 	if err != nil {
 		return admin.InboxPurged{}, err
 	}
-	return c.desk.InboxPurge(c.ctx, admin.InboxPurge{Database: c.get("database"), Collection: c.get("collection"), OlderThan: older, DryRun: dry})
+	return c.use.Inboxes.Purge(c.ctx, admin.InboxPurge{Database: c.get("database"), Collection: c.get("collection"), OlderThan: older, DryRun: dry})
 }
 
 func planInboxPurge(c *call) (preview, error) {
@@ -345,7 +345,7 @@ func doInboxPurge(c *call) (notice, error) {
 }
 
 func planInboxRelease(c *call) (preview, error) {
-	out, err := c.desk.InboxRelease(c.ctx, c.get("database"), c.get("collection"), c.get("force") != "", true)
+	out, err := c.use.Inboxes.Release(c.ctx, c.get("database"), c.get("collection"), c.get("force") != "", true)
 	p := preview{
 		Count: -1, Nothing: out.Matched == 0, Undo: "It cannot be taken back; whoever held them finds that out when it finishes.",
 		Lines: []string{things(out.Matched, "claimed message") + " can be handled again at once."},
@@ -361,6 +361,6 @@ func planInboxRelease(c *call) (preview, error) {
 }
 
 func doInboxRelease(c *call) (notice, error) {
-	out, err := c.desk.InboxRelease(c.ctx, c.get("database"), c.get("collection"), c.get("force") != "", false)
+	out, err := c.use.Inboxes.Release(c.ctx, c.get("database"), c.get("collection"), c.get("force") != "", false)
 	return notice{Text: things(out.Released, "claim") + " released."}, err
 }

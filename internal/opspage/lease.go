@@ -31,7 +31,7 @@ func (c *call) again(action, label string) *undo {
 // asOf completes a preview with how the slots stand now that the action is for. There is nothing to do where needed is true
 // for none of them.
 func (c *call) asOf(p preview, needed func(*admin.Watcher) bool) (preview, error) {
-	list, err := c.desk.Slots(c.ctx)
+	list, err := c.use.Operator.Slots(c.ctx)
 	if err != nil {
 		return preview{}, err
 	}
@@ -65,7 +65,7 @@ func planPause(c *call) (preview, error) {
 }
 
 func doPause(c *call) (notice, error) {
-	return notice{Text: c.whom() + " is paused.", Undo: c.again("resume", "Resume it")}, c.desk.Pause(c.ctx)
+	return notice{Text: c.whom() + " is paused.", Undo: c.again("resume", "Resume it")}, c.use.Operator.Pause(c.ctx)
 }
 
 func planResume(c *call) (preview, error) {
@@ -74,7 +74,7 @@ func planResume(c *call) (preview, error) {
 }
 
 func doResume(c *call) (notice, error) {
-	return notice{Text: c.whom() + " goes on.", Undo: c.again("pause", "Pause it again")}, c.desk.Resume(c.ctx)
+	return notice{Text: c.whom() + " goes on.", Undo: c.again("pause", "Pause it again")}, c.use.Operator.Resume(c.ctx)
 }
 
 func planPin(c *call) (preview, error) {
@@ -87,7 +87,7 @@ func planPin(c *call) (preview, error) {
 }
 
 func doPin(c *call) (notice, error) {
-	return notice{Text: c.whom() + " is pinned to " + c.get("node") + ".", Undo: c.again("unpin", "End the pin")}, c.desk.Pin(c.ctx, c.get("node"))
+	return notice{Text: c.whom() + " is pinned to " + c.get("node") + ".", Undo: c.again("unpin", "End the pin")}, c.use.Operator.Pin(c.ctx, c.get("node"))
 }
 
 func planUnpin(c *call) (preview, error) {
@@ -96,7 +96,7 @@ func planUnpin(c *call) (preview, error) {
 }
 
 func doUnpin(c *call) (notice, error) {
-	return notice{Text: "The pin of " + lower(c.whom()) + " has ended."}, c.desk.Pin(c.ctx, "")
+	return notice{Text: "The pin of " + lower(c.whom()) + " has ended."}, c.use.Operator.Pin(c.ctx, "")
 }
 
 // lower is a sentence's beginning in its middle.
@@ -134,7 +134,7 @@ func planStepDown(c *call) (preview, error) {
 
 // standbys counts the nodes that live and run the watcher, its owners among them.
 func (c *call) standbys() (n int, err error) {
-	list, err := c.desk.Nodes(c.ctx)
+	list, err := c.use.Operator.Nodes(c.ctx)
 	for i := range list {
 		if !list[i].Stale && slices.Contains(list[i].Watchers, c.v.Watcher) {
 			n++
@@ -148,5 +148,5 @@ func doStepDown(c *call) (notice, error) {
 	if err != nil {
 		return notice{}, err
 	}
-	return notice{Text: "The owner of " + lower(c.whom()) + " was told to step down, and keeps away for " + span(hold.Seconds()) + "."}, c.desk.StepDown(c.ctx, hold)
+	return notice{Text: "The owner of " + lower(c.whom()) + " was told to step down, and keeps away for " + span(hold.Seconds()) + "."}, c.use.Operator.StepDown(c.ctx, hold)
 }

@@ -108,7 +108,11 @@ func TestOrdersThatAreThereAreNotGivenAgain(t *testing.T) {
 func TestN28_EachSlotHasItsRow(t *testing.T) {
 	t.Parallel()
 	d := split()
-	h := New(Options{Watcher: "orders", Desk: func(admin.Actor, string, string) UseCases { return splitView{d} }})
+	h := New(Options{Watcher: "orders", UseCases: func(admin.Actor, string, string) UseCases {
+		u := d.useCases()
+		u.Operator = splitView{d}
+		return u
+	}})
 	_, body := ask(t, h, &operator, "GET", "/control", nil)
 	rows := regexp.MustCompile(`(?s)<tr data-slot="([^"]+)">(.*?)</tr>`).FindAllStringSubmatch(body, -1)
 	if len(rows) != 2 || rows[0][1] != "0of2" || rows[1][1] != "1of2" {
@@ -172,11 +176,12 @@ func TestTheFilterIsStillThereAfterwards(t *testing.T) {
 
 // failing is a desk with more failed envelopes than one page of a list has.
 type failing struct {
-	*desk
-	tried []string
+	waitingUseCases
+	watcher string
+	tried   []string
 }
 
-func (d *failing) WaitingPage(_ context.Context, f admin.WaitingFilter, _ int, after string) (admin.WaitingPage, error) {
+func (d *failing) Page(_ context.Context, f admin.WaitingFilter, _ int, after string) (admin.WaitingPage, error) {
 	d.watcher = f.State + " " + f.Topic
 	if after == "" {
 		return admin.WaitingPage{Envelopes: []admin.WaitingEnvelope{{ID: "a"}, {ID: "b"}}, Next: "more"}, nil
@@ -184,7 +189,7 @@ func (d *failing) WaitingPage(_ context.Context, f admin.WaitingFilter, _ int, a
 	return admin.WaitingPage{Envelopes: []admin.WaitingEnvelope{{ID: "c"}}}, nil
 }
 
-func (d *failing) FailedRetry(_ context.Context, _ string, ids []string, dry bool) (admin.FailedOutcome, error) {
+func (d *failing) Retry(_ context.Context, _ string, ids []string, dry bool) (admin.FailedOutcome, error) {
 	if !dry {
 		d.tried = ids
 	}
@@ -194,8 +199,8 @@ func (d *failing) FailedRetry(_ context.Context, _ string, ids []string, dry boo
 // All that match are tried again, and not only those of the page that is seen.
 func TestAllThatFailedAreTriedAgain(t *testing.T) {
 	t.Parallel()
-	d := &failing{desk: &desk{}}
-	h := New(Options{Watcher: "orders", Desk: func(admin.Actor, string, string) UseCases { return d }})
+	d := &failing{}
+	h := New(Options{Watcher: "orders", UseCases: func(admin.Actor, string, string) UseCases { return UseCases{Waiting: d} }})
 	form := url.Values{"scope": {"all"}, "topic": {"t"}}
 	if _, body := ask(t, h, &operator, "POST", "/confirm/retry", form); !strings.Contains(body, "3 failed envelopes are due now") || d.watcher != "retry t" || d.tried != nil {
 		t.Errorf("by %q, tried %v: %s", d.watcher, d.tried, body)

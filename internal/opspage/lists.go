@@ -40,7 +40,7 @@ func showLookup(c *call) (any, error) {
 	if q.From, q.To, err = c.window(); err != nil {
 		return nil, err
 	}
-	found, err := c.desk.Lookup(c.ctx, q)
+	found, err := c.use.Operator.Lookup(c.ctx, q)
 	return lookup{true, found}, err
 }
 
@@ -56,11 +56,11 @@ func showScheduled(c *call) (any, error) {
 		return nil, err
 	}
 	d := scheduled{Empty: f.Empty()}
-	if d.ScheduledPage, err = c.desk.ScheduledList(c.ctx, f, c.limit(), c.get("after")); err != nil {
+	if d.ScheduledPage, err = c.use.Schedule.List(c.ctx, f, c.limit(), c.get("after")); err != nil {
 		return nil, err
 	}
 	if d.Total > 0 && d.Total <= summaryUpTo {
-		d.Groups, err = c.desk.ScheduledSummary(c.ctx, f)
+		d.Groups, err = c.use.Schedule.Summary(c.ctx, f)
 	}
 	return d, err
 }
@@ -75,7 +75,7 @@ type sagas struct {
 func showSagas(c *call) (any, error) {
 	var d sagas
 	var err error
-	if d.Types, err = c.desk.SagaTypes(c.ctx); err != nil {
+	if d.Types, err = c.use.Sagas.Types(c.ctx); err != nil {
 		return nil, err
 	}
 	database, name, id := c.get("database"), c.get("saga"), c.q.Get("id")
@@ -83,13 +83,13 @@ func showSagas(c *call) (any, error) {
 	case database == "" || name == "":
 	case id != "":
 		d.Shown = c.get("payload") != "" && c.who.Payloads
-		one, err := c.desk.Saga(c.ctx, database, name, id, d.Shown)
+		one, err := c.use.Sagas.Show(c.ctx, database, name, id, d.Shown)
 		if err != nil {
 			return nil, err
 		}
 		d.One = &one
 	default:
-		page, err := c.desk.Sagas(c.ctx, database, name, c.limit(), c.get("after"))
+		page, err := c.use.Sagas.List(c.ctx, database, name, c.limit(), c.get("after"))
 		if err != nil {
 			return nil, err
 		}
@@ -106,11 +106,11 @@ type inbox struct {
 func showInbox(c *call) (any, error) {
 	var d inbox
 	var err error
-	if d.Inboxes, err = c.desk.Inboxes(c.ctx); err != nil {
+	if d.Inboxes, err = c.use.Inboxes.List(c.ctx); err != nil {
 		return nil, err
 	}
 	if c.get("database") != "" {
-		d.Marks, err = c.desk.InboxMarks(c.ctx, c.get("database"), c.get("collection"))
+		d.Marks, err = c.use.Inboxes.Marks(c.ctx, c.get("database"), c.get("collection"))
 	}
 	return d, err
 }

@@ -74,7 +74,7 @@ func newOverview(o admin.Overview, watcher string) *overview {
 }
 
 func showOverview(c *call) (any, error) {
-	o, err := c.desk.Overview(c.ctx)
+	o, err := c.use.Operator.Overview(c.ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -90,11 +90,11 @@ type pending struct {
 func showPending(c *call) (any, error) {
 	var d pending
 	var err error
-	if d.Topics, err = c.desk.Pending(c.ctx); err != nil {
+	if d.Topics, err = c.use.Waiting.Topics(c.ctx); err != nil {
 		return nil, err
 	}
 	f := admin.WaitingFilter{Collection: c.get("collection"), State: c.get("state"), Topic: c.get("topic"), Key: c.get("key")}
-	d.Page, err = c.desk.WaitingPage(c.ctx, f, c.limit(), c.get("after"))
+	d.Page, err = c.use.Waiting.Page(c.ctx, f, c.limit(), c.get("after"))
 	return d, err
 }
 
@@ -104,7 +104,7 @@ type nodes struct {
 }
 
 func showNodes(c *call) (any, error) {
-	o, err := c.desk.Overview(c.ctx)
+	o, err := c.use.Operator.Overview(c.ctx)
 	return nodes{o.Nodes, o.Watchers}, err
 }
 
@@ -114,7 +114,7 @@ func showLog(c *call) (any, error) {
 	if f.From, f.To, err = c.window(); err != nil {
 		return nil, err
 	}
-	return c.desk.Events(c.ctx, f, c.limit(), c.get("after"))
+	return c.use.Operator.Events(c.ctx, f, c.limit(), c.get("after"))
 }
 
 // control is what the forms of the page for actions offer.
@@ -125,7 +125,7 @@ type control struct {
 }
 
 func showControl(c *call) (any, error) {
-	o, err := c.desk.Overview(c.ctx)
+	o, err := c.use.Operator.Overview(c.ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -134,9 +134,9 @@ func showControl(c *call) (any, error) {
 		return d, nil // nothing runs yet, so nothing is registered
 	}
 	// One that has registered nothing yet can be paused and handed over all the same.
-	if d.Collections, err = c.desk.Collections(c.ctx, ""); err != nil && !errors.Is(err, admin.ErrNoCollections) {
+	if d.Collections, err = c.use.Operator.Collections(c.ctx, ""); err != nil && !errors.Is(err, admin.ErrNoCollections) {
 		return nil, err
 	}
-	d.Replays, err = c.desk.ReplayList(c.ctx, 20)
+	d.Replays, err = c.use.Replays.List(c.ctx, 20)
 	return d, err
 }

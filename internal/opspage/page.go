@@ -14,9 +14,9 @@ import (
 
 // Options of the page.
 type Options struct {
-	// Desk gives the use-cases as that actor at that watcher; "" is the configured one. Actions on the lease are for that
+	// UseCases gives the use-cases as that actor at that watcher; "" is the configured one. Actions on the lease are for that
 	// slot of it alone; "" is all of them. Required.
-	Desk func(a admin.Actor, watcher, slot string) UseCases
+	UseCases func(a admin.Actor, watcher, slot string) UseCases
 	// Watcher is the configured one. Required.
 	Watcher string
 	// Node and Version of this process, for the foot of the page.
@@ -101,7 +101,7 @@ type call struct {
 	ctx    context.Context
 	q      url.Values // of the address, or of the form of an action
 	who    admin.Caller
-	desk   UseCases
+	use    UseCases
 	v      *view
 	screen screen
 	back   string // of an action: the page that it belongs to
@@ -120,7 +120,7 @@ func (p *page) begin(w http.ResponseWriter, r *http.Request, within time.Duratio
 	ctx, done := context.WithTimeout(r.Context(), within)
 	q := r.URL.Query()
 	watcher := q.Get("watcher")
-	c = &call{ctx: ctx, q: q, who: who, desk: p.o.Desk(who.Actor, watcher, "")}
+	c = &call{ctx: ctx, q: q, who: who, use: p.o.UseCases(who.Actor, watcher, "")}
 	c.v = &view{Caller: who, Watcher: watcher, Configured: p.o.Watcher, Node: p.o.Node, Version: p.o.Version, Now: time.Now(), Query: q, Path: r.URL.Path}
 	if c.v.Watcher == "" {
 		c.v.Watcher = p.o.Watcher
@@ -160,7 +160,7 @@ func (p *page) strip(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	defer done()
-	o, err := c.desk.Overview(c.ctx) //nolint:contextcheck // c.ctx is that of the request, with a time-out
+	o, err := c.use.Operator.Overview(c.ctx) //nolint:contextcheck // c.ctx is that of the request, with a time-out
 	if err != nil {
 		p.fail(w, r, c, err)
 		return

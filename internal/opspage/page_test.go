@@ -68,18 +68,37 @@ func filled[T any](text string) T {
 
 // desk answers everything with values full of text, or with err, and remembers what it was told to do.
 type desk struct {
-	UseCases // nil: what is not overridden would panic
-	text     string
-	err      error
-	actor    admin.Actor
-	watcher  string
-	slot     string
-	slots    []admin.Watcher
-	count    int64
-	payload  bool // of the last show
-	did      []string
-	filter   admin.DeadFilter
-	edit     admin.DeadEdit
+	operatorUseCases // nil: what is not overridden would panic
+	text             string
+	err              error
+	actor            admin.Actor
+	watcher          string
+	slot             string
+	slots            []admin.Watcher
+	count            int64
+	payload          bool // of the last show
+	did              []string
+	filter           admin.DeadFilter
+	edit             admin.DeadEdit
+}
+
+// The subjects of a desk.
+type (
+	deskLetters  struct{ *desk }
+	deskWaiting  struct{ *desk }
+	deskSchedule struct{ *desk }
+	deskReplays  struct{ *desk }
+	deskInboxes  struct{ *desk }
+	deskSagas    struct{ *desk }
+	deskIndexes  struct{ *desk }
+)
+
+// useCases are those of the desk.
+func (d *desk) useCases() UseCases {
+	return UseCases{
+		Operator: d, Letters: deskLetters{d}, Waiting: deskWaiting{d}, Schedule: deskSchedule{d}, Replays: deskReplays{d},
+		Inboxes: deskInboxes{d}, Sagas: deskSagas{d}, Indexes: deskIndexes{d},
+	}
 }
 
 func answer[T any](d *desk) (T, error) {
@@ -103,72 +122,72 @@ func (d *desk) Events(context.Context, admin.EventFilter, int, string) (admin.Ev
 	return answer[admin.EventPage](d)
 }
 
-func (d *desk) Pending(context.Context) ([]admin.PendingTopic, error) {
-	return answer[[]admin.PendingTopic](d)
+func (d deskWaiting) Topics(context.Context) ([]admin.PendingTopic, error) {
+	return answer[[]admin.PendingTopic](d.desk)
 }
 
-func (d *desk) WaitingPage(context.Context, admin.WaitingFilter, int, string) (admin.WaitingPage, error) {
-	return answer[admin.WaitingPage](d)
+func (d deskWaiting) Page(context.Context, admin.WaitingFilter, int, string) (admin.WaitingPage, error) {
+	return answer[admin.WaitingPage](d.desk)
 }
 
 func (d *desk) Lookup(context.Context, admin.LookupQuery) (admin.LookupResult, error) {
 	return answer[admin.LookupResult](d)
 }
 
-func (d *desk) ScheduledList(context.Context, admin.ScheduledFilter, int, string) (admin.ScheduledPage, error) {
-	return answer[admin.ScheduledPage](d)
+func (d deskSchedule) List(context.Context, admin.ScheduledFilter, int, string) (admin.ScheduledPage, error) {
+	return answer[admin.ScheduledPage](d.desk)
 }
 
-func (d *desk) ScheduledSummary(context.Context, admin.ScheduledFilter) ([]admin.ScheduledGroup, error) {
-	return answer[[]admin.ScheduledGroup](d)
+func (d deskSchedule) Summary(context.Context, admin.ScheduledFilter) ([]admin.ScheduledGroup, error) {
+	return answer[[]admin.ScheduledGroup](d.desk)
 }
 
-func (d *desk) SagaTypes(context.Context) ([]admin.SagaType, error) {
-	return answer[[]admin.SagaType](d)
+func (d deskSagas) Types(context.Context) ([]admin.SagaType, error) {
+	return answer[[]admin.SagaType](d.desk)
 }
 
-func (d *desk) Sagas(context.Context, string, string, int, string) (admin.SagaPage, error) {
-	return answer[admin.SagaPage](d)
+func (d deskSagas) List(context.Context, string, string, int, string) (admin.SagaPage, error) {
+	return answer[admin.SagaPage](d.desk)
 }
 
-func (d *desk) Saga(_ context.Context, _, _, _ string, payload bool) (admin.Saga, error) {
+func (d deskSagas) Show(_ context.Context, _, _, _ string, payload bool) (admin.Saga, error) {
 	d.payload = payload
-	return answer[admin.Saga](d)
+	return answer[admin.Saga](d.desk)
 }
 
-func (d *desk) Inboxes(context.Context) ([]admin.InboxCounts, error) {
-	return answer[[]admin.InboxCounts](d)
+func (d deskInboxes) List(context.Context) ([]admin.InboxCounts, error) {
+	return answer[[]admin.InboxCounts](d.desk)
 }
 
-func (d *desk) InboxMarks(context.Context, string, string) ([]admin.InboxMark, error) {
-	return answer[[]admin.InboxMark](d)
+func (d deskInboxes) Marks(context.Context, string, string) ([]admin.InboxMark, error) {
+	return answer[[]admin.InboxMark](d.desk)
 }
 
-func (d *desk) ReplayList(context.Context, int) ([]admin.ReplayInfo, error) {
-	return answer[[]admin.ReplayInfo](d)
+func (d deskReplays) List(context.Context, int) ([]admin.ReplayInfo, error) {
+	return answer[[]admin.ReplayInfo](d.desk)
 }
 func (d *desk) Collections(context.Context, string) ([]string, error) { return answer[[]string](d) }
-func (d *desk) DeadList(_ context.Context, f admin.DeadFilter, _ int, _ string) (admin.DeadPage, error) {
+func (d deskLetters) List(_ context.Context, f admin.DeadFilter, _ int, _ string) (admin.DeadPage, error) {
 	d.filter = f
-	p, err := answer[admin.DeadPage](d)
+	p, err := answer[admin.DeadPage](d.desk)
 	p.Next = ""
 	return p, err
 }
 
-func (d *desk) DeadSummary(context.Context, admin.DeadFilter) ([]admin.DeadGroup, error) {
-	return answer[[]admin.DeadGroup](d)
+func (d deskLetters) Summary(context.Context, admin.DeadFilter) ([]admin.DeadGroup, error) {
+	return answer[[]admin.DeadGroup](d.desk)
 }
 
-func (d *desk) DeadShow(_ context.Context, _ admin.DeadRef, payload bool) (admin.DeadLetter, error) {
+func (d deskLetters) Show(_ context.Context, _ admin.DeadRef, payload bool) (admin.DeadLetter, error) {
 	d.payload = payload
-	l, err := answer[admin.DeadLetter](d)
+	l, err := answer[admin.DeadLetter](d.desk)
 	l.Replayed = nil
 	return l, err
 }
 
-func (d *desk) DeadRequeue(_ context.Context, f admin.DeadFilter, o admin.DeadOptions, _ func(int64)) (admin.DeadOutcome, error) {
+func (d deskLetters) Requeue(_ context.Context, f admin.DeadFilter, o admin.DeadOptions, _ func(int64)) (admin.DeadOutcome, error) {
 	d.filter = f
-	out, err := answer[admin.DeadOutcome](d)
+	out, err := answer[admin.DeadOutcome](d.desk)
 	out.Matched, out.Refused = d.count, 1
 	if !o.DryRun {
 		d.did = append(d.did, "requeue")
@@ -176,7 +195,7 @@ func (d *desk) DeadRequeue(_ context.Context, f admin.DeadFilter, o admin.DeadOp
 	return out, err
 }
 
-func (d *desk) DeadDiscard(_ context.Context, f admin.DeadFilter, dry bool, _ func(int64)) (admin.DeadDiscarded, error) {
+func (d deskLetters) Discard(_ context.Context, f admin.DeadFilter, dry bool, _ func(int64)) (admin.DeadDiscarded, error) {
 	d.filter = f
 	if !dry {
 		d.did = append(d.did, "discard")
@@ -184,12 +203,12 @@ func (d *desk) DeadDiscard(_ context.Context, f admin.DeadFilter, dry bool, _ fu
 	return admin.DeadDiscarded{Matched: d.count, Discarded: d.count}, d.err
 }
 
-func (d *desk) DeadEdit(_ context.Context, _ admin.DeadRef, e admin.DeadEdit, o admin.DeadOptions) (admin.DeadEdited, error) {
+func (d deskLetters) Edit(_ context.Context, _ admin.DeadRef, e admin.DeadEdit, o admin.DeadOptions) (admin.DeadEdited, error) {
 	d.edit = e
 	if !o.DryRun {
 		d.did = append(d.did, "edit")
 	}
-	return answer[admin.DeadEdited](d)
+	return answer[admin.DeadEdited](d.desk)
 }
 
 func (d *desk) Slots(context.Context) ([]admin.Watcher, error) { return d.slots, d.err }
@@ -215,9 +234,9 @@ var (
 
 // site is the page over a desk.
 func site(d *desk) http.Handler {
-	return New(Options{Watcher: "orders", Node: "n1", Version: "v1", Desk: func(a admin.Actor, w, slot string) UseCases {
+	return New(Options{Watcher: "orders", Node: "n1", Version: "v1", UseCases: func(a admin.Actor, w, slot string) UseCases {
 		d.actor, d.watcher, d.slot = a, w, slot
-		return d
+		return d.useCases()
 	}})
 }
 
@@ -499,7 +518,11 @@ func TestErrorStates(t *testing.T) {
 // The empty states say that there is nothing, not nothing.
 func TestEmptyStates(t *testing.T) {
 	t.Parallel()
-	empty := New(Options{Watcher: "orders", Desk: func(admin.Actor, string, string) UseCases { return nothing{} }})
+	empty := New(Options{Watcher: "orders", UseCases: func(admin.Actor, string, string) UseCases {
+		return UseCases{
+			Operator: nothing{}, Letters: noLetters{}, Waiting: noneWaits{}, Schedule: emptySchedule{}, Inboxes: noInboxes{}, Sagas: noSagas{},
+		}
+	}})
 	for at, want := range map[string]string{
 		"/": "No watcher has run", "/pending": "Nothing waits", "/dead": "No dead letter waits", "/dead?type=x": "No dead letter matches", "/lookup": "An id finds one event",
 		"/lookup?q=x": "Nothing is known of it", "/nodes": "No node gives a sign of life", "/log": "Nothing has happened", "/scheduled": "No scheduled event", "/sagas": "has sagas", "/inbox": "has an inbox", "/control": "has never run",
@@ -511,18 +534,25 @@ func TestEmptyStates(t *testing.T) {
 }
 
 // nothing has no data at all.
-type nothing struct{ UseCases }
+type (
+	nothing       struct{ operatorUseCases }
+	noLetters     struct{ letterUseCases }
+	noneWaits     struct{ waitingUseCases }
+	emptySchedule struct{ scheduleUseCases }
+	noInboxes     struct{ inboxUseCases }
+	noSagas       struct{ sagaUseCases }
+)
 
 func (nothing) Overview(context.Context) (o admin.Overview, err error)                      { return }
-func (nothing) Pending(context.Context) (p []admin.PendingTopic, err error)                 { return }
+func (noneWaits) Topics(context.Context) (p []admin.PendingTopic, err error)                { return }
 func (nothing) Lookup(context.Context, admin.LookupQuery) (f admin.LookupResult, err error) { return }
-func (nothing) SagaTypes(context.Context) (s []admin.SagaType, err error)                   { return }
-func (nothing) Inboxes(context.Context) (s []admin.InboxCounts, err error)                  { return }
-func (nothing) WaitingPage(context.Context, admin.WaitingFilter, int, string) (p admin.WaitingPage, err error) {
+func (noSagas) Types(context.Context) (s []admin.SagaType, err error)                       { return }
+func (noInboxes) List(context.Context) (s []admin.InboxCounts, err error)                   { return }
+func (noneWaits) Page(context.Context, admin.WaitingFilter, int, string) (p admin.WaitingPage, err error) {
 	return
 }
 
-func (nothing) DeadList(context.Context, admin.DeadFilter, int, string) (p admin.DeadPage, err error) {
+func (noLetters) List(context.Context, admin.DeadFilter, int, string) (p admin.DeadPage, err error) {
 	return
 }
 
@@ -530,7 +560,7 @@ func (nothing) Events(context.Context, admin.EventFilter, int, string) (p admin.
 	return
 }
 
-func (nothing) ScheduledList(context.Context, admin.ScheduledFilter, int, string) (p admin.ScheduledPage, err error) {
+func (emptySchedule) List(context.Context, admin.ScheduledFilter, int, string) (p admin.ScheduledPage, err error) {
 	return
 }
 

@@ -1,14 +1,49 @@
 package record
 
-// The headers that describe a record, apart from the type of its event. The relay reads no others.
+// ReservedPrefix begins the names of the headers that only the relay and the consumer library set.
+const ReservedPrefix = "outrelay-"
+
+// The headers by which the relay and consumers recognize a delivery. They are part of every preset.
 const (
-	HeaderID          = "id"                   // of the envelope
-	HeaderIDType      = "outrelay-id-type"     // "string" for an id that is a string and looks like another type
-	HeaderNamespace   = "outrelay-ns"          // a digest of the envelope's collection, if there may be several
-	HeaderDelivery    = "outrelay-delivery"    // the number of a replay, from the second delivery on
-	HeaderRedelivered = "outrelay-redelivered" // "true": it may have been delivered before
-	HeaderOnly        = "outrelay-only"        // group/handler that a requeued letter is for
+	HeaderID          = "id"                           // of the envelope
+	HeaderIDType      = ReservedPrefix + "id-type"     // "string" for an id that is a string and looks like another type
+	HeaderNamespace   = ReservedPrefix + "ns"          // a digest of the envelope's collection, if there may be several
+	HeaderDelivery    = ReservedPrefix + "delivery"    // the number of a replay, from the second delivery on
+	HeaderRedelivered = ReservedPrefix + "redelivered" // "true": it may have been delivered before
+	HeaderOnly        = ReservedPrefix + "only"        // group/handler that a requeued letter is for
 )
+
+// The headers of messages that a consumer moved to a retry topic.
+const (
+	HeaderAttempt      = ReservedPrefix + "attempt"       // how often the message was tried before
+	HeaderRetryDue     = ReservedPrefix + "retry-due"     // Unix milliseconds
+	HeaderRetryOrigin  = ReservedPrefix + "retry-origin"  // topic/partition/offset of its first record
+	HeaderRetryHistory = ReservedPrefix + "retry-history" // the failures so far, as a JSON array
+)
+
+// The headers that the relay makes of an envelope's fields. The preset selects which of them a record has.
+const (
+	HeaderType          = "type"
+	HeaderAggregateType = "aggregatetype"
+	HeaderAggregateID   = "aggregateid"
+	HeaderContentType   = "contenttype"
+	HeaderSchemaVersion = "schemaversion"
+	HeaderSource        = "source"
+	HeaderSubject       = "subject"
+	HeaderTime          = "time"
+
+	HeaderCESpecVersion   = "ce_specversion"
+	HeaderCEID            = "ce_id"
+	HeaderCESource        = "ce_source"
+	HeaderCEType          = "ce_type"
+	HeaderCESubject       = "ce_subject"
+	HeaderCETime          = "ce_time"
+	HeaderCESchemaVersion = "ce_schemaversion"
+	HeaderHTTPContentType = "content-type" // of CloudEvents
+)
+
+// TypeCloudEvents begins the content type of a CloudEvent in the structured mode.
+const TypeCloudEvents = "application/cloudevents+json"
 
 // Header returns the value of the first header with the given name; nil if there is none.
 func (r *Record) Header(name string) []byte {

@@ -1,6 +1,7 @@
 package routing
 
 import (
+	"bytes"
 	"encoding/base64"
 	"encoding/json"
 	"unicode/utf8"
@@ -11,13 +12,39 @@ import (
 	"github.com/outrelay/outrelay/pkg/event"
 )
 
-// addCloudEventsHeaders adds the headers of the binary mode. The value stays the payload. A tombstone has
-// this form also in the structured mode, because only a null value deletes a key from a compacted topic.
-func (f *Filler) addCloudEventsHeaders(v *event.View, m *Meta) {
+var (
+	hCESpecVersion   = []byte(record.HeaderCESpecVersion)
+	hCEID            = []byte(record.HeaderCEID)
+	hCESource        = []byte(record.HeaderCESource)
+	hCEType          = []byte(record.HeaderCEType)
+	hCESubject       = []byte(record.HeaderCESubject)
+	hCETime          = []byte(record.HeaderCETime)
+	hCESchemaVersion = []byte(record.HeaderCESchemaVersion)
+	hHTTPContentType = []byte(record.HeaderHTTPContentType)
+
+	specVersion    = []byte("1.0")
+	jsonType       = []byte("application/json")
+	structuredType = []byte(record.TypeCloudEvents + "; charset=UTF-8")
+)
+
+// cloudEvents is the binary mode, with ce_ headers, or the structured mode.
+type cloudEvents struct {
+	structured bool
+	source     []byte // of envelopes without a source; nil is the path of the collection
+}
+
+func (c *cloudEvents) addTo(f *Filler, v *event.View, m *Meta, rec *record.Record) {
+	// A tombstone has the form of the binary mode also in the structured mode, because only a null
+	// value deletes a key from a compacted topic.
+	if c.structured && rec.Value != nil {
+		c.setStructuredValue(f, v, m, rec)
+		return
+	}
+
 	id := f.headers[0].Value
-	f.addHeader(hCESpec, specVersion)
+	f.addHeader(hCESpecVersion, specVersion)
 	f.addHeader(hCEID, id)
-	f.addHeader(hCESource, f.cloudEventsSource(v, m))
+	f.addHeader(hCESource, c.sourceOf(f, v, m))
 	f.addHeader(hCEType, v.Type)
 	f.addOptionalHeader(hCESubject, v.Subject)
 	f.addHeader(hCETime, f.cloudEventsTime(v, m))
@@ -25,14 +52,14 @@ func (f *Filler) addCloudEventsHeaders(v *event.View, m *Meta) {
 	f.addOptionalHeader(hHTTPContentType, dataContentType(v))
 }
 
-// cloudEventsSource returns the source of the envelope, the configured one, or else the path of the
+// sourceOf returns the source of the envelope, the configured one, or else the path of the
 // collection. Source and id together must identify one event.
-func (f *Filler) cloudEventsSource(v *event.View, m *Meta) []byte {
+func (c *cloudEvents) sourceOf(f *Filler, v *event.View, m *Meta) []byte {
 	if len(v.Source) > 0 {
 		return v.Source
 	}
-	if len(f.preset.source) > 0 {
-		return f.preset.source
+	if len(c.source) > 0 {
+		return c.source
 	}
 
 	start := len(f.buf)
@@ -64,11 +91,11 @@ func dataContentType(v *event.View) []byte {
 }
 
 // setStructuredValue replaces the value, which is the payload, with the whole event as one JSON document.
-func (f *Filler) setStructuredValue(v *event.View, m *Meta, rec *record.Record) {
+func (c *cloudEvents) setStructuredValue(f *Filler, v *event.View, m *Meta, rec *record.Record) {
 	f.addHeader(hHTTPContentType, structuredType)
 
 	// Source and time may append to f.buf, so they must be complete before the document starts there.
-	id, source, at := f.headers[0].Value, f.cloudEventsSource(v, m), f.cloudEventsTime(v, m)
+	id, source, at := f.headers[0].Value, c.sourceOf(f, v, m), f.cloudEventsTime(v, m)
 	start := len(f.buf)
 	b := append(f.buf, `{"specversion":"1.0"`...)
 	for _, a := range []struct {
@@ -121,4 +148,11 @@ func appendJSONString(dst, text []byte) []byte {
 	// Marshal never fails for a string.
 	quoted, _ := json.Marshal(string(text))
 	return append(dst, quoted...)
+}
+
+// isJSON reports whether contentType is application/json or ends with +json, apart from parameters.
+func isJSON(contentType []byte) bool {
+	kind, _, _ := bytes.Cut(contentType, []byte(";"))
+	kind = bytes.TrimSpace(kind)
+	return bytes.EqualFold(kind, jsonType) || len(kind) > 5 && bytes.EqualFold(kind[len(kind)-5:], []byte("+json"))
 }

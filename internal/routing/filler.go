@@ -21,7 +21,7 @@ type Meta struct {
 	Only            []byte         // group/handler for which a dead letter was requeued; nil means all (N18)
 }
 
-// Names of headers, and constant values.
+// Names of the headers that all presets add.
 var (
 	hID          = []byte(record.HeaderID)
 	hIDType      = []byte(record.HeaderIDType)
@@ -29,31 +29,13 @@ var (
 	hDelivery    = []byte(record.HeaderDelivery)
 	hRedelivered = []byte(record.HeaderRedelivered)
 	hOnly        = []byte(record.HeaderOnly)
+)
 
-	hType          = []byte("type")
-	hAggregateType = []byte("aggregatetype")
-	hAggregateID   = []byte("aggregateid")
-	hContentType   = []byte("contenttype")
-	hSchemaVersion = []byte("schemaversion")
-	hSource        = []byte("source")
-	hSubject       = []byte("subject")
-	hTime          = []byte("time")
-
-	hCESpec          = []byte("ce_specversion")
-	hCEID            = []byte("ce_id")
-	hCESource        = []byte("ce_source")
-	hCEType          = []byte("ce_type")
-	hCESubject       = []byte("ce_subject")
-	hCETime          = []byte("ce_time")
-	hCESchemaVersion = []byte("ce_schemaversion")
-	hHTTPContentType = []byte("content-type")
-
-	valueString    = []byte("string")
-	valueTrue      = []byte("true")
-	specVersion    = []byte("1.0")
-	jsonType       = []byte("application/json")
-	structuredType = []byte("application/cloudevents+json; charset=UTF-8")
-	noBytes        = []byte{}
+// Constant values.
+var (
+	valueString = []byte("string")
+	valueTrue   = []byte("true")
+	noBytes     = []byte{}
 )
 
 // Filler fills records for one goroutine. Its buffers hold all bytes of a record that are not in the
@@ -90,19 +72,7 @@ func (f *Filler) Fill(v *event.View, m *Meta, target Target, rec *record.Record)
 	}
 
 	f.addIdentityHeaders(v, m)
-	switch f.preset.name {
-	case Typed:
-		f.addHeader(hType, v.Type)
-	case Plain:
-		f.addPlainHeaders(v)
-	case CloudEvents:
-		if f.preset.structured && rec.Value != nil {
-			f.setStructuredValue(v, m, rec)
-		} else {
-			f.addCloudEventsHeaders(v, m)
-		}
-	}
-
+	f.preset.format.addTo(f, v, m, rec)
 	f.addConfiguredHeaders(v)
 	for it := v.Headers.Iter(); it.Next(); {
 		f.addHeader(it.Key, it.Value)
@@ -193,19 +163,6 @@ func (f *Filler) namespaceHash(m *Meta) []byte {
 func NamespaceHash(ns string) [8]byte {
 	sum := sha256.Sum256([]byte(ns))
 	return [8]byte(sum[:8])
-}
-
-func (f *Filler) addPlainHeaders(v *event.View) {
-	f.addHeader(hType, v.Type)
-	f.addHeader(hAggregateType, v.AggregateType)
-	f.addHeader(hAggregateID, v.AggregateID)
-	f.addOptionalHeader(hContentType, v.ContentType)
-	f.addOptionalHeader(hSchemaVersion, v.SchemaVersion)
-	f.addOptionalHeader(hSource, v.Source)
-	f.addOptionalHeader(hSubject, v.Subject)
-	if v.HasTime {
-		f.addHeader(hTime, f.formatTime(v.Time))
-	}
 }
 
 // addConfiguredHeaders adds the headers of the configuration. It leaves out empty ones.

@@ -1,20 +1,40 @@
 package routing
 
 import (
-	"bytes"
-	"fmt"
+	"cmp"
 	"maps"
 	"slices"
 	"strings"
+
+	"github.com/outrelay/outrelay/internal/record"
+	"github.com/outrelay/outrelay/pkg/event"
 )
 
 // The presets.
 const (
-	Typed       = "typed"       // as Debezium, with a header for the type of the envelope; the default
-	Debezium    = "debezium"    // as Debezium's MongoEventRouter with its defaults: only the header id
-	CloudEvents = "cloudevents" // binary mode with ce_ headers, or structured
-	Plain       = "plain"       // every field of the envelope as a header
+	Typed       = "typed" // the default
+	Debezium    = "debezium"
+	CloudEvents = "cloudevents"
+	Plain       = "plain"
 )
+
+// format is the part of a record in which the presets differ.
+type format interface {
+	// addTo adds the headers of the preset to f. It may replace the value of rec, which is the payload.
+	// The headers of the delivery's identity are there already.
+	addTo(f *Filler, v *event.View, m *Meta, rec *record.Record)
+}
+
+// formats create the format of each preset.
+var formats = map[string]func(PresetConfig) format{
+	Typed:       func(PresetConfig) format { return typed{} },
+	Debezium:    func(PresetConfig) format { return debezium{} },
+	CloudEvents: func(c PresetConfig) format { return &cloudEvents{c.Structured, []byte(c.Source)} },
+	Plain:       func(PresetConfig) format { return plain{} },
+}
+
+// PresetNames returns the names of the presets. The default is the first.
+func PresetNames() []string { return []string{Typed, Debezium, CloudEvents, Plain} }
 
 // PresetConfig configures the shape of records.
 type PresetConfig struct {
@@ -26,10 +46,9 @@ type PresetConfig struct {
 
 // Preset is a validated PresetConfig. It is immutable.
 type Preset struct {
-	name       string
-	structured bool
-	source     []byte
-	headers    []extraHeader
+	name    string // for logs
+	format  format
+	headers []extraHeader
 }
 
 type extraHeader struct {
@@ -45,23 +64,25 @@ var placeholders = []string{
 
 // NewPreset validates c. Its error is an [*InvalidError] that lists every problem.
 func NewPreset(c PresetConfig) (*Preset, error) {
-	p := &Preset{name: c.Name, structured: c.Structured, source: []byte(c.Source)}
+	c.Name = cmp.Or(c.Name, Typed)
+	p := &Preset{name: c.Name}
 	bad := &InvalidError{}
 
-	switch c.Name {
-	case "":
-		p.name = Typed
-	case Typed, Debezium, CloudEvents, Plain:
-	default:
-		bad.addProblem("preset", c.Name, "expected one of typed, debezium, cloudevents, plain")
+	if newFormat, ok := formats[c.Name]; ok {
+		p.format = newFormat(c)
+	} else {
+		bad.addProblem("preset", c.Name, "expected one of "+strings.Join(PresetNames(), ", "))
 	}
-	if c.Structured && p.name != CloudEvents {
-		bad.addProblem("structured", "true", "only the cloudevents preset has a structured mode")
+	if c.Structured {
+		p.name += ", structured"
+		if c.Name != CloudEvents {
+			bad.addProblem("structured", "true", "only the cloudevents preset has a structured mode")
+		}
 	}
 
 	for _, name := range slices.Sorted(maps.Keys(c.Headers)) {
 		field, text := "headers."+name, c.Headers[name]
-		if name == "" || name == "id" || strings.HasPrefix(name, "outrelay-") {
+		if name == "" || name == record.HeaderID || strings.HasPrefix(name, record.ReservedPrefix) {
 			bad.addProblem(field, name, "the names id and outrelay-* belong to outrelay")
 			continue
 		}
@@ -86,16 +107,4 @@ func NewPreset(c PresetConfig) (*Preset, error) {
 }
 
 // String returns the name of the preset.
-func (p *Preset) String() string {
-	if p.structured {
-		return fmt.Sprintf("%s, structured", p.name)
-	}
-	return p.name
-}
-
-// isJSON reports whether contentType is application/json or ends with +json, apart from parameters.
-func isJSON(contentType []byte) bool {
-	kind, _, _ := bytes.Cut(contentType, []byte(";"))
-	kind = bytes.TrimSpace(kind)
-	return bytes.EqualFold(kind, jsonType) || len(kind) > 5 && bytes.EqualFold(kind[len(kind)-5:], []byte("+json"))
-}
+func (p *Preset) String() string { return p.name }

@@ -50,7 +50,7 @@ func TestN09_EndOffsetIsSavedBeforeTheFirstRecord(t *testing.T) {
 		r.send(t, newRecord(topic, "k", fmt.Sprintf("k/%d", i)))
 	}
 	r.Flush()
-	waitUntil(t, "the topic waits for the write", func() bool {
+	stacktest.Eventually(t, "the topic waits for the write", func() bool {
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		return c.saves >= 3 // of the sender, and two failed ones of the offsets
@@ -120,7 +120,7 @@ func TestN09_NothingIsSentBeforeAllEndsAreKnown(t *testing.T) {
 		r.send(t, newRecord("a", fmt.Sprint("k", i), fmt.Sprintf("k%d/0", i)))
 	}
 	r.acks.waitUntil(testTimeout, "the other topic flows", func() bool { return len(r.acks.acked) == 1 })
-	waitUntil(t, "State reports the missing leader", func() bool {
+	stacktest.Eventually(t, "State reports the missing leader", func() bool {
 		state := r.State()
 		return len(state) == 1 && state[0].Topic == "a" && state[0].Kind == kindNoLeader && state[0].Records == 6
 	})
@@ -148,7 +148,7 @@ func TestN09_GrownTopicIsDrainedThenAdopted(t *testing.T) {
 	r.acks.waitResolved(20)
 
 	addPartitions(t, topic, 3)
-	waitUntil(t, "the new partitions are adopted", func() bool {
+	stacktest.Eventually(t, "the new partitions are adopted", func() bool {
 		wake(r.renewWake)
 		r.mu.Lock()
 		defer r.mu.Unlock()
@@ -216,7 +216,7 @@ func TestMissingTopicHoldsItselfAlone(t *testing.T) {
 		r.Flush()
 	}
 	r.acks.waitUntil(testTimeout, "the other topic flows", func() bool { return len(r.acks.acked) == 30 })
-	waitUntil(t, "State reports the fix", func() bool {
+	stacktest.Eventually(t, "State reports the fix", func() bool {
 		return slices.ContainsFunc(r.State(), func(b Blocked) bool {
 			return b.Topic == missing && b.Partition == -1 && b.Kind == kindMissing && b.Records == 30 &&
 				strings.Contains(b.Reason, "topics.create")
@@ -269,7 +269,7 @@ func TestTopicThatCannotBeCreatedSaysWhy(t *testing.T) {
 	topic := stacktest.Name(t)
 	r := openSink(t, sinkOptions{cfg: testConfig{Create: &kafkawire.TopicCreate{Partitions: 1, Replication: 5}}})
 	r.send(t, newRecord(topic, "k", "1"))
-	waitUntil(t, "State reports the reason", func() bool {
+	stacktest.Eventually(t, "State reports the reason", func() bool {
 		return slices.ContainsFunc(r.State(), func(b Blocked) bool {
 			return b.Topic == topic && strings.Contains(b.Reason, "topics.create.replication")
 		})
@@ -277,7 +277,7 @@ func TestTopicThatCannotBeCreatedSaysWhy(t *testing.T) {
 
 	bad := topic + "/no"
 	r.send(t, newRecord(bad, "k", "1"))
-	waitUntil(t, "State reports the impossible name", func() bool {
+	stacktest.Eventually(t, "State reports the impossible name", func() bool {
 		return slices.ContainsFunc(r.State(), func(b Blocked) bool {
 			return b.Topic == bad && strings.Contains(b.Reason, "does not allow the topic name")
 		})
@@ -302,7 +302,7 @@ func TestTopicDeletedMidRunIsHeldAndComesBack(t *testing.T) {
 		t.Fatal(err, res)
 	}
 	// Before that the broker may accept records, and lose them.
-	waitUntil(t, "the sink has seen the deletion", func() bool {
+	stacktest.Eventually(t, "the sink has seen the deletion", func() bool {
 		wake(r.renewWake)
 		r.mu.Lock()
 		defer r.mu.Unlock()
@@ -313,7 +313,7 @@ func TestTopicDeletedMidRunIsHeldAndComesBack(t *testing.T) {
 		r.send(t, newRecord(topic, "k", fmt.Sprintf("k/%d", i)))
 		r.Flush()
 	}
-	waitUntil(t, "State reports the deletion", func() bool {
+	stacktest.Eventually(t, "State reports the deletion", func() bool {
 		return slices.ContainsFunc(r.State(), func(b Blocked) bool { return b.Topic == topic && b.Kind == kindMissing })
 	})
 
@@ -477,7 +477,7 @@ func TestN07_FoundAlsoWhenTheGrowthWasAdoptedBeforeTheCrash(t *testing.T) {
 	first.acks.waitResolved(30)
 
 	addPartitions(t, topic, 4)
-	waitUntil(t, "the new partitions are adopted", func() bool {
+	stacktest.Eventually(t, "the new partitions are adopted", func() bool {
 		wake(first.renewWake)
 		first.mu.Lock()
 		defer first.mu.Unlock()
@@ -515,7 +515,7 @@ func TestN07_TheOldPartitionOfAKeyIsReadBeforeItsRecordsGoElsewhere(t *testing.T
 	d.r = openSink(t, sinkOptions{txid: txid, claims: c, noRun: true, holder: d})
 	p, hits := d.r.quarantineOnly(topic)
 	d.r.run(t)
-	waitUntil(t, "the new partitions are adopted", func() bool {
+	stacktest.Eventually(t, "the new partitions are adopted", func() bool {
 		wake(d.r.renewWake)
 		d.r.mu.Lock()
 		defer d.r.mu.Unlock()

@@ -176,7 +176,7 @@ func TestForbiddenTopicHoldsItselfAlone(t *testing.T) {
 		r.Flush()
 	}
 	r.acks.waitUntil(testTimeout, "the other topic flows", func() bool { return len(r.acks.acked) == 20 })
-	waitUntil(t, "State reports the reason", func() bool {
+	stacktest.Eventually(t, "State reports the reason", func() bool {
 		for _, b := range r.State() {
 			if b.Topic == "a" && b.Kind == kindForbidden && strings.Contains(b.Reason, "WRITE") && b.Records == 20 {
 				return true
@@ -188,7 +188,7 @@ func TestForbiddenTopicHoldsItselfAlone(t *testing.T) {
 	on.Store(false)
 	r.acks.waitResolved(40)
 
-	waitUntil(t, "nothing is blocked", func() bool { return len(r.State()) == 0 })
+	stacktest.Eventually(t, "nothing is blocked", func() bool { return len(r.State()) == 0 })
 	requireInOrder(t, readTopic(t, brokers, "a"), 1, 20)
 }
 
@@ -334,7 +334,7 @@ func TestTooLargeForTheTopicIsRefusedByTheLimitOfThatMoment(t *testing.T) {
 	r := openSink(t, sinkOptions{})
 	waitForLimit := func(want int) {
 		t.Helper()
-		waitUntil(t, fmt.Sprintf("a limit of %d is known", want), func() bool {
+		stacktest.Eventually(t, fmt.Sprintf("a limit of %d is known", want), func() bool {
 			r.mu.Lock()
 			defer r.mu.Unlock()
 			return r.topics[topic].maxBytes == want && r.topics[topic].batchLimit == want
@@ -401,7 +401,7 @@ func TestTooLargeForTheTopicIsRefusedByTheLimitOfThatMoment(t *testing.T) {
 	}
 
 	// Kafka needs a moment to apply the new limit.
-	waitUntil(t, "a record is accepted by the new limit", func() bool {
+	stacktest.Eventually(t, "a record is accepted by the new limit", func() bool {
 		r.send(t, large)
 		r.Flush()
 		r.acks.waitResolved(int(r.next))
@@ -428,7 +428,7 @@ func TestLostAnswerMayHaveArrived(t *testing.T) {
 
 	r := openSink(t, fakeOptions(brokers...))
 	r.send(t, newRecord("a", "k", "k/0"))
-	waitUntil(t, "the batch may be appended", func() bool {
+	stacktest.Eventually(t, "the batch may be appended", func() bool {
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		top := r.topics["a"]
@@ -512,7 +512,7 @@ func TestN02_NothingIsProducedWhileTheGateIsClosed(t *testing.T) {
 	before, sent := checks.Load(), produced.Load()
 	r.send(t, newRecord("a", "k", "k/1"))
 	r.Flush()
-	waitUntil(t, "the lane checks the gate", func() bool { return checks.Load() > before+5 })
+	stacktest.Eventually(t, "the lane checks the gate", func() bool { return checks.Load() > before+5 })
 	if n := produced.Load() - sent; n != 0 {
 		t.Fatalf("%d requests were sent while the lease was not valid, want none", n)
 	}

@@ -228,7 +228,7 @@ func TestN04_SelfMoveGoesOnWithTheNextGeneration(t *testing.T) {
 		})
 	}
 	each(5, 10)
-	waitUntil(t, "both are stuck", func() bool {
+	stacktest.Eventually(t, "both are stuck", func() bool {
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		q := r.topics["a"].partitions[1].queue

@@ -7,6 +7,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kfake"
 	"github.com/twmb/franz-go/pkg/kmsg"
 
+	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/record"
 )
 
@@ -56,7 +57,7 @@ func TestN08_IdleOffsetGivesWayToASend(t *testing.T) {
 				return moved
 			}
 
-			waitUntil(t, "the partition is idle", idle)
+			stacktest.Eventually(t, "the partition is idle", idle)
 			var once atomic.Bool
 			after := make(chan func(), 1)
 			kc.ControlKey(int16(kmsg.ListOffsets), func(kmsg.Request) (kmsg.Response, error, bool) {

@@ -516,7 +516,7 @@ func addPartitions(t *testing.T, topic string, n int) {
 	}
 
 	c := newClient(t, testConfig{})
-	waitUntil(t, "the new partitions have leaders", func() bool {
+	stacktest.Eventually(t, "the new partitions have leaders", func() bool {
 		l, err := c.Metadata(t.Context(), []string{topic})
 		if err != nil {
 			return false
@@ -524,19 +524,4 @@ func addPartitions(t *testing.T, topic string, n int) {
 		parts := l.Topics[topic].Partitions
 		return len(parts) == n && !slices.ContainsFunc(parts, func(p kafkawire.PartitionLayout) bool { return p.Leader < 0 })
 	})
-}
-
-// waitUntil polls ok until it returns true, for conditions that have no signal.
-func waitUntil(tb testing.TB, condition string, ok func() bool) {
-	tb.Helper()
-	tick := time.NewTicker(5 * time.Millisecond)
-	defer tick.Stop()
-	deadline := time.After(testTimeout)
-	for !ok() {
-		select {
-		case <-tick.C:
-		case <-deadline:
-			tb.Fatalf("%s: not within %s", condition, testTimeout)
-		}
-	}
 }

@@ -10,6 +10,8 @@ import (
 
 	"github.com/twmb/franz-go/pkg/kfake"
 	"github.com/twmb/franz-go/pkg/kmsg"
+
+	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 )
 
 // openManyPartitions opens a sink that does not run, with partitions that have no leaders.
@@ -114,7 +116,7 @@ func TestLimitsThatCouldNotBeReadAreReadLater(t *testing.T) {
 	r.acks.waitResolved(1) // the topic is adopted
 
 	away.Store(false)
-	waitUntil(t, "the limit is read", func() bool {
+	stacktest.Eventually(t, "the limit is read", func() bool {
 		wake(r.renewWake)
 		r.mu.Lock()
 		defer r.mu.Unlock()

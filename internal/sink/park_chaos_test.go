@@ -13,6 +13,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kfake"
 	"github.com/twmb/franz-go/pkg/kmsg"
 
+	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/record"
 )
 
@@ -108,7 +109,7 @@ func TestN11_ParkingChaos(t *testing.T) {
 	close(stop)
 	wg.Wait()
 	forbidden.Store(false)
-	waitUntil(t, "all records are acked", func() bool {
+	stacktest.Eventually(t, "all records are acked", func() bool {
 		openNextIfEnded()
 		if d.heldCount() > 0 {
 			d.tryRelease()

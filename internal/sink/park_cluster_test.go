@@ -48,7 +48,7 @@ func createTopicOn(t *testing.T, s *devstack.Stack, broker int) string {
 	// A broker without the topic in its metadata would cause it to be parked.
 	for _, addr := range s.Brokers() {
 		c := newClient(t, testConfig{Brokers: []string{addr}})
-		waitUntil(t, addr+" has the topic in its metadata", func() bool {
+		stacktest.Eventually(t, addr+" has the topic in its metadata", func() bool {
 			l, err := c.Metadata(ctx, []string{name})
 			if err != nil {
 				return false
@@ -135,7 +135,7 @@ func TestN11_ALeaderlessPartitionIsParked(t *testing.T) {
 		t.Fatalf("the sink ended with %v, want ErrReopen", err)
 	}
 	d.openNext()
-	waitUntil(t, "all of it is released", func() bool {
+	stacktest.Eventually(t, "all of it is released", func() bool {
 		if d.heldCount() > 0 { // the partition may have been in quarantine for a moment
 			d.tryRelease()
 		}

@@ -40,7 +40,7 @@ func TestN11_MissingTopicIsParkedAndFollowsInOrder(t *testing.T) {
 	}
 
 	both(0, 30)
-	waitUntil(t, "the topic is found missing", func() bool {
+	stacktest.Eventually(t, "the topic is found missing", func() bool {
 		return slices.ContainsFunc(d.r.State(), func(b Blocked) bool { return b.Topic == missing && b.Kind == kindMissing })
 	})
 
@@ -271,7 +271,7 @@ func TestN11_OneRecordAsksForARefusedPartition(t *testing.T) {
 		defer d.mu.Unlock()
 		return len(d.calls) > 2
 	}
-	waitUntil(t, "two probes were refused", probedTwice)
+	stacktest.Eventually(t, "two probes were refused", probedTwice)
 	for i, list := range d.calls[1:] {
 		if len(list) != 1 {
 			t.Errorf("call %d gave %d records back, want only the probe", i, len(list))
@@ -282,7 +282,7 @@ func TestN11_OneRecordAsksForARefusedPartition(t *testing.T) {
 	}
 
 	k.on.Store(false)
-	waitUntil(t, "the partition is ready", func() bool {
+	stacktest.Eventually(t, "the partition is ready", func() bool {
 		d.tryRelease()
 		d.mu.Lock()
 		defer d.mu.Unlock()
@@ -327,7 +327,7 @@ func TestN11_AMovedLeaderMayHaveTheBatch(t *testing.T) {
 
 	k.on.Store(false)
 	leaderless.Store(false)
-	waitUntil(t, "the leader is back", func() bool {
+	stacktest.Eventually(t, "the leader is back", func() bool {
 		wake(d.r.renewWake)
 		d.mu.Lock()
 		ready := len(d.ready) > 0
@@ -417,9 +417,9 @@ func TestN11_WhatIsPutOffIsParkedBeforeTheOthersStop(t *testing.T) {
 	d.mu.Lock()
 	low = 0
 	d.mu.Unlock()
-	waitUntil(t, "all three are parked", func() bool { return parkLater() == 30 }) // one may be in flight
+	stacktest.Eventually(t, "all three are parked", func() bool { return parkLater() == 30 }) // one may be in flight
 	on.Store(false)
-	waitUntil(t, "all of it is released", func() bool { d.tryRelease(); return d.heldCount() == 0 })
+	stacktest.Eventually(t, "all of it is released", func() bool { d.tryRelease(); return d.heldCount() == 0 })
 	d.waitResolved(35)
 	requireInOrder(t, readTopic(t, brokers, "a"), 6, 5)
 }
@@ -432,7 +432,7 @@ func TestN11_LoadParksAtOnce(t *testing.T) {
 	d := openWithHolder(t, u)
 	missing := stacktest.Name(t)
 	d.sequence(missing, 0, 1)
-	waitUntil(t, "the topic is found missing", func() bool {
+	stacktest.Eventually(t, "the topic is found missing", func() bool {
 		return slices.ContainsFunc(d.r.State(), func(b Blocked) bool { return b.Kind == kindMissing && !b.Parked })
 	})
 
@@ -471,7 +471,7 @@ func TestN11_UnreachableBrokersParkNothing(t *testing.T) {
 
 	p := d.r.topics["a"].partitions[0]
 	var tries int
-	waitUntil(t, "it is tried for longer than ParkAfter", func() bool {
+	stacktest.Eventually(t, "it is tried for longer than ParkAfter", func() bool {
 		d.r.mu.Lock()
 		defer d.r.mu.Unlock()
 		tries = max(tries, p.tries)
@@ -530,7 +530,7 @@ func quarantineIsParked(t *testing.T, before, during int) {
 	if before == during {
 		d.r.EndReplay()
 	}
-	waitUntil(t, "all records are given back", func() bool {
+	stacktest.Eventually(t, "all records are given back", func() bool {
 		d.r.parkUnwritable(time.Now())
 		return d.heldCount() == before
 	})
@@ -543,7 +543,7 @@ func quarantineIsParked(t *testing.T, before, during int) {
 	}
 
 	d.r.run(t)
-	waitUntil(t, "the partition has a leader", func() bool {
+	stacktest.Eventually(t, "the partition has a leader", func() bool {
 		wake(d.r.renewWake)
 		d.r.mu.Lock()
 		defer d.r.mu.Unlock()
@@ -619,7 +619,7 @@ func TestN11_ADeletedTopicIsParkedByPartition(t *testing.T) {
 	if _, err := cl.DeleteTopics(t.Context(), &kafka.DeleteTopicsRequest{Topics: []string{topic}}); err != nil {
 		t.Fatal(err)
 	}
-	waitUntil(t, "its deletion is seen", func() bool {
+	stacktest.Eventually(t, "its deletion is seen", func() bool {
 		wake(d.r.renewWake)
 		d.r.mu.Lock()
 		defer d.r.mu.Unlock()
@@ -675,7 +675,7 @@ func TestN11_AGrownTopicFlowsBesideALeaderlessPartition(t *testing.T) {
 	k.on.Store(true)
 	round(1)
 	head := func() *partition { return d.r.topics["a"].partitions[0] }
-	waitUntil(t, "the batch may be appended", func() bool {
+	stacktest.Eventually(t, "the batch may be appended", func() bool {
 		d.r.mu.Lock()
 		defer d.r.mu.Unlock()
 		return len(head().queue) > 0 && head().queue[0].maybeAppended
@@ -687,7 +687,7 @@ func TestN11_AGrownTopicFlowsBesideALeaderlessPartition(t *testing.T) {
 
 	old := d.heldCount()
 	partitions.Store(4)
-	waitUntil(t, "the new partitions are adopted", func() bool {
+	stacktest.Eventually(t, "the new partitions are adopted", func() bool {
 		wake(d.r.renewWake)
 		d.r.mu.Lock()
 		defer d.r.mu.Unlock()

@@ -14,6 +14,8 @@ import (
 	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kfake"
 	"github.com/twmb/franz-go/pkg/kmsg"
+
+	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 )
 
 // TestALeaderThatComesBackIsFoundSoonByWhatWaits: if records wait for a leader, the sink does not
@@ -216,7 +218,7 @@ func TestPartitionThatTimesOutDoesNotHoldBackItsBroker(t *testing.T) {
 	var waited time.Duration
 	for i := range 3 {
 		before := hangs.Load()
-		waitUntil(t, "the partition hangs once more", func() bool { return hangs.Load() > max(before, 1) })
+		stacktest.Eventually(t, "the partition hangs once more", func() bool { return hangs.Load() > max(before, 1) })
 		begin := time.Now()
 		r.send(t, newRecord("fine", "k", fmt.Sprintf("k/%d", 1+i)))
 		r.Flush()
@@ -272,7 +274,7 @@ func TestRefusedTopicAsksForItsOwnMetadataAlone(t *testing.T) {
 	begin := time.Now()
 	r.send(t, newRecord("short", "k", "k/1"))
 	r.Flush()
-	waitUntil(t, "the record is refused 20 times", func() bool { return refused.Load() > 20 })
+	stacktest.Eventually(t, "the record is refused 20 times", func() bool { return refused.Load() > 20 })
 	took := time.Since(begin)
 
 	if most := 1 + int32(took/metadataEvery); all.Load() > most {

@@ -75,7 +75,7 @@ func TestN15_ARefusedRecordPullsItsKey(t *testing.T) {
 			away := turned["k1"] + turned["k4"]
 			kept := (each - bad["k1"]) + (each - bad["k4"]) // of the stream
 			const sent = keys*each + 1 + 1
-			waitUntil(t, "both keys are given back, and all else is acked", func() bool {
+			stacktest.Eventually(t, "both keys are given back, and all else is acked", func() bool {
 				d.mu.Lock()
 				defer d.mu.Unlock()
 				d.r.acks.mu.Lock()

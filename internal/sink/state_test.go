@@ -10,6 +10,8 @@ import (
 	"github.com/outrelay/outrelay/internal/kafkawire"
 	"github.com/segmentio/kafka-go"
 	"github.com/twmb/franz-go/pkg/kfake"
+
+	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 )
 
 // TestStateListsOnlyWhatWaits: a missing topic that gets no records does not appear in State.
@@ -87,7 +89,7 @@ func TestN02_TheGateIsAskedRightBeforeTheWrite(t *testing.T) {
 	lapses.Store(true)
 	r.send(t, newRecord("a", "k", "k/1"))
 	r.Flush()
-	waitUntil(t, "the gate is checked again", func() bool {
+	stacktest.Eventually(t, "the gate is checked again", func() bool {
 		r.acks.mu.Lock()
 		defer r.acks.mu.Unlock()
 		if shut.Load() && len(r.acks.acked) > 1 {

@@ -188,6 +188,11 @@ func (e *Exporter) shutDown(ctx context.Context, shutdowns []func(context.Contex
 	wg.Wait()
 }
 
+// exportRetry is how an export is repeated, of spans and of metrics.
+var exportRetry = otlptracehttp.RetryConfig{
+	Enabled: true, InitialInterval: time.Second, MaxInterval: 5 * time.Second, MaxElapsedTime: exportTimeout,
+}
+
 func (e *Exporter) newTracerProvider(
 	ctx context.Context, client *http.Client, about *resource.Resource,
 ) (*sdktrace.TracerProvider, error) {
@@ -196,9 +201,7 @@ func (e *Exporter) newTracerProvider(
 		otlptracehttp.WithHTTPClient(client),
 		otlptracehttp.WithHeaders(e.headers),
 		otlptracehttp.WithCompression(otlptracehttp.GzipCompression),
-		otlptracehttp.WithRetry(otlptracehttp.RetryConfig{
-			Enabled: true, InitialInterval: time.Second, MaxInterval: 5 * time.Second, MaxElapsedTime: exportTimeout,
-		}))
+		otlptracehttp.WithRetry(exportRetry))
 	if err != nil {
 		return nil, fmt.Errorf("exporting traces: %w", err)
 	}
@@ -222,9 +225,7 @@ func (e *Exporter) newMeterProvider(
 		otlpmetrichttp.WithHTTPClient(client),
 		otlpmetrichttp.WithHeaders(e.headers),
 		otlpmetrichttp.WithCompression(otlpmetrichttp.GzipCompression),
-		otlpmetrichttp.WithRetry(otlpmetrichttp.RetryConfig{
-			Enabled: true, InitialInterval: time.Second, MaxInterval: 5 * time.Second, MaxElapsedTime: exportTimeout,
-		}))
+		otlpmetrichttp.WithRetry(otlpmetrichttp.RetryConfig(exportRetry)))
 	if err != nil {
 		return nil, fmt.Errorf("exporting metrics: %w", err)
 	}

@@ -11,6 +11,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
+	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/lease"
 	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/record"
@@ -152,14 +153,7 @@ func (h *house) put(docs ...bson.D) {
 // until waits for a condition on the documents.
 func (h *house) until(what string, cond func() bool) {
 	h.t.Helper()
-	deadline := time.After(overdue)
-	for !cond() {
-		select {
-		case <-deadline:
-			h.t.Fatalf("it did not come to pass: %s; %d left, topics %v", what, h.left(), h.broker.topics)
-		case <-time.After(5 * time.Millisecond):
-		}
-	}
+	stacktest.Eventually(h.t, what, cond, func() any { return fmt.Sprintf("%d left, topics %v", h.left(), h.broker.topics) })
 }
 
 func (h *house) count(filter bson.D) int64 {

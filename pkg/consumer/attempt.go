@@ -12,157 +12,173 @@ import (
 	"github.com/outrelay/outrelay/pkg/outbox"
 )
 
-// result is what became of the messages of one attempt.
-type result struct {
+// attemptResult counts the outcomes of the messages of one attempt.
+type attemptResult struct {
 	handled, duplicates, dropped int
 	took                         time.Duration
 }
 
-// taskError is a failure of the handler, as opposed to one of the inbox or the transaction.
-type taskError struct{ error }
+// handlerFailure is a failure of the handler. Failures of the inbox and the transaction have other types.
+type handlerFailure struct{ error }
 
-func (e *taskError) Unwrap() error { return e.error }
+func (e *handlerFailure) Unwrap() error { return e.error }
 
-// storeError is a failure of the inbox.
-type storeError struct{ error }
+// inboxFailure is a failure of the inbox.
+type inboxFailure struct{ error }
 
-func (e *storeError) Unwrap() error { return e.error }
+func (e *inboxFailure) Unwrap() error { return e.error }
 
-// TimeoutError says that a handler took longer than its Timeout.
+// TimeoutError reports that a handler exceeded its Timeout.
 type TimeoutError struct {
 	Handler string
 	After   time.Duration
-	Err     error // what it returned then
+	Err     error // the error that the handler returned after the timeout
 }
 
 func (e *TimeoutError) Error() string {
 	return fmt.Sprintf("handler %s did not end within %v: %v", e.Handler, e.After, e.Err)
 }
 
-// Unwrap is context.DeadlineExceeded and what the handler returned. That says nothing about the database: Transient does not
-// match it.
+// Unwrap returns context.DeadlineExceeded and the handler's error. A timeout does not mean that the database is
+// unavailable, so Transient does not match a TimeoutError.
 func (e *TimeoutError) Unwrap() []error { return []error{context.DeadlineExceeded, e.Err} }
 
-// recovered turns a panic into an error.
-func recovered(err *error) {
+// recoverPanic stores a panic as a *PanicError in err. It must be deferred directly.
+func recoverPanic(err *error) {
 	if v := recover(); v != nil {
 		*err = &PanicError{Value: v, Stack: debug.Stack()}
 	}
 }
 
-// errOrphan says that a message is of a topic that was created anew since it was read.
-var errOrphan = errors.New("the topic was created anew")
+// errOrphan reports that the message's topic was deleted and created again after the message was read.
+var errOrphan = errors.New("the topic was deleted and created again")
 
-// attempt handles the messages once, by the handler's mode. A *taskError is the handler's own failure.
-func (t *track) attempt(list []task) (res result, err error) {
+// attemptTasks handles the messages once, in the handler's mode. It blocks until the handler and its transaction end.
+// A failure of the handler is a *handlerFailure.
+func (t *track) attemptTasks(list []task) (res attemptResult, err error) {
 	if t.reg.system {
-		return res, &taskError{t.refuse(list[0])}
+		return res, &handlerFailure{t.noHandlerCause(list[0])}
 	}
-	defer recovered(&err)
+
+	defer recoverPanic(&err)
 	for _, x := range list {
 		if x.entry.orphan.Load() {
 			return res, errOrphan
 		}
 	}
+
 	ctx := t.contextOf()
 	if t.transactional() {
 		t.trouble.awaits(t, silence)
 		defer t.trouble.answered()
 	}
 	if t.reg.mode != inbox.None {
-		if err := t.p.attach(ctx, t.reg); err != nil {
+		if err := t.p.attachHandler(ctx, t.reg); err != nil {
 			return res, err
 		}
 	}
-	if trace := t.p.s.c.s.trace; trace != nil {
-		within, end, broken := traced(ctx, trace, t.reg.name, messages(list))
-		if broken != nil {
-			return res, &taskError{broken}
+
+	if tracer := t.p.s.c.s.trace; tracer != nil {
+		traceCtx, end, traceErr := startTrace(ctx, tracer, t.reg.name, messagesOf(list))
+		if traceErr != nil {
+			return res, &handlerFailure{traceErr}
 		}
-		ctx = within
-		defer func() { t.traceEnds(end, err) }()
+		ctx = traceCtx
+		defer func() { t.endTrace(end, err) }()
 	}
+
 	began := time.Now()
-	err = t.handle(ctx, list, &res)
+	err = t.handleByMode(ctx, list, &res)
 	res.took = time.Since(began)
 	return res, err
 }
 
-// handle does it by the handler's mode. A panic is an error: inbox and transactions may be a user's too.
-func (t *track) handle(ctx context.Context, list []task, res *result) (err error) {
-	defer recovered(&err)
+// handleByMode handles the messages in the mode of the handler. It returns a panic as an error.
+func (t *track) handleByMode(ctx context.Context, list []task, res *attemptResult) (err error) {
+	// Users can supply the inbox and the transactions, so a panic is not only possible in handlers.
+	defer recoverPanic(&err)
+
 	switch {
 	case t.reg.mode == inbox.Eager:
-		return t.eager(ctx, list[0], res)
+		return t.handleEager(ctx, list[0], res)
 	case t.reg.mode == inbox.Optimistic:
-		return t.optimistic(ctx, list, res)
+		return t.handleOptimistic(ctx, list, res)
 	case t.reg.inTx:
-		return t.transact(ctx, list, func(ctx context.Context) error { return t.call(ctx, list, nil, res) })
+		return t.runTransaction(ctx, list, func(ctx context.Context) error {
+			return t.runHandler(ctx, list, nil, res)
+		})
 	}
-	return t.call(ctx, list, nil, res)
+	return t.runHandler(ctx, list, nil, res)
 }
 
-// transact runs f in a transaction. The driver runs f again after a transient failure, for up to two minutes. That ends at
-// once if the server aborted a transaction that was open for long or had several messages: the same messages would take as
-// long again.
-func (t *track) transact(ctx context.Context, list []task, f func(ctx context.Context) error) error {
+// runTransaction runs f in a transaction. The driver repeats f after transient failures, for up to two minutes.
+// runTransaction stops the repetitions with an *overrunError if the server aborted a transaction that was open for long
+// or had several messages, because the same messages would take as long again.
+func (t *track) runTransaction(ctx context.Context, list []task, f func(ctx context.Context) error) error {
 	began := time.Now()
-	ran, last := false, error(nil)
-	gaveUp := func(cause error) bool { return expired(cause) && (len(list) > 1 || t.ranLong()) }
+	ran := false
+	var lastErr error
+	tooSlow := func(cause error) bool { return expired(cause) && (len(list) > 1 || t.handlerRanLong()) }
 
 	err := t.p.s.transact(ctx, func(ctx context.Context) error {
-		// If the last run had no error, its commit failed, and only the driver has the cause. Fewer messages take less
-		// time, so for several of them all runs count together.
-		refused := last == nil && (t.ranLong() || len(list) > 1 && time.Since(began) > span/2)
-		if ran && (refused || gaveUp(last)) {
-			return &overrunError{after: time.Since(began), err: last}
+		// If the last run had no error, its commit failed, and only the driver has the cause. A smaller batch takes less
+		// time, so all runs of a batch count together.
+		slowCommit := lastErr == nil && (t.handlerRanLong() || len(list) > 1 && time.Since(began) > span/2)
+		if ran && (slowCommit || tooSlow(lastErr)) {
+			return &overrunError{after: time.Since(began), err: lastErr}
 		}
+
 		t.ran = 0
-		ran, last = true, f(ctx)
-		return last
+		ran, lastErr = true, f(ctx)
+		return lastErr
 	})
 
-	// The driver does not run f again, and returns the cause, if that took longer than its own limit.
-	if _, known := errors.AsType[*overrunError](err); !known && len(list) == 1 && gaveUp(err) {
+	// After its own limit the driver does not run f again. It returns the cause instead.
+	_, isOverrun := errors.AsType[*overrunError](err)
+	if !isOverrun && len(list) == 1 && tooSlow(err) {
 		return &overrunError{after: time.Since(began), err: err}
 	}
 	return err
 }
 
-// ranLong reports whether the handler was the larger part of a long transaction.
-func (t *track) ranLong() bool { return t.ran > span/2 }
+// handlerRanLong reports whether the last run of the handler took most of a long transaction.
+func (t *track) handlerRanLong() bool { return t.ran > span/2 }
 
-// traceEnds calls the end of a trace. A panic there is reported, and changes nothing of what became of the messages.
-func (t *track) traceEnds(end func(error), outcome error) {
-	var broken error
+// endTrace ends a trace with the outcome of the attempt. It reports a panic of end. The panic does not change the outcome.
+func (t *track) endTrace(end func(error), outcome error) {
+	var panicErr error
 	func() {
-		defer recovered(&broken)
+		defer recoverPanic(&panicErr)
 		end(outcome)
 	}()
-	if broken != nil {
-		t.p.s.report(fmt.Errorf("ending the trace of handler %s: %w", t.reg.name, broken))
+
+	if panicErr != nil {
+		t.p.s.report(fmt.Errorf("ending the trace of handler %s: %w", t.reg.name, panicErr))
 	}
 }
 
-// traced calls a tracer, which is a user's.
-func traced(ctx context.Context, trace Tracer, handler string, ms []*Message) (_ context.Context, end func(error), err error) {
-	defer recovered(&err)
-	ctx, end = trace(ctx, handler, ms)
+// startTrace calls the user's tracer and returns its context and its end function. It returns a panic as an error.
+func startTrace(
+	ctx context.Context, tracer Tracer, handler string, ms []*Message,
+) (_ context.Context, end func(error), err error) {
+	defer recoverPanic(&err)
+
+	ctx, end = tracer(ctx, handler, ms)
 	if ctx == nil || end == nil {
 		return nil, nil, errors.New("the tracer returned nil")
 	}
 	return ctx, end, nil
 }
 
-// refuse is why nobody handles the message.
-func (t *track) refuse(x task) error {
+// noHandlerCause returns the reason why no handler gets the message.
+func (t *track) noHandlerCause(x task) error {
 	if x.entry.cause != nil {
 		return x.entry.cause
 	}
-	return fmt.Errorf("%w takes type %q: register one, or say AckUnknown", ErrNoHandler, x.entry.m.Type)
+	return fmt.Errorf("%w takes type %q: register one, or set AckUnknown", ErrNoHandler, x.entry.m.Type)
 }
 
-func messages(list []task) []*Message {
+func messagesOf(list []task) []*Message {
 	out := make([]*Message, len(list))
 	for i, x := range list {
 		out[i] = x.entry.m
@@ -170,33 +186,35 @@ func messages(list []task) []*Message {
 	return out
 }
 
-// optimistic marks and handles in one transaction.
-func (t *track) optimistic(ctx context.Context, list []task, res *result) error {
+// handleOptimistic marks and handles the messages in one transaction.
+func (t *track) handleOptimistic(ctx context.Context, list []task, res *attemptResult) error {
 	entries := make([]inbox.Entry, len(list))
 	for i, x := range list {
 		entries[i] = t.inboxEntry(x)
 	}
-	return t.transact(ctx, list, func(ctx context.Context) error {
+
+	return t.runTransaction(ctx, list, func(ctx context.Context) error {
 		ctx = inbox.Remember(ctx)
 		fresh, err := t.p.s.inbox.Admit(ctx, entries)
 		if err != nil {
-			return &storeError{fmt.Errorf("admitting %d messages to the inbox: %w", len(entries), err)}
+			return &inboxFailure{fmt.Errorf("admitting %d messages to the inbox: %w", len(entries), err)}
 		}
-		return t.call(ctx, list, fresh, res)
+		return t.runHandler(ctx, list, fresh, res)
 	})
 }
 
-// eager claims the message, and handles it in a transaction that turns the claim into the mark.
-func (t *track) eager(ctx context.Context, x task, res *result) error {
+// handleEager claims the message, and handles it in a transaction that turns the claim into the mark.
+func (t *track) handleEager(ctx context.Context, x task, res *attemptResult) error {
 	s := t.p.s
-	claim, err := s.claim(ctx, t.inboxEntry(x))
+	claim, err := s.claimMessage(ctx, t.inboxEntry(x))
 	if errors.Is(err, inbox.ErrDuplicate) {
-		*res = result{duplicates: 1}
-		return s.pass(ctx, t.inboxEntry(x))
+		*res = attemptResult{duplicates: 1}
+		return s.passWatermark(ctx, t.inboxEntry(x))
 	}
 	if err != nil {
-		return &storeError{fmt.Errorf("claiming a message: %w", err)}
+		return &inboxFailure{fmt.Errorf("claiming a message: %w", err)}
 	}
+
 	defer func() {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), releaseTimeout)
 		defer cancel()
@@ -204,43 +222,48 @@ func (t *track) eager(ctx context.Context, x task, res *result) error {
 			s.report(fmt.Errorf("releasing the claim of message %s: %w", x.entry.m.ID, err))
 		}
 	}()
+
 	return claim.Hold(ctx, func(ctx context.Context) error {
-		return t.transact(ctx, []task{x}, func(ctx context.Context) error {
-			if err := t.call(ctx, []task{x}, nil, res); err != nil {
+		return t.runTransaction(ctx, []task{x}, func(ctx context.Context) error {
+			if err := t.runHandler(ctx, []task{x}, nil, res); err != nil {
 				return err
 			}
 			if err := claim.Handled(ctx); err != nil {
-				return &storeError{fmt.Errorf("marking a message as handled: %w", err)}
+				return &inboxFailure{fmt.Errorf("marking a message as handled: %w", err)}
 			}
 			return nil
 		})
 	})
 }
 
-// claim takes a message. It is not cut off by the end of a drain: a claim that was taken without our knowing would keep
-// everybody from the message until its lease is over.
-func (s *session) claim(ctx context.Context, e inbox.Entry) (inbox.Claim, error) {
+// claimMessage claims a message in the inbox. It blocks for at most commitTimeout.
+func (s *session) claimMessage(ctx context.Context, e inbox.Entry) (inbox.Claim, error) {
+	// The end of a drain must not cut this call off. A claim that was stored without an answer would block all members
+	// from the message until its lease expires.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), commitTimeout)
 	defer cancel()
 	return s.inbox.Claim(ctx, e, 0)
 }
 
-// pass moves a watermark.
-func (s *session) pass(ctx context.Context, e inbox.Entry) error {
+// passWatermark moves the watermark of the inbox past the message.
+func (s *session) passWatermark(ctx context.Context, e inbox.Entry) error {
 	if err := s.inbox.Pass(ctx, []inbox.Entry{e}); err != nil {
-		return &storeError{fmt.Errorf("passing the watermark: %w", err)}
+		return &inboxFailure{fmt.Errorf("passing the watermark: %w", err)}
 	}
 	return nil
 }
 
-// call runs the handler for those that are fresh (nil: all), in order. It counts anew: a transaction may run it again.
-func (t *track) call(ctx context.Context, list []task, fresh []bool, res *result) error {
-	*res = result{}
+// runHandler runs the handler in order for the messages that fresh marks as new, or for all of them if fresh is nil. It
+// resets res first, because a transaction may run it again.
+func (t *track) runHandler(ctx context.Context, list []task, fresh []bool, res *attemptResult) error {
+	*res = attemptResult{}
 	ctx = withHandlerName(ctx, t.reg.name)
-	batch := &collection{}
-	defer batch.end(ErrDrop) // unless the batch was run
+	batch := &batchCollector{}
+	// Has no effect if the batch ran, because its outcome is reported once.
+	defer batch.reportOutcome(ErrDrop)
 
-	if t.transactional() { // what takes long from here on is the handler, and behind it the commit
+	// From here on the time is the handler's, and afterwards the commit's.
+	if t.transactional() {
 		t.trouble.answered()
 		defer t.trouble.awaits(t, commitSilence)
 	}
@@ -248,124 +271,143 @@ func (t *track) call(ctx context.Context, list []task, fresh []bool, res *result
 	began := time.Now()
 	defer func() { t.ran = time.Since(began) }()
 	for i, x := range list {
-		if n := res.handled + res.dropped; n > 0 && t.transactional() && t.reg.batched == nil && time.Since(began) > 2*span {
-			return &overrunError{after: time.Since(began), handled: n}
+		finished := res.handled + res.dropped
+		if finished > 0 && t.transactional() && t.reg.batched == nil && time.Since(began) > 2*span {
+			return &overrunError{after: time.Since(began), handled: finished}
 		}
 		if fresh != nil && !fresh[i] {
 			res.duplicates++
 			continue
 		}
-		on := ctx
+
+		messageCtx := ctx
 		if t.reg.batched != nil {
-			on = context.WithValue(ctx, collectionKey{}, batch)
+			messageCtx = context.WithValue(ctx, collectorKey{}, batch)
 		}
-		if x.entry.cause != nil { // it could be decoded when it was read at first
-			return &taskError{x.entry.cause}
+
+		// The record could be decoded when it was first read, but not when it was fetched again.
+		if x.entry.cause != nil {
+			return &handlerFailure{x.entry.cause}
 		}
+
 		m := x.entry.m.Copy()
 		m.Attempt += x.part.at.Failed - x.part.at.Spared
-		err := t.bounded(on, func(ctx context.Context) error { return t.reg.chained.Handle(ctx, m) })
+		err := t.callWithTimeout(messageCtx, func(ctx context.Context) error { return t.reg.chained.Handle(ctx, m) })
 		switch {
 		case err == nil:
 			res.handled++
 		case errors.Is(err, ErrDrop):
 			res.dropped++
 		default:
-			return t.failed(ctx, err)
+			return t.wrapFailure(ctx, err)
 		}
 	}
-	if len(batch.list) == 0 {
+	if len(batch.messages) == 0 {
 		return nil
 	}
-	err := t.bounded(ctx, func(ctx context.Context) error { return t.reg.batched(ctx, slices.Clip(batch.list)) })
-	if ctx.Err() == nil { // else it was told to stop, which says nothing
-		batch.end(err)
+
+	err := t.callWithTimeout(ctx, func(ctx context.Context) error {
+		return t.reg.batched(ctx, slices.Clip(batch.messages))
+	})
+
+	// If ctx ended, the error may come from the interruption and is not an outcome of the batch.
+	if ctx.Err() == nil {
+		batch.reportOutcome(err)
 	}
-	switch {
-	case err == nil:
-	case errors.Is(err, ErrDrop):
-		res.dropped, res.handled = res.dropped+res.handled, 0
-	default:
-		return t.failed(ctx, err)
+
+	if err != nil && !errors.Is(err, ErrDrop) {
+		return t.wrapFailure(ctx, err)
+	}
+	if err != nil {
+		res.dropped += res.handled
+		res.handled = 0
 	}
 	return nil
 }
 
-// failed is a failure of the handler, unless the handler was cut off because its claim was lost.
-func (t *track) failed(ctx context.Context, err error) error {
+// wrapFailure returns err as a failure of the handler. If the handler was stopped because its claim was lost, it returns a
+// failure of the inbox instead.
+func (t *track) wrapFailure(ctx context.Context, err error) error {
 	if lost := context.Cause(ctx); errors.Is(lost, inbox.ErrClaimLost) {
-		return &storeError{lost}
+		return &inboxFailure{lost}
 	}
-	return &taskError{err}
+	return &handlerFailure{err}
 }
 
-// bounded calls f within the handler's time, and turns a panic into an error.
-func (t *track) bounded(ctx context.Context, f func(ctx context.Context) error) (err error) {
-	within, cancel := context.WithTimeout(ctx, t.reg.timeout)
+// callWithTimeout calls f with the handler's timeout. It returns a panic as an error, and an error after the timeout as
+// a *TimeoutError.
+func (t *track) callWithTimeout(ctx context.Context, f func(ctx context.Context) error) (err error) {
+	limited, cancel := context.WithTimeout(ctx, t.reg.timeout)
 	defer cancel()
-	defer recovered(&err)
-	err = f(within)
-	if err != nil && within.Err() != nil && ctx.Err() == nil && !errors.Is(err, ErrDrop) {
+	defer recoverPanic(&err)
+
+	err = f(limited)
+	if err != nil && limited.Err() != nil && ctx.Err() == nil && !errors.Is(err, ErrDrop) {
 		err = &TimeoutError{Handler: t.reg.name, After: t.reg.timeout, Err: err}
 	}
 	return err
 }
 
-// collection gathers what middleware lets through to a batch handler.
-type collection struct {
-	list  []*Message
-	after []func(err error)
+// batchCollector collects the messages that pass the middlewares of a batch handler.
+type batchCollector struct {
+	messages  []*Message
+	callbacks []func(err error)
 }
 
-// end hands the outcome of the batch to those who asked for it, once.
-func (b *collection) end(err error) {
-	after := b.after
-	b.after = nil
-	for _, f := range after {
+// reportOutcome passes the outcome of the batch to the callbacks of AfterBatch. Only the first call has an effect.
+func (b *batchCollector) reportOutcome(err error) {
+	callbacks := b.callbacks
+	b.callbacks = nil
+	for _, f := range callbacks {
 		f(err)
 	}
 }
 
-// AfterBatch lets a middleware of a batch handler see what becomes of the batch: f is called, once and before the
-// transaction is committed, with the outcome of the batch that the message is part of, or with ErrDrop if the batch was
-// never run. A middleware runs for each message on its way into the batch, so its next handler has returned by then. It
-// returns false, and f is never called, if ctx is not that of a batch handler.
+// AfterBatch lets a middleware of a batch handler observe the outcome of the batch. f is called once, before the
+// transaction commits, with the outcome of the batch that contains the message. If the batch was not run, f gets ErrDrop.
+// A middleware needs this because it runs for each message on the way into the batch: its next handler returns before
+// the batch runs.
+//
+// AfterBatch returns false and never calls f if ctx is not the context of a batch handler.
 func AfterBatch(ctx context.Context, f func(err error)) bool {
-	b, ok := ctx.Value(collectionKey{}).(*collection)
+	b, ok := ctx.Value(collectorKey{}).(*batchCollector)
 	if ok {
-		b.after = append(b.after, f)
+		b.callbacks = append(b.callbacks, f)
 	}
 	return ok
 }
 
-type collectionKey struct{}
+type collectorKey struct{}
 
-// collect is the innermost handler of a batch handler's chain.
-func collect(ctx context.Context, m *Message) error {
-	b, ok := ctx.Value(collectionKey{}).(*collection)
+// collectMessage is the innermost handler in the chain of a batch handler. It adds the message to the batch.
+func collectMessage(ctx context.Context, m *Message) error {
+	b, ok := ctx.Value(collectorKey{}).(*batchCollector)
 	if !ok {
 		return errors.New("consumer: a middleware replaced the context of a batch handler")
 	}
-	b.list = append(b.list, m)
+	b.messages = append(b.messages, m)
 	return nil
 }
 
-// blame tells a failure that the policy decides about from trouble that the message is not to blame for: the database away,
-// transactions that met, somebody else's claim, a partition that has changed. Trouble costs no attempts and is waited out.
+// assignBlame reports whether the message is to blame for err. If so, the policy decides about cause. Otherwise the
+// cause is an unavailable database, a conflict of transactions, the claim of another member, or a partition that has
+// changed. The consumer waits until these are over, and they cost no attempts.
 //
-// A handler's failure is judged by what the handler returned. What the driver makes of that around it, as the time-out of the
-// whole transaction, says nothing about the message.
-func (t *track) blame(err error) (blamed bool, cause error) {
-	failed, ofHandler := errors.AsType[*taskError](err)
-	for _, trouble := range []error{outbox.ErrStandalone, inbox.ErrClaimLost, inbox.ErrClaimed, inbox.ErrStale} {
-		if errors.Is(err, trouble) && (!ofHandler || !errors.Is(failed.error, trouble)) {
+// A failure of the handler is judged by the error that the handler returned. The driver may wrap it, for example as a
+// timeout of the whole transaction. Such a wrapper gives no information about the message.
+func (t *track) assignBlame(err error) (blamed bool, cause error) {
+	failure, ofHandler := errors.AsType[*handlerFailure](err)
+
+	for _, outside := range []error{outbox.ErrStandalone, inbox.ErrClaimLost, inbox.ErrClaimed, inbox.ErrStale} {
+		if errors.Is(err, outside) && (!ofHandler || !errors.Is(failure.error, outside)) {
 			return false, nil
 		}
 	}
+
 	if ofHandler {
-		return !t.transactional() || !transient(failed.error), failed.error
+		return !t.transactional() || !transient(failure.error), failure.error
 	}
-	if _, ok := errors.AsType[*storeError](err); ok && !errors.Is(err, inbox.ErrInvalid) {
+	if _, ok := errors.AsType[*inboxFailure](err); ok && !errors.Is(err, inbox.ErrInvalid) {
 		return false, nil
 	}
 	return !transient(err), err

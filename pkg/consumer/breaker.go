@@ -13,12 +13,12 @@ type BreakerState uint8
 
 // The states of a circuit breaker.
 const (
-	BreakerClosed   BreakerState = iota // everything passes
-	BreakerOpen                         // nothing passes
-	BreakerHalfOpen                     // a few pass, to find out
+	BreakerClosed   BreakerState = iota // all messages pass
+	BreakerOpen                         // no messages pass
+	BreakerHalfOpen                     // a few messages pass as probes
 )
 
-// String is a name fit for a label.
+// String returns the name of the state. It can be used as a metric label.
 func (s BreakerState) String() string {
 	switch s {
 	case BreakerOpen:
@@ -30,93 +30,98 @@ func (s BreakerState) String() string {
 	}
 }
 
-// BreakerConfig is how a circuit breaker judges.
+// BreakerConfig configures a circuit breaker.
 type BreakerConfig struct {
-	// Name tells breakers apart in errors.
+	// Name identifies the breaker in errors.
 	Name string
-	// Share of failures within Window, above 0 up to 1, that opens it. Defaults to 0.5.
+	// Share is the share of failures within Window that opens the breaker: above 0, at most 1. Defaults to 0.5.
 	Share float64
-	// MinThroughput is how many messages of the window it takes to judge. Defaults to 10.
+	// MinThroughput is the minimum number of messages in the window before the breaker may open. Defaults to 10.
 	MinThroughput int
-	// Window is how far back it looks. Defaults to 30 s.
+	// Window is the length of the sliding window. Defaults to 30 s.
 	Window time.Duration
-	// Open is how long nothing passes once it opened. Defaults to 30 s.
+	// Open is how long the breaker stays open before it lets probes through. Defaults to 30 s.
 	Open time.Duration
-	// Probes is how many pass at once while it is half open, and how many have to succeed to close it. Defaults to 1.
+	// Probes is the maximum number of concurrent messages while the breaker is half open, and the number of successes
+	// that close it. Defaults to 1.
 	Probes int
-	// Failure says which errors count. Defaults to all but ErrDrop and duplicates.
+	// Failure selects the errors that count as failures. ErrDrop and duplicates never count. Defaults to all other errors.
 	Failure Matcher
-	// Consumer pauses the whole consumer while it is open, instead of the lanes that its messages are in.
+	// Consumer pauses the whole consumer while the breaker is open, instead of only the lanes of its messages.
 	Consumer bool
-	// OnChange hears of each change. It is called with the breaker locked and must not block.
+	// OnChange is called at each change of the state. The breaker is locked during the call, so OnChange must not block
+	// or call the breaker.
 	OnChange func(from, to BreakerState)
 	// Now is the clock. Defaults to time.Now.
 	Now func() time.Time
 }
 
-// buckets is how finely the window slides.
-const buckets = 10
+// windowBuckets is the number of parts in which the window slides.
+const windowBuckets = 10
 
-// Breaker is a circuit breaker: when too many messages fail within its window, it opens, and lets nothing through for a
-// while; then it lets a few through and closes or opens again by what becomes of them. One for a handler, or one for all,
-// depending on whom its Middleware is given to.
+// Breaker is a circuit breaker. It opens when too many messages fail within its window, and then lets no messages through
+// for a while. Afterwards it lets a few through as probes, and closes or opens again depending on their outcome. Give its
+// Middleware to one handler or to several. Handlers that share a Breaker are held back together.
 //
-// What it holds back spends no attempts: its lane waits, or with Consumer the whole consumer, until it is worth trying.
-// It is safe for concurrent use and starts no goroutine.
+// Messages that a breaker holds back use no attempts. Their lane, or with BreakerConfig.Consumer the whole consumer, waits
+// until the next try may succeed. A Breaker is safe for concurrent use and starts no goroutine.
 type Breaker struct {
 	cfg BreakerConfig
 
-	mu     sync.Mutex
-	state  BreakerState
-	until  time.Time // while open
-	flying int       // probes on their way
-	passed int       // probes that succeeded
-	round  int       // counts changes of the state: an answer from an earlier one says nothing
-	window [buckets]struct {
-		slot       int64 // which stretch of time it counts
+	mu              sync.Mutex
+	state           BreakerState
+	openUntil       time.Time // while open
+	runningProbes   int
+	succeededProbes int
+	round           int // counts changes of the state: outcomes of earlier rounds are ignored
+	window          [windowBuckets]struct {
+		slot       int64 // the number of the time slot that this bucket counts
 		total, bad int
 	}
 }
 
-// NewBreaker makes a closed breaker. Errors are ErrConfiguration.
+// NewBreaker returns a closed breaker. Its errors are ErrConfiguration.
 func NewBreaker(cfg BreakerConfig) (*Breaker, error) {
-	defaultTo(&cfg.Share, 0.5)
-	defaultTo(&cfg.MinThroughput, 10)
-	defaultTo(&cfg.Window, 30*time.Second)
-	defaultTo(&cfg.Open, 30*time.Second)
-	defaultTo(&cfg.Probes, 1)
+	setDefault(&cfg.Share, 0.5)
+	setDefault(&cfg.MinThroughput, 10)
+	setDefault(&cfg.Window, 30*time.Second)
+	setDefault(&cfg.Open, 30*time.Second)
+	setDefault(&cfg.Probes, 1)
 	if cfg.Failure == nil {
 		cfg.Failure = func(error) bool { return true }
 	}
 	if cfg.Now == nil {
 		cfg.Now = time.Now
 	}
+
 	var errs []error
-	bad := func(wrong bool, format string, args ...any) {
+	rejectIf := func(wrong bool, format string, args ...any) {
 		if wrong {
-			errs = append(errs, fmt.Errorf("%w: circuit breaker %q: "+format, append([]any{ErrConfiguration, cfg.Name}, args...)...))
+			args = append([]any{ErrConfiguration, cfg.Name}, args...)
+			errs = append(errs, fmt.Errorf("%w: circuit breaker %q: "+format, args...))
 		}
 	}
-	bad(cfg.Share < 0 || cfg.Share > 1, "a share of %g; above 0 up to 1 is allowed", cfg.Share)
-	bad(cfg.MinThroughput < 1, "a minimum throughput of %d; at least 1", cfg.MinThroughput)
-	bad(cfg.Window < buckets, "a window of %s is too short", cfg.Window)
-	bad(cfg.Open < 0, "open for %s", cfg.Open)
-	bad(cfg.Probes < 1, "%d probes; at least 1", cfg.Probes)
+	rejectIf(cfg.Share < 0 || cfg.Share > 1, "invalid share %g: set a value above 0 and at most 1", cfg.Share)
+	rejectIf(cfg.MinThroughput < 1, "invalid minimum throughput %d: set at least 1", cfg.MinThroughput)
+	rejectIf(cfg.Window < windowBuckets, "window of %s is too short", cfg.Window)
+	rejectIf(cfg.Open < 0, "invalid open time %s: it must not be negative", cfg.Open)
+	rejectIf(cfg.Probes < 1, "invalid number of probes %d: set at least 1", cfg.Probes)
 	if len(errs) > 0 {
 		return nil, errors.Join(errs...)
 	}
 	return &Breaker{cfg: cfg}, nil
 }
 
-// defaultTo sets what is not set.
-func defaultTo[T comparable](v *T, d T) {
+// setDefault sets v to d if v is the zero value.
+func setDefault[T comparable](v *T, d T) {
 	var zero T
 	if *v == zero {
 		*v = d
 	}
 }
 
-// Middleware returns a *BreakerOpenError instead of running the handler while the breaker is open.
+// Middleware returns a middleware that runs the handler while the breaker lets messages through. Otherwise it returns a
+// *BreakerOpenError without running the handler.
 func (b *Breaker) Middleware() Middleware {
 	return func(next Handler) Handler {
 		return HandlerFunc(func(ctx context.Context, m *Message) (err error) {
@@ -124,80 +129,97 @@ func (b *Breaker) Middleware() Middleware {
 			if err != nil {
 				return err
 			}
-			outcome := error(&PanicError{}) // what it was if next does not return
+
+			// Stays a panic if next does not return.
+			outcome := error(&PanicError{})
 			defer func() {
+				// In a batch the outcome is known only after the batch has run.
 				if outcome == nil && AfterBatch(ctx, done) {
-					return // the batch is still to be handled
+					return
 				}
-				if outcome != nil && ctx.Err() != nil && !errors.Is(context.Cause(ctx), context.DeadlineExceeded) {
-					outcome = ErrDrop // it was told to stop: that says nothing
+
+				// An interrupted handler neither succeeded nor failed. ErrDrop is neutral for the breaker.
+				interrupted := ctx.Err() != nil && !errors.Is(context.Cause(ctx), context.DeadlineExceeded)
+				if outcome != nil && interrupted {
+					outcome = ErrDrop
 				}
 				done(outcome)
 			}()
+
 			outcome = next.Handle(ctx, m)
 			return outcome
 		})
 	}
 }
 
-// Allow asks whether something may run now: a *BreakerOpenError, or a function that takes its outcome, once.
+// Allow reports whether a call may run now. If so, it returns a function that must be called with the outcome of the call.
+// Only the first call of that function counts. Otherwise it returns a *BreakerOpenError.
 func (b *Breaker) Allow() (done func(err error), err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
+
 	now := b.cfg.Now()
-	if b.state == BreakerOpen && !now.Before(b.until) {
-		b.change(BreakerHalfOpen)
+	if b.state == BreakerOpen && !now.Before(b.openUntil) {
+		b.changeStateLocked(BreakerHalfOpen)
 	}
-	switch b.state {
-	case BreakerOpen:
-		return nil, b.refusal(b.until.Sub(now), now)
-	case BreakerHalfOpen:
-		if b.flying >= b.cfg.Probes {
-			return nil, b.refusal(max(b.cfg.Open/10, time.Millisecond), now)
+
+	if b.state == BreakerOpen {
+		return nil, b.newOpenError(b.openUntil.Sub(now), now)
+	}
+	if b.state == BreakerHalfOpen {
+		if b.runningProbes >= b.cfg.Probes {
+			return nil, b.newOpenError(max(b.cfg.Open/10, time.Millisecond), now)
 		}
-		b.flying++
-	default:
+		b.runningProbes++
 	}
-	round, once := b.round, sync.Once{}
-	return func(err error) { once.Do(func() { b.report(err, round) }) }, nil
+
+	round := b.round
+	var once sync.Once
+	return func(err error) { once.Do(func() { b.recordOutcome(err, round) }) }, nil
 }
 
-func (b *Breaker) refusal(wait time.Duration, now time.Time) error {
+func (b *Breaker) newOpenError(wait time.Duration, now time.Time) error {
 	return &BreakerOpenError{Name: b.cfg.Name, Until: now.Add(wait), Wait: wait, Consumer: b.cfg.Consumer}
 }
 
-// report counts an outcome.
-func (b *Breaker) report(err error, round int) {
+// recordOutcome counts the outcome of a call that was allowed in round, and changes the state if necessary.
+func (b *Breaker) recordOutcome(err error, round int) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if round != b.round {
 		return
 	}
-	neutral := err != nil && neutralOutcome(err)
+
+	neutral := err != nil && isNeutral(err)
 	failed := err != nil && !neutral && b.cfg.Failure(err)
+
 	if b.state == BreakerHalfOpen {
-		b.flying--
-		switch {
-		case failed:
-			b.open()
-		case !neutral:
-			if b.passed++; b.passed >= b.cfg.Probes {
-				b.change(BreakerClosed)
-			}
+		b.runningProbes--
+		if failed {
+			b.openLocked()
+			return
+		}
+		if neutral {
+			return
+		}
+		b.succeededProbes++
+		if b.succeededProbes >= b.cfg.Probes {
+			b.changeStateLocked(BreakerClosed)
 		}
 		return
 	}
+
 	if neutral {
 		return
 	}
-	total, bad := b.count(failed)
+	total, bad := b.countLocked(failed)
 	if failed && total >= b.cfg.MinThroughput && float64(bad) >= b.cfg.Share*float64(total) {
-		b.open()
+		b.openLocked()
 	}
 }
 
-// neutralOutcome reports whether an error says nothing about what the breaker guards.
-func neutralOutcome(err error) bool {
+// isNeutral reports whether err is neither a success nor a failure of the resource that the breaker protects.
+func isNeutral(err error) bool {
 	switch Class(err) {
 	case ClassDropped, ClassBlocked, ClassBreaker, ClassNotDue:
 		return true
@@ -205,14 +227,14 @@ func neutralOutcome(err error) bool {
 	return isDuplicate(err)
 }
 
-func (b *Breaker) open() {
-	b.change(BreakerOpen)
-	b.until = b.cfg.Now().Add(b.cfg.Open)
+func (b *Breaker) openLocked() {
+	b.changeStateLocked(BreakerOpen)
+	b.openUntil = b.cfg.Now().Add(b.cfg.Open)
 }
 
-func (b *Breaker) change(to BreakerState) {
+func (b *Breaker) changeStateLocked(to BreakerState) {
 	from := b.state
-	b.state, b.flying, b.passed = to, 0, 0
+	b.state, b.runningProbes, b.succeededProbes = to, 0, 0
 	b.round++
 	clear(b.window[:])
 	if b.cfg.OnChange != nil {
@@ -220,10 +242,10 @@ func (b *Breaker) change(to BreakerState) {
 	}
 }
 
-// count adds an outcome and says how many the window has, and how many of them failed.
-func (b *Breaker) count(failed bool) (total, bad int) {
-	slot := b.cfg.Now().UnixNano() / int64(b.cfg.Window/buckets)
-	w := &b.window[slot%buckets]
+// countLocked adds an outcome to the window. It returns the number of outcomes in the window, and how many are failures.
+func (b *Breaker) countLocked(failed bool) (total, bad int) {
+	slot := b.cfg.Now().UnixNano() / int64(b.cfg.Window/windowBuckets)
+	w := &b.window[slot%windowBuckets]
 	if w.slot != slot {
 		w.slot, w.total, w.bad = slot, 0, 0
 	}
@@ -231,8 +253,9 @@ func (b *Breaker) count(failed bool) (total, bad int) {
 	if failed {
 		w.bad++
 	}
+
 	for i := range b.window {
-		if w := &b.window[i]; w.slot > slot-buckets {
+		if w := &b.window[i]; w.slot > slot-windowBuckets {
 			total += w.total
 			bad += w.bad
 		}
@@ -240,7 +263,7 @@ func (b *Breaker) count(failed bool) (total, bad int) {
 	return total, bad
 }
 
-// State is the state now. An open breaker whose time is over is half open from the next message on.
+// State returns the current state. If the time of an open breaker is over, it becomes half open with the next message.
 func (b *Breaker) State() BreakerState {
 	b.mu.Lock()
 	defer b.mu.Unlock()

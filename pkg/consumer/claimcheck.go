@@ -23,28 +23,29 @@ import (
 	"github.com/outrelay/outrelay/pkg/event"
 )
 
-// BodyStore keeps bodies that are too large for a record. *GridFS is one.
+// BodyStore stores bodies that are too large for a record. *GridFS implements it.
 type BodyStore interface {
-	// Put stores a body and returns a reference to it, without a semicolon. The body must not be lost once Put returned,
-	// whatever becomes of a transaction of ctx.
+	// Put stores a body and returns a reference to it. The reference contains no semicolon. After Put has returned, the
+	// body must not be lost, even if a transaction of ctx aborts.
 	Put(ctx context.Context, body []byte) (ref string, err error)
-	// Get reads a body. ErrBodyGone says that there is none.
+	// Get returns a body. It returns ErrBodyGone if the body does not exist.
 	Get(ctx context.Context, ref string) ([]byte, error)
 }
 
-// ErrBodyGone says that a body is not in its store any more, or never was.
+// ErrBodyGone reports that a body does not exist in its store: it was removed, or never stored.
 var ErrBodyGone = errors.New("the body is gone from its store")
 
-// DefaultClaimThreshold is the size above which ClaimCheckOut puts a body elsewhere, if it is given 0.
+// DefaultClaimThreshold is the threshold of ClaimCheckOut if it is given 0, in bytes.
 const DefaultClaimThreshold = 256 << 10
 
-// ClaimCheckOut puts bodies above threshold bytes into the store and a reference into the event: the record then has an empty
-// value. It is to be the innermost middleware, inside of Encrypt. What it stored stays there if the transaction aborts,
-// until the store sweeps it.
+// ClaimCheckOut stores bodies above threshold bytes in the store, and puts a reference into the event. The record then has
+// an empty value. ClaimCheckOut must be the innermost middleware, inside of Encrypt. If the transaction aborts, the body
+// stays in the store until the store sweeps it.
 func ClaimCheckOut(store BodyStore, threshold int) EmitMiddleware {
 	if threshold <= 0 {
 		threshold = DefaultClaimThreshold
 	}
+
 	return func(next Emit) Emit {
 		return func(ctx context.Context, ev event.Event) error {
 			body, err := ev.Payload()
@@ -54,10 +55,12 @@ func ClaimCheckOut(store BodyStore, threshold int) EmitMiddleware {
 			if len(body) <= threshold || ev.HasHeader(headerClaimCheck) {
 				return next(ctx, ev)
 			}
+
 			ref, err := store.Put(ctx, body)
 			if err != nil {
 				return fmt.Errorf("storing the body of event %s: %w", ev.ID(), err)
 			}
+
 			sum := sha256.Sum256(body)
 			claim := ref + ";sha256=" + hex.EncodeToString(sum[:])
 			return next(ctx, ev.With(event.WithPayload([]byte{}), event.WithHeader(headerClaimCheck, []byte(claim))))
@@ -65,9 +68,9 @@ func ClaimCheckOut(store BodyStore, threshold int) EmitMiddleware {
 	}
 }
 
-// ClaimCheckIn is the other side: the handler gets a copy of the message with the whole body. It is to be the outermost
-// middleware, outside of Decrypt. Retry topics and dead letters keep the reference. A body that is gone or was changed is an
-// *InvalidError.
+// ClaimCheckIn loads the bodies that ClaimCheckOut stored: the handler gets a copy of the message with the whole body.
+// ClaimCheckIn must be the outermost middleware, outside of Decrypt. Retry topics and dead letters keep the reference. If a
+// body is gone or was changed, the error is an *InvalidError.
 func ClaimCheckIn(store BodyStore) Middleware {
 	return func(next Handler) Handler {
 		return HandlerFunc(func(ctx context.Context, m *Message) error {
@@ -75,16 +78,21 @@ func ClaimCheckIn(store BodyStore) Middleware {
 			if !ok {
 				return next.Handle(ctx, m)
 			}
+
 			ref, want, _ := strings.Cut(string(claim), ";sha256=")
 			body, err := store.Get(ctx, ref)
-			switch sum := sha256.Sum256(body); {
-			case errors.Is(err, ErrBodyGone):
-				return &InvalidError{ID: m.ID, Type: m.Type, Problems: []string{"claim check: " + ErrBodyGone.Error()}, Err: err}
-			case err != nil:
-				return fmt.Errorf("reading the body of message %s: %w", m.ID, err)
-			case hex.EncodeToString(sum[:]) != want:
-				return &InvalidError{ID: m.ID, Type: m.Type, Problems: []string{"claim check: the body is not the one that was stored"}}
+			if errors.Is(err, ErrBodyGone) {
+				problem := "claim check: " + ErrBodyGone.Error()
+				return &InvalidError{ID: m.ID, Type: m.Type, Problems: []string{problem}, Err: err}
 			}
+			if err != nil {
+				return fmt.Errorf("reading the body of message %s: %w", m.ID, err)
+			}
+			if sum := sha256.Sum256(body); hex.EncodeToString(sum[:]) != want {
+				problem := "claim check: the body differs from the stored checksum"
+				return &InvalidError{ID: m.ID, Type: m.Type, Problems: []string{problem}}
+			}
+
 			c := m.Copy()
 			c.Value = body
 			c.DeleteHeader(headerClaimCheck)
@@ -99,11 +107,12 @@ const (
 	DefaultBodiesTTL = 30 * 24 * time.Hour
 )
 
-// GridFS keeps bodies in a bucket of MongoDB, each until it is swept: its time to live counts from when it was stored, by the
-// clocks of those who store and sweep. It has to be longer than anything may take a message: retention of the outbox and the topic, retries,
-// dead letters that somebody may want back.
+// GridFS stores bodies in a GridFS bucket of MongoDB, and sweeps them when their time to live is over. The time to live
+// starts when the body is stored. It is measured by the clocks of the processes that store and sweep. It must be longer than
+// a message can take: the retention of the outbox and the topic, retries, and dead letters that may be requeued.
 //
-// Bodies are written and read outside of any transaction: neither is undone or delayed by one.
+// Bodies are written and read outside of any transaction. An abort does not remove them, and a transaction does not delay
+// them.
 type GridFS struct {
 	bucket *mongo.GridFSBucket
 	name   string
@@ -115,43 +124,45 @@ type GridFS struct {
 // GridFSOption configures GridFS.
 type GridFSOption func(*GridFS)
 
-// Bodies names the bucket. Defaults to DefaultBodies.
+// Bodies sets the name of the bucket. Defaults to DefaultBodies.
 func Bodies(name string) GridFSOption { return func(g *GridFS) { g.name = name } }
 
 // BodiesTTL sets how long bodies are kept. Defaults to DefaultBodiesTTL.
 func BodiesTTL(d time.Duration) GridFSOption { return func(g *GridFS) { g.ttl = d } }
 
-// BodiesLogger is where Run tells of sweeps that failed. Defaults to slog.Default.
+// BodiesLogger sets the logger for failed sweeps of Run. Defaults to slog.Default.
 func BodiesLogger(log *slog.Logger) GridFSOption { return func(g *GridFS) { g.log = log } }
 
-// NewGridFS makes a store in db. It does no I/O.
+// NewGridFS returns a body store in db. It does no I/O. Its errors are ErrConfiguration.
 func NewGridFS(db *mongo.Database, opts ...GridFSOption) (*GridFS, error) {
 	g := &GridFS{name: DefaultBodies, ttl: DefaultBodiesTTL, log: slog.Default(), now: time.Now}
 	for _, o := range opts {
 		o(g)
 	}
+
 	switch {
 	case db == nil:
 		return nil, fmt.Errorf("%w: bodies: the database is nil", ErrConfiguration)
 	case g.name == "":
 		return nil, fmt.Errorf("%w: bodies: the bucket has no name", ErrConfiguration)
 	case g.ttl < time.Second:
-		return nil, fmt.Errorf("%w: bodies are kept for %s; at least a second", ErrConfiguration, g.ttl)
+		return nil, fmt.Errorf("%w: bodies: time to live of %s: set at least 1 s", ErrConfiguration, g.ttl)
 	case g.log == nil:
 		return nil, fmt.Errorf("%w: bodies: the logger is nil", ErrConfiguration)
 	}
-	sure := db.Client().Database(db.Name(), options.Database().SetWriteConcern(writeconcern.Majority()).
-		SetReadConcern(readconcern.Majority()).SetReadPreference(readpref.Primary()))
-	g.bucket = sure.GridFSBucket(options.GridFSBucket().SetName(g.name))
+
+	majority := options.Database().SetWriteConcern(writeconcern.Majority()).
+		SetReadConcern(readconcern.Majority()).SetReadPreference(readpref.Primary())
+	g.bucket = db.Client().Database(db.Name(), majority).GridFSBucket(options.GridFSBucket().SetName(g.name))
 	return g, nil
 }
 
-// alone is ctx without its session.
-func alone(ctx context.Context) context.Context { return mongo.NewSessionContext(ctx, nil) }
+// withoutSession returns ctx without its session, so that calls run outside of its transaction.
+func withoutSession(ctx context.Context) context.Context { return mongo.NewSessionContext(ctx, nil) }
 
-// Put is BodyStore's.
+// Put implements BodyStore.
 func (g *GridFS) Put(ctx context.Context, body []byte) (string, error) {
-	ctx = alone(ctx)
+	ctx = withoutSession(ctx)
 	id, err := g.bucket.UploadFromStream(ctx, "body", bytes.NewReader(body))
 	if err != nil {
 		return "", fmt.Errorf("writing to bucket %s: %w", g.name, err)
@@ -159,13 +170,14 @@ func (g *GridFS) Put(ctx context.Context, body []byte) (string, error) {
 	return id.Hex(), nil
 }
 
-// Get is BodyStore's.
+// Get implements BodyStore.
 func (g *GridFS) Get(ctx context.Context, ref string) ([]byte, error) {
 	id, err := bson.ObjectIDFromHex(ref)
 	if err != nil {
-		return nil, fmt.Errorf("%w: %q is no reference to it", ErrBodyGone, clip(ref, 64))
+		return nil, fmt.Errorf("%w: invalid reference %q", ErrBodyGone, clip(ref, 64))
 	}
-	stream, err := g.bucket.OpenDownloadStream(alone(ctx), id)
+
+	stream, err := g.bucket.OpenDownloadStream(withoutSession(ctx), id)
 	if errors.Is(err, mongo.ErrFileNotFound) {
 		return nil, ErrBodyGone
 	}
@@ -173,61 +185,77 @@ func (g *GridFS) Get(ctx context.Context, ref string) ([]byte, error) {
 		return nil, fmt.Errorf("reading from bucket %s: %w", g.name, err)
 	}
 	defer stream.Close()
-	body := make([]byte, 0, stream.GetFile().Length)
-	buf := bytes.NewBuffer(body)
-	if _, err := io.Copy(buf, stream); err != nil {
-		if errors.Is(err, mongo.ErrMissingChunk) { // swept while it was read
-			return nil, ErrBodyGone
-		}
+
+	buf := bytes.NewBuffer(make([]byte, 0, stream.GetFile().Length))
+	_, err = io.Copy(buf, stream)
+	// A sweep can delete the chunks during the download.
+	if errors.Is(err, mongo.ErrMissingChunk) {
+		return nil, ErrBodyGone
+	}
+	if err != nil {
 		return nil, fmt.Errorf("reading from bucket %s: %w", g.name, err)
 	}
 	return buf.Bytes(), nil
 }
 
-// sweepBatch is how many bodies one statement of a sweep deletes.
+// sweepBatch is how many bodies a sweep deletes with one statement.
 const sweepBatch = 100
 
-// Sweep deletes at most limit bodies that are older than the time to live, oldest first, and returns how many. What an upload
-// left behind that never ended goes with them.
+// Sweep deletes bodies that are older than the time to live, oldest first and at most limit. It returns how many it
+// deleted. It also deletes the chunks of uploads that never finished.
 func (g *GridFS) Sweep(ctx context.Context, limit int) (int, error) {
-	ctx = alone(ctx)
+	ctx = withoutSession(ctx)
 	files, chunks := g.bucket.GetFilesCollection(), g.bucket.GetChunksCollection()
-	old := bson.D{{Key: "_id", Value: bson.D{{Key: "$lt", Value: bson.NewObjectIDFromTimestamp(g.now().Add(-g.ttl))}}}} // an id begins with its time
+
+	// An ObjectID begins with its creation time, so ids compare like times.
+	oldest := bson.NewObjectIDFromTimestamp(g.now().Add(-g.ttl))
+	expired := bson.D{{Key: "_id", Value: bson.D{{Key: "$lt", Value: oldest}}}}
+
 	total := 0
 	for total < limit {
-		ids, err := g.idsOf(ctx, files, mongo.Pipeline{
-			{{Key: "$match", Value: old}},
+		ids, err := g.findIDs(ctx, files, mongo.Pipeline{
+			{{Key: "$match", Value: expired}},
 			{{Key: "$sort", Value: bson.D{{Key: "_id", Value: 1}}}},
 			{{Key: "$limit", Value: min(sweepBatch, limit-total)}},
 			{{Key: "$project", Value: bson.D{{Key: "_id", Value: 1}}}},
 		})
 		if err != nil {
-			return total, g.sweepError(err)
+			return total, g.wrapSweepError(err)
 		}
 		if len(ids) == 0 {
 			break
 		}
-		// The chunks first: a file without chunks is found again, chunks without their file are harder to find.
-		if _, err := chunks.DeleteMany(ctx, bson.D{{Key: "files_id", Value: bson.D{{Key: "$in", Value: ids}}}}); err != nil {
-			return total, g.sweepError(err)
+
+		// Chunks are deleted first. After a crash in between, the next sweep finds a file without chunks easily. Chunks
+		// without a file are harder to find.
+		in := bson.D{{Key: "$in", Value: ids}}
+		if _, err := chunks.DeleteMany(ctx, bson.D{{Key: "files_id", Value: in}}); err != nil {
+			return total, g.wrapSweepError(err)
 		}
-		if _, err := files.DeleteMany(ctx, bson.D{{Key: "_id", Value: bson.D{{Key: "$in", Value: ids}}}}); err != nil {
-			return total, g.sweepError(err)
+		if _, err := files.DeleteMany(ctx, bson.D{{Key: "_id", Value: in}}); err != nil {
+			return total, g.wrapSweepError(err)
 		}
 		total += len(ids)
 	}
+
 	return total, g.sweepOrphans(ctx)
 }
 
-// sweepOrphans deletes chunks whose file was never finished.
+// sweepOrphans deletes chunks of uploads that never finished: chunks without a file.
 func (g *GridFS) sweepOrphans(ctx context.Context) error {
-	cut := bson.NewObjectIDFromTimestamp(g.now().Add(-g.ttl - 24*time.Hour))
 	chunks := g.bucket.GetChunksCollection()
-	ids, err := g.idsOf(ctx, chunks, mongo.Pipeline{
+	cut := bson.NewObjectIDFromTimestamp(g.now().Add(-g.ttl - 24*time.Hour))
+
+	ids, err := g.findIDs(ctx, chunks, mongo.Pipeline{
 		{{Key: "$match", Value: bson.D{{Key: "_id", Value: bson.D{{Key: "$lt", Value: cut}}}}}},
 		{{Key: "$sort", Value: bson.D{{Key: "_id", Value: 1}}}},
 		{{Key: "$limit", Value: sweepBatch}},
-		{{Key: "$lookup", Value: bson.D{{Key: "from", Value: g.name + ".files"}, {Key: "localField", Value: "files_id"}, {Key: "foreignField", Value: "_id"}, {Key: "as", Value: "file"}}}},
+		{{Key: "$lookup", Value: bson.D{
+			{Key: "from", Value: g.name + ".files"},
+			{Key: "localField", Value: "files_id"},
+			{Key: "foreignField", Value: "_id"},
+			{Key: "as", Value: "file"},
+		}}},
 		{{Key: "$match", Value: bson.D{{Key: "file", Value: bson.A{}}}}},
 		{{Key: "$project", Value: bson.D{{Key: "_id", Value: 1}}}},
 	})
@@ -235,26 +263,29 @@ func (g *GridFS) sweepOrphans(ctx context.Context) error {
 		_, err = chunks.DeleteMany(ctx, bson.D{{Key: "_id", Value: bson.D{{Key: "$in", Value: ids}}}})
 	}
 	if err != nil {
-		return g.sweepError(err)
+		return g.wrapSweepError(err)
 	}
 	return nil
 }
 
-func (g *GridFS) sweepError(err error) error {
+func (g *GridFS) wrapSweepError(err error) error {
 	return &MaintenanceError{Task: "sweeping bucket " + g.name, Err: err}
 }
 
-func (g *GridFS) idsOf(ctx context.Context, coll *mongo.Collection, p mongo.Pipeline) ([]bson.ObjectID, error) {
+// findIDs returns the ids of the documents that the pipeline returns.
+func (g *GridFS) findIDs(ctx context.Context, coll *mongo.Collection, p mongo.Pipeline) ([]bson.ObjectID, error) {
 	cur, err := coll.Aggregate(ctx, p)
 	if err != nil {
 		return nil, err
 	}
+
 	var docs []struct {
 		ID bson.ObjectID `bson:"_id"`
 	}
 	if err := cur.All(ctx, &docs); err != nil {
 		return nil, err
 	}
+
 	ids := make([]bson.ObjectID, len(docs))
 	for i, d := range docs {
 		ids[i] = d.ID
@@ -262,15 +293,17 @@ func (g *GridFS) idsOf(ctx context.Context, coll *mongo.Collection, p mongo.Pipe
 	return ids, nil
 }
 
-// Run sweeps every so often until ctx ends, at most 1,000 bodies at a time. It returns nil then. A sweep that failed is
-// logged and tried again.
+// Run sweeps at the given interval, at most 1,000 bodies at a time. It blocks until ctx ends, and then returns nil. A failed
+// sweep is logged and tried again after the interval.
 func (g *GridFS) Run(ctx context.Context, every time.Duration) error {
 	if every <= 0 {
-		return fmt.Errorf("%w: bodies: a sweep every %s", ErrConfiguration, every)
+		return fmt.Errorf("%w: bodies: invalid sweep interval %s: it must be positive", ErrConfiguration, every)
 	}
+
 	for {
 		if n, err := g.Sweep(ctx, 1000); err != nil && ctx.Err() == nil {
-			g.log.WarnContext(ctx, "bodies of claim checks were not swept; the next sweep tries again", "bucket", g.name, "swept", n, "error", err)
+			g.log.WarnContext(ctx, "sweeping claim check bodies fails; the next sweep tries again",
+				"bucket", g.name, "swept", n, "error", err)
 		}
 		if retry.Sleep(ctx, every) != nil {
 			return nil

@@ -1,12 +1,13 @@
 package consumer
 
 import (
+	"errors"
 	"fmt"
 	"time"
 )
 
-// CommitMode says when the offsets of what is finished are committed to the group. Whatever it is, an offset is committed
-// only when everything below it is finished, and what is finished is committed at a drain.
+// CommitMode defines when the consumer commits offsets to the group. In every mode an offset is committed only when all
+// messages below it are finished, and a drain commits all finished messages.
 type CommitMode struct {
 	kind  commitKind
 	n     int
@@ -22,20 +23,21 @@ const (
 	commitDrain
 )
 
-// CommitEach commits whenever a message lets the offset advance; those that finish during a commit share the next one.
+// CommitEach commits whenever a finished message lets the offset advance. Messages that finish during a commit share the
+// next one.
 func CommitEach() CommitMode { return CommitMode{kind: commitEach} }
 
 // CommitCount commits when the offset has advanced over n messages.
 func CommitCount(n int) CommitMode { return CommitMode{kind: commitCount, n: n} }
 
-// CommitInterval commits at that interval, if anything is new.
+// CommitInterval commits at the interval d if the offset has advanced.
 func CommitInterval(d time.Duration) CommitMode { return CommitMode{kind: commitInterval, every: d} }
 
-// CommitOnDrain commits at a stop and at a rebalance alone, and where Consumer.Commit is called. After a crash everything
-// since then is delivered again, for the inbox to refuse.
+// CommitOnDrain commits only at a stop, at a rebalance, and when Consumer.Commit is called. After a crash, Kafka delivers
+// all messages since the last commit again. The inbox then rejects the messages that were handled.
 func CommitOnDrain() CommitMode { return CommitMode{kind: commitDrain} }
 
-// String names the mode.
+// String returns the mode as text, such as "every 100 messages".
 func (m CommitMode) String() string {
 	switch m.kind {
 	case commitEach:
@@ -50,10 +52,10 @@ func (m CommitMode) String() string {
 	return "none"
 }
 
-func (m CommitMode) check() error {
+func (m CommitMode) validate() error {
 	switch {
 	case m.kind == 0:
-		return fmt.Errorf("the commit mode is none of CommitEach, CommitCount, CommitInterval, CommitOnDrain")
+		return errors.New("no commit mode: use CommitEach, CommitCount, CommitInterval or CommitOnDrain")
 	case m.kind == commitCount && m.n < 1:
 		return fmt.Errorf("commit after %d messages: it must be positive", m.n)
 	case m.kind == commitInterval && m.every <= 0:

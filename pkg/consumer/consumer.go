@@ -13,53 +13,60 @@ import (
 	"github.com/outrelay/outrelay/pkg/inbox"
 )
 
-// Consumer takes messages to handlers. It is safe for concurrent use.
+// Consumer delivers the messages of a consumer group to handlers. It is safe for concurrent use.
 type Consumer struct {
-	group     string
-	db        *mongo.Database
-	s         settings
-	reg       registry
-	gate      gate
-	running   atomic.Bool
-	transport Transport // made by New, or given
-	now       atomic.Pointer[session]
-	board     *board // of DynamicTopics
+	group          string
+	db             *mongo.Database
+	s              settings
+	reg            registry
+	gate           gate
+	running        atomic.Bool
+	transport      Transport // created by New, or given as an option
+	currentSession atomic.Pointer[session]
+	topicBoard     *topicBoard // nil without DynamicTopics
 
 	unknown, orphaned, poison *registration
 }
 
-// New makes a member of a consumer group whose handlers' effects are in db. It does no I/O; all that is wrong with its
-// arguments is reported at once. db may be nil if the inbox and the transactions come by WithInbox and Transactions.
+// New returns a member of a consumer group whose handlers write to db. It does no I/O. It returns all problems of its
+// arguments in one error. db may be nil if WithInbox and Transactions supply the inbox and the transactions.
 func New(group string, db *mongo.Database, opts ...Option) (*Consumer, error) {
 	c := &Consumer{group: group, db: db, s: newSettings(opts)}
-	bad := []error{c.s.check()}
+
+	problems := []error{c.s.check()}
 	if group == "" {
-		bad = append(bad, errors.New("the name of the group is empty"))
+		problems = append(problems, errors.New("the name of the group is empty"))
 	}
 	if db == nil && (c.s.inbox == nil || c.s.transact == nil) {
-		bad = append(bad, errors.New("the database is nil: give one, or both WithInbox and Transactions"))
+		problems = append(problems, errors.New("the database is nil: give one, or use both WithInbox and Transactions"))
 	}
 	if db == nil && c.s.dynamic {
-		bad = append(bad, errors.New("DynamicTopics needs a database"))
+		problems = append(problems, errors.New("DynamicTopics needs a database"))
 	}
+
 	if c.s.inbox == nil && db != nil {
 		x, err := inbox.New(db)
-		bad = append(bad, err)
+		problems = append(problems, err)
 		c.s.inbox = x
 	}
-	if c.transport = c.s.transport; c.transport == nil {
+
+	c.transport = c.s.transport
+	if c.transport == nil {
 		t, err := NewKafka(c.s.kafka)
-		bad = append(bad, err)
+		problems = append(problems, err)
 		c.transport = t
 	}
-	if err := errors.Join(bad...); err != nil {
+
+	if err := errors.Join(problems...); err != nil {
 		return nil, fmt.Errorf("consumer: %w", err)
 	}
+
 	c.reg.strict = c.s.strict
 	if c.s.dynamic {
-		c.board = newBoard(db, group)
+		c.topicBoard = newTopicBoard(db, group)
 	}
 	c.gate.notify = func(on bool) { c.s.observer.Suspended("paused", on) }
+
 	own := handling{mode: inbox.None, timeout: DefaultTimeout, batch: 1}
 	c.unknown = &registration{handling: own, system: true}
 	c.unknown.decider = unknownDecider{ack: c.s.ackUnknown}
@@ -70,13 +77,13 @@ func New(group string, db *mongo.Database, opts ...Option) (*Consumer, error) {
 	return c, nil
 }
 
-// Group is the name of the consumer group.
+// Group returns the name of the consumer group.
 func (c *Consumer) Group() string { return c.group }
 
-// Publisher is the transport's, for what else belongs to the consumer.
+// Publisher returns the publisher of the consumer's transport, for other parts of the service that write to its topics.
 func (c *Consumer) Publisher() Publisher { return c.transport }
 
-// unknownDecider decides about messages whose type no handler takes.
+// unknownDecider decides about messages for which no handler is registered.
 type unknownDecider struct{ ack bool }
 
 func (d unknownDecider) Decide(error, *Message, Attempts) Verdict {
@@ -86,15 +93,16 @@ func (d unknownDecider) Decide(error, *Message, Attempts) Verdict {
 	return Verdict{Action: Park, Reason: "no_handler"}
 }
 
-// poisonDecider decides about records that cannot be decoded: to try again would find the same bytes.
-type poisonDecider struct{ by Decider }
+// poisonDecider decides about records that cannot be decoded. It never retries, because the bytes stay the same.
+type poisonDecider struct{ policy Decider }
 
 func (d poisonDecider) Decide(err error, m *Message, a Attempts) Verdict {
 	dead := Verdict{Action: DeadLetter, Reason: "malformed"}
-	if d.by == nil {
+	if d.policy == nil {
 		return dead
 	}
-	switch v := d.by.Decide(err, m, a); v.Action {
+
+	switch v := d.policy.Decide(err, m, a); v.Action {
 	case Discard, DeadLetter, Park:
 		return v
 	default:
@@ -102,33 +110,35 @@ func (d poisonDecider) Decide(err error, m *Message, a Attempts) Verdict {
 	}
 }
 
-// run is one Run.
+// run is the state of one call of Run.
 type run struct {
-	c        *Consumer
-	ctx      context.Context
-	disposer Disposer
-	inbox    Inbox
-	transact Transactor
-	kept     kept
-	busy     atomic.Int64
-	messages atomic.Int64
-	bytes    atomic.Int64
+	c            *Consumer
+	ctx          context.Context
+	disposer     Disposer
+	inbox        Inbox
+	transact     Transactor
+	kept         kept
+	runningLanes atomic.Int64
+	heldMessages atomic.Int64
+	heldBytes    atomic.Int64
 }
 
-// Run takes part in the group and handles its messages until ctx ends; then it stops reading, finishes what is in flight
-// within the time of Drain, commits, leaves the group and returns nil. Anything else that it returns is an error that it
-// cannot get over. It may be called again after it returned, but not before: ErrRunning.
+// Run joins the group and handles its messages until ctx ends. Then it stops reading, finishes the messages in flight
+// within the time of Drain, commits, leaves the group and returns nil. It returns other errors only if it cannot recover
+// from them. Run may be called again after it has returned. While it runs, a second call returns ErrRunning.
 func (c *Consumer) Run(ctx context.Context) error {
 	if !c.running.CompareAndSwap(false, true) {
 		return ErrRunning
 	}
 	defer c.running.Store(false)
+
 	if len(c.reg.snapshot().all) == 0 && !c.s.idle {
-		return fmt.Errorf("%w: register one before Run, or say AllowIdle", ErrNoHandler)
+		return fmt.Errorf("%w: register one before Run, or set AllowIdle", ErrNoHandler)
 	}
 	if _, err := c.retryTopics(c.s.topics); err != nil {
 		return fmt.Errorf("consumer: %w", err)
 	}
+
 	r := &run{c: c, ctx: ctx, inbox: c.s.inbox, transact: c.transactor()}
 	r.disposer = c.s.disposer
 	if r.disposer == nil {
@@ -138,33 +148,37 @@ func (c *Consumer) Run(ctx context.Context) error {
 		}
 		r.disposer = d
 	}
-	if err := r.ready(); err != nil { //nolint:contextcheck // r has the context
+
+	if err := r.ensureIndexes(); err != nil { //nolint:contextcheck // r has the context
 		if ctx.Err() != nil {
-			return nil //nolint:nilerr // it was told to stop
+			return nil //nolint:nilerr // the caller ended the run
 		}
 		return err
 	}
-	if err := r.join(ctx); err != nil {
+	if err := r.joinGroup(ctx); err != nil {
 		return fmt.Errorf("consumer: group %s: %w", c.group, err)
 	}
 	return nil
 }
 
-// ready creates the indexes of the inbox and of the dead letters; it waits for a database that is away.
-func (r *run) ready() error {
-	if err := r.indexes("inbox", r.inbox); err != nil {
+// ensureIndexes creates the indexes of the inbox and of the dead letters. It blocks while the database is unavailable.
+func (r *run) ensureIndexes() error {
+	if err := r.ensureIndexesOf("inbox", r.inbox); err != nil {
 		return err
 	}
-	return r.indexes("dead letters", r.disposer)
+	return r.ensureIndexesOf("dead letters", r.disposer)
 }
 
-func (r *run) indexes(what string, of any) error {
-	x, ok := of.(interface {
+// ensureIndexesOf calls EnsureIndexes of store, if it has this method, until it succeeds. It returns errors that are not
+// transient.
+func (r *run) ensureIndexesOf(name string, store any) error {
+	x, ok := store.(interface {
 		EnsureIndexes(ctx context.Context) error
 	})
 	if !ok {
 		return nil
 	}
+
 	b := retry.Reopen.Start()
 	for {
 		ctx, cancel := context.WithTimeout(r.ctx, readyTimeout)
@@ -174,9 +188,10 @@ func (r *run) indexes(what string, of any) error {
 			return nil
 		}
 		if !transient(err) && !mongo.IsTimeout(err) {
-			return fmt.Errorf("consumer: %s: %w", what, err)
+			return fmt.Errorf("consumer: %s: %w", name, err)
 		}
-		r.report(fmt.Errorf("preparing the %s: %w", what, err))
+
+		r.report(fmt.Errorf("preparing the %s: %w", name, err))
 		if err := b.Wait(r.ctx); err != nil {
 			return err
 		}
@@ -185,39 +200,41 @@ func (r *run) indexes(what string, of any) error {
 
 const readyTimeout = 10 * time.Second
 
-// Fault reports what the transport gets over by itself.
+// Fault reports an error from which the transport recovers without help.
 func (r *run) Fault(err error) { r.report(err) }
 
-// report hands an error to OnError, or to the log.
+// report passes an error to OnError. It logs the error if there is no OnError, or if OnError panics.
 func (r *run) report(err error) {
 	if err == nil {
 		return
 	}
+
 	if f := r.c.s.onError; f != nil {
-		var panicked error
+		var panicErr error
 		func() {
-			defer recovered(&panicked)
+			defer recoverPanic(&panicErr)
 			f(r.ctx, err)
 		}()
-		if panicked == nil {
+		if panicErr == nil {
 			return
 		}
-		err = errors.Join(err, fmt.Errorf("OnError: %w", panicked))
+		err = errors.Join(err, fmt.Errorf("OnError: %w", panicErr))
 	}
+
 	r.c.s.log.WarnContext(r.ctx, "consumer", "group", r.c.group, "error", err)
 }
 
-// running counts a lane in or out.
-func (r *run) running(by int64) { r.c.s.observer.Running(int(r.busy.Add(by))) }
+// countRunning adds by to the number of running lanes.
+func (r *run) countRunning(by int64) { r.c.s.observer.Running(int(r.runningLanes.Add(by))) }
 
-// held counts messages in memory.
-func (r *run) held(messages, bytes int64) {
-	r.c.s.observer.Held(r.messages.Add(messages), r.bytes.Add(bytes))
+// countHeld adds to the number and the size of the messages in memory.
+func (r *run) countHeld(messages, bytes int64) {
+	r.c.s.observer.Held(r.heldMessages.Add(messages), r.heldBytes.Add(bytes))
 }
 
-// Commit commits now what is finished. Without a generation it does nothing.
+// Commit commits the offsets of the finished messages now. Between two generations of the group it does nothing.
 func (c *Consumer) Commit(ctx context.Context) error {
-	s := c.now.Load()
+	s := c.currentSession.Load()
 	if s == nil {
 		return nil
 	}

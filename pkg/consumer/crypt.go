@@ -14,31 +14,35 @@ import (
 	"github.com/outrelay/outrelay/pkg/event"
 )
 
-// Keys gives the keys of payload encryption. Keys are 16, 24 or 32 bytes (AES-128, -192, -256). Its methods are called for
-// each message: a provider that asks a service keeps what it was told.
+// Keys provides the keys of payload encryption. Keys have 16, 24 or 32 bytes (AES-128, -192, -256). The methods are called
+// for each message, so a provider that calls a key service must cache the keys.
 type Keys interface {
-	// Current is the key to encrypt with, and its id.
+	// Current returns the key to encrypt with, and its id.
 	Current(ctx context.Context) (id string, key []byte, err error)
-	// Key is the key of an id that was current once. ErrUnknownKey says that there is none.
+	// Key returns the key of an id that is or was current. It returns ErrUnknownKey if there is no such key.
 	Key(ctx context.Context, id string) ([]byte, error)
 }
 
-// ErrUnknownKey says that a key provider has no key of that id. A message that names one is invalid.
+// ErrUnknownKey reports that a key provider has no key with the id. A message with such an id is invalid.
 var ErrUnknownKey = errors.New("unknown encryption key")
 
-// StaticKeys are Keys that are known from the start. To rotate, add a key everywhere, then make it the current one, and
-// remove the old one when nothing that it encrypted can come any more.
+// StaticKeys returns Keys with a fixed set of keys. To rotate a key, first add the new key in every process, then make it
+// the current key. Remove the old key when no message that was encrypted with it can arrive any more. Its errors are
+// ErrConfiguration.
 func StaticKeys(current string, keys map[string][]byte) (Keys, error) {
 	s := staticKeys{current, make(map[string][]byte, len(keys))}
+
 	for id, k := range maps.All(keys) {
 		if id == "" || strings.Contains(id, ";") || len(id) > 255 {
-			return nil, fmt.Errorf("%w: %q is no id of a key: 1 to 255 bytes without a semicolon", ErrConfiguration, id)
+			return nil, fmt.Errorf("%w: invalid key id %q: use 1 to 255 bytes without a semicolon", ErrConfiguration, id)
 		}
 		if _, err := aes.NewCipher(k); err != nil {
-			return nil, fmt.Errorf("%w: encryption key %q has %d bytes; 16, 24 or 32 are allowed", ErrConfiguration, id, len(k))
+			return nil, fmt.Errorf("%w: encryption key %q has %d bytes: use 16, 24 or 32", ErrConfiguration, id, len(k))
 		}
+
 		s.keys[id] = append([]byte(nil), k...)
 	}
+
 	if s.keys[current] == nil {
 		return nil, fmt.Errorf("%w: the current encryption key %q is not among the keys", ErrConfiguration, current)
 	}
@@ -61,15 +65,16 @@ func (s staticKeys) Key(_ context.Context, id string) ([]byte, error) {
 	return nil, fmt.Errorf("%w %q", ErrUnknownKey, id)
 }
 
-// cryptVersion begins the header: version, algorithm, id of the key, and the names of authenticated headers.
+// cryptVersion is the beginning of the encryption header. The header contains the version, the algorithm, the id of the key,
+// and the names of the authenticated headers, separated by semicolons.
 const cryptVersion = "1;aes-gcm"
 
-// Encrypt encrypts the payloads of events with AES-GCM before they are stored: the outbox, Kafka, retry topics and dead
-// letters hold the encrypted body, and only a handler inside of Decrypt sees the plain one. Authenticated with it are the
-// event's id, its type, and those of its headers that are named, so that none of them can be exchanged on the way. The key
-// of a record, its headers and its type stay readable. Tombstones have nothing to encrypt and pass.
+// Encrypt encrypts the payloads of events with AES-GCM before they are stored. The outbox, Kafka, retry topics and dead
+// letters then hold the encrypted body, and only a handler inside of Decrypt gets the plain body. The encryption also
+// authenticates the event's id, its type, and the given headers, so that none of them can be exchanged. The key of a record,
+// its headers and its type stay readable. Tombstones have no body and pass unchanged.
 //
-// The body grows by 28 bytes. Each event has a random nonce; a key is good for 2³² events.
+// The body grows by 28 bytes. Each event gets a random nonce. Use a key for at most 2³² events.
 func Encrypt(keys Keys, headers ...string) EmitMiddleware {
 	return func(next Emit) Emit {
 		return func(ctx context.Context, ev event.Event) error {
@@ -80,6 +85,7 @@ func Encrypt(keys Keys, headers ...string) EmitMiddleware {
 			if body == nil || ev.HasHeader(headerEncryption) {
 				return next(ctx, ev)
 			}
+
 			id, key, err := keys.Current(ctx)
 			if err != nil {
 				return fmt.Errorf("encrypting event %s: %w", ev.ID(), err)
@@ -88,13 +94,16 @@ func Encrypt(keys Keys, headers ...string) EmitMiddleware {
 			if err != nil {
 				return fmt.Errorf("encrypting event %s: %w", ev.ID(), err)
 			}
+
 			head := strings.Join(append([]string{cryptVersion, id}, headers...), ";")
-			find := func(name string) ([]byte, bool) { return eventHeader(ev, name) }
-			aad := authenticated(head, ev.ID().String(), ev.Type(), headers, find)
+			findHeader := func(name string) ([]byte, bool) { return eventHeader(ev, name) }
+			aad := authenticatedData(head, ev.ID().String(), ev.Type(), headers, findHeader)
+
 			nonce := make([]byte, aead.NonceSize(), aead.NonceSize()+len(body)+aead.Overhead())
 			if _, err := rand.Read(nonce); err != nil {
 				return fmt.Errorf("encrypting event %s: %w", ev.ID(), err)
 			}
+
 			return next(ctx, ev.With(
 				event.WithPayload(aead.Seal(nonce, nonce, body, aad)),
 				event.WithHeader(headerEncryption, []byte(head)),
@@ -104,13 +113,15 @@ func Encrypt(keys Keys, headers ...string) EmitMiddleware {
 	}
 }
 
-// Decrypt is the other side of Encrypt. A message that is not what was encrypted is an *InvalidError and never handled;
-// neither is one that was not encrypted at all, unless AllowPlain. The message that it hands on is a copy.
+// Decrypt decrypts the bodies that Encrypt has encrypted, and passes a copy of the message to the next handler. If the
+// message was changed, or was not encrypted at all, the error is an *InvalidError and the handler does not run. AllowPlain
+// accepts messages without encryption.
 func Decrypt(keys Keys, opts ...DecryptOption) Middleware {
 	var s decryptSettings
 	for _, o := range opts {
 		o(&s)
 	}
+
 	return func(next Handler) Handler {
 		return HandlerFunc(func(ctx context.Context, m *Message) error {
 			head, ok := m.Header(headerEncryption)
@@ -118,12 +129,14 @@ func Decrypt(keys Keys, opts ...DecryptOption) Middleware {
 				if s.plain || m.Tombstone() {
 					return next.Handle(ctx, m)
 				}
-				return undecryptable(m, errors.New("it is not encrypted"))
+				return newDecryptError(m, errors.New("the message is not encrypted"))
 			}
-			body, err := decrypt(ctx, keys, string(head), m)
+
+			body, err := decryptBody(ctx, keys, string(head), m)
 			if err != nil {
 				return err
 			}
+
 			c := m.Copy()
 			c.Value = body
 			c.DeleteHeader(headerEncryption)
@@ -138,41 +151,47 @@ type DecryptOption func(*decryptSettings)
 
 type decryptSettings struct{ plain bool }
 
-// AllowPlain lets messages pass that are not encrypted, while a topic has both.
+// AllowPlain accepts messages without encryption. Use it while a topic has both kinds.
 func AllowPlain() DecryptOption { return func(s *decryptSettings) { s.plain = true } }
 
-func decrypt(ctx context.Context, keys Keys, head string, m *Message) ([]byte, error) {
+// decryptBody returns the plain body of m. Errors of the key provider are worth another attempt. All other errors are an
+// *InvalidError.
+func decryptBody(ctx context.Context, keys Keys, head string, m *Message) ([]byte, error) {
 	parts := strings.Split(head, ";")
 	if len(parts) < 3 || strings.Join(parts[:2], ";") != cryptVersion {
-		return nil, undecryptable(m, errors.New("its encryption is of an unknown kind"))
+		return nil, newDecryptError(m, errors.New("unknown kind of encryption"))
 	}
+
 	key, err := keys.Key(ctx, parts[2])
-	switch {
-	case errors.Is(err, ErrUnknownKey):
-		return nil, undecryptable(m, err)
-	case err != nil:
-		return nil, fmt.Errorf("decrypting message %s: %w", m.ID, err) // the provider is away: worth another attempt
+	if errors.Is(err, ErrUnknownKey) {
+		return nil, newDecryptError(m, err)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("decrypting message %s: %w", m.ID, err)
 	}
 	aead, err := newGCM(key)
 	if err != nil {
 		return nil, fmt.Errorf("decrypting message %s: %w", m.ID, err)
 	}
+
 	typ, _ := m.Header(headerEncryptedType)
 	if m.Type != "" && m.Type != string(typ) {
-		return nil, undecryptable(m, errors.New("it was encrypted as another type"))
+		return nil, newDecryptError(m, errors.New("the message was encrypted with another type"))
 	}
+
 	n := aead.NonceSize()
 	if len(m.Value) < n {
-		return nil, undecryptable(m, errors.New("its body is too short"))
+		return nil, newDecryptError(m, errors.New("the body is too short"))
 	}
-	body, err := aead.Open([]byte{}, m.Value[:n], m.Value[n:], authenticated(head, m.ID, string(typ), parts[3:], m.Header))
+	aad := authenticatedData(head, m.ID, string(typ), parts[3:], m.Header)
+	body, err := aead.Open([]byte{}, m.Value[:n], m.Value[n:], aad)
 	if err != nil {
-		return nil, undecryptable(m, errors.New("its body or a header was changed, or the key is another one"))
+		return nil, newDecryptError(m, errors.New("the body or a header was changed, or the key is a different one"))
 	}
 	return body, nil
 }
 
-func undecryptable(m *Message, err error) error {
+func newDecryptError(m *Message, err error) error {
 	return &InvalidError{ID: m.ID, Type: m.Type, Problems: []string{"decryption: " + err.Error()}, Err: err}
 }
 
@@ -184,22 +203,28 @@ func newGCM(key []byte) (cipher.AEAD, error) {
 	return cipher.NewGCM(block)
 }
 
-// authenticated is what is bound to the body. Every part is preceded by its length, so that no two lists are the same bytes.
-func authenticated(head, id, typ string, headers []string, find func(string) ([]byte, bool)) []byte {
+// authenticatedData returns the additional data that is bound to the body. The length precedes each part, so that two
+// different lists never have the same bytes.
+func authenticatedData(
+	head, id, typ string, headers []string, findHeader func(string) ([]byte, bool),
+) []byte {
 	var b []byte
-	add := func(s []byte) { b = append(binary.AppendUvarint(b, uint64(len(s))), s...) }
-	add([]byte(head))
-	add([]byte(id))
-	add([]byte(typ))
+	appendPart := func(s []byte) { b = append(binary.AppendUvarint(b, uint64(len(s))), s...) }
+	appendPart([]byte(head))
+	appendPart([]byte(id))
+	appendPart([]byte(typ))
+
 	for _, name := range headers {
-		v, ok := find(name)
-		add([]byte(name))
+		v, ok := findHeader(name)
+		appendPart([]byte(name))
+
+		// A flag distinguishes a missing header from an empty one.
 		if !ok {
-			b = append(b, 0) // absent is not empty
+			b = append(b, 0)
 			continue
 		}
 		b = append(b, 1)
-		add(v)
+		appendPart(v)
 	}
 	return b
 }

@@ -18,13 +18,13 @@ import (
 	"github.com/outrelay/outrelay/internal/schema"
 )
 
-// DefaultLetters is the name of the collection of dead letters.
+// DefaultLetters is the default name of the collection of dead letters.
 const DefaultLetters = "inbox_dead"
 
-// LetterStore keeps dead letters. *DeadLetters is one.
+// LetterStore stores dead letters. *DeadLetters implements it.
 type LetterStore interface {
-	// Put stores the letter, or leaves the one that is there under its id as it is. It returns when the letter cannot be
-	// lost any more.
+	// Put stores the letter. If a letter with this id exists, Put leaves it unchanged. When Put has returned nil, the
+	// letter cannot be lost any more.
 	Put(ctx context.Context, l *Letter) error
 }
 
@@ -33,8 +33,8 @@ const (
 	chunkBytes = 8 << 20
 )
 
-// DeadLetters is the collection of a service's dead letters. They are kept until somebody discards them, or for as long as
-// LettersExpire says. It is safe for concurrent use. Put costs one write.
+// DeadLetters is the collection of a service's dead letters. Letters are kept until they are discarded, or for the time of
+// LettersExpire. DeadLetters is safe for concurrent use. Put costs one write.
 type DeadLetters struct {
 	coll   *mongo.Collection
 	expire time.Duration
@@ -45,49 +45,54 @@ type DeadLetters struct {
 // LettersOption configures DeadLetters.
 type LettersOption func(*DeadLetters)
 
-// LettersCollection names the collection. Defaults to DefaultLetters.
+// LettersCollection sets the name of the collection. Defaults to DefaultLetters.
 func LettersCollection(name string) LettersOption { return func(d *DeadLetters) { d.name = name } }
 
-// LettersExpire removes letters that long after they were moved. Defaults to never. It takes effect by EnsureIndexes, for
-// all letters of the collection: of services that share it, the one that started last decides.
+// LettersExpire removes letters when the given time has passed since they were stored. Defaults to never. EnsureIndexes
+// applies it to all letters of the collection. If several services share the collection, the service that started last
+// decides.
 func LettersExpire(after time.Duration) LettersOption {
 	return func(d *DeadLetters) { d.expire = after }
 }
 
-// LettersNode is the name of the process in the letters' source.
+// LettersNode sets the name of the process in the source of the letters.
 func LettersNode(name string) LettersOption { return func(d *DeadLetters) { d.node = name } }
 
-// NewDeadLetters makes the dead letters in db. It does no I/O.
+// NewDeadLetters returns the dead letters of db. It does no I/O. Its errors are ErrConfiguration.
 func NewDeadLetters(db *mongo.Database, opts ...LettersOption) (*DeadLetters, error) {
 	d := &DeadLetters{name: DefaultLetters}
 	for _, o := range opts {
 		o(d)
 	}
+
 	switch {
 	case db == nil:
 		return nil, fmt.Errorf("%w: dead letters: the database is nil", ErrConfiguration)
 	case d.name == "":
 		return nil, fmt.Errorf("%w: dead letters: the collection has no name", ErrConfiguration)
 	case d.expire < 0 || d.expire > 0 && d.expire < time.Second || d.expire/time.Second > math.MaxInt32:
-		return nil, fmt.Errorf("%w: dead letters expire after %s; at least a second, at most 68 years", ErrConfiguration, d.expire)
+		return nil, fmt.Errorf("%w: dead letters: expiry after %s: set at least 1 s and at most 68 years",
+			ErrConfiguration, d.expire)
 	}
-	d.coll = majority(db, d.name)
+
+	d.coll = majorityCollection(db, d.name)
 	return d, nil
 }
 
-// majority is a collection whose reads and writes cannot be rolled back.
-func majority(db *mongo.Database, name string) *mongo.Collection {
+// majorityCollection returns a collection whose reads and writes cannot be rolled back.
+func majorityCollection(db *mongo.Database, name string) *mongo.Collection {
 	return db.Collection(name, options.Collection().SetWriteConcern(writeconcern.Majority()).
 		SetReadConcern(readconcern.Majority()).SetReadPreference(readpref.Primary()))
 }
 
-// EnsureIndexes makes the indexes of queries and of expiry.
+// EnsureIndexes creates the indexes for queries and for the expiry.
 func (d *DeadLetters) EnsureIndexes(ctx context.Context) error {
 	models := []mongo.IndexModel{
 		{Keys: bson.D{{Key: "movedAt", Value: -1}, {Key: "_id", Value: 1}}},
 		{Keys: bson.D{{Key: "class", Value: 1}, {Key: "movedAt", Value: -1}}},
 		{Keys: bson.D{{Key: "_id.id", Value: 1}}},
 	}
+
 	err := schema.Change(ctx, d.coll, func(ctx context.Context) error {
 		_, err := d.coll.Indexes().CreateMany(ctx, models)
 		if err == nil && d.expire > 0 {
@@ -101,59 +106,78 @@ func (d *DeadLetters) EnsureIndexes(ctx context.Context) error {
 	return nil
 }
 
-// ensureExpiry makes the index by which the server removes letters, or changes the time of the one that is there.
+// ensureExpiry creates the TTL index of the letters. If the index exists with another expiry, it changes the expiry.
 func (d *DeadLetters) ensureExpiry(ctx context.Context) error {
 	const name, indexOptionsConflict = "expiry", 85
 	seconds := int32(d.expire / time.Second)
+
 	_, err := d.coll.Indexes().CreateOne(ctx, mongo.IndexModel{
-		Keys: bson.D{{Key: "movedAt", Value: 1}}, Options: options.Index().SetName(name).SetExpireAfterSeconds(seconds),
+		Keys:    bson.D{{Key: "movedAt", Value: 1}},
+		Options: options.Index().SetName(name).SetExpireAfterSeconds(seconds),
 	})
 	if se, ok := errors.AsType[mongo.ServerError](err); !ok || !se.HasErrorCode(indexOptionsConflict) {
 		return err
 	}
+
 	change := bson.D{{Key: "name", Value: name}, {Key: "expireAfterSeconds", Value: seconds}}
 	err = d.coll.Database().RunCommand(ctx, bson.D{{Key: "collMod", Value: d.name}, {Key: "index", Value: change}}).Err()
 	if err != nil {
-		return fmt.Errorf("changing the expiry of letters to %s (grant collMod, or drop the index %s): %w", d.expire, name, err)
+		return fmt.Errorf("changing the expiry of letters to %s (grant collMod, or drop the index %s): %w",
+			d.expire, name, err)
 	}
 	return nil
 }
 
-// Put is LetterStore's. A value above 12 MiB is kept in documents of its own beside the letter.
+// Put implements LetterStore. It stores a value above 12 MiB in separate documents.
 func (d *DeadLetters) Put(ctx context.Context, l *Letter) error {
-	kept := *l
-	if kept.Source.Node == "" {
-		kept.Source.Node = d.node
+	stored := *l
+	if stored.Source.Node == "" {
+		stored.Source.Node = d.node
 	}
-	if len(kept.Value) > 0 && kept.bytes() > maxInline {
-		for part := range chunked(kept.Value) {
-			if err := d.putChunk(ctx, l.ID, kept.Chunks, part); err != nil {
+
+	// The chunks are stored before the letter, so that a letter is never without its value.
+	if len(stored.Value) > 0 && stored.recordBytes() > maxInline {
+		for data := range splitChunks(stored.Value) {
+			if err := d.putChunk(ctx, l.ID, stored.Chunks, data); err != nil {
 				return err
 			}
-			kept.Chunks++
+			stored.Chunks++
 		}
-		kept.Value = nil
+		stored.Value = nil
 	}
-	return d.put(ctx, l.ID, kept)
+
+	return d.upsertLetter(ctx, l.ID, stored)
 }
 
-// put upserts a document with the server's time; one that is there keeps all of its fields.
-func (d *DeadLetters) put(ctx context.Context, id LetterID, doc any) error {
-	stamped := bson.D{{Key: "$mergeObjects", Value: bson.A{
-		bson.D{{Key: "$literal", Value: doc}}, bson.D{{Key: "movedAt", Value: "$$NOW"}}, "$$ROOT",
-	}}}
-	_, err := d.coll.UpdateOne(ctx, bson.D{{Key: "_id", Value: id}}, mongo.Pipeline{{{Key: "$replaceWith", Value: stamped}}}, options.UpdateOne().SetUpsert(true))
-	if documentTooLarge(err) {
+// upsertLetter inserts a document with the time of the server. If a document with this id exists, its fields stay
+// unchanged.
+func (d *DeadLetters) upsertLetter(ctx context.Context, id LetterID, doc any) error {
+	err := d.upsertStamped(ctx, id, bson.D{{Key: "$literal", Value: doc}})
+	if isDocumentTooLarge(err) {
 		return fmt.Errorf("writing dead letter %s: %w: %w", id, ErrUnfit, err)
 	}
-	if err != nil && !mongo.IsDuplicateKeyError(err) { // a race of two that put the same letter
+
+	// Two concurrent upserts of the same letter can collide. One of them has stored it.
+	if err != nil && !mongo.IsDuplicateKeyError(err) {
 		return fmt.Errorf("writing dead letter %s: %w", id, err)
 	}
 	return nil
 }
 
-// bytes is how much of the letter comes from the record.
-func (l *Letter) bytes() int {
+// upsertStamped inserts a document with the time of the server in movedAt. The fields of an existing document win, so a
+// repetition changes nothing.
+func (d *DeadLetters) upsertStamped(ctx context.Context, id, fields any) error {
+	merged := bson.D{{Key: "$mergeObjects", Value: bson.A{
+		fields, bson.D{{Key: "movedAt", Value: "$$NOW"}}, "$$ROOT",
+	}}}
+	update := mongo.Pipeline{{{Key: "$replaceWith", Value: merged}}}
+
+	_, err := d.coll.UpdateOne(ctx, bson.D{{Key: "_id", Value: id}}, update, options.UpdateOne().SetUpsert(true))
+	return err
+}
+
+// recordBytes returns how many bytes of the letter come from the record.
+func (l *Letter) recordBytes() int {
 	n := len(l.Key) + len(l.Value)
 	for _, h := range l.Headers {
 		n += len(h.Key) + len(h.Value)
@@ -161,8 +185,8 @@ func (l *Letter) bytes() int {
 	return n
 }
 
-// documentTooLarge reports whether the server or the driver refuses a document for its size.
-func documentTooLarge(err error) bool {
+// isDocumentTooLarge reports whether the server or the driver rejected a document because of its size.
+func isDocumentTooLarge(err error) bool {
 	const bsonObjectTooLarge, tooLargeMessage = 10334, "an inserted document is too large"
 	var server mongo.ServerError
 	if errors.As(err, &server) {
@@ -171,25 +195,24 @@ func documentTooLarge(err error) bool {
 	return err != nil && strings.Contains(err.Error(), tooLargeMessage)
 }
 
-// chunkID is the id of a part of a large value. Letters have no field chunk in theirs, and a part has no class.
+// chunkID is the id of a chunk of a large value. It differs from all ids of letters, which have no field chunk. A chunk
+// document has no class, which letters have.
 type chunkID struct {
 	LetterID `bson:",inline"`
 	Chunk    int `bson:"chunk"`
 }
 
 func (d *DeadLetters) putChunk(ctx context.Context, id LetterID, n int, data []byte) error {
-	stamped := bson.D{{Key: "$mergeObjects", Value: bson.A{
-		bson.D{{Key: "data", Value: bson.D{{Key: "$literal", Value: data}}}, {Key: "movedAt", Value: "$$NOW"}}, "$$ROOT",
-	}}}
-	_, err := d.coll.UpdateOne(ctx, bson.D{{Key: "_id", Value: chunkID{id, n}}}, mongo.Pipeline{{{Key: "$replaceWith", Value: stamped}}}, options.UpdateOne().SetUpsert(true))
+	fields := bson.D{{Key: "data", Value: bson.D{{Key: "$literal", Value: data}}}}
+	err := d.upsertStamped(ctx, chunkID{id, n}, fields)
 	if err != nil && !mongo.IsDuplicateKeyError(err) {
 		return fmt.Errorf("writing part %d of dead letter %s: %w", n+1, id, err)
 	}
 	return nil
 }
 
-// chunked walks the parts of a large value.
-func chunked(value []byte) func(yield func([]byte) bool) {
+// splitChunks iterates over the chunks of a large value.
+func splitChunks(value []byte) func(yield func([]byte) bool) {
 	return func(yield func([]byte) bool) {
 		for len(value) > 0 {
 			n := min(len(value), chunkBytes)
@@ -201,8 +224,8 @@ func chunked(value []byte) func(yield func([]byte) bool) {
 	}
 }
 
-// whole puts the parts of a large value together again.
-func (d *DeadLetters) whole(ctx context.Context, l *Letter) error {
+// loadChunks reads the chunks of a large value into l.Value.
+func (d *DeadLetters) loadChunks(ctx context.Context, l *Letter) error {
 	for n := range l.Chunks {
 		var part struct {
 			Data []byte `bson:"data"`
@@ -216,10 +239,10 @@ func (d *DeadLetters) whole(ctx context.Context, l *Letter) error {
 	return nil
 }
 
-// ErrNoLetter says that there is no dead letter of that id.
+// ErrNoLetter reports that no dead letter has the id.
 var ErrNoLetter = errors.New("no such dead letter")
 
-// Get reads one letter, whole.
+// Get returns one letter with its whole value. It returns ErrNoLetter if the letter does not exist.
 func (d *DeadLetters) Get(ctx context.Context, id LetterID) (*Letter, error) {
 	var l Letter
 	err := d.coll.FindOne(ctx, bson.D{{Key: "_id", Value: id}}).Decode(&l)
@@ -229,5 +252,5 @@ func (d *DeadLetters) Get(ctx context.Context, id LetterID) (*Letter, error) {
 	if err != nil {
 		return nil, fmt.Errorf("reading dead letter %s: %w", id, err)
 	}
-	return &l, d.whole(ctx, &l)
+	return &l, d.loadChunks(ctx, &l)
 }

@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// LetterID names a dead letter: whose it is, the identity of the message, and the delivery, which each requeue counts on.
-// A message that dies again in the same delivery, after a crash, is the same letter.
+// LetterID identifies a dead letter by group, handler, identity of the message, and delivery. Each requeue increments the
+// delivery. If a message fails again in the same delivery, for example after a crash, it has the same letter.
 type LetterID struct {
 	Group    string `bson:"group"`
 	Handler  string `bson:"handler"`
@@ -17,18 +17,18 @@ type LetterID struct {
 	Delivery int    `bson:"delivery"`
 }
 
-// String is a text fit for an argument or a log.
+// String returns the id as text for arguments and logs.
 func (id LetterID) String() string {
 	return fmt.Sprintf("%s/%s/%s/%s/%d", id.Group, id.Handler, id.NS, id.ID, id.Delivery)
 }
 
-// LetterHeader is a header of the record, as stored.
+// LetterHeader is a header of the record in the stored form.
 type LetterHeader struct {
 	Key   string `bson:"k"`
 	Value []byte `bson:"v"` // nil: null
 }
 
-// Letter is a message that was given up: the whole record and why.
+// Letter is a dead letter: the whole record of a message that was given up, and the reason.
 type Letter struct {
 	ID            LetterID `bson:"_id"`
 	Class         string   `bson:"class"`
@@ -52,36 +52,48 @@ type Letter struct {
 	History      []Failure    `bson:"history"`
 	FirstFailure time.Time    `bson:"firstFailure"`
 	LastFailure  time.Time    `bson:"lastFailure"`
-	MovedAt      time.Time    `bson:"movedAt"`            // of the server
-	Replayed     *Replayed    `bson:"replayed,omitempty"` // nil: nobody requeued it
+	MovedAt      time.Time    `bson:"movedAt"`            // server time
+	Replayed     *Replayed    `bson:"replayed,omitempty"` // nil: not requeued
 }
 
-// LetterSource is who gave the message up.
+// LetterSource describes where the message was given up.
 type LetterSource struct {
 	Kind string `bson:"kind"` // "handler"
 	Node string `bson:"node,omitempty"`
 }
 
-// Replayed says that a letter was requeued.
+// Replayed describes the requeue of a letter.
 type Replayed struct {
-	At       time.Time `bson:"at"` // of the server
+	At       time.Time `bson:"at"` // server time
 	Actor    string    `bson:"actor"`
 	Note     string    `bson:"note,omitempty"`
 	Topic    string    `bson:"topic"`
-	Delivery int       `bson:"delivery"` // the one that it was requeued as
+	Delivery int       `bson:"delivery"` // the delivery of the requeued message
 }
 
-// maxLetterReason bounds the reason of a letter, in bytes.
+// maxLetterReason is the maximum length of the reason of a letter, in bytes.
 const maxLetterReason = 8 << 10
 
-// newLetter is the letter of a message that v gives up because of cause.
+// newLetter returns the letter of a message that v gives up because of cause.
 func newLetter(m *Message, handler string, v Verdict, cause error, at time.Time) *Letter {
 	l := &Letter{
-		ID:    LetterID{Group: m.Group, Handler: handler, NS: m.Namespace, ID: m.ID, Delivery: m.Delivery},
-		Class: cmp.Or(v.Reason, Class(cause)), Type: m.Type, AggregateType: m.AggregateType, AggregateID: m.AggregateID,
-		ContentType: m.ContentType, SchemaVersion: m.SchemaVersion, Origin: originOf(m), Time: m.Time,
-		Key: m.Key, Value: m.Value, Size: len(m.Value), Source: LetterSource{Kind: "handler"},
-		Attempts: attemptsOf(m, v), History: historyOf(m, v), FirstFailure: at, LastFailure: at,
+		ID:            LetterID{Group: m.Group, Handler: handler, NS: m.Namespace, ID: m.ID, Delivery: m.Delivery},
+		Class:         cmp.Or(v.Reason, Class(cause)),
+		Type:          m.Type,
+		AggregateType: m.AggregateType,
+		AggregateID:   m.AggregateID,
+		ContentType:   m.ContentType,
+		SchemaVersion: m.SchemaVersion,
+		Origin:        originOf(m),
+		Time:          m.Time,
+		Key:           m.Key,
+		Value:         m.Value,
+		Size:          len(m.Value),
+		Source:        LetterSource{Kind: "handler"},
+		Attempts:      attemptsOf(m, v),
+		History:       historyOf(m, v),
+		FirstFailure:  at,
+		LastFailure:   at,
 	}
 	if cause != nil {
 		l.Reason = clip(cause.Error(), maxLetterReason)
@@ -89,6 +101,8 @@ func newLetter(m *Message, handler string, v Verdict, cause error, at time.Time)
 	if len(l.History) > 0 {
 		l.FirstFailure, l.LastFailure = l.History[0].At, l.History[len(l.History)-1].At
 	}
+
+	// The state of the retries is in fields of the letter. A requeued message starts without it.
 	for _, h := range m.Headers {
 		switch h.Key {
 		case HeaderRetryDue, HeaderRetryHistory, HeaderRetryOrigin, HeaderAttempt, HeaderOnly:
@@ -99,20 +113,36 @@ func newLetter(m *Message, handler string, v Verdict, cause error, at time.Time)
 	return l
 }
 
-// strip leaves nothing in the letter that can keep it from being written or that a Redactor has to see: the record's place,
-// the identity and the counts stay.
-func (l *Letter) strip() {
+// stripContent removes everything that can make the letter impossible to write, or that a Redactor must see. The place of
+// the record, the identity of the message and the counts stay.
+func (l *Letter) stripContent() {
 	l.Key, l.Value, l.Headers, l.History = nil, nil, nil, nil
-	l.Type, l.AggregateType, l.AggregateID, l.ContentType, l.SchemaVersion = clip(l.Type, maxReason), "", "", "", ""
-	l.Reason = "the whole letter could not be written; the consumer reported the reason; the record is at " + l.Origin.String()
+	l.Type = clip(l.Type, maxReason)
+	l.AggregateType, l.AggregateID, l.ContentType, l.SchemaVersion = "", "", "", ""
+	l.Reason = "the whole letter could not be written; the consumer reported the reason; the record is at " +
+		l.Origin.String()
 }
 
-// Message is the message as it came, at the place of its first record.
+// Message returns the original message, at the place of its first record.
 func (l *Letter) Message() *Message {
 	m := &Message{
-		Topic: l.Topic, Partition: l.Partition, Offset: l.Offset, LeaderEpoch: -1, Time: l.Time, Key: l.Key, Value: l.Value,
-		ID: l.ID.ID, Namespace: l.ID.NS, Type: l.Type, AggregateType: l.AggregateType, AggregateID: l.AggregateID,
-		ContentType: l.ContentType, SchemaVersion: l.SchemaVersion, Delivery: l.ID.Delivery, Attempt: 1, Group: l.ID.Group,
+		Topic:         l.Topic,
+		Partition:     l.Partition,
+		Offset:        l.Offset,
+		LeaderEpoch:   -1,
+		Time:          l.Time,
+		Key:           l.Key,
+		Value:         l.Value,
+		ID:            l.ID.ID,
+		Namespace:     l.ID.NS,
+		Type:          l.Type,
+		AggregateType: l.AggregateType,
+		AggregateID:   l.AggregateID,
+		ContentType:   l.ContentType,
+		SchemaVersion: l.SchemaVersion,
+		Delivery:      l.ID.Delivery,
+		Attempt:       1,
+		Group:         l.ID.Group,
 	}
 	for _, h := range l.Headers {
 		m.Headers = append(m.Headers, Header(h))
@@ -120,7 +150,7 @@ func (l *Letter) Message() *Message {
 	return m
 }
 
-// The headers of a record in a topic of dead letters, beside those of the record as it was.
+// The headers that a record in a dead letter topic has in addition to the original headers.
 const (
 	HeaderDeadClass    = "dead-class"
 	HeaderDeadReason   = "dead-reason" // clipped to 512 bytes
@@ -130,11 +160,11 @@ const (
 	HeaderDeadAt       = "dead-at" // Unix milliseconds
 )
 
-// DeadTopicName is the topic of dead letters of a topic for a group: "<topic>.<group>.dead".
+// DeadTopicName returns the default name of the dead letter topic of a topic and a group: "<topic>.<group>.dead".
 func DeadTopicName(topic, group string) string { return topic + "." + group + ".dead" }
 
-// record is the letter as a record of a topic of dead letters.
-func (l *Letter) record() *Message {
+// deadTopicRecord returns the letter as a record for a dead letter topic.
+func (l *Letter) deadTopicRecord() *Message {
 	m := l.Message()
 	for _, h := range []Header{
 		{HeaderDeadClass, []byte(l.Class)},

@@ -11,95 +11,115 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 )
 
-// Replay is how letters go back to their topic.
+// Replay configures how letters are requeued.
 type Replay struct {
 	Publisher Publisher
-	Actor     string // who asks for it; kept with the letter
-	Note      string // why; kept with the letter
-	// Topic to publish to. Defaults to the one that the message came in at first.
+	Actor     string // the person or the process that requeues; stored with the letter
+	Note      string // the reason; stored with the letter
+	// Topic is the topic to publish to. Defaults to the topic of the message's first record.
 	Topic string
-	// Edit may change a message on its way, for example a body that was broken. The letter stays as it was.
+	// Edit may change a message before it is published, for example to correct its body. The letter stays unchanged.
 	Edit func(m *Message) error
 }
 
-// replayClaim is how long another call leaves a letter alone that one is about to requeue.
+// replayClaim is how long a letter is reserved for the call that requeues it.
 const replayClaim = time.Minute
 
-// Requeue publishes the matching letters that nobody requeued yet, for the handler alone that gave them up, as the next
-// delivery, and marks them. It returns how many; after an error the rest is as it was. A crash between the two publishes a
-// letter again when it is asked for next, which the inbox then refuses if it was handled. A query without a condition is
-// ErrEmptyQuery.
+// Requeue publishes the matching letters that were not requeued yet, and marks them. Each message is published as the next
+// delivery, and only for the handler that gave it up. Requeue returns the number of published letters, also with an error.
+// The other letters are then unchanged. A query without a condition returns ErrEmptyQuery, unless it sets All.
+//
+// If the process crashes between publishing and marking, the next call publishes the letter again. The inbox then rejects
+// the second message if the first was handled.
 func (d *DeadLetters) Requeue(ctx context.Context, q LetterQuery, r Replay) (int64, error) {
 	if q.Empty() && !q.All {
 		return 0, ErrEmptyQuery
 	}
-	return d.requeue(ctx, q, r, func(*Message) bool { return true })
+	return d.requeueMatching(ctx, q, r, func(*Message) bool { return true })
 }
 
-// Unpark requeues the parked letters of a group, those of class no_handler, that takes is true for: a consumer calls it
-// with its registry when it has new handlers. They are published for all handlers of the group.
+// Unpark requeues the parked letters of a group for which takes returns true. Parked letters have the class no_handler. A
+// consumer calls it with its registry when it has new handlers. The messages are published for all handlers of the group.
 func (d *DeadLetters) Unpark(ctx context.Context, group string, r Replay, takes func(m *Message) bool) (int64, error) {
-	return d.requeue(ctx, LetterQuery{Group: group, Class: ClassNoHandler}, r, takes)
+	return d.requeueMatching(ctx, LetterQuery{Group: group, Class: ClassNoHandler}, r, takes)
 }
 
-func (d *DeadLetters) requeue(ctx context.Context, q LetterQuery, r Replay, takes func(*Message) bool) (int64, error) {
+// requeueMatching requeues the letters that match the query, were not requeued yet, and are accepted by takes.
+func (d *DeadLetters) requeueMatching(
+	ctx context.Context, q LetterQuery, r Replay, takes func(*Message) bool,
+) (int64, error) {
 	if r.Publisher == nil {
 		return 0, &UnsupportedError{Operation: "requeueing dead letters", Needs: "a Publisher"}
 	}
-	fresh := false
-	q.Replayed = &fresh
+
+	notReplayed := false
+	q.Replayed = &notReplayed
+
 	var n int64
-	for after := ""; ; {
+	after := ""
+	for {
 		page, err := d.List(ctx, q, after, DefaultLetterPage)
 		if err != nil {
 			return n, err
 		}
+
 		for i := range page.Letters {
 			l := &page.Letters[i]
 			if !takes(l.Message()) {
 				continue
 			}
-			done, err := d.requeueOne(ctx, l, r)
+			requeued, err := d.requeueLetter(ctx, l, r)
 			if err != nil {
 				return n, err
 			}
-			if done {
+			if requeued {
 				n++
 			}
 		}
-		if after = page.Next; after == "" {
+
+		after = page.Next
+		if after == "" {
 			return n, nil
 		}
 	}
 }
 
-// requeueOne claims a letter, publishes it and marks it; false if somebody else has it.
-func (d *DeadLetters) requeueOne(ctx context.Context, l *Letter, r Replay) (bool, error) {
-	free := bson.D{
-		{Key: "_id", Value: l.ID},
-		{Key: "replayed", Value: nil},
-		{Key: "$expr", Value: bson.D{{Key: "$lte", Value: bson.A{bson.D{{Key: "$ifNull", Value: bson.A{"$claimedUntil", time.Time{}}}}, "$$NOW"}}}},
-	}
+// requeueLetter claims a letter, publishes it and marks it. It returns false if another call has claimed or requeued it.
+func (d *DeadLetters) requeueLetter(ctx context.Context, l *Letter, r Replay) (bool, error) {
+	id := bson.E{Key: "_id", Value: l.ID}
+	claimExpired := bson.D{{Key: "$lte", Value: bson.A{
+		bson.D{{Key: "$ifNull", Value: bson.A{"$claimedUntil", time.Time{}}}}, "$$NOW",
+	}}}
+	unclaimed := bson.D{id, {Key: "replayed", Value: nil}, {Key: "$expr", Value: claimExpired}}
 	until := bson.D{{Key: "$add", Value: bson.A{"$$NOW", replayClaim.Milliseconds()}}}
-	res, err := d.coll.UpdateOne(ctx, free, mongo.Pipeline{{{Key: "$set", Value: bson.D{{Key: "claimedUntil", Value: until}}}}})
+
+	res, err := d.coll.UpdateOne(ctx, unclaimed, mongo.Pipeline{
+		{{Key: "$set", Value: bson.D{{Key: "claimedUntil", Value: until}}}},
+	})
 	if err != nil {
 		return false, fmt.Errorf("requeueing dead letter %s: %w", l.ID, err)
 	}
 	if res.MatchedCount == 0 {
 		return false, nil
 	}
-	m, topic, err := d.back(ctx, l, r)
+
+	m, topic, err := d.prepareRequeue(ctx, l, r)
 	if err == nil {
 		err = r.Publisher.Publish(ctx, topic, []*Message{m})
 	}
 	if err != nil {
-		// Nothing is known to be published: whoever asks again need not wait for the claim to lapse.
-		_, release := d.coll.UpdateOne(context.WithoutCancel(ctx), bson.D{{Key: "_id", Value: l.ID}}, bson.D{{Key: "$unset", Value: bson.D{{Key: "claimedUntil", Value: ""}}}})
-		return false, fmt.Errorf("requeueing dead letter %s: %w", l.ID, errors.Join(err, release))
+		// The record may not have been published. Without the claim the next call can try again at once.
+		unset := bson.D{{Key: "$unset", Value: bson.D{{Key: "claimedUntil", Value: ""}}}}
+		_, releaseErr := d.coll.UpdateOne(context.WithoutCancel(ctx), bson.D{id}, unset)
+		return false, fmt.Errorf("requeueing dead letter %s: %w", l.ID, errors.Join(err, releaseErr))
 	}
+
 	mark := Replayed{Actor: r.Actor, Note: clip(r.Note, maxReason), Topic: topic, Delivery: m.Delivery}
-	_, err = d.coll.UpdateOne(ctx, bson.D{{Key: "_id", Value: l.ID}}, mongo.Pipeline{
-		{{Key: "$set", Value: bson.D{{Key: "replayed", Value: bson.D{{Key: "$mergeObjects", Value: bson.A{bson.D{{Key: "$literal", Value: mark}}, bson.D{{Key: "at", Value: "$$NOW"}}}}}}}}},
+	stamped := bson.D{{Key: "$mergeObjects", Value: bson.A{
+		bson.D{{Key: "$literal", Value: mark}}, bson.D{{Key: "at", Value: "$$NOW"}},
+	}}}
+	_, err = d.coll.UpdateOne(ctx, bson.D{id}, mongo.Pipeline{
+		{{Key: "$set", Value: bson.D{{Key: "replayed", Value: stamped}}}},
 		{{Key: "$unset", Value: "claimedUntil"}},
 	})
 	if err != nil {
@@ -108,25 +128,30 @@ func (d *DeadLetters) requeueOne(ctx context.Context, l *Letter, r Replay) (bool
 	return true, nil
 }
 
-// back is the message of a letter on its way back.
-func (d *DeadLetters) back(ctx context.Context, l *Letter, r Replay) (*Message, string, error) {
-	if err := d.whole(ctx, l); err != nil {
+// prepareRequeue returns the message to publish for a letter, and its topic.
+func (d *DeadLetters) prepareRequeue(ctx context.Context, l *Letter, r Replay) (*Message, string, error) {
+	if err := d.loadChunks(ctx, l); err != nil {
 		return nil, "", err
 	}
+
 	m := l.Message()
 	m.Delivery++
 	m.SetHeader(HeaderOnly, []byte(l.ID.Group+"/"+l.ID.Handler))
 	m.SetHeader(HeaderDelivery, strconv.AppendInt(nil, int64(m.Delivery), 10))
 	m.SetHeader(HeaderRetryOrigin, []byte(l.Origin.String()))
-	if l.Class == ClassExpired { // it would expire again
+
+	// With its deadline the message would expire again.
+	if l.Class == ClassExpired {
 		m.DeleteHeader(HeaderDeliverBy)
 		m.DeleteHeader(headerCEExpiryTime)
 	}
+
 	if r.Edit != nil {
 		if err := r.Edit(m); err != nil {
 			return nil, "", err
 		}
 	}
+
 	topic := r.Topic
 	if topic == "" {
 		topic = l.Topic

@@ -10,37 +10,41 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
+
+	"github.com/outrelay/outrelay/internal/record"
 )
 
-// The headers that the relay writes, in all of its presets and in each of them. Debezium's event router leaves the name of
-// the header with the type to its configuration; these are the usual ones.
+// The headers that the relay writes with every preset. The name of the header with the type depends on the preset, and with
+// Debezium's event router on its configuration. Decode accepts the usual names.
 const (
-	HeaderID          = "id"
-	HeaderIDType      = "outrelay-id-type"
-	HeaderNamespace   = "outrelay-ns"
-	HeaderDelivery    = "outrelay-delivery"
-	HeaderRedelivered = "outrelay-redelivered"
-	HeaderOnly        = "outrelay-only"
-	HeaderAttempt     = "outrelay-attempt" // of the retry topics: how often it was tried before
+	HeaderID          = record.HeaderID
+	HeaderIDType      = record.HeaderIDType
+	HeaderNamespace   = record.HeaderNamespace
+	HeaderDelivery    = record.HeaderDelivery
+	HeaderRedelivered = record.HeaderRedelivered
+	HeaderOnly        = record.HeaderOnly
+	HeaderAttempt     = record.HeaderAttempt // in retry topics: the number of the attempt
 )
 
-// maxIdentity is the longest id and namespace in bytes. An inbox accepts no longer ones, and the relay sends none.
+// maxIdentity is the maximum length of an id and of a namespace, in bytes. An inbox rejects longer ones, and the relay
+// does not send them.
 const maxIdentity = 1024
 
-// bounded returns the text, or its digest if the text is longer than an identity may be.
-func bounded(text string) string {
+// boundIdentity returns the text, or its digest if the text is longer than maxIdentity.
+func boundIdentity(text string) string {
 	if len(text) <= maxIdentity {
 		return text
 	}
 	return fmt.Sprintf("sha256:%x", sha256.Sum256([]byte(text)))
 }
 
-// Decoder makes a Message of a record. It may keep the record's bytes. An error makes the record poison: it meets the
-// policy as a *DecodeError, by default a dead letter, and its offset passes after that was written. What the Decoder leaves
-// empty of Topic, Partition, Offset, LeaderEpoch, Time, ID, Attempt and Group is filled in.
+// Decoder converts a record to a Message. The message may refer to the bytes of the record. If the Decoder returns an error,
+// the policy decides about the record with a *DecodeError. By default the record becomes a dead letter, and its offset passes
+// after the letter is written. The consumer sets Topic, Partition, Offset, LeaderEpoch and Group, and fills in Time, ID and
+// Attempt if they are empty.
 type Decoder func(r *Record) (*Message, error)
 
-// DecodeError says that a record could not be decoded.
+// DecodeError reports that a record could not be decoded.
 type DecodeError struct {
 	Topic     string
 	Partition int32
@@ -52,12 +56,13 @@ func (e *DecodeError) Error() string {
 	return fmt.Sprintf("record %s/%d/%d is not readable: %v", e.Topic, e.Partition, e.Offset, e.Err)
 }
 
-// Unwrap is the cause.
+// Unwrap returns the error of the Decoder.
 func (e *DecodeError) Unwrap() error { return e.Err }
 
-// Decode is the default Decoder. It knows the records of all three presets of the relay by their headers: plain, Debezium's
-// event router, and CloudEvents, binary and structured; of a structured one the value becomes the event's data. A CloudEvent's
-// id is unique only together with its source, so the source is the namespace of an event that does not have the relay's.
+// Decode is the default Decoder. It accepts the records of all presets of the relay, and recognizes them by their headers:
+// plain, Debezium's event router, and CloudEvents in binary and structured mode. For a structured CloudEvent, the value of
+// the message is the data of the event. The id of a CloudEvent is unique only together with its source, so the source is the
+// namespace of an event without the relay's namespace header.
 func Decode(r *Record) (*Message, error) {
 	m := newMessage(r)
 	structured, source := false, ""
@@ -66,9 +71,9 @@ func Decode(r *Record) (*Message, error) {
 		v := string(h.Value)
 		switch h.Key {
 		case HeaderID:
-			first(&m.ID, v)
+			setIfEmpty(&m.ID, v)
 		case HeaderNamespace:
-			first(&m.Namespace, hex.EncodeToString(h.Value))
+			setIfEmpty(&m.Namespace, hex.EncodeToString(h.Value))
 		case HeaderDelivery:
 			n, err := strconv.Atoi(v)
 			if err != nil || n < 0 {
@@ -83,39 +88,41 @@ func Decode(r *Record) (*Message, error) {
 				return nil, errors.New("header " + HeaderAttempt + " is not a positive number")
 			}
 			m.Attempt = n
-		case "ce_id":
-			first(&m.ID, v)
-		case "ce_source":
-			first(&source, v)
-		case "type", "ce_type", "eventType":
-			first(&m.Type, v)
-		case "aggregatetype":
-			first(&m.AggregateType, v)
-		case "aggregateid":
-			first(&m.AggregateID, v)
-		case "contenttype", "content-type":
-			structured = structured || strings.HasPrefix(v, "application/cloudevents+json")
-			first(&m.ContentType, v)
-		case "schemaversion", "ce_schemaversion":
-			first(&m.SchemaVersion, v)
+		case record.HeaderCEID:
+			setIfEmpty(&m.ID, v)
+		case record.HeaderCESource:
+			setIfEmpty(&source, v)
+		case record.HeaderType, record.HeaderCEType, "eventType":
+			setIfEmpty(&m.Type, v)
+		case record.HeaderAggregateType:
+			setIfEmpty(&m.AggregateType, v)
+		case record.HeaderAggregateID:
+			setIfEmpty(&m.AggregateID, v)
+		case record.HeaderContentType, record.HeaderHTTPContentType:
+			structured = structured || strings.HasPrefix(v, record.TypeCloudEvents)
+			setIfEmpty(&m.ContentType, v)
+		case record.HeaderSchemaVersion, record.HeaderCESchemaVersion:
+			setIfEmpty(&m.SchemaVersion, v)
 		}
 	}
+
 	if structured && r.Value != nil {
-		if err := unwrap(m, &source); err != nil {
+		if err := unwrapCloudEvent(m, &source); err != nil {
 			return nil, err
 		}
 	}
-	first(&m.Namespace, bounded(source))
+
+	setIfEmpty(&m.Namespace, boundIdentity(source))
 	if m.AggregateID == "" {
 		m.AggregateID = string(r.Key)
 	}
 	return m, nil
 }
 
-// first keeps the first of repeated headers.
-func first(to *string, v string) {
-	if *to == "" {
-		*to = v
+// setIfEmpty sets field to v if it is empty, so that the first of repeated headers wins.
+func setIfEmpty(field *string, v string) {
+	if *field == "" {
+		*field = v
 	}
 }
 
@@ -126,8 +133,9 @@ func newMessage(r *Record) *Message {
 	}
 }
 
-// unwrap takes the payload and the source out of a structured CloudEvent.
-func unwrap(m *Message, source *string) error {
+// unwrapCloudEvent replaces the value of m, a structured CloudEvent, by the data of the event. It takes the id, the type and
+// the source from the event too.
+func unwrapCloudEvent(m *Message, source *string) error {
 	var e struct {
 		ID              string          `json:"id"`
 		Source          string          `json:"source"`
@@ -143,9 +151,12 @@ func unwrap(m *Message, source *string) error {
 	if e.Type == "" {
 		return errors.New("structured CloudEvent without a type")
 	}
-	first(&m.ID, e.ID)
-	first(source, e.Source)
+
+	setIfEmpty(&m.ID, e.ID)
+	setIfEmpty(source, e.Source)
 	m.Type, m.ContentType, m.SchemaVersion = e.Type, e.DataContentType, e.SchemaVersion
+
+	isText := len(e.Data) > 0 && e.Data[0] == '"' && !isJSON(e.DataContentType)
 	switch {
 	case e.Base64 != nil:
 		data, err := base64.StdEncoding.DecodeString(*e.Base64)
@@ -153,7 +164,7 @@ func unwrap(m *Message, source *string) error {
 			return fmt.Errorf("structured CloudEvent: data_base64: %w", err)
 		}
 		m.Value = data
-	case len(e.Data) > 0 && e.Data[0] == '"' && !isJSON(e.DataContentType):
+	case isText:
 		var text string
 		if err := json.Unmarshal(e.Data, &text); err != nil {
 			return fmt.Errorf("structured CloudEvent: data: %w", err)
@@ -171,20 +182,21 @@ func isJSON(contentType string) bool {
 	return t == "" || t == "application/json" || strings.HasSuffix(t, "+json")
 }
 
-// identified reports an id or a namespace that is too long to be an identity: the message could be neither handled once nor
-// kept under its id.
-func identified(m *Message) error {
+// checkIdentity returns an error if the id or the namespace is too long. The inbox could not mark such a message, and no
+// dead letter could have its id.
+func checkIdentity(m *Message) error {
 	if n := max(len(m.ID), len(m.Namespace)); n > maxIdentity {
-		return fmt.Errorf("its id or namespace has %d bytes; at most %d are possible", n, maxIdentity)
+		return fmt.Errorf("the id or namespace has %d bytes: at most %d are allowed", n, maxIdentity)
 	}
 	return nil
 }
 
-// complete fills in what every message has, whatever the Decoder was.
+// completeMessage fills in the fields that every message has with any Decoder.
 //
-// The identity of a record without an id is its place and its timestamp: the same place of a topic that was deleted and
-// created again holds another message, and the identity stays the same when the record is moved to another topic.
-func complete(m *Message, r *Record, group string) *Message {
+// A record without an id is identified by its place and its timestamp. With the timestamp, a record at the same place of a
+// topic that was deleted and created again has another identity. The identity stays the same when the record is moved to
+// another topic.
+func completeMessage(m *Message, r *Record, group string) *Message {
 	m.Topic, m.Partition, m.Offset, m.LeaderEpoch = r.Topic, r.Partition, r.Offset, r.LeaderEpoch
 	if m.Time.IsZero() {
 		m.Time = r.Time
@@ -192,15 +204,19 @@ func complete(m *Message, r *Record, group string) *Message {
 	if m.ID == "" {
 		m.ID = fmt.Sprintf("%s/%d/%d@%d", r.Topic, r.Partition, r.Offset, r.Time.UnixMilli())
 	}
-	if _, ok := m.Header(HeaderID); !ok { // so that it keeps its id wherever it is moved to
+
+	// With the header, the message keeps its id when it is moved to another topic.
+	if _, ok := m.Header(HeaderID); !ok {
 		m.Headers = append([]Header{{Key: HeaderID, Value: []byte(m.ID)}}, m.Headers...)
 	}
+
 	m.Attempt = max(m.Attempt, 1)
 	m.Group = group
 	return m
 }
 
-// identity is the id by which an inbox knows the message. Two equal texts of different types of id are two events.
+// identity returns the id of the message in the inbox. It includes the type of the id, because ids of different types can
+// have the same text.
 func identity(m *Message) string {
 	if kind, ok := m.Header(HeaderIDType); ok {
 		return string(kind) + ":" + m.ID

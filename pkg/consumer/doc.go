@@ -1,5 +1,5 @@
-// Package consumer takes the records of Kafka topics to handlers, so that each message has its effect once for each handler,
-// in the order of its key, through rebalances, crashes, and a database that goes away.
+// Package consumer delivers the records of Kafka topics to handlers. Each message has its effect once for each handler, in
+// the order of its key. This holds through rebalances, crashes, and outages of the database.
 //
 //	c, err := consumer.New("billing", db, consumer.Brokers("kafka:9092"), consumer.Topics("outbox.event.order"))
 //	…
@@ -14,53 +14,61 @@
 //
 // # Effect
 //
-// By default a handler runs in a transaction together with the mark in the inbox that the message was handled: what it
-// writes with its context and appends to the outbox is committed once, however often Kafka delivers the record, and also
-// if the producer sent it twice. The other modes are those of package inbox. With inbox.None the handler runs for every
-// delivery, at least once; Kafka alone then decides, as when offsets are committed after the work.
+// By default a handler runs in a transaction that also writes the mark of the message to the inbox. The handler's writes and
+// the events that it appends to the outbox, made with its context, are committed once. This holds however often Kafka
+// delivers the record, and also if the producer sent the message twice. The other modes are those of package inbox. With
+// inbox.None the handler runs at least once, for every delivery. Deliveries then depend only on Kafka's offsets, as in a
+// consumer that commits offsets after its work.
 //
 // # Order and parallelism
 //
-// A partition has inbox.Lanes lanes, by the key. A handler gets the messages of a lane one after another in their order,
-// different lanes at the same time, up to Concurrency over all partitions. What waits in a lane shares a transaction, up to
-// Batch messages and what is expected to take five seconds; if one of them fails, they are tried again one by one, so that
-// only that one meets its policy. While one is retried, its lane waits, for this handler alone. Several handlers of a
-// message know nothing of each other.
+// A partition has inbox.Lanes lanes, split by key. A handler gets the messages of a lane one after another, in their order.
+// Lanes run in parallel, up to Concurrency over all partitions. Messages that wait in a lane share a transaction: up to Batch
+// messages, and as many as are expected to take five seconds. If one of them fails, they are tried again one by one, so that
+// the policy decides only about the message that failed. While a message is retried in place, its lane waits, but only for
+// this handler. Several handlers of a message are independent of each other.
 //
 // # Offsets
 //
-// An offset is committed when it and all that were fetched before it are finished for all their handlers: handled, known,
-// dropped, or safely with the dead letters, a retry topic or the outbox. Commit modes only say how soon. Records of
-// aborted transactions are never seen; markers and what compaction removed leave holes that offsets pass.
+// An offset is committed when its message and all messages that were fetched before it are finished for all their handlers.
+// A message is finished when it is handled, recognized as a duplicate, dropped, or safely stored as a dead letter, in a retry
+// topic or in the outbox. Commit modes only define how soon the commit follows. Records of aborted transactions are never
+// delivered. Transaction markers and compaction leave holes in the offsets, and the committed offset passes them.
 //
-// No message stands in the way for ever. If what its policy decides can never be done, it becomes a dead letter; if that
-// cannot be written, a letter without key, body and headers; and last of all it passes with a *LostError. Each step is
-// reported to OnError. A message whose handler ran when MongoDB aborted its transaction twice meets its policy, with a
-// *LifetimeError. A batch of Kafka that is damaged, or from before Kafka 0.11, is one dead letter without a body, which names its
-// offsets; a damaged one is fetched five times first. Only servers that are away, and a topic of dead letters that is missing where no collection has them, are
-// waited for.
+// No message blocks its partition permanently. If the decision of the policy can never be carried out, the message becomes a
+// dead letter. If the letter cannot be written, a letter without key, body and headers is written. If that fails too, the
+// message passes with a *LostError. Each step is reported to OnError. If MongoDB aborts the transaction of one message twice
+// while its handler runs, the policy decides about the message with a *LifetimeError. A Kafka batch that is damaged, or older
+// than Kafka 0.11, becomes one dead letter without a body, which names its offsets. A damaged batch is fetched five times
+// first. The consumer waits only for servers that are unavailable, and for a missing dead letter topic if the letters are not
+// also stored in a collection.
 //
-// A partition that lost records, as by an unclean election of a leader, is read on from where it differs, even if it has grown
-// again before the next fetch: its leader epochs show that. They are known since the member has had the partition; records
-// that are lost and replaced while no member has it are found out only if the log is shorter than the group's offset.
+// If a partition lost records, for example after an unclean leader election, the consumer continues from the first offset
+// where the log differs. It detects this by the leader epochs, even if the partition has grown again before the next fetch.
+// A member knows the epochs only since it got the partition. Records that were lost and replaced while no member had the
+// partition are detected only if the log is shorter than the group's offset.
 //
 // # Identity
 //
-// The inbox knows a message by its namespace and id: those of the relay, or the source and id of a CloudEvent. A record
-// without an id is known by its place and timestamp. An id or namespace above 1,024 bytes makes a record unreadable.
+// The inbox identifies a message by its namespace and id: those of the relay, or the source and id of a CloudEvent. A record
+// without an id is identified by its place and timestamp. A record with an id or namespace above 1,024 bytes counts as
+// undecodable.
 //
 // # Trouble
 //
-// A database that is away costs no attempts: lanes wait with backoff, nothing more is fetched, nothing is committed, and
-// what is held stays within Buffer and one fetch for each partition. Pause drops what is held. A stop and a rebalance let
-// what runs finish for the time of Drain and then abandon it; what it commits after all is refused to the next owner of
-// the partition by the inbox's watermark. Every error comes to OnError once. Panics of handlers, of decoders and of
-// inbox and transactions are errors of the message; one at the end of a trace is reported. An Observer must not panic. A
-// handler that does not heed its context can be abandoned but not ended.
+// An outage of the database uses no attempts. Lanes wait with backoff, nothing more is fetched, and nothing is committed. The
+// messages in memory stay within Buffer and one fetch for each partition. Pause drops the messages in memory.
+//
+// At a stop and at a rebalance, running handlers may finish within the time of Drain, and are then abandoned. If an abandoned
+// handler still commits, the watermark of the inbox rejects its messages for the next owner of the partition. A handler that
+// ignores its context can be abandoned but not stopped.
+//
+// OnError gets every error once. Panics of handlers, decoders, the inbox and transactions count as errors of the message. A
+// panic at the end of a trace is reported. An Observer must not panic.
 //
 // # Cost
 //
-// Beside the handler's own writes a batch costs two reads, one insert and one update in its transaction, and the commit. One
-// goroutine and one connection read each partition; a lane has a goroutine while it has messages. Nothing is started before
-// Run, and what Run started has ended when it returns, but for handlers that were abandoned.
+// In addition to the handler's own writes, a batch costs two reads, one insert and one update in its transaction, and the
+// commit. Each partition has one goroutine and one connection that read it. A lane has a goroutine while it has messages.
+// Nothing starts before Run. When Run returns, everything that it started has ended, except abandoned handlers.
 package consumer

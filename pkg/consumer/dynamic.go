@@ -10,80 +10,82 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
-	"go.mongodb.org/mongo-driver/v2/mongo/readconcern"
-	"go.mongodb.org/mongo-driver/v2/mongo/readpref"
-	"go.mongodb.org/mongo-driver/v2/mongo/writeconcern"
 
 	"github.com/outrelay/outrelay/internal/retry"
 )
 
-// TopicsCollection is where dynamic topics are kept.
+// TopicsCollection is the collection that stores dynamic topics.
 const TopicsCollection = "inbox_topics"
 
-// DynamicTopics lets topics be added to the group and taken from it while it runs, by AddTopic and RemoveTopic of any
-// process. They are kept in the collection TopicsCollection of the consumer's database, which every member watches by a
-// change stream, and come on top of those of Topics, of which there may then be none. A change makes the group rebalance.
+// DynamicTopics allows any process to add topics to the group with AddTopic, and to remove them with RemoveTopic, while the
+// group runs. The topics are stored in the collection TopicsCollection of the consumer's database. Every member watches the
+// collection with a change stream. Dynamic topics are read in addition to the topics of Topics, which may be empty. Each
+// change causes a rebalance of the group.
 func DynamicTopics() Option { return option(func(s *settings) { s.dynamic = true }) }
 
-// errNotDynamic says that the consumer was made without DynamicTopics.
-var errNotDynamic = errors.New("consumer: topics cannot be changed: it was made without DynamicTopics")
+// errNotDynamic reports that the consumer was created without DynamicTopics.
+var errNotDynamic = errors.New("consumer: topics cannot be changed: create the consumer with DynamicTopics")
 
-// AddTopic adds a topic to those that the group reads, for good. It is no error if it is there.
+// AddTopic permanently adds a topic to the topics of the group. If the topic is there already, AddTopic changes nothing and
+// returns nil.
 func (c *Consumer) AddTopic(ctx context.Context, topic string) error {
 	if topic == "" {
 		return errors.New("consumer: the topic's name is empty")
 	}
-	if c.board == nil {
+	if c.topicBoard == nil {
 		return errNotDynamic
 	}
-	set := bson.A{bson.D{{Key: "$set", Value: bson.D{{Key: "at", Value: bson.D{{Key: "$ifNull", Value: bson.A{"$at", "$$NOW"}}}}}}}}
-	if _, err := c.board.coll.UpdateOne(ctx, c.board.key(topic), set, options.UpdateOne().SetUpsert(true)); err != nil {
+
+	keepTime := bson.D{{Key: "$ifNull", Value: bson.A{"$at", "$$NOW"}}}
+	update := bson.A{bson.D{{Key: "$set", Value: bson.D{{Key: "at", Value: keepTime}}}}}
+	_, err := c.topicBoard.coll.UpdateOne(ctx, c.topicBoard.documentKey(topic), update, options.UpdateOne().SetUpsert(true))
+	if err != nil {
 		return fmt.Errorf("consumer: adding topic %s to group %s: %w", topic, c.group, err)
 	}
 	return nil
 }
 
-// RemoveTopic takes a topic that was added from those that the group reads, and says whether it was there. Its offsets and
-// watermarks stay: added again, it is read from where the group was.
+// RemoveTopic removes a topic that was added with AddTopic, and reports whether it was there. The offsets and watermarks of
+// the topic stay. If the topic is added again, the group continues from its offsets.
 func (c *Consumer) RemoveTopic(ctx context.Context, topic string) (bool, error) {
-	if c.board == nil {
+	if c.topicBoard == nil {
 		return false, errNotDynamic
 	}
-	res, err := c.board.coll.DeleteOne(ctx, c.board.key(topic))
+	res, err := c.topicBoard.coll.DeleteOne(ctx, c.topicBoard.documentKey(topic))
 	if err != nil {
-		return false, fmt.Errorf("consumer: taking topic %s from group %s: %w", topic, c.group, err)
+		return false, fmt.Errorf("consumer: removing topic %s from group %s: %w", topic, c.group, err)
 	}
 	return res.DeletedCount > 0, nil
 }
 
-// AddedTopics lists the topics that were added to the group, sorted.
+// AddedTopics returns the topics that were added with AddTopic, sorted.
 func (c *Consumer) AddedTopics(ctx context.Context) ([]string, error) {
-	if c.board == nil {
+	if c.topicBoard == nil {
 		return nil, errNotDynamic
 	}
-	return c.board.list(ctx)
+	return c.topicBoard.listTopics(ctx)
 }
 
-// board is the topics of one group as the database has them.
-type board struct {
+// topicBoard accesses the stored topics of one group.
+type topicBoard struct {
 	coll  *mongo.Collection
 	group string
 }
 
-func newBoard(db *mongo.Database, group string) *board {
-	opts := options.Collection().SetReadConcern(readconcern.Majority()).SetReadPreference(readpref.Primary()).SetWriteConcern(writeconcern.Majority())
-	return &board{coll: db.Collection(TopicsCollection, opts), group: group}
+func newTopicBoard(db *mongo.Database, group string) *topicBoard {
+	return &topicBoard{coll: majorityCollection(db, TopicsCollection), group: group}
 }
 
-func (b *board) key(topic string) bson.D {
+func (b *topicBoard) documentKey(topic string) bson.D {
 	return bson.D{{Key: "_id", Value: bson.D{{Key: "g", Value: b.group}, {Key: "t", Value: topic}}}}
 }
 
-func (b *board) list(ctx context.Context) ([]string, error) {
+func (b *topicBoard) listTopics(ctx context.Context) ([]string, error) {
 	cur, err := b.coll.Find(ctx, bson.D{{Key: "_id.g", Value: b.group}})
 	if err != nil {
 		return nil, fmt.Errorf("reading the topics of group %s: %w", b.group, err)
 	}
+
 	var docs []struct {
 		ID struct {
 			T string `bson:"t"`
@@ -92,75 +94,84 @@ func (b *board) list(ctx context.Context) ([]string, error) {
 	if err := cur.All(ctx, &docs); err != nil {
 		return nil, fmt.Errorf("reading the topics of group %s: %w", b.group, err)
 	}
-	out := make([]string, len(docs))
+
+	topics := make([]string, len(docs))
 	for i, d := range docs {
-		out[i] = d.ID.T
+		topics[i] = d.ID.T
 	}
-	slices.Sort(out)
-	return out, nil
+	slices.Sort(topics)
+	return topics, nil
 }
 
-// watch tells the list, and again after each change, until ctx ends.
-func (b *board) watch(ctx context.Context, tell func(topics []string), report func(err error)) {
-	pause := retry.Reopen.Start()
+// watchTopics calls onTopics with the current topics, and again after each change. It blocks until ctx ends, and opens the
+// change stream again after errors, which it reports.
+func (b *topicBoard) watchTopics(ctx context.Context, onTopics func(topics []string), report func(err error)) {
+	backoff := retry.Reopen.Start()
 	for ctx.Err() == nil {
-		err := b.follow(ctx, func(topics []string) { pause.Reset(); tell(topics) })
+		err := b.followChanges(ctx, func(topics []string) {
+			backoff.Reset()
+			onTopics(topics)
+		})
 		if err != nil && ctx.Err() == nil {
 			report(fmt.Errorf("watching the topics of group %s: %w", b.group, err))
 		}
-		_ = pause.Wait(ctx)
+		_ = backoff.Wait(ctx)
 	}
 }
 
-// follow opens the stream first, and reads the list behind its beginning: no change falls between.
-func (b *board) follow(ctx context.Context, tell func(topics []string)) error {
-	match := mongo.Pipeline{{{Key: "$match", Value: bson.D{{Key: "documentKey._id.g", Value: b.group}}}}}
-	cs, err := b.coll.Watch(ctx, match)
+// followChanges calls onTopics with the current topics, and again after each change, until the change stream ends.
+func (b *topicBoard) followChanges(ctx context.Context, onTopics func(topics []string)) error {
+	// The stream is opened before the first list is read, so no change between the two is missed.
+	ofGroup := bson.D{{Key: "documentKey._id.g", Value: b.group}}
+	cs, err := b.coll.Watch(ctx, mongo.Pipeline{{{Key: "$match", Value: ofGroup}}})
 	if err != nil {
 		return err
 	}
 	defer func() { _ = cs.Close(context.WithoutCancel(ctx)) }()
+
 	for {
-		topics, err := b.list(ctx)
+		topics, err := b.listTopics(ctx)
 		if err != nil {
 			return err
 		}
-		tell(topics)
+		onTopics(topics)
 		if !cs.Next(ctx) {
 			return cs.Err()
 		}
 	}
 }
 
-// news is the latest list of topics.
-type news struct {
+// latestTopics is the latest list of dynamic topics. It is safe for concurrent use.
+type latestTopics struct {
 	mu      sync.Mutex
 	topics  []string
 	known   bool
-	changed chan struct{}
+	changed chan struct{} // closed and replaced at each change
 }
 
-func (n *news) tell(topics []string) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	if n.known && slices.Equal(topics, n.topics) {
+func (l *latestTopics) set(topics []string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.known && slices.Equal(topics, l.topics) {
 		return
 	}
-	n.topics, n.known = topics, true
-	close(n.changed)
-	n.changed = make(chan struct{})
+
+	l.topics, l.known = topics, true
+	close(l.changed)
+	l.changed = make(chan struct{})
 }
 
-func (n *news) get() (topics []string, known bool, changed <-chan struct{}) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	return n.topics, n.known, n.changed
+// current returns the topics, whether they are known yet, and a channel that is closed at the next change.
+func (l *latestTopics) current() (topics []string, known bool, changed <-chan struct{}) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.topics, l.known, l.changed
 }
 
-// join is in the group with its topics as they are, until ctx ends.
-func (r *run) join(ctx context.Context) error {
+// joinGroup is a member of the group until ctx ends. It joins again whenever the dynamic topics change.
+func (r *run) joinGroup(ctx context.Context) error {
 	c := r.c
-	if c.board == nil {
+	if c.topicBoard == nil {
 		for ctx.Err() == nil {
 			if err := r.joinTopics(ctx, c.s.topics); err != nil {
 				return err
@@ -168,15 +179,19 @@ func (r *run) join(ctx context.Context) error {
 		}
 		return nil
 	}
-	n := &news{changed: make(chan struct{})}
+
+	latest := &latestTopics{changed: make(chan struct{})}
 	ctx, cancel := context.WithCancel(ctx)
 	var watching sync.WaitGroup
 	defer watching.Wait()
 	defer cancel()
-	watching.Go(func() { c.board.watch(ctx, n.tell, r.report) })
+	watching.Go(func() { c.topicBoard.watchTopics(ctx, latest.set, r.report) })
+
 	for ctx.Err() == nil {
-		added, known, changed := n.get()
+		added, known, changed := latest.current()
 		topics := slices.Compact(slices.Sorted(slices.Values(slices.Concat(c.s.topics, added))))
+
+		// Before the first list arrives, the set of topics is incomplete.
 		if !known || len(topics) == 0 {
 			select {
 			case <-changed:
@@ -184,19 +199,21 @@ func (r *run) join(ctx context.Context) error {
 			}
 			continue
 		}
-		if err := r.joinUntil(ctx, topics, changed); err != nil {
+
+		if err := r.joinUntilChange(ctx, topics, changed); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// joinUntil is in the group until the topics change or ctx ends.
-func (r *run) joinUntil(ctx context.Context, topics []string, changed <-chan struct{}) error {
+// joinUntilChange is a member of the group until changed is closed or ctx ends.
+func (r *run) joinUntilChange(ctx context.Context, topics []string, changed <-chan struct{}) error {
 	ctx, cancel := context.WithCancel(ctx)
 	var waiting sync.WaitGroup
 	defer waiting.Wait()
 	defer cancel()
+
 	waiting.Go(func() {
 		select {
 		case <-changed:
@@ -207,31 +224,36 @@ func (r *run) joinUntil(ctx context.Context, topics []string, changed <-chan str
 	return r.joinTopics(ctx, topics)
 }
 
-// joinTopics is in the group until ctx ends, or until a handler comes whose policy has retry topics that are not read yet.
+// joinTopics is a member of the group until ctx ends, or until a handler is added whose policy needs further retry topics.
 func (r *run) joinTopics(ctx context.Context, topics []string) error {
-	retries, err := r.c.retryTopics(topics)
+	retryTopics, err := r.c.retryTopics(topics)
 	if err != nil {
 		return err
 	}
+
 	ctx, cancel := context.WithCancel(ctx)
 	var waiting sync.WaitGroup
 	defer waiting.Wait()
 	defer cancel()
+
 	waiting.Go(func() {
 		defer cancel()
-		r.c.awaitRetryTopics(ctx, topics, retries)
+		r.c.awaitRetryTopics(ctx, topics, retryTopics)
 	})
-	return r.c.transport.Join(ctx, r.c.group, slices.Concat(topics, retries), r)
+	return r.c.transport.Join(ctx, r.c.group, slices.Concat(topics, retryTopics), r)
 }
 
-// awaitRetryTopics returns when a policy has retry topics beside those, or ctx ends.
+// awaitRetryTopics blocks until a policy needs a retry topic that is not in known, or until ctx ends.
 func (c *Consumer) awaitRetryTopics(ctx context.Context, topics, known []string) {
 	for {
+		// An invalid policy must not stop the other handlers. The messages of its handler get its error.
 		changed := c.reg.changes()
-		now, err := c.retryTopics(topics) // with an error the handler's messages meet it; the others are read on
-		if err == nil && slices.ContainsFunc(now, func(t string) bool { return !slices.Contains(known, t) }) {
+		wanted, err := c.retryTopics(topics)
+		isNew := func(t string) bool { return !slices.Contains(known, t) }
+		if err == nil && slices.ContainsFunc(wanted, isNew) {
 			return
 		}
+
 		select {
 		case <-changed:
 		case <-ctx.Done():

@@ -8,20 +8,20 @@ import (
 	"time"
 )
 
-// What an error of this package is, to be asked for with errors.Is. Every typed error below is one of the four.
+// The categories of errors. Test with errors.Is. Every typed error of this package belongs to one of the four.
 var (
-	// ErrConfiguration says that the program is wrong: nothing changes until somebody changes it.
+	// ErrConfiguration reports a mistake in the program or its configuration. Another attempt fails the same way.
 	ErrConfiguration = errors.New("configuration error")
-	// ErrValidation says that a message or an event is not what it should be: another attempt ends the same way.
+	// ErrValidation reports an invalid message or event. Another attempt fails the same way.
 	ErrValidation = errors.New("validation error")
-	// ErrOperational says that something was not to be had: another attempt may go well.
+	// ErrOperational reports that a resource was unavailable. Another attempt may succeed.
 	ErrOperational = errors.New("operational error")
-	// ErrHandler says that a handler returned an error.
+	// ErrHandler reports that a handler failed.
 	ErrHandler = errors.New("handler error")
 )
 
-// ErrorSink hears of every error that is not returned to anybody: one of the typed errors of this package. It is called
-// from many goroutines and holds up whoever calls it.
+// ErrorSink receives every error that no call returns. The errors are typed errors of this package. An ErrorSink is called
+// from many goroutines. The caller waits for it, so it should return fast.
 type ErrorSink func(ctx context.Context, err error)
 
 // Is reports ErrConfiguration.
@@ -36,8 +36,7 @@ func (e *PanicError) Is(target error) bool { return target == ErrHandler }
 // Is reports ErrHandler.
 func (e *HandlerError) Is(target error) bool { return target == ErrHandler }
 
-// UnsupportedError says that an operation needs a part that this consumer was made without. It is errors.ErrUnsupported
-// as well.
+// UnsupportedError reports that an operation needs a part that is not configured. It also matches errors.ErrUnsupported.
 type UnsupportedError struct {
 	Operation string
 	Needs     string // what to configure
@@ -52,7 +51,7 @@ func (e *UnsupportedError) Is(target error) bool {
 	return target == ErrConfiguration || target == errors.ErrUnsupported
 }
 
-// BatchSizeError says that one call brought more events than the limit.
+// BatchSizeError reports that a call has more events than the limit.
 type BatchSizeError struct{ Size, Limit int }
 
 func (e *BatchSizeError) Error() string {
@@ -62,11 +61,11 @@ func (e *BatchSizeError) Error() string {
 // Is reports ErrValidation.
 func (e *BatchSizeError) Is(target error) bool { return target == ErrValidation }
 
-// InvalidError lists what a validator found wrong with a message or an event. Problems never quote the body.
+// InvalidError lists the problems that a validator found in a message or an event. Problems never quote the body.
 type InvalidError struct {
 	ID, Type string
 	Problems []string
-	Err      error // of the validator; may be nil
+	Err      error // the validator's error; may be nil
 }
 
 func (e *InvalidError) Error() string {
@@ -76,10 +75,10 @@ func (e *InvalidError) Error() string {
 // Is reports ErrValidation.
 func (e *InvalidError) Is(target error) bool { return target == ErrValidation }
 
-// Unwrap is the validator's error.
+// Unwrap returns the validator's error.
 func (e *InvalidError) Unwrap() error { return e.Err }
 
-// NoHandlerError says that no handler takes the type.
+// NoHandlerError reports that no handler is registered for the type.
 type NoHandlerError struct{ Type string }
 
 func (e *NoHandlerError) Error() string { return fmt.Sprintf("no handler takes type %q", e.Type) }
@@ -89,7 +88,7 @@ func (e *NoHandlerError) Is(target error) bool {
 	return target == ErrNoHandler || target == ErrConfiguration
 }
 
-// ExpiredError says that the message was worth something until Deadline only.
+// ExpiredError reports that the deadline of the message has passed.
 type ExpiredError struct{ Deadline time.Time }
 
 func (e *ExpiredError) Error() string {
@@ -99,7 +98,7 @@ func (e *ExpiredError) Error() string {
 // Is reports ErrOperational.
 func (e *ExpiredError) Is(target error) bool { return target == ErrOperational }
 
-// NotDueError says that a message of a retry topic is to wait until Due.
+// NotDueError reports that a message of a retry topic must wait until Due.
 type NotDueError struct{ Due time.Time }
 
 func (e *NotDueError) Error() string {
@@ -109,15 +108,15 @@ func (e *NotDueError) Error() string {
 // Is reports ErrOperational.
 func (e *NotDueError) Is(target error) bool { return target == ErrOperational }
 
-// Wait is how long it has to wait.
+// Wait returns how long the message must wait, or 0 if it is due.
 func (e *NotDueError) Wait(now time.Time) time.Duration { return max(0, e.Due.Sub(now)) }
 
 // Is reports ErrOperational.
 func (e *TimeoutError) Is(target error) bool { return target == ErrOperational }
 
-// LifetimeError says that MongoDB aborted the transaction of a single message twice while its handler ran: a transaction may
-// be open for transactionLifetimeLimitSeconds, by default a minute. It does not unwrap to the driver's error, whose labels
-// would make it look like an outage.
+// LifetimeError reports that MongoDB twice aborted the transaction of a single message while its handler ran. A transaction
+// may be open for transactionLifetimeLimitSeconds, by default a minute. LifetimeError does not unwrap to the driver's error,
+// because the labels of that error would make it look like an outage.
 type LifetimeError struct {
 	Handler string
 	Ran     time.Duration // how long the handler took
@@ -125,16 +124,17 @@ type LifetimeError struct {
 }
 
 func (e *LifetimeError) Error() string {
-	return fmt.Sprintf("handler %s ran for %v, and MongoDB had aborted its transaction by then: let it do less, or take slow calls out of the transaction: %s",
+	return fmt.Sprintf("handler %s ran for %v, and MongoDB aborted its transaction: "+
+		"let it do less, or move slow calls out of the transaction: %s",
 		e.Handler, e.Ran.Round(time.Millisecond), e.Reason)
 }
 
 // Is reports ErrOperational.
 func (e *LifetimeError) Is(target error) bool { return target == ErrOperational }
 
-// BackpressureError says that a bound was reached and the caller is to come back later.
+// BackpressureError reports that a limit was reached. The caller should try again later.
 type BackpressureError struct {
-	What  string // what is full
+	What  string // the queue or list that is full
 	Limit int
 }
 
@@ -145,7 +145,7 @@ func (e *BackpressureError) Error() string {
 // Is reports ErrOperational.
 func (e *BackpressureError) Is(target error) bool { return target == ErrOperational }
 
-// MaintenanceError says that a task in the background failed: a sweep, an index. It runs again.
+// MaintenanceError reports that a background task, such as a sweep or an index build, failed. The task runs again.
 type MaintenanceError struct {
 	Task string
 	Err  error
@@ -156,10 +156,10 @@ func (e *MaintenanceError) Error() string { return e.Task + ": " + e.Err.Error()
 // Is reports ErrOperational.
 func (e *MaintenanceError) Is(target error) bool { return target == ErrOperational }
 
-// Unwrap is the task's error.
+// Unwrap returns the task's error.
 func (e *MaintenanceError) Unwrap() error { return e.Err }
 
-// RetriesExhaustedError says that a message failed as often as its policy allows. Err is the last failure.
+// RetriesExhaustedError reports that a message has used up the attempts of its policy. Err is the last failure.
 type RetriesExhaustedError struct {
 	Attempts int
 	Err      error
@@ -172,15 +172,15 @@ func (e *RetriesExhaustedError) Error() string {
 // Is reports ErrOperational.
 func (e *RetriesExhaustedError) Is(target error) bool { return target == ErrOperational }
 
-// Unwrap is the last failure.
+// Unwrap returns the last failure.
 func (e *RetriesExhaustedError) Unwrap() error { return e.Err }
 
-// BreakerOpenError says that a circuit breaker lets nothing through before Until.
+// BreakerOpenError reports that a circuit breaker lets no messages through before Until.
 type BreakerOpenError struct {
 	Name     string
 	Until    time.Time
-	Wait     time.Duration // from when it was said
-	Consumer bool          // the whole consumer is to pause
+	Wait     time.Duration // the time until Until when the error was created
+	Consumer bool          // the whole consumer must pause
 }
 
 func (e *BreakerOpenError) Error() string {
@@ -190,29 +190,29 @@ func (e *BreakerOpenError) Error() string {
 // Is reports ErrOperational.
 func (e *BreakerOpenError) Is(target error) bool { return target == ErrOperational }
 
-// BlockedError says that an earlier message of the key is still to be handled.
-type BlockedError struct{ Behind string } // id of that message
+// BlockedError reports that an earlier message of the key is not handled yet.
+type BlockedError struct{ Behind string } // namespace and id of the earlier message
 
 func (e *BlockedError) Error() string { return "message " + e.Behind + " of its key comes first" }
 
 // Is reports ErrOperational.
 func (e *BlockedError) Is(target error) bool { return target == ErrOperational }
 
-// ErrUnfit says that a message can never be disposed of like this, whoever tries again: it is too large for a topic, or not
-// legal there. The consumer then falls back to a dead letter, to a bare one (Verdict.Bare), and last of all lets the message
-// pass with a *LostError. A Disposer and a LetterStore return errors that wrap it; every other error is tried again until it
-// is gone.
+// ErrUnfit reports that a message can never be stored in this form: it is too large for a topic, or the topic rejects it. The
+// consumer then tries a dead letter, and after that a bare dead letter (Verdict.Bare). If that fails too, the message passes
+// with a *LostError. A Disposer and a LetterStore return errors that wrap ErrUnfit. The consumer repeats the call after every
+// other error until it succeeds.
 var ErrUnfit = errors.New("the message cannot be stored like this")
 
-// unfit reports whether a disposal that failed with err can never succeed.
-func unfit(err error) bool {
+// isUnfit reports whether a disposal that failed with err can never succeed. Panics count, because they would repeat.
+func isUnfit(err error) bool {
 	_, panicked := errors.AsType[*PanicError](err)
 	_, unsupported := errors.AsType[*UnsupportedError](err)
 	return panicked || unsupported || errors.Is(err, ErrUnfit)
 }
 
-// LostError says that not even a bare dead letter could be written of a message: it passed without a trace but this error.
-// Its record is in the topic until retention removes it.
+// LostError reports that no dead letter could be written for a message, not even a bare one. The message passed, and this
+// error is its only trace. Its record is in the topic until retention removes it.
 type LostError struct {
 	Handler   string
 	Topic     string
@@ -222,25 +222,26 @@ type LostError struct {
 }
 
 func (e *LostError) Error() string {
-	return fmt.Sprintf("message %s/%d/%d of handler %q is in no dead letter; read its record from the topic: %v", e.Topic, e.Partition, e.Offset, e.Handler, e.Err)
+	return fmt.Sprintf("message %s/%d/%d of handler %q is in no dead letter; read its record from the topic: %v",
+		e.Topic, e.Partition, e.Offset, e.Handler, e.Err)
 }
 
 // Is reports ErrOperational.
 func (e *LostError) Is(target error) bool { return target == ErrOperational }
 
-// Unwrap is why the last attempt failed.
+// Unwrap returns the error of the last attempt to write a letter.
 func (e *LostError) Unwrap() error { return e.Err }
 
-// The classes of failures: a label of dead letters, and a filter.
+// The classes of failures. Dead letters are labeled with them, and can be filtered by them.
 const (
 	ClassHandler   = "handler"
 	ClassTimeout   = "timeout"
 	ClassPanic     = "panic"
 	ClassInvalid   = "invalid"
 	ClassPoison    = "malformed"  // the record could not be decoded
-	ClassNoHandler = "no_handler" // nobody takes the type
+	ClassNoHandler = "no_handler" // no handler is registered for the type
 	ClassExpired   = "expired"
-	ClassDatabase  = "database" // the database was not to be had, or refused for a while
+	ClassDatabase  = "database" // the database was unavailable, or rejected requests for a while
 	ClassDropped   = "dropped"
 	ClassDuplicate = "duplicate"
 	ClassBlocked   = "blocked"
@@ -248,7 +249,7 @@ const (
 	ClassNotDue    = "not_due"
 )
 
-// Class is the class of an error; ClassHandler for any that is not known.
+// Class returns the class of an error. It returns ClassHandler for errors of handlers without another class.
 func Class(err error) string {
 	for _, c := range classes {
 		if c.match(err) {
@@ -258,7 +259,7 @@ func Class(err error) string {
 	return ClassHandler
 }
 
-// The first match wins: what the handler wrapped is looked at after what the consumer says of it.
+// The first match wins. The consumer's own errors come first, because they can wrap errors of the handler.
 var classes = []struct {
 	name  string
 	match Matcher
@@ -278,18 +279,18 @@ var classes = []struct {
 	{ClassDatabase, Transient()},
 }
 
-// maxReason bounds the text of a failure, in bytes.
+// maxReason is the maximum length of the text of a failure, in bytes.
 const maxReason = 512
 
-// reason is the text of err, clipped.
-func reason(err error) string {
+// errorText returns the text of err, clipped to maxReason, or "" if err is nil.
+func errorText(err error) string {
 	if err == nil {
 		return ""
 	}
 	return clip(err.Error(), maxReason)
 }
 
-// clip cuts s to n bytes of valid UTF-8.
+// clip returns at most the first n bytes of s, with invalid UTF-8 replaced.
 func clip(s string, n int) string {
 	if len(s) > n {
 		s = s[:n]

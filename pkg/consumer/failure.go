@@ -6,32 +6,35 @@ import (
 )
 
 var (
-	// ErrNoHandler says that no handler takes a message's type; it is the cause of its being parked. Run returns it if
-	// there is no handler at all.
+	// ErrNoHandler reports that no handler is registered for the type of a message. Such messages are parked. Run returns
+	// ErrNoHandler if there is no handler at all.
 	ErrNoHandler = errors.New("consumer: no handler")
-	// ErrRunning says that the consumer runs already.
+	// ErrRunning reports that Run was called while the consumer runs.
 	ErrRunning = errors.New("consumer: Run is running already")
-	// ErrAbandoned says that a handler did not end within the drain: its messages are handled again by whoever has their
-	// partition next, which refuses those that were committed after all.
+	// ErrAbandoned reports that a handler did not end within the drain. The next owner of the partition handles its messages
+	// again. The inbox rejects the messages that were committed after all.
 	ErrAbandoned = errors.New("consumer: in flight when the time to drain was over")
 )
 
-// DuplicateHandlerError says that a strict consumer has a handler for the type already, or any consumer one of that name.
+// DuplicateHandlerError reports that the name of a handler is already registered. A strict consumer also returns it if a
+// handler for the same types is registered.
 type DuplicateHandlerError struct {
-	Pattern string // the one that was refused; "" if the name was
-	Name    string // of the handler that is there
+	Pattern string // the rejected pattern; "" if the name was rejected
+	Name    string // the name of the registered handler
 }
 
 func (e *DuplicateHandlerError) Error() string {
 	if e.Pattern == "" {
 		return fmt.Sprintf("a handler named %q is registered already: name this one with Named", e.Name)
 	}
-	return fmt.Sprintf("handler %q takes types of %q already, and the consumer is strict: one handler for a type", e.Name, e.Pattern)
+
+	return fmt.Sprintf("handler %q is already registered for types of %q, and a strict consumer has one handler for a type",
+		e.Name, e.Pattern)
 }
 
-// HandlerError is a failure of a handler, as OnError gets it.
+// HandlerError describes a failure of a handler for OnError.
 type HandlerError struct {
-	Handler   string // its name; "" for no handler and for records that could not be decoded
+	Handler   string // the handler's name; "" if there is no handler, and for records that could not be decoded
 	Topic     string
 	Partition int32
 	Offset    int64
@@ -42,18 +45,19 @@ type HandlerError struct {
 }
 
 func (e *HandlerError) Error() string {
-	h := e.Handler
-	if h == "" {
-		h = "no handler"
+	handler := e.Handler
+	if handler == "" {
+		handler = "no handler"
 	}
-	return fmt.Sprintf("%s: message %s (%s/%d/%d, type %q), attempt %d, then %s: %v", h, clip(e.ID, maxReason), e.Topic, e.Partition, e.Offset, clip(e.Type, maxReason),
+	return fmt.Sprintf("%s: message %s (%s/%d/%d, type %q), attempt %d, then %s: %v",
+		handler, clip(e.ID, maxReason), e.Topic, e.Partition, e.Offset, clip(e.Type, maxReason),
 		e.Attempts.Total, e.Verdict.Action, e.Err)
 }
 
-// Unwrap is what the handler returned.
+// Unwrap returns the handler's error.
 func (e *HandlerError) Unwrap() error { return e.Err }
 
-// PanicError is a panic of a handler or a middleware.
+// PanicError is a panic of a handler, a middleware, or other code that the user supplies.
 type PanicError struct {
 	Value any
 	Stack []byte
@@ -61,7 +65,7 @@ type PanicError struct {
 
 func (e *PanicError) Error() string { return fmt.Sprintf("panic: %v", e.Value) }
 
-// Unwrap is the value, if it is an error.
+// Unwrap returns the value of the panic if it is an error, otherwise nil.
 func (e *PanicError) Unwrap() error {
 	err, _ := e.Value.(error)
 	return err

@@ -9,10 +9,10 @@ import (
 	"github.com/outrelay/outrelay/pkg/event"
 )
 
-// FaultType is the aggregate type of fault events, and begins their type: "fault.<type of the message>".
+// FaultType is the aggregate type of fault events, and the prefix of their type: "fault.<type of the message>".
 const FaultType = "fault"
 
-// Fault says that a message was given up, to whoever listens. It is published as JSON.
+// Fault describes a message that was given up. It is published as JSON.
 type Fault struct {
 	ID        string    `json:"id"` // of the message
 	Namespace string    `json:"namespace,omitempty"`
@@ -28,80 +28,102 @@ type Fault struct {
 	Body      []byte    `json:"body,omitempty"` // base64; only with Faults.Body
 }
 
-// Faults says when a message that is given up becomes a fault event. Dead letters always do; no fault event is made of a
-// fault event, whoever made it.
+// Faults configures the fault events of messages that are given up. Every dead letter has a fault event. A fault event that
+// is given up itself has none, regardless of which service published it.
 type Faults struct {
-	// Discarded makes one also of messages that a policy lets pass unhandled.
+	// Discarded also publishes fault events for messages that a policy discards.
 	Discarded bool
-	// NotExpired leaves out messages whose time was over.
+	// NotExpired leaves out messages that expired.
 	NotExpired bool
 	// Body adds the body of the record.
 	Body bool
-	// Topic publishes to that topic, past the outbox. Defaults to an event of aggregate type "fault" through the outbox.
+	// Topic publishes the events to this topic without the outbox. By default they go through the outbox, with the
+	// aggregate type "fault".
 	Topic string
-	// Redact may change the event before it is published; false keeps it from being so. May be nil.
+	// Redact may change the event before it is published. If it returns false, the event is not published. May be nil.
 	Redact func(f *Fault) bool
 }
 
-// maxFaultText bounds the type, the key and the id of a message in its fault event, in bytes.
+// maxFaultText is the maximum length of the type and of the key of a message in its fault event, in bytes.
 const maxFaultText = 1024
 
-// fault publishes the fault of a letter. Its id is the letter's, so that doing it again changes nothing. The letter is
-// written already, so a fault event that can never be published is reported, and nothing else.
-func (d *MessageDisposer) fault(ctx context.Context, l *Letter, m *Message) error {
+// publishLetterFault publishes the fault event of a letter, if the settings require one. The id of the event comes from the
+// letter, so a repetition publishes the same event. If the event can never be published, it is only reported, because the
+// letter is already written.
+func (d *MessageDisposer) publishLetterFault(ctx context.Context, l *Letter, m *Message) error {
 	cfg := d.cfg.Faults
 	if cfg == nil {
 		return nil
 	}
-	if _, own := m.Header(headerFaultOf); own {
+	if _, isFault := m.Header(headerFaultOf); isFault {
 		return nil
 	}
 	if l.Class == ClassExpired && cfg.NotExpired {
 		return nil
 	}
+
 	f := &Fault{
-		ID: l.ID.ID, Namespace: l.ID.NS, Type: clip(l.Type, maxFaultText), Key: clip(string(l.Key), maxFaultText), Group: l.ID.Group, Handler: l.ID.Handler, Origin: l.Origin,
-		Class: l.Class, Reason: clip(l.Reason, maxReason), Attempts: l.Attempts, At: l.LastFailure,
+		ID:        l.ID.ID,
+		Namespace: l.ID.NS,
+		Type:      clip(l.Type, maxFaultText),
+		Key:       clip(string(l.Key), maxFaultText),
+		Group:     l.ID.Group,
+		Handler:   l.ID.Handler,
+		Origin:    l.Origin,
+		Class:     l.Class,
+		Reason:    clip(l.Reason, maxReason),
+		Attempts:  l.Attempts,
+		At:        l.LastFailure,
 	}
 	if cfg.Body {
 		f.Body = l.Value
 	}
+
 	wanted, err := redactFault(cfg, f)
 	if err == nil && wanted {
 		err = d.publishFault(ctx, f, l)
 	}
-	if unfit(err) && f.Body != nil {
+
+	// The body may be the reason why the event cannot be published.
+	if isUnfit(err) && f.Body != nil {
 		f.Body = nil
 		d.report(fmt.Errorf("the fault event of dead letter %s goes without the body: %w", l.ID, err))
 		err = d.publishFault(ctx, f, l)
 	}
-	if unfit(err) {
+	if isUnfit(err) {
 		d.report(fmt.Errorf("dead letter %s has no fault event: %w", l.ID, err))
 		return nil
 	}
 	return err
 }
 
+// redactFault calls Redact and reports whether the event is to be published. It returns a panic as an error.
 func redactFault(cfg *Faults, f *Fault) (wanted bool, err error) {
-	defer recovered(&err)
+	defer recoverPanic(&err)
 	return cfg.Redact == nil || cfg.Redact(f), nil
 }
 
+// publishFault appends the fault event to the outbox, or writes it to Faults.Topic.
 func (d *MessageDisposer) publishFault(ctx context.Context, f *Fault, l *Letter) error {
 	cfg := d.cfg.Faults
 	body, err := json.Marshal(f)
 	if err != nil {
 		return fmt.Errorf("fault event: %w", err)
 	}
-	of := l.ID.String()
-	ev := event.New(FaultType, faultKey(l), FaultType+"."+f.Type, body, event.WithID(bounded("fault/"+of)),
-		event.WithHeader(headerFaultOf, []byte(of)), event.WithContentType("application/json"))
+
+	letterID := l.ID.String()
+	ev := event.New(FaultType, faultKey(l), FaultType+"."+f.Type, body,
+		event.WithID(boundIdentity("fault/"+letterID)),
+		event.WithHeader(headerFaultOf, []byte(letterID)),
+		event.WithContentType("application/json"))
+
 	if cfg.Topic == "" {
 		if err := d.append(ctx, ev); err != nil {
 			return fmt.Errorf("fault event: %w", err)
 		}
 		return nil
 	}
+
 	msg, err := directMessage(ev)
 	if err != nil {
 		return err
@@ -115,10 +137,12 @@ func (d *MessageDisposer) publishFault(ctx context.Context, f *Fault, l *Letter)
 	return nil
 }
 
-// faultKey orders the faults of one key; a message without one, or with one that is no text, goes by its id.
+// faultKey returns the key of a fault event, so that the faults of one key stay in order. If the message has no key, or its
+// key is not valid UTF-8, the key is the id of the message.
 func faultKey(l *Letter) string {
-	if text := clip(string(l.Key), len(l.Key)); text != "" && len(text) == len(l.Key) {
-		return bounded(text)
+	key := clip(string(l.Key), len(l.Key))
+	if key != "" && len(key) == len(l.Key) {
+		return boundIdentity(key)
 	}
-	return bounded(l.ID.ID)
+	return boundIdentity(l.ID.ID)
 }

@@ -7,8 +7,8 @@ import (
 	"github.com/outrelay/outrelay/pkg/inbox"
 )
 
-// Inbox is what a consumer needs of an inbox; *inbox.Inbox is one, and its comments say what each method promises. One that
-// also has a method EnsureIndexes(ctx) error is asked for it when the consumer starts.
+// Inbox is the part of an inbox that a consumer uses. *inbox.Inbox implements it and documents the contract of each method.
+// If the inbox has a method EnsureIndexes(ctx) error, the consumer calls it when it starts.
 type Inbox interface {
 	Admit(ctx context.Context, list []inbox.Entry) (fresh []bool, err error)
 	Pass(ctx context.Context, list []inbox.Entry) error

@@ -13,30 +13,40 @@ import (
 	"github.com/outrelay/outrelay/pkg/inbox"
 )
 
-// entry decodes a record and finds its handlers.
-func (p *partition) entry(r *Record) *entry {
+// newEntry decodes a record and finds its handlers.
+func (p *partition) newEntry(r *Record) *entry {
 	r.Headers, r.Key = restoredFor(p.s.c.group, r.Headers, r.Key)
-	e := &entry{offset: r.Offset, lane: inbox.Lane(r.Key, r.Offset), rec: *r, size: sizeOf(r), time: r.Time.UnixMilli()}
-	m, err := p.s.decode(r)
-	if errors.Is(err, ErrDrop) {
+	e := &entry{
+		offset: r.Offset,
+		lane:   inbox.Lane(r.Key, r.Offset),
+		rec:    *r,
+		size:   recordSize(r),
+		time:   r.Time.UnixMilli(),
+	}
+
+	m, err := p.s.decodeRecord(r)
+	switch {
+	case errors.Is(err, ErrDrop):
+		// Without parts the entry is finished already.
 		p.s.c.s.observer.Dropped("", 1)
 		e.m = m
 		return e
-	}
-	if err != nil {
+	case err != nil:
 		e.cause = &DecodeError{Topic: r.Topic, Partition: r.Partition, Offset: r.Offset, Err: err}
-		e.m = complete(newMessage(r), r, p.s.c.group)
+		e.m = completeMessage(newMessage(r), r, p.s.c.group)
 		p.s.c.keepOwnControls(e.m, time.Now())
 		e.parts = []part{{reg: p.s.c.poison}}
-	} else {
+	default:
 		e.m = m
-		e.parts = p.s.c.route(m)
+		e.parts = p.s.c.routeMessage(m)
 	}
+
 	e.open = len(e.parts)
 	return e
 }
 
-func sizeOf(r *Record) int {
+// recordSize returns about how many bytes the record needs in memory.
+func recordSize(r *Record) int {
 	n := len(r.Key) + len(r.Value) + 128
 	for i := range r.Headers {
 		n += len(r.Headers[i].Key) + len(r.Headers[i].Value) + 32
@@ -44,12 +54,14 @@ func sizeOf(r *Record) int {
 	return n
 }
 
-// decode makes the message of a record. A panic of what a user gave is an error.
-func (s *session) decode(r *Record) (m *Message, err error) {
-	defer recovered(&err)
+// decodeRecord decodes a record and passes the message through the functions of Receive. It returns a panic of the Decoder or
+// of these functions as an error.
+func (s *session) decodeRecord(r *Record) (m *Message, err error) {
+	defer recoverPanic(&err)
 	if r.Err != nil {
 		return nil, r.Err
 	}
+
 	m, err = s.c.s.decoder(r)
 	if err != nil {
 		return nil, err
@@ -57,59 +69,67 @@ func (s *session) decode(r *Record) (m *Message, err error) {
 	if m == nil {
 		return nil, errors.New("the decoder returned no message")
 	}
-	m = complete(m, r, s.c.group)
+	m = completeMessage(m, r, s.c.group)
 	s.c.keepOwnControls(m, time.Now())
-	for _, f := range s.c.s.receive {
-		got, err := f(s.soft, m)
+
+	for _, receive := range s.c.s.receive {
+		received, err := receive(s.soft, m)
 		if err != nil {
 			return m, err
 		}
-		if got == nil {
+		if received == nil {
 			return nil, errors.New("a function of Receive returned no message")
 		}
-		m = complete(got, r, s.c.group)
+		m = completeMessage(received, r, s.c.group)
 	}
-	return m, identified(m)
+	return m, checkIdentity(m)
 }
 
-// route finds who handles the message. N18: what was retried or requeued for one handler is for that one alone. If that
-// handler is no more, the message is parked whatever AckUnknown says: a handler that was renamed, or that this process does not
-// have yet, may still want it. What is for another group passes.
-func (c *Consumer) route(m *Message) []part {
+// routeMessage returns a part for each handler of the message. If there is none, it returns a part for the registration
+// that decides about such messages. A message that is only for another group has no parts.
+//
+// N18: a message that was retried or requeued for one handler is only for this handler. If the handler is not registered, the
+// message is parked, regardless of AckUnknown: the handler may have been renamed, or this process may not have it yet.
+func (c *Consumer) routeMessage(m *Message) []part {
 	all := c.reg.snapshot().of(m.Type)
-	only, narrowed := m.Header(HeaderOnly)
-	narrowed = narrowed && string(only) != c.group+"/" // for whoever takes it: it was parked
-	ours := !narrowed || bytes.HasPrefix(only, []byte(c.group+"/"))
-	var out []part
-	taken := false
+	only, hasOnly := m.Header(HeaderOnly)
+
+	// A parked message has an empty handler name. It is for every handler of the group.
+	forOne := hasOnly && string(only) != c.group+"/"
+	ours := !forOne || bytes.HasPrefix(only, []byte(c.group+"/"))
+
+	var parts []part
+	onceFired := false
 	for _, r := range all {
-		if narrowed && string(only) != c.group+"/"+r.name {
+		if forOne && string(only) != c.inboxConsumer(r) {
 			continue
 		}
 		if r.once && !r.fired.CompareAndSwap(false, true) {
-			taken = true
+			onceFired = true
 			continue
 		}
-		out = append(out, part{reg: r})
+		parts = append(parts, part{reg: r})
 	}
+
 	switch {
-	case len(out) > 0 || taken || !ours:
-	case narrowed:
-		out = append(out, part{reg: c.orphaned})
+	case len(parts) > 0 || onceFired || !ours:
+		return parts
+	case forOne:
+		return append(parts, part{reg: c.orphaned})
 	default:
-		out = append(out, part{reg: c.unknown})
+		return append(parts, part{reg: c.unknown})
 	}
-	return out
 }
 
-// attachment is what the inbox said of a handler's partition.
+// attachment is the state of a handler's attachment to a partition in the inbox.
 type attachment struct {
-	mu   sync.Mutex
+	mu   sync.Mutex // held during Attach, so that it is called once
 	done bool
 }
 
-// attach tells the inbox, once for each handler, that this process begins with the partition. N29
-func (p *partition) attach(ctx context.Context, r *registration) error {
+// attachHandler attaches the handler to the partition in the inbox, unless it is attached. The inbox then knows that this
+// process begins with the partition. N29
+func (p *partition) attachHandler(ctx context.Context, r *registration) error {
 	p.mu.Lock()
 	a := p.attached[r.name]
 	if a == nil {
@@ -117,27 +137,30 @@ func (p *partition) attach(ctx context.Context, r *registration) error {
 		p.attached[r.name] = a
 	}
 	p.mu.Unlock()
+
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.done {
 		return nil
 	}
+
 	log, err := p.s.g.Log(ctx, p.tp)
 	if err != nil {
-		return &storeError{fmt.Errorf("asking for the end of partition %s: %w", p.tp, err)}
+		return &inboxFailure{fmt.Errorf("reading the end of partition %s: %w", p.tp, err)}
 	}
-	if _, err := p.s.inbox.Attach(ctx, p.s.c.consumer(r), p.tp.Topic, p.tp.Partition, log); err != nil {
-		return &storeError{fmt.Errorf("attaching %s to partition %s: %w", r.name, p.tp, err)}
+	if _, err := p.s.inbox.Attach(ctx, p.s.c.inboxConsumer(r), p.tp.Topic, p.tp.Partition, log); err != nil {
+		return &inboxFailure{fmt.Errorf("attaching %s to partition %s: %w", r.name, p.tp, err)}
 	}
 	a.done = true
 	return nil
 }
 
-// release gives up what the inbox holds of the partition for the handlers that attached to it.
-func (p *partition) release(ctx context.Context) error {
+// releaseAttachments releases the partition in the inbox for all attached handlers.
+func (p *partition) releaseAttachments(ctx context.Context) error {
 	p.mu.Lock()
 	names := slices.Collect(maps.Keys(p.attached))
 	p.mu.Unlock()
+
 	var errs []error
 	for _, name := range names {
 		errs = append(errs, p.s.inbox.Release(ctx, p.s.c.group+"/"+name, p.tp.Topic, p.tp.Partition))
@@ -145,18 +168,18 @@ func (p *partition) release(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// detach makes the next attach ask again.
-func (p *partition) detach(r *registration) {
+// detachHandler forgets the attachment of the handler, so that the next attachHandler calls the inbox again.
+func (p *partition) detachHandler(r *registration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	delete(p.attached, r.name)
 }
 
-func (p *partition) attachedAny() bool {
+func (p *partition) hasAttachments() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return len(p.attached) > 0
 }
 
-// consumer is the identity of a handler in the inbox.
-func (c *Consumer) consumer(r *registration) string { return c.group + "/" + r.name }
+// inboxConsumer returns the name of a handler in the inbox.
+func (c *Consumer) inboxConsumer(r *registration) string { return c.group + "/" + r.name }

@@ -274,7 +274,7 @@ func (w *walker) records(b *fetched.Batch) (all bool) {
 		w.out = append(w.out, r)
 
 		next = x.Offset + 1
-		if w.size += sizeOf(&r); w.size >= fetchRoom {
+		if w.size += recordSize(&r); w.size >= fetchRoom {
 			w.next = max(w.next, next)
 			return false
 		}
@@ -288,5 +288,5 @@ func (w *walker) broken(b *fetched.Batch, from int64, err error) {
 		Topic: w.tp.Topic, Partition: w.tp.Partition, LeaderEpoch: b.LeaderEpoch, Offset: from, Time: time.UnixMilli(b.TimeMS()).UTC(),
 		Err: fmt.Errorf("the records at the offsets from %d to %d cannot be read: %w", from, b.End-1, err),
 	})
-	w.size += sizeOf(&w.out[len(w.out)-1])
+	w.size += recordSize(&w.out[len(w.out)-1])
 }

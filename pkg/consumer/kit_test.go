@@ -145,15 +145,7 @@ func (k *kit) collection(name string) *mongo.Collection {
 func (k *kit) until(what string, cond func(ctx context.Context) bool) {
 	k.Helper()
 	ctx := k.context()
-	tick := time.NewTicker(20 * time.Millisecond)
-	defer tick.Stop()
-	for !cond(ctx) {
-		select {
-		case <-ctx.Done():
-			k.Fatalf("%s: not within %v", what, patience)
-		case <-tick.C:
-		}
-	}
+	stacktest.Eventually(k, what, func() bool { return cond(ctx) })
 }
 
 func (k *kit) count(name string) int {

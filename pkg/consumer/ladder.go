@@ -8,6 +8,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/outrelay/outrelay/internal/record"
 )
 
 // The headers of messages that a policy moved to another place, beside HeaderOnly and HeaderAttempt. All of them vanish
@@ -16,11 +18,11 @@ import (
 const (
 	// HeaderRetryDue is when a message of a retry topic is due, in Unix milliseconds.
 	// A consumer heeds it in retry topics of its group alone.
-	HeaderRetryDue = "outrelay-retry-due"
+	HeaderRetryDue = record.HeaderRetryDue
 	// HeaderRetryOrigin is "<topic>/<partition>/<offset>" of the record that the message came in at first.
-	HeaderRetryOrigin = "outrelay-retry-origin"
+	HeaderRetryOrigin = record.HeaderRetryOrigin
 	// HeaderRetryHistory is the failures so far, as a JSON array of Failure.
-	HeaderRetryHistory = "outrelay-retry-history"
+	HeaderRetryHistory = record.HeaderRetryHistory
 	// headerKept begins the headers that carry those through the outbox which the outbox keeps for itself.
 	headerKept = "retry-keep-"
 	// headerNoKey says that the message had no key before it went through the outbox, where every event has one.
@@ -34,7 +36,6 @@ const (
 const (
 	HeaderDeliverBy     = "x-outrelay-deliver-by"
 	headerCEExpiryTime  = "ce_expirytime"
-	reservedHeaders     = "outrelay-"
 	headerFaultOf       = "fault-of" // marks fault events, so that none is made of another
 	headerEncryption    = "encryption"
 	headerClaimCheck    = "claim-check"
@@ -143,7 +144,7 @@ func (c *Consumer) isNamedRetryTopic(topic string) bool {
 		deciders = append(deciders, r.decider)
 	}
 	return slices.ContainsFunc(deciders, func(d Decider) bool {
-		t, ok := d.(topical)
+		t, ok := d.(topicMover)
 		return ok && slices.Contains(t.Topics(c.group, ""), topic)
 	})
 }
@@ -153,7 +154,7 @@ func (c *Consumer) mayComeFrom(origin, topic string) bool {
 	if at, n := cutRetryTopic(topic, c.group); n > 0 {
 		return at == origin
 	}
-	return c.isNamedRetryTopic(topic) && (c.board != nil || slices.Contains(c.s.topics, origin))
+	return c.isNamedRetryTopic(topic) && (c.topicBoard != nil || slices.Contains(c.s.topics, origin))
 }
 
 // Precheck says whether m may be handled at all now: a *NotDueError for a message of a retry topic before its time, an
@@ -163,7 +164,7 @@ func Precheck(m *Message, now time.Time) error {
 		return &NotDueError{Due: due}
 	}
 	names := []string{HeaderDeliverBy}
-	if _, cloudEvent := m.Header("ce_specversion"); cloudEvent {
+	if _, cloudEvent := m.Header(record.HeaderCESpecVersion); cloudEvent {
 		names = append(names, headerCEExpiryTime)
 	}
 	for _, name := range names {
@@ -233,12 +234,14 @@ func restored(headers []Header, key []byte) ([]Header, []byte) {
 // isStructured reports whether the value is a CloudEvent with its payload inside.
 func isStructured(headers []Header) bool {
 	return slices.ContainsFunc(headers, func(h Header) bool {
-		return (h.Key == "content-type" || h.Key == "contenttype") && strings.HasPrefix(string(h.Value), "application/cloudevents+json")
+		return (h.Key == record.HeaderHTTPContentType || h.Key == record.HeaderContentType) && strings.HasPrefix(string(h.Value), record.TypeCloudEvents)
 	})
 }
 
 // reserved reports whether the outbox keeps headers of that name for itself.
-func reserved(name string) bool { return name == HeaderID || strings.HasPrefix(name, reservedHeaders) }
+func reserved(name string) bool {
+	return name == HeaderID || strings.HasPrefix(name, record.ReservedPrefix)
+}
 
 // moved is a copy of m for another place: for that handler of the group alone, with the attempt that comes next, where it
 // came from, and what failed so far. due is zero if it may be handled at once.

@@ -67,7 +67,7 @@ func TestAMessageIsTheSameAfterItsWayThroughTheOutbox(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		before = complete(before, from, "g")
+		before = completeMessage(before, from, "g")
 		v := Verdict{Action: Schedule, Attempts: Attempts{}.Note(ErrDrop, before, time.Unix(1, 0))}
 		// The disposer gets the message with the record's own bytes.
 		ev := comeback(moved(before, "h", v, time.Time{}), "h", time.Now())
@@ -81,7 +81,7 @@ func TestAMessageIsTheSameAfterItsWayThroughTheOutbox(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		after = complete(after, r, "g")
+		after = completeMessage(after, r, "g")
 		if after.Attempt != 2 || after.Origin() != (Origin{"orders", 3, 17}) {
 			t.Errorf("attempt %d, origin %v", after.Attempt, after.Origin())
 		}
@@ -116,7 +116,7 @@ func TestAStructuredEventComesBackWithTheSamePayload(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		before = complete(before, first, "g")
+		before = completeMessage(before, first, "g")
 		original := before.Copy()
 		original.Value = first.Value
 		ev := comeback(moved(original, "h", Verdict{Action: Schedule}, time.Time{}), "h", time.Now())
@@ -126,7 +126,7 @@ func TestAStructuredEventComesBackWithTheSamePayload(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		after = complete(after, r, "g")
+		after = completeMessage(after, r, "g")
 		if !bytes.Equal(after.Value, body) || after.Type != "A" || after.ID != "one" {
 			t.Errorf("type %q, id %q, value %x; want %x", after.Type, after.ID, after.Value, body)
 		}

@@ -142,23 +142,11 @@ func (l *changing) Commit(_ context.Context, offsets map[consumer.TopicPartition
 
 func (l *changing) untilCommitted(t *testing.T, at int64) {
 	t.Helper()
-	eventually(t, fmt.Sprint("the offset ", at), func() bool {
+	stacktest.Eventually(t, fmt.Sprint("the offset ", at), func() bool {
 		l.mu.Lock()
 		defer l.mu.Unlock()
 		return l.committed == at
 	})
-}
-
-func eventually(t *testing.T, what string, cond func() bool) {
-	t.Helper()
-	late := time.After(patience)
-	for !cond() {
-		select {
-		case <-late:
-			t.Fatalf("%s: not within %v", what, patience)
-		case <-time.After(5 * time.Millisecond):
-		}
-	}
 }
 
 // renewed is an inbox of which another process begins a generation just after it was attached to.
@@ -279,9 +267,9 @@ func dropped(t *testing.T) (l *changing, c *consumer.Consumer, goOn func(), hand
 	}
 	runs(t, c)
 	<-began
-	eventually(t, "the other key", func() bool { return handled()[3] == 1 })
+	stacktest.Eventually(t, "the other key", func() bool { return handled()[3] == 1 })
 	c.Pause()
-	eventually(t, "what is held is dropped", func() bool {
+	stacktest.Eventually(t, "what is held is dropped", func() bool {
 		mem.mu.Lock()
 		defer mem.mu.Unlock()
 		return mem.messages == 1
@@ -376,7 +364,7 @@ func TestN29_WhatIsHeldOfADeletedTopicDoesNotCount(t *testing.T) {
 	<-began
 	l.anew("a", 2)
 	<-gaps
-	eventually(t, "the new records", func() bool {
+	stacktest.Eventually(t, "the new records", func() bool {
 		l.mu.Lock()
 		defer l.mu.Unlock()
 		return l.served

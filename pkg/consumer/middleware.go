@@ -40,7 +40,7 @@ func (c *Chain) snapshot() []Middleware {
 func (c *Chain) Middleware() Middleware {
 	return func(next Handler) Handler {
 		return HandlerFunc(func(ctx context.Context, m *Message) error {
-			return chain(next, c.snapshot()).Handle(ctx, m)
+			return chainMiddlewares(next, c.snapshot()).Handle(ctx, m)
 		})
 	}
 }
@@ -107,7 +107,7 @@ func WithHandlerName(ctx context.Context, name string) context.Context {
 const HeaderDedupKey = "dedup-key"
 
 // dedupID is the id of m's identity in an inbox.
-func dedupID(m *Message) string { return bounded(textID(m)) }
+func dedupID(m *Message) string { return boundIdentity(textID(m)) }
 
 func textID(m *Message) string {
 	if v, ok := m.Header(HeaderDedupKey); ok && len(v) > 0 {

@@ -279,7 +279,7 @@ func (s *settings) check() error {
 	for _, f := range s.receive {
 		add(f == nil, "Receive: the function is nil")
 	}
-	bad = append(bad, s.commits.check())
+	bad = append(bad, s.commits.validate())
 	return errors.Join(bad...)
 }
 

@@ -203,7 +203,7 @@ func (p *partition) take(from int64, f Fetched) {
 	list := make([]*entry, 0, len(f.Records))
 	for i := range f.Records {
 		if r := &f.Records[i]; r.Offset >= from {
-			list = append(list, p.entry(r))
+			list = append(list, p.newEntry(r))
 		}
 	}
 	p.mu.Lock()
@@ -222,7 +222,7 @@ func (p *partition) take(from int64, f Fetched) {
 	p.fetched = max(p.fetched, p.next)
 	p.lost(from, p.next)
 	p.s.passed(p.trim())
-	p.s.held(int64(p.bodies-messages), int64(p.bytes-bytes))
+	p.s.countHeld(int64(p.bodies-messages), int64(p.bytes-bytes))
 	p.behind(f.End)
 }
 
@@ -349,7 +349,7 @@ func (p *partition) shed(e *entry) {
 	e.rec, e.m = Record{}, nil
 	p.bodies--
 	p.bytes -= e.size
-	p.s.held(-1, -int64(e.size))
+	p.s.countHeld(-1, -int64(e.size))
 }
 
 // finish marks tasks as done.
@@ -435,6 +435,6 @@ func (p *partition) forget() {
 	for _, e := range p.entries {
 		p.unfire(e)
 	}
-	p.s.held(-int64(p.bodies), -int64(p.bytes))
+	p.s.countHeld(-int64(p.bodies), -int64(p.bytes))
 	p.bodies, p.bytes, p.entries, p.gone = 0, 0, nil, true
 }

@@ -30,8 +30,8 @@ func TestAMessageThatCannotBeDecodedWhenReadAgainIsNotHandled(t *testing.T) {
 	if len(tr.queue) != 1 {
 		t.Fatalf("%d messages are queued, want 1", len(tr.queue))
 	}
-	err := tr.call(t.Context(), tr.queue, nil, &result{})
-	if _, ofHandler := errors.AsType[*taskError](err); !ofHandler || !errors.Is(err, broken) {
+	err := tr.runHandler(t.Context(), tr.queue, nil, &attemptResult{})
+	if _, ofHandler := errors.AsType[*handlerFailure](err); !ofHandler || !errors.Is(err, broken) {
 		t.Errorf("call returned %v, want a failure of the handler with the cause", err)
 	}
 	if calls != 0 {

@@ -128,7 +128,7 @@ func (p *partition) lower(ctx context.Context, log inbox.Log) {
 	b := retry.Reopen.Start()
 	for _, r := range p.s.c.reg.snapshot().all {
 		for r.mode != inbox.None && ctx.Err() == nil {
-			_, err := p.s.inbox.Attach(ctx, p.s.c.consumer(r), p.tp.Topic, p.tp.Partition, log)
+			_, err := p.s.inbox.Attach(ctx, p.s.c.inboxConsumer(r), p.tp.Topic, p.tp.Partition, log)
 			if err == nil {
 				break
 			}

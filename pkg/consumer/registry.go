@@ -259,9 +259,9 @@ func (c *Consumer) prepare(r *registration) {
 	}
 	inner := r.single
 	if inner == nil {
-		inner = HandlerFunc(collect)
+		inner = HandlerFunc(collectMessage)
 	}
-	r.chained = c.gated(r.decider, chain(inner, r.mws))
+	r.chained = c.wrapWithGate(r.decider, chainMiddlewares(inner, r.mws))
 }
 
 // Handlers lists the registered handlers in their order.

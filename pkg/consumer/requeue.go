@@ -11,6 +11,7 @@ import (
 	"github.com/segmentio/kafka-go"
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
+	"github.com/outrelay/outrelay/internal/record"
 	"github.com/outrelay/outrelay/pkg/event"
 	"github.com/outrelay/outrelay/pkg/outbox"
 )
@@ -118,7 +119,7 @@ func (d *MessageDisposer) dispose(ctx context.Context, m *Message, handler strin
 		return d.bury(ctx, m, handler, v, errors.Join(cause, why))
 	case Discard:
 		if v.Reason != ClassDuplicate && v.Reason != ClassDropped {
-			if err := d.fault(ctx, newLetter(m, handler, v, cause, d.cfg.Now()), m); err != nil {
+			if err := d.publishLetterFault(ctx, newLetter(m, handler, v, cause, d.cfg.Now()), m); err != nil {
 				return err
 			}
 		}
@@ -146,7 +147,7 @@ func (d *MessageDisposer) move(ctx context.Context, m *Message, handler string, 
 	case v.Block && d.cfg.Gate == nil:
 		return &immovableError{"BlockKey needs a KeyGate"}
 	case v.Block:
-		if err := d.cfg.Gate.hold(ctx, m, handler); err != nil {
+		if err := d.cfg.Gate.appendWaiter(ctx, m, handler); err != nil {
 			return err
 		}
 	}
@@ -235,7 +236,7 @@ func (d *MessageDisposer) append(ctx context.Context, ev event.Event) error {
 // comeback is a message as a scheduled event. The names of headers that the outbox keeps for itself are disguised, until
 // restored makes them what they were.
 func comeback(m *Message, handler string, due time.Time) event.Event {
-	id := bounded(fmt.Sprintf("retry/%s/%s/%s/%s/%d/%s/%d/%d", m.Group, handler, m.Namespace, m.ID, m.Delivery, m.Topic, m.Partition, m.Offset))
+	id := boundIdentity(fmt.Sprintf("retry/%s/%s/%s/%s/%d/%s/%d/%d", m.Group, handler, m.Namespace, m.ID, m.Delivery, m.Topic, m.Partition, m.Offset))
 	origin := originOf(m)
 	opts := []event.Option{event.WithTopic(origin.Topic), event.WithDueAt(due), event.WithID(id)}
 	if len(m.Key) > 0 {
@@ -277,9 +278,9 @@ func comeback(m *Message, handler string, due time.Time) event.Event {
 
 // byPreset are headers that the relay writes from the event's own fields.
 var byPreset = map[string]bool{
-	"type": true, "aggregatetype": true, "aggregateid": true, "contenttype": true, "schemaversion": true,
-	"ce_specversion": true, "ce_id": true, "ce_source": true, "ce_type": true, "ce_subject": true, "ce_time": true, "ce_schemaversion": true,
-	"content-type": true,
+	record.HeaderType: true, record.HeaderAggregateType: true, record.HeaderAggregateID: true, record.HeaderContentType: true, record.HeaderSchemaVersion: true,
+	record.HeaderCESpecVersion: true, record.HeaderCEID: true, record.HeaderCESource: true, record.HeaderCEType: true, record.HeaderCESubject: true, record.HeaderCETime: true, record.HeaderCESchemaVersion: true,
+	record.HeaderHTTPContentType: true,
 }
 
 // bury makes a dead letter: the topic first, then the document, then the word to others, then the gate.
@@ -294,7 +295,7 @@ func (d *MessageDisposer) bury(ctx context.Context, m *Message, handler string, 
 	}
 	l := newLetter(m, handler, v, cause, d.cfg.Now())
 	if v.Bare {
-		l.strip()
+		l.stripContent()
 	} else if err := d.redact(ctx, l); err != nil {
 		if errors.Is(err, ErrDrop) {
 			return d.release(ctx, m, handler)
@@ -311,7 +312,7 @@ func (d *MessageDisposer) bury(ctx context.Context, m *Message, handler string, 
 		}
 	}
 	if v.Action != Park && !v.Bare {
-		if err := d.fault(ctx, l, m); err != nil {
+		if err := d.publishLetterFault(ctx, l, m); err != nil {
 			return err
 		}
 	}
@@ -320,7 +321,7 @@ func (d *MessageDisposer) bury(ctx context.Context, m *Message, handler string, 
 
 // redact changes the letter by the functions that a user gave. Whatever goes wrong in one of them goes wrong for the letter.
 func (d *MessageDisposer) redact(ctx context.Context, l *Letter) (err error) {
-	defer recovered(&err)
+	defer recoverPanic(&err)
 	for _, r := range d.cfg.Redact {
 		if err := r(ctx, l); errors.Is(err, ErrDrop) {
 			return err
@@ -341,7 +342,7 @@ func (d *MessageDisposer) buryInTopic(ctx context.Context, l *Letter, v Verdict)
 	default:
 		return nil
 	}
-	err := d.publish(ctx, topic, l.Topic, l.record())
+	err := d.publish(ctx, topic, l.Topic, l.deadTopicRecord())
 	switch {
 	case (tooLarge(err) || refused(err)) && d.cfg.Letters != nil:
 		d.report(fmt.Errorf("dead letter %s is in the collection alone: %w", l.ID, err))
@@ -357,5 +358,5 @@ func (d *MessageDisposer) release(ctx context.Context, m *Message, handler strin
 	if d.cfg.Gate == nil {
 		return nil
 	}
-	return d.cfg.Gate.release(ctx, m, handler)
+	return d.cfg.Gate.removeWaiter(ctx, m, handler)
 }

@@ -49,8 +49,8 @@ func (r *run) Serve(ctx context.Context, g Generation) error {
 		s.parts[a.TopicPartition] = newPartition(s, a)
 	}
 	r.c.s.observer.Assigned(len(s.parts))
-	r.c.now.Store(s)
-	defer r.c.now.CompareAndSwap(s, nil)
+	r.c.currentSession.Store(s)
+	defer r.c.currentSession.CompareAndSwap(s, nil)
 	var readers sync.WaitGroup
 	for _, p := range s.parts {
 		readers.Go(p.read)
@@ -132,10 +132,10 @@ func (s *session) release() {
 	defer cancel()
 	var failed []error
 	for tp, p := range s.parts {
-		if !p.attachedAny() || !p.still.Load() {
+		if !p.hasAttachments() || !p.still.Load() {
 			continue
 		}
-		if err := p.release(ctx); err != nil {
+		if err := p.releaseAttachments(ctx); err != nil {
 			failed = append(failed, fmt.Errorf("releasing partition %s in the inbox: %w", tp, err))
 		}
 	}

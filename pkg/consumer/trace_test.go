@@ -44,7 +44,7 @@ func (s *spans) Start(ctx context.Context, name string, opts ...trace.SpanStartO
 func (s *span) SetStatus(c codes.Code, text string) { s.code, s.text = c, text }
 func (s *span) End(...trace.SpanEndOption)          { s.ended = true }
 func (s *span) SpanContext() trace.SpanContext      { return s.sc }
-func traced(id, parent, bag string) *consumer.Message {
+func startTrace(id, parent, bag string) *consumer.Message {
 	m := &consumer.Message{ID: id, Topic: "orders", Group: "g", Attempt: 1}
 	if parent != "" {
 		m.Headers = append(m.Headers, consumer.Header{Key: "traceparent", Value: []byte(parent)})
@@ -62,7 +62,7 @@ func TestASpanIsLinkedToItsProducers(t *testing.T) {
 	var s spans
 	start := consumer.Spans(&s, nil)
 	ctx, end := start(t.Context(), "billing", []*consumer.Message{
-		traced("1", parent, "tenant=x"), traced("2", "", ""), traced("3", "00-1af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", ""),
+		startTrace("1", parent, "tenant=x"), startTrace("2", "", ""), startTrace("3", "00-1af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", ""),
 	})
 	end(nil)
 	sp := s.list[0]
@@ -91,7 +91,7 @@ func TestTheOutcomeOfASpanQuotesNothing(t *testing.T) {
 		}
 		return secret
 	}))
-	if err := h.Handle(t.Context(), traced("1", parent, "tenant=x")); !errors.Is(err, secret) {
+	if err := h.Handle(t.Context(), startTrace("1", parent, "tenant=x")); !errors.Is(err, secret) {
 		t.Fatal(err)
 	}
 	if sp := s.list[0]; sp.code != codes.Error || sp.text != consumer.ClassHandler || !sp.ended {

@@ -84,7 +84,7 @@ func (t *track) acquire() bool {
 	select {
 	case s.slots <- struct{}{}:
 		t.limited, t.holds = t.reg.slots, true
-		s.running(1)
+		s.countRunning(1)
 	case <-s.soft.Done():
 		if t.reg.slots != nil {
 			<-t.reg.slots
@@ -98,7 +98,7 @@ func (t *track) release() {
 		return
 	}
 	t.holds = false
-	t.p.s.running(-1)
+	t.p.s.countRunning(-1)
 	<-t.p.s.slots
 	if t.limited != nil {
 		<-t.limited
@@ -242,7 +242,7 @@ const (
 
 // together tries several messages in one transaction.
 func (t *track) together(list []task) outcome {
-	res, err := t.attempt(list)
+	res, err := t.attemptTasks(list)
 	if err == nil {
 		t.trouble.over(t)
 		t.account(list, res)
@@ -255,7 +255,7 @@ func (t *track) together(list []task) outcome {
 		t.reg.pace.overran(len(list), slow)
 		return tryAgain
 	}
-	if blamed, _ := t.blame(err); blamed {
+	if blamed, _ := t.assignBlame(err); blamed {
 		return tryAlone
 	}
 	if expired(err) {
@@ -285,7 +285,7 @@ func (t *track) alone(x task) bool {
 			continue
 		}
 		list := []task{x}
-		res, err := t.attempt(list)
+		res, err := t.attemptTasks(list)
 		if err == nil {
 			t.account(list, res)
 			return true
@@ -298,10 +298,10 @@ func (t *track) alone(x task) bool {
 			if overruns++; overruns == 1 {
 				continue
 			}
-			err = &taskError{&LifetimeError{Handler: t.reg.name, Ran: t.ran, Reason: cmp.Or(reason(slow.err), "its commit failed")}}
+			err = &handlerFailure{&LifetimeError{Handler: t.reg.name, Ran: t.ran, Reason: cmp.Or(errorText(slow.err), "its commit failed")}}
 		}
 		overruns = 0
-		if blamed, cause := t.blame(err); blamed {
+		if blamed, cause := t.assignBlame(err); blamed {
 			t.trouble.over(t)
 			if done, again := t.decide(x, cause); !again {
 				return done
@@ -395,7 +395,7 @@ func (t *track) dispose(x task, v Verdict, cause error) bool {
 			err = s.move(original(x.entry), t.reg.name, v, cause)
 			moved = err == nil
 		}
-		if unfit(err) {
+		if isUnfit(err) {
 			s.report(fmt.Errorf("%s of message %s for handler %q: %w", v.Action, clip(x.entry.m.ID, maxReason), t.reg.name, err))
 			v.Reason = cmp.Or(v.Reason, Class(cause)) // of the handler's failure, not of the disposal's
 			cause = errors.Join(cause, err)
@@ -425,7 +425,7 @@ func (t *track) dispose(x task, v Verdict, cause error) bool {
 		}
 		t.wait(b.Next())
 		if errors.Is(err, inbox.ErrStale) { // as for one that is handled: attached to and read again
-			t.p.detach(t.reg)
+			t.p.detachHandler(t.reg)
 			return false
 		}
 	}
@@ -455,12 +455,12 @@ func weaker(v Verdict) (next Verdict, last bool) {
 
 // move calls the disposer.
 func (s *session) move(m *Message, handler string, v Verdict, cause error) (err error) {
-	defer recovered(&err)
+	defer recoverPanic(&err)
 	return s.disposer.Dispose(s.hard, m, handler, v, cause)
 }
 
 // account counts what became of a batch and finishes it.
-func (t *track) account(list []task, res result) {
+func (t *track) account(list []task, res attemptResult) {
 	o := t.p.s.c.s.observer
 	t.reg.pace.held(len(list))
 	if res.handled > 0 {
@@ -486,7 +486,7 @@ func original(e *entry) *Message {
 func (t *track) inboxEntry(x task) inbox.Entry {
 	m := x.entry.m
 	return inbox.Entry{
-		Key:   inbox.Key{Consumer: t.p.s.c.consumer(t.reg), Namespace: m.Namespace, ID: dedupID(m)},
+		Key:   inbox.Key{Consumer: t.p.s.c.inboxConsumer(t.reg), Namespace: m.Namespace, ID: dedupID(m)},
 		Place: inbox.Place{Topic: m.Topic, Partition: m.Partition, Lane: t.lane, Offset: m.Offset, LeaderEpoch: m.LeaderEpoch},
 	}
 }

@@ -80,7 +80,7 @@ func (o *trouble) wait(t *track, err error) bool {
 		d = claimPoll
 	case errors.Is(err, inbox.ErrStale):
 		// It is read again first: what is in memory may be of the topic that was there before.
-		t.p.detach(t.reg)
+		t.p.detachHandler(t.reg)
 		t.p.s.report(err)
 		t.wait(d)
 		return false

@@ -96,6 +96,6 @@ func (a Attempts) Note(err error, m *Message, at time.Time) Attempts {
 	a.Failed++
 	a.Total = max(m.Attempt, 1) - 1 + a.Failed
 	kept := a.History[max(0, len(a.History)+1-MaxHistory):]
-	a.History = append(slices.Clip(slices.Clone(kept)), Failure{At: at, Attempt: a.Total - a.Spared, Class: Class(err), Reason: reason(err)})
+	a.History = append(slices.Clip(slices.Clone(kept)), Failure{At: at, Attempt: a.Total - a.Spared, Class: Class(err), Reason: errorText(err)})
 	return a
 }

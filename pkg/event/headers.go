@@ -4,6 +4,8 @@ import (
 	"bytes"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
+
+	"github.com/outrelay/outrelay/internal/record"
 )
 
 // Headers contains the headers of a stored envelope in their order. Several headers may have the
@@ -115,14 +117,14 @@ func (it *HeaderIter) stop(problem string) bool {
 }
 
 // reservedPrefix begins the names of headers that the relay sets.
-var reservedPrefix = []byte("outrelay-")
+var reservedPrefix = []byte(record.ReservedPrefix)
 
 // headerProblem returns why name must not be the name of a header of a user, or "". N7
 func headerProblem(name []byte) string {
 	switch {
 	case len(name) == 0:
 		return "a header without a name"
-	case string(name) == "id":
+	case string(name) == record.HeaderID:
 		return "header id is the event's own"
 	case bytes.HasPrefix(name, reservedPrefix):
 		return "headers named outrelay-* are reserved"

@@ -27,17 +27,30 @@ type View struct {
 	Partition int32   // partition set by the event, or AnyPartition
 	Headers   Headers // headers of the envelope, in their order
 
-	ContentType, SchemaVersion, Source, Subject []byte // CloudEvents attributes, or nil
+	Attributes
+	RelayFields
 
-	Time      int64 // when the event happened, in Unix milliseconds, if HasTime
 	DueAt     int64 // when a scheduled event is due, in Unix milliseconds, if HasDueAt
 	ExpiresAt int64 // when the event becomes useless, in Unix milliseconds, if HasExpiresAt
 
-	HasTime, HasDueAt, HasExpiresAt bool
+	HasDueAt, HasExpiresAt bool
 
 	TS   bson.Timestamp // timestamp of the server, or zero if the envelope has none
 	Slot int32          // stored slot, or −1 if there is none (N28)
 
+	idText, keyText, versionText [36]byte // canonical text of values that are not strings
+}
+
+// Attributes are the CloudEvents attributes of an envelope, nil where it has none.
+type Attributes struct {
+	ContentType, SchemaVersion, Source, Subject []byte
+
+	Time    int64 // when the event happened, in Unix milliseconds, if HasTime
+	HasTime bool
+}
+
+// RelayFields are the fields of an envelope that only a relay or an operator writes.
+type RelayFields struct {
 	State    []byte // state of an exception, such as StateRetry, or nil if the envelope is pending
 	Pos      []byte // position of an exception
 	Delivery int32  // 0 for the first delivery, +1 for each requeue or replay (N7)
@@ -49,8 +62,6 @@ type View struct {
 	// if there is none. Such fields count only if Seal is the seal of the state database.
 	RelayOwned []byte
 	Seal       []byte
-
-	idText, keyText, versionText [36]byte // canonical text of values that are not strings
 }
 
 // AnyPartition is the value of View.Partition if the envelope does not set a partition.

@@ -178,7 +178,7 @@ func TestLanesDoNotConflict(t *testing.T) {
 		err := b.transaction(t.Context(), func(ctx context.Context) error {
 			_, err := b.inbox.Admit(ctx, []inbox.Entry{placed("x", 0, 10)})
 			begun()
-			eventually(t, "the other to conflict", func() bool { return w.count() > 0 })
+			stacktest.Eventually(t, "the other to conflict", func() bool { return w.count() > 0 })
 			return err
 		})
 		if err != nil {

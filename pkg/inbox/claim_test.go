@@ -33,7 +33,7 @@ func TestCrashBetweenClaimAndHandled(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	eventually(t, "the lease to end", func() bool {
+	stacktest.Eventually(t, "the lease to end", func() bool {
 		err := b.inbox.Once(t.Context(), "group/a", "1", effect, inbox.Using(inbox.Eager), inbox.At(placed("1", 0, 4).Place))
 		if err != nil && !errors.Is(err, inbox.ErrClaimed) {
 			t.Fatal(err)

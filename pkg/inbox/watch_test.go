@@ -5,7 +5,6 @@ import (
 	"errors"
 	"slices"
 	"sync"
-	"testing"
 	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
@@ -101,21 +100,6 @@ func (w *watch) names(colls ...string) []string {
 		}
 	}
 	return names
-}
-
-// eventually calls f until it returns true; the test fails after a minute.
-func eventually(t *testing.T, what string, f func() bool) {
-	t.Helper()
-	tick := time.NewTicker(10 * time.Millisecond)
-	defer tick.Stop()
-	late := time.After(time.Minute)
-	for !f() {
-		select {
-		case <-tick.C:
-		case <-late:
-			t.Fatalf("waited a minute for %s", what)
-		}
-	}
 }
 
 // dates returns all dates in a document at any depth.

@@ -153,13 +153,13 @@ func TestAGroupTakesEveryStepOnceInOrder(t *testing.T) {
 	publish(1, perSaga/2)
 	began := time.Now()
 	first.start()
-	until(t, "the first node begins", func() bool { return count("ledgers", bson.D{}) > 0 })
+	stacktest.Eventually(t, "the first node begins", func() bool { return count("ledgers", bson.D{}) > 0 })
 	second.start()
 	publish(perSaga/2+1, perSaga)
-	until(t, "half of all is done", func() bool { return count("plain", bson.D{}) >= sagas*perSaga/2 })
+	stacktest.Eventually(t, "half of all is done", func() bool { return count("plain", bson.D{}) >= sagas*perSaga/2 })
 	first.stop()
 	done := bson.D{{Key: "completedAt", Value: bson.D{{Key: "$exists", Value: true}}}}
-	until(t, "all is done", func() bool {
+	stacktest.Eventually(t, "all is done", func() bool {
 		return count("ledgers", done) == sagas && count("copies", done) == sagas && count("plain", bson.D{}) == sagas*perSaga
 	})
 	t.Logf("%d steps of %d sagas, twice over, on two nodes in %s", sagas*perSaga, sagas, time.Since(began).Round(time.Millisecond))
@@ -181,20 +181,6 @@ func TestAGroupTakesEveryStepOnceInOrder(t *testing.T) {
 
 	if n := count("plain", bson.D{}); n != sagas*perSaga {
 		t.Errorf("the plain handler has run %d times, want %d", n, sagas*perSaga)
-	}
-}
-
-func until(t *testing.T, what string, cond func() bool) {
-	t.Helper()
-	deadline := time.After(patience())
-	tick := time.NewTicker(20 * time.Millisecond)
-	defer tick.Stop()
-	for !cond() {
-		select {
-		case <-deadline:
-			t.Fatalf("%s: not after %s", what, patience())
-		case <-tick.C:
-		}
 	}
 }
 

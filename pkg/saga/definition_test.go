@@ -10,6 +10,7 @@ import (
 
 	"github.com/google/uuid"
 
+	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/pkg/consumer"
 	"github.com/outrelay/outrelay/pkg/saga"
 )
@@ -258,7 +259,7 @@ func TestDesk(t *testing.T) {
 
 	// Times have millisecond precision: the last change must be later than the previous ones.
 	last := p.document(t, "orders", int32(n-1)).Lookup("updatedAt").Time()
-	until(t, "the server's next millisecond", func() bool { return p.serverTime(t).After(last) })
+	stacktest.Eventually(t, "the server's next millisecond", func() bool { return p.serverTime(t).After(last) })
 	handle(t, h, msg(t, "End", "", begin[int32]{ID: 2}))
 	for what, desk := range map[string]*saga.Desk{"registry": r.Desk(), "store": saga.NewDesk(p.store)} {
 		ctx := t.Context()

@@ -237,7 +237,7 @@ func (h *handler[S, I]) releaseHeld(ctx context.Context, in *Instance[S, I]) err
 			return nil
 		}
 
-		m := next.Message.toMessage()
+		m := (*consumer.Message)(&next.Message)
 		key := fmt.Sprintf("%s/%d", in.out.id, next.Number)
 
 		// The previous attempt has failed in this step, and its transaction was aborted.

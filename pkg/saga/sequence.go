@@ -23,92 +23,27 @@ type stuckMessage struct {
 	Reason  string `bson:"reason" json:"reason"`
 }
 
-// storedMessage is a consumer.Message in the document of a saga.
+// storedMessage is a consumer.Message in the document of a saga: the same fields, with their names in it.
 type storedMessage struct {
-	Topic         string         `bson:"topic,omitempty"`
-	Partition     int32          `bson:"partition"`
-	Offset        int64          `bson:"offset"`
-	LeaderEpoch   int32          `bson:"leaderEpoch"`
-	Time          time.Time      `bson:"time"`
-	Key           []byte         `bson:"key"`
-	Value         []byte         `bson:"value"`
-	Headers       []storedHeader `bson:"headers,omitempty"`
-	ID            string         `bson:"id"`
-	Namespace     string         `bson:"namespace,omitempty"`
-	Type          string         `bson:"type"`
-	AggregateType string         `bson:"aggregateType,omitempty"`
-	AggregateID   string         `bson:"aggregateId,omitempty"`
-	ContentType   string         `bson:"contentType,omitempty"`
-	SchemaVersion string         `bson:"schemaVersion,omitempty"`
-	Delivery      int            `bson:"delivery,omitempty"`
-	Redelivered   bool           `bson:"redelivered,omitempty"`
-	Attempt       int            `bson:"attempt,omitempty"`
-	Group         string         `bson:"group,omitempty"`
-}
-
-type storedHeader struct {
-	Key   string `bson:"k"`
-	Value []byte `bson:"v"`
-}
-
-// storeMessage converts m for the document of a saga.
-func storeMessage(m *consumer.Message) storedMessage {
-	hs := make([]storedHeader, len(m.Headers))
-	for i, h := range m.Headers {
-		hs[i] = storedHeader(h)
-	}
-
-	return storedMessage{
-		Topic:         m.Topic,
-		Partition:     m.Partition,
-		Offset:        m.Offset,
-		LeaderEpoch:   m.LeaderEpoch,
-		Time:          m.Time,
-		Key:           m.Key,
-		Value:         m.Value,
-		Headers:       hs,
-		ID:            m.ID,
-		Namespace:     m.Namespace,
-		Type:          m.Type,
-		AggregateType: m.AggregateType,
-		AggregateID:   m.AggregateID,
-		ContentType:   m.ContentType,
-		SchemaVersion: m.SchemaVersion,
-		Delivery:      m.Delivery,
-		Redelivered:   m.Redelivered,
-		Attempt:       m.Attempt,
-		Group:         m.Group,
-	}
-}
-
-// toMessage is the inverse of storeMessage.
-func (m *storedMessage) toMessage() *consumer.Message {
-	var hs []consumer.Header
-	for _, h := range m.Headers {
-		hs = append(hs, consumer.Header(h))
-	}
-
-	return &consumer.Message{
-		Topic:         m.Topic,
-		Partition:     m.Partition,
-		Offset:        m.Offset,
-		LeaderEpoch:   m.LeaderEpoch,
-		Time:          m.Time,
-		Key:           m.Key,
-		Value:         m.Value,
-		Headers:       hs,
-		ID:            m.ID,
-		Namespace:     m.Namespace,
-		Type:          m.Type,
-		AggregateType: m.AggregateType,
-		AggregateID:   m.AggregateID,
-		ContentType:   m.ContentType,
-		SchemaVersion: m.SchemaVersion,
-		Delivery:      m.Delivery,
-		Redelivered:   m.Redelivered,
-		Attempt:       m.Attempt,
-		Group:         m.Group,
-	}
+	Topic         string            `bson:"topic,omitempty"`
+	Partition     int32             `bson:"partition"`
+	Offset        int64             `bson:"offset"`
+	LeaderEpoch   int32             `bson:"leaderEpoch"`
+	Time          time.Time         `bson:"time"`
+	Key           []byte            `bson:"key"`
+	Value         []byte            `bson:"value"`
+	Headers       []consumer.Header `bson:"headers,omitempty"`
+	ID            string            `bson:"id"`
+	Namespace     string            `bson:"namespace,omitempty"`
+	Type          string            `bson:"type"`
+	AggregateType string            `bson:"aggregateType,omitempty"`
+	AggregateID   string            `bson:"aggregateId,omitempty"`
+	ContentType   string            `bson:"contentType,omitempty"`
+	SchemaVersion string            `bson:"schemaVersion,omitempty"`
+	Delivery      int               `bson:"delivery,omitempty"`
+	Redelivered   bool              `bson:"redelivered,omitempty"`
+	Attempt       int               `bson:"attempt,omitempty"`
+	Group         string            `bson:"group,omitempty"`
 }
 
 // savepoint is a copy of the parts of an instance that a step can change.
@@ -162,7 +97,7 @@ func (in *Instance[S, I]) holdMessage(n int64, m *consumer.Message) (changed boo
 	// The document of the saga contains all held messages, and its size is limited.
 	bytes := messageSize(m)
 	for _, h := range in.doc.Held {
-		bytes += messageSize(h.Message.toMessage())
+		bytes += messageSize((*consumer.Message)(&h.Message))
 	}
 
 	limit := in.h.saga.heldLimit
@@ -184,7 +119,7 @@ func (in *Instance[S, I]) holdMessage(n int64, m *consumer.Message) (changed boo
 		return false, e
 	}
 
-	in.doc.Held = slices.Insert(in.doc.Held, i, heldMessage{Number: n, Message: storeMessage(m)})
+	in.doc.Held = slices.Insert(in.doc.Held, i, heldMessage{Number: n, Message: storedMessage(*m)})
 	return true, nil
 }
 

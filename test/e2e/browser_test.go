@@ -149,14 +149,29 @@ func (b *tab) clearConsole() (n int) {
 	return n
 }
 
+// runActions runs the steps in their order. It repeats a step whose node was replaced by a refresh of the
+// page after it was found. The steps before it are not repeated, because a second click would undo the first.
 func (b *tab) runActions(what string, steps ...chromedp.Action[chromedp.Void]) {
 	b.t.Helper()
 	ctx, cancel := context.WithTimeout(b.ctx, patience)
 	defer cancel()
-	if err := chromedp.Do(ctx, steps...); err != nil {
-		b.takeScreenshot("failed")
-		b.t.Fatalf("%s: %v", what, err)
+
+	for _, step := range steps {
+		err := chromedp.Do(ctx, step)
+		for isNodeGone(err) && ctx.Err() == nil {
+			err = chromedp.Do(ctx, step)
+		}
+		if err != nil {
+			b.takeScreenshot("failed")
+			b.t.Fatalf("%s: %v", what, err)
+		}
 	}
+}
+
+// isNodeGone reports whether the browser rejected a command, because its node is no longer in the page.
+func isNodeGone(err error) bool {
+	var rejected *cdproto.Error
+	return errors.As(err, &rejected) && strings.Contains(rejected.Message, "node")
 }
 
 func (b *tab) openPage(path string) {
@@ -247,8 +262,7 @@ func (b *tab) clickButtonIn(within, text string) {
 		}
 
 		// A refresh of the page may replace the button after it was found and before it is clicked.
-		var gone *cdproto.Error
-		if !errors.As(err, &gone) || ctx.Err() != nil {
+		if !isNodeGone(err) || ctx.Err() != nil {
 			b.takeScreenshot("failed")
 			b.t.Fatalf("clicking %q: %v", text, err)
 		}

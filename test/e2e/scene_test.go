@@ -334,16 +334,5 @@ func (s *scene) countDocuments(coll string, filter bson.D) int64 {
 // waitUntil polls ok until it returns true.
 func (s *scene) waitUntil(what string, ok func(context.Context) bool) {
 	s.t.Helper()
-	ctx, cancel := context.WithTimeout(s.t.Context(), patience)
-	defer cancel()
-	tick := time.NewTicker(50 * time.Millisecond)
-	defer tick.Stop()
-
-	for !ok(ctx) {
-		select {
-		case <-tick.C:
-		case <-ctx.Done():
-			s.t.Fatalf("waiting for %s timed out", what)
-		}
-	}
+	stacktest.Eventually(s.t, what, func() bool { return ok(s.t.Context()) })
 }

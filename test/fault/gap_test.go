@@ -16,6 +16,7 @@ import (
 	"github.com/outrelay/outrelay/internal/devstack"
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/lease"
+	"github.com/outrelay/outrelay/internal/record"
 	"github.com/outrelay/outrelay/pkg/event"
 	"github.com/outrelay/outrelay/pkg/outbox"
 	"github.com/outrelay/outrelay/test/kit"
@@ -83,7 +84,7 @@ func checkSwept(t *testing.T, s *kit.Scene, topics *kit.Topics) {
 	seen := map[string]bool{}
 	for _, r := range topics.AllRecords() {
 		id := r.Header("id")
-		if seen[id] && r.Header("outrelay-redelivered") != "true" {
+		if seen[id] && r.Header(record.HeaderRedelivered) != "true" {
 			t.Errorf("%s of key %s is repeated at %s/%d@%d without a flag", id, r.Key, r.Topic, r.Partition, r.Offset)
 		}
 		seen[id] = true
@@ -95,7 +96,7 @@ func rollOverOplog(t *testing.T, s *kit.Scene, position bson.Timestamp) {
 	t.Helper()
 	noise := s.Client.Database(s.Prefix + "_noise").Collection("noise")
 	oplog := s.Client.Database("local").Collection("oplog.rs")
-	kit.Eventually(t, "the oplog has lost the position", func() bool {
+	stacktest.Eventually(t, "the oplog has lost the position", func() bool {
 		for range 4 {
 			if _, err := noise.InsertOne(t.Context(), bson.D{{Key: "bytes", Value: make([]byte, 512<<10)}}); err != nil {
 				t.Fatal(err)
@@ -297,7 +298,7 @@ func TestHeldStreamIsLostToo(t *testing.T) {
 	end, i := s.WatcherDocument().Lookup("gap", "to").Timestamp()
 	rollOverOplog(t, s, bson.Timestamp{T: end, I: i})
 	mustSucceed(t, broker.Resume())
-	kit.Eventually(t, "two closed gaps", func() bool {
+	stacktest.Eventually(t, "two closed gaps", func() bool {
 		n, err := s.State.Collection("events").CountDocuments(t.Context(), bson.D{{Key: "kind", Value: "gap_closed"}})
 		return err == nil && n == 2
 	})

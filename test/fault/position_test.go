@@ -10,6 +10,8 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
+	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+	"github.com/outrelay/outrelay/internal/record"
 	"github.com/outrelay/outrelay/resume"
 	"github.com/outrelay/outrelay/test/kit"
 )
@@ -141,7 +143,7 @@ func TestTokenFromTheFutureIsSwept(t *testing.T) {
 		t.Errorf("promises are violated after a gap: %s", v)
 	}
 
-	kit.Eventually(t, "the position belongs to the cluster's own history", func() bool {
+	stacktest.Eventually(t, "the position belongs to the cluster's own history", func() bool {
 		at, _ := s.WatcherDocument().Lookup("clusterTime").Timestamp()
 		return at < lost-3600
 	})
@@ -152,7 +154,7 @@ func TestTokenFromTheFutureIsSwept(t *testing.T) {
 
 	flagged := 0
 	for _, r := range topics.AllRecords() {
-		if r.Header("outrelay-redelivered") != "" {
+		if r.Header(record.HeaderRedelivered) != "" {
 			flagged++
 		}
 	}

@@ -73,16 +73,6 @@ func waitFor(t *testing.T, d time.Duration) {
 	}
 }
 
-// waitPatiently is kit.Eventually for conditions that may take minutes.
-func waitPatiently(t *testing.T, what string, ok func() bool) {
-	t.Helper()
-	for begin := time.Now(); !ok(); waitFor(t, 200*time.Millisecond) {
-		if time.Since(begin) > 10*kit.Patience {
-			t.Fatalf("waiting timed out: %s", what)
-		}
-	}
-}
-
 // appendBulk appends n events with 50 keys in transactions of 1,000.
 func appendBulk(t *testing.T, s *kit.Scene, n int) {
 	t.Helper()
@@ -105,7 +95,7 @@ func TestTakeOverWithManyParked(t *testing.T) {
 	topics := s.ReadTopics("order", "late")
 	s.StartRelay().WaitTookOver()
 	s.StartLoad(kit.Load{Events: 50, Type: "late"}).WaitDone()
-	kit.Eventually(t, "something is parked", func() bool { return s.CountHeld("parked") > 0 })
+	stacktest.Eventually(t, "something is parked", func() bool { return s.CountHeld("parked") > 0 })
 	n := rounds(5_000, 150_000)
 	begin := time.Now()
 	for i := 0; i < n; i += 1000 {
@@ -116,7 +106,7 @@ func TestTakeOverWithManyParked(t *testing.T) {
 		s.AppendEvents(s.Outbox(), events...)
 	}
 
-	waitPatiently(t, "all of it is parked", func() bool { return s.CountHeld() >= n })
+	stacktest.EventuallyIn(t, 10*kit.Patience, "all of it is parked", func() bool { return s.CountHeld() >= n })
 	t.Logf("%d were parked after %v", n, time.Since(begin).Round(time.Millisecond))
 	for _, p := range s.Processes() {
 		p.Kill()
@@ -131,10 +121,10 @@ func TestTakeOverWithManyParked(t *testing.T) {
 	flow := s.StartLoad(kit.Load{Rate: 80})
 	begin = time.Now()
 	s.CreateTopic("late", 6, 1)
-	waitPatiently(t, "half is delivered", func() bool { return s.CountHeld() < n/2 })
+	stacktest.EventuallyIn(t, 10*kit.Patience, "half is delivered", func() bool { return s.CountHeld() < n/2 })
 	p.Kill()
 	s.StartRelay().WaitTookOver()
-	waitPatiently(t, "next to nothing is parked", func() bool { return s.CountHeld() < 100 })
+	stacktest.EventuallyIn(t, 10*kit.Patience, "next to nothing is parked", func() bool { return s.CountHeld() < 100 })
 	t.Logf("delivered in %v, with a kill on the way", time.Since(begin).Round(time.Millisecond))
 	load.Stop()
 	flow.Stop()
@@ -166,7 +156,7 @@ func TestPurgeWhileOwnersDie(t *testing.T) {
 	loads := []*kit.RunningLoad{s.StartLoad(kit.Load{Rate: 70}), s.StartLoad(kit.Load{Rate: 50, Type: "late"})}
 	p := s.StartRelay()
 	p.WaitTookOver()
-	kit.Eventually(t, "something is parked", func() bool { return s.CountHeld("parked") > 50 })
+	stacktest.Eventually(t, "something is parked", func() bool { return s.CountHeld("parked") > 50 })
 	s.Schedule("order", 200, 20, time.Now().Add(4*time.Second), 4*time.Second)
 	old := bson.Timestamp{T: uint32(time.Now().Add(-time.Hour).Unix()), I: 1000}
 	setTimestamps(t, s, old)
@@ -181,7 +171,7 @@ func TestPurgeWhileOwnersDie(t *testing.T) {
 	s.StartRelay().WaitTookOver()
 	t.Log(s.CheckDelivery(topics))
 	s.WaitNoneHeld()
-	kit.Eventually(t, "what is old is gone", func() bool {
+	stacktest.Eventually(t, "what is old is gone", func() bool {
 		return s.CountOutbox(bson.D{{Key: "ts", Value: bson.D{{Key: "$lte", Value: old}}}}) == 0
 	})
 

@@ -15,6 +15,7 @@ import (
 
 	"github.com/outrelay/outrelay/internal/devstack"
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+	"github.com/outrelay/outrelay/internal/record"
 	"github.com/outrelay/outrelay/pkg/event"
 	"github.com/outrelay/outrelay/pkg/outbox"
 	"github.com/outrelay/outrelay/test/kit"
@@ -64,7 +65,7 @@ func TestParkedTopicWhileOwnersDie(t *testing.T) {
 	loads := []*kit.RunningLoad{s.StartLoad(kit.Load{Rate: 60}), s.StartLoad(kit.Load{Rate: 60, Type: "invoice"}), s.StartLoad(kit.Load{Rate: 60, Type: "both", Prefix: "both-"})}
 	p := s.StartRelay()
 	p.WaitTookOver()
-	kit.Eventually(t, "something is parked", func() bool { return s.CountHeld("parked") > 200 })
+	stacktest.Eventually(t, "something is parked", func() bool { return s.CountHeld("parked") > 200 })
 	p.Kill()
 	killOwners(t, s, "mid-exception-write:3", "after-ack-before-watermark:20", "before-checkpoint:3")
 	s.CreateTopic("invoice", 6, 1)
@@ -153,7 +154,7 @@ func TestRefusedRecordsWhileOwnersDie(t *testing.T) {
 	topics := s.ReadTopics("order", "payment")
 	loads := []*kit.RunningLoad{s.StartLoad(kit.Load{Rate: 60}), s.StartLoad(kit.Load{Rate: 60, Type: "payment"})}
 	killOwners(t, s, "mid-exception-write:6", "after-ack-before-watermark:20", "mid-exception-write:12", "before-checkpoint:3", "after-produce-before-ack:9")
-	kit.Eventually(t, "some are refused, some wait behind them", func() bool { return s.CountHeld("retry") > 0 && s.CountHeld("blocked") > 0 })
+	stacktest.Eventually(t, "some are refused, some wait behind them", func() bool { return s.CountHeld("retry") > 0 && s.CountHeld("blocked") > 0 })
 	checkAttempts(t, s)
 	loads[1].Stop()
 	s.SetTopicConfig("payment", ageSetting, "86400000")
@@ -249,12 +250,12 @@ func checkRecorded(t *testing.T, s *kit.Scene, topics *kit.Topics, recording str
 	unmarked := bson.D{{Key: "sentAt", Value: nil}}
 	switch recording {
 	case "delete":
-		kit.Eventually(t, "nothing is left", func() bool { return s.CountOutbox(bson.D{}) == 0 })
+		stacktest.Eventually(t, "nothing is left", func() bool { return s.CountOutbox(bson.D{}) == 0 })
 		return
 	case "mark":
-		kit.Eventually(t, "everything is marked", func() bool { return s.CountOutbox(unmarked) == 0 })
+		stacktest.Eventually(t, "everything is marked", func() bool { return s.CountOutbox(unmarked) == 0 })
 	case "watermark":
-		kit.Eventually(t, "what has no stamp is marked", func() bool { return s.CountOutbox(bson.D{{Key: "sentAt", Value: nil}, {Key: "ts", Value: nil}}) == 0 })
+		stacktest.Eventually(t, "what has no stamp is marked", func() bool { return s.CountOutbox(bson.D{{Key: "sentAt", Value: nil}, {Key: "ts", Value: nil}}) == 0 })
 		return
 	}
 
@@ -332,7 +333,7 @@ func TestRequeueAndReplayWhileOwnersDie(t *testing.T) {
 	// The first attempt has the time of the commit, which was before the relay started, so the brokers reject
 	// nearly all records. A retry would have the time of its sending, and a fast machine sends within the
 	// allowed millisecond.
-	kit.Eventually(t, "payments are dead, or delivered", func() bool {
+	stacktest.Eventually(t, "payments are dead, or delivered", func() bool {
 		letters, _ = dead.CountDocuments(t.Context(), bson.D{})
 		return letters > int64(n/50) && s.CountHeld() == 0 && int(letters)+len(topics.AllRecords()) >= 2*n
 	})
@@ -397,8 +398,8 @@ func TestRequeueAndReplayWhileOwnersDie(t *testing.T) {
 	}
 
 	for _, r := range topics.AllRecords() {
-		replay := strings.HasSuffix(r.Topic, ".order") && r.Header("outrelay-delivery") == "1"
-		if flagged := r.Header("outrelay-redelivered") != ""; flagged != replay {
+		replay := strings.HasSuffix(r.Topic, ".order") && r.Header(record.HeaderDelivery) == "1"
+		if flagged := r.Header(record.HeaderRedelivered) != ""; flagged != replay {
 			t.Errorf("%s at %s/%d@%d: flagged %v, replayed %v", r.Header("id"), r.Topic, r.Partition, r.Offset, flagged, replay)
 			break
 		}
@@ -423,13 +424,13 @@ func TestZombieWithExceptions(t *testing.T) {
 	owner := s.StartRelay()
 	owner.WaitTookOver()
 	loads := []*kit.RunningLoad{s.StartLoad(kit.Load{Rate: 60}), s.StartLoad(kit.Load{Rate: 60, Type: "late"})}
-	kit.Eventually(t, "something is parked", func() bool { return s.CountHeld("parked") > 100 })
+	stacktest.Eventually(t, "something is parked", func() bool { return s.CountHeld("parked") > 100 })
 	s.CreateTopic("late", 3, 1)
 	for range rounds(1, 15) {
 		s.Schedule("order", 400, 20, time.Now().Add(500*time.Millisecond), 2*time.Second)
 		standby := s.StartRelay()
 		standby.WaitForLog("standing by")
-		kit.Eventually(t, "some of them were sent", func() bool {
+		stacktest.Eventually(t, "some of them were sent", func() bool {
 			return s.CountOutbox(bson.D{{Key: "dueAt", Value: bson.D{{Key: "$exists", Value: true}}}}) < 380
 		})
 

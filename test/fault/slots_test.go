@@ -9,6 +9,7 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 
+	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/test/kit"
 )
 
@@ -53,7 +54,7 @@ func TestN28_ResliceWithEverythingInEveryState(t *testing.T) {
 	s.Schedule("order", 300, 20, time.Now().Add(2*time.Second), time.Duration(rounds(15, 60))*time.Second)
 	p := s.StartRelay()
 	p.WaitTookOver()
-	kit.Eventually(t, "something is parked", func() bool { return s.CountHeld("parked") > 50 })
+	stacktest.Eventually(t, "something is parked", func() bool { return s.CountHeld("parked") > 50 })
 	last := 1
 	for i, n := range []int{2, 1, 3, 2, 1}[:rounds(2, 5)] {
 		s.AppendMalformed(fmt.Sprintf("bad-%d", i))
@@ -93,7 +94,7 @@ func TestN28_ResliceWithEverythingInEveryState(t *testing.T) {
 		l.Stop()
 	}
 
-	kit.Eventually(t, "all that was scheduled is sent", func() bool {
+	stacktest.Eventually(t, "all that was scheduled is sent", func() bool {
 		return s.CountOutbox(bson.D{{Key: "dueAt", Value: bson.D{{Key: "$exists", Value: true}}}}) == 0
 	})
 

@@ -7,6 +7,7 @@ import (
 	"github.com/segmentio/kafka-go"
 	"go.mongodb.org/mongo-driver/v2/bson"
 
+	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/test/kit"
 )
 
@@ -25,7 +26,7 @@ func TestOneAttemptIsOne(t *testing.T) {
 	s.StartRelay().WaitTookOver()
 	dead := s.DB.Collection("outbox_dead")
 	letters := int64(0)
-	kit.Eventually(t, "each payment is dead or delivered", func() bool {
+	stacktest.Eventually(t, "each payment is dead or delivered", func() bool {
 		letters, _ = dead.CountDocuments(t.Context(), bson.D{})
 		return int(letters)+len(topics.AllRecords()) >= 2*n
 	})

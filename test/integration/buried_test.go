@@ -8,6 +8,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 
 	"github.com/outrelay/outrelay/internal/deadletter"
+	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/resume"
 	"github.com/outrelay/outrelay/test/kit"
 )
@@ -32,7 +33,7 @@ func TestN15_WhatIsDeadIsNotSentByASuccessor(t *testing.T) {
 		s.Ledger.MarkDead(s.DB.Name()+".outbox", dead[i])
 	}
 	letters := s.DB.Collection(deadletter.Collection("outbox"))
-	kit.Eventually(t, "all payments are dead", func() bool {
+	stacktest.Eventually(t, "all payments are dead", func() bool {
 		count, err := letters.CountDocuments(t.Context(), bson.D{})
 		return err == nil && count == n
 	})

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/test/kit"
 )
 
@@ -58,7 +59,7 @@ func TestCommandsOnALiveRelay(t *testing.T) {
 // lease may be in doubt for a moment.
 func waitForAnswer(t *testing.T, p *kit.Process, path, want string) {
 	t.Helper()
-	kit.Eventually(t, fmt.Sprintf("GET %s of %s with %q", path, p.Node, want), func() bool {
+	stacktest.Eventually(t, fmt.Sprintf("GET %s of %s with %q", path, p.Node, want), func() bool {
 		code, body := p.Get(path)
 		return code == http.StatusOK && strings.Contains(body, want)
 	})

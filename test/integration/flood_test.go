@@ -11,6 +11,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
+	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/pkg/event"
 	"github.com/outrelay/outrelay/test/kit"
 )
@@ -49,7 +50,7 @@ func TestManyMissingTopicsDisturbNobody(t *testing.T) {
 	s.AppendEvents(s.Outbox(), event.New("order", "k", "Placed", "real", event.WithID("real")))
 	topics.WaitDistinct(1)
 	late := time.Since(began)
-	kit.Eventually(t, "each envelope of the flood waits or is dead", func() bool {
+	stacktest.Eventually(t, "each envelope of the flood waits or is dead", func() bool {
 		dead, err := s.DB.Collection("outbox_dead").CountDocuments(t.Context(), bson.D{})
 		return err == nil && int(dead)+s.CountHeld("parked", "blocked", "retry") == flood
 	})

@@ -7,6 +7,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 
 	"github.com/outrelay/outrelay/internal/deadletter"
+	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/record"
 	"github.com/outrelay/outrelay/pkg/event"
 	"github.com/outrelay/outrelay/test/kit"
@@ -25,7 +26,7 @@ func TestRaisedLimitOfATopicDeliversWithoutARestart(t *testing.T) {
 	s.AppendEvents(s.Outbox(), kit.NewEvent("order", "k", 0, 50), large("requeued"))
 	letters := s.DB.Collection(deadletter.Collection("outbox"))
 	var letter deadletter.Dead
-	kit.Eventually(t, "the large event is dead", func() bool {
+	stacktest.Eventually(t, "the large event is dead", func() bool {
 		return letters.FindOne(t.Context(), bson.D{{Key: "_id.id", Value: "requeued"}}).Decode(&letter) == nil
 	})
 	if letter.Class != record.MessageTooLarge {

@@ -10,6 +10,7 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 
+	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/test/kit"
 )
 
@@ -38,10 +39,10 @@ func TestNullFieldsAreAbsent(t *testing.T) {
 	p.WaitForLog("the gap is closed") // what is inserted while it is swept may be delivered once more after a crash
 	waiting := func(field string, v any) int { return s.CountOutbox(bson.D{{Key: field, Value: v}}) }
 	insertNulls(t, s, "refused", "strict")
-	kit.Eventually(t, "a refused envelope is written down", func() bool { return waiting("lastError.topic", s.TopicOf("strict")) > 0 })
+	stacktest.Eventually(t, "a refused envelope is written down", func() bool { return waiting("lastError.topic", s.TopicOf("strict")) > 0 })
 	n := insertNulls(t, s, "parked", "late")
 	insertNulls(t, s, "scheduled", "order", bson.E{Key: "dueAt", Value: time.Now().Add(time.Second)})
-	kit.Eventually(t, "what has to wait is written down", func() bool {
+	stacktest.Eventually(t, "what has to wait is written down", func() bool {
 		return waiting("pending", s.TopicOf("late")) == n && waiting("dueAt", bson.D{{Key: "$ne", Value: nil}}) == 0
 	})
 
@@ -50,7 +51,7 @@ func TestNullFieldsAreAbsent(t *testing.T) {
 	s.CreateTopic("late", 6, 1)
 	s.StartRelay().WaitTookOver()
 	s.CheckDelivery(topics)
-	kit.Eventually(t, "nothing waits any more", func() bool {
+	stacktest.Eventually(t, "nothing waits any more", func() bool {
 		return waiting("state", bson.D{{Key: "$ne", Value: nil}}) == 0 && waiting("dueAt", bson.D{{Key: "$ne", Value: nil}}) == 0
 	})
 }
@@ -80,7 +81,7 @@ func TestN15_UnstampedEnvelopesOfASweepKeepTheirOrder(t *testing.T) {
 	}
 
 	s.StartRelay().WaitTookOver()
-	kit.Eventually(t, "all that waits behind a refused one is written down", func() bool { return s.CountHeld() > 100 })
+	stacktest.Eventually(t, "all that waits behind a refused one is written down", func() bool { return s.CountHeld() > 100 })
 	s.SetTopicConfig("strict", age, "9223372036854775807")
 	s.CheckDelivery(topics)
 }

@@ -13,9 +13,9 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 
+	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/doctor"
 	"github.com/outrelay/outrelay/pkg/event"
-	"github.com/outrelay/outrelay/test/kit"
 )
 
 // advice matches the log texts that say which privilege to grant.
@@ -116,12 +116,12 @@ func (g *guarded) checkWithout(privileges []doctor.Privilege, what, action, want
 
 	if want == "" {
 		relay.WaitTookOver()
-		kit.Eventually(t, "the event is dead", func() bool {
+		stacktest.Eventually(t, "the event is dead", func() bool {
 			n, err := g.DB.Collection("outbox_dead").CountDocuments(t.Context(), bson.D{{Key: "_id.id", Value: what}})
 			return err == nil && n == 1
 		})
 	} else {
-		kit.Eventually(t, fmt.Sprintf("without %s, the log names it", what), func() bool { right, _ := names(); return right })
+		stacktest.Eventually(t, fmt.Sprintf("without %s, the log names it", what), func() bool { right, _ := names(); return right })
 	}
 
 	if _, wrong := names(); len(wrong) > 0 {

@@ -164,11 +164,11 @@ func TestReadmeExamplesWorkWhenCopied(t *testing.T) {
 		t.Helper()
 		shop := kit.Launch(t, database, program, []string{"MONGODB_URI=" + mongoURI}, database)
 		parcels := client.Database(database).Collection("parcels")
-		kit.Eventually(t, "the handler's document in "+database, func() bool {
+		stacktest.Eventually(t, "the handler's document in "+database, func() bool {
 			n, err := parcels.CountDocuments(t.Context(), bson.D{{Key: "order", Value: "o-1"}})
 			return err == nil && n == 1
 		})
-		kit.Eventually(t, "the handler's event in "+topic, func() bool {
+		stacktest.Eventually(t, "the handler's event in "+topic, func() bool {
 			_, ok := types.Load(topic)
 			return ok
 		})

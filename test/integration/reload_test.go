@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/test/kit"
 )
 
@@ -46,7 +47,7 @@ func TestSIGHUPReadsTheConfigurationAgain(t *testing.T) {
 	// At this level nothing is logged, but the reload is counted.
 	counted := func(want string) {
 		t.Helper()
-		kit.Eventually(t, want, func() bool {
+		stacktest.Eventually(t, want, func() bool {
 			_, body := p.Get("/metrics")
 			return strings.Contains(body, `outrelay_config_reloads_total{`+want+"\n")
 		})
@@ -68,7 +69,7 @@ func TestSIGHUPReadsTheConfigurationAgain(t *testing.T) {
 	counted(`result="applied",what="settings"} 2`)
 	s.StartLoad(kit.Load{Events: 20}).WaitDone()
 	s.CheckDelivery(topics)
-	kit.Eventually(t, "three entries", func() bool {
+	stacktest.Eventually(t, "three entries", func() bool {
 		_, out, _ := s.RunCommand("events", "--json", "--kind", "config_reloaded,config_refused")
 		return strings.Count(out, `"config_reloaded"`) == 2 && strings.Count(out, `"config_refused"`) == 1
 	})

@@ -187,7 +187,7 @@ func TestRolesAreEnough(t *testing.T) {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	kit.Eventually(t, "the envelope without a topic is an exception", func() bool { return g.CountHeld() > 0 })
+	stacktest.Eventually(t, "the envelope without a topic is an exception", func() bool { return g.CountHeld() > 0 })
 	g.CreateTopic("late", 1, 1)
 	g.WaitNoneHeld()
 
@@ -204,7 +204,7 @@ func TestRolesAreEnough(t *testing.T) {
 	if res, err := g.Outbox().UpdateOne(t.Context(), old, aged); err != nil || res.MatchedCount != 1 {
 		t.Fatal(res, err)
 	}
-	kit.Eventually(t, "the old envelope is purged", func() bool {
+	stacktest.Eventually(t, "the old envelope is purged", func() bool {
 		g.mustRunAs("operator", "purge", "--older-than", "30m", "--yes")
 		return g.CountOutbox(old) == 0
 	})
@@ -212,7 +212,7 @@ func TestRolesAreEnough(t *testing.T) {
 	before := len(topics.AllRecords())
 	g.mustRunAs("operator", "replay", "--from", "1h", "--aggregate-type", "order", "--yes")
 	if again := len(topics.AllRecords()) - before; again < 50 {
-		kit.Eventually(t, "all are sent again", func() bool { return len(topics.AllRecords())-before >= 50 })
+		stacktest.Eventually(t, "all are sent again", func() bool { return len(topics.AllRecords())-before >= 50 })
 	}
 	g.mustRunAs("operator", "pause")
 	g.mustRunAs("operator", "resume")

@@ -330,7 +330,7 @@ func TestFirstStart(t *testing.T) {
 			s.AppendEvents(s.Outbox(), early...)
 			// Start times have whole seconds.
 			began := clusterTime(t, s)
-			kit.Eventually(t, "the next second of the server", func() bool {
+			stacktest.Eventually(t, "the next second of the server", func() bool {
 				_, _ = s.DB.Collection("clock").InsertOne(t.Context(), bson.D{})
 				return clusterTime(t, s) > began
 			})

@@ -114,7 +114,7 @@ func TestNothingThatIsPrintedHoldsASecret(t *testing.T) {
 		relay := s.StartRelay()
 		relay.WaitTookOver()
 		plantEvents(t, s, format)
-		kit.Eventually(t, "one is dead and one waits", func() bool {
+		stacktest.Eventually(t, "one is dead and one waits", func() bool {
 			dead, err := s.DB.Collection("outbox_dead").CountDocuments(t.Context(), bson.D{})
 			return err == nil && dead == int64(n+1) && s.CountHeld() == n+1
 		})

@@ -10,6 +10,8 @@ import (
 
 	"github.com/twmb/franz-go/pkg/kgo"
 
+	"github.com/outrelay/outrelay/internal/demo/check"
+	"github.com/outrelay/outrelay/internal/record"
 	"github.com/outrelay/outrelay/internal/routing"
 )
 
@@ -51,72 +53,76 @@ func (v Verdict) String() string {
 func (l *Ledger) Compare(records []*Record) Verdict {
 	entries, dead := l.copyEntries()
 	v := Verdict{Records: len(records)}
+	c := check.New(check.Options{})
 	byID := map[string][]*Entry{}
 	for i := range entries {
-		byID[entries[i].ID] = append(byID[entries[i].ID], &entries[i])
+		e := &entries[i]
+		byID[e.ID] = append(byID[e.ID], e)
+		c.Begin(check.Event{ID: e.checkID(), Key: e.checkKey(), Topics: e.Topics})
+		switch {
+		case e.Fate == Aborted || dead[identity{e.NS, e.ID}]:
+			c.Aborted(e.checkID())
+		case e.Fate == Unknown:
+			c.Unknown(e.checkID())
+		default:
+			c.Committed(e.At, e.checkID())
+			v.Events += len(e.Topics)
+		}
 	}
 
-	// First pass over the records: phantoms, duplicates and changes.
 	type delivery struct {
 		e     *Entry
 		topic string
 	}
 	first := map[delivery]*Record{}
 	for _, r := range records {
-		e := findEntry(byID[r.Header("id")], r)
-		if e == nil || e.Fate == Aborted || dead[identity{e.NS, e.ID}] {
-			v.Phantoms = append(v.Phantoms, fmt.Sprintf("%s holds id %s", formatPlace(r), r.Header("id")))
+		e := findEntry(byID[r.Header(record.HeaderID)], r)
+		if e == nil {
+			v.Phantoms = append(v.Phantoms, fmt.Sprintf("%s holds id %s", formatPlace(r), r.Header(record.HeaderID)))
 			continue
 		}
 
-		d := delivery{e, r.Topic}
-		if before := first[d]; before != nil {
+		before := first[delivery{e, r.Topic}]
+		switch c.Delivered(check.Delivery{ID: e.checkID(), Key: e.checkKey(), Topic: r.Topic, Partition: int(r.Partition), Offset: r.Offset}) {
+		case check.Phantom:
+			v.Phantoms = append(v.Phantoms, fmt.Sprintf("%s holds id %s, whose topics are %q", formatPlace(r), e.ID, e.Topics))
+			continue
+		case check.Duplicate:
 			v.Duplicates = append(v.Duplicates, fmt.Sprintf("id %s of key %s at %s (producer %d/%d) and at %s (producer %d/%d)",
 				e.ID, e.Key, formatPlace(before), before.Producer, before.Epoch, formatPlace(r), r.Producer, r.Epoch))
 			continue
+		case check.Disordered:
+			v.Disorder = append(v.Disorder, fmt.Sprintf("key %s: id %s at %s is after a later event, or in another partition", e.Key, e.ID, formatPlace(r)))
 		}
-		first[d] = r
+
+		first[delivery{e, r.Topic}] = r
 		if why := describeDifference(e, r); why != "" {
 			v.Changed = append(v.Changed, fmt.Sprintf("id %s at %s: %s", e.ID, formatPlace(r), why))
 		}
 	}
 
-	// Second pass over the entries in commit order: losses and disorder.
-	type scope struct{ ns, key, topic string }
-	last := map[scope]*Record{}
-	for i := range entries {
-		e := &entries[i]
-		if e.Fate != Committed || dead[identity{e.NS, e.ID}] {
-			continue
-		}
-
-		for _, topic := range e.Topics {
-			v.Events++
-			r := first[delivery{e, topic}]
-			if r == nil {
-				v.Lost = append(v.Lost, fmt.Sprintf("id %s of key %s is not in %s", e.ID, e.Key, topic))
-				continue
-			}
-			if e.Unordered {
-				continue
-			}
-
-			s := scope{e.NS, e.Key, topic}
-			if before := last[s]; before != nil && (before.Partition != r.Partition || before.Offset > r.Offset) {
-				v.Disorder = append(v.Disorder, fmt.Sprintf("key %s: id %s at %s is not after id %s at %s",
-					e.Key, e.ID, formatPlace(r), before.Header("id"), formatPlace(before)))
-			}
-			last[s] = r
-		}
+	for _, m := range c.Missing() {
+		v.Lost = append(v.Lost, fmt.Sprintf("event %q of key %q is not in %s", m.ID, m.Key, m.Topic))
 	}
 	return v
+}
+
+// checkID returns the id of the envelope for the checker: ids are unique within a collection.
+func (e *Entry) checkID() string { return e.NS + " " + e.ID }
+
+// checkKey returns the key for the checker: keys are ordered within a collection, except for scheduled events.
+func (e *Entry) checkKey() string {
+	if e.Unordered {
+		return e.checkID()
+	}
+	return e.NS + " " + e.Key
 }
 
 func formatPlace(r *Record) string { return fmt.Sprintf("%s/%d@%d", r.Topic, r.Partition, r.Offset) }
 
 // findEntry returns the entry of a record, or nil.
 func findEntry(candidates []*Entry, r *Record) *Entry {
-	ns := r.Header("outrelay-ns")
+	ns := r.Header(record.HeaderNamespace)
 	for _, e := range candidates {
 		if ns == "" {
 			return e
@@ -138,7 +144,7 @@ func describeDifference(e *Entry, r *Record) string {
 		return fmt.Sprintf("payload of %d bytes differs, want %d bytes", len(r.Value), len(e.Payload))
 	case e.Null != (r.Value == nil):
 		return "payload is null instead of empty, or empty instead of null"
-	case len(r.Headers) == 0 || r.Headers[0].Key != "id":
+	case len(r.Headers) == 0 || r.Headers[0].Key != record.HeaderID:
 		return "the first header is not id"
 	}
 

@@ -15,6 +15,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+	"github.com/outrelay/outrelay/internal/record"
 	"github.com/outrelay/outrelay/pkg/event"
 	"github.com/outrelay/outrelay/pkg/outbox"
 )
@@ -74,7 +75,7 @@ func (s *Scene) WaitNoneHeld() {
 		}
 	}()
 
-	Eventually(s.tb, "no envelope waits", func() bool {
+	stacktest.Eventually(s.tb, "no envelope waits", func() bool {
 		left = s.CountOutbox(bson.D{{Key: "$or", Value: bson.A{
 			bson.D{{Key: "state", Value: bson.D{{Key: "$exists", Value: true}}}}, bson.D{{Key: "dueAt", Value: bson.D{{Key: "$exists", Value: true}}}},
 		}}})
@@ -120,11 +121,11 @@ func (s *Scene) Schedule(aggregateType string, n, keys int, from time.Time, span
 func (t *Topics) Deliveries() map[string]map[string]int {
 	out := map[string]map[string]int{}
 	for _, r := range t.AllRecords() {
-		id := r.Header("id")
+		id := r.Header(record.HeaderID)
 		if out[id] == nil {
 			out[id] = map[string]int{}
 		}
-		out[id][r.Header("outrelay-delivery")]++
+		out[id][r.Header(record.HeaderDelivery)]++
 	}
 	return out
 }

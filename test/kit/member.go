@@ -11,6 +11,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
 	"github.com/outrelay/outrelay/internal/demo/member"
+	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/pkg/consumer"
 )
 
@@ -49,7 +50,7 @@ func (c *Crew) WaitServing(all ...*Process) {
 	for _, p := range all {
 		names = append(names, p.Node)
 	}
-	Eventually(c.scene.tb, strings.Join(names, " and ")+" share the partitions", func() bool {
+	stacktest.Eventually(c.scene.tb, strings.Join(names, " and ")+" share the partitions", func() bool {
 		yes, err := member.Serving(c.scene.tb.Context(), c.scene.DB, names...)
 		return err == nil && yes
 	})
@@ -85,7 +86,7 @@ func (c *Crew) waitCount(n int, what string, count func(context.Context, *mongo.
 	c.scene.tb.Helper()
 	for got := 0; got < n; {
 		before := got
-		Eventually(c.scene.tb, fmt.Sprintf("%d %s (%d so far)", n, what, got), func() bool {
+		stacktest.Eventually(c.scene.tb, fmt.Sprintf("%d %s (%d so far)", n, what, got), func() bool {
 			now, err := count(c.scene.tb.Context(), c.scene.DB)
 			if err == nil {
 				got = now

@@ -281,31 +281,7 @@ func (s *Scene) readStatusJSON(into any) {
 // poll starts a process.
 func (s *Scene) WaitForStatus(what string, ok func(Status) bool) {
 	s.tb.Helper()
-	pollUntil(s.tb, 400*time.Millisecond, what, func() bool { return ok(s.ReadStatus()) })
-}
-
-// Eventually polls ok 20 times per second until it returns true, and fails the test after Patience.
-func Eventually(tb testing.TB, what string, ok func() bool) {
-	tb.Helper()
-	pollUntil(tb, 50*time.Millisecond, what, ok)
-}
-
-func pollUntil(tb testing.TB, every time.Duration, what string, ok func() bool) {
-	tb.Helper()
-	tick := time.NewTicker(every)
-	defer tick.Stop()
-	timeout := time.NewTimer(Patience)
-	defer timeout.Stop()
-
-	for !ok() {
-		select {
-		case <-tick.C:
-		case <-timeout.C:
-			tb.Fatalf("waiting timed out: %s", what)
-		case <-tb.Context().Done():
-			tb.Fatal(tb.Context().Err())
-		}
-	}
+	stacktest.Eventually(s.tb, what, func() bool { return ok(s.ReadStatus()) })
 }
 
 // WatcherID is the id of the watcher document.

@@ -3,9 +3,9 @@
 package kit
 
 import (
-	"time"
-
 	"go.mongodb.org/mongo-driver/v2/bson"
+
+	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 )
 
 // RunCrashing starts a command that kills itself at a crash point, and returns at once.
@@ -36,7 +36,7 @@ func (s *Scene) ReadSlots() map[string]string {
 // WaitShared waits until each process runs this number of slots, and no other process runs one.
 func (s *Scene) WaitShared(want map[*Process]int) {
 	s.tb.Helper()
-	pollUntil(s.tb, 100*time.Millisecond, "the slots are distributed as wanted", func() bool {
+	stacktest.Eventually(s.tb, "the slots are distributed as wanted", func() bool {
 		// The documents first, because reading them starts no process.
 		return s.ownersMatch(want) && s.statusMatches(want)
 	})

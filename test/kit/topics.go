@@ -13,6 +13,9 @@ import (
 
 	"github.com/twmb/franz-go/pkg/kadm"
 	"github.com/twmb/franz-go/pkg/kgo"
+
+	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+	"github.com/outrelay/outrelay/internal/record"
 )
 
 // Record is a record of a topic, read by the second Kafka client.
@@ -114,7 +117,7 @@ func (t *Topics) collectRecords(ctx context.Context) {
 
 // deliveryKey returns a key that two records share if one repeats the other.
 func deliveryKey(r *Record) string {
-	return strings.Join([]string{r.Topic, r.Header("id"), r.Header("outrelay-id-type"), r.Header("outrelay-ns"), r.Header("outrelay-delivery")}, "\x00")
+	return strings.Join([]string{r.Topic, r.Header(record.HeaderID), r.Header(record.HeaderIDType), r.Header(record.HeaderNamespace), r.Header(record.HeaderDelivery)}, "\x00")
 }
 
 // AllRecords returns the records so far, sorted by topic, partition and offset.
@@ -216,7 +219,7 @@ func (t *Topics) WaitForEnd() {
 	var err error
 
 	// After a broker was stopped, its partitions may have no leader for some time.
-	Eventually(t.tb, "all partitions report their end", func() bool {
+	stacktest.Eventually(t.tb, "all partitions report their end", func() bool {
 		if ends, err = kadm.NewClient(t.client).ListEndOffsets(t.tb.Context(), t.names...); err == nil {
 			err = ends.Error()
 		}

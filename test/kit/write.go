@@ -15,6 +15,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
+	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/pkg/event"
 	"github.com/outrelay/outrelay/pkg/outbox"
 )
@@ -101,7 +102,7 @@ func (w *RunningLoad) WaitCommitted(n int) {
 	w.scene.tb.Helper()
 	for got := 0; got < n; {
 		before := got
-		Eventually(w.scene.tb, fmt.Sprintf("%d events committed (%d so far)", n, got), func() bool {
+		stacktest.Eventually(w.scene.tb, fmt.Sprintf("%d events committed (%d so far)", n, got), func() bool {
 			got = int(w.count.Load())
 			return got >= n || got > before
 		})
@@ -279,7 +280,7 @@ func (s *Scene) CheckDead() {
 	for e := range dead {
 		_, name, _ := strings.Cut(e.ns, ".")
 		coll := s.DB.Collection(name)
-		Eventually(s.tb, "a dead letter of "+e.id, func() bool {
+		stacktest.Eventually(s.tb, "a dead letter of "+e.id, func() bool {
 			letters, err1 := coll.Database().Collection(name+"_dead").CountDocuments(s.tb.Context(), bson.D{{Key: "_id.id", Value: event.ParseID(e.id)}})
 			left, err2 := coll.CountDocuments(s.tb.Context(), bson.D{{Key: "_id", Value: event.ParseID(e.id)}})
 			return errors.Join(err1, err2) == nil && letters == 1 && left == 0

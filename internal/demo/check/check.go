@@ -49,11 +49,12 @@ type DeliveryKind int
 
 // The results of Delivered.
 const (
-	First     DeliveryKind = iota // the first record of the event in this topic
-	Duplicate                     // another record of the event in this topic
-	Repeated                      // the same, with the redelivered header
-	Phantom                       // never begun, aborted, or not for this topic
-	Foreign                       // never begun, with Options.Others
+	First      DeliveryKind = iota // the first record of the event in this topic
+	Disordered                     // the same, after a later event of its key, or in another partition than the key before
+	Duplicate                      // another record of the event in this topic
+	Repeated                       // the same, with the redelivered header
+	Phantom                        // never begun, aborted, or not for this topic
+	Foreign                        // never begun, with Options.Others
 )
 
 type state uint8
@@ -300,7 +301,7 @@ func (c *Checker) Delivered(d Delivery) DeliveryKind {
 	}
 
 	e.seenTopics = append(e.seenTopics, d.Topic)
-	c.checkOrderLocked(e, d)
+	kind := c.checkOrderLocked(e, d)
 	if e.key != d.Key || e.valueHash != 0 && e.valueHash != c.hashValue(d.Value) {
 		c.report.Altered++
 		c.addExampleLocked("%s differs from the appended event %s", formatPlace(d), d.ID)
@@ -317,11 +318,12 @@ func (c *Checker) Delivered(d Delivery) DeliveryKind {
 		c.countDeliveredLocked(e)
 	}
 	c.closeEventLocked(e)
-	return First
+	return kind
 }
 
-// checkOrderLocked compares the place of a first record with the earlier records of its key.
-func (c *Checker) checkOrderLocked(e *event, d Delivery) {
+// checkOrderLocked compares the place of a first record with the earlier records of its key. It
+// returns First or Disordered.
+func (c *Checker) checkOrderLocked(e *event, d Delivery) DeliveryKind {
 	t := target{d.Topic, e.key}
 	order := c.keyOrders[t]
 	if order == nil {
@@ -329,7 +331,9 @@ func (c *Checker) checkOrderLocked(e *event, d Delivery) {
 		c.keyOrders[t] = order
 	}
 
+	kind := First
 	if d.Partition != order.partition {
+		kind = Disordered
 		c.report.Strayed++
 		c.addExampleLocked("%s: its key was in partition %d before", formatPlace(d), order.partition)
 		order.partition = d.Partition
@@ -338,9 +342,10 @@ func (c *Checker) checkOrderLocked(e *event, d Delivery) {
 		c.report.OutOfOrder++
 		c.addExampleLocked("%s: event %s is number %d of its key and comes after number %d",
 			formatPlace(d), d.ID, e.number, order.last)
-		return
+		return Disordered
 	}
 	order.last = e.number
+	return kind
 }
 
 func (c *Checker) addExampleLocked(format string, args ...any) {

@@ -1,7 +1,9 @@
 package check
 
 import (
+	"cmp"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 )
@@ -81,19 +83,33 @@ func (c *Checker) isOvertakenLocked(e *event) bool {
 	return false
 }
 
-// Waits returns the ids of up to max committed events that are not delivered, in no particular
-// order. It is for messages.
-func (c *Checker) Waits(max int) []string {
+// Missing is a topic that a committed event has not reached.
+type Missing struct {
+	ID, Key string
+	Topic   string // "" if the event may be delivered to any single topic
+}
+
+// Missing returns what committed events wait for, sorted by id and topic.
+func (c *Checker) Missing() []Missing {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 
-	var ids []string
-	for id, e := range c.open {
-		if e.state == committed && len(ids) < max {
-			ids = append(ids, id)
+	var out []Missing
+	for _, e := range c.open {
+		if e.state != committed {
+			continue
+		}
+		if e.topics == nil {
+			out = append(out, Missing{e.id, e.key, ""})
+		}
+		for _, topic := range e.topics {
+			if !slices.Contains(e.seenTopics, topic) {
+				out = append(out, Missing{e.id, e.key, topic})
+			}
 		}
 	}
-	return ids
+	slices.SortFunc(out, func(a, b Missing) int { return cmp.Or(cmp.Compare(a.ID, b.ID), cmp.Compare(a.Topic, b.Topic)) })
+	return out
 }
 
 // Err returns nil if no event is lost and no other promise was broken. It counts waiting events as

@@ -102,7 +102,7 @@ func Prepare(ctx context.Context, db *mongo.Database) error {
 
 // Run runs one member until ctx ends, and writes its log to logs.
 func Run(ctx context.Context, s Spec, logs io.Writer) (err error) {
-	client, err := mongo.Connect(options.Client().ApplyURI(s.MongoDB).SetAppName("outrelay-" + s.Name))
+	client, err := mongo.Connect(options.Client().ApplyURI(s.MongoDB).SetAppName(fmt.Sprintf("outrelay-%s", s.Name)))
 	if err != nil {
 		return fmt.Errorf("connecting to MongoDB: %w", err)
 	}

@@ -1,0 +1,249 @@
+package admin
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
+
+	"github.com/outrelay/outrelay/internal/nodes"
+	"github.com/outrelay/outrelay/internal/outboxes"
+	"github.com/outrelay/outrelay/internal/routing"
+)
+
+// Operator acts on one watcher. Its methods, and those of the subjects that it returns, are
+// everything that an operator can see and do. They are safe for concurrent use.
+//
+// State and Watcher are required. If another function is nil, the use-cases that need it return
+// [ErrUnavailable]. The fields must not change after the first use.
+//
+// Lists have at most [MaxPage] entries, and [DefaultPage] by default. Each page has the cursor of
+// the next one. A cursor remains valid while entries are added and removed. Actions are written to
+// the events log with their actor. Destructive actions reject a filter without conditions unless
+// All is set. With DryRun they only count.
+type Operator struct {
+	State   *mongo.Database
+	Watcher string
+	Actor   string
+	Source  string // where the action was requested: cli, api or page; "" is not logged
+	Slot    string // restricts actions on the lease to one slot, such as "0of2"; "" means all slots (N28)
+
+	// Outboxes lists the collections that the watcher reads by its configuration. If it is nil, the
+	// registry supplies the collections that the watcher has read so far.
+	Outboxes      func(ctx context.Context) ([]outboxes.Outbox, error)
+	Node, Version string // of this process, for the ledger of migrations
+
+	Router    *routing.Router                                                 // of Watcher, for replays
+	Compacted func(ctx context.Context, topics []string) ([]string, error)    // returns the compacted topics, for replays
+	Oplog     func(ctx context.Context) (oldest, newest time.Time, err error) // returns the times of the oplog's ends
+
+	Redact      Redaction
+	LogPayloads bool         // write an entry to the events log before the payload of a letter is shown
+	Log         *slog.Logger // nil disables logging
+
+	configured string // the watcher of the configuration, if ForWatcher selected another one
+	figures    *figureSet
+	replays    *replayRunner
+}
+
+// New returns o with a cache of figures and a queue of replays, which all operators share that For
+// and ForWatcher derive from it. An Operator without them counts the figures for each request, and
+// does not run replays in the background.
+func New(o Operator) Operator {
+	o.figures = &figureSet{}
+	o.replays = &replayRunner{}
+	return o
+}
+
+// Actor is the person or program that acts. Name and Source are written to the events log with each
+// action.
+type Actor struct {
+	Name   string
+	Source string // cli, api or page
+}
+
+// ErrUnavailable is returned by a use-case that needs a function which this process does not have.
+var ErrUnavailable = errors.New("this process was started without what is needed for it")
+
+// For returns the operator for another actor. It costs nothing.
+func (o Operator) For(a Actor) Operator {
+	o.Actor = a.Name
+	o.Source = a.Source
+	return o
+}
+
+// ForWatcher returns the operator for another watcher of the same state database. "" means the same
+// watcher.
+func (o Operator) ForWatcher(watcher string) Operator {
+	if watcher != "" && watcher != o.Watcher {
+		o.configured = cmp.Or(o.configured, o.Watcher)
+		o.Watcher = watcher
+
+		// Outboxes lists the collections of the configured watcher.
+		o.Outboxes = nil
+	}
+	return o
+}
+
+// ForSlot returns the operator with actions on the lease restricted to one slot of the watcher, such
+// as 0of2. "" means all slots (N28).
+func (o Operator) ForSlot(slot string) Operator {
+	o.Slot = slot
+	return o
+}
+
+// isConfigured reports whether the watcher is that of the configuration.
+func (o Operator) isConfigured() bool { return o.configured == "" || o.configured == o.Watcher }
+
+// Letters returns the dead letters of the watcher.
+func (o Operator) Letters() Letters { return Letters{o} }
+
+// Waiting returns the waiting envelopes of the watcher.
+func (o Operator) Waiting() Waiting { return Waiting{o} }
+
+// Schedule returns the scheduled envelopes of the watcher.
+func (o Operator) Schedule() Schedule { return Schedule{o} }
+
+// Replays returns the replays of the watcher.
+func (o Operator) Replays() Replays {
+	o.replays = cmp.Or(o.replays, &replayRunner{})
+	return Replays{o, newReplayStore(o.State)}
+}
+
+// Inboxes returns the inboxes of the services whose outboxes the watcher reads.
+func (o Operator) Inboxes() Inboxes { return Inboxes{o} }
+
+// Sagas returns the sagas of the services whose outboxes the watcher reads.
+func (o Operator) Sagas() Sagas { return Sagas{o} }
+
+// Indexes returns the indexes of the watched collections, and the ledger of migrations.
+func (o Operator) Indexes() Indexes { return Indexes{o} }
+
+// Bounds of lists.
+const (
+	DefaultPage = 100
+	MaxPage     = 1000
+)
+
+// pageSize returns the number of entries of a page for the requested limit.
+func pageSize(limit int) int {
+	if limit <= 0 {
+		return DefaultPage
+	}
+	return min(limit, MaxPage)
+}
+
+// Run keeps the figures of the overview fresh, evaluates the health rules, and runs the replays
+// that were started by operators of this process. It blocks until ctx ends. o must come from [New].
+// If Run is not running, figures are counted when they are requested, and replays are ordered but
+// not run.
+//
+// Run counts the waiting envelopes every ten seconds, and every two seconds while an operator reads
+// the figures. For each watcher, counting takes at most a thirtieth of the time.
+func (o Operator) Run(ctx context.Context) error {
+	log := o.Log
+	if log == nil {
+		log = slog.New(slog.DiscardHandler)
+	}
+
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	wg.Go(func() { o.replays.runJobs(ctx, log) })
+
+	o.figures.keepFresh(ctx, o.For(Actor{}), log)
+	return nil
+}
+
+func (o Operator) watcherDocuments() *mongo.Collection { return o.State.Collection("watchers") }
+
+func (o Operator) database(name string) *mongo.Database { return o.State.Client().Database(name) }
+
+// registrations returns the watcher's registrations, sorted by the name of the collection. A
+// collection that was dropped and created again has several.
+func (o Operator) registrations(ctx context.Context) ([]outboxes.Registration, error) {
+	return outboxes.NewRegistry(o.State.Collection("collections")).Registrations(ctx, o.Watcher)
+}
+
+// collectionNames returns the sorted names of the outboxes that the watcher is registered for.
+func (o Operator) collectionNames(ctx context.Context) ([]string, error) {
+	registered, err := o.registrations(ctx)
+	names := make([]string, len(registered))
+	for i, r := range registered {
+		names[i] = r.NS
+	}
+	slices.Sort(names)
+	return slices.Compact(names), err
+}
+
+// ErrNoCollections is returned for a watcher that has not registered any collection.
+var ErrNoCollections = errors.New("it has no collections")
+
+// Collections returns the sorted names of the outboxes that the watcher is registered for, each once,
+// or only the named one.
+func (o Operator) Collections(ctx context.Context, only string) ([]string, error) {
+	all, err := o.collectionNames(ctx)
+	if err != nil {
+		return nil, err
+	}
+
+	switch {
+	case len(all) == 0:
+		return nil, fmt.Errorf("watcher %s in %s: %w; check its name and the state database, or start outrelay run once",
+			o.Watcher, o.State.Name(), ErrNoCollections)
+	case only == "":
+		return all, nil
+	case !slices.Contains(all, only):
+		return nil, fmt.Errorf("watcher %s does not read %s; its collections are %s",
+			o.Watcher, only, strings.Join(all, ", "))
+	}
+	return []string{only}, nil
+}
+
+// lookupCollections is Collections, but returns an empty list for a watcher that has none.
+func (o Operator) lookupCollections(ctx context.Context, only string) ([]string, error) {
+	if only == "" {
+		return o.collectionNames(ctx)
+	}
+	return o.Collections(ctx, only)
+}
+
+// logAction writes an action to the events log, after it was done. If that fails, the error states
+// that the action was done.
+func (o Operator) logAction(ctx context.Context, kind nodes.Kind, fields bson.D) error {
+	fields = append(fields, bson.E{Key: "actor", Value: o.Actor})
+	if o.Slot != "" {
+		fields = append(fields, bson.E{Key: "slot", Value: o.Slot})
+	}
+	if o.Source != "" {
+		fields = append(fields, bson.E{Key: "source", Value: o.Source})
+	}
+
+	if err := nodes.NewEvents(o.State.Collection("events"), o.Watcher, "").Append(ctx, kind, fields); err != nil {
+		return fmt.Errorf("done, but not written to the events log: %w", err)
+	}
+	return nil
+}
+
+// maxAuditWait bounds writing the entry of an action after its context has ended.
+const maxAuditWait = 5 * time.Second
+
+// logOutcome logs an action whose result is actionErr, even if the action's context has ended. It
+// returns actionErr joined with its own error. While the action's context lasts, logOutcome has no
+// time limit of its own, so that a slow server does not cause a missing entry.
+func (o Operator) logOutcome(actionCtx context.Context, kind nodes.Kind, fields bson.D, actionErr error) error {
+	ctx, cancel := context.WithCancel(context.WithoutCancel(actionCtx))
+	defer cancel()
+	stop := context.AfterFunc(actionCtx, func() { time.AfterFunc(maxAuditWait, cancel) })
+	defer stop()
+
+	fields = append(fields, bson.E{Key: "complete", Value: actionErr == nil})
+	return errors.Join(actionErr, o.logAction(ctx, kind, fields))
+}

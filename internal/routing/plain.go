@@ -1,0 +1,32 @@
+package routing
+
+import (
+	"github.com/outrelay/outrelay/internal/record"
+	"github.com/outrelay/outrelay/pkg/event"
+)
+
+var (
+	hAggregateType = []byte(record.HeaderAggregateType)
+	hAggregateID   = []byte(record.HeaderAggregateID)
+	hContentType   = []byte(record.HeaderContentType)
+	hSchemaVersion = []byte(record.HeaderSchemaVersion)
+	hSource        = []byte(record.HeaderSource)
+	hSubject       = []byte(record.HeaderSubject)
+	hTime          = []byte(record.HeaderTime)
+)
+
+// plain has each field of the envelope as a header.
+type plain struct{}
+
+func (plain) addTo(f *Filler, v *event.View, _ *Meta, _ *record.Record) {
+	f.addHeader(hType, v.Type)
+	f.addHeader(hAggregateType, v.AggregateType)
+	f.addHeader(hAggregateID, v.AggregateID)
+	f.addOptionalHeader(hContentType, v.ContentType)
+	f.addOptionalHeader(hSchemaVersion, v.SchemaVersion)
+	f.addOptionalHeader(hSource, v.Source)
+	f.addOptionalHeader(hSubject, v.Subject)
+	if v.HasTime {
+		f.addHeader(hTime, f.formatTime(v.Time))
+	}
+}
