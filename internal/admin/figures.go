@@ -10,12 +10,13 @@ import (
 	"sync"
 	"time"
 
+	"github.com/outrelay/outrelay/internal/outboxes"
+
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/outrelay/outrelay/internal/deadletter"
 	"github.com/outrelay/outrelay/internal/health"
-	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/waiting"
 )
 
@@ -222,9 +223,9 @@ type figureCount struct {
 	op       Operator
 	position bson.Timestamp // that all slots have passed; zero if a slot has none yet
 
-	mu        sync.Mutex
-	figures   figures
-	topicRows []waiting.WaitingTopic
+	mu      sync.Mutex
+	figures figures
+	waiting []waiting.WaitingTopic
 }
 
 // countFigures counts everything once. It reads every exception, one index entry per dead letter
@@ -289,7 +290,7 @@ func (c *figureCount) countOutboxes(ctx context.Context, names []string, dirty m
 
 			c.mu.Lock()
 			defer c.mu.Unlock()
-			c.topicRows = append(c.topicRows, topics...)
+			c.waiting = append(c.waiting, topics...)
 			c.figures.counts.addOutbox(counts)
 			return err
 		})
@@ -298,9 +299,9 @@ func (c *figureCount) countOutboxes(ctx context.Context, names []string, dirty m
 		return err
 	}
 
-	c.figures.pending = groupByTopic(c.topicRows, time.Now())
+	c.figures.pending = groupByTopic(c.waiting, time.Now())
 	counts := &c.figures.counts
-	for _, w := range c.topicRows {
+	for _, w := range c.waiting {
 		counts.Retry += w.Retry
 		counts.Blocked += w.Blocked
 		counts.Parked += w.Parked
@@ -323,7 +324,7 @@ func (c *Counts) addOutbox(o Counts) {
 // envelopes only if countExceptions is true.
 func (c *figureCount) countOutbox(
 	ctx context.Context, ns string, countExceptions bool,
-) (n Counts, topicRows []waiting.WaitingTopic, err error) {
+) (n Counts, topics []waiting.WaitingTopic, err error) {
 	client := c.op.State.Client()
 	coll, err := outboxes.Outboxed(client, ns)
 	if err != nil {
@@ -334,7 +335,7 @@ func (c *figureCount) countOutbox(
 	}
 
 	if countExceptions {
-		if topicRows, err = waiting.CountWaiting(ctx, coll); err != nil {
+		if topics, err = waiting.CountWaiting(ctx, coll); err != nil {
 			return n, nil, err
 		}
 		if n.Scheduled, _, err = outboxes.CountDue(ctx, coll, math.MaxInt64); err != nil {
@@ -351,10 +352,10 @@ func (c *figureCount) countOutbox(
 
 	n.DeadAll, err = deadletter.Count(ctx, client, []string{ns}, deadletter.Query{})
 	if err != nil || n.DeadAll == 0 {
-		return n, topicRows, err
+		return n, topics, err
 	}
 	n.Dead, err = deadletter.Count(ctx, client, []string{ns}, deadletter.Query{RequeueStatus: deadletter.Replayable})
-	return n, topicRows, err
+	return n, topics, err
 }
 
 // countServices counts the inboxes and sagas in the databases of the outboxes.
