@@ -47,6 +47,7 @@ const (
 	codeIndexKeySpecsConflict = 86
 )
 
+// HasCode reports whether err is an error of the server with one of the codes.
 func HasCode(err error, codes ...int) bool {
 	var se mongo.ServerError
 	if !errors.As(err, &se) {
