@@ -69,7 +69,7 @@ func (t *term) newReconciler(doc *lease.Document) *reconciler {
 			}
 		},
 	})
-	exceptions := &waiting.Exceptions{
+	exceptions := waiting.New(waiting.Config{
 		Client:      t.mongo.state,
 		Collections: t.dirty.dirtyOutboxes,
 		Outlet:      out,
@@ -83,7 +83,7 @@ func (t *term) newReconciler(doc *lease.Document) *reconciler {
 		Log:         t.log,
 		OnRetry:     trouble,
 		OnRecovered: well,
-	}
+	})
 	scheduled := scheduled.NewScheduled(scheduled.ScheduledConfig{
 		Client:      t.mongo.state,
 		Fencer:      t.held,
@@ -97,7 +97,7 @@ func (t *term) newReconciler(doc *lease.Document) *reconciler {
 		OnRetry:     trouble,
 		OnSent:      func(d time.Duration) { t.metrics.DueError.Observe(d, 1) },
 	})
-	purger := &purge.Purger{
+	purger := purge.New(purge.Config{
 		Client:      t.mongo.state,
 		State:       t.mongo.state.Database(t.cfg.MongoDB.State),
 		Collections: t.watchedOutboxes,
@@ -109,7 +109,7 @@ func (t *term) newReconciler(doc *lease.Document) *reconciler {
 		Log:         t.log,
 		Slot:        t.part.I, // N25
 		OnPurged:    func(n int) { t.metrics.Purged.Add(float64(n)) },
-	}
+	})
 	return &reconciler{outlet: out, finisher: f, exceptions: exceptions, scheduled: scheduled, purger: purger}
 }
 

@@ -13,28 +13,19 @@ import (
 // CatchUp blocks until majority reads of coll see every write that was acknowledged before the call.
 // Without it, they may miss the latest of these writes (N22). It costs two calls.
 func CatchUp(ctx context.Context, coll *mongo.Collection) error {
-	client := coll.Database().Client()
-	now, err := ClusterTime(ctx, client)
+	err := AfterCommitted(ctx, coll, func(ctx context.Context) error {
+		opts := options.FindOne().SetProjection(bson.D{{Key: "_id", Value: 1}})
+		err := Majority(coll).FindOne(ctx, bson.D{}, opts).Err()
+		if err != nil && !errors.Is(err, mongo.ErrNoDocuments) {
+			return Refusal(err, "reading "+Namespace(coll), "find", Namespace(coll))
+		}
+		return nil
+	})
 	if errors.Is(err, ErrNoClusterTime) {
 		// Reads of a server without a cluster time see all acknowledged writes.
 		return nil
 	}
-	if err != nil {
-		return err
-	}
-
-	session, err := Causal(ctx, client, now)
-	if err != nil {
-		return err
-	}
-	defer session.EndSession(context.WithoutCancel(ctx))
-
-	opts := options.FindOne().SetProjection(bson.D{{Key: "_id", Value: 1}})
-	err = Majority(coll).FindOne(mongo.NewSessionContext(ctx, session), bson.D{}, opts).Err()
-	if err != nil && !errors.Is(err, mongo.ErrNoDocuments) {
-		return DescribeRefusal(err, "reading "+Namespace(coll), "find", Namespace(coll), "")
-	}
-	return nil
+	return err
 }
 
 // Causal returns a session whose reads see everything that was committed up to at. N22: the server waits
@@ -52,20 +43,20 @@ func Causal(ctx context.Context, client *mongo.Client, at bson.Timestamp) (*mong
 	return session, nil
 }
 
-// AfterCommitted calls read with a session whose reads see everything that was committed before. A majority read without it may miss
-// what a transaction just before has written, and show an envelope as waiting that is finished.
+// AfterCommitted calls read with a session whose reads see everything that was committed before the call.
+// Without the session, a majority read may miss the latest transaction, and show an envelope as waiting
+// that is finished. It costs one call.
 func AfterCommitted(ctx context.Context, coll *mongo.Collection, read func(context.Context) error) error {
-	sess, err := coll.Database().Client().StartSession(options.Session().SetCausalConsistency(true))
+	client := coll.Database().Client()
+	now, err := ClusterTime(ctx, client)
 	if err != nil {
-		return fmt.Errorf("starting a session: %w", err)
+		return err
 	}
-	defer sess.EndSession(context.WithoutCancel(ctx))
-	err = coll.Database().RunCommand(mongo.NewSessionContext(ctx, sess), bson.D{{Key: "ping", Value: 1}}).Err()
-	if err == nil && sess.OperationTime() == nil {
-		err = errors.New("the server gives none")
-	}
+	session, err := Causal(ctx, client, now)
 	if err != nil {
-		return fmt.Errorf("asking for the cluster's time: %w", err)
+		return err
 	}
-	return read(mongo.NewSessionContext(ctx, sess))
+	defer session.EndSession(context.WithoutCancel(ctx))
+
+	return read(mongo.NewSessionContext(ctx, session))
 }

@@ -47,6 +47,7 @@ const (
 	codeIndexKeySpecsConflict = 86
 )
 
+// HasCode reports whether err is an error of the server with one of the codes.
 func HasCode(err error, codes ...int) bool {
 	var se mongo.ServerError
 	if !errors.As(err, &se) {
@@ -60,7 +61,8 @@ func HasCode(err error, codes ...int) bool {
 	return false
 }
 
-// DescribeRefusal wraps err, as a *PrivilegeError if the server refused it for that reason.
+// DescribeRefusal wraps err. If the server refused the command because the action is not granted, the
+// error is a [*PrivilegeError] with that action.
 func DescribeRefusal(err error, doing, action, on, advice string) error {
 	if HasCode(err, CodeUnauthorized) {
 		err = &PrivilegeError{Action: action, On: on, Advice: advice, Err: err}
@@ -68,7 +70,7 @@ func DescribeRefusal(err error, doing, action, on, advice string) error {
 	return fmt.Errorf("%s: %w", doing, err)
 }
 
-// Refusal wraps err, as a *PrivilegeError if the server refused the command for want of that action.
+// Refusal is DescribeRefusal without advice.
 func Refusal(err error, doing, action, on string) error {
 	return DescribeRefusal(err, doing, action, on, "")
 }

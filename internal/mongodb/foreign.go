@@ -112,7 +112,7 @@ func foreignFence(tx context.Context, state *mongo.Database, watcher string, ns 
 	coll := state.Collection("watchers")
 	res, err := coll.UpdateMany(tx, slotsOf(watcher), update)
 	if err != nil {
-		return DescribeRefusal(err, "taking the fence of watcher "+watcher, "find and update", Namespace(coll), "")
+		return Refusal(err, "taking the fence of watcher "+watcher, "find and update", Namespace(coll))
 	}
 	if res.MatchedCount == 0 {
 		return fmt.Errorf("%w: %s holds none named %q; check the watcher's name, or start outrelay run once, or if its document was lost run outrelay recover",

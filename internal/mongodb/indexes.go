@@ -26,6 +26,7 @@ type Index struct {
 	TTL     *int32 // seconds after the date in the key at which the server removes a document; nil keeps it
 }
 
+// Ascending returns the keys of an ascending index over fields.
 func Ascending(fields ...string) bson.D {
 	keys := make(bson.D, len(fields))
 	for i, f := range fields {

@@ -114,7 +114,7 @@ func listIndexes(ctx context.Context, coll *mongo.Collection) ([]existing, error
 		return nil, nil
 	}
 	if err != nil {
-		return nil, DescribeRefusal(err, "listing indexes of "+Namespace(coll), "listIndexes", Namespace(coll), "")
+		return nil, Refusal(err, "listing indexes of "+Namespace(coll), "listIndexes", Namespace(coll))
 	}
 	var have []existing
 	if err := cur.All(ctx, &have); err != nil {

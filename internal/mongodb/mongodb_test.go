@@ -27,7 +27,7 @@ func TestAMissingPrivilegeSaysWhatToGrant(t *testing.T) {
 	if want := "listing: not allowed: grant the action listIndexes on shop.outbox to the relay's user, or do it yourself"; err.Error() != want {
 		t.Errorf("%q", err)
 	}
-	if err := DescribeRefusal(mongo.CommandError{Code: 11}, "listing", "x", "y", ""); errors.As(err, &pe) && pe.Action == "x" {
+	if err := Refusal(mongo.CommandError{Code: 11}, "listing", "x", "y"); errors.As(err, &pe) && pe.Action == "x" {
 		t.Error("another error was taken for a missing privilege")
 	}
 }

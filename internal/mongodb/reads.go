@@ -19,7 +19,7 @@ func Empty(ctx context.Context, coll *mongo.Collection) (bool, error) {
 		return true, nil
 	}
 	if err != nil {
-		return false, DescribeRefusal(err, "looking into "+Namespace(coll), "find", Namespace(coll), "")
+		return false, Refusal(err, "looking into "+Namespace(coll), "find", Namespace(coll))
 	}
 	return false, nil
 }
@@ -31,7 +31,7 @@ func Fetch(ctx context.Context, coll *mongo.Collection, id bson.RawValue) (bson.
 		return nil, fmt.Errorf("fetching an envelope of %s: %w", Namespace(coll), ErrNotFound)
 	}
 	if err != nil {
-		return nil, DescribeRefusal(err, "fetching an envelope of "+Namespace(coll), "find", Namespace(coll), "")
+		return nil, Refusal(err, "fetching an envelope of "+Namespace(coll), "find", Namespace(coll))
 	}
 	return raw, nil
 }
@@ -42,11 +42,48 @@ func FetchMany(ctx context.Context, coll *mongo.Collection, ids []bson.RawValue,
 	if len(ids) == 0 {
 		return nil
 	}
-	cur, err := Majority(coll).Find(ctx, bson.D{{Key: "_id", Value: bson.D{{Key: "$in", Value: ids}}}})
+	filter := bson.D{{Key: "_id", Value: bson.D{{Key: "$in", Value: ids}}}}
+	return FindEach(ctx, Majority(coll), "fetching envelopes of "+Namespace(coll), filter, take)
+}
+
+// FindAll returns the documents of coll that filter matches. doing names the purpose in errors.
+func FindAll[T any](
+	ctx context.Context, coll *mongo.Collection, doing string, filter any, opts ...options.Lister[options.FindOptions],
+) ([]T, error) {
+	cur, err := coll.Find(ctx, filter, opts...)
+	return decodeAll[T](ctx, coll, doing, cur, err)
+}
+
+// AggregateAll returns the documents that pipeline makes of coll. doing names the purpose in errors.
+func AggregateAll[T any](ctx context.Context, coll *mongo.Collection, doing string, pipeline mongo.Pipeline) ([]T, error) {
+	cur, err := coll.Aggregate(ctx, pipeline)
+	return decodeAll[T](ctx, coll, doing, cur, err)
+}
+
+// decodeAll returns the documents of a cursor, or the error of the statement that should have opened it.
+func decodeAll[T any](ctx context.Context, coll *mongo.Collection, doing string, cur *mongo.Cursor, err error) ([]T, error) {
 	if err != nil {
-		return DescribeRefusal(err, "fetching envelopes of "+Namespace(coll), "find", Namespace(coll), "")
+		return nil, Refusal(err, doing, "find", Namespace(coll))
 	}
-	return EachDocument(ctx, cur, "fetching envelopes of "+Namespace(coll), take)
+
+	all := []T{}
+	if err := cur.All(ctx, &all); err != nil {
+		return nil, fmt.Errorf("%s: %w", doing, err)
+	}
+	return all, nil
+}
+
+// FindEach calls take for each document of coll that filter matches. The bytes are valid only during the
+// call. An error of take ends the read and is returned as it is. doing names the purpose in other errors.
+func FindEach(
+	ctx context.Context, coll *mongo.Collection, doing string, filter any, take func(bson.Raw) error,
+	opts ...options.Lister[options.FindOptions],
+) error {
+	cur, err := coll.Find(ctx, filter, opts...)
+	if err != nil {
+		return Refusal(err, doing, "find", Namespace(coll))
+	}
+	return EachDocument(ctx, cur, doing, take)
 }
 
 // EachDocument hands what a cursor brings to take, and closes it. An error of take ends it and is returned as it is; the cursor's own

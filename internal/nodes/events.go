@@ -3,7 +3,6 @@ package nodes
 import (
 	"context"
 	"errors"
-	"fmt"
 	"sync/atomic"
 	"time"
 
@@ -97,7 +96,7 @@ func (e *Events) Append(ctx context.Context, kind Kind, fields bson.D) error {
 		{Key: "fields", Value: mongodb.Literal(fields)},
 	}}}}, options.UpdateOne().SetUpsert(true))
 	if err != nil {
-		return mongodb.DescribeRefusal(err, "logging event "+string(kind), "find, insert and update", mongodb.Namespace(e.coll), "")
+		return mongodb.Refusal(err, "logging event "+string(kind), "find, insert and update", mongodb.Namespace(e.coll))
 	}
 	if e.appended.Add(1)%trimEvery == 0 {
 		return e.Trim(ctx)
@@ -113,13 +112,13 @@ func (e *Events) Trim(ctx context.Context) error {
 		return nil
 	}
 	if err != nil {
-		return mongodb.DescribeRefusal(err, "trimming the log of events", "find", mongodb.Namespace(e.coll), "")
+		return mongodb.Refusal(err, "trimming the log of events", "find", mongodb.Namespace(e.coll))
 	}
 	if _, err := e.coll.DeleteMany(ctx, bson.D{{Key: "$or", Value: bson.A{
 		bson.D{{Key: "at", Value: bson.D{{Key: "$lt", Value: last.At}}}},
 		bson.D{{Key: "at", Value: last.At}, {Key: "_id", Value: bson.D{{Key: "$lt", Value: last.ID}}}},
 	}}}); err != nil {
-		return mongodb.DescribeRefusal(err, "trimming the log of events", "remove", mongodb.Namespace(e.coll), "")
+		return mongodb.Refusal(err, "trimming the log of events", "remove", mongodb.Namespace(e.coll))
 	}
 	return nil
 }
@@ -128,13 +127,6 @@ var newest = bson.D{{Key: "at", Value: -1}, {Key: "_id", Value: -1}}
 
 // Latest returns up to n entries of all watchers, the newest first.
 func (e *Events) Latest(ctx context.Context, n int64) ([]Event, error) {
-	cur, err := e.coll.Find(ctx, bson.D{}, options.Find().SetSort(newest).SetLimit(max(n, 1)))
-	if err != nil {
-		return nil, mongodb.DescribeRefusal(err, "reading the log of events", "find", mongodb.Namespace(e.coll), "")
-	}
-	out := []Event{}
-	if err := cur.All(ctx, &out); err != nil {
-		return nil, fmt.Errorf("reading the log of events: %w", err)
-	}
-	return out, nil
+	return mongodb.FindAll[Event](ctx, e.coll, "reading the log of events", bson.D{},
+		options.Find().SetSort(newest).SetLimit(max(n, 1)))
 }

@@ -80,18 +80,15 @@ func describeNode(node, version string) string {
 // leaseOwners returns the nodes whose leases have not expired, with their versions.
 func leaseOwners(ctx context.Context, state *mongo.Database) (map[string]string, error) {
 	coll := mongodb.Majority(state.Collection("watchers"))
-	cur, err := coll.Find(ctx, bson.D{{Key: "$expr", Value: bson.D{{Key: "$gt", Value: bson.A{"$expiresAt", "$$NOW"}}}}})
-	if err != nil {
-		return nil, fmt.Errorf("reading the owners of the watchers in %s: %w", state.Name(), err)
-	}
-
-	var found []struct {
+	type watcher struct {
 		Owner   string `bson:"owner"`
 		Node    string `bson:"node"`
 		Version string `bson:"version"`
 	}
-	if err := cur.All(ctx, &found); err != nil {
-		return nil, fmt.Errorf("reading the owners of the watchers in %s: %w", state.Name(), err)
+	alive := bson.D{{Key: "$expr", Value: bson.D{{Key: "$gt", Value: bson.A{"$expiresAt", "$$NOW"}}}}}
+	found, err := mongodb.FindAll[watcher](ctx, coll, "reading the owners of the watchers in "+state.Name(), alive)
+	if err != nil {
+		return nil, err
 	}
 
 	owners := map[string]string{}

@@ -3,7 +3,6 @@ package nodes
 import (
 	"context"
 	"errors"
-	"fmt"
 	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
@@ -129,7 +128,7 @@ func (n *Nodes) Heartbeat(ctx context.Context, s Sign) (Was, error) {
 			return Was{}, nil
 		case mongo.IsDuplicateKeyError(err) && try < 2: // listed by another of the same name at the same moment
 		default:
-			return Was{}, mongodb.DescribeRefusal(err, "heartbeat of node "+s.Node, "find, insert and update", mongodb.Namespace(n.coll), "")
+			return Was{}, mongodb.Refusal(err, "heartbeat of node "+s.Node, "find, insert and update", mongodb.Namespace(n.coll))
 		}
 	}
 }
@@ -163,19 +162,11 @@ func (f Facts) set() bson.D {
 func (n *Nodes) List(ctx context.Context) ([]Node, error) { return n.find(ctx, bson.D{}) }
 
 func (n *Nodes) find(ctx context.Context, filter bson.D) ([]Node, error) {
-	cur, err := n.coll.Aggregate(ctx, mongo.Pipeline{
+	return mongodb.AggregateAll[Node](ctx, n.coll, "listing nodes", mongo.Pipeline{
 		{{Key: "$match", Value: filter}},
 		{{Key: "$addFields", Value: bson.D{{Key: "ageMs", Value: bson.D{{Key: "$subtract", Value: bson.A{"$$NOW", "$seenAt"}}}}}}},
 		{{Key: "$sort", Value: bson.D{{Key: "seenAt", Value: -1}}}},
 	})
-	if err != nil {
-		return nil, mongodb.DescribeRefusal(err, "listing nodes", "find", mongodb.Namespace(n.coll), "")
-	}
-	out := []Node{}
-	if err := cur.All(ctx, &out); err != nil {
-		return nil, fmt.Errorf("listing nodes: %w", err)
-	}
-	return out, nil
 }
 
 // Alive reports whether node gave a sign of life within stale; a node that is not known is not alive.
@@ -205,7 +196,7 @@ func (n *Nodes) AnotherReachesKafka(ctx context.Context, self string, stale time
 // Lapsed notes that a node has let a lease expire. Its next heartbeat takes the note away.
 func (n *Nodes) Lapsed(ctx context.Context, node string) error {
 	if _, err := n.coll.UpdateOne(ctx, bson.D{{Key: "_id", Value: node}}, bson.D{{Key: "$set", Value: bson.D{{Key: "lapsed", Value: true}}}}); err != nil {
-		return mongodb.DescribeRefusal(err, "noting the silence of node "+node, "update", mongodb.Namespace(n.coll), "")
+		return mongodb.Refusal(err, "noting the silence of node "+node, "update", mongodb.Namespace(n.coll))
 	}
 	return nil
 }
@@ -213,7 +204,7 @@ func (n *Nodes) Lapsed(ctx context.Context, node string) error {
 // Leave removes a node that stops, so that nobody waits for it to grow stale.
 func (n *Nodes) Leave(ctx context.Context, node string) error {
 	if _, err := n.coll.DeleteOne(ctx, bson.D{{Key: "_id", Value: node}}); err != nil {
-		return mongodb.DescribeRefusal(err, "removing node "+node, "remove", mongodb.Namespace(n.coll), "")
+		return mongodb.Refusal(err, "removing node "+node, "remove", mongodb.Namespace(n.coll))
 	}
 	return nil
 }
@@ -223,7 +214,7 @@ func (n *Nodes) Leave(ctx context.Context, node string) error {
 func (n *Nodes) Depart(ctx context.Context, node, instance string) (bool, error) {
 	res, err := n.coll.DeleteOne(ctx, bson.D{{Key: "_id", Value: node}, {Key: "instance", Value: instance}})
 	if err != nil {
-		return false, mongodb.DescribeRefusal(err, "removing node "+node, "remove", mongodb.Namespace(n.coll), "")
+		return false, mongodb.Refusal(err, "removing node "+node, "remove", mongodb.Namespace(n.coll))
 	}
 	return res.DeletedCount == 1, nil
 }
@@ -244,7 +235,7 @@ func (n *Nodes) MarkStale(ctx context.Context, stale time.Duration) ([]Node, err
 		res, err := n.coll.UpdateOne(ctx, append(bson.D{{Key: "_id", Value: x.Node}}, silent...),
 			mongo.Pipeline{{{Key: "$set", Value: bson.D{{Key: "staleSince", Value: "$$NOW"}}}}})
 		if err != nil {
-			return out, mongodb.DescribeRefusal(err, "noting the silence of node "+x.Node, "update", mongodb.Namespace(n.coll), "")
+			return out, mongodb.Refusal(err, "noting the silence of node "+x.Node, "update", mongodb.Namespace(n.coll))
 		}
 		if res.ModifiedCount == 1 {
 			out = append(out, x)
@@ -259,7 +250,7 @@ func (n *Nodes) Forget(ctx context.Context, age time.Duration) (int64, error) {
 		"$seenAt", bson.D{{Key: "$subtract", Value: bson.A{"$$NOW", age.Milliseconds()}}},
 	}}}}})
 	if err != nil {
-		return 0, mongodb.DescribeRefusal(err, "removing stale nodes", "remove", mongodb.Namespace(n.coll), "")
+		return 0, mongodb.Refusal(err, "removing stale nodes", "remove", mongodb.Namespace(n.coll))
 	}
 	return res.DeletedCount, nil
 }

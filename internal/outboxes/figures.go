@@ -19,7 +19,7 @@ import (
 func CountBehind(ctx context.Context, coll *mongo.Collection, after bson.Timestamp, limit int64) (n int64, oldest bson.Timestamp, err error) {
 	behind := bson.D{{Key: "ts", Value: bson.D{{Key: "$gt", Value: after}}}}
 	if n, err = coll.CountDocuments(ctx, behind, options.Count().SetLimit(limit)); err != nil {
-		return 0, oldest, mongodb.DescribeRefusal(err, "counting envelopes of "+mongodb.Namespace(coll), "find", mongodb.Namespace(coll), "")
+		return 0, oldest, mongodb.Refusal(err, "counting envelopes of "+mongodb.Namespace(coll), "find", mongodb.Namespace(coll))
 	}
 	if n == 0 {
 		return 0, oldest, nil
@@ -39,7 +39,7 @@ func CountBehind(ctx context.Context, coll *mongo.Collection, after bson.Timesta
 func CountDue(ctx context.Context, coll *mongo.Collection, limit int64) (n int64, first time.Time, err error) {
 	scheduled := IsScheduled()
 	if n, err = coll.CountDocuments(ctx, scheduled, options.Count().SetLimit(limit)); err != nil {
-		return 0, first, mongodb.DescribeRefusal(err, "counting scheduled envelopes of "+mongodb.Namespace(coll), "find", mongodb.Namespace(coll), "")
+		return 0, first, mongodb.Refusal(err, "counting scheduled envelopes of "+mongodb.Namespace(coll), "find", mongodb.Namespace(coll))
 	}
 	if n == 0 {
 		return 0, first, nil
@@ -66,7 +66,7 @@ func OldestTS(ctx context.Context, coll *mongo.Collection) (bson.Timestamp, bool
 		return bson.Timestamp{}, false, nil
 	}
 	if err != nil {
-		return bson.Timestamp{}, false, mongodb.DescribeRefusal(err, "oldest envelope of "+mongodb.Namespace(coll), "find", mongodb.Namespace(coll), "")
+		return bson.Timestamp{}, false, mongodb.Refusal(err, "oldest envelope of "+mongodb.Namespace(coll), "find", mongodb.Namespace(coll))
 	}
 	return doc.TS, true, nil
 }

@@ -55,7 +55,7 @@ func EnsureSentTTL(ctx context.Context, coll *mongo.Collection, ttl time.Duratio
 			}}}).Err()
 		})
 		if err != nil {
-			return false, mongodb.DescribeRefusal(err, "changing the TTL of "+mongodb.Namespace(coll), "collMod", mongodb.Namespace(coll), "")
+			return false, mongodb.Refusal(err, "changing the TTL of "+mongodb.Namespace(coll), "collMod", mongodb.Namespace(coll))
 		}
 		return true, nil
 	case found: // an index without a TTL, which no command before 5.1 gives it
@@ -73,7 +73,7 @@ func SentIndexOf(ctx context.Context, coll *mongo.Collection) (ttl int64, found 
 		return 0, false, nil
 	}
 	if err != nil {
-		return 0, false, mongodb.DescribeRefusal(err, "listing indexes of "+mongodb.Namespace(coll), "listIndexes", mongodb.Namespace(coll), "")
+		return 0, false, mongodb.Refusal(err, "listing indexes of "+mongodb.Namespace(coll), "listIndexes", mongodb.Namespace(coll))
 	}
 	var have []struct {
 		Name string        `bson:"name"`

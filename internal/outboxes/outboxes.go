@@ -78,7 +78,7 @@ func listOne(ctx context.Context, db *mongo.Database, match func(db, coll []byte
 		cur, err = db.ListCollections(ctx, filter, options.ListCollections().SetNameOnly(true).SetAuthorizedCollections(true))
 	}
 	if err != nil {
-		return nil, mongodb.DescribeRefusal(err, "listing collections of "+db.Name(), "listCollections", db.Name(), "")
+		return nil, mongodb.Refusal(err, "listing collections of "+db.Name(), "listCollections", db.Name())
 	}
 	var specs []struct {
 		Name string `bson:"name"`

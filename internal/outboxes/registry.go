@@ -122,7 +122,7 @@ func (r *Registry) RegisterAt(ctx context.Context, uuid [16]byte, ns, watcher st
 	case mongo.IsDuplicateKeyError(err):
 		return r.RegisterAt(ctx, uuid, ns, watcher, at) // made by another at the same moment; now it is there
 	case err != nil:
-		return before, mongodb.DescribeRefusal(err, "claiming "+ns, "find, insert and update", mongodb.Namespace(r.coll), "")
+		return before, mongodb.Refusal(err, "claiming "+ns, "find, insert and update", mongodb.Namespace(r.coll))
 	case before.Watcher != watcher:
 		return before, &ClaimedError{NS: ns, Watcher: watcher, By: before.Watcher}
 	}
@@ -136,7 +136,7 @@ func (r *Registry) Leave(ctx context.Context, uuid [16]byte, watcher string, at 
 	_, err := r.coll.UpdateOne(ctx, bson.D{{Key: "_id", Value: binaryUUID(uuid)}, {Key: "watcher", Value: watcher}, {Key: "$expr", Value: here}},
 		bson.D{{Key: "$max", Value: bson.D{{Key: "left", Value: at}}}})
 	if err != nil {
-		return mongodb.DescribeRefusal(err, "noting that a collection was renamed away", "update", mongodb.Namespace(r.coll), "")
+		return mongodb.Refusal(err, "noting that a collection was renamed away", "update", mongodb.Namespace(r.coll))
 	}
 	return nil
 }
@@ -145,7 +145,7 @@ func (r *Registry) Leave(ctx context.Context, uuid [16]byte, watcher string, at 
 func (r *Registry) Release(ctx context.Context, uuid [16]byte, watcher string) error {
 	_, err := r.coll.DeleteOne(ctx, bson.D{{Key: "_id", Value: binaryUUID(uuid)}, {Key: "watcher", Value: watcher}})
 	if err != nil {
-		return mongodb.DescribeRefusal(err, "releasing a collection", "remove", mongodb.Namespace(r.coll), "")
+		return mongodb.Refusal(err, "releasing a collection", "remove", mongodb.Namespace(r.coll))
 	}
 	return nil
 }
@@ -157,15 +157,8 @@ func (r *Registry) Registrations(ctx context.Context, watcher string) ([]Registr
 	if watcher != "" {
 		filter = bson.D{{Key: "watcher", Value: watcher}}
 	}
-	cur, err := r.coll.Find(ctx, filter, options.Find().SetSort(bson.D{{Key: "ns", Value: 1}}))
-	if err != nil {
-		return nil, mongodb.DescribeRefusal(err, "reading the registry of collections", "find", mongodb.Namespace(r.coll), "")
-	}
-	out := []Registration{}
-	if err := cur.All(ctx, &out); err != nil {
-		return nil, fmt.Errorf("reading the registry of collections: %w", err)
-	}
-	return out, nil
+	byName := options.Find().SetSort(bson.D{{Key: "ns", Value: 1}})
+	return mongodb.FindAll[Registration](ctx, r.coll, "reading the registry of collections", filter, byName)
 }
 
 // Seal returns the seal of the state database, and makes it on the first call. Relays and operators write it into each
@@ -185,7 +178,7 @@ func (r *Registry) Seal(ctx context.Context) ([]byte, error) {
 		return r.Seal(ctx)
 	}
 	if err != nil {
-		return nil, mongodb.DescribeRefusal(err, "reading the seal of the state database", "find, insert and update", mongodb.Namespace(r.coll), "")
+		return nil, mongodb.Refusal(err, "reading the seal of the state database", "find, insert and update", mongodb.Namespace(r.coll))
 	}
 	return doc.Seal, nil
 }

@@ -47,7 +47,7 @@ func StillDirty(ctx context.Context, coll *mongo.Collection, p slot.Range) (bool
 			return true, nil
 		}
 		if !errors.Is(err, mongo.ErrNoDocuments) {
-			return false, mongodb.DescribeRefusal(err, "looking for exceptions in "+mongodb.Namespace(coll), "find", mongodb.Namespace(coll), "")
+			return false, mongodb.Refusal(err, "looking for exceptions in "+mongodb.Namespace(coll), "find", mongodb.Namespace(coll))
 		}
 	}
 	return false, nil

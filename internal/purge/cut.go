@@ -103,13 +103,10 @@ func ReadWatermarks(ctx context.Context, state *mongo.Database) (*Watermarks, er
 		}
 	}
 	coll := mongodb.Majority(state.Collection("watchers"))
-	cur, err := coll.Find(ctx, bson.D{}, options.Find().SetProjection(bson.D{{Key: "clusterTime", Value: 1}, {Key: "gap", Value: 1}}))
+	fields := options.Find().SetProjection(bson.D{{Key: "clusterTime", Value: 1}, {Key: "gap", Value: 1}})
+	docs, err := mongodb.FindAll[persisted](ctx, coll, "reading the positions of the watchers", bson.D{}, fields)
 	if err != nil {
-		return nil, mongodb.DescribeRefusal(err, "reading the positions of the watchers", "find", mongodb.Namespace(coll), "")
-	}
-	var docs []persisted
-	if err := cur.All(ctx, &docs); err != nil {
-		return nil, fmt.Errorf("reading the positions of the watchers: %w", err)
+		return nil, err
 	}
 	for _, d := range docs {
 		if name, of, ok := slotOf(d.ID); ok {

@@ -1,4 +1,4 @@
-// Package retention removes delivered envelopes from the outbox after the retention time.
+// Package purge removes delivered envelopes from the outbox after the retention time.
 //
 // The purge never removes an undelivered envelope. It removes an envelope only under these conditions:
 //

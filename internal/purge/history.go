@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/base64"
 	"errors"
-	"fmt"
 	"math"
 	"strconv"
 	"time"
@@ -138,17 +137,16 @@ func (h historian) find(ctx context.Context, filter bson.D, sort string, limit i
 	for _, f := range []string{"aggregatetype", "aggregateid", "key", "type", "ts", "sentAt", "sent", "state", "dueAt", "scheduledFor", "delivery"} {
 		project = append(project, bson.E{Key: f, Value: 1})
 	}
-	cur, err := h.coll.Find(ctx, filter, options.Find().SetSort(bson.D{{Key: sort, Value: 1}}).SetLimit(int64(limit)).SetProjection(project))
-	if err != nil {
-		return nil, mongodb.DescribeRefusal(err, "reading the history of "+mongodb.Namespace(h.coll), "find", mongodb.Namespace(h.coll), "")
-	}
-	var docs []struct {
+	type document struct {
 		History `bson:",inline"`
 		Stamp   bson.RawValue `bson:"ts"` // of any type
 	}
-	if err := cur.All(ctx, &docs); err != nil {
-		return nil, fmt.Errorf("reading the history of %s: %w", mongodb.Namespace(h.coll), err)
+	docs, err := mongodb.FindAll[document](ctx, h.coll, "reading the history of "+mongodb.Namespace(h.coll), filter,
+		options.Find().SetSort(bson.D{{Key: sort, Value: 1}}).SetLimit(int64(limit)).SetProjection(project))
+	if err != nil {
+		return nil, err
 	}
+
 	found := make([]History, len(docs))
 	for i, d := range docs {
 		found[i] = d.History

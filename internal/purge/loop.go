@@ -109,7 +109,7 @@ func Purgeable(ctx context.Context, coll *mongo.Collection, cut Cut) (stamped, u
 	stamped -= count(bson.D{{Key: "dueAt", Value: present}, {Key: "state", Value: nil}, within})
 	unstamped = count(unstampedSent(cut.SentBefore()))
 	if err != nil {
-		return 0, 0, mongodb.DescribeRefusal(err, "counting what to purge of "+mongodb.Namespace(coll), "find", mongodb.Namespace(coll), "")
+		return 0, 0, mongodb.Refusal(err, "counting what to purge of "+mongodb.Namespace(coll), "find", mongodb.Namespace(coll))
 	}
 	return max(stamped, 0), unstamped, nil
 }

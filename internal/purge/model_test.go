@@ -102,11 +102,10 @@ func newWorld(t *testing.T, db *mongo.Database, margin time.Duration) *world {
 	w := &world{ctx: t.Context(), outbox: db.Collection("outbox"), state: db, clock: bson.Timestamp{T: 1_000_000}}
 	uuid := register(t, db, w.outbox, "w")
 	o := outboxes.Outbox{DB: db.Name(), Coll: "outbox", UUID: uuid}
-	w.purger = &Purger{
+	w.purger = New(Config{
 		Client: db.Client(), State: db, Collections: func() []outboxes.Outbox { return []outboxes.Outbox{o} },
 		Margin: margin, Interval: time.Nanosecond, Batch: 3, OnPurged: func(n int) { w.purged += n }, Log: slog.New(slog.DiscardHandler),
-	}
-	w.purger.setDefaults()
+	})
 	w.reset(t)
 	return w
 }

@@ -23,9 +23,8 @@ const (
 	maxTurn = 5 * time.Second
 )
 
-// Purger removes delivered envelopes from the collections of one watcher. The owner of the watcher runs it. Client,
-// State and Collections are required.
-type Purger struct {
+// Config is the configuration of a Purger. Client, State and Collections are required.
+type Config struct {
 	Client      *mongo.Client
 	State       *mongo.Database          // with the registry and the watcher documents
 	Collections func() []outboxes.Outbox // returns the collections that the watcher reads now
@@ -38,6 +37,11 @@ type Purger struct {
 	Margin      time.Duration            // replaces the server's (see mongodb.Margin); below 0 means none; for tests
 	OnPurged    func(n int)              // called after each statement that removed envelopes. Defaults to nothing
 	Log         *slog.Logger             // defaults to slog.Default
+}
+
+// Purger removes delivered envelopes from the collections of one watcher. The owner of the watcher runs it.
+type Purger struct {
+	config Config
 
 	pace        pace
 	margin      time.Duration
@@ -55,13 +59,12 @@ type idleTime struct {
 // Run purges until ctx ends, and returns the cause of ctx. An error of the server is logged and ends the pass, but
 // not Run.
 func (p *Purger) Run(ctx context.Context) error {
-	p.setDefaults()
-	if p.Slot != 0 || p.Retention <= 0 {
+	if p.config.Slot != 0 || p.config.Retention <= 0 {
 		<-ctx.Done()
 		return context.Cause(ctx)
 	}
 
-	tick := time.NewTicker(p.Interval)
+	tick := time.NewTicker(p.config.Interval)
 	defer tick.Stop()
 	for {
 		p.runPass(ctx)
@@ -73,27 +76,31 @@ func (p *Purger) Run(ctx context.Context) error {
 	}
 }
 
-func (p *Purger) setDefaults() {
-	if p.Interval <= 0 {
-		p.Interval = 10 * time.Second
+// New returns a Purger. It does no I/O before Run.
+func New(c Config) *Purger {
+	if c.Interval <= 0 {
+		c.Interval = 10 * time.Second
 	}
-	if p.Batch <= 0 {
-		p.Batch = 500
+	if c.Batch <= 0 {
+		c.Batch = 500
 	}
-	if p.Valid == nil {
-		p.Valid = func() bool { return true }
+	if c.Valid == nil {
+		c.Valid = func() bool { return true }
 	}
-	if p.OnPurged == nil {
-		p.OnPurged = func(int) {}
+	if c.OnPurged == nil {
+		c.OnPurged = func(int) {}
 	}
-	if p.Log == nil {
-		p.Log = slog.Default()
+	if c.Log == nil {
+		c.Log = slog.Default()
 	}
-
-	p.pace = pace{limit: p.Rate, batch: p.Batch}
-	p.margin, p.turn = p.Margin, maxTurn
-	p.idle = make(map[[16]byte]idleTime)
-	p.loggedHolds = make(map[[16]byte]HeldError)
+	return &Purger{
+		config:      c,
+		pace:        pace{limit: c.Rate, batch: c.Batch},
+		margin:      c.Margin,
+		turn:        maxTurn,
+		idle:        map[[16]byte]idleTime{},
+		loggedHolds: map[[16]byte]HeldError{},
+	}
 }
 
 // runPass purges all collections once and logs the result.
@@ -102,10 +109,10 @@ func (p *Purger) runPass(ctx context.Context) {
 	n, err := p.purgeCollections(ctx)
 	if n > 0 {
 		took := time.Since(started).Round(time.Millisecond)
-		p.Log.Debug("purged delivered envelopes", "count", n, "seconds", took.Seconds())
+		p.config.Log.Debug("purged delivered envelopes", "count", n, "seconds", took.Seconds())
 	}
 	if err != nil && ctx.Err() == nil {
-		p.Log.Warn("the purge waits; the outbox grows but no event is lost", "again_in", p.Interval, "error", err)
+		p.config.Log.Warn("the purge waits; the outbox grows but no event is lost", "again_in", p.config.Interval, "error", err)
 	}
 }
 
@@ -121,7 +128,7 @@ func (p *Purger) purgeCollections(ctx context.Context) (total int64, err error) 
 	// Read once: after a change of the server's parameter, the operator restarts the server or waits for the
 	// transactions to end.
 	if p.margin == 0 {
-		m, err := mongodb.AskMargin(ctx, p.Client)
+		m, err := mongodb.AskMargin(ctx, p.config.Client)
 		if err != nil {
 			return 0, err
 		}
@@ -130,8 +137,8 @@ func (p *Purger) purgeCollections(ctx context.Context) (total int64, err error) 
 
 	now := time.Now()
 	p.pace.startPass(now)
-	cuts := NewCuts(p.State, max(p.margin, p.Retention))
-	pending := slices.DeleteFunc(slices.Clone(p.Collections()), func(o outboxes.Outbox) bool {
+	cuts := NewCuts(p.config.State, max(p.margin, p.config.Retention))
+	pending := slices.DeleteFunc(slices.Clone(p.config.Collections()), func(o outboxes.Outbox) bool {
 		return p.idle[o.UUID].until.After(now)
 	})
 
@@ -171,9 +178,9 @@ func (p *Purger) scheduleNextLook(o outboxes.Outbox, removed int64) {
 	}
 
 	r := p.idle[o.UUID]
-	r.next = min(max(2*r.next, p.Interval), max(maxIdle, p.Interval))
+	r.next = min(max(2*r.next, p.config.Interval), max(maxIdle, p.config.Interval))
 	// Half an interval earlier, because a tick may come a little early.
-	r.until = time.Now().Add(r.next - p.Interval/2)
+	r.until = time.Now().Add(r.next - p.config.Interval/2)
 	p.idle[o.UUID] = r
 }
 
@@ -189,7 +196,7 @@ func (p *Purger) logHold(ctx context.Context, o outboxes.Outbox, held *HeldError
 	if slices.Contains(normal, held.Hold) {
 		level = slog.LevelInfo
 	}
-	p.Log.Log(ctx, level, held.Error(), "collection", o.NS(), "reason", string(held.Hold))
+	p.config.Log.Log(ctx, level, held.Error(), "collection", o.NS(), "reason", string(held.Hold))
 }
 
 // purgeCollection removes the envelopes of one collection up to the cut, batch by batch. If the turn ends before
@@ -197,12 +204,12 @@ func (p *Purger) logHold(ctx context.Context, o outboxes.Outbox, held *HeldError
 func (p *Purger) purgeCollection(ctx context.Context, o outboxes.Outbox, cuts *Cuts) (int64, error) {
 	started := time.Now()
 	return PurgeLoop{
-		Coll: p.Client.Database(o.DB).Collection(o.Coll),
+		Coll: p.config.Client.Database(o.DB).Collection(o.Coll),
 		Size: p.pace.batchSize,
 
 		Cut: func(ctx context.Context) (Cut, error) {
 			// N2: no statement is sent while the lease is suspended.
-			if !p.Valid() {
+			if !p.config.Valid() {
 				return Cut{}, errSuspended
 			}
 			return cuts.Of(ctx, o)
@@ -210,7 +217,7 @@ func (p *Purger) purgeCollection(ctx context.Context, o outboxes.Outbox, cuts *C
 
 		Step: func(ctx context.Context, n int64) error {
 			if n > 0 {
-				p.OnPurged(int(n))
+				p.config.OnPurged(int(n))
 			}
 			crash.At("mid-purge")
 

@@ -34,17 +34,16 @@ func newBench(t testing.TB) *bench {
 	db := stacktest.Database(t, stacktest.Client(t))
 	b := &bench{coll: db.Collection("outbox"), log: new(bytes.Buffer)}
 	o := outboxes.Outbox{DB: db.Name(), Coll: "outbox", UUID: register(t, db, b.coll, "w")}
-	b.Purger = &Purger{
+	b.Purger = New(Config{
 		Client: db.Client(), State: db, Collections: func() []outboxes.Outbox { return []outboxes.Outbox{o} },
 		Retention: time.Minute, Margin: -1, Interval: time.Hour, OnPurged: func(n int) { b.purged += n }, Log: slog.New(slog.NewTextHandler(b.log, &slog.HandlerOptions{Level: slog.LevelDebug})),
-	}
-	b.setDefaults()
+	})
 	return b
 }
 
 func (b *bench) position(t testing.TB, slot string, set bson.D) {
 	t.Helper()
-	if _, err := b.State.Collection("watchers").UpdateOne(t.Context(), bson.D{{Key: "_id", Value: slot}}, bson.D{{Key: "$set", Value: set}}, options.UpdateOne().SetUpsert(true)); err != nil {
+	if _, err := b.config.State.Collection("watchers").UpdateOne(t.Context(), bson.D{{Key: "_id", Value: slot}}, bson.D{{Key: "$set", Value: set}}, options.UpdateOne().SetUpsert(true)); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -93,7 +92,7 @@ func TestPurgeTakesWhatIsOldAndHealthyInBatches(t *testing.T) {
 	b.insert(t, 30, 9_003)
 	b.insert(t, 4, 9_941) // younger than the retention
 	calls := 0
-	b.OnPurged = func(n int) {
+	b.config.OnPurged = func(n int) {
 		calls++
 		if n > 7 {
 			t.Errorf("%d in one statement", n)
@@ -157,7 +156,7 @@ func insertAs(t *testing.T, coll *mongo.Collection, d bson.D, ts any) {
 func TestN25_EverySlotAndWatcherHoldsThePurge(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
-	o := b.Collections()[0]
+	o := b.config.Collections()[0]
 	b.insert(t, 10, 1_000)
 	b.insert(t, 10, 2_000)
 	b.insert(t, 10, 3_000)
@@ -185,7 +184,7 @@ func TestN25_EverySlotAndWatcherHoldsThePurge(t *testing.T) {
 	// Another watcher's claim on the same collection, as the registry of two state databases merged.
 	b.position(t, "w/0of2", at(5_000))
 	b.position(t, "w/1of2", at(5_000))
-	registry := b.State.Collection("collections")
+	registry := b.config.State.Collection("collections")
 	if _, err := registry.UpdateOne(t.Context(), bson.D{}, bson.D{{Key: "$set", Value: bson.D{{Key: "watcher", Value: "wide"}}}}); err != nil {
 		t.Fatal(err)
 	}
@@ -207,7 +206,7 @@ func TestN02_NothingIsPurgedPastTheDeadline(t *testing.T) {
 	b.pace.batch = 10
 	b.position(t, "w/0of1", at(10_000))
 	b.insert(t, 100, 1_000)
-	b.Valid = func() bool { return b.purged < 30 }
+	b.config.Valid = func() bool { return b.purged < 30 }
 	b.mustPass(t)
 	if b.purged != 30 {
 		t.Errorf("%d purged, the lease was valid for 30", b.purged)
@@ -216,7 +215,7 @@ func TestN02_NothingIsPurgedPastTheDeadline(t *testing.T) {
 	if b.purged != 30 || b.log.Len() != 0 {
 		t.Errorf("%d purged while suspended, log %s", b.purged, b.log)
 	}
-	b.Valid = func() bool { return true }
+	b.config.Valid = func() bool { return true }
 	b.mustPass(t)
 	if b.left(t) != 0 {
 		t.Errorf("%d left", b.left(t))
@@ -226,8 +225,8 @@ func TestN02_NothingIsPurgedPastTheDeadline(t *testing.T) {
 func TestRunWaitsForItsEnd(t *testing.T) {
 	t.Parallel()
 	for name, change := range map[string]func(*Purger){
-		"another slot": func(p *Purger) { p.Slot = 1 },
-		"kept forever": func(p *Purger) { p.Retention = 0 },
+		"another slot": func(p *Purger) { p.config.Slot = 1 },
+		"kept forever": func(p *Purger) { p.config.Retention = 0 },
 		"at work":      func(*Purger) {},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -241,7 +240,7 @@ func TestRunWaitsForItsEnd(t *testing.T) {
 			if name != "at work" {
 				cancel(why)
 			} else {
-				b.OnPurged = func(n int) {
+				b.config.OnPurged = func(n int) {
 					if b.purged += n; b.purged == 20 {
 						cancel(why)
 					}
@@ -260,9 +259,9 @@ func TestRunWaitsForItsEnd(t *testing.T) {
 func TestTheBacklogOfOneCollectionDoesNotHoldUpTheOthers(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
-	second := b.State.Collection("second")
-	both := append(b.Collections(), outboxes.Outbox{DB: b.State.Name(), Coll: "second", UUID: register(t, b.State, second, "w")})
-	b.Collections = func() []outboxes.Outbox { return both }
+	second := b.config.State.Collection("second")
+	both := append(b.config.Collections(), outboxes.Outbox{DB: b.config.State.Name(), Coll: "second", UUID: register(t, b.config.State, second, "w")})
+	b.config.Collections = func() []outboxes.Outbox { return both }
 	b.position(t, "w/0of1", at(10_000))
 	b.insert(t, 60, 1_000)
 	if _, err := second.InsertOne(t.Context(), bson.D{{Key: "ts", Value: bson.Timestamp{T: 1_000, I: 1}}}); err != nil {
@@ -270,7 +269,7 @@ func TestTheBacklogOfOneCollectionDoesNotHoldUpTheOthers(t *testing.T) {
 	}
 	b.pace.batch, b.turn = 10, 0 // a turn is one statement
 	var order []int
-	b.OnPurged = func(n int) { order = append(order, n) }
+	b.config.OnPurged = func(n int) { order = append(order, n) }
 	b.mustPass(t)
 	if want := []int{10, 1, 10, 10, 10, 10, 10}; !slices.Equal(order, want) {
 		t.Errorf("removed %v, want %v", order, want)
@@ -281,14 +280,14 @@ func TestTheBacklogOfOneCollectionDoesNotHoldUpTheOthers(t *testing.T) {
 func TestRunPurgesAtStartAndAgain(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
-	b.Interval, b.Batch = 20*time.Millisecond, 4
+	b.config.Interval, b.pace.batch = 20*time.Millisecond, 4
 	b.position(t, "w/0of1", at(10_000))
 	b.insert(t, 21, 1_000)
 	b.insert(t, 5, 9_990)
 	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute) // the longer it had nothing to do, the later it looks again
 	defer cancel()
 	gone := make(chan int, 100)
-	b.OnPurged = func(n int) { gone <- n }
+	b.config.OnPurged = func(n int) { gone <- n }
 	ended := make(chan error)
 	go func() { ended <- b.Run(ctx) }()
 	wait := func(n int) {
@@ -318,7 +317,7 @@ func TestAFaultIsLoggedAndPasses(t *testing.T) {
 	b.insert(t, 5, 1_000)
 	app := stacktest.Name(t)
 	client := stacktest.Client(t, options.Client().SetAppName(app))
-	b.Client = client
+	b.config.Client = client
 	off := stacktest.FailCommand(t, app, "alwaysOn", bson.D{{Key: "failCommands", Value: bson.A{"delete"}}, {Key: "errorCode", Value: 13}})
 	b.runPass(t.Context())
 	if got := b.log.String(); strings.Count(got, "the purge waits") != 1 || !strings.Contains(got, "grant the action remove") {
@@ -336,11 +335,10 @@ func TestAFaultIsLoggedAndPasses(t *testing.T) {
 func TestN25_RealStampsBehindARealStream(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
-	b.Retention, b.Margin = 0, 4*time.Second // as for transactions that live two seconds
-	b.setDefaults()
+	b.config.Retention, b.margin = 0, 4*time.Second // as for transactions that live two seconds
 	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
 	defer cancel()
-	b.OnPurged = func(n int) {
+	b.config.OnPurged = func(n int) {
 		if b.purged += n; b.purged > 30 {
 			cancel()
 		}
@@ -482,8 +480,7 @@ func BenchmarkPurge(b *testing.B) {
 				w := newBench(b)
 				w.position(b, "w/0of1", at(10_000))
 				w.insert(b, n, 1_000)
-				w.Batch = batch
-				w.setDefaults()
+				w.pace.batch = batch
 				b.StartTimer()
 				begun := time.Now()
 				if got, err := w.purgeCollections(b.Context()); err != nil || got != n {

@@ -137,7 +137,7 @@ func (g *delivered) record(tx context.Context, client *mongo.Client, mode string
 	c := client.Database(db).Collection(coll)
 	if mode == RecordDelete {
 		if _, err := c.DeleteMany(tx, g.filter(g.sent), options.DeleteMany().SetHint(byID)); err != nil {
-			return mongodb.DescribeRefusal(err, "deleting what was sent of "+g.ns, "remove", g.ns, "")
+			return mongodb.Refusal(err, "deleting what was sent of "+g.ns, "remove", g.ns)
 		}
 		return nil
 	}
@@ -148,7 +148,7 @@ func (g *delivered) record(tx context.Context, client *mongo.Client, mode string
 		updates = append(updates, mongo.NewUpdateManyModel().SetFilter(g.filter(part)).SetUpdate(g.mark(part)).SetHint(byID))
 	}
 	if _, err := c.BulkWrite(tx, updates, options.BulkWrite().SetOrdered(false)); err != nil {
-		return mongodb.DescribeRefusal(err, "marking what was sent of "+g.ns, "find and update", g.ns, "")
+		return mongodb.Refusal(err, "marking what was sent of "+g.ns, "find and update", g.ns)
 	}
 	return nil
 }

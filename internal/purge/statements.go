@@ -3,7 +3,6 @@ package purge
 import (
 	"context"
 	"errors"
-	"fmt"
 	"math"
 	"time"
 
@@ -32,7 +31,7 @@ type Purged struct {
 func PurgeBatch(ctx context.Context, coll *mongo.Collection, after, before bson.Timestamp, n int) (Purged, error) {
 	upto, more, err := nthStamp(ctx, coll, after, before, n)
 	if err != nil {
-		return Purged{}, mongodb.DescribeRefusal(err, "looking for what to purge of "+mongodb.Namespace(coll), "find", mongodb.Namespace(coll), "")
+		return Purged{}, mongodb.Refusal(err, "looking for what to purge of "+mongodb.Namespace(coll), "find", mongodb.Namespace(coll))
 	}
 	// The cut itself is not part of the range; every other bound is a stamp that was read below it.
 	bound := "$lte"
@@ -43,7 +42,7 @@ func PurgeBatch(ctx context.Context, coll *mongo.Collection, after, before bson.
 		{Key: "$gt", Value: after}, {Key: bound, Value: upto}, noArray,
 	}}))
 	if err != nil {
-		return Purged{}, mongodb.DescribeRefusal(err, "purging "+mongodb.Namespace(coll), "remove", mongodb.Namespace(coll), "")
+		return Purged{}, mongodb.Refusal(err, "purging "+mongodb.Namespace(coll), "remove", mongodb.Namespace(coll))
 	}
 	return Purged{Deleted: res.DeletedCount, Upto: upto, More: more}, nil
 }
@@ -80,28 +79,20 @@ func nthStamp(ctx context.Context, coll *mongo.Collection, after, before bson.Ti
 // so there are few of them, from elsewhere; all there are are read.
 func PurgeUnstamped(ctx context.Context, coll *mongo.Collection, sentBefore time.Time, n int) (Purged, error) {
 	filter := unstampedSent(sentBefore)
-	cur, err := coll.Find(ctx, filter, options.Find().SetLimit(int64(max(n, 1))).SetProjection(bson.D{{Key: "_id", Value: 1}}))
-	if err != nil {
-		return Purged{}, mongodb.DescribeRefusal(err, "looking for what to purge of "+mongodb.Namespace(coll), "find", mongodb.Namespace(coll), "")
+	var ids []bson.RawValue
+	err := mongodb.FindEach(ctx, coll, "looking for envelopes to purge of "+mongodb.Namespace(coll), filter, func(raw bson.Raw) error {
+		ids = append(ids, mongodb.CloneValue(raw.Lookup("_id")))
+		return nil
+	}, options.Find().SetLimit(int64(max(n, 1))).SetProjection(bson.D{{Key: "_id", Value: 1}}))
+	if err != nil || len(ids) == 0 {
+		return Purged{}, err
 	}
-	var found []struct {
-		ID bson.RawValue `bson:"_id"`
-	}
-	if err := cur.All(ctx, &found); err != nil {
-		return Purged{}, fmt.Errorf("looking for what to purge of %s: %w", mongodb.Namespace(coll), err)
-	}
-	if len(found) == 0 {
-		return Purged{}, nil
-	}
-	ids := make([]bson.RawValue, len(found))
-	for i, f := range found {
-		ids[i] = f.ID
-	}
+
 	res, err := mongodb.Majority(coll).DeleteMany(ctx, append(filter, bson.E{Key: "_id", Value: bson.D{{Key: "$in", Value: ids}}}))
 	if err != nil {
-		return Purged{}, mongodb.DescribeRefusal(err, "purging "+mongodb.Namespace(coll), "remove", mongodb.Namespace(coll), "")
+		return Purged{}, mongodb.Refusal(err, "purging "+mongodb.Namespace(coll), "remove", mongodb.Namespace(coll))
 	}
-	return Purged{Deleted: res.DeletedCount, More: len(found) == n && res.DeletedCount > 0}, nil
+	return Purged{Deleted: res.DeletedCount, More: len(ids) == n && res.DeletedCount > 0}, nil
 }
 
 // unstampedSent finds those on both sides of all stamps in the order of BSON, by the index on ts.

@@ -204,8 +204,10 @@ func (s *Scheduled) HasClaimable() bool {
 	return s.indexHasMore.Load() && s.timers.countInFlight() < maxScheduledInFlight
 }
 
+// ClaimToken implements waiting.DueSource.
 func (s *Scheduled) ClaimToken() string { return s.claim.Token }
 
+// EndFlights implements waiting.DueSource.
 func (s *Scheduled) EndFlights(flights []uint64) { s.endTimers(flights...) }
 
 var _ waiting.DueSource = (*Scheduled)(nil)

@@ -58,7 +58,7 @@ func ScheduledUntil(ctx context.Context, coll *mongo.Collection, c DueClaim, unt
 		p.AddFilter(c.unheld(bson.E{Key: "dueAt", Value: bson.D{{Key: "$lte", Value: bson.NewDateTimeFromTime(until)}}})),
 		options.Find().SetProjection(ahead).SetSort(bson.D{{Key: "dueAt", Value: 1}}).SetBatchSize(batch).SetAllowDiskUse(true))
 	if err != nil {
-		return nil, mongodb.DescribeRefusal(err, "looking for scheduled envelopes in "+mongodb.Namespace(coll), "find", mongodb.Namespace(coll), "")
+		return nil, mongodb.Refusal(err, "looking for scheduled envelopes in "+mongodb.Namespace(coll), "find", mongodb.Namespace(coll))
 	}
 	return cur, nil
 }
@@ -66,17 +66,9 @@ func ScheduledUntil(ctx context.Context, coll *mongo.Collection, c DueClaim, unt
 // ScheduledAfter are the next scheduled envelopes of coll that are due after that time, in the order in which they are due.
 // None means that the collection holds nothing that is still ahead.
 func ScheduledAfter(ctx context.Context, coll *mongo.Collection, after time.Time, limit int64, p slot.Range) ([]Ahead, error) {
-	cur, err := mongodb.Majority(coll).Find(ctx,
-		p.AddFilter(bson.D{{Key: "dueAt", Value: bson.D{{Key: "$gt", Value: bson.NewDateTimeFromTime(after)}}}, {Key: "state", Value: nil}}),
+	later := bson.D{{Key: "dueAt", Value: bson.D{{Key: "$gt", Value: bson.NewDateTimeFromTime(after)}}}, {Key: "state", Value: nil}}
+	return mongodb.FindAll[Ahead](ctx, mongodb.Majority(coll), "looking ahead in "+mongodb.Namespace(coll), p.AddFilter(later),
 		options.Find().SetProjection(ahead).SetSort(bson.D{{Key: "dueAt", Value: 1}}).SetLimit(limit))
-	if err != nil {
-		return nil, mongodb.DescribeRefusal(err, "looking ahead in "+mongodb.Namespace(coll), "find", mongodb.Namespace(coll), "")
-	}
-	var out []Ahead
-	if err := cur.All(ctx, &out); err != nil {
-		return nil, fmt.Errorf("looking ahead in %s: %w", mongodb.Namespace(coll), err)
-	}
-	return out, nil
 }
 
 var ahead = bson.D{{Key: "_id", Value: 1}, {Key: "dueAt", Value: 1}}
@@ -111,7 +103,7 @@ func ClaimDue(ctx context.Context, f mongodb.Fencer, c DueClaim, now time.Time, 
 				bson.E{Key: "$expr", Value: bson.D{{Key: "$lte", Value: bson.A{"$dueAt", "$$NOW"}}}},
 			), set, options.UpdateMany().SetHint(outboxes.PickedByID))
 			if err != nil {
-				return mongodb.DescribeRefusal(err, "claiming scheduled envelopes of "+mongodb.Namespace(g.Coll), "update", mongodb.Namespace(g.Coll), "")
+				return mongodb.Refusal(err, "claiming scheduled envelopes of "+mongodb.Namespace(g.Coll), "update", mongodb.Namespace(g.Coll))
 			}
 			groups[i].Have = res.MatchedCount
 		}
@@ -132,21 +124,11 @@ func ReadClaimed(ctx context.Context, g Due, c DueClaim, at bson.Timestamp, batc
 		defer sess.EndSession(context.WithoutCancel(ctx))
 		ctx = mongo.NewSessionContext(ctx, sess)
 	}
-	cur, err := mongodb.Majority(g.Coll).Find(ctx, bson.D{ // N21
+	err = mongodb.FindEach(ctx, mongodb.Majority(g.Coll), "reading claimed envelopes of "+mongodb.Namespace(g.Coll), bson.D{ // N21
 		{Key: "_id", Value: bson.D{{Key: "$in", Value: g.IDs}}}, {Key: "claim.token", Value: c.Token},
-	}, options.Find().SetBatchSize(batch))
-	if err != nil {
-		return 0, mongodb.DescribeRefusal(err, "reading claimed envelopes of "+mongodb.Namespace(g.Coll), "find", mongodb.Namespace(g.Coll), "")
-	}
-	defer func() { _ = cur.Close(context.WithoutCancel(ctx)) }()
-	for cur.Next(ctx) {
+	}, func(raw bson.Raw) error {
 		n++
-		if err := take(cur.Current); err != nil {
-			return n, err
-		}
-	}
-	if err := cur.Err(); err != nil {
-		return n, fmt.Errorf("reading claimed envelopes of %s: %w", mongodb.Namespace(g.Coll), err)
-	}
-	return n, nil
+		return take(raw)
+	}, options.Find().SetBatchSize(batch))
+	return n, err
 }

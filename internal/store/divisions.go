@@ -62,7 +62,7 @@ func (d *Divisions) Read(ctx context.Context, watcher string) (Division, error) 
 		return v, fmt.Errorf("division of watcher %s: %w", watcher, mongodb.ErrNotFound)
 	}
 	if err != nil {
-		return v, mongodb.DescribeRefusal(err, "reading the division of watcher "+watcher, "find", mongodb.Namespace(d.coll), "")
+		return v, mongodb.Refusal(err, "reading the division of watcher "+watcher, "find", mongodb.Namespace(d.coll))
 	}
 	return v, nil
 }
@@ -86,7 +86,7 @@ func (d *Divisions) Agree(ctx context.Context, watcher string, p slot.Range) err
 			return d.Agree(ctx, watcher, p)
 		}
 		if err != nil {
-			return mongodb.DescribeRefusal(err, "noting the division of watcher "+watcher, "find, insert and update", mongodb.Namespace(d.coll), "")
+			return mongodb.Refusal(err, "noting the division of watcher "+watcher, "find, insert and update", mongodb.Namespace(d.coll))
 		}
 	} else if err != nil {
 		return err
@@ -112,7 +112,7 @@ func (d *Divisions) IDs(ctx context.Context, watcher string) ([]string, error) {
 	cur, err := d.watchers.Find(ctx, bson.D{{Key: "_id", Value: bson.D{{Key: "$gt", Value: watcher + "/"}, {Key: "$lt", Value: watcher + "0"}}}}, // 0 comes after /
 		options.Find().SetProjection(bson.D{{Key: "_id", Value: 1}}))
 	if err != nil {
-		return nil, mongodb.DescribeRefusal(err, "listing the documents of watcher "+watcher, "find", mongodb.Namespace(d.watchers), "")
+		return nil, mongodb.Refusal(err, "listing the documents of watcher "+watcher, "find", mongodb.Namespace(d.watchers))
 	}
 	var docs []struct {
 		ID string `bson:"_id"`
@@ -139,7 +139,7 @@ func (d *Divisions) Begin(ctx context.Context, watcher string, p slot.Range) err
 	}
 	_, err := d.coll.UpdateOne(ctx, bson.D{{Key: "_id", Value: watcher}, {Key: "of", Value: p.N}}, bson.D{{Key: "$addToSet", Value: bson.D{{Key: "begun", Value: p.I}}}})
 	if err != nil {
-		return mongodb.DescribeRefusal(err, "noting that slot "+p.ID(watcher)+" has begun", "update", mongodb.Namespace(d.coll), "")
+		return mongodb.Refusal(err, "noting that slot "+p.ID(watcher)+" has begun", "update", mongodb.Namespace(d.coll))
 	}
 	return nil
 }
@@ -160,7 +160,7 @@ func (d *Divisions) StartAt(ctx context.Context, watcher string, p slot.Range, a
 		mongo.Pipeline{{{Key: "$set", Value: bson.D{{Key: "start", Value: bson.D{{Key: "$ifNull", Value: bson.A{"$start", at}}}}}}}},
 		options.FindOneAndUpdate().SetReturnDocument(options.After)).Decode(&v)
 	if err != nil {
-		return at, mongodb.DescribeRefusal(err, "noting where the slots of watcher "+watcher+" begin", "find and update", mongodb.Namespace(d.coll), "")
+		return at, mongodb.Refusal(err, "noting where the slots of watcher "+watcher+" begin", "find and update", mongodb.Namespace(d.coll))
 	}
 	return v.Start, nil
 }
@@ -173,7 +173,7 @@ func (d *Divisions) Mark(ctx context.Context, watcher string, of int, paused []s
 		{Key: "paused", Value: bson.D{{Key: "$ifNull", Value: bson.A{"$paused", mongodb.Literal(paused)}}}},
 	}}}}, options.UpdateOne().SetUpsert(true))
 	if err != nil {
-		return mongodb.DescribeRefusal(err, "noting the division of watcher "+watcher, "find, insert and update", mongodb.Namespace(d.coll), "")
+		return mongodb.Refusal(err, "noting the division of watcher "+watcher, "find, insert and update", mongodb.Namespace(d.coll))
 	}
 	return nil
 }
@@ -182,7 +182,7 @@ func (d *Divisions) Mark(ctx context.Context, watcher string, of int, paused []s
 func (d *Divisions) Unmark(ctx context.Context, watcher string) error {
 	_, err := d.coll.UpdateOne(ctx, bson.D{{Key: "_id", Value: watcher}}, bson.D{{Key: "$unset", Value: bson.D{{Key: "paused", Value: ""}}}})
 	if err != nil {
-		return mongodb.DescribeRefusal(err, "noting the division of watcher "+watcher, "update", mongodb.Namespace(d.coll), "")
+		return mongodb.Refusal(err, "noting the division of watcher "+watcher, "update", mongodb.Namespace(d.coll))
 	}
 	return nil
 }
@@ -201,7 +201,7 @@ func (d *Divisions) Divide(ctx context.Context, watcher string, n int, begun boo
 		{Key: "$unset", Value: bson.D{{Key: "paused", Value: ""}}},
 	}, options.UpdateOne().SetUpsert(true))
 	if err != nil {
-		return mongodb.DescribeRefusal(err, "dividing watcher "+watcher, "find, insert and update", mongodb.Namespace(d.coll), "")
+		return mongodb.Refusal(err, "dividing watcher "+watcher, "find, insert and update", mongodb.Namespace(d.coll))
 	}
 	return nil
 }
@@ -212,7 +212,7 @@ func (d *Divisions) Discard(ctx context.Context, id string) error {
 		{Key: "_id", Value: id}, {Key: "owner", Value: nil}, {Key: "clusterTime", Value: nil}, {Key: "token", Value: nil}, {Key: "gap", Value: nil},
 	})
 	if err != nil {
-		return mongodb.DescribeRefusal(err, "removing watcher document "+id, "remove", mongodb.Namespace(d.watchers), "")
+		return mongodb.Refusal(err, "removing watcher document "+id, "remove", mongodb.Namespace(d.watchers))
 	}
 	return nil
 }

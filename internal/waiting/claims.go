@@ -24,19 +24,15 @@ const MaxClaim = 1000
 // StrayClaims are the scheduled envelopes of coll, due by until, with a claim of that epoch or a later one. To an owner that has
 // just acquired that epoch they are of another life of the watcher document, which was lost or is one of a backup.
 func StrayClaims(ctx context.Context, coll *mongo.Collection, epoch int64, until time.Time, p slot.Range) ([]bson.RawValue, error) {
-	cur, err := mongodb.Majority(coll).Find(ctx, p.AddFilter(bson.D{
+	var ids []bson.RawValue
+	err := mongodb.FindEach(ctx, mongodb.Majority(coll), "looking for claims in "+mongodb.Namespace(coll), p.AddFilter(bson.D{
 		{Key: "dueAt", Value: bson.D{{Key: "$lte", Value: bson.NewDateTimeFromTime(until)}}},
 		{Key: "state", Value: nil},
 		{Key: "claim.epoch", Value: bson.D{{Key: "$gte", Value: epoch}}},
-	}), options.Find().SetProjection(bson.D{{Key: "_id", Value: 1}}))
-	if err != nil {
-		return nil, mongodb.DescribeRefusal(err, "looking for claims in "+mongodb.Namespace(coll), "find", mongodb.Namespace(coll), "")
-	}
-	var ids []bson.RawValue
-	err = mongodb.EachDocument(ctx, cur, "looking for claims in "+mongodb.Namespace(coll), func(raw bson.Raw) error {
+	}), func(raw bson.Raw) error {
 		ids = append(ids, mongodb.CloneValue(raw.Lookup("_id")))
 		return nil
-	})
+	}, options.Find().SetProjection(bson.D{{Key: "_id", Value: 1}}))
 	return ids, err
 }
 
@@ -51,7 +47,7 @@ func DisownClaims(ctx context.Context, f mongodb.Fencer, coll *mongo.Collection,
 			{Key: "claim.epoch", Value: bson.D{{Key: "$gte", Value: epoch}}},
 		}, bson.D{{Key: "$set", Value: bson.D{{Key: "claim.epoch", Value: epoch - 1}}}}, options.UpdateMany().SetHint(outboxes.PickedByID))
 		if err != nil {
-			return mongodb.DescribeRefusal(err, "disowning claims of "+mongodb.Namespace(coll), "update", mongodb.Namespace(coll), "")
+			return mongodb.Refusal(err, "disowning claims of "+mongodb.Namespace(coll), "update", mongodb.Namespace(coll))
 		}
 		return nil
 	}})

@@ -54,46 +54,10 @@ const (
 // While Collections is empty there are no queries. Memory: MaxFlying envelopes without their bodies,
 // and one page. Run blocks only in Publish.
 //
-// All fields without a default are required. Wake and Written may be called from any goroutine, at
-// any time.
+// Wake and QueueWritten may be called from any goroutine, at any time.
 type Exceptions struct {
-	Client *mongo.Client
-	// Collections returns the dirty collections. It is called often.
-	Collections func() []outboxes.Outbox
-	Outlet      Outlet
-	Finisher    *Finisher
-	// Route returns the topics of an envelope that does not list its targets. If it is nil, only the
-	// Outlet can route, and such an envelope takes its turn for all topics at once.
-	Route func(e *outboxes.Envelope) ([]string, error)
-	// Check returns an error for an envelope that neither a relay nor an operator made an exception.
-	// Such an envelope becomes a dead letter at once. nil accepts all.
-	Check func(v *event.View) error
-	// FindRecords returns the records of an envelope that a read-back has found in topics (nil: in all
-	// topics that it routes to). Take acks those that are still there, and sends nothing. If there are
-	// any, Take returns true and calls answer once, as Outlet.Publish does. Otherwise it returns false.
-	// The envelopes have neither body nor headers. Both may be nil if no partition is read late.
-	FindRecords func(e *outboxes.Envelope, topics []string) []Hit
-	AckIfFound  func(e *outboxes.Envelope, topics []string, answer func(record.Published)) bool
+	config Config
 
-	// Compacted reports whether a topic may keep only the newest record of a key (N10). nil: no topic
-	// does.
-	Compacted func(topic string) bool
-
-	// Now returns the time of the server.
-	Now func() time.Time
-	// Poll is the time between two queries for due retries. Defaults to 500 ms.
-	Poll time.Duration
-	// MaxInFlight bounds the envelopes that are published and have no written fate yet. Defaults to
-	// 10,000.
-	MaxInFlight int
-	// Log defaults to none.
-	Log *slog.Logger
-	// OnRetry is called with the error of each read that failed and is retried. May be nil.
-	OnRetry func(error)
-	// OnRecovered is called when reads succeed again. May be nil.
-	OnRecovered func()
-
-	once sync.Once
 	wake chan struct{} // holds one token
 	room chan struct{} // holds one token: a publication has ended
 
@@ -145,40 +109,79 @@ type sleepingKey struct {
 	topics []string // the topics that the envelope waits for
 }
 
-// ensureInit sets the defaults and makes the maps and channels at the first call.
-func (x *Exceptions) ensureInit() {
-	x.once.Do(func() {
-		x.wake, x.room = make(chan struct{}, 1), make(chan struct{}, 1)
-		x.inFlight = map[string]*flight{}
-		x.keyStates = map[orderKey]*keyState{}
-		x.landedIDs = map[string]bool{}
-		x.parked = map[string]struct{}{}
-		x.heldKeys = map[orderKey]bool{}
-		x.sleepingKeys = map[orderKey]sleepingKey{}
-		x.work = pendingWork{
+// Config is the configuration of Exceptions. Fields without a default are required.
+type Config struct {
+	Client *mongo.Client
+	// Collections returns the dirty collections. It is called often.
+	Collections func() []outboxes.Outbox
+	Outlet      Outlet
+	Finisher    *Finisher
+	// Route returns the topics of an envelope that does not list its targets. If it is nil, only the
+	// Outlet can route, and such an envelope takes its turn for all topics at once.
+	Route func(e *outboxes.Envelope) ([]string, error)
+	// Check returns an error for an envelope that neither a relay nor an operator made an exception.
+	// Such an envelope becomes a dead letter at once. nil accepts all.
+	Check func(v *event.View) error
+	// FindRecords returns the records of an envelope that a read-back has found in topics (nil: in all
+	// topics that it routes to). Take acks those that are still there, and sends nothing. If there are
+	// any, Take returns true and calls answer once, as Outlet.Publish does. Otherwise it returns false.
+	// The envelopes have neither body nor headers. Both may be nil if no partition is read late.
+	FindRecords func(e *outboxes.Envelope, topics []string) []Hit
+	AckIfFound  func(e *outboxes.Envelope, topics []string, answer func(record.Published)) bool
+
+	// Compacted reports whether a topic may keep only the newest record of a key (N10). nil: no topic
+	// does.
+	Compacted func(topic string) bool
+
+	// Now returns the time of the server.
+	Now func() time.Time
+	// Poll is the time between two queries for due retries. Defaults to 500 ms.
+	Poll time.Duration
+	// MaxInFlight bounds the envelopes that are published and have no written fate yet. Defaults to
+	// 10,000.
+	MaxInFlight int
+	// Log defaults to none.
+	Log *slog.Logger
+	// OnRetry is called with the error of each read that failed and is retried. May be nil.
+	OnRetry func(error)
+	// OnRecovered is called when reads succeed again. May be nil.
+	OnRecovered func()
+}
+
+// New returns an Exceptions whose first round scans everything. It publishes nothing before Run.
+func New(c Config) *Exceptions {
+	if c.Poll <= 0 {
+		c.Poll = defaultPoll
+	}
+	if c.MaxInFlight <= 0 {
+		c.MaxInFlight = defaultMaxFlying
+	}
+	if c.Log == nil {
+		c.Log = slog.New(slog.DiscardHandler)
+	}
+	return &Exceptions{
+		config:       c,
+		wake:         make(chan struct{}, 1),
+		room:         make(chan struct{}, 1),
+		inFlight:     map[string]*flight{},
+		keyStates:    map[orderKey]*keyState{},
+		landedIDs:    map[string]bool{},
+		parked:       map[string]struct{}{},
+		heldKeys:     map[orderKey]bool{},
+		sleepingKeys: map[orderKey]sleepingKey{},
+		work: pendingWork{
 			scanAll:  true,
 			topics:   map[string]struct{}{},
 			keys:     map[orderKey]bson.RawValue{},
 			nextPoll: map[orderKey]bson.RawValue{},
 			ahead:    map[orderKey]keyAhead{},
-		}
-
-		if x.Poll <= 0 {
-			x.Poll = defaultPoll
-		}
-		if x.MaxInFlight <= 0 {
-			x.MaxInFlight = defaultMaxFlying
-		}
-		if x.Log == nil {
-			x.Log = slog.New(slog.DiscardHandler)
-		}
-	})
+		},
+	}
 }
 
 // Wake requests a scan of the envelopes that wait for topic, which can be written again. With "" it
 // requests a scan of everything. It does not block.
 func (x *Exceptions) Wake(topic string) {
-	x.ensureInit()
 	x.mu.Lock()
 	if topic == "" {
 		x.work.scanAll = true
@@ -196,7 +199,6 @@ func (x *Exceptions) Wake(topic string) {
 // QueueWritten requests scans for exceptions that were just written, so that those whose turn it is are
 // published at once. It does not block.
 func (x *Exceptions) QueueWritten(list []Exception) {
-	x.ensureInit()
 	x.mu.Lock()
 	for i := range list {
 		e := &list[i]
@@ -232,7 +234,6 @@ func (x *Exceptions) allParkedLocked(topics []string) bool {
 // EachKeyInFlight calls each for every key with an envelope that is published and whose fate is not written
 // yet. It holds the lock during the calls.
 func (x *Exceptions) EachKeyInFlight(each func(ns, key string)) {
-	x.ensureInit()
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	for k := range x.keyStates {
@@ -243,8 +244,7 @@ func (x *Exceptions) EachKeyInFlight(each func(ns, key string)) {
 // Run publishes until ctx ends, and returns its cause. It retries failed reads until they succeed. The
 // fates of envelopes that are then in flight are left to the Finisher.
 func (x *Exceptions) Run(ctx context.Context) error {
-	x.ensureInit()
-	tick := time.NewTicker(x.Poll)
+	tick := time.NewTicker(x.config.Poll)
 	defer tick.Stop()
 	backoff := retry.Reopen.Start()
 	lastProbe, lastScan := time.Now(), time.Now()
@@ -265,8 +265,8 @@ func (x *Exceptions) Run(ctx context.Context) error {
 			return context.Cause(ctx)
 		}
 		if err != nil {
-			if x.OnRetry != nil {
-				x.OnRetry(err)
+			if x.config.OnRetry != nil {
+				x.config.OnRetry(err)
 			}
 			if backoff.Wait(ctx) != nil {
 				return context.Cause(ctx)
@@ -280,8 +280,8 @@ func (x *Exceptions) Run(ctx context.Context) error {
 
 		if backoff.Attempts() > 0 {
 			backoff.Reset()
-			if x.OnRecovered != nil {
-				x.OnRecovered()
+			if x.config.OnRecovered != nil {
+				x.config.OnRecovered()
 			}
 		}
 
@@ -309,7 +309,7 @@ func (x *Exceptions) probeParkedTopics() {
 
 // runRound reads and publishes everything that there is a reason for. due is set at each poll.
 func (x *Exceptions) runRound(ctx context.Context, due bool) error {
-	collections := x.Collections()
+	collections := x.config.Collections()
 	if err := x.reclaimLateHits(ctx, collections, due); err != nil {
 		return err
 	}

@@ -90,12 +90,11 @@ func BenchmarkExceptions(b *testing.B) {
 						}
 					},
 				})
-				x := &Exceptions{
+				x := New(Config{
 					Client: client, Outlet: out, Finisher: f, Now: time.Now,
 					Collections: func() []outboxes.Outbox { return []outboxes.Outbox{{DB: db.Name(), Coll: "outbox"}} },
-				}
+				})
 				if state == "retry" { // only what the index of due ones tells
-					x.ensureInit()
 					x.work.scanAll = false
 				}
 				var wg sync.WaitGroup

@@ -252,7 +252,7 @@ func TestN18_ManyThatAreDueFollowOneAnother(t *testing.T) {
 	}
 	h.put(docs...)
 	te := h.begin()
-	te.x.Poll = time.Hour
+	te.x.config.Poll = time.Hour
 	te.x.work.scanAll = false
 	te.run()
 	h.until("all but those of the stuck key are there", func() bool { return h.left() == 51 })
@@ -373,8 +373,8 @@ func TestNoQueryWhileNothingIsDirty(t *testing.T) {
 	te := h.begin()
 	te.dirty.Store(false)
 	var asked atomic.Int64
-	collections := te.x.Collections
-	te.x.Collections = func() []outboxes.Outbox { asked.Add(1); return collections() }
+	collections := te.x.config.Collections
+	te.x.config.Collections = func() []outboxes.Outbox { asked.Add(1); return collections() }
 	te.run()
 	h.until("some polls", func() bool { return asked.Load() > 5 })
 	if len(h.broker.ids("a")) != 0 {
@@ -388,7 +388,7 @@ func TestWrittenWakesTheKeyAtOnce(t *testing.T) {
 	t.Parallel()
 	h := newHouse(t)
 	te := h.begin()
-	te.x.Poll = time.Hour
+	te.x.config.Poll = time.Hour
 	te.run()
 	list := []Exception{{NS: h.ns(), State: "blocked", Pos: "82000001", Key: "k", Pending: []string{"a"}}}
 	list[0].Raw, _ = bson.Marshal(h.exception(1, "k", "x")[:6])

@@ -2,7 +2,6 @@ package waiting
 
 import (
 	"context"
-	"fmt"
 	"slices"
 	"strconv"
 	"time"
@@ -32,7 +31,15 @@ type ExceptionCount struct {
 // CountExceptions counts what waits in coll. It reads every exception of it, and an index entry for each scheduled one.
 func CountExceptions(ctx context.Context, coll *mongo.Collection, p slot.Range) ([]ExceptionCount, error) {
 	ns := mongodb.Namespace(coll)
-	cur, err := coll.Aggregate(ctx, mongo.Pipeline{
+	type row struct {
+		ID struct {
+			State string `bson:"state"`
+			Topic string `bson:"topic"`
+		} `bson:"_id"`
+		N   int64         `bson:"n"`
+		Pos bson.RawValue `bson:"pos"`
+	}
+	rows, err := mongodb.AggregateAll[row](ctx, coll, "counting exceptions of "+ns, mongo.Pipeline{
 		{{Key: "$match", Value: p.AddFilter(outboxes.IsException())}},
 		{{Key: "$unwind", Value: bson.D{{Key: "path", Value: "$pending"}, {Key: "preserveNullAndEmptyArrays", Value: true}}}},
 		{{Key: "$group", Value: bson.D{
@@ -43,19 +50,9 @@ func CountExceptions(ctx context.Context, coll *mongo.Collection, p slot.Range) 
 		{{Key: "$sort", Value: bson.D{{Key: "_id", Value: 1}}}},
 	})
 	if err != nil {
-		return nil, mongodb.DescribeRefusal(err, "counting exceptions of "+ns, "find", ns, "")
+		return nil, err
 	}
-	var rows []struct {
-		ID struct {
-			State string `bson:"state"`
-			Topic string `bson:"topic"`
-		} `bson:"_id"`
-		N   int64         `bson:"n"`
-		Pos bson.RawValue `bson:"pos"`
-	}
-	if err := cur.All(ctx, &rows); err != nil {
-		return nil, fmt.Errorf("counting exceptions of %s: %w", ns, err)
-	}
+
 	out := make([]ExceptionCount, 0, len(rows)+1)
 	for _, r := range rows {
 		pos, _ := r.Pos.StringValueOK()
@@ -69,7 +66,7 @@ func countScheduled(ctx context.Context, coll *mongo.Collection, p slot.Range, o
 	scheduled := p.AddFilter(outboxes.IsScheduled())
 	n, err := coll.CountDocuments(ctx, scheduled)
 	if err != nil {
-		return nil, mongodb.DescribeRefusal(err, "counting scheduled envelopes of "+ns, "find", ns, "")
+		return nil, mongodb.Refusal(err, "counting scheduled envelopes of "+ns, "find", ns)
 	}
 	if n == 0 {
 		return out, nil
@@ -121,24 +118,13 @@ func ListFailed(ctx context.Context, coll *mongo.Collection, limit int) ([]Faile
 	if limit <= 0 || limit > MaxFailed {
 		limit = MaxFailed
 	}
-	cur, err := mongodb.Majority(coll).Find(ctx, failed(), options.Find().SetLimit(int64(limit)).SetAllowDiskUse(true).
-		SetSort(bson.D{{Key: "lastError.at", Value: -1}, {Key: "_id", Value: -1}}).SetProjection(bson.D{
-		{Key: "type", Value: 1},
-		{Key: "key", Value: 1},
-		{Key: "attempts", Value: 1},
-		{Key: "nextAt", Value: 1},
-		{Key: "pending", Value: 1},
-		{Key: "delivery", Value: 1},
-		{Key: "lastError", Value: 1},
-	}))
-	if err != nil {
-		return nil, mongodb.DescribeRefusal(err, "listing failed envelopes of "+mongodb.Namespace(coll), "find", mongodb.Namespace(coll), "")
+	fields := bson.D{}
+	for _, f := range []string{"type", "key", "attempts", "nextAt", "pending", "delivery", "lastError"} {
+		fields = append(fields, bson.E{Key: f, Value: 1})
 	}
-	out := []Failed{}
-	if err := cur.All(ctx, &out); err != nil {
-		return nil, fmt.Errorf("listing failed envelopes of %s: %w", mongodb.Namespace(coll), err)
-	}
-	return out, nil
+	return mongodb.FindAll[Failed](ctx, mongodb.Majority(coll), "listing failed envelopes of "+mongodb.Namespace(coll), failed(),
+		options.Find().SetLimit(int64(limit)).SetAllowDiskUse(true).SetProjection(fields).
+			SetSort(bson.D{{Key: "lastError.at", Value: -1}, {Key: "_id", Value: -1}}))
 }
 
 // ResetFailed clears the count of attempts and the error of those of ids that failed, and makes them due now; it returns how
@@ -164,7 +150,7 @@ func makeDue(tx context.Context, coll *mongo.Collection, ids []bson.RawValue, se
 	}
 	res, err := coll.UpdateMany(tx, failed(bson.E{Key: "_id", Value: bson.D{{Key: "$in", Value: slices.Clone(ids)}}}), update)
 	if err != nil {
-		return 0, mongodb.DescribeRefusal(err, "resetting failed envelopes of "+mongodb.Namespace(coll), "update", mongodb.Namespace(coll), "")
+		return 0, mongodb.Refusal(err, "resetting failed envelopes of "+mongodb.Namespace(coll), "update", mongodb.Namespace(coll))
 	}
 	return res.MatchedCount, nil
 }

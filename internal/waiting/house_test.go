@@ -75,7 +75,7 @@ func (h *house) begin() *term {
 			te.mu.Unlock()
 		},
 	})
-	te.x = &Exceptions{
+	te.x = New(Config{
 		Client: h.client, Outlet: te.out, Finisher: te.f, Now: time.Now, Poll: 20 * time.Millisecond, Route: h.route, MaxInFlight: h.flying,
 		OnRetry: func(err error) { h.t.Log("reading: ", err) },
 		Collections: func() []outboxes.Outbox {
@@ -84,9 +84,8 @@ func (h *house) begin() *term {
 			}
 			return []outboxes.Outbox{{DB: h.db.Name(), Coll: "outbox"}}
 		},
-	}
+	})
 	te.out.ready = te.x.Wake
-	te.x.ensureInit()
 	return te
 }
 
@@ -195,7 +194,6 @@ func refused(reason string) *record.Refusal {
 
 // InFlight is how many envelopes are published and not written down yet.
 func (x *Exceptions) InFlight() int {
-	x.ensureInit()
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	return len(x.inFlight)

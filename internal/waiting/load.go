@@ -30,12 +30,10 @@ func (x *Exceptions) Load(
 	gate func(ns, topic, key string),
 	known func(ns string, idType byte, id []byte, topics []string),
 ) (Loaded, error) {
-	x.ensureInit()
-
 	var n Loaded
-	for _, c := range x.Collections() {
+	for _, c := range x.config.Collections() {
 		ns := c.NS()
-		coll := x.Client.Database(c.DB).Collection(c.Coll)
+		coll := x.config.Client.Database(c.DB).Collection(c.Coll)
 		err := EachException(ctx, coll, c.Part, func(raw bson.Raw) error {
 			n.Exceptions++
 
@@ -73,11 +71,9 @@ func (x *Exceptions) Load(
 
 // Counts returns the number of waiting envelopes in the dirty collections, by state and topic.
 func (x *Exceptions) Counts(ctx context.Context) ([]ExceptionCount, error) {
-	x.ensureInit()
-
 	var all []ExceptionCount
-	for _, c := range x.Collections() {
-		list, err := CountExceptions(ctx, x.Client.Database(c.DB).Collection(c.Coll), c.Part)
+	for _, c := range x.config.Collections() {
+		list, err := CountExceptions(ctx, x.config.Client.Database(c.DB).Collection(c.Coll), c.Part)
 		if err != nil {
 			return nil, err
 		}

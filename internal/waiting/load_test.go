@@ -124,7 +124,7 @@ func TestN10_ALaterExceptionIsNotFinishedBeforeAnEarlierOneOfItsKey(t *testing.T
 			te := h.begin()
 			defer te.out.kill(nil)
 			te.out.routes = []string{"a"}
-			te.x.Compacted = func(string) bool { return compacted }
+			te.x.config.Compacted = func(string) bool { return compacted }
 			hits, err := te.x.FindHits(t.Context(), te.out.standing)
 			if err != nil {
 				t.Fatal(err)

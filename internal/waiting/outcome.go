@@ -70,7 +70,7 @@ func WriteOutcomes(tx context.Context, list []Outcome) (matched int64, err error
 		}
 		res, err := coll.BulkWrite(tx, b.models())
 		if err != nil {
-			return 0, mongodb.DescribeRefusal(err, "writing the fate of exceptions to "+b.ns, "find, update and remove", b.ns, "")
+			return 0, mongodb.Refusal(err, "writing the fate of exceptions to "+b.ns, "find, update and remove", b.ns)
 		}
 		matched += res.MatchedCount + res.DeletedCount
 		crash.At("mid-exception-write")

@@ -53,7 +53,7 @@ type candidate struct {
 func (x *Exceptions) scanCollection(ctx context.Context, c outboxes.Outbox, p scanPass) error {
 	ns := c.NS()
 	p.db, p.coll, p.skip = []byte(c.DB), []byte(c.Coll), map[string]struct{}{}
-	coll := x.Client.Database(c.DB).Collection(c.Coll)
+	coll := x.config.Client.Database(c.DB).Collection(c.Coll)
 	scan := ExceptionScan{Coll: coll, Keys: p.keys, Only: p.onlyTopics, Part: c.Part}
 
 	x.mu.Lock()
@@ -99,7 +99,7 @@ func (x *Exceptions) scanCollection(ctx context.Context, c outboxes.Outbox, p sc
 			}
 			return ErrLeave
 		})
-		x.Outlet.Flush()
+		x.config.Outlet.Flush()
 		if err != nil {
 			return err
 		}
@@ -162,14 +162,14 @@ func (x *Exceptions) publishInTurn(ctx context.Context, p *scanPass, ns string, 
 	}
 
 	malformed := event.Parse(raw, &p.view)
-	if malformed == nil && x.Check != nil {
-		malformed = x.Check(&p.view)
+	if malformed == nil && x.config.Check != nil {
+		malformed = x.config.Check(&p.view)
 	}
 
 	it := x.newCandidate(p, ns, raw, malformed)
-	now := x.Now().UnixMilli()
+	now := x.config.Now().UnixMilli()
 	if it.pos > p.reached {
-		p.reached = x.Outlet.Reached()
+		p.reached = x.config.Outlet.Reached()
 	}
 
 	topics, f := x.admitTopics(p, it, now)
@@ -198,15 +198,15 @@ func (x *Exceptions) publishInTurn(ctx context.Context, p *scanPass, ns string, 
 			d.Pending = it.topics
 		}
 
-		err := x.Outlet.Publish(ctx, &e, topics, func(a record.Published) {
+		err := x.config.Outlet.Publish(ctx, &e, topics, func(a record.Published) {
 			x.noteAnswers(f, a.Answers)
-			x.Finisher.Answered(d, a)
+			x.config.Finisher.Answered(d, a)
 		})
 		if err == nil {
 			p.sinceFlush++
 			if p.sinceFlush >= flushEvery {
 				p.sinceFlush = 0
-				x.Outlet.Flush()
+				x.config.Outlet.Flush()
 			}
 			return nil
 		}
@@ -219,7 +219,7 @@ func (x *Exceptions) publishInTurn(ctx context.Context, p *scanPass, ns string, 
 	}
 
 	x.breakKey(f.ref.orderKey)
-	x.Finisher.Refused(d, refused)
+	x.config.Finisher.Refused(d, refused)
 	return nil
 }
 
@@ -244,7 +244,7 @@ func (x *Exceptions) newDelivery(p *scanPass, it *candidate, f *flight) *Deliver
 func (x *Exceptions) awaitRoom(ctx context.Context, p *scanPass) error {
 	for {
 		x.mu.Lock()
-		full := len(x.inFlight) >= x.MaxInFlight
+		full := len(x.inFlight) >= x.config.MaxInFlight
 		x.mu.Unlock()
 		if !full {
 			return nil
@@ -252,7 +252,7 @@ func (x *Exceptions) awaitRoom(ctx context.Context, p *scanPass) error {
 
 		// Room comes only from records that the sink has sent.
 		p.sinceFlush = 0
-		x.Outlet.Flush()
+		x.config.Outlet.Flush()
 
 		select {
 		case <-x.room:
@@ -288,8 +288,8 @@ func (x *Exceptions) newCandidate(p *scanPass, ns string, raw bson.Raw, malforme
 	}
 
 	it.topics = []string{allTopics}
-	if x.Route != nil && malformed == nil {
-		list, err := x.Route(&outboxes.Envelope{DB: p.db, Coll: p.coll, TS: p.view.TS, Raw: raw})
+	if x.config.Route != nil && malformed == nil {
+		list, err := x.config.Route(&outboxes.Envelope{DB: p.db, Coll: p.coll, TS: p.view.TS, Raw: raw})
 		if err == nil && len(list) > 0 {
 			it.topics = slices.Clone(list)
 		}

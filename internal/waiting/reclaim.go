@@ -40,7 +40,6 @@ type lateWork struct {
 // the previous owner sent outside of the stream had a state or a claim before this term began, and
 // keep one of them until they are finished.
 func (x *Exceptions) ReclaimLate(ready func() bool, release func()) {
-	x.ensureInit()
 	x.mu.Lock()
 	x.lateReads = append(x.lateReads, lateRead{ready, release})
 	x.mu.Unlock()
@@ -75,7 +74,7 @@ func (x *Exceptions) reclaimLateHits(ctx context.Context, collections []outboxes
 		return err
 	}
 	if n > 0 {
-		x.Log.Info("found records of an earlier owner in partitions that were read late", "envelopes", n)
+		x.config.Log.Info("found records of an earlier owner in partitions that were read late", "envelopes", n)
 	}
 
 	x.late.left = left
@@ -100,7 +99,7 @@ func (x *Exceptions) reclaimCollections(
 	ctx context.Context, collections []outboxes.Outbox, all bool,
 ) (left map[outboxes.Outbox][]bson.RawValue, taken int, err error) {
 	left = map[outboxes.Outbox][]bson.RawValue{}
-	if x.FindRecords == nil || x.AckIfFound == nil {
+	if x.config.FindRecords == nil || x.config.AckIfFound == nil {
 		return left, 0, nil
 	}
 
@@ -110,7 +109,7 @@ func (x *Exceptions) reclaimCollections(
 	x.mu.Unlock()
 
 	for _, c := range collections {
-		coll := x.Client.Database(c.DB).Collection(c.Coll)
+		coll := x.config.Client.Database(c.DB).Collection(c.Coll)
 		p := scanPass{db: []byte(c.DB), coll: []byte(c.Coll)}
 		reclaim := func(raw bson.Raw) error {
 			took, wait, err := x.reclaimEnvelope(ctx, &p, c.NS(), raw)
@@ -124,7 +123,7 @@ func (x *Exceptions) reclaimCollections(
 		}
 
 		if all {
-			err = EachTaken(ctx, coll, c.Part, x.Now().Add(Lookahead), reclaim)
+			err = EachTaken(ctx, coll, c.Part, x.config.Now().Add(Lookahead), reclaim)
 		} else {
 			for ids := range slices.Chunk(x.late.left[c], recoverAtOnce) {
 				err = EachOf(ctx, coll, ids, reclaim)
@@ -159,14 +158,14 @@ func (x *Exceptions) reclaimEnvelope(
 
 	it := x.newCandidate(p, ns, raw, nil)
 	e := outboxes.Envelope{DB: p.db, Coll: p.coll, Raw: raw}
-	hits := x.FindRecords(&e, it.pending)
+	hits := x.config.FindRecords(&e, it.pending)
 	if len(hits) == 0 {
 		return false, false, nil
 	}
 
 	// The record in a compacted topic is found when the envelope's turn comes, after the earlier
 	// envelopes of its key (N10).
-	compacted := slices.ContainsFunc(hits, func(h Hit) bool { return x.Compacted != nil && x.Compacted(h.Topic) })
+	compacted := slices.ContainsFunc(hits, func(h Hit) bool { return x.config.Compacted != nil && x.config.Compacted(h.Topic) })
 	if state == "" || compacted {
 		return false, true, nil
 	}
@@ -193,7 +192,7 @@ func (x *Exceptions) reclaimEnvelope(
 	}
 
 	d := x.newDelivery(p, it, f)
-	if !x.AckIfFound(&e, topics, func(a record.Published) { x.Finisher.Answered(d, a) }) {
+	if !x.config.AckIfFound(&e, topics, func(a record.Published) { x.config.Finisher.Answered(d, a) }) {
 		x.undoFlight(it.flightID, f)
 		return false, true, nil
 	}

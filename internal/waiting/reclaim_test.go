@@ -73,7 +73,7 @@ func (te *term) conceal(topic string) (show func(let func())) {
 	o.b.mu.Lock()
 	o.b.parked[topic] = true
 	o.b.mu.Unlock()
-	te.x.FindRecords, te.x.AckIfFound = o.standing, o.take
+	te.x.config.FindRecords, te.x.config.AckIfFound = o.standing, o.take
 	return func(let func()) {
 		o.mu.Lock()
 		o.seen[topic] = hidden
@@ -196,7 +196,7 @@ func TestN08_AFailedLookAtWhatWasFoundLateIsRepeated(t *testing.T) {
 	h.put(h.exception(1, "k", "retry", bson.E{Key: "nextAt", Value: time.Now().Add(time.Hour)}))
 	h.broker.stands("a", "e000001", "k", 0)
 	te := h.begin()
-	te.x.Client = h.reader
+	te.x.config.Client = h.reader
 	show := te.conceal("a")
 	var n int
 	if err := te.x.reclaimLateHits(t.Context(), nil, true); err != nil {
@@ -205,17 +205,17 @@ func TestN08_AFailedLookAtWhatWasFoundLateIsRepeated(t *testing.T) {
 	show(func() { n++ })
 	broken, cancel := context.WithCancel(t.Context())
 	cancel()
-	if err := te.x.reclaimLateHits(broken, te.x.Collections(), true); !errors.Is(err, context.Canceled) || n != 0 {
+	if err := te.x.reclaimLateHits(broken, te.x.config.Collections(), true); !errors.Is(err, context.Canceled) || n != 0 {
 		t.Fatalf("%v; let go %d times", err, n)
 	}
-	if err := te.x.reclaimLateHits(t.Context(), te.x.Collections(), false); err != nil || n != 1 {
+	if err := te.x.reclaimLateHits(t.Context(), te.x.config.Collections(), false); err != nil || n != 1 {
 		t.Fatalf("%v; let go %d times", err, n)
 	}
 	te.run()
 	h.drained()
 	te.landed()
 	te.stop()
-	if err := te.x.reclaimLateHits(t.Context(), te.x.Collections(), true); err != nil || n != 1 {
+	if err := te.x.reclaimLateHits(t.Context(), te.x.config.Collections(), true); err != nil || n != 1 {
 		t.Fatalf("%v; let go %d times", err, n)
 	}
 	te.out.quiet()

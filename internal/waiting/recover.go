@@ -41,14 +41,13 @@ type orderScope struct{ ns, topic, key string }
 // records for its other topics may still have been queued when that owner died, and neither the stream
 // nor a sweep sends an envelope that has a state. Find then finds the topics that have the record.
 func (x *Exceptions) WidenIncomplete(ctx context.Context, after string, unsure func(pos string) bool) (widened int, err error) {
-	x.ensureInit()
-	if x.Route == nil {
+	if x.config.Route == nil {
 		return 0, nil
 	}
 
 	var list []Wider
 	write := func() error {
-		if err := WidenExceptions(ctx, x.Finisher.config.Fencer, list); err != nil {
+		if err := WidenExceptions(ctx, x.config.Finisher.config.Fencer, list); err != nil {
 			return err
 		}
 		widened += len(list)
@@ -56,9 +55,9 @@ func (x *Exceptions) WidenIncomplete(ctx context.Context, after string, unsure f
 		return nil
 	}
 
-	for _, c := range x.Collections() {
+	for _, c := range x.config.Collections() {
 		e := outboxes.Envelope{DB: []byte(c.DB), Coll: []byte(c.Coll)}
-		coll := x.Client.Database(c.DB).Collection(c.Coll)
+		coll := x.config.Client.Database(c.DB).Collection(c.Coll)
 		err := EachBehind(ctx, coll, c.Part, after, func(raw bson.Raw) error {
 			e.Raw = raw
 			pos, _ := raw.Lookup("pos").StringValueOK()
@@ -69,7 +68,7 @@ func (x *Exceptions) WidenIncomplete(ctx context.Context, after string, unsure f
 			}
 
 			// An envelope that cannot be routed is rejected when its turn comes.
-			all, err := x.Route(&e)
+			all, err := x.config.Route(&e)
 			if err != nil {
 				return nil //nolint:nilerr // see above
 			}
@@ -98,12 +97,11 @@ func (x *Exceptions) WidenIncomplete(ctx context.Context, after string, unsure f
 // before anything is claimed. Such claims belong to an earlier watcher document of the same name, whose
 // epochs have started again since. Without Disown, no owner would ever send these envelopes (N19).
 func (x *Exceptions) DisownStrayClaims(ctx context.Context) error {
-	x.ensureInit()
-	epoch := x.Finisher.config.Epoch
+	epoch := x.config.Finisher.config.Epoch
 
-	for _, c := range x.Collections() {
-		coll := x.Client.Database(c.DB).Collection(c.Coll)
-		ids, err := StrayClaims(ctx, coll, epoch, x.Now().Add(Lookahead), c.Part)
+	for _, c := range x.config.Collections() {
+		coll := x.config.Client.Database(c.DB).Collection(c.Coll)
+		ids, err := StrayClaims(ctx, coll, epoch, x.config.Now().Add(Lookahead), c.Part)
 		if err != nil {
 			return err
 		}
@@ -111,10 +109,10 @@ func (x *Exceptions) DisownStrayClaims(ctx context.Context) error {
 			continue
 		}
 
-		if err := DisownClaims(ctx, x.Finisher.config.Fencer, coll, epoch, ids); err != nil {
+		if err := DisownClaims(ctx, x.config.Finisher.config.Fencer, coll, epoch, ids); err != nil {
 			return err
 		}
-		x.Log.Warn("scheduled envelopes have claims of a deleted watcher document; sending them now",
+		x.config.Log.Warn("scheduled envelopes have claims of a deleted watcher document; sending them now",
 			"collection", c.NS(), "envelopes", len(ids))
 	}
 	return nil
@@ -125,14 +123,12 @@ func (x *Exceptions) DisownStrayClaims(ctx context.Context) error {
 // routes to). Its envelope has no payload. The size of the result is bounded by the envelopes that the
 // earlier owner had in flight.
 func (x *Exceptions) FindHits(ctx context.Context, find func(e *outboxes.Envelope, topics []string) []Hit) ([]Hit, error) {
-	x.ensureInit()
-
 	var hits []Hit
-	for _, c := range x.Collections() {
+	for _, c := range x.config.Collections() {
 		e := outboxes.Envelope{DB: []byte(c.DB), Coll: []byte(c.Coll)}
 		hash := routing.NamespaceHash(c.NS())
-		coll := x.Client.Database(c.DB).Collection(c.Coll)
-		err := EachTaken(ctx, coll, c.Part, x.Now().Add(Lookahead), func(raw bson.Raw) error {
+		coll := x.config.Client.Database(c.DB).Collection(c.Coll)
+		err := EachTaken(ctx, coll, c.Part, x.config.Now().Add(Lookahead), func(raw bson.Raw) error {
 			e.Raw = raw
 			topics := stringArray(raw.Lookup("pending"))
 			if len(topics) == 0 {
@@ -169,7 +165,7 @@ func (x *Exceptions) dropOvertakingHits(
 	missing := map[orderScope]string{}
 	for i := range hits {
 		h := &hits[i]
-		if h.pos != "" && x.Compacted != nil && x.Compacted(h.Topic) {
+		if h.pos != "" && x.config.Compacted != nil && x.config.Compacted(h.Topic) {
 			missing[h.order] = ""
 		}
 	}
@@ -177,10 +173,10 @@ func (x *Exceptions) dropOvertakingHits(
 		return hits, nil
 	}
 
-	for _, c := range x.Collections() {
+	for _, c := range x.config.Collections() {
 		e := outboxes.Envelope{DB: []byte(c.DB), Coll: []byte(c.Coll)}
-		coll := x.Client.Database(c.DB).Collection(c.Coll)
-		err := EachTaken(ctx, coll, c.Part, x.Now().Add(Lookahead), func(raw bson.Raw) error {
+		coll := x.config.Client.Database(c.DB).Collection(c.Coll)
+		err := EachTaken(ctx, coll, c.Part, x.config.Now().Add(Lookahead), func(raw bson.Raw) error {
 			e.Raw = raw
 			for _, topic := range stringArray(raw.Lookup("pending")) {
 				o, pos := placeOf(c, raw, topic)
@@ -215,12 +211,11 @@ const recoverAtOnce = 500
 // list its targets only if Route returns them. Otherwise the sink finds the records when the envelope
 // is sent again.
 func (x *Exceptions) FinishHits(ctx context.Context, hits []Hit) (finished int, err error) {
-	x.ensureInit()
 	if len(hits) == 0 {
 		return 0, nil
 	}
 
-	for _, c := range x.Collections() {
+	for _, c := range x.config.Collections() {
 		byID := hitsByID(c.NS(), hits)
 		ids := make([]bson.RawValue, 0, len(byID))
 		for _, h := range byID {
@@ -274,7 +269,7 @@ func (x *Exceptions) recoverIDs(
 	ctx context.Context, c outboxes.Outbox, ids []bson.RawValue, hits map[string][]*Hit,
 ) (int, error) {
 	var batch []*decision
-	coll := x.Client.Database(c.DB).Collection(c.Coll)
+	coll := x.config.Client.Database(c.DB).Collection(c.Coll)
 	err := mongodb.FetchMany(ctx, coll, ids, func(raw bson.Raw) error {
 		if a := x.decideFromHits(c, raw, hits[IDKey(raw.Lookup("_id"))]); a != nil {
 			batch = append(batch, a)
@@ -284,7 +279,7 @@ func (x *Exceptions) recoverIDs(
 	if err != nil || len(batch) == 0 {
 		return 0, err
 	}
-	return len(batch), x.Finisher.writeBatch(ctx, batch)
+	return len(batch), x.config.Finisher.writeBatch(ctx, batch)
 }
 
 // decideFromHits returns the decision that follows from the hits of an envelope, or nil if none does.
@@ -309,12 +304,12 @@ func (x *Exceptions) decideFromHits(c outboxes.Outbox, raw bson.Raw, hits []*Hit
 		pending = hits[0].Targets
 	}
 	if len(pending) == 0 {
-		if x.Route == nil {
+		if x.config.Route == nil {
 			return nil
 		}
 
 		e := outboxes.Envelope{DB: []byte(c.DB), Coll: []byte(c.Coll), Raw: raw}
-		list, err := x.Route(&e)
+		list, err := x.config.Route(&e)
 		if err != nil || len(list) == 0 {
 			return nil
 		}
@@ -348,6 +343,6 @@ func (x *Exceptions) decideFromHits(c outboxes.Outbox, raw bson.Raw, hits []*Hit
 	}
 
 	a := &decision{Delivery: d}
-	x.Finisher.decideFate(a, answers)
+	x.config.Finisher.decideFate(a, answers)
 	return a
 }

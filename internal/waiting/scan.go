@@ -3,7 +3,6 @@ package waiting
 import (
 	"context"
 	"errors"
-	"fmt"
 	"slices"
 	"time"
 
@@ -77,16 +76,12 @@ func (s *ExceptionScan) page(ctx context.Context, limit int, take func(bson.Raw)
 
 // read makes one query: of the rest of the last key, or of all keys behind it.
 func (s *ExceptionScan) read(ctx context.Context, limit int, take func(bson.Raw) error) (n int, err error) {
-	cur, err := mongodb.Majority(s.Coll).Find(ctx, s.Part.AddFilter(s.filter()), options.Find().SetSort(s.sort()).
-		SetLimit(int64(limit)).SetBatchSize(int32(limit)).SetAllowDiskUse(true)) // N21
-	if err != nil {
-		return 0, mongodb.DescribeRefusal(err, "reading exceptions of "+mongodb.Namespace(s.Coll), "find", mongodb.Namespace(s.Coll), "")
-	}
-	err = mongodb.EachDocument(ctx, cur, "reading exceptions of "+mongodb.Namespace(s.Coll), func(raw bson.Raw) error {
-		n++
-		s.reached(raw)
-		return take(raw)
-	})
+	err = mongodb.FindEach(ctx, mongodb.Majority(s.Coll), "reading exceptions of "+mongodb.Namespace(s.Coll), s.Part.AddFilter(s.filter()),
+		func(raw bson.Raw) error {
+			n++
+			s.reached(raw)
+			return take(raw)
+		}, options.Find().SetSort(s.sort()).SetLimit(int64(limit)).SetBatchSize(int32(limit)).SetAllowDiskUse(true)) // N21
 	return n, err
 }
 
@@ -208,16 +203,9 @@ type ExceptionKey struct {
 // key may be named several times. near is about the server's time, and only chooses the range of the index. Those that wait
 // only for topics of skip are left out. It is one read of an index range, cheap where nothing is due.
 func DueRetries(ctx context.Context, coll *mongo.Collection, near time.Time, skip []string, limit int, p slot.Range) ([]ExceptionKey, error) {
-	cur, err := mongodb.Majority(coll).Find(ctx, p.AddFilter(dueFilter(near, skip)), options.Find().SetSort(bson.D{{Key: "nextAt", Value: 1}}).SetLimit(int64(limit)).
-		SetProjection(bson.D{{Key: "_id", Value: 0}, {Key: "key", Value: 1}, {Key: "aggregateid", Value: 1}}))
-	if err != nil {
-		return nil, mongodb.DescribeRefusal(err, "looking for due retries in "+mongodb.Namespace(coll), "find", mongodb.Namespace(coll), "")
-	}
-	var out []ExceptionKey
-	if err := cur.All(ctx, &out); err != nil {
-		return nil, fmt.Errorf("looking for due retries in %s: %w", mongodb.Namespace(coll), err)
-	}
-	return out, nil
+	return mongodb.FindAll[ExceptionKey](ctx, mongodb.Majority(coll), "looking for due retries in "+mongodb.Namespace(coll),
+		p.AddFilter(dueFilter(near, skip)), options.Find().SetSort(bson.D{{Key: "nextAt", Value: 1}}).SetLimit(int64(limit)).
+			SetProjection(bson.D{{Key: "_id", Value: 0}, {Key: "key", Value: 1}, {Key: "aggregateid", Value: 1}}))
 }
 
 func dueFilter(near time.Time, skip []string) bson.D {
@@ -232,13 +220,11 @@ func dueFilter(near time.Time, skip []string) bson.D {
 // bytes are valid during the call only. It sees everything that was committed before the call. It holds one reply in memory.
 func EachException(ctx context.Context, coll *mongo.Collection, p slot.Range, take func(bson.Raw) error) error {
 	return mongodb.AfterCommitted(ctx, coll, func(ctx context.Context) error {
-		cur, err := mongodb.Majority(coll).Find(ctx, p.AddFilter(outboxes.IsException()),
-			options.Find().SetBatchSize(5000).SetProjection(bson.D{
-				{Key: "key", Value: 1}, {Key: "aggregateid", Value: 1}, {Key: "pos", Value: 1}, {Key: "pending", Value: 1}, {Key: "origin", Value: 1},
-			}))
-		if err != nil {
-			return mongodb.DescribeRefusal(err, "reading exceptions of "+mongodb.Namespace(coll), "find", mongodb.Namespace(coll), "")
+		fields := bson.D{}
+		for _, f := range []string{"key", "aggregateid", "pos", "pending", "origin"} {
+			fields = append(fields, bson.E{Key: f, Value: 1})
 		}
-		return mongodb.EachDocument(ctx, cur, "reading exceptions of "+mongodb.Namespace(coll), take)
+		return mongodb.FindEach(ctx, mongodb.Majority(coll), "reading exceptions of "+mongodb.Namespace(coll),
+			p.AddFilter(outboxes.IsException()), take, options.Find().SetBatchSize(5000).SetProjection(fields))
 	})
 }

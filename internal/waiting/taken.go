@@ -55,7 +55,7 @@ func eachWithoutPayload(ctx context.Context, coll *mongo.Collection, filter bson
 	return mongodb.AfterCommitted(ctx, coll, func(ctx context.Context) error {
 		cur, err := mongodb.Majority(coll).Aggregate(ctx, pipeline, options.Aggregate().SetBatchSize(1000))
 		if err != nil {
-			return mongodb.DescribeRefusal(err, "reading exceptions of "+mongodb.Namespace(coll), "find", mongodb.Namespace(coll), "")
+			return mongodb.Refusal(err, "reading exceptions of "+mongodb.Namespace(coll), "find", mongodb.Namespace(coll))
 		}
 		return mongodb.EachDocument(ctx, cur, "reading exceptions of "+mongodb.Namespace(coll), take)
 	})

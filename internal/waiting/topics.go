@@ -2,7 +2,6 @@ package waiting
 
 import (
 	"context"
-	"fmt"
 	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
@@ -31,7 +30,12 @@ func CountWaiting(ctx context.Context, coll *mongo.Collection) ([]WaitingTopic, 
 		return bson.E{Key: field, Value: bson.D{{Key: "$sum", Value: "$" + field}}}
 	}
 	oldest := bson.E{Key: "pos", Value: bson.D{{Key: "$min", Value: "$pos"}}}
-	cur, err := coll.Aggregate(ctx, mongo.Pipeline{
+	type row struct {
+		Topic                        string `bson:"_id"`
+		Retry, Blocked, Parked, Keys int64
+		Pos                          bson.RawValue `bson:"pos"`
+	}
+	rows, err := mongodb.AggregateAll[row](ctx, coll, "counting exceptions of "+ns, mongo.Pipeline{
 		{{Key: "$match", Value: outboxes.IsException()}},
 		{{Key: "$unwind", Value: bson.D{{Key: "path", Value: "$pending"}, {Key: "preserveNullAndEmptyArrays", Value: true}}}},
 		{{Key: "$group", Value: bson.D{
@@ -46,16 +50,9 @@ func CountWaiting(ctx context.Context, coll *mongo.Collection) ([]WaitingTopic, 
 		{{Key: "$sort", Value: bson.D{{Key: "_id", Value: 1}}}},
 	})
 	if err != nil {
-		return nil, mongodb.DescribeRefusal(err, "counting exceptions of "+ns, "find", ns, "")
+		return nil, err
 	}
-	var rows []struct {
-		Topic                        string `bson:"_id"`
-		Retry, Blocked, Parked, Keys int64
-		Pos                          bson.RawValue `bson:"pos"`
-	}
-	if err := cur.All(ctx, &rows); err != nil {
-		return nil, fmt.Errorf("counting exceptions of %s: %w", ns, err)
-	}
+
 	out := make([]WaitingTopic, len(rows))
 	for i, r := range rows {
 		pos, _ := r.Pos.StringValueOK()

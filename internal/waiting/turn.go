@@ -108,7 +108,7 @@ func (x *Exceptions) waitsBehindLocked(e *Exception) bool {
 
 	key := orderKey{e.NS, e.Key}
 	s, sleeps := x.sleepingKeys[key]
-	sleeps = sleeps && s.until > x.Now().UnixMilli()
+	sleeps = sleeps && s.until > x.config.Now().UnixMilli()
 
 	k := x.keyStates[key]
 	for _, t := range e.Pending {
@@ -297,7 +297,7 @@ func (x *Exceptions) endFlight(id string, f *flight, fate Fate) {
 	x.mu.Unlock()
 
 	for t := range resume {
-		x.Outlet.ResumeKey(f.ref.ns, t, f.ref.key)
+		x.config.Outlet.ResumeKey(f.ref.ns, t, f.ref.key)
 	}
 	Signal(x.room)
 	if wake {

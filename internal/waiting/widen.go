@@ -45,7 +45,7 @@ func WidenExceptions(ctx context.Context, f mongodb.Fencer, list []Wider) error 
 				return err
 			}
 			if _, err := coll.BulkWrite(tx, m); err != nil {
-				return mongodb.DescribeRefusal(err, "writing exceptions to "+ns, "find and update", ns, "")
+				return mongodb.Refusal(err, "writing exceptions to "+ns, "find and update", ns)
 			}
 		}
 		return nil

@@ -38,7 +38,7 @@ func (x *Exceptions) queueKeyLocked(set map[orderKey]bson.RawValue, ref keyRef) 
 // promoteKeys queues the keys that the watermark has passed and, if due is set, those that waited for
 // the next poll.
 func (x *Exceptions) promoteKeys(due bool) {
-	reached := x.Outlet.Reached()
+	reached := x.config.Outlet.Reached()
 	x.mu.Lock()
 	defer x.mu.Unlock()
 
@@ -94,8 +94,8 @@ func (x *Exceptions) findDueKeys(ctx context.Context, c outboxes.Outbox) (refs [
 	skip := x.parkedTopicsLocked()
 	x.mu.Unlock()
 
-	coll := x.Client.Database(c.DB).Collection(c.Coll)
-	found, err := DueRetries(ctx, coll, x.Now(), skip, dueLimit, c.Part)
+	coll := x.config.Client.Database(c.DB).Collection(c.Coll)
+	found, err := DueRetries(ctx, coll, x.config.Now(), skip, dueLimit, c.Part)
 	if err != nil {
 		return nil, false, err
 	}

@@ -104,7 +104,7 @@ func upsertExceptions(tx context.Context, client *mongo.Client, part []Exception
 			return err
 		}
 		if _, err := coll.BulkWrite(tx, models[ns]); err != nil {
-			return mongodb.DescribeRefusal(err, "writing exceptions to "+ns, "find, insert and update", ns, "")
+			return mongodb.Refusal(err, "writing exceptions to "+ns, "find, insert and update", ns)
 		}
 		crash.At("mid-exception-write")
 	}
