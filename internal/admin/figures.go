@@ -10,12 +10,14 @@ import (
 	"sync"
 	"time"
 
+	"github.com/outrelay/outrelay/internal/outboxes"
+
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/outrelay/outrelay/internal/deadletter"
 	"github.com/outrelay/outrelay/internal/health"
-	"github.com/outrelay/outrelay/internal/store"
+	"github.com/outrelay/outrelay/internal/waiting"
 )
 
 const (
@@ -223,7 +225,7 @@ type figureCount struct {
 
 	mu      sync.Mutex
 	figures figures
-	waiting []store.WaitingTopic
+	waiting []waiting.WaitingTopic
 }
 
 // countFigures counts everything once. It reads every exception, one index entry per dead letter
@@ -322,9 +324,9 @@ func (c *Counts) addOutbox(o Counts) {
 // envelopes only if countExceptions is true.
 func (c *figureCount) countOutbox(
 	ctx context.Context, ns string, countExceptions bool,
-) (n Counts, waiting []store.WaitingTopic, err error) {
+) (n Counts, topics []waiting.WaitingTopic, err error) {
 	client := c.op.State.Client()
-	coll, err := store.Outboxed(client, ns)
+	coll, err := outboxes.Outboxed(client, ns)
 	if err != nil {
 		return n, nil, err
 	}
@@ -333,16 +335,16 @@ func (c *figureCount) countOutbox(
 	}
 
 	if countExceptions {
-		if waiting, err = store.CountWaiting(ctx, coll); err != nil {
+		if topics, err = waiting.CountWaiting(ctx, coll); err != nil {
 			return n, nil, err
 		}
-		if n.Scheduled, _, err = store.CountDue(ctx, coll, math.MaxInt64); err != nil {
+		if n.Scheduled, _, err = outboxes.CountDue(ctx, coll, math.MaxInt64); err != nil {
 			return n, nil, err
 		}
 	}
 
 	if !c.position.IsZero() {
-		if n.Pending, _, err = store.CountBehind(ctx, coll, c.position, maxPendingCounted); err != nil {
+		if n.Pending, _, err = outboxes.CountBehind(ctx, coll, c.position, maxPendingCounted); err != nil {
 			return n, nil, err
 		}
 		n.PendingMore = n.Pending == maxPendingCounted
@@ -350,10 +352,10 @@ func (c *figureCount) countOutbox(
 
 	n.DeadAll, err = deadletter.Count(ctx, client, []string{ns}, deadletter.Query{})
 	if err != nil || n.DeadAll == 0 {
-		return n, waiting, err
+		return n, topics, err
 	}
 	n.Dead, err = deadletter.Count(ctx, client, []string{ns}, deadletter.Query{RequeueStatus: deadletter.Replayable})
-	return n, waiting, err
+	return n, topics, err
 }
 
 // countServices counts the inboxes and sagas in the databases of the outboxes.
@@ -403,7 +405,7 @@ func newRuleChecks(r health.Report) []Check {
 
 // groupByTopic adds up the waiting envelopes of several collections by topic. The topic with the
 // oldest envelope comes first.
-func groupByTopic(list []store.WaitingTopic, now time.Time) []PendingTopic {
+func groupByTopic(list []waiting.WaitingTopic, now time.Time) []PendingTopic {
 	topics := []PendingTopic{}
 	indexes := map[string]int{}
 	for _, w := range list {

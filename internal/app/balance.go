@@ -13,7 +13,6 @@ import (
 	"github.com/outrelay/outrelay/internal/lease"
 	"github.com/outrelay/outrelay/internal/nodes"
 	"github.com/outrelay/outrelay/internal/slot"
-	"github.com/outrelay/outrelay/internal/store"
 )
 
 const (
@@ -149,9 +148,9 @@ func (b *slotBalancer) refreshTable(ctx context.Context) error {
 }
 
 // liveNodes returns the nodes that share the slots. It always includes this node.
-func (b *slotBalancer) liveNodes(list []store.Node, lapsed map[string]bool) []string {
+func (b *slotBalancer) liveNodes(list []nodes.Node, lapsed map[string]bool) []string {
 	cfg := b.relay.cfg
-	list = slices.DeleteFunc(list, func(n store.Node) bool {
+	list = slices.DeleteFunc(list, func(n nodes.Node) bool {
 		if n.Node == cfg.Node {
 			return false
 		}
@@ -162,7 +161,7 @@ func (b *slotBalancer) liveNodes(list []store.Node, lapsed map[string]bool) []st
 	})
 
 	// If no node reaches Kafka, the cause is Kafka and not the nodes.
-	anyReaches := slices.ContainsFunc(list, func(n store.Node) bool { return n.KafkaReachable })
+	anyReaches := slices.ContainsFunc(list, func(n nodes.Node) bool { return n.KafkaReachable })
 	out := []string{cfg.Node}
 	for _, n := range list {
 		if n.Node != cfg.Node && (n.KafkaReachable || !anyReaches) {

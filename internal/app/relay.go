@@ -30,6 +30,7 @@ import (
 	"github.com/outrelay/outrelay/internal/metrics"
 	"github.com/outrelay/outrelay/internal/migrate"
 	"github.com/outrelay/outrelay/internal/nodes"
+	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/probes"
 	"github.com/outrelay/outrelay/internal/routing"
 	"github.com/outrelay/outrelay/internal/sink"
@@ -52,10 +53,10 @@ type Relay struct {
 	mongo          *clients
 	kafka          *kafkawire.Client
 	sinks          *sink.Opener
-	nodes          *store.Nodes
+	nodes          *nodes.Nodes
 	member         *nodes.Member
 	steps          []migrate.Step // nil: the migrations of this version
-	registry       *store.Registry
+	registry       *outboxes.Registry
 	divisions      *store.Divisions
 	kafkaReachable atomic.Bool  // at the last heartbeat
 	lastAck        atomic.Int64 // Unix nanoseconds
@@ -160,8 +161,8 @@ func New(cfg config.Config, version string, log *slog.Logger, options ...Option)
 		return nil, err
 	}
 	db := r.mongo.state.Database(cfg.MongoDB.State)
-	r.nodes = store.NewNodes(db.Collection("nodes"))
-	r.registry = store.NewRegistry(db.Collection("collections"))
+	r.nodes = nodes.NewNodes(db.Collection("nodes"))
+	r.registry = outboxes.NewRegistry(db.Collection("collections"))
 	r.member = r.newMember(db)
 	r.divisions = store.NewDivisions(db)
 	if r.exporter, err = newExporter(cfg, version, r); err != nil {

@@ -21,6 +21,8 @@ import (
 	"github.com/outrelay/outrelay/internal/fence"
 	"github.com/outrelay/outrelay/internal/lease"
 	"github.com/outrelay/outrelay/internal/metrics"
+	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/nodes"
 	"github.com/outrelay/outrelay/internal/record"
 	"github.com/outrelay/outrelay/internal/slot"
 	"github.com/outrelay/outrelay/internal/store"
@@ -121,7 +123,7 @@ func RunReslice(ctx context.Context, cfg config.Config, log *slog.Logger, want R
 	defer brokers.Close()
 	r.fence = fence.NewClient(brokers)
 	r.state = r.mongo.state.Database(cfg.MongoDB.State)
-	r.watchers = store.Majority(r.state.Collection("watchers"))
+	r.watchers = mongodb.Majority(r.state.Collection("watchers"))
 	r.divisions = store.NewDivisions(r.state)
 
 	rep, err := r.planReslice(ctx)
@@ -142,7 +144,7 @@ func RunReslice(ctx context.Context, cfg config.Config, log *slog.Logger, want R
 	rep.Done = true
 	r.orders.addTo(&rep)
 
-	events := store.NewEvents(r.state.Collection("events"), cfg.Watcher, "")
+	events := nodes.NewEvents(r.state.Collection("events"), cfg.Watcher, "")
 	err = events.Append(ctx, "resliced", bson.D{
 		{Key: "from", Value: rep.From},
 		{Key: "to", Value: rep.To},
@@ -191,7 +193,7 @@ func (r *resliceRun) planReslice(ctx context.Context) (ResliceReport, error) {
 	}
 
 	v, err := r.divisions.Read(ctx, r.cfg.Watcher)
-	if err != nil && !errors.Is(err, store.ErrNotFound) {
+	if err != nil && !errors.Is(err, mongodb.ErrNotFound) {
 		return rep, err
 	}
 	if r.ids, err = r.divisions.IDs(ctx, r.cfg.Watcher); err != nil {

@@ -12,7 +12,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
-	"github.com/outrelay/outrelay/internal/store"
+	"github.com/outrelay/outrelay/internal/mongodb"
 )
 
 const benchEvents = 50_000
@@ -21,7 +21,7 @@ const benchEvents = 50_000
 func insertBenchEvents(b *testing.B, client *mongo.Client) (*mongo.Collection, bson.Timestamp) {
 	b.Helper()
 	coll := stacktest.Database(b, client).Collection("outbox")
-	at, err := store.ClusterTime(b.Context(), client)
+	at, err := mongodb.ClusterTime(b.Context(), client)
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -64,7 +64,8 @@ func reportDrain(b *testing.B, drain func() time.Duration) {
 	b.ReportMetric(0, "ns/op")
 }
 
-// BenchmarkDrain reads the same prepared events with the driver alone and through the stream. It parses them in both cases.
+// BenchmarkDrain reads the same prepared events with the driver alone and through the stream. It
+// parses them in both cases.
 func BenchmarkDrain(b *testing.B) {
 	client := stacktest.Client(b)
 	coll, at := insertBenchEvents(b, client)

@@ -17,8 +17,8 @@ import (
 
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/glob"
+	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/retry"
-	"github.com/outrelay/outrelay/internal/store"
 	"github.com/outrelay/outrelay/resume"
 )
 
@@ -63,7 +63,7 @@ func newFixture(t *testing.T) *fixture {
 
 func (b *fixture) clusterTime() bson.Timestamp {
 	b.t.Helper()
-	ts, err := store.ClusterTime(b.t.Context(), b.admin)
+	ts, err := mongodb.ClusterTime(b.t.Context(), b.admin)
 	if err != nil {
 		b.t.Fatal(err)
 	}
@@ -205,8 +205,12 @@ func (r *reader) storeBatch(b *Batch) {
 		}
 
 		g := receivedEvent{
-			op: ev.Op, ns: string(ev.DB) + "." + string(ev.Coll), data: string(ev.Data), note: string(ev.Note), size: len(ev.Document),
-			pos: resume.Position{Token: slices.Clone(ev.Token), ClusterTime: ev.ClusterTime},
+			op:   ev.Op,
+			ns:   string(ev.DB) + "." + string(ev.Coll),
+			data: string(ev.Data),
+			note: string(ev.Note),
+			size: len(ev.Document),
+			pos:  resume.Position{Token: slices.Clone(ev.Token), ClusterTime: ev.ClusterTime},
 		}
 		if ev.Op == Insert {
 			g.id, _ = bson.RawValue{Type: bson.Type(ev.IDType), Value: slices.Clone(ev.ID)}.StringValueOK()
@@ -230,7 +234,8 @@ func (r *reader) waitUntil(what string, cond func() bool) {
 
 	for !cond() {
 		if late || r.ended {
-			r.t.Fatalf("waiting for %s: ended=%v err=%v, %d events, states %v, restarts %v", what, r.ended, r.err, len(r.events), r.states, r.counts)
+			r.t.Fatalf("waiting for %s: ended=%v err=%v, %d events, states %v, restarts %v",
+				what, r.ended, r.err, len(r.events), r.states, r.counts)
 		}
 		r.cond.Wait()
 	}

@@ -11,8 +11,8 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
 	"github.com/outrelay/outrelay/internal/crash"
+	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/retry"
-	"github.com/outrelay/outrelay/internal/store"
 	"github.com/outrelay/outrelay/resume"
 )
 
@@ -102,7 +102,7 @@ func (s *Stream) newRun(ctx context.Context, start Start, out chan<- *Batch) (*r
 
 	case start.Now:
 		err := retry.Do(ctx, s.cfg.Backoff, func(ctx context.Context) error {
-			now, err := store.ClusterTime(ctx, s.cfg.Client)
+			now, err := mongodb.ClusterTime(ctx, s.cfg.Client)
 			r.startAt(now)
 			return err
 		}, func(err error, wait time.Duration) { s.reportFault(err, wait) })
@@ -194,6 +194,8 @@ func (r *run) readSession(ctx context.Context) error {
 func (r *run) handleReply(ctx context.Context, c *cursor, b *Batch) error {
 	r.reportLive()
 	silent := len(b.Docs) == 0
+
+	// The size includes the events that are dropped below, because the server sent them too.
 	r.sizer.observeReply(len(b.Docs), b.Bytes)
 	c.changeStream.SetBatchSize(r.sizer.nextBatchSize(r.stream.cfg.BatchSize))
 	if c.dropThrough != "" {
@@ -269,6 +271,7 @@ func (r *run) inspectLastEvent(c *cursor, b *Batch) (resume.Position, *Invalidat
 		}
 		end.Op, next = ev.Op, positionOf(&ev)
 	}
+	// An insert does not end a stream, so the cause was not read.
 	if end.Op == Insert {
 		end.Op = Other
 	}

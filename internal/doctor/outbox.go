@@ -14,6 +14,8 @@ import (
 
 	"github.com/outrelay/outrelay/internal/admin"
 	"github.com/outrelay/outrelay/internal/lease"
+	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/record"
 	"github.com/outrelay/outrelay/internal/slot"
 	"github.com/outrelay/outrelay/internal/store"
@@ -29,7 +31,7 @@ const (
 )
 
 type outboxFacts struct {
-	list  []store.Outbox
+	list  []outboxes.Outbox
 	known bool
 }
 
@@ -38,7 +40,7 @@ func (x *examination) checkCollections(ctx context.Context) finding {
 	if db, _ := x.scope.Target(); db != "" {
 		dbs = []string{db}
 	}
-	list, err := store.ListOutboxes(ctx, x.mongo.client, x.scope.Matches, dbs...)
+	list, err := outboxes.ListOutboxes(ctx, x.mongo.client, x.scope.Matches, dbs...)
 	if err != nil {
 		return x.explainRefusal(err)
 	}
@@ -58,7 +60,7 @@ func (x *examination) checkCollections(ctx context.Context) finding {
 
 // explainRefusal returns the finding for a read that MongoDB rejected.
 func (x *examination) explainRefusal(err error) finding {
-	if p, ok := errors.AsType[*store.PrivilegeError](err); ok {
+	if p, ok := errors.AsType[*mongodb.PrivilegeError](err); ok {
 		on := resource{cluster: p.On == "cluster"}
 		if !on.cluster {
 			on.db, on.coll, _ = strings.Cut(p.On, ".")
@@ -80,7 +82,7 @@ func (x *examination) checkIndexes(ctx context.Context) finding {
 	var denied error
 	for _, o := range list[:min(len(list), indexedMost)] {
 		call, cancel := context.WithTimeout(ctx, lookTimeout)
-		missing, err := store.MissingIndexes(call, x.mongo.client.Database(o.DB).Collection(o.Coll))
+		missing, err := outboxes.MissingIndexes(call, x.mongo.client.Database(o.DB).Collection(o.Coll))
 		cancel()
 		if err != nil {
 			hidden, denied = hidden+1, err
@@ -92,7 +94,7 @@ func (x *examination) checkIndexes(ctx context.Context) finding {
 		}
 
 		if len(missing) > 0 {
-			without = append(without, fmt.Sprintf("%s lacks %d of %d", o.NS(), len(missing), len(store.Indexes())))
+			without = append(without, fmt.Sprintf("%s lacks %d of %d", o.NS(), len(missing), len(outboxes.Indexes())))
 		}
 	}
 
@@ -104,7 +106,7 @@ func (x *examination) checkIndexes(ctx context.Context) finding {
 	case hidden > 0:
 		f := x.explainRefusal(denied)
 		o := list[0]
-		f.fix = strings.TrimPrefix(f.fix+"\nor make sure of them: "+strings.Join(store.IndexStatements(o.DB, o.Coll), "\n"),
+		f.fix = strings.TrimPrefix(f.fix+"\nor make sure of them: "+strings.Join(outboxes.IndexStatements(o.DB, o.Coll), "\n"),
 			"\n")
 		return f
 	case !x.mongo.outboxes.known:
@@ -112,16 +114,16 @@ func (x *examination) checkIndexes(ctx context.Context) finding {
 	case len(list) == 0:
 		return passed("there is no collection yet; its indexes are made with it")
 	case len(list) > indexedMost:
-		return passed("all %d are there, in the first %d of %d collections", len(store.Indexes()), indexedMost,
+		return passed("all %d are there, in the first %d of %d collections", len(outboxes.Indexes()), indexedMost,
 			len(list))
 	}
 
-	return passed("all %d are there", len(store.Indexes()))
+	return passed("all %d are there", len(outboxes.Indexes()))
 }
 
 // makesIndexes reports whether the relay will create the missing indexes.
-func (x *examination) makesIndexes(list []store.Outbox) bool {
-	return x.cfg.MongoDB.Indexes && !slices.ContainsFunc(list, func(o store.Outbox) bool {
+func (x *examination) makesIndexes(list []outboxes.Outbox) bool {
+	return x.cfg.MongoDB.Indexes && !slices.ContainsFunc(list, func(o outboxes.Outbox) bool {
 		return len(x.mongo.access.missing(resource{db: o.DB, coll: o.Coll}, "createIndex")) > 0
 	})
 }
@@ -171,10 +173,10 @@ func (x *examination) findTopics(ctx context.Context) finding {
 }
 
 // sampleOutbox routes the newest envelopes of one outbox. It reads only the fields that the router uses.
-func (x *examination) sampleOutbox(ctx context.Context, o store.Outbox, refusals *[]string) error {
+func (x *examination) sampleOutbox(ctx context.Context, o outboxes.Outbox, refusals *[]string) error {
 	ctx, cancel := context.WithTimeout(ctx, lookTimeout)
 	defer cancel()
-	coll := store.Majority(x.mongo.client.Database(o.DB).Collection(o.Coll))
+	coll := mongodb.Majority(x.mongo.client.Database(o.DB).Collection(o.Coll))
 	cur, err := coll.Find(ctx, bson.D{}, options.Find().SetSort(bson.D{{Key: "$natural", Value: -1}}).SetLimit(sampledNewest).
 		SetProjection(bson.D{{Key: "_id", Value: 0}, {Key: "aggregatetype", Value: 1}, {Key: "type", Value: 1}, {Key: "topic", Value: 1}}))
 	if err != nil {
@@ -210,7 +212,7 @@ func (x *examination) sampleOutbox(ctx context.Context, o store.Outbox, refusals
 
 // checkRegistrations finds collections that belong to another watcher. N25
 func (x *examination) checkRegistrations(ctx context.Context) finding {
-	all, err := store.NewRegistry(x.mongo.client.Database(x.cfg.MongoDB.State).Collection("collections")).Registrations(ctx,
+	all, err := outboxes.NewRegistry(x.mongo.client.Database(x.cfg.MongoDB.State).Collection("collections")).Registrations(ctx,
 		"")
 	if err != nil {
 		return x.explainRefusal(err)
@@ -218,7 +220,7 @@ func (x *examination) checkRegistrations(ctx context.Context) finding {
 
 	var others, fixes []string
 	for _, c := range all {
-		mine := slices.ContainsFunc(x.mongo.outboxes.list, func(o store.Outbox) bool {
+		mine := slices.ContainsFunc(x.mongo.outboxes.list, func(o outboxes.Outbox) bool {
 			return o.Identified() && slices.Equal(o.UUID[:], c.UUID.Data)
 		})
 		if mine && c.Watcher != x.cfg.Watcher {
@@ -307,7 +309,7 @@ func (x *examination) checkSlot(ctx context.Context, p slot.Range) finding {
 	state := x.mongo.client.Database(x.cfg.MongoDB.State)
 	id := p.ID(x.cfg.Watcher)
 	var doc lease.Document
-	err := store.Majority(state.Collection("watchers")).FindOne(ctx, bson.D{{Key: "_id", Value: id}}).Decode(&doc)
+	err := mongodb.Majority(state.Collection("watchers")).FindOne(ctx, bson.D{{Key: "_id", Value: id}}).Decode(&doc)
 	if errors.Is(err, mongo.ErrNoDocuments) {
 		return x.checkLostWatcher(ctx, state, p)
 	}
@@ -367,7 +369,7 @@ func (x *examination) checkLostWatcher(ctx context.Context, state *mongo.Databas
 		return passed("it has never run")
 	}
 
-	claims, err := store.NewRegistry(state.Collection("collections")).Registrations(ctx, x.cfg.Watcher)
+	claims, err := outboxes.NewRegistry(state.Collection("collections")).Registrations(ctx, x.cfg.Watcher)
 	if err == nil && len(claims) > 0 {
 		return failed("outrelay recover",
 			"the document of watcher %q vanished, and with it the place in the stream; nothing else is lost",
