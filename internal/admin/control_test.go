@@ -14,6 +14,7 @@ import (
 	"github.com/outrelay/outrelay/internal/admin"
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/lease"
+	"github.com/outrelay/outrelay/internal/slots"
 	"github.com/outrelay/outrelay/internal/store"
 )
 
@@ -156,7 +157,7 @@ func TestN28_ActionsAreOnAllSlotsOrOne(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := store.NewDivisions(state).Divide(t.Context(), "orders", 3, true); err != nil {
+	if err := slots.NewDivisions(state).Divide(t.Context(), "orders", 3, true); err != nil {
 		t.Fatal(err)
 	}
 	paused := func() (ids []string) {

@@ -143,7 +143,7 @@ func (d *dirtyList) holdsWork(
 	if still, err := store.StillDirty(ctx, as(db.Collection(o.Coll)), o.Part); err != nil || still {
 		return still, err
 	}
-	return deadletter.HasLater(ctx, as(db.Collection(deadletter.Collection(o.Coll))), positionKey(at))
+	return deadletter.HasLater(ctx, as(db.Collection(deadletter.Collection(o.Coll))), store.PosOf(at))
 }
 
 // errCheckSlow ends a transaction that cannot determine soon enough whether a collection is empty.

@@ -110,7 +110,7 @@ func (t *term) forgetDrainedSlotsLocked(ctx context.Context) {
 	if !ok {
 		return
 	}
-	notPassed := func(d drainedSlot) bool { return positionKey(reached) <= d.pos }
+	notPassed := func(d drainedSlot) bool { return store.PosOf(reached) <= d.pos }
 	if slices.ContainsFunc(t.drainedSlots, notPassed) {
 		return
 	}

@@ -10,7 +10,6 @@ import (
 	"github.com/outrelay/outrelay/internal/routing"
 	"github.com/outrelay/outrelay/internal/store"
 	"github.com/outrelay/outrelay/pkg/event"
-	"github.com/outrelay/outrelay/resume"
 )
 
 // outlet publishes envelopes that come from the collections instead of the stream. It implements
@@ -201,16 +200,7 @@ func (o *outlet) Reached() string {
 	if !ok {
 		return ""
 	}
-	return positionKey(p)
-}
-
-// positionKey returns the hexadecimal form in which exceptions store positions. If p has only a
-// time, the result sorts before every event of that time.
-func positionKey(p resume.Position) string {
-	if d := p.Token.Data(); d != "" {
-		return d
-	}
-	return store.PosAt(p.ClusterTime)
+	return store.PosOf(p)
 }
 
 var _ reconcile.Outlet = (*outlet)(nil)

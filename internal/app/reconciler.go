@@ -152,7 +152,7 @@ func (t *term) recoverUnrecorded(ctx context.Context) error {
 //
 // All these exceptions have positions after the returned position.
 func (t *term) incompleteAfterCrash() (after string, incomplete func(pos string) bool) {
-	from := positionKey(t.from)
+	from := store.PosOf(t.from)
 	if t.gap == nil {
 		return from, func(pos string) bool { return pos > from && store.PosIsWithin(pos) }
 	}
@@ -183,7 +183,7 @@ func (t *term) mayPurge() bool {
 func (t *term) loadExceptions(ctx context.Context) (*previousOwner, error) {
 	previous := newPreviousOwner()
 	out := newOutlet(t)
-	after := positionKey(t.from)
+	after := store.PosOf(t.from)
 	at, _ := t.from.Time()
 	behind := func(pos string) bool { return pos > after || store.PosSweptBehind(pos, at, t.stampMargin) }
 
@@ -223,7 +223,7 @@ func (t *term) loadExceptions(ctx context.Context) (*previousOwner, error) {
 func (t *term) loadLetters(ctx context.Context, o store.Outbox, previous *previousOwner) error {
 	letters := t.mongo.stream.Database(o.DB).Collection(deadletter.Collection(o.Coll))
 	return t.retryRead(ctx, func(ctx context.Context) error {
-		return deadletter.EachLater(ctx, letters, positionKey(t.from), func(l deadletter.LaterLetter) error {
+		return deadletter.EachLater(ctx, letters, store.PosOf(t.from), func(l deadletter.LaterLetter) error {
 			previous.addDeadLetter(o.NS(), l)
 			return nil
 		})

@@ -19,6 +19,7 @@ import (
 	"github.com/outrelay/outrelay/internal/retry"
 	"github.com/outrelay/outrelay/internal/routing"
 	"github.com/outrelay/outrelay/internal/sink"
+	"github.com/outrelay/outrelay/internal/slots"
 	"github.com/outrelay/outrelay/internal/store"
 	"github.com/outrelay/outrelay/resume"
 )
@@ -218,7 +219,7 @@ func (t *term) openSink(ctx context.Context, doc *lease.Document, disp *dispatch
 	var opened *sink.Sink
 	err := retry.Do(ctx, retry.Reopen, func(ctx context.Context) (err error) {
 		opened, err = t.sinks.Open(ctx, sink.TakeOver{
-			TransactionalID: transactionalID(doc, t.cfg.Watcher, t.part),
+			TransactionalID: slots.TransactionalID(doc, t.cfg.Watcher, t.part),
 			Generation:      doc.Generation,
 			Offsets:         doc.OffsetMap(),
 			Senders:         doc.Senders(),

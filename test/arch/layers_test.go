@@ -45,7 +45,7 @@ var rooms = []room{
 	{dir: "internal/store", layer: 2, why: "statements on the outbox; gets the fence as an interface"},
 	{dir: "internal/migrate", layer: 2, also: []string{"internal/store", "internal/deadletter"}, why: "indexes and their ledger"},
 	{dir: "internal/nodes", layer: 2, also: []string{"internal/store", "internal/migrate"}, why: "the running nodes, and whether all of them support a migration"},
-	{dir: "internal/deadletter", layer: 2, also: []string{"internal/store"}, why: "moves envelopes that cannot be sent"},
+	{dir: "internal/deadletter", layer: 2, also: []string{"internal/store", "internal/lease"}, why: "moves envelopes that cannot be sent"},
 	{dir: "internal/kafkawire", layer: 2, only: []string{"internal/record"}, why: "the protocol of Kafka, for the relay and for consumers: connections, requests, batches, error codes"},
 	{dir: "pkg/inbox", layer: 2, why: "dedup inside the handler's transaction"},
 
@@ -54,9 +54,10 @@ var rooms = []room{
 	{dir: "internal/dispatch", layer: 3, why: "orders and limits events in flight; uses no server"},
 	{dir: "internal/fence", layer: 3, why: "takes a transactional id over, and reads back"},
 	{dir: "internal/sink", layer: 3, also: []string{"internal/fence"}, why: "sends records in order; opens with a take-over"},
+	{dir: "internal/slots", layer: 3, also: []string{"internal/fence"}, why: "how many slots a watcher has, and which node owns them"},
 	{dir: "internal/reconcile", layer: 3, why: "scheduled, retried, orphaned"},
 	{dir: "internal/retention", layer: 3, why: "the purge"},
-	{dir: "internal/admin", layer: 3, also: []string{"pkg/saga", "internal/reconcile"}, why: "use-cases behind the CLI, the API and the page; a dry run counts by the conditions of the sweep"},
+	{dir: "internal/admin", layer: 3, also: []string{"pkg/saga", "internal/reconcile", "internal/slots"}, why: "use-cases behind the CLI, the API and the page; a dry run counts by the conditions of the sweep"},
 	{dir: "internal/admin/admintest", layer: 3, testsOnly: true, why: "data for tests of the operators' views"},
 	{dir: "pkg/consumer", layer: 3, why: "from Kafka to handlers"},
 	{dir: "pkg/entity", layer: 3, also: []string{"pkg/consumer"}, why: "documents and their events in one transaction; the projector is a handler"},
@@ -81,7 +82,7 @@ var rooms = []room{
 	// Layer 5: programs.
 	{dir: "cmd", layer: 5, why: "parses flags, creates the log and metric set, prints; the work is in lower layers", only: []string{
 		"internal/app", "internal/httpapi", "internal/operators", "internal/opspage", "internal/devstack", "internal/doctor", "internal/demo", "internal/bench", "pkg/relay",
-		"internal/config", "internal/logging", "internal/metrics", "internal/admin",
+		"internal/config", "internal/logging", "internal/metrics", "internal/admin", "internal/slots",
 	}},
 	{dir: "examples/orders/servers", layer: 4, only: []string{"internal/devstack"}, why: "real servers for the example that starts itself; not part of a service"},
 	{dir: "examples", layer: 5, why: "code that a user can write", only: []string{

@@ -1,4 +1,4 @@
-package app
+package slots
 
 import (
 	"context"
@@ -133,7 +133,7 @@ func (r *resliceRun) fenceAll(ctx context.Context, old []lease.Document) ([]reco
 		d := &old[i]
 		_, p, _ := slot.ParseID(d.ID)
 		senders, err := r.fence.FenceOff(ctx, fence.In{
-			TransactionalID: transactionalID(d, r.cfg.Watcher, p),
+			TransactionalID: TransactionalID(d, r.cfg.Watcher, p),
 			Generation:      d.Generation,
 			Offsets:         d.OffsetMap(),
 			Senders:         d.Senders(),

@@ -1,4 +1,4 @@
-package app
+package slots
 
 import (
 	"context"
@@ -10,6 +10,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
+	"github.com/outrelay/outrelay/internal/config"
 	"github.com/outrelay/outrelay/internal/lease"
 	"github.com/outrelay/outrelay/internal/nodes"
 	"github.com/outrelay/outrelay/internal/slot"
@@ -22,11 +23,11 @@ const (
 	refreshSoon = 50 * time.Millisecond
 	// keepLeast and keepMost bound how long a node keeps the slots that it took beyond its quota.
 	// The time doubles with each such slot, so that slots are not passed around.
-	keepLeast = staleAfter
+	keepLeast = nodes.StaleAfter
 	keepMost  = 5 * time.Minute
 )
 
-// slotBalancer distributes the slots among the live nodes, without a leader. Each node reads the
+// Balancer distributes the slots among the live nodes, without a leader. Each node reads the
 // same documents, computes the same quotas, acquires no slot beyond its own quota, and hands over
 // its surplus one slot at a time. A slot is handed over like at a stop: its lease is released and
 // acquired, and no event is lost, repeated or reordered.
@@ -34,8 +35,11 @@ const (
 // A node counts as live while it sends heartbeats, reaches Kafka if any node does, and has let no
 // lease expire. Any node may acquire a slot that stays free, because the node that has room for it
 // does not acquire it.
-type slotBalancer struct {
-	relay    *Relay
+type Balancer struct {
+	cfg      config.Config
+	state    *mongo.Database
+	nodes    *store.Nodes
+	process  Process
 	every    time.Duration // between two refreshes of the table
 	patience time.Duration // after which any node may acquire a free slot
 	wakeup   chan struct{} // capacity 1: refresh the table soon
@@ -50,11 +54,29 @@ type slotBalancer struct {
 	keepFor     time.Duration     // how long this node hands over nothing after rescuedAt
 }
 
-func newSlotBalancer(r *Relay) *slotBalancer {
-	return &slotBalancer{
-		relay:       r,
-		every:       r.cfg.Lease.Renew,
-		patience:    max(3*r.cfg.Lease.Renew, time.Second),
+// Process is the process that owns the slots of a node.
+type Process interface {
+	// ReportSharing sets or, if err is nil, clears the problem that the slots cannot be shared.
+	ReportSharing(err error)
+	// LeaveNodes removes this node from the list of nodes.
+	LeaveNodes(ctx context.Context)
+	// IsHalted reports whether slot i waits for an operator.
+	IsHalted(i int) bool
+	// RequestHandOver requests that slot i is handed over. It returns false if the slot has not
+	// received an earlier request yet.
+	RequestHandOver(i int, reason string) bool
+}
+
+// NewBalancer returns a balancer of the slots that cfg configures. It does no I/O. list contains
+// the nodes of the watcher.
+func NewBalancer(cfg config.Config, state *mongo.Database, list *store.Nodes, process Process) *Balancer {
+	return &Balancer{
+		cfg:         cfg,
+		state:       state,
+		nodes:       list,
+		process:     process,
+		every:       cfg.Lease.Renew,
+		patience:    max(3*cfg.Lease.Renew, time.Second),
 		wakeup:      make(chan struct{}, 1),
 		held:        map[int]bool{},
 		trying:      map[int]bool{},
@@ -63,19 +85,19 @@ func newSlotBalancer(r *Relay) *slotBalancer {
 	}
 }
 
-// shareSlots keeps the table up to date and hands over surplus slots, until work ends. When stop
+// Run keeps the table up to date and hands over surplus slots, until work ends. When stop
 // ends, it removes this node from the list of nodes at once, so that the other nodes acquire its
 // slots.
-func (b *slotBalancer) shareSlots(stop, work context.Context) error {
+func (b *Balancer) Run(stop, work context.Context) error {
 	tick := time.NewTicker(b.every)
 	defer tick.Stop()
 	stopping := stop.Done()
 
 	for {
 		if err := b.refreshTable(work); err != nil && work.Err() == nil {
-			b.relay.state.setProblem("slots", "the slots cannot be shared: "+err.Error(), false)
+			b.process.ReportSharing(err)
 		} else {
-			b.relay.state.clearProblems("slots")
+			b.process.ReportSharing(nil)
 		}
 		if stop.Err() == nil {
 			b.handOverOne(time.Now())
@@ -87,7 +109,7 @@ func (b *slotBalancer) shareSlots(stop, work context.Context) error {
 
 		case <-stopping:
 			stopping = nil
-			b.relay.leaveNodes(work)
+			b.process.LeaveNodes(work)
 
 		case <-tick.C:
 
@@ -103,10 +125,10 @@ func (b *slotBalancer) shareSlots(stop, work context.Context) error {
 }
 
 // refreshTable reads which nodes are live and which slots they own.
-func (b *slotBalancer) refreshTable(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, beatEvery)
+func (b *Balancer) refreshTable(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, nodes.BeatEvery)
 	defer cancel()
-	listed, err := b.relay.nodes.List(ctx)
+	listed, err := b.nodes.List(ctx)
 	if err != nil {
 		return err
 	}
@@ -115,10 +137,10 @@ func (b *slotBalancer) refreshTable(ctx context.Context) error {
 		return err
 	}
 
-	t := slot.Table{Slots: make([]slot.Holding, b.relay.cfg.Slots)}
+	t := slot.Table{Slots: make([]slot.Holding, b.cfg.Slots)}
 	lapsed := map[string]bool{} // nodes that have let a lease expire
 	for i := range t.Slots {
-		d, ok := docs[slot.Range{I: i, N: b.relay.cfg.Slots}.ID(b.relay.cfg.Watcher)]
+		d, ok := docs[slot.Range{I: i, N: b.cfg.Slots}.ID(b.cfg.Watcher)]
 		if !ok {
 			continue
 		}
@@ -138,10 +160,10 @@ func (b *slotBalancer) refreshTable(ctx context.Context) error {
 	// The mark is stored, so that no node counts on the lapsed node, also after other nodes have
 	// acquired its slots. If the node is alive, its next heartbeat removes the mark.
 	for node := range lapsed {
-		if node == b.relay.cfg.Node {
+		if node == b.cfg.Node {
 			continue
 		}
-		if err := b.relay.nodes.Lapsed(ctx, node); err != nil {
+		if err := b.nodes.Lapsed(ctx, node); err != nil {
 			return err
 		}
 	}
@@ -149,13 +171,13 @@ func (b *slotBalancer) refreshTable(ctx context.Context) error {
 }
 
 // liveNodes returns the nodes that share the slots. It always includes this node.
-func (b *slotBalancer) liveNodes(list []store.Node, lapsed map[string]bool) []string {
-	cfg := b.relay.cfg
+func (b *Balancer) liveNodes(list []store.Node, lapsed map[string]bool) []string {
+	cfg := b.cfg
 	list = slices.DeleteFunc(list, func(n store.Node) bool {
 		if n.Node == cfg.Node {
 			return false
 		}
-		dead := !n.Alive(staleAfter) || n.Lapsed || lapsed[n.Node]
+		dead := !n.Alive(nodes.StaleAfter) || n.Lapsed || lapsed[n.Node]
 		other := n.Slots != cfg.Slots || !slices.Contains(n.Watchers, cfg.Watcher) ||
 			len(n.Roles) > 0 && !slices.Contains(n.Roles, string(nodes.Relay))
 		return dead || other
@@ -182,11 +204,11 @@ type slotDocument struct {
 }
 
 // readSlotDocuments returns the documents of all slots, by id.
-func (b *slotBalancer) readSlotDocuments(ctx context.Context) (map[string]slotDocument, error) {
-	coll := b.relay.mongo.state.Database(b.relay.cfg.MongoDB.State).Collection("watchers")
+func (b *Balancer) readSlotDocuments(ctx context.Context) (map[string]slotDocument, error) {
+	coll := b.state.Collection("watchers")
 	ids := bson.A{}
-	for _, p := range slot.Ranges(b.relay.cfg.Slots) {
-		ids = append(ids, p.ID(b.relay.cfg.Watcher))
+	for _, p := range slot.Ranges(b.cfg.Slots) {
+		ids = append(ids, p.ID(b.cfg.Watcher))
 	}
 
 	// The server compares the expiry with its own clock.
@@ -215,7 +237,7 @@ func (b *slotBalancer) readSlotDocuments(ctx context.Context) (map[string]slotDo
 }
 
 // setTable stores the table and updates since when slots are free.
-func (b *slotBalancer) setTable(t slot.Table, now time.Time) {
+func (b *Balancer) setTable(t slot.Table, now time.Time) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.table = t
@@ -232,10 +254,10 @@ func (b *slotBalancer) setTable(t slot.Table, now time.Time) {
 const yieldReason = "another node has fewer slots"
 
 // handOverOne hands over one slot if this node has more than its quota.
-func (b *slotBalancer) handOverOne(now time.Time) {
+func (b *Balancer) handOverOne(now time.Time) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	self := b.relay.cfg.Node
+	self := b.cfg.Node
 	if len(b.table.Nodes) == 0 || now.Sub(b.rescuedAt) < b.keepFor {
 		return
 	}
@@ -253,26 +275,22 @@ func (b *slotBalancer) handOverOne(now time.Time) {
 	}
 
 	for i := len(b.table.Slots) - 1; i >= 0; i-- {
-		s := b.relay.slots[i]
 		if b.table.Slots[i].Node != self || !b.table.CountsForQuota(i) || !b.held[i] || b.handingOver[i] ||
-			s.state.hasRole(RoleHalted) {
+			b.process.IsHalted(i) {
 			continue
 		}
 
-		// If the channel is full, the slot has not received an earlier request yet.
-		select {
-		case s.yield <- yieldReason:
+		if b.process.RequestHandOver(i, yieldReason) {
 			b.handingOver[i] = true
-		default:
 		}
 		return
 	}
 }
 
-// admitAttempt implements lease.Config.Admit: it decides whether this node may attempt to acquire
+// AdmitAttempt implements lease.Config.Admit: it decides whether this node may attempt to acquire
 // slot i. If not, it returns how long to wait before the next question. If so, it returns a
 // function that must be called with the outcome.
-func (b *slotBalancer) admitAttempt(i int, pinned bool) (time.Duration, func(bool)) {
+func (b *Balancer) AdmitAttempt(i int, pinned bool) (time.Duration, func(bool)) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if len(b.table.Nodes) == 0 {
@@ -288,7 +306,7 @@ func (b *slotBalancer) admitAttempt(i int, pinned bool) (time.Duration, func(boo
 	}
 	since, free := b.freeSince[i]
 	rescue := free && time.Since(since) > b.patience
-	beyond := mine >= b.table.Quota(b.relay.cfg.Node)
+	beyond := mine >= b.table.Quota(b.cfg.Node)
 	if beyond && !pinned && !rescue {
 		b.requestRefresh()
 		return refreshSoon, nil
@@ -309,7 +327,7 @@ func (b *slotBalancer) admitAttempt(i int, pinned bool) (time.Duration, func(boo
 
 // noteRescueLocked records that this node has acquired a slot beyond its quota. The caller holds
 // mu.
-func (b *slotBalancer) noteRescueLocked(now time.Time) {
+func (b *Balancer) noteRescueLocked(now time.Time) {
 	if now.Sub(b.rescuedAt) > 4*b.keepFor {
 		b.keepFor = keepLeast / 2
 	}
@@ -317,9 +335,9 @@ func (b *slotBalancer) noteRescueLocked(now time.Time) {
 	b.keepFor = min(2*b.keepFor, keepMost)
 }
 
-// slotReleased records that this node no longer owns slot i. It does nothing if b is nil, which
+// NoteReleased records that this node no longer owns slot i. It does nothing if b is nil, which
 // means that there is one slot.
-func (b *slotBalancer) slotReleased(i int) {
+func (b *Balancer) NoteReleased(i int) {
 	if b == nil {
 		return
 	}
@@ -331,7 +349,7 @@ func (b *slotBalancer) slotReleased(i int) {
 }
 
 // requestRefresh requests that the table is read soon. It does not block.
-func (b *slotBalancer) requestRefresh() {
+func (b *Balancer) requestRefresh() {
 	select {
 	case b.wakeup <- struct{}{}:
 	default:

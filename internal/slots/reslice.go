@@ -1,4 +1,4 @@
-package app
+package slots
 
 import (
 	"context"
@@ -20,7 +20,6 @@ import (
 	"github.com/outrelay/outrelay/internal/crash"
 	"github.com/outrelay/outrelay/internal/fence"
 	"github.com/outrelay/outrelay/internal/lease"
-	"github.com/outrelay/outrelay/internal/metrics"
 	"github.com/outrelay/outrelay/internal/record"
 	"github.com/outrelay/outrelay/internal/slot"
 	"github.com/outrelay/outrelay/internal/store"
@@ -85,11 +84,10 @@ type resliceRun struct {
 	ResliceOptions
 	cfg       config.Config
 	log       *slog.Logger
-	mongo     *clients
 	fence     *fence.Client
 	state     *mongo.Database
 	watchers  *mongo.Collection
-	divisions *store.Divisions
+	divisions *Divisions
 
 	ids    []string // of the old slots
 	paused []string // slots that an operator had paused before
@@ -97,32 +95,19 @@ type resliceRun struct {
 	orders slotOrders // for the new slots
 }
 
-// RunReslice changes the number of slots of the watcher. If it fails before the transaction, the
-// old slots continue.
-func RunReslice(ctx context.Context, cfg config.Config, log *slog.Logger, want ResliceOptions) (ResliceReport, error) {
-	r := &resliceRun{ResliceOptions: want, cfg: cfg, log: log}
+// Reslice changes the number of slots of the watcher. If it fails before the transaction, the old
+// slots continue.
+func Reslice(
+	ctx context.Context, cfg config.Config, log *slog.Logger,
+	client *mongo.Client, brokers *fence.Client, want ResliceOptions,
+) (ResliceReport, error) {
+	r := &resliceRun{ResliceOptions: want, cfg: cfg, log: log, fence: brokers}
 	if r.OnStep == nil {
 		r.OnStep = func(string) {}
 	}
-
-	var err error
-	if r.mongo, err = newClients(cfg.MongoDB, cfg.Node, slot.MaxSlots, log, nil); err != nil {
-		return ResliceReport{}, err
-	}
-	defer func() {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Second)
-		defer cancel()
-		r.mongo.disconnect(ctx)
-	}()
-	brokers, err := NewKafka(cfg, log, metrics.New(""))
-	if err != nil {
-		return ResliceReport{}, err
-	}
-	defer brokers.Close()
-	r.fence = fence.NewClient(brokers)
-	r.state = r.mongo.state.Database(cfg.MongoDB.State)
+	r.state = client.Database(cfg.MongoDB.State)
 	r.watchers = store.Majority(r.state.Collection("watchers"))
-	r.divisions = store.NewDivisions(r.state)
+	r.divisions = NewDivisions(r.state)
 
 	rep, err := r.planReslice(ctx)
 	if err != nil || want.DryRun || rep.Done {
@@ -327,9 +312,9 @@ func (r *resliceRun) newDocuments(
 		ids[i] = p.ID(r.cfg.Watcher)
 	}
 
-	docs := lease.Merge(ids, old, senders, func(d lease.Document) string { return positionKey(d.Position()) })
+	docs := lease.Merge(ids, old, senders, func(d lease.Document) string { return store.PosOf(d.Position()) })
 	for i := range docs {
-		s, err := r.fence.InitTransactionalID(ctx, transactionalID(&docs[i], r.cfg.Watcher, parts[i]))
+		s, err := r.fence.InitTransactionalID(ctx, TransactionalID(&docs[i], r.cfg.Watcher, parts[i]))
 		if err != nil {
 			return nil, err
 		}
@@ -346,15 +331,15 @@ func pluralize(n int, noun string) string {
 	return fmt.Sprintf("%d %s", n, noun)
 }
 
-// transactionalID returns the transactional id of a slot, without its generation. N5
-func transactionalID(d *lease.Document, watcher string, p slot.Range) string {
+// TransactionalID returns the transactional id of a slot, without its generation. N5
+func TransactionalID(d *lease.Document, watcher string, p slot.Range) string {
 	return fmt.Sprintf("outrelay.%s.%s.%s", d.Instance, watcher, p)
 }
 
 // replaceDocuments replaces the documents in one transaction. If the outcome of the transaction is
 // unknown, it reads the number of slots to determine it.
 func (r *resliceRun) replaceDocuments(ctx context.Context, old, fresh []lease.Document) error {
-	s, err := r.mongo.state.StartSession()
+	s, err := r.state.Client().StartSession()
 	if err != nil {
 		return fmt.Errorf("starting session: %w", err)
 	}
@@ -373,7 +358,7 @@ func (r *resliceRun) replaceDocuments(ctx context.Context, old, fresh []lease.Do
 		if err := lease.Replace(tx, db.Collection("watchers"), old, fresh, control); err != nil {
 			return nil, err
 		}
-		return nil, store.NewDivisionsIn(db).Divide(tx, r.cfg.Watcher, r.Slots, true)
+		return nil, NewDivisionsIn(db).Divide(tx, r.cfg.Watcher, r.Slots, true)
 	}, opts)
 	if err == nil {
 		return nil
