@@ -13,15 +13,15 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 
 	"github.com/outrelay/outrelay/internal/admin"
-	"github.com/outrelay/outrelay/internal/store"
+	"github.com/outrelay/outrelay/internal/nodes"
 )
 
 func TestEventsCommands(t *testing.T) {
 	t.Parallel()
 	d := newDeployment(t)
 	d.runCommand(nil, exitOK, "pause")
-	log := store.NewEvents(d.state.Collection("events"), "other", "far")
-	if err := log.Append(t.Context(), store.GapFound, bson.D{{Key: "reason", Value: "two words"}, {Key: "code", Value: int32(286)}, {Key: "at", Value: bson.D{{Key: "t", Value: int32(1)}}}}); err != nil {
+	log := nodes.NewEvents(d.state.Collection("events"), "other", "far")
+	if err := log.Append(t.Context(), nodes.GapFound, bson.D{{Key: "reason", Value: "two words"}, {Key: "code", Value: int32(286)}, {Key: "at", Value: bson.D{{Key: "t", Value: int32(1)}}}}); err != nil {
 		t.Fatal(err)
 	}
 

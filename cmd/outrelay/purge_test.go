@@ -10,7 +10,7 @@ import (
 
 	"github.com/outrelay/outrelay/internal/admin"
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
-	"github.com/outrelay/outrelay/internal/store"
+	"github.com/outrelay/outrelay/internal/outboxes"
 )
 
 func TestPurgeAndHistoryCommands(t *testing.T) {
@@ -18,14 +18,14 @@ func TestPurgeAndHistoryCommands(t *testing.T) {
 	client := stacktest.Client(t)
 	state, shop := stacktest.Database(t, client), stacktest.Database(t, client)
 	coll := shop.Collection("outbox")
-	if err := store.EnsureIndexes(t.Context(), coll); err != nil {
+	if err := outboxes.EnsureIndexes(t.Context(), coll); err != nil {
 		t.Fatal(err)
 	}
-	found, err := store.ListOutboxes(t.Context(), client, func(_, _ []byte) bool { return true }, shop.Name())
+	found, err := outboxes.ListOutboxes(t.Context(), client, func(_, _ []byte) bool { return true }, shop.Name())
 	if err != nil || len(found) != 1 {
 		t.Fatalf("%v, %v", found, err)
 	}
-	if _, err := store.NewRegistry(state.Collection("collections")).Register(t.Context(), found[0].UUID, found[0].NS(), "default"); err != nil {
+	if _, err := outboxes.NewRegistry(state.Collection("collections")).Register(t.Context(), found[0].UUID, found[0].NS(), "default"); err != nil {
 		t.Fatal(err)
 	}
 	now := uint32(time.Now().Unix())

@@ -11,7 +11,7 @@ import (
 
 	"github.com/outrelay/outrelay/internal/admin"
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
-	"github.com/outrelay/outrelay/internal/store"
+	"github.com/outrelay/outrelay/internal/outboxes"
 )
 
 func TestReplayCommands(t *testing.T) {
@@ -41,7 +41,7 @@ func TestReplayCommands(t *testing.T) {
 	}
 
 	ns := shop.Name() + ".outbox"
-	if _, err := store.NewRegistry(state.Collection("collections")).Register(t.Context(), [16]byte{1}, ns, "default"); err != nil {
+	if _, err := outboxes.NewRegistry(state.Collection("collections")).Register(t.Context(), [16]byte{1}, ns, "default"); err != nil {
 		t.Fatal(err)
 	}
 

@@ -10,9 +10,11 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 
 	"github.com/outrelay/outrelay/internal/lease"
+	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/nodes"
+	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/slot"
 	"github.com/outrelay/outrelay/internal/slots"
-	"github.com/outrelay/outrelay/internal/store"
 )
 
 // watcherIDs returns the ids of the watcher documents that an action applies to. For a watcher that
@@ -42,7 +44,7 @@ func (o Operator) expectedIDs(ctx context.Context) ([]string, error) {
 
 	// Older versions did not store the division. The ids of the documents contain the number of
 	// slots.
-	if errors.Is(err, store.ErrNotFound) {
+	if errors.Is(err, mongodb.ErrNotFound) {
 		var existing []string
 		existing, err = divisions.IDs(ctx, o.Watcher)
 		if err == nil && len(existing) > 0 {
@@ -71,7 +73,7 @@ func (o Operator) expectedIDs(ctx context.Context) ([]string, error) {
 
 // forEachSlot calls do for each document of the action, and logs the action if at least one call
 // succeeded. After an error it continues with the next document. It returns all errors.
-func (o Operator) forEachSlot(ctx context.Context, kind store.Kind, fields bson.D, do func(id string) error) error {
+func (o Operator) forEachSlot(ctx context.Context, kind nodes.Kind, fields bson.D, do func(id string) error) error {
 	ids, err := o.watcherIDs(ctx)
 	if err != nil {
 		return err
@@ -111,14 +113,14 @@ func (o Operator) Slots(ctx context.Context) ([]Watcher, error) {
 // Pause stops the watcher on all nodes until Resume is called. The owner drains and releases the
 // lease at its next renewal.
 func (o Operator) Pause(ctx context.Context) error {
-	return o.forEachSlot(ctx, store.Paused, nil, func(id string) error {
+	return o.forEachSlot(ctx, nodes.Paused, nil, func(id string) error {
 		return lease.Pause(ctx, o.watcherDocuments(), id)
 	})
 }
 
 // Resume ends a pause.
 func (o Operator) Resume(ctx context.Context) error {
-	return o.forEachSlot(ctx, store.Resumed, nil, func(id string) error {
+	return o.forEachSlot(ctx, nodes.Resumed, nil, func(id string) error {
 		return lease.Resume(ctx, o.watcherDocuments(), id)
 	})
 }
@@ -146,7 +148,7 @@ func (o Operator) checkRunsWatcher(ctx context.Context, node string) error {
 		return nil
 	}
 
-	list, err := store.NewNodes(o.State.Collection("nodes")).List(ctx)
+	list, err := nodes.NewNodes(o.State.Collection("nodes")).List(ctx)
 	if err != nil {
 		return err
 	}
@@ -167,7 +169,7 @@ func (o Operator) StepDown(ctx context.Context, hold time.Duration) error {
 		return invalidRequest("stepping down for %s has no effect: use a duration such as 30s", hold)
 	}
 	fields := bson.D{{Key: "hold_ms", Value: hold.Milliseconds()}}
-	return o.forEachSlot(ctx, store.SteppedDown, fields, func(id string) error {
+	return o.forEachSlot(ctx, nodes.SteppedDown, fields, func(id string) error {
 		return lease.StepDown(ctx, o.watcherDocuments(), id, hold)
 	})
 }
@@ -195,7 +197,7 @@ func (o Operator) Release(ctx context.Context, ns string) (bool, error) {
 		if c.NS != ns {
 			continue
 		}
-		registry := store.NewRegistry(o.State.Collection("collections"))
+		registry := outboxes.NewRegistry(o.State.Collection("collections"))
 		if err := registry.Release(ctx, [16]byte(c.UUID.Data), o.Watcher); err != nil {
 			return false, err
 		}
@@ -242,7 +244,7 @@ func (o Operator) sweepTimestamp(ctx context.Context, from time.Time) (bson.Time
 		return bson.Timestamp{}, nil
 	}
 
-	now, err := store.ServerTime(ctx, o.State.Client())
+	now, err := mongodb.ServerTime(ctx, o.State.Client())
 	if err != nil {
 		return bson.Timestamp{}, err
 	}

@@ -14,8 +14,8 @@ import (
 	"github.com/outrelay/outrelay/internal/admin"
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/lease"
+	"github.com/outrelay/outrelay/internal/nodes"
 	"github.com/outrelay/outrelay/internal/slots"
-	"github.com/outrelay/outrelay/internal/store"
 )
 
 func TestMain(m *testing.M) {
@@ -69,11 +69,11 @@ func TestOperatorActionsReachTheOwnerAndTheLog(t *testing.T) {
 	t.Parallel()
 	for name, act := range map[string]struct {
 		do   func(ctx context.Context, o admin.Operator) error
-		kind store.Kind
+		kind nodes.Kind
 	}{
-		"pause":     {func(ctx context.Context, o admin.Operator) error { return o.Pause(ctx) }, store.Paused},
+		"pause":     {func(ctx context.Context, o admin.Operator) error { return o.Pause(ctx) }, nodes.Paused},
 		"pin":       {func(ctx context.Context, o admin.Operator) error { return o.Pin(ctx, "n2") }, "pinned"},
-		"step down": {func(ctx context.Context, o admin.Operator) error { return o.StepDown(ctx, time.Minute) }, store.SteppedDown},
+		"step down": {func(ctx context.Context, o admin.Operator) error { return o.StepDown(ctx, time.Minute) }, nodes.SteppedDown},
 		"recover":   {func(ctx context.Context, o admin.Operator) error { return o.Recover(ctx, time.Time{}) }, "recover_ordered"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -88,7 +88,7 @@ func TestOperatorActionsReachTheOwnerAndTheLog(t *testing.T) {
 				t.Fatal(err)
 			}
 			yields(t, h)
-			log, err := store.NewEvents(state.Collection("events"), "", "").Latest(t.Context(), 1)
+			log, err := nodes.NewEvents(state.Collection("events"), "", "").Latest(t.Context(), 1)
 			if err != nil || len(log) != 1 || log[0].Kind != act.kind || log[0].Fields.Lookup("actor").StringValue() != "ann" {
 				t.Fatalf("the events log says %+v (%v), want %s by ann", log, err, act.kind)
 			}
@@ -228,7 +228,7 @@ func TestN28_AnActionOnSomeSlotsIsWrittenDown(t *testing.T) {
 	if err := o.Adopt(t.Context()); !errors.Is(err, lease.ErrNotFound) {
 		t.Errorf("a slot that is owned was adopted: %v", err)
 	}
-	log, err := store.NewEvents(state.Collection("events"), "", "").Latest(t.Context(), 1)
+	log, err := nodes.NewEvents(state.Collection("events"), "", "").Latest(t.Context(), 1)
 	if err != nil || len(log) != 1 || log[0].Kind != "adopted" {
 		t.Errorf("the events log says %+v, %v", log, err)
 	}
@@ -240,9 +240,9 @@ func TestOrdersThatCannotBeMeantAreRefused(t *testing.T) {
 	state := stacktest.Database(t, stacktest.Client(t))
 	held(t, state)
 	o := admin.Operator{State: state, Watcher: "orders", Actor: "ann"}
-	nodes := store.NewNodes(state.Collection("nodes"))
+	registry := nodes.NewNodes(state.Collection("nodes"))
 	for node, of := range map[string]string{"n2": "orders", "other": "payments"} {
-		if _, err := nodes.Heartbeat(t.Context(), store.Sign{Node: node, Watchers: []string{of}, KafkaReachable: true}); err != nil {
+		if _, err := registry.Heartbeat(t.Context(), nodes.Sign{Node: node, Watchers: []string{of}, KafkaReachable: true}); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -11,8 +11,8 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 
 	"github.com/outrelay/outrelay/internal/deadletter"
+	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/record"
-	"github.com/outrelay/outrelay/internal/store"
 	"github.com/outrelay/outrelay/pkg/event"
 )
 
@@ -288,7 +288,7 @@ func (l Letters) findLetter(ctx context.Context, ref DeadRef) (deadletter.Dead, 
 	}
 	if found == nil {
 		return none, fmt.Errorf("no dead letter of id %s in %s: %w",
-			ref.ID, strings.Join(namespaces, ", "), store.ErrNotFound)
+			ref.ID, strings.Join(namespaces, ", "), mongodb.ErrNotFound)
 	}
 
 	db, _, _ := strings.Cut(found.ID.NS, ".")

@@ -8,15 +8,15 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 
 	"github.com/outrelay/outrelay/internal/deadletter"
-	"github.com/outrelay/outrelay/internal/store"
+	"github.com/outrelay/outrelay/internal/nodes"
 )
 
 // The entries of the events log for actions on dead letters.
 const (
-	deadRequeued   store.Kind = "dead_requeued"
-	deadEdited     store.Kind = "dead_edited"
-	deadDiscarding store.Kind = "dead_discarding" // written first, so that a discard that crashes leaves an entry
-	deadDiscarded  store.Kind = "dead_discarded"
+	deadRequeued   nodes.Kind = "dead_requeued"
+	deadEdited     nodes.Kind = "dead_edited"
+	deadDiscarding nodes.Kind = "dead_discarding" // written first, so that a discard that crashes leaves an entry
+	deadDiscarded  nodes.Kind = "dead_discarded"
 )
 
 // DeadOptions are the options of a requeue.

@@ -17,8 +17,10 @@ import (
 	"github.com/outrelay/outrelay/internal/deadletter"
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/lease"
+	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/nodes"
+	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/record"
-	"github.com/outrelay/outrelay/internal/store"
 )
 
 // planted is business data that no entry of the log may carry.
@@ -41,7 +43,7 @@ func openOffice(t *testing.T) *office {
 	f.owner = held(t, f.state)
 	f.op = admin.Operator{State: f.state, Watcher: "orders", Actor: "ann"}
 	for i, coll := range []*mongo.Collection{f.a, f.b} {
-		if _, err := store.NewRegistry(f.state.Collection("collections")).Register(t.Context(), [16]byte{byte(i + 1)}, store.Namespace(coll), "orders"); err != nil {
+		if _, err := outboxes.NewRegistry(f.state.Collection("collections")).Register(t.Context(), [16]byte{byte(i + 1)}, mongodb.Namespace(coll), "orders"); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -56,7 +58,7 @@ func (f *office) die(coll *mongo.Collection, class record.Class, doc bson.D) {
 		f.t.Fatal(err)
 	}
 	_, err = deadletter.Move(f.t.Context(), f.owner, []deadletter.Letter{{
-		NS: store.Namespace(coll), Raw: raw, Class: class, Reason: "refused (87)", Topic: "orders", Partition: 1, Pos: "8265", Source: deadletter.Source{Kind: "relay", Watcher: "orders"},
+		NS: mongodb.Namespace(coll), Raw: raw, Class: class, Reason: "refused (87)", Topic: "orders", Partition: 1, Pos: "8265", Source: deadletter.Source{Kind: "relay", Watcher: "orders"},
 	}})
 	if err != nil {
 		f.t.Fatal(err)
@@ -67,9 +69,9 @@ func letterOf(id any, payload any) bson.D {
 	return bson.D{{Key: "_id", Value: id}, {Key: "aggregatetype", Value: "order"}, {Key: "aggregateid", Value: "7"}, {Key: "type", Value: "OrderPlaced"}, {Key: "payload", Value: payload}}
 }
 
-func (f *office) log() []store.Event {
+func (f *office) log() []nodes.Event {
 	f.t.Helper()
-	list, err := store.NewEvents(f.state.Collection("events"), "", "").Latest(f.t.Context(), 100)
+	list, err := nodes.NewEvents(f.state.Collection("events"), "", "").Latest(f.t.Context(), 100)
 	if err != nil {
 		f.t.Fatal(err)
 	}
@@ -86,7 +88,7 @@ func (f *office) log() []store.Event {
 
 func (f *office) envelopes(coll *mongo.Collection) int64 {
 	f.t.Helper()
-	n, err := store.Majority(coll).CountDocuments(f.t.Context(), bson.D{})
+	n, err := mongodb.Majority(coll).CountDocuments(f.t.Context(), bson.D{})
 	if err != nil {
 		f.t.Fatal(err)
 	}
@@ -115,7 +117,7 @@ func TestDeadLettersAreSeenOverAllCollections(t *testing.T) {
 			t.Errorf("%+v: %d, %v", filter, n, err)
 		}
 	}
-	groups, err := f.op.Letters().Summary(t.Context(), admin.DeadFilter{Collection: store.Namespace(f.b)})
+	groups, err := f.op.Letters().Summary(t.Context(), admin.DeadFilter{Collection: mongodb.Namespace(f.b)})
 	if err != nil || len(groups) != 1 || groups[0].Count != 2 || groups[0].Class != "malformed" {
 		t.Errorf("%+v, %v", groups, err)
 	}
@@ -154,10 +156,10 @@ func TestDeadShowHidesThePayload(t *testing.T) {
 	if _, err := f.op.Letters().Show(t.Context(), admin.DeadRef{ID: "y", Delivery: -1}, false); err == nil || !strings.Contains(err.Error(), "name the collection") {
 		t.Errorf("an id of two collections: %v", err)
 	}
-	if _, err := f.op.Letters().Show(t.Context(), admin.DeadRef{ID: "y", Delivery: -1, Collection: store.Namespace(f.b)}, false); err != nil {
+	if _, err := f.op.Letters().Show(t.Context(), admin.DeadRef{ID: "y", Delivery: -1, Collection: mongodb.Namespace(f.b)}, false); err != nil {
 		t.Error(err)
 	}
-	if _, err := f.op.Letters().Show(t.Context(), admin.DeadRef{ID: "z", Delivery: -1}, false); !errors.Is(err, store.ErrNotFound) {
+	if _, err := f.op.Letters().Show(t.Context(), admin.DeadRef{ID: "z", Delivery: -1}, false); !errors.Is(err, mongodb.ErrNotFound) {
 		t.Errorf("nobody's: %v", err)
 	}
 }
@@ -300,8 +302,8 @@ func TestDeadEditKeepsOrMakesTheTypeOfThePayload(t *testing.T) {
 func TestACollectionThatWasMadeAgainIsListedOnce(t *testing.T) {
 	t.Parallel()
 	f := openOffice(t)
-	again := store.Namespace(f.a)
-	if _, err := store.NewRegistry(f.state.Collection("collections")).Register(t.Context(), [16]byte{99}, again, "orders"); err != nil {
+	again := mongodb.Namespace(f.a)
+	if _, err := outboxes.NewRegistry(f.state.Collection("collections")).Register(t.Context(), [16]byte{99}, again, "orders"); err != nil {
 		t.Fatal(err)
 	}
 	f.die(f.a, record.Malformed, letterOf("dead1", planted))

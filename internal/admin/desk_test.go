@@ -13,29 +13,30 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
 	"github.com/outrelay/outrelay/internal/admin"
+	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/nodes"
 	"github.com/outrelay/outrelay/internal/record"
-	"github.com/outrelay/outrelay/internal/store"
 	"github.com/outrelay/outrelay/pkg/inbox"
 	"github.com/outrelay/outrelay/pkg/saga"
 )
 
 // logged are the entries of one kind; all of the log are by ann and hold no payload.
-func (f *office) logged(kind store.Kind) []store.Event {
+func (f *office) logged(kind nodes.Kind) []nodes.Event {
 	f.t.Helper()
-	return slices.DeleteFunc(f.log(), func(e store.Event) bool { return e.Kind != kind })
+	return slices.DeleteFunc(f.log(), func(e nodes.Event) bool { return e.Kind != kind })
 }
 
 func TestNodesAreJoinedWithTheirSlots(t *testing.T) {
 	t.Parallel()
 	f := openOffice(t)
 	k := f.desk()
-	nodes := f.state.Collection("nodes")
+	coll := f.state.Collection("nodes")
 	for _, n := range []string{"n1", "n2"} {
-		if _, err := store.NewNodes(nodes).Heartbeat(t.Context(), store.Sign{Node: n, SinceAck: -1}); err != nil {
+		if _, err := nodes.NewNodes(coll).Heartbeat(t.Context(), nodes.Sign{Node: n, SinceAck: -1}); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if _, err := nodes.UpdateOne(t.Context(), bson.D{{Key: "_id", Value: "n2"}}, bson.D{{Key: "$set", Value: bson.D{{Key: "seenAt", Value: time.Now().Add(-time.Hour)}}}}); err != nil {
+	if _, err := coll.UpdateOne(t.Context(), bson.D{{Key: "_id", Value: "n2"}}, bson.D{{Key: "$set", Value: bson.D{{Key: "seenAt", Value: time.Now().Add(-time.Hour)}}}}); err != nil {
 		t.Fatal(err)
 	}
 	list, err := k.Nodes(t.Context())
@@ -45,7 +46,7 @@ func TestNodesAreJoinedWithTheirSlots(t *testing.T) {
 	if err := k.NodeRemove(t.Context(), "n1", false); !errors.Is(err, admin.ErrNodeAlive) {
 		t.Errorf("%v", err)
 	}
-	if err := k.NodeRemove(t.Context(), "nobody", false); !errors.Is(err, store.ErrNotFound) {
+	if err := k.NodeRemove(t.Context(), "nobody", false); !errors.Is(err, mongodb.ErrNotFound) {
 		t.Errorf("%v", err)
 	}
 	if err := k.NodeRemove(t.Context(), "n2", false); err != nil {

@@ -8,7 +8,9 @@ import (
 
 	"github.com/outrelay/outrelay/internal/deadletter"
 	"github.com/outrelay/outrelay/internal/lease"
-	"github.com/outrelay/outrelay/internal/store"
+	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/outboxes"
+	"github.com/outrelay/outrelay/internal/purge"
 )
 
 // Failure is the kind of an error that a use-case returned. The command line, the API and the page
@@ -31,12 +33,12 @@ const codeUnauthorized = 13
 // already contains the fix. An error of a use-case that has no other kind is invalid.
 func Explain(err error) (kind Failure, hint string) {
 	var (
-		privilege *store.PrivilegeError
+		privilege *mongodb.PrivilegeError
 		server    mongo.ServerError
 		compacted *CompactedError
 		refused   *deadletter.RefusedError
 		replayed  *deadletter.ReplayedError
-		claimed   *store.ClaimedError
+		claimed   *outboxes.ClaimedError
 	)
 	is := func(targets ...error) bool {
 		for _, t := range targets {
@@ -48,10 +50,10 @@ func Explain(err error) (kind Failure, hint string) {
 	}
 
 	switch {
-	case is(store.ErrNotFound, lease.ErrNotFound, store.ErrNoWatcher):
+	case is(mongodb.ErrNotFound, lease.ErrNotFound, mongodb.ErrNoWatcher):
 		return FailNotFound, "check the name, the id, the watcher and its slot"
 
-	case is(ErrCursor, deadletter.ErrCursor, store.ErrBadCursor):
+	case is(ErrCursor, deadletter.ErrCursor, purge.ErrBadCursor):
 		return FailInvalid, "pass the cursor that the previous page returned, or none for the first page"
 	case is(deadletter.ErrEmptyQuery, ErrNoCondition):
 		return FailInvalid, "give a condition, or all: true if everything is meant"

@@ -12,7 +12,8 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
-	"github.com/outrelay/outrelay/internal/store"
+	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/nodes"
 )
 
 // ErrCursor is returned for a cursor that no page of the list returned.
@@ -85,7 +86,7 @@ func (f EventFilter) mongoFilter() bson.D {
 // thousand entries.
 func (o Operator) Events(ctx context.Context, f EventFilter, limit int, after string) (EventPage, error) {
 	page := EventPage{Events: []LogEvent{}}
-	coll := store.Majority(o.State.Collection("events"))
+	coll := mongodb.Majority(o.State.Collection("events"))
 	filter := f.mongoFilter()
 
 	total, err := coll.CountDocuments(ctx, filter)
@@ -108,7 +109,7 @@ func (o Operator) Events(ctx context.Context, f EventFilter, limit int, after st
 	if err != nil {
 		return page, wrapError("reading the events log", err)
 	}
-	var list []store.Event
+	var list []nodes.Event
 	if err := cur.All(ctx, &list); err != nil {
 		return page, wrapError("reading the events log", err)
 	}
@@ -132,7 +133,7 @@ func afterPlace(field string, at bson.DateTime, id any) bson.D {
 	}}}
 }
 
-func newLogEvent(e *store.Event) LogEvent {
+func newLogEvent(e *nodes.Event) LogEvent {
 	event := LogEvent{
 		ID:      e.ID.Hex(),
 		At:      e.At.UTC(),
@@ -167,8 +168,8 @@ func (o Operator) EventsTrim(ctx context.Context, keep int) (int64, error) {
 		return 0, nil
 	}
 
-	coll := store.Majority(o.State.Collection("events"))
-	var oldestKept store.Event
+	coll := mongodb.Majority(o.State.Collection("events"))
+	var oldestKept nodes.Event
 	err := coll.FindOne(ctx, bson.D{}, options.FindOne().
 		SetSort(bson.D{{Key: "at", Value: -1}, {Key: "_id", Value: -1}}).
 		SetSkip(int64(keep)-1)).Decode(&oldestKept)

@@ -10,14 +10,17 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
-	"github.com/outrelay/outrelay/internal/store"
+	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/nodes"
+	"github.com/outrelay/outrelay/internal/outboxes"
+	"github.com/outrelay/outrelay/internal/waiting"
 	"github.com/outrelay/outrelay/pkg/event"
 )
 
 // The entries of the events log for actions on failed envelopes.
 const (
-	failedReset   store.Kind = "failed_reset"
-	failedRetried store.Kind = "failed_retried"
+	failedReset   nodes.Kind = "failed_reset"
+	failedRetried nodes.Kind = "failed_retried"
 )
 
 // FailedEnvelope is an envelope that was rejected for its own reason and waits for another attempt.
@@ -44,16 +47,16 @@ func (w Waiting) Failed(ctx context.Context, collection string, limit int) ([]Fa
 	if err != nil {
 		return failed, err
 	}
-	if limit <= 0 || limit > store.MaxFailed {
-		limit = store.MaxFailed
+	if limit <= 0 || limit > waiting.MaxFailed {
+		limit = waiting.MaxFailed
 	}
 
 	for _, ns := range namespaces {
-		coll, err := store.Outboxed(w.op.State.Client(), ns)
+		coll, err := outboxes.Outboxed(w.op.State.Client(), ns)
 		if err != nil {
 			return failed, err
 		}
-		list, err := store.ListFailed(ctx, coll, limit)
+		list, err := waiting.ListFailed(ctx, coll, limit)
 		if err != nil {
 			return failed, err
 		}
@@ -66,7 +69,7 @@ func (w Waiting) Failed(ctx context.Context, collection string, limit int) ([]Fa
 	return failed[:min(len(failed), limit)], nil
 }
 
-func newFailedEnvelope(ns string, f *store.Failed) FailedEnvelope {
+func newFailedEnvelope(ns string, f *waiting.Failed) FailedEnvelope {
 	e := FailedEnvelope{
 		Collection: ns,
 		ID:         idText(f.ID),
@@ -124,7 +127,7 @@ func (w Waiting) Reset(
 	if len(ids) == 0 {
 		return FailedOutcome{}, errors.New("no ids are given; outrelay failed list shows them")
 	}
-	return w.applyToFailed(ctx, collection, ids, dryRun, failedReset, store.ResetFailed)
+	return w.applyToFailed(ctx, collection, ids, dryRun, failedReset, waiting.ResetFailed)
 }
 
 // Retry makes the envelopes with these ids due now. Without ids, it uses the envelopes that
@@ -141,12 +144,12 @@ func (w Waiting) Retry(
 			ids = append(ids, e.ID)
 		}
 	}
-	return w.applyToFailed(ctx, collection, ids, dryRun, failedRetried, store.HurryFailed)
+	return w.applyToFailed(ctx, collection, ids, dryRun, failedRetried, waiting.HurryFailed)
 }
 
 // applyToFailed applies action to the failed envelopes with these ids, and logs it as kind.
 func (w Waiting) applyToFailed(
-	ctx context.Context, collection string, ids []string, dryRun bool, kind store.Kind, action failedAction,
+	ctx context.Context, collection string, ids []string, dryRun bool, kind nodes.Kind, action failedAction,
 ) (FailedOutcome, error) {
 	out := FailedOutcome{DryRun: dryRun, Given: len(ids)}
 	namespaces, err := w.op.Collections(ctx, collection)
@@ -179,13 +182,13 @@ func (w Waiting) applyToCollections(
 	ctx context.Context, namespaces []string, ids []bson.RawValue, out *FailedOutcome, dryRun bool, action failedAction,
 ) error {
 	for _, ns := range namespaces {
-		coll, err := store.Outboxed(w.op.State.Client(), ns)
+		coll, err := outboxes.Outboxed(w.op.State.Client(), ns)
 		if err != nil {
 			return err
 		}
 
-		for part := range slices.Chunk(ids, store.MaxExceptions) {
-			n, err := store.Majority(coll).CountDocuments(ctx, bson.D{
+		for part := range slices.Chunk(ids, waiting.MaxExceptions) {
+			n, err := mongodb.Majority(coll).CountDocuments(ctx, bson.D{
 				{Key: "_id", Value: bson.D{{Key: "$in", Value: part}}},
 				{Key: "state", Value: event.StateRetry},
 				{Key: "attempts", Value: bson.D{{Key: "$gt", Value: 0}}},
@@ -201,7 +204,7 @@ func (w Waiting) applyToCollections(
 				continue
 			}
 			var done int64
-			err = store.Foreign(ctx, w.op.State, w.op.Watcher, []string{ns}, func(tx context.Context) (err error) {
+			err = mongodb.Foreign(ctx, w.op.State, w.op.Watcher, []string{ns}, func(tx context.Context) (err error) {
 				done, err = action(tx, coll, part)
 				return err
 			})

@@ -8,7 +8,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
-	"github.com/outrelay/outrelay/internal/store"
+	"github.com/outrelay/outrelay/internal/mongodb"
 )
 
 func (f *office) fail(coll *mongo.Collection, id, state string, attempts int32, at time.Time) {
@@ -34,7 +34,7 @@ func TestFailedAreListedAndReset(t *testing.T) {
 	if err != nil || len(list) != 100 || list[0].ID != "id104" || list[99].ID != "id005" || list[0].Class != "record_refused" || list[0].Attempts != 3 || list[0].Key != "7" {
 		t.Fatalf("%d, %v", len(list), err)
 	}
-	if list, err := f.op.Waiting().Failed(t.Context(), store.Namespace(f.b), 2); err != nil || len(list) != 2 || list[1].ID != "id101" {
+	if list, err := f.op.Waiting().Failed(t.Context(), mongodb.Namespace(f.b), 2); err != nil || len(list) != 2 || list[1].ID != "id101" {
 		t.Errorf("%+v, %v", list, err)
 	}
 	if _, err := f.op.Waiting().Reset(t.Context(), "", nil, false); err == nil {

@@ -15,7 +15,8 @@ import (
 
 	"github.com/outrelay/outrelay/internal/deadletter"
 	"github.com/outrelay/outrelay/internal/health"
-	"github.com/outrelay/outrelay/internal/store"
+	"github.com/outrelay/outrelay/internal/outboxes"
+	"github.com/outrelay/outrelay/internal/waiting"
 )
 
 const (
@@ -221,9 +222,9 @@ type figureCount struct {
 	op       Operator
 	position bson.Timestamp // that all slots have passed; zero if a slot has none yet
 
-	mu      sync.Mutex
-	figures figures
-	waiting []store.WaitingTopic
+	mu        sync.Mutex
+	figures   figures
+	topicRows []waiting.WaitingTopic
 }
 
 // countFigures counts everything once. It reads every exception, one index entry per dead letter
@@ -288,7 +289,7 @@ func (c *figureCount) countOutboxes(ctx context.Context, names []string, dirty m
 
 			c.mu.Lock()
 			defer c.mu.Unlock()
-			c.waiting = append(c.waiting, topics...)
+			c.topicRows = append(c.topicRows, topics...)
 			c.figures.counts.addOutbox(counts)
 			return err
 		})
@@ -297,9 +298,9 @@ func (c *figureCount) countOutboxes(ctx context.Context, names []string, dirty m
 		return err
 	}
 
-	c.figures.pending = groupByTopic(c.waiting, time.Now())
+	c.figures.pending = groupByTopic(c.topicRows, time.Now())
 	counts := &c.figures.counts
-	for _, w := range c.waiting {
+	for _, w := range c.topicRows {
 		counts.Retry += w.Retry
 		counts.Blocked += w.Blocked
 		counts.Parked += w.Parked
@@ -322,9 +323,9 @@ func (c *Counts) addOutbox(o Counts) {
 // envelopes only if countExceptions is true.
 func (c *figureCount) countOutbox(
 	ctx context.Context, ns string, countExceptions bool,
-) (n Counts, waiting []store.WaitingTopic, err error) {
+) (n Counts, topicRows []waiting.WaitingTopic, err error) {
 	client := c.op.State.Client()
-	coll, err := store.Outboxed(client, ns)
+	coll, err := outboxes.Outboxed(client, ns)
 	if err != nil {
 		return n, nil, err
 	}
@@ -333,16 +334,16 @@ func (c *figureCount) countOutbox(
 	}
 
 	if countExceptions {
-		if waiting, err = store.CountWaiting(ctx, coll); err != nil {
+		if topicRows, err = waiting.CountWaiting(ctx, coll); err != nil {
 			return n, nil, err
 		}
-		if n.Scheduled, _, err = store.CountDue(ctx, coll, math.MaxInt64); err != nil {
+		if n.Scheduled, _, err = outboxes.CountDue(ctx, coll, math.MaxInt64); err != nil {
 			return n, nil, err
 		}
 	}
 
 	if !c.position.IsZero() {
-		if n.Pending, _, err = store.CountBehind(ctx, coll, c.position, maxPendingCounted); err != nil {
+		if n.Pending, _, err = outboxes.CountBehind(ctx, coll, c.position, maxPendingCounted); err != nil {
 			return n, nil, err
 		}
 		n.PendingMore = n.Pending == maxPendingCounted
@@ -350,10 +351,10 @@ func (c *figureCount) countOutbox(
 
 	n.DeadAll, err = deadletter.Count(ctx, client, []string{ns}, deadletter.Query{})
 	if err != nil || n.DeadAll == 0 {
-		return n, waiting, err
+		return n, topicRows, err
 	}
 	n.Dead, err = deadletter.Count(ctx, client, []string{ns}, deadletter.Query{RequeueStatus: deadletter.Replayable})
-	return n, waiting, err
+	return n, topicRows, err
 }
 
 // countServices counts the inboxes and sagas in the databases of the outboxes.
@@ -403,7 +404,7 @@ func newRuleChecks(r health.Report) []Check {
 
 // groupByTopic adds up the waiting envelopes of several collections by topic. The topic with the
 // oldest envelope comes first.
-func groupByTopic(list []store.WaitingTopic, now time.Time) []PendingTopic {
+func groupByTopic(list []waiting.WaitingTopic, now time.Time) []PendingTopic {
 	topics := []PendingTopic{}
 	indexes := map[string]int{}
 	for _, w := range list {

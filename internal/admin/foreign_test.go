@@ -13,8 +13,8 @@ import (
 
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/lease"
+	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/slot"
-	"github.com/outrelay/outrelay/internal/store"
 )
 
 // A command that is stopped inside its transaction, as by SIGSTOP, holds the watcher's document. The server would end that after
@@ -48,7 +48,7 @@ func TestN03_AStoppedForeignTransactionHoldsUpNobodyForLong(t *testing.T) {
 			stopped, resume, done := make(chan struct{}), make(chan struct{}), make(chan error, 1)
 			runs := 0
 			go func() {
-				done <- store.Foreign(t.Context(), state, "orders", []string{"shop.outbox"}, func(tx context.Context) error {
+				done <- mongodb.Foreign(t.Context(), state, "orders", []string{"shop.outbox"}, func(tx context.Context) error {
 					if runs++; runs == 1 {
 						close(stopped)
 						<-resume
@@ -118,7 +118,7 @@ func TestN03_AForeignWriteNeedsFewAttemptsBesideBusySlots(t *testing.T) {
 	state := stacktest.Client(t, options.Client().SetMonitor(monitor)).Database(db.Name())
 	for range calls {
 		before := work.Load()
-		err := store.Foreign(ctx, state, "orders", []string{"shop.outbox"}, func(tx context.Context) error {
+		err := mongodb.Foreign(ctx, state, "orders", []string{"shop.outbox"}, func(tx context.Context) error {
 			_, err := state.Collection("requeued").InsertOne(tx, bson.D{})
 			return err
 		})

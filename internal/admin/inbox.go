@@ -11,7 +11,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
-	"github.com/outrelay/outrelay/internal/store"
+	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/pkg/inbox"
 )
 
@@ -131,7 +131,7 @@ func (i Inboxes) openInbox(ctx context.Context, database, collection string) (*i
 		return nil, "", err
 	}
 	if !slices.Contains(found.inboxes, collection) {
-		return nil, "", wrapError("inbox "+database+"."+collection, store.ErrNotFound)
+		return nil, "", wrapError("inbox "+database+"."+collection, mongodb.ErrNotFound)
 	}
 
 	x, err := inbox.New(i.op.database(database), inbox.WithCollection(collection))
@@ -170,8 +170,8 @@ func (i Inboxes) Purge(ctx context.Context, p InboxPurge) (InboxPurged, error) {
 	if err != nil {
 		return out, err
 	}
-	coll := store.Majority(i.op.database(p.Database).Collection(name))
-	now, err := store.ServerTime(ctx, i.op.State.Client())
+	coll := mongodb.Majority(i.op.database(p.Database).Collection(name))
+	now, err := mongodb.ServerTime(ctx, i.op.State.Client())
 	if err != nil {
 		return out, err
 	}
@@ -199,7 +199,7 @@ func (i Inboxes) Purge(ctx context.Context, p InboxPurge) (InboxPurged, error) {
 // removeAll removes the matching documents in bounded statements. It returns their number, also
 // after an error.
 func removeAll(ctx context.Context, coll *mongo.Collection, filter bson.D) (removed int64, err error) {
-	doing := "removing documents of " + store.Namespace(coll)
+	doing := "removing documents of " + mongodb.Namespace(coll)
 	for {
 		onlyIDs := options.Find().SetLimit(removeBatchSize).SetProjection(bson.D{{Key: "_id", Value: 1}})
 		cur, err := coll.Find(ctx, filter, onlyIDs)
@@ -273,7 +273,7 @@ func (i Inboxes) Release(
 		return out, wrapError("releasing claims of "+database+"."+name, ErrInUse)
 	}
 
-	claims := store.Majority(i.op.database(database).Collection(name + "_claims"))
+	claims := mongodb.Majority(i.op.database(database).Collection(name + "_claims"))
 	res, err := claims.DeleteMany(ctx, bson.D{})
 	if err != nil {
 		return out, wrapError("releasing claims of "+database+"."+name, err)

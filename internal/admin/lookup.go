@@ -10,7 +10,9 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
-	"github.com/outrelay/outrelay/internal/store"
+	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/outboxes"
+	"github.com/outrelay/outrelay/internal/purge"
 )
 
 // LookupQuery selects an event by its id, or the events of an ordering key. Either ID or Key must
@@ -52,7 +54,7 @@ type FoundEnvelope struct {
 	DueAt    *time.Time       `json:"due_at,omitempty"`
 	NextAt   *time.Time       `json:"next_at,omitempty"`
 	SentAt   *time.Time       `json:"sent_at,omitempty"` // set if deliveries are recorded on envelopes
-	Sent     []store.Position `json:"sent"`              // places of its records in Kafka
+	Sent     []purge.Position `json:"sent"`              // places of its records in Kafka
 	Timeline []TimelineEntry  `json:"timeline"`
 }
 
@@ -96,7 +98,7 @@ func (o Operator) Lookup(ctx context.Context, q LookupQuery) (LookupResult, erro
 
 	// Without a position, the zero position makes every envelope recent.
 	position, _ := o.lowestPosition(ctx)
-	settled := settledUpTo{position: position, margin: store.Margin(ctx, o.State.Client())}
+	settled := settledUpTo{position: position, margin: mongodb.Margin(ctx, o.State.Client())}
 
 	// The filters overlap: a waiting envelope may also lie in the time window.
 	seen := map[string]bool{}
@@ -182,12 +184,12 @@ func (q LookupQuery) lookupFilters() ([]bson.D, *time.Time, error) {
 
 // findEnvelopes returns up to limit matching envelopes, newest first, without payloads and headers.
 func (o Operator) findEnvelopes(ctx context.Context, ns string, filter bson.D, limit int) ([]bson.Raw, error) {
-	outbox, err := store.Outboxed(o.State.Client(), ns)
+	outbox, err := outboxes.Outboxed(o.State.Client(), ns)
 	if err != nil {
 		return nil, err
 	}
 
-	cur, err := store.Majority(outbox).Find(ctx, filter, options.Find().
+	cur, err := mongodb.Majority(outbox).Find(ctx, filter, options.Find().
 		SetLimit(int64(limit)).
 		SetSort(bson.D{{Key: "ts", Value: -1}}).
 		SetAllowDiskUse(true).
@@ -225,7 +227,7 @@ type storedEnvelope struct {
 	ScheduledFor  *time.Time       `bson:"scheduledFor"`
 	NextAt        *time.Time       `bson:"nextAt"`
 	SentAt        *time.Time       `bson:"sentAt"`
-	Sent          []store.Position `bson:"sent"`
+	Sent          []purge.Position `bson:"sent"`
 	Claim         bson.RawValue    `bson:"claim"`
 	History       []struct {
 		At     time.Time `bson:"at"`
@@ -272,7 +274,7 @@ func (s settledUpTo) describeEnvelope(ns string, raw bson.Raw) FoundEnvelope {
 		Timeline:      []TimelineEntry{},
 	}
 	if e.Sent == nil {
-		e.Sent = []store.Position{}
+		e.Sent = []purge.Position{}
 	}
 
 	t, i, _ := d.TS.TimestampOK()
@@ -330,7 +332,7 @@ func (s settledUpTo) envelopeState(d *storedEnvelope, ts bson.Timestamp) string 
 	return "recent"
 }
 
-func formatPositions(list []store.Position) string {
+func formatPositions(list []purge.Position) string {
 	parts := make([]string, len(list))
 	for i, p := range list {
 		parts[i] = p.Topic + "/" + formatInt(int64(p.Partition)) + "@" + formatInt(p.Offset)

@@ -11,7 +11,8 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 
 	"github.com/outrelay/outrelay/internal/deadletter"
-	"github.com/outrelay/outrelay/internal/store"
+	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/outboxes"
 )
 
 func formatInt(n int64) string { return strconv.FormatInt(n, 10) }
@@ -27,7 +28,7 @@ type Pong struct {
 // Ping reads the server time and checks whether the state database exists.
 func (o Operator) Ping(ctx context.Context) (Pong, error) {
 	began := time.Now()
-	now, err := store.ServerTime(ctx, o.State.Client())
+	now, err := mongodb.ServerTime(ctx, o.State.Client())
 	if err != nil {
 		return Pong{}, err
 	}
@@ -172,13 +173,13 @@ func (c *clearing) checkUnowned(ctx context.Context) error {
 // dry run.
 func (c *clearing) clearCollections(ctx context.Context, list []ClearedCollection) error {
 	for _, one := range list {
-		coll, err := store.Outboxed(c.op.State.Client(), one.Collection)
+		coll, err := outboxes.Outboxed(c.op.State.Client(), one.Collection)
 		if err != nil {
 			return err
 		}
 		one.Found, err = coll.EstimatedDocumentCount(ctx)
 		if err == nil && !c.order.DryRun && one.Found > 0 {
-			one.Removed, err = removeAll(ctx, store.Majority(coll), c.removableFilter(one.What))
+			one.Removed, err = removeAll(ctx, mongodb.Majority(coll), c.removableFilter(one.What))
 		}
 
 		c.done.Collections = append(c.done.Collections, one)

@@ -6,7 +6,8 @@ import (
 
 	"github.com/outrelay/outrelay/internal/admin"
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
-	"github.com/outrelay/outrelay/internal/store"
+	"github.com/outrelay/outrelay/internal/nodes"
+	"github.com/outrelay/outrelay/internal/outboxes"
 )
 
 func TestMigrationsAreInTheEventsLog(t *testing.T) {
@@ -18,14 +19,14 @@ func TestMigrationsAreInTheEventsLog(t *testing.T) {
 	}
 	op := admin.Operator{
 		State: state, Watcher: "orders", Actor: "ann", Node: "n1", Version: "1.0",
-		Outboxes: func(context.Context) ([]store.Outbox, error) {
-			return []store.Outbox{{DB: shop.Name(), Coll: "outbox"}}, nil
+		Outboxes: func(context.Context) ([]outboxes.Outbox, error) {
+			return []outboxes.Outbox{{DB: shop.Name(), Coll: "outbox"}}, nil
 		},
 	}
 	m := op.Indexes()
-	latest := func(want store.Kind) {
+	latest := func(want nodes.Kind) {
 		t.Helper()
-		log, err := store.NewEvents(state.Collection("events"), "", "").Latest(t.Context(), 1)
+		log, err := nodes.NewEvents(state.Collection("events"), "", "").Latest(t.Context(), 1)
 		if err != nil || len(log) != 1 || log[0].Kind != want || log[0].Fields.Lookup("actor").StringValue() != "ann" {
 			t.Errorf("the events log says %+v (%v), want %s by ann", log, err, want)
 		}

@@ -10,7 +10,8 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 
 	"github.com/outrelay/outrelay/internal/lease"
-	"github.com/outrelay/outrelay/internal/store"
+	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/nodes"
 )
 
 // nodeStaleAfter is the time without a heartbeat after which a node is shown as stale: five missed
@@ -50,7 +51,7 @@ func (o Operator) Nodes(ctx context.Context) ([]Node, error) {
 }
 
 func (o Operator) readNodes(ctx context.Context, status Status) ([]Node, error) {
-	list, err := store.NewNodes(o.State.Collection("nodes")).List(ctx)
+	list, err := nodes.NewNodes(o.State.Collection("nodes")).List(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -152,7 +153,7 @@ func (o Operator) NodeRemove(ctx context.Context, node string, force bool) error
 	}
 	i := slices.IndexFunc(list, func(n Node) bool { return n.Node == node })
 	if i < 0 {
-		return fmt.Errorf("node %s: %w", node, store.ErrNotFound)
+		return fmt.Errorf("node %s: %w", node, mongodb.ErrNotFound)
 	}
 	if !list[i].Stale && !force {
 		return fmt.Errorf("%w: the last heartbeat of node %s was %.1f s ago; stop it first", ErrNodeAlive, node, list[i].AgeS)
@@ -161,7 +162,7 @@ func (o Operator) NodeRemove(ctx context.Context, node string, force bool) error
 	if _, err := o.NodeRelease(ctx, node, briefHold); err != nil {
 		return err
 	}
-	if err := store.NewNodes(o.State.Collection("nodes")).Leave(ctx, node); err != nil {
+	if err := nodes.NewNodes(o.State.Collection("nodes")).Leave(ctx, node); err != nil {
 		return err
 	}
 	return o.logAction(ctx, "node_removed", bson.D{{Key: "of", Value: node}})

@@ -14,8 +14,9 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
+	"github.com/outrelay/outrelay/internal/nodes"
+	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/routing"
-	"github.com/outrelay/outrelay/internal/store"
 )
 
 // Operator acts on one watcher. Its methods, and those of the subjects that it returns, are
@@ -37,7 +38,7 @@ type Operator struct {
 
 	// Outboxes lists the collections that the watcher reads by its configuration. If it is nil, the
 	// registry supplies the collections that the watcher has read so far.
-	Outboxes      func(ctx context.Context) ([]store.Outbox, error)
+	Outboxes      func(ctx context.Context) ([]outboxes.Outbox, error)
 	Node, Version string // of this process, for the ledger of migrations
 
 	Router    *routing.Router                                                 // of Watcher, for replays
@@ -167,8 +168,8 @@ func (o Operator) database(name string) *mongo.Database { return o.State.Client(
 
 // registrations returns the watcher's registrations, sorted by the name of the collection. A
 // collection that was dropped and created again has several.
-func (o Operator) registrations(ctx context.Context) ([]store.Registration, error) {
-	return store.NewRegistry(o.State.Collection("collections")).Registrations(ctx, o.Watcher)
+func (o Operator) registrations(ctx context.Context) ([]outboxes.Registration, error) {
+	return outboxes.NewRegistry(o.State.Collection("collections")).Registrations(ctx, o.Watcher)
 }
 
 // collectionNames returns the sorted names of the outboxes that the watcher is registered for.
@@ -216,7 +217,7 @@ func (o Operator) lookupCollections(ctx context.Context, only string) ([]string,
 
 // logAction writes an action to the events log, after it was done. If that fails, the error states
 // that the action was done.
-func (o Operator) logAction(ctx context.Context, kind store.Kind, fields bson.D) error {
+func (o Operator) logAction(ctx context.Context, kind nodes.Kind, fields bson.D) error {
 	fields = append(fields, bson.E{Key: "actor", Value: o.Actor})
 	if o.Slot != "" {
 		fields = append(fields, bson.E{Key: "slot", Value: o.Slot})
@@ -225,7 +226,7 @@ func (o Operator) logAction(ctx context.Context, kind store.Kind, fields bson.D)
 		fields = append(fields, bson.E{Key: "source", Value: o.Source})
 	}
 
-	if err := store.NewEvents(o.State.Collection("events"), o.Watcher, "").Append(ctx, kind, fields); err != nil {
+	if err := nodes.NewEvents(o.State.Collection("events"), o.Watcher, "").Append(ctx, kind, fields); err != nil {
 		return fmt.Errorf("done, but not written to the events log: %w", err)
 	}
 	return nil
@@ -237,7 +238,7 @@ const maxAuditWait = 5 * time.Second
 // logOutcome logs an action whose result is actionErr, even if the action's context has ended. It
 // returns actionErr joined with its own error. While the action's context lasts, logOutcome has no
 // time limit of its own, so that a slow server does not cause a missing entry.
-func (o Operator) logOutcome(actionCtx context.Context, kind store.Kind, fields bson.D, actionErr error) error {
+func (o Operator) logOutcome(actionCtx context.Context, kind nodes.Kind, fields bson.D, actionErr error) error {
 	ctx, cancel := context.WithCancel(context.WithoutCancel(actionCtx))
 	defer cancel()
 	stop := context.AfterFunc(actionCtx, func() { time.AfterFunc(maxAuditWait, cancel) })

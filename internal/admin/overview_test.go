@@ -15,8 +15,9 @@ import (
 
 	"github.com/outrelay/outrelay/internal/admin"
 	"github.com/outrelay/outrelay/internal/admin/admintest"
+	"github.com/outrelay/outrelay/internal/nodes"
+	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/record"
-	"github.com/outrelay/outrelay/internal/store"
 )
 
 var long = flag.Bool("admin.long", false, "measure the overview with a million envelopes and a hundred thousand dead letters")
@@ -27,8 +28,8 @@ func (f *office) desk() admin.Operator {
 	return d.For(admin.Actor{Name: "ann", Source: "test"})
 }
 
-func (f *office) outboxes(context.Context) ([]store.Outbox, error) {
-	return []store.Outbox{{DB: f.a.Database().Name(), Coll: f.a.Name()}}, nil
+func (f *office) outboxes(context.Context) ([]outboxes.Outbox, error) {
+	return []outboxes.Outbox{{DB: f.a.Database().Name(), Coll: f.a.Name()}}, nil
 }
 
 // wait puts an envelope into a collection that waits.
@@ -42,7 +43,7 @@ func (f *office) wait(coll *mongo.Collection, id, state, key string, topics ...s
 		{Key: "payload", Value: planted},
 		{Key: "state", Value: state},
 		{Key: "key", Value: key},
-		{Key: "pos", Value: store.PosAt(bson.Timestamp{T: uint32(time.Now().Add(-time.Minute).Unix())})},
+		{Key: "pos", Value: outboxes.PosAt(bson.Timestamp{T: uint32(time.Now().Add(-time.Minute).Unix())})},
 		{Key: "pending", Value: topics},
 		{Key: "attempts", Value: int32(1)},
 		{Key: "origin", Value: "stream"},
@@ -67,7 +68,7 @@ func TestOverviewCountsEverythingThatWaits(t *testing.T) {
 	if _, err := f.a.InsertOne(t.Context(), append(letterOf("later", planted), bson.E{Key: "dueAt", Value: time.Now().Add(time.Hour)})); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := store.NewNodes(f.state.Collection("nodes")).Heartbeat(t.Context(), store.Sign{Node: "n1", Watchers: []string{"orders"}, KafkaReachable: true, SinceAck: -1}); err != nil {
+	if _, err := nodes.NewNodes(f.state.Collection("nodes")).Heartbeat(t.Context(), nodes.Sign{Node: "n1", Watchers: []string{"orders"}, KafkaReachable: true, SinceAck: -1}); err != nil {
 		t.Fatal(err)
 	}
 	o, err := k.Overview(t.Context())

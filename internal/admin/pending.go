@@ -8,7 +8,8 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
-	"github.com/outrelay/outrelay/internal/store"
+	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/pkg/event"
 )
 
@@ -157,11 +158,11 @@ func nullIfMissing(v bson.RawValue) bson.RawValue {
 func (w Waiting) readWaiting(
 	ctx context.Context, ns string, f WaitingFilter, place waitingPlace, room int, page *WaitingPage,
 ) error {
-	outbox, err := store.Outboxed(w.op.State.Client(), ns)
+	outbox, err := outboxes.Outboxed(w.op.State.Client(), ns)
 	if err != nil {
 		return err
 	}
-	coll := store.Majority(outbox)
+	coll := mongodb.Majority(outbox)
 
 	filter := f.mongoFilter()
 	n, err := coll.CountDocuments(ctx, filter)

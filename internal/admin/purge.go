@@ -11,7 +11,9 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"golang.org/x/time/rate"
 
-	"github.com/outrelay/outrelay/internal/store"
+	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/outboxes"
+	"github.com/outrelay/outrelay/internal/purge"
 )
 
 // Purge requests that delivered envelopes are removed now. It follows the same rules as the owner's
@@ -62,14 +64,14 @@ func (o Operator) Purge(ctx context.Context, p Purge) (PurgeReport, error) {
 	if err != nil {
 		return PurgeReport{}, err
 	}
-	margin, err := store.AskMargin(ctx, o.State.Client())
+	margin, err := mongodb.AskMargin(ctx, o.State.Client())
 	if err != nil {
 		return PurgeReport{}, err
 	}
 
 	keep := max(p.OlderThan, margin)
 	r := PurgeReport{DryRun: p.DryRun, KeptS: keep.Seconds()}
-	cuts := store.NewCuts(o.State, keep)
+	cuts := purge.NewCuts(o.State, keep)
 	if p.Batch <= 0 {
 		p.Batch = defaultPurgeBatch
 	}
@@ -107,12 +109,12 @@ func (o Operator) logPurge(ctx context.Context, r PurgeReport) error {
 // outboxes before it. If the purge of the outbox is blocked, the result contains the reason, and
 // the error is nil.
 func (o Operator) purgeCollection(
-	ctx context.Context, p Purge, b store.Outbox, cuts *store.Cuts, limit *rate.Limiter, removedBefore int64,
+	ctx context.Context, p Purge, b outboxes.Outbox, cuts *purge.Cuts, limit *rate.Limiter, removedBefore int64,
 ) (PurgedCollection, error) {
 	c := PurgedCollection{Collection: b.NS()}
 
 	cut, err := cuts.Of(ctx, b)
-	var held *store.HeldError
+	var held *purge.HeldError
 	if errors.As(err, &held) {
 		c.Held = string(held.Hold)
 		c.Reason = held.Error()
@@ -128,16 +130,16 @@ func (o Operator) purgeCollection(
 
 	coll := o.State.Client().Database(b.DB).Collection(b.Coll)
 	if p.DryRun {
-		stamped, unstamped, err := store.Purgeable(ctx, coll, cut)
+		stamped, unstamped, err := purge.Purgeable(ctx, coll, cut)
 		c.Purgeable = stamped + unstamped
 		return c, err
 	}
 
 	total := removedBefore
-	c.Removed, err = store.PurgeLoop{
+	c.Removed, err = purge.PurgeLoop{
 		Coll: coll,
 		Size: func() int { return p.Batch },
-		Cut:  func(ctx context.Context) (store.Cut, error) { return cuts.Of(ctx, b) },
+		Cut:  func(ctx context.Context) (purge.Cut, error) { return cuts.Of(ctx, b) },
 		Step: func(ctx context.Context, n int64) error {
 			total += n
 			if p.Progress != nil {
@@ -166,7 +168,7 @@ func (o Operator) purgeCollection(
 
 // registeredOutboxes returns the existing collections that the watcher is registered for, or only
 // the named ones.
-func (o Operator) registeredOutboxes(ctx context.Context, only []string) ([]store.Outbox, error) {
+func (o Operator) registeredOutboxes(ctx context.Context, only []string) ([]outboxes.Outbox, error) {
 	claims, err := o.registrations(ctx)
 	if err != nil {
 		return nil, err
@@ -195,11 +197,11 @@ func (o Operator) registeredOutboxes(ctx context.Context, only []string) ([]stor
 
 	slices.Sort(databases)
 	matchAll := func(_, _ []byte) bool { return true }
-	all, err := store.ListOutboxes(ctx, o.State.Client(), matchAll, slices.Compact(databases)...)
+	all, err := outboxes.ListOutboxes(ctx, o.State.Client(), matchAll, slices.Compact(databases)...)
 	if err != nil {
 		return nil, err
 	}
-	existing := slices.DeleteFunc(all, func(b store.Outbox) bool { return !registered[b.UUID] })
+	existing := slices.DeleteFunc(all, func(b outboxes.Outbox) bool { return !registered[b.UUID] })
 	if len(existing) == 0 {
 		return nil, fmt.Errorf("none of the collections that watcher %s is registered for exists: %s; "+
 			"if they do exist, grant listCollections on their databases", o.Watcher, strings.Join(names, ", "))

@@ -8,7 +8,7 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 
-	"github.com/outrelay/outrelay/internal/store"
+	"github.com/outrelay/outrelay/internal/purge"
 	"github.com/outrelay/outrelay/pkg/event"
 )
 
@@ -32,7 +32,7 @@ type Delivered struct {
 	Type          string           `json:"type"`
 	Written       *time.Time       `json:"written,omitempty"` // by its timestamp; nil if it has none
 	SentAt        *time.Time       `json:"sent_at,omitempty"` // nil if the delivery is not recorded
-	Sent          []store.Position `json:"sent"`
+	Sent          []purge.Position `json:"sent"`
 	State         string           `json:"state"` // sent, scheduled, retry, blocked, parked, or not_marked
 	Delivery      int32            `json:"delivery"`
 }
@@ -52,7 +52,7 @@ func (o Operator) History(ctx context.Context, q HistoryQuery) (History, error) 
 		return History{}, err
 	}
 
-	query := store.HistoryQuery{Key: q.Key, From: q.From, To: q.To, Limit: q.Limit}
+	query := purge.HistoryQuery{Key: q.Key, From: q.From, To: q.To, Limit: q.Limit}
 	for _, text := range q.IDs {
 		query.IDs = append(query.IDs, parseIDs(text)...)
 	}
@@ -73,7 +73,7 @@ func (o Operator) History(ctx context.Context, q HistoryQuery) (History, error) 
 		query.After = after
 		after = ""
 		coll := o.State.Client().Database(b.DB).Collection(b.Coll)
-		part, err := store.SentHistory(ctx, coll, query)
+		part, err := purge.SentHistory(ctx, coll, query)
 		if err != nil {
 			return page, err
 		}
@@ -92,12 +92,12 @@ func (o Operator) History(ctx context.Context, q HistoryQuery) (History, error) 
 	}
 
 	if !found {
-		return page, fmt.Errorf("%w: the query does not include collection %s", store.ErrBadCursor, firstNS)
+		return page, fmt.Errorf("%w: the query does not include collection %s", purge.ErrBadCursor, firstNS)
 	}
 	return page, nil
 }
 
-func newDelivered(h store.History) Delivered {
+func newDelivered(h purge.History) Delivered {
 	d := Delivered{
 		Collection:    h.NS,
 		ID:            canonicalText(h.ID),
@@ -113,7 +113,7 @@ func newDelivered(h store.History) Delivered {
 		d.Key = canonicalText(h.AggregateID)
 	}
 	if d.Sent == nil {
-		d.Sent = []store.Position{}
+		d.Sent = []purge.Position{}
 	}
 	if h.TS.T > 0 {
 		at := time.Unix(int64(h.TS.T), 0).UTC()

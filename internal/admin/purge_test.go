@@ -14,22 +14,25 @@ import (
 
 	"github.com/outrelay/outrelay/internal/admin"
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
-	"github.com/outrelay/outrelay/internal/store"
+	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/nodes"
+	"github.com/outrelay/outrelay/internal/outboxes"
+	"github.com/outrelay/outrelay/internal/purge"
 	"github.com/outrelay/outrelay/pkg/event"
 )
 
-// outboxes makes collections that watcher orders is registered for, with its position at an hour.
-func outboxes(t *testing.T, names ...string) (admin.Operator, []*mongo.Collection) {
+// outboxNames makes collections that watcher orders is registered for, with its position at an hour.
+func outboxNames(t *testing.T, names ...string) (admin.Operator, []*mongo.Collection) {
 	t.Helper()
 	db := stacktest.Database(t, stacktest.Client(t))
-	registry := store.NewRegistry(db.Collection("collections"))
+	registry := outboxes.NewRegistry(db.Collection("collections"))
 	var out []*mongo.Collection
 	for _, name := range names {
 		coll := db.Collection(name)
-		if err := store.EnsureIndexes(t.Context(), coll); err != nil {
+		if err := outboxes.EnsureIndexes(t.Context(), coll); err != nil {
 			t.Fatal(err)
 		}
-		found, err := store.ListOutboxes(t.Context(), db.Client(), func(_, c []byte) bool { return string(c) == name }, db.Name())
+		found, err := outboxes.ListOutboxes(t.Context(), db.Client(), func(_, c []byte) bool { return string(c) == name }, db.Name())
 		if err != nil || len(found) != 1 {
 			t.Fatalf("%v, %v", found, err)
 		}
@@ -60,9 +63,9 @@ func insertAt(t *testing.T, coll *mongo.Collection, n int, second uint32) {
 	}
 }
 
-func lastEvents(t *testing.T, o admin.Operator) []store.Event {
+func lastEvents(t *testing.T, o admin.Operator) []nodes.Event {
 	t.Helper()
-	list, err := store.NewEvents(o.State.Collection("events"), "", "").Latest(t.Context(), 10)
+	list, err := nodes.NewEvents(o.State.Collection("events"), "", "").Latest(t.Context(), 10)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -71,7 +74,7 @@ func lastEvents(t *testing.T, o admin.Operator) []store.Event {
 
 func TestPurgeByHand(t *testing.T) {
 	t.Parallel()
-	o, colls := outboxes(t, "a_outbox", "b_outbox")
+	o, colls := outboxNames(t, "a_outbox", "b_outbox")
 	insertAt(t, colls[0], 1200, 90_000)
 	insertAt(t, colls[1], 30, 90_000)
 	insertAt(t, colls[1], 7, 99_800) // within the margin of five minutes
@@ -83,7 +86,7 @@ func TestPurgeByHand(t *testing.T) {
 		t.Fatalf("%+v, %v", none, err)
 	}
 	var sums []int64
-	one := admin.Purge{Collections: []string{store.Namespace(colls[0])}, Progress: func(n int64) { sums = append(sums, n) }}
+	one := admin.Purge{Collections: []string{mongodb.Namespace(colls[0])}, Progress: func(n int64) { sums = append(sums, n) }}
 	if r, err := o.Purge(t.Context(), one); err != nil || r.Removed != 1200 || len(r.Collections) != 1 || len(sums) < 3 || sums[len(sums)-1] != 1200 {
 		t.Fatalf("%+v, %v, %v", r, sums, err)
 	}
@@ -119,7 +122,7 @@ func TestPurgeByHand(t *testing.T) {
 
 func TestHistoryOverCollections(t *testing.T) {
 	t.Parallel()
-	o, colls := outboxes(t, "a_outbox", "b_outbox")
+	o, colls := outboxNames(t, "a_outbox", "b_outbox")
 	var ids []string
 	for c, coll := range colls {
 		for i := range 5 {
@@ -157,7 +160,7 @@ func TestHistoryOverCollections(t *testing.T) {
 		}
 	}
 	if page, err := o.History(t.Context(), admin.HistoryQuery{Key: "1", From: time.Unix(1002, 0), To: time.Unix(1004, 0)}); err != nil || len(page.Envelopes) != 2 || page.Envelopes[0].Key != "1" ||
-		page.Envelopes[0].State != "sent" || page.Envelopes[1].Sent[0] != (store.Position{Topic: "t1", Partition: 1, Offset: 3}) {
+		page.Envelopes[0].State != "sent" || page.Envelopes[1].Sent[0] != (purge.Position{Topic: "t1", Partition: 1, Offset: 3}) {
 		t.Errorf("%+v, %v", page, err)
 	}
 	insertAt(t, colls[0], 1, 5000)
@@ -167,8 +170,8 @@ func TestHistoryOverCollections(t *testing.T) {
 	if page, err := o.History(t.Context(), admin.HistoryQuery{IDs: []string{ids[0]}}); err != nil || len(page.Envelopes) != 2 || page.Envelopes[1].State != "parked" {
 		t.Errorf("%+v, %v", page, err)
 	}
-	for _, after := range []string{"x.y abc", store.Namespace(colls[0]) + " abc"} {
-		if _, err := o.History(t.Context(), admin.HistoryQuery{After: after}); !errors.Is(err, store.ErrBadCursor) {
+	for _, after := range []string{"x.y abc", mongodb.Namespace(colls[0]) + " abc"} {
+		if _, err := o.History(t.Context(), admin.HistoryQuery{After: after}); !errors.Is(err, purge.ErrBadCursor) {
 			t.Errorf("%q: %v", after, err)
 		}
 	}

@@ -9,9 +9,10 @@ import (
 	"time"
 
 	"github.com/outrelay/outrelay/internal/lease"
+	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/reconcile"
 	"github.com/outrelay/outrelay/internal/slot"
-	"github.com/outrelay/outrelay/internal/store"
 )
 
 // SweepCount counts the envelopes of one collection that a sweep would send again.
@@ -41,7 +42,7 @@ func (o Operator) RecoverPlan(ctx context.Context, from time.Time) ([]SweepCount
 		return nil, fmt.Errorf("watcher %s: %w", o.Watcher, ErrNoCollections)
 	}
 
-	outboxes, err := o.sweptOutboxes(ctx, claims)
+	swept, err := o.sweptOutboxes(ctx, claims)
 	if err != nil {
 		return nil, err
 	}
@@ -50,8 +51,8 @@ func (o Operator) RecoverPlan(ctx context.Context, from time.Time) ([]SweepCount
 		return nil, err
 	}
 
-	counts := make([]SweepCount, len(outboxes))
-	margin := store.Margin(ctx, o.State.Client())
+	counts := make([]SweepCount, len(swept))
+	margin := mongodb.Margin(ctx, o.State.Client())
 	for _, id := range ids {
 		_, part, _ := slot.ParseID(id)
 		doc, _, err := lease.Read(ctx, o.watcherDocuments(), id)
@@ -63,10 +64,10 @@ func (o Operator) RecoverPlan(ctx context.Context, from time.Time) ([]SweepCount
 		sweep := reconcile.Sweep{
 			Client:   o.State.Client(),
 			From:     begin,
-			ReadUpTo: store.ReadUpTo(claims, outboxes, doc.ClusterTime, begin),
+			ReadUpTo: outboxes.ReadUpTo(claims, swept, doc.ClusterTime, begin),
 			Margin:   margin,
 		}
-		for i, b := range outboxes {
+		for i, b := range swept {
 			b.Part = part
 			n, err := sweep.Count(ctx, b)
 			if err != nil {
@@ -80,23 +81,23 @@ func (o Operator) RecoverPlan(ctx context.Context, from time.Time) ([]SweepCount
 }
 
 // sweptOutboxes returns the collections that a sweep would read.
-func (o Operator) sweptOutboxes(ctx context.Context, claims []store.Registration) ([]store.Outbox, error) {
+func (o Operator) sweptOutboxes(ctx context.Context, claims []outboxes.Registration) ([]outboxes.Outbox, error) {
 	if o.Outboxes != nil {
 		return o.Outboxes(ctx)
 	}
 
-	var outboxes []store.Outbox
+	var swept []outboxes.Outbox
 	for _, c := range claims {
 		// A collection that was dropped and created again has two registrations with the same name.
-		known := slices.ContainsFunc(outboxes, func(b store.Outbox) bool { return b.NS() == c.NS })
+		known := slices.ContainsFunc(swept, func(b outboxes.Outbox) bool { return b.NS() == c.NS })
 		if c.Away() || known {
 			continue
 		}
 
 		db, coll, _ := strings.Cut(c.NS, ".")
-		b := store.Outbox{DB: db, Coll: coll}
+		b := outboxes.Outbox{DB: db, Coll: coll}
 		copy(b.UUID[:], c.UUID.Data)
-		outboxes = append(outboxes, b)
+		swept = append(swept, b)
 	}
-	return outboxes, nil
+	return swept, nil
 }

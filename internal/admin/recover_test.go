@@ -9,7 +9,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 
 	"github.com/outrelay/outrelay/internal/admin"
-	"github.com/outrelay/outrelay/internal/store"
+	"github.com/outrelay/outrelay/internal/mongodb"
 )
 
 // TestRecoverRefusesTheFuture: an order from a time to come would skip what is not delivered, and is a mistake with a time zone.
@@ -39,7 +39,7 @@ func TestRecoverPlanCountsWhatASweepBrings(t *testing.T) {
 		append(letterOf("sent", planted), bson.E{Key: "sentAt", Value: time.Now()}))
 	for from, want := range map[time.Time]int64{{}: 3, before: 2} {
 		got, err := f.op.RecoverPlan(t.Context(), from)
-		if err != nil || len(got) != 2 || !slices.Contains(got, admin.SweepCount{Collection: store.Namespace(f.a), Envelopes: want}) {
+		if err != nil || len(got) != 2 || !slices.Contains(got, admin.SweepCount{Collection: mongodb.Namespace(f.a), Envelopes: want}) {
 			t.Errorf("from %v: %+v, %v; want %d", from, got, err, want)
 		}
 	}

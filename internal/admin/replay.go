@@ -16,7 +16,8 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
 	"github.com/outrelay/outrelay/internal/lease"
-	"github.com/outrelay/outrelay/internal/store"
+	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/pkg/event"
 )
 
@@ -134,7 +135,7 @@ func (r Replays) Plan(ctx context.Context, o ReplayOrder) (ReplayPlan, error) {
 func (r Replays) countTargets(ctx context.Context, p *ReplayPlan) error {
 	topics := map[string]int64{}
 	for _, ns := range p.query.Collections {
-		coll, err := store.Outboxed(r.op.State.Client(), ns)
+		coll, err := outboxes.Outboxed(r.op.State.Client(), ns)
 		if err != nil {
 			return err
 		}
@@ -335,7 +336,7 @@ func joinSome(names []string) string {
 // was committed before it is delivered, or is an exception.
 func (o Operator) lowestPosition(ctx context.Context) (bson.Timestamp, error) {
 	ofWatcher := bson.D{{Key: "_id", Value: bson.Regex{Pattern: "^" + regexp.QuoteMeta(o.Watcher) + "/"}}}
-	cur, err := store.Majority(o.watcherDocuments()).Find(ctx, ofWatcher,
+	cur, err := mongodb.Majority(o.watcherDocuments()).Find(ctx, ofWatcher,
 		options.Find().SetProjection(bson.D{{Key: "token", Value: 1}, {Key: "clusterTime", Value: 1}}))
 	if err != nil {
 		return bson.Timestamp{}, fmt.Errorf("reading watcher %s: %w", o.Watcher, err)
@@ -346,7 +347,7 @@ func (o Operator) lowestPosition(ctx context.Context) (bson.Timestamp, error) {
 	}
 	if len(docs) == 0 {
 		return bson.Timestamp{}, fmt.Errorf("watcher %s: %w; check the name, or start outrelay run once",
-			o.Watcher, store.ErrNoWatcher)
+			o.Watcher, mongodb.ErrNoWatcher)
 	}
 
 	lowest := bson.Timestamp{T: math.MaxUint32, I: math.MaxUint32}

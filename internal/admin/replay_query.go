@@ -10,7 +10,8 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
-	"github.com/outrelay/outrelay/internal/store"
+	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/purge"
 	"github.com/outrelay/outrelay/pkg/event"
 )
 
@@ -55,7 +56,7 @@ func (q replayQuery) filter(after, until bson.Timestamp) bson.D {
 	if len(q.Keys) > 0 {
 		var keys bson.A
 		for _, text := range q.Keys {
-			keys = append(keys, store.KeyForms(text)...)
+			keys = append(keys, purge.KeyForms(text)...)
 		}
 		d = append(d, bson.E{Key: "$or", Value: bson.A{
 			bson.D{{Key: "key", Value: in(keys)}},
@@ -78,7 +79,7 @@ type replayGroup struct {
 // countReplay counts what the query finds in coll now, by all that decides where an envelope goes.
 func countReplay(ctx context.Context, coll *mongo.Collection, q replayQuery) ([]replayGroup, error) {
 	text := func(field string) bson.D { return bson.D{{Key: "$ifNull", Value: bson.A{field, ""}}} }
-	cur, err := store.Majority(coll).Aggregate(ctx, mongo.Pipeline{
+	cur, err := mongodb.Majority(coll).Aggregate(ctx, mongo.Pipeline{
 		{{Key: "$match", Value: q.filter(bson.Timestamp{}, q.Until)}},
 		{{Key: "$group", Value: bson.D{
 			{Key: "_id", Value: bson.D{{Key: "a", Value: text("$aggregatetype")}, {Key: "t", Value: text("$type")}, {Key: "o", Value: text("$topic")}}},
@@ -87,14 +88,14 @@ func countReplay(ctx context.Context, coll *mongo.Collection, q replayQuery) ([]
 		{{Key: "$sort", Value: bson.D{{Key: "n", Value: -1}, {Key: "_id", Value: 1}}}},
 	}, options.Aggregate().SetAllowDiskUse(true))
 	if err != nil {
-		return nil, store.Refusal(err, "counting envelopes of "+store.Namespace(coll), "find", store.Namespace(coll))
+		return nil, mongodb.Refusal(err, "counting envelopes of "+mongodb.Namespace(coll), "find", mongodb.Namespace(coll))
 	}
 	var rows []struct {
 		ID struct{ A, T, O bson.RawValue } `bson:"_id"`
 		N  int64                           `bson:"n"`
 	}
 	if err := cur.All(ctx, &rows); err != nil {
-		return nil, fmt.Errorf("counting envelopes of %s: %w", store.Namespace(coll), err)
+		return nil, fmt.Errorf("counting envelopes of %s: %w", mongodb.Namespace(coll), err)
 	}
 	out := make([]replayGroup, len(rows))
 	for i, r := range rows {
@@ -152,13 +153,13 @@ var replayFields = bson.D{
 }
 
 func findEnvelopesToReplay(ctx context.Context, coll *mongo.Collection, filter bson.D, limit int) ([]bson.Raw, error) {
-	cur, err := store.Majority(coll).Find(ctx, filter, options.Find().SetSort(bson.D{{Key: "ts", Value: 1}}).SetLimit(int64(limit)).SetProjection(replayFields).SetAllowDiskUse(true))
+	cur, err := mongodb.Majority(coll).Find(ctx, filter, options.Find().SetSort(bson.D{{Key: "ts", Value: 1}}).SetLimit(int64(limit)).SetProjection(replayFields).SetAllowDiskUse(true))
 	if err != nil {
-		return nil, store.Refusal(err, "reading envelopes of "+store.Namespace(coll), "find", store.Namespace(coll))
+		return nil, mongodb.Refusal(err, "reading envelopes of "+mongodb.Namespace(coll), "find", mongodb.Namespace(coll))
 	}
 	var docs []bson.Raw
 	if err := cur.All(ctx, &docs); err != nil {
-		return nil, fmt.Errorf("reading envelopes of %s: %w", store.Namespace(coll), err)
+		return nil, fmt.Errorf("reading envelopes of %s: %w", mongodb.Namespace(coll), err)
 	}
 	return docs, nil
 }

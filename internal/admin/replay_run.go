@@ -10,8 +10,9 @@ import (
 	"github.com/google/uuid"
 	"go.mongodb.org/mongo-driver/v2/bson"
 
+	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/retry"
-	"github.com/outrelay/outrelay/internal/store"
 	"github.com/outrelay/outrelay/pkg/event"
 )
 
@@ -129,8 +130,8 @@ type replayRun struct {
 // queueAll queues the rest of the replay, and marks it as done.
 func (u *replayRun) queueAll(ctx context.Context) error {
 	client := u.replays.op.State.Client()
-	u.margin = store.Margin(ctx, client)
-	now, err := store.ServerTime(ctx, client)
+	u.margin = mongodb.Margin(ctx, client)
+	now, err := mongodb.ServerTime(ctx, client)
 	if err != nil {
 		return err
 	}
@@ -162,7 +163,7 @@ func (u *replayRun) queueAll(ctx context.Context) error {
 // of the collection.
 func (u *replayRun) queueNext(ctx context.Context) (more bool, err error) {
 	ns := u.doc.Query.Collections[u.cursor.At]
-	coll, err := store.Outboxed(u.replays.op.State.Client(), ns)
+	coll, err := outboxes.Outboxed(u.replays.op.State.Client(), ns)
 	if err != nil {
 		return false, err
 	}

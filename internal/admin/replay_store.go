@@ -10,7 +10,8 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
-	"github.com/outrelay/outrelay/internal/store"
+	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/pkg/event"
 )
 
@@ -60,7 +61,7 @@ type replayStore struct {
 
 // newReplayStore keeps them in the state database.
 func newReplayStore(state *mongo.Database) *replayStore {
-	return &replayStore{state: state, coll: store.Majority(state.Collection("replays"))}
+	return &replayStore{state: state, coll: mongodb.Majority(state.Collection("replays"))}
 }
 
 // Start writes a new replay down; its times are set by the server.
@@ -75,20 +76,20 @@ func (r *replayStore) Start(ctx context.Context, p storedReplay) error {
 		asLiteral(bson.Raw(raw)), bson.D{{Key: "startedAt", Value: "$$NOW"}, {Key: "updatedAt", Value: "$$NOW"}},
 	}}}}}}, options.UpdateOne().SetUpsert(true))
 	if err != nil {
-		return store.Refusal(err, "writing replay "+p.ID, "find, insert and update", store.Namespace(r.coll))
+		return mongodb.Refusal(err, "writing replay "+p.ID, "find, insert and update", mongodb.Namespace(r.coll))
 	}
 	return nil
 }
 
-// Get reads one; [store.ErrNotFound] if there is none.
+// Get reads one; [mongodb.ErrNotFound] if there is none.
 func (r *replayStore) Get(ctx context.Context, id string) (storedReplay, error) {
 	var p storedReplay
 	err := r.coll.FindOne(ctx, bson.D{{Key: "_id", Value: id}}).Decode(&p)
 	if errors.Is(err, mongo.ErrNoDocuments) {
-		err = store.ErrNotFound
+		err = mongodb.ErrNotFound
 	}
 	if err != nil {
-		return p, store.Refusal(err, "reading replay "+id, "find", store.Namespace(r.coll))
+		return p, mongodb.Refusal(err, "reading replay "+id, "find", mongodb.Namespace(r.coll))
 	}
 	return p, nil
 }
@@ -101,7 +102,7 @@ func (r *replayStore) List(ctx context.Context, watcher string, n int64) ([]stor
 	}
 	cur, err := r.coll.Find(ctx, filter, options.Find().SetSort(bson.D{{Key: "startedAt", Value: -1}, {Key: "_id", Value: -1}}).SetLimit(n))
 	if err != nil {
-		return nil, store.Refusal(err, "listing replays", "find", store.Namespace(r.coll))
+		return nil, mongodb.Refusal(err, "listing replays", "find", mongodb.Namespace(r.coll))
 	}
 	out := []storedReplay{}
 	if err := cur.All(ctx, &out); err != nil {
@@ -120,7 +121,7 @@ func (r *replayStore) End(ctx context.Context, id, state string, skipped int64) 
 		{Key: "skipped", Value: bson.D{{Key: "$add", Value: bson.A{"$skipped", skipped}}}},
 	}}}})
 	if err != nil {
-		return store.Refusal(err, "ending replay "+id, "find and update", store.Namespace(r.coll))
+		return mongodb.Refusal(err, "ending replay "+id, "find and update", mongodb.Namespace(r.coll))
 	}
 	if res.MatchedCount == 0 {
 		return fmt.Errorf("ending replay %s: %w", id, ErrReplayMoved)
@@ -152,11 +153,11 @@ type replayBatch struct {
 // because retention counts from its latest delivery, so the same replay never finds it twice. Its `pos` is made of the
 // stamp it had, so within a key the order is the old one.
 func (r *replayStore) Queue(ctx context.Context, id string, watcher string, b replayBatch) (queued int64, held time.Duration, err error) {
-	coll, err := store.Outboxed(r.state.Client(), b.NS)
+	coll, err := outboxes.Outboxed(r.state.Client(), b.NS)
 	if err != nil {
 		return 0, 0, err
 	}
-	seal, err := store.NewRegistry(r.state.Collection("collections")).Seal(ctx)
+	seal, err := outboxes.NewRegistry(r.state.Collection("collections")).Seal(ctx)
 	if err != nil {
 		return 0, 0, fmt.Errorf("replay %s: %w", id, err)
 	}
@@ -165,7 +166,7 @@ func (r *replayStore) Queue(ctx context.Context, id string, watcher string, b re
 		models[i] = b.Envelopes[i].update(id, seal)
 	}
 	again := false
-	err = store.Foreign(ctx, r.state, watcher, []string{b.NS}, func(tx context.Context) error {
+	err = mongodb.Foreign(ctx, r.state, watcher, []string{b.NS}, func(tx context.Context) error {
 		began := time.Now()
 		defer func() { held = time.Since(began) }()
 		queued, again = 0, false
@@ -177,7 +178,7 @@ func (r *replayStore) Queue(ctx context.Context, id string, watcher string, b re
 		if len(models) > 0 {
 			res, err := coll.BulkWrite(tx, models)
 			if err != nil {
-				return store.Refusal(err, "queueing envelopes of "+b.NS, "find and update", b.NS)
+				return mongodb.Refusal(err, "queueing envelopes of "+b.NS, "find and update", b.NS)
 			}
 			queued = res.MatchedCount
 		}
@@ -204,7 +205,7 @@ func (r *replayStore) move(tx context.Context, id string, b replayBatch) (bool, 
 		Batch  string       `bson:"batch"`
 	}
 	if err := r.coll.FindOne(tx, bson.D{{Key: "_id", Value: id}}).Decode(&p); err != nil {
-		return false, store.Refusal(err, "reading replay "+id, "find", store.Namespace(r.coll))
+		return false, mongodb.Refusal(err, "reading replay "+id, "find", mongodb.Namespace(r.coll))
 	}
 	switch {
 	case p.Batch == b.Name:
@@ -216,7 +217,7 @@ func (r *replayStore) move(tx context.Context, id string, b replayBatch) (bool, 
 		{Key: "cursor", Value: asLiteral(b.To)}, {Key: "batch", Value: asLiteral(b.Name)}, {Key: "updatedAt", Value: "$$NOW"},
 	}}}})
 	if err != nil {
-		return false, store.Refusal(err, "moving replay "+id, "find and update", store.Namespace(r.coll))
+		return false, mongodb.Refusal(err, "moving replay "+id, "find and update", mongodb.Namespace(r.coll))
 	}
 	return true, nil
 }
@@ -228,10 +229,10 @@ func (q *requeue) update(replay string, seal []byte) mongo.WriteModel {
 		{Key: "nextAt", Value: "$$NOW"},
 		{Key: "attempts", Value: asLiteral(int32(0))},
 		{Key: "delivery", Value: bson.D{{Key: "$add", Value: bson.A{bson.D{{Key: "$ifNull", Value: bson.A{"$delivery", int32(0)}}}, int32(1)}}}},
-		{Key: "origin", Value: store.OriginReplay},
+		{Key: "origin", Value: outboxes.OriginReplay},
 		{Key: "replayOf", Value: asLiteral(replay)},
 		{Key: "seal", Value: seal},
-		{Key: "pos", Value: store.PosAt(q.TS)},
+		{Key: "pos", Value: outboxes.PosAt(q.TS)},
 		{Key: "ts", Value: "$$CLUSTER_TIME"},
 	}
 	if q.Key != "" {
@@ -251,20 +252,20 @@ func (q *requeue) update(replay string, seal []byte) mongo.WriteModel {
 // Outstanding counts, up to limit, what the replay queued in coll and the relay has not finished: by the index for that
 // alone, or where it is missing by that of all exceptions.
 func (r *replayStore) Outstanding(ctx context.Context, id string, ns string, limit int64) (int64, error) {
-	coll, err := store.Outboxed(r.state.Client(), ns)
+	coll, err := outboxes.Outboxed(r.state.Client(), ns)
 	if err != nil {
 		return 0, err
 	}
-	mine := bson.D{{Key: "origin", Value: store.OriginReplay}, {Key: "replayOf", Value: id}}
+	mine := bson.D{{Key: "origin", Value: outboxes.OriginReplay}, {Key: "replayOf", Value: id}}
 	opts := options.Count().SetLimit(max(limit, 1))
-	n, err := store.Majority(coll).CountDocuments(ctx, mine, opts.SetHint(store.ReplayIndex))
+	n, err := mongodb.Majority(coll).CountDocuments(ctx, mine, opts.SetHint(mongodb.ReplayIndex))
 	var server mongo.ServerError
 	if errors.As(err, &server) && server.HasErrorCode(codeBadValue) {
 		mine = append(mine, bson.E{Key: "state", Value: bson.D{{Key: "$in", Value: bson.A{event.StateRetry, event.StateBlocked, event.StateParked}}}})
-		n, err = store.Majority(coll).CountDocuments(ctx, mine, options.Count().SetLimit(max(limit, 1)))
+		n, err = mongodb.Majority(coll).CountDocuments(ctx, mine, options.Count().SetLimit(max(limit, 1)))
 	}
 	if err != nil {
-		return 0, store.Refusal(err, "counting what replay "+id+" has queued in "+ns, "find", ns)
+		return 0, mongodb.Refusal(err, "counting what replay "+id+" has queued in "+ns, "find", ns)
 	}
 	return n, nil
 }

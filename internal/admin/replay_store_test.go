@@ -12,7 +12,8 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
-	"github.com/outrelay/outrelay/internal/store"
+	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/outboxes"
 )
 
 func replayStand(t *testing.T, n int) (*replayStore, *mongo.Collection, string) {
@@ -36,10 +37,10 @@ func replayStand(t *testing.T, n int) (*replayStore, *mongo.Collection, string) 
 		}
 	}
 	r := newReplayStore(state)
-	if err := r.Start(t.Context(), storedReplay{ID: "r1", Watcher: "orders", Query: replayQuery{Collections: []string{store.Namespace(coll)}}}); err != nil {
+	if err := r.Start(t.Context(), storedReplay{ID: "r1", Watcher: "orders", Query: replayQuery{Collections: []string{mongodb.Namespace(coll)}}}); err != nil {
 		t.Fatal(err)
 	}
-	return r, coll, store.Namespace(coll)
+	return r, coll, mongodb.Namespace(coll)
 }
 
 func TestN18_AQueuedBatchIsWrittenOnce(t *testing.T) {
@@ -74,7 +75,7 @@ func TestN18_AQueuedBatchIsWrittenOnce(t *testing.T) {
 	}
 	for _, indexed := range []bool{false, true} {
 		if indexed {
-			if err := store.EnsureIndexes(t.Context(), coll); err != nil {
+			if err := outboxes.EnsureIndexes(t.Context(), coll); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -88,7 +89,7 @@ func TestN18_AQueuedBatchIsWrittenOnce(t *testing.T) {
 	if p, err := r.Get(t.Context(), "r1"); err != nil || p.Skipped != 6 || p.FinishedAt == nil || time.Since(*p.FinishedAt).Abs() > time.Minute {
 		t.Errorf("%+v, %v", p, err)
 	}
-	if _, err := r.Get(t.Context(), "nobody"); !errors.Is(err, store.ErrNotFound) {
+	if _, err := r.Get(t.Context(), "nobody"); !errors.Is(err, mongodb.ErrNotFound) {
 		t.Error(err)
 	}
 }
@@ -114,7 +115,7 @@ func TestAnEnvelopeThatChangedMeanwhileIsLeftAlone(t *testing.T) {
 	if n, _, err := r.Queue(t.Context(), "r1", "orders", b); err != nil || n != 3 {
 		t.Errorf("%d, %v", n, err)
 	}
-	if _, _, err := r.Queue(t.Context(), "r1", "nobody", replayBatch{Name: "c", NS: ns, From: b.To, To: b.To}); !errors.Is(err, store.ErrNoWatcher) {
+	if _, _, err := r.Queue(t.Context(), "r1", "nobody", replayBatch{Name: "c", NS: ns, From: b.To, To: b.To}); !errors.Is(err, mongodb.ErrNoWatcher) {
 		t.Errorf("N3: without a fence: %v", err)
 	}
 }

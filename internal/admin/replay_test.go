@@ -18,8 +18,10 @@ import (
 
 	"github.com/outrelay/outrelay/internal/admin"
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/nodes"
+	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/routing"
-	"github.com/outrelay/outrelay/internal/store"
 )
 
 // stand is a watcher without a relay: the test says where it stands.
@@ -35,13 +37,13 @@ func newStand(t *testing.T, c *mongo.Client) *stand {
 	t.Helper()
 	s := &stand{t: t, state: stacktest.Database(t, c), shop: stacktest.Database(t, c)}
 	s.box = s.shop.Collection("outbox", options.Collection().SetWriteConcern(writeconcern.Majority()))
-	if err := store.EnsureIndexes(t.Context(), s.box); err != nil {
+	if err := outboxes.EnsureIndexes(t.Context(), s.box); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := s.state.Collection("watchers").InsertOne(t.Context(), bson.D{{Key: "_id", Value: "orders/0of1"}, {Key: "epoch", Value: int64(1)}}); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := store.NewRegistry(s.state.Collection("collections")).Register(t.Context(), [16]byte{1}, s.ns(), "orders"); err != nil {
+	if _, err := outboxes.NewRegistry(s.state.Collection("collections")).Register(t.Context(), [16]byte{1}, s.ns(), "orders"); err != nil {
 		t.Fatal(err)
 	}
 	router, err := routing.New(routing.Config{Rules: []routing.Rule{{AggregateType: "order", To: []string{"orders", "audit"}}}})
@@ -66,7 +68,7 @@ func order(t *testing.T, r admin.Replays, o admin.ReplayOrder) (admin.ReplayInfo
 	return r.Order(t.Context(), p, o)
 }
 
-func (s *stand) ns() string { return store.Namespace(s.box) }
+func (s *stand) ns() string { return mongodb.Namespace(s.box) }
 
 // at puts the watcher where the cluster is now, and returns that.
 func (s *stand) at(ctx context.Context) bson.Timestamp {
@@ -268,7 +270,7 @@ func TestN18_AReplayIsANewDeliveryOfTheSameEnvelope(t *testing.T) {
 	if i, err := s.r.Run(t.Context(), s.start(everything), admin.ReplayRun{}); err != nil || i.Queued != 0 {
 		t.Errorf("%+v, %v", i, err)
 	}
-	log, err := store.NewEvents(s.state.Collection("events"), "", "").Latest(t.Context(), 4)
+	log, err := nodes.NewEvents(s.state.Collection("events"), "", "").Latest(t.Context(), 4)
 	if err != nil || len(log) != 4 || log[3].Kind != "replay_ordered" || log[2].Kind != "replay_queued" || log[2].Fields.Lookup("actor").StringValue() != "ann" {
 		t.Errorf("%+v, %v", log, err)
 	}
@@ -337,7 +339,7 @@ func TestAReplayIsNarrowed(t *testing.T) {
 	}
 	nobody := s.op
 	nobody.Watcher = "nobody"
-	if _, err := order(t, nobody.Replays(), everything); !errors.Is(err, store.ErrNoWatcher) {
+	if _, err := order(t, nobody.Replays(), everything); !errors.Is(err, mongodb.ErrNoWatcher) {
 		t.Errorf("%v", err)
 	}
 	o := everything

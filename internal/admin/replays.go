@@ -9,7 +9,7 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 
-	"github.com/outrelay/outrelay/internal/store"
+	"github.com/outrelay/outrelay/internal/mongodb"
 )
 
 const (
@@ -224,7 +224,7 @@ func (r Replays) List(ctx context.Context, limit int) ([]ReplayInfo, error) {
 func (r Replays) find(ctx context.Context, id string) (storedReplay, error) {
 	doc, err := r.stored.Get(ctx, id)
 	if err == nil && doc.Watcher != r.op.Watcher {
-		err = fmt.Errorf("replay %s of watcher %s: %w", id, r.op.Watcher, store.ErrNotFound)
+		err = fmt.Errorf("replay %s of watcher %s: %w", id, r.op.Watcher, mongodb.ErrNotFound)
 	}
 	return doc, err
 }

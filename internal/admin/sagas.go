@@ -10,7 +10,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
-	"github.com/outrelay/outrelay/internal/store"
+	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/pkg/saga"
 )
 
@@ -121,7 +121,7 @@ func (s Sagas) List(ctx context.Context, database, name string, limit int, after
 		filter = afterPlace("updatedAt", p.At, p.ID)
 	}
 	limit = pageSize(limit)
-	coll := store.Majority(s.op.database(database).Collection(name))
+	coll := mongodb.Majority(s.op.database(database).Collection(name))
 	cur, err := coll.Find(ctx, filter, options.Find().
 		SetAllowDiskUse(true).
 		SetLimit(int64(limit)).
@@ -187,7 +187,7 @@ func (s Sagas) findType(ctx context.Context, database, name string) (SagaType, e
 			return t, nil
 		}
 	}
-	return SagaType{}, fmt.Errorf("saga %q of database %s: %w", name, database, store.ErrNotFound)
+	return SagaType{}, fmt.Errorf("saga %q of database %s: %w", name, database, mongodb.ErrNotFound)
 }
 
 // Show returns one instance. It includes the state if payload is true.
@@ -208,7 +208,7 @@ func (s Sagas) Show(ctx context.Context, database, name, id string, payload bool
 	case err != nil:
 		return Saga{}, err
 	case !found:
-		return Saga{}, fmt.Errorf("saga %s %s: %w", name, id, store.ErrNotFound)
+		return Saga{}, fmt.Errorf("saga %s %s: %w", name, id, mongodb.ErrNotFound)
 	}
 
 	out := Saga{

@@ -11,7 +11,8 @@ import (
 
 	"github.com/outrelay/outrelay/internal/admin"
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
-	"github.com/outrelay/outrelay/internal/store"
+	"github.com/outrelay/outrelay/internal/nodes"
+	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/pkg/event"
 	"github.com/outrelay/outrelay/pkg/outbox"
 )
@@ -21,7 +22,7 @@ func dueShop(t *testing.T) (o admin.Operator, dbs []*mongo.Database, schedule fu
 	t.Helper()
 	client := stacktest.Client(t)
 	o = admin.Operator{State: stacktest.Database(t, client), Watcher: "orders", Actor: "ann"}
-	r := store.NewRegistry(o.State.Collection("collections"))
+	r := outboxes.NewRegistry(o.State.Collection("collections"))
 	var boxes []*outbox.Box
 	for i := range 2 {
 		db := stacktest.Database(t, client)
@@ -44,9 +45,9 @@ func dueShop(t *testing.T) (o admin.Operator, dbs []*mongo.Database, schedule fu
 	}
 }
 
-func lastNote(t *testing.T, o admin.Operator) store.Event {
+func lastNote(t *testing.T, o admin.Operator) nodes.Event {
 	t.Helper()
-	log, err := store.NewEvents(o.State.Collection("events"), "", "").Latest(t.Context(), 1)
+	log, err := nodes.NewEvents(o.State.Collection("events"), "", "").Latest(t.Context(), 1)
 	if err != nil || len(log) != 1 {
 		t.Fatalf("the events log: %v %v", log, err)
 	}

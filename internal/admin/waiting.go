@@ -10,8 +10,9 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 
 	"github.com/outrelay/outrelay/internal/deadletter"
+	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/slot"
-	"github.com/outrelay/outrelay/internal/store"
+	"github.com/outrelay/outrelay/internal/waiting"
 )
 
 // MaxWaiting bounds the result of [Waiting.List].
@@ -44,11 +45,11 @@ func (w Waiting) Summary(ctx context.Context, collection string) ([]WaitingGroup
 	}
 
 	for _, ns := range namespaces {
-		coll, err := store.Outboxed(w.op.State.Client(), ns)
+		coll, err := outboxes.Outboxed(w.op.State.Client(), ns)
 		if err != nil {
 			return groups, err
 		}
-		counts, err := store.CountExceptions(ctx, coll, slot.Range{})
+		counts, err := waiting.CountExceptions(ctx, coll, slot.Range{})
 		if err != nil {
 			return groups, err
 		}
@@ -121,11 +122,11 @@ func (w Waiting) List(ctx context.Context, f WaitingFilter, limit int) ([]Waitin
 	}
 
 	for _, ns := range namespaces {
-		coll, err := store.Outboxed(w.op.State.Client(), ns)
+		coll, err := outboxes.Outboxed(w.op.State.Client(), ns)
 		if err != nil {
 			return list, err
 		}
-		scan := store.ExceptionScan{Coll: coll}
+		scan := waiting.ExceptionScan{Coll: coll}
 		if f.Key != "" {
 			scan.Keys = parseKeyValues(f.Key)
 		}

@@ -10,13 +10,14 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
 	"github.com/outrelay/outrelay/internal/admin"
+	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/record"
-	"github.com/outrelay/outrelay/internal/store"
 )
 
 func waits(id, state string, key any, pos uint32, topics ...string) bson.D {
 	return append(letterOf(id, planted), bson.E{Key: "key", Value: key}, bson.E{Key: "state", Value: state}, bson.E{Key: "pending", Value: topics},
-		bson.E{Key: "pos", Value: store.PosAt(bson.Timestamp{T: pos})}, bson.E{Key: "origin", Value: "stream"}, bson.E{Key: "attempts", Value: int32(2)})
+		bson.E{Key: "pos", Value: outboxes.PosAt(bson.Timestamp{T: pos})}, bson.E{Key: "origin", Value: "stream"}, bson.E{Key: "attempts", Value: int32(2)})
 }
 
 func (f *office) insert(coll *mongo.Collection, docs ...bson.D) {
@@ -49,7 +50,7 @@ func TestWhatWaitsIsCounted(t *testing.T) {
 		if g.Oldest != nil {
 			at = fmt.Sprint(g.Oldest.Unix())
 		}
-		rows = append(rows, fmt.Sprintf("%d %s %s %d %s", slices.Index([]string{store.Namespace(f.a), store.Namespace(f.b)}, g.Collection), g.State, g.Topic, g.Count, at))
+		rows = append(rows, fmt.Sprintf("%d %s %s %d %s", slices.Index([]string{mongodb.Namespace(f.a), mongodb.Namespace(f.b)}, g.Collection), g.State, g.Topic, g.Count, at))
 	}
 	slices.Sort(rows)
 	want := []string{
@@ -59,7 +60,7 @@ func TestWhatWaitsIsCounted(t *testing.T) {
 	if !slices.Equal(rows, want) {
 		t.Errorf("counted %q, want %q", rows, want)
 	}
-	if got, err := f.op.Waiting().Summary(t.Context(), store.Namespace(f.b)); err != nil || len(got) != 2 {
+	if got, err := f.op.Waiting().Summary(t.Context(), mongodb.Namespace(f.b)); err != nil || len(got) != 2 {
 		t.Errorf("of one collection: %+v, %v", got, err)
 	}
 }
@@ -82,7 +83,7 @@ func TestWhatWaitsIsListedInItsOrder(t *testing.T) {
 		"a number":     {admin.WaitingFilter{Key: "42"}, 100, []string{"n1"}},
 		"a topic":      {admin.WaitingFilter{Topic: "audit"}, 100, []string{"k1", "k2"}},
 		"a state":      {admin.WaitingFilter{State: "blocked"}, 100, []string{"k2", "k3"}},
-		"a collection": {admin.WaitingFilter{Collection: store.Namespace(f.a), Topic: "orders"}, 100, []string{"k1", "k3"}},
+		"a collection": {admin.WaitingFilter{Collection: mongodb.Namespace(f.a), Topic: "orders"}, 100, []string{"k1", "k3"}},
 		"a limit":      {admin.WaitingFilter{Topic: "late"}, 2, []string{"x0000", "x0001"}},
 		"no such":      {admin.WaitingFilter{Key: "nobody"}, 100, nil},
 	} {

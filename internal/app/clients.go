@@ -17,7 +17,7 @@ import (
 	"github.com/outrelay/outrelay/internal/config"
 	"github.com/outrelay/outrelay/internal/lease"
 	"github.com/outrelay/outrelay/internal/metrics"
-	"github.com/outrelay/outrelay/internal/store"
+	"github.com/outrelay/outrelay/internal/mongodb"
 )
 
 // clients contains the clients for MongoDB. There are two, so that a stalled stream cannot delay
@@ -92,7 +92,7 @@ func (c *serverClock) now() time.Time { return time.Now().Add(time.Duration(c.sk
 // sync reads the time of the server. It assumes that the reply took half of the round trip.
 func (c *serverClock) sync(ctx context.Context, client *mongo.Client) error {
 	sent := time.Now()
-	now, err := store.ServerTime(ctx, client)
+	now, err := mongodb.ServerTime(ctx, client)
 	if err != nil {
 		return err
 	}

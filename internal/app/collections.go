@@ -9,14 +9,14 @@ import (
 
 	"github.com/outrelay/outrelay/internal/changestream"
 	"github.com/outrelay/outrelay/internal/lease"
-	"github.com/outrelay/outrelay/internal/store"
+	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/resume"
 )
 
 // findCollections lists the watched collections and returns the claims of the watcher. A watcher
 // with claims has had a position, because the first position is saved before the first claim. If it
 // has none, its document has vanished, and the error is a *HaltError.
-func (t *term) findCollections(ctx context.Context, doc *lease.Document) (claims []store.Registration, err error) {
+func (t *term) findCollections(ctx context.Context, doc *lease.Document) (claims []outboxes.Registration, err error) {
 	if err := t.listCollections(ctx); err != nil {
 		return nil, err
 	}
@@ -41,7 +41,7 @@ func (t *term) listCollections(ctx context.Context) error {
 		dbs = []string{db}
 	}
 	return t.retryCall(ctx, "mongodb", func(ctx context.Context) error {
-		found, err := store.ListOutboxes(ctx, t.mongo.state, t.scope.Matches, dbs...)
+		found, err := outboxes.ListOutboxes(ctx, t.mongo.state, t.scope.Matches, dbs...)
 		if err == nil {
 			t.setWatchedOutboxes(t.assignSlot(found))
 		}
@@ -50,13 +50,13 @@ func (t *term) listCollections(ctx context.Context) error {
 }
 
 // watchedOutboxes returns a copy of the list of watched collections.
-func (t *term) watchedOutboxes() []store.Outbox {
+func (t *term) watchedOutboxes() []outboxes.Outbox {
 	t.watched.Lock()
 	defer t.watched.Unlock()
 	return slices.Clone(t.watched.outboxes)
 }
 
-func (t *term) setWatchedOutboxes(list []store.Outbox) {
+func (t *term) setWatchedOutboxes(list []outboxes.Outbox) {
 	t.watched.Lock()
 	defer t.watched.Unlock()
 	t.watched.outboxes = list
@@ -66,7 +66,7 @@ func (t *term) setWatchedOutboxes(list []store.Outbox) {
 // When a collection that is new in the registry got its name is unknown. It was before the current
 // cluster time. The first collections of a watcher are registered with the time at which the
 // watcher starts.
-func (t *term) claimCollections(ctx context.Context, claims []store.Registration) error {
+func (t *term) claimCollections(ctx context.Context, claims []outboxes.Registration) error {
 	t.collections = map[[16]byte]bool{}
 	for _, o := range t.watchedOutboxes() {
 		if !o.Identified() {
@@ -75,7 +75,7 @@ func (t *term) claimCollections(ctx context.Context, claims []store.Registration
 			continue
 		}
 
-		claimed := func(c store.Registration) bool {
+		claimed := func(c outboxes.Registration) bool {
 			return [16]byte(c.UUID.Data) == o.UUID && c.NS == o.NS() && !c.Away()
 		}
 		if slices.ContainsFunc(claims, claimed) {
@@ -114,12 +114,12 @@ func (t *term) claimNewCollections(ctx context.Context, at bson.Timestamp) error
 // claimCollection registers a collection that had its name at the cluster time at. It returns the
 // previous claim. If another watcher has claimed the collection, the error is a *HaltError.
 func (t *term) claimCollection(
-	ctx context.Context, o store.Outbox, at bson.Timestamp,
-) (before store.Registration, err error) {
+	ctx context.Context, o outboxes.Outbox, at bson.Timestamp,
+) (before outboxes.Registration, err error) {
 	t.collections[o.UUID] = true
 
 	// A claim of another watcher does not go away, so it must not be retried.
-	var claimed *store.ClaimedError
+	var claimed *outboxes.ClaimedError
 	err = t.retryCall(ctx, "mongodb", func(ctx context.Context) (err error) {
 		before, err = t.registry.RegisterAt(ctx, o.UUID, o.NS(), t.cfg.Watcher, at)
 		if errors.As(err, &claimed) {
@@ -136,12 +136,12 @@ func (t *term) claimCollection(
 // adoptCollection registers a collection that appeared while the stream runs. The pump calls it
 // before it delivers the first event of the collection.
 func (t *term) adoptCollection(ctx context.Context, ev *changestream.Event) error {
-	o := store.Outbox{DB: string(ev.DB), Coll: string(ev.Coll), UUID: ev.UUID, Part: t.part}
+	o := outboxes.Outbox{DB: string(ev.DB), Coll: string(ev.Coll), UUID: ev.UUID, Part: t.part}
 	if _, err := t.claimCollection(ctx, o, ev.ClusterTime); err != nil {
 		return err
 	}
 
-	others := slices.DeleteFunc(t.watchedOutboxes(), func(x store.Outbox) bool { return x.NS() == o.NS() })
+	others := slices.DeleteFunc(t.watchedOutboxes(), func(x outboxes.Outbox) bool { return x.NS() == o.NS() })
 	t.setWatchedOutboxes(append(others, o))
 	t.log.Info("a new collection is watched", "collection", o.NS())
 	t.runInBackground(func(ctx context.Context) { t.ensureIndexes(ctx, o) })

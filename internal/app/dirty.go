@@ -14,9 +14,10 @@ import (
 
 	"github.com/outrelay/outrelay/internal/deadletter"
 	"github.com/outrelay/outrelay/internal/lease"
+	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/record"
 	"github.com/outrelay/outrelay/internal/retry"
-	"github.com/outrelay/outrelay/internal/store"
 	"github.com/outrelay/outrelay/resume"
 )
 
@@ -61,7 +62,7 @@ func (d *dirtyList) addCommitted(ns string) {
 
 // dirtyOutboxes returns the watched collections that are on the list. It includes collections that
 // other processes have added to the stored list since.
-func (d *dirtyList) dirtyOutboxes() []store.Outbox {
+func (d *dirtyList) dirtyOutboxes() []outboxes.Outbox {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for _, ns := range d.t.held.Dirty() {
@@ -70,7 +71,7 @@ func (d *dirtyList) dirtyOutboxes() []store.Outbox {
 	if len(d.listed) == 0 {
 		return nil
 	}
-	return slices.DeleteFunc(d.t.watchedOutboxes(), func(o store.Outbox) bool { return !d.listed[o.NS()] })
+	return slices.DeleteFunc(d.t.watchedOutboxes(), func(o outboxes.Outbox) bool { return !d.listed[o.NS()] })
 }
 
 // markAllNonEmpty adds the collections that contain exceptions or scheduled envelopes. It is for
@@ -86,11 +87,11 @@ func (d *dirtyList) markAllNonEmpty(ctx context.Context) error {
 }
 
 // markIfNonEmpty is like markAllNonEmpty, for one collection.
-func (d *dirtyList) markIfNonEmpty(ctx context.Context, o store.Outbox) error {
+func (d *dirtyList) markIfNonEmpty(ctx context.Context, o outboxes.Outbox) error {
 	still := false
 	err := d.t.retryRead(ctx, func(ctx context.Context) (err error) {
-		coll := store.Majority(d.t.mongo.state.Database(o.DB).Collection(o.Coll))
-		still, err = store.StillDirty(ctx, coll, o.Part)
+		coll := mongodb.Majority(d.t.mongo.state.Database(o.DB).Collection(o.Coll))
+		still, err = outboxes.StillDirty(ctx, coll, o.Part)
 		return err
 	})
 	if err != nil || !still {
@@ -124,9 +125,9 @@ func (d *dirtyList) cleanPeriodically(ctx context.Context) error {
 
 // removeIfEmpty removes a collection from the list if it contains no work. Most collections contain
 // some, so a read without lock and transaction comes first.
-func (d *dirtyList) removeIfEmpty(ctx context.Context, o store.Outbox) error {
+func (d *dirtyList) removeIfEmpty(ctx context.Context, o outboxes.Outbox) error {
 	reached, _ := d.t.dispatcher.Reached()
-	if holds, err := d.holdsWork(ctx, d.t.mongo.state, store.Majority, o, reached); err != nil || holds {
+	if holds, err := d.holdsWork(ctx, d.t.mongo.state, mongodb.Majority, o, reached); err != nil || holds {
 		return err
 	}
 	return d.removeInTransaction(ctx, o)
@@ -137,13 +138,13 @@ func (d *dirtyList) removeIfEmpty(ctx context.Context, o store.Outbox) error {
 // at.
 func (d *dirtyList) holdsWork(
 	ctx context.Context, client *mongo.Client, as func(*mongo.Collection) *mongo.Collection,
-	o store.Outbox, at resume.Position,
+	o outboxes.Outbox, at resume.Position,
 ) (bool, error) {
 	db := client.Database(o.DB)
-	if still, err := store.StillDirty(ctx, as(db.Collection(o.Coll)), o.Part); err != nil || still {
+	if still, err := outboxes.StillDirty(ctx, as(db.Collection(o.Coll)), o.Part); err != nil || still {
 		return still, err
 	}
-	return deadletter.HasLater(ctx, as(db.Collection(deadletter.Collection(o.Coll))), store.PosOf(at))
+	return deadletter.HasLater(ctx, as(db.Collection(deadletter.Collection(o.Coll))), outboxes.PosOf(at))
 }
 
 // errCheckSlow ends a transaction that cannot determine soon enough whether a collection is empty.
@@ -152,7 +153,7 @@ var errCheckSlow = errors.New("checking whether the collection is empty takes to
 // removeInTransaction checks the collection again and removes it from the list, in one transaction
 // with the fence. Every other writer of exceptions takes the fence, too. The stream waits in mark
 // during the transaction.
-func (d *dirtyList) removeInTransaction(ctx context.Context, o store.Outbox) error {
+func (d *dirtyList) removeInTransaction(ctx context.Context, o outboxes.Outbox) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 

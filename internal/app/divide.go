@@ -7,12 +7,12 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 
 	"github.com/outrelay/outrelay/internal/lease"
+	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/slot"
-	"github.com/outrelay/outrelay/internal/store"
 )
 
 // assignSlot sets the slot of the term in each outbox of list, and returns list.
-func (t *term) assignSlot(list []store.Outbox) []store.Outbox {
+func (t *term) assignSlot(list []outboxes.Outbox) []outboxes.Outbox {
 	for i := range list {
 		list[i].Part = t.part
 	}
@@ -110,7 +110,7 @@ func (t *term) forgetDrainedSlotsLocked(ctx context.Context) {
 	if !ok {
 		return
 	}
-	notPassed := func(d drainedSlot) bool { return store.PosOf(reached) <= d.pos }
+	notPassed := func(d drainedSlot) bool { return outboxes.PosOf(reached) <= d.pos }
 	if slices.ContainsFunc(t.drainedSlots, notPassed) {
 		return
 	}

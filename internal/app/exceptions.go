@@ -12,10 +12,11 @@ import (
 	"github.com/outrelay/outrelay/internal/changestream"
 	"github.com/outrelay/outrelay/internal/deadletter"
 	"github.com/outrelay/outrelay/internal/dispatch"
-	"github.com/outrelay/outrelay/internal/reconcile"
+	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/record"
 	"github.com/outrelay/outrelay/internal/routing"
-	"github.com/outrelay/outrelay/internal/store"
+	"github.com/outrelay/outrelay/internal/waiting"
 	"github.com/outrelay/outrelay/pkg/event"
 	"github.com/outrelay/outrelay/resume"
 )
@@ -34,7 +35,7 @@ func (x *exceptionWriter) Record(ctx context.Context, batch []dispatch.Exception
 
 	var letters []deadletter.Letter
 	var dying []*dispatch.Exception // dying[i] is the exception of letters[i]
-	var waiting []store.Exception
+	var list []waiting.Exception
 	for i := range batch {
 		e := &batch[i]
 		letter, dies, err := x.deadLetterFor(*e)
@@ -45,7 +46,7 @@ func (x *exceptionWriter) Record(ctx context.Context, batch []dispatch.Exception
 			letters = append(letters, letter)
 			dying = append(dying, e)
 		default:
-			waiting = x.appendWaiting(waiting, e)
+			list = x.appendWaiting(list, e)
 		}
 	}
 
@@ -62,14 +63,14 @@ func (x *exceptionWriter) Record(ctx context.Context, batch []dispatch.Exception
 			x.openGates(e)
 		}
 	}
-	if len(waiting) == 0 {
+	if len(list) == 0 {
 		return nil
 	}
 
-	if err := x.numberUnstamped(ctx, waiting); err != nil {
+	if err := x.numberUnstamped(ctx, list); err != nil {
 		return err
 	}
-	dead, err := x.writeWaiting(ctx, waiting)
+	dead, err := x.writeWaiting(ctx, list)
 	if err != nil {
 		return err
 	}
@@ -81,10 +82,10 @@ func (x *exceptionWriter) Record(ctx context.Context, batch []dispatch.Exception
 			x.t.reconciler.outlet.OpenGate(h.NS, topic, h.Key)
 		}
 	}
-	for i := range waiting {
-		x.t.dirty.addCommitted(waiting[i].NS)
+	for i := range list {
+		x.t.dirty.addCommitted(list[i].NS)
 	}
-	x.t.reconciler.exceptions.QueueWritten(waiting)
+	x.t.reconciler.exceptions.QueueWritten(list)
 	return nil
 }
 
@@ -105,7 +106,7 @@ func (x *exceptionWriter) deadLetterFor(e dispatch.Exception) (l deadletter.Lett
 			Reason: e.Refusal.Reason,
 			Node:   x.t.cfg.Node,
 		}
-		e.Refusal = record.Refusal{Class: record.AttemptsExhausted, Reason: reconcile.OnlyAttempt + e.Refusal.Reason}
+		e.Refusal = record.Refusal{Class: record.AttemptsExhausted, Reason: waiting.OnlyAttempt + e.Refusal.Reason}
 		l = x.newLetter(&e)
 		l.Attempts = []deadletter.Attempt{attempt}
 		return l, true, nil
@@ -119,22 +120,22 @@ func (x *exceptionWriter) deadLetterFor(e dispatch.Exception) (l deadletter.Lett
 // numberUnstamped gives positions to swept envelopes without a server timestamp, in the order of
 // their decisions, which is the order of their keys (N15). A later term uses a later time. By the
 // time, a later owner recognizes the envelopes that its stream may repeat.
-func (x *exceptionWriter) numberUnstamped(ctx context.Context, waiting []store.Exception) error {
+func (x *exceptionWriter) numberUnstamped(ctx context.Context, list []waiting.Exception) error {
 	var at bson.Timestamp
-	for i := range waiting {
-		h := &waiting[i]
-		if !store.PosUnstamped(h.Pos) {
+	for i := range list {
+		h := &list[i]
+		if !outboxes.PosUnstamped(h.Pos) {
 			continue
 		}
 
 		if at.IsZero() {
 			var err error
-			if at, err = store.ClusterTime(ctx, x.t.mongo.stream); err != nil {
+			if at, err = mongodb.ClusterTime(ctx, x.t.mongo.stream); err != nil {
 				return err
 			}
 		}
 		x.t.unstampedCount++
-		h.Pos = store.PosNumbered(h.Pos, at, x.t.unstampedCount)
+		h.Pos = outboxes.PosNumbered(h.Pos, at, x.t.unstampedCount)
 	}
 	return nil
 }
@@ -151,11 +152,11 @@ func (x *exceptionWriter) openGates(e *dispatch.Exception) {
 // rejects, because the added fields make them too large or too deep, or because a validator of the
 // collection forbids the fields. Repeating such a write could not succeed.
 func (x *exceptionWriter) writeWaiting(
-	ctx context.Context, waiting []store.Exception,
-) (dead []*store.Exception, err error) {
-	write := func(part []store.Exception) error { return store.WriteExceptions(ctx, x.t.held, part) }
+	ctx context.Context, list []waiting.Exception,
+) (dead []*waiting.Exception, err error) {
+	write := func(part []waiting.Exception) error { return waiting.WriteExceptions(ctx, x.t.held, part) }
 
-	reject := func(h store.Exception, rejection error) error {
+	reject := func(h waiting.Exception, rejection error) error {
 		e := dispatch.Exception{
 			NS:    h.NS,
 			Raw:   h.Raw,
@@ -174,7 +175,7 @@ func (x *exceptionWriter) writeWaiting(
 		return x.moveToDeadLetters(ctx, []deadletter.Letter{x.newLetter(&e)})
 	}
 
-	err = store.WriteHalves(waiting, write, reject)
+	err = waiting.WriteHalves(list, write, reject)
 	return dead, err
 }
 
@@ -220,8 +221,8 @@ func (x *exceptionWriter) newLetter(e *dispatch.Exception) deadletter.Letter {
 
 // appendWaiting appends the waiting envelope of e to list. An envelope that several targets
 // returned is in list only once.
-func (x *exceptionWriter) appendWaiting(list []store.Exception, e *dispatch.Exception) []store.Exception {
-	w := store.Exception{
+func (x *exceptionWriter) appendWaiting(list []waiting.Exception, e *dispatch.Exception) []waiting.Exception {
+	w := waiting.Exception{
 		NS:      e.NS,
 		Raw:     e.Raw,
 		State:   e.State,
@@ -237,7 +238,7 @@ func (x *exceptionWriter) appendWaiting(list []store.Exception, e *dispatch.Exce
 	if e.State == event.StateRetry {
 		w.Attempts = 1
 		w.Delay = x.t.retryPolicy().Delay(0)
-		w.Error = &store.ExceptionError{Class: e.Refusal.Class, Reason: e.Refusal.Reason, Topic: e.Topic}
+		w.Error = &waiting.ExceptionError{Class: e.Refusal.Class, Reason: e.Refusal.Reason, Topic: e.Topic}
 	}
 
 	for i := range list {
@@ -396,8 +397,8 @@ func (x *exceptionWriter) findInCollections(ctx context.Context, e *dispatch.Exc
 			if err != nil {
 				return err
 			}
-			raw, err := store.Fetch(ctx, coll, bson.RawValue{Type: bson.Type(kind), Value: val})
-			if errors.Is(err, store.ErrNotFound) {
+			raw, err := mongodb.Fetch(ctx, coll, bson.RawValue{Type: bson.Type(kind), Value: val})
+			if errors.Is(err, mongodb.ErrNotFound) {
 				continue
 			}
 			if err != nil {
@@ -406,7 +407,7 @@ func (x *exceptionWriter) findInCollections(ctx context.Context, e *dispatch.Exc
 
 			e.NS = o.NS()
 			e.Raw = raw
-			e.Pos = x.t.renamed.positionOf(o.NS(), reconcile.Stamp(raw))
+			e.Pos = x.t.renamed.positionOf(o.NS(), outboxes.Stamp(raw))
 			return nil
 		}
 	}

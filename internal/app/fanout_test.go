@@ -11,7 +11,7 @@ import (
 
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/lease"
-	"github.com/outrelay/outrelay/internal/store"
+	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/pkg/event"
 )
 
@@ -48,7 +48,7 @@ func TestN15_AnExceptionForOneTopicDoesNotHideTheOthers(t *testing.T) {
 // seal is the field of a document whose state a relay or an operator wrote.
 func (b *bundle) seal() bson.E {
 	b.t.Helper()
-	seal, err := store.NewRegistry(b.state.Collection("collections")).Seal(b.t.Context())
+	seal, err := outboxes.NewRegistry(b.state.Collection("collections")).Seal(b.t.Context())
 	if err != nil {
 		b.t.Fatal(err)
 	}
@@ -74,7 +74,7 @@ func (b *bundle) halfSent(id, topic string, swept bool) {
 		var ts, to bson.Timestamp
 		ts.T, ts.I = cs.Current.Lookup("fullDocument", "ts").Timestamp()
 		to.T, to.I = cs.Current.Lookup("clusterTime").Timestamp()
-		pos = store.PosAt(ts)
+		pos = outboxes.PosAt(ts)
 		watcher = append(watcher, bson.E{Key: "$set", Value: bson.D{{Key: "gap", Value: lease.Gap{
 			Reason: "history_lost", From: bson.Timestamp{T: ts.T - 1}, To: to, Since: time.Now(), Cursor: bson.Timestamp{T: ts.T - 1},
 		}}}})
@@ -83,7 +83,7 @@ func (b *bundle) halfSent(id, topic string, swept bool) {
 		{Key: "state", Value: "parked"},
 		{Key: "pos", Value: pos},
 		{Key: "pending", Value: bson.A{topic}},
-		{Key: "origin", Value: store.OriginStream},
+		{Key: "origin", Value: outboxes.OriginStream},
 		{Key: "attempts", Value: 0},
 		{Key: "key", Value: "0"},
 		b.seal(),

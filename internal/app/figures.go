@@ -12,7 +12,7 @@ import (
 	"github.com/outrelay/outrelay/internal/deadletter"
 	"github.com/outrelay/outrelay/internal/health"
 	"github.com/outrelay/outrelay/internal/metrics"
-	"github.com/outrelay/outrelay/internal/store"
+	"github.com/outrelay/outrelay/internal/outboxes"
 )
 
 const (
@@ -213,14 +213,14 @@ func (f *figures) countCollections(ctx context.Context, terms []*term) ([]metric
 // countCollection counts one collection into c. It skips documents that the user may not read: the
 // relay does not need these privileges.
 func (f *figures) countCollection(
-	ctx context.Context, o store.Outbox, after bson.Timestamp, now time.Time, c *metrics.Collection, inbox bool,
+	ctx context.Context, o outboxes.Outbox, after bson.Timestamp, now time.Time, c *metrics.Collection, inbox bool,
 ) (err error) {
 	db := f.mongo.state.Database(o.DB)
 	coll := db.Collection(o.Coll)
 
 	if !after.IsZero() {
 		var oldest bson.Timestamp
-		if c.Pending, oldest, err = store.CountBehind(ctx, coll, after, figuresLimit); err != nil {
+		if c.Pending, oldest, err = outboxes.CountBehind(ctx, coll, after, figuresLimit); err != nil {
 			return ignoreUnauthorized(err)
 		}
 		c.HasPending = true
@@ -230,7 +230,7 @@ func (f *figures) countCollection(
 	}
 
 	var first time.Time
-	if c.Scheduled, first, err = store.CountDue(ctx, coll, figuresLimit); err != nil {
+	if c.Scheduled, first, err = outboxes.CountDue(ctx, coll, figuresLimit); err != nil {
 		return ignoreUnauthorized(err)
 	}
 	c.HasScheduled = true
@@ -257,8 +257,8 @@ func (f *figures) countCollection(
 
 // countIndexes compares the indexes of one collection with the declared indexes. If they cannot be
 // listed, the collection has no metric until the next check.
-func (f *figures) countIndexes(ctx context.Context, o store.Outbox) {
-	missing, err := store.MissingIndexes(ctx, f.mongo.state.Database(o.DB).Collection(o.Coll))
+func (f *figures) countIndexes(ctx context.Context, o outboxes.Outbox) {
+	missing, err := outboxes.MissingIndexes(ctx, f.mongo.state.Database(o.DB).Collection(o.Coll))
 	if err == nil {
 		f.missingIndexes[o.NS()] = len(missing)
 	}

@@ -18,7 +18,7 @@ type recordBuilder struct {
 	view    event.View // the envelope
 	meta    routing.Meta
 	targets []routing.Target
-	seal    []byte // of the state database, see [store.Registry.Seal]
+	seal    []byte // of the state database, see [outboxes.Registry.Seal]
 }
 
 // checkExpiry returns a *record.Refusal if the envelope has expired at now.

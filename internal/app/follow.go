@@ -6,7 +6,7 @@ import (
 	"github.com/outrelay/outrelay/internal/config"
 	"github.com/outrelay/outrelay/internal/dispatch"
 	"github.com/outrelay/outrelay/internal/metrics"
-	"github.com/outrelay/outrelay/internal/reconcile"
+	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/record"
 	"github.com/outrelay/outrelay/internal/tracing"
 )
@@ -63,7 +63,7 @@ func (p *pump) traceDelivery(item *dispatch.Item) {
 
 // traceAnswers returns answer. If the delivery of e is sampled, the returned function also reports
 // the answers to the trace.
-func (o *outlet) traceAnswers(e *reconcile.Envelope, recs []record.Record,
+func (o *outlet) traceAnswers(e *outboxes.Envelope, recs []record.Record,
 	answer func(record.Published),
 ) func(record.Published) {
 	d := o.t.tap.Begin(recs, e.DB, e.Coll, 0)

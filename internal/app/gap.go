@@ -11,9 +11,11 @@ import (
 
 	"github.com/outrelay/outrelay/internal/changestream"
 	"github.com/outrelay/outrelay/internal/lease"
+	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/nodes"
+	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/reconcile"
 	"github.com/outrelay/outrelay/internal/retry"
-	"github.com/outrelay/outrelay/internal/store"
 	"github.com/outrelay/outrelay/resume"
 )
 
@@ -152,7 +154,7 @@ func (t *term) planSweep(
 	}
 
 	t.log.Warn("the change stream has a gap; sweeping the outbox", "reason", reason, "from", from.T, "to", to.T)
-	t.appendEvent(ctx, store.GapFound, bson.D{
+	t.appendEvent(ctx, nodes.GapFound, bson.D{
 		{Key: "reason", Value: reason},
 		{Key: "from", Value: from},
 		{Key: "to", Value: to},
@@ -210,7 +212,7 @@ func (t *term) hasUnstampedBacklog(ctx context.Context, now bson.Timestamp) (fou
 // findReadUpTo returns, for collections that got a watched name after the position, the time up to
 // which they were read before.
 func (t *term) findReadUpTo(ctx context.Context) (map[string]bson.Timestamp, error) {
-	var claims []store.Registration
+	var claims []outboxes.Registration
 	err := t.retryCall(ctx, "mongodb", func(ctx context.Context) (err error) {
 		claims, err = t.registry.Registrations(ctx, t.cfg.Watcher)
 		return err
@@ -224,14 +226,14 @@ func (t *term) findReadUpTo(ctx context.Context) (map[string]bson.Timestamp, err
 	if t.gap.Reason == lease.GapRequested {
 		position = t.from.ClusterTime
 	}
-	return store.ReadUpTo(claims, t.watchedOutboxes(), position, t.gap.From), nil
+	return outboxes.ReadUpTo(claims, t.watchedOutboxes(), position, t.gap.From), nil
 }
 
 // sweepGap delivers the envelopes of the gap and closes it. It returns when all of them are
 // resolved.
 func (t *term) sweepGap(ctx context.Context) error {
 	g := t.gap
-	g.margin = store.Margin(ctx, t.mongo.stream)
+	g.margin = mongodb.Margin(ctx, t.mongo.stream)
 	if t.pump.sweptEvents == nil {
 		t.pump.sweptEvents = reconcile.NewSkip(int64(t.cfg.Limits.Memory) / 4)
 	}
@@ -311,7 +313,7 @@ func (t *term) closeGap(ctx context.Context, res reconcile.Result) error {
 	took := t.clock.now().Sub(g.Since).Round(time.Millisecond)
 	t.log.Info("the gap is closed", "reason", g.Reason, "swept", res.Swept, "known", res.Skipped,
 		"before_restart", g.Redelivered-res.Swept, "took", took)
-	t.appendEvent(ctx, store.GapClosed, bson.D{
+	t.appendEvent(ctx, nodes.GapClosed, bson.D{
 		{Key: "reason", Value: g.Reason},
 		{Key: "from", Value: g.From},
 		{Key: "to", Value: g.To},
@@ -345,8 +347,8 @@ type sweeper term
 var _ reconcile.Publisher = (*sweeper)(nil)
 
 // Deliver implements reconcile.Publisher.
-func (s *sweeper) Deliver(ctx context.Context, e *reconcile.Envelope) error {
-	if err := s.pump.deliverSwept(ctx, e, store.PosAt(e.TS)); err != nil {
+func (s *sweeper) Deliver(ctx context.Context, e *outboxes.Envelope) error {
+	if err := s.pump.deliverSwept(ctx, e, outboxes.PosAt(e.TS)); err != nil {
 		return err
 	}
 
@@ -376,7 +378,7 @@ func (s *sweeper) Trouble(err error) { s.reportProblem("sweep", err, false) }
 
 // deliverSwept delivers an envelope of a sweep, flagged as redelivered: it may have been sent
 // earlier than the read-back reaches. pos is its position if it has to wait (N15).
-func (p *pump) deliverSwept(ctx context.Context, e *reconcile.Envelope, pos string) error {
+func (p *pump) deliverSwept(ctx context.Context, e *outboxes.Envelope, pos string) error {
 	now := p.now().UnixMilli()
 	p.ev = changestream.Event{
 		Op:          changestream.Insert,

@@ -11,13 +11,13 @@ import (
 	"github.com/outrelay/outrelay/internal/deadletter"
 	"github.com/outrelay/outrelay/internal/migrate"
 	"github.com/outrelay/outrelay/internal/nodes"
+	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/retry"
-	"github.com/outrelay/outrelay/internal/store"
 )
 
 // newMigrator returns a migrator that makes the indexes that this version declares, for the listed
 // outboxes.
-func (r *Relay) newMigrator(outboxes func(context.Context) ([]store.Outbox, error)) *migrate.Migrator {
+func (r *Relay) newMigrator(outboxes func(context.Context) ([]outboxes.Outbox, error)) *migrate.Migrator {
 	db := r.mongo.state.Database(r.cfg.MongoDB.State)
 	return &migrate.Migrator{
 		State:     db,
@@ -32,7 +32,7 @@ func (r *Relay) newMigrator(outboxes func(context.Context) ([]store.Outbox, erro
 
 // newTermMigrator returns a migrator for the watched collections.
 func (t *term) newTermMigrator() *migrate.Migrator {
-	return t.newMigrator(func(context.Context) ([]store.Outbox, error) { return t.watchedOutboxes(), nil })
+	return t.newMigrator(func(context.Context) ([]outboxes.Outbox, error) { return t.watchedOutboxes(), nil })
 }
 
 // indexesShare bounds the cost of repeated attempts: after an attempt, the pause is at least this
@@ -46,8 +46,8 @@ func (t *term) ensureAllIndexes(ctx context.Context) {
 }
 
 // ensureIndexes makes the indexes of a collection that appeared while the relay runs.
-func (t *term) ensureIndexes(ctx context.Context, o store.Outbox) {
-	list := func() []store.Outbox { return []store.Outbox{o} }
+func (t *term) ensureIndexes(ctx context.Context, o outboxes.Outbox) {
+	list := func() []outboxes.Outbox { return []outboxes.Outbox{o} }
 	t.ensureUntilDone(ctx, o.NS(), list, func(ctx context.Context) (migrate.Report, error) {
 		return t.newTermMigrator().Prepare(ctx, o)
 	})
@@ -57,7 +57,7 @@ func (t *term) ensureIndexes(ctx context.Context, o store.Outbox) {
 // Obstacles are retried: a privilege may be granted, and a long transaction may end. It logs each
 // obstacle once.
 func (t *term) ensureUntilDone(
-	ctx context.Context, ns string, outboxes func() []store.Outbox,
+	ctx context.Context, ns string, outboxes func() []outboxes.Outbox,
 	up func(context.Context) (migrate.Report, error),
 ) {
 	logged := map[string]bool{}
@@ -136,10 +136,10 @@ func (t *term) indexFirstDeadLetters(letters []deadletter.Letter) {
 
 // ensureExpiries sets the configured expiries of marked envelopes and dead letters, which the
 // server removes. It reports whether that succeeded.
-func (t *term) ensureExpiries(ctx context.Context, o store.Outbox, logOnce func(slog.Level, string, ...any)) bool {
+func (t *term) ensureExpiries(ctx context.Context, o outboxes.Outbox, logOnce func(slog.Level, string, ...any)) bool {
 	db := t.mongo.state.Database(o.DB)
 	done := true
-	if _, err := store.EnsureSentTTL(ctx, db.Collection(o.Coll), t.cfg.Purge.TTL); err != nil {
+	if _, err := outboxes.EnsureSentTTL(ctx, db.Collection(o.Coll), t.cfg.Purge.TTL); err != nil {
 		done = false
 		logOnce(slog.LevelWarn, "purge.ttl is not in force for this collection", "collection", o.NS(), "reason", err)
 	}

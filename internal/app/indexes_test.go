@@ -10,7 +10,8 @@ import (
 
 	"github.com/outrelay/outrelay/internal/app"
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
-	"github.com/outrelay/outrelay/internal/store"
+	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/outboxes"
 )
 
 func (b *bundle) indexesOf(coll *mongo.Collection) (names []string) {
@@ -32,9 +33,9 @@ func TestIndexesAreMadeAtTheStart(t *testing.T) {
 	b.append(1)
 	b.start("recording=mark", "purge.ttl=2h")
 	box := b.db.Collection("outbox")
-	waitFor(t, func() bool { return slices.Contains(b.indexesOf(box), store.SentIndexName) })
+	waitFor(t, func() bool { return slices.Contains(b.indexesOf(box), outboxes.SentIndexName) })
 	have := b.indexesOf(box)
-	for _, want := range store.Indexes() {
+	for _, want := range outboxes.Indexes() {
 		if !slices.Contains(have, want.Name) {
 			t.Errorf("%s is missing; there are %v", want.Name, have)
 		}
@@ -65,7 +66,7 @@ func TestNoIndexIsMadeIfSwitchedOff(t *testing.T) {
 // allIndexes reports whether the outbox has those that are declared.
 func (b *bundle) allIndexes() bool {
 	have := b.indexesOf(b.db.Collection("outbox"))
-	return !slices.ContainsFunc(store.Indexes(), func(i store.Index) bool { return !slices.Contains(have, i.Name) })
+	return !slices.ContainsFunc(outboxes.Indexes(), func(i mongodb.Index) bool { return !slices.Contains(have, i.Name) })
 }
 
 // TestAFirstStartBesideAnOpenTransaction: a relay that has to make its indexes keeps no insert waiting for a service's transaction,
@@ -83,7 +84,7 @@ func TestAFirstStartBesideAnOpenTransaction(t *testing.T) {
 	if d := longestWait(); d > stacktest.InsertPatience {
 		t.Errorf("an insert waited %v, want at most %v", d, stacktest.InsertPatience)
 	}
-	waitFor(t, func() bool { return b.allIndexes() && slices.Contains(b.indexesOf(box), store.SentIndexName) })
+	waitFor(t, func() bool { return b.allIndexes() && slices.Contains(b.indexesOf(box), outboxes.SentIndexName) })
 }
 
 // TestAGrantedPrivilegeIsUsedByTheRunningRelay: indexes that it was not allowed to make are made soon after that is granted.

@@ -16,7 +16,6 @@ import (
 	"github.com/outrelay/outrelay/internal/migrate"
 	"github.com/outrelay/outrelay/internal/nodes"
 	"github.com/outrelay/outrelay/internal/retry"
-	"github.com/outrelay/outrelay/internal/store"
 )
 
 // ErrOutdated is returned at the start of a relay if a newer version has migrated the collections,
@@ -138,7 +137,7 @@ func (r *Relay) waitForUpgrade(stop context.Context) error {
 		err := r.mayStart(stop)
 		switch {
 		case errors.Is(err, migrate.ErrNewer):
-			r.member.LogEvent(stop, store.Halted, bson.D{{Key: "reason", Value: err.Error()}})
+			r.member.LogEvent(stop, nodes.Halted, bson.D{{Key: "reason", Value: err.Error()}})
 			return fmt.Errorf("%w: %w", ErrOutdated, err)
 
 		case reported != "" && errors.Is(err, errStateUnavailable) && stop.Err() == nil:
@@ -152,7 +151,7 @@ func (r *Relay) waitForUpgrade(stop context.Context) error {
 			}
 			if reported != "" && err == nil {
 				r.log.Info("the migration is done; this node stands by for the lease")
-				r.member.LogEvent(stop, store.UpgradeGoesOn, nil)
+				r.member.LogEvent(stop, nodes.UpgradeGoesOn, nil)
 			}
 			return nil
 		}
@@ -161,7 +160,7 @@ func (r *Relay) waitForUpgrade(stop context.Context) error {
 			reported = text
 			r.state.setRole(RoleUpgrade)
 			r.log.Warn(text)
-			r.member.LogEvent(stop, store.UpgradeWaits, bson.D{{Key: "reason", Value: text}})
+			r.member.LogEvent(stop, nodes.UpgradeWaits, bson.D{{Key: "reason", Value: text}})
 		}
 		if retry.Sleep(stop, beatEvery) != nil {
 			return nil
@@ -225,7 +224,7 @@ func (t *term) announceParked(blocked []Blocked) {
 	for topic, b := range now {
 		if !t.parkedTopics[topic] {
 			t.runInBackground(func(ctx context.Context) {
-				t.appendEvent(ctx, store.TopicParked, bson.D{
+				t.appendEvent(ctx, nodes.TopicParked, bson.D{
 					{Key: "topic", Value: topic},
 					{Key: "reason", Value: b.Reason},
 				})
@@ -235,7 +234,7 @@ func (t *term) announceParked(blocked []Blocked) {
 	for topic := range t.parkedTopics {
 		if _, still := now[topic]; !still {
 			t.runInBackground(func(ctx context.Context) {
-				t.appendEvent(ctx, store.TopicFlows, bson.D{{Key: "topic", Value: topic}})
+				t.appendEvent(ctx, nodes.TopicFlows, bson.D{{Key: "topic", Value: topic}})
 			})
 		}
 	}
@@ -261,7 +260,7 @@ func (t *term) announcePinLapsed() {
 		return
 	}
 	t.runInBackground(func(ctx context.Context) {
-		t.appendEvent(ctx, store.PinLapsed, bson.D{
+		t.appendEvent(ctx, nodes.PinLapsed, bson.D{
 			{Key: "pinned_to", Value: pin},
 			{Key: "reason", Value: "that node gives no sign of life"},
 		})
@@ -274,7 +273,7 @@ func (t *term) announceReleased(work context.Context, why error) {
 	if why != nil {
 		reason = why.Error()
 	}
-	t.appendEvent(context.WithoutCancel(work), store.Released, bson.D{{Key: "reason", Value: reason}})
+	t.appendEvent(context.WithoutCancel(work), nodes.Released, bson.D{{Key: "reason", Value: reason}})
 }
 
 // announceLeaseLost appends to the events log that another node acquired the lease, or that the
@@ -282,8 +281,8 @@ func (t *term) announceReleased(work context.Context, why error) {
 func (r *runner) announceLeaseLost(stop context.Context, why error) {
 	ctx, cancel := context.WithTimeout(stop, beatEvery)
 	defer cancel()
-	err := r.events.Append(ctx, store.LeaseLost, bson.D{{Key: "reason", Value: why.Error()}})
+	err := r.events.Append(ctx, nodes.LeaseLost, bson.D{{Key: "reason", Value: why.Error()}})
 	if err != nil && stop.Err() == nil {
-		r.log.Warn("an entry of the events log is lost", "kind", string(store.LeaseLost), "reason", err)
+		r.log.Warn("an entry of the events log is lost", "kind", string(nodes.LeaseLost), "reason", err)
 	}
 }

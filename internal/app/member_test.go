@@ -16,12 +16,12 @@ import (
 	"github.com/outrelay/outrelay/internal/config"
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/migrate"
-	"github.com/outrelay/outrelay/internal/store"
+	"github.com/outrelay/outrelay/internal/nodes"
 )
 
-func (b *bundle) nodes() []store.Node {
+func (b *bundle) nodes() []nodes.Node {
 	b.t.Helper()
-	all, err := store.NewNodes(b.state.Collection("nodes")).List(b.t.Context())
+	all, err := nodes.NewNodes(b.state.Collection("nodes")).List(b.t.Context())
 	if err != nil {
 		b.t.Fatal(err)
 	}
@@ -83,7 +83,7 @@ func (b *bundle) story(node string, want ...string) {
 // kinds are the entries of the events log about a node, in their order.
 func (b *bundle) kinds(node string) []string {
 	b.t.Helper()
-	all, err := store.NewEvents(b.state.Collection("events"), "", "").Latest(b.t.Context(), 100)
+	all, err := nodes.NewEvents(b.state.Collection("events"), "", "").Latest(b.t.Context(), 100)
 	if err != nil {
 		b.t.Fatal(err)
 	}
@@ -135,7 +135,7 @@ func TestOwnerAndStandbyAreListedWhileTheyRun(t *testing.T) {
 	second := b.start("node=two")
 	waitFor(t, func() bool {
 		all := b.nodes()
-		i := slices.IndexFunc(all, func(n store.Node) bool { return n.Node == "one" })
+		i := slices.IndexFunc(all, func(n nodes.Node) bool { return n.Node == "one" })
 		return len(all) == 2 && slices.Equal(all[i].Holds, []string{"default/0of1"})
 	})
 	for _, n := range b.nodes() {
@@ -145,7 +145,7 @@ func TestOwnerAndStandbyAreListedWhileTheyRun(t *testing.T) {
 		}
 	}
 	// Somebody takes the standby off the list.
-	if err := store.NewNodes(b.state.Collection("nodes")).Leave(t.Context(), "two"); err != nil {
+	if err := nodes.NewNodes(b.state.Collection("nodes")).Leave(t.Context(), "two"); err != nil {
 		t.Fatal(err)
 	}
 	b.log.wait(t, "it is listed again")
@@ -191,13 +191,13 @@ func TestALapsedPinIsNoted(t *testing.T) {
 	}
 	b.start("node=two", "lease.ttl=1s", "lease.renew=200ms") // a standby respects the pin for ten times that
 	b.noted("two", "pin_lapsed")
-	all, err := store.NewEvents(b.state.Collection("events"), "", "").Latest(t.Context(), 100)
+	all, err := nodes.NewEvents(b.state.Collection("events"), "", "").Latest(t.Context(), 100)
 	if err != nil {
 		t.Fatal(err)
 	}
 	told := map[string]int{}
 	for _, e := range all {
-		if e.Kind == store.PinLapsed {
+		if e.Kind == nodes.PinLapsed {
 			told[e.Node]++
 			if e.Fields.Lookup("pinned_to").StringValue() != "ghost" || e.Watcher != "default" {
 				t.Errorf("%+v: %s", e, e.Fields)

@@ -10,7 +10,7 @@ import (
 
 	"github.com/outrelay/outrelay/internal/admin"
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
-	"github.com/outrelay/outrelay/internal/store"
+	"github.com/outrelay/outrelay/internal/outboxes"
 )
 
 func (b *bundle) operator() admin.Operator {
@@ -21,8 +21,8 @@ func (b *bundle) operator() admin.Operator {
 func (b *bundle) counted(from time.Time) (n int64) {
 	b.t.Helper()
 	o := b.operator()
-	o.Outboxes = func(ctx context.Context) ([]store.Outbox, error) {
-		return store.ListOutboxes(ctx, b.client, func(_, coll []byte) bool { return string(coll) == "outbox" }, b.db.Name())
+	o.Outboxes = func(ctx context.Context) ([]outboxes.Outbox, error) {
+		return outboxes.ListOutboxes(ctx, b.client, func(_, coll []byte) bool { return string(coll) == "outbox" }, b.db.Name())
 	}
 	plan, err := o.RecoverPlan(b.t.Context(), from)
 	if err != nil {

@@ -13,9 +13,10 @@ import (
 	"github.com/outrelay/outrelay/internal/admin"
 	"github.com/outrelay/outrelay/internal/app"
 	"github.com/outrelay/outrelay/internal/config"
+	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/slot"
 	"github.com/outrelay/outrelay/internal/slots"
-	"github.com/outrelay/outrelay/internal/store"
 	"github.com/outrelay/outrelay/pkg/event"
 )
 
@@ -92,14 +93,14 @@ func TestN28_WhatIsReplayedDuringAResliceIsKnown(t *testing.T) {
 			return
 		}
 		replayed++
-		err := store.Foreign(t.Context(), b.state, "default", []string{b.db.Name() + ".outbox"}, func(ctx context.Context) error {
+		err := mongodb.Foreign(t.Context(), b.state, "default", []string{b.db.Name() + ".outbox"}, func(ctx context.Context) error {
 			_, err := b.state.Client().Database(b.db.Name()).Collection("outbox").UpdateOne(ctx, bson.D{{Key: "_id", Value: "again"}}, bson.D{{Key: "$set", Value: bson.D{
 				{Key: "state", Value: "retry"},
 				{Key: "nextAt", Value: time.Now()},
 				{Key: "attempts", Value: int32(0)},
 				{Key: "delivery", Value: int32(1)},
 				{Key: "pos", Value: "82"},
-				{Key: "origin", Value: store.OriginReplay},
+				{Key: "origin", Value: outboxes.OriginReplay},
 				b.seal(),
 			}}})
 			return err

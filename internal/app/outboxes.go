@@ -8,22 +8,22 @@ import (
 
 	"github.com/outrelay/outrelay/internal/changestream"
 	"github.com/outrelay/outrelay/internal/config"
+	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/routing"
-	"github.com/outrelay/outrelay/internal/store"
 )
 
 // Outboxes returns a function that lists the existing collections that the configuration watches,
 // sorted by name. It queries each database that may contain one.
-func Outboxes(cfg config.Config, client *mongo.Client) func(ctx context.Context) ([]store.Outbox, error) {
-	return func(ctx context.Context) ([]store.Outbox, error) {
+func Outboxes(cfg config.Config, client *mongo.Client) func(ctx context.Context) ([]outboxes.Outbox, error) {
+	return func(ctx context.Context) ([]outboxes.Outbox, error) {
 		scope, err := changestream.ParseScope(cfg.Watch, stateCollections(cfg)...)
 		if err != nil {
 			return nil, fmt.Errorf("watch: %w", err)
 		}
 		if db, _ := scope.Target(); db != "" {
-			return store.ListOutboxes(ctx, client, scope.Matches, db)
+			return outboxes.ListOutboxes(ctx, client, scope.Matches, db)
 		}
-		return store.ListOutboxes(ctx, client, scope.Matches)
+		return outboxes.ListOutboxes(ctx, client, scope.Matches)
 	}
 }
 

@@ -5,15 +5,15 @@ import (
 	"slices"
 	"sync"
 
-	"github.com/outrelay/outrelay/internal/reconcile"
+	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/record"
 	"github.com/outrelay/outrelay/internal/routing"
-	"github.com/outrelay/outrelay/internal/store"
+	"github.com/outrelay/outrelay/internal/waiting"
 	"github.com/outrelay/outrelay/pkg/event"
 )
 
 // outlet publishes envelopes that come from the collections instead of the stream. It implements
-// reconcile.Outlet and is safe for concurrent use.
+// waiting.Outlet and is safe for concurrent use.
 type outlet struct {
 	t    *term
 	pool sync.Pool // of *outgoing: the loops of the reconciler publish concurrently
@@ -33,9 +33,9 @@ func newOutlet(t *term) *outlet {
 	return o
 }
 
-// Publish implements reconcile.Outlet.
+// Publish implements waiting.Outlet.
 func (o *outlet) Publish(
-	ctx context.Context, e *reconcile.Envelope, topics []string, answer func(record.Published),
+	ctx context.Context, e *outboxes.Envelope, topics []string, answer func(record.Published),
 ) error {
 	w := o.pool.Get().(*outgoing)
 	defer o.pool.Put(w)
@@ -77,11 +77,11 @@ func (o *outlet) Publish(
 	return o.t.dispatcher.Publish(ctx, w.recs, o.traceAnswers(e, w.recs, answer))
 }
 
-// checkEnvelope implements reconcile.Exceptions.Check.
+// checkEnvelope implements waiting.Exceptions.Check.
 func (o *outlet) checkEnvelope(v *event.View) error { return checkSeal(v, o.t.seal) }
 
 // routeTopics returns the topics of an envelope that does not list its targets.
-func (o *outlet) routeTopics(e *reconcile.Envelope) ([]string, error) {
+func (o *outlet) routeTopics(e *outboxes.Envelope) ([]string, error) {
 	w := o.pool.Get().(*outgoing)
 	defer o.pool.Put(w)
 	if err := event.Parse(e.Raw, &w.view); err != nil {
@@ -105,7 +105,7 @@ func (o *outlet) routeTopics(e *reconcile.Envelope) ([]string, error) {
 
 // ackFound acks the records of an envelope for topics, if the read-back has found them. It reports
 // whether it has.
-func (o *outlet) ackFound(e *reconcile.Envelope, topics []string, answer func(record.Published)) bool {
+func (o *outlet) ackFound(e *outboxes.Envelope, topics []string, answer func(record.Published)) bool {
 	w := o.pool.Get().(*outgoing)
 	defer o.pool.Put(w)
 	return w.buildIdentities(o, e, topics) && o.t.dispatcher.AckIfFound(w.recs, answer)
@@ -114,7 +114,7 @@ func (o *outlet) ackFound(e *reconcile.Envelope, topics []string, answer func(re
 // buildIdentities builds the records of an envelope for topics, or for all its topics if topics is
 // nil. The records have the right identities and targets, but neither values nor headers. It
 // returns false if the envelope has no records.
-func (w *outgoing) buildIdentities(o *outlet, e *reconcile.Envelope, topics []string) bool {
+func (w *outgoing) buildIdentities(o *outlet, e *outboxes.Envelope, topics []string) bool {
 	if event.Parse(e.Raw, &w.view) != nil || w.checkSeal() != nil {
 		return false
 	}
@@ -138,7 +138,7 @@ func (w *outgoing) buildIdentities(o *outlet, e *reconcile.Envelope, topics []st
 
 // findHits returns the records of an envelope that the read-back has found, for topics, or for all
 // its topics if topics is nil.
-func (o *outlet) findHits(e *reconcile.Envelope, topics []string) []reconcile.Hit {
+func (o *outlet) findHits(e *outboxes.Envelope, topics []string) []waiting.Hit {
 	w := o.pool.Get().(*outgoing)
 	defer o.pool.Put(w)
 	if !w.buildIdentities(o, e, topics) {
@@ -149,13 +149,13 @@ func (o *outlet) findHits(e *reconcile.Envelope, topics []string) []reconcile.Hi
 	for i := range w.recs {
 		all[i] = w.recs[i].Topic
 	}
-	var hits []reconcile.Hit
+	var hits []waiting.Hit
 	for i := range w.recs {
 		tp, offset, ok := o.t.sink.FindHit(&w.recs[i])
 		if !ok {
 			continue
 		}
-		hits = append(hits, reconcile.Hit{
+		hits = append(hits, waiting.Hit{
 			ID:       string(w.view.AppendID(nil)),
 			StringID: w.view.AmbiguousID(),
 			Delivery: w.view.Delivery,
@@ -168,20 +168,20 @@ func (o *outlet) findHits(e *reconcile.Envelope, topics []string) []reconcile.Hi
 	return hits
 }
 
-// Settle implements reconcile.Outlet.
+// Settle implements waiting.Outlet.
 func (o *outlet) Settle(tickets []record.Ticket) { o.t.dispatcher.Settle(tickets) }
 
-// OpenGate implements reconcile.Outlet.
+// OpenGate implements waiting.Outlet.
 func (o *outlet) OpenGate(ns, topic, key string) {
 	o.t.dispatcher.OpenGate(o.recordNamespace(ns), topic, key)
 }
 
-// ResumeKey implements reconcile.Outlet.
+// ResumeKey implements waiting.Outlet.
 func (o *outlet) ResumeKey(ns, topic, key string) {
 	o.t.dispatcher.ResumeKey(o.recordNamespace(ns), topic, key)
 }
 
-// Flush implements reconcile.Outlet.
+// Flush implements waiting.Outlet.
 func (o *outlet) Flush() { o.t.dispatcher.Flush() }
 
 // recordNamespace returns the namespace ns in the form that records have, which is part of the
@@ -194,13 +194,13 @@ func (o *outlet) recordNamespace(ns string) string {
 	return string(h[:])
 }
 
-// Reached implements reconcile.Outlet.
+// Reached implements waiting.Outlet.
 func (o *outlet) Reached() string {
 	p, ok := o.t.dispatcher.Reached()
 	if !ok {
 		return ""
 	}
-	return store.PosOf(p)
+	return outboxes.PosOf(p)
 }
 
-var _ reconcile.Outlet = (*outlet)(nil)
+var _ waiting.Outlet = (*outlet)(nil)

@@ -13,11 +13,12 @@ import (
 	"github.com/outrelay/outrelay/internal/deadletter"
 	"github.com/outrelay/outrelay/internal/dispatch"
 	"github.com/outrelay/outrelay/internal/lease"
-	"github.com/outrelay/outrelay/internal/reconcile"
+	"github.com/outrelay/outrelay/internal/outboxes"
+	"github.com/outrelay/outrelay/internal/purge"
 	"github.com/outrelay/outrelay/internal/record"
-	"github.com/outrelay/outrelay/internal/retention"
 	"github.com/outrelay/outrelay/internal/retry"
-	"github.com/outrelay/outrelay/internal/store"
+	"github.com/outrelay/outrelay/internal/scheduled"
+	"github.com/outrelay/outrelay/internal/waiting"
 )
 
 // reconciler sends the envelopes that the stream cannot send: retried, parked, blocked, requeued
@@ -25,10 +26,10 @@ import (
 // collection is on the dirty list.
 type reconciler struct {
 	outlet     *outlet
-	finisher   *reconcile.Finisher
-	exceptions *reconcile.Exceptions
-	scheduled  *reconcile.Scheduled
-	purger     *retention.Purger
+	finisher   *waiting.Finisher
+	exceptions *waiting.Exceptions
+	scheduled  *scheduled.Scheduled
+	purger     *purge.Purger
 
 	stopPublishing  context.CancelFunc // ends the loops that publish
 	publishingEnded chan struct{}      // closed when these loops have ended
@@ -44,7 +45,7 @@ func (t *term) newReconciler(doc *lease.Document) *reconciler {
 	trouble := func(err error) { t.reportProblem("reconciler", err, false) }
 	well := func() { t.state.clearProblems("reconciler") }
 
-	f := reconcile.NewFinisher(reconcile.FinisherConfig{
+	f := waiting.NewFinisher(waiting.FinisherConfig{
 		Client:      t.mongo.state,
 		Fencer:      t.held,
 		Outlet:      out,
@@ -61,14 +62,14 @@ func (t *term) newReconciler(doc *lease.Document) *reconciler {
 		Log:         t.log,
 		OnRetry:     trouble,
 		OnRecovered: well,
-		Count: func(end reconcile.End, class record.Class, n int) {
+		Count: func(end waiting.End, class record.Class, n int) {
 			t.metrics.Reconciled.WithLabelValues(end.String()).Add(float64(n))
-			if end == reconcile.Dead {
+			if end == waiting.Dead {
 				t.metrics.DeadLetters.WithLabelValues(string(class)).Add(float64(n))
 			}
 		},
 	})
-	exceptions := &reconcile.Exceptions{
+	exceptions := &waiting.Exceptions{
 		Client:      t.mongo.state,
 		Collections: t.dirty.dirtyOutboxes,
 		Outlet:      out,
@@ -83,7 +84,7 @@ func (t *term) newReconciler(doc *lease.Document) *reconciler {
 		OnRetry:     trouble,
 		OnRecovered: well,
 	}
-	scheduled := reconcile.NewScheduled(reconcile.ScheduledConfig{
+	scheduled := scheduled.NewScheduled(scheduled.ScheduledConfig{
 		Client:      t.mongo.state,
 		Fencer:      t.held,
 		Epoch:       doc.Epoch,
@@ -96,7 +97,7 @@ func (t *term) newReconciler(doc *lease.Document) *reconciler {
 		OnRetry:     trouble,
 		OnSent:      func(d time.Duration) { t.metrics.DueError.Observe(d, 1) },
 	})
-	purger := &retention.Purger{
+	purger := &purge.Purger{
 		Client:      t.mongo.state,
 		State:       t.mongo.state.Database(t.cfg.MongoDB.State),
 		Collections: t.watchedOutboxes,
@@ -152,18 +153,18 @@ func (t *term) recoverUnrecorded(ctx context.Context) error {
 //
 // All these exceptions have positions after the returned position.
 func (t *term) incompleteAfterCrash() (after string, incomplete func(pos string) bool) {
-	from := store.PosOf(t.from)
+	from := outboxes.PosOf(t.from)
 	if t.gap == nil {
-		return from, func(pos string) bool { return pos > from && store.PosIsWithin(pos) }
+		return from, func(pos string) bool { return pos > from && outboxes.PosIsWithin(pos) }
 	}
 
 	// Without a cursor, no swept envelope is known to be delivered.
 	cursor := ""
 	if !t.gap.Cursor.IsZero() {
-		cursor = store.PosAt(t.gap.Cursor)
+		cursor = outboxes.PosAt(t.gap.Cursor)
 	}
 
-	zero := store.PosAt(bson.Timestamp{})
+	zero := outboxes.PosAt(bson.Timestamp{})
 	swept := func(pos string) bool {
 		return len(pos) == len(zero) || strings.HasPrefix(pos, zero)
 	}
@@ -183,11 +184,11 @@ func (t *term) mayPurge() bool {
 func (t *term) loadExceptions(ctx context.Context) (*previousOwner, error) {
 	previous := newPreviousOwner()
 	out := newOutlet(t)
-	after := store.PosOf(t.from)
+	after := outboxes.PosOf(t.from)
 	at, _ := t.from.Time()
-	behind := func(pos string) bool { return pos > after || store.PosSweptBehind(pos, at, t.stampMargin) }
+	behind := func(pos string) bool { return pos > after || outboxes.PosSweptBehind(pos, at, t.stampMargin) }
 
-	var n reconcile.Loaded
+	var n waiting.Loaded
 	err := t.retryRead(ctx, func(ctx context.Context) (err error) {
 		t.dispatcher.OpenAllGates()
 		previous.reset()
@@ -220,10 +221,10 @@ func (t *term) loadExceptions(ctx context.Context) (*previousOwner, error) {
 // loadLetters adds to previous the events of a collection after the position that are dead letters.
 // They could be sent by now, if their problem is fixed, but later events of their keys were sent
 // without them.
-func (t *term) loadLetters(ctx context.Context, o store.Outbox, previous *previousOwner) error {
+func (t *term) loadLetters(ctx context.Context, o outboxes.Outbox, previous *previousOwner) error {
 	letters := t.mongo.stream.Database(o.DB).Collection(deadletter.Collection(o.Coll))
 	return t.retryRead(ctx, func(ctx context.Context) error {
-		return deadletter.EachLater(ctx, letters, store.PosOf(t.from), func(l deadletter.LaterLetter) error {
+		return deadletter.EachLater(ctx, letters, outboxes.PosOf(t.from), func(l deadletter.LaterLetter) error {
 			previous.addDeadLetter(o.NS(), l)
 			return nil
 		})
@@ -290,11 +291,11 @@ func (t *term) drainReconciler(work context.Context) {
 
 // Sent implements dispatch.Recorder.
 func (x *exceptionWriter) Sent(ctx context.Context, batch []*dispatch.Sent) error {
-	list := make([]store.Sent, len(batch))
+	list := make([]purge.Sent, len(batch))
 	for i, s := range batch {
-		list[i] = store.Sent{NS: s.NS, ID: s.ID, TS: s.TS}
+		list[i] = purge.Sent{NS: s.NS, ID: s.ID, TS: s.TS}
 		for _, a := range s.Answers {
-			p := store.Position{Topic: a.Topic, Partition: a.Partition, Offset: a.Offset}
+			p := purge.Position{Topic: a.Topic, Partition: a.Partition, Offset: a.Offset}
 			list[i].Positions = append(list[i].Positions, p)
 		}
 	}
@@ -303,8 +304,8 @@ func (x *exceptionWriter) Sent(ctx context.Context, batch []*dispatch.Sent) erro
 
 // removeRefusing removes the deliveries of collections that have recently rejected a recorded
 // delivery.
-func (x *exceptionWriter) removeRefusing(list []store.Sent) []store.Sent {
-	return slices.DeleteFunc(list, func(s store.Sent) bool {
+func (x *exceptionWriter) removeRefusing(list []purge.Sent) []purge.Sent {
+	return slices.DeleteFunc(list, func(s purge.Sent) bool {
 		at, refused := x.t.recordingRefused[s.NS]
 		return refused && time.Since(at) < recordingPause
 	})
@@ -313,23 +314,23 @@ func (x *exceptionWriter) removeRefusing(list []store.Sent) []store.Sent {
 // writeDeliveries records deliveries on their envelopes. If MongoDB rejects one, because a
 // validator of the collection does not allow the fields, it stays unrecorded: the envelope was
 // delivered, and the watermark must not wait for a write that cannot succeed.
-func (x *exceptionWriter) writeDeliveries(ctx context.Context, list []store.Sent) error {
-	write := func(part []store.Sent) error {
+func (x *exceptionWriter) writeDeliveries(ctx context.Context, list []purge.Sent) error {
+	write := func(part []purge.Sent) error {
 		part = x.removeRefusing(slices.Clone(part))
 		if len(part) == 0 {
 			return nil
 		}
-		return store.RecordSent(ctx, x.t.held, x.t.cfg.Recording, part)
+		return purge.RecordSent(ctx, x.t.held, x.t.cfg.Recording, part)
 	}
 
-	reject := func(s store.Sent, err error) error {
+	reject := func(s purge.Sent, err error) error {
 		x.t.recordingRefused[s.NS] = time.Now()
 		x.t.log.Error("a collection rejects recorded deliveries; allow the field sentAt in its validator",
 			"collection", s.NS, "again_in", recordingPause, "error", err)
 		return nil
 	}
 
-	return store.WriteHalves(list, write, reject)
+	return waiting.WriteHalves(list, write, reject)
 }
 
 // recordingPause is the time without recorded deliveries after a collection has rejected one.

@@ -30,12 +30,12 @@ import (
 	"github.com/outrelay/outrelay/internal/metrics"
 	"github.com/outrelay/outrelay/internal/migrate"
 	"github.com/outrelay/outrelay/internal/nodes"
+	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/probes"
 	"github.com/outrelay/outrelay/internal/routing"
 	"github.com/outrelay/outrelay/internal/sink"
 	"github.com/outrelay/outrelay/internal/slot"
 	"github.com/outrelay/outrelay/internal/slots"
-	"github.com/outrelay/outrelay/internal/store"
 	"github.com/outrelay/outrelay/internal/systemd"
 	"github.com/outrelay/outrelay/internal/tracing"
 )
@@ -53,11 +53,11 @@ type Relay struct {
 	mongo          *clients
 	kafka          *kafkawire.Client
 	sinks          *sink.Opener
-	nodes          *store.Nodes
+	nodes          *nodes.Nodes
 	member         *nodes.Member
 	steps          []migrate.Step // nil: the migrations of this version
-	registry       *store.Registry
 	divisions      *slots.Divisions
+	registry       *outboxes.Registry
 	kafkaReachable atomic.Bool  // at the last heartbeat
 	lastAck        atomic.Int64 // Unix nanoseconds
 	scope          *changestream.Scope
@@ -161,8 +161,8 @@ func New(cfg config.Config, version string, log *slog.Logger, options ...Option)
 		return nil, err
 	}
 	db := r.mongo.state.Database(cfg.MongoDB.State)
-	r.nodes = store.NewNodes(db.Collection("nodes"))
-	r.registry = store.NewRegistry(db.Collection("collections"))
+	r.nodes = nodes.NewNodes(db.Collection("nodes"))
+	r.registry = outboxes.NewRegistry(db.Collection("collections"))
 	r.member = r.newMember(db)
 	r.divisions = slots.NewDivisions(db)
 	if r.exporter, err = newExporter(cfg, version, r); err != nil {

@@ -7,7 +7,7 @@ import (
 
 	"github.com/outrelay/outrelay/internal/logging"
 	"github.com/outrelay/outrelay/internal/metrics"
-	"github.com/outrelay/outrelay/internal/store"
+	"github.com/outrelay/outrelay/internal/nodes"
 )
 
 // Reloaded reports that the configuration was read again while the relay runs. applied contains the
@@ -17,12 +17,12 @@ import (
 // valid configuration.
 func (r *Relay) Reloaded(applied, waiting []string, err error) {
 	r.metrics.Reloaded(metrics.Settings, err == nil)
-	kind := store.ConfigReloaded
+	kind := nodes.ConfigReloaded
 	fields := bson.D{{Key: "applied", Value: applied}, {Key: "waiting", Value: waiting}}
 	switch {
 	case err != nil:
 		reason := logging.Clean(err.Error())
-		kind = store.ConfigRefused
+		kind = nodes.ConfigRefused
 		fields = bson.D{{Key: "reason", Value: reason}}
 		r.log.Error("the new configuration is invalid; the relay continues with the old one, and would not start again",
 			"reason", reason, "advice", "fix it, check it with outrelay validate, and send SIGHUP again")

@@ -8,9 +8,10 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 
 	"github.com/outrelay/outrelay/internal/changestream"
+	"github.com/outrelay/outrelay/internal/nodes"
+	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/reconcile"
 	"github.com/outrelay/outrelay/internal/retry"
-	"github.com/outrelay/outrelay/internal/store"
 )
 
 // handleRename handles a rename that gives a collection a watched name, removes one, or both (N27).
@@ -37,7 +38,7 @@ func (t *term) handleRename(ctx context.Context, ev *changestream.Event, from, t
 		return nil
 	}
 
-	var before store.Registration
+	var before outboxes.Registration
 	if ev.HasUUID {
 		if before, err = t.claimCollection(ctx, o, ev.ClusterTime); err != nil {
 			return err
@@ -58,7 +59,7 @@ const renameListedWithin = 3 * time.Second
 // findRenamed returns the collection of a rename under its current name, which may be the result of
 // a later rename. listed is false if the collection has no watched name. It waits at most
 // [renameListedWithin] for the server to list the collection.
-func (t *term) findRenamed(ctx context.Context, ev *changestream.Event) (o store.Outbox, listed bool, err error) {
+func (t *term) findRenamed(ctx context.Context, ev *changestream.Event) (o outboxes.Outbox, listed bool, err error) {
 	to := string(ev.ToDB) + "." + string(ev.ToColl)
 	for began := time.Now(); time.Since(began) < renameListedWithin; {
 		if err := t.listCollections(ctx); err != nil {
@@ -88,7 +89,7 @@ func (t *term) findRenamed(ctx context.Context, ev *changestream.Event) (o store
 // envelopes that were inserted before the collection lost its previous watched name have timestamps
 // before that time, without a margin.
 func (t *term) sweepRenamed(
-	ctx context.Context, ev *changestream.Event, o store.Outbox, before store.Registration,
+	ctx context.Context, ev *changestream.Event, o outboxes.Outbox, before outboxes.Registration,
 ) error {
 	// The sweep overwrites the current event of the pump.
 	at := ev.ClusterTime
@@ -105,7 +106,7 @@ func (t *term) sweepRenamed(
 	t.renamed.remember(o.NS(), rename{pos: string(ev.Data), at: at})
 	s := &reconcile.Sweep{
 		Client:      t.mongo.stream,
-		Collections: []store.Outbox{o},
+		Collections: []outboxes.Outbox{o},
 		ReadUpTo:    map[string]bson.Timestamp{o.NS(): readUpTo},
 		To:          at,
 		Memory:      int64(t.cfg.Limits.Memory) / 4,
@@ -119,7 +120,7 @@ func (t *term) sweepRenamed(
 	}
 
 	t.dispatcher.Flush()
-	t.appendEvent(ctx, store.GapClosed, bson.D{
+	t.appendEvent(ctx, nodes.GapClosed, bson.D{
 		{Key: "reason", Value: "renamed"},
 		{Key: "collection", Value: o.NS()},
 		{Key: "swept", Value: res.Swept},
@@ -151,7 +152,7 @@ func (p *progress) keepTicking(every time.Duration) (stop func()) {
 type renamePublisher struct{ *term }
 
 // Deliver implements reconcile.Publisher.
-func (r renamePublisher) Deliver(ctx context.Context, e *reconcile.Envelope) error {
+func (r renamePublisher) Deliver(ctx context.Context, e *outboxes.Envelope) error {
 	r.progress.ticks.Add(1)
 	r.metrics.Reconciled.WithLabelValues("swept").Inc()
 	return r.pump.deliverSwept(ctx, e, r.renamed.positionOf(string(e.DB)+"."+string(e.Coll), e.TS))
@@ -198,7 +199,7 @@ func (r *renames) positionOf(ns string, ts bson.Timestamp) string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if latest, ok := r.latest[ns]; ok && !ts.After(latest.at) {
-		return store.PosWithin(latest.pos, ts)
+		return outboxes.PosWithin(latest.pos, ts)
 	}
-	return store.PosAt(ts)
+	return outboxes.PosAt(ts)
 }

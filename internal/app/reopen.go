@@ -8,7 +8,7 @@ import (
 
 	"github.com/outrelay/outrelay/internal/changestream"
 	"github.com/outrelay/outrelay/internal/lease"
-	"github.com/outrelay/outrelay/internal/store"
+	"github.com/outrelay/outrelay/internal/nodes"
 	"github.com/outrelay/outrelay/resume"
 )
 
@@ -32,7 +32,7 @@ func (t *term) findNextStart(ctx context.Context, err error) (changestream.Start
 	if hasTime && !gap.Position.Token.IsZero() && gap.Position.Compare(t.reopenedAt) != 0 && !gap.Ahead {
 		t.reopenedAt = gap.Position.Clone()
 		t.log.Warn("cannot resume the change stream from its token; reopening it by time", "reason", gap)
-		t.appendEvent(ctx, store.GapFound, bson.D{
+		t.appendEvent(ctx, nodes.GapFound, bson.D{
 			{Key: "reason", Value: gap.Reason},
 			{Key: "code", Value: gap.Code},
 			{Key: "reopened", Value: "by time"},
@@ -42,7 +42,7 @@ func (t *term) findNextStart(ctx context.Context, err error) (changestream.Start
 
 	t.metrics.Gaps.WithLabelValues(gap.Reason).Inc()
 	if t.cfg.LostHistory == resume.HaltLostHistory {
-		t.appendEvent(ctx, store.GapFound, bson.D{
+		t.appendEvent(ctx, nodes.GapFound, bson.D{
 			{Key: "reason", Value: gap.Reason},
 			{Key: "code", Value: gap.Code},
 		})
@@ -61,7 +61,7 @@ func (t *term) findNextStart(ctx context.Context, err error) (changestream.Start
 func (t *term) resumeAfterInvalidate(
 	ctx context.Context, e *changestream.InvalidateError,
 ) (changestream.Start, error) {
-	t.appendEvent(ctx, store.Invalidated, bson.D{
+	t.appendEvent(ctx, nodes.Invalidated, bson.D{
 		{Key: "collection", Value: e.NS},
 		{Key: "by", Value: e.Op.String()},
 	})
@@ -95,9 +95,9 @@ func (t *term) handleDDL(ctx context.Context, ev *changestream.Event) error {
 
 	// On the stream of a single collection an invalidate event follows, which gets its own entry.
 	if (from || to || ev.Op == changestream.DropDatabase) && t.scope.Kind() != changestream.Collection {
-		kind := store.Dropped
+		kind := nodes.Dropped
 		if ev.Op == changestream.Rename {
-			kind = store.Renamed
+			kind = nodes.Renamed
 		}
 		t.appendEvent(ctx, kind, bson.D{
 			{Key: "db", Value: string(ev.DB)},

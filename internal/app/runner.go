@@ -13,11 +13,11 @@ import (
 	"github.com/outrelay/outrelay/internal/config"
 	"github.com/outrelay/outrelay/internal/lease"
 	"github.com/outrelay/outrelay/internal/metrics"
+	"github.com/outrelay/outrelay/internal/nodes"
 	"github.com/outrelay/outrelay/internal/retry"
 	"github.com/outrelay/outrelay/internal/sink"
 	"github.com/outrelay/outrelay/internal/slot"
 	"github.com/outrelay/outrelay/internal/slots"
-	"github.com/outrelay/outrelay/internal/store"
 	"github.com/outrelay/outrelay/internal/tracing"
 )
 
@@ -34,7 +34,7 @@ type runner struct {
 	sinks   *sink.Opener
 	scope   *changestream.Scope
 	lease   *lease.Lease
-	events  *store.Events
+	events  *nodes.Events
 	tap     *tracing.Tap
 
 	fencedAt      []time.Time // when Kafka fenced this owner although it held the lease (N5)
@@ -58,7 +58,7 @@ func (r *Relay) newRunner(p slot.Range, m *metrics.Set) (*runner, error) {
 		yield:   make(chan string, 1),
 	}
 	db := r.mongo.state.Database(r.cfg.MongoDB.State)
-	one.events = store.NewEvents(db.Collection("events"), r.cfg.Watcher, r.cfg.Node)
+	one.events = nodes.NewEvents(db.Collection("events"), r.cfg.Watcher, r.cfg.Node)
 	c := lease.Config{
 		Collection:      db.Collection("watchers"),
 		ID:              p.ID(r.cfg.Watcher),

@@ -16,8 +16,9 @@ import (
 	"github.com/outrelay/outrelay/internal/app"
 	"github.com/outrelay/outrelay/internal/config"
 	"github.com/outrelay/outrelay/internal/lease"
+	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/slots"
-	"github.com/outrelay/outrelay/internal/store"
 	"github.com/outrelay/outrelay/pkg/event"
 )
 
@@ -351,7 +352,7 @@ func TestN28_ForeignExceptionsHaveOneSlot(t *testing.T) {
 			{Key: "state", Value: "retry"},
 			{Key: "nextAt", Value: time.Now()},
 			{Key: "delivery", Value: int32(1)},
-			{Key: "origin", Value: store.OriginRequeue},
+			{Key: "origin", Value: outboxes.OriginRequeue},
 			b.seal(),
 		}
 		if i%4 != 0 { // those without one are slot 0's
@@ -359,7 +360,7 @@ func TestN28_ForeignExceptionsHaveOneSlot(t *testing.T) {
 		}
 		docs = append(docs, doc)
 	}
-	err := store.Foreign(t.Context(), b.state, "default", []string{ns}, func(ctx context.Context) error {
+	err := mongodb.Foreign(t.Context(), b.state, "default", []string{ns}, func(ctx context.Context) error {
 		_, err := b.state.Client().Database(b.db.Name()).Collection("outbox").InsertMany(ctx, docs)
 		return err
 	})

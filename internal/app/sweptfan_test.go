@@ -10,7 +10,7 @@ import (
 
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/lease"
-	"github.com/outrelay/outrelay/internal/store"
+	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/pkg/event"
 	"github.com/outrelay/outrelay/pkg/outbox"
 )
@@ -60,9 +60,9 @@ func TestN22_ASweepOwesTheOtherTopicsOfWhatHasNoStamp(t *testing.T) {
 		{Key: "payload", Value: bson.Binary{Data: []byte("1")}},
 		{Key: "ts", Value: bson.Timestamp{T: from.T + 1, I: 1}}, // of the write of the exception
 		{Key: "state", Value: "parked"},
-		{Key: "pos", Value: store.PosAt(bson.Timestamp{})},
+		{Key: "pos", Value: outboxes.PosAt(bson.Timestamp{})},
 		{Key: "pending", Value: bson.A{other}},
-		{Key: "origin", Value: store.OriginStream},
+		{Key: "origin", Value: outboxes.OriginStream},
 		{Key: "attempts", Value: 0},
 		{Key: "key", Value: "0"},
 		b.seal(),

@@ -15,12 +15,15 @@ import (
 	"github.com/outrelay/outrelay/internal/fence"
 	"github.com/outrelay/outrelay/internal/lease"
 	"github.com/outrelay/outrelay/internal/metrics"
+	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/nodes"
+	"github.com/outrelay/outrelay/internal/outboxes"
+	"github.com/outrelay/outrelay/internal/purge"
 	"github.com/outrelay/outrelay/internal/record"
 	"github.com/outrelay/outrelay/internal/retry"
 	"github.com/outrelay/outrelay/internal/routing"
 	"github.com/outrelay/outrelay/internal/sink"
 	"github.com/outrelay/outrelay/internal/slots"
-	"github.com/outrelay/outrelay/internal/store"
 	"github.com/outrelay/outrelay/resume"
 )
 
@@ -85,7 +88,7 @@ func (t *term) takeOver(ctx, work context.Context, g *errgroup.Group) (changestr
 		return none, err
 	}
 
-	t.stampMargin = store.Margin(ctx, t.mongo.stream)
+	t.stampMargin = mongodb.Margin(ctx, t.mongo.stream)
 	disp := t.newDispatcher()
 	sink, err := t.openSink(ctx, &doc, disp)
 	if err != nil {
@@ -127,7 +130,7 @@ func (t *term) takeOver(ctx, work context.Context, g *errgroup.Group) (changestr
 
 	t.log.Info("took over", "watcher", t.cfg.Watcher, "node", t.cfg.Node,
 		"position", t.from.Token.String(), "time", t.from.ClusterTime.T)
-	t.appendEvent(ctx, store.TookOver, bson.D{{Key: "position", Value: t.from.Token.String()}})
+	t.appendEvent(ctx, nodes.TookOver, bson.D{{Key: "position", Value: t.from.Token.String()}})
 	return start, nil
 }
 
@@ -135,7 +138,7 @@ func (t *term) takeOver(ctx, work context.Context, g *errgroup.Group) (changestr
 // ctx ends.
 func (t *term) operationTime(ctx context.Context) (at bson.Timestamp, err error) {
 	err = t.retryCall(ctx, "mongodb", func(ctx context.Context) (err error) {
-		at, err = store.ClusterTime(ctx, t.mongo.stream)
+		at, err = mongodb.ClusterTime(ctx, t.mongo.stream)
 		return err
 	})
 	return at, err
@@ -327,7 +330,7 @@ func (t *term) newPump(until bson.Timestamp, previous *previousOwner) *pump {
 		countDropped:    func() { t.metrics.Reconciled.WithLabelValues("expired_dropped").Inc() },
 
 		dropExpired:      t.cfg.Expired == "drop",
-		recordDeliveries: t.cfg.Recording != store.RecordWatermark,
+		recordDeliveries: t.cfg.Recording != purge.RecordWatermark,
 		stampMargin:      uint32(t.stampMargin / time.Second),
 
 		replayWindow: replayWindow{
@@ -451,7 +454,7 @@ func (t *term) findFirstStart(ctx context.Context, now bson.Timestamp) (at bson.
 	for _, c := range t.watchedOutboxes() {
 		coll := t.mongo.stream.Database(c.DB).Collection(c.Coll)
 		err := t.retryRead(ctx, func(ctx context.Context) error {
-			ts, ok, err := store.OldestTS(ctx, coll)
+			ts, ok, err := outboxes.OldestTS(ctx, coll)
 			if err == nil && ok && ts.Before(oldest) {
 				oldest = ts
 			}

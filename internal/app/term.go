@@ -16,9 +16,10 @@ import (
 	"github.com/outrelay/outrelay/internal/changestream"
 	"github.com/outrelay/outrelay/internal/dispatch"
 	"github.com/outrelay/outrelay/internal/lease"
+	"github.com/outrelay/outrelay/internal/nodes"
+	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/retry"
 	"github.com/outrelay/outrelay/internal/sink"
-	"github.com/outrelay/outrelay/internal/store"
 	"github.com/outrelay/outrelay/resume"
 )
 
@@ -69,7 +70,7 @@ type term struct {
 
 	watched struct {
 		sync.Mutex
-		outboxes []store.Outbox // the watched collections, as they were listed last
+		outboxes []outboxes.Outbox // the watched collections, as they were listed last
 	}
 	collections map[[16]byte]bool // registered for this watcher, by UUID (N25)
 
@@ -312,7 +313,7 @@ func (t *term) haltWithLease(stop, work context.Context, err error) error {
 	t.state.setRole(RoleHalted)
 	t.reportProblem("halted", halt, true)
 	t.stats.setHalted(halt.Error())
-	t.appendEvent(work, store.Halted, bson.D{{Key: "reason", Value: halt.Error()}})
+	t.appendEvent(work, nodes.Halted, bson.D{{Key: "reason", Value: halt.Error()}})
 	defer t.state.clearProblems("halted")
 
 	for {
@@ -349,7 +350,7 @@ func (t *term) currentCheckpoint() lease.Checkpoint {
 
 // appendEvent appends an entry to the events log. It waits at most two seconds. A failure is only
 // logged.
-func (t *term) appendEvent(ctx context.Context, kind store.Kind, fields bson.D) {
+func (t *term) appendEvent(ctx context.Context, kind nodes.Kind, fields bson.D) {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()
 

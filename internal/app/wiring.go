@@ -15,8 +15,8 @@ import (
 	"github.com/outrelay/outrelay/internal/fence"
 	"github.com/outrelay/outrelay/internal/kafkawire"
 	"github.com/outrelay/outrelay/internal/metrics"
+	"github.com/outrelay/outrelay/internal/nodes"
 	"github.com/outrelay/outrelay/internal/sink"
-	"github.com/outrelay/outrelay/internal/store"
 )
 
 // NewKafka returns the client of the configured cluster. It does no I/O.
@@ -70,7 +70,7 @@ func (t *term) recordFenceEvent(e fence.Event) {
 	}
 	t.runInBackground(func(ctx context.Context) {
 		t.fenceEvents.writeEach(func(e fence.Event, n int) {
-			kind := store.Kind("kafka_" + strings.ReplaceAll(string(e.Kind), "-", "_"))
+			kind := nodes.Kind("kafka_" + strings.ReplaceAll(string(e.Kind), "-", "_"))
 			t.appendEvent(ctx, kind, bson.D{
 				{Key: "topic", Value: e.Topic},
 				{Key: "text", Value: e.Text},

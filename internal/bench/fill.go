@@ -12,7 +12,8 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo/writeconcern"
 	"golang.org/x/sync/errgroup"
 
-	"github.com/outrelay/outrelay/internal/store"
+	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/pkg/event"
 )
 
@@ -64,7 +65,7 @@ func (b *bench) newOutbox(ctx context.Context, name string) (*mongo.Collection, 
 	}
 
 	coll := db.Collection(name, options.Collection().SetWriteConcern(writeconcern.Majority()))
-	if err := store.EnsureIndexes(ctx, coll); err != nil {
+	if err := outboxes.EnsureIndexes(ctx, coll); err != nil {
 		return nil, fmt.Errorf("creating the indexes of %s.%s: %w", b.db, name, err)
 	}
 	return coll, nil
@@ -77,7 +78,7 @@ func (b *bench) fillBacklog(ctx context.Context) (bson.Timestamp, error) {
 		return bson.Timestamp{}, err
 	}
 
-	start, err := store.ClusterTime(ctx, b.client)
+	start, err := mongodb.ClusterTime(ctx, b.client)
 	if err != nil {
 		return start, err
 	}

@@ -12,7 +12,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
-	"github.com/outrelay/outrelay/internal/store"
+	"github.com/outrelay/outrelay/internal/mongodb"
 )
 
 const (
@@ -169,7 +169,7 @@ func (b *bench) rawLatency(ctx context.Context, coll *mongo.Collection, rate int
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 
-	at, err := store.ClusterTime(ctx, b.client)
+	at, err := mongodb.ClusterTime(ctx, b.client)
 	if err != nil {
 		return l, err
 	}

@@ -12,7 +12,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
-	"github.com/outrelay/outrelay/internal/store"
+	"github.com/outrelay/outrelay/internal/mongodb"
 )
 
 const benchEvents = 50_000
@@ -21,7 +21,7 @@ const benchEvents = 50_000
 func insertBenchEvents(b *testing.B, client *mongo.Client) (*mongo.Collection, bson.Timestamp) {
 	b.Helper()
 	coll := stacktest.Database(b, client).Collection("outbox")
-	at, err := store.ClusterTime(b.Context(), client)
+	at, err := mongodb.ClusterTime(b.Context(), client)
 	if err != nil {
 		b.Fatal(err)
 	}

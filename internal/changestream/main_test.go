@@ -17,8 +17,8 @@ import (
 
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/glob"
+	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/retry"
-	"github.com/outrelay/outrelay/internal/store"
 	"github.com/outrelay/outrelay/resume"
 )
 
@@ -63,7 +63,7 @@ func newFixture(t *testing.T) *fixture {
 
 func (b *fixture) clusterTime() bson.Timestamp {
 	b.t.Helper()
-	ts, err := store.ClusterTime(b.t.Context(), b.admin)
+	ts, err := mongodb.ClusterTime(b.t.Context(), b.admin)
 	if err != nil {
 		b.t.Fatal(err)
 	}

@@ -7,7 +7,7 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 
-	"github.com/outrelay/outrelay/internal/store"
+	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/resume"
 )
 
@@ -35,7 +35,7 @@ func (s *Stream) Refetch(
 	ctx context.Context, after resume.Position,
 	want func(*Event) bool, take func(ev *Event, document []byte) (more bool),
 ) error {
-	end, err := store.ClusterTime(ctx, s.cfg.Client)
+	end, err := mongodb.ClusterTime(ctx, s.cfg.Client)
 	if err != nil {
 		return err
 	}

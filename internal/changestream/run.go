@@ -11,8 +11,8 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
 	"github.com/outrelay/outrelay/internal/crash"
+	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/retry"
-	"github.com/outrelay/outrelay/internal/store"
 	"github.com/outrelay/outrelay/resume"
 )
 
@@ -102,7 +102,7 @@ func (s *Stream) newRun(ctx context.Context, start Start, out chan<- *Batch) (*r
 
 	case start.Now:
 		err := retry.Do(ctx, s.cfg.Backoff, func(ctx context.Context) error {
-			now, err := store.ClusterTime(ctx, s.cfg.Client)
+			now, err := mongodb.ClusterTime(ctx, s.cfg.Client)
 			r.startAt(now)
 			return err
 		}, func(err error, wait time.Duration) { s.reportFault(err, wait) })

@@ -9,7 +9,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
-	"github.com/outrelay/outrelay/internal/store"
+	"github.com/outrelay/outrelay/internal/mongodb"
 )
 
 // LaterLetter is a letter whose event comes after a given position of the stream.
@@ -39,18 +39,18 @@ func EachLater(ctx context.Context, letters *mongo.Collection, after string, tak
 	// A majority read alone may miss a letter that was committed just before, so the session waits
 	// for it (N22).
 	client := letters.Database().Client()
-	now, err := store.ClusterTime(ctx, client)
+	now, err := mongodb.ClusterTime(ctx, client)
 	if err != nil {
 		return err
 	}
-	sess, err := store.Causal(ctx, client, now)
+	sess, err := mongodb.Causal(ctx, client, now)
 	if err != nil {
 		return err
 	}
 	defer sess.EndSession(context.WithoutCancel(ctx))
 	ctx = mongo.NewSessionContext(ctx, sess)
 
-	cur, err := store.Majority(letters).Find(ctx, afterPosition(after), options.Find().
+	cur, err := mongodb.Majority(letters).Find(ctx, afterPosition(after), options.Find().
 		SetBatchSize(5000).
 		SetProjection(bson.D{
 			{Key: "_id", Value: 0},
@@ -66,7 +66,7 @@ func EachLater(ctx context.Context, letters *mongo.Collection, after string, tak
 	for cur.Next(ctx) {
 		var b LaterLetter
 		if err := cur.Decode(&b); err != nil {
-			return fmt.Errorf("decoding a dead letter of %s: %w", store.Namespace(letters), err)
+			return fmt.Errorf("decoding a dead letter of %s: %w", mongodb.Namespace(letters), err)
 		}
 		if err := take(b); err != nil {
 			return err
@@ -80,8 +80,8 @@ func EachLater(ctx context.Context, letters *mongo.Collection, after string, tak
 
 // findError wraps the error of a search for letters, and names the privilege if that is missing.
 func findError(letters *mongo.Collection, err error) error {
-	ns := store.Namespace(letters)
-	return store.Refusal(err, "finding dead letters after the position in "+ns, "find", ns)
+	ns := mongodb.Namespace(letters)
+	return mongodb.Refusal(err, "finding dead letters after the position in "+ns, "find", ns)
 }
 
 // HasLater reports whether letters has a letter whose event comes after the position after. If ctx

@@ -9,7 +9,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
-	"github.com/outrelay/outrelay/internal/store"
+	"github.com/outrelay/outrelay/internal/mongodb"
 )
 
 // chunkID is the id of the letter and the number of the chunk, so that chunks sort in order. Chunks
@@ -26,14 +26,14 @@ type chunkDocument struct {
 
 // writeChunks stores the envelopes that are too large for one document (N20). It must be called
 // before the letters are written: if a crash follows, the next attempt overwrites the chunks.
-func writeChunks(ctx context.Context, f store.Fencer, part []preparedLetter) error {
+func writeChunks(ctx context.Context, f mongodb.Fencer, part []preparedLetter) error {
 	for i := range part {
 		p := &part[i]
 		chunksPerWrite := MaxBytes / ChunkSize
 
 		for from := 0; from < p.dead.Chunks; {
 			to := min(from+chunksPerWrite, p.dead.Chunks)
-			err := store.FencedSoon(ctx, f, nil, to-from, func(tx context.Context) error {
+			err := mongodb.FencedSoon(ctx, f, nil, to-from, func(tx context.Context) error {
 				s := mongo.SessionFromContext(tx)
 				if s == nil {
 					return errNoTransaction
@@ -42,7 +42,7 @@ func writeChunks(ctx context.Context, f store.Fencer, part []preparedLetter) err
 			})
 
 			// A slow server gets the chunks one by one.
-			if errors.Is(err, store.ErrSlow) {
+			if errors.Is(err, mongodb.ErrSlow) {
 				chunksPerWrite = 1
 				continue
 			}
@@ -76,16 +76,16 @@ func (p *preparedLetter) upsertChunks(tx context.Context, client *mongo.Client, 
 // errMissingChunks is returned for a letter of which chunks are missing.
 var errMissingChunks = errors.New("dead letter is incomplete")
 
-// Open reads a letter with its whole envelope. It returns [store.ErrNotFound] if the letter does
+// Open reads a letter with its whole envelope. It returns [mongodb.ErrNotFound] if the letter does
 // not exist.
 func Open(ctx context.Context, db *mongo.Database, id ID) (Dead, error) {
 	outbox := id.NS[min(len(db.Name())+1, len(id.NS)):]
-	coll := store.Majority(db.Collection(Collection(outbox)))
+	coll := mongodb.Majority(db.Collection(Collection(outbox)))
 
 	var d Dead
 	err := coll.FindOne(ctx, bson.D{{Key: "_id", Value: id}}).Decode(&d)
 	if errors.Is(err, mongo.ErrNoDocuments) {
-		return Dead{}, fmt.Errorf("dead letter of %s: %w", id.NS, store.ErrNotFound)
+		return Dead{}, fmt.Errorf("dead letter of %s: %w", id.NS, mongodb.ErrNotFound)
 	}
 	if err != nil {
 		return Dead{}, fmt.Errorf("reading a dead letter of %s: %w", id.NS, err)

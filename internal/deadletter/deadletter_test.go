@@ -16,8 +16,8 @@ import (
 
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/lease"
+	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/record"
-	"github.com/outrelay/outrelay/internal/store"
 )
 
 func TestMain(m *testing.M) {
@@ -101,7 +101,7 @@ func (b *bench) letter(doc bson.D) Letter {
 
 func (b *bench) count(coll string) int64 {
 	b.t.Helper()
-	n, err := store.Majority(b.db.Collection(coll)).CountDocuments(b.t.Context(), bson.D{})
+	n, err := mongodb.Majority(b.db.Collection(coll)).CountDocuments(b.t.Context(), bson.D{})
 	if err != nil {
 		b.t.Fatal(err)
 	}
@@ -175,8 +175,8 @@ func TestMoveIsIdempotentAndKeepsTheWholeEnvelope(t *testing.T) {
 	if n := b.count("outbox"); n != 1 {
 		t.Errorf("%d envelopes are left, want only the healthy one", n)
 	}
-	if _, err := Open(t.Context(), b.db, b.id(healthy, 0)); !errors.Is(err, store.ErrNotFound) {
-		t.Errorf("a letter that does not exist: got %v, want %v", err, store.ErrNotFound)
+	if _, err := Open(t.Context(), b.db, b.id(healthy, 0)); !errors.Is(err, mongodb.ErrNotFound) {
+		t.Errorf("a letter that does not exist: got %v, want %v", err, mongodb.ErrNotFound)
 	}
 }
 

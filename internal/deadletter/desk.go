@@ -12,7 +12,8 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
-	"github.com/outrelay/outrelay/internal/store"
+	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/outboxes"
 )
 
 // The kinds of sources.
@@ -41,21 +42,21 @@ func (k Desk) client() *mongo.Client { return k.State.Client() }
 // newEnvelopeBuilder reads the server time and the seal, which all envelopes of a requeue have in
 // common.
 func (k Desk) newEnvelopeBuilder(ctx context.Context, ignoreExpiry bool) (envelopeBuilder, error) {
-	now, err := store.ServerTime(ctx, k.client())
+	now, err := mongodb.ServerTime(ctx, k.client())
 	if err != nil {
 		return envelopeBuilder{}, err
 	}
 
-	seal, err := store.NewRegistry(k.State.Collection("collections")).Seal(ctx)
+	seal, err := outboxes.NewRegistry(k.State.Collection("collections")).Seal(ctx)
 	return envelopeBuilder{now: now, ignoreExpiry: ignoreExpiry, seal: seal}, err
 }
 
 func (k Desk) outboxCollection(ns string) (*mongo.Collection, error) {
-	coll, err := store.Outboxed(k.client(), ns)
+	coll, err := outboxes.Outboxed(k.client(), ns)
 	if err != nil {
 		return nil, err
 	}
-	return store.Majority(coll), nil
+	return mongodb.Majority(coll), nil
 }
 
 // RefusedError is returned for a letter that cannot be requeued as it is. The reason includes the
@@ -124,7 +125,7 @@ func (k Desk) markReplayed(
 		{Key: "replayed", Value: replayed},
 	}}}})
 	if err != nil {
-		return 0, fmt.Errorf("marking letters of %s as requeued: %w", store.Namespace(dead), err)
+		return 0, fmt.Errorf("marking letters of %s as requeued: %w", mongodb.Namespace(dead), err)
 	}
 	return res.MatchedCount, nil
 }
@@ -142,7 +143,7 @@ func readOutboxEntries(
 		{Key: "delivery", Value: 1},
 	}))
 	if err != nil {
-		return nil, fmt.Errorf("finding envelopes in %s: %w", store.Namespace(outbox), err)
+		return nil, fmt.Errorf("finding envelopes in %s: %w", mongodb.Namespace(outbox), err)
 	}
 	defer func() { _ = cur.Close(context.WithoutCancel(ctx)) }()
 
@@ -151,7 +152,7 @@ func readOutboxEntries(
 		entries[valueKey(cur.Current.Lookup("_id"))] = newOutboxEntry(cur.Current)
 	}
 	if err := cur.Err(); err != nil {
-		return nil, fmt.Errorf("finding envelopes in %s: %w", store.Namespace(outbox), err)
+		return nil, fmt.Errorf("finding envelopes in %s: %w", mongodb.Namespace(outbox), err)
 	}
 	return entries, nil
 }

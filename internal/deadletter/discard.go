@@ -13,8 +13,9 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
 	"github.com/outrelay/outrelay/internal/lease"
+	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/retry"
-	"github.com/outrelay/outrelay/internal/store"
 	"github.com/outrelay/outrelay/resume"
 )
 
@@ -32,7 +33,7 @@ const maxCheckpointWait = 2 * time.Second
 // a letter: only the letter keeps the next owner from sending that event (N15). Discard blocks up
 // to 2 s until the watcher passes it.
 func (k Desk) Discard(ctx context.Context, ns string, q Query, did func(int64)) (int64, error) {
-	now, err := store.ServerTime(ctx, k.client())
+	now, err := mongodb.ServerTime(ctx, k.client())
 	if err != nil {
 		return 0, err
 	}
@@ -46,7 +47,7 @@ func (k Desk) Discard(ctx context.Context, ns string, q Query, did func(int64)) 
 	}
 
 	// Without this, majority reads may miss a letter that was moved just before the call (N22).
-	if err := store.CatchUp(ctx, dead); err != nil {
+	if err := mongodb.CatchUp(ctx, dead); err != nil {
 		return 0, err
 	}
 	if err := k.waitUntilPassed(ctx, dead, q); err != nil {
@@ -63,7 +64,7 @@ func (k Desk) Discard(ctx context.Context, ns string, q Query, did func(int64)) 
 
 		removed, err := removePart(ctx, dead, part, q)
 		if err != nil {
-			return total, fmt.Errorf("discarding letters from %s: %w", store.Namespace(dead), err)
+			return total, fmt.Errorf("discarding letters from %s: %w", mongodb.Namespace(dead), err)
 		}
 		total += removed
 		if did != nil {
@@ -122,10 +123,10 @@ func (k Desk) waitUntilPassed(ctx context.Context, dead *mongo.Collection, q Que
 // checkPassed returns a [*RefusedError] if the event of a matching letter comes after the position
 // of the watcher, or of one of its slots.
 func (k Desk) checkPassed(ctx context.Context, dead *mongo.Collection, q Query) error {
-	watchers := store.Majority(k.State.Collection("watchers"))
+	watchers := mongodb.Majority(k.State.Collection("watchers"))
 	ids, err := lease.ListIDs(ctx, watchers, k.Watcher)
 	if err != nil {
-		return store.Refusal(err, "listing the documents of watcher "+k.Watcher, "find", store.Namespace(watchers))
+		return mongodb.Refusal(err, "listing the documents of watcher "+k.Watcher, "find", mongodb.Namespace(watchers))
 	}
 
 	for _, id := range ids {
@@ -143,7 +144,7 @@ func (k Desk) checkPassed(ctx context.Context, dead *mongo.Collection, q Query) 
 			return fmt.Errorf("reading the position of %s: %w", id, err)
 		}
 
-		position := cmp.Or(doc.Token.Data(), store.PosAt(doc.ClusterTime))
+		position := cmp.Or(doc.Token.Data(), outboxes.PosAt(doc.ClusterTime))
 		var letter struct {
 			ID ID `bson:"_id"`
 		}
@@ -154,7 +155,7 @@ func (k Desk) checkPassed(ctx context.Context, dead *mongo.Collection, q Query) 
 				"owner would send the event; discard it when the watcher runs and is not held up", id)}
 		}
 		if !errors.Is(err, mongo.ErrNoDocuments) {
-			return fmt.Errorf("finding letters in %s whose events are not passed: %w", store.Namespace(dead), err)
+			return fmt.Errorf("finding letters in %s whose events are not passed: %w", mongodb.Namespace(dead), err)
 		}
 	}
 	return nil

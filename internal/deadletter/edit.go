@@ -8,7 +8,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
-	"github.com/outrelay/outrelay/internal/store"
+	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/pkg/event"
 )
 
@@ -141,7 +141,7 @@ func updateSlot(raw bson.Raw) (bson.Raw, error) {
 //   - a [*RefusedError] if the edited envelope is invalid or cannot be requeued,
 //   - a [*ConflictError] if the letter was changed since e.Version,
 //   - a [*ReplayedError] if the letter is already requeued,
-//   - [store.ErrNotFound] if the letter does not exist.
+//   - [mongodb.ErrNotFound] if the letter does not exist.
 func (k Desk) EditAndRequeue(ctx context.Context, id ID, e Edit, o Options) (int32, error) {
 	if err := e.validateFields(); err != nil {
 		return 0, err
@@ -174,7 +174,7 @@ func (k Desk) EditAndRequeue(ctx context.Context, id ID, e Edit, o Options) (int
 	}
 
 	var delivery int32
-	err = store.Foreign(ctx, k.State, k.Watcher, []string{id.NS}, func(tx context.Context) (err error) {
+	err = mongodb.Foreign(ctx, k.State, k.Watcher, []string{id.NS}, func(tx context.Context) (err error) {
 		delivery, err = k.requeueEdited(tx, &d, e, builder, false)
 		return err
 	})

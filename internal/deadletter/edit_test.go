@@ -8,7 +8,7 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 
-	"github.com/outrelay/outrelay/internal/store"
+	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/pkg/event"
 )
 
@@ -96,8 +96,8 @@ func TestEditAndRequeue(t *testing.T) {
 		}
 	}
 	missing := ID{NS: b.ns(), ID: ids(t, "nobody")[0]}
-	if _, err := b.edit(missing, Edit{Set: set("type", "a")}); !errors.Is(err, store.ErrNotFound) {
-		t.Errorf("edit of a letter that does not exist: got %v, want %v", err, store.ErrNotFound)
+	if _, err := b.edit(missing, Edit{Set: set("type", "a")}); !errors.Is(err, mongodb.ErrNotFound) {
+		t.Errorf("edit of a letter that does not exist: got %v, want %v", err, mongodb.ErrNotFound)
 	}
 }
 

@@ -8,7 +8,7 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 
-	"github.com/outrelay/outrelay/internal/store"
+	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/pkg/event"
 )
 
@@ -28,7 +28,7 @@ var droppedFields = map[string]bool{
 type envelopeBuilder struct {
 	now          time.Time // server time
 	ignoreExpiry bool      // requeue expired envelopes without their expiry
-	seal         []byte    // seal of the state database, see [store.Registry.Seal]
+	seal         []byte    // seal of the state database, see [outboxes.Registry.Seal]
 }
 
 // buildEnvelope returns the envelope of d as it is written back to its outbox. It looks like an
@@ -61,7 +61,7 @@ func (b envelopeBuilder) buildEnvelope(d *Dead, delivery int32) (bson.D, error) 
 		bson.E{Key: "attempts", Value: int32(0)},
 		bson.E{Key: "nextAt", Value: bson.NewDateTimeFromTime(b.now)},
 		bson.E{Key: "pos", Value: d.exceptionPosition(v.TS)},
-		bson.E{Key: "origin", Value: store.OriginRequeue},
+		bson.E{Key: "origin", Value: outboxes.OriginRequeue},
 		bson.E{Key: "delivery", Value: delivery},
 		bson.E{Key: "replayOf", Value: d.ID.String()},
 		bson.E{Key: "seal", Value: b.seal},
@@ -126,11 +126,11 @@ func (d *Dead) exceptionPosition(ts bson.Timestamp) string {
 		return d.Pos
 	}
 	if ts.T > 0 {
-		return store.PosAt(ts)
+		return outboxes.PosAt(ts)
 	}
 
 	died := min(max(d.MovedAt.Unix(), 0), math.MaxUint32)
-	return store.PosAt(bson.Timestamp{T: uint32(died)})
+	return outboxes.PosAt(bson.Timestamp{T: uint32(died)})
 }
 
 // outboxEntry is the state of the envelope that the outbox contains under the id of a letter.

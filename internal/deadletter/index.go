@@ -10,23 +10,23 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
+	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/schema"
-	"github.com/outrelay/outrelay/internal/store"
 )
 
 // Indexes returns the indexes of every collection of dead letters. They serve the newest letters
 // and time ranges, the order of a requeue, envelope ids, keys, and the two conditions that select
 // few of many letters.
-func Indexes() []store.Index {
-	index := func(name string, fields ...string) store.Index {
+func Indexes() []mongodb.Index {
+	index := func(name string, fields ...string) mongodb.Index {
 		keys := make(bson.D, len(fields))
 		for i, f := range fields {
 			keys[i] = bson.E{Key: f, Value: int32(1)}
 		}
-		return store.Index{Name: name, Keys: keys}
+		return mongodb.Index{Name: name, Keys: keys}
 	}
 
-	return []store.Index{
+	return []mongodb.Index{
 		index("movedAt_1__id_1", "movedAt", "_id"),
 		index("pos_1__id_1", "pos", "_id"),
 		index("_id.id_1", "_id.id"),
@@ -95,7 +95,7 @@ func SetExpiry(ctx context.Context, letters *mongo.Collection, after time.Durati
 		})
 		if err != nil {
 			return fmt.Errorf("setting the expiry of the letters of %s to %s (needs the privileges createIndex and collMod): %w",
-				store.Namespace(letters), after, err)
+				mongodb.Namespace(letters), after, err)
 		}
 	}
 	return nil
@@ -115,14 +115,14 @@ func readExpirySeconds(ctx context.Context, letters *mongo.Collection) (map[stri
 		return seconds, nil
 	}
 	if err != nil {
-		return nil, store.Refusal(err, "listing indexes of "+store.Namespace(letters), "listIndexes", store.Namespace(letters))
+		return nil, mongodb.Refusal(err, "listing indexes of "+mongodb.Namespace(letters), "listIndexes", mongodb.Namespace(letters))
 	}
 	var indexes []struct {
 		Name  string `bson:"name"`
 		After any    `bson:"expireAfterSeconds"`
 	}
 	if err := cur.All(ctx, &indexes); err != nil {
-		return nil, store.Refusal(err, "listing indexes of "+store.Namespace(letters), "listIndexes", store.Namespace(letters))
+		return nil, mongodb.Refusal(err, "listing indexes of "+mongodb.Namespace(letters), "listIndexes", mongodb.Namespace(letters))
 	}
 
 	for _, index := range indexes {
@@ -151,7 +151,7 @@ func dropExpiry(ctx context.Context, letters *mongo.Collection) error {
 		err := schema.Change(ctx, letters, func(ctx context.Context) error { return letters.Indexes().DropOne(ctx, name) })
 		if err != nil {
 			return fmt.Errorf("removing the expiry of the letters of %s (needs the privilege dropIndex): %w",
-				store.Namespace(letters), err)
+				mongodb.Namespace(letters), err)
 		}
 	}
 	return nil

@@ -15,8 +15,8 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/record"
-	"github.com/outrelay/outrelay/internal/store"
 )
 
 // maxConcurrentQueries bounds the collections that are queried at the same time.
@@ -96,12 +96,12 @@ func listCollection(ctx context.Context, coll *mongo.Collection, filter bson.D, 
 		SetLimit(int64(limit)).
 		SetProjection(bson.D{{Key: "envelope", Value: 0}}))
 	if err != nil {
-		return nil, fmt.Errorf("listing %s: %w", store.Namespace(coll), err)
+		return nil, fmt.Errorf("listing %s: %w", mongodb.Namespace(coll), err)
 	}
 
 	var letters []Dead
 	if err := cur.All(ctx, &letters); err != nil {
-		return nil, fmt.Errorf("listing %s: %w", store.Namespace(coll), err)
+		return nil, fmt.Errorf("listing %s: %w", mongodb.Namespace(coll), err)
 	}
 	return letters, nil
 }
@@ -114,11 +114,11 @@ func Count(ctx context.Context, client *mongo.Client, namespaces []string, q Que
 		if err != nil {
 			return err
 		}
-		if err := store.CatchUp(ctx, coll); err != nil {
+		if err := mongodb.CatchUp(ctx, coll); err != nil {
 			return err
 		}
 		if counts[i], err = coll.CountDocuments(ctx, q.mongoFilter()); err != nil {
-			return fmt.Errorf("counting %s: %w", store.Namespace(coll), err)
+			return fmt.Errorf("counting %s: %w", mongodb.Namespace(coll), err)
 		}
 		return nil
 	})
@@ -218,7 +218,7 @@ func summarizeCollection(ctx context.Context, coll *mongo.Collection, q Query) (
 		}}},
 	})
 	if err != nil {
-		return nil, fmt.Errorf("summarizing %s: %w", store.Namespace(coll), err)
+		return nil, fmt.Errorf("summarizing %s: %w", mongodb.Namespace(coll), err)
 	}
 
 	var rows []struct {
@@ -230,7 +230,7 @@ func summarizeCollection(ctx context.Context, coll *mongo.Collection, q Query) (
 		First, Last       time.Time
 	}
 	if err := cur.All(ctx, &rows); err != nil {
-		return nil, fmt.Errorf("summarizing %s: %w", store.Namespace(coll), err)
+		return nil, fmt.Errorf("summarizing %s: %w", mongodb.Namespace(coll), err)
 	}
 
 	groups := make([]Group, len(rows))
@@ -254,7 +254,7 @@ func deadCollection(client *mongo.Client, ns string) (*mongo.Collection, error) 
 	if !ok || db == "" || coll == "" {
 		return nil, fmt.Errorf("namespace %q is not <database>.<collection>", ns)
 	}
-	return store.Majority(client.Database(db).Collection(Collection(coll))), nil
+	return mongodb.Majority(client.Database(db).Collection(Collection(coll))), nil
 }
 
 // forEachNamespace calls f for each index of namespaces, several at the same time, and returns the

@@ -8,8 +8,8 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 
+	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/record"
-	"github.com/outrelay/outrelay/internal/store"
 )
 
 func TestQueriesFindWhatTheyName(t *testing.T) {
@@ -81,7 +81,7 @@ func (b *bench) waitUntilAfter(at time.Time) {
 	b.t.Helper()
 	for now := at; !now.After(at.Add(time.Millisecond)); {
 		var err error
-		if now, err = store.ServerTime(b.t.Context(), b.db.Client()); err != nil {
+		if now, err = mongodb.ServerTime(b.t.Context(), b.db.Client()); err != nil {
 			b.t.Fatal(err)
 		}
 	}

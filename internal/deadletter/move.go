@@ -10,7 +10,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
 	"github.com/outrelay/outrelay/internal/crash"
-	"github.com/outrelay/outrelay/internal/store"
+	"github.com/outrelay/outrelay/internal/mongodb"
 )
 
 // Result counts the effects of a move.
@@ -32,7 +32,7 @@ var errNoTransaction = errors.New("dead letters can only be moved in a transacti
 // Move returns an error before it writes anything if one of the letters cannot be stored. On any
 // other error the counted letters are moved, and the caller may repeat the call with all letters.
 // Move blocks while the lease is suspended.
-func Move(ctx context.Context, f store.Fencer, letters []Letter) (Result, error) {
+func Move(ctx context.Context, f mongodb.Fencer, letters []Letter) (Result, error) {
 	var total Result
 	if len(letters) == 0 {
 		return total, nil
@@ -59,7 +59,7 @@ func Move(ctx context.Context, f store.Fencer, letters []Letter) (Result, error)
 		// speed of the server.
 		var attemptBegan time.Time
 		var moved Result
-		err := store.FencedSoon(ctx, f, namespacesToMarkDirty(part), len(part), func(tx context.Context) (err error) {
+		err := mongodb.FencedSoon(ctx, f, namespacesToMarkDirty(part), len(part), func(tx context.Context) (err error) {
 			s := mongo.SessionFromContext(tx)
 			if s == nil {
 				return errNoTransaction
@@ -67,7 +67,7 @@ func Move(ctx context.Context, f store.Fencer, letters []Letter) (Result, error)
 
 			// A transaction cannot run hello, so this reads the time outside of it.
 			if now.IsZero() {
-				if now, err = store.ServerTime(ctx, s.Client()); err != nil {
+				if now, err = mongodb.ServerTime(ctx, s.Client()); err != nil {
 					return err
 				}
 			}
@@ -80,7 +80,7 @@ func Move(ctx context.Context, f store.Fencer, letters []Letter) (Result, error)
 			return err
 		})
 		// The same letters are tried again in smaller parts.
-		if errors.Is(err, store.ErrSlow) {
+		if errors.Is(err, mongodb.ErrSlow) {
 			pace.recordTimeout(len(part))
 			continue
 		}
@@ -132,13 +132,13 @@ func writeLetters(tx context.Context, client *mongo.Client, part []preparedLette
 		// rejected, become one letter.
 		res, err := b.dead.BulkWrite(tx, b.upserts)
 		if err != nil {
-			return Result{}, store.Refusal(err, "writing to "+store.Namespace(b.dead), "find, insert and update", store.Namespace(b.dead))
+			return Result{}, mongodb.Refusal(err, "writing to "+mongodb.Namespace(b.dead), "find, insert and update", mongodb.Namespace(b.dead))
 		}
 		crash.At("mid-exception-write")
 
 		del, err := b.outbox.DeleteMany(tx, bson.D{{Key: "$or", Value: b.deleteConditions()}})
 		if err != nil {
-			return Result{}, store.Refusal(err, "removing dead envelopes from "+store.Namespace(b.outbox), "remove", store.Namespace(b.outbox))
+			return Result{}, mongodb.Refusal(err, "removing dead envelopes from "+mongodb.Namespace(b.outbox), "remove", mongodb.Namespace(b.outbox))
 		}
 
 		r.Moved += int(res.UpsertedCount)

@@ -13,7 +13,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
 	"github.com/outrelay/outrelay/internal/crash"
-	"github.com/outrelay/outrelay/internal/store"
+	"github.com/outrelay/outrelay/internal/mongodb"
 )
 
 // MaxRefused bounds Outcome.Why.
@@ -49,7 +49,7 @@ func (o *Outcome) addOutcome(p Outcome) {
 // part. If Requeue fails, it returns the total until then.
 func (k Desk) Requeue(ctx context.Context, ns string, q Query, o Options, did func(Outcome)) (Outcome, error) {
 	var total Outcome
-	now, err := store.ServerTime(ctx, k.client())
+	now, err := mongodb.ServerTime(ctx, k.client())
 	if err != nil {
 		return total, err
 	}
@@ -64,7 +64,7 @@ func (k Desk) Requeue(ctx context.Context, ns string, q Query, o Options, did fu
 	}
 
 	// Without this, majority reads may miss a letter that was moved just before the call (N22).
-	if err := store.CatchUp(ctx, dead); err != nil {
+	if err := mongodb.CatchUp(ctx, dead); err != nil {
 		return total, err
 	}
 
@@ -118,7 +118,7 @@ func (k Desk) requeuePart(ctx context.Context, ns string, letters []*Dead, o Opt
 	}
 
 	var outcome Outcome
-	err = store.Foreign(ctx, k.State, k.Watcher, []string{ns}, func(tx context.Context) error {
+	err = mongodb.Foreign(ctx, k.State, k.Watcher, []string{ns}, func(tx context.Context) error {
 		// The transaction may run several times, and only its last run counts.
 		outcome = Outcome{}
 		open, done, err := k.filterOpenLetters(tx, ns, letters)
@@ -152,14 +152,14 @@ func (k Desk) filterOpenLetters(tx context.Context, ns string, letters []*Dead) 
 	}
 	cur, err := dead.Find(tx, fieldIn("_id", ids), options.Find().SetProjection(bson.D{{Key: "replayed", Value: 1}}))
 	if err != nil {
-		return nil, 0, fmt.Errorf("reading %s: %w", store.Namespace(dead), err)
+		return nil, 0, fmt.Errorf("reading %s: %w", mongodb.Namespace(dead), err)
 	}
 	var found []struct {
 		ID       ID        `bson:"_id"`
 		Replayed *Replayed `bson:"replayed"`
 	}
 	if err := cur.All(tx, &found); err != nil {
-		return nil, 0, fmt.Errorf("reading %s: %w", store.Namespace(dead), err)
+		return nil, 0, fmt.Errorf("reading %s: %w", mongodb.Namespace(dead), err)
 	}
 
 	openIDs := make(map[string]bool, len(found))

@@ -12,8 +12,9 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
+	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/record"
-	"github.com/outrelay/outrelay/internal/store"
 	"github.com/outrelay/outrelay/pkg/event"
 )
 
@@ -46,7 +47,7 @@ func (b *bench) requeue(q Query, o Options) Outcome {
 // stored returns an envelope of the outbox, or nil.
 func (b *bench) stored(id any) bson.Raw {
 	b.t.Helper()
-	outbox := store.Majority(b.db.Collection("outbox"))
+	outbox := mongodb.Majority(b.db.Collection("outbox"))
 	raw, err := outbox.FindOne(b.t.Context(), bson.D{{Key: "_id", Value: id}}).Raw()
 	if errors.Is(err, mongo.ErrNoDocuments) {
 		return nil
@@ -190,7 +191,7 @@ func TestN18_ALetterOfAHandlerIsForItAlone(t *testing.T) {
 	if only := stringField(raw, "only"); only != "billing/invoice" {
 		t.Errorf("only: got %q, want billing/invoice", only)
 	}
-	if readDelivery(raw) != 2 || stringField(raw, "pos") != store.PosAt(bson.Timestamp{T: 5, I: 6}) {
+	if readDelivery(raw) != 2 || stringField(raw, "pos") != outboxes.PosAt(bson.Timestamp{T: 5, I: 6}) {
 		t.Errorf("the requeued envelope: %s", raw)
 	}
 }

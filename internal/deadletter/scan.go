@@ -9,7 +9,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
-	"github.com/outrelay/outrelay/internal/store"
+	"github.com/outrelay/outrelay/internal/mongodb"
 )
 
 // scan reads the matching letters of one outbox in the order of the stream, in parts that fit a
@@ -42,11 +42,11 @@ func (s *scan) nextPart(ctx context.Context, letters, bytes int) ([]scanEntry, e
 		SetLimit(int64(letters)).
 		SetProjection(bson.D{{Key: "pos", Value: 1}, {Key: "size", Value: 1}, {Key: "chunks", Value: 1}}))
 	if err != nil {
-		return nil, fmt.Errorf("reading %s: %w", store.Namespace(s.dead), err)
+		return nil, fmt.Errorf("reading %s: %w", mongodb.Namespace(s.dead), err)
 	}
 	var part []scanEntry
 	if err := cur.All(ctx, &part); err != nil {
-		return nil, fmt.Errorf("reading %s: %w", store.Namespace(s.dead), err)
+		return nil, fmt.Errorf("reading %s: %w", mongodb.Namespace(s.dead), err)
 	}
 	s.exhausted = len(part) < letters
 
@@ -94,11 +94,11 @@ func (s *scan) readLetters(ctx context.Context, part []scanEntry) ([]*Dead, erro
 	}
 	cur, err := s.dead.Find(ctx, fieldIn("_id", ids))
 	if err != nil {
-		return nil, fmt.Errorf("reading %s: %w", store.Namespace(s.dead), err)
+		return nil, fmt.Errorf("reading %s: %w", mongodb.Namespace(s.dead), err)
 	}
 	var found []*Dead
 	if err := cur.All(ctx, &found); err != nil {
-		return nil, fmt.Errorf("reading %s: %w", store.Namespace(s.dead), err)
+		return nil, fmt.Errorf("reading %s: %w", mongodb.Namespace(s.dead), err)
 	}
 
 	byID := make(map[string]*Dead, len(found))

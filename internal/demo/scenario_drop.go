@@ -9,7 +9,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
 	"github.com/outrelay/outrelay/internal/admin"
-	"github.com/outrelay/outrelay/internal/store"
+	"github.com/outrelay/outrelay/internal/nodes"
 	"github.com/outrelay/outrelay/pkg/outbox"
 )
 
@@ -81,7 +81,7 @@ func runDrop(ctx context.Context, s *stage) (Finding, error) {
 	if f.Redelivery > 0 {
 		s.recordBroken("%d delivered events were delivered again", f.Redelivery)
 	}
-	noticed, err := s.countLogged(ctx, string(store.Invalidated))
+	noticed, err := s.countLogged(ctx, string(nodes.Invalidated))
 	if err == nil && noticed < f.Drops {
 		s.recordBroken("the relay noticed %d of %d drops", noticed, f.Drops)
 	}
@@ -144,7 +144,7 @@ func (s *stage) notHalted(ctx context.Context) error {
 		err = nil
 	}
 
-	n, logErr := s.countLogged(ctx, string(store.Halted))
+	n, logErr := s.countLogged(ctx, string(nodes.Halted))
 	if logErr == nil && n > 0 {
 		s.recordBroken("the relay halted %d times", n)
 	}

@@ -14,7 +14,7 @@ import (
 	"github.com/outrelay/outrelay/internal/demo/check"
 	"github.com/outrelay/outrelay/internal/devstack"
 	"github.com/outrelay/outrelay/internal/lease"
-	"github.com/outrelay/outrelay/internal/store"
+	"github.com/outrelay/outrelay/internal/nodes"
 	"github.com/outrelay/outrelay/pkg/event"
 )
 
@@ -236,14 +236,14 @@ func (a *slowAppend) commitTransaction(ctx context.Context) error {
 
 // awaitSweep blocks until the sweep has ended. It commits the slow transaction during the sweep.
 func (s *stage) awaitSweep(ctx context.Context, slow *slowAppend, f *HistoryFinding, began time.Time) error {
-	isLogged := func(kind store.Kind) func() bool {
+	isLogged := func(kind nodes.Kind) func() bool {
 		return func() bool {
 			n, err := s.countLogged(ctx, string(kind))
 			return err == nil && n > 0
 		}
 	}
 
-	if err := s.awaitCondition(ctx, "the gap is found", patience, isLogged(store.GapFound)); err != nil {
+	if err := s.awaitCondition(ctx, "the gap is found", patience, isLogged(nodes.GapFound)); err != nil {
 		return err
 	}
 	s.printEvent("the gap is found: sweeping the outbox")
@@ -260,7 +260,7 @@ func (s *stage) awaitSweep(ctx context.Context, slow *slowAppend, f *HistoryFind
 		return err
 	}
 	s.printEvent("the slow transaction is committed")
-	if err := s.awaitCondition(ctx, "the gap is closed", 2*patience, isLogged(store.GapClosed)); err != nil {
+	if err := s.awaitCondition(ctx, "the gap is closed", 2*patience, isLogged(nodes.GapClosed)); err != nil {
 		return err
 	}
 	err = s.awaitCondition(ctx, "a lag below one second", patience, func() bool { return s.currentLag() < time.Second })
@@ -271,7 +271,7 @@ func (s *stage) awaitSweep(ctx context.Context, slow *slowAppend, f *HistoryFind
 	took := time.Since(began)
 	f.SweepS = roundSeconds(took)
 	f.SweepRate = float64(int(float64(f.Orphaned) / took.Seconds()))
-	f.Gaps, err = s.countLogged(ctx, string(store.GapClosed))
+	f.Gaps, err = s.countLogged(ctx, string(nodes.GapClosed))
 	s.printEvent("the gap is closed")
 	return err
 }

@@ -14,7 +14,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
 	"github.com/outrelay/outrelay/internal/devstack"
-	"github.com/outrelay/outrelay/internal/store"
+	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/pkg/event"
 	"github.com/outrelay/outrelay/pkg/outbox"
 )
@@ -118,7 +118,7 @@ type oldEnvelopes struct {
 func (o *oldEnvelopes) insertOld(ctx context.Context) error {
 	began := time.Now()
 	later := began.Add(time.Hour)
-	seal, err := store.NewRegistry(o.stage.stateDatabase().Collection("collections")).Seal(ctx)
+	seal, err := outboxes.NewRegistry(o.stage.stateDatabase().Collection("collections")).Seal(ctx)
 	if err != nil {
 		return err
 	}

@@ -27,7 +27,7 @@ import (
 	"github.com/outrelay/outrelay/internal/config"
 	"github.com/outrelay/outrelay/internal/devstack"
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
-	"github.com/outrelay/outrelay/internal/store"
+	"github.com/outrelay/outrelay/internal/outboxes"
 )
 
 // The Kafka users, by what they lack; all but everyone's lack is granted.
@@ -91,7 +91,7 @@ func secured(t *testing.T, addr string) *mongo.Client {
 	command(t, first, bson.D{{Key: "createUser", Value: "root"}, {Key: "pwd", Value: planted}, {Key: "roles", Value: bson.A{"root"}}})
 	c := connect(t, "mongodb://root:"+planted+"@"+addr+"/?replicaSet=rs0")
 	appendTo(t, c.Database("shop"), aclTopic)
-	if err := store.EnsureIndexes(t.Context(), c.Database("shop").Collection("outbox")); err != nil {
+	if err := outboxes.EnsureIndexes(t.Context(), c.Database("shop").Collection("outbox")); err != nil {
 		t.Fatal(err)
 	}
 	return c

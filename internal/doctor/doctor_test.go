@@ -27,7 +27,7 @@ import (
 	"github.com/outrelay/outrelay/internal/config"
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/lease"
-	"github.com/outrelay/outrelay/internal/store"
+	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/pkg/event"
 	"github.com/outrelay/outrelay/pkg/outbox"
 )
@@ -143,7 +143,7 @@ func TestHealthy(t *testing.T) {
 	t.Parallel()
 	topic := stacktest.Topic(t, 2)
 	_, db := shop(t, topic)
-	if err := store.EnsureIndexes(t.Context(), db.Collection("outbox")); err != nil {
+	if err := outboxes.EnsureIndexes(t.Context(), db.Collection("outbox")); err != nil {
 		t.Fatal(err)
 	}
 	// Others write to this server, too: its oplog may hold minutes only.
@@ -229,12 +229,12 @@ func TestOutboxes(t *testing.T) {
 		t.Errorf("%+v", c)
 	}
 
-	list, err := store.ListOutboxes(t.Context(), client, func(_, coll []byte) bool { return string(coll) == "outbox" }, db.Name())
+	list, err := outboxes.ListOutboxes(t.Context(), client, func(_, coll []byte) bool { return string(coll) == "outbox" }, db.Name())
 	if err != nil || len(list) != 1 {
 		t.Fatal(err, list)
 	}
 	state := client.Database(cfg.MongoDB.State)
-	registry := store.NewRegistry(state.Collection("collections"))
+	registry := outboxes.NewRegistry(state.Collection("collections"))
 	if _, err := registry.Register(t.Context(), list[0].UUID, list[0].NS(), "another"); err != nil {
 		t.Fatal(err)
 	}

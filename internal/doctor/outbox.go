@@ -14,10 +14,11 @@ import (
 
 	"github.com/outrelay/outrelay/internal/admin"
 	"github.com/outrelay/outrelay/internal/lease"
+	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/record"
 	"github.com/outrelay/outrelay/internal/slot"
 	"github.com/outrelay/outrelay/internal/slots"
-	"github.com/outrelay/outrelay/internal/store"
 	"github.com/outrelay/outrelay/pkg/event"
 )
 
@@ -30,7 +31,7 @@ const (
 )
 
 type outboxFacts struct {
-	list  []store.Outbox
+	list  []outboxes.Outbox
 	known bool
 }
 
@@ -39,7 +40,7 @@ func (x *examination) findOutboxes(ctx context.Context) finding {
 	if db, _ := x.scope.Target(); db != "" {
 		dbs = []string{db}
 	}
-	list, err := store.ListOutboxes(ctx, x.mongo.client, x.scope.Matches, dbs...)
+	list, err := outboxes.ListOutboxes(ctx, x.mongo.client, x.scope.Matches, dbs...)
 	if err != nil {
 		return x.refused(err)
 	}
@@ -56,7 +57,7 @@ func (x *examination) findOutboxes(ctx context.Context) finding {
 
 // refused is what a look into MongoDB came to nothing by.
 func (x *examination) refused(err error) finding {
-	if p, ok := errors.AsType[*store.PrivilegeError](err); ok {
+	if p, ok := errors.AsType[*mongodb.PrivilegeError](err); ok {
 		on := resource{cluster: p.On == "cluster"}
 		if !on.cluster {
 			on.db, on.coll, _ = strings.Cut(p.On, ".")
@@ -76,7 +77,7 @@ func (x *examination) indexes(ctx context.Context) finding {
 	var denied error
 	for _, o := range list[:min(len(list), indexedMost)] {
 		call, cancel := context.WithTimeout(ctx, lookTimeout)
-		missing, err := store.MissingIndexes(call, x.mongo.client.Database(o.DB).Collection(o.Coll))
+		missing, err := outboxes.MissingIndexes(call, x.mongo.client.Database(o.DB).Collection(o.Coll))
 		cancel()
 		if err != nil {
 			hidden, denied = hidden+1, err
@@ -86,7 +87,7 @@ func (x *examination) indexes(ctx context.Context) finding {
 			statements = append(statements, i.Statement(o.DB, o.Coll))
 		}
 		if len(missing) > 0 {
-			without = append(without, fmt.Sprintf("%s lacks %d of %d", o.NS(), len(missing), len(store.Indexes())))
+			without = append(without, fmt.Sprintf("%s lacks %d of %d", o.NS(), len(missing), len(outboxes.Indexes())))
 		}
 	}
 	switch {
@@ -97,21 +98,21 @@ func (x *examination) indexes(ctx context.Context) finding {
 	case hidden > 0:
 		f := x.refused(denied)
 		o := list[0]
-		f.fix = strings.TrimPrefix(f.fix+"\nor make sure of them: "+strings.Join(store.IndexStatements(o.DB, o.Coll), "\n"), "\n")
+		f.fix = strings.TrimPrefix(f.fix+"\nor make sure of them: "+strings.Join(outboxes.IndexStatements(o.DB, o.Coll), "\n"), "\n")
 		return f
 	case !x.mongo.outboxes.known:
 		return unchecked("", "the collections are not known")
 	case len(list) == 0:
 		return fine("there is no collection yet; its indexes are made with it")
 	case len(list) > indexedMost:
-		return fine("all %d are there, in the first %d of %d collections", len(store.Indexes()), indexedMost, len(list))
+		return fine("all %d are there, in the first %d of %d collections", len(outboxes.Indexes()), indexedMost, len(list))
 	}
-	return fine("all %d are there", len(store.Indexes()))
+	return fine("all %d are there", len(outboxes.Indexes()))
 }
 
 // makesIndexes reports whether the relay will make the missing ones itself.
-func (x *examination) makesIndexes(list []store.Outbox) bool {
-	return x.cfg.MongoDB.Indexes && !slices.ContainsFunc(list, func(o store.Outbox) bool {
+func (x *examination) makesIndexes(list []outboxes.Outbox) bool {
+	return x.cfg.MongoDB.Indexes && !slices.ContainsFunc(list, func(o outboxes.Outbox) bool {
 		return len(x.mongo.access.missing(resource{db: o.DB, coll: o.Coll}, "createIndex")) > 0
 	})
 }
@@ -154,10 +155,10 @@ func (x *examination) sample(ctx context.Context) finding {
 }
 
 // sampleOne routes the newest envelopes of one outbox by the fields that the router looks at.
-func (x *examination) sampleOne(ctx context.Context, o store.Outbox, refusals *[]string) error {
+func (x *examination) sampleOne(ctx context.Context, o outboxes.Outbox, refusals *[]string) error {
 	ctx, cancel := context.WithTimeout(ctx, lookTimeout)
 	defer cancel()
-	coll := store.Majority(x.mongo.client.Database(o.DB).Collection(o.Coll))
+	coll := mongodb.Majority(x.mongo.client.Database(o.DB).Collection(o.Coll))
 	cur, err := coll.Find(ctx, bson.D{}, options.Find().SetSort(bson.D{{Key: "$natural", Value: -1}}).SetLimit(sampledNewest).
 		SetProjection(bson.D{{Key: "_id", Value: 0}, {Key: "aggregatetype", Value: 1}, {Key: "type", Value: 1}, {Key: "topic", Value: 1}}))
 	if err != nil {
@@ -190,13 +191,13 @@ func (x *examination) sampleOne(ctx context.Context, o store.Outbox, refusals *[
 
 // claims looks for collections that are another watcher's. N25
 func (x *examination) claims(ctx context.Context) finding {
-	all, err := store.NewRegistry(x.mongo.client.Database(x.cfg.MongoDB.State).Collection("collections")).Registrations(ctx, "")
+	all, err := outboxes.NewRegistry(x.mongo.client.Database(x.cfg.MongoDB.State).Collection("collections")).Registrations(ctx, "")
 	if err != nil {
 		return x.refused(err)
 	}
 	var others, fixes []string
 	for _, c := range all {
-		mine := slices.ContainsFunc(x.mongo.outboxes.list, func(o store.Outbox) bool {
+		mine := slices.ContainsFunc(x.mongo.outboxes.list, func(o outboxes.Outbox) bool {
 			return o.Identified() && slices.Equal(o.UUID[:], c.UUID.Data)
 		})
 		if mine && c.Watcher != x.cfg.Watcher {
@@ -275,7 +276,7 @@ func (x *examination) slot(ctx context.Context, p slot.Range) finding {
 	state := x.mongo.client.Database(x.cfg.MongoDB.State)
 	id := p.ID(x.cfg.Watcher)
 	var doc lease.Document
-	err := store.Majority(state.Collection("watchers")).FindOne(ctx, bson.D{{Key: "_id", Value: id}}).Decode(&doc)
+	err := mongodb.Majority(state.Collection("watchers")).FindOne(ctx, bson.D{{Key: "_id", Value: id}}).Decode(&doc)
 	if errors.Is(err, mongo.ErrNoDocuments) {
 		return x.noWatcher(ctx, state, p)
 	}
@@ -325,7 +326,7 @@ func (x *examination) noWatcher(ctx context.Context, state *mongo.Database, p sl
 		}
 		return fine("it has never run")
 	}
-	claims, err := store.NewRegistry(state.Collection("collections")).Registrations(ctx, x.cfg.Watcher)
+	claims, err := outboxes.NewRegistry(state.Collection("collections")).Registrations(ctx, x.cfg.Watcher)
 	if err == nil && len(claims) > 0 {
 		return failed("outrelay recover", "the document of watcher %q vanished, and with it the place in the stream; nothing else is lost", x.cfg.Watcher)
 	}

@@ -19,7 +19,7 @@ import (
 	"time"
 
 	"github.com/outrelay/outrelay/internal/admin"
-	"github.com/outrelay/outrelay/internal/store"
+	"github.com/outrelay/outrelay/internal/nodes"
 )
 
 func basic(user, password string) string {
@@ -75,7 +75,7 @@ func TestViewersLookAndDoNotAct(t *testing.T) {
 	if p := s.call("GET", "/api/v1/dead/letter?id=1&payload=true", "", viewer...).problem(t, 403); p.Hint == "" {
 		t.Errorf("%+v", p)
 	}
-	if n, err := store.NewEvents(s.state.Collection("events"), "", "").Latest(t.Context(), 10); err != nil || len(n) != 0 {
+	if n, err := nodes.NewEvents(s.state.Collection("events"), "", "").Latest(t.Context(), 10); err != nil || len(n) != 0 {
 		t.Errorf("a viewer did something: %+v %v", n, err)
 	}
 }

@@ -17,17 +17,18 @@ import (
 
 	"github.com/outrelay/outrelay/internal/admin"
 	"github.com/outrelay/outrelay/internal/lease"
-	"github.com/outrelay/outrelay/internal/store"
+	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/nodes"
 )
 
 // logged are the entries of the log of one kind.
-func (s *site) logged(kind store.Kind) []store.Event {
+func (s *site) logged(kind nodes.Kind) []nodes.Event {
 	s.t.Helper()
-	list, err := store.NewEvents(s.state.Collection("events"), "", "").Latest(s.t.Context(), 1000)
+	list, err := nodes.NewEvents(s.state.Collection("events"), "", "").Latest(s.t.Context(), 1000)
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	return slices.DeleteFunc(list, func(e store.Event) bool { return e.Kind != kind })
+	return slices.DeleteFunc(list, func(e nodes.Event) bool { return e.Kind != kind })
 }
 
 func TestActionsAreWrittenDownWithTheirActor(t *testing.T) {
@@ -35,7 +36,7 @@ func TestActionsAreWrittenDownWithTheirActor(t *testing.T) {
 	s := open(t)
 	ann := []string{"Authorization", basic("ann", operatorToken)}
 	s.ok(nil, "POST", "/api/v1/watchers/orders/pause", "", ann...)
-	list := s.logged(store.Paused)
+	list := s.logged(nodes.Paused)
 	if len(list) != 1 || list[0].Fields.Lookup("actor").StringValue() != "ann" || list[0].Fields.Lookup("source").StringValue() != "api/token" {
 		t.Fatalf("%+v", list)
 	}
@@ -50,7 +51,7 @@ func TestActionsAreWrittenDownWithTheirActor(t *testing.T) {
 	}
 	s.ok(nil, "POST", "/api/v1/watchers/orders/resume", "", ann...)
 	s.ok(nil, "POST", "/api/v1/watchers/orders/step-down", `{"hold_s": 0.5}`, ann...)
-	if list := s.logged(store.SteppedDown); len(list) != 1 || list[0].Fields.Lookup("hold_ms").AsInt64() != 500 {
+	if list := s.logged(nodes.SteppedDown); len(list) != 1 || list[0].Fields.Lookup("hold_ms").AsInt64() != 500 {
 		t.Errorf("%+v", list)
 	}
 	s.ok(nil, "POST", "/api/v1/watchers/orders/pin", `{"node":"n9"}`, ann...)
@@ -87,7 +88,7 @@ func TestN28_LeaseActionsTakeASlot(t *testing.T) {
 	if c := control("1of2"); !c.Paused || c.Pin != "n9" || c.StepDownNode != "n1" {
 		t.Errorf("the slot has %+v", c)
 	}
-	for _, kind := range []store.Kind{store.Paused, "pinned", store.SteppedDown} {
+	for _, kind := range []nodes.Kind{nodes.Paused, "pinned", nodes.SteppedDown} {
 		if list := s.logged(kind); len(list) != 1 || list[0].Fields.Lookup("slot").StringValue() != "1of2" || list[0].Watcher != "split" {
 			t.Errorf("%s: the log says %+v", kind, list)
 		}
@@ -363,12 +364,12 @@ func TestProblemsOfUseCasesHaveTheirStatus(t *testing.T) {
 		err  error
 		want int
 	}{
-		{fmt.Errorf("x: %w", store.ErrNotFound), 404},
+		{fmt.Errorf("x: %w", mongodb.ErrNotFound), 404},
 		{admin.ErrCursor, 422},
 		{&admin.InvalidError{Reason: "no"}, 422},
 		{admin.ErrInUse, 409},
 		{&admin.CompactedError{Topics: []string{"t"}}, 409},
-		{&store.PrivilegeError{Action: "find", On: "a.b", Err: errors.New("x")}, 424},
+		{&mongodb.PrivilegeError{Action: "find", On: "a.b", Err: errors.New("x")}, 424},
 		{context.DeadlineExceeded, 503},
 		{admin.ErrReplaysFull, 503},
 		{errors.New("mongodb://u:" + planted + "@h is meant"), 422},

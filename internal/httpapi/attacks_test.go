@@ -18,7 +18,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 
 	"github.com/outrelay/outrelay/internal/admin"
-	"github.com/outrelay/outrelay/internal/store"
+	"github.com/outrelay/outrelay/internal/nodes"
 )
 
 // TestNoOperationIsOpenToNobodyOrAForeignPage tries every operation of the description without a login, and with an
@@ -244,7 +244,7 @@ func TestHiddenValuesAreNotWrittenBack(t *testing.T) {
 	edit(`{"payload":"{\"card\":\"***\",\"n\":2}"}`).problem(t, 422)
 	edit(`{"headers":[{"k":"Authorization","v":"***"}]}`).problem(t, 422)
 
-	events, err := store.NewEvents(s.state.Collection("events"), "", "").Latest(t.Context(), 10)
+	events, err := nodes.NewEvents(s.state.Collection("events"), "", "").Latest(t.Context(), 10)
 	if err != nil || len(events) != 1 || string(events[0].Kind) != "payload_shown" {
 		t.Errorf("%+v, %v", events, err)
 	}

@@ -14,15 +14,16 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
+	"go.uber.org/goleak"
 
 	"github.com/outrelay/outrelay/internal/admin"
 	"github.com/outrelay/outrelay/internal/deadletter"
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/lease"
+	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/record"
 	"github.com/outrelay/outrelay/internal/routing"
-	"github.com/outrelay/outrelay/internal/store"
-	"go.uber.org/goleak"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(stacktest.Settled(m, goleak.Find)) }
@@ -49,7 +50,7 @@ func open(t *testing.T, change ...func(*AdminOptions)) *site {
 	t.Helper()
 	c := stacktest.Client(t)
 	s := &site{t: t, state: stacktest.Database(t, c), outbox: stacktest.Database(t, c).Collection("outbox"), log: &bytes.Buffer{}}
-	s.ns = store.Namespace(s.outbox)
+	s.ns = mongodb.Namespace(s.outbox)
 	// It never seems to be gone because the machine is busy.
 	l, err := lease.New(lease.Config{Collection: s.state.Collection("watchers"), ID: "orders/" + "0of1", Node: "n1", ReplicaSetID: "x", TTL: time.Hour, Renew: 200 * time.Millisecond})
 	if err != nil {
@@ -59,7 +60,7 @@ func open(t *testing.T, change ...func(*AdminOptions)) *site {
 		t.Fatal(err)
 	}
 	s.run(func(ctx context.Context) error { return s.owner.Run(ctx) })
-	if _, err := store.NewRegistry(s.state.Collection("collections")).Register(t.Context(), [16]byte{1}, s.ns, "orders"); err != nil {
+	if _, err := outboxes.NewRegistry(s.state.Collection("collections")).Register(t.Context(), [16]byte{1}, s.ns, "orders"); err != nil {
 		t.Fatal(err)
 	}
 	router, err := routing.New(routing.Config{Template: "outbox.event.{aggregatetype}"})
@@ -74,8 +75,8 @@ func open(t *testing.T, change ...func(*AdminOptions)) *site {
 	operator := admin.New(admin.Operator{
 		State: s.state, Watcher: "orders", Node: "n1", Version: "test", Router: router, Redact: redact,
 		Compacted: func(context.Context, []string) ([]string, error) { return nil, nil },
-		Outboxes: func(context.Context) ([]store.Outbox, error) {
-			return []store.Outbox{{DB: s.outbox.Database().Name(), Coll: s.outbox.Name(), UUID: [16]byte{1}}}, nil
+		Outboxes: func(context.Context) ([]outboxes.Outbox, error) {
+			return []outboxes.Outbox{{DB: s.outbox.Database().Name(), Coll: s.outbox.Name(), UUID: [16]byte{1}}}, nil
 		},
 		LogPayloads: true,
 	})

@@ -9,8 +9,8 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
+	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/schema"
-	"github.com/outrelay/outrelay/internal/store"
 )
 
 // collector is a report that several goroutines fill.
@@ -32,7 +32,7 @@ func (c *collector) absorbError(err error) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 
-	if p, ok := errors.AsType[*store.PrivilegeError](err); ok {
+	if p, ok := errors.AsType[*mongodb.PrivilegeError](err); ok {
 		c.addGrantLocked(Grant{Action: p.Action, On: p.On, Advice: p.Advice})
 		return nil
 	}
@@ -40,7 +40,7 @@ func (c *collector) absorbError(err error) error {
 		c.Busy = append(c.Busy, err.Error())
 		return nil
 	}
-	if errors.Is(err, store.ErrIndexConflict) {
+	if errors.Is(err, mongodb.ErrIndexConflict) {
 		c.addConflictLocked(err.Error())
 		return nil
 	}
@@ -107,11 +107,11 @@ func (c *collector) sortedReport() Report {
 const codeUnauthorized = 13
 
 // wrapPrivilegeError wraps err. If the server rejected the command for lack of a privilege, the result is
-// a *store.PrivilegeError.
+// a *mongodb.PrivilegeError.
 func wrapPrivilegeError(err error, doing, action, on string) error {
 	var se mongo.ServerError
 	if errors.As(err, &se) && se.HasErrorCode(codeUnauthorized) {
-		err = &store.PrivilegeError{Action: action, On: on, Err: err}
+		err = &mongodb.PrivilegeError{Action: action, On: on, Err: err}
 	}
 	return fmt.Errorf("%s: %w", doing, err)
 }

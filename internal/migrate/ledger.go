@@ -11,7 +11,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
-	"github.com/outrelay/outrelay/internal/store"
+	"github.com/outrelay/outrelay/internal/mongodb"
 )
 
 // Collection is the name of the ledger in the state database.
@@ -89,7 +89,7 @@ func (l ledger) readEntries(ctx context.Context) ([]entry, error) {
 	notLock := bson.D{{Key: "_id", Value: bson.D{{Key: "$ne", Value: lockID}}}}
 	cur, err := l.coll.Find(ctx, notLock, options.Find().SetSort(bson.D{{Key: "_id", Value: 1}}))
 	if err != nil {
-		return nil, wrapPrivilegeError(err, "reading the ledger of migrations", "find", store.Namespace(l.coll))
+		return nil, wrapPrivilegeError(err, "reading the ledger of migrations", "find", mongodb.Namespace(l.coll))
 	}
 
 	var out []entry
@@ -155,7 +155,7 @@ func (l ledger) recordStep(ctx context.Context, s Step, took time.Duration, outc
 		return l.recordStep(ctx, s, took, outcome, missing)
 	}
 	if err != nil {
-		return wrapPrivilegeError(err, "recording migration "+s.ID, "find, insert and update", store.Namespace(l.coll))
+		return wrapPrivilegeError(err, "recording migration "+s.ID, "find, insert and update", mongodb.Namespace(l.coll))
 	}
 	return nil
 }

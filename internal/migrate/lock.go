@@ -10,7 +10,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
-	"github.com/outrelay/outrelay/internal/store"
+	"github.com/outrelay/outrelay/internal/mongodb"
 )
 
 // errLockLost is the error when the lock of a holder expired and another process acquired it. The work of
@@ -71,7 +71,7 @@ func (l *lock) tryAcquire(ctx context.Context) (bool, error) {
 	}
 	if err != nil {
 		return false, wrapPrivilegeError(err, "acquiring the migration lock", "find, insert and update",
-			store.Namespace(l.coll))
+			mongodb.Namespace(l.coll))
 	}
 	return after.Owner == l.owner, nil
 }

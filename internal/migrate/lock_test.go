@@ -13,7 +13,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
-	"github.com/outrelay/outrelay/internal/store"
+	"github.com/outrelay/outrelay/internal/mongodb"
 )
 
 // countBuilds returns a client, and a function that counts the indexes which its commands have built. A
@@ -66,7 +66,7 @@ func TestOfManyAtOnceOneMigrates(t *testing.T) {
 func TestTheLockOfADeadHolderIsTaken(t *testing.T) {
 	t.Parallel()
 	d := deploy(t, stacktest.Client(t), "outbox")
-	coll := store.Majority(d.state.Collection(Collection))
+	coll := mongodb.Majority(d.state.Collection(Collection))
 	dead := newLock(coll, "dead", "0.9", time.Hour)
 	if ok, err := dead.tryAcquire(t.Context()); err != nil || !ok {
 		t.Fatal(ok, err)
@@ -114,7 +114,7 @@ func TestTheLockOfADeadHolderIsTaken(t *testing.T) {
 func TestWaitingForTheLockEndsWithTheContext(t *testing.T) {
 	t.Parallel()
 	d := deploy(t, stacktest.Client(t), "outbox")
-	if ok, err := newLock(store.Majority(d.state.Collection(Collection)), "a", "", time.Minute).tryAcquire(t.Context()); err != nil || !ok {
+	if ok, err := newLock(mongodb.Majority(d.state.Collection(Collection)), "a", "", time.Minute).tryAcquire(t.Context()); err != nil || !ok {
 		t.Fatal(ok, err)
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
@@ -126,7 +126,7 @@ func TestWaitingForTheLockEndsWithTheContext(t *testing.T) {
 
 func TestARenewedLockOutlivesItsTime(t *testing.T) {
 	t.Parallel()
-	coll := store.Majority(deploy(t, stacktest.Client(t)).state.Collection(Collection))
+	coll := mongodb.Majority(deploy(t, stacktest.Client(t)).state.Collection(Collection))
 	a, b := newLock(coll, "a", "", 12*time.Second), newLock(coll, "b", "", time.Second)
 	ends := func(ctx context.Context) time.Time {
 		var l lockDoc

@@ -12,8 +12,9 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/outrelay/outrelay/internal/deadletter"
+	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/retry"
-	"github.com/outrelay/outrelay/internal/store"
 )
 
 // maxConcurrent bounds the collections that are processed concurrently.
@@ -27,7 +28,7 @@ var lockBackoff = retry.Policy{Base: 100 * time.Millisecond, Cap: 2 * time.Secon
 type Migrator struct {
 	State *mongo.Database
 	// Outboxes returns the watched collections. They must be reachable with the client of State.
-	Outboxes func(ctx context.Context) ([]store.Outbox, error)
+	Outboxes func(ctx context.Context) ([]outboxes.Outbox, error)
 	// Node and Version are recorded in the ledger.
 	Node, Version string
 	// TTL is how long the lock of a dead holder blocks other processes. Defaults to 30 s.
@@ -81,7 +82,7 @@ func (m *Migrator) logger() *slog.Logger {
 }
 
 func (m *Migrator) openLedger() ledger {
-	coll := store.Majority(m.State.Collection(Collection))
+	coll := mongodb.Majority(m.State.Collection(Collection))
 	return ledger{coll: coll, steps: m.knownSteps(), node: m.Node, version: m.Version}
 }
 
@@ -92,12 +93,12 @@ func (m *Migrator) openLedger() ledger {
 // the error of Ready, or an error of the server.
 func (m *Migrator) Up(ctx context.Context) (Report, error) {
 	r := newCollector()
-	outboxes, err := m.listOutboxes(ctx, r)
+	collections, err := m.listOutboxes(ctx, r)
 	if err != nil {
 		return r.Report, err
 	}
 	complete := r.OK()
-	if err := m.applyPendingSteps(ctx, outboxes, complete, r); err != nil {
+	if err := m.applyPendingSteps(ctx, collections, complete, r); err != nil {
 		return r.Report, err
 	}
 
@@ -109,14 +110,14 @@ func (m *Migrator) Up(ctx context.Context) (Report, error) {
 			return r.Report, err
 		}
 	}
-	err = forEachOutbox(ctx, outboxes, func(ctx context.Context, o store.Outbox) error {
+	err = forEachOutbox(ctx, collections, func(ctx context.Context, o outboxes.Outbox) error {
 		return m.prepareOutbox(ctx, o, r)
 	})
 	return r.sortedReport(), err
 }
 
 // listOutboxes returns the result of Outboxes. If the user lacks the privilege to list, it returns none.
-func (m *Migrator) listOutboxes(ctx context.Context, r *collector) ([]store.Outbox, error) {
+func (m *Migrator) listOutboxes(ctx context.Context, r *collector) ([]outboxes.Outbox, error) {
 	list, err := m.Outboxes(ctx)
 	if err := r.absorbError(err); err != nil {
 		return nil, fmt.Errorf("listing collections to migrate: %w", err)
@@ -125,9 +126,9 @@ func (m *Migrator) listOutboxes(ctx context.Context, r *collector) ([]store.Outb
 }
 
 // applyPendingSteps applies the pending steps. It blocks while another process holds the lock. complete
-// reports whether outboxes has all watched collections. Without the privileges for the ledger no step is
+// reports whether collections has all watched collections. Without the privileges for the ledger no step is
 // applied, but the collections still get their indexes from Up.
-func (m *Migrator) applyPendingSteps(ctx context.Context, outboxes []store.Outbox, complete bool, r *collector) error {
+func (m *Migrator) applyPendingSteps(ctx context.Context, collections []outboxes.Outbox, complete bool, r *collector) error {
 	l := m.openLedger()
 	ttl := m.TTL
 	if ttl == 0 {
@@ -149,7 +150,7 @@ func (m *Migrator) applyPendingSteps(ctx context.Context, outboxes []store.Outbo
 		}
 		if acquired {
 			err = lock.runHolding(ctx, func(ctx context.Context) error {
-				return m.applyHoldingLock(ctx, l, outboxes, complete, r)
+				return m.applyHoldingLock(ctx, l, collections, complete, r)
 			})
 			if !errors.Is(err, errLockLost) {
 				return err
@@ -157,7 +158,7 @@ func (m *Migrator) applyPendingSteps(ctx context.Context, outboxes []store.Outbo
 		}
 
 		if back.Wait(ctx) != nil {
-			return fmt.Errorf("waiting for the migration lock in %s: %w", store.Namespace(l.coll), context.Cause(ctx))
+			return fmt.Errorf("waiting for the migration lock in %s: %w", mongodb.Namespace(l.coll), context.Cause(ctx))
 		}
 	}
 }
@@ -176,7 +177,7 @@ func (m *Migrator) pendingSteps(ctx context.Context, l ledger, r *collector) ([]
 
 // applyHoldingLock applies the pending steps. The caller must hold the migration lock.
 func (m *Migrator) applyHoldingLock(
-	ctx context.Context, l ledger, outboxes []store.Outbox, complete bool, r *collector,
+	ctx context.Context, l ledger, collections []outboxes.Outbox, complete bool, r *collector,
 ) error {
 	// Another process may have applied steps before this one acquired the lock.
 	pending, err := m.pendingSteps(ctx, l, r)
@@ -191,7 +192,7 @@ func (m *Migrator) applyHoldingLock(
 		}
 
 		began := time.Now()
-		own, err := m.applyStep(ctx, s, outboxes)
+		own, err := m.applyStep(ctx, s, collections)
 		if err != nil {
 			return fmt.Errorf("migration %s (%s): %w", s.ID, s.Name, err)
 		}
@@ -218,14 +219,14 @@ func (m *Migrator) applyHoldingLock(
 		}
 		r.markApplied(s)
 		m.logger().Info("migration is complete", "migration", s.ID, "name", s.Name,
-			"collections", len(outboxes), "took", time.Since(began).Round(time.Millisecond))
+			"collections", len(collections), "took", time.Since(began).Round(time.Millisecond))
 	}
 	return nil
 }
 
 // applyStep applies one step to all its collections. If a privilege is missing on one collection, it
 // continues with the others.
-func (m *Migrator) applyStep(ctx context.Context, s Step, outboxes []store.Outbox) (*collector, error) {
+func (m *Migrator) applyStep(ctx context.Context, s Step, collections []outboxes.Outbox) (*collector, error) {
 	own := newCollector()
 	for _, name := range stateCollections([]Step{s}) {
 		err := applyToCollection(ctx, m.knownSteps(), s, State(name), m.State.Collection(name))
@@ -234,7 +235,7 @@ func (m *Migrator) applyStep(ctx context.Context, s Step, outboxes []store.Outbo
 		}
 	}
 
-	err := forEachOutbox(ctx, outboxes, func(ctx context.Context, o store.Outbox) error {
+	err := forEachOutbox(ctx, collections, func(ctx context.Context, o outboxes.Outbox) error {
 		colls, err := m.outboxCollections(ctx, o)
 		if err != nil {
 			return own.absorbError(err)
@@ -254,7 +255,7 @@ func (m *Migrator) applyStep(ctx context.Context, s Step, outboxes []store.Outbo
 // so a collection that is new to the relay does not repeat the history of all steps.
 func applyToCollection(ctx context.Context, steps []Step, s Step, on Kind, coll *mongo.Collection) error {
 	declared := declaredIndexes(steps, on)
-	var create, drop []store.Index
+	var create, drop []mongodb.Index
 	for _, c := range s.Create {
 		if c.On == on && hasIndexNamed(declared, c.Index.Name) {
 			create = append(create, c.Index)
@@ -270,14 +271,14 @@ func applyToCollection(ctx context.Context, steps []Step, s Step, on Kind, coll 
 
 // changeIndexes creates and drops indexes. It creates a replacement before it drops the old index. The
 // exception are indexes with the same keys, of which the server accepts only one.
-func changeIndexes(ctx context.Context, coll *mongo.Collection, create, drop []store.Index) error {
+func changeIndexes(ctx context.Context, coll *mongo.Collection, create, drop []mongodb.Index) error {
 	dropWhere := func(sameKeys bool) error {
 		for _, d := range drop {
-			same := slices.ContainsFunc(create, func(c store.Index) bool { return slices.Equal(c.Keys, d.Keys) })
+			same := slices.ContainsFunc(create, func(c mongodb.Index) bool { return slices.Equal(c.Keys, d.Keys) })
 			if same != sameKeys {
 				continue
 			}
-			if _, err := store.DropIndex(ctx, coll, d); err != nil {
+			if _, err := mongodb.DropIndex(ctx, coll, d); err != nil {
 				return err
 			}
 		}
@@ -288,7 +289,7 @@ func changeIndexes(ctx context.Context, coll *mongo.Collection, create, drop []s
 		return err
 	}
 	if len(create) > 0 {
-		if err := store.EnsureIndexSet(ctx, coll, create); err != nil {
+		if err := mongodb.EnsureIndexSet(ctx, coll, create); err != nil {
 			return err
 		}
 	}
@@ -297,7 +298,7 @@ func changeIndexes(ctx context.Context, coll *mongo.Collection, create, drop []s
 
 // outboxCollections returns the collections of an outbox. The collection of its dead letters is included
 // only if it has documents, so that tenants without dead letters do not each cost a collection.
-func (m *Migrator) outboxCollections(ctx context.Context, o store.Outbox) (map[Kind]*mongo.Collection, error) {
+func (m *Migrator) outboxCollections(ctx context.Context, o outboxes.Outbox) (map[Kind]*mongo.Collection, error) {
 	db := m.State.Client().Database(o.DB)
 	colls := map[Kind]*mongo.Collection{Outbox: db.Collection(o.Coll)}
 	steps := m.knownSteps()
@@ -306,7 +307,7 @@ func (m *Migrator) outboxCollections(ctx context.Context, o store.Outbox) (map[K
 	}
 
 	dead := db.Collection(deadletter.Collection(o.Coll))
-	empty, err := store.Empty(ctx, dead)
+	empty, err := mongodb.Empty(ctx, dead)
 	if err == nil && !empty {
 		colls[Dead] = dead
 	}
@@ -316,13 +317,13 @@ func (m *Migrator) outboxCollections(ctx context.Context, o store.Outbox) (map[K
 // Prepare creates the declared indexes of one outbox and its dead letters, and drops the superseded ones.
 // It is for a collection that appears while the relay runs, or that got its first dead letters. It does
 // not use the ledger. The error is an error of the server.
-func (m *Migrator) Prepare(ctx context.Context, o store.Outbox) (Report, error) {
+func (m *Migrator) Prepare(ctx context.Context, o outboxes.Outbox) (Report, error) {
 	r := newCollector()
 	err := m.prepareOutbox(ctx, o, r)
 	return r.sortedReport(), err
 }
 
-func (m *Migrator) prepareOutbox(ctx context.Context, o store.Outbox, r *collector) error {
+func (m *Migrator) prepareOutbox(ctx context.Context, o outboxes.Outbox, r *collector) error {
 	colls, err := m.outboxCollections(ctx, o)
 	if err != nil {
 		return r.absorbError(err)
@@ -339,7 +340,7 @@ func (m *Migrator) prepareOutbox(ctx context.Context, o store.Outbox, r *collect
 }
 
 // forEachOutbox calls f for every outbox, maxConcurrent at a time, and returns the first error.
-func forEachOutbox(ctx context.Context, list []store.Outbox, f func(ctx context.Context, o store.Outbox) error) error {
+func forEachOutbox(ctx context.Context, list []outboxes.Outbox, f func(ctx context.Context, o outboxes.Outbox) error) error {
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(maxConcurrent)
 	for _, o := range list {

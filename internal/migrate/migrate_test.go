@@ -16,21 +16,22 @@ import (
 
 	"github.com/outrelay/outrelay/internal/deadletter"
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
-	"github.com/outrelay/outrelay/internal/store"
+	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/outboxes"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(stacktest.Settled(m, goleak.Find)) }
 
-// deployment is a state database and one with outboxes.
+// deployment is a state database and one with collections.
 type deployment struct {
 	state, shop *mongo.Database
-	outboxes    []string
+	collections []string
 }
 
-func deploy(t *testing.T, c *mongo.Client, outboxes ...string) *deployment {
+func deploy(t *testing.T, c *mongo.Client, collections ...string) *deployment {
 	t.Helper()
-	d := &deployment{state: stacktest.Database(t, c), shop: stacktest.Database(t, c), outboxes: outboxes}
-	for _, name := range outboxes {
+	d := &deployment{state: stacktest.Database(t, c), shop: stacktest.Database(t, c), collections: collections}
+	for _, name := range collections {
 		if err := d.shop.CreateCollection(t.Context(), name); err != nil {
 			t.Fatal(err)
 		}
@@ -39,10 +40,10 @@ func deploy(t *testing.T, c *mongo.Client, outboxes ...string) *deployment {
 }
 
 func (d *deployment) migrator(steps []Step) *Migrator {
-	return &Migrator{State: d.state, Node: "n1", Version: "1.0", Steps: steps, Outboxes: func(context.Context) ([]store.Outbox, error) {
-		var out []store.Outbox
-		for _, name := range d.outboxes {
-			out = append(out, store.Outbox{DB: d.shop.Name(), Coll: name})
+	return &Migrator{State: d.state, Node: "n1", Version: "1.0", Steps: steps, Outboxes: func(context.Context) ([]outboxes.Outbox, error) {
+		var out []outboxes.Outbox
+		for _, name := range d.collections {
+			out = append(out, outboxes.Outbox{DB: d.shop.Name(), Coll: name})
 		}
 		return out, nil
 	}}
@@ -73,8 +74,8 @@ func up(t *testing.T, m *Migrator) Report {
 	return r
 }
 
-func index(fields ...string) store.Index {
-	i := store.Index{Name: strings.Join(fields, "_1_") + "_1"}
+func index(fields ...string) mongodb.Index {
+	i := mongodb.Index{Name: strings.Join(fields, "_1_") + "_1"}
 	for _, f := range fields {
 		i.Keys = append(i.Keys, bson.E{Key: f, Value: int32(1)})
 	}
@@ -92,8 +93,8 @@ func history() []Step {
 
 func TestTheStepsMakeWhatTheCodeDeclares(t *testing.T) {
 	t.Parallel()
-	same := func(a, b []store.Index) bool {
-		text := func(list []store.Index) []string {
+	same := func(a, b []mongodb.Index) bool {
+		text := func(list []mongodb.Index) []string {
 			var out []string
 			for _, i := range list {
 				out = append(out, i.Statement("d", "c"))
@@ -104,13 +105,13 @@ func TestTheStepsMakeWhatTheCodeDeclares(t *testing.T) {
 		return slices.Equal(text(a), text(b))
 	}
 	steps := Steps()
-	if !same(declaredIndexes(steps, Outbox), store.Indexes()) {
-		t.Errorf("the steps make %+v on an outbox, and the code declares %+v: add a step", declaredIndexes(steps, Outbox), store.Indexes())
+	if !same(declaredIndexes(steps, Outbox), outboxes.Indexes()) {
+		t.Errorf("the steps make %+v on an outbox, and the code declares %+v: add a step", declaredIndexes(steps, Outbox), outboxes.Indexes())
 	}
 	if !same(declaredIndexes(steps, Dead), deadletter.Indexes()) {
 		t.Errorf("the steps make %+v on dead letters, and the code declares %+v: add a step", declaredIndexes(steps, Dead), deadletter.Indexes())
 	}
-	for name, want := range store.StateIndexes() {
+	for name, want := range StateIndexes() {
 		if !same(declaredIndexes(steps, State(name)), want) {
 			t.Errorf("the steps make %+v on %s, and the code declares %+v: add a step", declaredIndexes(steps, State(name)), name, want)
 		}
@@ -203,7 +204,7 @@ func TestACollectionThatAppearsLaterNeedsNoEntry(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range 2 {
-		if r, err := m.Prepare(t.Context(), store.Outbox{DB: d.shop.Name(), Coll: "tenant"}); err != nil || !r.OK() {
+		if r, err := m.Prepare(t.Context(), outboxes.Outbox{DB: d.shop.Name(), Coll: "tenant"}); err != nil || !r.OK() {
 			t.Fatalf("%+v, %v", r, err)
 		}
 	}
@@ -359,7 +360,7 @@ func TestWhatTheConfigurationTurnsOnIsNoDrift(t *testing.T) {
 	if err := deadletter.SetExpiry(t.Context(), dead, 2*time.Hour); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := store.EnsureSentTTL(t.Context(), d.shop.Collection("outbox"), 2*time.Hour); err != nil {
+	if _, err := outboxes.EnsureSentTTL(t.Context(), d.shop.Collection("outbox"), 2*time.Hour); err != nil {
 		t.Fatal(err)
 	}
 	if v, err := m.Verify(t.Context(), false); err != nil || !v.OK() || v.Collections != 4 {

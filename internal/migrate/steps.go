@@ -9,7 +9,8 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 
-	"github.com/outrelay/outrelay/internal/store"
+	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/outboxes"
 )
 
 // Kind is a kind of collection.
@@ -42,7 +43,7 @@ type Step struct {
 // Change is one index on one kind of collection.
 type Change struct {
 	On    Kind
-	Index store.Index
+	Index mongodb.Index
 }
 
 // Steps returns all steps of this version, in order.
@@ -61,35 +62,35 @@ func Steps() []Step {
 
 	return []Step{
 		{ID: "0001", Name: "outbox and log of events", Create: []Change{
-			{Outbox, store.Index{Name: "ts_1", Keys: asc("ts")}},
-			{Outbox, store.Index{Name: "dueAt_1", Keys: asc("dueAt"), Partial: present("dueAt")}},
-			{Outbox, store.Index{Name: "nextAt_1", Keys: asc("nextAt"), Partial: present("nextAt")}},
-			{Outbox, store.Index{Name: "state_1_key_1_pos_1", Keys: asc("state", "key", "pos"), Partial: present("state")}},
-			{State("events"), store.Index{Name: "at_1", Keys: asc("at"), TTL: &month}},
+			{Outbox, mongodb.Index{Name: "ts_1", Keys: asc("ts")}},
+			{Outbox, mongodb.Index{Name: "dueAt_1", Keys: asc("dueAt"), Partial: present("dueAt")}},
+			{Outbox, mongodb.Index{Name: "nextAt_1", Keys: asc("nextAt"), Partial: present("nextAt")}},
+			{Outbox, mongodb.Index{Name: "state_1_key_1_pos_1", Keys: asc("state", "key", "pos"), Partial: present("state")}},
+			{State("events"), mongodb.Index{Name: "at_1", Keys: asc("at"), TTL: &month}},
 		}},
 		{ID: "0002", Name: "replays", Create: []Change{
-			{State("replays"), store.Index{Name: "finishedAt_1", Keys: asc("finishedAt"), TTL: &month}},
-			{Outbox, store.Index{
+			{State("replays"), mongodb.Index{Name: "finishedAt_1", Keys: asc("finishedAt"), TTL: &month}},
+			{Outbox, mongodb.Index{
 				Name: "origin_1_replayOf_1", Keys: asc("origin", "replayOf"),
 				Partial: bson.D{{Key: "origin", Value: "replay"}},
 			}},
 		}},
 		{ID: "0003", Name: "queries of dead letters", Create: []Change{
-			{Dead, store.Index{Name: "movedAt_1__id_1", Keys: asc("movedAt", "_id")}},
-			{Dead, store.Index{Name: "pos_1__id_1", Keys: asc("pos", "_id")}},
-			{Dead, store.Index{Name: "_id.id_1", Keys: asc("_id.id")}},
-			{Dead, store.Index{Name: "key_1_movedAt_1", Keys: asc("key", "movedAt")}},
-			{Dead, store.Index{Name: "class_1_movedAt_1", Keys: asc("class", "movedAt")}},
-			{Dead, store.Index{Name: "type_1_movedAt_1", Keys: asc("type", "movedAt")}},
+			{Dead, mongodb.Index{Name: "movedAt_1__id_1", Keys: asc("movedAt", "_id")}},
+			{Dead, mongodb.Index{Name: "pos_1__id_1", Keys: asc("pos", "_id")}},
+			{Dead, mongodb.Index{Name: "_id.id_1", Keys: asc("_id.id")}},
+			{Dead, mongodb.Index{Name: "key_1_movedAt_1", Keys: asc("key", "movedAt")}},
+			{Dead, mongodb.Index{Name: "class_1_movedAt_1", Keys: asc("class", "movedAt")}},
+			{Dead, mongodb.Index{Name: "type_1_movedAt_1", Keys: asc("type", "movedAt")}},
 		}},
 		{ID: "0004", Name: "a slot fetches its own exceptions", Create: []Change{
-			{Outbox, store.Index{Name: "dueAt_1_slot_1", Keys: asc("dueAt", "slot"), Partial: present("dueAt")}},
-			{Outbox, store.Index{Name: "nextAt_1_slot_1", Keys: asc("nextAt", "slot"), Partial: present("nextAt")}},
-			{Outbox, store.Index{Name: "state_1_key_1_pos_1_slot_1", Keys: asc("state", "key", "pos", "slot"), Partial: present("state")}},
+			{Outbox, mongodb.Index{Name: "dueAt_1_slot_1", Keys: asc("dueAt", "slot"), Partial: present("dueAt")}},
+			{Outbox, mongodb.Index{Name: "nextAt_1_slot_1", Keys: asc("nextAt", "slot"), Partial: present("nextAt")}},
+			{Outbox, mongodb.Index{Name: "state_1_key_1_pos_1_slot_1", Keys: asc("state", "key", "pos", "slot"), Partial: present("state")}},
 		}, Drop: []Change{
-			{Outbox, store.Index{Name: "dueAt_1", Keys: asc("dueAt"), Partial: present("dueAt")}},
-			{Outbox, store.Index{Name: "nextAt_1", Keys: asc("nextAt"), Partial: present("nextAt")}},
-			{Outbox, store.Index{Name: "state_1_key_1_pos_1", Keys: asc("state", "key", "pos"), Partial: present("state")}},
+			{Outbox, mongodb.Index{Name: "dueAt_1", Keys: asc("dueAt"), Partial: present("dueAt")}},
+			{Outbox, mongodb.Index{Name: "nextAt_1", Keys: asc("nextAt"), Partial: present("nextAt")}},
+			{Outbox, mongodb.Index{Name: "state_1_key_1_pos_1", Keys: asc("state", "key", "pos"), Partial: present("state")}},
 		}},
 	}
 }
@@ -99,7 +100,7 @@ func Steps() []Step {
 func optionalIndexes(on Kind) []string {
 	switch on {
 	case Outbox:
-		return []string{store.SentIndexName}
+		return []string{outboxes.SentIndexName}
 	case Dead:
 		return []string{"outrelay_expiry", "outrelay_expiry_of_chunks"}
 	}
@@ -129,15 +130,15 @@ func (s Step) Checksum() string {
 }
 
 // hasIndexNamed reports whether list has an index of that name.
-func hasIndexNamed(list []store.Index, name string) bool {
-	return slices.ContainsFunc(list, func(i store.Index) bool { return i.Name == name })
+func hasIndexNamed(list []mongodb.Index, name string) bool {
+	return slices.ContainsFunc(list, func(i mongodb.Index) bool { return i.Name == name })
 }
 
 // declaredIndexes returns the indexes that a kind of collection has after all steps.
-func declaredIndexes(steps []Step, on Kind) []store.Index {
-	var out []store.Index
+func declaredIndexes(steps []Step, on Kind) []mongodb.Index {
+	var out []mongodb.Index
 	remove := func(name string) {
-		out = slices.DeleteFunc(out, func(i store.Index) bool { return i.Name == name })
+		out = slices.DeleteFunc(out, func(i mongodb.Index) bool { return i.Name == name })
 	}
 
 	for _, s := range steps {
@@ -157,9 +158,9 @@ func declaredIndexes(steps []Step, on Kind) []store.Index {
 }
 
 // supersededIndexes returns the indexes that a step drops and no later step creates again.
-func supersededIndexes(steps []Step, on Kind) []store.Index {
+func supersededIndexes(steps []Step, on Kind) []mongodb.Index {
 	declared := declaredIndexes(steps, on)
-	var out []store.Index
+	var out []mongodb.Index
 	for _, s := range steps {
 		for _, c := range s.Drop {
 			if c.On == on && !hasIndexNamed(declared, c.Index.Name) {

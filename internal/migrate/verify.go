@@ -11,8 +11,9 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
+	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/schema"
-	"github.com/outrelay/outrelay/internal/store"
 )
 
 // The states of a step, in addition to the outcomes in the ledger.
@@ -100,7 +101,7 @@ func (l ledger) readLockStatus(ctx context.Context) (*LockStatus, error) {
 		{{Key: "$addFields", Value: bson.D{{Key: "now", Value: "$$NOW"}}}},
 	})
 	if err != nil {
-		return nil, wrapPrivilegeError(err, "reading the migration lock", "find", store.Namespace(l.coll))
+		return nil, wrapPrivilegeError(err, "reading the migration lock", "find", mongodb.Namespace(l.coll))
 	}
 
 	var found []struct {
@@ -132,12 +133,12 @@ func (v Verification) OK() bool {
 
 // Drift is one difference between a collection and its declaration.
 type Drift struct {
-	Collection string          `json:"collection"`
-	Index      string          `json:"index"`
-	Kind       store.DriftKind `json:"kind"`             // missing, different or superfluous
-	Detail     string          `json:"detail,omitempty"` // the actual index
-	Statements []string        `json:"statements"`       // that repair it
-	Repaired   bool            `json:"repaired"`
+	Collection string            `json:"collection"`
+	Index      string            `json:"index"`
+	Kind       mongodb.DriftKind `json:"kind"`             // missing, different or superfluous
+	Detail     string            `json:"detail,omitempty"` // the actual index
+	Statements []string          `json:"statements"`       // that repair it
+	Repaired   bool              `json:"repaired"`
 }
 
 // Verify compares every watched outbox, its dead letters if there are any, and the state database with
@@ -146,7 +147,7 @@ type Drift struct {
 // two concurrent repairs do no harm.
 func (m *Migrator) Verify(ctx context.Context, repair bool) (Verification, error) {
 	r := newCollector()
-	outboxes, err := m.listOutboxes(ctx, r)
+	collections, err := m.listOutboxes(ctx, r)
 	if err != nil {
 		return Verification{}, err
 	}
@@ -157,7 +158,7 @@ func (m *Migrator) Verify(ctx context.Context, repair bool) (Verification, error
 			return Verification{}, err
 		}
 	}
-	err = forEachOutbox(ctx, outboxes, func(ctx context.Context, o store.Outbox) error {
+	err = forEachOutbox(ctx, collections, func(ctx context.Context, o outboxes.Outbox) error {
 		colls, err := m.outboxCollections(ctx, o)
 		if err != nil {
 			return r.absorbError(err)
@@ -192,7 +193,7 @@ type verifier struct {
 // compareCollection compares one collection with its declaration, and repairs it if v.repair is set.
 func (v *verifier) compareCollection(ctx context.Context, kind Kind, coll *mongo.Collection) error {
 	steps := v.migrator.knownSteps()
-	found, err := store.CompareIndexes(ctx, coll, declaredIndexes(steps, kind), supersededIndexes(steps, kind),
+	found, err := mongodb.CompareIndexes(ctx, coll, declaredIndexes(steps, kind), supersededIndexes(steps, kind),
 		optionalIndexes(kind)...)
 	if err != nil {
 		return v.report.absorbError(err)
@@ -207,9 +208,9 @@ func (v *verifier) compareCollection(ctx context.Context, kind Kind, coll *mongo
 			Detail: f.Detail, Statements: f.Statements(),
 		}
 		if v.repair {
-			err := store.RepairIndex(ctx, coll.Database().Client(), f)
+			err := mongodb.RepairIndex(ctx, coll.Database().Client(), f)
 			d.Repaired = err == nil
-			if errors.Is(err, store.ErrIndexConflict) || errors.Is(err, schema.ErrBusy) {
+			if errors.Is(err, mongodb.ErrIndexConflict) || errors.Is(err, schema.ErrBusy) {
 				d.Detail, err = err.Error(), nil
 			}
 			if err := v.report.absorbError(err); err != nil {

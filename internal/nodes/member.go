@@ -13,7 +13,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
-	"github.com/outrelay/outrelay/internal/store"
+	"github.com/outrelay/outrelay/internal/mongodb"
 )
 
 // The intervals of the registry.
@@ -67,10 +67,10 @@ type Vitals struct {
 // Member is this process in the registry. Its methods are safe for concurrent use.
 type Member struct {
 	cfg           Config
-	nodes         *store.Nodes
-	majorityNodes *store.Nodes // nodes with majority, for writes that other processes must see
-	events        *store.Events
-	heartbeat     store.Sign
+	nodes         *Nodes
+	majorityNodes *Nodes // nodes with majority, for writes that other processes must see
+	events        *Events
+	heartbeat     Sign
 	startedAt     time.Time
 	instance      string
 
@@ -90,16 +90,16 @@ func New(c Config) *Member {
 	coll := c.State.Collection("nodes")
 	m := &Member{
 		cfg:           c,
-		nodes:         store.NewNodes(coll),
-		majorityNodes: store.NewNodes(store.Majority(coll)),
-		events:        store.NewEvents(c.State.Collection("events"), c.Watcher, c.Node),
+		nodes:         NewNodes(coll),
+		majorityNodes: NewNodes(mongodb.Majority(coll)),
+		events:        NewEvents(c.State.Collection("events"), c.Watcher, c.Node),
 		startedAt:     time.Now(),
 		instance:      uuid.NewString(),
 
 		loggedDifferences: map[string]bool{},
 	}
 
-	m.heartbeat = store.Sign{Node: c.Node, Address: c.Address, Version: c.Version, Facts: store.Facts{
+	m.heartbeat = Sign{Node: c.Node, Address: c.Address, Version: c.Version, Facts: Facts{
 		Instance: m.instance, Schema: c.Schema, Capabilities: c.Capabilities, Config: c.Fingerprint,
 	}}
 	if c.Watcher != "" {
@@ -150,25 +150,25 @@ func (m *Member) SendHeartbeat(ctx context.Context, v Vitals) error {
 }
 
 // logFindings logs the state of the entry that a heartbeat has replaced, if it was not the expected one.
-func (m *Member) logFindings(ctx context.Context, was store.Was, first bool) {
+func (m *Member) logFindings(ctx context.Context, was Was, first bool) {
 	another := was.Listed && was.Instance != m.instance
 	switch {
 	case first:
-		m.logEvent(ctx, store.NodeStarted, bson.D{
+		m.logEvent(ctx, NodeStarted, bson.D{
 			{Key: "version", Value: m.cfg.Version}, {Key: "address", Value: m.cfg.Address}, {Key: "roles", Value: m.heartbeat.Roles},
 		})
 
 	case !was.Listed:
 		m.cfg.Log.Warn("this node was removed from the list of nodes while it runs; it is listed again", "node", m.cfg.Node)
-		m.logEvent(ctx, store.NodeListed, nil)
+		m.logEvent(ctx, NodeListed, nil)
 
 	case another && !m.duplicateLogged:
 		m.cfg.Log.Error("another process uses the same node name, so pins, status and the list of nodes are ambiguous",
 			"node", m.cfg.Node, "advice", "set a different node name (node) for each process")
-		m.logEvent(ctx, store.NodeTwice, nil)
+		m.logEvent(ctx, NodeTwice, nil)
 
 	case was.Stale && !another:
-		m.logEvent(ctx, store.NodeReturned, bson.D{{Key: "silent_ms", Value: was.Age.Milliseconds()}})
+		m.logEvent(ctx, NodeReturned, bson.D{{Key: "silent_ms", Value: was.Age.Milliseconds()}})
 	}
 
 	if another && !first {
@@ -190,7 +190,7 @@ func (m *Member) Leave(ctx context.Context) error {
 	m.listed = false
 
 	up := time.Since(m.startedAt).Milliseconds()
-	return m.appendEvent(ctx, store.NodeStopped, bson.D{{Key: "up_ms", Value: up}})
+	return m.appendEvent(ctx, NodeStopped, bson.D{{Key: "up_ms", Value: up}})
 }
 
 // CheckPeers logs the nodes that have become stale since the last Look of any node, and the nodes of the same
@@ -200,7 +200,7 @@ func (m *Member) CheckPeers(ctx context.Context) error {
 	for _, n := range stale {
 		m.cfg.Log.Warn("node is not responding; other nodes take over when its leases expire",
 			"silent_node", n.Node, "for", n.Age().Round(time.Second))
-		m.logEvent(ctx, store.NodeStale, bson.D{
+		m.logEvent(ctx, NodeStale, bson.D{
 			{Key: "of", Value: n.Node},
 			{Key: "silent_ms", Value: n.AgeMS},
 			{Key: "version", Value: n.Version},
@@ -244,12 +244,12 @@ func (m *Member) compareConfigs(ctx context.Context) error {
 		m.loggedDifferences[difference] = true
 		m.cfg.Log.Warn("a node of this watcher has another configuration; delivery depends on the owner",
 			"other", n.Node, "other_version", n.Version, "advice", "use the same configuration on all nodes")
-		m.logEvent(ctx, store.ConfigDiffers, bson.D{{Key: "of", Value: n.Node}, {Key: "version", Value: n.Version}})
+		m.logEvent(ctx, ConfigDiffers, bson.D{{Key: "of", Value: n.Node}, {Key: "version", Value: n.Version}})
 	}
 	return nil
 }
 
-func (m *Member) sameWatcher(n store.Node) bool {
+func (m *Member) sameWatcher(n Node) bool {
 	return n.Node != m.cfg.Node && slices.Contains(n.Watchers, m.cfg.Watcher)
 }
 
@@ -268,14 +268,14 @@ func (m *Member) RemoveOld(ctx context.Context) error {
 
 // logEvent writes an entry into the events log. If the write fails, it logs a warning, unless the
 // process is stopping.
-func (m *Member) logEvent(ctx context.Context, kind store.Kind, fields bson.D) {
+func (m *Member) logEvent(ctx context.Context, kind Kind, fields bson.D) {
 	err := m.appendEvent(ctx, kind, fields)
 	if err != nil && !errors.Is(ctx.Err(), context.Canceled) {
 		m.cfg.Log.Warn("an entry of the events log is lost", "kind", string(kind), "reason", err)
 	}
 }
 
-func (m *Member) appendEvent(ctx context.Context, kind store.Kind, fields bson.D) error {
+func (m *Member) appendEvent(ctx context.Context, kind Kind, fields bson.D) error {
 	if err := m.events.Append(ctx, kind, fields); err != nil {
 		return fmt.Errorf("writing event %s: %w", kind, err)
 	}
@@ -283,6 +283,6 @@ func (m *Member) appendEvent(ctx context.Context, kind store.Kind, fields bson.D
 }
 
 // LogEvent writes an entry about this node into the events log. If the write fails, it logs a warning.
-func (m *Member) LogEvent(ctx context.Context, kind store.Kind, fields bson.D) {
+func (m *Member) LogEvent(ctx context.Context, kind Kind, fields bson.D) {
 	m.logEvent(ctx, kind, fields)
 }

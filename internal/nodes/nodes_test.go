@@ -16,7 +16,7 @@ import (
 
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/migrate"
-	"github.com/outrelay/outrelay/internal/store"
+	"github.com/outrelay/outrelay/internal/outboxes"
 )
 
 var upsert = options.UpdateOne().SetUpsert(true)
@@ -46,20 +46,20 @@ func beat(t *testing.T, m *Member, v Vitals) {
 	}
 }
 
-func list(t *testing.T, db *mongo.Database) []store.Node {
+func list(t *testing.T, db *mongo.Database) []Node {
 	t.Helper()
-	all, err := store.NewNodes(db.Collection("nodes")).List(t.Context())
+	all, err := NewNodes(db.Collection("nodes")).List(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
-	slices.SortFunc(all, func(a, b store.Node) int { return strings.Compare(a.Node, b.Node) })
+	slices.SortFunc(all, func(a, b Node) int { return strings.Compare(a.Node, b.Node) })
 	return all
 }
 
 // kinds are the entries of the events log about a node, in their order.
 func kinds(t *testing.T, db *mongo.Database, node string) []string {
 	t.Helper()
-	all, err := store.NewEvents(db.Collection("events"), "", "").Latest(t.Context(), 100)
+	all, err := NewEvents(db.Collection("events"), "", "").Latest(t.Context(), 100)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -136,7 +136,7 @@ func TestANodeThatWasRemovedIsListedAgainAsItself(t *testing.T) {
 	m.startedAt = m.startedAt.Add(-time.Hour) // it runs for an hour
 	beat(t, m, Vitals{})
 	before := list(t, db)[0]
-	if err := store.NewNodes(db.Collection("nodes")).Leave(t.Context(), "a"); err != nil {
+	if err := NewNodes(db.Collection("nodes")).Leave(t.Context(), "a"); err != nil {
 		t.Fatal(err)
 	}
 	beat(t, m, Vitals{})
@@ -224,12 +224,12 @@ func TestSilenceIsNotedOnce(t *testing.T) {
 	}
 	wg.Wait()
 	var noted []string
-	all, err := store.NewEvents(db.Collection("events"), "", "").Latest(t.Context(), 100)
+	all, err := NewEvents(db.Collection("events"), "", "").Latest(t.Context(), 100)
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, e := range all {
-		if e.Kind == store.NodeStale {
+		if e.Kind == NodeStale {
 			of, _ := e.Fields.Lookup("of").StringValueOK()
 			noted = append(noted, of+" "+e.Fields.Lookup("held").String())
 		}
@@ -282,7 +282,7 @@ func TestTidyForgetsAndTrims(t *testing.T) {
 	}
 	// One more than the bound; those that were there before are the oldest.
 	var docs []any
-	for range store.EventsKept {
+	for range EventsKept {
 		docs = append(docs, bson.D{{Key: "at", Value: time.Now().Add(time.Minute)}, {Key: "kind", Value: "filler"}})
 	}
 	if _, err := db.Collection("events").InsertMany(t.Context(), docs); err != nil {
@@ -294,7 +294,7 @@ func TestTidyForgetsAndTrims(t *testing.T) {
 	if got := list(t, db); len(got) != 2 || got[0].Node != "a" || got[1].Node != "week" {
 		t.Errorf("%+v", got)
 	}
-	if n, err := db.Collection("events").CountDocuments(t.Context(), bson.D{}); err != nil || n != store.EventsKept {
+	if n, err := db.Collection("events").CountDocuments(t.Context(), bson.D{}); err != nil || n != EventsKept {
 		t.Errorf("%d entries are left, %v", n, err)
 	}
 	if got := kinds(t, db, "a"); len(got) != 0 {
@@ -364,7 +364,7 @@ func TestAnOlderNodeAndABreakingStepDoNotMissEachOther(t *testing.T) {
 	for range 25 {
 		db := stacktest.Database(t, client)
 		migrator := func(n int) *migrate.Migrator {
-			return &migrate.Migrator{State: db, Node: "n", Steps: steps[:n], CheckStep: NewStepCheck(db), Outboxes: func(context.Context) ([]store.Outbox, error) { return nil, nil }}
+			return &migrate.Migrator{State: db, Node: "n", Steps: steps[:n], CheckStep: NewStepCheck(db), Outboxes: func(context.Context) ([]outboxes.Outbox, error) { return nil, nil }}
 		}
 		if _, err := migrator(1).Up(t.Context()); err != nil {
 			t.Fatal(err)

@@ -11,7 +11,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
 	"github.com/outrelay/outrelay/internal/migrate"
-	"github.com/outrelay/outrelay/internal/store"
+	"github.com/outrelay/outrelay/internal/mongodb"
 )
 
 // ErrOlderNodes matches every [*OlderNodesError].
@@ -37,7 +37,7 @@ func (e *OlderNodesError) Is(target error) bool { return target == ErrOlderNodes
 // lease counts as live even if it is not in the list of nodes. A call makes two majority reads.
 func NewStepCheck(state *mongo.Database) func(ctx context.Context, s migrate.Step) error {
 	return func(ctx context.Context, s migrate.Step) error {
-		list, err := store.NewNodes(store.Majority(state.Collection("nodes"))).List(ctx)
+		list, err := NewNodes(mongodb.Majority(state.Collection("nodes"))).List(ctx)
 		if err != nil {
 			return err
 		}
@@ -79,7 +79,7 @@ func describeNode(node, version string) string {
 
 // leaseOwners returns the nodes whose leases have not expired, with their versions.
 func leaseOwners(ctx context.Context, state *mongo.Database) (map[string]string, error) {
-	coll := store.Majority(state.Collection("watchers"))
+	coll := mongodb.Majority(state.Collection("watchers"))
 	cur, err := coll.Find(ctx, bson.D{{Key: "$expr", Value: bson.D{{Key: "$gt", Value: bson.A{"$expiresAt", "$$NOW"}}}}})
 	if err != nil {
 		return nil, fmt.Errorf("reading the owners of the watchers in %s: %w", state.Name(), err)

@@ -13,7 +13,7 @@ import (
 
 	"github.com/outrelay/outrelay/internal/admin/admintest"
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
-	"github.com/outrelay/outrelay/internal/store"
+	"github.com/outrelay/outrelay/internal/outboxes"
 )
 
 var long = flag.Bool("app.long", false, "measure page and API over HTTP with a million envelopes and a hundred thousand dead letters")
@@ -31,7 +31,7 @@ func TestPageDoesNotGrowWithTheOutbox(t *testing.T) {
 	if _, err := state.Collection("watchers").InsertOne(t.Context(), bson.D{{Key: "_id", Value: "orders/0of1"}, {Key: "epoch", Value: int64(1)}}); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := store.NewRegistry(state.Collection("collections")).Register(t.Context(), [16]byte{1}, db.Name()+".outbox", "orders"); err != nil {
+	if _, err := outboxes.NewRegistry(state.Collection("collections")).Register(t.Context(), [16]byte{1}, db.Name()+".outbox", "orders"); err != nil {
 		t.Fatal(err)
 	}
 	_, _, get, _ := serve(t, state.Name(), db.Name()+".outbox")

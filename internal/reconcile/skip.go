@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
+
+	"github.com/outrelay/outrelay/internal/outboxes"
 )
 
 // skipEntry is the memory of one id in bytes, including the room that a map keeps free.
@@ -71,7 +73,7 @@ func (s *Skip) IsPast(commit bson.Timestamp) bool { return commit.After(s.until)
 // doubtful means that it may have, because the set was full or an earlier process made a part of the
 // sweep. Send a doubtful envelope, marked as redelivered.
 func (s *Skip) WasSwept(db, coll []byte, idType byte, id, doc []byte) (known, doubtful bool) {
-	ts := Stamp(doc)
+	ts := outboxes.Stamp(doc)
 	if !ts.IsZero() && ts.After(s.to) {
 		return false, false
 	}
@@ -79,16 +81,6 @@ func (s *Skip) WasSwept(db, coll []byte, idType byte, id, doc []byte) (known, do
 		return true, false
 	}
 	return false, s.partial
-}
-
-// Stamp returns the timestamp that the server wrote into the envelope at its insert, or zero if there
-// is none.
-func Stamp(doc []byte) bson.Timestamp {
-	t, i, ok := bson.Raw(doc).Lookup("ts").TimestampOK()
-	if !ok {
-		return bson.Timestamp{}
-	}
-	return bson.Timestamp{T: t, I: i}
 }
 
 // subtractDuration returns t minus d in whole seconds, but never less than zero.

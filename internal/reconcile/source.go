@@ -10,8 +10,9 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
+	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/slot"
-	"github.com/outrelay/outrelay/internal/store"
 )
 
 const (
@@ -52,7 +53,7 @@ func unstampedFilter() bson.D {
 // HasUnstamped reports whether coll holds an envelope without a stamp that was committed up to now and
 // that the stream has to send.
 func HasUnstamped(ctx context.Context, now bson.Timestamp, coll *mongo.Collection, p slot.Range) (bool, error) {
-	session, err := store.Causal(ctx, coll.Database().Client(), now)
+	session, err := mongodb.Causal(ctx, coll.Database().Client(), now)
 	if err != nil {
 		return false, err
 	}
@@ -60,12 +61,12 @@ func HasUnstamped(ctx context.Context, now bson.Timestamp, coll *mongo.Collectio
 	ctx = mongo.NewSessionContext(ctx, session)
 
 	opts := options.FindOne().SetProjection(bson.D{{Key: "_id", Value: 1}})
-	err = store.Majority(coll).FindOne(ctx, p.AddFilter(unstampedFilter()), opts).Err()
+	err = mongodb.Majority(coll).FindOne(ctx, p.AddFilter(unstampedFilter()), opts).Err()
 	if errors.Is(err, mongo.ErrNoDocuments) {
 		return false, nil
 	}
 	if err != nil {
-		return false, fmt.Errorf("looking for envelopes without a stamp in %s: %w", store.Namespace(coll), err)
+		return false, fmt.Errorf("looking for envelopes without a stamp in %s: %w", mongodb.Namespace(coll), err)
 	}
 	return true, nil
 }
@@ -73,7 +74,7 @@ func HasUnstamped(ctx context.Context, now bson.Timestamp, coll *mongo.Collectio
 // source reads one collection for a sweep. After an error it can continue: it opens a new cursor after
 // the last document.
 type source struct {
-	outbox     store.Outbox
+	outbox     outboxes.Outbox
 	coll       *mongo.Collection
 	db, name   []byte
 	part       slot.Range
@@ -98,7 +99,7 @@ type source struct {
 
 // openCursor opens a cursor on the documents after last.
 func (s *source) openCursor(ctx context.Context) error {
-	session, err := store.Causal(ctx, s.coll.Database().Client(), s.to)
+	session, err := mongodb.Causal(ctx, s.coll.Database().Client(), s.to)
 	if err != nil {
 		return err
 	}
@@ -115,10 +116,10 @@ func (s *source) openCursor(ctx context.Context) error {
 		opts.SetSort(bson.D{{Key: "ts", Value: 1}}).SetAllowDiskUse(true)
 	}
 
-	cursor, err := store.Majority(s.coll).Find(mongo.NewSessionContext(ctx, session), s.part.AddFilter(filter), opts) // N21
+	cursor, err := mongodb.Majority(s.coll).Find(mongo.NewSessionContext(ctx, session), s.part.AddFilter(filter), opts) // N21
 	if err != nil {
 		session.EndSession(context.WithoutCancel(ctx))
-		return fmt.Errorf("sweeping %s: %w", store.Namespace(s.coll), err)
+		return fmt.Errorf("sweeping %s: %w", mongodb.Namespace(s.coll), err)
 	}
 	s.cursor, s.session, s.cursorDocs, s.cursorBytes = cursor, session, 0, 0
 	return nil
@@ -163,7 +164,7 @@ func (s *source) advanceCursor(ctx context.Context) (bool, error) {
 	err := s.cursor.Err()
 	s.closeCursor(ctx)
 	if err != nil {
-		return false, fmt.Errorf("sweeping %s: %w", store.Namespace(s.coll), err)
+		return false, fmt.Errorf("sweeping %s: %w", mongodb.Namespace(s.coll), err)
 	}
 	return false, nil
 }
@@ -184,7 +185,7 @@ func (s *source) acceptCurrent() bool {
 		return true
 	}
 
-	s.ts = Stamp(raw)
+	s.ts = outboxes.Stamp(raw)
 	if s.ts != s.last {
 		s.last = s.ts
 		clear(s.idsAtLast)

@@ -12,14 +12,15 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
 	"github.com/outrelay/outrelay/internal/crash"
+	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/retry"
-	"github.com/outrelay/outrelay/internal/store"
 )
 
 // MinMargin is the least time by which a sweep begins before the stretch. A stamp is taken when a
 // transaction inserts, but the stream is in the order of commits, and a transaction may last for a
 // minute unless the server is configured otherwise.
-const MinMargin = store.MinMargin
+const MinMargin = mongodb.MinMargin
 
 const (
 	markEvery     = 256      // envelopes between two calls of Reached
@@ -27,19 +28,10 @@ const (
 	defaultMemory = 8 << 20
 )
 
-// Envelope is an undelivered document of an outbox, as it was inserted or last updated. Its slices are
-// valid only during the call that it is passed to.
-type Envelope struct {
-	DB, Coll    []byte
-	TS          bson.Timestamp // the stamp of the server; zero if there is none
-	Raw         bson.Raw
-	Redelivered bool // it is sent again on purpose; its records get the header outrelay-redelivered
-}
-
 // Publisher takes the envelopes of a sweep.
 type Publisher interface {
 	// Deliver delivers one envelope, in the order of the calls. It may block. Its error ends the sweep.
-	Deliver(ctx context.Context, e *Envelope) error
+	Deliver(ctx context.Context, e *outboxes.Envelope) error
 	// Reached is called when every envelope with a stamp up to cursor, and every envelope without a
 	// stamp, was delivered.
 	Reached(ctx context.Context, cursor bson.Timestamp) error
@@ -51,7 +43,7 @@ type Publisher interface {
 // Memory are required.
 type Sweep struct {
 	Client      *mongo.Client
-	Collections []store.Outbox
+	Collections []outboxes.Outbox
 	// From is a cluster time up to which everything committed was delivered. If it is zero, nothing is
 	// known, and all envelopes are swept. To is the time at which the stream continues: it brings the
 	// envelopes with later stamps.
@@ -99,7 +91,7 @@ func (s *Sweep) LowerBound() bson.Timestamp {
 }
 
 // lowerBound returns the stamp after which the sweep of one collection begins.
-func (s *Sweep) lowerBound(c store.Outbox) bson.Timestamp {
+func (s *Sweep) lowerBound(c outboxes.Outbox) bson.Timestamp {
 	low, known := s.ReadUpTo[c.NS()]
 	if !known {
 		low = subtractDuration(s.From, cmp.Or(s.Margin, MinMargin))
@@ -111,8 +103,8 @@ func (s *Sweep) lowerBound(c store.Outbox) bson.Timestamp {
 }
 
 // Count returns the number of envelopes that a sweep starting now would find in a collection.
-func (s *Sweep) Count(ctx context.Context, c store.Outbox) (int64, error) {
-	coll := store.Majority(s.Client.Database(c.DB).Collection(c.Coll))
+func (s *Sweep) Count(ctx context.Context, c outboxes.Outbox) (int64, error) {
+	coll := mongodb.Majority(s.Client.Database(c.DB).Collection(c.Coll))
 	total := int64(0)
 	for _, filter := range []bson.D{unstampedFilter(), stampedFilter(s.lowerBound(c), lastStamp)} {
 		n, err := coll.CountDocuments(ctx, c.Part.AddFilter(filter))
@@ -223,7 +215,7 @@ func (r *sweepRun) reportReached(ctx context.Context, ts bson.Timestamp) error {
 	return r.Publisher.Reached(ctx, reached)
 }
 
-func (r *sweepRun) newSource(c store.Outbox) *source {
+func (r *sweepRun) newSource(c outboxes.Outbox) *source {
 	return &source{
 		outbox:     c,
 		coll:       r.Client.Database(c.DB).Collection(c.Coll),
@@ -238,7 +230,7 @@ func (r *sweepRun) newSource(c store.Outbox) *source {
 }
 
 // sweepUnstamped delivers the envelopes of c without a stamp, in the order of insertion.
-func (r *sweepRun) sweepUnstamped(ctx context.Context, c store.Outbox) error {
+func (r *sweepRun) sweepUnstamped(ctx context.Context, c outboxes.Outbox) error {
 	s := r.newSource(c)
 	s.unstamped = true
 	defer s.closeCursor(ctx)
@@ -318,7 +310,7 @@ func (r *sweepRun) deliverCurrent(ctx context.Context, s *source, keep bool) err
 	}
 
 	crash.At("mid-sweep")
-	e := Envelope{DB: s.db, Coll: s.name, TS: s.ts, Raw: s.cursor.Current}
+	e := outboxes.Envelope{DB: s.db, Coll: s.name, TS: s.ts, Raw: s.cursor.Current}
 	if err := r.Publisher.Deliver(ctx, &e); err != nil {
 		return err
 	}
@@ -334,7 +326,7 @@ func (r *sweepRun) deliverCurrent(ctx context.Context, s *source, keep bool) err
 // commit.
 func (r *sweepRun) readClusterTime(ctx context.Context) (at bson.Timestamp, err error) {
 	read := func(ctx context.Context) (err error) {
-		at, err = store.ClusterTime(ctx, r.Client)
+		at, err = mongodb.ClusterTime(ctx, r.Client)
 		return err
 	}
 	err = r.retryReads(ctx, read(ctx), read)

@@ -17,8 +17,9 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo/writeconcern"
 
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/slot"
-	"github.com/outrelay/outrelay/internal/store"
 )
 
 func TestSweepsInTheOrderOfStampsOverCollections(t *testing.T) {
@@ -87,7 +88,7 @@ func TestFromCursorAndMargin(t *testing.T) {
 			t.Errorf("%s: swept %q, want %q", x.name, p.ids, x.want)
 		}
 	}
-	if m := store.Margin(t.Context(), b.client); m != MinMargin {
+	if m := mongodb.Margin(t.Context(), b.client); m != MinMargin {
 		t.Errorf("margin %v on a server with the default life of transactions", m)
 	}
 }
@@ -254,7 +255,7 @@ func TestN22_TransactionOpenAcrossTheEnd(t *testing.T) {
 				}
 			}
 			p := &publisher{}
-			p.deliver = func(e *Envelope) error {
+			p.deliver = func(e *outboxes.Envelope) error {
 				if when == "during" && e.Raw.Lookup("_id").StringValue() == "first" {
 					commit()
 				}
@@ -371,7 +372,7 @@ func TestReadsGoOnBehindTheLastEnvelope(t *testing.T) {
 	}
 	p := &publisher{}
 	n, off := 0, func() {}
-	p.deliver = func(*Envelope) error {
+	p.deliver = func(*outboxes.Envelope) error {
 		if n++; n%100 == 1 {
 			off()
 			off = stacktest.FailCommand(t, b.app, bson.D{{Key: "times", Value: 1}}, bson.D{{Key: "failCommands", Value: bson.A{"getMore"}}, {Key: "errorCode", Value: 43}})
@@ -393,13 +394,13 @@ func TestSweepEnds(t *testing.T) {
 	b.insert(t.Context(), b.outbox("o"), "a")
 	b.insert(t.Context(), b.outbox("o"), "b")
 	refused := errors.New("no")
-	p := &publisher{deliver: func(*Envelope) error { return refused }}
+	p := &publisher{deliver: func(*outboxes.Envelope) error { return refused }}
 	if _, err := b.sweep(b.now(), p, "o").Run(t.Context()); !errors.Is(err, refused) {
 		t.Errorf("a refusal ends the sweep with %v", err)
 	}
 	over := errors.New("over")
 	ctx, cancel := context.WithCancelCause(t.Context())
-	p = &publisher{deliver: func(*Envelope) error { cancel(over); return nil }}
+	p = &publisher{deliver: func(*outboxes.Envelope) error { cancel(over); return nil }}
 	if _, err := b.sweep(b.now(), p, "o").Run(ctx); !errors.Is(err, over) {
 		t.Errorf("a context's end ends the sweep with %v", err)
 	}
@@ -444,7 +445,7 @@ func TestN27_ASweepSaysThatItsCollectionWasRenamed(t *testing.T) {
 	for i := range 200 {
 		b.insert(t.Context(), b.outbox("o"), fmt.Sprintf("e%03d", i))
 	}
-	list, err := store.ListOutboxes(t.Context(), b.client, func(_, coll []byte) bool { return string(coll) == "o" }, b.db.Name())
+	list, err := outboxes.ListOutboxes(t.Context(), b.client, func(_, coll []byte) bool { return string(coll) == "o" }, b.db.Name())
 	if err != nil || len(list) != 1 {
 		t.Fatalf("%+v, %v", list, err)
 	}
@@ -468,7 +469,7 @@ type publisherFunc struct {
 	first func()
 }
 
-func (p publisherFunc) Deliver(ctx context.Context, e *Envelope) error {
+func (p publisherFunc) Deliver(ctx context.Context, e *outboxes.Envelope) error {
 	if bson.Raw(e.Raw).Lookup("_id").StringValue() == "e000" {
 		p.first()
 	}

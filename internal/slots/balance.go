@@ -14,7 +14,6 @@ import (
 	"github.com/outrelay/outrelay/internal/lease"
 	"github.com/outrelay/outrelay/internal/nodes"
 	"github.com/outrelay/outrelay/internal/slot"
-	"github.com/outrelay/outrelay/internal/store"
 )
 
 const (
@@ -38,7 +37,7 @@ const (
 type Balancer struct {
 	cfg      config.Config
 	state    *mongo.Database
-	nodes    *store.Nodes
+	nodes    *nodes.Nodes
 	process  Process
 	every    time.Duration // between two refreshes of the table
 	patience time.Duration // after which any node may acquire a free slot
@@ -69,7 +68,7 @@ type Process interface {
 
 // NewBalancer returns a balancer of the slots that cfg configures. It does no I/O. list contains
 // the nodes of the watcher.
-func NewBalancer(cfg config.Config, state *mongo.Database, list *store.Nodes, process Process) *Balancer {
+func NewBalancer(cfg config.Config, state *mongo.Database, list *nodes.Nodes, process Process) *Balancer {
 	return &Balancer{
 		cfg:         cfg,
 		state:       state,
@@ -171,9 +170,9 @@ func (b *Balancer) refreshTable(ctx context.Context) error {
 }
 
 // liveNodes returns the nodes that share the slots. It always includes this node.
-func (b *Balancer) liveNodes(list []store.Node, lapsed map[string]bool) []string {
+func (b *Balancer) liveNodes(list []nodes.Node, lapsed map[string]bool) []string {
 	cfg := b.cfg
-	list = slices.DeleteFunc(list, func(n store.Node) bool {
+	list = slices.DeleteFunc(list, func(n nodes.Node) bool {
 		if n.Node == cfg.Node {
 			return false
 		}
@@ -184,7 +183,7 @@ func (b *Balancer) liveNodes(list []store.Node, lapsed map[string]bool) []string
 	})
 
 	// If no node reaches Kafka, the cause is Kafka and not the nodes.
-	anyReaches := slices.ContainsFunc(list, func(n store.Node) bool { return n.KafkaReachable })
+	anyReaches := slices.ContainsFunc(list, func(n nodes.Node) bool { return n.KafkaReachable })
 	out := []string{cfg.Node}
 	for _, n := range list {
 		if n.Node != cfg.Node && (n.KafkaReachable || !anyReaches) {

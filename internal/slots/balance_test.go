@@ -9,7 +9,6 @@ import (
 	"github.com/outrelay/outrelay/internal/config"
 	"github.com/outrelay/outrelay/internal/nodes"
 	"github.com/outrelay/outrelay/internal/slot"
-	"github.com/outrelay/outrelay/internal/store"
 )
 
 // requests is a process that keeps the requests to hand over a slot, at most one for each slot.
@@ -35,27 +34,27 @@ func balanced(slots int) (*Balancer, requests) {
 func TestN28_WhoCountsAsLiving(t *testing.T) {
 	t.Parallel()
 	b, _ := balanced(2)
-	node := func(name string, change func(*store.Node)) store.Node {
-		n := store.Node{Node: name, Watchers: []string{"w"}, Slots: 2, KafkaReachable: true}
+	node := func(name string, change func(*nodes.Node)) nodes.Node {
+		n := nodes.Node{Node: name, Watchers: []string{"w"}, Slots: 2, KafkaReachable: true}
 		if change != nil {
 			change(&n)
 		}
 		return n
 	}
-	list := func() []store.Node {
-		return []store.Node{
-			node("a", func(n *store.Node) { n.KafkaReachable = false }), node("b", nil),
-			node("stale", func(n *store.Node) { n.AgeMS = nodes.StaleAfter.Milliseconds() }),
-			node("divided otherwise", func(n *store.Node) { n.Slots = 3 }),
-			node("of another watcher", func(n *store.Node) { n.Watchers = []string{"x"} }),
-			node("without Kafka", func(n *store.Node) { n.KafkaReachable = false }),
+	list := func() []nodes.Node {
+		return []nodes.Node{
+			node("a", func(n *nodes.Node) { n.KafkaReachable = false }), node("b", nil),
+			node("stale", func(n *nodes.Node) { n.AgeMS = nodes.StaleAfter.Milliseconds() }),
+			node("divided otherwise", func(n *nodes.Node) { n.Slots = 3 }),
+			node("of another watcher", func(n *nodes.Node) { n.Watchers = []string{"x"} }),
+			node("without Kafka", func(n *nodes.Node) { n.KafkaReachable = false }),
 			node("expired", nil),
 		}
 	}
 	if got := b.liveNodes(list(), map[string]bool{"expired": true, "a": true}); !slices.Equal(got, []string{"a", "b"}) {
 		t.Errorf("%q live", got)
 	}
-	alone := []store.Node{node("b", func(n *store.Node) { n.KafkaReachable = false })}
+	alone := []nodes.Node{node("b", func(n *nodes.Node) { n.KafkaReachable = false })}
 	if got := b.liveNodes(alone, nil); !slices.Equal(got, []string{"a", "b"}) {
 		t.Errorf("%q live when nobody reaches Kafka", got)
 	}

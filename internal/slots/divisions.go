@@ -11,8 +11,8 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
 	"github.com/outrelay/outrelay/internal/lease"
+	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/slot"
-	"github.com/outrelay/outrelay/internal/store"
 )
 
 // ErrDivided is what a *DividedError is.
@@ -47,7 +47,7 @@ type Divisions struct{ coll, watchers *mongo.Collection }
 
 // NewDivisions keeps them in the state database.
 func NewDivisions(state *mongo.Database) *Divisions {
-	return &Divisions{store.Majority(state.Collection("slots")), store.Majority(state.Collection("watchers"))}
+	return &Divisions{mongodb.Majority(state.Collection("slots")), mongodb.Majority(state.Collection("watchers"))}
 }
 
 // NewDivisionsIn are those of a transaction: its concerns are the transaction's.
@@ -55,15 +55,15 @@ func NewDivisionsIn(state *mongo.Database) *Divisions {
 	return &Divisions{state.Collection("slots"), state.Collection("watchers")}
 }
 
-// Read is the division of a watcher; [store.ErrNotFound] where nobody has noted one.
+// Read is the division of a watcher; [mongodb.ErrNotFound] where nobody has noted one.
 func (d *Divisions) Read(ctx context.Context, watcher string) (Division, error) {
 	var v Division
 	err := d.coll.FindOne(ctx, bson.D{{Key: "_id", Value: watcher}}).Decode(&v)
 	if errors.Is(err, mongo.ErrNoDocuments) {
-		return v, fmt.Errorf("division of watcher %s: %w", watcher, store.ErrNotFound)
+		return v, fmt.Errorf("division of watcher %s: %w", watcher, mongodb.ErrNotFound)
 	}
 	if err != nil {
-		return v, store.Refusal(err, "reading the division of watcher "+watcher, "find", store.Namespace(d.coll))
+		return v, mongodb.Refusal(err, "reading the division of watcher "+watcher, "find", mongodb.Namespace(d.coll))
 	}
 	return v, nil
 }
@@ -73,7 +73,7 @@ func (d *Divisions) Read(ctx context.Context, watcher string) (Division, error) 
 func (d *Divisions) Agree(ctx context.Context, watcher string, p slot.Range) error {
 	n := max(p.N, 1)
 	v, err := d.Read(ctx, watcher)
-	if errors.Is(err, store.ErrNotFound) {
+	if errors.Is(err, mongodb.ErrNotFound) {
 		has, err := d.Documents(ctx, watcher)
 		if err != nil {
 			return err
@@ -87,7 +87,7 @@ func (d *Divisions) Agree(ctx context.Context, watcher string, p slot.Range) err
 			return d.Agree(ctx, watcher, p)
 		}
 		if err != nil {
-			return store.Refusal(err, "noting the division of watcher "+watcher, "find, insert and update", store.Namespace(d.coll))
+			return mongodb.Refusal(err, "noting the division of watcher "+watcher, "find, insert and update", mongodb.Namespace(d.coll))
 		}
 	} else if err != nil {
 		return err
@@ -112,7 +112,7 @@ func (d *Divisions) Documents(ctx context.Context, watcher string) (int, error) 
 func (d *Divisions) IDs(ctx context.Context, watcher string) ([]string, error) {
 	ids, err := lease.ListIDs(ctx, d.watchers, watcher)
 	if err != nil {
-		return nil, store.Refusal(err, "listing the documents of watcher "+watcher, "find", store.Namespace(d.watchers))
+		return nil, mongodb.Refusal(err, "listing the documents of watcher "+watcher, "find", mongodb.Namespace(d.watchers))
 	}
 	return ids, nil
 }
@@ -124,7 +124,7 @@ func (d *Divisions) Begin(ctx context.Context, watcher string, p slot.Range) err
 	}
 	_, err := d.coll.UpdateOne(ctx, bson.D{{Key: "_id", Value: watcher}, {Key: "of", Value: p.N}}, bson.D{{Key: "$addToSet", Value: bson.D{{Key: "begun", Value: p.I}}}})
 	if err != nil {
-		return store.Refusal(err, "noting that slot "+p.ID(watcher)+" has begun", "update", store.Namespace(d.coll))
+		return mongodb.Refusal(err, "noting that slot "+p.ID(watcher)+" has begun", "update", mongodb.Namespace(d.coll))
 	}
 	return nil
 }
@@ -132,7 +132,7 @@ func (d *Divisions) Begin(ctx context.Context, watcher string, p slot.Range) err
 // Begun reports whether a slot has had a position.
 func (d *Divisions) Begun(ctx context.Context, watcher string, p slot.Range) (bool, error) {
 	v, err := d.Read(ctx, watcher)
-	if errors.Is(err, store.ErrNotFound) {
+	if errors.Is(err, mongodb.ErrNotFound) {
 		return false, nil
 	}
 	return err == nil && v.Of == p.N && slices.Contains(v.Begun, p.I), err
@@ -145,7 +145,7 @@ func (d *Divisions) StartAt(ctx context.Context, watcher string, p slot.Range, a
 		mongo.Pipeline{{{Key: "$set", Value: bson.D{{Key: "start", Value: bson.D{{Key: "$ifNull", Value: bson.A{"$start", at}}}}}}}},
 		options.FindOneAndUpdate().SetReturnDocument(options.After)).Decode(&v)
 	if err != nil {
-		return at, store.Refusal(err, "noting where the slots of watcher "+watcher+" begin", "find and update", store.Namespace(d.coll))
+		return at, mongodb.Refusal(err, "noting where the slots of watcher "+watcher+" begin", "find and update", mongodb.Namespace(d.coll))
 	}
 	return v.Start, nil
 }
@@ -158,7 +158,7 @@ func (d *Divisions) Mark(ctx context.Context, watcher string, of int, paused []s
 		{Key: "paused", Value: bson.D{{Key: "$ifNull", Value: bson.A{"$paused", bson.D{{Key: "$literal", Value: paused}}}}}},
 	}}}}, options.UpdateOne().SetUpsert(true))
 	if err != nil {
-		return store.Refusal(err, "noting the division of watcher "+watcher, "find, insert and update", store.Namespace(d.coll))
+		return mongodb.Refusal(err, "noting the division of watcher "+watcher, "find, insert and update", mongodb.Namespace(d.coll))
 	}
 	return nil
 }
@@ -167,7 +167,7 @@ func (d *Divisions) Mark(ctx context.Context, watcher string, of int, paused []s
 func (d *Divisions) Unmark(ctx context.Context, watcher string) error {
 	_, err := d.coll.UpdateOne(ctx, bson.D{{Key: "_id", Value: watcher}}, bson.D{{Key: "$unset", Value: bson.D{{Key: "paused", Value: ""}}}})
 	if err != nil {
-		return store.Refusal(err, "noting the division of watcher "+watcher, "update", store.Namespace(d.coll))
+		return mongodb.Refusal(err, "noting the division of watcher "+watcher, "update", mongodb.Namespace(d.coll))
 	}
 	return nil
 }
@@ -186,7 +186,7 @@ func (d *Divisions) Divide(ctx context.Context, watcher string, n int, begun boo
 		{Key: "$unset", Value: bson.D{{Key: "paused", Value: ""}}},
 	}, options.UpdateOne().SetUpsert(true))
 	if err != nil {
-		return store.Refusal(err, "dividing watcher "+watcher, "find, insert and update", store.Namespace(d.coll))
+		return mongodb.Refusal(err, "dividing watcher "+watcher, "find, insert and update", mongodb.Namespace(d.coll))
 	}
 	return nil
 }
@@ -197,7 +197,7 @@ func (d *Divisions) Discard(ctx context.Context, id string) error {
 		{Key: "_id", Value: id}, {Key: "owner", Value: nil}, {Key: "clusterTime", Value: nil}, {Key: "token", Value: nil}, {Key: "gap", Value: nil},
 	})
 	if err != nil {
-		return store.Refusal(err, "removing watcher document "+id, "remove", store.Namespace(d.watchers))
+		return mongodb.Refusal(err, "removing watcher document "+id, "remove", mongodb.Namespace(d.watchers))
 	}
 	return nil
 }

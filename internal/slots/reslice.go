@@ -20,9 +20,11 @@ import (
 	"github.com/outrelay/outrelay/internal/crash"
 	"github.com/outrelay/outrelay/internal/fence"
 	"github.com/outrelay/outrelay/internal/lease"
+	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/nodes"
+	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/record"
 	"github.com/outrelay/outrelay/internal/slot"
-	"github.com/outrelay/outrelay/internal/store"
 )
 
 // ResliceOptions describes a change of the number of slots of the configured watcher.
@@ -106,7 +108,7 @@ func Reslice(
 		r.OnStep = func(string) {}
 	}
 	r.state = client.Database(cfg.MongoDB.State)
-	r.watchers = store.Majority(r.state.Collection("watchers"))
+	r.watchers = mongodb.Majority(r.state.Collection("watchers"))
 	r.divisions = NewDivisions(r.state)
 
 	rep, err := r.planReslice(ctx)
@@ -127,7 +129,7 @@ func Reslice(
 	rep.Done = true
 	r.orders.addTo(&rep)
 
-	events := store.NewEvents(r.state.Collection("events"), cfg.Watcher, "")
+	events := nodes.NewEvents(r.state.Collection("events"), cfg.Watcher, "")
 	err = events.Append(ctx, "resliced", bson.D{
 		{Key: "from", Value: rep.From},
 		{Key: "to", Value: rep.To},
@@ -176,7 +178,7 @@ func (r *resliceRun) planReslice(ctx context.Context) (ResliceReport, error) {
 	}
 
 	v, err := r.divisions.Read(ctx, r.cfg.Watcher)
-	if err != nil && !errors.Is(err, store.ErrNotFound) {
+	if err != nil && !errors.Is(err, mongodb.ErrNotFound) {
 		return rep, err
 	}
 	if r.ids, err = r.divisions.IDs(ctx, r.cfg.Watcher); err != nil {
@@ -312,7 +314,7 @@ func (r *resliceRun) newDocuments(
 		ids[i] = p.ID(r.cfg.Watcher)
 	}
 
-	docs := lease.Merge(ids, old, senders, func(d lease.Document) string { return store.PosOf(d.Position()) })
+	docs := lease.Merge(ids, old, senders, func(d lease.Document) string { return outboxes.PosOf(d.Position()) })
 	for i := range docs {
 		s, err := r.fence.InitTransactionalID(ctx, TransactionalID(&docs[i], r.cfg.Watcher, parts[i]))
 		if err != nil {

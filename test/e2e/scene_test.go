@@ -20,7 +20,7 @@ import (
 	"github.com/outrelay/outrelay/internal/config"
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/operators"
-	"github.com/outrelay/outrelay/internal/store"
+	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/pkg/event"
 	"github.com/outrelay/outrelay/pkg/inbox"
 	"github.com/outrelay/outrelay/pkg/outbox"
@@ -170,7 +170,7 @@ func (s *scene) runInBackground(f func(context.Context) error) {
 // a saga, and an inbox with a mark that is a week old and a claimed message.
 func (s *scene) insertInitialState() {
 	now := time.Now()
-	seal, err := store.NewRegistry(s.state.Collection("collections")).Seal(s.t.Context())
+	seal, err := outboxes.NewRegistry(s.state.Collection("collections")).Seal(s.t.Context())
 	if err != nil {
 		s.t.Fatal(err)
 	}

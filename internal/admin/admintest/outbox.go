@@ -12,18 +12,19 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
 	"github.com/outrelay/outrelay/internal/deadletter"
-	"github.com/outrelay/outrelay/internal/store"
+	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/outboxes"
 )
 
 // Fill creates an outbox with the given numbers of delivered envelopes and dead letters, and their
 // indexes.
 func Fill(tb testing.TB, coll *mongo.Collection, envelopes, dead int) {
 	tb.Helper()
-	if err := store.EnsureIndexes(tb.Context(), coll); err != nil {
+	if err := outboxes.EnsureIndexes(tb.Context(), coll); err != nil {
 		tb.Fatal(err)
 	}
 	letters := coll.Database().Collection(deadletter.Collection(coll.Name()))
-	if err := store.EnsureIndexSet(tb.Context(), letters, deadletter.Indexes()); err != nil {
+	if err := mongodb.EnsureIndexSet(tb.Context(), letters, deadletter.Indexes()); err != nil {
 		tb.Fatal(err)
 	}
 
@@ -43,7 +44,7 @@ func Fill(tb testing.TB, coll *mongo.Collection, envelopes, dead int) {
 		id := bson.RawValue{Type: bson.TypeInt64, Value: binary.LittleEndian.AppendUint64(nil, uint64(i))}
 		at := time.Now().Add(-time.Duration(i) * time.Second)
 		return bson.D{
-			{Key: "_id", Value: deadletter.ID{NS: store.Namespace(coll), ID: id}},
+			{Key: "_id", Value: deadletter.ID{NS: mongodb.Namespace(coll), ID: id}},
 			{Key: "class", Value: "malformed"},
 			{Key: "reason", Value: "no"},
 			{Key: "topic", Value: "orders"},

@@ -1,0 +1,71 @@
+package mongodb
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
+	"go.mongodb.org/mongo-driver/v2/mongo/options"
+)
+
+// CatchUp blocks until majority reads of coll see every write that was acknowledged before the call.
+// Without it, they may miss the latest of these writes (N22). It costs two calls.
+func CatchUp(ctx context.Context, coll *mongo.Collection) error {
+	client := coll.Database().Client()
+	now, err := ClusterTime(ctx, client)
+	if errors.Is(err, ErrNoClusterTime) {
+		// Reads of a server without a cluster time see all acknowledged writes.
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+
+	session, err := Causal(ctx, client, now)
+	if err != nil {
+		return err
+	}
+	defer session.EndSession(context.WithoutCancel(ctx))
+
+	opts := options.FindOne().SetProjection(bson.D{{Key: "_id", Value: 1}})
+	err = Majority(coll).FindOne(mongo.NewSessionContext(ctx, session), bson.D{}, opts).Err()
+	if err != nil && !errors.Is(err, mongo.ErrNoDocuments) {
+		return DescribeRefusal(err, "reading "+Namespace(coll), "find", Namespace(coll), "")
+	}
+	return nil
+}
+
+// Causal returns a session whose reads see everything that was committed up to at. N22: the server waits
+// until that is majority-committed. Without it, a majority read misses the latest commits.
+func Causal(ctx context.Context, client *mongo.Client, at bson.Timestamp) (*mongo.Session, error) {
+	session, err := client.StartSession(options.Session().SetCausalConsistency(true))
+	if err != nil {
+		return nil, fmt.Errorf("starting a session: %w", err)
+	}
+
+	if err := session.AdvanceOperationTime(&at); err != nil {
+		session.EndSession(context.WithoutCancel(ctx))
+		return nil, fmt.Errorf("setting a session's time: %w", err)
+	}
+	return session, nil
+}
+
+// AfterCommitted calls read with a session whose reads see everything that was committed before. A majority read without it may miss
+// what a transaction just before has written, and show an envelope as waiting that is finished.
+func AfterCommitted(ctx context.Context, coll *mongo.Collection, read func(context.Context) error) error {
+	sess, err := coll.Database().Client().StartSession(options.Session().SetCausalConsistency(true))
+	if err != nil {
+		return fmt.Errorf("starting a session: %w", err)
+	}
+	defer sess.EndSession(context.WithoutCancel(ctx))
+	err = coll.Database().RunCommand(mongo.NewSessionContext(ctx, sess), bson.D{{Key: "ping", Value: 1}}).Err()
+	if err == nil && sess.OperationTime() == nil {
+		err = errors.New("the server gives none")
+	}
+	if err != nil {
+		return fmt.Errorf("asking for the cluster's time: %w", err)
+	}
+	return read(mongo.NewSessionContext(ctx, sess))
+}

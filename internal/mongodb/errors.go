@@ -1,0 +1,83 @@
+package mongodb
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"go.mongodb.org/mongo-driver/v2/mongo"
+	"go.mongodb.org/mongo-driver/v2/mongo/options"
+	"go.mongodb.org/mongo-driver/v2/mongo/readconcern"
+	"go.mongodb.org/mongo-driver/v2/mongo/readpref"
+	"go.mongodb.org/mongo-driver/v2/mongo/writeconcern"
+)
+
+// ErrNotFound says that no document of that id is there.
+var ErrNotFound = errors.New("document not found")
+
+// Fencer runs fn in a transaction that commits only while the caller owns the watcher (N3); the lease is one. fn must
+// use the context it is given, with the client of mongo.SessionFromContext, and may run several times.
+type Fencer interface {
+	Fenced(ctx context.Context, dirty []string, fn func(ctx context.Context) error) error
+}
+
+// PrivilegeError is a command that the user may not run.
+type PrivilegeError struct {
+	Action string // as roles name it, such as createIndex
+	On     string // the namespace, or "cluster"
+	Advice string // what else would do; "" for nothing
+	Err    error
+}
+
+func (e *PrivilegeError) Error() string {
+	s := fmt.Sprintf("not allowed: grant the action %s on %s to the relay's user", e.Action, e.On)
+	if e.Advice != "" {
+		s += ", or " + e.Advice
+	}
+	return s
+}
+
+func (e *PrivilegeError) Unwrap() error { return e.Err }
+
+// Server codes that matter here, by number because texts change.
+const (
+	CodeUnauthorized          = 13
+	CodeNamespaceNotFound     = 26
+	codeIndexOptionsConflict  = 85
+	codeIndexKeySpecsConflict = 86
+)
+
+func HasCode(err error, codes ...int) bool {
+	var se mongo.ServerError
+	if !errors.As(err, &se) {
+		return false
+	}
+	for _, c := range codes {
+		if se.HasErrorCode(c) {
+			return true
+		}
+	}
+	return false
+}
+
+// DescribeRefusal wraps err, as a *PrivilegeError if the server refused it for that reason.
+func DescribeRefusal(err error, doing, action, on, advice string) error {
+	if HasCode(err, CodeUnauthorized) {
+		err = &PrivilegeError{Action: action, On: on, Advice: advice, Err: err}
+	}
+	return fmt.Errorf("%s: %w", doing, err)
+}
+
+// Refusal wraps err, as a *PrivilegeError if the server refused the command for want of that action.
+func Refusal(err error, doing, action, on string) error {
+	return DescribeRefusal(err, doing, action, on, "")
+}
+
+// Majority is coll with majority concerns on the primary (N21).
+func Majority(coll *mongo.Collection) *mongo.Collection {
+	return coll.Clone(options.Collection().SetReadConcern(readconcern.Majority()).
+		SetWriteConcern(writeconcern.Majority()).SetReadPreference(readpref.Primary()))
+}
+
+// Namespace is the collection's full name.
+func Namespace(coll *mongo.Collection) string { return coll.Database().Name() + "." + coll.Name() }

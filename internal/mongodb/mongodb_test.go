@@ -1,0 +1,33 @@
+package mongodb
+
+import (
+	"errors"
+	"testing"
+
+	"go.mongodb.org/mongo-driver/v2/mongo"
+	"go.uber.org/goleak"
+
+	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(stacktest.Settled(m, goleak.Find)) }
+
+func database(t *testing.T) *mongo.Database {
+	t.Helper()
+	return stacktest.Database(t, stacktest.Client(t))
+}
+
+func TestAMissingPrivilegeSaysWhatToGrant(t *testing.T) {
+	t.Parallel()
+	err := DescribeRefusal(mongo.CommandError{Code: 13}, "listing", "listIndexes", "shop.outbox", "do it yourself")
+	var pe *PrivilegeError
+	if !errors.As(err, &pe) || pe.Action != "listIndexes" {
+		t.Fatal(err)
+	}
+	if want := "listing: not allowed: grant the action listIndexes on shop.outbox to the relay's user, or do it yourself"; err.Error() != want {
+		t.Errorf("%q", err)
+	}
+	if err := DescribeRefusal(mongo.CommandError{Code: 11}, "listing", "x", "y", ""); errors.As(err, &pe) && pe.Action == "x" {
+		t.Error("another error was taken for a missing privilege")
+	}
+}

@@ -1,0 +1,140 @@
+package nodes
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
+	"go.mongodb.org/mongo-driver/v2/mongo/options"
+
+	"github.com/outrelay/outrelay/internal/mongodb"
+)
+
+// Kind is what an event of the log is about.
+type Kind string
+
+// The kinds of events; a reader must bear others, of newer versions.
+const (
+	TookOver      Kind = "took_over"
+	Released      Kind = "released"
+	LeaseLost     Kind = "lease_lost"
+	SteppedDown   Kind = "stepped_down"
+	Paused        Kind = "paused"
+	Resumed       Kind = "resumed"
+	PinLapsed     Kind = "pin_lapsed"
+	GapFound      Kind = "gap_found"
+	GapClosed     Kind = "gap_closed"
+	Invalidated   Kind = "invalidated"
+	Dropped       Kind = "collection_dropped"
+	Renamed       Kind = "collection_renamed"
+	ReadBackShort Kind = "read_back_bounded"
+	OffsetLost    Kind = "offset_out_of_range"
+	SelfMove      Kind = "transactional_id_moved"
+	TopicAdopted  Kind = "topic_adopted"
+	Halted        Kind = "halted"
+
+	NodeStarted    Kind = "node_started"
+	NodeStopped    Kind = "node_stopped"
+	NodeStale      Kind = "node_stale"            // another node gave no sign of life any more
+	NodeReturned   Kind = "node_returned"         // it does again
+	NodeListed     Kind = "node_listed_again"     // it was taken off the list while it ran
+	NodeTwice      Kind = "node_name_taken_twice" // two processes have one name
+	ConfigDiffers  Kind = "configuration_differs" // of two nodes of one watcher
+	UpgradeWaits   Kind = "upgrade_waits"         // a migration waits for nodes of older versions to go
+	UpgradeGoesOn  Kind = "upgrade_goes_on"
+	ConfigReloaded Kind = "config_reloaded" // while the process ran
+	ConfigRefused  Kind = "config_refused"  // what was read then cannot be used
+	Pinned         Kind = "pinned"
+	TopicParked    Kind = "topic_parked"
+	TopicFlows     Kind = "topic_flows_again"
+)
+
+// The log's bounds.
+const (
+	EventsKept = 10_000 // the newest; an index of package migrate removes older entries by age
+	trimEvery  = 256    // appends of one process between two trims by count
+)
+
+// Event is one entry of the log.
+type Event struct {
+	ID      bson.ObjectID `bson:"_id"`
+	At      time.Time     `bson:"at"` // of the server
+	Kind    Kind          `bson:"kind"`
+	Watcher string        `bson:"watcher"`
+	Node    string        `bson:"node"`
+	Fields  bson.Raw      `bson:"fields"`
+}
+
+// Events is `events` of the state database: what happened, for people who ask afterwards. It holds no payload.
+type Events struct {
+	coll     *mongo.Collection
+	watcher  string
+	node     string
+	kept     int64
+	appended atomic.Int64
+}
+
+// NewEvents writes the log of a watcher and a node into coll; either may be "".
+func NewEvents(coll *mongo.Collection, watcher, node string) *Events {
+	return &Events{coll: coll, watcher: watcher, node: node, kept: EventsKept}
+}
+
+// Append writes an entry, and now and then removes the oldest beyond the bound.
+func (e *Events) Append(ctx context.Context, kind Kind, fields bson.D) error {
+	if fields == nil {
+		fields = bson.D{}
+	}
+	// An upsert, because an insert could carry a client's time only.
+	_, err := e.coll.UpdateOne(ctx, bson.D{{Key: "_id", Value: bson.NewObjectID()}}, mongo.Pipeline{{{Key: "$set", Value: bson.D{
+		{Key: "at", Value: "$$NOW"},
+		{Key: "kind", Value: mongodb.Literal(kind)},
+		{Key: "watcher", Value: mongodb.Literal(e.watcher)},
+		{Key: "node", Value: mongodb.Literal(e.node)},
+		{Key: "fields", Value: mongodb.Literal(fields)},
+	}}}}, options.UpdateOne().SetUpsert(true))
+	if err != nil {
+		return mongodb.DescribeRefusal(err, "logging event "+string(kind), "find, insert and update", mongodb.Namespace(e.coll), "")
+	}
+	if e.appended.Add(1)%trimEvery == 0 {
+		return e.Trim(ctx)
+	}
+	return nil
+}
+
+// Trim removes the oldest entries beyond the bound by count.
+func (e *Events) Trim(ctx context.Context) error {
+	var last Event
+	err := e.coll.FindOne(ctx, bson.D{}, options.FindOne().SetSort(newest).SetSkip(e.kept-1)).Decode(&last)
+	if errors.Is(err, mongo.ErrNoDocuments) {
+		return nil
+	}
+	if err != nil {
+		return mongodb.DescribeRefusal(err, "trimming the log of events", "find", mongodb.Namespace(e.coll), "")
+	}
+	if _, err := e.coll.DeleteMany(ctx, bson.D{{Key: "$or", Value: bson.A{
+		bson.D{{Key: "at", Value: bson.D{{Key: "$lt", Value: last.At}}}},
+		bson.D{{Key: "at", Value: last.At}, {Key: "_id", Value: bson.D{{Key: "$lt", Value: last.ID}}}},
+	}}}); err != nil {
+		return mongodb.DescribeRefusal(err, "trimming the log of events", "remove", mongodb.Namespace(e.coll), "")
+	}
+	return nil
+}
+
+var newest = bson.D{{Key: "at", Value: -1}, {Key: "_id", Value: -1}}
+
+// Latest returns up to n entries of all watchers, the newest first.
+func (e *Events) Latest(ctx context.Context, n int64) ([]Event, error) {
+	cur, err := e.coll.Find(ctx, bson.D{}, options.Find().SetSort(newest).SetLimit(max(n, 1)))
+	if err != nil {
+		return nil, mongodb.DescribeRefusal(err, "reading the log of events", "find", mongodb.Namespace(e.coll), "")
+	}
+	out := []Event{}
+	if err := cur.All(ctx, &out); err != nil {
+		return nil, fmt.Errorf("reading the log of events: %w", err)
+	}
+	return out, nil
+}

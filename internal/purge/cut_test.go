@@ -1,0 +1,217 @@
+package purge
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
+	"go.mongodb.org/mongo-driver/v2/mongo/options"
+
+	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/outboxes"
+)
+
+func position(t *testing.T, state *mongo.Database, slot string, set bson.D) {
+	t.Helper()
+	if _, err := state.Collection("watchers").UpdateOne(t.Context(), bson.D{{Key: "_id", Value: slot}}, bson.D{{Key: "$set", Value: set}}, options.UpdateOne().SetUpsert(true)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestN25_AGapStopsAPurgeThatIsUnderWay(t *testing.T) {
+	t.Parallel()
+	state := database(t)
+	o := outboxes.Outbox{DB: "shop", Coll: "outbox", UUID: [16]byte{7}}
+	if _, err := outboxes.NewRegistry(state.Collection("collections")).Register(t.Context(), o.UUID, o.NS(), "w"); err != nil {
+		t.Fatal(err)
+	}
+	at := bson.Timestamp{T: 10_000, I: 5}
+	position(t, state, "w/0of1", bson.D{{Key: "clusterTime", Value: at}})
+	cuts := NewCuts(state, 1500*time.Millisecond)
+	if cut, err := cuts.Of(t.Context(), o); err != nil || cut != (Cut{bson.Timestamp{T: 9998, I: 5}, "w/0of1"}) {
+		t.Fatalf("%+v, %v", cut, err)
+	}
+	position(t, state, "w/0of1", bson.D{{Key: "gap", Value: bson.D{{Key: "reason", Value: "286"}}}})
+	cuts.read = time.Now().Add(time.Hour) // however long it took until here
+	if _, err := cuts.Of(t.Context(), o); err != nil {
+		t.Fatalf("a reading of a moment ago: %v", err)
+	}
+	cuts.read = time.Now().Add(-2 * recheck)
+	var held *HeldError
+	if _, err := cuts.Of(t.Context(), o); !errors.As(err, &held) || held.Hold != HoldGap || held.Slot != "w/0of1" {
+		t.Errorf("the gap was not seen: %v", err)
+	}
+}
+
+func TestCutGoesNoFurtherThanItKeeps(t *testing.T) {
+	t.Parallel()
+	at := bson.Timestamp{T: 100, I: 7}
+	for keep, want := range map[time.Duration]bson.Timestamp{
+		0: at, -1: at, 1: {T: 99, I: 7}, time.Second: {T: 99, I: 7}, 1001 * time.Millisecond: {T: 98, I: 7}, 100 * time.Second: {}, time.Hour: {},
+	} {
+		if got := earlier(at, keep); got != want {
+			t.Errorf("%v before %v is %v, want %v", keep, at, got, want)
+		}
+	}
+	for id, want := range map[string]string{"w/0of1": "w 1", "a/b/3of12": "a/b 12", "w": "", "w/": "", "w/of2": "", "w/xof2": "", "w/0of": "", "w/0of0": ""} {
+		name, of, ok := slotOf(id)
+		if got := fmt.Sprint(name, " ", of); ok != (want != "") || ok && got != want {
+			t.Errorf("%q: %s, %v", id, got, ok)
+		}
+	}
+}
+
+func TestPurgeableCountsWhatAPurgeRemoves(t *testing.T) {
+	t.Parallel()
+	coll := database(t).Collection("outbox")
+	if err := outboxes.EnsureIndexes(t.Context(), coll); err != nil {
+		t.Fatal(err)
+	}
+	var docs []any
+	for i := range 20 {
+		docs = append(docs, bson.D{{Key: "ts", Value: bson.Timestamp{T: uint32(100 + i), I: 1}}})
+	}
+	old := bson.Timestamp{T: 90, I: 1}
+	docs = append(docs,
+		bson.D{{Key: "ts", Value: old}, {Key: "state", Value: "retry"}},
+		bson.D{{Key: "ts", Value: old}, {Key: "dueAt", Value: time.Now()}},
+		bson.D{{Key: "ts", Value: old}, {Key: "dueAt", Value: time.Now()}, {Key: "state", Value: "retry"}},
+		bson.D{{Key: "ts", Value: old}, {Key: "dueAt", Value: nil}, {Key: "state", Value: nil}},
+		bson.D{{Key: "sentAt", Value: time.Unix(1, 0)}}, bson.D{{Key: "sentAt", Value: time.Now()}}, bson.D{},
+	)
+	if _, err := coll.InsertMany(t.Context(), docs); err != nil {
+		t.Fatal(err)
+	}
+	cut := Cut{Before: bson.Timestamp{T: 110}}
+	stamped, unstamped, err := Purgeable(t.Context(), coll, cut)
+	if err != nil || stamped != 11 || unstamped != 1 {
+		t.Fatalf("%d and %d, %v", stamped, unstamped, err)
+	}
+	first, err := PurgeBatch(t.Context(), coll, bson.Timestamp{}, cut.Before, 6)
+	if err != nil || !first.More || first.Deleted != 3 { // three of the six are exceptions
+		t.Fatalf("%+v, %v", first, err)
+	}
+	rest, err := PurgeBatch(t.Context(), coll, first.Upto, cut.Before, 100)
+	if err != nil || rest.More || rest.Deleted != 8 {
+		t.Fatalf("%+v, %v", rest, err)
+	}
+	if p, err := PurgeUnstamped(t.Context(), coll, cut.SentBefore(), 10); err != nil || p.Deleted != 1 || p.More {
+		t.Errorf("%+v, %v", p, err)
+	}
+}
+
+func TestMarginOfThisServer(t *testing.T) {
+	t.Parallel()
+	if m, err := mongodb.AskMargin(t.Context(), database(t).Client()); err != nil || m < mongodb.MinMargin {
+		t.Errorf("%v, %v", m, err)
+	}
+	away, err := mongo.Connect(options.Client().ApplyURI("mongodb://127.0.0.1:1").SetServerSelectionTimeout(50 * time.Millisecond))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer away.Disconnect(t.Context())
+	if m, err := mongodb.AskMargin(t.Context(), away); err == nil {
+		t.Errorf("a server that is away told %v", m)
+	}
+	if mongodb.Margin(t.Context(), away) != mongodb.MinMargin {
+		t.Error("no margin of a server that is away")
+	}
+}
+
+// TestN25_APositionInTheFutureStopsThePurge: after a restored backup, or with a damaged document, it is that of another history.
+func TestN25_APositionInTheFutureStopsThePurge(t *testing.T) {
+	t.Parallel()
+	state := database(t)
+	o := outboxes.Outbox{DB: "shop", Coll: "outbox", UUID: [16]byte{8}}
+	if _, err := outboxes.NewRegistry(state.Collection("collections")).Register(t.Context(), o.UUID, o.NS(), "w"); err != nil {
+		t.Fatal(err)
+	}
+	now := uint32(time.Now().Unix())
+	for _, c := range []struct {
+		at   uint32
+		hold bool
+	}{{now, false}, {now + 60, false}, {now + 1_000_000, true}} {
+		position(t, state, "w/0of1", bson.D{{Key: "clusterTime", Value: bson.Timestamp{T: c.at, I: 1}}})
+		w, err := ReadWatermarks(t.Context(), state)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = w.Cut(o, time.Hour)
+		var held *HeldError
+		if errors.As(err, &held) && held.Hold == HoldAhead != c.hold || (err != nil) != c.hold {
+			t.Errorf("a position %d s from now: %v", int64(c.at)-int64(now), err)
+		}
+	}
+}
+
+// TestN25_WhatWasNotReadYetIsNotPurged: a collection may get its watched name by a rename, long after its envelopes were
+// stamped. They are not delivered before the watcher has come to the rename.
+func TestN25_WhatWasNotReadYetIsNotPurged(t *testing.T) {
+	t.Parallel()
+	state := database(t)
+	if err := state.CreateCollection(t.Context(), "outbox"); err != nil {
+		t.Fatal(err)
+	}
+	list, err := outboxes.ListOutboxes(t.Context(), state.Client(), func(_, coll []byte) bool { return string(coll) == "outbox" }, state.Name())
+	if err != nil || len(list) != 1 {
+		t.Fatalf("%+v, %v", list, err)
+	}
+	o, r := list[0], outboxes.NewRegistry(state.Collection("collections"))
+	holds := func(want PurgeBlock) {
+		t.Helper()
+		var held *HeldError
+		_, err := NewCuts(state, time.Second).Of(t.Context(), o)
+		if errors.As(err, &held) != (want != "") || held != nil && held.Hold != want {
+			t.Errorf("the purge is held with %v, want %q", err, want)
+		}
+	}
+	renamed := bson.Timestamp{T: 10_000, I: 5}
+	if _, err := r.RegisterAt(t.Context(), o.UUID, o.NS(), "w", renamed); err != nil {
+		t.Fatal(err)
+	}
+	position(t, state, "w/0of1", bson.D{{Key: "clusterTime", Value: bson.Timestamp{T: 9_999, I: 1}}})
+	holds(HoldUnread)
+	position(t, state, "w/0of1", bson.D{{Key: "clusterTime", Value: renamed}})
+	holds("")
+	if err := r.Leave(t.Context(), o.UUID, "w", bson.Timestamp{T: 11_000, I: 1}); err != nil {
+		t.Fatal(err)
+	}
+	position(t, state, "w/0of1", bson.D{{Key: "clusterTime", Value: bson.Timestamp{T: 12_000, I: 1}}})
+	holds(HoldUnread)
+	if before, err := r.RegisterAt(t.Context(), o.UUID, o.NS(), "w", bson.Timestamp{T: 11_500, I: 1}); err != nil || before.Left.T != 11_000 {
+		t.Fatalf("%+v, %v", before, err)
+	}
+	holds("")
+	if err := state.Collection("outbox").Drop(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := state.CreateCollection(t.Context(), "outbox"); err != nil { // another collection by that name
+		t.Fatal(err)
+	}
+	holds(HoldReplaced)
+}
+
+func TestN27_TheRegistryKnowsHowFarACollectionWasRead(t *testing.T) {
+	t.Parallel()
+	at := func(s uint32) bson.Timestamp { return bson.Timestamp{T: s} }
+	for _, c := range []struct {
+		name     string
+		claim    outboxes.Registration
+		position uint32
+		upTo     uint32
+		appeared bool
+	}{
+		{"known before the position", outboxes.Registration{Seen: at(5)}, 10, 0, false},
+		{"new behind the position", outboxes.Registration{Seen: at(15)}, 10, 0, true},
+		{"back behind the position", outboxes.Registration{Seen: at(15), Left: at(7)}, 10, 7, true},
+		{"left and back behind the position, as another slot says", outboxes.Registration{Seen: at(15), Left: at(12)}, 10, 0, true},
+		{"no position: everything is read anyway", outboxes.Registration{Seen: at(15)}, 0, 0, false},
+	} {
+		if upTo, appeared := c.claim.ReadUpTo(at(c.position)); upTo != at(c.upTo) || appeared != c.appeared {
+			t.Errorf("%s: up to %v, appeared %v", c.name, upTo, appeared)
+		}
+	}
+}

@@ -1,0 +1,224 @@
+package purge
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"slices"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/mongo"
+
+	"github.com/outrelay/outrelay/internal/crash"
+	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/outboxes"
+)
+
+const (
+	// maxIdle bounds the time between two looks at a collection without anything to remove, unless the
+	// interval is longer.
+	maxIdle = time.Minute
+
+	// maxTurn bounds the turn of one collection, so that a backlog does not delay the other collections.
+	maxTurn = 5 * time.Second
+)
+
+// Purger removes delivered envelopes from the collections of one watcher. The owner of the watcher runs it. Client,
+// State and Collections are required.
+type Purger struct {
+	Client      *mongo.Client
+	State       *mongo.Database          // with the registry and the watcher documents
+	Collections func() []outboxes.Outbox // returns the collections that the watcher reads now
+	Slot        int                      // of the owner; only slot 0 purges
+	Retention   time.Duration            // 0 keeps everything, and Run only waits
+	Interval    time.Duration            // between two passes. Defaults to 10 s
+	Rate        int                      // envelopes per second; 0 means no limit
+	Batch       int                      // maximum of envelopes in one statement. Defaults to 500
+	Valid       func() bool              // whether work may be done now (N2). Defaults to always
+	Margin      time.Duration            // replaces the server's (see mongodb.Margin); below 0 means none; for tests
+	OnPurged    func(n int)              // called after each statement that removed envelopes. Defaults to nothing
+	Log         *slog.Logger             // defaults to slog.Default
+
+	pace        pace
+	margin      time.Duration
+	turn        time.Duration
+	idle        map[[16]byte]idleTime
+	loggedHolds map[[16]byte]HeldError
+}
+
+// idleTime is how long the purge skips a collection without anything to remove.
+type idleTime struct {
+	until time.Time
+	next  time.Duration
+}
+
+// Run purges until ctx ends, and returns the cause of ctx. An error of the server is logged and ends the pass, but
+// not Run.
+func (p *Purger) Run(ctx context.Context) error {
+	p.setDefaults()
+	if p.Slot != 0 || p.Retention <= 0 {
+		<-ctx.Done()
+		return context.Cause(ctx)
+	}
+
+	tick := time.NewTicker(p.Interval)
+	defer tick.Stop()
+	for {
+		p.runPass(ctx)
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
+func (p *Purger) setDefaults() {
+	if p.Interval <= 0 {
+		p.Interval = 10 * time.Second
+	}
+	if p.Batch <= 0 {
+		p.Batch = 500
+	}
+	if p.Valid == nil {
+		p.Valid = func() bool { return true }
+	}
+	if p.OnPurged == nil {
+		p.OnPurged = func(int) {}
+	}
+	if p.Log == nil {
+		p.Log = slog.Default()
+	}
+
+	p.pace = pace{limit: p.Rate, batch: p.Batch}
+	p.margin, p.turn = p.Margin, maxTurn
+	p.idle = make(map[[16]byte]idleTime)
+	p.loggedHolds = make(map[[16]byte]HeldError)
+}
+
+// runPass purges all collections once and logs the result.
+func (p *Purger) runPass(ctx context.Context) {
+	started := time.Now()
+	n, err := p.purgeCollections(ctx)
+	if n > 0 {
+		took := time.Since(started).Round(time.Millisecond)
+		p.Log.Debug("purged delivered envelopes", "count", n, "seconds", took.Seconds())
+	}
+	if err != nil && ctx.Err() == nil {
+		p.Log.Warn("the purge waits; the outbox grows but no event is lost", "again_in", p.Interval, "error", err)
+	}
+}
+
+var (
+	// errSuspended ends a pass: the lease is past its local deadline (N2).
+	errSuspended = errors.New("the lease is suspended")
+	// errTurn ends the turn of a collection that has more envelopes to remove.
+	errTurn = errors.New("the turn of the collection has ended")
+)
+
+// purgeCollections removes the delivered envelopes of all collections, in turns, and returns their number.
+func (p *Purger) purgeCollections(ctx context.Context) (total int64, err error) {
+	// Read once: after a change of the server's parameter, the operator restarts the server or waits for the
+	// transactions to end.
+	if p.margin == 0 {
+		m, err := mongodb.AskMargin(ctx, p.Client)
+		if err != nil {
+			return 0, err
+		}
+		p.margin = m
+	}
+
+	now := time.Now()
+	p.pace.startPass(now)
+	cuts := NewCuts(p.State, max(p.margin, p.Retention))
+	pending := slices.DeleteFunc(slices.Clone(p.Collections()), func(o outboxes.Outbox) bool {
+		return p.idle[o.UUID].until.After(now)
+	})
+
+	for len(pending) > 0 {
+		var unfinished []outboxes.Outbox
+		for _, o := range pending {
+			n, err := p.purgeCollection(ctx, o, cuts)
+			total += n
+
+			held := new(HeldError)
+			switch {
+			case errors.As(err, &held):
+				p.logHold(ctx, o, held)
+			case errors.Is(err, errTurn):
+				unfinished = append(unfinished, o)
+			case errors.Is(err, errSuspended):
+				// A later pass continues.
+				return total, nil
+			case err != nil:
+				return total, err
+			default:
+				delete(p.loggedHolds, o.UUID)
+				p.scheduleNextLook(o, n)
+			}
+		}
+		pending = unfinished
+	}
+	return total, nil
+}
+
+// scheduleNextLook doubles the idle time of a collection without anything to remove, so that a thousand quiet
+// tenants cost little.
+func (p *Purger) scheduleNextLook(o outboxes.Outbox, removed int64) {
+	if removed > 0 {
+		delete(p.idle, o.UUID)
+		return
+	}
+
+	r := p.idle[o.UUID]
+	r.next = min(max(2*r.next, p.Interval), max(maxIdle, p.Interval))
+	// Half an interval earlier, because a tick may come a little early.
+	r.until = time.Now().Add(r.next - p.Interval/2)
+	p.idle[o.UUID] = r
+}
+
+// logHold logs why a collection is not purged, once per reason.
+func (p *Purger) logHold(ctx context.Context, o outboxes.Outbox, held *HeldError) {
+	if p.loggedHolds[o.UUID] == *held {
+		return
+	}
+	p.loggedHolds[o.UUID] = *held
+
+	level := slog.LevelWarn
+	normal := []PurgeBlock{HoldNoPosition, HoldGap, HoldUnread}
+	if slices.Contains(normal, held.Hold) {
+		level = slog.LevelInfo
+	}
+	p.Log.Log(ctx, level, held.Error(), "collection", o.NS(), "reason", string(held.Hold))
+}
+
+// purgeCollection removes the envelopes of one collection up to the cut, batch by batch. If the turn ends before
+// that, the error is errTurn.
+func (p *Purger) purgeCollection(ctx context.Context, o outboxes.Outbox, cuts *Cuts) (int64, error) {
+	started := time.Now()
+	return PurgeLoop{
+		Coll: p.Client.Database(o.DB).Collection(o.Coll),
+		Size: p.pace.batchSize,
+
+		Cut: func(ctx context.Context) (Cut, error) {
+			// N2: no statement is sent while the lease is suspended.
+			if !p.Valid() {
+				return Cut{}, errSuspended
+			}
+			return cuts.Of(ctx, o)
+		},
+
+		Step: func(ctx context.Context, n int64) error {
+			if n > 0 {
+				p.OnPurged(int(n))
+			}
+			crash.At("mid-purge")
+
+			err := p.pace.waitForRate(ctx, n, time.Now())
+			if err != nil || n == 0 || time.Since(started) < p.turn {
+				return err
+			}
+			return errTurn
+		},
+	}.Run(ctx)
+}

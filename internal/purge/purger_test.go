@@ -1,0 +1,497 @@
+package purge
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
+	"go.mongodb.org/mongo-driver/v2/mongo/options"
+
+	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+	"github.com/outrelay/outrelay/internal/outboxes"
+)
+
+// bench is one watcher of one slot with a purger that keeps nothing but what the margin asks for.
+type bench struct {
+	*Purger
+	coll   *mongo.Collection
+	log    *bytes.Buffer
+	purged int
+}
+
+func newBench(t testing.TB) *bench {
+	t.Helper()
+	db := stacktest.Database(t, stacktest.Client(t))
+	b := &bench{coll: db.Collection("outbox"), log: new(bytes.Buffer)}
+	o := outboxes.Outbox{DB: db.Name(), Coll: "outbox", UUID: register(t, db, b.coll, "w")}
+	b.Purger = &Purger{
+		Client: db.Client(), State: db, Collections: func() []outboxes.Outbox { return []outboxes.Outbox{o} },
+		Retention: time.Minute, Margin: -1, Interval: time.Hour, OnPurged: func(n int) { b.purged += n }, Log: slog.New(slog.NewTextHandler(b.log, &slog.HandlerOptions{Level: slog.LevelDebug})),
+	}
+	b.setDefaults()
+	return b
+}
+
+func (b *bench) position(t testing.TB, slot string, set bson.D) {
+	t.Helper()
+	if _, err := b.State.Collection("watchers").UpdateOne(t.Context(), bson.D{{Key: "_id", Value: slot}}, bson.D{{Key: "$set", Value: set}}, options.UpdateOne().SetUpsert(true)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func at(second uint32) bson.D { return bson.D{{Key: "clusterTime", Value: bson.Timestamp{T: second}}} }
+
+// insert writes n envelopes with stamps of that second.
+func (b *bench) insert(t testing.TB, n int, second uint32, more ...bson.E) {
+	t.Helper()
+	docs := make([]any, n)
+	for i := range docs {
+		docs[i] = append(bson.D{{Key: "ts", Value: bson.Timestamp{T: second, I: uint32(i + 1)}}, {Key: "payload", Value: strings.Repeat("x", 300)}}, more...)
+	}
+	for part := range slices.Chunk(docs, 20_000) {
+		if _, err := b.coll.InsertMany(t.Context(), part); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func (b *bench) left(t *testing.T) int {
+	t.Helper()
+	n, err := b.coll.CountDocuments(t.Context(), bson.D{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return int(n)
+}
+
+func (b *bench) mustPass(t *testing.T) {
+	t.Helper()
+	clear(b.idle)
+	if _, err := b.purgeCollections(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestPurgeTakesWhatIsOldAndHealthyInBatches(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	b.pace.batch = 7
+	b.position(t, "w/0of1", at(10_000))
+	b.insert(t, 50, 9_000)
+	b.insert(t, 5, 9_001, bson.E{Key: "state", Value: "retry"})
+	b.insert(t, 5, 9_002, bson.E{Key: "dueAt", Value: time.Now()})
+	b.insert(t, 30, 9_003)
+	b.insert(t, 4, 9_941) // younger than the retention
+	calls := 0
+	b.OnPurged = func(n int) {
+		calls++
+		if n > 7 {
+			t.Errorf("%d in one statement", n)
+		}
+		b.purged += n
+	}
+	b.mustPass(t)
+	if b.purged != 80 || b.left(t) != 14 || calls < 80/7 {
+		t.Errorf("purged %d in %d statements, left %d", b.purged, calls, b.left(t))
+	}
+	b.runPass(t.Context())
+	b.insert(t, 3, 9_000) // behind everything that was purged
+	clear(b.idle)
+	b.runPass(t.Context())
+	if got := b.log.String(); b.left(t) != 14 || strings.Count(got, "purged") != 1 || !strings.Contains(got, "count=3") {
+		t.Errorf("left %d, log %s", b.left(t), got)
+	}
+}
+
+func TestN25_WhatHasNoStampGoesByTheTimeItWasSent(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	b.position(t, "w/0of1", at(uint32(time.Now().Unix())))
+	old, young := time.Now().Add(-time.Hour), time.Now()
+	stamps := []any{nil, bson.Timestamp{}, "text", int64(7), old, bson.A{bson.Timestamp{T: 1}, bson.Timestamp{T: 1 << 31}}, bson.D{{Key: "x", Value: 1}}}
+	for _, ts := range stamps {
+		for _, more := range [][]bson.E{{}, {{Key: "sentAt", Value: young}}, {{Key: "sentAt", Value: old}, {Key: "state", Value: "parked"}}, {{Key: "sentAt", Value: old}, {Key: "dueAt", Value: old}}} {
+			d := append(bson.D{{Key: "stays", Value: true}}, more...)
+			if ts != nil {
+				d = append(d, bson.E{Key: "ts", Value: "set below"})
+			}
+			insertAs(t, b.coll, d, ts)
+		}
+		insertAs(t, b.coll, bson.D{{Key: "sentAt", Value: old}, {Key: "ts", Value: "set below"}}, ts)
+	}
+	b.mustPass(t)
+	n, err := b.coll.CountDocuments(t.Context(), bson.D{{Key: "stays", Value: nil}})
+	if stay := len(stamps) * 4; err != nil || n != 0 || b.left(t) != stay {
+		t.Errorf("%d of those that should go are there, %d in all instead of %d (%v)", n, b.left(t), stay, err)
+	}
+}
+
+// insertAs inserts d with a ts that the server would have stamped.
+func insertAs(t *testing.T, coll *mongo.Collection, d bson.D, ts any) {
+	t.Helper()
+	res, err := coll.InsertOne(t.Context(), d)
+	if err != nil {
+		t.Fatal(err)
+	}
+	update := bson.D{{Key: "$set", Value: bson.D{{Key: "ts", Value: ts}}}}
+	if ts == nil {
+		update = bson.D{{Key: "$unset", Value: bson.D{{Key: "ts", Value: 1}}}}
+	}
+	if _, err := coll.UpdateOne(t.Context(), bson.D{{Key: "_id", Value: res.InsertedID}}, update); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// N25: the cut is that of the slot and of the watcher that is furthest behind, whoever owns it, and one that cannot be
+// judged, or has a gap, stops the purge.
+func TestN25_EverySlotAndWatcherHoldsThePurge(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	o := b.Collections()[0]
+	b.insert(t, 10, 1_000)
+	b.insert(t, 10, 2_000)
+	b.insert(t, 10, 3_000)
+	holds := func(want PurgeBlock, left int) {
+		t.Helper()
+		b.log.Reset()
+		b.mustPass(t)
+		b.mustPass(t)
+		if b.left(t) != left || want != "" && strings.Count(b.log.String(), "reason="+string(want)) != 1 {
+			t.Fatalf("left %d instead of %d, log %s", b.left(t), left, b.log.String())
+		}
+	}
+	holds(HoldVanished, 30)
+	b.position(t, "w/0of2", at(2_500))
+	holds(HoldVanished, 30) // 1of2 is missing
+	b.position(t, "w/1of2", bson.D{{Key: "owner", Value: nil}})
+	holds(HoldNoPosition, 30)
+	b.position(t, "w/1of2", at(1_500))
+	b.position(t, "wide/0of1", at(1)) // another watcher's
+	holds("", 20)
+	b.position(t, "w/1of2", append(at(4_000), bson.E{Key: "gap", Value: bson.D{{Key: "reason", Value: "286"}}}))
+	holds(HoldGap, 20)
+	b.position(t, "w/1of2", bson.D{{Key: "gap", Value: nil}})
+	holds("", 10)
+	// Another watcher's claim on the same collection, as the registry of two state databases merged.
+	b.position(t, "w/0of2", at(5_000))
+	b.position(t, "w/1of2", at(5_000))
+	registry := b.State.Collection("collections")
+	if _, err := registry.UpdateOne(t.Context(), bson.D{}, bson.D{{Key: "$set", Value: bson.D{{Key: "watcher", Value: "wide"}}}}); err != nil {
+		t.Fatal(err)
+	}
+	holds("", 10)
+	if _, err := registry.DeleteMany(t.Context(), bson.D{}); err != nil {
+		t.Fatal(err)
+	}
+	holds(HoldUnclaimed, 10)
+	if _, err := outboxes.NewRegistry(registry).Register(t.Context(), o.UUID, o.NS(), "w"); err != nil {
+		t.Fatal(err)
+	}
+	holds("", 0)
+}
+
+// N2: nothing is removed past the local deadline, also where it passes within a pass.
+func TestN02_NothingIsPurgedPastTheDeadline(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	b.pace.batch = 10
+	b.position(t, "w/0of1", at(10_000))
+	b.insert(t, 100, 1_000)
+	b.Valid = func() bool { return b.purged < 30 }
+	b.mustPass(t)
+	if b.purged != 30 {
+		t.Errorf("%d purged, the lease was valid for 30", b.purged)
+	}
+	b.mustPass(t)
+	if b.purged != 30 || b.log.Len() != 0 {
+		t.Errorf("%d purged while suspended, log %s", b.purged, b.log)
+	}
+	b.Valid = func() bool { return true }
+	b.mustPass(t)
+	if b.left(t) != 0 {
+		t.Errorf("%d left", b.left(t))
+	}
+}
+
+func TestRunWaitsForItsEnd(t *testing.T) {
+	t.Parallel()
+	for name, change := range map[string]func(*Purger){
+		"another slot": func(p *Purger) { p.Slot = 1 },
+		"kept forever": func(p *Purger) { p.Retention = 0 },
+		"at work":      func(*Purger) {},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := newBench(t)
+			b.position(t, "w/0of1", at(10_000))
+			b.insert(t, 20, 1_000)
+			change(b.Purger)
+			ctx, cancel := context.WithCancelCause(t.Context())
+			why := errors.New("the end")
+			if name != "at work" {
+				cancel(why)
+			} else {
+				b.OnPurged = func(n int) {
+					if b.purged += n; b.purged == 20 {
+						cancel(why)
+					}
+				}
+			}
+			if err := b.Run(ctx); !errors.Is(err, why) {
+				t.Errorf("ended with %v", err)
+			}
+			if want := map[string]int{"at work": 0}[name]; name == "at work" && b.left(t) != want || name != "at work" && b.left(t) != 20 {
+				t.Errorf("%d left", b.left(t))
+			}
+		})
+	}
+}
+
+func TestTheBacklogOfOneCollectionDoesNotHoldUpTheOthers(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	second := b.State.Collection("second")
+	both := append(b.Collections(), outboxes.Outbox{DB: b.State.Name(), Coll: "second", UUID: register(t, b.State, second, "w")})
+	b.Collections = func() []outboxes.Outbox { return both }
+	b.position(t, "w/0of1", at(10_000))
+	b.insert(t, 60, 1_000)
+	if _, err := second.InsertOne(t.Context(), bson.D{{Key: "ts", Value: bson.Timestamp{T: 1_000, I: 1}}}); err != nil {
+		t.Fatal(err)
+	}
+	b.pace.batch, b.turn = 10, 0 // a turn is one statement
+	var order []int
+	b.OnPurged = func(n int) { order = append(order, n) }
+	b.mustPass(t)
+	if want := []int{10, 1, 10, 10, 10, 10, 10}; !slices.Equal(order, want) {
+		t.Errorf("removed %v, want %v", order, want)
+	}
+}
+
+// The purge drains what there is when it starts, and what has become old enough after it has waited.
+func TestRunPurgesAtStartAndAgain(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	b.Interval, b.Batch = 20*time.Millisecond, 4
+	b.position(t, "w/0of1", at(10_000))
+	b.insert(t, 21, 1_000)
+	b.insert(t, 5, 9_990)
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute) // the longer it had nothing to do, the later it looks again
+	defer cancel()
+	gone := make(chan int, 100)
+	b.OnPurged = func(n int) { gone <- n }
+	ended := make(chan error)
+	go func() { ended <- b.Run(ctx) }()
+	wait := func(n int) {
+		t.Helper()
+		for n > 0 {
+			select {
+			case one := <-gone:
+				n -= one
+			case <-ctx.Done():
+				t.Fatalf("%d more are waited for", n)
+			}
+		}
+	}
+	wait(21)
+	b.position(t, "w/0of1", at(11_000)) // the watcher has moved on
+	wait(5)
+	cancel()
+	if err := <-ended; !errors.Is(err, context.Canceled) || b.left(t) != 0 {
+		t.Errorf("%v, %d left", err, b.left(t))
+	}
+}
+
+func TestAFaultIsLoggedAndPasses(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	b.position(t, "w/0of1", at(10_000))
+	b.insert(t, 5, 1_000)
+	app := stacktest.Name(t)
+	client := stacktest.Client(t, options.Client().SetAppName(app))
+	b.Client = client
+	off := stacktest.FailCommand(t, app, "alwaysOn", bson.D{{Key: "failCommands", Value: bson.A{"delete"}}, {Key: "errorCode", Value: 13}})
+	b.runPass(t.Context())
+	if got := b.log.String(); strings.Count(got, "the purge waits") != 1 || !strings.Contains(got, "grant the action remove") {
+		t.Errorf("log %s", got)
+	}
+	off()
+	b.runPass(t.Context())
+	if b.left(t) != 0 {
+		t.Errorf("%d left", b.left(t))
+	}
+}
+
+// The stamps and positions of this one are the server's: writers with transactions that commit late, a stream, and a purger
+// that follows it as closely as it may.
+func TestN25_RealStampsBehindARealStream(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	b.Retention, b.Margin = 0, 4*time.Second // as for transactions that live two seconds
+	b.setDefaults()
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
+	defer cancel()
+	b.OnPurged = func(n int) {
+		if b.purged += n; b.purged > 30 {
+			cancel()
+		}
+	}
+	stream, err := b.coll.Watch(t.Context(), mongo.Pipeline{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer stream.Close(context.WithoutCancel(t.Context()))
+	b.insert(t, 1, 0) // the server stamps it not: its ts is 0,1
+
+	var writers sync.WaitGroup
+	var slow sync.Map                   // ids of transactions that lived longer than the margin is made for
+	committed := make(chan struct{}, 1) // one that was open for long
+	for i := range 4 {
+		writers.Go(func() { slowWriter(ctx, b.coll, i, &slow, committed) })
+	}
+	defer func() { cancel(); writers.Wait() }()
+	var early []any // removed before they were delivered
+	deliver := func(ctx context.Context, most int) {
+		var came []any
+		var last bson.Timestamp
+		for n := 0; n < most && stream.TryNext(ctx); n++ {
+			var e struct {
+				Type string         `bson:"operationType"`
+				At   bson.Timestamp `bson:"clusterTime"`
+				Key  bson.M         `bson:"documentKey"`
+			}
+			if err := stream.Decode(&e); err != nil {
+				t.Fatal(err)
+			}
+			if last = e.At; e.Type == "insert" {
+				came = append(came, e.Key["_id"])
+			}
+		}
+		early = append(early, b.missing(t, came)...)
+		if !last.IsZero() { // now they are delivered
+			b.position(t, "w/0of1", bson.D{{Key: "clusterTime", Value: last}})
+		}
+	}
+	for ctx.Err() == nil {
+		deliver(ctx, 100)
+		select {
+		case <-committed: // maybe of before
+		default:
+		}
+		select { // what is not delivered yet is there when the purge comes
+		case <-committed:
+		case <-ctx.Done():
+		}
+		clear(b.idle)
+		if _, err := b.purgeCollections(ctx); err != nil && ctx.Err() == nil {
+			t.Fatal(err)
+		}
+	}
+	writers.Wait()
+	deliver(t.Context(), math.MaxInt)
+	for _, id := range early {
+		if _, excused := slow.Load(id); !excused {
+			t.Errorf("%v was removed before it was delivered", id)
+		}
+	}
+	if b.purged <= 30 {
+		t.Errorf("%d purged", b.purged)
+	}
+}
+
+// missing are those that are not in the outbox.
+func (b *bench) missing(t *testing.T, ids []any) (out []any) {
+	t.Helper()
+	var found []struct {
+		ID any `bson:"_id"`
+	}
+	cur, err := b.coll.Find(t.Context(), bson.D{{Key: "_id", Value: bson.D{{Key: "$in", Value: append(bson.A{}, ids...)}}}})
+	if err == nil {
+		err = cur.All(t.Context(), &found)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	here := map[any]bool{}
+	for _, f := range found {
+		here[f.ID] = true
+	}
+	for _, id := range ids {
+		if !here[id] {
+			out = append(out, id)
+		}
+	}
+	return out
+}
+
+// slowWriter inserts within transactions that commit up to 400 ms later, and notes those that took two seconds all the same.
+func slowWriter(ctx context.Context, coll *mongo.Collection, i int, slow *sync.Map, committed chan<- struct{}) {
+	client := coll.Database().Client()
+	for n := 0; ctx.Err() == nil; n++ {
+		_ = client.UseSession(ctx, func(ctx context.Context) error {
+			s, begun := mongo.SessionFromContext(ctx), time.Now()
+			if err := s.StartTransaction(); err != nil {
+				return err
+			}
+			id := fmt.Sprint(i, "-", n)
+			defer func() {
+				if time.Since(begun) > 2*time.Second {
+					slow.Store(id, true)
+				}
+			}()
+			if _, err := coll.InsertOne(ctx, bson.D{{Key: "_id", Value: id}, {Key: "ts", Value: bson.Timestamp{}}}); err != nil {
+				return err
+			}
+			select {
+			case <-time.After(time.Duration(i) * 130 * time.Millisecond):
+			case <-ctx.Done():
+			}
+			err := s.CommitTransaction(context.WithoutCancel(ctx))
+			if i > 0 {
+				select {
+				case committed <- struct{}{}:
+				default:
+				}
+			}
+			return err
+		})
+		select {
+		case <-time.After(5 * time.Millisecond):
+		case <-ctx.Done():
+		}
+	}
+}
+
+// What is asked for is 20,000 a second without a limit of the rate; go test -bench Purge tells what it is.
+func BenchmarkPurge(b *testing.B) {
+	const n = 50_000
+	for _, batch := range []int{200, 500, 1000, 5000} {
+		b.Run(fmt.Sprint(batch), func(b *testing.B) {
+			var spent time.Duration
+			for b.Loop() {
+				b.StopTimer()
+				w := newBench(b)
+				w.position(b, "w/0of1", at(10_000))
+				w.insert(b, n, 1_000)
+				w.Batch = batch
+				w.setDefaults()
+				b.StartTimer()
+				begun := time.Now()
+				if got, err := w.purgeCollections(b.Context()); err != nil || got != n {
+					b.Fatalf("purged %d, %v", got, err)
+				}
+				spent += time.Since(begun)
+			}
+			b.ReportMetric(float64(b.N)*n/spent.Seconds(), "envelopes/s")
+		})
+	}
+}

@@ -1,0 +1,55 @@
+package scheduled
+
+import (
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/outrelay/outrelay/internal/waiting"
+)
+
+// How fast many that are due at once go, with an outlet that acks at once: the rate of the claims and of the finishing
+// writes together.
+func BenchmarkScheduledDrain(b *testing.B) {
+	for _, recording := range []string{"watermark", "delete"} {
+		b.Run(recording, func(b *testing.B) {
+			const n = 20_000
+			for b.Loop() {
+				b.StopTimer()
+				p := plan(b)
+				p.schedule(n, -time.Second)
+				b.StartTimer()
+				begin := time.Now()
+				x := p.take(func(f *waiting.FinisherConfig, _ *ScheduledConfig) { f.Recording = recording })
+				x.settles(n)
+				b.ReportMetric(n/time.Since(begin).Seconds(), "events/s")
+				b.StopTimer()
+				x.end()
+				b.StartTimer()
+			}
+		})
+	}
+}
+
+// How late envelopes are of which 10,000 are due in the same second.
+func BenchmarkScheduledDueError(b *testing.B) {
+	const n = 10_000
+	for b.Loop() {
+		p := plan(b)
+		for i := range 100 {
+			p.schedule(n/100, 4*time.Second+time.Duration(i)*10*time.Millisecond)
+		}
+		late := make([]time.Duration, 0, n)
+		done := make(chan time.Duration, n)
+		x := p.take(func(_ *waiting.FinisherConfig, c *ScheduledConfig) { c.OnSent = func(d time.Duration) { done <- d } })
+		x.settles(n)
+		x.end()
+		for range n {
+			late = append(late, <-done)
+		}
+		slices.Sort(late)
+		b.ReportMetric(float64(late[n/2].Milliseconds()), "p50-ms")
+		b.ReportMetric(float64(late[n*99/100].Milliseconds()), "p99-ms")
+		b.ReportMetric(float64(late[n-1].Milliseconds()), "max-ms")
+	}
+}

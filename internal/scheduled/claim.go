@@ -1,0 +1,228 @@
+package scheduled
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/outrelay/outrelay/internal/crash"
+	"github.com/outrelay/outrelay/internal/lease"
+	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/retry"
+	"github.com/outrelay/outrelay/internal/waiting"
+)
+
+const (
+	// claimCollections bounds the statements of one transaction, because the lease cannot be renewed
+	// while it runs.
+	claimCollections = 100
+	// earlyRetryDelay is the first wait for an envelope that was due by the clock of this process, but
+	// not by that of the server.
+	earlyRetryDelay = 25 * time.Millisecond
+	maxEarlyTries   = 3
+)
+
+// claimGroup is a group of envelopes of one collection that were due. Those that still were have the
+// claim now.
+type claimGroup struct {
+	collection   *scheduledCollection
+	timers       []timer
+	claimedCount int64 // how many of the timers have the claim
+}
+
+// claimDue claims envelopes that have become due, until ctx ends or the lease is lost.
+func (s *Scheduled) claimDue(ctx context.Context) error {
+	backoff := retry.Reopen.Start()
+	for {
+		due, err := s.awaitDue(ctx)
+		if err != nil {
+			return err
+		}
+
+		begin := time.Now()
+		groups, err := s.claimGroups(ctx, groupByCollection(due), backoff)
+		if err != nil {
+			return err
+		}
+		crash.At("after-claim")
+
+		select {
+		case s.claimedGroups <- groups:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+
+		// Otherwise a trickle of envelopes would cost one transaction each.
+		if len(due) < smallClaim {
+			if err := retry.Sleep(ctx, claimPause-time.Since(begin)); err != nil {
+				return err
+			}
+		}
+	}
+}
+
+// awaitDue blocks until envelopes are due and there is room for them, and returns them. It returns the
+// cause of ctx when ctx ends.
+func (s *Scheduled) awaitDue(ctx context.Context) ([]timer, error) {
+	idle := time.NewTimer(time.Hour)
+	defer idle.Stop()
+
+	for {
+		room := maxScheduledInFlight - s.timers.countInFlight()
+		if room > 0 {
+			now := s.Now()
+			due, next, more := s.timers.takeDue(nil, now.UnixMilli(), min(room, s.claimSize.Most()), claimCollections)
+			s.requestFeed(due)
+			if len(due) > 0 {
+				return due, nil
+			}
+
+			wait := time.Hour
+			if more {
+				wait = max(time.UnixMilli(next).Sub(now), time.Millisecond)
+			}
+			idle.Reset(wait)
+		}
+
+		select {
+		case <-idle.C:
+		case <-s.timers.wake:
+		case <-s.room:
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
+		}
+	}
+}
+
+// requestFeed requests a look at the indexes if the heap is low on entries of a collection of taken
+// whose index has more.
+func (s *Scheduled) requestFeed(taken []timer) {
+	for _, e := range taken {
+		if e.collection.passPending.Load() && e.collection.indexEntries.Load() < feedLow {
+			waiting.Signal(s.feedWake)
+			return
+		}
+	}
+}
+
+// groupByCollection returns the envelopes grouped by collection.
+func groupByCollection(due []timer) []claimGroup {
+	index := make(map[*scheduledCollection]int, 1)
+	var out []claimGroup
+	for _, e := range due {
+		i, ok := index[e.collection]
+		if !ok {
+			i = len(out)
+			index[e.collection] = i
+			out = append(out, claimGroup{collection: e.collection})
+		}
+		out[i].timers = append(out[i].timers, e)
+	}
+	return out
+}
+
+// claimGroups claims the groups in one transaction. If that fails, it claims each group alone, so that a
+// collection that cannot be written does not block the others. If the server is too slow for so many,
+// it puts all of them back, and the next claims are smaller.
+//
+// It returns the claimed groups, puts back the others, and waits with backoff after a failure. It
+// returns an error only if ctx ends or the lease is lost.
+func (s *Scheduled) claimGroups(
+	ctx context.Context, groups []claimGroup, backoff *retry.Backoff,
+) ([]claimGroup, error) {
+	err := s.claimTogether(ctx, groups)
+	if err == nil {
+		backoff.Reset()
+		s.claimSize.Ended()
+		return groups, nil
+	}
+
+	if errors.Is(err, mongodb.ErrSlow) {
+		n := 0
+		for _, g := range groups {
+			s.putBack(g)
+			n += len(g.timers)
+		}
+		s.claimSize.Slow(n)
+		return nil, nil
+	}
+
+	var had []claimGroup
+	for _, g := range groups {
+		if len(groups) > 1 && ctx.Err() == nil && !errors.Is(err, lease.ErrLeaseLost) {
+			alone := []claimGroup{g}
+			err = s.claimTogether(ctx, alone)
+			if err == nil {
+				had = append(had, alone...)
+				continue
+			}
+		}
+
+		if ctx.Err() != nil {
+			return nil, context.Cause(ctx)
+		}
+		if errors.Is(err, lease.ErrLeaseLost) {
+			return nil, err
+		}
+		if errors.Is(err, mongodb.ErrSlow) {
+			s.claimSize.Slow(len(g.timers))
+		}
+
+		s.reportTrouble(err)
+		if backoff.Attempts() == 0 {
+			s.Log.Warn("cannot claim scheduled envelopes, trying again", "collection", g.collection.ns, "error", err)
+		}
+		s.putBack(g)
+	}
+	return had, backoff.Wait(ctx)
+}
+
+// putBack returns a group to the heap, where it is due at once.
+func (s *Scheduled) putBack(g claimGroup) {
+	for _, e := range g.timers {
+		s.endTimers(e.key)
+		s.timers.pushTimer(e)
+	}
+}
+
+// claimTogether claims the groups in one transaction and sets their claimedCount.
+func (s *Scheduled) claimTogether(ctx context.Context, groups []claimGroup) error {
+	list := make([]Due, len(groups))
+	for i := range groups {
+		list[i] = groups[i].storeDue()
+	}
+
+	err := ClaimDue(ctx, s.Fencer, s.claim, s.Now(), list)
+	for i := range list {
+		groups[i].claimedCount = list[i].Have
+	}
+	return err
+}
+
+// storeDue returns the ids of a group.
+func (c *claimGroup) storeDue() Due {
+	d := Due{Coll: c.collection.coll}
+	for i := range c.timers {
+		d.IDs = append(d.IDs, c.timers[i].id)
+	}
+	return d
+}
+
+// endTimers removes envelopes from those in flight, with any fate.
+func (s *Scheduled) endTimers(keys ...uint64) {
+	s.timers.endFlights(keys...)
+	waiting.Signal(s.room)
+}
+
+// releaseUnclaimed releases an envelope that could not be claimed: it was canceled or rescheduled,
+// another owner has claimed it, or it is not yet due by the clock of the server. Only in the last case
+// another try makes sense before the index brings it again.
+func (s *Scheduled) releaseUnclaimed(e timer) {
+	s.endTimers(e.key)
+
+	e.tries++
+	if e.tries < maxEarlyTries && s.Now().UnixMilli()-e.due < 1000 {
+		e.due, e.fed = s.Now().Add(earlyRetryDelay<<(e.tries-1)).UnixMilli(), false
+		s.timers.pushTimer(e)
+	}
+}

@@ -1,0 +1,166 @@
+package scheduled
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/outrelay/outrelay/internal/waiting"
+)
+
+const (
+	feedReply       = 2000 // ids and times in a reply
+	feedHigh        = 4 * waiting.MaxClaim
+	feedLow         = feedHigh / 2
+	feedConcurrency = 4 // collections that are read at the same time
+	feedTimeout     = 30 * time.Second
+	// passPauseFactor bounds the cost of passes: after a slow pass, the next one begins only after this
+	// many times its duration, but at most maxPassPause later.
+	passPauseFactor = 10
+	maxPassPause    = 30 * time.Second
+)
+
+// feedTimers fills the heap from the indexes until ctx ends, and returns its cause. A pass over a
+// collection is one cursor, which stays open while the heap has enough of its entries. Even if many
+// envelopes are due at once, each is read once, in the order of the due times.
+func (s *Scheduled) feedTimers(ctx context.Context) error {
+	tick := time.NewTicker(s.Poll)
+	defer tick.Stop()
+
+	for {
+		list, begin := s.watchedCollections(), time.Now()
+		g, within := errgroup.WithContext(ctx)
+		g.SetLimit(feedConcurrency)
+		for _, c := range list {
+			if s.shouldRead(c) {
+				g.Go(func() error { s.continuePass(within, c); return nil })
+			}
+		}
+		_ = g.Wait()
+
+		hasMore := slices.ContainsFunc(list, func(c *scheduledCollection) bool { return c.passPending.Load() })
+		s.indexHasMore.Store(hasMore)
+		s.lastRound = time.Since(begin)
+
+		select {
+		case <-tick.C:
+		case <-s.feedWake:
+		case <-ctx.Done():
+			for _, c := range list {
+				c.closeCursor()
+			}
+			return context.Cause(ctx)
+		}
+	}
+}
+
+// shouldRead reports whether the index of a collection is to be read now.
+func (s *Scheduled) shouldRead(c *scheduledCollection) bool {
+	if c.cursor != nil {
+		return c.indexEntries.Load() < feedLow
+	}
+	return !time.Now().Before(c.nextPass) || c.restedAfterPass && !c.idle.Load()
+}
+
+// continuePass begins or continues the pass over a collection. After an error the next pass starts from
+// the beginning.
+func (s *Scheduled) continuePass(over context.Context, c *scheduledCollection) {
+	ctx, cancel := context.WithTimeout(over, feedTimeout)
+	defer cancel()
+
+	begin := time.Now()
+	done, err := s.readIndex(ctx, c)
+	c.passTook += time.Since(begin)
+
+	if err != nil {
+		c.closeCursor()
+		c.nextPass = time.Now().Add(max(s.Poll, time.Second))
+		if over.Err() != nil {
+			return
+		}
+
+		s.reportTrouble(err)
+		if !c.failed {
+			s.Log.Warn("cannot read scheduled envelopes, trying again", "collection", c.ns, "error", err)
+		}
+		c.failed = true
+		return
+	}
+
+	if done {
+		c.closeCursor()
+		c.failed = false
+		c.nextPass = s.nextPassTime(ctx, c)
+	}
+}
+
+// readIndex reads entries into the heap until the heap has enough of them, or to the end, which it
+// reports as done.
+func (s *Scheduled) readIndex(ctx context.Context, c *scheduledCollection) (done bool, err error) {
+	if c.cursor == nil {
+		c.passBegan, c.passTook, c.passFound = time.Now(), 0, 0
+		c.cursor, err = ScheduledUntil(ctx, c.coll, s.claim, s.Now().Add(waiting.Lookahead), feedReply, s.Part)
+		if err != nil {
+			return false, err
+		}
+	}
+
+	for c.indexEntries.Load() < feedHigh && c.cursor.Next(ctx) {
+		c.passFound++
+		id, at := c.cursor.Current.Lookup("_id"), c.cursor.Current.Lookup("dueAt")
+		ms, ok := at.DateTimeOK()
+		if !ok {
+			continue
+		}
+		s.timers.addCopy(c, id, ms, true)
+	}
+	if err := c.cursor.Err(); err != nil {
+		return false, err
+	}
+
+	done = c.indexEntries.Load() < feedHigh
+	c.passPending.Store(!done)
+	return done, nil
+}
+
+// nextPassTime returns the time at which the next pass over the collection begins. After a pass that
+// found nothing, it also checks from time to time whether the collection is idle.
+func (s *Scheduled) nextPassTime(ctx context.Context, c *scheduledCollection) time.Time {
+	c.restedAfterPass = false
+	if c.passFound == 0 && time.Since(c.checkedAhead) >= idleRecheck {
+		hint := c.lastHint.Load()
+		list, err := ScheduledAfter(ctx, c.coll, s.Now(), 1, s.Part)
+		if err == nil {
+			c.checkedAhead = time.Now()
+			c.restedAfterPass = len(list) == 0
+			c.idle.Store(c.restedAfterPass)
+		}
+
+		// The stream brought a scheduled envelope during the read.
+		if c.lastHint.Load() != hint {
+			c.idle.Store(false)
+		}
+	}
+
+	if c.restedAfterPass {
+		return c.passBegan.Add(idleRecheck)
+	}
+	return c.passBegan.Add(min(max(s.Poll, passPauseFactor*c.passTook, 2*s.lastRound), maxPassPause))
+}
+
+// closeCursor ends the pass over the collection. It blocks for at most a second.
+func (c *scheduledCollection) closeCursor() {
+	if c.cursor == nil {
+		return
+	}
+
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+
+	// The server closes idle cursors itself.
+	_ = c.cursor.Close(ctx)
+	c.cursor = nil
+	c.passPending.Store(false)
+}

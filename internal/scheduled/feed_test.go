@@ -1,0 +1,140 @@
+package scheduled
+
+import (
+	"context"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+
+	"github.com/outrelay/outrelay/internal/outboxes"
+	"github.com/outrelay/outrelay/internal/waiting"
+)
+
+// feeding is a Scheduled whose index is asked by the test.
+func feeding(t *testing.T, p *planned) (*Scheduled, *scheduledCollection) {
+	t.Helper()
+	s := NewScheduled(ScheduledConfig{
+		Finisher: waiting.NewFinisher(waiting.FinisherConfig{}),
+		Client:   p.client, Epoch: 1, Now: p.now, Outlet: newOutlet(),
+		Collections: func() []outboxes.Outbox { return []outboxes.Outbox{{DB: p.db.Name(), Coll: p.coll.Name()}} },
+	})
+	list := s.watchedCollections()
+	if len(list) != 1 || !s.shouldRead(list[0]) {
+		t.Fatalf("%d collections are asked", len(list))
+	}
+	t.Cleanup(list[0].closeCursor)
+	return s, list[0]
+}
+
+// A collection without scheduled envelopes is left alone until the stream tells of one.
+func TestAnIdleCollectionIsAskedRarely(t *testing.T) {
+	t.Parallel()
+	p := plan(t)
+	s, c := feeding(t, p)
+	s.continuePass(t.Context(), c)
+	if !c.idle.Load() || c.nextPass.Sub(c.passBegan) != idleRecheck {
+		t.Fatalf("an empty collection is asked again after %s", c.nextPass.Sub(c.passBegan))
+	}
+	if c.nextPass = time.Now().Add(time.Hour); s.shouldRead(c) {
+		t.Fatal("it is asked before its time")
+	}
+	p.schedule(1, time.Hour)
+	s.NoteScheduled(c.ns, timerID(1), time.Now().Add(time.Hour))
+	select {
+	case <-s.feedWake:
+	default:
+		t.Error("nobody is woken")
+	}
+	if !s.shouldRead(c) || s.timers.entryCount() != 0 {
+		t.Errorf("an envelope for later: due %v, %d remembered", s.shouldRead(c), s.timers.entryCount())
+	}
+	c.checkedAhead = time.Time{}
+	s.continuePass(t.Context(), c)
+	// A look that took long is repeated later.
+	if want := min(max(s.Poll, passPauseFactor*c.passTook), maxPassPause); c.idle.Load() || c.nextPass.Sub(c.passBegan) != want {
+		t.Errorf("a collection with an envelope for later is asked again after %s, want %s", c.nextPass.Sub(c.passBegan), want)
+	}
+}
+
+// Many that are due at once are read as the heap has room, each once, in one pass over the index.
+func TestManyAreReadInOnePass(t *testing.T) {
+	t.Parallel()
+	p := plan(t)
+	const n = feedHigh + 3000
+	p.schedule(n, -time.Minute)
+	s, c := feeding(t, p)
+	s.continuePass(t.Context(), c)
+	if !c.passPending.Load() || c.indexEntries.Load() != feedHigh || s.shouldRead(c) {
+		t.Fatalf("%d are in the heap", c.indexEntries.Load())
+	}
+	var got int
+	for c.passPending.Load() || s.timers.entryCount() > 0 {
+		out, _, _ := s.timers.takeDue(nil, time.Now().UnixMilli(), waiting.MaxClaim, 1)
+		got += len(out)
+		s.requestFeed(out)
+		select {
+		case <-s.feedWake:
+			s.continuePass(t.Context(), c)
+		default:
+		}
+		if len(out) == 0 {
+			t.Fatalf("after %d there is no more, and nobody asks for it", got)
+		}
+	}
+	if got != n || c.passFound != n || s.timers.countInFlight() != n {
+		t.Errorf("%d taken, %d found, %d aloft; want %d", got, c.passFound, s.timers.countInFlight(), n)
+	}
+}
+
+// What is watched no longer is forgotten; what only the stream has told of is asked, too.
+func TestCollectionsComeAndGo(t *testing.T) {
+	t.Parallel()
+	p := plan(t)
+	s, c := feeding(t, p)
+	s.Collections = func() []outboxes.Outbox { return nil }
+	s.timers.addCopy(c, timerID(1), 0, true)
+	if list := s.watchedCollections(); len(list) != 0 || s.timers.entryCount() != 0 {
+		t.Errorf("%d are asked, %d remembered", len(list), s.timers.entryCount())
+	}
+	s.NoteScheduled("new.outbox", timerID(1), time.Now())
+	s.NoteScheduled("nonsense", timerID(1), time.Now())
+	if list := s.watchedCollections(); len(list) != 1 || list[0].ns != "new.outbox" || s.timers.entryCount() != 1 {
+		t.Errorf("%d are asked, %d remembered", len(list), s.timers.entryCount())
+	}
+	p.skew = 2 * keepAfterHint
+	if list := s.watchedCollections(); len(list) != 0 {
+		t.Errorf("one that is not on the list long after the stream told of it is asked")
+	}
+}
+
+// A view can be read and not written: its envelopes cannot be claimed.
+func TestACollectionThatCannotBeWrittenHoldsUpNobody(t *testing.T) {
+	t.Parallel()
+	p := plan(t)
+	if err := p.db.CreateView(t.Context(), "view", "behind", bson.A{}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := p.db.Collection("behind").InsertOne(t.Context(), bson.D{{Key: "_id", Value: "x"}, {Key: "dueAt", Value: time.Now().Add(-time.Hour)}}); err != nil {
+		t.Fatal(err)
+	}
+	ids := p.schedule(50, 0)
+	var trouble atomic.Int64
+	x := p.take(func(_ *waiting.FinisherConfig, c *ScheduledConfig) {
+		c.Collections = func() []outboxes.Outbox {
+			return []outboxes.Outbox{{DB: p.db.Name(), Coll: "view"}, {DB: p.db.Name(), Coll: "outbox"}}
+		}
+		c.OnRetry = func(error) { trouble.Add(1) }
+	})
+	x.settles(50)
+	ids = append(ids, p.schedule(50, 0)...)
+	x.settles(100)
+	x.once(time.UnixMilli(0), ids...)
+	if trouble.Load() == 0 {
+		t.Error("nothing was in the way")
+	}
+	if n, err := p.db.Collection("behind").CountDocuments(context.WithoutCancel(t.Context()), bson.D{{Key: "claim", Value: nil}}); err != nil || n != 1 {
+		t.Errorf("%d %v", n, err)
+	}
+}

@@ -1,0 +1,100 @@
+package scheduled
+
+import (
+	"testing"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+
+	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+	"github.com/outrelay/outrelay/internal/outboxes"
+	"github.com/outrelay/outrelay/internal/slot"
+	"github.com/outrelay/outrelay/internal/waiting"
+)
+
+// The server finds every document in exactly one part, and in the one that Has says, whatever is in the field.
+func TestN28_TheServerDividesLikeHas(t *testing.T) {
+	t.Parallel()
+	coll := stacktest.Database(t, stacktest.Client(t)).Collection("outbox")
+	big, _ := bson.ParseDecimal128("700.5")
+	values := []any{
+		int32(0), int32(341), int32(342), int32(511), int32(512), int32(1023), int32(1024), int32(-1), int64(700), 511.5, 1023.5, 1024.0, big,
+		"512", nil, true,
+		bson.A{int32(5), int32(700)},
+		bson.A{int32(700)},
+		bson.A{},
+		bson.D{{Key: "x", Value: int32(700)}},
+		bson.Timestamp{T: 600},
+	}
+	docs := []any{bson.D{{Key: "_id", Value: -1}}}
+	for i, v := range values {
+		docs = append(docs, bson.D{{Key: "_id", Value: i}, {Key: "slot", Value: v}})
+	}
+	if _, err := coll.InsertMany(t.Context(), docs); err != nil {
+		t.Fatal(err)
+	}
+	for n := 1; n <= 7; n++ {
+		found := map[int32]int{}
+		for _, p := range slot.Ranges(n) {
+			cur, err := coll.Find(t.Context(), p.AddFilter(bson.D{}))
+			if err != nil {
+				t.Fatal(err)
+			}
+			for cur.Next(t.Context()) {
+				found[cur.Current.Lookup("_id").Int32()]++
+				if !p.Contains(cur.Current) {
+					t.Errorf("the server says that %v is of %v, and Has does not", cur.Current, p)
+				}
+			}
+		}
+		for i := range docs {
+			if c := found[int32(i-1)]; c != 1 {
+				t.Errorf("document %d is in %d of %d parts", i-1, c, n)
+			}
+		}
+	}
+}
+
+// Of what waits, each slot sees its own.
+func TestN28_EachSlotSeesItsOwnExceptions(t *testing.T) {
+	t.Parallel()
+	coll := stacktest.Database(t, stacktest.Client(t)).Collection("outbox")
+	for i, s := range []int32{10, 600, 20} {
+		state, due := any("retry"), any(nil)
+		doc := bson.D{{Key: "_id", Value: i}, {Key: "key", Value: "k"}, {Key: "slot", Value: s}, {Key: "pos", Value: "82"}, {Key: "nextAt", Value: time.Now().Add(-time.Second)}}
+		if i == 2 {
+			state, due = nil, time.Now().Add(-time.Second)
+		}
+		if state != nil {
+			doc = append(doc, bson.E{Key: "state", Value: state})
+		} else {
+			doc = append(doc, bson.E{Key: "dueAt", Value: due})
+		}
+		if _, err := coll.InsertOne(t.Context(), doc); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for i, want := range [][3]int{{1, 1, 1}, {1, 1, 0}} {
+		p := slot.Range{I: i, N: 2}
+		keys, err := waiting.DueRetries(t.Context(), coll, time.Now(), nil, 10, p)
+		if err != nil || len(keys) != want[0] {
+			t.Errorf("%v: %d due retries, %v", p, len(keys), err)
+		}
+		n := 0
+		if err := waiting.EachException(t.Context(), coll, p, func(bson.Raw) error { n++; return nil }); err != nil || n != want[1] {
+			t.Errorf("%v: %d exceptions, %v", p, n, err)
+		}
+		cur, err := ScheduledUntil(t.Context(), coll, DueClaim{Token: "t", Epoch: 1}, time.Now(), 10, p)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var due []Ahead
+		if err := cur.All(t.Context(), &due); err != nil || len(due) != want[2] {
+			t.Errorf("%v: %d scheduled, %v", p, len(due), err)
+		}
+	}
+	third := slot.Range{I: 2, N: 3}
+	if still, err := outboxes.StillDirty(t.Context(), coll, third); err != nil || still {
+		t.Errorf("%v holds something, %v", third, err)
+	}
+}

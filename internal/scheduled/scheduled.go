@@ -1,0 +1,274 @@
+package scheduled
+
+import (
+	"context"
+	"crypto/rand"
+	"log/slog"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/outboxes"
+	"github.com/outrelay/outrelay/internal/slot"
+	"github.com/outrelay/outrelay/internal/waiting"
+	"github.com/outrelay/outrelay/pkg/event"
+)
+
+const (
+	scheduleCache = 20_000
+	schedulePoll  = 500 * time.Millisecond
+
+	// horizon is the time by which an envelope of the stream is cached before it is due. The index
+	// brings later ones in time.
+	horizon = time.Minute
+	// idleRecheck is the time between two looks at a collection without scheduled envelopes. Saw is not
+	// called for envelopes that are appended during a gap of the stream.
+	idleRecheck = 5 * time.Second
+
+	maxScheduledInFlight = 100 * waiting.MaxClaim // claimed and not finished; 150 bytes each once they are sent
+
+	// A claim of fewer than smallClaim envelopes is followed by claimPause, so that a trickle does not
+	// cost one transaction for each envelope.
+	claimPause = 20 * time.Millisecond
+	smallClaim = 100
+)
+
+// ScheduledConfig is the configuration of a Scheduled. Fields without a default are required.
+type ScheduledConfig struct {
+	Client *mongo.Client // for reads
+	Fencer mongodb.Fencer
+	// Epoch is the epoch of the term. Claims of lower epochs are taken over. An epoch has only one
+	// Scheduled, because a second one would wait for the claims of the first.
+	Epoch int64
+	// Collections returns the collections that may hold scheduled envelopes. It is called at each look
+	// at the indexes.
+	Collections func() []outboxes.Outbox
+	Part        slot.Range // the owner's slot; the zero value is all (N28)
+	Outlet      waiting.Outlet
+	// Finisher is the Finisher of the same term. No other Scheduled may use it. The caller runs it
+	// concurrently.
+	Finisher *waiting.Finisher
+	// Now returns the time of the server as this process estimates it. Only the server's own clock
+	// decides what is due.
+	Now func() time.Time
+
+	// Poll is the time between two looks at the indexes. Defaults to 500 ms.
+	Poll time.Duration
+	// Cache bounds the envelopes that are cached before they are due. Defaults to 20,000.
+	Cache int
+	// Log defaults to none.
+	Log *slog.Logger
+	// OnSent is called with the time between the due time and the ack of an envelope. It must not block.
+	// May be nil.
+	OnSent func(time.Duration)
+	// OnRetry is called with the error of each read or write that failed and is retried. May be nil.
+	OnRetry func(error)
+}
+
+// Scheduled sends envelopes with a due time when they are due by the clock of the server, for one term of
+// ownership. N19
+//
+// The index on dueAt is authoritative. Scheduled reads it every Poll for envelopes that are due within a
+// second. Calls of Saw are hints that only make it faster. Scheduled claims due envelopes, up to 1,000 at
+// a time in one fenced transaction whose filter decides, reads the claimed envelopes back, publishes
+// them, and passes them to the Finisher. An envelope keeps its claim until it is finished, or becomes an
+// exception because its target refused it or cannot be written. A successor takes over the claims.
+// Claiming, publishing and finishing overlap.
+//
+// There is no order among scheduled envelopes, nor with others of their key. Memory: the cache, the ids
+// of up to 100,000 envelopes in flight, and one reply. A collection with scheduled envelopes costs a
+// read each Poll, and one without them two reads every five seconds.
+type Scheduled struct {
+	ScheduledConfig
+	claim         DueClaim
+	timers        *timerCache
+	claimedGroups chan []claimGroup
+	feedWake      chan struct{}     // holds one token: read the indexes now
+	room          chan struct{}     // holds one token: an envelope in flight has ended
+	claimSize     *mongodb.PartSize // envelopes of one claim; used only by claimDue
+	lastRound     time.Duration     // duration of the latest look at all collections; used only by feedTimers
+
+	// Used only by publishClaimed.
+	view     event.View
+	envelope outboxes.Envelope
+
+	running      atomic.Bool
+	indexHasMore atomic.Bool // an index has more due envelopes than the heap has room for
+
+	mu          sync.Mutex
+	collections map[string]*scheduledCollection
+}
+
+// scheduledCollection is the state of one collection.
+type scheduledCollection struct {
+	ns       string
+	db, name []byte
+	coll     *mongo.Collection
+
+	indexEntries atomic.Int64 // entries in the heap that came from the index
+	lastHint     atomic.Int64 // when the stream last brought a scheduled envelope, in Unix milliseconds
+	idle         atomic.Bool  // as far as is known, the collection has no scheduled envelope
+	passPending  atomic.Bool  // a pass over the index waits until the heap has room
+
+	// Used only by feedTimers.
+	cursor          *mongo.Cursor
+	passBegan       time.Time
+	passTook        time.Duration // time spent reading in the pass
+	passFound       int           // envelopes found in the pass
+	restedAfterPass bool          // the collection was idle after the pass
+	nextPass        time.Time     // when the next pass begins
+	checkedAhead    time.Time     // when the index was last read for later envelopes
+	failed          bool
+
+	// Used only by publishClaimed.
+	envelopeSize int // mean bytes of an envelope in the latest read
+}
+
+// keepAfterHint is the time for which a collection is read after a call of Saw although Collections does
+// not return it.
+const keepAfterHint = 5 * time.Minute
+
+// NewScheduled returns a Scheduled. Saw may be called at once, and nothing is sent before Run.
+func NewScheduled(cfg ScheduledConfig) *Scheduled {
+	if cfg.Poll <= 0 {
+		cfg.Poll = schedulePoll
+	}
+	if cfg.Cache <= 0 {
+		cfg.Cache = scheduleCache
+	}
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
+	}
+
+	s := &Scheduled{
+		ScheduledConfig: cfg,
+		claim:           DueClaim{Token: rand.Text(), Epoch: cfg.Epoch},
+		timers:          newTimers(cfg.Cache),
+		claimedGroups:   make(chan []claimGroup, 1),
+		feedWake:        make(chan struct{}, 1),
+		room:            make(chan struct{}, 1),
+		claimSize:       mongodb.NewPartSize(waiting.MaxClaim),
+		collections:     map[string]*scheduledCollection{},
+	}
+	cfg.Finisher.Scheduled = s
+	return s
+}
+
+// NoteScheduled adds a scheduled envelope of the stream as a hint. It copies the id and does not block.
+func (s *Scheduled) NoteScheduled(ns string, id bson.RawValue, dueAt time.Time) {
+	c := s.findOrAddCollection(ns)
+	if c == nil {
+		return
+	}
+
+	now := s.Now()
+	c.lastHint.Store(now.UnixMilli())
+	if c.idle.CompareAndSwap(true, false) {
+		waiting.Signal(s.feedWake)
+	}
+	if dueAt.Before(now.Add(horizon)) {
+		s.timers.addCopy(c, id, dueAt.UnixMilli(), false)
+	}
+}
+
+// Run works until ctx ends, and returns its cause. It returns early with an error if the lease is lost
+// or the outlet fails. Envelopes that are in flight then keep their claims, and the next owner finds
+// them.
+func (s *Scheduled) Run(ctx context.Context) error {
+	s.running.Store(true)
+	defer s.running.Store(false)
+
+	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() error { return s.feedTimers(ctx) })
+	g.Go(func() error { return s.claimDue(ctx) })
+	g.Go(func() error { return s.publishClaimed(ctx) })
+	return g.Wait()
+}
+
+// HasClaimable implements dueSource. It counts unread entries of an index as due.
+func (s *Scheduled) HasClaimable() bool {
+	if !s.running.Load() {
+		return false
+	}
+
+	now := s.Now().UnixMilli()
+	if s.timers.hasDue(now, maxScheduledInFlight) {
+		return true
+	}
+	return s.indexHasMore.Load() && s.timers.countInFlight() < maxScheduledInFlight
+}
+
+func (s *Scheduled) ClaimToken() string { return s.claim.Token }
+
+func (s *Scheduled) EndFlights(flights []uint64) { s.endTimers(flights...) }
+
+var _ waiting.DueSource = (*Scheduled)(nil)
+
+// findOrAddCollection returns the state of a collection, and adds it at the first call. It returns nil
+// if ns is not a full name.
+func (s *Scheduled) findOrAddCollection(ns string) *scheduledCollection {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if c, ok := s.collections[ns]; ok {
+		return c
+	}
+
+	db, name, ok := strings.Cut(ns, ".")
+	if !ok || db == "" || name == "" {
+		return nil
+	}
+	c := &scheduledCollection{
+		ns:   strings.Clone(ns),
+		db:   []byte(db),
+		name: []byte(name),
+		coll: s.Client.Database(db).Collection(name),
+	}
+	s.collections[c.ns] = c
+	return c
+}
+
+// watchedCollections returns the state of the collections that Collections returns, and of those with a
+// recent call of Saw, which Collections returns before the stream's position passes their envelopes. It
+// removes all other collections with their entries in the heap.
+func (s *Scheduled) watchedCollections() []*scheduledCollection {
+	listed := map[*scheduledCollection]struct{}{}
+	for _, o := range s.Collections() {
+		if c := s.findOrAddCollection(o.NS()); c != nil {
+			listed[c] = struct{}{}
+		}
+	}
+
+	since := s.Now().Add(-keepAfterHint).UnixMilli()
+	s.mu.Lock()
+	gone := map[*scheduledCollection]struct{}{}
+	out := make([]*scheduledCollection, 0, len(s.collections))
+	for ns, c := range s.collections {
+		if _, ok := listed[c]; ok || c.lastHint.Load() > since {
+			out = append(out, c)
+			continue
+		}
+		gone[c] = struct{}{}
+		delete(s.collections, ns)
+	}
+	s.mu.Unlock()
+
+	if len(gone) > 0 {
+		s.timers.removeEntries(func(c *scheduledCollection) bool { _, ok := gone[c]; return ok })
+		for c := range gone {
+			c.closeCursor()
+		}
+	}
+	return out
+}
+
+func (s *Scheduled) reportTrouble(err error) {
+	if s.OnRetry != nil {
+		s.OnRetry(err)
+	}
+}

@@ -1,0 +1,399 @@
+package scheduled
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
+
+	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+	"github.com/outrelay/outrelay/internal/lease"
+	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/outboxes"
+	"github.com/outrelay/outrelay/internal/record"
+	"github.com/outrelay/outrelay/internal/retry"
+	"github.com/outrelay/outrelay/internal/waiting"
+	"github.com/outrelay/outrelay/pkg/event"
+	"github.com/outrelay/outrelay/pkg/outbox"
+)
+
+// planned is a test's own database with an outbox, and terms of ownership over it.
+type planned struct {
+	t      testing.TB
+	client *mongo.Client
+	db     *mongo.Database
+	box    *outbox.Box
+	coll   *mongo.Collection
+	skew   time.Duration // what this process takes the server's clock to be ahead of what it is
+}
+
+func plan(t testing.TB) *planned {
+	t.Helper()
+	p := &planned{t: t, client: stacktest.Client(t)}
+	p.db = stacktest.Database(t, p.client)
+	p.coll = mongodb.Majority(p.db.Collection("outbox"))
+	if err := outboxes.EnsureIndexes(t.Context(), p.coll); err != nil {
+		t.Fatal(err)
+	}
+	var err error
+	if p.box, err = outbox.New(p.db, outbox.WithoutTransaction()); err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+func (p *planned) now() time.Time { return time.Now().Add(p.skew) }
+
+// schedule appends events that are due so long from now, and returns their ids.
+func (p *planned) schedule(n int, in time.Duration) []event.ID {
+	p.t.Helper()
+	at := time.Now().Add(in).Truncate(time.Millisecond)
+	var ids []event.ID
+	var list []event.Event
+	for range n {
+		e := event.New("order", "o-1", "Due", []byte("p"), event.WithDueAt(at))
+		ids, list = append(ids, e.ID()), append(list, e)
+	}
+	if err := p.box.AppendMany(p.t.Context(), list); err != nil {
+		p.t.Fatal(err)
+	}
+	return ids
+}
+
+// taking is one term: it owns the watcher, and its parts run until stop.
+type taking struct {
+	*Scheduled
+	p      *planned
+	held   *lease.Held
+	outlet *outlet
+	ctx    context.Context
+	stop   context.CancelFunc
+	ended  chan struct{}
+}
+
+// take acquires the watcher and starts the parts.
+func (p *planned) take(change func(*waiting.FinisherConfig, *ScheduledConfig)) *taking {
+	p.t.Helper()
+	l, err := lease.New(lease.Config{Collection: p.db.Collection("watchers"), ID: "orders/0of1", Node: "n", ReplicaSetID: "x", TTL: time.Minute})
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	x := &taking{p: p, outlet: newOutlet(), ended: make(chan struct{})}
+	if x.held, err = l.Acquire(p.t.Context()); err != nil {
+		p.t.Fatal(err)
+	}
+	epoch := x.held.Document().Epoch
+	f := waiting.FinisherConfig{
+		Client: p.client, Fencer: x.held, Outlet: x.outlet, Retry: retry.Policy{Base: time.Second, Cap: time.Minute}, MaxAttempts: 5,
+		Recording: "watermark", Watcher: "orders", Node: "n", Version: "v", Epoch: epoch, Now: p.now,
+	}
+	c := ScheduledConfig{
+		Client: p.client, Fencer: x.held, Epoch: epoch, Outlet: x.outlet, Now: p.now,
+		Collections: func() []outboxes.Outbox { return []outboxes.Outbox{{DB: p.db.Name(), Coll: p.coll.Name()}} },
+	}
+	if change != nil {
+		change(&f, &c)
+	}
+	c.Finisher = waiting.NewFinisher(f)
+	x.Scheduled = NewScheduled(c)
+	x.ctx, x.stop = context.WithCancel(context.WithoutCancel(p.t.Context()))
+	var wg sync.WaitGroup
+	for _, run := range []func(context.Context) error{x.held.Run, c.Finisher.Run, x.Scheduled.Run} {
+		wg.Go(func() {
+			if err := run(x.ctx); x.ctx.Err() == nil && !errors.Is(err, lease.ErrReleased) {
+				p.t.Errorf("a part ended by itself: %v", err)
+			}
+		})
+	}
+	go func() { wg.Wait(); close(x.ended) }()
+	p.t.Cleanup(x.end)
+	return x
+}
+
+// end stops the parts and gives the watcher back; it may be called more than once.
+func (x *taking) end() {
+	x.stop()
+	<-x.ended
+	ctx, cancel := context.WithTimeout(context.Background(), overdue)
+	defer cancel()
+	_ = x.held.Release(ctx, lease.Checkpoint{})
+}
+
+// outlet stands for the dispatcher and Kafka: it keeps what it is given, and answers as it is told.
+type outlet struct {
+	mu      sync.Mutex
+	sent    map[string][]time.Time
+	tickets record.Ticket
+	open    map[record.Ticket]bool // answered and not settled
+	settled int
+	twice   int // settled without having been answered
+	change  chan struct{}
+	had     map[string]bool // read back: acked without being sent
+
+	// answer is what becomes of an envelope; nil acks it. It may block.
+	answer func(ctx context.Context, id string) ([]record.Answer, error)
+}
+
+func newOutlet() *outlet {
+	return &outlet{sent: map[string][]time.Time{}, open: map[record.Ticket]bool{}, had: map[string]bool{}, change: make(chan struct{})}
+}
+
+func (o *outlet) Publish(ctx context.Context, e *outboxes.Envelope, _ []string, answer func(record.Published)) error {
+	var v event.View
+	if err := event.Parse(e.Raw, &v); err != nil {
+		return &record.Refusal{Class: record.Malformed, Reason: err.Error()}
+	}
+	id := string(v.AppendID(nil))
+	answers := []record.Answer{{Topic: "t", Offset: 1}}
+	if o.answer != nil {
+		var err error
+		if answers, err = o.answer(ctx, id); err != nil {
+			return err
+		}
+	}
+	o.mu.Lock()
+	if answers[0].Offset >= 0 && !o.had[id] {
+		o.sent[id] = append(o.sent[id], time.Now())
+	}
+	o.tickets++
+	t := o.tickets | record.Side
+	o.open[t] = true
+	o.tell()
+	o.mu.Unlock()
+	answer(record.Published{Ticket: t, Answers: answers})
+	return nil
+}
+
+func (o *outlet) tell() {
+	close(o.change)
+	o.change = make(chan struct{})
+}
+
+func (o *outlet) Settle(tickets []record.Ticket) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for _, t := range tickets {
+		if !o.open[t] {
+			o.twice++
+		}
+		delete(o.open, t)
+	}
+	o.settled += len(tickets)
+	o.tell()
+}
+
+func (o *outlet) OpenGate(string, string, string)  {}
+func (o *outlet) ResumeKey(string, string, string) {}
+func (o *outlet) Reached() string                  { return "82FFFFFFFFFFFFFFFF" }
+func (o *outlet) Flush()                           {}
+
+// until waits for a state of the outlet.
+func (x *taking) until(what string, f func(o *outlet) bool) {
+	x.p.t.Helper()
+	deadline := time.After(overdue)
+	for {
+		x.outlet.mu.Lock()
+		done, change, n, settled := f(x.outlet), x.outlet.change, len(x.outlet.sent), x.outlet.settled
+		x.outlet.mu.Unlock()
+		if done {
+			return
+		}
+		select {
+		case <-change:
+		case <-deadline:
+			x.p.t.Fatalf("%s never came; %d were sent, %d settled", what, n, settled)
+		}
+	}
+}
+
+func (x *taking) settles(n int) {
+	x.p.t.Helper()
+	x.until(fmt.Sprintf("the settling of %d", n), func(o *outlet) bool { return o.settled >= n })
+}
+
+// once checks that each of ids, and nothing else, was sent once, not before at.
+func (x *taking) once(at time.Time, ids ...event.ID) {
+	x.p.t.Helper()
+	x.outlet.mu.Lock()
+	defer x.outlet.mu.Unlock()
+	if len(x.outlet.sent) != len(ids) || x.outlet.twice > 0 {
+		x.p.t.Errorf("%d envelopes were sent, want %d; %d settled twice", len(x.outlet.sent), len(ids), x.outlet.twice)
+	}
+	for _, id := range ids {
+		switch times := x.outlet.sent[id.String()]; {
+		case len(times) != 1:
+			x.p.t.Errorf("%s was sent %d times", id, len(times))
+		case times[0].Before(at):
+			x.p.t.Errorf("%s was sent %s before it was due", id, at.Sub(times[0]))
+		}
+	}
+}
+
+func (p *planned) doc(id event.ID) bson.Raw {
+	p.t.Helper()
+	raw, err := p.coll.FindOne(p.t.Context(), bson.D{{Key: "_id", Value: id}}).Raw()
+	if err != nil && !errors.Is(err, mongo.ErrNoDocuments) {
+		p.t.Fatal(err)
+	}
+	return raw
+}
+
+func (p *planned) set(ids []event.ID, fields bson.D) {
+	p.t.Helper()
+	res, err := p.coll.UpdateMany(p.t.Context(), bson.D{{Key: "_id", Value: bson.D{{Key: "$in", Value: ids}}}}, bson.D{{Key: "$set", Value: fields}})
+	if err != nil || int(res.MatchedCount) != len(ids) {
+		p.t.Fatalf("%+v %v", res, err)
+	}
+}
+
+func claimOf(token string, epoch int64) bson.D {
+	return bson.D{{Key: "claim", Value: bson.D{{Key: "token", Value: token}, {Key: "epoch", Value: epoch}, {Key: "at", Value: time.Now()}}}}
+}
+
+// N19: the server's clock decides, also where this process takes it to be later than it is.
+func TestN19_NeverBeforeItIsDue(t *testing.T) {
+	t.Parallel()
+	for _, skew := range []time.Duration{-40 * time.Millisecond, 0, 300 * time.Millisecond} {
+		t.Run(skew.String(), func(t *testing.T) {
+			t.Parallel()
+			p := plan(t)
+			p.skew = skew
+			var mu sync.Mutex
+			var late []time.Duration
+			ids := p.schedule(20, 900*time.Millisecond)
+			x := p.take(func(_ *waiting.FinisherConfig, c *ScheduledConfig) {
+				c.OnSent = func(d time.Duration) { mu.Lock(); late = append(late, d); mu.Unlock() }
+			})
+			due := time.UnixMilli(p.doc(ids[0]).Lookup("dueAt").DateTime())
+			x.settles(20)
+			x.once(due, ids...)
+			mu.Lock()
+			defer mu.Unlock()
+			if len(late) != 20 || slices.Min(late) < skew {
+				t.Errorf("late by %v", late)
+			}
+		})
+	}
+}
+
+// N19: a hint of the stream is as good as the index, and no better: the claim's filter decides.
+func TestN19_TheStreamsHintIsOnlyAHint(t *testing.T) {
+	t.Parallel()
+	p := plan(t)
+	x := p.take(func(_ *waiting.FinisherConfig, c *ScheduledConfig) {
+		c.Poll = time.Hour
+		c.Collections = func() []outboxes.Outbox { return nil }
+	})
+	soon, later, cancelled := p.schedule(1, 200*time.Millisecond), p.schedule(1, time.Hour), p.schedule(1, 200*time.Millisecond)
+	if err := p.box.Cancel(t.Context(), cancelled[0]); err != nil {
+		t.Fatal(err)
+	}
+	for _, id := range slices.Concat(soon, later, cancelled) {
+		typ, val, err := id.MarshalBSONValue()
+		if err != nil {
+			t.Fatal(err)
+		}
+		x.NoteScheduled(mongodb.Namespace(p.coll), bson.RawValue{Type: bson.Type(typ), Value: val}, time.Now().Add(190*time.Millisecond))
+	}
+	x.settles(1)
+	x.once(time.UnixMilli(0), soon...)
+	if p.doc(later[0]).Lookup("claim").Type != 0 {
+		t.Error("an envelope that is not due is claimed")
+	}
+}
+
+// N19: what a service moves is invisible to the stream; the index shows it.
+func TestN19_ARescheduleNeedsNoStream(t *testing.T) {
+	t.Parallel()
+	p := plan(t)
+	earlier, late := p.schedule(1, time.Hour), p.schedule(1, 300*time.Millisecond)
+	moved := time.Now().Add(500 * time.Millisecond)
+	if err := p.box.Reschedule(t.Context(), earlier[0], moved); err != nil {
+		t.Fatal(err)
+	}
+	if err := p.box.Reschedule(t.Context(), late[0], moved.Add(time.Second)); err != nil {
+		t.Fatal(err)
+	}
+	x := p.take(nil)
+	for i, id := range slices.Concat(earlier, late) { // what the stream knows
+		typ, val, _ := id.MarshalBSONValue()
+		x.NoteScheduled(mongodb.Namespace(p.coll), bson.RawValue{Type: bson.Type(typ), Value: val}, time.Now().Add([]time.Duration{time.Hour, 0}[i]))
+	}
+	x.settles(2)
+	x.once(moved.Truncate(time.Millisecond), slices.Concat(earlier, late)...)
+	x.outlet.mu.Lock()
+	defer x.outlet.mu.Unlock()
+	if at := x.outlet.sent[late[0].String()][0]; at.Before(moved.Add(999 * time.Millisecond)) {
+		t.Error("an envelope was sent at the time from which it was moved away")
+	}
+}
+
+// N19: the claim of an owner that is gone is taken over, that of a later owner or of another process of this epoch is not.
+func TestN19_ClaimsOfOlderEpochsAreTaken(t *testing.T) {
+	t.Parallel()
+	p := plan(t)
+	p.take(nil).end()
+	old, unclaimed, newer, other := p.schedule(3, -time.Minute), p.schedule(2, -time.Minute), p.schedule(2, -time.Minute), p.schedule(2, -time.Minute)
+	exception := p.schedule(1, -time.Minute)
+	p.set(exception, bson.D{{Key: "state", Value: "retry"}})
+	var last []event.ID
+	x := p.take(func(_ *waiting.FinisherConfig, c *ScheduledConfig) { // which epoch it is depends on how many attempts it took
+		p.set(old, claimOf("gone", c.Epoch-1))
+		p.set(newer, claimOf("later", c.Epoch+1))
+		p.set(other, claimOf("other", c.Epoch))
+		last = p.schedule(1, 1200*time.Millisecond) // after several looks at the index
+	})
+	x.settles(6)
+	x.once(time.UnixMilli(0), slices.Concat(old, unclaimed, last)...)
+}
+
+// N19: whatever an owner is doing when it dies, its successor sends what was not sent, and only that.
+func TestN19_TakeOver(t *testing.T) {
+	t.Parallel()
+	p := plan(t)
+	hang := make(chan struct{})
+	first := p.take(nil)
+	first.outlet.mu.Lock()
+	first.outlet.answer = func(ctx context.Context, _ string) ([]record.Answer, error) {
+		first.outlet.mu.Lock()
+		n := len(first.outlet.sent)
+		first.outlet.mu.Unlock()
+		if n < 400 {
+			return []record.Answer{{Topic: "t", Offset: 1}}, nil
+		}
+		select {
+		case <-hang:
+		default:
+			close(hang)
+		}
+		<-ctx.Done()
+		return nil, context.Cause(ctx)
+	}
+	first.outlet.mu.Unlock()
+	ids := p.schedule(1500, 0)
+	<-hang
+	first.settles(400) // those that were answered are finished, and the others claimed or not
+	first.end()
+	second := p.take(nil)
+	second.settles(1100)
+	seen := map[string]int{}
+	for _, o := range []*outlet{first.outlet, second.outlet} {
+		for id, times := range o.sent {
+			seen[id] += len(times)
+		}
+	}
+	for _, id := range ids {
+		if seen[id.String()] != 1 {
+			t.Fatalf("%s was sent %d times", id, seen[id.String()])
+		}
+	}
+	if n, err := p.coll.CountDocuments(t.Context(), bson.D{}); err != nil || n != 0 {
+		t.Errorf("%d of 1500 are left behind, %v", n, err)
+	}
+}

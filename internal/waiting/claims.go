@@ -1,0 +1,62 @@
+package waiting
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
+	"go.mongodb.org/mongo-driver/v2/mongo/options"
+
+	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/outboxes"
+	"github.com/outrelay/outrelay/internal/slot"
+)
+
+// Lookahead is the time by which an envelope is read from the index before it is due. It is longer
+// than the time between two looks at the index.
+const Lookahead = time.Second
+
+// MaxClaim is how many scheduled envelopes one fenced transaction claims at most (N3).
+const MaxClaim = 1000
+
+// StrayClaims are the scheduled envelopes of coll, due by until, with a claim of that epoch or a later one. To an owner that has
+// just acquired that epoch they are of another life of the watcher document, which was lost or is one of a backup.
+func StrayClaims(ctx context.Context, coll *mongo.Collection, epoch int64, until time.Time, p slot.Range) ([]bson.RawValue, error) {
+	cur, err := mongodb.Majority(coll).Find(ctx, p.AddFilter(bson.D{
+		{Key: "dueAt", Value: bson.D{{Key: "$lte", Value: bson.NewDateTimeFromTime(until)}}},
+		{Key: "state", Value: nil},
+		{Key: "claim.epoch", Value: bson.D{{Key: "$gte", Value: epoch}}},
+	}), options.Find().SetProjection(bson.D{{Key: "_id", Value: 1}}))
+	if err != nil {
+		return nil, mongodb.DescribeRefusal(err, "looking for claims in "+mongodb.Namespace(coll), "find", mongodb.Namespace(coll), "")
+	}
+	var ids []bson.RawValue
+	err = mongodb.EachDocument(ctx, cur, "looking for claims in "+mongodb.Namespace(coll), func(raw bson.Raw) error {
+		ids = append(ids, mongodb.CloneValue(raw.Lookup("_id")))
+		return nil
+	})
+	return ids, err
+}
+
+// DisownClaims makes those claims ones of an epoch that is over, so that the owner of epoch can have the envelopes (N19), in as
+// many fenced transactions as their number asks for. Before it has claimed anything itself, no claim of such an epoch can be
+// alive: the fence of whoever made it would fail. It is idempotent.
+func DisownClaims(ctx context.Context, f mongodb.Fencer, coll *mongo.Collection, epoch int64, ids []bson.RawValue) error {
+	err := mongodb.WriteInParts(ctx, f, ids, mongodb.Parts[bson.RawValue]{Top: MaxClaim, Write: func(tx context.Context, c *mongo.Client, part []bson.RawValue) error {
+		_, err := c.Database(coll.Database().Name()).Collection(coll.Name()).UpdateMany(tx, bson.D{
+			{Key: "_id", Value: bson.D{{Key: "$in", Value: part}}},
+			{Key: "state", Value: nil},
+			{Key: "claim.epoch", Value: bson.D{{Key: "$gte", Value: epoch}}},
+		}, bson.D{{Key: "$set", Value: bson.D{{Key: "claim.epoch", Value: epoch - 1}}}}, options.UpdateMany().SetHint(outboxes.PickedByID))
+		if err != nil {
+			return mongodb.DescribeRefusal(err, "disowning claims of "+mongodb.Namespace(coll), "update", mongodb.Namespace(coll), "")
+		}
+		return nil
+	}})
+	if err != nil {
+		return fmt.Errorf("disowning %d claims: %w", len(ids), err)
+	}
+	return nil
+}

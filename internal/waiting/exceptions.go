@@ -1,0 +1,415 @@
+package waiting
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"slices"
+	"sync"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
+
+	"github.com/outrelay/outrelay/internal/outboxes"
+	"github.com/outrelay/outrelay/internal/record"
+	"github.com/outrelay/outrelay/internal/retry"
+	"github.com/outrelay/outrelay/pkg/event"
+)
+
+const (
+	defaultPoll      = 500 * time.Millisecond
+	defaultMaxFlying = 10_000
+
+	probeEvery = 10 * time.Second // between two probes of parked topics, in case a wake-up is lost
+	sureEvery  = time.Minute      // between two passes over everything, in case any other signal is lost
+	flushEvery = 64               // envelopes between two flushes
+
+	maxKeys      = 10_000 // keys that are queued one by one; with more, everything is scanned
+	keysAtOnce   = 200    // keys of one query
+	maxHeldInRow = 32     // consecutive envelopes held, before the server leaves out similar ones
+	dueLimit     = 1000   // due retries of one query
+	fewInFlight  = 100    // with fewer in flight, the next due retries are read
+
+	stuckEvery = 10 * time.Second // least time between two passes because no due retry can be published
+	stuckShare = 20               // after a slow one of these passes, the pause is this many times its duration
+
+	firstReply = 32 // documents of a page while their size is unknown
+	pageDocs   = 1000
+	pageBytes  = 4 << 20
+)
+
+// Exceptions publishes the retried, blocked and parked envelopes of one term. Each envelope with a
+// state in the dirty collections of a watcher goes to the Outlet when its turn comes, and its fate to
+// the Finisher.
+//
+// Order (N15): within a collection, topic and key, an envelope is published only after all envelopes
+// with a lower position, and an envelope that failed before is published alone. Blocked and parked
+// envelopes follow each other without waiting for acks. If one of them is returned, nothing more of
+// its key is published until all of the key has been answered, and the key then starts again from its
+// first envelope. An exception of the stream waits until the watermark has passed it, so that no
+// earlier event of its key can still come.
+//
+// Cost: one indexed query for each dirty collection and Poll, and further reads for a reason only.
+// While Collections is empty there are no queries. Memory: MaxFlying envelopes without their bodies,
+// and one page. Run blocks only in Publish.
+//
+// All fields without a default are required. Wake and Written may be called from any goroutine, at
+// any time.
+type Exceptions struct {
+	Client *mongo.Client
+	// Collections returns the dirty collections. It is called often.
+	Collections func() []outboxes.Outbox
+	Outlet      Outlet
+	Finisher    *Finisher
+	// Route returns the topics of an envelope that does not list its targets. If it is nil, only the
+	// Outlet can route, and such an envelope takes its turn for all topics at once.
+	Route func(e *outboxes.Envelope) ([]string, error)
+	// Check returns an error for an envelope that neither a relay nor an operator made an exception.
+	// Such an envelope becomes a dead letter at once. nil accepts all.
+	Check func(v *event.View) error
+	// FindRecords returns the records of an envelope that a read-back has found in topics (nil: in all
+	// topics that it routes to). Take acks those that are still there, and sends nothing. If there are
+	// any, Take returns true and calls answer once, as Outlet.Publish does. Otherwise it returns false.
+	// The envelopes have neither body nor headers. Both may be nil if no partition is read late.
+	FindRecords func(e *outboxes.Envelope, topics []string) []Hit
+	AckIfFound  func(e *outboxes.Envelope, topics []string, answer func(record.Published)) bool
+
+	// Compacted reports whether a topic may keep only the newest record of a key (N10). nil: no topic
+	// does.
+	Compacted func(topic string) bool
+
+	// Now returns the time of the server.
+	Now func() time.Time
+	// Poll is the time between two queries for due retries. Defaults to 500 ms.
+	Poll time.Duration
+	// MaxInFlight bounds the envelopes that are published and have no written fate yet. Defaults to
+	// 10,000.
+	MaxInFlight int
+	// Log defaults to none.
+	Log *slog.Logger
+	// OnRetry is called with the error of each read that failed and is retried. May be nil.
+	OnRetry func(error)
+	// OnRecovered is called when reads succeed again. May be nil.
+	OnRecovered func()
+
+	once sync.Once
+	wake chan struct{} // holds one token
+	room chan struct{} // holds one token: a publication has ended
+
+	mu             sync.Mutex
+	inFlight       map[string]*flight
+	keyStates      map[orderKey]*keyState
+	landedIDs      map[string]bool     // ended since the page was requested; true stops the rest of the key
+	parked         map[string]struct{} // parked topics
+	heldKeys       map[orderKey]bool   // keys whose first envelope is due and waits for a parked topic
+	current        keyTurn             // the key that the pass reads
+	publishedCount int                 // envelopes published so far
+	sleepingKeys   map[orderKey]sleepingKey
+	nextStuckScan  time.Time // no pass because of stuck retries before this time
+	work           pendingWork
+	lateReads      []lateRead // not processed yet
+
+	late lateWork // used only by the goroutine of Run
+}
+
+// orderKey is a key of a collection. Within it and one topic, envelopes keep their order.
+type orderKey struct{ ns, key string }
+
+// keyRef is a key as text and as it is stored.
+type keyRef struct {
+	orderKey
+	stored bson.RawValue
+}
+
+// flight is one published envelope.
+type flight struct {
+	ref     keyRef
+	topics  []string // contains allTopics if they are unknown
+	partial bool     // the envelope waits for more topics than these
+	alone   bool     // nothing else of the key may be published to these topics
+}
+
+// keyState counts the publications in flight of one key.
+type keyState struct {
+	count  int
+	topics map[string]int
+	alone  map[string]bool
+	broken bool                // a record was refused or returned: publish nothing until count is 0
+	resume map[string]struct{} // topics to resume then
+}
+
+// sleepingKey is a key whose first envelope waits for its next attempt.
+type sleepingKey struct {
+	until  int64    // Unix milliseconds
+	topics []string // the topics that the envelope waits for
+}
+
+// ensureInit sets the defaults and makes the maps and channels at the first call.
+func (x *Exceptions) ensureInit() {
+	x.once.Do(func() {
+		x.wake, x.room = make(chan struct{}, 1), make(chan struct{}, 1)
+		x.inFlight = map[string]*flight{}
+		x.keyStates = map[orderKey]*keyState{}
+		x.landedIDs = map[string]bool{}
+		x.parked = map[string]struct{}{}
+		x.heldKeys = map[orderKey]bool{}
+		x.sleepingKeys = map[orderKey]sleepingKey{}
+		x.work = pendingWork{
+			scanAll:  true,
+			topics:   map[string]struct{}{},
+			keys:     map[orderKey]bson.RawValue{},
+			nextPoll: map[orderKey]bson.RawValue{},
+			ahead:    map[orderKey]keyAhead{},
+		}
+
+		if x.Poll <= 0 {
+			x.Poll = defaultPoll
+		}
+		if x.MaxInFlight <= 0 {
+			x.MaxInFlight = defaultMaxFlying
+		}
+		if x.Log == nil {
+			x.Log = slog.New(slog.DiscardHandler)
+		}
+	})
+}
+
+// Wake requests a scan of the envelopes that wait for topic, which can be written again. With "" it
+// requests a scan of everything. It does not block.
+func (x *Exceptions) Wake(topic string) {
+	x.ensureInit()
+	x.mu.Lock()
+	if topic == "" {
+		x.work.scanAll = true
+		clear(x.parked)
+	} else {
+		delete(x.parked, topic)
+		x.work.topics[topic] = struct{}{}
+	}
+	clear(x.heldKeys)
+	x.mu.Unlock()
+
+	Signal(x.wake)
+}
+
+// QueueWritten requests scans for exceptions that were just written, so that those whose turn it is are
+// published at once. It does not block.
+func (x *Exceptions) QueueWritten(list []Exception) {
+	x.ensureInit()
+	x.mu.Lock()
+	for i := range list {
+		e := &list[i]
+
+		// These are scanned for another reason: when the attempt is due, when the topic can be written
+		// again, or when the earlier envelope has been finished.
+		waitsForAttempt := e.State == event.StateRetry && e.Delay > 0
+		if waitsForAttempt || x.allParkedLocked(e.Pending) || x.waitsBehindLocked(e) {
+			continue
+		}
+
+		ref := keyRef{orderKey{e.NS, e.Key}, e.Raw.Lookup("key")}
+		if ref.stored.Type != bson.TypeString {
+			ref.stored = stringValue(e.Key)
+		}
+		x.queueKeyLocked(x.work.keys, ref)
+	}
+	x.mu.Unlock()
+
+	Signal(x.wake)
+}
+
+// allParkedLocked reports whether topics is not empty and all of them are parked.
+func (x *Exceptions) allParkedLocked(topics []string) bool {
+	for _, t := range topics {
+		if _, ok := x.parked[t]; !ok {
+			return false
+		}
+	}
+	return len(topics) > 0
+}
+
+// EachKeyInFlight calls each for every key with an envelope that is published and whose fate is not written
+// yet. It holds the lock during the calls.
+func (x *Exceptions) EachKeyInFlight(each func(ns, key string)) {
+	x.ensureInit()
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	for k := range x.keyStates {
+		each(k.ns, k.key)
+	}
+}
+
+// Run publishes until ctx ends, and returns its cause. It retries failed reads until they succeed. The
+// fates of envelopes that are then in flight are left to the Finisher.
+func (x *Exceptions) Run(ctx context.Context) error {
+	x.ensureInit()
+	tick := time.NewTicker(x.Poll)
+	defer tick.Stop()
+	backoff := retry.Reopen.Start()
+	lastProbe, lastScan := time.Now(), time.Now()
+	due := true
+
+	for {
+		now := time.Now()
+		if due && now.Sub(lastScan) >= sureEvery {
+			lastScan, lastProbe = now, now
+			x.Wake("")
+		} else if due && now.Sub(lastProbe) >= probeEvery {
+			lastProbe = now
+			x.probeParkedTopics()
+		}
+
+		err := x.runRound(ctx, due)
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		if err != nil {
+			if x.OnRetry != nil {
+				x.OnRetry(err)
+			}
+			if backoff.Wait(ctx) != nil {
+				return context.Cause(ctx)
+			}
+
+			// The failed round has lost its reasons.
+			x.Wake("")
+			due = true
+			continue
+		}
+
+		if backoff.Attempts() > 0 {
+			backoff.Reset()
+			if x.OnRecovered != nil {
+				x.OnRecovered()
+			}
+		}
+
+		select {
+		case <-x.wake:
+			due = false
+		case <-tick.C:
+			due = true
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
+// probeParkedTopics requests a scan of the envelopes that wait for parked topics.
+func (x *Exceptions) probeParkedTopics() {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	for t := range x.parked {
+		x.work.topics[t] = struct{}{}
+	}
+	clear(x.parked)
+	clear(x.heldKeys)
+}
+
+// runRound reads and publishes everything that there is a reason for. due is set at each poll.
+func (x *Exceptions) runRound(ctx context.Context, due bool) error {
+	collections := x.Collections()
+	if err := x.reclaimLateHits(ctx, collections, due); err != nil {
+		return err
+	}
+	if len(collections) == 0 {
+		return nil
+	}
+
+	x.promoteKeys(due)
+	all, moreDue, topics := x.takeScanReasons()
+
+	for _, c := range collections {
+		keys := x.takeQueuedKeys(c.NS())
+		if due || moreDue {
+			if err := x.publishDueRetries(ctx, c); err != nil {
+				return err
+			}
+		}
+		if err := x.scanKeys(ctx, c, keys); err != nil {
+			return err
+		}
+
+		var err error
+		if all {
+			err = x.scanCollection(ctx, c, scanPass{skipParked: true})
+		} else if len(topics) > 0 {
+			err = x.scanCollection(ctx, c, scanPass{skipParked: true, onlyTopics: topics})
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// scanKeys scans only the given keys of c.
+func (x *Exceptions) scanKeys(ctx context.Context, c outboxes.Outbox, keys []bson.RawValue) error {
+	for part := range slices.Chunk(keys, keysAtOnce) {
+		if err := x.scanCollection(ctx, c, scanPass{keys: part}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// publishDueRetries publishes the retries of c that are due. If there are more than one query returns,
+// the next query follows when most of these have ended. If none of these can be published, it scans
+// the whole collection, because publishable ones may follow them.
+func (x *Exceptions) publishDueRetries(ctx context.Context, c outboxes.Outbox) error {
+	keys, many, err := x.findDueKeys(ctx, c)
+	if err != nil {
+		return err
+	}
+
+	x.mu.Lock()
+	before := x.publishedCount
+	x.mu.Unlock()
+
+	if err := x.scanKeys(ctx, c, keys); err != nil || !many {
+		return err
+	}
+
+	x.mu.Lock()
+	stuck := x.publishedCount == before && len(x.inFlight) == 0 && time.Now().After(x.nextStuckScan)
+	x.work.moreDue = x.publishedCount > before || len(x.inFlight) > 0
+	readMore := x.work.moreDue && len(x.inFlight) < fewInFlight
+	x.mu.Unlock()
+	if readMore {
+		Signal(x.wake)
+	}
+	if !stuck {
+		return nil
+	}
+
+	began := time.Now()
+	err = x.scanCollection(ctx, c, scanPass{})
+
+	x.mu.Lock()
+	x.nextStuckScan = time.Now().Add(max(stuckEvery, stuckShare*time.Since(began)))
+	x.mu.Unlock()
+	return err
+}
+
+// splitRefusal returns err as a refusal if the envelope is at fault, and otherwise as other.
+func splitRefusal(err error) (refused *record.Refusal, other error) {
+	if errors.As(err, &refused) {
+		return refused, nil
+	}
+	return nil, err
+}
+
+// stringValue returns s as a BSON value.
+func stringValue(s string) bson.RawValue {
+	_, v, _ := bson.MarshalValue(s)
+	return bson.RawValue{Type: bson.TypeString, Value: v}
+}
+
+// copyValue returns a copy of v that does not alias a reply. A missing value becomes null.
+func copyValue(v bson.RawValue) bson.RawValue {
+	if v.Type == 0 {
+		v.Type = bson.TypeNull
+	}
+	return bson.RawValue{Type: v.Type, Value: append([]byte(nil), v.Value...)}
+}

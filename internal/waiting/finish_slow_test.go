@@ -1,0 +1,57 @@
+package waiting
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+
+	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+	"github.com/outrelay/outrelay/internal/outboxes"
+)
+
+// N3: what became of many is written in smaller transactions where the server is too slow for one, and so is what comes behind it:
+// it does not begin with a large one each time.
+func TestN03_FatesAreWrittenInPartsWhereTheServerIsSlow(t *testing.T) {
+	t.Parallel()
+	h := newHouse(t)
+	var docs []bson.D
+	for i := range 80 {
+		docs = append(docs, h.exception(i, fmt.Sprint("k", i), "parked"))
+	}
+	h.put(docs...)
+	te := h.begin()
+	defer te.out.kill(nil)
+	slow := &stacktest.Hasty{Fence: h.held, Coll: h.coll, Done: present("sentAt"), Most: 5}
+	f := NewFinisher(FinisherConfig{Client: h.client, Fencer: slow, Outlet: te.out, Recording: "watermark", Now: time.Now})
+	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
+	defer cancel()
+	for from := range 2 {
+		var batch []*decision
+		for i := range 40 {
+			_, id, err := bson.MarshalValue(fmt.Sprintf("e%06d", 40*from+i))
+			if err != nil {
+				t.Fatal(err)
+			}
+			a := &decision{Delivery: &Delivery{NS: h.ns(), ID: bson.RawValue{Type: bson.TypeString, Value: id}, Origin: outboxes.OriginStream}}
+			a.outcome = a.newOutcome(OutcomeSent)
+			batch = append(batch, a)
+		}
+		before := slow.Late.Load()
+		if err := f.writeOutcomes(ctx, batch); err != nil {
+			t.Fatal(err)
+		}
+		if n := slow.Late.Load() - before; from > 0 && n > 6 {
+			t.Errorf("%d attempts in vain at the second batch", n)
+		}
+	}
+	if left := h.left(); left != 0 {
+		t.Errorf("%d exceptions are left", left)
+	}
+}
+
+func present(field string) bson.D {
+	return bson.D{{Key: field, Value: bson.D{{Key: "$exists", Value: true}}}}
+}

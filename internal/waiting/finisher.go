@@ -1,0 +1,432 @@
+package waiting
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"sync"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
+
+	"github.com/outrelay/outrelay/internal/lease"
+	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/outboxes"
+	"github.com/outrelay/outrelay/internal/record"
+	"github.com/outrelay/outrelay/internal/retry"
+)
+
+// Outlet publishes envelopes outside of the order of the stream: retried, held, scheduled and replayed
+// ones.
+type Outlet interface {
+	// Publish passes one envelope to the sink, for the given topics, or for all topics that it routes
+	// to if topics is nil. It may block for room in the reconciler's share of the memory, and flushes
+	// the sink before it does. A [*record.Refusal] means that the envelope is at fault. After any other
+	// error nothing was sent. After nil, answer is called exactly once, when each target has its
+	// answer. That may happen within Publish, and answer does not block. The sink uses e during the
+	// call only.
+	Publish(ctx context.Context, e *outboxes.Envelope, topics []string, answer func(record.Published)) error
+	// Settle is called when the fates of these deliveries are majority-committed (N8): exactly once for
+	// each delivery that was answered, unless the lease was lost before.
+	Settle(tickets []record.Ticket)
+	// OpenGate removes one exception from the gate of a key (N15): an exception of the stream is finished
+	// or dead for that topic.
+	OpenGate(ns, topic, key string)
+	// Reached returns the position of the watermark. The stream brings no more events at or before it.
+	Reached() string
+	// ResumeKey continues deliveries of a key after one of them was refused or returned. It has no effect
+	// if none wait.
+	ResumeKey(ns, topic, key string)
+	// Flush wakes the sink after a series of Publish calls.
+	Flush()
+}
+
+// Delivery is one envelope that is published outside of the order of the stream, with the data that is
+// needed until its fate is written. It must not alias a reply.
+type Delivery struct {
+	NS      string
+	ID      bson.RawValue
+	Number  int32    // its field `delivery`
+	Key     string   // canonical text of the ordering key
+	State   string   // as read; "" for a scheduled envelope
+	Pos     string   // with Claim, its position as an exception; defaults to one made of the current time
+	Origin  string   // as stored
+	Claim   string   // token of the claim of a scheduled envelope (N19)
+	Pending []string // targets that do not have it yet; nil: all that it routes to
+	// Attempts is the number of earlier attempts that failed.
+	Attempts int32
+	// CallerResumes leaves calls of Resume to the caller, which knows when all of the key has returned.
+	CallerResumes bool
+	// Done is called once with the fate, after it is majority-committed, on the goroutine of the
+	// Finisher. It does not block and must not publish. May be nil.
+	Done func(Fate)
+	// Flight identifies the delivery within Scheduled.
+	Flight uint64
+}
+
+// Fate is the result of a delivery.
+type Fate struct {
+	End     End
+	Left    []string     // topics that do not have it yet, for Retrying and Waiting; nil: all
+	Refused []string     // topics that refused it
+	Held    []string     // topics that returned it or did not accept it
+	Class   record.Class // of a dead or failed envelope
+}
+
+// End is the kind of a Fate.
+type End uint8
+
+// The kinds of a Fate.
+const (
+	Finished End = iota // each target has it
+	Retrying            // it failed, and waits for its next attempt
+	Waiting             // it waits as before
+	Dead                // it is a dead letter
+	Dropped             // it expired and was discarded
+	Gone                // it was removed, or became another delivery, while it was in flight
+	endCount
+)
+
+func (e End) String() string {
+	return [...]string{"finished", "retrying", "waiting", "dead", "dropped", "gone"}[e]
+}
+
+// FinisherConfig is the configuration of a Finisher.
+type FinisherConfig struct {
+	Client *mongo.Client // for reads; Fencer has the client of the transactions
+	Fencer mongodb.Fencer
+	Outlet Outlet
+	// Retry is the wait before the next attempt. After MaxAttempts an envelope is dead.
+	Retry       retry.Policy
+	MaxAttempts int
+	Recording   string // watermark, delete or mark
+	DropExpired bool   // discard expired envelopes instead of dead-lettering them
+	Watcher     string
+	Node        string
+	Version     string
+	Epoch       int64
+	Seal        []byte           // of the state database, see [outboxes.Registry.Seal]
+	Now         func() time.Time // the time of the server
+	Log         *slog.Logger     // defaults to none
+	// OnRetry is called with the error of each write that failed and is retried, and Well after the
+	// next write that succeeds. Both may be nil.
+	OnRetry     func(error)
+	OnRecovered func()
+	// Count adds n to the counters of fates. May be nil.
+	Count func(end End, class record.Class, n int)
+}
+
+// decision is a delivery whose fate is decided.
+type decision struct {
+	*Delivery
+	fate      Fate
+	ticket    record.Ticket
+	hasTicket bool
+	acked     []SentTo
+	outcome   *Outcome    // to be written; nil for none and for a dead letter
+	dead      *deadReason // set if the envelope is to be moved to the dead letters
+	moved     bool        // it was moved
+	postponed bool        // MongoDB rejects the write
+}
+
+// deadReason is the reason why a delivery is dead.
+type deadReason struct {
+	class     record.Class
+	reason    string
+	topic     string
+	partition int32
+	failure   *ExceptionError // the last attempt
+}
+
+// Finisher writes the fates of deliveries outside of the order of the stream. Each write is a fenced
+// transaction (N3) of all deliveries that were answered since the previous one, at most
+// [MaxExceptions]. Only after it is majority-committed, the Finisher releases their offsets (N8),
+// opens their gates (N15) and calls Done. When the lease is lost, it writes nothing more.
+//
+// Answered, Refused and Drain may be called from any goroutine. Memory is bounded by the deliveries in
+// flight.
+type Finisher struct {
+	config FinisherConfig
+
+	mu            sync.Mutex
+	queue         []*decision
+	removals      removalQueue
+	yieldingSince time.Time     // when removals began to wait for due envelopes; zero if they do not wait
+	writing       int           // deliveries of the current write
+	Scheduled     DueSource     // nil without scheduled envelopes
+	wake          chan struct{} // holds one token
+	drained       chan struct{} // closed when nothing is left; nil while Drain is not waiting
+	postponed     []*decision   // deliveries whose write MongoDB rejects
+	seq           uint32
+	failing       bool
+	partSize      *mongodb.PartSize // deliveries in one transaction
+}
+
+// postponeFor is the time between two attempts of writes that MongoDB rejects.
+const postponeFor = 5 * time.Second
+
+// NewFinisher returns a Finisher. It writes nothing before Run.
+func NewFinisher(c FinisherConfig) *Finisher {
+	if c.Log == nil {
+		c.Log = slog.New(slog.DiscardHandler)
+	}
+	return &Finisher{config: c, wake: make(chan struct{}, 1), partSize: mongodb.NewPartSize(MaxExceptions)}
+}
+
+// Answered accepts a delivery with all of its answers. It does not block.
+func (f *Finisher) Answered(d *Delivery, p record.Published) {
+	if f.onlyRemovalLeft(d, p.Answers) {
+		f.mu.Lock()
+		f.removals.appendRemoval(removal{ns: d.NS, id: d.ID, flight: d.Flight, ticket: p.Ticket, number: d.Number})
+		f.mu.Unlock()
+
+		f.wakeUp()
+		return
+	}
+
+	a := &decision{Delivery: d, ticket: p.Ticket, hasTicket: true}
+	f.decideFate(a, p.Answers)
+	f.enqueue(a)
+}
+
+// Refused accepts a delivery that was not published because the envelope is at fault. It does not
+// block.
+func (f *Finisher) Refused(d *Delivery, why *record.Refusal) {
+	a := &decision{Delivery: d}
+	if why.Class == record.Expired && f.config.DropExpired {
+		a.fate = Fate{End: Dropped, Class: why.Class, Left: d.Pending, Refused: d.Pending}
+		a.outcome = a.newOutcome(OutcomeDropped)
+	} else {
+		f.decideRefused(a, why, d.Pending, d.Pending, record.Answer{Partition: record.AnyPartition})
+	}
+	f.enqueue(a)
+}
+
+// enqueue queues a to be written.
+func (f *Finisher) enqueue(a *decision) {
+	f.mu.Lock()
+	f.queue = append(f.queue, a)
+	f.mu.Unlock()
+
+	f.wakeUp()
+}
+
+// wakeUp wakes Run.
+func (f *Finisher) wakeUp() { Signal(f.wake) }
+
+// Run writes until ctx ends or the lease is lost, and returns the cause.
+func (f *Finisher) Run(ctx context.Context) error {
+	retryTick := time.NewTicker(postponeFor)
+	defer retryTick.Stop()
+
+	for {
+		removalsNext, wait := f.checkRemovals()
+		batch := f.nextBatch(removalsNext && !wait)
+		if len(batch) > 0 {
+			if err := f.writeAndRelease(ctx, batch); err != nil {
+				return err
+			}
+			continue
+		}
+
+		var checkAgain <-chan time.Time
+		if wait {
+			checkAgain = time.After(5 * time.Millisecond)
+		}
+
+		select {
+		case <-f.wake:
+		case <-checkAgain:
+		case <-retryTick.C:
+			f.retryPostponed()
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
+// nextBatch returns the deliveries of the next transaction, in the order of their answers. If the queue
+// is empty and removals is set, it returns removals.
+func (f *Finisher) nextBatch(removals bool) []*decision {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+
+	var batch []*decision
+	n := min(len(f.queue), MaxExceptions)
+	if n > 0 || !removals {
+		batch = f.queue[:n:n]
+		f.queue = f.queue[n:]
+		if len(f.queue) == 0 {
+			f.queue = nil
+		}
+	} else {
+		batch = f.nextRemovalsLocked()
+	}
+
+	f.writing = len(batch)
+	return batch
+}
+
+// Drain blocks until everything that was answered is written, except for writes that MongoDB rejects,
+// or returns the cause of ctx. Run must be running.
+func (f *Finisher) Drain(ctx context.Context) error {
+	for {
+		f.mu.Lock()
+		if len(f.queue) == 0 && len(f.removals) == 0 && f.writing == 0 {
+			f.mu.Unlock()
+			return nil
+		}
+		if f.drained == nil {
+			f.drained = make(chan struct{})
+		}
+		drained := f.drained
+		f.mu.Unlock()
+
+		select {
+		case <-drained:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
+// writeAndRelease writes the fates of a batch, and then releases the deliveries. Those whose write
+// MongoDB rejects are postponed instead.
+func (f *Finisher) writeAndRelease(ctx context.Context, batch []*decision) error {
+	if err := f.writeBatch(ctx, batch); err != nil {
+		return err
+	}
+
+	written := batch[:0]
+	f.mu.Lock()
+	for _, a := range batch {
+		if a.postponed {
+			f.postponed = append(f.postponed, a)
+		} else {
+			written = append(written, a)
+		}
+	}
+	f.mu.Unlock()
+
+	f.releaseBatch(written)
+
+	f.mu.Lock()
+	f.writing = 0
+	if len(f.queue) == 0 && len(f.removals) == 0 && f.drained != nil {
+		close(f.drained)
+		f.drained = nil
+	}
+	f.mu.Unlock()
+	return nil
+}
+
+// retryPostponed queues the postponed deliveries again.
+func (f *Finisher) retryPostponed() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, a := range f.postponed {
+		a.postponed = false
+	}
+	f.queue = append(f.queue, f.postponed...)
+	f.postponed = nil
+}
+
+// writeBatch writes the fates of a batch, and retries until it succeeds, ctx ends or the lease is lost.
+func (f *Finisher) writeBatch(ctx context.Context, batch []*decision) error {
+	err := f.retryWrite(ctx, func(ctx context.Context) error { return f.writeOutcomes(ctx, batch) })
+	if err != nil {
+		return err
+	}
+	return f.retryWrite(ctx, func(ctx context.Context) error { return f.moveDead(ctx, batch) })
+}
+
+// retryWrite calls op until it succeeds, ctx ends or the lease is lost.
+func (f *Finisher) retryWrite(ctx context.Context, op func(context.Context) error) error {
+	backoff := retry.Reopen.Start()
+	for {
+		err := op(ctx)
+		if err == nil {
+			if f.failing && f.config.OnRecovered != nil {
+				f.config.OnRecovered()
+			}
+			f.failing = false
+			return nil
+		}
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		if errors.Is(err, lease.ErrLeaseLost) {
+			return err
+		}
+
+		f.failing = true
+		if f.config.OnRetry != nil {
+			f.config.OnRetry(err)
+		}
+		if backoff.Wait(ctx) != nil {
+			return context.Cause(ctx)
+		}
+	}
+}
+
+// writeOutcomes writes the outcomes of a batch in transactions that end before the lease expires. If
+// the server is slow, they become smaller, and stay so for later batches until it is faster again.
+func (f *Finisher) writeOutcomes(ctx context.Context, batch []*decision) error {
+	write := func(part []*decision) error { return f.writeOutcomePart(ctx, part) }
+	for len(batch) > 0 {
+		part := batch[:min(len(batch), f.partSize.Most())]
+		err := WriteHalves(part, write, f.postpone)
+		if errors.Is(err, mongodb.ErrSlow) {
+			f.partSize.Slow(len(part))
+			continue
+		}
+		if err != nil {
+			return err
+		}
+
+		f.partSize.Ended()
+		batch = batch[len(part):]
+	}
+	return nil
+}
+
+// writeOutcomePart writes outcomes in one transaction.
+func (f *Finisher) writeOutcomePart(ctx context.Context, batch []*decision) error {
+	list := make([]Outcome, 0, len(batch))
+	for _, a := range batch {
+		if a.outcome == nil {
+			continue
+		}
+		if err := a.outcome.Check(); err != nil {
+			return err
+		}
+		list = append(list, *a.outcome)
+	}
+	if len(list) == 0 {
+		return nil
+	}
+
+	var matched int64
+	err := mongodb.FencedSoon(ctx, f.config.Fencer, nil, len(list), func(tx context.Context) (err error) {
+		matched, err = WriteOutcomes(tx, list)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+
+	if matched < int64(len(list)) {
+		return f.markGone(ctx, batch)
+	}
+	return nil
+}
+
+// postpone marks a delivery whose write MongoDB rejects to be retried later.
+func (f *Finisher) postpone(a *decision, why error) error {
+	f.config.Log.Error("cannot write the fate of an envelope; its key is blocked, trying again",
+		"collection", a.NS, "error", why,
+		"hint", "check whether a validator of the collection forbids fields such as state, pos and pending")
+	a.postponed = true
+	return nil
+}

@@ -1,0 +1,202 @@
+package waiting
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
+
+	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+	"github.com/outrelay/outrelay/internal/lease"
+	"github.com/outrelay/outrelay/internal/outboxes"
+	"github.com/outrelay/outrelay/internal/record"
+	"github.com/outrelay/outrelay/internal/retry"
+)
+
+// house is a database with an outbox, an owner and a broker, of all terms of a test.
+type house struct {
+	*bundle
+	coll   *mongo.Collection
+	held   *lease.Held
+	broker *broker
+
+	recording string
+	attempts  int
+	drop      bool
+	route     func(*outboxes.Envelope) ([]string, error)
+	flying    int
+}
+
+func newHouse(t *testing.T) *house {
+	t.Helper()
+	b := setup(t)
+	h := &house{bundle: b, coll: b.outbox("outbox"), broker: newBroker(t), recording: "watermark", attempts: 3}
+	// Nobody renews it: it lasts longer than any test.
+	l, err := lease.New(lease.Config{Collection: b.db.Collection("watchers"), ID: "orders/0of1", Node: "a", TTL: time.Hour, ReplicaSetID: "here"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if h.held, err = l.Acquire(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	return h
+}
+
+func (h *house) ns() string { return h.db.Name() + ".outbox" }
+
+// term is one owner's loop.
+type term struct {
+	h     *house
+	x     *Exceptions
+	f     *Finisher
+	out   *wire
+	dirty atomic.Bool
+	stop  func() // ends the loops and waits for them
+	mu    sync.Mutex
+	ends  map[End]int
+}
+
+// begin prepares a term. Nothing runs yet.
+func (h *house) begin() *term {
+	te := &term{h: h, out: h.broker.connect(), ends: map[End]int{}}
+	te.dirty.Store(true)
+	te.f = NewFinisher(FinisherConfig{
+		Client: h.client, Fencer: h.held, Outlet: te.out, Retry: retry.Policy{Base: time.Millisecond, Cap: 2 * time.Millisecond}, MaxAttempts: h.attempts,
+		Recording: h.recording, DropExpired: h.drop, Watcher: "orders", Node: "a", Epoch: 1, Now: time.Now,
+		OnRetry: func(err error) { h.t.Log("finishing: ", err) },
+		Count: func(e End, _ record.Class, n int) {
+			te.mu.Lock()
+			te.ends[e] += n
+			te.mu.Unlock()
+		},
+	})
+	te.x = &Exceptions{
+		Client: h.client, Outlet: te.out, Finisher: te.f, Now: time.Now, Poll: 20 * time.Millisecond, Route: h.route, MaxInFlight: h.flying,
+		OnRetry: func(err error) { h.t.Log("reading: ", err) },
+		Collections: func() []outboxes.Outbox {
+			if !te.dirty.Load() {
+				return nil
+			}
+			return []outboxes.Outbox{{DB: h.db.Name(), Coll: "outbox"}}
+		},
+	}
+	te.out.ready = te.x.Wake
+	te.x.ensureInit()
+	return te
+}
+
+func (te *term) run() *term {
+	ctx, cancel := context.WithCancel(te.h.t.Context())
+	var wg sync.WaitGroup
+	wg.Go(func() { _ = te.x.Run(ctx) })
+	wg.Go(func() { _ = te.f.Run(ctx) })
+	te.stop = sync.OnceFunc(func() {
+		cancel()
+		wg.Wait()
+		te.out.mu.Lock()
+		te.out.dead = true
+		te.out.mu.Unlock()
+		Signal(te.out.kick)
+		<-te.out.over
+	})
+	te.h.t.Cleanup(te.stop)
+	return te
+}
+
+// exception inserts an exception of the stream as WriteExceptions leaves it. Positions are of one width, as those of events are.
+func (h *house) exception(n int, key, state string, more ...bson.E) bson.D {
+	d := bson.D{
+		{Key: "_id", Value: fmt.Sprintf("e%06d", n)},
+		{Key: "ts", Value: bson.Timestamp{}},
+		{Key: "aggregatetype", Value: "order"},
+		{Key: "aggregateid", Value: key},
+		{Key: "type", Value: "Placed"},
+		{Key: "payload", Value: "p"},
+		{Key: "key", Value: key},
+		{Key: "state", Value: state},
+		{Key: "pos", Value: fmt.Sprintf("82%06d", n)},
+		{Key: "pending", Value: bson.A{"a"}},
+		{Key: "attempts", Value: int32(0)},
+		{Key: "origin", Value: "stream"},
+	}
+	if state == "retry" {
+		d = append(d, bson.E{Key: "nextAt", Value: time.UnixMilli(1)})
+	}
+	for _, e := range more {
+		d = set(d, e)
+	}
+	return d
+}
+
+func set(d bson.D, e bson.E) bson.D {
+	for i := range d {
+		if d[i].Key == e.Key {
+			d[i] = e
+			return d
+		}
+	}
+	return append(d, e)
+}
+
+func (h *house) put(docs ...bson.D) {
+	h.t.Helper()
+	if _, err := h.coll.InsertMany(h.t.Context(), docs); err != nil {
+		h.t.Fatal(err)
+	}
+}
+
+// until waits for a condition on the documents.
+func (h *house) until(what string, cond func() bool) {
+	h.t.Helper()
+	stacktest.Eventually(h.t, what, cond, func() any { return fmt.Sprintf("%d left, topics %v", h.left(), h.broker.topics) })
+}
+
+func (h *house) count(filter bson.D) int64 {
+	h.t.Helper()
+	n, err := h.coll.CountDocuments(h.t.Context(), filter)
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	return n
+}
+
+// left is how many exceptions there are.
+func (h *house) left() int64 {
+	return h.count(bson.D{{Key: "state", Value: bson.D{{Key: "$exists", Value: true}}}})
+}
+
+func (h *house) drained() {
+	h.t.Helper()
+	h.until("no exception is left", func() bool { return h.left() == 0 })
+}
+
+func (h *house) doc(id string) bson.M {
+	h.t.Helper()
+	var m bson.M
+	if err := h.coll.FindOne(h.t.Context(), bson.D{{Key: "_id", Value: id}}).Decode(&m); err != nil {
+		h.t.Fatal(id, err)
+	}
+	return m
+}
+
+func (te *term) landed() {
+	te.h.t.Helper()
+	te.h.until("nothing is in flight", func() bool { return te.x.InFlight() == 0 && te.f.Drain(te.h.t.Context()) == nil })
+}
+
+func refused(reason string) *record.Refusal {
+	return &record.Refusal{Class: record.RecordRefused, Reason: reason}
+}
+
+// InFlight is how many envelopes are published and not written down yet.
+func (x *Exceptions) InFlight() int {
+	x.ensureInit()
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return len(x.inFlight)
+}

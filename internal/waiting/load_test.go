@@ -1,0 +1,166 @@
+package waiting
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"testing"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+
+	"github.com/outrelay/outrelay/internal/outboxes"
+	"github.com/outrelay/outrelay/internal/record"
+	"github.com/outrelay/outrelay/internal/routing"
+)
+
+func TestN15_LoadFindsGatesAndWhatComesAgain(t *testing.T) {
+	t.Parallel()
+	h := newHouse(t)
+	h.put(
+		h.exception(1, "k", "parked", bson.E{Key: "pending", Value: bson.A{"a", "b"}}), h.exception(2, "k", "blocked"),
+		h.exception(3, "q", "retry"), h.exception(4, "q", "retry", bson.E{Key: "origin", Value: "requeue"}),
+		h.exception(5, "x", "parked", bson.E{Key: "pending", Value: nil}, bson.E{Key: "key", Value: int64(7)}),
+		bson.D{{Key: "_id", Value: "healthy"}},
+	)
+	te := h.begin()
+	defer te.out.kill(nil)
+	gates, known := map[string]int{}, []string{}
+	n, err := te.x.Load(t.Context(), func(pos string) bool { return pos > "82000002" },
+		func(ns, topic, key string) { gates[ns[len(h.db.Name()):]+" "+topic+" "+key]++ },
+		func(_ string, idType byte, id []byte, _ []string) {
+			known = append(known, bson.RawValue{Type: bson.Type(idType), Value: id}.StringValue())
+		})
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := map[string]int{".outbox a k": 2, ".outbox b k": 1, ".outbox a q": 1, ".outbox  7": 1}
+	if !maps.Equal(gates, want) || n != (Loaded{Exceptions: 5, Gates: 5, Known: 2}) {
+		t.Errorf("%+v, gates %v, want %v", n, gates, want)
+	}
+	if slices.Sort(known); !slices.Equal(known, []string{"e000003", "e000005"}) {
+		t.Errorf("known: %v", known)
+	}
+}
+
+func TestN08_RecoverFinishesWhatAnEarlierOwnerHadSent(t *testing.T) {
+	t.Parallel()
+	h := newHouse(t)
+	h.recording = "mark"
+	both := bson.E{Key: "pending", Value: bson.A{"a", "b"}}
+	oid := bson.NewObjectID()
+	claim := bson.E{Key: "claim", Value: bson.D{{Key: "token", Value: "t"}, {Key: "epoch", Value: int64(1)}}}
+	scheduled := bson.D{
+		{Key: "_id", Value: "due"},
+		{Key: "aggregatetype", Value: "o"},
+		{Key: "aggregateid", Value: "s"},
+		{Key: "type", Value: "T"},
+		{Key: "dueAt", Value: time.UnixMilli(7)},
+		claim,
+	}
+	h.put(
+		h.exception(1, "k", "parked", both), h.exception(2, "k", "parked", both), h.exception(3, "k", "retry", bson.E{Key: "delivery", Value: int32(2)}),
+		h.exception(4, "k", "parked"), h.exception(5, "k", "parked", bson.E{Key: "_id", Value: oid}), scheduled,
+		bson.D{{Key: "_id", Value: "stream's"}},
+	)
+	h.route = func(*outboxes.Envelope) ([]string, error) { return []string{"a"}, nil }
+	te := h.begin()
+	defer te.out.kill(nil)
+	hash := routing.NamespaceHash(h.ns())
+	other := routing.NamespaceHash("x.y")
+	hit := func(id, topic string, delivery int32, ns *[8]byte) Hit {
+		return Hit{NSHash: ns, ID: id, Topic: topic, Delivery: delivery, TP: record.TopicPartition{Topic: topic, Partition: 3}, Offset: 11}
+	}
+	str := hit(oid.Hex(), "a", 0, nil)
+	str.StringID = true
+	n, err := te.x.FinishHits(t.Context(), []Hit{
+		hit("e000001", "a", 0, nil), hit("e000001", "b", 0, &hash), hit("e000002", "b", 0, nil), hit("e000003", "a", 1, nil),
+		hit("e000004", "a", 0, &other), str, hit("due", "a", 0, nil), hit("stream's", "a", 0, nil),
+	})
+	if err != nil || n != 3 {
+		t.Fatalf("%d, %v", n, err)
+	}
+	if d := h.doc("e000001"); d["state"] != nil || d["sentAt"] == nil || len(d["sent"].(bson.A)) != 2 {
+		t.Errorf("all of it was there: %v", d)
+	}
+	if d := h.doc("e000002"); d["state"] != "parked" || fmt.Sprint(d["pending"]) != "[a]" {
+		t.Errorf("half of it was there: %v", d)
+	}
+	if d := h.doc("due"); d["sentAt"] == nil || d["claim"] != nil || d["dueAt"] != nil || d["scheduledFor"] == nil {
+		t.Errorf("a scheduled one: %v", d)
+	}
+	if left := h.left(); left != 4 {
+		t.Errorf("%d exceptions are left", left)
+	}
+	if h.doc("stream's")["sentAt"] != nil {
+		t.Error("an envelope of the stream was touched")
+	}
+	n, err = te.x.FinishHits(t.Context(), []Hit{hit(oid.Hex(), "a", 0, nil), hit("e000003", "a", 2, nil)})
+	if err != nil || n != 2 {
+		t.Errorf("an ObjectId and a later delivery: %d, %v", n, err)
+	}
+	if len(te.out.opened) > 0 || len(te.out.settled) > 0 {
+		t.Error("gates or tickets of an earlier owner were given free")
+	}
+	counts, err := te.x.Counts(t.Context())
+	if err != nil || len(counts) != 1 || counts[0].State != "parked" || counts[0].Topic != "a" || counts[0].N != 2 {
+		t.Errorf("counts: %+v, %v", counts, err)
+	}
+}
+
+// TestN10_ALaterExceptionIsNotFinishedBeforeAnEarlierOneOfItsKey in a compacted topic, where the record of the earlier one may have
+// been removed: it is sent again, and the later one behind it.
+func TestN10_ALaterExceptionIsNotFinishedBeforeAnEarlierOneOfItsKey(t *testing.T) {
+	t.Parallel()
+	for compacted, want := range map[bool]string{true: "[e000001 e000004]", false: "[e000001 e000003 e000004]"} {
+		t.Run(fmt.Sprint("compacted ", compacted), func(t *testing.T) {
+			t.Parallel()
+			h := newHouse(t)
+			pending := bson.E{Key: "pending", Value: bson.A{"a"}}
+			h.put(h.exception(1, "k", "parked", pending), h.exception(2, "k", "parked", pending), h.exception(3, "k", "parked", pending), h.exception(4, "l", "parked", pending))
+			for i, key := range map[int]string{1: "k", 3: "k", 4: "l"} {
+				h.broker.stands("a", fmt.Sprintf("e%06d", i), key, 0)
+			}
+			te := h.begin()
+			defer te.out.kill(nil)
+			te.out.routes = []string{"a"}
+			te.x.Compacted = func(string) bool { return compacted }
+			hits, err := te.x.FindHits(t.Context(), te.out.standing)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var ids []string
+			for _, h := range hits {
+				ids = append(ids, h.ID)
+			}
+			if slices.Sort(ids); fmt.Sprint(ids) != want {
+				t.Errorf("finished are %v, want %s", ids, want)
+			}
+		})
+	}
+}
+
+func TestAFateThatTheServerDoesNotTakeHoldsUpNobodyElse(t *testing.T) {
+	t.Parallel()
+	h := newHouse(t)
+	var docs []bson.D
+	for i := range 20 {
+		docs = append(docs, h.exception(i, fmt.Sprint("k", i), "parked"))
+	}
+	h.put(docs...)
+	validator := bson.D{{Key: "$or", Value: bson.A{bson.D{{Key: "_id", Value: bson.D{{Key: "$ne", Value: "e000007"}}}}, bson.D{{Key: "sentAt", Value: nil}}}}}
+	if err := h.db.RunCommand(t.Context(), bson.D{{Key: "collMod", Value: "outbox"}, {Key: "validator", Value: validator}}).Err(); err != nil {
+		t.Fatal(err)
+	}
+	te := h.begin().run()
+	h.until("the others are finished", func() bool { return h.left() == 1 && te.x.InFlight() == 1 })
+	if err := h.db.RunCommand(t.Context(), bson.D{{Key: "collMod", Value: "outbox"}, {Key: "validator", Value: bson.D{}}}).Err(); err != nil {
+		t.Fatal(err)
+	}
+	te.f.retryPostponed()
+	te.f.wakeUp()
+	h.drained()
+	te.landed()
+	h.broker.ordered()
+	te.out.quiet()
+}

@@ -1,0 +1,275 @@
+package waiting
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
+
+	"github.com/outrelay/outrelay/internal/crash"
+	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/outboxes"
+)
+
+// OutcomeKind is what becomes of an envelope that was published outside of the stream's order.
+type OutcomeKind uint8
+
+// The fates that are written on a document; a dead one is moved by package deadletter.
+const (
+	OutcomeSent     OutcomeKind = iota // each target has it
+	OutcomeNarrowed                    // some targets have it; it waits for the others as before
+	OutcomeFailed                      // a target refused it; it is tried again
+	OutcomeHeld                        // a scheduled envelope that has to wait, and becomes an exception
+	OutcomeDropped                     // it expired and is discarded
+)
+
+// SentTo is where a record stands, as recording mark keeps it.
+type SentTo struct {
+	Topic     string `bson:"topic"`
+	Partition int32  `bson:"partition"`
+	Offset    int64  `bson:"offset"`
+}
+
+// Outcome is what is to be written about one envelope.
+type Outcome struct {
+	Fate     OutcomeKind
+	NS       string
+	ID       bson.RawValue
+	Delivery int32  // as it was read: a later one is another's to finish
+	Claim    string // token of a scheduled envelope's claim (N19); "" for an exception
+	Attempts int32  // as it was read
+
+	Delete  bool     // FateSent: remove the document (recording delete)
+	Sent    []SentTo // targets that have it now, for recording mark; else nil
+	Pending []string // targets that are left; nil: all that it routes to
+
+	Delay time.Duration // FateFailed: until the next attempt
+	Error *ExceptionError
+	Node  string
+
+	Seal            []byte // of the state database, see [outboxes.Registry.Seal]: for a scheduled envelope that gets a state
+	State, Pos, Key string // what a scheduled envelope becomes with FateHeld; with FateFailed its state is retry
+}
+
+// WriteOutcomes writes what became of the envelopes, inside of a transaction that holds the fence (N3). It is idempotent, and
+// leaves alone what somebody deleted or changed meanwhile: each statement names the id, that the document is still an
+// exception or bears the claim, and the delivery. It returns how many were what they had been; fewer than all, too, where a
+// repetition finds them written.
+func WriteOutcomes(tx context.Context, list []Outcome) (matched int64, err error) {
+	s := mongo.SessionFromContext(tx)
+	if s == nil {
+		return 0, mongodb.ErrNoTransaction
+	}
+	for _, b := range outcomeBatches(list) {
+		coll, err := outboxes.Outboxed(s.Client(), b.ns)
+		if err != nil {
+			return 0, err
+		}
+		res, err := coll.BulkWrite(tx, b.models())
+		if err != nil {
+			return 0, mongodb.DescribeRefusal(err, "writing the fate of exceptions to "+b.ns, "find, update and remove", b.ns, "")
+		}
+		matched += res.MatchedCount + res.DeletedCount
+		crash.At("mid-exception-write")
+	}
+	return matched, nil
+}
+
+// Rejected reports whether the server refuses the contents of a write, as for a validator of the collection: to repeat it
+// helps nobody, and what it was written with is not at fault.
+func Rejected(err error) bool {
+	var be mongo.BulkWriteException
+	if !errors.As(err, &be) || len(be.WriteErrors) == 0 || be.HasErrorLabel("TransientTransactionError") {
+		return false
+	}
+	switch be.WriteErrors[0].Code {
+	case 2, 9, 52, 56, 57, 66, 121, 10334, 17419, 17420:
+		return true
+	}
+	return false
+}
+
+// WriteHalves writes a list at once. What the server has [Rejected] is written in halves, down to single ones: refused gets each that the
+// server rejects alone, so that it holds up no other.
+func WriteHalves[T any](list []T, write func(part []T) error, refused func(one T, why error) error) error {
+	err := write(list)
+	switch {
+	case err == nil || !Rejected(err):
+		return err
+	case len(list) == 1:
+		return refused(list[0], err)
+	}
+	half := len(list) / 2
+	if err := WriteHalves(list[:half], write, refused); err != nil {
+		return err
+	}
+	return WriteHalves(list[half:], write, refused)
+}
+
+// same are outcomes that one statement can write.
+type same struct {
+	claim    string
+	delivery int32
+	delete   bool
+}
+
+type outcomeBatch struct {
+	ns     string
+	many   map[same]bson.A
+	order  []same
+	single []mongo.WriteModel
+}
+
+func outcomeBatches(list []Outcome) []*outcomeBatch {
+	var order []*outcomeBatch
+	byNS := map[string]*outcomeBatch{}
+	for i := range list {
+		o := &list[i]
+		b := byNS[o.NS]
+		if b == nil {
+			b = &outcomeBatch{ns: o.NS, many: map[same]bson.A{}}
+			byNS[o.NS] = b
+			order = append(order, b)
+		}
+		b.add(o)
+	}
+	return order
+}
+
+func (b *outcomeBatch) add(o *Outcome) {
+	if o.Fate != OutcomeDropped && (o.Fate != OutcomeSent || o.Sent != nil) {
+		b.single = append(b.single, o.update())
+		return
+	}
+	k := same{o.Claim, o.Delivery, o.Delete || o.Fate == OutcomeDropped}
+	if b.many[k] == nil {
+		b.order = append(b.order, k)
+	}
+	b.many[k] = append(b.many[k], o.ID)
+}
+
+func (b *outcomeBatch) models() []mongo.WriteModel {
+	out := b.single
+	for _, k := range b.order {
+		filter := guard(bson.D{{Key: "$in", Value: b.many[k]}}, k.claim, k.delivery)
+		if k.delete {
+			out = append(out, mongo.NewDeleteManyModel().SetHint(outboxes.PickedByID).SetFilter(filter))
+		} else {
+			out = append(out, mongo.NewUpdateManyModel().SetHint(outboxes.PickedByID).SetFilter(filter).SetUpdate(finished(nil)))
+		}
+	}
+	return out
+}
+
+// guard matches the document only as long as it is what was published.
+func guard(id any, claim string, delivery int32) bson.D {
+	d := bson.D{{Key: "_id", Value: id}}
+	if claim != "" {
+		d = append(d, bson.E{Key: "claim.token", Value: claim}, bson.E{Key: "state", Value: nil})
+	} else {
+		d = append(d, bson.E{Key: "state", Value: bson.D{{Key: "$in", Value: outboxes.Exceptional}}})
+	}
+	return append(d, sameNumber("delivery", delivery))
+}
+
+// sameNumber matches a counter; an absent one is zero.
+func sameNumber(field string, n int32) bson.E {
+	if n == 0 {
+		return bson.E{Key: field, Value: bson.D{{Key: "$not", Value: bson.D{{Key: "$gt", Value: 0}}}}}
+	}
+	return bson.E{Key: field, Value: n}
+}
+
+// forgotten are the fields of an exception or of a claim that a finished envelope has no more.
+var forgotten = bson.A{"state", "pos", "pending", "attempts", "nextAt", "lastError", "history", "claim", "origin", "dueAt", "redelivered"}
+
+// finished makes a document one that was sent. Its stamp is that of now, so that retention counts from the delivery.
+func finished(sent []SentTo) mongo.Pipeline {
+	set := bson.D{{Key: "sentAt", Value: "$$NOW"}, {Key: "ts", Value: "$$CLUSTER_TIME"}, wasDue}
+	if sent != nil {
+		set = append(set, bson.E{Key: "sent", Value: joined(sent)})
+	}
+	return mongo.Pipeline{{{Key: "$set", Value: set}}, {{Key: "$unset", Value: forgotten}}}
+}
+
+// wasDue keeps the due time of a scheduled envelope under a name that no index and no filter looks for.
+var wasDue = bson.E{Key: "scheduledFor", Value: bson.D{{Key: "$ifNull", Value: bson.A{"$dueAt", "$scheduledFor", "$$REMOVE"}}}}
+
+// joined adds positions to those that are there. The same one twice is one: the statement may be repeated.
+func joined(sent []SentTo) bson.D {
+	return bson.D{{Key: "$setUnion", Value: bson.A{arrayOf("$sent"), mongodb.Literal(sent)}}}
+}
+
+// arrayOf is the array in that field, or an empty one.
+func arrayOf(field string) bson.D {
+	return bson.D{{Key: "$cond", Value: bson.A{bson.D{{Key: "$isArray", Value: field}}, field, bson.A{}}}}
+}
+
+func (o *Outcome) update() mongo.WriteModel {
+	filter := guard(o.ID, o.Claim, o.Delivery)
+	switch o.Fate {
+	case OutcomeSent:
+		return mongo.NewUpdateOneModel().SetHint(outboxes.PickedByID).SetFilter(filter).SetUpdate(finished(o.Sent))
+	case OutcomeFailed:
+		filter = append(filter, sameNumber("attempts", o.Attempts)) // so that a repetition spends no second attempt
+	case OutcomeNarrowed, OutcomeHeld, OutcomeDropped:
+	}
+	set, unset := bson.D{}, bson.A{}
+	if o.Pending != nil {
+		set = append(set, bson.E{Key: "pending", Value: mongodb.Literal(o.Pending)})
+	}
+	if o.Sent != nil {
+		set = append(set, bson.E{Key: "sent", Value: joined(o.Sent)})
+	}
+	if o.Fate == OutcomeFailed {
+		set = append(set, o.failed()...)
+	}
+	if o.Claim != "" {
+		if o.Fate != OutcomeFailed {
+			set = append(set, bson.E{Key: "state", Value: mongodb.Literal(o.State)})
+		}
+		set = append(set, bson.E{Key: "origin", Value: outboxes.OriginScheduled}, bson.E{Key: "pos", Value: mongodb.Literal(o.Pos)}, bson.E{Key: "seal", Value: o.Seal}, wasDue)
+		if o.Key != "" {
+			set = append(set, bson.E{Key: "key", Value: mongodb.Literal(o.Key)})
+		}
+		unset = bson.A{"dueAt", "claim"}
+	}
+	p := mongo.Pipeline{}
+	if len(set) > 0 {
+		p = append(p, bson.D{{Key: "$set", Value: set}})
+	}
+	if len(unset) > 0 {
+		p = append(p, bson.D{{Key: "$unset", Value: unset}})
+	}
+	return mongo.NewUpdateOneModel().SetHint(outboxes.PickedByID).SetFilter(filter).SetUpdate(p)
+}
+
+// failed spends an attempt.
+func (o *Outcome) failed() bson.D {
+	past := bson.D{{Key: "$concatArrays", Value: bson.A{arrayOf("$history"), bson.A{o.Error.attempt(o.Node)}}}}
+	return bson.D{
+		{Key: "state", Value: "retry"},
+		{Key: "attempts", Value: o.Attempts + 1},
+		{Key: "nextAt", Value: later(o.Delay)},
+		{Key: "lastError", Value: o.Error.last()},
+		{Key: "history", Value: bson.D{{Key: "$slice", Value: bson.A{past, -MaxHistory}}}},
+	}
+}
+
+// Check says what is wrong with an outcome before it goes into a transaction.
+func (o *Outcome) Check() error {
+	switch {
+	case o.ID.Type == 0:
+		return fmt.Errorf("outcome of %s: it has no id", o.NS)
+	case o.Fate == OutcomeFailed && o.Error == nil:
+		return fmt.Errorf("outcome of %s: a failure without an error", o.NS)
+	case o.Fate == OutcomeHeld && (o.Claim == "" || o.State == ""):
+		return fmt.Errorf("outcome of %s: only a claimed envelope is held, in a state", o.NS)
+	case o.Claim != "" && o.Fate == OutcomeNarrowed:
+		return fmt.Errorf("outcome of %s: a claimed envelope that is left over is held", o.NS)
+	}
+	return nil
+}

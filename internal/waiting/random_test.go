@@ -1,0 +1,224 @@
+package waiting
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+
+	"github.com/outrelay/outrelay/internal/record"
+)
+
+// chaos is one round of exceptions that come, fail, park and are taken over by other owners.
+type chaos struct {
+	*house
+	r     *rand.Rand
+	term  *term
+	n     int
+	want  map[string][]string // topics by id
+	shown *atomic.Int64       // of those, released and held yet
+	late  map[string]func()   // topics that this owner could not read yet, and what releases them
+
+	mu    sync.Mutex
+	fails map[string]int // refusals that are still to come, by topic and id
+}
+
+var chaosTopics = []string{"a", "b", "c"}
+
+// TestN15_NothingIsLostDoubledOrOvertaken lets owners die at any moment, topics park, and records be refused, while exceptions come.
+func TestN15_NothingIsLostDoubledOrOvertaken(t *testing.T) {
+	t.Parallel()
+	for range 3 {
+		seed := rand.Uint64()
+		t.Run(fmt.Sprint(seed), func(t *testing.T) {
+			t.Parallel()
+			h := newHouse(t)
+			h.flying = 40
+			c := &chaos{house: h, r: rand.New(rand.NewPCG(seed, 1)), want: map[string][]string{}, fails: map[string]int{}, shown: &atomic.Int64{}}
+			h.broker.refuse = c.refusal
+			c.term = h.begin().run()
+			c.term.out.reach("")
+			for range 50 {
+				c.step()
+			}
+			c.settle()
+			c.check()
+		})
+	}
+}
+
+func (c *chaos) refusal(topic string, w written) *record.Refusal {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if k := topic + w.id; c.fails[k] > 0 {
+		c.fails[k]--
+		return refused("not yet")
+	}
+	return nil
+}
+
+func (c *chaos) step() {
+	topic := chaosTopics[c.r.IntN(len(chaosTopics))]
+	switch n := c.r.IntN(20); {
+	case n < 8:
+		c.come(1 + c.r.IntN(25))
+	case n < 11:
+		c.term.out.park(topic)
+	case n < 15:
+		c.unpark(topic)
+	case n < 16:
+		c.takeOver()
+	default:
+		select {
+		case <-time.After(time.Duration(c.r.IntN(15)) * time.Millisecond):
+		case <-c.t.Context().Done():
+		}
+	}
+}
+
+// come writes exceptions of the stream, as an app does: first the documents, then the watermark passes them.
+func (c *chaos) come(n int) {
+	var list []Exception
+	for range n {
+		c.n++
+		id, key := fmt.Sprintf("e%06d", c.n), fmt.Sprint("k", c.r.IntN(6))
+		topics := slices.Clone(chaosTopics)
+		c.r.Shuffle(len(topics), func(i, j int) { topics[i], topics[j] = topics[j], topics[i] })
+		topics = topics[:1+c.r.IntN(len(topics))]
+		c.want[id] = topics
+		c.mu.Lock()
+		switch c.r.IntN(15) {
+		case 0:
+			c.fails[topics[0]+id] = 1 + c.r.IntN(2)
+		case 1:
+			c.fails[topics[0]+id] = 1000
+		}
+		c.mu.Unlock()
+		x := Exception{NS: c.ns(), State: []string{"blocked", "parked", "retry"}[c.r.IntN(3)], Pos: fmt.Sprintf("82%06d", c.n), Pending: topics, Key: key}
+		if x.State == "retry" {
+			x.Attempts, x.Error, x.Delay = 1, &ExceptionError{Class: record.RecordRefused, Reason: "first", Topic: topics[0]}, time.Millisecond
+		}
+		x.Raw, _ = bson.Marshal(bson.D{
+			{Key: "_id", Value: id},
+			{Key: "ts", Value: bson.Timestamp{}},
+			{Key: "aggregatetype", Value: "o"},
+			{Key: "aggregateid", Value: key},
+			{Key: "type", Value: "T"},
+			{Key: "payload", Value: "p"},
+		})
+		list = append(list, x)
+	}
+	if err := WriteExceptions(c.t.Context(), c.held, list); err != nil {
+		c.t.Fatal(err)
+	}
+	c.term.x.QueueWritten(list)
+	if c.r.IntN(3) > 0 {
+		c.term.out.reach(fmt.Sprintf("82%06d", c.n))
+	}
+}
+
+// takeOver kills the owner and begins the next term with what a read-back finds.
+func (c *chaos) takeOver() {
+	c.term.out.kill(c.r)
+	c.term.stop()
+	reached := c.term.out.Reached()
+	c.term = c.begin()
+	c.term.out.reach(reached)
+	c.late = map[string]func(){}
+	shown := &atomic.Int64{}
+	c.shown = shown
+	for _, topic := range chaosTopics {
+		if c.r.IntN(3) == 0 {
+			show := c.term.conceal(topic)
+			c.late[topic] = func() { show(func() { shown.Add(-1) }) }
+		}
+	}
+	var hits []Hit
+	c.broker.mu.Lock()
+	for topic, list := range c.broker.topics {
+		if c.late[topic] != nil {
+			continue
+		}
+		for i, w := range list {
+			hits = append(hits, Hit{ID: w.id, Topic: topic, Delivery: w.delivery, TP: record.TopicPartition{Topic: topic}, Offset: int64(i)})
+		}
+	}
+	c.broker.mu.Unlock()
+	if c.r.IntN(2) == 0 { // else the sink finds them one by one
+		if _, err := c.term.x.FinishHits(c.t.Context(), hits); err != nil {
+			c.t.Fatal(err)
+		}
+	}
+	gates := 0
+	if _, err := c.term.x.Load(c.t.Context(), func(string) bool { return true }, func(string, string, string) { gates++ }, func(string, byte, []byte, []string) {}); err != nil {
+		c.t.Fatal(err)
+	}
+	c.term.run()
+}
+
+// unpark lets a topic be written again, which is when it is read if it could not be at the take-over.
+func (c *chaos) unpark(topic string) {
+	if show := c.late[topic]; show != nil {
+		delete(c.late, topic)
+		c.shown.Add(1)
+		show()
+	}
+	c.term.out.unpark(topic)
+}
+
+func (c *chaos) settle() {
+	c.term.out.reach("9")
+	for _, topic := range chaosTopics {
+		c.unpark(topic)
+	}
+	c.drained()
+	c.until("nothing is held of what was read late", func() bool { return c.shown.Load() == 0 })
+	c.term.landed()
+	c.term.stop()
+	c.term.out.quiet()
+}
+
+func (c *chaos) check() {
+	c.t.Helper()
+	c.broker.ordered()
+	dead := map[string]bool{}
+	cur, err := c.db.Collection("outbox_dead").Find(c.t.Context(), bson.D{})
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	var letters []struct {
+		ID struct {
+			ID string `bson:"id"`
+		} `bson:"_id"`
+	}
+	if err := cur.All(c.t.Context(), &letters); err != nil {
+		c.t.Fatal(err)
+	}
+	for _, l := range letters {
+		dead[l.ID.ID] = true
+	}
+	there := map[string]bool{}
+	for topic, list := range c.broker.topics {
+		for _, w := range list {
+			there[topic+w.id] = true
+		}
+	}
+	for id, topics := range c.want {
+		for _, topic := range topics {
+			switch forever := c.fails[topic+id] > 100; {
+			case !there[topic+id] && !dead[id]:
+				c.t.Errorf("%s is lost for %s", id, topic)
+			case there[topic+id] && forever:
+				c.t.Errorf("%s was refused by %s and stands there", id, topic)
+			case !there[topic+id] && !forever && topic != topics[0] && !slices.ContainsFunc(topics, func(o string) bool { return c.fails[o+id] > 100 }):
+				c.t.Errorf("%s died for %s, which takes it", id, topic)
+			}
+		}
+	}
+	c.t.Logf("%d exceptions, %d dead", c.n, len(dead))
+}

@@ -1,0 +1,95 @@
+package waiting
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/event"
+	"go.mongodb.org/mongo-driver/v2/mongo/options"
+
+	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+)
+
+// read counts the documents that the server has sent to a client of its own.
+func (h *house) counting() *atomic.Int64 {
+	var n atomic.Int64
+	h.client = stacktest.Client(h.t, options.Client().SetMonitor(&event.CommandMonitor{Succeeded: func(_ context.Context, e *event.CommandSucceededEvent) {
+		for _, batch := range []string{"firstBatch", "nextBatch"} {
+			if list, ok := e.Reply.Lookup("cursor", batch).ArrayOK(); ok {
+				values, _ := list.Values()
+				n.Add(int64(len(values)))
+			}
+		}
+	}}))
+	return &n
+}
+
+// What stands behind an envelope that waits for its next attempt is neither read again and again while more of the key comes, nor
+// sent by the server at a look at the key; what waits behind it for another topic goes.
+func TestN15_AStoppedKeyIsPassedOver(t *testing.T) {
+	t.Parallel()
+	const behind = 2000
+	h := newHouse(t)
+	docs := []bson.D{h.exception(1, "hot", "retry", bson.E{Key: "attempts", Value: int32(1)}, bson.E{Key: "nextAt", Value: time.Now().Add(time.Hour)})}
+	for i := range behind {
+		docs = append(docs, h.exception(2+i, "hot", "blocked"))
+	}
+	docs = append(docs, h.exception(5000, "hot", "parked", bson.E{Key: "pending", Value: bson.A{"b"}}), h.exception(5001, "other", "parked"))
+	h.put(docs...)
+	read := h.counting()
+	te := h.begin().run()
+	h.until("another topic of the key, and another key, flow", func() bool { return h.count(bson.D{{Key: "sentAt", Value: bson.D{{Key: "$ne", Value: nil}}}}) == 2 })
+	if n := read.Load(); n > behind/2 {
+		t.Errorf("%d documents were read of a key that is stopped", n)
+	}
+
+	te.landed()
+	before := read.Load()
+	for i := range 50 {
+		d := h.exception(6000+i, "hot", "blocked")
+		h.put(d)
+		raw, err := bson.Marshal(d)
+		if err != nil {
+			t.Fatal(err)
+		}
+		te.x.QueueWritten([]Exception{{NS: h.ns(), Raw: raw, State: "blocked", Pending: []string{"a"}, Key: "hot", Pos: fmt.Sprint(d[8].Value)}})
+		h.until("the loop has been round", func() bool {
+			te.x.mu.Lock()
+			defer te.x.mu.Unlock()
+			return len(te.x.work.keys) == 0
+		})
+	}
+	if n := read.Load() - before; n > 100 {
+		t.Errorf("%d documents were read because more of a stopped key came", n)
+	}
+}
+
+// An envelope with an array as its key becomes a dead letter that says so, and the envelopes of other keys go.
+func TestN17_AnArrayAsAKeyIsADeadLetterAndHoldsUpNobody(t *testing.T) {
+	t.Parallel()
+	h := newHouse(t)
+	var docs []bson.D
+	for i := range 2 * firstReply { // a whole page
+		docs = append(docs, set(h.exception(1000+i, "odd", "parked"), bson.E{Key: "key", Value: bson.A{"a", int32(i)}}))
+	}
+	for i := range 100 {
+		docs = append(docs, h.exception(2+i, fmt.Sprint("k", i), "parked"))
+	}
+	h.put(docs...)
+	began := time.Now()
+	h.begin().run()
+	h.until("the others are sent", func() bool { return h.count(bson.D{{Key: "sentAt", Value: bson.D{{Key: "$ne", Value: nil}}}}) == 100 })
+	if took := time.Since(began); took > sureEvery/2 {
+		t.Errorf("the others were sent after %v, by a pass that makes up for what was missed", took)
+	}
+	h.until("they are dead", func() bool { return h.left() == 0 })
+	var letter struct{ Reason string }
+	if err := h.db.Collection("outbox_dead").FindOne(t.Context(), bson.D{}).Decode(&letter); err != nil || !strings.Contains(letter.Reason, "key is") {
+		t.Errorf("the letter says %q, %v", letter.Reason, err)
+	}
+}

@@ -1,0 +1,109 @@
+package waiting
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/event"
+	"go.mongodb.org/mongo-driver/v2/mongo/options"
+
+	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+	"github.com/outrelay/outrelay/internal/outboxes"
+)
+
+// Requeued envelopes that do not list their topics cannot be left out by the server while their topic is parked. Where more of
+// them are due than one query returns, the whole collection is read, but not at each poll.
+func TestN17_DueRetriesOfAParkedTopicAreNotReadInFullAtEachPoll(t *testing.T) {
+	t.Parallel()
+	h := newHouse(t)
+	h.route = func(*outboxes.Envelope) ([]string, error) { return []string{"a"}, nil }
+	var docs []bson.D
+	for i := range dueLimit + 10 {
+		docs = append(docs, h.exception(i, fmt.Sprint("k", i), "retry", bson.E{Key: "origin", Value: "requeue"},
+			bson.E{Key: "pending", Value: nil}, bson.E{Key: "nextAt", Value: time.UnixMilli(int64(i + 1))}))
+	}
+	last := docs[len(docs)-1]
+	h.put(set(last, bson.E{Key: "payload", Value: "behind the due ones"})) // only a pass over everything reads it
+	h.put(docs[:len(docs)-1]...)
+
+	var passes atomic.Int64
+	h.client = stacktest.Client(t, options.Client().SetMonitor(&event.CommandMonitor{Succeeded: func(_ context.Context, e *event.CommandSucceededEvent) {
+		if bytes.Contains(e.Reply, []byte("behind the due ones")) {
+			passes.Add(1)
+		}
+	}}))
+	te := h.begin()
+	t.Cleanup(func() {
+		te.out.mu.Lock()
+		te.out.dead = true
+		te.out.mu.Unlock()
+		Signal(te.out.kick)
+		<-te.out.over
+	})
+	te.x.parked["a"] = struct{}{}
+	poll := func() {
+		t.Helper()
+		if err := te.x.publishDueRetries(t.Context(), outboxes.Outbox{DB: h.db.Name(), Coll: "outbox"}); err != nil {
+			t.Fatal(err)
+		}
+	}
+
+	for range 5 {
+		poll()
+	}
+	if n := passes.Load(); n != 1 {
+		t.Errorf("%d passes over everything at 5 polls, want 1", n)
+	}
+	if wait := time.Until(te.x.nextStuckScan); wait < stuckEvery/2 {
+		t.Errorf("the next pass over everything may follow after %v", wait)
+	}
+
+	te.x.nextStuckScan = time.Now() // the time has come
+	poll()
+	if n := passes.Load(); n != 2 {
+		t.Errorf("%d passes over everything, want another one once its time has come", n)
+	}
+}
+
+// A due retry whose topic is parked is read once, not at each poll: its key is looked at again when the topic can be written.
+func TestN17_ADueRetryOfAParkedTopicIsReadOnce(t *testing.T) {
+	t.Parallel()
+	const due, polls, body = 300, 5, "a whole payload"
+	h := newHouse(t)
+	h.route = func(*outboxes.Envelope) ([]string, error) { return []string{"a"}, nil }
+	var docs []bson.D
+	for i := range due {
+		docs = append(docs, set(h.exception(i, fmt.Sprint("k", i), "retry", bson.E{Key: "origin", Value: "requeue"},
+			bson.E{Key: "pending", Value: nil}, bson.E{Key: "nextAt", Value: time.UnixMilli(int64(i + 1))}), bson.E{Key: "payload", Value: body}))
+	}
+	h.put(docs...)
+
+	var payloads atomic.Int64
+	h.client = stacktest.Client(t, options.Client().SetMonitor(&event.CommandMonitor{Succeeded: func(_ context.Context, e *event.CommandSucceededEvent) {
+		payloads.Add(int64(bytes.Count(e.Reply, []byte(body))))
+	}}))
+	te := h.begin()
+	te.x.parked["a"] = struct{}{}
+	outbox := outboxes.Outbox{DB: h.db.Name(), Coll: "outbox"}
+	for range polls {
+		if err := te.x.publishDueRetries(t.Context(), outbox); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n := payloads.Load(); n != due {
+		t.Errorf("%d payloads were read at %d polls, want %d", n, polls, due)
+	}
+
+	te.x.Wake("a")
+	keys, _, err := te.x.findDueKeys(t.Context(), outbox)
+	if err != nil || len(keys) != due {
+		t.Errorf("%d keys are due when the topic can be written, want %d (%v)", len(keys), due, err)
+	}
+	te.run()
+	h.drained()
+}

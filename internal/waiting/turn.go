@@ -1,0 +1,336 @@
+package waiting
+
+import (
+	"errors"
+	"slices"
+
+	"github.com/outrelay/outrelay/internal/outboxes"
+	"github.com/outrelay/outrelay/internal/record"
+	"github.com/outrelay/outrelay/pkg/event"
+)
+
+// allTopics stands for all topics of an envelope that does not list its targets.
+const allTopics = ""
+
+// admitTopics returns the topics to which it may be published now, and tracks these publications as
+// in flight. For the other topics it stops the key, because later envelopes of the key must not
+// overtake this one. It returns no topics and a nil flight if nothing may be published.
+func (x *Exceptions) admitTopics(p *scanPass, it *candidate, now int64) ([]string, *flight) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+
+	key := it.ref.orderKey
+	if x.current.orderKey != key || !x.current.started {
+		x.current = keyTurn{orderKey: key, started: true, stopped: map[string]struct{}{}}
+		p.held, p.leftTopics = 0, 0
+		delete(x.sleepingKeys, key)
+	}
+
+	// The page may have been read before the outcome of this envelope was written.
+	if stop, landed := x.landedIDs[it.flightID]; landed {
+		x.current.stoppedAll = x.current.stoppedAll || stop
+		return nil, nil
+	}
+
+	if f := x.inFlight[it.flightID]; f != nil {
+		if f.partial || f.alone {
+			x.stopTopicsLocked(it.topics, f.alone, f.topics)
+		}
+		return nil, nil
+	}
+
+	k := x.keyStates[key]
+	if x.current.stoppedAll || k != nil && k.broken {
+		x.current.stoppedAll = true
+		return nil, nil
+	}
+
+	if !x.isReadyLocked(p, it, now) {
+		if it.state == event.StateRetry && p.view.NextAt > now && len(x.current.stopped) == 0 {
+			x.rememberSleepingLocked(it, p.view.NextAt)
+		}
+		x.stopTopicsLocked(it.topics, true, nil)
+		return nil, nil
+	}
+
+	alone := it.state == event.StateRetry && p.view.Attempts > 0
+	firstOfKey := len(x.current.stopped) == 0 && k == nil
+	parked := false
+	var topics []string
+	for _, t := range it.topics {
+		if x.mayPublishLocked(p, k, t, alone || t == allTopics) {
+			topics = append(topics, t)
+			continue
+		}
+
+		x.current.stopped[t] = struct{}{}
+		if _, ok := x.parked[t]; ok {
+			parked = true
+		}
+	}
+
+	if len(topics) == 0 {
+		if firstOfKey && parked && len(x.heldKeys) < maxKeys {
+			x.heldKeys[key] = true
+		}
+		return nil, nil
+	}
+
+	f := &flight{
+		ref:     keyRef{key, copyValue(it.ref.stored)},
+		topics:  topics,
+		alone:   alone || topics[0] == allTopics,
+		partial: len(topics) < len(it.topics),
+	}
+	x.trackLocked(it.flightID, f)
+	if f.alone {
+		x.stopTopicsLocked(topics, true, nil)
+	}
+	return topics, f
+}
+
+// rememberSleepingLocked records that the key of it waits until the next attempt of its first
+// envelope. The due retry then causes a scan of the key.
+func (x *Exceptions) rememberSleepingLocked(it *candidate, until int64) {
+	if len(x.sleepingKeys) >= maxKeys {
+		clear(x.sleepingKeys)
+	}
+	x.sleepingKeys[it.ref.orderKey] = sleepingKey{until, it.topics}
+}
+
+// waitsBehindLocked reports whether e, which was just written, waits for an earlier envelope of its
+// key that is published alone or waits for its next attempt. A scan of the key would publish nothing
+// now, and the end of that wait causes one.
+func (x *Exceptions) waitsBehindLocked(e *Exception) bool {
+	if e.State != event.StateBlocked || len(e.Pending) == 0 {
+		return false
+	}
+
+	key := orderKey{e.NS, e.Key}
+	s, sleeps := x.sleepingKeys[key]
+	sleeps = sleeps && s.until > x.Now().UnixMilli()
+
+	k := x.keyStates[key]
+	for _, t := range e.Pending {
+		asleep := sleeps && slices.Contains(s.topics, t)
+		if !asleep && (k == nil || !k.alone[t]) {
+			return false
+		}
+	}
+	return true
+}
+
+// isReadyLocked reports whether it may be published at all. An exception of the stream is ready only
+// after the watermark has passed it, because an earlier event of its key could still come (N15). An
+// exception of any other origin has no such bound (N18).
+func (x *Exceptions) isReadyLocked(p *scanPass, it *candidate, now int64) bool {
+	// An envelope at fault becomes a dead letter. It may have invented its times, so it does not wait
+	// for them.
+	if it.atFault {
+		return true
+	}
+
+	if it.state == event.StateRetry && p.view.NextAt > now {
+		return false
+	}
+
+	switch it.origin {
+	case outboxes.OriginScheduled, outboxes.OriginRequeue, outboxes.OriginReplay:
+		return true
+	}
+	if it.pos <= p.reached {
+		return true
+	}
+
+	// The key is scanned again when the watermark has passed its lowest position.
+	if len(x.work.ahead) < maxKeys {
+		a, known := x.work.ahead[it.ref.orderKey]
+		if !known || it.pos < a.pos {
+			x.work.ahead[it.ref.orderKey] = keyAhead{copyValue(it.ref.stored), it.pos}
+		}
+	} else if x.work.aheadOverflow == "" || it.pos < x.work.aheadOverflow {
+		x.work.aheadOverflow = it.pos
+	}
+	return false
+}
+
+// mayPublishLocked reports whether an envelope of the current key, whose state is k, may be published
+// to topic now. If alone is set, nothing else of the key may be in flight to the topic.
+func (x *Exceptions) mayPublishLocked(p *scanPass, k *keyState, topic string, alone bool) bool {
+	_, stopped := x.current.stopped[topic]
+	_, allStopped := x.current.stopped[allTopics]
+	_, parked := x.parked[topic]
+	_, skipped := p.skip[topic]
+	if stopped || allStopped || parked || skipped {
+		return false
+	}
+
+	if topic == allTopics {
+		return len(x.current.stopped) == 0 && k == nil && !p.skipParked
+	}
+
+	// A pass for some topics does not read all envelopes of the other topics. An earlier one of the
+	// key may be missing from it.
+	if p.onlyTopics != nil && !slices.Contains(p.onlyTopics, topic) {
+		return false
+	}
+
+	if k == nil {
+		return true
+	}
+	if k.alone[topic] || k.alone[allTopics] {
+		return false
+	}
+	return !alone || k.topics[topic] == 0
+}
+
+// stopTopicsLocked stops the current key for topics. Unless all is set, it leaves out the topics in
+// inFlight.
+func (x *Exceptions) stopTopicsLocked(topics []string, all bool, inFlight []string) {
+	for _, t := range topics {
+		if all || !slices.Contains(inFlight, t) {
+			x.current.stopped[t] = struct{}{}
+		}
+	}
+}
+
+// trackLocked adds f to the publications in flight.
+func (x *Exceptions) trackLocked(id string, f *flight) {
+	x.publishedCount++
+	x.inFlight[id] = f
+
+	k := x.keyStates[f.ref.orderKey]
+	if k == nil {
+		k = &keyState{topics: map[string]int{}, alone: map[string]bool{}}
+		x.keyStates[f.ref.orderKey] = k
+	}
+
+	k.count++
+	for _, t := range f.topics {
+		k.topics[t]++
+		if f.alone {
+			k.alone[t] = true
+		}
+	}
+}
+
+// noteAnswers stops the key of f if a topic refused or returned its record. The sink calls it before
+// anything else of the key is published, because later envelopes would overtake the returned one. It
+// does not call the sink.
+func (x *Exceptions) noteAnswers(f *flight, answers []record.Answer) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+
+	for _, a := range answers {
+		if a.Refusal == nil && a.Held == nil {
+			continue
+		}
+		if errors.Is(a.Held, record.ErrParked) {
+			x.parked[a.Topic] = struct{}{}
+		}
+		x.breakKeyLocked(f.ref.orderKey)
+	}
+}
+
+// breakKey is breakKeyLocked for callers without the lock.
+func (x *Exceptions) breakKey(key orderKey) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.breakKeyLocked(key)
+}
+
+// breakKeyLocked stops key until all of its publications in flight have ended.
+func (x *Exceptions) breakKeyLocked(key orderKey) {
+	if k := x.keyStates[key]; k != nil {
+		k.broken = true
+	}
+	if x.current.orderKey == key {
+		x.current.stoppedAll = true
+	}
+}
+
+// endFlight removes a publication whose outcome is written from those in flight, and queues its key
+// if more of it may be publishable now. The Finisher calls it.
+func (x *Exceptions) endFlight(id string, f *flight, fate Fate) {
+	x.mu.Lock()
+
+	// A page that was read before still shows this envelope. Later envelopes of the key on that page
+	// may be published only if this one waits no more.
+	waits := fate.End == Retrying || fate.End == Waiting
+	x.landedIDs[id] = waits
+	if waits && x.current.orderKey == f.ref.orderKey {
+		x.current.stoppedAll = true
+	}
+
+	k := x.keyStates[f.ref.orderKey]
+	for _, topics := range [][]string{fate.Refused, fate.Held} {
+		for _, t := range topics {
+			if k.resume == nil {
+				k.resume = map[string]struct{}{}
+			}
+			k.resume[t] = struct{}{}
+		}
+	}
+
+	switch {
+	case f.alone && !waits:
+		// Envelopes that waited for this one may be published now.
+		x.queueKeyLocked(x.work.keys, f.ref)
+	case f.partial && !k.broken:
+		// The envelope still waits for its other topics.
+		x.queueKeyLocked(x.work.nextPoll, f.ref)
+	}
+
+	var resume map[string]struct{}
+	x.untrackLocked(id, f)
+	if k.count == 0 && k.broken {
+		resume = k.resume
+		x.queueKeyLocked(x.work.nextPoll, f.ref)
+
+		// A dead envelope no longer blocks its key.
+		if !waits {
+			x.queueKeyLocked(x.work.keys, f.ref)
+		}
+	}
+
+	wake := len(x.work.keys) > 0 || x.work.scanAll || x.work.moreDue && len(x.inFlight) < fewInFlight
+	x.mu.Unlock()
+
+	for t := range resume {
+		x.Outlet.ResumeKey(f.ref.ns, t, f.ref.key)
+	}
+	Signal(x.room)
+	if wake {
+		Signal(x.wake)
+	}
+}
+
+// undoFlight removes a publication that the sink did not accept. It breaks the key, so that a later
+// pass starts with its first envelope.
+func (x *Exceptions) undoFlight(id string, f *flight) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.untrackLocked(id, f)
+	x.breakKeyLocked(f.ref.orderKey)
+}
+
+// untrackLocked reverts trackLocked.
+func (x *Exceptions) untrackLocked(id string, f *flight) {
+	delete(x.inFlight, id)
+
+	k := x.keyStates[f.ref.orderKey]
+	for _, t := range f.topics {
+		k.topics[t]--
+		if k.topics[t] == 0 {
+			delete(k.topics, t)
+		}
+		if f.alone {
+			delete(k.alone, t)
+		}
+	}
+
+	k.count--
+	if k.count == 0 {
+		delete(x.keyStates, f.ref.orderKey)
+	}
+}

@@ -1,0 +1,197 @@
+package waiting
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
+
+	"github.com/outrelay/outrelay/internal/crash"
+	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/outboxes"
+	"github.com/outrelay/outrelay/internal/record"
+)
+
+// Bounds of one fenced transaction (N3), and of what an exception remembers.
+const (
+	MaxExceptions     = 1000
+	MaxExceptionBytes = 8 << 20
+	MaxHistory        = 50      // failed attempts that are kept, the latest
+	maxErrorReason    = 2 << 10 // bytes of a reason
+)
+
+// ExceptionError is why an envelope was not delivered, as it is stored.
+type ExceptionError struct {
+	Class  record.Class
+	Reason string // for people: never payload
+	Topic  string
+}
+
+// Exception is an envelope of the stream whose fate is written on its document, because the watermark passes it.
+type Exception struct {
+	NS      string   // "db.collection"
+	Raw     bson.Raw // the whole envelope, as the stream showed it
+	State   string   // retry, blocked or parked
+	Pos     string   // hexadecimal `_data` of its event (N15)
+	Pending []string // targets that have not got it; nil: all that it routes to
+	Key     string   // canonical text of its ordering key; stored unless the envelope names it as text
+	// Attempts that failed so far, and when to make the next: so long after the server's now. For state retry.
+	Attempts int32
+	Delay    time.Duration
+	Error    *ExceptionError // nil if it is held for no fault of its own
+	Node     string          // which node met the error
+	Seal     []byte          // of the state database, see [outboxes.Registry.Seal]
+	Origin   string          // OriginStream unless it says otherwise
+	// Redelivered: its records are to be flagged, for nobody knows whether they were sent before.
+	Redelivered bool
+}
+
+// WriteExceptions stores each exception, in as many fenced transactions as the bounds ask for, each majority committed
+// before the next begins; their namespaces are entered in `dirty` with it (N17). One that is attempted in vain is made smaller.
+// On an error the same call may be made again with all of them.
+//
+// N16: a write is an upsert of the whole envelope, so one that was inserted and deleted in one transaction is an exception
+// too. A document that has a state keeps it, and waits for these targets as well.
+func WriteExceptions(ctx context.Context, f mongodb.Fencer, list []Exception) error {
+	err := mongodb.WriteInParts(ctx, f, list, mongodb.Parts[Exception]{Top: MaxExceptions, Fits: fitting, Dirty: namespaces, Write: upsertExceptions})
+	if err != nil {
+		return fmt.Errorf("writing %d exceptions: %w", len(list), err)
+	}
+	return nil
+}
+
+// fitting is how many, at least one and at most limit, go into one transaction.
+func fitting(list []Exception, limit int) int {
+	size := 0
+	for n := range limit {
+		if size += len(list[n].Raw) + 512; n > 0 && size > MaxExceptionBytes {
+			return n
+		}
+	}
+	return limit
+}
+
+func namespaces(list []Exception) []string {
+	all := make(map[string]struct{}, 1)
+	for i := range list {
+		all[list[i].NS] = struct{}{}
+	}
+	return slices.Collect(maps.Keys(all))
+}
+
+func upsertExceptions(tx context.Context, client *mongo.Client, part []Exception) error {
+	models := map[string][]mongo.WriteModel{}
+	var order []string
+	for i := range part {
+		x := &part[i]
+		m, err := x.upsert()
+		if err != nil {
+			return err
+		}
+		if models[x.NS] == nil {
+			order = append(order, x.NS)
+		}
+		models[x.NS] = append(models[x.NS], m)
+	}
+	for _, ns := range order {
+		coll, err := outboxes.Outboxed(client, ns)
+		if err != nil {
+			return err
+		}
+		if _, err := coll.BulkWrite(tx, models[ns]); err != nil {
+			return mongodb.DescribeRefusal(err, "writing exceptions to "+ns, "find, insert and update", ns, "")
+		}
+		crash.At("mid-exception-write")
+	}
+	return nil
+}
+
+// upsert writes the exception; a document that is one already only gets its targets added, for nothing of it may be undone.
+func (x *Exception) upsert() (mongo.WriteModel, error) {
+	id, err := x.Raw.LookupErr("_id")
+	if err != nil {
+		return nil, fmt.Errorf("exception of %s: its envelope has no _id: %w", x.NS, err)
+	}
+	origin := x.Origin
+	if origin == "" {
+		origin = outboxes.OriginStream
+	}
+	fields := bson.D{
+		{Key: "ts", Value: "$$CLUSTER_TIME"},
+		{Key: "state", Value: mongodb.Literal(x.State)},
+		{Key: "pos", Value: mongodb.Literal(x.Pos)},
+		{Key: "attempts", Value: x.Attempts},
+		{Key: "origin", Value: mongodb.Literal(origin)},
+		{Key: "seal", Value: x.Seal},
+	}
+	// As text also where the envelope has another type: 5 and "5" are one key, and have to stand in one order. An empty key is none.
+	if key, _ := x.Raw.Lookup("key").StringValueOK(); key == "" {
+		fields = append(fields, bson.E{Key: "key", Value: mongodb.Literal(x.Key)})
+	}
+	if x.Pending != nil {
+		fields = append(fields, bson.E{Key: "pending", Value: mongodb.Literal(x.Pending)})
+	}
+	if x.Redelivered {
+		fields = append(fields, bson.E{Key: "redelivered", Value: true})
+	}
+	if x.State == "retry" {
+		fields = append(fields, bson.E{Key: "nextAt", Value: later(x.Delay)})
+	}
+	if x.Error != nil {
+		fields = append(fields, bson.E{Key: "lastError", Value: x.Error.last()},
+			bson.E{Key: "history", Value: bson.A{x.Error.attempt(x.Node)}})
+	}
+	// One of several targets that a term gives back one after the other adds to the list.
+	more := bson.D{{Key: "$mergeObjects", Value: bson.A{"$$ROOT", bson.D{{Key: "pending", Value: bson.D{{Key: "$cond", Value: bson.A{
+		bson.D{{Key: "$isArray", Value: "$pending"}}, bson.D{{Key: "$setUnion", Value: bson.A{"$pending", mongodb.Literal(x.Pending)}}}, "$pending",
+	}}}}}}}}
+	if x.Pending == nil {
+		more = bson.D{{Key: "$unsetField", Value: bson.D{{Key: "field", Value: "pending"}, {Key: "input", Value: "$$ROOT"}}}}
+	}
+	written := bson.D{{Key: "$mergeObjects", Value: bson.A{mongodb.Literal(x.Raw), fields}}}
+	return mongo.NewUpdateOneModel().SetUpsert(true).SetFilter(bson.D{{Key: "_id", Value: id}}).SetUpdate(mongo.Pipeline{
+		{{Key: "$replaceWith", Value: bson.D{{Key: "$cond", Value: bson.A{x.known(), more, written}}}}},
+	}), nil
+}
+
+// known is true for a document that is an exception already. One that was sent before is written again: the owner repeats
+// the stretch of the stream before its checkpoint, counts on the exception, and finds the record in its read-back.
+func (x *Exception) known() bson.D {
+	return bson.D{{Key: "$in", Value: bson.A{"$state", outboxes.Exceptional}}}
+}
+
+func (e *ExceptionError) last() bson.D {
+	return bson.D{
+		{Key: "class", Value: mongodb.Literal(string(e.Class))},
+		{Key: "reason", Value: mongodb.Literal(clipReason(e.Reason))},
+		{Key: "topic", Value: mongodb.Literal(e.Topic)},
+		{Key: "at", Value: "$$NOW"},
+	}
+}
+
+func (e *ExceptionError) attempt(node string) bson.D {
+	return bson.D{
+		{Key: "at", Value: "$$NOW"},
+		{Key: "topic", Value: mongodb.Literal(e.Topic)},
+		{Key: "class", Value: mongodb.Literal(string(e.Class))},
+		{Key: "reason", Value: mongodb.Literal(clipReason(e.Reason))},
+		{Key: "node", Value: mongodb.Literal(node)},
+	}
+}
+
+func clipReason(s string) string {
+	if len(s) > maxErrorReason {
+		s = s[:maxErrorReason]
+	}
+	return strings.ToValidUTF8(s, "\uFFFD")
+}
+
+// later is the server's now and so long.
+func later(d time.Duration) bson.D {
+	return bson.D{{Key: "$add", Value: bson.A{"$$NOW", d.Milliseconds()}}}
+}
