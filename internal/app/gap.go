@@ -10,11 +10,11 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 
 	"github.com/outrelay/outrelay/internal/changestream"
+	"github.com/outrelay/outrelay/internal/gap"
 	"github.com/outrelay/outrelay/internal/lease"
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/nodes"
 	"github.com/outrelay/outrelay/internal/outboxes"
-	"github.com/outrelay/outrelay/internal/reconcile"
 	"github.com/outrelay/outrelay/internal/retry"
 	"github.com/outrelay/outrelay/resume"
 )
@@ -40,8 +40,8 @@ const reasonBacklog = "backlog"
 // checkpoint.
 const cursorSaveEvery = 4
 
-// gap is a part of the stream that has to be swept.
-type gap struct {
+// lostStretch is a part of the stream that has to be swept.
+type lostStretch struct {
 	lease.Gap
 	lower  bson.Timestamp // where the sweep begins
 	margin time.Duration  // see term.stampMargin
@@ -147,7 +147,7 @@ func (t *term) planSweep(
 		from = bson.Timestamp{}
 	}
 
-	t.gap = &gap{Gap: lease.Gap{Reason: reason, From: from, To: to, Since: t.clock.now()}}
+	t.gap = &lostStretch{Gap: lease.Gap{Reason: reason, From: from, To: to, Since: t.clock.now()}}
 	u.Gap = &t.gap.Gap
 	if err := t.retryFenced(ctx, func() error { return t.held.Save(ctx, u) }); err != nil {
 		return changestream.Start{}, err
@@ -183,7 +183,7 @@ func (t *term) resumeGap(
 			Fix:  "set lost_history: sweep until it is closed",
 		}
 	}
-	t.gap = &gap{Gap: *doc.Gap}
+	t.gap = &lostStretch{Gap: *doc.Gap}
 	t.log.Warn("continuing the sweep of an earlier owner", "reason", t.gap.Reason,
 		"from", t.gap.From.T, "to", t.gap.To.T, "cursor", t.gap.Cursor.T)
 	return changestream.Start{At: &t.gap.To}, nil
@@ -199,7 +199,7 @@ func (t *term) hasUnstampedBacklog(ctx context.Context, now bson.Timestamp) (fou
 	for _, c := range t.watchedOutboxes() {
 		err := t.retryRead(ctx, func(ctx context.Context) (err error) {
 			coll := t.mongo.stream.Database(c.DB).Collection(c.Coll)
-			found, err = reconcile.HasUnstamped(ctx, now, coll, c.Part)
+			found, err = gap.HasUnstamped(ctx, now, coll, c.Part)
 			return err
 		})
 		if err != nil || found {
@@ -235,14 +235,14 @@ func (t *term) sweepGap(ctx context.Context) error {
 	g := t.gap
 	g.margin = mongodb.Margin(ctx, t.mongo.stream)
 	if t.pump.sweptEvents == nil {
-		t.pump.sweptEvents = reconcile.NewSkip(int64(t.cfg.Limits.Memory) / 4)
+		t.pump.sweptEvents = gap.NewSkip(int64(t.cfg.Limits.Memory) / 4)
 	}
 	readUpTo, err := t.findReadUpTo(ctx)
 	if err != nil {
 		return err
 	}
 
-	s := &reconcile.Sweep{
+	s := &gap.Sweep{
 		Client:      t.mongo.stream,
 		Collections: t.watchedOutboxes(),
 		From:        g.From,
@@ -270,7 +270,7 @@ func (t *term) sweepGap(ctx context.Context) error {
 
 // closeGap sets the position to the end of the gap and removes the gap from the watcher document,
 // in one write. All envelopes of the gap are delivered. The stream supplies the events after it.
-func (t *term) closeGap(ctx context.Context, res reconcile.Result) error {
+func (t *term) closeGap(ctx context.Context, res gap.Result) error {
 	g := t.gap
 	end := resume.Position{ClusterTime: g.To}
 	t.dispatcher.Position(end)
@@ -344,9 +344,9 @@ func (t *term) saveCursor(ctx context.Context) error {
 // sweeper delivers the envelopes of a sweep through the pump, like events of the stream.
 type sweeper term
 
-var _ reconcile.Publisher = (*sweeper)(nil)
+var _ gap.Publisher = (*sweeper)(nil)
 
-// Deliver implements reconcile.Publisher.
+// Deliver implements gap.Publisher.
 func (s *sweeper) Deliver(ctx context.Context, e *outboxes.Envelope) error {
 	if err := s.pump.deliverSwept(ctx, e, outboxes.PosAt(e.TS)); err != nil {
 		return err
@@ -360,7 +360,7 @@ func (s *sweeper) Deliver(ctx context.Context, e *outboxes.Envelope) error {
 	return nil
 }
 
-// Reached implements reconcile.Publisher.
+// Reached implements gap.Publisher.
 func (s *sweeper) Reached(ctx context.Context, cursor bson.Timestamp) error {
 	s.dispatcher.Position(resume.Position{ClusterTime: cursor})
 	s.dispatcher.Flush()
@@ -373,7 +373,7 @@ func (s *sweeper) Reached(ctx context.Context, cursor bson.Timestamp) error {
 	return nil
 }
 
-// Trouble implements reconcile.Publisher.
+// Trouble implements gap.Publisher.
 func (s *sweeper) Trouble(err error) { s.reportProblem("sweep", err, false) }
 
 // deliverSwept delivers an envelope of a sweep, flagged as redelivered: it may have been sent

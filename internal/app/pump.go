@@ -10,7 +10,7 @@ import (
 
 	"github.com/outrelay/outrelay/internal/changestream"
 	"github.com/outrelay/outrelay/internal/dispatch"
-	"github.com/outrelay/outrelay/internal/reconcile"
+	"github.com/outrelay/outrelay/internal/gap"
 	"github.com/outrelay/outrelay/internal/record"
 	"github.com/outrelay/outrelay/internal/tracing"
 	"github.com/outrelay/outrelay/pkg/event"
@@ -49,9 +49,9 @@ type pump struct {
 	// Events that the stream repeats although they were dealt with before. Each field is nil once
 	// the stream has passed the part that it covers.
 	replayWindow replayWindow
-	previous     *previousOwner  // exceptions and dead letters of the previous owner
-	drainedSlots []drainedSlot   // slots of an earlier division of the watcher (N28)
-	sweptEvents  *reconcile.Skip // sent by the sweep that precedes this stream (N22)
+	previous     *previousOwner // exceptions and dead letters of the previous owner
+	drainedSlots []drainedSlot  // slots of an earlier division of the watcher (N28)
+	sweptEvents  *gap.Skip      // sent by the sweep that precedes this stream (N22)
 
 	// foundByReadBack reports whether the read-back has found the record in its topic.
 	foundByReadBack func(record.Record) bool

@@ -75,7 +75,7 @@ type term struct {
 	collections map[[16]byte]bool // registered for this watcher, by UUID (N25)
 
 	reopenedAt resume.Position // where the stream was last reopened by time
-	gap        *gap            // to be swept before the stream is read
+	gap        *lostStretch    // to be swept before the stream is read
 	gapPacing  gapPacing
 	renamed    renames
 	sweeping   atomic.Pointer[sweepProgress] // set while positions are those of a sweep

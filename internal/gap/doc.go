@@ -1,4 +1,4 @@
-// Package reconcile sends the envelopes of the outbox collections whose change stream is lost.
+// Package gap sends the envelopes of the outbox collections whose change stream is lost.
 //
 // A [Sweep] reads every watched collection for the envelopes of a stretch of time whose stream is lost,
 // and delivers each to a [Publisher].
@@ -13,4 +13,4 @@
 // [Skip]. Cost: one read of an index range for each collection, and no writes. Limit: an envelope that was
 // copied into the outbox with an old stamp from before the stretch is not found, because only the lost
 // stream showed that it was new.
-package reconcile
+package gap
