@@ -6,7 +6,7 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 
-	"github.com/outrelay/outrelay/internal/dispatch"
+	"github.com/outrelay/outrelay/internal/pipeline"
 )
 
 const (
@@ -38,7 +38,7 @@ func (t *term) auditPeriodically(ctx context.Context) error {
 	}
 }
 
-func (t *term) auditOnce(ctx context.Context, out *outlet, audit *dispatch.Audit) error {
+func (t *term) auditOnce(ctx context.Context, out *outlet, audit *pipeline.Audit) error {
 	if len(t.dirty.dirtyOutboxes()) == 0 && t.dispatcher.CountGated() == 0 {
 		t.metrics.Exceptions.Reset()
 		t.waitingCount.Store(0)
@@ -66,7 +66,7 @@ func (t *term) auditOnce(ctx context.Context, out *outlet, audit *dispatch.Audit
 }
 
 // auditGates compares the gates with the collections and corrects the gates.
-func (t *term) auditGates(ctx context.Context, out *outlet, audit *dispatch.Audit) error {
+func (t *term) auditGates(ctx context.Context, out *outlet, audit *pipeline.Audit) error {
 	look := audit.StartComparison()
 	held := func(ns, topic, key string) { look.AddStored(out.recordNamespace(ns), topic, key) }
 	behind := func(string) bool { return false }

@@ -4,14 +4,14 @@ import (
 	"fmt"
 
 	"github.com/outrelay/outrelay/internal/config"
-	"github.com/outrelay/outrelay/internal/dispatch"
 	"github.com/outrelay/outrelay/internal/metrics"
 	"github.com/outrelay/outrelay/internal/outboxes"
+	"github.com/outrelay/outrelay/internal/pipeline"
 	"github.com/outrelay/outrelay/internal/record"
 	"github.com/outrelay/outrelay/internal/tracing"
 )
 
-var _ dispatch.Follower = (*tracing.Delivery)(nil)
+var _ pipeline.Follower = (*tracing.Delivery)(nil)
 
 // newExporter returns the exporter of the configured collector, or nil if no collector is
 // configured.
@@ -55,7 +55,7 @@ func newTap(e *tracing.Exporter, m *metrics.Set, clock *serverClock) *tracing.Ta
 }
 
 // traceDelivery attaches a trace to item if the delivery of p.ev is sampled.
-func (p *pump) traceDelivery(item *dispatch.Item) {
+func (p *pump) traceDelivery(item *pipeline.Item) {
 	if d := p.tap.Begin(item.Records, p.ev.DB, p.ev.Coll, item.CommitMS); d != nil {
 		item.Follow = d
 	}

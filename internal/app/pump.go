@@ -9,8 +9,8 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 
 	"github.com/outrelay/outrelay/internal/changestream"
-	"github.com/outrelay/outrelay/internal/dispatch"
 	"github.com/outrelay/outrelay/internal/gap"
+	"github.com/outrelay/outrelay/internal/pipeline"
 	"github.com/outrelay/outrelay/internal/record"
 	"github.com/outrelay/outrelay/internal/tracing"
 	"github.com/outrelay/outrelay/pkg/event"
@@ -31,7 +31,7 @@ type pump struct {
 	recordBuilder
 
 	scope           *changestream.Scope
-	dispatcher      *dispatch.Dispatcher
+	dispatcher      *pipeline.Dispatcher
 	handleDDL       func(ctx context.Context, ev *changestream.Event) error
 	adoptCollection func(ctx context.Context, ev *changestream.Event) error
 	collections     map[[16]byte]bool // registered for this watcher, by UUID (N25)
@@ -58,7 +58,7 @@ type pump struct {
 
 	// State of the current event, and buffers reused for the next one.
 	ev             changestream.Event
-	item           dispatch.Item
+	item           pipeline.Item
 	nsBuf          []byte
 	lastCollection [16]byte
 	eventCount     int
@@ -164,7 +164,7 @@ func (p *pump) handleEvent(ctx context.Context, raw []byte) error {
 // while the dispatcher has no room.
 func (p *pump) deliverInsert(ctx context.Context, commitMS int64) error {
 	item := &p.item
-	*item = dispatch.Item{
+	*item = pipeline.Item{
 		CommitMS: commitMS,
 		Raw:      p.ev.Document,
 		DB:       p.ev.DB,
@@ -240,7 +240,7 @@ func (p *pump) leaveToReconciler(ctx context.Context) error {
 // fillItem parses the envelope in p.ev and appends one record per target to item. The records share
 // key, value and headers. An envelope that the reconciler owns gets none. The error is a
 // *record.Refusal.
-func (p *pump) fillItem(item *dispatch.Item) error {
+func (p *pump) fillItem(item *pipeline.Item) error {
 	if !p.ev.HasDocument {
 		item.Raw = envelopeWithIDOnly(&p.ev)
 		return &record.Refusal{Class: record.Malformed, Reason: string(p.ev.Note)}
@@ -277,7 +277,7 @@ func (p *pump) fillItem(item *dispatch.Item) error {
 // recordDelivery requests that the delivery of item is recorded on its envelope. The configuration
 // may require that. An envelope without a server timestamp always requires it: otherwise neither
 // sweep nor purge could determine that it was sent (N25).
-func (p *pump) recordDelivery(item *dispatch.Item) {
+func (p *pump) recordDelivery(item *pipeline.Item) {
 	// A timestamp far older than the commit was copied here with the document. It is unrelated to
 	// this insert.
 	stamp := p.view.TS
@@ -289,7 +289,7 @@ func (p *pump) recordDelivery(item *dispatch.Item) {
 	}
 
 	id := p.documentID()
-	item.Sent = &dispatch.Sent{
+	item.Sent = &pipeline.Sent{
 		NS: p.namespace(),
 		ID: bson.RawValue{Type: id.Type, Value: slices.Clone(id.Value)},
 		TS: stamp,
@@ -311,7 +311,7 @@ func (p *pump) namespace() string {
 
 // rejectEnvelope dead-letters the envelope of item if err is a *record.Refusal, and returns any
 // other err. An expired envelope is dropped instead if it is configured so.
-func (p *pump) rejectEnvelope(ctx context.Context, item *dispatch.Item, err error) error {
+func (p *pump) rejectEnvelope(ctx context.Context, item *pipeline.Item, err error) error {
 	refusal, ok := errors.AsType[*record.Refusal](err)
 	if !ok {
 		return err

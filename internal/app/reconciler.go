@@ -11,9 +11,9 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/outrelay/outrelay/internal/deadletter"
-	"github.com/outrelay/outrelay/internal/dispatch"
 	"github.com/outrelay/outrelay/internal/lease"
 	"github.com/outrelay/outrelay/internal/outboxes"
+	"github.com/outrelay/outrelay/internal/pipeline"
 	"github.com/outrelay/outrelay/internal/purge"
 	"github.com/outrelay/outrelay/internal/record"
 	"github.com/outrelay/outrelay/internal/retry"
@@ -289,8 +289,8 @@ func (t *term) drainReconciler(work context.Context) {
 	}
 }
 
-// Sent implements dispatch.Recorder.
-func (x *exceptionWriter) Sent(ctx context.Context, batch []*dispatch.Sent) error {
+// Sent implements pipeline.Recorder.
+func (x *exceptionWriter) Sent(ctx context.Context, batch []*pipeline.Sent) error {
 	list := make([]purge.Sent, len(batch))
 	for i, s := range batch {
 		list[i] = purge.Sent{NS: s.NS, ID: s.ID, TS: s.TS}

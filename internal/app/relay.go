@@ -24,13 +24,13 @@ import (
 
 	"github.com/outrelay/outrelay/internal/changestream"
 	"github.com/outrelay/outrelay/internal/config"
-	"github.com/outrelay/outrelay/internal/dispatch"
 	"github.com/outrelay/outrelay/internal/health"
 	"github.com/outrelay/outrelay/internal/kafkawire"
 	"github.com/outrelay/outrelay/internal/metrics"
 	"github.com/outrelay/outrelay/internal/migrate"
 	"github.com/outrelay/outrelay/internal/nodes"
 	"github.com/outrelay/outrelay/internal/outboxes"
+	"github.com/outrelay/outrelay/internal/pipeline"
 	"github.com/outrelay/outrelay/internal/probes"
 	"github.com/outrelay/outrelay/internal/routing"
 	"github.com/outrelay/outrelay/internal/sink"
@@ -65,7 +65,7 @@ type Relay struct {
 	preset         *routing.Preset
 	slots          []*runner
 	balancer       *slots.Balancer   // nil for one slot
-	pool           *dispatch.Pool    // the memory that the slots of this process share
+	pool           *pipeline.Pool    // the memory that the slots of this process share
 	exporter       *tracing.Exporter // nil unless configured
 	figures        *figures
 	embedded       bool
@@ -125,7 +125,7 @@ func New(cfg config.Config, version string, log *slog.Logger, options ...Option)
 	if r.servesOperators() && r.buildOperators == nil {
 		return nil, errNoOperators
 	}
-	r.pool = dispatch.NewPool(int64(cfg.Limits.Memory), cfg.Limits.Tickets)
+	r.pool = pipeline.NewPool(int64(cfg.Limits.Memory), cfg.Limits.Tickets)
 
 	parts := slot.Ranges(cfg.Slots)
 	var sets []*metrics.Set

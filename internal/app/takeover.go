@@ -11,13 +11,13 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/outrelay/outrelay/internal/changestream"
-	"github.com/outrelay/outrelay/internal/dispatch"
 	"github.com/outrelay/outrelay/internal/fence"
 	"github.com/outrelay/outrelay/internal/lease"
 	"github.com/outrelay/outrelay/internal/metrics"
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/nodes"
 	"github.com/outrelay/outrelay/internal/outboxes"
+	"github.com/outrelay/outrelay/internal/pipeline"
 	"github.com/outrelay/outrelay/internal/purge"
 	"github.com/outrelay/outrelay/internal/record"
 	"github.com/outrelay/outrelay/internal/retry"
@@ -187,8 +187,8 @@ func (t *term) retryReporting(ctx context.Context, part string, op func(context.
 }
 
 // newDispatcher returns the dispatcher of the term, without a sink.
-func (t *term) newDispatcher() *dispatch.Dispatcher {
-	return dispatch.New(dispatch.Config{
+func (t *term) newDispatcher() *pipeline.Dispatcher {
+	return pipeline.New(pipeline.Config{
 		Pool:       t.pool,
 		Exceptions: &exceptionWriter{t},
 		Recorder:   &exceptionWriter{t},
@@ -196,7 +196,7 @@ func (t *term) newDispatcher() *dispatch.Dispatcher {
 		Now:        t.clock.now,
 		Ready:      func(topic string) { t.reconciler.exceptions.Wake(topic) },
 		Found:      func(ready func() bool, let func()) { t.reconciler.exceptions.ReclaimLate(ready, let) },
-		Metrics: dispatch.Metrics{
+		Metrics: pipeline.Metrics{
 			Published: func(topic string, n int) {
 				t.progress.acked.Add(int64(n))
 				t.lastAck.Store(time.Now().UnixNano())
@@ -218,7 +218,7 @@ func (t *term) newDispatcher() *dispatch.Dispatcher {
 
 // openSink fences every earlier sender and persists the new one. It blocks until that succeeds, the
 // lease is lost or ctx ends.
-func (t *term) openSink(ctx context.Context, doc *lease.Document, disp *dispatch.Dispatcher) (*sink.Sink, error) {
+func (t *term) openSink(ctx context.Context, doc *lease.Document, disp *pipeline.Dispatcher) (*sink.Sink, error) {
 	var opened *sink.Sink
 	err := retry.Do(ctx, retry.Reopen, func(ctx context.Context) (err error) {
 		opened, err = t.sinks.Open(ctx, sink.TakeOver{

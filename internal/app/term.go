@@ -14,10 +14,10 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/outrelay/outrelay/internal/changestream"
-	"github.com/outrelay/outrelay/internal/dispatch"
 	"github.com/outrelay/outrelay/internal/lease"
 	"github.com/outrelay/outrelay/internal/nodes"
 	"github.com/outrelay/outrelay/internal/outboxes"
+	"github.com/outrelay/outrelay/internal/pipeline"
 	"github.com/outrelay/outrelay/internal/retry"
 	"github.com/outrelay/outrelay/internal/sink"
 	"github.com/outrelay/outrelay/resume"
@@ -35,7 +35,7 @@ type term struct {
 	*runner
 
 	held       *lease.Held
-	dispatcher *dispatch.Dispatcher
+	dispatcher *pipeline.Dispatcher
 	sink       *sink.Sink
 	stream     *changestream.Stream
 	pump       *pump
@@ -45,7 +45,7 @@ type term struct {
 	progress   progress
 	log        *slog.Logger
 
-	delivering   atomic.Pointer[dispatch.Dispatcher] // set when the takeover is done
+	delivering   atomic.Pointer[pipeline.Dispatcher] // set when the takeover is done
 	stopRenewing func()
 
 	// background is joined last, after the release of the lease. runInBackground starts a goroutine
@@ -378,4 +378,4 @@ func (t *term) retryFenced(ctx context.Context, op func() error) error {
 	return err
 }
 
-var _ dispatch.Sink = (*sink.Sink)(nil)
+var _ pipeline.Sink = (*sink.Sink)(nil)

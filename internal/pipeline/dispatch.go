@@ -1,4 +1,4 @@
-// Package dispatch hands the events of the change stream to the sink and tracks
+// Package pipeline hands the events of the change stream to the sink and tracks
 // each of them until it is acked or recorded as an exception.
 //
 // Order: events enter in the order of Deliver and reach each partition in that
@@ -12,7 +12,7 @@
 // Nothing else slows the reader down. The methods that the sink calls return at once.
 //
 // Cost: an event that is sent costs no allocation.
-package dispatch
+package pipeline
 
 import (
 	"context"
