@@ -413,13 +413,3 @@ func (x *exceptionWriter) findInCollections(ctx context.Context, e *pipeline.Exc
 	}
 	return nil
 }
-
-// envelopeWithIDOnly returns an envelope that contains only the id of ev. It is for an event that
-// was too large for the stream, and whose document was gone when it was fetched (N24).
-func envelopeWithIDOnly(ev *changestream.Event) []byte {
-	raw, err := bson.Marshal(bson.D{{Key: "_id", Value: bson.RawValue{Type: bson.Type(ev.IDType), Value: ev.ID}}})
-	if err != nil {
-		return nil
-	}
-	return raw
-}

@@ -122,7 +122,7 @@ func (t *term) openGap(ctx context.Context, lost *changestream.GapError) (change
 	// topics. It no longer can. That has to be known before exceptions are loaded, so a new
 	// takeover finds the gap in the document.
 	start, err := t.planSweep(ctx, lost.Reason, from, to, lease.Update{Current: true})
-	if err == nil && t.pump.previous != nil {
+	if err == nil && t.pump.Previous != nil {
 		err = errGapTooLate
 	}
 	return start, err
@@ -234,9 +234,6 @@ func (t *term) findReadUpTo(ctx context.Context) (map[string]bson.Timestamp, err
 func (t *term) sweepGap(ctx context.Context) error {
 	g := t.gap
 	g.margin = mongodb.Margin(ctx, t.mongo.stream)
-	if t.pump.sweptEvents == nil {
-		t.pump.sweptEvents = gap.NewSkip(int64(t.cfg.Limits.Memory) / 4)
-	}
 	readUpTo, err := t.findReadUpTo(ctx)
 	if err != nil {
 		return err
@@ -251,7 +248,7 @@ func (t *term) sweepGap(ctx context.Context) error {
 		Cursor:      g.Cursor,
 		Margin:      g.margin,
 		Memory:      int64(t.cfg.Limits.Memory) / 4,
-		Skip:        t.pump.sweptEvents,
+		Skip:        t.pump.SkipSwept(int64(t.cfg.Limits.Memory) / 4),
 		Publisher:   (*sweeper)(t),
 	}
 	g.lower = s.LowerBound()
@@ -306,7 +303,7 @@ func (t *term) closeGap(ctx context.Context, res gap.Result) error {
 
 	t.gap = nil
 	t.gapPacing.lastEnd = g.To
-	t.pump.drainedSlots = nil
+	t.pump.DrainedSlots = nil
 	t.sweeping.Store(nil)
 	t.state.clearProblems("sweep")
 
@@ -348,7 +345,7 @@ var _ gap.Publisher = (*sweeper)(nil)
 
 // Deliver implements gap.Publisher.
 func (s *sweeper) Deliver(ctx context.Context, e *outboxes.Envelope) error {
-	if err := s.pump.deliverSwept(ctx, e, outboxes.PosAt(e.TS)); err != nil {
+	if err := s.pump.DeliverSwept(ctx, e, outboxes.PosAt(e.TS)); err != nil {
 		return err
 	}
 
@@ -375,45 +372,3 @@ func (s *sweeper) Reached(ctx context.Context, cursor bson.Timestamp) error {
 
 // Trouble implements gap.Publisher.
 func (s *sweeper) Trouble(err error) { s.reportProblem("sweep", err, false) }
-
-// deliverSwept delivers an envelope of a sweep, flagged as redelivered: it may have been sent
-// earlier than the read-back reaches. pos is its position if it has to wait (N15).
-func (p *pump) deliverSwept(ctx context.Context, e *outboxes.Envelope, pos string) error {
-	now := p.now().UnixMilli()
-	p.ev = changestream.Event{
-		Op:          changestream.Insert,
-		Document:    e.Raw,
-		HasDocument: true,
-		DB:          e.DB,
-		Coll:        e.Coll,
-		ClusterTime: e.TS,
-		WallMS:      now, // the record gets the time at which it is sent (N12)
-		Data:        []byte(pos),
-	}
-	commit := now
-	if !e.TS.IsZero() {
-		commit = int64(e.TS.T) * 1000
-	}
-
-	p.meta.Redelivered = true
-	defer func() { p.meta.Redelivered = false }()
-	p.eventCount++
-	if p.eventCount%flushEvery == 0 {
-		p.dispatcher.Flush()
-	}
-	return p.deliverInsert(ctx, commit)
-}
-
-// deliveredBySweep reports whether the sweep before this stream has delivered p.ev. If the sweep
-// may have delivered it, p.ev is flagged as redelivered.
-func (p *pump) deliveredBySweep() bool {
-	p.meta.Redelivered = false
-	if p.sweptEvents.IsPast(p.ev.ClusterTime) {
-		p.sweptEvents = nil
-		return false
-	}
-
-	known, doubtful := p.sweptEvents.WasSwept(p.ev.DB, p.ev.Coll, p.ev.IDType, p.ev.ID, p.ev.Document)
-	p.meta.Redelivered = doubtful
-	return known
-}

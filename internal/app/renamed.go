@@ -114,7 +114,7 @@ func (t *term) sweepRenamed(
 		Publisher:   renamePublisher{t},
 	}
 	res, err := s.Run(ctx)
-	t.pump.ev = last
+	t.pump.SetCurrent(last)
 	if err != nil {
 		return err
 	}
@@ -155,7 +155,7 @@ type renamePublisher struct{ *term }
 func (r renamePublisher) Deliver(ctx context.Context, e *outboxes.Envelope) error {
 	r.progress.ticks.Add(1)
 	r.metrics.Reconciled.WithLabelValues("swept").Inc()
-	return r.pump.deliverSwept(ctx, e, r.renamed.positionOf(string(e.DB)+"."+string(e.Coll), e.TS))
+	return r.pump.DeliverSwept(ctx, e, r.renamed.positionOf(string(e.DB)+"."+string(e.Coll), e.TS))
 }
 
 // Reached implements gap.Publisher. The position stays before the rename.

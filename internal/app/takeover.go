@@ -111,7 +111,7 @@ func (t *term) takeOver(ctx, work context.Context, g *errgroup.Group) (changestr
 	if t.stream, err = t.newStream(); err != nil {
 		return none, err
 	}
-	t.drainedSlots = parseDrainedSlots(&doc)
+	t.drainedSlots = pipeline.ParseDrainedSlots(&doc)
 	t.reconciler = t.newReconciler(&doc)
 	if err := t.recoverUnrecorded(ctx); err != nil {
 		return none, err
@@ -312,44 +312,60 @@ func (t *term) newStream() (*changestream.Stream, error) {
 	})
 }
 
-// newPump returns the pump of the term. until is the end of the replay window.
-func (t *term) newPump(until bson.Timestamp, previous *previousOwner) *pump {
-	p := &pump{
-		recordBuilder: recordBuilder{router: t.router, filler: t.preset.Filler(), seal: t.seal},
-
-		scope:           t.scope,
-		dispatcher:      t.dispatcher,
-		handleDDL:       t.handleDDL,
-		adoptCollection: t.adoptCollection,
-		collections:     t.collections,
-		dirty:           t.dirty,
-		onScheduled:     t.reconciler.scheduled.NoteScheduled,
-		now:             t.clock.now,
-		tap:             t.tap,
-		reportProgress:  func() { t.progress.ticks.Add(1) },
-		countDropped:    func() { t.metrics.Reconciled.WithLabelValues("expired_dropped").Inc() },
-
-		dropExpired:      t.cfg.Expired == "drop",
-		recordDeliveries: t.cfg.Recording != purge.RecordWatermark,
-		stampMargin:      uint32(t.stampMargin / time.Second),
-
-		replayWindow: replayWindow{
-			until: until,
-			end: func() {
-				t.sink.EndReplay()
-				t.dispatcher.EndReplay()
-			},
-		},
-		previous:     previous,
-		drainedSlots: t.drainedSlots,
-		foundByReadBack: func(r record.Record) bool {
-			_, _, ok := t.sink.FindHit(&r)
-			return ok
-		},
+// buildConfig returns what is needed to build the records of envelopes.
+func (t *term) buildConfig() pipeline.BuildConfig {
+	return pipeline.BuildConfig{
+		Router: t.router,
+		Preset: t.preset,
+		Scope:  t.scope,
+		Seal:   t.seal,
+		Now:    t.clock.now,
+		Tap:    t.tap,
 	}
-	p.meta.MultiCollection = t.scope.Multiple()
-	return p
 }
+
+// newPump returns the pump of the term. until is the end of the replay window.
+func (t *term) newPump(until bson.Timestamp, previous *pipeline.PreviousOwner) *pipeline.Pump {
+	return pipeline.NewPump(t.buildConfig(), pipeline.PumpConfig{
+		Dispatcher:       t.dispatcher,
+		Term:             pumpTerm{t},
+		ReadBack:         t.sink,
+		Collections:      t.collections,
+		DropExpired:      t.cfg.Expired == "drop",
+		RecordDeliveries: t.cfg.Recording != purge.RecordWatermark,
+		StampMargin:      uint32(t.stampMargin / time.Second),
+		ReplayUntil:      until,
+		Previous:         previous,
+		DrainedSlots:     t.drainedSlots,
+	})
+}
+
+// pumpTerm is the term as its pump uses it.
+type pumpTerm struct{ t *term }
+
+// HandleDDL implements pipeline.Term.
+func (p pumpTerm) HandleDDL(ctx context.Context, ev *changestream.Event) error {
+	return p.t.handleDDL(ctx, ev)
+}
+
+// AdoptCollection implements pipeline.Term.
+func (p pumpTerm) AdoptCollection(ctx context.Context, ev *changestream.Event) error {
+	return p.t.adoptCollection(ctx, ev)
+}
+
+// MarkDirty implements pipeline.Term.
+func (p pumpTerm) MarkDirty(ctx context.Context, ns string) error { return p.t.dirty.mark(ctx, ns) }
+
+// NoteScheduled implements pipeline.Term.
+func (p pumpTerm) NoteScheduled(ns string, id bson.RawValue, dueAt time.Time) {
+	p.t.reconciler.scheduled.NoteScheduled(ns, id, dueAt)
+}
+
+// NoteProgress implements pipeline.Term.
+func (p pumpTerm) NoteProgress() { p.t.progress.ticks.Add(1) }
+
+// CountDropped implements pipeline.Term.
+func (p pumpTerm) CountDropped() { p.t.metrics.Reconciled.WithLabelValues("expired_dropped").Inc() }
 
 // findStart returns where to open the stream, and sets t.from to the position that stays until the
 // stream moves it. began is a cluster time before the collections were listed.

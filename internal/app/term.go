@@ -38,7 +38,7 @@ type term struct {
 	dispatcher *pipeline.Dispatcher
 	sink       *sink.Sink
 	stream     *changestream.Stream
-	pump       *pump
+	pump       *pipeline.Pump
 	reconciler *reconciler
 	dirty      *dirtyList
 	stats      *termStats
@@ -82,9 +82,9 @@ type term struct {
 
 	// startMu guards these fields: the end of a sweep replaces them while the monitor saves them.
 	startMu            sync.Mutex
-	from               resume.Position // where the stream was started
-	drainedSlots       []drainedSlot   // delivered by the slots of the previous division
-	unsavedDescription *lease.Update   // of the new stream; saved once the watermark has passed from
+	from               resume.Position        // where the stream was started
+	drainedSlots       []pipeline.DrainedSlot // delivered by the slots of the previous division
+	unsavedDescription *lease.Update          // of the new stream; saved once the watermark has passed from
 }
 
 // currentTerm gives health and metrics the term that delivers now, if any.
@@ -239,7 +239,7 @@ func (t *term) readStreamOnce(ctx context.Context, start changestream.Start) err
 	// After an error the reader is not awaited, and it delivers nothing more. A server may answer
 	// its last request only at the next write, and the lease must be released before. serveTerm
 	// joins the reader.
-	if err := t.pump.run(ctx, batches); err != nil {
+	if err := t.pump.Run(ctx, batches); err != nil {
 		return err
 	}
 	return <-ended

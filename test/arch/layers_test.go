@@ -52,7 +52,7 @@ var rooms = []room{
 
 	// Layer 3: the stages. They do not import each other, but use interfaces that the caller declares.
 	{dir: "internal/changestream", layer: 3, why: "reads; does not use Kafka"},
-	{dir: "internal/pipeline", layer: 3, why: "orders and limits events in flight; uses no server"},
+	{dir: "internal/pipeline", layer: 3, also: []string{"internal/changestream", "internal/gap", "internal/waiting"}, why: "from an event to the sink and back from its acks: builds records, orders and limits events in flight; uses no server"},
 	{dir: "internal/fence", layer: 3, why: "takes a transactional id over, and reads back"},
 	{dir: "internal/sink", layer: 3, also: []string{"internal/fence"}, why: "sends records in order; opens with a take-over"},
 	{dir: "internal/slots", layer: 3, also: []string{"internal/fence"}, why: "how many slots a watcher has, and which node owns them"},

@@ -1,4 +1,4 @@
-package app
+package pipeline
 
 import (
 	"context"
@@ -12,29 +12,31 @@ import (
 	"github.com/outrelay/outrelay/pkg/event"
 )
 
-// outlet publishes envelopes that come from the collections instead of the stream. It implements
+// Outlet publishes envelopes that come from the collections instead of the stream. It implements
 // waiting.Outlet and is safe for concurrent use.
-type outlet struct {
-	t    *term
-	pool sync.Pool // of *outgoing: the loops of the reconciler publish concurrently
+type Outlet struct {
+	BuildConfig
+	dispatcher *Dispatcher
+	readBack   ReadBack
+	pool       sync.Pool // of *outgoing: the loops of the reconciler publish concurrently
 }
 
-// outgoing contains the buffers of one call of an outlet.
+// outgoing contains the buffers of one call of an Outlet.
 type outgoing struct {
 	recordBuilder
 	recs []record.Record
 }
 
-func newOutlet(t *term) *outlet {
-	o := &outlet{t: t}
-	o.pool.New = func() any {
-		return &outgoing{recordBuilder: recordBuilder{router: t.router, filler: t.preset.Filler(), seal: t.seal}}
-	}
+// NewOutlet returns an outlet that publishes to d. readBack contains the records that an earlier
+// owner has sent.
+func NewOutlet(c BuildConfig, d *Dispatcher, readBack ReadBack) *Outlet {
+	o := &Outlet{BuildConfig: c, dispatcher: d, readBack: readBack}
+	o.pool.New = func() any { return &outgoing{recordBuilder: c.newBuilder()} }
 	return o
 }
 
 // Publish implements waiting.Outlet.
-func (o *outlet) Publish(
+func (o *Outlet) Publish(
 	ctx context.Context, e *outboxes.Envelope, topics []string, answer func(record.Published),
 ) error {
 	w := o.pool.Get().(*outgoing)
@@ -45,7 +47,7 @@ func (o *outlet) Publish(
 	if err := w.checkSeal(); err != nil {
 		return err
 	}
-	now := o.t.clock.now()
+	now := o.Now()
 	if err := w.checkExpiry(now); err != nil {
 		return err
 	}
@@ -55,7 +57,7 @@ func (o *outlet) Publish(
 		Coll:            e.Coll,
 		ClusterTime:     e.TS,
 		CommitMS:        now.UnixMilli(), // the record gets the time at which it is sent (N12)
-		MultiCollection: o.t.scope.Multiple(),
+		MultiCollection: o.Scope.Multiple(),
 		Redelivered:     e.Redelivered,
 	}
 	var refused []record.Answer
@@ -74,14 +76,14 @@ func (o *outlet) Publish(
 			forward(p)
 		}
 	}
-	return o.t.dispatcher.Publish(ctx, w.recs, o.traceAnswers(e, w.recs, answer))
+	return o.dispatcher.Publish(ctx, w.recs, o.traceAnswers(e, w.recs, answer))
 }
 
-// checkEnvelope implements waiting.Exceptions.Check.
-func (o *outlet) checkEnvelope(v *event.View) error { return checkSeal(v, o.t.seal) }
+// CheckEnvelope implements waiting.Exceptions.Check.
+func (o *Outlet) CheckEnvelope(v *event.View) error { return checkSeal(v, o.Seal) }
 
-// routeTopics returns the topics of an envelope that does not list its targets.
-func (o *outlet) routeTopics(e *outboxes.Envelope) ([]string, error) {
+// RouteTopics returns the topics of an envelope that does not list its targets.
+func (o *Outlet) RouteTopics(e *outboxes.Envelope) ([]string, error) {
 	w := o.pool.Get().(*outgoing)
 	defer o.pool.Put(w)
 	if err := event.Parse(e.Raw, &w.view); err != nil {
@@ -103,23 +105,23 @@ func (o *outlet) routeTopics(e *outboxes.Envelope) ([]string, error) {
 	return topics, nil
 }
 
-// ackFound acks the records of an envelope for topics, if the read-back has found them. It reports
+// AckFound acks the records of an envelope for topics, if the read-back has found them. It reports
 // whether it has.
-func (o *outlet) ackFound(e *outboxes.Envelope, topics []string, answer func(record.Published)) bool {
+func (o *Outlet) AckFound(e *outboxes.Envelope, topics []string, answer func(record.Published)) bool {
 	w := o.pool.Get().(*outgoing)
 	defer o.pool.Put(w)
-	return w.buildIdentities(o, e, topics) && o.t.dispatcher.AckIfFound(w.recs, answer)
+	return w.buildIdentities(o, e, topics) && o.dispatcher.AckIfFound(w.recs, answer)
 }
 
 // buildIdentities builds the records of an envelope for topics, or for all its topics if topics is
 // nil. The records have the right identities and targets, but neither values nor headers. It
 // returns false if the envelope has no records.
-func (w *outgoing) buildIdentities(o *outlet, e *outboxes.Envelope, topics []string) bool {
+func (w *outgoing) buildIdentities(o *Outlet, e *outboxes.Envelope, topics []string) bool {
 	if event.Parse(e.Raw, &w.view) != nil || w.checkSeal() != nil {
 		return false
 	}
 
-	w.meta = routing.Meta{DB: e.DB, Coll: e.Coll, CommitMS: 1, MultiCollection: o.t.scope.Multiple()}
+	w.meta = routing.Meta{DB: e.DB, Coll: e.Coll, CommitMS: 1, MultiCollection: o.Scope.Multiple()}
 	var err error
 	var refused []record.Answer
 	if w.recs, refused, err = w.buildRecords(w.recs[:0], topics); err != nil || len(w.recs) == 0 {
@@ -136,9 +138,9 @@ func (w *outgoing) buildIdentities(o *outlet, e *outboxes.Envelope, topics []str
 	return true
 }
 
-// findHits returns the records of an envelope that the read-back has found, for topics, or for all
+// FindHits returns the records of an envelope that the read-back has found, for topics, or for all
 // its topics if topics is nil.
-func (o *outlet) findHits(e *outboxes.Envelope, topics []string) []waiting.Hit {
+func (o *Outlet) FindHits(e *outboxes.Envelope, topics []string) []waiting.Hit {
 	w := o.pool.Get().(*outgoing)
 	defer o.pool.Put(w)
 	if !w.buildIdentities(o, e, topics) {
@@ -151,7 +153,7 @@ func (o *outlet) findHits(e *outboxes.Envelope, topics []string) []waiting.Hit {
 	}
 	var hits []waiting.Hit
 	for i := range w.recs {
-		tp, offset, ok := o.t.sink.FindHit(&w.recs[i])
+		tp, offset, ok := o.readBack.FindHit(&w.recs[i])
 		if !ok {
 			continue
 		}
@@ -169,25 +171,25 @@ func (o *outlet) findHits(e *outboxes.Envelope, topics []string) []waiting.Hit {
 }
 
 // Settle implements waiting.Outlet.
-func (o *outlet) Settle(tickets []record.Ticket) { o.t.dispatcher.Settle(tickets) }
+func (o *Outlet) Settle(tickets []record.Ticket) { o.dispatcher.Settle(tickets) }
 
 // OpenGate implements waiting.Outlet.
-func (o *outlet) OpenGate(ns, topic, key string) {
-	o.t.dispatcher.OpenGate(o.recordNamespace(ns), topic, key)
+func (o *Outlet) OpenGate(ns, topic, key string) {
+	o.dispatcher.OpenGate(o.RecordNamespace(ns), topic, key)
 }
 
 // ResumeKey implements waiting.Outlet.
-func (o *outlet) ResumeKey(ns, topic, key string) {
-	o.t.dispatcher.ResumeKey(o.recordNamespace(ns), topic, key)
+func (o *Outlet) ResumeKey(ns, topic, key string) {
+	o.dispatcher.ResumeKey(o.RecordNamespace(ns), topic, key)
 }
 
 // Flush implements waiting.Outlet.
-func (o *outlet) Flush() { o.t.dispatcher.Flush() }
+func (o *Outlet) Flush() { o.dispatcher.Flush() }
 
-// recordNamespace returns the namespace ns in the form that records have, which is part of the
+// RecordNamespace returns the namespace ns in the form that records have, which is part of the
 // names of gates (N7, N15). It is empty if the watcher has one collection.
-func (o *outlet) recordNamespace(ns string) string {
-	if !o.t.scope.Multiple() {
+func (o *Outlet) RecordNamespace(ns string) string {
+	if !o.Scope.Multiple() {
 		return ""
 	}
 	h := routing.NamespaceHash(ns)
@@ -195,12 +197,37 @@ func (o *outlet) recordNamespace(ns string) string {
 }
 
 // Reached implements waiting.Outlet.
-func (o *outlet) Reached() string {
-	p, ok := o.t.dispatcher.Reached()
+func (o *Outlet) Reached() string {
+	p, ok := o.dispatcher.Reached()
 	if !ok {
 		return ""
 	}
 	return outboxes.PosOf(p)
 }
 
-var _ waiting.Outlet = (*outlet)(nil)
+var _ waiting.Outlet = (*Outlet)(nil)
+
+// traceAnswers returns answer. If the delivery of e is sampled, the returned function also reports
+// the answers to the trace.
+func (o *Outlet) traceAnswers(e *outboxes.Envelope, recs []record.Record,
+	answer func(record.Published),
+) func(record.Published) {
+	d := o.Tap.Begin(recs, e.DB, e.Coll, 0)
+	if d == nil {
+		return answer
+	}
+
+	return func(p record.Published) {
+		for _, a := range p.Answers {
+			switch {
+			case a.Refusal != nil:
+				d.NotSent(a.Topic, string(a.Refusal.Class), true)
+			case a.Held != nil:
+				d.NotSent(a.Topic, "held", false)
+			default:
+				d.Acked(record.TopicPartition{Topic: a.Topic, Partition: a.Partition}, a.Offset)
+			}
+		}
+		answer(p)
+	}
+}

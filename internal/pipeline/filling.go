@@ -1,12 +1,14 @@
-package app
+package pipeline
 
 import (
 	"bytes"
 	"fmt"
 	"time"
 
+	"github.com/outrelay/outrelay/internal/changestream"
 	"github.com/outrelay/outrelay/internal/record"
 	"github.com/outrelay/outrelay/internal/routing"
+	"github.com/outrelay/outrelay/internal/tracing"
 	"github.com/outrelay/outrelay/pkg/event"
 )
 
@@ -19,6 +21,28 @@ type recordBuilder struct {
 	meta    routing.Meta
 	targets []routing.Target
 	seal    []byte // of the state database, see [outboxes.Registry.Seal]
+}
+
+// BuildConfig contains what is needed to build the records of envelopes.
+type BuildConfig struct {
+	Router *routing.Router
+	Preset *routing.Preset
+	Scope  *changestream.Scope
+	Seal   []byte           // of the state database
+	Now    func() time.Time // server time
+	Tap    *tracing.Tap
+}
+
+func (c *BuildConfig) newBuilder() recordBuilder {
+	b := recordBuilder{router: c.Router, filler: c.Preset.Filler(), seal: c.Seal}
+	b.meta.MultiCollection = c.Scope.Multiple()
+	return b
+}
+
+// ReadBack contains the records that the sink has found in their topics.
+type ReadBack interface {
+	FindHit(rec *record.Record) (tp record.TopicPartition, offset int64, ok bool)
+	EndReplay()
 }
 
 // checkExpiry returns a *record.Refusal if the envelope has expired at now.

@@ -1,4 +1,4 @@
-package app
+package pipeline
 
 import (
 	"testing"
@@ -19,9 +19,9 @@ func TestN15_WhatIsDeadIsKnownByItsPlace(t *testing.T) {
 		}
 		return bson.RawValue{Type: bson.TypeString, Value: v}
 	}
-	o := newPreviousOwner()
-	o.addDeadLetter("d.c", deadletter.LaterLetter{ID: id("all"), Pos: "8201"})
-	o.addDeadLetter("d.c", deadletter.LaterLetter{ID: id("one"), Pos: "8202", Topic: "a"})
+	o := NewPreviousOwner()
+	o.AddDeadLetter("d.c", deadletter.LaterLetter{ID: id("all"), Pos: "8201"})
+	o.AddDeadLetter("d.c", deadletter.LaterLetter{ID: id("one"), Pos: "8202", Topic: "a"})
 	for _, c := range []struct {
 		ns, id, pos string
 		left        int
@@ -34,8 +34,8 @@ func TestN15_WhatIsDeadIsKnownByItsPlace(t *testing.T) {
 			t.Errorf("%+v: %v, %v", c, rest, dead)
 		}
 	}
-	o.reset()
-	if !o.isEmpty() {
+	o.Reset()
+	if !o.IsEmpty() {
 		t.Error("it forgets nothing")
 	}
 }

@@ -1,4 +1,4 @@
-package app
+package pipeline
 
 import (
 	"context"
@@ -10,9 +10,7 @@ import (
 
 	"github.com/outrelay/outrelay/internal/changestream"
 	"github.com/outrelay/outrelay/internal/gap"
-	"github.com/outrelay/outrelay/internal/pipeline"
 	"github.com/outrelay/outrelay/internal/record"
-	"github.com/outrelay/outrelay/internal/tracing"
 	"github.com/outrelay/outrelay/pkg/event"
 	"github.com/outrelay/outrelay/resume"
 )
@@ -24,56 +22,80 @@ const (
 	positionEvery = 256 // events between two positions that the watermark can reach
 )
 
-// pump is the hot path: it decodes the events of the change stream, routes them and delivers them
+// Pump is the hot path: it decodes the events of the change stream, routes them and delivers them
 // to the dispatcher. A single goroutine runs it. All that an event needs is reused, so an event
 // costs no allocation.
-type pump struct {
+type Pump struct {
 	recordBuilder
 
-	scope           *changestream.Scope
-	dispatcher      *pipeline.Dispatcher
-	handleDDL       func(ctx context.Context, ev *changestream.Event) error
-	adoptCollection func(ctx context.Context, ev *changestream.Event) error
-	collections     map[[16]byte]bool // registered for this watcher, by UUID (N25)
-	dirty           *dirtyList
-	onScheduled     func(ns string, id bson.RawValue, dueAt time.Time)
-	now             func() time.Time // server time, for expiry
-	tap             *tracing.Tap
-	reportProgress  func() // called for each batch, also for an empty one
-	countDropped    func() // called for each expired envelope that is dropped
+	BuildConfig
+	PumpConfig
 
-	dropExpired      bool   // drop expired envelopes instead of dead-lettering them
-	recordDeliveries bool   // record every delivery on its envelope
-	stampMargin      uint32 // seconds by which a server timestamp may precede the commit
-
-	// Events that the stream repeats although they were dealt with before. Each field is nil once
-	// the stream has passed the part that it covers.
-	replayWindow replayWindow
-	previous     *previousOwner // exceptions and dead letters of the previous owner
-	drainedSlots []drainedSlot  // slots of an earlier division of the watcher (N28)
-	sweptEvents  *gap.Skip      // sent by the sweep that precedes this stream (N22)
-
-	// foundByReadBack reports whether the read-back has found the record in its topic.
-	foundByReadBack func(record.Record) bool
+	// sweptEvents are sent by the sweep that precedes this stream (N22). It is nil once the stream
+	// has passed them.
+	sweptEvents *gap.Skip
 
 	// State of the current event, and buffers reused for the next one.
 	ev             changestream.Event
-	item           pipeline.Item
+	item           Item
 	nsBuf          []byte
 	lastCollection [16]byte
 	eventCount     int
+	replaying      bool // the stream has not passed ReplayUntil
 }
 
-// replayWindow is the part of the stream that repeats events whose records the read-back may have
-// found.
-type replayWindow struct {
-	until bson.Timestamp
-	end   func() // nil once the stream has passed the window
+// Term is the term of ownership that the pump works for.
+type Term interface {
+	// HandleDDL handles an event that is not an insert.
+	HandleDDL(ctx context.Context, ev *changestream.Event) error
+	// AdoptCollection registers the collection of ev, which is new.
+	AdoptCollection(ctx context.Context, ev *changestream.Event) error
+	// MarkDirty returns once the collection ns is on the dirty list.
+	MarkDirty(ctx context.Context, ns string) error
+	// NoteScheduled notes a scheduled envelope.
+	NoteScheduled(ns string, id bson.RawValue, dueAt time.Time)
+	// NoteProgress is called for each batch, also for an empty one.
+	NoteProgress()
+	// CountDropped is called for each expired envelope that is dropped.
+	CountDropped()
 }
 
-// run pumps batches until the reader closes in, and then returns nil. It returns early with the
+// PumpConfig contains the parts and settings of a pump. All fields are required, except for those
+// that can be nil.
+type PumpConfig struct {
+	Dispatcher  *Dispatcher
+	Term        Term
+	ReadBack    ReadBack
+	Collections map[[16]byte]bool // registered for this watcher, by UUID (N25)
+
+	DropExpired      bool   // drop expired envelopes instead of dead-lettering them
+	RecordDeliveries bool   // record every delivery on its envelope
+	StampMargin      uint32 // seconds by which a server timestamp may precede the commit
+
+	// Events that the stream repeats although they were dealt with before. The pump sets Previous
+	// and DrainedSlots to nil once the stream has passed the part that they cover.
+	ReplayUntil  bson.Timestamp // end of the part whose records the read-back may have found
+	Previous     *PreviousOwner // exceptions and dead letters of the previous owner
+	DrainedSlots []DrainedSlot  // slots of an earlier division of the watcher (N28)
+}
+
+// NewPump returns a pump that has not read any event.
+func NewPump(b BuildConfig, c PumpConfig) *Pump {
+	return &Pump{recordBuilder: b.newBuilder(), BuildConfig: b, PumpConfig: c, replaying: true}
+}
+
+// SkipSwept returns the set of events that the following stream may repeat after a sweep. It uses
+// at most the given bytes.
+func (p *Pump) SkipSwept(bytes int64) *gap.Skip {
+	if p.sweptEvents == nil {
+		p.sweptEvents = gap.NewSkip(bytes)
+	}
+	return p.sweptEvents
+}
+
+// Run pumps batches until the reader closes in, and then returns nil. It returns early with the
 // first error, or with the cause of ctx when ctx ends.
-func (p *pump) run(ctx context.Context, in <-chan *changestream.Batch) error {
+func (p *Pump) Run(ctx context.Context, in <-chan *changestream.Batch) error {
 	for {
 		select {
 		case <-ctx.Done():
@@ -84,7 +106,7 @@ func (p *pump) run(ctx context.Context, in <-chan *changestream.Batch) error {
 				return nil
 			}
 
-			p.reportProgress()
+			p.Term.NoteProgress()
 			if err := p.handleBatch(ctx, b); err != nil {
 				return err
 			}
@@ -94,7 +116,7 @@ func (p *pump) run(ctx context.Context, in <-chan *changestream.Batch) error {
 
 // handleBatch delivers the events of b in order and then releases b. It blocks while the dispatcher
 // has no room.
-func (p *pump) handleBatch(ctx context.Context, b *changestream.Batch) error {
+func (p *Pump) handleBatch(ctx context.Context, b *changestream.Batch) error {
 	for _, raw := range b.Docs {
 		if err := p.handleEvent(ctx, raw); err != nil {
 			return err
@@ -102,24 +124,25 @@ func (p *pump) handleBatch(ctx context.Context, b *changestream.Batch) error {
 
 		p.eventCount++
 		if p.eventCount%flushEvery == 0 {
-			p.dispatcher.Flush()
+			p.Dispatcher.Flush()
 		}
 		if p.eventCount%positionEvery == 0 {
 			// The token aliases the batch, and the dispatcher keeps it for longer.
 			token := slices.Clone(resume.Token(p.ev.Token))
-			p.dispatcher.Position(resume.Position{Token: token, ClusterTime: p.ev.ClusterTime})
+			p.Dispatcher.Position(resume.Position{Token: token, ClusterTime: p.ev.ClusterTime})
 		}
 	}
 
 	// The position of the batch can be later than its last event: the server also advances past
 	// events that the pipeline filters out.
-	p.dispatcher.Position(b.Position)
-	p.dispatcher.Flush()
+	p.Dispatcher.Position(b.Position)
+	p.Dispatcher.Flush()
 
-	if p.replayWindow.end != nil && b.Position.ClusterTime.After(p.replayWindow.until) {
-		p.replayWindow.end()
-		p.replayWindow.end = nil
-		p.previous = nil
+	if p.replaying && b.Position.ClusterTime.After(p.ReplayUntil) {
+		p.ReadBack.EndReplay()
+		p.Dispatcher.EndReplay()
+		p.replaying = false
+		p.Previous = nil
 	}
 
 	b.Release()
@@ -128,29 +151,29 @@ func (p *pump) handleBatch(ctx context.Context, b *changestream.Batch) error {
 
 // handleEvent parses one event of the stream into p.ev. It delivers the event unless the event is
 // not an insert into a watched collection, or was delivered before.
-func (p *pump) handleEvent(ctx context.Context, raw []byte) error {
+func (p *Pump) handleEvent(ctx context.Context, raw []byte) error {
 	if err := changestream.Parse(raw, &p.ev); err != nil {
 		return err
 	}
 	if p.ev.Op != changestream.Insert {
-		return p.handleDDL(ctx, &p.ev)
+		return p.Term.HandleDDL(ctx, &p.ev)
 	}
-	if !p.scope.Matches(p.ev.DB, p.ev.Coll) {
+	if !p.Scope.Matches(p.ev.DB, p.ev.Coll) {
 		return nil
 	}
 
 	// A collection must be registered for this watcher before an event of it is sent (N25).
 	// Consecutive events mostly share a collection, so the lookup is rare.
 	if p.ev.UUID != p.lastCollection && p.ev.HasUUID {
-		if !p.collections[p.ev.UUID] {
-			if err := p.adoptCollection(ctx, &p.ev); err != nil {
+		if !p.Collections[p.ev.UUID] {
+			if err := p.Term.AdoptCollection(ctx, &p.ev); err != nil {
 				return err
 			}
 		}
 		p.lastCollection = p.ev.UUID
 	}
 
-	if p.drainedSlots != nil && p.deliveredByOldSlot() {
+	if p.DrainedSlots != nil && p.deliveredByOldSlot() {
 		return nil
 	}
 	if p.sweptEvents != nil && p.deliveredBySweep() {
@@ -162,9 +185,9 @@ func (p *pump) handleEvent(ctx context.Context, raw []byte) error {
 
 // deliverInsert delivers the insert in p.ev, which comes from the stream or from a sweep. It blocks
 // while the dispatcher has no room.
-func (p *pump) deliverInsert(ctx context.Context, commitMS int64) error {
+func (p *Pump) deliverInsert(ctx context.Context, commitMS int64) error {
 	item := &p.item
-	*item = pipeline.Item{
+	*item = Item{
 		CommitMS: commitMS,
 		Raw:      p.ev.Document,
 		DB:       p.ev.DB,
@@ -186,23 +209,23 @@ func (p *pump) deliverInsert(ctx context.Context, commitMS int64) error {
 	// The stream repeats envelopes of the previous owner. Topics for which it dead-lettered the
 	// envelope, or left it waiting, are settled. It may have died before it sent the others, so
 	// those are delivered here (N15).
-	if p.previous != nil {
+	if p.Previous != nil {
 		id := p.documentID()
 
 		var dead, waiting bool
-		item.Records, dead = p.previous.removeDeadTopics(p.namespace(), id, p.ev.Data, item.Records)
+		item.Records, dead = p.Previous.removeDeadTopics(p.namespace(), id, p.ev.Data, item.Records)
 		if dead && fillErr == nil && len(item.Records) == 0 {
 			return nil
 		}
 
-		item.Records, waiting = p.previous.removeWaitingTopics(p.namespace(), id, item.Records)
+		item.Records, waiting = p.Previous.removeWaitingTopics(p.namespace(), id, item.Records)
 		if waiting && (fillErr != nil || len(item.Records) == 0) {
 			// Not rejected, even if it has expired since: the reconciler decides that when the
 			// envelope's turn comes.
 			return nil
 		}
 		if waiting {
-			return p.dispatcher.Deliver(ctx, item)
+			return p.Dispatcher.Deliver(ctx, item)
 		}
 	}
 
@@ -215,24 +238,24 @@ func (p *pump) deliverInsert(ctx context.Context, commitMS int64) error {
 
 	p.recordDelivery(item)
 	p.traceDelivery(item)
-	return p.dispatcher.Deliver(ctx, item)
+	return p.Dispatcher.Deliver(ctx, item)
 }
 
 // ownedByReconciler reports whether only the reconciler may send the envelope in p.view: it is an
 // exception (N16), or it is scheduled (N19).
-func (p *pump) ownedByReconciler() bool { return p.view.State != nil || p.view.HasDueAt }
+func (p *Pump) ownedByReconciler() bool { return p.view.State != nil || p.view.HasDueAt }
 
 // leaveToReconciler makes sure that the reconciler will find the envelope in p.ev. It returns once
 // the collection is on the dirty list: after the watermark has passed the envelope, a later owner
 // looks only at collections on that list (N17).
-func (p *pump) leaveToReconciler(ctx context.Context) error {
+func (p *Pump) leaveToReconciler(ctx context.Context) error {
 	ns := p.namespace()
-	if err := p.dirty.mark(ctx, ns); err != nil {
+	if err := p.Term.MarkDirty(ctx, ns); err != nil {
 		return err
 	}
 
-	if p.view.State == nil && p.onScheduled != nil {
-		p.onScheduled(ns, p.documentID(), time.UnixMilli(p.view.DueAt))
+	if p.view.State == nil {
+		p.Term.NoteScheduled(ns, p.documentID(), time.UnixMilli(p.view.DueAt))
 	}
 	return nil
 }
@@ -240,7 +263,7 @@ func (p *pump) leaveToReconciler(ctx context.Context) error {
 // fillItem parses the envelope in p.ev and appends one record per target to item. The records share
 // key, value and headers. An envelope that the reconciler owns gets none. The error is a
 // *record.Refusal.
-func (p *pump) fillItem(item *pipeline.Item) error {
+func (p *Pump) fillItem(item *Item) error {
 	if !p.ev.HasDocument {
 		item.Raw = envelopeWithIDOnly(&p.ev)
 		return &record.Refusal{Class: record.Malformed, Reason: string(p.ev.Note)}
@@ -252,8 +275,8 @@ func (p *pump) fillItem(item *pipeline.Item) error {
 	if p.ownedByReconciler() {
 		return nil
 	}
-	expired := p.checkExpiry(p.now())
-	if expired != nil && p.replayWindow.end == nil {
+	expired := p.checkExpiry(p.Now())
+	if expired != nil && !p.replaying {
 		return expired
 	}
 
@@ -267,29 +290,35 @@ func (p *pump) fillItem(item *pipeline.Item) error {
 
 	// If the previous owner sent a record of the envelope in time, the envelope has not expired.
 	// That owner began all targets together, so the remaining targets get their records as well.
-	if err == nil && expired != nil && !slices.ContainsFunc(item.Records, p.foundByReadBack) {
+	if err == nil && expired != nil && !slices.ContainsFunc(item.Records, p.isInTopic) {
 		item.Records = item.Records[:0]
 		return expired
 	}
 	return err
 }
 
+// isInTopic reports whether the read-back has found the record in its topic.
+func (p *Pump) isInTopic(r record.Record) bool {
+	_, _, ok := p.ReadBack.FindHit(&r)
+	return ok
+}
+
 // recordDelivery requests that the delivery of item is recorded on its envelope. The configuration
 // may require that. An envelope without a server timestamp always requires it: otherwise neither
 // sweep nor purge could determine that it was sent (N25).
-func (p *pump) recordDelivery(item *pipeline.Item) {
+func (p *Pump) recordDelivery(item *Item) {
 	// A timestamp far older than the commit was copied here with the document. It is unrelated to
 	// this insert.
 	stamp := p.view.TS
-	if p.ev.ClusterTime.T > stamp.T+p.stampMargin {
+	if p.ev.ClusterTime.T > stamp.T+p.StampMargin {
 		stamp = bson.Timestamp{}
 	}
-	if !p.recordDeliveries && !stamp.IsZero() {
+	if !p.RecordDeliveries && !stamp.IsZero() {
 		return
 	}
 
 	id := p.documentID()
-	item.Sent = &pipeline.Sent{
+	item.Sent = &Sent{
 		NS: p.namespace(),
 		ID: bson.RawValue{Type: id.Type, Value: slices.Clone(id.Value)},
 		TS: stamp,
@@ -297,12 +326,12 @@ func (p *pump) recordDelivery(item *pipeline.Item) {
 }
 
 // documentID returns the _id of the envelope in p.ev. It aliases the batch.
-func (p *pump) documentID() bson.RawValue {
+func (p *Pump) documentID() bson.RawValue {
 	return bson.Raw(p.ev.Document).Lookup("_id")
 }
 
 // namespace returns "database.collection" of p.ev.
-func (p *pump) namespace() string {
+func (p *Pump) namespace() string {
 	p.nsBuf = append(p.nsBuf[:0], p.ev.DB...)
 	p.nsBuf = append(p.nsBuf, '.')
 	p.nsBuf = append(p.nsBuf, p.ev.Coll...)
@@ -311,18 +340,35 @@ func (p *pump) namespace() string {
 
 // rejectEnvelope dead-letters the envelope of item if err is a *record.Refusal, and returns any
 // other err. An expired envelope is dropped instead if it is configured so.
-func (p *pump) rejectEnvelope(ctx context.Context, item *pipeline.Item, err error) error {
+func (p *Pump) rejectEnvelope(ctx context.Context, item *Item, err error) error {
 	refusal, ok := errors.AsType[*record.Refusal](err)
 	if !ok {
 		return err
 	}
 
-	if refusal.Class == record.Expired && p.dropExpired {
-		p.countDropped()
+	if refusal.Class == record.Expired && p.DropExpired {
+		p.Term.CountDropped()
 		return nil
 	}
 
 	item.Dead = refusal
 	item.Records = item.Records[:0]
-	return p.dispatcher.Deliver(ctx, item)
+	return p.Dispatcher.Deliver(ctx, item)
+}
+
+// envelopeWithIDOnly returns an envelope that contains only the id of ev. It is for an event that
+// was too large for the stream, and whose document was gone when it was fetched (N24).
+func envelopeWithIDOnly(ev *changestream.Event) []byte {
+	raw, err := bson.Marshal(bson.D{{Key: "_id", Value: bson.RawValue{Type: bson.Type(ev.IDType), Value: ev.ID}}})
+	if err != nil {
+		return nil
+	}
+	return raw
+}
+
+// traceDelivery attaches a trace to item if the delivery of p.ev is sampled.
+func (p *Pump) traceDelivery(item *Item) {
+	if d := p.Tap.Begin(item.Records, p.ev.DB, p.ev.Coll, item.CommitMS); d != nil {
+		item.Follow = d
+	}
 }
