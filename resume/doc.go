@@ -8,6 +8,6 @@
 //
 // Order: a position means that everything up to it is done. Positions of one deployment are totally
 // ordered, and a Store never lets a checkpoint go back. Tokens of different deployments cannot be
-// compared. The server may reject a token that looks valid, because only the server knows whether
-// it still has the history.
+// compared. The server may reject a token that looks valid, because only the server can check
+// whether it still has the history.
 package resume

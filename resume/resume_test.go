@@ -22,8 +22,9 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(stacktest.Settled(m, goleak.Find))
 }
 
-func at(t, i uint32, rest string) resume.Position {
-	return resume.Position{Token: resume.TokenOf(fmt.Sprintf("82%08X%08X%s", t, i, rest)), ClusterTime: bson.Timestamp{T: t, I: i}}
+func newPosition(t, i uint32, rest string) resume.Position {
+	return resume.Position{Token: resume.TokenOf(fmt.Sprintf("82%08X%08X%s", t, i, rest)),
+		ClusterTime: bson.Timestamp{T: t, I: i}}
 }
 
 func TestTokenClusterTime(t *testing.T) {
@@ -42,7 +43,7 @@ func TestTokenClusterTime(t *testing.T) {
 		{"not hex", resume.TokenOf("82zzA1B2C300000005"), bson.Timestamp{}, false},
 		{"no time", resume.TokenOf("820000000000000005"), bson.Timestamp{}, false},
 		{"garbage", resume.Token("garbage"), bson.Timestamp{}, false},
-		{"other document", marshal(t, bson.D{{Key: "_data", Value: 7}}), bson.Timestamp{}, false},
+		{"other document", mustMarshal(t, bson.D{{Key: "_data", Value: 7}}), bson.Timestamp{}, false},
 	} {
 		if got, ok := c.token.ClusterTime(); got != c.want || ok != c.ok {
 			t.Errorf("%s: got %v %v, want %v %v", c.name, got, ok, c.want, c.ok)
@@ -55,11 +56,11 @@ func TestPositionOrder(t *testing.T) {
 	order := []resume.Position{
 		{},
 		{ClusterTime: bson.Timestamp{T: 100, I: 1}},
-		at(100, 1, "29"),
-		at(100, 1, "2B022C0100"),
-		at(100, 2, "29"),
+		newPosition(100, 1, "29"),
+		newPosition(100, 1, "2B022C0100"),
+		newPosition(100, 2, "29"),
 		{ClusterTime: bson.Timestamp{T: 0x9ABCDEF0, I: 1}},
-		at(0x9ABCDEF0, 1, "29"),
+		newPosition(0x9ABCDEF0, 1, "29"),
 	}
 
 	for i, p := range order {
@@ -70,12 +71,13 @@ func TestPositionOrder(t *testing.T) {
 		}
 	}
 
-	if ts, ok := (resume.Position{Token: at(7, 8, "29").Token}).Time(); !ok || ts != (bson.Timestamp{T: 7, I: 8}) {
-		t.Errorf("the time of a bare token is %v %v", ts, ok)
+	if ts, ok := (resume.Position{Token: newPosition(7, 8, "29").Token}).Time(); !ok ||
+		ts != (bson.Timestamp{T: 7, I: 8}) {
+		t.Errorf("Time of a position with only a token = %v %v", ts, ok)
 	}
 
 	if !(resume.Position{}).IsZero() || order[1].IsZero() {
-		t.Error("IsZero")
+		t.Error("IsZero is wrong")
 	}
 }
 
@@ -91,10 +93,10 @@ func cmpInt(i, j int) int {
 
 func TestTokenIsStoredAsItsDocument(t *testing.T) {
 	t.Parallel()
-	in := at(5, 6, "29")
-	raw := marshal(t, in)
+	in := newPosition(5, 6, "29")
+	raw := mustMarshal(t, in)
 	if got := bson.Raw(raw).Lookup("token", "_data").StringValue(); got != in.Token.Data() {
-		t.Errorf("token._data is %q", got)
+		t.Errorf("stored token._data is %q", got)
 	}
 
 	var out resume.Position
@@ -106,7 +108,7 @@ func TestTokenIsStoredAsItsDocument(t *testing.T) {
 		t.Error(diff)
 	}
 
-	raw = marshal(t, resume.Position{})
+	raw = mustMarshal(t, resume.Position{})
 	if typ := bson.Raw(raw).Lookup("token").Type; typ != bson.TypeNull {
 		t.Errorf("a zero token is stored as %s", typ)
 	}
@@ -117,11 +119,11 @@ func TestTokenIsStoredAsItsDocument(t *testing.T) {
 
 	var tok resume.Token
 	if err := tok.UnmarshalBSONValue(byte(bson.TypeString), []byte{1, 0, 0, 0, 0}); err == nil {
-		t.Error("a string was taken for a token")
+		t.Error("a token was decoded from a string")
 	}
 
 	if _, _, err := resume.Token("garbage").MarshalBSONValue(); err == nil {
-		t.Error("garbage was stored")
+		t.Error("an invalid token was encoded")
 	}
 }
 
@@ -146,13 +148,14 @@ func TestTokenOfRealStream(t *testing.T) {
 		}
 
 		sec, inc := cs.Current.Lookup("clusterTime").Timestamp()
-		pos := resume.Position{Token: resume.Token(cs.Current.Lookup("_id").Document()).Clone(), ClusterTime: bson.Timestamp{T: sec, I: inc}}
+		pos := resume.Position{Token: resume.Token(cs.Current.Lookup("_id").Document()).Clone(),
+			ClusterTime: bson.Timestamp{T: sec, I: inc}}
 		if got, ok := pos.Token.ClusterTime(); !ok || got != pos.ClusterTime {
-			t.Errorf("decoded %v, server says %v", got, pos.ClusterTime)
+			t.Errorf("ClusterTime = %v, want the server's %v", got, pos.ClusterTime)
 		}
 
 		if pos.Compare(last) <= 0 {
-			t.Errorf("position %d does not come after the one before", i)
+			t.Errorf("position %d is not after the previous position", i)
 		}
 
 		last = pos
@@ -166,7 +169,7 @@ func TestTokenOfRealStream(t *testing.T) {
 	_ = again.Close(t.Context())
 }
 
-func stores(t *testing.T) map[string]func() resume.Store {
+func newStores(t *testing.T) map[string]func() resume.Store {
 	db := stacktest.Database(t, stacktest.Client(t))
 	n := 0
 	return map[string]func() resume.Store{
@@ -180,22 +183,24 @@ func stores(t *testing.T) map[string]func() resume.Store {
 
 func TestStore(t *testing.T) {
 	t.Parallel()
-	for name, open := range stores(t) {
+	for name, open := range newStores(t) {
 		t.Run(name, func(t *testing.T) {
 			ctx, s := t.Context(), open()
 			if _, err := s.Load(ctx, "w"); !errors.Is(err, resume.ErrNotFound) {
-				t.Fatalf("Load of nothing: %v", err)
+				t.Fatalf("Load of a missing checkpoint returned %v, want ErrNotFound", err)
 			}
 			if err := s.Save(ctx, "w", resume.Checkpoint{}); err == nil {
-				t.Fatal("a zero position was stored")
+				t.Fatal("Save accepted a zero position")
 			}
 
 			first := resume.Checkpoint{
-				Position: at(10, 1, "29"), PipelineHash: "h",
+				Position: newPosition(10, 1, "29"), PipelineHash: "h",
 				Collections: []resume.Collection{{NS: "shop.outbox", UUID: [16]byte{1, 2, 3}}},
 			}
-			save(t, s, first)
-			save(t, s, first) // the same again
+
+			mustSave(t, s, first)
+			// To save the same position again is not an error.
+			mustSave(t, s, first)
 			got, err := s.Load(ctx, "w")
 			if err != nil {
 				t.Fatal(err)
@@ -205,18 +210,19 @@ func TestStore(t *testing.T) {
 				t.Error(diff)
 			}
 
-			for _, older := range []resume.Position{at(9, 9, "29"), at(10, 0, "29"), {ClusterTime: bson.Timestamp{T: 10, I: 1}}} {
+			for _, older := range []resume.Position{newPosition(9, 9, "29"), newPosition(10, 0, "29"),
+				{ClusterTime: bson.Timestamp{T: 10, I: 1}}} {
 				if err := s.Save(ctx, "w", resume.Checkpoint{Position: older}); !errors.Is(err, resume.ErrStale) {
-					t.Errorf("going back to %s: %v", older.Token, err)
+					t.Errorf("Save of the earlier position %s returned %v, want ErrStale", older.Token, err)
 				}
 			}
 
-			if err := s.Save(ctx, "other", resume.Checkpoint{Position: at(1, 1, "29")}); err != nil {
-				t.Errorf("another name: %v", err)
+			if err := s.Save(ctx, "other", resume.Checkpoint{Position: newPosition(1, 1, "29")}); err != nil {
+				t.Errorf("Load of another name returned %v", err)
 			}
 
 			later := resume.Checkpoint{Position: resume.Position{ClusterTime: bson.Timestamp{T: 11}}}
-			save(t, s, later)
+			mustSave(t, s, later)
 			if got, _ := s.Load(ctx, "w"); got.Compare(later.Position) != 0 || len(got.Token) != 0 {
 				t.Errorf("got %v", got)
 			}
@@ -224,7 +230,7 @@ func TestStore(t *testing.T) {
 	}
 }
 
-func save(t *testing.T, s resume.Store, c resume.Checkpoint) {
+func mustSave(t *testing.T, s resume.Store, c resume.Checkpoint) {
 	t.Helper()
 	if err := s.Save(t.Context(), "w", c); err != nil {
 		t.Fatal(err)
@@ -234,7 +240,7 @@ func save(t *testing.T, s resume.Store, c resume.Checkpoint) {
 // With any order of the savers, the latest position stays, and no reader sees an earlier one.
 func TestStoreNeverGoesBack(t *testing.T) {
 	t.Parallel()
-	for name, open := range stores(t) {
+	for name, open := range newStores(t) {
 		t.Run(name, func(t *testing.T) {
 			ctx, s := t.Context(), open()
 			var wg sync.WaitGroup
@@ -242,7 +248,7 @@ func TestStoreNeverGoesBack(t *testing.T) {
 				wg.Go(func() {
 					var seen resume.Position
 					for i := range 25 {
-						err := s.Save(ctx, "w", resume.Checkpoint{Position: at(uint32(1+(i*7+w*13)%50), 1, "29")})
+						err := s.Save(ctx, "w", resume.Checkpoint{Position: newPosition(uint32(1+(i*7+w*13)%50), 1, "29")})
 						if err != nil && !errors.Is(err, resume.ErrStale) {
 							t.Error(err)
 							return
@@ -250,7 +256,7 @@ func TestStoreNeverGoesBack(t *testing.T) {
 
 						c, err := s.Load(ctx, "w")
 						if err != nil || c.Compare(seen) < 0 {
-							t.Errorf("loaded %s after %s, %v", c.Token, seen.Token, err)
+							t.Errorf("loaded %s after the later position %s, error %v", c.Token, seen.Token, err)
 							return
 						}
 
@@ -268,7 +274,7 @@ func TestStoreNeverGoesBack(t *testing.T) {
 			}
 
 			if c, err := s.Load(ctx, "w"); err != nil || c.ClusterTime.T != want {
-				t.Errorf("the end is %v, want T %d (%v)", c.ClusterTime, want, err)
+				t.Errorf("last cluster time %v, want T %d (error %v)", c.ClusterTime, want, err)
 			}
 		})
 	}
@@ -285,7 +291,8 @@ func TestPolicies(t *testing.T) {
 		t.Error(l, err)
 	}
 
-	if err := l.UnmarshalText([]byte("skip")); err == nil || !strings.Contains(err.Error(), `"skip"`) || l != resume.HaltLostHistory {
+	if err := l.UnmarshalText([]byte("skip")); err == nil || !strings.Contains(err.Error(), `"skip"`) ||
+		l != resume.HaltLostHistory {
 		t.Error(l, err)
 	}
 
@@ -299,7 +306,7 @@ func TestPolicies(t *testing.T) {
 	}
 
 	if err := i.UnmarshalText([]byte("go")); err == nil {
-		t.Error("a policy that is none was taken")
+		t.Error("UnmarshalText accepted an unknown policy")
 	}
 }
 
@@ -314,7 +321,7 @@ func TestTokenOfAnyBytes(t *testing.T) {
 	})
 }
 
-func marshal(t *testing.T, v any) []byte {
+func mustMarshal(t *testing.T, v any) []byte {
 	t.Helper()
 	raw, err := bson.Marshal(v)
 	if err != nil {
@@ -329,21 +336,28 @@ func TestAPositionWhoseTokenIsNotSoundGoesByItsTime(t *testing.T) {
 	of := func(data string) resume.Position {
 		return resume.Position{Token: resume.TokenOf(data), ClusterTime: at}
 	}
+
 	good, before, after := of("8265000000000000070004"), of("8265000000000000060004"), of("8265000000000000080004")
 	after.ClusterTime.I = 8
 	for name, c := range map[string]struct {
 		p     resume.Position
 		sound bool
 	}{
-		"its own": {good, true}, "none": {resume.Position{ClusterTime: at}, true}, "without a time": {resume.Position{Token: resume.TokenOf("xyz")}, true},
-		"garbage": {of("xyz"), false}, "cut off": {of("82"), false}, "of an earlier time": {before, false}, "of a later time": {of("82650000FF000000070004"), false},
+		"its own":            {good, true},
+		"none":               {resume.Position{ClusterTime: at}, true},
+		"without a time":     {resume.Position{Token: resume.TokenOf("xyz")}, true},
+		"garbage":            {of("xyz"), false},
+		"cut off":            {of("82"), false},
+		"of an earlier time": {before, false},
+		"of a later time":    {of("82650000FF000000070004"), false},
 	} {
 		if c.p.Sound() != c.sound {
-			t.Errorf("%s: sound %v", name, !c.sound)
+			t.Errorf("%s: Sound = %v", name, !c.sound)
 		}
 
-		if !c.sound && (c.p.Compare(good) >= 0 || c.p.Compare(after) >= 0 || c.p.Compare(resume.Position{ClusterTime: at}) != 0) {
-			t.Errorf("%s: does not stand at its time", name)
+		if !c.sound && (c.p.Compare(good) >= 0 || c.p.Compare(after) >= 0 ||
+			c.p.Compare(resume.Position{ClusterTime: at}) != 0) {
+			t.Errorf("%s: does not compare by its cluster time", name)
 		}
 	}
 }

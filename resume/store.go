@@ -42,8 +42,8 @@ var (
 	// ErrNotFound means that no checkpoint with this name exists.
 	ErrNotFound = errors.New("no checkpoint")
 
-	// ErrStale means that the stored checkpoint is later than the one to be saved, which was not
-	// stored. Another process is ahead of this one.
+	// ErrStale means that the stored checkpoint is later than the new one, which was not stored.
+	// Another process has a later position.
 	ErrStale = errors.New("checkpoint goes back")
 )
 

@@ -95,6 +95,52 @@ func (a *operatorCommand) withOperatorBriefly(ctx context.Context, f func(ctx co
 	})
 }
 
+// show reads a value and prints it: as JSON with --json, else by printText.
+func show[T any](
+	ctx context.Context, a *operatorCommand,
+	read func(ctx context.Context, op admin.Operator) (T, error), printText func(w io.Writer, v T) error,
+) error {
+	return a.withOperator(ctx, func(ctx context.Context, op admin.Operator) error {
+		v, err := read(ctx, op)
+		if err != nil {
+			return err
+		}
+		return a.printResult(v, func(w io.Writer) error { return printText(w, v) })
+	})
+}
+
+// showBriefly is show with the time limit statusTimeout.
+func showBriefly[T any](
+	ctx context.Context, a *operatorCommand,
+	read func(ctx context.Context, op admin.Operator) (T, error), printText func(w io.Writer, v T) error,
+) error {
+	return show(ctx, a, func(ctx context.Context, op admin.Operator) (T, error) {
+		ctx, cancel := context.WithTimeout(ctx, statusTimeout)
+		defer cancel()
+		return read(ctx, op)
+	}, printText)
+}
+
+// actConfirmed calls act as a dry run, and then again to act, unless it found nothing or the command is a dry
+// run itself. Before it acts, it asks for the confirmation of the action that describe returns, a verb phrase
+// with a count, or "" if nothing was found.
+func actConfirmed[T any](
+	ctx context.Context, a *operatorCommand, act func(dryRun bool) (T, error), describe func(found T) string,
+) (T, error) {
+	found, err := act(true)
+	if err != nil || a.dryRun {
+		return found, err
+	}
+	action := describe(found)
+	if action == "" {
+		return found, nil
+	}
+	if err := a.confirm(ctx, action); err != nil {
+		return found, err
+	}
+	return act(false)
+}
+
 // classifyError marks err as temporary if the servers did not answer or failed, if the command was
 // interrupted, or if older nodes still run. A missing privilege and other errors of the operation stay
 // permanent.
@@ -232,6 +278,43 @@ func writeTable(w io.Writer, head string, rows func(row func(cells ...any))) err
 	return t.Flush()
 }
 
+// writeList writes head and the cells of each item, or the text empty for an empty list.
+func writeList[T any](w io.Writer, empty, head string, list []T, cells func(item T, row func(cells ...any))) error {
+	if len(list) == 0 {
+		_, err := fmt.Fprintln(w, empty)
+		return err
+	}
+	return writeItems(w, head, list, cells)
+}
+
+// writeItems writes head and the cells of each item.
+func writeItems[T any](w io.Writer, head string, list []T, cells func(item T, row func(cells ...any))) error {
+	return writeTable(w, head, func(row func(...any)) {
+		for _, item := range list {
+			cells(item, row)
+		}
+	})
+}
+
+// writePage is writeList for a page of a longer list. It also writes the number of items, here and in all, and
+// the cursor of the next page.
+func writePage[T any](
+	w io.Writer, empty, head string, list []T, total int64, noun, next string, cells func(item T, row func(cells ...any)),
+) error {
+	if total == 0 {
+		_, err := fmt.Fprintln(w, empty)
+		return err
+	}
+	if err := writeItems(w, head, list, cells); err != nil {
+		return err
+	}
+	fmt.Fprintf(w, "%s of %s\n", formatThousands(int64(len(list))), countNoun(total, noun))
+	if next != "" {
+		fmt.Fprintf(w, "next page: --after %s\n", next)
+	}
+	return nil
+}
+
 // sanitizeLine makes s safe to print, because text from a document may hold control characters. It
 // returns "-" for "".
 func sanitizeLine(s string) string {
@@ -283,6 +366,16 @@ func parsePastTime(flag, text string, now time.Time) (time.Time, error) {
 		}
 	}
 	return time.Time{}, fmt.Errorf("--%s %q is neither a time such as 2026-11-20T08:00:00Z nor a duration such as 2h", flag, text)
+}
+
+// parsePastRange parses the values of two flags with parsePastTime.
+func parsePastRange(fromFlag, from, toFlag, to string) (begin, end time.Time, err error) {
+	now := time.Now()
+	if begin, err = parsePastTime(fromFlag, from, now); err != nil {
+		return begin, end, err
+	}
+	end, err = parsePastTime(toFlag, to, now)
+	return begin, end, err
 }
 
 // parseZonedPastTime is parsePastTime for an action that depends on the time: it rejects a time without a zone.

@@ -10,14 +10,10 @@ import (
 )
 
 func newConfigCommand(p *program) *cobra.Command {
-	c := &cobra.Command{
+	return newGroup(&cobra.Command{
 		Use:   "config",
 		Short: "Show the configuration in effect and the available keys",
-		Args:  cobra.NoArgs,
-		RunE:  func(c *cobra.Command, _ []string) error { return c.Help() },
-	}
-	c.AddCommand(newConfigPrintCommand(p), newConfigKeysCommand(p))
-	return c
+	}, newConfigPrintCommand(p), newConfigKeysCommand(p))
 }
 
 func newConfigPrintCommand(p *program) *cobra.Command {

@@ -14,18 +14,14 @@ import (
 )
 
 func newDeadCommand(p *program) *cobra.Command {
-	c := &cobra.Command{
+	return newGroup(&cobra.Command{
 		Use:   "dead",
 		Short: "List dead letters, and requeue, edit or discard them",
 		Long: `An envelope becomes a dead letter if it cannot be sent without a change, or if it has used up its
 attempts. The relay moves it with the reason from its outbox to <collection>_dead. It stays there
 until an operator requeues or discards it.`,
-		Args: cobra.NoArgs,
-		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
-	}
-	c.AddCommand(newDeadListCommand(p), newDeadSummaryCommand(p), newDeadShowCommand(p), newDeadRequeueCommand(p),
+	}, newDeadListCommand(p), newDeadSummaryCommand(p), newDeadShowCommand(p), newDeadRequeueCommand(p),
 		newDeadEditCommand(p), newDeadDiscardCommand(p))
-	return c
 }
 
 // deadFilter holds the flags that select dead letters.
@@ -64,11 +60,7 @@ func (f *deadFilter) addStateFlag(c *cobra.Command) {
 // parseArgs parses the times of the flags, and takes the ids from the arguments of the command.
 func (f *deadFilter) parseArgs(ids []string) (err error) {
 	f.IDs = ids
-	now := time.Now()
-	if f.From, err = parsePastTime("since", f.since, now); err != nil {
-		return err
-	}
-	f.To, err = parsePastTime("until", f.until, now)
+	f.From, f.To, err = parsePastRange("since", f.since, "until", f.until)
 	return err
 }
 
@@ -93,42 +85,24 @@ func newDeadListCommand(p *program) *cobra.Command {
 			return fmt.Errorf("--limit must be from 1 to 1000")
 		}
 
-		return a.withOperatorBriefly(c.Context(), func(ctx context.Context, o admin.Operator) error {
-			page, err := o.Letters().List(ctx, f.DeadFilter, limit, after)
-			if err != nil {
-				return err
-			}
-			return a.printResult(page, func(w io.Writer) error { return printDead(w, page) })
-		})
+		return showBriefly(c.Context(), a, func(ctx context.Context, op admin.Operator) (admin.DeadPage, error) {
+			return op.Letters().List(ctx, f.DeadFilter, limit, after)
+		}, printDead)
 	}
 	return c
 }
 
 func printDead(w io.Writer, page admin.DeadPage) error {
-	if page.Total == 0 {
-		_, err := fmt.Fprintln(w, "no dead letter matches")
-		return err
-	}
-
-	err := writeTable(w, "DIED\tID\tDELIVERY\tTYPE\tKEY\tTOPIC\tCLASS\tREQUEUED\tREASON", func(row func(...any)) {
-		for _, l := range page.Letters {
-			requeued := "no"
-			if l.Replayed != nil {
-				requeued = fmt.Sprintf("as %d", l.Replayed.Delivery)
-			}
-			row(l.DiedAt.Local().Format(time.DateTime), l.ID, l.Delivery, l.Type, truncate(l.Key, 40), l.Topic, l.Class,
-				requeued, truncate(l.Reason, 100))
+	head := "DIED\tID\tDELIVERY\tTYPE\tKEY\tTOPIC\tCLASS\tREQUEUED\tREASON"
+	addRow := func(l admin.DeadLetter, row func(...any)) {
+		requeued := "no"
+		if l.Replayed != nil {
+			requeued = fmt.Sprintf("as %d", l.Replayed.Delivery)
 		}
-	})
-	if err != nil {
-		return err
+		row(l.DiedAt.Local().Format(time.DateTime), l.ID, l.Delivery, l.Type, truncate(l.Key, 40), l.Topic, l.Class,
+			requeued, truncate(l.Reason, 100))
 	}
-
-	fmt.Fprintf(w, "%s of %s\n", formatThousands(int64(len(page.Letters))), countNoun(page.Total, "dead letter"))
-	if page.Next != "" {
-		fmt.Fprintf(w, "next page: --after %s\n", page.Next)
-	}
-	return nil
+	return writePage(w, "no dead letter matches", head, page.Letters, page.Total, "dead letter", page.Next, addRow)
 }
 
 // truncate shortens s to n characters for a table.
@@ -152,32 +126,24 @@ func newDeadSummaryCommand(p *program) *cobra.Command {
 			return err
 		}
 
-		return a.withOperator(c.Context(), func(ctx context.Context, o admin.Operator) error {
-			groups, err := o.Letters().Summary(ctx, f.DeadFilter)
-			if err != nil {
-				return err
-			}
-
-			result := struct {
-				Groups []admin.DeadGroup `json:"groups"`
-			}{groups}
-			return a.printResult(result, func(w io.Writer) error { return printDeadGroups(w, groups) })
-		})
+		return show(c.Context(), a, func(ctx context.Context, op admin.Operator) (deadGroups, error) {
+			groups, err := op.Letters().Summary(ctx, f.DeadFilter)
+			return deadGroups{groups}, err
+		}, printDeadGroups)
 	}
 	return c
 }
 
-func printDeadGroups(w io.Writer, groups []admin.DeadGroup) error {
-	if len(groups) == 0 {
-		_, err := fmt.Fprintln(w, "no dead letter matches")
-		return err
-	}
+// deadGroups is the output of `outrelay dead summary --json`.
+type deadGroups struct {
+	Groups []admin.DeadGroup `json:"groups"`
+}
 
-	return writeTable(w, "COUNT\tNOT REQUEUED\tTOPIC\tTYPE\tCLASS\tFIRST\tLAST", func(row func(...any)) {
-		for _, g := range groups {
-			row(formatThousands(g.Count), formatThousands(g.Replayable), g.Topic, g.Type, g.Class,
-				g.First.Local().Format(time.DateTime), g.Last.Local().Format(time.DateTime))
-		}
+func printDeadGroups(w io.Writer, all deadGroups) error {
+	head := "COUNT\tNOT REQUEUED\tTOPIC\tTYPE\tCLASS\tFIRST\tLAST"
+	return writeList(w, "no dead letter matches", head, all.Groups, func(g admin.DeadGroup, row func(...any)) {
+		row(formatThousands(g.Count), formatThousands(g.Replayable), g.Topic, g.Type, g.Class,
+			g.First.Local().Format(time.DateTime), g.Last.Local().Format(time.DateTime))
 	})
 }
 
@@ -202,13 +168,9 @@ func newDeadShowCommand(p *program) *cobra.Command {
 	c.Flags().BoolVar(&payload, "payload", false, "show the payload too, and fields that outrelay does not know")
 	c.RunE = func(c *cobra.Command, args []string) error {
 		ref.ID = args[0]
-		return a.withOperatorBriefly(c.Context(), func(ctx context.Context, o admin.Operator) error {
-			l, err := o.Letters().Show(ctx, *ref, payload)
-			if err != nil {
-				return err
-			}
-			return a.printResult(l, func(w io.Writer) error { return printDeadLetter(w, l) })
-		})
+		return showBriefly(c.Context(), a, func(ctx context.Context, op admin.Operator) (admin.DeadLetter, error) {
+			return op.Letters().Show(ctx, *ref, payload)
+		}, printDeadLetter)
 	}
 	return c
 }

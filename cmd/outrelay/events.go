@@ -95,11 +95,7 @@ func (f *eventFlags) parseArgs(p *program) (err error) {
 	// Only --watcher restricts the log to one watcher. The watcher in the configuration does not.
 	f.Watcher = *p.namedFlags["watcher"]
 
-	now := time.Now()
-	if f.From, err = parsePastTime("from", f.from, now); err != nil {
-		return err
-	}
-	f.To, err = parsePastTime("to", f.to, now)
+	f.From, f.To, err = parsePastRange("from", f.from, "to", f.to)
 	return err
 }
 

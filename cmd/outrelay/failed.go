@@ -12,17 +12,13 @@ import (
 )
 
 func newFailedCommand(p *program) *cobra.Command {
-	c := &cobra.Command{
+	return newGroup(&cobra.Command{
 		Use:   "failed",
 		Short: "List envelopes that wait for a retry, retry them now, or reset them",
 		Long: `If Kafka rejects the record of an envelope, the envelope is retried with growing delays. Later
 envelopes of its key are blocked until then. After the last attempt the envelope becomes a dead
 letter: see outrelay dead.`,
-		Args: cobra.NoArgs,
-		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
-	}
-	c.AddCommand(newFailedListCommand(p), newFailedResetCommand(p), newFailedRetryCommand(p))
-	return c
+	}, newFailedListCommand(p), newFailedResetCommand(p), newFailedRetryCommand(p))
 }
 
 func newFailedListCommand(p *program) *cobra.Command {
@@ -42,17 +38,10 @@ func newFailedListCommand(p *program) *cobra.Command {
 			return fmt.Errorf("--limit must be from 1 to 100")
 		}
 
-		return a.withOperatorBriefly(c.Context(), func(ctx context.Context, o admin.Operator) error {
-			list, err := o.Waiting().Failed(ctx, collection, limit)
-			if err != nil {
-				return err
-			}
-
-			result := struct {
-				Failed []admin.FailedEnvelope `json:"failed"`
-			}{list}
-			return a.printResult(result, func(w io.Writer) error { return printFailed(w, list) })
-		})
+		return showBriefly(c.Context(), a, func(ctx context.Context, op admin.Operator) (failedList, error) {
+			list, err := op.Waiting().Failed(ctx, collection, limit)
+			return failedList{list}, err
+		}, printFailed)
 	}
 	return c
 }
@@ -61,17 +50,16 @@ func addCollectionFlag(c *cobra.Command, collection *string) {
 	c.Flags().StringVar(collection, "collection", "", "only this `outbox`, as database.collection; default: all of the watcher")
 }
 
-func printFailed(w io.Writer, list []admin.FailedEnvelope) error {
-	if len(list) == 0 {
-		_, err := fmt.Fprintln(w, "no envelope has failed")
-		return err
-	}
+// failedList is the output of `outrelay failed list --json`.
+type failedList struct {
+	Failed []admin.FailedEnvelope `json:"failed"`
+}
 
-	return writeTable(w, "FAILED\tID\tTYPE\tKEY\tATTEMPTS\tNEXT\tTOPIC\tCLASS\tREASON", func(row func(...any)) {
-		for _, e := range list {
-			row(e.FailedAt.Local().Format(time.DateTime), e.ID, e.Type, truncate(e.Key, 40), e.Attempts,
-				e.NextAt.Local().Format(time.TimeOnly), e.Topic, e.Class, truncate(e.Reason, 100))
-		}
+func printFailed(w io.Writer, list failedList) error {
+	head := "FAILED\tID\tTYPE\tKEY\tATTEMPTS\tNEXT\tTOPIC\tCLASS\tREASON"
+	return writeList(w, "no envelope has failed", head, list.Failed, func(e admin.FailedEnvelope, row func(...any)) {
+		row(e.FailedAt.Local().Format(time.DateTime), e.ID, e.Type, truncate(e.Key, 40), e.Attempts,
+			e.NextAt.Local().Format(time.TimeOnly), e.Topic, e.Class, truncate(e.Reason, 100))
 	})
 }
 
@@ -107,18 +95,16 @@ func (p *program) newFailedAction(c *cobra.Command, done string, act failedActio
 
 	c.RunE = func(c *cobra.Command, ids []string) error {
 		return a.withOperator(c.Context(), func(ctx context.Context, o admin.Operator) error {
-			got, err := act(o.Waiting(), ctx, collection, ids, true)
+			got, err := actConfirmed(ctx, a, func(dryRun bool) (admin.FailedOutcome, error) {
+				return act(o.Waiting(), ctx, collection, ids, dryRun)
+			}, func(found admin.FailedOutcome) string {
+				if found.Failed == 0 {
+					return ""
+				}
+				return "retry " + countNoun(found.Failed, "failed envelope") + " now"
+			})
 			if err != nil {
 				return err
-			}
-
-			if got.Failed > 0 && !a.dryRun {
-				if err := a.confirm(ctx, "retry "+countNoun(got.Failed, "failed envelope")+" now"); err != nil {
-					return err
-				}
-				if got, err = act(o.Waiting(), ctx, collection, ids, false); err != nil {
-					return err
-				}
 			}
 
 			got.DryRun = a.dryRun

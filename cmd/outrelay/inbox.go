@@ -14,17 +14,13 @@ import (
 )
 
 func newInboxCommand(p *program) *cobra.Command {
-	c := &cobra.Command{
+	return newGroup(&cobra.Command{
 		Use:   "inbox",
 		Short: "Inspect the inboxes of services, purge old marks, release claims",
 		Long: `An inbox stores a mark for each message that a service has handled. These commands act on the
 inboxes of the services whose outboxes this watcher reads. If there are several inboxes, select one
 with --database.`,
-		Args: cobra.NoArgs,
-		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
-	}
-	c.AddCommand(newInboxCountsCommand(p), newInboxMarksCommand(p), newInboxPurgeCommand(p), newInboxReleaseCommand(p))
-	return c
+	}, newInboxCountsCommand(p), newInboxMarksCommand(p), newInboxPurgeCommand(p), newInboxReleaseCommand(p))
 }
 
 // inboxFlags holds the flags that select an inbox.
@@ -82,26 +78,19 @@ func newInboxCountsCommand(p *program) *cobra.Command {
 
 	a := p.addReadFlags(c)
 	c.RunE = func(c *cobra.Command, _ []string) error {
-		return a.withOperatorBriefly(c.Context(), func(ctx context.Context, op admin.Operator) error {
+		return showBriefly(c.Context(), a, func(ctx context.Context, op admin.Operator) (inboxList, error) {
 			all, err := op.Inboxes().List(ctx)
-			if err != nil {
-				return err
-			}
-
-			return a.printResult(inboxList{all}, func(w io.Writer) error {
-				if len(all) == 0 {
-					_, err := fmt.Fprintln(w, noInbox)
-					return err
-				}
-				return writeTable(w, "DATABASE\tINBOX\tHANDLED\tCLAIMED\tOF THEM EXPIRED", func(row func(...any)) {
-					for _, x := range all {
-						row(x.Database, x.Collection, formatThousands(x.Handled), formatThousands(x.Claimed), formatThousands(x.Expired))
-					}
-				})
-			})
-		})
+			return inboxList{all}, err
+		}, printInboxes)
 	}
 	return c
+}
+
+func printInboxes(w io.Writer, all inboxList) error {
+	head := "DATABASE\tINBOX\tHANDLED\tCLAIMED\tOF THEM EXPIRED"
+	return writeList(w, noInbox, head, all.Inboxes, func(x admin.InboxCounts, row func(...any)) {
+		row(x.Database, x.Collection, formatThousands(x.Handled), formatThousands(x.Claimed), formatThousands(x.Expired))
+	})
 }
 
 // inboxMarks is the output of `outrelay inbox marks --json`.
@@ -118,35 +107,26 @@ func newInboxMarksCommand(p *program) *cobra.Command {
 
 	a, f := p.addReadFlags(c), addInboxFlags(c)
 	c.RunE = func(c *cobra.Command, _ []string) error {
-		return a.withOperatorBriefly(c.Context(), func(ctx context.Context, op admin.Operator) error {
+		return showBriefly(c.Context(), a, func(ctx context.Context, op admin.Operator) (inboxMarks, error) {
 			database, collection, err := f.findInbox(ctx, op)
 			if err != nil {
-				return err
+				return inboxMarks{}, err
 			}
 			marks, err := op.Inboxes().Marks(ctx, database, collection)
-			if err != nil {
-				return err
-			}
-			return a.printResult(inboxMarks{marks}, func(w io.Writer) error { return printInboxMarks(w, marks) })
-		})
+			return inboxMarks{marks}, err
+		}, printInboxMarks)
 	}
 	return c
 }
 
-func printInboxMarks(w io.Writer, marks []admin.InboxMark) error {
-	if len(marks) == 0 {
-		_, err := fmt.Fprintln(w, "no consumer of this inbox keeps watermarks")
-		return err
-	}
-
-	return writeTable(w, "CONSUMER\tTOPIC\tPARTITION\tLANE\tNEXT OFFSET\tCOUNTS\tAT", func(row func(...any)) {
-		for _, m := range marks {
-			counts := "yes"
-			if !m.Current {
-				counts = "no, from an older generation"
-			}
-			row(m.Consumer, m.Topic, m.Partition, m.Lane, m.Next, counts, formatLocal(&m.At))
+func printInboxMarks(w io.Writer, all inboxMarks) error {
+	head := "CONSUMER\tTOPIC\tPARTITION\tLANE\tNEXT OFFSET\tCOUNTS\tAT"
+	return writeList(w, "no consumer of this inbox keeps watermarks", head, all.Marks, func(m admin.InboxMark, row func(...any)) {
+		counts := "yes"
+		if !m.Current {
+			counts = "no, from an older generation"
 		}
+		row(m.Consumer, m.Topic, m.Partition, m.Lane, m.Next, counts, formatLocal(&m.At))
 	})
 }
 
@@ -173,20 +153,18 @@ over. If such a message is delivered again later, and no watermark covers it, it
 				return err
 			}
 
-			order := admin.InboxPurge{Database: database, Collection: collection, OlderThan: older, DryRun: true}
-			out, err := op.Inboxes().Purge(ctx, order)
+			order := admin.InboxPurge{Database: database, Collection: collection, OlderThan: older}
+			out, err := actConfirmed(ctx, a, func(dryRun bool) (admin.InboxPurged, error) {
+				order.DryRun = dryRun
+				return op.Inboxes().Purge(ctx, order)
+			}, func(found admin.InboxPurged) string {
+				if found.Matched == 0 {
+					return ""
+				}
+				return "remove " + countNoun(found.Matched, "mark") + " of handled messages from " + sanitizeLine(database)
+			})
 			if err != nil {
 				return err
-			}
-			if !a.dryRun && out.Matched > 0 {
-				action := "remove " + countNoun(out.Matched, "mark") + " of handled messages from " + sanitizeLine(database)
-				if err := a.confirm(ctx, action); err != nil {
-					return err
-				}
-				order.DryRun = false
-				if out, err = op.Inboxes().Purge(ctx, order); err != nil {
-					return err
-				}
 			}
 
 			out.DryRun = a.dryRun
@@ -223,19 +201,17 @@ without --force: use it only for a process that has stopped for certain.`,
 				return err
 			}
 
-			out, err := op.Inboxes().Release(ctx, database, collection, force, true)
+			out, err := actConfirmed(ctx, a, func(dryRun bool) (admin.InboxReleased, error) {
+				return op.Inboxes().Release(ctx, database, collection, force, dryRun)
+			}, func(found admin.InboxReleased) string {
+				if found.Matched == 0 {
+					return ""
+				}
+				return fmt.Sprintf("release %s of %s, %s of them live",
+					countNoun(found.Matched, "claim"), sanitizeLine(database), formatThousands(found.Live))
+			})
 			if err != nil {
 				return err
-			}
-			if !a.dryRun && out.Matched > 0 {
-				action := fmt.Sprintf("release %s of %s, %s of them live",
-					countNoun(out.Matched, "claim"), sanitizeLine(database), formatThousands(out.Live))
-				if err := a.confirm(ctx, action); err != nil {
-					return err
-				}
-				if out, err = op.Inboxes().Release(ctx, database, collection, force, false); err != nil {
-					return err
-				}
 			}
 
 			out.DryRun = a.dryRun

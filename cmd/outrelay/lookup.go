@@ -46,11 +46,7 @@ found, other envelopes only between --from and --to. The exit code is 1 if nothi
 			return fmt.Errorf("--limit must be from 1 to %d", admin.MaxPage)
 		}
 
-		now := time.Now()
-		if q.From, err = parsePastTime("from", from, now); err != nil {
-			return err
-		}
-		if q.To, err = parsePastTime("to", to, now); err != nil {
+		if q.From, q.To, err = parsePastRange("from", from, "to", to); err != nil {
 			return err
 		}
 

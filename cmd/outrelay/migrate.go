@@ -13,17 +13,13 @@ import (
 )
 
 func newMigrateCommand(p *program) *cobra.Command {
-	c := &cobra.Command{
+	return newGroup(&cobra.Command{
 		Use:   "migrate",
 		Short: "Create the indexes of this version and list differences",
 		Long: `The relay creates its indexes when it starts, unless mongodb.indexes is false. These commands do the
 same by hand, list the migrations that were applied, and compare the indexes of each collection with
 the indexes that this version declares.`,
-		Args: cobra.NoArgs,
-		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
-	}
-	c.AddCommand(newMigrateStatusCommand(p), newMigrateUpCommand(p), newMigrateVerifyCommand(p))
-	return c
+	}, newMigrateStatusCommand(p), newMigrateUpCommand(p), newMigrateVerifyCommand(p))
 }
 
 func newMigrateStatusCommand(p *program) *cobra.Command {
@@ -35,13 +31,9 @@ func newMigrateStatusCommand(p *program) *cobra.Command {
 
 	a := p.addReadFlags(c)
 	c.RunE = func(c *cobra.Command, _ []string) error {
-		return a.withOperatorBriefly(c.Context(), func(ctx context.Context, op admin.Operator) error {
-			s, err := op.Indexes().Migrations(ctx)
-			if err != nil {
-				return err
-			}
-			return a.printResult(s, func(w io.Writer) error { return printMigrations(w, s) })
-		})
+		return showBriefly(c.Context(), a, func(ctx context.Context, op admin.Operator) (admin.MigrationStatus, error) {
+			return op.Indexes().Migrations(ctx)
+		}, printMigrations)
 	}
 	return c
 }

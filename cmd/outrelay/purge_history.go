@@ -50,27 +50,19 @@ With --id, show these envelopes in any state. Without --id, show the envelopes w
 			return fmt.Errorf("--limit %d is not between 1 and 10000", q.Limit)
 		}
 
-		now := time.Now()
 		if from == "" && len(q.IDs) == 0 {
 			from = "1h"
 		}
-		if q.From, err = parsePastTime("from", from, now); err != nil {
-			return err
-		}
-		if q.To, err = parsePastTime("to", to, now); err != nil {
+		if q.From, q.To, err = parsePastRange("from", from, "to", to); err != nil {
 			return err
 		}
 		if !q.To.IsZero() && !q.To.After(q.From) {
 			return fmt.Errorf("--from must be before --to")
 		}
 
-		return a.withOperatorBriefly(c.Context(), func(ctx context.Context, o admin.Operator) error {
-			page, err := o.History(ctx, q)
-			if err != nil {
-				return err
-			}
-			return a.printResult(page, func(w io.Writer) error { return printHistory(w, page) })
-		})
+		return showBriefly(c.Context(), a, func(ctx context.Context, op admin.Operator) (admin.History, error) {
+			return op.History(ctx, q)
+		}, printHistory)
 	}
 	return c
 }

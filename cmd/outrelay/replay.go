@@ -92,11 +92,7 @@ func (a *operatorCommand) withReplays(ctx context.Context, f func(ctx context.Co
 
 // parseArgs parses the times of the flags and checks the numbers.
 func (f *replayFlags) parseArgs() (err error) {
-	now := time.Now()
-	if f.order.From, err = parsePastTime("from", f.from, now); err != nil {
-		return err
-	}
-	if f.order.To, err = parsePastTime("to", f.to, now); err != nil {
+	if f.order.From, f.order.To, err = parsePastRange("from", f.from, "to", f.to); err != nil {
 		return err
 	}
 

@@ -254,3 +254,11 @@ func envValue(env []string, name string) string {
 	}
 	return ""
 }
+
+// newGroup makes c a command that only has subcommands. Without one it prints its help.
+func newGroup(c *cobra.Command, subcommands ...*cobra.Command) *cobra.Command {
+	c.Args = cobra.NoArgs
+	c.RunE = func(c *cobra.Command, _ []string) error { return c.Help() }
+	c.AddCommand(subcommands...)
+	return c
+}

@@ -15,16 +15,12 @@ import (
 )
 
 func newSagaCommand(p *program) *cobra.Command {
-	c := &cobra.Command{
+	return newGroup(&cobra.Command{
 		Use:   "saga",
 		Short: "List the sagas of services and show their state",
 		Long: `Inspect the sagas of the services whose outboxes this watcher reads. These commands change nothing:
 a saga belongs to its service.`,
-		Args: cobra.NoArgs,
-		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
-	}
-	c.AddCommand(newSagaTypesCommand(p), newSagaListCommand(p), newSagaShowCommand(p))
-	return c
+	}, newSagaTypesCommand(p), newSagaListCommand(p), newSagaShowCommand(p))
 }
 
 // sagaTypes is the output of `outrelay saga types --json`.
@@ -41,26 +37,19 @@ func newSagaTypesCommand(p *program) *cobra.Command {
 
 	a := p.addReadFlags(c)
 	c.RunE = func(c *cobra.Command, _ []string) error {
-		return a.withOperatorBriefly(c.Context(), func(ctx context.Context, op admin.Operator) error {
+		return showBriefly(c.Context(), a, func(ctx context.Context, op admin.Operator) (sagaTypes, error) {
 			types, err := op.Sagas().Types(ctx)
-			if err != nil {
-				return err
-			}
-
-			return a.printResult(sagaTypes{types}, func(w io.Writer) error {
-				if len(types) == 0 {
-					_, err := fmt.Fprintln(w, "no service in this watcher's databases has registered a saga")
-					return err
-				}
-				return writeTable(w, "SAGA\tDATABASE\tINSTANCES\tIDS\tOWNER", func(row func(...any)) {
-					for _, t := range types {
-						row(t.Name, t.Database, formatThousands(t.Count), t.IDKind, t.Owner)
-					}
-				})
-			})
-		})
+			return sagaTypes{types}, err
+		}, printSagaTypes)
 	}
 	return c
+}
+
+func printSagaTypes(w io.Writer, all sagaTypes) error {
+	empty, head := "no service in this watcher's databases has registered a saga", "SAGA\tDATABASE\tINSTANCES\tIDS\tOWNER"
+	return writeList(w, empty, head, all.Types, func(t admin.SagaType, row func(...any)) {
+		row(t.Name, t.Database, formatThousands(t.Count), t.IDKind, t.Owner)
+	})
 }
 
 // findSagaDatabase returns named, or without it the only database that has this saga.
@@ -110,42 +99,24 @@ listed until their tombstones are removed.`,
 			return fmt.Errorf("--limit must be from 1 to %d", admin.MaxPage)
 		}
 
-		return a.withOperatorBriefly(c.Context(), func(ctx context.Context, op admin.Operator) error {
+		return showBriefly(c.Context(), a, func(ctx context.Context, op admin.Operator) (admin.SagaPage, error) {
 			db, err := findSagaDatabase(ctx, op, database, args[0])
 			if err != nil {
-				return err
+				return admin.SagaPage{}, err
 			}
-			page, err := op.Sagas().List(ctx, db, args[0], limit, after)
-			if err != nil {
-				return err
-			}
-			return a.printResult(page, func(w io.Writer) error { return printSagas(w, page) })
-		})
+			return op.Sagas().List(ctx, db, args[0], limit, after)
+		}, printSagas)
 	}
 	return c
 }
 
 func printSagas(w io.Writer, page admin.SagaPage) error {
-	if len(page.Sagas) == 0 {
-		_, err := fmt.Fprintln(w, "there are no instances")
-		return err
+	addRow := func(s admin.Saga, row func(...any)) {
+		row(s.ID, s.UpdatedAt.Local().Format(time.DateTime), s.CreatedAt.Local().Format(time.DateTime),
+			formatLocal(s.CompletedAt), s.Version)
 	}
-
-	err := writeTable(w, "ID\tCHANGED\tCREATED\tCOMPLETED\tVERSION", func(row func(...any)) {
-		for _, s := range page.Sagas {
-			row(s.ID, s.UpdatedAt.Local().Format(time.DateTime), s.CreatedAt.Local().Format(time.DateTime),
-				formatLocal(s.CompletedAt), s.Version)
-		}
-	})
-	if err != nil {
-		return err
-	}
-
-	fmt.Fprintf(w, "%s of %s\n", formatThousands(int64(len(page.Sagas))), countNoun(page.Total, "instance"))
-	if page.Next != "" {
-		fmt.Fprintf(w, "next page: --after %s\n", page.Next)
-	}
-	return nil
+	return writePage(w, "there are no instances", "ID\tCHANGED\tCREATED\tCOMPLETED\tVERSION",
+		page.Sagas, page.Total, "instance", page.Next, addRow)
 }
 
 // formatLocal formats a time in the local zone, or returns "" for no time.
@@ -169,17 +140,13 @@ func newSagaShowCommand(p *program) *cobra.Command {
 	c.Flags().StringVar(&database, "database", "", "the service's `database`; required if several databases have a saga with this name")
 	c.Flags().BoolVar(&state, "state", false, "also show the state, which is data of the service")
 	c.RunE = func(c *cobra.Command, args []string) error {
-		return a.withOperatorBriefly(c.Context(), func(ctx context.Context, op admin.Operator) error {
+		return showBriefly(c.Context(), a, func(ctx context.Context, op admin.Operator) (admin.Saga, error) {
 			db, err := findSagaDatabase(ctx, op, database, args[0])
 			if err != nil {
-				return err
+				return admin.Saga{}, err
 			}
-			s, err := op.Sagas().Show(ctx, db, args[0], args[1], state)
-			if err != nil {
-				return err
-			}
-			return a.printResult(s, func(w io.Writer) error { return printSaga(w, s) })
-		})
+			return op.Sagas().Show(ctx, db, args[0], args[1], state)
+		}, printSaga)
 	}
 	return c
 }

@@ -13,17 +13,13 @@ import (
 )
 
 func newScheduledCommand(p *program) *cobra.Command {
-	c := &cobra.Command{
+	return newGroup(&cobra.Command{
 		Use:   "scheduled",
 		Short: "List scheduled envelopes, cancel them or change their due time",
 		Long: `An envelope with a due time waits in its outbox until then. It can be canceled or rescheduled until
 a watcher claims it for sending. Envelopes that are being sent are not listed and cannot be changed.`,
-		Args: cobra.NoArgs,
-		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
-	}
-	c.AddCommand(newScheduledListCommand(p), newScheduledSummaryCommand(p), newScheduledCancelCommand(p),
+	}, newScheduledListCommand(p), newScheduledSummaryCommand(p), newScheduledCancelCommand(p),
 		newScheduledRescheduleCommand(p))
-	return c
 }
 
 // scheduledFilter holds the flags that select scheduled envelopes.
@@ -87,41 +83,23 @@ func newScheduledListCommand(p *program) *cobra.Command {
 			return errors.New("--limit must be from 1 to 10000")
 		}
 
-		return a.withOperator(c.Context(), func(ctx context.Context, o admin.Operator) error {
-			page, err := o.Schedule().List(ctx, f.ScheduledFilter, limit, after)
-			if err != nil {
-				return err
-			}
-			return a.printResult(page, func(w io.Writer) error { return printScheduled(w, page) })
-		})
+		return show(c.Context(), a, func(ctx context.Context, op admin.Operator) (admin.ScheduledPage, error) {
+			return op.Schedule().List(ctx, f.ScheduledFilter, limit, after)
+		}, printScheduled)
 	}
 	return c
 }
 
 func printScheduled(w io.Writer, page admin.ScheduledPage) error {
-	if page.Total == 0 {
-		_, err := fmt.Fprintln(w, "no scheduled envelope matches")
-		return err
-	}
-
-	err := writeTable(w, "DUE\tID\tTYPE\tAGGREGATE\tCOLLECTION\tEXPIRES", func(row func(...any)) {
-		for _, e := range page.Events {
-			expires := "-"
-			if !e.ExpiresAt.IsZero() {
-				expires = e.ExpiresAt.Local().Format(time.DateTime)
-			}
-			row(e.DueAt.Local().Format(time.DateTime), e.ID, e.Type, e.AggregateType+"/"+e.AggregateID, e.Collection, expires)
+	addRow := func(e admin.Scheduled, row func(...any)) {
+		expires := "-"
+		if !e.ExpiresAt.IsZero() {
+			expires = e.ExpiresAt.Local().Format(time.DateTime)
 		}
-	})
-	if err != nil {
-		return err
+		row(e.DueAt.Local().Format(time.DateTime), e.ID, e.Type, e.AggregateType+"/"+e.AggregateID, e.Collection, expires)
 	}
-
-	fmt.Fprintf(w, "%s of %s\n", formatThousands(int64(len(page.Events))), countNoun(page.Total, "scheduled envelope"))
-	if page.Next != "" {
-		fmt.Fprintf(w, "next page: --after %s\n", page.Next)
-	}
-	return nil
+	return writePage(w, "no scheduled envelope matches", "DUE\tID\tTYPE\tAGGREGATE\tCOLLECTION\tEXPIRES",
+		page.Events, page.Total, "scheduled envelope", page.Next, addRow)
 }
 
 // scheduledGroups is the output of `outrelay scheduled summary --json`, and of a dry run.

@@ -13,14 +13,10 @@ import (
 )
 
 func newStorageCommand(p *program) *cobra.Command {
-	c := &cobra.Command{
+	return newGroup(&cobra.Command{
 		Use:   "storage",
 		Short: "Count the documents of the watcher, rebuild its indexes, or clear collections",
-		Args:  cobra.NoArgs,
-		RunE:  func(c *cobra.Command, _ []string) error { return c.Help() },
-	}
-	c.AddCommand(newStorageCountsCommand(p), newStorageRebuildCommand(p), newStorageClearCommand(p))
-	return c
+	}, newStorageCountsCommand(p), newStorageRebuildCommand(p), newStorageClearCommand(p))
 }
 
 func newStorageCountsCommand(p *program) *cobra.Command {

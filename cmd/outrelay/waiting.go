@@ -13,17 +13,13 @@ import (
 )
 
 func newWaitingCommand(p *program) *cobra.Command {
-	c := &cobra.Command{
+	return newGroup(&cobra.Command{
 		Use:   "waiting",
 		Short: "Count and list the envelopes that wait in the outbox",
 		Long: `An envelope that cannot be sent waits in its outbox. It is parked until its topic can be written,
 waits for a retry because Kafka rejected its record, is blocked by an earlier envelope of its key,
 or is scheduled. These commands show how many envelopes wait, since when, and which ones.`,
-		Args: cobra.NoArgs,
-		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
-	}
-	c.AddCommand(newWaitingListCommand(p), newWaitingSummaryCommand(p))
-	return c
+	}, newWaitingListCommand(p), newWaitingSummaryCommand(p))
 }
 
 func newWaitingSummaryCommand(p *program) *cobra.Command {
@@ -39,35 +35,27 @@ topic.`,
 	a := p.addReadFlags(c)
 	addCollectionFlag(c, &collection)
 	c.RunE = func(c *cobra.Command, _ []string) error {
-		return a.withOperator(c.Context(), func(ctx context.Context, o admin.Operator) error {
-			groups, err := o.Waiting().Summary(ctx, collection)
-			if err != nil {
-				return err
-			}
-
-			result := struct {
-				Groups []admin.WaitingGroup `json:"groups"`
-			}{groups}
-			return a.printResult(result, func(w io.Writer) error { return printWaitingGroups(w, groups) })
-		})
+		return show(c.Context(), a, func(ctx context.Context, op admin.Operator) (waitingGroups, error) {
+			groups, err := op.Waiting().Summary(ctx, collection)
+			return waitingGroups{groups}, err
+		}, printWaitingGroups)
 	}
 	return c
 }
 
-func printWaitingGroups(w io.Writer, groups []admin.WaitingGroup) error {
-	if len(groups) == 0 {
-		_, err := fmt.Fprintln(w, "no envelope waits")
-		return err
-	}
+// waitingGroups is the output of `outrelay waiting summary --json`.
+type waitingGroups struct {
+	Groups []admin.WaitingGroup `json:"groups"`
+}
 
-	return writeTable(w, "COUNT\tSTATE\tTOPIC\tCOLLECTION\tOLDEST, OR FIRST DUE", func(row func(...any)) {
-		for _, g := range groups {
-			at := ""
-			if g.Oldest != nil {
-				at = g.Oldest.Local().Format(time.DateTime)
-			}
-			row(formatThousands(g.Count), g.State, g.Topic, g.Collection, at)
+func printWaitingGroups(w io.Writer, all waitingGroups) error {
+	head := "COUNT\tSTATE\tTOPIC\tCOLLECTION\tOLDEST, OR FIRST DUE"
+	return writeList(w, "no envelope waits", head, all.Groups, func(g admin.WaitingGroup, row func(...any)) {
+		at := ""
+		if g.Oldest != nil {
+			at = g.Oldest.Local().Format(time.DateTime)
 		}
+		row(formatThousands(g.Count), g.State, g.Topic, g.Collection, at)
 	})
 }
 
@@ -88,34 +76,26 @@ func newWaitingListCommand(p *program) *cobra.Command {
 	c.Flags().IntVar(&limit, "limit", 100, fmt.Sprintf("maximum number of envelopes, at most %d", admin.MaxWaiting))
 
 	c.RunE = func(c *cobra.Command, _ []string) error {
-		return a.withOperator(c.Context(), func(ctx context.Context, o admin.Operator) error {
-			list, err := o.Waiting().List(ctx, f, limit)
-			if err != nil {
-				return err
-			}
-
-			result := struct {
-				Waiting []admin.WaitingEnvelope `json:"waiting"`
-			}{list}
-			return a.printResult(result, func(w io.Writer) error { return printWaiting(w, list) })
-		})
+		return show(c.Context(), a, func(ctx context.Context, op admin.Operator) (waitingList, error) {
+			list, err := op.Waiting().List(ctx, f, limit)
+			return waitingList{list}, err
+		}, printWaiting)
 	}
 	return c
 }
 
-func printWaiting(w io.Writer, list []admin.WaitingEnvelope) error {
-	if len(list) == 0 {
-		_, err := fmt.Fprintln(w, "no envelope waits")
-		return err
-	}
+// waitingList is the output of `outrelay waiting list --json`.
+type waitingList struct {
+	Waiting []admin.WaitingEnvelope `json:"waiting"`
+}
 
-	return writeTable(w, "KEY\tID\tTYPE\tSTATE\tTOPICS\tATTEMPTS\tNEXT\tREASON", func(row func(...any)) {
-		for _, e := range list {
-			next := ""
-			if e.NextAt != nil {
-				next = e.NextAt.Local().Format(time.TimeOnly)
-			}
-			row(truncate(e.Key, 40), e.ID, e.Type, e.State, strings.Join(e.Topics, " "), e.Attempts, next, truncate(e.Reason, 100))
+func printWaiting(w io.Writer, all waitingList) error {
+	head := "KEY\tID\tTYPE\tSTATE\tTOPICS\tATTEMPTS\tNEXT\tREASON"
+	return writeList(w, "no envelope waits", head, all.Waiting, func(e admin.WaitingEnvelope, row func(...any)) {
+		next := ""
+		if e.NextAt != nil {
+			next = e.NextAt.Local().Format(time.TimeOnly)
 		}
+		row(truncate(e.Key, 40), e.ID, e.Type, e.State, strings.Join(e.Topics, " "), e.Attempts, next, truncate(e.Reason, 100))
 	})
 }

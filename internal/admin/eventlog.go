@@ -8,11 +8,12 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/outrelay/outrelay/internal/mongodb"
+
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
-	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/nodes"
 )
 

@@ -7,12 +7,13 @@ import (
 	"slices"
 	"time"
 
+	"github.com/outrelay/outrelay/internal/outboxes"
+
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/nodes"
-	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/waiting"
 	"github.com/outrelay/outrelay/pkg/event"
 )

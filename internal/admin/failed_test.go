@@ -5,10 +5,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/outrelay/outrelay/internal/mongodb"
+
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
-
-	"github.com/outrelay/outrelay/internal/mongodb"
 )
 
 func (f *office) fail(coll *mongo.Collection, id, state string, attempts int32, at time.Time) {

@@ -10,12 +10,13 @@ import (
 	"sync"
 	"time"
 
+	"github.com/outrelay/outrelay/internal/outboxes"
+
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/outrelay/outrelay/internal/deadletter"
 	"github.com/outrelay/outrelay/internal/health"
-	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/waiting"
 )
 

@@ -7,11 +7,12 @@ import (
 	"strings"
 	"time"
 
+	"github.com/outrelay/outrelay/internal/outboxes"
+
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
 	"github.com/outrelay/outrelay/internal/mongodb"
-	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/purge"
 )
 

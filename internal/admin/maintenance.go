@@ -8,11 +8,12 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/outboxes"
+
 	"go.mongodb.org/mongo-driver/v2/bson"
 
 	"github.com/outrelay/outrelay/internal/deadletter"
-	"github.com/outrelay/outrelay/internal/mongodb"
-	"github.com/outrelay/outrelay/internal/outboxes"
 )
 
 func formatInt(n int64) string { return strconv.FormatInt(n, 10) }

@@ -4,10 +4,11 @@ import (
 	"context"
 	"testing"
 
+	"github.com/outrelay/outrelay/internal/outboxes"
+
 	"github.com/outrelay/outrelay/internal/admin"
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/nodes"
-	"github.com/outrelay/outrelay/internal/outboxes"
 )
 
 func TestMigrationsAreInTheEventsLog(t *testing.T) {

@@ -7,11 +7,12 @@ import (
 	"slices"
 	"time"
 
+	"github.com/outrelay/outrelay/internal/nodes"
+
 	"go.mongodb.org/mongo-driver/v2/bson"
 
 	"github.com/outrelay/outrelay/internal/lease"
 	"github.com/outrelay/outrelay/internal/mongodb"
-	"github.com/outrelay/outrelay/internal/nodes"
 )
 
 // nodeStaleAfter is the time without a heartbeat after which a node is shown as stale: five missed

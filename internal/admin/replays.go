@@ -7,9 +7,9 @@ import (
 	"log/slog"
 	"sync"
 
-	"go.mongodb.org/mongo-driver/v2/bson"
-
 	"github.com/outrelay/outrelay/internal/mongodb"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
 )
 
 const (

@@ -7,10 +7,11 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/outrelay/outrelay/internal/outboxes"
+
 	"go.mongodb.org/mongo-driver/v2/bson"
 
 	"github.com/outrelay/outrelay/internal/deadletter"
-	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/slot"
 	"github.com/outrelay/outrelay/internal/waiting"
 )

@@ -221,21 +221,20 @@ func (t *term) newDispatcher() *pipeline.Dispatcher {
 func (t *term) openSink(ctx context.Context, doc *lease.Document, disp *pipeline.Dispatcher) (*sink.Sink, error) {
 	var opened *sink.Sink
 	err := retry.Do(ctx, retry.Reopen, func(ctx context.Context) (err error) {
-		opened, err = t.sinks.Open(ctx, sink.TakeOver{
+		opened, err = t.sinks.Open(ctx, sink.TakeOver{Holder: disp, Fence: fence.In{
 			TransactionalID: slots.TransactionalID(doc, t.cfg.Watcher, t.part),
 			Generation:      doc.Generation,
 			Offsets:         doc.OffsetMap(),
 			Senders:         doc.Senders(),
-			LeaseValid:      t.held.Valid,
+			Gate:            t.held.Valid,
 			Bounds: fence.Bounds{
 				Bytes: int64(t.cfg.Kafka.ReadBack.Bytes),
 				Time:  t.cfg.Kafka.ReadBack.Time,
 			},
-			Alias:  t.namespaceAlias(doc),
-			Alive:  doc.RenewedAt,
-			Event:  t.recordFenceEvent,
-			Holder: disp,
-		}, senderClaims{t.held}, disp)
+			Alias: t.namespaceAlias(doc),
+			Alive: doc.RenewedAt,
+			Event: t.recordFenceEvent,
+		}}, senderClaims{t.held}, disp)
 		if errors.Is(err, lease.ErrLeaseLost) {
 			return retry.Permanent(err)
 		}

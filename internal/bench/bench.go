@@ -221,7 +221,7 @@ func (b *bench) cleanUp(ctx context.Context) error {
 	}
 
 	if b.cluster != nil {
-		b.cluster.close()
+		b.cluster.closeIdle()
 	}
 	if b.stack != nil {
 		b.stack.Stop()

@@ -58,7 +58,7 @@ func (b *broker) sendRequest(within time.Duration, req protocol.Message) (protoc
 	return b.RoundTrip(req)
 }
 
-func (b *broker) close() { _ = b.nc.Close() }
+func (b *broker) closeConnection() { _ = b.nc.Close() }
 
 // cluster does the tasks that are not measured: topics, leaders, offsets.
 type cluster struct {
@@ -71,7 +71,7 @@ func newCluster(brokers []string) *cluster {
 	return &cluster{&kafka.Client{Addr: kafka.TCP(brokers...), Transport: t, Timeout: answerWithin}, t}
 }
 
-func (c *cluster) close() { c.transport.CloseIdleConnections() }
+func (c *cluster) closeIdle() { c.transport.CloseIdleConnections() }
 
 // createTopic creates a topic, and blocks until all its partitions have a leader that responds.
 func (c *cluster) createTopic(ctx context.Context, topic string) error {

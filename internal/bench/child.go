@@ -61,7 +61,7 @@ func perSecond(events int, began, ended int64) float64 {
 // work is a prepared measurement with open connections.
 type work interface {
 	run(ctx context.Context) (outcome, error)
-	close()
+	disconnect()
 }
 
 // Child runs a child process. It reads its task from in, connects, writes that it is ready, and starts after
@@ -85,7 +85,7 @@ func Child(ctx context.Context, in io.Reader, out io.Writer) error {
 	if err != nil {
 		return json.NewEncoder(out).Encode(outcome{Error: err.Error()})
 	}
-	defer w.close()
+	defer w.disconnect()
 
 	// An empty outcome means that the child is ready.
 	fmt.Fprintln(out, "{}")

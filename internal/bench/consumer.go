@@ -49,7 +49,7 @@ func (b *bench) startConsumer(ctx context.Context, topic string, got arrival) (*
 	for addr, parts := range leaders {
 		conn, err := dialBroker(ctx, addr)
 		if err != nil {
-			c.close()
+			c.stopReading()
 			return nil, err
 		}
 		c.brokers = append(c.brokers, conn)
@@ -65,10 +65,10 @@ func (b *bench) startConsumer(ctx context.Context, topic string, got arrival) (*
 	return c, nil
 }
 
-func (c *tailer) close() {
+func (c *tailer) stopReading() {
 	c.stop()
 	for _, b := range c.brokers {
-		b.close()
+		b.closeConnection()
 	}
 	c.wg.Wait()
 }

@@ -57,7 +57,7 @@ func newEffects(ctx context.Context, s spec) (*effects, error) {
 	}, nil
 }
 
-func (e *effects) close() { _ = e.client.Disconnect(context.Background()) }
+func (e *effects) disconnect() { _ = e.client.Disconnect(context.Background()) }
 
 // applyEffect makes the effect of one record.
 func (e *effects) applyEffect(ctx context.Context, key, value []byte) error {

@@ -90,7 +90,7 @@ func RunConsumer(ctx context.Context, o Options) (res ConsumerResult, err error)
 					return fmt.Errorf("%s: %w", step.name, err)
 				}
 				if m.known {
-					foreign.add(step.name, m.foreign)
+					foreign.addValue(step.name, m.foreign)
 				}
 				b.logProgress("run %d of %d: %-11s %s  foreign CPU %.1f %%", run, b.Runs, step.name, m.words, m.foreign)
 			}
@@ -172,7 +172,7 @@ func (b *bench) drainBy(ctx context.Context, name string, s spec, run int, got f
 		"eps": eps, "p50": o.P50, "p99": o.P99, "per": float64(o.Events) / float64(max(o.Goes, 1)),
 		"cpu": each(c.pid()), "servers": each(b.serverPIDs()...),
 	} {
-		got.add(name+"_"+what, v)
+		got.addValue(name+"_"+what, v)
 	}
 	return reading(m, "%8.0f/s  p50 %.2f ms  p99 %.2f ms of a transaction, %.1f messages in each  %.3f ms CPU for each, servers %.3f",
 		eps, o.P50, o.P99, float64(o.Events)/float64(max(o.Goes, 1)), each(c.pid()), each(b.serverPIDs()...)), nil

@@ -167,7 +167,7 @@ func (p *pair) stopAll() error {
 			errs = append(errs, r.stopProcess())
 		}
 	}
-	p.consumer.close()
+	p.consumer.stopReading()
 	return errors.Join(errs...)
 }
 

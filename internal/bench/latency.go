@@ -263,7 +263,7 @@ func (b *bench) startTailing(ctx context.Context, coll *mongo.Collection, name s
 }
 
 func (t *tailing) stopAll() error {
-	t.consumer.close()
+	t.consumer.stopReading()
 	if t.relay == nil {
 		return nil
 	}

@@ -89,11 +89,11 @@ func (b *bench) drainPair(ctx context.Context, pair int, got, foreign figures, s
 		}
 
 		eps[name] = d.eps
-		got.add(name, d.eps)
-		got.add(name+"_cpu", d.cpuPerMillion)
-		got.add(name+"_rss", d.peak)
+		got.addValue(name, d.eps)
+		got.addValue(name+"_cpu", d.cpuPerMillion)
+		got.addValue(name+"_rss", d.peak)
 		if d.known {
-			foreign.add(name, d.foreign)
+			foreign.addValue(name, d.foreign)
 		}
 
 		sum.scrapes += s.scrapes

@@ -73,7 +73,7 @@ const (
 
 func newRawProduce(ctx context.Context, s spec) (work, error) {
 	c := newCluster(s.Kafka)
-	defer c.close()
+	defer c.closeIdle()
 	leaders, err := c.partitionLeaders(ctx, s.Topic)
 	if err != nil {
 		return nil, err
@@ -83,14 +83,14 @@ func newRawProduce(ctx context.Context, s spec) (work, error) {
 	for addr, parts := range leaders {
 		b, err := dialBroker(ctx, addr)
 		if err != nil {
-			r.close()
+			r.disconnect()
 			return nil, err
 		}
 		r.lanes = append(r.lanes, newProduceLane(b, parts))
 	}
 
 	if r.producer, err = identify(ctx, r.lanes[0].broker); err != nil {
-		r.close()
+		r.disconnect()
 		return nil, err
 	}
 
@@ -139,9 +139,9 @@ func newProduceLane(b *broker, parts []int32) *produceLane {
 	return l
 }
 
-func (r *rawProduce) close() {
+func (r *rawProduce) disconnect() {
 	for _, l := range r.lanes {
-		l.broker.close()
+		l.broker.closeConnection()
 	}
 }
 
@@ -152,7 +152,7 @@ func (r *rawProduce) run(ctx context.Context) (outcome, error) {
 	var lanes sync.WaitGroup
 	for _, l := range r.lanes {
 		lanes.Go(func() {
-			if l.err = l.run(r.Topic); l.err != nil {
+			if l.err = l.produceAll(r.Topic); l.err != nil {
 				cancel()
 			}
 		})
@@ -257,8 +257,8 @@ func (f *filling) of(p int32) *sealed {
 	return nil
 }
 
-// run sends the filled requests, one after the other.
-func (l *produceLane) run(topic string) error {
+// produceAll sends the filled requests, one after the other.
+func (l *produceLane) produceAll(topic string) error {
 	for req := range l.batch {
 		if err := l.send(topic, req); err != nil {
 			return err

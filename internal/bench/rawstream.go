@@ -42,7 +42,7 @@ func newRawStream(ctx context.Context, s spec) (work, error) {
 	return &rawStream{s, client}, nil
 }
 
-func (r *rawStream) close() { _ = r.client.Disconnect(context.Background()) }
+func (r *rawStream) disconnect() { _ = r.client.Disconnect(context.Background()) }
 
 func (r *rawStream) run(ctx context.Context) (outcome, error) {
 	cs, err := watch(ctx, r.client.Database(r.DB).Collection(r.Collection), &r.Start)

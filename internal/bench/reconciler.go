@@ -59,7 +59,7 @@ type ReconcilerResult struct {
 // figures has the figures of all runs, by name.
 type figures map[string][]float64
 
-func (f figures) add(name string, v float64) { f[name] = append(f[name], v) }
+func (f figures) addValue(name string, v float64) { f[name] = append(f[name], v) }
 
 // ratio returns the median of the ratios within each run, because the servers drift.
 func (f figures) ratio(of, to string) float64 {
@@ -139,7 +139,7 @@ func (b *bench) reconciling(ctx context.Context, run int, got, foreign figures) 
 		}
 
 		if m.known {
-			foreign.add(s.name, m.foreign)
+			foreign.addValue(s.name, m.foreign)
 		}
 		b.logProgress("run %d of %d: %-10s %s  foreign CPU %.1f %%", run, b.Runs, s.name, m.words, m.foreign)
 	}
@@ -161,8 +161,8 @@ func reading(m *meter, format string, args ...any) meterReading {
 
 func (b *bench) streamDrain(ctx context.Context, run int, got figures) (meterReading, error) {
 	d, err := b.drainBacklog(ctx, run)
-	got.add("drain", d.eps)
-	got.add("drain_rss", d.peak)
+	got.addValue("drain", d.eps)
+	got.addValue("drain_rss", d.peak)
 	return meterReading{fmt.Sprintf("%8.0f/s  %.1f MB", d.eps, d.peak), d.foreign, d.known}, err
 }
 

@@ -140,7 +140,7 @@ func (b *bench) overdue(
 	}
 
 	eps := float64(w.n) / w.at.Sub(began).Seconds()
-	got.add(figure, eps)
+	got.addValue(figure, eps)
 	million := 1e6 / float64(w.n)
 	said := reading(m, "%8.0f/s  CPU-s per million: %.1f of the relay, %.1f of the servers",
 		eps, m.used(r.pid())*million, m.used(b.servers...)*million)
@@ -175,16 +175,16 @@ func (b *bench) dueTogether() int { return min(dueAtOnce, b.Events) }
 
 func (b *bench) dueAtOnce(ctx context.Context, run int, got figures) (meterReading, error) {
 	d, err := b.moment(ctx, fmt.Sprintf("due%d", run), b.dueTogether())
-	got.add("due_p50", d.p50)
-	got.add("due_p99", d.p99)
-	got.add("due_max", d.most)
+	got.addValue("due_p50", d.p50)
+	got.addValue("due_p99", d.p99)
+	got.addValue("due_max", d.most)
 	d.words = fmt.Sprintf("p50 %.0f ms  p99 %.0f ms  at most %.0f ms", d.p50, d.p99, d.most)
 	return d.meterReading, err
 }
 
 func (b *bench) dueBurst(ctx context.Context, run int, got figures) (meterReading, error) {
 	d, err := b.moment(ctx, fmt.Sprintf("burst%d", run), b.Events)
-	got.add("burst", d.most/1000)
+	got.addValue("burst", d.most/1000)
 	d.words = fmt.Sprintf("%8.2f s for %d", d.most/1000, b.Events)
 	return d.meterReading, err
 }
@@ -218,7 +218,7 @@ func (b *bench) moment(ctx context.Context, name string, n int) (d dueErrors, er
 	if err != nil {
 		return d, err
 	}
-	defer c.close()
+	defer c.stopReading()
 
 	r, _, err := b.owner(ctx, setting{watch: name, topic: topic, state: b.newStateDB(name), start: "now", label: name})
 	if err != nil {

@@ -58,9 +58,9 @@ func (b *bench) sweep(ctx context.Context, run int, got figures) (meterReading, 
 	}
 
 	budget := <-used / (1 << 20)
-	got.add("sweep", eps)
-	got.add("sweep_rss", w.after.hwm)
-	got.add("sweep_budget", budget)
+	got.addValue("sweep", eps)
+	got.addValue("sweep_rss", w.after.hwm)
+	got.addValue("sweep_budget", budget)
 	return reading(m, "%8.0f/s  %.1f MB  %.1f MB of the budget", eps, w.after.hwm, budget), r.stopProcess()
 }
 
@@ -172,8 +172,8 @@ func (b *bench) parked(ctx context.Context, run int, got figures) (meterReading,
 		eps = float64(w.n) / w.at.Sub(w.empty).Seconds()
 	}
 
-	got.add("parking", parking)
-	got.add("parked", eps)
+	got.addValue("parking", parking)
+	got.addValue("parked", eps)
 	return reading(m, "%8.0f/s, %.1f s after the topic was made; parked at %.0f/s", eps, w.first.Sub(made).Seconds(), parking), r.stopProcess()
 }
 
@@ -262,7 +262,7 @@ func (b *bench) purge(ctx context.Context, run int, got figures) (meterReading, 
 			report.Removed, b.Events, report.Seconds)
 	}
 
-	got.add("purge", float64(report.Removed)/report.Seconds)
+	got.addValue("purge", float64(report.Removed)/report.Seconds)
 	return reading(m, "%8.0f/s", float64(report.Removed)/report.Seconds), nil
 }
 

@@ -64,7 +64,8 @@ func reportDrain(b *testing.B, drain func() time.Duration) {
 	b.ReportMetric(0, "ns/op")
 }
 
-// BenchmarkDrain reads the same prepared events with the driver alone and through the stream. It parses them in both cases.
+// BenchmarkDrain reads the same prepared events with the driver alone and through the stream. It
+// parses them in both cases.
 func BenchmarkDrain(b *testing.B) {
 	client := stacktest.Client(b)
 	coll, at := insertBenchEvents(b, client)

@@ -148,10 +148,12 @@ func (s *Stream) openChangeStream(
 	base, cancel, stop := contextWithGrace(ctx, s.cfg.MaxAwait+stopGrace)
 	base = mongo.NewSessionContext(base, session)
 
+	// The limit applies only to the opening, not to the life of the cursor.
 	opening, opened := context.WithTimeout(base, openTimeout)
 	defer opened()
 	cs, err := s.watchScope(opening, pipeline, opts)
 	if err != nil {
+		// Our own limit ended the call. That is a slow server, not a broken connection.
 		if opening.Err() != nil {
 			err = errTimeout
 		}

@@ -77,7 +77,8 @@ func TestN27_TheEndOfACollectionEndsItsStream(t *testing.T) {
 
 			again := b.startReader(scope, Start{Position: r.pos}, func(c *Config) { c.BatchSize = 1 })
 			if err := again.waitForEnd(); !errors.As(err, &end) || again.pos.Compare(end.Position) >= 0 {
-				t.Errorf("Run from the last position returned %v at %s, want an InvalidateError before %s", err, again.pos.Token, end.Position.Token)
+				t.Errorf("Run from the last position returned %v at %s, want an InvalidateError before %s",
+					err, again.pos.Token, end.Position.Token)
 			}
 
 			// A start after the end continues with a new collection of the same name.

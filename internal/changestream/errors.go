@@ -102,12 +102,14 @@ var classByCode = map[int]errorClass{
 	91: classResume, 189: classResume, 10107: classResume, // shutting down, stepped down, not primary
 	11600: classResume, 11601: classResume, 11602: classResume, // interrupted
 	13435: classResume, 13436: classResume, 9001: classResume, // not primary, recovering, socket
-	133: classResume, 134: classResume, 234: classResume, // no such member, no majority snapshot yet, retry change stream
+	// No such member, no majority snapshot yet, retry change stream.
+	133: classResume, 134: classResume, 234: classResume,
 	63: classResume, 150: classResume, 13388: classResume, 175: classResume, // routing, plan killed
 
 	286: classGap, 136: classGap, // history lost, fell off the capped oplog
 	280: classGap, 260: classGap, // event not found, invalid resume token
-	9: classGap, 15: classGap, 40647: classGap, 40649: classGap, 50796: classGap, 50811: classGap, 40576: classGap, // token garbage
+	9: classGap, 15: classGap, 40647: classGap, 40649: classGap, // token garbage
+	50796: classGap, 50811: classGap, 40576: classGap, // token garbage
 
 	13: classConfig, 18: classConfig, 11: classConfig, 8000: classConfig, // not authorized, wrong password, no such user
 	40573: classConfig, 76: classConfig, // not a replica set
@@ -166,10 +168,11 @@ func gapReason(code int) string {
 func configAdvice(code int, s *Scope) string {
 	switch code {
 	case 13:
-		return fmt.Sprintf("the MongoDB user is not authorized to watch %s (13): grant the actions find and changeStream on %s",
-			s, s.privilegeResource())
+		return fmt.Sprintf("the MongoDB user is not authorized to watch %s (13): "+
+			"grant the actions find and changeStream on %s", s, s.privilegeResource())
 	case 18, 11, 8000:
-		return fmt.Sprintf("MongoDB rejects the user or the password (%d): check the credentials and authSource in the URI", code)
+		return fmt.Sprintf("MongoDB rejects the user or the password (%d): "+
+			"check the credentials and authSource in the URI", code)
 	case 40573, 76:
 		return fmt.Sprintf("MongoDB is not a replica set (%d), and only replica sets support change streams: "+
 			"start mongod with --replSet and run rs.initiate()", code)

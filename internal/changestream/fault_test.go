@@ -54,7 +54,8 @@ func TestEveryPassingFaultIsWaitedOut(t *testing.T) {
 	}
 
 	step("getMore with the label", func() func() {
-		return b.setFailCommand(failTimes(1), failCommand("getMore", bson.E{Key: "errorCode", Value: int32(4243)}, bson.E{Key: "errorLabels", Value: bson.A{labelResumable}}))
+		return b.setFailCommand(failTimes(1), failCommand("getMore",
+			bson.E{Key: "errorCode", Value: int32(4243)}, bson.E{Key: "errorLabels", Value: bson.A{labelResumable}}))
 	})
 	step("connection closed", func() func() {
 		return b.setFailCommand(failTimes(1), failCommand("getMore", bson.E{Key: "closeConnection", Value: true}))
@@ -216,7 +217,8 @@ func TestMissingPrivilegeIsToldAndHeals(t *testing.T) {
 	ns := b.db.Name() + ".outbox"
 	r := b.startReader(scopeOf(t, ns), Start{At: &at})
 	r.wantIDs("a")
-	off := b.setFailCommand("alwaysOn", bson.D{{Key: "failCommands", Value: bson.A{"getMore", "aggregate"}}, {Key: "errorCode", Value: int32(13)}})
+	off := b.setFailCommand("alwaysOn", bson.D{{Key: "failCommands", Value: bson.A{"getMore", "aggregate"}},
+		{Key: "errorCode", Value: int32(13)}})
 	phase := func() State {
 		if len(r.states) == 0 {
 			return State{}
@@ -226,7 +228,8 @@ func TestMissingPrivilegeIsToldAndHeals(t *testing.T) {
 
 	r.waitUntil("the state", func() bool { return phase().Phase == ConfigError })
 	r.waitUntil("a second attempt", func() bool { return r.counts["config"] > 1 })
-	if s := r.stream.State(); s.Code != 13 || s.Ready() || !strings.Contains(s.Reason, "changeStream") || !strings.Contains(s.Reason, ns) {
+	if s := r.stream.State(); s.Code != 13 || s.Ready() || !strings.Contains(s.Reason, "changeStream") ||
+		!strings.Contains(s.Reason, ns) {
 		t.Errorf("state %+v, want code 13, not ready, and a reason that names changeStream and %s", s, ns)
 	}
 
@@ -244,8 +247,10 @@ func TestASlowReplyIsGivenMoreTimeInsteadOfALoop(t *testing.T) {
 	b.insertIDs(coll, "a")
 
 	// Each reply takes longer than the first limit of 100 + 100 ms.
-	off := b.setFailCommand("alwaysOn", failCommand("getMore", bson.E{Key: "blockConnection", Value: true}, bson.E{Key: "blockTimeMS", Value: int32(500)}))
-	r := b.startReader(scopeOf(t, b.db.Name()+".outbox"), Start{At: &at}, func(c *Config) { c.Patience = 100 * time.Millisecond })
+	off := b.setFailCommand("alwaysOn", failCommand("getMore", bson.E{Key: "blockConnection", Value: true},
+		bson.E{Key: "blockTimeMS", Value: int32(500)}))
+	r := b.startReader(scopeOf(t, b.db.Name()+".outbox"), Start{At: &at},
+		func(c *Config) { c.Patience = 100 * time.Millisecond })
 	r.wantIDs("a")
 	off()
 

@@ -205,8 +205,12 @@ func (r *reader) storeBatch(b *Batch) {
 		}
 
 		g := receivedEvent{
-			op: ev.Op, ns: string(ev.DB) + "." + string(ev.Coll), data: string(ev.Data), note: string(ev.Note), size: len(ev.Document),
-			pos: resume.Position{Token: slices.Clone(ev.Token), ClusterTime: ev.ClusterTime},
+			op:   ev.Op,
+			ns:   string(ev.DB) + "." + string(ev.Coll),
+			data: string(ev.Data),
+			note: string(ev.Note),
+			size: len(ev.Document),
+			pos:  resume.Position{Token: slices.Clone(ev.Token), ClusterTime: ev.ClusterTime},
 		}
 		if ev.Op == Insert {
 			g.id, _ = bson.RawValue{Type: bson.Type(ev.IDType), Value: slices.Clone(ev.ID)}.StringValueOK()
@@ -230,7 +234,8 @@ func (r *reader) waitUntil(what string, cond func() bool) {
 
 	for !cond() {
 		if late || r.ended {
-			r.t.Fatalf("waiting for %s: ended=%v err=%v, %d events, states %v, restarts %v", what, r.ended, r.err, len(r.events), r.states, r.counts)
+			r.t.Fatalf("waiting for %s: ended=%v err=%v, %d events, states %v, restarts %v",
+				what, r.ended, r.err, len(r.events), r.states, r.counts)
 		}
 		r.cond.Wait()
 	}

@@ -120,6 +120,7 @@ func (s *Stream) fetchDocument(ctx context.Context, ev *Event) (bson.Raw, error)
 		return nil, err
 	}
 	defer session.EndSession(context.WithoutCancel(ctx))
+	// Without the event's time, the read could miss the insert.
 	if err := session.AdvanceOperationTime(&ev.ClusterTime); err != nil {
 		return nil, err
 	}

@@ -17,7 +17,8 @@ func insertEvent(tb testing.TB, extra ...bson.E) []byte {
 		{Key: "clusterTime", Value: bson.Timestamp{T: 7, I: 9}},
 		{Key: "collectionUUID", Value: bson.Binary{Subtype: 4, Data: []byte("0123456789abcdef")}},
 		{Key: "wallTime", Value: bson.NewDateTimeFromTime(time.UnixMilli(1234567))},
-		{Key: "fullDocument", Value: bson.D{{Key: "_id", Value: "e1"}, {Key: "payload", Value: bson.Binary{Data: []byte("xyz")}}}},
+		{Key: "fullDocument", Value: bson.D{{Key: "_id", Value: "e1"},
+			{Key: "payload", Value: bson.Binary{Data: []byte("xyz")}}}},
 		{Key: "ns", Value: bson.D{{Key: "db", Value: "shop"}, {Key: "coll", Value: "outbox.v1"}}},
 		{Key: "documentKey", Value: bson.D{{Key: "shard", Value: int32(1)}, {Key: "_id", Value: "e1"}}},
 		{Key: "txnNumber", Value: int64(3)},
@@ -40,7 +41,8 @@ func TestParseInsert(t *testing.T) {
 	if err := Parse(insertEvent(t), &ev); err != nil {
 		t.Fatal(err)
 	}
-	if ev.Op != Insert || string(ev.Data) != "826B018C46" || ev.ClusterTime != (bson.Timestamp{T: 7, I: 9}) || ev.WallMS != 1234567 ||
+	if ev.Op != Insert || string(ev.Data) != "826B018C46" || ev.ClusterTime != (bson.Timestamp{T: 7, I: 9}) ||
+		ev.WallMS != 1234567 ||
 		string(ev.DB) != "shop" || string(ev.Coll) != "outbox.v1" || !ev.HasUUID || ev.UUID[15] != 'f' || !ev.HasDocument {
 		t.Errorf("parsed %+v", ev)
 	}
@@ -61,7 +63,13 @@ func TestParseOtherKinds(t *testing.T) {
 	for _, c := range []struct {
 		name string
 		op   Op
-	}{{"drop", Drop}, {"rename", Rename}, {"dropDatabase", DropDatabase}, {"invalidate", Invalidate}, {"createIndexes", Other}} {
+	}{
+		{"drop", Drop},
+		{"rename", Rename},
+		{"dropDatabase", DropDatabase},
+		{"invalidate", Invalidate},
+		{"createIndexes", Other},
+	} {
 		raw, err := bson.Marshal(bson.D{
 			token,
 			{Key: "operationType", Value: c.name},
@@ -77,12 +85,14 @@ func TestParseOtherKinds(t *testing.T) {
 		if err := Parse(raw, &ev); err != nil {
 			t.Fatal(err)
 		}
-		if ev.Op != c.op || string(ev.DB) != "a" || ev.Coll != nil || string(ev.ToDB) != "b" || string(ev.ToColl) != "c" || ev.WallMS != 5000 || ev.HasDocument {
+		if ev.Op != c.op || string(ev.DB) != "a" || ev.Coll != nil || string(ev.ToDB) != "b" ||
+			string(ev.ToColl) != "c" || ev.WallMS != 5000 || ev.HasDocument {
 			t.Errorf("%s: parsed %+v, want op %s", c.name, ev, c.op)
 		}
 	}
 
-	for _, bad := range []bson.D{{}, {token}, {{Key: "operationType", Value: "insert"}}, {token, {Key: "operationType", Value: 1}}} {
+	for _, bad := range []bson.D{{}, {token}, {{Key: "operationType", Value: "insert"}},
+		{token, {Key: "operationType", Value: 1}}} {
 		raw, _ := bson.Marshal(bad)
 		if err := Parse(raw, new(Event)); err == nil {
 			t.Errorf("Parse(%v) returned no error", bad)
@@ -122,7 +132,8 @@ func FuzzParse(f *testing.F) {
 		var ev Event
 		err := Parse(raw, &ev)
 		if err == nil && bson.Raw(raw).Validate() == nil {
-			if d, ok := bson.Raw(raw).Lookup("_id", "_data").StringValueOK(); ok && d != string(ev.Data) && bytes.Count(raw, []byte("_data")) == 1 {
+			if d, ok := bson.Raw(raw).Lookup("_id", "_data").StringValueOK(); ok && d != string(ev.Data) &&
+				bytes.Count(raw, []byte("_data")) == 1 {
 				t.Errorf("data %q, want %q", ev.Data, d)
 			}
 		}
@@ -132,14 +143,16 @@ func FuzzParse(f *testing.F) {
 
 func TestRebuildGivesAnOrdinaryEvent(t *testing.T) {
 	t.Parallel()
-	raw, err := bson.Marshal(bson.D{{Key: "_id", Value: bson.D{{Key: "_data", Value: "82"}}}, {Key: "operationType", Value: "insert"}})
+	raw, err := bson.Marshal(bson.D{{Key: "_id", Value: bson.D{{Key: "_data", Value: "82"}}},
+		{Key: "operationType", Value: "insert"}})
 	if err != nil {
 		t.Fatal(err)
 	}
 
 	doc, _ := bson.Marshal(bson.D{{Key: "_id", Value: 1}})
 	var ev Event
-	if err := Parse(rebuildEvent(raw, doc), &ev); err != nil || !ev.HasDocument || !bytes.Equal(ev.Document, doc) || ev.Note != nil {
+	if err := Parse(rebuildEvent(raw, doc), &ev); err != nil || !ev.HasDocument ||
+		!bytes.Equal(ev.Document, doc) || ev.Note != nil {
 		t.Errorf("%v %+v", err, ev)
 	}
 	if err := Parse(rebuildEvent(raw, nil), &ev); err != nil || ev.HasDocument || string(ev.Note) != goneNote {

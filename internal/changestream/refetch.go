@@ -5,9 +5,10 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/outrelay/outrelay/internal/mongodb"
+
 	"go.mongodb.org/mongo-driver/v2/bson"
 
-	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/resume"
 )
 
@@ -49,6 +50,7 @@ func (s *Stream) Refetch(
 	} else {
 		opts.SetStartAfter(bson.Raw(after.Token))
 	}
+	// Large documents are fetched by _id, so that one of them cannot fail a whole reply (N24).
 	c, err := s.openChangeStream(ctx, append(s.cfg.Scope.Pipeline(), slimStage), opts)
 	if err != nil {
 		return fmt.Errorf("opening stream to read events again: %w", err)
@@ -60,6 +62,8 @@ func (s *Stream) Refetch(
 	defer b.Release()
 	for ctx.Err() == nil {
 		b.clearDocuments()
+
+		// The server may search a long backlog before it replies.
 		if err := c.fetchReply(s.cfg.MaxAwait+maxPatience, b); err != nil {
 			return fmt.Errorf("reading events again: %w", err)
 		}

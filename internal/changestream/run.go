@@ -194,6 +194,8 @@ func (r *run) readSession(ctx context.Context) error {
 func (r *run) handleReply(ctx context.Context, c *cursor, b *Batch) error {
 	r.reportLive()
 	silent := len(b.Docs) == 0
+
+	// The size includes the events that are dropped below, because the server sent them too.
 	r.sizer.observeReply(len(b.Docs), b.Bytes)
 	c.changeStream.SetBatchSize(r.sizer.nextBatchSize(r.stream.cfg.BatchSize))
 	if c.dropThrough != "" {
@@ -269,6 +271,7 @@ func (r *run) inspectLastEvent(c *cursor, b *Batch) (resume.Position, *Invalidat
 		}
 		end.Op, next = ev.Op, positionOf(&ev)
 	}
+	// An insert does not end a stream, so the cause was not read.
 	if end.Op == Insert {
 		end.Op = Other
 	}

@@ -101,7 +101,8 @@ func ParseScope(patterns []string, exclude ...string) (*Scope, error) {
 			continue
 		}
 		if i := slices.IndexFunc(s.exclude, func(x pattern) bool { return x.covers(p) }); i >= 0 {
-			problems = append(problems, fmt.Errorf("%s: cannot be watched, because %s belongs to outrelay or to the server", p, s.exclude[i]))
+			problems = append(problems, fmt.Errorf(
+				"%s: cannot be watched, because %s belongs to outrelay or to the server", p, s.exclude[i]))
 			continue
 		}
 		s.include = append(s.include, p)
@@ -138,12 +139,15 @@ func (s *Scope) normalize() {
 			s.include = append(s.include, p)
 		}
 	}
+
+	// Exclusions that no pattern can match would only make the filter longer.
 	s.exclude = slices.DeleteFunc(s.exclude, func(x pattern) bool {
 		return !slices.ContainsFunc(s.include, x.overlaps)
 	})
 
 	first := s.include[0]
-	oneDB := !glob.HasWildcard(first.db) && !slices.ContainsFunc(s.include, func(p pattern) bool { return p.db != first.db })
+	oneDB := !glob.HasWildcard(first.db) &&
+		!slices.ContainsFunc(s.include, func(p pattern) bool { return p.db != first.db })
 	switch {
 	case oneDB && len(s.include) == 1 && !glob.HasWildcard(first.coll):
 		s.kind, s.db, s.coll = Collection, first.db, first.coll
@@ -158,7 +162,8 @@ func parsePattern(text string) (pattern, error) {
 	db, coll, found := strings.Cut(text, ".")
 	switch {
 	case !found || db == "" || coll == "":
-		return pattern{}, fmt.Errorf("%q is not a collection: write database.collection, where * matches any characters and ? matches one", text)
+		return pattern{}, fmt.Errorf("%q is not a collection: write database.collection, "+
+			"where * matches any characters and ? matches one", text)
 	case strings.ContainsAny(db, "/\\ \"$\x00"):
 		return pattern{}, fmt.Errorf(`%q: the name of a database cannot contain a space or any of / \ " $`, text)
 	case strings.ContainsAny(coll, "$\x00"):

@@ -14,7 +14,9 @@ import (
 // Tune sets the options with which a stream's client detects a dead server within seconds: heartbeat
 // 1 s, connect 2 s, server selection 4 s. It sets no Timeout, and the caller must not set one.
 func Tune(o *options.ClientOptions) *options.ClientOptions {
-	return o.SetHeartbeatInterval(time.Second).SetConnectTimeout(2 * time.Second).SetServerSelectionTimeout(4 * time.Second)
+	return o.SetHeartbeatInterval(time.Second).
+		SetConnectTimeout(2 * time.Second).
+		SetServerSelectionTimeout(4 * time.Second)
 }
 
 // ErrNotAllowed means that the user lacks an optional privilege.
@@ -26,7 +28,8 @@ var ErrNotAllowed = errors.New("not allowed")
 func OplogWindow(ctx context.Context, client *mongo.Client) (oldest, newest bson.Timestamp, err error) {
 	// Without these exclusions the reply is large.
 	cmd := bson.D{{Key: "serverStatus", Value: 1}, {Key: "oplog", Value: 1}}
-	for _, section := range []string{"metrics", "wiredTiger", "tcmalloc", "locks", "opcounters", "network", "transactions"} {
+	sections := []string{"metrics", "wiredTiger", "tcmalloc", "locks", "opcounters", "network", "transactions"}
+	for _, section := range sections {
 		cmd = append(cmd, bson.E{Key: section, Value: 0})
 	}
 

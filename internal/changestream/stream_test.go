@@ -166,7 +166,8 @@ func TestIdleCheckpointBesideABusyNeighbour(t *testing.T) {
 	event := r.lastPosition()
 	b.insertIDs(b.db.Collection("busy"), numberedIDs("x", 20)...)
 	busy := b.clusterTime()
-	r.waitUntil("an empty batch after the neighbor's writes", func() bool { return r.idle > 0 && !r.pos.ClusterTime.Before(busy) })
+	r.waitUntil("an empty batch after the neighbor's writes",
+		func() bool { return r.idle > 0 && !r.pos.ClusterTime.Before(busy) })
 	idle := r.lastPosition()
 	if idle.Compare(event) <= 0 {
 		t.Fatalf("idle position %s, want a position after %s", idle.Token, event.Token)
@@ -242,8 +243,11 @@ func TestStopIsPromptAndLeavesNoCursor(t *testing.T) {
 
 		// A write moves the idle token.
 		b.insertIDs(b.db.Collection("x"), strings.Join(patterns, " "))
-		r := b.startReader(scopeOf(t, patterns...), Start{Now: true}, func(c *Config) { c.MaxAwait = await; c.Patience = time.Minute })
-		r.waitUntil("the stream to be live", func() bool { return len(r.states) > 0 && r.states[len(r.states)-1].Phase == Live })
+		r := b.startReader(scopeOf(t, patterns...), Start{Now: true},
+			func(c *Config) { c.MaxAwait = await; c.Patience = time.Minute })
+		r.waitUntil("the stream to be live", func() bool {
+			return len(r.states) > 0 && r.states[len(r.states)-1].Phase == Live
+		})
 		begin := time.Now()
 		r.cancel()
 
@@ -343,7 +347,8 @@ func TestRefetch(t *testing.T) {
 	if !slices.Equal(got, []string{"b", "c"}) {
 		t.Errorf("got %v, want b and c", got)
 	}
-	if err := s.Refetch(t.Context(), resume.Position{ClusterTime: at}, is("z"), upTo(9)); !errors.Is(err, ErrNotInStream) || !Lost(err) {
+	err = s.Refetch(t.Context(), resume.Position{ClusterTime: at}, is("z"), upTo(9))
+	if !errors.Is(err, ErrNotInStream) || !Lost(err) {
 		t.Errorf("Refetch of a missing event returned %v, want ErrNotInStream", err)
 	}
 	if err := s.Refetch(t.Context(), resume.Position{}, is("z"), upTo(9)); !errors.Is(err, ErrNoStart) || !Lost(err) {
@@ -369,7 +374,8 @@ func TestOplogWindowAndUUID(t *testing.T) {
 	}
 
 	b.insertIDs(b.db.Collection("outbox"), "a")
-	if id, found, err := CollectionUUID(t.Context(), b.watch, b.db.Name(), "outbox"); !found || err != nil || id == [16]byte{} {
+	id, found, err := CollectionUUID(t.Context(), b.watch, b.db.Name(), "outbox")
+	if !found || err != nil || id == [16]byte{} {
 		t.Errorf("UUID %x, found %v, error %v, want a UUID", id, found, err)
 	}
 }

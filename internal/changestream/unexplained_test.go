@@ -40,7 +40,8 @@ func TestUnexplainedErrorsAreGivenAMinute(t *testing.T) {
 							t.Fatal(err)
 						}
 						if took := time.Since(begin); !progressed || took < time.Minute || attempts < unknownAttempts-1 {
-							t.Errorf("gap after %s and %d restarts, want at least a minute and %d restarts", took, attempts, unknownAttempts-1)
+							t.Errorf("gap after %s and %d restarts, want at least a minute and %d restarts",
+								took, attempts, unknownAttempts-1)
 						}
 						return
 					}

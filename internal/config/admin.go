@@ -45,7 +45,7 @@ func (c *Config) validateAdmin(v validator) {
 		"expected another one, because the token decides the role")
 
 	for _, problem := range a.TLS.findProblems() {
-		v.add(at("tls."+problem.Path), problem.Found, problem.Allowed)
+		v.report(at("tls."+problem.Path), problem.Found, problem.Allowed)
 	}
 	a.Proxy.validate(v, at("proxy."))
 
@@ -53,7 +53,7 @@ func (c *Config) validateAdmin(v validator) {
 		"only an address of this machine may be open to all clients; set token, tls.client_ca or proxy")
 	canIdentify := !a.Token.IsZero() || !a.ViewerToken.IsZero() || a.Proxy != nil || a.TLS != nil && a.TLS.ClientCA != ""
 	if !canIdentify && a.Anonymous == "none" && !v.hasProblem(at("token")) {
-		v.add("http.admin", "no client can log in",
+		v.report("http.admin", "no client can log in",
 			"set token (best as ${file:/path}), tls.client_ca or proxy, or on an address of this machine anonymous: viewer")
 	}
 
@@ -87,7 +87,7 @@ func (p *Proxy) validate(v validator, prefix string) {
 		"expected the name of a header, such as X-Forwarded-User")
 
 	for i, from := range p.From {
-		_, err := ParseNetwork(from)
+		_, err := parseNetwork(from)
 		v.check(fmt.Sprintf("%sfrom[%d]", prefix, i), err == nil, strconv.Quote(from),
 			"expected an address or a network, such as 10.1.2.3 or 10.1.0.0/16")
 	}
@@ -102,15 +102,15 @@ func (p *Proxy) Networks() []netip.Prefix {
 
 	var out []netip.Prefix
 	for _, text := range from {
-		if n, err := ParseNetwork(text); err == nil {
+		if n, err := parseNetwork(text); err == nil {
 			out = append(out, n)
 		}
 	}
 	return out
 }
 
-// ParseNetwork parses an address or a network. An address is a network with one member.
-func ParseNetwork(text string) (netip.Prefix, error) {
+// parseNetwork parses an address or a network. An address is a network with one member.
+func parseNetwork(text string) (netip.Prefix, error) {
 	if addr, err := netip.ParseAddr(text); err == nil {
 		return netip.PrefixFrom(addr, addr.BitLen()), nil
 	}

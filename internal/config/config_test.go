@@ -303,13 +303,13 @@ func normal(c Config) Config {
 func TestValues(t *testing.T) {
 	t.Parallel()
 	for text, want := range map[string]Size{"0": 0, "1": 1, "900KiB": 900 * KiB, "1.5GiB": 3 * GiB / 2, "10MB": 10_000_000, "32 MiB": 32 * MiB, "5B": 5} {
-		if got, err := ParseSize(text); err != nil || got != want {
+		if got, err := parseSize(text); err != nil || got != want {
 			t.Errorf("ParseSize(%q) = %d, %v", text, got, err)
 		}
 	}
 
 	for _, text := range []string{"", "-1", "MiB", "1TiB", "NaN", "Inf", "1e30GiB"} {
-		if got, err := ParseSize(text); err == nil {
+		if got, err := parseSize(text); err == nil {
 			t.Errorf("ParseSize(%q) = %d", text, got)
 		}
 	}
@@ -327,7 +327,7 @@ func TestValues(t *testing.T) {
 	}
 
 	for _, text := range []string{"backlog", "now", "2026-11-20T08:00:00Z"} {
-		if got, err := ParseStart(text); err != nil || got.String() != text {
+		if got, err := parseStart(text); err != nil || got.String() != text {
 			t.Errorf("ParseStart(%q) = %v, %v", text, got, err)
 		}
 	}

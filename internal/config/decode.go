@@ -35,7 +35,7 @@ func (d *decoder) decodeStruct(m map[string]any, v reflect.Value, prefix string)
 	for name, value := range m {
 		i := slices.IndexFunc(fields, func(f field) bool { return f.name == name })
 		if i < 0 {
-			d.problems.add(prefix+name, "unknown key", suggestKey(prefix+name))
+			d.problems.report(prefix+name, "unknown key", suggestKey(prefix+name))
 			continue
 		}
 
@@ -90,7 +90,7 @@ func (d *decoder) decodeValue(in any, out reflect.Value, f field, path string) {
 	if s, ok := sectionType(f.typ); ok {
 		m, ok := in.(map[string]any)
 		if !ok {
-			d.problems.add(path, "found "+describeValue(in), "expected a section with keys")
+			d.problems.report(path, "found "+describeValue(in), "expected a section with keys")
 			return
 		}
 
@@ -134,7 +134,7 @@ func (d *decoder) decodeList(in any, out reflect.Value, f field, path string) {
 	}
 	if !ok {
 		if !d.problems.hasProblem(path) {
-			d.problems.add(path, "found "+describeValue(in), "expected a list")
+			d.problems.report(path, "found "+describeValue(in), "expected a list")
 		}
 		return
 	}
@@ -143,7 +143,7 @@ func (d *decoder) decodeList(in any, out reflect.Value, f field, path string) {
 	for i, item := range items {
 		at := path + "[" + strconv.Itoa(i) + "]"
 		if item == nil {
-			d.problems.add(at, "found nothing", "expected "+describeType(elem))
+			d.problems.report(at, "found nothing", "expected "+describeType(elem))
 			continue
 		}
 		d.decodeValue(item, list.Index(i), field{typ: elem}, at)
@@ -155,7 +155,7 @@ func (d *decoder) decodeList(in any, out reflect.Value, f field, path string) {
 func (d *decoder) splitText(text, path string) ([]any, bool) {
 	text, err := d.expandText(path, text)
 	if err != nil {
-		d.problems.add(path, err.Error(), "")
+		d.problems.report(path, err.Error(), "")
 		return nil, false
 	}
 
@@ -173,7 +173,7 @@ func (d *decoder) splitText(text, path string) ([]any, bool) {
 func (d *decoder) decodeMap(in any, out reflect.Value, path string) {
 	m, ok := in.(map[string]any)
 	if !ok {
-		d.problems.add(path, "found "+describeValue(in), "expected a mapping of names to values")
+		d.problems.report(path, "found "+describeValue(in), "expected a mapping of names to values")
 		return
 	}
 
@@ -181,12 +181,12 @@ func (d *decoder) decodeMap(in any, out reflect.Value, path string) {
 	for name, value := range m {
 		text, ok := scalarText(value)
 		if !ok {
-			d.problems.add(path+"."+name, "found "+describeValue(value), "expected one value")
+			d.problems.report(path+"."+name, "found "+describeValue(value), "expected one value")
 			continue
 		}
 		text, err := d.expandText(path+"."+name, text)
 		if err != nil {
-			d.problems.add(path+"."+name, err.Error(), "")
+			d.problems.report(path+"."+name, err.Error(), "")
 			continue
 		}
 		texts[name] = text
@@ -197,12 +197,12 @@ func (d *decoder) decodeMap(in any, out reflect.Value, path string) {
 func (d *decoder) decodeScalar(in any, out reflect.Value, f field, path string) {
 	raw, ok := scalarText(in)
 	if !ok {
-		d.problems.add(path, "found "+describeValue(in), "expected "+describeType(f.typ))
+		d.problems.report(path, "found "+describeValue(in), "expected "+describeType(f.typ))
 		return
 	}
 	text, err := d.expandText(path, raw)
 	if err != nil {
-		d.problems.add(path, err.Error(), "")
+		d.problems.report(path, err.Error(), "")
 		return
 	}
 
@@ -212,7 +212,7 @@ func (d *decoder) decodeScalar(in any, out reflect.Value, f field, path string) 
 		if f.typ == secretType || f.typ == uriType {
 			found = "found " + describeValue(in)
 		}
-		d.problems.add(path, found, err.Error())
+		d.problems.report(path, found, err.Error())
 	}
 }
 
@@ -227,7 +227,7 @@ func assignText(text string, in any, out reflect.Value, f field) error {
 		if f.typ == uriType {
 			out.Set(reflect.ValueOf(NewURI(text)))
 		} else {
-			out.Set(reflect.ValueOf(NewSecret(text)))
+			out.Set(reflect.ValueOf(newSecret(text)))
 		}
 		return nil
 
@@ -240,7 +240,7 @@ func assignText(text string, in any, out reflect.Value, f field) error {
 		return nil
 
 	case sizeType:
-		v, err := ParseSize(text)
+		v, err := parseSize(text)
 		if err != nil {
 			return errors.New("expected a size such as 900KiB or 32MiB")
 		}
@@ -248,7 +248,7 @@ func assignText(text string, in any, out reflect.Value, f field) error {
 		return nil
 
 	case startType:
-		v, err := ParseStart(text)
+		v, err := parseStart(text)
 		if err != nil {
 			return errors.New("expected backlog, now or a time such as 2026-11-20T08:00:00Z")
 		}

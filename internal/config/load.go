@@ -68,7 +68,7 @@ func loadFile(k *koanf.Koanf, path string, p *Problems) {
 		path = NewURI(path).String()
 	}
 	if err != nil {
-		p.add(path, "cannot be read: "+fileErrorCause(err), "pass a readable YAML file, or no file to use only the environment")
+		p.report(path, "cannot be read: "+fileErrorCause(err), "pass a readable YAML file, or no file to use only the environment")
 		return
 	}
 
@@ -76,7 +76,7 @@ func loadFile(k *koanf.Koanf, path string, p *Problems) {
 		return
 	}
 	if err := k.Load(rawbytes.Provider(text), koanfyaml.Parser()); err != nil {
-		p.add(path, redactYAMLError(err), "")
+		p.report(path, redactYAMLError(err), "")
 	}
 }
 
@@ -91,7 +91,7 @@ func checkDocument(path string, text []byte, p *Problems) bool {
 		return false
 	}
 	if err != nil {
-		p.add(path, redactYAMLError(err), "")
+		p.report(path, redactYAMLError(err), "")
 		return false
 	}
 
@@ -99,11 +99,11 @@ func checkDocument(path string, text []byte, p *Problems) bool {
 		if doc.Content[0].Tag == "!!null" {
 			return false
 		}
-		p.add(path, "not a mapping of keys to values", "start with keys such as mongodb: and kafka:")
+		p.report(path, "not a mapping of keys to values", "start with keys such as mongodb: and kafka:")
 		return false
 	}
 	if err := d.Decode(&second); !errors.Is(err, io.EOF) {
-		p.add(path, "more than one YAML document", "keep one; the others would be ignored")
+		p.report(path, "more than one YAML document", "keep one; the others would be ignored")
 		return false
 	}
 	return true
@@ -148,7 +148,7 @@ func loadEnv(k *koanf.Koanf, env []string, p *Problems) (warnings []string) {
 			continue
 		}
 		if near := nearestEnv(name, names); near != "" {
-			p.add(name, "unknown environment variable", "did you mean "+near+"?")
+			p.report(name, "unknown environment variable", "did you mean "+near+"?")
 		} else {
 			warnings = append(warnings, "the environment variable "+name+" is not a configuration key and has no effect")
 		}
@@ -181,7 +181,7 @@ func loadSet(k *koanf.Koanf, set []string, p *Problems) {
 	for _, s := range set {
 		path, value, ok := strings.Cut(s, "=")
 		if !ok {
-			p.add("--set", "a value without =", "write --set path=value")
+			p.report("--set", "a value without =", "write --set path=value")
 			continue
 		}
 		mergeKey(k, path, value, "--set "+path, p)
@@ -199,7 +199,7 @@ func mergeKey(k *koanf.Koanf, path, text, origin string, p *Problems) {
 		t, known = keyTypes[key]
 	}
 	if !known || mapKey != "" && t.Kind() != reflect.Map {
-		p.add(path, "unknown key", suggestKey(path))
+		p.report(path, "unknown key", suggestKey(path))
 		return
 	}
 
@@ -208,7 +208,7 @@ func mergeKey(k *koanf.Koanf, path, text, origin string, p *Problems) {
 		value, err = map[string]any{mapKey: text}, nil
 	}
 	if err != nil {
-		p.add(origin, "not a value for "+path, "write it as one line of YAML")
+		p.report(origin, "not a value for "+path, "write it as one line of YAML")
 		return
 	}
 
@@ -216,7 +216,7 @@ func mergeKey(k *koanf.Koanf, path, text, origin string, p *Problems) {
 		value = map[string]any{step: value}
 	}
 	if err := k.Load(confmap.Provider(value.(map[string]any), ""), nil); err != nil {
-		p.add(origin, "cannot be merged", "")
+		p.report(origin, "cannot be merged", "")
 	}
 }
 

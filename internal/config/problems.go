@@ -40,7 +40,7 @@ func (p *Problems) Error() string {
 	return fmt.Sprintf("configuration: %d problems\n  %s", len(lines), strings.Join(lines, "\n  "))
 }
 
-func (p *Problems) add(path, found, allowed string) {
+func (p *Problems) report(path, found, allowed string) {
 	p.List = append(p.List, Problem{Path: path, Found: found, Allowed: allowed})
 }
 

@@ -13,8 +13,8 @@ import (
 	"time"
 )
 
-// SchemaID is the $id of the schema.
-const SchemaID = "https://raw.githubusercontent.com/outrelay/outrelay/main/outrelay.schema.json"
+// schemaID is the $id of the schema.
+const schemaID = "https://raw.githubusercontent.com/outrelay/outrelay/main/outrelay.schema.json"
 
 // source is the file with the doc comments that become descriptions.
 //
@@ -28,7 +28,7 @@ func Schema() []byte {
 	g := generator{docs: fieldComments()}
 	root := g.sectionSchema(reflect.ValueOf(Default()))
 	root["$schema"] = "https://json-schema.org/draft/2020-12/schema"
-	root["$id"] = SchemaID
+	root["$id"] = schemaID
 	root["title"] = "outrelay configuration"
 
 	var b bytes.Buffer

@@ -83,11 +83,11 @@ func compileSchema(t *testing.T) *jsonschema.Schema {
 
 	c := jsonschema.NewCompiler()
 	c.DefaultDraft(jsonschema.Draft2020)
-	if err := c.AddResource(SchemaID, doc); err != nil {
+	if err := c.AddResource(schemaID, doc); err != nil {
 		t.Fatal(err)
 	}
 
-	s, err := c.Compile(SchemaID)
+	s, err := c.Compile(schemaID)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -14,8 +14,8 @@ const mask = "***"
 // address.
 type Secret struct{ text *string }
 
-// NewSecret wraps text.
-func NewSecret(text string) Secret {
+// newSecret wraps text.
+func newSecret(text string) Secret {
 	if text == "" {
 		return Secret{}
 	}

@@ -89,14 +89,14 @@ type validator struct{ *Problems }
 // problem already.
 func (v validator) check(path string, ok bool, found, allowed string) {
 	if !ok && !v.hasProblem(path) {
-		v.add(path, "found "+found, allowed)
+		v.report(path, "found "+found, allowed)
 	}
 }
 
 // require adds a problem with a fix if a required value is missing.
 func (v validator) require(path string, missing bool, fix string) {
 	if missing && !v.hasProblem(path) {
-		v.add(path, "required and not set", fix+" (or "+EnvName(path)+")")
+		v.report(path, "required and not set", fix+" (or "+EnvName(path)+")")
 	}
 }
 
@@ -105,7 +105,7 @@ func (c *Config) validateMongo(v validator) {
 	v.require("mongodb.uri", m.URI.IsZero(), "set the connection string, such as mongodb://host:27017/?replicaSet=rs0")
 	if !m.URI.IsZero() && !v.hasProblem("mongodb.uri") {
 		if found, allowed := findURIProblem(m.URI); found != "" {
-			v.add("mongodb.uri", found, allowed)
+			v.report("mongodb.uri", found, allowed)
 		}
 	}
 	v.check("mongodb.state", databasePattern.MatchString(m.State), strconv.Quote(m.State), "expected the name of a database")
@@ -326,7 +326,7 @@ func (v validator) checkTLS(path string, t *TLS) {
 		return
 	}
 	for _, problem := range t.findProblems() {
-		v.add(path+"."+problem.Path, problem.Found, problem.Allowed)
+		v.report(path+"."+problem.Path, problem.Found, problem.Allowed)
 	}
 }
 

@@ -24,8 +24,8 @@ var units = []struct {
 	size Size
 }{{"GiB", GiB}, {"MiB", MiB}, {"KiB", KiB}, {"GB", 1e9}, {"MB", 1e6}, {"kB", 1e3}, {"KB", 1e3}, {"B", 1}}
 
-// ParseSize parses a size: 900KiB, 32MiB, 1.5GiB, 10MB, or a plain number of bytes.
-func ParseSize(s string) (Size, error) {
+// parseSize parses a size: 900KiB, 32MiB, 1.5GiB, 10MB, or a plain number of bytes.
+func parseSize(s string) (Size, error) {
 	number, unit := strings.TrimSpace(s), Size(1)
 	for _, u := range units {
 		if rest, ok := strings.CutSuffix(number, u.name); ok {
@@ -89,8 +89,8 @@ type Start struct {
 	At  time.Time // deliver the events committed since then; zero if unused
 }
 
-// ParseStart parses backlog, now, or a time in the format of RFC 3339.
-func ParseStart(s string) (Start, error) {
+// parseStart parses backlog, now, or a time in the format of RFC 3339.
+func parseStart(s string) (Start, error) {
 	switch s {
 	case "backlog":
 		return Start{}, nil

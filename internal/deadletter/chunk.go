@@ -29,7 +29,7 @@ type chunkDocument struct {
 func writeChunks(ctx context.Context, f mongodb.Fencer, part []preparedLetter) error {
 	for i := range part {
 		p := &part[i]
-		chunksPerWrite := MaxBytes / ChunkSize
+		chunksPerWrite := MaxBytes / chunkSize
 
 		for from := 0; from < p.dead.Chunks; {
 			to := min(from+chunksPerWrite, p.dead.Chunks)
@@ -60,7 +60,7 @@ func writeChunks(ctx context.Context, f mongodb.Fencer, part []preparedLetter) e
 func (p *preparedLetter) upsertChunks(tx context.Context, client *mongo.Client, from, to int) error {
 	models := make([]mongo.WriteModel, 0, to-from)
 	for n := from; n < to; n++ {
-		data := p.raw[n*ChunkSize : min((n+1)*ChunkSize, len(p.raw))]
+		data := p.raw[n*chunkSize : min((n+1)*chunkSize, len(p.raw))]
 		models = append(models, mongo.NewUpdateOneModel().SetUpsert(true).
 			SetFilter(bson.D{{Key: "_id", Value: chunkID{p.id, n}}}).
 			SetUpdate(bson.D{

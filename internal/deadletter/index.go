@@ -42,8 +42,8 @@ const (
 	chunkExpiryIndex = "outrelay_expiry_of_chunks"
 )
 
-// MinExpiry is the shortest expiry of letters: operators need time to see them.
-const MinExpiry = time.Hour
+// minExpiry is the shortest expiry of letters: operators need time to see them.
+const minExpiry = time.Hour
 
 // SetExpiry makes the server remove letters after they have existed for the time after, also
 // letters that were requeued. The server removes them within a minute or so. 0 keeps letters until
@@ -52,8 +52,8 @@ const MinExpiry = time.Hour
 // letters is a collection of dead letters. SetExpiry changes an existing expiry to the new time,
 // and does nothing if the time is the same.
 func SetExpiry(ctx context.Context, letters *mongo.Collection, after time.Duration) error {
-	if after < 0 || after > 0 && after < MinExpiry || after.Seconds() > math.MaxInt32 {
-		return fmt.Errorf("dead letters cannot expire after %s: use at least %s, or 0 to keep them", after, MinExpiry)
+	if after < 0 || after > 0 && after < minExpiry || after.Seconds() > math.MaxInt32 {
+		return fmt.Errorf("dead letters cannot expire after %s: use at least %s, or 0 to keep them", after, minExpiry)
 	}
 	if after == 0 {
 		return dropExpiry(ctx, letters)

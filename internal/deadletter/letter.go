@@ -13,10 +13,10 @@ import (
 
 // Bounds of a move.
 const (
-	MaxLetters = 1000     // letters in one transaction (N20)
+	maxLetters = 1000     // letters in one transaction (N20)
 	MaxBytes   = 8 << 20  // bytes in one transaction (N3), unless a single letter is larger
-	MaxInline  = 15 << 20 // larger envelopes are stored in chunks: with the reason they do not fit a document (N20)
-	ChunkSize  = 4 << 20
+	maxInline  = 15 << 20 // larger envelopes are stored in chunks: with the reason they do not fit a document (N20)
+	chunkSize  = 4 << 20
 
 	maxReason  = 8 << 10 // bytes of a reason, that of the letter and of each attempt
 	maxTopic   = 1024    // bytes of the topic
@@ -181,8 +181,8 @@ func prepareLetter(l Letter) (preparedLetter, error) {
 		p.dead.Partition = &l.Partition
 	}
 
-	if len(l.Raw) > MaxInline || exceedsDepth(l.Raw, maxDepth) {
-		p.dead.Chunks = (len(l.Raw) + ChunkSize - 1) / ChunkSize
+	if len(l.Raw) > maxInline || exceedsDepth(l.Raw, maxDepth) {
+		p.dead.Chunks = (len(l.Raw) + chunkSize - 1) / chunkSize
 	} else {
 		p.dead.Envelope = l.Raw
 	}

@@ -24,7 +24,7 @@ const maxConcurrentQueries = 4
 
 // Bounds of a page.
 const (
-	PageSize    = 100 // the default
+	pageSize    = 100 // the default
 	MaxPageSize = 1000
 )
 
@@ -50,7 +50,7 @@ var ErrCursor = errors.New("invalid cursor: pass the cursor that the previous pa
 func List(ctx context.Context, client *mongo.Client, namespaces []string, q Query, page Page) (Listing, error) {
 	limit := page.Limit
 	if limit <= 0 {
-		limit = PageSize
+		limit = pageSize
 	}
 	limit = min(limit, MaxPageSize)
 

@@ -32,7 +32,7 @@ func (p *pace) recordDuration(d time.Duration, letters int) {
 
 	// A part that its bytes kept small shows nothing about larger parts.
 	case d < fastPart && letters >= p.partSize:
-		p.partSize = min(p.partSize*2, MaxLetters)
+		p.partSize = min(p.partSize*2, maxLetters)
 	}
 }
 

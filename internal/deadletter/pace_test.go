@@ -11,12 +11,12 @@ func TestPartsFitTheServer(t *testing.T) {
 	for range 10 {
 		p.recordDuration(10*time.Millisecond, p.partSize)
 	}
-	if p.partSize != MaxLetters {
-		t.Errorf("after fast parts: part size %d, want %d", p.partSize, MaxLetters)
+	if p.partSize != maxLetters {
+		t.Errorf("after fast parts: part size %d, want %d", p.partSize, maxLetters)
 	}
 	p.recordDuration(200*time.Millisecond, p.partSize)
-	if p.partSize != MaxLetters {
-		t.Errorf("after a part of medium speed: part size %d, want %d", p.partSize, MaxLetters)
+	if p.partSize != maxLetters {
+		t.Errorf("after a part of medium speed: part size %d, want %d", p.partSize, maxLetters)
 	}
 
 	// This part had fewer letters than allowed, because of its bytes.
@@ -46,13 +46,13 @@ func TestAPartHasAtMostItsLettersAndBytes(t *testing.T) {
 	t.Parallel()
 	small := preparedLetter{}
 	large := preparedLetter{dead: Dead{Envelope: make([]byte, MaxBytes/2)}}
-	many := make([]preparedLetter, 2*MaxLetters)
+	many := make([]preparedLetter, 2*maxLetters)
 
 	for _, c := range []struct {
 		rest        []preparedLetter
 		limit, want int
 	}{
-		{many, MaxLetters, MaxLetters},
+		{many, maxLetters, maxLetters},
 		{many, 25, 25},
 		{many[:3], 25, 3},
 		{[]preparedLetter{large, large, large}, 25, 1},

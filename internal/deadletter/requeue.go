@@ -43,7 +43,7 @@ func (o *Outcome) addOutcome(p Outcome) {
 // Requeue leaves out letters that are already requeued, and letters of envelopes that die while it
 // runs, so it ends. If Requeue is interrupted, the same call requeues the rest.
 //
-// Requeue works in the order of the stream. Each part of at most [MaxLetters] letters and
+// Requeue works in the order of the stream. Each part of at most [maxLetters] letters and
 // [MaxBytes] bytes is one transaction with the fence of all slots (N3): it writes the envelopes and
 // marks the letters, or does neither. If did is not nil, Requeue calls it with the total after each
 // part. If Requeue fails, it returns the total until then.

@@ -143,7 +143,7 @@ func (o *chaosOwner) deliver(p int, b []byte) (base int64, ok bool) {
 		}
 		pause(o.ctx, time.Duration(20+rand.IntN(60))*time.Millisecond)
 		if rand.IntN(4) == 0 {
-			o.c.refresh(o.ctx)
+			refresh(o.ctx, o.c)
 		}
 	}
 	return 0, false

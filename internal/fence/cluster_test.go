@@ -70,7 +70,7 @@ func (k cluster) topic(tb testing.TB, minISR string, replicas [][]int) string {
 		place = append(place, kafka.ReplicaAssignment{Partition: p, Replicas: r})
 	}
 	stacktest.Eventually(tb, "creation of "+name, func() bool {
-		r, err := c.client().CreateTopics(ctx, &kafka.CreateTopicsRequest{Topics: []kafka.TopicConfig{{
+		r, err := admin(c).CreateTopics(ctx, &kafka.CreateTopicsRequest{Topics: []kafka.TopicConfig{{
 			Topic: name, NumPartitions: -1, ReplicationFactor: -1, ReplicaAssignments: place,
 			ConfigEntries: []kafka.ConfigEntry{{ConfigName: "min.insync.replicas", ConfigValue: minISR}},
 		}}})
@@ -78,19 +78,24 @@ func (k cluster) topic(tb testing.TB, minISR string, replicas [][]int) string {
 	})
 	ready(tb, c, name, len(replicas))
 	if len(shrink) > 0 {
-		r, err := c.client().AlterPartitionReassignments(ctx, &kafka.AlterPartitionReassignmentsRequest{Assignments: shrink, Timeout: 5 * time.Second})
+		r, err := admin(c).AlterPartitionReassignments(ctx, &kafka.AlterPartitionReassignmentsRequest{Assignments: shrink, Timeout: 5 * time.Second})
 		if err != nil || r.Error != nil {
 			tb.Fatal(err, r)
 		}
 	}
 	stacktest.Eventually(tb, "placement of "+name, func() bool {
 		h, err := c.Health(ctx, []string{name})
-		return err == nil && !slices.ContainsFunc(slices.Collect(maps.Keys(h.Partitions)), func(tp record.TopicPartition) bool {
-			s := h.Partitions[tp]
-			return s.Replicas != len(replicas[tp.Partition]) || s.ISR != s.Replicas || s.Sick != ""
-		})
+		if err != nil {
+			return false
+		}
+		for i, p := range h.layout.Topics[name].Partitions {
+			if p.Replicas != len(replicas[i]) || p.ISR != p.Replicas || h.Reason(at(name, i)) != "" {
+				return false
+			}
+		}
+		return true
 	})
-	c.refresh(ctx)
+	refresh(ctx, c)
 	return name
 }
 
@@ -98,8 +103,14 @@ func (k cluster) topic(tb testing.TB, minISR string, replicas [][]int) string {
 func (k cluster) sick(tb testing.TB, c *Client, parts []record.TopicPartition, n int) {
 	tb.Helper()
 	ctx := ctxOf(tb, 2*time.Minute)
+	var topics []string
+	for _, tp := range parts {
+		topics = append(topics, tp.Topic)
+	}
+	slices.Sort(topics)
+	topics = slices.Compact(topics)
 	stacktest.Eventually(tb, "sick partitions", func() bool {
-		h, err := c.Health(ctx, topicsOf(parts))
+		h, err := c.Health(ctx, topics)
 		return err == nil && len(h.Healthy(parts)) == len(parts)-n
 	})
 }
@@ -114,7 +125,7 @@ func hammer(tb testing.TB, c *Client, tp record.TopicPartition, b []byte) (taken
 				out <- code == 0
 				return
 			}
-			c.refresh(ctx)
+			refresh(ctx, c)
 			pause(ctx, 50*time.Millisecond)
 		}
 		close(out)
@@ -139,10 +150,10 @@ func flow(tb testing.TB, c *Client, tp record.TopicPartition, id Producer, name 
 					return
 				}
 				if code != -99 && !kafka.Error(code).Temporary() || tb.Context().Err() != nil {
-					tb.Errorf("flow to %s: %v", tpString(tp), kafka.Error(code))
+					tb.Errorf("flow to %s: %v", formatPartition(tp), kafka.Error(code))
 					return
 				}
-				c.refresh(tb.Context())
+				refresh(tb.Context(), c)
 				pause(tb.Context(), 50*time.Millisecond)
 			}
 			sent = sequence(name, len(sent)+1)
@@ -357,7 +368,7 @@ func hungAtTakeOver(t *testing.T, k cluster) (away, back func()) {
 			t.Fatalf("generation %d, released %v, quarantined %v", next.Generation, next.Released, next.Quarantined)
 		}
 		hung := o.events[slices.IndexFunc(o.events, func(e Event) bool { return e.Kind == Hung })].Text
-		if !strings.Contains(hung, o.id+"#0") || !strings.Contains(hung, tpString(parts[3])) || strings.Contains(hung, tpString(parts[1])) {
+		if !strings.Contains(hung, o.id+"#0") || !strings.Contains(hung, formatPartition(parts[3])) || strings.Contains(hung, formatPartition(parts[1])) {
 			t.Errorf("the alarm is %q", hung)
 		}
 		mustPut(t, ow, parts[0], encode(0, zombie, 1, ids("zombie")...)) // that is why: it still can

@@ -1,7 +1,6 @@
 package fence
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -59,15 +58,12 @@ func LogEvents(log *slog.Logger, handle func(Event)) func(Event) {
 // InitTransactionalID initializes a transactional id that was never used. The first owner of the id then finds
 // an earlier sender whose marker it can write.
 func (c *Client) InitTransactionalID(ctx context.Context, transactionalID string) (record.Sender, error) {
-	p, err := c.Init(ctx, transactionalID+"#0", Anew, Patience{})
+	p, err := c.Init(ctx, transactionalID+"#0", AnyEpoch, Patience{})
 	if err != nil {
 		return record.Sender{}, fmt.Errorf("introducing %s: %w", transactionalID, err)
 	}
 	return record.Sender{ID: p.ID, Epoch: p.Epoch}, nil
 }
-
-// ErrIDForbidden means that the ACLs do not allow this user to use a transactional id.
-var ErrIDForbidden = errors.New("the transactional id may not be used")
 
 // TryTransactionalID initializes id, to find out whether this user may use it. No other process may use
 // id: it would be fenced. The call needs WRITE and DESCRIBE on the id and touches no partition. The
@@ -76,12 +72,13 @@ var ErrIDForbidden = errors.New("the transactional id may not be used")
 // The first transactional id of a cluster makes Kafka create the topic of the coordinators. The call
 // waits for it.
 func (c *Client) TryTransactionalID(ctx context.Context, id string) error {
-	_, err := c.Init(ctx, id, Anew, Patience{Total: cmp.Or(c.Timeout, 5*time.Second)})
+	_, err := c.Init(ctx, id, AnyEpoch, Patience{Total: 5 * time.Second})
 	switch {
 	case errors.Is(err, ErrStuck):
 		// The coordinator has accepted the id, and is busy with it.
 		return nil
-	case errors.Is(err, kafkawire.TransactionalIDAuthorizationFailed), errors.Is(err, kafkawire.ClusterAuthorizationFailed):
+	case errors.Is(err, kafkawire.TransactionalIDAuthorizationFailed),
+		errors.Is(err, kafkawire.ClusterAuthorizationFailed):
 		return fmt.Errorf("%w: %w", ErrIDForbidden, err)
 	}
 	return err

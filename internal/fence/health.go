@@ -7,106 +7,84 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/segmentio/kafka-go"
-	"github.com/segmentio/kafka-go/protocol/metadata"
-
+	"github.com/outrelay/outrelay/internal/kafkawire"
 	"github.com/outrelay/outrelay/internal/record"
 )
 
-// State is what the metadata say of a partition.
-type State struct {
-	Leader   int32 // -1 if there is none
-	Replicas int
-	ISR      int
-	Sick     string // why it cannot take a marker, for people; empty if it is healthy
-}
-
-// Health is a hint: metadata were seen three seconds behind the truth. A healthy partition may refuse a marker, so only a
-// marker that was read counts.
+// Health reports which partitions can take a marker. It is a hint: metadata were measured to be three
+// seconds late. A healthy partition may refuse a marker, so only a marker that was read counts.
 type Health struct {
-	Partitions map[record.TopicPartition]State
-	Counts     map[string]int   // partitions by topic
-	Missing    map[string]error // topics that do not exist or may not be described
+	layout *kafkawire.Layout
+	minISR map[string]int // min.insync.replicas by topic
 }
 
-// Healthy lists the partitions out of parts that can take a marker.
-func (h *Health) Healthy(parts []record.TopicPartition) []record.TopicPartition {
-	var ok []record.TopicPartition
-	for _, tp := range parts {
+// Healthy returns the partitions of list that can take a marker.
+func (h *Health) Healthy(list []record.TopicPartition) []record.TopicPartition {
+	var healthy []record.TopicPartition
+	for _, tp := range list {
 		if h.Reason(tp) == "" {
-			ok = append(ok, tp)
+			healthy = append(healthy, tp)
 		}
 	}
-	return ok
+	return healthy
 }
 
-// Reason says why a partition is not healthy; empty if it is.
+// Reason returns why a partition cannot take a marker, for operators. It is empty for a healthy one.
+// Kafka limits min.insync.replicas to the number of replicas.
 func (h *Health) Reason(tp record.TopicPartition) string {
-	if err := h.Missing[tp.Topic]; err != nil {
-		return missingText(tp.Topic, err)
+	t := h.layout.Topics[tp.Topic]
+	if t.Err != nil {
+		return explainMissing(tp.Topic, t.Err)
 	}
-	s, ok := h.Partitions[tp]
-	if !ok {
+	if int(tp.Partition) >= len(t.Partitions) {
 		return fmt.Sprintf("topic %s has no partition %d", tp.Topic, tp.Partition)
 	}
-	return s.Sick
+
+	p := t.Partitions[tp.Partition]
+	least := min(h.minISR[tp.Topic], p.Replicas)
+	switch {
+	case p.Leader < 0:
+		return "no leader"
+	case p.ISR < least:
+		return fmt.Sprintf("%d in-sync replicas, min.insync.replicas is %d", p.ISR, least)
+	}
+	return ""
 }
 
-func missingText(topic string, err error) string {
+// leaderAddr returns the address of the leader of tp, or "" without a leader.
+func (h *Health) leaderAddr(tp record.TopicPartition) string { return h.layout.LeaderAddr(tp) }
+
+func explainMissing(topic string, err error) string {
 	switch {
-	case errors.Is(err, kafka.UnknownTopicOrPartition):
+	case errors.Is(err, kafkawire.UnknownTopicOrPartition):
 		return "topic " + topic + " does not exist: create it"
-	case errors.Is(err, kafka.TopicAuthorizationFailed):
+	case errors.Is(err, kafkawire.TopicAuthorizationFailed):
 		return "topic " + topic + " may not be described: grant DESCRIBE, READ and WRITE on it"
 	}
 	return "topic " + topic + ": " + err.Error()
 }
 
-// Health asks a broker, not the cache, about topics: leader present, in-sync replicas at or above
-// min.insync.replicas, which Kafka limits to the number of replicas.
+// Health reads the state of topics from a broker.
 func (c *Client) Health(ctx context.Context, topics []string) (*Health, error) {
-	h := &Health{Partitions: map[record.TopicPartition]State{}, Counts: map[string]int{}, Missing: map[string]error{}}
+	h := &Health{layout: &kafkawire.Layout{}}
 	if len(topics) == 0 {
 		return h, nil
 	}
-	m, err := c.send(ctx, -1, len(topics), &metadata.Request{TopicNames: topics})
-	if err != nil {
-		return nil, fmt.Errorf("asking for the leaders of topics: %w", err)
+
+	var err error
+	if h.layout, err = c.kafka.Metadata(ctx, topics); err != nil {
+		return nil, err
 	}
-	res := m.(*metadata.Response)
-	alive := map[int32]bool{}
-	for _, b := range res.Brokers {
-		alive[b.NodeID] = true
-	}
-	least := c.minISRs(ctx, topics)
-	for _, t := range res.Topics {
-		if t.ErrorCode != 0 && kafka.Error(t.ErrorCode) != kafka.LeaderNotAvailable {
-			h.Missing[t.Name] = kafka.Error(t.ErrorCode)
-			continue
-		}
-		h.Counts[t.Name] = len(t.Partitions)
-		for _, p := range t.Partitions {
-			s := State{Leader: p.LeaderID, Replicas: len(p.ReplicaNodes), ISR: len(p.IsrNodes)}
-			code := kafka.Error(p.ErrorCode)
-			switch need := min(least[t.Name], s.Replicas); {
-			case s.Leader < 0 || !alive[s.Leader] || code != 0 && code != kafka.ReplicaNotAvailable:
-				s.Leader, s.Sick = -1, "no leader"
-			case s.ISR < need:
-				s.Sick = fmt.Sprintf("%d in-sync replicas, min.insync.replicas is %d", s.ISR, need)
-			}
-			h.Partitions[record.TopicPartition{Topic: t.Name, Partition: p.PartitionIndex}] = s
-		}
-	}
+	h.minISR = c.readMinISRs(ctx, topics)
 	return h, nil
 }
 
-// healthy is Health, asked until it is answered.
-func (c *Client) healthy(ctx context.Context, topics []string, pat Patience) (*Health, error) {
-	var h *Health
-	err := pat.do(ctx, "asking for the state of the partitions", func(ctx context.Context) (err error) {
+// awaitHealth is Health, retried until a broker responds.
+func (c *Client) awaitHealth(ctx context.Context, topics []string, patience Patience) (h *Health, err error) {
+	err = patience.retry(ctx, "reading the state of the partitions", func() error {
 		h, err = c.Health(ctx, topics)
 		return err
-	}, c.refresh)
+	})
 	return h, err
 }
 
@@ -115,8 +93,9 @@ type minISR struct {
 	at time.Time
 }
 
-// What is assumed where the configuration may not be read. Two in-sync replicas: too many costs one partition its
-// availability while two of three replicas are away, too few may hang the transactional id.
+// The values that are assumed if the configuration may not be read. Two in-sync replicas: a number that
+// is too high makes one partition unavailable while two of three replicas are away, a number that is too
+// low may hang the transactional id.
 const (
 	assumedMinISR    = 2
 	assumedTxnExpiry = 7 * 24 * time.Hour
@@ -124,37 +103,28 @@ const (
 	minISRFresh      = 30 * time.Second
 )
 
-// minISRs is min.insync.replicas of each topic, at most 30 s old.
-func (c *Client) minISRs(ctx context.Context, topics []string) map[string]int {
+// readMinISRs returns min.insync.replicas of each topic, at most 30 s old.
+func (c *Client) readMinISRs(ctx context.Context, topics []string) map[string]int {
+	var outdated []string
 	c.mu.Lock()
-	if c.minISR == nil {
-		c.minISR = map[string]minISR{}
-	}
-	var ask []string
 	for _, t := range topics {
 		if time.Since(c.minISR[t].at) > minISRFresh {
-			ask = append(ask, t)
+			outdated = append(outdated, t)
 		}
 	}
 	c.mu.Unlock()
-	fresh := map[string]int{}
-	if len(ask) > 0 {
-		req := &kafka.DescribeConfigsRequest{}
-		for _, t := range ask {
-			req.Resources = append(req.Resources, kafka.DescribeConfigRequestResource{ResourceType: kafka.ResourceTypeTopic, ResourceName: t, ConfigNames: []string{"min.insync.replicas"}})
-		}
-		for name, entries := range c.configs(ctx, req) {
-			if n, err := strconv.Atoi(entries["min.insync.replicas"]); err == nil {
-				fresh[name] = n
-			}
-		}
-	}
+
+	// Topics that could not be read keep their last value.
+	configs, _ := c.kafka.DescribeTopics(ctx, outdated)
+
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	out := map[string]int{}
-	for t, n := range fresh {
-		c.minISR[t] = minISR{n, time.Now()}
+	for t, config := range configs {
+		if config.MinISR > 0 {
+			c.minISR[t] = minISR{config.MinISR, time.Now()}
+		}
 	}
+	out := map[string]int{}
 	for _, t := range topics {
 		out[t] = assumedMinISR
 		if known, ok := c.minISR[t]; ok {
@@ -164,63 +134,47 @@ func (c *Client) minISRs(ctx context.Context, topics []string) map[string]int {
 	return out
 }
 
-// configs answers what may be read, by resource name and configuration name; errors leave holes.
-func (c *Client) configs(ctx context.Context, req *kafka.DescribeConfigsRequest) map[string]map[string]string {
-	ctx, cancel := c.bounded(ctx, len(req.Resources))
-	defer cancel()
-	r, err := c.client().DescribeConfigs(ctx, req)
-	if err != nil {
-		return nil
-	}
-	out := map[string]map[string]string{}
-	for _, res := range r.Resources {
-		if res.Error != nil {
-			continue
-		}
-		entries := map[string]string{}
-		for _, e := range res.ConfigEntries {
-			entries[e.ConfigName] = e.ConfigValue
-		}
-		out[res.ResourceName] = entries
-	}
-	return out
-}
-
-// Expiry is how long the cluster remembers.
+// Expiry is how long the cluster remembers producers.
 type Expiry struct {
-	TransactionalID time.Duration // transactional.id.expiration.ms: without a transaction the id is forgotten
-	ProducerID      time.Duration // producer.id.expiration.ms: without a batch of the id in a partition, its state there is
-	Assumed         bool          // the configuration could not be read (DESCRIBE_CONFIGS on the cluster): Kafka's defaults
+	// TransactionalID is transactional.id.expiration.ms: without a transaction, the id is forgotten.
+	TransactionalID time.Duration
+	// ProducerID is producer.id.expiration.ms: without a batch of the id, a partition forgets it.
+	ProducerID time.Duration
+	// Assumed means that these are Kafka's defaults, because the configuration may not be read
+	// (DESCRIBE_CONFIGS on the cluster).
+	Assumed bool
 }
 
-// Every is how often KeepAlive should be called: hourly, or more often where the cluster forgets sooner.
+// Every returns how often KeepAlive should be called: hourly, or more often if the cluster forgets sooner.
 func (e Expiry) Every() time.Duration {
 	return min(time.Hour, e.TransactionalID/3, e.ProducerID/4)
 }
 
-// IdleAfter is how long a partition may be without a batch of the producer id before it needs a marker.
+// IdleAfter returns how long a partition may be without a batch of the producer id before it needs a
+// marker.
 func (e Expiry) IdleAfter() time.Duration { return e.ProducerID / 2 }
 
-// Expiry reads the two settings from a broker; where it may not, it returns Kafka's defaults.
+// Expiry reads the two settings from the brokers. Without the permission it returns Kafka's defaults.
 func (c *Client) Expiry(ctx context.Context) Expiry {
+	const txnSetting, idSetting = "transactional.id.expiration.ms", "producer.id.expiration.ms"
 	e := Expiry{TransactionalID: assumedTxnExpiry, ProducerID: assumedPIDExpiry, Assumed: true}
-	m, err := c.send(ctx, -1, 1, &metadata.Request{TopicNames: []string{}})
+	layout, err := c.kafka.Metadata(ctx, nil)
 	if err != nil {
 		return e
 	}
-	for _, b := range m.(*metadata.Response).Brokers { // one by one: a dead one must not hide the others
-		name := strconv.Itoa(int(b.NodeID))
-		got := c.configs(ctx, &kafka.DescribeConfigsRequest{Resources: []kafka.DescribeConfigRequestResource{{
-			ResourceType: kafka.ResourceTypeBroker, ResourceName: name,
-			ConfigNames: []string{"transactional.id.expiration.ms", "producer.id.expiration.ms"},
-		}}})[name]
-		tx, err1 := strconv.ParseInt(got["transactional.id.expiration.ms"], 10, 64)
-		id, err2 := strconv.ParseInt(got["producer.id.expiration.ms"], 10, 64)
-		if err1 != nil || err2 != nil || tx <= 0 || id <= 0 {
+
+	for id := range layout.Brokers {
+		// One request for each broker: a broker that is down must not hide the others.
+		got, err := c.kafka.DescribeBroker(ctx, id, []string{txnSetting, idSetting})
+		txn, err1 := strconv.ParseInt(got[txnSetting], 10, 64)
+		producer, err2 := strconv.ParseInt(got[idSetting], 10, 64)
+		if errors.Join(err, err1, err2) != nil || txn <= 0 || producer <= 0 {
 			continue
 		}
-		t, p := time.Duration(tx)*time.Millisecond, time.Duration(id)*time.Millisecond
-		if !e.Assumed { // the shortest of all brokers counts
+
+		// The shortest time of all brokers counts.
+		t, p := time.Duration(txn)*time.Millisecond, time.Duration(producer)*time.Millisecond
+		if !e.Assumed {
 			t, p = min(t, e.TransactionalID), min(p, e.ProducerID)
 		}
 		e = Expiry{TransactionalID: t, ProducerID: p}

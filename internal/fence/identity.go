@@ -9,35 +9,38 @@ import (
 	"github.com/outrelay/outrelay/internal/record"
 )
 
-// Identity names a delivery within a partition: a digest of the record headers `id`, `outrelay-id-type`, `outrelay-ns` and
-// `outrelay-delivery` (N7). Two equal ids of different BSON types, namespaces or deliveries differ.
+// Identity names a delivery within a partition: a digest of the record headers `id`, `outrelay-id-type`,
+// `outrelay-ns` and `outrelay-delivery` (N7). Equal ids of different BSON types, namespaces or deliveries
+// have different identities.
 type Identity [16]byte
 
-// identifying are the headers that make up an identity, in the order in which they are digested.
-var identifying = [...]string{record.HeaderID, record.HeaderIDType, record.HeaderNamespace, record.HeaderDelivery}
+// identityHeaders are the headers of an identity, in the order in which they are digested.
+var identityHeaders = [...]string{record.HeaderID, record.HeaderIDType, record.HeaderNamespace, record.HeaderDelivery}
 
-// identity collects the values of the identifying headers; the first of a name counts.
-type identity struct {
-	value [len(identifying)][]byte
-	has   [len(identifying)]bool
+// identityValues are the values of the identity headers. The first header of a name counts.
+type identityValues struct {
+	value [len(identityHeaders)][]byte
+	has   [len(identityHeaders)]bool
 }
 
-func (x *identity) add(key, value []byte) {
-	for i, name := range identifying {
+func (x *identityValues) addHeader(key, value []byte) {
+	for i, name := range identityHeaders {
 		if string(key) == name && !x.has[i] {
 			x.value[i], x.has[i] = value, true
 		}
 	}
 }
 
-// sum is false for a record without an id: it is no delivery of ours.
-func (x *identity) sum() (Identity, bool) {
+// digest returns false for a record without an id, which is not a delivery of the relay.
+func (x *identityValues) digest() (Identity, bool) {
 	if !x.has[0] {
 		return Identity{}, false
 	}
-	var room [192]byte // ids are short; a longer one costs an allocation
+
+	// Ids are short. A longer one costs an allocation.
+	var room [192]byte
 	b := room[:0]
-	for i := range identifying {
+	for i := range identityHeaders {
 		if !x.has[i] {
 			b = append(b, 0)
 			continue
@@ -50,27 +53,31 @@ func (x *identity) sum() (Identity, bool) {
 	return Identity(full[:16]), true
 }
 
-// IdentityOf is the identity of a record that is about to be sent, by its headers; false if it has no header `id`.
+// IdentityOf returns the identity of a record that is about to be sent. It returns false if the record
+// has no header `id`.
 func IdentityOf(headers []record.Header) (Identity, bool) {
-	var same Alias
-	return same.identityOf(headers)
+	var none Alias
+	return none.identityOf(headers)
 }
 
-// Alias is a collection whose records name it or not. A watcher of one collection leaves the header `outrelay-ns` out; when
-// it becomes one of several collections, or the other way round, the records of before stand there in the other form.
+// Alias is a collection whose records may be in the topics both with the header `outrelay-ns` and
+// without it. A watcher of one collection leaves the header out. If the collection becomes one of
+// several, or the only one, its earlier records have the other form.
 type Alias struct {
-	NS []byte // the value of the header; nil: there is no such collection
-	// Named: the header is written now, so that a record without it is one of that collection's from before.
+	NS []byte // the value of the header. nil: there is no such collection
+	// Named means that the header is written now. A record without it is an earlier record of the
+	// collection.
 	Named bool
 }
 
-// identityOf is [IdentityOf] of a record that was read, in the form of now.
+// identityOf is [IdentityOf] for a record that was read, in the current form.
 func (a *Alias) identityOf(headers []record.Header) (Identity, bool) {
-	var x identity
+	var x identityValues
 	for i := range headers {
-		x.add(headers[i].Key, headers[i].Value)
+		x.addHeader(headers[i].Key, headers[i].Value)
 	}
-	const ns = 2 // in identifying
+
+	const ns = 2 // in identityHeaders
 	switch {
 	case a.NS == nil:
 	case a.Named && !x.has[ns]:
@@ -78,18 +85,18 @@ func (a *Alias) identityOf(headers []record.Header) (Identity, bool) {
 	case !a.Named && bytes.Equal(x.value[ns], a.NS):
 		x.has[ns] = false
 	}
-	return x.sum()
+	return x.digest()
 }
 
-// Known is the multiset of deliveries that were read back from one partition, each with its offset. It is not safe for
-// concurrent use.
+// Known is the multiset of deliveries that were read back from one partition, each with its offset. It
+// is not safe for concurrent use. The methods accept a nil *Known, which is empty.
 type Known struct {
 	first map[Identity]int64
 	more  map[Identity][]int64 // further offsets of the same delivery, ascending
 	n     int
 }
 
-// Len is how many records it holds.
+// Len returns the number of records.
 func (k *Known) Len() int {
 	if k == nil {
 		return 0
@@ -97,15 +104,13 @@ func (k *Known) Len() int {
 	return k.n
 }
 
-// Take removes the record of a delivery that stands lowest and returns its offset. It does not allocate.
+// Take removes the record of a delivery that has the lowest offset, and returns the offset. It does not
+// allocate.
 func (k *Known) Take(id Identity) (offset int64, ok bool) {
-	if k.Len() == 0 {
+	if offset, ok = k.At(id); !ok {
 		return 0, false
 	}
-	offset, ok = k.first[id]
-	if !ok {
-		return 0, false
-	}
+
 	k.n--
 	rest := k.more[id]
 	if len(rest) == 0 {
@@ -121,7 +126,7 @@ func (k *Known) Take(id Identity) (offset int64, ok bool) {
 	return offset, true
 }
 
-// At is the offset of the record of a delivery that stands lowest; it stays in.
+// At returns the lowest offset of a delivery, without removing it.
 func (k *Known) At(id Identity) (offset int64, ok bool) {
 	if k.Len() == 0 {
 		return 0, false
@@ -130,13 +135,13 @@ func (k *Known) At(id Identity) (offset int64, ok bool) {
 	return offset, ok
 }
 
-// Has reports whether a record of the delivery is in it.
+// Has reports whether the multiset contains the delivery.
 func (k *Known) Has(id Identity) bool {
 	_, ok := k.At(id)
 	return ok
 }
 
-// Lowest is the lowest offset in it, or −1 if it is empty. It looks at all of them.
+// Lowest returns the lowest offset, or −1 if the multiset is empty. Its cost grows with Len.
 func (k *Known) Lowest() int64 {
 	if k.Len() == 0 {
 		return -1
@@ -148,7 +153,7 @@ func (k *Known) Lowest() int64 {
 	return lowest
 }
 
-// Add records a delivery; the offsets of a delivery come in ascending order.
+// Add adds a record. The offsets of a delivery must be added in ascending order.
 func (k *Known) Add(id Identity, offset int64) {
 	k.n++
 	if _, dup := k.first[id]; dup {

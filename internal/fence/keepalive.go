@@ -6,100 +6,120 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/outrelay/outrelay/internal/kafkawire"
 	"github.com/outrelay/outrelay/internal/record"
 )
 
-// KeepAlive keeps what Kafka remembers of us: the transactional id, which expires although data flows (plain batches never
-// reach the coordinator), and the producer state of partitions without traffic, where fencing and duplicate detection
-// lapse. To be called every Expiry.Every.
+// KeepAlive keeps the state that Kafka has of this owner. The transactional id expires although records
+// flow, because plain batches never reach the coordinator. The producer state of partitions without
+// records expires too, and with it fencing and the detection of duplicates. The caller calls it every
+// Expiry.Every.
 //
-// idle are the partitions without a batch of our producer id for Expiry.IdleAfter: each gets a marker. spare are
-// partitions of which one will do if no idle one is healthy, to keep the id alive. Only healthy partitions are touched, one
-// after the other, since a marker that cannot be written hangs the id (N4).
+// idle are the partitions without a batch of the producer id for Expiry.IdleAfter. Each gets a marker. If
+// no idle partition is healthy, one of spare gets a marker, to keep the id alive. Only healthy partitions
+// get one, one after another, because a marker that cannot be written hangs the id (N4).
 //
-// A conditional InitProducerID would keep the id alive as well, and touch no partition. It is not used while data flows:
-// it raises the coordinator's epoch above the one that is being sent with, so the next barrier of ours (of a quarantined
-// or an idle partition) would have to carry the higher epoch and would fence our own batches there. An empty transaction
-// leaves epoch and sequences alone.
+// A conditional InitProducerID would keep the id alive as well, without touching a partition. It is not
+// used while records flow, because it raises the epoch at the coordinator above the epoch that the owner
+// sends with. The next barrier of the owner would need the higher epoch, and would fence the owner's own
+// batches. An empty transaction does not change the epoch and the sequences.
 //
-// Errors: ErrSelfMove when a marker is not complete within 5 s, or the coordinator has forgotten the id, or its epoch nears
-// the end: the caller drains, calls NextGeneration, saves Senders and takes over anew. ErrNoHealthy: nothing was kept alive, ask
-// again within minutes. ErrFenced; ctx's end. With neither idle nor spare partitions there is nothing to keep: nothing was
-// sent.
+// Errors: ErrSelfMove if a marker is not complete within 5 s, if the coordinator has forgotten the id, or
+// if its epoch nears the end. The caller then drains, calls NextGeneration, saves Senders and takes over
+// again. ErrNoHealthy: nothing was kept alive, so the caller tries again within minutes. ErrFenced, or
+// the end of ctx. Without idle and spare partitions nothing was sent, so there is nothing to keep.
 func (s *Session) KeepAlive(ctx context.Context, idle, spare []record.TopicPartition) error {
 	s.txn.Lock()
 	defer s.txn.Unlock()
-	if err := s.pat().open(ctx); err != nil {
+	if err := s.patience().waitForGate(ctx); err != nil {
 		return err
 	}
 	current := s.Producer()
 	if current.Epoch >= s.in.epochs {
-		return fmt.Errorf("epoch %d of transactional id %s nears its end: %w", current.Epoch, s.TransactionalID(), ErrSelfMove)
+		return fmt.Errorf("epoch %d of transactional id %s nears its end: %w",
+			current.Epoch, s.TransactionalID(), ErrSelfMove)
 	}
-	done := false
+
+	written := false
 	for _, tp := range idle {
-		ok, err := s.touch(ctx, tp)
+		ok, err := s.markIfHealthy(ctx, tp)
 		if err != nil {
 			return err
 		}
-		done = done || ok
+		written = written || ok
 	}
 	for _, tp := range spare {
-		if done {
+		if written {
 			return nil
 		}
 		var err error
-		if done, err = s.touch(ctx, tp); err != nil {
+		if written, err = s.markIfHealthy(ctx, tp); err != nil {
 			return err
 		}
 	}
-	if !done && len(idle)+len(spare) > 0 {
+
+	if !written && len(idle)+len(spare) > 0 {
 		return fmt.Errorf("keeping transactional id %s alive: %w", s.TransactionalID(), ErrNoHealthy)
 	}
 	return nil
 }
 
-// touch writes a marker into a partition, if that is healthy at this moment and not quarantined.
-func (s *Session) touch(ctx context.Context, tp record.TopicPartition) (bool, error) {
+// markIfHealthy writes a marker into a partition that is healthy now and not quarantined. It reports
+// whether it did.
+func (s *Session) markIfHealthy(ctx context.Context, tp record.TopicPartition) (bool, error) {
 	s.mu.Lock()
 	quarantined := s.held[tp] != nil
 	s.mu.Unlock()
 	if quarantined {
 		return false, nil
 	}
-	h, err := s.c.Health(ctx, []string{tp.Topic})
+
+	// A partition that lacks a replica is one failure away from hanging the id. It still needs its
+	// marker before its state expires.
+	h, err := s.client.Health(ctx, []string{tp.Topic})
 	if err != nil || h.Reason(tp) != "" {
 		return false, context.Cause(ctx)
 	}
-	// A partition that is short of a replica is one failure away from hanging the id, but it needs its marker all the same
-	// before its state expires.
-	end, err := s.c.offset(ctx, h.Partitions[tp].Leader, tp, last)
+	end, err := s.client.kafka.LeaderOffset(ctx, h.leaderAddr(tp), tp, kafkawire.LogEnd)
 	if err != nil {
 		return false, context.Cause(ctx)
 	}
-	err = s.complete(ctx, tp, newTail(end), s.in.Own)
+
+	err = s.writeOwnMarker(ctx, tp, newTail(end.Offset))
 	if errors.Is(err, errRefused) {
 		return false, nil
 	}
 	return err == nil, err
 }
 
-// NextGeneration leaves the transactional id for the one of the next generation (the self-move of N4). The caller has
-// stopped sending for good: it saves Senders, and ends the session. Every batch sent with the old producer is acked, except in the
-// partitions of unsure: the next take-over keeps them in quarantine until the old id's marker was read there. ends are the offsets
-// after the last acked record by topic: the old producer id counts in read-backs until the stored offsets have passed them.
-func (s *Session) NextGeneration(ctx context.Context, unsure []record.TopicPartition, ends map[string][]int64) (Producer, error) {
+// NextGeneration leaves the transactional id for the id of the next generation (N4). The caller has
+// stopped sending, saves Senders and ends the session.
+//
+// Every batch of the old producer must be acked, except in the partitions of unsettled. The next
+// take-over keeps those in quarantine until it has read the marker of the old id there. ends are the
+// offsets after the last acked record, by topic. Read-backs count the old producer id until the stored
+// offsets have passed them.
+func (s *Session) NextGeneration(
+	ctx context.Context, unsettled []record.TopicPartition, ends map[string][]int64,
+) (Producer, error) {
 	s.txn.Lock()
 	defer s.txn.Unlock()
 	s.mu.Lock()
-	left := record.Sender{ID: s.current.ID, Epoch: s.current.Epoch, Generation: s.generation, EndOffsets: cloneUntil(ends), Open: slices.Clone(unsure)}
+	left := record.Sender{
+		ID:         s.current.ID,
+		Epoch:      s.current.Epoch,
+		Generation: s.generation,
+		EndOffsets: cloneOffsets(ends),
+		Open:       slices.Clone(unsettled),
+	}
 	s.mu.Unlock()
-	slices.SortFunc(left.Open, compareTP)
-	if err := s.nextGeneration(ctx); err != nil {
+	slices.SortFunc(left.Open, comparePartitions)
+	if err := s.takeNextGeneration(ctx); err != nil {
 		return Producer{}, err
 	}
+
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.retired = s.retired.add(left)
+	s.retired = s.retired.withSender(left)
 	return s.current, nil
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/segmentio/kafka-go"
 	"github.com/segmentio/kafka-go/compress"
 	"github.com/segmentio/kafka-go/protocol"
+	"github.com/segmentio/kafka-go/protocol/metadata"
 	"github.com/segmentio/kafka-go/protocol/produce"
 	"github.com/segmentio/kafka-go/protocol/rawproduce"
 	"github.com/twmb/franz-go/pkg/kadm"
@@ -22,8 +23,10 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+	"github.com/outrelay/outrelay/internal/kafkawire"
 	"github.com/outrelay/outrelay/internal/kafkawire/fetched"
 	"github.com/outrelay/outrelay/internal/record"
+	"github.com/outrelay/outrelay/internal/retry"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(stacktest.Settled(m, goleak.Find)) }
@@ -31,17 +34,43 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(stacktest.Settled(m, goleak.
 // patient is how long tests wait for a slow server before they call it sick: what they are about happens at once, or never.
 const patient = 30 * time.Second
 
+// admins has the client of kafka-go that a test uses beside a Client.
+var admins sync.Map
+
 // client is one process's way to Kafka.
 func client(tb testing.TB, brokers ...string) *Client {
 	tb.Helper()
-	timeout := time.Duration(0) // the default, where brokers are killed
+	patience := time.Duration(0) // the default, where brokers are killed
 	if len(brokers) == 0 {
-		brokers, timeout = stacktest.Brokers(tb), patient
+		brokers, patience = stacktest.Brokers(tb), patient
 	}
+	k, err := kafkawire.NewClient(kafkawire.Config{Brokers: brokers, ClientID: "fence-test", Patience: patience})
+	if err != nil {
+		tb.Fatal(err)
+	}
+	c := NewClient(k)
 	tr := &kafka.Transport{MetadataTTL: 500 * time.Millisecond, ClientID: "fence-test"}
-	tb.Cleanup(tr.CloseIdleConnections)
-	return &Client{Kafka: &kafka.Client{Addr: kafka.TCP(brokers...), Transport: tr}, Transport: tr, Timeout: timeout}
+	admins.Store(c, &kafka.Client{Addr: kafka.TCP(brokers...), Transport: tr})
+	tb.Cleanup(func() {
+		k.Close()
+		tr.CloseIdleConnections()
+	})
+	return c
 }
+
+// admin returns a client for requests that the fence does not send.
+func admin(c *Client) *kafka.Client {
+	got, _ := admins.Load(c)
+	return got.(*kafka.Client)
+}
+
+// refresh makes the client of the test read the layout again. A request for a name that no topic can have always does.
+func refresh(ctx context.Context, c *Client) {
+	a := admin(c)
+	_, _ = a.Transport.RoundTrip(ctx, a.Addr, &metadata.Request{TopicNames: []string{"/"}, AllowAutoTopicCreation: true})
+}
+
+func pause(ctx context.Context, d time.Duration) { _ = retry.Sleep(ctx, d) }
 
 // ctxOf bounds a test.
 func ctxOf(tb testing.TB, d time.Duration) context.Context {
@@ -63,9 +92,9 @@ func ready(tb testing.TB, c *Client, name string, partitions int) {
 	ctx := ctxOf(tb, 2*time.Minute)
 	stacktest.Eventually(tb, "topic "+name, func() bool {
 		h, err := c.Health(ctx, []string{name})
-		return err == nil && h.Counts[name] == partitions && len(h.Healthy(all(name, partitions))) == partitions
+		return err == nil && len(h.layout.Topics[name].Partitions) == partitions && len(h.Healthy(all(name, partitions))) == partitions
 	})
-	c.refresh(ctx)
+	refresh(ctx, c)
 }
 
 func all(topic string, partitions int) []record.TopicPartition {
@@ -146,7 +175,7 @@ func ids(list ...string) [][]record.Header {
 func once(ctx context.Context, c *Client, tp record.TopicPartition, b []byte) (code int, offset int64) {
 	ctx, cancel := context.WithTimeout(ctx, 4*time.Second)
 	defer cancel()
-	m, err := c.Transport.RoundTrip(ctx, c.Kafka.Addr, &rawproduce.Request{Acks: -1, Timeout: 2000, Topics: []rawproduce.RequestTopic{{
+	m, err := admin(c).Transport.RoundTrip(ctx, admin(c).Addr, &rawproduce.Request{Acks: -1, Timeout: 2000, Topics: []rawproduce.RequestTopic{{
 		Topic: tp.Topic, Partitions: []rawproduce.RequestPartition{{Partition: tp.Partition, RecordSet: protocol.RawRecordSet{Reader: bytes.NewReader(b)}}},
 	}}})
 	if err != nil {
@@ -160,10 +189,10 @@ func once(ctx context.Context, c *Client, tp record.TopicPartition, b []byte) (c
 func put(tb testing.TB, c *Client, tp record.TopicPartition, b []byte) (code int, offset int64) {
 	tb.Helper()
 	ctx := ctxOf(tb, 2*time.Minute)
-	stacktest.Eventually(tb, "produce to "+tpString(tp), func() bool {
+	stacktest.Eventually(tb, "produce to "+formatPartition(tp), func() bool {
 		code, offset = once(ctx, c, tp, b)
 		if code == -99 || kafka.Error(code).Temporary() {
-			c.refresh(ctx)
+			refresh(ctx, c)
 			return false
 		}
 		return true
@@ -175,7 +204,7 @@ func mustPut(tb testing.TB, c *Client, tp record.TopicPartition, b []byte) int64
 	tb.Helper()
 	code, offset := put(tb, c, tp, b)
 	if code != 0 {
-		tb.Fatalf("produce to %s: %v", tpString(tp), kafka.Error(code))
+		tb.Fatalf("produce to %s: %v", formatPartition(tp), kafka.Error(code))
 	}
 	return offset
 }
@@ -184,7 +213,7 @@ func mustPut(tb testing.TB, c *Client, tp record.TopicPartition, b []byte) int64
 func refusedZombie(tb testing.TB, c *Client, tp record.TopicPartition, z Producer, seq int32) {
 	tb.Helper()
 	if code, offset := put(tb, c, tp, encode(0, z, seq, ids("zombie-"+strconv.Itoa(int(seq)))...)); code != int(kafka.InvalidProducerEpoch) {
-		tb.Errorf("zombie %v wrote to %s: code %d, offset %d; want code 47", z, tpString(tp), code, offset)
+		tb.Errorf("zombie %v wrote to %s: code %d, offset %d; want code 47", z, formatPartition(tp), code, offset)
 	}
 }
 

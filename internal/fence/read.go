@@ -1,193 +1,213 @@
 package fence
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"math"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
 
-	"github.com/segmentio/kafka-go"
-
 	"github.com/outrelay/outrelay/internal/crash"
+	"github.com/outrelay/outrelay/internal/kafkawire"
 	"github.com/outrelay/outrelay/internal/kafkawire/fetched"
 	"github.com/outrelay/outrelay/internal/record"
+	"github.com/outrelay/outrelay/internal/retry"
 )
 
-// Bounds limit the reading of a topic's tail (N8). A longer tail is read at its start and at its end, with a gap between.
+// Bounds limit the read-back of a topic's tail (N8). Of a longer tail, the start and the end are read.
 type Bounds struct {
 	Bytes int64         // defaults to 2 GiB
 	Time  time.Duration // defaults to 60 s
 }
 
-// part is one partition being read.
-type part struct {
+// reading is one partition that is being read.
+type reading struct {
 	record.TopicPartition
 	tail  *Tail
-	await []Producer // markers above these are worth waiting for
-	err   error      // why it was given up
+	await []Producer // the read waits for markers above these
+	err   error      // why the partition was given up
 
-	done      bool
-	moved     time.Time // last progress
-	notBefore time.Time // not asked again before
-	fails     int
+	done         bool
+	lastProgress time.Time
+	notBefore    time.Time // earliest time of the next fetch
+	failures     int
+
+	corruptReads int   // fetches that have found a batch corrupt, since the last progress
+	skippedBase  int64 // of the corrupt batch whose offsets are being skipped, or -1
 }
 
-func (p *part) finished() bool {
-	return p.tail.target >= 0 && p.tail.Next >= p.tail.target && p.tail.above(p.await)
+func (p *reading) isFinished() bool {
+	return p.tail.target >= 0 && p.tail.Next >= p.tail.target && p.tail.hasMarkersAbove(p.await)
 }
 
-// reader reads the tails of many partitions. In a round one goroutine per leader owns its partitions; between rounds
-// nobody does.
+// reader reads the tails of many partitions. In a round, one goroutine for each leader uses its
+// partitions. Between the rounds only the caller of readAll uses them.
 type reader struct {
-	c      *Client
-	ours   map[int64]bool
-	alias  Alias
-	bounds Bounds
-	pat    Patience
-	idle   time.Duration // a partition without progress anywhere for that long is given up
-	event  func(Event)
+	kafka    *Client
+	ours     map[int64]bool
+	alias    Alias
+	bounds   Bounds
+	patience Patience
+	idle     time.Duration // a partition is given up after this time without progress of any partition
+	report   func(Event)
 
-	begin   time.Time
-	moved   atomic.Int64 // last progress of any partition, Unix nanoseconds
-	regroup atomic.Bool
+	began        time.Time
+	lastProgress atomic.Int64 // of any partition, Unix nanoseconds
+	regroup      atomic.Bool
 }
 
 const (
-	readIdle  = 2 * time.Second
-	slice     = 500 * time.Millisecond
-	keepTail  = 1000 // offsets before the end that a jump never skips: the marker stands there
-	backoff   = 50 * time.Millisecond
-	backoffUp = 500 * time.Millisecond
+	readIdle = 2 * time.Second
+	// roundTime is the longest time between two checks of the bounds, the leaders and the progress.
+	roundTime = 500 * time.Millisecond
+	// keepTail is the number of offsets before the end that are never skipped: they contain the marker.
+	keepTail   = 1000
+	backoff    = 50 * time.Millisecond
+	maxBackoff = 500 * time.Millisecond
+	// corruptReads is how often a corrupt batch is fetched before it is skipped: its bytes may have been
+	// damaged in transit.
+	corruptReads = 5
+
+	fetchBytes     = 8 << 20
+	partitionBytes = 1 << 20
+	fetchWait      = 100 * time.Millisecond
 )
 
-// read returns when each part is done or given up; the error is the end of ctx.
-func (r *reader) read(ctx context.Context, parts []*part) error {
-	r.begin = time.Now()
-	r.moved.Store(r.begin.UnixNano())
+// readAll returns when each partition is done or given up. The error is the end of ctx.
+func (r *reader) readAll(ctx context.Context, list []*reading) error {
+	r.began = time.Now()
+	r.lastProgress.Store(r.began.UnixNano())
 	topics := map[string]bool{}
-	for _, p := range parts {
-		p.done, p.err, p.fails, p.moved, p.notBefore = false, nil, 0, r.begin, time.Time{}
-		p.tail.target, p.tail.bytes, p.tail.span = -1, 0, 0 // the bounds are those of one read
+	for _, p := range list {
+		p.done, p.err, p.failures, p.lastProgress, p.notBefore = false, nil, 0, r.began, time.Time{}
+		p.corruptReads, p.skippedBase = 0, -1
 		topics[p.Topic] = true
+
+		// The bounds are those of one read.
+		p.tail.target, p.tail.bytes, p.tail.span, p.tail.alias = -1, 0, 0, r.alias
 	}
-	names := make([]string, 0, len(topics))
-	for t := range topics {
-		names = append(names, t)
-	}
+	names := slices.Collect(maps.Keys(topics))
+
 	for {
-		if err := r.pat.open(ctx); err != nil {
+		if err := r.patience.waitForGate(ctx); err != nil {
 			return err
 		}
-		left := r.settle(parts)
-		if left == 0 {
+		if r.giveUpIdle(list) == 0 {
 			return nil
 		}
-		h, err := r.c.healthy(ctx, names, Patience{Gate: r.pat.Gate, Total: r.idle})
+
+		h, err := r.kafka.awaitHealth(ctx, names, Patience{Gate: r.patience.Gate, Total: r.idle})
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
 		if err != nil {
-			r.fail(parts, err)
+			for _, p := range list {
+				if !p.done {
+					p.err = err
+				}
+			}
 			continue
 		}
-		r.cut(parts)
-		groups := r.place(parts, h)
+
+		r.applyBounds(list)
+		groups := groupByLeader(list, h)
 		if len(groups) == 0 {
-			pause(ctx, backoff)
+			_ = retry.Sleep(ctx, backoff)
 			continue
 		}
 		r.regroup.Store(false)
 		var wg sync.WaitGroup
 		for leader, group := range groups {
-			wg.Go(func() { r.group(ctx, leader, group) })
+			wg.Go(func() { r.readGroup(ctx, leader, group) })
 		}
 		wg.Wait()
 	}
 }
 
-// settle gives up who has waited too long and counts who is left.
-func (r *reader) settle(parts []*part) (left int) {
-	now, any := time.Now(), time.Unix(0, r.moved.Load())
-	for _, p := range parts {
+// giveUpIdle gives up partitions that have waited too long, and returns the number of the others.
+func (r *reader) giveUpIdle(list []*reading) (left int) {
+	now, anyProgress := time.Now(), time.Unix(0, r.lastProgress.Load())
+	for _, p := range list {
 		if p.done {
 			continue
 		}
-		last := p.moved
-		if any.After(last) {
-			last = any
+
+		last := p.lastProgress
+		if anyProgress.After(last) {
+			last = anyProgress
 		}
-		if now.Sub(last) > r.idle {
-			p.done = true
-			if p.err == nil {
-				p.err = errors.New("no marker above every earlier sender was written yet")
-			}
+		if now.Sub(last) <= r.idle {
+			left++
 			continue
 		}
-		left++
+		p.done = true
+		if p.err == nil {
+			p.err = errNoMarker
+		}
 	}
 	return left
 }
 
-func (r *reader) fail(parts []*part, err error) {
-	for _, p := range parts {
-		if !p.done {
-			p.err = err
-		}
-	}
-}
+var errNoMarker = errors.New("no marker above every earlier sender was read yet")
 
-// place groups the partitions that may be asked now by their leaders.
-func (r *reader) place(parts []*part, h *Health) map[int32][]*part {
-	groups := map[int32][]*part{}
+// groupByLeader returns the partitions that may be fetched now, by the address of their leader.
+func groupByLeader(list []*reading, h *Health) map[string][]*reading {
+	groups := map[string][]*reading{}
 	now := time.Now()
-	for _, p := range parts {
+	for _, p := range list {
 		if p.done {
 			continue
 		}
-		s, ok := h.Partitions[p.TopicPartition]
-		if !ok || s.Leader < 0 {
+		leader := h.leaderAddr(p.TopicPartition)
+		if leader == "" {
 			p.err = errors.New(h.Reason(p.TopicPartition))
 			continue
 		}
 		if now.After(p.notBefore) {
-			groups[s.Leader] = append(groups[s.Leader], p)
+			groups[leader] = append(groups[leader], p)
 		}
 	}
 	return groups
 }
 
-// group reads the partitions of one leader, one Fetch for all of them per round, for a slice of time: then the bounds, the
-// leaders and those without progress are looked at again.
-func (r *reader) group(ctx context.Context, leader int32, parts []*part) {
-	until, budget := time.Now().Add(min(slice, r.idle/4)), r.bounds.Bytes/8
-	var scratch bytes.Buffer
+// readGroup reads the partitions of one leader for roundTime, with one fetch for all of them at a time.
+func (r *reader) readGroup(ctx context.Context, leader string, list []*reading) {
+	until, budget := time.Now().Add(min(roundTime, r.idle/4)), r.bounds.Bytes/8
+	limits := kafkawire.FetchLimits{
+		MaxBytes:          fetchBytes,
+		MaxPartitionBytes: int(min(partitionBytes, max(r.bounds.Bytes/16, 1))),
+		MaxWait:           fetchWait,
+	}
+
 	for turn := 0; budget > 0 && time.Now().Before(until) && !r.regroup.Load(); turn++ {
-		var from []fetchFrom
-		at := map[record.TopicPartition]*part{}
-		for i := range parts { // a rotating start: the answer's size is limited, and the first are served first
-			if p := parts[(i+turn)%len(parts)]; !p.done {
-				from = append(from, fetchFrom{p.TopicPartition, p.tail.Next})
-				at[p.TopicPartition] = p
+		// The size of a response is limited, and the first partitions are served first. So the start
+		// rotates.
+		var from []kafkawire.FetchFrom
+		fetching := map[record.TopicPartition]*reading{}
+		for i := range list {
+			if p := list[(i+turn)%len(list)]; !p.done {
+				from = append(from, kafkawire.FetchFrom{TopicPartition: p.TopicPartition, Offset: p.tail.Next})
+				fetching[p.TopicPartition] = p
 			}
 		}
-		if len(from) == 0 || r.pat.open(ctx) != nil {
+		if len(from) == 0 || r.patience.waitForGate(ctx) != nil {
 			return
 		}
-		got, err := r.c.fetch(ctx, leader, from, int32(min(partitionBytes, max(r.bounds.Bytes/16, 1))))
+
+		got, err := r.kafka.kafka.Fetch(ctx, leader, from, limits)
 		if err != nil {
-			r.c.refresh(ctx)
-			for _, p := range at {
-				r.bad(p, err)
+			for _, p := range fetching {
+				r.retryLater(p, err)
 			}
 			return
 		}
 		for i := range got.Partitions {
-			if p := at[got.Partitions[i].TopicPartition]; p != nil {
-				r.take(ctx, leader, p, &got.Partitions[i], &scratch)
+			if p := fetching[got.Partitions[i].TopicPartition]; p != nil {
+				r.handleFetched(ctx, leader, p, &got.Partitions[i])
 				budget -= int64(len(got.Partitions[i].Set))
 			}
 		}
@@ -195,81 +215,122 @@ func (r *reader) group(ctx context.Context, leader int32, parts []*part) {
 	}
 }
 
-func (r *reader) progress(p *part) {
-	p.moved = time.Now()
-	r.moved.Store(p.moved.UnixNano())
-	p.fails, p.err = 0, nil
+func (r *reader) noteProgress(p *reading) {
+	p.lastProgress = time.Now()
+	r.lastProgress.Store(p.lastProgress.UnixNano())
+	p.failures, p.err = 0, nil
 }
 
-// bad puts a partition off and asks for a new placement.
-func (r *reader) bad(p *part, err error) {
-	p.fails++
+// retryLater delays the next fetch of a partition, and ends the round: its leader may have moved.
+func (r *reader) retryLater(p *reading, err error) {
+	p.failures++
 	p.err = err
-	p.notBefore = time.Now().Add(min(time.Duration(p.fails)*backoff, backoffUp))
+	p.notBefore = time.Now().Add(min(time.Duration(p.failures)*backoff, maxBackoff))
 	r.regroup.Store(true)
 }
 
-// take handles one partition's share of an answer.
-func (r *reader) take(ctx context.Context, leader int32, p *part, got *fetched.Partition, scratch *bytes.Buffer) {
-	if got.Code != 0 {
-		r.refused(ctx, leader, p, kafka.Error(got.Code))
+// handleFetched handles the part of one partition in a response. Leaders move, and after an election
+// offsets are not available for a while, so most error codes are retried.
+func (r *reader) handleFetched(ctx context.Context, leader string, p *reading, got *fetched.Partition) {
+	switch code := kafkawire.Code(got.Code); code {
+	case 0:
+	case kafkawire.OffsetOutOfRange:
+		r.restartInRange(ctx, leader, p)
+		return
+	case kafkawire.TopicAuthorizationFailed:
+		p.done = true
+		p.err = fmt.Errorf("topic %s may not be read: grant READ on it, a take-over reads its tail (%w)", p.Topic, code)
+		return
+	default:
+		r.retryLater(p, code)
 		return
 	}
+
 	if p.tail.target < 0 {
 		p.tail.target = got.High
 	}
 	before, behind := p.tail.Next, p.tail.Next < p.tail.target
 	p.tail.bytes += int64(len(got.Set))
-	p.tail.alias = r.alias
-	err := p.tail.walk(got.Set, r.ours, scratch)
-	if err != nil {
-		r.bad(p, err)
+	if err := p.tail.readSet(got.Set, r.ours); err != nil {
+		r.skipCorrupt(p, err, got.High)
 		return
 	}
-	p.fails = 0
-	if p.finished() {
-		p.done = true
-	}
+
+	p.failures, p.corruptReads, p.skippedBase = 0, 0, -1
+	p.done = p.isFinished()
 	if p.done || behind && p.tail.Next > before {
-		r.progress(p)
+		r.noteProgress(p)
 	}
 }
 
-// refused handles an error code. Leaders move, and right after an election offsets are not available yet: asked again.
-func (r *reader) refused(ctx context.Context, leader int32, p *part, code kafka.Error) {
-	if code != kafka.OffsetOutOfRange {
-		if code == kafka.TopicAuthorizationFailed {
-			p.done, p.err = true, fmt.Errorf("topic %s may not be read: grant READ on it, a take-over reads its tail (%w)", p.Topic, code)
-			return
-		}
-		r.bad(p, code)
+// skipCorrupt skips a corrupt batch that was fetched often enough. It would stay corrupt until retention
+// removes it, and keep its partition in quarantine until then. If its end is not plausible, the offsets
+// are skipped one by one, until the broker returns another batch.
+func (r *reader) skipCorrupt(p *reading, err error, high int64) {
+	t := p.tail
+	corrupt, ok := errors.AsType[*corruptError](err)
+	p.corruptReads++
+	if !ok || p.corruptReads < corruptReads || t.Next >= high {
+		r.retryLater(p, err)
 		return
 	}
-	// N8, N9: retention has passed the stored offset, or the topic was created anew. That is no reason to stop.
-	start, err := r.c.offset(ctx, leader, p.TopicPartition, first)
+
+	end := corrupt.end
+	known := end > max(t.Next, corrupt.base) && end <= high
+	if !known {
+		end = t.Next + 1
+	}
+	if p.skippedBase != corrupt.base {
+		r.report(Event{
+			Kind: Corrupt, Topic: p.Topic,
+			Text: fmt.Sprintf("%s cannot be read at offset %d and is skipped (%v): check the disks of its brokers; "+
+				"records that are sent again may be duplicates", formatPartition(p.TopicPartition), t.Next, err),
+		})
+	}
+	t.Next, t.Truncated = end, true
+	r.noteProgress(p)
+
+	// Further offsets of the same batch are skipped at once.
+	p.corruptReads, p.skippedBase = 0, -1
+	if !known {
+		p.corruptReads, p.skippedBase = corruptReads-1, corrupt.base
+	}
+}
+
+// restartInRange continues at the start of the log, because retention has passed the stored offset, or
+// the topic was deleted and created again (N8, N9). That is not a reason to stop.
+func (r *reader) restartInRange(ctx context.Context, leader string, p *reading) {
+	at, err := r.kafka.kafka.LeaderOffset(ctx, leader, p.TopicPartition, kafkawire.LogStart)
 	if err != nil {
-		r.bad(p, err)
+		r.retryLater(p, err)
 		return
 	}
-	r.event(Event{
+
+	start := at.Offset
+	r.report(Event{
 		Kind: OutOfRange, Topic: p.Topic,
-		Text: fmt.Sprintf("offset %d of %s is not in its log (retention passed it, or the topic was created anew): reading from %d; what is sent again may be a duplicate", p.tail.Next, tpString(p.TopicPartition), start),
+		Text: fmt.Sprintf("offset %d of %s is not in its log (retention passed it, or the topic was created again): "+
+			"reading from %d; records that are sent again may be duplicates",
+			p.tail.Next, formatPartition(p.TopicPartition), start),
 	})
-	if start > p.tail.Next { // retention: what was read before it stays true
+	if start > p.tail.Next {
+		// Retention: the part that was read before stays valid.
 		p.tail.From, p.tail.Next = start, start
-	} else { // beyond the end: another log, and what was read of the old one is worth nothing
+	} else {
+		// Another log: everything that was read of the old one is void.
 		*p.tail = *newTail(start)
+		p.tail.alias = r.alias
 	}
 	p.tail.OutOfRange = true
-	r.progress(p)
+	r.noteProgress(p)
 }
 
-// cut applies the bounds, topic by topic: once half of the bound is used and what remains will not fit into the other
-// half, the rest of the bound is spent on the end of the tail.
-func (r *reader) cut(parts []*part) {
+// applyBounds applies the bounds to each topic. Once half of a bound is used, and the rest of the tail
+// does not fit into the other half, only the end of the tail is read.
+func (r *reader) applyBounds(list []*reading) {
 	type sums struct{ bytes, span, rest int64 }
 	topics := map[string]*sums{}
-	for _, p := range parts {
+	for _, p := range list {
 		s := topics[p.Topic]
 		if s == nil {
 			s = &sums{}
@@ -281,40 +342,48 @@ func (r *reader) cut(parts []*part) {
 			s.rest += p.tail.target - p.tail.Next
 		}
 	}
-	spent := time.Since(r.begin)
+
+	spent := time.Since(r.began)
 	for topic, s := range topics {
 		if s.span == 0 || s.rest == 0 {
 			continue
 		}
+
 		allowed := math.MaxFloat64 // offsets that may still be read
-		if each := float64(s.bytes) / float64(s.span); s.bytes >= r.bounds.Bytes/2 {
-			allowed = float64(r.bounds.Bytes-s.bytes) / each
+		if s.bytes >= r.bounds.Bytes/2 {
+			bytesPerOffset := float64(s.bytes) / float64(s.span)
+			allowed = float64(r.bounds.Bytes-s.bytes) / bytesPerOffset
 		}
 		if spent >= r.bounds.Time/2 {
-			allowed = min(allowed, float64(s.span)/spent.Seconds()*(r.bounds.Time-spent).Seconds())
+			offsetsPerSecond := float64(s.span) / spent.Seconds()
+			allowed = min(allowed, offsetsPerSecond*(r.bounds.Time-spent).Seconds())
 		}
-		if allowed = max(allowed, 0); float64(s.rest) <= allowed {
+		allowed = max(allowed, 0)
+		if float64(s.rest) <= allowed {
 			continue
 		}
-		for _, p := range parts {
+
+		for _, p := range list {
 			if p.Topic == topic && !p.done {
-				r.jump(p, allowed/float64(s.rest))
+				r.skipAhead(p, allowed/float64(s.rest))
 			}
 		}
 	}
 }
 
-// jump leaves only that share of what remains of a partition.
-func (r *reader) jump(p *part, share float64) {
+// skipAhead skips the rest of a partition except for the share at its end.
+func (r *reader) skipAhead(p *reading, share float64) {
 	t := p.tail
 	to := t.target - max(int64(float64(t.target-t.Next)*share), keepTail)
 	if to <= t.Next {
 		return
 	}
-	r.event(Event{
+
+	r.report(Event{
 		Kind: Truncated, Topic: p.Topic,
-		Text: fmt.Sprintf("the tail of %s is longer than the bound of the read-back: offsets %d to %d are not read; what is sent again may be a duplicate", tpString(p.TopicPartition), t.Next, to-1),
+		Text: fmt.Sprintf("the tail of %s is longer than the bound of the read-back: offsets %d to %d are not read; "+
+			"records that are sent again may be duplicates", formatPartition(p.TopicPartition), t.Next, to-1),
 	})
 	t.Next, t.Truncated = to, true
-	r.progress(p)
+	r.noteProgress(p)
 }

@@ -7,155 +7,145 @@ import (
 	"slices"
 	"time"
 
-	"github.com/segmentio/kafka-go"
-
+	"github.com/outrelay/outrelay/internal/kafkawire"
 	"github.com/outrelay/outrelay/internal/record"
 )
 
-// The patience of one attempt to write a marker; it is repeated a second later.
+// The patience of one attempt to write a marker. It is repeated a second later.
 const (
 	oldStuck  = 300 * time.Millisecond
 	oldTotal  = 3 * time.Second
-	ownTotal  = 5 * time.Second // N4: our own transaction not complete by then means self-move
+	ownTotal  = 5 * time.Second // N4: if a transaction of this owner takes longer, the owner moves to the next id
 	retryIdle = time.Second
 )
 
-// Retry tries to release what is quarantined (N4); it is to be called every second while Quarantined is not empty. It
-// reads the healthy partitions again; where the marker of an earlier sender is missing it writes that sender's own
-// barrier over that partition alone. Released partitions may be written to once Senders and their offsets are saved.
-// Partitions may be released beside an error: ErrSelfMove (our own barrier hangs), ErrFenced, ctx's end.
+// Retry tries to release partitions from quarantine (N4). The caller calls it every second while
+// Quarantined is not empty. It reads the healthy partitions again. Where the marker of an earlier sender
+// is missing, it writes that sender's barrier over that partition alone. Released partitions may be
+// written to once Senders and their offsets are saved. Some partitions may be released although the call
+// returns an error: ErrSelfMove (the barrier of this owner hangs), ErrFenced, or the end of ctx.
 func (s *Session) Retry(ctx context.Context) (map[record.TopicPartition]*Tail, error) {
 	s.txn.Lock()
 	defer s.txn.Unlock()
 	released := map[record.TopicPartition]*Tail{}
-	waiting := s.quarantined()
+	waiting := s.quarantinedPartitions()
 	if len(waiting) == 0 || s.in.Gate != nil && !s.in.Gate() {
 		return released, context.Cause(ctx)
 	}
-	h, err := s.c.Health(ctx, topicsOf(waiting))
+
+	var topics []string
+	for _, tp := range waiting {
+		topics = append(topics, tp.Topic)
+	}
+	h, err := s.client.Health(ctx, slices.Compact(topics))
 	if err != nil {
-		return released, context.Cause(ctx) // the cluster is away: next second
+		// The cluster is away. The next call tries again.
+		return released, context.Cause(ctx)
 	}
 	for _, tp := range waiting {
 		if why := h.Reason(tp); why != "" {
-			s.because(tp, why)
+			s.setReason(tp, why)
 		}
 	}
+
+	// The read continues where the last one ended.
 	healthy := h.Healthy(waiting)
-	if err := s.reread(ctx, healthy, released); err != nil {
+	list := make([]*reading, 0, len(healthy))
+	for _, tp := range healthy {
+		list = append(list, &reading{TopicPartition: tp, tail: s.heldTail(tp)})
+	}
+	r := s.newReader()
+	r.idle = min(r.idle, retryIdle)
+	if err := s.readAndRelease(ctx, r, list, released); err != nil {
 		return released, err
 	}
+
 	hanging := map[int]bool{}
-	for _, tp := range healthy {
-		if released[tp] != nil {
+	for _, p := range list {
+		if released[p.TopicPartition] != nil {
 			continue
 		}
-		if err := s.barriers(ctx, tp, hanging); err != nil {
+		if err := s.writeBarriers(ctx, p.TopicPartition, hanging); err != nil {
 			return released, err
 		}
-		if tail := s.settle(&part{TopicPartition: tp, tail: s.tail(tp)}); tail != nil {
-			released[tp] = tail
+		if tail := s.releaseIfFenced(&reading{TopicPartition: p.TopicPartition, tail: p.tail}); tail != nil {
+			released[p.TopicPartition] = tail
 		}
 	}
 	return released, context.Cause(ctx)
 }
 
-func topicsOf(parts []record.TopicPartition) []string {
-	var out []string
-	for _, tp := range parts {
-		out = append(out, tp.Topic)
-	}
-	slices.Sort(out)
-	return slices.Compact(out)
-}
-
-func (s *Session) tail(tp record.TopicPartition) *Tail {
+func (s *Session) heldTail(tp record.TopicPartition) *Tail {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.held[tp].tail
 }
 
-// because notes why a partition is in quarantine.
-func (s *Session) because(tp record.TopicPartition, reason string) {
+// setReason notes why a partition is in quarantine.
+func (s *Session) setReason(tp record.TopicPartition, reason string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.held[tp].reason = reason
 }
 
-// reread goes on reading parts from where the last read ended.
-func (s *Session) reread(ctx context.Context, parts []record.TopicPartition, released map[record.TopicPartition]*Tail) error {
-	list := make([]*part, 0, len(parts))
-	for _, tp := range parts {
-		list = append(list, &part{TopicPartition: tp, tail: s.tail(tp)})
-	}
-	r := s.reader()
-	r.idle = min(r.idle, retryIdle)
-	if err := r.read(ctx, list); err != nil {
-		return err
-	}
-	for _, p := range list {
-		if tail := s.settle(p); tail != nil {
-			released[p.TopicPartition] = tail
-		}
-	}
-	return nil
-}
-
-// barriers writes the barrier of each sender that is open in tp and whose marker was not read there. hanging holds the
-// generations that did not answer in this round, so that many partitions do not wait for the same id.
-func (s *Session) barriers(ctx context.Context, tp record.TopicPartition, hanging map[int]bool) error {
-	tail, current, generation := s.tail(tp), s.Producer(), s.Generation()
-	for _, x := range s.openIn(tp) {
-		above := Producer{ID: x.ID, Epoch: x.Epoch}
-		if tail.above([]Producer{above}) || hanging[x.Generation] {
+// writeBarriers writes the barrier of each sender that is open in tp and whose marker was not read there.
+// hanging contains the generations without a response in this call of Retry, so that many partitions do
+// not wait for the same id.
+func (s *Session) writeBarriers(ctx context.Context, tp record.TopicPartition, hanging map[int]bool) error {
+	tail, current, generation := s.heldTail(tp), s.Producer(), s.Generation()
+	for _, x := range s.openSenders(tp) {
+		above := producerOf(x)
+		if tail.hasMarkersAbove([]Producer{above}) || hanging[x.Generation] {
 			continue
 		}
+
 		var err error
 		if x.ID == current.ID && x.Generation == generation {
-			// Our own id, with the epoch that we send with: it is above every earlier one, and data flows on elsewhere.
-			err = s.complete(ctx, tp, tail, s.in.Own)
+			// The epoch of this owner is above every earlier epoch of its id, and records continue to flow to
+			// other partitions.
+			err = s.writeOwnMarker(ctx, tp, tail)
 			if err != nil && !errors.Is(err, errRefused) {
 				return err
 			}
 		} else {
-			err = s.oldBarrier(ctx, tp, tail, above, x.Generation)
+			err = s.writeOldMarker(ctx, tp, tail, above, x.Generation)
 			hanging[x.Generation] = err != nil
 		}
+
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
 		if err != nil {
-			s.because(tp, fmt.Sprintf("the marker of transactional id %s cannot be written: %v", s.txid(x.Generation), err))
+			id := s.formatID(x.Generation)
+			s.setReason(tp, fmt.Sprintf("the marker of transactional id %s cannot be written: %v", id, err))
 		}
 	}
 	return nil
 }
 
-// openIn lists the earlier senders that may still write to tp and that can be fenced.
-func (s *Session) openIn(tp record.TopicPartition) []record.Sender {
+// writeOldMarker takes the id of an earlier generation, which no process sends with, writes its marker
+// into tp and reads it.
+func (s *Session) writeOldMarker(
+	ctx context.Context, tp record.TopicPartition, tail *Tail, above Producer, generation int,
+) error {
+	patience := Patience{Stuck: oldStuck, Total: oldTotal, Gate: s.in.Gate}
 	s.mu.Lock()
-	defer s.mu.Unlock()
-	return slices.DeleteFunc(s.retired.open(tp), func(x record.Sender) bool { return s.gone[x.ID] })
-}
-
-// oldBarrier takes the id of an earlier generation, which nobody sends with any more, writes its marker into tp and reads it.
-func (s *Session) oldBarrier(ctx context.Context, tp record.TopicPartition, tail *Tail, above Producer, generation int) error {
-	pat := Patience{Stuck: oldStuck, Total: oldTotal, Gate: s.in.Gate}
-	s.mu.Lock()
-	p, have := s.old[generation]
+	p, taken := s.old[generation]
 	s.mu.Unlock()
-	if !have {
+	if !taken {
 		var err error
-		if p, err = s.c.Init(ctx, s.txid(generation), Anew, pat); err != nil {
+		if p, err = s.client.Init(ctx, s.formatID(generation), AnyEpoch, patience); err != nil {
 			return err
 		}
-		s.forgotten(ctx, generation, p)
+		s.noteForgotten(ctx, generation, p)
 		s.mu.Lock()
 		s.old[generation] = p
 		s.mu.Unlock()
 	}
-	refused, _, err := s.c.Barrier(ctx, s.txid(generation), p, []record.TopicPartition{tp}, pat)
-	if errors.Is(err, ErrFenced) || lost(err) { // another owner took it meanwhile, or it expired: taken anew next time
+
+	refused, _, err := s.client.Barrier(ctx, s.formatID(generation), p, []record.TopicPartition{tp}, patience)
+	// Another owner has taken the id, or the coordinator has forgotten it. The next attempt takes it again.
+	if errors.Is(err, ErrFenced) || errors.Is(err, kafkawire.InvalidProducerIDMapping) {
 		s.mu.Lock()
 		delete(s.old, generation)
 		s.mu.Unlock()
@@ -163,38 +153,44 @@ func (s *Session) oldBarrier(ctx context.Context, tp record.TopicPartition, tail
 	if err := errors.Join(err, refused[tp]); err != nil {
 		return err
 	}
-	return s.marker(ctx, tp, tail, above, retryIdle)
+	return s.readMarker(ctx, tp, tail, above, retryIdle)
 }
 
-// errRefused says that a partition could not be part of a transaction; nothing hangs.
+// errRefused means that a partition could not be part of a transaction. The id does not hang.
 var errRefused = errors.New("the partition cannot be part of a transaction")
 
-// complete runs an empty transaction of our own over one partition and reads its marker, all within limit.
-func (s *Session) complete(ctx context.Context, tp record.TopicPartition, tail *Tail, limit time.Duration) error {
-	begin, current := time.Now(), s.Producer()
-	txid := s.TransactionalID()
-	refused, _, err := s.c.Barrier(ctx, txid, current, []record.TopicPartition{tp}, Patience{Stuck: limit, Total: limit, Gate: s.in.Gate})
+// writeOwnMarker runs an empty transaction of this owner over one partition and reads its marker, within
+// the time of In.Own.
+func (s *Session) writeOwnMarker(ctx context.Context, tp record.TopicPartition, tail *Tail) error {
+	limit, began := s.in.Own, time.Now()
+	id, current := s.TransactionalID(), s.Producer()
+	patience := Patience{Stuck: limit, Total: limit, Gate: s.in.Gate}
+	refused, _, err := s.client.Barrier(ctx, id, current, []record.TopicPartition{tp}, patience)
 	switch {
 	case err == nil && refused[tp] != nil:
 		return fmt.Errorf("%w: %w", errRefused, refused[tp])
 	case err == nil:
 		above := Producer{ID: current.ID, Epoch: current.Epoch - 1}
-		err = s.marker(ctx, tp, tail, above, max(limit-time.Since(begin), limit/5))
-	case errors.Is(err, ErrFenced) || errors.Is(err, kafka.TransactionalIDAuthorizationFailed):
+		err = s.readMarker(ctx, tp, tail, above, max(limit-time.Since(began), limit/5))
+	case errors.Is(err, ErrFenced) || errors.Is(err, kafkawire.TransactionalIDAuthorizationFailed):
 		return err
 	}
+
 	if err == nil || ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
-	return fmt.Errorf("marker of transactional id %s in %s not complete after %s: %w: %w", txid, tpString(tp), time.Since(begin).Round(time.Millisecond), ErrSelfMove, err)
+	return fmt.Errorf("marker of transactional id %s in %s not complete after %s: %w: %w",
+		id, formatPartition(tp), time.Since(began).Round(time.Millisecond), ErrSelfMove, err)
 }
 
-// marker reads on until a marker above a producer was seen.
-func (s *Session) marker(ctx context.Context, tp record.TopicPartition, tail *Tail, above Producer, limit time.Duration) error {
-	r := s.reader()
+// readMarker continues to read until a marker above a producer is found.
+func (s *Session) readMarker(
+	ctx context.Context, tp record.TopicPartition, tail *Tail, above Producer, limit time.Duration,
+) error {
+	r := s.newReader()
 	r.idle = limit
-	p := &part{TopicPartition: tp, tail: tail, await: []Producer{above}}
-	if err := r.read(ctx, []*part{p}); err != nil {
+	p := &reading{TopicPartition: tp, tail: tail, await: []Producer{above}}
+	if err := r.readAll(ctx, []*reading{p}); err != nil {
 		return err
 	}
 	return p.err

@@ -13,26 +13,29 @@ import (
 	"github.com/outrelay/outrelay/internal/record"
 )
 
-// Session is the identity that an owner sends with, and the partitions that it may not write to yet. Its methods are safe
-// for concurrent use; those that run transactions (Retry, KeepAlive, NextGeneration) exclude each other.
+// Session is the identity with which an owner sends, and the partitions that it may not write to yet.
+// It is safe for concurrent use. Retry, KeepAlive and NextGeneration run transactions and exclude each
+// other.
 type Session struct {
-	c  *Client
-	in In
+	client *Client
+	in     In
 
-	txn sync.Mutex // one transaction of ours at a time
-	say sync.Mutex // Event
+	txn      sync.Mutex // one transaction of this owner at a time
+	reporter sync.Mutex // held while Event is called
 
-	mu         sync.Mutex // the fields below; held for no I/O, and by Take not at all: it has no rival
+	// mu guards the fields below, and is held during no I/O. Take does not need it, because no other
+	// goroutine has the session yet.
+	mu         sync.Mutex
 	current    Producer
 	generation int
 	retired    senders
-	held       map[record.TopicPartition]*held // quarantine
-	old        map[int]Producer                // identities taken of earlier generations, for their own barriers
-	gone       map[int64]bool                  // producer ids that the coordinator has forgotten
+	held       map[record.TopicPartition]*heldPartition // the quarantine
+	old        map[int]Producer                         // identities of earlier generations, for their barriers
+	gone       map[int64]bool                           // producer ids that the coordinator has forgotten
 }
 
-// held is a partition in quarantine.
-type held struct {
+// heldPartition is a partition in quarantine.
+type heldPartition struct {
 	tail   *Tail
 	reason string
 }
@@ -41,36 +44,42 @@ func newSession(c *Client, in In) *Session {
 	in.Idle, in.Own, in.epochs = cmp.Or(in.Idle, readIdle), cmp.Or(in.Own, ownTotal), cmp.Or(in.epochs, MaxEpoch)
 	in.Bounds.Bytes, in.Bounds.Time = cmp.Or(in.Bounds.Bytes, 2<<30), cmp.Or(in.Bounds.Time, time.Minute)
 	return &Session{
-		c: c, in: in, generation: in.Generation,
-		held: map[record.TopicPartition]*held{}, old: map[int]Producer{}, gone: map[int64]bool{},
+		client:     c,
+		in:         in,
+		generation: in.Generation,
+		held:       map[record.TopicPartition]*heldPartition{},
+		old:        map[int]Producer{},
+		gone:       map[int64]bool{},
 	}
 }
 
-// Producer is the identity to send with; it changes in NextGeneration only.
+// Producer returns the identity to send with. Only NextGeneration changes it.
 func (s *Session) Producer() Producer {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.current
 }
 
-// Generation of the transactional id.
+// Generation returns the generation of the transactional id.
 func (s *Session) Generation() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.generation
 }
 
-// TransactionalID is the id in use, with its generation.
-func (s *Session) TransactionalID() string { return s.txid(s.Generation()) }
+// TransactionalID returns the id in use, with its generation.
+func (s *Session) TransactionalID() string { return s.formatID(s.Generation()) }
 
-// Senders is the list to save: earlier senders where they are still open or still counted by a read-back, ourselves last.
+// Senders returns the list to save: the earlier senders that are still open or that a read-back still
+// counts, and this owner last.
 func (s *Session) Senders() []record.Sender {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return append(s.retired.clone(), record.Sender{ID: s.current.ID, Epoch: s.current.Epoch, Generation: s.generation})
+	own := record.Sender{ID: s.current.ID, Epoch: s.current.Epoch, Generation: s.generation}
+	return append(s.retired.clone(), own)
 }
 
-// Quarantined lists the partitions that nothing may be sent to, with the reason for people.
+// Quarantined returns the partitions to which nothing may be sent, with the reason for operators.
 func (s *Session) Quarantined() map[record.TopicPartition]string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -81,139 +90,172 @@ func (s *Session) Quarantined() map[record.TopicPartition]string {
 	return out
 }
 
-func (s *Session) txid(generation int) string {
+func (s *Session) formatID(generation int) string {
 	return s.in.TransactionalID + "#" + strconv.Itoa(generation)
 }
 
-func (s *Session) pat() Patience {
+func (s *Session) patience() Patience {
 	return Patience{Stuck: s.in.Stuck, Gate: s.in.Gate, Waiting: func(step string, err error) {
-		s.tell(Event{Kind: Waiting, Text: fmt.Sprintf("%s: tried for %s: %v", step, sayAfter, err)})
+		s.report(Event{Kind: Waiting, Text: fmt.Sprintf("%s: tried for %s: %v", step, reportAfter, err)})
 	}}
 }
 
-func (s *Session) tell(e Event) {
+// report calls Event, one call at a time.
+func (s *Session) report(e Event) {
 	if s.in.Event == nil {
 		return
 	}
-	s.say.Lock()
-	defer s.say.Unlock()
+	s.reporter.Lock()
+	defer s.reporter.Unlock()
 	s.in.Event(e)
 }
 
-func (s *Session) reader() *reader {
+func (s *Session) newReader() *reader {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	ours := map[int64]bool{s.current.ID: true}
 	for _, x := range s.retired {
 		ours[x.ID] = true
 	}
-	return &reader{c: s.c, ours: ours, alias: s.in.Alias, bounds: s.in.Bounds, pat: s.pat(), idle: s.in.Idle, event: s.tell}
+	return &reader{
+		kafka:    s.client,
+		ours:     ours,
+		alias:    s.in.Alias,
+		bounds:   s.in.Bounds,
+		patience: s.patience(),
+		idle:     s.in.Idle,
+		report:   s.report,
+	}
 }
 
-func (s *Session) quarantined() []record.TopicPartition {
+// quarantinedPartitions returns the partitions in quarantine, sorted.
+func (s *Session) quarantinedPartitions() []record.TopicPartition {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	out := make([]record.TopicPartition, 0, len(s.held))
 	for tp := range s.held {
 		out = append(out, tp)
 	}
-	slices.SortFunc(out, compareTP)
+	slices.SortFunc(out, comparePartitions)
 	return out
 }
 
-// fences lists the identities above which a marker has to be read in tp. Those that the coordinator has forgotten are not
-// among them: no such marker can ever be written.
-func (s *Session) fences(tp record.TopicPartition) []Producer {
+// openSenders returns the earlier senders that may still write to tp, and above which a marker has to be
+// read. Senders that the coordinator has forgotten are not in the result: no process can write such a
+// marker.
+func (s *Session) openSenders(tp record.TopicPartition) []record.Sender {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	var out []Producer
-	for _, x := range s.retired.open(tp) {
-		if !s.gone[x.ID] {
-			out = append(out, Producer{ID: x.ID, Epoch: x.Epoch})
+	var out []record.Sender
+	for _, x := range s.retired {
+		if !s.gone[x.ID] && slices.Contains(x.Open, tp) {
+			out = append(out, x)
 		}
 	}
 	return out
 }
 
-// settle releases a partition that was read and is fenced, or keeps it with the reason.
+func producerOf(x record.Sender) Producer { return Producer{ID: x.ID, Epoch: x.Epoch} }
+
+// readAndRelease reads partitions, and adds the tails of the fenced ones to released.
+func (s *Session) readAndRelease(
+	ctx context.Context, r *reader, list []*reading, released map[record.TopicPartition]*Tail,
+) error {
+	if err := r.readAll(ctx, list); err != nil {
+		return err
+	}
+	for _, p := range list {
+		if tail := s.releaseIfFenced(p); tail != nil {
+			released[p.TopicPartition] = tail
+		}
+	}
+	return nil
+}
+
+// releaseIfFenced releases a partition that was read and is fenced, and returns its tail. Otherwise it
+// notes the reason and returns nil.
 //
-// N4: a partition is released when a marker above every earlier sender that is open in it was READ, and it was read at
-// least up to that marker. The read is in order, so having seen the marker is having read up to it.
-func (s *Session) settle(p *part) *Tail {
-	want := s.fences(p.TopicPartition)
+// N4: a partition is released when a marker above every earlier sender that is open in it was READ, and
+// the partition was read at least up to that marker. The read is in order, so the partition was read up
+// to each marker that was found.
+func (s *Session) releaseIfFenced(p *reading) *Tail {
+	var open []Producer
+	for _, x := range s.openSenders(p.TopicPartition) {
+		open = append(open, producerOf(x))
+	}
+
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	tail := p.tail
-	if tail.target < 0 || tail.Next < tail.target || !tail.above(want) {
+	fenced := tail.hasMarkersAbove(open)
+	if tail.target < 0 || tail.Next < tail.target || !fenced {
 		if p.err != nil {
 			s.held[p.TopicPartition].reason = p.err.Error()
-		} else if !tail.above(want) {
-			s.held[p.TopicPartition].reason = "no marker above every earlier sender was read yet"
+		} else if !fenced {
+			s.held[p.TopicPartition].reason = errNoMarker.Error()
 		}
 		return nil
 	}
+
 	delete(s.held, p.TopicPartition)
-	s.retired.close(p.TopicPartition, tail.Next)
+	s.retired.closePartition(p.TopicPartition, tail.Next)
 	return tail
 }
 
-// forgotten notes the earlier senders of a generation that the coordinator knows no more: it gave out another producer id,
-// or an epoch that is not above theirs. Their batches cannot be fenced by anybody.
-func (s *Session) forgotten(ctx context.Context, generation int, got Producer) {
+// noteForgotten notes the earlier senders of a generation that the coordinator has forgotten: it
+// returned another producer id, or an epoch that is not above theirs. No process can fence their
+// batches.
+func (s *Session) noteForgotten(ctx context.Context, generation int, got Producer) {
 	s.mu.Lock()
-	var before *Producer
+	var previous *Producer
 	for _, x := range s.retired {
 		if x.Generation != generation || s.gone[x.ID] || x.ID == got.ID && x.Epoch < got.Epoch {
 			continue
 		}
 		s.gone[x.ID] = true
 		if last := len(s.in.Senders) - 1; last >= 0 && s.in.Senders[last].ID == x.ID {
-			before = &Producer{ID: x.ID, Epoch: x.Epoch}
+			previous = &Producer{ID: x.ID, Epoch: x.Epoch}
 		}
 	}
 	s.mu.Unlock()
-	if before == nil {
-		return // not the owner before us: it was told when it happened
+
+	// Senders before the previous owner were reported when it happened.
+	if previous == nil {
+		return
 	}
-	// N5: an id that nobody kept alive for longer than the cluster remembers is expected to change.
+
+	// N5: an id that was not kept alive for longer than the cluster remembers is expected to change.
 	alarm, age := true, "it is not known when it was last kept alive"
 	if !s.in.Alive.IsZero() {
-		idle, limit := time.Since(s.in.Alive), s.c.Expiry(ctx).TransactionalID
-		alarm, age = idle < limit, fmt.Sprintf("it was last kept alive %s ago and expires after %s", idle.Round(time.Second), limit)
+		idle, limit := time.Since(s.in.Alive), s.client.Expiry(ctx).TransactionalID
+		alarm = idle < limit
+		age = fmt.Sprintf("it was last kept alive %s ago and expires after %s", idle.Round(time.Second), limit)
 	}
-	s.tell(Event{Kind: ProducerIDChanged, Alarm: alarm, Old: *before, Text: fmt.Sprintf(
-		"transactional id %s had %v and has %v now (%s): the earlier owner cannot be fenced in Kafka any more; make sure that no process of it is left",
-		s.txid(generation), *before, got, age)})
+	s.report(Event{Kind: ProducerIDChanged, Alarm: alarm, Old: *previous, Text: fmt.Sprintf(
+		"transactional id %s had %v and has %v now (%s): the earlier owner can no longer be fenced in Kafka; "+
+			"make sure that none of its processes is left",
+		s.formatID(generation), *previous, got, age)})
 }
 
-// nextGeneration takes the first transactional id of a higher generation that does not hang. If none can be had, identity
-// and generation stay as they belong together: what is saved must say with which id our batches can be fenced.
-func (s *Session) nextGeneration(ctx context.Context) (err error) {
-	before := s.Generation()
-	defer func() {
-		if err != nil {
-			s.mu.Lock()
-			s.generation = before
-			s.mu.Unlock()
-		}
-	}()
-	for {
-		s.mu.Lock()
-		s.generation++
-		g := s.generation
-		s.mu.Unlock()
-		got, err := s.c.Init(ctx, s.txid(g), Anew, s.pat())
+// takeNextGeneration takes the first transactional id of a higher generation that does not hang. After an
+// error the identity and the generation are unchanged: the saved sender must contain the id with which
+// its batches can be fenced.
+func (s *Session) takeNextGeneration(ctx context.Context) error {
+	for generation := s.Generation() + 1; ; generation++ {
+		got, err := s.client.Init(ctx, s.formatID(generation), AnyEpoch, s.patience())
 		if errors.Is(err, ErrStuck) {
 			continue
 		}
 		if err != nil {
 			return err
 		}
-		s.forgotten(ctx, g, got)
+
+		s.noteForgotten(ctx, generation, got)
 		s.mu.Lock()
-		s.current = got
+		s.current, s.generation = got, generation
 		s.mu.Unlock()
-		s.tell(Event{Kind: GenerationMoved, Text: fmt.Sprintf("transactional id %s was left for %s", s.txid(g-1), s.txid(g))})
+		left, taken := s.formatID(generation-1), s.formatID(generation)
+		s.report(Event{Kind: GenerationMoved, Text: fmt.Sprintf("transactional id %s was left for %s", left, taken)})
 		return nil
 	}
 }

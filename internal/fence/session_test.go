@@ -7,6 +7,7 @@ import (
 
 	"github.com/segmentio/kafka-go"
 
+	"github.com/outrelay/outrelay/internal/kafkawire"
 	"github.com/outrelay/outrelay/internal/kafkawire/fetched"
 	"github.com/outrelay/outrelay/internal/record"
 )
@@ -202,7 +203,7 @@ func TestHealthTellsWhatIsMissing(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if h.Counts[tp] != 2 || len(h.Healthy(append(all(tp, 3), at("no-"+tp, 0)))) != 2 || !errors.Is(h.Missing["no-"+tp], kafka.UnknownTopicOrPartition) {
+	if len(h.layout.Topics[tp].Partitions) != 2 || len(h.Healthy(append(all(tp, 3), at("no-"+tp, 0)))) != 2 || !errors.Is(h.layout.Topics["no-"+tp].Err, kafka.UnknownTopicOrPartition) {
 		t.Errorf("%+v", h)
 	}
 	if h.Reason(at(tp, 2)) == "" || h.Reason(at("no-"+tp, 0)) == "" {
@@ -218,14 +219,15 @@ func markersOf(tb testing.TB, c *Client, tp record.TopicPartition, id int64) int
 	if err != nil {
 		tb.Fatal(err)
 	}
-	leader := h.Partitions[tp].Leader
-	end, err := c.offset(ctx, leader, tp, last)
+	leader := h.leaderAddr(tp)
+	end, err := c.kafka.LeaderOffset(ctx, leader, tp, kafkawire.LogEnd)
 	if err != nil {
 		tb.Fatal(err)
 	}
 	n, tail := 0, newTail(0)
-	for tail.Next < end {
-		got, err := c.fetch(ctx, leader, []fetchFrom{{tp, tail.Next}}, partitionBytes)
+	for tail.Next < end.Offset {
+		got, err := c.kafka.Fetch(ctx, leader, []kafkawire.FetchFrom{{TopicPartition: tp, Offset: tail.Next}},
+			kafkawire.FetchLimits{MaxBytes: fetchBytes, MaxPartitionBytes: partitionBytes, MaxWait: fetchWait})
 		if err != nil {
 			tb.Fatal(err)
 		}
@@ -237,7 +239,7 @@ func markersOf(tb testing.TB, c *Client, tp record.TopicPartition, id int64) int
 				n++
 			}
 		}
-		if err := tail.walk(got.Partitions[0].Set, nil, nil); err != nil {
+		if err := tail.readSet(got.Partitions[0].Set, nil); err != nil {
 			tb.Fatal(err)
 		}
 	}

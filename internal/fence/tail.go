@@ -1,88 +1,144 @@
 package fence
 
 import (
-	"bytes"
+	"encoding/binary"
+	"errors"
 	"fmt"
 
 	"github.com/outrelay/outrelay/internal/kafkawire/fetched"
 )
 
-// Tail is what was read of one partition.
+// Tail is the part of one partition that was read back.
 type Tail struct {
-	// From is the offset it was read from, to be kept as the stored offset: the one that was stored, or the start of
-	// the log where that was out of range.
+	// From is the offset at which the read began, to be kept as the stored offset. It is the offset that
+	// was stored, or the start of the log if that was out of range.
 	From int64
-	// Next is the offset after the last that was read. Nothing of an earlier sender stands at or above it.
+	// Next is the offset after the last one that was read. No record of an earlier sender is at or above
+	// it.
 	Next int64
-	// Hits are the deliveries of ours in it.
+	// Hits are the deliveries of the relay in the tail.
 	Hits *Known
-	// OutOfRange says that the stored offset was not in the log; Truncated that a stretch was skipped for the bound. What
-	// is sent again after either may be a duplicate, and is to be flagged so.
+	// OutOfRange means that the stored offset was not in the log. Truncated means that a part was skipped,
+	// because of the bound or because it cannot be read. After either, a record that is sent again may be
+	// a duplicate, and must be flagged so.
 	OutOfRange, Truncated bool
 
 	alias  Alias
-	marks  map[int64]int16 // highest epoch of a control batch, by producer id
-	target int64           // high watermark when it was first read; -1 before
+	marks  map[int64]int16 // the highest epoch of a control batch, by producer id
+	target int64           // the high watermark at the first read, or -1 before
 	bytes  int64
-	span   int64 // offsets walked, jumps excluded
+	span   int64 // offsets that were read, without the skipped ones
 }
 
 func newTail(from int64) *Tail {
 	return &Tail{From: max(from, 0), Next: max(from, 0), Hits: &Known{}, marks: map[int64]int16{}, target: -1}
 }
 
-// above reports whether a marker above each of senders was read.
-func (t *Tail) above(senders []Producer) bool {
-	for _, s := range senders {
-		if e, seen := t.marks[s.ID]; !seen || e <= s.Epoch {
+// hasMarkersAbove reports whether a marker above each of the producers was read.
+func (t *Tail) hasMarkersAbove(list []Producer) bool {
+	for _, p := range list {
+		if epoch, seen := t.marks[p.ID]; !seen || epoch <= p.Epoch {
 			return false
 		}
 	}
 	return true
 }
 
-// walk takes what a fetch brought, batch by batch. Batches that end below Next (a fetch begins with a whole batch) are
-// passed over. The next offset after a batch comes from its last offset delta: a compacted batch ends with a hole.
-func (t *Tail) walk(set []byte, ours map[int64]bool, scratch *bytes.Buffer) error {
+// corruptError means that a batch at or after Next cannot be read.
+type corruptError struct {
+	base int64
+	end  int64 // the offset after the batch; not above base if it is unknown
+	err  error
+}
+
+func (e *corruptError) Error() string { return e.err.Error() }
+
+func (e *corruptError) Unwrap() error { return e.err }
+
+// readSet reads the batches of a fetch. It stops at a batch that cannot be read, with a *corruptError. A
+// fetch begins with a whole batch, so batches that end at or below Next are skipped. The offset after a
+// batch comes from its last offset delta, because a compacted batch ends with a hole.
+func (t *Tail) readSet(set []byte, ours map[int64]bool) error {
+	var corrupt *corruptError
+	anyBatch := false
 	for b, err := range fetched.Batches(set) {
+		anyBatch = true
 		switch {
 		case err != nil:
-			return err
-		case b.Format < fetched.Format: // messages from before producer ids: nobody of ours
-			t.pass(b.Base + 1)
-			continue
-		case b.End <= t.Next:
-			continue
-		case b.Control:
-			if e, seen := t.marks[b.Producer]; !seen || b.Epoch > e {
-				t.marks[b.Producer] = b.Epoch
+			if corrupt == nil {
+				corrupt = &corruptError{base: b.Base, end: b.End, err: err}
 			}
-		case ours[b.Producer]:
-			if err := t.records(&b, scratch); err != nil {
-				return fmt.Errorf("%w at offset %d: %w", fetched.ErrCorrupt, b.Base, err)
-			}
+			continue
+		case corrupt != nil && b.Base > t.Next:
+			// An intact batch shows best where the corrupt ones end.
+			corrupt.end = b.Base
+			return corrupt
 		}
-		t.pass(b.End)
+
+		// Corrupt batches that end at or below Next do not matter.
+		corrupt = nil
+		if err := t.readBatch(&b, ours); err != nil {
+			err = fmt.Errorf("%w at offset %d: %w", fetched.ErrCorrupt, b.Base, err)
+			return &corruptError{base: b.Base, end: b.End, err: err}
+		}
+	}
+
+	// The first batch of a fetch is always whole, so its length must be wrong. Each set begins with the
+	// offset of its first batch.
+	if !anyBatch && len(set) >= 8 {
+		base := int64(binary.BigEndian.Uint64(set))
+		corrupt = &corruptError{base: base, err: fmt.Errorf("%w at offset %d: its length is wrong", fetched.ErrCorrupt, base)}
+	}
+	if corrupt != nil {
+		return corrupt
 	}
 	return nil
 }
 
-func (t *Tail) pass(next int64) {
+// readBatch reads one batch. The error means that the records of one of the relay's batches cannot be
+// read.
+func (t *Tail) readBatch(b *fetched.Batch, ours map[int64]bool) error {
+	switch {
+	case b.Format < fetched.Format:
+		// Messages from before producer ids are not records of the relay.
+		t.advance(b.Base + 1)
+		return nil
+	case b.End <= t.Next:
+		return nil
+	case b.Control:
+		if epoch, seen := t.marks[b.Producer]; !seen || b.Epoch > epoch {
+			t.marks[b.Producer] = b.Epoch
+		}
+	case ours[b.Producer]:
+		if err := t.addHits(b); err != nil {
+			return err
+		}
+	}
+	t.advance(b.End)
+	return nil
+}
+
+func (t *Tail) advance(next int64) {
 	if next > t.Next {
 		t.span += next - t.Next
 		t.Next = next
 	}
 }
 
-// records remembers the deliveries of one of our batches.
-func (t *Tail) records(b *fetched.Batch, scratch *bytes.Buffer) error {
-	list, err := b.Records(scratch)
+// addHits adds the deliveries of a batch that the relay has sent.
+func (t *Tail) addHits(b *fetched.Batch) error {
+	list, err := b.Stream()
 	if err != nil {
 		return err
 	}
+	defer list.Close()
+
 	var x fetched.Record
 	for {
-		more, err := list.Next(&x)
+		more, err := list.Next(&x, t.Next)
+		if _, tooLarge := errors.AsType[*fetched.TooLargeError](err); tooLarge {
+			continue // no record of the relay is that large
+		}
 		if err != nil || !more {
 			return err
 		}

@@ -32,17 +32,17 @@ func control(id Producer, base int64) []byte {
 
 func TestWalkKeepsToLastOffsetDelta(t *testing.T) {
 	t.Parallel()
-	me, other := Producer{7, 1}, Producer{8, 1}
+	me, other := Producer{ID: 7, Epoch: 1}, Producer{ID: 8, Epoch: 1}
 	ours := map[int64]bool{7: true}
 	var set []byte
 	set = append(set, placed(encode(0, me, 0, ids("before", "a")...), 99, 5)...) // compacted: 99, 100, and holes up to 104
 	set = append(set, placed(encode(0, other, 0, ids("foreign")...), 105, 0)...)
-	set = append(set, control(Producer{7, 3}, 106)...)
+	set = append(set, control(Producer{ID: 7, Epoch: 3}, 106)...)
 	set = append(set, placed(encode(compress.Zstd, me, 2, ids("z", "z")...), 107, 1)...)
 	set = append(set, placed(encode(0, me, 4, ids("cut off")...), 109, 0)[:40]...)
 
 	tail := newTail(100)
-	if err := tail.walk(set, ours, &bytes.Buffer{}); err != nil {
+	if err := tail.readSet(set, ours); err != nil {
 		t.Fatal(err)
 	}
 	if tail.Next != 109 {
@@ -54,13 +54,13 @@ func TestWalkKeepsToLastOffsetDelta(t *testing.T) {
 			t.Errorf("%s: offset %d, %t; want %d", id, got, ok, want)
 		}
 	}
-	if !tail.above([]Producer{{7, 2}}) || tail.above([]Producer{{7, 3}}) || tail.above([]Producer{{8, 0}}) || !tail.above(nil) {
+	if !tail.hasMarkersAbove([]Producer{{ID: 7, Epoch: 2}}) || tail.hasMarkersAbove([]Producer{{ID: 7, Epoch: 3}}) || tail.hasMarkersAbove([]Producer{{ID: 8, Epoch: 0}}) || !tail.hasMarkersAbove(nil) {
 		t.Errorf("marks %v", tail.marks)
 	}
 	// The same fetch again brings nothing new, and an empty batch (its records compacted away) is passed.
 	n := tail.Hits.Len()
 	set = append(set[:len(set)-40], placed(encode(0, me, 9), 109, 4)...)
-	if err := tail.walk(set, ours, &bytes.Buffer{}); err != nil || tail.Hits.Len() != n || tail.Next != 114 {
+	if err := tail.readSet(set, ours); err != nil || tail.Hits.Len() != n || tail.Next != 114 {
 		t.Errorf("second walk: %v, %d hits, next %d", err, tail.Hits.Len()-n, tail.Next)
 	}
 }
@@ -68,33 +68,97 @@ func TestWalkKeepsToLastOffsetDelta(t *testing.T) {
 func TestWalkRefusesCorruptBatches(t *testing.T) {
 	t.Parallel()
 	for _, codec := range []compress.Compression{compress.None, compress.Gzip, compress.Snappy, compress.Lz4, compress.Zstd} {
-		whole := placed(encode(codec, Producer{7, 1}, 0, ids("a", "b", "c")...), 10, 2)
+		whole := placed(encode(codec, Producer{ID: 7, Epoch: 1}, 0, ids("a", "b", "c")...), 10, 2)
 		tail := newTail(0)
-		if err := tail.walk(whole, map[int64]bool{7: true}, &bytes.Buffer{}); err != nil || tail.Hits.Len() != 3 {
+		if err := tail.readSet(whole, map[int64]bool{7: true}); err != nil || tail.Hits.Len() != 3 {
 			t.Fatalf("%v: %v, %d hits", codec, err, tail.Hits.Len())
 		}
 		for at := 21; at < len(whole); at++ {
 			bad := bytes.Clone(whole)
 			bad[at] ^= 0x55
-			if err := newTail(0).walk(bad, map[int64]bool{7: true}, &bytes.Buffer{}); err == nil {
+			if err := newTail(0).readSet(bad, map[int64]bool{7: true}); err == nil {
 				t.Fatalf("%v: flipped byte %d was not noticed", codec, at)
 			}
 		}
 	}
 }
 
+// TestACorruptBatchIsSkippedAfterSomeFetches: a corrupt batch does not keep its partition in quarantine. Its end is that of the
+// header, or the next intact batch, or it is found by one offset after another. The tail says that a part of it is missing.
+func TestACorruptBatchIsSkippedAfterSomeFetches(t *testing.T) {
+	t.Parallel()
+	const high = 20
+	ours := map[int64]bool{7: true}
+	batchAt := func(base int64, edit func(b []byte)) []byte {
+		b := placed(encode(0, Producer{ID: 7, Epoch: 1}, 0, ids("x", "y", "z")...), base, 2)
+		if edit != nil {
+			edit(b)
+		}
+		return b
+	}
+	flip := func(b []byte) { b[len(b)-1] ^= 1 }
+	contradict := func(b []byte) { b[57] = 1 }
+	behind := batchAt(14, nil)
+	for name, c := range map[string]struct {
+		set  []byte
+		next int64 // after it was skipped
+	}{
+		"an end in the header":          {batchAt(10, flip), 13},
+		"an intact batch behind it":     {append(batchAt(10, contradict), behind...), 14},
+		"a header that says nothing":    {batchAt(10, contradict), 11},
+		"a wrong length":                {batchAt(10, func(b []byte) { b[8] = 0xff }), 11},
+		"records that cannot be parsed": {sealed(batchAt(10, func(b []byte) { b[61] = 0xff })), 13},
+	} {
+		var events []Event
+		r := &reader{ours: ours, report: func(e Event) { events = append(events, e) }}
+		p := &reading{TopicPartition: at("t", 0), tail: newTail(10), skippedBase: -1}
+		got := &fetched.Partition{High: high, Set: c.set}
+		for i := range corruptReads {
+			if p.tail.Next != 10 || len(events) > 0 {
+				t.Errorf("%s: skipped after %d fetches", name, i)
+			}
+			r.handleFetched(t.Context(), "", p, got)
+		}
+		if p.tail.Next != c.next || !p.tail.Truncated || len(events) != 1 || events[0].Kind != Corrupt || p.done {
+			t.Errorf("%s: next is %d, want %d; %+v, events %v", name, p.tail.Next, c.next, p.tail, events)
+		}
+
+		// The broker returns the same batch until the offset is behind it. That costs no further attempts and no event.
+		for p.tail.Next < 13 {
+			before := p.tail.Next
+			r.handleFetched(t.Context(), "", p, got)
+			if p.tail.Next != before+1 || len(events) > 1 {
+				t.Fatalf("%s: from %d to %d, events %v", name, before, p.tail.Next, events)
+			}
+		}
+		r.handleFetched(t.Context(), "", p, &fetched.Partition{High: high, Set: behind})
+		if p.tail.Next != 17 || p.tail.Hits.Len() != 3 {
+			t.Errorf("%s: next is %d, want 17, with %d hits, want 3", name, p.tail.Next, p.tail.Hits.Len())
+		}
+	}
+
+	// A batch that is intact the second time was damaged in transit.
+	r := &reader{ours: ours, report: func(e Event) { t.Errorf("event %+v", e) }}
+	p := &reading{TopicPartition: at("t", 0), tail: newTail(10), skippedBase: -1}
+	r.handleFetched(t.Context(), "", p, &fetched.Partition{High: 13, Set: batchAt(10, flip)})
+	r.handleFetched(t.Context(), "", p, &fetched.Partition{High: 13, Set: batchAt(10, nil)})
+	if !p.done || p.tail.Truncated || p.tail.Hits.Len() != 3 {
+		t.Errorf("after an intact fetch: %+v", p.tail)
+	}
+}
+
 // FuzzWalk: whatever a broker sends, the walk ends, does not panic and never goes back.
 func FuzzWalk(f *testing.F) {
-	f.Add(placed(encode(0, Producer{7, 1}, 0, ids("a")...), 3, 0))
-	f.Add(placed(encode(compress.Snappy, Producer{7, 1}, 0, ids("a", "b")...), 3, 1))
-	f.Add(control(Producer{7, 1}, 4))
+	f.Add(placed(encode(0, Producer{ID: 7, Epoch: 1}, 0, ids("a")...), 3, 0))
+	f.Add(placed(encode(compress.Snappy, Producer{ID: 7, Epoch: 1}, 0, ids("a", "b")...), 3, 1))
+	f.Add(control(Producer{ID: 7, Epoch: 1}, 4))
 	f.Fuzz(func(t *testing.T, set []byte) {
 		if len(set) > fetched.HeaderSize && len(set) < 1<<16 {
 			binary.BigEndian.PutUint32(set[8:], uint32(len(set)-12))
 			sealed(set)
 		}
 		tail := newTail(2)
-		_ = tail.walk(set, map[int64]bool{7: true, -1: true}, &bytes.Buffer{})
+		_ = tail.readSet(set, map[int64]bool{7: true, -1: true})
 		if tail.Next < 2 {
 			t.Errorf("Next = %d", tail.Next)
 		}

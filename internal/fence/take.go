@@ -14,86 +14,104 @@ import (
 	"github.com/outrelay/outrelay/internal/record"
 )
 
-// MaxEpoch is the epoch at which a transactional id is left for the next generation: at 32,767 the coordinator would hand
-// out another producer id, which cannot fence the old one.
+// MaxEpoch is the epoch at which a transactional id is left for the next generation. At 32,767 the
+// coordinator would return another producer id, which cannot fence the old one.
 const MaxEpoch = 30_000
 
-// In is what a take-over starts from: what the watcher document said when the lease was acquired.
+// In is the state from which a take-over begins: the content of the watcher document when the lease was
+// acquired.
 type In struct {
-	// TransactionalID without its generation: `outrelay.<instance>.<watcher>.<slot>` (N5).
+	// TransactionalID is the id without its generation: `outrelay.<instance>.<watcher>.<slot>` (N5).
 	TransactionalID string
-	// Generation in use; the highest of Senders counts if that is higher.
+	// Generation is the one in use. If Senders has a higher one, that counts.
 	Generation int
-	// Offsets are the stored offsets by topic. Their topics are the targets of the take-over, with all partitions that
-	// exist now; one without an entry is read from 0 (N9).
+	// Offsets are the stored offsets by topic. Their topics are the targets of the take-over, with all
+	// partitions that exist now. A partition without an entry is read from 0 (N9).
 	Offsets map[string][]int64
-	// Senders as they were saved. The last one is the owner before us and counts as open everywhere.
+	// Senders are the saved senders. The last one is the previous owner, and counts as open everywhere.
 	Senders []record.Sender
-	// Gate reports whether the lease is valid; while it is not, nothing is done. nil is always valid.
+	// Gate reports whether the lease is valid. While it is not, nothing is done. nil means always valid.
 	Gate func() bool
-	// Bounds of the read-back.
+	// Bounds limit the read-back of a topic. They default to 2 GiB and 60 s (N8).
 	Bounds Bounds
-	// Alias is how the records of one collection may stand there from before.
+	// Alias is the other form that earlier records of one collection may have.
 	Alias Alias
-	// Alive is when the transactional id was last kept alive, as far as is known: at the latest the end of the earlier
-	// owner's lease. With it, a changed producer id is told from an expired one (N5).
+	// Alive is the latest time at which the earlier owner may have kept its transactional id alive. It
+	// distinguishes a changed producer id from an expired one (N5). Zero means unknown.
 	Alive time.Time
-	// Event is called, from any goroutine but never concurrently, with what an operator may want to know. It must not block.
+	// Event is called for events that matter to an operator, from any goroutine, but never concurrently.
+	// It must not block.
 	Event func(Event)
-	// Stuck is how long a hanging transaction is waited for before the next generation. Defaults to 10 s (N4).
+	// Stuck is how long the take-over waits for a hanging transaction before it uses the next
+	// generation. Defaults to 10 s (N4).
 	Stuck time.Duration
-	// Idle is how long a partition without any progress is waited for. Defaults to 2 s; its read-back goes on in Retry.
+	// Idle is how long the take-over waits for a partition without progress. Defaults to 2 s. Retry
+	// continues its read-back.
 	Idle time.Duration
-	// Own is how long a transaction of our own may take before ErrSelfMove. Defaults to 5 s (N4).
+	// Own is how long a transaction of this owner may take before ErrSelfMove. Defaults to 5 s (N4).
 	Own time.Duration
 
-	epochs int16 // MaxEpoch, unless a test cannot wait for it
+	epochs int16 // MaxEpoch; tests set a lower value
 }
 
-// Out is the result of a take-over. Nothing may be sent before Senders and the offsets (each released Tail's From) are
-// saved in one fenced write.
+// Out is the result of a take-over. Nothing may be sent before Senders and the offsets (From of each
+// released Tail) are saved in one fenced write.
 type Out struct {
 	Producer    Producer // to send with
 	Generation  int
 	Senders     []record.Sender
 	Released    map[record.TopicPartition]*Tail
-	Quarantined map[record.TopicPartition]string // why, for people
-	Missing     map[string]string                // stored topics that are not there; their partitions are quarantined
+	Quarantined map[record.TopicPartition]string // why, for operators
+	Missing     map[string]string                // stored topics that do not exist; their partitions are quarantined
 	Session     *Session
 }
 
-// Take takes the transactional id over (N4): Init, barrier over the healthy partitions, read of each from its stored offset
-// until the markers are seen, conditional re-init. Partitions that cannot be fenced now are quarantined, not an error.
-// Errors: ErrFenced when somebody else takes the id at the same time, the code of a refusal (authorisation), ctx's end.
+// Take takes the transactional id over (N4): Init, a barrier over the healthy partitions, a read of each
+// partition from its stored offset until the markers are found, and a conditional Init. Partitions that
+// cannot be fenced now are quarantined, which is not an error. Errors: ErrFenced if another process
+// takes the id at the same time, the code of a refusal (authorization), or the end of ctx.
 func (c *Client) Take(ctx context.Context, in In) (*Out, error) {
-	t := &takeOver{Session: newSession(c, in), released: map[record.TopicPartition]*Tail{}}
-	for _, s := range in.Senders {
-		t.generation = max(t.generation, s.Generation)
+	t := &takeOver{session: newSession(c, in), released: map[record.TopicPartition]*Tail{}}
+	s := t.session
+	for _, x := range in.Senders {
+		s.generation = max(s.generation, x.Generation)
 	}
-	h, err := c.healthy(ctx, t.topics(), t.pat())
+
+	h, err := c.awaitHealth(ctx, t.topics(), s.patience())
 	if err != nil {
 		return nil, err
 	}
-	t.targets(h)
+	t.quarantineTargets(h)
 	if err := t.acquire(ctx); err != nil {
 		return nil, err
 	}
-	return t.out(), nil
+
+	return &Out{
+		Producer:    s.current,
+		Generation:  s.generation,
+		Senders:     s.Senders(),
+		Released:    t.released,
+		Quarantined: s.Quarantined(),
+		Missing:     t.missing,
+		Session:     s,
+	}, nil
 }
 
-// takeOver is the state of one Take; it becomes the Session.
+// takeOver is the state of one Take.
 type takeOver struct {
-	*Session
+	session  *Session
 	released map[record.TopicPartition]*Tail
 	missing  map[string]string
 }
 
+// topics returns the topics of the targets and of the open partitions of earlier senders.
 func (t *takeOver) topics() []string {
+	in := &t.session.in
 	var out []string
-	for topic := range t.in.Offsets {
+	for topic := range in.Offsets {
 		out = append(out, topic)
 	}
-	for _, s := range t.in.Senders {
+	for _, s := range in.Senders {
 		for _, tp := range s.Open {
 			out = append(out, tp.Topic)
 		}
@@ -102,155 +120,165 @@ func (t *takeOver) topics() []string {
 	return slices.Compact(out)
 }
 
-// targets lists the partitions to take over; all begin in quarantine.
-func (t *takeOver) targets(h *Health) {
+// quarantineTargets quarantines all partitions that the take-over has to release.
+func (t *takeOver) quarantineTargets(h *Health) {
+	s := t.session
 	var all []record.TopicPartition
-	for topic, stored := range t.in.Offsets {
-		n := max(len(stored), h.Counts[topic])
-		if err := h.Missing[topic]; err != nil {
+	for topic, stored := range s.in.Offsets {
+		layout := h.layout.Topics[topic]
+		n := max(len(stored), len(layout.Partitions))
+		if layout.Err != nil {
 			if t.missing == nil {
 				t.missing = map[string]string{}
 			}
-			t.missing[topic] = missingText(topic, err)
+			t.missing[topic] = explainMissing(topic, layout.Err)
 			n = max(n, 1)
 		}
 		for p := range n {
 			all = append(all, record.TopicPartition{Topic: topic, Partition: int32(p)})
 		}
 	}
-	t.retired = earlier(t.in.Senders, all, t.in.Offsets)
-	for _, s := range t.retired { // of a topic that is no longer stored
-		all = append(all, s.Open...)
+
+	// Earlier senders may be open in topics that are no longer stored.
+	s.retired = earlierSenders(s.in.Senders, all, s.in.Offsets)
+	for _, x := range s.retired {
+		all = append(all, x.Open...)
 	}
 	for _, tp := range all {
-		if t.held[tp] == nil {
-			t.held[tp] = &held{tail: newTail(storedOffset(t.in.Offsets, tp)), reason: cmp.Or(h.Reason(tp), "not read yet")}
+		if s.held[tp] == nil {
+			s.held[tp] = &heldPartition{
+				tail:   newTail(storedOffset(s.in.Offsets, tp)),
+				reason: cmp.Or(h.Reason(tp), "not read yet"),
+			}
 		}
 	}
 }
 
-// acquire is the order of N4.
+// acquire runs the steps of N4 in their order.
 func (t *takeOver) acquire(ctx context.Context) error {
-	got, err := t.c.Init(ctx, t.txid(t.generation), Anew, t.pat())
+	s := t.session
+	id := s.formatID(s.generation)
+	got, err := s.client.Init(ctx, id, AnyEpoch, s.patience())
 	crash.At("after-init")
-	switch {
-	case errors.Is(err, ErrStuck):
-		hung := t.txid(t.generation) // nobody can write a marker of this id now
-		if err := t.nextGeneration(ctx); err != nil {
+
+	// While the id hangs, no process can write a marker of it.
+	if errors.Is(err, ErrStuck) {
+		if err := s.takeNextGeneration(ctx); err != nil {
 			return err
 		}
-		return t.hung(ctx, hung)
-	case err != nil:
-		return err
+		return t.readDespiteHang(ctx, id)
 	}
-	t.current = got
-	t.forgotten(ctx, t.generation, got)
-	if len(t.held) == 0 { // first start: nobody holds this epoch, nothing to read
-		return nil
-	}
-	return t.fence(ctx)
-}
-
-// fence writes the barrier, reads, and takes an epoch for sending.
-func (t *takeOver) fence(ctx context.Context) error {
-	h, err := t.c.healthy(ctx, t.topics(), t.pat())
 	if err != nil {
 		return err
 	}
-	covered := h.Healthy(t.quarantined())
-	refused, _, err := t.c.Barrier(ctx, t.txid(t.generation), t.current, covered, t.pat())
+
+	s.current = got
+	s.noteForgotten(ctx, s.generation, got)
+	if len(s.held) == 0 {
+		// The first start: no other process has this epoch, and there is nothing to read.
+		return nil
+	}
+	return t.fenceTargets(ctx)
+}
+
+// fenceTargets writes the barrier, reads, and takes an epoch to send with.
+func (t *takeOver) fenceTargets(ctx context.Context) error {
+	s := t.session
+	h, err := s.client.awaitHealth(ctx, t.topics(), s.patience())
+	if err != nil {
+		return err
+	}
+
+	id := s.formatID(s.generation)
+	covered := h.Healthy(s.quarantinedPartitions())
+	refused, _, err := s.client.Barrier(ctx, id, s.current, covered, s.patience())
 	crash.At("after-barrier")
 	stuck := errors.Is(err, ErrStuck)
 	if err != nil && !stuck {
 		return err
 	}
 	for tp, why := range refused {
-		t.held[tp].reason = why.Error()
+		s.held[tp].reason = why.Error()
 	}
-	// The read begins at once, beside the re-init, which answers when all markers are written.
+
+	// The coordinator responds to the conditional Init when all markers are written. The read begins at
+	// once, at the same time.
 	var wg sync.WaitGroup
-	barrier, next := t.current, t.current
-	var reinit error
-	if !stuck && barrier.Epoch < t.in.epochs {
-		wg.Go(func() { next, reinit = t.c.Init(ctx, t.txid(t.generation), barrier, t.pat()) })
+	barrier, next := s.current, s.current
+	var initErr error
+	if !stuck && barrier.Epoch < s.in.epochs {
+		wg.Go(func() { next, initErr = s.client.Init(ctx, id, barrier, s.patience()) })
 	}
-	err = t.read(ctx, h, without(covered, refused))
+	err = t.readTargets(ctx, h, withoutRefused(covered, refused))
 	wg.Wait()
+
 	switch {
 	case err != nil:
 		return err
-	case stuck || errors.Is(reinit, ErrStuck) || barrier.Epoch >= t.in.epochs:
-		return t.nextGeneration(ctx) // nothing was ever sent with the epoch of the barrier
-	case reinit != nil:
-		return reinit
+	case stuck || errors.Is(initErr, ErrStuck) || barrier.Epoch >= s.in.epochs:
+		// Nothing was ever sent with the epoch of the barrier.
+		return s.takeNextGeneration(ctx)
+	case initErr != nil:
+		return initErr
 	}
-	t.current = next
+	s.current = next
 	return nil
 }
 
-// read reads every partition that has a leader and releases those that are fenced. It waits for the markers of the current
-// id in covered; others are found or not.
-func (t *takeOver) read(ctx context.Context, h *Health, covered []record.TopicPartition) error {
-	waits := map[record.TopicPartition]bool{}
+// readTargets reads every partition that has a leader, and releases the fenced ones. It waits for the
+// markers of the current id in covered.
+func (t *takeOver) readTargets(ctx context.Context, h *Health, covered []record.TopicPartition) error {
+	s := t.session
+	awaited := map[record.TopicPartition]bool{}
 	for _, tp := range covered {
-		waits[tp] = true
+		awaited[tp] = true
 	}
-	var parts []*part
-	for tp, q := range t.held {
-		if state, ok := h.Partitions[tp]; !ok || state.Leader < 0 {
+
+	var list []*reading
+	for tp, q := range s.held {
+		if h.leaderAddr(tp) == "" {
 			q.reason = h.Reason(tp)
 			continue
 		}
-		p := &part{TopicPartition: tp, tail: q.tail}
-		for _, s := range t.fences(tp) {
-			if waits[tp] && s.ID == t.current.ID {
-				p.await = append(p.await, s)
+
+		p := &reading{TopicPartition: tp, tail: q.tail}
+		for _, x := range s.openSenders(tp) {
+			if awaited[tp] && x.ID == s.current.ID {
+				p.await = append(p.await, producerOf(x))
 			}
 		}
-		parts = append(parts, p)
+		list = append(list, p)
 	}
-	if err := t.reader().read(ctx, parts); err != nil {
-		return err
-	}
-	for _, p := range parts {
-		if tail := t.settle(p); tail != nil {
-			t.released[p.TopicPartition] = tail
-		}
-	}
-	return nil
+	return s.readAndRelease(ctx, s.newReader(), list, t.released)
 }
 
-// hung reads what stands in the logs already (the transaction that hangs may have fenced some partitions) and tells what
-// blocks the id.
-func (t *takeOver) hung(ctx context.Context, txid string) error {
-	h, err := t.c.healthy(ctx, t.topics(), t.pat())
+// readDespiteHang reads the markers that are in the logs already, because the hanging transaction may
+// have fenced some partitions. It reports what blocks the id.
+func (t *takeOver) readDespiteHang(ctx context.Context, id string) error {
+	s := t.session
+	h, err := s.client.awaitHealth(ctx, t.topics(), s.patience())
 	if err != nil {
 		return err
 	}
-	if err := t.read(ctx, h, nil); err != nil {
+	if err := t.readTargets(ctx, h, nil); err != nil {
 		return err
 	}
+
 	var sick []string
-	for _, tp := range t.quarantined() {
+	for _, tp := range s.quarantinedPartitions() {
 		if why := h.Reason(tp); why != "" {
-			sick = append(sick, tpString(tp)+" ("+why+")")
+			sick = append(sick, formatPartition(tp)+" ("+why+")")
 		}
 	}
-	where := "no partition is known to be sick; look at the brokers' logs"
+	where := "all partitions look healthy; look at the logs of the brokers"
 	if len(sick) > 0 {
-		where = "sick: " + strings.Join(sick[:min(len(sick), 20)], ", ")
+		where = "unhealthy: " + strings.Join(sick[:min(len(sick), 20)], ", ")
 	}
-	t.tell(Event{
+	s.report(Event{
 		Kind: Hung,
-		Text: fmt.Sprintf("transactional id %s has a transaction that does not end; %d of %d partitions cannot be fenced and wait until it does; %s",
-			txid, len(t.held), len(t.held)+len(t.released), where),
+		Text: fmt.Sprintf("transactional id %s has a transaction that does not end; "+
+			"%d of %d partitions cannot be fenced and wait until it does; %s",
+			id, len(s.held), len(s.held)+len(t.released), where),
 	})
 	return nil
-}
-
-func (t *takeOver) out() *Out {
-	return &Out{
-		Producer: t.current, Generation: t.generation, Senders: t.Senders(), Released: t.released,
-		Quarantined: t.Quarantined(), Missing: t.missing, Session: t.Session,
-	}
 }

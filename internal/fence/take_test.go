@@ -89,11 +89,11 @@ func TestN04_EpochAtTheCoordinatorFencesNothing(t *testing.T) {
 	tp := topic(t, c, 1)
 	tx := "tx-" + tp
 	ctx := ctxOf(t, 2*time.Minute)
-	old, err := c.Init(ctx, tx, Anew, Patience{})
+	old, err := c.Init(ctx, tx, AnyEpoch, Patience{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	taken, err := c.Init(ctx, tx, Anew, Patience{})
+	taken, err := c.Init(ctx, tx, AnyEpoch, Patience{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -131,8 +131,8 @@ func TestN04_OnlyAReadMarkerAboveReleases(t *testing.T) {
 		s.retired = senders{{ID: 7, Epoch: 4, Open: []record.TopicPartition{tp}}, {ID: 9, Open: []record.TopicPartition{tp}}, {ID: 10, Epoch: 3}}
 		tail := newTail(0)
 		tail.marks, tail.target, tail.Next = c.marks, 12, 12
-		s.held[tp] = &held{tail: tail}
-		if got := s.settle(&part{TopicPartition: tp, tail: tail}) != nil; got != c.released {
+		s.held[tp] = &heldPartition{tail: tail}
+		if got := s.releaseIfFenced(&reading{TopicPartition: tp, tail: tail}) != nil; got != c.released {
 			t.Errorf("%s: released %t, want %t", name, got, c.released)
 		}
 	}
@@ -145,12 +145,12 @@ func TestN07_ForeignRecordsAreNotHits(t *testing.T) {
 	tp := topic(t, c, 1)
 	o := newOwner(t, tp, 1)
 	me := o.takeAll(t, c).Producer
-	stranger, err := c.Init(ctxOf(t, 2*time.Minute), "tx-stranger-"+tp, Anew, Patience{})
+	stranger, err := c.Init(ctxOf(t, 2*time.Minute), "tx-stranger-"+tp, AnyEpoch, Patience{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	mustPut(t, c, at(tp, 0), encode(0, stranger, 0, ids("x", "y")...))
-	mustPut(t, c, at(tp, 0), encode(0, Producer{-1, -1}, -1, ids("x", "y")...))
+	mustPut(t, c, at(tp, 0), encode(0, Producer{ID: -1, Epoch: -1}, -1, ids("x", "y")...))
 	want := mustPut(t, c, at(tp, 0), encode(0, me, 0, ids("x")...))
 	hits := o.takeAll(t, c).Released[at(tp, 0)].Hits
 	if got, ok := hits.Take(ident(t, header("id", "x"))); !ok || got != want || hits.Len() != 0 {

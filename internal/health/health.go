@@ -29,13 +29,13 @@ func (s Status) severity() int { return slices.Index([]Status{OK, Degraded, Unhe
 
 // The limits of the rules.
 const (
-	// FailedLimit is how many failed counts in a row make a relay unhealthy. Fewer degrade it.
-	FailedLimit = 3
-	// StuckLimit is how many counts in a row without a decrease degrade a relay.
-	StuckLimit = 3
-	// DeadLimit is how many new dead letters within DeadSpan degrade a relay.
-	DeadLimit = 100
-	DeadSpan  = time.Minute
+	// failedLimit is how many failed counts in a row make a relay unhealthy. Fewer degrade it.
+	failedLimit = 3
+	// stuckLimit is how many counts in a row without a decrease degrade a relay.
+	stuckLimit = 3
+	// deadLimit is how many new dead letters within DeadSpan degrade a relay.
+	deadLimit = 100
+	deadSpan  = time.Minute
 
 	// forgetAfter is the pause between two observations after which the older ones are out of date.
 	forgetAfter = 10 * time.Minute
@@ -122,7 +122,7 @@ func (e *Evaluator) Observe(o Observation) Report {
 		e.dead = e.dead[:0]
 	}
 	e.dead = append(e.dead, deadSample{o.At, o.Dead})
-	for len(e.dead) > 2 && o.At.Sub(e.dead[1].at) >= DeadSpan {
+	for len(e.dead) > 2 && o.At.Sub(e.dead[1].at) >= deadSpan {
 		e.dead = e.dead[1:]
 	}
 	return e.reportLocked()
@@ -162,7 +162,7 @@ func (e *Evaluator) checkCountingLocked() Check {
 	}
 
 	c.Status = Degraded
-	if e.failedCounts >= FailedLimit {
+	if e.failedCounts >= failedLimit {
 		c.Status = Unhealthy
 	}
 	c.Detail = fmt.Sprintf("counting waiting envelopes failed %d times in a row: %v", e.failedCounts, e.lastError)
@@ -183,7 +183,7 @@ func (e *Evaluator) checkDeadLettersLocked() Check {
 	}
 
 	c.Detail = fmt.Sprintf("%d new within %s", grown, span.Round(time.Second))
-	if float64(grown) >= DeadLimit*max(float64(span)/float64(DeadSpan), 1) {
+	if float64(grown) >= deadLimit*max(float64(span)/float64(deadSpan), 1) {
 		c.Status = Degraded
 		c.Fix = "run outrelay dead summary to find the causes"
 	}
@@ -197,7 +197,7 @@ func checkWaiting(name string, w waitingCount) Check {
 	}
 
 	c.Detail = fmt.Sprintf("%d", w.n)
-	if w.stuck >= StuckLimit {
+	if w.stuck >= stuckLimit {
 		c.Status = Degraded
 		c.Detail = fmt.Sprintf("%d, without a decrease for %d counts in a row", w.n, w.stuck)
 		c.Fix = "run outrelay waiting summary to see the reasons and since when the envelopes wait"

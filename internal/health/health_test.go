@@ -92,7 +92,7 @@ func TestHealthIsTheWorstCheck(t *testing.T) {
 					worst = c.Status
 				}
 			}
-			if r.Status != worst || (r.Status == Unhealthy) != (failed >= FailedLimit) || i == 0 && failed == 0 && r.Status != OK {
+			if r.Status != worst || (r.Status == Unhealthy) != (failed >= failedLimit) || i == 0 && failed == 0 && r.Status != OK {
 				t.Fatalf("%+v after %d failures", r, failed)
 			}
 		}

@@ -10,7 +10,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	kafkago "github.com/segmentio/kafka-go"
 	"github.com/segmentio/kafka-go/protocol"
 )
 
@@ -33,75 +32,63 @@ func timeoutFor(least time.Duration, items int) time.Duration {
 
 // Client talks to one cluster. It is safe for concurrent use.
 type Client struct {
-	cfg       Config
-	links     *linkPool
-	transport *kafkago.Transport
-	layout    atomic.Pointer[Layout]
+	cfg    Config
+	links  *linkPool
+	layout atomic.Pointer[Layout]
 }
 
-// NewClient returns a client. It does no I/O.
+// NewClient returns a client. It does no I/O. The error joins all invalid settings.
 func NewClient(cfg Config) (*Client, error) {
 	cfg, err := cfg.withDefaults()
 	if err != nil {
 		return nil, err
 	}
-
-	c := &Client{cfg: cfg, links: &linkPool{}}
-	c.transport = &kafkago.Transport{
-		Dial:        c.dialTransport,
-		DialTimeout: dialTimeout,
-		IdleTimeout: linkIdle,
-		MetadataTTL: 5 * time.Second,
-		// The transport reads metadata every few seconds. It routes only by brokers and coordinators,
-		// so it needs no topic.
-		MetadataTopics: []string{},
-		ClientID:       cfg.ClientID,
-	}
-
-	// A nil *SASL in the interface would not compare equal to nil.
-	if cfg.SASL != nil {
-		c.transport.SASL = cfg.SASL
-	}
+	c := &Client{cfg: cfg, links: &linkPool{perBroker: cfg.IdleLinks}}
 	c.layout.Store(&Layout{})
 	return c, nil
 }
 
 // Close closes idle connections. Other connections are closed when their request ends.
-func (c *Client) Close() {
-	c.links.closeAll()
-	c.transport.CloseIdleConnections()
-}
+func (c *Client) Close() { c.links.closeAll() }
 
-// callBroker sends one request to the broker at addr and returns the response. It uses an idle
-// connection if there is one. If that connection fails, the broker may have closed it while it was
-// idle, so the request is sent once more over a new connection.
+// callBroker sends one request to the broker at addr and returns the response.
 func (c *Client) callBroker(
 	ctx context.Context, addr string, timeout time.Duration, req protocol.Message,
-) (protocol.Message, error) {
+) (m protocol.Message, err error) {
+	err = c.useLink(ctx, addr, timeout, func(l *Link) error {
+		m, err = l.protoConn.RoundTrip(req)
+		return err
+	})
+	return m, err
+}
+
+// useLink calls exchange, which sends one request and reads the response, with a link to the broker at
+// addr. It uses an idle link if there is one. If that link fails, the broker may have closed it while
+// it was idle, so exchange is called once more with a new link.
+func (c *Client) useLink(ctx context.Context, addr string, timeout time.Duration, exchange func(l *Link) error) error {
 	timeout = max(timeout, c.cfg.Patience)
 	if l := c.links.takeIdle(addr); l != nil {
-		m, err := l.roundTrip(ctx, timeout, req)
+		err := l.exchange(ctx, timeout, exchange)
 		if err == nil {
 			c.links.putIdle(l)
-			return m, nil
+			return nil
 		}
 		l.Close()
 		if ctx.Err() != nil || isTimeout(err) {
-			return nil, err
+			return err
 		}
 	}
 
 	l, err := c.Dial(ctx, addr)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	m, err := l.roundTrip(ctx, timeout, req)
-	if err != nil {
+	if err := l.exchange(ctx, timeout, exchange); err != nil {
 		l.Close()
-		return nil, fmt.Errorf("calling %s: %w", addr, err)
+		return fmt.Errorf("calling %s: %w", addr, err)
 	}
 	c.links.putIdle(l)
-	return m, nil
+	return nil
 }
 
 func isTimeout(err error) bool {
@@ -112,12 +99,21 @@ func isTimeout(err error) bool {
 	return ok && t.Timeout()
 }
 
-// callAny sends a request to one broker after another until one responds. The candidates are the
-// brokers of the last layout and the configured brokers. The last candidate gets at least
-// [adminTimeout]: there is no other broker to try, and a slow broker may still respond.
+// callAny sends a request to one broker after another until one responds.
 func (c *Client) callAny(
 	ctx context.Context, timeout time.Duration, newRequest func() protocol.Message,
-) (protocol.Message, error) {
+) (m protocol.Message, err error) {
+	err = c.useAny(ctx, timeout, func(l *Link) error {
+		m, err = l.protoConn.RoundTrip(newRequest())
+		return err
+	})
+	return m, err
+}
+
+// useAny calls exchange with a link to one broker after another until it succeeds. The candidates are
+// the brokers of the last layout and the configured brokers. The last candidate gets at least
+// [adminTimeout]: there is no other broker to try, and a slow broker may still respond.
+func (c *Client) useAny(ctx context.Context, timeout time.Duration, exchange func(l *Link) error) error {
 	var errs []error
 	candidates := c.brokerCandidates()
 	for i, addr := range candidates {
@@ -126,10 +122,10 @@ func (c *Client) callAny(
 		}
 
 		callCtx, cancel := context.WithTimeout(ctx, max(timeout, c.cfg.Patience)+connectSlack)
-		m, err := c.callBroker(callCtx, addr, timeout, newRequest())
+		err := c.useLink(callCtx, addr, timeout, exchange)
 		cancel()
 		if err == nil {
-			return m, nil
+			return nil
 		}
 
 		errs = append(errs, err)
@@ -138,7 +134,7 @@ func (c *Client) callAny(
 		}
 		c.links.markFailed(addr)
 	}
-	return nil, errors.Join(errs...)
+	return errors.Join(errs...)
 }
 
 // brokerCandidates returns all known addresses in random order, brokers that failed lately last. The
@@ -163,11 +159,8 @@ func (c *Client) brokerCandidates() []string {
 // String returns the configured brokers. It names the cluster in messages.
 func (c *Client) String() string { return strings.Join(c.cfg.Brokers, ",") }
 
-// Brokers returns the configured brokers.
-func (c *Client) Brokers() []string { return c.cfg.Brokers }
-
-// Transport returns the transport of kafka-go that serves transactional requests.
-func (c *Client) Transport() *kafkago.Transport { return c.transport }
+// CloseIdle closes idle connections. The client can be used again.
+func (c *Client) CloseIdle() { c.links.closeIdle() }
 
 // Layout returns the layout that a broker returned last. It is not nil.
 func (c *Client) Layout() *Layout { return c.layout.Load() }

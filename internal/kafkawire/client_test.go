@@ -13,6 +13,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+	"github.com/outrelay/outrelay/internal/kafkawire/batch"
 	"github.com/outrelay/outrelay/internal/record"
 )
 
@@ -93,7 +94,7 @@ func TestDeadlineOfARequestGrowsWithItsSize(t *testing.T) {
 	parts := make([]record.TopicPartition, n)
 	for i := range names {
 		names[i] = fmt.Sprint("t", i)
-		parts[i] = record.TopicPartition{Topic: "a", Partition: 0}
+		parts[i] = record.TopicPartition{Topic: "a", Partition: int32(i)}
 	}
 	for name, call := range map[string]func(c *Client, n int) error{
 		"metadata": func(c *Client, n int) error {
@@ -107,9 +108,17 @@ func TestDeadlineOfARequestGrowsWithItsSize(t *testing.T) {
 		"offsets": func(c *Client, n int) error {
 			layout, err := c.Metadata(t.Context(), []string{"a"})
 			if err == nil {
-				// The fake cluster rejects a partition that is named twice.
-				_, _ = c.ListOffsets(t.Context(), layout, parts[:n])
+				// The topic has only the first partition.
+				leaders := map[record.TopicPartition]int32{}
+				for _, tp := range parts[:n] {
+					leaders[tp] = layout.Topics["a"].Partitions[0].Leader
+				}
+				_, _ = c.ListOffsets(t.Context(), leaders)
 			}
+			return err
+		},
+		"partitions of a transaction": func(c *Client, n int) error {
+			_, err := c.AddPartitions(t.Context(), "id", batch.Producer{}, parts[:n])
 			return err
 		},
 	} {

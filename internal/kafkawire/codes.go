@@ -1,6 +1,10 @@
 package kafkawire
 
-import kafkago "github.com/segmentio/kafka-go"
+import (
+	"errors"
+
+	kafkago "github.com/segmentio/kafka-go"
+)
 
 // Code is an error code of Kafka.
 type Code = kafkago.Error
@@ -16,6 +20,7 @@ const (
 	LeaderNotAvailable                 = kafkago.LeaderNotAvailable
 	NotEnoughReplicas                  = kafkago.NotEnoughReplicas
 	OffsetOutOfRange                   = kafkago.OffsetOutOfRange
+	OperationNotAttempted              = kafkago.Error(55) // kafka-go uses another name
 	PolicyViolation                    = kafkago.PolicyViolation
 	ProducerFenced                     = kafkago.ProducerFenced
 	TopicAuthorizationFailed           = kafkago.TopicAuthorizationFailed
@@ -25,9 +30,25 @@ const (
 	UnsupportedCompressionType         = kafkago.UnsupportedCompressionType
 )
 
+// IsRetriable reports whether a request that failed with err may succeed later. An error without a
+// code comes from the connection, such as to a coordinator that died. Retrying a permanent error costs
+// time. Not retrying a temporary error would give up a take-over because a broker restarts.
+func IsRetriable(err error) bool {
+	code, ok := errors.AsType[Code](err)
+	if !ok {
+		return true
+	}
+	switch code {
+	case kafkago.BrokerNotAvailable, kafkago.UnknownTopicOrPartition, kafkago.Unknown:
+		return true
+	}
+	return code.Temporary()
+}
+
 // Verdict is the meaning of a broker's response for a batch.
 type Verdict uint8
 
+// The verdicts.
 const (
 	VerdictAcked      Verdict = iota
 	VerdictRetry              // unknown, or not now: send the same bytes again soon

@@ -15,8 +15,11 @@ import (
 	"github.com/segmentio/kafka-go/sasl/scram"
 )
 
-// DefaultClientID is the default of Config.ClientID.
-const DefaultClientID = "outrelay"
+// Defaults of Config.
+const (
+	DefaultClientID  = "outrelay"
+	defaultIdleLinks = 2
+)
 
 // Config describes how the cluster is reached.
 type Config struct {
@@ -24,9 +27,11 @@ type Config struct {
 	TLS     *tls.Config // nil: plain text. If ServerName is empty, it is the host of the address
 	// CurrentTLS replaces TLS if certificates may be renewed. It is called for each connection.
 	CurrentTLS func() *tls.Config
-	SASL       *SASL // nil: none
+	SASL       sasl.Mechanism // nil: none
 	// ClientID is the name that brokers use in their logs and quotas. Defaults to "outrelay".
 	ClientID string
+	// IdleLinks is the number of idle connections to a broker that are kept. Defaults to 2.
+	IdleLinks int
 	// Reachable, if it is not nil, is called after each metadata request, with whether a broker responded.
 	Reachable func(bool)
 	// Dial replaces the TCP dialer in tests.
@@ -63,16 +68,16 @@ func (c Config) withDefaults() (Config, error) {
 		}
 	}
 
-	if c.SASL != nil {
-		if _, err := c.SASL.scramAlgorithm(); err != nil {
+	if s, ok := c.SASL.(*SASL); ok {
+		if _, err := s.scramAlgorithm(); err != nil {
 			errs = append(errs, err)
 		}
-		if c.SASL.Password == nil {
+		if s.Password == nil {
 			errs = append(errs, errors.New("SASL needs a password"))
 		}
 	}
 
-	c.ClientID = cmp.Or(c.ClientID, DefaultClientID)
+	c.ClientID, c.IdleLinks = cmp.Or(c.ClientID, DefaultClientID), cmp.Or(c.IdleLinks, defaultIdleLinks)
 	if fixed := c.TLS; c.CurrentTLS == nil && fixed != nil {
 		c.CurrentTLS = func() *tls.Config { return fixed }
 	}

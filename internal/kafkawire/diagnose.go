@@ -12,6 +12,7 @@ import (
 	"syscall"
 
 	kafkago "github.com/segmentio/kafka-go"
+	"github.com/segmentio/kafka-go/protocol"
 	"github.com/segmentio/kafka-go/protocol/metadata"
 
 	"github.com/outrelay/outrelay/internal/kafkawire/reply"
@@ -107,7 +108,11 @@ func (c *Client) probeBroker(ctx context.Context, addr string) (*metadata.Respon
 	}
 	defer k.Close()
 
-	m, err := k.roundTrip(ctx, adminTimeout, &metadata.Request{TopicNames: []string{}})
+	var m protocol.Message
+	err = k.exchange(ctx, adminTimeout, func(k *Link) error {
+		m, err = k.protoConn.RoundTrip(&metadata.Request{TopicNames: []string{}})
+		return err
+	})
 	if err != nil {
 		return nil, &connectError{addr, stageRequest, err}
 	}
@@ -123,7 +128,11 @@ func (c *Client) connectionMethod() string {
 	if c.cfg.SASL == nil {
 		return method + " without SASL"
 	}
-	return fmt.Sprintf("%s, SASL %s as %q", method, c.cfg.SASL.Name(), c.cfg.SASL.User)
+	method += ", SASL " + c.cfg.SASL.Name()
+	if s, ok := c.cfg.SASL.(*SASL); ok {
+		method += fmt.Sprintf(" as %q", s.User)
+	}
+	return method
 }
 
 // explainError returns the *Diagnosis of a connection that failed with err.

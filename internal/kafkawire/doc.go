@@ -5,9 +5,8 @@
 // Blocking: a request blocks until its broker has responded, at most for its timeout. Requests that
 // any broker can serve go to one broker after another.
 //
-// The package does not use the Writer of kafka-go: it reorders after a failed batch and duplicates
-// after a time-out. The Transport of kafka-go serves the transactional requests of a take-over.
-// Produce requests and metadata have separate connections, for three reasons: the Transport continues
-// to read the buffer of a request after its context has ended, it returns metadata from a cache, and
-// it routes by that cache.
+// The package does not use the Writer of kafka-go, which reorders after a failed batch and duplicates
+// after a time-out. It does not use the Transport either, for three reasons: the Transport continues to
+// read the buffer of a request after its context has ended, it returns metadata from a cache, and it
+// routes by that cache.
 package kafkawire

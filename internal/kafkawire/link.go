@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"strconv"
 	"sync"
 	"time"
 
@@ -16,6 +17,7 @@ import (
 	"github.com/segmentio/kafka-go/protocol/apiversions"
 	"github.com/segmentio/kafka-go/protocol/saslauthenticate"
 	"github.com/segmentio/kafka-go/protocol/saslhandshake"
+	"github.com/segmentio/kafka-go/sasl"
 
 	"github.com/outrelay/outrelay/internal/kafkawire/reply"
 )
@@ -56,9 +58,10 @@ func (e *connectError) Unwrap() error { return e.err }
 type Link struct {
 	addr      string
 	conn      net.Conn
-	reader    *bufio.Reader  // from conn: protoConn reads from it, and so does a lane
-	protoConn *protocol.Conn // with checked replies
+	reader    *bufio.Reader  // from conn
+	protoConn *protocol.Conn // over conn and reader, with checked replies
 	versions  map[protocol.ApiKey]int16
+	highest   map[protocol.ApiKey]int16 // of the broker, which kafka-go may not support
 	clientID  string
 	lastUsed  time.Time
 }
@@ -95,8 +98,9 @@ func (c *Client) Dial(ctx context.Context, addr string) (*Link, error) {
 	return l, nil
 }
 
-// dialTransport opens a connection for kafka-go's Transport: TCP and TLS, with checked replies.
-func (c *Client) dialTransport(ctx context.Context, network, addr string) (net.Conn, error) {
+// DialChecked opens a connection with TCP and TLS, whose replies are checked. It is for libraries that
+// do the rest of the handshake.
+func (c *Client) DialChecked(ctx context.Context, network, addr string) (net.Conn, error) {
 	conn, err := c.cfg.Dial(ctx, network, addr)
 	if err != nil {
 		return nil, err
@@ -137,41 +141,46 @@ func (c *Client) handshake(ctx context.Context, conn net.Conn, addr string) (*Li
 
 	l := &Link{addr: addr, conn: conn, reader: bufio.NewReader(conn), clientID: c.cfg.ClientID, lastUsed: time.Now()}
 	l.protoConn = protocol.NewConn(reply.Check(conn, l.reader, addr), c.cfg.ClientID)
-	if l.versions, err = negotiateVersions(l.protoConn); err != nil {
+	if err = l.negotiateVersions(); err != nil {
 		return nil, &connectError{addr, stageVersions, err}
 	}
-	l.protoConn.SetVersions(l.versions)
 
 	if c.cfg.SASL != nil {
-		if err := authenticate(ctx, l.protoConn, c.cfg.SASL); err != nil {
+		// Some mechanisms sign the address of the broker.
+		host, port, _ := net.SplitHostPort(addr)
+		number, _ := strconv.Atoi(port)
+		saslCtx := sasl.WithMetadata(ctx, &sasl.Metadata{Host: host, Port: number})
+		if err := authenticate(saslCtx, l.protoConn, c.cfg.SASL); err != nil {
 			return nil, &connectError{addr, stageSASL, err}
 		}
 	}
 	return l, nil
 }
 
-// negotiateVersions returns the version of each request that both sides support.
-func negotiateVersions(pc *protocol.Conn) (map[protocol.ApiKey]int16, error) {
-	m, err := pc.RoundTrip(&apiversions.Request{})
+// negotiateVersions sets the version of each request that both sides support.
+func (l *Link) negotiateVersions() error {
+	m, err := l.protoConn.RoundTrip(&apiversions.Request{})
 	if err != nil {
-		return nil, err
+		return err
 	}
 	res := m.(*apiversions.Response)
 	if res.ErrorCode != 0 {
-		return nil, kafkago.Error(res.ErrorCode)
+		return kafkago.Error(res.ErrorCode)
 	}
 
-	versions := map[protocol.ApiKey]int16{}
+	l.versions, l.highest = map[protocol.ApiKey]int16{}, map[protocol.ApiKey]int16{}
 	for _, r := range res.ApiKeys {
 		key := protocol.ApiKey(r.ApiKey)
-		versions[key] = key.SelectVersion(r.MinVersion, r.MaxVersion)
+		l.versions[key] = key.SelectVersion(r.MinVersion, r.MaxVersion)
+		l.highest[key] = r.MaxVersion
 	}
-	return versions, nil
+	l.protoConn.SetVersions(l.versions)
+	return nil
 }
 
 // authenticate runs the SASL exchange. If the listener does not offer the mechanism, the error is a
 // *mechanismError.
-func authenticate(ctx context.Context, pc *protocol.Conn, s *SASL) error {
+func authenticate(ctx context.Context, pc *protocol.Conn, s sasl.Mechanism) error {
 	m, err := pc.RoundTrip(&saslhandshake.Request{Mechanism: s.Name()})
 	if err != nil {
 		return err
@@ -216,42 +225,41 @@ func (e *mechanismError) Error() string {
 }
 func (e *mechanismError) Unwrap() error { return e.code }
 
-// roundTrip sends one request and returns the response. After an error the link must be closed.
-func (l *Link) roundTrip(ctx context.Context, timeout time.Duration, req protocol.Message) (protocol.Message, error) {
+// exchange calls run, which sends one request and reads the response, with a deadline. After an error
+// the link must be closed.
+func (l *Link) exchange(ctx context.Context, timeout time.Duration, run func(l *Link) error) error {
 	deadline := time.Now().Add(timeout)
 	if d, ok := ctx.Deadline(); ok && d.Before(deadline) {
 		deadline = d
 	}
 	_ = l.conn.SetDeadline(deadline)
 
-	// RoundTrip has no context, so a deadline in the past interrupts it.
+	// The exchange has no context, so a deadline in the past interrupts it.
 	stop := context.AfterFunc(ctx, func() { _ = l.conn.SetDeadline(time.Unix(1, 0)) })
-	m, err := l.protoConn.RoundTrip(req)
+	err := run(l)
 	if !stop() && ctx.Err() != nil {
-		return nil, context.Cause(ctx)
+		return context.Cause(ctx)
 	}
-	if err != nil {
-		return nil, err
+	if err == nil {
+		l.lastUsed = time.Now()
 	}
-	l.lastUsed = time.Now()
-	return m, nil
+	return err
 }
 
-// linkPool keeps idle connections by address, for requests other than records. It also remembers which
+// linkPool keeps idle connections by address, for requests other than records of a sink. It also remembers which
 // brokers failed lately.
 type linkPool struct {
+	perBroker int // the most idle links to one broker
+
 	mu     sync.Mutex
 	idle   map[string][]*Link
 	failed map[string]time.Time
 	closed bool
 }
 
-const (
-	idlePerBroker = 2
-	// failedFor is how long a broker that failed is the last candidate for requests that any broker can
-	// serve.
-	failedFor = 30 * time.Second
-)
+// failedFor is how long a broker that failed is the last candidate for requests that any broker can
+// serve.
+const failedFor = 30 * time.Second
 
 // markFailed notes that a broker failed.
 func (p *linkPool) markFailed(addr string) {
@@ -302,7 +310,7 @@ func (p *linkPool) takeIdle(addr string) *Link {
 func (p *linkPool) putIdle(l *Link) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.closed || len(p.idle[l.addr]) >= idlePerBroker {
+	if p.closed || len(p.idle[l.addr]) >= p.perBroker {
 		l.Close()
 		return
 	}
@@ -315,8 +323,14 @@ func (p *linkPool) putIdle(l *Link) {
 // closeAll closes the idle links, and the pool for further ones.
 func (p *linkPool) closeAll() {
 	p.mu.Lock()
-	defer p.mu.Unlock()
 	p.closed = true
+	p.mu.Unlock()
+	p.closeIdle()
+}
+
+func (p *linkPool) closeIdle() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	for _, list := range p.idle {
 		for _, l := range list {
 			l.Close()

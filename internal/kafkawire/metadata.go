@@ -11,6 +11,8 @@ import (
 	kafkago "github.com/segmentio/kafka-go"
 	"github.com/segmentio/kafka-go/protocol"
 	"github.com/segmentio/kafka-go/protocol/metadata"
+
+	"github.com/outrelay/outrelay/internal/record"
 )
 
 // Layout is a broker's view of the cluster.
@@ -31,6 +33,15 @@ type PartitionLayout struct {
 	Epoch    int32 // of the leader; 0 from brokers before Kafka 2.1
 	Replicas int
 	ISR      int
+}
+
+// LeaderAddr returns the address of the leader of tp, or "" if it is unknown.
+func (l *Layout) LeaderAddr(tp record.TopicPartition) string {
+	t := l.Topics[tp.Topic]
+	if int(tp.Partition) >= len(t.Partitions) {
+		return ""
+	}
+	return l.Brokers[t.Partitions[tp.Partition].Leader]
 }
 
 // Metadata reads the layout of topics from a broker, not from a cache. With an empty list the layout
@@ -106,7 +117,8 @@ func parseLayout(r *metadata.Response) *Layout {
 				Replicas: len(p.ReplicaNodes),
 				ISR:      len(p.IsrNodes),
 			}
-			if l.Brokers[pl.Leader] == "" {
+			code := kafkago.Error(p.ErrorCode)
+			if l.Brokers[pl.Leader] == "" || code != 0 && code != kafkago.ReplicaNotAvailable {
 				pl.Leader = -1
 			}
 			tl.Partitions[p.PartitionIndex] = pl

@@ -1,6 +1,7 @@
 package kafkawire
 
 import (
+	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -10,7 +11,10 @@ import (
 
 	"github.com/segmentio/kafka-go/protocol"
 
+	"github.com/outrelay/outrelay/internal/kafkawire/batch"
 	"github.com/outrelay/outrelay/internal/kafkawire/reply"
+	"github.com/outrelay/outrelay/internal/record"
+	"github.com/outrelay/outrelay/pkg/event"
 )
 
 var errUnknownBroker = errors.New("the broker is not in the cluster's metadata")
@@ -255,4 +259,46 @@ func findBatch(batches []PartitionBatch, expected int, topic []byte, id int32) i
 func appendString(b []byte, s string) []byte {
 	b = binary.BigEndian.AppendUint16(b, uint16(len(s)))
 	return append(b, s...)
+}
+
+// Publish writes records to one partition of the broker at addr, which leads it, as one batch with acks
+// of all in-sync replicas. If the outcome is unknown and the caller sends the records again, they may be
+// in the partition twice.
+func (c *Client) Publish(
+	ctx context.Context, addr string, tp record.TopicPartition, list []record.Record, timeout time.Duration,
+) error {
+	var b batch.Builder
+	b.Reset(nil)
+	for i := range list {
+		b.Append(&list[i])
+	}
+	sealed, err := b.Seal(batch.None(), nil, batch.Producer{ID: -1, Epoch: -1}, -1)
+	if err != nil {
+		return err
+	}
+
+	var producer Producer
+	var results []ProduceResult
+	batches := []PartitionBatch{{tp.Topic, tp.Partition, sealed}}
+	err = c.useLink(ctx, addr, timeout+ResponseSlack, func(l *Link) error {
+		results, err = producer.Produce(l, timeout, batches, results[:0])
+		return err
+	})
+	if err != nil {
+		return err
+	}
+
+	r := &results[0]
+	switch {
+	case !r.Present:
+		return errors.New("the response leaves the partition out")
+	case r.Code != 0 && r.Message != "":
+		return fmt.Errorf("%w (%s)", r.Code, r.Message)
+	}
+	return codeError(int16(r.Code))
+}
+
+// ChoosePartition returns the partition that a key hashes to, as in Kafka's Java client.
+func ChoosePartition(key []byte, partitions int32) int32 {
+	return int32(event.Murmur2(key)&0x7fffffff) % partitions
 }

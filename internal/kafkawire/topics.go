@@ -30,8 +30,9 @@ type TopicConfig struct {
 }
 
 const (
-	resourceTopic = 2
-	adminTimeout  = 5 * time.Second
+	resourceTopic  = 2
+	resourceBroker = 4
+	adminTimeout   = 5 * time.Second
 )
 
 var topicConfigs = []string{
@@ -49,39 +50,60 @@ func (c *Client) DescribeTopics(ctx context.Context, topics []string) (map[strin
 	}
 
 	m, err := c.callAny(ctx, timeoutFor(adminTimeout, len(topics)), func() protocol.Message {
-		req := &describeconfigs.Request{}
-		for _, t := range topics {
-			resource := describeconfigs.RequestResource{ResourceType: resourceTopic, ResourceName: t, ConfigNames: topicConfigs}
-			req.Resources = append(req.Resources, resource)
-		}
-		return req
+		return describeRequest(resourceTopic, topics, topicConfigs)
 	})
 	if err != nil {
 		return nil, fmt.Errorf("describing topics: %w", err)
 	}
 
 	out := map[string]TopicConfig{}
+	for topic, entries := range parseConfigs(m) {
+		t := TopicConfig{
+			CleanupPolicy:   entries["cleanup.policy"],
+			UncleanElection: entries["unclean.leader.election.enable"] == "true",
+		}
+		t.MaxMessageBytes, _ = strconv.Atoi(entries["max.message.bytes"])
+		t.MinISR, _ = strconv.Atoi(entries["min.insync.replicas"])
+		out[topic] = t
+	}
+	return out, nil
+}
+
+// DescribeBroker returns settings of the broker with that id, from the broker itself. A setting is
+// missing from the result if this user may not read it (DESCRIBE_CONFIGS on the cluster).
+func (c *Client) DescribeBroker(ctx context.Context, id int32, settings []string) (map[string]string, error) {
+	name := strconv.Itoa(int(id))
+	req := describeRequest(resourceBroker, []string{name}, settings)
+	m, err := c.callBroker(ctx, c.Layout().Brokers[id], timeoutFor(adminTimeout, 1), req)
+	if err != nil {
+		return nil, fmt.Errorf("describing broker %d: %w", id, err)
+	}
+	return parseConfigs(m)[name], nil
+}
+
+func describeRequest(resource int8, names, settings []string) *describeconfigs.Request {
+	req := &describeconfigs.Request{}
+	for _, name := range names {
+		r := describeconfigs.RequestResource{ResourceType: resource, ResourceName: name, ConfigNames: settings}
+		req.Resources = append(req.Resources, r)
+	}
+	return req
+}
+
+// parseConfigs returns the settings of the resources that could be read, by resource and setting.
+func parseConfigs(m protocol.Message) map[string]map[string]string {
+	out := map[string]map[string]string{}
 	for _, r := range m.(*describeconfigs.Response).Resources {
 		if r.ErrorCode != 0 {
 			continue
 		}
-
-		var t TopicConfig
+		entries := map[string]string{}
 		for _, e := range r.ConfigEntries {
-			switch e.ConfigName {
-			case "max.message.bytes":
-				t.MaxMessageBytes, _ = strconv.Atoi(e.ConfigValue)
-			case "min.insync.replicas":
-				t.MinISR, _ = strconv.Atoi(e.ConfigValue)
-			case "cleanup.policy":
-				t.CleanupPolicy = e.ConfigValue
-			case "unclean.leader.election.enable":
-				t.UncleanElection = e.ConfigValue == "true"
-			}
+			entries[e.ConfigName] = e.ConfigValue
 		}
-		out[r.ResourceName] = t
+		out[r.ResourceName] = entries
 	}
-	return out, nil
+	return out
 }
 
 // Compacted reports whether the topic keeps only the newest record of each key, with or without a
@@ -133,36 +155,31 @@ func (c *Client) createTopic(ctx context.Context, name string, how TopicCreate, 
 	return nil
 }
 
-// ListOffsets returns the end offsets of partitions, from their leaders: the least offset that the next
-// record can get. The result contains only the partitions whose leader has responded. The error is the
-// first error of the others.
+// ListOffsets returns the end offsets of partitions, given the broker that leads each of them: the least
+// offset that the next record can get. The result contains only the partitions whose leader has responded.
+// The error is the first error of the others.
 func (c *Client) ListOffsets(
-	ctx context.Context, layout *Layout, partitions []record.TopicPartition,
+	ctx context.Context, leaders map[record.TopicPartition]int32,
 ) (map[record.TopicPartition]int64, error) {
 	byLeader := map[int32][]record.TopicPartition{}
-	var missing error
-	for _, tp := range partitions {
-		t, ok := layout.Topics[tp.Topic]
-		if !ok || int(tp.Partition) >= len(t.Partitions) || t.Partitions[tp.Partition].Leader < 0 {
-			missing = fmt.Errorf("listing offsets: %s-%d: %w", tp.Topic, tp.Partition, kafkago.LeaderNotAvailable)
-			continue
-		}
-		leader := t.Partitions[tp.Partition].Leader
+	for tp, leader := range leaders {
 		byLeader[leader] = append(byLeader[leader], tp)
 	}
 
 	var (
 		mu   sync.Mutex
 		wg   sync.WaitGroup
-		errs = []error{missing}
-		out  = make(map[record.TopicPartition]int64, len(partitions))
+		errs []error
+		out  = make(map[record.TopicPartition]int64, len(leaders))
 	)
 	for leader, list := range byLeader {
 		wg.Go(func() {
-			ends, err := c.listLeaderOffsets(ctx, layout.Brokers[leader], list)
+			ends, err := c.LeaderOffsets(ctx, c.Layout().Brokers[leader], list, LogEnd)
 			mu.Lock()
 			defer mu.Unlock()
-			maps.Copy(out, ends)
+			for tp, end := range ends {
+				out[tp] = end.Offset
+			}
 			errs = append(errs, err)
 		})
 	}
@@ -176,11 +193,26 @@ func (c *Client) ListOffsets(
 	return out, nil
 }
 
-// listLeaderOffsets returns the end offsets of partitions from the broker at addr, which leads them.
+// LogEdge selects one end of a partition's log.
+type LogEdge int64
+
+// The ends of a log.
+const (
+	LogStart LogEdge = -2
+	LogEnd   LogEdge = -1 // the high watermark
+)
+
+// LogOffset is an offset, and the epoch of the leader that has returned it.
+type LogOffset struct {
+	Offset      int64
+	LeaderEpoch int32
+}
+
+// LeaderOffsets returns the offsets of one end of partitions from the broker at addr, which leads them.
 // The error joins the errors of partitions, which are not in the result.
-func (c *Client) listLeaderOffsets(
-	ctx context.Context, addr string, partitions []record.TopicPartition,
-) (map[record.TopicPartition]int64, error) {
+func (c *Client) LeaderOffsets(
+	ctx context.Context, addr string, partitions []record.TopicPartition, edge LogEdge,
+) (map[record.TopicPartition]LogOffset, error) {
 	req := &listoffsets.Request{ReplicaID: -1}
 	topicIndex := map[string]int{}
 	for _, tp := range partitions {
@@ -190,7 +222,7 @@ func (c *Client) listLeaderOffsets(
 			topicIndex[tp.Topic] = i
 			req.Topics = append(req.Topics, listoffsets.RequestTopic{Topic: tp.Topic})
 		}
-		p := listoffsets.RequestPartition{Partition: tp.Partition, CurrentLeaderEpoch: -1, Timestamp: -1}
+		p := listoffsets.RequestPartition{Partition: tp.Partition, CurrentLeaderEpoch: -1, Timestamp: int64(edge)}
 		req.Topics[i].Partitions = append(req.Topics[i].Partitions, p)
 	}
 
@@ -199,7 +231,7 @@ func (c *Client) listLeaderOffsets(
 		return nil, fmt.Errorf("listing offsets: %w", err)
 	}
 
-	out := make(map[record.TopicPartition]int64, len(partitions))
+	out := make(map[record.TopicPartition]LogOffset, len(partitions))
 	for _, t := range m.(*listoffsets.Response).Topics {
 		for _, p := range t.Partitions {
 			if p.ErrorCode != 0 {
@@ -207,8 +239,20 @@ func (c *Client) listLeaderOffsets(
 				err = errors.Join(err, fmt.Errorf("listing offsets: %s-%d: %w", t.Topic, p.Partition, code))
 				continue
 			}
-			out[record.TopicPartition{Topic: t.Topic, Partition: p.Partition}] = p.Offset
+			out[record.TopicPartition{Topic: t.Topic, Partition: p.Partition}] = LogOffset{p.Offset, p.LeaderEpoch}
 		}
 	}
 	return out, err
+}
+
+// LeaderOffset is LeaderOffsets for one partition.
+func (c *Client) LeaderOffset(
+	ctx context.Context, addr string, tp record.TopicPartition, edge LogEdge,
+) (LogOffset, error) {
+	got, err := c.LeaderOffsets(ctx, addr, []record.TopicPartition{tp}, edge)
+	at, ok := got[tp]
+	if err == nil && !ok {
+		err = errors.New("listing offsets: the response leaves the partition out")
+	}
+	return at, err
 }

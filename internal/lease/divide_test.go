@@ -20,15 +20,18 @@ func TestN28_MergeStartsAtTheLeast(t *testing.T) {
 	old := []Document{
 		{
 			ID: "w/0of2", Epoch: 4, Seq: 9, ClusterTime: at(200), Dirty: []string{"b"}, PipelineHash: "h0",
-			Offsets: []TopicOffsets{{"t", []int64{5, -1, 9}}, {"u", []int64{1}}}, Passed: []Passed{{"0of1", "82000000AA"}, {"1of3", "8200000001"}},
+			Offsets: []TopicOffsets{{"t", []int64{5, -1, 9}}, {"u", []int64{1}}},
+			Passed:  []Passed{{"0of1", "82000000AA"}, {"1of3", "8200000001"}},
 		},
-		{ID: "w/1of2", Epoch: 7, Fence: 3, ClusterTime: at(100), Dirty: []string{"a", "b"}, PipelineHash: "h1", Offsets: []TopicOffsets{{"t", []int64{3, 8}}}},
+		{ID: "w/1of2", Epoch: 7, Fence: 3, ClusterTime: at(100), Dirty: []string{"a", "b"}, PipelineHash: "h1",
+			Offsets: []TopicOffsets{{"t", []int64{3, 8}}}},
 	}
 
 	pos := func(d Document) string {
 		return map[string]string{"w/0of2": "82000000C8", "w/1of2": "8200000064"}[d.ID]
 	}
-	got := Merge([]string{"w/0of3", "w/1of3", "w/2of3"}, old, []record.Sender{{ID: 11, EndOffsets: map[string][]int64{"t": {4}}}}, pos)
+	got := Merge([]string{"w/0of3", "w/1of3", "w/2of3"}, old,
+		[]record.Sender{{ID: 11, EndOffsets: map[string][]int64{"t": {4}}}}, pos)
 	if len(got) != 3 {
 		t.Fatalf("%d documents, want 3", len(got))
 	}
@@ -43,7 +46,8 @@ func TestN28_MergeStartsAtTheLeast(t *testing.T) {
 		}
 
 		// A passed position at or before the start is left out: the stream does not repeat its events.
-		if len(d.Passed) != 2 || d.Passed[0] != (Passed{"0of1", "82000000AA"}) || d.Passed[1] != (Passed{"0of2", "82000000C8"}) {
+		if len(d.Passed) != 2 || d.Passed[0] != (Passed{"0of1", "82000000AA"}) ||
+			d.Passed[1] != (Passed{"0of2", "82000000C8"}) {
 			t.Errorf("passed %+v, want 0of1 and 0of2", d.Passed)
 		}
 		if len(d.Dirty) != 2 || len(d.SenderList) != 1 {
@@ -81,7 +85,10 @@ func TestN28_ReplaceIsFenced(t *testing.T) {
 		}
 		defer s.EndSession(t.Context())
 		_, err = s.WithTransaction(t.Context(), func(tx context.Context) (any, error) {
-			return nil, Replace(tx, s.Client().Database(coll.Database().Name()).Collection(coll.Name()), []Document{old}, Merge([]string{"orders/0of2", "orders/1of2"}, []Document{old}, nil, func(Document) string { return "82" }),
+			own := s.Client().Database(coll.Database().Name()).Collection(coll.Name())
+			pos := func(Document) string { return "82" }
+			fresh := Merge([]string{"orders/0of2", "orders/1of2"}, []Document{old}, nil, pos)
+			return nil, Replace(tx, own, []Document{old}, fresh,
 				func(string, []Document) Control { return Control{Paused: true} })
 		})
 		return err
@@ -199,7 +206,8 @@ func TestN28_AbsentIsAskedAboutWhatAMajorityHasNot(t *testing.T) {
 	t.Parallel()
 	var majority atomic.Bool
 	coll, _ := newCollection(t, options.Client().SetMonitor(&event.CommandMonitor{Started: func(_ context.Context, e *event.CommandStartedEvent) {
-		if level, _ := e.Command.Lookup("readConcern", "level").StringValueOK(); e.CommandName == "find" || e.CommandName == "aggregate" {
+		level, _ := e.Command.Lookup("readConcern", "level").StringValueOK()
+		if e.CommandName == "find" || e.CommandName == "aggregate" {
 			majority.Store(level == "majority")
 		}
 	}}))

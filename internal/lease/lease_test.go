@@ -31,7 +31,8 @@ const patient = time.Minute
 func newCollection(t *testing.T, more ...*options.ClientOptions) (*mongo.Collection, string) {
 	t.Helper()
 	app := stacktest.Name(t)
-	c := stacktest.Client(t, append(more, options.Client().SetAppName(app).SetRetryWrites(false).SetServerSelectionTimeout(patient))...)
+	own := options.Client().SetAppName(app).SetRetryWrites(false).SetServerSelectionTimeout(patient)
+	c := stacktest.Client(t, append(more, own)...)
 	return stacktest.Database(t, c).Collection("watchers"), app
 }
 
@@ -212,7 +213,8 @@ func TestReleaseWakesTheStandby(t *testing.T) {
 		go func() { b, _ := standby.Acquire(t.Context()); got <- b }()
 
 		// The standby's stream may be open by then or not. It must notice the release in both cases.
-		stacktest.Eventually(t, "the standby sees the owner", func() bool { return standby.Standing().Owner == h.Document().Owner })
+		stacktest.Eventually(t, "the standby sees the owner",
+			func() bool { return standby.Standing().Owner == h.Document().Owner })
 		start := time.Now()
 		if err := h.Release(t.Context(), Checkpoint{Position: newPosition(n)}); err != nil {
 			t.Fatal(err)
@@ -257,16 +259,21 @@ func TestSaveAndRenewalsAreOneDocument(t *testing.T) {
 	coll, _ := newCollection(t)
 	h := mustAcquire(t, newLease(t, shortConfig(coll, "a")))
 	h.SetSource(func() Checkpoint {
-		return Checkpoint{Position: newPosition(7), Offsets: map[string][]int64{"outbox.event.order": {3, -1}}, Stats: bson.D{{Key: "rate", Value: 12}}}
+		return Checkpoint{Position: newPosition(7), Offsets: map[string][]int64{"outbox.event.order": {3, -1}},
+			Stats: bson.D{{Key: "rate", Value: 12}}}
 	})
 
 	startRun(t, h)
-	stacktest.Eventually(t, "the position is written", func() bool { return readStored(t, coll).Position().Compare(newPosition(7)) == 0 })
+	stacktest.Eventually(t, "the position is written",
+		func() bool { return readStored(t, coll).Position().Compare(newPosition(7)) == 0 })
 	gen, hash := 2, "abc"
 	senders := sampleSenders()
 	if err := h.Save(t.Context(), Update{
-		Senders: &senders, Offsets: map[string][]int64{"outbox.event.order": {3, 40, 50}, "x": {1}}, Generation: &gen, PipelineHash: &hash,
-		Dirty: []string{"shop.outbox"}, Gap: &Gap{Reason: "286"}, Collections: &[]Collection{{NS: "shop.outbox", UUID: bson.Binary{Subtype: 4, Data: make([]byte, 16)}}},
+		Senders:    &senders,
+		Offsets:    map[string][]int64{"outbox.event.order": {3, 40, 50}, "x": {1}},
+		Generation: &gen, PipelineHash: &hash,
+		Dirty: []string{"shop.outbox"}, Gap: &Gap{Reason: "286"},
+		Collections: &[]Collection{{NS: "shop.outbox", UUID: bson.Binary{Subtype: 4, Data: make([]byte, 16)}}},
 	}); err != nil {
 		t.Fatal(err)
 	}
@@ -280,7 +287,8 @@ func TestSaveAndRenewalsAreOneDocument(t *testing.T) {
 	if o := d.OffsetMap(); len(o) != 1 || len(o["outbox.event.order"]) != 3 || o["outbox.event.order"][1] != 40 {
 		t.Errorf("offsets after a renewal: %v, want the saved ones", o)
 	}
-	if got := d.Senders(); len(got) != 1 || got[0].ID != senders[0].ID || got[0].Open[0] != senders[0].Open[0] || got[0].EndOffsets["t.u"][1] != 9 {
+	if got := d.Senders(); len(got) != 1 || got[0].ID != senders[0].ID || got[0].Open[0] != senders[0].Open[0] ||
+		got[0].EndOffsets["t.u"][1] != 9 {
 		t.Errorf("senders: %+v", got)
 	}
 	if d.Generation != 2 || d.PipelineHash != "abc" || len(d.Dirty) != 1 || len(d.Collections) != 1 || d.Gap != nil {

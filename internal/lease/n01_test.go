@@ -16,7 +16,8 @@ import (
 )
 
 func sampleSenders() []record.Sender {
-	return []record.Sender{{ID: 4001, Epoch: 3, Generation: 1, Open: []record.TopicPartition{{Topic: "t.u", Partition: 2}}, EndOffsets: map[string][]int64{"t.u": {-1, 9}}}}
+	return []record.Sender{{ID: 4001, Epoch: 3, Generation: 1,
+		Open: []record.TopicPartition{{Topic: "t.u", Partition: 2}}, EndOffsets: map[string][]int64{"t.u": {-1, 9}}}}
 }
 
 func TestN01_EveryAcquisitionIsANewEpochAlsoByTheSameNode(t *testing.T) {
@@ -85,7 +86,8 @@ func TestN01_OwnSeqAlreadyThereIsSuccess(t *testing.T) {
 	// The write is applied, but its response is an error. The repetition matches nothing and must find its own seq.
 	off := failCommand(t, app, bson.D{{Key: "times", Value: 1}}, bson.D{
 		{Key: "failCommands", Value: bson.A{"findAndModify"}},
-		{Key: "writeConcernError", Value: bson.D{{Key: "code", Value: 64}, {Key: "errmsg", Value: "waiting for replication timed out"}}},
+		{Key: "writeConcernError", Value: bson.D{{Key: "code", Value: 64},
+			{Key: "errmsg", Value: "waiting for replication timed out"}}},
 	})
 	if err := h.acquireTurn(t.Context()); err != nil {
 		t.Fatal(err)
@@ -167,7 +169,8 @@ func TestN01_ALateWriteAndAnOldPositionChangeNothing(t *testing.T) {
 
 	// A delayed write arrives with a lower seq than the document has.
 	h.seq -= 2
-	if _, err := h.writeOwnerFields(t.Context(), bson.D{{Key: "token", Value: lit(newPosition(1).Token)}}, false); err == nil {
+	if _, err := h.writeOwnerFields(t.Context(), bson.D{{Key: "token", Value: lit(newPosition(1).Token)}},
+		false); err == nil {
 		t.Error("a delayed write succeeded")
 	}
 	if p := readStored(t, coll).Position(); p.Compare(newPosition(5)) != 0 {
@@ -192,7 +195,8 @@ func TestN01_AWriteOfUnknownOutcomeIsNotUndone(t *testing.T) {
 		t.Fatal(err)
 	}
 	if p := readStored(t, coll).Position(); p.Compare(newPosition(7)) != 0 {
-		t.Errorf("the stored position is %s, want that of the write whose response was lost, %s", p.Token, newPosition(7).Token)
+		t.Errorf("the stored position is %s, want that of the write whose response was lost, %s",
+			p.Token, newPosition(7).Token)
 	}
 }
 
@@ -201,7 +205,8 @@ func TestN01_TheAcquisitionsDocumentIsTheTruth(t *testing.T) {
 	coll, _ := newCollection(t)
 	h := mustAcquire(t, newLease(t, shortConfig(coll, "a")))
 	senders := sampleSenders()
-	if err := h.Save(t.Context(), Update{Senders: &senders, Offsets: map[string][]int64{"t.u": {1, 2, 3}}, Checkpoint: Checkpoint{Position: newPosition(9)}}); err != nil {
+	if err := h.Save(t.Context(), Update{Senders: &senders, Offsets: map[string][]int64{"t.u": {1, 2, 3}},
+		Checkpoint: Checkpoint{Position: newPosition(9)}}); err != nil {
 		t.Fatal(err)
 	}
 
@@ -211,7 +216,8 @@ func TestN01_TheAcquisitionsDocumentIsTheTruth(t *testing.T) {
 	if d.Position().Compare(newPosition(9)) != 0 || len(d.OffsetMap()["t.u"]) != 3 || len(d.Senders()) != 1 {
 		t.Errorf("the new owner got %+v", d)
 	}
-	if err := h.Save(t.Context(), Update{Checkpoint: Checkpoint{Position: newPosition(10)}}); !errors.Is(err, ErrLeaseLost) {
+	err := h.Save(t.Context(), Update{Checkpoint: Checkpoint{Position: newPosition(10)}})
+	if !errors.Is(err, ErrLeaseLost) {
 		t.Errorf("checkpoint of the deposed owner returned %v", err)
 	}
 	if err := h.Release(t.Context(), Checkpoint{Position: newPosition(11)}); !errors.Is(err, ErrLeaseLost) {
@@ -228,7 +234,8 @@ func TestN01_AnAcquisitionWhoseAnswerWasLostIsFound(t *testing.T) {
 	l := newLease(t, longConfig(coll, "a"))
 	failCommand(t, app, bson.D{{Key: "times", Value: 1}}, bson.D{
 		{Key: "failCommands", Value: bson.A{"findAndModify"}},
-		{Key: "writeConcernError", Value: bson.D{{Key: "code", Value: 64}, {Key: "errmsg", Value: "waiting for replication timed out"}}},
+		{Key: "writeConcernError", Value: bson.D{{Key: "code", Value: 64},
+			{Key: "errmsg", Value: "waiting for replication timed out"}}},
 	})
 
 	h := mustAcquire(t, l)

@@ -134,7 +134,9 @@ func TestN02_TheDeadlineCountsFromBeforeTheSendingAndSeesASuspendedMachine(t *te
 	}
 
 	failCommand(t, app, bson.D{{Key: "times", Value: 1}}, bson.D{
-		{Key: "failCommands", Value: bson.A{"findAndModify"}}, {Key: "blockConnection", Value: true}, {Key: "blockTimeMS", Value: slow.Milliseconds()},
+		{Key: "failCommands", Value: bson.A{"findAndModify"}},
+		{Key: "blockConnection", Value: true},
+		{Key: "blockTimeMS", Value: slow.Milliseconds()},
 	})
 	start := l.clock()
 	if err := h.Save(t.Context(), Update{}); err != nil {
@@ -150,7 +152,8 @@ func TestN02_TheDeadlineCountsFromBeforeTheSendingAndSeesASuspendedMachine(t *te
 	if answered-sent < slow {
 		t.Errorf("it counts from %v before the answer, which took %v", answered-sent, slow)
 	}
-	if g := l.cfg.TTL - (time.Duration(h.deadline.Load()) - sent); g != l.cfg.TTL/2 { // twice the round trip, at most half of ttl
+	// Twice the round trip, at most half of ttl.
+	if g := l.cfg.TTL - (time.Duration(h.deadline.Load()) - sent); g != l.cfg.TTL/2 {
 		t.Errorf("guard %v after a round trip of %v", g, slow)
 	}
 }

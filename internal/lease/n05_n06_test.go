@@ -117,7 +117,8 @@ func TestN06_PauseStopsTheOwnerAndEveryStandby(t *testing.T) {
 
 	b := newLease(t, shortConfig(coll, "b"))
 	got, _ := startAcquire(t, b)
-	stacktest.Eventually(t, "the reason of the standby", func() bool { return b.Standing().Reason == "paused by an operator" })
+	stacktest.Eventually(t, "the reason of the standby",
+		func() bool { return b.Standing().Reason == "paused by an operator" })
 	c, err := b.newContender()
 	if err != nil {
 		t.Fatal(err)
@@ -243,7 +244,8 @@ func TestN06_StepDownHoldsOffTheNodeThatStepsDown(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	soon := mongo.Pipeline{{{Key: "$set", Value: bson.D{{Key: "control.stepDownUntil", Value: op("$add", "$$NOW", 1500)}}}}}
+	order := bson.D{{Key: "control.stepDownUntil", Value: op("$add", "$$NOW", 1500)}}
+	soon := mongo.Pipeline{{{Key: "$set", Value: order}}}
 	if err := updateControl(t.Context(), coll, slotID, soon); err != nil {
 		t.Fatal(err)
 	}

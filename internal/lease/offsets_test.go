@@ -30,7 +30,8 @@ func TestOffsetsWithoutNewsAreNotWrittenAgain(t *testing.T) {
 	}
 
 	reached("the first offsets")
-	if _, err := coll.UpdateOne(t.Context(), bson.D{}, bson.D{{Key: "$set", Value: bson.D{{Key: "offsets", Value: bson.A{}}}}}); err != nil {
+	if _, err := coll.UpdateOne(t.Context(), bson.D{},
+		bson.D{{Key: "$set", Value: bson.D{{Key: "offsets", Value: bson.A{}}}}}); err != nil {
 		t.Fatal(err)
 	}
 

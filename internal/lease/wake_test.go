@@ -23,7 +23,8 @@ func TestAStandbyThatWatchesIsWokenByTheReleaseAlone(t *testing.T) {
 	h := mustAcquire(t, newLease(t, cfg))
 	startRun(t, h)
 	waiting := make(chan struct{}, 100)
-	c := stacktest.Client(t, options.Client().SetMonitor(&event.CommandMonitor{Started: func(_ context.Context, e *event.CommandStartedEvent) {
+	c := stacktest.Client(t, options.Client().SetMonitor(&event.CommandMonitor{Started: func(_ context.Context,
+		e *event.CommandStartedEvent) {
 		if e.CommandName == "getMore" {
 			notify(waiting)
 		}
@@ -53,7 +54,8 @@ func TestAStandbyThatMayNotWatchLooksOftener(t *testing.T) {
 	t.Parallel()
 	coll, app := newCollection(t)
 	l := newLease(t, shortConfig(coll, "a"))
-	off := failCommand(t, app, "alwaysOn", bson.D{{Key: "failCommands", Value: bson.A{"aggregate"}}, {Key: "errorCode", Value: codeUnauthorized}})
+	off := failCommand(t, app, "alwaysOn", bson.D{{Key: "failCommands", Value: bson.A{"aggregate"}},
+		{Key: "errorCode", Value: codeUnauthorized}})
 	w := l.newWatch()
 	w.arm()
 	receiveWithin(t, w.forbidden, "giving up to watch")
@@ -74,7 +76,8 @@ func TestClientOptionsSuitALease(t *testing.T) {
 	if err := o.Validate(); err != nil {
 		t.Fatal(err)
 	}
-	if *o.RetryWrites || *o.ServerSelectionTimeout > 5*time.Second || *o.HeartbeatInterval > 2*time.Second || o.Timeout != nil {
+	if *o.RetryWrites || *o.ServerSelectionTimeout > 5*time.Second || *o.HeartbeatInterval > 2*time.Second ||
+		o.Timeout != nil {
 		t.Errorf("%+v", o)
 	}
 	if s := (&CopiedStateError{ID: "x/0of1"}).Error(); !strings.Contains(s, "recover --adopt") {

@@ -7,7 +7,7 @@ import "strings"
 // filters. A duplicate key error quotes the values. A failed validation quotes the inspected values.
 func Clean(text string) string {
 	if strings.Contains(text, "://") {
-		text = userInfo.ReplaceAllString(text, "${1}"+Mask+"@")
+		text = userInfo.ReplaceAllString(text, "${1}"+mask+"@")
 	}
 	for _, q := range quotes {
 		text = q.maskDocuments(text)
@@ -40,8 +40,8 @@ func (q quote) maskDocuments(text string) string {
 
 		open := from + at + q.leave
 		end := closingBrace(text, open)
-		text = text[:open] + Mask + text[end:]
-		from = open + len(Mask)
+		text = text[:open] + mask + text[end:]
+		from = open + len(mask)
 	}
 }
 

@@ -46,7 +46,7 @@ func ParseLevel(s string) (slog.Level, error) {
 // New returns a handler that writes lines of at least level to w. To change the level later, pass a
 // [*slog.LevelVar]. An unknown or empty format is Auto.
 func New(w io.Writer, level slog.Leveler, format Format) slog.Handler {
-	terminal := IsTerminal(w)
+	terminal := isTerminal(w)
 	if format == Text || format != JSON && terminal {
 		return tint.NewTextHandler(w, &tint.Options{
 			Level:       level,
@@ -59,14 +59,14 @@ func New(w io.Writer, level slog.Leveler, format Format) slog.Handler {
 	return slog.NewJSONHandler(w, &slog.HandlerOptions{Level: level, ReplaceAttr: redactJSON})
 }
 
-// IsTerminal reports whether w is a terminal.
-func IsTerminal(w io.Writer) bool {
+// isTerminal reports whether w is a terminal.
+func isTerminal(w io.Writer) bool {
 	f, ok := w.(interface{ Fd() uintptr })
 	return ok && (isatty.IsTerminal(f.Fd()) || isatty.IsCygwinTerminal(f.Fd()))
 }
 
-// Mask replaces confidential text.
-const Mask = "***"
+// mask replaces confidential text.
+const mask = "***"
 
 var (
 	secretName = regexp.MustCompile(`(?i)(^|[._-])(password|passwd|secret|token|authorization|credentials?|private_?key|api_?key)$`)
@@ -84,7 +84,7 @@ func Redact(_ []string, a slog.Attr) slog.Attr {
 		if v.Kind() == slog.KindString && v.String() == "" {
 			return a
 		}
-		return slog.String(a.Key, Mask)
+		return slog.String(a.Key, mask)
 	}
 
 	switch v.Kind() {

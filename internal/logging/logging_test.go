@@ -46,7 +46,7 @@ func TestTextHasNoColourOffATerminal(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer f.Close()
-	if IsTerminal(f) || IsTerminal(&out) {
+	if isTerminal(f) || isTerminal(&out) {
 		t.Error("a file is no terminal")
 	}
 }
@@ -80,7 +80,7 @@ func TestParseLevel(t *testing.T) {
 
 type hidden struct{ text string }
 
-func (hidden) LogValue() slog.Value { return slog.StringValue(Mask) }
+func (hidden) LogValue() slog.Value { return slog.StringValue(mask) }
 
 type shown struct{ uri string }
 

@@ -7,9 +7,9 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// MaxCollections is how many collections have their own label. The figures of the others are added up under
+// maxCollections is how many collections have their own label. The figures of the others are added up under
 // "other".
-const MaxCollections = 100
+const maxCollections = 100
 
 // Figures are counts of the documents in collections, and of the nodes. An owner counts at intervals, with
 // bounded queries. Every owner of a watcher counts the same documents, so dashboards must use the maximum, not
@@ -85,7 +85,7 @@ type Collection struct {
 // showMu serializes Show.
 var showMu sync.Mutex
 
-// SetCollections replaces the figures of all collections. It adds up those beyond [MaxCollections]. Of their ages it
+// SetCollections replaces the figures of all collections. It adds up those beyond [maxCollections]. Of their ages it
 // shows the highest.
 func (f *Figures) SetCollections(list []Collection) {
 	showMu.Lock()
@@ -99,7 +99,7 @@ func (f *Figures) SetCollections(list []Collection) {
 	var oldestAge, overdue time.Duration
 	for i, c := range list {
 		name := c.Name
-		if i >= MaxCollections {
+		if i >= maxCollections {
 			name = OtherTopics
 			oldestAge, overdue = max(oldestAge, c.OldestAge), max(overdue, c.Overdue)
 			c.OldestAge, c.Overdue = oldestAge, overdue

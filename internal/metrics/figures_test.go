@@ -30,13 +30,13 @@ func TestFiguresReplaceWhatWasShown(t *testing.T) {
 func TestCollectionsAreBounded(t *testing.T) {
 	t.Parallel()
 	s := New("")
-	list := make([]Collection, MaxCollections+400)
+	list := make([]Collection, maxCollections+400)
 	for i := range list {
 		list[i] = Collection{Name: fmt.Sprint("tenant_", i, ".outbox"), Pending: 1, HasPending: true, OldestAge: time.Duration(i) * time.Second}
 	}
-	list[MaxCollections].OldestAge = time.Hour
+	list[maxCollections].OldestAge = time.Hour
 	s.Figures.SetCollections(list)
-	if n := series(t, s, "outrelay_pending_envelopes"); n != MaxCollections+1 {
+	if n := series(t, s, "outrelay_pending_envelopes"); n != maxCollections+1 {
 		t.Errorf("%d series", n)
 	}
 	if got := value(t, s, "outrelay_pending_envelopes", "collection", OtherTopics); got != 400 {

@@ -3,7 +3,7 @@
 // A Set has its own registry, so several relays can run in one process, and tests do not share a global
 // registry. Nothing blocks. The calls of the hot path ([Set.ObservePublish], [Set.ObserveLatency]) take a
 // count, so that a batch costs one call. They allocate only the first time a topic occurs, and they do nothing
-// on a nil Set. The number of labels is bounded: topics beyond [MaxTopics] share the label "other".
+// on a nil Set. The number of labels is bounded: topics beyond [maxTopics] share the label "other".
 package metrics
 
 import (
@@ -15,10 +15,10 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 )
 
-// MaxTopics is how many topics have their own label. Envelopes name topics, so their number is not trusted.
-const MaxTopics = 1000
+// maxTopics is how many topics have their own label. Envelopes name topics, so their number is not trusted.
+const maxTopics = 1000
 
-// OtherTopics is the common label of all topics beyond [MaxTopics].
+// OtherTopics is the common label of all topics beyond [maxTopics].
 const OtherTopics = "other"
 
 // Set has all metrics of one relay. Create it with [New]. Its fields are safe for concurrent use.
@@ -326,7 +326,7 @@ type topics struct {
 func (t *topics) countersFor(name string, vec *prometheus.CounterVec) *[nResults]prometheus.Counter {
 	t.mu.RLock()
 	c := t.byName[name]
-	full := len(t.byName) >= MaxTopics
+	full := len(t.byName) >= maxTopics
 	other := t.byName[OtherTopics]
 	t.mu.RUnlock()
 
@@ -339,7 +339,7 @@ func (t *topics) countersFor(name string, vec *prometheus.CounterVec) *[nResults
 
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if len(t.byName) >= MaxTopics {
+	if len(t.byName) >= maxTopics {
 		name = OtherTopics
 	}
 

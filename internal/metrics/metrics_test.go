@@ -110,14 +110,14 @@ func TestObservePublishCountsByTopicAndResult(t *testing.T) {
 func TestTopicsAreBounded(t *testing.T) {
 	t.Parallel()
 	s := New("")
-	for i := range MaxTopics + 500 {
+	for i := range maxTopics + 500 {
 		s.ObservePublish(fmt.Sprint("t", i), Acked, 1)
 	}
 	if got := value(t, s, "outrelay_published_total", "topic", OtherTopics, "result", "acked"); got != 500 {
 		t.Errorf("other = %v, want 500", got)
 	}
-	if n := len(s.topics.byName); n != MaxTopics+1 {
-		t.Errorf("%d topics kept, want %d", n, MaxTopics+1)
+	if n := len(s.topics.byName); n != maxTopics+1 {
+		t.Errorf("%d topics kept, want %d", n, maxTopics+1)
 	}
 }
 

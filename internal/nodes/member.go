@@ -22,9 +22,9 @@ const (
 	BeatEvery = 2 * time.Second
 	// StaleAfter is the silence after which a node counts as dead: five missed heartbeats.
 	StaleAfter = 5 * BeatEvery
-	// ForgetAfter is the silence after which a node is removed from the list. A killed process cannot
+	// forgetAfter is the silence after which a node is removed from the list. A killed process cannot
 	// leave, and the process that replaces it may have another name.
-	ForgetAfter = 14 * 24 * time.Hour
+	forgetAfter = 14 * 24 * time.Hour
 	// TidyEvery is the time between two removals of old nodes and old entries of the events log.
 	TidyEvery = time.Hour
 )
@@ -253,10 +253,10 @@ func (m *Member) sameWatcher(n Node) bool {
 	return n.Node != m.cfg.Node && slices.Contains(n.Watchers, m.cfg.Watcher)
 }
 
-// RemoveOld removes the nodes that have been silent for [ForgetAfter], and the oldest entries of the events
+// RemoveOld removes the nodes that have been silent for [forgetAfter], and the oldest entries of the events
 // log above its limit. An index of the events log removes its other entries by age.
 func (m *Member) RemoveOld(ctx context.Context) error {
-	n, err := m.nodes.Forget(ctx, ForgetAfter)
+	n, err := m.nodes.Forget(ctx, forgetAfter)
 	if n > 0 {
 		m.cfg.Log.Debug("removed nodes that are gone from the list", "count", n)
 	}

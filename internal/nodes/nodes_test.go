@@ -276,7 +276,7 @@ func TestTidyForgetsAndTrims(t *testing.T) {
 	db := state(t)
 	m := member(db, "a", nil)
 	beat(t, m, Vitals{})
-	for node, age := range map[string]time.Duration{"gone": ForgetAfter + time.Hour, "week": 7 * 24 * time.Hour} {
+	for node, age := range map[string]time.Duration{"gone": forgetAfter + time.Hour, "week": 7 * 24 * time.Hour} {
 		beat(t, member(db, node, nil), Vitals{})
 		silence(t, db, node, age)
 	}

@@ -26,7 +26,7 @@ func (c Class) DeadAtOnce() bool {
 	return false
 }
 
-// Refusal is an error that is the fault of one envelope or record. It does not count against others.
+// Refusal is an error that is the fault of one envelope or record. It does not affect others.
 type Refusal struct {
 	Class  Class
 	Reason string // for people: the fault, the value and the limit, never payload

@@ -30,15 +30,15 @@ type Withdrawn struct {
 	// StringID reports that the id is a string that looks like another type.
 	StringID bool
 
-	// Refusal is the record's own fault. It is nil if the record only waited after another one, or
+	// Refusal is the error of this record. It is nil if the record only waited after another one, or
 	// if its target is parked.
 	Refusal *Refusal
-	Held    error // ErrParked or ErrBlocked, if Why is nil
+	Held    error // ErrParked or ErrBlocked, if Refusal is nil
 	Bytes   int   // bytes that the record had reserved
 }
 
-// Answer is the outcome of one target of a delivery outside of the stream's order. The record is
-// at Offset, or it was refused for a fault of its own, or it has to be sent again.
+// Answer is the outcome of one target of a delivery outside of the stream's order. Either the record
+// is at Offset, or Refusal has the error of this record, or it has to be sent again.
 type Answer struct {
 	Topic     string
 	Partition int32
@@ -66,10 +66,9 @@ type Holder interface {
 	// Found is called when a partition that could not be read at the takeover has been read, and
 	// contains records of ours, the lowest at offset.
 	//
-	// The receiver keeps the stored offset of tp at or below offset until it has recorded those of
-	// them that the stream does not send: records that a previous owner sent outside of the
-	// stream's order, and records that were withdrawn or turned away before the partition was
-	// read (N8).
+	// The receiver keeps the stored offset of tp at or below offset until it has recorded all records
+	// that the stream does not send: records that a previous owner sent outside of the stream's order,
+	// and records that were withdrawn or turned away before the partition was read (N8).
 	Found(tp TopicPartition, offset int64)
 
 	// MemoryPressure reports whether most of the memory or of the window is in use, for the stream and for

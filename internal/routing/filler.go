@@ -141,7 +141,7 @@ func (f *Filler) addIdentityHeaders(v *event.View, m *Meta) {
 	}
 }
 
-// namespaceHash returns the hash of the envelope's collection, from a cache of at most MaxCached entries.
+// namespaceHash returns the hash of the envelope's collection, from a cache of at most maxCached entries.
 func (f *Filler) namespaceHash(m *Meta) []byte {
 	f.nsBuf = append(f.nsBuf[:0], m.DB...)
 	f.nsBuf = append(f.nsBuf, '.')
@@ -150,7 +150,7 @@ func (f *Filler) namespaceHash(m *Meta) []byte {
 		return h
 	}
 
-	if len(f.nsHashes) >= MaxCached {
+	if len(f.nsHashes) >= maxCached {
 		clear(f.nsHashes)
 	}
 	h := NamespaceHash(string(f.nsBuf))

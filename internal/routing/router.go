@@ -69,9 +69,9 @@ func (e *InvalidError) errOrNil() error {
 	return e
 }
 
-// MaxCached is how many decisions a Router caches. Envelopes choose the cache keys, so a full cache is
+// maxCached is how many decisions a Router caches. Envelopes choose the cache keys, so a full cache is
 // cleared.
-const MaxCached = 10_000
+const maxCached = 10_000
 
 // maxCachedKey is the maximum length of a cache key. Longer ones are not cached.
 const maxCachedKey = 512
@@ -365,7 +365,7 @@ func (r *Router) cacheDecision(cache *map[string]decision, key string, d decisio
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	m := *cache
-	if len(m) >= MaxCached {
+	if len(m) >= maxCached {
 		clear(m)
 	}
 	m[key] = d

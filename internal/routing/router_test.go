@@ -146,9 +146,9 @@ func TestInvalidConfigNamesEverything(t *testing.T) {
 
 func TestMemoryOfDecisionsIsBounded(t *testing.T) {
 	t.Parallel()
-	r := mustNew(t, Config{Template: "{aggregatetype}", Max: 3 * MaxCached})
+	r := mustNew(t, Config{Template: "{aggregatetype}", Max: 3 * maxCached})
 	v := view(t, event.New("order", "1", "A", nil))
-	for i := range MaxCached + 100 {
+	for i := range maxCached + 100 {
 		v.AggregateType, v.Topic = fmt.Appendf(nil, "t%d", i), nil
 		if got, err := r.Route(v, nil); err != nil || got[0].Topic != string(v.AggregateType) {
 			t.Fatalf("%v, %v", got, err)
@@ -158,7 +158,7 @@ func TestMemoryOfDecisionsIsBounded(t *testing.T) {
 			t.Fatalf("%v, %v", got, err)
 		}
 	}
-	if len(r.byTypeCache) > MaxCached || len(r.byTopicCache) > MaxCached {
+	if len(r.byTypeCache) > maxCached || len(r.byTopicCache) > maxCached {
 		t.Errorf("%d and %d remembered", len(r.byTypeCache), len(r.byTopicCache))
 	}
 	v.Topic, v.AggregateType = nil, []byte(strings.Repeat("x", 2*maxCachedKey))

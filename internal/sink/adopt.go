@@ -22,8 +22,16 @@ const (
 	createdTries = 40
 )
 
+// adopter adopts new topics and new partitions. It works on the topics of the sink under the sink's
+// lock.
+type adopter struct {
+	sink   *Sink
+	create *kafkawire.TopicCreate // the options of missing topics; nil: they are not created
+	wake   chan struct{}          // one token: a topic waits for adoption
+}
+
 // runAdopter adopts topics whose records wait, when it is woken and every second, until ctx ends.
-func (s *Sink) runAdopter(ctx context.Context) error {
+func (a *adopter) runAdopter(ctx context.Context) error {
 	tick := time.NewTicker(adoptEvery)
 	defer tick.Stop()
 	for {
@@ -31,11 +39,11 @@ func (s *Sink) runAdopter(ctx context.Context) error {
 		case <-ctx.Done():
 			return nil
 		case <-tick.C:
-		case <-s.adoptWake:
+		case <-a.wake:
 		}
 
-		if err := s.adoptTopics(ctx); err != nil && ctx.Err() == nil {
-			s.log.Warn("adopting topics failed; retrying", "error", err)
+		if err := a.adoptTopics(ctx); err != nil && ctx.Err() == nil {
+			a.sink.log.Warn("adopting topics failed; retrying", "error", err)
 			_ = retry.Sleep(ctx, adoptEvery/4)
 		}
 	}
@@ -43,12 +51,12 @@ func (s *Sink) runAdopter(ctx context.Context) error {
 
 // topicsToAdopt returns the topics without partitions that have or had records, and the topics that
 // have grown and are drained.
-func (s *Sink) topicsToAdopt() []string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
+func (a *adopter) topicsToAdopt() []string {
+	a.sink.mu.Lock()
+	defer a.sink.mu.Unlock()
 	var names []string
 	now := time.Now()
-	for name, t := range s.topics {
+	for name, t := range a.sink.topics {
 		if now.Before(t.nextAttempt) {
 			continue
 		}
@@ -65,34 +73,39 @@ func (s *Sink) topicsToAdopt() []string {
 // adoptTopics adopts all topics that wait for it, together: one metadata request, one request for
 // offsets to each leader, one write. Topics that cannot be adopted get an obstacle. The error is that
 // of a request that all topics need.
-func (s *Sink) adoptTopics(ctx context.Context) error {
-	names := s.topicsToAdopt()
+func (a *adopter) adoptTopics(ctx context.Context) error {
+	names := a.topicsToAdopt()
 	if len(names) == 0 {
 		return nil
 	}
 
-	layout, err := s.c.kafka.Metadata(ctx, names)
+	layout, err := a.sink.c.kafka.Metadata(ctx, names)
 	if err == nil {
-		layout, err = s.createMissing(ctx, names, layout)
+		layout, err = a.createMissing(ctx, names, layout)
 	}
 	if err != nil {
-		s.noteObstacle(names, err)
+		a.noteObstacle(names, err)
 		return err
 	}
 
 	var (
-		fresh []record.TopicPartition
-		good  []string
+		fresh   []record.TopicPartition
+		leaders = map[record.TopicPartition]int32{}
+		good    []string
 	)
 	for _, name := range names {
 		tl := layout.Topics[name]
 		if tl.Err != nil || len(tl.Partitions) == 0 {
-			s.noteObstacle([]string{name}, tl.Err)
+			a.noteObstacle([]string{name}, tl.Err)
 			continue
 		}
 		good = append(good, name)
-		for id := s.partitionCount(name); id < len(tl.Partitions); id++ {
-			fresh = append(fresh, record.TopicPartition{Topic: name, Partition: int32(id)})
+		for id := a.partitionCount(name); id < len(tl.Partitions); id++ {
+			tp := record.TopicPartition{Topic: name, Partition: int32(id)}
+			fresh = append(fresh, tp)
+			if leader := tl.Partitions[id].Leader; leader >= 0 {
+				leaders[tp] = leader
+			}
 		}
 	}
 	if len(good) == 0 {
@@ -101,13 +114,13 @@ func (s *Sink) adoptTopics(ctx context.Context) error {
 
 	// Nothing is sent to a topic before all of its ends are known. A new owner would read a partition
 	// without a stored offset from its start.
-	ends, _ := s.c.kafka.ListOffsets(ctx, layout, fresh)
+	ends, _ := a.sink.c.kafka.ListOffsets(ctx, leaders)
 	for _, tp := range fresh {
 		if _, known := ends[tp]; known {
 			continue
 		}
 		if i := slices.Index(good, tp.Topic); i >= 0 {
-			s.noteObstacle([]string{tp.Topic}, kafkawire.LeaderNotAvailable)
+			a.noteObstacle([]string{tp.Topic}, kafkawire.LeaderNotAvailable)
 			good = slices.Delete(good, i, i+1)
 		}
 	}
@@ -116,9 +129,9 @@ func (s *Sink) adoptTopics(ctx context.Context) error {
 		return nil
 	}
 
-	configs, configErr := s.c.kafka.DescribeTopics(ctx, good)
+	configs, configErr := a.sink.c.kafka.DescribeTopics(ctx, good)
 	if configErr != nil {
-		s.log.Debug("reading topic limits failed", "error", configErr)
+		a.sink.log.Debug("reading topic limits failed", "error", configErr)
 	}
 
 	// N9: the offsets are stored before the first record is sent.
@@ -127,30 +140,32 @@ func (s *Sink) adoptTopics(ctx context.Context) error {
 		setOffset(offsets, tp, ends[tp])
 	}
 	if len(offsets) > 0 {
-		if err := s.claims.Save(ctx, nil, offsets); err != nil {
+		if err := a.sink.claims.Save(ctx, nil, offsets); err != nil {
 			return fmt.Errorf("saving the first offsets of topics: %w", err)
 		}
 	}
 	for _, tp := range fresh {
-		s.acks.Restore(tp, ends[tp])
+		a.sink.acks.Restore(tp, ends[tp])
 	}
 
 	for _, name := range good {
-		s.openTopic(name, layout.Topics[name], configs[name], ends)
+		a.openTopic(name, layout.Topics[name], configs[name], ends)
 	}
 	if configErr != nil {
-		s.mu.Lock()
-		s.markConfigsStaleLocked(good)
-		s.mu.Unlock()
+		a.sink.mu.Lock()
+		a.sink.refresher.markConfigsStaleLocked(good)
+		a.sink.mu.Unlock()
 	}
-	s.Flush()
+	a.sink.Flush()
 	return nil
 }
 
 // createMissing creates the missing topics, if so configured, and waits until all of their partitions
 // have leaders. It returns the new layout.
-func (s *Sink) createMissing(ctx context.Context, names []string, layout *kafkawire.Layout) (*kafkawire.Layout, error) {
-	options := s.c.cfg.Create
+func (a *adopter) createMissing(
+	ctx context.Context, names []string, layout *kafkawire.Layout,
+) (*kafkawire.Layout, error) {
+	options := a.create
 	if options == nil {
 		return layout, nil
 	}
@@ -160,11 +175,12 @@ func (s *Sink) createMissing(ctx context.Context, names []string, layout *kafkaw
 		if err := layout.Topics[name].Err; !errors.Is(err, kafkawire.UnknownTopicOrPartition) {
 			continue
 		}
-		if err := s.c.kafka.CreateTopic(ctx, name, *options); err != nil {
-			s.noteObstacle([]string{name}, err)
+		if err := a.sink.c.kafka.CreateTopic(ctx, name, *options); err != nil {
+			a.noteObstacle([]string{name}, err)
 			continue
 		}
-		s.log.Info("topic is created", "topic", name, "partitions", options.Partitions, "replication", options.Replication)
+		a.sink.log.Info("topic is created",
+			"topic", name, "partitions", options.Partitions, "replication", options.Replication)
 		created = append(created, name)
 	}
 
@@ -174,7 +190,7 @@ func (s *Sink) createMissing(ctx context.Context, names []string, layout *kafkaw
 		}
 
 		var err error
-		if layout, err = s.c.kafka.Metadata(ctx, names); err != nil {
+		if layout, err = a.sink.c.kafka.Metadata(ctx, names); err != nil {
 			return nil, err
 		}
 		hasNoLeader := func(p kafkawire.PartitionLayout) bool { return p.Leader < 0 }
@@ -194,17 +210,17 @@ func (s *Sink) createMissing(ctx context.Context, names []string, layout *kafkaw
 
 // noteObstacle notes why topics cannot be adopted, and logs the reason when it changes. A nil err
 // means that the topics do not exist.
-func (s *Sink) noteObstacle(names []string, err error) {
+func (a *adopter) noteObstacle(names []string, err error) {
 	if err == nil {
 		err = kafkawire.UnknownTopicOrPartition
 	}
 
 	now := time.Now()
-	creates := s.c.cfg.Create != nil
-	s.mu.Lock()
-	defer s.mu.Unlock()
+	creates := a.create != nil
+	a.sink.mu.Lock()
+	defer a.sink.mu.Unlock()
 	for _, name := range names {
-		t := s.topics[name]
+		t := a.sink.topics[name]
 		t.nextAttempt = now.Add(adoptEvery * 9 / 10) // below adoptEvery, so that the next tick finds it
 
 		// If creating the topic has failed, that reason explains more than the missing topic.
@@ -215,24 +231,26 @@ func (s *Sink) noteObstacle(names []string, err error) {
 		}
 
 		if t.setObstacle(why, now) {
-			s.log.Error("records wait for a topic", "topic", name, "reason", why.text, "records", countRecords(t.waiting))
+			a.sink.log.Error("records wait for a topic", "topic", name, "reason", why.text, "records", countRecords(t.waiting))
 		}
 	}
 }
 
-func (s *Sink) partitionCount(name string) int {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return len(s.topics[name].partitions)
+func (a *adopter) partitionCount(name string) int {
+	a.sink.mu.Lock()
+	defer a.sink.mu.Unlock()
+	return len(a.sink.topics[name].partitions)
 }
 
 // openTopic opens a topic. The records that have waited go to its partitions, in order, before any
 // record that follows.
-func (s *Sink) openTopic(name string, tl kafkawire.TopicLayout, cfg kafkawire.TopicConfig, ends map[record.TopicPartition]int64) {
+func (a *adopter) openTopic(
+	name string, tl kafkawire.TopicLayout, cfg kafkawire.TopicConfig, ends map[record.TopicPartition]int64,
+) {
 	now := time.Now()
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	t := s.topics[name]
+	a.sink.mu.Lock()
+	defer a.sink.mu.Unlock()
+	t := a.sink.topics[name]
 	first := len(t.partitions)
 	t.addEarlierCount(first)
 	t.addPartitions(len(tl.Partitions))
@@ -240,15 +258,15 @@ func (s *Sink) openTopic(name string, tl kafkawire.TopicLayout, cfg kafkawire.To
 		p.ackedEnd, p.lastUsed = ends[p.tp], now
 	}
 
-	t.setConfig(cfg, s.c.cfg.MaxBatchBytes)
+	t.setConfig(cfg, a.sink.c.cfg.MaxBatchBytes)
 	t.configStale, t.growing, t.obstacle, t.nextAttempt = false, false, obstacle{}, time.Time{}
 	for _, p := range t.partitions {
-		s.setLeaderLocked(p, tl.Partitions, now)
+		a.sink.refresher.setLeaderLocked(p, tl.Partitions, now)
 	}
 
-	s.log.Info("topic is adopted", "topic", name, "partitions", len(t.partitions))
-	s.resendWaitingLocked(t)
-	s.unparkTopicLocked(t)
+	a.sink.log.Info("topic is adopted", "topic", name, "partitions", len(t.partitions))
+	a.sink.resendWaitingLocked(t)
+	a.sink.parker.unparkTopicLocked(t)
 }
 
 // resendWaitingLocked sends the records that have waited for t to its partitions.
@@ -263,8 +281,8 @@ func (s *Sink) resendWaitingLocked(t *topic) {
 		if err != nil {
 			s.failLocked(fmt.Errorf("%w: decoding records that waited for topic %q: %w", ErrBroken, t.name, err))
 		}
-		s.tickets.put(b.tickets)
-		s.releaseBatchLocked(b)
+		s.batches.tickets.put(b.tickets)
+		s.batches.releaseBatchLocked(b)
 	}
 
 	if !s.replaying {
@@ -277,18 +295,18 @@ func (s *Sink) resendWaitingLocked(t *topic) {
 func (s *Sink) resendLocked(t *topic, rec *record.Record, k record.Ticket) {
 	p, refusal := t.choosePartitionLocked(rec)
 	if refusal != nil {
-		s.withdrawLocked([]record.Withdrawn{newWithdrawn(t, rec, k, refusal, nil)})
+		s.parker.withdrawLocked([]record.Withdrawn{newWithdrawn(t, rec, k, refusal, nil)})
 		return
 	}
-	if s.mayBeUnreadLocked(p, rec) {
-		s.withdrawLocked([]record.Withdrawn{newWithdrawn(t, rec, k, nil, record.ErrParked)})
+	if p.mayBeUnreadLocked(rec) {
+		s.parker.withdrawLocked([]record.Withdrawn{newWithdrawn(t, rec, k, nil, record.ErrParked)})
 		return
 	}
 
 	need, size := recordSizes(rec)
-	s.countResolvedLocked(1, size) // enqueueLocked counts it again
+	s.batches.countResolvedLocked(1, size) // enqueueLocked counts it again
 	if !p.quarantine {
-		if tp, offset, found := s.claimOrMarkSentLocked(p, rec, k.IsSide()); found {
+		if tp, offset, found := p.claimOrMarkSentLocked(rec, k.IsSide()); found {
 			s.ackHitLocked(tp, offset, k, size)
 			return
 		}

@@ -149,7 +149,7 @@ func TestN09_GrownTopicIsDrainedThenAdopted(t *testing.T) {
 
 	addPartitions(t, topic, 3)
 	stacktest.Eventually(t, "the new partitions are adopted", func() bool {
-		wake(r.renewWake)
+		wake(r.refresher.wake)
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		return len(r.topics[topic].partitions) == 3 && r.topics[topic].isReady()
@@ -183,7 +183,7 @@ func TestN09_GrowthWaitsForWhatIsInFlight(t *testing.T) {
 	r.mu.Unlock()
 
 	r.send(t, newRecord("t", "k", "0")) // to the old partition
-	r.applyLayout(&kafkawire.Layout{Topics: map[string]kafkawire.TopicLayout{"t": {Partitions: make([]kafkawire.PartitionLayout, 2)}}})
+	r.refresher.applyLayout(&kafkawire.Layout{Topics: map[string]kafkawire.TopicLayout{"t": {Partitions: make([]kafkawire.PartitionLayout, 2)}}})
 	r.send(t, newRecord("t", "k", "1")) // waits for the new count
 	r.mu.Lock()
 	queue := top.partitions[0].queue
@@ -192,14 +192,14 @@ func TestN09_GrowthWaitsForWhatIsInFlight(t *testing.T) {
 	}
 	top.partitions[0].queue[0].builder.Reset(nil)
 	r.mu.Unlock()
-	if names := r.topicsToAdopt(); len(names) != 0 {
+	if names := r.adopter.topicsToAdopt(); len(names) != 0 {
 		t.Fatalf("%v are adopted while a record is in flight", names)
 	}
 
 	r.mu.Lock()
 	top.partitions[0].queue = nil
 	r.mu.Unlock()
-	if names := r.topicsToAdopt(); !slices.Equal(names, []string{"t"}) {
+	if names := r.adopter.topicsToAdopt(); !slices.Equal(names, []string{"t"}) {
 		t.Fatalf("a drained topic is not adopted: %v", names)
 	}
 }
@@ -303,7 +303,7 @@ func TestTopicDeletedMidRunIsHeldAndComesBack(t *testing.T) {
 	}
 	// Before that the broker may accept records, and lose them.
 	stacktest.Eventually(t, "the sink has seen the deletion", func() bool {
-		wake(r.renewWake)
+		wake(r.refresher.wake)
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		return r.topics[topic].obstacle.kind == kindMissing
@@ -478,7 +478,7 @@ func TestN07_FoundAlsoWhenTheGrowthWasAdoptedBeforeTheCrash(t *testing.T) {
 
 	addPartitions(t, topic, 4)
 	stacktest.Eventually(t, "the new partitions are adopted", func() bool {
-		wake(first.renewWake)
+		wake(first.refresher.wake)
 		first.mu.Lock()
 		defer first.mu.Unlock()
 		return len(first.topics[topic].partitions) == 4 && first.topics[topic].isReady()
@@ -516,7 +516,7 @@ func TestN07_TheOldPartitionOfAKeyIsReadBeforeItsRecordsGoElsewhere(t *testing.T
 	p, hits := d.r.quarantineOnly(topic)
 	d.r.run(t)
 	stacktest.Eventually(t, "the new partitions are adopted", func() bool {
-		wake(d.r.renewWake)
+		wake(d.r.refresher.wake)
 		d.r.mu.Lock()
 		defer d.r.mu.Unlock()
 		return len(d.r.topics[topic].partitions) == 4 && d.r.topics[topic].isReady()
@@ -528,7 +528,7 @@ func TestN07_TheOldPartitionOfAKeyIsReadBeforeItsRecordsGoElsewhere(t *testing.T
 	d.r.Flush()
 	d.r.EndReplay()
 	tails := map[record.TopicPartition]*fence.Tail{p.tp: {From: 0, Next: p.ackedEnd, Hits: hits}}
-	if err := d.r.admitTails(t.Context(), tails); err != nil {
+	if err := d.r.keeper.admitTails(t.Context(), tails); err != nil {
 		t.Fatal(err)
 	}
 	d.release()
@@ -550,7 +550,7 @@ func TestN04_DeposedOwnerWritesNothing(t *testing.T) {
 	first.acks.waitResolved(30)
 
 	second := takeOver(t, txid, c)
-	if n := len(second.session.Quarantined()); n != 0 {
+	if n := len(second.keeper.session.Quarantined()); n != 0 {
 		t.Fatalf("%d partitions are in quarantine on a healthy cluster, want none", n)
 	}
 
@@ -587,10 +587,10 @@ func TestKeepAliveLeavesSequencesAlone(t *testing.T) {
 
 		r.mu.Lock()
 		if len(r.topics[topic].partitions) == 2 {
-			r.topics[topic].partitions[i/5%2].lastUsed = time.Now().Add(-r.expiry.IdleAfter() - time.Second)
+			r.topics[topic].partitions[i/5%2].lastUsed = time.Now().Add(-r.keeper.expiry.IdleAfter() - time.Second)
 		}
 		r.mu.Unlock()
-		if _, err := r.keepAlive(t.Context()); err != nil {
+		if _, err := r.keeper.keepAlive(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -666,8 +666,8 @@ func TestQuarantinedPartitionWaitsAloneAndSkipsWhatItHas(t *testing.T) {
 	// As if partition 1 could not be read at the take-over.
 	second.mu.Lock()
 	p := second.topics[topic].partitions[1]
-	tail := &fence.Tail{From: 0, Next: p.ackedEnd, Hits: p.hits}
-	p.quarantine, p.hits = true, nil
+	tail := &fence.Tail{From: 0, Next: p.ackedEnd, Hits: p.readBack.hits}
+	p.quarantine, p.readBack.hits = true, nil
 	p.topic.hitsLeft -= tail.Hits.Len()
 	p.setObstacle(obstacle{kindQuarantined, "sick"}, time.Now())
 	second.mu.Unlock()
@@ -682,7 +682,7 @@ func TestQuarantinedPartitionWaitsAloneAndSkipsWhatItHas(t *testing.T) {
 
 	// Records that wait are looked up although the replay has ended.
 	second.EndReplay()
-	if err := second.admitTails(t.Context(), map[record.TopicPartition]*fence.Tail{tp: tail}); err != nil {
+	if err := second.keeper.admitTails(t.Context(), map[record.TopicPartition]*fence.Tail{tp: tail}); err != nil {
 		t.Fatal(err)
 	}
 	second.acks.waitResolved(16)

@@ -477,7 +477,7 @@ func TestH02_TooOldForTheBrokerToRecogniseIsBroken(t *testing.T) {
 	u := fakeOptions(brokers...)
 	u.noRun = true
 	r := openSink(t, u)
-	r.expiry.ProducerID = 200 * time.Millisecond
+	r.keeper.expiry.ProducerID = 200 * time.Millisecond
 	r.run(t)
 	r.send(t, newRecord("a", "k", "1"))
 	r.Flush()

@@ -2,8 +2,10 @@ package sink
 
 import (
 	mathbits "math/bits"
+	"slices"
 	"sync"
 
+	"github.com/outrelay/outrelay/internal/kafkawire/batch"
 	"github.com/outrelay/outrelay/internal/record"
 )
 
@@ -115,4 +117,162 @@ func (l *ticketLists) put(list []record.Ticket) {
 	if len(l.free) < keepLists {
 		l.free = append(l.free, list[:0])
 	}
+}
+
+// batchPool makes batches and keeps their memory. It also counts the records that the sink has not
+// resolved yet. The sink's lock guards it, except for the ticket lists.
+type batchPool struct {
+	maxBytes    int64 // the memory that all records share
+	tickets     ticketLists
+	freeBuffers buffers
+	freeBatches []*pending
+	liveBatches int // batches that were begun and not released
+
+	unresolvedBytes   int64         // reserved by the unresolved records
+	unresolvedRecords int           // passed to Send, and neither acked nor given back
+	drained           chan struct{} // closed when no record is unresolved; nil unless Drain waits
+}
+
+const (
+	// maxInitialBuffer bounds the buffer of a new batch. One large batch in the past must not
+	// claim as much memory for every record that follows.
+	maxInitialBuffer = 64 << 10
+
+	// maxGrowthFactor bounds one step of a buffer towards the expected size. Steps of four copy
+	// a third of a full batch; doubling would copy all of it.
+	maxGrowthFactor = 4
+)
+
+// appendRecordLocked encodes rec into b and grows its buffer as needed. See enqueueLocked for size
+// and need.
+func (bp *batchPool) appendRecordLocked(b *pending, rec *record.Record, t record.Ticket, size, need int) {
+	if b.builder.Room() < need {
+		n := len(b.builder.Buffer())
+		larger := bp.freeBuffers.get(max(n+need, min(b.sizeHint, maxGrowthFactor*n)))
+		bp.freeBuffers.put(b.builder.Move(larger))
+	}
+	b.builder.Append(rec)
+
+	if b.tickets == nil {
+		b.tickets = bp.tickets.get()
+	}
+	b.tickets = append(b.tickets, t)
+	b.reserved += size
+	bp.unresolvedRecords++
+	bp.unresolvedBytes += int64(size)
+}
+
+// initialBufferLimitLocked returns the largest buffer that the next batch may begin with, beyond
+// the need of its first record. All batches together get a quarter of the memory for records. If
+// many partitions have batches, new batches begin small.
+func (bp *batchPool) initialBufferLimitLocked() int {
+	if int64(bp.liveBatches+1)*maxInitialBuffer > bp.maxBytes/4 {
+		return 0
+	}
+	return maxInitialBuffer
+}
+
+// newBatchLocked returns an open batch in a buffer of at least size bytes.
+func (bp *batchPool) newBatchLocked(size int) *pending {
+	var b *pending
+	if n := len(bp.freeBatches); n > 0 {
+		b = bp.freeBatches[n-1]
+		bp.freeBatches = bp.freeBatches[:n-1]
+	} else {
+		b = &pending{}
+	}
+
+	b.builder.Reset(bp.freeBuffers.get(size))
+	bp.liveBatches++
+	return b
+}
+
+// releaseBatchLocked returns the memory of b to the free lists. The caller must have passed on the
+// tickets of b.
+func (bp *batchPool) releaseBatchLocked(b *pending) {
+	bp.liveBatches--
+	if b.builder.Buffer() != nil {
+		bp.freeBuffers.put(b.builder.Buffer())
+	}
+	if b.compressed != nil {
+		bp.freeBuffers.put(b.compressed)
+	}
+
+	*b = pending{wantedPartitions: b.wantedPartitions[:0]}
+	if len(bp.freeBatches) < keepLists {
+		bp.freeBatches = append(bp.freeBatches, b)
+	}
+}
+
+// countResolvedLocked subtracts n records from the unresolved records, and wakes Drain if none is
+// left.
+func (bp *batchPool) countResolvedLocked(n, bytes int) {
+	bp.unresolvedRecords -= n
+	bp.unresolvedBytes -= int64(bytes)
+	if bp.unresolvedRecords == 0 && bp.drained != nil {
+		close(bp.drained)
+		bp.drained = nil
+	}
+}
+
+// removeRecordsLocked removes the records for which remove returns true from the affected batches of
+// queue. If open is in the queue, it is replaced by its new encoding.
+func (bp *batchPool) removeRecordsLocked(
+	queue *[]*pending, open **pending,
+	affected func(*pending) bool, remove func(b *pending, i int, rec *record.Record) bool,
+) error {
+	for at, b := range *queue {
+		if !affected(b) {
+			continue
+		}
+
+		removed := map[int]struct{}{}
+		err := forEachRecord(b, func(i int, rec *record.Record) {
+			if remove(b, i, rec) {
+				removed[i] = struct{}{}
+			}
+		})
+		if err != nil {
+			return err
+		}
+		if len(removed) == 0 {
+			continue
+		}
+
+		var rest *pending
+		if len(removed) < len(b.tickets) {
+			if rest, err = bp.reencodeWithoutLocked(b, removed); err != nil {
+				return err
+			}
+		}
+		(*queue)[at] = rest
+		if *open == b {
+			*open = rest
+		}
+		bp.tickets.put(b.tickets)
+		bp.releaseBatchLocked(b)
+	}
+
+	*queue = slices.DeleteFunc(*queue, func(b *pending) bool { return b == nil })
+	return nil
+}
+
+// reencodeWithoutLocked encodes the records of b again, in the same order, without the removed ones.
+func (bp *batchPool) reencodeWithoutLocked(b *pending, removed map[int]struct{}) (*pending, error) {
+	rest := bp.newBatchLocked(batch.BufferSize(b.builder.Len()))
+	rest.sizeHint, rest.uncompressed = b.sizeHint, b.uncompressed
+	err := forEachRecord(b, func(i int, rec *record.Record) {
+		if _, ok := removed[i]; ok {
+			return
+		}
+
+		// The record was counted when it was sent, so the second count is taken back.
+		need, size := recordSizes(rec)
+		bp.appendRecordLocked(rest, rec, b.tickets[i], size, need)
+		bp.countResolvedLocked(1, size)
+		if len(b.wantedPartitions) > 0 {
+			rest.wantedPartitions = append(rest.wantedPartitions, b.wantedPartitions[i])
+		}
+	})
+	return rest, err
 }

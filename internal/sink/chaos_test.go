@@ -235,14 +235,14 @@ func TestN04_SelfMoveGoesOnWithTheNextGeneration(t *testing.T) {
 		return len(q) > 0 && q[0].maybeAppended && r.topics["a"].partitions[2].tries > 0
 	})
 
-	before := r.session.Generation()
+	before := r.keeper.session.Generation()
 	ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
 	defer cancel()
-	if err := r.moveToNextGeneration(ctx); err != nil {
+	if err := r.keeper.moveToNextGeneration(ctx); err != nil {
 		t.Fatal(err)
 	}
 	senders, _ := r.claims.document()
-	last, generation := senders[len(senders)-1], r.session.Generation()
+	last, generation := senders[len(senders)-1], r.keeper.session.Generation()
 	if generation != before+1 || last.Generation != before+1 || last.ID == r.producer.ID {
 		t.Fatalf("generation %d, want %d; saved sender %+v, want another id than %+v", generation, before+1, last, r.producer)
 	}
@@ -255,7 +255,7 @@ func TestN04_SelfMoveGoesOnWithTheNextGeneration(t *testing.T) {
 	u := fakeOptions(brokers...)
 	u.txid, u.claims = txid, r.claims
 	next := openSink(t, u)
-	if got := next.session.Generation(); got != before+1 {
+	if got := next.keeper.session.Generation(); got != before+1 {
 		t.Fatalf("the next sink has generation %d, want %d", got, before+1)
 	}
 

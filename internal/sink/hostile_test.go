@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+	"github.com/outrelay/outrelay/internal/fence"
 	"github.com/outrelay/outrelay/internal/kafkawire/reply"
 )
 
@@ -38,7 +39,7 @@ func TestBrokerThatLiesAboutLengthsIsNamed(t *testing.T) {
 
 			ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
 			defer cancel()
-			if _, err := o.Open(ctx, TakeOver{TransactionalID: "x"}, &claims{}, newLedger(t)); err == nil {
+			if _, err := o.Open(ctx, TakeOver{Fence: fence.In{TransactionalID: "x"}}, &claims{}, newLedger(t)); err == nil {
 				t.Error("a take-over succeeded without Kafka")
 			}
 		})

@@ -19,12 +19,20 @@ const (
 	settlePoll      = 5 * time.Millisecond
 )
 
+// keeper keeps the sender of the sink alive, and releases partitions from quarantine. session and
+// expiry are set once, by Open.
+type keeper struct {
+	sink    *Sink
+	session *fence.Session
+	expiry  fence.Expiry
+}
+
 // runKeeper releases the quarantine and keeps the transactional id and idle partitions alive, until
 // ctx ends. If the transactional id hangs, it moves to the next generation and returns ErrReopen.
-func (s *Sink) runKeeper(ctx context.Context) error {
+func (k *keeper) runKeeper(ctx context.Context) error {
 	tick := time.NewTicker(quarantineRetry)
 	defer tick.Stop()
-	alive := time.NewTicker(max(s.expiry.Every(), time.Second))
+	alive := time.NewTicker(max(k.expiry.Every(), time.Second))
 	defer alive.Stop()
 
 	var more bool // idle partitions are left
@@ -34,17 +42,17 @@ func (s *Sink) runKeeper(ctx context.Context) error {
 		case <-ctx.Done():
 			return nil
 		case <-tick.C:
-			if err = s.releaseQuarantine(ctx); err == nil && more {
-				more, err = s.keepAlive(ctx)
+			if err = k.releaseQuarantine(ctx); err == nil && more {
+				more, err = k.keepAlive(ctx)
 			}
 		case <-alive.C:
-			more, err = s.keepAlive(ctx)
+			more, err = k.keepAlive(ctx)
 		}
 
-		if errors.Is(err, fence.ErrSelfMove) && s.c.mayReopen(time.Now()) {
-			s.log.Warn("moving to the next generation of the transactional id", "reason", err)
+		if errors.Is(err, fence.ErrSelfMove) && k.sink.c.mayReopen(time.Now()) {
+			k.sink.log.Warn("moving to the next generation of the transactional id", "reason", err)
 			reason := err
-			if err = s.moveToNextGeneration(ctx); err == nil {
+			if err = k.moveToNextGeneration(ctx); err == nil {
 				return fmt.Errorf("%w with its next transactional id: %w", ErrReopen, reason)
 			}
 		}
@@ -55,32 +63,32 @@ func (s *Sink) runKeeper(ctx context.Context) error {
 		case errors.Is(err, ErrFenced):
 			return err
 		case err != nil:
-			s.log.Warn("keeping the producer alive failed; retrying", "error", err)
+			k.sink.log.Warn("keeping the producer alive failed; retrying", "error", err)
 		}
 	}
 }
 
 // releaseQuarantine tries once to release partitions from quarantine: it fences and reads them,
 // saves their offsets, and then sends their records (N4).
-func (s *Sink) releaseQuarantine(ctx context.Context) error {
-	quarantined := s.session.Quarantined()
+func (k *keeper) releaseQuarantine(ctx context.Context) error {
+	quarantined := k.session.Quarantined()
 	if len(quarantined) == 0 {
 		return nil
 	}
 
 	// Some partitions can be released although others have failed.
-	tails, err := s.session.Retry(ctx)
+	tails, err := k.session.Retry(ctx)
 	if len(tails) > 0 {
-		if e := s.admitTails(ctx, tails); e != nil {
+		if e := k.admitTails(ctx, tails); e != nil {
 			return e
 		}
 	}
 
-	s.mu.Lock()
-	defer s.mu.Unlock()
+	k.sink.mu.Lock()
+	defer k.sink.mu.Unlock()
 	now := time.Now()
-	for tp, reason := range s.session.Quarantined() {
-		if p := s.findPartitionLocked(tp); p != nil {
+	for tp, reason := range k.session.Quarantined() {
+		if p := k.sink.findPartitionLocked(tp); p != nil {
 			p.setObstacle(obstacle{kindQuarantined, reason}, now)
 		}
 	}
@@ -97,48 +105,49 @@ func (s *Sink) findPartitionLocked(tp record.TopicPartition) *partition {
 
 // admitTails saves the offsets of released partitions and opens them. It retries the save until it
 // succeeds, because the fence has released the partitions already.
-func (s *Sink) admitTails(ctx context.Context, tails map[record.TopicPartition]*fence.Tail) error {
+func (k *keeper) admitTails(ctx context.Context, tails map[record.TopicPartition]*fence.Tail) error {
 	offsets := map[string][]int64{}
-	s.mu.Lock()
+	k.sink.mu.Lock()
 	for tp, tail := range tails {
-		if p := s.findPartitionLocked(tp); p != nil {
+		if p := k.sink.findPartitionLocked(tp); p != nil {
 			setOffset(offsets, tp, tail.From)
 		}
 	}
-	s.mu.Unlock()
+	k.sink.mu.Unlock()
 
 	err := retry.Do(ctx, retry.Reopen, func(ctx context.Context) error {
-		return s.claims.Save(ctx, s.session.Senders(), offsets)
+		return k.sink.claims.Save(ctx, k.session.Senders(), offsets)
 	}, func(err error, _ time.Duration) {
-		s.log.Warn("saving released partitions failed; retrying", "error", err)
+		k.sink.log.Warn("saving released partitions failed; retrying", "error", err)
 	})
 	if err != nil {
 		return fmt.Errorf("saving released partitions: %w", err)
 	}
 
 	for tp, tail := range tails {
-		s.mu.Lock()
-		p := s.findPartitionLocked(tp)
-		s.mu.Unlock()
+		k.sink.mu.Lock()
+		p := k.sink.findPartitionLocked(tp)
+		k.sink.mu.Unlock()
 		if p == nil {
 			continue
 		}
 
-		s.acks.Restore(tp, tail.From)
-		s.mu.Lock()
-		s.openPartitionLocked(p, tail)
-		s.mu.Unlock()
-		s.log.Info("partition is released", "topic", tp.Topic, "partition", tp.Partition, "read_back", tail.Next-tail.From)
+		k.sink.acks.Restore(tp, tail.From)
+		k.sink.mu.Lock()
+		k.openPartitionLocked(p, tail)
+		k.sink.mu.Unlock()
+		k.sink.log.Info("partition is released",
+			"topic", tp.Topic, "partition", tp.Partition, "read_back", tail.Next-tail.From)
 	}
-	s.Flush()
+	k.sink.Flush()
 	return nil
 }
 
 // openPartitionLocked opens a partition that was in quarantine. Of the records that have waited, it
 // acks the hits of the read-back and sends the others.
-func (s *Sink) openPartitionLocked(p *partition, tail *fence.Tail) {
-	p.topic.hitsLeft += tail.Hits.Len() - p.hits.Len()
-	p.hits, p.unreadStretch = tail.Hits, tail.OutOfRange || tail.Truncated
+func (k *keeper) openPartitionLocked(p *partition, tail *fence.Tail) {
+	p.topic.hitsLeft += tail.Hits.Len() - p.readBack.hits.Len()
+	p.readBack.hits, p.readBack.incomplete = tail.Hits, tail.OutOfRange || tail.Truncated
 	p.quarantine = false
 	p.clearObstacle()
 	p.ackedEnd, p.lastUsed, p.nextSeq = max(p.ackedEnd, tail.Next), time.Now(), 0
@@ -148,13 +157,14 @@ func (s *Sink) openPartitionLocked(p *partition, tail *fence.Tail) {
 	for _, b := range held {
 		err := forEachRecord(b, func(i int, rec *record.Record) {
 			rec.Topic, rec.Partition = p.tp.Topic, p.tp.Partition
-			s.resendLocked(p.topic, rec, b.tickets[i])
+			k.sink.resendLocked(p.topic, rec, b.tickets[i])
 		})
 		if err != nil {
-			s.failLocked(fmt.Errorf("%w: decoding records that waited in %s-%d: %w", ErrBroken, p.tp.Topic, p.tp.Partition, err))
+			k.sink.failLocked(fmt.Errorf("%w: decoding records that waited in %s-%d: %w",
+				ErrBroken, p.tp.Topic, p.tp.Partition, err))
 		}
-		s.tickets.put(b.tickets)
-		s.releaseBatchLocked(b)
+		k.sink.batches.tickets.put(b.tickets)
+		k.sink.batches.releaseBatchLocked(b)
 	}
 
 	// The hits contain records that were given back, and side deliveries of an earlier owner.
@@ -162,36 +172,36 @@ func (s *Sink) openPartitionLocked(p *partition, tail *fence.Tail) {
 
 	// N8: these records are looked up only when their turn comes, which may be late. Until then the
 	// stored offset must not pass them.
-	if low := p.hits.Lowest(); low >= 0 {
-		s.holder.Found(p.tp, low)
+	if low := p.readBack.hits.Lowest(); low >= 0 {
+		k.sink.parker.holder.Found(p.tp, low)
 	}
 
 	// After the replay, no record that follows can have been sent before.
-	if !s.replaying {
+	if !k.sink.replaying {
 		p.topic.dropHitsLocked()
 	}
-	s.markReadyLocked(p)
-	s.unparkLocked(p)
+	p.markReadyLocked()
+	k.sink.parker.unparkLocked(p)
 }
 
 // keepAlive writes to partitions that Kafka would otherwise expire (H1, H2), at most [aliveChunk] of
 // them. Each takes some requests, and the quarantine must be checked in between. It reports whether
 // more partitions are left.
-func (s *Sink) keepAlive(ctx context.Context) (more bool, err error) {
-	idle, spare, more := s.quietPartitions()
+func (k *keeper) keepAlive(ctx context.Context) (more bool, err error) {
+	idle, spare, more := k.quietPartitions()
 	if len(idle)+len(spare) == 0 {
 		return false, nil
 	}
-	return more, s.session.KeepAlive(ctx, idle, spare)
+	return more, k.session.KeepAlive(ctx, idle, spare)
 }
 
 // quietPartitions returns partitions that have had no batch of ours for long, and some random other
 // partitions. It reports whether more partitions have had no batch.
-func (s *Sink) quietPartitions() (idle, spare []record.TopicPartition, more bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	now, after := time.Now(), s.expiry.IdleAfter()
-	for _, t := range s.topics {
+func (k *keeper) quietPartitions() (idle, spare []record.TopicPartition, more bool) {
+	k.sink.mu.Lock()
+	defer k.sink.mu.Unlock()
+	now, after := time.Now(), k.expiry.IdleAfter()
+	for _, t := range k.sink.topics {
 		for _, p := range t.partitions {
 			switch {
 			case p.quarantine:
@@ -217,11 +227,11 @@ func (s *Sink) quietPartitions() (idle, spare []record.TopicPartition, more bool
 // It pauses the lanes and waits until nothing is in flight. A partition with a batch that may still
 // arrive stays open for the old id, so that the next sink reads it up to the old id's marker. If the
 // next generation cannot be acquired, the sink continues with the old id.
-func (s *Sink) moveToNextGeneration(ctx context.Context) (err error) {
-	s.setPaused(true)
+func (k *keeper) moveToNextGeneration(ctx context.Context) (err error) {
+	k.setPaused(true)
 	defer func() {
 		if err != nil {
-			s.setPaused(false)
+			k.setPaused(false)
 		}
 	}()
 
@@ -231,15 +241,17 @@ func (s *Sink) moveToNextGeneration(ctx context.Context) (err error) {
 		if err := retry.Sleep(ctx, settlePoll); err != nil {
 			return err
 		}
-		busy, unsettled, ends = s.inDoubt()
+		busy, unsettled, ends = k.inDoubt()
 	}
 
-	if _, err := s.session.NextGeneration(ctx, unsettled, ends); err != nil {
+	if _, err := k.session.NextGeneration(ctx, unsettled, ends); err != nil {
 		return fmt.Errorf("taking the next generation: %w", err)
 	}
 	err = retry.Do(ctx, retry.Reopen, func(ctx context.Context) error {
-		return s.claims.Save(ctx, s.session.Senders(), nil)
-	}, func(err error, _ time.Duration) { s.log.Warn("saving the new sender failed; retrying", "error", err) })
+		return k.sink.claims.Save(ctx, k.session.Senders(), nil)
+	}, func(err error, _ time.Duration) {
+		k.sink.log.Warn("saving the new sender failed; retrying", "error", err)
+	})
 	if err != nil {
 		return fmt.Errorf("saving the new sender: %w", err)
 	}
@@ -247,20 +259,20 @@ func (s *Sink) moveToNextGeneration(ctx context.Context) (err error) {
 }
 
 // setPaused stops lanes from sending, or lets them continue.
-func (s *Sink) setPaused(paused bool) {
-	s.mu.Lock()
-	s.paused = paused
-	s.mu.Unlock()
-	s.Flush()
+func (k *keeper) setPaused(paused bool) {
+	k.sink.mu.Lock()
+	k.sink.paused = paused
+	k.sink.mu.Unlock()
+	k.sink.Flush()
 }
 
 // inDoubt reports whether something is in flight. It returns the partitions that may contain an
 // unacknowledged batch, and the ends of the acked records.
-func (s *Sink) inDoubt() (busy bool, unsettled []record.TopicPartition, ends map[string][]int64) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
+func (k *keeper) inDoubt() (busy bool, unsettled []record.TopicPartition, ends map[string][]int64) {
+	k.sink.mu.Lock()
+	defer k.sink.mu.Unlock()
 	ends = map[string][]int64{}
-	for _, t := range s.topics {
+	for _, t := range k.sink.topics {
 		list := make([]int64, len(t.partitions))
 		for i, p := range t.partitions {
 			busy = busy || p.busy

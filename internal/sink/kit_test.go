@@ -21,6 +21,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+	"github.com/outrelay/outrelay/internal/fence"
 	"github.com/outrelay/outrelay/internal/kafkawire"
 	"github.com/outrelay/outrelay/internal/metrics"
 	"github.com/outrelay/outrelay/internal/record"
@@ -277,9 +278,11 @@ func newClient(tb testing.TB, cfg testConfig) *kafkawire.Client {
 	if cfg.Brokers == nil {
 		cfg.Brokers, cfg.Patience = stacktest.Brokers(tb), testTimeout/2
 	}
-	c, err := kafkawire.NewClient(kafkawire.Config{
-		Brokers: cfg.Brokers, TLS: cfg.TLS, SASL: cfg.SASL, Dial: cfg.Dial, Patience: cfg.Patience,
-	})
+	conn := kafkawire.Config{Brokers: cfg.Brokers, TLS: cfg.TLS, Dial: cfg.Dial, Patience: cfg.Patience}
+	if cfg.SASL != nil {
+		conn.SASL = cfg.SASL
+	}
+	c, err := kafkawire.NewClient(conn)
 	if err != nil {
 		tb.Fatal(err)
 	}
@@ -302,7 +305,7 @@ func newOpener(tb testing.TB, cfg testConfig) *Opener {
 		tb.Fatal(err)
 	}
 	if cfg.Brokers == nil {
-		o.patience, o.fence.Timeout = testTimeout/2, testTimeout/2
+		o.patience = testTimeout / 2
 	}
 	return o
 }
@@ -336,7 +339,7 @@ func openSink(tb testing.TB, u sinkOptions) *testSink {
 	ctx, cancel := context.WithTimeout(tb.Context(), testTimeout)
 	defer cancel()
 	var err error
-	to := TakeOver{TransactionalID: u.txid, Senders: senders, Offsets: offsets, LeaseValid: u.gate, Holder: u.holder}
+	to := TakeOver{Holder: u.holder, Fence: fence.In{TransactionalID: u.txid, Senders: senders, Offsets: offsets, Gate: u.gate}}
 	r.Sink, err = r.opener.Open(ctx, to, r.claims, r.acks)
 	if err != nil {
 		tb.Fatal(err)

@@ -24,6 +24,7 @@ type laneID struct {
 // waits behind another request on the connection.
 type lane struct {
 	id   laneID
+	sink *Sink
 	wake chan struct{}
 
 	// Guarded by the sink's lock.
@@ -48,6 +49,34 @@ func (l *lane) isLateLocked(now time.Time) bool {
 	return !l.requestBegan.IsZero() && now.Sub(l.requestBegan) > slowRequest
 }
 
+// laneSet has the lanes of the sink. The sink's lock guards it.
+type laneSet struct {
+	sink      *Sink
+	perBroker int
+	byID      map[laneID]*lane
+	start     func(*lane) // starts a lane's goroutine; nil before Run
+}
+
+// findOrAddLaneLocked returns the lane of p at its leader broker. Slow partitions share one extra
+// lane. Kafka responds to a request when all of its partitions are done, so a partition whose
+// requests time out would delay all other partitions of the broker.
+func (ls *laneSet) findOrAddLaneLocked(broker int32, p *partition) *lane {
+	id := laneID{broker, int(p.tp.Partition) % ls.perBroker}
+	if p.slow {
+		id.index = ls.perBroker
+	}
+
+	l := ls.byID[id]
+	if l == nil {
+		l = &lane{id: id, sink: ls.sink, wake: make(chan struct{}, 1)}
+		ls.byID[id] = l
+		if ls.start != nil {
+			ls.start(l)
+		}
+	}
+	return l
+}
+
 // flight is one partition's share of a request. The batch belongs to the lane until settleRequest.
 type flight struct {
 	partition *partition
@@ -65,13 +94,13 @@ var partitionBackoff = retry.Policy{Base: 4 * time.Millisecond, Cap: 200 * time.
 const gatePoll = 10 * time.Millisecond
 
 // sendLoop sends requests until ctx ends.
-func (l *lane) sendLoop(ctx context.Context, s *Sink) {
-	stop := context.AfterFunc(ctx, func() { s.cutLink(l) })
+func (l *lane) sendLoop(ctx context.Context) {
+	stop := context.AfterFunc(ctx, func() { l.cutLink() })
 	defer stop()
-	defer s.cutLink(l)
+	defer l.cutLink()
 
 	for {
-		if !s.fillRequest(l) {
+		if !l.fillRequest() {
 			select {
 			case <-l.wake:
 				continue
@@ -80,15 +109,15 @@ func (l *lane) sendLoop(ctx context.Context, s *Sink) {
 			}
 		}
 
-		err := l.sendRequest(ctx, s)
-		s.settleRequest(l, err)
+		err := l.sendRequest(ctx)
+		l.settleRequest(err)
 		if err == nil {
 			l.failures = 0
 			continue
 		}
 
 		l.failures++
-		wake(s.renewWake)
+		wake(l.sink.refresher.wake)
 		if retry.Sleep(ctx, laneBackoff.Delay(l.failures)) != nil {
 			return
 		}
@@ -97,11 +126,11 @@ func (l *lane) sendLoop(ctx context.Context, s *Sink) {
 
 // fillRequest moves partitions from the ready list into the next request, and freezes their head
 // batches. It reports whether there is something to send.
-func (s *Sink) fillRequest(l *lane) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
+func (l *lane) fillRequest() bool {
+	l.sink.mu.Lock()
+	defer l.sink.mu.Unlock()
 	l.request = l.request[:0]
-	if s.paused {
+	if l.sink.paused {
 		return false
 	}
 
@@ -113,14 +142,14 @@ func (s *Sink) fillRequest(l *lane) bool {
 		if b.sealed != nil {
 			size = len(b.sealed)
 		}
-		if total > 0 && total+size > s.c.cfg.MaxRequestBytes {
+		if total > 0 && total+size > l.sink.c.cfg.MaxRequestBytes {
 			break
 		}
 
 		n++
 		p.ready = false
-		s.freezeLocked(p, b, now)
-		if s.ended != nil {
+		l.freezeLocked(p, b, now)
+		if l.sink.ended != nil {
 			return false
 		}
 
@@ -138,7 +167,7 @@ func (s *Sink) fillRequest(l *lane) bool {
 // freezeLocked fixes the boundaries and the sequence of the head b. A batch that was sent before
 // keeps them. If it is so old that the broker may have forgotten the producer's state, the sink
 // ends: the broker would append the batch a second time (H2).
-func (s *Sink) freezeLocked(p *partition, b *pending, now time.Time) {
+func (l *lane) freezeLocked(p *partition, b *pending, now time.Time) {
 	if p.openBatch == b {
 		p.openBatch = nil
 	}
@@ -148,19 +177,20 @@ func (s *Sink) freezeLocked(p *partition, b *pending, now time.Time) {
 		return
 	}
 
-	limit := s.expiry.ProducerID / 2
+	limit := l.sink.keeper.expiry.ProducerID / 2
 	if b.maybeAppended && limit > 0 && now.Sub(b.firstSent) > limit {
-		s.failLocked(fmt.Errorf("%w: a batch for %s-%d has had no definite response for %s; the broker may have forgotten it",
+		l.sink.failLocked(fmt.Errorf("%w: a batch for %s-%d has had no definite response for %s; "+
+			"the broker may have forgotten it",
 			ErrBroken, p.tp.Topic, p.tp.Partition, now.Sub(b.firstSent).Round(time.Second)))
 	}
 }
 
 // sendRequest seals the batches of l.request, writes one request and reads its response into
 // l.results.
-func (l *lane) sendRequest(ctx context.Context, s *Sink) error {
+func (l *lane) sendRequest(ctx context.Context) error {
 	l.wrote = false
 	for _, f := range l.request {
-		if err := s.sealBatch(f.batch); err != nil {
+		if err := l.sealBatch(f.batch); err != nil {
 			return err
 		}
 	}
@@ -177,18 +207,19 @@ func (l *lane) sendRequest(ctx context.Context, s *Sink) error {
 
 	l.batches = l.batches[:0]
 	for _, f := range l.request {
-		b := kafkawire.PartitionBatch{Topic: f.partition.tp.Topic, Partition: f.partition.tp.Partition, Sealed: f.batch.sealed}
+		tp := &f.partition.tp
+		b := kafkawire.PartitionBatch{Topic: tp.Topic, Partition: tp.Partition, Sealed: f.batch.sealed}
 		l.batches = append(l.batches, b)
 	}
 
-	k, err := l.ensureLink(ctx, s)
+	k, err := l.ensureLink(ctx)
 	if err != nil {
 		return err
 	}
 
 	// N2: nothing is produced after the local deadline. A suspended process can wake up anywhere, so
 	// this is the last step before the write.
-	for !s.gate() {
+	for !l.sink.gate() {
 		if err := retry.Sleep(ctx, gatePoll); err != nil {
 			return err
 		}
@@ -196,15 +227,15 @@ func (l *lane) sendRequest(ctx context.Context, s *Sink) error {
 
 	crash.At("before-produce")
 	l.wrote = true
-	l.results, err = l.producer.Produce(k, s.c.cfg.RequestTimeout, l.batches, l.results[:0])
+	l.results, err = l.producer.Produce(k, l.sink.c.cfg.RequestTimeout, l.batches, l.results[:0])
 	crash.At("after-produce-before-ack")
 
-	s.mu.Lock()
+	l.sink.mu.Lock()
 	l.lastDuration, l.requestBegan = time.Since(l.requestBegan), time.Time{}
-	s.mu.Unlock()
+	l.sink.mu.Unlock()
 	if err != nil {
-		s.cutLink(l)
-		s.c.kafka.MarkFailed(k.Addr())
+		l.cutLink()
+		l.sink.c.kafka.MarkFailed(k.Addr())
 		return fmt.Errorf("producing to %s: %w", k.Addr(), err)
 	}
 	return nil
@@ -212,22 +243,22 @@ func (l *lane) sendRequest(ctx context.Context, s *Sink) error {
 
 // sealBatch encodes the header and compresses. The lane does this instead of Send, because it owns
 // the frozen heads of its partitions and needs no lock for them.
-func (s *Sink) sealBatch(b *pending) error {
+func (l *lane) sealBatch(b *pending) error {
 	if b.sealed != nil {
 		return nil
 	}
-	codec := s.codec
+	codec := l.sink.codec
 	if b.uncompressed {
 		codec = batch.None()
 	}
 
-	s.mu.Lock()
-	producer := s.producer
+	l.sink.mu.Lock()
+	producer := l.sink.producer
 	var dst []byte
 	if !codec.IsNone() {
-		dst = s.freeBuffers.get(batch.BufferSize(b.builder.Len() / 2))
+		dst = l.sink.batches.freeBuffers.get(batch.BufferSize(b.builder.Len() / 2))
 	}
-	s.mu.Unlock()
+	l.sink.mu.Unlock()
 
 	sealed, err := b.builder.Seal(codec, dst, producer, b.seq)
 	if err != nil {
@@ -236,11 +267,11 @@ func (s *Sink) sealBatch(b *pending) error {
 
 	// If the records are needed again, forEachRecord finds them in the compressed batch.
 	if !codec.IsNone() {
-		s.mu.Lock()
-		s.freeBuffers.put(b.builder.Buffer())
+		l.sink.mu.Lock()
+		l.sink.batches.freeBuffers.put(b.builder.Buffer())
 		b.builder.Forget()
 		b.compressed = sealed
-		s.mu.Unlock()
+		l.sink.mu.Unlock()
 	}
 	b.sealed = sealed
 	return nil
@@ -248,14 +279,14 @@ func (s *Sink) sealBatch(b *pending) error {
 
 // ensureLink returns the lane's link. It dials a new one if there is none, if it was idle for too
 // long, or if the broker has another address now.
-func (l *lane) ensureLink(ctx context.Context, s *Sink) (*kafkawire.Link, error) {
-	addr := s.c.kafka.Layout().Brokers[l.id.broker]
-	s.mu.Lock()
+func (l *lane) ensureLink(ctx context.Context) (*kafkawire.Link, error) {
+	addr := l.sink.c.kafka.Layout().Brokers[l.id.broker]
+	l.sink.mu.Lock()
 	k := l.link
-	s.mu.Unlock()
+	l.sink.mu.Unlock()
 
 	if k != nil && (k.Addr() != addr || k.IsStale()) {
-		s.cutLink(l)
+		l.cutLink()
 		k = nil
 	}
 	if addr == "" {
@@ -264,17 +295,17 @@ func (l *lane) ensureLink(ctx context.Context, s *Sink) (*kafkawire.Link, error)
 
 	dialCtx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	s.mu.Lock()
+	l.sink.mu.Lock()
 	l.requestBegan, l.abortDial = time.Now(), cancel
-	s.mu.Unlock()
+	l.sink.mu.Unlock()
 
 	var err error
 	if k == nil {
-		k, err = s.c.kafka.Dial(dialCtx, addr)
+		k, err = l.sink.c.kafka.Dial(dialCtx, addr)
 	}
 
-	s.mu.Lock()
-	defer s.mu.Unlock()
+	l.sink.mu.Lock()
+	defer l.sink.mu.Unlock()
 	l.abortDial = nil
 	if err == nil && ctx.Err() != nil {
 		k.Close()
@@ -289,9 +320,9 @@ func (l *lane) ensureLink(ctx context.Context, s *Sink) (*kafkawire.Link, error)
 }
 
 // cutLink closes the lane's link. A request in flight fails at once.
-func (s *Sink) cutLink(l *lane) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
+func (l *lane) cutLink() {
+	l.sink.mu.Lock()
+	defer l.sink.mu.Unlock()
 	l.interruptLocked()
 	l.link = nil
 }

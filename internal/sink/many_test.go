@@ -59,11 +59,11 @@ func TestOpenBatchesOfManyPartitionsKeepToTheBudget(t *testing.T) {
 			held += cap(p.queue[0].builder.Buffer())
 		}
 	}
-	if most := 2*int(r.unresolvedBytes) + DefaultParkBytes/2; held > most {
-		t.Errorf("%d records of %d bytes hold %d bytes, want at most %d", topics*partitions, r.unresolvedBytes, held, most)
+	if most := 2*int(r.batches.unresolvedBytes) + DefaultParkBytes/2; held > most {
+		t.Errorf("%d records of %d bytes hold %d bytes, want at most %d", topics*partitions, r.batches.unresolvedBytes, held, most)
 	}
-	if r.liveBatches != topics*partitions {
-		t.Errorf("%d live batches, want %d", r.liveBatches, topics*partitions)
+	if r.batches.liveBatches != topics*partitions {
+		t.Errorf("%d live batches, want %d", r.batches.liveBatches, topics*partitions)
 	}
 }
 
@@ -76,7 +76,7 @@ func TestQuietPartitionsAreKeptAliveSomeAtATime(t *testing.T) {
 	r.mu.Lock()
 	for _, top := range r.topics {
 		for _, p := range top.partitions {
-			p.lastUsed = time.Now().Add(-r.expiry.IdleAfter() - time.Second)
+			p.lastUsed = time.Now().Add(-r.keeper.expiry.IdleAfter() - time.Second)
 		}
 	}
 	r.mu.Unlock()
@@ -84,7 +84,7 @@ func TestQuietPartitionsAreKeptAliveSomeAtATime(t *testing.T) {
 	total, rounds := 0, 0
 	for more := true; more; rounds++ {
 		var n int
-		idle, _, again := r.quietPartitions()
+		idle, _, again := r.keeper.quietPartitions()
 		if n = len(idle); n > aliveChunk {
 			t.Fatalf("%d partitions in one round, want at most %d", n, aliveChunk)
 		}
@@ -117,7 +117,7 @@ func TestLimitsThatCouldNotBeReadAreReadLater(t *testing.T) {
 
 	away.Store(false)
 	stacktest.Eventually(t, "the limit is read", func() bool {
-		wake(r.renewWake)
+		wake(r.refresher.wake)
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		return r.topics["a"].maxBytes > 0

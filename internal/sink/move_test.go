@@ -23,19 +23,19 @@ func TestN04_AMoveThatFailsChangesNothing(t *testing.T) {
 	r.acks.waitResolved(1)
 
 	kc.Fault(kfake.Fault{Keys: []kmsg.Key{kmsg.InitProducerID}, Err: kerr.TransactionalIDAuthorizationFailed, Count: 1})
-	before := r.session.Senders()
+	before := r.keeper.session.Senders()
 	ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
 	defer cancel()
-	if err := r.moveToNextGeneration(ctx); !errors.Is(err, kafka.TransactionalIDAuthorizationFailed) {
+	if err := r.keeper.moveToNextGeneration(ctx); !errors.Is(err, kafka.TransactionalIDAuthorizationFailed) {
 		t.Fatalf("the move ended with %v, want TransactionalIDAuthorizationFailed", err)
 	}
 
-	after := r.session.Senders()
+	after := r.keeper.session.Senders()
 	if len(after) != len(before) || after[len(after)-1].Generation != before[len(before)-1].Generation {
 		t.Errorf("senders %+v after the failed move, want %+v", after, before)
 	}
-	if r.producer != batch.Producer(r.session.Producer()) {
-		t.Errorf("the sink sends as %+v, want the session's producer %+v", r.producer, r.session.Producer())
+	if r.producer != batch.Producer(r.keeper.session.Producer()) {
+		t.Errorf("the sink sends as %+v, want the session's producer %+v", r.producer, r.keeper.session.Producer())
 	}
 
 	r.sequence(t, "a", 1, 2)

@@ -46,8 +46,15 @@ func (o obstacle) parksPartition() bool {
 // rejects counts as missing.
 func (o obstacle) parksTopic() bool { return o.parksPartition() || o.kind == kindRefused }
 
-// maxObstructedBytes returns how much memory the records of an obstructed target may hold.
-func (s *Sink) maxObstructedBytes() int { return int(s.c.cfg.ParkBytes / 4) }
+// parker parks targets that cannot be written, and gives their records back. It works on the topics of
+// the sink under the sink's lock.
+type parker struct {
+	sink          *Sink
+	holder        record.Holder
+	parkAfter     time.Duration // N11: a target is parked that cannot be written for this time
+	maxObstructed int           // the memory that the records of an obstructed target may hold
+	wake          chan struct{} // one token: a target holds too much memory
+}
 
 // reservedBytes returns the memory that the records of batches have reserved.
 func reservedBytes(queue []*pending) int {
@@ -70,60 +77,60 @@ func (t *topic) obstructedBytes() int {
 }
 
 // runParker parks targets that cannot be written, until ctx ends.
-func (s *Sink) runParker(ctx context.Context) error {
-	tick := time.NewTicker(min(max(s.c.cfg.ParkAfter/8, 5*time.Millisecond), time.Second))
+func (pk *parker) runParker(ctx context.Context) error {
+	tick := time.NewTicker(min(max(pk.parkAfter/8, 5*time.Millisecond), time.Second))
 	defer tick.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-tick.C:
-		case <-s.parkWake:
+		case <-pk.wake:
 		}
-		s.parkUnwritable(time.Now())
+		pk.parkUnwritable(time.Now())
 	}
 }
 
 // parkUnwritable parks all targets that must be parked now. It ends the sink if a partition has to
 // be read back and has a leader again.
-func (s *Sink) parkUnwritable(now time.Time) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	full := s.stallsOthersLocked(now)
-	for _, t := range s.topics {
+func (pk *parker) parkUnwritable(now time.Time) {
+	pk.sink.mu.Lock()
+	defer pk.sink.mu.Unlock()
+	full := pk.stallsOthersLocked(now)
+	for _, t := range pk.sink.topics {
 		anyParked := false
 		for _, p := range t.partitions {
-			if s.ended != nil {
+			if pk.sink.ended != nil {
 				return
 			}
-			if !p.busy && s.mustParkLocked(p, now, full) {
-				s.parkPartitionLocked(p, now)
+			if !p.busy && pk.mustParkLocked(p, now, full) {
+				pk.parkPartitionLocked(p, now)
 			}
-			if p.needsReadBack && p.lane != nil && s.c.mayReopen(now) {
-				s.failLocked(fmt.Errorf("%w: a batch may be in %s-%d, which could not be written",
+			if p.needsReadBack && p.lane != nil && pk.sink.c.mayReopen(now) {
+				pk.sink.failLocked(fmt.Errorf("%w: a batch may be in %s-%d, which could not be written",
 					ErrReopen, p.tp.Topic, p.tp.Partition))
 			}
 			anyParked = anyParked || p.parked
 		}
 
-		if !t.parked && !t.isReady() && s.ended == nil && s.mustParkTopicLocked(t, anyParked, now) {
-			s.parkTopicLocked(t)
+		if !t.parked && !t.isReady() && pk.sink.ended == nil && pk.mustParkTopicLocked(t, anyParked, now) {
+			pk.parkTopicLocked(t)
 		}
 	}
 }
 
 // stallsOthersLocked reports whether partitions that brokers defer would soon stop all others: the
 // memory or the window is nearly full, and a deferred partition holds its low end.
-func (s *Sink) stallsOthersLocked(now time.Time) bool {
-	low, stream, side := s.holder.MemoryPressure()
+func (pk *parker) stallsOthersLocked(now time.Time) bool {
+	low, stream, side := pk.holder.MemoryPressure()
 	if !stream && !side {
 		return false
 	}
 
 	holdsLowEnd := func(k record.Ticket) bool { return stream && k == low || side && k.IsSide() }
-	for _, t := range s.topics {
+	for _, t := range pk.sink.topics {
 		for _, p := range t.partitions {
-			if s.isDeferredLocked(p, now) && slices.ContainsFunc(p.queue[0].tickets, holdsLowEnd) {
+			if pk.isDeferredLocked(p, now) && slices.ContainsFunc(p.queue[0].tickets, holdsLowEnd) {
 				return true
 			}
 		}
@@ -132,26 +139,26 @@ func (s *Sink) stallsOthersLocked(now time.Time) bool {
 }
 
 // isDeferredLocked reports whether brokers have deferred the queued records of p for ParkAfter.
-func (s *Sink) isDeferredLocked(p *partition, now time.Time) bool {
-	return p.obstacle.kind == kindRefused && now.Sub(p.since) >= s.c.cfg.ParkAfter && len(p.queue) > 0
+func (pk *parker) isDeferredLocked(p *partition, now time.Time) bool {
+	return p.obstacle.kind == kindRefused && now.Sub(p.since) >= pk.parkAfter && len(p.queue) > 0
 }
 
 // mustParkLocked reports whether the queued records of p must be given back. Records that brokers
 // only defer wait, unless the topic takes more than its share of the memory, or full means that
 // they would stop all others.
-func (s *Sink) mustParkLocked(p *partition, now time.Time, full bool) bool {
+func (pk *parker) mustParkLocked(p *partition, now time.Time, full bool) bool {
 	if p.parked {
-		return s.probeFailedLocked(p, now)
+		return pk.probeFailedLocked(p, now)
 	}
 	if p.obstacle.parksPartition() {
-		return now.Sub(p.unwritableSince) >= s.c.cfg.ParkAfter || p.topic.obstructedBytes() > s.maxObstructedBytes()
+		return now.Sub(p.unwritableSince) >= pk.parkAfter || p.topic.obstructedBytes() > pk.maxObstructed
 	}
-	return s.isDeferredLocked(p, now) && (full || p.topic.obstructedBytes() > s.maxObstructedBytes())
+	return pk.isDeferredLocked(p, now) && (full || p.topic.obstructedBytes() > pk.maxObstructed)
 }
 
 // probeFailedLocked reports whether records that were let through to a parked partition must be
 // given back: at once if they were certainly not appended.
-func (s *Sink) probeFailedLocked(p *partition, now time.Time) bool {
+func (pk *parker) probeFailedLocked(p *partition, now time.Time) bool {
 	switch {
 	case len(p.queue) == 0:
 		return false
@@ -160,16 +167,16 @@ func (s *Sink) probeFailedLocked(p *partition, now time.Time) bool {
 	case !p.queue[0].maybeAppended:
 		return p.queue[0].frozen || p.lane == nil
 	}
-	return p.obstacle.kind != kindUnreachable && now.Sub(p.probedAt) >= s.c.cfg.ParkAfter
+	return p.obstacle.kind != kindUnreachable && now.Sub(p.probedAt) >= pk.parkAfter
 }
 
 // mayProbeLocked reports whether a record may be let through to the parked partition p. Records are
 // let through one at a time, and the response shows whether the partition can be written again.
-func (s *Sink) mayProbeLocked(p *partition, now time.Time) bool {
+func (pk *parker) mayProbeLocked(p *partition, now time.Time) bool {
 	if !p.probing || p.needsReadBack || p.quarantine || p.lane == nil || p.busy || len(p.queue) > 0 {
 		return false
 	}
-	if now.Sub(p.probedAt) < min(refusedRetry, s.c.cfg.ParkAfter) {
+	if now.Sub(p.probedAt) < min(refusedRetry, pk.parkAfter) {
 		return false
 	}
 	p.probedAt = now
@@ -178,31 +185,31 @@ func (s *Sink) mayProbeLocked(p *partition, now time.Time) bool {
 
 // mustParkTopicLocked reports whether a topic that is not ready must be parked: it cannot be adopted,
 // or it grows and does not drain because anyParked of its partitions is parked.
-func (s *Sink) mustParkTopicLocked(t *topic, anyParked bool, now time.Time) bool {
+func (pk *parker) mustParkTopicLocked(t *topic, anyParked bool, now time.Time) bool {
 	if t.obstacle.parksTopic() {
-		return now.Sub(t.unwritableSince) >= s.c.cfg.ParkAfter || reservedBytes(t.waiting) > s.maxObstructedBytes()
+		return now.Sub(t.unwritableSince) >= pk.parkAfter || reservedBytes(t.waiting) > pk.maxObstructed
 	}
 	return t.growing && anyParked
 }
 
 // parkPartitionLocked gives back the queued records of p. The head must not be in flight.
-func (s *Sink) parkPartitionLocked(p *partition, now time.Time) {
+func (pk *parker) parkPartitionLocked(p *partition, now time.Time) {
 	if len(p.queue) > 0 && p.queue[0].maybeAppended {
 		p.needsReadBack = true
 	}
 
 	// The hits are also needed after the replay, for the records that were queued when it ended.
-	if p.quarantine && (s.replaying || p.hitsKept) {
+	if p.quarantine && (pk.sink.replaying || p.readBack.kept) {
 		p.keepHits()
 	}
 
 	queue := p.queue
 	p.queue, p.openBatch = nil, nil
-	s.unmarkReadyLocked(p)
-	n, stream := s.withdrawBatchesLocked(p.topic, queue)
+	p.unmarkReadyLocked()
+	n, stream := pk.withdrawBatchesLocked(p.topic, queue)
 	if !p.parked {
 		p.parked = true
-		s.log.Warn("partition is parked; its records are sent when it can be written again",
+		pk.sink.log.Warn("partition is parked; its records are sent when it can be written again",
 			"topic", p.tp.Topic, "partition", p.tp.Partition, "reason", p.obstacle.text, "records", n)
 	}
 
@@ -213,42 +220,42 @@ func (s *Sink) parkPartitionLocked(p *partition, now time.Time) {
 }
 
 // parkTopicLocked gives back the records that wait for t.
-func (s *Sink) parkTopicLocked(t *topic) {
+func (pk *parker) parkTopicLocked(t *topic) {
 	waiting := t.waiting
 	t.waiting, t.parked = nil, true
 
 	// None of the records was looked up in the read-back.
-	if s.replaying || t.hitsLeft > 0 {
+	if pk.sink.replaying || t.hitsLeft > 0 {
 		for _, p := range t.partitions {
 			p.keepHits()
 		}
 	}
 
-	n, stream := s.withdrawBatchesLocked(t, waiting)
-	s.log.Warn("topic is parked; its records are sent when it can be written again",
+	n, stream := pk.withdrawBatchesLocked(t, waiting)
+	pk.sink.log.Warn("topic is parked; its records are sent when it can be written again",
 		"topic", t.name, "reason", t.obstacle.text, "records", n)
 	t.turnedAway = stream
 }
 
 // withdrawBatchesLocked gives the records of batches back to the Holder. It returns the number of
 // records, and how many of them belong to the stream.
-func (s *Sink) withdrawBatchesLocked(t *topic, queue []*pending) (n, stream int) {
+func (pk *parker) withdrawBatchesLocked(t *topic, queue []*pending) (n, stream int) {
 	var list []record.Withdrawn
 	for _, b := range queue {
 		err := forEachRecord(b, func(i int, rec *record.Record) {
 			list = append(list, newWithdrawn(t, rec, b.tickets[i], nil, record.ErrParked))
 		})
 		if err != nil {
-			s.failLocked(fmt.Errorf("%w: decoding records to park of topic %q: %w", ErrBroken, t.name, err))
+			pk.sink.failLocked(fmt.Errorf("%w: decoding records to park of topic %q: %w", ErrBroken, t.name, err))
 			return 0, 0
 		}
 	}
 
 	for _, b := range queue {
-		s.tickets.put(b.tickets)
-		s.releaseBatchLocked(b)
+		pk.sink.batches.tickets.put(b.tickets)
+		pk.sink.batches.releaseBatchLocked(b)
 	}
-	s.withdrawLocked(list)
+	pk.withdrawLocked(list)
 
 	for i := range list {
 		if !list[i].Ticket.IsSide() {
@@ -275,7 +282,7 @@ func newWithdrawn(t *topic, rec *record.Record, k record.Ticket, why *record.Ref
 }
 
 // withdrawLocked gives records back to the Holder.
-func (s *Sink) withdrawLocked(list []record.Withdrawn) {
+func (pk *parker) withdrawLocked(list []record.Withdrawn) {
 	if len(list) == 0 {
 		return
 	}
@@ -284,25 +291,25 @@ func (s *Sink) withdrawLocked(list []record.Withdrawn) {
 	for i := range list {
 		total += list[i].Bytes
 	}
-	s.holder.Withdrawn(list)
-	s.countResolvedLocked(len(list), total)
+	pk.holder.Withdrawn(list)
+	pk.sink.batches.countResolvedLocked(len(list), total)
 }
 
 // checkGatesLocked returns an error if rec may not be queued to any partition: the error of
 // the Holder's gate, or record.ErrParked if the topic is parked.
-func (s *Sink) checkGatesLocked(t *topic, rec *record.Record, k record.Ticket) error {
-	err := s.holder.CheckGate(rec, k.IsSide()) // N15
+func (pk *parker) checkGatesLocked(t *topic, rec *record.Record, k record.Ticket) error {
+	err := pk.holder.CheckGate(rec, k.IsSide()) // N15
 	if err == nil && t.parked {
 		err = record.ErrParked
 	}
 	if err != nil && !k.IsSide() {
-		s.countTurnedAwayLocked(t, rec)
+		pk.countTurnedAwayLocked(t, rec)
 	}
 	return err
 }
 
 // countTurnedAwayLocked counts a stream record that is not taken, if its target is parked.
-func (s *Sink) countTurnedAwayLocked(t *topic, rec *record.Record) {
+func (pk *parker) countTurnedAwayLocked(t *topic, rec *record.Record) {
 	if t.parked {
 		t.turnedAway++
 		return
@@ -316,35 +323,35 @@ func (s *Sink) countTurnedAwayLocked(t *topic, rec *record.Record) {
 }
 
 // turnAwayLocked counts a record that the parked partition p does not take.
-func (s *Sink) turnAwayLocked(p *partition) {
+func (pk *parker) turnAwayLocked(p *partition) {
 	p.turnedAway++
-	if s.replaying && p.quarantine {
+	if pk.sink.replaying && p.quarantine {
 		p.keepHits()
 	}
 }
 
 // unparkLocked lets a parked partition take records again, if no obstacle is left.
-func (s *Sink) unparkLocked(p *partition) {
+func (pk *parker) unparkLocked(p *partition) {
 	if !p.parked || p.quarantine || p.needsReadBack || p.probing || p.lane == nil || len(p.queue) > 0 {
 		return
 	}
 	p.parking = parking{}
 	p.clearObstacle()
-	s.log.Info("parked partition can be written again", "topic", p.tp.Topic, "partition", p.tp.Partition)
-	s.holder.Ready(p.tp.Topic)
+	pk.sink.log.Info("parked partition can be written again", "topic", p.tp.Topic, "partition", p.tp.Partition)
+	pk.holder.Ready(p.tp.Topic)
 }
 
 // unparkTopicLocked lets a topic that was adopted take records again, if it is parked.
-func (s *Sink) unparkTopicLocked(t *topic) {
+func (pk *parker) unparkTopicLocked(t *topic) {
 	if !t.parked {
 		return
 	}
 	t.parking = parking{}
-	s.holder.Ready(t.name)
+	pk.holder.Ready(t.name)
 }
 
 // keepHits lets the read-back of p outlast the replay. The caller must hold the sink's lock.
-func (p *partition) keepHits() { p.hitsKept, p.topic.hitsKept = true, true }
+func (p *partition) keepHits() { p.readBack.kept = true }
 
 // keepUnreadHitsLocked keeps the hits of partitions that were not read back at the end of the
 // replay, or whose records were not looked up. They may contain side deliveries of this term or of

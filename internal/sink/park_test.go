@@ -45,7 +45,7 @@ func TestN11_MissingTopicIsParkedAndFollowsInOrder(t *testing.T) {
 	})
 
 	// All of it is queued by now.
-	d.r.parkUnwritable(time.Now().Add(2 * time.Hour))
+	d.r.parker.parkUnwritable(time.Now().Add(2 * time.Hour))
 	d.waitUntil("the missing topic is parked", func() bool { return len(d.held) == 30 })
 	if err := d.r.Drain(t.Context()); err != nil {
 		t.Fatalf("draining after the records were given back: %v", err)
@@ -230,7 +230,7 @@ func TestN11_ASickPartitionEndsATermRarely(t *testing.T) {
 		t.Fatalf("a side delivery, after a batch that may be appended: got %v, want ErrParked", err)
 	}
 
-	d.r.parkUnwritable(time.Now().Add(reopenEvery / 2))
+	d.r.parker.parkUnwritable(time.Now().Add(reopenEvery / 2))
 	d.sequence("b", 0, 5)
 	d.waitResolved(10)
 	if n, parked := d.parkedCount("a", 0); n != 16 || !parked { // with the other key that was sent above
@@ -242,7 +242,7 @@ func TestN11_ASickPartitionEndsATermRarely(t *testing.T) {
 		t.Errorf("the stored offset moved to %d, past a batch that may be appended", at)
 	}
 
-	d.r.parkUnwritable(time.Now().Add(2 * reopenEvery))
+	d.r.parker.parkUnwritable(time.Now().Add(2 * reopenEvery))
 	if err := d.r.waitEnded(t); !errors.Is(err, ErrReopen) {
 		t.Fatalf("the sink ended with %v, want ErrReopen", err)
 	}
@@ -328,7 +328,7 @@ func TestN11_AMovedLeaderMayHaveTheBatch(t *testing.T) {
 	k.on.Store(false)
 	leaderless.Store(false)
 	stacktest.Eventually(t, "the leader is back", func() bool {
-		wake(d.r.renewWake)
+		wake(d.r.refresher.wake)
 		d.mu.Lock()
 		ready := len(d.ready) > 0
 		d.mu.Unlock()
@@ -402,7 +402,7 @@ func TestN11_WhatIsPutOffIsParkedBeforeTheOthersStop(t *testing.T) {
 	d.r.acks.waitUntil(testTimeout, "the other topic flows", func() bool { return len(d.r.acks.acked) == 5 })
 
 	parkLater := func() int {
-		d.r.parkUnwritable(time.Now().Add(time.Second))
+		d.r.parker.parkUnwritable(time.Now().Add(time.Second))
 		return d.heldCount()
 	}
 	if parkLater() != 0 {
@@ -463,7 +463,7 @@ func TestN11_UnreachableBrokersParkNothing(t *testing.T) {
 
 	away.Store(true)
 	d.r.mu.Lock()
-	for _, l := range d.r.lanes {
+	for _, l := range d.r.lanes.byID {
 		l.interruptLocked()
 	}
 	d.r.mu.Unlock()
@@ -531,7 +531,7 @@ func quarantineIsParked(t *testing.T, before, during int) {
 		d.r.EndReplay()
 	}
 	stacktest.Eventually(t, "all records are given back", func() bool {
-		d.r.parkUnwritable(time.Now())
+		d.r.parker.parkUnwritable(time.Now())
 		return d.heldCount() == before
 	})
 
@@ -544,7 +544,7 @@ func quarantineIsParked(t *testing.T, before, during int) {
 
 	d.r.run(t)
 	stacktest.Eventually(t, "the partition has a leader", func() bool {
-		wake(d.r.renewWake)
+		wake(d.r.refresher.wake)
 		d.r.mu.Lock()
 		defer d.r.mu.Unlock()
 		return p.lane != nil
@@ -552,7 +552,7 @@ func quarantineIsParked(t *testing.T, before, during int) {
 
 	tp := record.TopicPartition{Topic: topic}
 	tails := map[record.TopicPartition]*fence.Tail{tp: {From: 0, Next: p.ackedEnd, Hits: hits}}
-	if err := d.r.admitTails(t.Context(), tails); err != nil {
+	if err := d.r.keeper.admitTails(t.Context(), tails); err != nil {
 		t.Fatal(err)
 	}
 	d.waitUntil("the partition is ready, its offset held", func() bool { return len(d.ready) == 1 && len(d.found) == 1 })
@@ -586,13 +586,13 @@ func TestN11_AGrowingTopicParksWithItsPartition(t *testing.T) {
 
 	d.sequence("t", 0, 3)
 	leaderless := []kafkawire.PartitionLayout{{Leader: -1}, {Leader: -1}}
-	d.r.applyLayout(&kafkawire.Layout{Topics: map[string]kafkawire.TopicLayout{"t": {Partitions: leaderless}}})
+	d.r.refresher.applyLayout(&kafkawire.Layout{Topics: map[string]kafkawire.TopicLayout{"t": {Partitions: leaderless}}})
 	d.sequence("t", 3, 6)
 	if n := d.heldCount(); n != 0 {
 		t.Fatalf("%d records are held at once, want none", n)
 	}
 
-	d.r.parkUnwritable(time.Now().Add(time.Second))
+	d.r.parker.parkUnwritable(time.Now().Add(time.Second))
 	if got := d.withdrawnTickets(); !slices.Equal(got, []record.Ticket{0, 1, 2, 3, 4, 5}) {
 		t.Fatalf("given back: %v, want 0 to 5 in order", got)
 	}
@@ -601,7 +601,7 @@ func TestN11_AGrowingTopicParksWithItsPartition(t *testing.T) {
 			t.Errorf("partition %d: %d records wait, parked %t, want %d, true", partition, n, ok, want)
 		}
 	}
-	if names := d.r.topicsToAdopt(); !slices.Equal(names, []string{"t"}) {
+	if names := d.r.adopter.topicsToAdopt(); !slices.Equal(names, []string{"t"}) {
 		t.Errorf("topics to adopt: %v, want t", names)
 	}
 }
@@ -620,7 +620,7 @@ func TestN11_ADeletedTopicIsParkedByPartition(t *testing.T) {
 		t.Fatal(err)
 	}
 	stacktest.Eventually(t, "its deletion is seen", func() bool {
-		wake(d.r.renewWake)
+		wake(d.r.refresher.wake)
 		d.r.mu.Lock()
 		defer d.r.mu.Unlock()
 		return d.r.topics[topic].partitions[0].parked && d.r.topics[topic].partitions[1].parked
@@ -682,13 +682,13 @@ func TestN11_AGrownTopicFlowsBesideALeaderlessPartition(t *testing.T) {
 	})
 
 	leaderless.Store(true)
-	wake(d.r.renewWake)
+	wake(d.r.refresher.wake)
 	d.waitUntil("the partition is parked", func() bool { return len(d.held) > 0 })
 
 	old := d.heldCount()
 	partitions.Store(4)
 	stacktest.Eventually(t, "the new partitions are adopted", func() bool {
-		wake(d.r.renewWake)
+		wake(d.r.refresher.wake)
 		d.r.mu.Lock()
 		defer d.r.mu.Unlock()
 		top := d.r.topics["a"]
@@ -707,7 +707,7 @@ func TestN11_AGrownTopicFlowsBesideALeaderlessPartition(t *testing.T) {
 
 	k.on.Store(false)
 	leaderless.Store(false)
-	wake(d.r.renewWake)
+	wake(d.r.refresher.wake)
 	if err := d.r.waitEnded(t); !errors.Is(err, ErrReopen) {
 		t.Fatalf("the sink ended with %v, want ErrReopen", err)
 	}

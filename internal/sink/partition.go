@@ -38,10 +38,9 @@ type partition struct {
 	// take-over has read the partition back.
 	needsReadBack bool
 
-	unreadStretch bool         // a part was not read back: a record that the replay sends may be a second copy
-	lastUsed      time.Time    // last batch or marker of our producer id, for the keep-alive
-	hits          *fence.Known // N7: the records that the read-back has found, while they count
-	tries         int
+	readBack readBack
+	lastUsed time.Time // last batch or marker of our producer id, for the keep-alive
+	tries    int
 
 	obstruction
 	parking
@@ -50,8 +49,13 @@ type partition struct {
 	// shows that it can be written again, so single records are let through to probe it.
 	probing  bool
 	probedAt time.Time // when it was parked, or when the last probe was let through
+}
 
-	hitsKept bool // hits and unreadStretch outlast the replay, for side deliveries
+// readBack is what the take-over has read of a partition.
+type readBack struct {
+	hits       *fence.Known // N7: the records that were found, while they count
+	incomplete bool         // a part was not read: a record that the replay sends may be a second copy
+	kept       bool         // it outlasts the replay, for side deliveries
 }
 
 // obstruction is the obstacle that keeps a partition or a topic from being written, for State.
@@ -121,6 +125,29 @@ func (p *partition) needsLeader() bool {
 	return p.lane == nil && (len(p.queue) > 0 || p.parked) && !p.quarantine
 }
 
+// markReadyLocked adds p to the ready list of its lane if its head batch may be sent now.
+func (p *partition) markReadyLocked() {
+	if p.busy || p.ready || p.retryPending || p.quarantine || p.needsReadBack {
+		return
+	}
+	if p.lane == nil || len(p.queue) == 0 {
+		return
+	}
+	p.ready = true
+	p.lane.ready = append(p.lane.ready, p)
+}
+
+// unmarkReadyLocked removes p from the ready list of its lane, if it is in it.
+func (p *partition) unmarkReadyLocked() {
+	if !p.ready {
+		return
+	}
+	p.ready = false
+	if i := slices.Index(p.lane.ready, p); i >= 0 {
+		p.lane.ready = slices.Delete(p.lane.ready, i, i+1)
+	}
+}
+
 // popHead removes the head batch.
 func (p *partition) popHead() {
 	if p.openBatch == p.queue[0] {
@@ -164,7 +191,6 @@ type topic struct {
 
 	obstruction
 	parking
-	hitsKept bool // the hits of a partition are kept
 }
 
 // addEarlierCount notes that the topic had n partitions before.
@@ -191,11 +217,11 @@ func (t *topic) dropHitsLocked() {
 
 	t.hitsLeft = 0
 	for _, p := range t.partitions {
-		if p.hitsKept || p.quarantine && len(p.queue) > 0 {
-			t.hitsLeft += p.hits.Len()
+		if p.readBack.kept || p.quarantine && len(p.queue) > 0 {
+			t.hitsLeft += p.readBack.hits.Len()
 			continue
 		}
-		p.hits, p.unreadStretch = nil, false
+		p.readBack = readBack{}
 	}
 
 	if t.hitsLeft == 0 {

@@ -24,10 +24,17 @@ const (
 	epochTrustedFor = 6 * metadataEvery
 )
 
+// refresher keeps the layout and the limits of the topics up to date. It has no state of its own
+// besides its wake channel, and works on the topics of the sink under the sink's lock.
+type refresher struct {
+	sink *Sink
+	wake chan struct{} // one token: fresh metadata is needed
+}
+
 // runMetadataRefresh keeps the layout up to date until ctx ends. It reads all topics regularly, and
 // topics in trouble twice a second, and at once when a response shows that the layout is outdated.
 // So it finds leaders that move while a request hangs at the old leader, and leaders that come back.
-func (s *Sink) runMetadataRefresh(ctx context.Context) error {
+func (r *refresher) runMetadataRefresh(ctx context.Context) error {
 	regular := time.NewTicker(metadataEvery)
 	defer regular.Stop()
 	trouble := time.NewTicker(troubledEvery)
@@ -39,12 +46,12 @@ func (s *Sink) runMetadataRefresh(ctx context.Context) error {
 		case <-ctx.Done():
 			return nil
 		case <-trouble.C:
-			names = s.troubledTopics(time.Now())
+			names = r.troubledTopics(time.Now())
 		case <-regular.C:
-			names = s.adoptedTopics()
-		case <-s.renewWake:
-			if names = s.troubledTopics(time.Now()); len(names) == 0 {
-				names = s.adoptedTopics()
+			names = r.adoptedTopics()
+		case <-r.wake:
+			if names = r.troubledTopics(time.Now()); len(names) == 0 {
+				names = r.adoptedTopics()
 			}
 		}
 		if len(names) == 0 {
@@ -52,14 +59,14 @@ func (s *Sink) runMetadataRefresh(ctx context.Context) error {
 		}
 
 		begin := time.Now()
-		layout, err := s.c.kafka.Metadata(ctx, names)
+		layout, err := r.sink.c.kafka.Metadata(ctx, names)
 		if ctx.Err() != nil {
 			return nil
 		}
 		if err == nil {
-			s.applyLayout(layout)
-			if err := s.loadTopicConfigs(ctx); err != nil && ctx.Err() == nil {
-				s.log.Debug("reading topic limits failed", "error", err)
+			r.applyLayout(layout)
+			if err := r.loadTopicConfigs(ctx); err != nil && ctx.Err() == nil {
+				r.sink.log.Debug("reading topic limits failed", "error", err)
 			}
 		}
 		_ = retry.Sleep(ctx, max(renewEvery-time.Since(begin), 0))
@@ -68,11 +75,11 @@ func (s *Sink) runMetadataRefresh(ctx context.Context) error {
 
 // troubledTopics returns the topics with a partition whose request takes long or has failed, or
 // whose records wait for a leader.
-func (s *Sink) troubledTopics(now time.Time) []string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
+func (r *refresher) troubledTopics(now time.Time) []string {
+	r.sink.mu.Lock()
+	defer r.sink.mu.Unlock()
 	var names []string
-	for name, t := range s.topics {
+	for name, t := range r.sink.topics {
 		if slices.ContainsFunc(t.partitions, func(p *partition) bool {
 			return p.tries > 0 || p.needsLeader() || p.busy && p.lane != nil && p.lane.isLateLocked(now)
 		}) {
@@ -85,17 +92,17 @@ func (s *Sink) troubledTopics(now time.Time) []string {
 // applyLayout moves partitions to the lanes of their leaders. If a broker leads a partition no
 // longer, its request in flight is interrupted. The same bytes go to the new leader, which
 // recognizes them if it has them.
-func (s *Sink) applyLayout(layout *kafkawire.Layout) {
+func (r *refresher) applyLayout(layout *kafkawire.Layout) {
 	now := time.Now()
-	s.mu.Lock()
-	defer s.mu.Unlock()
+	r.sink.mu.Lock()
+	defer r.sink.mu.Unlock()
 	for name, tl := range layout.Topics {
-		t := s.topics[name]
+		t := r.sink.topics[name]
 		if t == nil || len(t.partitions) == 0 {
 			continue
 		}
 		if tl.Err != nil {
-			s.detachTopicLocked(t, tl.Err, now)
+			r.detachTopicLocked(t, tl.Err, now)
 			continue
 		}
 		if t.obstacle.kind == kindMissing || t.obstacle.kind == kindForbidden {
@@ -107,20 +114,20 @@ func (s *Sink) applyLayout(layout *kafkawire.Layout) {
 			t.growing = true
 			text := fmt.Sprintf("topic %q has grown from %d to %d partitions; waiting for its records in flight", name, from, to)
 			t.setObstacle(obstacle{kindGrowing, text}, now)
-			s.log.Info("topic has grown; waiting for its records in flight before its new partitions are used",
+			r.sink.log.Info("topic has grown; waiting for its records in flight before its new partitions are used",
 				"topic", name, "from", from, "to", to)
-			wake(s.adoptWake)
+			wake(r.sink.adopter.wake)
 		}
 
 		for _, p := range t.partitions {
-			s.setLeaderLocked(p, tl.Partitions, now)
+			r.setLeaderLocked(p, tl.Partitions, now)
 		}
 	}
 }
 
 // detachTopicLocked removes the partitions of a topic that is missing or forbidden from their lanes.
 // Its records wait.
-func (s *Sink) detachTopicLocked(t *topic, err error, now time.Time) {
+func (r *refresher) detachTopicLocked(t *topic, err error, now time.Time) {
 	why := topicObstacle(t.name, err, false)
 	code, _ := err.(kafkawire.Code) //nolint:errorlint // kafkawire.Layout holds the bare code
 	if code == kafkawire.UnknownTopicOrPartition {
@@ -128,11 +135,11 @@ func (s *Sink) detachTopicLocked(t *topic, err error, now time.Time) {
 			"create it again with at least %d partitions, or grant DESCRIBE", t.name, len(t.partitions))
 	}
 	if t.setObstacle(why, now) {
-		s.log.Error("topic cannot be written", "topic", t.name, "reason", why.text)
+		r.sink.log.Error("topic cannot be written", "topic", t.name, "reason", why.text)
 	}
 
 	for _, p := range t.partitions {
-		s.unmarkReadyLocked(p)
+		p.unmarkReadyLocked()
 		p.leader, p.lane, p.leaderEpoch = -1, nil, 0
 		if !p.quarantine {
 			p.setObstacle(why, now)
@@ -143,7 +150,7 @@ func (s *Sink) detachTopicLocked(t *topic, err error, now time.Time) {
 // setLeaderLocked moves p to the lane of its leader in layout. It ignores a leader epoch that is
 // lower than an epoch that another broker has named: a broker that is cut off from the others
 // continues to name itself.
-func (s *Sink) setLeaderLocked(p *partition, layout []kafkawire.PartitionLayout, now time.Time) {
+func (r *refresher) setLeaderLocked(p *partition, layout []kafkawire.PartitionLayout, now time.Time) {
 	leader := int32(-1)
 	gone := int(p.tp.Partition) >= len(layout)
 	if !gone {
@@ -157,7 +164,7 @@ func (s *Sink) setLeaderLocked(p *partition, layout []kafkawire.PartitionLayout,
 
 	var to *lane
 	if leader >= 0 {
-		to = s.findOrAddLaneLocked(leader, p)
+		to = r.sink.lanes.findOrAddLaneLocked(leader, p)
 	}
 
 	topic, id := p.tp.Topic, p.tp.Partition
@@ -178,93 +185,62 @@ func (s *Sink) setLeaderLocked(p *partition, layout []kafkawire.PartitionLayout,
 
 	p.leader = leader
 	if p.lane != to {
-		s.unmarkReadyLocked(p)
+		p.unmarkReadyLocked()
 		if p.busy && p.lane != nil {
 			p.lane.interruptLocked()
 		}
 		p.lane = to
-		s.markReadyLocked(p)
+		p.markReadyLocked()
 		if p.ready {
 			wake(to.wake)
 		}
 	}
-	s.unparkLocked(p)
+	r.sink.parker.unparkLocked(p)
 }
 
 // chooseLaneLocked moves p to the slow lane of its broker after a request that was refused late, and
 // back after a request that was not. The broker may not lead any longer, so it becomes the last
 // candidate for metadata requests. p must be busy.
-func (s *Sink) chooseLaneLocked(p *partition, l *lane, code kafkawire.Code) {
+func (l *lane) chooseLaneLocked(p *partition, code kafkawire.Code) {
 	p.slow = code != 0 && (p.slow || l.lastDuration > slowRequest)
 	if p.slow && l.link != nil {
-		s.c.kafka.MarkFailed(l.link.Addr())
+		l.sink.c.kafka.MarkFailed(l.link.Addr())
 	}
 	if p.lane != nil {
-		p.lane = s.findOrAddLaneLocked(p.leader, p)
+		p.lane = l.sink.lanes.findOrAddLaneLocked(p.leader, p)
 	}
-}
-
-// unmarkReadyLocked removes p from the ready list of its lane, if it is in it.
-func (s *Sink) unmarkReadyLocked(p *partition) {
-	if !p.ready {
-		return
-	}
-	p.ready = false
-	if i := slices.Index(p.lane.ready, p); i >= 0 {
-		p.lane.ready = slices.Delete(p.lane.ready, i, i+1)
-	}
-}
-
-// findOrAddLaneLocked returns the lane of p at its leader broker. Slow partitions share one extra
-// lane. Kafka responds to a request when all of its partitions are done, so a partition whose
-// requests time out would delay all other partitions of the broker.
-func (s *Sink) findOrAddLaneLocked(broker int32, p *partition) *lane {
-	id := laneID{broker, int(p.tp.Partition) % s.c.cfg.Lanes}
-	if p.slow {
-		id.index = s.c.cfg.Lanes
-	}
-
-	l := s.lanes[id]
-	if l == nil {
-		l = &lane{id: id, wake: make(chan struct{}, 1)}
-		s.lanes[id] = l
-		if s.startLane != nil {
-			s.startLane(l)
-		}
-	}
-	return l
 }
 
 // loadTopicConfigs reads the limits of topics where they are unknown or were found wrong. If they may
 // not be read, the responses of the brokers decide.
-func (s *Sink) loadTopicConfigs(ctx context.Context) error {
-	s.mu.Lock()
+func (r *refresher) loadTopicConfigs(ctx context.Context) error {
+	r.sink.mu.Lock()
 	var names []string
-	for name, t := range s.topics {
+	for name, t := range r.sink.topics {
 		if t.configStale && len(t.partitions) > 0 {
 			t.configStale = false
 			names = append(names, name)
 		}
 	}
-	s.mu.Unlock()
+	r.sink.mu.Unlock()
 
-	configs, err := s.c.kafka.DescribeTopics(ctx, names)
+	configs, err := r.sink.c.kafka.DescribeTopics(ctx, names)
 
-	s.mu.Lock()
-	defer s.mu.Unlock()
+	r.sink.mu.Lock()
+	defer r.sink.mu.Unlock()
 	if err != nil {
-		s.markConfigsStaleLocked(names)
+		r.markConfigsStaleLocked(names)
 	}
 	for name, cfg := range configs {
-		s.topics[name].setConfig(cfg, s.c.cfg.MaxBatchBytes)
+		r.sink.topics[name].setConfig(cfg, r.sink.c.cfg.MaxBatchBytes)
 	}
 	return err
 }
 
 // markConfigsStaleLocked makes loadTopicConfigs read the limits of topics again after a failure.
-func (s *Sink) markConfigsStaleLocked(names []string) {
+func (r *refresher) markConfigsStaleLocked(names []string) {
 	for _, name := range names {
-		s.topics[name].configStale = true
+		r.sink.topics[name].configStale = true
 	}
 }
 
@@ -277,4 +253,36 @@ func (t *topic) setConfig(cfg kafkawire.TopicConfig, maxBatchBytes int) {
 	if t.maxBytes > 0 {
 		t.batchLimit = min(maxBatchBytes, t.maxBytes)
 	}
+}
+
+// loadLayout reads leaders and limits of the known topics.
+func (r *refresher) loadLayout(ctx context.Context) error {
+	names := r.adoptedTopics()
+	if len(names) == 0 {
+		return nil
+	}
+	if err := r.loadTopicConfigs(ctx); err != nil {
+		return err
+	}
+
+	layout, err := r.sink.c.kafka.Metadata(ctx, names)
+	if err != nil {
+		return err
+	}
+	r.applyLayout(layout)
+	return nil
+}
+
+// adoptedTopics returns the sorted names of the topics with partitions.
+func (r *refresher) adoptedTopics() []string {
+	r.sink.mu.Lock()
+	defer r.sink.mu.Unlock()
+	var names []string
+	for name, t := range r.sink.topics {
+		if len(t.partitions) > 0 {
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names)
+	return names
 }

@@ -28,8 +28,8 @@ func TestALeaderThatComesBackIsFoundSoonByWhatWaits(t *testing.T) {
 	r.acks.waitResolved(1)
 
 	requireMostlyWithin(t, r, metadataEvery/2, func(i int) {
-		r.applyLayout(&kafkawire.Layout{Topics: map[string]kafkawire.TopicLayout{"a": {Partitions: []kafkawire.PartitionLayout{{Leader: -1}}}}})
-		if i == 1 && len(r.troubledTopics(time.Now())) > 0 {
+		r.refresher.applyLayout(&kafkawire.Layout{Topics: map[string]kafkawire.TopicLayout{"a": {Partitions: []kafkawire.PartitionLayout{{Leader: -1}}}}})
+		if i == 1 && len(r.refresher.troubledTopics(time.Now())) > 0 {
 			t.Error("the topic counts as troubled although nothing waits")
 		}
 	})
@@ -117,7 +117,7 @@ func TestBrokerThatIsCutOffIsNotTakenForTheLeader(t *testing.T) {
 	// Whichever broker responds.
 	for range 20 {
 		if layout, err := r.opener.kafka.Metadata(t.Context(), []string{"a"}); err == nil {
-			r.applyLayout(layout)
+			r.refresher.applyLayout(layout)
 		}
 		r.mu.Lock()
 		leader := r.topics["a"].partitions[0].leader
@@ -139,7 +139,7 @@ func TestLowerEpochCountsWhereTheTopicWasAway(t *testing.T) {
 	r.acks.waitResolved(1)
 
 	leaderAfter := func(of kafkawire.TopicLayout) int32 {
-		r.applyLayout(&kafkawire.Layout{Topics: map[string]kafkawire.TopicLayout{"a": of}})
+		r.refresher.applyLayout(&kafkawire.Layout{Topics: map[string]kafkawire.TopicLayout{"a": of}})
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		return r.topics["a"].partitions[0].leader

@@ -176,13 +176,14 @@ func TestN15_PullReachesWhatWaitsForAGrowingTopic(t *testing.T) {
 		t.Fatalf("%d batches, want at least 3 with an open one", len(p.queue))
 	}
 
-	d.r.applyLayout(&kafkawire.Layout{Topics: map[string]kafkawire.TopicLayout{"t": {Partitions: make([]kafkawire.PartitionLayout, 2)}}})
+	d.r.refresher.applyLayout(&kafkawire.Layout{Topics: map[string]kafkawire.TopicLayout{"t": {Partitions: make([]kafkawire.PartitionLayout, 2)}}})
 	send(30, 60)
 
 	d.r.mu.Lock()
-	d.r.freezeLocked(p, p.queue[0], time.Now())
+	l := &lane{sink: d.r.Sink}
+	l.freezeLocked(p, p.queue[0], time.Now())
 	badRecord := kafkawire.ProduceResult{Code: kafka.InvalidRecord, BadRecords: []int{2}} // a record of k2
-	d.r.refuseRecordsLocked(p, p.queue[0], &badRecord)
+	l.refuseRecordsLocked(p, p.queue[0], &badRecord)
 	d.r.mu.Unlock()
 	if len(d.calls) != 1 || len(d.calls[0]) != 20 {
 		t.Fatalf("given back in %d calls, want 20 records in one call", len(d.calls))
@@ -195,7 +196,7 @@ func TestN15_PullReachesWhatWaitsForAGrowingTopic(t *testing.T) {
 
 	d.r.mu.Lock()
 	defer d.r.mu.Unlock()
-	queued, waiting, unresolved := countRecords(p.queue), countRecords(top.waiting), d.r.unresolvedRecords
+	queued, waiting, unresolved := countRecords(p.queue), countRecords(top.waiting), d.r.batches.unresolvedRecords
 	if queued != 20 || waiting != 20 || unresolved != 40 || p.queue[0].frozen || p.queue[0].seq != 0 {
 		t.Errorf("%d queued, %d waiting, %d unresolved, want 20, 20, 40", queued, waiting, unresolved)
 	}

@@ -46,9 +46,9 @@ func (r *testSink) quarantineOnly(topic string) (*partition, *fence.Known) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	p := r.topics[topic].partitions[0]
-	hits := p.hits
+	hits := p.readBack.hits
 	p.topic.hitsLeft -= hits.Len()
-	p.quarantine, p.hits = true, nil
+	p.quarantine, p.readBack.hits = true, nil
 	p.setObstacle(obstacle{kindQuarantined, "sick"}, time.Now())
 	return p, hits
 }
@@ -63,10 +63,10 @@ func TestN07_ALateReleaseThatWasOutOfRangeIsFlagged(t *testing.T) {
 	r.sequence(t, topic, 0, 12)
 
 	tp := record.TopicPartition{Topic: topic}
-	if err := r.admitTails(t.Context(), map[record.TopicPartition]*fence.Tail{tp: tail}); err != nil {
+	if err := r.keeper.admitTails(t.Context(), map[record.TopicPartition]*fence.Tail{tp: tail}); err != nil {
 		t.Fatal(err)
 	}
-	if !p.unreadStretch {
+	if !p.readBack.incomplete {
 		t.Error("the partition has no unread stretch, so the records are not flagged")
 	}
 
@@ -97,7 +97,7 @@ func TestN07_TheEndOfTheReplayLeavesHitsToWhatWaits(t *testing.T) {
 
 		second := openSink(t, sinkOptions{txid: txid, claims: c, noRun: true})
 		addPartitions(t, topic, 4)
-		if err := second.loadLayout(t.Context()); err != nil {
+		if err := second.refresher.loadLayout(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 
@@ -124,7 +124,7 @@ func TestN07_TheEndOfTheReplayLeavesHitsToWhatWaits(t *testing.T) {
 
 		tp := record.TopicPartition{Topic: topic}
 		tails := map[record.TopicPartition]*fence.Tail{tp: {From: 0, Next: p.ackedEnd, Hits: hits}}
-		if err := r.admitTails(t.Context(), tails); err != nil {
+		if err := r.keeper.admitTails(t.Context(), tails); err != nil {
 			t.Fatal(err)
 		}
 		r.run(t)
@@ -134,7 +134,7 @@ func TestN07_TheEndOfTheReplayLeavesHitsToWhatWaits(t *testing.T) {
 		// Hits that were left would be kept for side deliveries.
 		r.mu.Lock()
 		defer r.mu.Unlock()
-		if n := p.hits.Len(); n != 0 || r.topics[topic].hitsLeft != 0 {
+		if n := p.readBack.hits.Len(); n != 0 || r.topics[topic].hitsLeft != 0 {
 			t.Fatalf("%d hits are left in the partition, %d in the topic, want 0", n, r.topics[topic].hitsLeft)
 		}
 	})
@@ -151,8 +151,8 @@ func (r *testSink) requireHitsDropped(t *testing.T, topic string) {
 	}
 
 	for _, p := range top.partitions {
-		if p.hits != nil || p.unreadStretch {
-			t.Errorf("partition %d has %d hits and unreadStretch %t, want none", p.tp.Partition, p.hits.Len(), p.unreadStretch)
+		if p.readBack.hits != nil || p.readBack.incomplete {
+			t.Errorf("partition %d has %d hits and unreadStretch %t, want none", p.tp.Partition, p.readBack.hits.Len(), p.readBack.incomplete)
 		}
 	}
 }
@@ -233,9 +233,9 @@ func (r *testSink) quarantineAsUnread(topic string) map[record.TopicPartition]*f
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	p := r.topics[topic].partitions[0]
-	tail := &fence.Tail{From: 0, Next: p.ackedEnd, Hits: p.hits}
-	p.topic.hitsLeft -= p.hits.Len()
-	p.quarantine, p.hits = true, nil
+	tail := &fence.Tail{From: 0, Next: p.ackedEnd, Hits: p.readBack.hits}
+	p.topic.hitsLeft -= p.readBack.hits.Len()
+	p.quarantine, p.readBack.hits = true, nil
 	return map[record.TopicPartition]*fence.Tail{{Topic: topic}: tail}
 }
 
@@ -265,7 +265,7 @@ func openWithSideHits(t *testing.T, holder record.Holder, values ...string) (r *
 func TestN07_ALateReleaseOutlastsTheReplayForDeliveriesOutsideOfTheStream(t *testing.T) {
 	t.Parallel()
 	r, topic := openWithSideHits(t, &openHolder{}, "due")
-	if err := r.admitTails(t.Context(), r.quarantineAsUnread(topic)); err != nil {
+	if err := r.keeper.admitTails(t.Context(), r.quarantineAsUnread(topic)); err != nil {
 		t.Fatal(err)
 	}
 	r.EndReplay()
@@ -309,7 +309,7 @@ func TestN08_ALateReleaseTellsOfWhatItHasFound(t *testing.T) {
 	if len(holder.found) != 0 || take(1) {
 		t.Fatalf("before the release, offsets %v were reported or a hit was taken, want neither", holder.found)
 	}
-	if err := r.admitTails(t.Context(), tails); err != nil {
+	if err := r.keeper.admitTails(t.Context(), tails); err != nil {
 		t.Fatal(err)
 	}
 	if !slices.Equal(holder.found, []int64{0}) {
@@ -329,7 +329,7 @@ func TestN08_ALateReleaseTellsOfWhatItHasFound(t *testing.T) {
 
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if p := r.topics[topic].partitions[0]; p.topic.hitsLeft != 2 || p.hits.Len() != 2 {
+	if p := r.topics[topic].partitions[0]; p.topic.hitsLeft != 2 || p.readBack.hits.Len() != 2 {
 		t.Errorf("%d hits are left in the topic, want 2", p.topic.hitsLeft)
 	}
 }
@@ -344,7 +344,7 @@ func TestN08_ALateReleaseOfNothingHoldsNothing(t *testing.T) {
 	for _, tail := range tails {
 		tail.Hits = &fence.Known{}
 	}
-	if err := r.admitTails(t.Context(), tails); err != nil {
+	if err := r.keeper.admitTails(t.Context(), tails); err != nil {
 		t.Fatal(err)
 	}
 	if len(holder.found) != 0 {

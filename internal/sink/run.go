@@ -9,7 +9,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/outrelay/outrelay/internal/kafkawire"
 	"github.com/outrelay/outrelay/internal/record"
 )
 
@@ -31,15 +30,15 @@ func (s *Sink) Run(ctx context.Context) error {
 	if s.ended != nil {
 		cancel(s.ended)
 	}
-	s.startLane = func(l *lane) { wg.Go(func() { l.sendLoop(ctx, s) }) }
-	for _, l := range s.lanes {
-		s.startLane(l)
+	s.lanes.start = func(l *lane) { wg.Go(func() { l.sendLoop(ctx) }) }
+	for _, l := range s.lanes.byID {
+		s.lanes.start(l)
 	}
 	s.mu.Unlock()
 
 	s.registerGauges()
 	background := []func(context.Context) error{
-		s.runMetadataRefresh, s.runAdopter, s.runKeeper, s.runHousekeeping, s.runParker,
+		s.refresher.runMetadataRefresh, s.adopter.runAdopter, s.keeper.runKeeper, s.runHousekeeping, s.parker.runParker,
 	}
 	for _, run := range background {
 		wg.Go(func() {
@@ -48,21 +47,21 @@ func (s *Sink) Run(ctx context.Context) error {
 			}
 		})
 	}
-	wake(s.adoptWake)
-	wake(s.renewWake)
+	wake(s.adopter.wake)
+	wake(s.refresher.wake)
 	s.Flush()
 
 	<-ctx.Done()
 	s.mu.Lock()
-	s.startLane = nil
+	s.lanes.start = nil
 	if s.ended == nil {
 		s.ended = ErrClosed
 	}
 	err := s.ended
 	// Drain must not wait for a sink that has ended.
-	if s.drained != nil {
-		close(s.drained)
-		s.drained = nil
+	if s.batches.drained != nil {
+		close(s.batches.drained)
+		s.batches.drained = nil
 	}
 	s.mu.Unlock()
 	wg.Wait()
@@ -86,7 +85,7 @@ func (s *Sink) runHousekeeping(ctx context.Context) error {
 			return nil
 		case <-trim.C:
 			s.mu.Lock()
-			s.freeBuffers.trimUnused()
+			s.batches.freeBuffers.trimUnused()
 			s.mu.Unlock()
 		case <-idle.C:
 			s.refreshIdleOffsets(ctx)
@@ -102,23 +101,23 @@ func (s *Sink) runHousekeeping(ctx context.Context) error {
 // reported end may be above that record. So Idle is called under the lock, before the next record
 // can be sent.
 func (s *Sink) refreshIdleOffsets(ctx context.Context) {
-	resting, enqueued, layout := s.restingPartitions()
-	if len(resting) == 0 {
+	leaders, enqueued := s.restingPartitions()
+	if len(leaders) == 0 {
 		return
 	}
 
-	ends, err := s.c.kafka.ListOffsets(ctx, layout, resting)
+	ends, err := s.c.kafka.ListOffsets(ctx, leaders)
 	if err != nil && ctx.Err() == nil {
 		// A leader has failed or moved.
-		wake(s.renewWake)
+		wake(s.refresher.wake)
 		s.log.Debug("listing offsets of idle partitions failed", "error", err)
 	}
 
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for i, tp := range resting {
+	for tp, end := range ends {
 		p := s.findPartitionLocked(tp)
-		if end, ok := ends[tp]; ok && s.isRestingLocked(p) && p.enqueued == enqueued[i] { // N8
+		if s.isRestingLocked(p) && p.enqueued == enqueued[tp] { // N8
 			// If a later record is below this end, the topic was deleted and created again.
 			p.ackedEnd = max(p.ackedEnd, end)
 			s.acks.Idle(tp, end)
@@ -132,28 +131,20 @@ func (s *Sink) isRestingLocked(p *partition) bool {
 	return !s.replaying && len(p.queue) == 0 && !p.busy && !p.quarantine && !p.needsReadBack
 }
 
-// restingPartitions returns the resting partitions, the number of records that were ever queued for
-// each, and a layout with their leaders.
-func (s *Sink) restingPartitions() (resting []record.TopicPartition, enqueued []uint64, _ *kafkawire.Layout) {
-	layout := &kafkawire.Layout{Brokers: s.c.kafka.Layout().Brokers, Topics: map[string]kafkawire.TopicLayout{}}
+// restingPartitions returns the leaders of the resting partitions, and the number of records that were
+// ever queued for each.
+func (s *Sink) restingPartitions() (leaders map[record.TopicPartition]int32, enqueued map[record.TopicPartition]uint64) {
+	leaders, enqueued = map[record.TopicPartition]int32{}, map[record.TopicPartition]uint64{}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.replaying {
-		return nil, nil, layout
-	}
-
-	for name, t := range s.topics {
-		leaders := make([]kafkawire.PartitionLayout, len(t.partitions))
-		for i, p := range t.partitions {
-			leaders[i].Leader = p.leader
+	for _, t := range s.topics {
+		for _, p := range t.partitions {
 			if s.isRestingLocked(p) && p.lane != nil {
-				resting = append(resting, p.tp)
-				enqueued = append(enqueued, p.enqueued)
+				leaders[p.tp], enqueued[p.tp] = p.leader, p.enqueued
 			}
 		}
-		layout.Topics[name] = kafkawire.TopicLayout{Partitions: leaders}
 	}
-	return resting, enqueued, layout
+	return leaders, enqueued
 }
 
 // Blocked is a target whose records wait.
@@ -210,12 +201,12 @@ func (s *Sink) registerGauges() {
 	m.InflightRecords.SetSource(func() float64 {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		return float64(s.unresolvedRecords)
+		return float64(s.batches.unresolvedRecords)
 	})
 	m.InflightBytes.SetSource(func() float64 {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		return float64(s.unresolvedBytes)
+		return float64(s.batches.unresolvedBytes)
 	})
-	m.Quarantined.SetSource(func() float64 { return float64(len(s.session.Quarantined())) })
+	m.Quarantined.SetSource(func() float64 { return float64(len(s.keeper.session.Quarantined())) })
 }

@@ -7,23 +7,15 @@ import (
 	"time"
 
 	"github.com/outrelay/outrelay/internal/fence"
+	"github.com/outrelay/outrelay/internal/kafkawire"
 	"github.com/outrelay/outrelay/internal/kafkawire/batch"
 	"github.com/outrelay/outrelay/internal/metrics"
 	"github.com/outrelay/outrelay/internal/record"
-	"github.com/outrelay/outrelay/pkg/event"
 )
 
 const (
 	// maxSentKeys bounds the keys that a topic remembers during a replay.
 	maxSentKeys = 100_000
-
-	// maxInitialBuffer bounds the buffer of a new batch. One large batch in the past must not
-	// claim as much memory for every record that follows.
-	maxInitialBuffer = 64 << 10
-
-	// maxGrowthFactor bounds one step of a buffer towards the expected size. Steps of four copy
-	// a third of a full batch; doubling would copy all of it.
-	maxGrowthFactor = 4
 )
 
 // redeliveredHeader marks a record that may be a second copy, because a part of its partition
@@ -88,7 +80,7 @@ func (s *Sink) Send(rec *record.Record, t record.Ticket) error {
 		s.ackHitLocked(tp, offset, t, size)
 		return nil
 	}
-	if err := s.checkGatesLocked(top, rec, t); err != nil {
+	if err := s.parker.checkGatesLocked(top, rec, t); err != nil {
 		return err
 	}
 
@@ -108,19 +100,19 @@ func (s *Sink) Send(rec *record.Record, t record.Ticket) error {
 	if side && p.quarantine {
 		return record.ErrParked
 	}
-	if mayBeCopy && s.mayBeUnreadLocked(p, rec) {
+	if mayBeCopy && p.mayBeUnreadLocked(rec) {
 		return record.ErrParked
 	}
 
-	if p.parked && !s.mayProbeLocked(p, time.Now()) {
+	if p.parked && !s.parker.mayProbeLocked(p, time.Now()) {
 		if !side {
-			s.turnAwayLocked(p)
+			s.parker.turnAwayLocked(p)
 		}
 		return record.ErrParked
 	}
 
 	if mayBeCopy && !p.quarantine {
-		if tp, offset, found := s.claimOrMarkSentLocked(p, rec, side); found {
+		if tp, offset, found := p.claimOrMarkSentLocked(rec, side); found {
 			s.ackHitLocked(tp, offset, t, size)
 			return nil
 		}
@@ -143,7 +135,7 @@ func (s *Sink) claimBeforeGatesLocked(
 	if refusal != nil || p.quarantine {
 		return record.TopicPartition{}, 0, false
 	}
-	return s.claimHitLocked(p, rec, false)
+	return p.claimHitLocked(rec, false)
 }
 
 // findOrAddTopicLocked returns the topic called name, and remembers it as the last one.
@@ -164,20 +156,20 @@ func (s *Sink) keepUntilAdoptedLocked(t *topic, rec *record.Record, k record.Tic
 	if n := len(t.waiting); n > 0 && t.waiting[n-1].builder.Len()+need <= s.c.cfg.MaxBatchBytes {
 		b = t.waiting[n-1]
 	} else {
-		b = s.newBatchLocked(batch.BufferSize(need))
+		b = s.batches.newBatchLocked(batch.BufferSize(need))
 		t.waiting = append(t.waiting, b)
 	}
 
 	// The encoded record does not contain the partition that it wants.
-	s.appendRecordLocked(b, rec, k, size, need)
+	s.batches.appendRecordLocked(b, rec, k, size, need)
 	b.wantedPartitions = append(b.wantedPartitions, rec.Partition)
 
 	if t.obstacle.none() {
 		t.setObstacle(obstacle{kindAdopting, fmt.Sprintf("topic %q is being adopted", t.name)}, time.Now())
-		wake(s.adoptWake)
+		wake(s.adopter.wake)
 	}
-	if t.obstacle.parksTopic() && reservedBytes(t.waiting) > s.maxObstructedBytes() {
-		wake(s.parkWake)
+	if t.obstacle.parksTopic() && reservedBytes(t.waiting) > s.parker.maxObstructed {
+		wake(s.parker.wake)
 	}
 }
 
@@ -207,7 +199,7 @@ func partitionByKey(rec *record.Record, partitions int32) int32 {
 	if key == nil && len(rec.Headers) > 0 {
 		key = rec.Headers[0].Value
 	}
-	return int32(event.Murmur2(key)&0x7fffffff) % partitions
+	return kafkawire.ChoosePartition(key, partitions)
 }
 
 // newTooLargeRefusal returns the refusal of a record that takes size bytes in a batch without
@@ -226,7 +218,7 @@ func newTooLargeRefusal(t *topic, size int) *record.Refusal {
 // mayBeUnreadLocked reports whether an earlier attempt at rec may be in a partition that was not
 // read back: a partition that the key hashed to before the topic grew. Such a record must not be
 // sent to any partition yet.
-func (s *Sink) mayBeUnreadLocked(p *partition, rec *record.Record) bool {
+func (p *partition) mayBeUnreadLocked(rec *record.Record) bool {
 	if rec.Partition != record.AnyPartition {
 		return false
 	}
@@ -253,10 +245,10 @@ func (s *Sink) mayBeUnreadLocked(p *partition, rec *record.Record) bool {
 //
 // Stream and side deliveries are marked separately, because each kind is ordered only among
 // itself. Where the order between them matters, the stream event waits behind a gate (N15).
-func (s *Sink) claimOrMarkSentLocked(
-	p *partition, rec *record.Record, side bool,
+func (p *partition) claimOrMarkSentLocked(
+	rec *record.Record, side bool,
 ) (tp record.TopicPartition, offset int64, found bool) {
-	tp, offset, found = s.claimHitLocked(p, rec, side)
+	tp, offset, found = p.claimHitLocked(rec, side)
 	if !found && p.topic.compacted && p.topic.hitsLeft > 0 && rec.Key != nil {
 		p.topic.markKeySentLocked(rec.Key, side)
 	}
@@ -265,8 +257,8 @@ func (s *Sink) claimOrMarkSentLocked(
 
 // claimHitLocked returns the place of rec if the read-back has found it, and removes it from the
 // hits. It does not mark the key as sent.
-func (s *Sink) claimHitLocked(
-	p *partition, rec *record.Record, side bool,
+func (p *partition) claimHitLocked(
+	rec *record.Record, side bool,
 ) (tp record.TopicPartition, offset int64, found bool) {
 	t := p.topic
 	if t.hitsLeft == 0 {
@@ -282,12 +274,12 @@ func (s *Sink) claimHitLocked(
 		return p.tp, 0, false
 	}
 
-	offset, found = p.hits.Take(id)
+	offset, found = p.readBack.hits.Take(id)
 	if !found && rec.Partition == record.AnyPartition {
 		// The topic may have grown since, also before the last checkpoint. Then the key hashed to
 		// another partition.
 		if p = t.partitionWithHit(id); p != nil {
-			offset, found = p.hits.Take(id)
+			offset, found = p.readBack.hits.Take(id)
 		}
 	}
 	if !found {
@@ -322,7 +314,7 @@ func (t *topic) markKeySentLocked(key []byte, side bool) {
 func (s *Sink) ackHitLocked(tp record.TopicPartition, offset int64, t record.Ticket, size int) {
 	s.c.cfg.Metrics.ReadBackHits.Inc()
 	s.c.cfg.Metrics.ObservePublish(tp.Topic, metrics.Skipped, 1)
-	s.acks.Acked(tp, offset, append(s.tickets.get(), t), size)
+	s.acks.Acked(tp, offset, append(s.batches.tickets.get(), t), size)
 }
 
 // enqueueLocked encodes rec into the open batch of p.
@@ -331,7 +323,7 @@ func (s *Sink) ackHitLocked(tp record.TopicPartition, offset int64, t record.Tic
 // batch. mayBeCopy means that rec can be a second copy, provided that a part of the partition was
 // not read back.
 func (s *Sink) enqueueLocked(p *partition, rec *record.Record, t record.Ticket, size, need int, mayBeCopy bool) {
-	unread := p.unreadStretch || p.topic.allKeysSent
+	unread := p.readBack.incomplete || p.topic.allKeysSent
 	if unread && mayBeCopy && !slices.ContainsFunc(rec.Headers, isRedeliveredHeader) {
 		s.headerScratch = append(append(s.headerScratch[:0], rec.Headers...), redeliveredHeader)
 		flagged := *rec
@@ -341,98 +333,25 @@ func (s *Sink) enqueueLocked(p *partition, rec *record.Record, t record.Ticket, 
 
 	b := p.openBatch
 	if b == nil || b.builder.Len()+need > p.topic.batchLimit {
-		b = s.newBatchLocked(max(batch.BufferSize(need), min(p.sizeHint, s.initialBufferLimitLocked())))
+		b = s.batches.newBatchLocked(max(batch.BufferSize(need), min(p.sizeHint, s.batches.initialBufferLimitLocked())))
 		b.sizeHint = p.sizeHint
 		p.queue = append(p.queue, b)
 		p.openBatch = b
 	}
-	s.appendRecordLocked(b, rec, t, size, need)
+	s.batches.appendRecordLocked(b, rec, t, size, need)
 	p.enqueued++
-	s.markReadyLocked(p)
+	p.markReadyLocked()
 
-	if !p.obstacle.none() && reservedBytes(p.queue) > s.maxObstructedBytes() {
-		wake(s.parkWake)
+	if !p.obstacle.none() && reservedBytes(p.queue) > s.parker.maxObstructed {
+		wake(s.parker.wake)
 	}
-}
-
-// appendRecordLocked encodes rec into b and grows its buffer as needed. See enqueueLocked for size
-// and need.
-func (s *Sink) appendRecordLocked(b *pending, rec *record.Record, t record.Ticket, size, need int) {
-	if b.builder.Room() < need {
-		n := len(b.builder.Buffer())
-		larger := s.freeBuffers.get(max(n+need, min(b.sizeHint, maxGrowthFactor*n)))
-		s.freeBuffers.put(b.builder.Move(larger))
-	}
-	b.builder.Append(rec)
-
-	if b.tickets == nil {
-		b.tickets = s.tickets.get()
-	}
-	b.tickets = append(b.tickets, t)
-	b.reserved += size
-	s.unresolvedRecords++
-	s.unresolvedBytes += int64(size)
-}
-
-// initialBufferLimitLocked returns the largest buffer that the next batch may begin with, beyond
-// the need of its first record. All batches together get a quarter of the memory for records. If
-// many partitions have batches, new batches begin small.
-func (s *Sink) initialBufferLimitLocked() int {
-	if int64(s.liveBatches+1)*maxInitialBuffer > s.c.cfg.ParkBytes/4 {
-		return 0
-	}
-	return maxInitialBuffer
-}
-
-// newBatchLocked returns an open batch in a buffer of at least size bytes.
-func (s *Sink) newBatchLocked(size int) *pending {
-	var b *pending
-	if n := len(s.freeBatches); n > 0 {
-		b = s.freeBatches[n-1]
-		s.freeBatches = s.freeBatches[:n-1]
-	} else {
-		b = &pending{}
-	}
-
-	b.builder.Reset(s.freeBuffers.get(size))
-	s.liveBatches++
-	return b
-}
-
-// releaseBatchLocked returns the memory of b to the free lists. The caller must have passed on the
-// tickets of b.
-func (s *Sink) releaseBatchLocked(b *pending) {
-	s.liveBatches--
-	if b.builder.Buffer() != nil {
-		s.freeBuffers.put(b.builder.Buffer())
-	}
-	if b.compressed != nil {
-		s.freeBuffers.put(b.compressed)
-	}
-
-	*b = pending{wantedPartitions: b.wantedPartitions[:0]}
-	if len(s.freeBatches) < keepLists {
-		s.freeBatches = append(s.freeBatches, b)
-	}
-}
-
-// markReadyLocked adds p to the ready list of its lane if its head batch may be sent now.
-func (s *Sink) markReadyLocked(p *partition) {
-	if p.busy || p.ready || p.retryPending || p.quarantine || p.needsReadBack {
-		return
-	}
-	if p.lane == nil || len(p.queue) == 0 {
-		return
-	}
-	p.ready = true
-	p.lane.ready = append(p.lane.ready, p)
 }
 
 // Flush wakes the idle lanes that have something to send.
 func (s *Sink) Flush() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, l := range s.lanes {
+	for _, l := range s.lanes.byID {
 		if len(l.ready) > 0 {
 			wake(l.wake)
 		}

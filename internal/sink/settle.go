@@ -35,9 +35,9 @@ type ackedBatch struct {
 // settleRequest applies the outcome of one request to the heads of its partitions. err means that
 // the connection was lost. A partition stays busy until its acks have been called, so that no other
 // goroutine reports about it in the meantime.
-func (s *Sink) settleRequest(l *lane, err error) {
+func (l *lane) settleRequest(err error) {
 	now := time.Now()
-	s.mu.Lock()
+	l.sink.mu.Lock()
 	l.acked = l.acked[:0]
 	for i, f := range l.request {
 		p, r := f.partition, kafkawire.ProduceResult{}
@@ -45,8 +45,8 @@ func (s *Sink) settleRequest(l *lane, err error) {
 			r = l.results[i]
 		}
 		if err == nil && r.Present {
-			s.applyResultLocked(l, p, &r, now)
-			s.chooseLaneLocked(p, l, r.Code)
+			l.applyResultLocked(p, &r, now)
+			l.chooseLaneLocked(p, r.Code)
 			continue
 		}
 
@@ -56,56 +56,57 @@ func (s *Sink) settleRequest(l *lane, err error) {
 		if err != nil {
 			text = err.Error()
 		}
-		s.retryLaterLocked(p, obstacle{kindUnreachable, text}, now, 0)
+		l.retryLaterLocked(p, obstacle{kindUnreachable, text}, now, 0)
 	}
-	s.mu.Unlock()
+	l.sink.mu.Unlock()
 
-	bytes, count := s.callAcks(l.acked)
+	bytes, count := l.callAcks(l.acked)
 
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.countResolvedLocked(count, bytes)
+	l.sink.mu.Lock()
+	defer l.sink.mu.Unlock()
+	l.sink.batches.countResolvedLocked(count, bytes)
 	for _, f := range l.request {
 		p := f.partition
 		p.busy = false
-		s.markReadyLocked(p)
+		p.markReadyLocked()
 		if p.ready && p.lane != l {
 			wake(p.lane.wake)
 		}
 
 		if len(p.queue) == 0 && p.topic.growing && p.topic.isDrained() {
-			wake(s.adoptWake)
+			wake(l.sink.adopter.wake)
 		}
 
 		// Parking skips busy partitions. A partition may be busy at each tick of its timer.
-		if !p.obstacle.none() && s.mustParkLocked(p, now, false) {
-			wake(s.parkWake)
+		if !p.obstacle.none() && l.sink.parker.mustParkLocked(p, now, false) {
+			wake(l.sink.parker.wake)
 		}
 	}
 	clear(l.acked)
 	clear(l.request)
+	clear(l.batches)
 	l.request = l.request[:0]
 }
 
 // callAcks calls the acks of list, without the lock.
-func (s *Sink) callAcks(list []ackedBatch) (bytes, count int) {
+func (l *lane) callAcks(list []ackedBatch) (bytes, count int) {
 	for i := range list {
 		a := &list[i]
 		bytes += a.bytes
 		count += len(a.tickets)
 		if a.restore {
-			s.acks.Restore(a.partition.tp, a.baseOffset)
+			l.sink.acks.Restore(a.partition.tp, a.baseOffset)
 		}
-		s.acks.Acked(a.partition.tp, a.baseOffset, a.tickets, a.bytes)
+		l.sink.acks.Acked(a.partition.tp, a.baseOffset, a.tickets, a.bytes)
 	}
 	return bytes, count
 }
 
 // applyResultLocked applies a broker's response to the head of p.
-func (s *Sink) applyResultLocked(l *lane, p *partition, r *kafkawire.ProduceResult, now time.Time) {
+func (l *lane) applyResultLocked(p *partition, r *kafkawire.ProduceResult, now time.Time) {
 	b := p.queue[0]
 	if r.Code != 0 {
-		s.c.cfg.Metrics.ProduceErrors.WithLabelValues(r.Code.Title()).Inc()
+		l.sink.c.cfg.Metrics.ProduceErrors.WithLabelValues(r.Code.Title()).Inc()
 	}
 	verdict := kafkawire.Classify(r.Code)
 	if verdict != kafkawire.VerdictAcked {
@@ -114,55 +115,55 @@ func (s *Sink) applyResultLocked(l *lane, p *partition, r *kafkawire.ProduceResu
 
 	switch verdict {
 	case kafkawire.VerdictAcked:
-		l.acked = append(l.acked, s.removeAckedHeadLocked(p, b, r, now))
+		l.acked = append(l.acked, l.removeAckedHeadLocked(p, b, r, now))
 
 	case kafkawire.VerdictRetry:
 		// NOT_ENOUGH_REPLICAS comes from the right leader. After other codes the leader may have moved.
 		if r.Code != kafkawire.NotEnoughReplicas {
-			wake(s.renewWake)
+			wake(l.sink.refresher.wake)
 		}
 		text := fmt.Sprintf("partition %d of topic %q: Kafka responds with %v", p.tp.Partition, p.tp.Topic, r.Code)
-		s.retryLaterLocked(p, obstacle{kindRefused, text}, now, 0)
+		l.retryLaterLocked(p, obstacle{kindRefused, text}, now, 0)
 
 	case kafkawire.VerdictTooLarge, kafkawire.VerdictBadRecords:
 		// Kafka checks the size and the records before it checks for duplicates. So an earlier
 		// attempt may have been appended.
 		if b.maybeAppended {
-			s.failLocked(fmt.Errorf("%w: %s-%d: %w, and an earlier attempt may have been appended",
+			l.sink.failLocked(fmt.Errorf("%w: %s-%d: %w, and an earlier attempt may have been appended",
 				ErrBroken, p.tp.Topic, p.tp.Partition, r.Code))
 			return
 		}
 
 		if verdict == kafkawire.VerdictBadRecords {
-			s.refuseRecordsLocked(p, b, r)
+			l.refuseRecordsLocked(p, b, r)
 			return
 		}
 		p.topic.configStale = true
-		wake(s.renewWake)
-		s.splitHeadLocked(p, b)
+		wake(l.sink.refresher.wake)
+		l.splitHeadLocked(p, b)
 
 	case kafkawire.VerdictCorrupt:
-		s.handleCorruptLocked(p, b, now)
+		l.handleCorruptLocked(p, b, now)
 
 	case kafkawire.VerdictRefused:
-		wake(s.renewWake)
+		wake(l.sink.refresher.wake)
 		wait := refusedRetry
 		// A leader that has just moved away responds with this code, too.
 		if r.Code == kafkawire.UnknownTopicOrPartition && p.tries < movedTries {
 			wait = 0
 		}
-		s.retryLaterLocked(p, topicObstacle(p.tp.Topic, r.Code, false), now, wait)
+		l.retryLaterLocked(p, topicObstacle(p.tp.Topic, r.Code, false), now, wait)
 
 	case kafkawire.VerdictFenced:
-		s.failLocked(fmt.Errorf("%w: %s-%d: %w", ErrFenced, p.tp.Topic, p.tp.Partition, r.Code))
+		l.sink.failLocked(fmt.Errorf("%w: %s-%d: %w", ErrFenced, p.tp.Topic, p.tp.Partition, r.Code))
 
 	case kafkawire.VerdictBroken:
-		s.failLocked(fmt.Errorf("%w: %s-%d: %w", ErrBroken, p.tp.Topic, p.tp.Partition, r.Code))
+		l.sink.failLocked(fmt.Errorf("%w: %s-%d: %w", ErrBroken, p.tp.Topic, p.tp.Partition, r.Code))
 	}
 }
 
 // removeAckedHeadLocked removes the acked head b of p, and returns the ack to call.
-func (s *Sink) removeAckedHeadLocked(p *partition, b *pending, r *kafkawire.ProduceResult, now time.Time) ackedBatch {
+func (l *lane) removeAckedHeadLocked(p *partition, b *pending, r *kafkawire.ProduceResult, now time.Time) ackedBatch {
 	n := b.builder.Count()
 	a := ackedBatch{partition: p, baseOffset: r.BaseOffset, tickets: b.tickets, bytes: b.reserved}
 
@@ -173,7 +174,7 @@ func (s *Sink) removeAckedHeadLocked(p *partition, b *pending, r *kafkawire.Prod
 
 	case a.baseOffset < p.ackedEnd && !b.maybeAppended && r.Code == 0:
 		a.restore = true
-		s.log.Warn("offsets of a partition went back: its topic was deleted and created again",
+		l.sink.log.Warn("offsets of a partition went back: its topic was deleted and created again",
 			"topic", p.tp.Topic, "partition", p.tp.Partition, "from", p.ackedEnd, "to", r.BaseOffset)
 		p.ackedEnd = 0
 	}
@@ -189,14 +190,14 @@ func (s *Sink) removeAckedHeadLocked(p *partition, b *pending, r *kafkawire.Prod
 	p.popHead()
 	p.clearObstacle()
 	p.probing = false
-	s.releaseBatchLocked(b)
-	s.unparkLocked(p)
+	l.sink.batches.releaseBatchLocked(b)
+	l.sink.parker.unparkLocked(p)
 	return a
 }
 
 // retryLaterLocked schedules the same bytes to be sent again after wait. If wait is 0, it uses
 // partitionBackoff.
-func (s *Sink) retryLaterLocked(p *partition, why obstacle, now time.Time, wait time.Duration) {
+func (l *lane) retryLaterLocked(p *partition, why obstacle, now time.Time, wait time.Duration) {
 	p.tries++
 	p.setObstacle(why, now)
 	if wait == 0 {
@@ -205,10 +206,10 @@ func (s *Sink) retryLaterLocked(p *partition, why obstacle, now time.Time, wait 
 
 	p.retryPending = true
 	time.AfterFunc(wait, func() {
-		s.mu.Lock()
-		defer s.mu.Unlock()
+		l.sink.mu.Lock()
+		defer l.sink.mu.Unlock()
 		p.retryPending = false
-		s.markReadyLocked(p)
+		p.markReadyLocked()
 		if p.ready {
 			wake(p.lane.wake)
 		}
@@ -228,14 +229,15 @@ func forEachRecord(b *pending, f func(i int, rec *record.Record)) error {
 			}
 		}
 	}
-	list, err := from.Records(nil)
+	list, err := from.Stream()
 	if err != nil {
 		return err
 	}
+	defer list.Close()
 
 	var x fetched.Record
 	for i := range b.tickets {
-		ok, err := list.Next(&x)
+		ok, err := list.Next(&x, 0)
 		if err != nil {
 			return err
 		}
@@ -249,55 +251,55 @@ func forEachRecord(b *pending, f func(i int, rec *record.Record)) error {
 
 // reencodeHeadLocked encodes the records of the head b of p again, in n batches that replace it.
 // The first of them gets the sequence of b, because b was not appended.
-func (s *Sink) reencodeHeadLocked(p *partition, b *pending, n int, uncompressed bool) {
+func (l *lane) reencodeHeadLocked(p *partition, b *pending, n int, uncompressed bool) {
 	batches := make([]*pending, n)
 	count := int(b.builder.Count())
 	err := forEachRecord(b, func(i int, rec *record.Record) {
 		to := i * n / count
 		need, size := recordSizes(rec)
 		if batches[to] == nil {
-			batches[to] = s.newBatchLocked(batch.BufferSize(need))
+			batches[to] = l.sink.batches.newBatchLocked(batch.BufferSize(need))
 			batches[to].uncompressed = uncompressed
 		}
 
 		// The record was counted when it was sent, so the second count is taken back.
-		s.appendRecordLocked(batches[to], rec, b.tickets[i], size, need)
-		s.countResolvedLocked(1, size)
+		l.sink.batches.appendRecordLocked(batches[to], rec, b.tickets[i], size, need)
+		l.sink.batches.countResolvedLocked(1, size)
 	})
 	if err != nil {
-		s.failLocked(fmt.Errorf("%w: %s-%d: decoding a batch to send: %w", ErrBroken, p.tp.Topic, p.tp.Partition, err))
+		l.sink.failLocked(fmt.Errorf("%w: %s-%d: decoding a batch to send: %w", ErrBroken, p.tp.Topic, p.tp.Partition, err))
 		return
 	}
 
 	p.replaceHead(batches...)
-	s.tickets.put(b.tickets)
-	s.releaseBatchLocked(b)
+	l.sink.batches.tickets.put(b.tickets)
+	l.sink.batches.releaseBatchLocked(b)
 }
 
 // splitHeadLocked halves a batch that is too large. If it has only one record, the record itself is
 // at fault.
-func (s *Sink) splitHeadLocked(p *partition, b *pending) {
+func (l *lane) splitHeadLocked(p *partition, b *pending) {
 	p.clearObstacle()
 	if b.builder.Count() == 1 {
 		size := len(b.sealed) - 4
-		s.withdrawBadLocked(p, func(int) *record.Refusal { return newTooLargeRefusal(p.topic, size) })
+		l.withdrawBadLocked(p, func(int) *record.Refusal { return newTooLargeRefusal(p.topic, size) })
 		return
 	}
-	s.reencodeHeadLocked(p, b, 2, b.uncompressed)
+	l.reencodeHeadLocked(p, b, 2, b.uncompressed)
 }
 
 // refuseRecordsLocked gives back exactly the records that the broker names. If the broker names
 // none, the batch is halved until the bad record is alone.
-func (s *Sink) refuseRecordsLocked(p *partition, b *pending, r *kafkawire.ProduceResult) {
+func (l *lane) refuseRecordsLocked(p *partition, b *pending, r *kafkawire.ProduceResult) {
 	n := int(b.builder.Count())
 	named := slices.ContainsFunc(r.BadRecords, func(i int) bool { return i >= 0 && i < n })
 	if !named && n > 1 {
-		s.splitHeadLocked(p, b)
+		l.splitHeadLocked(p, b)
 		return
 	}
 
 	p.clearObstacle()
-	s.withdrawBadLocked(p, func(i int) *record.Refusal {
+	l.withdrawBadLocked(p, func(i int) *record.Refusal {
 		if n > 1 && !slices.Contains(r.BadRecords, i) {
 			return nil
 		}
@@ -312,12 +314,13 @@ func (s *Sink) refuseRecordsLocked(p *partition, b *pending, r *kafkawire.Produc
 // handleCorruptLocked handles a batch whose checksum the broker found wrong. The sink sends the
 // same bytes a few times, and then encodes the batch again without compression. If that fails too,
 // it retries slowly: a device between the sink and the broker changes the data.
-func (s *Sink) handleCorruptLocked(p *partition, b *pending, now time.Time) {
+func (l *lane) handleCorruptLocked(p *partition, b *pending, now time.Time) {
 	b.corruptCount++
 
 	// If an earlier attempt may have been appended, no other bytes may use its sequence.
 	if b.maybeAppended && b.corruptCount >= corruptTries {
-		s.failLocked(fmt.Errorf("%w: %s-%d: the broker finds a batch corrupt, and an earlier attempt may have been appended",
+		l.sink.failLocked(fmt.Errorf("%w: %s-%d: the broker finds a batch corrupt, "+
+			"and an earlier attempt may have been appended",
 			ErrBroken, p.tp.Topic, p.tp.Partition))
 		return
 	}
@@ -325,17 +328,17 @@ func (s *Sink) handleCorruptLocked(p *partition, b *pending, now time.Time) {
 	why := obstacle{kindRefused, fmt.Sprintf("Kafka finds batches for partition %d of topic %q corrupt; "+
 		"look for a proxy or a network card that changes data", p.tp.Partition, p.tp.Topic)}
 	if b.corruptCount%corruptTries != 0 {
-		s.retryLaterLocked(p, why, now, 0)
+		l.retryLaterLocked(p, why, now, 0)
 		return
 	}
 
 	corruptCount := b.corruptCount
-	s.reencodeHeadLocked(p, b, 1, true)
+	l.reencodeHeadLocked(p, b, 1, true)
 	p.queue[0].corruptCount = corruptCount
 
 	wait := time.Duration(0)
 	if corruptCount >= 2*corruptTries {
 		wait = refusedRetry
 	}
-	s.retryLaterLocked(p, why, now, wait)
+	l.retryLaterLocked(p, why, now, wait)
 }

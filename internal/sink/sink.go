@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
-	"slices"
 	"sync"
 	"time"
 
@@ -23,61 +22,41 @@ type Claims interface {
 
 // TakeOver is the state that a new owner has read from the watcher document.
 type TakeOver struct {
-	TransactionalID string // without `#generation` (N5)
-	Generation      int
-	Offsets         map[string][]int64
-	Senders         []record.Sender
-	// LeaseValid reports whether the lease is valid. The sink calls it before each produce request.
-	LeaseValid func() bool
-	// Bounds limit the read-back of a topic. They default to 2 GiB and 60 s (N8).
-	Bounds fence.Bounds
-	// Alias is the other namespace that earlier records of one collection may have.
-	Alias fence.Alias
-	// Alive is the latest time at which the earlier owner may have kept its transactional id alive.
-	// Zero means unknown (N5).
-	Alive time.Time
+	// Fence is the input of the take-over. The sink also calls its Gate before each produce request, so
+	// Gate must not be nil.
+	Fence fence.In
 	// Holder decides which records are held, and takes the records that cannot be sent (N11, N15).
 	Holder record.Holder
-	// Event is called for events that matter to an operator. It must not block. If it is nil, events
-	// are only logged.
-	Event func(fence.Event)
 }
 
 // Sink sends records for one term of ownership. Send, Flush, Size, EndReplay and State may be
 // called from any goroutine. The records of a partition have the order of the calls of Send.
+//
+// The sink's lock guards the topics, their partitions, and the state of the parts below.
 type Sink struct {
-	c       *Opener
-	acks    record.Acks
-	holder  record.Holder
-	claims  Claims
-	gate    func() bool
-	log     *slog.Logger
-	session *fence.Session
-	expiry  fence.Expiry
+	c      *Opener
+	acks   record.Acks
+	claims Claims
+	gate   func() bool
+	log    *slog.Logger
+	codec  *batch.Codec
 
-	tickets   ticketLists
-	adoptWake chan struct{} // one token: a topic waits for adoption
-	renewWake chan struct{} // one token: fresh metadata is needed
-	parkWake  chan struct{} // one token: a target holds too much memory
-	cancelRun func(error)   // ends Run; set by Run
+	refresher *refresher
+	adopter   *adopter
+	keeper    *keeper
+	parker    *parker
+	lanes     *laneSet
+	batches   *batchPool
 
-	mu                sync.Mutex
-	topics            map[string]*topic
-	lastTopic         *topic // of the latest Send
-	lanes             map[laneID]*lane
-	startLane         func(*lane) // starts a lane's goroutine; nil before Run
-	freeBuffers       buffers
-	freeBatches       []*pending
-	liveBatches       int // batches that were begun and not released
-	producer          batch.Producer
-	codec             *batch.Codec
-	replaying         bool // EndReplay was not called yet (N7, N10)
-	paused            bool // lanes send nothing, because the sink moves to another transactional id
-	ended             error
-	unresolvedBytes   int64 // reserved by the unresolved records
-	unresolvedRecords int   // passed to Send, and neither acked nor given back
-	drained           chan struct{}
-	headerScratch     []record.Header
+	mu            sync.Mutex
+	topics        map[string]*topic
+	lastTopic     *topic // of the latest Send
+	producer      batch.Producer
+	replaying     bool // EndReplay was not called yet (N7, N10)
+	paused        bool // lanes send nothing, because the sink moves to another transactional id
+	ended         error
+	cancelRun     func(error) // ends Run; set by Run
+	headerScratch []record.Header
 }
 
 // Open takes over from earlier owners (design §7, N4): it fences them, reads back the records that
@@ -91,37 +70,43 @@ func (o *Opener) Open(ctx context.Context, to TakeOver, claims Claims, acks reco
 	s := &Sink{
 		c:         o,
 		acks:      acks,
-		holder:    to.Holder,
 		claims:    claims,
-		gate:      to.LeaseValid,
+		gate:      to.Fence.Gate,
 		log:       o.cfg.Log,
 		codec:     o.codec,
 		replaying: true,
-		adoptWake: make(chan struct{}, 1),
-		renewWake: make(chan struct{}, 1),
-		parkWake:  make(chan struct{}, 1),
 		topics:    map[string]*topic{},
-		lanes:     map[laneID]*lane{},
+		batches:   &batchPool{maxBytes: o.cfg.ParkBytes},
 	}
+	s.refresher = &refresher{sink: s, wake: make(chan struct{}, 1)}
+	s.adopter = &adopter{sink: s, create: o.cfg.Create, wake: make(chan struct{}, 1)}
+	s.keeper = &keeper{sink: s}
+	s.parker = &parker{
+		sink:          s,
+		holder:        to.Holder,
+		parkAfter:     o.cfg.ParkAfter,
+		maxObstructed: int(o.cfg.ParkBytes / 4),
+		wake:          make(chan struct{}, 1),
+	}
+	s.lanes = &laneSet{sink: s, perBroker: o.cfg.Lanes, byID: map[laneID]*lane{}}
 
-	out, err := o.fence.Take(ctx, fence.In{
-		TransactionalID: to.TransactionalID, Generation: to.Generation, Offsets: to.Offsets, Senders: to.Senders,
-		Gate: to.LeaseValid, Bounds: to.Bounds, Alias: to.Alias, Alive: to.Alive, Event: fence.LogEvents(s.log, to.Event),
-		Stuck: o.patience, Idle: o.patience, Own: o.patience,
-	})
+	in := to.Fence
+	in.Event = fence.LogEvents(s.log, in.Event)
+	in.Stuck, in.Idle, in.Own = o.patience, o.patience, o.patience
+	out, err := o.fence.Take(ctx, in)
 	if err != nil {
 		return nil, fmt.Errorf("taking over in Kafka: %w", err)
 	}
-	s.session, s.producer = out.Session, batch.Producer(out.Producer)
-	s.expiry = o.fence.Expiry(ctx)
+	s.keeper.session, s.producer = out.Session, batch.Producer(out.Producer)
+	s.keeper.expiry = o.fence.Expiry(ctx)
 
 	if err := claims.Save(ctx, out.Senders, storedOffsets(out.Released)); err != nil {
 		return nil, fmt.Errorf("taking over in Kafka: saving the sender: %w", err)
 	}
-	s.adoptTails(out, to.Offsets)
+	s.adoptTails(out, in.Offsets)
 
 	// Run repeats this, so only the end of ctx is an error.
-	if err := s.loadLayout(ctx); err != nil && ctx.Err() != nil {
+	if err := s.refresher.loadLayout(ctx); err != nil && ctx.Err() != nil {
 		return nil, fmt.Errorf("taking over in Kafka: %w", err)
 	}
 	return s, nil
@@ -164,8 +149,8 @@ func (s *Sink) adoptTails(out *fence.Out, stored map[string][]int64) {
 	now := time.Now()
 	for tp, tail := range out.Released {
 		p := findOrAdd(tp)
-		p.ackedEnd, p.hits, p.lastUsed = tail.Next, tail.Hits, now
-		p.unreadStretch = tail.OutOfRange || tail.Truncated
+		p.ackedEnd, p.readBack.hits, p.lastUsed = tail.Next, tail.Hits, now
+		p.readBack.incomplete = tail.OutOfRange || tail.Truncated
 		p.topic.hitsLeft += tail.Hits.Len()
 
 		s.c.cfg.Metrics.ReadBack.Add(float64(max(tail.Next-tail.From, 0)))
@@ -198,38 +183,6 @@ func (t *topic) addPartitions(n int) {
 	}
 }
 
-// loadLayout reads leaders and limits of the known topics.
-func (s *Sink) loadLayout(ctx context.Context) error {
-	names := s.adoptedTopics()
-	if len(names) == 0 {
-		return nil
-	}
-	if err := s.loadTopicConfigs(ctx); err != nil {
-		return err
-	}
-
-	layout, err := s.c.kafka.Metadata(ctx, names)
-	if err != nil {
-		return err
-	}
-	s.applyLayout(layout)
-	return nil
-}
-
-// adoptedTopics returns the sorted names of the topics with partitions.
-func (s *Sink) adoptedTopics() []string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	var names []string
-	for name, t := range s.topics {
-		if len(t.partitions) > 0 {
-			names = append(names, name)
-		}
-	}
-	slices.Sort(names)
-	return names
-}
-
 // FindHit returns the place of rec if the read-back has found it, without removing it from the
 // hits. Partitions in quarantine have not been read yet.
 func (s *Sink) FindHit(rec *record.Record) (record.TopicPartition, int64, bool) {
@@ -255,7 +208,7 @@ func (s *Sink) findHitLocked(rec *record.Record) (p *partition, id fence.Identit
 	}
 
 	if p = t.partitionWithHit(id); p != nil {
-		offset, _ = p.hits.At(id)
+		offset, _ = p.readBack.hits.At(id)
 	}
 	return p, id, offset
 }
@@ -265,7 +218,7 @@ func (s *Sink) findHitLocked(rec *record.Record) (p *partition, id fence.Identit
 // partition now.
 func (t *topic) partitionWithHit(id fence.Identity) *partition {
 	for _, p := range t.partitions {
-		if p.hits.Has(id) {
+		if p.readBack.hits.Has(id) {
 			return p
 		}
 	}
@@ -295,7 +248,7 @@ func (s *Sink) AckIfFound(rec *record.Record, t record.Ticket) bool {
 		return false
 	}
 
-	p.hits.Take(id)
+	p.readBack.hits.Take(id)
 	p.topic.hitsLeft--
 	_, size := recordSizes(rec)
 	s.ackHitLocked(p.tp, offset, t, size)
@@ -317,7 +270,7 @@ func (s *Sink) EndReplay() {
 }
 
 // Recycle returns the ticket slice of an ack to the free list.
-func (s *Sink) Recycle(list []record.Ticket) { s.tickets.put(list) }
+func (s *Sink) Recycle(list []record.Ticket) { s.batches.tickets.put(list) }
 
 // fail ends the sink with err. Only the first error counts.
 func (s *Sink) fail(err error) {
@@ -342,19 +295,19 @@ func (s *Sink) Drain(ctx context.Context) error {
 	s.Flush()
 	for {
 		s.mu.Lock()
-		if s.unresolvedRecords == 0 || s.ended != nil {
+		if s.batches.unresolvedRecords == 0 || s.ended != nil {
 			err := s.ended
-			if s.unresolvedRecords == 0 {
+			if s.batches.unresolvedRecords == 0 {
 				err = nil
 			}
 			s.mu.Unlock()
 			return err
 		}
 
-		if s.drained == nil {
-			s.drained = make(chan struct{})
+		if s.batches.drained == nil {
+			s.batches.drained = make(chan struct{})
 		}
-		drained := s.drained
+		drained := s.batches.drained
 		s.mu.Unlock()
 
 		select {
@@ -362,17 +315,6 @@ func (s *Sink) Drain(ctx context.Context) error {
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		}
-	}
-}
-
-// countResolvedLocked subtracts n records from the unresolved records, and wakes Drain if none is
-// left.
-func (s *Sink) countResolvedLocked(n, bytes int) {
-	s.unresolvedRecords -= n
-	s.unresolvedBytes -= int64(bytes)
-	if s.unresolvedRecords == 0 && s.drained != nil {
-		close(s.drained)
-		s.drained = nil
 	}
 }
 

@@ -43,7 +43,7 @@ func TestWhatWasReservedIsReleased(t *testing.T) {
 		r.mu.Unlock()
 
 		p, _ := r.quarantineOnly(topic)
-		p.unreadStretch = true
+		p.readBack.incomplete = true
 		for i := range 4 {
 			x := newRecord(topic, "k", "k/"+string(rune('0'+i)))
 			if i%2 == 0 { // the caller has added the header
@@ -58,7 +58,7 @@ func TestWhatWasReservedIsReleased(t *testing.T) {
 			p.quarantine = true
 			r.mu.Unlock()
 			tail := &fence.Tail{From: p.ackedEnd, Next: p.ackedEnd, Hits: &fence.Known{}}
-			if err := r.admitTails(t.Context(), map[record.TopicPartition]*fence.Tail{tp: tail}); err != nil {
+			if err := r.keeper.admitTails(t.Context(), map[record.TopicPartition]*fence.Tail{tp: tail}); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -83,11 +83,11 @@ func TestWhatWasReservedIsReleased(t *testing.T) {
 
 			kc.Fault(kfake.Fault{Keys: []kmsg.Key{kmsg.Produce}, Topic: "a", Err: e, Count: corruptTries + 1})
 			r.mu.Lock()
-			top.partitions[0].unreadStretch = true
+			top.partitions[0].readBack.incomplete = true
 			r.paused = true
 			r.mu.Unlock()
 			r.sequence(t, "a", 1, 33)
-			r.setPaused(false)
+			r.keeper.setPaused(false)
 			r.acks.waitUntil(testTimeout, "all are acked", func() bool { return len(r.acks.acked) == 33 })
 			r.acks.waitResolved(33)
 
@@ -105,7 +105,7 @@ func (r *testSink) requireDrained(t *testing.T) {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.unresolvedRecords != 0 || r.unresolvedBytes != 0 {
-		t.Errorf("%d records and %d bytes are unresolved, want 0", r.unresolvedRecords, r.unresolvedBytes)
+	if r.batches.unresolvedRecords != 0 || r.batches.unresolvedBytes != 0 {
+		t.Errorf("%d records and %d bytes are unresolved, want 0", r.batches.unresolvedRecords, r.batches.unresolvedBytes)
 	}
 }

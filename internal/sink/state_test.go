@@ -28,7 +28,7 @@ func TestStateListsOnlyWhatWaits(t *testing.T) {
 	r.topics["b"].partitions[1].setObstacle(obstacle{kindQuarantined, "sick"}, time.Now())
 	r.mu.Unlock()
 
-	r.applyLayout(&kafkawire.Layout{Topics: map[string]kafkawire.TopicLayout{
+	r.refresher.applyLayout(&kafkawire.Layout{Topics: map[string]kafkawire.TopicLayout{
 		"a": {Err: kafka.UnknownTopicOrPartition},
 		"b": {Partitions: []kafkawire.PartitionLayout{{Leader: -1}, {Leader: -1}, {Leader: -1}}},
 	}})
@@ -82,7 +82,7 @@ func TestN02_TheGateIsAskedRightBeforeTheWrite(t *testing.T) {
 	r.acks.waitResolved(1)
 
 	r.mu.Lock()
-	k := r.lanes[laneID{}].link
+	k := r.lanes.byID[laneID{}].link
 	r.mu.Unlock()
 	k.Close()
 

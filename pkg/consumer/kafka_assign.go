@@ -9,63 +9,57 @@ import (
 	"github.com/segmentio/kafka-go"
 )
 
-// exclusive gives all partitions to one member: the one with the highest priority, of several the first by id. The others
-// stand by and take over when it leaves the group or is gone.
+// exclusive assigns all partitions to one member: the one with the highest priority, and among several
+// the first by id. The other members stand by, and take over when it leaves the group or fails.
 type exclusive struct{ priority int32 }
 
-// ProtocolName tells it from other ways to assign: all members of a group must agree on one.
+// ProtocolName returns the name of this way to assign. All members of a group must agree on one.
 func (exclusive) ProtocolName() string { return "outrelay-exclusive" }
 
-// UserData is the member's priority.
+// UserData returns the member's priority.
 func (e exclusive) UserData() ([]byte, error) {
 	return binary.BigEndian.AppendUint32(nil, uint32(e.priority)), nil
 }
 
-// AssignGroups gives each topic to one of the members that read it.
+// AssignGroups assigns each topic to one of the members that read it.
 func (exclusive) AssignGroups(members []kafka.GroupMember, partitions []kafka.Partition) kafka.GroupMemberAssignments {
-	order := slices.Clone(members)
-	slices.SortFunc(order, func(a, b kafka.GroupMember) int {
-		if pa, pb := priority(a), priority(b); pa != pb {
-			return int(pb) - int(pa)
-		}
-		return strings.Compare(a.ID, b.ID)
+	order := slices.SortedFunc(slices.Values(members), func(a, b kafka.GroupMember) int {
+		return cmp.Or(cmp.Compare(priorityOf(b), priorityOf(a)), strings.Compare(a.ID, b.ID))
 	})
-	out := kafka.GroupMemberAssignments{}
-	for _, m := range order {
-		out[m.ID] = map[string][]int{}
-	}
+	out := newAssignments(order)
 	for _, p := range partitions {
-		for _, m := range order {
-			if slices.Contains(m.Topics, p.Topic) {
-				out[m.ID][p.Topic] = append(out[m.ID][p.Topic], p.ID)
-				break
-			}
+		reads := func(m kafka.GroupMember) bool { return slices.Contains(m.Topics, p.Topic) }
+		if i := slices.IndexFunc(order, reads); i >= 0 {
+			to := out[order[i].ID]
+			to[p.Topic] = append(to[p.Topic], p.ID)
 		}
 	}
 	return out
 }
 
-// spread gives the partitions of all topics out evenly. kafka-go's own ways look at one topic at a time, and give the first
-// partition of each to the same member: many small topics, as those of retries, would all be one member's.
+// spread assigns the partitions of all topics evenly. The methods of kafka-go treat each topic alone, and
+// assign the first partition of each to the same member. One member would get all of many small topics,
+// such as retry topics.
 type spread struct{}
 
-// ProtocolName tells it from other ways to assign. Members that do not know it agree on Kafka's range.
+// ProtocolName returns the name of this way to assign. Groups with members that do not support it use
+// Kafka's range.
 func (spread) ProtocolName() string { return "outrelay-spread" }
 
-// UserData is none.
+// UserData returns nil.
 func (spread) UserData() ([]byte, error) { return nil, nil }
 
-// AssignGroups gives each partition to the one with the fewest so far among the members that read its topic.
+// AssignGroups assigns each partition to the member that reads its topic and has the fewest partitions.
 func (spread) AssignGroups(members []kafka.GroupMember, partitions []kafka.Partition) kafka.GroupMemberAssignments {
-	order := slices.SortedFunc(slices.Values(members), func(a, b kafka.GroupMember) int { return strings.Compare(a.ID, b.ID) })
+	order := slices.SortedFunc(slices.Values(members), func(a, b kafka.GroupMember) int {
+		return strings.Compare(a.ID, b.ID)
+	})
 	all := slices.SortedFunc(slices.Values(partitions), func(a, b kafka.Partition) int {
 		return cmp.Or(strings.Compare(a.Topic, b.Topic), cmp.Compare(a.ID, b.ID))
 	})
-	out := kafka.GroupMemberAssignments{}
+
+	out := newAssignments(order)
 	count := map[string]int{}
-	for _, m := range order {
-		out[m.ID] = map[string][]int{}
-	}
 	for _, p := range all {
 		to := ""
 		for _, m := range order {
@@ -81,7 +75,16 @@ func (spread) AssignGroups(members []kafka.GroupMember, partitions []kafka.Parti
 	return out
 }
 
-func priority(m kafka.GroupMember) int32 {
+// newAssignments returns an empty assignment for each member.
+func newAssignments(members []kafka.GroupMember) kafka.GroupMemberAssignments {
+	out := kafka.GroupMemberAssignments{}
+	for _, m := range members {
+		out[m.ID] = map[string][]int{}
+	}
+	return out
+}
+
+func priorityOf(m kafka.GroupMember) int32 {
 	if len(m.UserData) != 4 {
 		return 0
 	}

@@ -7,14 +7,15 @@ import (
 	"github.com/outrelay/outrelay/internal/kafkawire/fetched"
 )
 
-// damagedAttempts is how often a damaged batch is fetched before it is given up: bytes may have been damaged on their way.
+// damagedAttempts is how often a damaged batch is fetched before it is given up: its bytes may have been
+// damaged in transit.
 const damagedAttempts = 5
 
-// damagedError says that a fetch began with a batch whose bytes are damaged.
+// damagedError means that a fetch began with a damaged batch.
 type damagedError struct {
 	tp   TopicPartition
 	base int64
-	end  int64 // the offset behind it, as far as that can be known
+	end  int64 // the offset after the batch, if its header is right
 	err  error
 }
 
@@ -29,15 +30,16 @@ type damage struct {
 }
 
 type damaged struct {
-	offset int64 // of the fetches
-	times  int
-	base   int64 // of the batch that was given up, while its end is searched
-	given  bool
+	offset  int64 // of the fetches
+	times   int
+	base    int64 // of the batch that was given up, while its end is searched
+	givenUp bool
 }
 
-// passes gives up a damaged batch that was fetched often enough: one broken record stands for all its offsets. If its end is
-// not plausible, the offsets behind the first are tried one by one, until the broker answers with another batch.
-func (d *damage) passes(bad *damagedError, w *walker, high int64) bool {
+// giveUp gives up a damaged batch that was fetched often enough, and reports whether it did. One broken
+// record stands for all offsets of the batch. If its end is not plausible, the offsets after the first are
+// tried one by one, until the broker returns another batch.
+func (d *damage) giveUp(bad *damagedError, w *walker, high int64) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	at := d.seen[bad.tp]
@@ -58,13 +60,14 @@ func (d *damage) passes(bad *damagedError, w *walker, high int64) bool {
 	if !plausible {
 		end = w.from + 1
 	}
-	if !at.given || at.base != bad.base {
-		w.broken(&fetched.Batch{LeaderEpoch: -1, End: end}, w.from, bad.err)
+	if !at.givenUp || at.base != bad.base {
+		w.addBroken(&fetched.Batch{LeaderEpoch: -1, End: end}, w.from, bad.err)
 	}
 	w.next = end
+
 	delete(d.seen, bad.tp)
 	if !plausible {
-		d.seen[bad.tp] = damaged{offset: end, times: damagedAttempts, base: bad.base, given: true}
+		d.seen[bad.tp] = damaged{offset: end, times: damagedAttempts, base: bad.base, givenUp: true}
 	}
 	return true
 }

@@ -111,7 +111,7 @@ func TestN29_HolesArePassed(t *testing.T) {
 		}
 		set = append(set, batchOf{base: 70, offsets: []int32{0}}.bytes(t)[:50]...) // cut off
 		w := walker{from: 12, next: 12, aborted: []fetched.Aborted{{Producer: 8, First: 50}}}
-		if err := w.walk(set); err != nil {
+		if err := w.readSet(set); err != nil {
 			t.Fatal(err)
 		}
 		if d := cmp.Diff([]int64{13, 52, 54}, offsetsOf(w.out)); d != "" {
@@ -143,7 +143,7 @@ func TestRecordsOfInterleavedAbortedTransactionsAreDropped(t *testing.T) {
 		set = append(set, b.bytes(t)...)
 	}
 	w := walker{from: 50, next: 50, aborted: []fetched.Aborted{{Producer: 9, First: 52}, {Producer: 8, First: 50}}}
-	if err := w.walk(set); err != nil {
+	if err := w.readSet(set); err != nil {
 		t.Fatal(err)
 	}
 	if d := cmp.Diff([]int64{51, 56}, offsetsOf(w.out)); d != "" {
@@ -161,11 +161,11 @@ func TestBrokenBatchesAreErrorsAndNeverSkipped(t *testing.T) {
 	short := make([]byte, 20)
 	for _, bad := range [][]byte{broken, old, short} {
 		w := walker{}
-		if err := w.walk(append(append([]byte(nil), good...), bad...)); err != nil || len(w.out) != 1 || w.next != 1 {
+		if err := w.readSet(append(append([]byte(nil), good...), bad...)); err != nil || len(w.out) != 1 || w.next != 1 {
 			t.Errorf("%v, %d records, next %d", err, len(w.out), w.next)
 		}
 		w = walker{from: 1, next: 1}
-		if err := w.walk(bad); err == nil || w.next != 1 {
+		if err := w.readSet(bad); err == nil || w.next != 1 {
 			t.Errorf("no error; next %d", w.next)
 		}
 	}
@@ -204,11 +204,11 @@ func TestADamagedBatchIsGivenUpAfterSomeFetches(t *testing.T) {
 		var d damage
 		for i := range damagedAttempts {
 			w := walker{tp: tp, from: 11, next: 11}
-			bad, ok := errors.AsType[*damagedError](w.walk(c.set))
+			bad, ok := errors.AsType[*damagedError](w.readSet(c.set))
 			if !ok {
 				t.Fatal(c.name, "is no damage")
 			}
-			passed, last := d.passes(bad, &w, high), i == damagedAttempts-1
+			passed, last := d.giveUp(bad, &w, high), i == damagedAttempts-1
 			switch {
 			case passed != last:
 				t.Errorf("%s: given up after %d fetches: %v", c.name, i+1, passed)
@@ -223,12 +223,12 @@ func TestADamagedBatchIsGivenUpAfterSomeFetches(t *testing.T) {
 
 		// The broker answers with the same batch until the offset is behind it. Nothing more is reported, and nothing waits.
 		w := walker{tp: tp, from: 12, next: 12}
-		bad, _ := errors.AsType[*damagedError](w.walk(c.set))
-		if bad == nil || !d.passes(bad, &w, high) || w.next != 13 || (len(w.out) > 0) != (c.name == "a wrong length") {
+		bad, _ := errors.AsType[*damagedError](w.readSet(c.set))
+		if bad == nil || !d.giveUp(bad, &w, high) || w.next != 13 || (len(w.out) > 0) != (c.name == "a wrong length") {
 			t.Errorf("%s: at the offset behind: next is %d, %+v", c.name, w.next, w.out)
 		}
 		w = walker{tp: tp, from: 13, next: 13}
-		if err := w.walk(behind); err != nil || w.next != 15 {
+		if err := w.readSet(behind); err != nil || w.next != 15 {
 			t.Errorf("%s: %v, next is %d", c.name, err, w.next)
 		}
 	}
@@ -236,8 +236,8 @@ func TestADamagedBatchIsGivenUpAfterSomeFetches(t *testing.T) {
 	// A batch that is good the second time was damaged on its way.
 	var d damage
 	w := walker{tp: tp, from: 11, next: 11}
-	bad, _ := errors.AsType[*damagedError](w.walk(damagedBatch(func(b []byte) { b[len(b)-1] ^= 1 })))
-	if bad == nil || d.passes(bad, &w, high) {
+	bad, _ := errors.AsType[*damagedError](w.readSet(damagedBatch(func(b []byte) { b[len(b)-1] ^= 1 })))
+	if bad == nil || d.giveUp(bad, &w, high) {
 		t.Error("given up at once")
 	}
 }
@@ -248,7 +248,7 @@ func TestABatchBehindADamagedOneIsRead(t *testing.T) {
 	bad := batchOf{base: 10, last: 9, offsets: []int32{0}}.bytes(t)
 	bad[len(bad)-1] ^= 1
 	w := walker{from: 14, next: 14}
-	if err := w.walk(append(bad, batchOf{base: 14, offsets: []int32{0}}.bytes(t)...)); err != nil || len(w.out) != 1 || w.next != 15 {
+	if err := w.readSet(append(bad, batchOf{base: 14, offsets: []int32{0}}.bytes(t)...)); err != nil || len(w.out) != 1 || w.next != 15 {
 		t.Errorf("%v, %+v, next %d", err, w.out, w.next)
 	}
 }
@@ -271,7 +271,7 @@ func walkAll(t *testing.T, set []byte, end int64) (out []Record, allocated uint6
 		var before, after runtime.MemStats
 		runtime.ReadMemStats(&before)
 		w := walker{from: next, next: next}
-		if err := w.walk(set); err != nil {
+		if err := w.readSet(set); err != nil {
 			t.Fatal(err)
 		}
 		runtime.ReadMemStats(&after)
@@ -333,7 +333,7 @@ func TestABatchThatCannotBeDecompressedDoesNotStopItsPartition(t *testing.T) {
 	for _, codec := range []compress.Compression{compress.Gzip, compress.Snappy, compress.Lz4, compress.Zstd, 7} {
 		bad := batchOf{raw: []byte("no such thing, and long enough"), count: 3, last: 2, attributes: uint16(codec)}.bytes(t)
 		w := walker{from: 1, next: 1}
-		if err := w.walk(append(bad, batchOf{base: 3, offsets: []int32{0}}.bytes(t)...)); err != nil {
+		if err := w.readSet(append(bad, batchOf{base: 3, offsets: []int32{0}}.bytes(t)...)); err != nil {
 			t.Fatal(codec, err)
 		}
 		if len(w.out) != 2 || w.out[0].Offset != 1 || w.out[0].Err == nil || w.out[1].Offset != 3 || w.next != 4 {
@@ -347,7 +347,7 @@ func TestARecordDoesNotPinTheAnswerThatItCameWith(t *testing.T) {
 	t.Parallel()
 	set := batchOf{raw: append(rawRecord(0, 10, 0), rawRecord(1, 100_000, 0)...), count: 2, last: 1}.bytes(t)
 	w := walker{}
-	if err := w.walk(set); err != nil {
+	if err := w.readSet(set); err != nil {
 		t.Fatal(err)
 	}
 	for i := range set { // the values are zeros
@@ -373,7 +373,7 @@ func TestNoBytesMakeTheWalkerPanic(t *testing.T) {
 		if rapid.Bool().Draw(rt, "sealed") && len(b) > 21 {
 			binary.BigEndian.PutUint32(b[17:], crc32.Checksum(b[21:], crc32.MakeTable(crc32.Castagnoli)))
 		}
-		_ = (&walker{}).walk(b)
+		_ = (&walker{}).readSet(b)
 		_, _ = fetched.Parse(b, int16(rapid.IntRange(4, 11).Draw(rt, "version")))
 	})
 }
@@ -450,9 +450,9 @@ func TestPartitionsOfAllTopicsAreSpreadEvenly(t *testing.T) {
 
 func TestMessagesWithoutAKeyAreSpread(t *testing.T) {
 	t.Parallel()
-	seen := map[int]bool{}
+	seen := map[int32]bool{}
 	for i := range 8 {
-		seen[choose(&Message{Offset: int64(i)}, 4)] = true
+		seen[choosePartition(&Message{Offset: int64(i)}, 4)] = true
 	}
 	if len(seen) != 4 {
 		t.Error(fmt.Sprint(seen))

@@ -8,118 +8,119 @@ import (
 
 	"github.com/segmentio/kafka-go"
 
+	"github.com/outrelay/outrelay/internal/kafkawire"
+	"github.com/outrelay/outrelay/internal/record"
 	"github.com/outrelay/outrelay/internal/retry"
-	"github.com/outrelay/outrelay/pkg/event"
 )
 
 const (
-	// publishAttempts is how often a topic is looked for that is not there.
+	// publishAttempts is the number of lookups of a missing topic.
 	publishAttempts = 5
-	// publishPatience is how long a partition is tried at least: a leader that died is replaced after the brokers' session, 9 s
-	// by default.
+	// publishPatience is the least time for which a partition is retried. The leader of a broker that
+	// died is replaced after the session of the broker, 9 s by default.
 	publishPatience = 15 * time.Second
 )
 
-// Publish writes messages with acks of all in-sync replicas. Those of one partition are one batch in their order; it is
-// sent again when its fate is unknown, so what was written may be there twice, with the same id. While brokers are away or have no
-// leader it goes on for some 15 s, or until ctx ends, and then returns the last error; a topic that is not there is an error within
-// seconds.
+// Publish writes messages with acks of all in-sync replicas. The messages of a partition are one batch, in
+// their order. If the outcome of a batch is unknown, it is sent again, so its messages may be in the topic
+// twice, with the same id. While brokers are away or have no leader, Publish retries for about 15 s, or
+// until ctx ends, and then returns the last error. A missing topic is an error within seconds.
 func (k *Kafka) Publish(ctx context.Context, topic string, ms []*Message) error {
 	if len(ms) == 0 {
 		return nil
 	}
-	cl := &kafka.Client{Addr: k.addr, Transport: k.produce, Timeout: requestTimeout}
-	n, err := k.partitions(ctx, cl, topic)
+	n, err := k.countPartitions(ctx, topic)
 	if err != nil {
 		return fmt.Errorf("publishing to topic %s: %w", topic, err)
 	}
-	byPart := map[int][]*Message{}
+
+	byPartition := map[int32][]record.Record{}
 	for _, m := range ms {
-		p := choose(m, n)
-		byPart[p] = append(byPart[p], m)
+		p := choosePartition(m, int32(n))
+		byPartition[p] = append(byPartition[p], recordOf(m))
 	}
-	for p, list := range byPart {
-		if err := k.write(ctx, cl, topic, p, list); err != nil {
+	for p, list := range byPartition {
+		tp := record.TopicPartition{Topic: topic, Partition: p}
+		if err := k.publishBatch(ctx, tp, list); err != nil {
 			return fmt.Errorf("publishing to topic %s, partition %d: %w", topic, p, err)
 		}
 	}
 	return nil
 }
 
-// choose is the partition: of the key as Java's client has it, without one by the offset it came from.
-func choose(m *Message, n int) int {
+// choosePartition returns the partition of the key, or for a message without a key, a partition by the
+// offset that it came from.
+func choosePartition(m *Message, partitions int32) int32 {
 	if m.Key == nil {
-		return int(max(m.Offset, 0) % int64(n))
+		return int32(max(m.Offset, 0) % int64(partitions))
 	}
-	return int(event.Murmur2(m.Key)&0x7fffffff) % n
+	return kafkawire.ChoosePartition(m.Key, partitions)
 }
 
-func (k *Kafka) partitions(ctx context.Context, cl *kafka.Client, topic string) (int, error) {
-	b, began := retry.Reopen.Start(), time.Now()
+func recordOf(m *Message) record.Record {
+	r := record.Record{Key: m.Key, Value: m.Value, TimeMS: time.Now().UnixMilli()}
+	for _, h := range m.Headers {
+		r.Headers = append(r.Headers, record.Header{Key: []byte(h.Key), Value: h.Value})
+	}
+	return r
+}
+
+// countPartitions returns the number of partitions of a topic. It retries while brokers are away, and
+// a few times while the topic is missing.
+func (k *Kafka) countPartitions(ctx context.Context, topic string) (int, error) {
+	attempts, began := retry.Reopen.Start(), time.Now()
 	for {
-		md, err := cl.Metadata(ctx, &kafka.MetadataRequest{Topics: []string{topic}})
+		layout, err := k.client.Metadata(ctx, []string{topic})
 		if err == nil {
-			err = kafka.UnknownTopicOrPartition
-			for _, t := range md.Topics {
-				if t.Name == topic {
-					err = t.Error
-					if err == nil && len(t.Partitions) > 0 {
-						return len(t.Partitions), nil
-					}
-				}
+			t := layout.Topics[topic]
+			if t.Err == nil && len(t.Partitions) > 0 {
+				return len(t.Partitions), nil
+			}
+			if err = t.Err; err == nil {
+				err = kafka.UnknownTopicOrPartition
 			}
 		}
+
 		missing := errors.Is(err, kafka.UnknownTopicOrPartition)
 		switch {
-		case missing && b.Attempts() >= publishAttempts:
+		case missing && attempts.Attempts() >= publishAttempts:
 			return 0, fmt.Errorf("%w: create it", err)
 		case !missing && time.Since(began) > publishPatience:
 			return 0, err
 		}
-		k.refresh(ctx)
-		if err := b.Wait(ctx); err != nil {
+		if err := attempts.Wait(ctx); err != nil {
 			return 0, err
 		}
 	}
 }
 
-func (k *Kafka) refresh(ctx context.Context) { refreshLayout(ctx, k.produce, k.addr) }
-
-func (k *Kafka) write(ctx context.Context, cl *kafka.Client, topic string, p int, list []*Message) error {
-	b, began := retry.Reopen.Start(), time.Now()
+// publishBatch writes records to a partition, and retries for publishPatience.
+func (k *Kafka) publishBatch(ctx context.Context, tp record.TopicPartition, list []record.Record) error {
+	attempts, began := retry.Reopen.Start(), time.Now()
 	for {
-		res, err := cl.Produce(ctx, &kafka.ProduceRequest{
-			Topic: topic, Partition: p, RequiredAcks: kafka.RequireAll, Records: kafka.NewRecordReader(records(list)...),
-		})
+		layout, err := k.client.Metadata(ctx, []string{tp.Topic})
 		if err == nil {
-			err = res.Error
-		}
-		if err == nil && len(res.RecordErrors) > 0 {
-			for _, e := range res.RecordErrors {
-				err = errors.Join(err, e)
+			err = kafka.LeaderNotAvailable
+			if addr := layout.LeaderAddr(tp); addr != "" {
+				err = k.client.Publish(ctx, addr, tp, list, requestTimeout)
 			}
 		}
 		if err == nil {
 			return nil
 		}
-		if code := kafka.Error(0); errors.As(err, &code) && !code.Temporary() || time.Since(began) > publishPatience || ctx.Err() != nil {
-			return err
-		}
-		k.refresh(ctx)
-		if b.Wait(ctx) != nil {
+		if !kafkawire.IsRetriable(err) || time.Since(began) > publishPatience || attempts.Wait(ctx) != nil {
 			return err
 		}
 	}
 }
 
-func records(list []*Message) []kafka.Record {
-	out := make([]kafka.Record, len(list))
-	for i, m := range list {
-		r := kafka.Record{Key: kafka.NewBytes(m.Key), Value: kafka.NewBytes(m.Value)}
-		for _, h := range m.Headers {
-			r.Headers = append(r.Headers, kafka.Header{Key: h.Key, Value: h.Value})
-		}
-		out[i] = r
+// CreateTopic creates a topic with the number of partitions of another one, so that a key is in the same
+// partition of both. The number of replicas and the settings are the defaults of the brokers. It does
+// nothing if the topic exists.
+func (k *Kafka) CreateTopic(ctx context.Context, name, like string) error {
+	n, err := k.countPartitions(ctx, like)
+	if err != nil {
+		return fmt.Errorf("creating topic %s: reading the partitions of %s: %w", name, like, err)
 	}
-	return out
+	return k.client.CreateTopic(ctx, name, kafkawire.TopicCreate{Partitions: n})
 }

@@ -3,121 +3,114 @@ package consumer
 import (
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 
-	"github.com/segmentio/kafka-go"
-
+	"github.com/outrelay/outrelay/internal/kafkawire"
 	"github.com/outrelay/outrelay/internal/retry"
 )
 
-// scout finds out which of the topics exist. A group that asks for one that does not gets no partition of the others, as
-// kafka-go assigns them, and might create it.
+// scout finds out which topics exist. If a group asks for a topic that does not exist, kafka-go assigns
+// no partition of the other topics either, and might create the topic.
 type scout struct {
-	*Kafka
+	client  *kafkawire.Client
+	cfg     *KafkaConfig
 	topics  []string
-	fetches *kafka.Transport
 	session Session
-	told    []string // missing topics that were reported
+
+	reported []string // missing topics
 }
 
-// existing waits until any of the topics exists, and returns those that do; nothing after ctx ended.
-func (s *scout) existing(ctx context.Context) []string {
-	b := retry.Policy{Base: retry.Reopen.Base, Cap: min(retry.Reopen.Cap, s.cfg.WatchPartitions)}.Start()
+// awaitTopics blocks until at least one of the topics exists, and returns those that do. It returns nil
+// if ctx ends.
+func (s *scout) awaitTopics(ctx context.Context) []string {
+	attempts := retry.Policy{Base: retry.Reopen.Base, Cap: min(retry.Reopen.Cap, s.cfg.WatchPartitions)}.Start()
 	for ctx.Err() == nil {
-		there, missing, err := s.look(ctx)
+		existing, missing, err := s.splitTopics(ctx)
 		if err == nil {
-			s.tell(missing)
-			if len(there) > 0 {
-				return there
+			s.reportMissing(missing)
+			if len(existing) > 0 {
+				return existing
 			}
 		} else if ctx.Err() == nil {
-			s.session.Fault(fmt.Errorf("asking for the topics: %w", err))
+			s.session.Fault(fmt.Errorf("reading the topics: %w", err))
 		}
-		_ = b.Wait(ctx)
+		_ = attempts.Wait(ctx)
 	}
 	return nil
 }
 
-// watch returns when other topics exist than those, or ctx ends. A topic that is gone has to be gone in two looks: a broker
-// that has just come up may not know all topics yet, and to leave the group for that would stop all the others.
-func (s *scout) watch(ctx context.Context, topics []string) {
+// watchTopics blocks until other topics exist than those given, or ctx ends. A topic must be missing
+// twice to count as deleted: a broker that has just started may not know all topics, and leaving the
+// group for that would stop all other topics.
+func (s *scout) watchTopics(ctx context.Context, topics []string) {
 	var before []string
 	for retry.Sleep(ctx, s.cfg.WatchPartitions) == nil {
-		there, _, err := s.look(ctx)
+		existing, _, err := s.splitTopics(ctx)
 		if err != nil {
 			continue
 		}
-		more := slices.ContainsFunc(there, func(t string) bool { return !slices.Contains(topics, t) })
-		if !slices.Equal(there, topics) && (more || slices.Equal(there, before)) {
+		isNew := func(t string) bool { return !slices.Contains(topics, t) }
+		if !slices.Equal(existing, topics) && (slices.ContainsFunc(existing, isNew) || slices.Equal(existing, before)) {
 			return
 		}
-		before = there
+		before = existing
 	}
 }
 
-// tell reports missing topics once.
-func (s *scout) tell(missing []string) {
-	if !slices.Equal(missing, s.told) && len(missing) > 0 {
-		s.session.Fault(fmt.Errorf("topics %q do not exist yet or may not be read: they are looked for every %v", missing, s.cfg.WatchPartitions))
+// reportMissing reports missing topics once.
+func (s *scout) reportMissing(missing []string) {
+	if !slices.Equal(missing, s.reported) && len(missing) > 0 {
+		s.session.Fault(fmt.Errorf("topics %q do not exist yet or may not be read: looking for them every %v",
+			missing, s.cfg.WatchPartitions))
 	}
-	s.told = missing
+	s.reported = missing
 }
 
-func (s *scout) look(ctx context.Context) (there, missing []string, err error) {
+func (s *scout) splitTopics(ctx context.Context) (existing, missing []string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
-	refreshLayout(ctx, s.fetches, s.addr)
-	cl := &kafka.Client{Addr: s.addr, Transport: s.fetches}
-	md, err := cl.Metadata(ctx, &kafka.MetadataRequest{Topics: s.topics})
+	layout, err := s.client.Metadata(ctx, s.topics)
 	if err != nil {
 		return nil, nil, err
 	}
-	for _, t := range md.Topics {
-		if t.Error == nil && len(t.Partitions) > 0 {
-			there = append(there, t.Name)
+
+	for _, name := range slices.Sorted(maps.Keys(layout.Topics)) {
+		if t := layout.Topics[name]; t.Err == nil && len(t.Partitions) > 0 {
+			existing = append(existing, name)
 		} else {
-			missing = append(missing, t.Name)
+			missing = append(missing, name)
 		}
 	}
-	slices.Sort(there)
-	slices.Sort(missing)
-	return there, missing, nil
+	return existing, missing, nil
 }
 
-// withOldRetryTopics adds the retry topics of earlier policies: messages that wait in them would otherwise wait without end.
-// It waits for the brokers.
+// withOldRetryTopics adds the retry topics of earlier policies to topics. Messages that wait in them would
+// otherwise wait forever. It blocks until a broker responds or ctx ends.
 func (k *Kafka) withOldRetryTopics(ctx context.Context, group string, topics []string, session Session) []string {
-	t := k.newTransport(nil)
-	defer t.CloseIdleConnections()
-	b := retry.Reopen.Start()
+	attempts := retry.Reopen.Start()
 	for ctx.Err() == nil {
-		all, err := listTopics(ctx, &kafka.Client{Addr: k.addr, Transport: t})
+		callCtx, cancel := context.WithTimeout(ctx, requestTimeout)
+		all, err := k.client.TopicNames(callCtx)
+		cancel()
 		if err != nil {
 			session.Fault(fmt.Errorf("listing the topics, for retry topics of earlier policies: %w", err))
-			_ = b.Wait(ctx)
+			_ = attempts.Wait(ctx)
 			continue
 		}
 
 		var old []string
-		for _, topic := range all {
-			if origin, n := cutRetryTopic(topic.Name, group); n > 0 && slices.Contains(topics, origin) && !slices.Contains(topics, topic.Name) {
-				old = append(old, topic.Name)
+		for _, name := range slices.Sorted(maps.Keys(all)) {
+			origin, n := cutRetryTopic(name, group)
+			if n > 0 && slices.Contains(topics, origin) && !slices.Contains(topics, name) {
+				old = append(old, name)
 			}
 		}
 		if len(old) > 0 {
-			session.Fault(fmt.Errorf("retry topics %q are in no policy any more, and are read because messages may wait there: delete them once they are empty", old))
+			session.Fault(fmt.Errorf("retry topics %q are in no policy any longer, and are read because "+
+				"messages may wait there: delete them once they are empty", old))
 		}
 		return slices.Concat(topics, old)
 	}
 	return topics
-}
-
-func listTopics(ctx context.Context, cl *kafka.Client) ([]kafka.Topic, error) {
-	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
-	defer cancel()
-	md, err := cl.Metadata(ctx, &kafka.MetadataRequest{})
-	if err != nil {
-		return nil, err
-	}
-	return md.Topics, nil
 }

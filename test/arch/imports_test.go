@@ -81,6 +81,7 @@ func TestLibraryRuleSeesWrongImports(t *testing.T) {
 	for _, c := range []struct{ file, imports, want string }{
 		{"internal/kafkawire/batch/a.go", "github.com/segmentio/kafka-go/protocol", ""},
 		{"internal/sink/a.go", "github.com/segmentio/kafka-go", "may not use github.com/segmentio/kafka-go"},
+		{"internal/fence/a.go", "github.com/segmentio/kafka-go/protocol", "may not use github.com/segmentio/kafka-go"},
 		{"internal/app/a.go", "github.com/segmentio/kafka-go", "may not use github.com/segmentio/kafka-go"},
 		{"internal/sink/a.go", "go.mongodb.org/mongo-driver/v2/mongo/options", "may not use"},
 		{"internal/sink/a.go", "go.mongodb.org/mongo-driver/v2/bson", ""},

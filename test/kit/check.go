@@ -93,6 +93,7 @@ func (l *Ledger) Compare(records []*Record) Verdict {
 			continue
 		case check.Disordered:
 			v.Disorder = append(v.Disorder, fmt.Sprintf("key %s: id %s at %s is after a later event, or in another partition", e.Key, e.ID, formatPlace(r)))
+		case check.First, check.Repeated, check.Foreign:
 		}
 
 		first[delivery{e, r.Topic}] = r

@@ -8,6 +8,7 @@ package batch
 
 import (
 	"encoding/binary"
+	"fmt"
 	"hash/crc32"
 
 	"github.com/outrelay/outrelay/internal/record"
@@ -33,6 +34,8 @@ type Producer struct {
 	ID    int64
 	Epoch int16
 }
+
+func (p Producer) String() string { return fmt.Sprintf("producer id %d epoch %d", p.ID, p.Epoch) }
 
 // Builder collects the records of one batch.
 type Builder struct {

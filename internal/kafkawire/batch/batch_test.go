@@ -188,7 +188,7 @@ func own(t *rapid.T, sealed []byte) []plain {
 		if err != nil {
 			t.Fatal(err)
 		}
-		list, err := b.Records(nil)
+		list, err := b.Stream()
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -198,10 +198,11 @@ func own(t *rapid.T, sealed []byte) []plain {
 }
 
 // readRest returns the records that are left in list.
-func readRest(t interface{ Fatal(...any) }, list fetched.Records) (recs []record.Record) {
+func readRest(t interface{ Fatal(...any) }, list *fetched.Stream) (recs []record.Record) {
+	defer list.Close()
 	for {
 		var x fetched.Record
-		ok, err := list.Next(&x)
+		ok, err := list.Next(&x, 0)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -251,7 +252,7 @@ func TestMoveKeepsRecordsAndGivesTheOldMemoryBack(t *testing.T) {
 	}
 	b.Append(&recs[1])
 	unsealed := fetched.Unsealed(b.Records())
-	list, err := unsealed.Records(nil)
+	list, err := unsealed.Stream()
 	if err != nil {
 		t.Fatal(err)
 	}

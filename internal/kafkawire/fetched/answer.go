@@ -2,8 +2,7 @@
 // kafka-go does not return the last offset of a batch, without which a compacted log cannot be read
 // to its end. It also does not identify the records of aborted transactions.
 //
-// Sets alias the response. The Records of a batch alias the response too, or the buffer that the batch
-// was decompressed to. The records of a Stream have their own memory. No bytes that a broker may send
+// Sets alias the response. The records of a Stream have their own memory. No bytes that a broker may send
 // make this package panic or loop without end: invalid bytes cause an error.
 package fetched
 
@@ -14,7 +13,6 @@ import (
 	"io"
 
 	"github.com/segmentio/kafka-go"
-	"github.com/segmentio/kafka-go/protocol"
 
 	"github.com/outrelay/outrelay/internal/kafkawire/reply"
 	"github.com/outrelay/outrelay/internal/record"
@@ -38,19 +36,18 @@ type Partition struct {
 // Aborted is an aborted transaction: the records of Producer from the offset First up to its marker.
 type Aborted struct{ Producer, First int64 }
 
-// ApiKey makes Answer a message of kafka-go.
-func (*Answer) ApiKey() protocol.ApiKey { return protocol.Fetch } //nolint:revive,staticcheck // the name is kafka-go's
-
 // maxAnswer is far above the size that is requested. A broker sends a single batch whole, whatever its
 // size.
 const maxAnswer = 512 << 20
 
-// Read reads a response with its length and correlation id. It has the signature that kafka-go needs for
-// raw exchanges.
-func Read(r io.Reader, version int16) (protocol.Message, error) {
+// Read reads the response to the request with that correlation id.
+func Read(r io.Reader, version int16, correlation int32) (*Answer, error) {
 	var head [8]byte
 	if _, err := io.ReadFull(r, head[:]); err != nil {
 		return nil, fmt.Errorf("reading the response to a fetch: %w", err)
+	}
+	if got := int32(binary.BigEndian.Uint32(head[4:])); got != correlation {
+		return nil, fmt.Errorf("reading the response to a fetch: it belongs to request %d instead of %d", got, correlation)
 	}
 	size := int(int32(binary.BigEndian.Uint32(head[:]))) - 4
 	if size < 0 || size > maxAnswer {
@@ -61,11 +58,7 @@ func Read(r io.Reader, version int16) (protocol.Message, error) {
 	if err != nil {
 		return nil, fmt.Errorf("reading the response to a fetch: %w", err)
 	}
-	a, err := Parse(body, version)
-	if err != nil {
-		return nil, err
-	}
-	return a, nil
+	return Parse(body, version)
 }
 
 // Parse decodes a response in version v, from 4 to 11. kafka-go negotiates one of these versions with

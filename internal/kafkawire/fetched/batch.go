@@ -1,17 +1,12 @@
 package fetched
 
 import (
-	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"hash/crc32"
-	"io"
 	"iter"
 
-	"github.com/segmentio/kafka-go/compress"
-
-	"github.com/outrelay/outrelay/internal/kafkawire/reply"
 	"github.com/outrelay/outrelay/internal/record"
 )
 
@@ -131,75 +126,4 @@ type Record struct {
 	Key     []byte
 	Value   []byte
 	Headers []record.Header
-}
-
-// Records reads the records of a batch one after another.
-type Records struct {
-	batch *Batch
-	d     reply.Decoder
-	left  int
-}
-
-// Records returns a reader of the records. It decompresses a compressed batch into scratch, and the
-// records alias scratch from then on. If scratch is nil, it allocates new memory.
-func (b *Batch) Records(scratch *bytes.Buffer) (Records, error) {
-	r := Records{batch: b, d: reply.Decoder{B: b.body}, left: b.count}
-	if kind := compress.Compression(b.attributes & compressionMask); kind != compress.None {
-		plain, err := decompress(kind, b.body, scratch)
-		if err != nil {
-			return Records{}, err
-		}
-		r.d.B = plain
-	}
-	return r, nil
-}
-
-// Next reads the next record into x. It returns false after the last record. It overwrites x.Headers.
-func (r *Records) Next(x *Record) (bool, error) {
-	if r.left <= 0 {
-		return false, nil
-	}
-	r.left--
-
-	d := reply.Decoder{B: r.d.Bytes(int(r.d.Varint()))}
-	d.Skip(1) // attributes
-	x.TimeMS = r.batch.firstMS + d.Varint()
-	if r.batch.attributes&appendTimeBit != 0 {
-		x.TimeMS = r.batch.maxMS
-	}
-	x.Offset = r.batch.Base + d.Varint()
-	x.Key, x.Value = d.Field(), d.Field()
-
-	x.Headers = x.Headers[:0]
-	for n := d.Varint(); n > 0 && !d.Bad; n-- {
-		x.Headers = append(x.Headers, record.Header{Key: d.Field(), Value: d.Field()})
-	}
-	if r.d.Bad || d.Bad {
-		return false, errors.New("a record ends too early")
-	}
-	return true, nil
-}
-
-// maxDecompressed bounds the decompressed size of a batch.
-const maxDecompressed = 256 << 20
-
-// decompress returns the decompressed bytes of b. They alias scratch, unless it is nil.
-func decompress(kind compress.Compression, b []byte, scratch *bytes.Buffer) ([]byte, error) {
-	if scratch == nil {
-		scratch = new(bytes.Buffer)
-	}
-	scratch.Reset()
-
-	plain, release, err := openDecompressor(kind, b)
-	if err == nil {
-		defer release()
-		_, err = io.Copy(scratch, io.LimitReader(plain, maxDecompressed+1))
-	}
-	if err != nil {
-		return nil, fmt.Errorf("decompressing a batch: %w", err)
-	}
-	if scratch.Len() > maxDecompressed {
-		return nil, fmt.Errorf("a batch is larger than %d bytes", maxDecompressed)
-	}
-	return scratch.Bytes(), nil
 }

@@ -86,8 +86,11 @@ func TestEachVersionOfAnAnswerIsRead(t *testing.T) {
 			t.Errorf("version %d: an answer that was cut off is no error", v)
 		}
 		framed := append(binary.BigEndian.AppendUint64(nil, uint64(len(body)+4)<<32|1), body...)
-		if m, err := fetched.Read(bytes.NewReader(framed), v); err != nil || cmp.Diff(got, m) != "" {
+		if m, err := fetched.Read(bytes.NewReader(framed), v, 1); err != nil || cmp.Diff(got, m) != "" {
 			t.Errorf("version %d over the wire: %v, %v", v, m, err)
+		}
+		if _, err := fetched.Read(bytes.NewReader(framed), v, 2); err == nil {
+			t.Errorf("version %d: the answer to another request is no error", v)
 		}
 	}
 	for _, v := range []int16{3, 12} {
@@ -106,13 +109,13 @@ func TestRecordsOfEachCodecAreRead(t *testing.T) {
 			if err != nil || b.Base != 5 || b.End != 7 || b.Producer != 7 || b.Epoch != 3 {
 				t.Fatalf("%s: %+v, %v", codec, b, err)
 			}
-			list, err := b.Records(nil)
+			list, err := b.Stream()
 			if err != nil {
 				t.Fatal(codec, err)
 			}
 			var x fetched.Record
 			for {
-				more, err := list.Next(&x)
+				more, err := list.Next(&x, 0)
 				if err != nil {
 					t.Fatal(codec, err)
 				}
@@ -166,13 +169,17 @@ func TestNoBytesMakeItPanic(t *testing.T) {
 			if err != nil {
 				continue
 			}
-			list, err := b.Records(&bytes.Buffer{})
+			list, err := b.Stream()
+			if err != nil {
+				continue
+			}
 			var x fetched.Record
-			for more := err == nil; more; {
-				if more, err = list.Next(&x); err != nil {
+			for more := true; more; {
+				if more, err = list.Next(&x, 0); err != nil {
 					break
 				}
 			}
+			list.Close()
 		}
 		_, _ = fetched.Parse(p, int16(rapid.IntRange(4, 11).Draw(rt, "version")))
 	})

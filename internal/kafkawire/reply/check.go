@@ -1,7 +1,6 @@
 package reply
 
 import (
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"reflect"
@@ -53,79 +52,26 @@ var replies = map[protocol.ApiKey]reflect.Type{
 	protocol.SaslAuthenticate:   reflect.TypeFor[saslauthenticate.Response](),
 }
 
-// epochEnds is the reply to OffsetForLeaderEpoch, which kafka-go does not support.
-type epochEnds struct {
-	ThrottleTimeMs int32        `kafka:"min=v3,max=v3"`
-	Topics         []epochTopic `kafka:"min=v3,max=v3"`
-}
-
-type epochTopic struct {
-	Topic      string           `kafka:"min=v3,max=v3"`
-	Partitions []epochPartition `kafka:"min=v3,max=v3"`
-}
-
-type epochPartition struct {
-	ErrorCode   int16 `kafka:"min=v3,max=v3"`
-	Partition   int32 `kafka:"min=v3,max=v3"`
-	LeaderEpoch int32 `kafka:"min=v3,max=v3"`
-	EndOffset   int64 `kafka:"min=v3,max=v3"`
-}
-
 var errShort = errors.New("a length in it exceeds the bytes that follow")
 
 // checkLengths reads a reply without its correlation id, and returns an error unless all its lengths
 // fit. It does not allocate. It ignores bytes after the last field, as kafka-go does.
 func checkLengths(key protocol.ApiKey, version int16, body []byte) error {
 	typ := replies[key]
-	if key == protocol.OffsetForLeaderEpoch && version == 3 {
-		typ = reflect.TypeFor[epochEnds]()
-	}
 	if typ == nil {
 		return errors.New("the format of its replies is unknown")
 	}
 
-	w := &walker{b: body}
-	planOf(typ, version)(w)
-	if w.bad {
+	d := &Decoder{B: body}
+	planOf(typ, version)(d)
+	if d.Bad {
 		return errShort
 	}
 	return nil
 }
 
-// walker holds the rest of a reply that is being read.
-type walker struct {
-	b   []byte
-	bad bool
-}
-
-// nextBytes returns the next n bytes. After the end it sets bad and returns zeros, at most 8.
-func (w *walker) nextBytes(n int) []byte {
-	if n < 0 || n > len(w.b) {
-		w.bad, w.b = true, nil
-		return make([]byte, 8)[:max(0, min(n, 8))]
-	}
-	x := w.b[:n]
-	w.b = w.b[n:]
-	return x
-}
-
-func (w *walker) int16() int { return int(int16(binary.BigEndian.Uint16(w.nextBytes(2)))) }
-func (w *walker) int32() int { return int(int32(binary.BigEndian.Uint32(w.nextBytes(4)))) }
-
-// uvarint returns a length or a count of a flexible version. Such a number is the value plus one. Zero
-// means null.
-func (w *walker) uvarint() int {
-	x, n := binary.Uvarint(w.b)
-	if n <= 0 || x > maxReply {
-		w.bad, w.b = true, nil
-		return 0
-	}
-	w.b = w.b[n:]
-	return int(x)
-}
-
 // plan reads one value of a reply and discards it.
-type plan func(w *walker)
+type plan func(d *Decoder)
 
 type planKey struct {
 	typ     reflect.Type
@@ -151,7 +97,7 @@ func planOf(typ reflect.Type, version int16) plan {
 	p := body
 	if flexible {
 		// The header of a flexible reply has tagged fields, too.
-		p = func(w *walker) { w.skipTagged(nil); body(w) }
+		p = func(d *Decoder) { d.SkipTags(); body(d) }
 	}
 	plans.Store(k, p)
 	return p
@@ -204,24 +150,12 @@ func structPlan(typ reflect.Type, version int16, flexible bool) plan {
 		}
 	}
 
-	return func(w *walker) {
+	return func(d *Decoder) {
 		for _, f := range fields {
-			f(w)
+			f(d)
 		}
 		if flexible {
-			w.skipTagged(tagged)
-		}
-	}
-}
-
-// skipTagged reads the tagged fields at the end of a structure.
-func (w *walker) skipTagged(known map[int]plan) {
-	for n := w.uvarint(); n > 0 && !w.bad; n-- {
-		number, size := w.uvarint(), w.uvarint()
-		if f := known[number]; f != nil {
-			f(w)
-		} else {
-			w.nextBytes(size)
+			d.walkTags(tagged)
 		}
 	}
 }
@@ -230,22 +164,22 @@ func valuePlan(typ reflect.Type, version int16, flexible bool) plan {
 	switch typ.Kind() {
 	case reflect.Bool, reflect.Int8, reflect.Int16, reflect.Int32, reflect.Int64, reflect.Float64:
 		size := int(typ.Size())
-		return func(w *walker) { w.nextBytes(size) }
+		return func(d *Decoder) { d.Skip(size) }
 
 	case reflect.String:
-		return func(w *walker) { w.nextField(flexible, (*walker).int16) }
+		return func(d *Decoder) { d.nextField(flexible, func() int { return int(d.Int16()) }) }
 
 	case reflect.Struct:
 		return structPlan(typ, version, flexible)
 
 	case reflect.Slice:
 		if typ.Elem().Kind() == reflect.Uint8 {
-			return func(w *walker) { w.nextField(flexible, (*walker).int32) }
+			return func(d *Decoder) { d.nextField(flexible, func() int { return int(d.Int32()) }) }
 		}
 		element := valuePlan(typ.Elem(), version, flexible)
-		return func(w *walker) {
-			for n := w.arrayLength(flexible); n > 0 && !w.bad; n-- {
-				element(w)
+		return func(d *Decoder) {
+			for n := d.arrayLength(flexible); n > 0 && !d.Bad; n-- {
+				element(d)
 			}
 		}
 	}
@@ -253,29 +187,27 @@ func valuePlan(typ reflect.Type, version int16, flexible bool) plan {
 }
 
 // nextField returns the next string or bytes field. The length -1 means null.
-func (w *walker) nextField(flexible bool, length func(*walker) int) []byte {
+func (d *Decoder) nextField(flexible bool, length func() int) []byte {
 	if flexible {
-		return w.nextBytes(max(w.uvarint()-1, 0))
+		return d.CompactBytes()
 	}
-	n := length(w)
-	if n == -1 {
-		return nil
-	}
-	return w.nextBytes(n)
+	n := length()
+	d.Bad = d.Bad || n < -1
+	return d.Bytes(n)
 }
 
 // arrayLength returns the length of an array, whose elements take at least one byte each. It rejects
 // null in versions that are not flexible: no reply has a null array in them, and parts of kafka-go
 // panic at one.
-func (w *walker) arrayLength(flexible bool) int {
+func (d *Decoder) arrayLength(flexible bool) int {
 	var n int
 	if flexible {
-		n = max(w.uvarint()-1, 0)
+		n = d.CompactLength()
 	} else {
-		n = w.int32()
+		n = int(d.Int32())
 	}
-	if n < 0 || n > len(w.b) {
-		w.bad, w.b = true, nil
+	if n < 0 || n > len(d.B) {
+		d.B, d.Bad = nil, true
 		return 0
 	}
 	return n
@@ -285,11 +217,11 @@ func (w *walker) arrayLength(flexible bool) int {
 // kafka-go decodes these bytes as well, and any member of the group may have written them.
 func assignmentPlan(flexible bool) plan {
 	inner := structPlan(reflect.TypeFor[consumer.Assignment](), 0, false)
-	return func(w *walker) {
-		in := &walker{b: w.nextField(flexible, (*walker).int32)}
-		if len(in.b) > 0 {
+	return func(d *Decoder) {
+		in := &Decoder{B: d.nextField(flexible, func() int { return int(d.Int32()) })}
+		if len(in.B) > 0 {
 			inner(in)
 		}
-		w.bad = w.bad || in.bad
+		d.Bad = d.Bad || in.Bad
 	}
 }

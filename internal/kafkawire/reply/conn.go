@@ -5,8 +5,8 @@
 // uses another protocol can do the same. [Check] returns a connection for kafka-go that passes a reply
 // on only if every length in it fits the bytes that have arrived.
 //
-// Order: replies keep their order. Blocking: a read blocks until a whole reply has arrived, except for
-// Fetch. Cost: a reply is copied once more.
+// Order: replies keep their order. Blocking: a read blocks until a whole reply has arrived. Cost: a reply
+// is copied once more.
 package reply
 
 import (
@@ -32,7 +32,7 @@ var (
 )
 
 const (
-	// maxReply bounds every reply except the reply to a Fetch. The metadata of 500,000 partitions take about 25 MB.
+	// maxReply bounds every reply. The metadata of 500,000 partitions take about 25 MB.
 	maxReply = 32 << 20
 	headSize = 8 // length and correlation id
 
@@ -43,8 +43,7 @@ const (
 // Check returns a connection that checks the replies on nc. With TLS, nc is the TLS connection. Check
 // reads from in, which must read from nc. The address appears in errors.
 //
-// Replies to Fetch are not checked, because package fetched decodes them. Reads and writes may run at
-// the same time.
+// Reads and writes may run at the same time.
 func Check(nc net.Conn, in *bufio.Reader, addr string) net.Conn {
 	return &conn{Conn: nc, addr: addr, in: in}
 }
@@ -61,13 +60,11 @@ type conn struct {
 	mu      sync.Mutex
 	pending []request // without a reply yet; a broker replies in this order
 
-	// The state of the reader: the checked bytes to return next, and the number of unchecked bytes
-	// that follow them.
-	in        *bufio.Reader
-	buf       []byte
-	checked   []byte
-	unchecked int
-	err       error
+	// The state of the reader: the checked bytes to return next.
+	in      *bufio.Reader
+	buf     []byte
+	checked []byte
+	err     error
 }
 
 type request struct {
@@ -117,24 +114,19 @@ func (c *conn) Write(p []byte) (int, error) {
 
 // Read returns bytes of checked replies. After an error it always returns that error.
 func (c *conn) Read(p []byte) (int, error) {
-	if c.err == nil && len(c.checked) == 0 && c.unchecked == 0 {
+	if c.err == nil && len(c.checked) == 0 {
 		c.err = c.readReply()
 	}
 	if c.err != nil {
 		return 0, c.err
 	}
 
-	if len(c.checked) > 0 {
-		n := copy(p, c.checked)
-		c.checked = c.checked[n:]
-		return n, nil
-	}
-	n, err := c.in.Read(p[:min(len(p), c.unchecked)])
-	c.unchecked -= n
-	return n, err
+	n := copy(p, c.checked)
+	c.checked = c.checked[n:]
+	return n, nil
 }
 
-// readReply reads the next reply and checks it. Of a reply to Fetch it reads only the head.
+// readReply reads the next reply and checks it.
 func (c *conn) readReply() error {
 	// These bytes begin an alert in all versions of TLS.
 	head, err := c.in.Peek(headSize)
@@ -155,13 +147,6 @@ func (c *conn) readReply() error {
 	q := c.pending[0]
 	c.pending = slices.Delete(c.pending, 0, 1)
 	c.mu.Unlock()
-
-	if q.key == protocol.Fetch && size >= 4 {
-		c.buf = append(c.buf[:0], head...)
-		_, _ = c.in.Discard(headSize)
-		c.checked, c.unchecked = c.buf, size-4
-		return nil
-	}
 
 	if size < 4 || size > maxReply {
 		return c.notKafka("it claims a reply of %d bytes", size)

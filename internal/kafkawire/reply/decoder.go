@@ -82,3 +82,36 @@ func (d *Decoder) Field() []byte {
 	}
 	return d.Bytes(int(min(n, int64(len(d.B))+1)))
 }
+
+// CompactLength returns the length of a compact array or string, which is encoded as the length plus one.
+// The length of null is 0.
+func (d *Decoder) CompactLength() int { return max(d.uvarint()-1, 0) }
+
+// CompactBytes returns a compact string.
+func (d *Decoder) CompactBytes() []byte { return d.Bytes(d.CompactLength()) }
+
+// SkipTags discards the tagged fields at the end of a structure.
+func (d *Decoder) SkipTags() { d.walkTags(nil) }
+
+// walkTags reads the tagged fields at the end of a structure, the known ones with their plan.
+func (d *Decoder) walkTags(known map[int]plan) {
+	for n := d.uvarint(); n > 0 && !d.Bad; n-- {
+		number, size := d.uvarint(), d.uvarint()
+		if f := known[number]; f != nil {
+			f(d)
+		} else {
+			d.Skip(size)
+		}
+	}
+}
+
+// uvarint returns the next length or count of a flexible version.
+func (d *Decoder) uvarint() int {
+	x, n := binary.Uvarint(d.B)
+	if n <= 0 || x > maxReply {
+		d.B, d.Bad = nil, true
+		return 0
+	}
+	d.B = d.B[n:]
+	return int(x)
+}

@@ -1,0 +1,82 @@
+package kafkawire
+
+import (
+	"context"
+	"fmt"
+	"sync/atomic"
+	"time"
+
+	kafkago "github.com/segmentio/kafka-go"
+	"github.com/segmentio/kafka-go/protocol"
+	"github.com/segmentio/kafka-go/protocol/fetch"
+
+	"github.com/outrelay/outrelay/internal/kafkawire/fetched"
+	"github.com/outrelay/outrelay/internal/record"
+)
+
+// FetchFrom is a partition and the first offset to fetch.
+type FetchFrom struct {
+	record.TopicPartition
+	Offset int64
+}
+
+// FetchLimits bound a Fetch. A broker sends the first batch whole, even if it is larger.
+type FetchLimits struct {
+	MaxBytes          int           // of the response
+	MaxPartitionBytes int           // of one partition in it
+	MaxWait           time.Duration // how long the broker waits for the first record
+	Timeout           time.Duration // of the response, beyond MaxWait; at least 5 s and a millisecond for each partition
+	Committed         bool          // leave out records of open transactions, and list the aborted ones
+}
+
+// correlation numbers the requests that are not written by protocol.Conn.
+var correlation atomic.Int32
+
+// Fetch reads partitions from the broker at addr, which leads them. It blocks for at most MaxWait more
+// than other requests.
+func (c *Client) Fetch(
+	ctx context.Context, addr string, from []FetchFrom, limits FetchLimits,
+) (*fetched.Answer, error) {
+	req := &fetch.Request{
+		ReplicaID:    -1,
+		MaxWaitTime:  int32(limits.MaxWait.Milliseconds()),
+		MinBytes:     1,
+		MaxBytes:     int32(limits.MaxBytes),
+		SessionEpoch: -1,
+	}
+	if limits.Committed {
+		req.IsolationLevel = int8(kafkago.ReadCommitted)
+	}
+
+	topicIndex := map[string]int{}
+	for _, f := range from {
+		i, ok := topicIndex[f.Topic]
+		if !ok {
+			i = len(req.Topics)
+			topicIndex[f.Topic] = i
+			req.Topics = append(req.Topics, fetch.RequestTopic{Topic: f.Topic})
+		}
+		req.Topics[i].Partitions = append(req.Topics[i].Partitions, fetch.RequestPartition{
+			Partition:          f.Partition,
+			CurrentLeaderEpoch: -1,
+			FetchOffset:        f.Offset,
+			LogStartOffset:     -1,
+			PartitionMaxBytes:  int32(limits.MaxPartitionBytes),
+		})
+	}
+
+	var answer *fetched.Answer
+	timeout := max(limits.Timeout, timeoutFor(adminTimeout, len(from))) + limits.MaxWait
+	err := c.useLink(ctx, addr, timeout, func(l *Link) error {
+		version, id := l.versions[protocol.Fetch], correlation.Add(1)
+		err := protocol.WriteRequest(l.conn, version, id, l.clientID, req)
+		if err == nil {
+			answer, err = fetched.Read(l.reader, version, id)
+		}
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("fetching: %w", err)
+	}
+	return answer, nil
+}

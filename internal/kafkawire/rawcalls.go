@@ -1,0 +1,139 @@
+package kafkawire
+
+import (
+	"context"
+	"encoding/binary"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+
+	"github.com/segmentio/kafka-go/protocol"
+
+	"github.com/outrelay/outrelay/internal/kafkawire/reply"
+	"github.com/outrelay/outrelay/internal/record"
+)
+
+// The requests of this file are not, or not in this version, in kafka-go.
+const (
+	metadataWithIDs = 10 // the first version of Metadata with topic ids
+	epochEndVersion = 3  // of OffsetForLeaderEpoch
+
+	maxRawReply  = 4 << 20 // the metadata of one topic list all brokers and the topic's partitions
+	lengthOfUUID = 16
+)
+
+var errRawReply = errors.New("the response of the broker cannot be read")
+
+// callRaw sends a request and returns the body of the response.
+func (l *Link) callRaw(key protocol.ApiKey, version int16, body []byte) (*reply.Decoder, error) {
+	be := binary.BigEndian
+	id := correlation.Add(1)
+	req := be.AppendUint16(make([]byte, 4), uint16(key))
+	req = be.AppendUint16(req, uint16(version))
+	req = be.AppendUint32(req, uint32(id))
+	req = append(appendString(req, l.clientID), body...)
+	be.PutUint32(req, uint32(len(req)-4))
+	if _, err := l.conn.Write(req); err != nil {
+		return nil, err
+	}
+
+	var head [8]byte
+	if _, err := io.ReadFull(l.reader, head[:]); err != nil {
+		return nil, err
+	}
+	size := be.Uint32(head[:])
+	if size < 4 || size > maxRawReply || be.Uint32(head[4:]) != uint32(id) {
+		return nil, errRawReply
+	}
+	b := make([]byte, size-4)
+	_, err := io.ReadFull(l.reader, b)
+	return &reply.Decoder{B: b}, err
+}
+
+// TopicID returns an id of a topic that is unique among all clusters. It is "" if the brokers do not
+// have topic ids (before Kafka 2.8).
+func (c *Client) TopicID(ctx context.Context, topic string) (id string, err error) {
+	// One topic by its name: tags of the header, id, name, tags. Then three flags and the tags of the
+	// request.
+	body := append([]byte{0, 2}, make([]byte, lengthOfUUID)...)
+	body = append(binary.AppendUvarint(body, uint64(len(topic)+1)), topic...)
+	body = append(body, 0, 0, 0, 0, 0)
+
+	var d *reply.Decoder
+	err = c.useAny(ctx, metaTimeout, func(l *Link) error {
+		d = nil
+		if l.highest[protocol.Metadata] < metadataWithIDs {
+			return nil
+		}
+		d, err = l.callRaw(protocol.Metadata, metadataWithIDs, body)
+		return err
+	})
+	if err == nil && d != nil {
+		id, err = decodeTopicID(d)
+	}
+	if err != nil {
+		return "", fmt.Errorf("reading the id of topic %s: %w", topic, err)
+	}
+	return id, nil
+}
+
+// decodeTopicID decodes a response to Metadata as far as the id of its first topic.
+func decodeTopicID(d *reply.Decoder) (string, error) {
+	d.SkipTags()
+	d.Skip(4) // throttle time
+	for n := d.CompactLength(); n > 0 && !d.Bad; n-- {
+		d.Skip(4) // id of a broker
+		d.CompactBytes()
+		d.Skip(4) // port
+		d.CompactBytes()
+		d.SkipTags()
+	}
+	cluster := d.CompactBytes()
+	d.Skip(4) // controller
+	topics := d.CompactLength()
+	code := d.Int16()
+	d.CompactBytes()
+	id := d.Bytes(lengthOfUUID)
+	if d.Bad || topics != 1 {
+		return "", errRawReply
+	}
+	return string(cluster) + "/" + hex.EncodeToString(id), codeError(code)
+}
+
+// EpochEnd returns the offset at which a leader epoch of tp ended, from the broker at addr, which leads
+// tp (KIP-320). It returns -1 if the broker does not know it.
+func (c *Client) EpochEnd(
+	ctx context.Context, addr string, tp record.TopicPartition, epoch int32,
+) (end int64, err error) {
+	// No replica id, and one topic with one partition, whose current leader epoch (-1) is not checked.
+	be := binary.BigEndian
+	body := be.AppendUint32(be.AppendUint32(nil, 0xffffffff), 1)
+	body = be.AppendUint32(appendString(body, tp.Topic), 1)
+	body = be.AppendUint32(body, uint32(tp.Partition))
+	body = be.AppendUint32(be.AppendUint32(body, 0xffffffff), uint32(epoch))
+
+	var d *reply.Decoder
+	err = c.useLink(ctx, addr, adminTimeout, func(l *Link) error {
+		if l.highest[protocol.OffsetForLeaderEpoch] < epochEndVersion {
+			return nil
+		}
+		d, err = l.callRaw(protocol.OffsetForLeaderEpoch, epochEndVersion, body)
+		return err
+	})
+	if err != nil || d == nil {
+		return -1, err
+	}
+
+	d.Skip(4) // throttle time
+	topics := d.Int32()
+	d.Bytes(int(d.Int16()))
+	partitions := d.Int32()
+	code := d.Int16()
+	d.Skip(8) // partition and epoch
+	end = d.Int64()
+	if d.Bad || topics != 1 || partitions != 1 {
+		return -1, errRawReply
+	}
+	return end, codeError(code)
+}

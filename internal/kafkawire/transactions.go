@@ -1,0 +1,110 @@
+package kafkawire
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"strconv"
+
+	"github.com/segmentio/kafka-go/protocol"
+	"github.com/segmentio/kafka-go/protocol/addpartitionstotxn"
+	"github.com/segmentio/kafka-go/protocol/endtxn"
+	"github.com/segmentio/kafka-go/protocol/findcoordinator"
+	"github.com/segmentio/kafka-go/protocol/initproducerid"
+
+	"github.com/outrelay/outrelay/internal/kafkawire/batch"
+	"github.com/outrelay/outrelay/internal/record"
+)
+
+const (
+	coordinatorOfTransactions = 1
+
+	// transactionTimeoutMS is how long the coordinator leaves a transaction open before it aborts it and
+	// bumps the epoch itself. A barrier over hundreds of fresh partitions takes seconds.
+	transactionTimeoutMS = 60_000
+)
+
+// callCoordinator sends a request about items partitions to the coordinator of a transactional id. It
+// looks the coordinator up each time: such requests are rare, and coordinators move.
+func (c *Client) callCoordinator(
+	ctx context.Context, id string, items int, req protocol.Message,
+) (protocol.Message, error) {
+	m, err := c.callAny(ctx, metaTimeout, func() protocol.Message {
+		return &findcoordinator.Request{Key: id, KeyType: coordinatorOfTransactions}
+	})
+	if err != nil {
+		return nil, fmt.Errorf("finding the coordinator of %s: %w", id, err)
+	}
+	at := m.(*findcoordinator.Response)
+	if at.ErrorCode != 0 {
+		return nil, fmt.Errorf("finding the coordinator of %s: %w", id, Code(at.ErrorCode))
+	}
+	addr := net.JoinHostPort(at.Host, strconv.Itoa(int(at.Port)))
+	return c.callBroker(ctx, addr, timeoutFor(adminTimeout, items), req)
+}
+
+// codeError returns the error of a code, nil for 0.
+func codeError(code int16) error {
+	if code == 0 {
+		return nil
+	}
+	return Code(code)
+}
+
+// InitProducerID returns the next epoch of a transactional id. If p is a producer, only the holder of
+// its epoch gets the next one. With the id and epoch -1 the call always succeeds, and aborts the
+// transaction that the last owner has left open. An error of the coordinator is a Code.
+func (c *Client) InitProducerID(ctx context.Context, id string, p batch.Producer) (batch.Producer, error) {
+	m, err := c.callCoordinator(ctx, id, 1, &initproducerid.Request{
+		TransactionalID:      id,
+		TransactionTimeoutMs: transactionTimeoutMS,
+		ProducerID:           p.ID,
+		ProducerEpoch:        p.Epoch,
+	})
+	if err != nil {
+		return batch.Producer{}, err
+	}
+	r := m.(*initproducerid.Response)
+	return batch.Producer{ID: r.ProducerID, Epoch: r.ProducerEpoch}, codeError(r.ErrorCode)
+}
+
+// AddPartitions adds partitions to the transaction of a transactional id. The result has the code of
+// each partition that the coordinator has named.
+func (c *Client) AddPartitions(
+	ctx context.Context, id string, p batch.Producer, partitions []record.TopicPartition,
+) (map[record.TopicPartition]Code, error) {
+	req := &addpartitionstotxn.Request{TransactionalID: id, ProducerID: p.ID, ProducerEpoch: p.Epoch}
+	topicIndex := map[string]int{}
+	for _, tp := range partitions {
+		i, ok := topicIndex[tp.Topic]
+		if !ok {
+			i = len(req.Topics)
+			topicIndex[tp.Topic] = i
+			req.Topics = append(req.Topics, addpartitionstotxn.RequestTopic{Name: tp.Topic})
+		}
+		req.Topics[i].Partitions = append(req.Topics[i].Partitions, tp.Partition)
+	}
+
+	m, err := c.callCoordinator(ctx, id, len(partitions), req)
+	if err != nil {
+		return nil, err
+	}
+	out := make(map[record.TopicPartition]Code, len(partitions))
+	for _, t := range m.(*addpartitionstotxn.Response).Results {
+		for _, r := range t.Results {
+			out[record.TopicPartition{Topic: t.Name, Partition: r.PartitionIndex}] = Code(r.ErrorCode)
+		}
+	}
+	return out, nil
+}
+
+// AbortTransaction makes the coordinator abort the transaction of a transactional id, which has items
+// partitions. It returns before the markers are written.
+func (c *Client) AbortTransaction(ctx context.Context, id string, p batch.Producer, items int) error {
+	req := &endtxn.Request{TransactionalID: id, ProducerID: p.ID, ProducerEpoch: p.Epoch}
+	m, err := c.callCoordinator(ctx, id, items, req)
+	if err != nil {
+		return err
+	}
+	return codeError(m.(*endtxn.Response).ErrorCode)
+}
