@@ -9,10 +9,11 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/outrelay/outrelay/internal/app"
+	"github.com/outrelay/outrelay/internal/slots"
 )
 
 func newResliceCommand(p *program) *cobra.Command {
-	want := app.ResliceOptions{}
+	want := slots.ResliceOptions{}
 	c := &cobra.Command{
 		Use:   "reslice",
 		Short: "Change the number of slots of a watcher",
@@ -51,7 +52,7 @@ outrelay resume.`,
 }
 
 // runReslice plans the division, asks for confirmation and performs it.
-func (a *operatorCommand) runReslice(ctx context.Context, want app.ResliceOptions) error {
+func (a *operatorCommand) runReslice(ctx context.Context, want slots.ResliceOptions) error {
 	cfg, log, err := a.p.loadWithLogger()
 	if err != nil {
 		return err
@@ -84,7 +85,7 @@ func (a *operatorCommand) runReslice(ctx context.Context, want app.ResliceOption
 	return a.printResult(r, func(w io.Writer) error { return printReslice(w, r) })
 }
 
-func printReslice(w io.Writer, r app.ResliceReport) error {
+func printReslice(w io.Writer, r slots.ResliceReport) error {
 	for _, s := range r.Slots {
 		owner, at := "no owner", "-"
 		if s.Owner != "" {
@@ -114,7 +115,7 @@ func printReslice(w io.Writer, r app.ResliceReport) error {
 }
 
 // printKeptOrders lists the pauses and pins of the new slots, and the pins that end.
-func printKeptOrders(w io.Writer, r app.ResliceReport) error {
+func printKeptOrders(w io.Writer, r slots.ResliceReport) error {
 	var lines []string
 	addLine := func(slot, text string) { lines = append(lines, r.Watcher+"/"+slot+": "+text) }
 	for _, s := range r.New {

@@ -6,7 +6,7 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 
-	"github.com/outrelay/outrelay/internal/app"
+	"github.com/outrelay/outrelay/internal/slots"
 )
 
 // The parts that need no Kafka: the plan, its rejections, and a watcher that has never run. internal/app and
@@ -39,7 +39,7 @@ func TestResliceCommand(t *testing.T) {
 	}
 
 	set(bson.D{{Key: "gap", Value: nil}})
-	var r app.ResliceReport
+	var r slots.ResliceReport
 	if g.runCommand(0, &r, "reslice", "--slots", "2", "--dry-run"); r.Done || !r.DryRun || r.From != 1 || r.To != 2 || len(r.Slots) != 1 || r.Slots[0].Position == nil {
 		t.Errorf("unexpected result %+v", r)
 	}
@@ -62,7 +62,7 @@ func TestResliceCommand(t *testing.T) {
 	}
 
 	g.env = append(g.env, "OUTRELAY_WATCHER=fresh")
-	r = app.ResliceReport{}
+	r = slots.ResliceReport{}
 	if g.runCommand(0, &r, "reslice", "--slots", "3", "--yes"); !r.Done || r.From != 0 || r.To != 3 {
 		t.Errorf("unexpected result %+v", r)
 	}

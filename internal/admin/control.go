@@ -14,7 +14,7 @@ import (
 	"github.com/outrelay/outrelay/internal/nodes"
 	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/slot"
-	"github.com/outrelay/outrelay/internal/store"
+	"github.com/outrelay/outrelay/internal/slots"
 )
 
 // watcherIDs returns the ids of the watcher documents that an action applies to. For a watcher that
@@ -28,7 +28,7 @@ func (o Operator) watcherIDs(ctx context.Context) ([]string, error) {
 		return []string{p.ID(o.Watcher)}, nil
 	}
 
-	ids, err := store.NewDivisions(o.State).IDs(ctx, o.Watcher)
+	ids, err := slots.NewDivisions(o.State).IDs(ctx, o.Watcher)
 	if err == nil && len(ids) == 0 {
 		ids = []string{slot.Range{}.ID(o.Watcher)}
 	}
@@ -39,7 +39,7 @@ func (o Operator) watcherIDs(ctx context.Context) ([]string, error) {
 // o.Slot. It rejects a slot that belongs to another number of slots: its document would divide the
 // watcher in two ways.
 func (o Operator) expectedIDs(ctx context.Context) ([]string, error) {
-	divisions := store.NewDivisions(o.State)
+	divisions := slots.NewDivisions(o.State)
 	division, err := divisions.Read(ctx, o.Watcher)
 
 	// Older versions did not store the division. The ids of the documents contain the number of

@@ -15,7 +15,7 @@ import (
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/lease"
 	"github.com/outrelay/outrelay/internal/nodes"
-	"github.com/outrelay/outrelay/internal/store"
+	"github.com/outrelay/outrelay/internal/slots"
 )
 
 func TestMain(m *testing.M) {
@@ -157,7 +157,7 @@ func TestN28_ActionsAreOnAllSlotsOrOne(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := store.NewDivisions(state).Divide(t.Context(), "orders", 3, true); err != nil {
+	if err := slots.NewDivisions(state).Divide(t.Context(), "orders", 3, true); err != nil {
 		t.Fatal(err)
 	}
 	paused := func() (ids []string) {

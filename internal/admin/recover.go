@@ -8,10 +8,10 @@ import (
 	"strings"
 	"time"
 
+	"github.com/outrelay/outrelay/internal/gap"
 	"github.com/outrelay/outrelay/internal/lease"
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/outboxes"
-	"github.com/outrelay/outrelay/internal/reconcile"
 	"github.com/outrelay/outrelay/internal/slot"
 )
 
@@ -61,7 +61,7 @@ func (o Operator) RecoverPlan(ctx context.Context, from time.Time) ([]SweepCount
 		}
 
 		begin := doc.SweepStart(since)
-		sweep := reconcile.Sweep{
+		sweep := gap.Sweep{
 			Client:   o.State.Client(),
 			From:     begin,
 			ReadUpTo: outboxes.ReadUpTo(claims, swept, doc.ClusterTime, begin),

@@ -6,7 +6,7 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 
-	"github.com/outrelay/outrelay/internal/dispatch"
+	"github.com/outrelay/outrelay/internal/pipeline"
 )
 
 const (
@@ -20,7 +20,7 @@ const (
 // auditPeriodically compares the gates with the waiting envelopes in the collections and counts the
 // envelopes, until ctx ends.
 func (t *term) auditPeriodically(ctx context.Context) error {
-	out := newOutlet(t)
+	out := t.reconciler.outlet
 	audit := t.dispatcher.NewAudit()
 	wait := auditEvery
 	for {
@@ -38,7 +38,7 @@ func (t *term) auditPeriodically(ctx context.Context) error {
 	}
 }
 
-func (t *term) auditOnce(ctx context.Context, out *outlet, audit *dispatch.Audit) error {
+func (t *term) auditOnce(ctx context.Context, out *pipeline.Outlet, audit *pipeline.Audit) error {
 	if len(t.dirty.dirtyOutboxes()) == 0 && t.dispatcher.CountGated() == 0 {
 		t.metrics.Exceptions.Reset()
 		t.waitingCount.Store(0)
@@ -66,16 +66,16 @@ func (t *term) auditOnce(ctx context.Context, out *outlet, audit *dispatch.Audit
 }
 
 // auditGates compares the gates with the collections and corrects the gates.
-func (t *term) auditGates(ctx context.Context, out *outlet, audit *dispatch.Audit) error {
+func (t *term) auditGates(ctx context.Context, out *pipeline.Outlet, audit *pipeline.Audit) error {
 	look := audit.StartComparison()
-	held := func(ns, topic, key string) { look.AddStored(out.recordNamespace(ns), topic, key) }
+	held := func(ns, topic, key string) { look.AddStored(out.RecordNamespace(ns), topic, key) }
 	behind := func(string) bool { return false }
 	known := func(string, byte, []byte, []string) {}
 	if _, err := t.reconciler.exceptions.Load(ctx, behind, held, known); err != nil {
 		return err
 	}
 
-	t.reconciler.exceptions.EachKeyInFlight(func(ns, key string) { look.MarkInFlight(out.recordNamespace(ns), key) })
+	t.reconciler.exceptions.EachKeyInFlight(func(ns, key string) { look.MarkInFlight(out.RecordNamespace(ns), key) })
 	if n := look.CorrectGates(); n > 0 {
 		t.log.Warn("corrected gates that did not match the waiting envelopes", "keys", n)
 		t.appendEvent(ctx, "gates_mended", bson.D{{Key: "keys", Value: n}})

@@ -2,7 +2,6 @@ package app
 
 import (
 	"context"
-	"crypto/sha256"
 	"errors"
 	"fmt"
 	"slices"
@@ -16,7 +15,6 @@ import (
 	"github.com/outrelay/outrelay/internal/lease"
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/outboxes"
-	"github.com/outrelay/outrelay/internal/record"
 	"github.com/outrelay/outrelay/internal/retry"
 	"github.com/outrelay/outrelay/resume"
 )
@@ -144,7 +142,7 @@ func (d *dirtyList) holdsWork(
 	if still, err := outboxes.StillDirty(ctx, as(db.Collection(o.Coll)), o.Part); err != nil || still {
 		return still, err
 	}
-	return deadletter.HasLater(ctx, as(db.Collection(deadletter.Collection(o.Coll))), positionKey(at))
+	return deadletter.HasLater(ctx, as(db.Collection(deadletter.Collection(o.Coll))), outboxes.PosOf(at))
 }
 
 // errCheckSlow ends a transaction that cannot determine soon enough whether a collection is empty.
@@ -196,87 +194,4 @@ func (d *dirtyList) removeInTransaction(ctx context.Context, o outboxes.Outbox) 
 		d.t.held.RemoveDirty(o.NS())
 	}
 	return nil
-}
-
-// previousOwner contains the envelopes after the checkpoint that an earlier owner stored as
-// exceptions, with the topics for which they wait, and the envelopes that it dead-lettered, with
-// the topics that rejected them.
-//
-// The stream repeats their events. The reconciler owns the stored topics. The other topics may not
-// have got their records, which may have been queued when that owner died, so the stream sends them
-// like any other event. The read-back has found the records that were sent (N15). previousOwner is
-// filled before the stream is opened.
-type previousOwner struct {
-	waitingTopics map[[16]byte][]string
-	// deadTopics is keyed by the position in the stream as well: a dead envelope has left its
-	// collection, and its id may have been inserted again.
-	deadTopics map[[16]byte][]string
-	buf        []byte
-}
-
-func newPreviousOwner() *previousOwner {
-	return &previousOwner{waitingTopics: map[[16]byte][]string{}, deadTopics: map[[16]byte][]string{}}
-}
-
-func (o *previousOwner) isEmpty() bool { return len(o.waitingTopics)+len(o.deadTopics) == 0 }
-
-func (o *previousOwner) reset() {
-	clear(o.waitingTopics)
-	clear(o.deadTopics)
-}
-
-// hashKey returns the map key of an envelope or, with pos, of its event at a position.
-func (o *previousOwner) hashKey(ns string, id bson.RawValue, pos ...byte) [16]byte {
-	o.buf = append(o.buf[:0], ns...)
-	o.buf = append(o.buf, 0, byte(id.Type))
-	o.buf = append(o.buf, id.Value...)
-	if len(pos) > 0 {
-		o.buf = append(o.buf, 0)
-		o.buf = append(o.buf, pos...)
-	}
-
-	sum := sha256.Sum256(o.buf)
-	return [16]byte(sum[:])
-}
-
-// addDeadLetter adds a dead letter of the collection ns.
-func (o *previousOwner) addDeadLetter(ns string, l deadletter.LaterLetter) {
-	k := o.hashKey(ns, l.ID, []byte(l.Pos)...)
-	o.deadTopics[k] = append(o.deadTopics[k], l.Topic)
-}
-
-// removeDeadTopics removes the records for topics that rejected the envelope. dead reports whether
-// the event at pos has a dead letter.
-func (o *previousOwner) removeDeadTopics(
-	ns string, id bson.RawValue, pos []byte, records []record.Record,
-) (rest []record.Record, dead bool) {
-	if len(o.deadTopics) == 0 {
-		return records, false
-	}
-	topics, dead := o.deadTopics[o.hashKey(ns, id, pos...)]
-	return dropTopics(records, topics), dead
-}
-
-// addWaiting adds an envelope that waits for topics. The topic "" is for all topics.
-func (o *previousOwner) addWaiting(ns string, id bson.RawValue, topics []string) {
-	o.waitingTopics[o.hashKey(ns, id)] = topics
-}
-
-// removeWaitingTopics removes the records for topics for which the envelope waits. waiting reports
-// whether it waits for any.
-func (o *previousOwner) removeWaitingTopics(
-	ns string, id bson.RawValue, records []record.Record,
-) (rest []record.Record, waiting bool) {
-	topics, waiting := o.waitingTopics[o.hashKey(ns, id)]
-	if !waiting {
-		return records, false
-	}
-	return dropTopics(records, topics), true
-}
-
-// dropTopics removes the records for topics, in place. The topic "" is for all topics.
-func dropTopics(records []record.Record, topics []string) []record.Record {
-	return slices.DeleteFunc(records, func(r record.Record) bool {
-		return slices.Contains(topics, r.Topic) || slices.Contains(topics, "")
-	})
 }

@@ -8,7 +8,7 @@ import (
 
 	"github.com/outrelay/outrelay/internal/lease"
 	"github.com/outrelay/outrelay/internal/outboxes"
-	"github.com/outrelay/outrelay/internal/slot"
+	"github.com/outrelay/outrelay/internal/pipeline"
 )
 
 // assignSlot sets the slot of the term in each outbox of list, and returns list.
@@ -60,46 +60,6 @@ func (t *term) markSlotBegun(ctx context.Context) error {
 	})
 }
 
-// drainedSlot is a slot of the previous division. It has delivered every event of its part up to a
-// position in the stream.
-type drainedSlot struct {
-	part slot.Range
-	pos  string
-}
-
-// parseDrainedSlots returns the drained slots that doc contains.
-func parseDrainedSlots(doc *lease.Document) []drainedSlot {
-	var out []drainedSlot
-	for _, p := range doc.Passed {
-		if part, err := slot.Parse(p.Part); err == nil {
-			out = append(out, drainedSlot{part, p.Pos})
-		}
-	}
-	return out
-}
-
-// deliveredByOldSlot reports whether a slot of the previous division has delivered p.ev or stored
-// it as an exception (N28). The old slots are drained before the division, each up to its own
-// position. The streams of the new slots begin at the lowest of these positions.
-func (p *pump) deliveredByOldSlot() bool {
-	ahead := false
-	for _, old := range p.drainedSlots {
-		if string(p.ev.Data) > old.pos {
-			continue
-		}
-		ahead = true
-		if p.ev.HasDocument && old.part.Contains(p.ev.Document) {
-			return true
-		}
-	}
-
-	// The stream has passed the positions of all old slots.
-	if !ahead {
-		p.drainedSlots = nil
-	}
-	return false
-}
-
 // forgetDrainedSlotsLocked removes the drained slots from the document once the watermark has
 // passed their positions. The caller holds startMu.
 func (t *term) forgetDrainedSlotsLocked(ctx context.Context) {
@@ -110,7 +70,7 @@ func (t *term) forgetDrainedSlotsLocked(ctx context.Context) {
 	if !ok {
 		return
 	}
-	notPassed := func(d drainedSlot) bool { return positionKey(reached) <= d.pos }
+	notPassed := func(d pipeline.DrainedSlot) bool { return outboxes.PosOf(reached) <= d.Pos }
 	if slices.ContainsFunc(t.drainedSlots, notPassed) {
 		return
 	}

@@ -11,9 +11,9 @@ import (
 
 	"github.com/outrelay/outrelay/internal/changestream"
 	"github.com/outrelay/outrelay/internal/deadletter"
-	"github.com/outrelay/outrelay/internal/dispatch"
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/outboxes"
+	"github.com/outrelay/outrelay/internal/pipeline"
 	"github.com/outrelay/outrelay/internal/record"
 	"github.com/outrelay/outrelay/internal/routing"
 	"github.com/outrelay/outrelay/internal/waiting"
@@ -25,16 +25,16 @@ import (
 // waiting envelopes as the stream contained them (N3, N16).
 type exceptionWriter struct{ t *term }
 
-// Record implements dispatch.Exceptions. Dead letters are moved first: an envelope that is dead for
+// Record implements pipeline.Exceptions. Dead letters are moved first: an envelope that is dead for
 // one target and waits for another is stored again by the second write, and an envelope that was
 // stored before stays.
-func (x *exceptionWriter) Record(ctx context.Context, batch []dispatch.Exception) error {
+func (x *exceptionWriter) Record(ctx context.Context, batch []pipeline.Exception) error {
 	if err := x.restoreEnvelopes(ctx, batch); err != nil {
 		return err
 	}
 
 	var letters []deadletter.Letter
-	var dying []*dispatch.Exception // dying[i] is the exception of letters[i]
+	var dying []*pipeline.Exception // dying[i] is the exception of letters[i]
 	var list []waiting.Exception
 	for i := range batch {
 		e := &batch[i]
@@ -92,7 +92,7 @@ func (x *exceptionWriter) Record(ctx context.Context, batch []dispatch.Exception
 // deadLetterFor returns the dead letter of an exception that does not wait. dies is false for an
 // exception that waits. An exception dies if its record can never be sent, if its envelope is gone,
 // or if only one attempt is allowed.
-func (x *exceptionWriter) deadLetterFor(e dispatch.Exception) (l deadletter.Letter, dies bool, err error) {
+func (x *exceptionWriter) deadLetterFor(e pipeline.Exception) (l deadletter.Letter, dies bool, err error) {
 	switch {
 	case e.Raw == nil:
 		l, err = x.newIDOnlyLetter(&e)
@@ -141,7 +141,7 @@ func (x *exceptionWriter) numberUnstamped(ctx context.Context, list []waiting.Ex
 }
 
 // openGates opens the gates of e, which does not wait after all.
-func (x *exceptionWriter) openGates(e *dispatch.Exception) {
+func (x *exceptionWriter) openGates(e *pipeline.Exception) {
 	for _, topic := range e.Pending {
 		x.t.dispatcher.OpenGate(string(e.NSHash), topic, e.Key)
 	}
@@ -157,7 +157,7 @@ func (x *exceptionWriter) writeWaiting(
 	write := func(part []waiting.Exception) error { return waiting.WriteExceptions(ctx, x.t.held, part) }
 
 	reject := func(h waiting.Exception, rejection error) error {
-		e := dispatch.Exception{
+		e := pipeline.Exception{
 			NS:    h.NS,
 			Raw:   h.Raw,
 			Pos:   h.Pos,
@@ -199,7 +199,7 @@ func (x *exceptionWriter) moveToDeadLetters(ctx context.Context, letters []deadl
 }
 
 // newLetter returns the dead letter of e.
-func (x *exceptionWriter) newLetter(e *dispatch.Exception) deadletter.Letter {
+func (x *exceptionWriter) newLetter(e *pipeline.Exception) deadletter.Letter {
 	return deadletter.Letter{
 		NS:            e.NS,
 		Raw:           e.Raw,
@@ -221,7 +221,7 @@ func (x *exceptionWriter) newLetter(e *dispatch.Exception) deadletter.Letter {
 
 // appendWaiting appends the waiting envelope of e to list. An envelope that several targets
 // returned is in list only once.
-func (x *exceptionWriter) appendWaiting(list []waiting.Exception, e *dispatch.Exception) []waiting.Exception {
+func (x *exceptionWriter) appendWaiting(list []waiting.Exception, e *pipeline.Exception) []waiting.Exception {
 	w := waiting.Exception{
 		NS:      e.NS,
 		Raw:     e.Raw,
@@ -262,8 +262,8 @@ func (x *exceptionWriter) appendWaiting(list []waiting.Exception, e *dispatch.Ex
 
 // restoreEnvelopes sets the envelopes of exceptions that the sink returned: the sink keeps only
 // encoded records. It leaves Raw nil if an envelope is gone.
-func (x *exceptionWriter) restoreEnvelopes(ctx context.Context, batch []dispatch.Exception) error {
-	missing := map[string][]*dispatch.Exception{}
+func (x *exceptionWriter) restoreEnvelopes(ctx context.Context, batch []pipeline.Exception) error {
+	missing := map[string][]*pipeline.Exception{}
 	for i := range batch {
 		e := &batch[i]
 		if e.Raw == nil {
@@ -313,11 +313,11 @@ func envelopeKey(id []byte, stringID bool, ns []byte) string {
 // refetchFromStream reads the missing envelopes from the stream again, from floor on, which is the
 // watermark. The documents may be gone from their collections.
 func (x *exceptionWriter) refetchFromStream(
-	ctx context.Context, floor resume.Position, missing map[string][]*dispatch.Exception,
+	ctx context.Context, floor resume.Position, missing map[string][]*pipeline.Exception,
 ) error {
 	var v event.View
 	var id []byte
-	var hit []*dispatch.Exception
+	var hit []*pipeline.Exception
 	left := len(missing)
 
 	// Records may lack the namespace, and the type of an id is known only if the record has it.
@@ -354,7 +354,7 @@ func (x *exceptionWriter) refetchFromStream(
 // newIDOnlyLetter returns the letter of an envelope that no longer exists. It contains the id,
 // which the rejected record has. Without the letter, the watermark would wait for an envelope that
 // cannot be found.
-func (x *exceptionWriter) newIDOnlyLetter(e *dispatch.Exception) (deadletter.Letter, error) {
+func (x *exceptionWriter) newIDOnlyLetter(e *pipeline.Exception) (deadletter.Letter, error) {
 	e.NS = x.t.scope.String()
 	for _, o := range x.t.watchedOutboxes() {
 		if h := routing.NamespaceHash(o.NS()); len(e.NSHash) == 0 || bytes.Equal(h[:], e.NSHash) {
@@ -379,7 +379,7 @@ func (x *exceptionWriter) newIDOnlyLetter(e *dispatch.Exception) (deadletter.Let
 
 // findInCollections sets the envelope of e from its collection, if it is there. It is for a record
 // whose event the stream can no longer supply. The position is made of the server timestamp.
-func (x *exceptionWriter) findInCollections(ctx context.Context, e *dispatch.Exception) error {
+func (x *exceptionWriter) findInCollections(ctx context.Context, e *pipeline.Exception) error {
 	text := string(e.ID)
 	ids := []event.ID{event.ParseID(text), event.NewID(text)}
 	if e.StringID {
@@ -412,14 +412,4 @@ func (x *exceptionWriter) findInCollections(ctx context.Context, e *dispatch.Exc
 		}
 	}
 	return nil
-}
-
-// envelopeWithIDOnly returns an envelope that contains only the id of ev. It is for an event that
-// was too large for the stream, and whose document was gone when it was fetched (N24).
-func envelopeWithIDOnly(ev *changestream.Event) []byte {
-	raw, err := bson.Marshal(bson.D{{Key: "_id", Value: bson.RawValue{Type: bson.Type(ev.IDType), Value: ev.ID}}})
-	if err != nil {
-		return nil
-	}
-	return raw
 }

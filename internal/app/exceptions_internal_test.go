@@ -7,7 +7,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 
 	"github.com/outrelay/outrelay/internal/config"
-	"github.com/outrelay/outrelay/internal/dispatch"
+	"github.com/outrelay/outrelay/internal/pipeline"
 	"github.com/outrelay/outrelay/internal/record"
 	"github.com/outrelay/outrelay/pkg/event"
 )
@@ -27,9 +27,9 @@ func TestN15_AnEnvelopeThatTwoTopicsRejectWaitsForBoth(t *testing.T) {
 		"parked, then rejected": {event.StateParked, event.StateRetry},
 		"rejected, then parked": {event.StateRetry, event.StateParked},
 	} {
-		var list []dispatch.Exception
+		var list []pipeline.Exception
 		for i, topic := range []string{"a", "b"} {
-			list = append(list, dispatch.Exception{
+			list = append(list, pipeline.Exception{
 				NS: "shop.outbox", Raw: raw, Pos: "01", Key: "k", State: states[i], Pending: []string{topic}, Topic: topic,
 				Refusal: record.Refusal{Class: "rejected", Reason: "rejected"},
 			})

@@ -4,14 +4,12 @@ import (
 	"fmt"
 
 	"github.com/outrelay/outrelay/internal/config"
-	"github.com/outrelay/outrelay/internal/dispatch"
 	"github.com/outrelay/outrelay/internal/metrics"
-	"github.com/outrelay/outrelay/internal/outboxes"
-	"github.com/outrelay/outrelay/internal/record"
+	"github.com/outrelay/outrelay/internal/pipeline"
 	"github.com/outrelay/outrelay/internal/tracing"
 )
 
-var _ dispatch.Follower = (*tracing.Delivery)(nil)
+var _ pipeline.Follower = (*tracing.Delivery)(nil)
 
 // newExporter returns the exporter of the configured collector, or nil if no collector is
 // configured.
@@ -52,36 +50,4 @@ func newExporter(cfg config.Config, version string, r *Relay) (*tracing.Exporter
 // newTap returns a tap that follows deliveries for exemplars and, if e is not nil, for spans.
 func newTap(e *tracing.Exporter, m *metrics.Set, clock *serverClock) *tracing.Tap {
 	return tracing.NewTap(e, m.PublishLatency.Exemplar, clock.now)
-}
-
-// traceDelivery attaches a trace to item if the delivery of p.ev is sampled.
-func (p *pump) traceDelivery(item *dispatch.Item) {
-	if d := p.tap.Begin(item.Records, p.ev.DB, p.ev.Coll, item.CommitMS); d != nil {
-		item.Follow = d
-	}
-}
-
-// traceAnswers returns answer. If the delivery of e is sampled, the returned function also reports
-// the answers to the trace.
-func (o *outlet) traceAnswers(e *outboxes.Envelope, recs []record.Record,
-	answer func(record.Published),
-) func(record.Published) {
-	d := o.t.tap.Begin(recs, e.DB, e.Coll, 0)
-	if d == nil {
-		return answer
-	}
-
-	return func(p record.Published) {
-		for _, a := range p.Answers {
-			switch {
-			case a.Refusal != nil:
-				d.NotSent(a.Topic, string(a.Refusal.Class), true)
-			case a.Held != nil:
-				d.NotSent(a.Topic, "held", false)
-			default:
-				d.Acked(record.TopicPartition{Topic: a.Topic, Partition: a.Partition}, a.Offset)
-			}
-		}
-		answer(p)
-	}
 }

@@ -10,11 +10,11 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 
 	"github.com/outrelay/outrelay/internal/changestream"
+	"github.com/outrelay/outrelay/internal/gap"
 	"github.com/outrelay/outrelay/internal/lease"
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/nodes"
 	"github.com/outrelay/outrelay/internal/outboxes"
-	"github.com/outrelay/outrelay/internal/reconcile"
 	"github.com/outrelay/outrelay/internal/retry"
 	"github.com/outrelay/outrelay/resume"
 )
@@ -40,8 +40,8 @@ const reasonBacklog = "backlog"
 // checkpoint.
 const cursorSaveEvery = 4
 
-// gap is a part of the stream that has to be swept.
-type gap struct {
+// lostStretch is a part of the stream that has to be swept.
+type lostStretch struct {
 	lease.Gap
 	lower  bson.Timestamp // where the sweep begins
 	margin time.Duration  // see term.stampMargin
@@ -122,7 +122,7 @@ func (t *term) openGap(ctx context.Context, lost *changestream.GapError) (change
 	// topics. It no longer can. That has to be known before exceptions are loaded, so a new
 	// takeover finds the gap in the document.
 	start, err := t.planSweep(ctx, lost.Reason, from, to, lease.Update{Current: true})
-	if err == nil && t.pump.previous != nil {
+	if err == nil && t.pump.Previous != nil {
 		err = errGapTooLate
 	}
 	return start, err
@@ -147,7 +147,7 @@ func (t *term) planSweep(
 		from = bson.Timestamp{}
 	}
 
-	t.gap = &gap{Gap: lease.Gap{Reason: reason, From: from, To: to, Since: t.clock.now()}}
+	t.gap = &lostStretch{Gap: lease.Gap{Reason: reason, From: from, To: to, Since: t.clock.now()}}
 	u.Gap = &t.gap.Gap
 	if err := t.retryFenced(ctx, func() error { return t.held.Save(ctx, u) }); err != nil {
 		return changestream.Start{}, err
@@ -183,7 +183,7 @@ func (t *term) resumeGap(
 			Fix:  "set lost_history: sweep until it is closed",
 		}
 	}
-	t.gap = &gap{Gap: *doc.Gap}
+	t.gap = &lostStretch{Gap: *doc.Gap}
 	t.log.Warn("continuing the sweep of an earlier owner", "reason", t.gap.Reason,
 		"from", t.gap.From.T, "to", t.gap.To.T, "cursor", t.gap.Cursor.T)
 	return changestream.Start{At: &t.gap.To}, nil
@@ -199,7 +199,7 @@ func (t *term) hasUnstampedBacklog(ctx context.Context, now bson.Timestamp) (fou
 	for _, c := range t.watchedOutboxes() {
 		err := t.retryRead(ctx, func(ctx context.Context) (err error) {
 			coll := t.mongo.stream.Database(c.DB).Collection(c.Coll)
-			found, err = reconcile.HasUnstamped(ctx, now, coll, c.Part)
+			found, err = gap.HasUnstamped(ctx, now, coll, c.Part)
 			return err
 		})
 		if err != nil || found {
@@ -234,15 +234,12 @@ func (t *term) findReadUpTo(ctx context.Context) (map[string]bson.Timestamp, err
 func (t *term) sweepGap(ctx context.Context) error {
 	g := t.gap
 	g.margin = mongodb.Margin(ctx, t.mongo.stream)
-	if t.pump.sweptEvents == nil {
-		t.pump.sweptEvents = reconcile.NewSkip(int64(t.cfg.Limits.Memory) / 4)
-	}
 	readUpTo, err := t.findReadUpTo(ctx)
 	if err != nil {
 		return err
 	}
 
-	s := &reconcile.Sweep{
+	s := &gap.Sweep{
 		Client:      t.mongo.stream,
 		Collections: t.watchedOutboxes(),
 		From:        g.From,
@@ -251,7 +248,7 @@ func (t *term) sweepGap(ctx context.Context) error {
 		Cursor:      g.Cursor,
 		Margin:      g.margin,
 		Memory:      int64(t.cfg.Limits.Memory) / 4,
-		Skip:        t.pump.sweptEvents,
+		Skip:        t.pump.SkipSwept(int64(t.cfg.Limits.Memory) / 4),
 		Publisher:   (*sweeper)(t),
 	}
 	g.lower = s.LowerBound()
@@ -270,7 +267,7 @@ func (t *term) sweepGap(ctx context.Context) error {
 
 // closeGap sets the position to the end of the gap and removes the gap from the watcher document,
 // in one write. All envelopes of the gap are delivered. The stream supplies the events after it.
-func (t *term) closeGap(ctx context.Context, res reconcile.Result) error {
+func (t *term) closeGap(ctx context.Context, res gap.Result) error {
 	g := t.gap
 	end := resume.Position{ClusterTime: g.To}
 	t.dispatcher.Position(end)
@@ -306,7 +303,7 @@ func (t *term) closeGap(ctx context.Context, res reconcile.Result) error {
 
 	t.gap = nil
 	t.gapPacing.lastEnd = g.To
-	t.pump.drainedSlots = nil
+	t.pump.DrainedSlots = nil
 	t.sweeping.Store(nil)
 	t.state.clearProblems("sweep")
 
@@ -344,11 +341,11 @@ func (t *term) saveCursor(ctx context.Context) error {
 // sweeper delivers the envelopes of a sweep through the pump, like events of the stream.
 type sweeper term
 
-var _ reconcile.Publisher = (*sweeper)(nil)
+var _ gap.Publisher = (*sweeper)(nil)
 
-// Deliver implements reconcile.Publisher.
+// Deliver implements gap.Publisher.
 func (s *sweeper) Deliver(ctx context.Context, e *outboxes.Envelope) error {
-	if err := s.pump.deliverSwept(ctx, e, outboxes.PosAt(e.TS)); err != nil {
+	if err := s.pump.DeliverSwept(ctx, e, outboxes.PosAt(e.TS)); err != nil {
 		return err
 	}
 
@@ -360,7 +357,7 @@ func (s *sweeper) Deliver(ctx context.Context, e *outboxes.Envelope) error {
 	return nil
 }
 
-// Reached implements reconcile.Publisher.
+// Reached implements gap.Publisher.
 func (s *sweeper) Reached(ctx context.Context, cursor bson.Timestamp) error {
 	s.dispatcher.Position(resume.Position{ClusterTime: cursor})
 	s.dispatcher.Flush()
@@ -373,47 +370,5 @@ func (s *sweeper) Reached(ctx context.Context, cursor bson.Timestamp) error {
 	return nil
 }
 
-// Trouble implements reconcile.Publisher.
+// Trouble implements gap.Publisher.
 func (s *sweeper) Trouble(err error) { s.reportProblem("sweep", err, false) }
-
-// deliverSwept delivers an envelope of a sweep, flagged as redelivered: it may have been sent
-// earlier than the read-back reaches. pos is its position if it has to wait (N15).
-func (p *pump) deliverSwept(ctx context.Context, e *outboxes.Envelope, pos string) error {
-	now := p.now().UnixMilli()
-	p.ev = changestream.Event{
-		Op:          changestream.Insert,
-		Document:    e.Raw,
-		HasDocument: true,
-		DB:          e.DB,
-		Coll:        e.Coll,
-		ClusterTime: e.TS,
-		WallMS:      now, // the record gets the time at which it is sent (N12)
-		Data:        []byte(pos),
-	}
-	commit := now
-	if !e.TS.IsZero() {
-		commit = int64(e.TS.T) * 1000
-	}
-
-	p.meta.Redelivered = true
-	defer func() { p.meta.Redelivered = false }()
-	p.eventCount++
-	if p.eventCount%flushEvery == 0 {
-		p.dispatcher.Flush()
-	}
-	return p.deliverInsert(ctx, commit)
-}
-
-// deliveredBySweep reports whether the sweep before this stream has delivered p.ev. If the sweep
-// may have delivered it, p.ev is flagged as redelivered.
-func (p *pump) deliveredBySweep() bool {
-	p.meta.Redelivered = false
-	if p.sweptEvents.IsPast(p.ev.ClusterTime) {
-		p.sweptEvents = nil
-		return false
-	}
-
-	known, doubtful := p.sweptEvents.WasSwept(p.ev.DB, p.ev.Coll, p.ev.IDType, p.ev.ID, p.ev.Document)
-	p.meta.Redelivered = doubtful
-	return known
-}

@@ -16,7 +16,7 @@ import (
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/slot"
-	"github.com/outrelay/outrelay/internal/store"
+	"github.com/outrelay/outrelay/internal/slots"
 	"github.com/outrelay/outrelay/pkg/event"
 )
 
@@ -109,7 +109,7 @@ func TestN28_WhatIsReplayedDuringAResliceIsKnown(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	rep, err := app.RunReslice(t.Context(), cfg, slog.New(slog.NewTextHandler(b.log, nil)), app.ResliceOptions{Slots: 3, Wait: 40 * time.Second, Actor: "test", OnStep: say})
+	rep, err := app.RunReslice(t.Context(), cfg, slog.New(slog.NewTextHandler(b.log, nil)), slots.ResliceOptions{Slots: 3, Wait: 40 * time.Second, Actor: "test", OnStep: say})
 	if err != nil || !rep.Done || replayed != 1 {
 		t.Fatalf("%+v, %v, %d replayed", rep, err, replayed)
 	}
@@ -134,11 +134,11 @@ func TestN28_AFirstStartDuringAResliceKeepsItsNumber(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	rep, err := app.RunReslice(t.Context(), cfg, slog.New(slog.NewTextHandler(b.log, nil)), app.ResliceOptions{Slots: 3, Wait: 40 * time.Second, Actor: "test", OnStep: say})
-	if !errors.Is(err, app.ErrResliceRefused) || rep.Done {
+	rep, err := app.RunReslice(t.Context(), cfg, slog.New(slog.NewTextHandler(b.log, nil)), slots.ResliceOptions{Slots: 3, Wait: 40 * time.Second, Actor: "test", OnStep: say})
+	if !errors.Is(err, slots.ErrResliceRefused) || rep.Done {
 		t.Errorf("%+v, %v", rep, err)
 	}
-	if err := store.NewDivisions(b.state).Agree(t.Context(), "default", slot.Range{}); err != nil {
+	if err := slots.NewDivisions(b.state).Agree(t.Context(), "default", slot.Range{}); err != nil {
 		t.Error(err)
 	}
 }

@@ -11,9 +11,9 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/outrelay/outrelay/internal/deadletter"
-	"github.com/outrelay/outrelay/internal/dispatch"
 	"github.com/outrelay/outrelay/internal/lease"
 	"github.com/outrelay/outrelay/internal/outboxes"
+	"github.com/outrelay/outrelay/internal/pipeline"
 	"github.com/outrelay/outrelay/internal/purge"
 	"github.com/outrelay/outrelay/internal/record"
 	"github.com/outrelay/outrelay/internal/retry"
@@ -25,7 +25,7 @@ import (
 // and scheduled envelopes. It runs concurrently with the stream, and costs nothing while no
 // collection is on the dirty list.
 type reconciler struct {
-	outlet     *outlet
+	outlet     *pipeline.Outlet
 	finisher   *waiting.Finisher
 	exceptions *waiting.Exceptions
 	scheduled  *scheduled.Scheduled
@@ -41,7 +41,7 @@ func (t *term) retryPolicy() retry.Policy {
 
 // newReconciler returns the reconciler of the term. It starts nothing.
 func (t *term) newReconciler(doc *lease.Document) *reconciler {
-	out := newOutlet(t)
+	out := pipeline.NewOutlet(t.buildConfig(), t.dispatcher, t.sink)
 	trouble := func(err error) { t.reportProblem("reconciler", err, false) }
 	well := func() { t.state.clearProblems("reconciler") }
 
@@ -74,10 +74,10 @@ func (t *term) newReconciler(doc *lease.Document) *reconciler {
 		Collections: t.dirty.dirtyOutboxes,
 		Outlet:      out,
 		Finisher:    f,
-		Route:       out.routeTopics,
-		Check:       out.checkEnvelope,
-		FindRecords: out.findHits,
-		AckIfFound:  out.ackFound,
+		Route:       out.RouteTopics,
+		Check:       out.CheckEnvelope,
+		FindRecords: out.FindHits,
+		AckIfFound:  out.AckFound,
 		Compacted:   t.sink.Compacted,
 		Now:         t.clock.now,
 		Log:         t.log,
@@ -117,7 +117,7 @@ func (t *term) newReconciler(doc *lease.Document) *reconciler {
 // not record (N8, N19). It runs before the stored offsets can move. An envelope that is unrecorded
 // afterwards was not sent, so it may wait for any time.
 func (t *term) recoverUnrecorded(ctx context.Context) error {
-	out := newOutlet(t)
+	out := t.reconciler.outlet
 	return t.retryRead(ctx, func(ctx context.Context) error {
 		if err := t.reconciler.exceptions.DisownStrayClaims(ctx); err != nil {
 			return err
@@ -129,7 +129,7 @@ func (t *term) recoverUnrecorded(ctx context.Context) error {
 			return err
 		}
 
-		hits, err := t.reconciler.exceptions.FindHits(ctx, out.findHits)
+		hits, err := t.reconciler.exceptions.FindHits(ctx, out.FindHits)
 		if err != nil || len(hits) == 0 {
 			return err
 		}
@@ -153,7 +153,7 @@ func (t *term) recoverUnrecorded(ctx context.Context) error {
 //
 // All these exceptions have positions after the returned position.
 func (t *term) incompleteAfterCrash() (after string, incomplete func(pos string) bool) {
-	from := positionKey(t.from)
+	from := outboxes.PosOf(t.from)
 	if t.gap == nil {
 		return from, func(pos string) bool { return pos > from && outboxes.PosIsWithin(pos) }
 	}
@@ -181,21 +181,21 @@ func (t *term) mayPurge() bool {
 // loadExceptions sets the gates of keys that wait. It returns the events after the position that
 // are exceptions or dead letters already (N15), or nil if there are none. It runs before the stream
 // is opened.
-func (t *term) loadExceptions(ctx context.Context) (*previousOwner, error) {
-	previous := newPreviousOwner()
-	out := newOutlet(t)
-	after := positionKey(t.from)
+func (t *term) loadExceptions(ctx context.Context) (*pipeline.PreviousOwner, error) {
+	previous := pipeline.NewPreviousOwner()
+	out := t.reconciler.outlet
+	after := outboxes.PosOf(t.from)
 	at, _ := t.from.Time()
 	behind := func(pos string) bool { return pos > after || outboxes.PosSweptBehind(pos, at, t.stampMargin) }
 
 	var n waiting.Loaded
 	err := t.retryRead(ctx, func(ctx context.Context) (err error) {
 		t.dispatcher.OpenAllGates()
-		previous.reset()
+		previous.Reset()
 		n, err = t.reconciler.exceptions.Load(ctx, behind,
-			func(ns, topic, key string) { t.dispatcher.CloseGate(out.recordNamespace(ns), topic, key) },
+			func(ns, topic, key string) { t.dispatcher.CloseGate(out.RecordNamespace(ns), topic, key) },
 			func(ns string, idType byte, id []byte, topics []string) {
-				previous.addWaiting(ns, bson.RawValue{Type: bson.Type(idType), Value: id}, topics)
+				previous.AddWaiting(ns, bson.RawValue{Type: bson.Type(idType), Value: id}, topics)
 			})
 		return err
 	})
@@ -212,7 +212,7 @@ func (t *term) loadExceptions(ctx context.Context) (*previousOwner, error) {
 			return nil, err
 		}
 	}
-	if previous.isEmpty() {
+	if previous.IsEmpty() {
 		return nil, nil
 	}
 	return previous, nil
@@ -221,11 +221,11 @@ func (t *term) loadExceptions(ctx context.Context) (*previousOwner, error) {
 // loadLetters adds to previous the events of a collection after the position that are dead letters.
 // They could be sent by now, if their problem is fixed, but later events of their keys were sent
 // without them.
-func (t *term) loadLetters(ctx context.Context, o outboxes.Outbox, previous *previousOwner) error {
+func (t *term) loadLetters(ctx context.Context, o outboxes.Outbox, previous *pipeline.PreviousOwner) error {
 	letters := t.mongo.stream.Database(o.DB).Collection(deadletter.Collection(o.Coll))
 	return t.retryRead(ctx, func(ctx context.Context) error {
-		return deadletter.EachLater(ctx, letters, positionKey(t.from), func(l deadletter.LaterLetter) error {
-			previous.addDeadLetter(o.NS(), l)
+		return deadletter.EachLater(ctx, letters, outboxes.PosOf(t.from), func(l deadletter.LaterLetter) error {
+			previous.AddDeadLetter(o.NS(), l)
 			return nil
 		})
 	})
@@ -289,8 +289,8 @@ func (t *term) drainReconciler(work context.Context) {
 	}
 }
 
-// Sent implements dispatch.Recorder.
-func (x *exceptionWriter) Sent(ctx context.Context, batch []*dispatch.Sent) error {
+// Sent implements pipeline.Recorder.
+func (x *exceptionWriter) Sent(ctx context.Context, batch []*pipeline.Sent) error {
 	list := make([]purge.Sent, len(batch))
 	for i, s := range batch {
 		list[i] = purge.Sent{NS: s.NS, ID: s.ID, TS: s.TS}

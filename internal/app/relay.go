@@ -24,18 +24,18 @@ import (
 
 	"github.com/outrelay/outrelay/internal/changestream"
 	"github.com/outrelay/outrelay/internal/config"
-	"github.com/outrelay/outrelay/internal/dispatch"
 	"github.com/outrelay/outrelay/internal/health"
 	"github.com/outrelay/outrelay/internal/kafkawire"
 	"github.com/outrelay/outrelay/internal/metrics"
 	"github.com/outrelay/outrelay/internal/migrate"
 	"github.com/outrelay/outrelay/internal/nodes"
 	"github.com/outrelay/outrelay/internal/outboxes"
+	"github.com/outrelay/outrelay/internal/pipeline"
 	"github.com/outrelay/outrelay/internal/probes"
 	"github.com/outrelay/outrelay/internal/routing"
 	"github.com/outrelay/outrelay/internal/sink"
 	"github.com/outrelay/outrelay/internal/slot"
-	"github.com/outrelay/outrelay/internal/store"
+	"github.com/outrelay/outrelay/internal/slots"
 	"github.com/outrelay/outrelay/internal/systemd"
 	"github.com/outrelay/outrelay/internal/tracing"
 )
@@ -56,16 +56,16 @@ type Relay struct {
 	nodes          *nodes.Nodes
 	member         *nodes.Member
 	steps          []migrate.Step // nil: the migrations of this version
+	divisions      *slots.Divisions
 	registry       *outboxes.Registry
-	divisions      *store.Divisions
 	kafkaReachable atomic.Bool  // at the last heartbeat
 	lastAck        atomic.Int64 // Unix nanoseconds
 	scope          *changestream.Scope
 	router         *routing.Router
 	preset         *routing.Preset
 	slots          []*runner
-	balancer       *slotBalancer     // nil for one slot
-	pool           *dispatch.Pool    // the memory that the slots of this process share
+	balancer       *slots.Balancer   // nil for one slot
+	pool           *pipeline.Pool    // the memory that the slots of this process share
 	exporter       *tracing.Exporter // nil unless configured
 	figures        *figures
 	embedded       bool
@@ -125,7 +125,7 @@ func New(cfg config.Config, version string, log *slog.Logger, options ...Option)
 	if r.servesOperators() && r.buildOperators == nil {
 		return nil, errNoOperators
 	}
-	r.pool = dispatch.NewPool(int64(cfg.Limits.Memory), cfg.Limits.Tickets)
+	r.pool = pipeline.NewPool(int64(cfg.Limits.Memory), cfg.Limits.Tickets)
 
 	parts := slot.Ranges(cfg.Slots)
 	var sets []*metrics.Set
@@ -164,14 +164,14 @@ func New(cfg config.Config, version string, log *slog.Logger, options ...Option)
 	r.nodes = nodes.NewNodes(db.Collection("nodes"))
 	r.registry = outboxes.NewRegistry(db.Collection("collections"))
 	r.member = r.newMember(db)
-	r.divisions = store.NewDivisions(db)
+	r.divisions = slots.NewDivisions(db)
 	if r.exporter, err = newExporter(cfg, version, r); err != nil {
 		return nil, err
 	}
 	r.figures = &figures{Relay: r, judge: new(health.Evaluator)}
 
 	if len(parts) > 1 {
-		r.balancer = newSlotBalancer(r)
+		r.balancer = slots.NewBalancer(cfg, db, r.nodes, slotProcess{r})
 	}
 	for i, p := range parts {
 		one, err := r.newRunner(p, sets[i])
@@ -285,7 +285,7 @@ func (r *Relay) ownSlots(stop, work context.Context) error {
 	var sharing errgroup.Group
 	if r.balancer != nil {
 		r.state.setRole(RoleStandby)
-		sharing.Go(func() error { return r.balancer.shareSlots(stop, work) })
+		sharing.Go(func() error { return r.balancer.Run(stop, work) })
 	}
 
 	var owners errgroup.Group

@@ -8,9 +8,9 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 
 	"github.com/outrelay/outrelay/internal/changestream"
+	"github.com/outrelay/outrelay/internal/gap"
 	"github.com/outrelay/outrelay/internal/nodes"
 	"github.com/outrelay/outrelay/internal/outboxes"
-	"github.com/outrelay/outrelay/internal/reconcile"
 	"github.com/outrelay/outrelay/internal/retry"
 )
 
@@ -104,17 +104,17 @@ func (t *term) sweepRenamed(
 	t.log.Warn("a collection got a watched name; sweeping it", "collection", o.NS(),
 		"from", string(ev.DB)+"."+string(ev.Coll), "behind", readUpTo.T)
 	t.renamed.remember(o.NS(), rename{pos: string(ev.Data), at: at})
-	s := &reconcile.Sweep{
+	s := &gap.Sweep{
 		Client:      t.mongo.stream,
 		Collections: []outboxes.Outbox{o},
 		ReadUpTo:    map[string]bson.Timestamp{o.NS(): readUpTo},
 		To:          at,
 		Memory:      int64(t.cfg.Limits.Memory) / 4,
-		Skip:        reconcile.NewSkip(int64(t.cfg.Limits.Memory) / 8),
+		Skip:        gap.NewSkip(int64(t.cfg.Limits.Memory) / 8),
 		Publisher:   renamePublisher{t},
 	}
 	res, err := s.Run(ctx)
-	t.pump.ev = last
+	t.pump.SetCurrent(last)
 	if err != nil {
 		return err
 	}
@@ -151,21 +151,21 @@ func (p *progress) keepTicking(every time.Duration) (stop func()) {
 // the stream.
 type renamePublisher struct{ *term }
 
-// Deliver implements reconcile.Publisher.
+// Deliver implements gap.Publisher.
 func (r renamePublisher) Deliver(ctx context.Context, e *outboxes.Envelope) error {
 	r.progress.ticks.Add(1)
 	r.metrics.Reconciled.WithLabelValues("swept").Inc()
-	return r.pump.deliverSwept(ctx, e, r.renamed.positionOf(string(e.DB)+"."+string(e.Coll), e.TS))
+	return r.pump.DeliverSwept(ctx, e, r.renamed.positionOf(string(e.DB)+"."+string(e.Coll), e.TS))
 }
 
-// Reached implements reconcile.Publisher. The position stays before the rename.
+// Reached implements gap.Publisher. The position stays before the rename.
 func (r renamePublisher) Reached(context.Context, bson.Timestamp) error {
 	r.dispatcher.Flush()
 	r.state.clearProblems("sweep")
 	return nil
 }
 
-// Trouble implements reconcile.Publisher.
+// Trouble implements gap.Publisher.
 func (r renamePublisher) Trouble(err error) { r.reportProblem("sweep", err, false) }
 
 // rename is an event that gave a collection a watched name.

@@ -21,39 +21,39 @@ func (t *term) findNextStart(ctx context.Context, err error) (changestream.Start
 	if invalid, ok := errors.AsType[*changestream.InvalidateError](err); ok {
 		return t.resumeAfterInvalidate(ctx, invalid)
 	}
-	gap, ok := errors.AsType[*changestream.GapError](err)
+	lost, ok := errors.AsType[*changestream.GapError](err)
 	if !ok {
 		return changestream.Start{}, err
 	}
 
 	// If the token cannot be resumed, the time may still work: as long as the oplog holds that
 	// time, nothing is lost (design of the gap path, step 2). Each position gets one such attempt.
-	at, hasTime := gap.Position.Time()
-	if hasTime && !gap.Position.Token.IsZero() && gap.Position.Compare(t.reopenedAt) != 0 && !gap.Ahead {
-		t.reopenedAt = gap.Position.Clone()
-		t.log.Warn("cannot resume the change stream from its token; reopening it by time", "reason", gap)
+	at, hasTime := lost.Position.Time()
+	if hasTime && !lost.Position.Token.IsZero() && lost.Position.Compare(t.reopenedAt) != 0 && !lost.Ahead {
+		t.reopenedAt = lost.Position.Clone()
+		t.log.Warn("cannot resume the change stream from its token; reopening it by time", "reason", lost)
 		t.appendEvent(ctx, nodes.GapFound, bson.D{
-			{Key: "reason", Value: gap.Reason},
-			{Key: "code", Value: gap.Code},
+			{Key: "reason", Value: lost.Reason},
+			{Key: "code", Value: lost.Code},
 			{Key: "reopened", Value: "by time"},
 		})
-		return changestream.Start{Position: gap.Position, At: &at}, nil
+		return changestream.Start{Position: lost.Position, At: &at}, nil
 	}
 
-	t.metrics.Gaps.WithLabelValues(gap.Reason).Inc()
+	t.metrics.Gaps.WithLabelValues(lost.Reason).Inc()
 	if t.cfg.LostHistory == resume.HaltLostHistory {
 		t.appendEvent(ctx, nodes.GapFound, bson.D{
-			{Key: "reason", Value: gap.Reason},
-			{Key: "code", Value: gap.Code},
+			{Key: "reason", Value: lost.Reason},
+			{Key: "code", Value: lost.Code},
 		})
 		return changestream.Start{}, &HaltError{
 			What: "the change stream cannot continue",
-			Err:  gap,
+			Err:  lost,
 			Fix: "set lost_history: sweep, and the relay delivers the missing events from the outbox; " +
 				"no envelope is lost",
 		}
 	}
-	return t.openGap(ctx, gap)
+	return t.openGap(ctx, lost)
 }
 
 // resumeAfterInvalidate returns the start behind the drop or rename of the watched collection. It

@@ -17,7 +17,7 @@ import (
 	"github.com/outrelay/outrelay/internal/retry"
 	"github.com/outrelay/outrelay/internal/sink"
 	"github.com/outrelay/outrelay/internal/slot"
-	"github.com/outrelay/outrelay/internal/store"
+	"github.com/outrelay/outrelay/internal/slots"
 	"github.com/outrelay/outrelay/internal/tracing"
 )
 
@@ -83,7 +83,7 @@ func (r *Relay) newRunner(p slot.Range, m *metrics.Set) (*runner, error) {
 		one.state = newState(r.cfg.HTTP.Readiness, time.Now)
 		one.scope = r.scope.Of(p)
 		one.sinks = r.sinks.ForSlot(one.log, m, int64(one.cfg.Limits.Memory))
-		c.MayAttempt = func(pinned bool) (time.Duration, func(bool)) { return r.balancer.admitAttempt(p.I, pinned) }
+		c.MayAttempt = func(pinned bool) (time.Duration, func(bool)) { return r.balancer.AdmitAttempt(p.I, pinned) }
 	}
 
 	var err error
@@ -113,7 +113,7 @@ func (r *runner) waitForDivision(ctx context.Context) error {
 		err := r.checkDivision(ctx)
 
 		// If the number cannot be read, a process with one slot continues anyway.
-		if err == nil || r.part.Whole() && !errors.Is(err, store.ErrDivided) {
+		if err == nil || r.part.Whole() && !errors.Is(err, slots.ErrDivided) {
 			r.state.clearProblems("slots")
 			return nil
 		}
@@ -121,14 +121,14 @@ func (r *runner) waitForDivision(ctx context.Context) error {
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
-		r.reportProblem("slots", err, errors.Is(err, store.ErrDivided))
+		r.reportProblem("slots", err, errors.Is(err, slots.ErrDivided))
 		if err := retry.Sleep(ctx, divideRetry); err != nil {
 			return err
 		}
 	}
 }
 
-// checkDivision returns store.ErrDivided if the watcher has another number of slots than this
+// checkDivision returns slots.ErrDivided if the watcher has another number of slots than this
 // process is configured for.
 func (r *runner) checkDivision(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, schemaTimeout)
@@ -138,7 +138,7 @@ func (r *runner) checkDivision(ctx context.Context) error {
 
 // checkRedivided is like checkDivision, but ignores all other errors.
 func (r *runner) checkRedivided(ctx context.Context) error {
-	if err := r.checkDivision(ctx); errors.Is(err, store.ErrDivided) {
+	if err := r.checkDivision(ctx); errors.Is(err, slots.ErrDivided) {
 		return err
 	}
 	return nil
@@ -175,7 +175,7 @@ func (r *runner) ownSlot(stop, work context.Context) error {
 				return nil
 			}
 			// waitForDivision reports this error.
-			if errors.Is(err, store.ErrDivided) {
+			if errors.Is(err, slots.ErrDivided) {
 				continue
 			}
 
@@ -189,7 +189,7 @@ func (r *runner) ownSlot(stop, work context.Context) error {
 		r.state.clearProblems("lease")
 		began := time.Now()
 		err = r.serveTerm(stop, work, held)
-		r.balancer.slotReleased(r.part.I)
+		r.balancer.NoteReleased(r.part.I)
 		if err == nil || stop.Err() != nil {
 			return nil
 		}
@@ -231,7 +231,7 @@ func (r *runner) classifyEnd(stop context.Context, err error) (again bool, halt 
 		r.log.Info("stepped down", "reason", err)
 		return true, nil
 
-	case errors.Is(err, store.ErrDivided):
+	case errors.Is(err, slots.ErrDivided):
 		// waitForDivision reports this error.
 		r.discardDocument()
 		return true, nil

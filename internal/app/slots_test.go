@@ -18,6 +18,7 @@ import (
 	"github.com/outrelay/outrelay/internal/lease"
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/outboxes"
+	"github.com/outrelay/outrelay/internal/slots"
 	"github.com/outrelay/outrelay/pkg/event"
 )
 
@@ -202,12 +203,12 @@ func TestN28_AnotherNumberOfSlotsIsRefused(t *testing.T) {
 }
 
 // reslice divides the watcher while nothing of its configuration says so.
-func (b *bundle) reslice(n int) (app.ResliceReport, error) {
+func (b *bundle) reslice(n int) (slots.ResliceReport, error) {
 	cfg, _, err := config.Load("", b.env, nil)
 	if err != nil {
 		b.t.Fatal(err)
 	}
-	return app.RunReslice(b.t.Context(), cfg, slog.New(slog.NewTextHandler(b.log, nil)), app.ResliceOptions{Slots: n, Wait: 40 * time.Second, Actor: "test"})
+	return app.RunReslice(b.t.Context(), cfg, slog.New(slog.NewTextHandler(b.log, nil)), slots.ResliceOptions{Slots: n, Wait: 40 * time.Second, Actor: "test"})
 }
 
 // From one slot to two, to three, and back to one, while events go on being appended and processes run that are configured for what

@@ -8,7 +8,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 
 	"github.com/outrelay/outrelay/internal/changestream"
-	"github.com/outrelay/outrelay/internal/dispatch"
+	"github.com/outrelay/outrelay/internal/pipeline"
 )
 
 // Blocked is a target that cannot be written, as the watcher document stores it for `outrelay
@@ -65,7 +65,7 @@ const rateWindow = 5 * time.Second
 
 // update takes the stats of t.
 func (v *termStats) update(
-	now time.Time, t *term, disp *dispatch.Dispatcher, stream changestream.State, blocked []Blocked,
+	now time.Time, t *term, disp *pipeline.Dispatcher, stream changestream.State, blocked []Blocked,
 ) {
 	v.mu.Lock()
 	defer v.mu.Unlock()

@@ -11,18 +11,19 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/outrelay/outrelay/internal/changestream"
-	"github.com/outrelay/outrelay/internal/dispatch"
 	"github.com/outrelay/outrelay/internal/fence"
 	"github.com/outrelay/outrelay/internal/lease"
 	"github.com/outrelay/outrelay/internal/metrics"
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/nodes"
 	"github.com/outrelay/outrelay/internal/outboxes"
+	"github.com/outrelay/outrelay/internal/pipeline"
 	"github.com/outrelay/outrelay/internal/purge"
 	"github.com/outrelay/outrelay/internal/record"
 	"github.com/outrelay/outrelay/internal/retry"
 	"github.com/outrelay/outrelay/internal/routing"
 	"github.com/outrelay/outrelay/internal/sink"
+	"github.com/outrelay/outrelay/internal/slots"
 	"github.com/outrelay/outrelay/resume"
 )
 
@@ -110,7 +111,7 @@ func (t *term) takeOver(ctx, work context.Context, g *errgroup.Group) (changestr
 	if t.stream, err = t.newStream(); err != nil {
 		return none, err
 	}
-	t.drainedSlots = parseDrainedSlots(&doc)
+	t.drainedSlots = pipeline.ParseDrainedSlots(&doc)
 	t.reconciler = t.newReconciler(&doc)
 	if err := t.recoverUnrecorded(ctx); err != nil {
 		return none, err
@@ -186,8 +187,8 @@ func (t *term) retryReporting(ctx context.Context, part string, op func(context.
 }
 
 // newDispatcher returns the dispatcher of the term, without a sink.
-func (t *term) newDispatcher() *dispatch.Dispatcher {
-	return dispatch.New(dispatch.Config{
+func (t *term) newDispatcher() *pipeline.Dispatcher {
+	return pipeline.New(pipeline.Config{
 		Pool:       t.pool,
 		Exceptions: &exceptionWriter{t},
 		Recorder:   &exceptionWriter{t},
@@ -195,7 +196,7 @@ func (t *term) newDispatcher() *dispatch.Dispatcher {
 		Now:        t.clock.now,
 		Ready:      func(topic string) { t.reconciler.exceptions.Wake(topic) },
 		Found:      func(ready func() bool, let func()) { t.reconciler.exceptions.ReclaimLate(ready, let) },
-		Metrics: dispatch.Metrics{
+		Metrics: pipeline.Metrics{
 			Published: func(topic string, n int) {
 				t.progress.acked.Add(int64(n))
 				t.lastAck.Store(time.Now().UnixNano())
@@ -217,11 +218,11 @@ func (t *term) newDispatcher() *dispatch.Dispatcher {
 
 // openSink fences every earlier sender and persists the new one. It blocks until that succeeds, the
 // lease is lost or ctx ends.
-func (t *term) openSink(ctx context.Context, doc *lease.Document, disp *dispatch.Dispatcher) (*sink.Sink, error) {
+func (t *term) openSink(ctx context.Context, doc *lease.Document, disp *pipeline.Dispatcher) (*sink.Sink, error) {
 	var opened *sink.Sink
 	err := retry.Do(ctx, retry.Reopen, func(ctx context.Context) (err error) {
 		opened, err = t.sinks.Open(ctx, sink.TakeOver{Holder: disp, Fence: fence.In{
-			TransactionalID: transactionalID(doc, t.cfg.Watcher, t.part),
+			TransactionalID: slots.TransactionalID(doc, t.cfg.Watcher, t.part),
 			Generation:      doc.Generation,
 			Offsets:         doc.OffsetMap(),
 			Senders:         doc.Senders(),
@@ -310,44 +311,60 @@ func (t *term) newStream() (*changestream.Stream, error) {
 	})
 }
 
-// newPump returns the pump of the term. until is the end of the replay window.
-func (t *term) newPump(until bson.Timestamp, previous *previousOwner) *pump {
-	p := &pump{
-		recordBuilder: recordBuilder{router: t.router, filler: t.preset.Filler(), seal: t.seal},
-
-		scope:           t.scope,
-		dispatcher:      t.dispatcher,
-		handleDDL:       t.handleDDL,
-		adoptCollection: t.adoptCollection,
-		collections:     t.collections,
-		dirty:           t.dirty,
-		onScheduled:     t.reconciler.scheduled.NoteScheduled,
-		now:             t.clock.now,
-		tap:             t.tap,
-		reportProgress:  func() { t.progress.ticks.Add(1) },
-		countDropped:    func() { t.metrics.Reconciled.WithLabelValues("expired_dropped").Inc() },
-
-		dropExpired:      t.cfg.Expired == "drop",
-		recordDeliveries: t.cfg.Recording != purge.RecordWatermark,
-		stampMargin:      uint32(t.stampMargin / time.Second),
-
-		replayWindow: replayWindow{
-			until: until,
-			end: func() {
-				t.sink.EndReplay()
-				t.dispatcher.EndReplay()
-			},
-		},
-		previous:     previous,
-		drainedSlots: t.drainedSlots,
-		foundByReadBack: func(r record.Record) bool {
-			_, _, ok := t.sink.FindHit(&r)
-			return ok
-		},
+// buildConfig returns what is needed to build the records of envelopes.
+func (t *term) buildConfig() pipeline.BuildConfig {
+	return pipeline.BuildConfig{
+		Router: t.router,
+		Preset: t.preset,
+		Scope:  t.scope,
+		Seal:   t.seal,
+		Now:    t.clock.now,
+		Tap:    t.tap,
 	}
-	p.meta.MultiCollection = t.scope.Multiple()
-	return p
 }
+
+// newPump returns the pump of the term. until is the end of the replay window.
+func (t *term) newPump(until bson.Timestamp, previous *pipeline.PreviousOwner) *pipeline.Pump {
+	return pipeline.NewPump(t.buildConfig(), pipeline.PumpConfig{
+		Dispatcher:       t.dispatcher,
+		Term:             pumpTerm{t},
+		ReadBack:         t.sink,
+		Collections:      t.collections,
+		DropExpired:      t.cfg.Expired == "drop",
+		RecordDeliveries: t.cfg.Recording != purge.RecordWatermark,
+		StampMargin:      uint32(t.stampMargin / time.Second),
+		ReplayUntil:      until,
+		Previous:         previous,
+		DrainedSlots:     t.drainedSlots,
+	})
+}
+
+// pumpTerm is the term as its pump uses it.
+type pumpTerm struct{ t *term }
+
+// HandleDDL implements pipeline.Term.
+func (p pumpTerm) HandleDDL(ctx context.Context, ev *changestream.Event) error {
+	return p.t.handleDDL(ctx, ev)
+}
+
+// AdoptCollection implements pipeline.Term.
+func (p pumpTerm) AdoptCollection(ctx context.Context, ev *changestream.Event) error {
+	return p.t.adoptCollection(ctx, ev)
+}
+
+// MarkDirty implements pipeline.Term.
+func (p pumpTerm) MarkDirty(ctx context.Context, ns string) error { return p.t.dirty.mark(ctx, ns) }
+
+// NoteScheduled implements pipeline.Term.
+func (p pumpTerm) NoteScheduled(ns string, id bson.RawValue, dueAt time.Time) {
+	p.t.reconciler.scheduled.NoteScheduled(ns, id, dueAt)
+}
+
+// NoteProgress implements pipeline.Term.
+func (p pumpTerm) NoteProgress() { p.t.progress.ticks.Add(1) }
+
+// CountDropped implements pipeline.Term.
+func (p pumpTerm) CountDropped() { p.t.metrics.Reconciled.WithLabelValues("expired_dropped").Inc() }
 
 // findStart returns where to open the stream, and sets t.from to the position that stays until the
 // stream moves it. began is a cluster time before the collections were listed.

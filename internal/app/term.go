@@ -14,10 +14,10 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/outrelay/outrelay/internal/changestream"
-	"github.com/outrelay/outrelay/internal/dispatch"
 	"github.com/outrelay/outrelay/internal/lease"
 	"github.com/outrelay/outrelay/internal/nodes"
 	"github.com/outrelay/outrelay/internal/outboxes"
+	"github.com/outrelay/outrelay/internal/pipeline"
 	"github.com/outrelay/outrelay/internal/retry"
 	"github.com/outrelay/outrelay/internal/sink"
 	"github.com/outrelay/outrelay/resume"
@@ -35,17 +35,17 @@ type term struct {
 	*runner
 
 	held       *lease.Held
-	dispatcher *dispatch.Dispatcher
+	dispatcher *pipeline.Dispatcher
 	sink       *sink.Sink
 	stream     *changestream.Stream
-	pump       *pump
+	pump       *pipeline.Pump
 	reconciler *reconciler
 	dirty      *dirtyList
 	stats      *termStats
 	progress   progress
 	log        *slog.Logger
 
-	delivering   atomic.Pointer[dispatch.Dispatcher] // set when the takeover is done
+	delivering   atomic.Pointer[pipeline.Dispatcher] // set when the takeover is done
 	stopRenewing func()
 
 	// background is joined last, after the release of the lease. runInBackground starts a goroutine
@@ -75,16 +75,16 @@ type term struct {
 	collections map[[16]byte]bool // registered for this watcher, by UUID (N25)
 
 	reopenedAt resume.Position // where the stream was last reopened by time
-	gap        *gap            // to be swept before the stream is read
+	gap        *lostStretch    // to be swept before the stream is read
 	gapPacing  gapPacing
 	renamed    renames
 	sweeping   atomic.Pointer[sweepProgress] // set while positions are those of a sweep
 
 	// startMu guards these fields: the end of a sweep replaces them while the monitor saves them.
 	startMu            sync.Mutex
-	from               resume.Position // where the stream was started
-	drainedSlots       []drainedSlot   // delivered by the slots of the previous division
-	unsavedDescription *lease.Update   // of the new stream; saved once the watermark has passed from
+	from               resume.Position        // where the stream was started
+	drainedSlots       []pipeline.DrainedSlot // delivered by the slots of the previous division
+	unsavedDescription *lease.Update          // of the new stream; saved once the watermark has passed from
 }
 
 // currentTerm gives health and metrics the term that delivers now, if any.
@@ -239,7 +239,7 @@ func (t *term) readStreamOnce(ctx context.Context, start changestream.Start) err
 	// After an error the reader is not awaited, and it delivers nothing more. A server may answer
 	// its last request only at the next write, and the lease must be released before. serveTerm
 	// joins the reader.
-	if err := t.pump.run(ctx, batches); err != nil {
+	if err := t.pump.Run(ctx, batches); err != nil {
 		return err
 	}
 	return <-ended
@@ -378,4 +378,4 @@ func (t *term) retryFenced(ctx context.Context, op func() error) error {
 	return err
 }
 
-var _ dispatch.Sink = (*sink.Sink)(nil)
+var _ pipeline.Sink = (*sink.Sink)(nil)

@@ -12,10 +12,10 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
+	"github.com/outrelay/outrelay/internal/lease"
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/retry"
-	"github.com/outrelay/outrelay/internal/store"
 	"github.com/outrelay/outrelay/resume"
 )
 
@@ -124,9 +124,9 @@ func (k Desk) waitUntilPassed(ctx context.Context, dead *mongo.Collection, q Que
 // of the watcher, or of one of its slots.
 func (k Desk) checkPassed(ctx context.Context, dead *mongo.Collection, q Query) error {
 	watchers := mongodb.Majority(k.State.Collection("watchers"))
-	ids, err := store.NewDivisions(k.State).IDs(ctx, k.Watcher)
+	ids, err := lease.ListIDs(ctx, watchers, k.Watcher)
 	if err != nil {
-		return err
+		return mongodb.Refusal(err, "listing the documents of watcher "+k.Watcher, "find", mongodb.Namespace(watchers))
 	}
 
 	for _, id := range ids {

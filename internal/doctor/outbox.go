@@ -18,7 +18,7 @@ import (
 	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/record"
 	"github.com/outrelay/outrelay/internal/slot"
-	"github.com/outrelay/outrelay/internal/store"
+	"github.com/outrelay/outrelay/internal/slots"
 	"github.com/outrelay/outrelay/pkg/event"
 )
 
@@ -239,7 +239,7 @@ func (x *examination) checkRegistrations(ctx context.Context) finding {
 // checkWatcher checks the watcher documents and the reports of their owners.
 func (x *examination) checkWatcher(ctx context.Context) finding {
 	parts := slot.Ranges(x.cfg.Slots)
-	v, err := store.NewDivisions(x.mongo.client.Database(x.cfg.MongoDB.State)).Read(ctx, x.cfg.Watcher)
+	v, err := slots.NewDivisions(x.mongo.client.Database(x.cfg.MongoDB.State)).Read(ctx, x.cfg.Watcher)
 	if err == nil && v.Of != len(parts) {
 		return failed(fmt.Sprintf("set slots: %d, or: outrelay reslice --slots %d", v.Of, len(parts)),
 			"watcher %q has %d slots, and the configuration says %d", x.cfg.Watcher, v.Of, len(parts))
@@ -361,7 +361,7 @@ func judgeWatcher(w admin.Watcher, gap *lease.Gap) finding {
 // checkLostWatcher distinguishes a first start from a lost watcher document.
 func (x *examination) checkLostWatcher(ctx context.Context, state *mongo.Database, p slot.Range) finding {
 	if !p.Whole() {
-		if had, err := store.NewDivisions(state).Begun(ctx, x.cfg.Watcher, p); err == nil && had {
+		if had, err := slots.NewDivisions(state).Begun(ctx, x.cfg.Watcher, p); err == nil && had {
 			return failed("outrelay recover --slot "+p.String(),
 				"its document vanished, and with it the place in the stream; nothing else is lost")
 		}

@@ -71,7 +71,7 @@ func TestN28_ReplaceIsFenced(t *testing.T) {
 	if err := first.Release(t.Context(), Checkpoint{}); err != nil {
 		t.Fatal(err)
 	}
-	if err := Pause(t.Context(), coll, slot); err != nil {
+	if err := Pause(t.Context(), coll, slotID); err != nil {
 		t.Fatal(err)
 	}
 
@@ -105,7 +105,7 @@ func TestN28_ReplaceIsFenced(t *testing.T) {
 	if n, _ := coll.CountDocuments(t.Context(), bson.D{{Key: "control.paused", Value: true}}); n != 2 {
 		t.Errorf("%d paused documents", n)
 	}
-	if _, _, err := Read(t.Context(), coll, slot); !errors.Is(err, ErrNotFound) {
+	if _, _, err := Read(t.Context(), coll, slotID); !errors.Is(err, ErrNotFound) {
 		t.Errorf("the old document: %v", err)
 	}
 	if err := h.Release(t.Context(), Checkpoint{}); !errors.Is(err, ErrLeaseLost) {
@@ -154,7 +154,7 @@ func TestN28_AbsentDocumentIsAskedFor(t *testing.T) {
 	}
 
 	cfg.MayCreate = func(context.Context) error { return gone }
-	if _, err := coll.InsertOne(t.Context(), bson.D{{Key: "_id", Value: slot}}); err != nil {
+	if _, err := coll.InsertOne(t.Context(), bson.D{{Key: "_id", Value: slotID}}); err != nil {
 		t.Fatal(err)
 	}
 
@@ -165,7 +165,7 @@ func TestN28_AbsentDocumentIsAskedFor(t *testing.T) {
 	}()
 
 	<-asked
-	if _, err := coll.DeleteOne(t.Context(), bson.D{{Key: "_id", Value: slot}}); err != nil {
+	if _, err := coll.DeleteOne(t.Context(), bson.D{{Key: "_id", Value: slotID}}); err != nil {
 		t.Fatal(err)
 	}
 	if err := <-ended; !errors.Is(err, gone) {
@@ -183,12 +183,12 @@ func TestN28_AnAttemptMakesNoDocumentThatWasThere(t *testing.T) {
 	cfg := shortConfig(coll, "a")
 	gone := errors.New("divided otherwise")
 	cfg.MayCreate = func(context.Context) error { return gone }
-	if _, err := coll.InsertOne(t.Context(), bson.D{{Key: "_id", Value: slot}}); err != nil {
+	if _, err := coll.InsertOne(t.Context(), bson.D{{Key: "_id", Value: slotID}}); err != nil {
 		t.Fatal(err)
 	}
 
 	cfg.MayAttempt = func(bool) (time.Duration, func(bool)) {
-		if _, err := coll.DeleteOne(t.Context(), bson.D{{Key: "_id", Value: slot}}); err != nil {
+		if _, err := coll.DeleteOne(t.Context(), bson.D{{Key: "_id", Value: slotID}}); err != nil {
 			t.Error(err)
 		}
 		return 0, func(bool) {}

@@ -102,7 +102,7 @@ func (h *history) acquireOnce(t *testing.T, client int, c *contender) *Held {
 		c.claim.owner = ownerName(c.lease.cfg.Node)
 		sent := c.lease.clock()
 		var doc Document
-		err := c.lease.coll.FindOneAndUpdate(t.Context(), bson.D{{Key: "_id", Value: slot}}, c.claim.acquirePipeline(),
+		err := c.lease.coll.FindOneAndUpdate(t.Context(), bson.D{{Key: "_id", Value: slotID}}, c.claim.acquirePipeline(),
 			options.FindOneAndUpdate().SetUpsert(true).SetReturnDocument(options.After)).Decode(&doc)
 		if mongo.IsDuplicateKeyError(err) { // another client created the document at the same time
 			return leaseAnswer{}, false

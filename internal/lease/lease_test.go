@@ -21,7 +21,7 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(stacktest.Settled(m, goleak.Find))
 }
 
-const slot = "orders/0of1"
+const slotID = "orders/0of1"
 
 // patient limits the waits for a slow server: the event happens soon, or never.
 const patient = time.Minute
@@ -46,7 +46,7 @@ func secondClient(t *testing.T, coll *mongo.Collection) *mongo.Collection {
 // than the ttl: if a call that times out was applied, the counts of a test would be wrong.
 func shortConfig(coll *mongo.Collection, node string) Config {
 	return Config{
-		Collection: coll, ID: slot, Node: node, TTL: time.Second, Renew: 200 * time.Millisecond, CallTimeout: patient / 4,
+		Collection: coll, ID: slotID, Node: node, TTL: time.Second, Renew: 200 * time.Millisecond, CallTimeout: patient / 4,
 		CheckpointEvery: 20 * time.Millisecond, ReplicaSetID: "here", Log: slog.New(slog.DiscardHandler),
 	}
 }
@@ -91,7 +91,7 @@ func startRun(t *testing.T, h *Held) <-chan error {
 
 func readStored(t *testing.T, coll *mongo.Collection) Document {
 	t.Helper()
-	doc, _, err := Read(t.Context(), coll, slot)
+	doc, _, err := Read(t.Context(), coll, slotID)
 	if err != nil {
 		t.Fatal(err)
 	}

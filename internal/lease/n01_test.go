@@ -61,10 +61,10 @@ func TestN01_RenewalsLeaveControlAlone(t *testing.T) {
 	t.Parallel()
 	coll, _ := newCollection(t)
 	h := mustAcquire(t, newLease(t, shortConfig(coll, "a")))
-	if err := StepDown(t.Context(), coll, slot, time.Hour); err != nil {
+	if err := StepDown(t.Context(), coll, slotID, time.Hour); err != nil {
 		t.Fatal(err)
 	}
-	if err := Pin(t.Context(), coll, slot, "z"); err != nil {
+	if err := Pin(t.Context(), coll, slotID, "z"); err != nil {
 		t.Fatal(err)
 	}
 

@@ -38,7 +38,7 @@ func TestN02_SuspendedIsNotLost(t *testing.T) {
 
 	// The lease has expired on the server too, but no other process acquires it, so it is not lost.
 	stacktest.Eventually(t, "the lease is expired", func() bool {
-		d, now, err := Read(t.Context(), coll, slot)
+		d, now, err := Read(t.Context(), coll, slotID)
 		return err == nil && now.After(d.ExpiresAt.Add(h.lease.cfg.TTL/2))
 	})
 
@@ -100,7 +100,7 @@ func TestN02_ADeletedDocumentIsALoss(t *testing.T) {
 	coll, _ := newCollection(t)
 	h := mustAcquire(t, newLease(t, shortConfig(coll, "a")))
 	ended := startRun(t, h)
-	if _, err := coll.DeleteOne(t.Context(), bson.D{{Key: "_id", Value: slot}}); err != nil {
+	if _, err := coll.DeleteOne(t.Context(), bson.D{{Key: "_id", Value: slotID}}); err != nil {
 		t.Fatal(err)
 	}
 	if err := receiveWithin(t, ended, "the loss"); !errors.Is(err, ErrLeaseLost) || !errors.Is(err, ErrVanished) {

@@ -20,7 +20,7 @@ func TestN05_CopiedStateIsRefused(t *testing.T) {
 	instance := h.Document().Instance
 	cfg := shortConfig(coll, "b")
 	cfg.ReplicaSetID = "there"
-	if err := Adopt(t.Context(), coll, slot, "there"); err == nil {
+	if err := Adopt(t.Context(), coll, slotID, "there"); err == nil {
 		t.Error("Adopt accepted state that is in use")
 	}
 	if err := h.Release(t.Context(), Checkpoint{}); err != nil {
@@ -46,7 +46,7 @@ func TestN05_CopiedStateIsRefused(t *testing.T) {
 	if after := readStored(t, coll); after.Epoch != before.Epoch || after.Owner != "" {
 		t.Errorf("the rejected acquisition changed the document: %+v", after)
 	}
-	if err := Adopt(t.Context(), coll, slot, "there"); err != nil {
+	if err := Adopt(t.Context(), coll, slotID, "there"); err != nil {
 		t.Fatal(err)
 	}
 
@@ -106,7 +106,7 @@ func TestN06_PauseStopsTheOwnerAndEveryStandby(t *testing.T) {
 	coll, _ := newCollection(t)
 	h := mustAcquire(t, newLease(t, shortConfig(coll, "a")))
 	startRun(t, h)
-	if err := Pause(t.Context(), coll, slot); err != nil {
+	if err := Pause(t.Context(), coll, slotID); err != nil {
 		t.Fatal(err)
 	}
 
@@ -127,7 +127,7 @@ func TestN06_PauseStopsTheOwnerAndEveryStandby(t *testing.T) {
 	if won, err := c.attemptAcquire(t.Context(), true); won != nil || err != nil {
 		t.Errorf("a paused watcher was acquired: %v, %v", won, err)
 	}
-	if err := Resume(t.Context(), coll, slot); err != nil {
+	if err := Resume(t.Context(), coll, slotID); err != nil {
 		t.Fatal(err)
 	}
 
@@ -146,7 +146,7 @@ func TestN06_APinHandsOverAndLapsesWithADeadNode(t *testing.T) {
 	a := newLease(t, cfg)
 	h := mustAcquire(t, a)
 	startRun(t, h)
-	if err := Pin(t.Context(), coll, slot, "b"); err != nil {
+	if err := Pin(t.Context(), coll, slotID, "b"); err != nil {
 		t.Fatal(err)
 	}
 
@@ -193,7 +193,7 @@ func TestN06_APinHandsOverAndLapsesWithADeadNode(t *testing.T) {
 
 	startRun(t, h)
 	awaitControl(t, h, func(c Control) bool { return c.Pin == "b" && c.Yield == "" })
-	if err := Pin(t.Context(), coll, slot, ""); err != nil {
+	if err := Pin(t.Context(), coll, slotID, ""); err != nil {
 		t.Fatal(err)
 	}
 
@@ -209,7 +209,7 @@ func TestN06_StepDownHoldsOffTheNodeThatStepsDown(t *testing.T) {
 	a := newLease(t, shortConfig(coll, "a"))
 	h := mustAcquire(t, a)
 	startRun(t, h)
-	if err := StepDown(t.Context(), coll, slot, time.Hour); err != nil {
+	if err := StepDown(t.Context(), coll, slotID, time.Hour); err != nil {
 		t.Fatal(err)
 	}
 
@@ -246,7 +246,7 @@ func TestN06_StepDownHoldsOffTheNodeThatStepsDown(t *testing.T) {
 
 	order := bson.D{{Key: "control.stepDownUntil", Value: op("$add", "$$NOW", 1500)}}
 	soon := mongo.Pipeline{{{Key: "$set", Value: order}}}
-	if err := updateControl(t.Context(), coll, slot, soon); err != nil {
+	if err := updateControl(t.Context(), coll, slotID, soon); err != nil {
 		t.Fatal(err)
 	}
 

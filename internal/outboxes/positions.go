@@ -6,11 +6,22 @@ import (
 	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
+
+	"github.com/outrelay/outrelay/resume"
 )
 
 // PosAt is the position of an envelope that no event of the stream brought, made of a time of the cluster: it compares with
 // those of events, whose bytes begin with their time.
 func PosAt(ts bson.Timestamp) string { return fmt.Sprintf("82%08X%08X", ts.T, ts.I) }
+
+// PosOf returns the hexadecimal form in which exceptions store positions. If p has only a time, the
+// result sorts before every event of that time.
+func PosOf(p resume.Position) string {
+	if d := p.Token.Data(); d != "" {
+		return d
+	}
+	return PosAt(p.ClusterTime)
+}
 
 // PosWithin is the position of an envelope that an event of the stream brought along with others, as the rename of a
 // collection does: behind that event and before the next one, in the order of the stamps. A hyphen comes before every

@@ -52,9 +52,9 @@ func TestTablesAreConsistent(t *testing.T) {
 func TestLayerRuleSeesWrongImports(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct{ file, imports, want string }{
-		{"internal/dispatch/a.go", "internal/watermark", ""},
-		{"internal/dispatch/a.go", "internal/sink", "may not import internal/sink"},
-		{"internal/dispatch/a_test.go", "internal/sink", ""},
+		{"internal/pipeline/a.go", "internal/watermark", ""},
+		{"internal/pipeline/a.go", "internal/sink", "may not import internal/sink"},
+		{"internal/pipeline/a_test.go", "internal/sink", ""},
 		{"internal/fence/a.go", "internal/kafkawire/batch", ""},
 		{"internal/sink/a.go", "internal/fence", ""},
 		{"internal/kafkawire/a.go", "internal/sink", "may not import internal/sink"},

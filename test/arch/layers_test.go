@@ -44,23 +44,23 @@ var rooms = []room{
 	{dir: "internal/lease", layer: 2, why: "the watcher document"},
 	{dir: "internal/mongodb", layer: 1, why: "statements on MongoDB that know no envelopes; gets the fence as an interface"},
 	{dir: "internal/outboxes", layer: 2, why: "the outbox collections, who reads each, and the states of their envelopes"},
-	{dir: "internal/store", layer: 2, why: "the agreement on the number of slots"},
-	{dir: "internal/migrate", layer: 2, also: []string{"internal/outboxes", "internal/deadletter", "internal/store"}, why: "indexes and their ledger"},
+	{dir: "internal/migrate", layer: 2, also: []string{"internal/outboxes", "internal/deadletter"}, why: "indexes and their ledger"},
 	{dir: "internal/nodes", layer: 2, also: []string{"internal/outboxes", "internal/migrate"}, why: "the running nodes, their log, and whether all of them support a migration"},
-	{dir: "internal/deadletter", layer: 2, also: []string{"internal/outboxes", "internal/store"}, why: "moves envelopes that cannot be sent"},
+	{dir: "internal/deadletter", layer: 2, also: []string{"internal/outboxes", "internal/lease"}, why: "moves envelopes that cannot be sent"},
 	{dir: "internal/kafkawire", layer: 2, only: []string{"internal/record", "pkg/event"}, why: "the protocol of Kafka, for the relay and for consumers: connections, requests, batches, error codes"},
 	{dir: "pkg/inbox", layer: 2, why: "dedup inside the handler's transaction"},
 
 	// Layer 3: the stages. They do not import each other, but use interfaces that the caller declares.
 	{dir: "internal/changestream", layer: 3, why: "reads; does not use Kafka"},
-	{dir: "internal/dispatch", layer: 3, why: "orders and limits events in flight; uses no server"},
+	{dir: "internal/pipeline", layer: 3, also: []string{"internal/changestream", "internal/gap", "internal/waiting"}, why: "from an event to the sink and back from its acks: builds records, orders and limits events in flight; uses no server"},
 	{dir: "internal/fence", layer: 3, why: "takes a transactional id over, and reads back"},
 	{dir: "internal/sink", layer: 3, also: []string{"internal/fence"}, why: "sends records in order; opens with a take-over"},
-	{dir: "internal/reconcile", layer: 3, why: "the sweep over a lost stretch of the stream"},
+	{dir: "internal/slots", layer: 3, also: []string{"internal/fence"}, why: "how many slots a watcher has, and which node owns them"},
+	{dir: "internal/gap", layer: 3, why: "the sweep over a lost stretch of the stream"},
 	{dir: "internal/waiting", layer: 3, why: "retried, blocked and parked envelopes, and the fates of all that are sent outside of the stream"},
 	{dir: "internal/scheduled", layer: 3, also: []string{"internal/waiting"}, why: "envelopes with a due time; their fates are written by the finisher"},
 	{dir: "internal/purge", layer: 3, why: "what becomes of delivered envelopes: records of deliveries, their history, and the purge"},
-	{dir: "internal/admin", layer: 3, also: []string{"pkg/saga", "internal/reconcile", "internal/waiting", "internal/purge"}, why: "use-cases behind the CLI, the API and the page; a dry run counts by the conditions of the sweep"},
+	{dir: "internal/admin", layer: 3, also: []string{"pkg/saga", "internal/gap", "internal/slots", "internal/waiting", "internal/purge"}, why: "use-cases behind the CLI, the API and the page; a dry run counts by the conditions of the sweep"},
 	{dir: "internal/admin/admintest", layer: 3, testsOnly: true, why: "data for tests of the operators' views"},
 	{dir: "pkg/consumer", layer: 3, why: "from Kafka to handlers"},
 	{dir: "pkg/entity", layer: 3, also: []string{"pkg/consumer"}, why: "documents and their events in one transaction; the projector is a handler"},
@@ -85,7 +85,7 @@ var rooms = []room{
 	// Layer 5: programs.
 	{dir: "cmd", layer: 5, why: "parses flags, creates the log and metric set, prints; the work is in lower layers", only: []string{
 		"internal/app", "internal/httpapi", "internal/operators", "internal/opspage", "internal/devstack", "internal/doctor", "internal/demo", "internal/bench", "pkg/relay",
-		"internal/config", "internal/logging", "internal/metrics", "internal/admin",
+		"internal/config", "internal/logging", "internal/metrics", "internal/admin", "internal/slots",
 	}},
 	{dir: "examples/orders/servers", layer: 4, only: []string{"internal/devstack"}, why: "real servers for the example that starts itself; not part of a service"},
 	{dir: "examples", layer: 5, why: "code that a user can write", only: []string{

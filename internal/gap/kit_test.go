@@ -1,0 +1,155 @@
+package gap
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
+	"go.mongodb.org/mongo-driver/v2/mongo/options"
+
+	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/outboxes"
+)
+
+// overdue is when a test gives up on what has to come. Being slow is no fault: it only bounds what hangs, and is longer than a test may
+// wait for the fail point of the server.
+const overdue = 4 * time.Minute
+
+// bundle is a test's own databases, and a client with an application name of its own to sweep with.
+type bundle struct {
+	t      *testing.T
+	app    string
+	client *mongo.Client
+	reader *mongo.Client
+	db     *mongo.Database
+}
+
+func setup(t *testing.T, opts ...*options.ClientOptions) *bundle {
+	t.Helper()
+	b := &bundle{t: t, app: stacktest.Name(t), client: stacktest.Client(t)}
+	b.db = stacktest.Database(t, b.client)
+	b.reader = stacktest.Client(t, append(opts, options.Client().SetAppName(b.app))...)
+	return b
+}
+
+func (b *bundle) outbox(name string) *mongo.Collection {
+	b.t.Helper()
+	c := mongodb.Majority(b.db.Collection(name))
+	if err := outboxes.EnsureIndexes(b.t.Context(), c); err != nil {
+		b.t.Fatal(err)
+	}
+	return c
+}
+
+// insert writes an envelope that the server stamps, and more fields.
+func (b *bundle) insert(ctx context.Context, coll *mongo.Collection, id string, more ...bson.E) {
+	b.t.Helper()
+	doc := append(bson.D{{Key: "_id", Value: id}, {Key: "ts", Value: bson.Timestamp{}}}, more...)
+	if _, err := coll.InsertOne(ctx, doc); err != nil {
+		b.t.Fatal(err)
+	}
+}
+
+func (b *bundle) now() bson.Timestamp {
+	b.t.Helper()
+	raw, err := b.client.Database("admin").RunCommand(b.t.Context(), bson.D{{Key: "ping", Value: 1}}).Raw()
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	t, i := raw.Lookup("operationTime").Timestamp()
+	return bson.Timestamp{T: t, I: i}
+}
+
+func (b *bundle) sweep(to bson.Timestamp, p *publisher, colls ...string) *Sweep {
+	s := &Sweep{Client: b.reader, To: to, Skip: NewSkip(1 << 20), Publisher: p}
+	for _, c := range colls {
+		s.Collections = append(s.Collections, outboxes.Outbox{DB: b.db.Name(), Coll: c})
+	}
+	return s
+}
+
+// run sweeps to the end.
+func (b *bundle) run(s *Sweep) Result {
+	b.t.Helper()
+	ctx, cancel := context.WithTimeout(b.t.Context(), overdue)
+	defer cancel()
+	res, err := s.Run(ctx)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	return res
+}
+
+// publisher keeps what it is given.
+type publisher struct {
+	mu      sync.Mutex
+	ids     []string
+	stamps  []bson.Timestamp
+	marks   []bson.Timestamp
+	at      []int // how many envelopes were there at each mark
+	trouble int
+	deliver func(e *outboxes.Envelope) error
+}
+
+func (p *publisher) Deliver(_ context.Context, e *outboxes.Envelope) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.ids = append(p.ids, strings.Clone(e.Raw.Lookup("_id").StringValue()))
+	p.stamps = append(p.stamps, e.TS)
+	if p.deliver != nil {
+		return p.deliver(e)
+	}
+	return nil
+}
+
+func (p *publisher) Reached(_ context.Context, cursor bson.Timestamp) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.marks, p.at = append(p.marks, cursor), append(p.at, len(p.ids))
+	return nil
+}
+
+func (p *publisher) Trouble(error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.trouble++
+}
+
+func (p *publisher) wants(t *testing.T, ids ...string) {
+	t.Helper()
+	if !slices.Equal(p.ids, ids) {
+		t.Fatalf("swept %q, want %q", p.ids, ids)
+	}
+}
+
+// behind reads the inserts of a collection from a time on until one with that id, as the stream behind a sweep does.
+func (b *bundle) behind(coll *mongo.Collection, at bson.Timestamp, until string, take func(id bson.RawValue, doc bson.Raw)) {
+	b.t.Helper()
+	ctx, cancel := context.WithTimeout(b.t.Context(), overdue)
+	defer cancel()
+	cs, err := coll.Watch(ctx, mongo.Pipeline{{{Key: "$match", Value: bson.D{{Key: "operationType", Value: "insert"}}}}},
+		options.ChangeStream().SetStartAtOperationTime(&at))
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	defer func() { _ = cs.Close(context.WithoutCancel(ctx)) }()
+	for cs.Next(ctx) {
+		id := cs.Current.Lookup("documentKey", "_id")
+		if id.StringValue() == until {
+			return
+		}
+		take(id, cs.Current.Lookup("fullDocument").Document())
+	}
+	b.t.Fatalf("the stream never brought %s: %v", until, cs.Err())
+}
+
+// swept asks the set about an event.
+func (b *bundle) swept(s *Skip, coll string, id bson.RawValue, doc bson.Raw) (known, doubtful bool) {
+	return s.WasSwept([]byte(b.db.Name()), []byte(coll), byte(id.Type), id.Value, doc)
+}

@@ -1,0 +1,215 @@
+package gap
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
+	"go.mongodb.org/mongo-driver/v2/mongo/options"
+
+	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/outboxes"
+	"github.com/outrelay/outrelay/internal/slot"
+)
+
+const (
+	// replyTimeout bounds the first wait for a reply. Without an index on ts the server sorts the
+	// collection before it replies. Each timeout doubles the bound, so that the sweep of a large
+	// collection ends.
+	replyTimeout = 5 * time.Minute
+	firstReply   = 32 // documents of a reply while their size is unknown
+	maxReply     = 2000
+)
+
+var (
+	noStamp   = bson.Timestamp{}
+	lastStamp = bson.Timestamp{T: 1<<32 - 1, I: 1<<32 - 1}
+)
+
+// streamFilter matches the envelopes that the stream has to send, together with the conditions in and.
+// An envelope with a state or a due time is sent for another reason, and one with sentAt was sent.
+func streamFilter(and ...bson.E) bson.D {
+	return append(bson.D{{Key: "state", Value: nil}, {Key: "dueAt", Value: nil}, {Key: "sentAt", Value: nil}}, and...)
+}
+
+// stampedFilter matches the envelopes with a stamp in (after, to].
+func stampedFilter(after, to bson.Timestamp) bson.D {
+	return streamFilter(bson.E{Key: "ts", Value: bson.D{{Key: "$gt", Value: after}, {Key: "$lte", Value: to}}})
+}
+
+// unstampedFilter matches the envelopes whose ts is missing, 0,0, or no timestamp. In the order of BSON
+// these are before and after all stamps, so that the index finds them. ($not and $type would read the
+// whole index.)
+func unstampedFilter() bson.D {
+	side := func(op string, t bson.Timestamp) bson.D {
+		return bson.D{{Key: "$expr", Value: bson.D{{Key: op, Value: bson.A{"$ts", t}}}}}
+	}
+	return streamFilter(bson.E{Key: "$or", Value: bson.A{side("$lte", noStamp), side("$gt", lastStamp)}})
+}
+
+// HasUnstamped reports whether coll holds an envelope without a stamp that was committed up to now and
+// that the stream has to send.
+func HasUnstamped(ctx context.Context, now bson.Timestamp, coll *mongo.Collection, p slot.Range) (bool, error) {
+	session, err := mongodb.Causal(ctx, coll.Database().Client(), now)
+	if err != nil {
+		return false, err
+	}
+	defer session.EndSession(context.WithoutCancel(ctx))
+	ctx = mongo.NewSessionContext(ctx, session)
+
+	opts := options.FindOne().SetProjection(bson.D{{Key: "_id", Value: 1}})
+	err = mongodb.Majority(coll).FindOne(ctx, p.AddFilter(unstampedFilter()), opts).Err()
+	if errors.Is(err, mongo.ErrNoDocuments) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("looking for envelopes without a stamp in %s: %w", mongodb.Namespace(coll), err)
+	}
+	return true, nil
+}
+
+// source reads one collection for a sweep. After an error it can continue: it opens a new cursor after
+// the last document.
+type source struct {
+	outbox     outboxes.Outbox
+	coll       *mongo.Collection
+	db, name   []byte
+	part       slot.Range
+	to         bson.Timestamp
+	unstamped  bool
+	replyBytes int           // wanted size of a reply
+	timeout    time.Duration // for a reply
+
+	// last is the stamp of the latest document, or the stamp after which to begin. idsAtLast are the ids
+	// that were read with this stamp: copied documents and the shards of a cluster can share a stamp.
+	last      bson.Timestamp
+	idsAtLast map[string]struct{}
+
+	cursor      *mongo.Cursor
+	session     *mongo.Session
+	cursorDocs  int // read from this cursor
+	cursorBytes int
+
+	ts bson.Timestamp
+	id bson.RawValue
+}
+
+// openCursor opens a cursor on the documents after last.
+func (s *source) openCursor(ctx context.Context) error {
+	session, err := mongodb.Causal(ctx, s.coll.Database().Client(), s.to)
+	if err != nil {
+		return err
+	}
+
+	opts := options.Find().SetBatchSize(firstReply)
+	filter := unstampedFilter()
+	if !s.unstamped {
+		// More documents may have the last stamp. Those that were read are left out by their ids.
+		after := s.last
+		if len(s.idsAtLast) > 0 {
+			after = precedingStamp(after)
+		}
+		filter = stampedFilter(after, s.to)
+		opts.SetSort(bson.D{{Key: "ts", Value: 1}}).SetAllowDiskUse(true)
+	}
+
+	cursor, err := mongodb.Majority(s.coll).Find(mongo.NewSessionContext(ctx, session), s.part.AddFilter(filter), opts) // N21
+	if err != nil {
+		session.EndSession(context.WithoutCancel(ctx))
+		return fmt.Errorf("sweeping %s: %w", mongodb.Namespace(s.coll), err)
+	}
+	s.cursor, s.session, s.cursorDocs, s.cursorBytes = cursor, session, 0, 0
+	return nil
+}
+
+// precedingStamp returns the greatest timestamp less than t.
+func precedingStamp(t bson.Timestamp) bson.Timestamp {
+	if t.I > 0 {
+		return bson.Timestamp{T: t.T, I: t.I - 1}
+	}
+	return bson.Timestamp{T: t.T - 1, I: 1<<32 - 1}
+}
+
+// nextWithTimeout moves to the next document and returns false at the end. It may be called again after
+// an error. A timeout doubles the bound of the next call.
+func (s *source) nextWithTimeout(ctx context.Context) (bool, error) {
+	call, cancel := context.WithTimeout(ctx, s.timeout)
+	defer cancel()
+
+	more, err := s.advanceCursor(call)
+	if err != nil && call.Err() != nil && ctx.Err() == nil {
+		s.timeout *= 2
+	}
+	return more, err
+}
+
+// advanceCursor moves to the next document that was not read before, and returns false at the end. It
+// opens the cursor if there is none, and closes it at the end and after an error.
+func (s *source) advanceCursor(ctx context.Context) (bool, error) {
+	if s.cursor == nil {
+		if err := s.openCursor(ctx); err != nil {
+			return false, err
+		}
+	}
+
+	for s.cursor.Next(ctx) {
+		if s.acceptCurrent() {
+			return true, nil
+		}
+	}
+
+	err := s.cursor.Err()
+	s.closeCursor(ctx)
+	if err != nil {
+		return false, fmt.Errorf("sweeping %s: %w", mongodb.Namespace(s.coll), err)
+	}
+	return false, nil
+}
+
+// acceptCurrent reads the stamp and the id of the current document. It returns false if the document
+// was read before.
+func (s *source) acceptCurrent() bool {
+	raw := s.cursor.Current
+	s.cursorDocs++
+	s.cursorBytes += len(raw)
+	if s.cursor.RemainingBatchLength() == 0 {
+		docs := s.replyBytes * s.cursorDocs / max(s.cursorBytes, 1)
+		s.cursor.SetBatchSize(int32(max(1, min(maxReply, docs))))
+	}
+
+	s.id = raw.Lookup("_id")
+	if s.unstamped {
+		return true
+	}
+
+	s.ts = outboxes.Stamp(raw)
+	if s.ts != s.last {
+		s.last = s.ts
+		clear(s.idsAtLast)
+	}
+
+	key := string(s.id.Type) + string(s.id.Value)
+	if _, known := s.idsAtLast[key]; known {
+		return false
+	}
+	s.idsAtLast[key] = struct{}{}
+	return true
+}
+
+// closeCursor closes the cursor and its session, if there is one. It blocks for at most a second.
+func (s *source) closeCursor(ctx context.Context) {
+	if s.cursor == nil {
+		return
+	}
+
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
+	defer cancel()
+
+	// The server closes idle cursors itself.
+	_ = s.cursor.Close(ctx)
+	s.session.EndSession(ctx)
+	s.cursor = nil
+}

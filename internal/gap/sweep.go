@@ -1,0 +1,358 @@
+package gap
+
+import (
+	"cmp"
+	"container/heap"
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
+
+	"github.com/outrelay/outrelay/internal/crash"
+	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/outboxes"
+	"github.com/outrelay/outrelay/internal/retry"
+)
+
+// MinMargin is the least time by which a sweep begins before the stretch. A stamp is taken when a
+// transaction inserts, but the stream is in the order of commits, and a transaction may last for a
+// minute unless the server is configured otherwise.
+const MinMargin = mongodb.MinMargin
+
+const (
+	markEvery     = 256      // envelopes between two calls of Reached
+	leastReply    = 16 << 10 // least bytes of a reply, for any number of collections
+	defaultMemory = 8 << 20
+)
+
+// Publisher takes the envelopes of a sweep.
+type Publisher interface {
+	// Deliver delivers one envelope, in the order of the calls. It may block. Its error ends the sweep.
+	Deliver(ctx context.Context, e *outboxes.Envelope) error
+	// Reached is called when every envelope with a stamp up to cursor, and every envelope without a
+	// stamp, was delivered.
+	Reached(ctx context.Context, cursor bson.Timestamp) error
+	// Trouble is called with the error of a read that failed and is retried.
+	Trouble(err error)
+}
+
+// Sweep is one pass over a stretch whose change stream is lost. All fields except Cursor, Margin and
+// Memory are required.
+type Sweep struct {
+	Client      *mongo.Client
+	Collections []outboxes.Outbox
+	// From is a cluster time up to which everything committed was delivered. If it is zero, nothing is
+	// known, and all envelopes are swept. To is the time at which the stream continues: it brings the
+	// envelopes with later stamps.
+	From, To bson.Timestamp
+	// ReadUpTo maps the names of collections to the exact time up to which they were read, if it is not
+	// From. These are collections that were renamed to a watched name since From. The time is zero for a
+	// collection that was never read.
+	ReadUpTo map[string]bson.Timestamp
+	// Cursor is the place where an earlier pass over the same stretch stopped. Everything up to it is
+	// delivered, and everything without a stamp. It is zero if there was no earlier pass.
+	Cursor bson.Timestamp
+	// Margin is the time by which stamps may precede From although their envelopes were committed after
+	// From. Defaults to MinMargin.
+	Margin time.Duration
+	// Memory bounds the replies that are held at a time. Defaults to 8 MiB.
+	Memory int64
+	// Skip gets the ids that the stream may repeat. The sweep does not deliver ids that Skip already has
+	// from an earlier pass.
+	Skip      *Skip
+	Publisher Publisher
+
+	reply time.Duration // first bound of the wait for a reply; defaults to replyTimeout
+}
+
+// Result counts the envelopes that a sweep found.
+type Result struct {
+	Swept   int64 // delivered
+	Skipped int64 // delivered by an earlier pass
+}
+
+// ErrMoved means that a collection was renamed or dropped during the sweep, so that the rest of it was
+// not read under its name. Another pass over the collections that exist then finds the rest.
+var ErrMoved = errors.New("a collection was renamed or dropped while it was swept")
+
+// LowerBound returns the stamp after which the sweep begins.
+func (s *Sweep) LowerBound() bson.Timestamp {
+	low := s.To
+	for _, c := range s.Collections {
+		at := s.lowerBound(c)
+		if at.Before(low) {
+			low = at
+		}
+	}
+	return low
+}
+
+// lowerBound returns the stamp after which the sweep of one collection begins.
+func (s *Sweep) lowerBound(c outboxes.Outbox) bson.Timestamp {
+	low, known := s.ReadUpTo[c.NS()]
+	if !known {
+		low = subtractDuration(s.From, cmp.Or(s.Margin, MinMargin))
+	}
+	if s.Cursor.After(low) {
+		return s.Cursor
+	}
+	return low
+}
+
+// Count returns the number of envelopes that a sweep starting now would find in a collection.
+func (s *Sweep) Count(ctx context.Context, c outboxes.Outbox) (int64, error) {
+	coll := mongodb.Majority(s.Client.Database(c.DB).Collection(c.Coll))
+	total := int64(0)
+	for _, filter := range []bson.D{unstampedFilter(), stampedFilter(s.lowerBound(c), lastStamp)} {
+		n, err := coll.CountDocuments(ctx, c.Part.AddFilter(filter))
+		if err != nil {
+			return 0, fmt.Errorf("counting envelopes of %s: %w", c.NS(), err)
+		}
+		total += n
+	}
+	return total, nil
+}
+
+// Run sweeps to the end of the stretch and returns nil. It returns early with the cause of ctx when ctx
+// ends, or with the error of the publisher. It may be called once.
+func (s *Sweep) Run(ctx context.Context) (Result, error) {
+	r := &sweepRun{Sweep: s}
+	if s.Margin == 0 {
+		s.Margin = MinMargin
+	}
+	if s.Memory == 0 {
+		s.Memory = defaultMemory
+	}
+	s.Skip.to = s.To
+	s.Skip.partial = s.Skip.partial || !s.Cursor.IsZero()
+
+	err := r.sweepAll(ctx)
+	if err == nil {
+		err = s.Publisher.Reached(ctx, s.To)
+	}
+	if err == nil {
+		s.Skip.until, err = r.readClusterTime(ctx)
+	}
+	return r.Result, err
+}
+
+// sweepRun is the state of one Run.
+type sweepRun struct {
+	*Sweep
+	Result
+	heap          sourceHeap
+	deliveredUpTo bson.Timestamp
+	sinceReached  int // envelopes since the last call of Reached
+}
+
+// sweepAll delivers the envelopes without a stamp, and then merges the others of all collections in the
+// order of their stamps.
+func (r *sweepRun) sweepAll(ctx context.Context) error {
+	defer func() {
+		for _, s := range r.heap {
+			s.closeCursor(ctx)
+		}
+	}()
+
+	// An earlier pass has delivered all envelopes without a stamp before it had a cursor.
+	if r.Cursor.IsZero() {
+		for _, c := range r.Collections {
+			if err := r.sweepUnstamped(ctx, c); err != nil {
+				return err
+			}
+		}
+	}
+
+	for _, c := range r.Collections {
+		s := r.newSource(c)
+		s.last = r.lowerBound(c)
+		if err := r.addSource(ctx, s); err != nil {
+			return err
+		}
+	}
+
+	r.deliveredUpTo = r.LowerBound()
+	for len(r.heap) > 0 {
+		s := r.heap[0]
+		if err := r.reportReached(ctx, s.ts); err != nil {
+			return err
+		}
+
+		// A transaction that was open at the end of the stretch has no lower stamp than this.
+		keep := s.ts.After(subtractDuration(r.To, r.Margin))
+		if err := r.deliverCurrent(ctx, s, keep); err != nil {
+			return err
+		}
+
+		more, err := r.nextDocument(ctx, s)
+		if err != nil {
+			return err
+		}
+		if more {
+			heap.Fix(&r.heap, 0)
+		} else {
+			heap.Pop(&r.heap)
+		}
+	}
+	return nil
+}
+
+// reportReached is called with the stamp of the next envelope. From time to time it calls Reached, but
+// only between two different stamps.
+func (r *sweepRun) reportReached(ctx context.Context, ts bson.Timestamp) error {
+	r.sinceReached++
+	if r.sinceReached < markEvery || ts == r.deliveredUpTo {
+		r.deliveredUpTo = ts
+		return nil
+	}
+
+	r.sinceReached = 0
+	reached := r.deliveredUpTo
+	r.deliveredUpTo = ts
+	return r.Publisher.Reached(ctx, reached)
+}
+
+func (r *sweepRun) newSource(c outboxes.Outbox) *source {
+	return &source{
+		outbox:     c,
+		coll:       r.Client.Database(c.DB).Collection(c.Coll),
+		db:         []byte(c.DB),
+		name:       []byte(c.Coll),
+		part:       c.Part,
+		to:         r.To,
+		idsAtLast:  map[string]struct{}{},
+		replyBytes: max(int(r.Memory)/max(len(r.Collections), 1), leastReply),
+		timeout:    cmp.Or(r.reply, replyTimeout),
+	}
+}
+
+// sweepUnstamped delivers the envelopes of c without a stamp, in the order of insertion.
+func (r *sweepRun) sweepUnstamped(ctx context.Context, c outboxes.Outbox) error {
+	s := r.newSource(c)
+	s.unstamped = true
+	defer s.closeCursor(ctx)
+
+	for {
+		more, err := r.nextDocument(ctx, s)
+		if err != nil || !more {
+			return err
+		}
+		if err := r.deliverCurrent(ctx, s, true); err != nil {
+			return err
+		}
+	}
+}
+
+// addSource adds s to the heap unless it is empty.
+func (r *sweepRun) addSource(ctx context.Context, s *source) error {
+	more, err := r.nextDocument(ctx, s)
+	if more {
+		heap.Push(&r.heap, s)
+	}
+	return err
+}
+
+// nextDocument moves s to its next document and returns false at the end. It retries failed reads until
+// they succeed, because the envelopes of a lost stream cannot be read anywhere else.
+func (r *sweepRun) nextDocument(ctx context.Context, s *source) (more bool, err error) {
+	read := func(ctx context.Context) (err error) {
+		more, err = s.nextWithTimeout(ctx)
+		return err
+	}
+	err = r.retryReads(ctx, read(ctx), read)
+	if err != nil || more {
+		return more, err
+	}
+
+	// A collection that was renamed or dropped looks as if it had ended.
+	holder := s.outbox.UUID
+	check := func(ctx context.Context) (err error) {
+		holder, err = s.outbox.NameHolder(ctx, r.Client)
+		return err
+	}
+	err = r.retryReads(ctx, check(ctx), check)
+	if err == nil && holder != s.outbox.UUID {
+		err = fmt.Errorf("%s: %w", s.outbox.NS(), ErrMoved)
+	}
+	return false, err
+}
+
+// retryReads calls op while err, the error of its previous call, is not nil. It returns only the cause
+// of ctx.
+func (r *sweepRun) retryReads(ctx context.Context, err error, op func(context.Context) error) error {
+	backoff := retry.Reopen.Start()
+	for err != nil {
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+
+		r.Publisher.Trouble(err)
+		if backoff.Wait(ctx) != nil {
+			return context.Cause(ctx)
+		}
+		err = op(ctx)
+	}
+	return nil
+}
+
+// deliverCurrent delivers the current envelope of s. If keep is set, the stream may repeat it: then it is
+// added to Skip, and left out if it is there already.
+func (r *sweepRun) deliverCurrent(ctx context.Context, s *source, keep bool) error {
+	if keep && r.Skip.contains(s.db, s.name, byte(s.id.Type), s.id.Value) {
+		r.Skipped++
+		return nil
+	}
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+
+	crash.At("mid-sweep")
+	e := outboxes.Envelope{DB: s.db, Coll: s.name, TS: s.ts, Raw: s.cursor.Current}
+	if err := r.Publisher.Deliver(ctx, &e); err != nil {
+		return err
+	}
+
+	r.Swept++
+	if keep {
+		r.Skip.addID(s.db, s.name, byte(s.id.Type), s.id.Value)
+	}
+	return nil
+}
+
+// readClusterTime returns the time of the cluster after the last read. The sweep has not seen any later
+// commit.
+func (r *sweepRun) readClusterTime(ctx context.Context) (at bson.Timestamp, err error) {
+	read := func(ctx context.Context) (err error) {
+		at, err = mongodb.ClusterTime(ctx, r.Client)
+		return err
+	}
+	err = r.retryReads(ctx, read(ctx), read)
+	return at, err
+}
+
+// sourceHeap orders sources by the stamp of their next envelope, and equal stamps by name, so that a
+// repeated sweep has the same order.
+type sourceHeap []*source
+
+func (m sourceHeap) Len() int { return len(m) }
+func (m sourceHeap) Less(i, j int) bool {
+	if c := m[i].ts.Compare(m[j].ts); c != 0 {
+		return c < 0
+	}
+	if a, b := string(m[i].db), string(m[j].db); a != b {
+		return a < b
+	}
+	return string(m[i].name) < string(m[j].name)
+}
+func (m sourceHeap) Swap(i, j int) { m[i], m[j] = m[j], m[i] }
+func (m *sourceHeap) Push(x any)   { *m = append(*m, x.(*source)) }
+func (m *sourceHeap) Pop() any {
+	old := *m
+	s := old[len(old)-1]
+	old[len(old)-1] = nil
+	*m = old[:len(old)-1]
+	return s
+}

@@ -1,0 +1,494 @@
+package gap
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+	mongoevent "go.mongodb.org/mongo-driver/v2/event"
+	"go.mongodb.org/mongo-driver/v2/mongo"
+	"go.mongodb.org/mongo-driver/v2/mongo/options"
+	"go.mongodb.org/mongo-driver/v2/mongo/readpref"
+	"go.mongodb.org/mongo-driver/v2/mongo/writeconcern"
+
+	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/outboxes"
+	"github.com/outrelay/outrelay/internal/slot"
+)
+
+func TestSweepsInTheOrderOfStampsOverCollections(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	names := []string{"a", "b", "c"}
+	var want []string
+	for i := range 300 {
+		id := fmt.Sprintf("e%03d", i)
+		b.insert(t.Context(), b.outbox(names[i*7%3]), id)
+		want = append(want, id)
+	}
+	b.insert(t.Context(), b.outbox("a"), "retried", bson.E{Key: "state", Value: "retry"})
+	b.insert(t.Context(), b.outbox("b"), "scheduled", bson.E{Key: "dueAt", Value: time.Now()})
+	b.insert(t.Context(), b.outbox("c"), "sent", bson.E{Key: "sentAt", Value: time.Now()})
+	to := b.now()
+	b.insert(t.Context(), b.outbox("a"), "late")
+	p := &publisher{}
+	s := b.sweep(to, p, names...)
+	s.Memory = 1 // many replies
+	if res := b.run(s); res.Swept != 300 {
+		t.Errorf("%d swept, want 300", res.Swept)
+	}
+	p.wants(t, want...)
+	for i, m := range p.marks {
+		if below := slices.IndexFunc(p.stamps, func(ts bson.Timestamp) bool { return ts.After(m) }); below >= 0 && below < p.at[i] || below < 0 && p.at[i] < 300 {
+			t.Errorf("mark %d at %v after %d envelopes is not between two stamps", i, m, p.at[i])
+		}
+	}
+	if len(p.marks) < 2 || p.marks[len(p.marks)-1] != to {
+		t.Errorf("marks %v, want several and the last at %v", p.marks, to)
+	}
+}
+
+func TestFromCursorAndMargin(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	c := b.outbox("o")
+	at := func(id string, ts bson.Timestamp) {
+		if _, err := c.InsertOne(t.Context(), bson.D{{Key: "_id", Value: id}, {Key: "ts", Value: ts}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	at("old", bson.Timestamp{T: 1000, I: 1})
+	at("margin", bson.Timestamp{T: 1901, I: 1})
+	at("in", bson.Timestamp{T: 2500, I: 1})
+	at("unstamped", bson.Timestamp{}) // the server stamps it, late
+	for _, x := range []struct {
+		name         string
+		from, cursor uint32
+		want         []string
+	}{
+		{"everything", 0, 0, []string{"old", "margin", "in"}},
+		{"from a time", 2000, 0, []string{"margin", "in"}},
+		{"behind a cursor", 2000, 2000, []string{"in"}},
+		{"behind all", 2000, 2500, nil},
+	} {
+		p := &publisher{}
+		s := b.sweep(bson.Timestamp{T: 3000}, p, "o")
+		s.From, s.Margin = bson.Timestamp{T: x.from}, 100*time.Second
+		if x.cursor > 0 {
+			s.Cursor = bson.Timestamp{T: x.cursor, I: 1}
+		}
+		b.run(s)
+		if !slices.Equal(p.ids, x.want) {
+			t.Errorf("%s: swept %q, want %q", x.name, p.ids, x.want)
+		}
+	}
+	if m := mongodb.Margin(t.Context(), b.client); m != MinMargin {
+		t.Errorf("margin %v on a server with the default life of transactions", m)
+	}
+}
+
+// Documents without a stamp are found by the index, in the order of insertion within a kind, before the others.
+func TestUnstampedAreSweptByPresence(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	c := b.outbox("o")
+	if found, err := HasUnstamped(t.Context(), b.now(), c, slot.Range{}); err != nil || found {
+		t.Fatalf("an empty outbox has unstamped envelopes: %v %v", found, err)
+	}
+	for i := range 50 {
+		b.insert(t.Context(), c, fmt.Sprint(i), bson.E{Key: "sentAt", Value: time.Now()})
+	}
+	b.insert(t.Context(), c, "stamped")
+	if found, err := HasUnstamped(t.Context(), b.now(), c, slot.Range{}); err != nil || found {
+		t.Fatalf("a stamped envelope counts as unstamped: %v %v", found, err)
+	}
+	want := []string{"z-missing", "a-missing", "null", "int", "text", "date", "zero", "regex"}
+	for _, d := range []bson.D{
+		{{Key: "_id", Value: "z-missing"}},
+		{{Key: "_id", Value: "a-missing"}},
+		{{Key: "_id", Value: "null"}, {Key: "ts", Value: nil}},
+		{{Key: "_id", Value: "regex"}, {Key: "ts", Value: bson.Regex{Pattern: "x"}}},
+		{{Key: "_id", Value: "date"}, {Key: "ts", Value: time.Now()}},
+		{{Key: "_id", Value: "text"}, {Key: "ts", Value: "2026-01-01"}},
+		{{Key: "_id", Value: "int"}, {Key: "ts", Value: 5}},
+		{{Key: "_id", Value: "retry"}, {Key: "state", Value: "retry"}},
+	} {
+		if _, err := c.InsertOne(t.Context(), d); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := c.UpdateOne(t.Context(), bson.D{{Key: "_id", Value: "zero"}}, bson.D{{Key: "$set", Value: bson.D{{Key: "ts", Value: bson.Timestamp{}}}}}, options.UpdateOne().SetUpsert(true)); err != nil {
+		t.Fatal(err)
+	}
+	p := &publisher{}
+	s := b.sweep(b.now(), p, "o")
+	s.From = s.To // however short the stretch
+	b.run(s)
+	order := slices.Clone(p.ids)
+	if last := order[len(order)-1]; last != "stamped" {
+		t.Errorf("%q comes last, want the stamped one", last)
+	}
+	if slices.Index(order, "z-missing") > slices.Index(order, "a-missing") {
+		t.Error("envelopes of a kind are not in the order of insertion")
+	}
+	slices.Sort(order)
+	if all := slices.Sorted(slices.Values(append(want, "stamped"))); !slices.Equal(order, all) {
+		t.Fatalf("swept %q, want %q", order, all)
+	}
+	if found, err := HasUnstamped(t.Context(), b.now(), c, slot.Range{}); err != nil || !found {
+		t.Fatalf("unstamped envelopes are not seen: %v %v", found, err)
+	}
+	p = &publisher{}
+	s = b.sweep(b.now(), p, "o")
+	s.Cursor = subtractDuration(s.To, time.Hour)
+	b.run(s)
+	p.wants(t, "stamped") // a cursor says that they are done
+	var plan bson.M
+	explain := bson.D{{Key: "explain", Value: bson.D{{Key: "find", Value: "o"}, {Key: "filter", Value: unstampedFilter()}}}, {Key: "verbosity", Value: "executionStats"}}
+	if err := b.db.RunCommand(t.Context(), explain).Decode(&plan); err != nil {
+		t.Fatal(err)
+	}
+	raw, _ := bson.Marshal(plan)
+	if n := bson.Raw(raw).Lookup("executionStats", "totalKeysExamined").AsInt64(); n < 9 || n > 11 {
+		t.Errorf("%d keys of the index examined to find 9 envelopes among many", n)
+	}
+}
+
+// N22: the sweep sees all that was committed before the end of its stretch, also what the majority got to know last.
+func TestN22_NothingBetweenSweepAndStream(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	c := b.outbox("o")
+	w1 := b.db.Collection("o", options.Collection().SetWriteConcern(writeconcern.W1()))
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	var wg sync.WaitGroup
+	var mu sync.Mutex
+	written := map[string]bool{}
+	for g := range 4 {
+		wg.Go(func() {
+			for i := 0; ctx.Err() == nil; i++ {
+				id := fmt.Sprintf("%d-%d", g, i)
+				if _, err := w1.InsertOne(context.WithoutCancel(ctx), bson.D{{Key: "_id", Value: id}, {Key: "ts", Value: bson.Timestamp{}}}); err != nil {
+					t.Error(err)
+					return
+				}
+				mu.Lock()
+				written[id] = true
+				mu.Unlock()
+			}
+		})
+	}
+	type pass struct {
+		at   bson.Timestamp
+		p    *publisher
+		skip *Skip
+	}
+	var passes []pass
+	for range 5 {
+		at, p := b.now(), &publisher{}
+		s := b.sweep(at, p, "o")
+		s.Skip = NewSkip(1 << 26) // with room for whatever the writers write
+		b.run(s)
+		passes = append(passes, pass{at, p, s.Skip})
+	}
+	stop()
+	wg.Wait()
+	b.insert(t.Context(), c, "end")
+	for _, x := range passes {
+		got := map[string]int{}
+		for _, id := range x.p.ids {
+			got[id]++
+		}
+		b.behind(c, x.at, "end", func(id bson.RawValue, doc bson.Raw) {
+			if known, doubtful := b.swept(x.skip, "o", id, doc); doubtful {
+				t.Errorf("%s is in doubt", id.StringValue())
+			} else if !known {
+				got[id.StringValue()]++
+			}
+		})
+		missing, twice := 0, 0
+		for id := range written {
+			switch n := got[id]; {
+			case n == 0:
+				missing++
+			case n > 1:
+				twice++
+			}
+		}
+		if missing+twice > 0 {
+			t.Errorf("of %d envelopes %d came neither by the sweep nor by the stream, %d by both", len(written), missing, twice)
+		}
+	}
+}
+
+// N22: a transaction that is open at the end of the stretch has stamps inside of it. Whether it commits before the sweep
+// comes there, while it is there, or afterwards: sweep and stream bring its envelopes once.
+func TestN22_TransactionOpenAcrossTheEnd(t *testing.T) {
+	t.Parallel()
+	for _, when := range []string{"before", "during", "after"} {
+		t.Run(when, func(t *testing.T) {
+			t.Parallel()
+			b := setup(t)
+			c := b.outbox("o")
+			b.insert(t.Context(), c, "first")
+			sess, err := b.client.StartSession()
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer sess.EndSession(context.WithoutCancel(t.Context()))
+			if err := sess.StartTransaction(); err != nil {
+				t.Fatal(err)
+			}
+			b.insert(mongo.NewSessionContext(t.Context(), sess), c, "slow")
+			b.insert(t.Context(), c, "second")
+			to := b.now()
+			commit := func() {
+				if err := sess.CommitTransaction(context.WithoutCancel(t.Context())); err != nil {
+					t.Error(err)
+				}
+			}
+			p := &publisher{}
+			p.deliver = func(e *outboxes.Envelope) error {
+				if when == "during" && e.Raw.Lookup("_id").StringValue() == "first" {
+					commit()
+				}
+				return nil
+			}
+			if when == "before" {
+				commit()
+			}
+			s := b.sweep(to, p, "o")
+			b.run(s)
+			if when == "after" {
+				commit()
+			}
+			b.insert(t.Context(), c, "end")
+			got := slices.Clone(p.ids)
+			b.behind(c, to, "end", func(id bson.RawValue, doc bson.Raw) {
+				known, doubtful := b.swept(s.Skip, "o", id, doc)
+				if doubtful {
+					t.Errorf("%s is in doubt", id.StringValue())
+				}
+				if !known {
+					got = append(got, id.StringValue())
+				}
+			})
+			slices.Sort(got)
+			if want := []string{"first", "second", "slow"}; !slices.Equal(got, want) {
+				t.Errorf("delivered %q, want %q", got, want)
+			}
+			if when == "before" && !slices.Contains(p.ids, "slow") {
+				t.Error("the sweep did not see what was committed before it")
+			}
+			if when == "after" && slices.Contains(p.ids, "slow") {
+				t.Error("the sweep saw what was not committed yet")
+			}
+			if s.Skip.IsPast(to) || !s.Skip.IsPast(b.now()) {
+				t.Error("the set is over too early or never")
+			}
+		})
+	}
+}
+
+// N22: a second round does not repeat what the first one handed on.
+func TestN22_RoundsShareTheSkipSet(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	c := b.outbox("o")
+	for i := range 10 {
+		b.insert(t.Context(), c, fmt.Sprintf("e%d", i))
+	}
+	p := &publisher{}
+	s := b.sweep(b.now(), p, "o")
+	b.run(s)
+	b.insert(t.Context(), c, "new")
+	again := &publisher{}
+	s2 := b.sweep(b.now(), again, "o")
+	s2.From, s2.Skip = s.To, s.Skip
+	res := b.run(s2)
+	again.wants(t, "new")
+	if res.Skipped != 10 || res.Swept != 1 {
+		t.Errorf("%+v, want 10 skipped and 1 swept", res)
+	}
+}
+
+// N22: the set stays inside its memory; what it does not hold is sent and flagged, and only that.
+func TestN22_FullSkipSetFlags(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	c := b.outbox("o")
+	for i := range 5 {
+		b.insert(t.Context(), c, fmt.Sprintf("e%d", i))
+	}
+	s := b.sweep(b.now(), &publisher{}, "o")
+	s.Skip = NewSkip(3 * skipEntry)
+	b.run(s)
+	if s.Skip.Len() != 3 {
+		t.Fatalf("%d ids in a set with room for 3", s.Skip.Len())
+	}
+	b.insert(t.Context(), c, "later")
+	b.insert(t.Context(), c, "end")
+	n := 0
+	b.behind(c, bson.Timestamp{T: s.To.T - 30, I: 1}, "end", func(id bson.RawValue, doc bson.Raw) {
+		n++
+		known, doubtful := b.swept(s.Skip, "o", id, doc)
+		want := [2]bool{id.StringValue() < "e3", id.StringValue() >= "e3" && id.StringValue() != "later"}
+		if got := [2]bool{known, doubtful}; got != want {
+			t.Errorf("%s: known, doubtful = %v, want %v", id.StringValue(), got, want)
+		}
+	})
+	if n != 6 {
+		t.Fatalf("%d events, want 6", n)
+	}
+	resumed := b.sweep(b.now(), &publisher{}, "o")
+	resumed.Cursor = s.To
+	b.run(resumed)
+	if !resumed.Skip.partial {
+		t.Error("a sweep that goes on after a restart does not know what was swept before it")
+	}
+}
+
+// A cursor that is lost, a server that fails and stamps that are shared: nothing is missing, nothing comes twice.
+func TestReadsGoOnBehindTheLastEnvelope(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	c := b.outbox("o")
+	var want []string
+	var docs []any
+	for i := range 400 {
+		id := fmt.Sprintf("e%03d", i)
+		want = append(want, id)
+		docs = append(docs, bson.D{{Key: "_id", Value: id}, {Key: "ts", Value: bson.Timestamp{T: uint32(1000 + i/90), I: 1}}, {Key: "payload", Value: make([]byte, 2000)}}) // up to 90 alike
+	}
+	if _, err := c.InsertMany(t.Context(), docs); err != nil {
+		t.Fatal(err)
+	}
+	p := &publisher{}
+	n, off := 0, func() {}
+	p.deliver = func(*outboxes.Envelope) error {
+		if n++; n%100 == 1 {
+			off()
+			off = stacktest.FailCommand(t, b.app, bson.D{{Key: "times", Value: 1}}, bson.D{{Key: "failCommands", Value: bson.A{"getMore"}}, {Key: "errorCode", Value: 43}})
+		}
+		return nil
+	}
+	s := b.sweep(b.now(), p, "o")
+	s.Memory = 1
+	b.run(s)
+	p.wants(t, want...)
+	if p.trouble < 2 {
+		t.Errorf("%d faults were seen, want several", p.trouble)
+	}
+}
+
+func TestSweepEnds(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.insert(t.Context(), b.outbox("o"), "a")
+	b.insert(t.Context(), b.outbox("o"), "b")
+	refused := errors.New("no")
+	p := &publisher{deliver: func(*outboxes.Envelope) error { return refused }}
+	if _, err := b.sweep(b.now(), p, "o").Run(t.Context()); !errors.Is(err, refused) {
+		t.Errorf("a refusal ends the sweep with %v", err)
+	}
+	over := errors.New("over")
+	ctx, cancel := context.WithCancelCause(t.Context())
+	p = &publisher{deliver: func(*outboxes.Envelope) error { cancel(over); return nil }}
+	if _, err := b.sweep(b.now(), p, "o").Run(ctx); !errors.Is(err, over) {
+		t.Errorf("a context's end ends the sweep with %v", err)
+	}
+	if len(p.ids) != 1 {
+		t.Errorf("%d envelopes although the context ended at the first", len(p.ids))
+	}
+}
+
+// N21: whatever the client prefers, a sweep reads at majority, on the primary, not before the end of its stretch.
+func TestN21_SweepReadsMajorityOnThePrimary(t *testing.T) {
+	t.Parallel()
+	var mu sync.Mutex
+	var finds []bson.Raw
+	monitor := &mongoevent.CommandMonitor{Started: func(_ context.Context, e *mongoevent.CommandStartedEvent) {
+		if e.CommandName == "find" {
+			mu.Lock()
+			defer mu.Unlock()
+			finds = append(finds, bson.Raw(append([]byte(nil), e.Command...)))
+		}
+	}}
+	b := setup(t, options.Client().SetMonitor(monitor).SetReadPreference(readpref.Nearest()))
+	b.insert(t.Context(), b.outbox("o"), "a")
+	s := b.sweep(b.now(), &publisher{}, "o")
+	b.run(s)
+	if len(finds) != 2 { // without a stamp, with one
+		t.Fatalf("%d reads, want 2", len(finds))
+	}
+	for _, f := range finds {
+		after, i, _ := f.Lookup("readConcern", "afterClusterTime").TimestampOK()
+		level, _ := f.Lookup("readConcern", "level").StringValueOK()
+		pref, told := f.Lookup("$readPreference", "mode").StringValueOK()
+		if (bson.Timestamp{T: after, I: i}).Before(s.To) || level != "majority" || told && pref != "primary" && pref != "primaryPreferred" {
+			t.Errorf("a read with %s %s", f.Lookup("readConcern"), f.Lookup("$readPreference"))
+		}
+	}
+}
+
+// TestN27_ASweepSaysThatItsCollectionWasRenamed: read by its name, a collection that loses it looks as if it ended.
+func TestN27_ASweepSaysThatItsCollectionWasRenamed(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	for i := range 200 {
+		b.insert(t.Context(), b.outbox("o"), fmt.Sprintf("e%03d", i))
+	}
+	list, err := outboxes.ListOutboxes(t.Context(), b.client, func(_, coll []byte) bool { return string(coll) == "o" }, b.db.Name())
+	if err != nil || len(list) != 1 {
+		t.Fatalf("%+v, %v", list, err)
+	}
+	s := b.sweep(b.now(), &publisher{}, "o")
+	s.Collections = list
+	s.Publisher = publisherFunc{s.Publisher, func() {
+		if err := b.client.Database("admin").RunCommand(t.Context(), bson.D{
+			{Key: "renameCollection", Value: list[0].NS()}, {Key: "to", Value: b.db.Name() + ".moved"},
+		}).Err(); err != nil {
+			t.Error(err)
+		}
+	}}
+	if _, err := s.Run(t.Context()); !errors.Is(err, ErrMoved) {
+		t.Fatalf("a sweep whose collection was renamed ended with %v", err)
+	}
+}
+
+// publisherFunc calls first before the first envelope.
+type publisherFunc struct {
+	Publisher
+	first func()
+}
+
+func (p publisherFunc) Deliver(ctx context.Context, e *outboxes.Envelope) error {
+	if bson.Raw(e.Raw).Lookup("_id").StringValue() == "e000" {
+		p.first()
+	}
+	return p.Publisher.Deliver(ctx, e)
+}
+
+// A collection without an index on its stamps is sorted before the first reply comes, which may take longer than a sweep waits for one.
+// The sweep waits longer each time, so that it ends.
+func TestN22_ASweepOfASlowCollectionEnds(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	c := b.db.Collection("o")
+	for i := range 3 {
+		b.insert(t.Context(), c, fmt.Sprint("e", i))
+	}
+	p := &publisher{}
+	s := b.sweep(b.now(), p, "o")
+	s.reply = 500 * time.Microsecond // no reply comes so soon
+	if res := b.run(s); res.Swept != 3 || p.trouble == 0 {
+		t.Errorf("%d of 3 swept after %d time-outs", res.Swept, p.trouble)
+	}
+}

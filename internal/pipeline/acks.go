@@ -1,0 +1,148 @@
+package pipeline
+
+import (
+	"context"
+	"time"
+
+	"github.com/outrelay/outrelay/internal/crash"
+	"github.com/outrelay/outrelay/internal/record"
+	"github.com/outrelay/outrelay/resume"
+)
+
+// Acked implements record.Acks.
+func (d *Dispatcher) Acked(tp record.TopicPartition, base int64, tickets []record.Ticket, bytes int) {
+	crash.At("after-ack-before-watermark")
+
+	// The tracker takes over tickets, so everything that needs them comes first.
+	acked := len(tickets)
+	d.reportLatency(tickets)
+	sideAcks := d.collectSideAcks(base, tickets)
+	delivered := d.followers.notifyAcked(tp, base, tickets)
+	d.tracker.Acked(tp, base, tickets)
+
+	// Side deliveries reserved their bytes in the reconciler's budget.
+	bytes -= d.resolveSideAcks(tp, sideAcks)
+	d.queueDeliveries(delivered)
+	d.releaseBytes(d.budget, int64(bytes))
+	d.cfg.Metrics.Published(tp.Topic, acked)
+}
+
+// reportLatency reports the time from commit to ack for the stream's events in tickets.
+func (d *Dispatcher) reportLatency(tickets []record.Ticket) {
+	d.latencyMu.Lock()
+	defer d.latencyMu.Unlock()
+
+	now := d.cfg.Now().UnixNano()
+	d.latencyScratch = d.tracker.AppendCommitMS(d.latencyScratch[:0], tickets)
+	for _, ms := range d.latencyScratch {
+		d.cfg.Metrics.Latency(max(float64(now)/1e6-float64(ms), 0))
+	}
+}
+
+// Restore implements record.Acks.
+func (d *Dispatcher) Restore(tp record.TopicPartition, offset int64) { d.tracker.Restore(tp, offset) }
+
+// Idle implements record.Acks.
+func (d *Dispatcher) Idle(tp record.TopicPartition, offset int64) { d.tracker.Idle(tp, offset) }
+
+// maxExceptions is the size limit of a batch: a fenced transaction takes at most 1,000
+// documents (N3).
+const maxExceptions = 1000
+
+// Run records exceptions until ctx ends, and then returns nil. It resolves their tickets
+// after they are majority-committed, so a checkpoint never passes an exception that is not
+// recorded. It returns the error that the retry policy considers final.
+func (d *Dispatcher) Run(ctx context.Context) error {
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-d.exceptionWake:
+		}
+
+		for batch := d.nextExceptions(); len(batch) > 0; batch = d.nextExceptions() {
+			err := d.cfg.Retry(ctx, func() error { return d.cfg.Exceptions.Record(ctx, batch) })
+			if err != nil {
+				if ctx.Err() != nil {
+					return nil
+				}
+				return err
+			}
+
+			for i := range batch {
+				d.resolveException(&batch[i])
+			}
+		}
+	}
+}
+
+// resolveException resolves the targets of e, which is recorded, and releases their bytes.
+func (d *Dispatcher) resolveException(e *Exception) {
+	for range e.targets {
+		d.tracker.Resolve(e.ticket)
+	}
+	d.releaseBytes(d.budget, e.bytes)
+
+	if e.State != "" {
+		d.cfg.Metrics.Held(e.State, 1)
+	} else {
+		d.cfg.Metrics.Dead(e.Topic, e.Refusal.Class)
+	}
+}
+
+// nextExceptions removes the next batch from the queue and returns it. The batch is empty if
+// the queue is. d.writing stays set until then.
+func (d *Dispatcher) nextExceptions() []Exception {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+
+	n := min(len(d.exceptions), maxExceptions)
+	d.writing = n > 0
+	batch := d.exceptions[:n:n]
+
+	// Every ticket of the batch is unresolved, so its event comes after the watermark.
+	floor, _ := d.tracker.Reached()
+	for i := range batch {
+		batch[i].Floor = floor
+	}
+
+	d.exceptions = d.exceptions[n:]
+	if len(d.exceptions) == 0 {
+		d.exceptions = nil
+	}
+	return batch
+}
+
+// Drain blocks until everything delivered so far is resolved, or ctx ends. Then it returns
+// the cause of ctx.
+func (d *Dispatcher) Drain(ctx context.Context) error {
+	d.sink.Flush()
+	return d.budget.reserve(ctx, 0, func() bool { return d.tracker.Unresolved() == 0 }, func() {})
+}
+
+// Snapshot returns the watermark and the stored offsets at one moment: the content of a
+// checkpoint. The result is false until the first position is reached.
+func (d *Dispatcher) Snapshot() (resume.Position, bool, map[string][]int64) {
+	return d.tracker.Snapshot()
+}
+
+// Reached returns the watermark. It is false until the first position is reached.
+func (d *Dispatcher) Reached() (resume.Position, bool) { return d.tracker.Reached() }
+
+// Unresolved returns the number of events above the watermark, and the bytes that they
+// have reserved.
+func (d *Dispatcher) Unresolved() (events int, bytes int64) {
+	return d.tracker.Unresolved(), d.budget.inUse()
+}
+
+// Lag returns now minus the commit time of the oldest unresolved event; 0 if there is none.
+func (d *Dispatcher) Lag(now time.Time) time.Duration {
+	ms, ok := d.tracker.OldestCommitMS()
+	if !ok {
+		return 0
+	}
+	return max(now.Sub(time.UnixMilli(ms)), 0)
+}
+
+// Waiting reports whether Deliver is blocked because there is no room.
+func (d *Dispatcher) Waiting() bool { return d.budget.hasWaiters() }

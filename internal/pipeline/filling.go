@@ -1,0 +1,101 @@
+package pipeline
+
+import (
+	"bytes"
+	"fmt"
+	"time"
+
+	"github.com/outrelay/outrelay/internal/changestream"
+	"github.com/outrelay/outrelay/internal/record"
+	"github.com/outrelay/outrelay/internal/routing"
+	"github.com/outrelay/outrelay/internal/tracing"
+	"github.com/outrelay/outrelay/pkg/event"
+)
+
+// recordBuilder builds the records of an envelope. It must be used by one goroutine at a time. It
+// reuses its buffers, so that an event costs no allocation.
+type recordBuilder struct {
+	router  *routing.Router
+	filler  *routing.Filler
+	view    event.View // the envelope
+	meta    routing.Meta
+	targets []routing.Target
+	seal    []byte // of the state database, see [outboxes.Registry.Seal]
+}
+
+// BuildConfig contains what is needed to build the records of envelopes.
+type BuildConfig struct {
+	Router *routing.Router
+	Preset *routing.Preset
+	Scope  *changestream.Scope
+	Seal   []byte           // of the state database
+	Now    func() time.Time // server time
+	Tap    *tracing.Tap
+}
+
+func (c *BuildConfig) newBuilder() recordBuilder {
+	b := recordBuilder{router: c.Router, filler: c.Preset.Filler(), seal: c.Seal}
+	b.meta.MultiCollection = c.Scope.Multiple()
+	return b
+}
+
+// ReadBack contains the records that the sink has found in their topics.
+type ReadBack interface {
+	FindHit(rec *record.Record) (tp record.TopicPartition, offset int64, ok bool)
+	EndReplay()
+}
+
+// checkExpiry returns a *record.Refusal if the envelope has expired at now.
+func (b *recordBuilder) checkExpiry(now time.Time) error {
+	if b.view.HasExpiresAt && now.UnixMilli() > b.view.ExpiresAt {
+		return &record.Refusal{Class: record.Expired, Reason: "expiresAt passed before the delivery"}
+	}
+	return nil
+}
+
+// checkSeal calls the function checkSeal for the envelope of b.
+func (b *recordBuilder) checkSeal() error { return checkSeal(&b.view, b.seal) }
+
+// checkSeal returns a *record.Refusal if the envelope has a field of the relay that neither a relay
+// nor an operator wrote. They write their seal with such fields.
+func checkSeal(v *event.View, seal []byte) error {
+	if v.RelayOwned == nil || bytes.Equal(v.Seal, seal) {
+		return nil
+	}
+
+	reason := fmt.Sprintf("only the relay writes the field %s: leave it out of the insert; "+
+		"if the state database was lost, requeue the letter", v.RelayOwned)
+	return &record.Refusal{Class: record.Malformed, Reason: reason}
+}
+
+// buildRecords appends one record to dst for each target of the envelope. If topics is not nil, it
+// builds records only for those topics. The records share key, value and headers. refused contains
+// an answer for each of topics that may not be written. The error is a *record.Refusal.
+func (b *recordBuilder) buildRecords(dst []record.Record, topics []string) (
+	_ []record.Record, refused []record.Answer, err error,
+) {
+	if b.targets, err = b.router.Route(&b.view, b.targets[:0]); err != nil {
+		return dst, nil, err
+	}
+	if topics != nil {
+		b.targets, refused = b.router.RestrictTo(b.targets, topics)
+	}
+
+	b.meta.Only = b.view.Only
+	for i, to := range b.targets {
+		dst = append(dst, record.Record{})
+		rec := &dst[i]
+
+		// Only the first record is encoded. The others differ from it in their target alone.
+		if i > 0 {
+			*rec = dst[0]
+			rec.Topic = to.Topic
+			rec.Partition = to.Partition
+			continue
+		}
+		if err := b.filler.Fill(&b.view, &b.meta, to, rec); err != nil {
+			return dst, nil, err
+		}
+	}
+	return dst, refused, nil
+}

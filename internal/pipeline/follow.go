@@ -1,0 +1,135 @@
+package pipeline
+
+import (
+	"sync"
+	"sync/atomic"
+
+	"github.com/outrelay/outrelay/internal/record"
+)
+
+// Follower observes the outcome of the records of one envelope, for a trace of it. Each record
+// is reported once, unless the term ends first. The sink's lanes call the methods, some of them
+// under the sink's lock, and may call them concurrently for different records. The methods must
+// not block, and must not call the dispatcher or the sink.
+type Follower interface {
+	// Acked reports that the record for the topic of tp is in that partition at offset.
+	Acked(tp record.TopicPartition, offset int64)
+
+	// NotSent reports that the record is not sent now. fate is the state in which its envelope
+	// waits, or the class of its refusal if refused is true. If topic is empty, the report
+	// concerns all records that are left.
+	NotSent(topic, fate string, refused bool)
+}
+
+// followers tracks the few envelopes above the watermark that have a Follower, or whose
+// delivery is to be recorded.
+type followers struct {
+	count    atomic.Int64 // length of byTicket; an ack costs one load while it is 0
+	mu       sync.Mutex
+	byTicket map[record.Ticket]trackedEnvelope
+}
+
+// trackedEnvelope is one entry of followers.
+type trackedEnvelope struct {
+	follower    Follower // nil if the envelope is not traced
+	sent        *Sent    // nil if its delivery is not recorded
+	targetsLeft int
+}
+
+// trackEnvelope adds the envelope of item if it has a Follower or its delivery is to be recorded.
+func (f *followers) trackEnvelope(t record.Ticket, item *Item) {
+	if item.Follow == nil && item.Sent == nil || len(item.Records) == 0 {
+		return
+	}
+
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.byTicket == nil {
+		f.byTicket = map[record.Ticket]trackedEnvelope{}
+	}
+	f.byTicket[t] = trackedEnvelope{item.Follow, item.Sent, len(item.Records)}
+	f.count.Add(1)
+}
+
+// countResolvedLocked counts n targets of t as resolved. It returns the entry of t, and whether
+// these were its last targets. The entry is empty if t is not tracked.
+func (f *followers) countResolvedLocked(t record.Ticket, n int) (e trackedEnvelope, last bool) {
+	e, found := f.byTicket[t]
+	if !found {
+		return e, false
+	}
+
+	e.targetsLeft -= n
+	if e.targetsLeft > 0 {
+		f.byTicket[t] = e
+		return e, false
+	}
+
+	delete(f.byTicket, t)
+	f.count.Add(-1)
+	return e, true
+}
+
+// notifyAcked reports the records that were acked in tp to their followers. It returns the
+// envelopes whose targets are all resolved and whose delivery is to be recorded. It returns
+// nil, at the cost of one load, while nothing is tracked.
+func (f *followers) notifyAcked(tp record.TopicPartition, base int64, tickets []record.Ticket) (resolved []*Sent) {
+	if f.count.Load() == 0 {
+		return nil
+	}
+
+	for i, t := range tickets {
+		offset := base + int64(i)
+
+		f.mu.Lock()
+		e, last := f.countResolvedLocked(t, 1)
+		if e.sent != nil {
+			a := record.Answer{Topic: tp.Topic, Partition: tp.Partition, Offset: offset}
+			e.sent.Answers = append(e.sent.Answers, a)
+			if last {
+				resolved = append(resolved, e.sent)
+			}
+		}
+		f.mu.Unlock()
+
+		if e.follower != nil {
+			e.follower.Acked(tp, offset)
+		}
+	}
+	return resolved
+}
+
+// notifyLeft reports the records of the exception e to their follower, and voids the recording
+// of their delivery. It returns the envelope if these were its last targets and its delivery was
+// to be recorded.
+func (f *followers) notifyLeft(e *Exception) (resolved []*Sent) {
+	if f.count.Load() == 0 {
+		return nil
+	}
+
+	f.mu.Lock()
+	tracked, last := f.countResolvedLocked(e.ticket, e.targets)
+	if tracked.sent != nil {
+		tracked.sent.void = true
+		if last {
+			resolved = []*Sent{tracked.sent}
+		}
+	}
+	f.mu.Unlock()
+
+	if tracked.follower == nil {
+		return resolved
+	}
+
+	fate, refused := e.State, e.Refusal.Class != ""
+	if refused {
+		fate = string(e.Refusal.Class)
+	}
+	if len(e.Pending) == 0 {
+		tracked.follower.NotSent(e.Topic, fate, refused)
+	}
+	for _, topic := range e.Pending {
+		tracked.follower.NotSent(topic, fate, refused)
+	}
+	return resolved
+}

@@ -1,0 +1,200 @@
+package pipeline
+
+import (
+	"errors"
+	"sync"
+
+	"github.com/outrelay/outrelay/internal/record"
+	"github.com/outrelay/outrelay/internal/watermark"
+	"github.com/outrelay/outrelay/pkg/event"
+)
+
+var _ record.Holder = (*Dispatcher)(nil)
+
+// replayHold is the owner of the holds of a replay. Each call of Found gets a higher number.
+const replayHold watermark.OffsetHold = 0
+
+// replayWindow is the part of a term in which the stream repeats events that a previous
+// owner may have sent.
+type replayWindow struct {
+	mu          sync.Mutex
+	active      bool
+	offsetsHeld bool
+}
+
+// BeginReplay starts the replay: the topics may already contain records that the stream has
+// not delivered yet.
+//
+// If all of them were sent in the order of the stream, no record that is acked during the
+// replay can be above one of them. A record that was sent outside of that order can, and
+// would move the stored offset past them. Therefore all stored offsets stay where they are
+// until EndReplay (N8). They stay from now on if beside reports that a previous owner sent
+// outside of the order, otherwise from the first such delivery on.
+func (d *Dispatcher) BeginReplay(beside bool) {
+	d.replay.mu.Lock()
+	defer d.replay.mu.Unlock()
+
+	d.replay.active = true
+	if beside {
+		d.replay.offsetsHeld = true
+		d.tracker.HoldAllOffsets(replayHold)
+	}
+}
+
+// EndReplay ends the replay: the stream has passed the time of the takeover.
+func (d *Dispatcher) EndReplay() {
+	d.replay.mu.Lock()
+	defer d.replay.mu.Unlock()
+
+	d.replay.active = false
+	if d.replay.offsetsHeld {
+		d.replay.offsetsHeld = false
+		d.tracker.ReleaseAllOffsets(replayHold)
+	}
+}
+
+// holdOffsetsInReplay holds all stored offsets if a replay is active. It is called before a
+// delivery outside of the stream's order.
+func (d *Dispatcher) holdOffsetsInReplay() {
+	d.replay.mu.Lock()
+	defer d.replay.mu.Unlock()
+
+	if d.replay.active && !d.replay.offsetsHeld {
+		d.replay.offsetsHeld = true
+		d.tracker.HoldAllOffsets(replayHold)
+	}
+}
+
+// CheckGate implements record.Holder.
+func (d *Dispatcher) CheckGate(rec *record.Record, side bool) error {
+	return d.gates.checkGate(rec, side)
+}
+
+// Found implements record.Holder.
+func (d *Dispatcher) Found(tp record.TopicPartition, offset int64) {
+	// Each call has a hold of its own. The sink may report a partition again while the
+	// records of the call before are still being recorded.
+	hold := replayHold + watermark.OffsetHold(d.foundCalls.Add(1))
+	d.tracker.HoldOffset(tp, hold, offset)
+
+	// Some events before this point may be turned away already, and not recorded yet.
+	_, begun := d.tracker.Window()
+	ready := func() bool {
+		low, _ := d.tracker.Window()
+		return low >= begun
+	}
+	d.cfg.Found(ready, func() { d.tracker.ReleaseOffset(tp, hold) })
+}
+
+// MemoryPressure implements record.Holder. More than three quarters count as most.
+func (d *Dispatcher) MemoryPressure() (low record.Ticket, stream, side bool) {
+	low, next := d.tracker.Window()
+	stream = isPressed(int64(next-low), d.maxTickets.Load()) ||
+		isPressed(d.budget.inUse(), d.budget.currentShare()) ||
+		d.budget.hasWaiters()
+	side = isPressed(d.sideBudget.inUse(), d.sideBudget.currentShare()) || d.sideBudget.hasWaiters()
+	return low, stream, side
+}
+
+// isPressed reports whether more than three quarters of limit are used.
+func isPressed(used, limit int64) bool { return 4*used > 3*limit }
+
+// Ready implements record.Holder.
+func (d *Dispatcher) Ready(topic string) { d.cfg.Ready(topic) }
+
+// Withdrawn implements record.Holder. The gates close before any later record of these keys
+// can be sent. A dead record closes no gate.
+func (d *Dispatcher) Withdrawn(list []record.Withdrawn) {
+	for i := range list {
+		w := &list[i]
+		dead := w.Refusal != nil && w.Refusal.Class.DeadAtOnce()
+
+		if w.Ticket.IsSide() {
+			// Later deliveries of the key must not overtake this one.
+			if !dead {
+				d.gates.stopKey(string(w.NS), w.Topic, string(w.Key))
+			}
+			d.resolveSideTarget(w.Ticket, record.Answer{
+				Topic: w.Topic, Partition: record.AnyPartition, Offset: -1, Refusal: w.Refusal, Held: w.Held,
+			})
+			continue
+		}
+
+		e := Exception{
+			ID:       w.ID,
+			StringID: w.StringID,
+			NSHash:   w.NS,
+			Topic:    w.Topic,
+			ticket:   w.Ticket,
+			targets:  1,
+			bytes:    int64(w.Bytes),
+		}
+		if w.Refusal != nil {
+			e.Refusal = *w.Refusal
+		}
+		if dead {
+			d.queueException(e)
+			continue
+		}
+
+		e.Pending = []string{w.Topic}
+		e.Key = string(w.Key)
+		switch {
+		case w.Refusal != nil:
+			e.State = event.StateRetry
+		case errors.Is(w.Held, record.ErrParked):
+			e.State = event.StateParked
+		default:
+			e.State = event.StateBlocked
+		}
+		d.queueException(e, Gate{string(w.NS), w.Topic, e.Key})
+	}
+}
+
+// CloseGate counts an exception of a previous owner. ns is the value of the header `outrelay-ns`;
+// it is empty if records carry none.
+func (d *Dispatcher) CloseGate(ns, topic, key string) { d.gates.changeWaiting(ns, topic, key, 1) }
+
+// OpenAllGates opens every gate, before the exceptions are loaded again from the beginning.
+// Nothing may be in flight during the load.
+func (d *Dispatcher) OpenAllGates() { d.gates.openAll() }
+
+// SidesInFlight returns the number of deliveries outside of the stream's order that are not
+// resolved yet.
+func (d *Dispatcher) SidesInFlight() int { return int(d.sidesInFlight.Load()) }
+
+// OpenGate removes one exception of the stream from its gate: it was sent to topic and that is
+// recorded, or it is dead.
+func (d *Dispatcher) OpenGate(ns, topic, key string) { d.gates.changeWaiting(ns, topic, key, -1) }
+
+// ResumeKey allows deliveries outside of the stream's order for a key again. It is called after
+// all withdrawn records of the key have been handled.
+func (d *Dispatcher) ResumeKey(ns, topic, key string) { d.gates.resumeKey(ns, topic, key) }
+
+// CountGated returns the number of exceptions that the gates count, over all topics.
+func (d *Dispatcher) CountGated() int {
+	d.gates.mu.Lock()
+	defer d.gates.mu.Unlock()
+	return d.gates.waiting
+}
+
+// holdTargets queues one exception for the targets of item whose indexes are in held, and
+// closes their gates.
+func (d *Dispatcher) holdTargets(item *Item, held []int, state string, t record.Ticket) {
+	first := &item.Records[held[0]]
+	ns := string(first.Header(record.HeaderNamespace))
+
+	e := item.newException(record.Refusal{}, t, 0)
+	e.State = state
+	e.Key = string(first.Key)
+	e.targets = len(held)
+
+	gates := make([]Gate, len(held))
+	for k, i := range held {
+		rec := &item.Records[i]
+		e.Pending = append(e.Pending, rec.Topic)
+		e.bytes += int64(d.sink.Size(rec))
+		gates[k] = Gate{ns, rec.Topic, e.Key}
+	}
+	d.queueException(e, gates...)
+}

@@ -1,0 +1,233 @@
+package pipeline
+
+import (
+	"context"
+	"slices"
+	"sync"
+
+	"github.com/outrelay/outrelay/internal/outboxes"
+	"github.com/outrelay/outrelay/internal/record"
+	"github.com/outrelay/outrelay/internal/routing"
+	"github.com/outrelay/outrelay/internal/waiting"
+	"github.com/outrelay/outrelay/pkg/event"
+)
+
+// Outlet publishes envelopes that come from the collections instead of the stream. It implements
+// waiting.Outlet and is safe for concurrent use.
+type Outlet struct {
+	BuildConfig
+	dispatcher *Dispatcher
+	readBack   ReadBack
+	pool       sync.Pool // of *outgoing: the loops of the reconciler publish concurrently
+}
+
+// outgoing contains the buffers of one call of an Outlet.
+type outgoing struct {
+	recordBuilder
+	recs []record.Record
+}
+
+// NewOutlet returns an outlet that publishes to d. readBack contains the records that an earlier
+// owner has sent.
+func NewOutlet(c BuildConfig, d *Dispatcher, readBack ReadBack) *Outlet {
+	o := &Outlet{BuildConfig: c, dispatcher: d, readBack: readBack}
+	o.pool.New = func() any { return &outgoing{recordBuilder: c.newBuilder()} }
+	return o
+}
+
+// Publish implements waiting.Outlet.
+func (o *Outlet) Publish(
+	ctx context.Context, e *outboxes.Envelope, topics []string, answer func(record.Published),
+) error {
+	w := o.pool.Get().(*outgoing)
+	defer o.pool.Put(w)
+	if err := event.Parse(e.Raw, &w.view); err != nil {
+		return err
+	}
+	if err := w.checkSeal(); err != nil {
+		return err
+	}
+	now := o.Now()
+	if err := w.checkExpiry(now); err != nil {
+		return err
+	}
+
+	w.meta = routing.Meta{
+		DB:              e.DB,
+		Coll:            e.Coll,
+		ClusterTime:     e.TS,
+		CommitMS:        now.UnixMilli(), // the record gets the time at which it is sent (N12)
+		MultiCollection: o.Scope.Multiple(),
+		Redelivered:     e.Redelivered,
+	}
+	var refused []record.Answer
+	var err error
+	if w.recs, refused, err = w.buildRecords(w.recs[:0], topics); err != nil {
+		return err
+	}
+	if len(w.recs) == 0 {
+		return refused[0].Refusal
+	}
+
+	if len(refused) > 0 {
+		forward := answer
+		answer = func(p record.Published) {
+			p.Answers = append(slices.Clone(p.Answers), refused...)
+			forward(p)
+		}
+	}
+	return o.dispatcher.Publish(ctx, w.recs, o.traceAnswers(e, w.recs, answer))
+}
+
+// CheckEnvelope implements waiting.Exceptions.Check.
+func (o *Outlet) CheckEnvelope(v *event.View) error { return checkSeal(v, o.Seal) }
+
+// RouteTopics returns the topics of an envelope that does not list its targets.
+func (o *Outlet) RouteTopics(e *outboxes.Envelope) ([]string, error) {
+	w := o.pool.Get().(*outgoing)
+	defer o.pool.Put(w)
+	if err := event.Parse(e.Raw, &w.view); err != nil {
+		return nil, err
+	}
+	if err := w.checkSeal(); err != nil {
+		return nil, err
+	}
+
+	targets, err := w.router.Route(&w.view, w.targets[:0])
+	w.targets = targets
+	if err != nil {
+		return nil, err
+	}
+	topics := make([]string, len(targets))
+	for i := range targets {
+		topics[i] = targets[i].Topic
+	}
+	return topics, nil
+}
+
+// AckFound acks the records of an envelope for topics, if the read-back has found them. It reports
+// whether it has.
+func (o *Outlet) AckFound(e *outboxes.Envelope, topics []string, answer func(record.Published)) bool {
+	w := o.pool.Get().(*outgoing)
+	defer o.pool.Put(w)
+	return w.buildIdentities(o, e, topics) && o.dispatcher.AckIfFound(w.recs, answer)
+}
+
+// buildIdentities builds the records of an envelope for topics, or for all its topics if topics is
+// nil. The records have the right identities and targets, but neither values nor headers. It
+// returns false if the envelope has no records.
+func (w *outgoing) buildIdentities(o *Outlet, e *outboxes.Envelope, topics []string) bool {
+	if event.Parse(e.Raw, &w.view) != nil || w.checkSeal() != nil {
+		return false
+	}
+
+	w.meta = routing.Meta{DB: e.DB, Coll: e.Coll, CommitMS: 1, MultiCollection: o.Scope.Multiple()}
+	var err error
+	var refused []record.Answer
+	if w.recs, refused, err = w.buildRecords(w.recs[:0], topics); err != nil || len(w.recs) == 0 {
+		return false
+	}
+
+	// An earlier owner may have sent the record to a refused topic while that topic was allowed.
+	for _, a := range refused {
+		rec := w.recs[0]
+		rec.Topic = a.Topic
+		rec.Partition = record.AnyPartition
+		w.recs = append(w.recs, rec)
+	}
+	return true
+}
+
+// FindHits returns the records of an envelope that the read-back has found, for topics, or for all
+// its topics if topics is nil.
+func (o *Outlet) FindHits(e *outboxes.Envelope, topics []string) []waiting.Hit {
+	w := o.pool.Get().(*outgoing)
+	defer o.pool.Put(w)
+	if !w.buildIdentities(o, e, topics) {
+		return nil
+	}
+
+	all := make([]string, len(w.recs))
+	for i := range w.recs {
+		all[i] = w.recs[i].Topic
+	}
+	var hits []waiting.Hit
+	for i := range w.recs {
+		tp, offset, ok := o.readBack.FindHit(&w.recs[i])
+		if !ok {
+			continue
+		}
+		hits = append(hits, waiting.Hit{
+			ID:       string(w.view.AppendID(nil)),
+			StringID: w.view.AmbiguousID(),
+			Delivery: w.view.Delivery,
+			Topic:    w.recs[i].Topic,
+			Targets:  all,
+			TP:       tp,
+			Offset:   offset,
+		})
+	}
+	return hits
+}
+
+// Settle implements waiting.Outlet.
+func (o *Outlet) Settle(tickets []record.Ticket) { o.dispatcher.Settle(tickets) }
+
+// OpenGate implements waiting.Outlet.
+func (o *Outlet) OpenGate(ns, topic, key string) {
+	o.dispatcher.OpenGate(o.RecordNamespace(ns), topic, key)
+}
+
+// ResumeKey implements waiting.Outlet.
+func (o *Outlet) ResumeKey(ns, topic, key string) {
+	o.dispatcher.ResumeKey(o.RecordNamespace(ns), topic, key)
+}
+
+// Flush implements waiting.Outlet.
+func (o *Outlet) Flush() { o.dispatcher.Flush() }
+
+// RecordNamespace returns the namespace ns in the form that records have, which is part of the
+// names of gates (N7, N15). It is empty if the watcher has one collection.
+func (o *Outlet) RecordNamespace(ns string) string {
+	if !o.Scope.Multiple() {
+		return ""
+	}
+	h := routing.NamespaceHash(ns)
+	return string(h[:])
+}
+
+// Reached implements waiting.Outlet.
+func (o *Outlet) Reached() string {
+	p, ok := o.dispatcher.Reached()
+	if !ok {
+		return ""
+	}
+	return outboxes.PosOf(p)
+}
+
+var _ waiting.Outlet = (*Outlet)(nil)
+
+// traceAnswers returns answer. If the delivery of e is sampled, the returned function also reports
+// the answers to the trace.
+func (o *Outlet) traceAnswers(e *outboxes.Envelope, recs []record.Record,
+	answer func(record.Published),
+) func(record.Published) {
+	d := o.Tap.Begin(recs, e.DB, e.Coll, 0)
+	if d == nil {
+		return answer
+	}
+
+	return func(p record.Published) {
+		for _, a := range p.Answers {
+			switch {
+			case a.Refusal != nil:
+				d.NotSent(a.Topic, string(a.Refusal.Class), true)
+			case a.Held != nil:
+				d.NotSent(a.Topic, "held", false)
+			default:
+				d.Acked(record.TopicPartition{Topic: a.Topic, Partition: a.Partition}, a.Offset)
+			}
+		}
+		answer(p)
+	}
+}

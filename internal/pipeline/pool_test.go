@@ -1,0 +1,124 @@
+package pipeline
+
+import (
+	"testing"
+	"time"
+
+	"github.com/outrelay/outrelay/internal/record"
+)
+
+// One slot has all of a process's memory, two have a half each, and never both more than all of it: what the first has in use
+// beyond its half keeps the second waiting until it is acked.
+func TestN13_SlotsShareWhatTheirProcessHas(t *testing.T) {
+	t.Parallel()
+	pool := NewPool(800, 4000) // the streams' share is 600
+	one, _, _ := newTestDispatcher(t, Config{Pool: pool})
+	two, _, _ := newTestDispatcher(t, Config{Pool: pool})
+	deliver := func(d *Dispatcher, n int) <-chan error {
+		t.Helper()
+		done := make(chan error, 1)
+		go func() {
+			for range n {
+				if err := d.Deliver(t.Context(), itemOfSize("a", 100)); err != nil {
+					done <- err
+					return
+				}
+			}
+			done <- nil
+		}()
+		return done
+	}
+	in := func(done <-chan error) {
+		t.Helper()
+		select {
+		case err := <-done:
+			if err != nil {
+				t.Fatal(err)
+			}
+		case <-time.After(30 * time.Second):
+			t.Fatal("what fits waits")
+		}
+	}
+	waits := func(done <-chan error, d *Dispatcher) {
+		t.Helper()
+		for began := time.Now(); !d.Waiting(); {
+			select {
+			case <-done:
+				t.Fatal("what does not fit does not wait")
+			case <-time.After(time.Millisecond):
+			}
+			if time.Since(began) > 30*time.Second {
+				t.Fatal("nobody waits")
+			}
+		}
+	}
+	limits := func(d *Dispatcher, bytes, tickets int64) {
+		t.Helper()
+		if b, n := d.Limits(); b != bytes || n != tickets {
+			t.Errorf("%d bytes and %d tickets, want %d and %d", b, n, bytes, tickets)
+		}
+	}
+	acked := func(d *Dispatcher, ticket int) {
+		d.Acked(record.TopicPartition{Topic: "a"}, int64(ticket), []record.Ticket{record.Ticket(ticket)}, 100)
+	}
+
+	one.Start(positionAt(1))
+	limits(one, 800, 4000)
+	in(deliver(one, 6)) // all of it
+
+	two.Start(positionAt(1))
+	limits(one, 400, 2000)
+	limits(two, 400, 2000)
+	in(deliver(two, 1)) // one goes always
+	second := deliver(two, 1)
+	waits(second, two) // although its own share has room
+	for ticket := range 2 {
+		acked(one, ticket)
+	}
+	in(second) // 400 of one, 200 of two
+	more := deliver(one, 1)
+	waits(more, one) // it is above its half
+	third := deliver(two, 1)
+	waits(third, two) // all is in use
+	acked(one, 2)
+	in(third) // 300 of each
+	waits(more, one)
+
+	two.LeavePool()
+	limits(one, 800, 4000)
+	in(more)
+	in(deliver(one, 2))
+	waits(deliver(one, 1), one) // 600 again: what two still holds counts no more
+	acked(two, 0)               // and changes nothing when it comes back
+	if _, n := one.Unresolved(); n != 600 {
+		t.Errorf("%d bytes in use, want 600", n)
+	}
+	if used := pool.stream.used.Load(); used != 600 {
+		t.Errorf("%d bytes of the pool in use, want 600", used)
+	}
+	acked(one, 3)
+}
+
+// The reconciler's quarter is divided as the stream's share is, and everybody has some tickets.
+func TestN13_ManySlotsHaveAFewTicketsEach(t *testing.T) {
+	t.Parallel()
+	pool := NewPool(80<<20, 2000)
+	var all []*Dispatcher
+	for range 4 {
+		d, _, _ := newTestDispatcher(t, Config{Pool: pool})
+		d.Start(positionAt(1))
+		all = append(all, d)
+	}
+	for _, d := range all {
+		if b, n := d.Limits(); b != 20<<20 || n != minTickets || d.sideBudget.currentShare() != 5<<20 {
+			t.Errorf("%d bytes, %d tickets, %d bytes of the reconciler", b, n, d.sideBudget.currentShare())
+		}
+	}
+	for _, d := range all[1:] {
+		d.LeavePool()
+		d.LeavePool() // a second time changes nothing
+	}
+	if b, n := all[0].Limits(); b != 80<<20 || n != 2000 {
+		t.Errorf("alone %d bytes and %d tickets", b, n)
+	}
+}

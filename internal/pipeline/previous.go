@@ -1,0 +1,94 @@
+package pipeline
+
+import (
+	"crypto/sha256"
+	"slices"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+
+	"github.com/outrelay/outrelay/internal/deadletter"
+	"github.com/outrelay/outrelay/internal/record"
+)
+
+// PreviousOwner contains the envelopes after the checkpoint that an earlier owner stored as
+// exceptions, with the topics for which they wait, and the envelopes that it dead-lettered, with
+// the topics that rejected them.
+//
+// The stream repeats their events. The reconciler owns the stored topics. The other topics may not
+// have got their records, which may have been queued when that owner died, so the stream sends them
+// like any other event. The read-back has found the records that were sent (N15). PreviousOwner is
+// filled before the stream is opened.
+type PreviousOwner struct {
+	waitingTopics map[[16]byte][]string
+	// deadTopics is keyed by the position in the stream as well: a dead envelope has left its
+	// collection, and its id may have been inserted again.
+	deadTopics map[[16]byte][]string
+	buf        []byte
+}
+
+func NewPreviousOwner() *PreviousOwner {
+	return &PreviousOwner{waitingTopics: map[[16]byte][]string{}, deadTopics: map[[16]byte][]string{}}
+}
+
+func (o *PreviousOwner) IsEmpty() bool { return len(o.waitingTopics)+len(o.deadTopics) == 0 }
+
+func (o *PreviousOwner) Reset() {
+	clear(o.waitingTopics)
+	clear(o.deadTopics)
+}
+
+// hashKey returns the map key of an envelope or, with pos, of its event at a position.
+func (o *PreviousOwner) hashKey(ns string, id bson.RawValue, pos ...byte) [16]byte {
+	o.buf = append(o.buf[:0], ns...)
+	o.buf = append(o.buf, 0, byte(id.Type))
+	o.buf = append(o.buf, id.Value...)
+	if len(pos) > 0 {
+		o.buf = append(o.buf, 0)
+		o.buf = append(o.buf, pos...)
+	}
+
+	sum := sha256.Sum256(o.buf)
+	return [16]byte(sum[:])
+}
+
+// AddDeadLetter adds a dead letter of the collection ns.
+func (o *PreviousOwner) AddDeadLetter(ns string, l deadletter.LaterLetter) {
+	k := o.hashKey(ns, l.ID, []byte(l.Pos)...)
+	o.deadTopics[k] = append(o.deadTopics[k], l.Topic)
+}
+
+// removeDeadTopics removes the records for topics that rejected the envelope. dead reports whether
+// the event at pos has a dead letter.
+func (o *PreviousOwner) removeDeadTopics(
+	ns string, id bson.RawValue, pos []byte, records []record.Record,
+) (rest []record.Record, dead bool) {
+	if len(o.deadTopics) == 0 {
+		return records, false
+	}
+	topics, dead := o.deadTopics[o.hashKey(ns, id, pos...)]
+	return dropTopics(records, topics), dead
+}
+
+// AddWaiting adds an envelope that waits for topics. The topic "" is for all topics.
+func (o *PreviousOwner) AddWaiting(ns string, id bson.RawValue, topics []string) {
+	o.waitingTopics[o.hashKey(ns, id)] = topics
+}
+
+// removeWaitingTopics removes the records for topics for which the envelope waits. waiting reports
+// whether it waits for any.
+func (o *PreviousOwner) removeWaitingTopics(
+	ns string, id bson.RawValue, records []record.Record,
+) (rest []record.Record, waiting bool) {
+	topics, waiting := o.waitingTopics[o.hashKey(ns, id)]
+	if !waiting {
+		return records, false
+	}
+	return dropTopics(records, topics), true
+}
+
+// dropTopics removes the records for topics, in place. The topic "" is for all topics.
+func dropTopics(records []record.Record, topics []string) []record.Record {
+	return slices.DeleteFunc(records, func(r record.Record) bool {
+		return slices.Contains(topics, r.Topic) || slices.Contains(topics, "")
+	})
+}

@@ -1,0 +1,374 @@
+package pipeline
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+
+	"github.com/outrelay/outrelay/internal/changestream"
+	"github.com/outrelay/outrelay/internal/gap"
+	"github.com/outrelay/outrelay/internal/record"
+	"github.com/outrelay/outrelay/pkg/event"
+	"github.com/outrelay/outrelay/resume"
+)
+
+// A batch of the change stream can hold thousands of events. Idle lanes are flushed and positions
+// are set inside a batch as well, so that a large batch delays neither.
+const (
+	flushEvery    = 64  // events between two flushes of idle lanes
+	positionEvery = 256 // events between two positions that the watermark can reach
+)
+
+// Pump is the hot path: it decodes the events of the change stream, routes them and delivers them
+// to the dispatcher. A single goroutine runs it. All that an event needs is reused, so an event
+// costs no allocation.
+type Pump struct {
+	recordBuilder
+
+	BuildConfig
+	PumpConfig
+
+	// sweptEvents are sent by the sweep that precedes this stream (N22). It is nil once the stream
+	// has passed them.
+	sweptEvents *gap.Skip
+
+	// State of the current event, and buffers reused for the next one.
+	ev             changestream.Event
+	item           Item
+	nsBuf          []byte
+	lastCollection [16]byte
+	eventCount     int
+	replaying      bool // the stream has not passed ReplayUntil
+}
+
+// Term is the term of ownership that the pump works for.
+type Term interface {
+	// HandleDDL handles an event that is not an insert.
+	HandleDDL(ctx context.Context, ev *changestream.Event) error
+	// AdoptCollection registers the collection of ev, which is new.
+	AdoptCollection(ctx context.Context, ev *changestream.Event) error
+	// MarkDirty returns once the collection ns is on the dirty list.
+	MarkDirty(ctx context.Context, ns string) error
+	// NoteScheduled notes a scheduled envelope.
+	NoteScheduled(ns string, id bson.RawValue, dueAt time.Time)
+	// NoteProgress is called for each batch, also for an empty one.
+	NoteProgress()
+	// CountDropped is called for each expired envelope that is dropped.
+	CountDropped()
+}
+
+// PumpConfig contains the parts and settings of a pump. All fields are required, except for those
+// that can be nil.
+type PumpConfig struct {
+	Dispatcher  *Dispatcher
+	Term        Term
+	ReadBack    ReadBack
+	Collections map[[16]byte]bool // registered for this watcher, by UUID (N25)
+
+	DropExpired      bool   // drop expired envelopes instead of dead-lettering them
+	RecordDeliveries bool   // record every delivery on its envelope
+	StampMargin      uint32 // seconds by which a server timestamp may precede the commit
+
+	// Events that the stream repeats although they were dealt with before. The pump sets Previous
+	// and DrainedSlots to nil once the stream has passed the part that they cover.
+	ReplayUntil  bson.Timestamp // end of the part whose records the read-back may have found
+	Previous     *PreviousOwner // exceptions and dead letters of the previous owner
+	DrainedSlots []DrainedSlot  // slots of an earlier division of the watcher (N28)
+}
+
+// NewPump returns a pump that has not read any event.
+func NewPump(b BuildConfig, c PumpConfig) *Pump {
+	return &Pump{recordBuilder: b.newBuilder(), BuildConfig: b, PumpConfig: c, replaying: true}
+}
+
+// SkipSwept returns the set of events that the following stream may repeat after a sweep. It uses
+// at most the given bytes.
+func (p *Pump) SkipSwept(bytes int64) *gap.Skip {
+	if p.sweptEvents == nil {
+		p.sweptEvents = gap.NewSkip(bytes)
+	}
+	return p.sweptEvents
+}
+
+// Run pumps batches until the reader closes in, and then returns nil. It returns early with the
+// first error, or with the cause of ctx when ctx ends.
+func (p *Pump) Run(ctx context.Context, in <-chan *changestream.Batch) error {
+	for {
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+
+		case b, open := <-in:
+			if !open {
+				return nil
+			}
+
+			p.Term.NoteProgress()
+			if err := p.handleBatch(ctx, b); err != nil {
+				return err
+			}
+		}
+	}
+}
+
+// handleBatch delivers the events of b in order and then releases b. It blocks while the dispatcher
+// has no room.
+func (p *Pump) handleBatch(ctx context.Context, b *changestream.Batch) error {
+	for _, raw := range b.Docs {
+		if err := p.handleEvent(ctx, raw); err != nil {
+			return err
+		}
+
+		p.eventCount++
+		if p.eventCount%flushEvery == 0 {
+			p.Dispatcher.Flush()
+		}
+		if p.eventCount%positionEvery == 0 {
+			// The token aliases the batch, and the dispatcher keeps it for longer.
+			token := slices.Clone(resume.Token(p.ev.Token))
+			p.Dispatcher.Position(resume.Position{Token: token, ClusterTime: p.ev.ClusterTime})
+		}
+	}
+
+	// The position of the batch can be later than its last event: the server also advances past
+	// events that the pipeline filters out.
+	p.Dispatcher.Position(b.Position)
+	p.Dispatcher.Flush()
+
+	if p.replaying && b.Position.ClusterTime.After(p.ReplayUntil) {
+		p.ReadBack.EndReplay()
+		p.Dispatcher.EndReplay()
+		p.replaying = false
+		p.Previous = nil
+	}
+
+	b.Release()
+	return nil
+}
+
+// handleEvent parses one event of the stream into p.ev. It delivers the event unless the event is
+// not an insert into a watched collection, or was delivered before.
+func (p *Pump) handleEvent(ctx context.Context, raw []byte) error {
+	if err := changestream.Parse(raw, &p.ev); err != nil {
+		return err
+	}
+	if p.ev.Op != changestream.Insert {
+		return p.Term.HandleDDL(ctx, &p.ev)
+	}
+	if !p.Scope.Matches(p.ev.DB, p.ev.Coll) {
+		return nil
+	}
+
+	// A collection must be registered for this watcher before an event of it is sent (N25).
+	// Consecutive events mostly share a collection, so the lookup is rare.
+	if p.ev.UUID != p.lastCollection && p.ev.HasUUID {
+		if !p.Collections[p.ev.UUID] {
+			if err := p.Term.AdoptCollection(ctx, &p.ev); err != nil {
+				return err
+			}
+		}
+		p.lastCollection = p.ev.UUID
+	}
+
+	if p.DrainedSlots != nil && p.deliveredByOldSlot() {
+		return nil
+	}
+	if p.sweptEvents != nil && p.deliveredBySweep() {
+		return nil
+	}
+
+	return p.deliverInsert(ctx, p.ev.WallMS)
+}
+
+// deliverInsert delivers the insert in p.ev, which comes from the stream or from a sweep. It blocks
+// while the dispatcher has no room.
+func (p *Pump) deliverInsert(ctx context.Context, commitMS int64) error {
+	item := &p.item
+	*item = Item{
+		CommitMS: commitMS,
+		Raw:      p.ev.Document,
+		DB:       p.ev.DB,
+		Coll:     p.ev.Coll,
+		Pos:      p.ev.Data,
+		Records:  item.Records[:0],
+	}
+	fillErr := p.fillItem(item)
+
+	// The seal is checked first. Otherwise a forged envelope could pass for an exception of the
+	// previous owner.
+	if p.ev.HasDocument {
+		if forged := p.checkSeal(); forged != nil {
+			item.Records = item.Records[:0]
+			return p.rejectEnvelope(ctx, item, forged)
+		}
+	}
+
+	// The stream repeats envelopes of the previous owner. Topics for which it dead-lettered the
+	// envelope, or left it waiting, are settled. It may have died before it sent the others, so
+	// those are delivered here (N15).
+	if p.Previous != nil {
+		id := p.documentID()
+
+		var dead, waiting bool
+		item.Records, dead = p.Previous.removeDeadTopics(p.namespace(), id, p.ev.Data, item.Records)
+		if dead && fillErr == nil && len(item.Records) == 0 {
+			return nil
+		}
+
+		item.Records, waiting = p.Previous.removeWaitingTopics(p.namespace(), id, item.Records)
+		if waiting && (fillErr != nil || len(item.Records) == 0) {
+			// Not rejected, even if it has expired since: the reconciler decides that when the
+			// envelope's turn comes.
+			return nil
+		}
+		if waiting {
+			return p.Dispatcher.Deliver(ctx, item)
+		}
+	}
+
+	if fillErr != nil {
+		return p.rejectEnvelope(ctx, item, fillErr)
+	}
+	if p.ownedByReconciler() {
+		return p.leaveToReconciler(ctx)
+	}
+
+	p.recordDelivery(item)
+	p.traceDelivery(item)
+	return p.Dispatcher.Deliver(ctx, item)
+}
+
+// ownedByReconciler reports whether only the reconciler may send the envelope in p.view: it is an
+// exception (N16), or it is scheduled (N19).
+func (p *Pump) ownedByReconciler() bool { return p.view.State != nil || p.view.HasDueAt }
+
+// leaveToReconciler makes sure that the reconciler will find the envelope in p.ev. It returns once
+// the collection is on the dirty list: after the watermark has passed the envelope, a later owner
+// looks only at collections on that list (N17).
+func (p *Pump) leaveToReconciler(ctx context.Context) error {
+	ns := p.namespace()
+	if err := p.Term.MarkDirty(ctx, ns); err != nil {
+		return err
+	}
+
+	if p.view.State == nil {
+		p.Term.NoteScheduled(ns, p.documentID(), time.UnixMilli(p.view.DueAt))
+	}
+	return nil
+}
+
+// fillItem parses the envelope in p.ev and appends one record per target to item. The records share
+// key, value and headers. An envelope that the reconciler owns gets none. The error is a
+// *record.Refusal.
+func (p *Pump) fillItem(item *Item) error {
+	if !p.ev.HasDocument {
+		item.Raw = envelopeWithIDOnly(&p.ev)
+		return &record.Refusal{Class: record.Malformed, Reason: string(p.ev.Note)}
+	}
+
+	if err := event.Parse(p.ev.Document, &p.view); err != nil {
+		return err
+	}
+	if p.ownedByReconciler() {
+		return nil
+	}
+	expired := p.checkExpiry(p.Now())
+	if expired != nil && !p.replaying {
+		return expired
+	}
+
+	p.meta.DB = p.ev.DB
+	p.meta.Coll = p.ev.Coll
+	p.meta.ClusterTime = p.ev.ClusterTime
+	p.meta.CommitMS = p.ev.WallMS
+
+	var err error
+	item.Records, _, err = p.buildRecords(item.Records, nil)
+
+	// If the previous owner sent a record of the envelope in time, the envelope has not expired.
+	// That owner began all targets together, so the remaining targets get their records as well.
+	if err == nil && expired != nil && !slices.ContainsFunc(item.Records, p.isInTopic) {
+		item.Records = item.Records[:0]
+		return expired
+	}
+	return err
+}
+
+// isInTopic reports whether the read-back has found the record in its topic.
+func (p *Pump) isInTopic(r record.Record) bool {
+	_, _, ok := p.ReadBack.FindHit(&r)
+	return ok
+}
+
+// recordDelivery requests that the delivery of item is recorded on its envelope. The configuration
+// may require that. An envelope without a server timestamp always requires it: otherwise neither
+// sweep nor purge could determine that it was sent (N25).
+func (p *Pump) recordDelivery(item *Item) {
+	// A timestamp far older than the commit was copied here with the document. It is unrelated to
+	// this insert.
+	stamp := p.view.TS
+	if p.ev.ClusterTime.T > stamp.T+p.StampMargin {
+		stamp = bson.Timestamp{}
+	}
+	if !p.RecordDeliveries && !stamp.IsZero() {
+		return
+	}
+
+	id := p.documentID()
+	item.Sent = &Sent{
+		NS: p.namespace(),
+		ID: bson.RawValue{Type: id.Type, Value: slices.Clone(id.Value)},
+		TS: stamp,
+	}
+}
+
+// documentID returns the _id of the envelope in p.ev. It aliases the batch.
+func (p *Pump) documentID() bson.RawValue {
+	return bson.Raw(p.ev.Document).Lookup("_id")
+}
+
+// namespace returns "database.collection" of p.ev.
+func (p *Pump) namespace() string {
+	p.nsBuf = append(p.nsBuf[:0], p.ev.DB...)
+	p.nsBuf = append(p.nsBuf, '.')
+	p.nsBuf = append(p.nsBuf, p.ev.Coll...)
+	return string(p.nsBuf)
+}
+
+// rejectEnvelope dead-letters the envelope of item if err is a *record.Refusal, and returns any
+// other err. An expired envelope is dropped instead if it is configured so.
+func (p *Pump) rejectEnvelope(ctx context.Context, item *Item, err error) error {
+	refusal, ok := errors.AsType[*record.Refusal](err)
+	if !ok {
+		return err
+	}
+
+	if refusal.Class == record.Expired && p.DropExpired {
+		p.Term.CountDropped()
+		return nil
+	}
+
+	item.Dead = refusal
+	item.Records = item.Records[:0]
+	return p.Dispatcher.Deliver(ctx, item)
+}
+
+// envelopeWithIDOnly returns an envelope that contains only the id of ev. It is for an event that
+// was too large for the stream, and whose document was gone when it was fetched (N24).
+func envelopeWithIDOnly(ev *changestream.Event) []byte {
+	raw, err := bson.Marshal(bson.D{{Key: "_id", Value: bson.RawValue{Type: bson.Type(ev.IDType), Value: ev.ID}}})
+	if err != nil {
+		return nil
+	}
+	return raw
+}
+
+// traceDelivery attaches a trace to item if the delivery of p.ev is sampled.
+func (p *Pump) traceDelivery(item *Item) {
+	if d := p.Tap.Begin(item.Records, p.ev.DB, p.ev.Coll, item.CommitMS); d != nil {
+		item.Follow = d
+	}
+}

@@ -1,0 +1,98 @@
+package pipeline
+
+import (
+	"context"
+	"slices"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+
+	"github.com/outrelay/outrelay/internal/record"
+)
+
+// Sent is an envelope whose delivery is recorded on its document. Either this was requested,
+// or the envelope has no timestamp of the server, so that only its document can show that it
+// was sent.
+type Sent struct {
+	NS      string
+	ID      bson.RawValue
+	TS      bson.Timestamp
+	Answers []record.Answer // one for each target
+
+	ticket record.Ticket
+	void   bool // a target became an exception, which is recorded separately
+}
+
+// Recorder stores deliveries.
+type Recorder interface {
+	// Sent stores batch, fenced. When it returns nil, the batch is majority-committed (N3).
+	Sent(ctx context.Context, batch []*Sent) error
+}
+
+// queueDeliveries queues resolved envelopes for RunRecorder. A void envelope is not recorded:
+// its ticket is resolved at once.
+func (d *Dispatcher) queueDeliveries(list []*Sent) {
+	if len(list) == 0 {
+		return
+	}
+
+	for _, s := range list {
+		if s.void {
+			d.tracker.Resolve(s.ticket)
+		}
+	}
+	list = slices.DeleteFunc(list, func(s *Sent) bool { return s.void })
+
+	d.sentMu.Lock()
+	d.deliveries = append(d.deliveries, list...)
+	d.sentMu.Unlock()
+
+	select {
+	case d.deliveryWake <- struct{}{}:
+	default: // a token is pending already
+	}
+}
+
+// RunRecorder records deliveries until ctx ends, and then returns nil. It resolves their
+// tickets after that, so a checkpoint never passes a delivery that is still to be recorded. It
+// returns the error that the retry policy considers final.
+func (d *Dispatcher) RunRecorder(ctx context.Context) error {
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-d.deliveryWake:
+		}
+
+		for batch := d.nextDeliveries(); len(batch) > 0; batch = d.nextDeliveries() {
+			err := d.cfg.Retry(ctx, func() error { return d.cfg.Recorder.Sent(ctx, batch) })
+			if err != nil {
+				if ctx.Err() != nil {
+					return nil
+				}
+				return err
+			}
+
+			for _, s := range batch {
+				d.tracker.Resolve(s.ticket)
+			}
+
+			// Deliver may be waiting for room in the window. The bytes were released by the acks.
+			d.budget.wakeWaiters()
+		}
+	}
+}
+
+// nextDeliveries removes the next batch from the queue and returns it. The batch is empty if
+// the queue is.
+func (d *Dispatcher) nextDeliveries() []*Sent {
+	d.sentMu.Lock()
+	defer d.sentMu.Unlock()
+
+	n := min(len(d.deliveries), maxExceptions)
+	batch := d.deliveries[:n:n]
+	d.deliveries = d.deliveries[n:]
+	if len(d.deliveries) == 0 {
+		d.deliveries = nil
+	}
+	return batch
+}

@@ -1,0 +1,195 @@
+package pipeline
+
+import (
+	"context"
+	"errors"
+
+	"github.com/outrelay/outrelay/internal/record"
+)
+
+// side is a delivery outside of the stream's order: a retried, parked, scheduled or
+// replayed envelope.
+type side struct {
+	targets     []sideTarget
+	targetsLeft int
+	bytes       int64
+	answers     []record.Answer
+	onResolved  func(record.Published)
+}
+
+// sideTarget is one target of a side delivery.
+type sideTarget struct {
+	topic    string
+	size     int
+	resolved bool
+}
+
+// Publish sends the records of one envelope, one for each topic, outside of the stream's
+// order. It blocks while the reconciler's share of the budget is full (N13). It returns the
+// cause of ctx if ctx ends, or the error that ended the sink. After an error, onResolved is
+// not called.
+//
+// Otherwise onResolved is called once, when each target has its answer, possibly from within
+// Publish. It must not block, and must not call the dispatcher or the sink. The stored offsets
+// wait for Settle.
+func (d *Dispatcher) Publish(ctx context.Context, recs []record.Record, onResolved func(record.Published)) error {
+	s := &side{targetsLeft: len(recs), onResolved: onResolved, targets: make([]sideTarget, len(recs))}
+	for i := range recs {
+		s.targets[i] = sideTarget{topic: recs[i].Topic, size: d.sink.Size(&recs[i])}
+		s.bytes += int64(s.targets[i].size)
+	}
+	if err := d.sideBudget.reserve(ctx, s.bytes, alwaysReady, d.sink.Flush); err != nil {
+		return err
+	}
+
+	d.holdOffsetsInReplay()
+	ticket := d.tracker.BeginSide()
+	if len(recs) == 0 {
+		d.releaseBytes(d.sideBudget, s.bytes)
+		onResolved(record.Published{Ticket: ticket})
+		return nil
+	}
+
+	// The delivery is registered first: the sink may ack a record from within Send.
+	d.addSide(ticket, s)
+	for i := range recs {
+		err := d.sink.Send(&recs[i], ticket)
+		if err == nil {
+			continue
+		}
+
+		a := record.Answer{Topic: recs[i].Topic, Partition: record.AnyPartition, Offset: -1}
+		if errors.As(err, &a.Refusal); a.Refusal == nil {
+			if !errors.Is(err, record.ErrParked) && !errors.Is(err, record.ErrBlocked) {
+				d.dropSide(ticket)
+				return err
+			}
+			a.Held = err
+		}
+		d.resolveSideTarget(ticket, a)
+	}
+	return nil
+}
+
+// AckIfFound acks the records in recs that the read-back has found, and sends none. The records
+// belong to one envelope outside of the stream's order. Take does not block.
+//
+// If it finds any, it calls onResolved once with their answers before it returns true. The
+// stored offsets then wait for Settle.
+func (d *Dispatcher) AckIfFound(recs []record.Record, onResolved func(record.Published)) bool {
+	// One target too many keeps the delivery from being resolved by an ack. How many records
+	// are found is known only at the end.
+	s := &side{targetsLeft: len(recs) + 1, targets: make([]sideTarget, len(recs))}
+	for i := range recs {
+		s.targets[i] = sideTarget{topic: recs[i].Topic, size: d.sink.Size(&recs[i])}
+	}
+
+	ticket := d.tracker.BeginSide()
+	d.addSide(ticket, s)
+	for i := range recs {
+		d.sink.AckIfFound(&recs[i], ticket)
+	}
+	d.dropSide(ticket)
+
+	if len(s.answers) == 0 {
+		d.tracker.Settle([]record.Ticket{ticket})
+		return false
+	}
+	onResolved(record.Published{Ticket: ticket, Answers: s.answers})
+	return true
+}
+
+// alwaysReady is the condition of a reservation that waits for bytes only.
+func alwaysReady() bool { return true }
+
+// Settle marks side deliveries as settled: their outcome is majority-committed (N8).
+func (d *Dispatcher) Settle(tickets []record.Ticket) { d.tracker.Settle(tickets) }
+
+// addSide registers the side delivery s under its ticket.
+func (d *Dispatcher) addSide(ticket record.Ticket, s *side) {
+	d.sideMu.Lock()
+	d.sides[ticket] = s
+	d.sideMu.Unlock()
+
+	d.sidesInFlight.Add(1)
+}
+
+// resolveSideTarget stores the answer of one target, and returns the bytes that the target
+// had reserved. The last answer resolves the delivery and calls its onResolved.
+func (d *Dispatcher) resolveSideTarget(ticket record.Ticket, a record.Answer) (bytes int) {
+	d.sideMu.Lock()
+	s := d.sides[ticket]
+	if s == nil {
+		d.sideMu.Unlock()
+		return 0
+	}
+
+	for i := range s.targets {
+		target := &s.targets[i]
+		if !target.resolved && target.topic == a.Topic {
+			target.resolved = true
+			bytes = target.size
+			break
+		}
+	}
+
+	s.answers = append(s.answers, a)
+	s.targetsLeft--
+	last := s.targetsLeft == 0
+	if last {
+		delete(d.sides, ticket)
+	}
+	d.sideMu.Unlock()
+
+	if last {
+		d.sidesInFlight.Add(-1)
+		d.releaseBytes(d.sideBudget, s.bytes)
+		s.onResolved(record.Published{Ticket: ticket, Answers: s.answers})
+	}
+	return bytes
+}
+
+// dropSide removes a side delivery without calling its onResolved, and releases its bytes.
+func (d *Dispatcher) dropSide(ticket record.Ticket) {
+	d.sideMu.Lock()
+	s := d.sides[ticket]
+	delete(d.sides, ticket)
+	d.sideMu.Unlock()
+
+	if s != nil {
+		d.sidesInFlight.Add(-1)
+		d.releaseBytes(d.sideBudget, s.bytes)
+	}
+}
+
+// sideAck is the offset of one side delivery in an acked batch.
+type sideAck struct {
+	ticket record.Ticket
+	offset int64
+}
+
+// collectSideAcks returns the side deliveries in an acked batch. If none is in flight, it
+// returns nil at the cost of one atomic load.
+func (d *Dispatcher) collectSideAcks(base int64, tickets []record.Ticket) []sideAck {
+	if d.sidesInFlight.Load() == 0 {
+		return nil
+	}
+
+	var acks []sideAck
+	for i, t := range tickets {
+		if t.IsSide() {
+			acks = append(acks, sideAck{t, base + int64(i)})
+		}
+	}
+	return acks
+}
+
+// resolveSideAcks resolves the targets of acks in tp, and returns the bytes that they had
+// reserved.
+func (d *Dispatcher) resolveSideAcks(tp record.TopicPartition, acks []sideAck) (bytes int) {
+	for _, ack := range acks {
+		a := record.Answer{Topic: tp.Topic, Partition: tp.Partition, Offset: ack.offset}
+		bytes += d.resolveSideTarget(ack.ticket, a)
+	}
+	return bytes
+}

@@ -1,0 +1,356 @@
+package slots
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
+
+	"github.com/outrelay/outrelay/internal/config"
+	"github.com/outrelay/outrelay/internal/lease"
+	"github.com/outrelay/outrelay/internal/nodes"
+	"github.com/outrelay/outrelay/internal/slot"
+)
+
+const (
+	// refreshSoon is how long an attempt at a slot waits for a new table, if other nodes have room
+	// for the slot.
+	refreshSoon = 50 * time.Millisecond
+	// keepLeast and keepMost bound how long a node keeps the slots that it took beyond its quota.
+	// The time doubles with each such slot, so that slots are not passed around.
+	keepLeast = nodes.StaleAfter
+	keepMost  = 5 * time.Minute
+)
+
+// Balancer distributes the slots among the live nodes, without a leader. Each node reads the
+// same documents, computes the same quotas, acquires no slot beyond its own quota, and hands over
+// its surplus one slot at a time. A slot is handed over like at a stop: its lease is released and
+// acquired, and no event is lost, repeated or reordered.
+//
+// A node counts as live while it sends heartbeats, reaches Kafka if any node does, and has let no
+// lease expire. Any node may acquire a slot that stays free, because the node that has room for it
+// does not acquire it.
+type Balancer struct {
+	cfg      config.Config
+	state    *mongo.Database
+	nodes    *nodes.Nodes
+	process  Process
+	every    time.Duration // between two refreshes of the table
+	patience time.Duration // after which any node may acquire a free slot
+	wakeup   chan struct{} // capacity 1: refresh the table soon
+
+	mu          sync.Mutex
+	table       slot.Table        // as read last; it has no nodes before the first read
+	held        map[int]bool      // slots that this node owns
+	trying      map[int]bool      // slots that this node attempts to acquire
+	handingOver map[int]bool      // slots in held that are being handed over
+	freeSince   map[int]time.Time // when a slot was first seen free
+	rescuedAt   time.Time         // when this node last acquired a slot beyond its quota
+	keepFor     time.Duration     // how long this node hands over nothing after rescuedAt
+}
+
+// Process is the process that owns the slots of a node.
+type Process interface {
+	// ReportSharing sets or, if err is nil, clears the problem that the slots cannot be shared.
+	ReportSharing(err error)
+	// LeaveNodes removes this node from the list of nodes.
+	LeaveNodes(ctx context.Context)
+	// IsHalted reports whether slot i waits for an operator.
+	IsHalted(i int) bool
+	// RequestHandOver requests that slot i is handed over. It returns false if the slot has not
+	// received an earlier request yet.
+	RequestHandOver(i int, reason string) bool
+}
+
+// NewBalancer returns a balancer of the slots that cfg configures. It does no I/O. list contains
+// the nodes of the watcher.
+func NewBalancer(cfg config.Config, state *mongo.Database, list *nodes.Nodes, process Process) *Balancer {
+	return &Balancer{
+		cfg:         cfg,
+		state:       state,
+		nodes:       list,
+		process:     process,
+		every:       cfg.Lease.Renew,
+		patience:    max(3*cfg.Lease.Renew, time.Second),
+		wakeup:      make(chan struct{}, 1),
+		held:        map[int]bool{},
+		trying:      map[int]bool{},
+		handingOver: map[int]bool{},
+		freeSince:   map[int]time.Time{},
+	}
+}
+
+// Run keeps the table up to date and hands over surplus slots, until work ends. When stop
+// ends, it removes this node from the list of nodes at once, so that the other nodes acquire its
+// slots.
+func (b *Balancer) Run(stop, work context.Context) error {
+	tick := time.NewTicker(b.every)
+	defer tick.Stop()
+	stopping := stop.Done()
+
+	for {
+		if err := b.refreshTable(work); err != nil && work.Err() == nil {
+			b.process.ReportSharing(err)
+		} else {
+			b.process.ReportSharing(nil)
+		}
+		if stop.Err() == nil {
+			b.handOverOne(time.Now())
+		}
+
+		select {
+		case <-work.Done():
+			return nil
+
+		case <-stopping:
+			stopping = nil
+			b.process.LeaveNodes(work)
+
+		case <-tick.C:
+
+		case <-b.wakeup:
+			pause := time.NewTimer(refreshSoon)
+			select {
+			case <-pause.C:
+			case <-work.Done():
+			}
+			pause.Stop()
+		}
+	}
+}
+
+// refreshTable reads which nodes are live and which slots they own.
+func (b *Balancer) refreshTable(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, nodes.BeatEvery)
+	defer cancel()
+	listed, err := b.nodes.List(ctx)
+	if err != nil {
+		return err
+	}
+	docs, err := b.readSlotDocuments(ctx)
+	if err != nil {
+		return err
+	}
+
+	t := slot.Table{Slots: make([]slot.Holding, b.cfg.Slots)}
+	lapsed := map[string]bool{} // nodes that have let a lease expire
+	for i := range t.Slots {
+		d, ok := docs[slot.Range{I: i, N: b.cfg.Slots}.ID(b.cfg.Watcher)]
+		if !ok {
+			continue
+		}
+
+		t.Slots[i] = slot.Holding{Pin: d.Control.Pin, Paused: d.Control.Paused}
+		switch {
+		case d.Owner == "":
+		case d.Live:
+			t.Slots[i].Node = d.Node
+		case !d.Control.Paused:
+			lapsed[d.Node] = true
+		}
+	}
+	t.Nodes = b.liveNodes(listed, lapsed)
+	b.setTable(t, time.Now())
+
+	// The mark is stored, so that no node counts on the lapsed node, also after other nodes have
+	// acquired its slots. If the node is alive, its next heartbeat removes the mark.
+	for node := range lapsed {
+		if node == b.cfg.Node {
+			continue
+		}
+		if err := b.nodes.Lapsed(ctx, node); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// liveNodes returns the nodes that share the slots. It always includes this node.
+func (b *Balancer) liveNodes(list []nodes.Node, lapsed map[string]bool) []string {
+	cfg := b.cfg
+	list = slices.DeleteFunc(list, func(n nodes.Node) bool {
+		if n.Node == cfg.Node {
+			return false
+		}
+		dead := !n.Alive(nodes.StaleAfter) || n.Lapsed || lapsed[n.Node]
+		other := n.Slots != cfg.Slots || !slices.Contains(n.Watchers, cfg.Watcher) ||
+			len(n.Roles) > 0 && !slices.Contains(n.Roles, string(nodes.Relay))
+		return dead || other
+	})
+
+	// If no node reaches Kafka, the cause is Kafka and not the nodes.
+	anyReaches := slices.ContainsFunc(list, func(n nodes.Node) bool { return n.KafkaReachable })
+	out := []string{cfg.Node}
+	for _, n := range list {
+		if n.Node != cfg.Node && (n.KafkaReachable || !anyReaches) {
+			out = append(out, n.Node)
+		}
+	}
+	return out
+}
+
+// slotDocument contains the fields of a watcher document that the balancer needs.
+type slotDocument struct {
+	ID      string        `bson:"_id"`
+	Owner   string        `bson:"owner"`
+	Node    string        `bson:"node"`
+	Live    bool          `bson:"live"` // the lease has not expired
+	Control lease.Control `bson:"control"`
+}
+
+// readSlotDocuments returns the documents of all slots, by id.
+func (b *Balancer) readSlotDocuments(ctx context.Context) (map[string]slotDocument, error) {
+	coll := b.state.Collection("watchers")
+	ids := bson.A{}
+	for _, p := range slot.Ranges(b.cfg.Slots) {
+		ids = append(ids, p.ID(b.cfg.Watcher))
+	}
+
+	// The server compares the expiry with its own clock.
+	cur, err := coll.Aggregate(ctx, mongo.Pipeline{
+		{{Key: "$match", Value: bson.D{{Key: "_id", Value: bson.D{{Key: "$in", Value: ids}}}}}},
+		{{Key: "$project", Value: bson.D{
+			{Key: "owner", Value: 1},
+			{Key: "node", Value: 1},
+			{Key: "control", Value: 1},
+			{Key: "live", Value: bson.D{{Key: "$gt", Value: bson.A{"$expiresAt", "$$NOW"}}}},
+		}}},
+	})
+	if err != nil {
+		return nil, fmt.Errorf("reading the watcher documents: %w", err)
+	}
+	var list []slotDocument
+	if err := cur.All(ctx, &list); err != nil {
+		return nil, fmt.Errorf("reading the watcher documents: %w", err)
+	}
+
+	docs := make(map[string]slotDocument, len(list))
+	for _, d := range list {
+		docs[d.ID] = d
+	}
+	return docs, nil
+}
+
+// setTable stores the table and updates since when slots are free.
+func (b *Balancer) setTable(t slot.Table, now time.Time) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.table = t
+	for i, s := range t.Slots {
+		if s.Node != "" || !t.CountsForQuota(i) {
+			delete(b.freeSince, i)
+		} else if b.freeSince[i].IsZero() {
+			b.freeSince[i] = now
+		}
+	}
+}
+
+// yieldReason is the reason with which a slot is handed over.
+const yieldReason = "another node has fewer slots"
+
+// handOverOne hands over one slot if this node has more than its quota.
+func (b *Balancer) handOverOne(now time.Time) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	self := b.cfg.Node
+	if len(b.table.Nodes) == 0 || now.Sub(b.rescuedAt) < b.keepFor {
+		return
+	}
+
+	// The slots are not counted in the table: for a while it may show a slot that was just handed
+	// over.
+	mine := 0
+	for i := range b.table.Slots {
+		if b.table.CountsForQuota(i) && b.held[i] && !b.handingOver[i] {
+			mine++
+		}
+	}
+	if mine <= b.table.Quota(self) {
+		return
+	}
+
+	for i := len(b.table.Slots) - 1; i >= 0; i-- {
+		if b.table.Slots[i].Node != self || !b.table.CountsForQuota(i) || !b.held[i] || b.handingOver[i] ||
+			b.process.IsHalted(i) {
+			continue
+		}
+
+		if b.process.RequestHandOver(i, yieldReason) {
+			b.handingOver[i] = true
+		}
+		return
+	}
+}
+
+// AdmitAttempt implements lease.Config.Admit: it decides whether this node may attempt to acquire
+// slot i. If not, it returns how long to wait before the next question. If so, it returns a
+// function that must be called with the outcome.
+func (b *Balancer) AdmitAttempt(i int, pinned bool) (time.Duration, func(bool)) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if len(b.table.Nodes) == 0 {
+		b.requestRefresh()
+		return refreshSoon, nil
+	}
+
+	mine := 0
+	for j := range b.table.Slots {
+		if b.table.CountsForQuota(j) && (b.held[j] || b.trying[j]) {
+			mine++
+		}
+	}
+	since, free := b.freeSince[i]
+	rescue := free && time.Since(since) > b.patience
+	beyond := mine >= b.table.Quota(b.cfg.Node)
+	if beyond && !pinned && !rescue {
+		b.requestRefresh()
+		return refreshSoon, nil
+	}
+
+	b.trying[i] = true
+	return 0, func(won bool) {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		delete(b.trying, i)
+		delete(b.freeSince, i)
+		b.held[i] = won
+		if won && beyond && !pinned {
+			b.noteRescueLocked(time.Now())
+		}
+	}
+}
+
+// noteRescueLocked records that this node has acquired a slot beyond its quota. The caller holds
+// mu.
+func (b *Balancer) noteRescueLocked(now time.Time) {
+	if now.Sub(b.rescuedAt) > 4*b.keepFor {
+		b.keepFor = keepLeast / 2
+	}
+	b.rescuedAt = now
+	b.keepFor = min(2*b.keepFor, keepMost)
+}
+
+// NoteReleased records that this node no longer owns slot i. It does nothing if b is nil, which
+// means that there is one slot.
+func (b *Balancer) NoteReleased(i int) {
+	if b == nil {
+		return
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	delete(b.held, i)
+	delete(b.handingOver, i)
+	b.requestRefresh()
+}
+
+// requestRefresh requests that the table is read soon. It does not block.
+func (b *Balancer) requestRefresh() {
+	select {
+	case b.wakeup <- struct{}{}:
+	default:
+	}
+}

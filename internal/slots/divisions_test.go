@@ -1,0 +1,61 @@
+package slots
+
+import (
+	"testing"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.uber.org/goleak"
+
+	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+	"github.com/outrelay/outrelay/internal/slot"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(stacktest.Settled(m, goleak.Find)) }
+
+// The first to ask decides how many slots there are; a watcher from before there were any has what its documents say.
+func TestN28_ADivisionIsAgreedOn(t *testing.T) {
+	t.Parallel()
+	db := stacktest.Database(t, stacktest.Client(t))
+	d := NewDivisions(db)
+	two, three := slot.Range{I: 0, N: 2}, slot.Range{I: 1, N: 3}
+	if err := d.Agree(t.Context(), "w", two); err != nil {
+		t.Fatal(err)
+	}
+	if err := d.Agree(t.Context(), "w", three); err == nil {
+		t.Error("three slots of a watcher of two")
+	}
+	if _, err := db.Collection("watchers").InsertMany(t.Context(), []any{bson.D{{Key: "_id", Value: "old/0of1"}}, bson.D{{Key: "_id", Value: "old.er/0of3"}}, bson.D{{Key: "_id", Value: "old.er/1of3"}}}); err != nil {
+		t.Fatal(err)
+	}
+	if err := d.Agree(t.Context(), "old", two); err == nil {
+		t.Error("two slots of a watcher whose document says one")
+	}
+	if err := d.Agree(t.Context(), "old", slot.Range{}); err != nil {
+		t.Error(err)
+	}
+	if ids, err := d.IDs(t.Context(), "old.er"); err != nil || len(ids) != 2 || ids[1] != "old.er/1of3" {
+		t.Errorf("%v, %v", ids, err)
+	}
+	if begun, err := d.Begun(t.Context(), "w", two); err != nil || begun {
+		t.Errorf("begun %v, %v", begun, err)
+	}
+	if err := d.Begin(t.Context(), "w", two); err != nil {
+		t.Fatal(err)
+	}
+	if begun, err := d.Begun(t.Context(), "w", two); err != nil || !begun {
+		t.Errorf("begun %v, %v", begun, err)
+	}
+	first, err := d.StartAt(t.Context(), "w", two, bson.Timestamp{T: 7, I: 1})
+	if err != nil || first.T != 7 {
+		t.Errorf("%v, %v", first, err)
+	}
+	if again, err := d.StartAt(t.Context(), "w", slot.Range{I: 1, N: 2}, bson.Timestamp{T: 9}); err != nil || again != first {
+		t.Errorf("the second slot begins at %v, %v", again, err)
+	}
+	if err := d.Discard(t.Context(), "old/0of1"); err != nil {
+		t.Fatal(err)
+	}
+	if n, _ := db.Collection("watchers").CountDocuments(t.Context(), bson.D{{Key: "_id", Value: "old/0of1"}}); n != 0 {
+		t.Error("an empty document stays")
+	}
+}

@@ -1,2 +1,0 @@
-// Package store holds the agreement on the number of slots of a watcher.
-package store
