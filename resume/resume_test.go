@@ -23,8 +23,10 @@ func TestMain(m *testing.M) {
 }
 
 func newPosition(t, i uint32, rest string) resume.Position {
-	return resume.Position{Token: resume.TokenOf(fmt.Sprintf("82%08X%08X%s", t, i, rest)),
-		ClusterTime: bson.Timestamp{T: t, I: i}}
+	return resume.Position{
+		Token:       resume.TokenOf(fmt.Sprintf("82%08X%08X%s", t, i, rest)),
+		ClusterTime: bson.Timestamp{T: t, I: i},
+	}
 }
 
 func TestTokenClusterTime(t *testing.T) {
@@ -148,8 +150,10 @@ func TestTokenOfRealStream(t *testing.T) {
 		}
 
 		sec, inc := cs.Current.Lookup("clusterTime").Timestamp()
-		pos := resume.Position{Token: resume.Token(cs.Current.Lookup("_id").Document()).Clone(),
-			ClusterTime: bson.Timestamp{T: sec, I: inc}}
+		pos := resume.Position{
+			Token:       resume.Token(cs.Current.Lookup("_id").Document()).Clone(),
+			ClusterTime: bson.Timestamp{T: sec, I: inc},
+		}
 		if got, ok := pos.Token.ClusterTime(); !ok || got != pos.ClusterTime {
 			t.Errorf("ClusterTime = %v, want the server's %v", got, pos.ClusterTime)
 		}
@@ -210,8 +214,10 @@ func TestStore(t *testing.T) {
 				t.Error(diff)
 			}
 
-			for _, older := range []resume.Position{newPosition(9, 9, "29"), newPosition(10, 0, "29"),
-				{ClusterTime: bson.Timestamp{T: 10, I: 1}}} {
+			for _, older := range []resume.Position{
+				newPosition(9, 9, "29"), newPosition(10, 0, "29"),
+				{ClusterTime: bson.Timestamp{T: 10, I: 1}},
+			} {
 				if err := s.Save(ctx, "w", resume.Checkpoint{Position: older}); !errors.Is(err, resume.ErrStale) {
 					t.Errorf("Save of the earlier position %s returned %v, want ErrStale", older.Token, err)
 				}

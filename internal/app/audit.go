@@ -40,8 +40,8 @@ func (t *term) auditPeriodically(ctx context.Context) error {
 
 func (t *term) auditOnce(ctx context.Context, out *pipeline.Outlet, audit *pipeline.Audit) error {
 	if len(t.dirty.dirtyOutboxes()) == 0 && t.dispatcher.CountGated() == 0 {
-		t.metrics.Exceptions.Reset()
-		t.waitingCount.Store(0)
+		t.slot.metrics.Exceptions.Reset()
+		t.slot.waitingCount.Store(0)
 		return nil
 	}
 
@@ -53,15 +53,15 @@ func (t *term) auditOnce(ctx context.Context, out *pipeline.Outlet, audit *pipel
 	if err != nil {
 		return err
 	}
-	t.metrics.Exceptions.Reset()
+	t.slot.metrics.Exceptions.Reset()
 	waiting := int64(0)
 	for _, c := range counts {
-		t.metrics.Exceptions.WithLabelValues(c.State).Add(float64(c.N))
+		t.slot.metrics.Exceptions.WithLabelValues(c.State).Add(float64(c.N))
 		if c.State != "scheduled" {
 			waiting += c.N
 		}
 	}
-	t.waitingCount.Store(waiting)
+	t.slot.waitingCount.Store(waiting)
 	return nil
 }
 

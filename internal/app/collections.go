@@ -21,13 +21,13 @@ func (t *term) findCollections(ctx context.Context, doc *lease.Document) (claims
 		return nil, err
 	}
 	err = t.retryCall(ctx, "mongodb", func(ctx context.Context) (err error) {
-		claims, err = t.registry.Registrations(ctx, t.cfg.Watcher)
+		claims, err = t.slot.relay.registry.Registrations(ctx, t.slot.cfg.Watcher)
 		return err
 	})
 
 	if err == nil && doc.Position().IsZero() && doc.Gap == nil && len(claims) > 0 && t.slotHadBegun(ctx) {
 		err = &HaltError{
-			What: "the watcher document of " + t.displayName() + " vanished: its place in the stream is lost",
+			What: "the watcher document of " + t.slot.displayName() + " vanished: its place in the stream is lost",
 			Fix:  "run `outrelay recover`, which sweeps the collections; no envelope is lost",
 		}
 	}
@@ -37,11 +37,11 @@ func (t *term) findCollections(ctx context.Context, doc *lease.Document) (claims
 // listCollections updates the list of collections that have a watched name.
 func (t *term) listCollections(ctx context.Context) error {
 	var dbs []string
-	if db, _ := t.scope.Target(); db != "" {
+	if db, _ := t.slot.scope.Target(); db != "" {
 		dbs = []string{db}
 	}
 	return t.retryCall(ctx, "mongodb", func(ctx context.Context) error {
-		found, err := outboxes.ListOutboxes(ctx, t.mongo.state, t.scope.Matches, dbs...)
+		found, err := outboxes.ListOutboxes(ctx, t.slot.relay.mongo.state, t.slot.scope.Matches, dbs...)
 		if err == nil {
 			t.setWatchedOutboxes(t.assignSlot(found))
 		}
@@ -121,7 +121,7 @@ func (t *term) claimCollection(
 	// A claim of another watcher does not go away, so it must not be retried.
 	var claimed *outboxes.ClaimedError
 	err = t.retryCall(ctx, "mongodb", func(ctx context.Context) (err error) {
-		before, err = t.registry.RegisterAt(ctx, o.UUID, o.NS(), t.cfg.Watcher, at)
+		before, err = t.slot.relay.registry.RegisterAt(ctx, o.UUID, o.NS(), t.slot.cfg.Watcher, at)
 		if errors.As(err, &claimed) {
 			return nil
 		}
@@ -136,7 +136,7 @@ func (t *term) claimCollection(
 // adoptCollection registers a collection that appeared while the stream runs. The pump calls it
 // before it delivers the first event of the collection.
 func (t *term) adoptCollection(ctx context.Context, ev *changestream.Event) error {
-	o := outboxes.Outbox{DB: string(ev.DB), Coll: string(ev.Coll), UUID: ev.UUID, Part: t.part}
+	o := outboxes.Outbox{DB: string(ev.DB), Coll: string(ev.Coll), UUID: ev.UUID, Part: t.slot.part}
 	if _, err := t.claimCollection(ctx, o, ev.ClusterTime); err != nil {
 		return err
 	}

@@ -88,7 +88,7 @@ func (d *dirtyList) markAllNonEmpty(ctx context.Context) error {
 func (d *dirtyList) markIfNonEmpty(ctx context.Context, o outboxes.Outbox) error {
 	still := false
 	err := d.t.retryRead(ctx, func(ctx context.Context) (err error) {
-		coll := mongodb.Majority(d.t.mongo.state.Database(o.DB).Collection(o.Coll))
+		coll := mongodb.Majority(d.t.slot.relay.mongo.state.Database(o.DB).Collection(o.Coll))
 		still, err = outboxes.StillDirty(ctx, coll, o.Part)
 		return err
 	})
@@ -109,14 +109,14 @@ const (
 
 // cleanPeriodically removes collections that are empty from the list, until ctx ends.
 func (d *dirtyList) cleanPeriodically(ctx context.Context) error {
-	for wait := d.t.pace.clean; retry.Sleep(ctx, wait) == nil; {
+	for wait := d.t.slot.relay.pace.clean; retry.Sleep(ctx, wait) == nil; {
 		began := time.Now()
 		for _, o := range d.dirtyOutboxes() {
 			if err := d.removeIfEmpty(ctx, o); err != nil && ctx.Err() == nil {
 				d.t.log.Debug("cannot remove a collection from the dirty list", "collection", o.NS(), "reason", err)
 			}
 		}
-		wait = max(d.t.pace.clean, cleanShare*time.Since(began))
+		wait = max(d.t.slot.relay.pace.clean, cleanShare*time.Since(began))
 	}
 	return nil
 }
@@ -125,7 +125,7 @@ func (d *dirtyList) cleanPeriodically(ctx context.Context) error {
 // some, so a read without lock and transaction comes first.
 func (d *dirtyList) removeIfEmpty(ctx context.Context, o outboxes.Outbox) error {
 	reached, _ := d.t.dispatcher.Reached()
-	if holds, err := d.holdsWork(ctx, d.t.mongo.state, mongodb.Majority, o, reached); err != nil || holds {
+	if holds, err := d.holdsWork(ctx, d.t.slot.relay.mongo.state, mongodb.Majority, o, reached); err != nil || holds {
 		return err
 	}
 	return d.removeInTransaction(ctx, o)
@@ -162,7 +162,7 @@ func (d *dirtyList) removeInTransaction(ctx context.Context, o outboxes.Outbox) 
 		defer cancel()
 
 		client := mongo.SessionFromContext(tx).Client()
-		watchers := client.Database(d.t.cfg.MongoDB.State).Collection("watchers")
+		watchers := client.Database(d.t.slot.cfg.MongoDB.State).Collection("watchers")
 		own := bson.D{{Key: "_id", Value: d.t.held.Document().ID}}
 		var doc lease.Document
 		err := watchers.FindOne(call, own).Decode(&doc)

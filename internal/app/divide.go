@@ -14,7 +14,7 @@ import (
 // assignSlot sets the slot of the term in each outbox of list, and returns list.
 func (t *term) assignSlot(list []outboxes.Outbox) []outboxes.Outbox {
 	for i := range list {
-		list[i].Part = t.part
+		list[i].Part = t.slot.part
 	}
 	return list
 }
@@ -24,13 +24,13 @@ func (t *term) assignSlot(list []outboxes.Outbox) []outboxes.Outbox {
 // claims may belong to other slots, so the slot is looked up. If that fails, it returns true: a
 // slot must not start from the beginning by mistake.
 func (t *term) slotHadBegun(ctx context.Context) bool {
-	if t.part.Whole() {
+	if t.slot.part.Whole() {
 		return true
 	}
 
 	begun := true
 	_ = t.retryCall(ctx, "mongodb", func(ctx context.Context) (err error) {
-		begun, err = t.divisions.Begun(ctx, t.cfg.Watcher, t.part)
+		begun, err = t.slot.relay.divisions.Begun(ctx, t.slot.cfg.Watcher, t.slot.part)
 		return err
 	})
 	return begun
@@ -40,11 +40,11 @@ func (t *term) slotHadBegun(ctx context.Context) bool {
 // first of them starts. at is the proposal of this slot. If the slots started at different times,
 // events in between would be missing or sent twice.
 func (t *term) agreeOnStart(ctx context.Context, at bson.Timestamp) (bson.Timestamp, error) {
-	if t.part.Whole() {
+	if t.slot.part.Whole() {
 		return at, nil
 	}
 	err := t.retryCall(ctx, "mongodb", func(ctx context.Context) (err error) {
-		at, err = t.divisions.StartAt(ctx, t.cfg.Watcher, t.part, at)
+		at, err = t.slot.relay.divisions.StartAt(ctx, t.slot.cfg.Watcher, t.slot.part, at)
 		return err
 	})
 	return at, err
@@ -52,11 +52,11 @@ func (t *term) agreeOnStart(ctx context.Context, at bson.Timestamp) (bson.Timest
 
 // markSlotBegun stores that the slot has a position.
 func (t *term) markSlotBegun(ctx context.Context) error {
-	if t.part.Whole() {
+	if t.slot.part.Whole() {
 		return nil
 	}
 	return t.retryCall(ctx, "mongodb", func(ctx context.Context) error {
-		return t.divisions.Begin(ctx, t.cfg.Watcher, t.part)
+		return t.slot.relay.divisions.Begin(ctx, t.slot.cfg.Watcher, t.slot.part)
 	})
 }
 

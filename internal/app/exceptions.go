@@ -98,13 +98,13 @@ func (x *exceptionWriter) deadLetterFor(e pipeline.Exception) (l deadletter.Lett
 		l, err = x.newIDOnlyLetter(&e)
 		return l, true, err
 
-	case e.State == event.StateRetry && x.t.cfg.Retry.MaxAttempts <= 1:
+	case e.State == event.StateRetry && x.t.slot.cfg.Retry.MaxAttempts <= 1:
 		attempt := deadletter.Attempt{
-			At:     x.t.clock.now(),
+			At:     x.t.slot.relay.clock.now(),
 			Topic:  e.Topic,
 			Class:  e.Refusal.Class,
 			Reason: e.Refusal.Reason,
-			Node:   x.t.cfg.Node,
+			Node:   x.t.slot.cfg.Node,
 		}
 		e.Refusal = record.Refusal{Class: record.AttemptsExhausted, Reason: waiting.OnlyAttempt + e.Refusal.Reason}
 		l = x.newLetter(&e)
@@ -130,7 +130,7 @@ func (x *exceptionWriter) numberUnstamped(ctx context.Context, list []waiting.Ex
 
 		if at.IsZero() {
 			var err error
-			if at, err = mongodb.ClusterTime(ctx, x.t.mongo.stream); err != nil {
+			if at, err = mongodb.ClusterTime(ctx, x.t.slot.relay.mongo.stream); err != nil {
 				return err
 			}
 		}
@@ -211,10 +211,10 @@ func (x *exceptionWriter) newLetter(e *pipeline.Exception) deadletter.Letter {
 		KeepIfWaiting: e.Topic != "",
 		Source: deadletter.Source{
 			Kind:    "relay",
-			Watcher: x.t.cfg.Watcher,
-			Node:    x.t.cfg.Node,
+			Watcher: x.t.slot.cfg.Watcher,
+			Node:    x.t.slot.cfg.Node,
 			Epoch:   x.t.held.Document().Epoch,
-			Version: x.t.version,
+			Version: x.t.slot.relay.version,
 		},
 	}
 }
@@ -229,7 +229,7 @@ func (x *exceptionWriter) appendWaiting(list []waiting.Exception, e *pipeline.Ex
 		Pos:     e.Pos,
 		Pending: e.Pending,
 		Key:     e.Key,
-		Node:    x.t.cfg.Node,
+		Node:    x.t.slot.cfg.Node,
 		Seal:    x.t.seal,
 		// Every exception during a sweep comes from the sweep: all earlier events are resolved
 		// before it, and it is resolved itself before the stream continues.
@@ -355,7 +355,7 @@ func (x *exceptionWriter) refetchFromStream(
 // which the rejected record has. Without the letter, the watermark would wait for an envelope that
 // cannot be found.
 func (x *exceptionWriter) newIDOnlyLetter(e *pipeline.Exception) (deadletter.Letter, error) {
-	e.NS = x.t.scope.String()
+	e.NS = x.t.slot.scope.String()
 	for _, o := range x.t.watchedOutboxes() {
 		if h := routing.NamespaceHash(o.NS()); len(e.NSHash) == 0 || bytes.Equal(h[:], e.NSHash) {
 			e.NS = o.NS()
@@ -391,7 +391,7 @@ func (x *exceptionWriter) findInCollections(ctx context.Context, e *pipeline.Exc
 			continue
 		}
 
-		coll := x.t.mongo.stream.Database(o.DB).Collection(o.Coll)
+		coll := x.t.slot.relay.mongo.stream.Database(o.DB).Collection(o.Coll)
 		for _, id := range ids {
 			kind, val, err := id.MarshalBSONValue()
 			if err != nil {

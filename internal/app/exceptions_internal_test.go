@@ -16,7 +16,7 @@ import (
 // exceptions are in one batch.
 func TestN15_AnEnvelopeThatTwoTopicsRejectWaitsForBoth(t *testing.T) {
 	t.Parallel()
-	x := &exceptionWriter{t: &term{runner: &runner{Relay: &Relay{cfg: config.Default()}}}}
+	x := &exceptionWriter{t: &term{slot: &runner{relay: &Relay{cfg: config.Default()}}}}
 	raw, err := bson.Marshal(bson.D{{Key: "_id", Value: "e-1"}})
 	if err != nil {
 		t.Fatal(err)

@@ -39,7 +39,7 @@ const (
 // figures counts documents for the metrics and the health rules while this process owns a slot of
 // the watcher.
 type figures struct {
-	*Relay
+	relay     *Relay
 	judge     *health.Evaluator
 	countedAt atomic.Int64 // Unix nanoseconds; 0 while this process owns no slot
 
@@ -51,9 +51,9 @@ type figures struct {
 // countPeriodically counts until ctx ends. If a collection cannot be counted, only the health
 // report contains that.
 func (f *figures) countPeriodically(ctx context.Context) error {
-	m := &f.metrics.Figures
+	m := &f.relay.metrics.Figures
 	m.Limit.Set(figuresLimit)
-	m.Watcher.WithLabelValues(f.cfg.Watcher, f.cfg.Node).Set(1)
+	m.Watcher.WithLabelValues(f.relay.cfg.Watcher, f.relay.cfg.Node).Set(1)
 	m.Health.SetCurrent(string(health.OK))
 	m.Age.SetSource(func() float64 {
 		if at := f.countedAt.Load(); at > 0 {
@@ -62,7 +62,7 @@ func (f *figures) countPeriodically(ctx context.Context) error {
 		return 0
 	})
 	m.Ready.SetSource(func() float64 {
-		ok, _, _ := f.processHealth().Ready()
+		ok, _, _ := f.relay.processHealth().Ready()
 		return boolGauge(ok)
 	})
 
@@ -86,14 +86,14 @@ func (f *figures) countOnce(ctx context.Context, now time.Time) {
 	f.countNodes(ctx)
 
 	// A standby evaluates nothing: the owner reports on the collections.
-	terms := f.activeTerms()
+	terms := f.relay.activeTerms()
 	if len(terms) == 0 {
 		f.countedAt.Store(0)
 		f.indexesCheckedAt = time.Time{}
-		f.metrics.Figures.SetCollections(nil)
+		f.relay.metrics.Figures.SetCollections(nil)
 		f.judge = new(health.Evaluator)
-		f.metrics.Figures.Health.SetCurrent(string(health.OK))
-		f.state.setReport(nil)
+		f.relay.metrics.Figures.Health.SetCurrent(string(health.OK))
+		f.relay.state.setReport(nil)
 		return
 	}
 
@@ -116,19 +116,19 @@ func (f *figures) countOnce(ctx context.Context, now time.Time) {
 
 	if err == nil {
 		f.countedAt.Store(now.UnixNano())
-		f.metrics.Figures.SetCollections(list)
+		f.relay.metrics.Figures.SetCollections(list)
 	} else {
-		f.log.Debug("cannot count the documents of the collections", "reason", err)
+		f.relay.log.Debug("cannot count the documents of the collections", "reason", err)
 	}
 	report := f.judge.Observe(o)
-	f.metrics.Figures.Health.SetCurrent(string(report.Status))
-	f.state.setReport(&report)
+	f.relay.metrics.Figures.Health.SetCurrent(string(report.Status))
+	f.relay.state.setReport(&report)
 }
 
 // waitingExceptions returns the number of exceptions at the last audits.
 func (f *figures) waitingExceptions(terms []*term) (n int64) {
 	for _, t := range terms {
-		n += t.waitingCount.Load()
+		n += t.slot.waitingCount.Load()
 	}
 	return n
 }
@@ -139,7 +139,7 @@ func (f *figures) countNodes(ctx context.Context) {
 	defer cancel()
 
 	// The heartbeat fails with the same error, and reports it.
-	list, err := f.nodes.List(ctx)
+	list, err := f.relay.nodes.List(ctx)
 	if err != nil {
 		return
 	}
@@ -152,8 +152,8 @@ func (f *figures) countNodes(ctx context.Context) {
 			stale++
 		}
 	}
-	f.metrics.Figures.Nodes.WithLabelValues("alive").Set(alive)
-	f.metrics.Figures.Nodes.WithLabelValues("stale").Set(stale)
+	f.relay.metrics.Figures.Nodes.WithLabelValues("alive").Set(alive)
+	f.relay.metrics.Figures.Nodes.WithLabelValues("stale").Set(stale)
 }
 
 // countCollections counts each collection, with a few short queries that use indexes or metadata.
@@ -185,7 +185,7 @@ func (f *figures) countCollections(ctx context.Context, terms []*term) ([]metric
 		f.missingIndexes = map[string]int{}
 	}
 
-	now := f.clock.now()
+	now := f.relay.clock.now()
 	var list []metrics.Collection
 	var failed error
 	inboxes := map[string]bool{}
@@ -215,7 +215,7 @@ func (f *figures) countCollections(ctx context.Context, terms []*term) ([]metric
 func (f *figures) countCollection(
 	ctx context.Context, o outboxes.Outbox, after bson.Timestamp, now time.Time, c *metrics.Collection, inbox bool,
 ) (err error) {
-	db := f.mongo.state.Database(o.DB)
+	db := f.relay.mongo.state.Database(o.DB)
 	coll := db.Collection(o.Coll)
 
 	if !after.IsZero() {
@@ -258,7 +258,7 @@ func (f *figures) countCollection(
 // countIndexes compares the indexes of one collection with the declared indexes. If they cannot be
 // listed, the collection has no metric until the next check.
 func (f *figures) countIndexes(ctx context.Context, o outboxes.Outbox) {
-	missing, err := outboxes.MissingIndexes(ctx, f.mongo.state.Database(o.DB).Collection(o.Coll))
+	missing, err := outboxes.MissingIndexes(ctx, f.relay.mongo.state.Database(o.DB).Collection(o.Coll))
 	if err == nil {
 		f.missingIndexes[o.NS()] = len(missing)
 	}

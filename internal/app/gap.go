@@ -147,7 +147,7 @@ func (t *term) planSweep(
 		from = bson.Timestamp{}
 	}
 
-	t.gap = &lostStretch{Gap: lease.Gap{Reason: reason, From: from, To: to, Since: t.clock.now()}}
+	t.gap = &lostStretch{Gap: lease.Gap{Reason: reason, From: from, To: to, Since: t.slot.relay.clock.now()}}
 	u.Gap = &t.gap.Gap
 	if err := t.retryFenced(ctx, func() error { return t.held.Save(ctx, u) }); err != nil {
 		return changestream.Start{}, err
@@ -177,7 +177,7 @@ func (t *term) resumeGap(
 		return t.planSweep(ctx, doc.Gap.Reason, doc.SweepStart(doc.Gap.From), began, u)
 	}
 
-	if t.cfg.LostHistory == resume.HaltLostHistory && doc.Gap.Reason != lease.GapRequested {
+	if t.slot.cfg.LostHistory == resume.HaltLostHistory && doc.Gap.Reason != lease.GapRequested {
 		return changestream.Start{}, &HaltError{
 			What: "a gap of the change stream is half swept",
 			Fix:  "set lost_history: sweep until it is closed",
@@ -192,13 +192,13 @@ func (t *term) resumeGap(
 // hasUnstampedBacklog reports whether a first start has to sweep: for an envelope without a server
 // timestamp, no time is known at which a stream would contain its insert.
 func (t *term) hasUnstampedBacklog(ctx context.Context, now bson.Timestamp) (found bool, err error) {
-	if t.cfg.Start.Now || !t.cfg.Start.At.IsZero() || t.cfg.LostHistory == resume.HaltLostHistory {
+	if t.slot.cfg.Start.Now || !t.slot.cfg.Start.At.IsZero() || t.slot.cfg.LostHistory == resume.HaltLostHistory {
 		return false, nil
 	}
 
 	for _, c := range t.watchedOutboxes() {
 		err := t.retryRead(ctx, func(ctx context.Context) (err error) {
-			coll := t.mongo.stream.Database(c.DB).Collection(c.Coll)
+			coll := t.slot.relay.mongo.stream.Database(c.DB).Collection(c.Coll)
 			found, err = gap.HasUnstamped(ctx, now, coll, c.Part)
 			return err
 		})
@@ -214,7 +214,7 @@ func (t *term) hasUnstampedBacklog(ctx context.Context, now bson.Timestamp) (fou
 func (t *term) findReadUpTo(ctx context.Context) (map[string]bson.Timestamp, error) {
 	var claims []outboxes.Registration
 	err := t.retryCall(ctx, "mongodb", func(ctx context.Context) (err error) {
-		claims, err = t.registry.Registrations(ctx, t.cfg.Watcher)
+		claims, err = t.slot.relay.registry.Registrations(ctx, t.slot.cfg.Watcher)
 		return err
 	})
 	if err != nil {
@@ -233,22 +233,22 @@ func (t *term) findReadUpTo(ctx context.Context) (map[string]bson.Timestamp, err
 // resolved.
 func (t *term) sweepGap(ctx context.Context) error {
 	g := t.gap
-	g.margin = mongodb.Margin(ctx, t.mongo.stream)
+	g.margin = mongodb.Margin(ctx, t.slot.relay.mongo.stream)
 	readUpTo, err := t.findReadUpTo(ctx)
 	if err != nil {
 		return err
 	}
 
 	s := &gap.Sweep{
-		Client:      t.mongo.stream,
+		Client:      t.slot.relay.mongo.stream,
 		Collections: t.watchedOutboxes(),
 		From:        g.From,
 		ReadUpTo:    readUpTo,
 		To:          g.To,
 		Cursor:      g.Cursor,
 		Margin:      g.margin,
-		Memory:      int64(t.cfg.Limits.Memory) / 4,
-		Skip:        t.pump.SkipSwept(int64(t.cfg.Limits.Memory) / 4),
+		Memory:      int64(t.slot.cfg.Limits.Memory) / 4,
+		Skip:        t.pump.SkipSwept(int64(t.slot.cfg.Limits.Memory) / 4),
 		Publisher:   (*sweeper)(t),
 	}
 	g.lower = s.LowerBound()
@@ -272,7 +272,7 @@ func (t *term) closeGap(ctx context.Context, res gap.Result) error {
 	end := resume.Position{ClusterTime: g.To}
 	t.dispatcher.Position(end)
 	_, _, offsets := t.dispatcher.Snapshot()
-	hash := t.scope.PipelineHash()
+	hash := t.slot.scope.PipelineHash()
 	identities := t.collectionIdentities()
 	u := lease.Update{
 		Checkpoint:   lease.Checkpoint{Position: end, Offsets: offsets},
@@ -305,9 +305,9 @@ func (t *term) closeGap(ctx context.Context, res gap.Result) error {
 	t.gapPacing.lastEnd = g.To
 	t.pump.DrainedSlots = nil
 	t.sweeping.Store(nil)
-	t.state.clearProblems("sweep")
+	t.slot.state.clearProblems("sweep")
 
-	took := t.clock.now().Sub(g.Since).Round(time.Millisecond)
+	took := t.slot.relay.clock.now().Sub(g.Since).Round(time.Millisecond)
 	t.log.Info("the gap is closed", "reason", g.Reason, "swept", res.Swept, "known", res.Skipped,
 		"before_restart", g.Redelivered-res.Swept, "took", took)
 	t.appendEvent(ctx, nodes.GapClosed, bson.D{
@@ -350,7 +350,7 @@ func (s *sweeper) Deliver(ctx context.Context, e *outboxes.Envelope) error {
 	}
 
 	s.gap.Redelivered++
-	s.metrics.Reconciled.WithLabelValues("swept").Inc()
+	s.slot.metrics.Reconciled.WithLabelValues("swept").Inc()
 	p := s.sweeping.Load()
 	p.swept.Add(1)
 	p.lastStamp.Store(e.TS.T)
@@ -361,9 +361,9 @@ func (s *sweeper) Deliver(ctx context.Context, e *outboxes.Envelope) error {
 func (s *sweeper) Reached(ctx context.Context, cursor bson.Timestamp) error {
 	s.dispatcher.Position(resume.Position{ClusterTime: cursor})
 	s.dispatcher.Flush()
-	s.state.clearProblems("sweep")
+	s.slot.state.clearProblems("sweep")
 
-	if now := time.Now(); now.Sub(s.gap.saved) >= cursorSaveEvery*s.cfg.Checkpoint {
+	if now := time.Now(); now.Sub(s.gap.saved) >= cursorSaveEvery*s.slot.cfg.Checkpoint {
 		s.gap.saved = now
 		return (*term)(s).saveCursor(ctx)
 	}
@@ -371,4 +371,4 @@ func (s *sweeper) Reached(ctx context.Context, cursor bson.Timestamp) error {
 }
 
 // Trouble implements gap.Publisher.
-func (s *sweeper) Trouble(err error) { s.reportProblem("sweep", err, false) }
+func (s *sweeper) Trouble(err error) { s.slot.reportProblem("sweep", err, false) }

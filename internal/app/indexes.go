@@ -32,7 +32,7 @@ func (r *Relay) newMigrator(outboxes func(context.Context) ([]outboxes.Outbox, e
 
 // newTermMigrator returns a migrator for the watched collections.
 func (t *term) newTermMigrator() *migrate.Migrator {
-	return t.newMigrator(func(context.Context) ([]outboxes.Outbox, error) { return t.watchedOutboxes(), nil })
+	return t.slot.relay.newMigrator(func(context.Context) ([]outboxes.Outbox, error) { return t.watchedOutboxes(), nil })
 }
 
 // indexesShare bounds the cost of repeated attempts: after an attempt, the pause is at least this
@@ -71,13 +71,13 @@ func (t *term) ensureUntilDone(
 	for {
 		began := time.Now()
 		done := true
-		if t.cfg.MongoDB.Indexes {
+		if t.slot.cfg.MongoDB.Indexes {
 			done = t.migrateOnce(ctx, ns, up, logOnce)
 		}
 		for _, o := range outboxes() {
 			done = t.ensureExpiries(ctx, o, logOnce) && done
 		}
-		if done || retry.Sleep(ctx, max(t.pace.indexes, indexesShare*time.Since(began))) != nil {
+		if done || retry.Sleep(ctx, max(t.slot.relay.pace.indexes, indexesShare*time.Since(began))) != nil {
 			return
 		}
 	}
@@ -137,15 +137,15 @@ func (t *term) indexFirstDeadLetters(letters []deadletter.Letter) {
 // ensureExpiries sets the configured expiries of marked envelopes and dead letters, which the
 // server removes. It reports whether that succeeded.
 func (t *term) ensureExpiries(ctx context.Context, o outboxes.Outbox, logOnce func(slog.Level, string, ...any)) bool {
-	db := t.mongo.state.Database(o.DB)
+	db := t.slot.relay.mongo.state.Database(o.DB)
 	done := true
-	if _, err := outboxes.EnsureSentTTL(ctx, db.Collection(o.Coll), t.cfg.Purge.TTL); err != nil {
+	if _, err := outboxes.EnsureSentTTL(ctx, db.Collection(o.Coll), t.slot.cfg.Purge.TTL); err != nil {
 		done = false
 		logOnce(slog.LevelWarn, "purge.ttl is not in force for this collection", "collection", o.NS(), "reason", err)
 	}
 
 	letters := db.Collection(deadletter.Collection(o.Coll))
-	if err := deadletter.SetExpiry(ctx, letters, t.cfg.DeadLetters.Expire); err != nil {
+	if err := deadletter.SetExpiry(ctx, letters, t.slot.cfg.DeadLetters.Expire); err != nil {
 		done = false
 		logOnce(slog.LevelWarn, "dead_letters.expire is not in force for this collection",
 			"collection", o.NS(), "reason", err)
@@ -165,7 +165,7 @@ func (t *term) checkSchema(ctx context.Context) error {
 		return nil
 	}
 
-	known := t.knownMigrations()
+	known := t.slot.relay.knownMigrations()
 	for _, s := range status.Steps {
 		if s.Breaking && !slices.ContainsFunc(known, func(k migrate.Step) bool { return k.ID == s.ID }) {
 			return &HaltError{

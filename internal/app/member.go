@@ -104,7 +104,7 @@ func (r *Relay) vitalSigns() nodes.Vitals {
 		v.SinceAck = time.Since(time.Unix(0, at))
 	}
 	for _, t := range r.activeTerms() {
-		v.Holds = append(v.Holds, t.part.ID(r.cfg.Watcher))
+		v.Holds = append(v.Holds, t.slot.part.ID(r.cfg.Watcher))
 	}
 	return v
 }

@@ -48,11 +48,11 @@ func (t *term) monitor(ctx context.Context, end context.CancelCauseFunc) {
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()
 	var acked, ticks idleTimer
-	defer t.state.endPulse("monitor")
+	defer t.slot.state.endPulse("monitor")
 	t.announcePinLapsed()
 
 	for {
-		t.state.recordPulse("monitor")
+		t.slot.state.recordPulse("monitor")
 		select {
 		case <-ctx.Done():
 			return
@@ -63,7 +63,7 @@ func (t *term) monitor(ctx context.Context, end context.CancelCauseFunc) {
 				return
 			}
 
-		case reason := <-t.yield:
+		case reason := <-t.slot.yield:
 			end(fmt.Errorf("%w: %s", errStepDown, reason))
 			return
 
@@ -75,7 +75,7 @@ func (t *term) monitor(ctx context.Context, end context.CancelCauseFunc) {
 			if t.isHanging(now, &ticks) {
 				t.log.Error("a stage does not move; stopping the renewal of the lease so that another process takes over",
 					"for", stalledAfter)
-				t.state.setHung()
+				t.slot.state.setHung()
 				t.stopRenewing()
 				end(fmt.Errorf("%w: a stage does not move", errStepDown))
 				return
@@ -119,16 +119,16 @@ func (t *term) hasPendingWork() bool {
 // pending, while another live node reaches Kafka. A target that no node can write, such as a
 // missing topic, is no reason: the nodes would pass the lease around without end.
 func (t *term) shouldStepDown(ctx context.Context, idle time.Duration, now time.Time) bool {
-	if idle < stalledAfter || now.Sub(t.steppedDownAt) < stepDownEvery || t.kafkaReachable.Load() && !t.brokersAway {
+	if idle < stalledAfter || now.Sub(t.slot.steppedDownAt) < stepDownEvery || t.slot.relay.kafkaReachable.Load() && !t.brokersAway {
 		return false
 	}
-	other, err := t.nodes.AnotherReachesKafka(ctx, t.cfg.Node, staleAfter)
+	other, err := t.slot.relay.nodes.AnotherReachesKafka(ctx, t.slot.cfg.Node, staleAfter)
 	if err != nil || !other {
 		return false
 	}
 
-	t.steppedDownAt = now
-	t.lease.HoldOff(stalledAfter)
+	t.slot.steppedDownAt = now
+	t.slot.lease.HoldOff(stalledAfter)
 	return true
 }
 
@@ -141,11 +141,11 @@ func (t *term) updateStatus(ctx context.Context, now time.Time) {
 	t.saveDescription(ctx)
 
 	stream := t.stream.State()
-	t.metrics.StreamState.SetCurrent(string(stream.Phase))
+	t.slot.metrics.StreamState.SetCurrent(string(stream.Phase))
 	if stream.Ready() {
-		t.state.setProblem("stream", "", false)
+		t.slot.state.setProblem("stream", "", false)
 	} else {
-		t.state.setProblem("stream", stream.Reason, stream.Phase == changestream.ConfigError)
+		t.slot.state.setProblem("stream", stream.Reason, stream.Phase == changestream.ConfigError)
 	}
 
 	// The watermark waits for the targets that are not parked. The first of them is the problem.
@@ -175,9 +175,9 @@ func (t *term) updateStatus(ctx context.Context, now time.Time) {
 	}
 
 	blocked = limitBlocked(blocked)
-	t.setBlockedGauges(blocked)
+	t.slot.setBlockedGauges(blocked)
 	t.announceParked(blocked)
-	if t.state.setProblem("stuck", text, false) && text != "" {
+	if t.slot.state.setProblem("stuck", text, false) && text != "" {
 		t.log.Warn("a target cannot be written; the watermark waits for it", "waits", text)
 	}
 	t.stats.update(now, t, disp, stream, blocked)

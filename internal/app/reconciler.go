@@ -36,41 +36,41 @@ type reconciler struct {
 }
 
 func (t *term) retryPolicy() retry.Policy {
-	return retry.Policy{Base: t.cfg.Retry.Base, Cap: t.cfg.Retry.Cap}
+	return retry.Policy{Base: t.slot.cfg.Retry.Base, Cap: t.slot.cfg.Retry.Cap}
 }
 
 // newReconciler returns the reconciler of the term. It starts nothing.
 func (t *term) newReconciler(doc *lease.Document) *reconciler {
 	out := pipeline.NewOutlet(t.buildConfig(), t.dispatcher, t.sink)
-	trouble := func(err error) { t.reportProblem("reconciler", err, false) }
-	well := func() { t.state.clearProblems("reconciler") }
+	trouble := func(err error) { t.slot.reportProblem("reconciler", err, false) }
+	well := func() { t.slot.state.clearProblems("reconciler") }
 
 	f := waiting.NewFinisher(waiting.FinisherConfig{
-		Client:      t.mongo.state,
+		Client:      t.slot.relay.mongo.state,
 		Fencer:      t.held,
 		Outlet:      out,
 		Retry:       t.retryPolicy(),
-		MaxAttempts: t.cfg.Retry.MaxAttempts,
-		Recording:   t.cfg.Recording,
-		DropExpired: t.cfg.Expired == "drop",
-		Watcher:     t.cfg.Watcher,
-		Node:        t.cfg.Node,
-		Version:     t.version,
+		MaxAttempts: t.slot.cfg.Retry.MaxAttempts,
+		Recording:   t.slot.cfg.Recording,
+		DropExpired: t.slot.cfg.Expired == "drop",
+		Watcher:     t.slot.cfg.Watcher,
+		Node:        t.slot.cfg.Node,
+		Version:     t.slot.relay.version,
 		Epoch:       doc.Epoch,
 		Seal:        t.seal,
-		Now:         t.clock.now,
+		Now:         t.slot.relay.clock.now,
 		Log:         t.log,
 		OnRetry:     trouble,
 		OnRecovered: well,
 		Count: func(end waiting.End, class record.Class, n int) {
-			t.metrics.Reconciled.WithLabelValues(end.String()).Add(float64(n))
+			t.slot.metrics.Reconciled.WithLabelValues(end.String()).Add(float64(n))
 			if end == waiting.Dead {
-				t.metrics.DeadLetters.WithLabelValues(string(class)).Add(float64(n))
+				t.slot.metrics.DeadLetters.WithLabelValues(string(class)).Add(float64(n))
 			}
 		},
 	})
 	exceptions := waiting.New(waiting.Config{
-		Client:      t.mongo.state,
+		Client:      t.slot.relay.mongo.state,
 		Collections: t.dirty.dirtyOutboxes,
 		Outlet:      out,
 		Finisher:    f,
@@ -79,36 +79,36 @@ func (t *term) newReconciler(doc *lease.Document) *reconciler {
 		FindRecords: out.FindHits,
 		AckIfFound:  out.AckFound,
 		Compacted:   t.sink.Compacted,
-		Now:         t.clock.now,
+		Now:         t.slot.relay.clock.now,
 		Log:         t.log,
 		OnRetry:     trouble,
 		OnRecovered: well,
 	})
 	scheduled := scheduled.NewScheduled(scheduled.ScheduledConfig{
-		Client:      t.mongo.state,
+		Client:      t.slot.relay.mongo.state,
 		Fencer:      t.held,
 		Epoch:       doc.Epoch,
 		Collections: t.dirty.dirtyOutboxes,
-		Part:        t.part,
+		Part:        t.slot.part,
 		Outlet:      out,
 		Finisher:    f,
-		Now:         t.clock.now,
+		Now:         t.slot.relay.clock.now,
 		Log:         t.log,
 		OnRetry:     trouble,
-		OnSent:      func(d time.Duration) { t.metrics.DueError.Observe(d, 1) },
+		OnSent:      func(d time.Duration) { t.slot.metrics.DueError.Observe(d, 1) },
 	})
 	purger := purge.New(purge.Config{
-		Client:      t.mongo.state,
-		State:       t.mongo.state.Database(t.cfg.MongoDB.State),
+		Client:      t.slot.relay.mongo.state,
+		State:       t.slot.relay.mongo.state.Database(t.slot.cfg.MongoDB.State),
 		Collections: t.watchedOutboxes,
-		Retention:   t.cfg.Retention,
-		Interval:    t.cfg.Purge.Interval,
-		Rate:        t.cfg.Purge.Rate,
-		Batch:       t.cfg.Purge.Batch,
+		Retention:   t.slot.cfg.Retention,
+		Interval:    t.slot.cfg.Purge.Interval,
+		Rate:        t.slot.cfg.Purge.Rate,
+		Batch:       t.slot.cfg.Purge.Batch,
 		Valid:       t.mayPurge,
 		Log:         t.log,
-		Slot:        t.part.I, // N25
-		OnPurged:    func(n int) { t.metrics.Purged.Add(float64(n)) },
+		Slot:        t.slot.part.I, // N25
+		OnPurged:    func(n int) { t.slot.metrics.Purged.Add(float64(n)) },
 	})
 	return &reconciler{outlet: out, finisher: f, exceptions: exceptions, scheduled: scheduled, purger: purger}
 }
@@ -175,7 +175,7 @@ func (t *term) incompleteAfterCrash() (after string, incomplete func(pos string)
 // confirmed (N2), and the stream continues from the position. A position that the server does not
 // accept proves nothing about delivered envelopes.
 func (t *term) mayPurge() bool {
-	return mayPurgeAsOwner(t.cfg) && t.held.Valid() && t.sweeping.Load() == nil && t.stream.State().Ready()
+	return mayPurgeAsOwner(t.slot.cfg) && t.held.Valid() && t.sweeping.Load() == nil && t.stream.State().Ready()
 }
 
 // loadExceptions sets the gates of keys that wait. It returns the events after the position that
@@ -222,7 +222,7 @@ func (t *term) loadExceptions(ctx context.Context) (*pipeline.PreviousOwner, err
 // They could be sent by now, if their problem is fixed, but later events of their keys were sent
 // without them.
 func (t *term) loadLetters(ctx context.Context, o outboxes.Outbox, previous *pipeline.PreviousOwner) error {
-	letters := t.mongo.stream.Database(o.DB).Collection(deadletter.Collection(o.Coll))
+	letters := t.slot.relay.mongo.stream.Database(o.DB).Collection(deadletter.Collection(o.Coll))
 	return t.retryRead(ctx, func(ctx context.Context) error {
 		return deadletter.EachLater(ctx, letters, outboxes.PosOf(t.from), func(l deadletter.LaterLetter) error {
 			previous.AddDeadLetter(o.NS(), l)
@@ -270,7 +270,7 @@ func (t *term) drainReconciler(work context.Context) {
 		return
 	}
 
-	ctx, cancel := context.WithTimeout(work, t.cfg.Drain)
+	ctx, cancel := context.WithTimeout(work, t.slot.cfg.Drain)
 	defer cancel()
 	r.stopPublishing()
 	select {
@@ -320,7 +320,7 @@ func (x *exceptionWriter) writeDeliveries(ctx context.Context, list []purge.Sent
 		if len(part) == 0 {
 			return nil
 		}
-		return purge.RecordSent(ctx, x.t.held, x.t.cfg.Recording, part)
+		return purge.RecordSent(ctx, x.t.held, x.t.slot.cfg.Recording, part)
 	}
 
 	reject := func(s purge.Sent, err error) error {

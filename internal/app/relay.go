@@ -168,7 +168,7 @@ func New(cfg config.Config, version string, log *slog.Logger, options ...Option)
 	if r.exporter, err = newExporter(cfg, version, r); err != nil {
 		return nil, err
 	}
-	r.figures = &figures{Relay: r, judge: new(health.Evaluator)}
+	r.figures = &figures{relay: r, judge: new(health.Evaluator)}
 
 	if len(parts) > 1 {
 		r.balancer = slots.NewBalancer(cfg, db, r.nodes, slotProcess{r})

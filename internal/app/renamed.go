@@ -21,7 +21,7 @@ import (
 func (t *term) handleRename(ctx context.Context, ev *changestream.Event, from, to bool) error {
 	if !to {
 		return t.retryCall(ctx, "mongodb", func(ctx context.Context) error {
-			return t.registry.Leave(ctx, ev.UUID, t.cfg.Watcher, ev.ClusterTime)
+			return t.slot.relay.registry.Leave(ctx, ev.UUID, t.slot.cfg.Watcher, ev.ClusterTime)
 		})
 	}
 
@@ -105,12 +105,12 @@ func (t *term) sweepRenamed(
 		"from", string(ev.DB)+"."+string(ev.Coll), "behind", readUpTo.T)
 	t.renamed.remember(o.NS(), rename{pos: string(ev.Data), at: at})
 	s := &gap.Sweep{
-		Client:      t.mongo.stream,
+		Client:      t.slot.relay.mongo.stream,
 		Collections: []outboxes.Outbox{o},
 		ReadUpTo:    map[string]bson.Timestamp{o.NS(): readUpTo},
 		To:          at,
-		Memory:      int64(t.cfg.Limits.Memory) / 4,
-		Skip:        gap.NewSkip(int64(t.cfg.Limits.Memory) / 8),
+		Memory:      int64(t.slot.cfg.Limits.Memory) / 4,
+		Skip:        gap.NewSkip(int64(t.slot.cfg.Limits.Memory) / 8),
 		Publisher:   renamePublisher{t},
 	}
 	res, err := s.Run(ctx)
@@ -154,19 +154,19 @@ type renamePublisher struct{ *term }
 // Deliver implements gap.Publisher.
 func (r renamePublisher) Deliver(ctx context.Context, e *outboxes.Envelope) error {
 	r.progress.ticks.Add(1)
-	r.metrics.Reconciled.WithLabelValues("swept").Inc()
+	r.slot.metrics.Reconciled.WithLabelValues("swept").Inc()
 	return r.pump.DeliverSwept(ctx, e, r.renamed.positionOf(string(e.DB)+"."+string(e.Coll), e.TS))
 }
 
 // Reached implements gap.Publisher. The position stays before the rename.
 func (r renamePublisher) Reached(context.Context, bson.Timestamp) error {
 	r.dispatcher.Flush()
-	r.state.clearProblems("sweep")
+	r.slot.state.clearProblems("sweep")
 	return nil
 }
 
 // Trouble implements gap.Publisher.
-func (r renamePublisher) Trouble(err error) { r.reportProblem("sweep", err, false) }
+func (r renamePublisher) Trouble(err error) { r.slot.reportProblem("sweep", err, false) }
 
 // rename is an event that gave a collection a watched name.
 type rename struct {

@@ -40,8 +40,8 @@ func (t *term) findNextStart(ctx context.Context, err error) (changestream.Start
 		return changestream.Start{Position: lost.Position, At: &at}, nil
 	}
 
-	t.metrics.Gaps.WithLabelValues(lost.Reason).Inc()
-	if t.cfg.LostHistory == resume.HaltLostHistory {
+	t.slot.metrics.Gaps.WithLabelValues(lost.Reason).Inc()
+	if t.slot.cfg.LostHistory == resume.HaltLostHistory {
 		t.appendEvent(ctx, nodes.GapFound, bson.D{
 			{Key: "reason", Value: lost.Reason},
 			{Key: "code", Value: lost.Code},
@@ -65,7 +65,7 @@ func (t *term) resumeAfterInvalidate(
 		{Key: "collection", Value: e.NS},
 		{Key: "by", Value: e.Op.String()},
 	})
-	if t.cfg.Invalidate == "halt" {
+	if t.slot.cfg.Invalidate == "halt" {
 		return changestream.Start{}, &HaltError{
 			What: "the watched collection is gone",
 			Err:  e,
@@ -90,11 +90,11 @@ func (t *term) resumeAfterInvalidate(
 // renamed collection. Exceptions of a dropped collection are gone with it. The next audit opens
 // their gates.
 func (t *term) handleDDL(ctx context.Context, ev *changestream.Event) error {
-	from := t.scope.Matches(ev.DB, ev.Coll)
-	to := t.scope.Matches(ev.ToDB, ev.ToColl)
+	from := t.slot.scope.Matches(ev.DB, ev.Coll)
+	to := t.slot.scope.Matches(ev.ToDB, ev.ToColl)
 
 	// On the stream of a single collection an invalidate event follows, which gets its own entry.
-	if (from || to || ev.Op == changestream.DropDatabase) && t.scope.Kind() != changestream.Collection {
+	if (from || to || ev.Op == changestream.DropDatabase) && t.slot.scope.Kind() != changestream.Collection {
 		kind := nodes.Dropped
 		if ev.Op == changestream.Rename {
 			kind = nodes.Renamed

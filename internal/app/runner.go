@@ -25,7 +25,7 @@ import (
 // name as a field of Relay belong to the slot: its share of the memory, its scope, its state and
 // its metrics.
 type runner struct {
-	*Relay
+	relay   *Relay
 	part    slot.Range
 	cfg     config.Config
 	log     *slog.Logger
@@ -47,7 +47,7 @@ type runner struct {
 // newRunner returns the runner of the slot p. It does no I/O.
 func (r *Relay) newRunner(p slot.Range, m *metrics.Set) (*runner, error) {
 	one := &runner{
-		Relay:   r,
+		relay:   r,
 		part:    p,
 		cfg:     r.cfg,
 		log:     r.log,
@@ -133,7 +133,7 @@ func (r *runner) waitForDivision(ctx context.Context) error {
 func (r *runner) checkDivision(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, schemaTimeout)
 	defer cancel()
-	return r.divisions.Agree(ctx, r.cfg.Watcher, r.part)
+	return r.relay.divisions.Agree(ctx, r.cfg.Watcher, r.part)
 }
 
 // checkRedivided is like checkDivision, but ignores all other errors.
@@ -147,13 +147,13 @@ func (r *runner) checkRedivided(ctx context.Context) error {
 // confirmDivision checks the number of slots again while the lease is held. If the watcher was
 // divided between the first check and the acquisition, the acquisition has made a document that
 // must not exist.
-func (t *term) confirmDivision(ctx context.Context) error { return t.checkRedivided(ctx) }
+func (t *term) confirmDivision(ctx context.Context) error { return t.slot.checkRedivided(ctx) }
 
 // discardDocument removes the document that the acquisition has made by mistake.
 func (r *runner) discardDocument() {
 	ctx, cancel := context.WithTimeout(context.Background(), schemaTimeout)
 	defer cancel()
-	if err := r.divisions.Discard(ctx, r.part.ID(r.cfg.Watcher)); err != nil {
+	if err := r.relay.divisions.Discard(ctx, r.part.ID(r.cfg.Watcher)); err != nil {
 		r.log.Warn("cannot remove a watcher document that was made by mistake; it blocks the purge",
 			"document", r.part.ID(r.cfg.Watcher), "reason", err)
 	}
@@ -189,7 +189,7 @@ func (r *runner) ownSlot(stop, work context.Context) error {
 		r.state.clearProblems("lease")
 		began := time.Now()
 		err = r.serveTerm(stop, work, held)
-		r.balancer.NoteReleased(r.part.I)
+		r.relay.balancer.NoteReleased(r.part.I)
 		if err == nil || stop.Err() != nil {
 			return nil
 		}

@@ -18,7 +18,7 @@ import (
 
 func TestN05_FencedThreeTimesHalts(t *testing.T) {
 	t.Parallel()
-	r := &runner{Relay: &Relay{}}
+	r := &runner{relay: &Relay{}}
 	err := fmt.Errorf("producing: %w", sink.ErrFenced)
 	at := time.Unix(1000, 0)
 	for i, step := range []struct {
@@ -45,7 +45,7 @@ func TestN05_FencedThreeTimesHalts(t *testing.T) {
 func TestN05_HaltOfAFencedOwnerEnds(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		r := &runner{Relay: &Relay{}, state: newState(30*time.Second, time.Now), log: slog.New(slog.DiscardHandler)}
+		r := &runner{relay: &Relay{}, state: newState(30*time.Second, time.Now), log: slog.New(slog.DiscardHandler)}
 		var halt *HaltError
 		for range fencedLimit {
 			halt = r.recordFenced(time.Now(), sink.ErrFenced)

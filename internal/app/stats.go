@@ -81,7 +81,7 @@ func (v *termStats) update(
 	v.current.At = now
 	v.current.Acked = acked
 	v.current.Blocked = slices.Clone(blocked)
-	v.current.LagMS = disp.Lag(t.clock.now()).Milliseconds()
+	v.current.LagMS = disp.Lag(t.slot.relay.clock.now()).Milliseconds()
 	v.current.Unresolved, v.current.Bytes = disp.Unresolved()
 	v.current.TokenAgeMS = t.tokenAge().Milliseconds()
 

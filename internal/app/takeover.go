@@ -37,7 +37,7 @@ func (t *term) takeOver(ctx, work context.Context, g *errgroup.Group) (changestr
 	doc := t.held.Document()
 
 	if err := t.retryCall(ctx, "mongodb", func(ctx context.Context) error {
-		return t.clock.sync(ctx, t.mongo.stream)
+		return t.slot.relay.clock.sync(ctx, t.slot.relay.mongo.stream)
 	}); err != nil {
 		return none, err
 	}
@@ -48,7 +48,7 @@ func (t *term) takeOver(ctx, work context.Context, g *errgroup.Group) (changestr
 		return none, err
 	}
 	if err := t.retryCall(ctx, "mongodb", func(ctx context.Context) (err error) {
-		t.seal, err = t.registry.Seal(ctx)
+		t.seal, err = t.slot.relay.registry.Seal(ctx)
 		return err
 	}); err != nil {
 		return none, err
@@ -88,7 +88,7 @@ func (t *term) takeOver(ctx, work context.Context, g *errgroup.Group) (changestr
 		return none, err
 	}
 
-	t.stampMargin = mongodb.Margin(ctx, t.mongo.stream)
+	t.stampMargin = mongodb.Margin(ctx, t.slot.relay.mongo.stream)
 	disp := t.newDispatcher()
 	sink, err := t.openSink(ctx, &doc, disp)
 	if err != nil {
@@ -126,9 +126,9 @@ func (t *term) takeOver(ctx, work context.Context, g *errgroup.Group) (changestr
 	g.Go(func() error { return ignoreStop(work, disp.Run(work)) })
 	t.startReconciler(ctx, work, g)
 	t.delivering.Store(disp)
-	t.current.set(t)
+	t.slot.current.set(t)
 
-	t.log.Info("took over", "watcher", t.cfg.Watcher, "node", t.cfg.Node,
+	t.log.Info("took over", "watcher", t.slot.cfg.Watcher, "node", t.slot.cfg.Node,
 		"position", t.from.Token.String(), "time", t.from.ClusterTime.T)
 	t.appendEvent(ctx, nodes.TookOver, bson.D{{Key: "position", Value: t.from.Token.String()}})
 	return start, nil
@@ -138,7 +138,7 @@ func (t *term) takeOver(ctx, work context.Context, g *errgroup.Group) (changestr
 // ctx ends.
 func (t *term) operationTime(ctx context.Context) (at bson.Timestamp, err error) {
 	err = t.retryCall(ctx, "mongodb", func(ctx context.Context) (err error) {
-		at, err = mongodb.ClusterTime(ctx, t.mongo.stream)
+		at, err = mongodb.ClusterTime(ctx, t.slot.relay.mongo.stream)
 		return err
 	})
 	return at, err
@@ -148,7 +148,7 @@ func (t *term) operationTime(ctx context.Context) (at bson.Timestamp, err error)
 // has a deadline, so op must be cheap for the server.
 func (t *term) retryCall(ctx context.Context, part string, op func(context.Context) error) error {
 	return t.retryReporting(ctx, part, func(ctx context.Context) error {
-		call, cancel := context.WithTimeout(ctx, t.pace.call)
+		call, cancel := context.WithTimeout(ctx, t.slot.relay.pace.call)
 		defer cancel()
 		return op(call)
 	})
@@ -179,9 +179,9 @@ func (t *term) retryRead(ctx context.Context, op func(context.Context) error) er
 // retryReporting repeats op until it succeeds or ctx ends, and reports its errors as a problem of
 // part.
 func (t *term) retryReporting(ctx context.Context, part string, op func(context.Context) error) error {
-	err := retry.Do(ctx, retry.Reopen, op, func(err error, _ time.Duration) { t.reportProblem(part, err, false) })
+	err := retry.Do(ctx, retry.Reopen, op, func(err error, _ time.Duration) { t.slot.reportProblem(part, err, false) })
 	if err == nil {
-		t.state.clearProblems(part)
+		t.slot.state.clearProblems(part)
 	}
 	return err
 }
@@ -189,28 +189,28 @@ func (t *term) retryReporting(ctx context.Context, part string, op func(context.
 // newDispatcher returns the dispatcher of the term, without a sink.
 func (t *term) newDispatcher() *pipeline.Dispatcher {
 	return pipeline.New(pipeline.Config{
-		Pool:       t.pool,
+		Pool:       t.slot.relay.pool,
 		Exceptions: &exceptionWriter{t},
 		Recorder:   &exceptionWriter{t},
 		Retry:      t.retryFenced,
-		Now:        t.clock.now,
+		Now:        t.slot.relay.clock.now,
 		Ready:      func(topic string) { t.reconciler.exceptions.Wake(topic) },
 		Found:      func(ready func() bool, let func()) { t.reconciler.exceptions.ReclaimLate(ready, let) },
 		Metrics: pipeline.Metrics{
 			Published: func(topic string, n int) {
 				t.progress.acked.Add(int64(n))
-				t.lastAck.Store(time.Now().UnixNano())
-				t.metrics.ObservePublish(topic, metrics.Acked, n)
+				t.slot.relay.lastAck.Store(time.Now().UnixNano())
+				t.slot.metrics.ObservePublish(topic, metrics.Acked, n)
 			},
 			Dead: func(topic string, class record.Class) {
-				t.metrics.DeadLetters.WithLabelValues(string(class)).Inc()
+				t.slot.metrics.DeadLetters.WithLabelValues(string(class)).Inc()
 				if topic != "" {
-					t.metrics.ObservePublish(topic, metrics.Refused, 1)
+					t.slot.metrics.ObservePublish(topic, metrics.Refused, 1)
 				}
 			},
-			Held: func(state string, n int) { t.metrics.Reconciled.WithLabelValues(state).Add(float64(n)) },
+			Held: func(state string, n int) { t.slot.metrics.Reconciled.WithLabelValues(state).Add(float64(n)) },
 			Latency: func(ms float64) {
-				t.metrics.ObserveLatency(time.Duration(ms*float64(time.Millisecond)), 1)
+				t.slot.metrics.ObserveLatency(time.Duration(ms*float64(time.Millisecond)), 1)
 			},
 		},
 	})
@@ -221,15 +221,15 @@ func (t *term) newDispatcher() *pipeline.Dispatcher {
 func (t *term) openSink(ctx context.Context, doc *lease.Document, disp *pipeline.Dispatcher) (*sink.Sink, error) {
 	var opened *sink.Sink
 	err := retry.Do(ctx, retry.Reopen, func(ctx context.Context) (err error) {
-		opened, err = t.sinks.Open(ctx, sink.TakeOver{Holder: disp, Fence: fence.In{
-			TransactionalID: slots.TransactionalID(doc, t.cfg.Watcher, t.part),
+		opened, err = t.slot.sinks.Open(ctx, sink.TakeOver{Holder: disp, Fence: fence.In{
+			TransactionalID: slots.TransactionalID(doc, t.slot.cfg.Watcher, t.slot.part),
 			Generation:      doc.Generation,
 			Offsets:         doc.OffsetMap(),
 			Senders:         doc.Senders(),
 			Gate:            t.held.Valid,
 			Bounds: fence.Bounds{
-				Bytes: int64(t.cfg.Kafka.ReadBack.Bytes),
-				Time:  t.cfg.Kafka.ReadBack.Time,
+				Bytes: int64(t.slot.cfg.Kafka.ReadBack.Bytes),
+				Time:  t.slot.cfg.Kafka.ReadBack.Time,
 			},
 			Alias: t.namespaceAlias(doc),
 			Alive: doc.RenewedAt,
@@ -243,10 +243,10 @@ func (t *term) openSink(ctx context.Context, doc *lease.Document, disp *pipeline
 		// coordinator may fence both. That proves nothing about the lease, so the lease holder
 		// tries again after a random wait (N5).
 		return err
-	}, func(err error, _ time.Duration) { t.reportProblem("kafka", t.diagnoseKafka(ctx, err), false) })
+	}, func(err error, _ time.Duration) { t.slot.reportProblem("kafka", t.diagnoseKafka(ctx, err), false) })
 	if err == nil {
-		t.state.clearProblems("kafka")
-		t.metrics.KafkaReachable.Set(1)
+		t.slot.state.clearProblems("kafka")
+		t.slot.metrics.KafkaReachable.Set(1)
 	}
 	return opened, err
 }
@@ -255,8 +255,8 @@ func (t *term) openSink(ctx context.Context, doc *lease.Document, disp *pipeline
 // outrelay-ns and without it (N7). There is one if the watcher changed from one collection to
 // several since the checkpoint, or from several to one. Otherwise it returns the zero Alias.
 func (t *term) namespaceAlias(doc *lease.Document) fence.Alias {
-	only := t.scope.String()
-	if t.scope.Multiple() {
+	only := t.slot.scope.String()
+	if t.slot.scope.Multiple() {
 		if len(doc.Collections) != 1 {
 			return fence.Alias{}
 		}
@@ -264,7 +264,7 @@ func (t *term) namespaceAlias(doc *lease.Document) fence.Alias {
 	}
 
 	ns := routing.NamespaceHash(only)
-	return fence.Alias{NS: ns[:], Named: t.scope.Multiple()}
+	return fence.Alias{NS: ns[:], Named: t.slot.scope.Multiple()}
 }
 
 // diagnoseKafka returns an error that contains the fix, if the client can determine the cause of
@@ -272,7 +272,7 @@ func (t *term) namespaceAlias(doc *lease.Document) fence.Alias {
 func (t *term) diagnoseKafka(ctx context.Context, err error) error {
 	ctx, cancel := context.WithTimeout(ctx, 3*time.Second)
 	defer cancel()
-	if d := t.kafka.Diagnose(ctx); d != nil {
+	if d := t.slot.relay.kafka.Diagnose(ctx); d != nil {
 		return d
 	}
 	return err
@@ -297,16 +297,16 @@ func (c senderClaims) Save(ctx context.Context, senders []record.Sender, offsets
 
 func (t *term) newStream() (*changestream.Stream, error) {
 	return changestream.New(changestream.Config{
-		Client: t.mongo.stream,
-		Scope:  t.scope,
+		Client: t.slot.relay.mongo.stream,
+		Scope:  t.slot.scope,
 		Log:    t.log,
 		Metrics: changestream.Metrics{
 			Batch: func(events, bytes int, _ time.Duration) {
-				t.metrics.Read.Add(float64(events))
-				t.metrics.ReadBytes.Add(float64(bytes))
-				t.metrics.Batches.Inc()
+				t.slot.metrics.Read.Add(float64(events))
+				t.slot.metrics.ReadBytes.Add(float64(bytes))
+				t.slot.metrics.Batches.Inc()
 			},
-			Restart: func(reason string) { t.metrics.StreamRestarts.WithLabelValues(reason).Inc() },
+			Restart: func(reason string) { t.slot.metrics.StreamRestarts.WithLabelValues(reason).Inc() },
 		},
 	})
 }
@@ -314,12 +314,12 @@ func (t *term) newStream() (*changestream.Stream, error) {
 // buildConfig returns what is needed to build the records of envelopes.
 func (t *term) buildConfig() pipeline.BuildConfig {
 	return pipeline.BuildConfig{
-		Router: t.router,
-		Preset: t.preset,
-		Scope:  t.scope,
+		Router: t.slot.relay.router,
+		Preset: t.slot.relay.preset,
+		Scope:  t.slot.scope,
 		Seal:   t.seal,
-		Now:    t.clock.now,
-		Tap:    t.tap,
+		Now:    t.slot.relay.clock.now,
+		Tap:    t.slot.tap,
 	}
 }
 
@@ -330,8 +330,8 @@ func (t *term) newPump(until bson.Timestamp, previous *pipeline.PreviousOwner) *
 		Term:             pumpTerm{t},
 		ReadBack:         t.sink,
 		Collections:      t.collections,
-		DropExpired:      t.cfg.Expired == "drop",
-		RecordDeliveries: t.cfg.Recording != purge.RecordWatermark,
+		DropExpired:      t.slot.cfg.Expired == "drop",
+		RecordDeliveries: t.slot.cfg.Recording != purge.RecordWatermark,
 		StampMargin:      uint32(t.stampMargin / time.Second),
 		ReplayUntil:      until,
 		Previous:         previous,
@@ -364,12 +364,14 @@ func (p pumpTerm) NoteScheduled(ns string, id bson.RawValue, dueAt time.Time) {
 func (p pumpTerm) NoteProgress() { p.t.progress.ticks.Add(1) }
 
 // CountDropped implements pipeline.Term.
-func (p pumpTerm) CountDropped() { p.t.metrics.Reconciled.WithLabelValues("expired_dropped").Inc() }
+func (p pumpTerm) CountDropped() {
+	p.t.slot.metrics.Reconciled.WithLabelValues("expired_dropped").Inc()
+}
 
 // findStart returns where to open the stream, and sets t.from to the position that stays until the
 // stream moves it. began is a cluster time before the collections were listed.
 func (t *term) findStart(ctx context.Context, doc *lease.Document, began bson.Timestamp) (changestream.Start, error) {
-	hash := t.scope.PipelineHash()
+	hash := t.slot.scope.PipelineHash()
 	identities := t.collectionIdentities()
 	t.from = doc.Position()
 
@@ -446,16 +448,16 @@ func (t *term) saveDescription(ctx context.Context) {
 // findFirstStart returns where a watcher without a checkpoint starts: at the oldest envelope of the
 // backlog, at a configured time, or at now. now is a cluster time before the outboxes were listed.
 func (t *term) findFirstStart(ctx context.Context, now bson.Timestamp) (at bson.Timestamp, err error) {
-	if t.cfg.Start.Now {
+	if t.slot.cfg.Start.Now {
 		return now, nil
 	}
-	if when := t.cfg.Start.At; !when.IsZero() {
+	if when := t.slot.cfg.Start.At; !when.IsZero() {
 		return bson.Timestamp{T: uint32(when.Unix()), I: 1}, nil
 	}
 
 	// The reads must see everything that was committed up to now. Otherwise the oldest of it could
 	// lie before the start.
-	session, err := t.mongo.stream.StartSession(options.Session().SetCausalConsistency(true))
+	session, err := t.slot.relay.mongo.stream.StartSession(options.Session().SetCausalConsistency(true))
 	if err != nil {
 		return at, err
 	}
@@ -467,7 +469,7 @@ func (t *term) findFirstStart(ctx context.Context, now bson.Timestamp) (at bson.
 
 	oldest := now
 	for _, c := range t.watchedOutboxes() {
-		coll := t.mongo.stream.Database(c.DB).Collection(c.Coll)
+		coll := t.slot.relay.mongo.stream.Database(c.DB).Collection(c.Coll)
 		err := t.retryRead(ctx, func(ctx context.Context) error {
 			ts, ok, err := outboxes.OldestTS(ctx, coll)
 			if err == nil && ok && ts.Before(oldest) {

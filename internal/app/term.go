@@ -32,7 +32,7 @@ var (
 
 // term is one period of ownership: from the acquisition of the lease to its release or loss.
 type term struct {
-	*runner
+	slot *runner
 
 	held       *lease.Held
 	dispatcher *pipeline.Dispatcher
@@ -100,7 +100,7 @@ func (r *runner) serveTerm(stop, work context.Context, held *lease.Held) error {
 	defer cancel(nil)
 	g, work := errgroup.WithContext(work)
 	t := &term{
-		runner:           r,
+		slot:             r,
 		held:             held,
 		withDeadLetters:  map[string]bool{},
 		recordingRefused: map[string]time.Time{},
@@ -176,10 +176,10 @@ func (t *term) runTerm(stop, work context.Context, g *errgroup.Group) error {
 	var watching sync.WaitGroup
 	watching.Go(func() { t.monitor(read, stopRead) })
 
-	t.state.setRole(RoleTakeOver)
+	t.slot.state.setRole(RoleTakeOver)
 	start, err := t.takeOver(read, work, g)
 	if err == nil {
-		t.state.setRole(RoleOwner)
+		t.slot.state.setRole(RoleOwner)
 		err = t.readStream(read, start)
 	}
 
@@ -193,7 +193,7 @@ func (t *term) runTerm(stop, work context.Context, g *errgroup.Group) error {
 	}
 
 	if errors.Is(cause, errStopping) {
-		t.state.setRole(RoleStopping)
+		t.slot.state.setRole(RoleStopping)
 	}
 	t.drainStream(work)
 	t.drainReconciler(work)
@@ -253,7 +253,7 @@ func (t *term) drainStream(work context.Context) {
 		return
 	}
 
-	ctx, cancel := context.WithTimeout(work, t.cfg.Drain)
+	ctx, cancel := context.WithTimeout(work, t.slot.cfg.Drain)
 	defer cancel()
 	for acked := int64(-1); t.drainBriefly(ctx) != nil; {
 		if ctx.Err() != nil || acked == t.progress.acked.Load() && t.hasBlockedTargets() {
@@ -290,10 +290,10 @@ func (t *term) hasBlockedTargets() bool {
 // releaseLease saves the last checkpoint and releases the lease. Its success proves that this
 // process held the lease until then.
 func (t *term) releaseLease(work context.Context, why error) error {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(work), t.cfg.Lease.TTL)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(work), t.slot.cfg.Lease.TTL)
 	defer cancel()
 	if err := t.held.Release(ctx, t.currentCheckpoint()); err != nil {
-		t.log.Warn("cannot release the lease; it expires", "reason", err, "ttl", t.cfg.Lease.TTL)
+		t.log.Warn("cannot release the lease; it expires", "reason", err, "ttl", t.slot.cfg.Lease.TTL)
 		return err
 	}
 
@@ -310,11 +310,11 @@ func (t *term) haltWithLease(stop, work context.Context, err error) error {
 		return err
 	}
 
-	t.state.setRole(RoleHalted)
-	t.reportProblem("halted", halt, true)
+	t.slot.state.setRole(RoleHalted)
+	t.slot.reportProblem("halted", halt, true)
 	t.stats.setHalted(halt.Error())
 	t.appendEvent(work, nodes.Halted, bson.D{{Key: "reason", Value: halt.Error()}})
-	defer t.state.clearProblems("halted")
+	defer t.slot.state.clearProblems("halted")
 
 	for {
 		select {
@@ -355,10 +355,10 @@ func (t *term) appendEvent(ctx context.Context, kind nodes.Kind, fields bson.D) 
 	defer cancel()
 
 	fields = append(fields, bson.E{Key: "epoch", Value: t.held.Document().Epoch})
-	if !t.part.Whole() {
-		fields = append(fields, bson.E{Key: "slot", Value: t.part.String()})
+	if !t.slot.part.Whole() {
+		fields = append(fields, bson.E{Key: "slot", Value: t.slot.part.String()})
 	}
-	if err := t.events.Append(ctx, kind, fields); err != nil {
+	if err := t.slot.events.Append(ctx, kind, fields); err != nil {
 		t.log.Warn("an entry of the events log is lost", "kind", string(kind), "reason", err)
 	}
 }
@@ -371,9 +371,9 @@ func (t *term) retryFenced(ctx context.Context, op func() error) error {
 			return retry.Permanent(err)
 		}
 		return err
-	}, func(err error, _ time.Duration) { t.reportProblem("mongodb", err, false) })
+	}, func(err error, _ time.Duration) { t.slot.reportProblem("mongodb", err, false) })
 	if err == nil {
-		t.state.clearProblems("mongodb")
+		t.slot.state.clearProblems("mongodb")
 	}
 	return err
 }

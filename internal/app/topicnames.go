@@ -31,7 +31,7 @@ func (t *term) countTopics(ctx context.Context) {
 	list := func(ctx context.Context) {
 		ctx, cancel := context.WithTimeout(ctx, topicNamesEvery)
 		defer cancel()
-		names, err := t.kafka.TopicNames(ctx)
+		names, err := t.slot.relay.kafka.TopicNames(ctx)
 		if err != nil {
 			t.log.Debug("cannot list the topics of the cluster", "error", err)
 			return
@@ -40,10 +40,10 @@ func (t *term) countTopics(ctx context.Context) {
 	}
 
 	list(ctx)
-	t.router.ResetTopics(existing.exists)
+	t.slot.relay.router.ResetTopics(existing.exists)
 	t.runInBackground(func(ctx context.Context) {
 		for retry.Sleep(ctx, topicNamesEvery) == nil {
-			if t.router.TopicsFull() {
+			if t.slot.relay.router.TopicsFull() {
 				list(ctx)
 			}
 		}

@@ -159,7 +159,7 @@ func (r *runner) registerGauges() {
 		return float64(tickets)
 	})
 
-	m.Lag.SetSource(ofTerm(func(t *term) float64 { return t.dispatcher.Lag(t.clock.now()).Seconds() }))
+	m.Lag.SetSource(ofTerm(func(t *term) float64 { return t.dispatcher.Lag(t.slot.relay.clock.now()).Seconds() }))
 	m.TokenAge.SetSource(ofTerm(func(t *term) float64 { return t.tokenAge().Seconds() }))
 	m.TicketWindow.SetSource(ofTerm(func(t *term) float64 {
 		n, _ := t.dispatcher.Unresolved()
@@ -182,7 +182,7 @@ func (t *term) tokenAge() time.Duration {
 	if !ok {
 		return 0
 	}
-	return max(t.clock.now().Sub(time.Unix(int64(ts.T), 0)), 0)
+	return max(t.slot.relay.clock.now().Sub(time.Unix(int64(ts.T), 0)), 0)
 }
 
 // nodeAlive reports whether a node that the lease is pinned to is alive. If the node cannot be

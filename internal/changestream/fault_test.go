@@ -217,8 +217,10 @@ func TestMissingPrivilegeIsToldAndHeals(t *testing.T) {
 	ns := b.db.Name() + ".outbox"
 	r := b.startReader(scopeOf(t, ns), Start{At: &at})
 	r.wantIDs("a")
-	off := b.setFailCommand("alwaysOn", bson.D{{Key: "failCommands", Value: bson.A{"getMore", "aggregate"}},
-		{Key: "errorCode", Value: int32(13)}})
+	off := b.setFailCommand("alwaysOn", bson.D{
+		{Key: "failCommands", Value: bson.A{"getMore", "aggregate"}},
+		{Key: "errorCode", Value: int32(13)},
+	})
 	phase := func() State {
 		if len(r.states) == 0 {
 			return State{}

@@ -87,8 +87,10 @@ func TestN23_AnotherCollectionUnderTheNameStartsByTime(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	b.startReader(scope, Start{Position: stored,
-		Collections: []resume.Collection{{NS: scope.String(), UUID: uuid}}}).wantGap(GapTokenRefused)
+	b.startReader(scope, Start{
+		Position:    stored,
+		Collections: []resume.Collection{{NS: scope.String(), UUID: uuid}},
+	}).wantGap(GapTokenRefused)
 }
 
 func TestN24_WholeEventsAreReadAgainOnlyBehindTheLargeOne(t *testing.T) {

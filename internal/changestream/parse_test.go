@@ -17,8 +17,10 @@ func insertEvent(tb testing.TB, extra ...bson.E) []byte {
 		{Key: "clusterTime", Value: bson.Timestamp{T: 7, I: 9}},
 		{Key: "collectionUUID", Value: bson.Binary{Subtype: 4, Data: []byte("0123456789abcdef")}},
 		{Key: "wallTime", Value: bson.NewDateTimeFromTime(time.UnixMilli(1234567))},
-		{Key: "fullDocument", Value: bson.D{{Key: "_id", Value: "e1"},
-			{Key: "payload", Value: bson.Binary{Data: []byte("xyz")}}}},
+		{Key: "fullDocument", Value: bson.D{
+			{Key: "_id", Value: "e1"},
+			{Key: "payload", Value: bson.Binary{Data: []byte("xyz")}},
+		}},
 		{Key: "ns", Value: bson.D{{Key: "db", Value: "shop"}, {Key: "coll", Value: "outbox.v1"}}},
 		{Key: "documentKey", Value: bson.D{{Key: "shard", Value: int32(1)}, {Key: "_id", Value: "e1"}}},
 		{Key: "txnNumber", Value: int64(3)},
@@ -91,8 +93,12 @@ func TestParseOtherKinds(t *testing.T) {
 		}
 	}
 
-	for _, bad := range []bson.D{{}, {token}, {{Key: "operationType", Value: "insert"}},
-		{token, {Key: "operationType", Value: 1}}} {
+	for _, bad := range []bson.D{
+		{},
+		{token},
+		{{Key: "operationType", Value: "insert"}},
+		{token, {Key: "operationType", Value: 1}},
+	} {
 		raw, _ := bson.Marshal(bad)
 		if err := Parse(raw, new(Event)); err == nil {
 			t.Errorf("Parse(%v) returned no error", bad)
@@ -143,8 +149,10 @@ func FuzzParse(f *testing.F) {
 
 func TestRebuildGivesAnOrdinaryEvent(t *testing.T) {
 	t.Parallel()
-	raw, err := bson.Marshal(bson.D{{Key: "_id", Value: bson.D{{Key: "_data", Value: "82"}}},
-		{Key: "operationType", Value: "insert"}})
+	raw, err := bson.Marshal(bson.D{
+		{Key: "_id", Value: bson.D{{Key: "_data", Value: "82"}}},
+		{Key: "operationType", Value: "insert"},
+	})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -36,8 +36,10 @@ func TestScopeChoosesTheNarrowestStream(t *testing.T) {
 func TestN27_OwnCollectionsAreNeverWatched(t *testing.T) {
 	t.Parallel()
 	s := scopeOf(t, "*.*")
-	for _, ns := range []string{"shop.outbox_dead", "outrelay.watchers", "admin.x", "local.oplog.rs", "config.y",
-		"shop.system.views"} {
+	for _, ns := range []string{
+		"shop.outbox_dead", "outrelay.watchers", "admin.x", "local.oplog.rs", "config.y",
+		"shop.system.views",
+	} {
 		db, coll, _ := strings.Cut(ns, ".")
 		if s.Matches([]byte(db), []byte(coll)) {
 			t.Errorf("%s is watched", ns)
@@ -47,8 +49,10 @@ func TestN27_OwnCollectionsAreNeverWatched(t *testing.T) {
 	if !s.Matches([]byte("shop"), []byte("outbox")) {
 		t.Error("shop.outbox is not watched")
 	}
-	for _, own := range []string{"shop.outbox_dead", "outrelay.watchers", "outrelay.*", "local.*", "*.x_dead",
-		"inbox.in", "shop.inbox", "shop.inbox_offsets", "shop.order_sagas", "*.saga_types"} {
+	for _, own := range []string{
+		"shop.outbox_dead", "outrelay.watchers", "outrelay.*", "local.*", "*.x_dead",
+		"inbox.in", "shop.inbox", "shop.inbox_offsets", "shop.order_sagas", "*.saga_types",
+	} {
 		if _, err := ParseScope([]string{own}, "outrelay.*", "inbox.in"); err == nil {
 			t.Errorf("ParseScope accepted %s", own)
 		}

@@ -23,8 +23,10 @@ func TestN28_MergeStartsAtTheLeast(t *testing.T) {
 			Offsets: []TopicOffsets{{"t", []int64{5, -1, 9}}, {"u", []int64{1}}},
 			Passed:  []Passed{{"0of1", "82000000AA"}, {"1of3", "8200000001"}},
 		},
-		{ID: "w/1of2", Epoch: 7, Fence: 3, ClusterTime: at(100), Dirty: []string{"a", "b"}, PipelineHash: "h1",
-			Offsets: []TopicOffsets{{"t", []int64{3, 8}}}},
+		{
+			ID: "w/1of2", Epoch: 7, Fence: 3, ClusterTime: at(100), Dirty: []string{"a", "b"}, PipelineHash: "h1",
+			Offsets: []TopicOffsets{{"t", []int64{3, 8}}},
+		},
 	}
 
 	pos := func(d Document) string {

@@ -67,8 +67,10 @@ func (h *history) recordOperation(client int, in leaseOp, do func() (leaseAnswer
 	called := time.Since(h.start)
 	out, known := do()
 	if known {
-		op := porcupine.Operation{ClientId: client, Input: in, Call: int64(called), Output: out,
-			Return: int64(time.Since(h.start))}
+		op := porcupine.Operation{
+			ClientId: client, Input: in, Call: int64(called), Output: out,
+			Return: int64(time.Since(h.start)),
+		}
 		h.mu.Lock()
 		h.ops = append(h.ops, op)
 		h.mu.Unlock()

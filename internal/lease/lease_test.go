@@ -259,8 +259,10 @@ func TestSaveAndRenewalsAreOneDocument(t *testing.T) {
 	coll, _ := newCollection(t)
 	h := mustAcquire(t, newLease(t, shortConfig(coll, "a")))
 	h.SetSource(func() Checkpoint {
-		return Checkpoint{Position: newPosition(7), Offsets: map[string][]int64{"outbox.event.order": {3, -1}},
-			Stats: bson.D{{Key: "rate", Value: 12}}}
+		return Checkpoint{
+			Position: newPosition(7), Offsets: map[string][]int64{"outbox.event.order": {3, -1}},
+			Stats: bson.D{{Key: "rate", Value: 12}},
+		}
 	})
 
 	startRun(t, h)

@@ -16,8 +16,10 @@ import (
 )
 
 func sampleSenders() []record.Sender {
-	return []record.Sender{{ID: 4001, Epoch: 3, Generation: 1,
-		Open: []record.TopicPartition{{Topic: "t.u", Partition: 2}}, EndOffsets: map[string][]int64{"t.u": {-1, 9}}}}
+	return []record.Sender{{
+		ID: 4001, Epoch: 3, Generation: 1,
+		Open: []record.TopicPartition{{Topic: "t.u", Partition: 2}}, EndOffsets: map[string][]int64{"t.u": {-1, 9}},
+	}}
 }
 
 func TestN01_EveryAcquisitionIsANewEpochAlsoByTheSameNode(t *testing.T) {
@@ -86,8 +88,10 @@ func TestN01_OwnSeqAlreadyThereIsSuccess(t *testing.T) {
 	// The write is applied, but its response is an error. The repetition matches nothing and must find its own seq.
 	off := failCommand(t, app, bson.D{{Key: "times", Value: 1}}, bson.D{
 		{Key: "failCommands", Value: bson.A{"findAndModify"}},
-		{Key: "writeConcernError", Value: bson.D{{Key: "code", Value: 64},
-			{Key: "errmsg", Value: "waiting for replication timed out"}}},
+		{Key: "writeConcernError", Value: bson.D{
+			{Key: "code", Value: 64},
+			{Key: "errmsg", Value: "waiting for replication timed out"},
+		}},
 	})
 	if err := h.acquireTurn(t.Context()); err != nil {
 		t.Fatal(err)
@@ -205,8 +209,10 @@ func TestN01_TheAcquisitionsDocumentIsTheTruth(t *testing.T) {
 	coll, _ := newCollection(t)
 	h := mustAcquire(t, newLease(t, shortConfig(coll, "a")))
 	senders := sampleSenders()
-	if err := h.Save(t.Context(), Update{Senders: &senders, Offsets: map[string][]int64{"t.u": {1, 2, 3}},
-		Checkpoint: Checkpoint{Position: newPosition(9)}}); err != nil {
+	if err := h.Save(t.Context(), Update{
+		Senders: &senders, Offsets: map[string][]int64{"t.u": {1, 2, 3}},
+		Checkpoint: Checkpoint{Position: newPosition(9)},
+	}); err != nil {
 		t.Fatal(err)
 	}
 
@@ -234,8 +240,10 @@ func TestN01_AnAcquisitionWhoseAnswerWasLostIsFound(t *testing.T) {
 	l := newLease(t, longConfig(coll, "a"))
 	failCommand(t, app, bson.D{{Key: "times", Value: 1}}, bson.D{
 		{Key: "failCommands", Value: bson.A{"findAndModify"}},
-		{Key: "writeConcernError", Value: bson.D{{Key: "code", Value: 64},
-			{Key: "errmsg", Value: "waiting for replication timed out"}}},
+		{Key: "writeConcernError", Value: bson.D{
+			{Key: "code", Value: 64},
+			{Key: "errmsg", Value: "waiting for replication timed out"},
+		}},
 	})
 
 	h := mustAcquire(t, l)

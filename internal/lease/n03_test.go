@@ -139,8 +139,11 @@ func TestN03_TransientErrorsAreRetriedAndOthersReturned(t *testing.T) {
 	}
 
 	for i, data := range []bson.D{
-		{{Key: "failCommands", Value: bson.A{"insert"}}, {Key: "errorCode", Value: 112},
-			{Key: "errorLabels", Value: bson.A{"TransientTransactionError"}}},
+		{
+			{Key: "failCommands", Value: bson.A{"insert"}},
+			{Key: "errorCode", Value: 112},
+			{Key: "errorLabels", Value: bson.A{"TransientTransactionError"}},
+		},
 		{{Key: "failCommands", Value: bson.A{"commitTransaction"}}, {Key: "closeConnection", Value: true}},
 		{{Key: "failCommands", Value: bson.A{"update"}}, {Key: "closeConnection", Value: true}},
 	} {

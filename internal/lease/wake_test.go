@@ -24,7 +24,8 @@ func TestAStandbyThatWatchesIsWokenByTheReleaseAlone(t *testing.T) {
 	startRun(t, h)
 	waiting := make(chan struct{}, 100)
 	c := stacktest.Client(t, options.Client().SetMonitor(&event.CommandMonitor{Started: func(_ context.Context,
-		e *event.CommandStartedEvent) {
+		e *event.CommandStartedEvent,
+	) {
 		if e.CommandName == "getMore" {
 			notify(waiting)
 		}
@@ -54,8 +55,10 @@ func TestAStandbyThatMayNotWatchLooksOftener(t *testing.T) {
 	t.Parallel()
 	coll, app := newCollection(t)
 	l := newLease(t, shortConfig(coll, "a"))
-	off := failCommand(t, app, "alwaysOn", bson.D{{Key: "failCommands", Value: bson.A{"aggregate"}},
-		{Key: "errorCode", Value: codeUnauthorized}})
+	off := failCommand(t, app, "alwaysOn", bson.D{
+		{Key: "failCommands", Value: bson.A{"aggregate"}},
+		{Key: "errorCode", Value: codeUnauthorized},
+	})
 	w := l.newWatch()
 	w.arm()
 	receiveWithin(t, w.forbidden, "giving up to watch")

@@ -68,18 +68,17 @@ func filled[T any](text string) T {
 
 // desk answers everything with values full of text, or with err, and remembers what it was told to do.
 type desk struct {
-	operatorUseCases // nil: what is not overridden would panic
-	text             string
-	err              error
-	actor            admin.Actor
-	watcher          string
-	slot             string
-	slots            []admin.Watcher
-	count            int64
-	payload          bool // of the last show
-	did              []string
-	filter           admin.DeadFilter
-	edit             admin.DeadEdit
+	text    string
+	err     error
+	actor   admin.Actor
+	watcher string
+	slot    string
+	slots   []admin.Watcher
+	count   int64
+	payload bool // of the last show
+	did     []string
+	filter  admin.DeadFilter
+	edit    admin.DeadEdit
 }
 
 // The subjects of a desk.
@@ -543,11 +542,16 @@ type (
 	noSagas       struct{ sagaUseCases }
 )
 
-func (nothing) Overview(context.Context) (o admin.Overview, err error)                      { return }
-func (noneWaits) Topics(context.Context) (p []admin.PendingTopic, err error)                { return }
+func (nothing) Overview(context.Context) (o admin.Overview, err error) { return }
+
+func (noneWaits) Topics(context.Context) (p []admin.PendingTopic, err error) { return }
+
 func (nothing) Lookup(context.Context, admin.LookupQuery) (f admin.LookupResult, err error) { return }
-func (noSagas) Types(context.Context) (s []admin.SagaType, err error)                       { return }
-func (noInboxes) List(context.Context) (s []admin.InboxCounts, err error)                   { return }
+
+func (noSagas) Types(context.Context) (s []admin.SagaType, err error) { return }
+
+func (noInboxes) List(context.Context) (s []admin.InboxCounts, err error) { return }
+
 func (noneWaits) Page(context.Context, admin.WaitingFilter, int, string) (p admin.WaitingPage, err error) {
 	return
 }

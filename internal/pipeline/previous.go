@@ -26,12 +26,15 @@ type PreviousOwner struct {
 	buf        []byte
 }
 
+// NewPreviousOwner returns an empty set.
 func NewPreviousOwner() *PreviousOwner {
 	return &PreviousOwner{waitingTopics: map[[16]byte][]string{}, deadTopics: map[[16]byte][]string{}}
 }
 
+// IsEmpty reports whether nothing was left by the previous owner.
 func (o *PreviousOwner) IsEmpty() bool { return len(o.waitingTopics)+len(o.deadTopics) == 0 }
 
+// Reset removes everything.
 func (o *PreviousOwner) Reset() {
 	clear(o.waitingTopics)
 	clear(o.deadTopics)

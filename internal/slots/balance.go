@@ -1,3 +1,8 @@
+// Package slots divides a watcher by ordering keys (N28): how many slots it has, which process runs which of
+// them, and how the number changes.
+//
+// Blocking: Balancer and RunReslice block until their context ends or their work is done. All other functions
+// make one call to MongoDB each.
 package slots
 
 import (

@@ -1,11 +1,9 @@
 package waiting
 
 import (
-	"context"
 	"testing"
 	"time"
 
-	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 	"go.uber.org/goleak"
@@ -48,23 +46,4 @@ func (b *bundle) outbox(name string) *mongo.Collection {
 		b.t.Fatal(err)
 	}
 	return c
-}
-
-// insert writes an envelope that the server stamps, and more fields.
-func (b *bundle) insert(ctx context.Context, coll *mongo.Collection, id string, more ...bson.E) {
-	b.t.Helper()
-	doc := append(bson.D{{Key: "_id", Value: id}, {Key: "ts", Value: bson.Timestamp{}}}, more...)
-	if _, err := coll.InsertOne(ctx, doc); err != nil {
-		b.t.Fatal(err)
-	}
-}
-
-func (b *bundle) now() bson.Timestamp {
-	b.t.Helper()
-	raw, err := b.client.Database("admin").RunCommand(b.t.Context(), bson.D{{Key: "ping", Value: 1}}).Raw()
-	if err != nil {
-		b.t.Fatal(err)
-	}
-	t, i := raw.Lookup("operationTime").Timestamp()
-	return bson.Timestamp{T: t, I: i}
 }

@@ -176,8 +176,10 @@ type LetterSummary struct {
 // Summarize counts the matching letters by group, handler, type and class, and returns the largest counts first.
 func (d *DeadLetters) Summarize(ctx context.Context, q LetterQuery) ([]LetterSummary, error) {
 	groupKey := bson.D{
-		{Key: "group", Value: "$_id.group"}, {Key: "handler", Value: "$_id.handler"},
-		{Key: "type", Value: "$type"}, {Key: "class", Value: "$class"},
+		{Key: "group", Value: "$_id.group"},
+		{Key: "handler", Value: "$_id.handler"},
+		{Key: "type", Value: "$type"},
+		{Key: "class", Value: "$class"},
 	}
 	oneIfReplayed := bson.D{{Key: "$cond", Value: bson.A{
 		bson.D{{Key: "$gt", Value: bson.A{"$replayed", nil}}}, 1, 0,

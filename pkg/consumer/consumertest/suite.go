@@ -102,7 +102,8 @@ type funcSession struct {
 }
 
 func (s funcSession) Serve(ctx context.Context, g consumer.Generation) error { return s.serve(ctx, g) }
-func (s funcSession) Fault(err error)                                        { s.t.Logf("the transport reports: %v", err) }
+
+func (s funcSession) Fault(err error) { s.t.Logf("the transport reports: %v", err) }
 
 // member is a member of a group until leaveGroup is called.
 type member struct {
@@ -195,7 +196,6 @@ func (s servedGeneration) readsValue(value string) bool {
 		wg.Go(func() {
 			for offset := a.Offset; found.Err() == nil; {
 				f, err := s.Fetch(found, a.TopicPartition, offset, 1<<20)
-
 				// The generation has ended, or a server is away for a while.
 				if err != nil {
 					select {
