@@ -12,13 +12,24 @@ import (
 // twice. Squeezing code to stay within a bound defeats its purpose: a function that is cut into five helpers, or lines without a
 // thought between them, are worse than the figure. If a bound stands in the way of a clear change, change the bound.
 const (
-	mostWithoutParagraph = 25.0 // percent of the functions of 15 lines and more
-	mostOneWord          = 24.0 // percent of the unexported function names
-	mostUnclear          = 8.5  // wordings per 1,000 words of comment
-	mostDefined          = 13   // definitions of one unexported function name
-	mostMethods          = 102  // of a type
-	mostFields           = 44   // of a type
+	mostWithoutParagraph = 8.0  // percent of the functions of 15 lines and more
+	mostOneWord          = 10.0 // percent of the unexported function names
+	mostUnclear          = 3.0  // wordings per 1,000 words of comment
+	mostDefined          = 8    // definitions of one unexported function name
+	mostMethods          = 60   // of a type
+	mostFields           = 25   // of a type
 )
+
+// larger lists what is above these bounds, with its count. Remove an entry when its type gets smaller. config.Config
+// has one field for each key of the configuration file, and ReconcilerResult one for each figure of its report.
+// describeFigures is the method of an interface.
+var larger = map[string]int{
+	"describeFigures":                 10,
+	"internal/app.term":               86,
+	"internal/app.Relay":              27,
+	"internal/bench.ReconcilerResult": 26,
+	"internal/config.Config":          26,
+}
 
 func TestTheProductIsReadable(t *testing.T) {
 	t.Parallel()
@@ -50,8 +61,9 @@ func TestTheProductIsReadable(t *testing.T) {
 func atMost(t *testing.T, what string, counts map[string]int, most int) {
 	t.Helper()
 	for name, n := range counts {
-		if n > most {
-			t.Errorf("%d %s %s, want at most %d", n, what, strings.TrimPrefix(name, "../../"), most)
+		name = strings.TrimPrefix(name, "../../")
+		if n > max(most, larger[name]) {
+			t.Errorf("%d %s %s, want at most %d", n, what, name, max(most, larger[name]))
 		}
 	}
 }
