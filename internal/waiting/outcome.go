@@ -83,7 +83,7 @@ func WriteOutcomes(tx context.Context, list []Outcome) (matched int64, err error
 }
 
 // Rejected reports whether the server rejects the contents of a write, for example because of a validator of the
-// collection. Such a write fails again if it is repeated, and the connection is not the cause.
+// collection. Such a write fails again if it is repeated, but the documents written with it are not at fault.
 func Rejected(err error) bool {
 	var be mongo.BulkWriteException
 	if !errors.As(err, &be) || len(be.WriteErrors) == 0 || be.HasErrorLabel("TransientTransactionError") {
@@ -150,7 +150,7 @@ func outcomeBatches(list []Outcome) []*outcomeBatch {
 	return order
 }
 
-// addOutcome adds an outcome to the batch. Outcomes without contents of their document share a statement.
+// addOutcome adds an outcome to the batch. Outcomes that need the same update share a statement.
 func (b *outcomeBatch) addOutcome(o *Outcome) {
 	if o.Fate != OutcomeDropped && (o.Fate != OutcomeSent || o.Sent != nil) {
 		b.single = append(b.single, o.updateModel())
