@@ -170,7 +170,7 @@ func (x *Exception) upsertModel() (mongo.WriteModel, error) {
 }
 
 // isException returns a condition that is true for a document that is already an exception. An envelope that was sent
-// before is written again: the owner repeats the part of the stream after its checkpoint, relies on the exception, and
+// before is written again: the owner repeats the part of the stream before its checkpoint, relies on the exception, and
 // finds the record in its read-back.
 func (x *Exception) isException() bson.D {
 	return bson.D{{Key: "$in", Value: bson.A{"$state", outboxes.Exceptional}}}
