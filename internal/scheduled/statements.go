@@ -16,7 +16,8 @@ import (
 )
 
 // DueClaim is the mark of an owner on the scheduled envelopes that it has taken to send (N19). An owner uses one token for
-// all of its term, so that what it has claimed it may claim again, and nobody else can before its epoch is over.
+// its whole term, so it can repeat its
+// own claims. No other owner can claim these envelopes before its epoch is over.
 type DueClaim struct {
 	Token string
 	Epoch int64
@@ -35,13 +36,13 @@ type Ahead struct {
 	DueAt bson.DateTime `bson:"dueAt"`
 }
 
-// free is the condition for an envelope that this claim can have. N19: one that nobody has claimed, or an owner whose epoch
-// is over, or this very owner. An envelope with a state is no longer scheduled, whatever else it says.
+// free returns the condition for an envelope that this owner can claim. N19: the envelope has no claim, or a claim of an
+// owner whose epoch is over, or a claim of this owner. An envelope with a state is no longer scheduled.
 func (c DueClaim) free(and ...bson.E) bson.D {
 	return c.claimed(and, bson.D{{Key: "claim.token", Value: c.Token}})
 }
 
-// unheld is free without what this owner itself has claimed.
+// unheld is like free, but excludes the envelopes that this owner has already claimed.
 func (c DueClaim) unheld(and ...bson.E) bson.D {
 	return c.claimed(and)
 }
@@ -88,6 +89,7 @@ func ClaimDue(ctx context.Context, f mongodb.Fencer, c DueClaim, now time.Time, 
 	if n > waiting.MaxClaim {
 		return fmt.Errorf("claiming %d scheduled envelopes at once; %d is the most", n, waiting.MaxClaim)
 	}
+
 	set := bson.D{{Key: "$set", Value: bson.D{{Key: "claim", Value: bson.D{
 		{Key: "token", Value: c.Token},
 		{Key: "epoch", Value: c.Epoch},
@@ -124,6 +126,7 @@ func ReadClaimed(ctx context.Context, g Due, c DueClaim, at bson.Timestamp, batc
 		defer sess.EndSession(context.WithoutCancel(ctx))
 		ctx = mongo.NewSessionContext(ctx, sess)
 	}
+
 	err = mongodb.FindEach(ctx, mongodb.Majority(g.Coll), "reading claimed envelopes of "+mongodb.Namespace(g.Coll), bson.D{ // N21
 		{Key: "_id", Value: bson.D{{Key: "$in", Value: g.IDs}}}, {Key: "claim.token", Value: c.Token},
 	}, func(raw bson.Raw) error {

@@ -21,8 +21,9 @@ const Lookahead = time.Second
 // MaxClaim is how many scheduled envelopes one fenced transaction claims at most (N3).
 const MaxClaim = 1000
 
-// StrayClaims are the scheduled envelopes of coll, due by until, with a claim of that epoch or a later one. To an owner that has
-// just acquired that epoch they are of another life of the watcher document, which was lost or is one of a backup.
+// StrayClaims returns the ids of the scheduled envelopes of coll that are due by until and have a claim of epoch or a
+// later one. If an owner has just acquired epoch, such claims come from a watcher document that was lost or replaced
+// by a backup.
 func StrayClaims(ctx context.Context, coll *mongo.Collection, epoch int64, until time.Time, p slot.Range) ([]bson.RawValue, error) {
 	var ids []bson.RawValue
 	err := mongodb.FindEach(ctx, mongodb.Majority(coll), "looking for claims in "+mongodb.Namespace(coll), p.AddFilter(bson.D{
@@ -36,9 +37,10 @@ func StrayClaims(ctx context.Context, coll *mongo.Collection, epoch int64, until
 	return ids, err
 }
 
-// DisownClaims makes those claims ones of an epoch that is over, so that the owner of epoch can have the envelopes (N19), in as
-// many fenced transactions as their number asks for. Before it has claimed anything itself, no claim of such an epoch can be
-// alive: the fence of whoever made it would fail. It is idempotent.
+// DisownClaims moves the claims of the envelopes ids to an epoch that is over, so that the owner of epoch can claim the
+// envelopes (N19). It uses as many fenced transactions as their number requires. Call it before this owner claims
+// anything: until then no claim of such an epoch can be valid, because the fence of its owner would fail. It is
+// idempotent.
 func DisownClaims(ctx context.Context, f mongodb.Fencer, coll *mongo.Collection, epoch int64, ids []bson.RawValue) error {
 	err := mongodb.WriteInParts(ctx, f, ids, mongodb.Parts[bson.RawValue]{Top: MaxClaim, Write: func(tx context.Context, c *mongo.Client, part []bson.RawValue) error {
 		_, err := c.Database(coll.Database().Name()).Collection(coll.Name()).UpdateMany(tx, bson.D{

@@ -28,7 +28,7 @@ type ExceptionCount struct {
 	Oldest time.Time // when the oldest one was committed; of scheduled ones, when the first is due; zero if unknown
 }
 
-// CountExceptions counts what waits in coll. It reads every exception of it, and an index entry for each scheduled one.
+// CountExceptions counts the waiting envelopes of coll. It reads every exception of it, and an index entry for each scheduled one.
 func CountExceptions(ctx context.Context, coll *mongo.Collection, p slot.Range) ([]ExceptionCount, error) {
 	ns := mongodb.Namespace(coll)
 	type row struct {
@@ -71,11 +71,13 @@ func countScheduled(ctx context.Context, coll *mongo.Collection, p slot.Range, o
 	if n == 0 {
 		return out, nil
 	}
+
+	// The envelope may have been sent since the count. Then the time is unknown.
 	var first struct {
 		DueAt time.Time `bson:"dueAt"`
 	}
 	_ = coll.FindOne(ctx, scheduled, options.FindOne().SetSort(bson.D{{Key: "dueAt", Value: 1}}).
-		SetProjection(bson.D{{Key: "dueAt", Value: 1}})).Decode(&first) // it may have gone meanwhile
+		SetProjection(bson.D{{Key: "dueAt", Value: 1}})).Decode(&first)
 	return append(out, ExceptionCount{NS: ns, State: "scheduled", N: n, Oldest: first.DueAt}), nil
 }
 
@@ -108,12 +110,13 @@ type Failed struct {
 	} `bson:"lastError"`
 }
 
-// failed are the envelopes that an attempt was spent on.
+// failed returns a filter for the envelopes that have failed at least once and are retried.
 func failed(and ...bson.E) bson.D {
 	return append(bson.D{{Key: "state", Value: "retry"}, {Key: "attempts", Value: bson.D{{Key: "$gt", Value: 0}}}}, and...)
 }
 
-// ListFailed are up to limit failed envelopes of coll, those that failed last first. limit is at most [MaxFailed]; 0 is that.
+// ListFailed returns up to limit failed envelopes of coll, the latest failures first. limit is at most [MaxFailed],
+// which is also the default for 0.
 func ListFailed(ctx context.Context, coll *mongo.Collection, limit int) ([]Failed, error) {
 	if limit <= 0 || limit > MaxFailed {
 		limit = MaxFailed
@@ -127,15 +130,15 @@ func ListFailed(ctx context.Context, coll *mongo.Collection, limit int) ([]Faile
 			SetSort(bson.D{{Key: "lastError.at", Value: -1}, {Key: "_id", Value: -1}}))
 }
 
-// ResetFailed clears the count of attempts and the error of those of ids that failed, and makes them due now; it returns how
-// many they were. It leaves all others alone, so an envelope that is blocked, parked or sent meanwhile stays what it is. Their history
-// is kept. Call it within [mongodb.Foreign], with the client of the transaction, for at most [MaxExceptions] ids at a time.
+// ResetFailed clears the count of attempts and the error of the failed envelopes among ids, makes them due now, and
+// returns their number. It keeps their history. It does not change other envelopes, for example an envelope that was
+// blocked, parked or sent in the meantime. Call it within [mongodb.Foreign], with the client of the transaction, for at most [MaxExceptions] ids at a time.
 func ResetFailed(tx context.Context, coll *mongo.Collection, ids []bson.RawValue) (int64, error) {
 	return makeDue(tx, coll, ids, bson.D{{Key: "attempts", Value: int32(0)}, {Key: "nextAt", Value: "$$NOW"}}, bson.A{"lastError"})
 }
 
-// HurryFailed makes those of ids that failed due now, with their count as it is: what a person does who wants one batch to be
-// processed at once. Otherwise as [ResetFailed].
+// HurryFailed makes the failed envelopes among ids due now and keeps their count of attempts. An operator uses it to
+// have one batch processed at once. Otherwise it works like [ResetFailed].
 func HurryFailed(tx context.Context, coll *mongo.Collection, ids []bson.RawValue) (int64, error) {
 	return makeDue(tx, coll, ids, bson.D{{Key: "nextAt", Value: "$$NOW"}}, nil)
 }

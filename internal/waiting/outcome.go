@@ -14,10 +14,10 @@ import (
 	"github.com/outrelay/outrelay/internal/outboxes"
 )
 
-// OutcomeKind is what becomes of an envelope that was published outside of the stream's order.
+// OutcomeKind is the fate of an envelope that was published outside of the stream's order.
 type OutcomeKind uint8
 
-// The fates that are written on a document; a dead one is moved by package deadletter.
+// The fates that are written on a document. Package deadletter moves a dead envelope.
 const (
 	OutcomeSent     OutcomeKind = iota // each target has it
 	OutcomeNarrowed                    // some targets have it; it waits for the others as before
@@ -26,14 +26,14 @@ const (
 	OutcomeDropped                     // it expired and is discarded
 )
 
-// SentTo is where a record stands, as recording mark keeps it.
+// SentTo is the position of a record in Kafka, as recording mark stores it.
 type SentTo struct {
 	Topic     string `bson:"topic"`
 	Partition int32  `bson:"partition"`
 	Offset    int64  `bson:"offset"`
 }
 
-// Outcome is what is to be written about one envelope.
+// Outcome is the fate of one envelope, to be written on its document.
 type Outcome struct {
 	Fate     OutcomeKind
 	NS       string
@@ -50,41 +50,46 @@ type Outcome struct {
 	Error *ExceptionError
 	Node  string
 
-	Seal            []byte // of the state database, see [outboxes.Registry.Seal]: for a scheduled envelope that gets a state
+	// Seal is the seal of the state database, see [outboxes.Registry.Seal]. A scheduled envelope that gets a
+	// state needs it.
+	Seal            []byte
 	State, Pos, Key string // what a scheduled envelope becomes with FateHeld; with FateFailed its state is retry
 }
 
-// WriteOutcomes writes what became of the envelopes, inside of a transaction that holds the fence (N3). It is idempotent, and
-// leaves alone what somebody deleted or changed meanwhile: each statement names the id, that the document is still an
-// exception or bears the claim, and the delivery. It returns how many were what they had been; fewer than all, too, where a
-// repetition finds them written.
+// WriteOutcomes writes the fates of envelopes, inside a transaction that holds the fence (N3). It is idempotent.
+// It does not change a document that was deleted or changed in the meantime: each statement requires the id, the
+// delivery, and that the document is still an exception or has the claim. It returns the number of documents that
+// were unchanged. A repetition may return fewer, because the first attempt has already written some.
 func WriteOutcomes(tx context.Context, list []Outcome) (matched int64, err error) {
 	s := mongo.SessionFromContext(tx)
 	if s == nil {
 		return 0, mongodb.ErrNoTransaction
 	}
+
 	for _, b := range outcomeBatches(list) {
 		coll, err := outboxes.Outboxed(s.Client(), b.ns)
 		if err != nil {
 			return 0, err
 		}
-		res, err := coll.BulkWrite(tx, b.models())
+		res, err := coll.BulkWrite(tx, b.writeModels())
 		if err != nil {
 			return 0, mongodb.Refusal(err, "writing the fate of exceptions to "+b.ns, "find, update and remove", b.ns)
 		}
+
 		matched += res.MatchedCount + res.DeletedCount
 		crash.At("mid-exception-write")
 	}
 	return matched, nil
 }
 
-// Rejected reports whether the server refuses the contents of a write, as for a validator of the collection: to repeat it
-// helps nobody, and what it was written with is not at fault.
+// Rejected reports whether the server rejects the contents of a write, for example because of a validator of the
+// collection. Such a write fails again if it is repeated, but the documents written with it are not at fault.
 func Rejected(err error) bool {
 	var be mongo.BulkWriteException
 	if !errors.As(err, &be) || len(be.WriteErrors) == 0 || be.HasErrorLabel("TransientTransactionError") {
 		return false
 	}
+
 	switch be.WriteErrors[0].Code {
 	case 2, 9, 52, 56, 57, 66, 121, 10334, 17419, 17420:
 		return true
@@ -92,8 +97,9 @@ func Rejected(err error) bool {
 	return false
 }
 
-// WriteHalves writes a list at once. What the server has [Rejected] is written in halves, down to single ones: refused gets each that the
-// server rejects alone, so that it holds up no other.
+// WriteHalves writes a list at once. If the server has [Rejected] the list, WriteHalves writes its halves, down to
+// single elements. It calls refused for each element that the server rejects alone, so that this element does not
+// delay the others.
 func WriteHalves[T any](list []T, write func(part []T) error, refused func(one T, why error) error) error {
 	err := write(list)
 	switch {
@@ -102,6 +108,7 @@ func WriteHalves[T any](list []T, write func(part []T) error, refused func(one T
 	case len(list) == 1:
 		return refused(list[0], err)
 	}
+
 	half := len(list) / 2
 	if err := WriteHalves(list[:half], write, refused); err != nil {
 		return err
@@ -109,13 +116,14 @@ func WriteHalves[T any](list []T, write func(part []T) error, refused func(one T
 	return WriteHalves(list[half:], write, refused)
 }
 
-// same are outcomes that one statement can write.
+// same identifies outcomes that one statement can write.
 type same struct {
 	claim    string
 	delivery int32
 	delete   bool
 }
 
+// outcomeBatch holds the statements for one collection.
 type outcomeBatch struct {
 	ns     string
 	many   map[same]bson.A
@@ -123,27 +131,32 @@ type outcomeBatch struct {
 	single []mongo.WriteModel
 }
 
+// outcomeBatches groups outcomes by collection, in the order of their first outcomes.
 func outcomeBatches(list []Outcome) []*outcomeBatch {
 	var order []*outcomeBatch
 	byNS := map[string]*outcomeBatch{}
 	for i := range list {
 		o := &list[i]
+
 		b := byNS[o.NS]
 		if b == nil {
 			b = &outcomeBatch{ns: o.NS, many: map[same]bson.A{}}
 			byNS[o.NS] = b
 			order = append(order, b)
 		}
-		b.add(o)
+		b.addOutcome(o)
 	}
+
 	return order
 }
 
-func (b *outcomeBatch) add(o *Outcome) {
+// addOutcome adds an outcome to the batch. Outcomes that need the same update share a statement.
+func (b *outcomeBatch) addOutcome(o *Outcome) {
 	if o.Fate != OutcomeDropped && (o.Fate != OutcomeSent || o.Sent != nil) {
-		b.single = append(b.single, o.update())
+		b.single = append(b.single, o.updateModel())
 		return
 	}
+
 	k := same{o.Claim, o.Delivery, o.Delete || o.Fate == OutcomeDropped}
 	if b.many[k] == nil {
 		b.order = append(b.order, k)
@@ -151,20 +164,22 @@ func (b *outcomeBatch) add(o *Outcome) {
 	b.many[k] = append(b.many[k], o.ID)
 }
 
-func (b *outcomeBatch) models() []mongo.WriteModel {
+// writeModels returns the statements of the batch.
+func (b *outcomeBatch) writeModels() []mongo.WriteModel {
 	out := b.single
 	for _, k := range b.order {
 		filter := guard(bson.D{{Key: "$in", Value: b.many[k]}}, k.claim, k.delivery)
 		if k.delete {
 			out = append(out, mongo.NewDeleteManyModel().SetHint(outboxes.PickedByID).SetFilter(filter))
 		} else {
-			out = append(out, mongo.NewUpdateManyModel().SetHint(outboxes.PickedByID).SetFilter(filter).SetUpdate(finished(nil)))
+			out = append(out, mongo.NewUpdateManyModel().SetHint(outboxes.PickedByID).SetFilter(filter).
+				SetUpdate(finished(nil)))
 		}
 	}
 	return out
 }
 
-// guard matches the document only as long as it is what was published.
+// guard returns a filter that matches a document only while it is still the envelope that was published.
 func guard(id any, claim string, delivery int32) bson.D {
 	d := bson.D{{Key: "_id", Value: id}}
 	if claim != "" {
@@ -175,7 +190,7 @@ func guard(id any, claim string, delivery int32) bson.D {
 	return append(d, sameNumber("delivery", delivery))
 }
 
-// sameNumber matches a counter; an absent one is zero.
+// sameNumber returns a condition on a counter. A missing counter counts as zero.
 func sameNumber(field string, n int32) bson.E {
 	if n == 0 {
 		return bson.E{Key: field, Value: bson.D{{Key: "$not", Value: bson.D{{Key: "$gt", Value: 0}}}}}
@@ -183,10 +198,13 @@ func sameNumber(field string, n int32) bson.E {
 	return bson.E{Key: field, Value: n}
 }
 
-// forgotten are the fields of an exception or of a claim that a finished envelope has no more.
-var forgotten = bson.A{"state", "pos", "pending", "attempts", "nextAt", "lastError", "history", "claim", "origin", "dueAt", "redelivered"}
+// forgotten lists the fields of an exception or of a claim, which a finished envelope no longer has.
+var forgotten = bson.A{
+	"state", "pos", "pending", "attempts", "nextAt", "lastError", "history", "claim", "origin", "dueAt", "redelivered",
+}
 
-// finished makes a document one that was sent. Its stamp is that of now, so that retention counts from the delivery.
+// finished returns the update that marks an envelope as sent. It sets the current time, so that retention counts
+// from the delivery.
 func finished(sent []SentTo) mongo.Pipeline {
 	set := bson.D{{Key: "sentAt", Value: "$$NOW"}, {Key: "ts", Value: "$$CLUSTER_TIME"}, wasDue}
 	if sent != nil {
@@ -195,28 +213,34 @@ func finished(sent []SentTo) mongo.Pipeline {
 	return mongo.Pipeline{{{Key: "$set", Value: set}}, {{Key: "$unset", Value: forgotten}}}
 }
 
-// wasDue keeps the due time of a scheduled envelope under a name that no index and no filter looks for.
-var wasDue = bson.E{Key: "scheduledFor", Value: bson.D{{Key: "$ifNull", Value: bson.A{"$dueAt", "$scheduledFor", "$$REMOVE"}}}}
+// wasDue stores the due time of a scheduled envelope in a field that no index and no filter uses.
+var wasDue = bson.E{Key: "scheduledFor", Value: bson.D{
+	{Key: "$ifNull", Value: bson.A{"$dueAt", "$scheduledFor", "$$REMOVE"}},
+}}
 
-// joined adds positions to those that are there. The same one twice is one: the statement may be repeated.
+// joined returns an expression that adds positions to `sent`. It adds no duplicates, because the statement may be
+// repeated.
 func joined(sent []SentTo) bson.D {
 	return bson.D{{Key: "$setUnion", Value: bson.A{arrayOf("$sent"), mongodb.Literal(sent)}}}
 }
 
-// arrayOf is the array in that field, or an empty one.
+// arrayOf returns an expression for the array in a field, or an empty array if the field has none.
 func arrayOf(field string) bson.D {
 	return bson.D{{Key: "$cond", Value: bson.A{bson.D{{Key: "$isArray", Value: field}}, field, bson.A{}}}}
 }
 
-func (o *Outcome) update() mongo.WriteModel {
+// updateModel returns the statement that writes the outcome on its own.
+func (o *Outcome) updateModel() mongo.WriteModel {
 	filter := guard(o.ID, o.Claim, o.Delivery)
 	switch o.Fate {
 	case OutcomeSent:
 		return mongo.NewUpdateOneModel().SetHint(outboxes.PickedByID).SetFilter(filter).SetUpdate(finished(o.Sent))
 	case OutcomeFailed:
-		filter = append(filter, sameNumber("attempts", o.Attempts)) // so that a repetition spends no second attempt
+		// A repetition of the statement must not count a second attempt.
+		filter = append(filter, sameNumber("attempts", o.Attempts))
 	case OutcomeNarrowed, OutcomeHeld, OutcomeDropped:
 	}
+
 	set, unset := bson.D{}, bson.A{}
 	if o.Pending != nil {
 		set = append(set, bson.E{Key: "pending", Value: mongodb.Literal(o.Pending)})
@@ -225,18 +249,26 @@ func (o *Outcome) update() mongo.WriteModel {
 		set = append(set, bson.E{Key: "sent", Value: joined(o.Sent)})
 	}
 	if o.Fate == OutcomeFailed {
-		set = append(set, o.failed()...)
+		set = append(set, o.failedFields()...)
 	}
+
+	// A scheduled envelope becomes an exception. The fields of a failure already contain its state.
 	if o.Claim != "" {
 		if o.Fate != OutcomeFailed {
 			set = append(set, bson.E{Key: "state", Value: mongodb.Literal(o.State)})
 		}
-		set = append(set, bson.E{Key: "origin", Value: outboxes.OriginScheduled}, bson.E{Key: "pos", Value: mongodb.Literal(o.Pos)}, bson.E{Key: "seal", Value: o.Seal}, wasDue)
+		set = append(set,
+			bson.E{Key: "origin", Value: outboxes.OriginScheduled},
+			bson.E{Key: "pos", Value: mongodb.Literal(o.Pos)},
+			bson.E{Key: "seal", Value: o.Seal},
+			wasDue)
 		if o.Key != "" {
 			set = append(set, bson.E{Key: "key", Value: mongodb.Literal(o.Key)})
 		}
 		unset = bson.A{"dueAt", "claim"}
 	}
+
+	// MongoDB rejects an empty stage.
 	p := mongo.Pipeline{}
 	if len(set) > 0 {
 		p = append(p, bson.D{{Key: "$set", Value: set}})
@@ -247,8 +279,8 @@ func (o *Outcome) update() mongo.WriteModel {
 	return mongo.NewUpdateOneModel().SetHint(outboxes.PickedByID).SetFilter(filter).SetUpdate(p)
 }
 
-// failed spends an attempt.
-func (o *Outcome) failed() bson.D {
+// failedFields returns the fields that record a failed attempt.
+func (o *Outcome) failedFields() bson.D {
 	past := bson.D{{Key: "$concatArrays", Value: bson.A{arrayOf("$history"), bson.A{o.Error.attempt(o.Node)}}}}
 	return bson.D{
 		{Key: "state", Value: "retry"},
@@ -259,7 +291,7 @@ func (o *Outcome) failed() bson.D {
 	}
 }
 
-// Check says what is wrong with an outcome before it goes into a transaction.
+// Check returns an error if an outcome is invalid. Call it before the outcome goes into a transaction.
 func (o *Outcome) Check() error {
 	switch {
 	case o.ID.Type == 0:

@@ -15,9 +15,10 @@ import (
 	"github.com/outrelay/outrelay/internal/slot"
 )
 
-// ExceptionScan reads the exceptions of a collection page by page, in the order of key and position (N15), which is that of
-// the index: retry, blocked and parked ones together. A page sees everything that was committed before it was asked for,
-// majority committed (N21). The zero value of each field but Coll leaves nothing out.
+// ExceptionScan reads the exceptions of a collection page by page, in the order of key and position (N15), which is
+// the order of the index. Retry, blocked and parked exceptions come together. A page contains all exceptions that were
+// committed before the call of Page, majority committed (N21). Except for Coll, a field with its zero value excludes
+// nothing.
 type ExceptionScan struct {
 	Coll *mongo.Collection
 	Keys []bson.RawValue // only these values of `key`
@@ -41,21 +42,23 @@ const mostOdd = 1000
 // ErrLeave ends a page early, when Leave was called.
 var ErrLeave = errors.New("the rest of the key is left")
 
-// Leave passes over those of the key that is being read that wait for these topics only, and over all of them if there are none. The
-// next page goes on behind that. It is to be called from within take, which then returns ErrLeave.
+// Leave skips the remaining exceptions of the current key that wait only for topics. If topics is nil, it skips all
+// remaining exceptions of the key. The next page continues after them. Call Leave within take, and return ErrLeave.
 func (s *ExceptionScan) Leave(topics []string) { s.rest, s.leave = topics != nil, topics }
 
-// Page hands up to limit exceptions to take; the bytes are valid during the call only, and an error of take ends it. more
-// is false behind the last page. After an error the same page is asked for again, from behind what take got.
+// Page calls take for up to limit exceptions. The bytes are valid only during the call, and an error of take ends the
+// page. more is false after the last page. After an error, the next call continues after the last exception that take
+// received.
 func (s *ExceptionScan) Page(ctx context.Context, limit int, take func(bson.Raw) error) (more bool, err error) {
 	err = mongodb.AfterCommitted(ctx, s.Coll, func(ctx context.Context) (err error) {
-		more, err = s.page(ctx, limit, take)
+		more, err = s.readPage(ctx, limit, take)
 		return err
 	})
 	return more, err
 }
 
-func (s *ExceptionScan) page(ctx context.Context, limit int, take func(bson.Raw) error) (more bool, err error) {
+// readPage reads the rest of the last key, and then the following keys.
+func (s *ExceptionScan) readPage(ctx context.Context, limit int, take func(bson.Raw) error) (more bool, err error) {
 	for {
 		rest := s.rest
 		n, err := s.read(ctx, limit, take)
@@ -66,9 +69,11 @@ func (s *ExceptionScan) page(ctx context.Context, limit int, take func(bson.Raw)
 			return false, err
 		case n == limit:
 			return true, nil
-		case !rest: // there is nothing behind it
+		case !rest:
+			// The query covered all following keys.
 			return false, nil
 		}
+
 		s.rest = false
 		limit -= n
 	}
@@ -87,14 +92,18 @@ func (s *ExceptionScan) read(ctx context.Context, limit int, take func(bson.Raw)
 
 func (s *ExceptionScan) reached(raw bson.Raw) {
 	key, pos, id := raw.Lookup("key"), raw.Lookup("pos"), mongodb.CloneValue(raw.Lookup("_id"))
-	if key.Type == bson.TypeArray { // it stands at its least element, and compares greater than all text: nothing is behind it
+	// The index sorts an array by its least element, but $gt treats it as greater than all text. The scan cannot
+	// continue after such a key.
+	if key.Type == bson.TypeArray {
 		s.odd = append(s.odd, id)
 		return
 	}
+
 	if s.begun && key.Equal(s.last.key) && pos.Equal(s.last.pos) {
 		s.last.ids = append(s.last.ids, id)
 		return
 	}
+
 	if !s.begun || !key.Equal(s.last.key) {
 		s.leave = nil
 	}
@@ -109,12 +118,14 @@ func (s *ExceptionScan) filter() bson.D {
 		d = append(d, bson.E{Key: "key", Value: bson.D{{Key: "$not", Value: bson.D{{Key: "$type", Value: "array"}}}}})
 		read = nil
 	}
+
 	if s.begun && s.rest {
 		read = slices.Concat(read, s.last.ids)
 	}
 	if len(read) > 0 {
 		d = append(d, bson.E{Key: "_id", Value: bson.D{{Key: "$nin", Value: read}}})
 	}
+
 	switch {
 	case !s.begun && s.Keys != nil:
 		d = append(d, keyIn(s.Keys...))
@@ -131,6 +142,7 @@ func (s *ExceptionScan) filter() bson.D {
 		// $expr compares across types, as the index does.
 		d = append(d, bson.E{Key: "$expr", Value: bson.D{{Key: "$gt", Value: bson.A{"$key", mongodb.Literal(orNull(s.last.key))}}}})
 	}
+
 	skip := s.Skip
 	if s.begun && s.rest {
 		skip = slices.Concat(s.Skip, s.leave)
@@ -150,10 +162,12 @@ func keyIn(keys ...bson.RawValue) bson.E {
 			values = append(values, orNull(k))
 		}
 	}
+
 	in := bson.E{Key: "key", Value: bson.D{{Key: "$in", Value: values}}}
 	if len(odd) == 0 {
 		return in
 	}
+
 	return bson.E{Key: "$or", Value: bson.A{bson.D{in}, bson.D{{Key: "$expr", Value: bson.D{{Key: "$in", Value: bson.A{"$key", mongodb.Literal(odd)}}}}}}}
 }
 
@@ -165,7 +179,7 @@ func (s *ExceptionScan) sort() bson.D {
 	return bson.D{{Key: "key", Value: 1}, {Key: "pos", Value: 1}}
 }
 
-// waiting is the condition on the targets that an exception waits for.
+// waiting returns the condition on the topics that an exception waits for.
 func waiting(only, skip []string) bson.D {
 	var and bson.A
 	either := func(cond bson.D) {
@@ -173,12 +187,14 @@ func waiting(only, skip []string) bson.D {
 			bson.D{{Key: "pending", Value: nil}}, bson.D{{Key: "pending", Value: cond}},
 		}}})
 	}
+
 	if only != nil {
 		either(bson.D{{Key: "$in", Value: only}})
 	}
 	if len(skip) > 0 {
 		either(bson.D{{Key: "$elemMatch", Value: bson.D{{Key: "$nin", Value: skip}}}})
 	}
+
 	if and == nil {
 		return nil
 	}

@@ -51,12 +51,12 @@ type Exception struct {
 	Redelivered bool
 }
 
-// WriteExceptions stores each exception, in as many fenced transactions as the bounds ask for, each majority committed
-// before the next begins; their namespaces are entered in `dirty` with it (N17). One that is attempted in vain is made smaller.
-// On an error the same call may be made again with all of them.
+// WriteExceptions stores each exception, in as many fenced transactions as the bounds require. Each transaction is
+// majority committed before the next begins, and enters its namespaces in `dirty` (N17). If a transaction fails, a
+// smaller one may be tried. After an error, the caller may repeat the call with all exceptions.
 //
-// N16: a write is an upsert of the whole envelope, so one that was inserted and deleted in one transaction is an exception
-// too. A document that has a state keeps it, and waits for these targets as well.
+// N16: a write is an upsert of the whole envelope, so an envelope that was inserted and deleted in one transaction
+// becomes an exception too. A document that has a state keeps it, and waits for the new targets as well.
 func WriteExceptions(ctx context.Context, f mongodb.Fencer, list []Exception) error {
 	err := mongodb.WriteInParts(ctx, f, list, mongodb.Parts[Exception]{Top: MaxExceptions, Fits: fitting, Dirty: namespaces, Write: upsertExceptions})
 	if err != nil {
@@ -65,7 +65,7 @@ func WriteExceptions(ctx context.Context, f mongodb.Fencer, list []Exception) er
 	return nil
 }
 
-// fitting is how many, at least one and at most limit, go into one transaction.
+// fitting returns how many exceptions go into one transaction: at least one and at most limit.
 func fitting(list []Exception, limit int) int {
 	size := 0
 	for n := range limit {
@@ -84,20 +84,23 @@ func namespaces(list []Exception) []string {
 	return slices.Collect(maps.Keys(all))
 }
 
+// upsertExceptions writes part, with one bulk write per collection.
 func upsertExceptions(tx context.Context, client *mongo.Client, part []Exception) error {
 	models := map[string][]mongo.WriteModel{}
 	var order []string
 	for i := range part {
 		x := &part[i]
-		m, err := x.upsert()
+		m, err := x.upsertModel()
 		if err != nil {
 			return err
 		}
+
 		if models[x.NS] == nil {
 			order = append(order, x.NS)
 		}
 		models[x.NS] = append(models[x.NS], m)
 	}
+
 	for _, ns := range order {
 		coll, err := outboxes.Outboxed(client, ns)
 		if err != nil {
@@ -111,16 +114,19 @@ func upsertExceptions(tx context.Context, client *mongo.Client, part []Exception
 	return nil
 }
 
-// upsert writes the exception; a document that is one already only gets its targets added, for nothing of it may be undone.
-func (x *Exception) upsert() (mongo.WriteModel, error) {
+// upsertModel returns the statement that writes the exception. If the document is already an exception, the statement
+// only adds the targets, because it must not undo anything else.
+func (x *Exception) upsertModel() (mongo.WriteModel, error) {
 	id, err := x.Raw.LookupErr("_id")
 	if err != nil {
 		return nil, fmt.Errorf("exception of %s: its envelope has no _id: %w", x.NS, err)
 	}
+
 	origin := x.Origin
 	if origin == "" {
 		origin = outboxes.OriginStream
 	}
+
 	fields := bson.D{
 		{Key: "ts", Value: "$$CLUSTER_TIME"},
 		{Key: "state", Value: mongodb.Literal(x.State)},
@@ -129,7 +135,9 @@ func (x *Exception) upsert() (mongo.WriteModel, error) {
 		{Key: "origin", Value: mongodb.Literal(origin)},
 		{Key: "seal", Value: x.Seal},
 	}
-	// As text also where the envelope has another type: 5 and "5" are one key, and have to stand in one order. An empty key is none.
+
+	// The key is stored as text even if the envelope has another type: 5 and "5" are one key and need one order.
+	// An empty key counts as no key.
 	if key, _ := x.Raw.Lookup("key").StringValueOK(); key == "" {
 		fields = append(fields, bson.E{Key: "key", Value: mongodb.Literal(x.Key)})
 	}
@@ -146,22 +154,25 @@ func (x *Exception) upsert() (mongo.WriteModel, error) {
 		fields = append(fields, bson.E{Key: "lastError", Value: x.Error.last()},
 			bson.E{Key: "history", Value: bson.A{x.Error.attempt(x.Node)}})
 	}
-	// One of several targets that a term gives back one after the other adds to the list.
-	more := bson.D{{Key: "$mergeObjects", Value: bson.A{"$$ROOT", bson.D{{Key: "pending", Value: bson.D{{Key: "$cond", Value: bson.A{
-		bson.D{{Key: "$isArray", Value: "$pending"}}, bson.D{{Key: "$setUnion", Value: bson.A{"$pending", mongodb.Literal(x.Pending)}}}, "$pending",
-	}}}}}}}}
+
+	// A term may give back several targets of an envelope one after the other. Each adds to the list.
+	union := bson.D{{Key: "$setUnion", Value: bson.A{"$pending", mongodb.Literal(x.Pending)}}}
+	pending := bson.D{{Key: "$cond", Value: bson.A{bson.D{{Key: "$isArray", Value: "$pending"}}, union, "$pending"}}}
+	more := bson.D{{Key: "$mergeObjects", Value: bson.A{"$$ROOT", bson.D{{Key: "pending", Value: pending}}}}}
 	if x.Pending == nil {
 		more = bson.D{{Key: "$unsetField", Value: bson.D{{Key: "field", Value: "pending"}, {Key: "input", Value: "$$ROOT"}}}}
 	}
+
 	written := bson.D{{Key: "$mergeObjects", Value: bson.A{mongodb.Literal(x.Raw), fields}}}
 	return mongo.NewUpdateOneModel().SetUpsert(true).SetFilter(bson.D{{Key: "_id", Value: id}}).SetUpdate(mongo.Pipeline{
-		{{Key: "$replaceWith", Value: bson.D{{Key: "$cond", Value: bson.A{x.known(), more, written}}}}},
+		{{Key: "$replaceWith", Value: bson.D{{Key: "$cond", Value: bson.A{x.isException(), more, written}}}}},
 	}), nil
 }
 
-// known is true for a document that is an exception already. One that was sent before is written again: the owner repeats
-// the stretch of the stream before its checkpoint, counts on the exception, and finds the record in its read-back.
-func (x *Exception) known() bson.D {
+// isException returns a condition that is true for a document that is already an exception. An envelope that was sent
+// before is written again: the owner repeats the part of the stream before its checkpoint, relies on the exception, and
+// finds the record in its read-back.
+func (x *Exception) isException() bson.D {
 	return bson.D{{Key: "$in", Value: bson.A{"$state", outboxes.Exceptional}}}
 }
 
@@ -191,7 +202,7 @@ func clipReason(s string) string {
 	return strings.ToValidUTF8(s, "\uFFFD")
 }
 
-// later is the server's now and so long.
+// later returns an expression for the server's current time plus d.
 func later(d time.Duration) bson.D {
 	return bson.D{{Key: "$add", Value: bson.A{"$$NOW", d.Milliseconds()}}}
 }
