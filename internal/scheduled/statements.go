@@ -15,9 +15,8 @@ import (
 	"github.com/outrelay/outrelay/internal/waiting"
 )
 
-// DueClaim is the mark of an owner on the scheduled envelopes that it has taken to send (N19). An owner uses one token for
-// its whole term, so it can repeat its
-// own claims. No other owner can claim these envelopes before its epoch is over.
+// DueClaim is the mark of an owner on the scheduled envelopes that it has claimed (N19). An owner uses one token for its
+// whole term, so it can repeat its own claims. No other owner can claim these envelopes before its epoch is over.
 type DueClaim struct {
 	Token string
 	Epoch int64

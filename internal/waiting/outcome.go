@@ -83,7 +83,7 @@ func WriteOutcomes(tx context.Context, list []Outcome) (matched int64, err error
 }
 
 // Rejected reports whether the server rejects the contents of a write, for example because of a validator of the
-// collection. Such a write fails again if it is repeated, but the documents written with it are not at fault.
+// collection. Such a write fails again if it is repeated. The other documents of the same statement are not at fault.
 func Rejected(err error) bool {
 	var be mongo.BulkWriteException
 	if !errors.As(err, &be) || len(be.WriteErrors) == 0 || be.HasErrorLabel("TransientTransactionError") {

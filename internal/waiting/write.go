@@ -52,8 +52,8 @@ type Exception struct {
 }
 
 // WriteExceptions stores each exception, in as many fenced transactions as the bounds require. Each transaction is
-// majority committed before the next begins, and enters its namespaces in `dirty` (N17). If a transaction fails, a
-// smaller one may be tried. After an error, the caller may repeat the call with all exceptions.
+// majority committed before the next begins, and enters its namespaces in `dirty` (N17). A transaction that does not
+// end in time is made smaller. After an error, the caller may repeat the call with all exceptions.
 //
 // N16: a write is an upsert of the whole envelope, so an envelope that was inserted and deleted in one transaction
 // becomes an exception too. A document that has a state keeps it, and waits for the new targets as well.
