@@ -29,7 +29,7 @@ func CatchUp(ctx context.Context, coll *mongo.Collection) error {
 }
 
 // Causal returns a session whose reads see everything that was committed up to at. N22: the server waits
-// until that is majority-committed. Without it, a majority read misses the latest commits.
+// until all of it is majority-committed. Without the session, a majority read misses the latest commits.
 func Causal(ctx context.Context, client *mongo.Client, at bson.Timestamp) (*mongo.Session, error) {
 	session, err := client.StartSession(options.Session().SetCausalConsistency(true))
 	if err != nil {
@@ -44,14 +44,15 @@ func Causal(ctx context.Context, client *mongo.Client, at bson.Timestamp) (*mong
 }
 
 // AfterCommitted calls read with a session whose reads see everything that was committed before the call.
-// Without the session, a majority read may miss the latest transaction, and show an envelope as waiting
-// that is finished. It costs one call.
+// Without the session, a majority read may miss the latest transaction, and show a finished envelope
+// as waiting. It costs one call.
 func AfterCommitted(ctx context.Context, coll *mongo.Collection, read func(context.Context) error) error {
 	client := coll.Database().Client()
 	now, err := ClusterTime(ctx, client)
 	if err != nil {
 		return err
 	}
+
 	session, err := Causal(ctx, client, now)
 	if err != nil {
 		return err

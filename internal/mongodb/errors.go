@@ -12,20 +12,21 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo/writeconcern"
 )
 
-// ErrNotFound says that no document of that id is there.
+// ErrNotFound means that the collection has no document with the id.
 var ErrNotFound = errors.New("document not found")
 
-// Fencer runs fn in a transaction that commits only while the caller owns the watcher (N3); the lease is one. fn must
-// use the context it is given, with the client of mongo.SessionFromContext, and may run several times.
+// Fencer runs fn in a transaction that commits only while the caller owns the watcher (N3). The lease is a
+// Fencer. fn must use the context that it gets, with the client of mongo.SessionFromContext. It may run
+// several times.
 type Fencer interface {
 	Fenced(ctx context.Context, dirty []string, fn func(ctx context.Context) error) error
 }
 
-// PrivilegeError is a command that the user may not run.
+// PrivilegeError is the error of a command that the user may not run.
 type PrivilegeError struct {
 	Action string // as roles name it, such as createIndex
 	On     string // the namespace, or "cluster"
-	Advice string // what else would do; "" for nothing
+	Advice string // an alternative to granting the action; "" if there is none
 	Err    error
 }
 
@@ -39,7 +40,7 @@ func (e *PrivilegeError) Error() string {
 
 func (e *PrivilegeError) Unwrap() error { return e.Err }
 
-// Server codes that matter here, by number because texts change.
+// The server codes that outrelay distinguishes. They are numbers, because the texts of the server change.
 const (
 	CodeUnauthorized          = 13
 	CodeNamespaceNotFound     = 26
@@ -53,6 +54,7 @@ func HasCode(err error, codes ...int) bool {
 	if !errors.As(err, &se) {
 		return false
 	}
+
 	for _, c := range codes {
 		if se.HasErrorCode(c) {
 			return true
@@ -61,7 +63,7 @@ func HasCode(err error, codes ...int) bool {
 	return false
 }
 
-// DescribeRefusal wraps err. If the server refused the command because the action is not granted, the
+// DescribeRefusal wraps err. If the server rejected the command because the action is not granted, the
 // error is a [*PrivilegeError] with that action.
 func DescribeRefusal(err error, doing, action, on, advice string) error {
 	if HasCode(err, CodeUnauthorized) {
@@ -75,11 +77,11 @@ func Refusal(err error, doing, action, on string) error {
 	return DescribeRefusal(err, doing, action, on, "")
 }
 
-// Majority is coll with majority concerns on the primary (N21).
+// Majority returns coll with majority concerns on the primary (N21).
 func Majority(coll *mongo.Collection) *mongo.Collection {
 	return coll.Clone(options.Collection().SetReadConcern(readconcern.Majority()).
 		SetWriteConcern(writeconcern.Majority()).SetReadPreference(readpref.Primary()))
 }
 
-// Namespace is the collection's full name.
+// Namespace returns the full name of the collection.
 func Namespace(coll *mongo.Collection) string { return coll.Database().Name() + "." + coll.Name() }

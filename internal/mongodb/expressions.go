@@ -4,12 +4,12 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 )
 
-// IfNull is the expression for field, or for otherwise if the field is null or missing.
+// IfNull returns the expression for field, or for otherwise if the field is null or missing.
 func IfNull(field string, otherwise any) bson.D {
 	return bson.D{{Key: "$ifNull", Value: bson.A{field, otherwise}}}
 }
 
-// Literal is the expression for v itself, even if v looks like a field or an operator.
+// Literal returns the expression for v itself, even if v looks like a field or an operator.
 func Literal(v any) bson.D { return bson.D{{Key: "$literal", Value: v}} }
 
 // CloneValue returns a copy of v that does not alias a reply.

@@ -17,116 +17,137 @@ import (
 	"github.com/outrelay/outrelay/internal/retry"
 )
 
-// ErrNoWatcher says that a watcher has no document, so there is nothing to take its fence from.
+// ErrNoWatcher means that a watcher has no document, so that its fence cannot be taken.
 var ErrNoWatcher = errors.New("watcher has no document")
 
-// foreignRetry is between two attempts at a transaction that met the owner's.
+// foreignRetry is the pause between two attempts at a transaction that conflicted with one of the owner.
 var foreignRetry = retry.Policy{Base: 20 * time.Millisecond, Cap: time.Second}
 
 // foreignCall bounds one commit or abort.
 const foreignCall = 5 * time.Second
 
-// Foreign runs fn in a transaction of somebody who is not the owner of the watcher: a command or the API. Its first
-// statement takes the fence of all of the watcher's slots, so it and a fenced transaction of the owner cannot overlap:
-// one of them is repeated. The same statement adds ns, the collections that get exceptions, to the watcher's `dirty`, so
-// that a take-over asks them.
+// Foreign runs fn in a transaction of a caller that does not own the watcher: a command or the API. The first
+// statement takes the fence of all slots of the watcher. The transaction therefore cannot overlap with a
+// fenced transaction of the owner: one of the two is repeated. The same statement adds ns, the collections
+// that get exceptions, to the watcher's `dirty`, so that a take-over reads them.
 //
-// fn must use the context it is given, with the client of state, and may run several times, also after an attempt whose
-// commit had an unknown outcome: it must be idempotent. Until it ends the owner cannot renew its lease: read and prepare
-// before, write at most 1,000 documents and 8 MiB in it, and call nothing but MongoDB. An owner whose renewal times out
-// meanwhile ends the transaction, which then runs again.
+// fn must use the context that it gets, with the client of state. It may run several times, also after a
+// commit with an unknown outcome, so it must be idempotent. Until fn ends, the owner cannot renew its lease.
+// Read and prepare before the call, write at most 1,000 documents and 8 MiB in fn, and call only MongoDB. If
+// the owner's renewal times out, the owner ends the transaction, which then runs again.
 //
-// It returns once the transaction is majority committed, and else fn's error, ctx's end, or [ErrNoWatcher].
-func Foreign(ctx context.Context, state *mongo.Database, watcher string, ns []string, fn func(ctx context.Context) error) error {
+// Foreign blocks until the transaction is majority committed. If it fails, it returns the error of fn, the
+// end of ctx, or [ErrNoWatcher].
+func Foreign(
+	ctx context.Context, state *mongo.Database, watcher string, ns []string, fn func(ctx context.Context) error,
+) error {
 	session, err := state.Client().StartSession()
 	if err != nil {
 		return fmt.Errorf("starting session: %w", err)
 	}
 	defer session.EndSession(context.WithoutCancel(ctx))
+
 	back := foreignRetry.Start()
 	for {
+		// Each attempt registers again: a commit with an unknown outcome may have removed the session.
 		registerForeign(ctx, session, state, watcher)
-		err := foreignOnce(ctx, session, state, watcher, ns, fn)
+		err := runForeignOnce(ctx, session, state, watcher, ns, fn)
 		if err == nil {
 			return nil
 		}
-		if ctx.Err() != nil || !repeatable(err) || back.Wait(ctx) != nil {
+
+		if ctx.Err() != nil || !isRepeatable(err) || back.Wait(ctx) != nil {
 			unregisterForeign(ctx, session, state, watcher)
 			return err
 		}
 	}
 }
 
-func foreignOnce(ctx context.Context, session *mongo.Session, state *mongo.Database, watcher string, ns []string, fn func(ctx context.Context) error) error {
+// runForeignOnce makes one attempt at the transaction, and aborts it after an error.
+func runForeignOnce(
+	ctx context.Context, session *mongo.Session, state *mongo.Database, watcher string, ns []string,
+	fn func(ctx context.Context) error,
+) error {
 	if err := session.StartTransaction(options.Transaction().SetReadConcern(readconcern.Majority()).
 		SetWriteConcern(writeconcern.Majority()).SetReadPreference(readpref.Primary())); err != nil {
 		return fmt.Errorf("starting transaction: %w", err)
 	}
+
 	tx := mongo.NewSessionContext(ctx, session)
-	err := foreignFence(tx, state, watcher, ns)
+	err := takeForeignFence(tx, state, watcher, ns)
 	if err == nil {
 		err = fn(tx)
 	}
 	if err == nil {
-		err = foreignCommit(ctx, session)
+		err = commitForeign(ctx, session)
 	}
+
 	if err != nil {
 		abortForeign(ctx, session, state.Client())
 	}
 	return err
 }
 
-// registerForeign writes the session into the slots' documents, outside the transaction, where the owners can read it: they
-// kill the session if the transaction keeps a renewal waiting, because a process that is stopped inside it would block them
-// until the server ends the transaction, after a minute. A failure is left to the transaction to report, which writes to the
-// same documents.
+// registerForeign writes the session into the documents of the slots, outside the transaction, where the
+// owners can read it. If the transaction delays a renewal, the owner kills the session. Otherwise a process
+// that is stopped inside the transaction would block the owners until the server ends the transaction, after
+// a minute. registerForeign ignores errors: the transaction writes to the same documents and returns them.
 func registerForeign(ctx context.Context, session *mongo.Session, state *mongo.Database, watcher string) {
 	call, cancel := context.WithTimeout(ctx, foreignCall)
 	defer cancel()
-	_, _ = state.Collection("watchers").UpdateMany(call, slotsOf(watcher), bson.D{{Key: "$addToSet", Value: bson.D{{Key: "foreign", Value: session.ID()}}}})
+
+	update := bson.D{{Key: "$addToSet", Value: bson.D{{Key: "foreign", Value: session.ID()}}}}
+	_, _ = state.Collection("watchers").UpdateMany(call, filterSlots(watcher), update)
 }
 
-// unregisterForeign takes the session out again after a failure; a commit does so itself. The driver uses the session for
-// other calls afterwards.
+// unregisterForeign removes the session after a failure, because the driver uses the session for other calls
+// afterwards. A commit removes the session in the transaction.
 func unregisterForeign(ctx context.Context, session *mongo.Session, state *mongo.Database, watcher string) {
 	call, cancel := context.WithTimeout(context.WithoutCancel(ctx), foreignCall)
 	defer cancel()
-	_, _ = state.Collection("watchers").UpdateMany(call, slotsOf(watcher), bson.D{{Key: "$pull", Value: bson.D{{Key: "foreign", Value: session.ID()}}}})
+
+	update := bson.D{{Key: "$pull", Value: bson.D{{Key: "foreign", Value: session.ID()}}}}
+	_, _ = state.Collection("watchers").UpdateMany(call, filterSlots(watcher), update)
 }
 
-// slotsOf finds the documents of all slots of a watcher.
-func slotsOf(watcher string) bson.D {
+// filterSlots returns the filter for the documents of all slots of a watcher.
+func filterSlots(watcher string) bson.D {
 	return bson.D{{Key: "_id", Value: bson.Regex{Pattern: "^" + regexp.QuoteMeta(watcher) + "/"}}}
 }
 
-// foreignFence is the first statement (N3). Every slot's document is written, because a slot of an envelope is decided by
-// its key, and the key of what is edited may move it.
-func foreignFence(tx context.Context, state *mongo.Database, watcher string, ns []string) error {
+// takeForeignFence runs the first statement of the transaction (N3). It writes the document of every slot:
+// the key of an envelope decides its slot, and an edit of the key may move the envelope to another slot.
+func takeForeignFence(tx context.Context, state *mongo.Database, watcher string, ns []string) error {
 	update := bson.D{
 		{Key: "$inc", Value: bson.D{{Key: "fence", Value: int64(1)}}},
 		{Key: "$pull", Value: bson.D{{Key: "foreign", Value: mongo.SessionFromContext(tx).ID()}}},
 	}
 	if len(ns) > 0 {
-		update = append(update, bson.E{Key: "$addToSet", Value: bson.D{{Key: "dirty", Value: bson.D{{Key: "$each", Value: ns}}}}})
+		dirty := bson.D{{Key: "dirty", Value: bson.D{{Key: "$each", Value: ns}}}}
+		update = append(update, bson.E{Key: "$addToSet", Value: dirty})
 	}
+
 	coll := state.Collection("watchers")
-	res, err := coll.UpdateMany(tx, slotsOf(watcher), update)
+	res, err := coll.UpdateMany(tx, filterSlots(watcher), update)
 	if err != nil {
 		return Refusal(err, "taking the fence of watcher "+watcher, "find and update", Namespace(coll))
 	}
+
 	if res.MatchedCount == 0 {
-		return fmt.Errorf("%w: %s holds none named %q; check the watcher's name, or start outrelay run once, or if its document was lost run outrelay recover",
-			ErrNoWatcher, Namespace(coll), watcher)
+		return fmt.Errorf("%w: %s holds none named %q; check the watcher's name, or start outrelay run once, "+
+			"or if its document was lost run outrelay recover", ErrNoWatcher, Namespace(coll), watcher)
 	}
 	return nil
 }
 
-// foreignCommit repeats the commit while its outcome is unknown: one that is sent again does nothing twice.
-func foreignCommit(ctx context.Context, session *mongo.Session) error {
+// commitForeign commits the transaction, and repeats the commit while its outcome is unknown. A repeated
+// commit has no second effect.
+func commitForeign(ctx context.Context, session *mongo.Session) error {
 	for {
 		call, cancel := context.WithTimeout(context.WithoutCancel(ctx), foreignCall)
 		err := session.CommitTransaction(call)
 		cancel()
+
 		var le mongo.LabeledError
 		unknown := mongo.IsTimeout(err) || errors.As(err, &le) && le.HasErrorLabel("UnknownTransactionCommitResult")
 		if err == nil || !unknown || retry.Sleep(ctx, 10*time.Millisecond) != nil {
@@ -135,19 +156,21 @@ func foreignCommit(ctx context.Context, session *mongo.Session) error {
 	}
 }
 
-// abortForeign ends what is left of the transaction. A server that did not hear of it would keep the owner from renewing
-// until the transaction's life ends, so the session's work is ended by name too.
+// abortForeign aborts the transaction. If the server does not get the abort, the transaction would prevent
+// renewals of the owner until its life ends. abortForeign therefore also kills the session by its id.
 func abortForeign(ctx context.Context, session *mongo.Session, client *mongo.Client) {
 	call, cancel := context.WithTimeout(context.WithoutCancel(ctx), foreignCall)
 	defer cancel()
+
 	if err := session.AbortTransaction(call); err != nil {
-		_ = client.Database("admin").RunCommand(call, bson.D{{Key: "killSessions", Value: bson.A{session.ID()}}}).Err()
+		kill := bson.D{{Key: "killSessions", Value: bson.A{session.ID()}}}
+		_ = client.Database("admin").RunCommand(call, kill).Err()
 	}
 }
 
-// repeatable reports whether the whole transaction may be tried again. The server interrupts a statement under way when an
-// owner kills the session.
-func repeatable(err error) bool {
+// isRepeatable reports whether the whole transaction may run again after err. If an owner kills the session,
+// the server interrupts the statement in progress.
+func isRepeatable(err error) bool {
 	const codeInterrupted = 11601
 	var le mongo.LabeledError
 	return mongo.IsNetworkError(err) || HasCode(err, codeInterrupted) || errors.As(err, &le) &&

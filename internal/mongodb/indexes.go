@@ -12,6 +12,7 @@ import (
 	"github.com/outrelay/outrelay/internal/schema"
 )
 
+// codeIndexNotFound is the server's code for an index that does not exist.
 const codeIndexNotFound = 27
 
 // ReplayIndex is the name of the index of the envelopes that a replay has queued.
@@ -23,7 +24,9 @@ type Index struct {
 	Keys    bson.D
 	Partial bson.D // nil indexes every document
 	Unique  bool
-	TTL     *int32 // seconds after the date in the key at which the server removes a document; nil keeps it
+	// TTL is the number of seconds after the date in the key at which the server removes a document. nil
+	// keeps the document.
+	TTL *int32
 }
 
 // Ascending returns the keys of an ascending index over fields.
@@ -35,13 +38,14 @@ func Ascending(fields ...string) bson.D {
 	return keys
 }
 
-// Spec is the index as createIndexes takes it. It is also what a migration's checksum is made of.
+// Spec returns the index in the form that createIndexes takes. The checksum of a migration uses the same form.
 func (i Index) Spec() bson.D {
 	d := bson.D{{Key: "key", Value: i.Keys}, {Key: "name", Value: i.Name}}
-	return append(d, i.options()...)
+	return append(d, i.listOptions()...)
 }
 
-func (i Index) options() bson.D {
+// listOptions returns the options of the index that are not the default.
+func (i Index) listOptions() bson.D {
 	var d bson.D
 	if i.Partial != nil {
 		d = append(d, bson.E{Key: "partialFilterExpression", Value: i.Partial})
@@ -55,46 +59,52 @@ func (i Index) options() bson.D {
 	return d
 }
 
-// Statement is what an administrator types into mongosh to make the index.
+// Statement returns the mongosh statement that creates the index.
 func (i Index) Statement(db, coll string) string {
-	keys, _ := bson.MarshalExtJSON(i.Keys, false, false) // made of names and numbers
+	// The error can be ignored: the keys consist of names and numbers.
+	keys, _ := bson.MarshalExtJSON(i.Keys, false, false)
 	s := fmt.Sprintf("db.getSiblingDB(%q).getCollection(%q).createIndex(%s", db, coll, keys)
-	opts := i.options()
+
+	opts := i.listOptions()
 	if len(opts) == 0 {
 		return s + ")"
 	}
+
 	list := make([]string, len(opts))
 	for n, o := range opts {
+		// MarshalExtJSON takes documents only, so the value is wrapped in one, and cut out of the text.
 		value, _ := bson.MarshalExtJSON(bson.D{{Key: "v", Value: o.Value}}, false, false)
 		list[n] = o.Key + ": " + string(value[len(`{"v":`):len(value)-1])
 	}
 	return s + ", {" + strings.Join(list, ", ") + "})"
 }
 
-// DropStatement is what an administrator types into mongosh to remove the index.
+// DropStatement returns the mongosh statement that removes the index.
 func (i Index) DropStatement(db, coll string) string {
 	return fmt.Sprintf("db.getSiblingDB(%q).getCollection(%q).dropIndex(%q)", db, coll, i.Name)
 }
 
-// EnsureIndexSet makes the indexes of want that are missing, and the collection with them, and waits until they are
-// built. It needs createIndex only if one is missing; without that privilege the error is a [*PrivilegeError] with the
-// statements to run instead. An index of the same keys or name that was made in another way is an [ErrIndexConflict]
-// that names the collection, and is left alone.
+// EnsureIndexSet creates the missing indexes of want, and the collection if it does not exist. It blocks until
+// they are built. It needs createIndex only if an index is missing. Without this privilege, the error is a
+// [*PrivilegeError] with the statements to run instead. If an index has the same keys or name but other
+// options, the error is an [ErrIndexConflict] that names the collection, and the index stays unchanged.
 func EnsureIndexSet(ctx context.Context, coll *mongo.Collection, want []Index) error {
 	missing, err := MissingIndexes(ctx, coll, want)
 	switch {
 	case HasCode(err, CodeUnauthorized):
-		missing = want // may not look, but perhaps may create, which does nothing to those that are there
+		// A user who may not list indexes may still create them. The server skips indexes that exist.
+		missing = want
 	case err != nil:
 		return err
 	}
+
 	if len(missing) == 0 {
 		return nil
 	}
 	return CreateIndexes(ctx, coll, missing)
 }
 
-// CreateIndexes makes the indexes and the collection, and waits until they are built.
+// CreateIndexes creates the indexes, and the collection if it does not exist. It blocks until they are built.
 func CreateIndexes(ctx context.Context, coll *mongo.Collection, list []Index) error {
 	specs := make(bson.A, len(list))
 	statements := make([]string, len(list))
@@ -102,13 +112,16 @@ func CreateIndexes(ctx context.Context, coll *mongo.Collection, list []Index) er
 		specs[i] = x.Spec()
 		statements[i] = x.Statement(coll.Database().Name(), coll.Name())
 	}
+
 	err := schema.Change(ctx, coll, func(ctx context.Context) error {
-		return coll.Database().RunCommand(ctx, bson.D{{Key: "createIndexes", Value: coll.Name()}, {Key: "indexes", Value: specs}}).Err()
+		create := bson.D{{Key: "createIndexes", Value: coll.Name()}, {Key: "indexes", Value: specs}}
+		return coll.Database().RunCommand(ctx, create).Err()
 	})
 	if HasCode(err, codeIndexOptionsConflict, codeIndexKeySpecsConflict) {
 		return fmt.Errorf("creating indexes on %s: %w: drop it or rename it, then run: %s (%w)",
 			Namespace(coll), ErrIndexConflict, strings.Join(statements, "; "), err)
 	}
+
 	if err != nil {
 		return DescribeRefusal(err, "creating indexes on "+Namespace(coll), "createIndex", Namespace(coll),
 			"have somebody else run: "+strings.Join(statements, "; "))
@@ -116,25 +129,29 @@ func CreateIndexes(ctx context.Context, coll *mongo.Collection, list []Index) er
 	return nil
 }
 
-// DropIndex removes the index of that name and those keys. One that is not there, or has the name over other keys, is
-// left alone; removed reports whether it was there.
+// DropIndex removes the index with the name and the keys of index. If the name belongs to other keys, the
+// index stays. removed reports whether DropIndex removed an index.
 func DropIndex(ctx context.Context, coll *mongo.Collection, index Index) (removed bool, err error) {
 	have, err := listIndexes(ctx, coll)
 	if err != nil {
 		return false, err
 	}
-	if !slices.ContainsFunc(have, func(h existing) bool { return h.Name == index.Name && h.sameKeys(index.Keys) }) {
+
+	same := func(h existingIndex) bool { return h.Name == index.Name && h.hasKeys(index.Keys) }
+	if !slices.ContainsFunc(have, same) {
 		return false, nil
 	}
 	return DropIndexNamed(ctx, coll, index.Name)
 }
 
-// DropIndexNamed removes the index of that name, and reports whether it was there.
+// DropIndexNamed removes the index with the name, and reports whether it removed one.
 func DropIndexNamed(ctx context.Context, coll *mongo.Collection, name string) (removed bool, err error) {
 	err = schema.Change(ctx, coll, func(ctx context.Context) error { return coll.Indexes().DropOne(ctx, name) })
 	if HasCode(err, CodeNamespaceNotFound, codeIndexNotFound) {
-		return false, nil // somebody was faster
+		// Another process has already removed the index.
+		return false, nil
 	}
+
 	if err != nil {
 		return false, DescribeRefusal(err, "dropping index "+name+" of "+Namespace(coll), "dropIndex", Namespace(coll),
 			"have somebody else run: "+Index{Name: name}.DropStatement(coll.Database().Name(), coll.Name()))
@@ -142,15 +159,16 @@ func DropIndexNamed(ctx context.Context, coll *mongo.Collection, name string) (r
 	return true, nil
 }
 
-// MissingIndexes returns those of want that the collection does not have.
+// MissingIndexes returns the indexes of want that the collection does not have.
 func MissingIndexes(ctx context.Context, coll *mongo.Collection, want []Index) ([]Index, error) {
 	have, err := listIndexes(ctx, coll)
 	if err != nil {
 		return nil, err
 	}
+
 	var missing []Index
 	for _, w := range want {
-		if !slices.ContainsFunc(have, func(h existing) bool { return h.serves(w) }) {
+		if !slices.ContainsFunc(have, func(h existingIndex) bool { return h.servesIndex(w) }) {
 			missing = append(missing, w)
 		}
 	}

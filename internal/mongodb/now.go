@@ -11,7 +11,7 @@ import (
 )
 
 // ErrNoClusterTime means that the server has no cluster time, because it is not a replica set.
-var ErrNoClusterTime = errors.New("the server gives none, so it is not a replica set")
+var ErrNoClusterTime = errors.New("the server has no cluster time, so it is not a replica set")
 
 // ClusterTime returns the current cluster time of the server that replies to a ping. Everything that is
 // committed afterwards has a later time. It blocks for at most ten seconds.
@@ -21,12 +21,12 @@ func ClusterTime(ctx context.Context, client *mongo.Client) (at bson.Timestamp, 
 
 	raw, err := client.Database("admin").RunCommand(ctx, bson.D{{Key: "ping", Value: 1}}).Raw()
 	if err != nil {
-		return at, fmt.Errorf("asking for the cluster's time: %w", err)
+		return at, fmt.Errorf("reading the cluster time: %w", err)
 	}
 
 	var ok bool
 	if at.T, at.I, ok = raw.Lookup("operationTime").TimestampOK(); !ok {
-		return at, fmt.Errorf("asking for the cluster's time: %w", ErrNoClusterTime)
+		return at, fmt.Errorf("reading the cluster time: %w", ErrNoClusterTime)
 	}
 	return at, nil
 }

@@ -7,15 +7,18 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 )
 
-// slowRuns is how often a transaction is attempted before it is made smaller: it has to end within what is left of a lease, and
-// with a slow server one of many documents never would.
+// slowRuns is the number of attempts at a transaction before it is made smaller. The transaction has to end
+// within the rest of a lease. If the server is slow, a transaction of many documents would never end in time.
 const slowRuns = 3
 
 // ErrSlow ends the attempts at a transaction that should be smaller.
 var ErrSlow = errors.New("the transaction does not end in time")
 
-// FencedSoon is f.Fenced of a transaction of n documents; where there are several, and a few attempts were in vain, it is [ErrSlow].
-func FencedSoon(ctx context.Context, f Fencer, dirty []string, n int, fn func(ctx context.Context) error) error {
+// FencedSoon calls f.Fenced for a transaction of n documents. If n is more than one and a few attempts fail,
+// it returns [ErrSlow].
+func FencedSoon(
+	ctx context.Context, f Fencer, dirty []string, n int, fn func(ctx context.Context) error,
+) error {
 	runs := 0
 	return f.Fenced(ctx, dirty, func(tx context.Context) error {
 		if runs++; runs > slowRuns && n > 1 {
@@ -25,45 +28,50 @@ func FencedSoon(ctx context.Context, f Fencer, dirty []string, n int, fn func(ct
 	})
 }
 
-// growAfter is after how many transactions that have ended in time the next may be larger again.
+// growAfter is the number of transactions that have to end in time before the next may be larger again.
 const growAfter = 8
 
-// PartSize is how much goes into one fenced transaction: less after [ErrSlow], and more again when some have ended in time. It is for one
-// goroutine; of several parts that are written one after the other, all have the same.
+// PartSize is the size of one fenced transaction. It shrinks after [ErrSlow], and grows again after some
+// transactions have ended in time. Only one goroutine may use it. Parts that are written one after the other
+// share one PartSize.
 type PartSize struct {
 	top, most int
-	ended     int // in time, since most was changed
+	ended     int // transactions that ended in time since most was changed
 }
 
-// NewPartSize begins with top, which is never exceeded.
+// NewPartSize returns a PartSize that begins with top and never exceeds it.
 func NewPartSize(top int) *PartSize { return &PartSize{top: top, most: top} }
 
-// Most is how much the next transaction may hold.
+// Most returns the most that the next transaction may hold.
 func (s *PartSize) Most() int { return s.most }
 
-// Slow says that a transaction of n was attempted in vain.
+// Slow records that the attempts at a transaction of n failed.
 func (s *PartSize) Slow(n int) { s.most, s.ended = max(n/4, 1), 0 }
 
-// Ended says that a transaction has ended in time.
+// Ended records that a transaction has ended in time.
 func (s *PartSize) Ended() {
 	if s.ended++; s.ended == growAfter {
 		s.most, s.ended = min(2*s.most, s.top), 0
 	}
 }
 
-// ErrNoTransaction says that a Fencer ran its function without a transaction.
-var ErrNoTransaction = errors.New("this is written in a transaction only")
+// ErrNoTransaction means that a Fencer ran its function without a transaction.
+var ErrNoTransaction = errors.New("the write needs a transaction")
 
-// Parts is how a list is written in fenced transactions.
+// Parts describes how a list is written in fenced transactions.
 type Parts[T any] struct {
-	Top   int                                                       // the most that one transaction holds
-	Fits  func(list []T, limit int) int                             // how much of a list goes into one, at least one and at most limit; nil: limit
-	Dirty func(part []T) []string                                   // what is entered in `dirty` with it; nil: nothing
-	Write func(tx context.Context, c *mongo.Client, part []T) error // may run several times, and has to be idempotent
+	// Top is the most that one transaction holds.
+	Top int
+	// Fits returns how much of a list one transaction takes, at least one and at most limit. nil takes limit.
+	Fits func(list []T, limit int) int
+	// Dirty returns the collections that the transaction of a part adds to `dirty`. nil adds none.
+	Dirty func(part []T) []string
+	// Write writes a part. It may run several times, so it must be idempotent.
+	Write func(tx context.Context, c *mongo.Client, part []T) error
 }
 
-// WriteInParts writes a list in fenced transactions, each majority committed before the next begins. One that is attempted in vain is made
-// smaller.
+// WriteInParts writes a list in fenced transactions. Each is majority committed before the next begins. If
+// the attempts at a transaction fail, the next one is smaller.
 func WriteInParts[T any](ctx context.Context, f Fencer, list []T, p Parts[T]) error {
 	for size := NewPartSize(p.Top); len(list) > 0; {
 		n := min(len(list), size.Most())
@@ -71,10 +79,12 @@ func WriteInParts[T any](ctx context.Context, f Fencer, list []T, p Parts[T]) er
 			n = p.Fits(list, n)
 		}
 		part := list[:n]
+
 		var dirty []string
 		if p.Dirty != nil {
 			dirty = p.Dirty(part)
 		}
+
 		err := FencedSoon(ctx, f, dirty, n, func(tx context.Context) error {
 			s := mongo.SessionFromContext(tx)
 			if s == nil {
@@ -83,12 +93,14 @@ func WriteInParts[T any](ctx context.Context, f Fencer, list []T, p Parts[T]) er
 			return p.Write(tx, s.Client(), part)
 		})
 		if errors.Is(err, ErrSlow) {
+			// The list is unchanged, so the next round writes a smaller part of the same documents.
 			size.Slow(n)
 			continue
 		}
 		if err != nil {
 			return err
 		}
+
 		size.Ended()
 		list = list[n:]
 	}

@@ -14,17 +14,19 @@ import (
 
 // Empty reports whether coll holds no document.
 func Empty(ctx context.Context, coll *mongo.Collection) (bool, error) {
-	err := Majority(coll).FindOne(ctx, bson.D{}, options.FindOne().SetProjection(bson.D{{Key: "_id", Value: 1}})).Err()
+	opts := options.FindOne().SetProjection(bson.D{{Key: "_id", Value: 1}})
+	err := Majority(coll).FindOne(ctx, bson.D{}, opts).Err()
 	if errors.Is(err, mongo.ErrNoDocuments) {
 		return true, nil
 	}
 	if err != nil {
-		return false, Refusal(err, "looking into "+Namespace(coll), "find", Namespace(coll))
+		return false, Refusal(err, "reading "+Namespace(coll), "find", Namespace(coll))
 	}
 	return false, nil
 }
 
-// Fetch reads one envelope as it is, majority committed (N21). The bytes are the caller's. [ErrNotFound] if it is gone.
+// Fetch returns one envelope unchanged, majority committed (N21). The caller owns the bytes. If the
+// envelope is gone, the error is [ErrNotFound].
 func Fetch(ctx context.Context, coll *mongo.Collection, id bson.RawValue) (bson.Raw, error) {
 	raw, err := Majority(coll).FindOne(ctx, bson.D{{Key: "_id", Value: id}}).Raw()
 	if errors.Is(err, mongo.ErrNoDocuments) {
@@ -36,8 +38,8 @@ func Fetch(ctx context.Context, coll *mongo.Collection, id bson.RawValue) (bson.
 	return raw, nil
 }
 
-// FetchMany reads those of ids that are there, majority committed (N21), and hands each to take, in no order; the bytes
-// are valid during the call only. An error of take ends it and is returned.
+// FetchMany calls take for each envelope of ids that exists, majority committed (N21), in no order. The
+// bytes are valid only during the call. An error of take ends the read and is returned.
 func FetchMany(ctx context.Context, coll *mongo.Collection, ids []bson.RawValue, take func(bson.Raw) error) error {
 	if len(ids) == 0 {
 		return nil
@@ -54,14 +56,18 @@ func FindAll[T any](
 	return decodeAll[T](ctx, coll, doing, cur, err)
 }
 
-// AggregateAll returns the documents that pipeline makes of coll. doing names the purpose in errors.
-func AggregateAll[T any](ctx context.Context, coll *mongo.Collection, doing string, pipeline mongo.Pipeline) ([]T, error) {
+// AggregateAll returns the documents that pipeline produces from coll. doing names the purpose in errors.
+func AggregateAll[T any](
+	ctx context.Context, coll *mongo.Collection, doing string, pipeline mongo.Pipeline,
+) ([]T, error) {
 	cur, err := coll.Aggregate(ctx, pipeline)
 	return decodeAll[T](ctx, coll, doing, cur, err)
 }
 
-// decodeAll returns the documents of a cursor, or the error of the statement that should have opened it.
-func decodeAll[T any](ctx context.Context, coll *mongo.Collection, doing string, cur *mongo.Cursor, err error) ([]T, error) {
+// decodeAll returns the documents of a cursor, or the error of the statement that failed to open it.
+func decodeAll[T any](
+	ctx context.Context, coll *mongo.Collection, doing string, cur *mongo.Cursor, err error,
+) ([]T, error) {
 	if err != nil {
 		return nil, Refusal(err, doing, "find", Namespace(coll))
 	}
@@ -86,29 +92,34 @@ func FindEach(
 	return EachDocument(ctx, cur, doing, take)
 }
 
-// EachDocument hands what a cursor brings to take, and closes it. An error of take ends it and is returned as it is; the cursor's own
-// says what was being done.
+// EachDocument calls take for each document of a cursor, and closes the cursor. An error of take ends the
+// read and is returned as it is. doing names the purpose in the errors of the cursor.
 func EachDocument(ctx context.Context, cur *mongo.Cursor, doing string, take func(bson.Raw) error) error {
-	defer func() { _ = cur.Close(context.WithoutCancel(ctx)) }() // the server ends a cursor that stays by itself
+	// An error may be ignored: the server closes an abandoned cursor after a while.
+	defer func() { _ = cur.Close(context.WithoutCancel(ctx)) }()
+
 	for cur.Next(ctx) {
 		if err := take(cur.Current); err != nil {
 			return err
 		}
 	}
+
 	if err := cur.Err(); err != nil {
 		return fmt.Errorf("%s: %w", doing, err)
 	}
 	return nil
 }
 
-// ServerTime is the primary's clock.
+// ServerTime returns the time of the primary's clock.
 func ServerTime(ctx context.Context, client *mongo.Client) (time.Time, error) {
 	var reply struct {
 		LocalTime time.Time `bson:"localTime"`
 	}
-	err := client.Database("admin").RunCommand(ctx, bson.D{{Key: "hello", Value: 1}}, options.RunCmd().SetReadPreference(readpref.Primary())).Decode(&reply)
+
+	opts := options.RunCmd().SetReadPreference(readpref.Primary())
+	err := client.Database("admin").RunCommand(ctx, bson.D{{Key: "hello", Value: 1}}, opts).Decode(&reply)
 	if err != nil {
-		return time.Time{}, fmt.Errorf("asking the server's time: %w", err)
+		return time.Time{}, fmt.Errorf("reading the server's time: %w", err)
 	}
 	return reply.LocalTime, nil
 }

@@ -9,24 +9,33 @@ import (
 	"github.com/outrelay/outrelay/internal/mongodb"
 )
 
-// Indexes are those of every outbox collection: ts for purge, sweep and replay; the others only hold exceptions, so a
-// healthy envelope pays for one entry. They end with slot, so that a slot fetches its own exceptions
-// only (N28). Slot 0 fetches all: no range of an index holds whatever has no slot.
+// Indexes returns the indexes of every outbox collection. Purge, sweep and replay use ts. The other indexes
+// only hold exceptions, so a healthy envelope costs one entry. They end with slot, so that a slot reads only
+// its own exceptions (N28). Slot 0 reads all, because no range of an index holds the envelopes without a slot.
 func Indexes() []mongodb.Index {
 	present := func(field string) bson.D {
 		return bson.D{{Key: field, Value: bson.D{{Key: "$exists", Value: true}}}}
 	}
+
 	return []mongodb.Index{
 		{Name: "ts_1", Keys: mongodb.Ascending("ts")},
 		{Name: "dueAt_1_slot_1", Keys: mongodb.Ascending("dueAt", "slot"), Partial: present("dueAt")},
 		{Name: "nextAt_1_slot_1", Keys: mongodb.Ascending("nextAt", "slot"), Partial: present("nextAt")},
-		{Name: "state_1_key_1_pos_1_slot_1", Keys: mongodb.Ascending("state", "key", "pos", "slot"), Partial: present("state")},
-		// What a replay has queued and the relay has not sent yet: a replay waits while it is much.
-		{Name: mongodb.ReplayIndex, Keys: mongodb.Ascending("origin", "replayOf"), Partial: bson.D{{Key: "origin", Value: OriginReplay}}},
+		{
+			Name: "state_1_key_1_pos_1_slot_1", Keys: mongodb.Ascending("state", "key", "pos", "slot"),
+			Partial: present("state"),
+		},
+		// The index holds the envelopes that a replay has queued and the relay has not sent. If there are many,
+		// the replay waits.
+		{
+			Name: mongodb.ReplayIndex, Keys: mongodb.Ascending("origin", "replayOf"),
+			Partial: bson.D{{Key: "origin", Value: OriginReplay}},
+		},
 	}
 }
 
-// IndexStatements are the statements for all indexes of an outbox collection, for people without the relay's privileges.
+// IndexStatements returns the mongosh statements that create all indexes of an outbox collection, for an
+// administrator to run if the relay lacks the privilege.
 func IndexStatements(db, coll string) []string {
 	var out []string
 	for _, i := range Indexes() {
@@ -35,13 +44,13 @@ func IndexStatements(db, coll string) []string {
 	return out
 }
 
-// EnsureIndexes is [mongodb.EnsureIndexSet] with the indexes of an outbox collection.
+// EnsureIndexes calls [mongodb.EnsureIndexSet] with the indexes of an outbox collection.
 func EnsureIndexes(ctx context.Context, coll *mongo.Collection) error {
 	return mongodb.EnsureIndexSet(ctx, coll, Indexes())
 }
 
-// MissingIndexes are those of [Indexes] that coll does not have, whatever the names of those it has. A collection that
-// does not exist misses all.
+// MissingIndexes returns the indexes of [Indexes] that coll does not have under any name. If the collection
+// does not exist, it returns all.
 func MissingIndexes(ctx context.Context, coll *mongo.Collection) ([]mongodb.Index, error) {
 	return mongodb.MissingIndexes(ctx, coll, Indexes())
 }

@@ -13,12 +13,14 @@ import (
 	"github.com/outrelay/outrelay/internal/schema"
 )
 
-// SentIndexName is the index by which the server removes marked envelopes.
+// SentIndexName is the name of the index by which the server removes marked envelopes.
 const SentIndexName = "sentAt_1"
 
-// SentIndex is the TTL index on the time of delivery. Envelopes with a state or a due time are not in it, so that one that
-// is on its way again is not taken away. It makes a mark cost four times as much, so it is there only when asked for.
+// SentIndex returns the TTL index on the time of delivery. It leaves out envelopes with a state or a due time,
+// so that the server does not delete an envelope that is to be sent again. With the index, a mark costs four
+// times as much, so outrelay creates it only on request.
 func SentIndex(ttl time.Duration) mongodb.Index {
+	// Seconds are rounded up, so that the server never deletes too early.
 	seconds := int32(min((ttl+time.Second-1)/time.Second, math.MaxInt32))
 	return mongodb.Index{Name: SentIndexName, Keys: mongodb.Ascending("sentAt"), TTL: &seconds, Partial: bson.D{
 		{Key: "sentAt", Value: bson.D{{Key: "$exists", Value: true}}},
@@ -27,38 +29,49 @@ func SentIndex(ttl time.Duration) mongodb.Index {
 	}}
 }
 
-// EnsureSentTTL lets the server remove marked envelopes that long after their delivery; 0 takes the TTL away again, and one
-// that is there is changed. changed says whether anything was done.
+// EnsureSentTTL makes the server remove marked envelopes when ttl has passed since their delivery. If the index
+// has another TTL, EnsureSentTTL changes it. If ttl is 0, it removes the index. changed reports whether it
+// changed anything.
 //
-// A TTL works without an owner and counts from the delivery, where the purge counts from the commit. In exchange the server
-// deletes once a minute whatever is due, in one go and without a limit of its rate, also while a gap is swept or the watcher
-// is paused, and reads its own clock. It takes marked envelopes only: with it the purge still has the rest.
+// A TTL works without an owner and counts from the delivery, but the purge counts from the commit. In
+// exchange, the server deletes all due envelopes once a minute, at once and without a rate limit. It does so
+// even during the sweep of a gap or while the watcher is paused, and it uses its own clock. It removes marked
+// envelopes only, so the purge still removes the others.
 func EnsureSentTTL(ctx context.Context, coll *mongo.Collection, ttl time.Duration) (changed bool, err error) {
 	have, found, err := SentIndexOf(ctx, coll)
 	if err != nil {
 		return false, err
 	}
+
 	if ttl <= 0 {
 		if !found {
 			return false, nil
 		}
 		return mongodb.DropIndexNamed(ctx, coll, SentIndexName)
 	}
+
 	index := SentIndex(ttl)
 	switch want := int64(*index.TTL); {
 	case found && have == want:
 		return false, nil
+
 	case found && have > 0:
 		err = schema.Change(ctx, coll, func(ctx context.Context) error {
-			return coll.Database().RunCommand(ctx, bson.D{{Key: "collMod", Value: coll.Name()}, {Key: "index", Value: bson.D{
-				{Key: "name", Value: SentIndexName}, {Key: "expireAfterSeconds", Value: want},
-			}}}).Err()
+			return coll.Database().RunCommand(ctx, bson.D{
+				{Key: "collMod", Value: coll.Name()},
+				{Key: "index", Value: bson.D{
+					{Key: "name", Value: SentIndexName}, {Key: "expireAfterSeconds", Value: want},
+				}},
+			}).Err()
 		})
 		if err != nil {
-			return false, mongodb.Refusal(err, "changing the TTL of "+mongodb.Namespace(coll), "collMod", mongodb.Namespace(coll))
+			ns := mongodb.Namespace(coll)
+			return false, mongodb.Refusal(err, "changing the TTL of "+ns, "collMod", ns)
 		}
 		return true, nil
-	case found: // an index without a TTL, which no command before 5.1 gives it
+
+	case found:
+		// The index has no TTL. Before MongoDB 5.1, no command can add one to it.
 		if _, err := mongodb.DropIndexNamed(ctx, coll, SentIndexName); err != nil {
 			return false, err
 		}
@@ -66,15 +79,18 @@ func EnsureSentTTL(ctx context.Context, coll *mongo.Collection, ttl time.Duratio
 	return true, mongodb.CreateIndexes(ctx, coll, []mongodb.Index{index})
 }
 
-// SentIndexOf is the TTL of the index in seconds, 0 for none, and whether the index is there.
+// SentIndexOf returns the TTL of the index in seconds, or 0 if it has none. found reports whether the index
+// exists.
 func SentIndexOf(ctx context.Context, coll *mongo.Collection) (ttl int64, found bool, err error) {
 	cur, err := coll.Indexes().List(ctx)
 	if mongodb.HasCode(err, mongodb.CodeNamespaceNotFound) {
 		return 0, false, nil
 	}
 	if err != nil {
-		return 0, false, mongodb.Refusal(err, "listing indexes of "+mongodb.Namespace(coll), "listIndexes", mongodb.Namespace(coll))
+		ns := mongodb.Namespace(coll)
+		return 0, false, mongodb.Refusal(err, "listing indexes of "+ns, "listIndexes", ns)
 	}
+
 	var have []struct {
 		Name string        `bson:"name"`
 		TTL  bson.RawValue `bson:"expireAfterSeconds"`
@@ -82,8 +98,10 @@ func SentIndexOf(ctx context.Context, coll *mongo.Collection) (ttl int64, found 
 	if err := cur.All(ctx, &have); err != nil {
 		return 0, false, fmt.Errorf("listing indexes of %s: %w", mongodb.Namespace(coll), err)
 	}
+
 	for _, h := range have {
 		if h.Name == SentIndexName {
+			// If the field is missing or no number, the TTL is 0.
 			ttl, _ = h.TTL.AsInt64OK()
 			return ttl, true, nil
 		}

@@ -21,65 +21,77 @@ type Envelope struct {
 	DB, Coll    []byte
 	TS          bson.Timestamp // the stamp of the server; zero if there is none
 	Raw         bson.Raw
-	Redelivered bool // it is sent again on purpose; its records get the header outrelay-redelivered
+	Redelivered bool // sent again on purpose; its records get the header outrelay-redelivered
 }
 
 // Outbox is a collection that a watcher reads.
 type Outbox struct {
 	DB, Coll string
-	// UUID is the identity of this very collection: one that is dropped and made again has another. It is zero where the
-	// user may only see names, for want of listCollections.
+	// UUID identifies the collection. If a collection is dropped and created again, it gets another UUID. If
+	// the user lacks listCollections and sees only names, the UUID is zero.
 	UUID [16]byte
-	// Part is which of its envelopes the watcher's slot reads; the zero value is all of them (N28).
+	// Part is the range of the envelopes that the watcher's slot reads. The zero value is all of them (N28).
 	Part slot.Range
 }
 
-// NS is the full name.
+// NS returns the full name of the collection.
 func (o Outbox) NS() string { return o.DB + "." + o.Coll }
 
 // Identified reports whether the UUID is known.
 func (o Outbox) Identified() bool { return o.UUID != [16]byte{} }
 
-// listing bounds the databases that are asked at once.
-const listing = 4
+// maxListings bounds the number of databases that are listed at the same time.
+const maxListings = 4
 
-// ListOutboxes finds the collections that match in the databases named, or in all that the user may see if none is. A
-// tenant's database costs one command. Views are left out. The result is sorted by name.
-func ListOutboxes(ctx context.Context, client *mongo.Client, match func(db, coll []byte) bool, databases ...string) ([]Outbox, error) {
+// ListOutboxes returns the collections of databases that match. If databases is empty, it searches all that
+// the user may see. It costs one command per database. It leaves out views, and sorts the result by name.
+func ListOutboxes(
+	ctx context.Context, client *mongo.Client, match func(db, coll []byte) bool, databases ...string,
+) ([]Outbox, error) {
 	if len(databases) == 0 {
 		var err error
-		databases, err = client.ListDatabaseNames(ctx, bson.D{{Key: "name", Value: bson.D{{Key: "$nin", Value: bson.A{"admin", "local", "config"}}}}},
-			options.ListDatabases().SetAuthorizedDatabases(true))
+		notSystem := bson.D{{Key: "name", Value: bson.D{{Key: "$nin", Value: bson.A{"admin", "local", "config"}}}}}
+		databases, err = client.ListDatabaseNames(ctx, notSystem, options.ListDatabases().SetAuthorizedDatabases(true))
 		if err != nil {
-			return nil, mongodb.DescribeRefusal(err, "listing databases", "listDatabases", "cluster", "name the collections one by one")
+			return nil, mongodb.DescribeRefusal(err, "listing databases", "listDatabases", "cluster",
+				"name the collections one by one")
 		}
 	}
+
+	// Each goroutine writes to an element of its database only, so found needs no lock.
 	found := make([][]Outbox, len(databases))
 	g, gctx := errgroup.WithContext(ctx)
-	g.SetLimit(listing)
+	g.SetLimit(maxListings)
 	for i, db := range databases {
 		g.Go(func() (err error) {
-			found[i], err = listOne(gctx, client.Database(db), match)
+			found[i], err = listDatabase(gctx, client.Database(db), match)
 			return err
 		})
 	}
 	if err := g.Wait(); err != nil {
 		return nil, err
 	}
+
 	all := slices.Concat(found...)
 	slices.SortFunc(all, func(a, b Outbox) int { return strings.Compare(a.NS(), b.NS()) })
 	return all, nil
 }
 
-func listOne(ctx context.Context, db *mongo.Database, match func(db, coll []byte) bool) ([]Outbox, error) {
+// listDatabase returns the collections of db that match, in no order.
+func listDatabase(
+	ctx context.Context, db *mongo.Database, match func(db, coll []byte) bool,
+) ([]Outbox, error) {
 	filter := bson.D{{Key: "type", Value: "collection"}}
 	cur, err := db.ListCollections(ctx, filter)
 	if mongodb.HasCode(err, mongodb.CodeUnauthorized) {
-		cur, err = db.ListCollections(ctx, filter, options.ListCollections().SetNameOnly(true).SetAuthorizedCollections(true))
+		// Without listCollections, the user may still list the names of collections that it can use.
+		namesOnly := options.ListCollections().SetNameOnly(true).SetAuthorizedCollections(true)
+		cur, err = db.ListCollections(ctx, filter, namesOnly)
 	}
 	if err != nil {
 		return nil, mongodb.Refusal(err, "listing collections of "+db.Name(), "listCollections", db.Name())
 	}
+
 	var specs []struct {
 		Name string `bson:"name"`
 		Info struct {
@@ -89,11 +101,13 @@ func listOne(ctx context.Context, db *mongo.Database, match func(db, coll []byte
 	if err := cur.All(ctx, &specs); err != nil {
 		return nil, fmt.Errorf("listing collections of %s: %w", db.Name(), err)
 	}
+
 	var out []Outbox
 	for _, s := range specs {
 		if strings.HasPrefix(s.Name, "system.") || !match([]byte(db.Name()), []byte(s.Name)) {
 			continue
 		}
+
 		o := Outbox{DB: db.Name(), Coll: s.Name}
 		copy(o.UUID[:], s.Info.UUID.Data)
 		out = append(out, o)
@@ -101,12 +115,13 @@ func listOne(ctx context.Context, db *mongo.Database, match func(db, coll []byte
 	return out, nil
 }
 
-// NameHolder is the UUID of the collection that has o's name now, zero if there is none. It is o's own where collections
-// cannot be told apart, because their UUIDs are not shown.
+// NameHolder returns the UUID of the collection that has the name of o now, or zero if there is none. If the
+// user may not see UUIDs, collections cannot be distinguished, and NameHolder returns the UUID of o.
 func (o Outbox) NameHolder(ctx context.Context, client *mongo.Client) (uuid [16]byte, err error) {
 	if !o.Identified() {
 		return o.UUID, nil
 	}
+
 	raw, err := client.Database(o.DB).RunCommand(ctx, bson.D{
 		{Key: "listCollections", Value: 1},
 		{Key: "filter", Value: bson.D{{Key: "name", Value: o.Coll}}},
@@ -115,14 +130,16 @@ func (o Outbox) NameHolder(ctx context.Context, client *mongo.Client) (uuid [16]
 		return o.UUID, nil
 	}
 	if err != nil {
-		return uuid, fmt.Errorf("asking for the UUID of %s: %w", o.NS(), err)
+		return uuid, fmt.Errorf("reading the UUID of %s: %w", o.NS(), err)
 	}
+
+	// If no collection has the name, the lookup finds nothing and the UUID stays zero.
 	_, b, _ := raw.Lookup("cursor", "firstBatch", "0", "info", "uuid").BinaryOK()
 	copy(uuid[:], b)
 	return uuid, nil
 }
 
-// The ways in which an envelope came to be an exception, its field `origin`.
+// The values of the field `origin`: the ways in which an envelope becomes an exception.
 const (
 	OriginStream    = "stream"
 	OriginScheduled = "scheduled"
@@ -130,7 +147,7 @@ const (
 	OriginReplay    = "replay"
 )
 
-// Outboxed is the collection of a namespace.
+// Outboxed returns the collection of a namespace.
 func Outboxed(client *mongo.Client, ns string) (*mongo.Collection, error) {
 	db, coll, ok := strings.Cut(ns, ".")
 	if !ok || db == "" || coll == "" {

@@ -10,8 +10,8 @@ import (
 	"github.com/outrelay/outrelay/resume"
 )
 
-// PosAt is the position of an envelope that no event of the stream brought, made of a time of the cluster: it compares with
-// those of events, whose bytes begin with their time.
+// PosAt returns the position of an envelope that did not come from an event of the stream. It consists of a
+// cluster time. It can be compared with positions of events, because their bytes begin with their time.
 func PosAt(ts bson.Timestamp) string { return fmt.Sprintf("82%08X%08X", ts.T, ts.I) }
 
 // PosOf returns the hexadecimal form in which exceptions store positions. If p has only a time, the
@@ -23,33 +23,37 @@ func PosOf(p resume.Position) string {
 	return PosAt(p.ClusterTime)
 }
 
-// PosWithin is the position of an envelope that an event of the stream brought along with others, as the rename of a
-// collection does: behind that event and before the next one, in the order of the stamps. A hyphen comes before every
-// digit, and no token holds one.
+// PosWithin returns the position of an envelope that came with others from one event of the stream, such as
+// the rename of a collection. The position is after this event and before the next, in the order of the
+// stamps. A hyphen sorts before every digit, and no token contains a hyphen.
 func PosWithin(pos string, ts bson.Timestamp) string {
 	return fmt.Sprintf("%s-%08X%08X", pos, ts.T, ts.I)
 }
 
-// PosUnstamped reports whether the position was made of a zero stamp, which all envelopes without a stamp of the server share.
+// PosUnstamped reports whether the position was made of a zero stamp. All envelopes without a stamp of the
+// server share the zero stamp.
 func PosUnstamped(pos string) bool {
 	const zero = "0000000000000000"
 	return strings.HasSuffix(pos, zero) && (len(pos) == len("82"+zero) || PosIsWithin(pos))
 }
 
-// PosNumbered tells positions that were made of a zero stamp apart, in the order of at and n. at is a cluster time at which the
-// envelope was there.
+// PosNumbered returns a position that distinguishes envelopes with a zero stamp, in the order of at and n. at
+// is a cluster time at which the envelope existed.
 func PosNumbered(pos string, at bson.Timestamp, n uint32) string {
 	return fmt.Sprintf("%s-%08X%08X%08X", pos, at.T, at.I, n)
 }
 
-// PosSweptBehind reports whether a sweep gave the position to an envelope that may have been committed behind a cluster time, so that
-// a stream from there brings it: one without a stamp that was numbered no earlier, or one whose stamp is at most margin older, of a
-// transaction that was open then.
+// PosSweptBehind reports whether a sweep gave the position to an envelope that may have been committed after
+// the cluster time after, so that a stream from there contains it. This is an envelope without a stamp that
+// was not numbered before after. It is also an envelope with a stamp that is at most margin older, because its
+// transaction may have been open at after.
 func PosSweptBehind(pos string, after bson.Timestamp, margin time.Duration) bool {
 	least := PosAt(after)
 	if len(pos) == len(least) {
+		// The subtraction must not wrap around at a time near zero.
 		return pos > PosAt(bson.Timestamp{T: after.T - min(after.T, uint32(margin/time.Second)), I: after.I})
 	}
+
 	cut := strings.LastIndexByte(pos, '-')
 	return cut >= 0 && PosUnstamped(pos[:cut]) && pos[cut+1:] > least[len("82"):]
 }
