@@ -15,7 +15,15 @@ import (
 
 var long = flag.Bool("fault.long", false, "run the long loops as well")
 
-func TestMain(m *testing.M) { kit.Main(m) }
+func TestMain(m *testing.M) {
+	// The long tests keep the processors busy, and several of them start servers. If six of them share two
+	// processors, MongoDB sometimes does not respond for seconds, and leases of two seconds expire.
+	flag.Parse()
+	if *long {
+		stacktest.Wide(2)
+	}
+	kit.Main(m)
+}
 
 // points are the crash points, each with the pass at which it kills. Points on the path of the events kill some
 // time into the load, points of a takeover at the first pass.
