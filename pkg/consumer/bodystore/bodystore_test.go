@@ -1,4 +1,4 @@
-package consumer
+package bodystore
 
 import (
 	"bytes"
@@ -12,11 +12,12 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+	"github.com/outrelay/outrelay/pkg/consumer"
 	"github.com/outrelay/outrelay/pkg/event"
 	"github.com/outrelay/outrelay/pkg/outbox"
 )
 
-func bodies(t *testing.T, opts ...GridFSOption) (*GridFS, *mongo.Database) {
+func bodies(t *testing.T, opts ...Option) (*GridFS, *mongo.Database) {
 	t.Helper()
 	db := stacktest.Database(t, stacktest.Client(t))
 	g, err := NewGridFS(db, opts...)
@@ -26,15 +27,25 @@ func bodies(t *testing.T, opts ...GridFSOption) (*GridFS, *mongo.Database) {
 	return g, db
 }
 
-// checkedOut runs ev through ClaimCheckOut.
-func checkedOut(ctx context.Context, g BodyStore, threshold int, ev event.Event) (out event.Event, err error) {
-	err = ClaimCheckOut(g, threshold)(func(_ context.Context, ev event.Event) error { out = ev; return nil })(ctx, ev)
+// checkedOut runs ev through Produce.
+func checkedOut(ctx context.Context, g Store, threshold int, ev event.Event) (out event.Event, err error) {
+	err = Produce(g, threshold)(func(_ context.Context, ev event.Event) error { out = ev; return nil })(ctx, ev)
 	return out, err
 }
 
-// checkedIn is what a handler inside of ClaimCheckIn gets.
-func checkedIn(ctx context.Context, g BodyStore, m *Message) (got *Message, err error) {
-	err = ClaimCheckIn(g)(HandlerFunc(func(_ context.Context, m *Message) error { got = m; return nil })).Handle(ctx, m)
+// messageOf returns the message of a record that the relay makes of ev.
+func messageOf(ev event.Event) (*consumer.Message, error) {
+	body, err := ev.Payload()
+	m := &consumer.Message{ID: ev.ID().String(), Type: ev.Type(), Key: []byte(ev.Key()), Value: body}
+	for _, h := range ev.Headers() {
+		m.Headers = append(m.Headers, consumer.Header(h))
+	}
+	return m, err
+}
+
+// checkedIn is what a handler inside of Consume gets.
+func checkedIn(ctx context.Context, g Store, m *consumer.Message) (got *consumer.Message, err error) {
+	err = Consume(g)(consumer.HandlerFunc(func(_ context.Context, m *consumer.Message) error { got = m; return nil })).Handle(ctx, m)
 	return got, err
 }
 
@@ -55,7 +66,7 @@ func TestLargeBodiesGoThroughTheStore(t *testing.T) {
 	if !errors.Is(err, wanted) {
 		t.Fatal(err)
 	}
-	m, err := directMessage(out)
+	m, err := messageOf(out)
 	if err != nil || len(m.Value) != 0 || m.Tombstone() {
 		t.Fatalf("the record has %d bytes, tombstone %v: %v", len(m.Value), m.Tombstone(), err)
 	}
@@ -75,14 +86,14 @@ func TestLargeBodiesGoThroughTheStore(t *testing.T) {
 		t.Errorf("a small one: %q, %v", p, err)
 	}
 	tampered := m.Copy()
-	claim, _ := m.Header(headerClaimCheck)
-	tampered.SetHeader(headerClaimCheck, append(bytes.Clone(claim[:len(claim)-1]), 'x'))
-	if _, err := checkedIn(ctx, g, tampered); !errors.Is(err, ErrValidation) {
+	claim, _ := m.Header(header)
+	tampered.SetHeader(header, append(bytes.Clone(claim[:len(claim)-1]), 'x'))
+	if _, err := checkedIn(ctx, g, tampered); !errors.Is(err, consumer.ErrValidation) {
 		t.Errorf("another checksum: %v", err)
 	}
 	for _, ref := range []string{"nothing", bson.NewObjectID().Hex() + ";sha256=00"} {
-		tampered.SetHeader(headerClaimCheck, []byte(ref))
-		if _, err := checkedIn(ctx, g, tampered); !errors.Is(err, ErrBodyGone) || !errors.Is(err, ErrValidation) {
+		tampered.SetHeader(header, []byte(ref))
+		if _, err := checkedIn(ctx, g, tampered); !errors.Is(err, ErrGone) || !errors.Is(err, consumer.ErrValidation) {
 			t.Errorf("reference %q: %v", ref, err)
 		}
 	}
@@ -90,7 +101,7 @@ func TestLargeBodiesGoThroughTheStore(t *testing.T) {
 
 func TestBodiesAreSweptByAge(t *testing.T) {
 	t.Parallel()
-	g, _ := bodies(t, BodiesTTL(time.Hour), Bodies("kept"))
+	g, _ := bodies(t, WithTTL(time.Hour), WithBucket("kept"))
 	ctx := t.Context()
 	var refs []string
 	for range 3 {
@@ -102,14 +113,14 @@ func TestBodiesAreSweptByAge(t *testing.T) {
 	}
 	started := time.Now()
 	g.now = func() time.Time { return started.Add(30 * time.Minute) }
-	if n, err := g.Sweep(ctx, 10); n != 0 || err != nil {
+	if n, err := g.sweep(ctx, 10); n != 0 || err != nil {
 		t.Fatalf("before their time: swept %d, %v", n, err)
 	}
 	g.now = func() time.Time { return started.Add(time.Hour + 10*time.Second) }
-	if n, err := g.Sweep(ctx, 2); n != 2 || err != nil {
+	if n, err := g.sweep(ctx, 2); n != 2 || err != nil {
 		t.Fatalf("with a limit of two: swept %d, %v", n, err)
 	}
-	if _, err := g.Get(ctx, refs[0]); !errors.Is(err, ErrBodyGone) {
+	if _, err := g.Get(ctx, refs[0]); !errors.Is(err, ErrGone) {
 		t.Errorf("the oldest: %v", err)
 	}
 	if _, err := g.Get(ctx, refs[2]); err != nil {
@@ -120,7 +131,7 @@ func TestBodiesAreSweptByAge(t *testing.T) {
 		t.Fatal(err)
 	}
 	g.now = func() time.Time { return started.Add(26 * time.Hour) }
-	if n, err := g.Sweep(ctx, 10); n != 1 || err != nil {
+	if n, err := g.sweep(ctx, 10); n != 1 || err != nil {
 		t.Fatalf("a day later: swept %d, %v", n, err)
 	}
 	if n, err := g.bucket.GetChunksCollection().CountDocuments(ctx, bson.D{}); n != 0 || err != nil {
@@ -133,66 +144,19 @@ func TestTheSweeperEndsWithItsContext(t *testing.T) {
 	g, _ := bodies(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
-	go func() { done <- g.Run(ctx, time.Millisecond) }()
+	go func() { done <- g.Run(ctx) }()
 	cancel()
 	if err := <-done; err != nil {
 		t.Error(err)
 	}
-	if err := g.Run(t.Context(), 0); !errors.Is(err, ErrConfiguration) {
-		t.Errorf("a sweep every 0 s: %v", err)
-	}
 }
 
-func TestABrokenBodyStoreIsRefused(t *testing.T) {
+func TestABrokenStoreIsRefused(t *testing.T) {
 	t.Parallel()
-	db := stacktest.Database(t, stacktest.Client(t))
-	for name, f := range map[string]func() (*GridFS, error){
-		"database": func() (*GridFS, error) { return NewGridFS(nil) },
-		"name":     func() (*GridFS, error) { return NewGridFS(db, Bodies("")) },
-		"ttl":      func() (*GridFS, error) { return NewGridFS(db, BodiesTTL(time.Millisecond)) },
-		"log":      func() (*GridFS, error) { return NewGridFS(db, BodiesLogger(nil)) },
-	} {
-		if _, err := f(); !errors.Is(err, ErrConfiguration) {
-			t.Errorf("%s: %v", name, err)
-		}
-	}
-}
-
-func TestEmitMiddlewareWritesInTheTransaction(t *testing.T) {
-	t.Parallel()
-	db := stacktest.Database(t, stacktest.Client(t))
-	box, err := outbox.New(db)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, name := range []string{outbox.DefaultCollection, "audit"} {
-		if err := db.CreateCollection(t.Context(), name); err != nil {
-			t.Fatal(err)
-		}
-	}
-	e, err := NewEmitter(box, EmitVia(func(next Emit) Emit {
-		return func(ctx context.Context, ev event.Event) error {
-			if _, err := db.Collection("audit").InsertOne(ctx, bson.D{{Key: "_id", Value: ev.ID()}}); err != nil {
-				return err
-			}
-			return next(ctx, ev)
-		}
-	}))
-	if err != nil {
-		t.Fatal(err)
-	}
-	wanted := errors.New("abort")
-	for n, end := range []error{wanted, nil} {
-		err := outbox.Transaction(t.Context(), db.Client(), func(ctx context.Context) error {
-			return errors.Join(e.Append(ctx, event.New("order", "1", "A", "1"), event.New("order", "2", "A", "2")), end)
-		})
-		if !errors.Is(err, end) {
-			t.Fatal(err)
-		}
-		for _, name := range []string{outbox.DefaultCollection, "audit"} {
-			if got, err := db.Collection(name).CountDocuments(t.Context(), bson.D{}); int(got) != 2*n || err != nil {
-				t.Errorf("%s has %d documents, %v; want %d", name, got, err, 2*n)
-			}
+	_, err := NewGridFS(nil, WithTTL(time.Millisecond))
+	for _, want := range []string{"database", "time to live"} {
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("got %v, want a word of the %s", err, want)
 		}
 	}
 }

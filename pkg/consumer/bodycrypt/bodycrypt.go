@@ -1,6 +1,11 @@
-package consumer
+// Package bodycrypt encrypts payloads with AES-GCM between the service that appends an event and the
+// handler. The outbox, Kafka and dead letters hold only the encrypted payload.
+//
+// Encryption and decryption are in memory. They block only if the key provider does.
+package bodycrypt
 
 import (
+	"bytes"
 	"context"
 	"crypto/aes"
 	"crypto/cipher"
@@ -8,61 +13,74 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"maps"
 	"strings"
 
+	"github.com/outrelay/outrelay/pkg/consumer"
 	"github.com/outrelay/outrelay/pkg/event"
 )
 
-// Keys provides the keys of payload encryption. Keys have 16, 24 or 32 bytes (AES-128, -192, -256). The methods are called
-// for each message, so a provider that calls a key service must cache the keys.
-type Keys interface {
-	// Current returns the key to encrypt with, and its id.
-	Current(ctx context.Context) (id string, key []byte, err error)
-	// Key returns the key of an id that is or was current. It returns ErrUnknownKey if there is no such key.
-	Key(ctx context.Context, id string) ([]byte, error)
+// Headers of an encrypted record.
+const (
+	headerEncryption = "encryption"
+	headerType       = "encryption-type"
+)
+
+// Key is an AES key with its id.
+type Key struct {
+	ID    string // 1 to 255 bytes, without a semicolon
+	Bytes []byte // 16, 24 or 32 bytes: AES-128, -192 or -256
 }
 
-// ErrUnknownKey reports that a key provider has no key with the id. A message with such an id is invalid.
-var ErrUnknownKey = errors.New("unknown encryption key")
+// Keys provides the keys. The methods are called for each message, so a provider that calls a key
+// service must cache the keys. They are safe for concurrent use.
+type Keys interface {
+	// Current returns the key to encrypt with.
+	Current(ctx context.Context) (Key, error)
+	// Key returns the key of an id that is or was current. It returns ErrUnknownKey if there is no such key.
+	Key(ctx context.Context, id string) (Key, error)
+}
 
-// StaticKeys returns Keys with a fixed set of keys. To rotate a key, first add the new key in every process, then make it
-// the current key. Remove the old key when no message that was encrypted with it can arrive any more. Its errors are
-// ErrConfiguration.
-func StaticKeys(current string, keys map[string][]byte) (Keys, error) {
-	s := staticKeys{current, make(map[string][]byte, len(keys))}
+// ErrUnknownKey reports that a key provider has no key with the id. A message with such an id becomes a
+// dead letter. Other errors of a provider are worth another attempt.
+var ErrUnknownKey = errors.New("bodycrypt: unknown key")
 
-	for id, k := range maps.All(keys) {
-		if id == "" || strings.Contains(id, ";") || len(id) > 255 {
-			return nil, fmt.Errorf("%w: invalid key id %q: use 1 to 255 bytes without a semicolon", ErrConfiguration, id)
+// Static returns Keys with a fixed set of keys. To rotate a key, first add the new key as an old one in
+// every process, then make it the current key. Remove the old key when no message that was encrypted with
+// it can arrive any more. The error lists every problem.
+func Static(current Key, old ...Key) (Keys, error) {
+	s := staticKeys{current: current.ID, keys: map[string]Key{}}
+	var problems []error
+	for _, k := range append([]Key{current}, old...) {
+		if k.ID == "" || strings.Contains(k.ID, ";") || len(k.ID) > 255 {
+			problems = append(problems, fmt.Errorf("bodycrypt: invalid key id %.64q: use 1 to 255 bytes without a semicolon", k.ID))
 		}
-		if _, err := aes.NewCipher(k); err != nil {
-			return nil, fmt.Errorf("%w: encryption key %q has %d bytes: use 16, 24 or 32", ErrConfiguration, id, len(k))
+		if _, err := aes.NewCipher(k.Bytes); err != nil {
+			problems = append(problems, fmt.Errorf("bodycrypt: key %.64q has %d bytes: use 16, 24 or 32", k.ID, len(k.Bytes)))
 		}
-
-		s.keys[id] = append([]byte(nil), k...)
+		if _, ok := s.keys[k.ID]; ok {
+			problems = append(problems, fmt.Errorf("bodycrypt: two keys have the id %.64q", k.ID))
+		}
+		s.keys[k.ID] = Key{ID: k.ID, Bytes: bytes.Clone(k.Bytes)}
 	}
 
-	if s.keys[current] == nil {
-		return nil, fmt.Errorf("%w: the current encryption key %q is not among the keys", ErrConfiguration, current)
+	if len(problems) > 0 {
+		return nil, errors.Join(problems...)
 	}
 	return s, nil
 }
 
 type staticKeys struct {
 	current string
-	keys    map[string][]byte
+	keys    map[string]Key
 }
 
-func (s staticKeys) Current(context.Context) (string, []byte, error) {
-	return s.current, s.keys[s.current], nil
-}
+func (s staticKeys) Current(context.Context) (Key, error) { return s.keys[s.current], nil }
 
-func (s staticKeys) Key(_ context.Context, id string) ([]byte, error) {
+func (s staticKeys) Key(_ context.Context, id string) (Key, error) {
 	if k, ok := s.keys[id]; ok {
 		return k, nil
 	}
-	return nil, fmt.Errorf("%w %q", ErrUnknownKey, id)
+	return Key{}, fmt.Errorf("%w %.64q", ErrUnknownKey, id)
 }
 
 // cryptVersion is the beginning of the encryption header. The header contains the version, the algorithm, the id of the key,
@@ -75,8 +93,8 @@ const cryptVersion = "1;aes-gcm"
 // its headers and its type stay readable. Tombstones have no body and pass unchanged.
 //
 // The body grows by 28 bytes. Each event gets a random nonce. Use a key for at most 2³² events.
-func Encrypt(keys Keys, headers ...string) EmitMiddleware {
-	return func(next Emit) Emit {
+func Encrypt(keys Keys, headers ...string) consumer.EmitMiddleware {
+	return func(next consumer.Emit) consumer.Emit {
 		return func(ctx context.Context, ev event.Event) error {
 			body, err := ev.Payload()
 			if err != nil {
@@ -86,16 +104,16 @@ func Encrypt(keys Keys, headers ...string) EmitMiddleware {
 				return next(ctx, ev)
 			}
 
-			id, key, err := keys.Current(ctx)
+			key, err := keys.Current(ctx)
 			if err != nil {
 				return fmt.Errorf("encrypting event %s: %w", ev.ID(), err)
 			}
-			aead, err := newGCM(key)
+			aead, err := newGCM(key.Bytes)
 			if err != nil {
 				return fmt.Errorf("encrypting event %s: %w", ev.ID(), err)
 			}
 
-			head := strings.Join(append([]string{cryptVersion, id}, headers...), ";")
+			head := strings.Join(append([]string{cryptVersion, key.ID}, headers...), ";")
 			findHeader := func(name string) ([]byte, bool) { return eventHeader(ev, name) }
 			aad := authenticatedData(head, ev.ID().String(), ev.Type(), headers, findHeader)
 
@@ -107,23 +125,23 @@ func Encrypt(keys Keys, headers ...string) EmitMiddleware {
 			return next(ctx, ev.With(
 				event.WithPayload(aead.Seal(nonce, nonce, body, aad)),
 				event.WithHeader(headerEncryption, []byte(head)),
-				event.WithHeader(headerEncryptedType, []byte(ev.Type())),
+				event.WithHeader(headerType, []byte(ev.Type())),
 			))
 		}
 	}
 }
 
 // Decrypt decrypts the bodies that Encrypt has encrypted, and passes a copy of the message to the next handler. If the
-// message was changed, or was not encrypted at all, the error is an *InvalidError and the handler does not run. AllowPlain
+// message was changed, or was not encrypted at all, the error is a *consumer.InvalidError and the handler does not run. WithPlain
 // accepts messages without encryption.
-func Decrypt(keys Keys, opts ...DecryptOption) Middleware {
-	var s decryptSettings
+func Decrypt(keys Keys, opts ...Option) consumer.Middleware {
+	var s settings
 	for _, o := range opts {
-		o(&s)
+		o.apply(&s)
 	}
 
-	return func(next Handler) Handler {
-		return HandlerFunc(func(ctx context.Context, m *Message) error {
+	return func(next consumer.Handler) consumer.Handler {
+		return consumer.HandlerFunc(func(ctx context.Context, m *consumer.Message) error {
 			head, ok := m.Header(headerEncryption)
 			if !ok {
 				if s.plain || m.Tombstone() {
@@ -140,23 +158,28 @@ func Decrypt(keys Keys, opts ...DecryptOption) Middleware {
 			c := m.Copy()
 			c.Value = body
 			c.DeleteHeader(headerEncryption)
-			c.DeleteHeader(headerEncryptedType)
+			c.DeleteHeader(headerType)
 			return next.Handle(ctx, c)
 		})
 	}
 }
 
-// DecryptOption configures Decrypt.
-type DecryptOption func(*decryptSettings)
+// Option configures Decrypt.
+type Option interface{ apply(*settings) }
 
-type decryptSettings struct{ plain bool }
+type settings struct{ plain bool }
 
-// AllowPlain accepts messages without encryption. Use it while a topic has both kinds.
-func AllowPlain() DecryptOption { return func(s *decryptSettings) { s.plain = true } }
+type optionFunc func(*settings)
+
+func (f optionFunc) apply(s *settings) { f(s) }
+
+// WithPlain accepts messages without encryption. Use it while a topic has both kinds. By default, such a
+// message becomes a dead letter.
+func WithPlain() Option { return optionFunc(func(s *settings) { s.plain = true }) }
 
 // decryptBody returns the plain body of m. Errors of the key provider are worth another attempt. All other errors are an
-// *InvalidError.
-func decryptBody(ctx context.Context, keys Keys, head string, m *Message) ([]byte, error) {
+// *consumer.InvalidError.
+func decryptBody(ctx context.Context, keys Keys, head string, m *consumer.Message) ([]byte, error) {
 	parts := strings.Split(head, ";")
 	if len(parts) < 3 || strings.Join(parts[:2], ";") != cryptVersion {
 		return nil, newDecryptError(m, errors.New("unknown kind of encryption"))
@@ -169,12 +192,12 @@ func decryptBody(ctx context.Context, keys Keys, head string, m *Message) ([]byt
 	if err != nil {
 		return nil, fmt.Errorf("decrypting message %s: %w", m.ID, err)
 	}
-	aead, err := newGCM(key)
+	aead, err := newGCM(key.Bytes)
 	if err != nil {
 		return nil, fmt.Errorf("decrypting message %s: %w", m.ID, err)
 	}
 
-	typ, _ := m.Header(headerEncryptedType)
+	typ, _ := m.Header(headerType)
 	if m.Type != "" && m.Type != string(typ) {
 		return nil, newDecryptError(m, errors.New("the message was encrypted with another type"))
 	}
@@ -191,8 +214,8 @@ func decryptBody(ctx context.Context, keys Keys, head string, m *Message) ([]byt
 	return body, nil
 }
 
-func newDecryptError(m *Message, err error) error {
-	return &InvalidError{ID: m.ID, Type: m.Type, Problems: []string{"decryption: " + err.Error()}, Err: err}
+func newDecryptError(m *consumer.Message, err error) error {
+	return &consumer.InvalidError{ID: m.ID, Type: m.Type, Problems: []string{"decryption: " + err.Error()}, Err: err}
 }
 
 func newGCM(key []byte) (cipher.AEAD, error) {

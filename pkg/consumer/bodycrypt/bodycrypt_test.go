@@ -1,22 +1,31 @@
-package consumer_test
+package bodycrypt_test
 
 import (
 	"bytes"
 	"context"
 	"errors"
+	"slices"
+	"strings"
 	"testing"
 
 	"pgregory.net/rapid"
 
 	"github.com/outrelay/outrelay/pkg/consumer"
+	"github.com/outrelay/outrelay/pkg/consumer/bodycrypt"
 	"github.com/outrelay/outrelay/pkg/event"
 )
 
-func key(b byte) []byte { return bytes.Repeat([]byte{b}, 32) }
+func key(id string) bodycrypt.Key {
+	return bodycrypt.Key{ID: id, Bytes: bytes.Repeat([]byte(id[len(id)-1:]), 32)}
+}
 
-func keys(t testing.TB, current string, all map[string][]byte) consumer.Keys {
+func keys(t testing.TB, current string, old ...string) bodycrypt.Keys {
 	t.Helper()
-	k, err := consumer.StaticKeys(current, all)
+	var olds []bodycrypt.Key
+	for _, id := range old {
+		olds = append(olds, key(id))
+	}
+	k, err := bodycrypt.Static(key(current), olds...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -26,42 +35,44 @@ func keys(t testing.TB, current string, all map[string][]byte) consumer.Keys {
 // emitted is the event as a consumer gets it, after middlewares.
 func emitted(t testing.TB, ev event.Event, mws ...consumer.EmitMiddleware) *consumer.Message {
 	t.Helper()
-	var out published
-	e, err := consumer.NewEmitter(&fakeBox{}, consumer.EmitDirect(&out, func(event.Event) string { return "t" }), consumer.EmitVia(mws...))
+	var out event.Event
+	emit := func(_ context.Context, ev event.Event) error { out = ev; return nil }
+	for _, mw := range slices.Backward(mws) {
+		emit = mw(emit)
+	}
+	if err := emit(context.Background(), ev); err != nil {
+		t.Fatal(err)
+	}
+
+	body, err := out.Payload()
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := e.PublishDirect(context.Background(), ev); err != nil {
-		t.Fatal(err)
+	m := &consumer.Message{ID: out.ID().String(), Type: out.Type(), Key: []byte(out.Key()), Value: body}
+	for _, h := range out.Headers() {
+		m.Headers = append(m.Headers, consumer.Header(h))
 	}
-	m := out.list["t"][0]
-	got, err := consumer.Decode(&consumer.Record{Topic: "t", Key: m.Key, Value: m.Value, Headers: m.Headers})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return got
+	return m
 }
 
-// handled is what a handler inside of the middlewares gets.
-func handled(ctx context.Context, m *consumer.Message, mws ...consumer.Middleware) (got *consumer.Message, err error) {
-	var c consumer.Chain
-	c.Use(mws...)
-	err = c.Middleware()(consumer.HandlerFunc(func(_ context.Context, m *consumer.Message) error { got = m; return nil })).Handle(ctx, m)
+// handled is the message that a handler inside of the middleware gets.
+func handled(ctx context.Context, m *consumer.Message, mw consumer.Middleware) (got *consumer.Message, err error) {
+	err = mw(consumer.HandlerFunc(func(_ context.Context, m *consumer.Message) error { got = m; return nil })).Handle(ctx, m)
 	return got, err
 }
 
 func TestEncryptedBodiesAreReadByHandlersAlone(t *testing.T) {
 	t.Parallel()
-	k := keys(t, "k1", map[string][]byte{"k1": key(1)})
+	k := keys(t, "k1")
 	rapid.Check(t, func(rt *rapid.T) {
 		body := rapid.SliceOfN(rapid.Byte(), 0, 300).Draw(rt, "body")
 		ev := event.New("order", "1", "A", body, event.WithHeader("tenant", []byte("x")))
-		m := emitted(t, ev, consumer.Encrypt(k, "tenant", "absent"))
+		m := emitted(t, ev, bodycrypt.Encrypt(k, "tenant", "absent"))
 		if len(m.Value) != len(body)+28 || len(body) > 8 && bytes.Contains(m.Value, body) {
 			rt.Fatalf("%d bytes became %d", len(body), len(m.Value))
 		}
 		before := bytes.Clone(m.Value)
-		got, err := handled(t.Context(), m, consumer.Decrypt(k))
+		got, err := handled(t.Context(), m, bodycrypt.Decrypt(k))
 		if err != nil || !bytes.Equal(got.Value, body) {
 			rt.Fatalf("decrypted to something else: %v", err)
 		}
@@ -73,9 +84,9 @@ func TestEncryptedBodiesAreReadByHandlersAlone(t *testing.T) {
 
 func TestWhatWasChangedIsNotDecrypted(t *testing.T) {
 	t.Parallel()
-	k := keys(t, "k1", map[string][]byte{"k1": key(1), "k2": key(2)})
+	k := keys(t, "k1", "k2")
 	fresh := func() *consumer.Message {
-		return emitted(t, event.New("order", "1", "A", "secret", event.WithHeader("tenant", []byte("x"))), consumer.Encrypt(k, "tenant"))
+		return emitted(t, event.New("order", "1", "A", "secret", event.WithHeader("tenant", []byte("x"))), bodycrypt.Encrypt(k, "tenant"))
 	}
 	for name, change := range map[string]func(m *consumer.Message){
 		"body": func(m *consumer.Message) {
@@ -95,67 +106,67 @@ func TestWhatWasChangedIsNotDecrypted(t *testing.T) {
 	} {
 		m := fresh()
 		change(m)
-		got, err := handled(t.Context(), m, consumer.Decrypt(k))
+		got, err := handled(t.Context(), m, bodycrypt.Decrypt(k))
 		if !errors.Is(err, consumer.ErrValidation) || got != nil {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	if _, err := handled(t.Context(), fresh(), consumer.Decrypt(k)); err != nil {
+	if _, err := handled(t.Context(), fresh(), bodycrypt.Decrypt(k)); err != nil {
 		t.Errorf("unchanged: %v", err)
 	}
 }
 
 func TestKeysRotate(t *testing.T) {
 	t.Parallel()
-	old := keys(t, "k1", map[string][]byte{"k1": key(1)})
-	both := keys(t, "k2", map[string][]byte{"k1": key(1), "k2": key(2)})
+	old := keys(t, "k1")
+	both := keys(t, "k2", "k1")
 	ev := event.New("order", "1", "A", "secret")
-	for name, m := range map[string]*consumer.Message{"old": emitted(t, ev, consumer.Encrypt(old)), "new": emitted(t, ev, consumer.Encrypt(both))} {
-		if got, err := handled(t.Context(), m, consumer.Decrypt(both)); err != nil || string(got.Value) != "secret" {
+	for name, m := range map[string]*consumer.Message{"old": emitted(t, ev, bodycrypt.Encrypt(old)), "new": emitted(t, ev, bodycrypt.Encrypt(both))} {
+		if got, err := handled(t.Context(), m, bodycrypt.Decrypt(both)); err != nil || string(got.Value) != "secret" {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	if _, err := handled(t.Context(), emitted(t, ev, consumer.Encrypt(both)), consumer.Decrypt(old)); !errors.Is(err, consumer.ErrUnknownKey) {
+	if _, err := handled(t.Context(), emitted(t, ev, bodycrypt.Encrypt(both)), bodycrypt.Decrypt(old)); !errors.Is(err, bodycrypt.ErrUnknownKey) {
 		t.Errorf("a key that is not there: %v", err)
 	}
 }
 
 func TestWhatNeedsNoDecryption(t *testing.T) {
 	t.Parallel()
-	k := keys(t, "k1", map[string][]byte{"k1": key(1)})
-	tombstone := emitted(t, event.New("order", "1", "A", nil), consumer.Encrypt(k))
-	if got, err := handled(t.Context(), tombstone, consumer.Decrypt(k)); err != nil || !got.Tombstone() {
+	k := keys(t, "k1")
+	tombstone := emitted(t, event.New("order", "1", "A", nil), bodycrypt.Encrypt(k))
+	if got, err := handled(t.Context(), tombstone, bodycrypt.Decrypt(k)); err != nil || !got.Tombstone() {
 		t.Errorf("a tombstone: %v", err)
 	}
 	plain := emitted(t, event.New("order", "1", "A", "open"))
-	if got, err := handled(t.Context(), plain, consumer.Decrypt(k, consumer.AllowPlain())); err != nil || string(got.Value) != "open" {
+	if got, err := handled(t.Context(), plain, bodycrypt.Decrypt(k, bodycrypt.WithPlain())); err != nil || string(got.Value) != "open" {
 		t.Errorf("a plain one that is allowed: %v", err)
 	}
 }
 
-type awayKeys struct{ consumer.Keys }
+type awayKeys struct{ bodycrypt.Keys }
 
-func (awayKeys) Key(context.Context, string) ([]byte, error) { return nil, errFlaky }
+var errAway = errors.New("the key service is away")
+
+func (awayKeys) Key(context.Context, string) (bodycrypt.Key, error) {
+	return bodycrypt.Key{}, errAway
+}
 
 func TestAKeyProviderThatIsAwayIsNotTheMessagesFault(t *testing.T) {
 	t.Parallel()
-	k := keys(t, "k1", map[string][]byte{"k1": key(1)})
-	_, err := handled(t.Context(), emitted(t, event.New("order", "1", "A", "x"), consumer.Encrypt(k)), consumer.Decrypt(awayKeys{k}))
-	if !errors.Is(err, errFlaky) || errors.Is(err, consumer.ErrValidation) {
+	k := keys(t, "k1")
+	_, err := handled(t.Context(), emitted(t, event.New("order", "1", "A", "x"), bodycrypt.Encrypt(k)), bodycrypt.Decrypt(awayKeys{k}))
+	if !errors.Is(err, errAway) || errors.Is(err, consumer.ErrValidation) {
 		t.Error(err)
 	}
 }
 
 func TestBrokenKeysAreRefused(t *testing.T) {
 	t.Parallel()
-	for _, c := range []struct {
-		current string
-		all     map[string][]byte
-	}{
-		{"k", nil}, {"k", map[string][]byte{"k": make([]byte, 31)}}, {"a;b", map[string][]byte{"a;b": key(1)}}, {"", map[string][]byte{"": key(1)}},
-	} {
-		if _, err := consumer.StaticKeys(c.current, c.all); !errors.Is(err, consumer.ErrConfiguration) {
-			t.Errorf("%q, %d keys: %v", c.current, len(c.all), err)
+	_, err := bodycrypt.Static(bodycrypt.Key{ID: "short", Bytes: make([]byte, 31)}, key("a;b"), key("k"), key("k"), bodycrypt.Key{})
+	for _, want := range []string{`"short" has 31 bytes`, `"a;b"`, `two keys have the id "k"`, `invalid key id ""`} {
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("got %v, want %s", err, want)
 		}
 	}
 }

@@ -1,15 +1,13 @@
-package consumer
+package bodystore
 
 import (
 	"bytes"
+	"cmp"
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
 	"log/slog"
-	"strings"
 	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
@@ -20,91 +18,12 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo/writeconcern"
 
 	"github.com/outrelay/outrelay/internal/retry"
-	"github.com/outrelay/outrelay/pkg/event"
 )
-
-// BodyStore stores bodies that are too large for a record. *GridFS implements it.
-type BodyStore interface {
-	// Put stores a body and returns a reference to it. The reference contains no semicolon. After Put has returned, the
-	// body must not be lost, even if a transaction of ctx aborts.
-	Put(ctx context.Context, body []byte) (ref string, err error)
-	// Get returns a body. It returns ErrBodyGone if the body does not exist.
-	Get(ctx context.Context, ref string) ([]byte, error)
-}
-
-// ErrBodyGone reports that a body does not exist in its store: it was removed, or never stored.
-var ErrBodyGone = errors.New("the body is gone from its store")
-
-// DefaultClaimThreshold is the threshold of ClaimCheckOut if it is given 0, in bytes.
-const DefaultClaimThreshold = 256 << 10
-
-// ClaimCheckOut stores bodies above threshold bytes in the store, and puts a reference into the event. The record then has
-// an empty value. ClaimCheckOut must be the innermost middleware, inside of Encrypt. If the transaction aborts, the body
-// stays in the store until the store sweeps it.
-func ClaimCheckOut(store BodyStore, threshold int) EmitMiddleware {
-	if threshold <= 0 {
-		threshold = DefaultClaimThreshold
-	}
-
-	return func(next Emit) Emit {
-		return func(ctx context.Context, ev event.Event) error {
-			body, err := ev.Payload()
-			if err != nil {
-				return err
-			}
-			if len(body) <= threshold || ev.HasHeader(headerClaimCheck) {
-				return next(ctx, ev)
-			}
-
-			ref, err := store.Put(ctx, body)
-			if err != nil {
-				return fmt.Errorf("storing the body of event %s: %w", ev.ID(), err)
-			}
-
-			sum := sha256.Sum256(body)
-			claim := ref + ";sha256=" + hex.EncodeToString(sum[:])
-			return next(ctx, ev.With(event.WithPayload([]byte{}), event.WithHeader(headerClaimCheck, []byte(claim))))
-		}
-	}
-}
-
-// ClaimCheckIn loads the bodies that ClaimCheckOut stored: the handler gets a copy of the message with the whole body.
-// ClaimCheckIn must be the outermost middleware, outside of Decrypt. Retry topics and dead letters keep the reference. If a
-// body is gone or was changed, the error is an *InvalidError.
-func ClaimCheckIn(store BodyStore) Middleware {
-	return func(next Handler) Handler {
-		return HandlerFunc(func(ctx context.Context, m *Message) error {
-			claim, ok := m.Header(headerClaimCheck)
-			if !ok {
-				return next.Handle(ctx, m)
-			}
-
-			ref, want, _ := strings.Cut(string(claim), ";sha256=")
-			body, err := store.Get(ctx, ref)
-			if errors.Is(err, ErrBodyGone) {
-				problem := "claim check: " + ErrBodyGone.Error()
-				return &InvalidError{ID: m.ID, Type: m.Type, Problems: []string{problem}, Err: err}
-			}
-			if err != nil {
-				return fmt.Errorf("reading the body of message %s: %w", m.ID, err)
-			}
-			if sum := sha256.Sum256(body); hex.EncodeToString(sum[:]) != want {
-				problem := "claim check: the body differs from the stored checksum"
-				return &InvalidError{ID: m.ID, Type: m.Type, Problems: []string{problem}}
-			}
-
-			c := m.Copy()
-			c.Value = body
-			c.DeleteHeader(headerClaimCheck)
-			return next.Handle(ctx, c)
-		})
-	}
-}
 
 // The defaults of GridFS.
 const (
-	DefaultBodies    = "outrelay_bodies"
-	DefaultBodiesTTL = 30 * 24 * time.Hour
+	defaultBucket = "outrelay_bodies"
+	defaultTTL    = 30 * 24 * time.Hour
 )
 
 // GridFS stores bodies in a GridFS bucket of MongoDB, and sweeps them when their time to live is over. The time to live
@@ -121,34 +40,44 @@ type GridFS struct {
 	now    func() time.Time
 }
 
-// GridFSOption configures GridFS.
-type GridFSOption func(*GridFS)
+// Option configures GridFS. A zero value is the default.
+type Option interface{ apply(*GridFS) }
 
-// Bodies sets the name of the bucket. Defaults to DefaultBodies.
-func Bodies(name string) GridFSOption { return func(g *GridFS) { g.name = name } }
+type optionFunc func(*GridFS)
 
-// BodiesTTL sets how long bodies are kept. Defaults to DefaultBodiesTTL.
-func BodiesTTL(d time.Duration) GridFSOption { return func(g *GridFS) { g.ttl = d } }
+func (f optionFunc) apply(g *GridFS) { f(g) }
 
-// BodiesLogger sets the logger for failed sweeps of Run. Defaults to slog.Default.
-func BodiesLogger(log *slog.Logger) GridFSOption { return func(g *GridFS) { g.log = log } }
+// WithBucket sets the name of the bucket. Defaults to outrelay_bodies.
+func WithBucket(name string) Option {
+	return optionFunc(func(g *GridFS) { g.name = cmp.Or(name, defaultBucket) })
+}
 
-// NewGridFS returns a body store in db. It does no I/O. Its errors are ErrConfiguration.
-func NewGridFS(db *mongo.Database, opts ...GridFSOption) (*GridFS, error) {
-	g := &GridFS{name: DefaultBodies, ttl: DefaultBodiesTTL, log: slog.Default(), now: time.Now}
+// WithTTL sets how long bodies are kept, at least one second. Defaults to 30 days.
+func WithTTL(d time.Duration) Option {
+	return optionFunc(func(g *GridFS) { g.ttl = cmp.Or(d, defaultTTL) })
+}
+
+// WithLogger sets the logger for failed sweeps of Run. Defaults to slog.Default.
+func WithLogger(log *slog.Logger) Option {
+	return optionFunc(func(g *GridFS) { g.log = cmp.Or(log, slog.Default()) })
+}
+
+// NewGridFS returns a store in db. It does no I/O. The error lists every problem.
+func NewGridFS(db *mongo.Database, opts ...Option) (*GridFS, error) {
+	g := &GridFS{name: defaultBucket, ttl: defaultTTL, log: slog.Default(), now: time.Now}
 	for _, o := range opts {
-		o(g)
+		o.apply(g)
 	}
 
-	switch {
-	case db == nil:
-		return nil, fmt.Errorf("%w: bodies: the database is nil", ErrConfiguration)
-	case g.name == "":
-		return nil, fmt.Errorf("%w: bodies: the bucket has no name", ErrConfiguration)
-	case g.ttl < time.Second:
-		return nil, fmt.Errorf("%w: bodies: time to live of %s: set at least 1 s", ErrConfiguration, g.ttl)
-	case g.log == nil:
-		return nil, fmt.Errorf("%w: bodies: the logger is nil", ErrConfiguration)
+	var problems []error
+	if db == nil {
+		problems = append(problems, errors.New("bodystore: the database is nil"))
+	}
+	if g.ttl < time.Second {
+		problems = append(problems, fmt.Errorf("bodystore: time to live of %s: set at least 1 s", g.ttl))
+	}
+	if len(problems) > 0 {
+		return nil, errors.Join(problems...)
 	}
 
 	majority := options.Database().SetWriteConcern(writeconcern.Majority()).
@@ -160,7 +89,7 @@ func NewGridFS(db *mongo.Database, opts ...GridFSOption) (*GridFS, error) {
 // withoutSession returns ctx without its session, so that calls run outside of its transaction.
 func withoutSession(ctx context.Context) context.Context { return mongo.NewSessionContext(ctx, nil) }
 
-// Put implements BodyStore.
+// Put implements Store.
 func (g *GridFS) Put(ctx context.Context, body []byte) (string, error) {
 	ctx = withoutSession(ctx)
 	id, err := g.bucket.UploadFromStream(ctx, "body", bytes.NewReader(body))
@@ -170,16 +99,16 @@ func (g *GridFS) Put(ctx context.Context, body []byte) (string, error) {
 	return id.Hex(), nil
 }
 
-// Get implements BodyStore.
+// Get implements Store.
 func (g *GridFS) Get(ctx context.Context, ref string) ([]byte, error) {
 	id, err := bson.ObjectIDFromHex(ref)
 	if err != nil {
-		return nil, fmt.Errorf("%w: invalid reference %q", ErrBodyGone, clip(ref, 64))
+		return nil, fmt.Errorf("%w: invalid reference %q", ErrGone, ref[:min(len(ref), 64)])
 	}
 
 	stream, err := g.bucket.OpenDownloadStream(withoutSession(ctx), id)
 	if errors.Is(err, mongo.ErrFileNotFound) {
-		return nil, ErrBodyGone
+		return nil, ErrGone
 	}
 	if err != nil {
 		return nil, fmt.Errorf("reading from bucket %s: %w", g.name, err)
@@ -190,7 +119,7 @@ func (g *GridFS) Get(ctx context.Context, ref string) ([]byte, error) {
 	_, err = io.Copy(buf, stream)
 	// A sweep can delete the chunks during the download.
 	if errors.Is(err, mongo.ErrMissingChunk) {
-		return nil, ErrBodyGone
+		return nil, ErrGone
 	}
 	if err != nil {
 		return nil, fmt.Errorf("reading from bucket %s: %w", g.name, err)
@@ -201,9 +130,9 @@ func (g *GridFS) Get(ctx context.Context, ref string) ([]byte, error) {
 // sweepBatch is how many bodies a sweep deletes with one statement.
 const sweepBatch = 100
 
-// Sweep deletes bodies that are older than the time to live, oldest first and at most limit. It returns how many it
+// sweep deletes bodies that are older than the time to live, oldest first and at most limit. It returns how many it
 // deleted. It also deletes the chunks of uploads that never finished.
-func (g *GridFS) Sweep(ctx context.Context, limit int) (int, error) {
+func (g *GridFS) sweep(ctx context.Context, limit int) (int, error) {
 	ctx = withoutSession(ctx)
 	files, chunks := g.bucket.GetFilesCollection(), g.bucket.GetChunksCollection()
 
@@ -269,7 +198,7 @@ func (g *GridFS) sweepOrphans(ctx context.Context) error {
 }
 
 func (g *GridFS) wrapSweepError(err error) error {
-	return &MaintenanceError{Task: "sweeping bucket " + g.name, Err: err}
+	return fmt.Errorf("sweeping bucket %s: %w", g.name, err)
 }
 
 // findIDs returns the ids of the documents that the pipeline returns.
@@ -293,19 +222,22 @@ func (g *GridFS) findIDs(ctx context.Context, coll *mongo.Collection, p mongo.Pi
 	return ids, nil
 }
 
-// Run sweeps at the given interval, at most 1,000 bodies at a time. It blocks until ctx ends, and then returns nil. A failed
-// sweep is logged and tried again after the interval.
-func (g *GridFS) Run(ctx context.Context, every time.Duration) error {
-	if every <= 0 {
-		return fmt.Errorf("%w: bodies: invalid sweep interval %s: it must be positive", ErrConfiguration, every)
-	}
+// The sweeps of Run.
+const (
+	sweepInterval = time.Hour
+	sweepLimit    = 1000
+)
 
+// Run deletes bodies that are older than the time to live, at most 1,000 every hour. It blocks until ctx
+// ends, and then returns nil. A failed sweep is logged, and the next one tries again. Several processes
+// may run it.
+func (g *GridFS) Run(ctx context.Context) error {
 	for {
-		if n, err := g.Sweep(ctx, 1000); err != nil && ctx.Err() == nil {
+		if n, err := g.sweep(ctx, sweepLimit); err != nil && ctx.Err() == nil {
 			g.log.WarnContext(ctx, "sweeping claim check bodies fails; the next sweep tries again",
 				"bucket", g.name, "swept", n, "error", err)
 		}
-		if retry.Sleep(ctx, every) != nil {
+		if retry.Sleep(ctx, sweepInterval) != nil {
 			return nil
 		}
 	}
