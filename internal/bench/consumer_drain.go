@@ -14,7 +14,6 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
 	"github.com/outrelay/outrelay/pkg/consumer"
-	"github.com/outrelay/outrelay/pkg/inbox"
 	"github.com/outrelay/outrelay/pkg/outbox"
 )
 
@@ -164,9 +163,9 @@ func (h handlerLoop) run(ctx context.Context) (outcome, error) {
 	if h.Handling.Alone {
 		opts = append(opts, consumer.Concurrency(1), consumer.Batch(1))
 	}
-	mode := consumer.Exactly(inbox.Optimistic)
+	mode := consumer.Exactly(consumer.Transactional)
 	if !h.Handling.Inbox {
-		opts, mode = append(opts, consumer.InTransaction()), consumer.Exactly(inbox.None)
+		opts, mode = append(opts, consumer.InTransaction()), consumer.Exactly(consumer.AtLeastOnce)
 	}
 
 	c, err := consumer.New(h.Group, h.client.Database(h.DB), append(opts, mode)...)

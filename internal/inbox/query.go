@@ -1,6 +1,7 @@
 package inbox
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -171,42 +172,32 @@ func (x *Inbox) Forget(ctx context.Context, consumer, topic string) (removed int
 	return res.DeletedCount, nil
 }
 
-// Limits are the limits of one call of Sweep. Zero values are the defaults.
-type Limits struct {
-	// PerStatement is the largest number of markers that one statement deletes. Defaults to 5,000.
-	PerStatement int
+// Limits of Sweep.
+const (
+	defaultSweep = 100_000
+	sweepBatch   = 5_000 // markers that one statement deletes
+)
 
-	// Statements is the largest number of statements. Defaults to 20.
-	Statements int
-}
-
-// Sweep deletes markers whose retention is over by the server's clock, the oldest first. It returns
-// their number, and whether there may be more. It does the work of the TTL index on demand and
-// within limits.
-func (x *Inbox) Sweep(ctx context.Context, l Limits) (removed int64, more bool, err error) {
-	if l.PerStatement < 0 || l.Statements < 0 {
-		return 0, false, fmt.Errorf("sweeping: %w: negative limits", ErrInvalid)
+// Sweep deletes markers whose retention is over by the server's clock, the oldest first and at most
+// limit, and returns their number. A limit of 0 means 100,000. It does the work of the TTL index on
+// demand and within limits.
+func (x *Inbox) Sweep(ctx context.Context, limit int) (removed int64, err error) {
+	if limit < 0 {
+		return 0, fmt.Errorf("sweeping: %w: negative limit", ErrInvalid)
 	}
 
-	if l.PerStatement == 0 {
-		l.PerStatement = 5000
-	}
-	if l.Statements == 0 {
-		l.Statements = 20
-	}
-
-	for range l.Statements {
-		n, full, err := x.sweepOnce(ctx, l.PerStatement)
+	for left := cmp.Or(limit, defaultSweep); left > 0; left -= sweepBatch {
+		n, full, err := x.sweepOnce(ctx, min(left, sweepBatch))
 		removed += n
 		if err != nil {
-			return removed, true, fmt.Errorf("sweeping: %w", err)
+			return removed, fmt.Errorf("sweeping: %w", err)
 		}
 		if !full {
-			return removed, false, nil
+			break
 		}
 	}
 
-	return removed, true, nil
+	return removed, nil
 }
 
 // sweepOnce deletes at most limit markers. full reports whether it found that many.

@@ -3,7 +3,7 @@ package inboxtest
 import (
 	"errors"
 
-	"github.com/outrelay/outrelay/pkg/inbox"
+	"github.com/outrelay/outrelay/internal/inbox"
 )
 
 // attachConfirmed calls attachLogConfirmed with a log whose topic has no id.

@@ -10,7 +10,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
-	"github.com/outrelay/outrelay/pkg/inbox"
+	"github.com/outrelay/outrelay/internal/inbox"
 
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 )
@@ -299,7 +299,7 @@ func TestNoClockButTheServers(t *testing.T) {
 	}
 
 	b.admit(t, b.inbox, placed("2", 0, 2), entry("3"))
-	if _, _, err := b.inbox.Sweep(t.Context(), inbox.Limits{}); err != nil {
+	if _, err := b.inbox.Sweep(t.Context(), 0); err != nil {
 		t.Fatal(err)
 	}
 

@@ -16,8 +16,8 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo/writeconcern"
 
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+	"github.com/outrelay/outrelay/internal/inbox"
 	"github.com/outrelay/outrelay/pkg/event"
-	"github.com/outrelay/outrelay/pkg/inbox"
 )
 
 func TestOptionsReportEveryProblem(t *testing.T) {
@@ -131,18 +131,17 @@ func TestSweepIsBounded(t *testing.T) {
 	w.reset()
 	for _, want := range []struct {
 		removed int64
-		more    bool
-	}{{20, true}, {5, false}, {0, false}} {
-		removed, more, err := b.inbox.Sweep(t.Context(), inbox.Limits{PerStatement: 10, Statements: 2})
-		if err != nil || removed != want.removed || more != want.more {
-			t.Fatalf("removed %d, more %t, %v; want %+v", removed, more, err, want)
+	}{{20}, {5}, {0}} {
+		removed, err := b.inbox.Sweep(t.Context(), 20)
+		if err != nil || removed != want.removed {
+			t.Fatalf("removed %d, %v; want %+v", removed, err, want)
 		}
 	}
 
 	if n := b.count(t, "inbox", bson.D{}); n != 5 {
 		t.Fatalf("%d markers are left", n)
 	}
-	if _, _, err := b.inbox.Sweep(t.Context(), inbox.Limits{PerStatement: -1}); !errors.Is(err, inbox.ErrInvalid) {
+	if _, err := b.inbox.Sweep(t.Context(), -1); !errors.Is(err, inbox.ErrInvalid) {
 		t.Fatalf("negative limits: %v", err)
 	}
 

@@ -11,7 +11,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/outrelay/outrelay/pkg/inbox"
+	"github.com/outrelay/outrelay/internal/inbox"
 )
 
 // Inbox contains the methods of an inbox that the tests use. *inbox.Inbox implements it. See there
