@@ -15,7 +15,9 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo/writeconcern"
 	"go.opentelemetry.io/otel/propagation"
 
+	"github.com/outrelay/outrelay/internal/boxparts"
 	"github.com/outrelay/outrelay/internal/tracecontext"
+	"github.com/outrelay/outrelay/internal/transaction"
 	"github.com/outrelay/outrelay/pkg/event"
 )
 
@@ -25,6 +27,13 @@ type Box struct {
 	settings
 	coll     *mongo.Collection
 	warnOnce sync.Once
+}
+
+func init() {
+	boxparts.Of = func(box any) boxparts.Parts {
+		b := box.(*Box)
+		return boxparts.Parts{Collection: b.coll, Log: b.log}
+	}
 }
 
 // New returns a Box over db. Pass the database handle that the service uses for its business
@@ -92,7 +101,7 @@ func (b *Box) AppendMany(ctx context.Context, events []event.Event, opts ...Call
 	}
 	if _, err := b.coll.InsertMany(ctx, docs); err != nil {
 		// The server has aborted the transaction, even if the callback ignores the error.
-		unitFromContext(ctx).state().SetRollbackOnly(err)
+		transaction.SetRollbackOnly(ctx, err)
 		return fmt.Errorf("appending to %s: %w", b.collection, err)
 	}
 	return nil
@@ -139,23 +148,14 @@ func withCallSession(ctx context.Context, opts []CallOption) context.Context {
 // requireTransaction returns an error if ctx has no transaction, or one that can no longer commit.
 // With WithoutTransaction it accepts a context without a transaction.
 func (b *Box) requireTransaction(ctx context.Context) error {
-	u := unitFromContext(ctx)
-	if err := u.state().Check(); err != nil {
-		return err
+	err := transaction.Check(ctx)
+	if b.plain && errors.Is(err, ErrNoTransaction) {
+		return nil
 	}
-
-	sess := mongo.SessionFromContext(ctx)
-	running := sess != nil && sess.TransactionRunning()
-	switch {
-	case running && u == nil:
-		b.warnWeakConcern(ctx, sess)
-	case !running && u != nil:
-		// The callback itself has committed or aborted the transaction.
-		return ErrTransactionEnded
-	case !running && !b.plain:
-		return ErrNoTransaction
+	if err == nil && !transaction.IsPinned(ctx) {
+		b.warnWeakConcern(ctx, mongo.SessionFromContext(ctx))
 	}
-	return nil
+	return err
 }
 
 // warnWeakConcern logs a warning, once per Box, if the transaction of sess commits with a write

@@ -46,7 +46,7 @@ func WithMaxSize(bytes int) Option { return func(s *settings) { s.maxSize = byte
 func WithoutTransaction() Option { return func(s *settings) { s.plain = true } }
 
 // WithLogger sets the logger. A Box logs a warning, once, if a transaction commits with a write
-// concern below majority. A Cron logs its failures. Defaults to slog.Default.
+// concern below majority. A cron.Cron logs its failures. Defaults to slog.Default.
 func WithLogger(log *slog.Logger) Option { return func(s *settings) { s.log = log } }
 
 // WithPropagator sets the propagator that copies the trace context of the caller into the headers

@@ -8,6 +8,7 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 
+	"github.com/outrelay/outrelay/internal/transaction"
 	"github.com/outrelay/outrelay/pkg/event"
 )
 
@@ -38,7 +39,7 @@ func (b *Box) Cancel(ctx context.Context, id event.ID, opts ...CallOption) error
 
 	res, err := b.coll.DeleteOne(ctx, filter)
 	if err != nil {
-		unitFromContext(ctx).state().SetRollbackOnly(err)
+		transaction.SetRollbackOnly(ctx, err)
 	} else if res.DeletedCount == 0 {
 		err = ErrNotScheduled
 	}
@@ -65,7 +66,7 @@ func (b *Box) Reschedule(ctx context.Context, id event.ID, at time.Time, opts ..
 	set := bson.D{{Key: "$set", Value: bson.D{{Key: "dueAt", Value: bson.NewDateTimeFromTime(at)}}}}
 	res, err := b.coll.UpdateOne(ctx, filter, set)
 	if err != nil {
-		unitFromContext(ctx).state().SetRollbackOnly(err)
+		transaction.SetRollbackOnly(ctx, err)
 	} else if res.MatchedCount == 0 {
 		err = ErrNotScheduled
 	}
@@ -82,7 +83,7 @@ func unclaimedFilter(ctx context.Context, id event.ID) (bson.D, error) {
 	if id.IsZero() {
 		return nil, errors.New("the id is zero")
 	}
-	if err := unitFromContext(ctx).state().Check(); err != nil {
+	if err := transaction.CheckOptional(ctx); err != nil {
 		return nil, err
 	}
 

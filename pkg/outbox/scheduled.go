@@ -12,6 +12,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
+	"github.com/outrelay/outrelay/internal/transaction"
 	"github.com/outrelay/outrelay/pkg/event"
 )
 
@@ -110,7 +111,7 @@ func (b *Box) readScheduled(ctx context.Context, q ScheduledQuery) (ScheduledPag
 	if err != nil {
 		return ScheduledPage{}, err
 	}
-	if err := unitFromContext(ctx).state().Check(); err != nil {
+	if err := transaction.CheckOptional(ctx); err != nil {
 		return ScheduledPage{}, err
 	}
 
@@ -188,7 +189,7 @@ func (b *Box) SummarizeScheduled(ctx context.Context, q ScheduledQuery, opts ...
 	ctx = withCallSession(ctx, opts)
 	filter, err := q.buildFilter()
 	if err == nil {
-		err = unitFromContext(ctx).state().Check()
+		err = transaction.CheckOptional(ctx)
 	}
 
 	var out []ScheduledSummary
@@ -248,7 +249,7 @@ func (b *Box) CancelScheduled(ctx context.Context, q ScheduledQuery, opts ...Cal
 		err = ErrEmptyQuery
 	}
 	if err == nil {
-		err = unitFromContext(ctx).state().Check()
+		err = transaction.CheckOptional(ctx)
 	}
 	if err != nil {
 		return 0, fmt.Errorf("canceling scheduled events of %s: %w", b.collection, err)
@@ -256,7 +257,7 @@ func (b *Box) CancelScheduled(ctx context.Context, q ScheduledQuery, opts ...Cal
 
 	res, err := b.coll.DeleteMany(ctx, filter)
 	if err != nil {
-		unitFromContext(ctx).state().SetRollbackOnly(err)
+		transaction.SetRollbackOnly(ctx, err)
 		return 0, fmt.Errorf("canceling scheduled events of %s: %w", b.collection, err)
 	}
 

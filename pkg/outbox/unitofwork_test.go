@@ -12,15 +12,19 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"go.mongodb.org/mongo-driver/v2/bson"
-	mongoevent "go.mongodb.org/mongo-driver/v2/event"
 	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/pkg/outbox"
+	"github.com/outrelay/outrelay/pkg/outbox/guard"
 )
+
+func id(name string, v any) bson.D { return bson.D{{Key: name, Value: v}} }
+
+// just drops the result of a call and returns its error.
+func just[R any](_ R, err error) error { return err }
 
 func TestSessionFromContextAndCheck(t *testing.T) {
 	t.Parallel()
@@ -257,59 +261,6 @@ func TestNestedTransactionAfterTheCallbackEndedIt(t *testing.T) {
 	}
 }
 
-// strayed stores the reports of a StrayMonitor.
-type strayed struct {
-	mu   sync.Mutex
-	list []outbox.Stray
-}
-
-func (s *strayed) report(_ context.Context, x outbox.Stray) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.list = append(s.list, x)
-}
-
-func TestStrayWritesAreReported(t *testing.T) {
-	t.Parallel()
-	var found strayed
-	var passed sync.Map
-	b := setup(t, options.Client().SetMonitor(outbox.StrayMonitor(found.report, &mongoevent.CommandMonitor{
-		Started: func(_ context.Context, e *mongoevent.CommandStartedEvent) { passed.Store(e.CommandName, true) },
-	})))
-	outer := t.Context()
-	orders := b.db.Collection("orders")
-	if err := just(orders.InsertOne(outer, id("_id", "before"))); err != nil { // no callback, no stray
-		t.Fatal(err)
-	}
-	if err := outbox.Transaction(outer, b.client, func(ctx context.Context) error {
-		return errors.Join(
-			just(orders.InsertOne(ctx, id("_id", "in"))),
-			just(orders.InsertOne(outer, id("_id", "stray"))),
-			outbox.Transaction(ctx, b.client, func(context.Context) error {
-				return just(orders.UpdateOne(outer, id("_id", "before"), id("$set", id("x", 1))))
-			}),
-			just(orders.InsertOne(outbox.Outside(ctx), id("_id", "meant"))),
-			just(orders.CountDocuments(outer, bson.D{})),
-			just(orders.Aggregate(outer, mongo.Pipeline{id("$merge", "copies")})),
-			just(orders.DeleteOne(ctx, id("_id", "in"))),
-		)
-	}); err != nil {
-		t.Fatal(err)
-	}
-	if err := just(orders.InsertOne(outer, id("_id", "after"))); err != nil {
-		t.Fatal(err)
-	}
-
-	name := b.db.Name()
-	if diff := cmp.Diff([]outbox.Stray{{"insert", name, "orders"}, {"update", name, "orders"}, {"aggregate", name, "orders"}}, found.list); diff != "" {
-		t.Error(diff)
-	}
-
-	if _, ok := passed.Load("commitTransaction"); !ok {
-		t.Error("the next monitor sees nothing")
-	}
-}
-
 // A transaction on a standalone server is a typed error. Calls that need none work there, in the
 // same handler.
 func TestStandaloneServer(t *testing.T) {
@@ -321,11 +272,7 @@ func TestStandaloneServer(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	orders, err := outbox.NewCollection(db.Collection("orders"), outbox.WithoutTransaction())
-	if err != nil {
-		t.Fatal(err)
-	}
-
+	orders := guard.NewCollection(db.Collection("orders"), guard.WithoutTransaction())
 	handler := func(ctx context.Context, order string) error {
 		if err := just(orders.InsertOne(ctx, id("_id", order))); err != nil {
 			return err

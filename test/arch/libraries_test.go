@@ -33,7 +33,7 @@ var libraries = []library{
 	{path: "github.com/coreos/go-systemd", in: []string{"internal/systemd"}, why: "the protocol of the service manager"},
 	{path: "github.com/danielgtaylor/huma", in: []string{"internal/httpapi"}, why: "operations, their checks and their description from one declaration"},
 	{path: "github.com/google/uuid", why: "UUID v7 event ids and names of instances"},
-	{path: "github.com/robfig/cron", in: []string{"pkg/outbox"}, why: "cron expressions of recurring events"},
+	{path: "github.com/robfig/cron", in: []string{"pkg/outbox/cron"}, why: "cron expressions of recurring events"},
 	{path: "golang.org/x/sync", why: "errgroup"},
 	{path: "golang.org/x/sys", in: []string{"internal/lease", "internal/devstack", "internal/devstack/stacktest", "internal/demo", "internal/bench", "internal/doctor", "cmd"}, why: "the clock that runs during a suspend, process groups, memory of a process"},
 	{path: "golang.org/x/crypto/ocsp", in: []string{"internal/app"}, why: "the revocation status that a server staples to its certificate"},

@@ -1,4 +1,6 @@
-package outbox
+// Package cron appends recurring events to an outbox ahead of their time. Any number of processes may run the
+// same entries: each firing is appended once.
+package cron
 
 import (
 	"context"
@@ -9,12 +11,14 @@ import (
 	"time"
 
 	"github.com/google/uuid"
-	"github.com/robfig/cron/v3"
+	robfig "github.com/robfig/cron/v3"
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 	"go.mongodb.org/mongo-driver/v2/mongo/readpref"
 
+	"github.com/outrelay/outrelay/internal/boxparts"
 	"github.com/outrelay/outrelay/pkg/event"
+	"github.com/outrelay/outrelay/pkg/outbox"
 )
 
 // Missed decides about the firings whose time passed while no process ran the Cron. Firings that
@@ -23,16 +27,13 @@ type Missed uint8
 
 // Policies for missed firings.
 const (
-	MissedOnce Missed = iota // deliver the latest missed firing at once
-	MissedSkip               // deliver none
-	MissedAll                // deliver each missed firing at once
+	Once Missed = iota // deliver the latest missed firing at once
+	Skip               // deliver none
+	All                // deliver each missed firing at once
 )
 
-// DefaultCronAhead is the default of CronEntry.Ahead.
-const DefaultCronAhead = time.Minute
-
-// CronEntry describes an event that fires repeatedly.
-type CronEntry struct {
+// Entry describes an event that fires repeatedly.
+type Entry struct {
 	// Name identifies the entry in its outbox. It is required and has at most 200 bytes. The ids of
 	// the events and the stored state contain it.
 	Name string
@@ -51,12 +52,12 @@ type CronEntry struct {
 	// effects: any process that runs the entry may call it, more than once for the same firing.
 	Event func(at time.Time) event.Event
 
-	// Missed is the policy for missed firings. Defaults to MissedOnce.
+	// Missed is the policy for missed firings. Defaults to Once.
 	Missed Missed
 
 	// Ahead is how long before its time a firing is appended. During this time the service may be
 	// down without missing the firing. The next firing is always appended, even if it is further
-	// away. Ahead is between 1 s and 24 h and defaults to DefaultCronAhead.
+	// away. Ahead is between 1 s and 24 h and defaults to one minute.
 	Ahead time.Duration
 }
 
@@ -72,14 +73,15 @@ type CronEntry struct {
 // and cancels the pending firings of the old expression. An entry that the next release no longer
 // contains fires once more, unless Forget is called.
 type Cron struct {
-	box     *Box
-	entries []*cronEntry
+	box     *outbox.Box
+	parts   boxparts.Parts
+	entries []*entry
 }
 
-// cronEntry is a CronEntry with the state of this process.
-type cronEntry struct {
-	CronEntry
-	fires         cron.Schedule
+// entry is an Entry with the state of this process.
+type entry struct {
+	Entry
+	fires         robfig.Schedule
 	spec          string // identifies the schedule in the stored state
 	started       bool   // the stored state was read
 	foreignLogged bool   // that another process has another expression
@@ -87,19 +89,19 @@ type cronEntry struct {
 	failures      int // in a row
 }
 
-// NewCron returns a Cron for the entries. It does no I/O: call Run to start it. The error joins the
+// New returns a Cron for the entries. It does no I/O: call Run to start it. The error joins the
 // errors of all invalid entries.
-func NewCron(box *Box, entries ...CronEntry) (*Cron, error) {
+func New(box *outbox.Box, entries ...Entry) (*Cron, error) {
 	if box == nil {
 		return nil, errors.New("cron: the box is nil")
 	}
 
-	c := &Cron{box: box}
+	c := &Cron{box: box, parts: boxparts.Of(box)}
 	names := map[string]bool{}
 	var errs []error
 
 	for _, e := range entries {
-		x, err := newCronEntry(e)
+		x, err := newEntry(e)
 		if err == nil && names[e.Name] {
 			err = errors.New("duplicate name: another entry has it too")
 		}
@@ -120,19 +122,19 @@ func NewCron(box *Box, entries ...CronEntry) (*Cron, error) {
 	return c, nil
 }
 
-// newCronEntry checks e and sets its defaults. It calls e.Event once, to check the event.
-func newCronEntry(e CronEntry) (*cronEntry, error) {
+// newEntry checks e and sets its defaults. It calls e.Event once, to check the event.
+func newEntry(e Entry) (*entry, error) {
 	switch {
 	case e.Name == "" || len(e.Name) > 200:
 		return nil, errors.New("invalid name: it must have 1 to 200 bytes")
 	case e.Event == nil:
 		return nil, errors.New("the function Event is missing")
-	case e.Missed > MissedAll:
+	case e.Missed > All:
 		return nil, fmt.Errorf("invalid policy %d for missed firings", e.Missed)
 	case e.Ahead < 0 || e.Ahead > 24*time.Hour:
 		return nil, fmt.Errorf("invalid duration %s for Ahead: it must be between 1 s and 24 h", e.Ahead)
 	case e.Ahead == 0:
-		e.Ahead = DefaultCronAhead
+		e.Ahead = time.Minute
 	}
 
 	e.Ahead = max(e.Ahead, time.Second)
@@ -140,9 +142,9 @@ func newCronEntry(e CronEntry) (*cronEntry, error) {
 		e.Zone = time.UTC
 	}
 
-	x := &cronEntry{CronEntry: e, spec: e.Schedule + " in " + e.Zone.String()}
+	x := &entry{Entry: e, spec: e.Schedule + " in " + e.Zone.String()}
 	var err error
-	if x.fires, err = parseCron(e.Schedule); err != nil {
+	if x.fires, err = parseSchedule(e.Schedule); err != nil {
 		return nil, err
 	}
 
@@ -159,20 +161,20 @@ func newCronEntry(e CronEntry) (*cronEntry, error) {
 	return x, nil
 }
 
-var cronParser = cron.NewParser(cron.SecondOptional | cron.Minute | cron.Hour | cron.Dom | cron.Month | cron.Dow | cron.Descriptor)
+var parser = robfig.NewParser(robfig.SecondOptional | robfig.Minute | robfig.Hour | robfig.Dom | robfig.Month | robfig.Dow | robfig.Descriptor)
 
-// parseCron parses a cron expression, without its time zone in CronEntry.Zone.
-func parseCron(spec string) (cron.Schedule, error) {
+// parseSchedule parses a cron expression, without its time zone in Entry.Zone.
+func parseSchedule(spec string) (robfig.Schedule, error) {
 	// The parser panics if the expression consists of the zone only.
 	if zone, _, ok := strings.Cut(spec, " "); !ok && strings.Contains(zone, "TZ=") {
 		return nil, fmt.Errorf("invalid schedule %q: it has a zone but no expression", spec)
 	}
 
-	s, err := cronParser.Parse(spec)
+	s, err := parser.Parse(spec)
 	if err != nil {
 		return nil, err
 	}
-	if every, ok := s.(cron.ConstantDelaySchedule); ok {
+	if every, ok := s.(robfig.ConstantDelaySchedule); ok {
 		return alignedSchedule(every.Delay), nil
 	}
 
@@ -188,10 +190,10 @@ func (a alignedSchedule) Next(t time.Time) time.Time {
 }
 
 // nextFiring returns the first firing after t, or zero if there is none.
-func (e *cronEntry) nextFiring(t time.Time) time.Time { return nextFiringIn(e.fires, e.Zone, t) }
+func (e *entry) nextFiring(t time.Time) time.Time { return nextFiringIn(e.fires, e.Zone, t) }
 
 // nextFiringIn returns the first firing of s after t in UTC, or zero if there is none.
-func nextFiringIn(s cron.Schedule, zone *time.Location, t time.Time) time.Time {
+func nextFiringIn(s robfig.Schedule, zone *time.Location, t time.Time) time.Time {
 	at := s.Next(t.In(zone))
 	if at.IsZero() {
 		return at
@@ -201,7 +203,7 @@ func nextFiringIn(s cron.Schedule, zone *time.Location, t time.Time) time.Time {
 
 // latestFiring returns the last firing in (after, until], or zero if there is none. It searches
 // backwards in steps that double, so that a long absence costs no more than a short one.
-func (e *cronEntry) latestFiring(after, until time.Time) time.Time {
+func (e *entry) latestFiring(after, until time.Time) time.Time {
 	var found time.Time
 	for back := time.Second; found.IsZero(); back *= 2 {
 		from := until.Add(-back)
@@ -222,33 +224,31 @@ func (e *cronEntry) latestFiring(after, until time.Time) time.Time {
 	return found
 }
 
-// cronNamespace is the namespace of the event ids (RFC 9562, version 5).
-var cronNamespace = uuid.MustParse("0d9b1c8e-7f52-4a0c-9a53-6c1d6a5b7e21")
+// idNamespace is the namespace of the event ids (RFC 9562, version 5).
+var idNamespace = uuid.MustParse("0d9b1c8e-7f52-4a0c-9a53-6c1d6a5b7e21")
 
-// CronID returns the event id of the firing of entry name at the time at, for Cancel and
-// Reschedule.
-func (b *Box) CronID(name string, at time.Time) event.ID { return event.NewID(b.cronUUID(name, at)) }
-
-// cronUUID derives the id from the outbox, the entry and the time, so that all processes agree on it.
-func (b *Box) cronUUID(name string, at time.Time) uuid.UUID {
+// firingID returns the id of the event of a firing. It is derived from the outbox, the entry and the time, so
+// that all processes agree on it.
+func (c *Cron) firingID(name string, at time.Time) uuid.UUID {
 	firing := at.UTC().Truncate(time.Second).Format(time.RFC3339)
-	text := b.coll.Database().Name() + "." + b.collection + "\x00" + name + "\x00" + firing
-	return uuid.NewSHA1(cronNamespace, []byte(text))
+	coll := c.parts.Collection
+	text := coll.Database().Name() + "." + coll.Name() + "\x00" + name + "\x00" + firing
+	return uuid.NewSHA1(idNamespace, []byte(text))
 }
 
 // makeEvent returns the event of the firing at the time at.
-func (e *cronEntry) makeEvent(id uuid.UUID, at time.Time) event.Event {
+func (e *entry) makeEvent(id uuid.UUID, at time.Time) event.Event {
 	return e.Event(at.In(e.Zone)).With(event.WithID(id), event.WithDueAt(at))
 }
 
 const (
-	cronCheckInterval = time.Minute      // between two reads of the server's clock, at most
-	maxCronRetryDelay = 30 * time.Second // after failures of an entry
-	cronEntryTimeout  = 30 * time.Second // for one update of an entry
+	checkInterval = time.Minute      // between two reads of the server's clock, at most
+	maxRetryDelay = 30 * time.Second // after failures of an entry
+	entryTimeout  = 30 * time.Second // for one update of an entry
 )
 
-// Run appends the firings of the entries until ctx ends, and returns the cause of ctx. Failures are
-// logged and retried, with delays of up to 30 s for each entry.
+// Run appends the firings of the entries until ctx ends, and then returns nil. Failures are logged and
+// retried, with delays of up to 30 s for each entry.
 func (c *Cron) Run(ctx context.Context) error {
 	for _, e := range c.entries {
 		e.started = false
@@ -258,7 +258,7 @@ func (c *Cron) Run(ctx context.Context) error {
 	for {
 		wait := c.checkEntries(ctx)
 		if ctx.Err() != nil {
-			return context.Cause(ctx)
+			return nil
 		}
 
 		timer := time.NewTimer(wait)
@@ -266,7 +266,7 @@ func (c *Cron) Run(ctx context.Context) error {
 		case <-timer.C:
 		case <-ctx.Done():
 			timer.Stop()
-			return context.Cause(ctx)
+			return nil
 		}
 	}
 }
@@ -277,11 +277,11 @@ func (c *Cron) checkEntries(ctx context.Context) time.Duration {
 	now, err := c.serverTime(ctx)
 	asked := time.Now()
 	if err != nil {
-		c.box.log.WarnContext(ctx, "reading the server time for cron entries fails; retrying", "error", err)
+		c.parts.Log.WarnContext(ctx, "reading the server time for cron entries fails; retrying", "error", err)
 		return time.Second + rand.N(time.Second)
 	}
 
-	wait := cronCheckInterval
+	wait := checkInterval
 	for _, e := range c.entries {
 		if ctx.Err() != nil {
 			return 0
@@ -298,8 +298,8 @@ func (c *Cron) checkEntries(ctx context.Context) time.Duration {
 }
 
 // maintainEntry updates e and sets the time of its next check. A failure is logged.
-func (c *Cron) maintainEntry(ctx context.Context, e *cronEntry, now time.Time) {
-	call, cancel := context.WithTimeout(ctx, cronEntryTimeout)
+func (c *Cron) maintainEntry(ctx context.Context, e *entry, now time.Time) {
+	call, cancel := context.WithTimeout(ctx, entryTimeout)
 	defer cancel()
 
 	next, err := c.advanceEntry(call, e, now)
@@ -312,12 +312,12 @@ func (c *Cron) maintainEntry(ctx context.Context, e *cronEntry, now time.Time) {
 
 	e.failures++
 	// A random delay, so that processes that fail together do not retry together.
-	maxDelay := min(100*time.Millisecond<<min(e.failures, 10), maxCronRetryDelay)
+	maxDelay := min(100*time.Millisecond<<min(e.failures, 10), maxRetryDelay)
 	e.nextCheck = now.Add(rand.N(maxDelay))
 
 	if ctx.Err() == nil {
-		c.box.log.WarnContext(ctx, "updating a cron entry fails; retrying",
-			"entry", e.Name, "collection", c.box.collection, "attempt", e.failures, "error", err)
+		c.parts.Log.WarnContext(ctx, "updating a cron entry fails; retrying",
+			"entry", e.Name, "collection", c.parts.Collection.Name(), "attempt", e.failures, "error", err)
 	}
 }
 
@@ -331,7 +331,7 @@ func (c *Cron) serverTime(ctx context.Context) (time.Time, error) {
 	}
 
 	hello := bson.D{{Key: "hello", Value: 1}}
-	err := c.box.coll.Database().Client().Database("admin").
+	err := c.parts.Collection.Database().Client().Database("admin").
 		RunCommand(ctx, hello, options.RunCmd().SetReadPreference(readpref.Primary())).Decode(&reply)
 	return reply.LocalTime, err
 }

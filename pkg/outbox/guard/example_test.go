@@ -1,4 +1,4 @@
-package outbox_test
+package guard_test
 
 import (
 	"context"
@@ -10,6 +10,7 @@ import (
 
 	"github.com/outrelay/outrelay/pkg/event"
 	"github.com/outrelay/outrelay/pkg/outbox"
+	"github.com/outrelay/outrelay/pkg/outbox/guard"
 )
 
 // A collection that rejects writes outside of a transaction.
@@ -19,12 +20,8 @@ func ExampleCollection() {
 		client *mongo.Client
 		box    *outbox.Box
 	)
-	stock, err := outbox.NewCollection(client.Database("shop").Collection("stock"))
-	if err != nil {
-		log.Fatal(err)
-	}
-
-	err = outbox.Transaction(ctx, client, func(ctx context.Context) error {
+	stock := guard.NewCollection(client.Database("shop").Collection("stock"))
+	err := box.Transaction(ctx, func(ctx context.Context) error {
 		res, err := stock.UpdateOne(ctx,
 			bson.D{{Key: "_id", Value: "lamp"}, {Key: "left", Value: bson.D{{Key: "$gt", Value: 0}}}},
 			bson.D{{Key: "$inc", Value: bson.D{{Key: "left", Value: -1}}}})
@@ -40,10 +37,10 @@ func ExampleCollection() {
 }
 
 // In tests and on development machines, a write outside of its transaction is found at once.
-func ExampleStrayMonitor() {
+func ExampleMonitor() {
 	client, err := mongo.Connect(options.Client().
 		ApplyURI("mongodb://localhost:27017").
-		SetMonitor(outbox.StrayMonitor(func(_ context.Context, s outbox.Stray) {
+		SetMonitor(guard.Monitor(func(_ context.Context, s guard.Stray) {
 			log.Printf("%s on %s.%s is outside of the transaction", s.Command, s.Database, s.Collection)
 		}, nil)))
 	if err != nil {

@@ -1,4 +1,4 @@
-package outbox_test
+package guard_test
 
 import (
 	"context"
@@ -11,18 +11,13 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo/readpref"
 	"go.mongodb.org/mongo-driver/v2/mongo/writeconcern"
 
-	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/pkg/event"
 	"github.com/outrelay/outrelay/pkg/outbox"
+	"github.com/outrelay/outrelay/pkg/outbox/guard"
 )
 
-func (b bundle) collection(t *testing.T, opts ...outbox.Option) *outbox.Collection {
-	t.Helper()
-	c, err := outbox.NewCollection(b.db.Collection("orders"), opts...)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return c
+func (b bundle) collection(opts ...guard.Option) *guard.Collection {
+	return guard.NewCollection(b.db.Collection("orders"), opts...)
 }
 
 // orders returns the _id of all business documents.
@@ -51,52 +46,52 @@ func id(name string, v any) bson.D { return bson.D{{Key: name, Value: v}} }
 func just[R any](_ R, err error) error { return err }
 
 // verbs contains all methods of a Collection that send a command.
-var verbs = map[string]func(context.Context, *outbox.Collection) error{
-	"InsertOne": func(ctx context.Context, c *outbox.Collection) error {
+var verbs = map[string]func(context.Context, *guard.Collection) error{
+	"InsertOne": func(ctx context.Context, c *guard.Collection) error {
 		return just(c.InsertOne(ctx, id("_id", "new")))
 	},
-	"InsertMany": func(ctx context.Context, c *outbox.Collection) error {
+	"InsertMany": func(ctx context.Context, c *guard.Collection) error {
 		return just(c.InsertMany(ctx, []bson.D{id("_id", "new"), id("_id", "newer")}))
 	},
-	"ReplaceOne": func(ctx context.Context, c *outbox.Collection) error {
+	"ReplaceOne": func(ctx context.Context, c *guard.Collection) error {
 		return just(c.ReplaceOne(ctx, id("_id", "a"), id("x", 1)))
 	},
-	"UpdateOne": func(ctx context.Context, c *outbox.Collection) error {
+	"UpdateOne": func(ctx context.Context, c *guard.Collection) error {
 		return just(c.UpdateOne(ctx, id("_id", "a"), id("$set", id("x", 1))))
 	},
-	"UpdateMany": func(ctx context.Context, c *outbox.Collection) error {
+	"UpdateMany": func(ctx context.Context, c *guard.Collection) error {
 		return just(c.UpdateMany(ctx, bson.D{}, id("$set", id("x", 1))))
 	},
-	"DeleteOne": func(ctx context.Context, c *outbox.Collection) error {
+	"DeleteOne": func(ctx context.Context, c *guard.Collection) error {
 		return just(c.DeleteOne(ctx, id("_id", "a")))
 	},
-	"DeleteMany": func(ctx context.Context, c *outbox.Collection) error {
+	"DeleteMany": func(ctx context.Context, c *guard.Collection) error {
 		return just(c.DeleteMany(ctx, bson.D{}))
 	},
-	"BulkWrite": func(ctx context.Context, c *outbox.Collection) error {
+	"BulkWrite": func(ctx context.Context, c *guard.Collection) error {
 		return just(c.BulkWrite(ctx, []mongo.WriteModel{mongo.NewInsertOneModel().SetDocument(id("_id", "bulk"))}))
 	},
-	"FindOneAndUpdate": func(ctx context.Context, c *outbox.Collection) error {
+	"FindOneAndUpdate": func(ctx context.Context, c *guard.Collection) error {
 		return c.FindOneAndUpdate(ctx, id("_id", "a"), id("$set", id("x", 1))).Err()
 	},
-	"FindOneAndReplace": func(ctx context.Context, c *outbox.Collection) error {
+	"FindOneAndReplace": func(ctx context.Context, c *guard.Collection) error {
 		return c.FindOneAndReplace(ctx, id("_id", "a"), id("x", 1)).Err()
 	},
-	"FindOneAndDelete": func(ctx context.Context, c *outbox.Collection) error {
+	"FindOneAndDelete": func(ctx context.Context, c *guard.Collection) error {
 		return c.FindOneAndDelete(ctx, id("_id", "a")).Err()
 	},
-	"Find": func(ctx context.Context, c *outbox.Collection) error {
+	"Find": func(ctx context.Context, c *guard.Collection) error {
 		cur, err := c.Find(ctx, bson.D{})
 		if err != nil {
 			return err
 		}
 		return cur.All(ctx, new([]bson.Raw))
 	},
-	"FindOne": func(ctx context.Context, c *outbox.Collection) error {
+	"FindOne": func(ctx context.Context, c *guard.Collection) error {
 		return c.FindOne(ctx, id("_id", "a")).Decode(new(bson.Raw))
 	},
-	"CountDocuments": func(ctx context.Context, c *outbox.Collection) error { return just(c.CountDocuments(ctx, bson.D{})) },
-	"Aggregate": func(ctx context.Context, c *outbox.Collection) error {
+	"CountDocuments": func(ctx context.Context, c *guard.Collection) error { return just(c.CountDocuments(ctx, bson.D{})) },
+	"Aggregate": func(ctx context.Context, c *guard.Collection) error {
 		cur, err := c.Aggregate(ctx, mongo.Pipeline{id("$match", bson.D{})})
 		if err != nil {
 			return err
@@ -117,7 +112,7 @@ func TestCollectionIsBoundToTheTransaction(t *testing.T) {
 				t.Fatal(err)
 			}
 
-			c := b.collection(t)
+			c := b.collection()
 			seen := len(w.cmds)
 			if err := verb(ctx, c); !errors.Is(err, outbox.ErrNoTransaction) || len(w.cmds) != seen {
 				t.Errorf("without a transaction: %v", err)
@@ -125,7 +120,7 @@ func TestCollectionIsBoundToTheTransaction(t *testing.T) {
 
 			no := errors.New("no")
 			var leaked context.Context
-			err := outbox.Transaction(ctx, b.client, func(ctx context.Context) error {
+			err := b.box.Transaction(ctx, func(ctx context.Context) error {
 				leaked, seen = ctx, len(w.cmds)
 				if err := verb(t.Context(), c); !errors.Is(err, outbox.ErrNoTransaction) {
 					t.Errorf("with the context from outside: %v", err)
@@ -153,7 +148,7 @@ func TestCollectionIsBoundToTheTransaction(t *testing.T) {
 				t.Errorf("with a leaked context: %v", err)
 			}
 
-			if err := verb(leaked, b.collection(t, outbox.WithoutTransaction())); !errors.Is(err, outbox.ErrTransactionEnded) {
+			if err := verb(leaked, b.collection(guard.WithoutTransaction())); !errors.Is(err, outbox.ErrTransactionEnded) {
 				t.Errorf("a plain collection with a leaked context: %v", err)
 			}
 
@@ -180,11 +175,10 @@ func TestCollectionWithoutTransaction(t *testing.T) {
 	t.Parallel()
 	w := new(watch)
 	b, ctx := setup(t, w.options().SetWriteConcern(writeconcern.W1())), t.Context()
-	c, box := b.collection(t, outbox.WithoutTransaction()), b.newBox(t, outbox.WithoutTransaction())
+	c, box := b.collection(guard.WithoutTransaction()), b.newBox(t, outbox.WithoutTransaction())
 	handler := func(ctx context.Context, order string) error {
-		sess, ok := outbox.SessionFromContext(ctx)
-		if ok != (order == "with") || ok != (sess != nil) {
-			t.Errorf("%s: session %v, %v", order, sess, ok)
+		if in := outbox.CheckTransaction(ctx) == nil; in != (order == "with") {
+			t.Errorf("%s: in a transaction: %t", order, in)
 		}
 
 		if _, err := c.InsertOne(ctx, id("_id", order)); err != nil {
@@ -201,7 +195,7 @@ func TestCollectionWithoutTransaction(t *testing.T) {
 		t.Errorf("a plain write of a w:1 client has w %q", got)
 	}
 
-	if err := outbox.Handler(b.client, handler)(ctx, "with"); err != nil {
+	if err := b.box.Transaction(ctx, func(ctx context.Context) error { return handler(ctx, "with") }); err != nil {
 		t.Fatal(err)
 	}
 
@@ -211,55 +205,35 @@ func TestCollectionWithoutTransaction(t *testing.T) {
 	}
 }
 
-func TestNewCollectionRefusesWhatDoesNotApply(t *testing.T) {
-	t.Parallel()
-	coll := stacktest.Client(t).Database("x").Collection("y")
-	for name, o := range map[string]outbox.Option{
-		"collection": outbox.WithCollection("z"), "size": outbox.WithMaxSize(5),
-	} {
-		if _, err := outbox.NewCollection(coll, o); err == nil {
-			t.Errorf("%s was accepted", name)
-		}
-	}
-
-	if _, err := outbox.NewCollection(nil); err == nil {
-		t.Error("no collection was accepted")
-	}
-
-	if c, err := outbox.NewCollection(coll); err != nil || c.Name() != "y" || c.Database().Name() != "x" {
-		t.Errorf("%v, %v", c, err)
-	}
-}
-
 // If the server has rejected a command, the transaction is aborted: if the callback ignores the
 // error, it gets ErrRollbackOnly at once. A command that was never sent, or an empty result, has no
 // such effect.
 func TestServersErrorInACollectionEndsTheTransaction(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
-		op   func(ctx context.Context, c *outbox.Collection) error
+		op   func(ctx context.Context, c *guard.Collection) error
 		ends bool
 	}{
-		"duplicate key": {func(ctx context.Context, c *outbox.Collection) error {
+		"duplicate key": {func(ctx context.Context, c *guard.Collection) error {
 			return just(c.InsertOne(ctx, id("_id", "a")))
 		}, true},
-		"bad filter": {func(ctx context.Context, c *outbox.Collection) error {
+		"bad filter": {func(ctx context.Context, c *guard.Collection) error {
 			return c.FindOne(ctx, id("x", id("$nonsense", 1))).Err()
 		}, true},
-		"nothing found": {func(ctx context.Context, c *outbox.Collection) error { return c.FindOne(ctx, id("_id", "b")).Err() }, false},
-		"refused by the driver": {func(ctx context.Context, c *outbox.Collection) error {
+		"nothing found": {func(ctx context.Context, c *guard.Collection) error { return c.FindOne(ctx, id("_id", "b")).Err() }, false},
+		"refused by the driver": {func(ctx context.Context, c *guard.Collection) error {
 			return just(c.UpdateOne(ctx, bson.D{}, id("x", 1)))
 		}, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			b, runs := setup(t), 0
-			coll := b.collection(t)
+			coll := b.collection()
 			if _, err := b.db.Collection("orders").InsertOne(t.Context(), id("_id", "a")); err != nil {
 				t.Fatal(err)
 			}
 
-			err := outbox.Transaction(t.Context(), b.client, func(ctx context.Context) error {
+			err := b.box.Transaction(t.Context(), func(ctx context.Context) error {
 				runs++
 				if err := c.op(ctx, coll); err == nil {
 					t.Error("no error")
@@ -281,8 +255,8 @@ func TestServersErrorInACollectionEndsTheTransaction(t *testing.T) {
 
 func TestCollectionWithExplicitSession(t *testing.T) {
 	t.Parallel()
-	b, c := setup(t), setup(t).db.Client()
-	coll := b.collection(t)
+	b, other := setup(t), setup(t)
+	coll := b.collection()
 	sess, err := b.client.StartSession()
 	if err != nil {
 		t.Fatal(err)
@@ -290,8 +264,9 @@ func TestCollectionWithExplicitSession(t *testing.T) {
 
 	defer sess.EndSession(t.Context())
 	no := errors.New("no")
-	if err := outbox.Transaction(t.Context(), b.client, func(ctx context.Context) error {
-		if err := just(coll.WithSession(sess).InsertOne(ctx, id("_id", "x"))); !errors.Is(err, outbox.ErrNoTransaction) {
+	if err := b.box.Transaction(t.Context(), func(ctx context.Context) error {
+		explicit := mongo.NewSessionContext(ctx, sess)
+		if err := just(coll.InsertOne(explicit, id("_id", "x"))); !errors.Is(err, outbox.ErrNoTransaction) {
 			t.Errorf("the explicit session has no transaction: %v", err)
 		}
 
@@ -299,7 +274,7 @@ func TestCollectionWithExplicitSession(t *testing.T) {
 			return err
 		}
 
-		if err := just(coll.WithSession(sess).InsertOne(ctx, id("_id", "explicit"))); err != nil {
+		if err := just(coll.InsertOne(explicit, id("_id", "explicit"))); err != nil {
 			t.Error(err)
 		}
 
@@ -307,7 +282,7 @@ func TestCollectionWithExplicitSession(t *testing.T) {
 			t.Error(err)
 		}
 
-		if err := just(coll.WithSession(sess).WithSession(nil).InsertOne(ctx, id("_id", "ambient"))); err != nil {
+		if err := just(coll.InsertOne(ctx, id("_id", "ambient"))); err != nil {
 			t.Error(err)
 		}
 
@@ -320,7 +295,7 @@ func TestCollectionWithExplicitSession(t *testing.T) {
 		t.Errorf("orders %v", got)
 	}
 
-	if err := outbox.Transaction(t.Context(), c, func(ctx context.Context) error {
+	if err := other.box.Transaction(t.Context(), func(ctx context.Context) error {
 		return just(coll.InsertOne(ctx, id("_id", "other")))
 	}); !errors.Is(err, mongo.ErrWrongClient) {
 		t.Errorf("a transaction of another client: %v", err)
@@ -331,13 +306,13 @@ func TestCollectionWithExplicitSession(t *testing.T) {
 func TestCollectionConflictRunsAgain(t *testing.T) {
 	t.Parallel()
 	b, runs := setup(t), 0
-	coll := b.collection(t)
+	coll := b.collection()
 	if _, err := b.db.Collection("orders").InsertOne(t.Context(), bson.D{{Key: "_id", Value: "a"}, {Key: "n", Value: 0}}); err != nil {
 		t.Fatal(err)
 	}
 
 	inc := id("$inc", id("n", 1))
-	if err := outbox.Transaction(t.Context(), b.client, func(ctx context.Context) error {
+	if err := b.box.Transaction(t.Context(), func(ctx context.Context) error {
 		runs++
 		if err := coll.FindOne(ctx, id("_id", "a")).Err(); err != nil { // the snapshot is taken
 			return err

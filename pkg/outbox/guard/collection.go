@@ -1,4 +1,5 @@
-package outbox
+// Package guard prevents and finds writes that miss their transaction.
+package guard
 
 import (
 	"context"
@@ -11,6 +12,8 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo/readconcern"
 	"go.mongodb.org/mongo-driver/v2/mongo/readpref"
 	"go.mongodb.org/mongo-driver/v2/mongo/writeconcern"
+
+	"github.com/outrelay/outrelay/pkg/outbox"
 )
 
 // Collection wraps a collection of the service, so that it cannot be used outside of a transaction
@@ -18,86 +21,67 @@ import (
 // arguments and results. For all other methods, use the collection of the driver.
 //
 // Each method checks its context before it sends anything. It returns:
-//   - ErrNoTransaction if the context has no running transaction.
-//   - ErrTransactionEnded if the transaction is over.
-//   - ErrRollbackOnly if the transaction can only roll back.
+//   - outbox.ErrNoTransaction if the context has no running transaction.
+//   - outbox.ErrTransactionEnded if the transaction is over.
+//   - outbox.ErrRollbackOnly if the transaction can only roll back.
 //
-// After an error of the server, the transaction of Transaction is rollback-only, because the server
+// After an error of the server, a transaction of outbox.Box is rollback-only, because the server
 // has aborted it. If the callback ignores the error, the transaction neither commits nor is
 // retried.
 //
 // A Collection sends no additional commands. It is safe for concurrent use, but a transaction
 // belongs to one goroutine.
 type Collection struct {
-	coll    *mongo.Collection
-	plain   bool
-	session *mongo.Session
+	coll     *mongo.Collection
+	optional bool // calls without a transaction are allowed
 }
 
-// NewCollection wraps coll. It does no I/O. The only option that applies is WithoutTransaction: it
-// also allows contexts without a transaction, so that the same handler works without one, and on a
-// standalone server. Outside of a transaction, the methods write with majority write concern and
-// read majority-committed data from the primary. The settings of coll do not matter.
-func NewCollection(coll *mongo.Collection, opts ...Option) (*Collection, error) {
-	if coll == nil {
-		return nil, errors.New("outbox: the collection is nil")
-	}
+// Option configures a Collection.
+type Option interface{ applyTo(c *Collection) }
 
-	var s settings
-	for _, o := range opts {
-		o(&s)
-	}
+type option func(c *Collection)
 
-	if s.collection != "" || s.maxSize != 0 || s.log != nil || s.propagator != nil {
-		return nil, fmt.Errorf("outbox: collection %s: only the option WithoutTransaction applies to a collection", coll.Name())
-	}
+func (o option) applyTo(c *Collection) { o(c) }
 
+// WithoutTransaction also allows contexts without a transaction, so that the same handler works without one,
+// and on a standalone server.
+func WithoutTransaction() Option { return option(func(c *Collection) { c.optional = true }) }
+
+// NewCollection wraps coll, which must not be nil. It does no I/O. Outside of a transaction, the methods write
+// with majority write concern and read majority-committed data from the primary. The settings of coll do not
+// matter.
+func NewCollection(coll *mongo.Collection, opts ...Option) *Collection {
 	majority := options.Collection().
 		SetWriteConcern(writeconcern.Majority()).
 		SetReadConcern(readconcern.Majority()).
 		SetReadPreference(readpref.Primary())
-	return &Collection{plain: s.plain, coll: coll.Clone(majority)}, nil
+	c := &Collection{coll: coll.Clone(majority)}
+	for _, o := range opts {
+		o.applyTo(c)
+	}
+	return c
 }
 
-// WithSession returns a copy of the collection that runs all operations in session s. If s is nil,
-// the copy uses the session of the context.
-func (c *Collection) WithSession(s *mongo.Session) *Collection {
-	return &Collection{coll: c.coll, plain: c.plain, session: s}
-}
-
-// Name returns the name of the collection.
-func (c *Collection) Name() string { return c.coll.Name() }
-
-// Database returns the database of the collection. Operations on it are not checked for a
-// transaction.
-func (c *Collection) Database() *mongo.Database { return c.coll.Database() }
-
-// operationContext returns the context for one operation. It returns an error if the operation must
-// not run.
-func (c *Collection) operationContext(ctx context.Context) (context.Context, error) {
-	if c.session != nil {
-		ctx = mongo.NewSessionContext(ctx, c.session)
+// check returns an error if an operation with ctx must not run.
+func (c *Collection) check(ctx context.Context) error {
+	err := outbox.CheckTransaction(ctx)
+	if err == nil || c.optional && errors.Is(err, outbox.ErrNoTransaction) {
+		return nil
 	}
-
-	err := CheckTransaction(ctx)
-	if err == nil || c.plain && errors.Is(err, ErrNoTransaction) {
-		return ctx, nil
-	}
-	return ctx, fmt.Errorf("collection %s: %w", c.coll.Name(), err)
+	return fmt.Errorf("collection %s: %w", c.coll.Name(), err)
 }
 
 // runOperation runs op in the transaction of ctx. If op fails so that the transaction cannot
 // commit, it is marked as rollback-only.
 func runOperation[R any](ctx context.Context, c *Collection, op func(context.Context) (R, error)) (R, error) {
-	ctx, err := c.operationContext(ctx)
-	if err != nil {
+	if err := c.check(ctx); err != nil {
 		var none R
 		return none, err
 	}
 
 	r, err := op(ctx)
 	if abortsTransaction(err) {
-		unitFromContext(ctx).state().SetRollbackOnly(err)
+		outbox.SetRollbackOnly(ctx, err)
 	}
 	return r, err
 }

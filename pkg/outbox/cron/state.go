@@ -1,4 +1,4 @@
-package outbox
+package cron
 
 import (
 	"context"
@@ -11,14 +11,16 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
+	"github.com/outrelay/outrelay/internal/transaction"
 	"github.com/outrelay/outrelay/pkg/event"
+	"github.com/outrelay/outrelay/pkg/outbox"
 )
 
 // maxFiringsPerTransaction limits the firings that one transaction appends.
 const maxFiringsPerTransaction = 500
 
-// cronState is the stored state of an entry.
-type cronState struct {
+// entryState is the stored state of an entry.
+type entryState struct {
 	Name     string    `bson:"_id"`
 	Schedule string    `bson:"schedule"` // expression and zone
 	Last     time.Time `bson:"last"`     // the last firing that was appended
@@ -26,15 +28,16 @@ type cronState struct {
 
 // stateCollection returns the collection that holds the state of all entries.
 func (c *Cron) stateCollection() *mongo.Collection {
-	return c.box.coll.Database().Collection(c.box.collection + "_cron")
+	coll := c.parts.Collection
+	return coll.Database().Collection(coll.Name() + "_cron")
 }
 
 // advanceEntry appends the missing firings of e and stores its state, in one transaction. It
 // returns the time of the next check. If another process has another schedule for e, this process
 // leaves e alone.
-func (c *Cron) advanceEntry(ctx context.Context, e *cronEntry, now time.Time) (time.Time, error) {
+func (c *Cron) advanceEntry(ctx context.Context, e *entry, now time.Time) (time.Time, error) {
 	var next time.Time
-	err := Transaction(ctx, c.box.coll.Database().Client(), func(ctx context.Context) error {
+	err := transaction.Run(ctx, c.parts.Collection.Database().Client(), func(ctx context.Context) error {
 		state, known, err := c.loadState(ctx, e.Name)
 		if err != nil {
 			return err
@@ -43,7 +46,7 @@ func (c *Cron) advanceEntry(ctx context.Context, e *cronEntry, now time.Time) (t
 		changed := known && state.Schedule != e.spec
 		if changed && e.started {
 			// A process that started later has taken the entry over.
-			next = now.Add(cronCheckInterval)
+			next = now.Add(checkInterval)
 			c.logForeignSchedule(ctx, e, state)
 			return nil
 		}
@@ -67,7 +70,7 @@ func (c *Cron) advanceEntry(ctx context.Context, e *cronEntry, now time.Time) (t
 			return err
 		}
 
-		return c.saveState(ctx, cronState{Name: e.Name, Schedule: e.spec, Last: last})
+		return c.saveState(ctx, entryState{Name: e.Name, Schedule: e.spec, Last: last})
 	})
 	if mongo.IsDuplicateKeyError(err) {
 		// Another process was faster. Read the state again at once.
@@ -80,11 +83,11 @@ func (c *Cron) advanceEntry(ctx context.Context, e *cronEntry, now time.Time) (t
 // missingFirings returns the firings to append after last, the latest firing that was appended: the
 // missed ones according to the policy, those within the time Ahead, and at least one in the future.
 // end is the new latest firing. At most maxFiringsPerTransaction firings of a kind are returned.
-func (e *cronEntry) missingFirings(last, now time.Time) (list []time.Time, end time.Time) {
+func (e *entry) missingFirings(last, now time.Time) (list []time.Time, end time.Time) {
 	end = last
 	if !last.After(now) {
 		switch e.Missed {
-		case MissedAll:
+		case All:
 			for at := e.nextFiring(end); !at.IsZero() && !at.After(now) && len(list) < maxFiringsPerTransaction; at = e.nextFiring(at) {
 				list, end = append(list, at), at
 			}
@@ -93,12 +96,12 @@ func (e *cronEntry) missingFirings(last, now time.Time) (list []time.Time, end t
 			if len(list) == maxFiringsPerTransaction {
 				return list, end
 			}
-		case MissedOnce:
+		case Once:
 			if at := e.latestFiring(last, now); !at.IsZero() {
 				list = append(list, at)
 			}
 			end = now
-		case MissedSkip:
+		case Skip:
 			end = now
 		}
 	}
@@ -117,12 +120,12 @@ func (e *cronEntry) missingFirings(last, now time.Time) (list []time.Time, end t
 
 // nextCheckTime returns when to check an entry again whose latest appended firing is last: when
 // last fires, or earlier, when half of the time Ahead before the following firing is used up.
-func (e *cronEntry) nextCheckTime(last, now time.Time) time.Time {
+func (e *entry) nextCheckTime(last, now time.Time) time.Time {
 	following := e.nextFiring(last)
 	half := following.Add(-e.Ahead / 2)
 	switch {
 	case following.IsZero():
-		return now.Add(cronCheckInterval)
+		return now.Add(checkInterval)
 	case !last.After(now):
 		// Many firings were missed, and more have to be appended.
 		return now
@@ -133,7 +136,7 @@ func (e *cronEntry) nextCheckTime(last, now time.Time) time.Time {
 }
 
 // loadState returns the stored state of entry name. known is false if there is none.
-func (c *Cron) loadState(ctx context.Context, name string) (state cronState, known bool, err error) {
+func (c *Cron) loadState(ctx context.Context, name string) (state entryState, known bool, err error) {
 	err = c.stateCollection().FindOne(ctx, bson.D{{Key: "_id", Value: name}}).Decode(&state)
 	switch {
 	case errors.Is(err, mongo.ErrNoDocuments):
@@ -145,7 +148,7 @@ func (c *Cron) loadState(ctx context.Context, name string) (state cronState, kno
 }
 
 // saveState stores the state of an entry.
-func (c *Cron) saveState(ctx context.Context, state cronState) error {
+func (c *Cron) saveState(ctx context.Context, state entryState) error {
 	filter := bson.D{{Key: "_id", Value: state.Name}}
 	_, err := c.stateCollection().ReplaceOne(ctx, filter, state, options.Replace().SetUpsert(true))
 	if err != nil {
@@ -156,14 +159,14 @@ func (c *Cron) saveState(ctx context.Context, state cronState) error {
 
 // appendFirings appends the events of the firings that are not in the outbox yet. Some can be there
 // if the state of the entry was removed.
-func (c *Cron) appendFirings(ctx context.Context, e *cronEntry, list []time.Time) error {
+func (c *Cron) appendFirings(ctx context.Context, e *entry, list []time.Time) error {
 	ids := make([]event.ID, len(list))
 	for i, at := range list {
-		ids[i] = c.box.CronID(e.Name, at)
+		ids[i] = event.NewID(c.firingID(e.Name, at))
 	}
 
 	filter := bson.D{{Key: "_id", Value: bson.D{{Key: "$in", Value: ids}}}}
-	cur, err := c.box.coll.Find(ctx, filter, options.Find().SetProjection(bson.D{{Key: "_id", Value: 1}}))
+	cur, err := c.parts.Collection.Find(ctx, filter, options.Find().SetProjection(bson.D{{Key: "_id", Value: 1}}))
 	if err != nil {
 		return fmt.Errorf("looking for firings of cron entry %q: %w", e.Name, err)
 	}
@@ -184,18 +187,18 @@ func (c *Cron) appendFirings(ctx context.Context, e *cronEntry, list []time.Time
 	var events []event.Event
 	for i, at := range list {
 		if !exists[ids[i]] {
-			events = append(events, e.makeEvent(c.box.cronUUID(e.Name, at), at))
+			events = append(events, e.makeEvent(c.firingID(e.Name, at), at))
 		}
 	}
 
-	return c.box.AppendMany(ctx, events)
+	return c.box.Append(ctx, events...)
 }
 
 // cancelAhead cancels the pending firings of the expression in state. If the expression or its zone
 // is unknown to this process, it cancels nothing.
-func (c *Cron) cancelAhead(ctx context.Context, state cronState, now time.Time) error {
+func (c *Cron) cancelAhead(ctx context.Context, state entryState, now time.Time) error {
 	spec, zoneName, _ := strings.Cut(state.Schedule, " in ")
-	fires, err := parseCron(spec)
+	fires, err := parseSchedule(spec)
 	if err != nil {
 		return nil //nolint:nilerr // the expression of another version: its firings are unknown
 	}
@@ -207,14 +210,14 @@ func (c *Cron) cancelAhead(ctx context.Context, state cronState, now time.Time) 
 
 	ids := []event.ID{}
 	for at := nextFiringIn(fires, zone, now); !at.IsZero() && !at.After(state.Last); at = nextFiringIn(fires, zone, at) {
-		ids = append(ids, c.box.CronID(state.Name, at))
+		ids = append(ids, event.NewID(c.firingID(state.Name, at)))
 	}
 
 	if len(ids) == 0 {
 		return nil
 	}
 
-	_, err = c.box.CancelScheduled(ctx, ScheduledQuery{IDs: ids})
+	_, err = c.box.CancelScheduled(ctx, outbox.ScheduledQuery{IDs: ids})
 	return err
 }
 
@@ -227,7 +230,7 @@ func (c *Cron) Forget(ctx context.Context, name string) error {
 		return fmt.Errorf("forgetting cron entry %q: %w", name, err)
 	}
 
-	return Transaction(ctx, c.box.coll.Database().Client(), func(ctx context.Context) error {
+	return transaction.Run(ctx, c.parts.Collection.Database().Client(), func(ctx context.Context) error {
 		state, known, err := c.loadState(ctx, name)
 		if err != nil || !known {
 			return err
@@ -244,12 +247,12 @@ func (c *Cron) Forget(ctx context.Context, name string) error {
 }
 
 // logForeignSchedule logs, once, that a process that started later has another schedule for e.
-func (c *Cron) logForeignSchedule(ctx context.Context, e *cronEntry, state cronState) {
+func (c *Cron) logForeignSchedule(ctx context.Context, e *entry, state entryState) {
 	if e.foreignLogged {
 		return
 	}
 
 	e.foreignLogged = true
-	c.box.log.WarnContext(ctx, "cron entry has another schedule in a newer process; ignoring it here",
-		"entry", e.Name, "collection", c.box.collection, "schedule", e.spec, "theirs", state.Schedule)
+	c.parts.Log.WarnContext(ctx, "cron entry has another schedule in a newer process; ignoring it here",
+		"entry", e.Name, "collection", c.parts.Collection.Name(), "schedule", e.spec, "theirs", state.Schedule)
 }

@@ -1,8 +1,7 @@
-package outbox_test
+package cron_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log"
 	"sync"
@@ -13,11 +12,12 @@ import (
 
 	"github.com/outrelay/outrelay/pkg/event"
 	"github.com/outrelay/outrelay/pkg/outbox"
+	"github.com/outrelay/outrelay/pkg/outbox/cron"
 )
 
 // A report at half past nine on every weekday in Berlin. Every process of the service runs the
 // Cron.
-func ExampleNewCron() {
+func ExampleNew() {
 	var (
 		ctx context.Context
 		box *outbox.Box
@@ -27,7 +27,7 @@ func ExampleNewCron() {
 		log.Fatal(err)
 	}
 
-	c, err := outbox.NewCron(box, outbox.CronEntry{
+	c, err := cron.New(box, cron.Entry{
 		Name:     "daily-report",
 		Schedule: "30 9 * * 1-5",
 		Zone:     berlin,
@@ -38,20 +38,20 @@ func ExampleNewCron() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	if err := c.Run(ctx); !errors.Is(err, context.Canceled) {
+	if err := c.Run(ctx); err != nil {
 		log.Fatal(err)
 	}
 }
 
-func tick(name, schedule string) outbox.CronEntry {
-	return outbox.CronEntry{Name: name, Schedule: schedule, Event: func(at time.Time) event.Event {
+func tick(name, schedule string) cron.Entry {
+	return cron.Entry{Name: name, Schedule: schedule, Event: func(at time.Time) event.Event {
 		return event.New("clock", name, "Tick", []byte(at.UTC().Format(time.RFC3339)))
 	}}
 }
 
-func (b bundle) cron(t *testing.T, entries ...outbox.CronEntry) *outbox.Cron {
+func (b bundle) cron(t *testing.T, entries ...cron.Entry) *cron.Cron {
 	t.Helper()
-	c, err := outbox.NewCron(b.box, entries...)
+	c, err := cron.New(b.box, entries...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -59,14 +59,14 @@ func (b bundle) cron(t *testing.T, entries ...outbox.CronEntry) *outbox.Cron {
 }
 
 // runCron runs a Cron until stop, which may be called more than once.
-func runCron(t *testing.T, c *outbox.Cron) (stop func()) {
+func runCron(t *testing.T, c *cron.Cron) (stop func()) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
 	ended := make(chan error, 1)
 	go func() { ended <- c.Run(ctx) }()
 	stop = sync.OnceFunc(func() {
 		cancel()
-		if err := <-ended; !errors.Is(err, context.Canceled) {
+		if err := <-ended; err != nil {
 			t.Errorf("Run returned %v", err)
 		}
 	})
@@ -91,9 +91,6 @@ func (b bundle) firings(t *testing.T, what string, f func([]time.Time) bool) []t
 
 		for _, e := range page.Events {
 			at = append(at, e.DueAt)
-			if e.ID != b.box.CronID(e.AggregateID, e.DueAt) {
-				t.Fatalf("%s has id %s", e.DueAt, e.ID)
-			}
 		}
 
 		if f(at) {
@@ -119,7 +116,7 @@ func TestCronOfSeveralProcesses(t *testing.T) {
 	b := setup(t)
 	e := tick("seconds", "* * * * * *")
 	e.Ahead = 10 * time.Second // half of it is left when it is filled up: so long may the machine be held up
-	e.Missed = outbox.MissedAll
+	e.Missed = cron.All
 	for range 3 {
 		runCron(t, b.cron(t, e))
 	}
@@ -142,7 +139,7 @@ func (b bundle) setLast(t *testing.T, name string, at time.Time) {
 func TestCronMissedFirings(t *testing.T) {
 	t.Parallel()
 	daily := fmt.Sprintf("0 %d * * *", (time.Now().UTC().Hour()+12)%24) // never while the test runs
-	for policy, want := range map[outbox.Missed]int{outbox.MissedOnce: 1, outbox.MissedSkip: 0, outbox.MissedAll: 4} {
+	for policy, want := range map[cron.Missed]int{cron.Once: 1, cron.Skip: 0, cron.All: 4} {
 		b, ctx := setup(t), t.Context()
 		e := tick("days", daily)
 		e.Missed = policy
@@ -195,7 +192,7 @@ func TestCronWithoutItsState(t *testing.T) {
 	t.Parallel()
 	b, ctx := setup(t), t.Context()
 	e := tick("seconds", "* * * * * *")
-	e.Ahead, e.Missed = 10*time.Second, outbox.MissedAll
+	e.Ahead, e.Missed = 10*time.Second, cron.All
 	stop := runCron(t, b.cron(t, e))
 	b.firings(t, "the first", func(at []time.Time) bool { return len(at) >= 10 })
 	stop()
@@ -205,11 +202,4 @@ func TestCronWithoutItsState(t *testing.T) {
 
 	runCron(t, b.cron(t, e))
 	gapless(t, b.firings(t, "more", func(at []time.Time) bool { return len(at) >= 13 }))
-}
-
-func (b bundle) ordinary(t *testing.T, typ string) {
-	t.Helper()
-	if err := outbox.Transaction(t.Context(), b.client, func(ctx context.Context) error { return b.box.Append(ctx, ev(typ)) }); err != nil {
-		t.Fatal(err)
-	}
 }
