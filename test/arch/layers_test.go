@@ -48,6 +48,7 @@ var rooms = []room{
 	{dir: "internal/nodes", layer: 2, also: []string{"internal/outboxes", "internal/migrate"}, why: "the running nodes, their log, and whether all of them support a migration"},
 	{dir: "internal/deadletter", layer: 2, also: []string{"internal/outboxes", "internal/lease"}, why: "moves envelopes that cannot be sent"},
 	{dir: "internal/kafkawire", layer: 2, only: []string{"internal/record", "pkg/event"}, why: "the protocol of Kafka, for the relay and for consumers: connections, requests, batches, error codes"},
+	{dir: "internal/setaside", layer: 2, only: []string{"internal/schema"}, why: "the messages of consumers that wait for a retry; statements on MongoDB only"},
 	{dir: "pkg/inbox", layer: 2, why: "dedup inside the handler's transaction"},
 
 	// Layer 3: the stages. They do not import each other, but use interfaces that the caller declares.
