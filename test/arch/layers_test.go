@@ -54,6 +54,7 @@ var rooms = []room{
 	{dir: "internal/kafkawire", layer: 2, only: []string{"internal/record", "pkg/event"}, why: "the protocol of Kafka, for the relay and for consumers: connections, requests, batches, error codes"},
 	{dir: "internal/inbox", layer: 2, why: "the decisions about handled messages: marks, claims, watermarks of lanes, generations"},
 	{dir: "internal/inbox/inboxtest", layer: 2, only: []string{"internal/inbox", "pkg/outbox"}, testsOnly: true, why: "the contract of an inbox, for both stores"},
+	{dir: "internal/setaside", layer: 2, only: []string{"internal/schema"}, why: "the messages of consumers that wait for a retry; statements on MongoDB only"},
 
 	{dir: "pkg/inbox", layer: 3, only: []string{"internal/inbox"}, why: "an effect once, for webhooks and idempotency keys; a thin layer over the decisions"},
 
