@@ -16,7 +16,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo/writeconcern"
 
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
-	"github.com/outrelay/outrelay/pkg/event"
+	"github.com/outrelay/outrelay/internal/keyhash"
 	"github.com/outrelay/outrelay/pkg/inbox"
 )
 
@@ -280,7 +280,7 @@ func TestLanesAreSpreadWhateverThePartitions(t *testing.T) {
 		var total int
 		for i := range 200 * inbox.Lanes * int(partitions) {
 			key := fmt.Append(nil, "customer-", i)
-			if event.Murmur2(key)&0x7fffffff%partitions == 0 {
+			if keyhash.Murmur2(key)&0x7fffffff%partitions == 0 {
 				got[inbox.Lane(key, 0)]++
 				total++
 			}
