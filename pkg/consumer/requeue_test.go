@@ -14,8 +14,8 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+	"github.com/outrelay/outrelay/internal/envelope"
 	"github.com/outrelay/outrelay/pkg/consumer"
-	"github.com/outrelay/outrelay/pkg/event"
 	"github.com/outrelay/outrelay/pkg/outbox"
 )
 
@@ -213,8 +213,8 @@ func TestAMessageIsScheduledThroughTheOutboxOnce(t *testing.T) {
 	if len(docs) != 1 {
 		t.Fatalf("%d envelopes", len(docs))
 	}
-	var view event.View
-	if err := event.Parse(docs[0], &view); err != nil {
+	var view envelope.View
+	if err := envelope.Parse(docs[0], &view); err != nil {
 		t.Fatal(err)
 	}
 	due := time.UnixMilli(view.DueAt)
@@ -262,8 +262,8 @@ func TestFaultsTellOthersOnceAndNeverOfThemselves(t *testing.T) {
 	if len(docs) != 2 {
 		t.Fatalf("%d fault events: %v", len(docs), docs)
 	}
-	var view event.View
-	if err := event.Parse(docs[0], &view); err != nil {
+	var view envelope.View
+	if err := envelope.Parse(docs[0], &view); err != nil {
 		t.Fatal(err)
 	}
 	var f consumer.Fault

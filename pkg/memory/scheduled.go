@@ -29,7 +29,7 @@ func (b *Outbox) Schedule(
 // Cancel removes a scheduled event. It returns outbox.ErrNotScheduled if the event does not wait
 // any more.
 func (b *Outbox) Cancel(ctx context.Context, id event.ID, opts ...outbox.CallOption) error {
-	err := b.changeScheduled(ctx, id, opts, func(*envelope) (any, error) { return nil, nil })
+	err := b.changeScheduled(ctx, id, opts, func(*outboxEntry) (any, error) { return nil, nil })
 	if err != nil {
 		return fmt.Errorf("canceling event %s: %w", id, err)
 	}
@@ -42,7 +42,7 @@ func (b *Outbox) Reschedule(ctx context.Context, id event.ID, at time.Time, opts
 	if at.Year() < 1970 || at.Year() > 9999 {
 		err = fmt.Errorf("invalid year %d: it must be between 1970 and 9999", at.Year())
 	} else {
-		err = b.changeScheduled(ctx, id, opts, func(e *envelope) (any, error) { return e.withDueAt(at) })
+		err = b.changeScheduled(ctx, id, opts, func(e *outboxEntry) (any, error) { return e.withDueAt(at) })
 	}
 
 	if err != nil {
@@ -53,7 +53,7 @@ func (b *Outbox) Reschedule(ctx context.Context, id event.ID, at time.Time, opts
 }
 
 // withDueAt returns a copy of the envelope that is due at the time at.
-func (e *envelope) withDueAt(at time.Time) (*envelope, error) {
+func (e *outboxEntry) withDueAt(at time.Time) (*outboxEntry, error) {
 	var doc bson.D
 	if err := bson.Unmarshal(e.doc, &doc); err != nil {
 		return nil, fmt.Errorf("reading a stored event: %w", err)
@@ -79,7 +79,7 @@ func (e *envelope) withDueAt(at time.Time) (*envelope, error) {
 // changeScheduled replaces a scheduled envelope by the result of to, unless a relay has claimed it.
 // A nil result removes the envelope.
 func (b *Outbox) changeScheduled(
-	ctx context.Context, id event.ID, opts []outbox.CallOption, to func(*envelope) (any, error),
+	ctx context.Context, id event.ID, opts []outbox.CallOption, to func(*outboxEntry) (any, error),
 ) error {
 	if err := rejectSession(opts); err != nil {
 		return err
@@ -94,7 +94,7 @@ func (b *Outbox) changeScheduled(
 			return err
 		}
 
-		e, _ := t.getRow(b.rows, key).(*envelope)
+		e, _ := t.getRow(b.rows, key).(*outboxEntry)
 		if e == nil || !e.isWaiting() {
 			return newRefusal(outbox.ErrNotScheduled)
 		}
@@ -109,7 +109,7 @@ func (b *Outbox) changeScheduled(
 }
 
 // isWaiting reports whether the envelope is scheduled and no relay has claimed it.
-func (e *envelope) isWaiting() bool { return !e.fields.dueAt.IsZero() && !e.claimed }
+func (e *outboxEntry) isWaiting() bool { return !e.fields.dueAt.IsZero() && !e.claimed }
 
 // Scheduled returns one page of the scheduled events that q selects. See outbox.Box.Scheduled.
 func (b *Outbox) Scheduled(
@@ -237,7 +237,7 @@ func (b *Outbox) cancelMatching(
 // findScheduled returns the envelopes of the query, sorted by due time and id.
 func (b *Outbox) findScheduled(
 	ctx context.Context, q outbox.ScheduledQuery, opts []outbox.CallOption,
-) (found []*envelope, err error) {
+) (found []*outboxEntry, err error) {
 	if err := checkQuery(q, opts); err != nil {
 		return nil, err
 	}
@@ -258,10 +258,10 @@ func checkQuery(q outbox.ScheduledQuery, opts []outbox.CallOption) error {
 }
 
 // matchingEnvelopes returns the envelopes of the query that t sees, sorted by due time and id.
-func (b *Outbox) matchingEnvelopes(t *tx, q outbox.ScheduledQuery) []*envelope {
-	var found []*envelope
+func (b *Outbox) matchingEnvelopes(t *tx, q outbox.ScheduledQuery) []*outboxEntry {
+	var found []*outboxEntry
 	t.scanRows(b.rows, func(_ string, v any) {
-		e := v.(*envelope)
+		e := v.(*outboxEntry)
 		switch {
 		case !e.isWaiting():
 		case q.IDs != nil && !slices.Contains(q.IDs, e.id):
@@ -274,7 +274,7 @@ func (b *Outbox) matchingEnvelopes(t *tx, q outbox.ScheduledQuery) []*envelope {
 		}
 	})
 
-	slices.SortFunc(found, func(a, b *envelope) int { return comparePositions(envelopePosition(a), envelopePosition(b)) })
+	slices.SortFunc(found, func(a, b *outboxEntry) int { return comparePositions(envelopePosition(a), envelopePosition(b)) })
 	return found
 }
 
@@ -286,7 +286,7 @@ type pagePosition struct {
 }
 
 // envelopePosition returns the position of e.
-func envelopePosition(e *envelope) pagePosition {
+func envelopePosition(e *outboxEntry) pagePosition {
 	return pagePosition{e.fields.dueAt.UnixMilli(), mustKey(e.id)}
 }
 
@@ -328,6 +328,6 @@ func parsePagePosition(text string) (*pagePosition, error) {
 }
 
 // sortBySeq sorts the envelopes in the order of their inserts.
-func sortBySeq(list []*envelope) {
-	slices.SortFunc(list, func(a, b *envelope) int { return cmp.Compare(a.seq, b.seq) })
+func sortBySeq(list []*outboxEntry) {
+	slices.SortFunc(list, func(a, b *outboxEntry) int { return cmp.Compare(a.seq, b.seq) })
 }

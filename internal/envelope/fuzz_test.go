@@ -1,4 +1,4 @@
-package event_test
+package envelope_test
 
 import (
 	"bytes"
@@ -13,12 +13,13 @@ import (
 	"github.com/google/uuid"
 	"go.mongodb.org/mongo-driver/v2/bson"
 
+	"github.com/outrelay/outrelay/internal/envelope"
+	"github.com/outrelay/outrelay/internal/keyhash"
 	"github.com/outrelay/outrelay/internal/record"
-	"github.com/outrelay/outrelay/pkg/event"
 )
 
 // summary returns the contents of a View in a form that can be compared.
-func summary(v *event.View) map[string]string {
+func summary(v *envelope.View) map[string]string {
 	m := map[string]string{
 		"id": fmt.Sprintf("%s %x", bson.Type(v.IDType), v.ID), "aggregatetype": show(v.AggregateType), "aggregateid": show(v.AggregateID), "type": show(v.Type),
 		"payload": fmt.Sprintf("%s %x", bson.Type(v.PayloadType), v.Payload), "key": show(v.Key), "topic": show(v.Topic), "partition": fmt.Sprint(v.Partition),
@@ -269,7 +270,7 @@ func (r *refReader) delivery() string {
 }
 
 func (r *refReader) slot() string {
-	if n, ok := r.whole("slot"); ok && n >= 0 && n < event.Slots {
+	if n, ok := r.whole("slot"); ok && n >= 0 && n < keyhash.Slots {
 		return fmt.Sprint(n)
 	}
 	return "-1"
@@ -302,7 +303,7 @@ func (r *refReader) state() string {
 
 	if v.Type == bson.TypeString {
 		switch s := v.StringValue(); s {
-		case event.StateRetry, event.StateBlocked, event.StateParked:
+		case envelope.StateRetry, envelope.StateBlocked, envelope.StateParked:
 			return fmt.Sprintf("%x", s)
 		}
 	}
@@ -417,8 +418,8 @@ func checkParse(t *testing.T, data []byte) {
 	// An exact capacity makes every read beyond the end a panic.
 	raw := bytes.Clone(data)
 	raw = raw[:len(raw):len(raw)]
-	var v event.View
-	err := event.Parse(raw, &v)
+	var v envelope.View
+	err := envelope.Parse(raw, &v)
 	var r *record.Refusal
 	if err != nil && !errors.As(err, &r) {
 		t.Fatalf("the error is no refusal: %v", err)
@@ -433,8 +434,8 @@ func checkParse(t *testing.T, data []byte) {
 		checkPayload(t, &v)
 		// The same document in the middle of other bytes reads the same: nothing outside of it counts.
 		padded := append(append(bytes.Repeat([]byte{0xff}, 16), data...), bytes.Repeat([]byte{0xff}, 16)...)
-		var w event.View
-		if err := event.Parse(padded[16:16+len(data)], &w); err != nil {
+		var w envelope.View
+		if err := envelope.Parse(padded[16:16+len(data)], &w); err != nil {
 			t.Fatalf("in other surroundings: %v", err)
 		}
 		if diff := cmp.Diff(got, summary(&w)); diff != "" {
@@ -460,9 +461,9 @@ func checkParse(t *testing.T, data []byte) {
 
 // checkPayload compares the payload with the output of the driver's writer, if the writer can read
 // the document.
-func checkPayload(t *testing.T, v *event.View) {
+func checkPayload(t *testing.T, v *envelope.View) {
 	t.Helper()
-	got, err := event.AppendPayload(nil, v)
+	got, err := envelope.AppendPayload(nil, v)
 	if err != nil || v.PayloadType != byte(bson.TypeEmbeddedDocument) || bytes.Contains(got, []byte(`"subType":"02"`)) {
 		return
 	}

@@ -1,4 +1,6 @@
-package event
+// Package keyhash contains the hash of ordering keys: it selects the partition of a record and the slot
+// of an envelope.
+package keyhash
 
 import "encoding/binary"
 

@@ -1,4 +1,4 @@
-package event
+package envelope
 
 import (
 	"bytes"
@@ -119,8 +119,8 @@ func (it *HeaderIter) stop(problem string) bool {
 // reservedPrefix begins the names of headers that the relay sets.
 var reservedPrefix = []byte(record.ReservedPrefix)
 
-// headerProblem returns why name must not be the name of a header of a user, or "". N7
-func headerProblem(name []byte) string {
+// HeaderProblem returns why name must not be the name of a header of a user, or "". N7
+func HeaderProblem(name []byte) string {
 	switch {
 	case len(name) == 0:
 		return "a header without a name"
@@ -140,7 +140,7 @@ func (h Headers) firstProblem() string {
 
 	it := h.Iter()
 	for it.Next() {
-		if problem := headerProblem(it.Key); problem != "" {
+		if problem := HeaderProblem(it.Key); problem != "" {
 			return problem
 		}
 	}

@@ -1,4 +1,4 @@
-package event
+package envelope
 
 import (
 	"encoding/binary"
@@ -7,6 +7,7 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 
+	"github.com/outrelay/outrelay/internal/keyhash"
 	"github.com/outrelay/outrelay/internal/record"
 )
 
@@ -200,7 +201,7 @@ func (v *View) setRelayField(f fieldSet, c *cursor) error {
 			v.TS = bson.Timestamp{T: uint32LE(c.val[4:]), I: uint32LE(c.val)}
 		}
 	case fSlot: // N28
-		if n, ok := integerValue(c); ok && n >= 0 && n < Slots {
+		if n, ok := integerValue(c); ok && n >= 0 && n < keyhash.Slots {
 			v.Slot = int32(n)
 		}
 	case fState:
@@ -236,12 +237,28 @@ func (v *View) setRelayField(f fieldSet, c *cursor) error {
 	return nil
 }
 
+// MaxIDBytes is the largest length of an id that is a string. A change event contains the _id three
+// times, and must not exceed the limit of the server.
+const MaxIDBytes = 1024
+
+// ParseID returns the bytes of an id that is stored as a BSON value: those of a UUID, an ObjectId or a
+// string. It fails for other types and for invalid values.
+func ParseID(t bson.Type, value []byte) ([]byte, error) {
+	if n := valueLen(t, value); n < 0 || n != len(value) {
+		return nil, newMalformed("the value is broken")
+	}
+
+	var v View
+	err := v.setID(&cursor{typ: t, val: value})
+	return v.ID, err
+}
+
 // setID sets the id, which must be a string, an ObjectId or a UUID.
 func (v *View) setID(c *cursor) error {
 	switch c.typ {
 	case bson.TypeString:
-		if v.ID = stringBytes(c.val); len(v.ID) > maxIDBytes {
-			return newMalformed("_id has %d bytes; at most %d are allowed", len(v.ID), maxIDBytes)
+		if v.ID = stringBytes(c.val); len(v.ID) > MaxIDBytes {
+			return newMalformed("_id has %d bytes; at most %d are allowed", len(v.ID), MaxIDBytes)
 		}
 	case bson.TypeObjectID:
 		v.ID = c.val
@@ -386,7 +403,7 @@ func setText(dst *[]byte, buf *[36]byte, c *cursor) error {
 		return newMalformed("%s is %s; a string, int, long, ObjectId or UUID is wanted", c.name, typeName(c.typ))
 	}
 
-	*dst = appendText(buf[:0], c.typ, val)
+	*dst = AppendText(buf[:0], c.typ, val)
 	return nil
 }
 

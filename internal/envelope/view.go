@@ -1,4 +1,4 @@
-package event
+package envelope
 
 import (
 	"encoding/hex"
@@ -89,17 +89,17 @@ func (v *View) Tombstone() bool { return v.PayloadType == byte(bson.TypeNull) }
 
 // AppendID appends the canonical text of the id to dst: a UUID as groups of lower-case digits, an
 // ObjectId as 24 hexadecimal digits, and a string unchanged.
-func (v *View) AppendID(dst []byte) []byte { return appendText(dst, bson.Type(v.IDType), v.ID) }
+func (v *View) AppendID(dst []byte) []byte { return AppendText(dst, bson.Type(v.IDType), v.ID) }
 
 // AmbiguousID reports whether `_id` is a string that looks like a UUID or an ObjectId, so that the
 // BSON type cannot be derived from the text.
 func (v *View) AmbiguousID() bool {
-	return v.IDType == byte(bson.TypeString) && looksBinary(v.ID)
+	return v.IDType == byte(bson.TypeString) && LooksBinary(v.ID)
 }
 
-// looksBinary reports whether text has the form of a UUID or an ObjectId. Digits may be in upper or
+// LooksBinary reports whether text has the form of a UUID or an ObjectId. Digits may be in upper or
 // lower case.
-func looksBinary(text []byte) bool {
+func LooksBinary(text []byte) bool {
 	switch len(text) {
 	case 24:
 		for _, c := range text {
@@ -128,9 +128,9 @@ func isHex(c byte) bool {
 	return c >= '0' && c <= '9' || c >= 'a' && c <= 'f' || c >= 'A' && c <= 'F'
 }
 
-// appendText appends the canonical text of an id, key or version. val contains the bytes of the
+// AppendText appends the canonical text of an id, key or version. val contains the bytes of the
 // value, for a string without its length and final zero.
-func appendText(dst []byte, t bson.Type, val []byte) []byte {
+func AppendText(dst []byte, t bson.Type, val []byte) []byte {
 	switch t {
 	case bson.TypeObjectID:
 		return hex.AppendEncode(dst, val)

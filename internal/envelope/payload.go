@@ -1,4 +1,4 @@
-package event
+package envelope
 
 import "go.mongodb.org/mongo-driver/v2/bson"
 

@@ -1,4 +1,4 @@
-package event_test
+package envelope_test
 
 import (
 	"bytes"
@@ -11,6 +11,8 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"pgregory.net/rapid"
 
+	"github.com/outrelay/outrelay/internal/envelope"
+	"github.com/outrelay/outrelay/internal/keyhash"
 	"github.com/outrelay/outrelay/internal/record"
 	"github.com/outrelay/outrelay/pkg/event"
 )
@@ -122,8 +124,8 @@ func TestMalformed(t *testing.T) {
 
 func refusal(t *testing.T, raw []byte, class record.Class, want string) {
 	t.Helper()
-	var v event.View
-	err := event.Parse(raw, &v)
+	var v envelope.View
+	err := envelope.Parse(raw, &v)
 	var r *record.Refusal
 	if !errors.As(err, &r) || r.Class != class || !strings.Contains(r.Reason, want) {
 		t.Errorf("%s: got %v, want %s: …%s…", bson.Raw(raw), err, class, want)
@@ -140,9 +142,9 @@ func TestN07_UserHeaderIDIsMalformed(t *testing.T) {
 		}
 	}
 
-	var v event.View
+	var v envelope.View
 	for _, name := range []string{"ID", "ids", "outrelay", "x-outrelay-ns"} {
-		if err := event.Parse(doc(t, bson.E{Key: "headers", Value: bson.A{pair(name, "v")}}), &v); err != nil {
+		if err := envelope.Parse(doc(t, bson.E{Key: "headers", Value: bson.A{pair(name, "v")}}), &v); err != nil {
 			t.Errorf("header %s: %v", name, err)
 		}
 	}
@@ -154,13 +156,13 @@ func TestN28_MissingSlotIsNone(t *testing.T) {
 		slot any
 		want int32
 	}{{absent, -1}, {nil, -1}, {"7", -1}, {int32(-1), -1}, {int32(1024), -1}, {int32(0), 0}, {int64(1023), 1023}, {7.0, 7}} {
-		var v event.View
+		var v envelope.View
 		change := []bson.E{{Key: "slot", Value: c.slot}}
 		if c.slot == absent {
 			change = nil
 		}
 
-		if err := event.Parse(doc(t, change...), &v); err != nil || v.Slot != c.want {
+		if err := envelope.Parse(doc(t, change...), &v); err != nil || v.Slot != c.want {
 			t.Errorf("slot %v: %d, %v; want %d", c.slot, v.Slot, err, c.want)
 		}
 	}
@@ -202,8 +204,8 @@ func TestDebeziumDocuments(t *testing.T) {
 		raw := doc(t, bson.E{Key: "_id", Value: oid}, bson.E{Key: "aggregateid", Value: c.id}, bson.E{Key: "key", Value: c.id},
 			bson.E{Key: "payload", Value: bson.D{{Key: "total", Value: 12.5}, {Key: "at", Value: bson.DateTime(0)}, {Key: "lines", Value: bson.A{int64(1), oid}}}},
 			bson.E{Key: "createdAt", Value: bson.DateTime(5)}, bson.E{Key: "tenant", Value: bson.D{{Key: "id", Value: 5}}}, bson.E{Key: "eventVersion", Value: int32(3)})
-		var v event.View
-		if err := event.Parse(raw, &v); err != nil {
+		var v envelope.View
+		if err := envelope.Parse(raw, &v); err != nil {
 			t.Fatal(err)
 		}
 
@@ -215,7 +217,7 @@ func TestDebeziumDocuments(t *testing.T) {
 			t.Errorf("id is %s", got)
 		}
 
-		js, err := event.AppendPayload(nil, &v)
+		js, err := envelope.AppendPayload(nil, &v)
 		if want := `{"total":12.5,"at":{"$date":"1970-01-01T00:00:00Z"},"lines":[1,{"$oid":"5f0102030405060708090a0b"}]}`; err != nil || string(js) != want {
 			t.Errorf("payload %s, %v", js, err)
 		}
@@ -234,11 +236,11 @@ func TestNullAndEmptyOptionalFieldsAreAbsent(t *testing.T) {
 		changes = append(changes, bson.E{Key: name, Value: nil})
 	}
 
-	var v, plain event.View
-	if err := event.Parse(doc(t, changes...), &v); err != nil {
+	var v, plain envelope.View
+	if err := envelope.Parse(doc(t, changes...), &v); err != nil {
 		t.Fatal(err)
 	}
-	if err := event.Parse(doc(t), &plain); err != nil {
+	if err := envelope.Parse(doc(t), &plain); err != nil {
 		t.Fatal(err)
 	}
 
@@ -246,27 +248,27 @@ func TestNullAndEmptyOptionalFieldsAreAbsent(t *testing.T) {
 		t.Error(diff)
 	}
 
-	if err := event.Parse(doc(t, bson.E{Key: "key", Value: ""}, bson.E{Key: "topic", Value: ""}), &v); err != nil || v.Key != nil || v.Topic != nil {
+	if err := envelope.Parse(doc(t, bson.E{Key: "key", Value: ""}, bson.E{Key: "topic", Value: ""}), &v); err != nil || v.Key != nil || v.Topic != nil {
 		t.Errorf("key %q, topic %q, %v", v.Key, v.Topic, err)
 	}
 }
 
 func TestHeaderForms(t *testing.T) {
 	t.Parallel()
-	var v event.View
+	var v envelope.View
 	for _, c := range []struct {
 		headers any
-		want    []event.Header
+		want    []header
 	}{
 		{bson.A{}, nil},
 		{bson.D{}, nil},
 		{
 			bson.A{pair("a", []byte{0, 255}), pair("a", "text"), pair("b", nil), bson.D{{Key: "v", Value: []byte{}}, {Key: "k", Value: "order"}}, bson.D{{Key: "k", Value: "only"}}},
-			[]event.Header{{"a", []byte{0, 255}}, {"a", []byte("text")}, {"b", nil}, {"order", []byte{}}, {"only", nil}},
+			[]header{{"a", []byte{0, 255}}, {"a", []byte("text")}, {"b", nil}, {"order", []byte{}}, {"only", nil}},
 		},
-		{bson.D{{Key: "z", Value: "1"}, {Key: "a", Value: []byte{2}}, {Key: "n", Value: nil}}, []event.Header{{"z", []byte("1")}, {"a", []byte{2}}, {"n", nil}}},
+		{bson.D{{Key: "z", Value: "1"}, {Key: "a", Value: []byte{2}}, {Key: "n", Value: nil}}, []header{{"z", []byte("1")}, {"a", []byte{2}}, {"n", nil}}},
 	} {
-		if err := event.Parse(doc(t, bson.E{Key: "headers", Value: c.headers}), &v); err != nil {
+		if err := envelope.Parse(doc(t, bson.E{Key: "headers", Value: c.headers}), &v); err != nil {
 			t.Errorf("%v: %v", c.headers, err)
 		}
 
@@ -278,19 +280,19 @@ func TestHeaderForms(t *testing.T) {
 
 func TestExceptionFields(t *testing.T) {
 	t.Parallel()
-	var v event.View
+	var v envelope.View
 	raw := doc(t, bson.E{Key: "state", Value: "parked"}, bson.E{Key: "pos", Value: "82AB"}, bson.E{Key: "delivery", Value: int64(2)}, bson.E{Key: "attempts", Value: 3},
 		bson.E{Key: "nextAt", Value: bson.DateTime(9)}, bson.E{Key: "ts", Value: bson.Timestamp{T: 7, I: 8}}, bson.E{Key: "partition", Value: 4.0}, bson.E{Key: "schemaversion", Value: int32(12)})
-	if err := event.Parse(raw, &v); err != nil {
+	if err := envelope.Parse(raw, &v); err != nil {
 		t.Fatal(err)
 	}
 
-	if string(v.State) != event.StateParked || string(v.Pos) != "82AB" || v.Delivery != 2 || v.Attempts != 3 || v.NextAt != 9 || v.TS != (bson.Timestamp{T: 7, I: 8}) || v.Partition != 4 || string(v.SchemaVersion) != "12" {
+	if string(v.State) != envelope.StateParked || string(v.Pos) != "82AB" || v.Delivery != 2 || v.Attempts != 3 || v.NextAt != 9 || v.TS != (bson.Timestamp{T: 7, I: 8}) || v.Partition != 4 || string(v.SchemaVersion) != "12" {
 		t.Errorf("%v", summary(&v))
 	}
 
 	// A View is used again for the next document.
-	if err := event.Parse(doc(t), &v); err != nil || v.State != nil || v.Delivery != 0 || v.Partition != event.AnyPartition || v.SchemaVersion != nil {
+	if err := envelope.Parse(doc(t), &v); err != nil || v.State != nil || v.Delivery != 0 || v.Partition != envelope.AnyPartition || v.SchemaVersion != nil {
 		t.Errorf("left over: %v, %v", summary(&v), err)
 	}
 }
@@ -298,8 +300,8 @@ func TestExceptionFields(t *testing.T) {
 func TestOldBinaryIsUnwrapped(t *testing.T) {
 	t.Parallel()
 	raw := doc(t, bson.E{Key: "payload", Value: bson.Binary{Subtype: bson.TypeBinaryBinaryOld, Data: []byte("old")}})
-	var v event.View
-	if err := event.Parse(raw, &v); err != nil || string(v.Payload) != "old" {
+	var v envelope.View
+	if err := envelope.Parse(raw, &v); err != nil || string(v.Payload) != "old" {
 		t.Errorf("%q, %v", v.Payload, err)
 	}
 	i := bytes.LastIndex(raw, []byte{3, 0, 0, 0, 'o', 'l', 'd'})
@@ -312,12 +314,12 @@ func TestBrokenPayloadDocument(t *testing.T) {
 	raw := doc(t, bson.E{Key: "payload", Value: bson.D{{Key: "a", Value: int32(1)}}})
 	i := bytes.Index(raw, []byte{0x10, 'a', 0})
 	raw[i] = 0x7e // no such type
-	var v event.View
-	if err := event.Parse(raw, &v); err != nil {
+	var v envelope.View
+	if err := envelope.Parse(raw, &v); err != nil {
 		t.Fatal(err)
 	}
 
-	out, err := event.AppendPayload([]byte("x"), &v)
+	out, err := envelope.AppendPayload([]byte("x"), &v)
 	var r *record.Refusal
 	if !errors.As(err, &r) || r.Class != record.Malformed || string(out) != "x" {
 		t.Errorf("%q, %v", out, err)
@@ -330,10 +332,10 @@ func TestI8_PayloadAndHeadersAreByteIdentical(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		payload := rapid.SliceOf(rapid.Byte()).Draw(t, "payload")
 		names := rapid.SliceOf(rapid.StringMatching(`[a-zA-Z][a-zA-Z0-9_.-]{0,8}`).Filter(func(s string) bool { return s != "id" && !strings.HasPrefix(s, "outrelay-") })).Draw(t, "names")
-		var want []event.Header
+		var want []header
 		var opts []event.Option
 		for _, n := range names {
-			h := event.Header{Key: n, Value: rapid.SliceOf(rapid.Byte()).Draw(t, "value")}
+			h := header{Key: n, Value: rapid.SliceOf(rapid.Byte()).Draw(t, "value")}
 			if rapid.IntRange(0, 9).Draw(t, "null") == 0 {
 				h.Value = nil
 			}
@@ -347,12 +349,12 @@ func TestI8_PayloadAndHeadersAreByteIdentical(t *testing.T) {
 			t.Fatal(err)
 		}
 
-		var v event.View
-		if err := event.Parse(raw, &v); err != nil {
+		var v envelope.View
+		if err := envelope.Parse(raw, &v); err != nil {
 			t.Fatal(err)
 		}
 
-		got, err := event.AppendPayload(nil, &v)
+		got, err := envelope.AppendPayload(nil, &v)
 		if err != nil || !bytes.Equal(got, payload) {
 			t.Fatalf("payload %x became %x, %v", payload, got, err)
 		}
@@ -371,12 +373,12 @@ func TestParseAllocatesNothing(t *testing.T) {
 
 	foreign := doc(t, bson.E{Key: "_id", Value: bson.NewObjectID()}, bson.E{Key: "payload", Value: bson.D{{Key: "total", Value: 1.5}, {Key: "at", Value: bson.DateTime(5)}, {Key: "lines", Value: bson.A{"a"}}}}, bson.E{Key: "aggregateid", Value: int64(math.MaxInt64)},
 		bson.E{Key: "key", Value: bson.Binary{Subtype: 4, Data: make([]byte, 16)}}, bson.E{Key: "headers", Value: bson.D{{Key: "h", Value: "v"}}})
-	v := new(event.View)
+	v := new(envelope.View)
 	buf := make([]byte, 0, 4096)
 	var sum int
 	for name, d := range map[string][]byte{"own": raw, "foreign": foreign} {
 		if n := testing.AllocsPerRun(100, func() {
-			if err := event.Parse(d, v); err != nil {
+			if err := envelope.Parse(d, v); err != nil {
 				t.Fatal(err)
 			}
 
@@ -385,8 +387,8 @@ func TestParseAllocatesNothing(t *testing.T) {
 			}
 
 			buf = v.AppendID(buf[:0])
-			buf, err = event.AppendPayload(buf, v)
-			sum += int(event.Murmur2(v.OrderingKey()))
+			buf, err = envelope.AppendPayload(buf, v)
+			sum += int(keyhash.Murmur2(v.OrderingKey()))
 		}); n != 0 || err != nil {
 			t.Errorf("%s: %v allocations, %v", name, n, err)
 		}
@@ -403,11 +405,11 @@ func BenchmarkParse(b *testing.B) {
 		b.Fatal(err)
 	}
 
-	v := new(event.View)
+	v := new(envelope.View)
 	b.ReportAllocs()
 	b.SetBytes(int64(len(raw)))
 	for b.Loop() {
-		if err := event.Parse(raw, v); err != nil {
+		if err := envelope.Parse(raw, v); err != nil {
 			b.Fatal(err)
 		}
 	}
@@ -420,8 +422,8 @@ func BenchmarkAppendDocument(b *testing.B) {
 	}
 
 	raw := doc(b, bson.E{Key: "payload", Value: bson.D{{Key: "total", Value: 12.5}, {Key: "at", Value: bson.DateTime(1_700_000_000_000)}, {Key: "lines", Value: lines}}})
-	v := new(event.View)
-	if err := event.Parse(raw, v); err != nil {
+	v := new(envelope.View)
+	if err := envelope.Parse(raw, v); err != nil {
 		b.Fatal(err)
 	}
 
@@ -430,8 +432,21 @@ func BenchmarkAppendDocument(b *testing.B) {
 	var buf []byte
 	for b.Loop() {
 		var err error
-		if buf, err = event.AppendPayload(buf[:0], v); err != nil {
+		if buf, err = envelope.AppendPayload(buf[:0], v); err != nil {
 			b.Fatal(err)
 		}
 	}
+}
+
+type header struct {
+	Key   string
+	Value []byte
+}
+
+func headers(h envelope.Headers) []header {
+	var hs []header
+	for it := h.Iter(); it.Next(); {
+		hs = append(hs, header{Key: string(it.Key), Value: it.Value})
+	}
+	return hs
 }

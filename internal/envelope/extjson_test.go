@@ -1,4 +1,4 @@
-package event_test
+package envelope_test
 
 import (
 	"math"
@@ -8,7 +8,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"pgregory.net/rapid"
 
-	"github.com/outrelay/outrelay/pkg/event"
+	"github.com/outrelay/outrelay/internal/envelope"
 )
 
 // value draws a BSON value of any type that the driver writes.
@@ -84,8 +84,8 @@ func TestDocumentIsTheDriversExtendedJSON(t *testing.T) {
 			t.Fatal(err)
 		}
 
-		var v event.View
-		if err := event.Parse(raw, &v); err != nil {
+		var v envelope.View
+		if err := envelope.Parse(raw, &v); err != nil {
 			t.Fatal(err)
 		}
 
@@ -94,7 +94,7 @@ func TestDocumentIsTheDriversExtendedJSON(t *testing.T) {
 			t.Fatal(err)
 		}
 
-		got, err := event.AppendPayload([]byte("x"), &v)
+		got, err := envelope.AppendPayload([]byte("x"), &v)
 		if err != nil || string(got) != "x"+string(want) {
 			t.Fatalf("%v\ngot  %s\nwant x%s", err, got, want)
 		}
@@ -105,11 +105,11 @@ func TestDocumentIsTheDriversExtendedJSON(t *testing.T) {
 // specification does not.
 func TestOldBinaryInADocument(t *testing.T) {
 	t.Parallel()
-	var v event.View
-	if err := event.Parse(doc(t, bson.E{Key: "payload", Value: bson.D{{Key: "x", Value: bson.Binary{Subtype: 2, Data: []byte{0xff, 0xff}}}}}), &v); err != nil {
+	var v envelope.View
+	if err := envelope.Parse(doc(t, bson.E{Key: "payload", Value: bson.D{{Key: "x", Value: bson.Binary{Subtype: 2, Data: []byte{0xff, 0xff}}}}}), &v); err != nil {
 		t.Fatal(err)
 	}
-	if got, err := event.AppendPayload(nil, &v); err != nil || string(got) != `{"x":{"$binary":{"base64":"//8=","subType":"02"}}}` {
+	if got, err := envelope.AppendPayload(nil, &v); err != nil || string(got) != `{"x":{"$binary":{"base64":"//8=","subType":"02"}}}` {
 		t.Errorf("%s, %v", got, err)
 	}
 }
@@ -122,12 +122,12 @@ func TestNestingIsBounded(t *testing.T) {
 			d = bson.D{{Key: "d", Value: d}}
 		}
 
-		var v event.View
-		if err := event.Parse(doc(t, bson.E{Key: "payload", Value: d}), &v); err != nil {
+		var v envelope.View
+		if err := envelope.Parse(doc(t, bson.E{Key: "payload", Value: d}), &v); err != nil {
 			t.Fatal(err)
 		}
 
-		_, err := event.AppendPayload(nil, &v)
+		_, err := envelope.AppendPayload(nil, &v)
 		return err
 	}
 	if err := nested(256); err != nil {
