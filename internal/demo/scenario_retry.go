@@ -15,7 +15,6 @@ import (
 	"github.com/outrelay/outrelay/internal/demo/check"
 	"github.com/outrelay/outrelay/internal/devstack"
 	"github.com/outrelay/outrelay/pkg/event"
-	"github.com/outrelay/outrelay/pkg/outbox"
 )
 
 var retryScenario = Scenario{
@@ -312,7 +311,7 @@ func (s *stage) appendKey(ctx context.Context, key string, n int) error {
 		events = append(events, event.New(refusing, key, "PaymentMade", payload, event.WithID(id)))
 	}
 
-	err := outbox.Transaction(ctx, s.client, func(ctx context.Context) error {
+	err := s.service.box.Transaction(ctx, func(ctx context.Context) error {
 		return s.service.box.AppendMany(ctx, events)
 	})
 	if err != nil {

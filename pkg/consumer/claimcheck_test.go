@@ -12,6 +12,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+	"github.com/outrelay/outrelay/internal/transaction"
 	"github.com/outrelay/outrelay/pkg/event"
 	"github.com/outrelay/outrelay/pkg/outbox"
 )
@@ -46,7 +47,7 @@ func TestLargeBodiesGoThroughTheStore(t *testing.T) {
 	// In a transaction, on both sides; its abort leaves the body to the sweep.
 	wanted := errors.New("abort")
 	var out event.Event
-	err := outbox.Transaction(ctx, db.Client(), func(ctx context.Context) (err error) {
+	err := transaction.Run(ctx, db.Client(), func(ctx context.Context) (err error) {
 		if out, err = checkedOut(ctx, g, 1000, event.New("order", "1", "A", large)); err != nil {
 			return err
 		}
@@ -59,7 +60,7 @@ func TestLargeBodiesGoThroughTheStore(t *testing.T) {
 	if err != nil || len(m.Value) != 0 || m.Tombstone() {
 		t.Fatalf("the record has %d bytes, tombstone %v: %v", len(m.Value), m.Tombstone(), err)
 	}
-	err = outbox.Transaction(ctx, db.Client(), func(ctx context.Context) error {
+	err = transaction.Run(ctx, db.Client(), func(ctx context.Context) error {
 		got, err := checkedIn(ctx, g, m)
 		if err == nil && (!bytes.Equal(got.Value, large) || got == m || len(m.Value) != 0) {
 			t.Errorf("got %d bytes; the message itself has %d", len(got.Value), len(m.Value))
@@ -183,7 +184,7 @@ func TestEmitMiddlewareWritesInTheTransaction(t *testing.T) {
 	}
 	wanted := errors.New("abort")
 	for n, end := range []error{wanted, nil} {
-		err := outbox.Transaction(t.Context(), db.Client(), func(ctx context.Context) error {
+		err := transaction.Run(t.Context(), db.Client(), func(ctx context.Context) error {
 			return errors.Join(e.Append(ctx, event.New("order", "1", "A", "1"), event.New("order", "2", "A", "2")), end)
 		})
 		if !errors.Is(err, end) {

@@ -17,7 +17,6 @@ import (
 
 	"github.com/outrelay/outrelay/pkg/consumer"
 	"github.com/outrelay/outrelay/pkg/event"
-	"github.com/outrelay/outrelay/pkg/outbox"
 )
 
 type txKey struct{}
@@ -29,7 +28,7 @@ type fakeBox struct {
 	fail  error
 }
 
-func (b *fakeBox) AppendMany(_ context.Context, events []event.Event, _ ...outbox.CallOption) error {
+func (b *fakeBox) AppendMany(_ context.Context, events []event.Event) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.fail != nil {

@@ -11,9 +11,9 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+	"github.com/outrelay/outrelay/internal/transaction"
 	"github.com/outrelay/outrelay/pkg/inbox"
 	"github.com/outrelay/outrelay/pkg/inbox/inboxtest"
-	"github.com/outrelay/outrelay/pkg/outbox"
 )
 
 func TestMain(m *testing.M) {
@@ -51,7 +51,7 @@ func (b bundle) new(tb testing.TB, opts ...inbox.Option) *inbox.Inbox {
 }
 
 func (b bundle) transaction(ctx context.Context, fn func(context.Context) error) error {
-	return outbox.Transaction(ctx, b.client, fn)
+	return transaction.Run(ctx, b.client, fn)
 }
 
 func (b bundle) admit(tb testing.TB, x *inbox.Inbox, list ...inbox.Entry) []bool {
