@@ -5,13 +5,12 @@ import (
 	"time"
 
 	"github.com/outrelay/outrelay/internal/changestream"
+	"github.com/outrelay/outrelay/internal/metrics"
 	"github.com/outrelay/outrelay/internal/nodes"
 )
 
 const (
 	beatEvery = nodes.BeatEvery
-	// staleAfter is the time without a heartbeat after which a node counts as dead.
-	staleAfter = nodes.StaleAfter
 	// nodeCheckEvery is the interval at which a node checks whether other nodes have stopped their
 	// heartbeats.
 	nodeCheckEvery = nodes.StaleAfter / 2
@@ -30,10 +29,10 @@ func (r *Relay) runHeartbeat(ctx context.Context) error {
 	t := time.NewTicker(beatEvery)
 	defer t.Stop()
 	var windowReadAt, tidiedAt, checkedAt time.Time
-	defer r.state.endPulse("heartbeat")
+	defer r.shared.state.endPulse("heartbeat")
 
 	for {
-		r.state.recordPulse("heartbeat")
+		r.shared.state.recordPulse("heartbeat")
 		r.sendHeartbeat(ctx)
 
 		now := time.Now()
@@ -52,7 +51,7 @@ func (r *Relay) runHeartbeat(ctx context.Context) error {
 
 		select {
 		case <-ctx.Done():
-			r.leaveNodes(ctx)
+			r.LeaveNodes(ctx)
 			return nil
 		case <-t.C:
 		}
@@ -63,37 +62,30 @@ func (r *Relay) runHeartbeat(ctx context.Context) error {
 func (r *Relay) sendHeartbeat(ctx context.Context) {
 	// A broker that does not reply must not delay the heartbeat.
 	call, stop := context.WithTimeout(ctx, beatEvery/2)
-	_, err := r.kafka.Health(call)
+	_, err := r.shared.kafka.Health(call)
 	stop()
 	if ctx.Err() != nil {
 		return
 	}
 
-	reachable := err == nil
-	r.kafkaReachable.Store(reachable)
-	r.metrics.KafkaReachable.Set(boolGauge(reachable))
-	text := ""
-	if err != nil {
-		text = err.Error()
-	}
-	r.state.setProblem("kafka reachable", text, false)
+	r.shared.kafkaReachable.Store(err == nil)
+	r.metrics.KafkaReachable.Set(metrics.Bool(err == nil))
+	r.shared.state.setError("kafka reachable", err)
 
 	ctx, cancel := context.WithTimeout(ctx, beatEvery)
 	defer cancel()
 	err = r.member.SendHeartbeat(ctx, r.vitalSigns())
 	if err == nil {
-		err = r.clock.sync(ctx, r.mongo.state)
+		err = r.shared.clock.sync(ctx, r.shared.mongo.state)
 	}
-	r.metrics.MongoReachable.Set(boolGauge(err == nil))
-	if err != nil && ctx.Err() == nil {
-		r.state.setProblem("mongodb reachable", err.Error(), false)
-	} else if err == nil {
-		r.state.setProblem("mongodb reachable", "", false)
+	r.metrics.MongoReachable.Set(metrics.Bool(err == nil))
+	if err == nil || ctx.Err() == nil {
+		r.shared.state.setError("mongodb reachable", err)
 	}
 }
 
-// leaveNodes removes this node from the list of nodes.
-func (r *Relay) leaveNodes(ctx context.Context) {
+// LeaveNodes implements slots.Process. It removes this node from the list of nodes.
+func (r *Relay) LeaveNodes(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), leaveTimeout)
 	defer cancel()
 	if err := r.member.Leave(ctx); err != nil {
@@ -115,16 +107,8 @@ func (r *Relay) tidyNodes(ctx context.Context) {
 func (r *Relay) readOplogWindow(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, 3*time.Second)
 	defer cancel()
-	oldest, newest, err := changestream.OplogWindow(ctx, r.mongo.state)
+	oldest, newest, err := changestream.OplogWindow(ctx, r.shared.mongo.state)
 	if err == nil {
 		r.metrics.OplogWindow.Set(float64(newest.T - oldest.T))
 	}
-}
-
-// boolGauge returns the value of a gauge: 1 for true, 0 for false.
-func boolGauge(b bool) float64 {
-	if b {
-		return 1
-	}
-	return 0
 }

@@ -5,15 +5,21 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
+	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
 
 	"github.com/outrelay/outrelay/internal/changestream"
+	"github.com/outrelay/outrelay/internal/config"
 	"github.com/outrelay/outrelay/internal/deadletter"
+	"github.com/outrelay/outrelay/internal/lease"
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/pipeline"
+	"github.com/outrelay/outrelay/internal/purge"
 	"github.com/outrelay/outrelay/internal/record"
 	"github.com/outrelay/outrelay/internal/routing"
 	"github.com/outrelay/outrelay/internal/waiting"
@@ -23,7 +29,27 @@ import (
 
 // exceptionWriter stores the envelopes that are not sent, in fenced transactions: dead letters, and
 // waiting envelopes as the stream contained them (N3, N16).
-type exceptionWriter struct{ t *term }
+type exceptionWriter struct {
+	cfg         *config.Config
+	version     string
+	client      *mongo.Client
+	scope       *changestream.Scope
+	held        *lease.Held
+	stream      *changestream.Stream
+	dispatcher  *pipeline.Dispatcher
+	collections *collections
+	dirty       *dirtyList
+	indexes     *indexKeeper
+	recovery    *recovery
+	now         func() time.Time
+	log         *slog.Logger
+
+	// Set during the takeover.
+	seal       []byte // see term.seal
+	reconciler *reconciler
+
+	unstampedCount uint32 // exceptions without a server timestamp
+}
 
 // Record implements pipeline.Exceptions. Dead letters are moved first: an envelope that is dead for
 // one target and waits for another is stored again by the second write, and an envelope that was
@@ -79,13 +105,13 @@ func (x *exceptionWriter) Record(ctx context.Context, batch []pipeline.Exception
 	// twice.
 	for _, h := range dead {
 		for _, topic := range h.Pending {
-			x.t.reconciler.outlet.OpenGate(h.NS, topic, h.Key)
+			x.reconciler.outlet.OpenGate(h.NS, topic, h.Key)
 		}
 	}
 	for i := range list {
-		x.t.dirty.addCommitted(list[i].NS)
+		x.dirty.addCommitted(list[i].NS)
 	}
-	x.t.reconciler.exceptions.QueueWritten(list)
+	x.reconciler.exceptions.QueueWritten(list)
 	return nil
 }
 
@@ -98,13 +124,13 @@ func (x *exceptionWriter) deadLetterFor(e pipeline.Exception) (l deadletter.Lett
 		l, err = x.newIDOnlyLetter(&e)
 		return l, true, err
 
-	case e.State == event.StateRetry && x.t.slot.cfg.Retry.MaxAttempts <= 1:
+	case e.State == event.StateRetry && x.cfg.Retry.MaxAttempts <= 1:
 		attempt := deadletter.Attempt{
-			At:     x.t.slot.relay.clock.now(),
+			At:     x.now(),
 			Topic:  e.Topic,
 			Class:  e.Refusal.Class,
 			Reason: e.Refusal.Reason,
-			Node:   x.t.slot.cfg.Node,
+			Node:   x.cfg.Node,
 		}
 		e.Refusal = record.Refusal{Class: record.AttemptsExhausted, Reason: waiting.OnlyAttempt + e.Refusal.Reason}
 		l = x.newLetter(&e)
@@ -130,12 +156,12 @@ func (x *exceptionWriter) numberUnstamped(ctx context.Context, list []waiting.Ex
 
 		if at.IsZero() {
 			var err error
-			if at, err = mongodb.ClusterTime(ctx, x.t.slot.relay.mongo.stream); err != nil {
+			if at, err = mongodb.ClusterTime(ctx, x.client); err != nil {
 				return err
 			}
 		}
-		x.t.unstampedCount++
-		h.Pos = outboxes.PosNumbered(h.Pos, at, x.t.unstampedCount)
+		x.unstampedCount++
+		h.Pos = outboxes.PosNumbered(h.Pos, at, x.unstampedCount)
 	}
 	return nil
 }
@@ -143,7 +169,7 @@ func (x *exceptionWriter) numberUnstamped(ctx context.Context, list []waiting.Ex
 // openGates opens the gates of e, which does not wait after all.
 func (x *exceptionWriter) openGates(e *pipeline.Exception) {
 	for _, topic := range e.Pending {
-		x.t.dispatcher.OpenGate(string(e.NSHash), topic, e.Key)
+		x.dispatcher.OpenGate(string(e.NSHash), topic, e.Key)
 	}
 	e.State = ""
 }
@@ -154,7 +180,7 @@ func (x *exceptionWriter) openGates(e *pipeline.Exception) {
 func (x *exceptionWriter) writeWaiting(
 	ctx context.Context, list []waiting.Exception,
 ) (dead []*waiting.Exception, err error) {
-	write := func(part []waiting.Exception) error { return waiting.WriteExceptions(ctx, x.t.held, part) }
+	write := func(part []waiting.Exception) error { return waiting.WriteExceptions(ctx, x.held, part) }
 
 	reject := func(h waiting.Exception, rejection error) error {
 		e := pipeline.Exception{
@@ -185,16 +211,16 @@ func (x *exceptionWriter) moveToDeadLetters(ctx context.Context, letters []deadl
 		return nil
 	}
 
-	moved, err := deadletter.Move(ctx, x.t.held, letters)
+	moved, err := deadletter.Move(ctx, x.held, letters)
 	if err != nil {
 		return fmt.Errorf("moving to the dead letters: %w", err)
 	}
 	for i := range letters {
-		x.t.log.Warn("an envelope is dead", "collection", letters[i].NS, "class", string(letters[i].Class),
+		x.log.Warn("an envelope is dead", "collection", letters[i].NS, "class", string(letters[i].Class),
 			"reason", letters[i].Reason, "topic", letters[i].Topic)
 	}
-	x.t.indexFirstDeadLetters(letters)
-	x.t.log.Debug("moved to the dead letters", "new", moved.Moved, "known", moved.Known, "deleted", moved.Deleted)
+	x.indexes.indexFirstDeadLetters(letters)
+	x.log.Debug("moved to the dead letters", "new", moved.Moved, "known", moved.Known, "deleted", moved.Deleted)
 	return nil
 }
 
@@ -211,10 +237,10 @@ func (x *exceptionWriter) newLetter(e *pipeline.Exception) deadletter.Letter {
 		KeepIfWaiting: e.Topic != "",
 		Source: deadletter.Source{
 			Kind:    "relay",
-			Watcher: x.t.slot.cfg.Watcher,
-			Node:    x.t.slot.cfg.Node,
-			Epoch:   x.t.held.Document().Epoch,
-			Version: x.t.slot.relay.version,
+			Watcher: x.cfg.Watcher,
+			Node:    x.cfg.Node,
+			Epoch:   x.held.Document().Epoch,
+			Version: x.version,
 		},
 	}
 }
@@ -229,15 +255,15 @@ func (x *exceptionWriter) appendWaiting(list []waiting.Exception, e *pipeline.Ex
 		Pos:     e.Pos,
 		Pending: e.Pending,
 		Key:     e.Key,
-		Node:    x.t.slot.cfg.Node,
-		Seal:    x.t.seal,
+		Node:    x.cfg.Node,
+		Seal:    x.seal,
 		// Every exception during a sweep comes from the sweep: all earlier events are resolved
 		// before it, and it is resolved itself before the stream continues.
-		Redelivered: x.t.sweeping.Load() != nil,
+		Redelivered: x.recovery.isSweeping(),
 	}
 	if e.State == event.StateRetry {
 		w.Attempts = 1
-		w.Delay = x.t.retryPolicy().Delay(0)
+		w.Delay = retryPolicy(x.cfg).Delay(0)
 		w.Error = &waiting.ExceptionError{Class: e.Refusal.Class, Reason: e.Refusal.Reason, Topic: e.Topic}
 	}
 
@@ -277,7 +303,7 @@ func (x *exceptionWriter) restoreEnvelopes(ctx context.Context, batch []pipeline
 
 	// The stream is read first: a document may be gone already, and only its event contains it. The
 	// stream may not reach back to swept envelopes.
-	if x.t.sweeping.Load() == nil {
+	if !x.recovery.isSweeping() {
 		err := x.refetchFromStream(ctx, batch[0].Floor, missing)
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
@@ -285,7 +311,7 @@ func (x *exceptionWriter) restoreEnvelopes(ctx context.Context, batch []pipeline
 		if err == nil || !changestream.Lost(err) {
 			return err
 		}
-		x.t.log.Debug("some rejected records are not in the stream after the watermark", "reason", err)
+		x.log.Debug("some rejected records are not in the stream after the watermark", "reason", err)
 	}
 
 	for _, list := range missing {
@@ -339,7 +365,7 @@ func (x *exceptionWriter) refetchFromStream(
 		return false
 	}
 
-	return x.t.stream.Refetch(ctx, floor, want, func(ev *changestream.Event, doc []byte) bool {
+	return x.stream.Refetch(ctx, floor, want, func(ev *changestream.Event, doc []byte) bool {
 		raw := slices.Clone(doc)
 		for _, e := range hit {
 			e.Raw = raw
@@ -355,8 +381,8 @@ func (x *exceptionWriter) refetchFromStream(
 // which the rejected record has. Without the letter, the watermark would wait for an envelope that
 // cannot be found.
 func (x *exceptionWriter) newIDOnlyLetter(e *pipeline.Exception) (deadletter.Letter, error) {
-	e.NS = x.t.slot.scope.String()
-	for _, o := range x.t.watchedOutboxes() {
+	e.NS = x.scope.String()
+	for _, o := range x.collections.watchedOutboxes() {
 		if h := routing.NamespaceHash(o.NS()); len(e.NSHash) == 0 || bytes.Equal(h[:], e.NSHash) {
 			e.NS = o.NS()
 		}
@@ -386,12 +412,12 @@ func (x *exceptionWriter) findInCollections(ctx context.Context, e *pipeline.Exc
 		ids = ids[1:]
 	}
 
-	for _, o := range x.t.watchedOutboxes() {
+	for _, o := range x.collections.watchedOutboxes() {
 		if h := routing.NamespaceHash(o.NS()); len(e.NSHash) > 0 && !bytes.Equal(h[:], e.NSHash) {
 			continue
 		}
 
-		coll := x.t.slot.relay.mongo.stream.Database(o.DB).Collection(o.Coll)
+		coll := x.client.Database(o.DB).Collection(o.Coll)
 		for _, id := range ids {
 			kind, val, err := id.MarshalBSONValue()
 			if err != nil {
@@ -407,9 +433,65 @@ func (x *exceptionWriter) findInCollections(ctx context.Context, e *pipeline.Exc
 
 			e.NS = o.NS()
 			e.Raw = raw
-			e.Pos = x.t.renamed.positionOf(o.NS(), outboxes.Stamp(raw))
+			e.Pos = x.recovery.renamed.positionOf(o.NS(), outboxes.Stamp(raw))
 			return nil
 		}
 	}
 	return nil
 }
+
+// deliveryRecorder records deliveries on their envelopes.
+type deliveryRecorder struct {
+	held      *lease.Held
+	recording string
+	log       *slog.Logger
+	refusedAt map[string]time.Time // when a collection last refused a recorded delivery
+}
+
+// Sent implements pipeline.Recorder.
+func (d *deliveryRecorder) Sent(ctx context.Context, batch []*pipeline.Sent) error {
+	list := make([]purge.Sent, len(batch))
+	for i, s := range batch {
+		list[i] = purge.Sent{NS: s.NS, ID: s.ID, TS: s.TS}
+		for _, a := range s.Answers {
+			p := purge.Position{Topic: a.Topic, Partition: a.Partition, Offset: a.Offset}
+			list[i].Positions = append(list[i].Positions, p)
+		}
+	}
+	return d.writeDeliveries(ctx, list)
+}
+
+// removeRefusing removes the deliveries of collections that have recently rejected a recorded
+// delivery.
+func (d *deliveryRecorder) removeRefusing(list []purge.Sent) []purge.Sent {
+	return slices.DeleteFunc(list, func(s purge.Sent) bool {
+		at, refused := d.refusedAt[s.NS]
+		return refused && time.Since(at) < recordingPause
+	})
+}
+
+// writeDeliveries records deliveries on their envelopes. If MongoDB rejects one, because a
+// validator of the collection does not allow the fields, it stays unrecorded: the envelope was
+// delivered, and the watermark must not wait for a write that cannot succeed.
+func (d *deliveryRecorder) writeDeliveries(ctx context.Context, list []purge.Sent) error {
+	write := func(part []purge.Sent) error {
+		part = d.removeRefusing(slices.Clone(part))
+		if len(part) == 0 {
+			return nil
+		}
+		return purge.RecordSent(ctx, d.held, d.recording, part)
+	}
+
+	reject := func(s purge.Sent, err error) error {
+		d.refusedAt[s.NS] = time.Now()
+		d.log.Error("a collection rejects recorded deliveries; allow the field sentAt in its validator",
+			"collection", s.NS, "again_in", recordingPause, "error", err)
+		return nil
+	}
+
+	return waiting.WriteHalves(list, write, reject)
+}
+
+// recordingPause is the time without recorded deliveries after a collection has rejected one.
+// Without the pause, each envelope would cost a transaction.
+const recordingPause = time.Minute

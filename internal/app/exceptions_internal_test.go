@@ -16,7 +16,8 @@ import (
 // exceptions are in one batch.
 func TestN15_AnEnvelopeThatTwoTopicsRejectWaitsForBoth(t *testing.T) {
 	t.Parallel()
-	x := &exceptionWriter{t: &term{slot: &runner{relay: &Relay{cfg: config.Default()}}}}
+	cfg := config.Default()
+	x := &exceptionWriter{cfg: &cfg, recovery: &recovery{}}
 	raw, err := bson.Marshal(bson.D{{Key: "_id", Value: "e-1"}})
 	if err != nil {
 		t.Fatal(err)

@@ -12,6 +12,7 @@ import (
 	"github.com/outrelay/outrelay/internal/deadletter"
 	"github.com/outrelay/outrelay/internal/health"
 	"github.com/outrelay/outrelay/internal/metrics"
+	"github.com/outrelay/outrelay/internal/nodes"
 	"github.com/outrelay/outrelay/internal/outboxes"
 )
 
@@ -63,7 +64,7 @@ func (f *figures) countPeriodically(ctx context.Context) error {
 	})
 	m.Ready.SetSource(func() float64 {
 		ok, _, _ := f.relay.processHealth().Ready()
-		return boolGauge(ok)
+		return metrics.Bool(ok)
 	})
 
 	// The first count comes soon, for people who watch a start.
@@ -86,18 +87,18 @@ func (f *figures) countOnce(ctx context.Context, now time.Time) {
 	f.countNodes(ctx)
 
 	// A standby evaluates nothing: the owner reports on the collections.
-	terms := f.relay.activeTerms()
-	if len(terms) == 0 {
+	active := f.relay.activeSlots()
+	if len(active) == 0 {
 		f.countedAt.Store(0)
 		f.indexesCheckedAt = time.Time{}
 		f.relay.metrics.Figures.SetCollections(nil)
 		f.judge = new(health.Evaluator)
 		f.relay.metrics.Figures.Health.SetCurrent(string(health.OK))
-		f.relay.state.setReport(nil)
+		f.relay.shared.state.setReport(nil)
 		return
 	}
 
-	list, err := f.countCollections(ctx, terms)
+	list, err := f.countCollections(ctx, active)
 	if ctx.Err() != nil {
 		return
 	}
@@ -109,8 +110,12 @@ func (f *figures) countOnce(ctx context.Context, now time.Time) {
 			overdue++
 		}
 	}
+	var waiting int64
+	for _, one := range active {
+		waiting += one.waitingCount.Load()
+	}
 	o.Counts = []health.Count{
-		{Name: "exceptions", N: f.waitingExceptions(terms)},
+		{Name: "exceptions", N: waiting},
 		{Name: "overdue_collections", N: overdue},
 	}
 
@@ -122,15 +127,7 @@ func (f *figures) countOnce(ctx context.Context, now time.Time) {
 	}
 	report := f.judge.Observe(o)
 	f.relay.metrics.Figures.Health.SetCurrent(string(report.Status))
-	f.relay.state.setReport(&report)
-}
-
-// waitingExceptions returns the number of exceptions at the last audits.
-func (f *figures) waitingExceptions(terms []*term) (n int64) {
-	for _, t := range terms {
-		n += t.slot.waitingCount.Load()
-	}
-	return n
+	f.relay.shared.state.setReport(&report)
 }
 
 // countNodes updates the metrics of live and stale nodes.
@@ -139,14 +136,14 @@ func (f *figures) countNodes(ctx context.Context) {
 	defer cancel()
 
 	// The heartbeat fails with the same error, and reports it.
-	list, err := f.relay.nodes.List(ctx)
+	list, err := f.relay.shared.nodes.List(ctx)
 	if err != nil {
 		return
 	}
 
 	var alive, stale float64
 	for _, n := range list {
-		if n.Alive(staleAfter) {
+		if n.Alive(nodes.StaleAfter) {
 			alive++
 		} else {
 			stale++
@@ -158,15 +155,12 @@ func (f *figures) countNodes(ctx context.Context) {
 
 // countCollections counts each collection, with a few short queries that use indexes or metadata.
 // It returns the first error, and counts the other collections nevertheless.
-func (f *figures) countCollections(ctx context.Context, terms []*term) ([]metrics.Collection, error) {
+func (f *figures) countCollections(ctx context.Context, active []*runner) ([]metrics.Collection, error) {
 	// Envelopes after the position of the slot that is furthest behind are pending. The position is
 	// zero while a slot has none.
 	var after bson.Timestamp
-	for i, t := range terms {
-		at := bson.Timestamp{}
-		if pos, ok := t.dispatcher.Reached(); ok {
-			at, _ = pos.Time()
-		}
+	for i, one := range active {
+		at := one.reachedTime()
 		if i == 0 || at.Before(after) {
 			after = at
 		}
@@ -185,11 +179,11 @@ func (f *figures) countCollections(ctx context.Context, terms []*term) ([]metric
 		f.missingIndexes = map[string]int{}
 	}
 
-	now := f.relay.clock.now()
+	now := f.relay.shared.clock.now()
 	var list []metrics.Collection
 	var failed error
 	inboxes := map[string]bool{}
-	for _, o := range terms[0].watchedOutboxes() {
+	for _, o := range active[0].watchedOutboxes() {
 		c := metrics.Collection{Name: o.NS()}
 		one, cancel := context.WithTimeout(ctx, figuresTimeout)
 
@@ -215,7 +209,7 @@ func (f *figures) countCollections(ctx context.Context, terms []*term) ([]metric
 func (f *figures) countCollection(
 	ctx context.Context, o outboxes.Outbox, after bson.Timestamp, now time.Time, c *metrics.Collection, inbox bool,
 ) (err error) {
-	db := f.relay.mongo.state.Database(o.DB)
+	db := f.relay.shared.mongo.state.Database(o.DB)
 	coll := db.Collection(o.Coll)
 
 	if !after.IsZero() {
@@ -258,7 +252,7 @@ func (f *figures) countCollection(
 // countIndexes compares the indexes of one collection with the declared indexes. If they cannot be
 // listed, the collection has no metric until the next check.
 func (f *figures) countIndexes(ctx context.Context, o outboxes.Outbox) {
-	missing, err := outboxes.MissingIndexes(ctx, f.relay.mongo.state.Database(o.DB).Collection(o.Coll))
+	missing, err := outboxes.MissingIndexes(ctx, f.relay.shared.mongo.state.Database(o.DB).Collection(o.Coll))
 	if err == nil {
 		f.missingIndexes[o.NS()] = len(missing)
 	}

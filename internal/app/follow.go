@@ -2,6 +2,7 @@ package app
 
 import (
 	"fmt"
+	"log/slog"
 
 	"github.com/outrelay/outrelay/internal/config"
 	"github.com/outrelay/outrelay/internal/metrics"
@@ -13,13 +14,13 @@ var _ pipeline.Follower = (*tracing.Delivery)(nil)
 
 // newExporter returns the exporter of the configured collector, or nil if no collector is
 // configured.
-func newExporter(cfg config.Config, version string, r *Relay) (*tracing.Exporter, error) {
+func newExporter(cfg config.Config, version string, set *metrics.Set, log *slog.Logger) (*tracing.Exporter, error) {
 	tls, err := cfg.OTel.TLS.ClientConfig()
 	if err != nil {
 		return nil, fmt.Errorf("otel.tls: %w", err)
 	}
 
-	m := &r.metrics.Telemetry
+	m := &set.Telemetry
 	e, err := tracing.New(tracing.Config{
 		Endpoint:        cfg.OTel.Endpoint.Reveal(),
 		Token:           cfg.OTel.Token.Reveal(),
@@ -30,8 +31,8 @@ func newExporter(cfg config.Config, version string, r *Relay) (*tracing.Exporter
 		Version:         version,
 		Node:            cfg.Node,
 		Watcher:         cfg.Watcher,
-		Gatherer:        r.metrics.Registry,
-		Log:             r.log,
+		Gatherer:        set.Registry,
+		Log:             log,
 		OnLimited:       m.Limited.Inc,
 		OnExport: func(signal string, err error) {
 			result := "ok"
@@ -45,9 +46,4 @@ func newExporter(cfg config.Config, version string, r *Relay) (*tracing.Exporter
 		return nil, fmt.Errorf("otel: %w", err)
 	}
 	return e, nil
-}
-
-// newTap returns a tap that follows deliveries for exemplars and, if e is not nil, for spans.
-func newTap(e *tracing.Exporter, m *metrics.Set, clock *serverClock) *tracing.Tap {
-	return tracing.NewTap(e, m.PublishLatency.Exemplar, clock.now)
 }

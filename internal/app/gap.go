@@ -2,16 +2,20 @@ package app
 
 import (
 	"context"
-	"errors"
 	"fmt"
+	"log/slog"
+	"strings"
 	"sync/atomic"
 	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
 
 	"github.com/outrelay/outrelay/internal/changestream"
+	"github.com/outrelay/outrelay/internal/config"
 	"github.com/outrelay/outrelay/internal/gap"
 	"github.com/outrelay/outrelay/internal/lease"
+	"github.com/outrelay/outrelay/internal/metrics"
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/nodes"
 	"github.com/outrelay/outrelay/internal/outboxes"
@@ -44,38 +48,81 @@ const cursorSaveEvery = 4
 type lostStretch struct {
 	lease.Gap
 	lower  bson.Timestamp // where the sweep begins
-	margin time.Duration  // see term.stampMargin
+	margin time.Duration  // by which timestamps may be older than the commit of their envelopes
 	saved  time.Time      // when the cursor was last saved
 }
 
-// gapPacing delays a gap that follows another gap, if the stream made no progress between them.
-type gapPacing struct {
+// pacing delays a gap that follows another gap, if the stream made no progress between them.
+type pacing struct {
 	lastEnd bson.Timestamp // of the previous gap
 	backoff *retry.Backoff
 }
 
 // waitIfRepeated waits if the position at is still the end of the previous gap. It returns an error
 // when ctx ends.
-func (r *gapPacing) waitIfRepeated(ctx context.Context, at resume.Position) error {
-	if r.backoff == nil {
-		r.backoff = retry.Reopen.Start()
+func (p *pacing) waitIfRepeated(ctx context.Context, at resume.Position) error {
+	if p.backoff == nil {
+		p.backoff = retry.Reopen.Start()
 	}
-	if at.Token.IsZero() && at.ClusterTime == r.lastEnd {
-		return r.backoff.Wait(ctx)
+	if at.Token.IsZero() && at.ClusterTime == p.lastEnd {
+		return p.backoff.Wait(ctx)
 	}
-	r.backoff.Reset()
+	p.backoff.Reset()
 	return nil
 }
 
-// sweepProgress is the progress of a sweep, for the status.
-type sweepProgress struct {
-	swept     atomic.Int64
-	lastStamp atomic.Uint32 // of the envelope that was delivered last, in seconds
-	endStamp  uint32        // of the gap, in seconds
+// recovery continues the stream of a term after it was lost, and delivers the envelopes that no
+// stream contains: those of a gap, and those of a collection that was renamed to a watched name.
+type recovery struct {
+	cfg         *config.Config
+	client      *mongo.Client
+	scope       *changestream.Scope
+	held        *lease.Held
+	calls       *calls
+	collections *collections
+	dirty       *dirtyList
+	dispatcher  dispatcher
+	pump        pump // set before the stream is read
+	state       *state
+	metrics     *metrics.Set
+	now         func() time.Time
+	log         *slog.Logger
+	appendEvent func(ctx context.Context, kind nodes.Kind, fields bson.D)
+	onClosed    func(end resume.Position) // called when the document contains the end of the gap
+
+	reopenedAt resume.Position // where the stream was last reopened by time
+	gap        *lostStretch    // to be swept before the stream is read
+	pacing     pacing
+	renamed    renames
+	sweeping   atomic.Pointer[sweepProgress] // set while positions are those of a sweep
 }
 
-// describe returns the progress in words. hindrance may be empty.
-func (s *sweepProgress) describe(hindrance string) string {
+// dispatcher sends the swept envelopes and follows their acks.
+type dispatcher interface {
+	Drain(ctx context.Context) error
+	Flush()
+	Position(at resume.Position)
+	Reached() (resume.Position, bool)
+	Snapshot() (resume.Position, bool, map[string][]int64)
+}
+
+// pump builds the records of envelopes in stream order.
+type pump interface {
+	DeliverSwept(ctx context.Context, e *outboxes.Envelope, pos string) error
+	SetCurrent(ev changestream.Event)
+	SkipSwept(bytes int64) *gap.Skip
+}
+
+// isSweeping reports whether positions are those of a sweep. It is safe for concurrent use.
+func (r *recovery) isSweeping() bool { return r.sweeping.Load() != nil }
+
+// describeSweep returns the progress of the sweep in words, or "" if there is none. hindrance may
+// be empty. It is safe for concurrent use.
+func (r *recovery) describeSweep(hindrance string) string {
+	s := r.sweeping.Load()
+	if s == nil {
+		return ""
+	}
 	text := fmt.Sprintf("the change stream has a gap; %d envelopes swept so far", s.swept.Load())
 	if at := s.lastStamp.Load(); at > 0 {
 		left := time.Duration(max(int64(s.endStamp)-int64(at), 0)) * time.Second
@@ -87,27 +134,34 @@ func (s *sweepProgress) describe(hindrance string) string {
 	return text
 }
 
+// sweepProgress is the progress of a sweep, for the status.
+type sweepProgress struct {
+	swept     atomic.Int64
+	lastStamp atomic.Uint32 // of the envelope that was delivered last, in seconds
+	endStamp  uint32        // of the gap, in seconds
+}
+
 // openGap resolves all events of the lost stream and saves the gap. It returns where to open the
 // next stream.
-func (t *term) openGap(ctx context.Context, lost *changestream.GapError) (changestream.Start, error) {
-	if err := t.dispatcher.Drain(ctx); err != nil {
+func (r *recovery) openGap(ctx context.Context, lost *changestream.GapError) (changestream.Start, error) {
+	if err := r.dispatcher.Drain(ctx); err != nil {
 		return changestream.Start{}, err
 	}
-	reached, _ := t.dispatcher.Reached()
-	if err := t.gapPacing.waitIfRepeated(ctx, reached); err != nil {
+	reached, _ := r.dispatcher.Reached()
+	if err := r.pacing.waitIfRepeated(ctx, reached); err != nil {
 		return changestream.Start{}, err
 	}
 
 	// The end of the gap comes before the list of collections: the stream then contains all inserts
 	// into a collection that is made in between.
-	to, err := t.operationTime(ctx)
+	to, err := r.calls.operationTime(ctx)
 	if err != nil {
 		return changestream.Start{}, err
 	}
-	if err := t.listCollections(ctx); err != nil {
+	if err := r.collections.listCollections(ctx); err != nil {
 		return changestream.Start{}, err
 	}
-	if err := t.claimNewCollections(ctx, bson.Timestamp{}); err != nil {
+	if err := r.collections.claimNewCollections(ctx, bson.Timestamp{}); err != nil {
 		return changestream.Start{}, err
 	}
 
@@ -118,23 +172,12 @@ func (t *term) openGap(ctx context.Context, lost *changestream.GapError) (change
 		from = bson.Timestamp{}
 	}
 
-	// The stream was expected to repeat the exceptions of the previous owner, for their other
-	// topics. It no longer can. That has to be known before exceptions are loaded, so a new
-	// takeover finds the gap in the document.
-	start, err := t.planSweep(ctx, lost.Reason, from, to, lease.Update{Current: true})
-	if err == nil && t.pump.Previous != nil {
-		err = errGapTooLate
-	}
-	return start, err
+	return r.planSweep(ctx, lost.Reason, from, to, lease.Update{Current: true})
 }
-
-// errGapTooLate ends a term that has found a gap after it has loaded exceptions. The next takeover
-// finds the gap in the document.
-var errGapTooLate = errors.New("the change stream has a gap that contains exceptions")
 
 // planSweep saves the gap, together with u. It returns the end of the gap as the start of the next
 // stream.
-func (t *term) planSweep(
+func (r *recovery) planSweep(
 	ctx context.Context, reason string, from, to bson.Timestamp, u lease.Update,
 ) (changestream.Start, error) {
 	switch {
@@ -147,14 +190,14 @@ func (t *term) planSweep(
 		from = bson.Timestamp{}
 	}
 
-	t.gap = &lostStretch{Gap: lease.Gap{Reason: reason, From: from, To: to, Since: t.slot.relay.clock.now()}}
-	u.Gap = &t.gap.Gap
-	if err := t.retryFenced(ctx, func() error { return t.held.Save(ctx, u) }); err != nil {
+	r.gap = &lostStretch{Gap: lease.Gap{Reason: reason, From: from, To: to, Since: r.now()}}
+	u.Gap = &r.gap.Gap
+	if err := r.calls.retryFenced(ctx, func() error { return r.held.Save(ctx, u) }); err != nil {
 		return changestream.Start{}, err
 	}
 
-	t.log.Warn("the change stream has a gap; sweeping the outbox", "reason", reason, "from", from.T, "to", to.T)
-	t.appendEvent(ctx, nodes.GapFound, bson.D{
+	r.log.Warn("the change stream has a gap; sweeping the outbox", "reason", reason, "from", from.T, "to", to.T)
+	r.appendEvent(ctx, nodes.GapFound, bson.D{
 		{Key: "reason", Value: reason},
 		{Key: "from", Value: from},
 		{Key: "to", Value: to},
@@ -164,41 +207,36 @@ func (t *term) planSweep(
 
 // resumeGap continues the sweep of an earlier owner, or begins a sweep that an operator has
 // ordered. began is a cluster time before the collections were listed.
-func (t *term) resumeGap(
+func (r *recovery) resumeGap(
 	ctx context.Context, doc *lease.Document, u lease.Update, began bson.Timestamp,
 ) (changestream.Start, error) {
-	// An ordered sweep has no end yet.
 	if doc.Gap.To.IsZero() {
-		if t.from.IsZero() {
-			t.from = resume.Position{ClusterTime: began}
-			u.Checkpoint.Position = t.from
-		}
 		u.GapSince = doc.Gap.Since
-		return t.planSweep(ctx, doc.Gap.Reason, doc.SweepStart(doc.Gap.From), began, u)
+		return r.planSweep(ctx, doc.Gap.Reason, doc.SweepStart(doc.Gap.From), began, u)
 	}
 
-	if t.slot.cfg.LostHistory == resume.HaltLostHistory && doc.Gap.Reason != lease.GapRequested {
+	if r.cfg.LostHistory == resume.HaltLostHistory && doc.Gap.Reason != lease.GapRequested {
 		return changestream.Start{}, &HaltError{
 			What: "a gap of the change stream is half swept",
 			Fix:  "set lost_history: sweep until it is closed",
 		}
 	}
-	t.gap = &lostStretch{Gap: *doc.Gap}
-	t.log.Warn("continuing the sweep of an earlier owner", "reason", t.gap.Reason,
-		"from", t.gap.From.T, "to", t.gap.To.T, "cursor", t.gap.Cursor.T)
-	return changestream.Start{At: &t.gap.To}, nil
+	r.gap = &lostStretch{Gap: *doc.Gap}
+	r.log.Warn("continuing the sweep of an earlier owner", "reason", r.gap.Reason,
+		"from", r.gap.From.T, "to", r.gap.To.T, "cursor", r.gap.Cursor.T)
+	return changestream.Start{At: &r.gap.To}, nil
 }
 
 // hasUnstampedBacklog reports whether a first start has to sweep: for an envelope without a server
 // timestamp, no time is known at which a stream would contain its insert.
-func (t *term) hasUnstampedBacklog(ctx context.Context, now bson.Timestamp) (found bool, err error) {
-	if t.slot.cfg.Start.Now || !t.slot.cfg.Start.At.IsZero() || t.slot.cfg.LostHistory == resume.HaltLostHistory {
+func (r *recovery) hasUnstampedBacklog(ctx context.Context, now bson.Timestamp) (found bool, err error) {
+	if r.cfg.Start.Now || !r.cfg.Start.At.IsZero() || r.cfg.LostHistory == resume.HaltLostHistory {
 		return false, nil
 	}
 
-	for _, c := range t.watchedOutboxes() {
-		err := t.retryRead(ctx, func(ctx context.Context) (err error) {
-			coll := t.slot.relay.mongo.stream.Database(c.DB).Collection(c.Coll)
+	for _, c := range r.collections.watchedOutboxes() {
+		err := r.calls.retryRead(ctx, func(ctx context.Context) (err error) {
+			coll := r.client.Database(c.DB).Collection(c.Coll)
 			found, err = gap.HasUnstamped(ctx, now, coll, c.Part)
 			return err
 		})
@@ -210,70 +248,69 @@ func (t *term) hasUnstampedBacklog(ctx context.Context, now bson.Timestamp) (fou
 }
 
 // findReadUpTo returns, for collections that got a watched name after the position, the time up to
-// which they were read before.
-func (t *term) findReadUpTo(ctx context.Context) (map[string]bson.Timestamp, error) {
-	var claims []outboxes.Registration
-	err := t.retryCall(ctx, "mongodb", func(ctx context.Context) (err error) {
-		claims, err = t.slot.relay.registry.Registrations(ctx, t.slot.cfg.Watcher)
-		return err
-	})
+// which they were read before. start is where the term has started.
+func (r *recovery) findReadUpTo(ctx context.Context, start bson.Timestamp) (map[string]bson.Timestamp, error) {
+	claims, err := r.collections.registrations(ctx)
 	if err != nil {
 		return nil, err
 	}
 
 	// A gap begins at the position, unless an operator has ordered another time.
-	position := t.gap.From
-	if t.gap.Reason == lease.GapRequested {
-		position = t.from.ClusterTime
+	position := r.gap.From
+	if r.gap.Reason == lease.GapRequested {
+		position = start
 	}
-	return outboxes.ReadUpTo(claims, t.watchedOutboxes(), position, t.gap.From), nil
+	return outboxes.ReadUpTo(claims, r.collections.watchedOutboxes(), position, r.gap.From), nil
 }
 
 // sweepGap delivers the envelopes of the gap and closes it. It returns when all of them are
-// resolved.
-func (t *term) sweepGap(ctx context.Context) error {
-	g := t.gap
-	g.margin = mongodb.Margin(ctx, t.slot.relay.mongo.stream)
-	readUpTo, err := t.findReadUpTo(ctx)
+// resolved. Without a gap it does nothing. start is where the term has started.
+func (r *recovery) sweepGap(ctx context.Context, start resume.Position) error {
+	g := r.gap
+	if g == nil {
+		return nil
+	}
+	g.margin = mongodb.Margin(ctx, r.client)
+	readUpTo, err := r.findReadUpTo(ctx, start.ClusterTime)
 	if err != nil {
 		return err
 	}
 
 	s := &gap.Sweep{
-		Client:      t.slot.relay.mongo.stream,
-		Collections: t.watchedOutboxes(),
+		Client:      r.client,
+		Collections: r.collections.watchedOutboxes(),
 		From:        g.From,
 		ReadUpTo:    readUpTo,
 		To:          g.To,
 		Cursor:      g.Cursor,
 		Margin:      g.margin,
-		Memory:      int64(t.slot.cfg.Limits.Memory) / 4,
-		Skip:        t.pump.SkipSwept(int64(t.slot.cfg.Limits.Memory) / 4),
-		Publisher:   (*sweeper)(t),
+		Memory:      int64(r.cfg.Limits.Memory) / 4,
+		Skip:        r.pump.SkipSwept(int64(r.cfg.Limits.Memory) / 4),
+		Publisher:   gapPublisher{publisher{r}},
 	}
 	g.lower = s.LowerBound()
-	t.sweeping.Store(&sweepProgress{endStamp: g.To.T})
-	t.dispatcher.Position(resume.Position{ClusterTime: g.lower})
+	r.sweeping.Store(&sweepProgress{endStamp: g.To.T})
+	r.dispatcher.Position(resume.Position{ClusterTime: g.lower})
 
 	res, err := s.Run(ctx)
 	if err != nil {
 		return err
 	}
-	if err := t.dispatcher.Drain(ctx); err != nil {
+	if err := r.dispatcher.Drain(ctx); err != nil {
 		return err
 	}
-	return t.closeGap(ctx, res)
+	return r.closeGap(ctx, res)
 }
 
 // closeGap sets the position to the end of the gap and removes the gap from the watcher document,
 // in one write. All envelopes of the gap are delivered. The stream supplies the events after it.
-func (t *term) closeGap(ctx context.Context, res gap.Result) error {
-	g := t.gap
+func (r *recovery) closeGap(ctx context.Context, res gap.Result) error {
+	g := r.gap
 	end := resume.Position{ClusterTime: g.To}
-	t.dispatcher.Position(end)
-	_, _, offsets := t.dispatcher.Snapshot()
-	hash := t.slot.scope.PipelineHash()
-	identities := t.collectionIdentities()
+	r.dispatcher.Position(end)
+	_, _, offsets := r.dispatcher.Snapshot()
+	hash := r.scope.PipelineHash()
+	identities := r.collections.collectionIdentities()
 	u := lease.Update{
 		Checkpoint:   lease.Checkpoint{Position: end, Offsets: offsets},
 		PipelineHash: &hash,
@@ -288,29 +325,23 @@ func (t *term) closeGap(ctx context.Context, res gap.Result) error {
 
 	// No stream contained the envelopes that the sweep left to the reconciler. Once the gap is gone
 	// from the document, a later owner would not look for them (N17).
-	if err := t.dirty.markAllNonEmpty(ctx); err != nil {
+	if err := r.dirty.markAllNonEmpty(ctx); err != nil {
 		return err
 	}
-	if err := t.retryFenced(ctx, func() error { return t.held.Save(ctx, u) }); err != nil {
+	if err := r.calls.retryFenced(ctx, func() error { return r.held.Save(ctx, u) }); err != nil {
 		return err
 	}
 
-	t.startMu.Lock()
-	t.from = end
-	t.unsavedDescription = nil
-	t.drainedSlots = nil
-	t.startMu.Unlock()
+	r.onClosed(end)
+	r.gap = nil
+	r.pacing.lastEnd = g.To
+	r.sweeping.Store(nil)
+	r.state.clearProblems("sweep")
 
-	t.gap = nil
-	t.gapPacing.lastEnd = g.To
-	t.pump.DrainedSlots = nil
-	t.sweeping.Store(nil)
-	t.slot.state.clearProblems("sweep")
-
-	took := t.slot.relay.clock.now().Sub(g.Since).Round(time.Millisecond)
-	t.log.Info("the gap is closed", "reason", g.Reason, "swept", res.Swept, "known", res.Skipped,
+	took := r.now().Sub(g.Since).Round(time.Millisecond)
+	r.log.Info("the gap is closed", "reason", g.Reason, "swept", res.Swept, "known", res.Skipped,
 		"before_restart", g.Redelivered-res.Swept, "took", took)
-	t.appendEvent(ctx, nodes.GapClosed, bson.D{
+	r.appendEvent(ctx, nodes.GapClosed, bson.D{
 		{Key: "reason", Value: g.Reason},
 		{Key: "from", Value: g.From},
 		{Key: "to", Value: g.To},
@@ -321,54 +352,94 @@ func (t *term) closeGap(ctx context.Context, res gap.Result) error {
 }
 
 // saveCursor saves up to where the sweep is acked, together with the stored offsets of the same
-// moment.
-func (t *term) saveCursor(ctx context.Context) error {
-	reached, ok, offsets := t.dispatcher.Snapshot()
-	g := t.gap
+// moment. Without a sweep it does nothing.
+func (r *recovery) saveCursor(ctx context.Context) error {
+	if !r.isSweeping() {
+		return nil
+	}
+	reached, ok, offsets := r.dispatcher.Snapshot()
+	g := r.gap
 	at := reached.ClusterTime
 	if !ok || !reached.Token.IsZero() || !at.After(g.lower) || !at.After(g.Cursor) {
 		return nil
 	}
 
 	g.Cursor = at
-	return t.held.Save(ctx, lease.Update{
+	return r.held.Save(ctx, lease.Update{
 		Checkpoint: lease.Checkpoint{Offsets: offsets},
 		Gap:        &g.Gap,
 		GapSince:   g.Since,
 	})
 }
 
-// sweeper delivers the envelopes of a sweep through the pump, like events of the stream.
-type sweeper term
+// incompleteAfterCrash returns a function that reports, by their positions, the exceptions whose
+// other topics may never have been sent, because an earlier owner died before. The stream, which
+// starts at start, does not repeat them in two cases:
+//
+//   - In a gap: all exceptions after the checkpoint, and swept exceptions after the cursor of the
+//     sweep. The positions of swept exceptions are timestamps, or the zero timestamp with a suffix if
+//     the envelope has no timestamp.
+//   - Otherwise: exceptions of a collection that got a watched name by a rename after the
+//     checkpoint.
+//
+// All these exceptions have positions after the returned position.
+func (r *recovery) incompleteAfterCrash(start resume.Position) (after string, incomplete func(pos string) bool) {
+	from := outboxes.PosOf(start)
+	if r.gap == nil {
+		return from, func(pos string) bool { return pos > from && outboxes.PosIsWithin(pos) }
+	}
 
-var _ gap.Publisher = (*sweeper)(nil)
+	// Without a cursor, no swept envelope is known to be delivered.
+	cursor := ""
+	if !r.gap.Cursor.IsZero() {
+		cursor = outboxes.PosAt(r.gap.Cursor)
+	}
+
+	zero := outboxes.PosAt(bson.Timestamp{})
+	swept := func(pos string) bool {
+		return len(pos) == len(zero) || strings.HasPrefix(pos, zero)
+	}
+	return min(from, cursor), func(pos string) bool { return pos > from || pos > cursor && swept(pos) }
+}
+
+// publisher delivers swept envelopes through the pump, like events of the stream.
+type publisher struct{ *recovery }
+
+// Trouble implements gap.Publisher.
+func (p publisher) Trouble(err error) { p.state.reportProblem("sweep", err, false) }
+
+// Reached implements gap.Publisher.
+func (p publisher) Reached(context.Context, bson.Timestamp) error {
+	p.dispatcher.Flush()
+	p.state.clearProblems("sweep")
+	return nil
+}
+
+// gapPublisher delivers the envelopes of a gap.
+type gapPublisher struct{ publisher }
 
 // Deliver implements gap.Publisher.
-func (s *sweeper) Deliver(ctx context.Context, e *outboxes.Envelope) error {
-	if err := s.pump.DeliverSwept(ctx, e, outboxes.PosAt(e.TS)); err != nil {
+func (p gapPublisher) Deliver(ctx context.Context, e *outboxes.Envelope) error {
+	if err := p.pump.DeliverSwept(ctx, e, outboxes.PosAt(e.TS)); err != nil {
 		return err
 	}
 
-	s.gap.Redelivered++
-	s.slot.metrics.Reconciled.WithLabelValues("swept").Inc()
-	p := s.sweeping.Load()
-	p.swept.Add(1)
-	p.lastStamp.Store(e.TS.T)
+	p.gap.Redelivered++
+	p.metrics.Reconciled.WithLabelValues("swept").Inc()
+	progress := p.sweeping.Load()
+	progress.swept.Add(1)
+	progress.lastStamp.Store(e.TS.T)
 	return nil
 }
 
-// Reached implements gap.Publisher.
-func (s *sweeper) Reached(ctx context.Context, cursor bson.Timestamp) error {
-	s.dispatcher.Position(resume.Position{ClusterTime: cursor})
-	s.dispatcher.Flush()
-	s.slot.state.clearProblems("sweep")
-
-	if now := time.Now(); now.Sub(s.gap.saved) >= cursorSaveEvery*s.slot.cfg.Checkpoint {
-		s.gap.saved = now
-		return (*term)(s).saveCursor(ctx)
+// Reached implements gap.Publisher. The position follows the sweep.
+func (p gapPublisher) Reached(ctx context.Context, cursor bson.Timestamp) error {
+	p.dispatcher.Position(resume.Position{ClusterTime: cursor})
+	err := p.publisher.Reached(ctx, cursor)
+	if err != nil || time.Since(p.gap.saved) < cursorSaveEvery*p.cfg.Checkpoint {
+		return err
 	}
-	return nil
-}
 
-// Trouble implements gap.Publisher.
-func (s *sweeper) Trouble(err error) { s.slot.reportProblem("sweep", err, false) }
+	p.gap.saved = time.Now()
+	return p.saveCursor(ctx)
+}

@@ -17,10 +17,10 @@ type slotHealth struct {
 // processHealth returns the health of the process: its own state, or its state together with the
 // states of its slots.
 func (r *Relay) processHealth() probes.Health {
-	if r.balancer == nil {
-		return r.state
+	if r.shared.balancer == nil {
+		return r.shared.state
 	}
-	return &slotHealth{r.state, r.slots}
+	return &slotHealth{r.shared.state, r.slots}
 }
 
 // Live implements probes.Health.

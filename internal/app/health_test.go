@@ -13,11 +13,12 @@ import (
 // The process is as well as its slots are, and tells which one is not.
 func TestN28_HealthIsThatOfAllSlots(t *testing.T) {
 	t.Parallel()
-	r := &Relay{state: newState(time.Second, time.Now), balancer: new(slots.Balancer)}
+	process := newState(time.Second, time.Now, nil)
+	r := &Relay{shared: &shared{state: process, balancer: new(slots.Balancer)}}
 	for i := range 2 {
-		r.slots = append(r.slots, &runner{part: slot.Range{I: i, N: 2}, state: newState(time.Second, time.Now)})
+		r.slots = append(r.slots, &runner{part: slot.Range{I: i, N: 2}, state: newState(time.Second, time.Now, nil)})
 	}
-	r.state.setRole(RoleStandby)
+	process.setRole(RoleStandby)
 	h := r.processHealth()
 	if ok, role, _ := h.Ready(); ok || role != string(RoleStarting) {
 		t.Errorf("ready %v as %s before its slots are", ok, role)

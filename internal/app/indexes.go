@@ -8,31 +8,28 @@ import (
 	"slices"
 	"time"
 
+	"go.mongodb.org/mongo-driver/v2/mongo"
+
+	"github.com/outrelay/outrelay/internal/config"
 	"github.com/outrelay/outrelay/internal/deadletter"
 	"github.com/outrelay/outrelay/internal/migrate"
-	"github.com/outrelay/outrelay/internal/nodes"
 	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/retry"
 )
 
-// newMigrator returns a migrator that makes the indexes that this version declares, for the listed
-// outboxes.
-func (r *Relay) newMigrator(outboxes func(context.Context) ([]outboxes.Outbox, error)) *migrate.Migrator {
-	db := r.mongo.state.Database(r.cfg.MongoDB.State)
-	return &migrate.Migrator{
-		State:     db,
-		Node:      r.cfg.Node,
-		Version:   r.version,
-		Steps:     r.steps,
-		CheckStep: nodes.NewStepCheck(db),
-		Log:       r.log,
-		Outboxes:  outboxes,
-	}
-}
+// indexKeeper makes the indexes and the configured expiries of the watched collections.
+type indexKeeper struct {
+	migrator     *migrate.Migrator // of the watched collections
+	client       *mongo.Client
+	cfg          *config.Config
+	collections  *collections
+	pause        time.Duration // between two attempts to make indexes
+	log          *slog.Logger
+	inBackground func(func(context.Context))
 
-// newTermMigrator returns a migrator for the watched collections.
-func (t *term) newTermMigrator() *migrate.Migrator {
-	return t.slot.relay.newMigrator(func(context.Context) ([]outboxes.Outbox, error) { return t.watchedOutboxes(), nil })
+	// withDeadLetters contains the collections that got dead letters in this term. Only the
+	// goroutine that stores exceptions uses it.
+	withDeadLetters map[string]bool
 }
 
 // indexesShare bounds the cost of repeated attempts: after an attempt, the pause is at least this
@@ -41,22 +38,22 @@ const indexesShare = 10
 
 // ensureAllIndexes runs the pending migrations, concurrently with the delivery: without an index
 // nothing is lost, but queries are slow.
-func (t *term) ensureAllIndexes(ctx context.Context) {
-	t.ensureUntilDone(ctx, "", t.watchedOutboxes, t.newTermMigrator().Up)
+func (k *indexKeeper) ensureAllIndexes(ctx context.Context) {
+	k.ensureUntilDone(ctx, "", k.collections.watchedOutboxes, k.migrator.Up)
 }
 
-// ensureIndexes makes the indexes of a collection that appeared while the relay runs.
-func (t *term) ensureIndexes(ctx context.Context, o outboxes.Outbox) {
+// ensureIndexes makes the indexes of a collection that appeared while the relay runs. It does not
+// wait for them.
+func (k *indexKeeper) ensureIndexes(o outboxes.Outbox) {
 	list := func() []outboxes.Outbox { return []outboxes.Outbox{o} }
-	t.ensureUntilDone(ctx, o.NS(), list, func(ctx context.Context) (migrate.Report, error) {
-		return t.newTermMigrator().Prepare(ctx, o)
-	})
+	prepare := func(ctx context.Context) (migrate.Report, error) { return k.migrator.Prepare(ctx, o) }
+	k.inBackground(func(ctx context.Context) { k.ensureUntilDone(ctx, o.NS(), list, prepare) })
 }
 
 // ensureUntilDone makes indexes and configured expiries until all of them exist or ctx ends.
 // Obstacles are retried: a privilege may be granted, and a long transaction may end. It logs each
 // obstacle once.
-func (t *term) ensureUntilDone(
+func (k *indexKeeper) ensureUntilDone(
 	ctx context.Context, ns string, outboxes func() []outboxes.Outbox,
 	up func(context.Context) (migrate.Report, error),
 ) {
@@ -64,27 +61,27 @@ func (t *term) ensureUntilDone(
 	logOnce := func(level slog.Level, text string, args ...any) {
 		if key := text + fmt.Sprint(args...); !logged[key] && ctx.Err() == nil {
 			logged[key] = true
-			t.log.Log(ctx, level, text, args...)
+			k.log.Log(ctx, level, text, args...)
 		}
 	}
 
 	for {
 		began := time.Now()
 		done := true
-		if t.slot.cfg.MongoDB.Indexes {
-			done = t.migrateOnce(ctx, ns, up, logOnce)
+		if k.cfg.MongoDB.Indexes {
+			done = k.migrateOnce(ctx, ns, up, logOnce)
 		}
 		for _, o := range outboxes() {
-			done = t.ensureExpiries(ctx, o, logOnce) && done
+			done = k.ensureExpiries(ctx, o, logOnce) && done
 		}
-		if done || retry.Sleep(ctx, max(t.slot.relay.pace.indexes, indexesShare*time.Since(began))) != nil {
+		if done || retry.Sleep(ctx, max(k.pause, indexesShare*time.Since(began))) != nil {
 			return
 		}
 	}
 }
 
 // migrateOnce makes one attempt at up. It reports whether another attempt would change nothing.
-func (t *term) migrateOnce(
+func (k *indexKeeper) migrateOnce(
 	ctx context.Context, ns string, up func(context.Context) (migrate.Report, error),
 	logOnce func(slog.Level, string, ...any),
 ) bool {
@@ -118,17 +115,17 @@ func (t *term) migrateOnce(
 
 // indexFirstDeadLetters makes the indexes of dead-letter collections that got their first letters
 // in this term. These indexes are not made before there are letters to query.
-func (t *term) indexFirstDeadLetters(letters []deadletter.Letter) {
+func (k *indexKeeper) indexFirstDeadLetters(letters []deadletter.Letter) {
 	for i := range letters {
 		ns := letters[i].NS
-		if t.withDeadLetters[ns] {
+		if k.withDeadLetters[ns] {
 			continue
 		}
 
-		t.withDeadLetters[ns] = true
-		for _, o := range t.watchedOutboxes() {
+		k.withDeadLetters[ns] = true
+		for _, o := range k.collections.watchedOutboxes() {
 			if o.NS() == ns {
-				t.runInBackground(func(ctx context.Context) { t.ensureIndexes(ctx, o) })
+				k.ensureIndexes(o)
 			}
 		}
 	}
@@ -136,16 +133,16 @@ func (t *term) indexFirstDeadLetters(letters []deadletter.Letter) {
 
 // ensureExpiries sets the configured expiries of marked envelopes and dead letters, which the
 // server removes. It reports whether that succeeded.
-func (t *term) ensureExpiries(ctx context.Context, o outboxes.Outbox, logOnce func(slog.Level, string, ...any)) bool {
-	db := t.slot.relay.mongo.state.Database(o.DB)
+func (k *indexKeeper) ensureExpiries(ctx context.Context, o outboxes.Outbox, logOnce func(slog.Level, string, ...any)) bool {
+	db := k.client.Database(o.DB)
 	done := true
-	if _, err := outboxes.EnsureSentTTL(ctx, db.Collection(o.Coll), t.slot.cfg.Purge.TTL); err != nil {
+	if _, err := outboxes.EnsureSentTTL(ctx, db.Collection(o.Coll), k.cfg.Purge.TTL); err != nil {
 		done = false
 		logOnce(slog.LevelWarn, "purge.ttl is not in force for this collection", "collection", o.NS(), "reason", err)
 	}
 
 	letters := db.Collection(deadletter.Collection(o.Coll))
-	if err := deadletter.SetExpiry(ctx, letters, t.slot.cfg.DeadLetters.Expire); err != nil {
+	if err := deadletter.SetExpiry(ctx, letters, k.cfg.DeadLetters.Expire); err != nil {
 		done = false
 		logOnce(slog.LevelWarn, "dead_letters.expire is not in force for this collection",
 			"collection", o.NS(), "reason", err)
@@ -156,18 +153,18 @@ func (t *term) ensureExpiries(ctx context.Context, o outboxes.Outbox, logOnce fu
 // checkSchema returns a *HaltError if a newer version has run a migration with which this version
 // would do damage. It runs before anything is read. If the ledger of migrations cannot be read, it
 // returns nil.
-func (t *term) checkSchema(ctx context.Context) error {
+func (k *indexKeeper) checkSchema(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, schemaTimeout)
 	defer cancel()
-	status, err := t.newTermMigrator().Status(ctx)
+	status, err := k.migrator.Status(ctx)
 	if err != nil {
-		t.log.Debug("cannot read the ledger of migrations", "reason", err)
+		k.log.Debug("cannot read the ledger of migrations", "reason", err)
 		return nil
 	}
 
-	known := t.slot.relay.knownMigrations()
 	for _, s := range status.Steps {
-		if s.Breaking && !slices.ContainsFunc(known, func(k migrate.Step) bool { return k.ID == s.ID }) {
+		known := func(mine migrate.Step) bool { return mine.ID == s.ID }
+		if s.Breaking && !slices.ContainsFunc(k.migrator.Steps, known) {
 			return &HaltError{
 				What: "the collections belong to a newer version",
 				Err:  &migrate.NewerError{ID: s.ID, Name: s.Name, Version: s.Version},

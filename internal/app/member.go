@@ -34,22 +34,14 @@ func (r *Relay) newMember(db *mongo.Database) *nodes.Member {
 		State:        db,
 		Node:         r.cfg.Node,
 		Address:      r.cfg.Address,
-		Version:      r.version,
+		Version:      r.shared.version,
 		Watcher:      watcher,
 		Roles:        configuredRoles(r.cfg),
 		Capabilities: listCapabilities(r.cfg),
-		Schema:       migrate.LastStep(r.knownMigrations()),
+		Schema:       migrate.LastStep(r.shared.steps),
 		Fingerprint:  compared,
 		Log:          r.log,
 	})
-}
-
-// knownMigrations returns the steps that this version has.
-func (r *Relay) knownMigrations() []migrate.Step {
-	if r.steps != nil {
-		return r.steps
-	}
-	return migrate.Steps()
 }
 
 // configuredRoles returns the roles that the configuration gives to this process.
@@ -65,11 +57,6 @@ func configuredRoles(cfg config.Config) []nodes.Role {
 		out = append(out, nodes.Admin)
 	}
 	return out
-}
-
-// mayPurgeAsOwner reports whether this process purges while it owns the watcher.
-func mayPurgeAsOwner(cfg config.Config) bool {
-	return cfg.Retention > 0 && cfg.HasRole(config.RoleRelay) && cfg.HasRole(config.RoleCleaner)
 }
 
 // listCapabilities returns the settings in which operators may see processes of a watcher differ.
@@ -99,12 +86,12 @@ func configFingerprint(cfg config.Config) string {
 
 // vitalSigns returns the content of the next heartbeat.
 func (r *Relay) vitalSigns() nodes.Vitals {
-	v := nodes.Vitals{KafkaReachable: r.kafkaReachable.Load(), SinceAck: -1, Slots: r.cfg.Slots}
-	if at := r.lastAck.Load(); at > 0 {
+	v := nodes.Vitals{KafkaReachable: r.shared.kafkaReachable.Load(), SinceAck: -1, Slots: r.cfg.Slots}
+	if at := r.shared.lastAck.Load(); at > 0 {
 		v.SinceAck = time.Since(time.Unix(0, at))
 	}
-	for _, t := range r.activeTerms() {
-		v.Holds = append(v.Holds, t.slot.part.ID(r.cfg.Watcher))
+	for _, one := range r.activeSlots() {
+		v.Holds = append(v.Holds, one.part.ID(r.cfg.Watcher))
 	}
 	return v
 }
@@ -112,7 +99,7 @@ func (r *Relay) vitalSigns() nodes.Vitals {
 // waitWithoutWatcher blocks until stop ends. It replaces ownSlots in a process without the role of
 // a relay, which never acquires the lease.
 func (r *Relay) waitWithoutWatcher(stop context.Context) error {
-	r.state.setRole(RoleAdmin)
+	r.shared.state.setRole(RoleAdmin)
 	<-stop.Done()
 	return nil
 }
@@ -158,7 +145,7 @@ func (r *Relay) waitForUpgrade(stop context.Context) error {
 
 		if text := err.Error(); text != reported && !errors.Is(err, errStateUnavailable) {
 			reported = text
-			r.state.setRole(RoleUpgrade)
+			r.shared.state.setRole(RoleUpgrade)
 			r.log.Warn(text)
 			r.member.LogEvent(stop, nodes.UpgradeWaits, bson.D{{Key: "reason", Value: text}})
 		}
@@ -169,7 +156,7 @@ func (r *Relay) waitForUpgrade(stop context.Context) error {
 }
 
 // mayStart lists this process, then reads the ledger of migrations, and runs the migrations that
-// older versions do not support. It returns nodes.ErrOlder while older nodes are alive,
+// older versions do not support. It returns nodes.ErrOlderNodes while older nodes are alive,
 // migrate.ErrNewer if this version is too old, and errStateUnavailable if that cannot be
 // determined.
 func (r *Relay) mayStart(stop context.Context) error {
@@ -179,7 +166,7 @@ func (r *Relay) mayStart(stop context.Context) error {
 		return fmt.Errorf("%w: %w", errStateUnavailable, err)
 	}
 
-	m := r.newMigrator(Outboxes(r.cfg, r.mongo.state))
+	m := r.shared.newMigrator(Outboxes(r.cfg, r.shared.mongo.state))
 	pending, err := m.PendingBreaking(ctx)
 	if err != nil && !errors.Is(err, migrate.ErrNewer) {
 		return fmt.Errorf("%w: %w", errStateUnavailable, err)
@@ -210,79 +197,3 @@ func (r *Relay) mayStart(stop context.Context) error {
 
 // errStateUnavailable is returned if the list of nodes or the ledger of migrations cannot be read.
 var errStateUnavailable = errors.New("the state database does not answer")
-
-// announceParked appends to the events log which topics were parked since the last call, and which
-// are no longer parked.
-func (t *term) announceParked(blocked []Blocked) {
-	now := map[string]Blocked{}
-	for _, b := range blocked {
-		if b.Parked {
-			now[b.Topic] = b
-		}
-	}
-
-	for topic, b := range now {
-		if !t.parkedTopics[topic] {
-			t.runInBackground(func(ctx context.Context) {
-				t.appendEvent(ctx, nodes.TopicParked, bson.D{
-					{Key: "topic", Value: topic},
-					{Key: "reason", Value: b.Reason},
-				})
-			})
-		}
-	}
-	for topic := range t.parkedTopics {
-		if _, still := now[topic]; !still {
-			t.runInBackground(func(ctx context.Context) {
-				t.appendEvent(ctx, nodes.TopicFlows, bson.D{{Key: "topic", Value: topic}})
-			})
-		}
-	}
-
-	t.parkedTopics = map[string]bool{}
-	for topic := range now {
-		t.parkedTopics[topic] = true
-	}
-}
-
-// announcePinLapsed appends to the events log that this owner ignores a pin, once for each time
-// that the pinned node stops its heartbeats.
-func (t *term) announcePinLapsed() {
-	pin := t.held.LapsedPin()
-	if pin == t.lapsedPin {
-		return
-	}
-
-	// Without a lapsed pin, the node is alive again, or the pin was removed. A removal has its own
-	// entry.
-	t.lapsedPin = pin
-	if pin == "" {
-		return
-	}
-	t.runInBackground(func(ctx context.Context) {
-		t.appendEvent(ctx, nodes.PinLapsed, bson.D{
-			{Key: "pinned_to", Value: pin},
-			{Key: "reason", Value: "that node gives no sign of life"},
-		})
-	})
-}
-
-// announceReleased appends to the events log that the lease was released, and why the term ended.
-func (t *term) announceReleased(work context.Context, why error) {
-	reason := "the process stops"
-	if why != nil {
-		reason = why.Error()
-	}
-	t.appendEvent(context.WithoutCancel(work), nodes.Released, bson.D{{Key: "reason", Value: reason}})
-}
-
-// announceLeaseLost appends to the events log that another node acquired the lease, or that the
-// lease expired.
-func (r *runner) announceLeaseLost(stop context.Context, why error) {
-	ctx, cancel := context.WithTimeout(stop, beatEvery)
-	defer cancel()
-	err := r.events.Append(ctx, nodes.LeaseLost, bson.D{{Key: "reason", Value: why.Error()}})
-	if err != nil && stop.Err() == nil {
-		r.log.Warn("an entry of the events log is lost", "kind", string(nodes.LeaseLost), "reason", err)
-	}
-}

@@ -3,13 +3,12 @@ package app
 import (
 	"context"
 	"errors"
-	"slices"
-	"strings"
 	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/outrelay/outrelay/internal/config"
 	"github.com/outrelay/outrelay/internal/deadletter"
 	"github.com/outrelay/outrelay/internal/lease"
 	"github.com/outrelay/outrelay/internal/outboxes"
@@ -35,30 +34,30 @@ type reconciler struct {
 	publishingEnded chan struct{}      // closed when these loops have ended
 }
 
-func (t *term) retryPolicy() retry.Policy {
-	return retry.Policy{Base: t.slot.cfg.Retry.Base, Cap: t.slot.cfg.Retry.Cap}
+func retryPolicy(cfg *config.Config) retry.Policy {
+	return retry.Policy{Base: cfg.Retry.Base, Cap: cfg.Retry.Cap}
 }
 
 // newReconciler returns the reconciler of the term. It starts nothing.
 func (t *term) newReconciler(doc *lease.Document) *reconciler {
 	out := pipeline.NewOutlet(t.buildConfig(), t.dispatcher, t.sink)
-	trouble := func(err error) { t.slot.reportProblem("reconciler", err, false) }
+	trouble := func(err error) { t.slot.state.reportProblem("reconciler", err, false) }
 	well := func() { t.slot.state.clearProblems("reconciler") }
 
 	f := waiting.NewFinisher(waiting.FinisherConfig{
-		Client:      t.slot.relay.mongo.state,
+		Client:      t.slot.shared.mongo.state,
 		Fencer:      t.held,
 		Outlet:      out,
-		Retry:       t.retryPolicy(),
+		Retry:       retryPolicy(&t.slot.cfg),
 		MaxAttempts: t.slot.cfg.Retry.MaxAttempts,
 		Recording:   t.slot.cfg.Recording,
 		DropExpired: t.slot.cfg.Expired == "drop",
 		Watcher:     t.slot.cfg.Watcher,
 		Node:        t.slot.cfg.Node,
-		Version:     t.slot.relay.version,
+		Version:     t.slot.shared.version,
 		Epoch:       doc.Epoch,
 		Seal:        t.seal,
-		Now:         t.slot.relay.clock.now,
+		Now:         t.slot.shared.clock.now,
 		Log:         t.log,
 		OnRetry:     trouble,
 		OnRecovered: well,
@@ -70,7 +69,7 @@ func (t *term) newReconciler(doc *lease.Document) *reconciler {
 		},
 	})
 	exceptions := waiting.New(waiting.Config{
-		Client:      t.slot.relay.mongo.state,
+		Client:      t.slot.shared.mongo.state,
 		Collections: t.dirty.dirtyOutboxes,
 		Outlet:      out,
 		Finisher:    f,
@@ -79,28 +78,28 @@ func (t *term) newReconciler(doc *lease.Document) *reconciler {
 		FindRecords: out.FindHits,
 		AckIfFound:  out.AckFound,
 		Compacted:   t.sink.Compacted,
-		Now:         t.slot.relay.clock.now,
+		Now:         t.slot.shared.clock.now,
 		Log:         t.log,
 		OnRetry:     trouble,
 		OnRecovered: well,
 	})
 	scheduled := scheduled.NewScheduled(scheduled.ScheduledConfig{
-		Client:      t.slot.relay.mongo.state,
+		Client:      t.slot.shared.mongo.state,
 		Fencer:      t.held,
 		Epoch:       doc.Epoch,
 		Collections: t.dirty.dirtyOutboxes,
 		Part:        t.slot.part,
 		Outlet:      out,
 		Finisher:    f,
-		Now:         t.slot.relay.clock.now,
+		Now:         t.slot.shared.clock.now,
 		Log:         t.log,
 		OnRetry:     trouble,
 		OnSent:      func(d time.Duration) { t.slot.metrics.DueError.Observe(d, 1) },
 	})
 	purger := purge.New(purge.Config{
-		Client:      t.slot.relay.mongo.state,
-		State:       t.slot.relay.mongo.state.Database(t.slot.cfg.MongoDB.State),
-		Collections: t.watchedOutboxes,
+		Client:      t.slot.shared.mongo.state,
+		State:       t.slot.shared.mongo.state.Database(t.slot.cfg.MongoDB.State),
+		Collections: t.collections.watchedOutboxes,
 		Retention:   t.slot.cfg.Retention,
 		Interval:    t.slot.cfg.Purge.Interval,
 		Rate:        t.slot.cfg.Purge.Rate,
@@ -118,13 +117,13 @@ func (t *term) newReconciler(doc *lease.Document) *reconciler {
 // afterwards was not sent, so it may wait for any time.
 func (t *term) recoverUnrecorded(ctx context.Context) error {
 	out := t.reconciler.outlet
-	return t.retryRead(ctx, func(ctx context.Context) error {
+	return t.calls.retryRead(ctx, func(ctx context.Context) error {
 		if err := t.reconciler.exceptions.DisownStrayClaims(ctx); err != nil {
 			return err
 		}
 
 		// The stream repeats all other exceptions, and sends them to their other topics.
-		after, incomplete := t.incompleteAfterCrash()
+		after, incomplete := t.recovery.incompleteAfterCrash(t.start.from)
 		if _, err := t.reconciler.exceptions.WidenIncomplete(ctx, after, incomplete); err != nil {
 			return err
 		}
@@ -141,41 +140,16 @@ func (t *term) recoverUnrecorded(ctx context.Context) error {
 	})
 }
 
-// incompleteAfterCrash returns a function that reports, by their positions, the exceptions whose
-// other topics may never have been sent, because an earlier owner died before. The stream does not
-// repeat them in two cases:
-//
-//   - In a gap: all exceptions after the checkpoint, and swept exceptions after the cursor of the
-//     sweep. The positions of swept exceptions are timestamps, or the zero timestamp with a suffix if
-//     the envelope has no timestamp.
-//   - Otherwise: exceptions of a collection that got a watched name by a rename after the
-//     checkpoint.
-//
-// All these exceptions have positions after the returned position.
-func (t *term) incompleteAfterCrash() (after string, incomplete func(pos string) bool) {
-	from := outboxes.PosOf(t.from)
-	if t.gap == nil {
-		return from, func(pos string) bool { return pos > from && outboxes.PosIsWithin(pos) }
-	}
-
-	// Without a cursor, no swept envelope is known to be delivered.
-	cursor := ""
-	if !t.gap.Cursor.IsZero() {
-		cursor = outboxes.PosAt(t.gap.Cursor)
-	}
-
-	zero := outboxes.PosAt(bson.Timestamp{})
-	swept := func(pos string) bool {
-		return len(pos) == len(zero) || strings.HasPrefix(pos, zero)
-	}
-	return min(from, cursor), func(pos string) bool { return pos > from || pos > cursor && swept(pos) }
+// mayPurgeAsOwner reports whether this process purges while it owns the watcher.
+func mayPurgeAsOwner(cfg config.Config) bool {
+	return cfg.Retention > 0 && cfg.HasRole(config.RoleRelay) && cfg.HasRole(config.RoleCleaner)
 }
 
 // mayPurge reports whether this process has to purge and may trust its position: the lease is
 // confirmed (N2), and the stream continues from the position. A position that the server does not
 // accept proves nothing about delivered envelopes.
 func (t *term) mayPurge() bool {
-	return mayPurgeAsOwner(t.slot.cfg) && t.held.Valid() && t.sweeping.Load() == nil && t.stream.State().Ready()
+	return mayPurgeAsOwner(t.slot.cfg) && t.held.Valid() && !t.recovery.isSweeping() && t.stream.State().Ready()
 }
 
 // loadExceptions sets the gates of keys that wait. It returns the events after the position that
@@ -184,12 +158,12 @@ func (t *term) mayPurge() bool {
 func (t *term) loadExceptions(ctx context.Context) (*pipeline.PreviousOwner, error) {
 	previous := pipeline.NewPreviousOwner()
 	out := t.reconciler.outlet
-	after := outboxes.PosOf(t.from)
-	at, _ := t.from.Time()
+	after := outboxes.PosOf(t.start.from)
+	at, _ := t.start.from.Time()
 	behind := func(pos string) bool { return pos > after || outboxes.PosSweptBehind(pos, at, t.stampMargin) }
 
 	var n waiting.Loaded
-	err := t.retryRead(ctx, func(ctx context.Context) (err error) {
+	err := t.calls.retryRead(ctx, func(ctx context.Context) (err error) {
 		t.dispatcher.OpenAllGates()
 		previous.Reset()
 		n, err = t.reconciler.exceptions.Load(ctx, behind,
@@ -222,9 +196,9 @@ func (t *term) loadExceptions(ctx context.Context) (*pipeline.PreviousOwner, err
 // They could be sent by now, if their problem is fixed, but later events of their keys were sent
 // without them.
 func (t *term) loadLetters(ctx context.Context, o outboxes.Outbox, previous *pipeline.PreviousOwner) error {
-	letters := t.slot.relay.mongo.stream.Database(o.DB).Collection(deadletter.Collection(o.Coll))
-	return t.retryRead(ctx, func(ctx context.Context) error {
-		return deadletter.EachLater(ctx, letters, outboxes.PosOf(t.from), func(l deadletter.LaterLetter) error {
+	letters := t.slot.shared.mongo.stream.Database(o.DB).Collection(deadletter.Collection(o.Coll))
+	return t.calls.retryRead(ctx, func(ctx context.Context) error {
+		return deadletter.EachLater(ctx, letters, outboxes.PosOf(t.start.from), func(l deadletter.LaterLetter) error {
 			previous.AddDeadLetter(o.NS(), l)
 			return nil
 		})
@@ -289,50 +263,77 @@ func (t *term) drainReconciler(work context.Context) {
 	}
 }
 
-// Sent implements pipeline.Recorder.
-func (x *exceptionWriter) Sent(ctx context.Context, batch []*pipeline.Sent) error {
-	list := make([]purge.Sent, len(batch))
-	for i, s := range batch {
-		list[i] = purge.Sent{NS: s.NS, ID: s.ID, TS: s.TS}
-		for _, a := range s.Answers {
-			p := purge.Position{Topic: a.Topic, Partition: a.Partition, Offset: a.Offset}
-			list[i].Positions = append(list[i].Positions, p)
-		}
-	}
-	return x.writeDeliveries(ctx, list)
-}
+const (
+	// auditEvery is the interval at which the gates are compared with the collections (N15).
+	auditEvery = 10 * time.Second
+	// auditShare bounds the cost of audits: after an audit, the pause is at least this many times
+	// as long as it took.
+	auditShare = 50
+)
 
-// removeRefusing removes the deliveries of collections that have recently rejected a recorded
-// delivery.
-func (x *exceptionWriter) removeRefusing(list []purge.Sent) []purge.Sent {
-	return slices.DeleteFunc(list, func(s purge.Sent) bool {
-		at, refused := x.t.recordingRefused[s.NS]
-		return refused && time.Since(at) < recordingPause
-	})
-}
-
-// writeDeliveries records deliveries on their envelopes. If MongoDB rejects one, because a
-// validator of the collection does not allow the fields, it stays unrecorded: the envelope was
-// delivered, and the watermark must not wait for a write that cannot succeed.
-func (x *exceptionWriter) writeDeliveries(ctx context.Context, list []purge.Sent) error {
-	write := func(part []purge.Sent) error {
-		part = x.removeRefusing(slices.Clone(part))
-		if len(part) == 0 {
+// auditPeriodically compares the gates with the waiting envelopes in the collections and counts the
+// envelopes, until ctx ends.
+func (t *term) auditPeriodically(ctx context.Context) error {
+	out := t.reconciler.outlet
+	audit := t.dispatcher.NewAudit()
+	wait := auditEvery
+	for {
+		select {
+		case <-ctx.Done():
 			return nil
+		case <-time.After(wait):
 		}
-		return purge.RecordSent(ctx, x.t.held, x.t.slot.cfg.Recording, part)
-	}
 
-	reject := func(s purge.Sent, err error) error {
-		x.t.recordingRefused[s.NS] = time.Now()
-		x.t.log.Error("a collection rejects recorded deliveries; allow the field sentAt in its validator",
-			"collection", s.NS, "again_in", recordingPause, "error", err)
+		began := time.Now()
+		if err := t.auditOnce(ctx, out, audit); err != nil && ctx.Err() == nil {
+			t.log.Debug("cannot count the waiting envelopes", "reason", err)
+		}
+		wait = max(auditEvery, auditShare*time.Since(began))
+	}
+}
+
+func (t *term) auditOnce(ctx context.Context, out *pipeline.Outlet, audit *pipeline.Audit) error {
+	if len(t.dirty.dirtyOutboxes()) == 0 && t.dispatcher.CountGated() == 0 {
+		t.slot.metrics.Exceptions.Reset()
+		t.slot.waitingCount.Store(0)
 		return nil
 	}
 
-	return waiting.WriteHalves(list, write, reject)
+	if err := t.auditGates(ctx, out, audit); err != nil {
+		return err
+	}
+
+	counts, err := t.reconciler.exceptions.Counts(ctx)
+	if err != nil {
+		return err
+	}
+	t.slot.metrics.Exceptions.Reset()
+	waiting := int64(0)
+	for _, c := range counts {
+		t.slot.metrics.Exceptions.WithLabelValues(c.State).Add(float64(c.N))
+		if c.State != "scheduled" {
+			waiting += c.N
+		}
+	}
+	t.slot.waitingCount.Store(waiting)
+	return nil
 }
 
-// recordingPause is the time without recorded deliveries after a collection has rejected one.
-// Without the pause, each envelope would cost a transaction.
-const recordingPause = time.Minute
+// auditGates compares the gates with the collections and corrects the gates.
+func (t *term) auditGates(ctx context.Context, out *pipeline.Outlet, audit *pipeline.Audit) error {
+	look := audit.StartComparison()
+	held := func(ns, topic, key string) { look.AddStored(out.RecordNamespace(ns), topic, key) }
+	behind := func(string) bool { return false }
+	known := func(string, byte, []byte, []string) {}
+	if _, err := t.reconciler.exceptions.Load(ctx, behind, held, known); err != nil {
+		return err
+	}
+
+	t.reconciler.exceptions.EachKeyInFlight(func(ns, key string) { look.MarkInFlight(out.RecordNamespace(ns), key) })
+	if n := look.CorrectGates(); n > 0 {
+		t.log.Warn("corrected gates that did not match the waiting envelopes", "keys", n)
+		t.journal.appendEvent(ctx, "gates_mended", bson.D{{Key: "keys", Value: n}})
+		t.reconciler.exceptions.Wake("")
+	}
+	return nil
+}

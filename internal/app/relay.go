@@ -17,7 +17,6 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http"
-	"sync/atomic"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -25,7 +24,6 @@ import (
 	"github.com/outrelay/outrelay/internal/changestream"
 	"github.com/outrelay/outrelay/internal/config"
 	"github.com/outrelay/outrelay/internal/health"
-	"github.com/outrelay/outrelay/internal/kafkawire"
 	"github.com/outrelay/outrelay/internal/metrics"
 	"github.com/outrelay/outrelay/internal/migrate"
 	"github.com/outrelay/outrelay/internal/nodes"
@@ -33,56 +31,26 @@ import (
 	"github.com/outrelay/outrelay/internal/pipeline"
 	"github.com/outrelay/outrelay/internal/probes"
 	"github.com/outrelay/outrelay/internal/routing"
-	"github.com/outrelay/outrelay/internal/sink"
 	"github.com/outrelay/outrelay/internal/slot"
 	"github.com/outrelay/outrelay/internal/slots"
 	"github.com/outrelay/outrelay/internal/systemd"
-	"github.com/outrelay/outrelay/internal/tracing"
 )
 
 // Relay runs one watcher in this process: the only slot of the watcher, which is the default, or
 // its share of several slots (N28).
 type Relay struct {
-	cfg     config.Config
-	log     *slog.Logger
-	metrics *metrics.Set
-	version string
-
-	state          *state
-	clock          serverClock
-	mongo          *clients
-	kafka          *kafkawire.Client
-	sinks          *sink.Opener
-	nodes          *nodes.Nodes
-	member         *nodes.Member
-	steps          []migrate.Step // nil: the migrations of this version
-	divisions      *slots.Divisions
-	registry       *outboxes.Registry
-	kafkaReachable atomic.Bool  // at the last heartbeat
-	lastAck        atomic.Int64 // Unix nanoseconds
-	scope          *changestream.Scope
-	router         *routing.Router
-	preset         *routing.Preset
-	slots          []*runner
-	balancer       *slots.Balancer   // nil for one slot
-	pool           *pipeline.Pool    // the memory that the slots of this process share
-	exporter       *tracing.Exporter // nil unless configured
-	figures        *figures
-	embedded       bool
+	cfg      config.Config
+	log      *slog.Logger
+	metrics  *metrics.Set
+	shared   *shared
+	slots    []*runner
+	member   *nodes.Member
+	figures  *figures
+	embedded bool
 	// buildOperators binds the operators' page and API. It is nil in programs that do not contain
 	// them.
 	buildOperators func(config.Config, string, *slog.Logger, *metrics.Set) (Listener, error)
-	pace           pace
 }
-
-// pace contains the times that tests shorten.
-type pace struct {
-	call    time.Duration // deadline of a call that is cheap for the server
-	clean   time.Duration // between two checks of the dirty list
-	indexes time.Duration // between two attempts to make indexes
-}
-
-var defaultPace = pace{call: 10 * time.Second, clean: 10 * time.Second, indexes: 30 * time.Second}
 
 // Option changes the behavior of a relay outside of its work.
 type Option func(*Relay)
@@ -112,20 +80,13 @@ func Embedded() Option { return func(r *Relay) { r.embedded = true } }
 // New builds a relay. It does no I/O, and all its errors are errors of the configuration. The
 // caller must call Run or Close.
 func New(cfg config.Config, version string, log *slog.Logger, options ...Option) (*Relay, error) {
-	r := &Relay{
-		cfg:     cfg,
-		log:     log,
-		version: version,
-		state:   newState(cfg.HTTP.Readiness, time.Now),
-		pace:    defaultPace,
-	}
+	r := &Relay{cfg: cfg, log: log}
 	for _, o := range options {
 		o(r)
 	}
 	if r.servesOperators() && r.buildOperators == nil {
 		return nil, errNoOperators
 	}
-	r.pool = pipeline.NewPool(int64(cfg.Limits.Memory), cfg.Limits.Tickets)
 
 	parts := slot.Ranges(cfg.Slots)
 	var sets []*metrics.Set
@@ -141,40 +102,17 @@ func New(cfg config.Config, version string, log *slog.Logger, options ...Option)
 	}
 
 	var err error
-	if r.scope, err = changestream.ParseScope(cfg.Watch, stateCollections(cfg)...); err != nil {
-		return nil, fmt.Errorf("watch: %w", err)
-	}
-	if r.router, err = routing.New(cfg.Routing()); err != nil {
-		return nil, fmt.Errorf("topics: %w", err)
-	}
-	if r.preset, err = routing.NewPreset(cfg.Preset()); err != nil {
-		return nil, fmt.Errorf("record: %w", err)
-	}
-
-	if r.mongo, err = newClients(cfg.MongoDB, cfg.Node, len(parts), log, r.metrics); err != nil {
+	if r.shared, err = newShared(cfg, version, log, r.metrics); err != nil {
 		return nil, err
 	}
-	if r.kafka, err = NewKafka(cfg, log, r.metrics); err != nil {
-		return nil, err
-	}
-	if r.sinks, err = newSinks(cfg, r.kafka, log, r.metrics); err != nil {
-		return nil, err
-	}
-	db := r.mongo.state.Database(cfg.MongoDB.State)
-	r.nodes = nodes.NewNodes(db.Collection("nodes"))
-	r.registry = outboxes.NewRegistry(db.Collection("collections"))
+	db := r.shared.mongo.state.Database(cfg.MongoDB.State)
 	r.member = r.newMember(db)
-	r.divisions = slots.NewDivisions(db)
-	if r.exporter, err = newExporter(cfg, version, r); err != nil {
-		return nil, err
-	}
 	r.figures = &figures{relay: r, judge: new(health.Evaluator)}
-
 	if len(parts) > 1 {
-		r.balancer = slots.NewBalancer(cfg, db, r.nodes, slotProcess{r})
+		r.shared.balancer = slots.NewBalancer(cfg, db, r.shared.nodes, r)
 	}
 	for i, p := range parts {
-		one, err := r.newRunner(p, sets[i])
+		one, err := newRunner(r.shared, p, sets[i])
 		if err != nil {
 			return nil, err
 		}
@@ -183,12 +121,53 @@ func New(cfg config.Config, version string, log *slog.Logger, options ...Option)
 	return r, nil
 }
 
+// newShared returns what the slots share, except for the balancer.
+func newShared(cfg config.Config, version string, log *slog.Logger, m *metrics.Set) (s *shared, err error) {
+	s = &shared{
+		cfg:     cfg,
+		log:     log,
+		version: version,
+		steps:   migrate.Steps(),
+		state:   newState(cfg.HTTP.Readiness, time.Now, log),
+		pool:    pipeline.NewPool(int64(cfg.Limits.Memory), cfg.Limits.Tickets),
+		pace:    defaultPace,
+	}
+	if s.scope, err = changestream.ParseScope(cfg.Watch, stateCollections(cfg)...); err != nil {
+		return nil, fmt.Errorf("watch: %w", err)
+	}
+	if s.router, err = Router(cfg); err != nil {
+		return nil, err
+	}
+	if s.preset, err = routing.NewPreset(cfg.Preset()); err != nil {
+		return nil, fmt.Errorf("record: %w", err)
+	}
+
+	if s.mongo, err = newClients(cfg.MongoDB, cfg.Node, cfg.Slots, log, m); err != nil {
+		return nil, err
+	}
+	if s.kafka, err = NewKafka(cfg, log, m); err != nil {
+		return nil, err
+	}
+	if s.sinks, err = newSinks(cfg, s.kafka, log, m); err != nil {
+		return nil, err
+	}
+	if s.exporter, err = newExporter(cfg, version, m, log); err != nil {
+		return nil, err
+	}
+
+	db := s.mongo.state.Database(cfg.MongoDB.State)
+	s.nodes = nodes.NewNodes(db.Collection("nodes"))
+	s.registry = outboxes.NewRegistry(db.Collection("collections"))
+	s.divisions = slots.NewDivisions(db)
+	return s, nil
+}
+
 // Run delivers until ctx ends, then drains and releases within the configured time. It closes the
 // relay before it returns.
 func (r *Relay) Run(ctx context.Context) error {
 	work, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	defer cancel()
-	defer r.closeClients(work)
+	defer r.Close()
 	operators, err := r.listenOperators()
 	if err != nil {
 		return err
@@ -210,7 +189,7 @@ func (r *Relay) Run(ctx context.Context) error {
 		g.Go(func() error { return operators.Run(work) })
 	}
 
-	g.Go(func() error { return r.exporter.Run(work) })
+	g.Go(func() error { return r.shared.exporter.Run(work) })
 	g.Go(func() error { return r.figures.countPeriodically(work) })
 	g.Go(func() error { return r.runHeartbeat(work) })
 	if !r.embedded {
@@ -246,7 +225,7 @@ func (r *Relay) listenOperators() (Listener, error) {
 	if !r.servesOperators() {
 		return nil, nil
 	}
-	o, err := r.buildOperators(r.cfg, r.version, r.log, r.metrics)
+	o, err := r.buildOperators(r.cfg, r.shared.version, r.log, r.metrics)
 	if err != nil {
 		return nil, err
 	}
@@ -267,13 +246,9 @@ func (r *Relay) Ready() (ok bool, role Role, reasons []string) {
 }
 
 // Close closes the connections of a relay that is never run. Run closes them itself.
-func (r *Relay) Close() { r.closeClients(context.Background()) }
-
-func (r *Relay) closeClients(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Second)
-	defer cancel()
-	r.kafka.Close()
-	r.mongo.disconnect(ctx)
+func (r *Relay) Close() {
+	r.shared.kafka.Close()
+	r.shared.mongo.disconnect()
 }
 
 // ownSlots runs every slot, within this node's share of them, until stop ends.
@@ -283,9 +258,9 @@ func (r *Relay) ownSlots(stop, work context.Context) error {
 
 	// With several slots, the state of the process is only standby. Each slot has its own state.
 	var sharing errgroup.Group
-	if r.balancer != nil {
-		r.state.setRole(RoleStandby)
-		sharing.Go(func() error { return r.balancer.Run(stop, work) })
+	if r.shared.balancer != nil {
+		r.shared.state.setRole(RoleStandby)
+		sharing.Go(func() error { return r.shared.balancer.Run(stop, work) })
 	}
 
 	var owners errgroup.Group
@@ -297,15 +272,29 @@ func (r *Relay) ownSlots(stop, work context.Context) error {
 	return errors.Join(err, sharing.Wait())
 }
 
-// activeTerms returns the terms that deliver now.
-func (r *Relay) activeTerms() (list []*term) {
+// activeSlots returns the slots that deliver now.
+func (r *Relay) activeSlots() (list []*runner) {
 	for _, one := range r.slots {
-		if t := one.current.get(); t != nil {
-			list = append(list, t)
+		if one.isDelivering() {
+			list = append(list, one)
 		}
 	}
 	return list
 }
+
+// ReportSharing implements slots.Process.
+func (r *Relay) ReportSharing(err error) {
+	if err != nil {
+		err = fmt.Errorf("the slots cannot be shared: %w", err)
+	}
+	r.shared.state.setError("slots", err)
+}
+
+// IsHalted implements slots.Process.
+func (r *Relay) IsHalted(i int) bool { return r.slots[i].state.hasRole(RoleHalted) }
+
+// RequestHandOver implements slots.Process.
+func (r *Relay) RequestHandOver(i int, reason string) bool { return r.slots[i].requestHandOver(reason) }
 
 // stateCollections returns the pattern of collections that are never watched, even if the
 // configuration lists them (N27).

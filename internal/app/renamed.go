@@ -18,39 +18,40 @@ import (
 // from and to report whether the old and the new name are watched. A collection keeps its UUID, so
 // the registry can store up to where the collection was read: the stream contains all inserts under
 // a watched name, and none under any other name.
-func (t *term) handleRename(ctx context.Context, ev *changestream.Event, from, to bool) error {
+func (r *recovery) handleRename(ctx context.Context, ev *changestream.Event, from, to bool) error {
 	if !to {
-		return t.retryCall(ctx, "mongodb", func(ctx context.Context) error {
-			return t.slot.relay.registry.Leave(ctx, ev.UUID, t.slot.cfg.Watcher, ev.ClusterTime)
-		})
+		return r.collections.leaveCollection(ctx, ev)
 	}
 
-	defer t.progress.keepTicking(stalledAfter / 6)()
-	o, listed, err := t.findRenamed(ctx, ev)
+	defer r.calls.keepTicking(tickEvery)()
+	o, listed, err := r.findRenamed(ctx, ev)
 	if err != nil {
 		return err
 	}
 	if !listed {
 		// The stream contains the later rename as well. The registry still has the time up to which
 		// the collection was read.
-		t.log.Warn("a renamed collection has lost its watched name since; it is delivered when it gets one again",
+		r.log.Warn("a renamed collection has lost its watched name since; it is delivered when it gets one again",
 			"collection", string(ev.ToDB)+"."+string(ev.ToColl))
 		return nil
 	}
 
 	var before outboxes.Registration
 	if ev.HasUUID {
-		if before, err = t.claimCollection(ctx, o, ev.ClusterTime); err != nil {
+		if before, err = r.collections.claimCollection(ctx, o, ev.ClusterTime); err != nil {
 			return err
 		}
 	}
 	if !from {
-		return t.sweepRenamed(ctx, ev, o, before)
+		return r.sweepRenamed(ctx, ev, o, before)
 	}
 
 	// Exceptions of the collection wait under the new name from here on.
-	return t.dirty.markIfNonEmpty(ctx, o)
+	return r.dirty.markIfNonEmpty(ctx, o)
 }
+
+// tickEvery is the interval of signs of life during the sweep of a renamed collection.
+const tickEvery = 5 * time.Second
 
 // renameListedWithin bounds the time until a rename that the stream contains is visible in the list
 // of collections. The server shows the oplog entry a moment before it lists the new name.
@@ -59,14 +60,14 @@ const renameListedWithin = 3 * time.Second
 // findRenamed returns the collection of a rename under its current name, which may be the result of
 // a later rename. listed is false if the collection has no watched name. It waits at most
 // [renameListedWithin] for the server to list the collection.
-func (t *term) findRenamed(ctx context.Context, ev *changestream.Event) (o outboxes.Outbox, listed bool, err error) {
+func (r *recovery) findRenamed(ctx context.Context, ev *changestream.Event) (o outboxes.Outbox, listed bool, err error) {
 	to := string(ev.ToDB) + "." + string(ev.ToColl)
 	for began := time.Now(); time.Since(began) < renameListedWithin; {
-		if err := t.listCollections(ctx); err != nil {
+		if err := r.collections.listCollections(ctx); err != nil {
 			return o, false, err
 		}
 
-		for _, o := range t.watchedOutboxes() {
+		for _, o := range r.collections.watchedOutboxes() {
 			// Without the privilege to list collections, only names are known.
 			if o.UUID == ev.UUID || !o.Identified() && o.NS() == to {
 				return o, true, nil
@@ -88,7 +89,7 @@ func (t *term) findRenamed(ctx context.Context, ev *changestream.Event) (o outbo
 // the transactions that write to the collection. They come from the stream. For the same reason,
 // envelopes that were inserted before the collection lost its previous watched name have timestamps
 // before that time, without a margin.
-func (t *term) sweepRenamed(
+func (r *recovery) sweepRenamed(
 	ctx context.Context, ev *changestream.Event, o outboxes.Outbox, before outboxes.Registration,
 ) error {
 	// The sweep overwrites the current event of the pump.
@@ -101,26 +102,26 @@ func (t *term) sweepRenamed(
 		readUpTo = bson.Timestamp{}
 	}
 
-	t.log.Warn("a collection got a watched name; sweeping it", "collection", o.NS(),
+	r.log.Warn("a collection got a watched name; sweeping it", "collection", o.NS(),
 		"from", string(ev.DB)+"."+string(ev.Coll), "behind", readUpTo.T)
-	t.renamed.remember(o.NS(), rename{pos: string(ev.Data), at: at})
+	r.renamed.remember(o.NS(), rename{pos: string(ev.Data), at: at})
 	s := &gap.Sweep{
-		Client:      t.slot.relay.mongo.stream,
+		Client:      r.client,
 		Collections: []outboxes.Outbox{o},
 		ReadUpTo:    map[string]bson.Timestamp{o.NS(): readUpTo},
 		To:          at,
-		Memory:      int64(t.slot.cfg.Limits.Memory) / 4,
-		Skip:        gap.NewSkip(int64(t.slot.cfg.Limits.Memory) / 8),
-		Publisher:   renamePublisher{t},
+		Memory:      int64(r.cfg.Limits.Memory) / 4,
+		Skip:        gap.NewSkip(int64(r.cfg.Limits.Memory) / 8),
+		Publisher:   renamePublisher{publisher{r}},
 	}
 	res, err := s.Run(ctx)
-	t.pump.SetCurrent(last)
+	r.pump.SetCurrent(last)
 	if err != nil {
 		return err
 	}
 
-	t.dispatcher.Flush()
-	t.appendEvent(ctx, nodes.GapClosed, bson.D{
+	r.dispatcher.Flush()
+	r.appendEvent(ctx, nodes.GapClosed, bson.D{
 		{Key: "reason", Value: "renamed"},
 		{Key: "collection", Value: o.NS()},
 		{Key: "swept", Value: res.Swept},
@@ -128,45 +129,19 @@ func (t *term) sweepRenamed(
 
 	// The collection must be on the dirty list before the position passes the rename: a later owner
 	// looks only at collections on that list.
-	return t.dirty.markIfNonEmpty(ctx, o)
+	return r.dirty.markIfNonEmpty(ctx, o)
 }
 
-// keepTicking counts ticks until stop is called. It is for work whose single steps have deadlines,
-// but may take longer than [stalledAfter].
-func (p *progress) keepTicking(every time.Duration) (stop func()) {
-	ctx, cancel := context.WithCancel(context.Background())
-	var ticking sync.WaitGroup
-	ticking.Go(func() {
-		for retry.Sleep(ctx, every) == nil {
-			p.ticks.Add(1)
-		}
-	})
-	return func() {
-		cancel()
-		ticking.Wait()
-	}
-}
-
-// renamePublisher delivers the envelopes of a renamed collection through the pump, like events of
-// the stream.
-type renamePublisher struct{ *term }
+// renamePublisher delivers the envelopes of a renamed collection. The position stays before the
+// rename.
+type renamePublisher struct{ publisher }
 
 // Deliver implements gap.Publisher.
-func (r renamePublisher) Deliver(ctx context.Context, e *outboxes.Envelope) error {
-	r.progress.ticks.Add(1)
-	r.slot.metrics.Reconciled.WithLabelValues("swept").Inc()
-	return r.pump.DeliverSwept(ctx, e, r.renamed.positionOf(string(e.DB)+"."+string(e.Coll), e.TS))
+func (p renamePublisher) Deliver(ctx context.Context, e *outboxes.Envelope) error {
+	p.calls.ticks.Add(1)
+	p.metrics.Reconciled.WithLabelValues("swept").Inc()
+	return p.pump.DeliverSwept(ctx, e, p.renamed.positionOf(string(e.DB)+"."+string(e.Coll), e.TS))
 }
-
-// Reached implements gap.Publisher. The position stays before the rename.
-func (r renamePublisher) Reached(context.Context, bson.Timestamp) error {
-	r.dispatcher.Flush()
-	r.slot.state.clearProblems("sweep")
-	return nil
-}
-
-// Trouble implements gap.Publisher.
-func (r renamePublisher) Trouble(err error) { r.slot.reportProblem("sweep", err, false) }
 
 // rename is an event that gave a collection a watched name.
 type rename struct {

@@ -17,13 +17,13 @@ func waitFor(t *testing.T, ok func() bool) {
 // sign of life the monitor would give the lease away, to an owner that finds the same rename.
 func TestN27_ASweepOfARenamedCollectionGivesSignsOfLife(t *testing.T) {
 	t.Parallel()
-	var p progress
+	var c calls
 	var w idleTimer
 	now := time.Now()
-	w.idleFor(p.ticks.Load(), now)
-	stop := p.keepTicking(time.Millisecond)
-	waitFor(t, func() bool { return p.ticks.Load() > 0 })
-	if idle := w.idleFor(p.ticks.Load(), now.Add(stalledAfter+time.Second)); idle > 0 {
+	w.idleFor(c.ticks.Load(), now)
+	stop := c.keepTicking(time.Millisecond)
+	waitFor(t, func() bool { return c.ticks.Load() > 0 })
+	if idle := w.idleFor(c.ticks.Load(), now.Add(stalledAfter+time.Second)); idle > 0 {
 		t.Errorf("the monitor saw nothing for %s", idle)
 	}
 	stop() // and leaves no goroutine

@@ -14,12 +14,12 @@ import (
 
 // findNextStart returns where to start the stream again after it ended with err. If the stream
 // cannot continue, it returns the error that ends the term.
-func (t *term) findNextStart(ctx context.Context, err error) (changestream.Start, error) {
+func (r *recovery) findNextStart(ctx context.Context, err error) (changestream.Start, error) {
 	if ctx.Err() != nil {
 		return changestream.Start{}, err
 	}
 	if invalid, ok := errors.AsType[*changestream.InvalidateError](err); ok {
-		return t.resumeAfterInvalidate(ctx, invalid)
+		return r.resumeAfterInvalidate(ctx, invalid)
 	}
 	lost, ok := errors.AsType[*changestream.GapError](err)
 	if !ok {
@@ -29,10 +29,10 @@ func (t *term) findNextStart(ctx context.Context, err error) (changestream.Start
 	// If the token cannot be resumed, the time may still work: as long as the oplog holds that
 	// time, nothing is lost (design of the gap path, step 2). Each position gets one such attempt.
 	at, hasTime := lost.Position.Time()
-	if hasTime && !lost.Position.Token.IsZero() && lost.Position.Compare(t.reopenedAt) != 0 && !lost.Ahead {
-		t.reopenedAt = lost.Position.Clone()
-		t.log.Warn("cannot resume the change stream from its token; reopening it by time", "reason", lost)
-		t.appendEvent(ctx, nodes.GapFound, bson.D{
+	if hasTime && !lost.Position.Token.IsZero() && lost.Position.Compare(r.reopenedAt) != 0 && !lost.Ahead {
+		r.reopenedAt = lost.Position.Clone()
+		r.log.Warn("cannot resume the change stream from its token; reopening it by time", "reason", lost)
+		r.appendEvent(ctx, nodes.GapFound, bson.D{
 			{Key: "reason", Value: lost.Reason},
 			{Key: "code", Value: lost.Code},
 			{Key: "reopened", Value: "by time"},
@@ -40,9 +40,9 @@ func (t *term) findNextStart(ctx context.Context, err error) (changestream.Start
 		return changestream.Start{Position: lost.Position, At: &at}, nil
 	}
 
-	t.slot.metrics.Gaps.WithLabelValues(lost.Reason).Inc()
-	if t.slot.cfg.LostHistory == resume.HaltLostHistory {
-		t.appendEvent(ctx, nodes.GapFound, bson.D{
+	r.metrics.Gaps.WithLabelValues(lost.Reason).Inc()
+	if r.cfg.LostHistory == resume.HaltLostHistory {
+		r.appendEvent(ctx, nodes.GapFound, bson.D{
 			{Key: "reason", Value: lost.Reason},
 			{Key: "code", Value: lost.Code},
 		})
@@ -53,53 +53,53 @@ func (t *term) findNextStart(ctx context.Context, err error) (changestream.Start
 				"no envelope is lost",
 		}
 	}
-	return t.openGap(ctx, lost)
+	return r.openGap(ctx, lost)
 }
 
 // resumeAfterInvalidate returns the start behind the drop or rename of the watched collection. It
 // returns a *HaltError if it is configured so.
-func (t *term) resumeAfterInvalidate(
+func (r *recovery) resumeAfterInvalidate(
 	ctx context.Context, e *changestream.InvalidateError,
 ) (changestream.Start, error) {
-	t.appendEvent(ctx, nodes.Invalidated, bson.D{
+	r.appendEvent(ctx, nodes.Invalidated, bson.D{
 		{Key: "collection", Value: e.NS},
 		{Key: "by", Value: e.Op.String()},
 	})
-	if t.slot.cfg.Invalidate == "halt" {
+	if r.cfg.Invalidate == "halt" {
 		return changestream.Start{}, &HaltError{
 			What: "the watched collection is gone",
 			Err:  e,
 			Fix:  "run `outrelay recover`, or set invalidate: resume",
 		}
 	}
-	t.log.Warn("the watched collection is gone; continuing with the next collection of its name",
+	r.log.Warn("the watched collection is gone; continuing with the next collection of its name",
 		"collection", e.NS, "by", e.Op.String())
 
 	// The identity of the next collection is not known yet.
 	none := []lease.Collection{}
-	err := t.retryFenced(ctx, func() error { return t.held.Save(ctx, lease.Update{Collections: &none}) })
+	err := r.calls.retryFenced(ctx, func() error { return r.held.Save(ctx, lease.Update{Collections: &none}) })
 	if err != nil {
 		return changestream.Start{}, err
 	}
 
-	t.dispatcher.Position(e.Position)
+	r.dispatcher.Position(e.Position)
 	return changestream.Start{Position: e.Position}, nil
 }
 
 // handleDDL handles a drop or rename (N27). It appends an audit entry and registers or sweeps a
 // renamed collection. Exceptions of a dropped collection are gone with it. The next audit opens
 // their gates.
-func (t *term) handleDDL(ctx context.Context, ev *changestream.Event) error {
-	from := t.slot.scope.Matches(ev.DB, ev.Coll)
-	to := t.slot.scope.Matches(ev.ToDB, ev.ToColl)
+func (r *recovery) handleDDL(ctx context.Context, ev *changestream.Event) error {
+	from := r.scope.Matches(ev.DB, ev.Coll)
+	to := r.scope.Matches(ev.ToDB, ev.ToColl)
 
 	// On the stream of a single collection an invalidate event follows, which gets its own entry.
-	if (from || to || ev.Op == changestream.DropDatabase) && t.slot.scope.Kind() != changestream.Collection {
+	if (from || to || ev.Op == changestream.DropDatabase) && r.scope.Kind() != changestream.Collection {
 		kind := nodes.Dropped
 		if ev.Op == changestream.Rename {
 			kind = nodes.Renamed
 		}
-		t.appendEvent(ctx, kind, bson.D{
+		r.appendEvent(ctx, kind, bson.D{
 			{Key: "db", Value: string(ev.DB)},
 			{Key: "collection", Value: string(ev.Coll)},
 			{Key: "by", Value: ev.Op.String()},
@@ -107,7 +107,7 @@ func (t *term) handleDDL(ctx context.Context, ev *changestream.Event) error {
 	}
 
 	if ev.Op == changestream.Rename && (from || to) {
-		return t.handleRename(ctx, ev, from, to)
+		return r.handleRename(ctx, ev, from, to)
 	}
 	return nil
 }

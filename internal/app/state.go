@@ -3,6 +3,7 @@ package app
 import (
 	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
 	"strings"
 	"sync"
@@ -38,6 +39,7 @@ type state struct {
 	pulses       map[string]time.Time // when the loops that must not hang last moved
 	report       *health.Report       // nil unless this process evaluates the health rules
 	now          func() time.Time
+	log          *slog.Logger
 }
 
 type problem struct {
@@ -46,13 +48,14 @@ type problem struct {
 	fatal bool // makes the process not ready at once
 }
 
-func newState(unreadyAfter time.Duration, now func() time.Time) *state {
+func newState(unreadyAfter time.Duration, now func() time.Time, log *slog.Logger) *state {
 	return &state{
 		role:         RoleStarting,
 		problems:     map[string]problem{},
 		pulses:       map[string]time.Time{},
 		unreadyAfter: unreadyAfter,
 		now:          now,
+		log:          log,
 	}
 }
 
@@ -79,6 +82,22 @@ func (s *state) setProblem(part, text string, fatal bool) bool {
 	}
 	s.problems[part] = p
 	return old.text != text
+}
+
+// setError sets the problem of part to err. If err is nil, part has no problem any more.
+func (s *state) setError(part string, err error) {
+	text := ""
+	if err != nil {
+		text = err.Error()
+	}
+	s.setProblem(part, text, false)
+}
+
+// reportProblem sets the problem of part to err. It logs the problem once, not at each attempt.
+func (s *state) reportProblem(part string, err error, fatal bool) {
+	if s.setProblem(part, err.Error(), fatal) {
+		s.log.Error(part+": "+err.Error(), "part", part)
+	}
 }
 
 // clearProblems removes the problems of parts.
@@ -191,9 +210,6 @@ func (e *HaltError) Error() string {
 }
 
 func (e *HaltError) Unwrap() error { return e.Err }
-
-// errStepDown ends a term in which the process releases the lease on purpose.
-var errStepDown = errors.New("stepping down")
 
 // hasRole reports whether r is the current role.
 func (s *state) hasRole(r Role) bool {

@@ -18,7 +18,7 @@ import (
 
 func TestN05_FencedThreeTimesHalts(t *testing.T) {
 	t.Parallel()
-	r := &runner{relay: &Relay{}}
+	r := &runner{}
 	err := fmt.Errorf("producing: %w", sink.ErrFenced)
 	at := time.Unix(1000, 0)
 	for i, step := range []struct {
@@ -45,7 +45,7 @@ func TestN05_FencedThreeTimesHalts(t *testing.T) {
 func TestN05_HaltOfAFencedOwnerEnds(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		r := &runner{relay: &Relay{}, state: newState(30*time.Second, time.Now), log: slog.New(slog.DiscardHandler)}
+		r := &runner{state: newState(30*time.Second, time.Now, slog.New(slog.DiscardHandler))}
 		var halt *HaltError
 		for range fencedLimit {
 			halt = r.recordFenced(time.Now(), sink.ErrFenced)
@@ -73,7 +73,7 @@ func TestN05_HaltOfAFencedOwnerEnds(t *testing.T) {
 func TestReadiness(t *testing.T) {
 	t.Parallel()
 	now := time.Unix(1000, 0)
-	s := newState(30*time.Second, func() time.Time { return now })
+	s := newState(30*time.Second, func() time.Time { return now }, nil)
 	if ok, _, _ := s.Ready(); ok {
 		t.Fatal("ready before it is owner or standby")
 	}
@@ -172,7 +172,7 @@ func TestFewTargetsStandForMany(t *testing.T) {
 func TestALoopThatHangsIsNotAlive(t *testing.T) {
 	t.Parallel()
 	now := time.Unix(1000, 0)
-	s := newState(30*time.Second, func() time.Time { return now })
+	s := newState(30*time.Second, func() time.Time { return now }, nil)
 	s.recordPulse("heartbeat")
 	s.recordPulse("monitor")
 	now = now.Add(hungAfter)
@@ -197,7 +197,7 @@ func TestALoopThatHangsIsNotAlive(t *testing.T) {
 // TestHealthDecidesNoReadiness: a backlog is no reason to take a process out of service.
 func TestHealthDecidesNoReadiness(t *testing.T) {
 	t.Parallel()
-	s := newState(30*time.Second, time.Now)
+	s := newState(30*time.Second, time.Now, nil)
 	s.setRole(RoleOwner)
 	s.setReport(&health.Report{Status: health.Unhealthy})
 	if ok, _, _ := s.Ready(); !ok || s.Report().Status != health.Unhealthy {

@@ -3,11 +3,10 @@ package app
 import (
 	"context"
 	"errors"
+	"sync/atomic"
 	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
-	"go.mongodb.org/mongo-driver/v2/mongo"
-	"go.mongodb.org/mongo-driver/v2/mongo/options"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/outrelay/outrelay/internal/changestream"
@@ -24,7 +23,6 @@ import (
 	"github.com/outrelay/outrelay/internal/routing"
 	"github.com/outrelay/outrelay/internal/sink"
 	"github.com/outrelay/outrelay/internal/slots"
-	"github.com/outrelay/outrelay/resume"
 )
 
 // takeOver prepares the term after the lease was acquired. The order of its steps is essential:
@@ -36,19 +34,22 @@ func (t *term) takeOver(ctx, work context.Context, g *errgroup.Group) (changestr
 	none := changestream.Start{}
 	doc := t.held.Document()
 
-	if err := t.retryCall(ctx, "mongodb", func(ctx context.Context) error {
-		return t.slot.relay.clock.sync(ctx, t.slot.relay.mongo.stream)
+	if err := t.calls.retryCall(ctx, func(ctx context.Context) error {
+		return t.slot.shared.clock.sync(ctx, t.slot.shared.mongo.stream)
 	}); err != nil {
 		return none, err
 	}
-	if err := t.checkSchema(ctx); err != nil {
+	if err := t.indexes.checkSchema(ctx); err != nil {
 		return none, err
 	}
-	if err := t.confirmDivision(ctx); err != nil {
+
+	// If the watcher was divided between the check of the standby and the acquisition, the
+	// acquisition has made a document that must not exist.
+	if err := t.slot.checkRedivided(ctx); err != nil {
 		return none, err
 	}
-	if err := t.retryCall(ctx, "mongodb", func(ctx context.Context) (err error) {
-		t.seal, err = t.slot.relay.registry.Seal(ctx)
+	if err := t.calls.retryCall(ctx, func(ctx context.Context) (err error) {
+		t.seal, err = t.slot.shared.registry.Seal(ctx)
 		return err
 	}); err != nil {
 		return none, err
@@ -56,7 +57,7 @@ func (t *term) takeOver(ctx, work context.Context, g *errgroup.Group) (changestr
 
 	// The time comes before the list of collections: inserts into a collection that appears in
 	// between are then committed after it.
-	began, err := t.operationTime(ctx)
+	began, err := t.calls.operationTime(ctx)
 	if err != nil {
 		return none, err
 	}
@@ -66,53 +67,48 @@ func (t *term) takeOver(ctx, work context.Context, g *errgroup.Group) (changestr
 	}
 
 	// Indexes are made concurrently with the rest of the takeover, which is slow without them.
-	t.runInBackground(t.ensureAllIndexes)
+	t.inBackground(t.indexes.ensureAllIndexes)
 
 	// The first position is saved below. After that, later owners look only at collections on the
 	// dirty list (N17).
-	t.dirty = newDirtyList(t, &doc)
 	if doc.Position().IsZero() {
 		if err := t.dirty.markAllNonEmpty(ctx); err != nil {
 			return none, err
 		}
 	}
 
-	start, err := t.findStart(ctx, &doc, began)
+	start, err := t.start.findStart(ctx, &doc, began)
 	if err != nil {
 		return none, err
 	}
-	if err := t.markSlotBegun(ctx); err != nil {
+	if err := t.calls.retryCall(ctx, func(ctx context.Context) error {
+		return t.slot.shared.divisions.Begin(ctx, t.slot.cfg.Watcher, t.slot.part)
+	}); err != nil {
 		return none, err
 	}
-	if err := t.claimCollections(ctx, claims); err != nil {
+	if err := t.collections.claimCollections(ctx, claims, t.start.from.ClusterTime); err != nil {
 		return none, err
 	}
 
-	t.stampMargin = mongodb.Margin(ctx, t.slot.relay.mongo.stream)
-	disp := t.newDispatcher()
-	sink, err := t.openSink(ctx, &doc, disp)
-	if err != nil {
+	t.stampMargin = mongodb.Margin(ctx, t.slot.shared.mongo.stream)
+	if t.sink, err = t.openSink(ctx, &doc); err != nil {
 		return none, err
 	}
 	t.countTopics(ctx)
-	t.dispatcher = disp
-	t.sink = sink
-	disp.SetSink(sink)
-	disp.Start(t.from)
-	disp.BeginReplay(len(doc.Dirty) > 0)
+	t.dispatcher.SetSink(t.sink)
+	t.dispatcher.Start(t.start.from)
+	t.dispatcher.BeginReplay(len(doc.Dirty) > 0)
 
 	// The read-back has ended, so it cannot have found records of events that are committed after
 	// this time.
-	until, err := t.operationTime(ctx)
+	until, err := t.calls.operationTime(ctx)
 	if err != nil {
 		return none, err
 	}
 
-	if t.stream, err = t.newStream(); err != nil {
-		return none, err
-	}
-	t.drainedSlots = pipeline.ParseDrainedSlots(&doc)
 	t.reconciler = t.newReconciler(&doc)
+	t.exceptions.seal = t.seal
+	t.exceptions.reconciler = t.reconciler
 	if err := t.recoverUnrecorded(ctx); err != nil {
 		return none, err
 	}
@@ -121,85 +117,39 @@ func (t *term) takeOver(ctx, work context.Context, g *errgroup.Group) (changestr
 		return none, err
 	}
 	t.pump = t.newPump(until, previous)
+	t.recovery.pump = t.pump
 
-	g.Go(func() error { return ignoreStop(work, sink.Run(work)) })
-	g.Go(func() error { return ignoreStop(work, disp.Run(work)) })
+	g.Go(func() error { return ignoreStop(work, t.sink.Run(work)) })
+	g.Go(func() error { return ignoreStop(work, t.dispatcher.Run(work)) })
 	t.startReconciler(ctx, work, g)
-	t.delivering.Store(disp)
-	t.slot.current.set(t)
+	t.delivering.Store(true)
+	t.slot.current.Store(t)
 
 	t.log.Info("took over", "watcher", t.slot.cfg.Watcher, "node", t.slot.cfg.Node,
-		"position", t.from.Token.String(), "time", t.from.ClusterTime.T)
-	t.appendEvent(ctx, nodes.TookOver, bson.D{{Key: "position", Value: t.from.Token.String()}})
+		"position", t.start.from.Token.String(), "time", t.start.from.ClusterTime.T)
+	t.journal.appendEvent(ctx, nodes.TookOver, bson.D{{Key: "position", Value: t.start.from.Token.String()}})
 	return start, nil
-}
-
-// operationTime returns the current cluster time of the server. It blocks until MongoDB answers or
-// ctx ends.
-func (t *term) operationTime(ctx context.Context) (at bson.Timestamp, err error) {
-	err = t.retryCall(ctx, "mongodb", func(ctx context.Context) (err error) {
-		at, err = mongodb.ClusterTime(ctx, t.slot.relay.mongo.stream)
-		return err
-	})
-	return at, err
-}
-
-// retryCall repeats op until it succeeds, and reports its errors as a problem of part. Each attempt
-// has a deadline, so op must be cheap for the server.
-func (t *term) retryCall(ctx context.Context, part string, op func(context.Context) error) error {
-	return t.retryReporting(ctx, part, func(ctx context.Context) error {
-		call, cancel := context.WithTimeout(ctx, t.slot.relay.pace.call)
-		defer cancel()
-		return op(call)
-	})
-}
-
-// retryRead is like retryCall, without deadlines. It is for reads of a collection: without an index
-// they take time in proportion to its size, so an attempt after a deadline would only start from
-// the beginning.
-func (t *term) retryRead(ctx context.Context, op func(context.Context) error) error {
-	return t.retryReporting(ctx, "mongodb", func(ctx context.Context) error {
-		ended := make(chan error, 1)
-		go func() { ended <- op(ctx) }()
-
-		ticker := time.NewTicker(time.Second)
-		defer ticker.Stop()
-		for {
-			select {
-			case err := <-ended:
-				return err
-			case <-ticker.C:
-				// The pump may be the caller. Without ticks the monitor would consider it hung.
-				t.progress.ticks.Add(1)
-			}
-		}
-	})
-}
-
-// retryReporting repeats op until it succeeds or ctx ends, and reports its errors as a problem of
-// part.
-func (t *term) retryReporting(ctx context.Context, part string, op func(context.Context) error) error {
-	err := retry.Do(ctx, retry.Reopen, op, func(err error, _ time.Duration) { t.slot.reportProblem(part, err, false) })
-	if err == nil {
-		t.slot.state.clearProblems(part)
-	}
-	return err
 }
 
 // newDispatcher returns the dispatcher of the term, without a sink.
 func (t *term) newDispatcher() *pipeline.Dispatcher {
 	return pipeline.New(pipeline.Config{
-		Pool:       t.slot.relay.pool,
-		Exceptions: &exceptionWriter{t},
-		Recorder:   &exceptionWriter{t},
-		Retry:      t.retryFenced,
-		Now:        t.slot.relay.clock.now,
-		Ready:      func(topic string) { t.reconciler.exceptions.Wake(topic) },
-		Found:      func(ready func() bool, let func()) { t.reconciler.exceptions.ReclaimLate(ready, let) },
+		Pool:       t.slot.shared.pool,
+		Exceptions: t.exceptions,
+		Recorder: &deliveryRecorder{
+			held:      t.held,
+			recording: t.slot.cfg.Recording,
+			log:       t.log,
+			refusedAt: map[string]time.Time{},
+		},
+		Retry: t.calls.retryFenced,
+		Now:   t.slot.shared.clock.now,
+		Ready: func(topic string) { t.reconciler.exceptions.Wake(topic) },
+		Found: func(ready func() bool, let func()) { t.reconciler.exceptions.ReclaimLate(ready, let) },
 		Metrics: pipeline.Metrics{
 			Published: func(topic string, n int) {
-				t.progress.acked.Add(int64(n))
-				t.slot.relay.lastAck.Store(time.Now().UnixNano())
+				t.acked.Add(int64(n))
+				t.slot.shared.lastAck.Store(time.Now().UnixNano())
 				t.slot.metrics.ObservePublish(topic, metrics.Acked, n)
 			},
 			Dead: func(topic string, class record.Class) {
@@ -218,10 +168,9 @@ func (t *term) newDispatcher() *pipeline.Dispatcher {
 
 // openSink fences every earlier sender and persists the new one. It blocks until that succeeds, the
 // lease is lost or ctx ends.
-func (t *term) openSink(ctx context.Context, doc *lease.Document, disp *pipeline.Dispatcher) (*sink.Sink, error) {
-	var opened *sink.Sink
-	err := retry.Do(ctx, retry.Reopen, func(ctx context.Context) (err error) {
-		opened, err = t.slot.sinks.Open(ctx, sink.TakeOver{Holder: disp, Fence: fence.In{
+func (t *term) openSink(ctx context.Context, doc *lease.Document) (opened *sink.Sink, err error) {
+	err = t.calls.retry(ctx, "kafka", func(ctx context.Context) (err error) {
+		opened, err = t.slot.sinks.Open(ctx, sink.TakeOver{Holder: t.dispatcher, Fence: fence.In{
 			TransactionalID: slots.TransactionalID(doc, t.slot.cfg.Watcher, t.slot.part),
 			Generation:      doc.Generation,
 			Offsets:         doc.OffsetMap(),
@@ -233,8 +182,8 @@ func (t *term) openSink(ctx context.Context, doc *lease.Document, disp *pipeline
 			},
 			Alias: t.namespaceAlias(doc),
 			Alive: doc.RenewedAt,
-			Event: t.recordFenceEvent,
-		}}, senderClaims{t.held}, disp)
+			Event: t.journal.recordFenceEvent,
+		}}, senderClaims{t.held}, t.dispatcher)
 		if errors.Is(err, lease.ErrLeaseLost) {
 			return retry.Permanent(err)
 		}
@@ -242,10 +191,12 @@ func (t *term) openSink(ctx context.Context, doc *lease.Document, disp *pipeline
 		// If another owner initializes the same transactional id at the same moment, the
 		// coordinator may fence both. That proves nothing about the lease, so the lease holder
 		// tries again after a random wait (N5).
-		return err
-	}, func(err error, _ time.Duration) { t.slot.reportProblem("kafka", t.diagnoseKafka(ctx, err), false) })
+		if err != nil {
+			return t.diagnoseKafka(ctx, err)
+		}
+		return nil
+	})
 	if err == nil {
-		t.slot.state.clearProblems("kafka")
 		t.slot.metrics.KafkaReachable.Set(1)
 	}
 	return opened, err
@@ -272,7 +223,7 @@ func (t *term) namespaceAlias(doc *lease.Document) fence.Alias {
 func (t *term) diagnoseKafka(ctx context.Context, err error) error {
 	ctx, cancel := context.WithTimeout(ctx, 3*time.Second)
 	defer cancel()
-	if d := t.slot.relay.kafka.Diagnose(ctx); d != nil {
+	if d := t.slot.shared.kafka.Diagnose(ctx); d != nil {
 		return d
 	}
 	return err
@@ -297,7 +248,7 @@ func (c senderClaims) Save(ctx context.Context, senders []record.Sender, offsets
 
 func (t *term) newStream() (*changestream.Stream, error) {
 	return changestream.New(changestream.Config{
-		Client: t.slot.relay.mongo.stream,
+		Client: t.slot.shared.mongo.stream,
 		Scope:  t.slot.scope,
 		Log:    t.log,
 		Metrics: changestream.Metrics{
@@ -314,11 +265,11 @@ func (t *term) newStream() (*changestream.Stream, error) {
 // buildConfig returns what is needed to build the records of envelopes.
 func (t *term) buildConfig() pipeline.BuildConfig {
 	return pipeline.BuildConfig{
-		Router: t.slot.relay.router,
-		Preset: t.slot.relay.preset,
+		Router: t.slot.shared.router,
+		Preset: t.slot.shared.preset,
 		Scope:  t.slot.scope,
 		Seal:   t.seal,
-		Now:    t.slot.relay.clock.now,
+		Now:    t.slot.shared.clock.now,
 		Tap:    t.slot.tap,
 	}
 }
@@ -327,159 +278,112 @@ func (t *term) buildConfig() pipeline.BuildConfig {
 func (t *term) newPump(until bson.Timestamp, previous *pipeline.PreviousOwner) *pipeline.Pump {
 	return pipeline.NewPump(t.buildConfig(), pipeline.PumpConfig{
 		Dispatcher:       t.dispatcher,
-		Term:             pumpTerm{t},
+		Term:             t,
 		ReadBack:         t.sink,
-		Collections:      t.collections,
+		Collections:      t.collections.claimed,
 		DropExpired:      t.slot.cfg.Expired == "drop",
 		RecordDeliveries: t.slot.cfg.Recording != purge.RecordWatermark,
 		StampMargin:      uint32(t.stampMargin / time.Second),
 		ReplayUntil:      until,
 		Previous:         previous,
-		DrainedSlots:     t.drainedSlots,
+		DrainedSlots:     t.start.drainedSlots,
 	})
 }
 
-// pumpTerm is the term as its pump uses it.
-type pumpTerm struct{ t *term }
-
-// HandleDDL implements pipeline.Term.
-func (p pumpTerm) HandleDDL(ctx context.Context, ev *changestream.Event) error {
-	return p.t.handleDDL(ctx, ev)
+// findCollections lists the watched collections and returns the claims of the watcher. A watcher
+// with claims has had a position, because the first position is saved before the first claim. If it
+// has none, its document has vanished, and the error is a *HaltError.
+func (t *term) findCollections(ctx context.Context, doc *lease.Document) (claims []outboxes.Registration, err error) {
+	if err := t.collections.listCollections(ctx); err != nil {
+		return nil, err
+	}
+	claims, err = t.collections.registrations(ctx)
+	if err == nil && doc.Position().IsZero() && doc.Gap == nil && len(claims) > 0 && t.slotHadBegun(ctx) {
+		err = &HaltError{
+			What: "the watcher document of " + t.slot.displayName() + " vanished: its place in the stream is lost",
+			Fix:  "run `outrelay recover`, which sweeps the collections; no envelope is lost",
+		}
+	}
+	return claims, err
 }
 
-// AdoptCollection implements pipeline.Term.
-func (p pumpTerm) AdoptCollection(ctx context.Context, ev *changestream.Event) error {
-	return p.t.adoptCollection(ctx, ev)
+// slotHadBegun reports whether the slot has had a position. With several slots, the claims may
+// belong to other slots, so the slot is looked up. If that fails, it returns true: a slot must not
+// start from the beginning by mistake.
+func (t *term) slotHadBegun(ctx context.Context) bool {
+	begun := true
+	_ = t.calls.retryCall(ctx, func(ctx context.Context) (err error) {
+		begun, err = t.slot.shared.divisions.Begun(ctx, t.slot.cfg.Watcher, t.slot.part)
+		return err
+	})
+	return begun
+}
+
+// HandleDDL implements pipeline.Term.
+func (t *term) HandleDDL(ctx context.Context, ev *changestream.Event) error {
+	return t.recovery.handleDDL(ctx, ev)
+}
+
+// AdoptCollection implements pipeline.Term: it registers a collection that appeared while the stream
+// runs, before its first event is delivered.
+func (t *term) AdoptCollection(ctx context.Context, ev *changestream.Event) error {
+	o, err := t.collections.adoptCollection(ctx, ev)
+	if err != nil {
+		return err
+	}
+	t.indexes.ensureIndexes(o)
+
+	list := t.collections.collectionIdentities()
+	err = t.held.Save(ctx, lease.Update{Collections: &list})
+
+	// A batch may contain many new collections, and would look like a hung pump without ticks.
+	t.NoteProgress()
+	return err
 }
 
 // MarkDirty implements pipeline.Term.
-func (p pumpTerm) MarkDirty(ctx context.Context, ns string) error { return p.t.dirty.mark(ctx, ns) }
+func (t *term) MarkDirty(ctx context.Context, ns string) error { return t.dirty.mark(ctx, ns) }
 
 // NoteScheduled implements pipeline.Term.
-func (p pumpTerm) NoteScheduled(ns string, id bson.RawValue, dueAt time.Time) {
-	p.t.reconciler.scheduled.NoteScheduled(ns, id, dueAt)
+func (t *term) NoteScheduled(ns string, id bson.RawValue, dueAt time.Time) {
+	t.reconciler.scheduled.NoteScheduled(ns, id, dueAt)
 }
 
 // NoteProgress implements pipeline.Term.
-func (p pumpTerm) NoteProgress() { p.t.progress.ticks.Add(1) }
+func (t *term) NoteProgress() { t.calls.ticks.Add(1) }
 
 // CountDropped implements pipeline.Term.
-func (p pumpTerm) CountDropped() {
-	p.t.slot.metrics.Reconciled.WithLabelValues("expired_dropped").Inc()
-}
+func (t *term) CountDropped() { t.slot.metrics.Reconciled.WithLabelValues("expired_dropped").Inc() }
 
-// findStart returns where to open the stream, and sets t.from to the position that stays until the
-// stream moves it. began is a cluster time before the collections were listed.
-func (t *term) findStart(ctx context.Context, doc *lease.Document, began bson.Timestamp) (changestream.Start, error) {
-	hash := t.slot.scope.PipelineHash()
-	identities := t.collectionIdentities()
-	t.from = doc.Position()
+// topicNamesEvery is the interval at which the topics are listed while envelopes name more topics
+// than topics.max.
+const topicNamesEvery = 10 * time.Second
 
-	if doc.Gap != nil {
-		u := lease.Update{PipelineHash: &hash, Collections: &identities}
-		return t.resumeGap(ctx, doc, u, began)
-	}
-	if !t.from.IsZero() {
-		s := changestream.Start{Position: t.from, PipelineHash: doc.PipelineHash}
-		for _, c := range doc.Collections {
-			s.Collections = append(s.Collections, resumeCollection(c))
-		}
-
-		// The hash may only be saved with a position that was reached with this pipeline (N23): see
-		// saveDescription.
-		t.unsavedDescription = &lease.Update{PipelineHash: &hash, Collections: &identities}
-		return s, nil
-	}
-
-	at, err := t.findFirstStart(ctx, began)
-	if err == nil {
-		at, err = t.agreeOnStart(ctx, at)
-	}
-	if err != nil {
-		return changestream.Start{}, err
-	}
-
-	// The position is persisted before the first event. After a crash from here on, the next owner
-	// starts at the same place.
-	t.from = resume.Position{ClusterTime: at}
-	u := lease.Update{
-		Checkpoint:   lease.Checkpoint{Position: t.from},
-		PipelineHash: &hash,
-		Collections:  &identities,
-	}
-	hidden, err := t.hasUnstampedBacklog(ctx, began)
-	if err != nil {
-		return changestream.Start{}, err
-	}
-	if hidden {
-		return t.planSweep(ctx, reasonBacklog, bson.Timestamp{}, began, u)
-	}
-	return changestream.Start{Position: t.from}, t.held.Save(ctx, u)
-}
-
-// saveDescription saves the pipeline hash and the collections of the stream, together with the
-// first position that was reached with them. Before the stream has reached one, it does nothing.
-func (t *term) saveDescription(ctx context.Context) {
-	t.startMu.Lock()
-	defer t.startMu.Unlock()
-	t.forgetDrainedSlotsLocked(ctx)
-
-	if t.unsavedDescription == nil || t.sweeping.Load() != nil {
-		return
-	}
-	reached, ok := t.dispatcher.Reached()
-	if !ok || reached.Compare(t.from) <= 0 {
-		return
-	}
-
-	// The checkpoint is part of the same write: the hash must never be stored with an older
-	// position.
-	u := *t.unsavedDescription
-	identities := t.collectionIdentities()
-	u.Collections = &identities
-	u.Current = true
-	if err := t.held.Save(ctx, u); err != nil {
-		// The renewal fails with the same error, and reports it.
-		return
-	}
-	t.unsavedDescription = nil
-}
-
-// findFirstStart returns where a watcher without a checkpoint starts: at the oldest envelope of the
-// backlog, at a configured time, or at now. now is a cluster time before the outboxes were listed.
-func (t *term) findFirstStart(ctx context.Context, now bson.Timestamp) (at bson.Timestamp, err error) {
-	if t.slot.cfg.Start.Now {
-		return now, nil
-	}
-	if when := t.slot.cfg.Start.At; !when.IsZero() {
-		return bson.Timestamp{T: uint32(when.Unix()), I: 1}, nil
-	}
-
-	// The reads must see everything that was committed up to now. Otherwise the oldest of it could
-	// lie before the start.
-	session, err := t.slot.relay.mongo.stream.StartSession(options.Session().SetCausalConsistency(true))
-	if err != nil {
-		return at, err
-	}
-	defer session.EndSession(ctx)
-	if err := session.AdvanceOperationTime(&now); err != nil {
-		return at, err
-	}
-	ctx = mongo.NewSessionContext(ctx, session)
-
-	oldest := now
-	for _, c := range t.watchedOutboxes() {
-		coll := t.slot.relay.mongo.stream.Database(c.DB).Collection(c.Coll)
-		err := t.retryRead(ctx, func(ctx context.Context) error {
-			ts, ok, err := outboxes.OldestTS(ctx, coll)
-			if err == nil && ok && ts.Before(oldest) {
-				oldest = ts
-			}
-			return err
-		})
+// countTopics starts to count the topics that envelopes name. Topics of the cluster do not count, so
+// that a service with invented topic names cannot use up the places of existing topics. They are
+// listed now, and again while the count is at its maximum, because topics may have been created
+// since.
+func (t *term) countTopics(ctx context.Context) {
+	var existing atomic.Pointer[map[string]bool]
+	existing.Store(&map[string]bool{})
+	list := func(ctx context.Context) {
+		ctx, cancel := context.WithTimeout(ctx, topicNamesEvery)
+		defer cancel()
+		names, err := t.slot.shared.kafka.TopicNames(ctx)
 		if err != nil {
-			return at, err
+			t.log.Debug("cannot list the topics of the cluster", "error", err)
+			return
 		}
+		existing.Store(&names)
 	}
-	return oldest, nil
+
+	list(ctx)
+	t.slot.shared.router.ResetTopics(func(topic string) bool { return (*existing.Load())[topic] })
+	t.inBackground(func(ctx context.Context) {
+		for retry.Sleep(ctx, topicNamesEvery) == nil {
+			if t.slot.shared.router.TopicsFull() {
+				list(ctx)
+			}
+		}
+	})
 }

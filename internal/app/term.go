@@ -18,7 +18,6 @@ import (
 	"github.com/outrelay/outrelay/internal/nodes"
 	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/pipeline"
-	"github.com/outrelay/outrelay/internal/retry"
 	"github.com/outrelay/outrelay/internal/sink"
 	"github.com/outrelay/outrelay/resume"
 )
@@ -30,68 +29,140 @@ var (
 	errReadEnded = errors.New("reading ended")
 )
 
+// errGapTooLate ends a term that has found a gap after it has loaded exceptions. The next takeover
+// finds the gap in the document.
+var errGapTooLate = errors.New("the change stream has a gap that contains exceptions")
+
 // term is one period of ownership: from the acquisition of the lease to its release or loss.
 type term struct {
 	slot *runner
+	held *lease.Held
+	log  *slog.Logger
 
-	held       *lease.Held
-	dispatcher *pipeline.Dispatcher
-	sink       *sink.Sink
-	stream     *changestream.Stream
-	pump       *pipeline.Pump
-	reconciler *reconciler
-	dirty      *dirtyList
-	stats      *termStats
-	progress   progress
-	log        *slog.Logger
+	// inBackground starts a goroutine with a context that ends with the term. These goroutines are
+	// joined last, after the release of the lease.
+	inBackground func(func(context.Context))
 
-	delivering   atomic.Pointer[pipeline.Dispatcher] // set when the takeover is done
-	stopRenewing func()
+	calls       *calls
+	journal     *journal
+	collections *collections
+	dirty       *dirtyList
+	indexes     *indexKeeper
+	start       *startPoint
+	recovery    *recovery
+	exceptions  *exceptionWriter
+	stats       *termStats
+	dispatcher  *pipeline.Dispatcher
+	stream      *changestream.Stream
 
-	// background is joined last, after the release of the lease. runInBackground starts a goroutine
-	// in it, with a context that ends with the term.
-	background      sync.WaitGroup
-	runInBackground func(func(context.Context))
+	acked      atomic.Int64 // records acked by Kafka
+	delivering atomic.Bool  // set when the takeover is done
 
-	fenceEvents fenceEvents // events of the fence that are not stored yet
-
-	// Used only by the monitor.
-	brokersAway  bool            // targets wait because their brokers cannot be reached
-	parkedTopics map[string]bool // topics that are parked
-	lapsedPin    string          // the dead node of a pin, once that is in the events log
-
-	// Used only by the goroutine that stores exceptions, and by the recorder of deliveries.
-	withDeadLetters  map[string]bool      // collections that got dead letters in this term
-	unstampedCount   uint32               // exceptions without a server timestamp
-	recordingRefused map[string]time.Time // when a collection last refused a recorded delivery
-
-	stampMargin time.Duration // by which server timestamps may be older than the commit of their envelopes
+	// Set during the takeover.
 	seal        []byte        // of the state database; without it, a service wrote the state of an envelope
-
-	watched struct {
-		sync.Mutex
-		outboxes []outboxes.Outbox // the watched collections, as they were listed last
-	}
-	collections map[[16]byte]bool // registered for this watcher, by UUID (N25)
-
-	reopenedAt resume.Position // where the stream was last reopened by time
-	gap        *lostStretch    // to be swept before the stream is read
-	gapPacing  gapPacing
-	renamed    renames
-	sweeping   atomic.Pointer[sweepProgress] // set while positions are those of a sweep
-
-	// startMu guards these fields: the end of a sweep replaces them while the monitor saves them.
-	startMu            sync.Mutex
-	from               resume.Position        // where the stream was started
-	drainedSlots       []pipeline.DrainedSlot // delivered by the slots of the previous division
-	unsavedDescription *lease.Update          // of the new stream; saved once the watermark has passed from
+	stampMargin time.Duration // by which server timestamps may be older than the commit of their envelopes
+	sink        *sink.Sink
+	reconciler  *reconciler
+	pump        *pipeline.Pump
 }
 
-// currentTerm gives health and metrics the term that delivers now, if any.
-type currentTerm struct{ t atomic.Pointer[term] }
+// newTerm returns a term of the slot. It does no I/O.
+func (r *runner) newTerm(held *lease.Held, inBackground func(func(context.Context))) (*term, error) {
+	doc := held.Document()
+	log := r.log.With("epoch", doc.Epoch)
+	t := &term{slot: r, held: held, log: log, inBackground: inBackground, stats: newTermStats()}
+	var err error
+	if t.stream, err = t.newStream(); err != nil {
+		return nil, err
+	}
 
-func (v *currentTerm) set(t *term) { v.t.Store(t) }
-func (v *currentTerm) get() *term  { return v.t.Load() }
+	// The writer of exceptions and the dispatcher refer to each other.
+	mongo := r.shared.mongo
+	t.calls = &calls{client: mongo.stream, state: r.state, timeout: r.shared.pace.call}
+	t.exceptions = &exceptionWriter{}
+	t.dispatcher = t.newDispatcher()
+	t.journal = &journal{events: r.events, held: held, part: r.part, log: log, inBackground: inBackground}
+	t.collections = &collections{
+		calls:    t.calls,
+		client:   mongo.state,
+		registry: r.shared.registry,
+		scope:    r.scope,
+		watcher:  r.cfg.Watcher,
+		part:     r.part,
+		log:      log,
+		claimed:  map[[16]byte]bool{},
+	}
+	t.dirty = &dirtyList{
+		held:        held,
+		calls:       t.calls,
+		collections: t.collections,
+		state:       mongo.state.Database(r.cfg.MongoDB.State),
+		reached:     t.dispatcher.Reached,
+		pause:       r.shared.pace.clean,
+		log:         log,
+		listed:      map[string]bool{},
+	}
+	for _, ns := range doc.Dirty {
+		t.dirty.addCommitted(ns)
+	}
+	t.indexes = &indexKeeper{
+		migrator: r.shared.newMigrator(func(context.Context) ([]outboxes.Outbox, error) {
+			return t.collections.watchedOutboxes(), nil
+		}),
+		client:          mongo.state,
+		cfg:             &r.cfg,
+		collections:     t.collections,
+		pause:           r.shared.pace.indexes,
+		log:             log,
+		inBackground:    inBackground,
+		withDeadLetters: map[string]bool{},
+	}
+	t.recovery = &recovery{
+		cfg:         &r.cfg,
+		client:      mongo.stream,
+		scope:       r.scope,
+		held:        held,
+		calls:       t.calls,
+		collections: t.collections,
+		dirty:       t.dirty,
+		dispatcher:  t.dispatcher,
+		state:       r.state,
+		metrics:     r.metrics,
+		now:         r.shared.clock.now,
+		log:         log,
+		appendEvent: t.journal.appendEvent,
+		onClosed: func(end resume.Position) {
+			t.start.setStart(end)
+			t.pump.DrainedSlots = nil
+		},
+	}
+	t.start = &startPoint{
+		slot:        r,
+		divisions:   r.shared.divisions,
+		client:      mongo.stream,
+		held:        held,
+		calls:       t.calls,
+		collections: t.collections,
+		recovery:    t.recovery,
+		dispatcher:  t.dispatcher,
+	}
+	*t.exceptions = exceptionWriter{
+		cfg:         &r.cfg,
+		version:     r.shared.version,
+		client:      mongo.stream,
+		scope:       r.scope,
+		held:        held,
+		stream:      t.stream,
+		dispatcher:  t.dispatcher,
+		collections: t.collections,
+		dirty:       t.dirty,
+		indexes:     t.indexes,
+		recovery:    t.recovery,
+		now:         r.shared.clock.now,
+		log:         log,
+	}
+	return t, nil
+}
 
 // serveTerm runs one term. It returns nil when stop ended the term. It returns only after every
 // goroutine of the term has ended (N2).
@@ -99,13 +170,10 @@ func (r *runner) serveTerm(stop, work context.Context, held *lease.Held) error {
 	work, cancel := context.WithCancelCause(work)
 	defer cancel(nil)
 	g, work := errgroup.WithContext(work)
-	t := &term{
-		slot:             r,
-		held:             held,
-		withDeadLetters:  map[string]bool{},
-		recordingRefused: map[string]time.Time{},
-		stats:            newTermStats(),
-		log:              r.log.With("epoch", held.Document().Epoch),
+	var background sync.WaitGroup
+	t, err := r.newTerm(held, func(f func(context.Context)) { background.Go(func() { f(work) }) })
+	if err != nil {
+		return err
 	}
 	r.metrics.LeaseOwner.Set(1)
 	held.SetSource(t.currentCheckpoint)
@@ -119,19 +187,17 @@ func (r *runner) serveTerm(stop, work context.Context, held *lease.Held) error {
 	// The lease is renewed during the whole takeover (N1).
 	renew, stopRenewing := context.WithCancel(work)
 	defer stopRenewing()
-	t.stopRenewing = stopRenewing
 	g.Go(func() error { return ignoreStop(renew, held.Run(renew)) })
 
-	t.runInBackground = func(f func(context.Context)) { t.background.Go(func() { f(work) }) }
 	r.state.clearHung()
-	err := t.runTerm(stop, work, g)
+	err = t.runTerm(stop, work, g, stopRenewing)
 
 	// If a stage ended the term, the error of runTerm is only its consequence.
 	if cause := context.Cause(work); cause != nil && !errors.Is(cause, context.Canceled) {
 		err = cause
 	}
 
-	r.current.set(nil)
+	r.current.Store(nil)
 	if !errors.Is(err, lease.ErrLeaseLost) {
 		// A release that fails means that the lease may have expired before. Then a new owner
 		// fences this process in Kafka, which is no failure.
@@ -144,11 +210,9 @@ func (r *runner) serveTerm(stop, work context.Context, held *lease.Held) error {
 	if e := g.Wait(); err == nil && e != nil {
 		err = e
 	}
-	t.background.Wait()
+	background.Wait()
 
-	if t.dispatcher != nil {
-		t.dispatcher.LeavePool()
-	}
+	t.dispatcher.LeavePool()
 	r.state.clearProblems(termParts...)
 	r.setBlockedGauges(nil)
 	r.metrics.LeaseOwner.Set(0)
@@ -168,13 +232,29 @@ func ignoreStop(ctx context.Context, err error) error {
 
 // runTerm takes over, then reads and delivers until stop ends, an operator requests the lease, or a
 // stage fails. It drains before it returns.
-func (t *term) runTerm(stop, work context.Context, g *errgroup.Group) error {
+func (t *term) runTerm(stop, work context.Context, g *errgroup.Group, stopRenewing func()) error {
 	read, stopRead := context.WithCancelCause(work)
 	defer stopRead(nil)
 	defer context.AfterFunc(stop, func() { stopRead(errStopping) })()
 
+	m := &monitor{
+		slot:         t.slot,
+		held:         t.held,
+		calls:        t.calls,
+		stream:       t.stream,
+		dispatcher:   t.dispatcher,
+		recovery:     t.recovery,
+		start:        t.start,
+		journal:      t.journal,
+		stats:        t.stats,
+		log:          t.log,
+		acked:        &t.acked,
+		delivering:   &t.delivering,
+		targets:      func() []sink.Blocked { return t.sink.State() },
+		stopRenewing: stopRenewing,
+	}
 	var watching sync.WaitGroup
-	watching.Go(func() { t.monitor(read, stopRead) })
+	watching.Go(func() { m.run(read, stopRead) })
 
 	t.slot.state.setRole(RoleTakeOver)
 	start, err := t.takeOver(read, work, g)
@@ -211,8 +291,15 @@ func (t *term) runTerm(stop, work context.Context, g *errgroup.Group) error {
 func (t *term) readStream(ctx context.Context, start changestream.Start) error {
 	for {
 		err := t.readStreamOnce(ctx, start)
-		if start, err = t.findNextStart(ctx, err); err != nil {
+		if start, err = t.recovery.findNextStart(ctx, err); err != nil {
 			return err
+		}
+
+		// The stream was expected to repeat the exceptions of the previous owner, for their other
+		// topics. It no longer can. That has to be known before exceptions are loaded, so a new
+		// takeover finds the gap in the document.
+		if t.recovery.gap != nil && t.pump.Previous != nil {
+			return errGapTooLate
 		}
 	}
 }
@@ -224,16 +311,14 @@ func (t *term) readStreamOnce(ctx context.Context, start changestream.Start) err
 	ended := make(chan error, 1)
 	inner, cancel := context.WithCancel(ctx)
 	defer cancel()
-	t.background.Go(func() {
+	t.inBackground(func(context.Context) {
 		defer close(batches)
 		ended <- t.stream.Run(inner, start, batches)
 	})
 
 	// The stream is open during the sweep, but held: the reader blocks with its first batch.
-	if t.gap != nil {
-		if err := t.sweepGap(ctx); err != nil {
-			return err
-		}
+	if err := t.recovery.sweepGap(ctx, t.start.from); err != nil {
+		return err
 	}
 
 	// After an error the reader is not awaited, and it delivers nothing more. A server may answer
@@ -256,18 +341,16 @@ func (t *term) drainStream(work context.Context) {
 	ctx, cancel := context.WithTimeout(work, t.slot.cfg.Drain)
 	defer cancel()
 	for acked := int64(-1); t.drainBriefly(ctx) != nil; {
-		if ctx.Err() != nil || acked == t.progress.acked.Load() && t.hasBlockedTargets() {
+		if ctx.Err() != nil || acked == t.acked.Load() && t.hasBlockedTargets() {
 			n, _ := t.dispatcher.Unresolved()
 			t.log.Warn("stopping with undelivered events; the next owner delivers them", "unresolved", n)
 			break
 		}
-		acked = t.progress.acked.Load()
+		acked = t.acked.Load()
 	}
 
-	if t.sweeping.Load() != nil {
-		if err := t.saveCursor(ctx); err != nil {
-			t.log.Warn("cannot save the cursor of the sweep; the next owner repeats a part of it", "reason", err)
-		}
+	if err := t.recovery.saveCursor(ctx); err != nil {
+		t.log.Warn("cannot save the cursor of the sweep; the next owner repeats a part of it", "reason", err)
 	}
 }
 
@@ -297,7 +380,7 @@ func (t *term) releaseLease(work context.Context, why error) error {
 		return err
 	}
 
-	t.announceReleased(work, why)
+	t.journal.announceReleased(work, why)
 	return nil
 }
 
@@ -311,9 +394,9 @@ func (t *term) haltWithLease(stop, work context.Context, err error) error {
 	}
 
 	t.slot.state.setRole(RoleHalted)
-	t.slot.reportProblem("halted", halt, true)
+	t.slot.state.reportProblem("halted", halt, true)
 	t.stats.setHalted(halt.Error())
-	t.appendEvent(work, nodes.Halted, bson.D{{Key: "reason", Value: halt.Error()}})
+	t.journal.appendEvent(work, nodes.Halted, bson.D{{Key: "reason", Value: halt.Error()}})
 	defer t.slot.state.clearProblems("halted")
 
 	for {
@@ -333,49 +416,18 @@ func (t *term) haltWithLease(stop, work context.Context, err error) error {
 // currentCheckpoint returns the checkpoint that the next renewal saves.
 func (t *term) currentCheckpoint() lease.Checkpoint {
 	c := lease.Checkpoint{Stats: t.stats.encode()}
-	disp := t.delivering.Load()
-	if disp == nil || t.sweeping.Load() != nil {
+	if !t.delivering.Load() || t.recovery.isSweeping() {
 		return c
 	}
 
 	// While a gap is open the position stays before it (N22). A sweep may have begun since the
 	// check above.
-	pos, ok, offsets := disp.Snapshot()
-	if ok && t.sweeping.Load() == nil {
+	pos, ok, offsets := t.dispatcher.Snapshot()
+	if ok && !t.recovery.isSweeping() {
 		c.Position = pos
 		c.Offsets = offsets
 	}
 	return c
-}
-
-// appendEvent appends an entry to the events log. It waits at most two seconds. A failure is only
-// logged.
-func (t *term) appendEvent(ctx context.Context, kind nodes.Kind, fields bson.D) {
-	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
-	defer cancel()
-
-	fields = append(fields, bson.E{Key: "epoch", Value: t.held.Document().Epoch})
-	if !t.slot.part.Whole() {
-		fields = append(fields, bson.E{Key: "slot", Value: t.slot.part.String()})
-	}
-	if err := t.slot.events.Append(ctx, kind, fields); err != nil {
-		t.log.Warn("an entry of the events log is lost", "kind", string(kind), "reason", err)
-	}
-}
-
-// retryFenced repeats a fenced write until it succeeds, the lease is lost, or ctx ends.
-func (t *term) retryFenced(ctx context.Context, op func() error) error {
-	err := retry.Do(ctx, retry.Reopen, func(context.Context) error {
-		err := op()
-		if errors.Is(err, lease.ErrLeaseLost) {
-			return retry.Permanent(err)
-		}
-		return err
-	}, func(err error, _ time.Duration) { t.slot.reportProblem("mongodb", err, false) })
-	if err == nil {
-		t.slot.state.clearProblems("mongodb")
-	}
-	return err
 }
 
 var _ pipeline.Sink = (*sink.Sink)(nil)

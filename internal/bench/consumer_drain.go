@@ -15,7 +15,6 @@ import (
 
 	"github.com/outrelay/outrelay/internal/transaction"
 	"github.com/outrelay/outrelay/pkg/consumer"
-	"github.com/outrelay/outrelay/pkg/inbox"
 )
 
 const (
@@ -164,9 +163,9 @@ func (h handlerLoop) run(ctx context.Context) (outcome, error) {
 	if h.Handling.Alone {
 		opts = append(opts, consumer.Concurrency(1), consumer.Batch(1))
 	}
-	mode := consumer.Exactly(inbox.Optimistic)
+	mode := consumer.Exactly(consumer.Transactional)
 	if !h.Handling.Inbox {
-		opts, mode = append(opts, consumer.InTransaction()), consumer.Exactly(inbox.None)
+		opts, mode = append(opts, consumer.InTransaction()), consumer.Exactly(consumer.AtLeastOnce)
 	}
 
 	c, err := consumer.New(h.Group, h.client.Database(h.DB), append(opts, mode)...)

@@ -12,7 +12,6 @@ import (
 
 	"github.com/outrelay/outrelay/internal/transaction"
 	"github.com/outrelay/outrelay/pkg/consumer"
-	"github.com/outrelay/outrelay/pkg/inbox"
 )
 
 const benchMessages = 2000
@@ -33,7 +32,7 @@ func benchKit(b *testing.B) *kit {
 
 // BenchmarkConsumer is a handler with one insert, by the inbox's mode.
 func BenchmarkConsumer(b *testing.B) {
-	for _, mode := range []inbox.Mode{inbox.Optimistic, inbox.None} {
+	for _, mode := range []consumer.Mode{consumer.Transactional, consumer.AtLeastOnce} {
 		b.Run(mode.String(), func(b *testing.B) {
 			for b.Loop() {
 				b.StopTimer()

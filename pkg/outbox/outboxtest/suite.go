@@ -43,7 +43,7 @@ type Fixture struct {
 	// Small is the same outbox, but it accepts only envelopes of up to SmallSize bytes.
 	Small Box
 
-	// Transaction runs fn as one unit of work, in the same way as outbox.Transaction.
+	// Transaction runs fn as one unit of work, in the same way as outbox.Box.Transaction.
 	Transaction func(ctx context.Context, fn func(ctx context.Context) error) error
 
 	// Stored returns the documents of the committed envelopes, in the order of their appends.
