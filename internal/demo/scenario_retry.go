@@ -16,7 +16,6 @@ import (
 	"github.com/outrelay/outrelay/internal/devstack"
 	"github.com/outrelay/outrelay/internal/envelope"
 	"github.com/outrelay/outrelay/pkg/event"
-	"github.com/outrelay/outrelay/pkg/outbox"
 )
 
 var retryScenario = Scenario{
@@ -313,7 +312,7 @@ func (s *stage) appendKey(ctx context.Context, key string, n int) error {
 		events = append(events, event.New(refusing, key, "PaymentMade", payload, event.WithID(id)))
 	}
 
-	err := outbox.Transaction(ctx, s.client, func(ctx context.Context) error {
+	err := s.service.box.Transaction(ctx, func(ctx context.Context) error {
 		return s.service.box.AppendMany(ctx, events)
 	})
 	if err != nil {

@@ -8,6 +8,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
+	"github.com/outrelay/outrelay/internal/transaction"
 	"github.com/outrelay/outrelay/pkg/outbox"
 )
 
@@ -52,7 +53,7 @@ func (x *Inbox) Admit(ctx context.Context, list []Entry) (fresh []bool, err erro
 	}
 
 	// The joined transaction becomes rollback-only if a part of it fails.
-	err = outbox.Transaction(ctx, x.client, func(ctx context.Context) error {
+	err = transaction.Run(ctx, x.client, func(ctx context.Context) error {
 		answers, err := x.admitEntries(ctx, unknown)
 		for i, at := range rest[:len(answers)] {
 			fresh[at] = answers[i]
@@ -231,7 +232,7 @@ func (x *Inbox) Insert(ctx context.Context, list []Entry) error {
 		return fmt.Errorf("inserting: %w", err)
 	}
 
-	err = outbox.Transaction(ctx, x.client, func(ctx context.Context) error {
+	err = transaction.Run(ctx, x.client, func(ctx context.Context) error {
 		fresh, err := x.Admit(ctx, list)
 		if err != nil {
 			return err
@@ -314,5 +315,5 @@ func (x *Inbox) joinTransaction(ctx context.Context, fn func(context.Context) er
 	if !inTransaction(ctx) {
 		return fn(ctx)
 	}
-	return outbox.Transaction(ctx, x.client, fn)
+	return transaction.Run(ctx, x.client, fn)
 }

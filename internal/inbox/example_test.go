@@ -40,11 +40,12 @@ func ExampleInbox_Once() {
 // printing it at the same time.
 func ExampleInbox_Claim() {
 	var (
-		ctx   context.Context
-		db    *mongo.Database
-		box   *inbox.Inbox
-		entry inbox.Entry
-		print func(context.Context) error
+		ctx    context.Context
+		db     *mongo.Database
+		box    *inbox.Inbox
+		events *outbox.Box
+		entry  inbox.Entry
+		print  func(context.Context) error
 	)
 	claim, err := box.Claim(ctx, entry, 0)
 	if errors.Is(err, inbox.ErrDuplicate) || errors.Is(err, inbox.ErrClaimed) {
@@ -60,7 +61,7 @@ func ExampleInbox_Claim() {
 			return err
 		}
 
-		return outbox.Transaction(ctx, db.Client(), func(ctx context.Context) error {
+		return events.Transaction(ctx, func(ctx context.Context) error {
 			if _, err := db.Collection("letters").InsertOne(ctx, bson.D{{Key: "printed", Value: true}}); err != nil {
 				return err
 			}

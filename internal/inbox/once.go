@@ -6,7 +6,7 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/outrelay/outrelay/pkg/outbox"
+	"github.com/outrelay/outrelay/internal/transaction"
 )
 
 // releaseWait is the timeout for releasing a claim. The context of the caller may have ended by
@@ -16,7 +16,7 @@ const releaseWait = 5 * time.Second
 // Once runs fn if the identity was not handled before. Otherwise it returns a *DuplicateError. The
 // writes of fn with its context are committed together with the marker: in a new transaction, or in
 // the one of ctx, whose starter then decides about the commit. If fn fails, its error is returned
-// and no marker is stored. fn may run more than once, as with outbox.Transaction.
+// and no marker is stored. fn may run more than once, as with outbox.Box.Transaction.
 //
 // With Using(None), fn always runs, with ctx. With Using(Eager), the message is claimed before, and
 // released if fn fails. If another holder has claimed it, the error is a *ClaimedError.
@@ -44,7 +44,7 @@ func (x *Inbox) Once(
 		return fmt.Errorf("%w: unknown mode %s", ErrInvalid, c.Mode)
 	case memoFromContext(ctx).isFresh(e):
 		// This transaction is handling the message already.
-		return outbox.Transaction(ctx, x.client, fn)
+		return transaction.Run(ctx, x.client, fn)
 	}
 
 	identity, err := x.markerID(e, 0)
@@ -71,7 +71,7 @@ func (x *Inbox) Once(
 // runOptimistic runs fn and marks the entry in the same transaction.
 func (x *Inbox) runOptimistic(ctx context.Context, e Entry, fn func(context.Context) error) error {
 	var duplicate bool
-	err := outbox.Transaction(ctx, x.client, func(ctx context.Context) error {
+	err := transaction.Run(ctx, x.client, func(ctx context.Context) error {
 		ctx = Remember(ctx)
 		fresh, err := x.Admit(ctx, []Entry{e})
 		if err != nil {
@@ -103,7 +103,7 @@ func (x *Inbox) runEager(ctx context.Context, e Entry, lease time.Duration, fn f
 	}
 
 	err = c.Hold(ctx, func(ctx context.Context) error {
-		return outbox.Transaction(ctx, x.client, func(ctx context.Context) error {
+		return transaction.Run(ctx, x.client, func(ctx context.Context) error {
 			ctx = Remember(ctx)
 			memoFromContext(ctx).storeAnswers([]Entry{e}, []bool{true})
 			if err := fn(ctx); err != nil {

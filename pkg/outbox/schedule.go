@@ -19,8 +19,8 @@ import (
 //
 // A scheduled event is not ordered with the other events of its key. It is delivered when it is
 // due.
-func (b *Box) Schedule(ctx context.Context, ev event.Event, at time.Time, opts ...CallOption) (event.ID, error) {
-	if err := b.AppendMany(ctx, []event.Event{ev.With(event.WithDueAt(at))}, opts...); err != nil {
+func (b *Box) Schedule(ctx context.Context, ev event.Event, at time.Time) (event.ID, error) {
+	if err := b.AppendMany(ctx, []event.Event{ev.With(event.WithDueAt(at))}); err != nil {
 		return event.ID{}, err
 	}
 	return ev.ID(), nil
@@ -29,9 +29,7 @@ func (b *Box) Schedule(ctx context.Context, ev event.Event, at time.Time, opts .
 // Cancel removes a scheduled event. It returns ErrNotScheduled if the event does not wait any more.
 // If ctx has a transaction, Cancel joins it. Otherwise it returns after a majority has stored the
 // change.
-func (b *Box) Cancel(ctx context.Context, id event.ID, opts ...CallOption) error {
-	ctx = withCallSession(ctx, opts)
-
+func (b *Box) Cancel(ctx context.Context, id event.ID) error {
 	filter, err := unclaimedFilter(ctx, id)
 	if err != nil {
 		return fmt.Errorf("canceling event %s: %w", id, err)
@@ -52,9 +50,7 @@ func (b *Box) Cancel(ctx context.Context, id event.ID, opts ...CallOption) error
 // Reschedule moves a scheduled event to the time at, whose year must be between 1970 and 9999. It
 // returns the same errors as Cancel and treats transactions in the same way. The expiry of the
 // event does not change: an event that has expired at its new due time is not delivered.
-func (b *Box) Reschedule(ctx context.Context, id event.ID, at time.Time, opts ...CallOption) error {
-	ctx = withCallSession(ctx, opts)
-
+func (b *Box) Reschedule(ctx context.Context, id event.ID, at time.Time) error {
 	filter, err := unclaimedFilter(ctx, id)
 	if err == nil && (at.Year() < 1970 || at.Year() > 9999) {
 		err = fmt.Errorf("invalid year %d: it must be between 1970 and 9999", at.Year())

@@ -17,7 +17,7 @@ import (
 func (b bundle) schedule(t *testing.T, at time.Time) event.ID {
 	t.Helper()
 	var id event.ID
-	if err := outbox.Transaction(t.Context(), b.client, func(ctx context.Context) (err error) {
+	if err := b.box.Transaction(t.Context(), func(ctx context.Context) (err error) {
 		id, err = b.box.Schedule(ctx, ev("later"), at)
 		return err
 	}); err != nil {
@@ -60,7 +60,7 @@ func TestScheduleRescheduleCancel(t *testing.T) {
 	}
 
 	no := errors.New("no")
-	if err := outbox.Transaction(ctx, b.client, func(ctx context.Context) error {
+	if err := b.box.Transaction(ctx, func(ctx context.Context) error {
 		if err := b.box.Cancel(ctx, id); err != nil {
 			t.Error(err)
 		}
@@ -142,7 +142,7 @@ func TestScheduleRefusesNonsense(t *testing.T) {
 		t.Errorf("the zero time: %v", err)
 	}
 
-	if err := outbox.Transaction(ctx, b.client, func(ctx context.Context) error {
+	if err := b.box.Transaction(ctx, func(ctx context.Context) error {
 		_, err := b.box.Schedule(ctx, ev("x"), time.Time{})
 		return err
 	}); !errors.Is(err, event.ErrInvalid) {

@@ -85,8 +85,8 @@ type ScheduledSummary struct {
 // Scheduled returns one page of the scheduled events that q selects. If ctx has a transaction, it
 // reads in it. The error reports an invalid q or a failed read. It takes up to three
 // queries, which are sorted by an index.
-func (b *Box) Scheduled(ctx context.Context, q ScheduledQuery, opts ...CallOption) (ScheduledPage, error) {
-	page, err := b.readScheduled(withCallSession(ctx, opts), q)
+func (b *Box) Scheduled(ctx context.Context, q ScheduledQuery) (ScheduledPage, error) {
+	page, err := b.readScheduled(ctx, q)
 	if err != nil {
 		return ScheduledPage{}, fmt.Errorf("reading scheduled events of %s: %w", b.collection, err)
 	}
@@ -185,8 +185,7 @@ func (b *Box) pageBound(ctx context.Context, filter bson.D, size int) (due bson.
 
 // SummarizeScheduled counts the scheduled events that q selects by event type, sorted by type.
 // PageSize and After are ignored. If ctx has a transaction, it reads in it.
-func (b *Box) SummarizeScheduled(ctx context.Context, q ScheduledQuery, opts ...CallOption) ([]ScheduledSummary, error) {
-	ctx = withCallSession(ctx, opts)
+func (b *Box) SummarizeScheduled(ctx context.Context, q ScheduledQuery) ([]ScheduledSummary, error) {
 	filter, err := q.buildFilter()
 	if err == nil {
 		err = transaction.CheckOptional(ctx)
@@ -242,8 +241,7 @@ func (b *Box) summarizeByType(ctx context.Context, filter bson.D) ([]ScheduledSu
 //
 // If ctx has a transaction, CancelScheduled joins it. Otherwise each event is removed separately,
 // and after an error some of them may be gone.
-func (b *Box) CancelScheduled(ctx context.Context, q ScheduledQuery, opts ...CallOption) (int64, error) {
-	ctx = withCallSession(ctx, opts)
+func (b *Box) CancelScheduled(ctx context.Context, q ScheduledQuery) (int64, error) {
 	filter, err := q.buildFilter()
 	if err == nil && !q.All && q.isEmpty() {
 		err = ErrEmptyQuery

@@ -32,7 +32,7 @@ type Setup struct {
 	Halting Inbox // with inbox.WithRecreated(inbox.Halt)
 
 	// Transaction runs fn as one unit of work, and again after a conflict, in the same way as
-	// outbox.Transaction.
+	// outbox.Box.Transaction.
 	Transaction func(ctx context.Context, fn func(ctx context.Context) error) error
 
 	// Expire ends the retention of every marker and removes the markers.

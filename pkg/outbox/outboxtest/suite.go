@@ -22,19 +22,15 @@ import (
 // their contracts.
 type Box interface {
 	Append(ctx context.Context, events ...event.Event) error
-	AppendMany(ctx context.Context, events []event.Event, opts ...outbox.CallOption) error
+	AppendMany(ctx context.Context, events []event.Event) error
 
-	Schedule(ctx context.Context, ev event.Event, at time.Time, opts ...outbox.CallOption) (event.ID, error)
-	Cancel(ctx context.Context, id event.ID, opts ...outbox.CallOption) error
-	Reschedule(ctx context.Context, id event.ID, at time.Time, opts ...outbox.CallOption) error
+	Schedule(ctx context.Context, ev event.Event, at time.Time) (event.ID, error)
+	Cancel(ctx context.Context, id event.ID) error
+	Reschedule(ctx context.Context, id event.ID, at time.Time) error
 
-	Scheduled(
-		ctx context.Context, q outbox.ScheduledQuery, opts ...outbox.CallOption,
-	) (outbox.ScheduledPage, error)
-	SummarizeScheduled(
-		ctx context.Context, q outbox.ScheduledQuery, opts ...outbox.CallOption,
-	) ([]outbox.ScheduledSummary, error)
-	CancelScheduled(ctx context.Context, q outbox.ScheduledQuery, opts ...outbox.CallOption) (int64, error)
+	Scheduled(ctx context.Context, q outbox.ScheduledQuery) (outbox.ScheduledPage, error)
+	SummarizeScheduled(ctx context.Context, q outbox.ScheduledQuery) ([]outbox.ScheduledSummary, error)
+	CancelScheduled(ctx context.Context, q outbox.ScheduledQuery) (int64, error)
 }
 
 // Fixture is an empty outbox for one test.
@@ -48,7 +44,7 @@ type Fixture struct {
 	// Small is the same outbox, but it accepts only envelopes of up to SmallSize bytes.
 	Small Box
 
-	// Transaction runs fn as one unit of work, in the same way as outbox.Transaction.
+	// Transaction runs fn as one unit of work, in the same way as outbox.Box.Transaction.
 	Transaction func(ctx context.Context, fn func(ctx context.Context) error) error
 
 	// Stored returns the documents of the committed envelopes, in the order of their appends.
