@@ -54,25 +54,6 @@ type lostStretch struct {
 	saved  time.Time      // when the cursor was last saved
 }
 
-// pacing delays a gap that follows another gap, if the stream made no progress between them.
-type pacing struct {
-	lastEnd bson.Timestamp // of the previous gap
-	backoff *retry.Backoff
-}
-
-// waitIfRepeated waits if the position at is still the end of the previous gap. It returns an error
-// when ctx ends.
-func (p *pacing) waitIfRepeated(ctx context.Context, at resume.Position) error {
-	if p.backoff == nil {
-		p.backoff = retry.Reopen.Start()
-	}
-	if at.Token.IsZero() && at.ClusterTime == p.lastEnd {
-		return p.backoff.Wait(ctx)
-	}
-	p.backoff.Reset()
-	return nil
-}
-
 // Recovery continues the stream of a term after it was lost, and delivers the envelopes that no
 // stream contains: those of a gap, and those of a collection that was renamed to a watched name.
 type Recovery struct {
@@ -92,15 +73,12 @@ type Recovery struct {
 	AppendEvent func(ctx context.Context, kind nodes.Kind, fields bson.D)
 	OnClosed    func(end resume.Position) // called when the document contains the end of the gap
 
-	reopenedAt resume.Position // where the stream was last reopened by time
-	gap        *lostStretch    // to be swept before the stream is read
-	pacing     pacing
+	reopenedAt resume.Position               // where the stream was last reopened by time
+	gap        *lostStretch                  // to be swept before the stream is read
+	lastEnd    bson.Timestamp                // of the previous gap
+	backoff    *retry.Backoff                // between two gaps without progress of the stream
 	sweeping   atomic.Pointer[sweepProgress] // set while positions are those of a sweep
-
-	// renamesMu guards renames: the pump and the goroutine that stores exceptions use it
-	// concurrently.
-	renamesMu sync.Mutex
-	renames   map[string]rename // the latest rename of each collection in the term
+	renames    sync.Map                      // name of a collection → its latest rename in the term
 }
 
 // dispatcher sends the swept envelopes and follows their acks.
@@ -157,7 +135,14 @@ func (r *Recovery) openGap(ctx context.Context, lost *changestream.GapError) (ch
 		return changestream.Start{}, err
 	}
 	reached, _ := r.Dispatcher.Reached()
-	if err := r.pacing.waitIfRepeated(ctx, reached); err != nil {
+
+	// A gap that follows another gap is delayed if the stream has made no progress between them.
+	if r.backoff == nil {
+		r.backoff = retry.Reopen.Start()
+	}
+	if !reached.Token.IsZero() || reached.ClusterTime != r.lastEnd {
+		r.backoff.Reset()
+	} else if err := r.backoff.Wait(ctx); err != nil {
 		return changestream.Start{}, err
 	}
 
@@ -343,7 +328,7 @@ func (r *Recovery) closeGap(ctx context.Context, res Result) error {
 
 	r.OnClosed(end)
 	r.gap = nil
-	r.pacing.lastEnd = g.To
+	r.lastEnd = g.To
 	r.sweeping.Store(nil)
 	r.State.ClearProblems("sweep")
 

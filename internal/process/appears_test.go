@@ -81,7 +81,7 @@ func (b *bundle) age(collection string) {
 // rename gives a collection the name of another, in its place. The relay may be making indexes, which a rename does not wait for.
 func (b *bundle) rename(from, to string) {
 	b.t.Helper()
-	waitFor(b.t, func() bool {
+	waitFor(b.t, "the collection is renamed", func() bool {
 		err := b.client.Database("admin").RunCommand(b.t.Context(), bson.D{
 			{Key: "renameCollection", Value: b.db.Name() + "." + from}, {Key: "to", Value: b.db.Name() + "." + to}, {Key: "dropTarget", Value: true},
 		}).Err()

@@ -41,7 +41,7 @@ func TestN28_HealthIsThatOfAllSlots(t *testing.T) {
 	if err := h.Live(); err != nil {
 		t.Error(err)
 	}
-	r.slots[1].State.SetHung()
+	r.slots[1].State.SetHung(true)
 	if h.Live() == nil {
 		t.Error("a slot hangs, and the process is live")
 	}

@@ -102,14 +102,6 @@ func (r *Relay) vitalSigns() nodes.Vitals {
 	return v
 }
 
-// waitWithoutWatcher blocks until stop ends. It replaces ownSlots in a process without the role of
-// a relay, which never acquires the lease.
-func (r *Relay) waitWithoutWatcher(stop context.Context) error {
-	r.shared.State.SetRole(readiness.RoleAdmin)
-	<-stop.Done()
-	return nil
-}
-
 // waitForUpgrade blocks until this version may work with the collections, or stop ends. It returns
 // ErrOutdated if the collections were made for a newer version. If this version has to migrate
 // them, it waits until all live nodes support the migration. If the state database cannot be read,

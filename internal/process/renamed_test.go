@@ -53,5 +53,5 @@ func TestN27_ACollectionThatIsRenamedIntoScopeIsSwept(t *testing.T) {
 	if next != 51 {
 		t.Fatalf("%d events of the renamed collection, want 51", next)
 	}
-	waitFor(t, func() bool { w := b.status(); return w.State == "live" && w.LagS == 0 })
+	waitFor(t, "the relay is live without a lag", func() bool { w := b.status(); return w.State == "live" && w.LagS == 0 })
 }

@@ -54,7 +54,7 @@ func TestN15_WhatWasSentInTimeDoesNotExpire(t *testing.T) {
 		}
 		b.delivered("sent")
 	})
-	waitFor(t, func() bool { return time.Now().After(expires) })
+	waitFor(t, "the envelope has expired", func() bool { return time.Now().After(expires) })
 	stop = b.start()
 	b.into("outbox", "after")
 	b.delivered("after")

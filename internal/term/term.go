@@ -199,7 +199,7 @@ func (r *Runner) serveTerm(stop, work context.Context, held *lease.Held) error {
 	defer stopRenewing()
 	g.Go(func() error { return ignoreStop(renew, held.Run(renew)) })
 
-	r.State.ClearHung()
+	r.State.SetHung(false)
 	err = t.runTerm(stop, work, g, stopRenewing)
 
 	// If a stage ended the term, the error of runTerm is only its consequence.
@@ -264,7 +264,7 @@ func (t *term) runTerm(stop, work context.Context, g *errgroup.Group, stopRenewi
 		stopRenewing: stopRenewing,
 	}
 	var watching sync.WaitGroup
-	watching.Go(func() { m.run(read, stopRead) })
+	watching.Go(func() { m.watchTerm(read, stopRead) })
 
 	t.slot.State.SetRole(readiness.RoleTakeOver)
 	start, err := t.takeOver(read, work, g)
