@@ -313,7 +313,7 @@ func (s *stage) appendKey(ctx context.Context, key string, n int) error {
 	}
 
 	err := s.service.box.Transaction(ctx, func(ctx context.Context) error {
-		return s.service.box.AppendMany(ctx, events)
+		return s.service.box.Append(ctx, events...)
 	})
 	if err != nil {
 		return fmt.Errorf("appending events of one key: %w", err)

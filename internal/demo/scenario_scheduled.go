@@ -146,7 +146,7 @@ func (s *stage) measureScheduling(ctx context.Context) (time.Duration, error) {
 
 	began := time.Now()
 	err := s.service.box.Transaction(ctx, func(ctx context.Context) error {
-		return errors.Join(s.service.box.AppendMany(ctx, events), errChangedMind)
+		return errors.Join(s.service.box.Append(ctx, events...), errChangedMind)
 	})
 	if !errors.Is(err, errChangedMind) {
 		return 0, fmt.Errorf("scheduling events: %w", err)
@@ -192,7 +192,7 @@ func (c *calendar) scheduleBatch(ctx context.Context, batch []*dueEvent) error {
 	}
 	c.addAll(batch)
 	err := c.stage.service.box.Transaction(ctx, func(ctx context.Context) error {
-		return c.stage.service.box.AppendMany(ctx, events)
+		return c.stage.service.box.Append(ctx, events...)
 	})
 	if err != nil {
 		return err

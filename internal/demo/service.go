@@ -222,7 +222,7 @@ func (s *service) placeOrders(ctx context.Context, worker, n int, rollback error
 		if _, err := s.orders.InsertMany(ctx, orders); err != nil {
 			return err
 		}
-		if err := s.box.AppendMany(ctx, events); err != nil {
+		if err := s.box.Append(ctx, events...); err != nil {
 			return err
 		}
 		return rollback

@@ -24,7 +24,7 @@ func TestN27_ACollectionThatIsRenamedIntoScopeIsSwept(t *testing.T) {
 	for i := range 50 {
 		list = append(list, event.New("order", "k", "Placed", []byte(fmt.Sprint(i))))
 	}
-	if err := stash.AppendMany(t.Context(), list); err != nil {
+	if err := stash.Append(t.Context(), list...); err != nil {
 		t.Fatal(err)
 	}
 	b.append(1)

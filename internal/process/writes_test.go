@@ -54,7 +54,7 @@ func TestTheHealthyPathWritesNothing(t *testing.T) {
 			for i := range events - 1 {
 				list = append(list, event.New("order", fmt.Sprint(i%5), "Placed", []byte("x")))
 			}
-			if err := b.box.AppendMany(t.Context(), list); err != nil {
+			if err := b.box.Append(t.Context(), list...); err != nil {
 				t.Fatal(err)
 			}
 			b.consume(events)

@@ -32,7 +32,7 @@ type fakeBox struct {
 	fail  error
 }
 
-func (b *fakeBox) AppendMany(_ context.Context, events []event.Event) error {
+func (b *fakeBox) Append(_ context.Context, events ...event.Event) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.fail != nil {

@@ -240,7 +240,7 @@ func (d *MessageDisposer) scheduleRetry(ctx context.Context, m *Message, handler
 // appendEvent appends one event in a separate transaction. It returns nil if the event exists already.
 func (d *MessageDisposer) appendEvent(ctx context.Context, ev event.Event) error {
 	err := d.cfg.Transact(ctx, func(ctx context.Context) error {
-		return d.cfg.Outbox.AppendMany(ctx, []event.Event{ev})
+		return d.cfg.Outbox.Append(ctx, ev)
 	})
 	switch {
 	case mongo.IsDuplicateKeyError(err):

@@ -7,9 +7,9 @@ import (
 	"slices"
 	"time"
 
+	"github.com/outrelay/outrelay/internal/inbox"
 	"github.com/outrelay/outrelay/internal/retry"
 	"github.com/outrelay/outrelay/internal/setaside"
-	"github.com/outrelay/outrelay/internal/inbox"
 )
 
 // roomPoll is how often a track that is held up by a suspension, or by a full waiting room, checks whether it may move its

@@ -205,7 +205,7 @@ func TestAppendManyKeepsOrderAndAtomicity(t *testing.T) {
 		if err := b.box.Append(ctx); err != nil {
 			return err
 		}
-		return b.box.AppendMany(ctx, []event.Event{ev("1"), ev("2", event.WithID(id)), ev("3")})
+		return b.box.Append(ctx, ev("1"), ev("2", event.WithID(id)), ev("3"))
 	}); err != nil {
 		t.Fatal(err)
 	}

@@ -46,7 +46,7 @@ func ExampleBox_Schedule() {
 		id  event.ID
 	)
 	err := box.Transaction(ctx, func(ctx context.Context) (err error) {
-		id, err = box.Schedule(ctx, event.New("order", "o-1", "PaymentDue", nil), time.Now().Add(24*time.Hour))
+		id, err = box.Schedule(ctx, time.Now().Add(24*time.Hour), event.New("order", "o-1", "PaymentDue", nil))
 		return err
 	})
 	if err != nil {

@@ -275,12 +275,12 @@ func (s *scene) appendEvents() {
 	add(forbidden, "forbidden", "order", "OrderPlaced", event.WithTopic("__consumer_offsets"))
 	add(expired, "late", "order", "Quote"+hostile, event.WithExpiresAt(time.Now().Add(-time.Hour)))
 	add(parked, "lost", "lost", "OrderLost")
-	if err := box.AppendMany(s.t.Context(), list); err != nil {
+	if err := box.Append(s.t.Context(), list...); err != nil {
 		s.t.Fatal(err)
 	}
 
 	for i := range scheduled {
-		if _, err := box.Schedule(s.t.Context(), event.New("order", fmt.Sprint(i), "PaymentDue", nil, event.WithID(fmt.Sprintf("due-%d", i))), time.Now().Add(24*time.Hour)); err != nil {
+		if _, err := box.Schedule(s.t.Context(), time.Now().Add(24*time.Hour), event.New("order", fmt.Sprint(i), "PaymentDue", nil, event.WithID(fmt.Sprintf("due-%d", i)))); err != nil {
 			s.t.Fatal(err)
 		}
 	}

@@ -249,7 +249,7 @@ func checkScheduling(t *testing.T, scheduler, service *mongo.Database) {
 		t.Fatal(err)
 	}
 
-	id, err := appending.Schedule(t.Context(), event.New("order", "1", "Reminded", nil), time.Now().Add(time.Hour))
+	id, err := appending.Schedule(t.Context(), time.Now().Add(time.Hour), event.New("order", "1", "Reminded", nil))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -164,7 +164,7 @@ func (w *RunningLoad) commitEvents(ctx context.Context, events []event.Event, ab
 		if _, err := w.scene.DB.Collection("orders").InsertOne(ctx, business); err != nil {
 			return err
 		}
-		if err := w.box.AppendMany(ctx, events); err != nil {
+		if err := w.box.Append(ctx, events...); err != nil {
 			return err
 		}
 		if abort {
@@ -246,7 +246,7 @@ func (s *Scene) AppendEvents(coll *mongo.Collection, events ...event.Event) {
 	if err != nil {
 		s.tb.Fatal(err)
 	}
-	err = box.Transaction(s.tb.Context(), func(ctx context.Context) error { return box.AppendMany(ctx, events) })
+	err = box.Transaction(s.tb.Context(), func(ctx context.Context) error { return box.Append(ctx, events...) })
 	if err != nil {
 		s.tb.Fatal(err)
 	}

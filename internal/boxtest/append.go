@@ -1,4 +1,4 @@
-package outboxtest
+package boxtest
 
 import (
 	"bytes"
@@ -33,11 +33,7 @@ func transactionIsRequired(t *testing.T, f Fixture) {
 		t.Errorf("Append: %v", err)
 	}
 
-	if err := f.Box.AppendMany(ctx, []event.Event{newEvent("lost")}); !errors.Is(err, outbox.ErrNoTransaction) {
-		t.Errorf("AppendMany: %v", err)
-	}
-
-	if _, err := f.Box.Schedule(ctx, newEvent("lost"), soon); !errors.Is(err, outbox.ErrNoTransaction) {
+	if _, err := f.Box.Schedule(ctx, soon, newEvent("lost")); !errors.Is(err, outbox.ErrNoTransaction) {
 		t.Errorf("Schedule: %v", err)
 	}
 
@@ -263,7 +259,7 @@ func emptyCalls(t *testing.T, f Fixture) {
 		t.Errorf("no events and no transaction: %v", err)
 	}
 
-	if err := f.Transaction(t.Context(), func(ctx context.Context) error { return f.Box.AppendMany(ctx, nil) }); err != nil {
+	if err := f.Transaction(t.Context(), func(ctx context.Context) error { return f.Box.Append(ctx) }); err != nil {
 		t.Error(err)
 	}
 
