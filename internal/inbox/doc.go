@@ -15,7 +15,7 @@
 //
 //   - Admit writes the marker in the transaction of the handler. After a failure nothing is stored. If
 //     two deliveries are handled at the same time, one of them has a write conflict:
-//     outbox.Transaction runs it again, and then it finds the duplicate. Use it for handlers whose
+//     outbox.Box.Transaction runs it again, and then it finds the duplicate. Use it for handlers whose
 //     effects are all in the transaction.
 //   - Claim commits a claim before the handler begins, so that of two simultaneous deliveries only one
 //     is handled. A claim has a lease and an epoch, and its times refer to the server's clock. Use it

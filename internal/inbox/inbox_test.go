@@ -14,7 +14,7 @@ import (
 	"github.com/outrelay/outrelay/internal/inbox"
 	"github.com/outrelay/outrelay/internal/inbox/inboxtest"
 	"github.com/outrelay/outrelay/internal/inbox/mongostore"
-	"github.com/outrelay/outrelay/pkg/outbox"
+	"github.com/outrelay/outrelay/internal/transaction"
 )
 
 func TestMain(m *testing.M) {
@@ -63,7 +63,7 @@ func (b bundle) store() *mongostore.Store {
 }
 
 func (b bundle) transaction(ctx context.Context, fn func(context.Context) error) error {
-	return outbox.Transaction(ctx, b.client, fn)
+	return transaction.Run(ctx, b.client, fn)
 }
 
 func (b bundle) admit(tb testing.TB, x *inbox.Inbox, list ...inbox.Entry) []bool {

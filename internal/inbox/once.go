@@ -20,7 +20,7 @@ type OnceConfig struct {
 // Once runs fn if the identity was not handled before. Otherwise it returns a *DuplicateError. The
 // writes of fn with its context are committed together with the marker: in a new transaction, or in
 // the one of ctx, whose starter then decides about the commit. If fn fails, its error is returned
-// and no marker is stored. fn may run more than once, as with outbox.Transaction.
+// and no marker is stored. fn may run more than once, as with outbox.Box.Transaction.
 //
 // With Claim, the message is claimed before, and released if fn fails. If another holder has claimed
 // it, the error is an *InProgressError.

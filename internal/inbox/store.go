@@ -13,7 +13,7 @@ import (
 // the Store.
 type Store interface {
 	// Transaction runs fn in the transaction of ctx, or in a new one, in the same way as
-	// outbox.Transaction.
+	// outbox.Box.Transaction.
 	Transaction(ctx context.Context, fn func(ctx context.Context) error) error
 
 	// CurrentTransaction returns a comparable value for the running transaction of ctx, or nil if there

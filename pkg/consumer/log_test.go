@@ -14,8 +14,8 @@ import (
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/inbox"
 	"github.com/outrelay/outrelay/internal/inbox/mongostore"
+	"github.com/outrelay/outrelay/internal/transaction"
 	"github.com/outrelay/outrelay/pkg/consumer"
-	"github.com/outrelay/outrelay/pkg/outbox"
 )
 
 // changing is a transport of one partition, whose log a test may change under the consumer.
@@ -340,7 +340,7 @@ func TestN29_WhatIsHeldOfADeletedTopicDoesNotCount(t *testing.T) {
 			gaps <- struct{}{}
 		}
 	}), consumer.Transactions(func(ctx context.Context, fn func(context.Context) error) error {
-		return outbox.Transaction(ctx, db.Client(), fn)
+		return transaction.Run(ctx, db.Client(), fn)
 	}))
 	handle(t, c, "counted", func(ctx context.Context, m *consumer.Message) error {
 		if m.Offset == 10 {
@@ -406,7 +406,7 @@ func TestN29_ATruncatedTopicGoesOnFromItsEnd(t *testing.T) {
 					gaps <- struct{}{}
 				}
 			}), consumer.Transactions(func(ctx context.Context, fn func(context.Context) error) error {
-				return outbox.Transaction(ctx, db.Client(), fn)
+				return transaction.Run(ctx, db.Client(), fn)
 			}))
 			handle(t, c, "counted", func(_ context.Context, m *consumer.Message) error {
 				mu.Lock()

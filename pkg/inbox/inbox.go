@@ -101,7 +101,7 @@ func (k Key) check() error {
 // The writes of fn with its context are committed together with the marker of the key: in a new
 // transaction, or in the transaction of ctx, whose starter then decides about the commit. In the
 // transaction of ctx, ErrDuplicate does not prevent the commit. If fn fails, Once returns its error
-// and stores nothing. fn may run more than once before a commit, as with outbox.Transaction.
+// and stores nothing. fn may run more than once before a commit, as with outbox.Box.Transaction.
 //
 // If this process is handling the same key, Once waits for that call, at most until ctx ends. If
 // another process holds a claim of the key, Once returns ErrInProgress. Within fn, a call of Once for

@@ -21,7 +21,7 @@ type Setup struct {
 	Halting *inbox.Inbox // with HaltOnRecreated
 
 	// Transaction runs fn as one unit of work, and again after a conflict, in the same way as
-	// outbox.Transaction.
+	// outbox.Box.Transaction.
 	Transaction func(ctx context.Context, fn func(ctx context.Context) error) error
 
 	// Expire ends the retention of every marker and removes the markers.

@@ -17,7 +17,7 @@ import (
 
 	"github.com/outrelay/outrelay/internal/inbox"
 	"github.com/outrelay/outrelay/internal/retry"
-	"github.com/outrelay/outrelay/pkg/outbox"
+	"github.com/outrelay/outrelay/internal/transaction"
 )
 
 // Store is an inbox.Store in MongoDB. It is safe for concurrent use.
@@ -72,9 +72,9 @@ func New(db *mongo.Database, s inbox.Settings) *Store {
 	}
 }
 
-// Transaction runs fn in the transaction of ctx, or in a new one: see outbox.Transaction.
+// Transaction runs fn in the transaction of ctx, or in a new one: see outbox.Box.Transaction.
 func (s *Store) Transaction(ctx context.Context, fn func(ctx context.Context) error) error {
-	return outbox.Transaction(ctx, s.client, fn)
+	return transaction.Run(ctx, s.client, fn)
 }
 
 // CurrentTransaction returns the session of ctx if it has a running transaction.
