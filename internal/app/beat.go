@@ -63,7 +63,7 @@ func (r *Relay) runHeartbeat(ctx context.Context) error {
 func (r *Relay) sendHeartbeat(ctx context.Context) {
 	// A broker that does not reply must not delay the heartbeat.
 	call, stop := context.WithTimeout(ctx, beatEvery/2)
-	_, err := r.kafka.Health(call)
+	_, err := r.kafka.Metadata(call, nil)
 	stop()
 	if ctx.Err() != nil {
 		return
