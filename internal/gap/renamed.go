@@ -21,7 +21,7 @@ func (r *Recovery) handleRename(ctx context.Context, ev *changestream.Event, fro
 		return r.Collections.LeaveCollection(ctx, ev)
 	}
 
-	defer r.Calls.KeepTicking(tickEvery)()
+	defer r.Calls.KeepTicking(ctx, tickEvery)()
 	o, listed, err := r.findRenamed(ctx, ev)
 	if err != nil {
 		return err

@@ -167,7 +167,7 @@ func newShared(cfg config.Config, version string, log *slog.Logger, m *metrics.S
 func (r *Relay) Run(ctx context.Context) error {
 	work, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	defer cancel()
-	defer r.Close()
+	defer r.closeClients(work)
 	operators, err := r.listenOperators()
 	if err != nil {
 		return err
@@ -249,9 +249,11 @@ func (r *Relay) Ready() (ok bool, role readiness.Role, reasons []string) {
 }
 
 // Close closes the connections of a relay that is never run. Run closes them itself.
-func (r *Relay) Close() {
+func (r *Relay) Close() { r.closeClients(context.Background()) }
+
+func (r *Relay) closeClients(ctx context.Context) {
 	r.shared.Kafka.Close()
-	r.shared.Mongo.Disconnect()
+	r.shared.Mongo.Disconnect(ctx)
 }
 
 // ownSlots runs every slot, within this node's share of them, until stop ends.
