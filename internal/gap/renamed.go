@@ -105,7 +105,7 @@ func (r *Recovery) sweepRenamed(
 	r.renames.Store(o.NS(), rename{pos: string(ev.Data), at: at})
 
 	s := &Sweep{
-		Client:      r.Client,
+		Client:      r.Calls.Client,
 		Collections: []outboxes.Outbox{o},
 		ReadUpTo:    map[string]bson.Timestamp{o.NS(): readUpTo},
 		To:          at,
