@@ -15,6 +15,7 @@ import (
 	"github.com/outrelay/outrelay/internal/admin"
 	"github.com/outrelay/outrelay/internal/config"
 	"github.com/outrelay/outrelay/internal/connect"
+	"github.com/outrelay/outrelay/internal/keyhash"
 	"github.com/outrelay/outrelay/internal/lease"
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/outboxes"
@@ -257,7 +258,7 @@ func TestN28_WhatASlotHadPassedIsNotSentAgain(t *testing.T) {
 	b.numbered(100, 300)
 	other := 0
 	for i := range 40 {
-		if event.Slot(fmt.Appendf(nil, "k%d", i)) >= event.Slots/2 {
+		if keyhash.Slot(fmt.Appendf(nil, "k%d", i)) >= keyhash.Slots/2 {
 			other += 5
 		}
 	}
@@ -356,7 +357,7 @@ func TestN28_ForeignExceptionsHaveOneSlot(t *testing.T) {
 			b.seal(),
 		}
 		if i%4 != 0 { // those without one are slot 0's
-			doc = append(doc, bson.E{Key: "slot", Value: event.Slot([]byte(key))})
+			doc = append(doc, bson.E{Key: "slot", Value: keyhash.Slot([]byte(key))})
 		}
 		docs = append(docs, doc)
 	}

@@ -22,7 +22,6 @@ import (
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/pkg/consumer"
 	"github.com/outrelay/outrelay/pkg/event"
-	"github.com/outrelay/outrelay/pkg/outbox"
 )
 
 // receiver is an OTLP collector over real HTTP that keeps spans by the id of their event.
@@ -125,7 +124,7 @@ func TestTracesJoinUpEndToEnd(t *testing.T) {
 	}()
 
 	placing, span := service.Start(t.Context(), "place order")
-	if err := outbox.Transaction(placing, b.client, func(ctx context.Context) error { return b.box.Append(ctx, placed) }); err != nil {
+	if err := b.box.Transaction(placing, func(ctx context.Context) error { return b.box.Append(ctx, placed) }); err != nil {
 		t.Fatal(err)
 	}
 	span.End()

@@ -15,6 +15,7 @@ import (
 	"github.com/outrelay/outrelay/internal/changestream"
 	"github.com/outrelay/outrelay/internal/config"
 	"github.com/outrelay/outrelay/internal/deadletter"
+	"github.com/outrelay/outrelay/internal/envelope"
 	"github.com/outrelay/outrelay/internal/gap"
 	"github.com/outrelay/outrelay/internal/lease"
 	"github.com/outrelay/outrelay/internal/mongodb"
@@ -126,7 +127,7 @@ func (x *exceptionWriter) deadLetterFor(e pipeline.Exception) (l deadletter.Lett
 		l, err = x.newIDOnlyLetter(&e)
 		return l, true, err
 
-	case e.State == event.StateRetry && x.cfg.Retry.MaxAttempts <= 1:
+	case e.State == envelope.StateRetry && x.cfg.Retry.MaxAttempts <= 1:
 		attempt := deadletter.Attempt{
 			At:     x.now(),
 			Topic:  e.Topic,
@@ -263,7 +264,7 @@ func (x *exceptionWriter) appendWaiting(list []waiting.Exception, e *pipeline.Ex
 		// before it, and it is resolved itself before the stream continues.
 		Redelivered: x.recovery.IsSweeping(),
 	}
-	if e.State == event.StateRetry {
+	if e.State == envelope.StateRetry {
 		w.Attempts = 1
 		w.Delay = retryPolicy(x.cfg).Delay(0)
 		w.Error = &waiting.ExceptionError{Class: e.Refusal.Class, Reason: e.Refusal.Reason, Topic: e.Topic}
@@ -279,7 +280,7 @@ func (x *exceptionWriter) appendWaiting(list []waiting.Exception, e *pipeline.Ex
 
 		// The envelope waits for the targets of both. An attempt that failed decides about its state.
 		pending := append(o.Pending, w.Pending...)
-		if w.State == event.StateRetry {
+		if w.State == envelope.StateRetry {
 			*o = w
 		}
 		o.Pending = pending
@@ -343,7 +344,7 @@ func envelopeKey(id []byte, stringID bool, ns []byte) string {
 func (x *exceptionWriter) refetchFromStream(
 	ctx context.Context, floor resume.Position, missing map[string][]*pipeline.Exception,
 ) error {
-	var v event.View
+	var v envelope.View
 	var id []byte
 	var hit []*pipeline.Exception
 	left := len(missing)
@@ -351,7 +352,7 @@ func (x *exceptionWriter) refetchFromStream(
 	// Records may lack the namespace, and the type of an id is known only if the record has it.
 	want := func(ev *changestream.Event) bool {
 		raw := ev.Document
-		if !ev.HasDocument || event.Parse(raw, &v) != nil {
+		if !ev.HasDocument || envelope.Parse(raw, &v) != nil {
 			return false
 		}
 

@@ -7,10 +7,10 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 
 	"github.com/outrelay/outrelay/internal/config"
+	"github.com/outrelay/outrelay/internal/envelope"
 	"github.com/outrelay/outrelay/internal/gap"
 	"github.com/outrelay/outrelay/internal/pipeline"
 	"github.com/outrelay/outrelay/internal/record"
-	"github.com/outrelay/outrelay/pkg/event"
 )
 
 // TestN15_AnEnvelopeThatTwoTopicsRejectWaitsForBoth: Kafka rejects the records of one envelope for two topics, and both
@@ -25,9 +25,9 @@ func TestN15_AnEnvelopeThatTwoTopicsRejectWaitsForBoth(t *testing.T) {
 	}
 
 	for name, states := range map[string][2]string{
-		"both rejected":         {event.StateRetry, event.StateRetry},
-		"parked, then rejected": {event.StateParked, event.StateRetry},
-		"rejected, then parked": {event.StateRetry, event.StateParked},
+		"both rejected":         {envelope.StateRetry, envelope.StateRetry},
+		"parked, then rejected": {envelope.StateParked, envelope.StateRetry},
+		"rejected, then parked": {envelope.StateRetry, envelope.StateParked},
 	} {
 		var list []pipeline.Exception
 		for i, topic := range []string{"a", "b"} {
@@ -42,8 +42,8 @@ func TestN15_AnEnvelopeThatTwoTopicsRejectWaitsForBoth(t *testing.T) {
 			t.Fatalf("%s: %d waiting envelopes, want 1", name, len(waiting))
 		}
 		slices.Sort(waiting[0].Pending)
-		if got, want := waiting[0].Pending, []string{"a", "b"}; !slices.Equal(got, want) || waiting[0].State != event.StateRetry {
-			t.Errorf("%s: pending %q in state %q, want %q in state %q", name, got, waiting[0].State, want, event.StateRetry)
+		if got, want := waiting[0].Pending, []string{"a", "b"}; !slices.Equal(got, want) || waiting[0].State != envelope.StateRetry {
+			t.Errorf("%s: pending %q in state %q, want %q in state %q", name, got, waiting[0].State, want, envelope.StateRetry)
 		}
 	}
 }

@@ -39,7 +39,7 @@ type DisposerConfig struct {
 	CreateTopics bool
 	// Outbox stores scheduled messages and fault events.
 	Outbox Outbox
-	// Transact runs the appends to Outbox: outbox.Transaction on the client of its database.
+	// Transact runs the appends to Outbox: outbox.Box.Transaction on the client of its database.
 	Transact Transactor
 	// Redact has the functions that are called for each letter, in this order.
 	Redact []Redactor
@@ -125,7 +125,7 @@ func (d *MessageDisposer) disposeByAction(ctx context.Context, m *Message, handl
 		}
 		return d.writeDeadLetter(ctx, m, handler, v, errors.Join(cause, why))
 
-	case Discard:
+	case Skip:
 		if v.Reason != ClassDuplicate && v.Reason != ClassDropped {
 			if err := d.publishLetterFault(ctx, newLetter(m, handler, v, cause, d.cfg.Now()), m); err != nil {
 				return err

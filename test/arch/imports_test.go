@@ -65,7 +65,7 @@ func TestLayerRuleSeesWrongImports(t *testing.T) {
 		{"internal/process/a.go", "internal/devstack/stacktest", "for tests only"},
 		{"internal/lease/a_test.go", "internal/devstack/stacktest", ""},
 		{"test/fault/child/a.go", "internal/devstack/stacktest", ""},
-		{"pkg/event/a.go", "internal/record", ""},
+		{"pkg/event/a.go", "internal/envelope", ""},
 		{"pkg/event/a.go", "internal/metrics", "may not import internal/metrics"},
 		{"resume/a.go", "internal/record", "may not import internal/record"},
 		{"internal/gadgets/a.go", "internal/record", "has no room"},
