@@ -58,7 +58,7 @@ func (b *bundle) age(collection string) {
 		ID bson.RawValue  `bson:"_id"`
 		TS bson.Timestamp `bson:"ts"`
 	}
-	waitFor(b.t, func() bool {
+	waitFor(b.t, "the envelopes are read", func() bool {
 		cur, err := coll.Find(b.t.Context(), bson.D{})
 		if err == nil {
 			err = cur.All(b.t.Context(), &docs)
@@ -101,7 +101,7 @@ func (b *bundle) out(from, to string) {
 		queryPlanKilled     = 175
 		backgroundOperation = 12587
 	)
-	waitFor(b.t, func() bool {
+	waitFor(b.t, "the collection is copied", func() bool {
 		cur, err := b.db.Collection(from).Aggregate(b.t.Context(), mongo.Pipeline{{{Key: "$out", Value: to}}})
 		if err == nil {
 			err = cur.Close(b.t.Context())
