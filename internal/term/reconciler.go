@@ -276,20 +276,14 @@ const (
 func (t *term) auditPeriodically(ctx context.Context) error {
 	out := t.reconciler.outlet
 	audit := t.dispatcher.NewAudit()
-	wait := auditEvery
-	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-time.After(wait):
-		}
-
+	for wait := auditEvery; retry.Sleep(ctx, wait) == nil; {
 		began := time.Now()
 		if err := t.auditOnce(ctx, out, audit); err != nil && ctx.Err() == nil {
 			t.log.Debug("cannot count the waiting envelopes", "reason", err)
 		}
 		wait = max(auditEvery, auditShare*time.Since(began))
 	}
+	return nil
 }
 
 func (t *term) auditOnce(ctx context.Context, out *pipeline.Outlet, audit *pipeline.Audit) error {

@@ -131,14 +131,12 @@ func (r *Runner) newTerm(held *lease.Held, inBackground func(func(context.Contex
 	}
 	t.recovery = &gap.Recovery{
 		Config:      &r.cfg,
-		Client:      mongo.Stream,
 		Scope:       r.scope,
 		Held:        held,
 		Calls:       t.calls,
 		Collections: t.collections,
 		Dirty:       t.dirty,
 		Dispatcher:  t.dispatcher,
-		State:       r.State,
 		Metrics:     r.metrics,
 		Now:         r.shared.Clock.Now,
 		Log:         log,
