@@ -52,7 +52,7 @@ func ClaimCheckOut(store BodyStore, threshold int) EmitMiddleware {
 			if err != nil {
 				return err
 			}
-			if len(body) <= threshold || ev.HasHeader(headerClaimCheck) {
+			if _, ok := ev.Header(headerClaimCheck); ok || len(body) <= threshold {
 				return next(ctx, ev)
 			}
 
@@ -63,7 +63,7 @@ func ClaimCheckOut(store BodyStore, threshold int) EmitMiddleware {
 
 			sum := sha256.Sum256(body)
 			claim := ref + ";sha256=" + hex.EncodeToString(sum[:])
-			return next(ctx, ev.With(event.WithPayload([]byte{}), event.WithHeader(headerClaimCheck, []byte(claim))))
+			return next(ctx, ev.With(event.WithPayload(event.Bytes(ev.ContentType(), nil)), event.WithHeader(headerClaimCheck, []byte(claim))))
 		}
 	}
 }

@@ -47,7 +47,7 @@ func TestLargeBodiesGoThroughTheStore(t *testing.T) {
 	wanted := errors.New("abort")
 	var out event.Event
 	err := outbox.Transaction(ctx, db.Client(), func(ctx context.Context) (err error) {
-		if out, err = checkedOut(ctx, g, 1000, event.New("order", "1", "A", large)); err != nil {
+		if out, err = checkedOut(ctx, g, 1000, event.New(event.Aggregate{Type: "order", ID: "1"}, "A", event.Bytes("", large))); err != nil {
 			return err
 		}
 		return wanted
@@ -70,7 +70,7 @@ func TestLargeBodiesGoThroughTheStore(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	small, err := checkedOut(ctx, g, 1000, event.New("order", "1", "A", "small"))
+	small, err := checkedOut(ctx, g, 1000, event.New(event.Aggregate{Type: "order", ID: "1"}, "A", event.Bytes("", []byte("small"))))
 	if p, _ := small.Payload(); err != nil || string(p) != "small" {
 		t.Errorf("a small one: %q, %v", p, err)
 	}
@@ -184,7 +184,7 @@ func TestEmitMiddlewareWritesInTheTransaction(t *testing.T) {
 	wanted := errors.New("abort")
 	for n, end := range []error{wanted, nil} {
 		err := outbox.Transaction(t.Context(), db.Client(), func(ctx context.Context) error {
-			return errors.Join(e.Append(ctx, event.New("order", "1", "A", "1"), event.New("order", "2", "A", "2")), end)
+			return errors.Join(e.Append(ctx, event.New(event.Aggregate{Type: "order", ID: "1"}, "A", event.Bytes("", []byte("1"))), event.New(event.Aggregate{Type: "order", ID: "2"}, "A", event.Bytes("", []byte("2")))), end)
 		})
 		if !errors.Is(err, end) {
 			t.Fatal(err)

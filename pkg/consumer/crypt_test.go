@@ -55,7 +55,7 @@ func TestEncryptedBodiesAreReadByHandlersAlone(t *testing.T) {
 	k := keys(t, "k1", map[string][]byte{"k1": key(1)})
 	rapid.Check(t, func(rt *rapid.T) {
 		body := rapid.SliceOfN(rapid.Byte(), 0, 300).Draw(rt, "body")
-		ev := event.New("order", "1", "A", body, event.WithHeader("tenant", []byte("x")))
+		ev := event.New(event.Aggregate{Type: "order", ID: "1"}, "A", event.Bytes("", body), event.WithHeader("tenant", []byte("x")))
 		m := emitted(t, ev, consumer.Encrypt(k, "tenant", "absent"))
 		if len(m.Value) != len(body)+28 || len(body) > 8 && bytes.Contains(m.Value, body) {
 			rt.Fatalf("%d bytes became %d", len(body), len(m.Value))
@@ -75,7 +75,7 @@ func TestWhatWasChangedIsNotDecrypted(t *testing.T) {
 	t.Parallel()
 	k := keys(t, "k1", map[string][]byte{"k1": key(1), "k2": key(2)})
 	fresh := func() *consumer.Message {
-		return emitted(t, event.New("order", "1", "A", "secret", event.WithHeader("tenant", []byte("x"))), consumer.Encrypt(k, "tenant"))
+		return emitted(t, event.New(event.Aggregate{Type: "order", ID: "1"}, "A", event.Bytes("", []byte("secret")), event.WithHeader("tenant", []byte("x"))), consumer.Encrypt(k, "tenant"))
 	}
 	for name, change := range map[string]func(m *consumer.Message){
 		"body": func(m *consumer.Message) {
@@ -109,7 +109,7 @@ func TestKeysRotate(t *testing.T) {
 	t.Parallel()
 	old := keys(t, "k1", map[string][]byte{"k1": key(1)})
 	both := keys(t, "k2", map[string][]byte{"k1": key(1), "k2": key(2)})
-	ev := event.New("order", "1", "A", "secret")
+	ev := event.New(event.Aggregate{Type: "order", ID: "1"}, "A", event.Bytes("", []byte("secret")))
 	for name, m := range map[string]*consumer.Message{"old": emitted(t, ev, consumer.Encrypt(old)), "new": emitted(t, ev, consumer.Encrypt(both))} {
 		if got, err := handled(t.Context(), m, consumer.Decrypt(both)); err != nil || string(got.Value) != "secret" {
 			t.Errorf("%s: %v", name, err)
@@ -123,11 +123,11 @@ func TestKeysRotate(t *testing.T) {
 func TestWhatNeedsNoDecryption(t *testing.T) {
 	t.Parallel()
 	k := keys(t, "k1", map[string][]byte{"k1": key(1)})
-	tombstone := emitted(t, event.New("order", "1", "A", nil), consumer.Encrypt(k))
+	tombstone := emitted(t, event.New(event.Aggregate{Type: "order", ID: "1"}, "A", event.Payload{}), consumer.Encrypt(k))
 	if got, err := handled(t.Context(), tombstone, consumer.Decrypt(k)); err != nil || !got.Tombstone() {
 		t.Errorf("a tombstone: %v", err)
 	}
-	plain := emitted(t, event.New("order", "1", "A", "open"))
+	plain := emitted(t, event.New(event.Aggregate{Type: "order", ID: "1"}, "A", event.Bytes("", []byte("open"))))
 	if got, err := handled(t.Context(), plain, consumer.Decrypt(k, consumer.AllowPlain())); err != nil || string(got.Value) != "open" {
 		t.Errorf("a plain one that is allowed: %v", err)
 	}
@@ -140,7 +140,7 @@ func (awayKeys) Key(context.Context, string) ([]byte, error) { return nil, errFl
 func TestAKeyProviderThatIsAwayIsNotTheMessagesFault(t *testing.T) {
 	t.Parallel()
 	k := keys(t, "k1", map[string][]byte{"k1": key(1)})
-	_, err := handled(t.Context(), emitted(t, event.New("order", "1", "A", "x"), consumer.Encrypt(k)), consumer.Decrypt(awayKeys{k}))
+	_, err := handled(t.Context(), emitted(t, event.New(event.Aggregate{Type: "order", ID: "1"}, "A", event.Bytes("", []byte("x"))), consumer.Encrypt(k)), consumer.Decrypt(awayKeys{k}))
 	if !errors.Is(err, errFlaky) || errors.Is(err, consumer.ErrValidation) {
 		t.Error(err)
 	}

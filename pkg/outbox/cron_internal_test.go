@@ -10,7 +10,9 @@ import (
 
 func entry(t *testing.T, e CronEntry) *cronEntry {
 	t.Helper()
-	e.Name, e.Event = "e", func(time.Time) event.Event { return event.New("a", "b", "c", nil) }
+	e.Name, e.Event = "e", func(time.Time) event.Event {
+		return event.New(event.Aggregate{Type: "a", ID: "b"}, "c", event.Payload{})
+	}
 	x, err := newCronEntry(e)
 	if err != nil {
 		t.Fatal(err)
@@ -123,17 +125,21 @@ func TestCronExpressions(t *testing.T) {
 
 func TestCronRefusesBadEntries(t *testing.T) {
 	t.Parallel()
-	good := CronEntry{Name: "e", Schedule: "@daily", Event: func(time.Time) event.Event { return event.New("a", "b", "c", nil) }}
+	good := CronEntry{Name: "e", Schedule: "@daily", Event: func(time.Time) event.Event {
+		return event.New(event.Aggregate{Type: "a", ID: "b"}, "c", event.Payload{})
+	}}
 	for name, change := range map[string]func(*CronEntry){
-		"no name":       func(e *CronEntry) { e.Name = "" },
-		"no event":      func(e *CronEntry) { e.Event = nil },
-		"no schedule":   func(e *CronEntry) { e.Schedule = "" },
-		"words":         func(e *CronEntry) { e.Schedule = "every day" },
-		"too many":      func(e *CronEntry) { e.Schedule = "* * * * * * *" },
-		"zone alone":    func(e *CronEntry) { e.Schedule = "CRON_TZ=UTC" },
-		"no such zone":  func(e *CronEntry) { e.Schedule = "CRON_TZ=Nowhere/Land 0 0 * * *" },
-		"never fires":   func(e *CronEntry) { e.Schedule = "0 0 30 2 *" },
-		"bad event":     func(e *CronEntry) { e.Event = func(time.Time) event.Event { return event.New("", "", "", nil) } },
+		"no name":      func(e *CronEntry) { e.Name = "" },
+		"no event":     func(e *CronEntry) { e.Event = nil },
+		"no schedule":  func(e *CronEntry) { e.Schedule = "" },
+		"words":        func(e *CronEntry) { e.Schedule = "every day" },
+		"too many":     func(e *CronEntry) { e.Schedule = "* * * * * * *" },
+		"zone alone":   func(e *CronEntry) { e.Schedule = "CRON_TZ=UTC" },
+		"no such zone": func(e *CronEntry) { e.Schedule = "CRON_TZ=Nowhere/Land 0 0 * * *" },
+		"never fires":  func(e *CronEntry) { e.Schedule = "0 0 30 2 *" },
+		"bad event": func(e *CronEntry) {
+			e.Event = func(time.Time) event.Event { return event.New(event.Aggregate{Type: "", ID: ""}, "", event.Payload{}) }
+		},
 		"bad policy":    func(e *CronEntry) { e.Missed = 9 },
 		"far ahead":     func(e *CronEntry) { e.Ahead = 48 * time.Hour },
 		"in the past":   func(e *CronEntry) { e.Ahead = -time.Second },

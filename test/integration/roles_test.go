@@ -177,7 +177,7 @@ func TestRolesAreEnough(t *testing.T) {
 	g.CheckDelivery(topics)
 
 	// The event waits until its topic exists, and is then delivered.
-	late := event.New("late", "1", "Placed", bson.D{{Key: "n", Value: 1}})
+	late := event.New(event.Aggregate{Type: "late", ID: "1"}, "Placed", event.Document(bson.D{{Key: "n", Value: 1}}))
 	if err := outbox.Transaction(t.Context(), service, func(ctx context.Context) error {
 		box, err := outbox.New(service.Database(rootDB.Name()))
 		if err != nil {
@@ -251,7 +251,7 @@ func checkScheduling(t *testing.T, scheduler, service *mongo.Database) {
 		t.Fatal(err)
 	}
 
-	id, err := appending.Schedule(t.Context(), event.New("order", "1", "Reminded", nil), time.Now().Add(time.Hour))
+	id, err := appending.Schedule(t.Context(), event.New(event.Aggregate{Type: "order", ID: "1"}, "Reminded", event.Payload{}), time.Now().Add(time.Hour))
 	if err != nil {
 		t.Fatal(err)
 	}
