@@ -12,15 +12,15 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 
+	"github.com/outrelay/outrelay/internal/inbox"
 	"github.com/outrelay/outrelay/pkg/consumer"
 	"github.com/outrelay/outrelay/pkg/event"
-	"github.com/outrelay/outrelay/pkg/inbox"
 	"github.com/outrelay/outrelay/pkg/outbox"
 )
 
 func TestEachEffectHappensOnceInTheOrderOfItsKey(t *testing.T) {
 	t.Parallel()
-	for mode, n := range map[inbox.Mode]int{inbox.Optimistic: 100, inbox.Eager: 20} {
+	for mode, n := range map[consumer.Mode]int{consumer.Transactional: 100, consumer.Claimed: 20} {
 		t.Run(mode.String(), func(t *testing.T) {
 			t.Parallel()
 			k := newKit(t, 2)
@@ -156,7 +156,7 @@ func TestKeysRunInParallelAndEachInOrder(t *testing.T) {
 	go func() { some.Wait(); close(all) }()
 	var at sync.Map
 	effects := k.effects("effects")
-	c := k.consumer(consumer.Concurrency(4), consumer.Exactly(inbox.None))
+	c := k.consumer(consumer.Concurrency(4), consumer.Exactly(consumer.AtLeastOnce))
 	handle(t, c, "*", func(ctx context.Context, m *consumer.Message) error {
 		if _, there := at.LoadOrStore(string(m.Key), true); there {
 			return fmt.Errorf("two of key %s at once", m.Key)
@@ -326,7 +326,7 @@ func TestUnknownTypePassesWhereItIsAllowed(t *testing.T) {
 	k.publish(msg("a", "nobody.knows", "1"))
 	k.start(c)
 	k.until("offsets", func(context.Context) bool { return k.committed(1)[0] == 1 })
-	if got := dead.all(); len(got) != 1 || got[0].verdict.Action != consumer.Discard || stats.dropped.Load() != 1 {
+	if got := dead.all(); len(got) != 1 || got[0].verdict.Action != consumer.Skip || stats.dropped.Load() != 1 {
 		t.Errorf("disposed %+v, dropped %d", got, stats.dropped.Load())
 	}
 }
