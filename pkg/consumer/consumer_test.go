@@ -377,7 +377,7 @@ func TestEventsOfAHandlerLeaveWithItsEffect(t *testing.T) {
 	c := k.consumer(consumer.OnFailure(tries(3)))
 	effects := k.effects("effects")
 	handle(t, c, "counted", func(ctx context.Context, m *consumer.Message) error {
-		if err := errors.Join(effects(ctx, m), box.Append(ctx, event.New("answer", string(m.Key), "Answered", bson.D{{Key: "to", Value: m.ID}}))); err != nil {
+		if err := errors.Join(effects(ctx, m), box.Append(ctx, event.New(event.Aggregate{Type: "answer", ID: string(m.Key)}, "Answered", event.Document(bson.D{{Key: "to", Value: m.ID}})))); err != nil {
 			return err
 		}
 		if string(m.Value) == "2" && failures.Add(1) < 3 {

@@ -64,7 +64,7 @@ func TestOutboxOptions(t *testing.T) {
 	plain, audit := newOutbox(t, db), newOutbox(t, db, WithCollection("audit"), WithPropagator(nil))
 	ctx := propagation.TraceContext{}.Extract(t.Context(), propagation.MapCarrier{"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"})
 	err := db.Transaction(ctx, func(ctx context.Context) error {
-		return errors.Join(plain.Append(ctx, event.New("order", "1", "Placed", "x")), audit.Append(ctx, event.New("order", "2", "Placed", "x")))
+		return errors.Join(plain.Append(ctx, event.New(event.Aggregate{Type: "order", ID: "1"}, "Placed", event.Bytes("", []byte("x")))), audit.Append(ctx, event.New(event.Aggregate{Type: "order", ID: "2"}, "Placed", event.Bytes("", []byte("x")))))
 	})
 	if err != nil {
 		t.Fatal(err)
