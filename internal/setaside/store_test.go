@@ -335,6 +335,13 @@ func TestWaitingCountAndRetire(t *testing.T) {
 			t.Errorf("count up to %d: got %d (%v), want %d", limit, n, err, want)
 		}
 	}
+	names, err := s.Handlers(t.Context(), "billing")
+	if want := []string{orders.Handler, stranger.Handler}; err != nil || !slices.Equal(names, want) {
+		t.Errorf("handlers with messages: got %v (%v), want %v", names, err, want)
+	}
+	if names, err := s.Handlers(t.Context(), "bill"); err != nil || len(names) != 0 {
+		t.Errorf("handlers of another group: got %v (%v), want none", names, err)
+	}
 	if n, err := s.Retire(t.Context(), orders.Handler); n != 6 || err != nil {
 		t.Errorf("retired messages: got %d (%v), want 6", n, err)
 	}
