@@ -13,9 +13,8 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
+	"github.com/outrelay/outrelay/internal/transaction"
 	"github.com/outrelay/outrelay/pkg/consumer"
-	"github.com/outrelay/outrelay/pkg/inbox"
-	"github.com/outrelay/outrelay/pkg/outbox"
 )
 
 const (
@@ -123,7 +122,7 @@ func (r readerLoop) handleRecords(ctx context.Context, reader *kafka.Reader) err
 		}
 
 		began := time.Now()
-		err = outbox.Transaction(ctx, r.client, func(ctx context.Context) error { return r.applyEffect(ctx, m.Key, m.Value) })
+		err = transaction.Run(ctx, r.client, func(ctx context.Context) error { return r.applyEffect(ctx, m.Key, m.Value) })
 		if err != nil {
 			return err
 		}
@@ -164,9 +163,9 @@ func (h handlerLoop) run(ctx context.Context) (outcome, error) {
 	if h.Handling.Alone {
 		opts = append(opts, consumer.Concurrency(1), consumer.Batch(1))
 	}
-	mode := consumer.Exactly(inbox.Optimistic)
+	mode := consumer.Exactly(consumer.Transactional)
 	if !h.Handling.Inbox {
-		opts, mode = append(opts, consumer.InTransaction()), consumer.Exactly(inbox.None)
+		opts, mode = append(opts, consumer.InTransaction()), consumer.Exactly(consumer.AtLeastOnce)
 	}
 
 	c, err := consumer.New(h.Group, h.client.Database(h.DB), append(opts, mode)...)

@@ -392,8 +392,8 @@ type OTel struct {
 	// TLS names the files for an https endpoint. Unset uses the certificate authorities of the system.
 	TLS *TLS `yaml:"tls"`
 	// SamplePercent is the percentage of the traces sampled by the services whose events get a span
-	// when they are sent. All processes make the same decision for a trace. 0 creates no spans. Between
-	// 0 and 100. Defaults to 100.
+	// when they are sent. All processes make the same decision for a trace. 0 creates no spans. At most
+	// 100. Defaults to 100.
 	SamplePercent int `yaml:"sample_percent"`
 	// SpansPerSecond is the maximum number of spans per second, so that traces do not slow down a busy
 	// outbox. Further events get no span. Between 1 and 100000. Defaults to 1000.

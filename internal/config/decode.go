@@ -99,7 +99,7 @@ func (d *decoder) decodeValue(in any, out reflect.Value, f field, path string) {
 			target = reflect.New(s)
 			out.Set(target)
 			target = target.Elem()
-			target.Set(reflect.ValueOf(sectionDefault(s)))
+			target.Set(reflect.ValueOf(SectionDefault(s)))
 		}
 		d.decodeStruct(m, target, path+".")
 		return
@@ -115,8 +115,8 @@ func (d *decoder) decodeValue(in any, out reflect.Value, f field, path string) {
 	}
 }
 
-// sectionDefault returns the default content of an optional section that is set.
-func sectionDefault(t reflect.Type) any {
+// SectionDefault returns the default content of an optional section that is set. t is its type.
+func SectionDefault(t reflect.Type) any {
 	switch t {
 	case reflect.TypeFor[Create]():
 		return Create{Partitions: -1, Replication: -1}

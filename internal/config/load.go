@@ -44,17 +44,32 @@ func loadWithReferences(defaults Config, path string, env, set []string) (
 	warnings = loadEnv(k, env, p)
 	loadSet(k, set, p)
 
+	c, references, found, err := decodeKeys(defaults, k.Raw(), env, p)
+	return c, references, append(warnings, found...), err
+}
+
+// FromKeys is LoadOver with keys in the form of a parsed YAML file. References to environment variables
+// are not resolved.
+func FromKeys(defaults Config, keys map[string]any) (Config, []string, error) {
+	c, _, warnings, err := decodeKeys(defaults, keys, nil, &Problems{})
+	return c, warnings, err
+}
+
+// decodeKeys decodes and checks keys. p contains the problems found before.
+func decodeKeys(defaults Config, keys map[string]any, env []string, p *Problems) (
+	c Config, references map[string]resolvedText, warnings []string, err error,
+) {
 	c = defaults
 	d := decoder{problems: p, expand: newExpander(env), references: map[string]resolvedText{}}
-	d.decodeStruct(k.Raw(), reflect.ValueOf(&c).Elem(), "")
+	d.decodeStruct(keys, reflect.ValueOf(&c).Elem(), "")
 	c.setDerivedDefaults()
 	c.validate(p)
 
 	p.hideReferences(d.references)
 	if err := p.asError(); err != nil {
-		return Config{}, nil, warnings, err
+		return Config{}, nil, nil, err
 	}
-	return c, d.references, append(warnings, c.findWarnings()...), nil
+	return c, d.references, c.findWarnings(), nil
 }
 
 func loadFile(k *koanf.Koanf, path string, p *Problems) {

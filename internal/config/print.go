@@ -16,6 +16,13 @@ func Print(path string, env, set []string) (text string, warnings []string, err 
 		return "", warnings, err
 	}
 
+	return c.printYAML(references), warnings, nil
+}
+
+// YAML returns the configuration as YAML. Each secret is ***.
+func (c Config) YAML() string { return c.printYAML(nil) }
+
+func (c Config) printYAML(references map[string]resolvedText) string {
 	// All types in the configuration can be encoded.
 	var root yaml.Node
 	if err := root.Encode(c); err != nil {
@@ -29,7 +36,7 @@ func Print(path string, env, set []string) (text string, warnings []string, err 
 	if err := e.Encode(&root); err != nil {
 		panic("config: encoding the configuration: " + err.Error())
 	}
-	return b.String(), warnings, nil
+	return b.String()
 }
 
 // restoreReferences replaces the values at path and below it by the references that were written there.

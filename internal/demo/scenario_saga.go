@@ -192,7 +192,7 @@ func (s *stage) askBatch(ctx context.Context, batch []event.Event) error {
 		s.check.Begin(check.Event{ID: ids[i], Key: e.Key(), Topics: []string{s.names.topicName(member.Asked)}})
 	}
 
-	err := outbox.Transaction(ctx, s.client, func(ctx context.Context) error {
+	err := s.service.box.Transaction(ctx, func(ctx context.Context) error {
 		return s.service.box.AppendMany(ctx, batch)
 	})
 	if err != nil {

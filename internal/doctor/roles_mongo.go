@@ -168,7 +168,7 @@ func (m *roleMaker) schedulerRole() Role {
 	r := Role{Name: m.who.Prefix + "Scheduler", For: "a service that schedules, cancels or repeats events, beside " + m.who.Prefix + "Service"}
 	r.Privileges = m.onOutboxes(sameName, "what waits is found, moved and cancelled", "find", "update", "remove")
 	r.Privileges = addPrivileges(r.Privileges,
-		m.onOutboxes(func(coll string) string { return coll + "_cron" }, "the entries of outbox.Cron", readWrite...)...)
+		m.onOutboxes(func(coll string) string { return coll + "_cron" }, "the entries of outbox/cron", readWrite...)...)
 	return r
 }
 

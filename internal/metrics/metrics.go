@@ -354,3 +354,11 @@ func (t *topics) countersFor(name string, vec *prometheus.CounterVec) *[nResults
 	t.byName[name] = c
 	return c
 }
+
+// Bool returns the value of a gauge: 1 for true, 0 for false.
+func Bool(b bool) float64 {
+	if b {
+		return 1
+	}
+	return 0
+}

@@ -8,7 +8,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/outrelay/outrelay/pkg/inbox"
+	"github.com/outrelay/outrelay/internal/inbox"
 	"github.com/outrelay/outrelay/pkg/outbox"
 )
 
@@ -72,7 +72,7 @@ func (t *track) attemptTasks(list []task) (res attemptResult, err error) {
 		t.trouble.watchDatabase(t, maxQuerySilence)
 		defer t.trouble.stopWatching()
 	}
-	if t.reg.mode != inbox.None {
+	if t.reg.mode != AtLeastOnce {
 		if err := t.p.attachHandler(ctx, t.reg); err != nil {
 			return res, err
 		}
@@ -99,11 +99,11 @@ func (t *track) handleByMode(ctx context.Context, list []task, res *attemptResul
 	defer recoverPanic(&err)
 
 	switch {
-	case t.waiting != nil && t.reg.mode == inbox.Optimistic:
+	case t.waiting != nil && t.reg.mode == Transactional:
 		return t.handleWaiting(ctx, list[0], res)
-	case t.reg.mode == inbox.Eager:
+	case t.reg.mode == Claimed:
 		return t.handleEager(ctx, list[0], res)
-	case t.reg.mode == inbox.Optimistic:
+	case t.reg.mode == Transactional:
 		return t.handleOptimistic(ctx, list, res)
 	case t.reg.inTransaction:
 		return t.runTransaction(ctx, list, func(ctx context.Context) error {

@@ -10,9 +10,8 @@ import (
 	"github.com/segmentio/kafka-go"
 	"go.mongodb.org/mongo-driver/v2/bson"
 
+	"github.com/outrelay/outrelay/internal/transaction"
 	"github.com/outrelay/outrelay/pkg/consumer"
-	"github.com/outrelay/outrelay/pkg/inbox"
-	"github.com/outrelay/outrelay/pkg/outbox"
 )
 
 const benchMessages = 2000
@@ -33,7 +32,7 @@ func benchKit(b *testing.B) *kit {
 
 // BenchmarkConsumer is a handler with one insert, by the inbox's mode.
 func BenchmarkConsumer(b *testing.B) {
-	for _, mode := range []inbox.Mode{inbox.Optimistic, inbox.None} {
+	for _, mode := range []consumer.Mode{consumer.Transactional, consumer.AtLeastOnce} {
 		b.Run(mode.String(), func(b *testing.B) {
 			for b.Loop() {
 				b.StopTimer()
@@ -87,7 +86,7 @@ func BenchmarkNaive(b *testing.B) {
 			if err != nil {
 				b.Fatal(err)
 			}
-			err = outbox.Transaction(ctx, k.db.Client(), func(ctx context.Context) error {
+			err = transaction.Run(ctx, k.db.Client(), func(ctx context.Context) error {
 				if _, err := markers.InsertOne(ctx, bson.D{{Key: "_id", Value: string(m.Headers[0].Value)}}); err != nil {
 					return err
 				}

@@ -10,8 +10,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/outrelay/outrelay/internal/inbox"
 	"github.com/outrelay/outrelay/pkg/consumer"
-	"github.com/outrelay/outrelay/pkg/inbox"
 )
 
 func newBreaker(t *testing.T, cfg consumer.BreakerConfig) *consumer.Breaker {

@@ -11,9 +11,9 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
+	"github.com/outrelay/outrelay/internal/inbox"
 	"github.com/outrelay/outrelay/internal/retry"
 	"github.com/outrelay/outrelay/internal/setaside"
-	"github.com/outrelay/outrelay/pkg/inbox"
 )
 
 // Consumer delivers the messages of a consumer group to handlers. It is safe for concurrent use.
@@ -41,17 +41,17 @@ func New(group string, db *mongo.Database, opts ...Option) (*Consumer, error) {
 	if group == "" {
 		problems = append(problems, errors.New("the name of the group is empty"))
 	}
-	if db == nil && (c.s.inbox == nil || c.s.transact == nil) {
+	if db == nil && (c.s.inbox.replacement == nil || c.s.transact == nil) {
 		problems = append(problems, errors.New("the database is nil: give one, or use both WithInbox and Transactions"))
 	}
 	if db == nil && c.s.dynamic {
 		problems = append(problems, errors.New("DynamicTopics needs a database"))
 	}
 
-	if c.s.inbox == nil && db != nil {
-		x, err := inbox.New(db)
+	if c.s.inbox.replacement == nil && db != nil {
+		x, err := inbox.New(db, c.s.inbox.options...)
 		problems = append(problems, err)
-		c.s.inbox = x
+		c.s.inbox.replacement = x
 	}
 
 	c.transport = c.s.transport
@@ -74,7 +74,7 @@ func New(group string, db *mongo.Database, opts ...Option) (*Consumer, error) {
 	}
 	c.gate.notify = func(on bool) { c.s.observer.Suspended("paused", on) }
 
-	own := handling{mode: inbox.None, timeout: DefaultTimeout, batch: 1}
+	own := handling{mode: AtLeastOnce, timeout: DefaultTimeout, batch: 1}
 	c.unknown = &registration{handling: own, system: true}
 	c.unknown.decider = unknownDecider{ack: c.s.ackUnknown}
 	c.orphaned = &registration{handling: own, system: true}
@@ -146,7 +146,7 @@ func (c *Consumer) Run(ctx context.Context) error {
 		return fmt.Errorf("consumer: %w", err)
 	}
 
-	r := &run{c: c, ctx: ctx, inbox: c.s.inbox, transact: c.transactor()}
+	r := &run{c: c, ctx: ctx, inbox: c.s.inbox.replacement, transact: c.transactor()}
 	r.disposer = c.s.disposer
 	if r.disposer == nil {
 		d, err := c.defaultDisposer(r.report)

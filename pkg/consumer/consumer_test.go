@@ -12,15 +12,15 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 
+	"github.com/outrelay/outrelay/internal/inbox"
 	"github.com/outrelay/outrelay/pkg/consumer"
 	"github.com/outrelay/outrelay/pkg/event"
-	"github.com/outrelay/outrelay/pkg/inbox"
 	"github.com/outrelay/outrelay/pkg/outbox"
 )
 
 func TestEachEffectHappensOnceInTheOrderOfItsKey(t *testing.T) {
 	t.Parallel()
-	for mode, n := range map[inbox.Mode]int{inbox.Optimistic: 100, inbox.Eager: 20} {
+	for mode, n := range map[consumer.Mode]int{consumer.Transactional: 100, consumer.Claimed: 20} {
 		t.Run(mode.String(), func(t *testing.T) {
 			t.Parallel()
 			k := newKit(t, 2)
@@ -156,7 +156,7 @@ func TestKeysRunInParallelAndEachInOrder(t *testing.T) {
 	go func() { some.Wait(); close(all) }()
 	var at sync.Map
 	effects := k.effects("effects")
-	c := k.consumer(consumer.Concurrency(4), consumer.Exactly(inbox.None))
+	c := k.consumer(consumer.Concurrency(4), consumer.Exactly(consumer.AtLeastOnce))
 	handle(t, c, "*", func(ctx context.Context, m *consumer.Message) error {
 		if _, there := at.LoadOrStore(string(m.Key), true); there {
 			return fmt.Errorf("two of key %s at once", m.Key)

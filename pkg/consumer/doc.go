@@ -16,8 +16,8 @@
 //
 // By default a handler runs in a transaction that also writes the mark of the message to the inbox. The handler's writes and
 // the events that it appends to the outbox, made with its context, are committed once. This holds however often Kafka
-// delivers the record, and also if the producer sent the message twice. The other modes are those of package inbox. With
-// inbox.None the handler runs at least once, for every delivery. Deliveries then depend only on Kafka's offsets, as in a
+// delivers the record, and also if the producer sent the message twice. Exactly selects another Mode. With
+// AtLeastOnce the handler runs at least once, for every delivery. Deliveries then depend only on Kafka's offsets, as in a
 // consumer that commits offsets after its work.
 //
 // # Order and parallelism

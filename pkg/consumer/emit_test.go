@@ -14,7 +14,10 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/santhosh-tekuri/jsonschema/v6"
+	"go.mongodb.org/mongo-driver/v2/bson"
 
+	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+	"github.com/outrelay/outrelay/internal/transaction"
 	"github.com/outrelay/outrelay/pkg/consumer"
 	"github.com/outrelay/outrelay/pkg/event"
 	"github.com/outrelay/outrelay/pkg/outbox"
@@ -29,7 +32,7 @@ type fakeBox struct {
 	fail  error
 }
 
-func (b *fakeBox) AppendMany(_ context.Context, events []event.Event, _ ...outbox.CallOption) error {
+func (b *fakeBox) AppendMany(_ context.Context, events []event.Event) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.fail != nil {
@@ -293,5 +296,44 @@ func TestValidationByAJSONSchema(t *testing.T) {
 	}
 	if len(box.calls) != 1 {
 		t.Errorf("%d stored", len(box.calls))
+	}
+}
+
+func TestEmitMiddlewareWritesInTheTransaction(t *testing.T) {
+	t.Parallel()
+	db := stacktest.Database(t, stacktest.Client(t))
+	box, err := outbox.New(db)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{outbox.DefaultCollection, "audit"} {
+		if err := db.CreateCollection(t.Context(), name); err != nil {
+			t.Fatal(err)
+		}
+	}
+	e, err := consumer.NewEmitter(box, consumer.EmitVia(func(next consumer.Emit) consumer.Emit {
+		return func(ctx context.Context, ev event.Event) error {
+			if _, err := db.Collection("audit").InsertOne(ctx, bson.D{{Key: "_id", Value: ev.ID()}}); err != nil {
+				return err
+			}
+			return next(ctx, ev)
+		}
+	}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	wanted := errors.New("abort")
+	for n, end := range []error{wanted, nil} {
+		err := transaction.Run(t.Context(), db.Client(), func(ctx context.Context) error {
+			return errors.Join(e.Append(ctx, event.New("order", "1", "A", "1"), event.New("order", "2", "A", "2")), end)
+		})
+		if !errors.Is(err, end) {
+			t.Fatal(err)
+		}
+		for _, name := range []string{outbox.DefaultCollection, "audit"} {
+			if got, err := db.Collection(name).CountDocuments(t.Context(), bson.D{}); int(got) != 2*n || err != nil {
+				t.Errorf("%s has %d documents, %v; want %d", name, got, err, 2*n)
+			}
+		}
 	}
 }

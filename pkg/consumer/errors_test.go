@@ -9,8 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/outrelay/outrelay/internal/inbox"
 	"github.com/outrelay/outrelay/pkg/consumer"
-	"github.com/outrelay/outrelay/pkg/inbox"
 )
 
 func TestEveryErrorHasItsCategoryAndClass(t *testing.T) {

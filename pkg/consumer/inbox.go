@@ -2,13 +2,77 @@ package consumer
 
 import (
 	"context"
+	"fmt"
 	"time"
 
-	"github.com/outrelay/outrelay/pkg/inbox"
+	"github.com/outrelay/outrelay/internal/inbox"
 )
 
-// Inbox is the part of an inbox that a consumer uses. *inbox.Inbox implements it and documents the contract of each method.
-// If the inbox has a method EnsureIndexes(ctx) error, the consumer calls it when it starts.
+// Mode determines how often a handler takes effect for a message. See Exactly.
+type Mode int
+
+const (
+	// Transactional marks the message as handled in the transaction of the handler: its effects in the database happen once.
+	Transactional Mode = iota
+
+	// Claimed also claims the message before the handler begins, for handlers that act outside of the database. Only one
+	// member at a time runs the handler for the message. If that member dies, another one runs it when the lease expires.
+	Claimed
+
+	// AtLeastOnce stores nothing: the handler runs for every delivery.
+	AtLeastOnce
+)
+
+// String returns the name of the mode.
+func (m Mode) String() string {
+	switch m {
+	case Transactional:
+		return "transactional"
+	case Claimed:
+		return "claimed"
+	case AtLeastOnce:
+		return "at least once"
+	}
+	return fmt.Sprintf("Mode(%d)", int(m))
+}
+
+// WithCollections sets the name of the inbox's collection of markers. Its other collections have this name with a suffix.
+// Consumers and an inbox.Inbox may share them. Defaults to "inbox".
+func WithCollections(name string) Option {
+	return option(func(s *settings) { s.inbox.options = append(s.inbox.options, inbox.WithCollection(name)) })
+}
+
+// WithRetention sets how long the inbox keeps the marker of a handled message: see inbox.WithRetention. A record that Kafka
+// delivers again is rejected without a time limit. Defaults to seven days.
+func WithRetention(d time.Duration) Option {
+	return option(func(s *settings) { s.inbox.options = append(s.inbox.options, inbox.WithRetention(d)) })
+}
+
+// WithoutTTL leaves expired markers to Inbox.Sweep of package inbox: see inbox.WithoutTTL.
+func WithoutTTL() Option {
+	return option(func(s *settings) { s.inbox.options = append(s.inbox.options, inbox.WithoutTTL()) })
+}
+
+// WithLease sets how long the other members wait for a member that died in a handler of mode Claimed. The member renews
+// the claim three times in this time. Defaults to 30 s.
+func WithLease(d time.Duration) Option {
+	return option(func(s *settings) { s.inbox.options = append(s.inbox.options, inbox.WithLease(d)) })
+}
+
+// HaltOnRecreated makes Run return an error if a topic was deleted and created again, or if it lost handled records. Without
+// it the handlers get all records of the new topic.
+func HaltOnRecreated() Option {
+	return option(func(s *settings) { s.inbox.options = append(s.inbox.options, inbox.WithRecreated(inbox.Halt)) })
+}
+
+// inboxSettings has the options about the inbox.
+type inboxSettings struct {
+	replacement Inbox // by WithInbox, or nil
+	options     []inbox.Option
+}
+
+// Inbox is the part of an inbox that a consumer uses. Package memory implements it. If the inbox has a method
+// EnsureIndexes(ctx) error, the consumer calls it when it starts.
 type Inbox interface {
 	Admit(ctx context.Context, list []inbox.Entry) (fresh []bool, err error)
 	Check(ctx context.Context, list []inbox.Entry) (fresh []bool, err error)

@@ -10,7 +10,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/outrelay/outrelay/pkg/inbox"
+	"github.com/outrelay/outrelay/internal/inbox"
 )
 
 // newEntry decodes a record and finds its handlers.

@@ -39,12 +39,9 @@ const (
 // attribute expirytime of a CloudEvent, header ce_expirytime, means the same. Producers set it, so
 // its name does not begin with the reserved prefix.
 const (
-	HeaderDeliverBy     = "x-outrelay-deliver-by"
-	headerCEExpiryTime  = "ce_expirytime"
-	headerFaultOf       = "fault-of" // marks fault events, so that no fault event is made of another one
-	headerEncryption    = "encryption"
-	headerClaimCheck    = "claim-check"
-	headerEncryptedType = "encryption-type"
+	HeaderDeliverBy    = "x-outrelay-deliver-by"
+	headerCEExpiryTime = "ce_expirytime"
+	headerFaultOf      = "fault-of" // marks fault events, so that no fault event is made of another one
 )
 
 // Origin is the first record of a message, before policies moved it.

@@ -15,7 +15,10 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+	"github.com/outrelay/outrelay/internal/envelope"
 	"github.com/outrelay/outrelay/pkg/consumer"
+	"github.com/outrelay/outrelay/pkg/consumer/bodycrypt"
+	"github.com/outrelay/outrelay/pkg/consumer/bodystore"
 	"github.com/outrelay/outrelay/pkg/event"
 	"github.com/outrelay/outrelay/pkg/outbox"
 )
@@ -255,8 +258,8 @@ func TestAMessageComesBackThroughTheOutbox(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var v event.View
-	if err := event.Parse(raw, &v); err != nil {
+	var v envelope.View
+	if err := envelope.Parse(raw, &v); err != nil {
 		t.Fatal(err)
 	}
 	rec := &consumer.Message{Key: v.OrderingKey(), Value: v.Payload, Headers: []consumer.Header{
@@ -280,19 +283,22 @@ func TestAMessageComesBackThroughTheOutbox(t *testing.T) {
 func TestALargeSecretReachesItsHandler(t *testing.T) {
 	t.Parallel()
 	k := newKit(t, 1)
-	store, err := consumer.NewGridFS(k.db)
+	store, err := bodystore.NewGridFS(k.db)
 	if err != nil {
 		t.Fatal(err)
 	}
-	secrets := keys(t, "k1", map[string][]byte{"k1": key(1)})
+	secrets, err := bodycrypt.Static(bodycrypt.Key{ID: "k1", Bytes: bytes.Repeat([]byte("k"), 32)})
+	if err != nil {
+		t.Fatal(err)
+	}
 	e := emitter(t, &fakeBox{}, consumer.EmitDirect(k.kafka, func(event.Event) string { return k.topic }),
-		consumer.EmitVia(consumer.Encrypt(secrets), consumer.ClaimCheckOut(store, 1000)))
+		consumer.EmitVia(bodycrypt.Encrypt(secrets), bodystore.Produce(store, 1000)))
 	body := strings.Repeat("secret ", 300_000) // 2 MB: more than a record may have
 	if err := e.PublishDirect(k.context(), event.New("order", "1", "A", body)); err != nil {
 		t.Fatal(err)
 	}
 	got := make(chan string, 100)
-	c := k.consumer(consumer.Use(consumer.ClaimCheckIn(store), consumer.Decrypt(secrets)), consumer.OnFailure(consumer.NewPolicy(consumer.On().DeadLetter())))
+	c := k.consumer(consumer.Use(bodystore.Consume(store), bodycrypt.Decrypt(secrets)), consumer.OnFailure(consumer.NewPolicy(consumer.On().DeadLetter())))
 	handle(t, c, "A", func(_ context.Context, m *consumer.Message) error {
 		got <- string(m.Value)
 		return errFlaky // a dead letter does not have the body in plain

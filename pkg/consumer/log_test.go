@@ -12,9 +12,9 @@ import (
 	"time"
 
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+	"github.com/outrelay/outrelay/internal/inbox"
+	"github.com/outrelay/outrelay/internal/transaction"
 	"github.com/outrelay/outrelay/pkg/consumer"
-	"github.com/outrelay/outrelay/pkg/inbox"
-	"github.com/outrelay/outrelay/pkg/outbox"
 )
 
 // changing is a transport of one partition, whose log a test may change under the consumer.
@@ -256,7 +256,7 @@ func dropped(t *testing.T) (l *changing, c *consumer.Consumer, goOn func(), hand
 		defer mu.Unlock()
 		times[m.Offset]++
 		return nil
-	}, consumer.Exactly(inbox.None))
+	}, consumer.Exactly(consumer.AtLeastOnce))
 	handled = func() map[int64]int {
 		mu.Lock()
 		defer mu.Unlock()
@@ -341,7 +341,7 @@ func TestN29_WhatIsHeldOfADeletedTopicDoesNotCount(t *testing.T) {
 			gaps <- struct{}{}
 		}
 	}), consumer.Transactions(func(ctx context.Context, fn func(context.Context) error) error {
-		return outbox.Transaction(ctx, db.Client(), fn)
+		return transaction.Run(ctx, db.Client(), fn)
 	}))
 	handle(t, c, "counted", func(ctx context.Context, m *consumer.Message) error {
 		if m.Offset == 10 {
@@ -387,9 +387,9 @@ func TestN29_WhatIsHeldOfADeletedTopicDoesNotCount(t *testing.T) {
 func TestN29_ATruncatedTopicGoesOnFromItsEnd(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
-		mode  inbox.Mode
+		mode  consumer.Mode
 		grown int
-	}{"none": {inbox.None, 0}, "optimistic": {inbox.Optimistic, 0}, "none, grown": {inbox.None, 3}, "optimistic, grown": {inbox.Optimistic, 3}} {
+	}{"none": {consumer.AtLeastOnce, 0}, "optimistic": {consumer.Transactional, 0}, "none, grown": {consumer.AtLeastOnce, 3}, "optimistic, grown": {consumer.Transactional, 3}} {
 		t.Run(name, func(t *testing.T) {
 			mode, grown := c.mode, c.grown
 			t.Parallel()
@@ -407,7 +407,7 @@ func TestN29_ATruncatedTopicGoesOnFromItsEnd(t *testing.T) {
 					gaps <- struct{}{}
 				}
 			}), consumer.Transactions(func(ctx context.Context, fn func(context.Context) error) error {
-				return outbox.Transaction(ctx, db.Client(), fn)
+				return transaction.Run(ctx, db.Client(), fn)
 			}))
 			handle(t, c, "counted", func(_ context.Context, m *consumer.Message) error {
 				mu.Lock()

@@ -11,8 +11,8 @@ import (
 	"github.com/twmb/franz-go/pkg/kgo"
 
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+	"github.com/outrelay/outrelay/internal/inbox"
 	"github.com/outrelay/outrelay/pkg/consumer"
-	"github.com/outrelay/outrelay/pkg/inbox"
 )
 
 // Whatever the mode is, nothing is committed past a message that is not finished, though later ones are.
@@ -315,7 +315,7 @@ func TestMemoryIsBoundedWhileAHandlerHangs(t *testing.T) {
 		case <-ctx.Done():
 			return ctx.Err()
 		}
-	}, consumer.Exactly(inbox.None))
+	}, consumer.Exactly(consumer.AtLeastOnce))
 	n := 600
 	all := numbered(20, n)
 	for i := 0; i < n; i += 20 { // a batch is never taken in by parts

@@ -7,8 +7,7 @@ import (
 	"log/slog"
 	"time"
 
-	"github.com/outrelay/outrelay/pkg/inbox"
-	"github.com/outrelay/outrelay/pkg/outbox"
+	"github.com/outrelay/outrelay/internal/transaction"
 )
 
 // Defaults of the options of New.
@@ -59,7 +58,7 @@ type Transactor = func(ctx context.Context, fn func(ctx context.Context) error) 
 // handling has the settings of one handler.
 type handling struct {
 	name          string
-	mode          inbox.Mode
+	mode          Mode
 	inTransaction bool
 	timeout       time.Duration
 	batch         int
@@ -79,7 +78,7 @@ type settings struct {
 	kafka         KafkaConfig
 	topics        []string
 	transport     Transport
-	inbox         Inbox
+	inbox         inboxSettings
 	transact      Transactor
 	decoder       Decoder
 	receivers     []func(ctx context.Context, m *Message) (*Message, error)
@@ -110,11 +109,11 @@ func Topics(names ...string) Option {
 // WithTransport replaces the Kafka transport. Brokers and Kafka then have no effect.
 func WithTransport(t Transport) Option { return option(func(s *settings) { s.transport = t }) }
 
-// WithInbox sets the inbox: an *inbox.Inbox or another implementation. By default New makes one in
-// the database, with the defaults of package inbox.
-func WithInbox(x Inbox) Option { return option(func(s *settings) { s.inbox = x }) }
+// WithInbox replaces the inbox in the database by one of package memory. WithCollections,
+// WithRetention, WithoutTTL, WithLease and HaltOnRecreated then have no effect.
+func WithInbox(x Inbox) Option { return option(func(s *settings) { s.inbox.replacement = x }) }
 
-// Transactions replaces outbox.Transaction on the client of the database. With Transactions and
+// Transactions replaces outbox.Box.Transaction on the client of the database. With Transactions and
 // WithInbox, the consumer needs no database.
 func Transactions(f Transactor) Option { return option(func(s *settings) { s.transact = f }) }
 
@@ -188,10 +187,10 @@ func HaltOnGap() Option { return option(func(s *settings) { s.haltOnGap = true }
 // joined by commas.
 func Named(name string) HandlerOption { return handlerOption(func(h *handling) { h.name = name }) }
 
-// Exactly sets the mode of the inbox. Defaults to inbox.Optimistic.
-func Exactly(mode inbox.Mode) Setting { return setting(func(h *handling) { h.mode = mode }) }
+// Exactly sets the mode of the inbox. Defaults to Transactional.
+func Exactly(mode Mode) Setting { return setting(func(h *handling) { h.mode = mode }) }
 
-// InTransaction runs handlers of mode inbox.None in a transaction too. In the other modes handlers
+// InTransaction runs handlers of mode AtLeastOnce in a transaction too. In the other modes handlers
 // always do.
 func InTransaction() Setting { return setting(func(h *handling) { h.inTransaction = true }) }
 
@@ -235,7 +234,7 @@ func Use(mws ...Middleware) Setting {
 // newSettings returns the defaults with opts applied.
 func newSettings(opts []Option) settings {
 	s := settings{
-		handling:      handling{mode: inbox.Optimistic, timeout: DefaultTimeout, batch: DefaultBatch},
+		handling:      handling{mode: Transactional, timeout: DefaultTimeout, batch: DefaultBatch},
 		decoder:       Decode,
 		log:           slog.Default(),
 		observer:      Unobserved{},
@@ -258,8 +257,8 @@ func newSettings(opts []Option) settings {
 // validate returns all problems of a handler's settings.
 func (h *handling) validate() error {
 	bad := h.problems
-	if h.mode != inbox.None && h.mode != inbox.Optimistic && h.mode != inbox.Eager {
-		bad = append(bad, fmt.Errorf("mode %v is not one of inbox.None, inbox.Optimistic, inbox.Eager", h.mode))
+	if h.mode != AtLeastOnce && h.mode != Transactional && h.mode != Claimed {
+		bad = append(bad, fmt.Errorf("mode %v is not one of AtLeastOnce, Transactional, Claimed", h.mode))
 	}
 	if h.timeout <= 0 {
 		bad = append(bad, fmt.Errorf("time-out of a handler is %v: it must be positive", h.timeout))
@@ -304,7 +303,7 @@ func (s *settings) validate() error {
 	return errors.Join(bad...)
 }
 
-// transactor returns the function of Transactions. Without that option, it is outbox.Transaction on
+// transactor returns the function of Transactions. Without that option, it is outbox.Box.Transaction on
 // the client of the database.
 func (c *Consumer) transactor() Transactor {
 	if c.s.transact != nil {
@@ -313,6 +312,6 @@ func (c *Consumer) transactor() Transactor {
 
 	client := c.db.Client()
 	return func(ctx context.Context, fn func(ctx context.Context) error) error {
-		return outbox.Transaction(ctx, client, fn)
+		return transaction.Run(ctx, client, fn)
 	}
 }

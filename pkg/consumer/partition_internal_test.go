@@ -5,8 +5,6 @@ import (
 	"errors"
 	"testing"
 	"time"
-
-	"github.com/outrelay/outrelay/pkg/inbox"
 )
 
 // A record may be decoded the first time and fail to decode when it is fetched again. That is a failure
@@ -17,7 +15,7 @@ func TestAMessageThatCannotBeDecodedWhenReadAgainIsNotHandled(t *testing.T) {
 	calls := 0
 	handler := HandlerFunc(func(context.Context, *Message) error { calls++; return nil })
 	reg := &registration{chained: handler}
-	reg.name, reg.mode, reg.timeout = "h", inbox.None, time.Minute
+	reg.name, reg.mode, reg.timeout = "h", AtLeastOnce, time.Minute
 
 	s := &session{run: &run{}}
 	s.c = &Consumer{poison: &registration{system: true}}

@@ -8,8 +8,8 @@ import (
 	"sort"
 	"time"
 
+	"github.com/outrelay/outrelay/internal/inbox"
 	"github.com/outrelay/outrelay/internal/retry"
-	"github.com/outrelay/outrelay/pkg/inbox"
 )
 
 // recordTopicID stores the id of the topic that the offsets belong to. Call it only after a
@@ -140,7 +140,7 @@ func (p *partition) lowerWatermarks(ctx context.Context, log inbox.Log) {
 	backoff := retry.Reopen.Start()
 
 	for _, r := range p.s.c.reg.snapshot().all {
-		for r.mode != inbox.None && ctx.Err() == nil {
+		for r.mode != AtLeastOnce && ctx.Err() == nil {
 			_, err := p.s.inbox.Attach(ctx, p.s.c.inboxConsumer(r), p.tp.Topic, p.tp.Partition, log)
 			if err == nil {
 				break

@@ -8,7 +8,7 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
-	"github.com/outrelay/outrelay/pkg/inbox"
+	"github.com/outrelay/outrelay/internal/inbox"
 )
 
 // Matcher reports whether a rule applies to an error. It must be a pure function: it is called from

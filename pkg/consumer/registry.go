@@ -10,7 +10,6 @@ import (
 	"sync/atomic"
 
 	"github.com/outrelay/outrelay/internal/glob"
-	"github.com/outrelay/outrelay/pkg/inbox"
 )
 
 // registration is one handler with its patterns. It has either a handler or a batchHandler.
@@ -36,7 +35,7 @@ type registration struct {
 type HandlerInfo struct {
 	Name     string
 	Patterns []string
-	Mode     inbox.Mode
+	Mode     Mode
 	Batched  bool
 	Once     bool
 }

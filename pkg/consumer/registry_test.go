@@ -13,7 +13,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/outrelay/outrelay/pkg/consumer"
-	"github.com/outrelay/outrelay/pkg/inbox"
 )
 
 // offline returns a consumer that is never run.
@@ -36,7 +35,7 @@ func nop(context.Context, *consumer.Message) error { return nil }
 func TestNewListsAllThatIsWrong(t *testing.T) {
 	t.Parallel()
 	_, err := consumer.New("", nil, consumer.Concurrency(0), consumer.Batch(0), consumer.Timeout(-1), consumer.Drain(0),
-		consumer.Buffer(0, 0), consumer.Commits(consumer.CommitCount(0)), consumer.Exactly(inbox.Mode(9)), consumer.Brokers("nowhere"), consumer.Use(nil))
+		consumer.Buffer(0, 0), consumer.Commits(consumer.CommitCount(0)), consumer.Exactly(consumer.Mode(9)), consumer.Brokers("nowhere"), consumer.Use(nil))
 	if err == nil {
 		t.Fatal("no error")
 	}
@@ -54,7 +53,7 @@ func TestRegistryListsAndTakesBack(t *testing.T) {
 	t.Parallel()
 	c := offline(t)
 	handle(t, c, "order.*", nop)
-	handle(t, c, "*", nop, consumer.Named("audit"), consumer.Exactly(inbox.None))
+	handle(t, c, "*", nop, consumer.Named("audit"), consumer.Exactly(consumer.AtLeastOnce))
 	off, err := c.On("order.placed", nop)
 	if err != nil {
 		t.Fatal(err)
@@ -76,7 +75,7 @@ func TestRegistryListsAndTakesBack(t *testing.T) {
 
 	want := []consumer.HandlerInfo{
 		{Name: "order.*", Patterns: []string{"order.*"}},
-		{Name: "audit", Patterns: []string{"*"}, Mode: inbox.None},
+		{Name: "audit", Patterns: []string{"*"}, Mode: consumer.AtLeastOnce},
 		{Name: "order.placed", Patterns: []string{"order.placed"}},
 		{Name: "both", Patterns: []string{"a", "b"}},
 	}
@@ -145,15 +144,15 @@ func TestHandleRefusesWhatCannotBe(t *testing.T) {
 // The settings of a handler override those of New, in both directions.
 func TestSettingsOfAHandlerOverrideThoseOfAll(t *testing.T) {
 	t.Parallel()
-	c := offline(t, consumer.Exactly(inbox.Eager))
+	c := offline(t, consumer.Exactly(consumer.Claimed))
 	handle(t, c, "a", nop)
-	handle(t, c, "b", nop, consumer.Exactly(inbox.Optimistic))
-	handle(t, c, "c", nop, consumer.Exactly(inbox.None), consumer.InTransaction())
-	var modes []inbox.Mode
+	handle(t, c, "b", nop, consumer.Exactly(consumer.Transactional))
+	handle(t, c, "c", nop, consumer.Exactly(consumer.AtLeastOnce), consumer.InTransaction())
+	var modes []consumer.Mode
 	for _, h := range c.Handlers() {
 		modes = append(modes, h.Mode)
 	}
-	if d := cmp.Diff([]inbox.Mode{inbox.Eager, inbox.Optimistic, inbox.None}, modes); d != "" {
+	if d := cmp.Diff([]consumer.Mode{consumer.Claimed, consumer.Transactional, consumer.AtLeastOnce}, modes); d != "" {
 		t.Error(d)
 	}
 }
@@ -258,7 +257,7 @@ func TestMiddlewareIsAnOnion(t *testing.T) {
 			batches <- string(m.Value)
 		}
 		return nil
-	}, consumer.Exactly(inbox.None))
+	}, consumer.Exactly(consumer.AtLeastOnce))
 	if err != nil {
 		t.Fatal(err)
 	}

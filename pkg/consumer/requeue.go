@@ -39,7 +39,7 @@ type DisposerConfig struct {
 	CreateTopics bool
 	// Outbox stores scheduled messages and fault events.
 	Outbox Outbox
-	// Transact runs the appends to Outbox: outbox.Transaction on the client of its database.
+	// Transact runs the appends to Outbox: outbox.Box.Transaction on the client of its database.
 	Transact Transactor
 	// Redact has the functions that are called for each letter, in this order.
 	Redact []Redactor

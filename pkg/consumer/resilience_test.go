@@ -13,8 +13,8 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+	"github.com/outrelay/outrelay/internal/inbox"
 	"github.com/outrelay/outrelay/pkg/consumer"
-	"github.com/outrelay/outrelay/pkg/inbox"
 	"github.com/outrelay/outrelay/pkg/outbox"
 )
 
@@ -116,7 +116,7 @@ func TestWhatCannotBeWaitedOutEndsTheRun(t *testing.T) {
 	standalone := func(ctx context.Context, fn func(ctx context.Context) error) error {
 		return fmt.Errorf("%w: %w", outbox.ErrStandalone, fn(ctx))
 	}
-	for _, opts := range [][]consumer.Option{{}, {consumer.Exactly(inbox.None), consumer.InTransaction()}} {
+	for _, opts := range [][]consumer.Option{{}, {consumer.Exactly(consumer.AtLeastOnce), consumer.InTransaction()}} {
 		c := k.consumer(append(opts, consumer.Transactions(standalone))...)
 		handle(t, c, "*", func(context.Context, *consumer.Message) error { return errWanted })
 		if err := c.Run(k.context()); !errors.Is(err, outbox.ErrStandalone) {
@@ -356,7 +356,7 @@ func TestHandlersHaveLimitedTimeAndNumber(t *testing.T) {
 		most.Store(max(most.Load(), at.Add(1)))
 		defer at.Add(-1)
 		return effects(ctx, m)
-	}, consumer.Limit(1), consumer.Exactly(inbox.None))
+	}, consumer.Limit(1), consumer.Exactly(consumer.AtLeastOnce))
 	k.publish(msg("a", "slow", "0"))
 	k.publish(numbered(8, 40)...)
 	k.start(c)
@@ -373,7 +373,7 @@ func TestHandlersHaveLimitedTimeAndNumber(t *testing.T) {
 
 func TestBatchHandlersGetALaneTogether(t *testing.T) {
 	t.Parallel()
-	for _, mode := range []inbox.Mode{inbox.Optimistic, inbox.None} {
+	for _, mode := range []consumer.Mode{consumer.Transactional, consumer.AtLeastOnce} {
 		t.Run(mode.String(), func(t *testing.T) {
 			t.Parallel()
 			k := newKit(t, 1)

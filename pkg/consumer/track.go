@@ -6,8 +6,8 @@ import (
 	"errors"
 	"time"
 
+	"github.com/outrelay/outrelay/internal/inbox"
 	"github.com/outrelay/outrelay/internal/setaside"
-	"github.com/outrelay/outrelay/pkg/inbox"
 )
 
 // track handles the messages of one lane for one handler, one after another and in order. Tracks do
@@ -174,14 +174,14 @@ func (t *track) startTasks() []task {
 
 // mayBatch reports whether several messages may be handled in one attempt.
 func (t *track) mayBatch() bool {
-	if t.reg.system || t.reg.mode == inbox.Eager {
+	if t.reg.system || t.reg.mode == Claimed {
 		return false
 	}
 	return t.reg.batchHandler != nil || t.usesTransaction()
 }
 
 // usesTransaction reports whether the handler runs in a transaction.
-func (t *track) usesTransaction() bool { return t.reg.mode != inbox.None || t.reg.inTransaction }
+func (t *track) usesTransaction() bool { return t.reg.mode != AtLeastOnce || t.reg.inTransaction }
 
 // mustStop reports whether the track must not start anything: the generation ends or the consumer
 // is paused.

@@ -7,9 +7,9 @@ import (
 	"slices"
 	"time"
 
+	"github.com/outrelay/outrelay/internal/inbox"
 	"github.com/outrelay/outrelay/internal/retry"
 	"github.com/outrelay/outrelay/internal/setaside"
-	"github.com/outrelay/outrelay/pkg/inbox"
 )
 
 // roomPoll is how often a track that is held up by a suspension, or by a full waiting room, checks whether it may move its
@@ -215,7 +215,7 @@ func (t *track) newWaiting(x task, unordered bool) *setaside.Message {
 // before gets no document. Without an inbox, the document alone is written.
 func (t *track) storeWaiting(x task, m *setaside.Message, wait time.Duration) error {
 	ctx, s := t.baseContext(), t.p.s
-	if t.reg.mode == inbox.None {
+	if t.reg.mode == AtLeastOnce {
 		return s.c.waiting.Add(ctx, m, wait)
 	}
 	if err := t.p.attachHandler(ctx, t.reg); err != nil {

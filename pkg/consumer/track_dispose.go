@@ -6,8 +6,8 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/outrelay/outrelay/internal/inbox"
 	"github.com/outrelay/outrelay/internal/retry"
-	"github.com/outrelay/outrelay/pkg/inbox"
 )
 
 // applyPolicy records the failure of x, and carries out the verdict of the policy. done reports
@@ -133,7 +133,7 @@ func (t *track) disposeTask(x task, v Verdict, cause error) bool {
 		switch {
 		case moved && t.waiting != nil:
 			err = s.c.waiting.Remove(s.drainCtx, t.waiting)
-		case moved && t.reg.mode != inbox.None && !x.entry.orphan.Load():
+		case moved && t.reg.mode != AtLeastOnce && !x.entry.orphan.Load():
 			if err = s.inbox.Pass(s.drainCtx, []inbox.Entry{t.inboxEntry(x)}); err != nil {
 				err = fmt.Errorf("passing the watermark: %w", err)
 			}

@@ -5,7 +5,7 @@ import (
 	"errors"
 	"fmt"
 
-	"github.com/outrelay/outrelay/pkg/inbox"
+	"github.com/outrelay/outrelay/internal/inbox"
 )
 
 // Transport joins consumer groups and publishes messages. The default transport uses Kafka. Package

@@ -15,9 +15,9 @@ import (
 	"github.com/segmentio/kafka-go"
 	"github.com/segmentio/kafka-go/sasl"
 
+	"github.com/outrelay/outrelay/internal/inbox"
 	"github.com/outrelay/outrelay/internal/kafkawire"
 	"github.com/outrelay/outrelay/internal/retry"
-	"github.com/outrelay/outrelay/pkg/inbox"
 )
 
 // KafkaConfig describes how Kafka is reached. Only Brokers is required. A zero value of another field

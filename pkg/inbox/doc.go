@@ -1,49 +1,36 @@
-// Package inbox gives a message its effect once, even if it is delivered several times. It stores
-// in MongoDB which messages were handled, in the same transaction as the effect.
+// Package inbox makes an effect happen once, even if its cause arrives several times: webhooks, HTTP
+// requests with an idempotency key, messages of any broker. Package consumer uses the same mechanism
+// for Kafka, so handlers of a consumer need no calls of this package.
 //
-// The inbox stores two kinds of documents:
-//
-//   - A marker means that one identity (consumer, namespace and id) was handled. It is deleted
-//     after the retention (default seven days). Markers detect messages that a producer has sent
-//     twice, and messages that have no place in a partition.
-//   - A watermark contains, for one consumer, partition and lane, the offset up to which all
-//     records were handled. It is never deleted, so a record that Kafka delivers again is always
-//     rejected. There are at most [Lanes] watermarks for each partition and consumer.
-//
-// # Modes
-//
-//   - None stores nothing: the handler runs for every delivery.
-//   - Optimistic writes the marker in the transaction of the handler. After a failure nothing is
-//     stored. If two deliveries are handled at the same time, one of them has a write conflict:
-//     outbox.Transaction runs it again, and then it finds the duplicate. Use it for handlers whose
-//     effects are all in the transaction.
-//   - Eager commits a claim before the handler begins, so that of two simultaneous deliveries only
-//     one is handled. A claim has a lease and an epoch, and its times refer to the server's clock.
-//     Use it for handlers that also act outside of the database. If the holder dies, another one
-//     can claim the message when the lease expires, and the first holder cannot finish any more. So
-//     an action outside of the database may happen twice, but an effect in the database cannot.
+//	in, err := inbox.New(db)
+//	err = in.EnsureIndexes(ctx)
+//	…
+//	err = in.Once(ctx, inbox.Key{Scope: "stripe", ID: hook.ID}, func(ctx context.Context) error {
+//		_, err := payments.InsertOne(ctx, payment)
+//		return err
+//	})
+//	if errors.Is(err, inbox.ErrDuplicate) { … } // it was handled before
 //
 // # Guarantees
 //
-// An effect that is written in the transaction of Admit, Once or Claim.Handled is committed at most
-// once for each identity within the retention, and at most once for each place in a partition
-// without a time limit. No guarantee needs synchronized clocks: all times refer to the server's
-// clock.
+// Once writes a marker for the key in the transaction of the effect. So effects that are written with
+// the context of the function are committed at most once for each key within the retention (seven
+// days by default). If the function fails, nothing is stored, and the next call runs it again. All
+// times refer to the server's clock.
 //
-// The caller is responsible for order. Records of one lane must be admitted in the order of their
-// offsets, because a watermark rejects all earlier offsets. The lane depends only on the key of the
-// record (see [Lane]), so records with the same key are in the same lane.
+// An effect outside of the database, for example at a payment provider, cannot be part of the
+// transaction. WithClaim lets only one process at a time run the function for a key. If that process
+// dies, the effect may happen a second time when the lease of the claim is over. Pass the key to the
+// provider as well, if it accepts one.
+//
+// # Keys
+//
+// The scope separates the users of one inbox. Callers with the same scope handle each id once among
+// all of them. Callers with different scopes are independent, also of the handlers of a consumer that
+// uses the same collections.
 //
 // # Cost
 //
-// For a whole batch, Admit needs one read of watermarks, one read of markers, one insert of markers
-// and one update of watermarks, all in the transaction of the caller. Different lanes use different
-// documents and never conflict.
-//
-// Only Once blocks: if the same process handles the same identity, the second call waits for the
-// first. There are no background goroutines. The caller runs Claim.Run.
-//
-// After an Attach, the first Admit in each server session needs one more write outside of the
-// transaction. It allows the next owner of the partition to end the transactions of a killed
-// process.
+// Once needs one read and one write in the transaction, and with WithClaim four more writes outside of
+// it. Nothing runs in the background, except for the renewal of a claim while its function runs.
 package inbox

@@ -2,154 +2,136 @@ package inbox
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
-	"sync"
 
 	"go.mongodb.org/mongo-driver/v2/mongo"
-	"go.mongodb.org/mongo-driver/v2/mongo/options"
-	"go.mongodb.org/mongo-driver/v2/mongo/readconcern"
-	"go.mongodb.org/mongo-driver/v2/mongo/readpref"
-	"go.mongodb.org/mongo-driver/v2/mongo/writeconcern"
 
-	"github.com/outrelay/outrelay/internal/hold"
+	engine "github.com/outrelay/outrelay/internal/inbox"
 )
 
-// maxTextBytes is the largest length of a consumer, a namespace and an id.
-const maxTextBytes = 1024
+// Inbox stores the markers of handled keys in one database. It is safe for concurrent use and starts
+// no goroutine. Package memory contains an inbox without a server. Create an Inbox with New.
+type Inbox struct{ engine *engine.Inbox }
 
-// Key is the identity of a message for a consumer. Each field has at most 1024 bytes.
+// New returns an Inbox in the collection inbox of db. Use the client of db for the transactions in
+// which Once is called. New does no I/O. The error lists every problem of the options.
+func New(db *mongo.Database, opts ...Option) (*Inbox, error) {
+	e, err := engine.New(db, settingsOf(opts)...)
+	if err != nil {
+		return nil, err
+	}
+	return &Inbox{e}, nil
+}
+
+// EnsureIndexes creates the missing collections and indexes. It does not change existing ones. Call it
+// once at start: if transactions have to create a collection, they conflict.
+func (x *Inbox) EnsureIndexes(ctx context.Context) error { return x.engine.EnsureIndexes(ctx) }
+
+// Key identifies an effect.
 type Key struct {
-	// Consumer is the name of the consumer. It must not be empty.
-	Consumer string
+	// Scope separates the users of one inbox, for example "stripe". It is required and has at most
+	// 1024 bytes.
+	Scope string
 
-	// Namespace distinguishes equal ids of different sources. It may be empty.
-	Namespace string
-
-	// ID is the id of the event, a business id that several events may share, or a PlaceID. It must
-	// not be empty.
+	// ID identifies the cause within the scope, for example the id of a webhook. It is required. It may
+	// have any length: a long id is stored as its SHA-256 hash.
 	ID string
 }
 
 // String returns a text for errors and logs, in which long parts are shortened.
-func (k Key) String() string {
-	const maxShown = 256 // bytes
-	id := k.ID[:min(len(k.ID), maxShown)]
-	ns := k.Namespace[:min(len(k.Namespace), maxShown)]
-	if ns == "" {
-		return id + " for " + k.Consumer
+func (k Key) String() string { return engine.Key{Consumer: k.Scope, ID: k.ID}.String() }
+
+// The namespaces keep keys apart from the messages of consumers, whose namespaces are those of
+// outboxes, and hashes apart from ids that look like them.
+const (
+	namespaceID   = "once"
+	namespaceHash = "once#"
+	maxIDBytes    = 1024
+)
+
+// entry returns the entry of the engine for the key.
+func (k Key) entry() engine.Entry {
+	e := engine.Entry{Key: engine.Key{Consumer: k.Scope, Namespace: namespaceID, ID: k.ID}}
+	if len(k.ID) > maxIDBytes {
+		hash := sha256.Sum256([]byte(k.ID))
+		e.Key.Namespace, e.Key.ID = namespaceHash, hex.EncodeToString(hash[:])
 	}
-	return ns + ":" + id + " for " + k.Consumer
+	return e
 }
 
-// Entry is a message in the inbox: its identity and its place.
-type Entry struct {
-	Key   Key
-	Place Place
-}
-
-// validateEntry checks the entry. The error wraps ErrInvalid.
-func (e Entry) validateEntry() error {
-	err := e.validatePlace()
-	k := e.Key
-	if len(k.Consumer) > maxTextBytes || len(k.Namespace) > maxTextBytes || len(k.ID) > maxTextBytes {
-		err = errors.Join(err, fmt.Errorf("%w: consumer, namespace or id of a message for %.64q has more than %d bytes",
-			ErrInvalid, k.Consumer, maxTextBytes))
-	}
-	return err
-}
-
-// validatePlace checks only what a watermark needs, which does not include the length of the
-// identity.
-func (e Entry) validatePlace() error {
+// check returns all problems of the key.
+func (k Key) check() error {
 	var errs []error
-	addProblem := func(format string, a ...any) {
-		errs = append(errs, fmt.Errorf("%w: "+format, append([]any{ErrInvalid}, a...)...))
+	if k.Scope == "" {
+		errs = append(errs, fmt.Errorf("%w: the scope of the key is empty", ErrInvalid))
 	}
-
-	switch k := e.Key; {
-	case k.Consumer == "":
-		addProblem("the consumer of %.64q is empty", k.ID)
-	case k.ID == "":
-		addProblem("the id of a message for %.64q is empty; use PlaceID if a record has no id", k.Consumer)
+	if k.ID == "" {
+		errs = append(errs, fmt.Errorf("%w: the id of the key is empty", ErrInvalid))
 	}
-
-	if p := e.Place; p.Topic != "" && (p.Partition < 0 || p.Offset < 0 || p.Lane < 0 || p.Lane >= Lanes) {
-		addProblem("%s has partition %d, lane %d and offset %d", e.Key, p.Partition, p.Lane, p.Offset)
+	if len(k.Scope) > maxIDBytes {
+		errs = append(errs, fmt.Errorf("%w: the scope %.64q… has %d bytes; at most %d are allowed", ErrInvalid, k.Scope, len(k.Scope), maxIDBytes))
 	}
-
 	return errors.Join(errs...)
 }
 
-// validateEntries joins the errors of all invalid entries.
-func validateEntries(list []Entry) error {
-	var errs []error
-	for _, e := range list {
-		if err := e.validateEntry(); err != nil {
-			errs = append(errs, err)
+// Once runs fn if the key was not handled before. Otherwise it returns ErrDuplicate.
+//
+// The writes of fn with its context are committed together with the marker of the key: in a new
+// transaction, or in the transaction of ctx, whose starter then decides about the commit. In the
+// transaction of ctx, ErrDuplicate does not prevent the commit. If fn fails, Once returns its error
+// and stores nothing. fn may run more than once before a commit, as with outbox.Box.Transaction.
+//
+// If this process is handling the same key, Once waits for that call, at most until ctx ends. If
+// another process holds a claim of the key, Once returns ErrInProgress. Within fn, a call of Once for
+// the same key runs its own fn, because it is part of the same handling.
+func (x *Inbox) Once(ctx context.Context, k Key, fn func(ctx context.Context) error, opts ...OnceOption) error {
+	if err := k.check(); err != nil {
+		return err
+	}
+
+	var c onceConfig
+	for _, o := range opts {
+		if o != nil {
+			o.applyToOnce(&c)
 		}
 	}
-	return errors.Join(errs...)
+
+	e := k.entry()
+	return translate(x.engine.Once(ctx, e.Key.Consumer, e.Key.ID, fn, c.engineOptions(e)...), k, e)
 }
 
-// Inbox is the inbox of a service, in several collections of one database. It is safe for
-// concurrent use.
-type Inbox struct {
-	settings
-	client  *mongo.Client
-	markers *mongo.Collection
-	offsets *mongo.Collection // watermarks
-	claims  *mongo.Collection // leases of claims
-	tenures *mongo.Collection
-
-	// singleFlight makes calls of Once with the same identity wait for each other.
-	singleFlight hold.Guard
-
-	mu         sync.Mutex
-	attached   map[partition]int64 // generation at the last Attach of this process
-	suspicions map[partition]suspicion
-	heldClaims map[*claim]struct{}
-	tenure     *tenure // nil without a partition
+// Handled reports whether the key was handled. If ctx has a transaction, Handled joins it.
+func (x *Inbox) Handled(ctx context.Context, k Key) (bool, error) {
+	if err := k.check(); err != nil {
+		return false, err
+	}
+	return x.engine.Exists(ctx, k.entry().Key)
 }
 
-// New returns an Inbox in the database db. Its client must be the one that runs the transactions of
-// the handlers.
-//
-// New does no I/O: call EnsureIndexes before the first message. Outside of transactions, the Inbox
-// writes with majority write concern, even if the client is configured otherwise. The error joins
-// the problems of all options.
-func New(db *mongo.Database, opts ...Option) (*Inbox, error) {
-	if db == nil {
-		return nil, errors.New("inbox: the database is nil")
-	}
-
-	s := settings{collection: DefaultCollection, retention: DefaultRetention, lease: DefaultLease}
-	for _, o := range opts {
-		o(&s)
-	}
-	if err := s.validate(); err != nil {
-		return nil, err
-	}
-
-	concerns := options.Collection().
-		SetWriteConcern(writeconcern.Majority()).
-		SetReadConcern(readconcern.Majority()).
-		SetReadPreference(readpref.Primary())
-	return &Inbox{
-		settings:   s,
-		client:     db.Client(),
-		markers:    db.Collection(s.collection, concerns),
-		offsets:    db.Collection(s.collection+"_offsets", concerns),
-		claims:     db.Collection(s.collection+"_claims", concerns),
-		tenures:    db.Collection(s.collection+"_tenures", concerns),
-		attached:   make(map[partition]int64),
-		suspicions: make(map[partition]suspicion),
-		heldClaims: make(map[*claim]struct{}),
-	}, nil
+// Sweep deletes expired markers, the oldest first and at most limit, and returns their number. A limit
+// of 0 means 100,000. The server does the same in the background, unless WithoutTTL is set.
+func (x *Inbox) Sweep(ctx context.Context, limit int) (int64, error) {
+	return x.engine.Sweep(ctx, limit)
 }
 
-// inTransaction reports whether ctx has a session with a running transaction.
-func inTransaction(ctx context.Context) bool {
-	s := mongo.SessionFromContext(ctx)
-	return s != nil && s.TransactionRunning()
+// Counts returns the sizes of the inbox. Its cost grows with the number of claims.
+func (x *Inbox) Counts(ctx context.Context) (Counts, error) {
+	c, err := x.engine.Counts(ctx)
+	return Counts(c), err
+}
+
+// Counts contains the sizes of an inbox, including those of the consumers that share its collections.
+type Counts struct {
+	// Markers is the number of handled and claimed keys. It may be inaccurate after a crash of the
+	// server.
+	Markers int64
+
+	// Claimed is the number of claims, including expired ones.
+	Claimed int64
+
+	// Expired is the number of claims whose lease has expired.
+	Expired int64
 }

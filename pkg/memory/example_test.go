@@ -12,7 +12,7 @@ import (
 	"github.com/outrelay/outrelay/pkg/outbox"
 )
 
-// Orders is a service whose dependencies are behind interfaces. In production, outbox.Transaction
+// Orders is a service whose dependencies are behind interfaces. In production, outbox.Box.Transaction
 // and *outbox.Box implement them.
 type Orders struct {
 	Transaction func(ctx context.Context, fn func(ctx context.Context) error) error

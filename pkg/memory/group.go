@@ -8,8 +8,8 @@ import (
 	"slices"
 	"time"
 
+	"github.com/outrelay/outrelay/internal/inbox"
 	"github.com/outrelay/outrelay/pkg/consumer"
-	"github.com/outrelay/outrelay/pkg/inbox"
 )
 
 // group is a consumer group. The lock of the broker protects it.

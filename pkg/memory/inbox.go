@@ -9,8 +9,8 @@ import (
 	"time"
 
 	"github.com/outrelay/outrelay/internal/hold"
+	"github.com/outrelay/outrelay/internal/inbox"
 	"github.com/outrelay/outrelay/pkg/consumer"
-	"github.com/outrelay/outrelay/pkg/inbox"
 	"github.com/outrelay/outrelay/pkg/outbox"
 )
 

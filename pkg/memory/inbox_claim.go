@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"github.com/outrelay/outrelay/internal/hold"
-	"github.com/outrelay/outrelay/pkg/inbox"
+	"github.com/outrelay/outrelay/internal/inbox"
 )
 
 // claim is an inbox.Claim in a DB.

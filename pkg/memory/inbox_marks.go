@@ -7,7 +7,7 @@ import (
 	"maps"
 	"slices"
 
-	"github.com/outrelay/outrelay/pkg/inbox"
+	"github.com/outrelay/outrelay/internal/inbox"
 )
 
 // partitionKey identifies a partition for a consumer.

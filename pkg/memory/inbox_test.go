@@ -6,8 +6,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/outrelay/outrelay/pkg/inbox"
-	"github.com/outrelay/outrelay/pkg/inbox/inboxtest"
+	"github.com/outrelay/outrelay/internal/inbox"
+	"github.com/outrelay/outrelay/internal/inbox/inboxtest"
 )
 
 func newInbox(t *testing.T, db *DB, opts ...InboxOption) *Inbox {

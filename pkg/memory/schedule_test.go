@@ -11,8 +11,8 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
+	"github.com/outrelay/outrelay/internal/inbox"
 	"github.com/outrelay/outrelay/pkg/consumer"
-	"github.com/outrelay/outrelay/pkg/inbox"
 	"github.com/outrelay/outrelay/pkg/memory"
 )
 
@@ -401,7 +401,7 @@ func (c *claims) Assigned(int) { c.generations <- struct{}{} }
 // generations.
 func TestAHandlerThatIsAbandonedKeepsItsClaimAndNoSlot(t *testing.T) {
 	t.Parallel()
-	for _, mode := range []inbox.Mode{inbox.None, inbox.Optimistic} {
+	for _, mode := range []consumer.Mode{consumer.AtLeastOnce, consumer.Transactional} {
 		t.Run(mode.String(), func(t *testing.T) {
 			t.Parallel()
 			kept := &claims{generations: make(chan struct{}, 10)}
@@ -430,7 +430,7 @@ func TestAHandlerThatIsAbandonedKeepsItsClaimAndNoSlot(t *testing.T) {
 				t.Errorf("the claims of a partition were released %d times while its handler ran", n)
 			}
 
-			if mode == inbox.None {
+			if mode == consumer.AtLeastOnce {
 				p.passes() // in the only slot of the next generation
 			}
 		})

@@ -18,9 +18,9 @@ import (
 // Schedule appends the event for delivery at the time at, by the clock of the database. It returns
 // the id of the event. See outbox.Box.Schedule.
 func (b *Outbox) Schedule(
-	ctx context.Context, ev event.Event, at time.Time, opts ...outbox.CallOption,
+	ctx context.Context, ev event.Event, at time.Time,
 ) (event.ID, error) {
-	if err := b.AppendMany(ctx, []event.Event{ev.With(event.WithDueAt(at))}, opts...); err != nil {
+	if err := b.AppendMany(ctx, []event.Event{ev.With(event.WithDueAt(at))}); err != nil {
 		return event.ID{}, err
 	}
 	return ev.ID(), nil
@@ -28,8 +28,8 @@ func (b *Outbox) Schedule(
 
 // Cancel removes a scheduled event. It returns outbox.ErrNotScheduled if the event does not wait
 // any more.
-func (b *Outbox) Cancel(ctx context.Context, id event.ID, opts ...outbox.CallOption) error {
-	err := b.changeScheduled(ctx, id, opts, func(*envelope) (any, error) { return nil, nil })
+func (b *Outbox) Cancel(ctx context.Context, id event.ID) error {
+	err := b.changeScheduled(ctx, id, func(*outboxEntry) (any, error) { return nil, nil })
 	if err != nil {
 		return fmt.Errorf("canceling event %s: %w", id, err)
 	}
@@ -37,12 +37,12 @@ func (b *Outbox) Cancel(ctx context.Context, id event.ID, opts ...outbox.CallOpt
 }
 
 // Reschedule moves a scheduled event to the time at. It returns the same errors as Cancel.
-func (b *Outbox) Reschedule(ctx context.Context, id event.ID, at time.Time, opts ...outbox.CallOption) error {
+func (b *Outbox) Reschedule(ctx context.Context, id event.ID, at time.Time) error {
 	var err error
 	if at.Year() < 1970 || at.Year() > 9999 {
 		err = fmt.Errorf("invalid year %d: it must be between 1970 and 9999", at.Year())
 	} else {
-		err = b.changeScheduled(ctx, id, opts, func(e *envelope) (any, error) { return e.withDueAt(at) })
+		err = b.changeScheduled(ctx, id, func(e *outboxEntry) (any, error) { return e.withDueAt(at) })
 	}
 
 	if err != nil {
@@ -53,7 +53,7 @@ func (b *Outbox) Reschedule(ctx context.Context, id event.ID, at time.Time, opts
 }
 
 // withDueAt returns a copy of the envelope that is due at the time at.
-func (e *envelope) withDueAt(at time.Time) (*envelope, error) {
+func (e *outboxEntry) withDueAt(at time.Time) (*outboxEntry, error) {
 	var doc bson.D
 	if err := bson.Unmarshal(e.doc, &doc); err != nil {
 		return nil, fmt.Errorf("reading a stored event: %w", err)
@@ -79,11 +79,8 @@ func (e *envelope) withDueAt(at time.Time) (*envelope, error) {
 // changeScheduled replaces a scheduled envelope by the result of to, unless a relay has claimed it.
 // A nil result removes the envelope.
 func (b *Outbox) changeScheduled(
-	ctx context.Context, id event.ID, opts []outbox.CallOption, to func(*envelope) (any, error),
+	ctx context.Context, id event.ID, to func(*outboxEntry) (any, error),
 ) error {
-	if err := rejectSession(opts); err != nil {
-		return err
-	}
 	if id.IsZero() {
 		return errors.New("the id is zero")
 	}
@@ -94,7 +91,7 @@ func (b *Outbox) changeScheduled(
 			return err
 		}
 
-		e, _ := t.getRow(b.rows, key).(*envelope)
+		e, _ := t.getRow(b.rows, key).(*outboxEntry)
 		if e == nil || !e.isWaiting() {
 			return newRefusal(outbox.ErrNotScheduled)
 		}
@@ -109,13 +106,13 @@ func (b *Outbox) changeScheduled(
 }
 
 // isWaiting reports whether the envelope is scheduled and no relay has claimed it.
-func (e *envelope) isWaiting() bool { return !e.fields.dueAt.IsZero() && !e.claimed }
+func (e *outboxEntry) isWaiting() bool { return !e.fields.dueAt.IsZero() && !e.claimed }
 
 // Scheduled returns one page of the scheduled events that q selects. See outbox.Box.Scheduled.
 func (b *Outbox) Scheduled(
-	ctx context.Context, q outbox.ScheduledQuery, opts ...outbox.CallOption,
+	ctx context.Context, q outbox.ScheduledQuery,
 ) (outbox.ScheduledPage, error) {
-	page, err := b.readPage(ctx, q, opts)
+	page, err := b.readPage(ctx, q)
 	if err != nil {
 		return outbox.ScheduledPage{}, fmt.Errorf("reading scheduled events of %s: %w", b.collection, err)
 	}
@@ -124,7 +121,7 @@ func (b *Outbox) Scheduled(
 
 // readPage reads one page of the query.
 func (b *Outbox) readPage(
-	ctx context.Context, q outbox.ScheduledQuery, opts []outbox.CallOption,
+	ctx context.Context, q outbox.ScheduledQuery,
 ) (outbox.ScheduledPage, error) {
 	size := q.PageSize
 	switch {
@@ -139,7 +136,7 @@ func (b *Outbox) readPage(
 		return outbox.ScheduledPage{}, err
 	}
 
-	found, err := b.findScheduled(ctx, q, opts)
+	found, err := b.findScheduled(ctx, q)
 	if err != nil {
 		return outbox.ScheduledPage{}, err
 	}
@@ -171,9 +168,9 @@ func (b *Outbox) readPage(
 // SummarizeScheduled counts the scheduled events that q selects by event type, sorted by type. See
 // outbox.Box.SummarizeScheduled.
 func (b *Outbox) SummarizeScheduled(
-	ctx context.Context, q outbox.ScheduledQuery, opts ...outbox.CallOption,
+	ctx context.Context, q outbox.ScheduledQuery,
 ) ([]outbox.ScheduledSummary, error) {
-	found, err := b.findScheduled(ctx, q, opts)
+	found, err := b.findScheduled(ctx, q)
 	if err != nil {
 		return nil, fmt.Errorf("summarizing scheduled events of %s: %w", b.collection, err)
 	}
@@ -198,9 +195,9 @@ func (b *Outbox) SummarizeScheduled(
 // CancelScheduled removes the scheduled events that q selects and returns their number. See
 // outbox.Box.CancelScheduled.
 func (b *Outbox) CancelScheduled(
-	ctx context.Context, q outbox.ScheduledQuery, opts ...outbox.CallOption,
+	ctx context.Context, q outbox.ScheduledQuery,
 ) (int64, error) {
-	n, err := b.cancelMatching(ctx, q, opts)
+	n, err := b.cancelMatching(ctx, q)
 	if err != nil {
 		return 0, fmt.Errorf("canceling scheduled events of %s: %w", b.collection, err)
 	}
@@ -209,13 +206,13 @@ func (b *Outbox) CancelScheduled(
 
 // cancelMatching checks the query and removes the events.
 func (b *Outbox) cancelMatching(
-	ctx context.Context, q outbox.ScheduledQuery, opts []outbox.CallOption,
+	ctx context.Context, q outbox.ScheduledQuery,
 ) (n int64, err error) {
 	hasCondition := q.IDs != nil || q.Type != "" || q.AggregateType != "" || !q.DueFrom.IsZero() || !q.DueBefore.IsZero()
 	if !q.All && !hasCondition {
 		return 0, outbox.ErrEmptyQuery
 	}
-	if err := checkQuery(q, opts); err != nil {
+	if err := checkQuery(q); err != nil {
 		return 0, err
 	}
 
@@ -236,9 +233,9 @@ func (b *Outbox) cancelMatching(
 
 // findScheduled returns the envelopes of the query, sorted by due time and id.
 func (b *Outbox) findScheduled(
-	ctx context.Context, q outbox.ScheduledQuery, opts []outbox.CallOption,
-) (found []*envelope, err error) {
-	if err := checkQuery(q, opts); err != nil {
+	ctx context.Context, q outbox.ScheduledQuery,
+) (found []*outboxEntry, err error) {
+	if err := checkQuery(q); err != nil {
 		return nil, err
 	}
 
@@ -250,18 +247,18 @@ func (b *Outbox) findScheduled(
 }
 
 // checkQuery checks the ids and the options of a query.
-func checkQuery(q outbox.ScheduledQuery, opts []outbox.CallOption) error {
+func checkQuery(q outbox.ScheduledQuery) error {
 	if slices.ContainsFunc(q.IDs, event.ID.IsZero) {
 		return errors.New("an id is zero")
 	}
-	return rejectSession(opts)
+	return nil
 }
 
 // matchingEnvelopes returns the envelopes of the query that t sees, sorted by due time and id.
-func (b *Outbox) matchingEnvelopes(t *tx, q outbox.ScheduledQuery) []*envelope {
-	var found []*envelope
+func (b *Outbox) matchingEnvelopes(t *tx, q outbox.ScheduledQuery) []*outboxEntry {
+	var found []*outboxEntry
 	t.scanRows(b.rows, func(_ string, v any) {
-		e := v.(*envelope)
+		e := v.(*outboxEntry)
 		switch {
 		case !e.isWaiting():
 		case q.IDs != nil && !slices.Contains(q.IDs, e.id):
@@ -274,7 +271,7 @@ func (b *Outbox) matchingEnvelopes(t *tx, q outbox.ScheduledQuery) []*envelope {
 		}
 	})
 
-	slices.SortFunc(found, func(a, b *envelope) int { return comparePositions(envelopePosition(a), envelopePosition(b)) })
+	slices.SortFunc(found, func(a, b *outboxEntry) int { return comparePositions(envelopePosition(a), envelopePosition(b)) })
 	return found
 }
 
@@ -286,7 +283,7 @@ type pagePosition struct {
 }
 
 // envelopePosition returns the position of e.
-func envelopePosition(e *envelope) pagePosition {
+func envelopePosition(e *outboxEntry) pagePosition {
 	return pagePosition{e.fields.dueAt.UnixMilli(), mustKey(e.id)}
 }
 
@@ -328,6 +325,6 @@ func parsePagePosition(text string) (*pagePosition, error) {
 }
 
 // sortBySeq sorts the envelopes in the order of their inserts.
-func sortBySeq(list []*envelope) {
-	slices.SortFunc(list, func(a, b *envelope) int { return cmp.Compare(a.seq, b.seq) })
+func sortBySeq(list []*outboxEntry) {
+	slices.SortFunc(list, func(a, b *outboxEntry) int { return cmp.Compare(a.seq, b.seq) })
 }

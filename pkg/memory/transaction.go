@@ -8,7 +8,7 @@ import (
 	"github.com/outrelay/outrelay/internal/unit"
 )
 
-// Transaction runs fn as one unit of work, in the same way as outbox.Transaction. If fn returns
+// Transaction runs fn as one unit of work, in the same way as outbox.Box.Transaction. If fn returns
 // nil, all writes with the context of fn are committed together. If fn returns an error, none of
 // them is stored, and Transaction returns that error.
 //

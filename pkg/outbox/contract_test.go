@@ -17,12 +17,10 @@ func TestContract(t *testing.T) {
 	outboxtest.Run(t, func(t *testing.T) outboxtest.Fixture {
 		b := setup(t)
 		return outboxtest.Fixture{
-			Box:   b.box,
-			Plain: b.newBox(t, outbox.WithoutTransaction()),
-			Small: b.newBox(t, outbox.WithMaxSize(outboxtest.SmallSize)),
-			Transaction: func(ctx context.Context, fn func(context.Context) error) error {
-				return outbox.Transaction(ctx, b.client, fn)
-			},
+			Box:         b.box,
+			Plain:       b.newBox(t, outbox.WithoutTransaction()),
+			Small:       b.newBox(t, outbox.WithMaxSize(outboxtest.SmallSize)),
+			Transaction: func(ctx context.Context, fn func(context.Context) error) error { return b.box.Transaction(ctx, fn) },
 			Stored: func(t *testing.T) [][]byte {
 				cur, err := b.coll.Find(t.Context(), bson.D{}, options.Find().SetSort(bson.D{{Key: "ts", Value: 1}}))
 				if err != nil {

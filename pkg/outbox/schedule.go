@@ -8,6 +8,7 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 
+	"github.com/outrelay/outrelay/internal/transaction"
 	"github.com/outrelay/outrelay/pkg/event"
 )
 
@@ -18,8 +19,8 @@ import (
 //
 // A scheduled event is not ordered with the other events of its key. It is delivered when it is
 // due.
-func (b *Box) Schedule(ctx context.Context, ev event.Event, at time.Time, opts ...CallOption) (event.ID, error) {
-	if err := b.AppendMany(ctx, []event.Event{ev.With(event.WithDueAt(at))}, opts...); err != nil {
+func (b *Box) Schedule(ctx context.Context, ev event.Event, at time.Time) (event.ID, error) {
+	if err := b.AppendMany(ctx, []event.Event{ev.With(event.WithDueAt(at))}); err != nil {
 		return event.ID{}, err
 	}
 	return ev.ID(), nil
@@ -28,9 +29,7 @@ func (b *Box) Schedule(ctx context.Context, ev event.Event, at time.Time, opts .
 // Cancel removes a scheduled event. It returns ErrNotScheduled if the event does not wait any more.
 // If ctx has a transaction, Cancel joins it. Otherwise it returns after a majority has stored the
 // change.
-func (b *Box) Cancel(ctx context.Context, id event.ID, opts ...CallOption) error {
-	ctx = withCallSession(ctx, opts)
-
+func (b *Box) Cancel(ctx context.Context, id event.ID) error {
 	filter, err := unclaimedFilter(ctx, id)
 	if err != nil {
 		return fmt.Errorf("canceling event %s: %w", id, err)
@@ -38,7 +37,7 @@ func (b *Box) Cancel(ctx context.Context, id event.ID, opts ...CallOption) error
 
 	res, err := b.coll.DeleteOne(ctx, filter)
 	if err != nil {
-		unitFromContext(ctx).state().SetRollbackOnly(err)
+		transaction.SetRollbackOnly(ctx, err)
 	} else if res.DeletedCount == 0 {
 		err = ErrNotScheduled
 	}
@@ -51,9 +50,7 @@ func (b *Box) Cancel(ctx context.Context, id event.ID, opts ...CallOption) error
 // Reschedule moves a scheduled event to the time at, whose year must be between 1970 and 9999. It
 // returns the same errors as Cancel and treats transactions in the same way. The expiry of the
 // event does not change: an event that has expired at its new due time is not delivered.
-func (b *Box) Reschedule(ctx context.Context, id event.ID, at time.Time, opts ...CallOption) error {
-	ctx = withCallSession(ctx, opts)
-
+func (b *Box) Reschedule(ctx context.Context, id event.ID, at time.Time) error {
 	filter, err := unclaimedFilter(ctx, id)
 	if err == nil && (at.Year() < 1970 || at.Year() > 9999) {
 		err = fmt.Errorf("invalid year %d: it must be between 1970 and 9999", at.Year())
@@ -65,7 +62,7 @@ func (b *Box) Reschedule(ctx context.Context, id event.ID, at time.Time, opts ..
 	set := bson.D{{Key: "$set", Value: bson.D{{Key: "dueAt", Value: bson.NewDateTimeFromTime(at)}}}}
 	res, err := b.coll.UpdateOne(ctx, filter, set)
 	if err != nil {
-		unitFromContext(ctx).state().SetRollbackOnly(err)
+		transaction.SetRollbackOnly(ctx, err)
 	} else if res.MatchedCount == 0 {
 		err = ErrNotScheduled
 	}
@@ -82,7 +79,7 @@ func unclaimedFilter(ctx context.Context, id event.ID) (bson.D, error) {
 	if id.IsZero() {
 		return nil, errors.New("the id is zero")
 	}
-	if err := unitFromContext(ctx).state().Check(); err != nil {
+	if err := transaction.CheckOptional(ctx); err != nil {
 		return nil, err
 	}
 

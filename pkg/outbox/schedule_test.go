@@ -9,6 +9,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo/writeconcern"
 
+	"github.com/outrelay/outrelay/internal/envelope"
 	"github.com/outrelay/outrelay/pkg/event"
 	"github.com/outrelay/outrelay/pkg/outbox"
 )
@@ -16,7 +17,7 @@ import (
 func (b bundle) schedule(t *testing.T, at time.Time) event.ID {
 	t.Helper()
 	var id event.ID
-	if err := outbox.Transaction(t.Context(), b.client, func(ctx context.Context) (err error) {
+	if err := b.box.Transaction(t.Context(), func(ctx context.Context) (err error) {
 		id, err = b.box.Schedule(ctx, ev("later"), at)
 		return err
 	}); err != nil {
@@ -32,8 +33,8 @@ func (b bundle) dueAt(t *testing.T, id event.ID) time.Time {
 		t.Fatal(err)
 	}
 
-	var v event.View
-	if err := event.Parse(raw, &v); err != nil || !v.HasDueAt || v.TS.IsZero() {
+	var v envelope.View
+	if err := envelope.Parse(raw, &v); err != nil || !v.HasDueAt || v.TS.IsZero() {
 		t.Fatalf("%s: %v", raw, err)
 	}
 
@@ -59,7 +60,7 @@ func TestScheduleRescheduleCancel(t *testing.T) {
 	}
 
 	no := errors.New("no")
-	if err := outbox.Transaction(ctx, b.client, func(ctx context.Context) error {
+	if err := b.box.Transaction(ctx, func(ctx context.Context) error {
 		if err := b.box.Cancel(ctx, id); err != nil {
 			t.Error(err)
 		}
@@ -96,7 +97,7 @@ func TestN19_CancelAndRescheduleMatchOnlyUnclaimed(t *testing.T) {
 	b, ctx := setup(t), t.Context()
 	for name, set := range map[string]bson.D{
 		"claimed":       {{Key: "claim", Value: bson.D{{Key: "epoch", Value: int64(3)}, {Key: "token", Value: "x"}}}},
-		"retried":       {{Key: "state", Value: event.StateRetry}},
+		"retried":       {{Key: "state", Value: envelope.StateRetry}},
 		"not scheduled": nil,
 	} {
 		at := time.UnixMilli(1_900_000_000_000)
@@ -141,7 +142,7 @@ func TestScheduleRefusesNonsense(t *testing.T) {
 		t.Errorf("the zero time: %v", err)
 	}
 
-	if err := outbox.Transaction(ctx, b.client, func(ctx context.Context) error {
+	if err := b.box.Transaction(ctx, func(ctx context.Context) error {
 		_, err := b.box.Schedule(ctx, ev("x"), time.Time{})
 		return err
 	}); !errors.Is(err, event.ErrInvalid) {

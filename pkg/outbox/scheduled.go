@@ -12,6 +12,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
+	"github.com/outrelay/outrelay/internal/transaction"
 	"github.com/outrelay/outrelay/pkg/event"
 )
 
@@ -84,8 +85,8 @@ type ScheduledSummary struct {
 // Scheduled returns one page of the scheduled events that q selects. If ctx has a transaction, it
 // reads in it. The error reports an invalid q or a failed read. It takes up to three
 // queries, which are sorted by an index.
-func (b *Box) Scheduled(ctx context.Context, q ScheduledQuery, opts ...CallOption) (ScheduledPage, error) {
-	page, err := b.readScheduled(withCallSession(ctx, opts), q)
+func (b *Box) Scheduled(ctx context.Context, q ScheduledQuery) (ScheduledPage, error) {
+	page, err := b.readScheduled(ctx, q)
 	if err != nil {
 		return ScheduledPage{}, fmt.Errorf("reading scheduled events of %s: %w", b.collection, err)
 	}
@@ -110,7 +111,7 @@ func (b *Box) readScheduled(ctx context.Context, q ScheduledQuery) (ScheduledPag
 	if err != nil {
 		return ScheduledPage{}, err
 	}
-	if err := unitFromContext(ctx).state().Check(); err != nil {
+	if err := transaction.CheckOptional(ctx); err != nil {
 		return ScheduledPage{}, err
 	}
 
@@ -184,11 +185,10 @@ func (b *Box) pageBound(ctx context.Context, filter bson.D, size int) (due bson.
 
 // SummarizeScheduled counts the scheduled events that q selects by event type, sorted by type.
 // PageSize and After are ignored. If ctx has a transaction, it reads in it.
-func (b *Box) SummarizeScheduled(ctx context.Context, q ScheduledQuery, opts ...CallOption) ([]ScheduledSummary, error) {
-	ctx = withCallSession(ctx, opts)
+func (b *Box) SummarizeScheduled(ctx context.Context, q ScheduledQuery) ([]ScheduledSummary, error) {
 	filter, err := q.buildFilter()
 	if err == nil {
-		err = unitFromContext(ctx).state().Check()
+		err = transaction.CheckOptional(ctx)
 	}
 
 	var out []ScheduledSummary
@@ -241,14 +241,13 @@ func (b *Box) summarizeByType(ctx context.Context, filter bson.D) ([]ScheduledSu
 //
 // If ctx has a transaction, CancelScheduled joins it. Otherwise each event is removed separately,
 // and after an error some of them may be gone.
-func (b *Box) CancelScheduled(ctx context.Context, q ScheduledQuery, opts ...CallOption) (int64, error) {
-	ctx = withCallSession(ctx, opts)
+func (b *Box) CancelScheduled(ctx context.Context, q ScheduledQuery) (int64, error) {
 	filter, err := q.buildFilter()
 	if err == nil && !q.All && q.isEmpty() {
 		err = ErrEmptyQuery
 	}
 	if err == nil {
-		err = unitFromContext(ctx).state().Check()
+		err = transaction.CheckOptional(ctx)
 	}
 	if err != nil {
 		return 0, fmt.Errorf("canceling scheduled events of %s: %w", b.collection, err)
@@ -256,7 +255,7 @@ func (b *Box) CancelScheduled(ctx context.Context, q ScheduledQuery, opts ...Cal
 
 	res, err := b.coll.DeleteMany(ctx, filter)
 	if err != nil {
-		unitFromContext(ctx).state().SetRollbackOnly(err)
+		transaction.SetRollbackOnly(ctx, err)
 		return 0, fmt.Errorf("canceling scheduled events of %s: %w", b.collection, err)
 	}
 

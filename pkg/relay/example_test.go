@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/signal"
 	"syscall"
+	"time"
 
 	"golang.org/x/sync/errgroup"
 
@@ -19,13 +20,12 @@ func Example() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 
-	r, err := relay.New(
-		relay.MongoDB(os.Getenv("MONGODB_URI")),
-		relay.Brokers("kafka-1:9092", "kafka-2:9092"),
-		relay.Watch("shop.outbox"),
-		relay.Set("lease.ttl", "3s"),
-		relay.Logger(log),
-	)
+	r, err := relay.New(relay.Config{
+		MongoDB: relay.MongoDB{URI: os.Getenv("MONGODB_URI")},
+		Kafka:   relay.Kafka{Brokers: []string{"kafka-1:9092", "kafka-2:9092"}},
+		Watch:   []string{"shop.outbox"},
+		Lease:   relay.Lease{TTL: 3 * time.Second},
+	}, relay.WithLogger(log))
 	if err != nil {
 		// The error lists every problem of the configuration.
 		log.Error("the configuration of the relay is invalid", "error", err)

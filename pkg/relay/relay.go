@@ -24,12 +24,11 @@ import (
 	"net/http"
 	"runtime/debug"
 	"slices"
-	"strings"
 	"sync/atomic"
 	"time"
 
-	"github.com/outrelay/outrelay/internal/app"
-	"github.com/outrelay/outrelay/internal/config"
+	"github.com/outrelay/outrelay/internal/process"
+	"github.com/outrelay/outrelay/internal/readiness"
 )
 
 // Errors of Run and Await. Test for them with errors.Is.
@@ -39,7 +38,7 @@ var (
 
 	// ErrOutdated ends Run if a newer version of outrelay has migrated the collections, so that
 	// this version would do harm.
-	ErrOutdated = app.ErrOutdated
+	ErrOutdated = process.ErrOutdated
 
 	// ErrEnded ends Await if Run has returned.
 	ErrEnded = errors.New("the relay has ended")
@@ -50,14 +49,13 @@ type Role string
 
 // Roles, as /readyz and `outrelay status` show them.
 const (
-	Starting   Role = Role(app.RoleStarting)
-	Standby    Role = Role(app.RoleStandby)
-	TakingOver Role = Role(app.RoleTakeOver)
-	Owner      Role = Role(app.RoleOwner)
-	Admin      Role = Role(app.RoleAdmin)   // the key roles excludes relaying
-	Upgrade    Role = Role(app.RoleUpgrade) // waits until older nodes have stopped
-	Halted     Role = Role(app.RoleHalted)  // waits for an operator
-	Stopping   Role = Role(app.RoleStopping)
+	Starting   Role = Role(readiness.RoleStarting)
+	Standby    Role = Role(readiness.RoleStandby)
+	TakingOver Role = Role(readiness.RoleTakeOver)
+	Owner      Role = Role(readiness.RoleOwner)
+	Upgrade    Role = Role(readiness.RoleUpgrade) // waits until older nodes have stopped
+	Halted     Role = Role(readiness.RoleHalted)  // waits for an operator
+	Stopping   Role = Role(readiness.RoleStopping)
 )
 
 // Status is the current state of a relay.
@@ -75,81 +73,46 @@ type Status struct {
 
 // Relay is one node of a watcher. It is safe for concurrent use. Create a Relay with New.
 type Relay struct {
-	app   *app.Relay
+	app   *process.Relay
 	ran   atomic.Bool
 	ended chan struct{}
 }
 
-// Option sets a part of the configuration. If several options set the same key, the last one is
-// used.
-type Option func(*settings)
+// Option passes a value that a file cannot contain.
+type Option interface{ apply(*settings) }
 
-type settings struct {
-	file string
-	env  []string
-	set  []string
-	log  *slog.Logger
+type settings struct{ log *slog.Logger }
+
+type optionFunc func(*settings)
+
+func (f optionFunc) apply(s *settings) { f(s) }
+
+// WithLogger sets the logger. Defaults to [slog.Default] at the time of New, and nil is the default.
+// The relay never uses Config.Log.
+func WithLogger(log *slog.Logger) Option {
+	return optionFunc(func(s *settings) { s.log = log })
 }
 
-// File reads the keys of a YAML file, as `outrelay run --config` does. Environ and Set override it.
-func File(path string) Option { return func(s *settings) { s.file = path } }
-
-// Environ reads the variables OUTRELAY_… of an environment in the format of [os.Environ]. They
-// override File. Without this option the environment is not used. Values with ${env:NAME} need it
-// as well.
-func Environ(env []string) Option { return func(s *settings) { s.env = env } }
-
-// Set sets a key of the configuration by its path, as `--set` does: Set("lease.ttl", "2s"). The
-// words of a list are separated by commas. outrelay.example.yaml contains all keys with their
-// defaults. Set overrides File and Environ.
-func Set(path, value string) Option {
-	return func(s *settings) { s.set = append(s.set, path+"="+value) }
-}
-
-// MongoDB sets mongodb.uri. The relay opens separate connections with the settings that it needs.
-func MongoDB(uri string) Option { return Set("mongodb.uri", uri) }
-
-// Brokers sets kafka.brokers. Each address has the form host:port.
-func Brokers(addresses ...string) Option { return setList("kafka.brokers", addresses) }
-
-// Watch sets watch: the outbox collections in the form database.collection, or patterns for them.
-// Defaults to the collection outbox of the database in the URI.
-func Watch(collections ...string) Option { return setList("watch", collections) }
-
-// Logger sets the logger. Defaults to [slog.Default] at the time of New.
-func Logger(log *slog.Logger) Option { return func(s *settings) { s.log = log } }
-
-// setList sets a key to a list of words.
-func setList(path string, values []string) Option {
-	return Set(path, strings.Join(values, ","))
-}
-
-// New returns a relay. It does no I/O. MongoDB and Brokers are required, or the same keys in a file
-// or the environment. All other keys have the defaults of the program, except that http.listen is
-// off: see [Relay.Handler].
-//
-// The error lists every problem of the configuration, with the fix for each. Call Run, or Close if
-// the relay is not needed.
-func New(options ...Option) (*Relay, error) {
-	s := settings{log: slog.Default()}
+// New returns a relay. It does no I/O. The error lists every problem of the configuration, with the fix
+// for each. Call Run, or Close if the relay is not needed.
+func New(cfg Config, options ...Option) (*Relay, error) {
+	var s settings
 	for _, o := range options {
-		o(&s)
+		o.apply(&s)
+	}
+	if s.log == nil {
+		s.log = slog.Default()
 	}
 
-	defaults := config.Default()
-
-	// The program mounts Handler itself.
-	defaults.HTTP.Listen = "off"
-	cfg, warnings, err := config.LoadOver(defaults, s.file, s.env, s.set)
+	resolved, warnings, err := cfg.resolve()
 	if err != nil {
-		return nil, fmt.Errorf("relay: %w", err)
+		return nil, err
 	}
-
 	for _, w := range warnings {
 		s.log.Warn(w)
 	}
 
-	inner, err := app.New(cfg, moduleVersion(), s.log, app.Embedded())
+	inner, err := process.New(resolved, moduleVersion(), s.log, process.Embedded())
 	if err != nil {
 		return nil, fmt.Errorf("relay: %w", err)
 	}

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http/httptest"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -31,9 +32,9 @@ const patience = 60 * time.Second
 
 // scene contains everything that a service needs for one test.
 type scene struct {
-	box     *outbox.Box
-	topic   string
-	options []relay.Option
+	box    *outbox.Box
+	topic  string
+	config relay.Config
 }
 
 func setup(t *testing.T) *scene {
@@ -45,17 +46,21 @@ func setup(t *testing.T) *scene {
 		t.Fatal(err)
 	}
 
-	return &scene{box: box, topic: topic, options: []relay.Option{
-		relay.MongoDB(stacktest.MongoURI(t)), relay.Brokers(stacktest.Brokers(t)...), relay.Watch(db.Name() + ".outbox"),
-		relay.Set("mongodb.state", state.Name()), relay.Set("topics.template", topic),
-		relay.Set("lease.ttl", "20s"), relay.Set("lease.renew", "400ms"), relay.Logger(slog.New(slog.DiscardHandler)),
+	return &scene{box: box, topic: topic, config: relay.Config{
+		MongoDB: relay.MongoDB{URI: stacktest.MongoURI(t), State: state.Name()},
+		Kafka:   relay.Kafka{Brokers: stacktest.Brokers(t)},
+		Watch:   []string{db.Name() + ".outbox"},
+		Topics:  relay.Topics{Template: topic},
+		Lease:   relay.Lease{TTL: 20 * time.Second, Renew: 400 * time.Millisecond},
 	}}
 }
 
 // start runs a relay until stop, which returns the result of Run.
-func (s *scene) start(t *testing.T, more ...relay.Option) (r *relay.Relay, stop func() error) {
+func (s *scene) start(t *testing.T, node string) (r *relay.Relay, stop func() error) {
 	t.Helper()
-	r, err := relay.New(append(s.options, more...)...)
+	c := s.config
+	c.Node = node
+	r, err := relay.New(c, relay.WithLogger(slog.New(slog.DiscardHandler)))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -112,9 +117,9 @@ func (s *scene) values(t *testing.T, n int) (values []string) {
 func TestTwoInstancesOfAServiceShareTheWork(t *testing.T) {
 	t.Parallel()
 	s := setup(t)
-	a, stop := s.start(t, relay.Set("node", "a"))
+	a, stop := s.start(t, "a")
 	await(t, a, relay.Owner)
-	b, _ := s.start(t, relay.Set("node", "b"))
+	b, _ := s.start(t, "b")
 	await(t, b, relay.Standby)
 	await(t, b) // a standby is ready
 	s.append(t, 10)
@@ -141,7 +146,7 @@ func TestTwoInstancesOfAServiceShareTheWork(t *testing.T) {
 func TestHandlerServesProbesAndMetrics(t *testing.T) {
 	t.Parallel()
 	s := setup(t)
-	r, _ := s.start(t)
+	r, _ := s.start(t, "a")
 	await(t, r, relay.Owner)
 	for path, want := range map[string]string{"/livez": `"live":true`, "/readyz": `"role":"owner"`, "/metrics": "outrelay_lease_owner 1"} {
 		w := httptest.NewRecorder()
@@ -155,23 +160,38 @@ func TestHandlerServesProbesAndMetrics(t *testing.T) {
 
 func TestEveryProblemAtOnce(t *testing.T) {
 	t.Parallel()
-	_, err := relay.New(relay.Brokers("nowhere"), relay.Set("lease.tll", "2s"), relay.Set("limits.memory", "1KiB"))
+	_, err := relay.New(relay.Config{
+		Kafka:  relay.Kafka{Brokers: []string{"nowhere"}},
+		Lease:  relay.Lease{TTL: time.Millisecond},
+		Limits: relay.Limits{Memory: 1 << 10},
+	})
 	for _, want := range []string{"mongodb.uri", "kafka.brokers", "lease.ttl", "limits.memory"} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("no word of %s in: %v", want, err)
 		}
 	}
 
-	if _, err := relay.New(relay.File(filepath.Join(t.TempDir(), "none.yaml"))); err == nil || !strings.Contains(err.Error(), "none.yaml") {
-		t.Errorf("a file that is not there: %v", err)
+	if _, err := relay.Load(filepath.Join(t.TempDir(), "none.yaml"), nil); err == nil || !strings.Contains(err.Error(), "none.yaml") {
+		t.Errorf("a missing file: %v", err)
+	}
+
+	file := filepath.Join(t.TempDir(), "outrelay.yaml")
+	if err := os.WriteFile(file, []byte("lease: {tll: 2s}\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := relay.Load(file, nil); err == nil || !strings.Contains(err.Error(), "did you mean lease.ttl") {
+		t.Errorf("an unknown key: %v", err)
 	}
 }
 
 // TestOperatorsPageIsRefused: the page needs packages that an embedded relay does not link, so the key has a clear error.
 func TestOperatorsPageIsRefused(t *testing.T) {
 	t.Parallel()
-	_, err := relay.New(relay.MongoDB("mongodb://localhost/shop"), relay.Brokers("localhost:9092"),
-		relay.Set("http.admin.listen", "127.0.0.1:0"), relay.Set("http.admin.anonymous", "operator"))
+	_, err := relay.New(relay.Config{
+		MongoDB: relay.MongoDB{URI: "mongodb://localhost/shop"},
+		Kafka:   relay.Kafka{Brokers: []string{"localhost:9092"}},
+		HTTP:    relay.HTTP{Admin: &relay.Admin{Listen: "127.0.0.1:0", Anonymous: "operator"}},
+	})
 	if err == nil || !strings.Contains(err.Error(), "http.admin") || !strings.Contains(err.Error(), "outrelay run") {
 		t.Errorf("got error %v, want one that names http.admin and outrelay run", err)
 	}
@@ -185,11 +205,15 @@ func TestEnvironmentIsAskedFor(t *testing.T) {
 		t.Setenv(name, value)
 	}
 
-	if _, err := relay.New(); err == nil {
-		t.Error("the environment was read without being asked for")
+	if _, err := relay.New(relay.Config{}); err == nil {
+		t.Error("the environment was read without Load")
 	}
 
-	r, err := relay.New(relay.Environ(env))
+	cfg, err := relay.Load("", env)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, err := relay.New(cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -216,7 +240,7 @@ func TestServiceManagerHearsNothing(t *testing.T) {
 
 	defer func() { _ = manager.Close() }()
 	t.Setenv("NOTIFY_SOCKET", socket)
-	r, stop := s.start(t)
+	r, stop := s.start(t, "a")
 	await(t, r, relay.Owner)
 	if err := stop(); err != nil {
 		t.Error(err)

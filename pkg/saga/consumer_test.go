@@ -15,7 +15,6 @@ import (
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/pkg/consumer"
 	"github.com/outrelay/outrelay/pkg/event"
-	"github.com/outrelay/outrelay/pkg/inbox"
 	"github.com/outrelay/outrelay/pkg/saga"
 )
 
@@ -55,7 +54,7 @@ func newNode(t *testing.T, db, topic, group string, last int) *node {
 	t.Helper()
 	p := placeIn(t, stacktest.Client(t).Database(db))
 	r := p.registry(t)
-	c, err := consumer.New(group, p.db, consumer.Topics(topic), consumer.Exactly(inbox.Optimistic),
+	c, err := consumer.New(group, p.db, consumer.Topics(topic), consumer.Exactly(consumer.Transactional),
 		consumer.Commits(consumer.CommitInterval(50*time.Millisecond)),
 		consumer.OnError(func(_ context.Context, err error) {
 			if t.Context().Err() == nil {

@@ -18,9 +18,9 @@ import (
 	"github.com/outrelay/outrelay/internal/devstack"
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/doctor"
+	"github.com/outrelay/outrelay/internal/inbox"
 	"github.com/outrelay/outrelay/pkg/consumer"
 	"github.com/outrelay/outrelay/pkg/event"
-	"github.com/outrelay/outrelay/pkg/inbox"
 	"github.com/outrelay/outrelay/pkg/outbox"
 	"github.com/outrelay/outrelay/test/kit"
 )
@@ -178,13 +178,11 @@ func TestRolesAreEnough(t *testing.T) {
 
 	// The event waits until its topic exists, and is then delivered.
 	late := event.New("late", "1", "Placed", bson.D{{Key: "n", Value: 1}})
-	if err := outbox.Transaction(t.Context(), service, func(ctx context.Context) error {
-		box, err := outbox.New(service.Database(rootDB.Name()))
-		if err != nil {
-			return err
-		}
-		return box.Append(ctx, late)
-	}); err != nil {
+	box, err := outbox.New(service.Database(rootDB.Name()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := box.Transaction(t.Context(), func(ctx context.Context) error { return box.Append(ctx, late) }); err != nil {
 		t.Fatal(err)
 	}
 	stacktest.Eventually(t, "the envelope without a topic is an exception", func() bool { return g.CountHeld() > 0 })

@@ -21,7 +21,6 @@ import (
 	"github.com/outrelay/outrelay/examples/orders/shop"
 	"github.com/outrelay/outrelay/pkg/consumer"
 	"github.com/outrelay/outrelay/pkg/event"
-	"github.com/outrelay/outrelay/pkg/inbox"
 	"github.com/outrelay/outrelay/pkg/saga"
 )
 
@@ -63,8 +62,8 @@ func buildParts(ctx context.Context, s *shop.Shop) ([]func(context.Context) erro
 	return []func(context.Context) error{c.Run}, errors.Join(
 		payments.Register(c),
 		// The bank is outside of the database, so the handler must not run twice at the same time.
-		// Eager claims the message before the handler runs.
-		c.Handle(shop.ChargeCard, consumer.HandlerFunc(bank.chargeCard), consumer.Exactly(inbox.Eager)),
+		// Claimed claims the message before the handler runs.
+		c.Handle(shop.ChargeCard, consumer.HandlerFunc(bank.chargeCard), consumer.Exactly(consumer.Claimed)),
 	)
 }
 

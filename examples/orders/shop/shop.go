@@ -20,7 +20,6 @@ import (
 
 	"github.com/outrelay/outrelay/pkg/consumer"
 	"github.com/outrelay/outrelay/pkg/event"
-	"github.com/outrelay/outrelay/pkg/inbox"
 	"github.com/outrelay/outrelay/pkg/outbox"
 )
 
@@ -121,19 +120,14 @@ func runParts(ctx context.Context, build func(context.Context, *Shop) ([]func(co
 // has its effect once for each handler: the inbox is in the database of the shop and marks messages
 // in the transaction of the handler.
 func (s *Shop) Consumer(group string, aggregates ...string) (*consumer.Consumer, error) {
-	// If a process is killed, others wait for this time before they can claim its messages.
-	in, err := inbox.New(s.DB, inbox.WithLease(5*time.Second))
-	if err != nil {
-		return nil, err
-	}
-
 	topics := make([]string, len(aggregates))
 	for i, a := range aggregates {
 		topics[i] = s.topics + a
 	}
 
 	return consumer.New(s.DB.Name()+"."+group, s.DB, consumer.Topics(topics...),
-		consumer.WithInbox(in),
+		// If a process is killed, others wait for this time before they can claim its messages.
+		consumer.WithLease(5*time.Second),
 		// The topics also contain events for other consumers.
 		consumer.AckUnknown(),
 		// This is below the RebalanceTimeout of the group.

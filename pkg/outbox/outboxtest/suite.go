@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/outrelay/outrelay/internal/envelope"
 	"github.com/outrelay/outrelay/pkg/event"
 	"github.com/outrelay/outrelay/pkg/outbox"
 )
@@ -21,19 +22,15 @@ import (
 // their contracts.
 type Box interface {
 	Append(ctx context.Context, events ...event.Event) error
-	AppendMany(ctx context.Context, events []event.Event, opts ...outbox.CallOption) error
+	AppendMany(ctx context.Context, events []event.Event) error
 
-	Schedule(ctx context.Context, ev event.Event, at time.Time, opts ...outbox.CallOption) (event.ID, error)
-	Cancel(ctx context.Context, id event.ID, opts ...outbox.CallOption) error
-	Reschedule(ctx context.Context, id event.ID, at time.Time, opts ...outbox.CallOption) error
+	Schedule(ctx context.Context, ev event.Event, at time.Time) (event.ID, error)
+	Cancel(ctx context.Context, id event.ID) error
+	Reschedule(ctx context.Context, id event.ID, at time.Time) error
 
-	Scheduled(
-		ctx context.Context, q outbox.ScheduledQuery, opts ...outbox.CallOption,
-	) (outbox.ScheduledPage, error)
-	SummarizeScheduled(
-		ctx context.Context, q outbox.ScheduledQuery, opts ...outbox.CallOption,
-	) ([]outbox.ScheduledSummary, error)
-	CancelScheduled(ctx context.Context, q outbox.ScheduledQuery, opts ...outbox.CallOption) (int64, error)
+	Scheduled(ctx context.Context, q outbox.ScheduledQuery) (outbox.ScheduledPage, error)
+	SummarizeScheduled(ctx context.Context, q outbox.ScheduledQuery) ([]outbox.ScheduledSummary, error)
+	CancelScheduled(ctx context.Context, q outbox.ScheduledQuery) (int64, error)
 }
 
 // Fixture is an empty outbox for one test.
@@ -47,7 +44,7 @@ type Fixture struct {
 	// Small is the same outbox, but it accepts only envelopes of up to SmallSize bytes.
 	Small Box
 
-	// Transaction runs fn as one unit of work, in the same way as outbox.Transaction.
+	// Transaction runs fn as one unit of work, in the same way as outbox.Box.Transaction.
 	Transaction func(ctx context.Context, fn func(ctx context.Context) error) error
 
 	// Stored returns the documents of the committed envelopes, in the order of their appends.
@@ -133,12 +130,12 @@ func (f Fixture) scheduleEvent(t *testing.T, ev event.Event, at time.Time) (id e
 }
 
 // parseStored returns the stored envelopes as the relay parses them.
-func (f Fixture) parseStored(t *testing.T) []*event.View {
+func (f Fixture) parseStored(t *testing.T) []*envelope.View {
 	t.Helper()
-	var out []*event.View
+	var out []*envelope.View
 	for _, doc := range f.Stored(t) {
-		v := new(event.View)
-		if err := event.Parse(doc, v); err != nil {
+		v := new(envelope.View)
+		if err := envelope.Parse(doc, v); err != nil {
 			t.Fatal(err)
 		}
 		out = append(out, v)

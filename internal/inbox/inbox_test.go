@@ -1,0 +1,111 @@
+package inbox_test
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
+	"go.mongodb.org/mongo-driver/v2/mongo/options"
+	"go.uber.org/goleak"
+
+	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+	"github.com/outrelay/outrelay/internal/inbox"
+	"github.com/outrelay/outrelay/internal/inbox/inboxtest"
+	"github.com/outrelay/outrelay/internal/transaction"
+)
+
+func TestMain(m *testing.M) {
+	stacktest.Wide(4)
+	goleak.VerifyTestMain(stacktest.Settled(m, goleak.Find))
+}
+
+// bundle contains the client, the database and the inbox of one test.
+type bundle struct {
+	client *mongo.Client
+	db     *mongo.Database
+	inbox  *inbox.Inbox
+}
+
+func setup(tb testing.TB, opts ...*options.ClientOptions) bundle {
+	tb.Helper()
+	c := stacktest.Client(tb, opts...)
+	db := stacktest.Database(tb, c)
+	b := bundle{client: c, db: db}
+	b.inbox = b.new(tb)
+	if err := b.inbox.EnsureIndexes(tb.Context()); err != nil {
+		tb.Fatal(err)
+	}
+	return b
+}
+
+// new returns an inbox of another process.
+func (b bundle) new(tb testing.TB, opts ...inbox.Option) *inbox.Inbox {
+	tb.Helper()
+	x, err := inbox.New(b.db, opts...)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return x
+}
+
+func (b bundle) transaction(ctx context.Context, fn func(context.Context) error) error {
+	return transaction.Run(ctx, b.client, fn)
+}
+
+func (b bundle) admit(tb testing.TB, x *inbox.Inbox, list ...inbox.Entry) []bool {
+	tb.Helper()
+	var fresh []bool
+	if err := b.transaction(tb.Context(), func(ctx context.Context) (err error) {
+		fresh, err = x.Admit(ctx, list)
+		return err
+	}); err != nil {
+		tb.Fatal(err)
+	}
+	return fresh
+}
+
+// past sets a date of every document to a time long ago.
+func (b bundle) past(ctx context.Context, coll, field string) error {
+	_, err := b.db.Collection(coll).UpdateMany(ctx, bson.D{}, bson.D{{Key: "$set", Value: bson.D{{Key: field, Value: time.Unix(1, 0)}}}})
+	return err
+}
+
+// dropTTL drops a TTL index. Otherwise the server could delete documents whose dates a test has set
+// to the past.
+func (b bundle) dropTTL(tb testing.TB, coll, index string) {
+	tb.Helper()
+	if err := b.db.Collection(coll).Indexes().DropOne(tb.Context(), index); err != nil {
+		tb.Fatal(err)
+	}
+}
+
+func (b bundle) count(tb testing.TB, coll string, filter bson.D) int {
+	tb.Helper()
+	n, err := b.db.Collection(coll).CountDocuments(tb.Context(), filter)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return int(n)
+}
+
+func TestConformance(t *testing.T) {
+	t.Parallel()
+	inboxtest.Run(t, func(t *testing.T) inboxtest.Setup {
+		b := setup(t)
+		return inboxtest.Setup{
+			Inbox: b.inbox, Other: b.new(t), Halting: b.new(t, inbox.WithRecreated(inbox.Halt)),
+			Transaction: b.transaction,
+			Expire: func(ctx context.Context) error {
+				if err := b.past(ctx, "inbox", "k"); err != nil {
+					return err
+				}
+
+				_, err := b.inbox.Sweep(ctx, 0)
+				return err
+			},
+			Lapse: func(ctx context.Context) error { return b.past(ctx, "inbox_claims", "until") },
+		}
+	})
+}

@@ -1,0 +1,229 @@
+package inbox_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
+	"go.mongodb.org/mongo-driver/v2/mongo/options"
+
+	"github.com/outrelay/outrelay/internal/inbox"
+)
+
+// open begins a transaction that has admitted the entries, like a process that is killed then.
+func (b bundle) open(t *testing.T, x *inbox.Inbox, list ...inbox.Entry) *mongo.Session {
+	t.Helper()
+	s, err := b.client.StartSession()
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	t.Cleanup(func() { s.EndSession(context.WithoutCancel(t.Context())) })
+	if err := s.StartTransaction(); err != nil {
+		t.Fatal(err)
+	}
+
+	fresh, err := x.Admit(mongo.NewSessionContext(t.Context(), s), list)
+	if err != nil || !fresh[0] {
+		t.Fatal(fresh, err)
+	}
+
+	return s
+}
+
+// The uncommitted writes of a killed process are released as soon as another process attaches, not
+// after the minute that the server allows.
+func TestAKilledProcessHoldsNobodyUp(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	killed, next := b.new(t), b.new(t)
+	if _, err := attach(t, killed, 1000); err != nil {
+		t.Fatal(err)
+	}
+
+	// These are committed before, so that the watermark exists and can conflict.
+	b.admit(t, killed, placed("1", 0, 1))
+	s := b.open(t, killed, placed("2", 0, 2))
+	if _, err := attach(t, next, 1000); err != nil {
+		t.Fatal(err)
+	}
+
+	ctx, cancel := context.WithTimeout(t.Context(), 40*time.Second) // below the lifetime of a transaction
+	defer cancel()
+	err := b.transaction(ctx, func(ctx context.Context) error {
+		fresh, err := next.Admit(ctx, []inbox.Entry{placed("2", 0, 2)})
+		if err == nil && !fresh[0] {
+			err = errors.New("it is not fresh")
+		}
+
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	// The first process is alive after all. It cannot commit, and gets an error that can be
+	// retried.
+	err = s.CommitTransaction(t.Context())
+	var labeled mongo.LabeledError
+	if !errors.As(err, &labeled) || !labeled.HasErrorLabel("TransientTransactionError") {
+		t.Errorf("the commit's error is %v", err)
+	}
+
+	if n := b.count(t, "inbox", bson.D{{Key: "_id.i", Value: "2"}}); n != 1 {
+		t.Errorf("%d markers", n)
+	}
+}
+
+// If a process uses a session of a former handler's transaction for something else, this continues
+// when another process takes its partition.
+func TestAProcessThatLivesKeepsItsCursors(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	first, next := b.new(t), b.new(t)
+	if _, err := attach(t, first, 1000); err != nil {
+		t.Fatal(err)
+	}
+
+	s := b.open(t, first, placed("1", 0, 1))
+	if err := s.CommitTransaction(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+
+	coll := b.db.Collection("others")
+	for i := range 10 {
+		if _, err := coll.InsertOne(t.Context(), bson.D{{Key: "_id", Value: i}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+
+	ctx := mongo.NewSessionContext(t.Context(), s)
+	cur, err := coll.Find(ctx, bson.D{}, options.Find().SetBatchSize(2))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := attach(t, next, 1000); err != nil {
+		t.Fatal(err)
+	}
+
+	var all []bson.D
+	if err := cur.All(ctx, &all); err != nil || len(all) != 10 {
+		t.Errorf("%d documents, %v", len(all), err)
+	}
+}
+
+// One Inbox may serve several consumers. If one of them gives a partition back, the others keep it.
+func TestAConsumerGivesBackOnlyItsOwn(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	x := b.new(t)
+	at := func(consumer string) inbox.Entry {
+		e := placed("1", 0, 1)
+		e.Key.Consumer = consumer
+		return e
+	}
+
+	for _, consumer := range []string{"a/h", "b/h"} {
+		if _, err := x.Attach(t.Context(), consumer, "orders", 0, inbox.Log{End: 1000, Epoch: -1}); err != nil {
+			t.Fatal(err)
+		}
+	}
+
+	claim, err := x.Claim(t.Context(), at("b/h"), time.Minute)
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	s := b.open(t, x, at("c/h")) // so that the tenure is written down
+	if err := x.Release(t.Context(), "a/h", "orders", 0); err != nil {
+		t.Fatal(err)
+	}
+
+	if _, err := b.new(t).Claim(t.Context(), at("b/h"), time.Minute); !errors.Is(err, inbox.ErrClaimed) {
+		t.Errorf("the claim of the other consumer: %v", err)
+	}
+
+	if n := b.count(t, "inbox_tenures", bson.D{}); n != 1 {
+		t.Errorf("%d tenures", n)
+	}
+
+	if err := errors.Join(claim.Release(t.Context()), s.AbortTransaction(t.Context())); err != nil {
+		t.Error(err)
+	}
+}
+
+// The watermarks of a consumer that no longer exists can be deleted.
+func TestWatermarksCanBeForgotten(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	x := b.new(t)
+	if _, err := attach(t, x, 1000); err != nil {
+		t.Fatal(err)
+	}
+
+	b.admit(t, x, placed("1", 0, 1), placed("2", 1, 1))
+	if _, err := x.Forget(t.Context(), "", ""); !errors.Is(err, inbox.ErrInvalid) {
+		t.Errorf("of nobody: %v", err)
+	}
+
+	if n, err := x.Forget(t.Context(), "group/a", "another"); n != 0 || err != nil {
+		t.Errorf("of another topic: %d, %v", n, err)
+	}
+
+	if n, err := x.Forget(t.Context(), "group/a", ""); n != 3 || err != nil {
+		t.Errorf("%d, %v", n, err)
+	}
+
+	if n, err := x.Forget(t.Context(), "group/a", ""); n != 0 || err != nil {
+		t.Errorf("afterwards %d documents are there, %v", n, err)
+	}
+}
+
+// Transactions for a partition that was given back continue.
+func TestAPartitionThatWasGivenBackIsNotFreed(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	first, next := b.new(t), b.new(t)
+	if _, err := attach(t, first, 1000); err != nil {
+		t.Fatal(err)
+	}
+
+	b.admit(t, first, placed("1", 0, 1))
+	if n := b.count(t, "inbox_tenures", bson.D{}); n != 1 {
+		t.Fatalf("%d tenures", n)
+	}
+
+	s := b.open(t, first, entry("elsewhere"))
+	if err := first.Release(t.Context(), "group/a", "orders", 0); err != nil {
+		t.Fatal(err)
+	}
+
+	if n := b.count(t, "inbox_tenures", bson.D{}); n != 0 {
+		t.Errorf("%d tenures are left", n)
+	}
+
+	if _, err := attach(t, next, 1000); err != nil {
+		t.Fatal(err)
+	}
+
+	if err := s.CommitTransaction(t.Context()); err != nil {
+		t.Error(err)
+	}
+
+	// The same process may get it again, and may hold others.
+	for range 2 {
+		if _, err := attach(t, first, 1000); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := attach(t, next, 1000); err != nil {
+			t.Fatal(err)
+		}
+	}
+
+	if fresh := b.admit(t, next, placed("2", 0, 2)); !fresh[0] {
+		t.Error("it is not fresh")
+	}
+}

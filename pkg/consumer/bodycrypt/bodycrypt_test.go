@@ -1,0 +1,172 @@
+package bodycrypt_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+
+	"pgregory.net/rapid"
+
+	"github.com/outrelay/outrelay/pkg/consumer"
+	"github.com/outrelay/outrelay/pkg/consumer/bodycrypt"
+	"github.com/outrelay/outrelay/pkg/event"
+)
+
+func key(id string) bodycrypt.Key {
+	return bodycrypt.Key{ID: id, Bytes: bytes.Repeat([]byte(id[len(id)-1:]), 32)}
+}
+
+func keys(t testing.TB, current string, old ...string) bodycrypt.Keys {
+	t.Helper()
+	var olds []bodycrypt.Key
+	for _, id := range old {
+		olds = append(olds, key(id))
+	}
+	k, err := bodycrypt.Static(key(current), olds...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return k
+}
+
+// emitted is the event as a consumer gets it, after middlewares.
+func emitted(t testing.TB, ev event.Event, mws ...consumer.EmitMiddleware) *consumer.Message {
+	t.Helper()
+	var out event.Event
+	emit := func(_ context.Context, ev event.Event) error { out = ev; return nil }
+	for _, mw := range slices.Backward(mws) {
+		emit = mw(emit)
+	}
+	if err := emit(context.Background(), ev); err != nil {
+		t.Fatal(err)
+	}
+
+	body, err := out.Payload()
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := &consumer.Message{ID: out.ID().String(), Type: out.Type(), Key: []byte(out.Key()), Value: body}
+	for _, h := range out.Headers() {
+		m.Headers = append(m.Headers, consumer.Header(h))
+	}
+	return m
+}
+
+// handled is the message that a handler inside of the middleware gets.
+func handled(ctx context.Context, m *consumer.Message, mw consumer.Middleware) (got *consumer.Message, err error) {
+	err = mw(consumer.HandlerFunc(func(_ context.Context, m *consumer.Message) error { got = m; return nil })).Handle(ctx, m)
+	return got, err
+}
+
+func TestEncryptedBodiesAreReadByHandlersAlone(t *testing.T) {
+	t.Parallel()
+	k := keys(t, "k1")
+	rapid.Check(t, func(rt *rapid.T) {
+		body := rapid.SliceOfN(rapid.Byte(), 0, 300).Draw(rt, "body")
+		ev := event.New("order", "1", "A", body, event.WithHeader("tenant", []byte("x")))
+		m := emitted(t, ev, bodycrypt.Encrypt(k, "tenant", "absent"))
+		if len(m.Value) != len(body)+28 || len(body) > 8 && bytes.Contains(m.Value, body) {
+			rt.Fatalf("%d bytes became %d", len(body), len(m.Value))
+		}
+		before := bytes.Clone(m.Value)
+		got, err := handled(t.Context(), m, bodycrypt.Decrypt(k))
+		if err != nil || !bytes.Equal(got.Value, body) {
+			rt.Fatalf("decrypted to something else: %v", err)
+		}
+		if !bytes.Equal(m.Value, before) || got == m {
+			rt.Fatal("the message itself was decrypted: retry topics would have it in plain")
+		}
+	})
+}
+
+func TestWhatWasChangedIsNotDecrypted(t *testing.T) {
+	t.Parallel()
+	k := keys(t, "k1", "k2")
+	fresh := func() *consumer.Message {
+		return emitted(t, event.New("order", "1", "A", "secret", event.WithHeader("tenant", []byte("x"))), bodycrypt.Encrypt(k, "tenant"))
+	}
+	for name, change := range map[string]func(m *consumer.Message){
+		"body": func(m *consumer.Message) {
+			m.Value = append(bytes.Clone(m.Value[:len(m.Value)-1]), m.Value[len(m.Value)-1]^1)
+		},
+		"short body":      func(m *consumer.Message) { m.Value = m.Value[:5] },
+		"id":              func(m *consumer.Message) { m.ID = "another" },
+		"type":            func(m *consumer.Message) { m.Type = "B" },
+		"type and header": func(m *consumer.Message) { m.Type = "B"; m.SetHeader("encryption-type", []byte("B")) },
+		"header":          func(m *consumer.Message) { m.SetHeader("tenant", []byte("y")) },
+		"header gone":     func(m *consumer.Message) { m.DeleteHeader("tenant") },
+		"another key":     func(m *consumer.Message) { m.SetHeader("encryption", []byte("1;aes-gcm;k2;tenant")) },
+		"unknown key":     func(m *consumer.Message) { m.SetHeader("encryption", []byte("1;aes-gcm;k9;tenant")) },
+		"fewer headers":   func(m *consumer.Message) { m.SetHeader("encryption", []byte("1;aes-gcm;k1")) },
+		"unknown kind":    func(m *consumer.Message) { m.SetHeader("encryption", []byte("2;rot13;k1")) },
+		"not encrypted":   func(m *consumer.Message) { m.DeleteHeader("encryption") },
+	} {
+		m := fresh()
+		change(m)
+		got, err := handled(t.Context(), m, bodycrypt.Decrypt(k))
+		if !errors.Is(err, consumer.ErrValidation) || got != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if _, err := handled(t.Context(), fresh(), bodycrypt.Decrypt(k)); err != nil {
+		t.Errorf("unchanged: %v", err)
+	}
+}
+
+func TestKeysRotate(t *testing.T) {
+	t.Parallel()
+	old := keys(t, "k1")
+	both := keys(t, "k2", "k1")
+	ev := event.New("order", "1", "A", "secret")
+	for name, m := range map[string]*consumer.Message{"old": emitted(t, ev, bodycrypt.Encrypt(old)), "new": emitted(t, ev, bodycrypt.Encrypt(both))} {
+		if got, err := handled(t.Context(), m, bodycrypt.Decrypt(both)); err != nil || string(got.Value) != "secret" {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if _, err := handled(t.Context(), emitted(t, ev, bodycrypt.Encrypt(both)), bodycrypt.Decrypt(old)); !errors.Is(err, bodycrypt.ErrUnknownKey) {
+		t.Errorf("a key that is not there: %v", err)
+	}
+}
+
+func TestWhatNeedsNoDecryption(t *testing.T) {
+	t.Parallel()
+	k := keys(t, "k1")
+	tombstone := emitted(t, event.New("order", "1", "A", nil), bodycrypt.Encrypt(k))
+	if got, err := handled(t.Context(), tombstone, bodycrypt.Decrypt(k)); err != nil || !got.Tombstone() {
+		t.Errorf("a tombstone: %v", err)
+	}
+	plain := emitted(t, event.New("order", "1", "A", "open"))
+	if got, err := handled(t.Context(), plain, bodycrypt.Decrypt(k, bodycrypt.WithPlain())); err != nil || string(got.Value) != "open" {
+		t.Errorf("a plain one that is allowed: %v", err)
+	}
+}
+
+type awayKeys struct{ bodycrypt.Keys }
+
+var errAway = errors.New("the key service is away")
+
+func (awayKeys) Key(context.Context, string) (bodycrypt.Key, error) {
+	return bodycrypt.Key{}, errAway
+}
+
+func TestAKeyProviderThatIsAwayIsNotTheMessagesFault(t *testing.T) {
+	t.Parallel()
+	k := keys(t, "k1")
+	_, err := handled(t.Context(), emitted(t, event.New("order", "1", "A", "x"), bodycrypt.Encrypt(k)), bodycrypt.Decrypt(awayKeys{k}))
+	if !errors.Is(err, errAway) || errors.Is(err, consumer.ErrValidation) {
+		t.Error(err)
+	}
+}
+
+func TestBrokenKeysAreRefused(t *testing.T) {
+	t.Parallel()
+	_, err := bodycrypt.Static(bodycrypt.Key{ID: "short", Bytes: make([]byte, 31)}, key("a;b"), key("k"), key("k"), bodycrypt.Key{})
+	for _, want := range []string{`"short" has 31 bytes`, `"a;b"`, `two keys have the id "k"`, `invalid key id ""`} {
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("got %v, want %s", err, want)
+		}
+	}
+}

@@ -1,0 +1,103 @@
+// Package bodystore keeps large payloads outside of Kafka (the claim check pattern). The producer's
+// middleware stores a body and sends a reference; the consumer's middleware loads the body before the
+// handler runs.
+//
+// Both sides call the store once for each large body. A body is stored before the transaction of its
+// event commits, so a committed event always has its body. The body of an aborted transaction stays
+// until it is older than the time to live of the store.
+package bodystore
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/outrelay/outrelay/pkg/consumer"
+	"github.com/outrelay/outrelay/pkg/event"
+)
+
+// header is the record header with the reference to a stored body.
+const header = "claim-check"
+
+// Store keeps bodies that are too large for a record. *GridFS implements it. The methods are safe for
+// concurrent use.
+type Store interface {
+	// Put stores a body and returns a reference to it. The reference contains no semicolon. After Put has returned, the
+	// body must not be lost, even if a transaction of ctx aborts.
+	Put(ctx context.Context, body []byte) (ref string, err error)
+	// Get returns a body. It returns ErrGone if the body does not exist.
+	Get(ctx context.Context, ref string) ([]byte, error)
+}
+
+// ErrGone reports that a body does not exist in its store: it was removed, or never stored. A message
+// without its body becomes a dead letter.
+var ErrGone = errors.New("bodystore: the body is gone")
+
+// defaultThreshold is the size from which GridFS costs less than a large record.
+const defaultThreshold = 256 << 10
+
+// Produce stores payloads above threshold bytes in store and puts a reference into the event. The record
+// then has an empty value. A threshold of 0 is 256 KiB. Produce must be the innermost middleware, inside
+// of bodycrypt.Encrypt.
+func Produce(store Store, threshold int) consumer.EmitMiddleware {
+	if threshold <= 0 {
+		threshold = defaultThreshold
+	}
+
+	return func(next consumer.Emit) consumer.Emit {
+		return func(ctx context.Context, ev event.Event) error {
+			body, err := ev.Payload()
+			if err != nil {
+				return err
+			}
+			if len(body) <= threshold || ev.HasHeader(header) {
+				return next(ctx, ev)
+			}
+
+			ref, err := store.Put(ctx, body)
+			if err != nil {
+				return fmt.Errorf("storing the body of event %s: %w", ev.ID(), err)
+			}
+
+			sum := sha256.Sum256(body)
+			claim := ref + ";sha256=" + hex.EncodeToString(sum[:])
+			return next(ctx, ev.With(event.WithPayload([]byte{}), event.WithHeader(header, []byte(claim))))
+		}
+	}
+}
+
+// Consume loads the payloads that Produce stored: the handler gets a copy of the message with the whole
+// payload. Consume must be the outermost middleware, outside of bodycrypt.Decrypt. Dead letters keep the
+// reference. If a body is gone or was changed, the error is a *consumer.InvalidError.
+func Consume(store Store) consumer.Middleware {
+	return func(next consumer.Handler) consumer.Handler {
+		return consumer.HandlerFunc(func(ctx context.Context, m *consumer.Message) error {
+			claim, ok := m.Header(header)
+			if !ok {
+				return next.Handle(ctx, m)
+			}
+
+			ref, want, _ := strings.Cut(string(claim), ";sha256=")
+			body, err := store.Get(ctx, ref)
+			if errors.Is(err, ErrGone) {
+				problem := "claim check: " + ErrGone.Error()
+				return &consumer.InvalidError{ID: m.ID, Type: m.Type, Problems: []string{problem}, Err: err}
+			}
+			if err != nil {
+				return fmt.Errorf("reading the body of message %s: %w", m.ID, err)
+			}
+			if sum := sha256.Sum256(body); hex.EncodeToString(sum[:]) != want {
+				problem := "claim check: the body differs from the stored checksum"
+				return &consumer.InvalidError{ID: m.ID, Type: m.Type, Problems: []string{problem}}
+			}
+
+			c := m.Copy()
+			c.Value = body
+			c.DeleteHeader(header)
+			return next.Handle(ctx, c)
+		})
+	}
+}

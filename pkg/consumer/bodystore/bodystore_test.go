@@ -1,0 +1,162 @@
+package bodystore
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
+
+	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+	"github.com/outrelay/outrelay/internal/transaction"
+	"github.com/outrelay/outrelay/pkg/consumer"
+	"github.com/outrelay/outrelay/pkg/event"
+)
+
+func bodies(t *testing.T, opts ...Option) (*GridFS, *mongo.Database) {
+	t.Helper()
+	db := stacktest.Database(t, stacktest.Client(t))
+	g, err := NewGridFS(db, opts...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return g, db
+}
+
+// checkedOut runs ev through Produce.
+func checkedOut(ctx context.Context, g Store, threshold int, ev event.Event) (out event.Event, err error) {
+	err = Produce(g, threshold)(func(_ context.Context, ev event.Event) error { out = ev; return nil })(ctx, ev)
+	return out, err
+}
+
+// messageOf returns the message of a record that the relay makes of ev.
+func messageOf(ev event.Event) (*consumer.Message, error) {
+	body, err := ev.Payload()
+	m := &consumer.Message{ID: ev.ID().String(), Type: ev.Type(), Key: []byte(ev.Key()), Value: body}
+	for _, h := range ev.Headers() {
+		m.Headers = append(m.Headers, consumer.Header(h))
+	}
+	return m, err
+}
+
+// checkedIn is what a handler inside of Consume gets.
+func checkedIn(ctx context.Context, g Store, m *consumer.Message) (got *consumer.Message, err error) {
+	err = Consume(g)(consumer.HandlerFunc(func(_ context.Context, m *consumer.Message) error { got = m; return nil })).Handle(ctx, m)
+	return got, err
+}
+
+func TestLargeBodiesGoThroughTheStore(t *testing.T) {
+	t.Parallel()
+	g, db := bodies(t)
+	ctx := t.Context()
+	large := []byte(strings.Repeat("0123456789", 100_000))
+	// In a transaction, on both sides; its abort leaves the body to the sweep.
+	wanted := errors.New("abort")
+	var out event.Event
+	err := transaction.Run(ctx, db.Client(), func(ctx context.Context) (err error) {
+		if out, err = checkedOut(ctx, g, 1000, event.New("order", "1", "A", large)); err != nil {
+			return err
+		}
+		return wanted
+	})
+	if !errors.Is(err, wanted) {
+		t.Fatal(err)
+	}
+	m, err := messageOf(out)
+	if err != nil || len(m.Value) != 0 || m.Tombstone() {
+		t.Fatalf("the record has %d bytes, tombstone %v: %v", len(m.Value), m.Tombstone(), err)
+	}
+	err = transaction.Run(ctx, db.Client(), func(ctx context.Context) error {
+		got, err := checkedIn(ctx, g, m)
+		if err == nil && (!bytes.Equal(got.Value, large) || got == m || len(m.Value) != 0) {
+			t.Errorf("got %d bytes; the message itself has %d", len(got.Value), len(m.Value))
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	small, err := checkedOut(ctx, g, 1000, event.New("order", "1", "A", "small"))
+	if p, _ := small.Payload(); err != nil || string(p) != "small" {
+		t.Errorf("a small one: %q, %v", p, err)
+	}
+	tampered := m.Copy()
+	claim, _ := m.Header(header)
+	tampered.SetHeader(header, append(bytes.Clone(claim[:len(claim)-1]), 'x'))
+	if _, err := checkedIn(ctx, g, tampered); !errors.Is(err, consumer.ErrValidation) {
+		t.Errorf("another checksum: %v", err)
+	}
+	for _, ref := range []string{"nothing", bson.NewObjectID().Hex() + ";sha256=00"} {
+		tampered.SetHeader(header, []byte(ref))
+		if _, err := checkedIn(ctx, g, tampered); !errors.Is(err, ErrGone) || !errors.Is(err, consumer.ErrValidation) {
+			t.Errorf("reference %q: %v", ref, err)
+		}
+	}
+}
+
+func TestBodiesAreSweptByAge(t *testing.T) {
+	t.Parallel()
+	g, _ := bodies(t, WithTTL(time.Hour), WithBucket("kept"))
+	ctx := t.Context()
+	var refs []string
+	for range 3 {
+		ref, err := g.Put(ctx, bytes.Repeat([]byte("x"), 300_000)) // two chunks each
+		if err != nil {
+			t.Fatal(err)
+		}
+		refs = append(refs, ref)
+	}
+	started := time.Now()
+	g.now = func() time.Time { return started.Add(30 * time.Minute) }
+	if n, err := g.sweep(ctx, 10); n != 0 || err != nil {
+		t.Fatalf("before their time: swept %d, %v", n, err)
+	}
+	g.now = func() time.Time { return started.Add(time.Hour + 10*time.Second) }
+	if n, err := g.sweep(ctx, 2); n != 2 || err != nil {
+		t.Fatalf("with a limit of two: swept %d, %v", n, err)
+	}
+	if _, err := g.Get(ctx, refs[0]); !errors.Is(err, ErrGone) {
+		t.Errorf("the oldest: %v", err)
+	}
+	if _, err := g.Get(ctx, refs[2]); err != nil {
+		t.Errorf("the latest: %v", err)
+	}
+	// What an upload left that never ended.
+	if _, err := g.bucket.GetChunksCollection().InsertOne(ctx, bson.D{{Key: "files_id", Value: bson.NewObjectID()}, {Key: "n", Value: 0}, {Key: "data", Value: []byte("x")}}); err != nil {
+		t.Fatal(err)
+	}
+	g.now = func() time.Time { return started.Add(26 * time.Hour) }
+	if n, err := g.sweep(ctx, 10); n != 1 || err != nil {
+		t.Fatalf("a day later: swept %d, %v", n, err)
+	}
+	if n, err := g.bucket.GetChunksCollection().CountDocuments(ctx, bson.D{}); n != 0 || err != nil {
+		t.Errorf("%d chunks left, %v", n, err)
+	}
+}
+
+func TestTheSweeperEndsWithItsContext(t *testing.T) {
+	t.Parallel()
+	g, _ := bodies(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- g.Run(ctx) }()
+	cancel()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+}
+
+func TestABrokenStoreIsRefused(t *testing.T) {
+	t.Parallel()
+	_, err := NewGridFS(nil, WithTTL(time.Millisecond))
+	for _, want := range []string{"database", "time to live"} {
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("got %v, want a word of the %s", err, want)
+		}
+	}
+}

@@ -1,0 +1,244 @@
+package bodystore
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
+	"go.mongodb.org/mongo-driver/v2/mongo/options"
+	"go.mongodb.org/mongo-driver/v2/mongo/readconcern"
+	"go.mongodb.org/mongo-driver/v2/mongo/readpref"
+	"go.mongodb.org/mongo-driver/v2/mongo/writeconcern"
+
+	"github.com/outrelay/outrelay/internal/retry"
+)
+
+// The defaults of GridFS.
+const (
+	defaultBucket = "outrelay_bodies"
+	defaultTTL    = 30 * 24 * time.Hour
+)
+
+// GridFS stores bodies in a GridFS bucket of MongoDB, and sweeps them when their time to live is over. The time to live
+// starts when the body is stored. It is measured by the clocks of the processes that store and sweep. It must be longer than
+// a message can take: the retention of the outbox and the topic, retries, and dead letters that may be requeued.
+//
+// Bodies are written and read outside of any transaction. An abort does not remove them, and a transaction does not delay
+// them.
+type GridFS struct {
+	bucket *mongo.GridFSBucket
+	name   string
+	ttl    time.Duration
+	log    *slog.Logger
+	now    func() time.Time
+}
+
+// Option configures GridFS. A zero value is the default.
+type Option interface{ apply(*GridFS) }
+
+type optionFunc func(*GridFS)
+
+func (f optionFunc) apply(g *GridFS) { f(g) }
+
+// WithBucket sets the name of the bucket. Defaults to outrelay_bodies.
+func WithBucket(name string) Option {
+	return optionFunc(func(g *GridFS) { g.name = cmp.Or(name, defaultBucket) })
+}
+
+// WithTTL sets how long bodies are kept, at least one second. Defaults to 30 days.
+func WithTTL(d time.Duration) Option {
+	return optionFunc(func(g *GridFS) { g.ttl = cmp.Or(d, defaultTTL) })
+}
+
+// WithLogger sets the logger for failed sweeps of Run. Defaults to slog.Default.
+func WithLogger(log *slog.Logger) Option {
+	return optionFunc(func(g *GridFS) { g.log = cmp.Or(log, slog.Default()) })
+}
+
+// NewGridFS returns a store in db. It does no I/O. The error lists every problem.
+func NewGridFS(db *mongo.Database, opts ...Option) (*GridFS, error) {
+	g := &GridFS{name: defaultBucket, ttl: defaultTTL, log: slog.Default(), now: time.Now}
+	for _, o := range opts {
+		o.apply(g)
+	}
+
+	var problems []error
+	if db == nil {
+		problems = append(problems, errors.New("bodystore: the database is nil"))
+	}
+	if g.ttl < time.Second {
+		problems = append(problems, fmt.Errorf("bodystore: time to live of %s: set at least 1 s", g.ttl))
+	}
+	if len(problems) > 0 {
+		return nil, errors.Join(problems...)
+	}
+
+	majority := options.Database().SetWriteConcern(writeconcern.Majority()).
+		SetReadConcern(readconcern.Majority()).SetReadPreference(readpref.Primary())
+	g.bucket = db.Client().Database(db.Name(), majority).GridFSBucket(options.GridFSBucket().SetName(g.name))
+	return g, nil
+}
+
+// withoutSession returns ctx without its session, so that calls run outside of its transaction.
+func withoutSession(ctx context.Context) context.Context { return mongo.NewSessionContext(ctx, nil) }
+
+// Put implements Store.
+func (g *GridFS) Put(ctx context.Context, body []byte) (string, error) {
+	ctx = withoutSession(ctx)
+	id, err := g.bucket.UploadFromStream(ctx, "body", bytes.NewReader(body))
+	if err != nil {
+		return "", fmt.Errorf("writing to bucket %s: %w", g.name, err)
+	}
+	return id.Hex(), nil
+}
+
+// Get implements Store.
+func (g *GridFS) Get(ctx context.Context, ref string) ([]byte, error) {
+	id, err := bson.ObjectIDFromHex(ref)
+	if err != nil {
+		return nil, fmt.Errorf("%w: invalid reference %q", ErrGone, ref[:min(len(ref), 64)])
+	}
+
+	stream, err := g.bucket.OpenDownloadStream(withoutSession(ctx), id)
+	if errors.Is(err, mongo.ErrFileNotFound) {
+		return nil, ErrGone
+	}
+	if err != nil {
+		return nil, fmt.Errorf("reading from bucket %s: %w", g.name, err)
+	}
+	defer stream.Close()
+
+	buf := bytes.NewBuffer(make([]byte, 0, stream.GetFile().Length))
+	_, err = io.Copy(buf, stream)
+	// A sweep can delete the chunks during the download.
+	if errors.Is(err, mongo.ErrMissingChunk) {
+		return nil, ErrGone
+	}
+	if err != nil {
+		return nil, fmt.Errorf("reading from bucket %s: %w", g.name, err)
+	}
+	return buf.Bytes(), nil
+}
+
+// sweepBatch is how many bodies a sweep deletes with one statement.
+const sweepBatch = 100
+
+// sweep deletes bodies that are older than the time to live, oldest first and at most limit. It returns how many it
+// deleted. It also deletes the chunks of uploads that never finished.
+func (g *GridFS) sweep(ctx context.Context, limit int) (int, error) {
+	ctx = withoutSession(ctx)
+	files, chunks := g.bucket.GetFilesCollection(), g.bucket.GetChunksCollection()
+
+	// An ObjectID begins with its creation time, so ids compare like times.
+	oldest := bson.NewObjectIDFromTimestamp(g.now().Add(-g.ttl))
+	expired := bson.D{{Key: "_id", Value: bson.D{{Key: "$lt", Value: oldest}}}}
+
+	total := 0
+	for total < limit {
+		ids, err := g.findIDs(ctx, files, mongo.Pipeline{
+			{{Key: "$match", Value: expired}},
+			{{Key: "$sort", Value: bson.D{{Key: "_id", Value: 1}}}},
+			{{Key: "$limit", Value: min(sweepBatch, limit-total)}},
+			{{Key: "$project", Value: bson.D{{Key: "_id", Value: 1}}}},
+		})
+		if err != nil {
+			return total, g.wrapSweepError(err)
+		}
+		if len(ids) == 0 {
+			break
+		}
+
+		// Chunks are deleted first. After a crash in between, the next sweep finds a file without chunks easily. Chunks
+		// without a file are harder to find.
+		in := bson.D{{Key: "$in", Value: ids}}
+		if _, err := chunks.DeleteMany(ctx, bson.D{{Key: "files_id", Value: in}}); err != nil {
+			return total, g.wrapSweepError(err)
+		}
+		if _, err := files.DeleteMany(ctx, bson.D{{Key: "_id", Value: in}}); err != nil {
+			return total, g.wrapSweepError(err)
+		}
+		total += len(ids)
+	}
+
+	return total, g.sweepOrphans(ctx)
+}
+
+// sweepOrphans deletes chunks of uploads that never finished: chunks without a file.
+func (g *GridFS) sweepOrphans(ctx context.Context) error {
+	chunks := g.bucket.GetChunksCollection()
+	cut := bson.NewObjectIDFromTimestamp(g.now().Add(-g.ttl - 24*time.Hour))
+
+	ids, err := g.findIDs(ctx, chunks, mongo.Pipeline{
+		{{Key: "$match", Value: bson.D{{Key: "_id", Value: bson.D{{Key: "$lt", Value: cut}}}}}},
+		{{Key: "$sort", Value: bson.D{{Key: "_id", Value: 1}}}},
+		{{Key: "$limit", Value: sweepBatch}},
+		{{Key: "$lookup", Value: bson.D{
+			{Key: "from", Value: g.name + ".files"},
+			{Key: "localField", Value: "files_id"},
+			{Key: "foreignField", Value: "_id"},
+			{Key: "as", Value: "file"},
+		}}},
+		{{Key: "$match", Value: bson.D{{Key: "file", Value: bson.A{}}}}},
+		{{Key: "$project", Value: bson.D{{Key: "_id", Value: 1}}}},
+	})
+	if err == nil && len(ids) > 0 {
+		_, err = chunks.DeleteMany(ctx, bson.D{{Key: "_id", Value: bson.D{{Key: "$in", Value: ids}}}})
+	}
+	if err != nil {
+		return g.wrapSweepError(err)
+	}
+	return nil
+}
+
+func (g *GridFS) wrapSweepError(err error) error {
+	return fmt.Errorf("sweeping bucket %s: %w", g.name, err)
+}
+
+// findIDs returns the ids of the documents that the pipeline returns.
+func (g *GridFS) findIDs(ctx context.Context, coll *mongo.Collection, p mongo.Pipeline) ([]bson.ObjectID, error) {
+	cur, err := coll.Aggregate(ctx, p)
+	if err != nil {
+		return nil, err
+	}
+
+	var docs []struct {
+		ID bson.ObjectID `bson:"_id"`
+	}
+	if err := cur.All(ctx, &docs); err != nil {
+		return nil, err
+	}
+
+	ids := make([]bson.ObjectID, len(docs))
+	for i, d := range docs {
+		ids[i] = d.ID
+	}
+	return ids, nil
+}
+
+// The sweeps of Run.
+const (
+	sweepInterval = time.Hour
+	sweepLimit    = 1000
+)
+
+// Run deletes bodies that are older than the time to live, at most 1,000 every hour. It blocks until ctx
+// ends, and then returns nil. A failed sweep is logged, and the next one tries again. Several processes
+// may run it.
+func (g *GridFS) Run(ctx context.Context) error {
+	for {
+		if n, err := g.sweep(ctx, sweepLimit); err != nil && ctx.Err() == nil {
+			g.log.WarnContext(ctx, "sweeping claim check bodies fails; the next sweep tries again",
+				"bucket", g.name, "swept", n, "error", err)
+		}
+		if retry.Sleep(ctx, sweepInterval) != nil {
+			return nil
+		}
+	}
+}

@@ -1,0 +1,403 @@
+// Code generated from internal/config/config.go by TestSectionsAreCurrent. DO NOT EDIT.
+
+package relay
+
+import "time"
+
+// Config is the configuration of a relay. It has the keys of outrelay.yaml. A zero field has its default,
+// and -1 means none for a limit, a retention or an interval. MongoDB.URI and Kafka.Brokers are required.
+// A text is used as it is: ${env:NAME} and ${file:path} have a meaning only in a file, see [Load].
+type Config struct {
+	// Watcher is the name of the watcher. Processes with the same name and state database share one
+	// watcher, and one of them sends at a time. A new name starts a new watcher without a position.
+	// Letters, digits, dot, dash, underscore; at most 100 characters. Defaults to default.
+	Watcher string `yaml:"watcher"`
+	// Slots is the number of change streams. The ordering keys of the watcher are divided among them,
+	// and its processes share them. More than one is needed only if one stream is too slow. The number
+	// is fixed at the first start of the watcher: to change it, run outrelay reslice and then set it
+	// here. limits.memory is divided by it. Between 1 and 64. Defaults to 1.
+	Slots int `yaml:"slots"`
+	// Node is the name of this process in status, in the lease and in pins. It must be different for
+	// each process of a watcher. Defaults to the host name and four random hexadecimal digits.
+	Node string `yaml:"node"`
+	// Address is shown next to the node name, so that operators find this process. outrelay does not
+	// connect to it. Defaults to the host name and the port of http.listen.
+	Address string `yaml:"address"`
+	// Roles are the tasks of this process. relay runs the watcher or is a standby for it. cleaner
+	// purges while the process is the owner. admin serves the page and the API if http.admin is set. A
+	// process without relay only serves the page and the API. A process without cleaner leaves the
+	// purge to the next owner. Defaults to relay, cleaner, admin.
+	Roles   []string `yaml:"roles"`
+	MongoDB MongoDB  `yaml:"mongodb"`
+	// Watch lists the outbox collections as database.collection. * matches any characters and ? matches
+	// one (tenant_*.outbox). One exact name opens a change stream on the collection, several names in
+	// one database open one on the database, and patterns open one on the cluster. Defaults to
+	// <database of mongodb.uri>.outbox, or *.outbox if the URI names no database.
+	Watch []string `yaml:"watch"`
+	// Start is where a watcher without a position begins. backlog delivers the events in the outbox and
+	// continues from there. now skips them, to switch from another publisher. A time
+	// (2026-11-20T08:00:00Z) delivers the events committed since then. It has no effect on a watcher
+	// with a position. Defaults to backlog.
+	Start  string `yaml:"start"`
+	Kafka  Kafka  `yaml:"kafka"`
+	Topics Topics `yaml:"topics"`
+	Record Record `yaml:"record"`
+	// Recording is how deliveries are recorded. watermark writes nothing per event. delete removes each
+	// envelope after its acknowledgement, so it cannot be replayed. mark writes the time, topic,
+	// partition and offset to the envelope, which outrelay history shows; it costs one write per event,
+	// in bulk. Defaults to watermark.
+	Recording string `yaml:"recording"`
+	// Retention is how long delivered envelopes stay in the outbox until they are purged. A longer time
+	// keeps more envelopes for replays and for sweeps of a gap; -1 keeps them forever. The age is
+	// measured from the write of the envelope to the position of the watcher, so nothing is removed
+	// while the watcher is behind or stopped. Defaults to 24h.
+	Retention   time.Duration `yaml:"retention"`
+	Purge       Purge         `yaml:"purge"`
+	DeadLetters DeadLetters   `yaml:"dead_letters"`
+	Lease       Lease         `yaml:"lease"`
+	// Checkpoint is the interval between two checkpoints while the position moves. A shorter interval
+	// reduces the events that are read again after a crash; a longer one reduces writes to MongoDB.
+	// Defaults to 250ms.
+	Checkpoint time.Duration `yaml:"checkpoint"`
+	// Drain is how long a graceful stop waits for acknowledgements before it releases the lease. The
+	// next owner reads back the records without an acknowledgement. Defaults to 10s.
+	Drain time.Duration `yaml:"drain"`
+	Retry Retry         `yaml:"retry"`
+	// LostHistory is the reaction to a gap: the oplog no longer reaches back to the position. sweep
+	// finds the undelivered envelopes in the collection and continues. halt stops until an operator
+	// runs recover. Defaults to sweep.
+	LostHistory string `yaml:"lost_history"`
+	// Invalidate is the reaction if the watched collection is dropped or renamed. resume continues with
+	// the collection that now has the name. halt stops until an operator runs recover. Defaults to
+	// resume.
+	Invalidate string `yaml:"invalidate"`
+	// Expired is the handling of an envelope that is past its expiresAt. dead moves it to the dead
+	// letters. drop discards and counts it. Defaults to dead.
+	Expired string `yaml:"expired"`
+	Limits  Limits `yaml:"limits"`
+	HTTP    HTTP   `yaml:"http"`
+	OTel    OTel   `yaml:"otel"`
+	Log     Log    `yaml:"log"`
+}
+
+// MongoDB is the replica set or sharded cluster that holds the outbox.
+type MongoDB struct {
+	// URI is the connection string, mongodb:// or mongodb+srv://. Its user name and password are never
+	// printed. Required.
+	URI string `yaml:"uri"`
+	// State is the database for outrelay's own documents: leases, positions, nodes, events. Several
+	// watchers may share a state database. Defaults to outrelay.
+	State string `yaml:"state"`
+	// TLS enables TLS with these files. An empty object uses the certificate authorities of the system.
+	// Unset leaves TLS to the URI.
+	TLS *TLS `yaml:"tls"`
+	// ReadPreference selects the member for the change stream. A secondary reduces the load on the
+	// primary and adds its replication lag to each delivery. Reads that lead to a delivery outside of
+	// the stream always use the primary. Defaults to primary.
+	ReadPreference string `yaml:"read_preference"`
+	// Indexes creates the indexes of the watched collections at start. Turn it off if outrelay must not
+	// create indexes; doctor then prints the statements. Defaults to true.
+	Indexes *bool `yaml:"indexes"`
+}
+
+// TLS names the files for one side of a TLS connection.
+type TLS struct {
+	// CA is a file with the PEM certificates to trust. Defaults to the certificate authorities of the system.
+	CA string `yaml:"ca"`
+	// Cert is a file with the PEM certificate of this process. It requires key.
+	Cert string `yaml:"cert"`
+	// Key is a file with the PEM private key of cert.
+	Key string `yaml:"key"`
+	// ServerName is the name that the certificate of the server must have. Defaults to the name in the address.
+	ServerName string `yaml:"server_name"`
+	// Insecure accepts any certificate, so an attacker in the network can read and change the traffic.
+	// Use it only for tests. Defaults to false.
+	Insecure bool `yaml:"insecure"`
+}
+
+// Kafka is the cluster that receives the records.
+type Kafka struct {
+	// Brokers are the bootstrap addresses, host:port. The other brokers are found through them. Required.
+	Brokers []string `yaml:"brokers"`
+	// TLS enables TLS with these files. An empty object uses the certificate authorities of the system.
+	// Unset connects without TLS.
+	TLS *TLS `yaml:"tls"`
+	// SASL is the login. Unset connects without a login.
+	SASL *SASL `yaml:"sasl"`
+	// Compression of record batches. zstd and lz4 save network and disk, and cost CPU on both sides.
+	// none has the lowest latency. Defaults to none.
+	Compression string `yaml:"compression"`
+	// Delivery is idempotent or transactional. idempotent uses an idempotent, fenced producer, and
+	// after a crash reads back the end of each topic so that no record is sent twice. transactional
+	// commits records and position in one Kafka transaction, which takes some milliseconds more; it is
+	// not available in this version. Defaults to idempotent.
+	Delivery string `yaml:"delivery"`
+	// RequestTimeout limits one request to a broker. A value below the brokers' own time-out causes
+	// unnecessary retries. A higher value detects a dead connection later. Defaults to 10s.
+	RequestTimeout time.Duration `yaml:"request_timeout"`
+	// Lanes is the number of requests in flight to each broker, for different partitions. One is enough
+	// for one change stream; more can help with distant brokers. Between 1 and 16. Defaults to 1.
+	Lanes    int      `yaml:"lanes"`
+	ReadBack ReadBack `yaml:"read_back"`
+}
+
+// ReadBack limits the read-back of each topic after a takeover. If a limit is reached, the read-back
+// starts later, and the records that may have been sent before are marked as redelivered.
+type ReadBack struct {
+	// Bytes is the maximum number of bytes to read from one topic. Defaults to 2GiB.
+	Bytes int64 `yaml:"bytes"`
+	// Time is the maximum time to read one topic. Defaults to 60s.
+	Time time.Duration `yaml:"time"`
+}
+
+// SASL is a login to Kafka.
+type SASL struct {
+	// Mechanism of the login. plain sends the password unencrypted: use it only with TLS. Required.
+	Mechanism string `yaml:"mechanism"`
+	// Username of the login. Required.
+	Username string `yaml:"username"`
+	// Password of the login. Prefer ${file:…} or ${env:…}. Never printed. Required.
+	Password string `yaml:"password"`
+}
+
+// Topics selects the topics of each envelope.
+type Topics struct {
+	// Template is the topic of an envelope that matches no rule and names no topic. {aggregatetype} and
+	// {type} are replaced by these fields. Defaults to outbox.event.{aggregatetype}.
+	Template string `yaml:"template"`
+	// Rules are tried in order, and the first match decides. A rule with several topics sends one
+	// record to each; the envelope is delivered when all records are acknowledged. Defaults to none.
+	Rules []Rule `yaml:"rules"`
+	// Allow lists the topics that may be written, with * and ?. It protects against envelopes that name
+	// a wrong topic. Kafka's internal topics (two leading underscores) are never allowed. Empty allows
+	// all other topics. Defaults to empty.
+	Allow []string `yaml:"allow"`
+	// Max limits the number of different topics that envelopes may name during one ownership. The
+	// topics that template and rules name in full do not count. Envelopes for further topics become
+	// dead letters. Without a limit, a service could fill the relay's memory with topics that do not
+	// exist. Defaults to 5000.
+	Max int `yaml:"max"`
+	// Create creates missing topics. Unset never creates a topic: envelopes for a missing topic wait,
+	// and status shows the fix.
+	Create *Create `yaml:"create"`
+}
+
+// Rule sends the matching envelopes to one or several topics.
+type Rule struct {
+	Match Match `yaml:"match"`
+	// To is the topic, or a list of topics. {aggregatetype} and {type} are replaced. Required.
+	To []string `yaml:"to"`
+}
+
+// Match selects the envelopes of a rule. * matches any characters and ? matches one.
+type Match struct {
+	// AggregateType is a pattern for the envelope's aggregatetype. Empty matches all.
+	AggregateType string `yaml:"aggregatetype"`
+	// Type is a pattern for the envelope's type. Empty matches all.
+	Type string `yaml:"type"`
+}
+
+// Create holds the settings of new topics.
+type Create struct {
+	// Partitions is the number of partitions of a new topic. Defaults to the brokers' default.
+	Partitions int `yaml:"partitions"`
+	// Replication is the replication factor of a new topic. Defaults to the brokers' default.
+	Replication int `yaml:"replication"`
+	// Configs are topic settings such as retention.ms, with Kafka's names. Defaults to none.
+	Configs map[string]string `yaml:"configs"`
+}
+
+// Record is the format of the Kafka records.
+type Record struct {
+	// Preset is the set of headers. typed is Debezium's record with an additional header for the type,
+	// by which consumers select a handler. debezium is exactly the record of Debezium's
+	// MongoEventRouter. cloudevents adds ce_ headers and content-type. plain adds each field of the
+	// envelope as a header. The key, the payload and the envelope's own headers are the same for all.
+	// Defaults to typed.
+	Preset string `yaml:"preset"`
+	// Structured sends the CloudEvent with its payload as one JSON document in the value. It requires
+	// the preset cloudevents. Defaults to false: binary mode, which sends the payload byte for byte.
+	Structured bool `yaml:"structured"`
+	// Source is the CloudEvents source of envelopes that name none. Defaults to /<database>/<collection>.
+	Source string `yaml:"source"`
+	// Headers are added to each record after the preset's headers and before the envelope's own.
+	// {aggregatetype}, {aggregateid}, {type}, {contenttype}, {schemaversion}, {source}, {subject} and
+	// {time} are replaced. Headers with an empty value are left out. Defaults to none.
+	Headers map[string]string `yaml:"headers"`
+}
+
+// Lease is the exclusive right of an owner to send.
+type Lease struct {
+	// TTL is how long other nodes wait before they take over from an owner that died. An election in
+	// MongoDB takes 10 to 20 s: a shorter lease expires during an election, which interrupts the work
+	// but loses nothing. Between 1s and 5m. Defaults to 5s.
+	TTL time.Duration `yaml:"ttl"`
+	// Renew is the interval between two renewals by the owner. It must be at most a third of ttl.
+	// Defaults to 1s.
+	Renew time.Duration `yaml:"renew"`
+}
+
+// Purge configures the removal of delivered envelopes after retention. Retention -1 turns it off.
+type Purge struct {
+	// Rate is the maximum number of envelopes removed per second, over all collections. A purge
+	// increases the latency of deliveries, so it runs only as fast as needed to keep up. If rate is
+	// below the rate at which envelopes are written, the outbox grows. -1 is no limit. Defaults to 5000.
+	Rate int `yaml:"rate"`
+	// Batch is the maximum number of envelopes that one statement removes. Smaller batches disturb
+	// other operations less; larger ones have a lower total cost. Between 10 and 5000. Defaults to 500.
+	Batch int `yaml:"batch"`
+	// Interval is the time between two checks of a collection. Collections with nothing to remove are
+	// checked less often. Defaults to 10s.
+	Interval time.Duration `yaml:"interval"`
+	// TTL makes MongoDB remove envelopes this long after their delivery, with an index. It requires
+	// recording mark. It also works while no watcher runs. However, its rate is not limited, it does
+	// not wait for the sweep of a gap, and the index makes a mark cost four times as much. -1 is none,
+	// and removes the index. Defaults to none.
+	TTL time.Duration `yaml:"ttl"`
+}
+
+// DeadLetters configures the removal of dead letters.
+type DeadLetters struct {
+	// Expire removes dead letters this long after their last failure. -1 keeps them until an operator
+	// decides. Defaults to none.
+	Expire time.Duration `yaml:"expire"`
+}
+
+// Retry limits the attempts for an envelope whose record Kafka rejects. An outage does not use up attempts.
+type Retry struct {
+	// MaxAttempts is the number of attempts before an envelope becomes a dead letter. Defaults to 10.
+	MaxAttempts int `yaml:"max_attempts"`
+	// Base is the upper limit of the first delay; the limit doubles with each attempt. Delays are
+	// random below their limit. Defaults to 200ms.
+	Base time.Duration `yaml:"base"`
+	// Cap is the maximum of every delay. Defaults to 5m.
+	Cap time.Duration `yaml:"cap"`
+}
+
+// Limits bound memory and sizes.
+type Limits struct {
+	// Memory is the budget for envelopes that were read and are not yet acknowledged. At the limit,
+	// reading stops until Kafka catches up. A larger budget covers longer stalls of one topic. At least
+	// 1MiB. Defaults to 32MiB.
+	Memory int64 `yaml:"memory"`
+	// Envelope is the expected maximum size of an envelope. A larger one is still sent if Kafka accepts
+	// it. At most 15MiB. Defaults to 900KiB.
+	Envelope int64 `yaml:"envelope"`
+	// Tickets is how many events may be read beyond the oldest unresolved one before reading stops.
+	// Between 1000 and 200000. Defaults to 200000.
+	Tickets int `yaml:"tickets"`
+}
+
+// HTTP configures the HTTP servers of the process.
+type HTTP struct {
+	// Listen is the address of /livez, /readyz and /metrics, host:port. They need no login: use a
+	// private address. If only this machine can reach the address, requests that name another host are
+	// rejected, so that no web page can read them through a host name of its choice. off disables them.
+	// Defaults to 127.0.0.1:9464.
+	Listen string `yaml:"listen"`
+	// Readiness is how long MongoDB or Kafka may be unreachable before /readyz reports not ready.
+	// Defaults to 30s.
+	Readiness time.Duration `yaml:"readiness"`
+	// Admin serves the operator's page and API at a separate address. Unset disables them.
+	Admin *Admin `yaml:"admin"`
+}
+
+// Admin configures the operator's page at / and the API below /api/v1. A client is identified by a
+// token, by a client certificate or by the header of a reverse proxy. At least one of them must be
+// configured, or anonymous.
+type Admin struct {
+	// Listen is the address of the page and the API, host:port. Each request contains a token: if other
+	// machines can reach the address, use tls or a trusted proxy. Defaults to 127.0.0.1:9465.
+	Listen string `yaml:"listen"`
+	// Token is the bearer token of operators. In a browser it is the password with any user name, and
+	// the events log has that name as the actor. At least 12 characters. Never printed. Defaults to
+	// none.
+	Token string `yaml:"token"`
+	// ViewerToken is the token of viewers, who can read but not change anything. Defaults to none.
+	ViewerToken string `yaml:"viewer_token"`
+	// TLS serves HTTPS. Unset serves plain HTTP.
+	TLS *ServerTLS `yaml:"tls"`
+	// Proxy trusts a reverse proxy that authenticates users. Unset trusts none.
+	Proxy *Proxy `yaml:"proxy"`
+	// Operators are the names from client certificates and from the proxy that are operators; * matches
+	// any characters. All other identified users are viewers. Defaults to none.
+	Operators []string `yaml:"operators"`
+	// Anonymous is the role of clients that are not identified: none, viewer or operator. It requires
+	// an address of this machine. Defaults to none.
+	Anonymous string `yaml:"anonymous"`
+	// Payloads is the lowest role that may request payloads and the state of sagas: operator, viewer
+	// for both roles, or none. Defaults to operator.
+	Payloads string `yaml:"payloads"`
+	Redact   Redact `yaml:"redact"`
+	// Rate is the number of requests per second that a client may make, with bursts of twice as many.
+	// Between 1 and 10000. Defaults to 50.
+	Rate int `yaml:"rate"`
+	// Hosts are additional host names for a listener on an address of this machine. Such a listener
+	// accepts the names of this machine and rejects all others, so that no web page can reach it
+	// through a host name of its choice. Defaults to none.
+	Hosts []string `yaml:"hosts"`
+}
+
+// ServerTLS names the files of a TLS server. The server reads them again when they change.
+type ServerTLS struct {
+	// Cert is a file with the PEM certificate of this server and the intermediate certificates. Required.
+	Cert string `yaml:"cert"`
+	// Key is a file with the PEM private key of cert. Required.
+	Key string `yaml:"key"`
+	// ClientCA is a file with PEM certificates. A client with a certificate that one of them has signed
+	// is identified by its common name. Other clients need a token or the proxy. Defaults to none.
+	ClientCA string `yaml:"client_ca"`
+}
+
+// Proxy is a reverse proxy that identifies users.
+type Proxy struct {
+	// Header is the header with the name of the user, such as X-Forwarded-User. The proxy must set or
+	// remove it in each request. Required.
+	Header string `yaml:"header"`
+	// From lists the addresses or networks of the proxy. The header of other clients is ignored.
+	// Defaults to 127.0.0.0/8 and ::1/128.
+	From []string `yaml:"from"`
+}
+
+// Redact lists the values that the page and the API hide from all users.
+type Redact struct {
+	// Headers are names of headers whose values are hidden. * and ? are allowed, and case does not
+	// matter. Defaults to none.
+	Headers []string `yaml:"headers"`
+	// Paths select the values to hide in payloads and sagas: $.card.number, $.items[*].price, or
+	// $..password for a name at any depth. If there are paths, a payload that is not JSON is hidden
+	// completely. Defaults to none.
+	Paths []string `yaml:"paths"`
+}
+
+// OTel configures the export of traces and metrics by OTLP over HTTP with protobuf. Without an endpoint
+// there is no export.
+type OTel struct {
+	// Endpoint is the URL of an OTLP collector; /v1/traces and /v1/metrics are appended to its path. A
+	// user name and password in it are sent as basic authentication and never printed. Empty exports
+	// nothing. Defaults to empty.
+	Endpoint string `yaml:"endpoint"`
+	// Token is sent to the collector as a bearer token. Never printed. Defaults to none.
+	Token string `yaml:"token"`
+	// TLS names the files for an https endpoint. Unset uses the certificate authorities of the system.
+	TLS *TLS `yaml:"tls"`
+	// SamplePercent is the percentage of the traces sampled by the services whose events get a span
+	// when they are sent. All processes make the same decision for a trace. -1 creates no spans. At most
+	// 100. Defaults to 100.
+	SamplePercent int `yaml:"sample_percent"`
+	// SpansPerSecond is the maximum number of spans per second, so that traces do not slow down a busy
+	// outbox. Further events get no span. Between 1 and 100000. Defaults to 1000.
+	SpansPerSecond int `yaml:"spans_per_second"`
+	// MetricsInterval is the interval between two exports of all metrics. -1 exports none; /metrics
+	// still serves them. Defaults to 30s.
+	MetricsInterval time.Duration `yaml:"metrics_interval"`
+}
+
+// Log configures the log on standard error.
+type Log struct {
+	// Level is the lowest level that is logged. Payloads, keys and secrets are not logged at any level.
+	// Defaults to info.
+	Level string `yaml:"level"`
+	// Format is text, json, or auto: text on a terminal and JSON elsewhere. Defaults to auto.
+	Format string `yaml:"format"`
+}
