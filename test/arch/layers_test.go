@@ -27,7 +27,7 @@ var rooms = []room{
 	{dir: "internal/metrics", layer: 0, only: none, why: "the metric set; the stages receive it"},
 	{dir: "internal/logging", layer: 0, only: none, why: "the handler of slog; only the entry of the process selects it"},
 	{dir: "internal/tracing", layer: 0, only: []string{"internal/record"}, why: "spans of the relay itself, of records"},
-	{dir: "internal/tracecontext", layer: 0, only: []string{"pkg/event"}, why: "from a caller's trace to the headers of events; no spans, no SDK"},
+	{dir: "internal/appending", layer: 0, only: []string{"pkg/event"}, why: "from the events of a call to envelopes; no spans, no SDK, no server"},
 	{dir: "internal/health", layer: 0, only: none, why: "rules over counts; other packages count"},
 	{dir: "internal/systemd", layer: 0, only: []string{"internal/logging"}, why: "notifications to a service manager; masks secrets in reasons"},
 	{dir: "pkg/event", layer: 0, only: []string{"internal/record"}, why: "the envelope is a value: services import it, so it has few dependencies"},
@@ -37,7 +37,7 @@ var rooms = []room{
 	{dir: "internal/agenda", layer: 1, only: []string{"pkg/event"}, why: "scheduled events as services and operators see them"},
 	{dir: "internal/transaction", layer: 1, only: []string{"internal/unit"}, why: "transactions of services, which the packages of pkg join"},
 	{dir: "internal/boxparts", layer: 0, only: none, why: "what packages of the module need of an outbox.Box, and services do not"},
-	{dir: "pkg/outbox", layer: 1, only: []string{"pkg/event", "internal/record", "internal/tracecontext", "internal/transaction", "internal/boxparts", "internal/agenda"}, why: "runs inside services of users: no metrics, no Kafka"},
+	{dir: "pkg/outbox", layer: 1, only: []string{"pkg/event", "internal/record", "internal/appending", "internal/transaction", "internal/boxparts", "internal/agenda"}, why: "runs inside services of users: no metrics, no Kafka"},
 	{dir: "internal/boxtest", layer: 2, only: []string{"pkg/outbox", "pkg/event"}, testsOnly: true, why: "the contract of an outbox, for both stores"},
 	{dir: "pkg/outbox/cron", layer: 2, only: []string{"pkg/event", "pkg/outbox", "internal/transaction", "internal/boxparts"}, why: "recurring events: a service without them does not link the parser of expressions"},
 	{dir: "pkg/outbox/guard", layer: 2, only: []string{"pkg/outbox", "internal/transaction"}, why: "writes that miss their transaction"},
@@ -90,7 +90,7 @@ var rooms = []room{
 	{dir: "internal/demo", layer: 4, also: []string{"internal/app", "internal/devstack", "pkg/relay", "internal/operators"}, why: "outrelay dev"},
 	{dir: "internal/bench", layer: 4, also: []string{"internal/app", "internal/devstack", "pkg/relay"}, why: "outrelay bench"},
 	{dir: "pkg/memory", layer: 4, why: "an environment for services without servers, with the contracts of the packages that it replaces", only: []string{
-		"internal/unit", "pkg/event", "pkg/outbox", "internal/inbox", "pkg/inbox", "pkg/consumer", "pkg/entity", "pkg/saga", "internal/hold", "internal/record", "internal/routing", "internal/tracecontext",
+		"internal/unit", "pkg/event", "pkg/outbox", "internal/inbox", "pkg/inbox", "pkg/consumer", "pkg/entity", "pkg/saga", "internal/hold", "internal/record", "internal/routing", "internal/appending",
 	}},
 	{dir: "pkg/relay", layer: 4, also: []string{"internal/app"}, why: "the watcher inside another program"},
 
