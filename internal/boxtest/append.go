@@ -15,6 +15,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.opentelemetry.io/otel/propagation"
 
+	"github.com/outrelay/outrelay/internal/keyhash"
 	"github.com/outrelay/outrelay/pkg/event"
 	"github.com/outrelay/outrelay/pkg/outbox"
 )
@@ -154,7 +155,7 @@ func storedEnvelope(t *testing.T, f Fixture) {
 	})
 	checkEqual(t, "numbers",
 		[]int64{int64(v.Partition), v.Time, v.ExpiresAt, int64(v.Slot)},
-		[]int64{3, at.UnixMilli(), at.Add(time.Hour).UnixMilli(), int64(event.Slot([]byte("k")))})
+		[]int64{3, at.UnixMilli(), at.Add(time.Hour).UnixMilli(), int64(keyhash.Slot([]byte("k")))})
 
 	var headers []string
 	for it := v.Headers.Iter(); it.Next(); {

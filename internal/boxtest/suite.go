@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/outrelay/outrelay/internal/envelope"
 	"github.com/outrelay/outrelay/pkg/event"
 	"github.com/outrelay/outrelay/pkg/outbox"
 )
@@ -128,12 +129,12 @@ func (f Fixture) scheduleEvent(t *testing.T, ev event.Event, at time.Time) (id e
 }
 
 // parseStored returns the stored envelopes as the relay parses them.
-func (f Fixture) parseStored(t *testing.T) []*event.View {
+func (f Fixture) parseStored(t *testing.T) []*envelope.View {
 	t.Helper()
-	var out []*event.View
+	var out []*envelope.View
 	for _, doc := range f.Stored(t) {
-		v := new(event.View)
-		if err := event.Parse(doc, v); err != nil {
+		v := new(envelope.View)
+		if err := envelope.Parse(doc, v); err != nil {
 			t.Fatal(err)
 		}
 		out = append(out, v)

@@ -14,6 +14,7 @@ import (
 
 	"github.com/outrelay/outrelay/internal/demo/check"
 	"github.com/outrelay/outrelay/internal/devstack"
+	"github.com/outrelay/outrelay/internal/envelope"
 	"github.com/outrelay/outrelay/pkg/event"
 )
 
@@ -107,7 +108,7 @@ func (s *stage) missTopic(ctx context.Context, others *load, f *RetryFinding) er
 	}
 	s.printEvent("%d events/s for the topic %s, which does not exist", rate, s.names.topicName(missing))
 
-	parked := stateIs(event.StateParked)
+	parked := stateIs(envelope.StateParked)
 	updateParked := func() bool {
 		f.Parked = max(f.Parked, s.countEnvelopes(ctx, parked))
 		return f.Parked > 0
@@ -168,7 +169,7 @@ func (s *stage) refuseRecords(ctx context.Context, f *RetryFinding) error {
 		return err
 	}
 	updateBlocked := func() bool {
-		f.Blocked = max(f.Blocked, s.countEnvelopes(ctx, stateIs(event.StateBlocked)))
+		f.Blocked = max(f.Blocked, s.countEnvelopes(ctx, stateIs(envelope.StateBlocked)))
 		return f.Blocked > 0
 	}
 	if err := s.awaitCondition(ctx, "later events of these keys wait", patience, updateBlocked); err != nil {
@@ -186,7 +187,7 @@ func (s *stage) refuseRecords(ctx context.Context, f *RetryFinding) error {
 	s.printEvent("Kafka rejected the first events of %d keys, and accepts them now. "+
 		"Later events of these keys wait, events of other keys do not", f.Refused)
 
-	waiting := func() bool { return s.countEnvelopes(ctx, stateIs(event.StateRetry)) > 0 }
+	waiting := func() bool { return s.countEnvelopes(ctx, stateIs(envelope.StateRetry)) > 0 }
 	err = s.awaitCondition(ctx, "events of other keys are delivered", patience, func() bool {
 		updateBlocked()
 		return w.countOf("free") == heldKeys*laterEvents || !waiting()
@@ -237,7 +238,7 @@ func (s *stage) refuseFirst(ctx context.Context) (held []string, _ error) {
 		what := fmt.Sprintf("Kafka rejects or accepts the first events of %d keys", len(keys))
 		err := s.awaitCondition(ctx, what, patience, func() bool {
 			var retried []string
-			err := s.outboxCollection().Distinct(ctx, "key", stateIs(event.StateRetry)).Decode(&retried)
+			err := s.outboxCollection().Distinct(ctx, "key", stateIs(envelope.StateRetry)).Decode(&retried)
 			if err == nil {
 				for _, k := range retried {
 					refused[k] = true

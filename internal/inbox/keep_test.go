@@ -17,7 +17,7 @@ import (
 
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/inbox"
-	"github.com/outrelay/outrelay/pkg/event"
+	"github.com/outrelay/outrelay/internal/keyhash"
 )
 
 func TestOptionsReportEveryProblem(t *testing.T) {
@@ -279,7 +279,7 @@ func TestLanesAreSpreadWhateverThePartitions(t *testing.T) {
 		var total int
 		for i := range 200 * inbox.Lanes * int(partitions) {
 			key := fmt.Append(nil, "customer-", i)
-			if event.Murmur2(key)&0x7fffffff%partitions == 0 {
+			if keyhash.Murmur2(key)&0x7fffffff%partitions == 0 {
 				got[inbox.Lane(key, 0)]++
 				total++
 			}

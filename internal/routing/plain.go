@@ -1,8 +1,8 @@
 package routing
 
 import (
+	"github.com/outrelay/outrelay/internal/envelope"
 	"github.com/outrelay/outrelay/internal/record"
-	"github.com/outrelay/outrelay/pkg/event"
 )
 
 var (
@@ -18,7 +18,7 @@ var (
 // plain has each field of the envelope as a header.
 type plain struct{}
 
-func (plain) addTo(f *Filler, v *event.View, _ *Meta, _ *record.Record) {
+func (plain) addTo(f *Filler, v *envelope.View, _ *Meta, _ *record.Record) {
 	f.addHeader(hType, v.Type)
 	f.addHeader(hAggregateType, v.AggregateType)
 	f.addHeader(hAggregateID, v.AggregateID)

@@ -6,8 +6,8 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/outrelay/outrelay/internal/envelope"
 	"github.com/outrelay/outrelay/internal/record"
-	"github.com/outrelay/outrelay/pkg/event"
 )
 
 // The presets.
@@ -22,7 +22,7 @@ const (
 type format interface {
 	// addTo adds the headers of the preset to f. It may replace the value of rec, which is the payload.
 	// The headers of the delivery's identity are there already.
-	addTo(f *Filler, v *event.View, m *Meta, rec *record.Record)
+	addTo(f *Filler, v *envelope.View, m *Meta, rec *record.Record)
 }
 
 // formats create the format of each preset.

@@ -1,8 +1,8 @@
 package routing
 
 import (
+	"github.com/outrelay/outrelay/internal/envelope"
 	"github.com/outrelay/outrelay/internal/record"
-	"github.com/outrelay/outrelay/pkg/event"
 )
 
 var hType = []byte(record.HeaderType)
@@ -10,4 +10,6 @@ var hType = []byte(record.HeaderType)
 // typed is Debezium's record with an additional header for the type.
 type typed struct{}
 
-func (typed) addTo(f *Filler, v *event.View, _ *Meta, _ *record.Record) { f.addHeader(hType, v.Type) }
+func (typed) addTo(f *Filler, v *envelope.View, _ *Meta, _ *record.Record) {
+	f.addHeader(hType, v.Type)
+}

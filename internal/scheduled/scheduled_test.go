@@ -13,6 +13,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+	"github.com/outrelay/outrelay/internal/envelope"
 	"github.com/outrelay/outrelay/internal/lease"
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/outboxes"
@@ -145,8 +146,8 @@ func newOutlet() *outlet {
 }
 
 func (o *outlet) Publish(ctx context.Context, e *outboxes.Envelope, _ []string, answer func(record.Published)) error {
-	var v event.View
-	if err := event.Parse(e.Raw, &v); err != nil {
+	var v envelope.View
+	if err := envelope.Parse(e.Raw, &v); err != nil {
 		return &record.Refusal{Class: record.Malformed, Reason: err.Error()}
 	}
 	id := string(v.AppendID(nil))

@@ -326,7 +326,7 @@ func TestUnknownTypePassesWhereItIsAllowed(t *testing.T) {
 	k.publish(msg("a", "nobody.knows", "1"))
 	k.start(c)
 	k.until("offsets", func(context.Context) bool { return k.committed(1)[0] == 1 })
-	if got := dead.all(); len(got) != 1 || got[0].verdict.Action != consumer.Discard || stats.dropped.Load() != 1 {
+	if got := dead.all(); len(got) != 1 || got[0].verdict.Action != consumer.Skip || stats.dropped.Load() != 1 {
 		t.Errorf("disposed %+v, dropped %d", got, stats.dropped.Load())
 	}
 }

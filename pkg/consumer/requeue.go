@@ -125,7 +125,7 @@ func (d *MessageDisposer) disposeByAction(ctx context.Context, m *Message, handl
 		}
 		return d.writeDeadLetter(ctx, m, handler, v, errors.Join(cause, why))
 
-	case Discard:
+	case Skip:
 		if v.Reason != ClassDuplicate && v.Reason != ClassDropped {
 			if err := d.publishLetterFault(ctx, newLetter(m, handler, v, cause, d.cfg.Now()), m); err != nil {
 				return err

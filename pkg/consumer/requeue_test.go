@@ -14,9 +14,9 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+	"github.com/outrelay/outrelay/internal/envelope"
 	"github.com/outrelay/outrelay/internal/transaction"
 	"github.com/outrelay/outrelay/pkg/consumer"
-	"github.com/outrelay/outrelay/pkg/event"
 	"github.com/outrelay/outrelay/pkg/outbox"
 )
 
@@ -214,8 +214,8 @@ func TestAMessageIsScheduledThroughTheOutboxOnce(t *testing.T) {
 	if len(docs) != 1 {
 		t.Fatalf("%d envelopes", len(docs))
 	}
-	var view event.View
-	if err := event.Parse(docs[0], &view); err != nil {
+	var view envelope.View
+	if err := envelope.Parse(docs[0], &view); err != nil {
 		t.Fatal(err)
 	}
 	due := time.UnixMilli(view.DueAt)
@@ -252,8 +252,8 @@ func TestFaultsTellOthersOnceAndNeverOfThemselves(t *testing.T) {
 	}{
 		{expired, consumer.Verdict{Action: consumer.DeadLetter}, &consumer.ExpiredError{}},
 		{parked, consumer.Verdict{Action: consumer.Park}, &consumer.NoHandlerError{}},
-		{dup, consumer.Verdict{Action: consumer.Discard, Reason: consumer.ClassDuplicate}, errFlaky},
-		{failed(7, "A"), consumer.Verdict{Action: consumer.Discard}, errFlaky},
+		{dup, consumer.Verdict{Action: consumer.Skip, Reason: consumer.ClassDuplicate}, errFlaky},
+		{failed(7, "A"), consumer.Verdict{Action: consumer.Skip}, errFlaky},
 	} {
 		if err := g.Dispose(t.Context(), c.m, "h", c.v, c.cause); err != nil {
 			t.Fatal(err)
@@ -263,8 +263,8 @@ func TestFaultsTellOthersOnceAndNeverOfThemselves(t *testing.T) {
 	if len(docs) != 2 {
 		t.Fatalf("%d fault events: %v", len(docs), docs)
 	}
-	var view event.View
-	if err := event.Parse(docs[0], &view); err != nil {
+	var view envelope.View
+	if err := envelope.Parse(docs[0], &view); err != nil {
 		t.Fatal(err)
 	}
 	var f consumer.Fault

@@ -12,9 +12,9 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+	"github.com/outrelay/outrelay/internal/envelope"
 	"github.com/outrelay/outrelay/pkg/consumer"
 	"github.com/outrelay/outrelay/pkg/entity"
-	"github.com/outrelay/outrelay/pkg/event"
 	"github.com/outrelay/outrelay/pkg/outbox"
 )
 
@@ -113,8 +113,8 @@ func (w world) messages(from int) []*consumer.Message {
 	}
 	var ms []*consumer.Message
 	for cur.Next(w.t.Context()) {
-		var v event.View
-		if err := event.Parse(cur.Current, &v); err != nil {
+		var v envelope.View
+		if err := envelope.Parse(cur.Current, &v); err != nil {
 			w.t.Fatal(err)
 		}
 		m := &consumer.Message{
@@ -122,7 +122,7 @@ func (w world) messages(from int) []*consumer.Message {
 			Key: append([]byte{}, v.OrderingKey()...),
 		}
 		if bson.Type(v.PayloadType) != bson.TypeNull {
-			if m.Value, err = event.AppendPayload([]byte{}, &v); err != nil {
+			if m.Value, err = envelope.AppendPayload([]byte{}, &v); err != nil {
 				w.t.Fatal(err)
 			}
 		}

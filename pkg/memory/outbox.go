@@ -9,6 +9,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 
 	"github.com/outrelay/outrelay/internal/appending"
+	"github.com/outrelay/outrelay/internal/envelope"
 	"github.com/outrelay/outrelay/pkg/event"
 	"github.com/outrelay/outrelay/pkg/outbox"
 )
@@ -68,8 +69,8 @@ func NewOutbox(db *DB, opts ...OutboxOption) (*Outbox, error) {
 	return b, nil
 }
 
-// envelope is a stored envelope. It is never changed: a change stores a new one.
-type envelope struct {
+// outboxEntry is a stored envelope. It is never changed: a change stores a new one.
+type outboxEntry struct {
 	doc     bson.Raw // the document as on a server, but without a timestamp in ts
 	id      event.ID
 	seq     uint64 // order of the inserts
@@ -94,7 +95,7 @@ func (b *Outbox) Append(ctx context.Context, events ...event.Event) error {
 }
 
 // appendEvents checks the call, stores the events, and returns the envelopes.
-func (b *Outbox) appendEvents(ctx context.Context, events []event.Event) ([]*envelope, error) {
+func (b *Outbox) appendEvents(ctx context.Context, events []event.Event) ([]*outboxEntry, error) {
 	if len(events) == 0 {
 		return nil, nil
 	}
@@ -117,7 +118,7 @@ func (b *Outbox) appendEvents(ctx context.Context, events []event.Event) ([]*env
 
 	// On a server without a transaction, the events before an error stay stored.
 	for _, e := range list {
-		if err := b.db.runOperation(ctx, func(t *tx) error { return b.insertEnvelopes(t, []*envelope{e}) }); err != nil {
+		if err := b.db.runOperation(ctx, func(t *tx) error { return b.insertEnvelopes(t, []*outboxEntry{e}) }); err != nil {
 			return nil, err
 		}
 	}
@@ -126,7 +127,7 @@ func (b *Outbox) appendEvents(ctx context.Context, events []event.Event) ([]*env
 }
 
 // insertEnvelopes inserts the envelopes. The error of an existing id is a duplicate key.
-func (b *Outbox) insertEnvelopes(t *tx, list []*envelope) error {
+func (b *Outbox) insertEnvelopes(t *tx, list []*outboxEntry) error {
 	for _, e := range list {
 		key, err := encodeKey(e.id)
 		if err != nil {
@@ -141,13 +142,13 @@ func (b *Outbox) insertEnvelopes(t *tx, list []*envelope) error {
 }
 
 // encodeEvents returns the envelopes of the events that the middleware passes on.
-func (b *Outbox) encodeEvents(ctx context.Context, events []event.Event) ([]*envelope, error) {
+func (b *Outbox) encodeEvents(ctx context.Context, events []event.Event) ([]*outboxEntry, error) {
 	encoded, err := b.settings.Encode(ctx, events)
 	if err != nil {
 		return nil, err
 	}
 
-	list := make([]*envelope, len(encoded))
+	list := make([]*outboxEntry, len(encoded))
 	for i, x := range encoded {
 		if list[i], err = parseEnvelope(x.Doc, x.ID); err != nil {
 			return nil, err
@@ -159,13 +160,13 @@ func (b *Outbox) encodeEvents(ctx context.Context, events []event.Event) ([]*env
 }
 
 // parseEnvelope returns the envelope for a document.
-func parseEnvelope(doc bson.Raw, id event.ID) (*envelope, error) {
-	var v event.View
-	if err := event.Parse(doc, &v); err != nil {
+func parseEnvelope(doc bson.Raw, id event.ID) (*outboxEntry, error) {
+	var v envelope.View
+	if err := envelope.Parse(doc, &v); err != nil {
 		return nil, err
 	}
 
-	e := &envelope{
+	e := &outboxEntry{
 		doc: doc,
 		id:  id,
 		fields: scheduledFields{
@@ -188,11 +189,11 @@ func parseEnvelope(doc bson.Raw, id event.ID) (*envelope, error) {
 // without a timestamp in ts. Delivered envelopes stay, as on a server within the retention.
 // Scheduled envelopes are removed when they are delivered.
 func (b *Outbox) Envelopes() []bson.Raw {
-	var list []*envelope
+	var list []*outboxEntry
 	// This cannot fail: a read has no conflicts.
 	_ = b.db.runOperation(context.Background(), func(t *tx) error {
 		list = list[:0]
-		t.scanRows(b.rows, func(_ string, v any) { list = append(list, v.(*envelope)) })
+		t.scanRows(b.rows, func(_ string, v any) { list = append(list, v.(*outboxEntry)) })
 		return nil
 	})
 

@@ -45,7 +45,7 @@ func TestOutboxContract(t *testing.T) {
 			},
 			Claim: func(t *testing.T, id event.ID) {
 				if err := db.runOperation(t.Context(), func(x *tx) error {
-					e := *x.getRow(box.rows, mustKey(id)).(*envelope)
+					e := *x.getRow(box.rows, mustKey(id)).(*outboxEntry)
 					e.claimed = true
 					return x.putRow(box.rows, mustKey(id), &e)
 				}); err != nil {

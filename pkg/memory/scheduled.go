@@ -31,7 +31,7 @@ func (b *Outbox) Schedule(ctx context.Context, at time.Time, ev event.Event) (ev
 // Cancel removes a scheduled event. It returns outbox.ErrNotScheduled if the event does not wait
 // any more.
 func (b *Outbox) Cancel(ctx context.Context, id event.ID) error {
-	err := b.changeScheduled(ctx, id, func(*envelope) (any, error) { return nil, nil })
+	err := b.changeScheduled(ctx, id, func(*outboxEntry) (any, error) { return nil, nil })
 	if err != nil {
 		return fmt.Errorf("canceling event %s: %w", id, err)
 	}
@@ -44,7 +44,7 @@ func (b *Outbox) Reschedule(ctx context.Context, id event.ID, at time.Time) erro
 	if at.Year() < 1970 || at.Year() > 9999 {
 		err = fmt.Errorf("invalid year %d: it must be between 1970 and 9999", at.Year())
 	} else {
-		err = b.changeScheduled(ctx, id, func(e *envelope) (any, error) { return e.withDueAt(at) })
+		err = b.changeScheduled(ctx, id, func(e *outboxEntry) (any, error) { return e.withDueAt(at) })
 	}
 
 	if err != nil {
@@ -55,7 +55,7 @@ func (b *Outbox) Reschedule(ctx context.Context, id event.ID, at time.Time) erro
 }
 
 // withDueAt returns a copy of the envelope that is due at the time at.
-func (e *envelope) withDueAt(at time.Time) (*envelope, error) {
+func (e *outboxEntry) withDueAt(at time.Time) (*outboxEntry, error) {
 	var doc bson.D
 	if err := bson.Unmarshal(e.doc, &doc); err != nil {
 		return nil, fmt.Errorf("reading a stored event: %w", err)
@@ -80,7 +80,7 @@ func (e *envelope) withDueAt(at time.Time) (*envelope, error) {
 
 // changeScheduled replaces a scheduled envelope by the result of to, unless a relay has claimed it.
 // A nil result removes the envelope.
-func (b *Outbox) changeScheduled(ctx context.Context, id event.ID, to func(*envelope) (any, error)) error {
+func (b *Outbox) changeScheduled(ctx context.Context, id event.ID, to func(*outboxEntry) (any, error)) error {
 	if id.IsZero() {
 		return errors.New("the id is zero")
 	}
@@ -91,7 +91,7 @@ func (b *Outbox) changeScheduled(ctx context.Context, id event.ID, to func(*enve
 			return err
 		}
 
-		e, _ := t.getRow(b.rows, key).(*envelope)
+		e, _ := t.getRow(b.rows, key).(*outboxEntry)
 		if e == nil || !e.isWaiting() {
 			return newRefusal(outbox.ErrNotScheduled)
 		}
@@ -106,7 +106,7 @@ func (b *Outbox) changeScheduled(ctx context.Context, id event.ID, to func(*enve
 }
 
 // isWaiting reports whether the envelope is scheduled and no relay has claimed it.
-func (e *envelope) isWaiting() bool { return !e.fields.dueAt.IsZero() && !e.claimed }
+func (e *outboxEntry) isWaiting() bool { return !e.fields.dueAt.IsZero() && !e.claimed }
 
 // Scheduled iterates over the scheduled events that q selects. See outbox.Box.Scheduled.
 func (b *Outbox) Scheduled(ctx context.Context, q outbox.ScheduledQuery) iter.Seq2[outbox.ScheduledEvent, error] {
@@ -126,7 +126,7 @@ func (b *Outbox) Scheduled(ctx context.Context, q outbox.ScheduledQuery) iter.Se
 }
 
 // scheduledEvent returns the event as Scheduled lists it.
-func (e *envelope) scheduledEvent() outbox.ScheduledEvent {
+func (e *outboxEntry) scheduledEvent() outbox.ScheduledEvent {
 	return outbox.ScheduledEvent{
 		ID:            e.id,
 		AggregateType: e.fields.aggregateType,
@@ -173,7 +173,7 @@ func (b *Outbox) cancelMatching(ctx context.Context, q outbox.ScheduledQuery) (n
 }
 
 // findScheduled returns the envelopes of the query, sorted by due time and id.
-func (b *Outbox) findScheduled(ctx context.Context, q outbox.ScheduledQuery) (found []*envelope, err error) {
+func (b *Outbox) findScheduled(ctx context.Context, q outbox.ScheduledQuery) (found []*outboxEntry, err error) {
 	if err := checkQuery(q); err != nil {
 		return nil, err
 	}
@@ -194,10 +194,10 @@ func checkQuery(q outbox.ScheduledQuery) error {
 }
 
 // matchingEnvelopes returns the envelopes of the query that t sees, sorted by due time and id.
-func (b *Outbox) matchingEnvelopes(t *tx, q outbox.ScheduledQuery) []*envelope {
-	var found []*envelope
+func (b *Outbox) matchingEnvelopes(t *tx, q outbox.ScheduledQuery) []*outboxEntry {
+	var found []*outboxEntry
 	t.scanRows(b.rows, func(_ string, v any) {
-		e := v.(*envelope)
+		e := v.(*outboxEntry)
 		switch {
 		case !e.isWaiting():
 		case q.IDs != nil && !slices.Contains(q.IDs, e.id):
@@ -215,7 +215,7 @@ func (b *Outbox) matchingEnvelopes(t *tx, q outbox.ScheduledQuery) []*envelope {
 }
 
 // compareDue orders envelopes by due time and id.
-func compareDue(a, b *envelope) int {
+func compareDue(a, b *outboxEntry) int {
 	return cmp.Or(a.fields.dueAt.Compare(b.fields.dueAt), cmp.Compare(mustKey(a.id), mustKey(b.id)))
 }
 
@@ -226,6 +226,6 @@ func mustKey(id event.ID) string {
 }
 
 // sortBySeq sorts the envelopes in the order of their inserts.
-func sortBySeq(list []*envelope) {
-	slices.SortFunc(list, func(a, b *envelope) int { return cmp.Compare(a.seq, b.seq) })
+func sortBySeq(list []*outboxEntry) {
+	slices.SortFunc(list, func(a, b *outboxEntry) int { return cmp.Compare(a.seq, b.seq) })
 }

@@ -19,6 +19,8 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+	"github.com/outrelay/outrelay/internal/envelope"
+	"github.com/outrelay/outrelay/internal/keyhash"
 	"github.com/outrelay/outrelay/pkg/event"
 	"github.com/outrelay/outrelay/pkg/outbox"
 )
@@ -195,7 +197,7 @@ func TestN28_AppendStoresSlot(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	if got, want := raw.Lookup("slot").Int32(), int32(event.Murmur2([]byte("customer-7"))&1023); got != want {
+	if got, want := raw.Lookup("slot").Int32(), int32(keyhash.Murmur2([]byte("customer-7"))&1023); got != want {
 		t.Errorf("slot %d, want %d", got, want)
 	}
 
@@ -280,8 +282,8 @@ func TestTraceContextIsCaptured(t *testing.T) {
 			t.Fatal(err)
 		}
 
-		var v event.View
-		if err := event.Parse(raw, &v); err != nil {
+		var v envelope.View
+		if err := envelope.Parse(raw, &v); err != nil {
 			t.Fatal(err)
 		}
 
@@ -369,12 +371,12 @@ func TestDebeziumWritersDocuments(t *testing.T) {
 		t.Fatal(cs.Err())
 	}
 
-	var v event.View
-	if err := event.Parse(cs.Current.Lookup("fullDocument").Document(), &v); err != nil {
+	var v envelope.View
+	if err := envelope.Parse(cs.Current.Lookup("fullDocument").Document(), &v); err != nil {
 		t.Fatal(err)
 	}
 
-	js, err := event.AppendPayload(nil, &v)
+	js, err := envelope.AppendPayload(nil, &v)
 	if want := `{"id":1,"orderDate":{"$date":"2023-11-14T22:13:20Z"},"lineItems":[{"item":"A","total":59.98}]}`; err != nil || string(js) != want {
 		t.Errorf("%s, %v", js, err)
 	}

@@ -9,6 +9,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo/writeconcern"
 
+	"github.com/outrelay/outrelay/internal/envelope"
 	"github.com/outrelay/outrelay/pkg/event"
 	"github.com/outrelay/outrelay/pkg/outbox"
 )
@@ -32,8 +33,8 @@ func (b bundle) dueAt(t *testing.T, id event.ID) time.Time {
 		t.Fatal(err)
 	}
 
-	var v event.View
-	if err := event.Parse(raw, &v); err != nil || !v.HasDueAt || v.TS.IsZero() {
+	var v envelope.View
+	if err := envelope.Parse(raw, &v); err != nil || !v.HasDueAt || v.TS.IsZero() {
 		t.Fatalf("%s: %v", raw, err)
 	}
 
@@ -96,7 +97,7 @@ func TestN19_CancelAndRescheduleMatchOnlyUnclaimed(t *testing.T) {
 	b, ctx := setup(t), t.Context()
 	for name, set := range map[string]bson.D{
 		"claimed":       {{Key: "claim", Value: bson.D{{Key: "epoch", Value: int64(3)}, {Key: "token", Value: "x"}}}},
-		"retried":       {{Key: "state", Value: event.StateRetry}},
+		"retried":       {{Key: "state", Value: envelope.StateRetry}},
 		"not scheduled": nil,
 	} {
 		at := time.UnixMilli(1_900_000_000_000)

@@ -16,12 +16,12 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
-	"github.com/outrelay/outrelay/internal/app"
 	"github.com/outrelay/outrelay/internal/config"
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/inbox"
 	"github.com/outrelay/outrelay/internal/operators"
 	"github.com/outrelay/outrelay/internal/outboxes"
+	"github.com/outrelay/outrelay/internal/process"
 	"github.com/outrelay/outrelay/pkg/event"
 	"github.com/outrelay/outrelay/pkg/outbox"
 	"github.com/outrelay/outrelay/pkg/saga"
@@ -124,7 +124,7 @@ http: { listen: "off", admin: { listen: "127.0.0.1:0", anonymous: operator, toke
 	for _, node := range []string{"one", "two"} {
 		cfg := load(node)
 		cfg.HTTP.Admin = nil
-		r, err := app.New(cfg, "test", log)
+		r, err := process.New(cfg, "test", log)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -16,6 +16,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+	"github.com/outrelay/outrelay/internal/envelope"
 	"github.com/outrelay/outrelay/pkg/event"
 	"github.com/outrelay/outrelay/pkg/outbox"
 )
@@ -225,12 +226,12 @@ func parsePayload(e event.Event) storedPayload {
 		return storedPayload{}
 	}
 
-	var v event.View
-	if err := event.Parse(raw, &v); err != nil {
+	var v envelope.View
+	if err := envelope.Parse(raw, &v); err != nil {
 		return storedPayload{}
 	}
 
-	b, err := event.AppendPayload(nil, &v)
+	b, err := envelope.AppendPayload(nil, &v)
 	if err != nil {
 		return storedPayload{}
 	}
