@@ -30,7 +30,7 @@ type Box interface {
 
 // Fixture is an empty outbox for one test.
 type Fixture struct {
-	// Box accepts envelopes of up to outbox.DefaultMaxSize and requires a transaction.
+	// Box accepts envelopes of up to 900 KiB and requires a transaction.
 	Box Box
 
 	// Plain is the same outbox, but it does not require a transaction.
@@ -38,6 +38,9 @@ type Fixture struct {
 
 	// Small is the same outbox, but it accepts only envelopes of up to SmallSize bytes.
 	Small Box
+
+	// With returns the same outbox with middleware. It requires a transaction.
+	With func(m ...outbox.Middleware) Box
 
 	// Transaction runs fn as one unit of work, in the same way as outbox.Box.Transaction.
 	Transaction func(ctx context.Context, fn func(ctx context.Context) error) error
@@ -83,6 +86,8 @@ func Run(t *testing.T, factory Factory) {
 		{"scheduled by condition", scheduledByCondition},
 		{"scheduled in order", scheduledInOrder},
 		{"cancel by query", cancelByQuery},
+		{"middleware", middleware},
+		{"middleware that fails", failingMiddleware},
 		{"empty calls", emptyCalls},
 	} {
 		t.Run(c.name, func(t *testing.T) {

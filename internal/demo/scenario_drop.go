@@ -10,7 +10,6 @@ import (
 
 	"github.com/outrelay/outrelay/internal/admin"
 	"github.com/outrelay/outrelay/internal/nodes"
-	"github.com/outrelay/outrelay/pkg/outbox"
 )
 
 var dropScenario = Scenario{
@@ -97,7 +96,7 @@ func (s *stage) dropOutbox(ctx context.Context, f *DropFinding) error {
 	began := time.Now()
 	f.Drops++
 
-	err := s.outboxCollection().Database().CreateCollection(ctx, outbox.DefaultCollection)
+	err := s.outboxCollection().Database().CreateCollection(ctx, outboxName)
 	if err != nil && !collectionExists(err) {
 		return fmt.Errorf("creating the outbox again: %w", err)
 	}

@@ -17,7 +17,6 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
 	"github.com/outrelay/outrelay/internal/devstack"
-	"github.com/outrelay/outrelay/pkg/outbox"
 )
 
 var purgeScenario = Scenario{
@@ -338,7 +337,7 @@ func median(values []float64) float64 {
 // countPurged compares the remaining envelopes with the expected ones. young is the number of
 // envelopes that the load has appended.
 func (s *stage) countPurged(ctx context.Context, f *PurgeFinding, young int) error {
-	coll := s.shopDatabase().Collection(outbox.DefaultCollection)
+	coll := s.shopDatabase().Collection(outboxName)
 	old := bson.D{{Key: "aggregateid", Value: bson.D{{Key: "$regex", Value: "^old-"}}}}
 	scheduled := bson.D{{Key: "dueAt", Value: bson.D{{Key: "$exists", Value: true}}}}
 	unsent := append(bson.D{{Key: "$or", Value: bson.A{anyState(), scheduled}}}, old...)

@@ -16,7 +16,6 @@ import (
 	"github.com/outrelay/outrelay/internal/demo/member"
 	"github.com/outrelay/outrelay/internal/devstack"
 	"github.com/outrelay/outrelay/pkg/event"
-	"github.com/outrelay/outrelay/pkg/outbox"
 )
 
 var sagaScenario = Scenario{
@@ -247,7 +246,7 @@ func (e *stepEvents) countRepeated() int {
 // judgeSteps checks the stored sagas and their events, and reads the counts of the members.
 func (s *stage) judgeSteps(ctx context.Context, f *SagaFinding, steps int) error {
 	db := s.shopDatabase()
-	r, err := member.JudgeSteps(ctx, db, outbox.DefaultCollection, sagas, steps)
+	r, err := member.JudgeSteps(ctx, db, outboxName, sagas, steps)
 	if err != nil {
 		return err
 	}

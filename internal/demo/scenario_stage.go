@@ -13,7 +13,6 @@ import (
 
 	"github.com/outrelay/outrelay/internal/deadletter"
 	"github.com/outrelay/outrelay/internal/devstack"
-	"github.com/outrelay/outrelay/pkg/outbox"
 )
 
 const (
@@ -260,11 +259,11 @@ func (s *stage) currentLag() time.Duration {
 }
 
 func (s *stage) outboxCollection() *mongo.Collection {
-	return s.shopDatabase().Collection(outbox.DefaultCollection)
+	return s.shopDatabase().Collection(outboxName)
 }
 
 func (s *stage) deadCollection() *mongo.Collection {
-	return s.shopDatabase().Collection(deadletter.Collection(outbox.DefaultCollection))
+	return s.shopDatabase().Collection(deadletter.Collection(outboxName))
 }
 
 // countEnvelopes returns the number of matching envelopes, or −1 if the query fails.

@@ -20,6 +20,9 @@ import (
 	"github.com/outrelay/outrelay/pkg/outbox"
 )
 
+// outboxName is the collection of the service's outbox.
+const outboxName = "outbox"
+
 const (
 	workers               = 8
 	customers             = 8  // per worker; each customer is a key
@@ -79,7 +82,7 @@ func newService(client *mongo.Client, n names, c *check.Checker, rate, limit int
 // createCollections creates the collections, so that transactions under load do not have to create
 // them.
 func (s *service) createCollections(ctx context.Context) error {
-	for _, name := range []string{member.OrdersColl, outbox.DefaultCollection} {
+	for _, name := range []string{member.OrdersColl, outboxName} {
 		if err := s.orders.Database().CreateCollection(ctx, name); err != nil {
 			return fmt.Errorf("creating %s.%s: %w", s.names.database, name, err)
 		}

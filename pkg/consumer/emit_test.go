@@ -327,7 +327,7 @@ func TestEmitMiddlewareWritesInTheTransaction(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, name := range []string{outbox.DefaultCollection, "audit"} {
+	for _, name := range []string{"outbox", "audit"} {
 		if err := db.CreateCollection(t.Context(), name); err != nil {
 			t.Fatal(err)
 		}
@@ -351,7 +351,7 @@ func TestEmitMiddlewareWritesInTheTransaction(t *testing.T) {
 		if !errors.Is(err, end) {
 			t.Fatal(err)
 		}
-		for _, name := range []string{outbox.DefaultCollection, "audit"} {
+		for _, name := range []string{"outbox", "audit"} {
 			if got, err := db.Collection(name).CountDocuments(t.Context(), bson.D{}); int(got) != 2*n || err != nil {
 				t.Errorf("%s has %d documents, %v; want %d", name, got, err, 2*n)
 			}

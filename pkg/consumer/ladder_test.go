@@ -209,7 +209,7 @@ func TestAMessageComesBackThroughTheOutbox(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	k.collection(outbox.DefaultCollection)
+	k.collection("outbox")
 	c := k.consumer(consumer.Via(box), consumer.OnFailure(consumer.NewPolicy(consumer.On().Schedule(time.Hour))))
 	seen, effect := newAttempts(), k.effects("effects")
 	handle(t, c, "A", func(ctx context.Context, m *consumer.Message) error {
@@ -226,10 +226,10 @@ func TestAMessageComesBackThroughTheOutbox(t *testing.T) {
 	m.Headers = append(m.Headers, consumer.Header{Key: consumer.HeaderNamespace, Value: []byte{1, 2, 3, 4, 5, 6, 7, 8}}, consumer.Header{Key: "bin", Value: []byte{0, 255}})
 	k.publish(m)
 	k.start(c)
-	k.untilCount(outbox.DefaultCollection, 1)
+	k.untilCount("outbox", 1)
 
 	// The relay delivers it when it is due: a record with the event's own id, type and headers.
-	raw, err := k.db.Collection(outbox.DefaultCollection).FindOne(k.context(), bson.D{}).Raw()
+	raw, err := k.db.Collection("outbox").FindOne(k.context(), bson.D{}).Raw()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -185,7 +185,7 @@ func withBox(t *testing.T, faults *consumer.Faults) *graveyard {
 
 func (g *graveyard) envelopes(t *testing.T) []bson.Raw {
 	t.Helper()
-	cur, err := g.db.Collection(outbox.DefaultCollection).Find(t.Context(), bson.D{})
+	cur, err := g.db.Collection("outbox").Find(t.Context(), bson.D{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -107,7 +107,7 @@ func (w world) want(name string, docs ...string) {
 // messages returns the events of the outbox from index from on, as a consumer would receive them.
 func (w world) messages(from int) []*consumer.Message {
 	w.t.Helper()
-	cur, err := w.db.Collection(outbox.DefaultCollection).Find(w.t.Context(), bson.D{}, options.Find().SetSort(bson.D{{Key: "ts", Value: 1}}).SetSkip(int64(from)))
+	cur, err := w.db.Collection("outbox").Find(w.t.Context(), bson.D{}, options.Find().SetSort(bson.D{{Key: "ts", Value: 1}}).SetSkip(int64(from)))
 	if err != nil {
 		w.t.Fatal(err)
 	}

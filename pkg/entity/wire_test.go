@@ -16,7 +16,6 @@ import (
 	"github.com/outrelay/outrelay/pkg/consumer"
 	"github.com/outrelay/outrelay/pkg/entity"
 	"github.com/outrelay/outrelay/pkg/memory"
-	"github.com/outrelay/outrelay/pkg/outbox"
 )
 
 // records returns the events of the outbox as records that the relay would write with this preset.
@@ -27,12 +26,12 @@ func (w world) records(c routing.PresetConfig) []*consumer.Record {
 		w.t.Fatal(err)
 	}
 
-	cur, err := w.db.Collection(outbox.DefaultCollection).Find(w.t.Context(), bson.D{}, options.Find().SetSort(bson.D{{Key: "ts", Value: 1}}))
+	cur, err := w.db.Collection("outbox").Find(w.t.Context(), bson.D{}, options.Find().SetSort(bson.D{{Key: "ts", Value: 1}}))
 	if err != nil {
 		w.t.Fatal(err)
 	}
 
-	meta := routing.Meta{DB: []byte(w.db.Name()), Coll: []byte(outbox.DefaultCollection), CommitMS: time.Now().UnixMilli()}
+	meta := routing.Meta{DB: []byte(w.db.Name()), Coll: []byte("outbox"), CommitMS: time.Now().UnixMilli()}
 	var list []*consumer.Record
 	for cur.Next(w.t.Context()) {
 		var v envelope.View

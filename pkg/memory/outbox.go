@@ -4,14 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
 	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
-	"go.opentelemetry.io/otel/propagation"
 
+	"github.com/outrelay/outrelay/internal/appending"
 	"github.com/outrelay/outrelay/internal/envelope"
-	"github.com/outrelay/outrelay/internal/tracecontext"
 	"github.com/outrelay/outrelay/pkg/event"
 	"github.com/outrelay/outrelay/pkg/outbox"
 )
@@ -19,62 +17,54 @@ import (
 // Outbox is an outbox in a DB. Its methods are those of *outbox.Box and return the same errors. So
 // a service that uses them through an interface works with both. It is safe for concurrent use.
 type Outbox struct {
-	db         *DB
-	rows       *storedTable
-	collection string
-	maxSize    int
-	plain      bool // events may be appended without a transaction
-	propagator propagation.TextMapPropagator
-	feed       *feed
+	db       *DB
+	rows     *storedTable
+	settings appending.Settings
+	plain    bool // events may be appended without a transaction
+	feed     *feed
 }
 
 // OutboxOption configures an Outbox. See NewOutbox.
 type OutboxOption func(*Outbox)
 
-// WithCollection sets the name of the outbox. Defaults to outbox.DefaultCollection. Outboxes with
-// the same name share their events.
-func WithCollection(name string) OutboxOption { return func(b *Outbox) { b.collection = name } }
+// WithCollection sets the name of the outbox. Defaults to "outbox". Outboxes with the same name
+// share their events.
+func WithCollection(name string) OutboxOption {
+	return func(b *Outbox) { b.settings.Collection = name }
+}
 
-// WithMaxSize sets the size limit of an envelope in bytes. Defaults to outbox.DefaultMaxSize. The
-// limit must be between 1 and outbox.MaxSize.
-func WithMaxSize(bytes int) OutboxOption { return func(b *Outbox) { b.maxSize = bytes } }
+// WithMaxSize sets the size limit of an envelope in bytes. See outbox.WithMaxSize.
+func WithMaxSize(bytes int) OutboxOption { return func(b *Outbox) { b.settings.MaxSize = bytes } }
 
 // WithoutTransaction allows Append in a context without a transaction.
 func WithoutTransaction() OutboxOption { return func(b *Outbox) { b.plain = true } }
 
-// WithPropagator sets the propagator that copies the trace context of the caller into the headers
-// of the event. If p is nil, no trace context is copied. Defaults to W3C trace context and baggage.
-func WithPropagator(p propagation.TextMapPropagator) OutboxOption {
-	return func(b *Outbox) { b.propagator = p }
+// WithMiddleware adds middleware. See outbox.WithMiddleware.
+func WithMiddleware(ms ...outbox.Middleware) OutboxOption {
+	return func(b *Outbox) {
+		for _, m := range ms {
+			b.settings.Middleware = append(b.settings.Middleware, appending.AsMiddleware(m))
+		}
+	}
 }
 
-// NewOutbox returns an outbox in db. The error reports a nil database or an invalid option.
+// NewOutbox returns an outbox in db. The error reports a nil database, or joins the problems of the
+// options.
 func NewOutbox(db *DB, opts ...OutboxOption) (*Outbox, error) {
 	if db == nil {
 		return nil, errors.New("outbox: the database is nil")
 	}
 
-	b := &Outbox{
-		db:         db,
-		collection: outbox.DefaultCollection,
-		maxSize:    outbox.DefaultMaxSize,
-		propagator: propagation.NewCompositeTextMapPropagator(propagation.TraceContext{}, propagation.Baggage{}),
-	}
+	b := &Outbox{db: db}
 	for _, o := range opts {
 		o(b)
 	}
-
-	name := b.collection
-	switch {
-	case name == "" || strings.ContainsAny(name, "$\x00") || strings.HasPrefix(name, "system."):
-		return nil, fmt.Errorf("outbox: invalid collection name %q", name)
-	case b.maxSize < 1 || b.maxSize > outbox.MaxSize:
-		return nil, fmt.Errorf("outbox: invalid maximum size of %d bytes: it must be between 1 and %d", b.maxSize, outbox.MaxSize)
+	if err := b.settings.Complete(); err != nil {
+		return nil, fmt.Errorf("outbox: %w", err)
 	}
 
-	b.rows = db.findOrAddTable(b.collection)
-
 	// Outboxes of one name share their events.
+	b.rows = db.findOrAddTable(b.settings.Collection)
 	b.feed = findOrAddFeed(db, b.rows)
 	return b, nil
 }
@@ -97,42 +87,43 @@ type scheduledFields struct {
 // Append stores the events in the transaction of ctx, in the given order. It stores all of them or
 // none. See outbox.Box.Append.
 func (b *Outbox) Append(ctx context.Context, events ...event.Event) error {
-	if err := b.appendEvents(ctx, events); err != nil {
-		return fmt.Errorf("appending to %s: %w", b.collection, err)
+	_, err := b.appendEvents(ctx, events)
+	if err != nil {
+		return fmt.Errorf("appending to %s: %w", b.settings.Collection, err)
 	}
 	return nil
 }
 
-// appendEvents checks the call and stores the events.
-func (b *Outbox) appendEvents(ctx context.Context, events []event.Event) error {
+// appendEvents checks the call, stores the events, and returns the envelopes.
+func (b *Outbox) appendEvents(ctx context.Context, events []event.Event) ([]*outboxEntry, error) {
 	if len(events) == 0 {
-		return nil
+		return nil, nil
 	}
 
 	u := b.db.unitFromContext(ctx)
 	if u == nil && !b.plain {
-		return outbox.ErrNoTransaction
+		return nil, outbox.ErrNoTransaction
 	}
 	if err := u.state().Check(); err != nil {
-		return err
+		return nil, err
 	}
 
 	list, err := b.encodeEvents(ctx, events)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	if u != nil {
-		return b.db.runOperation(ctx, func(t *tx) error { return b.insertEnvelopes(t, list) })
+		return list, b.db.runOperation(ctx, func(t *tx) error { return b.insertEnvelopes(t, list) })
 	}
 
 	// On a server without a transaction, the events before an error stay stored.
 	for _, e := range list {
 		if err := b.db.runOperation(ctx, func(t *tx) error { return b.insertEnvelopes(t, []*outboxEntry{e}) }); err != nil {
-			return err
+			return nil, err
 		}
 	}
 
-	return nil
+	return list, nil
 }
 
 // insertEnvelopes inserts the envelopes. The error of an existing id is a duplicate key.
@@ -150,35 +141,22 @@ func (b *Outbox) insertEnvelopes(t *tx, list []*outboxEntry) error {
 	return nil
 }
 
-// encodeEvents returns the envelopes of the events. The error joins the errors of all events that
-// cannot be stored.
+// encodeEvents returns the envelopes of the events that the middleware passes on.
 func (b *Outbox) encodeEvents(ctx context.Context, events []event.Event) ([]*outboxEntry, error) {
-	trace := tracecontext.Headers(ctx, b.propagator)
-	list := make([]*outboxEntry, 0, len(events))
-	var errs []error
-
-	for _, ev := range events {
-		ev = tracecontext.Add(ev, trace)
-		doc, err := ev.MarshalBSON()
-		if err == nil && len(doc) > b.maxSize {
-			err = &outbox.TooLargeError{ID: ev.ID(), Size: len(doc), Limit: b.maxSize}
-		}
-
-		var e *outboxEntry
-		if err == nil {
-			e, err = parseEnvelope(doc, ev.ID())
-		}
-
-		if err != nil {
-			errs = append(errs, err)
-			continue
-		}
-
-		e.seq = b.feed.nextSequence()
-		list = append(list, e)
+	encoded, err := b.settings.Encode(ctx, events)
+	if err != nil {
+		return nil, err
 	}
 
-	return list, errors.Join(errs...)
+	list := make([]*outboxEntry, len(encoded))
+	for i, x := range encoded {
+		if list[i], err = parseEnvelope(x.Doc, x.ID); err != nil {
+			return nil, err
+		}
+		list[i].seq = b.feed.nextSequence()
+	}
+
+	return list, nil
 }
 
 // parseEnvelope returns the envelope for a document.

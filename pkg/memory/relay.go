@@ -309,7 +309,7 @@ func (r *Relay) sendRecords(ctx context.Context, e *outboxEntry, at time.Time) e
 
 	meta := routing.Meta{
 		DB:          []byte("memory"),
-		Coll:        []byte(r.box.collection),
+		Coll:        []byte(r.box.settings.Collection),
 		ClusterTime: bson.Timestamp{T: uint32(at.Unix()), I: 1},
 		CommitMS:    at.UnixMilli(),
 	}

@@ -18,10 +18,14 @@ import (
 // Schedule appends the event for delivery at the time at, by the clock of the database. It returns
 // the id of the event. See outbox.Box.Schedule.
 func (b *Outbox) Schedule(ctx context.Context, at time.Time, ev event.Event) (event.ID, error) {
-	if err := b.Append(ctx, ev.With(event.WithDueAt(at))); err != nil {
-		return event.ID{}, err
+	list, err := b.appendEvents(ctx, []event.Event{ev.With(event.WithDueAt(at))})
+	if err != nil {
+		return event.ID{}, fmt.Errorf("appending to %s: %w", b.settings.Collection, err)
 	}
-	return ev.ID(), nil
+	if len(list) == 0 {
+		return event.ID{}, nil
+	}
+	return list[0].id, nil
 }
 
 // Cancel removes a scheduled event. It returns outbox.ErrNotScheduled if the event does not wait
@@ -109,7 +113,7 @@ func (b *Outbox) Scheduled(ctx context.Context, q outbox.ScheduledQuery) iter.Se
 	return func(yield func(outbox.ScheduledEvent, error) bool) {
 		found, err := b.findScheduled(ctx, q)
 		if err != nil {
-			yield(outbox.ScheduledEvent{}, fmt.Errorf("reading scheduled events of %s: %w", b.collection, err))
+			yield(outbox.ScheduledEvent{}, fmt.Errorf("reading scheduled events of %s: %w", b.settings.Collection, err))
 			return
 		}
 
@@ -138,7 +142,7 @@ func (e *outboxEntry) scheduledEvent() outbox.ScheduledEvent {
 func (b *Outbox) CancelScheduled(ctx context.Context, q outbox.ScheduledQuery) (int64, error) {
 	n, err := b.cancelMatching(ctx, q)
 	if err != nil {
-		return 0, fmt.Errorf("canceling scheduled events of %s: %w", b.collection, err)
+		return 0, fmt.Errorf("canceling scheduled events of %s: %w", b.settings.Collection, err)
 	}
 	return n, nil
 }

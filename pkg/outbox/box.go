@@ -7,16 +7,14 @@ import (
 	"log/slog"
 	"sync"
 
-	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 	"go.mongodb.org/mongo-driver/v2/mongo/readconcern"
 	"go.mongodb.org/mongo-driver/v2/mongo/readpref"
 	"go.mongodb.org/mongo-driver/v2/mongo/writeconcern"
-	"go.opentelemetry.io/otel/propagation"
 
+	"github.com/outrelay/outrelay/internal/appending"
 	"github.com/outrelay/outrelay/internal/boxparts"
-	"github.com/outrelay/outrelay/internal/tracecontext"
 	"github.com/outrelay/outrelay/internal/transaction"
 	"github.com/outrelay/outrelay/pkg/event"
 )
@@ -41,30 +39,28 @@ func init() {
 //
 // New does no I/O, and the collection need not exist. The Box writes with majority write concern
 // where no transaction applies, even if db is configured otherwise. The error reports a nil
-// database or an invalid option.
+// database, or joins the problems of the options.
 func New(db *mongo.Database, opts ...Option) (*Box, error) {
 	if db == nil {
 		return nil, errors.New("outbox: the database is nil")
 	}
 
-	s := settings{
-		collection: DefaultCollection,
-		maxSize:    DefaultMaxSize,
-		log:        slog.Default(),
-		propagator: propagation.NewCompositeTextMapPropagator(propagation.TraceContext{}, propagation.Baggage{}),
-	}
+	var s settings
 	for _, o := range opts {
-		o(&s)
+		o.applyTo(&s)
 	}
-	if err := s.validate(); err != nil {
-		return nil, err
+	if err := s.events.Complete(); err != nil {
+		return nil, fmt.Errorf("outbox: %w", err)
+	}
+	if s.log == nil {
+		s.log = slog.Default()
 	}
 
 	majority := options.Collection().
 		SetWriteConcern(writeconcern.Majority()).
 		SetReadConcern(readconcern.Majority()).
 		SetReadPreference(readpref.Primary())
-	return &Box{settings: s, coll: db.Collection(s.collection, majority)}, nil
+	return &Box{settings: s, coll: db.Collection(s.events.Collection, majority)}, nil
 }
 
 // Append stores the events in the transaction of ctx, in the given order. It stores all of them or
@@ -74,52 +70,44 @@ func New(db *mongo.Database, opts ...Option) (*Box, error) {
 // Append checks the call before it sends anything. It returns:
 //   - ErrNoTransaction if no transaction is running, unless the Box has WithoutTransaction.
 //   - ErrTransactionEnded or ErrRollbackOnly if the transaction can no longer commit.
-//   - One *event.InvalidError or *TooLargeError for each bad event, joined into one error.
+//   - One *event.InvalidError or ErrTooLarge for each bad event, joined into one error.
 //
 // If an id is in the collection already, mongo.IsDuplicateKeyError reports true for the error.
 // After any error of the server the transaction cannot commit. Return that error from the callback:
 // the driver needs it to decide about a retry.
 func (b *Box) Append(ctx context.Context, events ...event.Event) error {
-	if len(events) == 0 {
-		return nil
-	}
-	if err := b.requireTransaction(ctx); err != nil {
-		return fmt.Errorf("appending to %s: %w", b.collection, err)
-	}
-
-	docs, err := b.encodeEvents(ctx, events)
+	_, err := b.appendEvents(ctx, events)
 	if err != nil {
-		return fmt.Errorf("appending to %s: %w", b.collection, err)
-	}
-	if _, err := b.coll.InsertMany(ctx, docs); err != nil {
-		// The server has aborted the transaction, even if the callback ignores the error.
-		transaction.SetRollbackOnly(ctx, err)
-		return fmt.Errorf("appending to %s: %w", b.collection, err)
+		return fmt.Errorf("appending to %s: %w", b.coll.Name(), err)
 	}
 	return nil
 }
 
-// encodeEvents returns the documents of the events. The error joins the errors of all events that
-// cannot be stored.
-func (b *Box) encodeEvents(ctx context.Context, events []event.Event) ([]any, error) {
-	trace := tracecontext.Headers(ctx, b.propagator)
-	docs := make([]any, 0, len(events))
-	var errs []error
-
-	// All problems are reported together, so an invalid event does not end the loop.
-	for _, ev := range events {
-		doc, err := tracecontext.Add(ev, trace).MarshalBSON()
-		if err == nil && len(doc) > b.maxSize {
-			err = &TooLargeError{ID: ev.ID(), Size: len(doc), Limit: b.maxSize}
-		}
-		if err != nil {
-			errs = append(errs, err)
-			continue
-		}
-		docs = append(docs, bson.Raw(doc))
+// appendEvents stores the events and returns the envelopes, which are other ones if the middleware has
+// changed the events.
+func (b *Box) appendEvents(ctx context.Context, events []event.Event) ([]appending.Envelope, error) {
+	if len(events) == 0 {
+		return nil, nil
+	}
+	if err := b.requireTransaction(ctx); err != nil {
+		return nil, err
 	}
 
-	return docs, errors.Join(errs...)
+	envelopes, err := b.events.Encode(ctx, events)
+	if err != nil || len(envelopes) == 0 {
+		return nil, err
+	}
+
+	docs := make([]any, len(envelopes))
+	for i, e := range envelopes {
+		docs[i] = e.Doc
+	}
+	if _, err := b.coll.InsertMany(ctx, docs); err != nil {
+		// The server has aborted the transaction, even if the callback ignores the error.
+		transaction.SetRollbackOnly(ctx, err)
+		return nil, err
+	}
+	return envelopes, nil
 }
 
 // requireTransaction returns an error if ctx has no transaction, or one that can no longer commit.
@@ -146,7 +134,7 @@ func (b *Box) warnWeakConcern(ctx context.Context, sess *mongo.Session) {
 
 	b.warnOnce.Do(func() {
 		b.log.WarnContext(ctx, "transactions commit with a write concern below majority",
-			"collection", b.coll.Database().Name()+"."+b.collection, "w", w,
+			"collection", b.coll.Database().Name()+"."+b.coll.Name(), "w", w,
 			"effect", "an acknowledged event can be rolled back, and a single-member set delivers it late",
 			"hint", "use Box.Transaction, or set w=majority in the URI or in the options of the transaction")
 	})

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"strings"
 	"testing"
@@ -45,7 +46,7 @@ func setup(t *testing.T, opts ...*options.ClientOptions) bundle {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return bundle{c, db, box, db.Collection(outbox.DefaultCollection)}
+	return bundle{c, db, box, db.Collection("outbox")}
 }
 
 func (b bundle) newBox(t *testing.T, opts ...outbox.Option) *outbox.Box {
@@ -92,8 +93,8 @@ func TestNewRefusesBadOptions(t *testing.T) {
 	t.Parallel()
 	db := stacktest.Client(t).Database("x")
 	for name, opts := range map[string][]outbox.Option{
-		"name": {outbox.WithCollection("")}, "dollar": {outbox.WithCollection("a$b")}, "system": {outbox.WithCollection("system.x")},
-		"size": {outbox.WithMaxSize(0)}, "large": {outbox.WithMaxSize(16 << 20)}, "logger": {outbox.WithLogger(nil)},
+		"dollar": {outbox.WithCollection("a$b")}, "system": {outbox.WithCollection("system.x")},
+		"size": {outbox.WithMaxSize(-1)}, "large": {outbox.WithMaxSize(16 << 20)}, "middleware": {outbox.WithMiddleware(nil)},
 	} {
 		if _, err := outbox.New(db, opts...); err == nil {
 			t.Errorf("%s was accepted", name)
@@ -102,6 +103,14 @@ func TestNewRefusesBadOptions(t *testing.T) {
 
 	if _, err := outbox.New(nil); err == nil {
 		t.Error("no database was accepted")
+	}
+
+	_, err := outbox.New(db, outbox.WithCollection("a$b"), outbox.WithMaxSize(-1))
+	if err == nil || !strings.Contains(err.Error(), "a$b") || !strings.Contains(err.Error(), "-1 bytes") {
+		t.Errorf("two problems are reported as %v", err)
+	}
+	if _, err := outbox.New(db, outbox.WithCollection(""), outbox.WithMaxSize(0), outbox.WithLogger(nil), outbox.WithTraceHeaders(nil)); err != nil {
+		t.Errorf("zero is the default: %v", err)
 	}
 }
 
@@ -226,12 +235,11 @@ func TestAppendSaysEverythingThatIsWrong(t *testing.T) {
 	small := b.newBox(t, outbox.WithMaxSize(300))
 	big := event.New(event.Aggregate{Type: "order", ID: "o-1"}, "big", event.Bytes("", bytes.Repeat([]byte("x"), 300)))
 	err := b.box.Transaction(ctx, func(ctx context.Context) error {
-		err := small.Append(ctx, ev("fine"), event.New(event.Aggregate{Type: "", ID: "o-1"}, "bad", event.Payload{}), big)
-		var tooLarge *outbox.TooLargeError
-		if !errors.Is(err, event.ErrInvalid) || !errors.Is(err, outbox.ErrTooLarge) || !errors.As(err, &tooLarge) {
+		err := small.Append(ctx, ev("fine"), event.New(event.Aggregate{ID: "o-1"}, "bad", event.Payload{}), big)
+		if !errors.Is(err, event.ErrInvalid) || !errors.Is(err, outbox.ErrTooLarge) {
 			t.Errorf("got %v", err)
-		} else if tooLarge.ID != big.ID() || tooLarge.Limit != 300 || tooLarge.Size != big.Size() {
-			t.Errorf("got %+v", tooLarge)
+		} else if want := fmt.Sprintf("event %s has %d bytes, the limit is 300", big.ID(), big.Size()); !strings.Contains(err.Error(), want) {
+			t.Errorf("got %v, want %q in it", err, want)
 		}
 
 		// Nothing was sent, so the transaction can continue without the event.
@@ -242,7 +250,7 @@ func TestAppendSaysEverythingThatIsWrong(t *testing.T) {
 	}
 
 	b.want(t, "fine")
-	limit := event.New(event.Aggregate{Type: "order", ID: "o-1"}, "limit", event.Bytes("", make([]byte, outbox.DefaultMaxSize)))
+	limit := event.New(event.Aggregate{Type: "order", ID: "o-1"}, "limit", event.Bytes("", make([]byte, 900<<10)))
 	if err := b.newBox(t, outbox.WithoutTransaction()).Append(ctx, limit); !errors.Is(err, outbox.ErrTooLarge) {
 		t.Errorf("above the default: %v", err)
 	}
@@ -256,7 +264,7 @@ func TestTraceContextIsCaptured(t *testing.T) {
 	ctx := w3c.Extract(t.Context(), in)
 	own := "00-ffffffffffffffffffffffffffffffff-b7ad6b7169203331-01"
 	if err := b.box.Transaction(ctx, func(ctx context.Context) error {
-		if err := b.newBox(t, outbox.WithPropagator(nil)).Append(ctx, ev("untraced")); err != nil {
+		if err := b.newBox(t, outbox.WithTraceHeaders(func(context.Context) []event.Header { return nil })).Append(ctx, ev("untraced")); err != nil {
 			return err
 		}
 		return b.box.Append(ctx, ev("traced", event.WithHeader("mine", []byte("x"))), ev("own", event.WithHeader("traceparent", []byte(own))))

@@ -20,6 +20,7 @@ func TestContract(t *testing.T) {
 			Box:         b.box,
 			Plain:       b.newBox(t, outbox.WithoutTransaction()),
 			Small:       b.newBox(t, outbox.WithMaxSize(boxtest.SmallSize)),
+			With:        func(m ...outbox.Middleware) boxtest.Box { return b.newBox(t, outbox.WithMiddleware(m...)) },
 			Transaction: func(ctx context.Context, fn func(context.Context) error) error { return b.box.Transaction(ctx, fn) },
 			Stored: func(t *testing.T) [][]byte {
 				cur, err := b.coll.Find(t.Context(), bson.D{}, options.Find().SetSort(bson.D{{Key: "ts", Value: 1}}))

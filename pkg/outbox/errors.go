@@ -2,10 +2,9 @@ package outbox
 
 import (
 	"errors"
-	"fmt"
 
+	"github.com/outrelay/outrelay/internal/appending"
 	"github.com/outrelay/outrelay/internal/transaction"
-	"github.com/outrelay/outrelay/pkg/event"
 )
 
 // Errors returned by this package. Test for them with errors.Is.
@@ -15,9 +14,9 @@ var (
 	// WithoutTransaction allows it.
 	ErrNoTransaction = transaction.ErrNone
 
-	// ErrTooLarge means that an envelope exceeds the configured size. The error is a
-	// *TooLargeError.
-	ErrTooLarge = errors.New("envelope too large")
+	// ErrTooLarge means that an envelope exceeds the size of WithMaxSize. The text has both sizes. Store
+	// the body elsewhere and append a reference, or raise the limit here and at the topic.
+	ErrTooLarge = appending.ErrTooLarge
 
 	// ErrNotScheduled means that Cancel or Reschedule found no envelope with this id that still
 	// waits: it was never scheduled, it was canceled, or a watcher is sending it already.
@@ -46,21 +45,3 @@ var (
 	// there.
 	ErrStandalone = transaction.ErrStandalone
 )
-
-// TooLargeError reports an envelope that exceeds the size limit of its Box. It wraps ErrTooLarge.
-type TooLargeError struct {
-	// ID identifies the event.
-	ID event.ID
-
-	// Size is the size of the envelope, and Limit the largest allowed size. Both are in bytes.
-	Size, Limit int
-}
-
-func (e *TooLargeError) Error() string {
-	return fmt.Sprintf("%s: event %s has %d bytes, the limit is %d; "+
-		"store the body elsewhere and send a reference, or raise WithMaxSize and the topic's max.message.bytes",
-		ErrTooLarge, e.ID, e.Size, e.Limit)
-}
-
-// Unwrap returns ErrTooLarge.
-func (e *TooLargeError) Unwrap() error { return ErrTooLarge }

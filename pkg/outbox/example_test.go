@@ -12,6 +12,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
 	"github.com/outrelay/outrelay/pkg/event"
+	"github.com/outrelay/outrelay/pkg/memory"
 	"github.com/outrelay/outrelay/pkg/outbox"
 )
 
@@ -78,4 +79,68 @@ func ExampleBox_Append() {
 	// Output:
 	// true
 	// appending to outbox: no running transaction in this context: use the context that the transaction's callback gets
+}
+
+// A middleware that adds a header to each event of the service. The example uses an outbox in memory, which has the
+// same middleware as a Box.
+func ExampleMiddleware() {
+	tenant := func(next outbox.AppendFunc) outbox.AppendFunc {
+		return func(ctx context.Context, ev event.Event) error {
+			return next(ctx, ev.With(event.WithSource("/tenants/7")))
+		}
+	}
+
+	ctx, db := context.Background(), memory.NewDB()
+	box, err := memory.NewOutbox(db, memory.WithMiddleware(tenant)) // in a service: outbox.New(db, outbox.WithMiddleware(tenant))
+	if err != nil {
+		log.Fatal(err)
+	}
+
+	err = db.Transaction(ctx, func(ctx context.Context) error {
+		return box.Append(ctx, event.New(event.Aggregate{Type: "order", ID: "o-1"}, "OrderPlaced", event.Payload{}))
+	})
+	if err != nil {
+		log.Fatal(err)
+	}
+
+	fmt.Println(box.Envelopes()[0].Lookup("source"))
+	// Output: "/tenants/7"
+}
+
+// The reminders that are due in the next week, the earliest first.
+func ExampleBox_Scheduled() {
+	ctx, db := context.Background(), memory.NewDB()
+	box, err := memory.NewOutbox(db) // in a service: outbox.New(db)
+	if err != nil {
+		log.Fatal(err)
+	}
+
+	monday := time.Date(2030, 1, 7, 9, 0, 0, 0, time.UTC)
+	err = db.Transaction(ctx, func(ctx context.Context) error {
+		for _, days := range []int{3, 1, 30} {
+			order := event.New(event.Aggregate{Type: "order", ID: fmt.Sprintf("o-%d", days)}, "PaymentDue", event.Payload{})
+			if _, err := box.Schedule(ctx, monday.AddDate(0, 0, days), order); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		log.Fatal(err)
+	}
+
+	week := outbox.ScheduledQuery{Name: "PaymentDue", From: monday, Before: monday.AddDate(0, 0, 7)}
+	for e, err := range box.Scheduled(ctx, week) {
+		if err != nil {
+			log.Fatal(err)
+		}
+		fmt.Println(e.AggregateID, e.DueAt.Weekday())
+	}
+
+	n, err := box.CancelScheduled(ctx, week)
+	fmt.Println(n, err)
+	// Output:
+	// o-1 Tuesday
+	// o-3 Thursday
+	// 2 <nil>
 }

@@ -1,71 +1,73 @@
 package outbox
 
 import (
-	"fmt"
+	"context"
 	"log/slog"
-	"strings"
 
-	"go.opentelemetry.io/otel/propagation"
-)
-
-// DefaultCollection is the default name of the outbox collection. WithCollection changes it.
-const DefaultCollection = "outbox"
-
-const (
-	// DefaultMaxSize is the default size limit of an envelope in bytes: 900 KiB. This leaves room
-	// for the overhead of a record below Kafka's default limit of 1 MiB. WithMaxSize changes it.
-	DefaultMaxSize = 900 << 10
-
-	// MaxSize is the upper bound of WithMaxSize, in bytes. A change event carries the envelope
-	// inside another document, so a larger envelope may exceed the size limit of MongoDB.
-	MaxSize = 15 << 20
+	"github.com/outrelay/outrelay/internal/appending"
+	"github.com/outrelay/outrelay/pkg/event"
 )
 
 // Option configures a Box. See New.
-type Option func(*settings)
+type Option interface{ applyTo(s *settings) }
 
 type settings struct {
-	collection string
-	maxSize    int
-	plain      bool
-	log        *slog.Logger
-	propagator propagation.TextMapPropagator
+	events appending.Settings
+	plain  bool // events may be appended without a transaction
+	log    *slog.Logger
 }
 
-// WithCollection sets the name of the outbox collection. Defaults to DefaultCollection.
-func WithCollection(name string) Option { return func(s *settings) { s.collection = name } }
+type option func(s *settings)
 
-// WithMaxSize sets the size limit of an envelope in bytes, including all fields and headers.
-// Defaults to DefaultMaxSize. The limit must be between 1 and MaxSize.
-func WithMaxSize(bytes int) Option { return func(s *settings) { s.maxSize = bytes } }
+func (o option) applyTo(s *settings) { o(s) }
+
+// WithCollection sets the name of the outbox collection. Defaults to "outbox".
+func WithCollection(name string) Option {
+	return option(func(s *settings) { s.events.Collection = name })
+}
+
+// WithMaxSize sets the size limit of an envelope in bytes, including all fields and headers. At most
+// 15 MiB. Defaults to 900 KiB, which leaves room for the overhead of a record below Kafka's default
+// limit of 1 MiB.
+func WithMaxSize(bytes int) Option { return option(func(s *settings) { s.events.MaxSize = bytes }) }
 
 // WithoutTransaction allows Append in a context without a transaction. The event is then inserted
 // separately, with majority write concern. If one of several events fails, the events before it
 // stay stored. If the context has a transaction, it is used.
-func WithoutTransaction() Option { return func(s *settings) { s.plain = true } }
+func WithoutTransaction() Option { return option(func(s *settings) { s.plain = true }) }
+
+// WithMiddleware adds middleware. The first one is the outermost.
+func WithMiddleware(ms ...Middleware) Option {
+	return option(func(s *settings) {
+		for _, m := range ms {
+			s.events.Middleware = append(s.events.Middleware, appending.AsMiddleware(m))
+		}
+	})
+}
+
+// WithTraceHeaders sets the function that returns the headers for the trace context of the caller.
+// They are added to each event that does not have them yet. Defaults to the W3C trace context and
+// baggage of OpenTelemetry.
+func WithTraceHeaders(headers func(ctx context.Context) []event.Header) Option {
+	return option(func(s *settings) { s.events.Headers = headers })
+}
 
 // WithLogger sets the logger. A Box logs a warning, once, if a transaction commits with a write
-// concern below majority. A cron.Cron logs its failures. Defaults to slog.Default.
-func WithLogger(log *slog.Logger) Option { return func(s *settings) { s.log = log } }
+// concern below majority. A cron.Cron logs its failures. Payloads and keys are never logged.
+// Defaults to slog.Default.
+func WithLogger(log *slog.Logger) Option { return option(func(s *settings) { s.log = log }) }
 
-// WithPropagator sets the propagator that copies the trace context of the caller into the headers
-// of the event. If p is nil, no trace context is copied. Defaults to W3C trace context and baggage.
-func WithPropagator(p propagation.TextMapPropagator) Option {
-	return func(s *settings) { s.propagator = p }
-}
+// AppendFunc appends one event.
+type AppendFunc func(ctx context.Context, ev event.Event) error
 
-// validate returns the first problem of the options.
-func (s *settings) validate() error {
-	switch {
-	case s.collection == "" || strings.ContainsAny(s.collection, "$\x00") || strings.HasPrefix(s.collection, "system."):
-		return fmt.Errorf("outbox: invalid collection name %q", s.collection)
-	case s.maxSize < 1 || s.maxSize > MaxSize:
-		return fmt.Errorf("outbox: invalid maximum size of %d bytes: it must be between 1 and %d", s.maxSize, MaxSize)
-	case s.log == nil:
-		return fmt.Errorf("outbox: the logger is nil")
-	}
-	return nil
-}
+// Middleware wraps the way of each event into the outbox. It may change the event with Event.With,
+// call next several times with events of different ids, or not call it, which leaves the event out.
+// All events of a call of Append are stored together, after the middleware: next does not store. If
+// the middleware returns an error, Append stores nothing and returns that error.
+//
+// The context of an event is the context of Append, so writes with it are part of the transaction. A
+// Box calls the Middleware itself once for each call of Append.
+type Middleware func(next AppendFunc) AppendFunc
 
 // TransactionOption configures one call of Box.Transaction.
 type TransactionOption interface{ applyTo(s *transactionSettings) }

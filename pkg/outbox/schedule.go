@@ -42,16 +42,20 @@ type ScheduledEvent struct {
 
 // Schedule appends the event for delivery at the time at, which has millisecond precision and
 // refers to the server's clock. If at is in the past, the event is delivered at once. Schedule
-// returns the id of the event, for Cancel and Reschedule. Like Append, it needs a transaction and
-// returns the same errors.
+// returns the id of the event, for Cancel and Reschedule, or the zero id if a middleware has left the
+// event out. Like Append, it needs a transaction and returns the same errors.
 //
 // A scheduled event is not ordered with the other events of its key. It is delivered when it is
 // due.
 func (b *Box) Schedule(ctx context.Context, at time.Time, ev event.Event) (event.ID, error) {
-	if err := b.Append(ctx, ev.With(event.WithDueAt(at))); err != nil {
-		return event.ID{}, err
+	envelopes, err := b.appendEvents(ctx, []event.Event{ev.With(event.WithDueAt(at))})
+	if err != nil {
+		return event.ID{}, fmt.Errorf("appending to %s: %w", b.coll.Name(), err)
 	}
-	return ev.ID(), nil
+	if len(envelopes) == 0 {
+		return event.ID{}, nil
+	}
+	return envelopes[0].ID, nil
 }
 
 // Cancel removes a scheduled event. It returns ErrNotScheduled if the event does not wait any more.
@@ -104,7 +108,7 @@ func (b *Box) Scheduled(ctx context.Context, q ScheduledQuery) iter.Seq2[Schedul
 				page, err = agenda.ReadPage(ctx, b.coll, q.toAgenda(), scheduledPageSize, page.Next)
 			}
 			if err != nil {
-				yield(ScheduledEvent{}, fmt.Errorf("reading scheduled events of %s: %w", b.collection, err))
+				yield(ScheduledEvent{}, fmt.Errorf("reading scheduled events of %s: %w", b.coll.Name(), err))
 				return
 			}
 
@@ -126,7 +130,7 @@ func (b *Box) Scheduled(ctx context.Context, q ScheduledQuery) iter.Seq2[Schedul
 func (b *Box) CancelScheduled(ctx context.Context, q ScheduledQuery) (int64, error) {
 	n, err := b.cancelMatching(ctx, q)
 	if err != nil {
-		return 0, fmt.Errorf("canceling scheduled events of %s: %w", b.collection, err)
+		return 0, fmt.Errorf("canceling scheduled events of %s: %w", b.coll.Name(), err)
 	}
 	return n, nil
 }

@@ -53,7 +53,7 @@ func placeIn(tb testing.TB, db *mongo.Database, opts ...outbox.Option) *place {
 		tb.Fatal(err)
 	}
 
-	return &place{db: db, store: store, box: box, sent: db.Collection(outbox.DefaultCollection)}
+	return &place{db: db, store: store, box: box, sent: db.Collection("outbox")}
 }
 
 func (p *place) registry(tb testing.TB, opts ...saga.Option) *saga.Registry {

@@ -2,6 +2,8 @@ package guard_test
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"log"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
@@ -47,4 +49,22 @@ func ExampleMonitor() {
 		log.Fatal(err)
 	}
 	defer func() { _ = client.Disconnect(context.Background()) }()
+}
+
+// A write without a transaction is rejected before it is sent.
+func ExampleCollection_InsertOne() {
+	ctx := context.Background()
+	client, err := mongo.Connect(options.Client().ApplyURI("mongodb://localhost:27017"))
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer func() { _ = client.Disconnect(ctx) }()
+
+	stock := guard.NewCollection(client.Database("shop").Collection("stock"))
+	_, err = stock.InsertOne(ctx, bson.D{{Key: "_id", Value: "lamp"}})
+	fmt.Println(errors.Is(err, outbox.ErrNoTransaction))
+	fmt.Println(err)
+	// Output:
+	// true
+	// collection stock: no running transaction in this context: use the context that the transaction's callback gets
 }

@@ -1,5 +1,4 @@
-// Package tracecontext adds the trace context of a caller to the headers of events.
-package tracecontext
+package appending
 
 import (
 	"context"
@@ -33,20 +32,19 @@ func (c *carrier) Keys() []string {
 	return keys
 }
 
-// Headers returns the headers that carry the trace context of ctx. There are none if ctx is not traced, or p
-// is nil.
-func Headers(ctx context.Context, p propagation.TextMapPropagator) []event.Header {
-	if p == nil {
-		return nil
-	}
+var w3c = propagation.NewCompositeTextMapPropagator(propagation.TraceContext{}, propagation.Baggage{})
+
+// traceHeaders returns the headers that carry the trace context and the baggage of ctx, in the formats of the
+// W3C. There are none if ctx is not traced.
+func traceHeaders(ctx context.Context) []event.Header {
 	var c carrier
-	p.Inject(ctx, &c)
+	w3c.Inject(ctx, &c)
 	return c
 }
 
-// Add returns ev with the captured headers that ev does not have yet. If ev has a traceparent, Add leaves out
-// the captured tracestate, because it belongs to another trace.
-func Add(ev event.Event, captured []event.Header) event.Event {
+// addHeaders returns ev with the captured headers that ev does not have yet. If ev has a traceparent, it leaves
+// out the captured tracestate, because it belongs to another trace.
+func addHeaders(ev event.Event, captured []event.Header) event.Event {
 	_, own := ev.Header("traceparent")
 	var opts []event.Option
 	for _, h := range captured {
