@@ -58,7 +58,7 @@ func (b *bundle) age(collection string) {
 		ID bson.RawValue  `bson:"_id"`
 		TS bson.Timestamp `bson:"ts"`
 	}
-	waitFor(b.t, "the documents are read", func() bool {
+	waitFor(b.t, "the envelopes are read", func() bool {
 		cur, err := coll.Find(b.t.Context(), bson.D{})
 		if err == nil {
 			err = cur.All(b.t.Context(), &docs)

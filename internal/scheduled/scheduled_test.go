@@ -123,7 +123,7 @@ func (x *taking) end() {
 	<-x.ended
 	ctx, cancel := context.WithTimeout(context.Background(), overdue)
 	defer cancel()
-	_ = x.held.Release(ctx, lease.Checkpoint{})
+	_ = x.held.Release(ctx)
 }
 
 // outlet stands for the dispatcher and Kafka: it keeps what it is given, and answers as it is told.

@@ -19,6 +19,7 @@ import (
 	"github.com/outrelay/outrelay/internal/config"
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/inbox"
+	"github.com/outrelay/outrelay/internal/inbox/mongostore"
 	"github.com/outrelay/outrelay/internal/operators"
 	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/process"
@@ -221,7 +222,7 @@ func (s *scene) ageDelivered() {
 }
 
 func (s *scene) fillInbox() {
-	box, err := inbox.New(s.db)
+	box, err := mongostore.Open(s.db, inbox.Settings{})
 	if err != nil {
 		s.t.Fatal(err)
 	}
@@ -230,7 +231,8 @@ func (s *scene) fillInbox() {
 	}
 
 	for _, id := range []string{"old", "new"} {
-		if err := box.Once(s.t.Context(), "billing/pay", id, func(context.Context) error { return nil }); err != nil {
+		e := inbox.Entry{Key: inbox.Key{Consumer: "billing/pay", ID: id}}
+		if err := box.Once(s.t.Context(), e, func(context.Context) error { return nil }, inbox.OnceConfig{}); err != nil {
 			s.t.Fatal(err)
 		}
 	}

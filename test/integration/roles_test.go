@@ -18,9 +18,9 @@ import (
 	"github.com/outrelay/outrelay/internal/devstack"
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/doctor"
-	"github.com/outrelay/outrelay/internal/inbox"
 	"github.com/outrelay/outrelay/pkg/consumer"
 	"github.com/outrelay/outrelay/pkg/event"
+	"github.com/outrelay/outrelay/pkg/inbox"
 	"github.com/outrelay/outrelay/pkg/outbox"
 	"github.com/outrelay/outrelay/test/kit"
 )
@@ -271,10 +271,10 @@ func checkConsuming(t *testing.T, db *mongo.Database) {
 	if err := box.EnsureIndexes(t.Context()); err != nil {
 		t.Error(err)
 	}
-	if err := box.Once(t.Context(), "payments", "1", func(context.Context) error { return nil }); err != nil {
+	if err := box.Once(t.Context(), inbox.Key{Scope: "payments", ID: "1"}, func(context.Context) error { return nil }); err != nil {
 		t.Error(err)
 	}
-	if err := box.Once(t.Context(), "payments", "1", func(context.Context) error { return nil }); !errors.Is(err, inbox.ErrDuplicate) {
+	if err := box.Once(t.Context(), inbox.Key{Scope: "payments", ID: "1"}, func(context.Context) error { return nil }); !errors.Is(err, inbox.ErrDuplicate) {
 		t.Error(err)
 	}
 
