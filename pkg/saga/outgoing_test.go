@@ -258,7 +258,8 @@ func anyEvent(t *rapid.T) event.Event {
 	text := rapid.StringMatching(`[a-z]{1,8}`)
 	b := rapid.SliceOf(rapid.Byte()).Draw(t, "bytes")
 	payload := rapid.SampledFrom([]event.Payload{
-		{}, event.Bytes("", b), event.Bytes("application/json", b), event.Bytes("text/plain", []byte(text.Draw(t, "text"))),
+		{},
+		event.Bytes("", b), event.Bytes("application/json", b), event.Bytes("text/plain", []byte(text.Draw(t, "text"))),
 		event.Document(bson.D{{Key: "a", Value: text.Draw(t, "value")}}), event.Document(bson.A{int32(1), "x"}),
 	}).Draw(t, "payload")
 	opts := []event.Option{

@@ -20,7 +20,6 @@ func TestServicesLinkFewModules(t *testing.T) {
 		{"./pkg/codec", nil},
 		{"./pkg/outbox", []string{
 			"github.com/google/uuid",
-			"github.com/robfig/cron/v3",
 			"go.opentelemetry.io/otel", "go.opentelemetry.io/otel/trace",
 			"github.com/cespare/xxhash/v2", // of OpenTelemetry
 		}},
