@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/outrelay/outrelay/internal/envelope"
 	"github.com/outrelay/outrelay/internal/outboxes"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
@@ -15,7 +16,6 @@ import (
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/nodes"
 	"github.com/outrelay/outrelay/internal/waiting"
-	"github.com/outrelay/outrelay/pkg/event"
 )
 
 // The entries of the events log for actions on failed envelopes.
@@ -176,7 +176,7 @@ func (w Waiting) applyToCollections(
 		for part := range slices.Chunk(ids, waiting.MaxExceptions) {
 			n, err := mongodb.Majority(coll).CountDocuments(ctx, bson.D{
 				{Key: "_id", Value: bson.D{{Key: "$in", Value: part}}},
-				{Key: "state", Value: event.StateRetry},
+				{Key: "state", Value: envelope.StateRetry},
 				{Key: "attempts", Value: bson.D{{Key: "$gt", Value: 0}}},
 			})
 			if err != nil {

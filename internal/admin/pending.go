@@ -5,13 +5,13 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/outrelay/outrelay/internal/envelope"
 	"github.com/outrelay/outrelay/internal/outboxes"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
 	"github.com/outrelay/outrelay/internal/mongodb"
-	"github.com/outrelay/outrelay/pkg/event"
 )
 
 // PendingTopic counts the envelopes that wait for one topic. An envelope that waits for several
@@ -96,7 +96,7 @@ type waitingPlace struct {
 func (w Waiting) Page(ctx context.Context, f WaitingFilter, limit int, after string) (WaitingPage, error) {
 	page := WaitingPage{Envelopes: []WaitingEnvelope{}}
 	switch f.State {
-	case "", event.StateRetry, event.StateBlocked, event.StateParked:
+	case "", envelope.StateRetry, envelope.StateBlocked, envelope.StateParked:
 	default:
 		return page, invalidRequest("state %q is none of retry, blocked, parked", f.State)
 	}
@@ -219,7 +219,7 @@ func fieldOrNull(field string) bson.D {
 }
 
 func (f WaitingFilter) mongoFilter() bson.D {
-	states := bson.A{event.StateRetry, event.StateBlocked, event.StateParked}
+	states := bson.A{envelope.StateRetry, envelope.StateBlocked, envelope.StateParked}
 	if f.State != "" {
 		states = bson.A{f.State}
 	}

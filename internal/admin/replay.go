@@ -15,10 +15,10 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
+	"github.com/outrelay/outrelay/internal/envelope"
 	"github.com/outrelay/outrelay/internal/lease"
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/outboxes"
-	"github.com/outrelay/outrelay/pkg/event"
 )
 
 // Replays send delivered envelopes again that are still in the outbox.
@@ -146,10 +146,10 @@ func (r Replays) countTargets(ctx context.Context, p *ReplayPlan) error {
 
 		var found int64
 		for _, g := range groups {
-			v := event.View{
+			v := envelope.View{
 				AggregateType: []byte(g.AggregateType),
 				Type:          []byte(g.Type),
-				Partition:     event.AnyPartition,
+				Partition:     envelope.AnyPartition,
 			}
 			if g.Topic != "" {
 				v.Topic = []byte(g.Topic)
@@ -204,7 +204,7 @@ type routedTopics struct {
 
 // routeEnvelope returns the topics of an envelope, restricted to those in only unless only is
 // empty. An envelope that the routing rejects has no topics.
-func (r Replays) routeEnvelope(v *event.View, only []string) routedTopics {
+func (r Replays) routeEnvelope(v *envelope.View, only []string) routedTopics {
 	targets, err := r.op.Router.Route(v, nil)
 	if err != nil {
 		return routedTopics{}

@@ -7,6 +7,7 @@ import (
 	"math"
 	"time"
 
+	"github.com/outrelay/outrelay/internal/envelope"
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/outboxes"
 
@@ -14,7 +15,6 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 
 	"github.com/outrelay/outrelay/internal/retry"
-	"github.com/outrelay/outrelay/pkg/event"
 )
 
 // Bounds of a replay.
@@ -237,8 +237,8 @@ func (u *replayRun) nextBatchSize() int {
 // buildRequeue returns the write that queues an envelope. It returns false for an envelope that
 // cannot be sent: the replay would only create a dead letter.
 func (u *replayRun) buildRequeue(raw bson.Raw) (requeue, bool) {
-	var v event.View
-	if event.Parse(raw, &v) != nil {
+	var v envelope.View
+	if envelope.Parse(raw, &v) != nil {
 		return requeue{}, false
 	}
 	if v.HasExpiresAt && v.ExpiresAt <= time.Now().Add(u.skew).UnixMilli() {

@@ -10,9 +10,9 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
+	"github.com/outrelay/outrelay/internal/envelope"
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/outboxes"
-	"github.com/outrelay/outrelay/pkg/event"
 )
 
 // The states of a replay.
@@ -284,7 +284,7 @@ func (r *replayStore) Outstanding(ctx context.Context, id string, ns string, lim
 	var server mongo.ServerError
 	if errors.As(err, &server) && server.HasErrorCode(codeBadValue) {
 		mine = append(mine,
-			bson.E{Key: "state", Value: bson.D{{Key: "$in", Value: bson.A{event.StateRetry, event.StateBlocked, event.StateParked}}}})
+			bson.E{Key: "state", Value: bson.D{{Key: "$in", Value: bson.A{envelope.StateRetry, envelope.StateBlocked, envelope.StateParked}}}})
 		n, err = mongodb.Majority(coll).CountDocuments(ctx, mine, options.Count().SetLimit(max(limit, 1)))
 	}
 	if err != nil {

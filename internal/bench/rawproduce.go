@@ -14,8 +14,8 @@ import (
 	"github.com/segmentio/kafka-go/protocol/rawproduce"
 
 	"github.com/outrelay/outrelay/internal/kafkawire/batch"
+	"github.com/outrelay/outrelay/internal/keyhash"
 	"github.com/outrelay/outrelay/internal/record"
-	"github.com/outrelay/outrelay/pkg/event"
 )
 
 // rawProduce encodes the same records as the relay and sends them. Each broker has one request in flight,
@@ -208,7 +208,7 @@ func (r *rawProduce) fill(ctx context.Context) {
 	rec := record.Record{Headers: []record.Header{{Key: []byte("id"), Value: make([]byte, 36)}}}
 	for i := range r.Events {
 		rec.Key, rec.Value, rec.TimeMS = r.keys[i%keyCount], r.payloads[i&255], time.Now().UnixMilli()
-		p := int32(event.Murmur2(rec.Key)&0x7fffffff) % partitions
+		p := int32(keyhash.Murmur2(rec.Key)&0x7fffffff) % partitions
 		f := where[p]
 
 		size := batch.Size(&rec)

@@ -8,8 +8,9 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
+	"github.com/outrelay/outrelay/internal/envelope"
+	"github.com/outrelay/outrelay/internal/keyhash"
 	"github.com/outrelay/outrelay/internal/mongodb"
-	"github.com/outrelay/outrelay/pkg/event"
 )
 
 // Editable returns the names of the envelope fields that an edit may set or remove.
@@ -104,12 +105,12 @@ func (e Edit) applyTo(raw bson.Raw) (bson.Raw, error) {
 
 // updateSlot returns the envelope with the slot of its ordering key (N28).
 func updateSlot(raw bson.Raw) (bson.Raw, error) {
-	var v event.View
-	if err := event.Parse(raw, &v); err != nil {
+	var v envelope.View
+	if err := envelope.Parse(raw, &v); err != nil {
 		// buildEnvelope parses the envelope again, and reports the error with the id of the letter.
 		return raw, nil
 	}
-	slot := event.Slot(v.OrderingKey())
+	slot := keyhash.Slot(v.OrderingKey())
 	if v.Slot == slot {
 		return raw, nil
 	}

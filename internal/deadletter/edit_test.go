@@ -8,8 +8,9 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 
+	"github.com/outrelay/outrelay/internal/envelope"
+	"github.com/outrelay/outrelay/internal/keyhash"
 	"github.com/outrelay/outrelay/internal/mongodb"
-	"github.com/outrelay/outrelay/pkg/event"
 )
 
 func (b *bench) edit(id ID, e Edit) (int32, error) {
@@ -67,14 +68,14 @@ func TestEditAndRequeue(t *testing.T) {
 		t.Fatalf("edit: got %d, %v, want 1", delivery, err)
 	}
 	raw := b.stored("x")
-	var v event.View
-	if err := event.Parse(raw, &v); err != nil {
+	var v envelope.View
+	if err := envelope.Parse(raw, &v); err != nil {
 		t.Fatalf("%s: %v", raw, err)
 	}
 	if string(v.Payload) != "new" || string(v.Key) != "k" || string(v.Topic) != "t" || v.ContentType != nil {
 		t.Errorf("the edited fields: %s", raw)
 	}
-	if v.Slot != event.Slot([]byte("k")) || string(v.State) != "retry" || v.Delivery != 1 || string(v.Pos) != "8265" {
+	if v.Slot != keyhash.Slot([]byte("k")) || string(v.State) != "retry" || v.Delivery != 1 || string(v.Pos) != "8265" {
 		t.Errorf("the fields of the relay: %s", raw)
 	}
 	if sub, _ := raw.Lookup("payload").Binary(); sub != 0x80 {
@@ -121,11 +122,11 @@ func TestALetterWithoutABodyGetsOneByAnEdit(t *testing.T) {
 		}
 
 		raw := b.stored(b.id(letter, 0).Text())
-		var v event.View
-		if err := event.Parse(raw, &v); err != nil {
+		var v envelope.View
+		if err := envelope.Parse(raw, &v); err != nil {
 			t.Errorf("%s: %v", raw, err)
 		}
-		if string(v.OrderingKey()) != "9" || string(v.Type) != "T" || v.Slot != event.Slot([]byte("9")) ||
+		if string(v.OrderingKey()) != "9" || string(v.Type) != "T" || v.Slot != keyhash.Slot([]byte("9")) ||
 			v.PayloadType != byte(bson.TypeEmbeddedDocument) {
 			t.Errorf("the edited envelope: %s", raw)
 		}

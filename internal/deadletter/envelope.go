@@ -8,8 +8,8 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 
+	"github.com/outrelay/outrelay/internal/envelope"
 	"github.com/outrelay/outrelay/internal/outboxes"
-	"github.com/outrelay/outrelay/pkg/event"
 )
 
 // maxEnvelopeBytes is the size limit of a document, less the bytes that a requeue adds to an
@@ -38,8 +38,8 @@ func (b envelopeBuilder) buildEnvelope(d *Dead, delivery int32) (bson.D, error) 
 	if defect := describeDefect(d.Envelope); defect != "" {
 		return nil, &RefusedError{d.ID, defect + "; edit it"}
 	}
-	var v event.View
-	if err := event.Parse(d.Envelope, &v); err != nil {
+	var v envelope.View
+	if err := envelope.Parse(d.Envelope, &v); err != nil {
 		return nil, &RefusedError{d.ID, err.Error() + "; edit it"}
 	}
 
@@ -57,7 +57,7 @@ func (b envelopeBuilder) buildEnvelope(d *Dead, delivery int32) (bson.D, error) 
 	}
 	doc = append(doc,
 		bson.E{Key: "ts", Value: bson.Timestamp{}},
-		bson.E{Key: "state", Value: event.StateRetry},
+		bson.E{Key: "state", Value: envelope.StateRetry},
 		bson.E{Key: "attempts", Value: int32(0)},
 		bson.E{Key: "nextAt", Value: bson.NewDateTimeFromTime(b.now)},
 		bson.E{Key: "pos", Value: d.exceptionPosition(v.TS)},
@@ -75,7 +75,7 @@ func (b envelopeBuilder) buildEnvelope(d *Dead, delivery int32) (bson.D, error) 
 }
 
 // copyFields returns the fields of the envelope that a requeue keeps.
-func copyFields(d *Dead, v *event.View, expired bool) (bson.D, error) {
+func copyFields(d *Dead, v *envelope.View, expired bool) (bson.D, error) {
 	elems, err := d.Envelope.Elements()
 	if err != nil {
 		return nil, fmt.Errorf("reading the envelope of %s: %w", d.ID, err)

@@ -12,17 +12,18 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
+	"github.com/outrelay/outrelay/internal/envelope"
+	"github.com/outrelay/outrelay/internal/keyhash"
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/record"
-	"github.com/outrelay/outrelay/pkg/event"
 )
 
 func (b *bench) ns() string { return b.db.Name() + ".outbox" }
 
 func (b *bench) desk() Desk { return NewDesk(b.db, "orders", "ann") }
 
-// good inserts an envelope that event.Parse accepts, with the fields that an insert sets, and
+// good inserts an envelope that envelope.Parse accepts, with the fields that an insert sets, and
 // returns its letter.
 func (b *bench) good(id any, fields ...bson.E) Letter {
 	b.t.Helper()
@@ -31,7 +32,7 @@ func (b *bench) good(id any, fields ...bson.E) Letter {
 		{Key: "type", Value: "OrderPlaced"},
 		{Key: "payload", Value: bson.Binary{Data: []byte{1, 0, 2}}},
 		{Key: "ts", Value: bson.Timestamp{T: 5, I: 6}},
-		{Key: "slot", Value: event.Slot([]byte("7"))},
+		{Key: "slot", Value: keyhash.Slot([]byte("7"))},
 	}, fields...)...)
 }
 
@@ -123,7 +124,7 @@ func TestN18_ARequeueIsTheNextDeliveryOfTheSameEnvelope(t *testing.T) {
 		doc.ReplayOf != "dead:"+b.ns()+"/"+oid.Hex()+"/2" {
 		t.Errorf("the fields of the new delivery: %s", raw)
 	}
-	if doc.Key != "7" || doc.Own != "kept" || doc.Slot != event.Slot([]byte("7")) ||
+	if doc.Key != "7" || doc.Own != "kept" || doc.Slot != keyhash.Slot([]byte("7")) ||
 		!bytes.Equal(doc.Payload.Data, []byte{1, 0, 2}) || doc.ScheduledFor.UnixMilli() != 77 {
 		t.Errorf("the kept fields: %s", raw)
 	}
@@ -135,8 +136,8 @@ func TestN18_ARequeueIsTheNextDeliveryOfTheSameEnvelope(t *testing.T) {
 			t.Errorf("field %s is left: %s", dropped, v)
 		}
 	}
-	var v event.View
-	if err := event.Parse(raw, &v); err != nil || string(v.OrderingKey()) != "7" || v.Delivery != 3 {
+	var v envelope.View
+	if err := envelope.Parse(raw, &v); err != nil || string(v.OrderingKey()) != "7" || v.Delivery != 3 {
 		t.Errorf("the parsed envelope: key %s, delivery %d, %v", v.OrderingKey(), v.Delivery, err)
 	}
 

@@ -9,7 +9,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
 	"github.com/outrelay/outrelay/internal/demo/check"
-	"github.com/outrelay/outrelay/pkg/event"
+	"github.com/outrelay/outrelay/internal/envelope"
 )
 
 // deliverAll plays relay and consumer: what is in the collection, in the order of its server stamps.
@@ -20,11 +20,11 @@ func deliverAll(t *testing.T, coll *mongo.Collection, c *check.Checker) {
 		t.Fatal(err)
 	}
 	for offset := int64(0); cur.Next(t.Context()); offset++ {
-		var v event.View
-		if err := event.Parse(cur.Current, &v); err != nil {
+		var v envelope.View
+		if err := envelope.Parse(cur.Current, &v); err != nil {
 			t.Fatal(err)
 		}
-		value, err := event.AppendPayload(nil, &v)
+		value, err := envelope.AppendPayload(nil, &v)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/outrelay/outrelay/internal/envelope"
 	"github.com/outrelay/outrelay/internal/outboxes"
 
 	"github.com/google/uuid"
@@ -16,7 +17,6 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
 	"github.com/outrelay/outrelay/internal/devstack"
-	"github.com/outrelay/outrelay/pkg/event"
 	"github.com/outrelay/outrelay/pkg/outbox"
 )
 
@@ -147,7 +147,7 @@ func (o *oldEnvelopes) insertOld(ctx context.Context) error {
 		default:
 			doc = append(doc,
 				bson.E{Key: "ts", Value: o.stampOf(i)},
-				bson.E{Key: "state", Value: event.StateRetry},
+				bson.E{Key: "state", Value: envelope.StateRetry},
 				bson.E{Key: "nextAt", Value: later},
 				bson.E{Key: "seal", Value: seal})
 		}

@@ -14,8 +14,8 @@ import (
 
 	"github.com/outrelay/outrelay/internal/demo/check"
 	"github.com/outrelay/outrelay/internal/devstack"
+	"github.com/outrelay/outrelay/internal/envelope"
 	"github.com/outrelay/outrelay/pkg/event"
-	"github.com/outrelay/outrelay/pkg/outbox"
 )
 
 var retryScenario = Scenario{
@@ -108,7 +108,7 @@ func (s *stage) missTopic(ctx context.Context, others *load, f *RetryFinding) er
 	}
 	s.printEvent("%d events/s for the topic %s, which does not exist", rate, s.names.topicName(missing))
 
-	parked := stateIs(event.StateParked)
+	parked := stateIs(envelope.StateParked)
 	updateParked := func() bool {
 		f.Parked = max(f.Parked, s.countEnvelopes(ctx, parked))
 		return f.Parked > 0
@@ -169,7 +169,7 @@ func (s *stage) refuseRecords(ctx context.Context, f *RetryFinding) error {
 		return err
 	}
 	updateBlocked := func() bool {
-		f.Blocked = max(f.Blocked, s.countEnvelopes(ctx, stateIs(event.StateBlocked)))
+		f.Blocked = max(f.Blocked, s.countEnvelopes(ctx, stateIs(envelope.StateBlocked)))
 		return f.Blocked > 0
 	}
 	if err := s.awaitCondition(ctx, "later events of these keys wait", patience, updateBlocked); err != nil {
@@ -187,7 +187,7 @@ func (s *stage) refuseRecords(ctx context.Context, f *RetryFinding) error {
 	s.printEvent("Kafka rejected the first events of %d keys, and accepts them now. "+
 		"Later events of these keys wait, events of other keys do not", f.Refused)
 
-	waiting := func() bool { return s.countEnvelopes(ctx, stateIs(event.StateRetry)) > 0 }
+	waiting := func() bool { return s.countEnvelopes(ctx, stateIs(envelope.StateRetry)) > 0 }
 	err = s.awaitCondition(ctx, "events of other keys are delivered", patience, func() bool {
 		updateBlocked()
 		return w.countOf("free") == heldKeys*laterEvents || !waiting()
@@ -238,7 +238,7 @@ func (s *stage) refuseFirst(ctx context.Context) (held []string, _ error) {
 		what := fmt.Sprintf("Kafka rejects or accepts the first events of %d keys", len(keys))
 		err := s.awaitCondition(ctx, what, patience, func() bool {
 			var retried []string
-			err := s.outboxCollection().Distinct(ctx, "key", stateIs(event.StateRetry)).Decode(&retried)
+			err := s.outboxCollection().Distinct(ctx, "key", stateIs(envelope.StateRetry)).Decode(&retried)
 			if err == nil {
 				for _, k := range retried {
 					refused[k] = true
@@ -312,8 +312,8 @@ func (s *stage) appendKey(ctx context.Context, key string, n int) error {
 		events = append(events, event.New(refusing, key, "PaymentMade", payload, event.WithID(id)))
 	}
 
-	err := outbox.Transaction(ctx, s.client, func(ctx context.Context) error {
-		return s.service.box.AppendMany(ctx, events)
+	err := s.service.box.Transaction(ctx, func(ctx context.Context) error {
+		return s.service.box.Append(ctx, events...)
 	})
 	if err != nil {
 		return fmt.Errorf("appending events of one key: %w", err)

@@ -16,8 +16,8 @@ import (
 
 	"github.com/outrelay/outrelay/internal/demo/check"
 	"github.com/outrelay/outrelay/internal/devstack"
+	"github.com/outrelay/outrelay/internal/envelope"
 	"github.com/outrelay/outrelay/internal/record"
-	"github.com/outrelay/outrelay/pkg/event"
 )
 
 // What needs no server: the scenarios themselves run in test/integration.
@@ -93,8 +93,8 @@ func TestPoisonIsPoisonous(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		var v event.View
-		err = event.Parse(raw, &v)
+		var v envelope.View
+		err = envelope.Parse(raw, &v)
 		var refused *record.Refusal
 		switch errors.As(err, &refused); {
 		case p.class == record.Malformed && (refused == nil || refused.Class != record.Malformed):
@@ -113,8 +113,8 @@ func TestPoisonIsPoisonous(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var v event.View
-	if err := event.Parse(good, &v); err != nil {
+	var v envelope.View
+	if err := envelope.Parse(good, &v); err != nil {
 		t.Errorf("without its poison it is not good: %v", err)
 	}
 }

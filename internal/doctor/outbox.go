@@ -13,13 +13,13 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
 	"github.com/outrelay/outrelay/internal/admin"
+	"github.com/outrelay/outrelay/internal/envelope"
 	"github.com/outrelay/outrelay/internal/lease"
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/record"
 	"github.com/outrelay/outrelay/internal/slot"
 	"github.com/outrelay/outrelay/internal/slots"
-	"github.com/outrelay/outrelay/pkg/event"
 )
 
 // The bounds of a check. A pattern may match a thousand outboxes of tenants, which are alike.
@@ -185,7 +185,7 @@ func (x *examination) sampleOutbox(ctx context.Context, o outboxes.Outbox, refus
 
 	defer func() { _ = cur.Close(context.WithoutCancel(ctx)) }()
 	for cur.Next(ctx) {
-		v := event.View{Partition: event.AnyPartition}
+		v := envelope.View{Partition: envelope.AnyPartition}
 		text := func(field string) []byte {
 			s, _ := cur.Current.Lookup(field).StringValueOK()
 			return []byte(s)

@@ -168,7 +168,7 @@ func (m *roleMaker) schedulerRole() Role {
 	r := Role{Name: m.who.Prefix + "Scheduler", For: "a service that schedules, cancels or repeats events, beside " + m.who.Prefix + "Service"}
 	r.Privileges = m.onOutboxes(sameName, "what waits is found, moved and cancelled", "find", "update", "remove")
 	r.Privileges = addPrivileges(r.Privileges,
-		m.onOutboxes(func(coll string) string { return coll + "_cron" }, "the entries of outbox.Cron", readWrite...)...)
+		m.onOutboxes(func(coll string) string { return coll + "_cron" }, "the entries of outbox/cron", readWrite...)...)
 	return r
 }
 
@@ -187,7 +187,8 @@ func (m *roleMaker) consumerRole() Role {
 		}
 
 		r.Privileges = addPrivileges(r.Privileges,
-			Privilege{Resource: resourceOf(db, consumer.DefaultLetters), Actions: slices.Concat(readWrite, schema, []string{"collMod"}), Why: "messages that could not be handled"})
+			Privilege{Resource: resourceOf(db, consumer.DefaultLetters), Actions: slices.Concat(readWrite, schema, []string{"collMod"}), Why: "messages that could not be handled"},
+			Privilege{Resource: resourceOf(db, consumer.DefaultWaiting), Actions: slices.Concat(readWrite, schema), Why: "messages that wait for a retry"})
 		for _, coll := range append(slices.Clone(m.who.Sagas), saga.DefaultTypes) {
 			if len(m.who.Sagas) > 0 {
 				r.Privileges = addPrivileges(r.Privileges,

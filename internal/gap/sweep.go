@@ -1,11 +1,12 @@
 package gap
 
 import (
+	"bytes"
 	"cmp"
-	"container/heap"
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
@@ -143,7 +144,7 @@ func (s *Sweep) Run(ctx context.Context) (Result, error) {
 type sweepRun struct {
 	*Sweep
 	Result
-	heap          sourceHeap
+	sources       []*source // that have a next envelope, ordered by compareSources
 	deliveredUpTo bson.Timestamp
 	sinceReached  int // envelopes since the last call of Reached
 }
@@ -152,7 +153,7 @@ type sweepRun struct {
 // order of their stamps.
 func (r *sweepRun) sweepAll(ctx context.Context) error {
 	defer func() {
-		for _, s := range r.heap {
+		for _, s := range r.sources {
 			s.closeCursor(ctx)
 		}
 	}()
@@ -175,8 +176,8 @@ func (r *sweepRun) sweepAll(ctx context.Context) error {
 	}
 
 	r.deliveredUpTo = r.LowerBound()
-	for len(r.heap) > 0 {
-		s := r.heap[0]
+	for len(r.sources) > 0 {
+		s := r.sources[0]
 		if err := r.reportReached(ctx, s.ts); err != nil {
 			return err
 		}
@@ -187,14 +188,9 @@ func (r *sweepRun) sweepAll(ctx context.Context) error {
 			return err
 		}
 
-		more, err := r.nextDocument(ctx, s)
-		if err != nil {
+		r.sources = slices.Delete(r.sources, 0, 1)
+		if err := r.addSource(ctx, s); err != nil {
 			return err
-		}
-		if more {
-			heap.Fix(&r.heap, 0)
-		} else {
-			heap.Pop(&r.heap)
 		}
 	}
 	return nil
@@ -246,11 +242,12 @@ func (r *sweepRun) sweepUnstamped(ctx context.Context, c outboxes.Outbox) error 
 	}
 }
 
-// addSource adds s to the heap unless it is empty.
+// addSource moves s to its next document and adds it to the sources, unless it has ended.
 func (r *sweepRun) addSource(ctx context.Context, s *source) error {
 	more, err := r.nextDocument(ctx, s)
 	if more {
-		heap.Push(&r.heap, s)
+		i, _ := slices.BinarySearchFunc(r.sources, s, compareSources)
+		r.sources = slices.Insert(r.sources, i, s)
 	}
 	return err
 }
@@ -333,26 +330,8 @@ func (r *sweepRun) readClusterTime(ctx context.Context) (at bson.Timestamp, err 
 	return at, err
 }
 
-// sourceHeap orders sources by the stamp of their next envelope, and equal stamps by name, so that a
-// repeated sweep has the same order.
-type sourceHeap []*source
-
-func (m sourceHeap) Len() int { return len(m) }
-func (m sourceHeap) Less(i, j int) bool {
-	if c := m[i].ts.Compare(m[j].ts); c != 0 {
-		return c < 0
-	}
-	if a, b := string(m[i].db), string(m[j].db); a != b {
-		return a < b
-	}
-	return string(m[i].name) < string(m[j].name)
-}
-func (m sourceHeap) Swap(i, j int) { m[i], m[j] = m[j], m[i] }
-func (m *sourceHeap) Push(x any)   { *m = append(*m, x.(*source)) }
-func (m *sourceHeap) Pop() any {
-	old := *m
-	s := old[len(old)-1]
-	old[len(old)-1] = nil
-	*m = old[:len(old)-1]
-	return s
+// compareSources orders sources by the stamp of their next envelope, and equal stamps by name, so that
+// a repeated sweep has the same order.
+func compareSources(a, b *source) int {
+	return cmp.Or(a.ts.Compare(b.ts), bytes.Compare(a.db, b.db), bytes.Compare(a.name, b.name))
 }

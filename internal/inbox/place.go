@@ -3,7 +3,7 @@ package inbox
 import (
 	"strconv"
 
-	"github.com/outrelay/outrelay/pkg/event"
+	"github.com/outrelay/outrelay/internal/keyhash"
 )
 
 // Lanes is the number of lanes of a partition. It never changes: each lane has its own watermark,
@@ -32,12 +32,11 @@ func Lane(key []byte, offset int64) int32 {
 
 	// 2³² / φ: the top bits of the product depend on all bits of the hash.
 	const golden = 0x9e3779b1
-	return int32(event.Murmur2(key) * golden >> 28)
+	return int32(keyhash.Murmur2(key) * golden >> 28)
 }
 
 // PlaceID returns the identity of a record without an id: "topic/partition/offset". An entry whose
-// id is the PlaceID of its place needs only the watermark and gets no marker, unless the identity
-// is IDOnly.
+// id is the PlaceID of its place needs only the watermark and gets no marker.
 func PlaceID(topic string, partition int32, offset int64) string {
 	b := make([]byte, 0, len(topic)+24)
 	b = append(b, topic...)

@@ -13,8 +13,8 @@ import (
 
 	"github.com/outrelay/outrelay/internal/kafkawire/batch"
 	"github.com/outrelay/outrelay/internal/kafkawire/reply"
+	"github.com/outrelay/outrelay/internal/keyhash"
 	"github.com/outrelay/outrelay/internal/record"
-	"github.com/outrelay/outrelay/pkg/event"
 )
 
 var errUnknownBroker = errors.New("the broker is not in the cluster's metadata")
@@ -300,5 +300,5 @@ func (c *Client) Publish(
 
 // ChoosePartition returns the partition that a key hashes to, as in Kafka's Java client.
 func ChoosePartition(key []byte, partitions int32) int32 {
-	return int32(event.Murmur2(key)&0x7fffffff) % partitions
+	return int32(keyhash.Murmur2(key)&0x7fffffff) % partitions
 }

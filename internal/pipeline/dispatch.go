@@ -22,9 +22,9 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/outrelay/outrelay/internal/envelope"
 	"github.com/outrelay/outrelay/internal/record"
 	"github.com/outrelay/outrelay/internal/watermark"
-	"github.com/outrelay/outrelay/pkg/event"
 	"github.com/outrelay/outrelay/resume"
 )
 
@@ -269,7 +269,7 @@ func (d *Dispatcher) Deliver(ctx context.Context, item *Item) error {
 	d.followers.trackEnvelope(ticket, item)
 
 	d.heldScratch = d.heldScratch[:0]
-	heldState := event.StateBlocked
+	heldState := envelope.StateBlocked
 	for i := range item.Records {
 		rec := &item.Records[i]
 		err := d.sink.Send(rec, ticket)
@@ -282,7 +282,7 @@ func (d *Dispatcher) Deliver(ctx context.Context, item *Item) error {
 		if parked || errors.Is(err, record.ErrBlocked) {
 			d.heldScratch = append(d.heldScratch, i)
 			if parked {
-				heldState = event.StateParked
+				heldState = envelope.StateParked
 			}
 			continue
 		}

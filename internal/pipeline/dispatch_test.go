@@ -10,8 +10,8 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.uber.org/goleak"
 
+	"github.com/outrelay/outrelay/internal/envelope"
 	"github.com/outrelay/outrelay/internal/record"
-	"github.com/outrelay/outrelay/pkg/event"
 	"github.com/outrelay/outrelay/resume"
 )
 
@@ -289,7 +289,7 @@ func TestN17_ARefusalThatWantsARetryHoldsTheWatermarkUntilItIsRecorded(t *testin
 	if p, _ := d.Reached(); p.ClusterTime.T != 2 {
 		t.Fatal("the watermark stays although the retry is recorded")
 	}
-	if e := m.got[0]; e.State != event.StateRetry || e.Pending[0] != "a" {
+	if e := m.got[0]; e.State != envelope.StateRetry || e.Pending[0] != "a" {
 		t.Fatalf("recorded %+v, want a retry for topic a", e)
 	}
 }

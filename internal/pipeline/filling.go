@@ -6,10 +6,10 @@ import (
 	"time"
 
 	"github.com/outrelay/outrelay/internal/changestream"
+	"github.com/outrelay/outrelay/internal/envelope"
 	"github.com/outrelay/outrelay/internal/record"
 	"github.com/outrelay/outrelay/internal/routing"
 	"github.com/outrelay/outrelay/internal/tracing"
-	"github.com/outrelay/outrelay/pkg/event"
 )
 
 // recordBuilder builds the records of an envelope. It must be used by one goroutine at a time. It
@@ -17,7 +17,7 @@ import (
 type recordBuilder struct {
 	router  *routing.Router
 	filler  *routing.Filler
-	view    event.View // the envelope
+	view    envelope.View // the envelope
 	meta    routing.Meta
 	targets []routing.Target
 	seal    []byte // of the state database, see [outboxes.Registry.Seal]
@@ -52,7 +52,7 @@ func (b *recordBuilder) checkSeal() error { return checkSeal(&b.view, b.seal) }
 
 // checkSeal returns a *record.Refusal if the envelope has a field of the relay that neither a relay
 // nor an operator wrote. They write their seal with such fields.
-func checkSeal(v *event.View, seal []byte) error {
+func checkSeal(v *envelope.View, seal []byte) error {
 	if v.RelayOwned == nil || bytes.Equal(v.Seal, seal) {
 		return nil
 	}

@@ -8,8 +8,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/outrelay/outrelay/internal/envelope"
 	"github.com/outrelay/outrelay/internal/record"
-	"github.com/outrelay/outrelay/pkg/event"
 )
 
 // followerLog is a Follower that keeps what it hears.
@@ -54,7 +54,7 @@ func TestAFollowerHearsOfEachRecordOnce(t *testing.T) {
 	d.Withdrawn([]record.Withdrawn{{Ticket: 0, Topic: "late", Refusal: &record.Refusal{Class: record.RecordRefused}}})
 	recordQueued(t, d, m)
 	slices.Sort(one.list)
-	want := []string{"a/2@40", "bad message_too_large true", "late record_refused true", "parked " + event.StateParked + " false"}
+	want := []string{"a/2@40", "bad message_too_large true", "late record_refused true", "parked " + envelope.StateParked + " false"}
 	if diff := cmp.Diff(want, one.list); diff != "" {
 		t.Error(diff)
 	}

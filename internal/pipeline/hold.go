@@ -4,9 +4,9 @@ import (
 	"errors"
 	"sync"
 
+	"github.com/outrelay/outrelay/internal/envelope"
 	"github.com/outrelay/outrelay/internal/record"
 	"github.com/outrelay/outrelay/internal/watermark"
-	"github.com/outrelay/outrelay/pkg/event"
 )
 
 var _ record.Holder = (*Dispatcher)(nil)
@@ -134,11 +134,11 @@ func (d *Dispatcher) Withdrawn(list []record.Withdrawn) {
 		e.Key = string(w.Key)
 		switch {
 		case w.Refusal != nil:
-			e.State = event.StateRetry
+			e.State = envelope.StateRetry
 		case errors.Is(w.Held, record.ErrParked):
-			e.State = event.StateParked
+			e.State = envelope.StateParked
 		default:
-			e.State = event.StateBlocked
+			e.State = envelope.StateBlocked
 		}
 		d.queueException(e, Gate{string(w.NS), w.Topic, e.Key})
 	}

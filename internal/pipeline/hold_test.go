@@ -7,8 +7,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/outrelay/outrelay/internal/envelope"
 	"github.com/outrelay/outrelay/internal/record"
-	"github.com/outrelay/outrelay/pkg/event"
 )
 
 func itemWithKey(key string, topics ...string) *Item {
@@ -28,7 +28,7 @@ func TestN11_OnlyTheParkedTargetIsPending(t *testing.T) {
 	}
 	<-s.got
 	recordQueued(t, d, m)
-	if e := m.got[0]; e.State != event.StateParked || !slices.Equal(e.Pending, []string{"away"}) || e.Key != "k" || e.Pos != "82" {
+	if e := m.got[0]; e.State != envelope.StateParked || !slices.Equal(e.Pending, []string{"away"}) || e.Key != "k" || e.Pos != "82" {
 		t.Fatalf("recorded %+v, want parked for topic away", e)
 	}
 	if n, _ := d.Unresolved(); n != 1 {
@@ -62,7 +62,7 @@ func TestN15_AGateOpensAtZeroAndConcernsItsKeyAlone(t *testing.T) {
 	for _, e := range m.got {
 		states = append(states, e.State)
 	}
-	if !slices.Equal(states, []string{event.StateRetry, event.StateBlocked, event.StateBlocked}) {
+	if !slices.Equal(states, []string{envelope.StateRetry, envelope.StateBlocked, envelope.StateBlocked}) {
 		t.Fatalf("recorded %v, want one retry and two behind it", states)
 	}
 	for left := 3; left > 0; left-- {

@@ -5,11 +5,11 @@ import (
 	"slices"
 	"sync"
 
+	"github.com/outrelay/outrelay/internal/envelope"
 	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/record"
 	"github.com/outrelay/outrelay/internal/routing"
 	"github.com/outrelay/outrelay/internal/waiting"
-	"github.com/outrelay/outrelay/pkg/event"
 )
 
 // Outlet publishes envelopes that come from the collections instead of the stream. It implements
@@ -39,7 +39,7 @@ func (o *Outlet) Publish(
 ) error {
 	w := o.pool.Get().(*outgoing)
 	defer o.pool.Put(w)
-	if err := event.Parse(e.Raw, &w.view); err != nil {
+	if err := envelope.Parse(e.Raw, &w.view); err != nil {
 		return err
 	}
 	if err := w.checkSeal(); err != nil {
@@ -78,13 +78,13 @@ func (o *Outlet) Publish(
 }
 
 // CheckEnvelope implements waiting.Exceptions.Check.
-func (o *Outlet) CheckEnvelope(v *event.View) error { return checkSeal(v, o.Seal) }
+func (o *Outlet) CheckEnvelope(v *envelope.View) error { return checkSeal(v, o.Seal) }
 
 // RouteTopics returns the topics of an envelope that does not list its targets.
 func (o *Outlet) RouteTopics(e *outboxes.Envelope) ([]string, error) {
 	w := o.pool.Get().(*outgoing)
 	defer o.pool.Put(w)
-	if err := event.Parse(e.Raw, &w.view); err != nil {
+	if err := envelope.Parse(e.Raw, &w.view); err != nil {
 		return nil, err
 	}
 	if err := w.checkSeal(); err != nil {
@@ -115,7 +115,7 @@ func (o *Outlet) AckFound(e *outboxes.Envelope, topics []string, answer func(rec
 // nil. The records have the right identities and targets, but neither values nor headers. It
 // returns false if the envelope has no records.
 func (w *outgoing) buildIdentities(o *Outlet, e *outboxes.Envelope, topics []string) bool {
-	if event.Parse(e.Raw, &w.view) != nil || w.checkSeal() != nil {
+	if envelope.Parse(e.Raw, &w.view) != nil || w.checkSeal() != nil {
 		return false
 	}
 

@@ -9,9 +9,9 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 
 	"github.com/outrelay/outrelay/internal/changestream"
+	"github.com/outrelay/outrelay/internal/envelope"
 	"github.com/outrelay/outrelay/internal/gap"
 	"github.com/outrelay/outrelay/internal/record"
-	"github.com/outrelay/outrelay/pkg/event"
 	"github.com/outrelay/outrelay/resume"
 )
 
@@ -267,7 +267,7 @@ func (p *Pump) fillItem(item *Item) error {
 		return &record.Refusal{Class: record.Malformed, Reason: string(p.ev.Note)}
 	}
 
-	if err := event.Parse(p.ev.Document, &p.view); err != nil {
+	if err := envelope.Parse(p.ev.Document, &p.view); err != nil {
 		return err
 	}
 	if p.ownedByReconciler() {

@@ -8,8 +8,8 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 
+	"github.com/outrelay/outrelay/internal/envelope"
 	"github.com/outrelay/outrelay/internal/record"
-	"github.com/outrelay/outrelay/pkg/event"
 )
 
 var (
@@ -33,7 +33,7 @@ type cloudEvents struct {
 	source     []byte // of envelopes without a source; nil is the path of the collection
 }
 
-func (c *cloudEvents) addTo(f *Filler, v *event.View, m *Meta, rec *record.Record) {
+func (c *cloudEvents) addTo(f *Filler, v *envelope.View, m *Meta, rec *record.Record) {
 	// A tombstone has the form of the binary mode also in the structured mode, because only a null
 	// value deletes a key from a compacted topic.
 	if c.structured && rec.Value != nil {
@@ -54,7 +54,7 @@ func (c *cloudEvents) addTo(f *Filler, v *event.View, m *Meta, rec *record.Recor
 
 // sourceOf returns the source of the envelope, the configured one, or else the path of the
 // collection. Source and id together must identify one event.
-func (c *cloudEvents) sourceOf(f *Filler, v *event.View, m *Meta) []byte {
+func (c *cloudEvents) sourceOf(f *Filler, v *envelope.View, m *Meta) []byte {
 	if len(v.Source) > 0 {
 		return v.Source
 	}
@@ -71,7 +71,7 @@ func (c *cloudEvents) sourceOf(f *Filler, v *event.View, m *Meta) []byte {
 }
 
 // cloudEventsTime returns the time in the envelope, or the time of its commit if it has none.
-func (f *Filler) cloudEventsTime(v *event.View, m *Meta) []byte {
+func (f *Filler) cloudEventsTime(v *envelope.View, m *Meta) []byte {
 	if v.HasTime {
 		return f.formatTime(v.Time)
 	}
@@ -79,7 +79,7 @@ func (f *Filler) cloudEventsTime(v *event.View, m *Meta) []byte {
 }
 
 // dataContentType returns the content type of the envelope, JSON for documents, or nil if it is unknown.
-func dataContentType(v *event.View) []byte {
+func dataContentType(v *envelope.View) []byte {
 	if v.ContentType != nil {
 		return v.ContentType
 	}
@@ -91,7 +91,7 @@ func dataContentType(v *event.View) []byte {
 }
 
 // setStructuredValue replaces the value, which is the payload, with the whole event as one JSON document.
-func (c *cloudEvents) setStructuredValue(f *Filler, v *event.View, m *Meta, rec *record.Record) {
+func (c *cloudEvents) setStructuredValue(f *Filler, v *envelope.View, m *Meta, rec *record.Record) {
 	f.addHeader(hHTTPContentType, structuredType)
 
 	// Source and time may append to f.buf, so they must be complete before the document starts there.
@@ -125,7 +125,7 @@ func (c *cloudEvents) setStructuredValue(f *Filler, v *event.View, m *Meta, rec 
 }
 
 // appendData appends the payload: JSON unchanged, text as a JSON string, everything else as base64.
-func appendData(b []byte, v *event.View, payload []byte) []byte {
+func appendData(b []byte, v *envelope.View, payload []byte) []byte {
 	kind := bson.Type(v.PayloadType)
 	isDocument := kind == bson.TypeEmbeddedDocument || kind == bson.TypeArray
 	if isDocument || isJSON(v.ContentType) && json.Valid(payload) {

@@ -7,8 +7,8 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 
+	"github.com/outrelay/outrelay/internal/envelope"
 	"github.com/outrelay/outrelay/internal/record"
-	"github.com/outrelay/outrelay/pkg/event"
 )
 
 // Meta holds the data of a record that is not in its envelope.
@@ -62,7 +62,7 @@ func (p *Preset) Filler() *Filler {
 // Fill makes rec the record of v for target. For another target of the same envelope, the caller only
 // changes Topic and Partition of rec. If the payload cannot be written as JSON, the error is a
 // [*record.Refusal] of class Malformed.
-func (f *Filler) Fill(v *event.View, m *Meta, target Target, rec *record.Record) error {
+func (f *Filler) Fill(v *envelope.View, m *Meta, target Target, rec *record.Record) error {
 	f.buf, f.headers = f.buf[:0], f.headers[:0]
 	rec.Topic, rec.Partition = target.Topic, target.Partition
 	rec.Key = v.OrderingKey()
@@ -92,14 +92,14 @@ func commitMS(m *Meta) int64 {
 
 // setValue sets the payload: bytes and strings unchanged, a document as relaxed Extended JSON, null as a
 // tombstone.
-func (f *Filler) setValue(v *event.View, rec *record.Record) error {
+func (f *Filler) setValue(v *envelope.View, rec *record.Record) error {
 	switch bson.Type(v.PayloadType) {
 	case bson.TypeNull:
 		rec.Value = nil
 
 	case bson.TypeEmbeddedDocument, bson.TypeArray:
 		start := len(f.buf)
-		buf, err := event.AppendPayload(f.buf, v)
+		buf, err := envelope.AppendPayload(f.buf, v)
 		if err != nil {
 			return asRefusal(err)
 		}
@@ -117,7 +117,7 @@ func (f *Filler) setValue(v *event.View, rec *record.Record) error {
 }
 
 // addIdentityHeaders adds the headers by which a read-back recognizes a delivery. The id comes first (N7).
-func (f *Filler) addIdentityHeaders(v *event.View, m *Meta) {
+func (f *Filler) addIdentityHeaders(v *envelope.View, m *Meta) {
 	start := len(f.buf)
 	f.buf = v.AppendID(f.buf)
 	f.addHeader(hID, f.buf[start:])
@@ -166,7 +166,7 @@ func NamespaceHash(ns string) [8]byte {
 }
 
 // addConfiguredHeaders adds the headers of the configuration. It leaves out empty ones.
-func (f *Filler) addConfiguredHeaders(v *event.View) {
+func (f *Filler) addConfiguredHeaders(v *envelope.View) {
 	for i := range f.preset.headers {
 		h := &f.preset.headers[i]
 		value := h.text
@@ -198,7 +198,7 @@ func (f *Filler) addHeader(key, value []byte) {
 	f.headers = append(f.headers, record.Header{Key: key, Value: value})
 }
 
-// asRefusal returns an error of event.AppendPayload as a refusal. All known errors are refusals already.
+// asRefusal returns an error of envelope.AppendPayload as a refusal. All known errors are refusals already.
 func asRefusal(err error) error {
 	var refusal *record.Refusal
 	if errors.As(err, &refusal) {

@@ -1,8 +1,8 @@
 package routing
 
 import (
+	"github.com/outrelay/outrelay/internal/envelope"
 	"github.com/outrelay/outrelay/internal/record"
-	"github.com/outrelay/outrelay/pkg/event"
 )
 
 var (
@@ -17,7 +17,7 @@ var (
 )
 
 // addPlainHeaders adds each field of the envelope as a header.
-func addPlainHeaders(f *Filler, v *event.View, _ *Meta, _ *record.Record) {
+func addPlainHeaders(f *Filler, v *envelope.View, _ *Meta, _ *record.Record) {
 	f.addHeader(hType, v.Type)
 	f.addHeader(hAggregateType, v.AggregateType)
 	f.addHeader(hAggregateID, v.AggregateID)

@@ -6,8 +6,8 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/outrelay/outrelay/internal/envelope"
 	"github.com/outrelay/outrelay/internal/record"
-	"github.com/outrelay/outrelay/pkg/event"
 )
 
 // The presets.
@@ -20,17 +20,17 @@ const (
 
 // format adds the headers of a preset to f: the part of a record in which the presets differ. It may
 // replace the value of rec, which is the payload. The headers of the delivery's identity are there already.
-type format func(f *Filler, v *event.View, m *Meta, rec *record.Record)
+type format func(f *Filler, v *envelope.View, m *Meta, rec *record.Record)
 
 // newFormat returns the format of the preset called c.Name, or nil if there is no such preset.
 func newFormat(c PresetConfig) format {
 	switch c.Name {
 	case Typed:
 		// Debezium's record with an additional header for the type.
-		return func(f *Filler, v *event.View, _ *Meta, _ *record.Record) { f.addHeader(hType, v.Type) }
+		return func(f *Filler, v *envelope.View, _ *Meta, _ *record.Record) { f.addHeader(hType, v.Type) }
 	case Debezium:
 		// The record of Debezium's MongoEventRouter with its defaults has no header but the id.
-		return func(*Filler, *event.View, *Meta, *record.Record) {}
+		return func(*Filler, *envelope.View, *Meta, *record.Record) {}
 	case CloudEvents:
 		return (&cloudEvents{c.Structured, []byte(c.Source)}).addTo
 	case Plain:

@@ -15,6 +15,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"pgregory.net/rapid"
 
+	"github.com/outrelay/outrelay/internal/envelope"
 	"github.com/outrelay/outrelay/internal/record"
 	"github.com/outrelay/outrelay/pkg/event"
 )
@@ -148,7 +149,7 @@ value null
 	}
 }
 
-func headerIsNull(v *event.View, n int) bool {
+func headerIsNull(v *envelope.View, n int) bool {
 	it := v.Headers.Iter()
 	for range n + 1 {
 		it.Next()

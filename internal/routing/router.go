@@ -7,9 +7,9 @@ import (
 	"strings"
 	"sync"
 
+	"github.com/outrelay/outrelay/internal/envelope"
 	"github.com/outrelay/outrelay/internal/glob"
 	"github.com/outrelay/outrelay/internal/record"
-	"github.com/outrelay/outrelay/pkg/event"
 )
 
 // Config configures a Router.
@@ -189,7 +189,7 @@ func (r *Router) topicTemplate(bad *InvalidError, field, text string) template {
 // valid (Malformed), a topic may not be written (NotAllowed), or the partition is negative
 // (PartitionOutOfRange; only the sink can tell whether it is too high). On an error, Route returns dst
 // unchanged. The topic names are valid as long as the Router.
-func (r *Router) Route(v *event.View, dst []Target) ([]Target, error) {
+func (r *Router) Route(v *envelope.View, dst []Target) ([]Target, error) {
 	if v.Partition < record.AnyPartition {
 		reason := fmt.Sprintf("partition %d is negative", v.Partition)
 		return dst, &record.Refusal{Class: record.PartitionOutOfRange, Reason: reason}
@@ -293,7 +293,7 @@ func (r *Router) decideNamedTopic(topic []byte) decision {
 }
 
 // decideByRules returns the decision of the rules and the template.
-func (r *Router) decideByRules(v *event.View) decision {
+func (r *Router) decideByRules(v *envelope.View) decision {
 	// The key is built on the stack, so that a cached decision costs no allocation.
 	var array [maxCachedKey]byte
 	key := array[:0]
@@ -320,7 +320,7 @@ func (r *Router) decideByRules(v *event.View) decision {
 }
 
 // topicNames returns the topics of the first matching rule, or of the template if no rule matches.
-func (r *Router) topicNames(v *event.View) []string {
+func (r *Router) topicNames(v *envelope.View) []string {
 	to := []template{r.fallback}
 	aggregateType, typ := string(v.AggregateType), string(v.Type)
 	for _, candidate := range r.rules {

@@ -13,6 +13,7 @@ import (
 	"go.uber.org/goleak"
 	"pgregory.net/rapid"
 
+	"github.com/outrelay/outrelay/internal/envelope"
 	"github.com/outrelay/outrelay/internal/glob"
 	"github.com/outrelay/outrelay/internal/record"
 	"github.com/outrelay/outrelay/pkg/event"
@@ -20,14 +21,14 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-func view(t testing.TB, e event.Event) *event.View {
+func view(t testing.TB, e event.Event) *envelope.View {
 	t.Helper()
 	raw, err := e.MarshalBSON()
 	if err != nil {
 		t.Fatal(err)
 	}
-	v := new(event.View)
-	if err := event.Parse(raw, v); err != nil {
+	v := new(envelope.View)
+	if err := envelope.Parse(raw, v); err != nil {
 		t.Fatal(err)
 	}
 	return v

@@ -6,7 +6,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/outrelay/outrelay/pkg/event"
+	"github.com/outrelay/outrelay/internal/envelope"
 )
 
 // templatePart is a literal or the name of a placeholder.
@@ -64,7 +64,7 @@ func (t template) staticText() (text string, ok bool) {
 }
 
 // appendTo appends the template, filled with the fields of v.
-func (t template) appendTo(dst []byte, v *event.View) []byte {
+func (t template) appendTo(dst []byte, v *envelope.View) []byte {
 	for _, p := range t {
 		switch p.placeholder {
 		case "":

@@ -13,11 +13,11 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/outrelay/outrelay/internal/envelope"
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/slot"
 	"github.com/outrelay/outrelay/internal/waiting"
-	"github.com/outrelay/outrelay/pkg/event"
 )
 
 const (
@@ -95,7 +95,7 @@ type Scheduled struct {
 	lastRound     time.Duration     // duration of the latest look at all collections; used only by feedTimers
 
 	// Used only by publishClaimed.
-	view     event.View
+	view     envelope.View
 	envelope outboxes.Envelope
 
 	running      atomic.Bool

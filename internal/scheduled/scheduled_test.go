@@ -13,6 +13,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+	"github.com/outrelay/outrelay/internal/envelope"
 	"github.com/outrelay/outrelay/internal/lease"
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/outboxes"
@@ -60,7 +61,7 @@ func (p *planned) schedule(n int, in time.Duration) []event.ID {
 		e := event.New("order", "o-1", "Due", []byte("p"), event.WithDueAt(at))
 		ids, list = append(ids, e.ID()), append(list, e)
 	}
-	if err := p.box.AppendMany(p.t.Context(), list); err != nil {
+	if err := p.box.Append(p.t.Context(), list...); err != nil {
 		p.t.Fatal(err)
 	}
 	return ids
@@ -145,8 +146,8 @@ func newOutlet() *outlet {
 }
 
 func (o *outlet) Publish(ctx context.Context, e *outboxes.Envelope, _ []string, answer func(record.Published)) error {
-	var v event.View
-	if err := event.Parse(e.Raw, &v); err != nil {
+	var v envelope.View
+	if err := envelope.Parse(e.Raw, &v); err != nil {
 		return &record.Refusal{Class: record.Malformed, Reason: err.Error()}
 	}
 	id := string(v.AppendID(nil))

@@ -8,12 +8,12 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 
 	"github.com/outrelay/outrelay/internal/crash"
+	"github.com/outrelay/outrelay/internal/envelope"
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/record"
 	"github.com/outrelay/outrelay/internal/retry"
 	"github.com/outrelay/outrelay/internal/waiting"
-	"github.com/outrelay/outrelay/pkg/event"
 )
 
 const (
@@ -130,7 +130,7 @@ func (s *Scheduled) publishEnvelope(ctx context.Context, c *scheduledCollection,
 	d := &waiting.Delivery{NS: c.ns, ID: e.id, Claim: s.claim.Token, Flight: e.key}
 
 	// Publish refuses an envelope that cannot be parsed.
-	if event.Parse(raw, &s.view) == nil {
+	if envelope.Parse(raw, &s.view) == nil {
 		d.Number, d.Key = s.view.Delivery, string(s.view.OrderingKey())
 	}
 

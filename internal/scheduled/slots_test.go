@@ -11,12 +11,12 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+	"github.com/outrelay/outrelay/internal/keyhash"
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/purge"
 	"github.com/outrelay/outrelay/internal/slot"
 	"github.com/outrelay/outrelay/internal/waiting"
-	"github.com/outrelay/outrelay/pkg/event"
 )
 
 // TestN28_FrequentStatementsExamineTheirOwnDocuments explains the statements that a running relay repeats, for a whole watcher and for
@@ -24,7 +24,7 @@ import (
 func TestN28_FrequentStatementsExamineTheirOwnDocuments(t *testing.T) {
 	t.Parallel()
 	const (
-		each    = event.Slots * 2 // exceptions, scheduled and healthy envelopes
+		each    = keyhash.Slots * 2 // exceptions, scheduled and healthy envelopes
 		slack   = 5
 		slots   = 16
 		healthy = each
@@ -42,12 +42,12 @@ func TestN28_FrequentStatementsExamineTheirOwnDocuments(t *testing.T) {
 	now := time.Now()
 	var docs []any
 	for i := range each {
-		in := bson.E{Key: "slot", Value: int32(i % event.Slots)}
+		in := bson.E{Key: "slot", Value: int32(i % keyhash.Slots)}
 		ts := bson.E{Key: "ts", Value: bson.Timestamp{T: uint32(1000 + i)}}
 		waits := bson.D{
 			{Key: "_id", Value: fmt.Sprint("waits", i)},
 			{Key: "state", Value: outboxes.Exceptional[i%3]},
-			{Key: "key", Value: fmt.Sprint("k", i%event.Slots)},
+			{Key: "key", Value: fmt.Sprint("k", i%keyhash.Slots)},
 			{Key: "pos", Value: fmt.Sprintf("82%06d", i)},
 			{Key: "pending", Value: bson.A{"a"}},
 			ts, in,
@@ -82,7 +82,7 @@ func TestN28_FrequentStatementsExamineTheirOwnDocuments(t *testing.T) {
 			{"the first page", 100, func() error { _, err := scan.Page(t.Context(), 100, take); return err }},
 			{"the second page", 100, func() error { _, err := scan.Page(t.Context(), 100, take); return err }},
 			{"a key", 2, func() error {
-				_, err := (&waiting.ExceptionScan{Coll: coll, Part: p, Keys: keysOf(t, fmt.Sprint("k", 5*event.Slots/slots))}).Page(t.Context(), 100, take)
+				_, err := (&waiting.ExceptionScan{Coll: coll, Part: p, Keys: keysOf(t, fmt.Sprint("k", 5*keyhash.Slots/slots))}).Page(t.Context(), 100, take)
 				return err
 			}},
 			{"due retries", min(own, 100), func() error { _, err := waiting.DueRetries(t.Context(), coll, now, nil, 100, p); return err }},

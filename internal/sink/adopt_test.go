@@ -18,8 +18,8 @@ import (
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/fence"
 	"github.com/outrelay/outrelay/internal/kafkawire"
+	"github.com/outrelay/outrelay/internal/keyhash"
 	"github.com/outrelay/outrelay/internal/record"
-	"github.com/outrelay/outrelay/pkg/event"
 )
 
 // admin returns a client for requests that the sink does not send.
@@ -80,7 +80,7 @@ func TestN09_EndOffsetIsSavedBeforeTheFirstRecord(t *testing.T) {
 	}
 
 	log := values(readTopic(t, stacktest.Brokers(t), topic))
-	p := int32(event.Murmur2([]byte("k"))&0x7fffffff) % 2
+	p := int32(keyhash.Murmur2([]byte("k"))&0x7fffffff) % 2
 	got := slices.DeleteFunc(log[p], func(v string) bool { return strings.HasPrefix(v, "foreign") })
 	if len(got) != 10 || got[0] != "k/0" || got[9] != "k/9" {
 		t.Fatalf("partition %d contains %v, want k/0 to k/9", p, got)

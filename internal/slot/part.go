@@ -12,7 +12,7 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 
-	"github.com/outrelay/outrelay/pkg/event"
+	"github.com/outrelay/outrelay/internal/keyhash"
 )
 
 // MaxSlots is the maximum number of slots of a watcher. Each slot costs a change stream and a value of a
@@ -70,7 +70,7 @@ func ParseID(id string) (watcher string, p Range, ok bool) {
 // hashSlots returns the range of hash slots of the part: from low up to but excluding high.
 func (p Range) hashSlots() (low, high int32) {
 	n := max(p.N, 1)
-	return int32(p.I * event.Slots / n), int32((p.I + 1) * event.Slots / n)
+	return int32(p.I * keyhash.Slots / n), int32((p.I + 1) * keyhash.Slots / n)
 }
 
 // Overlaps reports whether p and q share hash slots. They may be parts of different divisions.
@@ -94,7 +94,7 @@ func (p Range) Filter(field string) bson.D {
 	}
 
 	// Part 0 also has all documents without a valid slot.
-	others := bson.D{{Key: field, Value: numberInRange(high, event.Slots)}}
+	others := bson.D{{Key: field, Value: numberInRange(high, keyhash.Slots)}}
 	return bson.D{{Key: "$nor", Value: bson.A{others}}}
 }
 
@@ -126,7 +126,7 @@ func (p Range) Contains(doc bson.Raw) bool {
 	if p.I > 0 {
 		return slot >= float64(low) && slot < float64(high)
 	}
-	return !(slot >= float64(high) && slot < event.Slots)
+	return !(slot >= float64(high) && slot < keyhash.Slots)
 }
 
 // number returns the value of v. ok is false if v is not a number.

@@ -7,14 +7,14 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"pgregory.net/rapid"
 
-	"github.com/outrelay/outrelay/pkg/event"
+	"github.com/outrelay/outrelay/internal/keyhash"
 )
 
 func TestN28_EveryHashSlotHasOnePart(t *testing.T) {
 	t.Parallel()
 	for _, n := range []int{1, 2, 3, 5, 7, 16, MaxSlots} {
-		least, most := event.Slots, 0
-		seen := make([]int, event.Slots)
+		least, most := keyhash.Slots, 0
+		seen := make([]int, keyhash.Slots)
 		for _, p := range Ranges(n) {
 			low, high := p.hashSlots()
 			for s := low; s < high; s++ {
@@ -40,7 +40,7 @@ func TestN28_PartsOverlapThatShareHashSlots(t *testing.T) {
 			for _, p := range Ranges(n) {
 				for _, q := range Ranges(m) {
 					shared := false
-					for s := range int32(event.Slots) {
+					for s := range int32(keyhash.Slots) {
 						doc, err := bson.Marshal(bson.D{{Key: "slot", Value: s}})
 						if err != nil {
 							t.Fatal(err)

@@ -11,10 +11,10 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
+	"github.com/outrelay/outrelay/internal/envelope"
 	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/record"
 	"github.com/outrelay/outrelay/internal/retry"
-	"github.com/outrelay/outrelay/pkg/event"
 )
 
 const (
@@ -121,7 +121,7 @@ type Config struct {
 	Route func(e *outboxes.Envelope) ([]string, error)
 	// Check returns an error for an envelope that neither a relay nor an operator made an exception.
 	// Such an envelope becomes a dead letter at once. nil accepts all.
-	Check func(v *event.View) error
+	Check func(v *envelope.View) error
 	// FindRecords returns the records of an envelope that a read-back has found in topics (nil: in all
 	// topics that it routes to). Take acks those that are still there, and sends nothing. If there are
 	// any, Take returns true and calls answer once, as Outlet.Publish does. Otherwise it returns false.
@@ -205,7 +205,7 @@ func (x *Exceptions) QueueWritten(list []Exception) {
 
 		// These are scanned for another reason: when the attempt is due, when the topic can be written
 		// again, or when the earlier envelope has been finished.
-		waitsForAttempt := e.State == event.StateRetry && e.Delay > 0
+		waitsForAttempt := e.State == envelope.StateRetry && e.Delay > 0
 		if waitsForAttempt || x.allParkedLocked(e.Pending) || x.waitsBehindLocked(e) {
 			continue
 		}

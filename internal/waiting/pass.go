@@ -6,9 +6,9 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 
+	"github.com/outrelay/outrelay/internal/envelope"
 	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/record"
-	"github.com/outrelay/outrelay/pkg/event"
 )
 
 // scanPass is one pass over the exceptions of a collection, in the order of their keys.
@@ -18,7 +18,7 @@ type scanPass struct {
 	skipParked bool            // the server leaves out envelopes that wait for parked topics
 	skip       map[string]struct{}
 
-	view       event.View
+	view       envelope.View
 	sinceFlush int    // envelopes published since the last flush
 	held       int    // consecutive envelopes of the current key that could not be published
 	leftTopics int    // number of topics that the server leaves out for the current key
@@ -161,7 +161,7 @@ func (x *Exceptions) publishInTurn(ctx context.Context, p *scanPass, ns string, 
 		return err
 	}
 
-	malformed := event.Parse(raw, &p.view)
+	malformed := envelope.Parse(raw, &p.view)
 	if malformed == nil && x.config.Check != nil {
 		malformed = x.config.Check(&p.view)
 	}
@@ -321,8 +321,8 @@ func nonStringKeyText(v bson.RawValue) string {
 		{Key: "type", Value: "x"},
 		{Key: "payload", Value: nil},
 	})
-	var view event.View
-	if err != nil || event.Parse(raw, &view) != nil {
+	var view envelope.View
+	if err != nil || envelope.Parse(raw, &view) != nil {
 		return string(v.Value)
 	}
 	return string(view.OrderingKey())

@@ -6,9 +6,9 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 
+	"github.com/outrelay/outrelay/internal/envelope"
 	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/record"
-	"github.com/outrelay/outrelay/pkg/event"
 )
 
 // lateRead holds the arguments of a call of Found.
@@ -145,7 +145,7 @@ func (x *Exceptions) reclaimEnvelope(
 	ctx context.Context, p *scanPass, ns string, raw bson.Raw,
 ) (took, wait bool, err error) {
 	// A malformed envelope was never sent.
-	if event.Parse(raw, &p.view) != nil {
+	if envelope.Parse(raw, &p.view) != nil {
 		return false, false, nil
 	}
 

@@ -4,9 +4,9 @@ import (
 	"errors"
 	"slices"
 
+	"github.com/outrelay/outrelay/internal/envelope"
 	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/record"
-	"github.com/outrelay/outrelay/pkg/event"
 )
 
 // allTopics stands for all topics of an envelope that does not list its targets.
@@ -46,14 +46,14 @@ func (x *Exceptions) admitTopics(p *scanPass, it *candidate, now int64) ([]strin
 	}
 
 	if !x.isReadyLocked(p, it, now) {
-		if it.state == event.StateRetry && p.view.NextAt > now && len(x.current.stopped) == 0 {
+		if it.state == envelope.StateRetry && p.view.NextAt > now && len(x.current.stopped) == 0 {
 			x.rememberSleepingLocked(it, p.view.NextAt)
 		}
 		x.stopTopicsLocked(it.topics, true, nil)
 		return nil, nil
 	}
 
-	alone := it.state == event.StateRetry && p.view.Attempts > 0
+	alone := it.state == envelope.StateRetry && p.view.Attempts > 0
 	firstOfKey := len(x.current.stopped) == 0 && k == nil
 	parked := false
 	var topics []string
@@ -102,7 +102,7 @@ func (x *Exceptions) rememberSleepingLocked(it *candidate, until int64) {
 // key that is published alone or waits for its next attempt. A scan of the key would publish nothing
 // now, and the end of that wait causes one.
 func (x *Exceptions) waitsBehindLocked(e *Exception) bool {
-	if e.State != event.StateBlocked || len(e.Pending) == 0 {
+	if e.State != envelope.StateBlocked || len(e.Pending) == 0 {
 		return false
 	}
 
@@ -130,7 +130,7 @@ func (x *Exceptions) isReadyLocked(p *scanPass, it *candidate, now int64) bool {
 		return true
 	}
 
-	if it.state == event.StateRetry && p.view.NextAt > now {
+	if it.state == envelope.StateRetry && p.view.NextAt > now {
 		return false
 	}
 

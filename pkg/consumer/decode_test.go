@@ -9,6 +9,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"go.mongodb.org/mongo-driver/v2/bson"
 
+	"github.com/outrelay/outrelay/internal/envelope"
 	"github.com/outrelay/outrelay/internal/record"
 	"github.com/outrelay/outrelay/internal/routing"
 	"github.com/outrelay/outrelay/pkg/consumer"
@@ -26,8 +27,8 @@ func relayed(t *testing.T, cfg routing.PresetConfig, ev event.Event, meta routin
 	if err != nil {
 		t.Fatal(err)
 	}
-	var v event.View
-	if err := event.Parse(doc, &v); err != nil {
+	var v envelope.View
+	if err := envelope.Parse(doc, &v); err != nil {
 		t.Fatal(err)
 	}
 	v.Delivery = 2

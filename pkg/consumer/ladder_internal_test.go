@@ -9,6 +9,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
 
+	"github.com/outrelay/outrelay/internal/envelope"
 	"github.com/outrelay/outrelay/pkg/event"
 )
 
@@ -18,8 +19,8 @@ func relayEvent(t *rapid.T, ev event.Event, preset string) *Record {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var v event.View
-	if err := event.Parse(doc, &v); err != nil {
+	var v envelope.View
+	if err := envelope.Parse(doc, &v); err != nil {
 		t.Fatal(err)
 	}
 

@@ -15,6 +15,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+	"github.com/outrelay/outrelay/internal/envelope"
 	"github.com/outrelay/outrelay/pkg/consumer"
 	"github.com/outrelay/outrelay/pkg/consumer/bodycrypt"
 	"github.com/outrelay/outrelay/pkg/consumer/bodystore"
@@ -189,7 +190,7 @@ func TestWhatNobodyCanHandleIsKeptAndComesBack(t *testing.T) {
 			return errFlaky
 		}
 		return effect(ctx, m)
-	}, consumer.Named("h"))
+	}, consumer.Named("h"), consumer.WithRetry(consumer.NoRetry()))
 	handle(t, c, "A", k.effects("others"), consumer.Named("other"))
 	k.publish(msg("k", "A", "bad"), msg("k", "Z", "parked"), msg("k", "A", "poison"), msg("k", "A", "good"))
 	k.start(c)
@@ -257,8 +258,8 @@ func TestAMessageComesBackThroughTheOutbox(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var v event.View
-	if err := event.Parse(raw, &v); err != nil {
+	var v envelope.View
+	if err := envelope.Parse(raw, &v); err != nil {
 		t.Fatal(err)
 	}
 	rec := &consumer.Message{Key: v.OrderingKey(), Value: v.Payload, Headers: []consumer.Header{

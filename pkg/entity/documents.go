@@ -8,12 +8,14 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
+	"github.com/outrelay/outrelay/internal/transaction"
 	"github.com/outrelay/outrelay/pkg/outbox"
+	"github.com/outrelay/outrelay/pkg/outbox/guard"
 )
 
 // Documents stores the documents of entities by _id. OnMongo returns the implementation for
 // MongoDB, and pkg/memory has one for unit tests. All methods except Transaction and RollbackOnly
-// run in the transaction of ctx. Without one they fail as the methods of outbox.Collection do.
+// run in the transaction of ctx. Without one they fail as the methods of guard.Collection do.
 type Documents interface {
 	// Name returns the name for error messages.
 	Name() string
@@ -41,7 +43,7 @@ type Documents interface {
 	Delete(ctx context.Context, ids []bson.RawValue, g *Guard) (int64, error)
 
 	// Transaction runs fn in a transaction, or joins the one of ctx, in the same way as
-	// outbox.Transaction.
+	// outbox.Box.Transaction.
 	Transaction(ctx context.Context, fn func(context.Context) error) error
 
 	// RollbackOnly prevents the transaction of ctx from committing.
@@ -57,28 +59,29 @@ type Guard struct {
 	Version int64
 }
 
+var errNilCollection = errors.New("the collection is nil")
+
 type mongoDocuments struct {
-	coll   *outbox.Collection
+	name   string
+	coll   *guard.Collection
 	client *mongo.Client
 }
 
 // OnMongo returns Documents in the collection coll. With plain, calls without a transaction are
 // allowed. It does no I/O. The error reports a nil collection.
 func OnMongo(coll *mongo.Collection, plain bool) (Documents, error) {
-	var opts []outbox.Option
+	if coll == nil {
+		return nil, errNilCollection
+	}
+
+	var opts []guard.Option
 	if plain {
-		opts = append(opts, outbox.WithoutTransaction())
+		opts = append(opts, guard.WithoutTransaction())
 	}
-
-	c, err := outbox.NewCollection(coll, opts...)
-	if err != nil {
-		return nil, err
-	}
-
-	return &mongoDocuments{c, coll.Database().Client()}, nil
+	return &mongoDocuments{coll.Name(), guard.NewCollection(coll, opts...), coll.Database().Client()}, nil
 }
 
-func (m *mongoDocuments) Name() string { return m.coll.Name() }
+func (m *mongoDocuments) Name() string { return m.name }
 
 // Find returns the existing documents with one query: see Documents.
 func (m *mongoDocuments) Find(ctx context.Context, ids []bson.RawValue, fields ...string) ([]bson.Raw, error) {
@@ -106,7 +109,7 @@ func (m *mongoDocuments) Scan(ctx context.Context, after bson.RawValue, limit in
 
 // findAll returns all documents that match the filter.
 func findAll(
-	ctx context.Context, c *outbox.Collection, filter bson.D, opts *options.FindOptionsBuilder,
+	ctx context.Context, c *guard.Collection, filter bson.D, opts *options.FindOptionsBuilder,
 ) ([]bson.Raw, error) {
 	cur, err := c.Find(ctx, filter, opts)
 	if err != nil {
@@ -181,7 +184,7 @@ func (m *mongoDocuments) Delete(ctx context.Context, ids []bson.RawValue, g *Gua
 }
 
 func (m *mongoDocuments) Transaction(ctx context.Context, fn func(context.Context) error) error {
-	return outbox.Transaction(ctx, m.client, fn)
+	return transaction.Run(ctx, m.client, fn)
 }
 
 func (m *mongoDocuments) RollbackOnly(ctx context.Context, cause error) {

@@ -8,12 +8,14 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
 	"github.com/outrelay/outrelay/pkg/outbox"
+	"github.com/outrelay/outrelay/pkg/outbox/guard"
 )
 
 // mongoView is a View in a collection of MongoDB.
 type mongoView struct {
-	coll    *outbox.Collection
-	deleted *outbox.Collection // versions of deleted entities
+	name    string
+	coll    *guard.Collection
+	deleted *guard.Collection // versions of deleted entities
 	client  *mongo.Client
 	field   string // of the version
 }
@@ -21,20 +23,20 @@ type mongoView struct {
 // OnMongoView returns a View in the collection coll. field is the field of the version in its
 // documents. It does no I/O. The error reports a nil collection.
 func OnMongoView(coll *mongo.Collection, field string) (View, error) {
-	c, err := outbox.NewCollection(coll, outbox.WithoutTransaction())
-	if err != nil {
-		return nil, err
+	if coll == nil {
+		return nil, errNilCollection
 	}
 
-	deleted, err := outbox.NewCollection(deletedCollection(coll), outbox.WithoutTransaction())
-	if err != nil {
-		return nil, err
-	}
-
-	return &mongoView{c, deleted, coll.Database().Client(), field}, nil
+	return &mongoView{
+		name:    coll.Name(),
+		coll:    guard.NewCollection(coll, guard.WithoutTransaction()),
+		deleted: guard.NewCollection(deletedCollection(coll), guard.WithoutTransaction()),
+		client:  coll.Database().Client(),
+		field:   field,
+	}, nil
 }
 
-func (v *mongoView) Name() string { return v.coll.Name() }
+func (v *mongoView) Name() string { return v.name }
 
 // Apply stores the states: see View.Apply. It is correct without a transaction and with concurrent
 // processes. A deletion is first recorded and then done. A document is first written and then
@@ -67,7 +69,7 @@ func (v *mongoView) Apply(ctx context.Context, states []State) error {
 	}
 
 	for _, b := range []struct {
-		c      *outbox.Collection
+		c      *guard.Collection
 		models []mongo.WriteModel
 	}{{v.deleted, deletions}, {v.coll, deletes}, {v.coll, writes}} {
 		if err := bulkWrite(ctx, b.c, b.models); err != nil {
@@ -112,7 +114,7 @@ func (v *mongoView) reconcileDeletions(ctx context.Context, written []bson.RawVa
 }
 
 // bulkWrite sends the models in one unordered command, or nothing if there are none.
-func bulkWrite(ctx context.Context, c *outbox.Collection, models []mongo.WriteModel) error {
+func bulkWrite(ctx context.Context, c *guard.Collection, models []mongo.WriteModel) error {
 	if len(models) == 0 {
 		return nil
 	}

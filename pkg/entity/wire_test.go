@@ -10,11 +10,11 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
+	"github.com/outrelay/outrelay/internal/envelope"
 	"github.com/outrelay/outrelay/internal/record"
 	"github.com/outrelay/outrelay/internal/routing"
 	"github.com/outrelay/outrelay/pkg/consumer"
 	"github.com/outrelay/outrelay/pkg/entity"
-	"github.com/outrelay/outrelay/pkg/event"
 	"github.com/outrelay/outrelay/pkg/memory"
 	"github.com/outrelay/outrelay/pkg/outbox"
 )
@@ -35,8 +35,8 @@ func (w world) records(c routing.PresetConfig) []*consumer.Record {
 	meta := routing.Meta{DB: []byte(w.db.Name()), Coll: []byte(outbox.DefaultCollection), CommitMS: time.Now().UnixMilli()}
 	var list []*consumer.Record
 	for cur.Next(w.t.Context()) {
-		var v event.View
-		if err := event.Parse(cur.Current, &v); err != nil {
+		var v envelope.View
+		if err := envelope.Parse(cur.Current, &v); err != nil {
 			w.t.Fatal(err)
 		}
 

@@ -5,25 +5,21 @@ import (
 	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
+
+	"github.com/outrelay/outrelay/internal/envelope"
 )
 
 // Payload returns the value of the record as it will be published: the bytes of a []byte or a
 // string, relaxed Extended JSON for a document or an array, and nil for a tombstone. The bytes must
 // not be changed. The error reports an invalid document.
 func (e Event) Payload() ([]byte, error) {
-	v := View{PayloadType: byte(e.payloadType), Payload: e.payload}
-	switch e.payloadType {
-	case bson.TypeBinary:
-		v.Payload, _, _ = binaryData(e.payload)
-	case bson.TypeString:
-		v.Payload = stringBytes(e.payload)
-	case bson.TypeEmbeddedDocument, bson.TypeArray:
-	default:
+	if e.payloadType == bson.TypeNull || e.payloadType == 0 {
 		return nil, nil
 	}
 
 	// An empty value is not a tombstone, so it must not be nil.
-	out, err := AppendPayload([]byte{}, &v)
+	v := envelope.View{PayloadType: byte(e.payloadType), Payload: e.payload}
+	out, err := envelope.AppendPayload([]byte{}, &v)
 	return slices.Clip(out), err
 }
 

@@ -5,6 +5,9 @@ import (
 	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
+
+	"github.com/outrelay/outrelay/internal/envelope"
+	"github.com/outrelay/outrelay/internal/keyhash"
 )
 
 // MarshalBSON returns the envelope as it is stored, or the error of Validate. The field `ts` is a
@@ -35,12 +38,12 @@ func (e Event) appendEnvelope(dst []byte) []byte {
 	dst = appendString(dst, "aggregateid", e.aggregateID)
 	dst = appendString(dst, "type", e.typ)
 	if e.payloadType != 0 {
-		dst = append(appendName(dst, e.payloadType, "payload"), e.payload...)
+		dst = appendPayload(dst, e.payloadType, e.payload)
 	}
 
 	dst = appendOptional(dst, "key", e.key)
 	dst = appendOptional(dst, "topic", e.topic)
-	if e.partition != AnyPartition {
+	if e.partition != envelope.AnyPartition {
 		dst = appendInt32(appendName(dst, bson.TypeInt32, "partition"), e.partition)
 	}
 
@@ -54,8 +57,21 @@ func (e Event) appendEnvelope(dst []byte) []byte {
 	dst = appendDate(dst, "expiresAt", e.expiresAt)
 	// With a zero timestamp, the server sets its own one at the insert.
 	dst = appendInt64(appendName(dst, bson.TypeTimestamp, "ts"), 0)
-	dst = appendInt32(appendName(dst, bson.TypeInt32, "slot"), Slot([]byte(e.Key()))) // N28
+	dst = appendInt32(appendName(dst, bson.TypeInt32, "slot"), keyhash.Slot([]byte(e.Key()))) // N28
 	return closeDocument(dst, start)
+}
+
+// appendPayload appends the payload. Documents and arrays are BSON values already.
+func appendPayload(dst []byte, t bson.Type, payload []byte) []byte {
+	dst = appendName(dst, t, "payload")
+	switch t {
+	case bson.TypeBinary:
+		return appendBinaryValue(dst, payload)
+	case bson.TypeString:
+		return appendStringValue(dst, string(payload))
+	default:
+		return append(dst, payload...)
+	}
 }
 
 // appendHeaders appends the headers as an array of {k, v}, or nothing if there are none.
@@ -71,7 +87,7 @@ func appendHeaders(dst []byte, hs []Header) []byte {
 	// The keys of a BSON array are its indexes as texts.
 	var index [20]byte
 	for i, h := range hs {
-		name := appendText(index[:0], bson.TypeInt32, binary.LittleEndian.AppendUint32(nil, uint32(i)))
+		name := envelope.AppendText(index[:0], bson.TypeInt32, binary.LittleEndian.AppendUint32(nil, uint32(i)))
 
 		dst = appendName(dst, bson.TypeEmbeddedDocument, string(name))
 		pair := len(dst)

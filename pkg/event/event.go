@@ -9,6 +9,8 @@ import (
 
 	"github.com/google/uuid"
 	"go.mongodb.org/mongo-driver/v2/bson"
+
+	"github.com/outrelay/outrelay/internal/envelope"
 )
 
 // Event is an event that a service appends to its outbox. It is immutable: With returns a changed
@@ -18,7 +20,7 @@ type Event struct {
 	aggregateType, aggregateID string
 	typ                        string
 	payloadType                bson.Type
-	payload                    []byte // as a BSON value
+	payload                    []byte // the bytes of a binary or a string, or BSON of a document or an array
 	key, topic                 string
 	partition                  int32
 	headers                    []Header
@@ -58,7 +60,7 @@ type Header struct {
 // New does not fail. Validate, MarshalBSON and outbox.Append report all mistakes as an
 // *InvalidError.
 func New(aggregateType, aggregateID, typ string, payload any, opts ...Option) Event {
-	e := Event{aggregateType: aggregateType, aggregateID: aggregateID, typ: typ, partition: AnyPartition}
+	e := Event{aggregateType: aggregateType, aggregateID: aggregateID, typ: typ, partition: envelope.AnyPartition}
 	e.setPayload(payload)
 	for _, o := range opts {
 		o(&e)
@@ -128,12 +130,10 @@ func (e *Event) setPayload(payload any) {
 		e.payloadType = bson.TypeNull
 		return
 	case []byte:
-		e.payloadType = bson.TypeBinary
-		e.payload = appendBinaryValue(make([]byte, 0, len(p)+5), p)
+		e.payloadType, e.payload = bson.TypeBinary, slices.Clone(p)
 		return
 	case string:
-		e.payloadType = bson.TypeString
-		e.payload = appendStringValue(make([]byte, 0, len(p)+5), p)
+		e.payloadType, e.payload = bson.TypeString, []byte(p)
 		return
 	case json.RawMessage:
 		e.setPayload(string(p))
@@ -153,8 +153,13 @@ func (e *Event) setPayload(payload any) {
 	}
 
 	switch t {
-	case bson.TypeEmbeddedDocument, bson.TypeArray, bson.TypeString, bson.TypeBinary:
+	case bson.TypeEmbeddedDocument, bson.TypeArray:
 		e.payloadType, e.payload = t, val
+	case bson.TypeString:
+		e.setPayload(bson.RawValue{Type: t, Value: val}.StringValue())
+	case bson.TypeBinary:
+		_, data := bson.RawValue{Type: t, Value: val}.Binary()
+		e.setPayload(data)
 	case bson.TypeNull:
 		// Typed nils usually are mistakes.
 		e.addProblem("payload is a nil %T; pass an untyped nil for a tombstone", payload)

@@ -12,13 +12,15 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.uber.org/goleak"
 
+	"github.com/outrelay/outrelay/internal/envelope"
+	"github.com/outrelay/outrelay/internal/keyhash"
 	"github.com/outrelay/outrelay/pkg/event"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // stored encodes an event and parses the result.
-func stored(t *testing.T, e event.Event) (*event.View, bson.Raw) {
+func stored(t *testing.T, e event.Event) (*envelope.View, bson.Raw) {
 	t.Helper()
 	raw, err := e.MarshalBSON()
 	if err != nil {
@@ -32,15 +34,15 @@ func stored(t *testing.T, e event.Event) (*event.View, bson.Raw) {
 		t.Errorf("Size is %d, the envelope has %d bytes", e.Size(), len(raw))
 	}
 
-	v := new(event.View)
-	if err := event.Parse(raw, v); err != nil {
+	v := new(envelope.View)
+	if err := envelope.Parse(raw, v); err != nil {
 		t.Fatal(err)
 	}
 
 	return v, raw
 }
 
-func headers(h event.Headers) []event.Header {
+func headers(h envelope.Headers) []event.Header {
 	var hs []event.Header
 	for it := h.Iter(); it.Next(); {
 		hs = append(hs, event.Header{Key: string(it.Key), Value: it.Value})
@@ -69,7 +71,7 @@ func TestEveryFieldIsStoredAndRead(t *testing.T) {
 		}
 	}
 
-	if v.Partition != 3 || v.Slot != event.Slot([]byte("k")) || v.Tombstone() || v.State != nil {
+	if v.Partition != 3 || v.Slot != keyhash.Slot([]byte("k")) || v.Tombstone() || v.State != nil {
 		t.Errorf("partition %d, slot %d, state %q", v.Partition, v.Slot, v.State)
 	}
 
@@ -104,7 +106,7 @@ func TestPlainEventHasNoOptionalFields(t *testing.T) {
 		t.Errorf("fields: %s", got)
 	}
 
-	if v.Partition != event.AnyPartition || v.Key != nil || v.Topic != nil || v.HasDueAt || headers(v.Headers) != nil {
+	if v.Partition != envelope.AnyPartition || v.Key != nil || v.Topic != nil || v.HasDueAt || headers(v.Headers) != nil {
 		t.Error("an optional field is set")
 	}
 
@@ -128,23 +130,9 @@ func TestN28_EventStoresSlotOfItsKey(t *testing.T) {
 		{event.New("a", "id-1", "t", nil, event.WithKey("other")), "other"},
 	} {
 		v, raw := stored(t, c.e)
-		want := int32(event.Murmur2([]byte(c.key)) % 1024)
+		want := int32(keyhash.Murmur2([]byte(c.key)) % 1024)
 		if v.Slot != want || raw.Lookup("slot").Int32() != want {
 			t.Errorf("slot of %q is %d, want %d", c.key, v.Slot, want)
-		}
-	}
-}
-
-// The expected values are those of org.apache.kafka.common.utils.Utils.murmur2, from Kafka's own tests.
-func TestMurmur2IsJavas(t *testing.T) {
-	t.Parallel()
-	for key, want := range map[string]int32{
-		"21": -973932308, "foobar": -790332482, "a-little-bit-long-string": -985981536,
-		"a-little-bit-longer-string": -1486304829, "lkjh234lh9fiuh90y23oiuhsafujhadof229phr9h19h89h8": -58897971,
-		"abc": 479470107,
-	} {
-		if got := int32(event.Murmur2([]byte(key))); got != want {
-			t.Errorf("%q: %d, want %d", key, got, want)
 		}
 	}
 }
@@ -177,7 +165,7 @@ func TestPayloadKinds(t *testing.T) {
 		{"slice", []string{}, bson.TypeArray, `[]`},
 	} {
 		v, _ := stored(t, event.New("a", "1", "t", c.payload))
-		got, err := event.AppendPayload([]byte("before:"), v)
+		got, err := envelope.AppendPayload([]byte("before:"), v)
 		if err != nil || string(got) != "before:"+c.want || v.PayloadType != byte(c.typ) {
 			t.Errorf("%s: %q of type %s, %v; want %q", c.label, got, bson.Type(v.PayloadType), err, c.want)
 		}
@@ -290,8 +278,8 @@ func TestIDs(t *testing.T) {
 			t.Fatal(err)
 		}
 
-		var v event.View
-		if err := event.Parse(raw, &v); err != nil || v.IDType != byte(c.typ) || string(v.AppendID(nil)) != c.text || v.AmbiguousID() != c.ambiguous {
+		var v envelope.View
+		if err := envelope.Parse(raw, &v); err != nil || v.IDType != byte(c.typ) || string(v.AppendID(nil)) != c.text || v.AmbiguousID() != c.ambiguous {
 			t.Errorf("%s: type %s, text %s, ambiguous %v, %v", c.text, bson.Type(v.IDType), v.AppendID(nil), v.AmbiguousID(), err)
 		}
 

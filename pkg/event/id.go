@@ -3,10 +3,11 @@ package event
 import (
 	"errors"
 	"fmt"
-	"slices"
 
 	"github.com/google/uuid"
 	"go.mongodb.org/mongo-driver/v2/bson"
+
+	"github.com/outrelay/outrelay/internal/envelope"
 )
 
 // ID is the id of an event: a UUID, an ObjectId or a string. IDs can be compared with ==. The zero
@@ -33,7 +34,7 @@ func NewID[T uuid.UUID | bson.ObjectID | string](id T) ID {
 // 24 hexadecimal digits give an ObjectId, and any other text gives a string id. For a string id
 // that looks like one of the others, use NewID.
 func ParseID(text string) ID {
-	if looksBinary([]byte(text)) {
+	if envelope.LooksBinary([]byte(text)) {
 		if len(text) == 24 {
 			if id, err := bson.ObjectIDFromHex(text); err == nil {
 				return NewID(id)
@@ -50,7 +51,7 @@ func ParseID(text string) ID {
 func (id ID) IsZero() bool { return id.typ == 0 }
 
 // String returns the canonical text of the id, which is also the header `id` of the record.
-func (id ID) String() string { return string(appendText(nil, id.typ, []byte(id.val))) }
+func (id ID) String() string { return string(envelope.AppendText(nil, id.typ, []byte(id.val))) }
 
 // MarshalBSONValue encodes the id as a binary, an ObjectId or a string. It fails for the zero
 // value.
@@ -64,17 +65,12 @@ func (id ID) MarshalBSONValue() (byte, []byte, error) {
 // UnmarshalBSONValue decodes an id of any of the three types. It fails for other types and for
 // invalid values.
 func (id *ID) UnmarshalBSONValue(typ byte, data []byte) error {
-	n := valueLen(bson.Type(typ), data)
-	if n < 0 || n != len(data) {
-		return errors.New("event id: broken value")
-	}
-
-	var v View
-	if err := v.setID(&cursor{typ: bson.Type(typ), val: slices.Clone(data)}); err != nil {
+	val, err := envelope.ParseID(bson.Type(typ), data)
+	if err != nil {
 		return fmt.Errorf("event id: %w", err)
 	}
 
-	*id = ID{bson.Type(v.IDType), string(v.ID)}
+	*id = ID{bson.Type(typ), string(val)}
 	return nil
 }
 

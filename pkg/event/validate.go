@@ -7,6 +7,8 @@ import (
 	"unicode/utf8"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
+
+	"github.com/outrelay/outrelay/internal/envelope"
 )
 
 // InvalidError lists all problems of an event. It wraps ErrInvalid.
@@ -26,7 +28,6 @@ func (e *InvalidError) Error() string {
 func (e *InvalidError) Unwrap() error { return ErrInvalid }
 
 const (
-	maxIDBytes    = 1024 // a change event contains the _id three times, and must not exceed the limit of the server
 	maxTextBytes  = 4096 // for a type, a key or an attribute
 	maxTopicBytes = 249  // the limit of Kafka
 )
@@ -43,8 +44,8 @@ func (e Event) Validate() error {
 		v.addProblem("id is all zeros")
 	case e.id.val == "":
 		v.addProblem("id is empty")
-	case len(e.id.val) > maxIDBytes:
-		v.addProblem("id has %d bytes; at most %d are allowed", len(e.id.val), maxIDBytes)
+	case len(e.id.val) > envelope.MaxIDBytes:
+		v.addProblem("id has %d bytes; at most %d are allowed", len(e.id.val), envelope.MaxIDBytes)
 	case e.id.typ == bson.TypeString && !utf8.ValidString(e.id.val):
 		v.addProblem("id is not UTF-8")
 	}
@@ -57,7 +58,7 @@ func (e Event) Validate() error {
 	v.checkText("schema version", e.schemaVersion, false)
 	v.checkText("source", e.source, false)
 	v.checkText("subject", e.subject, false)
-	if e.payloadType == bson.TypeString && !utf8.Valid(stringBytes(e.payload)) {
+	if e.payloadType == bson.TypeString && !utf8.Valid(e.payload) {
 		v.addProblem("payload is a string that is not UTF-8; pass bytes")
 	}
 	if e.topic != "" {
@@ -65,7 +66,7 @@ func (e Event) Validate() error {
 	}
 
 	for _, h := range e.headers {
-		if problem := headerProblem([]byte(h.Key)); problem != "" {
+		if problem := envelope.HeaderProblem([]byte(h.Key)); problem != "" {
 			v.addProblem("%s", problem)
 		}
 		v.checkText("header name", h.Key, false)

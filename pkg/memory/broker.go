@@ -13,8 +13,8 @@ import (
 
 	"github.com/google/uuid"
 
+	"github.com/outrelay/outrelay/internal/keyhash"
 	"github.com/outrelay/outrelay/pkg/consumer"
-	"github.com/outrelay/outrelay/pkg/event"
 )
 
 // DefaultPartitions is the default number of partitions of a topic. WithPartitions and CreateTopic
@@ -311,7 +311,7 @@ func (b *Broker) choosePartitionLocked(t *topic, key []byte) int32 {
 		b.roundRobin++
 		return b.roundRobin & 0x7fffffff % n
 	}
-	return int32(event.Murmur2(key)&0x7fffffff) % n
+	return int32(keyhash.Murmur2(key)&0x7fffffff) % n
 }
 
 // appendRecordLocked writes a copy of the message to the partition.

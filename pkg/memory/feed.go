@@ -18,7 +18,7 @@ type feed struct {
 
 // committedEnvelope is an envelope with the time of its commit.
 type committedEnvelope struct {
-	*envelope
+	*outboxEntry
 	at time.Time
 }
 
@@ -52,7 +52,7 @@ func (f *feed) addCommitted(inserted []any) {
 	defer f.mu.Unlock()
 
 	for _, v := range inserted {
-		if e := v.(*envelope); e.fields.dueAt.IsZero() {
+		if e := v.(*outboxEntry); e.fields.dueAt.IsZero() {
 			f.pending = append(f.pending, committedEnvelope{e, now})
 		}
 	}

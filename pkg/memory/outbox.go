@@ -10,6 +10,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.opentelemetry.io/otel/propagation"
 
+	"github.com/outrelay/outrelay/internal/envelope"
 	"github.com/outrelay/outrelay/internal/tracecontext"
 	"github.com/outrelay/outrelay/pkg/event"
 	"github.com/outrelay/outrelay/pkg/outbox"
@@ -78,8 +79,8 @@ func NewOutbox(db *DB, opts ...OutboxOption) (*Outbox, error) {
 	return b, nil
 }
 
-// envelope is a stored envelope. It is never changed: a change stores a new one.
-type envelope struct {
+// outboxEntry is a stored envelope. It is never changed: a change stores a new one.
+type outboxEntry struct {
 	doc     bson.Raw // the document as on a server, but without a timestamp in ts
 	id      event.ID
 	seq     uint64 // order of the inserts
@@ -96,22 +97,16 @@ type scheduledFields struct {
 // Append stores the events in the transaction of ctx, in the given order. It stores all of them or
 // none. See outbox.Box.Append.
 func (b *Outbox) Append(ctx context.Context, events ...event.Event) error {
-	return b.AppendMany(ctx, events)
-}
-
-// AppendMany does the same as Append. It fails if opts contain a session, because there are no
-// sessions.
-func (b *Outbox) AppendMany(ctx context.Context, events []event.Event, opts ...outbox.CallOption) error {
-	if err := b.appendEvents(ctx, events, opts); err != nil {
+	if err := b.appendEvents(ctx, events); err != nil {
 		return fmt.Errorf("appending to %s: %w", b.collection, err)
 	}
 	return nil
 }
 
 // appendEvents checks the call and stores the events.
-func (b *Outbox) appendEvents(ctx context.Context, events []event.Event, opts []outbox.CallOption) error {
-	if err := rejectSession(opts); err != nil || len(events) == 0 {
-		return err
+func (b *Outbox) appendEvents(ctx context.Context, events []event.Event) error {
+	if len(events) == 0 {
+		return nil
 	}
 
 	u := b.db.unitFromContext(ctx)
@@ -132,7 +127,7 @@ func (b *Outbox) appendEvents(ctx context.Context, events []event.Event, opts []
 
 	// On a server without a transaction, the events before an error stay stored.
 	for _, e := range list {
-		if err := b.db.runOperation(ctx, func(t *tx) error { return b.insertEnvelopes(t, []*envelope{e}) }); err != nil {
+		if err := b.db.runOperation(ctx, func(t *tx) error { return b.insertEnvelopes(t, []*outboxEntry{e}) }); err != nil {
 			return err
 		}
 	}
@@ -141,7 +136,7 @@ func (b *Outbox) appendEvents(ctx context.Context, events []event.Event, opts []
 }
 
 // insertEnvelopes inserts the envelopes. The error of an existing id is a duplicate key.
-func (b *Outbox) insertEnvelopes(t *tx, list []*envelope) error {
+func (b *Outbox) insertEnvelopes(t *tx, list []*outboxEntry) error {
 	for _, e := range list {
 		key, err := encodeKey(e.id)
 		if err != nil {
@@ -157,9 +152,9 @@ func (b *Outbox) insertEnvelopes(t *tx, list []*envelope) error {
 
 // encodeEvents returns the envelopes of the events. The error joins the errors of all events that
 // cannot be stored.
-func (b *Outbox) encodeEvents(ctx context.Context, events []event.Event) ([]*envelope, error) {
+func (b *Outbox) encodeEvents(ctx context.Context, events []event.Event) ([]*outboxEntry, error) {
 	trace := tracecontext.Headers(ctx, b.propagator)
-	list := make([]*envelope, 0, len(events))
+	list := make([]*outboxEntry, 0, len(events))
 	var errs []error
 
 	for _, ev := range events {
@@ -169,7 +164,7 @@ func (b *Outbox) encodeEvents(ctx context.Context, events []event.Event) ([]*env
 			err = &outbox.TooLargeError{ID: ev.ID(), Size: len(doc), Limit: b.maxSize}
 		}
 
-		var e *envelope
+		var e *outboxEntry
 		if err == nil {
 			e, err = parseEnvelope(doc, ev.ID())
 		}
@@ -187,13 +182,13 @@ func (b *Outbox) encodeEvents(ctx context.Context, events []event.Event) ([]*env
 }
 
 // parseEnvelope returns the envelope for a document.
-func parseEnvelope(doc bson.Raw, id event.ID) (*envelope, error) {
-	var v event.View
-	if err := event.Parse(doc, &v); err != nil {
+func parseEnvelope(doc bson.Raw, id event.ID) (*outboxEntry, error) {
+	var v envelope.View
+	if err := envelope.Parse(doc, &v); err != nil {
 		return nil, err
 	}
 
-	e := &envelope{
+	e := &outboxEntry{
 		doc: doc,
 		id:  id,
 		fields: scheduledFields{
@@ -212,25 +207,15 @@ func parseEnvelope(doc bson.Raw, id event.ID) (*envelope, error) {
 	return e, nil
 }
 
-// rejectSession returns an error if an option contains a session.
-func rejectSession(opts []outbox.CallOption) error {
-	for _, o := range opts {
-		if o != outbox.CallOption(outbox.WithSession(nil)) {
-			return errors.New("an in-memory outbox has no sessions; use the context of DB.Transaction")
-		}
-	}
-	return nil
-}
-
 // Envelopes returns the committed envelopes as they are stored, in the order of their appends and
 // without a timestamp in ts. Delivered envelopes stay, as on a server within the retention.
 // Scheduled envelopes are removed when they are delivered.
 func (b *Outbox) Envelopes() []bson.Raw {
-	var list []*envelope
+	var list []*outboxEntry
 	// This cannot fail: a read has no conflicts.
 	_ = b.db.runOperation(context.Background(), func(t *tx) error {
 		list = list[:0]
-		t.scanRows(b.rows, func(_ string, v any) { list = append(list, v.(*envelope)) })
+		t.scanRows(b.rows, func(_ string, v any) { list = append(list, v.(*outboxEntry)) })
 		return nil
 	})
 

@@ -10,6 +10,7 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 
+	"github.com/outrelay/outrelay/internal/envelope"
 	"github.com/outrelay/outrelay/internal/record"
 	"github.com/outrelay/outrelay/internal/routing"
 	"github.com/outrelay/outrelay/pkg/consumer"
@@ -196,7 +197,7 @@ func (r *Relay) nextDueTime(ctx context.Context) (at time.Time, ok bool) {
 	_ = r.box.db.runAlone(ctx, func(t *tx) error {
 		ok = false
 		t.scanRows(r.box.rows, func(_ string, v any) {
-			if e := v.(*envelope); !e.fields.dueAt.IsZero() && (!ok || e.fields.dueAt.Before(at)) {
+			if e := v.(*outboxEntry); !e.fields.dueAt.IsZero() && (!ok || e.fields.dueAt.Before(at)) {
 				at = e.fields.dueAt
 				ok = true
 			}
@@ -211,7 +212,7 @@ func (r *Relay) nextDueTime(ctx context.Context) (at time.Time, ok bool) {
 // It returns false if there is none.
 func (r *Relay) deliverNext(ctx context.Context) (bool, error) {
 	if e, ok := r.box.feed.firstPending(); ok {
-		if err := r.deliverEvent(ctx, e.envelope, e.at); err != nil {
+		if err := r.deliverEvent(ctx, e.outboxEntry, e.at); err != nil {
 			return true, err
 		}
 
@@ -232,16 +233,16 @@ func (r *Relay) deliverNext(ctx context.Context) (bool, error) {
 
 // claimDue claims the scheduled event that is due first, or returns nil. A claimed event can
 // neither be canceled nor rescheduled. If a claimed event was not delivered, it is claimed again.
-func (r *Relay) claimDue(ctx context.Context) (found *envelope, err error) {
+func (r *Relay) claimDue(ctx context.Context) (found *outboxEntry, err error) {
 	now := r.box.db.clock.Now()
 	err = r.box.db.runAlone(ctx, func(t *tx) error {
 		found = nil
 		t.scanRows(r.box.rows, func(_ string, v any) {
-			e := v.(*envelope)
+			e := v.(*outboxEntry)
 			if e.fields.dueAt.IsZero() || e.fields.dueAt.After(now) {
 				return
 			}
-			if found == nil || comparePositions(envelopePosition(e), envelopePosition(found)) < 0 {
+			if found == nil || compareDue(e, found) < 0 {
 				found = e
 			}
 		})
@@ -261,7 +262,7 @@ func (r *Relay) claimDue(ctx context.Context) (found *envelope, err error) {
 
 // deliverEvent writes the records of an event, or makes it a dead letter. An error means that the
 // event must be tried again.
-func (r *Relay) deliverEvent(ctx context.Context, e *envelope, at time.Time) error {
+func (r *Relay) deliverEvent(ctx context.Context, e *outboxEntry, at time.Time) error {
 	for attempt := 1; ; attempt++ {
 		err := r.sendRecords(ctx, e, at)
 		var refusal *record.Refusal
@@ -283,7 +284,7 @@ func (r *Relay) deliverEvent(ctx context.Context, e *envelope, at time.Time) err
 }
 
 // addDeadLetter records that an event could not be delivered.
-func (r *Relay) addDeadLetter(e *envelope, class, reason string) {
+func (r *Relay) addDeadLetter(e *outboxEntry, class, reason string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 
@@ -291,13 +292,13 @@ func (r *Relay) addDeadLetter(e *envelope, class, reason string) {
 }
 
 // sendRecords writes the record of each topic that does not have it yet.
-func (r *Relay) sendRecords(ctx context.Context, e *envelope, at time.Time) error {
+func (r *Relay) sendRecords(ctx context.Context, e *outboxEntry, at time.Time) error {
 	if x := e.fields.expiresAt; !x.IsZero() && !r.box.db.clock.Now().Before(x) {
 		return &record.Refusal{Class: record.Expired, Reason: "expired at " + x.Format(time.RFC3339)}
 	}
 
-	var v event.View
-	if err := event.Parse(e.doc, &v); err != nil {
+	var v envelope.View
+	if err := envelope.Parse(e.doc, &v); err != nil {
 		return err
 	}
 

@@ -7,7 +7,7 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 
-	"github.com/outrelay/outrelay/pkg/event"
+	"github.com/outrelay/outrelay/internal/envelope"
 	"github.com/outrelay/outrelay/pkg/saga"
 	"github.com/outrelay/outrelay/pkg/saga/sagatest"
 )
@@ -27,8 +27,8 @@ func TestSagaStoreContract(t *testing.T) {
 			Events: func(context.Context) ([]string, error) {
 				var types []string
 				for _, doc := range box.Envelopes() {
-					var v event.View
-					if err := event.Parse(doc, &v); err != nil {
+					var v envelope.View
+					if err := envelope.Parse(doc, &v); err != nil {
 						return nil, err
 					}
 

@@ -4,9 +4,8 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/outrelay/outrelay/internal/transaction"
 	"github.com/outrelay/outrelay/pkg/event"
-
-	"github.com/outrelay/outrelay/internal/unit"
 )
 
 // Errors returned by this package. Test for them with errors.Is.
@@ -14,7 +13,7 @@ var (
 	// ErrNoTransaction means that the context has no running transaction. An event that is stored
 	// outside of the business transaction can be lost, or can report a write that was rolled back.
 	// WithoutTransaction allows it.
-	ErrNoTransaction = errors.New("no running transaction in this context: use the context that the transaction's callback gets")
+	ErrNoTransaction = transaction.ErrNone
 
 	// ErrTooLarge means that an envelope exceeds the configured size. The error is a
 	// *TooLargeError.
@@ -24,35 +23,29 @@ var (
 	// waits: it was never scheduled, it was canceled, or a watcher is sending it already.
 	ErrNotScheduled = errors.New("not scheduled, or on its way already")
 
+	// ErrEmptyQuery means that CancelScheduled got a query without a condition. Set ScheduledQuery.All
+	// to cancel all events.
+	ErrEmptyQuery = errors.New("the query has no condition and would match every scheduled event; set All to mean that")
+
 	// ErrRollbackOnly means that the transaction cannot commit, because an operation in it failed
 	// and the callback continued. The cause is wrapped as well.
-	ErrRollbackOnly = unit.ErrRollbackOnly
+	ErrRollbackOnly = transaction.ErrRollbackOnly
 
 	// ErrTransactionEnded means that the transaction of this context is over: the callback has
 	// returned, or it has committed or aborted the transaction of Transaction itself.
-	ErrTransactionEnded = unit.ErrEnded
+	ErrTransactionEnded = transaction.ErrEnded
+
+	// ErrCommitUnknown means that the callback of a transaction succeeded and the commit failed, but the
+	// transaction may have been committed nevertheless. Before you repeat it, check for its writes, or
+	// make sure that repeating it is harmless. After all other errors of a transaction, nothing of it
+	// was stored.
+	ErrCommitUnknown = transaction.ErrCommitUnknown
+
+	// ErrStandalone means that a transaction was started on a standalone server, which has no
+	// transactions: a mongod that is not a member of a replica set. Calls with WithoutTransaction work
+	// there.
+	ErrStandalone = transaction.ErrStandalone
 )
-
-// CommitError reports that the callback of a transaction succeeded, but the commit failed.
-type CommitError struct {
-	// Unknown is true if the transaction may have been committed nevertheless. Before you repeat
-	// it, check for its writes, or make sure that repeating it is harmless. If Unknown is false,
-	// nothing of the transaction was stored.
-	Unknown bool
-
-	// Err is the error of the driver.
-	Err error
-}
-
-func (e *CommitError) Error() string {
-	if e.Unknown {
-		return fmt.Sprintf("committing: the outcome is unknown, the transaction may have been committed: %v", e.Err)
-	}
-	return fmt.Sprintf("committing: nothing of the transaction was stored: %v", e.Err)
-}
-
-// Unwrap returns the error of the driver.
-func (e *CommitError) Unwrap() error { return e.Err }
 
 // TooLargeError reports an envelope that exceeds the size limit of its Box. It wraps ErrTooLarge.
 type TooLargeError struct {

@@ -2,16 +2,8 @@ package outbox
 
 import (
 	"context"
-	"errors"
-	"fmt"
 
-	"go.mongodb.org/mongo-driver/v2/mongo"
-	"go.mongodb.org/mongo-driver/v2/mongo/options"
-	"go.mongodb.org/mongo-driver/v2/mongo/readconcern"
-	"go.mongodb.org/mongo-driver/v2/mongo/readpref"
-	"go.mongodb.org/mongo-driver/v2/mongo/writeconcern"
-
-	"github.com/outrelay/outrelay/internal/unit"
+	"github.com/outrelay/outrelay/internal/transaction"
 )
 
 // Transaction runs fn as one unit of work. If fn returns nil, all writes that use the context of fn
@@ -35,168 +27,46 @@ import (
 // alone decides about the commit, so pass the inner error on.
 //
 // Errors:
-//   - *CommitError if the commit failed. It reports whether the outcome is unknown. An error of fn
-//     is never wrapped in it.
+//   - ErrCommitUnknown if the transaction may have been committed although the commit failed.
 //   - ErrRollbackOnly with the cause, as described above. It is also returned if a goroutine of fn
 //     still runs a joined call when fn returns.
 //   - ErrTransactionEnded if the transaction of ctx is over.
 //   - ErrStandalone if the server is a standalone, which has no transactions.
 //
-// Transaction uses the session of WithSession. Without it, it uses the session of ctx, or else a
-// new session that ends with the call. The session must belong to client.
-func Transaction(
-	ctx context.Context, client *mongo.Client, fn func(ctx context.Context) error, opts ...TransactionOption,
-) error {
+// Transaction uses the session of ctx, or else a new session that ends with the call. The session
+// must belong to the client of the box.
+func (b *Box) Transaction(ctx context.Context, fn func(ctx context.Context) error, opts ...TransactionOption) error {
 	var s transactionSettings
 	for _, o := range opts {
-		o.applyTransaction(&s)
-	}
-	if client == nil {
-		return errors.New("transaction: the client is nil")
+		o.applyTo(&s)
 	}
 
-	if s.session != nil {
-		ctx = mongo.NewSessionContext(ctx, s.session)
-	}
-
-	sess := mongo.SessionFromContext(ctx)
-	u := unitFromContext(ctx)
-	switch {
-	case sess == nil:
-		return inNewSession(ctx, client, fn, s)
-	case sess.Client() != client:
-		return fmt.Errorf("transaction: %w", mongo.ErrWrongClient)
-	case u != nil:
-		return u.runJoined(ctx, fn)
-	case sess.TransactionRunning():
-		// The starter of this transaction decides about the commit.
-		return fn(ctx)
-	default:
-		return runTransaction(ctx, sess, fn, s)
-	}
-}
-
-// inNewSession runs fn in a transaction of a new session, and ends the session.
-func inNewSession(
-	ctx context.Context, client *mongo.Client, fn func(context.Context) error, s transactionSettings,
-) error {
-	sess, err := client.StartSession()
-	if err != nil {
-		return fmt.Errorf("transaction: starting a session: %w", err)
-	}
-	// This also aborts the transaction if fn panics.
-	defer sess.EndSession(context.WithoutCancel(ctx))
-
-	return runTransaction(ctx, sess, fn, s)
-}
-
-// runTransaction runs fn in a transaction of sess, which has none. It explains the error: a commit
-// that failed, a server that has no transactions.
-func runTransaction(
-	ctx context.Context, sess *mongo.Session, fn func(context.Context) error, s transactionSettings,
-) error {
-	committing := false
-	_, err := sess.WithTransaction(ctx, func(ctx context.Context) (any, error) {
-		// The driver runs this again after a transient error, also one of the commit.
-		committing = false
-		// Between two attempts, the driver itself does not check ctx.
-		if err := ctx.Err(); err != nil {
-			return nil, err
-		}
-
-		u := &unitOfWork{sess: sess}
-		defer u.work.End()
-		defer trackCallback()()
-		if err := fn(context.WithValue(ctx, unitKey{}, u)); err != nil {
-			return nil, err
-		}
-
-		err := u.endForCommit()
-		committing = err == nil
-		return nil, err
-	}, s.driverOptions())
-
-	// If err is exactly ctx.Err(), the driver has not tried to commit.
-	if err == nil || !committing || err == ctx.Err() { //nolint:errorlint // a wrapped error comes from the commit
-		return explainStandalone(ctx, sess.Client(), err)
-	}
-
-	return &CommitError{Unknown: !certainlyAborted(err), Err: explainStandalone(ctx, sess.Client(), err)}
-}
-
-// certainlyAborted reports whether a commit that failed with err certainly did not take place. This
-// is so if the server answered, and neither the server nor the driver leaves the outcome open.
-func certainlyAborted(err error) bool {
-	var answer mongo.CommandError
-	if !errors.As(err, &answer) {
-		return false
-	}
-
-	if answer.HasErrorLabel("TransientTransactionError") {
-		return true
-	}
-	return !answer.HasErrorLabel("UnknownTransactionCommitResult") &&
-		!mongo.IsNetworkError(answer) && !mongo.IsTimeout(answer)
-}
-
-// driverOptions returns options that do not depend on the configuration of the client.
-func (s *transactionSettings) driverOptions() *options.TransactionOptionsBuilder {
-	rc := readconcern.Majority()
+	run := transaction.Run
 	if s.snapshot {
-		rc = readconcern.Snapshot()
+		run = transaction.RunSnapshot
 	}
-
-	return options.Transaction().
-		SetReadConcern(rc).
-		SetWriteConcern(writeconcern.Majority()).
-		SetReadPreference(readpref.Primary())
+	return run(ctx, b.coll.Database().Client(), fn)
 }
 
-type unitKey struct{}
-
-// unitOfWork is one attempt of a transaction that Transaction has started. A nil unitOfWork stands for a
-// transaction that was started elsewhere.
-type unitOfWork struct {
-	sess *mongo.Session
-	work unit.Work
+// CheckTransaction returns nil if a write with ctx is part of a transaction that may still commit.
+// Otherwise it returns ErrNoTransaction, ErrTransactionEnded, or ErrRollbackOnly with its cause. It
+// does no I/O.
+func CheckTransaction(ctx context.Context) error {
+	return transaction.Check(ctx)
 }
 
-// state returns the work of u, or nil for a nil u.
-func (u *unitOfWork) state() *unit.Work {
-	if u == nil {
-		return nil
-	}
-	return &u.work
+// SetRollbackOnly prevents the transaction of ctx from committing. Use it if a required part of the
+// transaction failed: Transaction then returns ErrRollbackOnly and the cause, even if the callback
+// returns nil. If the transaction is rollback-only already, the first cause stays.
+//
+// It reports whether it had an effect. It has none without a transaction, and in a transaction that
+// was started with the methods of the driver: only its starter decides about the commit.
+func SetRollbackOnly(ctx context.Context, cause error) bool {
+	return transaction.SetRollbackOnly(ctx, cause)
 }
 
-// unitFromContext returns the unit of work that an operation with ctx would belong to. It returns
-// nil if the session of ctx was not started by Transaction.
-func unitFromContext(ctx context.Context) *unitOfWork {
-	u, _ := ctx.Value(unitKey{}).(*unitOfWork)
-	if u == nil || mongo.SessionFromContext(ctx) != u.sess {
-		return nil
-	}
-	return u
-}
-
-// runJoined runs fn as a part of u. If fn fails or panics, u can only roll back.
-func (u *unitOfWork) runJoined(ctx context.Context, fn func(context.Context) error) error {
-	if err := CheckTransaction(ctx); err != nil {
-		return err
-	}
-	return u.work.Join(func() error { return fn(ctx) })
-}
-
-// endForCommit ends u, and returns an error if u must not commit. It is called after the callback has
-// returned nil.
-func (u *unitOfWork) endForCommit() error {
-	if err := u.work.EndForCommit(); err != nil {
-		return err
-	}
-
-	// If the callback itself has ended the transaction, the driver would report success.
-	if !u.sess.TransactionRunning() {
-		return ErrTransactionEnded
-	}
-	return nil
+// Outside returns ctx without its transaction, for a write that must stay even if the transaction
+// rolls back, such as an audit entry. A guard.Monitor does not report such writes.
+func Outside(ctx context.Context) context.Context {
+	return transaction.Outside(ctx)
 }

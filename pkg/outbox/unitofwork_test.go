@@ -12,15 +12,19 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"go.mongodb.org/mongo-driver/v2/bson"
-	mongoevent "go.mongodb.org/mongo-driver/v2/event"
 	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/pkg/outbox"
+	"github.com/outrelay/outrelay/pkg/outbox/guard"
 )
+
+func id(name string, v any) bson.D { return bson.D{{Key: name, Value: v}} }
+
+// just drops the result of a call and returns its error.
+func just[R any](_ R, err error) error { return err }
 
 func TestSessionFromContextAndCheck(t *testing.T) {
 	t.Parallel()
@@ -31,9 +35,6 @@ func TestSessionFromContextAndCheck(t *testing.T) {
 			t.Errorf("%s: %v", what, err)
 		}
 
-		if s, ok := outbox.SessionFromContext(ctx); ok != (want == nil) || ok != (s != nil) {
-			t.Errorf("%s: session %v, %v", what, s, ok)
-		}
 	}
 
 	check("no session", ctx, outbox.ErrNoTransaction)
@@ -56,7 +57,7 @@ func TestSessionFromContextAndCheck(t *testing.T) {
 
 	check("aborted by hand", byHand, outbox.ErrNoTransaction)
 	var leaked context.Context
-	if err := outbox.Transaction(byHand, b.client, func(ctx context.Context) error {
+	if err := b.box.Transaction(byHand, func(ctx context.Context) error {
 		leaked = ctx
 		check("inside", ctx, nil)
 		check("outside on purpose", outbox.Outside(ctx), outbox.ErrNoTransaction)
@@ -70,7 +71,7 @@ func TestSessionFromContextAndCheck(t *testing.T) {
 	}
 
 	check("leaked", leaked, outbox.ErrTransactionEnded)
-	if err := outbox.Transaction(leaked, b.client, func(context.Context) error { return nil }); !errors.Is(err, outbox.ErrTransactionEnded) {
+	if err := b.box.Transaction(leaked, func(context.Context) error { return nil }); !errors.Is(err, outbox.ErrTransactionEnded) {
 		t.Errorf("begun after completion: %v", err)
 	}
 }
@@ -79,7 +80,7 @@ func TestSetRollbackOnly(t *testing.T) {
 	t.Parallel()
 	b, ctx := setup(t), t.Context()
 	cause := errors.New("half of it is missing")
-	err := outbox.Transaction(ctx, b.client, func(ctx context.Context) error {
+	err := b.box.Transaction(ctx, func(ctx context.Context) error {
 		if err := b.box.Append(ctx, ev("a")); err != nil {
 			return err
 		}
@@ -101,16 +102,21 @@ func TestSetRollbackOnly(t *testing.T) {
 	b.want(t)
 }
 
-// Handler begins before the function, commits once if it returns nil, and rolls back and returns
-// its error otherwise. It joins an existing transaction.
+// A handler in a transaction commits once if it returns nil, and rolls back and returns its error otherwise. It
+// joins an existing transaction.
 func TestHandlerIsOneTransaction(t *testing.T) {
 	t.Parallel()
 	w := new(watch)
 	b := setup(t, w.options())
 	no := errors.New("no")
-	inner := outbox.Handler(b.client, func(ctx context.Context, typ string) error { return b.box.Append(ctx, ev(typ)) })
-	h := outbox.Handler(b.client, func(ctx context.Context, typ string) error {
-		if _, ok := outbox.SessionFromContext(ctx); !ok {
+	inTransaction := func(handle func(ctx context.Context, typ string) error) func(ctx context.Context, typ string) error {
+		return func(ctx context.Context, typ string) error {
+			return b.box.Transaction(ctx, func(ctx context.Context) error { return handle(ctx, typ) })
+		}
+	}
+	inner := inTransaction(func(ctx context.Context, typ string) error { return b.box.Append(ctx, ev(typ)) })
+	h := inTransaction(func(ctx context.Context, typ string) error {
+		if s := mongo.SessionFromContext(ctx); s == nil || !s.TransactionRunning() {
 			t.Error("no transaction")
 		}
 
@@ -147,7 +153,7 @@ func TestNestedTransactionsAreCounted(t *testing.T) {
 			b := setup(t, w.options())
 			step := func(typ string, next func(context.Context) error) func(context.Context) error {
 				return func(ctx context.Context) error {
-					return outbox.Transaction(ctx, b.client, func(ctx context.Context) error {
+					return b.box.Transaction(ctx, func(ctx context.Context) error {
 						if err := b.box.Append(ctx, ev(typ)); err != nil {
 							return err
 						}
@@ -188,9 +194,9 @@ func TestJoinedTransactionLeftRunning(t *testing.T) {
 	b := setup(t)
 	var wg sync.WaitGroup
 	entered, release := make(chan struct{}), make(chan struct{})
-	err := outbox.Transaction(t.Context(), b.client, func(ctx context.Context) error {
+	err := b.box.Transaction(t.Context(), func(ctx context.Context) error {
 		wg.Go(func() {
-			_ = outbox.Transaction(ctx, b.client, func(context.Context) error {
+			_ = b.box.Transaction(ctx, func(context.Context) error {
 				close(entered)
 				<-release
 				return nil
@@ -207,13 +213,13 @@ func TestJoinedTransactionLeftRunning(t *testing.T) {
 	close(release)
 	wg.Wait()
 	entered, release = make(chan struct{}), make(chan struct{})
-	err = outbox.Transaction(t.Context(), b.client, func(ctx context.Context) error {
+	err = b.box.Transaction(t.Context(), func(ctx context.Context) error {
 		if err := b.box.Append(ctx, ev("a")); err != nil {
 			return err
 		}
 
 		wg.Go(func() {
-			_ = outbox.Transaction(ctx, b.client, func(context.Context) error {
+			_ = b.box.Transaction(ctx, func(context.Context) error {
 				close(entered)
 				<-release
 				return nil
@@ -236,7 +242,7 @@ func TestJoinedTransactionLeftRunning(t *testing.T) {
 func TestNestedTransactionAfterTheCallbackEndedIt(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	err := outbox.Transaction(t.Context(), b.client, func(ctx context.Context) error {
+	err := b.box.Transaction(t.Context(), func(ctx context.Context) error {
 		if err := b.box.Append(ctx, ev("a")); err != nil {
 			return err
 		}
@@ -245,7 +251,7 @@ func TestNestedTransactionAfterTheCallbackEndedIt(t *testing.T) {
 		}
 
 		ran := false
-		err := outbox.Transaction(ctx, b.client, func(context.Context) error { ran = true; return nil })
+		err := b.box.Transaction(ctx, func(context.Context) error { ran = true; return nil })
 		if !errors.Is(err, outbox.ErrTransactionEnded) || ran {
 			t.Errorf("joined what is over: %v, ran %v", err, ran)
 		}
@@ -254,59 +260,6 @@ func TestNestedTransactionAfterTheCallbackEndedIt(t *testing.T) {
 	})
 	if !errors.Is(err, outbox.ErrTransactionEnded) {
 		t.Error(err)
-	}
-}
-
-// strayed stores the reports of a StrayMonitor.
-type strayed struct {
-	mu   sync.Mutex
-	list []outbox.Stray
-}
-
-func (s *strayed) report(_ context.Context, x outbox.Stray) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.list = append(s.list, x)
-}
-
-func TestStrayWritesAreReported(t *testing.T) {
-	t.Parallel()
-	var found strayed
-	var passed sync.Map
-	b := setup(t, options.Client().SetMonitor(outbox.StrayMonitor(found.report, &mongoevent.CommandMonitor{
-		Started: func(_ context.Context, e *mongoevent.CommandStartedEvent) { passed.Store(e.CommandName, true) },
-	})))
-	outer := t.Context()
-	orders := b.db.Collection("orders")
-	if err := just(orders.InsertOne(outer, id("_id", "before"))); err != nil { // no callback, no stray
-		t.Fatal(err)
-	}
-	if err := outbox.Transaction(outer, b.client, func(ctx context.Context) error {
-		return errors.Join(
-			just(orders.InsertOne(ctx, id("_id", "in"))),
-			just(orders.InsertOne(outer, id("_id", "stray"))),
-			outbox.Transaction(ctx, b.client, func(context.Context) error {
-				return just(orders.UpdateOne(outer, id("_id", "before"), id("$set", id("x", 1))))
-			}),
-			just(orders.InsertOne(outbox.Outside(ctx), id("_id", "meant"))),
-			just(orders.CountDocuments(outer, bson.D{})),
-			just(orders.Aggregate(outer, mongo.Pipeline{id("$merge", "copies")})),
-			just(orders.DeleteOne(ctx, id("_id", "in"))),
-		)
-	}); err != nil {
-		t.Fatal(err)
-	}
-	if err := just(orders.InsertOne(outer, id("_id", "after"))); err != nil {
-		t.Fatal(err)
-	}
-
-	name := b.db.Name()
-	if diff := cmp.Diff([]outbox.Stray{{"insert", name, "orders"}, {"update", name, "orders"}, {"aggregate", name, "orders"}}, found.list); diff != "" {
-		t.Error(diff)
-	}
-
-	if _, ok := passed.Load("commitTransaction"); !ok {
-		t.Error("the next monitor sees nothing")
 	}
 }
 
@@ -321,22 +274,18 @@ func TestStandaloneServer(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	orders, err := outbox.NewCollection(db.Collection("orders"), outbox.WithoutTransaction())
-	if err != nil {
-		t.Fatal(err)
-	}
-
+	orders := guard.NewCollection(db.Collection("orders"), guard.WithoutTransaction())
 	handler := func(ctx context.Context, order string) error {
 		if err := just(orders.InsertOne(ctx, id("_id", order))); err != nil {
 			return err
 		}
 		return box.Append(ctx, ev("OrderPlaced"))
 	}
-	if err := outbox.Handler(c, handler)(t.Context(), "a"); !errors.Is(err, outbox.ErrStandalone) || !errors.As(err, new(mongo.ServerError)) {
+	if err := box.Transaction(t.Context(), func(ctx context.Context) error { return handler(ctx, "a") }); !errors.Is(err, outbox.ErrStandalone) || !errors.As(err, new(mongo.ServerError)) {
 		t.Errorf("a transaction: %v", err)
 	}
 
-	if err := outbox.Transaction(t.Context(), c, func(ctx context.Context) error { _ = handler(ctx, "a"); return nil }); !errors.Is(err, outbox.ErrStandalone) {
+	if err := box.Transaction(t.Context(), func(ctx context.Context) error { _ = handler(ctx, "a"); return nil }); !errors.Is(err, outbox.ErrStandalone) {
 		t.Errorf("a transaction whose callback swallows it: %v", err)
 	}
 
@@ -354,7 +303,7 @@ func TestIllegalOperationOfAReplicaSetIsNotStandalone(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	illegal := mongo.CommandError{Code: 20, Message: "no"}
-	err := outbox.Transaction(t.Context(), b.client, func(context.Context) error { return illegal })
+	err := b.box.Transaction(t.Context(), func(context.Context) error { return illegal })
 	if errors.Is(err, outbox.ErrStandalone) || !errors.As(err, new(mongo.CommandError)) {
 		t.Error(err)
 	}

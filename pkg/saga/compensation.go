@@ -8,6 +8,7 @@ import (
 	"github.com/google/uuid"
 	"go.mongodb.org/mongo-driver/v2/bson"
 
+	"github.com/outrelay/outrelay/internal/envelope"
 	"github.com/outrelay/outrelay/pkg/event"
 )
 
@@ -15,11 +16,11 @@ import (
 // them. The events keep their ids. The error is the one of Event.Validate.
 func (in *Instance[S, I]) Compensation(events ...event.Event) error {
 	for _, ev := range events {
-		envelope, err := ev.MarshalBSON()
+		raw, err := ev.MarshalBSON()
 		if err != nil {
 			return fmt.Errorf("compensation of saga %s %s: %w", in.h.saga.name, in.out.id, err)
 		}
-		in.doc.Compensations = append(in.doc.Compensations, envelope)
+		in.doc.Compensations = append(in.doc.Compensations, raw)
 	}
 	return nil
 }
@@ -28,8 +29,8 @@ func (in *Instance[S, I]) Compensation(events ...event.Event) error {
 // It returns their number.
 func (in *Instance[S, I]) Compensate() (int, error) {
 	events := make([]event.Event, 0, len(in.doc.Compensations))
-	for _, envelope := range slices.Backward(in.doc.Compensations) {
-		ev, err := restoreEvent(envelope)
+	for _, raw := range slices.Backward(in.doc.Compensations) {
+		ev, err := restoreEvent(raw)
 		if err != nil {
 			return 0, fmt.Errorf("compensation of saga %s %s: %w", in.h.saga.name, in.out.id, err)
 		}
@@ -49,10 +50,10 @@ func (in *Instance[S, I]) ForgetCompensations() int {
 	return n
 }
 
-// restoreEvent returns the event whose stored form is envelope.
-func restoreEvent(envelope bson.Raw) (event.Event, error) {
-	var v event.View
-	if err := event.Parse(envelope, &v); err != nil {
+// restoreEvent returns the event whose stored form is raw.
+func restoreEvent(raw bson.Raw) (event.Event, error) {
+	var v envelope.View
+	if err := envelope.Parse(raw, &v); err != nil {
 		return event.Event{}, err
 	}
 
@@ -69,13 +70,13 @@ func restoreEvent(envelope bson.Raw) (event.Event, error) {
 		payload = bson.RawValue{Type: t, Value: v.Payload}
 	}
 
-	return event.New(string(v.AggregateType), string(v.AggregateID), string(v.Type), payload, restoreOptions(envelope, &v)...), nil
+	return event.New(string(v.AggregateType), string(v.AggregateID), string(v.Type), payload, restoreOptions(raw, &v)...), nil
 }
 
 // restoreOptions returns the options for all fields of an event that New does not set.
-func restoreOptions(envelope bson.Raw, v *event.View) []event.Option {
+func restoreOptions(raw bson.Raw, v *envelope.View) []event.Option {
 	var opts []event.Option
-	switch id := envelope.Lookup("_id"); id.Type {
+	switch id := raw.Lookup("_id"); id.Type {
 	case bson.TypeBinary:
 		opts = append(opts, event.WithID(uuid.UUID(v.ID)))
 	case bson.TypeObjectID:
@@ -96,7 +97,7 @@ func restoreOptions(envelope bson.Raw, v *event.View) []event.Option {
 	addText(v.Source, event.WithSource)
 	addText(v.Subject, event.WithSubject)
 
-	if v.Partition != event.AnyPartition {
+	if v.Partition != envelope.AnyPartition {
 		opts = append(opts, event.WithPartition(v.Partition))
 	}
 	for it := v.Headers.Iter(); it.Next(); {

@@ -16,8 +16,8 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+	"github.com/outrelay/outrelay/internal/envelope"
 	"github.com/outrelay/outrelay/pkg/consumer"
-	"github.com/outrelay/outrelay/pkg/event"
 	"github.com/outrelay/outrelay/pkg/outbox"
 	"github.com/outrelay/outrelay/pkg/saga"
 	"github.com/outrelay/outrelay/pkg/saga/sagatest"
@@ -179,14 +179,14 @@ func msg(tb testing.TB, typ, key string, value any, headers ...string) *consumer
 }
 
 // arrived returns the message that the relay would publish for a stored envelope.
-func arrived(tb testing.TB, envelope bson.Raw) *consumer.Message {
+func arrived(tb testing.TB, raw bson.Raw) *consumer.Message {
 	tb.Helper()
-	var v event.View
-	if err := event.Parse(envelope, &v); err != nil {
+	var v envelope.View
+	if err := envelope.Parse(raw, &v); err != nil {
 		tb.Fatal(err)
 	}
 
-	value, err := event.AppendPayload([]byte{}, &v)
+	value, err := envelope.AppendPayload([]byte{}, &v)
 	if err != nil {
 		tb.Fatal(err)
 	}

@@ -25,8 +25,6 @@ const (
 // describeFigures is the method of an interface.
 var larger = map[string]int{
 	"describeFigures":                 10,
-	"internal/app.term":               86,
-	"internal/app.Relay":              27,
 	"internal/bench.ReconcilerResult": 26,
 	"internal/config.Config":          26,
 	"pkg/relay.Config":                26,

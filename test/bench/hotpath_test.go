@@ -10,6 +10,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 
 	"github.com/outrelay/outrelay/internal/changestream"
+	"github.com/outrelay/outrelay/internal/envelope"
 	"github.com/outrelay/outrelay/internal/kafkawire/batch"
 	"github.com/outrelay/outrelay/internal/record"
 	"github.com/outrelay/outrelay/internal/routing"
@@ -23,7 +24,7 @@ type path struct {
 	router  *routing.Router
 	filler  *routing.Filler
 	ev      changestream.Event
-	view    event.View
+	view    envelope.View
 	meta    routing.Meta
 	targets []routing.Target
 	rec     record.Record
@@ -55,7 +56,7 @@ func (h *path) processEvent(raw []byte) error {
 	if err := changestream.Parse(raw, &h.ev); err != nil {
 		return err
 	}
-	if err := event.Parse(h.ev.Document, &h.view); err != nil {
+	if err := envelope.Parse(h.ev.Document, &h.view); err != nil {
 		return err
 	}
 

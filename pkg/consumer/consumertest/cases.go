@@ -10,8 +10,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/outrelay/outrelay/internal/keyhash"
 	"github.com/outrelay/outrelay/pkg/consumer"
-	"github.com/outrelay/outrelay/pkg/event"
 )
 
 func testBytesArrive(t *testing.T, f Fixture) {
@@ -79,7 +79,7 @@ func testKeyOrder(t *testing.T, f Fixture) {
 	for tp, list := range records {
 		for i, r := range list {
 			key := string(r.Key)
-			if want := int32(event.Murmur2(r.Key)&0x7fffffff) % partitions; tp.Partition != want || r.Partition != want {
+			if want := int32(keyhash.Murmur2(r.Key)&0x7fffffff) % partitions; tp.Partition != want || r.Partition != want {
 				t.Fatalf("%s is in partition %d, want %d", key, tp.Partition, want)
 			}
 

@@ -1,0 +1,144 @@
+package envelope
+
+import (
+	"bytes"
+	"encoding/binary"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+)
+
+// cursor iterates over the elements of one BSON document without allocating. The iterator of the
+// driver is in a package without a promise of stability, and takes twice as long.
+type cursor struct {
+	rest   []byte // the elements that were not read yet, without the final zero
+	typ    bson.Type
+	name   []byte
+	val    []byte // the bytes of the value, including a length prefix
+	broken bool   // an element is invalid
+}
+
+// openDocument returns a cursor before the first element of doc. It returns false if the length or
+// the final zero is wrong.
+func openDocument(doc []byte) (cursor, bool) {
+	if len(doc) < 5 || uint64(binary.LittleEndian.Uint32(doc)) != uint64(len(doc)) || doc[len(doc)-1] != 0 {
+		return cursor{}, false
+	}
+	return cursor{rest: doc[4 : len(doc)-1]}, true
+}
+
+// next reads one element. It returns false at the end, and at an invalid element, which it marks in
+// c.broken.
+func (c *cursor) next() bool {
+	if len(c.rest) == 0 {
+		return false
+	}
+
+	c.typ = bson.Type(c.rest[0])
+	// Names are short, so a loop is faster than a call.
+	end := 1
+	for end < len(c.rest) && c.rest[end] != 0 {
+		end++
+	}
+
+	if end >= len(c.rest) {
+		c.broken = true
+		return false
+	}
+
+	c.name = c.rest[1:end]
+	body := c.rest[end+1:]
+
+	// The length comes from the document, so it may be wrong.
+	n := valueLen(c.typ, body)
+	if n < 0 || n > len(body) {
+		c.broken = true
+		return false
+	}
+
+	c.val, c.rest = body[:n], body[n:]
+	return true
+}
+
+// valueLen returns the number of bytes of a value of type t at the start of b, or −1 if b cannot
+// contain one.
+func valueLen(t bson.Type, b []byte) int {
+	switch t {
+	case bson.TypeNull, bson.TypeUndefined, bson.TypeMinKey, bson.TypeMaxKey:
+		return 0
+	case bson.TypeBoolean:
+		return 1
+	case bson.TypeInt32:
+		return 4
+	case bson.TypeDouble, bson.TypeDateTime, bson.TypeTimestamp, bson.TypeInt64:
+		return 8
+	case bson.TypeObjectID:
+		return 12
+	case bson.TypeDecimal128:
+		return 16
+	case bson.TypeString, bson.TypeSymbol, bson.TypeJavaScript:
+		return stringLen(b)
+	case bson.TypeEmbeddedDocument, bson.TypeArray:
+		return framedLen(b, 0, 5)
+	case bson.TypeBinary:
+		return framedLen(b, 5, 5)
+	case bson.TypeCodeWithScope:
+		return framedLen(b, 0, 14)
+	case bson.TypeDBPointer:
+		if n := stringLen(b); n >= 0 {
+			return n + 12
+		}
+	case bson.TypeRegex:
+		if i := bytes.IndexByte(b, 0); i >= 0 {
+			if j := bytes.IndexByte(b[i+1:], 0); j >= 0 {
+				return i + j + 2
+			}
+		}
+	}
+
+	return -1
+}
+
+// stringLen returns the length of a string value with its prefix and its final zero, or −1 if it is
+// invalid.
+func stringLen(b []byte) int {
+	if len(b) < 5 {
+		return -1
+	}
+
+	n := int64(int32(binary.LittleEndian.Uint32(b)))
+	if n < 1 || n > int64(len(b)-4) || b[3+n] != 0 {
+		return -1
+	}
+	return int(4 + n)
+}
+
+// framedLen returns the length of a value that begins with its size, or −1 if it is invalid. extra
+// is the number of bytes that the size does not include, and least is the smallest possible length.
+func framedLen(b []byte, extra, least int64) int {
+	if len(b) < 4 {
+		return -1
+	}
+
+	n := int64(int32(binary.LittleEndian.Uint32(b))) + extra
+	if n < least || n > int64(len(b)) {
+		return -1
+	}
+	return int(n)
+}
+
+// stringBytes returns the text of a string value. It aliases val.
+func stringBytes(val []byte) []byte { return val[4 : len(val)-1 : len(val)-1] }
+
+// binaryData returns the data and the subtype of a binary value. ok is false if the inner length,
+// which the old subtype 2 has, is wrong.
+func binaryData(val []byte) (data []byte, subtype byte, ok bool) {
+	subtype, data = val[4], val[5:len(val):len(val)]
+	if subtype != bson.TypeBinaryBinaryOld {
+		return data, subtype, true
+	}
+
+	if len(data) < 4 || uint64(binary.LittleEndian.Uint32(data)) != uint64(len(data)-4) {
+		return nil, subtype, false
+	}
+	return data[4:], subtype, true
+}

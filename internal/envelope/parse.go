@@ -1,0 +1,456 @@
+package envelope
+
+import (
+	"encoding/binary"
+	"fmt"
+	"math"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+
+	"github.com/outrelay/outrelay/internal/keyhash"
+	"github.com/outrelay/outrelay/internal/record"
+)
+
+func uint32LE(b []byte) uint32 { return binary.LittleEndian.Uint32(b) }
+func uint64LE(b []byte) uint64 { return binary.LittleEndian.Uint64(b) }
+
+// Parse reads the stored envelope raw into v, in one pass and without allocation unless it fails. v
+// is overwritten, so one View can be used for many envelopes.
+//
+// The error is always a *record.Refusal: of class partition_out_of_range for a partition that no
+// topic can have, otherwise of class malformed. Unknown fields and optional fields that are null
+// are ignored. A field that appears twice is malformed.
+func Parse(raw []byte, v *View) error {
+	*v = View{Raw: raw, Partition: AnyPartition, Slot: -1}
+	c, ok := openDocument(raw)
+	if !ok {
+		return newMalformed("the bytes are not a BSON document")
+	}
+
+	var seen fieldSet
+	for c.next() {
+		f := fieldByName(c.name)
+
+		// The document may contain fields of other programs.
+		if f == 0 {
+			continue
+		}
+		if seen&f != 0 {
+			return newMalformed("field %s appears twice", c.name)
+		}
+
+		seen |= f
+
+		if err := v.setField(f, &c); err != nil {
+			return err
+		}
+	}
+
+	if c.broken {
+		return newMalformed("the document is broken near field %q", clipName(c.name))
+	}
+
+	return v.checkComplete()
+}
+
+// fieldSet is a set of fields of the envelope.
+type fieldSet uint32
+
+const (
+	fID fieldSet = 1 << iota
+	fAggregateType
+	fAggregateID
+	fType
+	fPayload
+	fKey
+	fTopic
+	fPartition
+	fHeaders
+	fContentType
+	fSchemaVersion
+	fSource
+	fSubject
+	fTime
+	fTS
+	fSlot
+	fDueAt
+	fExpiresAt
+	fState
+	fPos
+	fDelivery
+	fAttempts
+	fNextAt
+	fOnly
+	fSeal
+)
+
+// relayOwned contains the fields that change where, when or as which delivery a document is
+// published.
+const relayOwned = fState | fDelivery | fOnly
+
+// fieldByName returns the field called name, or 0 if the envelope has no such field.
+func fieldByName(name []byte) fieldSet {
+	switch string(name) {
+	case "_id":
+		return fID
+	case "aggregatetype":
+		return fAggregateType
+	case "aggregateid":
+		return fAggregateID
+	case "type":
+		return fType
+	case "payload":
+		return fPayload
+	case "key":
+		return fKey
+	case "topic":
+		return fTopic
+	case "partition":
+		return fPartition
+	case "headers":
+		return fHeaders
+	case "contenttype":
+		return fContentType
+	case "schemaversion":
+		return fSchemaVersion
+	case "source":
+		return fSource
+	case "subject":
+		return fSubject
+	case "time":
+		return fTime
+	case "ts":
+		return fTS
+	case "slot":
+		return fSlot
+	case "dueAt":
+		return fDueAt
+	case "expiresAt":
+		return fExpiresAt
+	case "state":
+		return fState
+	case "pos":
+		return fPos
+	case "delivery":
+		return fDelivery
+	case "attempts":
+		return fAttempts
+	case "nextAt":
+		return fNextAt
+	case "only":
+		return fOnly
+	case "seal":
+		return fSeal
+	}
+
+	return 0
+}
+
+// setField sets the field f from the value at c.
+func (v *View) setField(f fieldSet, c *cursor) error {
+	switch f {
+	case fID:
+		return v.setID(c)
+	case fPayload:
+		return v.setPayload(c)
+	case fAggregateType:
+		return setString(&v.AggregateType, c)
+	case fAggregateID:
+		return setText(&v.AggregateID, &v.idText, c)
+	case fType:
+		return setString(&v.Type, c)
+	case fKey:
+		return setText(&v.Key, &v.keyText, c)
+	case fTopic:
+		return setString(&v.Topic, c)
+	case fPartition:
+		return v.setPartition(c)
+	case fHeaders:
+		return v.setHeaders(c)
+	case fContentType:
+		return setString(&v.ContentType, c)
+	case fSchemaVersion:
+		return setText(&v.SchemaVersion, &v.versionText, c)
+	case fSource:
+		return setString(&v.Source, c)
+	case fSubject:
+		return setString(&v.Subject, c)
+	case fTime:
+		return setDate(&v.Time, &v.HasTime, c)
+	case fDueAt:
+		return setDate(&v.DueAt, &v.HasDueAt, c)
+	case fExpiresAt:
+		return setDate(&v.ExpiresAt, &v.HasExpiresAt, c)
+	default:
+		return v.setRelayField(f, c)
+	}
+}
+
+// setRelayField sets a field that the server or the relay writes. A timestamp or a slot of the
+// wrong type counts as missing (N25, N28). So do the fields of an exception, which have no meaning
+// without a state.
+func (v *View) setRelayField(f fieldSet, c *cursor) error {
+	// Other writers could use these fields to change the delivery, so their presence is recorded.
+	if f&relayOwned != 0 && v.RelayOwned == nil && c.typ != bson.TypeNull {
+		v.RelayOwned = c.name
+	}
+
+	switch f {
+	case fTS:
+		if c.typ == bson.TypeTimestamp {
+			v.TS = bson.Timestamp{T: uint32LE(c.val[4:]), I: uint32LE(c.val)}
+		}
+	case fSlot: // N28
+		if n, ok := integerValue(c); ok && n >= 0 && n < keyhash.Slots {
+			v.Slot = int32(n)
+		}
+	case fState:
+		return v.setState(c)
+	case fDelivery:
+		n, ok := integerValue(c)
+		if c.typ != bson.TypeNull && (!ok || n < 0 || n > math.MaxInt32) {
+			return newMalformed("delivery is not a count")
+		}
+		v.Delivery = int32(n)
+	case fPos:
+		if c.typ == bson.TypeString {
+			v.Pos = stringBytes(c.val)
+		}
+	case fOnly:
+		if c.typ == bson.TypeString {
+			v.Only = stringBytes(c.val)
+		}
+	case fSeal:
+		if c.typ == bson.TypeBinary {
+			v.Seal, _, _ = binaryData(c.val)
+		}
+	case fAttempts:
+		if n, ok := integerValue(c); ok && n >= 0 && n <= math.MaxInt32 {
+			v.Attempts = int32(n)
+		}
+	case fNextAt:
+		if c.typ == bson.TypeDateTime {
+			v.NextAt = int64(uint64LE(c.val))
+		}
+	}
+
+	return nil
+}
+
+// MaxIDBytes is the largest length of an id that is a string. A change event contains the _id three
+// times, and must not exceed the limit of the server.
+const MaxIDBytes = 1024
+
+// ParseID returns the bytes of an id that is stored as a BSON value: those of a UUID, an ObjectId or a
+// string. It fails for other types and for invalid values.
+func ParseID(t bson.Type, value []byte) ([]byte, error) {
+	if n := valueLen(t, value); n < 0 || n != len(value) {
+		return nil, newMalformed("the value is broken")
+	}
+
+	var v View
+	err := v.setID(&cursor{typ: t, val: value})
+	return v.ID, err
+}
+
+// setID sets the id, which must be a string, an ObjectId or a UUID.
+func (v *View) setID(c *cursor) error {
+	switch c.typ {
+	case bson.TypeString:
+		if v.ID = stringBytes(c.val); len(v.ID) > MaxIDBytes {
+			return newMalformed("_id has %d bytes; at most %d are allowed", len(v.ID), MaxIDBytes)
+		}
+	case bson.TypeObjectID:
+		v.ID = c.val
+	case bson.TypeBinary:
+		id, subtype, ok := binaryData(c.val)
+		if !ok || subtype != bson.TypeBinaryUUID || len(id) != 16 {
+			return newMalformed("_id is a binary of subtype %d and %d bytes; a UUID is subtype 4 and 16 bytes", subtype, len(id))
+		}
+		v.ID = id
+	default:
+		return newMalformed("_id is %s; a UUID, an ObjectId or a string is wanted", typeName(c.typ))
+	}
+
+	v.IDType = byte(c.typ)
+	return nil
+}
+
+// setPayload sets the payload, without checking the inside of a document.
+func (v *View) setPayload(c *cursor) error {
+	switch c.typ {
+	case bson.TypeBinary:
+		data, _, ok := binaryData(c.val)
+		if !ok {
+			return newMalformed("payload is a broken binary")
+		}
+		v.Payload = data
+	case bson.TypeString:
+		v.Payload = stringBytes(c.val)
+	case bson.TypeEmbeddedDocument, bson.TypeArray:
+		v.Payload = c.val
+	case bson.TypeNull:
+	default:
+		return newMalformed("payload is %s; a binary, string, document, array or null is wanted", typeName(c.typ))
+	}
+
+	v.PayloadType = byte(c.typ)
+	return nil
+}
+
+// setPartition sets the partition. −1 is allowed and means that there is none.
+func (v *View) setPartition(c *cursor) error {
+	if c.typ == bson.TypeNull {
+		return nil
+	}
+
+	n, ok := integerValue(c)
+	switch {
+	case !ok:
+		return newMalformed("partition is %s; an integer is wanted", typeName(c.typ))
+	case n < -1 || n > math.MaxInt32:
+		return &record.Refusal{Class: record.PartitionOutOfRange, Reason: fmt.Sprintf("partition %d", n)}
+	}
+
+	v.Partition = int32(n)
+	return nil
+}
+
+// setHeaders sets the headers after checking all of them.
+func (v *View) setHeaders(c *cursor) error {
+	switch c.typ {
+	case bson.TypeNull:
+		return nil
+	case bson.TypeArray, bson.TypeEmbeddedDocument:
+		v.Headers = Headers{raw: c.val, isDoc: c.typ == bson.TypeEmbeddedDocument}
+	default:
+		return newMalformed("headers is %s; an array of {k, v} or a document of strings is wanted", typeName(c.typ))
+	}
+
+	if why := v.Headers.firstProblem(); why != "" {
+		return newMalformed("%s", why)
+	}
+
+	return nil
+}
+
+// setState sets the state of an exception, which must be a known one.
+func (v *View) setState(c *cursor) error {
+	if c.typ == bson.TypeNull {
+		return nil
+	}
+
+	if c.typ == bson.TypeString {
+		v.State = stringBytes(c.val)
+		switch string(v.State) {
+		case StateRetry, StateBlocked, StateParked:
+			return nil
+		}
+	}
+
+	return newMalformed("state is not one of %s, %s, %s", StateRetry, StateBlocked, StateParked)
+}
+
+// checkComplete checks that all required fields are present.
+func (v *View) checkComplete() error {
+	switch {
+	case v.IDType == 0 || len(v.ID) == 0:
+		return newMalformed("field _id is missing or empty")
+	case len(v.AggregateType) == 0:
+		return newMalformed("field aggregatetype is missing or empty")
+	case len(v.AggregateID) == 0:
+		return newMalformed("field aggregateid is missing or empty")
+	case len(v.Type) == 0:
+		return newMalformed("field type is missing or empty")
+	case v.PayloadType == 0:
+		return newMalformed("field payload is missing; null makes a tombstone")
+	}
+
+	return nil
+}
+
+// setString sets dst to a string. Null and the empty string count as absent.
+func setString(dst *[]byte, c *cursor) error {
+	switch c.typ {
+	case bson.TypeNull:
+		return nil
+	case bson.TypeString:
+		if s := stringBytes(c.val); len(s) > 0 {
+			*dst = s
+		}
+		return nil
+	}
+
+	return newMalformed("%s is %s; a string is wanted", c.name, typeName(c.typ))
+}
+
+// setText sets dst to the canonical text of a string, a number, an ObjectId or a UUID. The text of
+// a value that is not a string is stored in buf.
+func setText(dst *[]byte, buf *[36]byte, c *cursor) error {
+	val := c.val
+	switch c.typ {
+	case bson.TypeString, bson.TypeNull:
+		// A string is its own canonical text, so it needs no buffer.
+		return setString(dst, c)
+	case bson.TypeInt32, bson.TypeInt64, bson.TypeObjectID:
+	case bson.TypeBinary:
+		id, subtype, ok := binaryData(c.val)
+		if !ok || subtype != bson.TypeBinaryUUID || len(id) != 16 {
+			return newMalformed("%s is a binary that is not a UUID of subtype 4", c.name)
+		}
+		val = id
+	default:
+		return newMalformed("%s is %s; a string, int, long, ObjectId or UUID is wanted", c.name, typeName(c.typ))
+	}
+
+	*dst = AppendText(buf[:0], c.typ, val)
+	return nil
+}
+
+// setDate sets a date in Unix milliseconds. Null counts as absent.
+func setDate(dst *int64, has *bool, c *cursor) error {
+	switch c.typ {
+	case bson.TypeNull:
+		return nil
+	case bson.TypeDateTime:
+		*dst, *has = int64(uint64LE(c.val)), true
+		return nil
+	}
+	return newMalformed("%s is %s; a date is wanted", c.name, typeName(c.typ))
+}
+
+// integerValue returns a whole number of any numeric type. JavaScript stores whole numbers as
+// doubles.
+func integerValue(c *cursor) (int64, bool) {
+	switch c.typ {
+	case bson.TypeInt32:
+		return int64(int32(uint32LE(c.val))), true
+	case bson.TypeInt64:
+		return int64(uint64LE(c.val)), true
+	case bson.TypeDouble:
+		f := math.Float64frombits(uint64LE(c.val))
+
+		// Beyond 2⁵³, doubles do not represent all whole numbers.
+		if f == math.Trunc(f) && math.Abs(f) < 1<<53 {
+			return int64(f), true
+		}
+	}
+
+	return 0, false
+}
+
+// newMalformed returns a refusal of class malformed.
+func newMalformed(format string, args ...any) error {
+	return &record.Refusal{Class: record.Malformed, Reason: fmt.Sprintf(format, args...)}
+}
+
+// clipName shortens the name of a field, which can have any length.
+func clipName(name []byte) []byte { return name[:min(len(name), 64)] }
+
+// typeName returns the name of a BSON type for an error message.
+func typeName(t bson.Type) string {
+	if s := t.String(); s != "invalid" {
+		return "of type " + s
+	}
+	return fmt.Sprintf("of unknown type 0x%02x", byte(t))
+}

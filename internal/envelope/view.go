@@ -1,0 +1,154 @@
+package envelope
+
+import (
+	"encoding/hex"
+	"strconv"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+)
+
+// View is a stored envelope that Parse has read. Its slices alias the document or the View itself:
+// do not use them longer than the bytes of the document, and do not copy a View.
+type View struct {
+	Raw []byte // the whole document
+
+	IDType byte   // BSON type of `_id`: binary (a UUID), ObjectId or string
+	ID     []byte // its value: 16 bytes, 12 bytes, or the bytes of the string
+
+	AggregateType []byte
+	AggregateID   []byte // canonical text
+	Type          []byte
+
+	PayloadType byte   // BSON type: binary, string, document, array or null
+	Payload     []byte // bytes of a binary or string, or BSON of a document or array; nil for null, a tombstone
+
+	Key       []byte  // key set by the event, as canonical text, or nil
+	Topic     []byte  // topic set by the event, or nil
+	Partition int32   // partition set by the event, or AnyPartition
+	Headers   Headers // headers of the envelope, in their order
+
+	Attributes
+	RelayFields
+
+	DueAt     int64 // when a scheduled event is due, in Unix milliseconds, if HasDueAt
+	ExpiresAt int64 // when the event becomes useless, in Unix milliseconds, if HasExpiresAt
+
+	HasDueAt, HasExpiresAt bool
+
+	TS   bson.Timestamp // timestamp of the server, or zero if the envelope has none
+	Slot int32          // stored slot, or −1 if there is none (N28)
+
+	idText, keyText, versionText [36]byte // canonical text of values that are not strings
+}
+
+// Attributes are the CloudEvents attributes of an envelope, nil where it has none.
+type Attributes struct {
+	ContentType, SchemaVersion, Source, Subject []byte
+
+	Time    int64 // when the event happened, in Unix milliseconds, if HasTime
+	HasTime bool
+}
+
+// RelayFields are the fields of an envelope that only a relay or an operator writes.
+type RelayFields struct {
+	State    []byte // state of an exception, such as StateRetry, or nil if the envelope is pending
+	Pos      []byte // position of an exception
+	Delivery int32  // 0 for the first delivery, +1 for each requeue or replay (N7)
+	Attempts int32  // failed attempts to send an exception
+	NextAt   int64  // time of the next attempt in Unix milliseconds, or 0
+	Only     []byte // handler (group/handler) that a requeued letter is for, or nil for all handlers (N18)
+
+	// RelayOwned is the name of the first field that only a relay or an operator may write, or nil
+	// if there is none. Such fields count only if Seal is the seal of the state database.
+	RelayOwned []byte
+	Seal       []byte
+}
+
+// AnyPartition is the value of View.Partition if the envelope does not set a partition.
+const AnyPartition int32 = -1
+
+// States of an exception, in the field `state` of the envelope. A pending envelope has no such
+// field, and a scheduled one has the field `dueAt`.
+const (
+	StateRetry   = "retry"   // Kafka rejected the record; another attempt follows
+	StateBlocked = "blocked" // an earlier event with the same key waits
+	StateParked  = "parked"  // the topic or partition cannot be written
+)
+
+// OrderingKey returns the key of the record, which determines the order of events: Key, or else
+// AggregateID. It aliases v.
+func (v *View) OrderingKey() []byte {
+	if v.Key != nil {
+		return v.Key
+	}
+	return v.AggregateID
+}
+
+// Tombstone reports whether the payload is null, so that the record has a null value.
+func (v *View) Tombstone() bool { return v.PayloadType == byte(bson.TypeNull) }
+
+// AppendID appends the canonical text of the id to dst: a UUID as groups of lower-case digits, an
+// ObjectId as 24 hexadecimal digits, and a string unchanged.
+func (v *View) AppendID(dst []byte) []byte { return AppendText(dst, bson.Type(v.IDType), v.ID) }
+
+// AmbiguousID reports whether `_id` is a string that looks like a UUID or an ObjectId, so that the
+// BSON type cannot be derived from the text.
+func (v *View) AmbiguousID() bool {
+	return v.IDType == byte(bson.TypeString) && LooksBinary(v.ID)
+}
+
+// LooksBinary reports whether text has the form of a UUID or an ObjectId. Digits may be in upper or
+// lower case.
+func LooksBinary(text []byte) bool {
+	switch len(text) {
+	case 24:
+		for _, c := range text {
+			if !isHex(c) {
+				return false
+			}
+		}
+		return true
+	case 36:
+		for i, c := range text {
+			if i == 8 || i == 13 || i == 18 || i == 23 {
+				if c != '-' {
+					return false
+				}
+			} else if !isHex(c) {
+				return false
+			}
+		}
+		return true
+	}
+
+	return false
+}
+
+func isHex(c byte) bool {
+	return c >= '0' && c <= '9' || c >= 'a' && c <= 'f' || c >= 'A' && c <= 'F'
+}
+
+// AppendText appends the canonical text of an id, key or version. val contains the bytes of the
+// value, for a string without its length and final zero.
+func AppendText(dst []byte, t bson.Type, val []byte) []byte {
+	switch t {
+	case bson.TypeObjectID:
+		return hex.AppendEncode(dst, val)
+	case bson.TypeBinary:
+		// The five groups of a UUID end at these bytes.
+		for i, n := range [...]int{4, 6, 8, 10, 16} {
+			if i > 0 {
+				dst = append(dst, '-')
+			}
+			dst = hex.AppendEncode(dst, val[[...]int{0, 4, 6, 8, 10}[i]:n])
+		}
+
+		return dst
+	case bson.TypeInt32:
+		return strconv.AppendInt(dst, int64(int32(uint32LE(val))), 10)
+	case bson.TypeInt64:
+		return strconv.AppendInt(dst, int64(uint64LE(val)), 10)
+	default:
+		return append(dst, val...)
+	}
+}

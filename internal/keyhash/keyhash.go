@@ -1,0 +1,44 @@
+// Package keyhash contains the hash of ordering keys: it selects the partition of a record and the slot
+// of an envelope.
+package keyhash
+
+import "encoding/binary"
+
+// Slots is the number of hash values of keys from which a watcher divides its slots (N28).
+const Slots = 1024
+
+// Slot returns the slot hash of a key: the low ten bits of its murmur2 hash.
+func Slot(key []byte) int32 { return int32(Murmur2(key) & (Slots - 1)) } // N28
+
+// Murmur2 returns the hash with which Kafka's Java client selects a partition: `(Murmur2(key) &
+// 0x7fffffff) % partitions`.
+func Murmur2(key []byte) uint32 {
+	const (
+		seed = 0x9747b28c
+		m    = 0x5bd1e995
+	)
+	h := uint32(seed) ^ uint32(len(key))
+
+	for len(key) >= 4 {
+		k := binary.LittleEndian.Uint32(key) * m
+		k ^= k >> 24
+		h = h*m ^ k*m
+		key = key[4:]
+	}
+
+	switch len(key) {
+	case 3:
+		h ^= uint32(key[2]) << 16
+		fallthrough
+	case 2:
+		h ^= uint32(key[1]) << 8
+		fallthrough
+	case 1:
+		h = (h ^ uint32(key[0])) * m
+	}
+
+	// The final mix spreads the last bytes over all bits.
+	h ^= h >> 13
+	h *= m
+	return h ^ h>>15
+}

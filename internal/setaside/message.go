@@ -1,0 +1,86 @@
+package setaside
+
+import (
+	"crypto/sha256"
+	"encoding/binary"
+	"time"
+)
+
+// Digest identifies a message or a queue.
+type Digest [16]byte
+
+// Place is a partition for a handler.
+type Place struct {
+	Handler   string `bson:"h"` // "<group>/<name>"
+	Topic     string `bson:"t"`
+	Partition int32  `bson:"p"`
+}
+
+// Message is a message that is set aside: its record and its failed attempts.
+type Message struct {
+	ID         Digest `bson:"_id"`
+	Place      `bson:",inline"`
+	Queue      Digest `bson:"q"`
+	Generation int64  `bson:"g"`
+	Offset     int64  `bson:"o"`
+
+	LeaderEpoch int32     `bson:"e"`
+	Time        time.Time `bson:"ts"`
+	Key         []byte    `bson:"k"` // nil: null
+	Value       []byte    `bson:"v"` // nil: null
+	Headers     []Header  `bson:"hd"`
+
+	Attempts `bson:",inline"`
+}
+
+// Header is a header of the record.
+type Header struct {
+	Key   string `bson:"k"`
+	Value []byte `bson:"v"` // nil: null
+}
+
+// Attempts describes the failed attempts of a message.
+type Attempts struct {
+	Failed  int       `bson:"n"` // 0: untried
+	Spared  int       `bson:"s"` // failures in Failed that do not count
+	History []Failure `bson:"hist,omitempty"`
+
+	// Elapsed is the time since the first failure.
+	Elapsed time.Duration `bson:"-"`
+}
+
+// Failure is a failed attempt.
+type Failure struct {
+	At      time.Time `bson:"at"`
+	Attempt int       `bson:"attempt"`
+	Class   string    `bson:"class"`
+	Reason  string    `bson:"reason"`
+}
+
+// MessageID returns the id of the message at an offset. identity distinguishes a record from another one that took its
+// offset after the log was truncated.
+func MessageID(p Place, generation, offset int64, identity string) Digest {
+	b := make([]byte, 0, 64+len(p.Handler)+len(p.Topic)+len(identity))
+	b = appendText(b, p.Handler)
+	b = appendText(b, p.Topic)
+	b = binary.BigEndian.AppendUint32(b, uint32(p.Partition))
+	b = binary.BigEndian.AppendUint64(b, uint64(generation))
+	b = binary.BigEndian.AppendUint64(b, uint64(offset))
+	b = append(b, identity...)
+	return newDigest(b)
+}
+
+// KeyQueue returns the queue of a key. Queues of different partitions and handlers are different, although their digests
+// are equal.
+func KeyQueue(key []byte) Digest { return newDigest(key) }
+
+// appendText appends s and its length, so that two lists of texts never have the same bytes.
+func appendText(b []byte, s string) []byte {
+	b = binary.BigEndian.AppendUint32(b, uint32(len(s)))
+	return append(b, s...)
+}
+
+func newDigest(b []byte) Digest {
+	sum := sha256.Sum256(b)
+	return Digest(sum[:len(Digest{})])
+}

@@ -1,0 +1,285 @@
+package setaside
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
+	"go.mongodb.org/mongo-driver/v2/mongo/options"
+	"go.mongodb.org/mongo-driver/v2/mongo/readconcern"
+	"go.mongodb.org/mongo-driver/v2/mongo/readpref"
+	"go.mongodb.org/mongo-driver/v2/mongo/writeconcern"
+
+	"github.com/outrelay/outrelay/internal/schema"
+)
+
+// ErrTooLarge reports that a record does not fit in a document.
+var ErrTooLarge = errors.New("the record is too large to be set aside")
+
+// maxRecordBytes leaves room for the rest of the document, which has at most 16 MiB.
+const maxRecordBytes = 12 << 20
+
+// Store is a collection of messages that are set aside. It is safe for concurrent use. Outside of transactions its writes
+// have majority write concern.
+type Store struct {
+	coll *mongo.Collection
+}
+
+// New returns the store in the collection name of db. It does no I/O: call EnsureIndexes before the first message.
+func New(db *mongo.Database, name string) *Store {
+	return &Store{coll: db.Collection(name, options.Collection().
+		SetWriteConcern(writeconcern.Majority()).
+		SetReadConcern(readconcern.Majority()).
+		SetReadPreference(readpref.Primary()))}
+}
+
+// EnsureIndexes creates the collection and its index.
+func (s *Store) EnsureIndexes(ctx context.Context) error {
+	var keys bson.D
+	for _, field := range []string{"h", "t", "p", "q", "g", "o", "due"} {
+		keys = append(keys, bson.E{Key: field, Value: 1})
+	}
+
+	err := schema.Change(ctx, s.coll, func(ctx context.Context) error {
+		model := mongo.IndexModel{Keys: keys, Options: options.Index().SetName("queues")}
+		_, err := s.coll.Indexes().CreateOne(ctx, model)
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("creating the index of %s: %w", s.coll.Name(), err)
+	}
+	return nil
+}
+
+// Add stores m, due after wait. A message without a failed attempt has no due time: it follows the messages of its queue
+// at once. If m is stored already, Add changes nothing. Call Add in the transaction that moves the watermark past m.
+func (s *Store) Add(ctx context.Context, m *Message, wait time.Duration) error {
+	if m.recordBytes() > maxRecordBytes {
+		return ErrTooLarge
+	}
+
+	added := bson.D{{Key: "at", Value: "$$NOW"}}
+	if m.Failed > 0 {
+		added = append(added,
+			bson.E{Key: "since", Value: afterNow(-m.Elapsed)},
+			bson.E{Key: "due", Value: afterNow(wait)})
+	}
+
+	// The fields of a document that exists win, so a repetition changes nothing.
+	merged := bson.D{{Key: "$mergeObjects", Value: bson.A{bson.D{{Key: "$literal", Value: m}}, added, "$$ROOT"}}}
+	update := mongo.Pipeline{{{Key: "$replaceWith", Value: merged}}}
+	_, err := s.coll.UpdateOne(ctx, byID(m.ID), update, options.UpdateOne().SetUpsert(true))
+	switch {
+	case mongo.IsDuplicateKeyError(err):
+		return nil // another process has stored it at the same moment
+	case isTooLarge(err):
+		return fmt.Errorf("%w: %w", ErrTooLarge, err)
+	case err != nil:
+		return fmt.Errorf("setting a message aside: %w", err)
+	}
+	return nil
+}
+
+// Postpone stores the attempts of m, which failed again, and makes it due after wait.
+func (s *Store) Postpone(ctx context.Context, m *Message, wait time.Duration) error {
+	update := mongo.Pipeline{{{Key: "$set", Value: bson.D{
+		{Key: "n", Value: m.Failed},
+		{Key: "s", Value: m.Spared},
+		{Key: "hist", Value: bson.D{{Key: "$literal", Value: m.History}}},
+		{Key: "since", Value: bson.D{{Key: "$ifNull", Value: bson.A{"$since", afterNow(-m.Elapsed)}}}},
+		{Key: "due", Value: afterNow(wait)},
+	}}}}
+	if _, err := s.coll.UpdateOne(ctx, byID(m.ID), update); err != nil {
+		return fmt.Errorf("postponing a message that is set aside: %w", err)
+	}
+	return nil
+}
+
+// First returns the first message of a queue, or nil if the queue is empty.
+func (s *Store) First(ctx context.Context, p Place, queue Digest) (*Message, error) {
+	cur, err := s.coll.Aggregate(ctx, mongo.Pipeline{
+		{{Key: "$match", Value: inQueue(p, queue)}},
+		{{Key: "$sort", Value: queueOrder}},
+		{{Key: "$limit", Value: 1}},
+		{{Key: "$set", Value: bson.D{{Key: "elapsed", Value: bson.D{{Key: "$subtract", Value: bson.A{"$$NOW", "$since"}}}}}}},
+	})
+	if err != nil {
+		return nil, fmt.Errorf("reading a queue of messages that are set aside: %w", err)
+	}
+
+	var docs []struct {
+		Message `bson:",inline"`
+		Elapsed *int64 `bson:"elapsed"` // milliseconds; nil while untried
+	}
+	if err := cur.All(ctx, &docs); err != nil {
+		return nil, fmt.Errorf("reading a queue of messages that are set aside: %w", err)
+	}
+	if len(docs) == 0 {
+		return nil, nil
+	}
+
+	m := &docs[0].Message
+	if docs[0].Elapsed != nil {
+		m.Elapsed = max(0, time.Duration(*docs[0].Elapsed)*time.Millisecond)
+	}
+	return m, nil
+}
+
+// Take deletes m in the transaction of ctx, which has to handle the message. It returns false if m is not the first of its
+// queue any more: another member has handled it.
+func (s *Store) Take(ctx context.Context, m *Message) (bool, error) {
+	var first struct {
+		ID Digest `bson:"_id"`
+	}
+	opts := options.FindOne().SetSort(queueOrder).SetProjection(bson.D{{Key: "_id", Value: 1}})
+	err := s.coll.FindOne(ctx, inQueue(m.Place, m.Queue), opts).Decode(&first)
+	if errors.Is(err, mongo.ErrNoDocuments) || err == nil && first.ID != m.ID {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("checking the order of a queue: %w", err)
+	}
+	return true, s.Remove(ctx, m)
+}
+
+// Remove deletes m. It returns nil if m does not exist.
+func (s *Store) Remove(ctx context.Context, m *Message) error {
+	if _, err := s.coll.DeleteOne(ctx, byID(m.ID)); err != nil {
+		return fmt.Errorf("removing a message that was set aside: %w", err)
+	}
+	return nil
+}
+
+// Head is a queue with messages.
+type Head struct {
+	Partition int32
+	Queue     Digest
+	Wait      time.Duration // until the first message is due; 0 if it is due
+}
+
+// Heads returns the queues of a handler in these partitions of a topic.
+func (s *Store) Heads(ctx context.Context, handler, topic string, partitions []int32) ([]Head, error) {
+	order := append(bson.D{{Key: "h", Value: 1}, {Key: "t", Value: 1}, {Key: "p", Value: 1}, {Key: "q", Value: 1}}, queueOrder...)
+	cur, err := s.coll.Aggregate(ctx, mongo.Pipeline{
+		{{Key: "$match", Value: bson.D{
+			{Key: "h", Value: handler}, {Key: "t", Value: topic}, {Key: "p", Value: bson.D{{Key: "$in", Value: partitions}}},
+		}}},
+		{{Key: "$sort", Value: order}},
+		{{Key: "$group", Value: bson.D{
+			{Key: "_id", Value: bson.D{{Key: "p", Value: "$p"}, {Key: "q", Value: "$q"}}},
+			{Key: "due", Value: bson.D{{Key: "$first", Value: "$due"}}},
+		}}},
+		{{Key: "$project", Value: bson.D{{Key: "wait", Value: bson.D{{Key: "$subtract", Value: bson.A{"$due", "$$NOW"}}}}}}},
+	})
+	if err != nil {
+		return nil, fmt.Errorf("reading the queues of %s: %w", handler, err)
+	}
+
+	var docs []struct {
+		ID struct {
+			Partition int32  `bson:"p"`
+			Queue     Digest `bson:"q"`
+		} `bson:"_id"`
+		Wait *int64 `bson:"wait"` // milliseconds; nil while the first message is untried
+	}
+	if err := cur.All(ctx, &docs); err != nil {
+		return nil, fmt.Errorf("reading the queues of %s: %w", handler, err)
+	}
+
+	heads := make([]Head, len(docs))
+	for i, d := range docs {
+		heads[i] = Head{Partition: d.ID.Partition, Queue: d.ID.Queue}
+		if d.Wait != nil {
+			heads[i].Wait = max(0, time.Duration(*d.Wait)*time.Millisecond)
+		}
+	}
+	return heads, nil
+}
+
+// Waiting returns those of the queues that have messages.
+func (s *Store) Waiting(ctx context.Context, p Place, queues []Digest) ([]Digest, error) {
+	if len(queues) == 0 {
+		return nil, nil
+	}
+
+	match := append(inPlace(p), bson.E{Key: "q", Value: bson.D{{Key: "$in", Value: queues}}})
+	cur, err := s.coll.Aggregate(ctx, mongo.Pipeline{
+		{{Key: "$match", Value: match}},
+		{{Key: "$group", Value: bson.D{{Key: "_id", Value: "$q"}}}},
+	})
+	if err != nil {
+		return nil, fmt.Errorf("looking for waiting messages of a key: %w", err)
+	}
+
+	var docs []struct {
+		Queue Digest `bson:"_id"`
+	}
+	if err := cur.All(ctx, &docs); err != nil {
+		return nil, fmt.Errorf("looking for waiting messages of a key: %w", err)
+	}
+
+	found := make([]Digest, len(docs))
+	for i, d := range docs {
+		found[i] = d.Queue
+	}
+	return found, nil
+}
+
+// Count returns how many messages of a handler are set aside, at most limit.
+func (s *Store) Count(ctx context.Context, handler string, limit int) (int, error) {
+	filter := bson.D{{Key: "h", Value: handler}}
+	n, err := s.coll.CountDocuments(ctx, filter, options.Count().SetLimit(int64(limit)))
+	if err != nil {
+		return 0, fmt.Errorf("counting the messages that are set aside: %w", err)
+	}
+	return int(n), nil
+}
+
+// Retire removes all messages of a handler that no longer exists. It returns their number.
+func (s *Store) Retire(ctx context.Context, handler string) (int64, error) {
+	res, err := s.coll.DeleteMany(ctx, bson.D{{Key: "h", Value: handler}})
+	if err != nil {
+		return 0, fmt.Errorf("removing the messages of %s: %w", handler, err)
+	}
+	return res.DeletedCount, nil
+}
+
+// queueOrder is the order of the messages of a queue.
+var queueOrder = bson.D{{Key: "g", Value: 1}, {Key: "o", Value: 1}}
+
+func byID(id Digest) bson.D { return bson.D{{Key: "_id", Value: id}} }
+
+func inPlace(p Place) bson.D {
+	return bson.D{{Key: "h", Value: p.Handler}, {Key: "t", Value: p.Topic}, {Key: "p", Value: p.Partition}}
+}
+
+func inQueue(p Place, queue Digest) bson.D {
+	return append(inPlace(p), bson.E{Key: "q", Value: queue})
+}
+
+// afterNow returns the time d after the server's current time, for an update by pipeline.
+func afterNow(d time.Duration) bson.D {
+	return bson.D{{Key: "$add", Value: bson.A{"$$NOW", d.Milliseconds()}}}
+}
+
+// recordBytes returns the size of the record.
+func (m *Message) recordBytes() int {
+	n := len(m.Key) + len(m.Value)
+	for _, h := range m.Headers {
+		n += len(h.Key) + len(h.Value)
+	}
+	return n
+}
+
+// isTooLarge reports whether the server or the driver rejected a document because of its size.
+func isTooLarge(err error) bool {
+	const bsonObjectTooLarge = 10334
+	if se := mongo.ServerError(nil); errors.As(err, &se) {
+		return se.HasErrorCode(bsonObjectTooLarge) || se.HasErrorCode(17419) || se.HasErrorCode(17420)
+	}
+	return err != nil && strings.Contains(err.Error(), "an inserted document is too large")
+}

@@ -1,0 +1,203 @@
+package cron_test
+
+import (
+	"context"
+	"fmt"
+	"log"
+	"sync"
+	"testing"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+
+	"github.com/outrelay/outrelay/pkg/event"
+	"github.com/outrelay/outrelay/pkg/outbox"
+	"github.com/outrelay/outrelay/pkg/outbox/cron"
+)
+
+// A report at half past nine on every weekday in Berlin. Every process of the service runs the
+// Cron.
+func ExampleNew() {
+	var (
+		ctx context.Context
+		box *outbox.Box
+	)
+	berlin, err := time.LoadLocation("Europe/Berlin")
+	if err != nil {
+		log.Fatal(err)
+	}
+
+	c, err := cron.New(box, cron.Entry{
+		Name:     "daily-report",
+		Schedule: "30 9 * * 1-5",
+		Zone:     berlin,
+		Event: func(at time.Time) event.Event {
+			return event.New("report", "sales", "ReportDue", nil, event.WithTime(at))
+		},
+	})
+	if err != nil {
+		log.Fatal(err)
+	}
+	if err := c.Run(ctx); err != nil {
+		log.Fatal(err)
+	}
+}
+
+func tick(name, schedule string) cron.Entry {
+	return cron.Entry{Name: name, Schedule: schedule, Event: func(at time.Time) event.Event {
+		return event.New("clock", name, "Tick", []byte(at.UTC().Format(time.RFC3339)))
+	}}
+}
+
+func (b bundle) cron(t *testing.T, entries ...cron.Entry) *cron.Cron {
+	t.Helper()
+	c, err := cron.New(b.box, entries...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// runCron runs a Cron until stop, which may be called more than once.
+func runCron(t *testing.T, c *cron.Cron) (stop func()) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
+	ended := make(chan error, 1)
+	go func() { ended <- c.Run(ctx) }()
+	stop = sync.OnceFunc(func() {
+		cancel()
+		if err := <-ended; err != nil {
+			t.Errorf("Run returned %v", err)
+		}
+	})
+
+	t.Cleanup(stop)
+	return stop
+}
+
+// firings waits until f accepts the due times of the firings in the outbox.
+func (b bundle) firings(t *testing.T, what string, f func([]time.Time) bool) []time.Time {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	defer cancel()
+	poll := time.NewTicker(20 * time.Millisecond)
+	defer poll.Stop()
+	for {
+		var at []time.Time
+		for e, err := range b.box.Scheduled(ctx, outbox.ScheduledQuery{}) {
+			if err != nil {
+				t.Fatalf("%s: %v", what, err)
+			}
+			at = append(at, e.DueAt)
+		}
+
+		if f(at) {
+			return at
+		}
+
+		<-poll.C
+	}
+}
+
+func gapless(t *testing.T, at []time.Time) {
+	t.Helper()
+	for i := 1; i < len(at); i++ {
+		if at[i].Sub(at[i-1]) != time.Second {
+			t.Fatalf("%s follows %s", at[i], at[i-1])
+		}
+	}
+}
+
+// Three processes run the same entry: every firing is appended once, ahead of its time.
+func TestCronOfSeveralProcesses(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	e := tick("seconds", "* * * * * *")
+	e.Ahead = 10 * time.Second // half of it is left when it is filled up: so long may the machine be held up
+	e.Missed = cron.All
+	for range 3 {
+		runCron(t, b.cron(t, e))
+	}
+
+	at := b.firings(t, "more than those of the first look", func(at []time.Time) bool { return len(at) >= 13 })
+	gapless(t, at)
+	if ahead := time.Until(at[len(at)-1]); ahead < 0 {
+		t.Errorf("the last firing was appended %s after its time", -ahead)
+	}
+}
+
+func (b bundle) setLast(t *testing.T, name string, at time.Time) {
+	t.Helper()
+	res, err := b.db.Collection("outbox_cron").UpdateByID(t.Context(), name, bson.D{{Key: "$set", Value: bson.D{{Key: "last", Value: at}}}})
+	if err != nil || res.MatchedCount != 1 {
+		t.Fatalf("%+v %v", res, err)
+	}
+}
+
+func TestCronMissedFirings(t *testing.T) {
+	t.Parallel()
+	daily := fmt.Sprintf("0 %d * * *", (time.Now().UTC().Hour()+12)%24) // never while the test runs
+	for policy, want := range map[cron.Missed]int{cron.Once: 1, cron.Skip: 0, cron.All: 4} {
+		b, ctx := setup(t), t.Context()
+		e := tick("days", daily)
+		e.Missed = policy
+		stop := runCron(t, b.cron(t, e))
+		first := b.firings(t, "the first", func(at []time.Time) bool { return len(at) == 1 })
+		stop()
+		// The process seems to have been down for five days. Firings that were appended before are
+		// delivered.
+		if _, err := b.coll.DeleteMany(ctx, bson.D{}); err != nil {
+			t.Fatal(err)
+		}
+
+		b.setLast(t, "days", first[0].AddDate(0, 0, -5))
+		runCron(t, b.cron(t, e))
+		at := b.firings(t, "the missed ones", func(at []time.Time) bool { return len(at) >= want+1 })
+		if len(at) != want+1 || !at[len(at)-1].Equal(first[0]) || want == 1 && !at[0].Equal(first[0].AddDate(0, 0, -1)) {
+			t.Errorf("policy %d: %v", policy, at)
+		}
+	}
+}
+
+// A new release has another expression. The pending firings of the old one are canceled, and a
+// process of the old release does not append them again.
+func TestCronScheduleChanged(t *testing.T) {
+	t.Parallel()
+	b, ctx := setup(t), t.Context()
+	old := b.cron(t, tick("e", "0 0 1 1 *"))
+	runCron(t, old)
+	first := b.firings(t, "the old one", func(at []time.Time) bool { return len(at) == 1 })
+	b.ordinary(t, "other")
+	stop := runCron(t, b.cron(t, tick("e", "0 0 2 1 *")))
+	at := b.firings(t, "the new one", func(at []time.Time) bool { return len(at) == 1 && !at[0].Equal(first[0]) })
+	if at[0].Day() != 2 {
+		t.Errorf("it fires at %s", at[0])
+	}
+
+	stop()
+	if err := old.Forget(ctx, "e"); err != nil {
+		t.Fatal(err)
+	}
+	if err := old.Forget(ctx, "e"); err != nil {
+		t.Fatalf("forgotten twice: %v", err)
+	}
+
+	b.want(t, "other")
+}
+
+// The state was lost. Firings that are in the outbox are not appended again.
+func TestCronWithoutItsState(t *testing.T) {
+	t.Parallel()
+	b, ctx := setup(t), t.Context()
+	e := tick("seconds", "* * * * * *")
+	e.Ahead, e.Missed = 10*time.Second, cron.All
+	stop := runCron(t, b.cron(t, e))
+	b.firings(t, "the first", func(at []time.Time) bool { return len(at) >= 10 })
+	stop()
+	if err := b.db.Collection("outbox_cron").Drop(ctx); err != nil {
+		t.Fatal(err)
+	}
+
+	runCron(t, b.cron(t, e))
+	gapless(t, b.firings(t, "more", func(at []time.Time) bool { return len(at) >= 13 }))
+}

@@ -1,0 +1,69 @@
+package cron_test
+
+import (
+	"context"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
+	"go.mongodb.org/mongo-driver/v2/mongo/options"
+	"go.uber.org/goleak"
+
+	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+	"github.com/outrelay/outrelay/pkg/event"
+	"github.com/outrelay/outrelay/pkg/outbox"
+)
+
+func TestMain(m *testing.M) {
+	stacktest.Wide(4)
+	goleak.VerifyTestMain(stacktest.Settled(m, goleak.Find))
+}
+
+// bundle contains the database and the box of one test.
+type bundle struct {
+	db   *mongo.Database
+	box  *outbox.Box
+	coll *mongo.Collection
+}
+
+func setup(t *testing.T) bundle {
+	t.Helper()
+	db := stacktest.Database(t, stacktest.Client(t))
+	box, err := outbox.New(db)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return bundle{db, box, db.Collection("outbox")}
+}
+
+// ordinary appends an event that is not scheduled.
+func (b bundle) ordinary(t *testing.T, typ string) {
+	t.Helper()
+	if err := b.box.Transaction(t.Context(), func(ctx context.Context) error {
+		return b.box.Append(ctx, event.New("order", "o-1", typ, []byte("p")))
+	}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// want fails the test unless the outbox contains events of these types, in the order of their timestamps.
+func (b bundle) want(t *testing.T, types ...string) {
+	t.Helper()
+	cur, err := b.coll.Find(t.Context(), bson.D{}, options.Find().SetSort(bson.D{{Key: "ts", Value: 1}}))
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	got := []string{}
+	for cur.Next(t.Context()) {
+		got = append(got, cur.Current.Lookup("type").StringValue())
+	}
+	if err := cur.Err(); err != nil {
+		t.Fatal(err)
+	}
+
+	if diff := cmp.Diff(append([]string{}, types...), got); diff != "" {
+		t.Errorf("in the outbox: %s", diff)
+	}
+}

@@ -1,0 +1,258 @@
+package cron
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
+	"go.mongodb.org/mongo-driver/v2/mongo/options"
+
+	"github.com/outrelay/outrelay/internal/transaction"
+	"github.com/outrelay/outrelay/pkg/event"
+	"github.com/outrelay/outrelay/pkg/outbox"
+)
+
+// maxFiringsPerTransaction limits the firings that one transaction appends.
+const maxFiringsPerTransaction = 500
+
+// entryState is the stored state of an entry.
+type entryState struct {
+	Name     string    `bson:"_id"`
+	Schedule string    `bson:"schedule"` // expression and zone
+	Last     time.Time `bson:"last"`     // the last firing that was appended
+}
+
+// stateCollection returns the collection that holds the state of all entries.
+func (c *Cron) stateCollection() *mongo.Collection {
+	coll := c.parts.Collection
+	return coll.Database().Collection(coll.Name() + "_cron")
+}
+
+// advanceEntry appends the missing firings of e and stores its state, in one transaction. It
+// returns the time of the next check. If another process has another schedule for e, this process
+// leaves e alone.
+func (c *Cron) advanceEntry(ctx context.Context, e *entry, now time.Time) (time.Time, error) {
+	var next time.Time
+	err := transaction.Run(ctx, c.parts.Collection.Database().Client(), func(ctx context.Context) error {
+		state, known, err := c.loadState(ctx, e.Name)
+		if err != nil {
+			return err
+		}
+
+		changed := known && state.Schedule != e.spec
+		if changed && e.started {
+			// A process that started later has taken the entry over.
+			next = now.Add(checkInterval)
+			c.logForeignSchedule(ctx, e, state)
+			return nil
+		}
+		if changed {
+			if err := c.cancelAhead(ctx, state, now); err != nil {
+				return err
+			}
+		}
+
+		// A new schedule has no missed firings.
+		if changed || !known {
+			state.Last = now
+		}
+
+		firings, last := e.missingFirings(state.Last, now)
+		next = e.nextCheckTime(last, now)
+		if len(firings) == 0 && known && state.Schedule == e.spec && last.Equal(state.Last) {
+			return nil
+		}
+		if err := c.appendFirings(ctx, e, firings); err != nil {
+			return err
+		}
+
+		return c.saveState(ctx, entryState{Name: e.Name, Schedule: e.spec, Last: last})
+	})
+	if mongo.IsDuplicateKeyError(err) {
+		// Another process was faster. Read the state again at once.
+		return now, nil
+	}
+
+	return next, err
+}
+
+// missingFirings returns the firings to append after last, the latest firing that was appended: the
+// missed ones according to the policy, those within the time Ahead, and at least one in the future.
+// end is the new latest firing. At most maxFiringsPerTransaction firings of a kind are returned.
+func (e *entry) missingFirings(last, now time.Time) (list []time.Time, end time.Time) {
+	end = last
+	if !last.After(now) {
+		switch e.Missed {
+		case All:
+			for at := e.nextFiring(end); !at.IsZero() && !at.After(now) && len(list) < maxFiringsPerTransaction; at = e.nextFiring(at) {
+				list, end = append(list, at), at
+			}
+
+			// The next transaction appends the rest.
+			if len(list) == maxFiringsPerTransaction {
+				return list, end
+			}
+		case Once:
+			if at := e.latestFiring(last, now); !at.IsZero() {
+				list = append(list, at)
+			}
+			end = now
+		case Skip:
+			end = now
+		}
+	}
+
+	ahead := now.Add(e.Ahead)
+	for at := e.nextFiring(end); !at.IsZero() && len(list) < maxFiringsPerTransaction; at = e.nextFiring(at) {
+		// A firing in the future has been appended already.
+		if at.After(ahead) && end.After(now) {
+			break
+		}
+		list, end = append(list, at), at
+	}
+
+	return list, end
+}
+
+// nextCheckTime returns when to check an entry again whose latest appended firing is last: when
+// last fires, or earlier, when half of the time Ahead before the following firing is used up.
+func (e *entry) nextCheckTime(last, now time.Time) time.Time {
+	following := e.nextFiring(last)
+	half := following.Add(-e.Ahead / 2)
+	switch {
+	case following.IsZero():
+		return now.Add(checkInterval)
+	case !last.After(now):
+		// Many firings were missed, and more have to be appended.
+		return now
+	case half.Before(last):
+		return half
+	}
+	return last
+}
+
+// loadState returns the stored state of entry name. known is false if there is none.
+func (c *Cron) loadState(ctx context.Context, name string) (state entryState, known bool, err error) {
+	err = c.stateCollection().FindOne(ctx, bson.D{{Key: "_id", Value: name}}).Decode(&state)
+	switch {
+	case errors.Is(err, mongo.ErrNoDocuments):
+		return state, false, nil
+	case err != nil:
+		return state, false, fmt.Errorf("reading the state of cron entry %q: %w", name, err)
+	}
+	return state, true, nil
+}
+
+// saveState stores the state of an entry.
+func (c *Cron) saveState(ctx context.Context, state entryState) error {
+	filter := bson.D{{Key: "_id", Value: state.Name}}
+	_, err := c.stateCollection().ReplaceOne(ctx, filter, state, options.Replace().SetUpsert(true))
+	if err != nil {
+		return fmt.Errorf("writing the state of cron entry %q: %w", state.Name, err)
+	}
+	return nil
+}
+
+// appendFirings appends the events of the firings that are not in the outbox yet. Some can be there
+// if the state of the entry was removed.
+func (c *Cron) appendFirings(ctx context.Context, e *entry, list []time.Time) error {
+	ids := make([]event.ID, len(list))
+	for i, at := range list {
+		ids[i] = event.NewID(c.firingID(e.Name, at))
+	}
+
+	filter := bson.D{{Key: "_id", Value: bson.D{{Key: "$in", Value: ids}}}}
+	cur, err := c.parts.Collection.Find(ctx, filter, options.Find().SetProjection(bson.D{{Key: "_id", Value: 1}}))
+	if err != nil {
+		return fmt.Errorf("looking for firings of cron entry %q: %w", e.Name, err)
+	}
+
+	var existing []struct {
+		ID event.ID `bson:"_id"`
+	}
+	if err := cur.All(ctx, &existing); err != nil {
+		return fmt.Errorf("looking for firings of cron entry %q: %w", e.Name, err)
+	}
+
+	// An insert of an existing id would abort the transaction.
+	exists := make(map[event.ID]bool, len(existing))
+	for _, d := range existing {
+		exists[d.ID] = true
+	}
+
+	var events []event.Event
+	for i, at := range list {
+		if !exists[ids[i]] {
+			events = append(events, e.makeEvent(c.firingID(e.Name, at), at))
+		}
+	}
+
+	return c.box.Append(ctx, events...)
+}
+
+// cancelAhead cancels the pending firings of the expression in state. If the expression or its zone
+// is unknown to this process, it cancels nothing.
+func (c *Cron) cancelAhead(ctx context.Context, state entryState, now time.Time) error {
+	spec, zoneName, _ := strings.Cut(state.Schedule, " in ")
+	fires, err := parseSchedule(spec)
+	if err != nil {
+		return nil //nolint:nilerr // the expression of another version: its firings are unknown
+	}
+
+	zone, err := time.LoadLocation(zoneName)
+	if err != nil {
+		return nil //nolint:nilerr // a zone that this machine does not have
+	}
+
+	ids := []event.ID{}
+	for at := nextFiringIn(fires, zone, now); !at.IsZero() && !at.After(state.Last); at = nextFiringIn(fires, zone, at) {
+		ids = append(ids, event.NewID(c.firingID(state.Name, at)))
+	}
+
+	if len(ids) == 0 {
+		return nil
+	}
+
+	_, err = c.box.CancelScheduled(ctx, outbox.ScheduledQuery{IDs: ids})
+	return err
+}
+
+// Forget removes the entry name after it was deleted from the code: it cancels the pending firings
+// and deletes the stored state, in one transaction. It returns nil if there is no such entry. If a
+// process still runs the entry, the entry starts again.
+func (c *Cron) Forget(ctx context.Context, name string) error {
+	now, err := c.serverTime(ctx)
+	if err != nil {
+		return fmt.Errorf("forgetting cron entry %q: %w", name, err)
+	}
+
+	return transaction.Run(ctx, c.parts.Collection.Database().Client(), func(ctx context.Context) error {
+		state, known, err := c.loadState(ctx, name)
+		if err != nil || !known {
+			return err
+		}
+		if err := c.cancelAhead(ctx, state, now); err != nil {
+			return err
+		}
+		if _, err := c.stateCollection().DeleteOne(ctx, bson.D{{Key: "_id", Value: name}}); err != nil {
+			return fmt.Errorf("removing the state of cron entry %q: %w", name, err)
+		}
+
+		return nil
+	})
+}
+
+// logForeignSchedule logs, once, that a process that started later has another schedule for e.
+func (c *Cron) logForeignSchedule(ctx context.Context, e *entry, state entryState) {
+	if e.foreignLogged {
+		return
+	}
+
+	e.foreignLogged = true
+	c.parts.Log.WarnContext(ctx, "cron entry has another schedule in a newer process; ignoring it here",
+		"entry", e.Name, "collection", c.parts.Collection.Name(), "schedule", e.spec, "theirs", state.Schedule)
+}

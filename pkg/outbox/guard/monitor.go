@@ -1,0 +1,104 @@
+package guard
+
+import (
+	"context"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/event"
+
+	"github.com/outrelay/outrelay/internal/transaction"
+)
+
+// Stray is a write that the callback of a transaction sent outside of the transaction. The usual
+// mistake is a context other than the one that the callback gets. The write stays when the
+// transaction rolls back.
+type Stray struct {
+	// Command is insert, update, delete, findAndModify, bulkWrite or aggregate.
+	Command string
+
+	// Database and Collection are the target of the write.
+	Database, Collection string
+}
+
+// Monitor returns a command monitor that calls report for each write that a callback of
+// Box.Transaction sends outside of its transaction. report is called before the write is sent. The
+// monitor is for tests and development machines, where report fails the test or panics:
+//
+//	options.Client().SetMonitor(guard.Monitor(func(_ context.Context, s guard.Stray) { t.Errorf("%+v", s) }, nil))
+//
+// The monitor sees only writes of the goroutine that runs the callback, not of goroutines that the
+// callback starts. Writes with a context of outbox.Outside are intended and not reported. If next is not
+// nil, all commands are passed on to it.
+//
+// Once a process has created a monitor, each transaction and each write costs about one microsecond
+// more. Without a monitor there is no cost.
+func Monitor(report func(ctx context.Context, s Stray), next *event.CommandMonitor) *event.CommandMonitor {
+	transaction.TrackCallbacks()
+	m := &event.CommandMonitor{}
+	if next != nil {
+		*m = *next
+	}
+
+	started := m.Started
+	m.Started = func(ctx context.Context, e *event.CommandStartedEvent) {
+		if s, ok := detectStray(ctx, e); ok {
+			report(ctx, s)
+		}
+		if started != nil {
+			started(ctx, e)
+		}
+	}
+
+	return m
+}
+
+// detectStray reports whether the command that this goroutine is about to send is a stray write.
+func detectStray(ctx context.Context, e *event.CommandStartedEvent) (Stray, bool) {
+	switch e.CommandName {
+	case "insert", "update", "delete", "findAndModify", "bulkWrite":
+	case "aggregate":
+		if !pipelineWrites(e.Command) {
+			return Stray{}, false
+		}
+	default:
+		return Stray{}, false
+	}
+
+	// Writes inside of a transaction, or with a context of outbox.Outside, are no strays.
+	if auto, err := e.Command.LookupErr("autocommit"); err == nil && !auto.Boolean() {
+		return Stray{}, false
+	}
+
+	if !transaction.InCallback(ctx) {
+		return Stray{}, false
+	}
+
+	coll, _ := e.Command.Lookup(e.CommandName).StringValueOK()
+	return Stray{Command: e.CommandName, Database: e.DatabaseName, Collection: coll}, true
+}
+
+// pipelineWrites reports whether the last stage of the aggregation cmd writes.
+func pipelineWrites(cmd bson.Raw) bool {
+	pipeline, ok := cmd.Lookup("pipeline").ArrayOK()
+	if !ok {
+		return false
+	}
+
+	stages, err := pipeline.Values()
+	if err != nil || len(stages) == 0 {
+		return false
+	}
+
+	last, ok := stages[len(stages)-1].DocumentOK()
+	if !ok {
+		return false
+	}
+
+	for _, name := range []string{"$out", "$merge"} {
+		if _, err := last.LookupErr(name); err == nil {
+			return true
+		}
+	}
+
+	return false
+}
