@@ -9,6 +9,8 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
+
+	"github.com/outrelay/outrelay/internal/mongodb"
 )
 
 // Tune sets the options with which a stream's client detects a dead server within seconds: heartbeat
@@ -36,7 +38,7 @@ func OplogWindow(ctx context.Context, client *mongo.Client) (oldest, newest bson
 	ctx, cancel := context.WithTimeout(ctx, openTimeout)
 	defer cancel()
 	raw, err := client.Database("admin").RunCommand(ctx, cmd).Raw()
-	if errorCode(err) == 13 {
+	if mongodb.HasCode(err, mongodb.CodeUnauthorized) {
 		return oldest, newest, fmt.Errorf("reading the oplog window: %w: grant serverStatus on the cluster", ErrNotAllowed)
 	}
 	if err != nil {
@@ -68,7 +70,7 @@ func CollectionUUID(ctx context.Context, client *mongo.Client, db, coll string) 
 		{Key: "listCollections", Value: 1},
 		{Key: "filter", Value: bson.D{{Key: "name", Value: coll}}},
 	}).Raw()
-	if errorCode(err) == 13 {
+	if mongodb.HasCode(err, mongodb.CodeUnauthorized) {
 		return uuid, false, nil
 	}
 	if err != nil {
@@ -80,13 +82,4 @@ func CollectionUUID(ctx context.Context, client *mongo.Client, db, coll string) 
 		return uuid, false, nil
 	}
 	return [16]byte(b), true, nil
-}
-
-// errorCode returns the server's code of an error, or 0 if the error is not from the server.
-func errorCode(err error) int {
-	var se mongo.ServerError
-	if errors.As(err, &se) && len(se.ErrorCodes()) > 0 {
-		return se.ErrorCodes()[0]
-	}
-	return 0
 }

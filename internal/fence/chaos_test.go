@@ -231,7 +231,7 @@ func (o *chaosOwner) takeOver() {
 			return
 		}
 		o.s = out.Session
-		o.tb.Logf("owner %d in after %s: %v, generation %d, released %d, quarantined %d", o.k, time.Since(begin).Round(time.Millisecond), out.Producer, out.Generation, len(out.Released), len(out.Quarantined))
+		o.tb.Logf("owner %d in after %s: %v, generation %d, released %d, quarantined %d", o.k, time.Since(begin).Round(time.Millisecond), out.Producer, out.Session.Generation(), len(out.Released), len(out.Quarantined))
 		o.adopt(out.Released)
 		return
 	}

@@ -314,8 +314,8 @@ func sickAtKeepAlive(t *testing.T, k cluster) (away, back func()) {
 		flow(t, ow, parts[0], second, "two", true)
 		// Another owner while the sick ones are still sick: the ids of the new generation fence what was drained.
 		next = o.take(t, nw)
-		if next.Generation != 1 || !slices.Equal(quarantined(next, parts), []int{2, 3}) {
-			t.Fatalf("successor: generation %d, quarantined %v", next.Generation, next.Quarantined)
+		if next.Session.Generation() != 1 || !slices.Equal(quarantined(next, parts), []int{2, 3}) {
+			t.Fatalf("successor: generation %d, quarantined %v", next.Session.Generation(), next.Quarantined)
 		}
 		if n, want := next.Released[parts[0]].Hits.Len(), len(sent); n < want {
 			t.Errorf("%d hits in p0, want the %d of the first generation and more", n, want)
@@ -364,8 +364,8 @@ func hungAtTakeOver(t *testing.T, k cluster) (away, back func()) {
 			t.Fatal(err)
 		}
 		o.save(next.Session)
-		if next.Generation != 1 || len(next.Released) != 0 || len(next.Quarantined) != 4 || next.Producer.ID == zombie.ID {
-			t.Fatalf("generation %d, released %v, quarantined %v", next.Generation, next.Released, next.Quarantined)
+		if next.Session.Generation() != 1 || len(next.Released) != 0 || len(next.Quarantined) != 4 || next.Producer.ID == zombie.ID {
+			t.Fatalf("generation %d, released %v, quarantined %v", next.Session.Generation(), next.Released, next.Quarantined)
 		}
 		hung := o.events[slices.IndexFunc(o.events, func(e Event) bool { return e.Kind == Hung })].Text
 		if !strings.Contains(hung, o.id+"#0") || !strings.Contains(hung, formatPartition(parts[3])) || strings.Contains(hung, formatPartition(parts[1])) {

@@ -25,16 +25,9 @@ func (c *Client) FenceOff(ctx context.Context, to In) ([]record.Sender, error) {
 		return nil, fmt.Errorf("fencing %s: %w", to.TransactionalID, err)
 	}
 
-	// The example is a partition of an existing topic, if there is one.
-	n, example := 0, ""
 	for tp, reason := range out.Quarantined {
-		n++
-		if example == "" || out.Missing[tp.Topic] == "" {
-			example = fmt.Sprintf("%s/%d: %s", tp.Topic, tp.Partition, reason)
-		}
-	}
-	if n > 0 {
-		return nil, fmt.Errorf("fencing %s: %d partitions cannot be fenced now, such as %s", to.TransactionalID, n, example)
+		return nil, fmt.Errorf("fencing %s: %d partitions cannot be fenced now, such as %s/%d: %s",
+			to.TransactionalID, len(out.Quarantined), tp.Topic, tp.Partition, reason)
 	}
 
 	// The last sender is this call, which never sends.

@@ -51,9 +51,6 @@ func (h *Health) Reason(tp record.TopicPartition) string {
 	return ""
 }
 
-// leaderAddr returns the address of the leader of tp, or "" without a leader.
-func (h *Health) leaderAddr(tp record.TopicPartition) string { return h.layout.LeaderAddr(tp) }
-
 func explainMissing(topic string, err error) string {
 	switch {
 	case errors.Is(err, kafkawire.UnknownTopicOrPartition):

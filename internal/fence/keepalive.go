@@ -80,7 +80,7 @@ func (s *Session) markIfHealthy(ctx context.Context, tp record.TopicPartition) (
 	if err != nil || h.Reason(tp) != "" {
 		return false, context.Cause(ctx)
 	}
-	end, err := s.client.kafka.LeaderOffset(ctx, h.leaderAddr(tp), tp, kafkawire.LogEnd)
+	end, err := s.client.kafka.LeaderOffset(ctx, h.layout.LeaderAddr(tp), tp, kafkawire.LogEnd)
 	if err != nil {
 		return false, context.Cause(ctx)
 	}

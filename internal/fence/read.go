@@ -162,7 +162,7 @@ func groupByLeader(list []*reading, h *Health) map[string][]*reading {
 		if p.done {
 			continue
 		}
-		leader := h.leaderAddr(p.TopicPartition)
+		leader := h.layout.LeaderAddr(p.TopicPartition)
 		if leader == "" {
 			p.err = errors.New(h.Reason(p.TopicPartition))
 			continue

@@ -104,8 +104,8 @@ func TestN04_NextGeneration(t *testing.T) {
 	}
 	refusedZombie(t, c, at(tp, 2), before, 2)
 	o.save(next.Session)
-	if next.Generation != 1 || next.Producer.ID != after.ID {
-		t.Errorf("successor has generation %d, %v", next.Generation, next.Producer)
+	if next.Session.Generation() != 1 || next.Producer.ID != after.ID {
+		t.Errorf("successor has generation %d, %v", next.Session.Generation(), next.Producer)
 	}
 	if n := next.Released[at(tp, 0)].Hits.Len(); n != 2 {
 		t.Errorf("%d hits in p0, want those of both generations", n)
@@ -165,16 +165,16 @@ func TestN05_GenerationMovesBeforeEpochsRunOut(t *testing.T) {
 		t.Fatal(err)
 	}
 	o.save(out.Session)
-	if out.Generation != 1 || out.Producer.ID == first.Producer.ID || len(out.Released) != 2 || !o.saw(GenerationMoved) {
-		t.Fatalf("generation %d, %v, released %d, events %+v", out.Generation, out.Producer, len(out.Released), o.events)
+	if out.Session.Generation() != 1 || out.Producer.ID == first.Producer.ID || len(out.Released) != 2 || !o.saw(GenerationMoved) {
+		t.Fatalf("generation %d, %v, released %d, events %+v", out.Session.Generation(), out.Producer, len(out.Released), o.events)
 	}
 	for p := range 2 {
 		refusedZombie(t, c, at(tp, p), first.Producer, 1)
 		mustPut(t, c, at(tp, p), encode(0, out.Producer, 0, ids("b")...))
 	}
 	next := o.takeAll(t, client(t))
-	if next.Generation != 1 || next.Released[at(tp, 0)].Hits.Len() != 2 {
-		t.Errorf("successor: generation %d, %d hits", next.Generation, next.Released[at(tp, 0)].Hits.Len())
+	if next.Session.Generation() != 1 || next.Released[at(tp, 0)].Hits.Len() != 2 {
+		t.Errorf("successor: generation %d, %d hits", next.Session.Generation(), next.Released[at(tp, 0)].Hits.Len())
 	}
 	refusedZombie(t, c, at(tp, 0), out.Producer, 1)
 
@@ -219,7 +219,7 @@ func markersOf(tb testing.TB, c *Client, tp record.TopicPartition, id int64) int
 	if err != nil {
 		tb.Fatal(err)
 	}
-	leader := h.leaderAddr(tp)
+	leader := h.layout.LeaderAddr(tp)
 	end, err := c.kafka.LeaderOffset(ctx, leader, tp, kafkawire.LogEnd)
 	if err != nil {
 		tb.Fatal(err)

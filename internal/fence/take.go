@@ -58,11 +58,9 @@ type In struct {
 // released Tail) are saved in one fenced write.
 type Out struct {
 	Producer    Producer // to send with
-	Generation  int
 	Senders     []record.Sender
 	Released    map[record.TopicPartition]*Tail
 	Quarantined map[record.TopicPartition]string // why, for operators
-	Missing     map[string]string                // stored topics that do not exist; their partitions are quarantined
 	Session     *Session
 }
 
@@ -88,11 +86,9 @@ func (c *Client) Take(ctx context.Context, in In) (*Out, error) {
 
 	return &Out{
 		Producer:    s.current,
-		Generation:  s.generation,
 		Senders:     s.Senders(),
 		Released:    t.released,
 		Quarantined: s.Quarantined(),
-		Missing:     t.missing,
 		Session:     s,
 	}, nil
 }
@@ -101,7 +97,6 @@ func (c *Client) Take(ctx context.Context, in In) (*Out, error) {
 type takeOver struct {
 	session  *Session
 	released map[record.TopicPartition]*Tail
-	missing  map[string]string
 }
 
 // topics returns the topics of the targets and of the open partitions of earlier senders.
@@ -128,10 +123,6 @@ func (t *takeOver) quarantineTargets(h *Health) {
 		layout := h.layout.Topics[topic]
 		n := max(len(stored), len(layout.Partitions))
 		if layout.Err != nil {
-			if t.missing == nil {
-				t.missing = map[string]string{}
-			}
-			t.missing[topic] = explainMissing(topic, layout.Err)
 			n = max(n, 1)
 		}
 		for p := range n {
@@ -236,7 +227,7 @@ func (t *takeOver) readTargets(ctx context.Context, h *Health, covered []record.
 
 	var list []*reading
 	for tp, q := range s.held {
-		if h.leaderAddr(tp) == "" {
+		if h.layout.LeaderAddr(tp) == "" {
 			q.reason = h.Reason(tp)
 			continue
 		}

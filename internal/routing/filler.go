@@ -72,7 +72,7 @@ func (f *Filler) Fill(v *envelope.View, m *Meta, target Target, rec *record.Reco
 	}
 
 	f.addIdentityHeaders(v, m)
-	f.preset.format.addTo(f, v, m, rec)
+	f.preset.format(f, v, m, rec)
 	f.addConfiguredHeaders(v)
 	for it := v.Headers.Iter(); it.Next(); {
 		f.addHeader(it.Key, it.Value)

@@ -6,6 +6,7 @@ import (
 )
 
 var (
+	hType          = []byte(record.HeaderType)
 	hAggregateType = []byte(record.HeaderAggregateType)
 	hAggregateID   = []byte(record.HeaderAggregateID)
 	hContentType   = []byte(record.HeaderContentType)
@@ -15,10 +16,8 @@ var (
 	hTime          = []byte(record.HeaderTime)
 )
 
-// plain has each field of the envelope as a header.
-type plain struct{}
-
-func (plain) addTo(f *Filler, v *envelope.View, _ *Meta, _ *record.Record) {
+// addPlainHeaders adds each field of the envelope as a header.
+func addPlainHeaders(f *Filler, v *envelope.View, _ *Meta, _ *record.Record) {
 	f.addHeader(hType, v.Type)
 	f.addHeader(hAggregateType, v.AggregateType)
 	f.addHeader(hAggregateID, v.AggregateID)

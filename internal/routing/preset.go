@@ -18,19 +18,25 @@ const (
 	Plain       = "plain"
 )
 
-// format is the part of a record in which the presets differ.
-type format interface {
-	// addTo adds the headers of the preset to f. It may replace the value of rec, which is the payload.
-	// The headers of the delivery's identity are there already.
-	addTo(f *Filler, v *envelope.View, m *Meta, rec *record.Record)
-}
+// format adds the headers of a preset to f: the part of a record in which the presets differ. It may
+// replace the value of rec, which is the payload. The headers of the delivery's identity are there already.
+type format func(f *Filler, v *envelope.View, m *Meta, rec *record.Record)
 
-// formats create the format of each preset.
-var formats = map[string]func(PresetConfig) format{
-	Typed:       func(PresetConfig) format { return typed{} },
-	Debezium:    func(PresetConfig) format { return debezium{} },
-	CloudEvents: func(c PresetConfig) format { return &cloudEvents{c.Structured, []byte(c.Source)} },
-	Plain:       func(PresetConfig) format { return plain{} },
+// newFormat returns the format of the preset called c.Name, or nil if there is no such preset.
+func newFormat(c PresetConfig) format {
+	switch c.Name {
+	case Typed:
+		// Debezium's record with an additional header for the type.
+		return func(f *Filler, v *envelope.View, _ *Meta, _ *record.Record) { f.addHeader(hType, v.Type) }
+	case Debezium:
+		// The record of Debezium's MongoEventRouter with its defaults has no header but the id.
+		return func(*Filler, *envelope.View, *Meta, *record.Record) {}
+	case CloudEvents:
+		return (&cloudEvents{c.Structured, []byte(c.Source)}).addTo
+	case Plain:
+		return addPlainHeaders
+	}
+	return nil
 }
 
 // PresetNames returns the names of the presets. The default is the first.
@@ -65,12 +71,10 @@ var placeholders = []string{
 // NewPreset validates c. Its error is an [*InvalidError] that lists every problem.
 func NewPreset(c PresetConfig) (*Preset, error) {
 	c.Name = cmp.Or(c.Name, Typed)
-	p := &Preset{name: c.Name}
+	p := &Preset{name: c.Name, format: newFormat(c)}
 	bad := &InvalidError{}
 
-	if newFormat, ok := formats[c.Name]; ok {
-		p.format = newFormat(c)
-	} else {
+	if p.format == nil {
 		bad.addProblem("preset", c.Name, "expected one of "+strings.Join(PresetNames(), ", "))
 	}
 	if c.Structured {

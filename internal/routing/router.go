@@ -122,7 +122,7 @@ func New(c Config) (*Router, error) {
 		c.Template = DefaultTemplate
 	}
 	r.fallback = r.topicTemplate(bad, "template", c.Template)
-	r.byType = r.fallback.usesAny("type")
+	r.byType = r.fallback.uses("type")
 
 	for i, configured := range c.Rules {
 		field := fmt.Sprintf("rules[%d]", i)
@@ -139,7 +139,7 @@ func New(c Config) (*Router, error) {
 			}
 			t := r.topicTemplate(bad, toField, to)
 			parsed.to = append(parsed.to, t)
-			r.byType = r.byType || t.usesAny("type")
+			r.byType = r.byType || t.uses("type")
 		}
 
 		r.rules = append(r.rules, parsed)

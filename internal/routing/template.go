@@ -46,11 +46,9 @@ func parseTemplate(s string, known ...string) (template, error) {
 	return t, nil
 }
 
-// usesAny reports whether t has one of the named placeholders.
-func (t template) usesAny(names ...string) bool {
-	return slices.ContainsFunc(t, func(p templatePart) bool {
-		return p.placeholder != "" && slices.Contains(names, p.placeholder)
-	})
+// uses reports whether t has the placeholder.
+func (t template) uses(placeholder string) bool {
+	return slices.Contains(t, templatePart{placeholder: placeholder})
 }
 
 // staticText returns the text of a template without placeholders. ok is false if it has any.

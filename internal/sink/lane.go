@@ -83,11 +83,9 @@ type flight struct {
 	batch     *pending
 }
 
-// laneBackoff is the wait after a connection was lost or refused.
-var laneBackoff = retry.Policy{Base: 4 * time.Millisecond, Cap: 200 * time.Millisecond}
-
-// partitionBackoff is the wait before a partition's batch is sent again.
-var partitionBackoff = retry.Policy{Base: 4 * time.Millisecond, Cap: 200 * time.Millisecond}
+// sendBackoff is the wait after a connection was lost or refused, and before a partition's batch is sent
+// again.
+var sendBackoff = retry.Policy{Base: 4 * time.Millisecond, Cap: 200 * time.Millisecond}
 
 // gatePoll is the interval at which a closed gate is checked. A lease whose local deadline has
 // passed is suspended, but not lost (N2).
@@ -118,7 +116,7 @@ func (l *lane) sendLoop(ctx context.Context) {
 
 		l.failures++
 		wake(l.sink.refresher.wake)
-		if retry.Sleep(ctx, laneBackoff.Delay(l.failures)) != nil {
+		if retry.Sleep(ctx, sendBackoff.Delay(l.failures)) != nil {
 			return
 		}
 	}

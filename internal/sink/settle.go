@@ -197,12 +197,12 @@ func (l *lane) removeAckedHeadLocked(p *partition, b *pending, r *kafkawire.Prod
 }
 
 // retryLaterLocked schedules the same bytes to be sent again after wait. If wait is 0, it uses
-// partitionBackoff.
+// sendBackoff.
 func (l *lane) retryLaterLocked(p *partition, why obstacle, now time.Time, wait time.Duration) {
 	p.tries++
 	p.setObstacle(why, now)
 	if wait == 0 {
-		wait = partitionBackoff.Delay(p.tries)
+		wait = sendBackoff.Delay(p.tries)
 	}
 
 	p.retryPending = true
