@@ -14,6 +14,7 @@ import (
 	"github.com/outrelay/outrelay/internal/metrics"
 	"github.com/outrelay/outrelay/internal/nodes"
 	"github.com/outrelay/outrelay/internal/outboxes"
+	"github.com/outrelay/outrelay/internal/slot"
 )
 
 const (
@@ -224,7 +225,7 @@ func (f *figures) countCollection(
 	}
 
 	var first time.Time
-	if c.Scheduled, first, err = outboxes.CountDue(ctx, coll, figuresLimit); err != nil {
+	if c.Scheduled, first, err = outboxes.CountDue(ctx, coll, slot.Range{}, figuresLimit); err != nil {
 		return ignoreUnauthorized(err)
 	}
 	c.HasScheduled = true
