@@ -19,7 +19,7 @@ import (
 	"golang.org/x/term"
 
 	"github.com/outrelay/outrelay/internal/admin"
-	"github.com/outrelay/outrelay/internal/app"
+	"github.com/outrelay/outrelay/internal/connect"
 )
 
 // operatorCommand is the common part of the commands that read or change the collections of a watcher:
@@ -65,7 +65,7 @@ func (a *operatorCommand) withOperator(ctx context.Context, f func(ctx context.C
 	if err != nil {
 		return err
 	}
-	state, closeClient, err := app.StateDatabase(cfg)
+	state, closeClient, err := connect.StateDatabase(cfg)
 	if err != nil {
 		return err
 	}
@@ -75,9 +75,9 @@ func (a *operatorCommand) withOperator(ctx context.Context, f func(ctx context.C
 	op := admin.New(admin.Operator{
 		State: state, Watcher: cfg.Watcher, Actor: a.actorName(), Source: source,
 		Node: cfg.Node, Version: thisBuild().Version,
-		Outboxes: app.Outboxes(cfg, client), Oplog: app.Oplog(client),
+		Outboxes: connect.Outboxes(cfg, client), Oplog: connect.Oplog(client),
 		Compacted: func(ctx context.Context, topics []string) ([]string, error) {
-			return app.CompactedTopics(ctx, cfg, topics)
+			return connect.CompactedTopics(ctx, cfg, topics)
 		},
 	})
 	return classifyError(f(ctx, op))

@@ -10,7 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/outrelay/outrelay/internal/admin"
-	"github.com/outrelay/outrelay/internal/app"
+	"github.com/outrelay/outrelay/internal/connect"
 )
 
 // maxListedReplays is the number of replays that list shows.
@@ -83,7 +83,7 @@ func (a *operatorCommand) withReplays(ctx context.Context, f func(ctx context.Co
 		if err != nil {
 			return err
 		}
-		if op.Router, err = app.Router(cfg); err != nil {
+		if op.Router, err = connect.Router(cfg); err != nil {
 			return err
 		}
 		return f(ctx, op.Replays())

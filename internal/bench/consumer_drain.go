@@ -13,8 +13,8 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
+	"github.com/outrelay/outrelay/internal/transaction"
 	"github.com/outrelay/outrelay/pkg/consumer"
-	"github.com/outrelay/outrelay/pkg/outbox"
 )
 
 const (
@@ -122,7 +122,7 @@ func (r readerLoop) handleRecords(ctx context.Context, reader *kafka.Reader) err
 		}
 
 		began := time.Now()
-		err = outbox.Transaction(ctx, r.client, func(ctx context.Context) error { return r.applyEffect(ctx, m.Key, m.Value) })
+		err = transaction.Run(ctx, r.client, func(ctx context.Context) error { return r.applyEffect(ctx, m.Key, m.Value) })
 		if err != nil {
 			return err
 		}

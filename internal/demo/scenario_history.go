@@ -223,7 +223,7 @@ func (a *slowAppend) appendEvents(ctx context.Context, n int) error {
 		})
 		events = append(events, event.New(aggregate, "slow", "OrderPlaced", payload, event.WithID(id)))
 	}
-	return a.s.service.box.AppendMany(ctx, events)
+	return a.s.service.box.Append(ctx, events...)
 }
 
 func (a *slowAppend) commitTransaction(ctx context.Context) error {

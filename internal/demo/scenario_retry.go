@@ -16,7 +16,6 @@ import (
 	"github.com/outrelay/outrelay/internal/devstack"
 	"github.com/outrelay/outrelay/internal/envelope"
 	"github.com/outrelay/outrelay/pkg/event"
-	"github.com/outrelay/outrelay/pkg/outbox"
 )
 
 var retryScenario = Scenario{
@@ -313,8 +312,8 @@ func (s *stage) appendKey(ctx context.Context, key string, n int) error {
 		events = append(events, event.New(refusing, key, "PaymentMade", payload, event.WithID(id)))
 	}
 
-	err := outbox.Transaction(ctx, s.client, func(ctx context.Context) error {
-		return s.service.box.AppendMany(ctx, events)
+	err := s.service.box.Transaction(ctx, func(ctx context.Context) error {
+		return s.service.box.Append(ctx, events...)
 	})
 	if err != nil {
 		return fmt.Errorf("appending events of one key: %w", err)

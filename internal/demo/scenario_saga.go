@@ -192,8 +192,8 @@ func (s *stage) askBatch(ctx context.Context, batch []event.Event) error {
 		s.check.Begin(check.Event{ID: ids[i], Key: e.Key(), Topics: []string{s.names.topicName(member.Asked)}})
 	}
 
-	err := outbox.Transaction(ctx, s.client, func(ctx context.Context) error {
-		return s.service.box.AppendMany(ctx, batch)
+	err := s.service.box.Transaction(ctx, func(ctx context.Context) error {
+		return s.service.box.Append(ctx, batch...)
 	})
 	if err != nil {
 		return err

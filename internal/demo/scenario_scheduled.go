@@ -145,8 +145,8 @@ func (s *stage) measureScheduling(ctx context.Context) (time.Duration, error) {
 	}
 
 	began := time.Now()
-	err := outbox.Transaction(ctx, s.client, func(ctx context.Context) error {
-		return errors.Join(s.service.box.AppendMany(ctx, events), errChangedMind)
+	err := s.service.box.Transaction(ctx, func(ctx context.Context) error {
+		return errors.Join(s.service.box.Append(ctx, events...), errChangedMind)
 	})
 	if !errors.Is(err, errChangedMind) {
 		return 0, fmt.Errorf("scheduling events: %w", err)
@@ -191,8 +191,8 @@ func (c *calendar) scheduleBatch(ctx context.Context, batch []*dueEvent) error {
 		c.stage.check.Begin(check.Event{ID: id, Key: id, Topics: []string{c.stage.names.topicName(aggregate)}, Value: payload})
 	}
 	c.addAll(batch)
-	err := outbox.Transaction(ctx, c.stage.client, func(ctx context.Context) error {
-		return c.stage.service.box.AppendMany(ctx, events)
+	err := c.stage.service.box.Transaction(ctx, func(ctx context.Context) error {
+		return c.stage.service.box.Append(ctx, events...)
 	})
 	if err != nil {
 		return err

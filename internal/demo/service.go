@@ -218,11 +218,11 @@ func (s *service) placeOrders(ctx context.Context, worker, n int, rollback error
 		})
 	}
 
-	err := outbox.Transaction(ctx, s.client, func(ctx context.Context) error {
+	err := s.box.Transaction(ctx, func(ctx context.Context) error {
 		if _, err := s.orders.InsertMany(ctx, orders); err != nil {
 			return err
 		}
-		if err := s.box.AppendMany(ctx, events); err != nil {
+		if err := s.box.Append(ctx, events...); err != nil {
 			return err
 		}
 		return rollback

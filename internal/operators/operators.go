@@ -11,12 +11,13 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/outrelay/outrelay/internal/admin"
-	"github.com/outrelay/outrelay/internal/app"
 	"github.com/outrelay/outrelay/internal/config"
+	"github.com/outrelay/outrelay/internal/connect"
 	"github.com/outrelay/outrelay/internal/httpapi"
 	"github.com/outrelay/outrelay/internal/metrics"
 	"github.com/outrelay/outrelay/internal/opspage"
 	"github.com/outrelay/outrelay/internal/probes"
+	"github.com/outrelay/outrelay/internal/process"
 )
 
 // Server serves the operators' page and API of one deployment. It has its own connection, so that
@@ -36,11 +37,11 @@ func New(cfg config.Config, version string, log *slog.Logger, m *metrics.Set) (*
 	if err != nil {
 		return nil, fmt.Errorf("http.admin.redact: %w", err)
 	}
-	router, err := app.Router(cfg)
+	router, err := connect.Router(cfg)
 	if err != nil {
 		return nil, err
 	}
-	state, disconnect, err := app.StateDatabase(cfg)
+	state, disconnect, err := connect.StateDatabase(cfg)
 	if err != nil {
 		return nil, err
 	}
@@ -53,11 +54,11 @@ func New(cfg config.Config, version string, log *slog.Logger, m *metrics.Set) (*
 		Router:   router,
 		Redact:   redact,
 		Log:      log,
-		Outboxes: app.Outboxes(cfg, state.Client()),
+		Outboxes: connect.Outboxes(cfg, state.Client()),
 		Compacted: func(ctx context.Context, topics []string) ([]string, error) {
-			return app.CompactedTopics(ctx, cfg, topics)
+			return connect.CompactedTopics(ctx, cfg, topics)
 		},
-		Oplog:       app.Oplog(state.Client()),
+		Oplog:       connect.Oplog(state.Client()),
 		LogPayloads: true,
 	})}
 
@@ -119,11 +120,11 @@ func accessConfig(a *config.Admin) httpapi.Access {
 }
 
 // Option makes a relay serve the operators' page and API if http.admin is set.
-func Option() app.Option {
-	build := func(cfg config.Config, version string, log *slog.Logger, m *metrics.Set) (app.Listener, error) {
+func Option() process.Option {
+	build := func(cfg config.Config, version string, log *slog.Logger, m *metrics.Set) (process.Listener, error) {
 		return New(cfg, version, log, m)
 	}
-	return app.WithOperators(build)
+	return process.WithOperators(build)
 }
 
 // Addr returns the address that the server listens on, with the actual port.

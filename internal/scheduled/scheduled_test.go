@@ -61,7 +61,7 @@ func (p *planned) schedule(n int, in time.Duration) []event.ID {
 		e := event.New("order", "o-1", "Due", []byte("p"), event.WithDueAt(at))
 		ids, list = append(ids, e.ID()), append(list, e)
 	}
-	if err := p.box.AppendMany(p.t.Context(), list); err != nil {
+	if err := p.box.Append(p.t.Context(), list...); err != nil {
 		p.t.Fatal(err)
 	}
 	return ids

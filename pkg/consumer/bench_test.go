@@ -10,8 +10,8 @@ import (
 	"github.com/segmentio/kafka-go"
 	"go.mongodb.org/mongo-driver/v2/bson"
 
+	"github.com/outrelay/outrelay/internal/transaction"
 	"github.com/outrelay/outrelay/pkg/consumer"
-	"github.com/outrelay/outrelay/pkg/outbox"
 )
 
 const benchMessages = 2000
@@ -86,7 +86,7 @@ func BenchmarkNaive(b *testing.B) {
 			if err != nil {
 				b.Fatal(err)
 			}
-			err = outbox.Transaction(ctx, k.db.Client(), func(ctx context.Context) error {
+			err = transaction.Run(ctx, k.db.Client(), func(ctx context.Context) error {
 				if _, err := markers.InsertOne(ctx, bson.D{{Key: "_id", Value: string(m.Headers[0].Value)}}); err != nil {
 					return err
 				}

@@ -11,12 +11,11 @@ import (
 
 	"github.com/outrelay/outrelay/internal/record"
 	"github.com/outrelay/outrelay/pkg/event"
-	"github.com/outrelay/outrelay/pkg/outbox"
 )
 
 // Outbox stores events: an *outbox.Box, or the in-memory one.
 type Outbox interface {
-	AppendMany(ctx context.Context, events []event.Event, opts ...outbox.CallOption) error
+	Append(ctx context.Context, events ...event.Event) error
 }
 
 // Emit processes one event on its way to the outbox. Its context is the caller's, with the session of the transaction.
@@ -31,7 +30,7 @@ type EmitMiddleware func(next Emit) Emit
 const DefaultBatchLimit = 10_000
 
 // Emitter is an outbox with middlewares in front of it. All events of a call pass the middlewares one after another, in their
-// order. Then one AppendMany stores them. If one event is rejected, none is stored. next therefore returns before the event
+// order. Then one Append of the outbox stores them. If one event is rejected, none is stored. next therefore returns before the event
 // is stored: a write that must commit together with the event belongs in the transaction.
 //
 // An Emitter is safe for concurrent use. It does no I/O except the outbox's, and starts no goroutine.
@@ -93,17 +92,10 @@ func NewEmitter(box Outbox, opts ...EmitOption) (*Emitter, error) {
 	return e, nil
 }
 
-// Append is AppendMany for a list of arguments.
-func (e *Emitter) Append(ctx context.Context, events ...event.Event) error {
-	return e.AppendMany(ctx, events)
-}
-
-// AppendMany passes the events through the middlewares, and stores the resulting events in the transaction of ctx. In
+// Append passes the events through the middlewares, and stores the resulting events in the transaction of ctx. In
 // addition to the errors of the outbox and of the middlewares, it returns a *BatchSizeError or a *BackpressureError. A
 // *BackpressureError, and a *BatchSizeError for its arguments, is returned before any middleware ran.
-//
-// With outbox.WithSession the middlewares get the caller's context, without that session.
-func (e *Emitter) AppendMany(ctx context.Context, events []event.Event, opts ...outbox.CallOption) error {
+func (e *Emitter) Append(ctx context.Context, events ...event.Event) error {
 	out, err := e.applyMiddlewares(ctx, events)
 	if err != nil {
 		return err
@@ -111,14 +103,12 @@ func (e *Emitter) AppendMany(ctx context.Context, events []event.Event, opts ...
 	if len(out) == 0 {
 		return nil
 	}
-	return e.box.AppendMany(ctx, out, opts...)
+	return e.box.Append(ctx, out...)
 }
 
-// Schedule is AppendMany for one event that is due at the given time. It returns the id of the stored event. If a middleware
+// Schedule is Append for one event that is due at the given time. It returns the id of the stored event. If a middleware
 // drops the event, it returns ErrDrop.
-func (e *Emitter) Schedule(
-	ctx context.Context, ev event.Event, at time.Time, opts ...outbox.CallOption,
-) (event.ID, error) {
+func (e *Emitter) Schedule(ctx context.Context, ev event.Event, at time.Time) (event.ID, error) {
 	out, err := e.applyMiddlewares(ctx, []event.Event{ev.With(event.WithDueAt(at))})
 	if err != nil {
 		return event.ID{}, err
@@ -127,7 +117,7 @@ func (e *Emitter) Schedule(
 		return event.ID{}, fmt.Errorf("event %s: %w", ev.ID(), ErrDrop)
 	}
 
-	if err := e.box.AppendMany(ctx, out, opts...); err != nil {
+	if err := e.box.Append(ctx, out...); err != nil {
 		return event.ID{}, err
 	}
 	return out[0].ID(), nil

@@ -17,6 +17,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+	"github.com/outrelay/outrelay/internal/transaction"
 	"github.com/outrelay/outrelay/pkg/consumer"
 	"github.com/outrelay/outrelay/pkg/event"
 	"github.com/outrelay/outrelay/pkg/outbox"
@@ -31,7 +32,7 @@ type fakeBox struct {
 	fail  error
 }
 
-func (b *fakeBox) AppendMany(_ context.Context, events []event.Event, _ ...outbox.CallOption) error {
+func (b *fakeBox) Append(_ context.Context, events ...event.Event) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.fail != nil {
@@ -323,7 +324,7 @@ func TestEmitMiddlewareWritesInTheTransaction(t *testing.T) {
 	}
 	wanted := errors.New("abort")
 	for n, end := range []error{wanted, nil} {
-		err := outbox.Transaction(t.Context(), db.Client(), func(ctx context.Context) error {
+		err := transaction.Run(t.Context(), db.Client(), func(ctx context.Context) error {
 			return errors.Join(e.Append(ctx, event.New("order", "1", "A", "1"), event.New("order", "2", "A", "2")), end)
 		})
 		if !errors.Is(err, end) {

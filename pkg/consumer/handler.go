@@ -6,7 +6,7 @@ import "context"
 //
 // In a transactional mode ctx carries the session of the message's transaction. Writes with ctx, and events that are appended
 // to the outbox with it, commit together with the mark of the message, or not at all. Such a handler may run more than once
-// for one message, like the callback of outbox.Transaction. Effects outside of the transaction must therefore be repeatable.
+// for one message, like the callback of outbox.Box.Transaction. Effects outside of the transaction must therefore be repeatable.
 // If Handle returns an error, the handler's policy decides about the message.
 type Handler interface {
 	Handle(ctx context.Context, m *Message) error

@@ -190,7 +190,7 @@ func TestWhatNobodyCanHandleIsKeptAndComesBack(t *testing.T) {
 			return errFlaky
 		}
 		return effect(ctx, m)
-	}, consumer.Named("h"))
+	}, consumer.Named("h"), consumer.WithRetry(consumer.NoRetry()))
 	handle(t, c, "A", k.effects("others"), consumer.Named("other"))
 	k.publish(msg("k", "A", "bad"), msg("k", "Z", "parked"), msg("k", "A", "poison"), msg("k", "A", "good"))
 	k.start(c)

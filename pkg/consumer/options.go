@@ -7,7 +7,7 @@ import (
 	"log/slog"
 	"time"
 
-	"github.com/outrelay/outrelay/pkg/outbox"
+	"github.com/outrelay/outrelay/internal/transaction"
 )
 
 // Defaults of the options of New.
@@ -63,7 +63,10 @@ type handling struct {
 	timeout       time.Duration
 	batch         int
 	limit         int
-	decider       Decider
+	decider       Decider // of OnFailure; without it, the Retry decides
+	retry         Retry
+	retryRules    []retryRule
+	retrySet      bool // WithRetry or WithRetryFor was given
 	middlewares   []Middleware
 
 	problems []error
@@ -110,7 +113,7 @@ func WithTransport(t Transport) Option { return option(func(s *settings) { s.tra
 // WithRetention, WithoutTTL, WithLease and HaltOnRecreated then have no effect.
 func WithInbox(x Inbox) Option { return option(func(s *settings) { s.inbox.replacement = x }) }
 
-// Transactions replaces outbox.Transaction on the client of the database. With Transactions and
+// Transactions replaces outbox.Box.Transaction on the client of the database. With Transactions and
 // WithInbox, the consumer needs no database.
 func Transactions(f Transactor) Option { return option(func(s *settings) { s.transact = f }) }
 
@@ -202,7 +205,8 @@ func Batch(n int) Setting { return setting(func(h *handling) { h.batch = n }) }
 // limit other than Concurrency. As an option of New it limits each handler separately.
 func Limit(n int) Setting { return setting(func(h *handling) { h.limit = n }) }
 
-// OnFailure sets the Decider, such as a Policy, that decides about messages whose handler failed.
+// OnFailure sets the Decider, such as a Policy, that decides about messages whose handler failed. It
+// replaces Retry.
 func OnFailure(d Decider) Setting {
 	return setting(func(h *handling) {
 		if d == nil {
@@ -299,7 +303,7 @@ func (s *settings) validate() error {
 	return errors.Join(bad...)
 }
 
-// transactor returns the function of Transactions. Without that option, it is outbox.Transaction on
+// transactor returns the function of Transactions. Without that option, it is outbox.Box.Transaction on
 // the client of the database.
 func (c *Consumer) transactor() Transactor {
 	if c.s.transact != nil {
@@ -308,6 +312,6 @@ func (c *Consumer) transactor() Transactor {
 
 	client := c.db.Client()
 	return func(ctx context.Context, fn func(ctx context.Context) error) error {
-		return outbox.Transaction(ctx, client, fn)
+		return transaction.Run(ctx, client, fn)
 	}
 }

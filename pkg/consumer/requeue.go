@@ -39,7 +39,7 @@ type DisposerConfig struct {
 	CreateTopics bool
 	// Outbox stores scheduled messages and fault events.
 	Outbox Outbox
-	// Transact runs the appends to Outbox: outbox.Transaction on the client of its database.
+	// Transact runs the appends to Outbox: outbox.Box.Transaction on the client of its database.
 	Transact Transactor
 	// Redact has the functions that are called for each letter, in this order.
 	Redact []Redactor
@@ -125,7 +125,7 @@ func (d *MessageDisposer) disposeByAction(ctx context.Context, m *Message, handl
 		}
 		return d.writeDeadLetter(ctx, m, handler, v, errors.Join(cause, why))
 
-	case Discard:
+	case Skip:
 		if v.Reason != ClassDuplicate && v.Reason != ClassDropped {
 			if err := d.publishLetterFault(ctx, newLetter(m, handler, v, cause, d.cfg.Now()), m); err != nil {
 				return err
@@ -240,7 +240,7 @@ func (d *MessageDisposer) scheduleRetry(ctx context.Context, m *Message, handler
 // appendEvent appends one event in a separate transaction. It returns nil if the event exists already.
 func (d *MessageDisposer) appendEvent(ctx context.Context, ev event.Event) error {
 	err := d.cfg.Transact(ctx, func(ctx context.Context) error {
-		return d.cfg.Outbox.AppendMany(ctx, []event.Event{ev})
+		return d.cfg.Outbox.Append(ctx, ev)
 	})
 	switch {
 	case mongo.IsDuplicateKeyError(err):

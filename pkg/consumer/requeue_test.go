@@ -15,6 +15,7 @@ import (
 
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/envelope"
+	"github.com/outrelay/outrelay/internal/transaction"
 	"github.com/outrelay/outrelay/pkg/consumer"
 	"github.com/outrelay/outrelay/pkg/outbox"
 )
@@ -178,7 +179,7 @@ func withBox(t *testing.T, faults *consumer.Faults) *graveyard {
 	g := newGraveyard(t, func(cfg *consumer.DisposerConfig) {
 		cfg.Outbox, cfg.Faults = box, faults
 		cfg.Transact = func(ctx context.Context, fn func(context.Context) error) error {
-			return outbox.Transaction(ctx, db.Client(), fn)
+			return transaction.Run(ctx, db.Client(), fn)
 		}
 	})
 	g.db = db
@@ -251,8 +252,8 @@ func TestFaultsTellOthersOnceAndNeverOfThemselves(t *testing.T) {
 	}{
 		{expired, consumer.Verdict{Action: consumer.DeadLetter}, &consumer.ExpiredError{}},
 		{parked, consumer.Verdict{Action: consumer.Park}, &consumer.NoHandlerError{}},
-		{dup, consumer.Verdict{Action: consumer.Discard, Reason: consumer.ClassDuplicate}, errFlaky},
-		{failed(7, "A"), consumer.Verdict{Action: consumer.Discard}, errFlaky},
+		{dup, consumer.Verdict{Action: consumer.Skip, Reason: consumer.ClassDuplicate}, errFlaky},
+		{failed(7, "A"), consumer.Verdict{Action: consumer.Skip}, errFlaky},
 	} {
 		if err := g.Dispose(t.Context(), c.m, "h", c.v, c.cause); err != nil {
 			t.Fatal(err)
@@ -320,7 +321,7 @@ func TestAKeyWaitsBehindItsFirstMessage(t *testing.T) {
 	// run is what a consumer does with a message, in a transaction.
 	run := func(m *consumer.Message) {
 		t.Helper()
-		err := outbox.Transaction(consumer.WithHandlerName(t.Context(), "h"), g.db.Client(), func(ctx context.Context) error { return h.Handle(ctx, m) })
+		err := transaction.Run(consumer.WithHandlerName(t.Context(), "h"), g.db.Client(), func(ctx context.Context) error { return h.Handle(ctx, m) })
 		if err == nil {
 			return
 		}

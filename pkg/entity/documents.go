@@ -8,6 +8,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
+	"github.com/outrelay/outrelay/internal/transaction"
 	"github.com/outrelay/outrelay/pkg/outbox"
 	"github.com/outrelay/outrelay/pkg/outbox/guard"
 )
@@ -42,7 +43,7 @@ type Documents interface {
 	Delete(ctx context.Context, ids []bson.RawValue, g *Guard) (int64, error)
 
 	// Transaction runs fn in a transaction, or joins the one of ctx, in the same way as
-	// outbox.Transaction.
+	// outbox.Box.Transaction.
 	Transaction(ctx context.Context, fn func(context.Context) error) error
 
 	// RollbackOnly prevents the transaction of ctx from committing.
@@ -183,7 +184,7 @@ func (m *mongoDocuments) Delete(ctx context.Context, ids []bson.RawValue, g *Gua
 }
 
 func (m *mongoDocuments) Transaction(ctx context.Context, fn func(context.Context) error) error {
-	return outbox.Transaction(ctx, m.client, fn)
+	return transaction.Run(ctx, m.client, fn)
 }
 
 func (m *mongoDocuments) RollbackOnly(ctx context.Context, cause error) {

@@ -53,7 +53,7 @@ func setup(t *testing.T, opts ...*options.ClientOptions) world {
 // tx runs fn in a transaction, which must commit.
 func (w world) tx(fn func(ctx context.Context) error) {
 	w.t.Helper()
-	if err := outbox.Transaction(w.t.Context(), w.client, fn); err != nil {
+	if err := w.box.Transaction(w.t.Context(), fn); err != nil {
 		w.t.Fatal(err)
 	}
 }
@@ -214,7 +214,7 @@ func TestInsertUpdateStoreDelete(t *testing.T) {
 		return nil
 	})
 	w.want("orders", `{"_id":"o-1","id":"o-1","total":{"$numberLong":"3"}}`, `{"_id":"o-2","id":"o-2","total":{"$numberLong":"4"}}`)
-	err := outbox.Transaction(t.Context(), w.client, func(ctx context.Context) error {
+	err := w.box.Transaction(t.Context(), func(ctx context.Context) error {
 		_, err := c.Insert(ctx, order{ID: "o-1"})
 		return err
 	})
@@ -242,7 +242,7 @@ func TestAnotherUniqueIndex(t *testing.T) {
 			return nil
 		},
 	} {
-		err := outbox.Transaction(t.Context(), w.client, insert)
+		err := w.box.Transaction(t.Context(), insert)
 		if errors.Is(err, entity.ErrExists) || !mongo.IsDuplicateKeyError(err) {
 			t.Errorf("%s: %v", what, err)
 		}
@@ -289,7 +289,7 @@ func TestActions(t *testing.T) {
 	})
 	w.want("orders", `{"_id":"c","id":"c","total":{"$numberLong":"0"},"v":{"$numberLong":"1"}}`)
 	w.wantChanges("order.upserted string:c 1", "order.deleted string:b 1")
-	err := outbox.Transaction(t.Context(), w.client, func(ctx context.Context) error {
+	err := w.box.Transaction(t.Context(), func(ctx context.Context) error {
 		return c.Apply(ctx, entity.ToStore(order{ID: "d"}), entity.ToUpdate(order{ID: "x"}))
 	})
 	if !errors.Is(err, entity.ErrMissing) || len(w.stored("orders")) != 1 {
@@ -321,7 +321,7 @@ func TestEntitiesAreBoundToTheTransaction(t *testing.T) {
 	}
 	no := errors.New("no")
 	var leaked context.Context
-	if err := outbox.Transaction(ctx, w.client, func(ctx context.Context) error {
+	if err := w.box.Transaction(ctx, func(ctx context.Context) error {
 		leaked = ctx
 		return errors.Join(just(c.Insert(ctx, order{ID: "b"})), just(r.Store(ctx, order{ID: "a"})), just(r.Delete(ctx, "b")), no)
 	}); !errors.Is(err, no) {

@@ -40,7 +40,7 @@ func ExampleRecorded() {
 		log.Fatal(err)
 	}
 
-	err = outbox.Transaction(ctx, client, func(ctx context.Context) error {
+	err = box.Transaction(ctx, func(ctx context.Context) error {
 		c, err := customers.Load(ctx, id)
 		if err != nil {
 			return err

@@ -188,7 +188,7 @@ func TestManyAreAllOrNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	large := string(bytes.Repeat([]byte("x"), 1000))
-	err = outbox.Transaction(t.Context(), w.client, func(ctx context.Context) error {
+	err = w.box.Transaction(t.Context(), func(ctx context.Context) error {
 		if err := just(r.InsertMany(ctx, note{1, ""}, note{2, large})); !errors.Is(err, outbox.ErrTooLarge) {
 			t.Errorf("a large one: %v", err)
 		}
@@ -235,7 +235,7 @@ func TestChunksHaveTheirOwnTransactions(t *testing.T) {
 		t.Errorf("%d events", got)
 	}
 	no := errors.New("no")
-	if err := outbox.Transaction(ctx, w.client, func(ctx context.Context) error { // joined
+	if err := w.box.Transaction(ctx, func(ctx context.Context) error { // joined
 		return errors.Join(just(r.StoreInChunks(ctx, slices.Values(orders(5)))), just(r.RecordAll(ctx)), no)
 	}); !errors.Is(err, no) {
 		t.Error(err)
@@ -253,7 +253,7 @@ func TestWritersOfOneEntityCountTogether(t *testing.T) {
 	for i := range writers {
 		wg.Go(func() {
 			for n := range each {
-				err := outbox.Transaction(t.Context(), w.client, func(ctx context.Context) error {
+				err := w.box.Transaction(t.Context(), func(ctx context.Context) error {
 					if n%3 == 2 {
 						return just(r.Delete(ctx, "a"))
 					}
@@ -361,7 +361,7 @@ func TestProjectorInAndBesideATransaction(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range 2 {
-		if err := outbox.Transaction(t.Context(), w.client, func(ctx context.Context) error {
+		if err := w.box.Transaction(t.Context(), func(ctx context.Context) error {
 			for _, m := range ms {
 				if err := errors.Join(here.Handle(ctx, m), there.Handle(ctx, m)); err != nil {
 					return err

@@ -13,8 +13,8 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+	"github.com/outrelay/outrelay/internal/transaction"
 	"github.com/outrelay/outrelay/pkg/inbox"
-	"github.com/outrelay/outrelay/pkg/outbox"
 )
 
 func TestMain(m *testing.M) {
@@ -85,7 +85,7 @@ func TestSeveralKeysAreAllOrNothing(t *testing.T) {
 	t.Parallel()
 	x, db := newInbox(t)
 	handleAll := func(ids ...string) error {
-		return outbox.Transaction(t.Context(), db.Client(), func(ctx context.Context) error {
+		return transaction.Run(t.Context(), db.Client(), func(ctx context.Context) error {
 			var duplicates []error
 			for _, id := range ids {
 				err := x.Once(ctx, inbox.Key{Scope: "bank", ID: id}, nothing)
@@ -207,7 +207,7 @@ func TestInvalidArguments(t *testing.T) {
 	if _, err := x.Sweep(t.Context(), -1); !errors.Is(err, inbox.ErrInvalid) {
 		t.Errorf("a negative limit: %v", err)
 	}
-	err = outbox.Transaction(t.Context(), db.Client(), func(ctx context.Context) error {
+	err = transaction.Run(t.Context(), db.Client(), func(ctx context.Context) error {
 		return x.Once(ctx, k, nothing, inbox.WithClaim(0))
 	})
 	if !errors.Is(err, inbox.ErrInvalid) {

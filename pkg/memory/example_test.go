@@ -12,7 +12,7 @@ import (
 	"github.com/outrelay/outrelay/pkg/outbox"
 )
 
-// Orders is a service whose dependencies are behind interfaces. In production, outbox.Transaction
+// Orders is a service whose dependencies are behind interfaces. In production, outbox.Box.Transaction
 // and *outbox.Box implement them.
 type Orders struct {
 	Transaction func(ctx context.Context, fn func(ctx context.Context) error) error
@@ -124,19 +124,22 @@ func ExampleManualClock() {
 		log.Fatal(err)
 	}
 	if err := db.Transaction(ctx, func(ctx context.Context) error {
-		_, err := box.Schedule(ctx, event.New("order", "o-1", "PaymentDue", nil), clock.Now().Add(24*time.Hour))
+		_, err := box.Schedule(ctx, clock.Now().Add(24*time.Hour), event.New("order", "o-1", "PaymentDue", nil))
 		return err
 	}); err != nil {
 		log.Fatal(err)
 	}
 
 	for range 2 {
-		page, err := box.Scheduled(ctx, outbox.ScheduledQuery{})
-		if err != nil {
-			log.Fatal(err)
+		scheduled := 0
+		for _, err := range box.Scheduled(ctx, outbox.ScheduledQuery{}) {
+			if err != nil {
+				log.Fatal(err)
+			}
+			scheduled++
 		}
 
-		fmt.Println(page.Total, "scheduled,", len(broker.Records("outbox.event.order")), "delivered")
+		fmt.Println(scheduled, "scheduled,", len(broker.Records("outbox.event.order")), "delivered")
 		clock.Advance(24 * time.Hour)
 		if err := relay.Flush(ctx); err != nil {
 			log.Fatal(err)

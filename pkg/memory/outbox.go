@@ -97,22 +97,16 @@ type scheduledFields struct {
 // Append stores the events in the transaction of ctx, in the given order. It stores all of them or
 // none. See outbox.Box.Append.
 func (b *Outbox) Append(ctx context.Context, events ...event.Event) error {
-	return b.AppendMany(ctx, events)
-}
-
-// AppendMany does the same as Append. It fails if opts contain a session, because there are no
-// sessions.
-func (b *Outbox) AppendMany(ctx context.Context, events []event.Event, opts ...outbox.CallOption) error {
-	if err := b.appendEvents(ctx, events, opts); err != nil {
+	if err := b.appendEvents(ctx, events); err != nil {
 		return fmt.Errorf("appending to %s: %w", b.collection, err)
 	}
 	return nil
 }
 
 // appendEvents checks the call and stores the events.
-func (b *Outbox) appendEvents(ctx context.Context, events []event.Event, opts []outbox.CallOption) error {
-	if err := rejectSession(opts); err != nil || len(events) == 0 {
-		return err
+func (b *Outbox) appendEvents(ctx context.Context, events []event.Event) error {
+	if len(events) == 0 {
+		return nil
 	}
 
 	u := b.db.unitFromContext(ctx)
@@ -211,16 +205,6 @@ func parseEnvelope(doc bson.Raw, id event.ID) (*outboxEntry, error) {
 	}
 
 	return e, nil
-}
-
-// rejectSession returns an error if an option contains a session.
-func rejectSession(opts []outbox.CallOption) error {
-	for _, o := range opts {
-		if o != outbox.CallOption(outbox.WithSession(nil)) {
-			return errors.New("an in-memory outbox has no sessions; use the context of DB.Transaction")
-		}
-	}
-	return nil
 }
 
 // Envelopes returns the committed envelopes as they are stored, in the order of their appends and

@@ -9,9 +9,9 @@ import (
 	"go.opentelemetry.io/otel/propagation"
 	"go.uber.org/goleak"
 
+	"github.com/outrelay/outrelay/internal/boxtest"
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/pkg/event"
-	"github.com/outrelay/outrelay/pkg/outbox/outboxtest"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(stacktest.Settled(m, goleak.Find)) }
@@ -27,13 +27,13 @@ func newOutbox(t *testing.T, db *DB, opts ...OutboxOption) *Outbox {
 
 func TestOutboxContract(t *testing.T) {
 	t.Parallel()
-	outboxtest.Run(t, func(t *testing.T) outboxtest.Fixture {
+	boxtest.Run(t, func(t *testing.T) boxtest.Fixture {
 		db := NewDB()
 		box := newOutbox(t, db)
-		return outboxtest.Fixture{
+		return boxtest.Fixture{
 			Box:         box,
 			Plain:       newOutbox(t, db, WithoutTransaction()),
-			Small:       newOutbox(t, db, WithMaxSize(outboxtest.SmallSize)),
+			Small:       newOutbox(t, db, WithMaxSize(boxtest.SmallSize)),
 			Transaction: db.Transaction,
 			Stored: func(*testing.T) [][]byte {
 				var docs [][]byte

@@ -48,7 +48,7 @@ func (k *kit) append(events ...event.Event) {
 func (k *kit) schedule(ev event.Event, at time.Time) event.ID {
 	k.t.Helper()
 	if err := k.db.Transaction(k.t.Context(), func(ctx context.Context) error {
-		_, err := k.box.Schedule(ctx, ev, at)
+		_, err := k.box.Schedule(ctx, at, ev)
 		return err
 	}); err != nil {
 		k.t.Fatal(err)

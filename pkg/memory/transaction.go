@@ -3,12 +3,11 @@ package memory
 import (
 	"context"
 	"errors"
-	"sync"
 
 	"github.com/outrelay/outrelay/internal/unit"
 )
 
-// Transaction runs fn as one unit of work, in the same way as outbox.Transaction. If fn returns
+// Transaction runs fn as one unit of work, in the same way as outbox.Box.Transaction. If fn returns
 // nil, all writes with the context of fn are committed together. If fn returns an error, none of
 // them is stored, and Transaction returns that error.
 //
@@ -56,9 +55,6 @@ type unitKey struct{ db *DB }
 type unitOfWork struct {
 	tx   *tx
 	work unit.Work
-
-	mu      sync.Mutex
-	answers map[memoKey]bool // answers of inboxes in this attempt
 }
 
 // state returns the work of u, or nil for a nil u.

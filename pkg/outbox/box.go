@@ -68,16 +68,10 @@ func New(db *mongo.Database, opts ...Option) (*Box, error) {
 }
 
 // Append stores the events in the transaction of ctx, in the given order. It stores all of them or
-// none. It returns the same errors as AppendMany.
-func (b *Box) Append(ctx context.Context, events ...event.Event) error {
-	return b.AppendMany(ctx, events)
-}
-
-// AppendMany stores the events in the transaction of ctx, or in the session of WithSession, in the
-// given order. It sends one insert command for every 100,000 events or 48 MB, and none if events is
-// empty.
+// none. It sends one insert command for every 100,000 events or 48 MB, and none if there are no
+// events.
 //
-// AppendMany checks the call before it sends anything. It returns:
+// Append checks the call before it sends anything. It returns:
 //   - ErrNoTransaction if no transaction is running, unless the Box has WithoutTransaction.
 //   - ErrTransactionEnded or ErrRollbackOnly if the transaction can no longer commit.
 //   - One *event.InvalidError or *TooLargeError for each bad event, joined into one error.
@@ -85,9 +79,7 @@ func (b *Box) Append(ctx context.Context, events ...event.Event) error {
 // If an id is in the collection already, mongo.IsDuplicateKeyError reports true for the error.
 // After any error of the server the transaction cannot commit. Return that error from the callback:
 // the driver needs it to decide about a retry.
-func (b *Box) AppendMany(ctx context.Context, events []event.Event, opts ...CallOption) error {
-	ctx = withCallSession(ctx, opts)
-
+func (b *Box) Append(ctx context.Context, events ...event.Event) error {
 	if len(events) == 0 {
 		return nil
 	}
@@ -130,21 +122,6 @@ func (b *Box) encodeEvents(ctx context.Context, events []event.Event) ([]any, er
 	return docs, errors.Join(errs...)
 }
 
-// withCallSession returns ctx with the session of WithSession, if opts contain one.
-func withCallSession(ctx context.Context, opts []CallOption) context.Context {
-	var s callSettings
-	for _, o := range opts {
-		o.applyCall(&s)
-	}
-
-	if s.session == nil {
-		return ctx
-	}
-
-	// The driver takes the session from the context.
-	return mongo.NewSessionContext(ctx, s.session)
-}
-
 // requireTransaction returns an error if ctx has no transaction, or one that can no longer commit.
 // With WithoutTransaction it accepts a context without a transaction.
 func (b *Box) requireTransaction(ctx context.Context) error {
@@ -171,6 +148,6 @@ func (b *Box) warnWeakConcern(ctx context.Context, sess *mongo.Session) {
 		b.log.WarnContext(ctx, "transactions commit with a write concern below majority",
 			"collection", b.coll.Database().Name()+"."+b.collection, "w", w,
 			"effect", "an acknowledged event can be rolled back, and a single-member set delivers it late",
-			"hint", "use outbox.Transaction, or set w=majority in the URI or in the options of the transaction")
+			"hint", "use Box.Transaction, or set w=majority in the URI or in the options of the transaction")
 	})
 }

@@ -137,7 +137,7 @@ func TestAppendRefusesAContextWithoutTransaction(t *testing.T) {
 	}
 
 	refused("a committed transaction", inSession)
-	err = outbox.Transaction(ctx, b.client, func(context.Context) error {
+	err = b.box.Transaction(ctx, func(context.Context) error {
 		refused("the context from outside of the callback", ctx)
 		return nil
 	})
@@ -162,7 +162,7 @@ func TestWithoutTransaction(t *testing.T) {
 	}
 
 	undo := errors.New("undo")
-	if err := outbox.Transaction(ctx, b.client, func(ctx context.Context) error {
+	if err := b.box.Transaction(ctx, func(ctx context.Context) error {
 		if err := plain.Append(ctx, ev("rolled back")); err != nil {
 			return err
 		}
@@ -177,7 +177,7 @@ func TestWithoutTransaction(t *testing.T) {
 func TestN28_AppendStoresSlot(t *testing.T) {
 	t.Parallel()
 	b, ctx := setup(t), t.Context()
-	if err := outbox.Transaction(ctx, b.client, func(ctx context.Context) error {
+	if err := b.box.Transaction(ctx, func(ctx context.Context) error {
 		return b.box.Append(ctx, ev("a", event.WithKey("customer-7")))
 	}); err != nil {
 		t.Fatal(err)
@@ -201,16 +201,16 @@ func TestAppendManyKeepsOrderAndAtomicity(t *testing.T) {
 	t.Parallel()
 	b, ctx := setup(t), t.Context()
 	id := bson.NewObjectID()
-	if err := outbox.Transaction(ctx, b.client, func(ctx context.Context) error {
+	if err := b.box.Transaction(ctx, func(ctx context.Context) error {
 		if err := b.box.Append(ctx); err != nil {
 			return err
 		}
-		return b.box.AppendMany(ctx, []event.Event{ev("1"), ev("2", event.WithID(id)), ev("3")})
+		return b.box.Append(ctx, ev("1"), ev("2", event.WithID(id)), ev("3"))
 	}); err != nil {
 		t.Fatal(err)
 	}
 
-	err := outbox.Transaction(ctx, b.client, func(ctx context.Context) error {
+	err := b.box.Transaction(ctx, func(ctx context.Context) error {
 		return b.box.Append(ctx, ev("4"), ev("again", event.WithID(id)))
 	})
 	if !mongo.IsDuplicateKeyError(err) {
@@ -225,7 +225,7 @@ func TestAppendSaysEverythingThatIsWrong(t *testing.T) {
 	b, ctx := setup(t), t.Context()
 	small := b.newBox(t, outbox.WithMaxSize(300))
 	big := event.New("order", "o-1", "big", bytes.Repeat([]byte("x"), 300))
-	err := outbox.Transaction(ctx, b.client, func(ctx context.Context) error {
+	err := b.box.Transaction(ctx, func(ctx context.Context) error {
 		err := small.Append(ctx, ev("fine"), event.New("", "o-1", "bad", nil), big)
 		var tooLarge *outbox.TooLargeError
 		if !errors.Is(err, event.ErrInvalid) || !errors.Is(err, outbox.ErrTooLarge) || !errors.As(err, &tooLarge) {
@@ -255,7 +255,7 @@ func TestTraceContextIsCaptured(t *testing.T) {
 	in := propagation.MapCarrier{"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "tracestate": "a=1", "baggage": "user=7"}
 	ctx := w3c.Extract(t.Context(), in)
 	own := "00-ffffffffffffffffffffffffffffffff-b7ad6b7169203331-01"
-	if err := outbox.Transaction(ctx, b.client, func(ctx context.Context) error {
+	if err := b.box.Transaction(ctx, func(ctx context.Context) error {
 		if err := b.newBox(t, outbox.WithPropagator(nil)).Append(ctx, ev("untraced")); err != nil {
 			return err
 		}
@@ -309,7 +309,7 @@ func TestWeakTransactionsAreWarnedOfOnce(t *testing.T) {
 			b, ctx := setup(t, c.client), t.Context()
 			var log bytes.Buffer
 			box := b.newBox(t, outbox.WithLogger(slog.New(slog.NewTextHandler(&log, nil))))
-			if err := outbox.Transaction(ctx, b.client, func(ctx context.Context) error { return box.Append(ctx, ev("pinned")) }); err != nil {
+			if err := b.box.Transaction(ctx, func(ctx context.Context) error { return box.Append(ctx, ev("pinned")) }); err != nil {
 				t.Fatal(err)
 			}
 

@@ -1,7 +1,7 @@
 // Package outbox stores events in the outbox collection of a service, in the same transaction as
 // the business data. The relay then sends them to Kafka.
 //
-//	err := outbox.Transaction(ctx, client, func(ctx context.Context) error {
+//	err := box.Transaction(ctx, func(ctx context.Context) error {
 //		if _, err := orders.InsertOne(ctx, order); err != nil {
 //			return err
 //		}

@@ -16,7 +16,7 @@ import (
 )
 
 // An order and its event are committed together, or neither of them.
-func ExampleTransaction() {
+func ExampleBox_Transaction() {
 	var (
 		ctx    context.Context
 		client *mongo.Client
@@ -27,7 +27,7 @@ func ExampleTransaction() {
 		log.Fatal(err)
 	}
 
-	err = outbox.Transaction(ctx, client, func(ctx context.Context) error {
+	err = box.Transaction(ctx, func(ctx context.Context) error {
 		if _, err := db.Collection("orders").InsertOne(ctx, bson.D{{Key: "_id", Value: "o-1"}, {Key: "total", Value: 42}}); err != nil {
 			return err
 		}
@@ -41,13 +41,12 @@ func ExampleTransaction() {
 // A reminder that is due in a day, unless the payment arrives before.
 func ExampleBox_Schedule() {
 	var (
-		ctx    context.Context
-		client *mongo.Client
-		box    *outbox.Box
-		id     event.ID
+		ctx context.Context
+		box *outbox.Box
+		id  event.ID
 	)
-	err := outbox.Transaction(ctx, client, func(ctx context.Context) (err error) {
-		id, err = box.Schedule(ctx, event.New("order", "o-1", "PaymentDue", nil), time.Now().Add(24*time.Hour))
+	err := box.Transaction(ctx, func(ctx context.Context) (err error) {
+		id, err = box.Schedule(ctx, time.Now().Add(24*time.Hour), event.New("order", "o-1", "PaymentDue", nil))
 		return err
 	})
 	if err != nil {

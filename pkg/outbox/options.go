@@ -5,7 +5,6 @@ import (
 	"log/slog"
 	"strings"
 
-	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.opentelemetry.io/otel/propagation"
 )
 
@@ -68,33 +67,17 @@ func (s *settings) validate() error {
 	return nil
 }
 
-// CallOption configures one call of a Box. See WithSession.
-type CallOption interface{ applyCall(*callSettings) }
+// TransactionOption configures one call of Box.Transaction.
+type TransactionOption interface{ applyTo(s *transactionSettings) }
 
-type callSettings struct{ session *mongo.Session }
+type transactionSettings struct{ snapshot bool }
 
-// TransactionOption configures one call of Transaction. See WithSession and WithSnapshot.
-type TransactionOption interface{ applyTransaction(*transactionSettings) }
+type transactionOption func(s *transactionSettings)
 
-type transactionSettings struct {
-	session  *mongo.Session
-	snapshot bool
-}
-
-// SessionOption is the result of WithSession. It is an option for the calls of a Box and for
-// Transaction.
-type SessionOption struct{ session *mongo.Session }
-
-// WithSession runs the call in session s and ignores the session that the context carries.
-func WithSession(s *mongo.Session) SessionOption { return SessionOption{s} }
-
-func (o SessionOption) applyCall(s *callSettings)               { s.session = o.session }
-func (o SessionOption) applyTransaction(s *transactionSettings) { s.session = o.session }
-
-type snapshotOption struct{}
-
-func (snapshotOption) applyTransaction(s *transactionSettings) { s.snapshot = true }
+func (o transactionOption) applyTo(s *transactionSettings) { o(s) }
 
 // WithSnapshot makes all reads of the transaction see the same point in time, also across the
 // shards of a cluster. By default, the reads see majority-committed data.
-func WithSnapshot() TransactionOption { return snapshotOption{} }
+func WithSnapshot() TransactionOption {
+	return transactionOption(func(s *transactionSettings) { s.snapshot = true })
+}

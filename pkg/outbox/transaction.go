@@ -2,17 +2,9 @@ package outbox
 
 import (
 	"context"
-	"errors"
-
-	"go.mongodb.org/mongo-driver/v2/mongo"
 
 	"github.com/outrelay/outrelay/internal/transaction"
 )
-
-// Transaction is Transaction with the client of the box's database.
-func (b *Box) Transaction(ctx context.Context, fn func(ctx context.Context) error, opts ...TransactionOption) error {
-	return Transaction(ctx, b.coll.Database().Client(), fn, opts...)
-}
 
 // Transaction runs fn as one unit of work. If fn returns nil, all writes that use the context of fn
 // are committed together. If fn returns an error, none of them is stored, and Transaction returns
@@ -41,24 +33,40 @@ func (b *Box) Transaction(ctx context.Context, fn func(ctx context.Context) erro
 //   - ErrTransactionEnded if the transaction of ctx is over.
 //   - ErrStandalone if the server is a standalone, which has no transactions.
 //
-// Transaction uses the session of WithSession. Without it, it uses the session of ctx, or else a
-// new session that ends with the call. The session must belong to client.
-func Transaction(
-	ctx context.Context, client *mongo.Client, fn func(ctx context.Context) error, opts ...TransactionOption,
-) error {
+// Transaction uses the session of ctx, or else a new session that ends with the call. The session
+// must belong to the client of the box.
+func (b *Box) Transaction(ctx context.Context, fn func(ctx context.Context) error, opts ...TransactionOption) error {
 	var s transactionSettings
 	for _, o := range opts {
-		o.applyTransaction(&s)
-	}
-	if client == nil {
-		return errors.New("transaction: the client is nil")
+		o.applyTo(&s)
 	}
 
-	if s.session != nil {
-		ctx = mongo.NewSessionContext(ctx, s.session)
-	}
+	run := transaction.Run
 	if s.snapshot {
-		return transaction.RunSnapshot(ctx, client, fn)
+		run = transaction.RunSnapshot
 	}
-	return transaction.Run(ctx, client, fn)
+	return run(ctx, b.coll.Database().Client(), fn)
+}
+
+// CheckTransaction returns nil if a write with ctx is part of a transaction that may still commit.
+// Otherwise it returns ErrNoTransaction, ErrTransactionEnded, or ErrRollbackOnly with its cause. It
+// does no I/O.
+func CheckTransaction(ctx context.Context) error {
+	return transaction.Check(ctx)
+}
+
+// SetRollbackOnly prevents the transaction of ctx from committing. Use it if a required part of the
+// transaction failed: Transaction then returns ErrRollbackOnly and the cause, even if the callback
+// returns nil. If the transaction is rollback-only already, the first cause stays.
+//
+// It reports whether it had an effect. It has none without a transaction, and in a transaction that
+// was started with the methods of the driver: only its starter decides about the commit.
+func SetRollbackOnly(ctx context.Context, cause error) bool {
+	return transaction.SetRollbackOnly(ctx, cause)
+}
+
+// Outside returns ctx without its transaction, for a write that must stay even if the transaction
+// rolls back, such as an audit entry. A guard.Monitor does not report such writes.
+func Outside(ctx context.Context) context.Context {
+	return transaction.Outside(ctx)
 }

@@ -17,7 +17,6 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo/writeconcern"
 
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
-	"github.com/outrelay/outrelay/pkg/event"
 	"github.com/outrelay/outrelay/pkg/outbox"
 )
 
@@ -72,7 +71,7 @@ func TestTransactionPinsItsConcerns(t *testing.T) {
 			t.Parallel()
 			w := new(watch)
 			b := setup(t, w.options().SetWriteConcern(writeconcern.W1()).SetReadPreference(readpref.SecondaryPreferred()))
-			if err := outbox.Transaction(t.Context(), b.client, func(ctx context.Context) error {
+			if err := b.box.Transaction(t.Context(), func(ctx context.Context) error {
 				// A read is refused by the driver unless the transaction's preference is the primary.
 				if _, err := b.db.Collection("orders").CountDocuments(ctx, bson.D{}); err != nil {
 					return err
@@ -107,7 +106,7 @@ func TestI2_AbortedTransactionLeavesNothing(t *testing.T) {
 
 	defer cs.Close(ctx)
 	no := errors.New("no")
-	if err := outbox.Transaction(ctx, b.client, func(ctx context.Context) error {
+	if err := b.box.Transaction(ctx, func(ctx context.Context) error {
 		if err := b.box.Append(ctx, ev("aborted")); err != nil {
 			return err
 		}
@@ -118,7 +117,7 @@ func TestI2_AbortedTransactionLeavesNothing(t *testing.T) {
 
 	func() {
 		defer func() { _ = recover() }()
-		_ = outbox.Transaction(ctx, b.client, func(ctx context.Context) error {
+		_ = b.box.Transaction(ctx, func(ctx context.Context) error {
 			if err := b.box.Append(ctx, ev("panicked")); err != nil {
 				return err
 			}
@@ -126,7 +125,7 @@ func TestI2_AbortedTransactionLeavesNothing(t *testing.T) {
 		})
 	}()
 
-	if err := outbox.Transaction(ctx, b.client, func(ctx context.Context) error { return b.box.Append(ctx, ev("committed")) }); err != nil {
+	if err := b.box.Transaction(ctx, func(ctx context.Context) error { return b.box.Append(ctx, ev("committed")) }); err != nil {
 		t.Fatal(err)
 	}
 
@@ -140,13 +139,13 @@ func TestNestedTransactionJoins(t *testing.T) {
 	t.Parallel()
 	w := new(watch)
 	b := setup(t, w.options())
-	if err := outbox.Transaction(t.Context(), b.client, func(ctx context.Context) error {
+	if err := b.box.Transaction(t.Context(), func(ctx context.Context) error {
 		if err := b.box.Append(ctx, ev("outer")); err != nil {
 			return err
 		}
 
 		outer := mongo.SessionFromContext(ctx)
-		return outbox.Transaction(ctx, b.client, func(ctx context.Context) error {
+		return b.box.Transaction(ctx, func(ctx context.Context) error {
 			if mongo.SessionFromContext(ctx) != outer {
 				t.Error("the inner transaction has another session")
 			}
@@ -165,12 +164,12 @@ func TestInnerErrorMakesRollbackOnly(t *testing.T) {
 	inner := errors.New("inner")
 	for name, fail := range map[string]func(context.Context, bundle) error{
 		"joined transaction fails": func(ctx context.Context, b bundle) error {
-			_ = outbox.Transaction(ctx, b.client, func(context.Context) error { return inner })
+			_ = b.box.Transaction(ctx, func(context.Context) error { return inner })
 			return inner
 		},
 		"joined transaction panics": func(ctx context.Context, b bundle) error {
 			defer func() { _ = recover() }()
-			_ = outbox.Transaction(ctx, b.client, func(context.Context) error { panic("x") })
+			_ = b.box.Transaction(ctx, func(context.Context) error { panic("x") })
 			return nil
 		},
 		"server refuses the event": func(ctx context.Context, b bundle) error {
@@ -183,7 +182,7 @@ func TestInnerErrorMakesRollbackOnly(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			b, runs := setup(t), 0
-			err := outbox.Transaction(t.Context(), b.client, func(ctx context.Context) error {
+			err := b.box.Transaction(t.Context(), func(ctx context.Context) error {
 				runs++
 				if err := b.box.Append(ctx, ev("before")); err != nil {
 					return err
@@ -195,7 +194,7 @@ func TestInnerErrorMakesRollbackOnly(t *testing.T) {
 					t.Errorf("Append afterwards: %v", err)
 				}
 
-				if err := outbox.Transaction(ctx, b.client, func(context.Context) error { return nil }); !errors.Is(err, outbox.ErrRollbackOnly) {
+				if err := b.box.Transaction(ctx, func(context.Context) error { return nil }); !errors.Is(err, outbox.ErrRollbackOnly) {
 					t.Errorf("a nested transaction afterwards: %v", err)
 				}
 
@@ -215,7 +214,7 @@ func TestTransactionThatTheCallbackEnds(t *testing.T) {
 	b := setup(t)
 	plain := b.newBox(t, outbox.WithoutTransaction())
 	var leaked context.Context
-	err := outbox.Transaction(t.Context(), b.client, func(ctx context.Context) error {
+	err := b.box.Transaction(t.Context(), func(ctx context.Context) error {
 		leaked = ctx
 		if err := b.box.Append(ctx, ev("a")); err != nil {
 			return err
@@ -238,7 +237,7 @@ func TestTransactionThatTheCallbackEnds(t *testing.T) {
 		t.Errorf("Append with a leaked context: %v", err)
 	}
 
-	if err := outbox.Transaction(leaked, b.client, func(context.Context) error { return nil }); !errors.Is(err, outbox.ErrTransactionEnded) {
+	if err := b.box.Transaction(leaked, func(context.Context) error { return nil }); !errors.Is(err, outbox.ErrTransactionEnded) {
 		t.Errorf("Transaction with a leaked context: %v", err)
 	}
 
@@ -256,7 +255,7 @@ func TestTransactionOfTheDriverIsJoined(t *testing.T) {
 
 	defer sess.EndSession(t.Context())
 	if _, err := sess.WithTransaction(t.Context(), func(ctx context.Context) (any, error) {
-		return nil, outbox.Transaction(ctx, b.client, func(ctx context.Context) error { return b.box.Append(ctx, ev("joined")) })
+		return nil, b.box.Transaction(ctx, func(ctx context.Context) error { return b.box.Append(ctx, ev("joined")) })
 	}); err != nil {
 		t.Fatal(err)
 	}
@@ -264,7 +263,7 @@ func TestTransactionOfTheDriverIsJoined(t *testing.T) {
 	b.want(t, "joined")
 	w.count(t, map[string]int{"commitTransaction": 1})
 	// A session without a transaction is used for a new one.
-	if err := outbox.Transaction(mongo.NewSessionContext(t.Context(), sess), b.client, func(ctx context.Context) error {
+	if err := b.box.Transaction(mongo.NewSessionContext(t.Context(), sess), func(ctx context.Context) error {
 		if mongo.SessionFromContext(ctx) != sess {
 			t.Error("another session")
 		}
@@ -286,17 +285,18 @@ func TestExplicitSessionBeatsTheAmbientOne(t *testing.T) {
 
 	defer sess.EndSession(t.Context())
 	no := errors.New("no")
-	err = outbox.Transaction(t.Context(), b.client, func(ctx context.Context) error {
-		if err := outbox.Transaction(ctx, b.client, func(inner context.Context) error {
+	err = b.box.Transaction(t.Context(), func(ctx context.Context) error {
+		explicit := mongo.NewSessionContext(ctx, sess)
+		if err := b.box.Transaction(explicit, func(inner context.Context) error {
 			if mongo.SessionFromContext(inner) != sess {
 				t.Error("the callback has another session")
 			}
 			return b.box.Append(inner, ev("transaction"))
-		}, outbox.WithSession(sess)); err != nil {
+		}); err != nil {
 			t.Error(err)
 		}
 
-		if err := b.box.AppendMany(ctx, []event.Event{ev("refused")}, outbox.WithSession(sess)); !errors.Is(err, outbox.ErrNoTransaction) {
+		if err := b.box.Append(explicit, ev("refused")); !errors.Is(err, outbox.ErrNoTransaction) {
 			t.Errorf("the explicit session has no transaction: %v", err)
 		}
 
@@ -304,7 +304,7 @@ func TestExplicitSessionBeatsTheAmbientOne(t *testing.T) {
 			return err
 		}
 
-		if err := b.box.AppendMany(ctx, []event.Event{ev("call")}, outbox.WithSession(sess)); err != nil {
+		if err := b.box.Append(explicit, ev("call")); err != nil {
 			t.Error(err)
 		}
 
@@ -323,17 +323,14 @@ func TestExplicitSessionBeatsTheAmbientOne(t *testing.T) {
 
 func TestSessionOfAnotherClientIsRefused(t *testing.T) {
 	t.Parallel()
-	b, other := setup(t), stacktest.Client(t)
-	err := outbox.Transaction(t.Context(), b.client, func(ctx context.Context) error {
-		return outbox.Transaction(ctx, other, func(context.Context) error { return nil })
+	b, other := setup(t), setup(t)
+	err := b.box.Transaction(t.Context(), func(ctx context.Context) error {
+		return other.box.Transaction(ctx, func(context.Context) error { return nil })
 	})
 	if !errors.Is(err, mongo.ErrWrongClient) {
 		t.Error(err)
 	}
 
-	if err := outbox.Transaction(t.Context(), nil, func(context.Context) error { return nil }); err == nil {
-		t.Error("no client was accepted")
-	}
 }
 
 // The fail point is for the whole server, so the cases run one after the other.
@@ -356,7 +353,7 @@ func TestTransactionRetries(t *testing.T) {
 			b := setup(t, w.options().SetAppName(app))
 			stacktest.FailCommand(t, app, bson.D{{Key: "times", Value: c.times}}, c.data)
 			runs := 0
-			err := outbox.Transaction(t.Context(), b.client, func(ctx context.Context) error {
+			err := b.box.Transaction(t.Context(), func(ctx context.Context) error {
 				runs++
 				err := b.box.Append(ctx, ev("a"))
 				if c.swallow {
@@ -380,7 +377,7 @@ func TestTransactionEndsWithItsContext(t *testing.T) {
 	b := setup(t)
 	ctx, cancel := context.WithCancelCause(t.Context())
 	runs := 0
-	err := outbox.Transaction(ctx, b.client, func(ctx context.Context) error {
+	err := b.box.Transaction(ctx, func(ctx context.Context) error {
 		runs++
 		if err := b.box.Append(ctx, ev("a")); err != nil {
 			return err
@@ -402,7 +399,7 @@ func TestTransactionIsNotRetriedAfterItsContext(t *testing.T) {
 	b := setup(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	runs := 0
-	err := outbox.Transaction(ctx, b.client, func(ctx context.Context) error {
+	err := b.box.Transaction(ctx, func(ctx context.Context) error {
 		runs++
 		if err := b.box.Append(ctx, ev("a")); err != nil {
 			return err
@@ -442,14 +439,14 @@ func TestAFailedCommitSaysWhetherItsOutcomeIsUnknown(t *testing.T) {
 				opts.SetTimeout(c.timeout)
 			}
 
-			client := stacktest.Client(t, opts)
-			coll := stacktest.Database(t, client).Collection("c")
+			b := setup(t, opts)
+			coll := b.db.Collection("c")
 			if _, err := coll.InsertOne(t.Context(), bson.D{}); err != nil {
 				t.Fatal(err)
 			}
 
 			stacktest.FailCommand(t, app, "alwaysOn", append(bson.D{{Key: "failCommands", Value: bson.A{c.command}}}, c.data...))
-			err := outbox.Transaction(t.Context(), client, func(ctx context.Context) error {
+			err := b.box.Transaction(t.Context(), func(ctx context.Context) error {
 				_, err := coll.InsertOne(ctx, bson.D{})
 				return err
 			})

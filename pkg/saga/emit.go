@@ -87,5 +87,5 @@ func (o *outgoing) appendToOutbox(ctx context.Context, box Outbox) error {
 		}
 	}
 
-	return box.AppendMany(ctx, events)
+	return box.Append(ctx, events...)
 }

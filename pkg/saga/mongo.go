@@ -15,7 +15,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo/readpref"
 	"go.mongodb.org/mongo-driver/v2/mongo/writeconcern"
 
-	"github.com/outrelay/outrelay/pkg/outbox"
+	"github.com/outrelay/outrelay/internal/transaction"
 
 	"github.com/outrelay/outrelay/internal/schema"
 )
@@ -58,9 +58,9 @@ func (s *MongoStore) sagaCollection(name string) *mongo.Collection {
 		SetReadPreference(readpref.Primary()))
 }
 
-// Transaction calls outbox.Transaction with the client of the database.
+// Transaction calls outbox.Box.Transaction with the client of the database.
 func (s *MongoStore) Transaction(ctx context.Context, fn func(ctx context.Context) error) error {
-	return outbox.Transaction(ctx, s.db.Client(), fn)
+	return transaction.Run(ctx, s.db.Client(), fn)
 }
 
 // InTransaction reports whether ctx has a session of the driver with a running transaction.
@@ -174,7 +174,7 @@ func versionFilter(r Record) bson.D {
 }
 
 // wrapError returns a *ConflictError if err reports a conflict. The error of the server is wrapped:
-// in a transaction its label makes outbox.Transaction start again.
+// in a transaction its label makes outbox.Box.Transaction start again.
 func (s *MongoStore) wrapError(doing, saga string, r Record, err error) error {
 	conflict := &ConflictError{Saga: saga, ID: FormatID(r.ID), Version: r.Version}
 	if errors.Is(err, mongo.ErrNoDocuments) {

@@ -10,13 +10,12 @@ import (
 	"time"
 
 	"github.com/outrelay/outrelay/pkg/event"
-	"github.com/outrelay/outrelay/pkg/outbox"
 )
 
 // Outbox is the outbox to which steps emit events. *outbox.Box implements it.
 type Outbox interface {
-	AppendMany(ctx context.Context, events []event.Event, opts ...outbox.CallOption) error
-	Cancel(ctx context.Context, id event.ID, opts ...outbox.CallOption) error
+	Append(ctx context.Context, events ...event.Event) error
+	Cancel(ctx context.Context, id event.ID) error
 }
 
 // Registry contains the sagas of a service. They share a store and an outbox, and their names are

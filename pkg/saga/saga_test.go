@@ -308,12 +308,12 @@ func TestAFailedStepLeavesNothing(t *testing.T) {
 			size = 2000
 			err = h.Handle(t.Context(), step)
 		case "transaction": // of a consumer, which fails after the step
-			err = outbox.Transaction(t.Context(), p.db.Client(), func(ctx context.Context) error {
+			err = p.box.Transaction(t.Context(), func(ctx context.Context) error {
 				return errors.Join(h.Handle(ctx, step), boom)
 			})
 		case "swallowed": // by somebody who goes on to commit
 			size = 2000
-			err = outbox.Transaction(t.Context(), p.db.Client(), func(ctx context.Context) error {
+			err = p.box.Transaction(t.Context(), func(ctx context.Context) error {
 				if err := h.Handle(ctx, step); !errors.Is(err, outbox.ErrTooLarge) {
 					t.Errorf("in a transaction: %v", err)
 				}
@@ -374,7 +374,7 @@ func TestADroppedMessageLeavesTheSagaAlone(t *testing.T) {
 
 	h := handlerOf(t, s)
 	err := h.Handle(t.Context(), msg(t, "Start", "own", nil))
-	joined := outbox.Transaction(t.Context(), p.db.Client(), func(ctx context.Context) error {
+	joined := p.box.Transaction(t.Context(), func(ctx context.Context) error {
 		if err := h.Handle(ctx, msg(t, "Start", "joined", nil)); !errors.Is(err, consumer.ErrDrop) {
 			t.Errorf("in a transaction: %v", err)
 		}

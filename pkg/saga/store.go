@@ -50,7 +50,7 @@ type TypeInfo struct {
 // transaction. A Store must be safe for concurrent use. The package sagatest contains the tests
 // that every Store must pass.
 type Store interface {
-	// Transaction runs fn as one unit of work, in the same way as outbox.Transaction.
+	// Transaction runs fn as one unit of work, in the same way as outbox.Box.Transaction.
 	Transaction(ctx context.Context, fn func(ctx context.Context) error) error
 
 	// InTransaction reports whether ctx has a running transaction that the calls of the Store would

@@ -32,13 +32,17 @@ var rooms = []room{
 	{dir: "internal/tracecontext", layer: 0, only: []string{"pkg/event"}, why: "from a caller's trace to the headers of events; no spans, no SDK"},
 	{dir: "internal/health", layer: 0, only: none, why: "rules over counts; other packages count"},
 	{dir: "internal/systemd", layer: 0, only: []string{"internal/logging"}, why: "notifications to a service manager; masks secrets in reasons"},
-	{dir: "pkg/event", layer: 0, only: []string{"internal/envelope", "internal/keyhash"}, why: "the envelope is a value: services import it, so it has few dependencies"},
+	{dir: "pkg/codec", layer: 0, only: []string{"internal/envelope"}, why: "formats of payloads; each library of a format has a package of its own"},
+	{dir: "pkg/codec/protobuf", layer: 0, only: []string{"pkg/codec"}, why: "the only package of the library that links Protobuf"},
+	{dir: "pkg/event", layer: 0, only: []string{"pkg/codec", "internal/envelope", "internal/keyhash"}, why: "the envelope is a value: services import it, so it has few dependencies"},
 
 	// Layer 1: packages that need no lease.
 	{dir: "resume", layer: 1, only: none, why: "a public leaf: tokens and positions for any user of change streams"},
+	{dir: "internal/agenda", layer: 1, only: []string{"pkg/event"}, why: "scheduled events as services and operators see them"},
 	{dir: "internal/transaction", layer: 1, only: []string{"internal/unit"}, why: "transactions of services, which the packages of pkg join"},
 	{dir: "internal/boxparts", layer: 0, only: none, why: "what packages of the module need of an outbox.Box, and services do not"},
-	{dir: "pkg/outbox", layer: 1, only: []string{"pkg/event", "internal/record", "internal/tracecontext", "internal/transaction", "internal/boxparts"}, why: "runs inside services of users: no metrics, no Kafka"},
+	{dir: "pkg/outbox", layer: 1, only: []string{"pkg/event", "internal/record", "internal/tracecontext", "internal/transaction", "internal/boxparts", "internal/agenda"}, why: "runs inside services of users: no metrics, no Kafka"},
+	{dir: "internal/boxtest", layer: 2, only: []string{"pkg/outbox", "pkg/event", "internal/envelope", "internal/keyhash"}, testsOnly: true, why: "the contract of an outbox, for both stores"},
 	{dir: "pkg/outbox/cron", layer: 2, only: []string{"pkg/event", "pkg/outbox", "internal/transaction", "internal/boxparts"}, why: "recurring events: a service without them does not link the parser of expressions"},
 	{dir: "pkg/outbox/guard", layer: 2, only: []string{"pkg/outbox", "internal/transaction"}, why: "writes that miss their transaction"},
 	{dir: "pkg/outbox/outboxtest", layer: 1, also: []string{"pkg/outbox"}, why: "the contract of an outbox, checked on the stored envelopes"},
@@ -67,7 +71,9 @@ var rooms = []room{
 	{dir: "internal/fence", layer: 3, why: "takes a transactional id over, and reads back"},
 	{dir: "internal/sink", layer: 3, also: []string{"internal/fence"}, why: "sends records in order; opens with a take-over"},
 	{dir: "internal/slots", layer: 3, also: []string{"internal/fence"}, why: "how many slots a watcher has, and which node owns them"},
-	{dir: "internal/gap", layer: 3, why: "the sweep over a lost stretch of the stream"},
+	{dir: "internal/readiness", layer: 2, also: []string{"internal/lease"}, why: "the role and the problems of a process or slot; calls that are repeated until they succeed"},
+	{dir: "internal/watched", layer: 3, also: []string{"internal/changestream"}, why: "the collections that a term watches, and those of them that contain work"},
+	{dir: "internal/gap", layer: 3, also: []string{"internal/changestream", "internal/watched"}, why: "lost history: the sweep over a lost stretch of the stream, and the order around it"},
 	{dir: "internal/waiting", layer: 3, why: "retried, blocked and parked envelopes, and the fates of all that are sent outside of the stream"},
 	{dir: "internal/scheduled", layer: 3, also: []string{"internal/waiting"}, why: "envelopes with a due time; their fates are written by the finisher"},
 	{dir: "internal/purge", layer: 3, why: "what becomes of delivered envelopes: records of deliveries, their history, and the purge"},
@@ -80,29 +86,31 @@ var rooms = []room{
 	{dir: "pkg/saga", layer: 3, also: []string{"pkg/consumer"}, why: "a saga is a consumer with a state"},
 
 	// Layer 4: packages that connect the stages.
-	{dir: "internal/app", layer: 4, also: []string{"internal/probes"}, why: "the composition root: builds, starts in flow order, stops in reverse"},
+	{dir: "internal/connect", layer: 4, why: "the configured servers and collections, for the relay and for commands"},
+	{dir: "internal/term", layer: 4, also: []string{"internal/connect"}, why: "one term of ownership: takes over, reads, drains, releases"},
+	{dir: "internal/process", layer: 4, also: []string{"internal/connect", "internal/probes", "internal/term"}, why: "one relay process: builds the slots and runs them beside heartbeat, health and figures"},
 	{dir: "internal/probes", layer: 4, only: []string{"internal/metrics", "internal/health"}, why: "health and metrics over HTTP, also in programs without the operators' page"},
 	{dir: "internal/httpapi", layer: 4, only: []string{"internal/admin", "internal/metrics", "internal/logging", "internal/health", "internal/probes"}, why: "a thin layer over the use-cases; masks secrets in reasons"},
-	{dir: "internal/operators", layer: 4, also: []string{"internal/app", "internal/httpapi", "internal/opspage", "internal/probes"}, why: "page and API of one deployment; the embedded relay does not link it"},
+	{dir: "internal/operators", layer: 4, also: []string{"internal/connect", "internal/process", "internal/httpapi", "internal/opspage", "internal/probes"}, why: "page and API of one deployment; the embedded relay does not link it"},
 	{dir: "internal/opspage", layer: 4, only: []string{"internal/admin"}, why: "a thin layer over the use-cases"},
 	{dir: "internal/devstack", layer: 4, only: []string{"internal/record", "internal/crash", "internal/retry", "internal/metrics", "internal/logging", "pkg/event"}, why: "real servers on this machine; independent of the relay"},
 	{dir: "internal/devstack/stacktest", layer: 4, only: []string{"internal/devstack"}, testsOnly: true, why: "databases and topics for a single test"},
-	{dir: "internal/doctor", layer: 4, also: []string{"internal/app"}, why: "checks with the same connections as the relay"},
-	{dir: "internal/demo", layer: 4, also: []string{"internal/app", "internal/devstack", "pkg/relay", "internal/operators"}, why: "outrelay dev"},
-	{dir: "internal/bench", layer: 4, also: []string{"internal/app", "internal/devstack", "pkg/relay"}, why: "outrelay bench"},
+	{dir: "internal/doctor", layer: 4, also: []string{"internal/connect"}, why: "checks with the same connections as the relay"},
+	{dir: "internal/demo", layer: 4, also: []string{"internal/devstack", "pkg/relay", "internal/operators"}, why: "outrelay dev"},
+	{dir: "internal/bench", layer: 4, also: []string{"internal/devstack", "pkg/relay"}, why: "outrelay bench"},
 	{dir: "pkg/memory", layer: 4, why: "an environment for services without servers, with the contracts of the packages that it replaces", only: []string{
 		"internal/unit", "pkg/event", "pkg/outbox", "internal/inbox", "pkg/inbox", "pkg/consumer", "pkg/entity", "pkg/saga", "internal/hold", "internal/record", "internal/envelope", "internal/keyhash", "internal/routing", "internal/tracecontext",
 	}},
-	{dir: "pkg/relay", layer: 4, also: []string{"internal/app"}, why: "the watcher inside another program"},
+	{dir: "pkg/relay", layer: 4, also: []string{"internal/process"}, why: "the watcher inside another program"},
 
 	// Layer 5: programs.
 	{dir: "cmd", layer: 5, why: "parses flags, creates the log and metric set, prints; the work is in lower layers", only: []string{
-		"internal/app", "internal/httpapi", "internal/operators", "internal/opspage", "internal/devstack", "internal/doctor", "internal/demo", "internal/bench", "pkg/relay",
+		"internal/connect", "internal/process", "internal/httpapi", "internal/operators", "internal/opspage", "internal/devstack", "internal/doctor", "internal/demo", "internal/bench", "pkg/relay",
 		"internal/config", "internal/logging", "internal/metrics", "internal/admin", "internal/slots",
 	}},
 	{dir: "examples/orders/servers", layer: 4, only: []string{"internal/devstack"}, why: "real servers for the example that starts itself; not part of a service"},
 	{dir: "examples", layer: 5, why: "code that a user can write", only: []string{
-		"resume", "pkg/event", "pkg/outbox", "pkg/inbox", "pkg/consumer", "pkg/entity", "pkg/saga", "pkg/memory", "pkg/relay", "examples/orders/servers",
+		"resume", "pkg/codec", "pkg/event", "pkg/outbox", "pkg/inbox", "pkg/consumer", "pkg/entity", "pkg/saga", "pkg/memory", "pkg/relay", "examples/orders/servers",
 	}},
 
 	// Tests across packages.

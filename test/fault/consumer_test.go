@@ -77,11 +77,11 @@ func (x *shop) runWorker(ctx context.Context, worker, rate int) {
 		}
 
 		within, cancel := context.WithTimeout(context.WithoutCancel(ctx), kit.Patience)
-		err := outbox.Transaction(within, x.s.Client, func(ctx context.Context) error {
+		err := x.box.Transaction(within, func(ctx context.Context) error {
 			if _, err := x.s.DB.Collection(member.OrdersColl).InsertMany(ctx, orders); err != nil {
 				return err
 			}
-			return x.box.AppendMany(ctx, events)
+			return x.box.Append(ctx, events...)
 		})
 
 		cancel()
@@ -243,7 +243,7 @@ func requestSteps(t *testing.T, s *kit.Scene, box *outbox.Box, sagas, steps int)
 			}
 		}
 
-		if err := outbox.Transaction(t.Context(), s.Client, func(ctx context.Context) error { return box.AppendMany(ctx, events) }); err != nil {
+		if err := box.Transaction(t.Context(), func(ctx context.Context) error { return box.Append(ctx, events...) }); err != nil {
 			t.Fatal(err)
 		}
 		if err := publisher.Publish(t.Context(), s.TopicOf(member.Asked), again); err != nil {

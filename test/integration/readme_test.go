@@ -45,7 +45,7 @@ type Order struct {
 	ID string ` + "`bson:\"_id\"`" + `
 }
 
-func place(ctx context.Context, client *mongo.Client, db *mongo.Database, orders *mongo.Collection, order Order, payload []byte) error {
+func place(ctx context.Context, db *mongo.Database, orders *mongo.Collection, order Order, payload []byte) error {
 	SERVICE
 	return err
 }
@@ -67,7 +67,7 @@ func main() {
 		log.Fatal(err)
 	}
 	db := client.Database(os.Args[1])
-	if err := place(ctx, client, db, db.Collection("orders"), Order{ID: "o-1"}, []byte("{}")); err != nil {
+	if err := place(ctx, db, db.Collection("orders"), Order{ID: "o-1"}, []byte("{}")); err != nil {
 		log.Fatal(err)
 	}
 	log.Print("placed")
@@ -113,7 +113,7 @@ func buildReadme(t *testing.T, oldNew ...string) string {
 	const path = "github.com/outrelay/outrelay"
 	own := strings.NewReplacer(oldNew...)
 	program := strings.NewReplacer(
-		"SERVICE", own.Replace(readmeBlock(t, "go", "outbox.Transaction(ctx, client")),
+		"SERVICE", own.Replace(readmeBlock(t, "go", "box.Transaction(ctx, func")),
 		"CONSUMER", own.Replace(readmeBlock(t, "go", `consumer.New("shipping"`)),
 	).Replace(readmeProgram)
 	dir := t.TempDir()

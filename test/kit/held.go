@@ -103,7 +103,7 @@ func (s *Scene) Schedule(aggregateType string, n, keys int, from time.Time, span
 
 	for i := 0; i < n; i += 100 {
 		part := all[i:min(i+100, n)]
-		err := outbox.Transaction(s.tb.Context(), s.Client, func(ctx context.Context) error { return box.AppendMany(ctx, part) })
+		err := box.Transaction(s.tb.Context(), func(ctx context.Context) error { return box.Append(ctx, part...) })
 		if err != nil {
 			s.tb.Fatal(err)
 		}

@@ -159,12 +159,12 @@ func (w *RunningLoad) runWorker(ctx context.Context, worker int) {
 func (w *RunningLoad) commitEvents(ctx context.Context, events []event.Event, abort bool) (Fate, error) {
 	ctx, cancel := context.WithTimeout(ctx, Patience)
 	defer cancel()
-	err := outbox.Transaction(ctx, w.scene.Client, func(ctx context.Context) error {
+	err := w.box.Transaction(ctx, func(ctx context.Context) error {
 		business := bson.D{{Key: "_id", Value: events[0].ID().String()}, {Key: "events", Value: len(events)}}
 		if _, err := w.scene.DB.Collection("orders").InsertOne(ctx, business); err != nil {
 			return err
 		}
-		if err := w.box.AppendMany(ctx, events); err != nil {
+		if err := w.box.Append(ctx, events...); err != nil {
 			return err
 		}
 		if abort {
@@ -246,7 +246,7 @@ func (s *Scene) AppendEvents(coll *mongo.Collection, events ...event.Event) {
 	if err != nil {
 		s.tb.Fatal(err)
 	}
-	err = outbox.Transaction(s.tb.Context(), s.Client, func(ctx context.Context) error { return box.AppendMany(ctx, events) })
+	err = box.Transaction(s.tb.Context(), func(ctx context.Context) error { return box.Append(ctx, events...) })
 	if err != nil {
 		s.tb.Fatal(err)
 	}

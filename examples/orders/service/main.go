@@ -22,7 +22,6 @@ import (
 	"github.com/outrelay/outrelay/examples/orders/shop"
 	"github.com/outrelay/outrelay/pkg/consumer"
 	"github.com/outrelay/outrelay/pkg/entity"
-	"github.com/outrelay/outrelay/pkg/outbox"
 )
 
 func main() { shop.Main(buildParts) }
@@ -61,7 +60,7 @@ func buildParts(_ context.Context, s *shop.Shop) ([]func(context.Context) error,
 // returns it and does nothing. So a client without an answer can repeat its request.
 func (s *service) placeOrder(ctx context.Context, o shop.Order) (shop.Order, error) {
 	o.Status = "placed"
-	err := outbox.Transaction(ctx, s.Client, func(ctx context.Context) error {
+	err := s.Outbox.Transaction(ctx, func(ctx context.Context) error {
 		if existing, ok, err := s.orders.Find(ctx, o.ID); ok || err != nil {
 			o = existing
 			return err
@@ -147,7 +146,7 @@ func (s *service) postOrder(w http.ResponseWriter, r *http.Request) {
 // getOrder returns the order in the path.
 func (s *service) getOrder(w http.ResponseWriter, r *http.Request) {
 	var o shop.Order
-	err := outbox.Transaction(r.Context(), s.Client, func(ctx context.Context) (err error) {
+	err := s.Outbox.Transaction(r.Context(), func(ctx context.Context) (err error) {
 		o, err = s.orders.Load(ctx, r.PathValue("id"))
 		return err
 	})

@@ -12,9 +12,9 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+	"github.com/outrelay/outrelay/internal/transaction"
 	"github.com/outrelay/outrelay/pkg/consumer"
 	"github.com/outrelay/outrelay/pkg/event"
-	"github.com/outrelay/outrelay/pkg/outbox"
 )
 
 func bodies(t *testing.T, opts ...Option) (*GridFS, *mongo.Database) {
@@ -57,7 +57,7 @@ func TestLargeBodiesGoThroughTheStore(t *testing.T) {
 	// In a transaction, on both sides; its abort leaves the body to the sweep.
 	wanted := errors.New("abort")
 	var out event.Event
-	err := outbox.Transaction(ctx, db.Client(), func(ctx context.Context) (err error) {
+	err := transaction.Run(ctx, db.Client(), func(ctx context.Context) (err error) {
 		if out, err = checkedOut(ctx, g, 1000, event.New("order", "1", "A", large)); err != nil {
 			return err
 		}
@@ -70,7 +70,7 @@ func TestLargeBodiesGoThroughTheStore(t *testing.T) {
 	if err != nil || len(m.Value) != 0 || m.Tombstone() {
 		t.Fatalf("the record has %d bytes, tombstone %v: %v", len(m.Value), m.Tombstone(), err)
 	}
-	err = outbox.Transaction(ctx, db.Client(), func(ctx context.Context) error {
+	err = transaction.Run(ctx, db.Client(), func(ctx context.Context) error {
 		got, err := checkedIn(ctx, g, m)
 		if err == nil && (!bytes.Equal(got.Value, large) || got == m || len(m.Value) != 0) {
 			t.Errorf("got %d bytes; the message itself has %d", len(got.Value), len(m.Value))

@@ -84,12 +84,10 @@ func (b bundle) firings(t *testing.T, what string, f func([]time.Time) bool) []t
 	defer poll.Stop()
 	for {
 		var at []time.Time
-		page, err := b.box.Scheduled(ctx, outbox.ScheduledQuery{PageSize: 1000})
-		if err != nil {
-			t.Fatalf("%s: %v", what, err)
-		}
-
-		for _, e := range page.Events {
+		for e, err := range b.box.Scheduled(ctx, outbox.ScheduledQuery{}) {
+			if err != nil {
+				t.Fatalf("%s: %v", what, err)
+			}
 			at = append(at, e.DueAt)
 		}
 

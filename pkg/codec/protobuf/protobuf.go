@@ -1,0 +1,78 @@
+// Package protobuf contains the codecs of Protobuf messages. It is the only package of the library
+// that imports google.golang.org/protobuf.
+package protobuf
+
+import (
+	"context"
+	"fmt"
+	"reflect"
+
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/outrelay/outrelay/pkg/codec"
+)
+
+// Codec returns the codec of the binary format. It encodes pointers to generated messages, so a
+// type of events is declared as event.Type[*pb.OrderPlaced]. The same message always gives the same
+// bytes within one version of the library. The content type is application/protobuf.
+func Codec() codec.Codec {
+	return messageCodec{
+		contentType: "application/protobuf",
+		marshal:     proto.MarshalOptions{Deterministic: true}.Marshal,
+		unmarshal:   proto.Unmarshal,
+	}
+}
+
+// JSON returns the codec of the JSON format of Protobuf. It encodes the same values as Codec, and
+// ignores unknown fields when it decodes. The bytes of a message may change with the version of the
+// library. The content type is application/json.
+func JSON() codec.Codec {
+	return messageCodec{
+		contentType: "application/json",
+		marshal:     protojson.Marshal,
+		unmarshal:   protojson.UnmarshalOptions{DiscardUnknown: true}.Unmarshal,
+	}
+}
+
+type messageCodec struct {
+	contentType string
+	marshal     func(proto.Message) ([]byte, error)
+	unmarshal   func([]byte, proto.Message) error
+}
+
+func (c messageCodec) ContentType() string { return c.contentType }
+
+func (c messageCodec) Encode(v any) ([]byte, error) {
+	m, ok := v.(proto.Message)
+	if !ok {
+		return nil, fmt.Errorf("protobuf: %T is not a message: pass a pointer to a generated type", v)
+	}
+	if !m.ProtoReflect().IsValid() {
+		return nil, fmt.Errorf("protobuf: nil %T", v)
+	}
+	return c.marshal(m)
+}
+
+// Decode accepts a message, or a pointer to a variable for a message, which gets a new one.
+func (c messageCodec) Decode(_ context.Context, data []byte, into any) error {
+	if m, ok := into.(proto.Message); ok {
+		return c.unmarshal(data, m)
+	}
+
+	ptr := reflect.ValueOf(into)
+	if ptr.Kind() != reflect.Pointer || ptr.IsNil() || ptr.Elem().Kind() != reflect.Pointer {
+		return fmt.Errorf("protobuf: %T is neither a message nor a pointer to one", into)
+	}
+	fresh := reflect.New(ptr.Type().Elem().Elem())
+	m, ok := fresh.Interface().(proto.Message)
+	if !ok {
+		return fmt.Errorf("protobuf: %T is neither a message nor a pointer to one", into)
+	}
+	if err := c.unmarshal(data, m); err != nil {
+		return err
+	}
+
+	ptr.Elem().Set(fresh)
+	return nil
+}

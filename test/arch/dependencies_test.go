@@ -1,0 +1,53 @@
+package arch
+
+import (
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// TestServicesLinkFewModules: a service that appends events links the MongoDB driver with its
+// dependencies, and besides them only the modules in this table. A new module needs a reason.
+func TestServicesLinkFewModules(t *testing.T) {
+	t.Parallel()
+	driver := linkedModules(t, "go.mongodb.org/mongo-driver/v2/mongo")
+	for _, c := range []struct {
+		pkg     string
+		allowed []string
+	}{
+		{"./pkg/event", []string{"github.com/google/uuid"}},
+		{"./pkg/codec", nil},
+		{"./pkg/outbox", []string{
+			"github.com/google/uuid",
+			"github.com/robfig/cron/v3",
+			"go.opentelemetry.io/otel", "go.opentelemetry.io/otel/trace",
+			"github.com/cespare/xxhash/v2", // of OpenTelemetry
+		}},
+	} {
+		for _, m := range linkedModules(t, c.pkg) {
+			if m != module && !slices.Contains(driver, m) && !slices.Contains(c.allowed, m) {
+				t.Errorf("%s links %s", c.pkg, m)
+			}
+		}
+	}
+
+	if len(driver) < 2 {
+		t.Errorf("the driver links %q", driver)
+	}
+}
+
+// linkedModules returns the modules of the packages that pkg links, without the standard library.
+func linkedModules(t *testing.T, pkg string) []string {
+	t.Helper()
+	list := exec.CommandContext(t.Context(), "go", "list", "-deps", "-f", "{{with .Module}}{{.Path}}{{end}}", pkg)
+	list.Dir = "../.."
+	out, err := list.Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	modules := strings.Fields(string(out))
+	slices.Sort(modules)
+	return slices.Compact(modules)
+}
