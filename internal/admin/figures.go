@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/outrelay/outrelay/internal/outboxes"
+	"github.com/outrelay/outrelay/internal/slot"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"golang.org/x/sync/errgroup"
@@ -338,7 +339,7 @@ func (c *figureCount) countOutbox(
 		if topics, err = waiting.CountWaiting(ctx, coll); err != nil {
 			return n, nil, err
 		}
-		if n.Scheduled, _, err = outboxes.CountDue(ctx, coll, math.MaxInt64); err != nil {
+		if n.Scheduled, _, err = outboxes.CountDue(ctx, coll, slot.Range{}, math.MaxInt64); err != nil {
 			return n, nil, err
 		}
 	}

@@ -2,12 +2,9 @@ package migrate
 
 import (
 	"errors"
-	"fmt"
 	"slices"
 	"strings"
 	"sync"
-
-	"go.mongodb.org/mongo-driver/v2/mongo"
 
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/schema"
@@ -33,7 +30,7 @@ func (c *collector) absorbError(err error) error {
 	defer c.mu.Unlock()
 
 	if p, ok := errors.AsType[*mongodb.PrivilegeError](err); ok {
-		c.addGrantLocked(Grant{Action: p.Action, On: p.On, Advice: p.Advice})
+		c.Missing = append(c.Missing, Grant{Action: p.Action, On: p.On, Advice: p.Advice})
 		return nil
 	}
 	if errors.Is(err, schema.ErrBusy) {
@@ -41,40 +38,17 @@ func (c *collector) absorbError(err error) error {
 		return nil
 	}
 	if errors.Is(err, mongodb.ErrIndexConflict) {
-		c.addConflictLocked(err.Error())
+		c.Conflicts = append(c.Conflicts, err.Error())
 		return nil
 	}
 	return err
 }
 
-func (c *collector) addGrantLocked(g Grant) {
-	if !slices.ContainsFunc(c.Missing, func(h Grant) bool { return h.Action == g.Action && h.On == g.On }) {
-		c.Missing = append(c.Missing, g)
-	}
-}
-
-func (c *collector) addConflictLocked(text string) {
-	if !slices.Contains(c.Conflicts, text) {
-		c.Conflicts = append(c.Conflicts, text)
-	}
-}
-
-func (c *collector) mergeReport(o *collector) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for _, g := range o.Missing {
-		c.addGrantLocked(g)
-	}
+// mergeReport adds the problems in o to the report.
+func (c *collector) mergeReport(o Report) {
+	c.Missing = append(c.Missing, o.Missing...)
 	c.Busy = append(c.Busy, o.Busy...)
-	for _, text := range o.Conflicts {
-		c.addConflictLocked(text)
-	}
-}
-
-func (c *collector) missingGrants() []Grant {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return slices.Clone(c.Missing)
+	c.Conflicts = append(c.Conflicts, o.Conflicts...)
 }
 
 func (c *collector) markPending(steps []Step) {
@@ -85,33 +59,22 @@ func (c *collector) markPending(steps []Step) {
 	}
 }
 
-func (c *collector) setNewer(ids []string) { c.Newer = append([]string{}, ids...) }
-
 func (c *collector) markApplied(s Step) {
 	c.Applied = append(c.Applied, s.ID)
 	c.Pending = slices.DeleteFunc(c.Pending, func(id string) bool { return id == s.ID })
 }
 
+// sortedReport returns the report, with each problem once and in a fixed order.
 func (c *collector) sortedReport() Report {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	slices.SortFunc(c.Missing, func(a, b Grant) int {
-		return strings.Compare(a.On+" "+a.Action, b.On+" "+b.Action)
-	})
+
+	compare := func(a, b Grant) int { return strings.Compare(a.On+" "+a.Action, b.On+" "+b.Action) }
+	slices.SortStableFunc(c.Missing, compare)
+	c.Missing = slices.CompactFunc(c.Missing, func(a, b Grant) bool { return compare(a, b) == 0 })
 	slices.Sort(c.Conflicts)
+	c.Conflicts = slices.Compact(c.Conflicts)
 	slices.Sort(c.Busy)
 	c.Busy = slices.Compact(c.Busy)
 	return c.Report
-}
-
-const codeUnauthorized = 13
-
-// wrapPrivilegeError wraps err. If the server rejected the command for lack of a privilege, the result is
-// a *mongodb.PrivilegeError.
-func wrapPrivilegeError(err error, doing, action, on string) error {
-	var se mongo.ServerError
-	if errors.As(err, &se) && se.HasErrorCode(codeUnauthorized) {
-		err = &mongodb.PrivilegeError{Action: action, On: on, Err: err}
-	}
-	return fmt.Errorf("%s: %w", doing, err)
 }

@@ -87,16 +87,8 @@ type ledger struct {
 // readEntries returns the entries ordered by id.
 func (l ledger) readEntries(ctx context.Context) ([]entry, error) {
 	notLock := bson.D{{Key: "_id", Value: bson.D{{Key: "$ne", Value: lockID}}}}
-	cur, err := l.coll.Find(ctx, notLock, options.Find().SetSort(bson.D{{Key: "_id", Value: 1}}))
-	if err != nil {
-		return nil, wrapPrivilegeError(err, "reading the ledger of migrations", "find", mongodb.Namespace(l.coll))
-	}
-
-	var out []entry
-	if err := cur.All(ctx, &out); err != nil {
-		return nil, fmt.Errorf("reading the ledger of migrations: %w", err)
-	}
-	return out, nil
+	byID := options.Find().SetSort(bson.D{{Key: "_id", Value: 1}})
+	return mongodb.FindAll[entry](ctx, l.coll, "reading the ledger of migrations", notLock, byID)
 }
 
 // compareSteps compares the entries with this version. It returns the pending steps, and the ids of the
@@ -130,20 +122,19 @@ func (l ledger) compareSteps(entries []entry) (pending []Step, newer []string, e
 // recordStep writes the outcome of a step. An entry that is already "applied" stays. So if two processes
 // applied the step, because the lock was taken over, the ledger names the first one.
 func (l ledger) recordStep(ctx context.Context, s Step, took time.Duration, outcome string, missing []Grant) error {
-	lit := func(v any) bson.D { return bson.D{{Key: "$literal", Value: v}} }
 	recorded := bson.D{
 		{Key: "_id", Value: "$_id"},
-		{Key: "name", Value: lit(s.Name)},
-		{Key: "checksum", Value: lit(s.Checksum())},
-		{Key: "breaking", Value: lit(s.Breaking)},
-		{Key: "outcome", Value: lit(outcome)},
+		{Key: "name", Value: mongodb.Literal(s.Name)},
+		{Key: "checksum", Value: mongodb.Literal(s.Checksum())},
+		{Key: "breaking", Value: mongodb.Literal(s.Breaking)},
+		{Key: "outcome", Value: mongodb.Literal(outcome)},
 		{Key: "at", Value: "$$NOW"},
-		{Key: "node", Value: lit(l.node)},
-		{Key: "version", Value: lit(l.version)},
-		{Key: "tookMs", Value: lit(took.Milliseconds())},
+		{Key: "node", Value: mongodb.Literal(l.node)},
+		{Key: "version", Value: mongodb.Literal(l.version)},
+		{Key: "tookMs", Value: mongodb.Literal(took.Milliseconds())},
 	}
 	if outcome == outcomeIncomplete {
-		recorded = append(recorded, bson.E{Key: "missing", Value: lit(missing)})
+		recorded = append(recorded, bson.E{Key: "missing", Value: mongodb.Literal(missing)})
 	}
 
 	isApplied := bson.D{{Key: "$eq", Value: bson.A{"$outcome", outcomeApplied}}}
@@ -154,8 +145,5 @@ func (l ledger) recordStep(ctx context.Context, s Step, took time.Duration, outc
 		// Another process created the entry at the same moment, so now it exists.
 		return l.recordStep(ctx, s, took, outcome, missing)
 	}
-	if err != nil {
-		return wrapPrivilegeError(err, "recording migration "+s.ID, "find, insert and update", mongodb.Namespace(l.coll))
-	}
-	return nil
+	return mongodb.Refusal(err, "recording migration "+s.ID, "find, insert and update", mongodb.Namespace(l.coll))
 }

@@ -18,8 +18,10 @@ import (
 var errLockLost = errors.New("another process acquired the migration lock")
 
 const (
-	lockID     = "lock" // in the collection of the ledger
-	defaultTTL = 30 * time.Second
+	lockID = "lock" // in the collection of the ledger
+
+	// lockTTL is how long the lock of a dead holder blocks other processes.
+	lockTTL = 30 * time.Second
 
 	// releaseTimeout bounds the release. If the release fails, other processes wait until the lock expires.
 	releaseTimeout = 5 * time.Second
@@ -48,14 +50,13 @@ func newLock(coll *mongo.Collection, node, version string, ttl time.Duration) *l
 // tryAcquire makes one attempt and reports whether this process holds the lock now. In one statement the
 // server decides, by its own clock, whether the lock is free.
 func (l *lock) tryAcquire(ctx context.Context) (bool, error) {
-	lit := func(v any) bson.D { return bson.D{{Key: "$literal", Value: v}} }
-	expires := bson.D{{Key: "$ifNull", Value: bson.A{"$expiresAt", time.UnixMilli(0)}}}
+	expires := mongodb.IfNull("$expiresAt", time.UnixMilli(0))
 	expired := bson.D{{Key: "$lte", Value: bson.A{expires, "$$NOW"}}}
 	acquired := bson.D{
 		{Key: "_id", Value: lockID},
-		{Key: "owner", Value: lit(l.owner)},
-		{Key: "node", Value: lit(l.node)},
-		{Key: "version", Value: lit(l.version)},
+		{Key: "owner", Value: mongodb.Literal(l.owner)},
+		{Key: "node", Value: mongodb.Literal(l.node)},
+		{Key: "version", Value: mongodb.Literal(l.version)},
 		{Key: "since", Value: "$$NOW"},
 		{Key: "expiresAt", Value: bson.D{{Key: "$add", Value: bson.A{"$$NOW", l.ttl.Milliseconds()}}}},
 	}
@@ -70,7 +71,7 @@ func (l *lock) tryAcquire(ctx context.Context) (bool, error) {
 		return false, nil
 	}
 	if err != nil {
-		return false, wrapPrivilegeError(err, "acquiring the migration lock", "find, insert and update",
+		return false, mongodb.Refusal(err, "acquiring the migration lock", "find, insert and update",
 			mongodb.Namespace(l.coll))
 	}
 	return after.Owner == l.owner, nil

@@ -31,8 +31,6 @@ type Migrator struct {
 	Outboxes func(ctx context.Context) ([]outboxes.Outbox, error)
 	// Node and Version are recorded in the ledger.
 	Node, Version string
-	// TTL is how long the lock of a dead holder blocks other processes. Defaults to 30 s.
-	TTL time.Duration
 	// Steps defaults to the steps of this version.
 	Steps []Step
 	// CheckStep is called before a breaking step, and again after the step was announced in the ledger. If it
@@ -74,7 +72,7 @@ func (m *Migrator) knownSteps() []Step {
 	return Steps()
 }
 
-func (m *Migrator) logger() *slog.Logger {
+func (m *Migrator) openLog() *slog.Logger {
 	if m.Log != nil {
 		return m.Log
 	}
@@ -130,12 +128,7 @@ func (m *Migrator) listOutboxes(ctx context.Context, r *collector) ([]outboxes.O
 // applied, but the collections still get their indexes from Up.
 func (m *Migrator) applyPendingSteps(ctx context.Context, collections []outboxes.Outbox, complete bool, r *collector) error {
 	l := m.openLedger()
-	ttl := m.TTL
-	if ttl == 0 {
-		ttl = defaultTTL
-	}
-
-	lock := newLock(l.coll, m.Node, m.Version, ttl)
+	lock := newLock(l.coll, m.Node, m.Version, lockTTL)
 	back := lockBackoff.Start()
 	for {
 		pending, err := m.pendingSteps(ctx, l, r)
@@ -171,7 +164,7 @@ func (m *Migrator) pendingSteps(ctx context.Context, l ledger, r *collector) ([]
 	}
 
 	pending, newer, err := l.compareSteps(entries)
-	r.setNewer(newer)
+	r.Newer = append([]string{}, newer...)
 	return pending, err
 }
 
@@ -198,9 +191,10 @@ func (m *Migrator) applyHoldingLock(
 		}
 		r.mergeReport(own)
 
+		// The privileges that listing the outboxes lacked are missing for every step.
 		missing := own.Missing
 		if !complete {
-			missing = append(missing, r.missingGrants()...)
+			missing = r.sortedReport().Missing
 		}
 		outcome := outcomeApplied
 		if len(missing)+len(own.Busy) > 0 {
@@ -213,12 +207,12 @@ func (m *Migrator) applyHoldingLock(
 
 		if outcome == outcomeIncomplete {
 			r.markPending([]Step{s})
-			m.logger().Debug("migration is incomplete and will be retried", "migration", s.ID, "name", s.Name,
+			m.openLog().Debug("migration is incomplete and will be retried", "migration", s.ID, "name", s.Name,
 				"missing_privileges", len(missing), "busy", own.Busy)
 			continue
 		}
 		r.markApplied(s)
-		m.logger().Info("migration is complete", "migration", s.ID, "name", s.Name,
+		m.openLog().Info("migration is complete", "migration", s.ID, "name", s.Name,
 			"collections", len(collections), "took", time.Since(began).Round(time.Millisecond))
 	}
 	return nil
@@ -226,12 +220,12 @@ func (m *Migrator) applyHoldingLock(
 
 // applyStep applies one step to all its collections. If a privilege is missing on one collection, it
 // continues with the others.
-func (m *Migrator) applyStep(ctx context.Context, s Step, collections []outboxes.Outbox) (*collector, error) {
+func (m *Migrator) applyStep(ctx context.Context, s Step, collections []outboxes.Outbox) (Report, error) {
 	own := newCollector()
 	for _, name := range stateCollections([]Step{s}) {
 		err := applyToCollection(ctx, m.knownSteps(), s, State(name), m.State.Collection(name))
 		if err := own.absorbError(err); err != nil {
-			return nil, err
+			return Report{}, err
 		}
 	}
 
@@ -248,13 +242,14 @@ func (m *Migrator) applyStep(ctx context.Context, s Step, collections []outboxes
 		}
 		return nil
 	})
-	return own, err
+	return own.sortedReport(), err
 }
 
 // applyToCollection applies a step to one collection. It creates only indexes that no later step drops,
 // so a collection that is new to the relay does not repeat the history of all steps.
 func applyToCollection(ctx context.Context, steps []Step, s Step, on Kind, coll *mongo.Collection) error {
 	declared := declaredIndexes(steps, on)
+
 	var create, drop []mongodb.Index
 	for _, c := range s.Create {
 		if c.On == on && hasIndexNamed(declared, c.Index.Name) {

@@ -111,11 +111,6 @@ func TestTheStepsMakeWhatTheCodeDeclares(t *testing.T) {
 	if !same(declaredIndexes(steps, Dead), deadletter.Indexes()) {
 		t.Errorf("the steps make %+v on dead letters, and the code declares %+v: add a step", declaredIndexes(steps, Dead), deadletter.Indexes())
 	}
-	for name, want := range StateIndexes() {
-		if !same(declaredIndexes(steps, State(name)), want) {
-			t.Errorf("the steps make %+v on %s, and the code declares %+v: add a step", declaredIndexes(steps, State(name)), name, want)
-		}
-	}
 	ids := map[string]bool{}
 	made := map[string]bool{}
 	for i, s := range steps {

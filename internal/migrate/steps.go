@@ -48,13 +48,6 @@ type Change struct {
 
 // Steps returns all steps of this version, in order.
 func Steps() []Step {
-	asc := func(fields ...string) bson.D {
-		keys := make(bson.D, len(fields))
-		for i, f := range fields {
-			keys[i] = bson.E{Key: f, Value: int32(1)}
-		}
-		return keys
-	}
 	present := func(field string) bson.D {
 		return bson.D{{Key: field, Value: bson.D{{Key: "$exists", Value: true}}}}
 	}
@@ -62,35 +55,35 @@ func Steps() []Step {
 
 	return []Step{
 		{ID: "0001", Name: "outbox and log of events", Create: []Change{
-			{Outbox, mongodb.Index{Name: "ts_1", Keys: asc("ts")}},
-			{Outbox, mongodb.Index{Name: "dueAt_1", Keys: asc("dueAt"), Partial: present("dueAt")}},
-			{Outbox, mongodb.Index{Name: "nextAt_1", Keys: asc("nextAt"), Partial: present("nextAt")}},
-			{Outbox, mongodb.Index{Name: "state_1_key_1_pos_1", Keys: asc("state", "key", "pos"), Partial: present("state")}},
-			{State("events"), mongodb.Index{Name: "at_1", Keys: asc("at"), TTL: &month}},
+			{Outbox, mongodb.Index{Name: "ts_1", Keys: mongodb.Ascending("ts")}},
+			{Outbox, mongodb.Index{Name: "dueAt_1", Keys: mongodb.Ascending("dueAt"), Partial: present("dueAt")}},
+			{Outbox, mongodb.Index{Name: "nextAt_1", Keys: mongodb.Ascending("nextAt"), Partial: present("nextAt")}},
+			{Outbox, mongodb.Index{Name: "state_1_key_1_pos_1", Keys: mongodb.Ascending("state", "key", "pos"), Partial: present("state")}},
+			{State("events"), mongodb.Index{Name: "at_1", Keys: mongodb.Ascending("at"), TTL: &month}},
 		}},
 		{ID: "0002", Name: "replays", Create: []Change{
-			{State("replays"), mongodb.Index{Name: "finishedAt_1", Keys: asc("finishedAt"), TTL: &month}},
+			{State("replays"), mongodb.Index{Name: "finishedAt_1", Keys: mongodb.Ascending("finishedAt"), TTL: &month}},
 			{Outbox, mongodb.Index{
-				Name: "origin_1_replayOf_1", Keys: asc("origin", "replayOf"),
+				Name: "origin_1_replayOf_1", Keys: mongodb.Ascending("origin", "replayOf"),
 				Partial: bson.D{{Key: "origin", Value: "replay"}},
 			}},
 		}},
 		{ID: "0003", Name: "queries of dead letters", Create: []Change{
-			{Dead, mongodb.Index{Name: "movedAt_1__id_1", Keys: asc("movedAt", "_id")}},
-			{Dead, mongodb.Index{Name: "pos_1__id_1", Keys: asc("pos", "_id")}},
-			{Dead, mongodb.Index{Name: "_id.id_1", Keys: asc("_id.id")}},
-			{Dead, mongodb.Index{Name: "key_1_movedAt_1", Keys: asc("key", "movedAt")}},
-			{Dead, mongodb.Index{Name: "class_1_movedAt_1", Keys: asc("class", "movedAt")}},
-			{Dead, mongodb.Index{Name: "type_1_movedAt_1", Keys: asc("type", "movedAt")}},
+			{Dead, mongodb.Index{Name: "movedAt_1__id_1", Keys: mongodb.Ascending("movedAt", "_id")}},
+			{Dead, mongodb.Index{Name: "pos_1__id_1", Keys: mongodb.Ascending("pos", "_id")}},
+			{Dead, mongodb.Index{Name: "_id.id_1", Keys: mongodb.Ascending("_id.id")}},
+			{Dead, mongodb.Index{Name: "key_1_movedAt_1", Keys: mongodb.Ascending("key", "movedAt")}},
+			{Dead, mongodb.Index{Name: "class_1_movedAt_1", Keys: mongodb.Ascending("class", "movedAt")}},
+			{Dead, mongodb.Index{Name: "type_1_movedAt_1", Keys: mongodb.Ascending("type", "movedAt")}},
 		}},
 		{ID: "0004", Name: "a slot fetches its own exceptions", Create: []Change{
-			{Outbox, mongodb.Index{Name: "dueAt_1_slot_1", Keys: asc("dueAt", "slot"), Partial: present("dueAt")}},
-			{Outbox, mongodb.Index{Name: "nextAt_1_slot_1", Keys: asc("nextAt", "slot"), Partial: present("nextAt")}},
-			{Outbox, mongodb.Index{Name: "state_1_key_1_pos_1_slot_1", Keys: asc("state", "key", "pos", "slot"), Partial: present("state")}},
+			{Outbox, mongodb.Index{Name: "dueAt_1_slot_1", Keys: mongodb.Ascending("dueAt", "slot"), Partial: present("dueAt")}},
+			{Outbox, mongodb.Index{Name: "nextAt_1_slot_1", Keys: mongodb.Ascending("nextAt", "slot"), Partial: present("nextAt")}},
+			{Outbox, mongodb.Index{Name: "state_1_key_1_pos_1_slot_1", Keys: mongodb.Ascending("state", "key", "pos", "slot"), Partial: present("state")}},
 		}, Drop: []Change{
-			{Outbox, mongodb.Index{Name: "dueAt_1", Keys: asc("dueAt"), Partial: present("dueAt")}},
-			{Outbox, mongodb.Index{Name: "nextAt_1", Keys: asc("nextAt"), Partial: present("nextAt")}},
-			{Outbox, mongodb.Index{Name: "state_1_key_1_pos_1", Keys: asc("state", "key", "pos"), Partial: present("state")}},
+			{Outbox, mongodb.Index{Name: "dueAt_1", Keys: mongodb.Ascending("dueAt"), Partial: present("dueAt")}},
+			{Outbox, mongodb.Index{Name: "nextAt_1", Keys: mongodb.Ascending("nextAt"), Partial: present("nextAt")}},
+			{Outbox, mongodb.Index{Name: "state_1_key_1_pos_1", Keys: mongodb.Ascending("state", "key", "pos"), Partial: present("state")}},
 		}},
 	}
 }

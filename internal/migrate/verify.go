@@ -96,19 +96,15 @@ func (s *StepStatus) setEntry(e entry) {
 
 // readLockStatus returns the holder of the lock, or nil if there is none.
 func (l ledger) readLockStatus(ctx context.Context) (*LockStatus, error) {
-	cur, err := l.coll.Aggregate(ctx, mongo.Pipeline{
-		{{Key: "$match", Value: bson.D{{Key: "_id", Value: lockID}}}},
-		{{Key: "$addFields", Value: bson.D{{Key: "now", Value: "$$NOW"}}}},
-	})
-	if err != nil {
-		return nil, wrapPrivilegeError(err, "reading the migration lock", "find", mongodb.Namespace(l.coll))
-	}
-
-	var found []struct {
+	type lockAndTime struct {
 		Lock lockDoc   `bson:",inline"`
 		Now  time.Time `bson:"now"`
 	}
-	if err := cur.All(ctx, &found); err != nil || len(found) == 0 {
+	found, err := mongodb.AggregateAll[lockAndTime](ctx, l.coll, "reading the migration lock", mongo.Pipeline{
+		{{Key: "$match", Value: bson.D{{Key: "_id", Value: lockID}}}},
+		{{Key: "$addFields", Value: bson.D{{Key: "now", Value: "$$NOW"}}}},
+	})
+	if err != nil || len(found) == 0 {
 		return nil, err
 	}
 

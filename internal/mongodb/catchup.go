@@ -21,6 +21,7 @@ func CatchUp(ctx context.Context, coll *mongo.Collection) error {
 		}
 		return nil
 	})
+
 	if errors.Is(err, ErrNoClusterTime) {
 		// Reads of a server without a cluster time see all acknowledged writes.
 		return nil

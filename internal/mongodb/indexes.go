@@ -156,6 +156,20 @@ func DropIndexNamed(ctx context.Context, coll *mongo.Collection, name string) (r
 	return true, nil
 }
 
+// FindIndexTTL reports whether coll has an index with the name, and returns its TTL in seconds, or 0 if it has none.
+func FindIndexTTL(ctx context.Context, coll *mongo.Collection, name string) (found bool, seconds float64, err error) {
+	have, err := listIndexes(ctx, coll)
+	for _, h := range have {
+		if h.Name == name {
+			found = true
+			if h.TTL != nil {
+				seconds = *h.TTL
+			}
+		}
+	}
+	return found, seconds, err
+}
+
 // MissingIndexes returns the indexes of want that the collection does not have.
 func MissingIndexes(ctx context.Context, coll *mongo.Collection, want []Index) ([]Index, error) {
 	have, err := listIndexes(ctx, coll)

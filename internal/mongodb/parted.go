@@ -3,6 +3,7 @@ package mongodb
 import (
 	"context"
 	"errors"
+	"fmt"
 
 	"go.mongodb.org/mongo-driver/v2/mongo"
 )
@@ -60,6 +61,8 @@ var ErrNoTransaction = errors.New("the write needs a transaction")
 
 // Parts describes how a list is written in fenced transactions.
 type Parts[T any] struct {
+	// Doing names the purpose in errors.
+	Doing string
 	// Top is the most that one transaction holds.
 	Top int
 	// Fits returns how much of a list one transaction takes, at least one and at most limit. nil takes limit.
@@ -98,7 +101,7 @@ func WriteInParts[T any](ctx context.Context, f Fencer, list []T, p Parts[T]) er
 			continue
 		}
 		if err != nil {
-			return err
+			return fmt.Errorf("%s: %w", p.Doing, err)
 		}
 
 		size.Ended()

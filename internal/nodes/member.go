@@ -203,7 +203,7 @@ func (m *Member) CheckPeers(ctx context.Context) error {
 			{Key: "of", Value: n.Node},
 			{Key: "silent_ms", Value: n.AgeMS},
 			{Key: "version", Value: n.Version},
-			{Key: "held", Value: nonNilSlots(n.Holds)},
+			{Key: "held", Value: append([]string{}, n.Holds...)},
 		})
 	}
 	if err != nil || m.cfg.Fingerprint == "" {
@@ -211,13 +211,6 @@ func (m *Member) CheckPeers(ctx context.Context) error {
 	}
 
 	return m.compareConfigs(ctx)
-}
-
-func nonNilSlots(slots []string) []string {
-	if slots == nil {
-		return []string{}
-	}
-	return slots
 }
 
 // compareConfigs logs each live node of the same watcher whose configuration differs, once per
@@ -232,7 +225,8 @@ func (m *Member) compareConfigs(ctx context.Context) error {
 	defer m.mu.Unlock()
 	for _, n := range list {
 		config := n.Facts.Config
-		if !m.sameWatcher(n) || config == "" || config == m.cfg.Fingerprint || !n.Alive(StaleAfter) {
+		another := n.Node != m.cfg.Node && slices.Contains(n.Watchers, m.cfg.Watcher)
+		if !another || config == "" || config == m.cfg.Fingerprint || !n.Alive(StaleAfter) {
 			continue
 		}
 
@@ -246,10 +240,6 @@ func (m *Member) compareConfigs(ctx context.Context) error {
 		m.LogEvent(ctx, ConfigDiffers, bson.D{{Key: "of", Value: n.Node}, {Key: "version", Value: n.Version}})
 	}
 	return nil
-}
-
-func (m *Member) sameWatcher(n Node) bool {
-	return n.Node != m.cfg.Node && slices.Contains(n.Watchers, m.cfg.Watcher)
 }
 
 // RemoveOld removes the nodes that have been silent for [forgetAfter], and the oldest entries of the events

@@ -91,13 +91,10 @@ func (n *Nodes) Heartbeat(ctx context.Context, s Sign) (Was, error) {
 	if s.SinceAck >= 0 {
 		ack = timeBefore(s.SinceAck)
 	}
-	if s.Watchers == nil {
-		s.Watchers = []string{}
-	}
 	set := bson.D{
 		{Key: "address", Value: mongodb.Literal(s.Address)},
 		{Key: "version", Value: mongodb.Literal(s.Version)},
-		{Key: "watchers", Value: mongodb.Literal(s.Watchers)},
+		{Key: "watchers", Value: mongodb.Literal(append([]string{}, s.Watchers...))},
 		{Key: "kafkaReachable", Value: s.KafkaReachable},
 		{Key: "lastAck", Value: ack},
 		{Key: "seenAt", Value: "$$NOW"},
@@ -161,13 +158,8 @@ func (s *Sign) startTime() bson.D {
 
 // storedFields returns the fields of the facts. A heartbeat also ends a staleness.
 func (f Facts) storedFields() bson.D {
-	list := func(v []string) bson.D {
-		if v == nil {
-			v = []string{}
-		}
-		return mongodb.Literal(v)
-	}
-
+	// A missing list is stored as an empty one.
+	list := func(v []string) bson.D { return mongodb.Literal(append([]string{}, v...)) }
 	return bson.D{
 		{Key: "instance", Value: mongodb.Literal(f.Instance)},
 		{Key: "schema", Value: f.Schema},

@@ -7,7 +7,6 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
-	"github.com/outrelay/outrelay/internal/migrate"
 	"github.com/outrelay/outrelay/internal/mongodb"
 )
 
@@ -80,7 +79,7 @@ func TestEventsAreKeptInOrderAndTrimmed(t *testing.T) {
 	t.Parallel()
 	coll := database(t).Collection("events")
 	e := NewEvents(coll, "orders", "a")
-	if err := mongodb.CreateIndexes(t.Context(), coll, migrate.StateIndexes()["events"]); err != nil {
+	if err := mongodb.CreateIndexes(t.Context(), coll, []mongodb.Index{{Name: "at_1", Keys: mongodb.Ascending("at")}}); err != nil {
 		t.Fatal(err)
 	}
 	e.kept = 5

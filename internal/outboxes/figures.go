@@ -11,6 +11,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
 	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/slot"
 )
 
 // CountBehind counts the envelopes of coll with a stamp later than after, up to limit. It also returns the
@@ -19,53 +20,47 @@ import (
 func CountBehind(
 	ctx context.Context, coll *mongo.Collection, after bson.Timestamp, limit int64,
 ) (n int64, oldest bson.Timestamp, err error) {
-	ns := mongodb.Namespace(coll)
 	behind := bson.D{{Key: "ts", Value: bson.D{{Key: "$gt", Value: after}}}}
-	if n, err = coll.CountDocuments(ctx, behind, options.Count().SetLimit(limit)); err != nil {
-		return 0, oldest, mongodb.Refusal(err, "counting envelopes of "+ns, "find", ns)
-	}
-	if n == 0 {
-		return 0, oldest, nil
-	}
-
-	var first struct {
-		TS bson.Timestamp `bson:"ts"`
-	}
-	opts := options.FindOne().SetSort(bson.D{{Key: "ts", Value: 1}}).
-		SetProjection(bson.D{{Key: "ts", Value: 1}, {Key: "_id", Value: 0}})
-	err = coll.FindOne(ctx, behind, opts).Decode(&first)
-
-	// The envelope may have been deleted after the count.
-	if err != nil && !errors.Is(err, mongo.ErrNoDocuments) {
-		return n, oldest, fmt.Errorf("reading the oldest envelope of %s: %w", ns, err)
-	}
-	return n, first.TS, nil
+	n, first, err := countAndFirst(ctx, coll, "envelopes", behind, "ts", limit)
+	oldest.T, oldest.I, _ = first.TimestampOK()
+	return n, oldest, err
 }
 
-// CountDue counts the scheduled envelopes of coll, up to limit. It also returns the time at which the first is
-// due, or zero if there is none. It reads at most limit entries of the index on dueAt.
-func CountDue(ctx context.Context, coll *mongo.Collection, limit int64) (n int64, first time.Time, err error) {
+// countAndFirst counts the envelopes that filter matches, up to limit, and returns the lowest value of field among them.
+// The value is missing if there is none. what names the envelopes in errors.
+func countAndFirst(
+	ctx context.Context, coll *mongo.Collection, what string, filter bson.D, field string, limit int64,
+) (n int64, first bson.RawValue, err error) {
 	ns := mongodb.Namespace(coll)
-	scheduled := IsScheduled()
-	if n, err = coll.CountDocuments(ctx, scheduled, options.Count().SetLimit(limit)); err != nil {
-		return 0, first, mongodb.Refusal(err, "counting scheduled envelopes of "+ns, "find", ns)
+	n, err = coll.CountDocuments(ctx, filter, options.Count().SetLimit(limit))
+	if err != nil {
+		return 0, first, mongodb.Refusal(err, "counting "+what+" of "+ns, "find", ns)
 	}
 	if n == 0 {
 		return 0, first, nil
 	}
 
-	var one struct {
-		DueAt time.Time `bson:"dueAt"`
-	}
-	opts := options.FindOne().SetSort(bson.D{{Key: "dueAt", Value: 1}}).
-		SetProjection(bson.D{{Key: "dueAt", Value: 1}, {Key: "_id", Value: 0}})
-	err = coll.FindOne(ctx, scheduled, opts).Decode(&one)
+	opts := options.FindOne().SetSort(bson.D{{Key: field, Value: 1}}).
+		SetProjection(bson.D{{Key: field, Value: 1}, {Key: "_id", Value: 0}})
+	raw, err := coll.FindOne(ctx, filter, opts).Raw()
 
-	// The envelope may have been sent or canceled after the count.
+	// The envelope may have been deleted or sent after the count.
 	if err != nil && !errors.Is(err, mongo.ErrNoDocuments) {
-		return n, first, fmt.Errorf("reading the first scheduled envelope of %s: %w", ns, err)
+		return n, first, fmt.Errorf("reading the first of the %s of %s: %w", what, ns, err)
 	}
-	return n, one.DueAt, nil
+	return n, raw.Lookup(field), nil
+}
+
+// CountDue counts the scheduled envelopes of coll in the slot, up to limit. It also returns the time at which the first is
+// due, or zero if there is none. It reads at most limit entries of the index on dueAt.
+func CountDue(
+	ctx context.Context, coll *mongo.Collection, p slot.Range, limit int64,
+) (n int64, first time.Time, err error) {
+	n, value, err := countAndFirst(ctx, coll, "scheduled envelopes", p.AddFilter(IsScheduled()), "dueAt", limit)
+	if ms, ok := value.DateTimeOK(); ok {
+		first = time.UnixMilli(ms).UTC()
+	}
+	return n, first, err
 }
 
 // OldestTS returns the oldest server stamp in coll, and false if no document has one. Unstamped documents

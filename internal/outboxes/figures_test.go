@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
+
+	"github.com/outrelay/outrelay/internal/slot"
 )
 
 // TestFiguresAreBounded: what is behind a position and what is due is counted up to the limit, by indexes.
@@ -35,7 +37,7 @@ func TestFiguresAreBounded(t *testing.T) {
 		}
 	}
 	for limit, want := range map[int64]int64{100: 20, 7: 7} {
-		if n, first, err := CountDue(t.Context(), coll, limit); n != want || !first.Equal(due) || err != nil {
+		if n, first, err := CountDue(t.Context(), coll, slot.Range{}, limit); n != want || !first.Equal(due) || err != nil {
 			t.Errorf("scheduled, at most %d: %d, the first %v, %v", limit, n, first, err)
 		}
 	}

@@ -2,7 +2,6 @@ package outboxes
 
 import (
 	"context"
-	"fmt"
 	"math"
 	"time"
 
@@ -82,29 +81,6 @@ func EnsureSentTTL(ctx context.Context, coll *mongo.Collection, ttl time.Duratio
 // SentIndexOf returns the TTL of the index in seconds, or 0 if it has none. found reports whether the index
 // exists.
 func SentIndexOf(ctx context.Context, coll *mongo.Collection) (ttl int64, found bool, err error) {
-	cur, err := coll.Indexes().List(ctx)
-	if mongodb.HasCode(err, mongodb.CodeNamespaceNotFound) {
-		return 0, false, nil
-	}
-	if err != nil {
-		ns := mongodb.Namespace(coll)
-		return 0, false, mongodb.Refusal(err, "listing indexes of "+ns, "listIndexes", ns)
-	}
-
-	var have []struct {
-		Name string        `bson:"name"`
-		TTL  bson.RawValue `bson:"expireAfterSeconds"`
-	}
-	if err := cur.All(ctx, &have); err != nil {
-		return 0, false, fmt.Errorf("listing indexes of %s: %w", mongodb.Namespace(coll), err)
-	}
-
-	for _, h := range have {
-		if h.Name == SentIndexName {
-			// If the field is missing or no number, the TTL is 0.
-			ttl, _ = h.TTL.AsInt64OK()
-			return ttl, true, nil
-		}
-	}
-	return 0, false, nil
+	found, seconds, err := mongodb.FindIndexTTL(ctx, coll, SentIndexName)
+	return int64(seconds), found, err
 }

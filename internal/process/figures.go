@@ -15,6 +15,7 @@ import (
 	"github.com/outrelay/outrelay/internal/nodes"
 	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/retry"
+	"github.com/outrelay/outrelay/internal/slot"
 	"github.com/outrelay/outrelay/internal/term"
 )
 
@@ -220,7 +221,7 @@ func (f *figures) countCollection(
 	}
 
 	var first time.Time
-	if c.Scheduled, first, err = outboxes.CountDue(ctx, coll, figuresLimit); err != nil {
+	if c.Scheduled, first, err = outboxes.CountDue(ctx, coll, slot.Range{}, figuresLimit); err != nil {
 		return ignoreUnauthorized(err)
 	}
 	c.HasScheduled = true

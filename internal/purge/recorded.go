@@ -2,7 +2,6 @@ package purge
 
 import (
 	"context"
-	"fmt"
 	"slices"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
@@ -82,11 +81,9 @@ func RecordSent(ctx context.Context, f mongodb.Fencer, mode string, list []Sent)
 		}
 		return nil
 	}
-	err := mongodb.WriteInParts(ctx, f, list, mongodb.Parts[Sent]{Top: maxFencedDocs, Fits: countFitting, Write: write})
-	if err != nil {
-		return fmt.Errorf("recording %d deliveries: %w", len(list), err)
-	}
-	return nil
+	return mongodb.WriteInParts(ctx, f, list, mongodb.Parts[Sent]{
+		Doing: "recording deliveries", Top: maxFencedDocs, Fits: countFitting, Write: write,
+	})
 }
 
 // countFitting returns how many envelopes go into one transaction, at least one and at most limit.
@@ -111,7 +108,7 @@ type sentGroup struct {
 func (g sentGroup) recordDeliveries(tx context.Context, client *mongo.Client, mode string, sent []Sent) error {
 	coll, err := outboxes.Outboxed(client, g.ns)
 	if err != nil {
-		return fmt.Errorf("recording deliveries: %w", err)
+		return err
 	}
 
 	if mode == RecordDelete {

@@ -22,12 +22,12 @@ const (
 	maxEarlyTries   = 3
 )
 
-// claimGroup is a group of envelopes of one collection that were due. Those that still were have the
-// claim now.
+// claimGroup is a group of envelopes of one collection that were due. After the claim, Have is the number of those that
+// were still due and have the claim.
 type claimGroup struct {
-	collection   *scheduledCollection
-	timers       []timer
-	claimedCount int64 // how many of the timers have the claim
+	Due
+	collection *scheduledCollection
+	timers     []timer // of IDs
 }
 
 // claimDue claims envelopes that have become due, until ctx ends or the lease is lost.
@@ -71,7 +71,7 @@ func (s *Scheduled) awaitDue(ctx context.Context) ([]timer, error) {
 		room := maxScheduledInFlight - s.timers.countInFlight()
 		if room > 0 {
 			now := s.Now()
-			due, next, more := s.timers.takeDue(nil, now.UnixMilli(), min(room, s.claimSize.Most()), claimCollections)
+			due, next, more := s.timers.takeDue(now.UnixMilli(), min(room, s.claimSize.Most()), claimCollections)
 			s.requestFeed(due)
 			if len(due) > 0 {
 				return due, nil
@@ -106,19 +106,21 @@ func (s *Scheduled) requestFeed(taken []timer) {
 }
 
 // groupByCollection returns the envelopes grouped by collection.
-func groupByCollection(due []timer) []claimGroup {
-	index := make(map[*scheduledCollection]int, 1)
-	var out []claimGroup
+func groupByCollection(due []timer) []*claimGroup {
+	byCollection := make(map[*scheduledCollection]*claimGroup, 1)
+	var groups []*claimGroup
+
 	for _, e := range due {
-		i, ok := index[e.collection]
-		if !ok {
-			i = len(out)
-			index[e.collection] = i
-			out = append(out, claimGroup{collection: e.collection})
+		g := byCollection[e.collection]
+		if g == nil {
+			g = &claimGroup{collection: e.collection, Due: Due{Coll: e.collection.coll}}
+			byCollection[e.collection] = g
+			groups = append(groups, g)
 		}
-		out[i].timers = append(out[i].timers, e)
+		g.timers = append(g.timers, e)
+		g.IDs = append(g.IDs, e.id)
 	}
-	return out
+	return groups
 }
 
 // claimGroups claims the groups in one transaction. If that fails, it claims each group alone, so that a
@@ -128,8 +130,8 @@ func groupByCollection(due []timer) []claimGroup {
 // It returns the claimed groups, puts back the others, and waits with backoff after a failure. It
 // returns an error only if ctx ends or the lease is lost.
 func (s *Scheduled) claimGroups(
-	ctx context.Context, groups []claimGroup, backoff *retry.Backoff,
-) ([]claimGroup, error) {
+	ctx context.Context, groups []*claimGroup, backoff *retry.Backoff,
+) ([]*claimGroup, error) {
 	err := s.claimTogether(ctx, groups)
 	if err == nil {
 		backoff.Reset()
@@ -147,13 +149,12 @@ func (s *Scheduled) claimGroups(
 		return nil, nil
 	}
 
-	var had []claimGroup
+	var had []*claimGroup
 	for _, g := range groups {
 		if len(groups) > 1 && ctx.Err() == nil && !errors.Is(err, lease.ErrLeaseLost) {
-			alone := []claimGroup{g}
-			err = s.claimTogether(ctx, alone)
+			err = s.claimTogether(ctx, []*claimGroup{g})
 			if err == nil {
-				had = append(had, alone...)
+				had = append(had, g)
 				continue
 			}
 		}
@@ -178,34 +179,20 @@ func (s *Scheduled) claimGroups(
 }
 
 // putBack returns a group to the heap, where it is due at once.
-func (s *Scheduled) putBack(g claimGroup) {
+func (s *Scheduled) putBack(g *claimGroup) {
 	for _, e := range g.timers {
 		s.endTimers(e.key)
 		s.timers.pushTimer(e)
 	}
 }
 
-// claimTogether claims the groups in one transaction and sets their claimedCount.
-func (s *Scheduled) claimTogether(ctx context.Context, groups []claimGroup) error {
-	list := make([]Due, len(groups))
-	for i := range groups {
-		list[i] = groups[i].storeDue()
+// claimTogether claims the groups in one transaction.
+func (s *Scheduled) claimTogether(ctx context.Context, groups []*claimGroup) error {
+	list := make([]*Due, len(groups))
+	for i, g := range groups {
+		list[i] = &g.Due
 	}
-
-	err := ClaimDue(ctx, s.Fencer, s.claim, s.Now(), list)
-	for i := range list {
-		groups[i].claimedCount = list[i].Have
-	}
-	return err
-}
-
-// storeDue returns the ids of a group.
-func (c *claimGroup) storeDue() Due {
-	d := Due{Coll: c.collection.coll}
-	for i := range c.timers {
-		d.IDs = append(d.IDs, c.timers[i].id)
-	}
-	return d
+	return ClaimDue(ctx, s.Fencer, s.claim, s.Now(), list)
 }
 
 // endTimers removes envelopes from those in flight, with any fate.

@@ -48,7 +48,7 @@ func TestN19_ClaimsThatOverlapShareNothing(t *testing.T) {
 			}
 			wg.Go(func() {
 				claim := DueClaim{Token: fmt.Sprint("owner", o), Epoch: 7}
-				group := []Due{{Coll: coll, IDs: mine}}
+				group := []*Due{{Coll: coll, IDs: mine}}
 				err := mongodb.ErrSlow
 				for errors.Is(err, mongodb.ErrSlow) { // the others' claims were in its way each time
 					err = ClaimDue(t.Context(), &plainFencer{client: coll.Database().Client()}, claim, time.Now(), group)
@@ -57,7 +57,7 @@ func TestN19_ClaimsThatOverlapShareNothing(t *testing.T) {
 					t.Error(err)
 					return
 				}
-				n, err := ReadClaimed(t.Context(), group[0], claim, bson.Timestamp{}, 10, func(raw bson.Raw) error {
+				n, err := ReadClaimed(t.Context(), *group[0], claim, bson.Timestamp{}, 10, func(raw bson.Raw) error {
 					mu.Lock()
 					defer mu.Unlock()
 					id := string(raw.Lookup("_id").Value)

@@ -12,7 +12,7 @@ import (
 
 const (
 	feedReply       = 2000 // ids and times in a reply
-	feedHigh        = 4 * waiting.MaxClaim
+	feedHigh        = 4 * maxClaim
 	feedLow         = feedHigh / 2
 	feedConcurrency = 4 // collections that are read at the same time
 	feedTimeout     = 30 * time.Second

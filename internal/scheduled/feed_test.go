@@ -71,7 +71,7 @@ func TestManyAreReadInOnePass(t *testing.T) {
 	}
 	var got int
 	for c.passPending.Load() || s.timers.entryCount() > 0 {
-		out, _, _ := s.timers.takeDue(nil, time.Now().UnixMilli(), waiting.MaxClaim, 1)
+		out, _, _ := s.timers.takeDue(time.Now().UnixMilli(), maxClaim, 1)
 		got += len(out)
 		s.requestFeed(out)
 		select {

@@ -117,15 +117,15 @@ func (t *timerCache) uncountLocked(e timer) bool {
 	return true
 }
 
-// takeDue appends up to n entries that are due by now to dst, and marks them as in flight. They are of
-// at most the given number of collections, because each costs a statement. next is the due time of the
-// first remaining entry, and more reports whether there is one.
-func (t *timerCache) takeDue(dst []timer, now int64, n, collections int) (out []timer, next int64, more bool) {
+// takeDue removes up to n entries that are due by now, marks them as in flight and returns them. They are of at most the
+// given number of collections, because each costs a statement. next is the due time of the first remaining entry, and
+// more reports whether there is one.
+func (t *timerCache) takeDue(now int64, n, collections int) (due []timer, next int64, more bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 
 	seen := map[*scheduledCollection]struct{}{}
-	for len(t.heap) > 0 && len(dst) < n {
+	for len(t.heap) > 0 && len(due) < n {
 		head := t.heap[0]
 		if head.due > now {
 			break
@@ -140,13 +140,13 @@ func (t *timerCache) takeDue(dst []timer, now int64, n, collections int) (out []
 			continue
 		}
 		t.inFlight[head.key] = struct{}{}
-		dst = append(dst, head)
+		due = append(due, head)
 	}
 
 	if len(t.heap) == 0 {
-		return dst, 0, false
+		return due, 0, false
 	}
-	return dst, t.heap[0].due, true
+	return due, t.heap[0].due, true
 }
 
 // hasDue reports whether an entry is due by now and fewer than limit envelopes are in flight.
@@ -169,13 +169,6 @@ func (t *timerCache) countInFlight() int {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return len(t.inFlight)
-}
-
-// entryCount returns the number of entries, including stale ones.
-func (t *timerCache) entryCount() int {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return len(t.heap)
 }
 
 // removeEntries removes the entries of collections for which gone returns true.

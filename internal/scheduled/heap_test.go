@@ -51,7 +51,7 @@ func TestTimersAgainstAModel(t *testing.T) {
 			case 2:
 				now += rapid.Int64Range(0, 10).Draw(t, "later")
 				n := rapid.IntRange(1, 5).Draw(t, "n")
-				out, next, more := x.takeDue(nil, now, n, 2)
+				out, next, more := x.takeDue(now, n, 2)
 				last := int64(-1)
 				for _, e := range out {
 					if k, ok := want[e.key]; !ok || k.due != e.due || e.due > now || e.due < last || flight[e.key] {
@@ -119,7 +119,7 @@ func TestTimersOfManyCollections(t *testing.T) {
 	}
 	var got int
 	for range 3 {
-		out, _, _ := x.takeDue(nil, 100, 1000, 10)
+		out, _, _ := x.takeDue(100, 1000, 10)
 		if n := len(groupByCollection(out)); n != 10 || len(out) != 20 {
 			t.Fatalf("%d envelopes of %d collections", len(out), n)
 		}
@@ -128,4 +128,11 @@ func TestTimersOfManyCollections(t *testing.T) {
 	if got != 60 {
 		t.Errorf("%d taken", got)
 	}
+}
+
+// entryCount returns the number of entries, including stale ones.
+func (t *timerCache) entryCount() int {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return len(t.heap)
 }

@@ -31,7 +31,7 @@ const (
 	// called for envelopes that are appended during a gap of the stream.
 	idleRecheck = 5 * time.Second
 
-	maxScheduledInFlight = 100 * waiting.MaxClaim // claimed and not finished; 150 bytes each once they are sent
+	maxScheduledInFlight = 100 * maxClaim // claimed and not finished; 150 bytes each once they are sent
 
 	// A claim of fewer than smallClaim envelopes is followed by claimPause, so that a trickle does not
 	// cost one transaction for each envelope.
@@ -88,7 +88,7 @@ type Scheduled struct {
 	ScheduledConfig
 	claim         DueClaim
 	timers        *timerCache
-	claimedGroups chan []claimGroup
+	claimedGroups chan []*claimGroup
 	feedWake      chan struct{}     // holds one token: read the indexes now
 	room          chan struct{}     // holds one token: an envelope in flight has ended
 	claimSize     *mongodb.PartSize // envelopes of one claim; used only by claimDue
@@ -150,10 +150,10 @@ func NewScheduled(cfg ScheduledConfig) *Scheduled {
 		ScheduledConfig: cfg,
 		claim:           DueClaim{Token: rand.Text(), Epoch: cfg.Epoch},
 		timers:          newTimers(cfg.Cache),
-		claimedGroups:   make(chan []claimGroup, 1),
+		claimedGroups:   make(chan []*claimGroup, 1),
 		feedWake:        make(chan struct{}, 1),
 		room:            make(chan struct{}, 1),
-		claimSize:       mongodb.NewPartSize(waiting.MaxClaim),
+		claimSize:       mongodb.NewPartSize(maxClaim),
 		collections:     map[string]*scheduledCollection{},
 	}
 	cfg.Finisher.Scheduled = s

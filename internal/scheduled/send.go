@@ -27,12 +27,13 @@ func (s *Scheduled) publishClaimed(ctx context.Context) error {
 	for {
 		select {
 		case groups := <-s.claimedGroups:
-			for i := range groups {
-				if err := s.sendGroup(ctx, &groups[i]); err != nil {
+			for _, g := range groups {
+				if err := s.sendGroup(ctx, g); err != nil {
 					return err
 				}
 				s.Outlet.Flush()
 			}
+
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		}
@@ -50,7 +51,7 @@ func (s *Scheduled) sendGroup(ctx context.Context, g *claimGroup) error {
 		unread[waiting.IDKey(e.id)] = e
 	}
 
-	left := g.claimedCount
+	left := g.Have
 	backoff := retry.Reopen.Start()
 	var at bson.Timestamp
 	for left > 0 {
@@ -96,7 +97,7 @@ func (s *Scheduled) readAndPublish(
 
 	batch := claimUnknown
 	if g.collection.envelopeSize > 0 {
-		batch = max(1, min(waiting.MaxClaim, claimReply/g.collection.envelopeSize))
+		batch = max(1, min(maxClaim, claimReply/g.collection.envelopeSize))
 	}
 	due := Due{Coll: g.collection.coll, IDs: make([]bson.RawValue, 0, len(unread))}
 	for _, e := range unread {

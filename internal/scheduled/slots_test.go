@@ -93,7 +93,7 @@ func TestN28_FrequentStatementsExamineTheirOwnDocuments(t *testing.T) {
 			{"dirty", 1, func() error { _, err := outboxes.StillDirty(t.Context(), coll, p); return err }},
 			{"scheduled", own, due},
 			{"ahead", 0, func() error { _, err := ScheduledAfter(t.Context(), coll, now, 100, p); return err }},
-			{"stray claims", own, func() error { _, err := waiting.StrayClaims(t.Context(), coll, 1, now, p); return err }},
+			{"stray claims", own, func() error { _, err := findStrayClaims(t.Context(), coll, 1, now, p); return err }},
 		} {
 			name, most = fmt.Sprintf("%s of %v", s.name, p), s.most
 			if err := s.run(); err != nil {

@@ -12,8 +12,10 @@ import (
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/slot"
-	"github.com/outrelay/outrelay/internal/waiting"
 )
+
+// maxClaim is how many scheduled envelopes one fenced transaction claims at most (N3).
+const maxClaim = 1000
 
 // DueClaim is the mark of an owner on the scheduled envelopes that it has claimed (N19). An owner uses one token for its
 // whole term, so it can repeat its own claims. No other owner can claim these envelopes before its epoch is over.
@@ -26,36 +28,36 @@ type DueClaim struct {
 type Due struct {
 	Coll *mongo.Collection
 	IDs  []bson.RawValue
-	Have int64 // how many of them bear the claim, after ClaimDue
+	Have int64 // how many of them have the claim, after ClaimDue
 }
 
-// Ahead is a scheduled envelope that was found in the index: what a timer needs of it.
+// Ahead is a scheduled envelope as the index has it.
 type Ahead struct {
 	ID    bson.RawValue `bson:"_id"`
 	DueAt bson.DateTime `bson:"dueAt"`
 }
 
-// free returns the condition for an envelope that this owner can claim. N19: the envelope has no claim, or a claim of an
+// filterClaimable returns the condition for an envelope that this owner can claim. N19: the envelope has no claim, or a claim of an
 // owner whose epoch is over, or a claim of this owner. An envelope with a state is no longer scheduled.
-func (c DueClaim) free(and ...bson.E) bson.D {
-	return c.claimed(and, bson.D{{Key: "claim.token", Value: c.Token}})
+func (c DueClaim) filterClaimable(and ...bson.E) bson.D {
+	return c.claimCondition(and, bson.D{{Key: "claim.token", Value: c.Token}})
 }
 
-// unheld is like free, but excludes the envelopes that this owner has already claimed.
-func (c DueClaim) unheld(and ...bson.E) bson.D {
-	return c.claimed(and)
+// filterUnclaimed is like filterClaimable, but excludes the envelopes that this owner has already claimed.
+func (c DueClaim) filterUnclaimed(and ...bson.E) bson.D {
+	return c.claimCondition(and)
 }
 
-func (c DueClaim) claimed(and bson.D, or ...any) bson.D {
+func (c DueClaim) claimCondition(and bson.D, or ...any) bson.D {
 	by := append(bson.A{bson.D{{Key: "claim", Value: nil}}, bson.D{{Key: "claim.epoch", Value: bson.D{{Key: "$lt", Value: c.Epoch}}}}}, or...)
 	return append(and, bson.E{Key: "state", Value: nil}, bson.E{Key: "$or", Value: by})
 }
 
-// ScheduledUntil opens a cursor over the scheduled envelopes of coll that are due by until and that this owner can have and
-// has not yet, in the order in which they are due; decode them as [Ahead]. Its replies have up to batch documents.
+// ScheduledUntil opens a cursor over the scheduled envelopes of coll that are due by until and that this owner can claim and
+// has not claimed yet, in the order of their due times. Decode them as [Ahead]. Its replies have up to batch documents.
 func ScheduledUntil(ctx context.Context, coll *mongo.Collection, c DueClaim, until time.Time, batch int32, p slot.Range) (*mongo.Cursor, error) {
 	cur, err := mongodb.Majority(coll).Find(ctx, // N21
-		p.AddFilter(c.unheld(bson.E{Key: "dueAt", Value: bson.D{{Key: "$lte", Value: bson.NewDateTimeFromTime(until)}}})),
+		p.AddFilter(c.filterUnclaimed(bson.E{Key: "dueAt", Value: bson.D{{Key: "$lte", Value: bson.NewDateTimeFromTime(until)}}})),
 		options.Find().SetProjection(ahead).SetSort(bson.D{{Key: "dueAt", Value: 1}}).SetBatchSize(batch).SetAllowDiskUse(true))
 	if err != nil {
 		return nil, mongodb.Refusal(err, "looking for scheduled envelopes in "+mongodb.Namespace(coll), "find", mongodb.Namespace(coll))
@@ -63,8 +65,7 @@ func ScheduledUntil(ctx context.Context, coll *mongo.Collection, c DueClaim, unt
 	return cur, nil
 }
 
-// ScheduledAfter are the next scheduled envelopes of coll that are due after that time, in the order in which they are due.
-// None means that the collection holds nothing that is still ahead.
+// ScheduledAfter returns the first scheduled envelopes of coll that are due after a time, in the order of their due times.
 func ScheduledAfter(ctx context.Context, coll *mongo.Collection, after time.Time, limit int64, p slot.Range) ([]Ahead, error) {
 	later := bson.D{{Key: "dueAt", Value: bson.D{{Key: "$gt", Value: bson.NewDateTimeFromTime(after)}}}, {Key: "state", Value: nil}}
 	return mongodb.FindAll[Ahead](ctx, mongodb.Majority(coll), "looking ahead in "+mongodb.Namespace(coll), p.AddFilter(later),
@@ -73,20 +74,20 @@ func ScheduledAfter(ctx context.Context, coll *mongo.Collection, after time.Time
 
 var ahead = bson.D{{Key: "_id", Value: 1}, {Key: "dueAt", Value: 1}}
 
-// ClaimDue marks those of the envelopes that are due by the server's clock and free, in one transaction that commits only
-// while the caller owns the watcher (N3), and counts in each group how many now bear the claim; the namespaces are entered
-// in `dirty` with it. All groups together have at most [waiting.MaxClaim] ids. After that, only the owner or one with a later epoch
-// changes them. now is the server's time as the caller knows it, for people to read. Where the server is too slow for so many it is
-// [mongodb.ErrSlow], and nothing is claimed.
-func ClaimDue(ctx context.Context, f mongodb.Fencer, c DueClaim, now time.Time, groups []Due) error {
+// ClaimDue claims the envelopes that are due by the server's clock and can be claimed, and sets Have of each group. It
+// uses one transaction, which commits only while the caller owns the watcher (N3) and adds the namespaces to `dirty`. All
+// groups together have at most [maxClaim] ids. After that, only this owner or one with a later epoch changes the
+// envelopes. now is the server's time as the caller estimates it, and is stored for operators. If the server is too slow
+// for so many, the error is [mongodb.ErrSlow], and nothing is claimed.
+func ClaimDue(ctx context.Context, f mongodb.Fencer, c DueClaim, now time.Time, groups []*Due) error {
 	dirty := make([]string, len(groups))
 	n := 0
 	for i, g := range groups {
 		dirty[i] = mongodb.Namespace(g.Coll)
 		n += len(g.IDs)
 	}
-	if n > waiting.MaxClaim {
-		return fmt.Errorf("claiming %d scheduled envelopes at once; %d is the most", n, waiting.MaxClaim)
+	if n > maxClaim {
+		return fmt.Errorf("claiming %d scheduled envelopes at once; %d is the most", n, maxClaim)
 	}
 
 	set := bson.D{{Key: "$set", Value: bson.D{{Key: "claim", Value: bson.D{
@@ -96,9 +97,9 @@ func ClaimDue(ctx context.Context, f mongodb.Fencer, c DueClaim, now time.Time, 
 	}}}}}
 	return mongodb.FencedSoon(ctx, f, dirty, n, func(ctx context.Context) error {
 		fenced := mongo.SessionFromContext(ctx).Client()
-		for i, g := range groups {
+		for _, g := range groups {
 			coll := fenced.Database(g.Coll.Database().Name()).Collection(g.Coll.Name())
-			res, err := coll.UpdateMany(ctx, c.free(
+			res, err := coll.UpdateMany(ctx, c.filterClaimable(
 				bson.E{Key: "_id", Value: bson.D{{Key: "$in", Value: g.IDs}}},
 				bson.E{Key: "dueAt", Value: bson.D{{Key: "$type", Value: "date"}}},
 				bson.E{Key: "$expr", Value: bson.D{{Key: "$lte", Value: bson.A{"$dueAt", "$$NOW"}}}},
@@ -106,16 +107,16 @@ func ClaimDue(ctx context.Context, f mongodb.Fencer, c DueClaim, now time.Time, 
 			if err != nil {
 				return mongodb.Refusal(err, "claiming scheduled envelopes of "+mongodb.Namespace(g.Coll), "update", mongodb.Namespace(g.Coll))
 			}
-			groups[i].Have = res.MatchedCount
+			g.Have = res.MatchedCount
 		}
 		return nil
 	})
 }
 
-// ReadClaimed hands those of the envelopes that bear the claim to take, in no order; the bytes are valid during the call
-// only. batch bounds the documents of a reply. An error of take ends it and is returned. It returns how many there were.
+// ReadClaimed calls take for each of the envelopes that has the claim, in no order, and returns their number. The bytes are
+// valid only during the call. batch bounds the documents of a reply. An error of take ends the read and is returned.
 //
-// The read is of majority-committed data (N21) and sees everything up to at, a time of the cluster, if at is not zero.
+// ReadClaimed reads majority-committed data (N21). If at is not zero, it sees everything up to this cluster time.
 func ReadClaimed(ctx context.Context, g Due, c DueClaim, at bson.Timestamp, batch int32, take func(bson.Raw) error) (n int64, err error) {
 	if !at.IsZero() {
 		sess, err := mongodb.Causal(ctx, g.Coll.Database().Client(), at)

@@ -14,7 +14,6 @@ import (
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/slot"
-	"github.com/outrelay/outrelay/internal/waiting"
 )
 
 // plainFencer runs its function in a transaction, twice if it is told so, as after a commit of unknown outcome.
@@ -98,12 +97,12 @@ func TestN19_ClaimFilter(t *testing.T) {
 		listed[string(a.ID.Value)] = true
 	}
 	f := &plainFencer{client: coll.Database().Client(), twice: true}
-	groups := []Due{{Coll: coll, IDs: ids}, {Coll: coll.Database().Collection("other"), IDs: ids[:1]}}
+	groups := []*Due{{Coll: coll, IDs: ids}, {Coll: coll.Database().Collection("other"), IDs: ids[:1]}}
 	if err := ClaimDue(t.Context(), f, claim, time.Now(), groups); err != nil {
 		t.Fatal(err)
 	}
 	had := map[string]bool{}
-	n, err := ReadClaimed(t.Context(), groups[0], claim, bson.Timestamp{}, 2, func(raw bson.Raw) error {
+	n, err := ReadClaimed(t.Context(), *groups[0], claim, bson.Timestamp{}, 2, func(raw bson.Raw) error {
 		had[string(raw.Lookup("_id").Value)] = true
 		return nil
 	})
@@ -119,10 +118,10 @@ func TestN19_ClaimFilter(t *testing.T) {
 		}
 	}
 	stop := errors.New("stop")
-	if _, err := ReadClaimed(t.Context(), groups[0], claim, bson.Timestamp{T: 1}, 2, func(bson.Raw) error { return stop }); !errors.Is(err, stop) {
+	if _, err := ReadClaimed(t.Context(), *groups[0], claim, bson.Timestamp{T: 1}, 2, func(bson.Raw) error { return stop }); !errors.Is(err, stop) {
 		t.Errorf("the error of take: %v", err)
 	}
-	if err := ClaimDue(t.Context(), f, claim, time.Now(), []Due{{Coll: coll, IDs: make([]bson.RawValue, waiting.MaxClaim+1)}}); err == nil {
+	if err := ClaimDue(t.Context(), f, claim, time.Now(), []*Due{{Coll: coll, IDs: make([]bson.RawValue, maxClaim+1)}}); err == nil {
 		t.Error("more than a transaction may hold were accepted")
 	}
 }
@@ -146,7 +145,7 @@ func TestScheduledByTheIndex(t *testing.T) {
 	c := DueClaim{Token: "t", Epoch: 1}
 	err := coll.Database().RunCommand(t.Context(), bson.D{{Key: "explain", Value: bson.D{
 		{Key: "find", Value: coll.Name()},
-		{Key: "filter", Value: c.unheld(bson.E{Key: "dueAt", Value: bson.D{{Key: "$lte", Value: time.Now()}}})},
+		{Key: "filter", Value: c.filterUnclaimed(bson.E{Key: "dueAt", Value: bson.D{{Key: "$lte", Value: time.Now()}}})},
 		{Key: "sort", Value: bson.D{{Key: "dueAt", Value: 1}}},
 	}}, {Key: "verbosity", Value: "executionStats"}}).Decode(&plan)
 	if err != nil {

@@ -118,7 +118,7 @@ func (t *term) newReconciler(doc *lease.Document) *reconciler {
 func (t *term) recoverUnrecorded(ctx context.Context) error {
 	out := t.reconciler.outlet
 	return t.calls.RetryRead(ctx, func(ctx context.Context) error {
-		if err := t.reconciler.exceptions.DisownStrayClaims(ctx); err != nil {
+		if err := t.reconciler.scheduled.DisownStrayClaims(ctx); err != nil {
 			return err
 		}
 

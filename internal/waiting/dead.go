@@ -76,7 +76,7 @@ func (f *Finisher) moveDeadPart(ctx context.Context, ns string, part []*decision
 		// An operator has given it further attempts.
 		attempts, _ := raw.Lookup("attempts").AsInt64OK()
 		if a.dead.class == record.AttemptsExhausted && int32(attempts) != a.Attempts {
-			a.fate.End, a.fate.Left = Waiting, a.Pending
+			a.fate.End = Waiting
 			return nil
 		}
 

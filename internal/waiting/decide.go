@@ -67,7 +67,7 @@ func (f *Finisher) decideRefused(
 	a *decision, why *record.Refusal, left, refused []string, by record.Answer,
 ) {
 	failure := &ExceptionError{Class: why.Class, Reason: why.Reason, Topic: by.Topic}
-	a.fate.Left, a.fate.Refused, a.fate.Class = left, refused, why.Class
+	a.fate.Refused, a.fate.Class = refused, why.Class
 
 	// If other targets still wait, the envelope waits with them: a dead letter would not be sent to
 	// them.
@@ -99,7 +99,7 @@ func (f *Finisher) decideRefused(
 
 // decideWaiting leaves the delivery waiting for the targets in left. It does not count an attempt.
 func (a *decision) decideWaiting(left []string, held error) {
-	a.fate.End, a.fate.Left = Waiting, left
+	a.fate.End = Waiting
 
 	switch {
 	case a.Claim != "":

@@ -159,6 +159,7 @@ func New(c Config) *Exceptions {
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)
 	}
+
 	return &Exceptions{
 		config:       c,
 		wake:         make(chan struct{}, 1),

@@ -2,6 +2,7 @@ package waiting
 
 import (
 	"context"
+	"math"
 	"slices"
 	"strconv"
 	"time"
@@ -28,7 +29,8 @@ type ExceptionCount struct {
 	Oldest time.Time // when the oldest one was committed; of scheduled ones, when the first is due; zero if unknown
 }
 
-// CountExceptions counts the waiting envelopes of coll. It reads every exception of it, and an index entry for each scheduled one.
+// CountExceptions counts the waiting envelopes of coll. It reads every exception of coll, and an index entry for each
+// scheduled envelope.
 func CountExceptions(ctx context.Context, coll *mongo.Collection, p slot.Range) ([]ExceptionCount, error) {
 	ns := mongodb.Namespace(coll)
 	type row struct {
@@ -58,30 +60,18 @@ func CountExceptions(ctx context.Context, coll *mongo.Collection, p slot.Range) 
 		pos, _ := r.Pos.StringValueOK()
 		out = append(out, ExceptionCount{NS: ns, State: r.ID.State, Topic: r.ID.Topic, N: r.N, Oldest: timeOf(pos)})
 	}
-	return countScheduled(ctx, coll, p, out)
-}
 
-func countScheduled(ctx context.Context, coll *mongo.Collection, p slot.Range, out []ExceptionCount) ([]ExceptionCount, error) {
-	ns := mongodb.Namespace(coll)
-	scheduled := p.AddFilter(outboxes.IsScheduled())
-	n, err := coll.CountDocuments(ctx, scheduled)
+	scheduled, first, err := outboxes.CountDue(ctx, coll, p, math.MaxInt64)
 	if err != nil {
-		return nil, mongodb.Refusal(err, "counting scheduled envelopes of "+ns, "find", ns)
+		return nil, err
 	}
-	if n == 0 {
-		return out, nil
+	if scheduled > 0 {
+		out = append(out, ExceptionCount{NS: ns, State: "scheduled", N: scheduled, Oldest: first})
 	}
-
-	// The envelope may have been sent since the count. Then the time is unknown.
-	var first struct {
-		DueAt time.Time `bson:"dueAt"`
-	}
-	_ = coll.FindOne(ctx, scheduled, options.FindOne().SetSort(bson.D{{Key: "dueAt", Value: 1}}).
-		SetProjection(bson.D{{Key: "dueAt", Value: 1}})).Decode(&first)
-	return append(out, ExceptionCount{NS: ns, State: "scheduled", N: n, Oldest: first.DueAt}), nil
+	return out, nil
 }
 
-// timeOf is the second that a position begins with; zero if it has none.
+// timeOf returns the time in a position, in seconds, or zero if it has none.
 func timeOf(pos string) time.Time {
 	if len(pos) < 10 {
 		return time.Time{}
@@ -110,8 +100,8 @@ type Failed struct {
 	} `bson:"lastError"`
 }
 
-// failed returns a filter for the envelopes that have failed at least once and are retried.
-func failed(and ...bson.E) bson.D {
+// filterFailed returns a filter for the envelopes that have failed at least once and are retried.
+func filterFailed(and ...bson.E) bson.D {
 	return append(bson.D{{Key: "state", Value: "retry"}, {Key: "attempts", Value: bson.D{{Key: "$gt", Value: 0}}}}, and...)
 }
 
@@ -125,7 +115,7 @@ func ListFailed(ctx context.Context, coll *mongo.Collection, limit int) ([]Faile
 	for _, f := range []string{"type", "key", "attempts", "nextAt", "pending", "delivery", "lastError"} {
 		fields = append(fields, bson.E{Key: f, Value: 1})
 	}
-	return mongodb.FindAll[Failed](ctx, mongodb.Majority(coll), "listing failed envelopes of "+mongodb.Namespace(coll), failed(),
+	return mongodb.FindAll[Failed](ctx, mongodb.Majority(coll), "listing failed envelopes of "+mongodb.Namespace(coll), filterFailed(),
 		options.Find().SetLimit(int64(limit)).SetAllowDiskUse(true).SetProjection(fields).
 			SetSort(bson.D{{Key: "lastError.at", Value: -1}, {Key: "_id", Value: -1}}))
 }
@@ -151,7 +141,7 @@ func makeDue(tx context.Context, coll *mongo.Collection, ids []bson.RawValue, se
 	if unset != nil {
 		update = append(update, bson.D{{Key: "$unset", Value: unset}})
 	}
-	res, err := coll.UpdateMany(tx, failed(bson.E{Key: "_id", Value: bson.D{{Key: "$in", Value: slices.Clone(ids)}}}), update)
+	res, err := coll.UpdateMany(tx, filterFailed(bson.E{Key: "_id", Value: bson.D{{Key: "$in", Value: slices.Clone(ids)}}}), update)
 	if err != nil {
 		return 0, mongodb.Refusal(err, "resetting failed envelopes of "+mongodb.Namespace(coll), "update", mongodb.Namespace(coll))
 	}

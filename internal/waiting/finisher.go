@@ -49,7 +49,6 @@ type Delivery struct {
 	ID      bson.RawValue
 	Number  int32    // its field `delivery`
 	Key     string   // canonical text of the ordering key
-	State   string   // as read; "" for a scheduled envelope
 	Pos     string   // with Claim, its position as an exception; defaults to one made of the current time
 	Origin  string   // as stored
 	Claim   string   // token of the claim of a scheduled envelope (N19)
@@ -68,7 +67,6 @@ type Delivery struct {
 // Fate is the result of a delivery.
 type Fate struct {
 	End     End
-	Left    []string     // topics that do not have it yet, for Retrying and Waiting; nil: all
 	Refused []string     // topics that refused it
 	Held    []string     // topics that returned it or did not accept it
 	Class   record.Class // of a dead or failed envelope
@@ -181,13 +179,13 @@ func (f *Finisher) Answered(d *Delivery, p record.Published) {
 		f.removals.appendRemoval(removal{ns: d.NS, id: d.ID, flight: d.Flight, ticket: p.Ticket, number: d.Number})
 		f.mu.Unlock()
 
-		f.wakeUp()
+		Signal(f.wake)
 		return
 	}
 
 	a := &decision{Delivery: d, ticket: p.Ticket, hasTicket: true}
 	f.decideFate(a, p.Answers)
-	f.enqueue(a)
+	f.queueDecision(a)
 }
 
 // Refused accepts a delivery that was not published because the envelope is at fault. It does not
@@ -195,25 +193,22 @@ func (f *Finisher) Answered(d *Delivery, p record.Published) {
 func (f *Finisher) Refused(d *Delivery, why *record.Refusal) {
 	a := &decision{Delivery: d}
 	if why.Class == record.Expired && f.config.DropExpired {
-		a.fate = Fate{End: Dropped, Class: why.Class, Left: d.Pending, Refused: d.Pending}
+		a.fate = Fate{End: Dropped, Class: why.Class, Refused: d.Pending}
 		a.outcome = a.newOutcome(OutcomeDropped)
 	} else {
 		f.decideRefused(a, why, d.Pending, d.Pending, record.Answer{Partition: record.AnyPartition})
 	}
-	f.enqueue(a)
+	f.queueDecision(a)
 }
 
-// enqueue queues a to be written.
-func (f *Finisher) enqueue(a *decision) {
+// queueDecision queues a to be written.
+func (f *Finisher) queueDecision(a *decision) {
 	f.mu.Lock()
 	f.queue = append(f.queue, a)
 	f.mu.Unlock()
 
-	f.wakeUp()
+	Signal(f.wake)
 }
-
-// wakeUp wakes Run.
-func (f *Finisher) wakeUp() { Signal(f.wake) }
 
 // Run writes until ctx ends or the lease is lost, and returns the cause.
 func (f *Finisher) Run(ctx context.Context) error {
@@ -376,7 +371,7 @@ func (f *Finisher) writeOutcomes(ctx context.Context, batch []*decision) error {
 	write := func(part []*decision) error { return f.writeOutcomePart(ctx, part) }
 	for len(batch) > 0 {
 		part := batch[:min(len(batch), f.partSize.Most())]
-		err := WriteHalves(part, write, f.postpone)
+		err := WriteHalves(part, write, f.postponeWrite)
 		if errors.Is(err, mongodb.ErrSlow) {
 			f.partSize.Slow(len(part))
 			continue
@@ -422,8 +417,8 @@ func (f *Finisher) writeOutcomePart(ctx context.Context, batch []*decision) erro
 	return nil
 }
 
-// postpone marks a delivery whose write MongoDB rejects to be retried later.
-func (f *Finisher) postpone(a *decision, why error) error {
+// postponeWrite marks a delivery whose write MongoDB rejects to be retried later.
+func (f *Finisher) postponeWrite(a *decision, why error) error {
 	f.config.Log.Error("cannot write the fate of an envelope; its key is blocked, trying again",
 		"collection", a.NS, "error", why,
 		"hint", "check whether a validator of the collection forbids fields such as state, pos and pending")

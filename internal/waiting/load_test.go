@@ -158,7 +158,7 @@ func TestAFateThatTheServerDoesNotTakeHoldsUpNobodyElse(t *testing.T) {
 		t.Fatal(err)
 	}
 	te.f.retryPostponed()
-	te.f.wakeUp()
+	Signal(te.f.wake)
 	h.drained()
 	te.landed()
 	h.broker.ordered()

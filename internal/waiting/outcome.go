@@ -168,19 +168,19 @@ func (b *outcomeBatch) addOutcome(o *Outcome) {
 func (b *outcomeBatch) writeModels() []mongo.WriteModel {
 	out := b.single
 	for _, k := range b.order {
-		filter := guard(bson.D{{Key: "$in", Value: b.many[k]}}, k.claim, k.delivery)
+		filter := matchPublished(bson.D{{Key: "$in", Value: b.many[k]}}, k.claim, k.delivery)
 		if k.delete {
 			out = append(out, mongo.NewDeleteManyModel().SetHint(outboxes.PickedByID).SetFilter(filter))
 		} else {
 			out = append(out, mongo.NewUpdateManyModel().SetHint(outboxes.PickedByID).SetFilter(filter).
-				SetUpdate(finished(nil)))
+				SetUpdate(sentUpdate(nil)))
 		}
 	}
 	return out
 }
 
-// guard returns a filter that matches a document only while it is still the envelope that was published.
-func guard(id any, claim string, delivery int32) bson.D {
+// matchPublished returns a filter that matches a document only while it is still the envelope that was published.
+func matchPublished(id any, claim string, delivery int32) bson.D {
 	d := bson.D{{Key: "_id", Value: id}}
 	if claim != "" {
 		d = append(d, bson.E{Key: "claim.token", Value: claim}, bson.E{Key: "state", Value: nil})
@@ -203,12 +203,12 @@ var forgotten = bson.A{
 	"state", "pos", "pending", "attempts", "nextAt", "lastError", "history", "claim", "origin", "dueAt", "redelivered",
 }
 
-// finished returns the update that marks an envelope as sent. It sets the current time, so that retention counts
+// sentUpdate returns the update that marks an envelope as sent. It sets the current time, so that retention counts
 // from the delivery.
-func finished(sent []SentTo) mongo.Pipeline {
+func sentUpdate(sent []SentTo) mongo.Pipeline {
 	set := bson.D{{Key: "sentAt", Value: "$$NOW"}, {Key: "ts", Value: "$$CLUSTER_TIME"}, wasDue}
 	if sent != nil {
-		set = append(set, bson.E{Key: "sent", Value: joined(sent)})
+		set = append(set, bson.E{Key: "sent", Value: addPositions(sent)})
 	}
 	return mongo.Pipeline{{{Key: "$set", Value: set}}, {{Key: "$unset", Value: forgotten}}}
 }
@@ -218,9 +218,9 @@ var wasDue = bson.E{Key: "scheduledFor", Value: bson.D{
 	{Key: "$ifNull", Value: bson.A{"$dueAt", "$scheduledFor", "$$REMOVE"}},
 }}
 
-// joined returns an expression that adds positions to `sent`. It adds no duplicates, because the statement may be
+// addPositions returns an expression that adds positions to `sent`. It adds no duplicates, because the statement may be
 // repeated.
-func joined(sent []SentTo) bson.D {
+func addPositions(sent []SentTo) bson.D {
 	return bson.D{{Key: "$setUnion", Value: bson.A{arrayOf("$sent"), mongodb.Literal(sent)}}}
 }
 
@@ -231,10 +231,10 @@ func arrayOf(field string) bson.D {
 
 // updateModel returns the statement that writes the outcome on its own.
 func (o *Outcome) updateModel() mongo.WriteModel {
-	filter := guard(o.ID, o.Claim, o.Delivery)
+	filter := matchPublished(o.ID, o.Claim, o.Delivery)
 	switch o.Fate {
 	case OutcomeSent:
-		return mongo.NewUpdateOneModel().SetHint(outboxes.PickedByID).SetFilter(filter).SetUpdate(finished(o.Sent))
+		return mongo.NewUpdateOneModel().SetHint(outboxes.PickedByID).SetFilter(filter).SetUpdate(sentUpdate(o.Sent))
 	case OutcomeFailed:
 		// A repetition of the statement must not count a second attempt.
 		filter = append(filter, sameNumber("attempts", o.Attempts))
@@ -246,7 +246,7 @@ func (o *Outcome) updateModel() mongo.WriteModel {
 		set = append(set, bson.E{Key: "pending", Value: mongodb.Literal(o.Pending)})
 	}
 	if o.Sent != nil {
-		set = append(set, bson.E{Key: "sent", Value: joined(o.Sent)})
+		set = append(set, bson.E{Key: "sent", Value: addPositions(o.Sent)})
 	}
 	if o.Fate == OutcomeFailed {
 		set = append(set, o.failedFields()...)
@@ -281,12 +281,12 @@ func (o *Outcome) updateModel() mongo.WriteModel {
 
 // failedFields returns the fields that record a failed attempt.
 func (o *Outcome) failedFields() bson.D {
-	past := bson.D{{Key: "$concatArrays", Value: bson.A{arrayOf("$history"), bson.A{o.Error.attempt(o.Node)}}}}
+	past := bson.D{{Key: "$concatArrays", Value: bson.A{arrayOf("$history"), bson.A{o.Error.attemptFields(o.Node)}}}}
 	return bson.D{
 		{Key: "state", Value: "retry"},
 		{Key: "attempts", Value: o.Attempts + 1},
-		{Key: "nextAt", Value: later(o.Delay)},
-		{Key: "lastError", Value: o.Error.last()},
+		{Key: "nextAt", Value: timeAfter(o.Delay)},
+		{Key: "lastError", Value: o.Error.lastErrorFields()},
 		{Key: "history", Value: bson.D{{Key: "$slice", Value: bson.A{past, -MaxHistory}}}},
 	}
 }

@@ -230,7 +230,6 @@ func (x *Exceptions) newDelivery(p *scanPass, it *candidate, f *flight) *Deliver
 		ID:            copyValue(it.id),
 		Number:        p.view.Delivery,
 		Key:           it.ref.key,
-		State:         it.state,
 		Pos:           it.pos,
 		Origin:        it.origin,
 		Pending:       it.pending,

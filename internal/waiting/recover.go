@@ -93,31 +93,6 @@ func (x *Exceptions) WidenIncomplete(ctx context.Context, after string, unsure f
 	return widened, write()
 }
 
-// DisownStrayClaims removes claims of this epoch or a later one from scheduled envelopes. Call it at a takeover,
-// before anything is claimed. Such claims belong to an earlier watcher document of the same name, whose
-// epochs have started again since. Without Disown, no owner would ever send these envelopes (N19).
-func (x *Exceptions) DisownStrayClaims(ctx context.Context) error {
-	epoch := x.config.Finisher.config.Epoch
-
-	for _, c := range x.config.Collections() {
-		coll := x.config.Client.Database(c.DB).Collection(c.Coll)
-		ids, err := StrayClaims(ctx, coll, epoch, x.config.Now().Add(Lookahead), c.Part)
-		if err != nil {
-			return err
-		}
-		if len(ids) == 0 {
-			continue
-		}
-
-		if err := DisownClaims(ctx, x.config.Finisher.config.Fencer, coll, epoch, ids); err != nil {
-			return err
-		}
-		x.config.Log.Warn("scheduled envelopes have claims of a deleted watcher document; sending them now",
-			"collection", c.NS(), "envelopes", len(ids))
-	}
-	return nil
-}
-
 // FindHits returns, for Recover, the hits of envelopes that an earlier owner may have sent outside of the
 // stream. find returns the records of an envelope that were found in topics (nil: in all topics that it
 // routes to). Its envelope has no payload. The size of the result is bounded by the envelopes that the
@@ -279,6 +254,7 @@ func (x *Exceptions) recoverIDs(
 	if err != nil || len(batch) == 0 {
 		return 0, err
 	}
+
 	return len(batch), x.config.Finisher.writeBatch(ctx, batch)
 }
 
@@ -320,7 +296,6 @@ func (x *Exceptions) decideFromHits(c outboxes.Outbox, raw bson.Raw, hits []*Hit
 		NS:      c.NS(),
 		ID:      copyValue(raw.Lookup("_id")),
 		Number:  int32(number),
-		State:   state,
 		Claim:   claim,
 		Pending: pending,
 	}

@@ -22,21 +22,21 @@ import (
 type ExceptionScan struct {
 	Coll *mongo.Collection
 	Keys []bson.RawValue // only these values of `key`
-	Only []string        // only those that wait for one of these topics, or do not say for which
-	Skip []string        // not those that wait for these topics only; may grow between two pages
-	Part slot.Range      // only those of this slot (N28)
+	Only []string        // only exceptions that wait for one of these topics, or list no topics
+	Skip []string        // leaves out exceptions that wait only for these topics; may grow between two pages
+	Part slot.Range      // only exceptions of this slot (N28)
 
 	begun bool
 	rest  bool     // the key of last may have more
-	leave []string // of the rest of this key, not those that wait for these topics only
+	leave []string // leaves out exceptions of the rest of this key that wait only for these topics
 	last  struct {
 		key, pos bson.RawValue
-		ids      bson.A // read with this very key and position
+		ids      bson.A // of the exceptions read with this key and position
 	}
-	odd bson.A // ids of those read whose key is an array
+	odd bson.A // ids of the exceptions read whose key is an array
 }
 
-// mostOdd bounds the exceptions of a scan whose keys are arrays. They are dead letters as soon as they are read.
+// mostOdd bounds the exceptions with array keys in one scan. They become dead letters when they are read.
 const mostOdd = 1000
 
 // ErrLeave ends a page early, when Leave was called.
@@ -61,7 +61,7 @@ func (s *ExceptionScan) Page(ctx context.Context, limit int, take func(bson.Raw)
 func (s *ExceptionScan) readPage(ctx context.Context, limit int, take func(bson.Raw) error) (more bool, err error) {
 	for {
 		rest := s.rest
-		n, err := s.read(ctx, limit, take)
+		n, err := s.runQuery(ctx, limit, take)
 		switch {
 		case errors.Is(err, ErrLeave):
 			return true, nil
@@ -79,18 +79,19 @@ func (s *ExceptionScan) readPage(ctx context.Context, limit int, take func(bson.
 	}
 }
 
-// read makes one query: of the rest of the last key, or of all keys behind it.
-func (s *ExceptionScan) read(ctx context.Context, limit int, take func(bson.Raw) error) (n int, err error) {
-	err = mongodb.FindEach(ctx, mongodb.Majority(s.Coll), "reading exceptions of "+mongodb.Namespace(s.Coll), s.Part.AddFilter(s.filter()),
+// runQuery makes one query: for the rest of the last key, or for all following keys.
+func (s *ExceptionScan) runQuery(ctx context.Context, limit int, take func(bson.Raw) error) (n int, err error) {
+	err = mongodb.FindEach(ctx, mongodb.Majority(s.Coll), "reading exceptions of "+mongodb.Namespace(s.Coll), s.Part.AddFilter(s.buildFilter()),
 		func(raw bson.Raw) error {
 			n++
-			s.reached(raw)
+			s.notePlace(raw)
 			return take(raw)
-		}, options.Find().SetSort(s.sort()).SetLimit(int64(limit)).SetBatchSize(int32(limit)).SetAllowDiskUse(true)) // N21
+		}, options.Find().SetSort(s.sortOrder()).SetLimit(int64(limit)).SetBatchSize(int32(limit)).SetAllowDiskUse(true)) // N21
 	return n, err
 }
 
-func (s *ExceptionScan) reached(raw bson.Raw) {
+// notePlace records that the scan has reached raw.
+func (s *ExceptionScan) notePlace(raw bson.Raw) {
 	key, pos, id := raw.Lookup("key"), raw.Lookup("pos"), mongodb.CloneValue(raw.Lookup("_id"))
 	// The index sorts an array by its least element, but $gt treats it as greater than all text. The scan cannot
 	// continue after such a key.
@@ -111,7 +112,7 @@ func (s *ExceptionScan) reached(raw bson.Raw) {
 	s.last.key, s.last.pos, s.last.ids = mongodb.CloneValue(key), mongodb.CloneValue(pos), bson.A{id}
 }
 
-func (s *ExceptionScan) filter() bson.D {
+func (s *ExceptionScan) buildFilter() bson.D {
 	d := outboxes.IsException()
 	read := s.odd
 	if len(s.odd) >= mostOdd {
@@ -147,11 +148,11 @@ func (s *ExceptionScan) filter() bson.D {
 	if s.begun && s.rest {
 		skip = slices.Concat(s.Skip, s.leave)
 	}
-	return append(d, waiting(s.Only, skip)...)
+	return append(d, waitsForTopics(s.Only, skip)...)
 }
 
-// keyIn matches documents with one of the keys. A service may have stored a document or a regular expression as a key; in a
-// filter the server would take it for an operator.
+// keyIn returns the condition for one of the keys. A service may have stored a document or a regular expression as a key. In
+// a filter, the server would treat it as an operator.
 func keyIn(keys ...bson.RawValue) bson.E {
 	values, odd := bson.A{}, bson.A{}
 	for _, k := range keys {
@@ -171,16 +172,17 @@ func keyIn(keys ...bson.RawValue) bson.E {
 	return bson.E{Key: "$or", Value: bson.A{bson.D{in}, bson.D{{Key: "$expr", Value: bson.D{{Key: "$in", Value: bson.A{"$key", mongodb.Literal(odd)}}}}}}}
 }
 
-// sort leaves the key out where there is only one: the server merges the three states only by what is behind their bounds.
-func (s *ExceptionScan) sort() bson.D {
+// sortOrder returns the order of a query. If there is only one key, it leaves out the key: then the server can merge the
+// index ranges of the three states by position.
+func (s *ExceptionScan) sortOrder() bson.D {
 	if s.begun && s.rest {
 		return bson.D{{Key: "pos", Value: 1}}
 	}
 	return bson.D{{Key: "key", Value: 1}, {Key: "pos", Value: 1}}
 }
 
-// waiting returns the condition on the topics that an exception waits for.
-func waiting(only, skip []string) bson.D {
+// waitsForTopics returns the condition on the topics that an exception waits for.
+func waitsForTopics(only, skip []string) bson.D {
 	var and bson.A
 	either := func(cond bson.D) {
 		and = append(and, bson.D{{Key: "$or", Value: bson.A{
@@ -208,16 +210,16 @@ func orNull(v bson.RawValue) any {
 	return v
 }
 
-// ExceptionKey is how an exception names its ordering key: Key as stored, which may be missing, and the text of what stands
-// in for it.
+// ExceptionKey has the fields that determine the ordering key of an exception: the key, which may be missing, and the
+// aggregate id, which replaces a missing key.
 type ExceptionKey struct {
 	Key         bson.RawValue `bson:"key"`
 	AggregateID bson.RawValue `bson:"aggregateid"`
 }
 
-// DueRetries are the keys of up to limit exceptions whose next attempt is due by the server's clock, the earliest first; a
-// key may be named several times. near is about the server's time, and only chooses the range of the index. Those that wait
-// only for topics of skip are left out. It is one read of an index range, cheap where nothing is due.
+// DueRetries returns the keys of up to limit exceptions whose next attempt is due by the server's clock, the earliest first.
+// It leaves out exceptions that wait only for topics in skip. A key may occur several times. near is about the server's
+// time, and only selects the range of the index. It reads one range of an index, and costs little if nothing is due.
 func DueRetries(ctx context.Context, coll *mongo.Collection, near time.Time, skip []string, limit int, p slot.Range) ([]ExceptionKey, error) {
 	return mongodb.FindAll[ExceptionKey](ctx, mongodb.Majority(coll), "looking for due retries in "+mongodb.Namespace(coll),
 		p.AddFilter(dueFilter(near, skip)), options.Find().SetSort(bson.D{{Key: "nextAt", Value: 1}}).SetLimit(int64(limit)).
@@ -229,11 +231,11 @@ func dueFilter(near time.Time, skip []string) bson.D {
 		{Key: "nextAt", Value: bson.D{{Key: "$lte", Value: bson.NewDateTimeFromTime(near.Add(time.Second))}}},
 		{Key: "state", Value: "retry"},
 		{Key: "$expr", Value: bson.D{{Key: "$lte", Value: bson.A{"$nextAt", "$$NOW"}}}},
-	}, waiting(nil, skip)...)
+	}, waitsForTopics(nil, skip)...)
 }
 
-// EachException hands the place of each exception of coll to take, in no order: its id, key, pos, pending and origin. The
-// bytes are valid during the call only. It sees everything that was committed before the call. It holds one reply in memory.
+// EachException calls take for each exception of coll, in no order, with its id, key, pos, pending and origin. The bytes are
+// valid only during the call. It sees everything that was committed before the call, and holds one reply in memory.
 func EachException(ctx context.Context, coll *mongo.Collection, p slot.Range, take func(bson.Raw) error) error {
 	return mongodb.AfterCommitted(ctx, coll, func(ctx context.Context) error {
 		fields := bson.D{}

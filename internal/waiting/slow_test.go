@@ -56,13 +56,6 @@ func TestN03_ATakeOverWritesWhatEndsInTime(t *testing.T) {
 				return WidenExceptions(ctx, f, list)
 			},
 		},
-		"claims of another life": {
-			doc:  bson.D{{Key: "claim", Value: bson.D{{Key: "epoch", Value: int64(9)}}}},
-			done: bson.D{{Key: "claim.epoch", Value: int64(1)}},
-			run: func(ctx context.Context, f mongodb.Fencer, coll *mongo.Collection, ids []bson.RawValue) error {
-				return DisownClaims(ctx, f, coll, 2, ids)
-			},
-		},
 		"marks of what was delivered": {
 			done: bson.D{{Key: "sentAt", Value: bson.D{{Key: "$exists", Value: true}}}},
 			run: func(ctx context.Context, f mongodb.Fencer, coll *mongo.Collection, ids []bson.RawValue) error {

@@ -2,7 +2,6 @@ package waiting
 
 import (
 	"context"
-	"fmt"
 	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
@@ -13,6 +12,10 @@ import (
 	"github.com/outrelay/outrelay/internal/outboxes"
 	"github.com/outrelay/outrelay/internal/slot"
 )
+
+// Lookahead is the time by which an envelope is read from the index before it is due. It is longer
+// than the time between two looks at the index.
+const Lookahead = time.Second
 
 // EachTaken calls take, in no order, for each envelope that an earlier owner may have sent outside of the
 // order of the stream: the exceptions of coll, and its scheduled envelopes that are due by until and
@@ -30,7 +33,7 @@ func EachTaken(ctx context.Context, coll *mongo.Collection, p slot.Range, until 
 	// exception never becomes a claimed envelope.
 	for _, filter := range []bson.D{claimed, outboxes.IsException()} {
 		if err := eachWithoutPayload(ctx, coll, p.AddFilter(filter), take); err != nil {
-			return fmt.Errorf("reading envelopes of %s that an earlier owner may have sent: %w", mongodb.Namespace(coll), err)
+			return err
 		}
 	}
 	return nil
@@ -38,11 +41,7 @@ func EachTaken(ctx context.Context, coll *mongo.Collection, p slot.Range, until 
 
 // EachOf calls take as [EachTaken] does, for each envelope with one of the ids, in any state.
 func EachOf(ctx context.Context, coll *mongo.Collection, ids []bson.RawValue, take func(bson.Raw) error) error {
-	err := eachWithoutPayload(ctx, coll, bson.D{{Key: "_id", Value: bson.D{{Key: "$in", Value: ids}}}}, take)
-	if err != nil {
-		return fmt.Errorf("reading again envelopes of %s that an earlier owner may have sent: %w", mongodb.Namespace(coll), err)
-	}
-	return nil
+	return eachWithoutPayload(ctx, coll, bson.D{{Key: "_id", Value: bson.D{{Key: "$in", Value: ids}}}}, take)
 }
 
 // eachWithoutPayload calls take for each envelope that filter matches, without its headers, history and
@@ -52,11 +51,12 @@ func eachWithoutPayload(ctx context.Context, coll *mongo.Collection, filter bson
 	null := bson.D{{Key: "$set", Value: bson.D{{Key: "payload", Value: nil}}}}
 	pipeline := mongo.Pipeline{{{Key: "$match", Value: filter}}, project, null}
 
+	doing := "reading envelopes of " + mongodb.Namespace(coll) + " that an earlier owner may have sent"
 	return mongodb.AfterCommitted(ctx, coll, func(ctx context.Context) error {
 		cur, err := mongodb.Majority(coll).Aggregate(ctx, pipeline, options.Aggregate().SetBatchSize(1000))
 		if err != nil {
-			return mongodb.Refusal(err, "reading exceptions of "+mongodb.Namespace(coll), "find", mongodb.Namespace(coll))
+			return mongodb.Refusal(err, doing, "find", mongodb.Namespace(coll))
 		}
-		return mongodb.EachDocument(ctx, cur, "reading exceptions of "+mongodb.Namespace(coll), take)
+		return mongodb.EachDocument(ctx, cur, doing, take)
 	})
 }

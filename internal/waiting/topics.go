@@ -11,25 +11,30 @@ import (
 	"github.com/outrelay/outrelay/internal/outboxes"
 )
 
-// WaitingTopic is what waits for one topic in one collection. An envelope that waits for several topics counts for each.
+// WaitingTopic counts the exceptions of one collection that wait for one topic. An envelope that waits for several topics
+// counts for each.
 type WaitingTopic struct {
 	NS                     string
-	Topic                  string // "" where the envelopes do not say
+	Topic                  string // "" if the envelopes do not list their topics
 	Retry, Blocked, Parked int64
-	Keys                   int64     // ordering keys that have any
-	Oldest                 time.Time // when the oldest one was committed; zero if unknown
+	Keys                   int64     // ordering keys with such envelopes
+	Oldest                 time.Time // commit time of the oldest envelope; zero if unknown
 }
 
-// CountWaiting counts what waits in coll by topic. It reads every exception of it, and nothing else.
+// CountWaiting counts the exceptions of coll by topic. It reads every exception of coll, and nothing else.
 func CountWaiting(ctx context.Context, coll *mongo.Collection) ([]WaitingTopic, error) {
 	ns := mongodb.Namespace(coll)
-	in := func(state string) bson.E {
-		return bson.E{Key: state, Value: bson.D{{Key: "$sum", Value: bson.D{{Key: "$cond", Value: bson.A{bson.D{{Key: "$eq", Value: bson.A{"$state", state}}}, int64(1), int64(0)}}}}}}
+	countState := func(state string) bson.E {
+		is := bson.D{{Key: "$eq", Value: bson.A{"$state", state}}}
+		one := bson.D{{Key: "$cond", Value: bson.A{is, int64(1), int64(0)}}}
+		return bson.E{Key: state, Value: bson.D{{Key: "$sum", Value: one}}}
 	}
 	sum := func(field string) bson.E {
 		return bson.E{Key: field, Value: bson.D{{Key: "$sum", Value: "$" + field}}}
 	}
 	oldest := bson.E{Key: "pos", Value: bson.D{{Key: "$min", Value: "$pos"}}}
+
+	// The first group is per topic and key, so that the second one can count the keys.
 	type row struct {
 		Topic                        string `bson:"_id"`
 		Retry, Blocked, Parked, Keys int64
@@ -40,7 +45,7 @@ func CountWaiting(ctx context.Context, coll *mongo.Collection) ([]WaitingTopic, 
 		{{Key: "$unwind", Value: bson.D{{Key: "path", Value: "$pending"}, {Key: "preserveNullAndEmptyArrays", Value: true}}}},
 		{{Key: "$group", Value: bson.D{
 			{Key: "_id", Value: bson.D{{Key: "topic", Value: bson.D{{Key: "$ifNull", Value: bson.A{"$pending", ""}}}}, {Key: "key", Value: "$key"}}},
-			in("retry"), in("blocked"), in("parked"), oldest,
+			countState("retry"), countState("blocked"), countState("parked"), oldest,
 		}}},
 		{{Key: "$group", Value: bson.D{
 			{Key: "_id", Value: "$_id.topic"},

@@ -2,7 +2,6 @@ package waiting
 
 import (
 	"context"
-	"fmt"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
@@ -23,20 +22,17 @@ type Wider struct {
 // EachBehind calls take as [EachTaken] does, for each exception of coll after the position pos.
 func EachBehind(ctx context.Context, coll *mongo.Collection, p slot.Range, pos string, take func(bson.Raw) error) error {
 	filter := outboxes.IsException(bson.E{Key: "pos", Value: bson.D{{Key: "$gt", Value: pos}}})
-	if err := eachWithoutPayload(ctx, coll, p.AddFilter(filter), take); err != nil {
-		return fmt.Errorf("reading exceptions of %s after a position: %w", mongodb.Namespace(coll), err)
-	}
-	return nil
+	return eachWithoutPayload(ctx, coll, p.AddFilter(filter), take)
 }
 
 // WidenExceptions adds topics to those that exceptions wait for, in as many fenced transactions as their
-// number requires. It is idempotent. It does not change an envelope that is no longer an exception, or
-// that has become another delivery.
+// number requires. It is idempotent. It leaves unchanged an envelope that is no longer an
+// exception or has become another delivery.
 func WidenExceptions(ctx context.Context, f mongodb.Fencer, list []Wider) error {
 	write := func(tx context.Context, c *mongo.Client, part []Wider) error {
 		models := map[string][]mongo.WriteModel{}
 		for i := range part {
-			models[part[i].NS] = append(models[part[i].NS], part[i].update())
+			models[part[i].NS] = append(models[part[i].NS], part[i].updateModel())
 		}
 
 		for ns, m := range models {
@@ -51,14 +47,13 @@ func WidenExceptions(ctx context.Context, f mongodb.Fencer, list []Wider) error 
 		return nil
 	}
 
-	err := mongodb.WriteInParts(ctx, f, list, mongodb.Parts[Wider]{Top: MaxExceptions, Write: write})
-	if err != nil {
-		return fmt.Errorf("widening %d exceptions: %w", len(list), err)
-	}
-	return nil
+	return mongodb.WriteInParts(ctx, f, list, mongodb.Parts[Wider]{
+		Doing: "widening exceptions", Top: MaxExceptions, Write: write,
+	})
 }
 
-func (w *Wider) update() mongo.WriteModel {
-	return mongo.NewUpdateOneModel().SetHint(outboxes.PickedByID).SetFilter(guard(w.ID, "", w.Delivery)).
+// updateModel returns the statement that adds the topics.
+func (w *Wider) updateModel() mongo.WriteModel {
+	return mongo.NewUpdateOneModel().SetHint(outboxes.PickedByID).SetFilter(matchPublished(w.ID, "", w.Delivery)).
 		SetUpdate(bson.D{{Key: "$addToSet", Value: bson.D{{Key: "pending", Value: bson.D{{Key: "$each", Value: w.Topics}}}}}})
 }

@@ -17,7 +17,7 @@ import (
 	"github.com/outrelay/outrelay/internal/record"
 )
 
-// Bounds of one fenced transaction (N3), and of what an exception remembers.
+// Bounds of one fenced transaction (N3), and of the history of an exception.
 const (
 	MaxExceptions     = 1000
 	MaxExceptionBytes = 8 << 20
@@ -32,22 +32,22 @@ type ExceptionError struct {
 	Topic  string
 }
 
-// Exception is an envelope of the stream whose fate is written on its document, because the watermark passes it.
+// Exception is an envelope of the stream that waits. Its state is stored in its document, so the watermark can pass it.
 type Exception struct {
 	NS      string   // "db.collection"
 	Raw     bson.Raw // the whole envelope, as the stream showed it
 	State   string   // retry, blocked or parked
 	Pos     string   // hexadecimal `_data` of its event (N15)
-	Pending []string // targets that have not got it; nil: all that it routes to
-	Key     string   // canonical text of its ordering key; stored unless the envelope names it as text
-	// Attempts that failed so far, and when to make the next: so long after the server's now. For state retry.
+	Pending []string // targets that do not have it; nil: all that it routes to
+	Key     string   // canonical text of its ordering key; stored unless the envelope has the key as text
+	// Attempts is the number of attempts that failed. Delay is the time from now to the next one, for the state retry.
 	Attempts int32
 	Delay    time.Duration
-	Error    *ExceptionError // nil if it is held for no fault of its own
-	Node     string          // which node met the error
+	Error    *ExceptionError // nil if the envelope is not at fault
+	Node     string          // the node of the failed attempt
 	Seal     []byte          // of the state database, see [outboxes.Registry.Seal]
-	Origin   string          // OriginStream unless it says otherwise
-	// Redelivered: its records are to be flagged, for nobody knows whether they were sent before.
+	Origin   string          // defaults to OriginStream
+	// Redelivered marks the records of the envelope, because they may have been sent before.
 	Redelivered bool
 }
 
@@ -58,15 +58,14 @@ type Exception struct {
 // N16: a write is an upsert of the whole envelope, so an envelope that was inserted and deleted in one transaction
 // becomes an exception too. A document that has a state keeps it, and waits for the new targets as well.
 func WriteExceptions(ctx context.Context, f mongodb.Fencer, list []Exception) error {
-	err := mongodb.WriteInParts(ctx, f, list, mongodb.Parts[Exception]{Top: MaxExceptions, Fits: fitting, Dirty: namespaces, Write: upsertExceptions})
-	if err != nil {
-		return fmt.Errorf("writing %d exceptions: %w", len(list), err)
-	}
-	return nil
+	return mongodb.WriteInParts(ctx, f, list, mongodb.Parts[Exception]{
+		Doing: "writing exceptions", Top: MaxExceptions,
+		Fits: countFitting, Dirty: distinctNamespaces, Write: upsertExceptions,
+	})
 }
 
-// fitting returns how many exceptions go into one transaction: at least one and at most limit.
-func fitting(list []Exception, limit int) int {
+// countFitting returns how many exceptions go into one transaction: at least one and at most limit.
+func countFitting(list []Exception, limit int) int {
 	size := 0
 	for n := range limit {
 		if size += len(list[n].Raw) + 512; n > 0 && size > MaxExceptionBytes {
@@ -76,7 +75,7 @@ func fitting(list []Exception, limit int) int {
 	return limit
 }
 
-func namespaces(list []Exception) []string {
+func distinctNamespaces(list []Exception) []string {
 	all := make(map[string]struct{}, 1)
 	for i := range list {
 		all[list[i].NS] = struct{}{}
@@ -87,26 +86,21 @@ func namespaces(list []Exception) []string {
 // upsertExceptions writes part, with one bulk write per collection.
 func upsertExceptions(tx context.Context, client *mongo.Client, part []Exception) error {
 	models := map[string][]mongo.WriteModel{}
-	var order []string
 	for i := range part {
 		x := &part[i]
 		m, err := x.upsertModel()
 		if err != nil {
 			return err
 		}
-
-		if models[x.NS] == nil {
-			order = append(order, x.NS)
-		}
 		models[x.NS] = append(models[x.NS], m)
 	}
 
-	for _, ns := range order {
+	for ns, list := range models {
 		coll, err := outboxes.Outboxed(client, ns)
 		if err != nil {
 			return err
 		}
-		if _, err := coll.BulkWrite(tx, models[ns]); err != nil {
+		if _, err := coll.BulkWrite(tx, list); err != nil {
 			return mongodb.Refusal(err, "writing exceptions to "+ns, "find, insert and update", ns)
 		}
 		crash.At("mid-exception-write")
@@ -148,11 +142,11 @@ func (x *Exception) upsertModel() (mongo.WriteModel, error) {
 		fields = append(fields, bson.E{Key: "redelivered", Value: true})
 	}
 	if x.State == "retry" {
-		fields = append(fields, bson.E{Key: "nextAt", Value: later(x.Delay)})
+		fields = append(fields, bson.E{Key: "nextAt", Value: timeAfter(x.Delay)})
 	}
 	if x.Error != nil {
-		fields = append(fields, bson.E{Key: "lastError", Value: x.Error.last()},
-			bson.E{Key: "history", Value: bson.A{x.Error.attempt(x.Node)}})
+		fields = append(fields, bson.E{Key: "lastError", Value: x.Error.lastErrorFields()},
+			bson.E{Key: "history", Value: bson.A{x.Error.attemptFields(x.Node)}})
 	}
 
 	// A term may give back several targets of an envelope one after the other. Each adds to the list.
@@ -176,7 +170,7 @@ func (x *Exception) isException() bson.D {
 	return bson.D{{Key: "$in", Value: bson.A{"$state", outboxes.Exceptional}}}
 }
 
-func (e *ExceptionError) last() bson.D {
+func (e *ExceptionError) lastErrorFields() bson.D {
 	return bson.D{
 		{Key: "class", Value: mongodb.Literal(string(e.Class))},
 		{Key: "reason", Value: mongodb.Literal(clipReason(e.Reason))},
@@ -185,7 +179,7 @@ func (e *ExceptionError) last() bson.D {
 	}
 }
 
-func (e *ExceptionError) attempt(node string) bson.D {
+func (e *ExceptionError) attemptFields(node string) bson.D {
 	return bson.D{
 		{Key: "at", Value: "$$NOW"},
 		{Key: "topic", Value: mongodb.Literal(e.Topic)},
@@ -202,7 +196,7 @@ func clipReason(s string) string {
 	return strings.ToValidUTF8(s, "\uFFFD")
 }
 
-// later returns an expression for the server's current time plus d.
-func later(d time.Duration) bson.D {
+// timeAfter returns an expression for the server's current time plus d.
+func timeAfter(d time.Duration) bson.D {
 	return bson.D{{Key: "$add", Value: bson.A{"$$NOW", d.Milliseconds()}}}
 }

@@ -316,18 +316,18 @@ func TestExceptionQueriesUseTheIndexes(t *testing.T) {
 		t.Fatal(err)
 	}
 	at := &ExceptionScan{Coll: coll}
-	at.reached(image(t, bson.D{{Key: "_id", Value: 1}, {Key: "key", Value: "k20"}, {Key: "pos", Value: "8201000"}}))
+	at.notePlace(image(t, bson.D{{Key: "_id", Value: 1}, {Key: "key", Value: "k20"}, {Key: "pos", Value: "8201000"}}))
 	beyond := *at
 	beyond.rest = false
-	sort := beyond.sort()
+	sort := beyond.sortOrder()
 	for name, q := range map[string]struct {
 		filter, sort bson.D
 		most         int64
 	}{
-		"first":  {(&ExceptionScan{Coll: coll}).filter(), sort, 120},
-		"keys":   {(&ExceptionScan{Coll: coll, Keys: keysOf(t, "k3", "k4")}).filter(), sort, 130},
-		"rest":   {at.filter(), at.sort(), 130},
-		"beyond": {beyond.filter(), sort, 120},
+		"first":  {(&ExceptionScan{Coll: coll}).buildFilter(), sort, 120},
+		"keys":   {(&ExceptionScan{Coll: coll, Keys: keysOf(t, "k3", "k4")}).buildFilter(), sort, 130},
+		"rest":   {at.buildFilter(), at.sortOrder(), 130},
+		"beyond": {beyond.buildFilter(), sort, 120},
 		"due":    {dueFilter(time.Now(), nil), bson.D{{Key: "nextAt", Value: 1}}, 5},
 	} {
 		raw, err := coll.Database().RunCommand(t.Context(), bson.D{{Key: "explain", Value: bson.D{
