@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
-	"go.mongodb.org/mongo-driver/v2/mongo"
 
 	"github.com/outrelay/outrelay/internal/changestream"
 	"github.com/outrelay/outrelay/internal/config"
@@ -54,30 +53,10 @@ type lostStretch struct {
 	saved  time.Time      // when the cursor was last saved
 }
 
-// pacing delays a gap that follows another gap, if the stream made no progress between them.
-type pacing struct {
-	lastEnd bson.Timestamp // of the previous gap
-	backoff *retry.Backoff
-}
-
-// waitIfRepeated waits if the position at is still the end of the previous gap. It returns an error
-// when ctx ends.
-func (p *pacing) waitIfRepeated(ctx context.Context, at resume.Position) error {
-	if p.backoff == nil {
-		p.backoff = retry.Reopen.Start()
-	}
-	if at.Token.IsZero() && at.ClusterTime == p.lastEnd {
-		return p.backoff.Wait(ctx)
-	}
-	p.backoff.Reset()
-	return nil
-}
-
 // Recovery continues the stream of a term after it was lost, and delivers the envelopes that no
 // stream contains: those of a gap, and those of a collection that was renamed to a watched name.
 type Recovery struct {
 	Config      *config.Config
-	Client      *mongo.Client
 	Scope       *changestream.Scope
 	Held        *lease.Held
 	Calls       *readiness.Calls
@@ -85,22 +64,18 @@ type Recovery struct {
 	Dirty       *watched.DirtyList
 	Dispatcher  dispatcher
 	Pump        pump // set before the stream is read
-	State       *readiness.State
 	Metrics     *metrics.Set
 	Now         func() time.Time
 	Log         *slog.Logger
 	AppendEvent func(ctx context.Context, kind nodes.Kind, fields bson.D)
 	OnClosed    func(end resume.Position) // called when the document contains the end of the gap
 
-	reopenedAt resume.Position // where the stream was last reopened by time
-	gap        *lostStretch    // to be swept before the stream is read
-	pacing     pacing
+	reopenedAt resume.Position               // where the stream was last reopened by time
+	gap        *lostStretch                  // to be swept before the stream is read
+	lastEnd    bson.Timestamp                // of the previous gap
+	backoff    *retry.Backoff                // between two gaps without progress of the stream
 	sweeping   atomic.Pointer[sweepProgress] // set while positions are those of a sweep
-
-	// renamesMu guards renames: the pump and the goroutine that stores exceptions use it
-	// concurrently.
-	renamesMu sync.Mutex
-	renames   map[string]rename // the latest rename of each collection in the term
+	renames    sync.Map                      // name of a collection → its latest rename in the term
 }
 
 // dispatcher sends the swept envelopes and follows their acks.
@@ -157,7 +132,14 @@ func (r *Recovery) openGap(ctx context.Context, lost *changestream.GapError) (ch
 		return changestream.Start{}, err
 	}
 	reached, _ := r.Dispatcher.Reached()
-	if err := r.pacing.waitIfRepeated(ctx, reached); err != nil {
+
+	// A gap that follows another gap is delayed if the stream has made no progress between them.
+	if r.backoff == nil {
+		r.backoff = retry.Reopen.Start()
+	}
+	if !reached.Token.IsZero() || reached.ClusterTime != r.lastEnd {
+		r.backoff.Reset()
+	} else if err := r.backoff.Wait(ctx); err != nil {
 		return changestream.Start{}, err
 	}
 
@@ -245,7 +227,7 @@ func (r *Recovery) HasUnstampedBacklog(ctx context.Context, now bson.Timestamp) 
 
 	for _, c := range r.Collections.WatchedOutboxes() {
 		err := r.Calls.RetryRead(ctx, func(ctx context.Context) (err error) {
-			coll := r.Client.Database(c.DB).Collection(c.Coll)
+			coll := r.Calls.Client.Database(c.DB).Collection(c.Coll)
 			found, err = HasUnstamped(ctx, now, coll, c.Part)
 			return err
 		})
@@ -279,14 +261,14 @@ func (r *Recovery) SweepGap(ctx context.Context, start resume.Position) error {
 	if g == nil {
 		return nil
 	}
-	g.margin = mongodb.Margin(ctx, r.Client)
+	g.margin = mongodb.Margin(ctx, r.Calls.Client)
 	readUpTo, err := r.findReadUpTo(ctx, start.ClusterTime)
 	if err != nil {
 		return err
 	}
 
 	s := &Sweep{
-		Client:      r.Client,
+		Client:      r.Calls.Client,
 		Collections: r.Collections.WatchedOutboxes(),
 		From:        g.From,
 		ReadUpTo:    readUpTo,
@@ -343,9 +325,9 @@ func (r *Recovery) closeGap(ctx context.Context, res Result) error {
 
 	r.OnClosed(end)
 	r.gap = nil
-	r.pacing.lastEnd = g.To
+	r.lastEnd = g.To
 	r.sweeping.Store(nil)
-	r.State.ClearProblems("sweep")
+	r.Calls.State.ClearProblems("sweep")
 
 	took := r.Now().Sub(g.Since).Round(time.Millisecond)
 	r.Log.Info("the gap is closed", "reason", g.Reason, "swept", res.Swept, "known", res.Skipped,
@@ -415,12 +397,12 @@ func (r *Recovery) IncompleteAfterCrash(start resume.Position) (after string, in
 type sweptPublisher struct{ *Recovery }
 
 // Trouble implements gap.Publisher.
-func (p sweptPublisher) Trouble(err error) { p.State.ReportProblem("sweep", err, false) }
+func (p sweptPublisher) Trouble(err error) { p.Calls.State.ReportProblem("sweep", err, false) }
 
 // Reached implements gap.Publisher.
 func (p sweptPublisher) Reached(context.Context, bson.Timestamp) error {
 	p.Dispatcher.Flush()
-	p.State.ClearProblems("sweep")
+	p.Calls.State.ClearProblems("sweep")
 	return nil
 }
 

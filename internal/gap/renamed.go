@@ -21,7 +21,7 @@ func (r *Recovery) handleRename(ctx context.Context, ev *changestream.Event, fro
 		return r.Collections.LeaveCollection(ctx, ev)
 	}
 
-	defer r.Calls.KeepTicking(tickEvery)()
+	defer r.Calls.KeepTicking(ctx, tickEvery)()
 	o, listed, err := r.findRenamed(ctx, ev)
 	if err != nil {
 		return err
@@ -102,9 +102,10 @@ func (r *Recovery) sweepRenamed(
 
 	r.Log.Warn("a collection got a watched name; sweeping it", "collection", o.NS(),
 		"from", string(ev.DB)+"."+string(ev.Coll), "behind", readUpTo.T)
-	r.rememberRename(o.NS(), rename{pos: string(ev.Data), at: at})
+	r.renames.Store(o.NS(), rename{pos: string(ev.Data), at: at})
+
 	s := &Sweep{
-		Client:      r.Client,
+		Client:      r.Calls.Client,
 		Collections: []outboxes.Outbox{o},
 		ReadUpTo:    map[string]bson.Timestamp{o.NS(): readUpTo},
 		To:          at,
@@ -147,24 +148,13 @@ type rename struct {
 	at  bson.Timestamp
 }
 
-// rememberRename stores the latest rename of the collection ns.
-func (r *Recovery) rememberRename(ns string, latest rename) {
-	r.renamesMu.Lock()
-	defer r.renamesMu.Unlock()
-	if r.renames == nil {
-		r.renames = map[string]rename{}
-	}
-	r.renames[ns] = latest
-}
-
 // PositionOf returns the position of an envelope that no event of the stream contains (N15). If the
 // envelope came with a rename, the position lies within the rename, ordered by the timestamp ts. So
 // the envelope is due when the watermark has passed the rename, and a later owner that reads the
 // rename again recognizes the envelope by its position. Otherwise the position is made of ts.
 func (r *Recovery) PositionOf(ns string, ts bson.Timestamp) string {
-	r.renamesMu.Lock()
-	defer r.renamesMu.Unlock()
-	if latest, ok := r.renames[ns]; ok && !ts.After(latest.at) {
+	known, _ := r.renames.Load(ns)
+	if latest, ok := known.(rename); ok && !ts.After(latest.at) {
 		return outboxes.PosWithin(latest.pos, ts)
 	}
 	return outboxes.PosAt(ts)

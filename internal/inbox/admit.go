@@ -63,6 +63,42 @@ func (x *Inbox) Admit(ctx context.Context, list []Entry) (fresh []bool, err erro
 	return fresh, nil
 }
 
+// Check returns the result that Admit would have, including its errors, but changes nothing. If ctx has
+// a transaction, Check joins it. Then only an error of the server prevents it from committing.
+func (x *Inbox) Check(ctx context.Context, list []Entry) (fresh []bool, err error) {
+	if err := validateEntries(list); err != nil {
+		return nil, fmt.Errorf("checking: %w", err)
+	}
+
+	fresh, rest := x.memoFromContext(ctx).knownAnswers(list)
+	if len(rest) == 0 {
+		return fresh, nil
+	}
+	unknown := make([]Entry, len(rest))
+	for i, at := range rest {
+		unknown[i] = list[at]
+	}
+
+	var state *storedState
+	err = x.joinTransaction(ctx, func(ctx context.Context) (err error) {
+		state, err = x.readState(ctx, unknown)
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("checking: %w", err)
+	}
+
+	// The decision is made outside of the transaction, which can commit although an entry is claimed.
+	d, err := x.decideEntries(unknown, state)
+	if err != nil {
+		return nil, fmt.Errorf("checking: %w", err)
+	}
+	for i, at := range rest {
+		fresh[at] = d.fresh[i]
+	}
+	return fresh, nil
+}
+
 // admitEntries reads before it writes, because a failed insert would abort the whole transaction.
 func (x *Inbox) admitEntries(ctx context.Context, list []Entry) ([]bool, error) {
 	state, err := x.readState(ctx, list)

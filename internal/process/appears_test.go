@@ -12,6 +12,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/pkg/event"
 	"github.com/outrelay/outrelay/pkg/outbox"
 )
@@ -24,7 +25,7 @@ func (b *bundle) into(collection string, payloads ...string) {
 		b.t.Fatal(err)
 	}
 	for _, p := range payloads {
-		if err := box.Append(b.t.Context(), event.New("order", "k", "Placed", []byte(p))); err != nil {
+		if err := box.Append(b.t.Context(), event.New(event.Aggregate{Type: "order", ID: "k"}, "Placed", event.Bytes("", []byte(p)))); err != nil {
 			b.t.Fatal(err)
 		}
 	}
@@ -47,32 +48,40 @@ func (b *bundle) aged(collection string, payloads ...string) {
 	}
 }
 
-// age makes the stamps of what a collection holds older than all margins.
+// age makes the stamps of the envelopes in a collection older than all margins. The relay may create indexes at the same time,
+// and the server may then interrupt the read: it is repeated.
 func (b *bundle) age(collection string) {
 	b.t.Helper()
+	const queryPlanKilled = 175
 	coll := b.db.Collection(collection)
 	var docs []struct {
 		ID bson.RawValue  `bson:"_id"`
 		TS bson.Timestamp `bson:"ts"`
 	}
-	cur, err := coll.Find(b.t.Context(), bson.D{})
-	if err == nil {
-		err = cur.All(b.t.Context(), &docs)
-	}
-	for _, d := range docs {
+	waitFor(b.t, "the envelopes are read", func() bool {
+		cur, err := coll.Find(b.t.Context(), bson.D{})
 		if err == nil {
-			_, err = coll.UpdateByID(b.t.Context(), d.ID, bson.D{{Key: "$set", Value: bson.D{{Key: "ts", Value: bson.Timestamp{T: d.TS.T - 3600, I: d.TS.I}}}}})
+			err = cur.All(b.t.Context(), &docs)
 		}
-	}
-	if err != nil {
-		b.t.Fatal(err)
+		if err != nil && !mongodb.HasCode(err, queryPlanKilled) {
+			b.t.Fatal(err)
+		}
+		return err == nil
+	})
+
+	for _, d := range docs {
+		older := bson.Timestamp{T: d.TS.T - 3600, I: d.TS.I}
+		_, err := coll.UpdateByID(b.t.Context(), d.ID, bson.D{{Key: "$set", Value: bson.D{{Key: "ts", Value: older}}}})
+		if err != nil {
+			b.t.Fatal(err)
+		}
 	}
 }
 
 // rename gives a collection the name of another, in its place. The relay may be making indexes, which a rename does not wait for.
 func (b *bundle) rename(from, to string) {
 	b.t.Helper()
-	waitFor(b.t, func() bool {
+	waitFor(b.t, "the collection is renamed", func() bool {
 		err := b.client.Database("admin").RunCommand(b.t.Context(), bson.D{
 			{Key: "renameCollection", Value: b.db.Name() + "." + from}, {Key: "to", Value: b.db.Name() + "." + to}, {Key: "dropTarget", Value: true},
 		}).Err()
@@ -83,16 +92,25 @@ func (b *bundle) rename(from, to string) {
 	})
 }
 
-// out copies a collection into another by $out, which replaces it.
+// out copies a collection into another by $out, which replaces it. The relay may create indexes at the same time, which makes
+// the server end the statement without an effect: then it is repeated.
 func (b *bundle) out(from, to string) {
 	b.t.Helper()
-	cur, err := b.db.Collection(from).Aggregate(b.t.Context(), mongo.Pipeline{{{Key: "$out", Value: to}}})
-	if err != nil {
-		b.t.Fatal(err)
-	}
-	if err := cur.Close(b.t.Context()); err != nil {
-		b.t.Fatal(err)
-	}
+	const (
+		commandFailed       = 125 // "indexes of target collection ... changed during processing"
+		queryPlanKilled     = 175
+		backgroundOperation = 12587
+	)
+	waitFor(b.t, "the collection is copied", func() bool {
+		cur, err := b.db.Collection(from).Aggregate(b.t.Context(), mongo.Pipeline{{{Key: "$out", Value: to}}})
+		if err == nil {
+			err = cur.Close(b.t.Context())
+		}
+		if err != nil && !mongodb.HasCode(err, commandFailed, queryPlanKilled, backgroundOperation) {
+			b.t.Fatal(err)
+		}
+		return err == nil
+	})
 }
 
 // delivered are the payloads of the first records of the topic, up to the one named last.

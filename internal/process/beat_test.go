@@ -22,7 +22,7 @@ func TestNodesThatAreGoneAreForgotten(t *testing.T) {
 	}
 	b.start()
 	var left []string
-	waitFor(t, func() bool {
+	waitFor(t, "the nodes that are gone for long are removed", func() bool {
 		left = nil
 		if err := nodes.Distinct(t.Context(), "_id", bson.D{{Key: "_id", Value: bson.D{{Key: "$regex", Value: "^killed-"}}}}).Decode(&left); err != nil {
 			t.Fatal(err)

@@ -25,7 +25,7 @@ func TestN19_WhatWasScheduledBeforeTheFirstPositionIsSent(t *testing.T) {
 	if got := b.consume(1); string(got[0].Value) != "0" {
 		t.Errorf("got %q, want the scheduled event alone", got[0].Value)
 	}
-	waitFor(t, func() bool {
+	waitFor(t, "the scheduled envelope is sent", func() bool {
 		n, err := b.db.Collection("outbox").CountDocuments(t.Context(), bson.D{{Key: "dueAt", Value: bson.D{{Key: "$exists", Value: true}}}})
 		return err == nil && n == 0
 	})
@@ -48,14 +48,14 @@ func TestACollectionLeavesTheDirtyList(t *testing.T) {
 		}
 		return len(doc.Dirty)
 	}
-	waitFor(t, func() bool { return dirty() == 1 })
+	waitFor(t, "the outbox is on the dirty list", func() bool { return dirty() == 1 })
 	op := admin.Operator{State: b.state, Watcher: "default", Actor: "test"}
 	moved, err := op.Schedule().Move(t.Context(), admin.ScheduledFilter{IDs: []string{"later"}}, time.Now())
 	if err != nil || len(moved.Moved) != 1 {
 		t.Fatalf("%+v, %v", moved, err)
 	}
 	b.consume(1)
-	waitFor(t, func() bool { return dirty() == 0 })
+	waitFor(t, "the outbox has left the dirty list", func() bool { return dirty() == 0 })
 }
 
 // TestAnEnvelopeThatCannotBeHeldIsDead: a validator that forbids what a waiting envelope carries must not stop the relay.
@@ -68,13 +68,13 @@ func TestAnEnvelopeThatCannotBeHeldIsDead(t *testing.T) {
 	}
 	b.start()
 	b.append(3, event.WithTopic("missing-"+b.topic))
-	waitFor(t, func() bool {
+	waitFor(t, "three envelopes are dead letters", func() bool {
 		n, err := b.db.Collection("outbox_dead").CountDocuments(t.Context(), bson.D{{Key: "class", Value: "malformed"}, {Key: "topic", Value: "missing-" + b.topic}})
 		return err == nil && n == 3
 	})
 	b.append(1)
 	b.consume(2)
-	waitFor(t, func() bool { w := b.status(); return w.State == "live" && w.LagS == 0 })
+	waitFor(t, "the relay is live without a lag", func() bool { w := b.status(); return w.State == "live" && w.LagS == 0 })
 }
 
 // TestN19_WhatWasScheduledBeforeTheFirstPositionIsSentAfterARestart: the process ended between its first position and Kafka's answer.
@@ -84,7 +84,7 @@ func TestN19_WhatWasScheduledBeforeTheFirstPositionIsSentAfterARestart(t *testin
 	b.append(3)
 	b.append(1, event.WithDueAt(time.Now().Add(time.Second)))
 	stop := b.start("start=now", "kafka.brokers=[127.0.0.1:1]")
-	waitFor(t, func() bool {
+	waitFor(t, "the first position is saved", func() bool {
 		n, err := b.state.Collection("watchers").CountDocuments(t.Context(), bson.D{{Key: "clusterTime", Value: bson.D{{Key: "$exists", Value: true}}}})
 		return err == nil && n == 1
 	})
@@ -108,7 +108,7 @@ func TestADeliveryThatCannotBeWrittenDownHoldsUpNobody(t *testing.T) {
 	b.start("recording=mark")
 	b.append(20)
 	b.consume(21)
-	waitFor(t, func() bool { w := b.status(); return w.State == "live" && w.Unresolved == 0 && w.LagS == 0 })
+	waitFor(t, "the relay is live and everything is resolved", func() bool { w := b.status(); return w.State == "live" && w.Unresolved == 0 && w.LagS == 0 })
 	b.log.wait(t, "a collection rejects recorded deliveries")
 }
 

@@ -110,19 +110,19 @@ func TestN17_ALetterForOneTopicLeavesTheOthersTheirs(t *testing.T) {
 			return err == nil && got == n
 		}
 	}
-	waitFor(t, held(1))
+	waitFor(t, "one envelope is parked", held(1))
 	noise := make([]byte, 200_000)
 	if _, err := rand.Read(noise); err != nil {
 		t.Fatal(err)
 	}
-	if err := b.box.Append(t.Context(), event.New("order", "big", "Placed", noise)); err != nil {
+	if err := b.box.Append(t.Context(), event.New(event.Aggregate{Type: "order", ID: "big"}, "Placed", event.Bytes("", noise))); err != nil {
 		t.Fatal(err)
 	}
-	waitFor(t, func() bool {
+	waitFor(t, "the large envelope is a dead letter", func() bool {
 		n, err := b.db.Collection("outbox_dead").CountDocuments(t.Context(), bson.D{{Key: "topic", Value: small}})
 		return err == nil && n == 1
 	})
-	waitFor(t, held(2))
+	waitFor(t, "two envelopes are parked", held(2))
 	stacktest.CreateTopic(t, missing, 1)
 	read := *b
 	read.topic = missing

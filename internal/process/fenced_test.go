@@ -56,7 +56,7 @@ func (b *bundle) fence(id string) {
 	defer cancel()
 	again := func(what string, f func() error) {
 		b.t.Helper()
-		waitFor(b.t, func() bool {
+		waitFor(b.t, what, func() bool {
 			err := f()
 			if err != nil {
 				b.t.Logf("%s: %v", what, err)

@@ -37,7 +37,7 @@ func TestFirstStartSweepsWhatHasNoStamp(t *testing.T) {
 	if flagged != 11 {
 		t.Errorf("%d of 11 records are flagged", flagged)
 	}
-	waitFor(t, func() bool {
+	waitFor(t, "the malformed envelope is a dead letter", func() bool {
 		n, err := b.db.Collection("outbox_dead").CountDocuments(t.Context(), bson.D{{Key: "_id.id", Value: "malformed"}})
 		return err == nil && n == 1
 	})

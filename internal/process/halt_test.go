@@ -49,13 +49,13 @@ func TestFirstPositionIsSavedBeforeKafkaAnswers(t *testing.T) {
 	b.env = slices.DeleteFunc(b.env, func(s string) bool { return strings.HasPrefix(s, "OUTRELAY_KAFKA") })
 	b.env = append(b.env, "OUTRELAY_KAFKA_BROKERS="+mute(t))
 	stop := b.start("start=now", longDrain, "kafka.request_timeout=5m")
-	waitFor(t, func() bool {
+	waitFor(t, "the first position is saved", func() bool {
 		var doc struct {
 			ClusterTime bson.Timestamp `bson:"clusterTime"`
 		}
 		return b.state.Collection("watchers").FindOne(t.Context(), bson.D{}).Decode(&doc) == nil && doc.ClusterTime.T > 0
 	})
-	waitFor(t, func() bool { // a mute broker does not cost the node its sign of life
+	waitFor(t, "the node is listed although the broker is mute", func() bool { // a mute broker does not cost the node its sign of life
 		n, err := b.state.Collection("nodes").CountDocuments(t.Context(), bson.D{})
 		return err == nil && n == 1
 	})
@@ -77,7 +77,7 @@ func TestAPauseEndsAHalt(t *testing.T) {
 	if err := lease.Pause(t.Context(), b.state.Collection("watchers"), "default/0of1"); err != nil {
 		t.Fatal(err)
 	}
-	waitFor(t, func() bool { return b.status().Owner == "" })
+	waitFor(t, "nobody owns the watcher", func() bool { return b.status().Owner == "" })
 }
 
 // TestARestartDoesNotForgetTheHalt: whoever restarts a process that halted over a vanished document must not make it begin
@@ -96,7 +96,7 @@ func TestARestartDoesNotForgetTheHalt(t *testing.T) {
 	}
 	for range 2 {
 		stop = b.start("start=now")
-		waitFor(t, func() bool {
+		waitFor(t, "the restarted relay is halted", func() bool {
 			n, err := b.state.Collection("watchers").CountDocuments(t.Context(), bson.D{})
 			return err == nil && n == 1 && b.status().State == "halted"
 		})
@@ -113,7 +113,7 @@ func TestAStopDoesNotWaitForAMissingTopic(t *testing.T) {
 	stop := b.start(longDrain)
 	b.log.wait(t, "took over")
 	b.append(1, event.WithTopic("missing-"+b.topic))
-	waitFor(t, func() bool {
+	waitFor(t, "the missing topic is a blocked target", func() bool {
 		w := b.status()
 		return w.State == "blocked" && len(w.Blocked) == 1 && w.Blocked[0].Count == 1
 	})

@@ -27,7 +27,7 @@ func TestN16_AnElectionCostsNoImage(t *testing.T) {
 	}
 	defer session.EndSession(context.WithoutCancel(t.Context()))
 	if _, err := session.WithTransaction(t.Context(), func(tx context.Context) (any, error) {
-		e := event.New("order", "1", "Placed", []byte("short-lived"), event.WithID("gone"), event.WithTopic("missing-"+b.topic))
+		e := event.New(event.Aggregate{Type: "order", ID: "1"}, "Placed", event.Bytes("", []byte("short-lived")), event.WithID("gone"), event.WithTopic("missing-"+b.topic))
 		if _, err := outbox.InsertOne(tx, e); err != nil {
 			return nil, err
 		}
@@ -37,9 +37,9 @@ func TestN16_AnElectionCostsNoImage(t *testing.T) {
 	}
 	b.log.wait(t, "topic is parked")
 	polls := 0
-	waitFor(t, func() bool { polls++; return polls > 50 })
+	waitFor(t, "the fail point has blocked 50 polls", func() bool { polls++; return polls > 50 })
 	over()
-	waitFor(t, func() bool {
+	waitFor(t, "the envelope is parked with its payload", func() bool {
 		n, err := outbox.CountDocuments(t.Context(), bson.D{{Key: "_id", Value: "gone"}, {Key: "state", Value: "parked"}, {Key: "payload", Value: bson.D{{Key: "$exists", Value: true}}}})
 		return err == nil && n == 1
 	})

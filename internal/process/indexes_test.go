@@ -33,7 +33,7 @@ func TestIndexesAreMadeAtTheStart(t *testing.T) {
 	b.append(1)
 	b.start("recording=mark", "purge.ttl=2h")
 	box := b.db.Collection("outbox")
-	waitFor(t, func() bool { return slices.Contains(b.indexesOf(box), outboxes.SentIndexName) })
+	waitFor(t, "the index of the expiry exists", func() bool { return slices.Contains(b.indexesOf(box), outboxes.SentIndexName) })
 	have := b.indexesOf(box)
 	for _, want := range outboxes.Indexes() {
 		if !slices.Contains(have, want.Name) {
@@ -84,7 +84,7 @@ func TestAFirstStartBesideAnOpenTransaction(t *testing.T) {
 	if d := longestWait(); d > stacktest.InsertPatience {
 		t.Errorf("an insert waited %v, want at most %v", d, stacktest.InsertPatience)
 	}
-	waitFor(t, func() bool { return b.allIndexes() && slices.Contains(b.indexesOf(box), outboxes.SentIndexName) })
+	waitFor(t, "all indexes exist", func() bool { return b.allIndexes() && slices.Contains(b.indexesOf(box), outboxes.SentIndexName) })
 }
 
 // TestAGrantedPrivilegeIsUsedByTheRunningRelay: indexes that it was not allowed to make are made soon after that is granted.
@@ -102,5 +102,5 @@ func TestAGrantedPrivilegeIsUsedByTheRunningRelay(t *testing.T) {
 		t.Fatal("there are indexes without the privilege")
 	}
 	grant()
-	waitFor(t, b.allIndexes)
+	waitFor(t, "all indexes exist", b.allIndexes)
 }

@@ -27,7 +27,7 @@ func TestN08_WhatALateReleaseFindsOutlivesTheNextOwner(t *testing.T) {
 	cl := &kafka.Client{Addr: kafka.TCP(s.Brokers()...), Transport: &kafka.Transport{MetadataTTL: 100 * time.Millisecond}, Timeout: 10 * time.Second}
 	t.Cleanup(cl.Transport.(*kafka.Transport).CloseIdleConnections)
 	topic := kafka.TopicConfig{Topic: b.topic, NumPartitions: -1, ReplicationFactor: -1, ReplicaAssignments: []kafka.ReplicaAssignment{{Partition: 0, Replicas: []int{3}}}}
-	waitFor(t, func() bool { // a controller may take a living broker for dead, and an answer come so late that it was asked twice
+	waitFor(t, "the topic exists", func() bool { // a controller may take a living broker for dead, and an answer come so late that it was asked twice
 		res, err := cl.CreateTopics(t.Context(), &kafka.CreateTopicsRequest{Topics: []kafka.TopicConfig{topic}})
 		return err == nil && (res.Errors[b.topic] == nil || errors.Is(res.Errors[b.topic], kafka.TopicAlreadyExists))
 	})
@@ -43,7 +43,7 @@ func TestN08_WhatALateReleaseFindsOutlivesTheNextOwner(t *testing.T) {
 	}
 	first := b.start(brokers)
 	b.append(1, event.WithID("late"))
-	waitFor(t, func() bool { at, ok := stored().AsInt64OK(); return ok && at > 0 })
+	waitFor(t, "the offset of the envelope is stored", func() bool { at, ok := stored().AsInt64OK(); return ok && at > 0 })
 	if err := first(); err != nil {
 		t.Fatal(err)
 	}
@@ -63,19 +63,19 @@ func TestN08_WhatALateReleaseFindsOutlivesTheNextOwner(t *testing.T) {
 		}
 	}
 	t.Cleanup(wake)
-	waitFor(t, func() bool {
+	waitFor(t, "the partition has no leader", func() bool {
 		m, err := cl.Metadata(t.Context(), &kafka.MetadataRequest{Topics: []string{b.topic}})
 		return err == nil && len(m.Topics) == 1 && len(m.Topics[0].Partitions) == 1 && m.Topics[0].Partitions[0].Leader.Host == ""
 	})
 	before := b.log.count("took over")
 	second := b.start(brokers)
-	waitFor(t, func() bool { return b.log.count("took over") > before })
+	waitFor(t, "the second relay has taken over", func() bool { return b.log.count("took over") > before })
 	if b.log.count("partition is released") > 0 {
 		t.Fatal("the partition was not in quarantine")
 	}
 	wake()
 	b.log.wait(t, "partition is released")
-	waitFor(t, func() bool { at, _ := stored().AsInt64OK(); return at > 0 }) // nothing holds it for ever
+	waitFor(t, "the offset is stored again", func() bool { at, _ := stored().AsInt64OK(); return at > 0 }) // nothing holds it for ever
 	if err := second(); err != nil {
 		t.Fatal(err)
 	}
@@ -85,7 +85,7 @@ func TestN08_WhatALateReleaseFindsOutlivesTheNextOwner(t *testing.T) {
 		t.Fatal(err)
 	}
 	b.start(brokers)
-	waitFor(t, func() bool {
+	waitFor(t, "no envelope waits", func() bool {
 		n, err := outbox.CountDocuments(t.Context(), bson.D{{Key: "state", Value: bson.D{{Key: "$exists", Value: true}}}})
 		return err == nil && n == 0
 	})

@@ -108,7 +108,7 @@ func TestN22_AnOrderDuringASweepIsCarriedOut(t *testing.T) {
 		t.Fatal(err)
 	}
 	read()
-	waitFor(t, func() bool {
+	waitFor(t, "the gap is closed", func() bool {
 		doc, err := b.state.Collection("watchers").FindOne(t.Context(), bson.D{}).Raw()
 		return err == nil && doc.Lookup("gap").IsZero()
 	})

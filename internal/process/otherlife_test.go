@@ -40,7 +40,7 @@ func TestN19_ClaimsOutliveTheWatcherDocument(t *testing.T) {
 	}
 	b.start()
 	b.consume(3)
-	waitFor(t, func() bool {
+	waitFor(t, "every scheduled envelope is sent", func() bool {
 		n, err := outbox.CountDocuments(t.Context(), bson.D{{Key: "dueAt", Value: bson.D{{Key: "$exists", Value: true}}}})
 		return err == nil && n == 0
 	})
@@ -115,7 +115,7 @@ func TestN28_WhatIsReplayedDuringAResliceIsKnown(t *testing.T) {
 	}
 	b.start("slots=3", "node=b")
 	b.consume(2)
-	waitFor(t, func() bool {
+	waitFor(t, "no envelope waits", func() bool {
 		n, err := b.db.Collection("outbox").CountDocuments(t.Context(), bson.D{{Key: "state", Value: bson.D{{Key: "$exists", Value: true}}}})
 		return err == nil && n == 0
 	})

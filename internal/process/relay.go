@@ -11,19 +11,29 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http"
+	"time"
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/outrelay/outrelay/internal/changestream"
 	"github.com/outrelay/outrelay/internal/config"
+	"github.com/outrelay/outrelay/internal/connect"
 	"github.com/outrelay/outrelay/internal/health"
+	"github.com/outrelay/outrelay/internal/kafkawire"
 	"github.com/outrelay/outrelay/internal/metrics"
+	"github.com/outrelay/outrelay/internal/migrate"
 	"github.com/outrelay/outrelay/internal/nodes"
+	"github.com/outrelay/outrelay/internal/outboxes"
+	"github.com/outrelay/outrelay/internal/pipeline"
 	"github.com/outrelay/outrelay/internal/probes"
 	"github.com/outrelay/outrelay/internal/readiness"
+	"github.com/outrelay/outrelay/internal/routing"
+	"github.com/outrelay/outrelay/internal/sink"
 	"github.com/outrelay/outrelay/internal/slot"
 	"github.com/outrelay/outrelay/internal/slots"
 	"github.com/outrelay/outrelay/internal/systemd"
-	termpkg "github.com/outrelay/outrelay/internal/term"
+	"github.com/outrelay/outrelay/internal/term"
+	"github.com/outrelay/outrelay/internal/tracing"
 )
 
 // Relay runs one watcher in this process: the only slot of the watcher, which is the default, or
@@ -32,8 +42,8 @@ type Relay struct {
 	cfg      config.Config
 	log      *slog.Logger
 	metrics  *metrics.Set
-	shared   *termpkg.Shared
-	slots    []*termpkg.Runner
+	shared   *term.Shared
+	slots    []*term.Runner
 	member   *nodes.Member
 	figures  *figures
 	embedded bool
@@ -102,7 +112,7 @@ func New(cfg config.Config, version string, log *slog.Logger, options ...Option)
 		r.shared.Balancer = slots.NewBalancer(cfg, db, r.shared.Nodes, r)
 	}
 	for i, p := range parts {
-		one, err := termpkg.NewRunner(r.shared, p, sets[i])
+		one, err := term.NewRunner(r.shared, p, sets[i])
 		if err != nil {
 			return nil, err
 		}
@@ -111,12 +121,53 @@ func New(cfg config.Config, version string, log *slog.Logger, options ...Option)
 	return r, nil
 }
 
+// newShared returns what the slots share, except for the balancer.
+func newShared(cfg config.Config, version string, log *slog.Logger, m *metrics.Set) (s *term.Shared, err error) {
+	s = &term.Shared{
+		Config:  cfg,
+		Log:     log,
+		Version: version,
+		Steps:   migrate.Steps(),
+		State:   readiness.NewState(cfg.HTTP.Readiness, time.Now, log),
+		Pool:    pipeline.NewPool(int64(cfg.Limits.Memory), cfg.Limits.Tickets),
+		Pace:    term.DefaultPace,
+	}
+	if s.Scope, err = changestream.ParseScope(cfg.Watch, connect.StateCollections(cfg)...); err != nil {
+		return nil, fmt.Errorf("watch: %w", err)
+	}
+	if s.Router, err = connect.Router(cfg); err != nil {
+		return nil, err
+	}
+	if s.Preset, err = routing.NewPreset(cfg.Preset()); err != nil {
+		return nil, fmt.Errorf("record: %w", err)
+	}
+
+	if s.Mongo, err = connect.NewClients(cfg.MongoDB, cfg.Node, cfg.Slots, log, m); err != nil {
+		return nil, err
+	}
+	if s.Kafka, err = connect.NewKafka(cfg, log, m); err != nil {
+		return nil, err
+	}
+	if s.Sinks, err = newSinks(cfg, s.Kafka, log, m); err != nil {
+		return nil, err
+	}
+	if s.Exporter, err = newExporter(cfg, version, m, log); err != nil {
+		return nil, err
+	}
+
+	db := s.Mongo.State.Database(cfg.MongoDB.State)
+	s.Nodes = nodes.NewNodes(db.Collection("nodes"))
+	s.Registry = outboxes.NewRegistry(db.Collection("collections"))
+	s.Divisions = slots.NewDivisions(db)
+	return s, nil
+}
+
 // Run delivers until ctx ends, then drains and releases within the configured time. It closes the
 // relay before it returns.
 func (r *Relay) Run(ctx context.Context) error {
 	work, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	defer cancel()
-	defer r.Close()
+	defer r.closeClients(work)
 	operators, err := r.listenOperators()
 	if err != nil {
 		return err
@@ -149,7 +200,10 @@ func (r *Relay) Run(ctx context.Context) error {
 		// All other goroutines end when the slots have stopped.
 		defer cancel()
 		if !r.cfg.HasRole(config.RoleRelay) {
-			return r.waitWithoutWatcher(ctx)
+			// A process without the role of a relay never acquires the lease.
+			r.shared.State.SetRole(readiness.RoleAdmin)
+			<-ctx.Done()
+			return nil
 		}
 		if err := r.waitForUpgrade(ctx); err != nil {
 			return err
@@ -195,9 +249,11 @@ func (r *Relay) Ready() (ok bool, role readiness.Role, reasons []string) {
 }
 
 // Close closes the connections of a relay that is never run. Run closes them itself.
-func (r *Relay) Close() {
+func (r *Relay) Close() { r.closeClients(context.Background()) }
+
+func (r *Relay) closeClients(ctx context.Context) {
 	r.shared.Kafka.Close()
-	r.shared.Mongo.Disconnect()
+	r.shared.Mongo.Disconnect(ctx)
 }
 
 // ownSlots runs every slot, within this node's share of them, until stop ends.
@@ -222,7 +278,7 @@ func (r *Relay) ownSlots(stop, work context.Context) error {
 }
 
 // activeSlots returns the slots that deliver now.
-func (r *Relay) activeSlots() (list []*termpkg.Runner) {
+func (r *Relay) activeSlots() (list []*term.Runner) {
 	for _, one := range r.slots {
 		if one.IsDelivering() {
 			list = append(list, one)
@@ -240,7 +296,68 @@ func (r *Relay) ReportSharing(err error) {
 }
 
 // IsHalted implements slots.Process.
-func (r *Relay) IsHalted(i int) bool { return r.slots[i].State.HasRole(readiness.RoleHalted) }
+func (r *Relay) IsHalted(i int) bool {
+	_, role, _ := r.slots[i].State.Ready()
+	return role == string(readiness.RoleHalted)
+}
 
 // RequestHandOver implements slots.Process.
 func (r *Relay) RequestHandOver(i int, reason string) bool { return r.slots[i].RequestHandOver(reason) }
+
+// newSinks returns the opener of the relay's sinks. It does no I/O.
+func newSinks(cfg config.Config, client *kafkawire.Client, log *slog.Logger, m *metrics.Set) (*sink.Opener, error) {
+	c := sink.Config{
+		Compression:    cfg.Kafka.Compression,
+		RequestTimeout: cfg.Kafka.RequestTimeout,
+		Lanes:          cfg.Kafka.Lanes,
+		ParkBytes:      int64(cfg.Limits.Memory),
+		Log:            log,
+		Metrics:        m,
+	}
+	if t := cfg.Topics.Create; t != nil {
+		c.Create = &kafkawire.TopicCreate{
+			Partitions:  max(t.Partitions, 0),
+			Replication: max(t.Replication, 0),
+			Configs:     t.Configs,
+		}
+	}
+	return sink.NewOpener(c, client)
+}
+
+var _ pipeline.Follower = (*tracing.Delivery)(nil)
+
+// newExporter returns the exporter of the configured collector, or nil if no collector is
+// configured.
+func newExporter(cfg config.Config, version string, set *metrics.Set, log *slog.Logger) (*tracing.Exporter, error) {
+	tls, err := cfg.OTel.TLS.ClientConfig()
+	if err != nil {
+		return nil, fmt.Errorf("otel.tls: %w", err)
+	}
+
+	m := &set.Telemetry
+	e, err := tracing.New(tracing.Config{
+		Endpoint:        cfg.OTel.Endpoint.Reveal(),
+		Token:           cfg.OTel.Token.Reveal(),
+		TLS:             tls,
+		SamplePercent:   cfg.OTel.SamplePercent,
+		SpansPerSecond:  cfg.OTel.SpansPerSecond,
+		MetricsInterval: cfg.OTel.MetricsInterval,
+		Version:         version,
+		Node:            cfg.Node,
+		Watcher:         cfg.Watcher,
+		Gatherer:        set.Registry,
+		Log:             log,
+		OnLimited:       m.Limited.Inc,
+		OnExport: func(signal string, err error) {
+			result := "ok"
+			if err != nil {
+				result = "failed"
+			}
+			m.Exports.WithLabelValues(signal, result).Inc()
+		},
+	})
+	if err != nil {
+		return nil, fmt.Errorf("otel: %w", err)
+	}
+	return e, nil
+}

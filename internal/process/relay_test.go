@@ -146,7 +146,7 @@ func (b *bundle) startAs(prepare func(*process.Relay), set ...string) (stop func
 func (b *bundle) append(n int, opts ...event.Option) {
 	b.t.Helper()
 	for i := range n {
-		if err := b.box.Append(b.t.Context(), event.New("order", fmt.Sprint(i%5), "Placed", []byte(fmt.Sprint(i)), opts...)); err != nil {
+		if err := b.box.Append(b.t.Context(), event.New(event.Aggregate{Type: "order", ID: fmt.Sprint(i % 5)}, "Placed", event.Bytes("", []byte(fmt.Sprint(i))), opts...)); err != nil {
 			b.t.Fatal(err)
 		}
 	}
@@ -265,7 +265,7 @@ func TestExpired(t *testing.T) {
 		Class    string   `bson:"class"`
 		Envelope bson.Raw `bson:"envelope"`
 	}
-	waitFor(t, func() bool {
+	waitFor(t, "the expired envelope is a dead letter", func() bool {
 		return b.db.Collection("outbox_dead").FindOne(t.Context(), bson.D{}).Decode(&dead) == nil
 	})
 	if dead.Class != "expired" || dead.Envelope.Lookup("type").StringValue() != "Placed" {
@@ -291,7 +291,7 @@ func TestVanishedDocumentHalts(t *testing.T) {
 	b.append(1)
 	stop = b.start()
 	b.log.wait(t, "vanished") // so the document is there again
-	waitFor(t, func() bool { return b.status().State == "halted" })
+	waitFor(t, "the relay is halted", func() bool { return b.status().State == "halted" })
 
 	// An operator orders the sweep: what was never delivered arrives, and so does again, flagged, what was.
 	if err := (admin.Operator{State: b.state, Watcher: "default", Actor: "ann"}).Recover(t.Context(), time.Time{}); err != nil {
@@ -309,16 +309,16 @@ func TestVanishedDocumentHalts(t *testing.T) {
 	if len(ids) != 2 || flagged != 2 {
 		t.Fatalf("%d ids and %d flagged records after the recovery, want both envelopes, flagged", len(ids), flagged)
 	}
-	waitFor(t, func() bool { return b.status().State == "live" })
+	waitFor(t, "the relay is live", func() bool { return b.status().State == "live" })
 	if err := stop(); err != nil {
 		t.Fatal(err)
 	}
 }
 
 // waitFor polls a condition of the servers, which send no signal of their own.
-func waitFor(t *testing.T, ok func() bool) {
+func waitFor(t *testing.T, condition string, ok func() bool) {
 	t.Helper()
-	stacktest.Eventually(t, "the condition of this line", ok)
+	stacktest.Eventually(t, condition, ok)
 }
 
 func TestHTTPAddressTaken(t *testing.T) {

@@ -49,12 +49,12 @@ func TestN15_WhatWasSentInTimeDoesNotExpire(t *testing.T) {
 	b.crashed(nil, func() {
 		b.log.wait(t, "took over")
 		expires = time.Now().Add(4 * time.Second)
-		if err := b.box.Append(t.Context(), event.New("order", "k", "Placed", []byte("sent"), event.WithExpiresAt(expires))); err != nil {
+		if err := b.box.Append(t.Context(), event.New(event.Aggregate{Type: "order", ID: "k"}, "Placed", event.Bytes("", []byte("sent")), event.WithExpiresAt(expires))); err != nil {
 			t.Fatal(err)
 		}
 		b.delivered("sent")
 	})
-	waitFor(t, func() bool { return time.Now().After(expires) })
+	waitFor(t, "the envelope has expired", func() bool { return time.Now().After(expires) })
 	stop = b.start()
 	b.into("outbox", "after")
 	b.delivered("after")

@@ -145,7 +145,7 @@ func TestN27_ARenamedCollectionOwesTheOtherTopics(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := stash.Append(t.Context(), event.New("order", "k", "Placed", []byte("1"), event.WithID("moved"))); err != nil {
+	if err := stash.Append(t.Context(), event.New(event.Aggregate{Type: "order", ID: "k"}, "Placed", event.Bytes("", []byte("1")), event.WithID("moved"))); err != nil {
 		t.Fatal(err)
 	}
 	if err := b.client.Database("admin").RunCommand(t.Context(), bson.D{
@@ -155,7 +155,7 @@ func TestN27_ARenamedCollectionOwesTheOtherTopics(t *testing.T) {
 	}
 	stop = b.start(set...)
 	b.arrives("moved", b.topic)
-	waitFor(t, func() bool {
+	waitFor(t, "the envelope is parked", func() bool {
 		n, err := b.db.Collection("outbox_old").CountDocuments(t.Context(), bson.D{{Key: "state", Value: "parked"}})
 		return err == nil && n == 1
 	})
@@ -174,7 +174,7 @@ func TestN27_ARenamedCollectionOwesTheOtherTopics(t *testing.T) {
 	b.arrives("moved", b.topic)
 	stacktest.CreateTopic(t, missing, 1)
 	b.arrives("moved", missing)
-	waitFor(t, func() bool {
+	waitFor(t, "no envelope waits", func() bool {
 		n, err := b.db.Collection("outbox_old").CountDocuments(t.Context(), bson.D{{Key: "state", Value: bson.D{{Key: "$exists", Value: true}}}})
 		return err == nil && n == 0
 	})

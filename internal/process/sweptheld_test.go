@@ -28,7 +28,7 @@ func TestN22_WhatASweepHasToHoldKeepsItsOrder(t *testing.T) {
 	}
 	const n = 300
 	for i := range n {
-		if err := b.box.Append(t.Context(), event.New("order", "same", "Placed", fmt.Appendf(nil, "%-10000d", i), event.WithTopic(missing))); err != nil {
+		if err := b.box.Append(t.Context(), event.New(event.Aggregate{Type: "order", ID: "same"}, "Placed", event.Bytes("", fmt.Appendf(nil, "%-10000d", i)), event.WithTopic(missing))); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -37,7 +37,7 @@ func TestN22_WhatASweepHasToHoldKeepsItsOrder(t *testing.T) {
 	}
 	b.start("limits.memory=1MiB") // most of them find the topic parked
 	outbox := b.db.Collection("outbox")
-	waitFor(t, func() bool {
+	waitFor(t, "all envelopes wait", func() bool {
 		held, err := outbox.CountDocuments(t.Context(), bson.D{{Key: "state", Value: bson.D{{Key: "$exists", Value: true}}}})
 		return err == nil && held == n
 	})

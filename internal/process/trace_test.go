@@ -101,8 +101,8 @@ func TestTracesJoinUpEndToEnd(t *testing.T) {
 	service := provider.Tracer("shop")
 	b.start("otel.endpoint="+collector.URL, "otel.metrics_interval=1s", "record.preset=plain")
 
-	placed, packed := event.New("order", "o-1", "OrderPlaced", []byte("x"), event.WithID("placed")), event.New("parcel", "o-1", "ParcelPacked", []byte("x"), event.WithID("packed"))
-	quiet := event.New("order", "o-1", "Unsampled", []byte("x"), event.WithID("quiet"))
+	placed, packed := event.New(event.Aggregate{Type: "order", ID: "o-1"}, "OrderPlaced", event.Bytes("", []byte("x")), event.WithID("placed")), event.New(event.Aggregate{Type: "parcel", ID: "o-1"}, "ParcelPacked", event.Bytes("", []byte("x")), event.WithID("packed"))
+	quiet := event.New(event.Aggregate{Type: "order", ID: "o-1"}, "Unsampled", event.Bytes("", []byte("x")), event.WithID("quiet"))
 	c, err := consumer.New("shipping-"+b.topic, b.db, consumer.Brokers(stacktest.Brokers(t)...), consumer.Topics(b.topic), consumer.AckUnknown(),
 		consumer.WithTracer(consumer.Spans(service, nil)))
 	if err != nil {
@@ -132,13 +132,13 @@ func TestTracesJoinUpEndToEnd(t *testing.T) {
 	if err := b.box.Append(trace.ContextWithSpanContext(t.Context(), unsampled), quiet); err != nil {
 		t.Fatal(err)
 	}
-	waitFor(t, func() bool { return collector.span("placed") != nil && collector.span("packed") != nil })
+	waitFor(t, "the spans of both events are exported", func() bool { return collector.span("placed") != nil && collector.span("packed") != nil })
 
 	if got := linked(t, collector.span("placed")); !same(got, span.SpanContext()) {
 		t.Errorf("the relay's span is linked to %v, the service's is %v", got, span.SpanContext())
 	}
 	var process *tracetest.SpanStub
-	waitFor(t, func() bool { // it ends behind what its handler appended
+	waitFor(t, "the consumer's span has ended", func() bool { // it ends behind what its handler appended
 		for _, s := range kept.GetSpans() {
 			if s.Name == "process packing" {
 				process = &s
@@ -160,7 +160,7 @@ func TestTracesJoinUpEndToEnd(t *testing.T) {
 			t.Errorf("the relay names the destination %v", kv.GetValue())
 		}
 	}
-	waitFor(t, func() bool { collector.mu.Lock(); defer collector.mu.Unlock(); return collector.metrics > 0 })
+	waitFor(t, "metrics are exported", func() bool { collector.mu.Lock(); defer collector.mu.Unlock(); return collector.metrics > 0 })
 	if collector.span("quiet") != nil {
 		t.Error("a trace that the service did not sample has a span")
 	}
@@ -215,10 +215,10 @@ func TestScrapeHasExemplarsAndFigures(t *testing.T) {
 	}
 	b.start("http.listen="+address, "node=n1")
 	const traceID = "0af7651916cd43dd8448eb211c80319c"
-	if err := b.box.Append(t.Context(), event.New("order", "o-1", "Placed", []byte("x"), event.WithHeader("traceparent", []byte("00-"+traceID+"-b7ad6b7169203331-01")))); err != nil {
+	if err := b.box.Append(t.Context(), event.New(event.Aggregate{Type: "order", ID: "o-1"}, "Placed", event.Bytes("", []byte("x")), event.WithHeader("traceparent", []byte("00-"+traceID+"-b7ad6b7169203331-01")))); err != nil {
 		t.Fatal(err)
 	}
-	if err := b.box.Append(t.Context(), event.New("order", "o-2", "Later", []byte("x"), event.WithDueAt(time.Now().Add(time.Hour)))); err != nil {
+	if err := b.box.Append(t.Context(), event.New(event.Aggregate{Type: "order", ID: "o-2"}, "Later", event.Bytes("", []byte("x")), event.WithDueAt(time.Now().Add(time.Hour)))); err != nil {
 		t.Fatal(err)
 	}
 	label := `{collection="` + b.db.Name() + `.outbox"}`
@@ -233,9 +233,9 @@ func TestScrapeHasExemplarsAndFigures(t *testing.T) {
 		"outrelay_scheduled_envelopes" + label + " 1.0", "outrelay_dead_letters_stored" + label + " 2.0", "outrelay_pending_envelopes" + label,
 		"outrelay_missing_indexes" + label, "outrelay_oldest_pending_seconds" + label, `outrelay_health{state="ok"} 1.0`, "outrelay_lease_owner 1.0", "go_goroutines", "process_resident_memory_bytes",
 	} {
-		waitFor(t, func() bool { last = scrape(t, "http://"+address+"/metrics"); return strings.Contains(last, want) })
+		waitFor(t, "the metrics contain "+want, func() bool { last = scrape(t, "http://"+address+"/metrics"); return strings.Contains(last, want) })
 	}
-	waitFor(t, func() bool {
+	waitFor(t, "the process is ready and its health is ok", func() bool {
 		last = scrape(t, "http://"+address+"/readyz")
 		return strings.Contains(last, `"ready":true`) && strings.Contains(last, `"health":{"status":"ok"`)
 	})

@@ -8,8 +8,8 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
-	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/outrelay/outrelay/internal/health"
@@ -36,11 +36,11 @@ const (
 type State struct {
 	mu           sync.Mutex
 	role         Role
-	problems     map[string]problem // by part
-	unreadyAfter time.Duration      // an older problem makes the process not ready
-	hungErr      error
-	pulses       map[string]time.Time // when the loops that must not hang last moved
-	report       *health.Report       // nil unless this process evaluates the health rules
+	problems     map[string]problem            // by part
+	unreadyAfter time.Duration                 // an older problem makes the process not ready
+	hung         bool                          // a stage does not move
+	pulses       map[string]time.Time          // when the loops that must not hang last moved
+	report       atomic.Pointer[health.Report] // nil unless this process evaluates the health rules
 	now          func() time.Time
 	log          *slog.Logger
 }
@@ -51,6 +51,8 @@ type problem struct {
 	fatal bool // makes the process not ready at once
 }
 
+// NewState returns the state of a process or slot that starts. A problem that is older than unreadyAfter
+// makes it not ready.
 func NewState(unreadyAfter time.Duration, now func() time.Time, log *slog.Logger) *State {
 	return &State{
 		role:         RoleStarting,
@@ -62,6 +64,7 @@ func NewState(unreadyAfter time.Duration, now func() time.Time, log *slog.Logger
 	}
 }
 
+// SetRole sets the role.
 func (s *State) SetRole(r Role) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -110,18 +113,12 @@ func (s *State) ClearProblems(parts ...string) {
 	}
 }
 
-// SetHung makes the process not live: only a restart ends a stage that does not move.
-func (s *State) SetHung() {
+// SetHung makes the process not live, because only a restart ends a stage that does not move. After
+// a new term has begun, the process is live again: hung is false.
+func (s *State) SetHung(hung bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.hungErr = errors.New("a stage stands still; restart the process")
-}
-
-// ClearHung makes the process live again, after a new term has begun.
-func (s *State) ClearHung() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.hungErr = nil
+	s.hung = hung
 }
 
 // hungAfter is the time without a pulse after which a loop counts as hung. The deadlines of all
@@ -147,28 +144,23 @@ func (s *State) EndPulse(loop string) {
 func (s *State) Live() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.hung {
+		return errors.New("a stage stands still; restart the process")
+	}
 	for loop, at := range s.pulses {
-		if silent := s.now().Sub(at); s.hungErr == nil && silent > hungAfter {
+		if silent := s.now().Sub(at); silent > hungAfter {
 			return fmt.Errorf("the %s loop stands still for %s; restart the process",
 				loop, silent.Truncate(time.Second))
 		}
 	}
-	return s.hungErr
+	return nil
 }
 
 // SetReport sets the result of the health rules. It is nil if this process does not evaluate them.
-func (s *State) SetReport(r *health.Report) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.report = r
-}
+func (s *State) SetReport(r *health.Report) { s.report.Store(r) }
 
 // Report implements probes.Health.
-func (s *State) Report() *health.Report {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.report
-}
+func (s *State) Report() *health.Report { return s.report.Load() }
 
 // Ready implements probes.Health. A standby is ready: it can take over. The process is not ready if
 // a problem lasts longer than the readiness time, or if only a person can fix it.
@@ -201,22 +193,14 @@ type HaltError struct {
 }
 
 func (e *HaltError) Error() string {
-	var b strings.Builder
-	b.WriteString(e.What)
+	text := e.What
 	if e.Err != nil {
-		b.WriteString(": " + e.Err.Error())
+		text += ": " + e.Err.Error()
 	}
 	if e.Fix != "" {
-		b.WriteString("; " + e.Fix)
+		text += "; " + e.Fix
 	}
-	return b.String()
+	return text
 }
 
 func (e *HaltError) Unwrap() error { return e.Err }
-
-// HasRole reports whether r is the current role.
-func (s *State) HasRole(r Role) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.role == r
-}

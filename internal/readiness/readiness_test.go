@@ -39,11 +39,11 @@ func TestReadiness(t *testing.T) {
 	if s.Live() != nil {
 		t.Fatal("not live without a stage that hangs")
 	}
-	s.SetHung()
+	s.SetHung(true)
 	if s.Live() == nil {
 		t.Fatal("live with a stage that hangs")
 	}
-	s.ClearHung()
+	s.SetHung(false)
 	if s.Live() != nil {
 		t.Fatal("a new term does not take the hang back")
 	}
@@ -69,7 +69,7 @@ func TestALoopThatHangsIsNotAlive(t *testing.T) {
 	if err := s.Live(); err != nil {
 		t.Errorf("a loop that has ended: %v", err)
 	}
-	s.SetHung()
+	s.SetHung(true)
 	if s.Live() == nil {
 		t.Error("a stage that hangs is alive")
 	}

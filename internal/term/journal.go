@@ -47,8 +47,8 @@ func (j *journal) appendEvent(ctx context.Context, kind nodes.Kind, fields bson.
 	}
 }
 
-// announce appends an entry in the background.
-func (j *journal) announce(kind nodes.Kind, fields bson.D) {
+// appendInBackground appends an entry in the background.
+func (j *journal) appendInBackground(kind nodes.Kind, fields bson.D) {
 	j.inBackground(func(ctx context.Context) { j.appendEvent(ctx, kind, fields) })
 }
 
@@ -62,14 +62,14 @@ func (j *journal) announceParked(blocked []Blocked) {
 			continue
 		}
 		if !j.parkedTopics[b.Topic] && !parked[b.Topic] {
-			j.announce(nodes.TopicParked, bson.D{{Key: "topic", Value: b.Topic}, {Key: "reason", Value: b.Reason}})
+			j.appendInBackground(nodes.TopicParked, bson.D{{Key: "topic", Value: b.Topic}, {Key: "reason", Value: b.Reason}})
 		}
 		parked[b.Topic] = true
 		delete(flowing, b.Topic)
 	}
 
 	for topic := range flowing {
-		j.announce(nodes.TopicFlows, bson.D{{Key: "topic", Value: topic}})
+		j.appendInBackground(nodes.TopicFlows, bson.D{{Key: "topic", Value: topic}})
 	}
 	j.parkedTopics = parked
 }
@@ -82,7 +82,7 @@ func (j *journal) announcePinLapsed() {
 	// Without a lapsed pin, the node is alive again, or the pin was removed. A removal has its own
 	// entry.
 	if pin != j.lapsedPin && pin != "" {
-		j.announce(nodes.PinLapsed, bson.D{
+		j.appendInBackground(nodes.PinLapsed, bson.D{
 			{Key: "pinned_to", Value: pin},
 			{Key: "reason", Value: "that node gives no sign of life"},
 		})

@@ -69,10 +69,10 @@ func (w *idleTimer) idleFor(n int64, now time.Time) time.Duration {
 	return now.Sub(w.moved)
 }
 
-// run watches the term from its first moment until ctx ends. It calls end when an operator or the
+// watchTerm watches the term from its first moment until ctx ends. It calls end when an operator or the
 // balancer requests the lease, when a stage hangs, or when another node can make more progress
 // (N6).
-func (m *monitor) run(ctx context.Context, end context.CancelCauseFunc) {
+func (m *monitor) watchTerm(ctx context.Context, end context.CancelCauseFunc) {
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()
 	var acked, ticks idleTimer
@@ -103,7 +103,7 @@ func (m *monitor) run(ctx context.Context, end context.CancelCauseFunc) {
 			if m.isHanging(now, &ticks) {
 				m.log.Error("a stage does not move; stopping the renewal of the lease so that another process takes over",
 					"for", stalledAfter)
-				m.slot.State.SetHung()
+				m.slot.State.SetHung(true)
 				m.stopRenewing()
 				end(fmt.Errorf("%w: a stage does not move", errStepDown))
 				return

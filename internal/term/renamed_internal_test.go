@@ -8,12 +8,6 @@ import (
 	"github.com/outrelay/outrelay/internal/readiness"
 )
 
-// waitFor polls a condition that no signal tells of.
-func waitFor(t *testing.T, ok func() bool) {
-	t.Helper()
-	stacktest.Eventually(t, "the condition of this line", ok)
-}
-
 // TestN27_ASweepOfARenamedCollectionGivesSignsOfLife: its first reply may take minutes where an index is missing. Without a
 // sign of life the monitor would give the lease away, to an owner that finds the same rename.
 func TestN27_ASweepOfARenamedCollectionGivesSignsOfLife(t *testing.T) {
@@ -22,8 +16,8 @@ func TestN27_ASweepOfARenamedCollectionGivesSignsOfLife(t *testing.T) {
 	var w idleTimer
 	now := time.Now()
 	w.idleFor(c.Ticks.Load(), now)
-	stop := c.KeepTicking(time.Millisecond)
-	waitFor(t, func() bool { return c.Ticks.Load() > 0 })
+	stop := c.KeepTicking(t.Context(), time.Millisecond)
+	stacktest.Eventually(t, "a tick is counted", func() bool { return c.Ticks.Load() > 0 })
 	if idle := w.idleFor(c.Ticks.Load(), now.Add(stalledAfter+time.Second)); idle > 0 {
 		t.Errorf("the monitor saw nothing for %s", idle)
 	}

@@ -63,6 +63,7 @@ type Pace struct {
 	Indexes time.Duration // between two attempts to make indexes
 }
 
+// DefaultPace is the pace outside of tests.
 var DefaultPace = Pace{Call: 10 * time.Second, Clean: 10 * time.Second, Indexes: 30 * time.Second}
 
 // NewMigrator returns a migrator that makes the indexes that this version declares, for the listed
@@ -167,43 +168,37 @@ func NewRunner(s *Shared, p slot.Range, m *metrics.Set) (*Runner, error) {
 
 // registerGauges sets the sources of the metrics that are computed at each scrape.
 func (r *Runner) registerGauges() {
-	m := r.metrics
-	ofTerm := func(f func(*pipeline.Dispatcher) float64) func() float64 {
-		return func() float64 {
+	set := func(setSource func(func() float64), withoutTerm float64, ofTerm func(*pipeline.Dispatcher) float64) {
+		setSource(func() float64 {
 			if t := r.current.Load(); t != nil {
-				return f(t.dispatcher)
+				return ofTerm(t.dispatcher)
 			}
-			return 0
-		}
+			return withoutTerm
+		})
 	}
 
 	// A standby reports the limits that it would have if all slots ran in this process.
-	limits := func() (bytes, tickets int64) {
-		if t := r.current.Load(); t != nil {
-			return t.dispatcher.Limits()
-		}
-		return int64(r.cfg.Limits.Memory), int64(r.cfg.Limits.Tickets)
-	}
-	m.Budget.SetSource(func() float64 {
-		bytes, _ := limits()
+	m := r.metrics
+	set(m.Budget.SetSource, float64(r.cfg.Limits.Memory), func(d *pipeline.Dispatcher) float64 {
+		bytes, _ := d.Limits()
 		return float64(bytes)
 	})
-	m.MaxTicketWindow.SetSource(func() float64 {
-		_, tickets := limits()
+	set(m.MaxTicketWindow.SetSource, float64(r.cfg.Limits.Tickets), func(d *pipeline.Dispatcher) float64 {
+		_, tickets := d.Limits()
 		return float64(tickets)
 	})
 
 	now := r.shared.Clock.Now
-	m.Lag.SetSource(ofTerm(func(d *pipeline.Dispatcher) float64 { return d.Lag(now()).Seconds() }))
-	m.TokenAge.SetSource(ofTerm(func(d *pipeline.Dispatcher) float64 { return tokenAge(d, now()).Seconds() }))
-	m.TicketWindow.SetSource(ofTerm(func(d *pipeline.Dispatcher) float64 {
-		n, _ := d.Unresolved()
-		return float64(n)
-	}))
-	m.BudgetUsed.SetSource(ofTerm(func(d *pipeline.Dispatcher) float64 {
-		_, b := d.Unresolved()
-		return float64(b)
-	}))
+	set(m.Lag.SetSource, 0, func(d *pipeline.Dispatcher) float64 { return d.Lag(now()).Seconds() })
+	set(m.TokenAge.SetSource, 0, func(d *pipeline.Dispatcher) float64 { return tokenAge(d, now()).Seconds() })
+	set(m.TicketWindow.SetSource, 0, func(d *pipeline.Dispatcher) float64 {
+		events, _ := d.Unresolved()
+		return float64(events)
+	})
+	set(m.BudgetUsed.SetSource, 0, func(d *pipeline.Dispatcher) float64 {
+		_, bytes := d.Unresolved()
+		return float64(bytes)
+	})
 }
 
 // IsDelivering reports whether a term of this slot delivers now.
@@ -287,8 +282,8 @@ func (r *Runner) checkRedivided(ctx context.Context) error {
 }
 
 // discardDocument removes the document that the acquisition has made by mistake.
-func (r *Runner) discardDocument() {
-	ctx, cancel := context.WithTimeout(context.Background(), SchemaTimeout)
+func (r *Runner) discardDocument(stop context.Context) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(stop), SchemaTimeout)
 	defer cancel()
 	if err := r.shared.Divisions.Discard(ctx, r.Part.ID(r.cfg.Watcher)); err != nil {
 		r.log.Warn("cannot remove a watcher document that was made by mistake; it blocks the purge",
@@ -370,7 +365,7 @@ func (r *Runner) classifyEnd(stop context.Context, err error) (again bool, halt 
 
 	case errors.Is(err, slots.ErrDivided):
 		// waitForDivision reports this error.
-		r.discardDocument()
+		r.discardDocument(stop)
 		return true, nil
 
 	case errors.Is(err, sink.ErrReopen):

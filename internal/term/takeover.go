@@ -280,7 +280,6 @@ func (t *term) newPump(until bson.Timestamp, previous *pipeline.PreviousOwner) *
 	return pipeline.NewPump(t.buildConfig(), pipeline.PumpConfig{
 		Dispatcher:       t.dispatcher,
 		Term:             t,
-		ReadBack:         t.sink,
 		Collections:      t.collections.Claimed,
 		DropExpired:      t.slot.cfg.Expired == "drop",
 		RecordDeliveries: t.slot.cfg.Recording != purge.RecordWatermark,
@@ -294,30 +293,29 @@ func (t *term) newPump(until bson.Timestamp, previous *pipeline.PreviousOwner) *
 // findCollections lists the watched collections and returns the claims of the watcher. A watcher
 // with claims has had a position, because the first position is saved before the first claim. If it
 // has none, its document has vanished, and the error is a *HaltError.
-func (t *term) findCollections(ctx context.Context, doc *lease.Document) (claims []outboxes.Registration, err error) {
+func (t *term) findCollections(ctx context.Context, doc *lease.Document) ([]outboxes.Registration, error) {
 	if err := t.collections.ListCollections(ctx); err != nil {
 		return nil, err
 	}
-	claims, err = t.collections.Registrations(ctx)
-	if err == nil && doc.Position().IsZero() && doc.Gap == nil && len(claims) > 0 && t.slotHadBegun(ctx) {
-		err = &readiness.HaltError{
-			What: "the watcher document of " + t.slot.displayName() + " vanished: its place in the stream is lost",
-			Fix:  "run `outrelay recover`, which sweeps the collections; no envelope is lost",
-		}
+	claims, err := t.collections.Registrations(ctx)
+	if err != nil || !doc.Position().IsZero() || doc.Gap != nil || len(claims) == 0 {
+		return claims, err
 	}
-	return claims, err
-}
 
-// slotHadBegun reports whether the slot has had a position. With several slots, the claims may
-// belong to other slots, so the slot is looked up. If that fails, it returns true: a slot must not
-// start from the beginning by mistake.
-func (t *term) slotHadBegun(ctx context.Context) bool {
+	// With several slots, the claims may belong to other slots, so the slot is looked up. If that
+	// fails, it counts as begun: a slot must not start from the beginning by mistake.
 	begun := true
 	_ = t.calls.RetryCall(ctx, func(ctx context.Context) (err error) {
 		begun, err = t.slot.shared.Divisions.Begun(ctx, t.slot.cfg.Watcher, t.slot.Part)
 		return err
 	})
-	return begun
+	if begun {
+		return claims, &readiness.HaltError{
+			What: "the watcher document of " + t.slot.displayName() + " vanished: its place in the stream is lost",
+			Fix:  "run `outrelay recover`, which sweeps the collections; no envelope is lost",
+		}
+	}
+	return claims, nil
 }
 
 // HandleDDL implements pipeline.Term.

@@ -131,14 +131,12 @@ func (r *Runner) newTerm(held *lease.Held, inBackground func(func(context.Contex
 	}
 	t.recovery = &gap.Recovery{
 		Config:      &r.cfg,
-		Client:      mongo.Stream,
 		Scope:       r.scope,
 		Held:        held,
 		Calls:       t.calls,
 		Collections: t.collections,
 		Dirty:       t.dirty,
 		Dispatcher:  t.dispatcher,
-		State:       r.State,
 		Metrics:     r.metrics,
 		Now:         r.shared.Clock.Now,
 		Log:         log,
@@ -199,7 +197,7 @@ func (r *Runner) serveTerm(stop, work context.Context, held *lease.Held) error {
 	defer stopRenewing()
 	g.Go(func() error { return ignoreStop(renew, held.Run(renew)) })
 
-	r.State.ClearHung()
+	r.State.SetHung(false)
 	err = t.runTerm(stop, work, g, stopRenewing)
 
 	// If a stage ended the term, the error of runTerm is only its consequence.
@@ -264,7 +262,7 @@ func (t *term) runTerm(stop, work context.Context, g *errgroup.Group, stopRenewi
 		stopRenewing: stopRenewing,
 	}
 	var watching sync.WaitGroup
-	watching.Go(func() { m.run(read, stopRead) })
+	watching.Go(func() { m.watchTerm(read, stopRead) })
 
 	t.slot.State.SetRole(readiness.RoleTakeOver)
 	start, err := t.takeOver(read, work, g)
@@ -385,7 +383,7 @@ func (t *term) hasBlockedTargets() bool {
 func (t *term) releaseLease(work context.Context, why error) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(work), t.slot.cfg.Lease.TTL)
 	defer cancel()
-	if err := t.held.Release(ctx, t.currentCheckpoint()); err != nil {
+	if err := t.held.Release(ctx); err != nil {
 		t.log.Warn("cannot release the lease; it expires", "reason", err, "ttl", t.slot.cfg.Lease.TTL)
 		return err
 	}

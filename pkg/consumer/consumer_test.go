@@ -327,7 +327,7 @@ func TestUnknownTypePassesWhereItIsAllowed(t *testing.T) {
 	k.publish(msg("a", "nobody.knows", "1"))
 	k.start(c)
 	k.until("offsets", func(context.Context) bool { return k.committed(1)[0] == 1 })
-	if got := dead.all(); len(got) != 1 || got[0].verdict.Action != consumer.Discard || stats.dropped.Load() != 1 {
+	if got := dead.all(); len(got) != 1 || got[0].verdict.Action != consumer.Skip || stats.dropped.Load() != 1 {
 		t.Errorf("disposed %+v, dropped %d", got, stats.dropped.Load())
 	}
 }
@@ -377,7 +377,7 @@ func TestEventsOfAHandlerLeaveWithItsEffect(t *testing.T) {
 	c := k.consumer(consumer.OnFailure(tries(3)))
 	effects := k.effects("effects")
 	handle(t, c, "counted", func(ctx context.Context, m *consumer.Message) error {
-		if err := errors.Join(effects(ctx, m), box.Append(ctx, event.New("answer", string(m.Key), "Answered", bson.D{{Key: "to", Value: m.ID}}))); err != nil {
+		if err := errors.Join(effects(ctx, m), box.Append(ctx, event.New(event.Aggregate{Type: "answer", ID: string(m.Key)}, "Answered", event.Document(bson.D{{Key: "to", Value: m.ID}})))); err != nil {
 			return err
 		}
 		if string(m.Value) == "2" && failures.Add(1) < 3 {

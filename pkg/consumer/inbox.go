@@ -74,6 +74,7 @@ type inboxSettings struct {
 type Inbox interface {
 	Remember(ctx context.Context) context.Context
 	Admit(ctx context.Context, list []inbox.Entry) (fresh []bool, err error)
+	Check(ctx context.Context, list []inbox.Entry) (fresh []bool, err error)
 	Pass(ctx context.Context, list []inbox.Entry) error
 	Claim(ctx context.Context, e inbox.Entry, lease time.Duration) (*inbox.Claim, error)
 	Attach(ctx context.Context, consumer, topic string, part int32, l inbox.Log) (inbox.Generation, error)

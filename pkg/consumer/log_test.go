@@ -169,6 +169,10 @@ func (*renewed) Admit(_ context.Context, list []inbox.Entry) ([]bool, error) {
 	return fresh, nil
 }
 
+func (x *renewed) Check(ctx context.Context, list []inbox.Entry) ([]bool, error) {
+	return x.Admit(ctx, list)
+}
+
 func (x *renewed) Pass(context.Context, []inbox.Entry) error {
 	x.mu.Lock()
 	defer x.mu.Unlock()

@@ -23,8 +23,11 @@ type pauseGate struct {
 // The group continues without a rebalance. A consumer may be paused before it runs.
 func (c *Consumer) Pause() { c.gate.update(func(g *pauseGate) { g.manual = true }) }
 
-// Resume ends a pause, whatever its cause.
+// Resume ends a pause, whatever its cause, and the suspensions of all handlers.
 func (c *Consumer) Resume() {
+	for _, r := range c.reg.snapshot().all {
+		r.suspension.resume()
+	}
 	c.gate.update(func(g *pauseGate) { g.manual, g.until = false, time.Time{} })
 }
 

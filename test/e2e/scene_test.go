@@ -269,7 +269,7 @@ func (s *scene) appendEvents() {
 	add := func(n int, prefix, aggregate, typ string, opts ...event.Option) {
 		for i := range n {
 			id := fmt.Sprintf("%s-%03d", prefix, i)
-			list = append(list, event.New(aggregate, id, typ, map[string]any{"total": i, "note": hostile}, append([]event.Option{event.WithID(id), event.WithKey(fmt.Sprintf("customer-%d", i%5))}, opts...)...))
+			list = append(list, event.New(event.Aggregate{Type: aggregate, ID: id}, typ, event.Document(map[string]any{"total": i, "note": hostile}), append([]event.Option{event.WithID(id), event.WithKey(fmt.Sprintf("customer-%d", i%5))}, opts...)...))
 		}
 	}
 
@@ -277,12 +277,12 @@ func (s *scene) appendEvents() {
 	add(forbidden, "forbidden", "order", "OrderPlaced", event.WithTopic("__consumer_offsets"))
 	add(expired, "late", "order", "Quote"+hostile, event.WithExpiresAt(time.Now().Add(-time.Hour)))
 	add(parked, "lost", "lost", "OrderLost")
-	if err := box.AppendMany(s.t.Context(), list); err != nil {
+	if err := box.Append(s.t.Context(), list...); err != nil {
 		s.t.Fatal(err)
 	}
 
 	for i := range scheduled {
-		if _, err := box.Schedule(s.t.Context(), event.New("order", fmt.Sprint(i), "PaymentDue", nil, event.WithID(fmt.Sprintf("due-%d", i))), time.Now().Add(24*time.Hour)); err != nil {
+		if _, err := box.Schedule(s.t.Context(), time.Now().Add(24*time.Hour), event.New(event.Aggregate{Type: "order", ID: fmt.Sprint(i)}, "PaymentDue", event.Payload{}, event.WithID(fmt.Sprintf("due-%d", i)))); err != nil {
 			s.t.Fatal(err)
 		}
 	}

@@ -177,7 +177,7 @@ func TestRolesAreEnough(t *testing.T) {
 	g.CheckDelivery(topics)
 
 	// The event waits until its topic exists, and is then delivered.
-	late := event.New("late", "1", "Placed", bson.D{{Key: "n", Value: 1}})
+	late := event.New(event.Aggregate{Type: "late", ID: "1"}, "Placed", event.Document(bson.D{{Key: "n", Value: 1}}))
 	box, err := outbox.New(service.Database(rootDB.Name()))
 	if err != nil {
 		t.Fatal(err)
@@ -249,7 +249,7 @@ func checkScheduling(t *testing.T, scheduler, service *mongo.Database) {
 		t.Fatal(err)
 	}
 
-	id, err := appending.Schedule(t.Context(), event.New("order", "1", "Reminded", nil), time.Now().Add(time.Hour))
+	id, err := appending.Schedule(t.Context(), time.Now().Add(time.Hour), event.New(event.Aggregate{Type: "order", ID: "1"}, "Reminded", event.Payload{}))
 	if err != nil {
 		t.Fatal(err)
 	}
