@@ -117,16 +117,17 @@ type Inbox struct {
 }
 
 // New returns an Inbox. open returns its Store for the complete settings. New does no I/O: call
-// EnsureIndexes before the first message. The error joins the problems of all settings.
-func New(s Settings, open func(s Settings) Store) (*Inbox, error) {
-	s, err := s.complete()
-	if err != nil {
+// EnsureIndexes before the first message. The error joins the problems of all settings and of open.
+func New(s Settings, open func(s Settings) (Store, error)) (*Inbox, error) {
+	s, settingsErr := s.complete()
+	store, err := open(s)
+	if err := errors.Join(err, settingsErr); err != nil {
 		return nil, err
 	}
 
 	return &Inbox{
 		settings:   s,
-		store:      open(s),
+		store:      store,
 		attached:   make(map[Partition]int64),
 		suspicions: make(map[Partition]suspicion),
 		heldClaims: make(map[*Claim]struct{}),

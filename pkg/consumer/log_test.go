@@ -11,6 +11,8 @@ import (
 	"testing"
 	"time"
 
+	"go.mongodb.org/mongo-driver/v2/bson"
+
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/inbox"
 	"github.com/outrelay/outrelay/internal/inbox/mongostore"
@@ -480,5 +482,59 @@ func TestAPanicAtTheEndOfATraceIsReported(t *testing.T) {
 	var p *consumer.PanicError
 	if err := <-told; !errors.As(err, &p) || len(gone.all()) != 0 {
 		t.Errorf("%v, %d letters", err, len(gone.all()))
+	}
+}
+
+// The options of the inbox reach it: the markers are in the named collection with the retention, and a topic that was
+// deleted and created again ends the run.
+func TestN29_ARecreatedTopicHaltsTheRun(t *testing.T) {
+	t.Parallel()
+	db := stacktest.Database(t, stacktest.Client(t))
+	l := &changing{id: "cluster/topic"}
+	member := func(opts ...consumer.Option) *consumer.Consumer {
+		t.Helper()
+		c, err := consumer.New("group", db, append(opts, consumer.WithTransport(l), consumer.Topics("log"),
+			consumer.WithCollections("marks"), consumer.WithRetention(time.Hour), consumer.WithoutTTL(), consumer.WithLease(time.Second),
+			consumer.Commits(consumer.CommitEach()), consumer.WithDisposer(newDisposed()), consumer.OnError(func(context.Context, error) {}))...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		handle(t, c, "counted", nop, consumer.Exactly(consumer.Claimed))
+		return c
+	}
+
+	for range 3 {
+		l.append("a")
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- member(consumer.HaltOnRecreated()).Run(ctx) }()
+	l.untilCommitted(t, 3)
+	stop()
+	if err := <-done; err != nil {
+		t.Fatal(err)
+	}
+
+	kept := bson.D{{Key: "$expr", Value: bson.D{{Key: "$lte", Value: bson.A{bson.D{{Key: "$subtract", Value: bson.A{"$k", "$at"}}}, time.Hour.Milliseconds()}}}}}
+	if n, err := db.Collection("marks").CountDocuments(t.Context(), kept); n != 3 || err != nil {
+		t.Errorf("%d markers with the retention, %v", n, err)
+	}
+
+	l.mu.Lock()
+	l.id, l.committed = "cluster/another", 0
+	l.mu.Unlock()
+	l.anew("a", 2)
+	if err := member(consumer.HaltOnRecreated()).Run(t.Context()); !errors.Is(err, inbox.ErrRecreated) {
+		t.Fatalf("the run ends with %v", err)
+	}
+
+	// Without the option the consumer handles the new topic.
+	runs(t, member())
+	l.untilCommitted(t, 2)
+
+	if _, err := consumer.New("group", db, consumer.Topics("log"), consumer.WithTransport(l), consumer.WithRetention(time.Second),
+		consumer.WithLease(time.Millisecond), consumer.WithCollections("a$b")); err == nil ||
+		!strings.Contains(err.Error(), "retention 1s") || !strings.Contains(err.Error(), "lease 1ms") || !strings.Contains(err.Error(), "a$b") {
+		t.Errorf("invalid options: %v", err)
 	}
 }

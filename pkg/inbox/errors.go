@@ -36,19 +36,22 @@ type InProgressError struct {
 // Error names the key and the end of the claim.
 func (e *InProgressError) Error() string {
 	if e.Until.IsZero() {
-		return fmt.Sprintf("%v: %v", ErrInProgress, e.Key)
+		return fmt.Sprintf("%v: %s", ErrInProgress, e.Key.describe())
 	}
-	return fmt.Sprintf("%v: %v until %s", ErrInProgress, e.Key, e.Until.UTC().Format(time.RFC3339Nano))
+	return fmt.Sprintf("%v: %s until %s", ErrInProgress, e.Key.describe(), e.Until.UTC().Format(time.RFC3339Nano))
 }
 
 // Unwrap returns ErrInProgress.
 func (e *InProgressError) Unwrap() error { return ErrInProgress }
 
-// translate replaces an error of the engine for the key by an *InProgressError. It returns the error of
-// fn as it is: an error of fn may be that of another key.
+// translate replaces an error of the engine for the key by one that has the key. It returns the error
+// of fn as it is: an error of fn may be that of another key.
 func translate(err error, k Key, own engine.Key) error {
 	if progress, ok := errors.AsType[*engine.InProgressError](err); ok && progress.Key == own {
 		return &InProgressError{Key: k, Until: progress.Until}
+	}
+	if dup, ok := errors.AsType[*engine.DuplicateError](err); ok && dup.Key == own {
+		return fmt.Errorf("%w: %s", ErrDuplicate, k.describe())
 	}
 	return err
 }

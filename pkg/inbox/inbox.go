@@ -60,8 +60,8 @@ type Key struct {
 	ID string
 }
 
-// String returns a text for errors and logs, in which long parts are shortened.
-func (k Key) String() string { return engine.Key{Consumer: k.Scope, ID: k.ID}.String() }
+// describe returns a text for errors, in which long parts are shortened.
+func (k Key) describe() string { return fmt.Sprintf("id %.256q in scope %.256q", k.ID, k.Scope) }
 
 // The namespaces keep keys apart from the messages of consumers, whose namespaces are those of
 // outboxes, and hashes apart from ids that look like them.

@@ -178,7 +178,7 @@ func TestACallInProgressIsReported(t *testing.T) {
 
 func TestInvalidArguments(t *testing.T) {
 	t.Parallel()
-	if _, err := inbox.New(nil); !errors.Is(err, inbox.ErrInvalid) {
+	if _, err := inbox.New(nil, inbox.WithCollection("a$b")); !errors.Is(err, inbox.ErrInvalid) || !strings.Contains(err.Error(), `"a$b"`) {
 		t.Errorf("no database: %v", err)
 	}
 

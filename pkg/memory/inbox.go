@@ -1,7 +1,6 @@
 package memory
 
 import (
-	"errors"
 	"fmt"
 
 	engine "github.com/outrelay/outrelay/internal/inbox"
@@ -25,10 +24,6 @@ var _ consumer.Inbox = (*Inbox)(nil)
 // NewInbox returns an inbox in db, with the options of package inbox. WithoutTTL has no effect: a
 // marker is ignored when its retention is over. The error joins the problems of all options.
 func NewInbox(db *DB, opts ...inbox.Option) (*Inbox, error) {
-	if db == nil {
-		return nil, errors.New("inbox: the database is nil")
-	}
-
 	var x Inbox
 	public, err := engine.OpenPublic(opts, func(s engine.Settings) (_ *engine.Inbox, err error) {
 		x.ofConsumers.Inbox, err = openInbox(db, s)
@@ -47,13 +42,16 @@ func NewInbox(db *DB, opts ...inbox.Option) (*Inbox, error) {
 
 // openInbox returns the inbox without its public type.
 func openInbox(db *DB, s engine.Settings) (*engine.Inbox, error) {
-	return engine.New(s, func(s engine.Settings) engine.Store {
+	return engine.New(s, func(s engine.Settings) (engine.Store, error) {
+		if db == nil {
+			return nil, fmt.Errorf("inbox: %w: the database is nil", engine.ErrInvalid)
+		}
 		return &inboxStore{
 			db:        db,
 			retention: s.Retention,
 			markers:   db.findOrAddTable(s.Collection),
 			offsets:   db.findOrAddTable(s.Collection + "_offsets"),
 			claims:    db.findOrAddTable(s.Collection + "_claims"),
-		}
+		}, nil
 	})
 }

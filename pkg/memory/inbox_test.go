@@ -3,6 +3,7 @@ package memory
 import (
 	"context"
 	"errors"
+	"strings"
 	"testing"
 	"time"
 
@@ -105,7 +106,7 @@ func TestInboxRefusesBadOptions(t *testing.T) {
 			t.Errorf("a bad %s: %v", name, err)
 		}
 	}
-	if _, err := NewInbox(nil); err == nil {
-		t.Error("no database is accepted")
+	if _, err := NewInbox(nil, inbox.WithCollection("a$")); !errors.Is(err, inbox.ErrInvalid) || !strings.Contains(err.Error(), "a$") {
+		t.Errorf("no database: %v", err)
 	}
 }

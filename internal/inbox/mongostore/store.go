@@ -39,19 +39,12 @@ var _ inbox.Store = (*Store)(nil)
 // Open returns an Inbox in the database db. Its client must be the one that runs the transactions of
 // the handlers. Open does no I/O. The error joins the problems of all settings.
 func Open(db *mongo.Database, s inbox.Settings) (*inbox.Inbox, error) {
-	x, err := inbox.New(s, func(s inbox.Settings) inbox.Store {
+	return inbox.New(s, func(s inbox.Settings) (inbox.Store, error) {
 		if db == nil {
-			return nil
+			return nil, fmt.Errorf("inbox: %w: the database is nil", inbox.ErrInvalid)
 		}
-		return New(db, s)
+		return New(db, s), nil
 	})
-	if db == nil {
-		err = errors.Join(fmt.Errorf("inbox: %w: the database is nil", inbox.ErrInvalid), err)
-	}
-	if err != nil {
-		return nil, err
-	}
-	return x, nil
 }
 
 // New returns the Store of an inbox in db, for complete settings. Outside of transactions it writes

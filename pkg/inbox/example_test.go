@@ -1,0 +1,109 @@
+package inbox_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log"
+	"math"
+	"net/http"
+	"net/http/httptest"
+	"strconv"
+	"time"
+
+	"github.com/outrelay/outrelay/pkg/inbox"
+	"github.com/outrelay/outrelay/pkg/memory"
+)
+
+// A webhook whose sender repeats it until it gets an answer. The payment is captured at a provider, so
+// a claim prevents that two processes do it at the same time. While one of them works, the other one
+// asks the sender to come back later. In production, the inboxes come from inbox.New.
+func ExampleInbox_Once_webhook() {
+	clock := memory.NewManualClock(time.Date(2026, 11, 1, 12, 0, 0, 0, time.UTC))
+	db := memory.NewDB(memory.WithClock(clock))
+	captured := memory.NewTable[string, string](db, "captured")
+
+	// receive returns the HTTP handler of one process.
+	receive := func(capture func()) http.HandlerFunc {
+		in, err := memory.NewInbox(db)
+		if err != nil {
+			log.Fatal(err)
+		}
+
+		return func(w http.ResponseWriter, r *http.Request) {
+			key := inbox.Key{Scope: "payments", ID: r.Header.Get("Webhook-Id")}
+			err := in.Once(r.Context(), key, func(ctx context.Context) error {
+				capture()
+				return captured.Put(ctx, key.ID, "ok")
+			}, inbox.WithClaim(30*time.Second), inbox.WithoutWaiting())
+
+			var progress *inbox.InProgressError
+			switch {
+			case err == nil || errors.Is(err, inbox.ErrDuplicate):
+				w.WriteHeader(http.StatusNoContent)
+			case errors.As(err, &progress):
+				wait := max(1, math.Ceil(progress.Until.Sub(clock.Now()).Seconds()))
+				w.Header().Set("Retry-After", strconv.Itoa(int(wait)))
+				w.WriteHeader(http.StatusTooManyRequests)
+			default:
+				w.WriteHeader(http.StatusServiceUnavailable)
+			}
+		}
+	}
+
+	deliver := func(process http.HandlerFunc) {
+		r := httptest.NewRequest(http.MethodPost, "/webhooks", nil)
+		r.Header.Set("Webhook-Id", "evt-1")
+		w := httptest.NewRecorder()
+		process(w, r)
+		fmt.Println(w.Code, w.Header())
+	}
+
+	other := receive(func() { fmt.Println("captured twice") })
+	first := receive(func() {
+		fmt.Println("captured")
+		deliver(other) // the sender is impatient
+	})
+	deliver(first)
+	deliver(other)
+	// Output:
+	// captured
+	// 429 map[Retry-After:[30]]
+	// 204 map[]
+	// 204 map[]
+}
+
+// An API whose clients send an Idempotency-Key. The answer is stored in the transaction of the effect,
+// so a repeated request gets the first answer.
+func ExampleInbox_Once_idempotencyKey() {
+	db := memory.NewDB()
+	orders := memory.NewTable[string, int](db, "orders")
+	answers := memory.NewTable[string, string](db, "answers")
+	in, err := memory.NewInbox(db)
+	if err != nil {
+		log.Fatal(err)
+	}
+
+	placeOrder := func(ctx context.Context, client, idempotencyKey, order string, cents int) (string, error) {
+		key := inbox.Key{Scope: "orders of " + client, ID: idempotencyKey}
+		err := in.Once(ctx, key, func(ctx context.Context) error {
+			if err := orders.Insert(ctx, order, cents); err != nil {
+				return err
+			}
+			return answers.Put(ctx, key.Scope+"/"+key.ID, fmt.Sprintf("order %s of %d cents", order, cents))
+		})
+		if err != nil && !errors.Is(err, inbox.ErrDuplicate) {
+			return "", err
+		}
+		return answers.Get(ctx, key.Scope+"/"+key.ID)
+	}
+
+	ctx := context.Background()
+	fmt.Println(placeOrder(ctx, "alice", "k-1", "o-1", 4200))
+	fmt.Println(placeOrder(ctx, "alice", "k-1", "o-2", 4200)) // the same request again
+	fmt.Println(placeOrder(ctx, "bob", "k-1", "o-3", 100))    // another client
+	// Output:
+	// order o-1 of 4200 cents <nil>
+	// order o-1 of 4200 cents <nil>
+	// order o-3 of 100 cents <nil>
+}
