@@ -25,7 +25,7 @@ func (b *bundle) into(collection string, payloads ...string) {
 		b.t.Fatal(err)
 	}
 	for _, p := range payloads {
-		if err := box.Append(b.t.Context(), event.New("order", "k", "Placed", []byte(p))); err != nil {
+		if err := box.Append(b.t.Context(), event.New(event.Aggregate{Type: "order", ID: "k"}, "Placed", event.Bytes("", []byte(p)))); err != nil {
 			b.t.Fatal(err)
 		}
 	}

@@ -248,7 +248,7 @@ func (r *Relay) runHeartbeat(ctx context.Context) error {
 func (r *Relay) sendHeartbeat(ctx context.Context) {
 	// A broker that does not reply must not delay the heartbeat.
 	call, stop := context.WithTimeout(ctx, beatEvery/2)
-	_, err := r.shared.Kafka.Health(call)
+	_, err := r.shared.Kafka.Metadata(call, nil)
 	stop()
 	if ctx.Err() != nil {
 		return

@@ -40,7 +40,7 @@ func retryPolicy(cfg *config.Config) retry.Policy {
 
 // newReconciler returns the reconciler of the term. It starts nothing.
 func (t *term) newReconciler(doc *lease.Document) *reconciler {
-	out := pipeline.NewOutlet(t.buildConfig(), t.dispatcher, t.sink)
+	out := pipeline.NewOutlet(t.buildConfig(), t.dispatcher)
 	trouble := func(err error) { t.slot.State.ReportProblem("reconciler", err, false) }
 	well := func() { t.slot.State.ClearProblems("reconciler") }
 
@@ -254,8 +254,8 @@ func (t *term) drainReconciler(work context.Context) {
 	}
 
 	// The next owner finds records that are not acked in time in its read-back.
-	if t.dispatcher.SidesInFlight() > 0 && !t.hasBlockedTargets() {
-		_ = t.sink.Drain(ctx)
+	if !t.hasBlockedTargets() {
+		_ = t.dispatcher.DrainSides(ctx)
 	}
 	if err := r.finisher.Drain(ctx); err != nil {
 		t.log.Warn("cannot record all deliveries outside of the stream; the next owner finds them in the topics",

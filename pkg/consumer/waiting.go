@@ -7,9 +7,9 @@ import (
 	"sync"
 	"time"
 
+	"github.com/outrelay/outrelay/internal/inbox"
 	"github.com/outrelay/outrelay/internal/retry"
 	"github.com/outrelay/outrelay/internal/setaside"
-	"github.com/outrelay/outrelay/internal/inbox"
 )
 
 // DefaultWaiting is the name of the collection of messages that are set aside.

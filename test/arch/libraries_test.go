@@ -28,7 +28,7 @@ var libraries = []library{
 	{path: "github.com/agnivade/levenshtein", in: []string{"internal/config"}, why: "the nearest name to a misspelled one"},
 	{path: "go.yaml.in/yaml", in: []string{"internal/config", "cmd", "internal/devstack", "internal/demo"}, why: "configuration is YAML"},
 	{path: "github.com/prometheus", in: []string{"internal/metrics", "internal/probes", "internal/tracing", "pkg/consumer"}, why: "stages count with the set that they receive"},
-	{path: "go.opentelemetry.io/otel", in: []string{"pkg/outbox", "pkg/outbox/outboxtest", "pkg/consumer", "pkg/memory", "internal/tracecontext", "internal/tracing", "pkg/relay"}, why: "trace context in and out"},
+	{path: "go.opentelemetry.io/otel", in: []string{"pkg/outbox", "internal/boxtest", "pkg/consumer", "pkg/memory", "internal/tracecontext", "internal/tracing", "pkg/relay"}, why: "trace context in and out"},
 	{path: "go.opentelemetry.io/contrib/bridges/prometheus", in: []string{"internal/tracing"}, why: "one set of metrics, two ways out"},
 	{path: "github.com/coreos/go-systemd", in: []string{"internal/systemd"}, why: "the protocol of the service manager"},
 	{path: "github.com/danielgtaylor/huma", in: []string{"internal/httpapi"}, why: "operations, their checks and their description from one declaration"},

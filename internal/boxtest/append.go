@@ -1,4 +1,4 @@
-package outboxtest
+package boxtest
 
 import (
 	"bytes"
@@ -33,11 +33,7 @@ func transactionIsRequired(t *testing.T, f Fixture) {
 		t.Errorf("Append: %v", err)
 	}
 
-	if err := f.Box.AppendMany(ctx, []event.Event{newEvent("lost")}); !errors.Is(err, outbox.ErrNoTransaction) {
-		t.Errorf("AppendMany: %v", err)
-	}
-
-	if _, err := f.Box.Schedule(ctx, newEvent("lost"), soon); !errors.Is(err, outbox.ErrNoTransaction) {
+	if _, err := f.Box.Schedule(ctx, soon, newEvent("lost")); !errors.Is(err, outbox.ErrNoTransaction) {
 		t.Errorf("Schedule: %v", err)
 	}
 
@@ -129,18 +125,17 @@ func storedEnvelope(t *testing.T, f Fixture) {
 	id := uuid.MustParse("018f3f5c-0000-7000-8000-000000000001")
 	at := time.UnixMilli(1_750_000_000_456)
 	payload := []byte{0, 255, 1}
-	ev := event.New("order", "o-1", "OrderPlaced", payload,
+	ev := event.New(event.Aggregate{Type: "order", ID: "o-1"}, "OrderPlaced", event.Bytes("c", payload),
 		event.WithID(id), event.WithKey("k"), event.WithTopic("t"), event.WithPartition(3),
-		event.WithHeader("dup", []byte{0, 255}), event.WithHeader("dup", nil),
-		event.WithContentType("c"), event.WithSchemaVersion("3"),
+		event.WithHeader("dup", []byte{0, 255}), event.WithHeader("dup", nil), event.WithSchemaVersion("3"),
 		event.WithSource("/s"), event.WithSubject("u"),
 		event.WithTime(at), event.WithExpiresAt(at.Add(time.Hour)))
 
 	// The caller may change the bytes after New.
 	payload[0] = 9
 	f.appendEvents(t, ev,
-		event.New("order", "o-2", "Gone", nil),
-		event.New("order", "o-3", "Doc", bson.D{{Key: "a", Value: 1}}))
+		event.New(event.Aggregate{Type: "order", ID: "o-2"}, "Gone", event.Payload{}),
+		event.New(event.Aggregate{Type: "order", ID: "o-3"}, "Doc", event.Document(bson.D{{Key: "a", Value: 1}})))
 
 	got := f.parseStored(t)
 	if len(got) != 3 {
@@ -197,14 +192,16 @@ func duplicateID(t *testing.T, f Fixture) {
 }
 
 func everythingWrong(t *testing.T, f Fixture) {
-	big := event.New("order", "o-1", "big", bytes.Repeat([]byte("x"), SmallSize))
+	big := event.New(event.Aggregate{Type: "order", ID: "o-1"}, "big", event.Bytes("", bytes.Repeat([]byte("x"), SmallSize)))
 	if err := f.Transaction(t.Context(), func(ctx context.Context) error {
-		err := f.Small.Append(ctx, newEvent("fine"), event.New("", "o-1", "bad", nil), big)
+		err := f.Small.Append(ctx, newEvent("fine"), event.New(event.Aggregate{ID: "o-1"}, "bad", event.JSON(make(chan int))), big)
 		var tooLarge *outbox.TooLargeError
 		var invalid *event.InvalidError
 		switch {
 		case !errors.Is(err, event.ErrInvalid) || !errors.As(err, &invalid):
 			t.Errorf("got %v, want an *event.InvalidError", err)
+		case len(invalid.Problems) != 2:
+			t.Errorf("got %q, want the payload and the aggregate", invalid.Problems)
 		case !errors.Is(err, outbox.ErrTooLarge) || !errors.As(err, &tooLarge):
 			t.Errorf("got %v, want an *outbox.TooLargeError", err)
 		case tooLarge.ID != big.ID() || tooLarge.Limit != SmallSize || tooLarge.Size != big.Size():
@@ -217,7 +214,7 @@ func everythingWrong(t *testing.T, f Fixture) {
 		t.Error(err)
 	}
 
-	limit := event.New("order", "o-1", "limit", make([]byte, outbox.DefaultMaxSize))
+	limit := event.New(event.Aggregate{Type: "order", ID: "o-1"}, "limit", event.Bytes("", make([]byte, outbox.DefaultMaxSize)))
 	if err := f.Plain.Append(t.Context(), limit); !errors.Is(err, outbox.ErrTooLarge) {
 		t.Errorf("an event above the default limit: %v", err)
 	}
@@ -263,7 +260,7 @@ func emptyCalls(t *testing.T, f Fixture) {
 		t.Errorf("no events and no transaction: %v", err)
 	}
 
-	if err := f.Transaction(t.Context(), func(ctx context.Context) error { return f.Box.AppendMany(ctx, nil) }); err != nil {
+	if err := f.Transaction(t.Context(), func(ctx context.Context) error { return f.Box.Append(ctx) }); err != nil {
 		t.Error(err)
 	}
 

@@ -1,4 +1,4 @@
-package outboxtest
+package boxtest
 
 import (
 	"context"
@@ -16,16 +16,30 @@ import (
 // soon is the due time of scheduled events, far in the future.
 var soon = time.UnixMilli(1_900_000_000_123).UTC()
 
+// readScheduled returns the events that q selects.
+func (f Fixture) readScheduled(t *testing.T, q outbox.ScheduledQuery) []outbox.ScheduledEvent {
+	t.Helper()
+	list := []outbox.ScheduledEvent{}
+	for e, err := range f.Box.Scheduled(t.Context(), q) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		list = append(list, e)
+	}
+
+	return list
+}
+
 // readDueAt returns the due time of a scheduled event.
 func (f Fixture) readDueAt(t *testing.T, id event.ID) time.Time {
 	t.Helper()
 
-	page, err := f.Box.Scheduled(t.Context(), outbox.ScheduledQuery{IDs: []event.ID{id}})
-	if err != nil || len(page.Events) != 1 {
-		t.Fatalf("reading event %s: %+v, %v", id, page, err)
+	list := f.readScheduled(t, outbox.ScheduledQuery{IDs: []event.ID{id}})
+	if len(list) != 1 {
+		t.Fatalf("reading event %s: %+v", id, list)
 	}
 
-	return page.Events[0].DueAt
+	return list[0].DueAt
 }
 
 func scheduleAndCancel(t *testing.T, f Fixture) {
@@ -121,40 +135,43 @@ func nonsenseIsRefused(t *testing.T, f Fixture) {
 	}
 
 	if err := f.Transaction(ctx, func(ctx context.Context) error {
-		_, err := f.Box.Schedule(ctx, newEvent("x"), time.Time{})
+		_, err := f.Box.Schedule(ctx, time.Time{}, newEvent("x"))
 		return err
 	}); !errors.Is(err, event.ErrInvalid) {
 		t.Errorf("scheduling for the zero time: %v", err)
 	}
 
-	for _, q := range []outbox.ScheduledQuery{
-		{PageSize: -1},
-		{PageSize: outbox.MaxPageSize + 1},
-		{After: "x"},
-		{After: "!"},
-		{IDs: []event.ID{{}}},
-	} {
-		if _, err := f.Box.Scheduled(ctx, q); err == nil {
-			t.Errorf("the invalid query %+v was accepted", q)
+	zero := outbox.ScheduledQuery{IDs: []event.ID{{}}}
+	rounds := 0
+	for _, err := range f.Box.Scheduled(ctx, zero) {
+		rounds++
+		if err == nil {
+			t.Error("a query with a zero id was accepted")
 		}
 	}
+	if rounds != 1 {
+		t.Errorf("a query with a zero id: %d rounds, want 1", rounds)
+	}
+
+	if err := f.Transaction(ctx, func(ctx context.Context) error {
+		if _, err := f.Box.CancelScheduled(ctx, zero); err == nil {
+			t.Error("canceling with a zero id was accepted")
+		}
+
+		// Nothing was sent, so the transaction can continue.
+		return f.Box.Append(ctx, newEvent("fine"))
+	}); err != nil {
+		t.Error(err)
+	}
+	f.checkTypes(t, "fine")
 }
 
 // scheduledTypes returns the types of the events that q selects.
 func (f Fixture) scheduledTypes(t *testing.T, q outbox.ScheduledQuery) []string {
 	t.Helper()
-	page, err := f.Box.Scheduled(t.Context(), q)
-	if err != nil {
-		t.Fatal(err)
-	}
-
-	if page.Total != int64(len(page.Events)) {
-		t.Errorf("Total is %d, want %d", page.Total, len(page.Events))
-	}
-
 	types := []string{}
-	for _, e := range page.Events {
-		types = append(types, e.Type)
+	for _, e := range f.readScheduled(t, q) {
+		types = append(types, e.Name)
 	}
 
 	return types
@@ -175,42 +192,37 @@ func scheduledByCondition(t *testing.T, f Fixture) {
 		"all":       {outbox.ScheduledQuery{}, []string{"one", "two", "three"}},
 		"ids":       {outbox.ScheduledQuery{IDs: []event.ID{one, three, taken}}, []string{"one", "three"}},
 		"no id":     {outbox.ScheduledQuery{IDs: []event.ID{}}, []string{}},
-		"type":      {outbox.ScheduledQuery{Type: "two"}, []string{"two"}},
+		"type":      {outbox.ScheduledQuery{Name: "two"}, []string{"two"}},
 		"aggregate": {outbox.ScheduledQuery{AggregateType: "order"}, []string{"one", "two", "three"}},
 		"no such":   {outbox.ScheduledQuery{AggregateType: "invoice"}, []string{}},
-		"from":      {outbox.ScheduledQuery{DueFrom: soon.Add(time.Second)}, []string{"two", "three"}},
-		"before":    {outbox.ScheduledQuery{DueBefore: soon.Add(time.Second)}, []string{"one"}},
-		"both":      {outbox.ScheduledQuery{DueFrom: soon, DueBefore: soon.Add(2 * time.Second), Type: "two"}, []string{"two"}},
+		"from":      {outbox.ScheduledQuery{From: soon.Add(time.Second)}, []string{"two", "three"}},
+		"before":    {outbox.ScheduledQuery{Before: soon.Add(time.Second)}, []string{"one"}},
+		"both":      {outbox.ScheduledQuery{From: soon, Before: soon.Add(2 * time.Second), Name: "two"}, []string{"two"}},
 	} {
 		checkEqual(t, name, f.scheduledTypes(t, x.q), x.want)
 	}
 
 	expires := newEvent("expires", event.WithExpiresAt(soon.Add(time.Hour)))
 	f.scheduleEvent(t, expires, soon)
-	page, err := f.Box.Scheduled(t.Context(), outbox.ScheduledQuery{Type: "expires"})
-	if err != nil {
-		t.Fatal(err)
-	}
-
-	checkEqual(t, "the event", page.Events, []outbox.ScheduledEvent{{
+	checkEqual(t, "the event", f.readScheduled(t, outbox.ScheduledQuery{Name: "expires"}), []outbox.ScheduledEvent{{
 		ID:            expires.ID(),
 		AggregateType: "order",
 		AggregateID:   "o-1",
-		Type:          "expires",
+		Name:          "expires",
 		DueAt:         soon,
 		ExpiresAt:     soon.Add(time.Hour),
 	}})
 }
 
-// scheduledPages checks that every event is on exactly one page. Many events are due at the same
-// time and have ids of different types.
-func scheduledPages(t *testing.T, f Fixture) {
+// scheduledInOrder checks that an iteration returns every event once, by due time, and that it can end early. Many
+// events are due at the same time and have ids of different types.
+func scheduledInOrder(t *testing.T, f Fixture) {
 	want := map[event.ID]bool{}
 	if err := f.Transaction(t.Context(), func(ctx context.Context) error {
 		for i := range 20 {
 			kinds := [][]event.Option{nil, {event.WithID(fmt.Sprint("text", i))}, {event.WithID(bson.NewObjectID())}}
 			for _, opts := range kinds {
-				id, err := f.Box.Schedule(ctx, newEvent("x", opts...), soon.Add(time.Duration(i%3)*time.Second))
+				id, err := f.Box.Schedule(ctx, soon.Add(time.Duration(i%3)*time.Second), newEvent("x", opts...))
 				if err != nil {
 					return err
 				}
@@ -224,61 +236,27 @@ func scheduledPages(t *testing.T, f Fixture) {
 		t.Fatal(err)
 	}
 
-	for _, size := range []int{1, 7, 59, 60, 61} {
-		q := outbox.ScheduledQuery{PageSize: size}
-		seen := map[event.ID]bool{}
-		last := time.Time{}
-		pages := 0
-		for {
-			page, err := f.Box.Scheduled(t.Context(), q)
-			if err != nil {
-				t.Fatal(err)
-			}
-
-			pages++
-			if page.Total != 60 || len(page.Events) > size {
-				t.Fatalf("a page has %d events and Total %d, want at most %d and 60", len(page.Events), page.Total, size)
-			}
-
-			for _, e := range page.Events {
-				if seen[e.ID] || !want[e.ID] || e.DueAt.Before(last) {
-					t.Fatalf("event %s is repeated, unknown or out of order", e.ID)
-				}
-				seen[e.ID] = true
-				last = e.DueAt
-			}
-
-			q.After = page.Next
-			if q.After == "" {
-				break
-			}
+	last := time.Time{}
+	for _, e := range f.readScheduled(t, outbox.ScheduledQuery{}) {
+		if !want[e.ID] || e.DueAt.Before(last) {
+			t.Fatalf("event %s is repeated, unknown or out of order", e.ID)
 		}
+		delete(want, e.ID)
+		last = e.DueAt
+	}
+	if len(want) != 0 {
+		t.Errorf("%d events are missing", len(want))
+	}
 
-		if len(seen) != 60 || pages != (59+size)/size {
-			t.Errorf("with pages of %d: got %d events on %d pages, want 60 on %d", size, len(seen), pages, (59+size)/size)
+	seen := 0
+	for range f.Box.Scheduled(t.Context(), outbox.ScheduledQuery{}) {
+		if seen++; seen == 5 {
+			break
 		}
 	}
-}
-
-func scheduledSummary(t *testing.T, f Fixture) {
-	for i := range 5 {
-		f.scheduleEvent(t, newEvent([]string{"a", "b"}[i%2]), soon.Add(time.Duration(i)*time.Second))
+	if seen != 5 {
+		t.Errorf("%d rounds of a loop that ends after 5", seen)
 	}
-
-	got, err := f.Box.SummarizeScheduled(t.Context(), outbox.ScheduledQuery{})
-	if err != nil {
-		t.Fatal(err)
-	}
-
-	for i := range got {
-		got[i].Earliest = got[i].Earliest.UTC()
-		got[i].Latest = got[i].Latest.UTC()
-	}
-
-	checkEqual(t, "summary", got, []outbox.ScheduledSummary{
-		{Type: "a", Count: 3, Earliest: soon, Latest: soon.Add(4 * time.Second)},
-		{Type: "b", Count: 2, Earliest: soon.Add(time.Second), Latest: soon.Add(3 * time.Second)},
-	})
 }
 
 func cancelByQuery(t *testing.T, f Fixture) {
@@ -303,7 +281,7 @@ func cancelByQuery(t *testing.T, f Fixture) {
 		t.Error(err)
 	}
 
-	if n, err := f.Box.CancelScheduled(ctx, outbox.ScheduledQuery{Type: "drop"}); err != nil || n != 2 {
+	if n, err := f.Box.CancelScheduled(ctx, outbox.ScheduledQuery{Name: "drop"}); err != nil || n != 2 {
 		t.Errorf("by type: canceled %d, want 2; %v", n, err)
 	}
 
