@@ -75,8 +75,8 @@ func (c *Calls) Retry(ctx context.Context, part string, op func(context.Context)
 	return err
 }
 
-// KeepTicking counts ticks until stop is called or ctx ends. It is for work whose single steps have deadlines,
-// but may take longer than a stage may stand still.
+// KeepTicking counts ticks until stop is called or ctx ends. It is for work whose single steps have
+// deadlines, but which may take longer than a stage may stand still.
 func (c *Calls) KeepTicking(ctx context.Context, every time.Duration) (stop func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	var ticking sync.WaitGroup

@@ -93,7 +93,7 @@ func (s *Shared) isNodeAlive(ctx context.Context, node string) bool {
 }
 
 // Runner runs one slot of the watcher: one term of ownership after the other. Fields with the same
-// name as a field of shared belong to the slot: its share of the memory, its scope, its state and
+// name as a field of Shared belong to the slot: its share of the memory, its scope, its state and
 // its metrics.
 type Runner struct {
 	shared  *Shared

@@ -201,7 +201,7 @@ type DirtyList struct {
 	Log         *slog.Logger
 
 	mu     sync.Mutex
-	Listed map[string]bool
+	Listed map[string]bool // by name; guarded by mu, and never nil
 }
 
 // Mark adds a collection to the list. When it returns nil, the list is majority-committed. It costs
