@@ -226,9 +226,8 @@ type DeadRef struct {
 }
 
 // Show returns one letter with its envelope, in which the rules of [Operator.Redact] hide values. The
-// payload, and fields that do not belong to an envelope, are included only if payload is true. With
-// [Operator.LogPayloads], Show then writes an entry to the events log first, and returns an error if
-// that fails.
+// payload, and fields that do not belong to an envelope, are included only if payload is true. Show
+// then writes an entry to the events log first, and returns an error if that fails.
 func (l Letters) Show(ctx context.Context, ref DeadRef, payload bool) (DeadLetter, error) {
 	d, err := l.findLetter(ctx, ref)
 	if err != nil {
@@ -237,7 +236,7 @@ func (l Letters) Show(ctx context.Context, ref DeadRef, payload bool) (DeadLette
 
 	letter := newDeadLetter(&d)
 	letter.Envelope = l.op.Redact.redactEnvelope(envelopeJSON(d.Envelope, payload), payload)
-	if !payload || !l.op.LogPayloads {
+	if !payload {
 		return letter, nil
 	}
 
