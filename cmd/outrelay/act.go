@@ -19,7 +19,7 @@ import (
 	"golang.org/x/term"
 
 	"github.com/outrelay/outrelay/internal/admin"
-	"github.com/outrelay/outrelay/internal/app"
+	"github.com/outrelay/outrelay/internal/connect"
 	"github.com/outrelay/outrelay/internal/operators"
 )
 
@@ -66,7 +66,7 @@ func (a *operatorCommand) withOperator(ctx context.Context, f func(ctx context.C
 	if err != nil {
 		return err
 	}
-	state, closeClient, err := app.StateDatabase(cfg)
+	state, closeClient, err := connect.StateDatabase(cfg)
 	if err != nil {
 		return err
 	}

@@ -8,7 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/outrelay/outrelay/internal/app"
+	"github.com/outrelay/outrelay/internal/connect"
 	"github.com/outrelay/outrelay/internal/slots"
 )
 
@@ -59,7 +59,7 @@ func (a *operatorCommand) runReslice(ctx context.Context, want slots.ResliceOpti
 	}
 
 	want.DryRun, want.Actor = true, a.actorName()
-	r, err := app.RunReslice(ctx, cfg, log, want)
+	r, err := connect.RunReslice(ctx, cfg, log, want)
 	if err != nil {
 		return classifyError(err)
 	}
@@ -79,7 +79,7 @@ func (a *operatorCommand) runReslice(ctx context.Context, want slots.ResliceOpti
 			fmt.Fprintln(a.p.errOut, text)
 		}
 	}
-	if r, err = app.RunReslice(ctx, cfg, log, want); err != nil {
+	if r, err = connect.RunReslice(ctx, cfg, log, want); err != nil {
 		return classifyError(err)
 	}
 	return a.printResult(r, func(w io.Writer) error { return printReslice(w, r) })

@@ -9,7 +9,7 @@ import (
 	"github.com/outrelay/outrelay/internal/slots"
 )
 
-// The parts that need no Kafka: the plan, its rejections, and a watcher that has never run. internal/app and
+// The parts that need no Kafka: the plan, its rejections, and a watcher that has never run. internal/process and
 // test/fault test the division itself.
 func TestResliceCommand(t *testing.T) {
 	t.Parallel()

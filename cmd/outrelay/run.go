@@ -7,8 +7,8 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/outrelay/outrelay/internal/app"
 	"github.com/outrelay/outrelay/internal/operators"
+	"github.com/outrelay/outrelay/internal/process"
 )
 
 func newRunCommand(p *program) *cobra.Command {
@@ -37,7 +37,7 @@ func (p *program) runRelay(ctx context.Context) error {
 		return err
 	}
 	version := thisBuild().Version
-	r, err := app.New(cfg, version, log, operators.Option())
+	r, err := process.New(cfg, version, log, operators.Option())
 	if err != nil {
 		return err
 	}
@@ -51,7 +51,7 @@ func (p *program) runRelay(ctx context.Context) error {
 	err = r.Run(ctx)
 
 	// An outdated version does not start at a later attempt either.
-	if errors.Is(err, app.ErrOutdated) {
+	if errors.Is(err, process.ErrOutdated) {
 		return err
 	}
 	return markTemporary(err)

@@ -9,8 +9,10 @@ import (
 	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
 
-	"github.com/outrelay/outrelay/pkg/outbox"
+	"github.com/outrelay/outrelay/internal/agenda"
+	"github.com/outrelay/outrelay/internal/mongodb"
 )
 
 // ScheduledFilter selects scheduled envelopes by text that operators type. An envelope matches if
@@ -83,16 +85,11 @@ func (s Schedule) List(
 	}
 
 	for _, b := range outboxes {
-		query.After = ""
-		if b.ns == firstNS {
-			query.After = cursor
-		}
-		query.PageSize = max(limit-len(page.Events), 1)
-		part, err := b.Scheduled(ctx, query)
+		total, err := agenda.Count(ctx, b.coll, query)
 		if err != nil {
 			return page, fmt.Errorf("%s: %w", b.ns, err)
 		}
-		page.Total += part.Total
+		page.Total += total
 
 		// Collections of earlier pages, and those after the end of this page, only add to the
 		// total.
@@ -100,17 +97,25 @@ func (s Schedule) List(
 			continue
 		}
 		if len(page.Events) == limit {
-			if part.Total > 0 {
+			if total > 0 {
 				page.Next = b.ns + "/"
 			}
 			continue
 		}
 
+		var position string
+		if b.ns == firstNS {
+			position = cursor
+		}
+		part, err := agenda.ReadPage(ctx, b.coll, query, limit-len(page.Events), position)
+		if err != nil {
+			return page, fmt.Errorf("%s: %w", b.ns, err)
+		}
 		for _, e := range part.Events {
 			page.Events = append(page.Events, Scheduled{
 				Collection:    b.ns,
 				ID:            e.ID.String(),
-				Type:          e.Type,
+				Type:          e.Name,
 				AggregateType: e.AggregateType,
 				AggregateID:   e.AggregateID,
 				DueAt:         e.DueAt,
@@ -134,15 +139,15 @@ func (s Schedule) Summary(ctx context.Context, f ScheduledFilter) ([]ScheduledGr
 	groups := []ScheduledGroup{}
 	compareType := func(g ScheduledGroup, t string) int { return strings.Compare(g.Type, t) }
 	for _, b := range outboxes {
-		list, err := b.SummarizeScheduled(ctx, query)
+		list, err := agenda.Summarize(ctx, b.coll, query)
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", b.ns, err)
 		}
 
 		for _, s := range list {
-			i, found := slices.BinarySearchFunc(groups, s.Type, compareType)
+			i, found := slices.BinarySearchFunc(groups, s.Name, compareType)
 			if !found {
-				g := ScheduledGroup{Type: s.Type, Earliest: s.Earliest.UTC(), Latest: s.Latest.UTC()}
+				g := ScheduledGroup{Type: s.Name, Earliest: s.Earliest.UTC(), Latest: s.Latest.UTC()}
 				groups = slices.Insert(groups, i, g)
 			}
 
@@ -174,7 +179,7 @@ func (s Schedule) Cancel(ctx context.Context, f ScheduledFilter, progress func(i
 
 	for _, b := range outboxes {
 		var cancelled int64
-		cancelled, err = b.CancelScheduled(ctx, query)
+		cancelled, err = agenda.CancelMatching(ctx, b.coll, query)
 		if err != nil {
 			// The cancellations until then are logged below.
 			err = fmt.Errorf("%s: %w", b.ns, err)
@@ -239,12 +244,12 @@ func (s Schedule) logMoved(ctx context.Context, f ScheduledFilter, r Rescheduled
 func rescheduleEnvelope(ctx context.Context, outboxes []scheduledOutbox, text string, to time.Time) (bool, error) {
 	for _, id := range parseIDs(text) {
 		for _, b := range outboxes {
-			err := b.Reschedule(ctx, id, to)
-			if err == nil {
-				return true, nil
+			moved, err := agenda.Move(ctx, b.coll, id, to)
+			if err != nil {
+				return false, fmt.Errorf("%s: moving envelope %s: %w", b.ns, text, err)
 			}
-			if !errors.Is(err, outbox.ErrNotScheduled) {
-				return false, fmt.Errorf("%s: %w", b.ns, err)
+			if moved {
+				return true, nil
 			}
 		}
 	}
@@ -253,22 +258,14 @@ func rescheduleEnvelope(ctx context.Context, outboxes []scheduledOutbox, text st
 
 // scheduledOutbox is one of the watcher's outboxes.
 type scheduledOutbox struct {
-	*outbox.Box
-	ns string
+	coll *mongo.Collection
+	ns   string
 }
 
 // findOutboxes returns the query of a filter, and the outboxes that it applies to, sorted by
 // name.
-func (s Schedule) findOutboxes(
-	ctx context.Context, f ScheduledFilter,
-) (outbox.ScheduledQuery, []scheduledOutbox, error) {
-	query := outbox.ScheduledQuery{
-		Type:          f.Type,
-		AggregateType: f.AggregateType,
-		DueFrom:       f.From,
-		DueBefore:     f.To,
-		All:           f.All,
-	}
+func (s Schedule) findOutboxes(ctx context.Context, f ScheduledFilter) (agenda.Query, []scheduledOutbox, error) {
+	query := agenda.Query{Name: f.Type, AggregateType: f.AggregateType, From: f.From, Before: f.To}
 	if err := checkWindow(f.From, f.To); err != nil {
 		return query, nil, err
 	}
@@ -287,11 +284,7 @@ func (s Schedule) findOutboxes(
 	outboxes := make([]scheduledOutbox, len(names))
 	for i, ns := range names {
 		db, coll, _ := strings.Cut(ns, ".")
-		box, err := outbox.New(s.op.State.Client().Database(db), outbox.WithCollection(coll))
-		if err != nil {
-			return query, nil, err
-		}
-		outboxes[i] = scheduledOutbox{box, ns}
+		outboxes[i] = scheduledOutbox{mongodb.Majority(s.op.State.Client().Database(db).Collection(coll)), ns}
 	}
 	return query, outboxes, nil
 }

@@ -193,7 +193,7 @@ func (s *stage) askBatch(ctx context.Context, batch []event.Event) error {
 	}
 
 	err := s.service.box.Transaction(ctx, func(ctx context.Context) error {
-		return s.service.box.AppendMany(ctx, batch)
+		return s.service.box.Append(ctx, batch...)
 	})
 	if err != nil {
 		return err

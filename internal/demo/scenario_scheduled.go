@@ -140,13 +140,13 @@ func (s *stage) measureScheduling(ctx context.Context) (time.Duration, error) {
 	events := make([]event.Event, dueBatch)
 	for i := range events {
 		id := uuid.Must(uuid.NewV7())
-		events[i] = event.New(aggregate, id.String(), "ReminderDue", []byte(`{}`),
+		events[i] = event.New(event.Aggregate{Type: aggregate, ID: id.String()}, "ReminderDue", event.Bytes("", []byte(`{}`)),
 			event.WithID(id), event.WithDueAt(time.Now().Add(time.Hour)))
 	}
 
 	began := time.Now()
 	err := s.service.box.Transaction(ctx, func(ctx context.Context) error {
-		return errors.Join(s.service.box.AppendMany(ctx, events), errChangedMind)
+		return errors.Join(s.service.box.Append(ctx, events...), errChangedMind)
 	})
 	if !errors.Is(err, errChangedMind) {
 		return 0, fmt.Errorf("scheduling events: %w", err)
@@ -187,12 +187,12 @@ func (c *calendar) scheduleBatch(ctx context.Context, batch []*dueEvent) error {
 	for i, d := range batch {
 		id := d.id.String()
 		payload := fmt.Appendf(nil, `{"reminder":%q}`, id)
-		events[i] = event.New(aggregate, id, "ReminderDue", payload, event.WithID(d.id), event.WithDueAt(d.at))
+		events[i] = event.New(event.Aggregate{Type: aggregate, ID: id}, "ReminderDue", event.Bytes("", payload), event.WithID(d.id), event.WithDueAt(d.at))
 		c.stage.check.Begin(check.Event{ID: id, Key: id, Topics: []string{c.stage.names.topicName(aggregate)}, Value: payload})
 	}
 	c.addAll(batch)
 	err := c.stage.service.box.Transaction(ctx, func(ctx context.Context) error {
-		return c.stage.service.box.AppendMany(ctx, events)
+		return c.stage.service.box.Append(ctx, events...)
 	})
 	if err != nil {
 		return err

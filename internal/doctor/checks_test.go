@@ -87,9 +87,9 @@ func TestChecks(t *testing.T) {
 // secured makes a set with access control one with an administrator, by the exception for the first one.
 func secured(t *testing.T, addr string) *mongo.Client {
 	t.Helper()
-	first := connect(t, "mongodb://"+addr+"/?directConnection=true")
+	first := connectTo(t, "mongodb://"+addr+"/?directConnection=true")
 	command(t, first, bson.D{{Key: "createUser", Value: "root"}, {Key: "pwd", Value: planted}, {Key: "roles", Value: bson.A{"root"}}})
-	c := connect(t, "mongodb://root:"+planted+"@"+addr+"/?replicaSet=rs0")
+	c := connectTo(t, "mongodb://root:"+planted+"@"+addr+"/?replicaSet=rs0")
 	appendTo(t, c.Database("shop"), aclTopic)
 	if err := outboxes.EnsureIndexes(t.Context(), c.Database("shop").Collection("outbox")); err != nil {
 		t.Fatal(err)
@@ -97,7 +97,7 @@ func secured(t *testing.T, addr string) *mongo.Client {
 	return c
 }
 
-func connect(t *testing.T, uri string) *mongo.Client {
+func connectTo(t *testing.T, uri string) *mongo.Client {
 	t.Helper()
 	c, err := mongo.Connect(options.Client().ApplyURI(uri))
 	if err != nil {
@@ -402,7 +402,7 @@ func ping(t *testing.T, addr string) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	c := connect(t, "mongodb://"+addr+"/?directConnection=true&serverSelectionTimeoutMS=60000")
+	c := connectTo(t, "mongodb://"+addr+"/?directConnection=true&serverSelectionTimeoutMS=60000")
 	if err := c.Ping(ctx, nil); err != nil {
 		t.Fatal(err)
 	}

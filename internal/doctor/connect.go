@@ -23,8 +23,8 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo/readconcern"
 	"go.mongodb.org/mongo-driver/v2/mongo/readpref"
 
-	"github.com/outrelay/outrelay/internal/app"
 	"github.com/outrelay/outrelay/internal/config"
+	"github.com/outrelay/outrelay/internal/connect"
 	"github.com/outrelay/outrelay/internal/logging"
 )
 
@@ -53,7 +53,7 @@ func (x mongoChecks) connectMongo() error {
 		SetHeartbeatInterval(time.Second).SetConnectTimeout(3 * time.Second).SetServerSelectionTimeout(selection).
 		SetMaxPoolSize(4).SetServerMonitor(m.seen.monitor())
 	m.opts.Timeout = nil
-	if err := app.SecureMongo(m.opts, x.cfg.MongoDB.TLS, slog.New(slog.DiscardHandler), nil); err != nil {
+	if err := connect.SecureMongo(m.opts, x.cfg.MongoDB.TLS, slog.New(slog.DiscardHandler), nil); err != nil {
 		return err
 	}
 

@@ -18,9 +18,9 @@ import (
 	"sync"
 	"time"
 
-	"github.com/outrelay/outrelay/internal/app"
 	"github.com/outrelay/outrelay/internal/changestream"
 	"github.com/outrelay/outrelay/internal/config"
+	"github.com/outrelay/outrelay/internal/connect"
 	"github.com/outrelay/outrelay/internal/kafkawire"
 	"github.com/outrelay/outrelay/internal/logging"
 	"github.com/outrelay/outrelay/internal/routing"
@@ -142,7 +142,7 @@ func runChecks(ctx context.Context, cfg config.Config, limit time.Duration) (Rep
 		return Report{}, fmt.Errorf("topics: %w", err)
 	}
 
-	if x.brokers, err = app.NewKafka(cfg, slog.New(slog.DiscardHandler), nil); err != nil {
+	if x.brokers, err = connect.NewKafka(cfg, slog.New(slog.DiscardHandler), nil); err != nil {
 		return Report{}, err
 	}
 

@@ -53,10 +53,11 @@ func splitDiagnoses(err error) (said, fixes []string) {
 }
 
 func (x kafkaChecks) checkBrokers(ctx context.Context) finding {
-	n, err := x.brokers.Health(ctx)
+	layout, err := x.brokers.Metadata(ctx, nil)
 	if err != nil {
 		return unchecked("", "Kafka answers: %v", err)
 	}
+	n := len(layout.Brokers)
 	x.topics.brokers = n
 	if n == 1 {
 		return warned("add brokers, up to three, and raise the replication of the topics",

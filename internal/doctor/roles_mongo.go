@@ -187,7 +187,8 @@ func (m *roleMaker) consumerRole() Role {
 		}
 
 		r.Privileges = addPrivileges(r.Privileges,
-			Privilege{Resource: resourceOf(db, consumer.DefaultLetters), Actions: slices.Concat(readWrite, schema, []string{"collMod"}), Why: "messages that could not be handled"})
+			Privilege{Resource: resourceOf(db, consumer.DefaultLetters), Actions: slices.Concat(readWrite, schema, []string{"collMod"}), Why: "messages that could not be handled"},
+			Privilege{Resource: resourceOf(db, consumer.DefaultWaiting), Actions: slices.Concat(readWrite, schema), Why: "messages that wait for a retry"})
 		for _, coll := range append(slices.Clone(m.who.Sagas), saga.DefaultTypes) {
 			if len(m.who.Sagas) > 0 {
 				r.Privileges = addPrivileges(r.Privileges,

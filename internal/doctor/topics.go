@@ -73,10 +73,10 @@ func (x topicChecks) checkTopicsExist(ctx context.Context) finding {
 	for _, name := range t.names {
 		topic := t.layout.Topics[name]
 		switch {
-		case kafkawire.IsMissing(topic.Err):
+		case errors.Is(topic.Err, kafkawire.UnknownTopicOrPartition):
 			missing = append(missing, name)
 			continue
-		case kafkawire.IsForbidden(topic.Err):
+		case errors.Is(topic.Err, kafkawire.TopicAuthorizationFailed):
 			hidden = append(hidden, name)
 			continue
 		case topic.Err != nil:
@@ -124,7 +124,7 @@ func (x topicChecks) checkCreation(ctx context.Context, missing []string) findin
 		err := x.brokers.ValidateTopic(ctx, name,
 			kafkawire.TopicCreate{Partitions: max(how.Partitions, 0), Replication: max(how.Replication, 0), Configs: how.Configs})
 		switch {
-		case kafkawire.IsForbidden(err):
+		case errors.Is(err, kafkawire.TopicAuthorizationFailed):
 			refused = append(refused, fmt.Sprintf("this user may not create topic %q", name))
 		case err != nil:
 			refused = append(refused, sink.TopicRefusal(name, err, true))
@@ -141,7 +141,7 @@ func (x topicChecks) checkCreation(ctx context.Context, missing []string) findin
 // checkACLs checks the operations that the user may perform on each topic.
 func (x topicChecks) checkACLs(ctx context.Context) finding {
 	names := slices.DeleteFunc(slices.Clone(x.topics.names), func(name string) bool {
-		return kafkawire.IsMissing(x.topics.layout.Topics[name].Err)
+		return errors.Is(x.topics.layout.Topics[name].Err, kafkawire.UnknownTopicOrPartition)
 	})
 	if len(names) == 0 {
 		return passed("there is no topic to ask for")

@@ -1,5 +1,8 @@
 // Package gap sends the envelopes of the outbox collections whose change stream is lost.
 //
+// A [Recovery] belongs to one term. It decides how the stream continues, and saves, sweeps and closes
+// gaps, in the order that recovery.go describes.
+//
 // A [Sweep] reads every watched collection for the envelopes of a stretch of time whose stream is lost,
 // and delivers each to a [Publisher].
 //

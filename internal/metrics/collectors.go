@@ -14,30 +14,30 @@ const namespace = "outrelay"
 // builder creates metrics with the prefix outrelay and registers them.
 type builder struct{ registerer prometheus.Registerer }
 
-// register registers c and returns it.
-func register[C prometheus.Collector](b builder, c C) C {
+// registerMetric registers c and returns it.
+func registerMetric[C prometheus.Collector](b builder, c C) C {
 	b.registerer.MustRegister(c)
 	return c
 }
 
 func (b builder) newCounter(name, help string) prometheus.Counter {
-	return register(b, prometheus.NewCounter(prometheus.CounterOpts{Namespace: namespace, Name: name, Help: help}))
+	return registerMetric(b, prometheus.NewCounter(prometheus.CounterOpts{Namespace: namespace, Name: name, Help: help}))
 }
 
 func (b builder) newCounterVec(name, help string, labels ...string) *prometheus.CounterVec {
-	return register(b, prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: namespace, Name: name, Help: help}, labels))
+	return registerMetric(b, prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: namespace, Name: name, Help: help}, labels))
 }
 
 func (b builder) newGauge(name, help string) prometheus.Gauge {
-	return register(b, prometheus.NewGauge(prometheus.GaugeOpts{Namespace: namespace, Name: name, Help: help}))
+	return registerMetric(b, prometheus.NewGauge(prometheus.GaugeOpts{Namespace: namespace, Name: name, Help: help}))
 }
 
 func (b builder) newGaugeVec(name, help string, labels ...string) *prometheus.GaugeVec {
-	return register(b, prometheus.NewGaugeVec(prometheus.GaugeOpts{Namespace: namespace, Name: name, Help: help}, labels))
+	return registerMetric(b, prometheus.NewGaugeVec(prometheus.GaugeOpts{Namespace: namespace, Name: name, Help: help}, labels))
 }
 
 func (b builder) newLive(name, help string) *Live {
-	return register(b, &Live{Gauge: prometheus.NewGauge(prometheus.GaugeOpts{Namespace: namespace, Name: name, Help: help})})
+	return registerMetric(b, &Live{Gauge: prometheus.NewGauge(prometheus.GaugeOpts{Namespace: namespace, Name: name, Help: help})})
 }
 
 func (b builder) newStates(name, help string) *States {
@@ -45,7 +45,7 @@ func (b builder) newStates(name, help string) *States {
 }
 
 func (b builder) newHistogram(name, help string, bounds []time.Duration) *Histogram {
-	return register(b, newHistogram(prometheus.BuildFQName(namespace, "", name), help, bounds))
+	return registerMetric(b, newHistogram(prometheus.BuildFQName(namespace, "", name), help, bounds))
 }
 
 // Live is a gauge whose value can be computed at the time of the scrape. An age or a lag that only a loop sets
@@ -92,13 +92,6 @@ func (s *States) SetCurrent(state string) {
 	}
 	s.vec.WithLabelValues(state).Set(1)
 	s.current = state
-}
-
-// Current returns the current state, or "" before the first call of Enter.
-func (s *States) Current() string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.current
 }
 
 // Histogram counts durations. Unlike the library's histogram, Observe takes a count, so the records of one

@@ -42,24 +42,28 @@ func (b builder) newFigures() Figures {
 			"Envelopes behind the watermark, counted now and then up to the limit.", "collection"),
 		OldestAge: b.newGaugeVec("oldest_pending_seconds",
 			"Time since the oldest envelope behind the watermark was written; 0 if there is none.", "collection"),
+
 		Scheduled: b.newGaugeVec("scheduled_envelopes",
 			"Envelopes that wait for their due time, up to the limit.", "collection"),
 		Overdue: b.newGaugeVec("scheduled_overdue_seconds",
 			"Time since the first scheduled envelope was due; 0 if none is.", "collection"),
+
 		DeadLetters: b.newGaugeVec("dead_letters_stored",
 			"Dead letters in the collection, requeued ones too, by its metadata.", "collection"),
 		Inbox: b.newGaugeVec("inbox_entries",
 			"Markers, claims and watermarks of the inbox, by the collection's metadata.", "collection"),
 		Indexes: b.newGaugeVec("missing_indexes",
 			"Declared indexes that the collection does not have; looked at every few minutes.", "collection"),
+
 		Nodes: b.newGaugeVec("nodes",
 			"Processes of the state database by whether they gave a sign of life lately.", "state"),
-		Age: b.newLive("figures_age_seconds",
-			"Time since the collections were counted last; 0 in a process that owns nothing."),
-		Limit:   b.newGauge("figures_limit", "Number at which counting a collection stops."),
 		Watcher: b.newGaugeVec("watcher_info", "Always 1; the labels name the watcher and the node.", "watcher", "node"),
 		Health:  b.newStates("health", "1 for the health that the relay sees itself in."),
 		Ready:   b.newLive("ready", "1 while /readyz says that the process does its part, as owner or as standby."),
+
+		Age: b.newLive("figures_age_seconds",
+			"Time since the collections were counted last; 0 in a process that owns nothing."),
+		Limit: b.newGauge("figures_limit", "Number at which counting a collection stops."),
 	}
 }
 

@@ -210,8 +210,10 @@ func (b builder) newDelivery() Delivery {
 			"Time from the commit in MongoDB to the ack of Kafka.", latencyBuckets),
 		ProduceErrors: b.newCounterVec("produce_errors_total",
 			"Answers of Kafka to a produce request other than success.", "error"),
+
 		InflightRecords: b.newLive("inflight_records", "Records handed to the sink and not yet acked."),
 		InflightBytes:   b.newLive("inflight_bytes", "Bytes of the records sent to the sink and not acked yet."),
+
 		BudgetUsed:      b.newLive("budget_used_bytes", "Bytes of the memory budget in use."),
 		Budget:          b.newLive("budget_bytes", "The memory budget."),
 		TicketWindow:    b.newLive("ticket_window", "Events between the watermark and the newest one read."),
@@ -224,14 +226,16 @@ func (b builder) newOwnership() Ownership {
 		CheckpointSeconds: b.newHistogram("checkpoint_seconds", "Duration of the write of a checkpoint.", writeBuckets),
 		CheckpointAge:     b.newLive("checkpoint_age_seconds", "Time since the last checkpoint was written."),
 		Checkpoints:       b.newCounter("checkpoints_total", "Checkpoints written."),
-		LeaseOwner:        b.newGauge("lease_owner", "1 while this process owns the watcher."),
-		LeaseEpoch:        b.newGauge("lease_epoch", "Epoch of the ownership last seen."),
+
+		LeaseOwner: b.newGauge("lease_owner", "1 while this process owns the watcher."),
+		LeaseEpoch: b.newGauge("lease_epoch", "Epoch of the ownership last seen."),
 		LeaseSuspended: b.newGauge("lease_suspended",
 			"1 while the lease is past its local deadline and work is suspended."),
 		Takeovers:    b.newCounter("takeovers_total", "Acquisitions of the lease by this process."),
 		LeaseLost:    b.newCounter("lease_lost_total", "Ownerships that ended without a release."),
 		RenewSeconds: b.newHistogram("lease_renew_seconds", "Duration of a renewal of the lease.", writeBuckets),
-		ReadBack:     b.newCounter("read_back_records_total", "Records read at take-overs to find what was sent already."),
+
+		ReadBack: b.newCounter("read_back_records_total", "Records read at take-overs to find what was sent already."),
 		ReadBackHits: b.newCounter("read_back_hits_total",
 			"Envelopes not sent again because a read-back found them in the topic."),
 		Quarantined: b.newLive("quarantined_partitions",
@@ -263,6 +267,8 @@ func (b builder) newProcess() Process {
 		KafkaReachable: b.newGauge("kafka_reachable", "1 while the Kafka cluster answers."),
 		MongoReachable: b.newGauge("mongodb_reachable", "1 while the MongoDB replica set answers."),
 	}
+
+	// A series that begins at 0 shows its first increase.
 	for _, what := range []Reload{Settings, Certificates} {
 		for _, result := range []string{reloadApplied, reloadRefused} {
 			p.ConfigReloads.WithLabelValues(string(what), result)

@@ -183,7 +183,7 @@ func TestStatesAreExclusive(t *testing.T) {
 	if value(t, s, "outrelay_stream_state", "state", "opening") != 0 || value(t, s, "outrelay_stream_state", "state", "live") != 1 {
 		t.Error("two states at once")
 	}
-	if got := s.StreamState.Current(); got != "live" {
+	if got := s.StreamState.current; got != "live" {
 		t.Errorf("current = %q", got)
 	}
 }

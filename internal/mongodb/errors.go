@@ -63,9 +63,12 @@ func HasCode(err error, codes ...int) bool {
 	return false
 }
 
-// DescribeRefusal wraps err. If the server rejected the command because the action is not granted, the
-// error is a [*PrivilegeError] with that action.
+// DescribeRefusal wraps err, or returns nil if err is nil. If the server rejected the command because the action
+// is not granted, the error is a [*PrivilegeError] with that action.
 func DescribeRefusal(err error, doing, action, on, advice string) error {
+	if err == nil {
+		return nil
+	}
 	if HasCode(err, CodeUnauthorized) {
 		err = &PrivilegeError{Action: action, On: on, Advice: advice, Err: err}
 	}

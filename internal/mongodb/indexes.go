@@ -122,11 +122,8 @@ func CreateIndexes(ctx context.Context, coll *mongo.Collection, list []Index) er
 			Namespace(coll), ErrIndexConflict, strings.Join(statements, "; "), err)
 	}
 
-	if err != nil {
-		return DescribeRefusal(err, "creating indexes on "+Namespace(coll), "createIndex", Namespace(coll),
-			"have somebody else run: "+strings.Join(statements, "; "))
-	}
-	return nil
+	return DescribeRefusal(err, "creating indexes on "+Namespace(coll), "createIndex", Namespace(coll),
+		"have somebody else run: "+strings.Join(statements, "; "))
 }
 
 // DropIndex removes the index with the name and the keys of index. If the name belongs to other keys, the

@@ -13,48 +13,43 @@ import (
 	"github.com/outrelay/outrelay/internal/mongodb"
 )
 
-// Kind is what an event of the log is about.
+// Kind is the kind of an entry of the events log.
 type Kind string
 
-// The kinds of events; a reader must bear others, of newer versions.
+// The kinds of entries. A reader must accept other kinds, because newer versions may write them.
 const (
-	TookOver      Kind = "took_over"
-	Released      Kind = "released"
-	LeaseLost     Kind = "lease_lost"
-	SteppedDown   Kind = "stepped_down"
-	Paused        Kind = "paused"
-	Resumed       Kind = "resumed"
-	PinLapsed     Kind = "pin_lapsed"
-	GapFound      Kind = "gap_found"
-	GapClosed     Kind = "gap_closed"
-	Invalidated   Kind = "invalidated"
-	Dropped       Kind = "collection_dropped"
-	Renamed       Kind = "collection_renamed"
-	ReadBackShort Kind = "read_back_bounded"
-	OffsetLost    Kind = "offset_out_of_range"
-	SelfMove      Kind = "transactional_id_moved"
-	TopicAdopted  Kind = "topic_adopted"
-	Halted        Kind = "halted"
+	TookOver    Kind = "took_over"
+	Released    Kind = "released"
+	LeaseLost   Kind = "lease_lost"
+	SteppedDown Kind = "stepped_down"
+	Paused      Kind = "paused"
+	Resumed     Kind = "resumed"
+	PinLapsed   Kind = "pin_lapsed"
+	GapFound    Kind = "gap_found"
+	GapClosed   Kind = "gap_closed"
+	Invalidated Kind = "invalidated"
+	Dropped     Kind = "collection_dropped"
+	Renamed     Kind = "collection_renamed"
+	Halted      Kind = "halted"
 
 	NodeStarted    Kind = "node_started"
 	NodeStopped    Kind = "node_stopped"
-	NodeStale      Kind = "node_stale"            // another node gave no sign of life any more
-	NodeReturned   Kind = "node_returned"         // it does again
-	NodeListed     Kind = "node_listed_again"     // it was taken off the list while it ran
+	NodeStale      Kind = "node_stale"            // another node sends no more heartbeats
+	NodeReturned   Kind = "node_returned"         // it sends heartbeats again
+	NodeListed     Kind = "node_listed_again"     // its entry was removed while it ran
 	NodeTwice      Kind = "node_name_taken_twice" // two processes have one name
 	ConfigDiffers  Kind = "configuration_differs" // of two nodes of one watcher
-	UpgradeWaits   Kind = "upgrade_waits"         // a migration waits for nodes of older versions to go
+	UpgradeWaits   Kind = "upgrade_waits"         // a migration waits until nodes of older versions stop
 	UpgradeGoesOn  Kind = "upgrade_goes_on"
 	ConfigReloaded Kind = "config_reloaded" // while the process ran
-	ConfigRefused  Kind = "config_refused"  // what was read then cannot be used
-	Pinned         Kind = "pinned"
+	ConfigRefused  Kind = "config_refused"  // the new configuration cannot be used
 	TopicParked    Kind = "topic_parked"
 	TopicFlows     Kind = "topic_flows_again"
 )
 
-// The log's bounds.
+// The bounds of the log.
 const (
-	EventsKept = 10_000 // the newest; an index of package migrate removes older entries by age
+	EventsKept = 10_000 // the newest entries; an index of package migrate removes entries by age
 	trimEvery  = 256    // appends of one process between two trims by count
 )
 
@@ -68,7 +63,7 @@ type Event struct {
 	Fields  bson.Raw      `bson:"fields"`
 }
 
-// Events is `events` of the state database: what happened, for people who ask afterwards. It holds no payload.
+// Events is the collection `events` of the state database: a log for operators. It has no payloads.
 type Events struct {
 	coll     *mongo.Collection
 	watcher  string
@@ -77,17 +72,18 @@ type Events struct {
 	appended atomic.Int64
 }
 
-// NewEvents writes the log of a watcher and a node into coll; either may be "".
+// NewEvents returns the log in coll, for entries of a watcher and a node. Either may be "".
 func NewEvents(coll *mongo.Collection, watcher, node string) *Events {
 	return &Events{coll: coll, watcher: watcher, node: node, kept: EventsKept}
 }
 
-// Append writes an entry, and now and then removes the oldest beyond the bound.
+// Append writes an entry. Every [trimEvery] calls it also removes the oldest entries above the limit.
 func (e *Events) Append(ctx context.Context, kind Kind, fields bson.D) error {
 	if fields == nil {
 		fields = bson.D{}
 	}
-	// An upsert, because an insert could carry a client's time only.
+
+	// Only an update with a pipeline can use the time of the server, so it is an upsert instead of an insert.
 	_, err := e.coll.UpdateOne(ctx, bson.D{{Key: "_id", Value: bson.NewObjectID()}}, mongo.Pipeline{{{Key: "$set", Value: bson.D{
 		{Key: "at", Value: "$$NOW"},
 		{Key: "kind", Value: mongodb.Literal(kind)},
@@ -98,13 +94,14 @@ func (e *Events) Append(ctx context.Context, kind Kind, fields bson.D) error {
 	if err != nil {
 		return mongodb.Refusal(err, "logging event "+string(kind), "find, insert and update", mongodb.Namespace(e.coll))
 	}
+
 	if e.appended.Add(1)%trimEvery == 0 {
 		return e.Trim(ctx)
 	}
 	return nil
 }
 
-// Trim removes the oldest entries beyond the bound by count.
+// Trim removes the oldest entries above the limit of the log.
 func (e *Events) Trim(ctx context.Context) error {
 	var last Event
 	err := e.coll.FindOne(ctx, bson.D{}, options.FindOne().SetSort(newest).SetSkip(e.kept-1)).Decode(&last)
@@ -114,13 +111,12 @@ func (e *Events) Trim(ctx context.Context) error {
 	if err != nil {
 		return mongodb.Refusal(err, "trimming the log of events", "find", mongodb.Namespace(e.coll))
 	}
-	if _, err := e.coll.DeleteMany(ctx, bson.D{{Key: "$or", Value: bson.A{
+
+	_, err = e.coll.DeleteMany(ctx, bson.D{{Key: "$or", Value: bson.A{
 		bson.D{{Key: "at", Value: bson.D{{Key: "$lt", Value: last.At}}}},
 		bson.D{{Key: "at", Value: last.At}, {Key: "_id", Value: bson.D{{Key: "$lt", Value: last.ID}}}},
-	}}}); err != nil {
-		return mongodb.Refusal(err, "trimming the log of events", "remove", mongodb.Namespace(e.coll))
-	}
-	return nil
+	}}})
+	return mongodb.Refusal(err, "trimming the log of events", "remove", mongodb.Namespace(e.coll))
 }
 
 var newest = bson.D{{Key: "at", Value: -1}, {Key: "_id", Value: -1}}

@@ -3,7 +3,6 @@ package nodes
 import (
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"slices"
 	"sync"
@@ -112,7 +111,7 @@ func New(c Config) *Member {
 }
 
 // SendHeartbeat sends a heartbeat. The first one lists the process and is majority committed, so that every later
-// reader of the list sees it. After [Member.Leave] Beat does nothing.
+// reader of the list sees it. After [Member.Leave] SendHeartbeat does nothing.
 func (m *Member) SendHeartbeat(ctx context.Context, v Vitals) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -154,21 +153,21 @@ func (m *Member) logFindings(ctx context.Context, was Was, first bool) {
 	another := was.Listed && was.Instance != m.instance
 	switch {
 	case first:
-		m.logEvent(ctx, NodeStarted, bson.D{
+		m.LogEvent(ctx, NodeStarted, bson.D{
 			{Key: "version", Value: m.cfg.Version}, {Key: "address", Value: m.cfg.Address}, {Key: "roles", Value: m.heartbeat.Roles},
 		})
 
 	case !was.Listed:
 		m.cfg.Log.Warn("this node was removed from the list of nodes while it runs; it is listed again", "node", m.cfg.Node)
-		m.logEvent(ctx, NodeListed, nil)
+		m.LogEvent(ctx, NodeListed, nil)
 
 	case another && !m.duplicateLogged:
 		m.cfg.Log.Error("another process uses the same node name, so pins, status and the list of nodes are ambiguous",
 			"node", m.cfg.Node, "advice", "set a different node name (node) for each process")
-		m.logEvent(ctx, NodeTwice, nil)
+		m.LogEvent(ctx, NodeTwice, nil)
 
 	case was.Stale && !another:
-		m.logEvent(ctx, NodeReturned, bson.D{{Key: "silent_ms", Value: was.Age.Milliseconds()}})
+		m.LogEvent(ctx, NodeReturned, bson.D{{Key: "silent_ms", Value: was.Age.Milliseconds()}})
 	}
 
 	if another && !first {
@@ -190,17 +189,17 @@ func (m *Member) Leave(ctx context.Context) error {
 	m.listed = false
 
 	up := time.Since(m.startedAt).Milliseconds()
-	return m.appendEvent(ctx, NodeStopped, bson.D{{Key: "up_ms", Value: up}})
+	return m.events.Append(ctx, NodeStopped, bson.D{{Key: "up_ms", Value: up}})
 }
 
-// CheckPeers logs the nodes that have become stale since the last Look of any node, and the nodes of the same
+// CheckPeers logs the nodes that have become stale since the last call of any node, and the nodes of the same
 // watcher with another configuration. It costs one read, and one write per finding.
 func (m *Member) CheckPeers(ctx context.Context) error {
 	stale, err := m.nodes.MarkStale(ctx, StaleAfter)
 	for _, n := range stale {
 		m.cfg.Log.Warn("node is not responding; other nodes take over when its leases expire",
 			"silent_node", n.Node, "for", n.Age().Round(time.Second))
-		m.logEvent(ctx, NodeStale, bson.D{
+		m.LogEvent(ctx, NodeStale, bson.D{
 			{Key: "of", Value: n.Node},
 			{Key: "silent_ms", Value: n.AgeMS},
 			{Key: "version", Value: n.Version},
@@ -244,7 +243,7 @@ func (m *Member) compareConfigs(ctx context.Context) error {
 		m.loggedDifferences[difference] = true
 		m.cfg.Log.Warn("a node of this watcher has another configuration; delivery depends on the owner",
 			"other", n.Node, "other_version", n.Version, "advice", "use the same configuration on all nodes")
-		m.logEvent(ctx, ConfigDiffers, bson.D{{Key: "of", Value: n.Node}, {Key: "version", Value: n.Version}})
+		m.LogEvent(ctx, ConfigDiffers, bson.D{{Key: "of", Value: n.Node}, {Key: "version", Value: n.Version}})
 	}
 	return nil
 }
@@ -266,23 +265,11 @@ func (m *Member) RemoveOld(ctx context.Context) error {
 	return m.events.Trim(ctx)
 }
 
-// logEvent writes an entry into the events log. If the write fails, it logs a warning, unless the
+// LogEvent writes an entry about this node into the events log. If the write fails, it logs a warning, unless the
 // process is stopping.
-func (m *Member) logEvent(ctx context.Context, kind Kind, fields bson.D) {
-	err := m.appendEvent(ctx, kind, fields)
+func (m *Member) LogEvent(ctx context.Context, kind Kind, fields bson.D) {
+	err := m.events.Append(ctx, kind, fields)
 	if err != nil && !errors.Is(ctx.Err(), context.Canceled) {
 		m.cfg.Log.Warn("an entry of the events log is lost", "kind", string(kind), "reason", err)
 	}
-}
-
-func (m *Member) appendEvent(ctx context.Context, kind Kind, fields bson.D) error {
-	if err := m.events.Append(ctx, kind, fields); err != nil {
-		return fmt.Errorf("writing event %s: %w", kind, err)
-	}
-	return nil
-}
-
-// LogEvent writes an entry about this node into the events log. If the write fails, it logs a warning.
-func (m *Member) LogEvent(ctx context.Context, kind Kind, fields bson.D) {
-	m.logEvent(ctx, kind, fields)
 }

@@ -12,27 +12,27 @@ import (
 	"github.com/outrelay/outrelay/internal/mongodb"
 )
 
-// Sign is what a node tells of itself.
+// Sign is the content of one heartbeat.
 type Sign struct {
-	Listed                 bool // to its knowledge
+	Listed                 bool // as far as the node knows
 	Node, Address, Version string
-	Watchers               []string // that it owns or stands by for
+	Watchers               []string // that the node owns or stands by for
 	KafkaReachable         bool
-	Slots                  int // into which it divides its watcher; 0 and 1 are not told
-	// SinceAck is how long ago Kafka acknowledged a record last; below 0 is never. A duration, because the clocks of
-	// nodes differ.
+	Slots                  int // number of slots of its watcher; 0 and 1 are not stored
+	// SinceAck is the time since Kafka last acknowledged a record; below 0 means never. It is a duration, because the
+	// clocks of nodes differ.
 	SinceAck time.Duration
 
 	Facts
-	// Up is how long the process runs.
+	// Up is the time since the process started.
 	Up time.Duration
 }
 
-// Facts are what a node tells of itself beside its signs of life; they hardly change.
+// Facts is the part of a heartbeat that hardly changes.
 type Facts struct {
-	// Instance is the process, a UUID: two that have the same name by mistake are told apart by it.
+	// Instance is the UUID of the process. It distinguishes two processes that have the same node name by mistake.
 	Instance string `bson:"instance"`
-	// Schema is the number of the last migration that the node knows; 0 is a version before there were any.
+	// Schema is the number of the last migration that the node supports; 0 for a version without migrations.
 	Schema       int      `bson:"schema"`
 	Roles        []string `bson:"roles"`
 	Capabilities []string `bson:"capabilities"`
@@ -42,53 +42,54 @@ type Facts struct {
 	Holds []string `bson:"holds"`
 }
 
-// Node is a node as the others see it. Ages are by the server's clock at the reading.
+// Node is a node as the others see it. Ages are by the server's clock at the time of the read.
 type Node struct {
 	Node           string     `bson:"_id"`
 	Address        string     `bson:"address"`
 	Version        string     `bson:"version"`
 	Watchers       []string   `bson:"watchers"`
 	KafkaReachable bool       `bson:"kafkaReachable"`
-	Slots          int        `bson:"slots"`   // into which it divides its watcher; 0 where it does not
-	LastAck        *time.Time `bson:"lastAck"` // nil is never
+	Slots          int        `bson:"slots"`   // number of slots of its watcher; 0 if it has one
+	LastAck        *time.Time `bson:"lastAck"` // nil means never
 	StartedAt      time.Time  `bson:"startedAt"`
 	SeenAt         time.Time  `bson:"seenAt"`
 	AgeMS          int64      `bson:"ageMs"`
 	Facts          `bson:",inline"`
-	// StaleSince is when another node noticed that this one gave no sign of life any more; nil: nobody did.
+	// StaleSince is when another node noticed that this node sent no more heartbeats. nil: no node has noticed it.
 	StaleSince *time.Time `bson:"staleSince"`
-	// Lapsed says that the node has let a lease expire and has given no sign of life since. Only those of watchers with several
-	// slots are noted.
+	// Lapsed means that the node has let a lease expire and has sent no heartbeat since. It is stored only for nodes
+	// of watchers with several slots.
 	Lapsed bool `bson:"lapsed"`
 }
 
-// Age is the time since the node's last sign of life.
+// Age returns the time since the node's last heartbeat.
 func (n Node) Age() time.Duration { return time.Duration(n.AgeMS) * time.Millisecond }
 
-// Alive reports whether the last sign of life is younger than stale.
+// Alive reports whether the last heartbeat is younger than stale.
 func (n Node) Alive(stale time.Duration) bool { return n.Age() < stale }
 
-// Nodes is `nodes` of the state database: the heartbeats by which nodes know of each other (N6).
+// Nodes is the collection `nodes` of the state database. It has the last heartbeat of each node (N6).
 type Nodes struct{ coll *mongo.Collection }
 
-// NewNodes keeps the heartbeats in coll. Majority is not asked of them: one that is lost comes again.
+// NewNodes returns the Nodes in coll. Heartbeats need no majority concern, because a lost one is repeated.
 func NewNodes(coll *mongo.Collection) *Nodes { return &Nodes{coll} }
 
-// Was is what the list said of a node before its heartbeat.
+// Was is the entry of a node before its heartbeat.
 type Was struct {
-	Listed   bool // false: its first one, or somebody removed it
+	Listed   bool // false before the first heartbeat, or if the entry was removed
 	Instance string
-	Stale    bool // others had noticed its silence
+	Stale    bool // another node had noticed the missing heartbeats
 	Age      time.Duration
 }
 
-// Heartbeat writes a sign of life and tells what was there before; one small write. A node that is not listed is listed
-// again, as what it was. One that is on the list to its knowledge is listed by a second write, if it is not: one that the server carries
-// out late, when its caller has given up and the node has departed, lists nobody.
+// Heartbeat writes s and returns the entry that it replaced. It costs one small write. If the node is not listed, it is
+// listed again, with the same start time if it is the same process. If s.Listed is set but the node is not listed, a
+// second write lists it. So a write that the server executes late, after its caller has given up and the node has left,
+// lists nothing.
 func (n *Nodes) Heartbeat(ctx context.Context, s Sign) (Was, error) {
 	var ack any = mongodb.Literal(nil)
 	if s.SinceAck >= 0 {
-		ack = bson.D{{Key: "$subtract", Value: bson.A{"$$NOW", s.SinceAck.Milliseconds()}}}
+		ack = timeBefore(s.SinceAck)
 	}
 	if s.Watchers == nil {
 		s.Watchers = []string{}
@@ -100,12 +101,13 @@ func (n *Nodes) Heartbeat(ctx context.Context, s Sign) (Was, error) {
 		{Key: "kafkaReachable", Value: s.KafkaReachable},
 		{Key: "lastAck", Value: ack},
 		{Key: "seenAt", Value: "$$NOW"},
-		{Key: "startedAt", Value: s.started()},
+		{Key: "startedAt", Value: s.startTime()},
 	}
 	if s.Slots > 1 {
 		set = append(set, bson.E{Key: "slots", Value: s.Slots}, bson.E{Key: "lapsed", Value: "$$REMOVE"})
 	}
-	set = append(set, s.Facts.set()...)
+	set = append(set, s.storedFields()...)
+
 	var before struct {
 		Instance   string     `bson:"instance"`
 		StaleSince *time.Time `bson:"staleSince"`
@@ -117,36 +119,55 @@ func (n *Nodes) Heartbeat(ctx context.Context, s Sign) (Was, error) {
 			options.FindOneAndUpdate().SetUpsert(upsert).SetReturnDocument(options.Before).SetProjection(bson.D{
 				{Key: "instance", Value: 1},
 				{Key: "staleSince", Value: 1},
-				{Key: "ageMs", Value: bson.D{{Key: "$subtract", Value: bson.A{"$$NOW", "$seenAt"}}}},
+				{Key: "ageMs", Value: age},
 			})).Decode(&before)
 		switch {
 		case err == nil:
-			return Was{Listed: true, Instance: before.Instance, Stale: before.StaleSince != nil, Age: time.Duration(before.AgeMS) * time.Millisecond}, nil
+			return Was{
+				Listed: true, Instance: before.Instance, Stale: before.StaleSince != nil,
+				Age: time.Duration(before.AgeMS) * time.Millisecond,
+			}, nil
+
 		case errors.Is(err, mongo.ErrNoDocuments) && !upsert:
 			upsert = true
+
 		case errors.Is(err, mongo.ErrNoDocuments):
 			return Was{}, nil
-		case mongo.IsDuplicateKeyError(err) && try < 2: // listed by another of the same name at the same moment
+
+		case mongo.IsDuplicateKeyError(err) && try < 2:
+			// Another process with this name was listed at the same moment.
+
 		default:
 			return Was{}, mongodb.Refusal(err, "heartbeat of node "+s.Node, "find, insert and update", mongodb.Namespace(n.coll))
 		}
 	}
 }
 
-// started is when the process began: as the list has it, or else reckoned by the server's clock.
-func (s *Sign) started() bson.D {
-	began := bson.D{{Key: "$subtract", Value: bson.A{"$$NOW", s.Up.Milliseconds()}}}
-	same := bson.D{{Key: "$eq", Value: bson.A{bson.D{{Key: "$ifNull", Value: bson.A{"$instance", ""}}}, mongodb.Literal(s.Instance)}}}
-	return bson.D{{Key: "$cond", Value: bson.A{same, bson.D{{Key: "$ifNull", Value: bson.A{"$startedAt", began}}}, began}}}
+// age is the expression for the time since the last heartbeat, in milliseconds.
+var age = bson.D{{Key: "$subtract", Value: bson.A{"$$NOW", "$seenAt"}}}
+
+// timeBefore returns the expression for the server's time d ago.
+func timeBefore(d time.Duration) bson.D {
+	return bson.D{{Key: "$subtract", Value: bson.A{"$$NOW", d.Milliseconds()}}}
 }
 
-func (f Facts) set() bson.D {
+// startTime returns the expression for the start time of the process. If the entry is of the same process, its start time
+// stays. Otherwise the server's clock and s.Up determine it.
+func (s *Sign) startTime() bson.D {
+	started := timeBefore(s.Up)
+	same := bson.D{{Key: "$eq", Value: bson.A{mongodb.IfNull("$instance", ""), mongodb.Literal(s.Instance)}}}
+	return bson.D{{Key: "$cond", Value: bson.A{same, mongodb.IfNull("$startedAt", started), started}}}
+}
+
+// storedFields returns the fields of the facts. A heartbeat also ends a staleness.
+func (f Facts) storedFields() bson.D {
 	list := func(v []string) bson.D {
 		if v == nil {
 			v = []string{}
 		}
 		return mongodb.Literal(v)
 	}
+
 	return bson.D{
 		{Key: "instance", Value: mongodb.Literal(f.Instance)},
 		{Key: "schema", Value: f.Schema},
@@ -159,58 +180,55 @@ func (f Facts) set() bson.D {
 }
 
 // List returns every node, the most recently seen first.
-func (n *Nodes) List(ctx context.Context) ([]Node, error) { return n.find(ctx, bson.D{}) }
+func (n *Nodes) List(ctx context.Context) ([]Node, error) { return n.findNodes(ctx, bson.D{}) }
 
-func (n *Nodes) find(ctx context.Context, filter bson.D) ([]Node, error) {
+// findNodes returns the nodes that filter matches, the most recently seen first.
+func (n *Nodes) findNodes(ctx context.Context, filter bson.D) ([]Node, error) {
 	return mongodb.AggregateAll[Node](ctx, n.coll, "listing nodes", mongo.Pipeline{
 		{{Key: "$match", Value: filter}},
-		{{Key: "$addFields", Value: bson.D{{Key: "ageMs", Value: bson.D{{Key: "$subtract", Value: bson.A{"$$NOW", "$seenAt"}}}}}}},
+		{{Key: "$addFields", Value: bson.D{{Key: "ageMs", Value: age}}}},
 		{{Key: "$sort", Value: bson.D{{Key: "seenAt", Value: -1}}}},
 	})
 }
 
-// Alive reports whether node gave a sign of life within stale; a node that is not known is not alive.
-func (n *Nodes) Alive(ctx context.Context, node string, stale time.Duration) (bool, error) {
-	found, err := n.find(ctx, bson.D{{Key: "_id", Value: node}})
-	if err != nil || len(found) == 0 {
-		return false, err
-	}
-	return found[0].Alive(stale), nil
+// anyAlive reports whether a node that filter matches is alive.
+func (n *Nodes) anyAlive(ctx context.Context, filter bson.D, stale time.Duration) (bool, error) {
+	found, err := n.findNodes(ctx, filter)
+	return len(found) > 0 && found[0].Alive(stale), err
 }
 
-// relays are the nodes that could own a watcher; older versions did not tell.
+// Alive reports whether node has sent a heartbeat within stale. An unknown node is not alive.
+func (n *Nodes) Alive(ctx context.Context, node string, stale time.Duration) (bool, error) {
+	return n.anyAlive(ctx, bson.D{{Key: "_id", Value: node}}, stale)
+}
+
+// relays matches the nodes that could own a watcher. Nodes of older versions stored no roles.
 var relays = bson.E{Key: "$or", Value: bson.A{
 	bson.D{{Key: "roles", Value: "relay"}}, bson.D{{Key: "roles", Value: bson.D{{Key: "$in", Value: bson.A{nil, bson.A{}}}}}},
 }}
 
-// AnotherReachesKafka reports whether a live node other than self reaches Kafka: then an owner that makes no progress
-// had better step down (N6).
+// AnotherReachesKafka reports whether a live node other than self reaches Kafka. If so, an owner that makes no progress
+// should step down (N6).
 func (n *Nodes) AnotherReachesKafka(ctx context.Context, self string, stale time.Duration) (bool, error) {
-	found, err := n.find(ctx, bson.D{{Key: "_id", Value: bson.D{{Key: "$ne", Value: self}}}, {Key: "kafkaReachable", Value: true}, relays})
-	if err != nil || len(found) == 0 {
-		return false, err
-	}
-	return found[0].Alive(stale), nil // sorted: the youngest
+	others := bson.D{{Key: "_id", Value: bson.D{{Key: "$ne", Value: self}}}, {Key: "kafkaReachable", Value: true}, relays}
+	return n.anyAlive(ctx, others, stale)
 }
 
-// Lapsed notes that a node has let a lease expire. Its next heartbeat takes the note away.
+// Lapsed records that a node has let a lease expire. The next heartbeat of the node removes the record.
 func (n *Nodes) Lapsed(ctx context.Context, node string) error {
-	if _, err := n.coll.UpdateOne(ctx, bson.D{{Key: "_id", Value: node}}, bson.D{{Key: "$set", Value: bson.D{{Key: "lapsed", Value: true}}}}); err != nil {
-		return mongodb.Refusal(err, "noting the silence of node "+node, "update", mongodb.Namespace(n.coll))
-	}
-	return nil
+	_, err := n.coll.UpdateOne(ctx, bson.D{{Key: "_id", Value: node}},
+		bson.D{{Key: "$set", Value: bson.D{{Key: "lapsed", Value: true}}}})
+	return mongodb.Refusal(err, "recording that node "+node+" is silent", "update", mongodb.Namespace(n.coll))
 }
 
-// Leave removes a node that stops, so that nobody waits for it to grow stale.
+// Leave removes a node that stops, so that it is not reported as stale.
 func (n *Nodes) Leave(ctx context.Context, node string) error {
-	if _, err := n.coll.DeleteOne(ctx, bson.D{{Key: "_id", Value: node}}); err != nil {
-		return mongodb.Refusal(err, "removing node "+node, "remove", mongodb.Namespace(n.coll))
-	}
-	return nil
+	_, err := n.coll.DeleteOne(ctx, bson.D{{Key: "_id", Value: node}})
+	return mongodb.Refusal(err, "removing node "+node, "remove", mongodb.Namespace(n.coll))
 }
 
-// Depart is Leave for the process itself: where another one of the same name is listed, that one stays. It reports whether
-// the process was listed.
+// Depart is Leave for the process itself. If another process with the same name is listed, its entry stays. It reports
+// whether the process was listed.
 func (n *Nodes) Depart(ctx context.Context, node, instance string) (bool, error) {
 	res, err := n.coll.DeleteOne(ctx, bson.D{{Key: "_id", Value: node}, {Key: "instance", Value: instance}})
 	if err != nil {
@@ -219,36 +237,38 @@ func (n *Nodes) Depart(ctx context.Context, node, instance string) (bool, error)
 	return res.DeletedCount == 1, nil
 }
 
-// MarkStale notes the silence of nodes that gave no sign of life within stale, and returns those that nobody had noted
-// before: of several that look at the same time, one gets each.
+// MarkStale marks the nodes that have sent no heartbeat within stale, and returns those that were not marked before. If
+// several nodes call it at the same time, each stale node is returned to one of them.
 func (n *Nodes) MarkStale(ctx context.Context, stale time.Duration) ([]Node, error) {
 	silent := bson.D{
 		{Key: "staleSince", Value: bson.D{{Key: "$exists", Value: false}}},
-		{Key: "$expr", Value: bson.D{{Key: "$lte", Value: bson.A{"$seenAt", bson.D{{Key: "$subtract", Value: bson.A{"$$NOW", stale.Milliseconds()}}}}}}},
+		{Key: "$expr", Value: bson.D{{Key: "$lte", Value: bson.A{"$seenAt", timeBefore(stale)}}}},
 	}
-	found, err := n.find(ctx, silent)
+	found, err := n.findNodes(ctx, silent)
 	if err != nil {
 		return nil, err
 	}
-	var out []Node
+
+	// The filter repeats the condition, so only one of several callers changes the entry.
+	var marked []Node
 	for _, x := range found {
 		res, err := n.coll.UpdateOne(ctx, append(bson.D{{Key: "_id", Value: x.Node}}, silent...),
 			mongo.Pipeline{{{Key: "$set", Value: bson.D{{Key: "staleSince", Value: "$$NOW"}}}}})
 		if err != nil {
-			return out, mongodb.Refusal(err, "noting the silence of node "+x.Node, "update", mongodb.Namespace(n.coll))
+			return marked, mongodb.Refusal(err, "recording that node "+x.Node+" is stale", "update", mongodb.Namespace(n.coll))
 		}
 		if res.ModifiedCount == 1 {
-			out = append(out, x)
+			marked = append(marked, x)
 		}
 	}
-	return out, nil
+	return marked, nil
 }
 
-// Forget removes the nodes that gave no sign of life for longer than age, and tells how many.
-func (n *Nodes) Forget(ctx context.Context, age time.Duration) (int64, error) {
-	res, err := n.coll.DeleteMany(ctx, bson.D{{Key: "$expr", Value: bson.D{{Key: "$lt", Value: bson.A{
-		"$seenAt", bson.D{{Key: "$subtract", Value: bson.A{"$$NOW", age.Milliseconds()}}},
-	}}}}})
+// Forget removes the nodes that have sent no heartbeat for longer than silence, and returns their number.
+func (n *Nodes) Forget(ctx context.Context, silence time.Duration) (int64, error) {
+	res, err := n.coll.DeleteMany(ctx, bson.D{
+		{Key: "$expr", Value: bson.D{{Key: "$lt", Value: bson.A{"$seenAt", timeBefore(silence)}}}},
+	})
 	if err != nil {
 		return 0, mongodb.Refusal(err, "removing stale nodes", "remove", mongodb.Namespace(n.coll))
 	}

@@ -12,12 +12,13 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/outrelay/outrelay/internal/admin"
-	"github.com/outrelay/outrelay/internal/app"
 	"github.com/outrelay/outrelay/internal/config"
+	"github.com/outrelay/outrelay/internal/connect"
 	"github.com/outrelay/outrelay/internal/httpapi"
 	"github.com/outrelay/outrelay/internal/metrics"
 	"github.com/outrelay/outrelay/internal/opspage"
 	"github.com/outrelay/outrelay/internal/probes"
+	"github.com/outrelay/outrelay/internal/process"
 )
 
 // Server serves the operators' page and API of one deployment. It has its own connection, so that
@@ -32,7 +33,7 @@ type Server struct {
 // serves nothing before Run. The caller must call Run or Close. m counts refused logins and renewed
 // certificates. It may be nil.
 func New(cfg config.Config, version string, log *slog.Logger, m *metrics.Set) (*Server, error) {
-	state, disconnect, err := app.StateDatabase(cfg)
+	state, disconnect, err := connect.StateDatabase(cfg)
 	if err != nil {
 		return nil, err
 	}
@@ -73,7 +74,7 @@ func New(cfg config.Config, version string, log *slog.Logger, m *metrics.Set) (*
 // NewOperator returns the operator of the configured watcher for the page, the API and the command line. So all of
 // them hide the same values.
 func NewOperator(cfg config.Config, version string, state *mongo.Database) (admin.Operator, error) {
-	router, err := app.Router(cfg)
+	router, err := connect.Router(cfg)
 	if err != nil {
 		return admin.Operator{}, err
 	}
@@ -91,11 +92,11 @@ func NewOperator(cfg config.Config, version string, state *mongo.Database) (admi
 		Version:  version,
 		Router:   router,
 		Redact:   redact,
-		Outboxes: app.Outboxes(cfg, state.Client()),
+		Outboxes: connect.Outboxes(cfg, state.Client()),
 		Compacted: func(ctx context.Context, topics []string) ([]string, error) {
-			return app.CompactedTopics(ctx, cfg, topics)
+			return connect.CompactedTopics(ctx, cfg, topics)
 		},
-		Oplog: app.Oplog(state.Client()),
+		Oplog: connect.Oplog(state.Client()),
 	}), nil
 }
 
@@ -132,11 +133,11 @@ func accessConfig(a *config.Admin) httpapi.Access {
 }
 
 // Option makes a relay serve the operators' page and API if http.admin is set.
-func Option() app.Option {
-	build := func(cfg config.Config, version string, log *slog.Logger, m *metrics.Set) (app.Listener, error) {
+func Option() process.Option {
+	build := func(cfg config.Config, version string, log *slog.Logger, m *metrics.Set) (process.Listener, error) {
 		return New(cfg, version, log, m)
 	}
-	return app.WithOperators(build)
+	return process.WithOperators(build)
 }
 
 // Addr returns the address that the server listens on, with the actual port.

@@ -170,19 +170,13 @@ func (r *Registry) Leave(ctx context.Context, uuid [16]byte, watcher string, at 
 	}
 
 	_, err := r.coll.UpdateOne(ctx, filter, bson.D{{Key: "$max", Value: bson.D{{Key: "left", Value: at}}}})
-	if err != nil {
-		return mongodb.Refusal(err, "recording that a collection was renamed away", "update", mongodb.Namespace(r.coll))
-	}
-	return nil
+	return mongodb.Refusal(err, "recording that a collection was renamed away", "update", mongodb.Namespace(r.coll))
 }
 
 // Release removes the entry of the collection if the collection belongs to the watcher.
 func (r *Registry) Release(ctx context.Context, uuid [16]byte, watcher string) error {
 	_, err := r.coll.DeleteOne(ctx, bson.D{{Key: "_id", Value: encodeUUID(uuid)}, {Key: "watcher", Value: watcher}})
-	if err != nil {
-		return mongodb.Refusal(err, "releasing a collection", "remove", mongodb.Namespace(r.coll))
-	}
-	return nil
+	return mongodb.Refusal(err, "releasing a collection", "remove", mongodb.Namespace(r.coll))
 }
 
 // Registrations returns the entries of a watcher, or all entries if watcher is "", sorted by name. If a watcher

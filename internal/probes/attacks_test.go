@@ -107,7 +107,7 @@ func TestMadeUpNamesReachNoMetrics(t *testing.T) {
 	far := httptest.NewRequest("GET", "http://relay.example/livez", nil)
 	far = far.WithContext(context.WithValue(far.Context(), http.LocalAddrContextKey, &net.TCPAddr{IP: net.IPv4(10, 1, 2, 3), Port: 9464}))
 	w := httptest.NewRecorder()
-	knownName(http.NotFoundHandler()).ServeHTTP(w, far)
+	rejectForeignNames(http.NotFoundHandler()).ServeHTTP(w, far)
 	if w.Code != http.StatusNotFound {
 		t.Errorf("from another machine: %d", w.Code)
 	}

@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// connections bounds the open connections of a server. When there is one too many, it closes the one that has been without
-// a request for longest: a client that opens many and leaves them idle cannot keep a probe from being answered.
+// connections bounds the open connections of a server. If there are too many, it closes the connection that has been idle
+// longest. So a client that opens many connections and leaves them idle cannot block probes.
 type connections struct {
 	mu    sync.Mutex
 	most  int
@@ -16,7 +16,7 @@ type connections struct {
 }
 
 type connection struct {
-	idle  bool // no request is being answered
+	idle  bool // it has no request in progress
 	since time.Time
 }
 
@@ -24,28 +24,32 @@ func newConnections(most int) *connections {
 	return &connections{most: most, conns: map[net.Conn]connection{}}
 }
 
-// changed is the ConnState of a server.
-func (c *connections) changed(conn net.Conn, state http.ConnState) {
+// trackState is the ConnState function of a server.
+func (c *connections) trackState(conn net.Conn, state http.ConnState) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+
 	switch state {
 	case http.StateClosed, http.StateHijacked:
 		delete(c.conns, conn)
 		return
 	case http.StateNew:
 		if len(c.conns) >= c.most {
-			c.closeOne()
+			c.closeOldestLocked()
 		}
 	case http.StateActive, http.StateIdle:
 		if _, open := c.conns[conn]; !open {
-			return // closed for another one
+			// closeOldestLocked has closed it.
+			return
 		}
 	}
+
 	c.conns[conn] = connection{state != http.StateActive, time.Now()}
 }
 
-// closeOne closes the connection that has been idle for longest, or, if each has a request, the oldest one.
-func (c *connections) closeOne() {
+// closeOldestLocked closes the connection that has been idle longest. If no connection is idle, it closes the one with
+// the oldest request.
+func (c *connections) closeOldestLocked() {
 	var oldest net.Conn
 	for conn, v := range c.conns {
 		o := c.conns[oldest]
@@ -54,5 +58,7 @@ func (c *connections) closeOne() {
 		}
 	}
 	delete(c.conns, oldest)
-	go func() { _ = oldest.Close() }() // one with TLS says goodbye, which may take seconds
+
+	// The close of a TLS connection sends a message, which may take seconds.
+	go func() { _ = oldest.Close() }()
 }

@@ -1,8 +1,8 @@
-// Package probes serves what probes and scrapers ask for: /livez, /readyz and /metrics, on one listener, without a login.
-// Nothing it serves holds a payload, a key or a secret.
+// Package probes serves /livez, /readyz and /metrics on one listener, without a login. The responses contain no payload,
+// no key and no secret.
 //
-// Every answer is made from memory: a server that is away makes /readyz say so, never hang. A slow or hostile client is
-// bounded by time-outs and header limits and costs one goroutine meanwhile.
+// Every response comes from memory. If a server is unreachable, /readyz reports it and does not block. Timeouts and header
+// limits bound the cost of a slow or hostile client. Such a client costs one goroutine.
 package probes
 
 import (
@@ -24,25 +24,25 @@ import (
 	"github.com/outrelay/outrelay/internal/health"
 )
 
-// Health is what the process knows about itself. Its methods must not block and may be called at any time. What they say
-// is served as it is, to anyone: it holds no secret.
+// Health reports the state of the process. Its methods must not block, and may be called at any time. Their results are
+// served unchanged to any client, so they must not contain secrets.
 type Health interface {
-	// Live is nil while the process can go on by itself; an error asks for a restart.
+	// Live returns nil while the process can continue. An error requests a restart.
 	Live() error
-	// Ready says whether the process does its part: as owner or as standby, which is what role tells. Reasons say what is
-	// wrong, also while ok is still true because it has not lasted long enough.
+	// Ready reports whether the process works as an owner or as a standby, and role is which of the two. reasons describe
+	// the current problems. While a problem is short, ok is still true.
 	Ready() (ok bool, role string, reasons []string)
-	// Report is what the health rules say of what was counted; nil in a process that does not judge.
+	// Report returns the result of the health rules, or nil in a process without them.
 	Report() *health.Report
 }
 
 const (
-	headerTimeout = 5 * time.Second // a client on a busy machine may be slow to send them
+	headerTimeout = 5 * time.Second // long enough for a client on a busy machine
 	readTimeout   = 10 * time.Second
 	writeTimeout  = 15 * time.Second
 	idleTimeout   = time.Minute
 	maxHeader     = 16 << 10
-	stopTimeout   = time.Second // for answers under way when it stops
+	stopTimeout   = time.Second // for responses in progress at the stop
 	maxScrapes    = 4
 	maxConns      = 256
 )
@@ -51,27 +51,31 @@ const (
 type Server struct {
 	listener net.Listener
 	http     *http.Server
-	stop     context.CancelFunc // ends responses that have no end, such as event streams; nil: there are none
+	stop     context.CancelFunc // ends endless responses such as event streams
 }
 
-// NewServer returns a Server for a listener that is bound already. It bounds the times for headers and idle
-// connections, and closes the connection that is idle longest when there are more than maxConns. stop, which may be nil, is called when the Server stops.
+// NewServer returns a Server for a listener that is already bound. It bounds the times for headers and idle connections.
+// If there are more than maxConns connections, it closes the one that has been idle longest. When the Server stops, it
+// calls stop, which may be nil.
 func NewServer(listener net.Listener, s *http.Server, maxConns int, stop context.CancelFunc) *Server {
-	s.ConnState = newConnections(maxConns).changed
+	if stop == nil {
+		stop = func() {}
+	}
+	s.ConnState = newConnections(maxConns).trackState
 	s.ReadHeaderTimeout = headerTimeout
 	s.IdleTimeout = idleTimeout
 	return &Server{listener: listener, http: s, stop: stop}
 }
 
-// Listen binds address (host:port; port 0 takes a free one), so that an address that is taken is an error at the start.
-// Nothing is served before Run.
+// Listen binds address (host:port; port 0 takes a free port). So an address that is in use is an error at the start. It
+// serves nothing before Run.
 func Listen(address string, probe Health, metrics prometheus.Gatherer, log *slog.Logger) (*Server, error) {
 	listener, err := net.Listen("tcp", address)
 	if err != nil {
 		return nil, fmt.Errorf("listening on %s: %w", address, err)
 	}
 	return NewServer(listener, &http.Server{
-		Handler:        knownName(Handler(probe, metrics, log)),
+		Handler:        rejectForeignNames(Handler(probe, metrics, log)),
 		ReadTimeout:    readTimeout,
 		WriteTimeout:   writeTimeout,
 		MaxHeaderBytes: maxHeader,
@@ -79,49 +83,47 @@ func Listen(address string, probe Health, metrics prometheus.Gatherer, log *slog
 	}, maxConns, nil), nil
 }
 
-// Addr is the address that is listened on, with the port that was found.
+// Addr returns the address of the listener, with its actual port.
 func (s *Server) Addr() string { return s.listener.Addr().String() }
 
-// Run serves until ctx ends, then finishes the answers under way within a second. It returns nil after a stop.
+// Run serves until ctx ends. Then it completes the responses in progress, for at most a second, and returns nil.
 func (s *Server) Run(ctx context.Context) error {
-	defer s.cut()
+	defer s.stop()
 	served := make(chan error, 1)
 	go func() { served <- s.http.Serve(s.listener) }()
+
 	select {
 	case err := <-served:
 		return fmt.Errorf("serving %s: %w", s.Addr(), err)
 	case <-ctx.Done():
 	}
-	s.cut()
+	// Shutdown waits for all responses, so the endless ones have to end first.
+	s.stop()
 	stop, cancel := context.WithTimeout(context.WithoutCancel(ctx), stopTimeout)
 	defer cancel()
 	if s.http.Shutdown(stop) != nil {
-		_ = s.http.Close() // cuts off whoever still reads; there is nothing else to do for it
+		// Some clients still read. Close ends their connections.
+		_ = s.http.Close()
 	}
+
 	if err := <-served; !errors.Is(err, http.ErrServerClosed) {
 		return fmt.Errorf("serving %s: %w", s.Addr(), err)
 	}
 	return nil
 }
 
-// Close frees the address of a Server that never ran.
+// Close releases the address of a Server that never ran.
 func (s *Server) Close() error {
-	s.cut()
+	s.stop()
 	return s.listener.Close()
 }
 
-func (s *Server) cut() {
-	if s.stop != nil {
-		s.stop()
-	}
-}
-
-// knownName refuses a request that came to this machine by a name which somebody else may have made up. A web page can let a
-// name of its own resolve to 127.0.0.1; what the browser then reads there, it gives to that page. Requests from other
-// machines, such as a scraper's, may use any name.
-func knownName(next http.Handler) http.Handler {
+// rejectForeignNames rejects a request from this machine that uses a name which an attacker may have chosen. The owner of a
+// web page can let a name resolve to 127.0.0.1, and the page can then read the responses in the browser (DNS rebinding).
+// Requests from other machines, such as those of a scraper, may use any name.
+func rejectForeignNames(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if onLoopback(r) && !localName(r.Host) {
+		if isOnLoopback(r) && !isLocalName(r.Host) {
 			w.Header().Set("X-Content-Type-Options", "nosniff")
 			http.Error(w, "the request was sent to a name that is not one of this machine's: use localhost or the address", http.StatusMisdirectedRequest)
 			return
@@ -130,15 +132,15 @@ func knownName(next http.Handler) http.Handler {
 	})
 }
 
-// onLoopback reports whether the request arrived at an address that only this machine can reach.
-func onLoopback(r *http.Request) bool {
+// isOnLoopback reports whether the request arrived at an address that only this machine can reach.
+func isOnLoopback(r *http.Request) bool {
 	at, ok := r.Context().Value(http.LocalAddrContextKey).(*net.TCPAddr)
 	return ok && at.IP.IsLoopback()
 }
 
-// localName reports whether nobody outside can have made the name up: it is an address, or a name that the public DNS does not
-// have, such as those of containers and of services in Kubernetes.
-func localName(host string) bool {
+// isLocalName reports whether no attacker can have chosen the name: it is an address, or a name that the public DNS does not
+// have, such as the name of a container or of a service in Kubernetes.
+func isLocalName(host string) bool {
 	name := HostName(host)
 	if _, err := netip.ParseAddr(name); err == nil {
 		return true
@@ -147,11 +149,11 @@ func localName(host string) bool {
 	return last == name || slices.Contains([]string{"localhost", "local", "internal", "svc"}, last)
 }
 
-// Handler serves /livez, /readyz and /metrics on a listener of somebody else's.
+// Handler serves /livez, /readyz and /metrics, for a listener of the caller.
 func Handler(probe Health, metrics prometheus.Gatherer, log *slog.Logger) http.Handler {
 	mux := http.NewServeMux()
-	mux.HandleFunc("GET /livez", func(w http.ResponseWriter, _ *http.Request) { livez(w, probe) })
-	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) { readyz(w, probe) })
+	mux.HandleFunc("GET /livez", func(w http.ResponseWriter, _ *http.Request) { serveLivez(w, probe) })
+	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) { serveReadyz(w, probe) })
 	mux.Handle("GET /metrics", promhttp.HandlerFor(metrics, promhttp.HandlerOpts{
 		ErrorLog:            slog.NewLogLogger(log.Handler(), slog.LevelWarn),
 		ErrorHandling:       promhttp.ContinueOnError,
@@ -168,12 +170,12 @@ type liveness struct {
 	Reason string `json:"reason,omitempty"`
 }
 
-func livez(w http.ResponseWriter, probe Health) {
+func serveLivez(w http.ResponseWriter, probe Health) {
 	if err := probe.Live(); err != nil {
-		answer(w, http.StatusServiceUnavailable, liveness{Reason: err.Error()})
+		writeJSON(w, http.StatusServiceUnavailable, liveness{Reason: err.Error()})
 		return
 	}
-	answer(w, http.StatusOK, liveness{Live: true})
+	writeJSON(w, http.StatusOK, liveness{Live: true})
 }
 
 // readiness is the body of /readyz.
@@ -181,28 +183,32 @@ type readiness struct {
 	Ready   bool     `json:"ready"`
 	Role    string   `json:"role"`
 	Reasons []string `json:"reasons"`
-	// Health is how the watcher does, by its owner; it decides nothing here: a backlog is no reason to restart a process.
+	// Health is the health of the watcher. It has no effect on the status code: a backlog is no reason to restart a process.
 	Health *health.Report `json:"health,omitempty"`
 }
 
-func readyz(w http.ResponseWriter, probe Health) {
+func serveReadyz(w http.ResponseWriter, probe Health) {
 	ok, role, reasons := probe.Ready()
 	if reasons == nil {
-		reasons = []string{} // an empty list, not null
+		// In JSON, nil would be null instead of an empty list.
+		reasons = []string{}
 	}
+
 	status := http.StatusOK
 	if !ok {
 		status = http.StatusServiceUnavailable
 	}
-	answer(w, status, readiness{ok, role, reasons, probe.Report()})
+	writeJSON(w, status, readiness{ok, role, reasons, probe.Report()})
 }
 
-func answer(w http.ResponseWriter, status int, body any) {
+func writeJSON(w http.ResponseWriter, status int, body any) {
 	w.Header().Set("Content-Type", "application/json")
 	w.Header().Set("Cache-Control", "no-store")
 	w.Header().Set("X-Content-Type-Options", "nosniff")
 	w.WriteHeader(status)
-	_ = json.NewEncoder(w).Encode(body) // a client that went away is not our concern
+
+	// It fails only if the client has closed the connection.
+	_ = json.NewEncoder(w).Encode(body)
 }
 
 // HostName returns the name in a Host header, without the port.

@@ -16,21 +16,36 @@ import (
 	"github.com/outrelay/outrelay/internal/outboxes"
 )
 
-// PurgeBlock says why nothing of a collection may be purged.
+// PurgeBlock is the reason why no envelope of a collection may be purged.
 type PurgeBlock string
 
-// The holds.
+// The reasons.
 const (
 	HoldUnclaimed  PurgeBlock = "unclaimed"           // no watcher is registered for the collection
 	HoldVanished   PurgeBlock = "no_watcher_document" // a registered watcher has no document
 	HoldNoPosition PurgeBlock = "no_position"         // a watcher document has no position yet
-	HoldGap        PurgeBlock = "gap"                 // a watcher sweeps for what the stream lost, or was told to
-	HoldAhead      PurgeBlock = "ahead"               // a position is of another history: it is later than the cluster's time
-	HoldUnread     PurgeBlock = "unread"              // the collection got its name behind a position, so nobody has read what it held
-	HoldReplaced   PurgeBlock = "replaced"            // another collection has the name by now
+	HoldGap        PurgeBlock = "gap"                 // a watcher sweeps a gap, or was told to sweep
+	HoldAhead      PurgeBlock = "ahead"               // a position is later than the time of the cluster, so it belongs to another history
+	HoldUnread     PurgeBlock = "unread"              // the collection got its name after a position, so its earlier envelopes are unread
+	HoldReplaced   PurgeBlock = "replaced"            // another collection has the name now
 )
 
-// HeldError refuses the purge of a collection, for now. It ends by itself when its reason does.
+// holdTexts explains the reasons, with placeholders for the namespace and the slot.
+var holdTexts = map[PurgeBlock]string{
+	HoldUnclaimed: "no watcher is registered for it, so its delivered envelopes are unknown; " +
+		"run a watcher that may list the collections of its database",
+	HoldVanished: "its watcher document {slot} is missing; " +
+		"run outrelay recover, or release the collection with outrelay recover --release {ns}",
+	HoldNoPosition: "watcher document {slot} has no position yet",
+	HoldGap:        "watcher document {slot} has a gap, and its sweep reads the collection; the purge continues after the sweep",
+	HoldAhead: "the position of watcher document {slot} lies in the future, as after a restored backup, " +
+		"so it does not show which envelopes were delivered",
+	HoldUnread: "watcher document {slot} has not read the rename that gave the collection its name, " +
+		"so its earlier envelopes are not delivered yet",
+	HoldReplaced: "another collection has its name now, and the watcher has not read that collection yet",
+}
+
+// HeldError means that a collection must not be purged now. It no longer occurs when its reason is gone.
 type HeldError struct {
 	NS   string
 	Slot string // the watcher document, or the watcher's name, or ""
@@ -38,55 +53,41 @@ type HeldError struct {
 }
 
 func (e *HeldError) Error() string {
-	switch e.Hold {
-	case HoldUnclaimed:
-		return fmt.Sprintf("nothing of %s is purged: no watcher is registered for it, so nobody knows what of it was delivered; run a watcher that may list the collections of its database", e.NS)
-	case HoldVanished:
-		return fmt.Sprintf("nothing of %s is purged: watcher document %s is registered for it and is not there; run outrelay recover, or release the collection with outrelay recover --release %s", e.NS, e.Slot, e.NS)
-	case HoldNoPosition:
-		return fmt.Sprintf("nothing of %s is purged: watcher document %s has no position yet", e.NS, e.Slot)
-	case HoldGap:
-		return fmt.Sprintf("nothing of %s is purged: watcher document %s has a gap, whose envelopes are found in the collection; the purge goes on when it is swept", e.NS, e.Slot)
-	case HoldAhead:
-		return fmt.Sprintf("nothing of %s is purged: the position of watcher document %s lies in the future, as after a restored backup, so it says nothing about what was delivered", e.NS, e.Slot)
-	case HoldUnread:
-		return fmt.Sprintf("nothing of %s is purged: watcher document %s has not read yet the rename that gave the collection its name, so what the collection held before is not delivered", e.NS, e.Slot)
-	case HoldReplaced:
-		return fmt.Sprintf("nothing of %s is purged: another collection has got the name, and the watcher has not read it yet", e.NS)
-	}
-	return fmt.Sprintf("nothing of %s is purged: %s", e.NS, e.Hold)
+	text := strings.NewReplacer("{ns}", e.NS, "{slot}", e.Slot).Replace(holdTexts[e.Hold])
+	return "nothing of " + e.NS + " is purged: " + text
 }
 
-// Cut is up to where a collection may be purged.
+// Cut is the boundary up to which a collection may be purged.
 type Cut struct {
-	Before bson.Timestamp // what has an older stamp is delivered and was kept long enough
-	Slot   string         // the watcher document that is furthest behind
+	Before bson.Timestamp // envelopes with an older stamp are delivered, and older than the retention
+	Slot   string         // the watcher document with the earliest position
 }
 
-// SentBefore is the same boundary for envelopes without a stamp, which go by the time of their delivery.
+// SentBefore returns the same boundary as a time of delivery, for envelopes without a stamp.
 func (c Cut) SentBefore() time.Time { return time.Unix(int64(c.Before.T), 0) }
 
-// Watermarks are the positions of all watchers and slots as they were persisted, owned, paused or abandoned, and who is
-// registered for which collection.
+// Watermarks holds the saved positions of all watchers and slots, and the registry of collections. A position counts
+// even if no node owns the watcher, or if the watcher is paused.
 type Watermarks struct {
 	claims map[[16]byte][]outboxes.Registration // by collection
-	slots  map[string][]persisted               // by watcher
+	slots  map[string][]slotPosition            // by watcher
 	now    time.Time                            // of the server
 }
 
-// maxAhead is how far the cluster's time may be before the server's clock: it never goes back, where clocks do.
+// maxAhead is how far the time of the cluster may be ahead of the server's clock. The time of the cluster never goes
+// back, but a clock may.
 const maxAhead = 5 * time.Minute
 
-// persisted is what the purge needs of a watcher document.
-type persisted struct {
+// slotPosition is the part of a watcher document that the purge needs.
+type slotPosition struct {
 	ID          string         `bson:"_id"`
 	ClusterTime bson.Timestamp `bson:"clusterTime"`
 	Gap         bson.RawValue  `bson:"gap"`
-	of          int
+	of          int            // number of slots of the watcher, from the id
 }
 
-// ReadWatermarks reads the registry and the watcher documents of the state database: two majority reads, because a
-// position that is rolled back would have let too much go.
+// ReadWatermarks reads the registry and the watcher documents of the state database. It makes two majority reads: if a
+// position were rolled back after the purge, too many envelopes would be gone.
 func ReadWatermarks(ctx context.Context, state *mongo.Database) (*Watermarks, error) {
 	claims, err := outboxes.NewRegistry(state.Collection("collections")).Registrations(ctx, "")
 	if err != nil {
@@ -96,20 +97,23 @@ func ReadWatermarks(ctx context.Context, state *mongo.Database) (*Watermarks, er
 	if err != nil {
 		return nil, err
 	}
-	w := &Watermarks{now: now, claims: make(map[[16]byte][]outboxes.Registration), slots: make(map[string][]persisted)}
+
+	w := &Watermarks{now: now, claims: make(map[[16]byte][]outboxes.Registration), slots: make(map[string][]slotPosition)}
 	for _, c := range claims {
 		if len(c.UUID.Data) == 16 {
 			w.claims[[16]byte(c.UUID.Data)] = append(w.claims[[16]byte(c.UUID.Data)], c)
 		}
 	}
+
 	coll := mongodb.Majority(state.Collection("watchers"))
 	fields := options.Find().SetProjection(bson.D{{Key: "clusterTime", Value: 1}, {Key: "gap", Value: 1}})
-	docs, err := mongodb.FindAll[persisted](ctx, coll, "reading the positions of the watchers", bson.D{}, fields)
+	docs, err := mongodb.FindAll[slotPosition](ctx, coll, "reading the positions of the watchers", bson.D{}, fields)
 	if err != nil {
 		return nil, err
 	}
+
 	for _, d := range docs {
-		if name, of, ok := slotOf(d.ID); ok {
+		if name, of, ok := parseSlotID(d.ID); ok {
 			d.of = of
 			w.slots[name] = append(w.slots[name], d)
 		}
@@ -117,27 +121,29 @@ func ReadWatermarks(ctx context.Context, state *mongo.Database) (*Watermarks, er
 	return w, nil
 }
 
-// slotOf takes a watcher document's id apart: "<watcher>/<i>of<N>" (N28).
-func slotOf(id string) (watcher string, of int, ok bool) {
-	at := strings.LastIndexByte(id, '/')
-	if at < 0 {
+// parseSlotID parses the id of a watcher document: "<watcher>/<i>of<N>" (N28).
+func parseSlotID(id string) (watcher string, of int, ok bool) {
+	slash := strings.LastIndexByte(id, '/')
+	if slash < 0 {
 		return "", 0, false
 	}
-	i, n, found := strings.Cut(id[at+1:], "of")
+
+	i, n, found := strings.Cut(id[slash+1:], "of")
+	_, notNumber := strconv.Atoi(i)
 	of, err := strconv.Atoi(n)
-	if _, e := strconv.Atoi(i); !found || err != nil || e != nil || of < 1 {
+	if !found || notNumber != nil || err != nil || of < 1 {
 		return "", 0, false
 	}
-	return id[:at], of, true
+	return id[:slash], of, true
 }
 
-// Cut is the least position of all slots of all watchers that are registered for the collection, less keep, which is the
-// retention or the margin, whichever is longer. Its errors are [*HeldError].
+// Cut returns the earliest position of all slots of all watchers that are registered for the collection, less keep. keep
+// is the retention or the margin, whichever is longer. Its errors are [*HeldError].
 //
-// N25: an envelope whose stamp is older than a position less the margin was committed before that position, so its event
-// is behind it: delivered, or written down as an exception, which carries a state. A slot counts whether anybody owns it
-// or not; one that is missing, that has no position, or that has a gap stops the purge, for then the collection itself is
-// what the undelivered envelopes will be read from.
+// N25: if the stamp of an envelope is older than a position less the margin, the envelope was committed before that
+// position. So its event is before the position: it was delivered, or stored as an exception, which has a state. A slot
+// counts whether a node owns it or not. A slot that is missing, has no position, or has a gap stops the purge, because
+// the undelivered envelopes will then be read from the collection itself.
 func (w *Watermarks) Cut(o outboxes.Outbox, keep time.Duration) (Cut, error) {
 	held := func(slot string, why PurgeBlock) (Cut, error) {
 		return Cut{}, &HeldError{NS: o.NS(), Slot: slot, Hold: why}
@@ -146,7 +152,8 @@ func (w *Watermarks) Cut(o outboxes.Outbox, keep time.Duration) (Cut, error) {
 	if len(claims) == 0 || !o.Identified() {
 		return held("", HoldUnclaimed)
 	}
-	least := Cut{Before: bson.Timestamp{T: math.MaxUint32, I: math.MaxUint32}}
+
+	earliest := Cut{Before: bson.Timestamp{T: math.MaxUint32, I: math.MaxUint32}}
 	for _, claim := range claims {
 		name, seen := claim.Watcher, make(map[int]int)
 		for _, s := range w.slots[name] {
@@ -160,10 +167,12 @@ func (w *Watermarks) Cut(o outboxes.Outbox, keep time.Duration) (Cut, error) {
 				return held(s.ID, HoldAhead)
 			case claim.Away(), s.ClusterTime.Before(claim.Seen):
 				return held(s.ID, HoldUnread)
-			case s.ClusterTime.Before(least.Before):
-				least = Cut{Before: s.ClusterTime, Slot: s.ID}
+			case s.ClusterTime.Before(earliest.Before):
+				earliest = Cut{Before: s.ClusterTime, Slot: s.ID}
 			}
 		}
+
+		// While the number of slots changes, a watcher has documents of two numbers. Each must be complete.
 		if len(seen) == 0 {
 			return held(name, HoldVanished)
 		}
@@ -173,15 +182,17 @@ func (w *Watermarks) Cut(o outboxes.Outbox, keep time.Duration) (Cut, error) {
 			}
 		}
 	}
-	least.Before = earlier(least.Before, keep)
-	return least, nil
+
+	earliest.Before = subtractDuration(earliest.Before, keep)
+	return earliest, nil
 }
 
-// earlier is t less d, in whole seconds and never less than d.
-func earlier(t bson.Timestamp, d time.Duration) bson.Timestamp {
+// subtractDuration returns t less d, rounded up to whole seconds, or zero if d is longer than t.
+func subtractDuration(t bson.Timestamp, d time.Duration) bson.Timestamp {
 	if d <= 0 {
 		return t
 	}
+
 	s := int64((d + time.Second - 1) / time.Second)
 	if s >= int64(t.T) {
 		return bson.Timestamp{}

@@ -35,11 +35,11 @@ func TestN25_AGapStopsAPurgeThatIsUnderWay(t *testing.T) {
 		t.Fatalf("%+v, %v", cut, err)
 	}
 	position(t, state, "w/0of1", bson.D{{Key: "gap", Value: bson.D{{Key: "reason", Value: "286"}}}})
-	cuts.read = time.Now().Add(time.Hour) // however long it took until here
+	cuts.readAt = time.Now().Add(time.Hour) // however long it took until here
 	if _, err := cuts.Of(t.Context(), o); err != nil {
 		t.Fatalf("a reading of a moment ago: %v", err)
 	}
-	cuts.read = time.Now().Add(-2 * recheck)
+	cuts.readAt = time.Now().Add(-2 * recheckEvery)
 	var held *HeldError
 	if _, err := cuts.Of(t.Context(), o); !errors.As(err, &held) || held.Hold != HoldGap || held.Slot != "w/0of1" {
 		t.Errorf("the gap was not seen: %v", err)
@@ -52,12 +52,12 @@ func TestCutGoesNoFurtherThanItKeeps(t *testing.T) {
 	for keep, want := range map[time.Duration]bson.Timestamp{
 		0: at, -1: at, 1: {T: 99, I: 7}, time.Second: {T: 99, I: 7}, 1001 * time.Millisecond: {T: 98, I: 7}, 100 * time.Second: {}, time.Hour: {},
 	} {
-		if got := earlier(at, keep); got != want {
+		if got := subtractDuration(at, keep); got != want {
 			t.Errorf("%v before %v is %v, want %v", keep, at, got, want)
 		}
 	}
 	for id, want := range map[string]string{"w/0of1": "w 1", "a/b/3of12": "a/b 12", "w": "", "w/": "", "w/of2": "", "w/xof2": "", "w/0of": "", "w/0of0": ""} {
-		name, of, ok := slotOf(id)
+		name, of, ok := parseSlotID(id)
 		if got := fmt.Sprint(name, " ", of); ok != (want != "") || ok && got != want {
 			t.Errorf("%q: %s, %v", id, got, ok)
 		}

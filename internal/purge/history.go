@@ -5,6 +5,7 @@ import (
 	"encoding/base64"
 	"errors"
 	"math"
+	"slices"
 	"strconv"
 	"time"
 
@@ -17,8 +18,7 @@ import (
 	"github.com/outrelay/outrelay/pkg/event"
 )
 
-// History is what a marked envelope tells of its delivery, and an envelope that is asked for by id of its state. It has
-// no payload.
+// History is the delivery of a marked envelope, or the state of an envelope that was requested by id. It has no payload.
 type History struct {
 	NS            string         `bson:"-"`
 	ID            bson.RawValue  `bson:"_id"`
@@ -31,90 +31,94 @@ type History struct {
 	Sent          []Position     `bson:"sent"`
 	State         string         `bson:"state"`
 	DueAt         *time.Time     `bson:"dueAt"`
-	ScheduledFor  *time.Time     `bson:"scheduledFor"`
 	Delivery      int32          `bson:"delivery"`
 }
 
-// HistoryQuery asks for envelopes by id, or for marked ones by the time at which they were written and, if Key is not empty,
-// by ordering key. That time is the stamp, by which there is an index; what was never stamped has that of its delivery.
+// HistoryQuery selects envelopes by id, or marked envelopes by the time at which they were written and, if Key is not
+// empty, by ordering key. That time is the stamp, which has an index. An envelope that was inserted without a stamp has
+// the stamp of its delivery.
 type HistoryQuery struct {
-	IDs      []event.ID // whatever their state; the rest of the query is not looked at then
+	IDs      []event.ID // in any state; then the other fields are ignored
 	Key      string     // canonical text of the ordering key
 	From, To time.Time  // of the stamp, in whole seconds: From ≤ ts < To; zero is no bound
-	After    string     // HistoryPage.Next of the page before
+	After    string     // HistoryPage.Next of the previous page
 	Limit    int        // at most this many; 100 if 0 or less, 10,000 at most
 }
 
-// HistoryPage is one page, the oldest first. Next is where the following page begins, "" after the last.
+// HistoryPage is one page, the oldest envelope first. Next is the cursor of the following page, or "" after the last.
 type HistoryPage struct {
 	Envelopes []History
 	Next      string
 }
 
-// ErrBadCursor says that a place to go on from was not made by this query's kind.
-var ErrBadCursor = errors.New("no such place in the history: pass on the text that the page before gave")
+// ErrBadCursor means that HistoryQuery.After is not a cursor of [HistoryPage].
+var ErrBadCursor = errors.New("invalid history cursor: pass the cursor that the previous page returned")
 
 const (
-	historyLimit = 100
-	historyMost  = 10_000
+	defaultHistoryLimit = 100
+	maxHistoryLimit     = 10_000
 )
 
-// place is where a page ended: everything up to this id of this stamp was shown.
-type place struct {
+// cursor is the end of a page: the page included everything up to this id of this stamp.
+type cursor struct {
 	At bson.Timestamp `bson:"t"`
 	ID bson.RawValue  `bson:"i"`
 }
 
-func (p place) String() string {
-	raw, err := bson.Marshal(p)
+func (c cursor) String() string {
+	raw, err := bson.Marshal(c)
 	if err != nil {
 		return ""
 	}
 	return base64.RawURLEncoding.EncodeToString(raw)
 }
 
-func parsePlace(s string) (p place, err error) {
+func parseCursor(s string) (c cursor, err error) {
 	raw, err := base64.RawURLEncoding.DecodeString(s)
 	if err == nil {
-		err = bson.Unmarshal(raw, &p)
+		err = bson.Unmarshal(raw, &c)
 	}
-	if err != nil || p.At.IsZero() {
-		return place{}, ErrBadCursor
+	if err != nil || c.At.IsZero() {
+		return cursor{}, ErrBadCursor
 	}
-	return p, nil
+	return c, nil
 }
 
-// SentHistory reads the history of coll. A page costs what is read of the index on ts until it is full: a key, or an outbox
-// that is not marked, is looked for within the whole window. The pages are stable: what is delivered meanwhile comes later,
-// and what is purged is missing.
+// SentHistory reads the history of coll. A page costs the entries of the index on ts that are read until the page is
+// full. A search for a key, or in an outbox without marks, reads the whole window. The pages are stable: an envelope that
+// is delivered between two pages is on a later page, and a purged envelope is missing.
 func SentHistory(ctx context.Context, coll *mongo.Collection, q HistoryQuery) (HistoryPage, error) {
-	limit := min(q.Limit, historyMost)
+	limit := min(q.Limit, maxHistoryLimit)
 	if limit <= 0 {
-		limit = historyLimit
+		limit = defaultHistoryLimit
 	}
 	h := historian{coll: mongodb.Majority(coll), key: keyFilter(q.Key)}
 	if len(q.IDs) > 0 {
-		found, err := h.find(ctx, bson.D{{Key: "_id", Value: bson.D{{Key: "$in", Value: q.IDs}}}}, "_id", 0)
+		found, err := h.findEnvelopes(ctx, bson.D{{Key: "_id", Value: bson.D{{Key: "$in", Value: q.IDs}}}}, "_id", 0)
 		return HistoryPage{Envelopes: found}, err
 	}
-	var page HistoryPage
-	after := bson.Timestamp{} // of which nothing is shown
+
+	// The page begins after this stamp. From is inclusive, so it is the last stamp of the second before.
+	after := bson.Timestamp{}
 	if s := q.From.Unix(); !q.From.IsZero() && s > 0 {
 		after = bson.Timestamp{T: uint32(min(s, math.MaxUint32)) - 1, I: math.MaxUint32}
 	}
+
+	// The previous page may have ended between two envelopes of one stamp. The others come first, in the order of ids.
+	var page HistoryPage
 	if q.After != "" {
-		last, err := parsePlace(q.After)
+		last, err := parseCursor(q.After)
 		if err != nil {
 			return page, err
 		}
-		// The rest of the stamp at which the page before ended, in the order of ids.
-		if page.Envelopes, err = h.at(ctx, last, limit); err != nil {
+		if page.Envelopes, err = h.findAtStamp(ctx, last, limit); err != nil {
 			return page, err
 		}
 		after = last.At
 	}
+
 	if room := limit - len(page.Envelopes); room > 0 {
-		more, err := h.window(ctx, after, q.To, room)
+		more, err := h.findInWindow(ctx, after, q.To, room)
 		if err != nil {
 			return page, err
 		}
@@ -122,21 +126,26 @@ func SentHistory(ctx context.Context, coll *mongo.Collection, q HistoryQuery) (H
 	}
 	if n := len(page.Envelopes); n >= limit {
 		end := page.Envelopes[n-1]
-		page.Next = place{At: end.TS, ID: end.ID}.String()
+		page.Next = cursor{At: end.TS, ID: end.ID}.String()
 	}
 	return page, nil
 }
 
+// historian reads the history of one collection.
 type historian struct {
 	coll *mongo.Collection
-	key  bson.D // of an ordering key; nil for all
+	key  bson.D // condition on the ordering key; nil for all keys
 }
 
-func (h historian) find(ctx context.Context, filter bson.D, sort string, limit int) ([]History, error) {
+// findEnvelopes returns the envelopes that filter matches, sorted by the field sort. limit 0 means no limit.
+func (h historian) findEnvelopes(
+	ctx context.Context, filter bson.D, sort string, limit int,
+) ([]History, error) {
 	project := bson.D{}
-	for _, f := range []string{"aggregatetype", "aggregateid", "key", "type", "ts", "sentAt", "sent", "state", "dueAt", "scheduledFor", "delivery"} {
+	for _, f := range []string{"aggregatetype", "aggregateid", "key", "type", "ts", "sentAt", "sent", "state", "dueAt", "delivery"} {
 		project = append(project, bson.E{Key: f, Value: 1})
 	}
+
 	type document struct {
 		History `bson:",inline"`
 		Stamp   bson.RawValue `bson:"ts"` // of any type
@@ -156,45 +165,51 @@ func (h historian) find(ctx context.Context, filter bson.D, sort string, limit i
 	return found, nil
 }
 
-// sent is the filter for marked envelopes whose stamp is in a range; a list of stamps is none.
-func (h historian) sent(stamp bson.D, and ...bson.E) bson.D {
-	f := outboxes.Healthy(append(and, bson.E{Key: "ts", Value: append(stamp, noArray)}, bson.E{Key: "sentAt", Value: bson.D{{Key: "$ne", Value: nil}}})...)
-	return append(f, h.key...)
+// filterSent returns the filter for marked envelopes whose stamp is in a range. A list of stamps is not a stamp.
+func (h historian) filterSent(stamp bson.D, and ...bson.E) bson.D {
+	and = append(and,
+		bson.E{Key: "ts", Value: append(stamp, noArray)},
+		bson.E{Key: "sentAt", Value: bson.D{{Key: "$ne", Value: nil}}})
+	return append(outboxes.Healthy(and...), h.key...)
 }
 
-// at are the envelopes of one stamp behind an id.
-func (h historian) at(ctx context.Context, p place, limit int) ([]History, error) {
+// findAtStamp returns the envelopes of one stamp after an id, in the order of ids.
+func (h historian) findAtStamp(ctx context.Context, c cursor, limit int) ([]History, error) {
 	var and []bson.E
-	if !p.ID.IsZero() {
-		and = append(and, bson.E{Key: "$expr", Value: bson.D{{Key: "$gt", Value: bson.A{"$_id", mongodb.Literal(p.ID)}}}}) // of any type
+	if !c.ID.IsZero() {
+		// $expr compares ids of different types.
+		later := bson.D{{Key: "$gt", Value: bson.A{"$_id", mongodb.Literal(c.ID)}}}
+		and = append(and, bson.E{Key: "$expr", Value: later})
 	}
-	return h.find(ctx, h.sent(bson.D{{Key: "$eq", Value: p.At}}, and...), "_id", limit)
+	return h.findEnvelopes(ctx, h.filterSent(bson.D{{Key: "$eq", Value: c.At}}, and...), "_id", limit)
 }
 
-// window are the first of a window by time. Copied envelopes may share a stamp, and the index gives those in no order that
-// a next page could go on in: so the last stamp of a full page is read once more, by id.
-func (h historian) window(ctx context.Context, after bson.Timestamp, to time.Time, limit int) ([]History, error) {
+// findInWindow returns the first envelopes with a stamp after after and before to. Copied envelopes may share a stamp,
+// and the index returns them in an order in which a next page could not continue. So it reads the last stamp of a full
+// page again, in the order of ids.
+func (h historian) findInWindow(ctx context.Context, after bson.Timestamp, to time.Time, limit int) ([]History, error) {
 	stamp := bson.D{{Key: "$gt", Value: after}}
 	if s := to.Unix(); !to.IsZero() {
 		if to.Nanosecond() > 0 {
 			s++
 		}
-		stamp = append(stamp, bson.E{Key: "$lt", Value: bson.Timestamp{T: uint32(min(max(s, 0), math.MaxUint32))}})
+		before := bson.Timestamp{T: uint32(min(max(s, 0), math.MaxUint32))}
+		stamp = append(stamp, bson.E{Key: "$lt", Value: before})
 	}
-	found, err := h.find(ctx, h.sent(stamp), "ts", limit)
+
+	found, err := h.findEnvelopes(ctx, h.filterSent(stamp), "ts", limit)
 	if err != nil || len(found) < limit {
 		return found, err
 	}
-	end := found[len(found)-1].TS
-	whole := len(found)
-	for whole > 0 && found[whole-1].TS == end {
-		whole--
-	}
-	rest, err := h.at(ctx, place{At: end}, limit-whole)
+
+	last := found[len(found)-1].TS
+	whole := slices.IndexFunc(found, func(e History) bool { return e.TS == last })
+	rest, err := h.findAtStamp(ctx, cursor{At: last}, limit-whole)
 	return append(found[:whole], rest...), err
 }
 
-// keyFilter finds envelopes by the canonical text of their ordering key, whatever the type it was written in.
+// keyFilter returns the condition for the canonical text of an ordering key. It matches the key in every type that has
+// this text.
 func keyFilter(text string) bson.D {
 	if text == "" {
 		return nil
@@ -206,7 +221,7 @@ func keyFilter(text string) bson.D {
 	}}}
 }
 
-// KeyForms are the values of which text is the canonical text.
+// KeyForms returns the values whose canonical text is text.
 func KeyForms(text string) bson.A {
 	forms := bson.A{text}
 	if n, err := strconv.ParseInt(text, 10, 64); err == nil && strconv.FormatInt(n, 10) == text {

@@ -12,36 +12,39 @@ import (
 )
 
 const (
-	recheck   = time.Second      // the longest that a purge goes by one reading of the positions
-	purgeCall = 30 * time.Second // of one statement
+	// recheckEvery is the longest time for which a purge relies on one reading of the positions.
+	recheckEvery = time.Second
+	// statementTimeout bounds one statement.
+	statementTimeout = 30 * time.Second
 )
 
-// Cuts are the boundaries of a purge that lasts: the positions are read anew every second, so that a gap stops it, and
-// what is delivered meanwhile goes too.
+// Cuts returns the boundaries of a purge that runs for a while. It reads the positions again every second. So a new gap
+// stops the purge, and envelopes that are delivered during the purge are removed too. It is for one goroutine.
 type Cuts struct {
-	state *mongo.Database
-	keep  time.Duration
-	w     *Watermarks
-	read  time.Time
+	state  *mongo.Database
+	keep   time.Duration
+	marks  *Watermarks // nil before the first read
+	readAt time.Time
 }
 
-// NewCuts is for a purge that keeps what is younger than keep, which must not be less than the margin ([mongodb.AskMargin]).
+// NewCuts returns Cuts that keep envelopes younger than keep, which must be at least the margin ([mongodb.AskMargin]).
 func NewCuts(state *mongo.Database, keep time.Duration) *Cuts { return &Cuts{state: state, keep: keep} }
 
-// Of is the boundary of a collection now. Its errors are those of the server and [*HeldError].
+// Of returns the current boundary of a collection. The error is an error of the server or a [*HeldError].
 func (c *Cuts) Of(ctx context.Context, o outboxes.Outbox) (Cut, error) {
-	if c.w == nil || time.Since(c.read) > recheck {
-		w, err := ReadWatermarks(ctx, c.state)
+	if c.marks == nil || time.Since(c.readAt) > recheckEvery {
+		marks, err := ReadWatermarks(ctx, c.state)
 		if err != nil {
 			return Cut{}, err
 		}
-		c.w, c.read = w, time.Now()
+		c.marks, c.readAt = marks, time.Now()
 	}
-	cut, err := c.w.Cut(o, c.keep)
+	cut, err := c.marks.Cut(o, c.keep)
 	if err != nil {
 		return cut, err
 	}
-	// The purge goes by name, and a collection that was renamed in place of this one is not read yet.
+
+	// The purge addresses the collection by name. If a rename has replaced it, the new collection is not read yet.
 	holder, err := o.NameHolder(ctx, c.state.Client())
 	if err == nil && holder != o.UUID && holder != [16]byte{} {
 		err = &HeldError{NS: o.NS(), Hold: HoldReplaced}
@@ -49,33 +52,35 @@ func (c *Cuts) Of(ctx context.Context, o outboxes.Outbox) (Cut, error) {
 	return cut, err
 }
 
-// PurgeLoop removes from one collection what is in front of its cut, statement by statement.
+// PurgeLoop removes the envelopes of one collection up to its cut, statement by statement.
 type PurgeLoop struct {
 	Coll *mongo.Collection
-	Size func() int                               // how many envelopes the next statement may remove
-	Cut  func(ctx context.Context) (Cut, error)   // asked before each statement; an error ends the loop
-	Step func(ctx context.Context, n int64) error // called after each, with what it removed; an error ends the loop
+	Size func() int                               // returns how many envelopes the next statement may remove
+	Cut  func(ctx context.Context) (Cut, error)   // called before each statement; an error ends the loop
+	Step func(ctx context.Context, n int64) error // called after each statement with its removals; an error ends the loop
 }
 
-// Run returns how many were removed when there is no more, or with the error that ended it.
+// Run removes envelopes until none is left before the cut or an error occurs. It returns how many it removed.
 func (l PurgeLoop) Run(ctx context.Context) (total int64, err error) {
+	// Envelopes with stamps come first. They are removed in the order of the stamps, so after is where to continue.
 	var after bson.Timestamp
 	for stamped := true; ; {
 		cut, err := l.Cut(ctx)
 		if err != nil {
 			return total, err
 		}
-		step, err := l.statement(ctx, stamped, after, cut)
-		total += step.Deleted
+		purged, err := l.runStatement(ctx, stamped, after, cut)
+		total += purged.Deleted
 		if err != nil {
 			return total, err
 		}
-		if err := l.Step(ctx, step.Deleted); err != nil {
+		if err := l.Step(ctx, purged.Deleted); err != nil {
 			return total, err
 		}
-		after = step.Upto
+
+		after = purged.Upto
 		switch {
-		case step.More:
+		case purged.More:
 		case stamped:
 			stamped = false
 		default:
@@ -84,20 +89,23 @@ func (l PurgeLoop) Run(ctx context.Context) (total int64, err error) {
 	}
 }
 
-func (l PurgeLoop) statement(ctx context.Context, stamped bool, after bson.Timestamp, cut Cut) (Purged, error) {
-	ctx, cancel := context.WithTimeout(ctx, purgeCall)
+func (l PurgeLoop) runStatement(ctx context.Context, stamped bool, after bson.Timestamp, cut Cut) (Purged, error) {
+	ctx, cancel := context.WithTimeout(ctx, statementTimeout)
 	defer cancel()
+
 	if !stamped {
 		return PurgeUnstamped(ctx, l.Coll, cut.SentBefore(), l.Size())
 	}
 	return PurgeBatch(ctx, l.Coll, after, cut.Before, l.Size())
 }
 
-// Purgeable counts what a purge up to the cut would remove, in two numbers: with a stamp, and without one. The first comes
-// from the index alone, less what it holds of exceptions.
+// Purgeable returns how many envelopes with a stamp, and how many without one, a purge up to the cut would remove. It
+// counts the envelopes with a stamp by the index alone, and subtracts the exceptions among them.
 func Purgeable(ctx context.Context, coll *mongo.Collection, cut Cut) (stamped, unstamped int64, err error) {
 	within := bson.E{Key: "ts", Value: bson.D{{Key: "$gt", Value: bson.Timestamp{}}, {Key: "$lt", Value: cut.Before}}}
 	present := bson.D{{Key: "$exists", Value: true}, {Key: "$ne", Value: nil}}
+
+	// After an error it does nothing, and err is the first error.
 	count := func(filter bson.D) (n int64) {
 		if err == nil {
 			n, err = coll.CountDocuments(ctx, filter)
@@ -109,7 +117,7 @@ func Purgeable(ctx context.Context, coll *mongo.Collection, cut Cut) (stamped, u
 	stamped -= count(bson.D{{Key: "dueAt", Value: present}, {Key: "state", Value: nil}, within})
 	unstamped = count(unstampedSent(cut.SentBefore()))
 	if err != nil {
-		return 0, 0, mongodb.Refusal(err, "counting what to purge of "+mongodb.Namespace(coll), "find", mongodb.Namespace(coll))
+		return 0, 0, mongodb.Refusal(err, "counting envelopes to purge of "+mongodb.Namespace(coll), "find", mongodb.Namespace(coll))
 	}
 	return max(stamped, 0), unstamped, nil
 }

@@ -93,6 +93,7 @@ func New(c Config) *Purger {
 	if c.Log == nil {
 		c.Log = slog.Default()
 	}
+
 	return &Purger{
 		config:      c,
 		pace:        pace{limit: c.Rate, batch: c.Batch},

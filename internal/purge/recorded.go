@@ -3,18 +3,19 @@ package purge
 import (
 	"context"
 	"fmt"
-	"strings"
+	"slices"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
 	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/outboxes"
 )
 
-// The ways of recording a delivery, as the configuration names them.
+// The ways to record a delivery, as in the configuration.
 const (
-	RecordWatermark = "watermark" // nothing per envelope, but those without a stamp are marked
+	RecordWatermark = "watermark" // marks only envelopes without a stamp
 	RecordDelete    = "delete"
 	RecordMark      = "mark"
 )
@@ -25,11 +26,11 @@ const (
 	maxFencedBytes = 8 << 20
 )
 
-// markGroup is how many envelopes one update statement marks. It finds each one's positions by searching a list of so
-// many ids, so a longer list costs more than it saves in statements.
+// markGroup is how many envelopes one update statement marks. The statement finds the positions of each envelope by a
+// search in a list of so many ids. A longer list costs more than it saves in statements.
 const markGroup = 50
 
-// Position is where a record stands.
+// Position is the position of a record in Kafka.
 type Position struct {
 	Topic     string `bson:"topic" json:"topic"`
 	Partition int32  `bson:"partition" json:"partition"`
@@ -40,14 +41,15 @@ type Position struct {
 type Sent struct {
 	NS string
 	ID bson.RawValue
-	// TS is the stamp, or zero for an envelope without one, and for one whose stamp is older than its event by more than
-	// the margin: it was copied here, and its stamp says nothing about it (N25). Such an envelope gets a stamp when it is
-	// marked, by which it is purged, whatever stood in its place.
+	// TS is the stamp. It is zero if the envelope has none, or if the stamp is older than the event by more than the
+	// margin: then the envelope was copied here, and its stamp does not show when (N25). A mark gives such an envelope a
+	// new stamp, by which it is purged.
 	TS        bson.Timestamp
 	Positions []Position
 }
 
-func (s *Sent) size() int {
+// estimateSize returns about how many bytes of a transaction the envelope takes.
+func (s *Sent) estimateSize() int {
 	n := 64 + len(s.ID.Value)
 	for _, p := range s.Positions {
 		n += 64 + len(p.Topic)
@@ -55,132 +57,104 @@ func (s *Sent) size() int {
 	return n
 }
 
-// RecordSent writes down that envelopes were delivered, in as many fenced transactions as their number asks for: it marks
-// them with the server's time and their positions, or deletes them, or for [RecordWatermark] marks those without a stamp,
-// because no purge could tell by a stamp that they were delivered.
+// RecordSent records that envelopes were delivered, in as many fenced transactions as their number requires. It marks
+// them with the server's time and their positions, or deletes them. With [RecordWatermark] it marks only those without a
+// stamp, because no purge could recognize by a stamp that they were delivered.
 //
-// An envelope that has become an exception since, or that was replaced by a newer one of its id, is left alone (N25), and
-// one that is gone is no error; so the same call may be made again. It returns when the majority has all of it. The
-// tickets of the envelopes should be resolved after that: what a checkpoint has passed is not recorded any more after a
-// crash.
+// It does not change an envelope that has become an exception, or that was replaced by a newer one with its id (N25). A
+// missing envelope is not an error. So the call may be repeated. It returns when all of it is majority committed.
+// Resolve the tickets of the envelopes only after that: after a crash, deliveries before the checkpoint are not recorded.
 func RecordSent(ctx context.Context, f mongodb.Fencer, mode string, list []Sent) error {
 	if mode == RecordWatermark {
-		list = unstampedOnly(list)
+		list = slices.DeleteFunc(slices.Clone(list), func(s Sent) bool { return !s.TS.IsZero() })
 	}
-	err := mongodb.WriteInParts(ctx, f, list, mongodb.Parts[Sent]{Top: maxFencedDocs, Fits: fits, Write: func(tx context.Context, c *mongo.Client, part []Sent) error {
-		for _, g := range byNamespace(part) {
-			if err := g.record(tx, c, mode); err != nil {
+
+	write := func(tx context.Context, c *mongo.Client, part []Sent) error {
+		groups := map[sentGroup][]Sent{}
+		for _, s := range part {
+			g := sentGroup{ns: s.NS, stamped: !s.TS.IsZero()}
+			groups[g] = append(groups[g], s)
+		}
+		for g, sent := range groups {
+			if err := g.recordDeliveries(tx, c, mode, sent); err != nil {
 				return err
 			}
 		}
 		return nil
-	}})
+	}
+	err := mongodb.WriteInParts(ctx, f, list, mongodb.Parts[Sent]{Top: maxFencedDocs, Fits: countFitting, Write: write})
 	if err != nil {
 		return fmt.Errorf("recording %d deliveries: %w", len(list), err)
 	}
 	return nil
 }
 
-func unstampedOnly(list []Sent) []Sent {
-	var out []Sent
-	for _, s := range list {
-		if s.TS.IsZero() {
-			out = append(out, s)
-		}
-	}
-	return out
-}
-
-// fits is how many, at least one and at most limit, go into one transaction.
-func fits(list []Sent, limit int) int {
+// countFitting returns how many envelopes go into one transaction, at least one and at most limit.
+func countFitting(list []Sent, limit int) int {
 	bytes := 0
 	for i := range list {
-		if bytes += list[i].size(); i == limit || i > 0 && bytes > maxFencedBytes {
+		bytes += list[i].estimateSize()
+		if i == limit || i > 0 && bytes > maxFencedBytes {
 			return i
 		}
 	}
 	return len(list)
 }
 
-// delivered are the envelopes of one transaction that one filter fits: of one collection, all with a stamp or all without.
-type delivered struct {
+// sentGroup identifies envelopes that one filter can select: those of one collection, all with a stamp or all without.
+type sentGroup struct {
 	ns      string
 	stamped bool
-	sent    []Sent
 }
 
-func byNamespace(part []Sent) []*delivered {
-	type key struct {
-		ns      string
-		stamped bool
+// recordDeliveries deletes or marks the envelopes of the group.
+func (g sentGroup) recordDeliveries(tx context.Context, client *mongo.Client, mode string, sent []Sent) error {
+	coll, err := outboxes.Outboxed(client, g.ns)
+	if err != nil {
+		return fmt.Errorf("recording deliveries: %w", err)
 	}
-	var order []*delivered
-	groups := make(map[key]*delivered)
-	for _, s := range part {
-		k := key{s.NS, !s.TS.IsZero()}
-		g := groups[k]
-		if g == nil {
-			g = &delivered{ns: s.NS, stamped: k.stamped}
-			groups[k] = g
-			order = append(order, g)
-		}
-		g.sent = append(g.sent, s)
-	}
-	return order
-}
 
-func (g *delivered) record(tx context.Context, client *mongo.Client, mode string) error {
-	db, coll, ok := strings.Cut(g.ns, ".")
-	if !ok {
-		return fmt.Errorf("recording in %q: that is no collection", g.ns)
-	}
-	c := client.Database(db).Collection(coll)
 	if mode == RecordDelete {
-		if _, err := c.DeleteMany(tx, g.filter(g.sent), options.DeleteMany().SetHint(byID)); err != nil {
-			return mongodb.Refusal(err, "deleting what was sent of "+g.ns, "remove", g.ns)
-		}
-		return nil
+		_, err := coll.DeleteMany(tx, g.filterUnchanged(sent), options.DeleteMany().SetHint(outboxes.PickedByID))
+		return mongodb.Refusal(err, "deleting delivered envelopes of "+g.ns, "remove", g.ns)
 	}
+
 	var updates []mongo.WriteModel
-	for rest := g.sent; len(rest) > 0; {
-		part := rest[:min(markGroup, len(rest))]
-		rest = rest[len(part):]
-		updates = append(updates, mongo.NewUpdateManyModel().SetFilter(g.filter(part)).SetUpdate(g.mark(part)).SetHint(byID))
+	for part := range slices.Chunk(sent, markGroup) {
+		updates = append(updates, mongo.NewUpdateManyModel().SetFilter(g.filterUnchanged(part)).
+			SetUpdate(g.markUpdate(part)).SetHint(outboxes.PickedByID))
 	}
-	if _, err := c.BulkWrite(tx, updates, options.BulkWrite().SetOrdered(false)); err != nil {
-		return mongodb.Refusal(err, "marking what was sent of "+g.ns, "find and update", g.ns)
-	}
-	return nil
+	_, err = coll.BulkWrite(tx, updates, options.BulkWrite().SetOrdered(false))
+	return mongodb.Refusal(err, "marking delivered envelopes of "+g.ns, "find and update", g.ns)
 }
 
-// filter is N25's: by id, without a state, and no newer than what was sent.
-func (g *delivered) filter(part []Sent) bson.D {
-	f := bson.D{{Key: "_id", Value: bson.D{{Key: "$in", Value: ids(part)}}}, {Key: "state", Value: nil}}
-	if g.stamped {
-		highest := part[0].TS
-		for _, s := range part[1:] {
-			if s.TS.After(highest) {
-				highest = s.TS
-			}
+// filterUnchanged returns the filter of N25: by id, without a state, and no newer than the newest of part.
+func (g sentGroup) filterUnchanged(part []Sent) bson.D {
+	f := bson.D{{Key: "_id", Value: bson.D{{Key: "$in", Value: envelopeIDs(part)}}}, {Key: "state", Value: nil}}
+	if !g.stamped {
+		return f
+	}
+
+	newest := part[0].TS
+	for _, s := range part[1:] {
+		if s.TS.After(newest) {
+			newest = s.TS
 		}
-		f = append(f, bson.E{Key: "ts", Value: bson.D{{Key: "$lte", Value: highest}}})
 	}
-	return f
+	return append(f, bson.E{Key: "ts", Value: bson.D{{Key: "$lte", Value: newest}}})
 }
 
-// byID keeps the planner from trying the range of ts.
-var byID = bson.D{{Key: "_id", Value: 1}}
-
-func ids(part []Sent) []bson.RawValue {
-	out := make([]bson.RawValue, len(part))
+func envelopeIDs(part []Sent) []bson.RawValue {
+	ids := make([]bson.RawValue, len(part))
 	for i, s := range part {
-		out[i] = s.ID
+		ids[i] = s.ID
 	}
-	return out
+	return ids
 }
 
-// mark sets each envelope's own positions in one statement, for a third of what a statement for each would cost.
-func (g *delivered) mark(part []Sent) mongo.Pipeline {
+// markUpdate returns an update that sets the positions of each envelope. One such statement costs a third of one
+// statement for each envelope.
+func (g sentGroup) markUpdate(part []Sent) mongo.Pipeline {
 	positions := make([][]Position, len(part))
 	for i, s := range part {
 		positions[i] = s.Positions
@@ -188,10 +162,11 @@ func (g *delivered) mark(part []Sent) mongo.Pipeline {
 			positions[i] = []Position{}
 		}
 	}
-	mine := bson.D{{Key: "$indexOfArray", Value: bson.A{mongodb.Literal(ids(part)), "$_id"}}}
+
+	index := bson.D{{Key: "$indexOfArray", Value: bson.A{mongodb.Literal(envelopeIDs(part)), "$_id"}}}
 	set := bson.D{
 		{Key: "sentAt", Value: "$$NOW"},
-		{Key: "sent", Value: bson.D{{Key: "$arrayElemAt", Value: bson.A{mongodb.Literal(positions), mine}}}},
+		{Key: "sent", Value: bson.D{{Key: "$arrayElemAt", Value: bson.A{mongodb.Literal(positions), index}}}},
 	}
 	if !g.stamped {
 		set = append(set, bson.E{Key: "ts", Value: "$$CLUSTER_TIME"})

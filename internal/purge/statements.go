@@ -14,26 +14,27 @@ import (
 	"github.com/outrelay/outrelay/internal/outboxes"
 )
 
-// Purged is what one statement removed.
+// Purged is the result of one statement.
 type Purged struct {
 	Deleted int64
-	Upto    bson.Timestamp // everything up to here is done; where the next one begins
-	More    bool           // there is more in front of the cut
+	Upto    bson.Timestamp // the statement covered everything up to this stamp; the next one begins after it
+	More    bool           // there may be more before the cut
 }
 
-// PurgeBatch removes the first n or so healthy envelopes with stamps in (after, before): those that share the last stamp
-// go together, and those that are exceptions are passed over, so that it may remove fewer, or none.
+// PurgeBatch removes about n healthy envelopes with stamps in (after, before), the oldest first. It removes all envelopes
+// that share the last stamp, so it may remove more. It leaves out exceptions, so it may remove fewer, or none.
 //
-// It is a read of the index on ts for the n-th stamp and one deletion of the range up to it, which costs the server less
-// than naming n ids. Both conditions of the purge are in the deletion itself, so an envelope that becomes an exception
-// between the two stays. The deletion waits for the majority: the next batch begins when the members have this one, so
-// deletions never queue up in front of the majority writes of services.
+// It reads the n-th stamp from the index on ts and deletes the range up to this stamp. That costs the server less than a
+// list of n ids. The deletion contains both conditions of the purge, so an envelope that becomes an exception between
+// the read and the deletion stays. The deletion waits for the majority, so the deletions do not delay the majority
+// writes of services.
 func PurgeBatch(ctx context.Context, coll *mongo.Collection, after, before bson.Timestamp, n int) (Purged, error) {
-	upto, more, err := nthStamp(ctx, coll, after, before, n)
+	upto, more, err := readNthStamp(ctx, coll, after, before, n)
 	if err != nil {
-		return Purged{}, mongodb.Refusal(err, "looking for what to purge of "+mongodb.Namespace(coll), "find", mongodb.Namespace(coll))
+		return Purged{}, mongodb.Refusal(err, "looking for envelopes to purge of "+mongodb.Namespace(coll), "find", mongodb.Namespace(coll))
 	}
-	// The cut itself is not part of the range; every other bound is a stamp that was read below it.
+
+	// The range does not contain the cut itself. Every other bound is a stamp below the cut, and belongs to the range.
 	bound := "$lte"
 	if !more {
 		bound = "$lt"
@@ -47,18 +48,23 @@ func PurgeBatch(ctx context.Context, coll *mongo.Collection, after, before bson.
 	return Purged{Deleted: res.DeletedCount, Upto: upto, More: more}, nil
 }
 
-// noArray keeps a list of stamps, which is no stamp, out of a range that two of its elements may fall into.
+// noArray excludes lists of stamps from a range. Without it, a list matches if its elements satisfy the two bounds.
 var noArray = bson.E{Key: "$not", Value: bson.D{{Key: "$type", Value: "array"}}}
 
-// nthStamp is the n-th stamp in (after, before), from the index alone; before and false if there are fewer.
-func nthStamp(ctx context.Context, coll *mongo.Collection, after, before bson.Timestamp, n int) (bson.Timestamp, bool, error) {
+// readNthStamp returns the n-th stamp in (after, before) and true. If there are fewer, it returns before and false. It
+// normally reads the index only.
+func readNthStamp(
+	ctx context.Context, coll *mongo.Collection, after, before bson.Timestamp, n int,
+) (bson.Timestamp, bool, error) {
 	within := bson.D{{Key: "$gt", Value: after}, {Key: "$lt", Value: before}}
+	opts := options.FindOne().SetSort(bson.D{{Key: "ts", Value: 1}}).SetSkip(int64(max(n, 1) - 1)).
+		SetProjection(bson.D{{Key: "_id", Value: 0}, {Key: "ts", Value: 1}})
+
 	for {
 		var last struct {
 			TS bson.RawValue `bson:"ts"`
 		}
-		err := coll.FindOne(ctx, bson.D{{Key: "ts", Value: within}}, options.FindOne().SetSort(bson.D{{Key: "ts", Value: 1}}).
-			SetSkip(int64(max(n, 1)-1)).SetProjection(bson.D{{Key: "_id", Value: 0}, {Key: "ts", Value: 1}})).Decode(&last)
+		err := coll.FindOne(ctx, bson.D{{Key: "ts", Value: within}}, opts).Decode(&last)
 		t, i, stamp := last.TS.TimestampOK()
 		switch {
 		case errors.Is(err, mongo.ErrNoDocuments):
@@ -70,13 +76,15 @@ func nthStamp(ctx context.Context, coll *mongo.Collection, after, before bson.Ti
 		case len(within) > 2:
 			return before, false, nil
 		}
-		within = append(within, noArray) // reads documents too, so only where it must
+
+		// The n-th entry of the index is an element of a list. The condition that excludes lists also reads documents.
+		within = append(within, noArray)
 	}
 }
 
 // PurgeUnstamped removes up to n envelopes without a stamp (0,0, missing, or no timestamp) that were marked as sent before
-// then. One that was not marked is never removed: nothing says that it was sent. [RecordSent] gives what it marks a stamp,
-// so there are few of them, from elsewhere; all there are are read.
+// sentBefore. It never removes an unmarked envelope, because nothing shows that it was sent. [RecordSent] gives a stamp to
+// each envelope that it marks, so only other writers leave such envelopes, and there are few. PurgeUnstamped reads all.
 func PurgeUnstamped(ctx context.Context, coll *mongo.Collection, sentBefore time.Time, n int) (Purged, error) {
 	filter := unstampedSent(sentBefore)
 	var ids []bson.RawValue
@@ -95,7 +103,8 @@ func PurgeUnstamped(ctx context.Context, coll *mongo.Collection, sentBefore time
 	return Purged{Deleted: res.DeletedCount, More: len(ids) == n && res.DeletedCount > 0}, nil
 }
 
-// unstampedSent finds those on both sides of all stamps in the order of BSON, by the index on ts.
+// unstampedSent returns the filter for marked envelopes without a stamp. By the index on ts, it reads both sides of all
+// stamps in the order of BSON.
 func unstampedSent(before time.Time) bson.D {
 	side := func(op string, t bson.Timestamp) bson.D {
 		return bson.D{{Key: "$expr", Value: bson.D{{Key: op, Value: bson.A{"$ts", t}}}}}

@@ -62,7 +62,7 @@ func (d *Divisions) Read(ctx context.Context, watcher string) (Division, error) 
 	if errors.Is(err, mongo.ErrNoDocuments) {
 		return v, fmt.Errorf("division of watcher %s: %w", watcher, mongodb.ErrNotFound)
 	}
-	return v, describe(err, "reading the division of watcher "+watcher, "find", d.coll)
+	return v, describeRefusal(err, "reading the division of watcher "+watcher, "find", d.coll)
 }
 
 // Agree makes sure that the watcher has p.N slots, or is a [*DividedError]. The first one to ask decides for a watcher that is new; one
@@ -108,7 +108,7 @@ func (d *Divisions) Documents(ctx context.Context, watcher string) (int, error) 
 // IDs returns the ids of the documents of a watcher, in the order of the slots.
 func (d *Divisions) IDs(ctx context.Context, watcher string) ([]string, error) {
 	ids, err := lease.ListIDs(ctx, d.watchers, watcher)
-	return ids, describe(err, "listing the documents of watcher "+watcher, "find", d.watchers)
+	return ids, describeRefusal(err, "listing the documents of watcher "+watcher, "find", d.watchers)
 }
 
 // Begin notes that a slot has a position. For the only slot of a watcher it does nothing.
@@ -117,7 +117,7 @@ func (d *Divisions) Begin(ctx context.Context, watcher string, p slot.Range) err
 		return err
 	}
 	_, err := d.coll.UpdateOne(ctx, bson.D{{Key: "_id", Value: watcher}, {Key: "of", Value: p.N}}, bson.D{{Key: "$addToSet", Value: bson.D{{Key: "begun", Value: p.I}}}})
-	return describe(err, "noting that slot "+p.ID(watcher)+" has begun", "update", d.coll)
+	return describeRefusal(err, "noting that slot "+p.ID(watcher)+" has begun", "update", d.coll)
 }
 
 // Begun reports whether a slot has had a position. It returns true for the only slot of a watcher: the claims of its
@@ -143,7 +143,7 @@ func (d *Divisions) StartAt(ctx context.Context, watcher string, p slot.Range, a
 		mongo.Pipeline{{{Key: "$set", Value: bson.D{{Key: "start", Value: bson.D{{Key: "$ifNull", Value: bson.A{"$start", at}}}}}}}},
 		options.FindOneAndUpdate().SetReturnDocument(options.After)).Decode(&v)
 	if err != nil {
-		return at, describe(err, "noting where the slots of watcher "+watcher+" begin", "find and update", d.coll)
+		return at, describeRefusal(err, "noting where the slots of watcher "+watcher+" begin", "find and update", d.coll)
 	}
 	return v.Start, nil
 }
@@ -155,13 +155,13 @@ func (d *Divisions) Mark(ctx context.Context, watcher string, of int, paused []s
 		{Key: "of", Value: bson.D{{Key: "$ifNull", Value: bson.A{"$of", of}}}},
 		{Key: "paused", Value: bson.D{{Key: "$ifNull", Value: bson.A{"$paused", bson.D{{Key: "$literal", Value: paused}}}}}},
 	}}}}, options.UpdateOne().SetUpsert(true))
-	return describe(err, "noting the division of watcher "+watcher, "find, insert and update", d.coll)
+	return describeRefusal(err, "noting the division of watcher "+watcher, "find, insert and update", d.coll)
 }
 
 // Unmark takes that back.
 func (d *Divisions) Unmark(ctx context.Context, watcher string) error {
 	_, err := d.coll.UpdateOne(ctx, bson.D{{Key: "_id", Value: watcher}}, bson.D{{Key: "$unset", Value: bson.D{{Key: "paused", Value: ""}}}})
-	return describe(err, "noting the division of watcher "+watcher, "update", d.coll)
+	return describeRefusal(err, "noting the division of watcher "+watcher, "update", d.coll)
 }
 
 // Divide makes n the number of slots; all of them have begun, if the watcher has. ctx may be that of a transaction, whose client
@@ -177,7 +177,7 @@ func (d *Divisions) Divide(ctx context.Context, watcher string, n int, begun boo
 		{Key: "$set", Value: bson.D{{Key: "of", Value: n}, {Key: "begun", Value: list}}},
 		{Key: "$unset", Value: bson.D{{Key: "paused", Value: ""}}},
 	}, options.UpdateOne().SetUpsert(true))
-	return describe(err, "dividing watcher "+watcher, "find, insert and update", d.coll)
+	return describeRefusal(err, "dividing watcher "+watcher, "find, insert and update", d.coll)
 }
 
 // Discard removes a watcher document that was made by mistake: nobody owns it and it has had no position.
@@ -185,11 +185,11 @@ func (d *Divisions) Discard(ctx context.Context, id string) error {
 	_, err := d.watchers.DeleteOne(ctx, bson.D{
 		{Key: "_id", Value: id}, {Key: "owner", Value: nil}, {Key: "clusterTime", Value: nil}, {Key: "token", Value: nil}, {Key: "gap", Value: nil},
 	})
-	return describe(err, "removing watcher document "+id, "remove", d.watchers)
+	return describeRefusal(err, "removing watcher document "+id, "remove", d.watchers)
 }
 
-// describe adds to err what failed and the privilege that may be missing. It returns nil if err is nil.
-func describe(err error, doing, action string, on *mongo.Collection) error {
+// describeRefusal adds to err what failed and the privilege that may be missing. It returns nil if err is nil.
+func describeRefusal(err error, doing, action string, on *mongo.Collection) error {
 	if err == nil {
 		return nil
 	}

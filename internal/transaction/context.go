@@ -63,6 +63,26 @@ func SetRollbackOnly(ctx context.Context, cause error) bool {
 	return true
 }
 
+// RecordFailure makes the transaction of ctx rollback-only if an operation in it that failed with err has aborted
+// it on the server.
+func RecordFailure(ctx context.Context, err error) {
+	if abortsTransaction(err) {
+		SetRollbackOnly(ctx, err)
+	}
+}
+
+// abortsTransaction reports whether a transaction cannot commit after an operation failed with err.
+// This is so if the server rejected the command, which aborts the transaction, and if it is unknown
+// whether the server received it. A command that the driver rejected was never sent.
+func abortsTransaction(err error) bool {
+	if err == nil || errors.Is(err, mongo.ErrNoDocuments) {
+		return false
+	}
+
+	return errors.As(err, new(mongo.ServerError)) || mongo.IsNetworkError(err) || mongo.IsTimeout(err) ||
+		errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded)
+}
+
 // Outside returns ctx without its transaction.
 func Outside(ctx context.Context) context.Context {
 	return context.WithValue(mongo.NewSessionContext(ctx, nil), outsideKey{}, true)

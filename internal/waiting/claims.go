@@ -48,10 +48,7 @@ func DisownClaims(ctx context.Context, f mongodb.Fencer, coll *mongo.Collection,
 			{Key: "state", Value: nil},
 			{Key: "claim.epoch", Value: bson.D{{Key: "$gte", Value: epoch}}},
 		}, bson.D{{Key: "$set", Value: bson.D{{Key: "claim.epoch", Value: epoch - 1}}}}, options.UpdateMany().SetHint(outboxes.PickedByID))
-		if err != nil {
-			return mongodb.Refusal(err, "disowning claims of "+mongodb.Namespace(coll), "update", mongodb.Namespace(coll))
-		}
-		return nil
+		return mongodb.Refusal(err, "disowning claims of "+mongodb.Namespace(coll), "update", mongodb.Namespace(coll))
 	}})
 	if err != nil {
 		return fmt.Errorf("disowning %d claims: %w", len(ids), err)

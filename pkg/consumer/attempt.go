@@ -99,16 +99,28 @@ func (t *track) handleByMode(ctx context.Context, list []task, res *attemptResul
 	defer recoverPanic(&err)
 
 	switch {
+	case t.waiting != nil && t.reg.mode == Transactional:
+		return t.handleWaiting(ctx, list[0], res)
 	case t.reg.mode == Claimed:
 		return t.handleEager(ctx, list[0], res)
 	case t.reg.mode == Transactional:
 		return t.handleOptimistic(ctx, list, res)
 	case t.reg.inTransaction:
 		return t.runTransaction(ctx, list, func(ctx context.Context) error {
+			if taken, err := t.takeWaiting(ctx, res); !taken || err != nil {
+				return err
+			}
 			return t.runHandler(ctx, list, nil, res)
 		})
 	}
-	return t.runHandler(ctx, list, nil, res)
+
+	// Without a transaction, a message that is set aside is removed after its handler. After a crash in between, the handler
+	// runs again.
+	err = t.runHandler(ctx, list, nil, res)
+	if err == nil && t.waiting != nil {
+		err = t.p.s.c.waiting.Remove(ctx, t.waiting)
+	}
+	return err
 }
 
 // runTransaction runs f in a transaction. The driver repeats f after transient failures, for up to two minutes.
@@ -194,10 +206,13 @@ func (t *track) handleOptimistic(ctx context.Context, list []task, res *attemptR
 	}
 
 	return t.runTransaction(ctx, list, func(ctx context.Context) error {
-		ctx = inbox.Remember(ctx)
+		ctx = t.p.s.inbox.Remember(ctx)
 		fresh, err := t.p.s.inbox.Admit(ctx, entries)
 		if err != nil {
 			return &inboxFailure{fmt.Errorf("admitting %d messages to the inbox: %w", len(entries), err)}
+		}
+		if err := t.checkOrder(ctx, list, fresh); err != nil {
+			return err
 		}
 		return t.runHandler(ctx, list, fresh, res)
 	})
@@ -209,6 +224,12 @@ func (t *track) handleEager(ctx context.Context, x task, res *attemptResult) err
 	claim, err := s.claimMessage(ctx, t.inboxEntry(x))
 	if errors.Is(err, inbox.ErrDuplicate) {
 		*res = attemptResult{duplicates: 1}
+		if t.waiting != nil {
+			return s.c.waiting.Remove(ctx, t.waiting)
+		}
+		if err := t.checkOrder(ctx, []task{x}, []bool{false}); err != nil {
+			return err
+		}
 		return s.passWatermark(ctx, t.inboxEntry(x))
 	}
 	if err != nil {
@@ -225,6 +246,9 @@ func (t *track) handleEager(ctx context.Context, x task, res *attemptResult) err
 
 	return claim.Hold(ctx, func(ctx context.Context) error {
 		return t.runTransaction(ctx, []task{x}, func(ctx context.Context) error {
+			if taken, err := t.takeWaiting(ctx, res); !taken || err != nil {
+				return err
+			}
 			if err := t.runHandler(ctx, []task{x}, nil, res); err != nil {
 				return err
 			}
@@ -237,7 +261,7 @@ func (t *track) handleEager(ctx context.Context, x task, res *attemptResult) err
 }
 
 // claimMessage claims a message in the inbox. It blocks for at most commitTimeout.
-func (s *session) claimMessage(ctx context.Context, e inbox.Entry) (inbox.Claim, error) {
+func (s *session) claimMessage(ctx context.Context, e inbox.Entry) (*inbox.Claim, error) {
 	// The end of a drain must not cut this call off. A claim that was stored without an answer would block all members
 	// from the message until its lease expires.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), commitTimeout)
@@ -398,7 +422,12 @@ func collectMessage(ctx context.Context, m *Message) error {
 func (t *track) assignBlame(err error) (blamed bool, cause error) {
 	failure, ofHandler := errors.AsType[*handlerFailure](err)
 
-	for _, outside := range []error{outbox.ErrStandalone, inbox.ErrClaimLost, inbox.ErrClaimed, inbox.ErrStale} {
+	// The handler has decided about the message.
+	if _, asked := errors.AsType[*requestError](err); asked && ofHandler {
+		return true, failure.error
+	}
+
+	for _, outside := range []error{outbox.ErrStandalone, inbox.ErrClaimLost, inbox.ErrInProgress, inbox.ErrStale} {
 		if errors.Is(err, outside) && (!ofHandler || !errors.Is(failure.error, outside)) {
 			return false, nil
 		}

@@ -9,8 +9,9 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
-	"github.com/outrelay/outrelay/internal/inbox"
+	"github.com/outrelay/outrelay/internal/inbox/mongostore"
 	"github.com/outrelay/outrelay/internal/retry"
+	"github.com/outrelay/outrelay/internal/setaside"
 )
 
 // Consumer delivers the messages of a consumer group to handlers. It is safe for concurrent use.
@@ -23,7 +24,8 @@ type Consumer struct {
 	running        atomic.Bool
 	transport      Transport // created by New, or given as an option
 	currentSession atomic.Pointer[session]
-	topicBoard     *topicBoard // nil without DynamicTopics
+	topicBoard     *topicBoard     // nil without DynamicTopics
+	waiting        *setaside.Store // nil without a database: failed messages then wait in their lanes
 
 	unknown, orphaned, poison *registration
 }
@@ -45,7 +47,7 @@ func New(group string, db *mongo.Database, opts ...Option) (*Consumer, error) {
 	}
 
 	if c.s.inbox.replacement == nil && db != nil {
-		x, err := inbox.New(db, c.s.inbox.options...)
+		x, err := mongostore.Open(db, c.s.inbox.settings)
 		problems = append(problems, err)
 		c.s.inbox.replacement = x
 	}
@@ -61,6 +63,9 @@ func New(group string, db *mongo.Database, opts ...Option) (*Consumer, error) {
 		return nil, fmt.Errorf("consumer: %w", err)
 	}
 
+	if db != nil {
+		c.waiting = setaside.New(db, DefaultWaiting)
+	}
 	c.reg.strict = c.s.strict
 	if c.s.dynamic {
 		c.topicBoard = newTopicBoard(db, group)
@@ -88,7 +93,7 @@ type unknownDecider struct{ ack bool }
 
 func (d unknownDecider) Decide(error, *Message, Attempts) Verdict {
 	if d.ack {
-		return Verdict{Action: Discard, Reason: "no_handler"}
+		return Verdict{Action: Skip, Reason: "no_handler"}
 	}
 	return Verdict{Action: Park, Reason: "no_handler"}
 }
@@ -103,7 +108,7 @@ func (d poisonDecider) Decide(err error, m *Message, a Attempts) Verdict {
 	}
 
 	switch v := d.policy.Decide(err, m, a); v.Action {
-	case Discard, DeadLetter, Park:
+	case Skip, DeadLetter, Park:
 		return v
 	default:
 		return dead
@@ -161,12 +166,15 @@ func (c *Consumer) Run(ctx context.Context) error {
 	return nil
 }
 
-// ensureIndexes creates the indexes of the inbox and of the dead letters. It blocks while the database is unavailable.
+// ensureIndexes creates the indexes of the inbox, of the dead letters, and of the messages that are set aside. It blocks while the database is unavailable.
 func (r *run) ensureIndexes() error {
 	if err := r.ensureIndexesOf("inbox", r.inbox); err != nil {
 		return err
 	}
-	return r.ensureIndexesOf("dead letters", r.disposer)
+	if err := r.ensureIndexesOf("dead letters", r.disposer); err != nil || r.c.waiting == nil {
+		return err
+	}
+	return r.ensureIndexesOf("messages that are set aside", r.c.waiting)
 }
 
 // ensureIndexesOf calls EnsureIndexes of store, if it has this method, until it succeeds. It returns errors that are not

@@ -12,9 +12,6 @@ type defaults struct {
 	lettersSet bool // the option Letters was given, possibly with nil
 }
 
-// defaultDecider returns the policy of handlers that have none.
-func defaultDecider() Decider { return DefaultPolicy() }
-
 // Letters sets the store of dead letters. Defaults to the collection DefaultLetters of the consumer's database. With nil no
 // dead letters are stored, and DeadTopics is required.
 func Letters(store LetterStore) Option {

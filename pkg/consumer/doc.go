@@ -7,7 +7,7 @@
 //		if _, err := invoices.InsertOne(ctx, invoice(m)); err != nil {
 //			return err
 //		}
-//		return box.Append(ctx, event.New("invoice", id, "InvoiceSent", payload))
+//		return box.Append(ctx, InvoiceSent.New(id, invoice))
 //	}))
 //	…
 //	err = c.Run(ctx)
@@ -28,11 +28,29 @@
 // the policy decides only about the message that failed. While a message is retried in place, its lane waits, but only for
 // this handler. Several handlers of a message are independent of each other.
 //
+// # Failures
+//
+// A message fails when its handler returns an error, panics, or exceeds its Timeout. All that it wrote is rolled back. By
+// default (see Retry) the following happens:
+//
+//   - The message is tried again in place after 100 ms and 400 ms.
+//   - Then it is set aside in MongoDB, together with later messages of its key. It is tried again after 5 s, 10 s, 20 s and
+//     so on up to 5 min. Its offset passes, so that other keys go on.
+//   - If messages of 20 different keys fail in a row, the handler is suspended. It tries one of its messages after 5 s up to
+//     5 min, until one succeeds. All other messages stay in Kafka. If other handlers of the topic have finished a message,
+//     it is set aside untried.
+//   - After 24 hours the message becomes a dead letter.
+//
+// So an outage of a service that handlers need causes lag, and no dead letters. WithRetry and WithRetryFor change the
+// values. A handler can also decide itself, with the errors of RetryIn, Suspend, Reject and Discard. Expired and invalid
+// messages become dead letters at once. OnFailure replaces all of this by a Policy. Without a database, the default is
+// DefaultPolicy.
+//
 // # Offsets
 //
 // An offset is committed when its message and all messages that were fetched before it are finished for all their handlers.
-// A message is finished when it is handled, recognized as a duplicate, dropped, or safely stored as a dead letter, in a retry
-// topic or in the outbox. Commit modes only define how soon the commit follows. Records of aborted transactions are never
+// A message is finished when it is handled, recognized as a duplicate, dropped, set aside, or safely stored as a dead letter,
+// in a retry topic or in the outbox. Commit modes only define how soon the commit follows. Records of aborted transactions are never
 // delivered. Transaction markers and compaction leave holes in the offsets, and the committed offset passes them.
 //
 // No message blocks its partition permanently. If the decision of the policy can never be carried out, the message becomes a
@@ -69,6 +87,7 @@
 // # Cost
 //
 // In addition to the handler's own writes, a batch costs two reads, one insert and one update in its transaction, and the
-// commit. Each partition has one goroutine and one connection that read it. A lane has a goroutine while it has messages.
+// commit. Package internal/setaside describes the costs of failures. Each partition has one goroutine and one connection that
+// read it. Each handler has one that retries messages. A lane has a goroutine while it has messages.
 // Nothing starts before Run. When Run returns, everything that it started has ended, except abandoned handlers.
 package consumer

@@ -9,13 +9,14 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/outrelay/outrelay/internal/envelope"
 	"github.com/outrelay/outrelay/internal/record"
 	"github.com/outrelay/outrelay/pkg/event"
 )
 
 // Outbox stores events: an *outbox.Box, or the in-memory one.
 type Outbox interface {
-	AppendMany(ctx context.Context, events []event.Event) error
+	Append(ctx context.Context, events ...event.Event) error
 }
 
 // Emit processes one event on its way to the outbox. Its context is the caller's, with the session of the transaction.
@@ -30,7 +31,7 @@ type EmitMiddleware func(next Emit) Emit
 const DefaultBatchLimit = 10_000
 
 // Emitter is an outbox with middlewares in front of it. All events of a call pass the middlewares one after another, in their
-// order. Then one AppendMany stores them. If one event is rejected, none is stored. next therefore returns before the event
+// order. Then one Append of the outbox stores them. If one event is rejected, none is stored. next therefore returns before the event
 // is stored: a write that must commit together with the event belongs in the transaction.
 //
 // An Emitter is safe for concurrent use. It does no I/O except the outbox's, and starts no goroutine.
@@ -76,7 +77,7 @@ func NewEmitter(box Outbox, opts ...EmitOption) (*Emitter, error) {
 		o(e)
 	}
 	if e.defaultTopic == nil {
-		e.defaultTopic = func(ev event.Event) string { return "outbox.event." + ev.AggregateType() }
+		e.defaultTopic = func(ev event.Event) string { return "outbox.event." + ev.Aggregate().Type }
 	}
 
 	switch {
@@ -92,15 +93,10 @@ func NewEmitter(box Outbox, opts ...EmitOption) (*Emitter, error) {
 	return e, nil
 }
 
-// Append is AppendMany for a list of arguments.
-func (e *Emitter) Append(ctx context.Context, events ...event.Event) error {
-	return e.AppendMany(ctx, events)
-}
-
-// AppendMany passes the events through the middlewares, and stores the resulting events in the transaction of ctx. In
+// Append passes the events through the middlewares, and stores the resulting events in the transaction of ctx. In
 // addition to the errors of the outbox and of the middlewares, it returns a *BatchSizeError or a *BackpressureError. A
 // *BackpressureError, and a *BatchSizeError for its arguments, is returned before any middleware ran.
-func (e *Emitter) AppendMany(ctx context.Context, events []event.Event) error {
+func (e *Emitter) Append(ctx context.Context, events ...event.Event) error {
 	out, err := e.applyMiddlewares(ctx, events)
 	if err != nil {
 		return err
@@ -108,10 +104,10 @@ func (e *Emitter) AppendMany(ctx context.Context, events []event.Event) error {
 	if len(out) == 0 {
 		return nil
 	}
-	return e.box.AppendMany(ctx, out)
+	return e.box.Append(ctx, out...)
 }
 
-// Schedule is AppendMany for one event that is due at the given time. It returns the id of the stored event. If a middleware
+// Schedule is Append for one event that is due at the given time. It returns the id of the stored event. If a middleware
 // drops the event, it returns ErrDrop.
 func (e *Emitter) Schedule(ctx context.Context, ev event.Event, at time.Time) (event.ID, error) {
 	out, err := e.applyMiddlewares(ctx, []event.Event{ev.With(event.WithDueAt(at))})
@@ -122,7 +118,7 @@ func (e *Emitter) Schedule(ctx context.Context, ev event.Event, at time.Time) (e
 		return event.ID{}, fmt.Errorf("event %s: %w", ev.ID(), ErrDrop)
 	}
 
-	if err := e.box.AppendMany(ctx, out); err != nil {
+	if err := e.box.Append(ctx, out...); err != nil {
 		return event.ID{}, err
 	}
 	return out[0].ID(), nil
@@ -170,7 +166,15 @@ func (e *Emitter) PublishDirect(ctx context.Context, events ...event.Event) erro
 
 // directMessage returns the event as the relay would write it.
 func directMessage(ev event.Event) (*Message, error) {
-	if _, ok := ev.DueAt(); ok {
+	raw, err := ev.MarshalBSON()
+	var v envelope.View
+	if err == nil {
+		err = envelope.Parse(raw, &v)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("event %s: %w", ev.ID(), err)
+	}
+	if v.HasDueAt {
 		return nil, &UnsupportedError{
 			Operation: "PublishDirect of a scheduled event",
 			Needs:     "the outbox: use Schedule",
@@ -184,11 +188,11 @@ func directMessage(ev event.Event) (*Message, error) {
 
 	m := &Message{
 		ID:            ev.ID().String(),
-		Type:          ev.Type(),
-		AggregateType: ev.AggregateType(),
-		AggregateID:   ev.AggregateID(),
+		Type:          ev.Name(),
+		AggregateType: ev.Aggregate().Type,
+		AggregateID:   ev.Aggregate().ID,
 		ContentType:   ev.ContentType(),
-		SchemaVersion: ev.SchemaVersion(),
+		SchemaVersion: string(v.SchemaVersion),
 		Key:           []byte(ev.Key()),
 		Value:         body,
 	}
@@ -230,7 +234,7 @@ func (e *Emitter) applyMiddlewares(ctx context.Context, events []event.Event) ([
 	emit := Emit(func(_ context.Context, ev event.Event) error {
 		if seen[ev.ID()] {
 			problem := "next was called twice with one event; give each its own id"
-			return &InvalidError{ID: ev.ID().String(), Type: ev.Type(), Problems: []string{problem}}
+			return &InvalidError{ID: ev.ID().String(), Type: ev.Name(), Problems: []string{problem}}
 		}
 		seen[ev.ID()] = true
 		out = append(out, ev)
@@ -273,7 +277,8 @@ func (e *Emitter) acquireSlot(ctx context.Context) error {
 func DeliverBy() EmitMiddleware {
 	return func(next Emit) Emit {
 		return func(ctx context.Context, ev event.Event) error {
-			if at, ok := ev.ExpiresAt(); ok && !ev.HasHeader(HeaderDeliverBy) {
+			_, set := ev.Header(HeaderDeliverBy)
+			if at, ok := ev.ExpiresAt(); ok && !set {
 				ev = ev.With(event.WithHeader(HeaderDeliverBy, formatMillis(at)))
 			}
 			return next(ctx, ev)

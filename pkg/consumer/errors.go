@@ -247,6 +247,8 @@ const (
 	ClassBlocked   = "blocked"
 	ClassBreaker   = "breaker"
 	ClassNotDue    = "not_due"
+	ClassRejected  = "rejected"  // by Reject
+	ClassDiscarded = "discarded" // by Discard or ThenDiscard
 )
 
 // Class returns the class of an error. It returns ClassHandler for errors of handlers without another class.

@@ -123,8 +123,9 @@ func (c *Consumer) routeMessage(m *Message) []share {
 
 // attachment is the state of a handler's attachment to a partition in the inbox.
 type attachment struct {
-	mu   sync.Mutex // held during Attach, so that it is called once
-	done bool
+	mu         sync.Mutex // held during Attach, so that it is called once
+	done       bool
+	generation int64 // of the partition in the inbox
 }
 
 // attachHandler attaches the handler to the partition in the inbox, unless it is attached. The inbox then knows that this
@@ -148,11 +149,26 @@ func (p *partition) attachHandler(ctx context.Context, r *registration) error {
 	if err != nil {
 		return &inboxFailure{fmt.Errorf("reading the end of partition %s: %w", p.tp, err)}
 	}
-	if _, err := p.s.inbox.Attach(ctx, p.s.c.inboxConsumer(r), p.tp.Topic, p.tp.Partition, log); err != nil {
+	g, err := p.s.inbox.Attach(ctx, p.s.c.inboxConsumer(r), p.tp.Topic, p.tp.Partition, log)
+	if err != nil {
 		return &inboxFailure{fmt.Errorf("attaching %s to partition %s: %w", r.name, p.tp, err)}
 	}
-	a.done = true
+	a.done, a.generation = true, g.Number
 	return nil
+}
+
+// generationOf returns the generation of the partition at the last attachHandler, or 0 if there was none.
+func (p *partition) generationOf(r *registration) int64 {
+	p.mu.Lock()
+	a := p.attached[r.name]
+	p.mu.Unlock()
+	if a == nil {
+		return 0
+	}
+
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.generation
 }
 
 // releaseAttachments releases the partition in the inbox for all attached handlers.

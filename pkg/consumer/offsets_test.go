@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/twmb/franz-go/pkg/kadm"
+	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kgo"
 
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
@@ -191,16 +192,8 @@ func TestN29_RecreatedTopicIsNotRefused(t *testing.T) {
 	stop := k.start(c)
 	k.untilCount("effects", 30)
 	stop()
-	adm, done := k.admin()
-	defer done()
-	if res, err := adm.DeleteTopics(k.context(), k.topic); err != nil || res.Error() != nil {
-		t.Fatal(err, res.Error())
-	}
-	k.until("the topic's end", func(ctx context.Context) bool {
-		_, err := adm.CreateTopic(ctx, 1, 1, nil, k.topic)
-		return err == nil
-	})
-	k.until("the new topic", func(ctx context.Context) bool {
+	k.recreateTopic()
+	k.until("the record", func(ctx context.Context) bool {
 		return k.kafka.Publish(ctx, k.topic, []*consumer.Message{msg("new", "counted", "0")}) == nil
 	})
 	k.start(c)
@@ -217,22 +210,37 @@ func TestN29_ARefilledTopicIsNotRefused(t *testing.T) {
 	stop := k.start(c)
 	k.untilCount("effects", 20)
 	stop()
-	adm, done := k.admin()
-	defer done()
-	if res, err := adm.DeleteTopics(k.context(), k.topic); err != nil || res.Error() != nil {
-		t.Fatal(err, res.Error())
-	}
-	k.until("the topic's end", func(ctx context.Context) bool {
-		_, err := adm.CreateTopic(ctx, 1, 1, nil, k.topic)
-		return err == nil
-	})
+	k.recreateTopic()
 	list := make([]*consumer.Message, 25)
 	for i := range list {
 		list[i] = msg(fmt.Sprintf("key%02d", i%3), "counted", fmt.Sprint("new", i))
 	}
-	k.until("the new topic", func(ctx context.Context) bool { return k.kafka.Publish(ctx, k.topic, list) == nil })
+	k.until("the records", func(ctx context.Context) bool { return k.kafka.Publish(ctx, k.topic, list) == nil })
 	k.start(c)
 	k.untilCount("effects", 45)
+}
+
+// recreateTopic deletes the topic of the kit, which must have records, and creates an empty one of the same name. It
+// returns when the broker has the new topic: the controller creates it while the broker may still have the old one,
+// and a record that is published then is deleted with the old topic.
+func (k *kit) recreateTopic() {
+	k.Helper()
+	adm, done := k.admin()
+	defer done()
+
+	if res, err := adm.DeleteTopics(k.context(), k.topic); err != nil || res.Error() != nil {
+		k.Fatal(err, res.Error())
+	}
+
+	k.until("the new topic", func(ctx context.Context) bool {
+		_, err := adm.CreateTopic(ctx, 1, 1, nil, k.topic)
+		if err != nil && !errors.Is(err, kerr.TopicAlreadyExists) {
+			return false
+		}
+		ends, err := adm.ListEndOffsets(ctx, k.topic)
+		end, ok := ends.Lookup(k.topic, 0)
+		return err == nil && ok && end.Err == nil && end.Offset == 0
+	})
 }
 
 func (k *kit) admin() (*kadm.Client, func()) {

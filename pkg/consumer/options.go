@@ -63,7 +63,10 @@ type handling struct {
 	timeout       time.Duration
 	batch         int
 	limit         int
-	decider       Decider
+	decider       Decider // of OnFailure; without it, the Retry decides
+	retry         Retry
+	retryRules    []retryRule
+	retrySet      bool // WithRetry or WithRetryFor was given
 	middlewares   []Middleware
 
 	problems []error
@@ -202,7 +205,8 @@ func Batch(n int) Setting { return setting(func(h *handling) { h.batch = n }) }
 // limit other than Concurrency. As an option of New it limits each handler separately.
 func Limit(n int) Setting { return setting(func(h *handling) { h.limit = n }) }
 
-// OnFailure sets the Decider, such as a Policy, that decides about messages whose handler failed.
+// OnFailure sets the Decider, such as a Policy, that decides about messages whose handler failed. It
+// replaces Retry.
 func OnFailure(d Decider) Setting {
 	return setting(func(h *handling) {
 		if d == nil {

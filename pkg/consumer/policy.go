@@ -149,10 +149,10 @@ const blockedWait = time.Second
 // other errors.
 func (p *Policy) decideConsumerError(err error, m *Message, a Attempts) (Verdict, bool) {
 	if errors.Is(err, ErrDrop) {
-		return Verdict{Action: Discard, Reason: ClassDropped}, true
+		return Verdict{Action: Skip, Reason: ClassDropped}, true
 	}
 	if isDuplicate(err) {
-		return Verdict{Action: Discard, Reason: ClassDuplicate}, true
+		return Verdict{Action: Skip, Reason: ClassDuplicate}, true
 	}
 
 	if e, ok := errors.AsType[*NotDueError](err); ok {
@@ -234,7 +234,7 @@ func (r *Rule) chooseVerdict(m *Message, a Attempts) Verdict {
 
 	switch r.outcome {
 	case ToDiscard:
-		v.Action = Discard
+		v.Action = Skip
 	case ToPark:
 		v.Action = Park
 	case ToRequeue:

@@ -119,7 +119,7 @@ func TestTheFirstRuleThatMatchesDecides(t *testing.T) {
 		err  error
 		want consumer.Action
 	}{
-		{fmt.Errorf("wrapped: %w", &codeError{404}), consumer.Discard},
+		{fmt.Errorf("wrapped: %w", &codeError{404}), consumer.Skip},
 		{fmt.Errorf("wrapped: %w", &codeError{500}), consumer.Requeue},
 		{io.EOF, consumer.Requeue},
 		{errFlaky, consumer.PauseConsumer},
@@ -136,7 +136,7 @@ func TestAHandlersPolicyBeatsTheConsumers(t *testing.T) {
 	all := consumer.NewPolicy(consumer.On(consumer.Is(errFlaky)).DeadLetter(), consumer.On(consumer.Is(io.EOF)).Then(consumer.ToPause))
 	own := consumer.NewPolicy(consumer.On(consumer.Is(errFlaky)).Discard()).Or(all)
 	m, a := &consumer.Message{Attempt: 1}, consumer.Attempts{Failed: 1, Total: 1}
-	if v := own.Decide(errFlaky, m, a); v.Action != consumer.Discard {
+	if v := own.Decide(errFlaky, m, a); v.Action != consumer.Skip {
 		t.Errorf("rule of the handler: got %s", v.Action)
 	}
 	if v := own.Decide(io.EOF, m, a); v.Action != consumer.PauseConsumer {
@@ -176,8 +176,8 @@ func TestDefaultPolicy(t *testing.T) {
 		{&consumer.ExpiredError{}, consumer.DeadLetter},
 		{&consumer.InvalidError{}, consumer.DeadLetter},
 		{&consumer.DecodeError{Err: io.EOF}, consumer.DeadLetter},
-		{fmt.Errorf("wrapped: %w", consumer.ErrDrop), consumer.Discard},
-		{&inbox.DuplicateError{}, consumer.Discard},
+		{fmt.Errorf("wrapped: %w", consumer.ErrDrop), consumer.Skip},
+		{&inbox.DuplicateError{}, consumer.Skip},
 		{&consumer.TimeoutError{Err: transient}, consumer.RetryInline},
 	} {
 		if v := p.Decide(c.err, &consumer.Message{Attempt: 1}, consumer.Attempts{Failed: 1, Total: 1}); v.Action != c.want {

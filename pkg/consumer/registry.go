@@ -25,7 +25,10 @@ type registration struct {
 	fired   atomic.Bool   // a Once handler has accepted its message
 	removed atomic.Bool
 	pace    pace
-	system  bool // a handler of the consumer: for messages without a handler or that cannot be decoded
+
+	suspension suspension
+
+	system bool // a handler of the consumer: for messages without a handler or that cannot be decoded
 }
 
 // HandlerInfo describes a registered handler.
@@ -247,7 +250,7 @@ func (c *Consumer) Subscribe(patterns []string, h Handler, opts ...HandlerOption
 func (c *Consumer) registerHandler(r *registration, opts []HandlerOption) error {
 	r.handling = c.s.handling
 	r.name = strings.Join(r.patterns, ",")
-	r.problems = nil
+	r.problems, r.retryRules = nil, nil
 	for _, o := range opts {
 		if o != nil {
 			o.applyToHandler(&r.handling)
@@ -266,14 +269,22 @@ func (c *Consumer) registerHandler(r *registration, opts []HandlerOption) error 
 		return fmt.Errorf("consumer: handler %q: %w", r.name, err)
 	}
 
+	// The rules of the handler come before those of New.
+	r.retryRules = append(r.retryRules, c.s.retryRules...)
 	c.prepareHandler(r)
 	return c.reg.addHandler(r)
 }
 
 // prepareHandler sets the decider, the slots and the middleware chain of r.
 func (c *Consumer) prepareHandler(r *registration) {
-	if r.decider == nil {
-		r.decider = defaultDecider()
+	r.retry = r.retry.withDefaults()
+	switch {
+	case r.decider != nil:
+	case c.waiting != nil || r.retrySet:
+		r.decider = &retryDecider{base: r.retry, rules: r.retryRules}
+	default:
+		// Without a database a message would wait in its lane for hours.
+		r.decider = DefaultPolicy()
 	}
 	if r.limit > 0 {
 		r.slots = make(chan struct{}, r.limit)

@@ -125,7 +125,7 @@ func (d *MessageDisposer) disposeByAction(ctx context.Context, m *Message, handl
 		}
 		return d.writeDeadLetter(ctx, m, handler, v, errors.Join(cause, why))
 
-	case Discard:
+	case Skip:
 		if v.Reason != ClassDuplicate && v.Reason != ClassDropped {
 			if err := d.publishLetterFault(ctx, newLetter(m, handler, v, cause, d.cfg.Now()), m); err != nil {
 				return err
@@ -240,7 +240,7 @@ func (d *MessageDisposer) scheduleRetry(ctx context.Context, m *Message, handler
 // appendEvent appends one event in a separate transaction. It returns nil if the event exists already.
 func (d *MessageDisposer) appendEvent(ctx context.Context, ev event.Event) error {
 	err := d.cfg.Transact(ctx, func(ctx context.Context) error {
-		return d.cfg.Outbox.AppendMany(ctx, []event.Event{ev})
+		return d.cfg.Outbox.Append(ctx, ev)
 	})
 	switch {
 	case mongo.IsDuplicateKeyError(err):
@@ -262,9 +262,6 @@ func newScheduledRetry(m *Message, handler string, due time.Time) event.Event {
 		opts = append(opts, event.WithKey(string(m.Key)))
 	} else {
 		opts = append(opts, event.WithHeader(headerNoKey, []byte("true")))
-	}
-	if m.ContentType != "" {
-		opts = append(opts, event.WithContentType(m.ContentType))
 	}
 	if m.SchemaVersion != "" {
 		opts = append(opts, event.WithSchemaVersion(m.SchemaVersion))
@@ -292,12 +289,12 @@ func newScheduledRetry(m *Message, handler string, due time.Time) event.Event {
 		opts = append(opts, event.WithHeader(headerDropPreset, []byte("true")))
 	}
 
-	var payload any
+	var payload event.Payload
 	if m.Value != nil {
-		payload = m.Value
+		payload = event.Bytes(m.ContentType, m.Value)
 	}
-	aggregateType, aggregateID := cmp.Or(m.AggregateType, "retry"), cmp.Or(m.AggregateID, m.ID)
-	return event.New(aggregateType, aggregateID, cmp.Or(m.Type, "retry"), payload, opts...)
+	about := event.Aggregate{Type: cmp.Or(m.AggregateType, "retry"), ID: cmp.Or(m.AggregateID, m.ID)}
+	return event.New(about, cmp.Or(m.Type, "retry"), payload, opts...)
 }
 
 // presetHeaders has the headers that the relay writes from the fields of an event.

@@ -252,8 +252,8 @@ func TestFaultsTellOthersOnceAndNeverOfThemselves(t *testing.T) {
 	}{
 		{expired, consumer.Verdict{Action: consumer.DeadLetter}, &consumer.ExpiredError{}},
 		{parked, consumer.Verdict{Action: consumer.Park}, &consumer.NoHandlerError{}},
-		{dup, consumer.Verdict{Action: consumer.Discard, Reason: consumer.ClassDuplicate}, errFlaky},
-		{failed(7, "A"), consumer.Verdict{Action: consumer.Discard}, errFlaky},
+		{dup, consumer.Verdict{Action: consumer.Skip, Reason: consumer.ClassDuplicate}, errFlaky},
+		{failed(7, "A"), consumer.Verdict{Action: consumer.Skip}, errFlaky},
 	} {
 		if err := g.Dispose(t.Context(), c.m, "h", c.v, c.cause); err != nil {
 			t.Fatal(err)

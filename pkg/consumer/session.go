@@ -29,6 +29,9 @@ type session struct {
 	outage     outage
 	laneSlots  chan struct{} // one for each running lane; an abandoned handler keeps its slot
 
+	roomsMu sync.Mutex
+	rooms   map[*registration]*waitingRoom
+
 	commitRequested  chan struct{}
 	finishedMessages atomic.Int64 // since the last commit, for CommitCount
 	commitMu         sync.Mutex
@@ -46,6 +49,7 @@ func (r *run) Serve(ctx context.Context, g Generation) error {
 	s := &session{
 		run: r, g: g, serveCtx: serveCtx, drainCtx: drainCtx, endServe: endServe,
 		partitions:      map[TopicPartition]*partition{},
+		rooms:           map[*registration]*waitingRoom{},
 		laneSlots:       make(chan struct{}, r.c.s.concurrency),
 		commitRequested: make(chan struct{}, 1),
 	}
@@ -65,6 +69,9 @@ func (r *run) Serve(ctx context.Context, g Generation) error {
 	}
 	loops.Go(s.commitLoop)
 	loops.Go(s.reportGauges)
+	for _, reg := range r.c.reg.snapshot().all {
+		s.openRoom(reg, nil, loops.Go)
+	}
 
 	<-serveCtx.Done()
 	loops.Wait()

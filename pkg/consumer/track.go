@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/outrelay/outrelay/internal/inbox"
+	"github.com/outrelay/outrelay/internal/setaside"
 )
 
 // track handles the messages of one lane for one handler, one after another and in order. Tracks do
@@ -23,6 +24,11 @@ type track struct {
 	handlerSlots chan struct{} // the handler's slots, of which the track holds one too; nil without a Limit
 	trouble      trouble
 	lastRun      time.Duration // how long the handler took in the last attempt
+
+	// Only the track of a message that is set aside has the following fields.
+	waiting      *setaside.Message
+	isPostponed  bool
+	postponedFor time.Duration
 }
 
 // task is one message for one handler.
@@ -216,11 +222,14 @@ func (t *track) handleTasks(list []task) (left []task) {
 		t.p.finishTasks(list)
 		return nil
 	}
+	if len(list) > 0 && !t.awaitRoom() {
+		return list
+	}
 	defer t.trouble.clearTrouble(t)
 
 	for len(list) > 0 {
 		n := min(t.countDue(list), t.reg.pace.batchSize(t.reg.batch))
-		if n <= 1 || !t.mayBatch() {
+		if n <= 1 || !t.mayBatch() || t.reg.suspension.isSuspended() {
 			if !t.handleAlone(list[0]) {
 				return list
 			}
@@ -272,6 +281,9 @@ func (t *track) handleTogether(list []task) outcome {
 	if t.p.s.drainCtx.Err() != nil || errors.Is(err, errOrphan) {
 		return outcomeInterrupted
 	}
+	if errors.Is(err, errBehind) {
+		return outcomeSplit
+	}
 
 	if slow, ok := errors.AsType[*overrunError](err); ok {
 		t.reg.pace.shrinkAfter(len(list), slow)
@@ -295,10 +307,19 @@ func (t *track) handleAlone(x task) bool {
 	defer t.trouble.clearTrouble(t)
 	t.p.s.restoreAttempts(t, x)
 	overruns := 0 // in a row
+	probe := 0    // the id of the probe, if the handler is suspended
+	defer func() { t.reg.suspension.endProbe(probe) }()
 
 	for first := true; ; first = false {
 		if !first && t.mustStop() {
 			return false
+		}
+		if !t.reg.suspension.isProbe(probe) {
+			turn, id := t.takeTurn(x)
+			if turn != turnNow {
+				return turn == turnPassed
+			}
+			probe = id
 		}
 
 		if err := t.precheckTask(x); err != nil {
@@ -347,7 +368,7 @@ func (t *track) handleAlone(x task) bool {
 // countDue returns how many of the first messages may be handled now.
 func (t *track) countDue(list []task) int {
 	for i, x := range list {
-		if t.precheckTask(x) != nil {
+		if t.precheckTask(x) != nil || t.isBehind(x) {
 			return i
 		}
 	}
@@ -368,6 +389,9 @@ func (t *track) finishAttempt(list []task, res attemptResult) {
 	observer := t.p.s.c.s.observer
 	t.reg.pace.growAfter(len(list))
 
+	if res.handled+res.dropped > 0 && t.reg.suspension.noteSuccess() {
+		t.p.s.report(&SuspendedError{Handler: t.reg.name, Over: true})
+	}
 	if res.handled > 0 {
 		t.reg.pace.recordDuration(res.took, res.handled)
 		observer.Handled(t.reg.name, res.handled, res.took)
@@ -378,18 +402,20 @@ func (t *track) finishAttempt(list []task, res attemptResult) {
 	if res.dropped > 0 {
 		observer.Dropped(t.reg.name, res.dropped)
 	}
-	t.p.finishTasks(list)
+	t.completeTasks(list)
 }
 
-// inboxEntry returns the identity and the place of x in the inbox.
+// inboxEntry returns the identity and the place of x in the inbox. A message that is set aside has no place: the watermark
+// of its lane has passed it.
 func (t *track) inboxEntry(x task) inbox.Entry {
 	m := x.entry.m
-	return inbox.Entry{
-		Key: inbox.Key{Consumer: t.p.s.c.inboxConsumer(t.reg), Namespace: m.Namespace, ID: dedupID(m)},
-		Place: inbox.Place{
+	e := inbox.Entry{Key: inbox.Key{Consumer: t.p.s.c.inboxConsumer(t.reg), Namespace: m.Namespace, ID: dedupID(m)}}
+	if t.waiting == nil {
+		e.Place = inbox.Place{
 			Topic: m.Topic, Partition: m.Partition, Lane: t.lane, Offset: m.Offset, LeaderEpoch: m.LeaderEpoch,
-		},
+		}
 	}
+	return e
 }
 
 // baseContext returns the parent of the handler's context. It ends with the drain.

@@ -21,10 +21,11 @@ func (t *track) applyPolicy(x task, cause error) (done, again bool) {
 		attempts.Spared++
 	}
 	t.p.s.c.s.observer.Failed(t.reg.name, v.Action)
+	t.noteOutcome(x, v, cause)
 
 	// With AckUnknown, messages without a handler are normal. They are reported once per type, not
 	// once per message.
-	if t.reg == t.p.s.c.unknown && v.Action == Discard {
+	if t.reg == t.p.s.c.unknown && v.Action == Skip {
 		t.p.s.c.reg.reportUnknownOnce(m.Type, t.p.s.report)
 		return t.disposeTask(x, v, cause), false
 	}
@@ -39,9 +40,11 @@ func (t *track) applyPolicy(x task, cause error) (done, again bool) {
 	})
 
 	switch v.Action {
-	case RetryInline, RetryAfter:
+	case RetryInline:
 		t.waitYielding(v.Delay)
 		return false, true
+	case RetryAfter, SetAside, SuspendHandler:
+		return t.waitElsewhere(x, v)
 	case PauseConsumer:
 		t.p.s.keepAttempts(t, x)
 		t.p.s.c.pauseFor(v.Delay)
@@ -49,6 +52,27 @@ func (t *track) applyPolicy(x task, cause error) (done, again bool) {
 	default:
 		return t.disposeTask(x, v, cause), false
 	}
+}
+
+// waitElsewhere lets x wait for the delay of v: set aside if v asks for that, otherwise in its lane. The results are those
+// of applyPolicy.
+func (t *track) waitElsewhere(x task, v Verdict) (done, again bool) {
+	delay := max(v.Delay, 0) // UntilResumed is the time of the suspension, not of the message
+	if t.waiting != nil {
+		return t.postpone(x, delay), false
+	}
+
+	if v.Action != RetryAfter && t.room() != nil {
+		if stored, full := t.setAside(x, delay, v.Unordered); !full {
+			return stored, false
+		}
+	}
+
+	// The suspension of the handler holds up its lanes.
+	if v.Action != SuspendHandler {
+		t.waitYielding(delay)
+	}
+	return false, true
 }
 
 // decideVerdict returns the verdict of the policy. A policy that panics or returns no known action
@@ -106,7 +130,10 @@ func (t *track) disposeTask(x task, v Verdict, cause error) bool {
 			err = nil
 		}
 
-		if moved && t.reg.mode != AtLeastOnce && !x.entry.orphan.Load() {
+		switch {
+		case moved && t.waiting != nil:
+			err = s.c.waiting.Remove(s.drainCtx, t.waiting)
+		case moved && t.reg.mode != AtLeastOnce && !x.entry.orphan.Load():
 			if err = s.inbox.Pass(s.drainCtx, []inbox.Entry{t.inboxEntry(x)}); err != nil {
 				err = fmt.Errorf("passing the watermark: %w", err)
 			}
@@ -131,10 +158,10 @@ func (t *track) disposeTask(x task, v Verdict, cause error) bool {
 		}
 	}
 
-	if v.Action == Discard || lost {
+	if v.Action == Skip || lost {
 		s.c.s.observer.Dropped(t.reg.name, 1)
 	}
-	t.p.finishTasks([]task{x})
+	t.completeTasks([]task{x})
 	if v.Pause != 0 {
 		s.c.pauseFor(v.Pause)
 	}

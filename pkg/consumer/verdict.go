@@ -23,17 +23,22 @@ const (
 	Schedule
 	// PauseConsumer pauses the whole consumer for Delay. Then the message is attempted again.
 	PauseConsumer
-	// Discard skips the message.
-	Discard
+	// Skip skips the message.
+	Skip
 	// DeadLetter moves the message to the dead letters.
 	DeadLetter
 	// Park stores the message as a dead letter that waits for a handler: no handler takes its type.
 	Park
+	// SetAside keeps the message in MongoDB and attempts it again after Delay. Later messages of its key
+	// wait too, unless Unordered is set. If it cannot be set aside, its lane waits for Delay.
+	SetAside
+	// SuspendHandler sets the message aside, and the handler takes no message for Delay in this process.
+	SuspendHandler
 )
 
 var actions = [...]string{
 	RetryInline: "retry_inline", RetryAfter: "retry_after", RetryTopic: "retry_topic", Requeue: "requeue", Schedule: "schedule",
-	PauseConsumer: "pause", Discard: "discard", DeadLetter: "dead_letter", Park: "park",
+	PauseConsumer: "pause", Skip: "discard", DeadLetter: "dead_letter", Park: "park", SetAside: "set_aside", SuspendHandler: "suspend",
 }
 
 // String returns the name of the action, for metric labels.
@@ -63,6 +68,8 @@ type Verdict struct {
 	// Block holds back later messages of the key until this one is finished, with the KeyGate of
 	// the Disposer.
 	Block bool
+	// Unordered lets later messages of the key be handled while the message is set aside.
+	Unordered bool
 	// Attempts has the failures on which the decision is based.
 	Attempts Attempts
 }

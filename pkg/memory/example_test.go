@@ -29,7 +29,7 @@ func (s *Orders) Place(ctx context.Context, id string, total int) error {
 		if err := s.Store.Insert(ctx, id, total); err != nil {
 			return err
 		}
-		return s.Outbox.Append(ctx, event.New("order", id, "OrderPlaced", fmt.Appendf(nil, "%d", total)))
+		return s.Outbox.Append(ctx, event.New(event.Aggregate{Type: "order", ID: id}, "OrderPlaced", event.Bytes("", fmt.Appendf(nil, "%d", total))))
 	})
 }
 
@@ -124,19 +124,22 @@ func ExampleManualClock() {
 		log.Fatal(err)
 	}
 	if err := db.Transaction(ctx, func(ctx context.Context) error {
-		_, err := box.Schedule(ctx, event.New("order", "o-1", "PaymentDue", nil), clock.Now().Add(24*time.Hour))
+		_, err := box.Schedule(ctx, clock.Now().Add(24*time.Hour), event.New(event.Aggregate{Type: "order", ID: "o-1"}, "PaymentDue", event.Payload{}))
 		return err
 	}); err != nil {
 		log.Fatal(err)
 	}
 
 	for range 2 {
-		page, err := box.Scheduled(ctx, outbox.ScheduledQuery{})
-		if err != nil {
-			log.Fatal(err)
+		scheduled := 0
+		for _, err := range box.Scheduled(ctx, outbox.ScheduledQuery{}) {
+			if err != nil {
+				log.Fatal(err)
+			}
+			scheduled++
 		}
 
-		fmt.Println(page.Total, "scheduled,", len(broker.Records("outbox.event.order")), "delivered")
+		fmt.Println(scheduled, "scheduled,", len(broker.Records("outbox.event.order")), "delivered")
 		clock.Advance(24 * time.Hour)
 		if err := relay.Flush(ctx); err != nil {
 			log.Fatal(err)

@@ -97,11 +97,6 @@ type scheduledFields struct {
 // Append stores the events in the transaction of ctx, in the given order. It stores all of them or
 // none. See outbox.Box.Append.
 func (b *Outbox) Append(ctx context.Context, events ...event.Event) error {
-	return b.AppendMany(ctx, events)
-}
-
-// AppendMany does the same as Append.
-func (b *Outbox) AppendMany(ctx context.Context, events []event.Event) error {
 	if err := b.appendEvents(ctx, events); err != nil {
 		return fmt.Errorf("appending to %s: %w", b.collection, err)
 	}

@@ -9,9 +9,9 @@ import (
 	"go.opentelemetry.io/otel/propagation"
 	"go.uber.org/goleak"
 
+	"github.com/outrelay/outrelay/internal/boxtest"
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/pkg/event"
-	"github.com/outrelay/outrelay/pkg/outbox/outboxtest"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(stacktest.Settled(m, goleak.Find)) }
@@ -27,13 +27,13 @@ func newOutbox(t *testing.T, db *DB, opts ...OutboxOption) *Outbox {
 
 func TestOutboxContract(t *testing.T) {
 	t.Parallel()
-	outboxtest.Run(t, func(t *testing.T) outboxtest.Fixture {
+	boxtest.Run(t, func(t *testing.T) boxtest.Fixture {
 		db := NewDB()
 		box := newOutbox(t, db)
-		return outboxtest.Fixture{
+		return boxtest.Fixture{
 			Box:         box,
 			Plain:       newOutbox(t, db, WithoutTransaction()),
-			Small:       newOutbox(t, db, WithMaxSize(outboxtest.SmallSize)),
+			Small:       newOutbox(t, db, WithMaxSize(boxtest.SmallSize)),
 			Transaction: db.Transaction,
 			Stored: func(*testing.T) [][]byte {
 				var docs [][]byte
@@ -64,7 +64,7 @@ func TestOutboxOptions(t *testing.T) {
 	plain, audit := newOutbox(t, db), newOutbox(t, db, WithCollection("audit"), WithPropagator(nil))
 	ctx := propagation.TraceContext{}.Extract(t.Context(), propagation.MapCarrier{"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"})
 	err := db.Transaction(ctx, func(ctx context.Context) error {
-		return errors.Join(plain.Append(ctx, event.New("order", "1", "Placed", "x")), audit.Append(ctx, event.New("order", "2", "Placed", "x")))
+		return errors.Join(plain.Append(ctx, event.New(event.Aggregate{Type: "order", ID: "1"}, "Placed", event.Bytes("", []byte("x")))), audit.Append(ctx, event.New(event.Aggregate{Type: "order", ID: "2"}, "Placed", event.Bytes("", []byte("x")))))
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -242,7 +242,7 @@ func (r *Relay) claimDue(ctx context.Context) (found *outboxEntry, err error) {
 			if e.fields.dueAt.IsZero() || e.fields.dueAt.After(now) {
 				return
 			}
-			if found == nil || comparePositions(envelopePosition(e), envelopePosition(found)) < 0 {
+			if found == nil || compareDue(e, found) < 0 {
 				found = e
 			}
 		})

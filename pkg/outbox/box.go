@@ -68,15 +68,10 @@ func New(db *mongo.Database, opts ...Option) (*Box, error) {
 }
 
 // Append stores the events in the transaction of ctx, in the given order. It stores all of them or
-// none. It returns the same errors as AppendMany.
-func (b *Box) Append(ctx context.Context, events ...event.Event) error {
-	return b.AppendMany(ctx, events)
-}
-
-// AppendMany stores the events in the transaction of ctx, in the given order. It sends one insert command for every 100,000 events or 48 MB, and none if events is
-// empty.
+// none. It sends one insert command for every 100,000 events or 48 MB, and none if there are no
+// events.
 //
-// AppendMany checks the call before it sends anything. It returns:
+// Append checks the call before it sends anything. It returns:
 //   - ErrNoTransaction if no transaction is running, unless the Box has WithoutTransaction.
 //   - ErrTransactionEnded or ErrRollbackOnly if the transaction can no longer commit.
 //   - One *event.InvalidError or *TooLargeError for each bad event, joined into one error.
@@ -84,7 +79,7 @@ func (b *Box) Append(ctx context.Context, events ...event.Event) error {
 // If an id is in the collection already, mongo.IsDuplicateKeyError reports true for the error.
 // After any error of the server the transaction cannot commit. Return that error from the callback:
 // the driver needs it to decide about a retry.
-func (b *Box) AppendMany(ctx context.Context, events []event.Event) error {
+func (b *Box) Append(ctx context.Context, events ...event.Event) error {
 	if len(events) == 0 {
 		return nil
 	}

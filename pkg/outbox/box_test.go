@@ -85,7 +85,7 @@ func (b bundle) want(t *testing.T, types ...string) {
 }
 
 func ev(typ string, opts ...event.Option) event.Event {
-	return event.New("order", "o-1", typ, []byte("p"), opts...)
+	return event.New(event.Aggregate{Type: "order", ID: "o-1"}, typ, event.Bytes("", []byte("p")), opts...)
 }
 
 func TestNewRefusesBadOptions(t *testing.T) {
@@ -205,7 +205,7 @@ func TestAppendManyKeepsOrderAndAtomicity(t *testing.T) {
 		if err := b.box.Append(ctx); err != nil {
 			return err
 		}
-		return b.box.AppendMany(ctx, []event.Event{ev("1"), ev("2", event.WithID(id)), ev("3")})
+		return b.box.Append(ctx, ev("1"), ev("2", event.WithID(id)), ev("3"))
 	}); err != nil {
 		t.Fatal(err)
 	}
@@ -224,9 +224,9 @@ func TestAppendSaysEverythingThatIsWrong(t *testing.T) {
 	t.Parallel()
 	b, ctx := setup(t), t.Context()
 	small := b.newBox(t, outbox.WithMaxSize(300))
-	big := event.New("order", "o-1", "big", bytes.Repeat([]byte("x"), 300))
+	big := event.New(event.Aggregate{Type: "order", ID: "o-1"}, "big", event.Bytes("", bytes.Repeat([]byte("x"), 300)))
 	err := b.box.Transaction(ctx, func(ctx context.Context) error {
-		err := small.Append(ctx, ev("fine"), event.New("", "o-1", "bad", nil), big)
+		err := small.Append(ctx, ev("fine"), event.New(event.Aggregate{Type: "", ID: "o-1"}, "bad", event.Payload{}), big)
 		var tooLarge *outbox.TooLargeError
 		if !errors.Is(err, event.ErrInvalid) || !errors.Is(err, outbox.ErrTooLarge) || !errors.As(err, &tooLarge) {
 			t.Errorf("got %v", err)
@@ -242,7 +242,7 @@ func TestAppendSaysEverythingThatIsWrong(t *testing.T) {
 	}
 
 	b.want(t, "fine")
-	limit := event.New("order", "o-1", "limit", make([]byte, outbox.DefaultMaxSize))
+	limit := event.New(event.Aggregate{Type: "order", ID: "o-1"}, "limit", event.Bytes("", make([]byte, outbox.DefaultMaxSize)))
 	if err := b.newBox(t, outbox.WithoutTransaction()).Append(ctx, limit); !errors.Is(err, outbox.ErrTooLarge) {
 		t.Errorf("above the default: %v", err)
 	}

@@ -7,19 +7,19 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
+	"github.com/outrelay/outrelay/internal/boxtest"
 	"github.com/outrelay/outrelay/pkg/event"
 	"github.com/outrelay/outrelay/pkg/outbox"
-	"github.com/outrelay/outrelay/pkg/outbox/outboxtest"
 )
 
 func TestContract(t *testing.T) {
 	t.Parallel()
-	outboxtest.Run(t, func(t *testing.T) outboxtest.Fixture {
+	boxtest.Run(t, func(t *testing.T) boxtest.Fixture {
 		b := setup(t)
-		return outboxtest.Fixture{
+		return boxtest.Fixture{
 			Box:         b.box,
 			Plain:       b.newBox(t, outbox.WithoutTransaction()),
-			Small:       b.newBox(t, outbox.WithMaxSize(outboxtest.SmallSize)),
+			Small:       b.newBox(t, outbox.WithMaxSize(boxtest.SmallSize)),
 			Transaction: func(ctx context.Context, fn func(context.Context) error) error { return b.box.Transaction(ctx, fn) },
 			Stored: func(t *testing.T) [][]byte {
 				cur, err := b.coll.Find(t.Context(), bson.D{}, options.Find().SetSort(bson.D{{Key: "ts", Value: 1}}))

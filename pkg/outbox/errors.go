@@ -23,6 +23,10 @@ var (
 	// waits: it was never scheduled, it was canceled, or a watcher is sending it already.
 	ErrNotScheduled = errors.New("not scheduled, or on its way already")
 
+	// ErrEmptyQuery means that CancelScheduled got a query without a condition. Set ScheduledQuery.All
+	// to cancel all events.
+	ErrEmptyQuery = errors.New("the query has no condition and would match every scheduled event; set All to mean that")
+
 	// ErrRollbackOnly means that the transaction cannot commit, because an operation in it failed
 	// and the callback continued. The cause is wrapped as well.
 	ErrRollbackOnly = transaction.ErrRollbackOnly

@@ -31,7 +31,7 @@ func ExampleBox_Transaction() {
 		if _, err := db.Collection("orders").InsertOne(ctx, bson.D{{Key: "_id", Value: "o-1"}, {Key: "total", Value: 42}}); err != nil {
 			return err
 		}
-		return box.Append(ctx, event.New("order", "o-1", "OrderPlaced", []byte(`{"total":42}`), event.WithContentType("application/json")))
+		return box.Append(ctx, event.New(event.Aggregate{Type: "order", ID: "o-1"}, "OrderPlaced", event.JSON(map[string]int{"total": 42})))
 	})
 	if err != nil {
 		log.Fatal(err)
@@ -46,7 +46,7 @@ func ExampleBox_Schedule() {
 		id  event.ID
 	)
 	err := box.Transaction(ctx, func(ctx context.Context) (err error) {
-		id, err = box.Schedule(ctx, event.New("order", "o-1", "PaymentDue", nil), time.Now().Add(24*time.Hour))
+		id, err = box.Schedule(ctx, time.Now().Add(24*time.Hour), event.New(event.Aggregate{Type: "order", ID: "o-1"}, "PaymentDue", event.Payload{}))
 		return err
 	})
 	if err != nil {
@@ -72,7 +72,7 @@ func ExampleBox_Append() {
 		log.Fatal(err)
 	}
 
-	err = box.Append(ctx, event.New("order", "o-1", "OrderPlaced", nil))
+	err = box.Append(ctx, event.New(event.Aggregate{Type: "order", ID: "o-1"}, "OrderPlaced", event.Payload{}))
 	fmt.Println(errors.Is(err, outbox.ErrNoTransaction))
 	fmt.Println(err)
 	// Output:

@@ -2,15 +2,43 @@ package outbox
 
 import (
 	"context"
-	"errors"
 	"fmt"
+	"iter"
 	"time"
 
-	"go.mongodb.org/mongo-driver/v2/bson"
-
+	"github.com/outrelay/outrelay/internal/agenda"
 	"github.com/outrelay/outrelay/internal/transaction"
 	"github.com/outrelay/outrelay/pkg/event"
 )
+
+// scheduledPageSize is the number of events that Scheduled reads at once.
+const scheduledPageSize = 1000
+
+// ScheduledQuery selects scheduled events that no watcher has claimed yet. An event must match all
+// conditions that are set. Without a condition, the query selects all events.
+type ScheduledQuery struct {
+	// IDs selects events by id. If it is nil, events of any id match.
+	IDs []event.ID
+
+	// Name and AggregateType must match exactly. If empty, all values match.
+	Name          string
+	AggregateType string
+
+	// From (inclusive) and Before (exclusive) limit the due time. Zero means no limit.
+	From, Before time.Time
+
+	// All allows CancelScheduled without a condition.
+	All bool
+}
+
+// ScheduledEvent is an event that waits for its due time.
+type ScheduledEvent struct {
+	ID               event.ID
+	AggregateType    string
+	AggregateID      string
+	Name             string
+	DueAt, ExpiresAt time.Time // ExpiresAt is zero if the event never expires
+}
 
 // Schedule appends the event for delivery at the time at, which has millisecond precision and
 // refers to the server's clock. If at is in the past, the event is delivered at once. Schedule
@@ -19,8 +47,8 @@ import (
 //
 // A scheduled event is not ordered with the other events of its key. It is delivered when it is
 // due.
-func (b *Box) Schedule(ctx context.Context, ev event.Event, at time.Time) (event.ID, error) {
-	if err := b.AppendMany(ctx, []event.Event{ev.With(event.WithDueAt(at))}); err != nil {
+func (b *Box) Schedule(ctx context.Context, at time.Time, ev event.Event) (event.ID, error) {
+	if err := b.Append(ctx, ev.With(event.WithDueAt(at))); err != nil {
 		return event.ID{}, err
 	}
 	return ev.ID(), nil
@@ -30,17 +58,7 @@ func (b *Box) Schedule(ctx context.Context, ev event.Event, at time.Time) (event
 // If ctx has a transaction, Cancel joins it. Otherwise it returns after a majority has stored the
 // change.
 func (b *Box) Cancel(ctx context.Context, id event.ID) error {
-	filter, err := unclaimedFilter(ctx, id)
-	if err != nil {
-		return fmt.Errorf("canceling event %s: %w", id, err)
-	}
-
-	res, err := b.coll.DeleteOne(ctx, filter)
-	if err != nil {
-		transaction.SetRollbackOnly(ctx, err)
-	} else if res.DeletedCount == 0 {
-		err = ErrNotScheduled
-	}
+	err := b.changeScheduled(ctx, func() (bool, error) { return agenda.Cancel(ctx, b.coll, id) })
 	if err != nil {
 		return fmt.Errorf("canceling event %s: %w", id, err)
 	}
@@ -51,42 +69,81 @@ func (b *Box) Cancel(ctx context.Context, id event.ID) error {
 // returns the same errors as Cancel and treats transactions in the same way. The expiry of the
 // event does not change: an event that has expired at its new due time is not delivered.
 func (b *Box) Reschedule(ctx context.Context, id event.ID, at time.Time) error {
-	filter, err := unclaimedFilter(ctx, id)
-	if err == nil && (at.Year() < 1970 || at.Year() > 9999) {
-		err = fmt.Errorf("invalid year %d: it must be between 1970 and 9999", at.Year())
-	}
-	if err != nil {
-		return fmt.Errorf("rescheduling event %s: %w", id, err)
-	}
-
-	set := bson.D{{Key: "$set", Value: bson.D{{Key: "dueAt", Value: bson.NewDateTimeFromTime(at)}}}}
-	res, err := b.coll.UpdateOne(ctx, filter, set)
-	if err != nil {
-		transaction.SetRollbackOnly(ctx, err)
-	} else if res.MatchedCount == 0 {
-		err = ErrNotScheduled
-	}
+	err := b.changeScheduled(ctx, func() (bool, error) { return agenda.Move(ctx, b.coll, id, at) })
 	if err != nil {
 		return fmt.Errorf("rescheduling event %s: %w", id, err)
 	}
 	return nil
 }
 
-// unclaimedFilter returns a filter for the scheduled envelope id that matches only while no watcher
-// has claimed it. A claim, or a state that a claim or a failed attempt has set, means that a record
-// may be in Kafka already. N19
-func unclaimedFilter(ctx context.Context, id event.ID) (bson.D, error) {
-	if id.IsZero() {
-		return nil, errors.New("the id is zero")
-	}
+// changeScheduled runs a change that reports whether the event was scheduled.
+func (b *Box) changeScheduled(ctx context.Context, change func() (bool, error)) error {
 	if err := transaction.CheckOptional(ctx); err != nil {
-		return nil, err
+		return err
 	}
 
-	return bson.D{
-		{Key: "_id", Value: id},
-		{Key: "dueAt", Value: bson.D{{Key: "$type", Value: "date"}}},
-		{Key: "claim", Value: nil},
-		{Key: "state", Value: nil},
-	}, nil
+	scheduled, err := change()
+	transaction.RecordFailure(ctx, err)
+	if err == nil && !scheduled {
+		err = ErrNotScheduled
+	}
+	return err
+}
+
+// Scheduled iterates over the scheduled events that q selects, ordered by due time, and by id if the
+// due times are equal. It ends after the first error. If ctx has a transaction, it reads in it.
+//
+// It reads pages of 1,000 events while the loop runs. If an event is scheduled or moved meanwhile,
+// the loop sees it only if its due time comes after the pages that were read.
+func (b *Box) Scheduled(ctx context.Context, q ScheduledQuery) iter.Seq2[ScheduledEvent, error] {
+	return func(yield func(ScheduledEvent, error) bool) {
+		var page agenda.Page
+		for first := true; first || page.Next != ""; first = false {
+			err := transaction.CheckOptional(ctx)
+			if err == nil {
+				page, err = agenda.ReadPage(ctx, b.coll, q.toAgenda(), scheduledPageSize, page.Next)
+			}
+			if err != nil {
+				yield(ScheduledEvent{}, fmt.Errorf("reading scheduled events of %s: %w", b.collection, err))
+				return
+			}
+
+			for _, e := range page.Events {
+				if !yield(ScheduledEvent(e), nil) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// CancelScheduled removes the scheduled events that q selects and returns their number. Events that
+// a watcher has claimed are not selected. A query without a condition returns ErrEmptyQuery unless
+// All is set.
+//
+// If ctx has a transaction, CancelScheduled joins it. Otherwise each event is removed separately,
+// and after an error some of them may be gone.
+func (b *Box) CancelScheduled(ctx context.Context, q ScheduledQuery) (int64, error) {
+	n, err := b.cancelMatching(ctx, q)
+	if err != nil {
+		return 0, fmt.Errorf("canceling scheduled events of %s: %w", b.collection, err)
+	}
+	return n, nil
+}
+
+func (b *Box) cancelMatching(ctx context.Context, q ScheduledQuery) (int64, error) {
+	if !q.All && q.toAgenda().IsEmpty() {
+		return 0, ErrEmptyQuery
+	}
+	if err := transaction.CheckOptional(ctx); err != nil {
+		return 0, err
+	}
+
+	n, err := agenda.CancelMatching(ctx, b.coll, q.toAgenda())
+	transaction.RecordFailure(ctx, err)
+	return n, err
+}
+
+func (q ScheduledQuery) toAgenda() agenda.Query {
+	return agenda.Query{IDs: q.IDs, Name: q.Name, AggregateType: q.AggregateType, From: q.From, Before: q.Before}
 }

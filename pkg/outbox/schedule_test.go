@@ -18,7 +18,7 @@ func (b bundle) schedule(t *testing.T, at time.Time) event.ID {
 	t.Helper()
 	var id event.ID
 	if err := b.box.Transaction(t.Context(), func(ctx context.Context) (err error) {
-		id, err = b.box.Schedule(ctx, ev("later"), at)
+		id, err = b.box.Schedule(ctx, at, ev("later"))
 		return err
 	}); err != nil {
 		t.Fatal(err)
@@ -85,7 +85,7 @@ func TestScheduleRescheduleCancel(t *testing.T) {
 		t.Errorf("cancelled twice: %v", err)
 	}
 
-	if _, err := b.box.Schedule(ctx, ev("x"), at); !errors.Is(err, outbox.ErrNoTransaction) {
+	if _, err := b.box.Schedule(ctx, at, ev("x")); !errors.Is(err, outbox.ErrNoTransaction) {
 		t.Errorf("without a transaction: %v", err)
 	}
 }
@@ -143,9 +143,43 @@ func TestScheduleRefusesNonsense(t *testing.T) {
 	}
 
 	if err := b.box.Transaction(ctx, func(ctx context.Context) error {
-		_, err := b.box.Schedule(ctx, ev("x"), time.Time{})
+		_, err := b.box.Schedule(ctx, time.Time{}, ev("x"))
 		return err
 	}); !errors.Is(err, event.ErrInvalid) {
 		t.Errorf("the zero time: %v", err)
 	}
+}
+
+// Scheduled reads the next page when the loop has used up the previous one, so the loop may change what it has seen.
+func TestScheduledReadsPageByPage(t *testing.T) {
+	t.Parallel()
+	w := new(watch)
+	b, ctx := setup(t, w.options()), t.Context()
+	at := time.UnixMilli(1_900_000_000_000)
+	events := make([]event.Event, 2100)
+	for i := range events {
+		events[i] = ev("later", event.WithDueAt(at.Add(time.Duration(i/2)*time.Millisecond)))
+	}
+	if err := b.newBox(t, outbox.WithoutTransaction()).Append(ctx, events...); err != nil {
+		t.Fatal(err)
+	}
+
+	seen := map[event.ID]bool{}
+	for e, err := range b.box.Scheduled(ctx, outbox.ScheduledQuery{}) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(seen) == 0 {
+			if n, err := b.box.CancelScheduled(ctx, outbox.ScheduledQuery{From: at.Add(time.Second)}); n != 100 || err != nil {
+				t.Fatalf("canceled %d of the last 100 events: %v", n, err)
+			}
+		}
+		seen[e.ID] = true
+	}
+	if len(seen) != 2000 {
+		t.Errorf("%d events, want 2000", len(seen))
+	}
+
+	// The first page has more after it, the second one is the last.
+	w.count(t, map[string]int{"find": 4})
 }

@@ -27,7 +27,8 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/outrelay/outrelay/internal/app"
+	"github.com/outrelay/outrelay/internal/process"
+	"github.com/outrelay/outrelay/internal/readiness"
 )
 
 // Errors of Run and Await. Test for them with errors.Is.
@@ -37,7 +38,7 @@ var (
 
 	// ErrOutdated ends Run if a newer version of outrelay has migrated the collections, so that
 	// this version would do harm.
-	ErrOutdated = app.ErrOutdated
+	ErrOutdated = process.ErrOutdated
 
 	// ErrEnded ends Await if Run has returned.
 	ErrEnded = errors.New("the relay has ended")
@@ -48,13 +49,13 @@ type Role string
 
 // Roles, as /readyz and `outrelay status` show them.
 const (
-	Starting   Role = Role(app.RoleStarting)
-	Standby    Role = Role(app.RoleStandby)
-	TakingOver Role = Role(app.RoleTakeOver)
-	Owner      Role = Role(app.RoleOwner)
-	Upgrade    Role = Role(app.RoleUpgrade) // waits until older nodes have stopped
-	Halted     Role = Role(app.RoleHalted)  // waits for an operator
-	Stopping   Role = Role(app.RoleStopping)
+	Starting   Role = Role(readiness.RoleStarting)
+	Standby    Role = Role(readiness.RoleStandby)
+	TakingOver Role = Role(readiness.RoleTakeOver)
+	Owner      Role = Role(readiness.RoleOwner)
+	Upgrade    Role = Role(readiness.RoleUpgrade) // waits until older nodes have stopped
+	Halted     Role = Role(readiness.RoleHalted)  // waits for an operator
+	Stopping   Role = Role(readiness.RoleStopping)
 )
 
 // Status is the current state of a relay.
@@ -72,7 +73,7 @@ type Status struct {
 
 // Relay is one node of a watcher. It is safe for concurrent use. Create a Relay with New.
 type Relay struct {
-	app   *app.Relay
+	app   *process.Relay
 	ran   atomic.Bool
 	ended chan struct{}
 }
@@ -111,7 +112,7 @@ func New(cfg Config, options ...Option) (*Relay, error) {
 		s.log.Warn(w)
 	}
 
-	inner, err := app.New(resolved, moduleVersion(), s.log, app.Embedded())
+	inner, err := process.New(resolved, moduleVersion(), s.log, process.Embedded())
 	if err != nil {
 		return nil, fmt.Errorf("relay: %w", err)
 	}

@@ -14,7 +14,7 @@ import (
 
 // Outbox is the outbox to which steps emit events. *outbox.Box implements it.
 type Outbox interface {
-	AppendMany(ctx context.Context, events []event.Event) error
+	Append(ctx context.Context, events ...event.Event) error
 	Cancel(ctx context.Context, id event.ID) error
 }
 

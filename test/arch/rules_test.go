@@ -34,7 +34,7 @@ func TestEachRuleHasOneHomeAndATest(t *testing.T) {
 func TestRuleRuleSeesStrays(t *testing.T) {
 	t.Parallel()
 	home := parseSource(t, "internal/lease/held.go", []byte("package lease\n\n// x is suspended, not lost (N2).\nvar x int\n"))
-	other := parseSource(t, "internal/app/a.go", []byte("package app\n\n// y obeys N2.\nvar y int // N2, utf8\n"))
+	other := parseSource(t, "internal/process/a.go", []byte("package process\n\n// y obeys N2.\nvar y int // N2, utf8\n"))
 	test := parseSource(t, "internal/lease/a_test.go", []byte("package lease\nfunc TestN02_SuspendedIsNotLost(t *testing.T) {}\n"))
 	unknown := parseSource(t, "internal/lease/b_test.go", []byte("package lease\nfunc TestN77_Nothing(t *testing.T) {}\n"))
 	const row, part = "| **N2** suspended | text | [lease/held.go](internal/lease/held.go) |\n", "| **N2** suspended | text | – |\n"

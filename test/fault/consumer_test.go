@@ -71,7 +71,7 @@ func (x *shop) runWorker(ctx context.Context, worker, rate int) {
 		for i := range together {
 			number++
 			key := fmt.Sprintf("c%d-%d", worker, (int(number)/together+i)%7)
-			e := event.New("order", key, "OrderPlaced", fmt.Appendf(nil, `{"n":%d}`, number), event.WithHeader(member.NumberHeader, strconv.AppendInt(nil, number, 10)))
+			e := event.New(event.Aggregate{Type: "order", ID: key}, "OrderPlaced", event.Bytes("", fmt.Appendf(nil, `{"n":%d}`, number)), event.WithHeader(member.NumberHeader, strconv.AppendInt(nil, number, 10)))
 			events = append(events, e)
 			orders = append(orders, member.Order{Event: e.ID().String(), Key: key, Number: number})
 		}
@@ -81,7 +81,7 @@ func (x *shop) runWorker(ctx context.Context, worker, rate int) {
 			if _, err := x.s.DB.Collection(member.OrdersColl).InsertMany(ctx, orders); err != nil {
 				return err
 			}
-			return x.box.AppendMany(ctx, events)
+			return x.box.Append(ctx, events...)
 		})
 
 		cancel()
@@ -238,12 +238,12 @@ func requestSteps(t *testing.T, s *kit.Scene, box *outbox.Box, sagas, steps int)
 			events = append(events, e)
 			if (id+n)%5 == 0 {
 				again = append(again, &consumer.Message{Key: []byte(e.Key()), Value: payloadOf(t, e), Headers: []consumer.Header{
-					{Key: "id", Value: []byte(e.ID().String())}, {Key: "type", Value: []byte(e.Type())},
+					{Key: "id", Value: []byte(e.ID().String())}, {Key: "type", Value: []byte(e.Name())},
 				}})
 			}
 		}
 
-		if err := box.Transaction(t.Context(), func(ctx context.Context) error { return box.AppendMany(ctx, events) }); err != nil {
+		if err := box.Transaction(t.Context(), func(ctx context.Context) error { return box.Append(ctx, events...) }); err != nil {
 			t.Fatal(err)
 		}
 		if err := publisher.Publish(t.Context(), s.TopicOf(member.Asked), again); err != nil {

@@ -132,7 +132,7 @@ func beginTransaction(t *testing.T, s *kit.Scene) *open {
 		err = o.sess.StartTransaction()
 	}
 	if err == nil {
-		err = box.AppendMany(mongo.NewSessionContext(t.Context(), o.sess), o.events)
+		err = box.Append(mongo.NewSessionContext(t.Context(), o.sess), o.events...)
 	}
 	if err != nil {
 		t.Fatal(err)

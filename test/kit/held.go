@@ -97,13 +97,13 @@ func (s *Scene) Schedule(aggregateType string, n, keys int, from time.Time, span
 	for i := range all {
 		ev := NewEvent(aggregateType, fmt.Sprintf("w%d-k%d", i%4, i%keys), i, 60)
 		at := from.Add(span * time.Duration(i) / time.Duration(n))
-		event.WithDueAt(at)(&ev)
+		ev = ev.With(event.WithDueAt(at))
 		all[i] = ev
 	}
 
 	for i := 0; i < n; i += 100 {
 		part := all[i:min(i+100, n)]
-		err := box.Transaction(s.tb.Context(), func(ctx context.Context) error { return box.AppendMany(ctx, part) })
+		err := box.Transaction(s.tb.Context(), func(ctx context.Context) error { return box.Append(ctx, part...) })
 		if err != nil {
 			s.tb.Fatal(err)
 		}

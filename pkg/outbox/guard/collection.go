@@ -13,6 +13,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo/readpref"
 	"go.mongodb.org/mongo-driver/v2/mongo/writeconcern"
 
+	"github.com/outrelay/outrelay/internal/transaction"
 	"github.com/outrelay/outrelay/pkg/outbox"
 )
 
@@ -80,9 +81,7 @@ func runOperation[R any](ctx context.Context, c *Collection, op func(context.Con
 	}
 
 	r, err := op(ctx)
-	if abortsTransaction(err) {
-		outbox.SetRollbackOnly(ctx, err)
-	}
+	transaction.RecordFailure(ctx, err)
 	return r, err
 }
 
@@ -96,18 +95,6 @@ func runSingleResult(ctx context.Context, c *Collection, op func(context.Context
 		return mongo.NewSingleResultFromDocument(bson.D{}, err, nil)
 	}
 	return r
-}
-
-// abortsTransaction reports whether a transaction cannot commit after an operation failed with err.
-// This is so if the server rejected the command, which aborts the transaction, and if it is unknown
-// whether the server received it. A command that the driver rejected was never sent.
-func abortsTransaction(err error) bool {
-	if err == nil || errors.Is(err, mongo.ErrNoDocuments) {
-		return false
-	}
-
-	return errors.As(err, new(mongo.ServerError)) || mongo.IsNetworkError(err) || mongo.IsTimeout(err) ||
-		errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded)
 }
 
 // InsertOne calls mongo.Collection.InsertOne in the transaction. If the _id exists,

@@ -1,0 +1,203 @@
+// Package connect makes the clients of the configured servers, and looks up what the configuration
+// names on them. The relay uses it, and so do the commands.
+package connect
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"sync/atomic"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/mongo"
+	"go.mongodb.org/mongo-driver/v2/mongo/options"
+	"go.mongodb.org/mongo-driver/v2/mongo/readconcern"
+	"go.mongodb.org/mongo-driver/v2/mongo/readpref"
+	"go.mongodb.org/mongo-driver/v2/mongo/writeconcern"
+	"golang.org/x/crypto/ocsp"
+
+	"github.com/outrelay/outrelay/internal/changestream"
+	"github.com/outrelay/outrelay/internal/config"
+	"github.com/outrelay/outrelay/internal/lease"
+	"github.com/outrelay/outrelay/internal/metrics"
+	"github.com/outrelay/outrelay/internal/mongodb"
+)
+
+// Clients contains the clients for MongoDB. There are two, so that a stalled stream cannot delay
+// the lease.
+type Clients struct {
+	Stream *mongo.Client // the change stream and reads of the outbox; without a timeout
+	State  *mongo.Client // lease, exceptions, nodes, events
+}
+
+// NewClients returns the clients. It does no I/O: the driver connects at the first use. m counts
+// renewed certificates. It may be nil.
+func NewClients(cfg config.MongoDB, node string, slots int, log *slog.Logger, m *metrics.Set) (*Clients, error) {
+	pref, err := parseReadPreference(cfg.ReadPreference)
+	if err != nil {
+		return nil, fmt.Errorf("mongodb.read_preference: %w", err)
+	}
+
+	stream := changestream.Tune(options.Client().ApplyURI(cfg.URI.Reveal())).
+		SetAppName("outrelay stream " + node).
+		SetReadConcern(readconcern.Majority()).
+		SetWriteConcern(writeconcern.Majority()).
+		SetReadPreference(pref)
+	stream.Timeout = nil
+
+	state := lease.ClientOptions(cfg.URI.Reveal()).SetAppName("outrelay state " + node)
+	state.Timeout = nil
+	// Each standby of a slot waits on a connection.
+	if slots > 1 {
+		state.SetMaxPoolSize(uint64(8 + 4*(slots-1)))
+	}
+
+	for _, opts := range []*options.ClientOptions{stream, state} {
+		err := SecureMongo(opts, cfg.TLS, log, func(ok bool) { m.Reloaded(metrics.Certificates, ok) })
+		if err != nil {
+			return nil, fmt.Errorf("mongodb.tls: %w", err)
+		}
+	}
+
+	c := &Clients{}
+	if c.Stream, err = mongo.Connect(stream); err != nil {
+		return nil, fmt.Errorf("mongodb.uri: %w", err)
+	}
+	if c.State, err = mongo.Connect(state); err != nil {
+		return nil, fmt.Errorf("mongodb.uri: %w", err)
+	}
+	return c, nil
+}
+
+// Disconnect closes the clients, within two seconds. Errors are ignored: the process ends, or makes
+// new clients.
+func (c *Clients) Disconnect(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Second)
+	defer cancel()
+	for _, cl := range []*mongo.Client{c.Stream, c.State} {
+		_ = cl.Disconnect(ctx)
+	}
+}
+
+func parseReadPreference(name string) (*readpref.ReadPref, error) {
+	mode, err := readpref.ModeFromString(name)
+	if err != nil {
+		return nil, err
+	}
+	return readpref.New(mode)
+}
+
+// ServerClock follows the clock of the server, never the clock of this machine. Due times and
+// expiries are compared with it. It is safe for concurrent use.
+type ServerClock struct{ skew atomic.Int64 }
+
+// Now returns the time of the server.
+func (c *ServerClock) Now() time.Time { return time.Now().Add(time.Duration(c.skew.Load())) }
+
+// Sync reads the time of the server. It assumes that the reply took half of the round trip.
+func (c *ServerClock) Sync(ctx context.Context, client *mongo.Client) error {
+	sent := time.Now()
+	now, err := mongodb.ServerTime(ctx, client)
+	if err != nil {
+		return err
+	}
+	c.skew.Store(int64(now.Sub(sent.Add(time.Since(sent) / 2))))
+	return nil
+}
+
+// StateDatabase connects to the state database, for commands. The returned function closes the
+// connection.
+func StateDatabase(cfg config.Config) (*mongo.Database, func(), error) {
+	c, err := NewClients(cfg.MongoDB, cfg.Node, 1, slog.New(slog.DiscardHandler), nil)
+	if err != nil {
+		return nil, nil, err
+	}
+	return c.State.Database(cfg.MongoDB.State), func() { c.Disconnect(context.Background()) }, nil
+}
+
+// SecureMongo sets the TLS configuration t in opts, in addition to the TLS options of the URI. If t
+// is nil, only the URI applies. The files are checked for changes at each connection, and reloaded
+// is called for each change: see [config.TLS.Source].
+//
+// The driver takes one configuration for the lifetime of a client, and its certificate authorities
+// cannot change. If they come from a file, the handshake is therefore done while dialing, with the
+// same rules, and the driver gets a connection that is ready. Then the driver does not send an OCSP
+// request to the issuer of the certificate. An OCSP response that the server staples is still
+// checked.
+//
+// The log of the driver stays off, even if its environment variables turn it on: at its finest
+// level it prints documents.
+func SecureMongo(opts *options.ClientOptions, t *config.TLS, log *slog.Logger, reloaded func(ok bool)) error {
+	opts.SetLoggerOptions(options.Logger().SetSink(noLog{}))
+	next, err := t.Source(log, reloaded)
+	if next == nil || err != nil {
+		return err
+	}
+
+	// Without a file of authorities, the configuration reads the client certificate at each
+	// handshake.
+	if t.CA == "" {
+		opts.SetTLSConfig(next())
+		return nil
+	}
+	opts.SetTLSConfig(nil)
+	opts.SetDialer(tlsDialer(next))
+	return nil
+}
+
+// noLog discards the log of the driver.
+type noLog struct{}
+
+// Info implements the driver's sink.
+func (noLog) Info(int, string, ...any) {}
+
+// Error implements the driver's sink.
+func (noLog) Error(error, string, ...any) {}
+
+// tlsDialer dials with TLS. It is called for the configuration of each connection.
+type tlsDialer func() *tls.Config
+
+// DialContext implements the driver's dialer.
+func (d tlsDialer) DialContext(ctx context.Context, network, addr string) (net.Conn, error) {
+	host, _, err := net.SplitHostPort(addr)
+	if err != nil {
+		return nil, err
+	}
+	nc, err := (&net.Dialer{}).DialContext(ctx, network, addr)
+	if err != nil {
+		return nil, err
+	}
+
+	conf := d().Clone()
+	if conf.ServerName == "" {
+		conf.ServerName = host
+	}
+	if !conf.InsecureSkipVerify {
+		conf.VerifyConnection = verifyNotRevoked
+	}
+
+	t := tls.Client(nc, conf)
+	if err := t.HandshakeContext(ctx); err != nil {
+		_ = nc.Close()
+		return nil, err
+	}
+	return t, nil
+}
+
+var errRevoked = errors.New("the server's certificate was revoked by its issuer")
+
+// verifyNotRevoked returns an error if the server staples a response of the issuer's OCSP responder
+// to its certificate, and the certificate is revoked according to the response.
+func verifyNotRevoked(s tls.ConnectionState) error {
+	if len(s.OCSPResponse) == 0 || len(s.VerifiedChains) == 0 || len(s.VerifiedChains[0]) < 2 {
+		return nil
+	}
+	response, err := ocsp.ParseResponseForCert(s.OCSPResponse, s.PeerCertificates[0], s.VerifiedChains[0][1])
+	if err == nil && response.Status == ocsp.Revoked {
+		return errRevoked
+	}
+	return nil
+}

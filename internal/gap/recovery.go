@@ -1,0 +1,436 @@
+package gap
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+
+	"github.com/outrelay/outrelay/internal/changestream"
+	"github.com/outrelay/outrelay/internal/config"
+	"github.com/outrelay/outrelay/internal/lease"
+	"github.com/outrelay/outrelay/internal/metrics"
+	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/nodes"
+	"github.com/outrelay/outrelay/internal/outboxes"
+	"github.com/outrelay/outrelay/internal/readiness"
+	"github.com/outrelay/outrelay/internal/retry"
+	"github.com/outrelay/outrelay/internal/watched"
+	"github.com/outrelay/outrelay/resume"
+)
+
+// A gap is closed in this order (N22). A crash may interrupt it anywhere.
+//
+//  1. All events that were read are resolved.
+//  2. The gap is saved in the watcher document.
+//  3. A stream is opened at the end of the gap, and held.
+//  4. The collections are swept up to the end of the gap, and all swept envelopes are resolved.
+//  5. One write sets the position to the end of the gap and removes the gap from the document.
+//  6. The stream is released.
+//
+// Until the write of step 5 the position stays before the gap, so that a later owner finds the gap
+// and continues with it. If the oplog rolls over a held stream, that shows when the stream is
+// released. The next gap then begins where this gap ended.
+
+// ReasonBacklog is the reason of the gap with which a first start begins if the stream cannot
+// supply the backlog.
+const ReasonBacklog = "backlog"
+
+// cursorSaveEvery is the interval at which the cursor of a sweep is saved, in intervals of the
+// checkpoint.
+const cursorSaveEvery = 4
+
+// lostStretch is a part of the stream that has to be swept.
+type lostStretch struct {
+	lease.Gap
+	lower  bson.Timestamp // where the sweep begins
+	margin time.Duration  // by which timestamps may be older than the commit of their envelopes
+	saved  time.Time      // when the cursor was last saved
+}
+
+// Recovery continues the stream of a term after it was lost, and delivers the envelopes that no
+// stream contains: those of a gap, and those of a collection that was renamed to a watched name.
+type Recovery struct {
+	Config      *config.Config
+	Scope       *changestream.Scope
+	Held        *lease.Held
+	Calls       *readiness.Calls
+	Collections *watched.Collections
+	Dirty       *watched.DirtyList
+	Dispatcher  dispatcher
+	Pump        pump // set before the stream is read
+	Metrics     *metrics.Set
+	Now         func() time.Time
+	Log         *slog.Logger
+	AppendEvent func(ctx context.Context, kind nodes.Kind, fields bson.D)
+	OnClosed    func(end resume.Position) // called when the document contains the end of the gap
+
+	reopenedAt resume.Position               // where the stream was last reopened by time
+	gap        *lostStretch                  // to be swept before the stream is read
+	lastEnd    bson.Timestamp                // of the previous gap
+	backoff    *retry.Backoff                // between two gaps without progress of the stream
+	sweeping   atomic.Pointer[sweepProgress] // set while positions are those of a sweep
+	renames    sync.Map                      // name of a collection → its latest rename in the term
+}
+
+// dispatcher sends the swept envelopes and follows their acks.
+type dispatcher interface {
+	Drain(ctx context.Context) error
+	Flush()
+	Position(at resume.Position)
+	Reached() (resume.Position, bool)
+	Snapshot() (resume.Position, bool, map[string][]int64)
+}
+
+// pump builds the records of envelopes in stream order.
+type pump interface {
+	DeliverSwept(ctx context.Context, e *outboxes.Envelope, pos string) error
+	SetCurrent(ev changestream.Event)
+	SkipSwept(bytes int64) *Skip
+}
+
+// IsGapOpen reports whether a gap has to be swept before the stream is read.
+func (r *Recovery) IsGapOpen() bool { return r.gap != nil }
+
+// IsSweeping reports whether positions are those of a sweep. It is safe for concurrent use.
+func (r *Recovery) IsSweeping() bool { return r.sweeping.Load() != nil }
+
+// DescribeSweep returns the progress of the sweep in words, or "" if there is none. hindrance may
+// be empty. It is safe for concurrent use.
+func (r *Recovery) DescribeSweep(hindrance string) string {
+	s := r.sweeping.Load()
+	if s == nil {
+		return ""
+	}
+	text := fmt.Sprintf("the change stream has a gap; %d envelopes swept so far", s.swept.Load())
+	if at := s.lastStamp.Load(); at > 0 {
+		left := time.Duration(max(int64(s.endStamp)-int64(at), 0)) * time.Second
+		text += fmt.Sprintf(", up to %s before its end", left)
+	}
+	if hindrance != "" {
+		text += "; " + hindrance
+	}
+	return text
+}
+
+// sweepProgress is the progress of a sweep, for the status.
+type sweepProgress struct {
+	swept     atomic.Int64
+	lastStamp atomic.Uint32 // of the envelope that was delivered last, in seconds
+	endStamp  uint32        // of the gap, in seconds
+}
+
+// openGap resolves all events of the lost stream and saves the gap. It returns where to open the
+// next stream.
+func (r *Recovery) openGap(ctx context.Context, lost *changestream.GapError) (changestream.Start, error) {
+	if err := r.Dispatcher.Drain(ctx); err != nil {
+		return changestream.Start{}, err
+	}
+	reached, _ := r.Dispatcher.Reached()
+
+	// A gap that follows another gap is delayed if the stream has made no progress between them.
+	if r.backoff == nil {
+		r.backoff = retry.Reopen.Start()
+	}
+	if !reached.Token.IsZero() || reached.ClusterTime != r.lastEnd {
+		r.backoff.Reset()
+	} else if err := r.backoff.Wait(ctx); err != nil {
+		return changestream.Start{}, err
+	}
+
+	// The end of the gap comes before the list of collections: the stream then contains all inserts
+	// into a collection that is made in between.
+	to, err := r.Calls.OperationTime(ctx)
+	if err != nil {
+		return changestream.Start{}, err
+	}
+	if err := r.Collections.ListCollections(ctx); err != nil {
+		return changestream.Start{}, err
+	}
+	if err := r.Collections.ClaimNewCollections(ctx, bson.Timestamp{}); err != nil {
+		return changestream.Start{}, err
+	}
+
+	// A position that is ahead of the server belongs to another history, so its time cannot be
+	// used.
+	from, _ := reached.Time()
+	if lost.Ahead {
+		from = bson.Timestamp{}
+	}
+
+	return r.PlanSweep(ctx, lost.Reason, from, to, lease.Update{Current: true})
+}
+
+// PlanSweep saves the gap, together with u. It returns the end of the gap as the start of the next
+// stream.
+func (r *Recovery) PlanSweep(
+	ctx context.Context, reason string, from, to bson.Timestamp, u lease.Update,
+) (changestream.Start, error) {
+	switch {
+	case !from.After(to):
+	case reason == lease.GapRequested:
+		// The operator ordered a sweep from a time in the future.
+		from = to
+	default:
+		// The time belongs to another history.
+		from = bson.Timestamp{}
+	}
+
+	r.gap = &lostStretch{Gap: lease.Gap{Reason: reason, From: from, To: to, Since: r.Now()}}
+	u.Gap = &r.gap.Gap
+	if err := r.Calls.RetryFenced(ctx, func() error { return r.Held.Save(ctx, u) }); err != nil {
+		return changestream.Start{}, err
+	}
+
+	r.Log.Warn("the change stream has a gap; sweeping the outbox", "reason", reason, "from", from.T, "to", to.T)
+	r.AppendEvent(ctx, nodes.GapFound, bson.D{
+		{Key: "reason", Value: reason},
+		{Key: "from", Value: from},
+		{Key: "to", Value: to},
+	})
+	return changestream.Start{At: &to}, nil
+}
+
+// ResumeGap continues the sweep of an earlier owner, or begins a sweep that an operator has
+// ordered. began is a cluster time before the collections were listed.
+func (r *Recovery) ResumeGap(
+	ctx context.Context, doc *lease.Document, u lease.Update, began bson.Timestamp,
+) (changestream.Start, error) {
+	if doc.Gap.To.IsZero() {
+		u.GapSince = doc.Gap.Since
+		return r.PlanSweep(ctx, doc.Gap.Reason, doc.SweepStart(doc.Gap.From), began, u)
+	}
+
+	if r.Config.LostHistory == resume.HaltLostHistory && doc.Gap.Reason != lease.GapRequested {
+		return changestream.Start{}, &readiness.HaltError{
+			What: "a gap of the change stream is half swept",
+			Fix:  "set lost_history: sweep until it is closed",
+		}
+	}
+	r.gap = &lostStretch{Gap: *doc.Gap}
+	r.Log.Warn("continuing the sweep of an earlier owner", "reason", r.gap.Reason,
+		"from", r.gap.From.T, "to", r.gap.To.T, "cursor", r.gap.Cursor.T)
+	return changestream.Start{At: &r.gap.To}, nil
+}
+
+// HasUnstampedBacklog reports whether a first start has to sweep: for an envelope without a server
+// timestamp, no time is known at which a stream would contain its insert.
+func (r *Recovery) HasUnstampedBacklog(ctx context.Context, now bson.Timestamp) (found bool, err error) {
+	if r.Config.Start.Now || !r.Config.Start.At.IsZero() || r.Config.LostHistory == resume.HaltLostHistory {
+		return false, nil
+	}
+
+	for _, c := range r.Collections.WatchedOutboxes() {
+		err := r.Calls.RetryRead(ctx, func(ctx context.Context) (err error) {
+			coll := r.Calls.Client.Database(c.DB).Collection(c.Coll)
+			found, err = HasUnstamped(ctx, now, coll, c.Part)
+			return err
+		})
+		if err != nil || found {
+			return found, err
+		}
+	}
+	return false, nil
+}
+
+// findReadUpTo returns, for collections that got a watched name after the position, the time up to
+// which they were read before. start is where the term has started.
+func (r *Recovery) findReadUpTo(ctx context.Context, start bson.Timestamp) (map[string]bson.Timestamp, error) {
+	claims, err := r.Collections.Registrations(ctx)
+	if err != nil {
+		return nil, err
+	}
+
+	// A gap begins at the position, unless an operator has ordered another time.
+	position := r.gap.From
+	if r.gap.Reason == lease.GapRequested {
+		position = start
+	}
+	return outboxes.ReadUpTo(claims, r.Collections.WatchedOutboxes(), position, r.gap.From), nil
+}
+
+// SweepGap delivers the envelopes of the gap and closes it. It returns when all of them are
+// resolved. Without a gap it does nothing. start is where the term has started.
+func (r *Recovery) SweepGap(ctx context.Context, start resume.Position) error {
+	g := r.gap
+	if g == nil {
+		return nil
+	}
+	g.margin = mongodb.Margin(ctx, r.Calls.Client)
+	readUpTo, err := r.findReadUpTo(ctx, start.ClusterTime)
+	if err != nil {
+		return err
+	}
+
+	s := &Sweep{
+		Client:      r.Calls.Client,
+		Collections: r.Collections.WatchedOutboxes(),
+		From:        g.From,
+		ReadUpTo:    readUpTo,
+		To:          g.To,
+		Cursor:      g.Cursor,
+		Margin:      g.margin,
+		Memory:      int64(r.Config.Limits.Memory) / 4,
+		Skip:        r.Pump.SkipSwept(int64(r.Config.Limits.Memory) / 4),
+		Publisher:   gapPublisher{sweptPublisher{r}},
+	}
+	g.lower = s.LowerBound()
+	r.sweeping.Store(&sweepProgress{endStamp: g.To.T})
+	r.Dispatcher.Position(resume.Position{ClusterTime: g.lower})
+
+	res, err := s.Run(ctx)
+	if err != nil {
+		return err
+	}
+	if err := r.Dispatcher.Drain(ctx); err != nil {
+		return err
+	}
+	return r.closeGap(ctx, res)
+}
+
+// closeGap sets the position to the end of the gap and removes the gap from the watcher document,
+// in one write. All envelopes of the gap are delivered. The stream supplies the events after it.
+func (r *Recovery) closeGap(ctx context.Context, res Result) error {
+	g := r.gap
+	end := resume.Position{ClusterTime: g.To}
+	r.Dispatcher.Position(end)
+	_, _, offsets := r.Dispatcher.Snapshot()
+	hash := r.Scope.PipelineHash()
+	identities := r.Collections.CollectionIdentities()
+	u := lease.Update{
+		Checkpoint:   lease.Checkpoint{Position: end, Offsets: offsets},
+		PipelineHash: &hash,
+		Collections:  &identities,
+		ClearGap:     true,
+		GapSince:     g.Since,
+		// The stored position may belong to another history, and so may the positions of earlier
+		// slots. All of them have been swept.
+		Rewind:      g.From.IsZero(),
+		ClearPassed: true,
+	}
+
+	// No stream contained the envelopes that the sweep left to the reconciler. Once the gap is gone
+	// from the document, a later owner would not look for them (N17).
+	if err := r.Dirty.MarkAllNonEmpty(ctx); err != nil {
+		return err
+	}
+	if err := r.Calls.RetryFenced(ctx, func() error { return r.Held.Save(ctx, u) }); err != nil {
+		return err
+	}
+
+	r.OnClosed(end)
+	r.gap = nil
+	r.lastEnd = g.To
+	r.sweeping.Store(nil)
+	r.Calls.State.ClearProblems("sweep")
+
+	took := r.Now().Sub(g.Since).Round(time.Millisecond)
+	r.Log.Info("the gap is closed", "reason", g.Reason, "swept", res.Swept, "known", res.Skipped,
+		"before_restart", g.Redelivered-res.Swept, "took", took)
+	r.AppendEvent(ctx, nodes.GapClosed, bson.D{
+		{Key: "reason", Value: g.Reason},
+		{Key: "from", Value: g.From},
+		{Key: "to", Value: g.To},
+		{Key: "swept", Value: g.Redelivered},
+		{Key: "ms", Value: took.Milliseconds()},
+	})
+	return nil
+}
+
+// SaveCursor saves up to where the sweep is acked, together with the stored offsets of the same
+// moment. Without a sweep it does nothing.
+func (r *Recovery) SaveCursor(ctx context.Context) error {
+	if !r.IsSweeping() {
+		return nil
+	}
+	reached, ok, offsets := r.Dispatcher.Snapshot()
+	g := r.gap
+	at := reached.ClusterTime
+	if !ok || !reached.Token.IsZero() || !at.After(g.lower) || !at.After(g.Cursor) {
+		return nil
+	}
+
+	g.Cursor = at
+	return r.Held.Save(ctx, lease.Update{
+		Checkpoint: lease.Checkpoint{Offsets: offsets},
+		Gap:        &g.Gap,
+		GapSince:   g.Since,
+	})
+}
+
+// IncompleteAfterCrash returns a function that reports, by their positions, the exceptions whose
+// other topics may never have been sent, because an earlier owner died before. The stream, which
+// starts at start, does not repeat them in two cases:
+//
+//   - In a gap: all exceptions after the checkpoint, and swept exceptions after the cursor of the
+//     sweep. The positions of swept exceptions are timestamps, or the zero timestamp with a suffix if
+//     the envelope has no timestamp.
+//   - Otherwise: exceptions of a collection that got a watched name by a rename after the
+//     checkpoint.
+//
+// All these exceptions have positions after the returned position.
+func (r *Recovery) IncompleteAfterCrash(start resume.Position) (after string, incomplete func(pos string) bool) {
+	from := outboxes.PosOf(start)
+	if r.gap == nil {
+		return from, func(pos string) bool { return pos > from && outboxes.PosIsWithin(pos) }
+	}
+
+	// Without a cursor, no swept envelope is known to be delivered.
+	cursor := ""
+	if !r.gap.Cursor.IsZero() {
+		cursor = outboxes.PosAt(r.gap.Cursor)
+	}
+
+	zero := outboxes.PosAt(bson.Timestamp{})
+	swept := func(pos string) bool {
+		return len(pos) == len(zero) || strings.HasPrefix(pos, zero)
+	}
+	return min(from, cursor), func(pos string) bool { return pos > from || pos > cursor && swept(pos) }
+}
+
+// sweptPublisher delivers swept envelopes through the pump, like events of the stream.
+type sweptPublisher struct{ *Recovery }
+
+// Trouble implements gap.Publisher.
+func (p sweptPublisher) Trouble(err error) { p.Calls.State.ReportProblem("sweep", err, false) }
+
+// Reached implements gap.Publisher.
+func (p sweptPublisher) Reached(context.Context, bson.Timestamp) error {
+	p.Dispatcher.Flush()
+	p.Calls.State.ClearProblems("sweep")
+	return nil
+}
+
+// gapPublisher delivers the envelopes of a gap.
+type gapPublisher struct{ sweptPublisher }
+
+// Deliver implements gap.Publisher.
+func (p gapPublisher) Deliver(ctx context.Context, e *outboxes.Envelope) error {
+	if err := p.Pump.DeliverSwept(ctx, e, outboxes.PosAt(e.TS)); err != nil {
+		return err
+	}
+
+	p.gap.Redelivered++
+	p.Metrics.Reconciled.WithLabelValues("swept").Inc()
+	progress := p.sweeping.Load()
+	progress.swept.Add(1)
+	progress.lastStamp.Store(e.TS.T)
+	return nil
+}
+
+// Reached implements gap.Publisher. The position follows the sweep.
+func (p gapPublisher) Reached(ctx context.Context, cursor bson.Timestamp) error {
+	p.Dispatcher.Position(resume.Position{ClusterTime: cursor})
+	err := p.sweptPublisher.Reached(ctx, cursor)
+	if err != nil || time.Since(p.gap.saved) < cursorSaveEvery*p.Config.Checkpoint {
+		return err
+	}
+
+	p.gap.saved = time.Now()
+	return p.SaveCursor(ctx)
+}

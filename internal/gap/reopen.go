@@ -1,0 +1,114 @@
+package gap
+
+import (
+	"context"
+	"errors"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+
+	"github.com/outrelay/outrelay/internal/changestream"
+	"github.com/outrelay/outrelay/internal/lease"
+	"github.com/outrelay/outrelay/internal/nodes"
+	"github.com/outrelay/outrelay/internal/readiness"
+	"github.com/outrelay/outrelay/resume"
+)
+
+// FindNextStart returns where to start the stream again after it ended with err. If the stream
+// cannot continue, it returns the error that ends the term.
+func (r *Recovery) FindNextStart(ctx context.Context, err error) (changestream.Start, error) {
+	if ctx.Err() != nil {
+		return changestream.Start{}, err
+	}
+	if invalid, ok := errors.AsType[*changestream.InvalidateError](err); ok {
+		return r.resumeAfterInvalidate(ctx, invalid)
+	}
+	lost, ok := errors.AsType[*changestream.GapError](err)
+	if !ok {
+		return changestream.Start{}, err
+	}
+
+	// If the token cannot be resumed, the time may still work: as long as the oplog holds that
+	// time, nothing is lost (design of the gap path, step 2). Each position gets one such attempt.
+	at, hasTime := lost.Position.Time()
+	if hasTime && !lost.Position.Token.IsZero() && lost.Position.Compare(r.reopenedAt) != 0 && !lost.Ahead {
+		r.reopenedAt = lost.Position.Clone()
+		r.Log.Warn("cannot resume the change stream from its token; reopening it by time", "reason", lost)
+		r.AppendEvent(ctx, nodes.GapFound, bson.D{
+			{Key: "reason", Value: lost.Reason},
+			{Key: "code", Value: lost.Code},
+			{Key: "reopened", Value: "by time"},
+		})
+		return changestream.Start{Position: lost.Position, At: &at}, nil
+	}
+
+	r.Metrics.Gaps.WithLabelValues(lost.Reason).Inc()
+	if r.Config.LostHistory == resume.HaltLostHistory {
+		r.AppendEvent(ctx, nodes.GapFound, bson.D{
+			{Key: "reason", Value: lost.Reason},
+			{Key: "code", Value: lost.Code},
+		})
+		return changestream.Start{}, &readiness.HaltError{
+			What: "the change stream cannot continue",
+			Err:  lost,
+			Fix: "set lost_history: sweep, and the relay delivers the missing events from the outbox; " +
+				"no envelope is lost",
+		}
+	}
+	return r.openGap(ctx, lost)
+}
+
+// resumeAfterInvalidate returns the start behind the drop or rename of the watched collection. It
+// returns a *HaltError if it is configured so.
+func (r *Recovery) resumeAfterInvalidate(
+	ctx context.Context, e *changestream.InvalidateError,
+) (changestream.Start, error) {
+	r.AppendEvent(ctx, nodes.Invalidated, bson.D{
+		{Key: "collection", Value: e.NS},
+		{Key: "by", Value: e.Op.String()},
+	})
+	if r.Config.Invalidate == "halt" {
+		return changestream.Start{}, &readiness.HaltError{
+			What: "the watched collection is gone",
+			Err:  e,
+			Fix:  "run `outrelay recover`, or set invalidate: resume",
+		}
+	}
+	r.Log.Warn("the watched collection is gone; continuing with the next collection of its name",
+		"collection", e.NS, "by", e.Op.String())
+
+	// The identity of the next collection is not known yet.
+	none := []lease.Collection{}
+	err := r.Calls.RetryFenced(ctx, func() error { return r.Held.Save(ctx, lease.Update{Collections: &none}) })
+	if err != nil {
+		return changestream.Start{}, err
+	}
+
+	r.Dispatcher.Position(e.Position)
+	return changestream.Start{Position: e.Position}, nil
+}
+
+// HandleDDL handles a drop or rename (N27). It appends an audit entry and registers or sweeps a
+// renamed collection. Exceptions of a dropped collection are gone with it. The next audit opens
+// their gates.
+func (r *Recovery) HandleDDL(ctx context.Context, ev *changestream.Event) error {
+	from := r.Scope.Matches(ev.DB, ev.Coll)
+	to := r.Scope.Matches(ev.ToDB, ev.ToColl)
+
+	// On the stream of a single collection an invalidate event follows, which gets its own entry.
+	if (from || to || ev.Op == changestream.DropDatabase) && r.Scope.Kind() != changestream.Collection {
+		kind := nodes.Dropped
+		if ev.Op == changestream.Rename {
+			kind = nodes.Renamed
+		}
+		r.AppendEvent(ctx, kind, bson.D{
+			{Key: "db", Value: string(ev.DB)},
+			{Key: "collection", Value: string(ev.Coll)},
+			{Key: "by", Value: ev.Op.String()},
+		})
+	}
+
+	if ev.Op == changestream.Rename && (from || to) {
+		return r.handleRename(ctx, ev, from, to)
+	}
+	return nil
+}

@@ -1,0 +1,66 @@
+package process_test
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+
+	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+	"github.com/outrelay/outrelay/internal/process"
+	"github.com/outrelay/outrelay/pkg/event"
+)
+
+// TestAFirstStartIsNotBoundByTheTimeOfACall: where reading the outbox takes longer than a call may, because it is large and has no
+// indexes, the first start takes as long, and ends.
+func TestAFirstStartIsNotBoundByTheTimeOfACall(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.append(3)
+	for i, client := range []string{"state", "stream"} {
+		node := stacktest.Name(t)
+		off := stacktest.FailCommand(t, "outrelay "+client+" "+node, "alwaysOn", bson.D{
+			{Key: "failCommands", Value: bson.A{"find"}},
+			{Key: "namespace", Value: b.db.Name() + ".outbox"},
+			{Key: "blockConnection", Value: true},
+			{Key: "blockTimeMS", Value: 1500},
+		})
+		stop := b.startAs(func(r *process.Relay) { r.Hasten(time.Second) }, "node="+node)
+		b.consume(3 * (i + 1))
+		off()
+		if err := stop(); err != nil {
+			t.Error(err)
+		}
+		if err := b.state.Drop(t.Context()); err != nil { // so that the next start is a first one
+			t.Fatal(err)
+		}
+	}
+}
+
+// TestN17_AWaitingCollectionCostsNoWrites: while a collection that is on the list holds something, looking through the list writes
+// nothing into the watcher document.
+func TestN17_AWaitingCollectionCostsNoWrites(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.append(1, event.WithDueAt(time.Now().Add(time.Hour)))
+	b.startAs(func(r *process.Relay) { r.Hasten(10 * time.Second) })
+	b.append(1)
+	b.consume(1)
+	var doc struct {
+		Fence     int64     `bson:"fence"`
+		ExpiresAt time.Time `bson:"expiresAt"`
+		Dirty     []string  `bson:"dirty"`
+	}
+	read := func() {
+		if err := b.state.Collection("watchers").FindOne(t.Context(), bson.D{}).Decode(&doc); err != nil {
+			t.Fatal(err)
+		}
+	}
+	read()
+	fence, until := doc.Fence, doc.ExpiresAt.Add(3*time.Second)
+	waitFor(t, "the lease was renewed for three seconds", func() bool { read(); return doc.ExpiresAt.After(until) }) // renewals, and looks in between
+	if doc.Fence != fence || fmt.Sprint(doc.Dirty) != fmt.Sprintf("[%s.outbox]", b.db.Name()) {
+		t.Errorf("%d fenced transactions; dirty are %v", doc.Fence-fence, doc.Dirty)
+	}
+}

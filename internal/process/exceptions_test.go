@@ -1,0 +1,160 @@
+package process_test
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/twmb/franz-go/pkg/kadm"
+	"github.com/twmb/franz-go/pkg/kgo"
+	"go.mongodb.org/mongo-driver/v2/bson"
+
+	"github.com/outrelay/outrelay/internal/admin"
+	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+	"github.com/outrelay/outrelay/pkg/event"
+)
+
+// TestN19_WhatWasScheduledBeforeTheFirstPositionIsSent: a watcher that starts at now skips the backlog, but what is due later
+// has not been anybody's to send.
+func TestN19_WhatWasScheduledBeforeTheFirstPositionIsSent(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.append(3)
+	b.append(1, event.WithDueAt(time.Now().Add(time.Second)))
+	b.start("start=now")
+	if got := b.consume(1); string(got[0].Value) != "0" {
+		t.Errorf("got %q, want the scheduled event alone", got[0].Value)
+	}
+	waitFor(t, "the scheduled envelope is sent", func() bool {
+		n, err := b.db.Collection("outbox").CountDocuments(t.Context(), bson.D{{Key: "dueAt", Value: bson.D{{Key: "$exists", Value: true}}}})
+		return err == nil && n == 0
+	})
+}
+
+// TestACollectionLeavesTheDirtyList: a healthy outbox costs the reconciler no query. The envelope is due when it was seen on
+// the list: from then on that is soon over.
+func TestACollectionLeavesTheDirtyList(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.start("start=now")
+	b.log.wait(t, "took over")
+	b.append(1, event.WithID("later"), event.WithDueAt(time.Now().Add(time.Hour)))
+	dirty := func() int {
+		var doc struct {
+			Dirty []string `bson:"dirty"`
+		}
+		if err := b.state.Collection("watchers").FindOne(t.Context(), bson.D{}).Decode(&doc); err != nil {
+			t.Fatal(err)
+		}
+		return len(doc.Dirty)
+	}
+	waitFor(t, "the outbox is on the dirty list", func() bool { return dirty() == 1 })
+	op := admin.Operator{State: b.state, Watcher: "default", Actor: "test"}
+	moved, err := op.Schedule().Move(t.Context(), admin.ScheduledFilter{IDs: []string{"later"}}, time.Now())
+	if err != nil || len(moved.Moved) != 1 {
+		t.Fatalf("%+v, %v", moved, err)
+	}
+	b.consume(1)
+	waitFor(t, "the outbox has left the dirty list", func() bool { return dirty() == 0 })
+}
+
+// TestAnEnvelopeThatCannotBeHeldIsDead: a validator that forbids what a waiting envelope carries must not stop the relay.
+func TestAnEnvelopeThatCannotBeHeldIsDead(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.append(1)
+	if err := b.db.RunCommand(t.Context(), bson.D{{Key: "collMod", Value: "outbox"}, {Key: "validator", Value: bson.D{{Key: "state", Value: bson.D{{Key: "$exists", Value: false}}}}}}).Err(); err != nil {
+		t.Fatal(err)
+	}
+	b.start()
+	b.append(3, event.WithTopic("missing-"+b.topic))
+	waitFor(t, "three envelopes are dead letters", func() bool {
+		n, err := b.db.Collection("outbox_dead").CountDocuments(t.Context(), bson.D{{Key: "class", Value: "malformed"}, {Key: "topic", Value: "missing-" + b.topic}})
+		return err == nil && n == 3
+	})
+	b.append(1)
+	b.consume(2)
+	waitFor(t, "the relay is live without a lag", func() bool { w := b.status(); return w.State == "live" && w.LagS == 0 })
+}
+
+// TestN19_WhatWasScheduledBeforeTheFirstPositionIsSentAfterARestart: the process ended between its first position and Kafka's answer.
+func TestN19_WhatWasScheduledBeforeTheFirstPositionIsSentAfterARestart(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.append(3)
+	b.append(1, event.WithDueAt(time.Now().Add(time.Second)))
+	stop := b.start("start=now", "kafka.brokers=[127.0.0.1:1]")
+	waitFor(t, "the first position is saved", func() bool {
+		n, err := b.state.Collection("watchers").CountDocuments(t.Context(), bson.D{{Key: "clusterTime", Value: bson.D{{Key: "$exists", Value: true}}}})
+		return err == nil && n == 1
+	})
+	if err := stop(); err != nil {
+		t.Fatal(err)
+	}
+	b.start("start=now")
+	if got := b.consume(1); string(got[0].Value) != "0" {
+		t.Errorf("got %q, want the scheduled event alone", got[0].Value)
+	}
+}
+
+// TestADeliveryThatCannotBeWrittenDownHoldsUpNobody: a validator that knows nothing of what is written on a delivered envelope.
+func TestADeliveryThatCannotBeWrittenDownHoldsUpNobody(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.append(1)
+	if err := b.db.RunCommand(t.Context(), bson.D{{Key: "collMod", Value: "outbox"}, {Key: "validator", Value: bson.D{{Key: "sentAt", Value: bson.D{{Key: "$exists", Value: false}}}}}}).Err(); err != nil {
+		t.Fatal(err)
+	}
+	b.start("recording=mark")
+	b.append(20)
+	b.consume(21)
+	waitFor(t, "the relay is live and everything is resolved", func() bool { w := b.status(); return w.State == "live" && w.Unresolved == 0 && w.LagS == 0 })
+	b.log.wait(t, "a collection rejects recorded deliveries")
+}
+
+// TestN15_AGateOpensWhenTheLetterIsSafe: where one attempt is all that is allowed, a later event of the key is not delivered before the
+// letter of the refused one is written: an owner that died in between would bring that one once more, behind the later one.
+func TestN15_AGateOpensWhenTheLetterIsSafe(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	node := stacktest.Name(t)
+	age := func(ms string) {
+		t.Helper()
+		cl, err := kgo.NewClient(kgo.SeedBrokers(stacktest.Brokers(t)...))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer cl.Close()
+		set := kadm.AlterConfig{Op: kadm.SetConfig, Name: "message.timestamp.before.max.ms", Value: &ms}
+		if _, err := kadm.NewClient(cl).AlterTopicConfigs(t.Context(), []kadm.AlterConfig{set}, b.topic); err != nil {
+			t.Fatal(err)
+		}
+	}
+	age("0")
+	failing, safe := stacktest.FailAlways(t, "outrelay state "+node, bson.D{
+		{Key: "failCommands", Value: bson.A{"update"}},
+		{Key: "namespace", Value: b.db.Name() + ".outbox_dead"},
+		{Key: "errorCode", Value: 112},
+		{Key: "errorLabels", Value: bson.A{"TransientTransactionError"}},
+	})
+	b.start("node="+node, "retry.max_attempts=1")
+	b.log.wait(t, "took over")
+	key := event.WithKey("one")
+	b.append(1, key)
+	failing()
+	age("9223372036854775807")
+	b.append(1, key)
+
+	cl, err := kgo.NewClient(kgo.SeedBrokers(stacktest.Brokers(t)...), kgo.ConsumeTopics(b.topic), kgo.ConsumeResetOffset(kgo.NewOffset().AtStart()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer cl.Close()
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+	defer cancel()
+	if n := cl.PollFetches(ctx).NumRecords(); n > 0 {
+		t.Error("the later event was delivered while the letter of the refused one was not written")
+	}
+	safe()
+	b.consume(1)
+}

@@ -1,0 +1,266 @@
+package process
+
+import (
+	"context"
+	"errors"
+	"sync/atomic"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
+
+	"github.com/outrelay/outrelay/internal/deadletter"
+	"github.com/outrelay/outrelay/internal/health"
+	"github.com/outrelay/outrelay/internal/metrics"
+	"github.com/outrelay/outrelay/internal/nodes"
+	"github.com/outrelay/outrelay/internal/outboxes"
+	"github.com/outrelay/outrelay/internal/retry"
+	"github.com/outrelay/outrelay/internal/term"
+)
+
+const (
+	// figuresEvery is the interval at which an owner counts the documents in its collections. The
+	// health rules compare these counts.
+	figuresEvery = 10 * time.Second
+	// figuresShare bounds the cost of counting: after a count, the pause is at least this many
+	// times as long as the count took.
+	figuresShare = 30
+	// indexesEvery is the interval at which indexes are compared with the declared indexes.
+	indexesEvery = 5 * time.Minute
+	// figuresLimit is the number at which counting one collection stops.
+	figuresLimit = 100_000
+	// figuresTimeout bounds the queries for one collection.
+	figuresTimeout = 2 * time.Second
+	// overdueAfter is the time after which a due envelope that is not sent makes its collection
+	// overdue.
+	overdueAfter = 10 * time.Second
+
+	// inboxCollection is the default name of the collection of inbox marks.
+	inboxCollection = "inbox"
+)
+
+// figures counts documents for the metrics and the health rules while this process owns a slot of
+// the watcher.
+type figures struct {
+	relay     *Relay
+	judge     *health.Evaluator
+	countedAt atomic.Int64 // Unix nanoseconds; 0 while this process owns no slot
+
+	// Used only by countPeriodically.
+	indexesCheckedAt time.Time
+	missingIndexes   map[string]int // number of declared indexes that do not exist, by collection
+}
+
+// countPeriodically counts until ctx ends. If a collection cannot be counted, only the health
+// report contains that.
+func (f *figures) countPeriodically(ctx context.Context) error {
+	m := &f.relay.metrics.Figures
+	m.Limit.Set(figuresLimit)
+	m.Watcher.WithLabelValues(f.relay.cfg.Watcher, f.relay.cfg.Node).Set(1)
+	m.Health.SetCurrent(string(health.OK))
+	m.Age.SetSource(func() float64 {
+		if at := f.countedAt.Load(); at > 0 {
+			return time.Since(time.Unix(0, at)).Seconds()
+		}
+		return 0
+	})
+	m.Ready.SetSource(func() float64 {
+		ok, _, _ := f.relay.processHealth().Ready()
+		return metrics.Bool(ok)
+	})
+
+	// The first count comes soon, for people who watch a start.
+	for wait := figuresEvery / 5; retry.Sleep(ctx, wait) == nil; {
+		began := time.Now()
+		f.countOnce(ctx, began)
+		wait = max(figuresEvery, figuresShare*time.Since(began))
+	}
+	return nil
+}
+
+// countOnce counts, updates the metrics and evaluates the health rules.
+func (f *figures) countOnce(ctx context.Context, now time.Time) {
+	f.countNodes(ctx)
+
+	// A standby evaluates nothing: the owner reports on the collections.
+	active := f.relay.activeSlots()
+	if len(active) == 0 {
+		f.countedAt.Store(0)
+		f.indexesCheckedAt = time.Time{}
+		f.relay.metrics.Figures.SetCollections(nil)
+		f.judge = new(health.Evaluator)
+		f.relay.metrics.Figures.Health.SetCurrent(string(health.OK))
+		f.relay.shared.State.SetReport(nil)
+		return
+	}
+
+	list, err := f.countCollections(ctx, active)
+	if ctx.Err() != nil {
+		return
+	}
+	o := health.Observation{At: now, Err: err}
+	var overdue int64
+	for _, c := range list {
+		o.Dead += c.DeadLetters
+		if c.Overdue > overdueAfter {
+			overdue++
+		}
+	}
+	var waiting int64
+	for _, one := range active {
+		waiting += one.WaitingCount.Load()
+	}
+	o.Counts = []health.Count{
+		{Name: "exceptions", N: waiting},
+		{Name: "overdue_collections", N: overdue},
+	}
+
+	if err == nil {
+		f.countedAt.Store(now.UnixNano())
+		f.relay.metrics.Figures.SetCollections(list)
+	} else {
+		f.relay.log.Debug("cannot count the documents of the collections", "reason", err)
+	}
+	report := f.judge.Observe(o)
+	f.relay.metrics.Figures.Health.SetCurrent(string(report.Status))
+	f.relay.shared.State.SetReport(&report)
+}
+
+// countNodes updates the metrics of live and stale nodes.
+func (f *figures) countNodes(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, figuresTimeout)
+	defer cancel()
+
+	// The heartbeat fails with the same error, and reports it.
+	list, err := f.relay.shared.Nodes.List(ctx)
+	if err != nil {
+		return
+	}
+
+	var alive, stale float64
+	for _, n := range list {
+		if n.Alive(nodes.StaleAfter) {
+			alive++
+		} else {
+			stale++
+		}
+	}
+	f.relay.metrics.Figures.Nodes.WithLabelValues("alive").Set(alive)
+	f.relay.metrics.Figures.Nodes.WithLabelValues("stale").Set(stale)
+}
+
+// countCollections counts each collection, with a few short queries that use indexes or metadata.
+// It returns the first error, and counts the other collections nevertheless.
+func (f *figures) countCollections(ctx context.Context, active []*term.Runner) ([]metrics.Collection, error) {
+	// Envelopes after the position of the slot that is furthest behind are pending. The position is
+	// zero while a slot has none.
+	var after bson.Timestamp
+	for i, one := range active {
+		at := one.ReachedTime()
+		if i == 0 || at.Before(after) {
+			after = at
+		}
+	}
+
+	// A start makes missing indexes concurrently with the delivery, so they are checked more often.
+	every := indexesEvery
+	for _, n := range f.missingIndexes {
+		if n > 0 {
+			every = indexesEvery / 10
+		}
+	}
+	checkIndexes := time.Since(f.indexesCheckedAt) > every
+	if checkIndexes {
+		f.indexesCheckedAt = time.Now()
+		f.missingIndexes = map[string]int{}
+	}
+
+	now := f.relay.shared.Clock.Now()
+	var list []metrics.Collection
+	var failed error
+	inboxes := map[string]bool{}
+	for _, o := range active[0].WatchedOutboxes() {
+		c := metrics.Collection{Name: o.NS()}
+		one, cancel := context.WithTimeout(ctx, figuresTimeout)
+
+		// All outboxes of a database share one inbox.
+		err := f.countCollection(one, o, after, now, &c, !inboxes[o.DB])
+		inboxes[o.DB] = true
+		if checkIndexes && err == nil {
+			f.countIndexes(one, o)
+		}
+		cancel()
+
+		c.MissingIndexes, c.HasIndexes = f.missingIndexes[c.Name]
+		if err != nil && failed == nil {
+			failed = err
+		}
+		list = append(list, c)
+	}
+	return list, failed
+}
+
+// countCollection counts one collection into c. It skips documents that the user may not read: the
+// relay does not need these privileges.
+func (f *figures) countCollection(
+	ctx context.Context, o outboxes.Outbox, after bson.Timestamp, now time.Time, c *metrics.Collection, inbox bool,
+) (err error) {
+	db := f.relay.shared.Mongo.State.Database(o.DB)
+	coll := db.Collection(o.Coll)
+
+	if !after.IsZero() {
+		var oldest bson.Timestamp
+		if c.Pending, oldest, err = outboxes.CountBehind(ctx, coll, after, figuresLimit); err != nil {
+			return ignoreUnauthorized(err)
+		}
+		c.HasPending = true
+		if !oldest.IsZero() {
+			c.OldestAge = max(now.Sub(time.Unix(int64(oldest.T), 0)), 0)
+		}
+	}
+
+	var first time.Time
+	if c.Scheduled, first, err = outboxes.CountDue(ctx, coll, figuresLimit); err != nil {
+		return ignoreUnauthorized(err)
+	}
+	c.HasScheduled = true
+	if !first.IsZero() {
+		c.Overdue = max(now.Sub(first), 0)
+	}
+
+	letters := db.Collection(deadletter.Collection(o.Coll))
+	if c.DeadLetters, err = letters.EstimatedDocumentCount(ctx); err != nil {
+		return ignoreUnauthorized(err)
+	}
+	c.HasDead = true
+
+	if !inbox {
+		return nil
+	}
+	if c.Inbox, err = db.Collection(inboxCollection).EstimatedDocumentCount(ctx); err != nil {
+		return ignoreUnauthorized(err)
+	}
+	// The metadata of an empty inbox and of a missing inbox are equal.
+	c.HasInbox = c.Inbox > 0
+	return nil
+}
+
+// countIndexes compares the indexes of one collection with the declared indexes. If they cannot be
+// listed, the collection has no metric until the next check.
+func (f *figures) countIndexes(ctx context.Context, o outboxes.Outbox) {
+	missing, err := outboxes.MissingIndexes(ctx, f.relay.shared.Mongo.State.Database(o.DB).Collection(o.Coll))
+	if err == nil {
+		f.missingIndexes[o.NS()] = len(missing)
+	}
+}
+
+// unauthorized is the server's error code for missing privileges.
+const unauthorized = 13
+
+// ignoreUnauthorized returns nil if err is caused by a missing privilege, and err otherwise.
+func ignoreUnauthorized(err error) error {
+	if se := mongo.ServerError(nil); errors.As(err, &se) && se.HasErrorCode(unauthorized) {
+		return nil
+	}
+	return err
+}

@@ -1,0 +1,65 @@
+package process_test
+
+import (
+	"testing"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+
+	"github.com/outrelay/outrelay/internal/record"
+)
+
+// A first start finds what no time can be found for: envelopes that their writer did not let the server stamp. One that
+// can never be sent becomes a dead letter by the same way as from the stream.
+func TestFirstStartSweepsWhatHasNoStamp(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	for _, d := range []bson.D{
+		{{Key: "_id", Value: "foreign"}, {Key: "aggregatetype", Value: "order"}, {Key: "aggregateid", Value: "1"}, {Key: "type", Value: "Placed"}, {Key: "payload", Value: "x"}},
+		{{Key: "_id", Value: "malformed"}, {Key: "aggregatetype", Value: 5}},
+	} {
+		if _, err := b.db.Collection("outbox").InsertOne(t.Context(), d); err != nil {
+			t.Fatal(err)
+		}
+	}
+	b.append(10)
+	stop := b.start()
+	flagged := 0
+	for i, r := range b.consume(11) {
+		for _, h := range r.Headers {
+			if h.Key == record.HeaderRedelivered {
+				flagged++
+			}
+		}
+		if i == 0 && string(r.Headers[0].Value) == "" {
+			t.Error("a record without an id")
+		}
+	}
+	if flagged != 11 {
+		t.Errorf("%d of 11 records are flagged", flagged)
+	}
+	waitFor(t, "the malformed envelope is a dead letter", func() bool {
+		n, err := b.db.Collection("outbox_dead").CountDocuments(t.Context(), bson.D{{Key: "_id.id", Value: "malformed"}})
+		return err == nil && n == 1
+	})
+	b.log.wait(t, "the gap is closed")
+	b.append(1)
+	b.consume(12)
+	if err := stop(); err != nil {
+		t.Fatal(err)
+	}
+	doc, err := b.state.Collection("watchers").FindOne(t.Context(), bson.D{}).Raw()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := doc.LookupErr("gap"); err == nil {
+		t.Errorf("the gap is still open: %s", doc.Lookup("gap"))
+	}
+	stop = b.start() // nothing is swept again
+	b.append(1)
+	if n := len(b.consume(13)); n != 13 {
+		t.Errorf("%d records, want 13", n)
+	}
+	if err := stop(); err != nil {
+		t.Fatal(err)
+	}
+}

@@ -1,0 +1,123 @@
+package process_test
+
+import (
+	"net"
+	"slices"
+	"strings"
+	"testing"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+
+	"github.com/outrelay/outrelay/internal/lease"
+	"github.com/outrelay/outrelay/pkg/event"
+)
+
+// mute is a listener that accepts connections and never answers, as a stopped broker does.
+func mute(t *testing.T) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var conns []net.Conn
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			conns = append(conns, c)
+		}
+	}()
+	t.Cleanup(func() {
+		l.Close()
+		<-done
+		for _, c := range conns {
+			c.Close()
+		}
+	})
+	return l.Addr().String()
+}
+
+// TestFirstPositionIsSavedBeforeKafkaAnswers: a process that begins at "now" and cannot reach Kafka must not let the next one
+// begin at a later now.
+func TestFirstPositionIsSavedBeforeKafkaAnswers(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.env = slices.DeleteFunc(b.env, func(s string) bool { return strings.HasPrefix(s, "OUTRELAY_KAFKA") })
+	b.env = append(b.env, "OUTRELAY_KAFKA_BROKERS="+mute(t))
+	stop := b.start("start=now", longDrain, "kafka.request_timeout=5m")
+	waitFor(t, "the first position is saved", func() bool {
+		var doc struct {
+			ClusterTime bson.Timestamp `bson:"clusterTime"`
+		}
+		return b.state.Collection("watchers").FindOne(t.Context(), bson.D{}).Decode(&doc) == nil && doc.ClusterTime.T > 0
+	})
+	waitFor(t, "the node is listed although the broker is mute", func() bool { // a mute broker does not cost the node its sign of life
+		n, err := b.state.Collection("nodes").CountDocuments(t.Context(), bson.D{})
+		return err == nil && n == 1
+	})
+	if err := stop(); err != nil { // it waits for no answer of Kafka
+		t.Fatal(err)
+	}
+}
+
+func TestAPauseEndsAHalt(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.append(1)
+	b.start("invalidate=halt")
+	b.consume(1)
+	if err := b.db.Collection("outbox").Drop(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	b.log.wait(t, "halted: ")
+	if err := lease.Pause(t.Context(), b.state.Collection("watchers"), "default/0of1"); err != nil {
+		t.Fatal(err)
+	}
+	waitFor(t, "nobody owns the watcher", func() bool { return b.status().Owner == "" })
+}
+
+// TestARestartDoesNotForgetTheHalt: whoever restarts a process that halted over a vanished document must not make it begin
+// anew behind what it has never delivered.
+func TestARestartDoesNotForgetTheHalt(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.append(1)
+	stop := b.start()
+	b.consume(1)
+	if err := stop(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := b.state.Collection("watchers").DeleteMany(t.Context(), bson.D{}); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		stop = b.start("start=now")
+		waitFor(t, "the restarted relay is halted", func() bool {
+			n, err := b.state.Collection("watchers").CountDocuments(t.Context(), bson.D{})
+			return err == nil && n == 1 && b.status().State == "halted"
+		})
+		if err := stop(); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// TestAStopDoesNotWaitForAMissingTopic: what cannot be sent is no reason to keep the lease for the whole drain time.
+func TestAStopDoesNotWaitForAMissingTopic(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	stop := b.start(longDrain)
+	b.log.wait(t, "took over")
+	b.append(1, event.WithTopic("missing-"+b.topic))
+	waitFor(t, "the missing topic is a blocked target", func() bool {
+		w := b.status()
+		return w.State == "blocked" && len(w.Blocked) == 1 && w.Blocked[0].Count == 1
+	})
+	if err := stop(); err != nil {
+		t.Fatal(err)
+	}
+}

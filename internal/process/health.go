@@ -1,0 +1,69 @@
+package process
+
+import (
+	"slices"
+
+	rules "github.com/outrelay/outrelay/internal/health"
+	"github.com/outrelay/outrelay/internal/probes"
+	"github.com/outrelay/outrelay/internal/readiness"
+	"github.com/outrelay/outrelay/internal/term"
+)
+
+// slotHealth is the health of a process with several slots. The process is ready if all its slots
+// are. A slot that another node owns is ready here as a standby.
+type slotHealth struct {
+	process *readiness.State
+	slots   []*term.Runner
+}
+
+// processHealth returns the health of the process: its own state, or its state together with the
+// states of its slots.
+func (r *Relay) processHealth() probes.Health {
+	if r.shared.Balancer == nil {
+		return r.shared.State
+	}
+	return &slotHealth{r.shared.State, r.slots}
+}
+
+// Live implements probes.Health.
+func (h *slotHealth) Live() error {
+	if err := h.process.Live(); err != nil {
+		return err
+	}
+	for _, s := range h.slots {
+		if err := s.State.Live(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// rolesByRank contains the roles of slots. The first role that any slot has is the role of the
+// process.
+var rolesByRank = []readiness.Role{readiness.RoleHalted, readiness.RoleOwner, readiness.RoleTakeOver, readiness.RoleStopping, readiness.RoleStandby, readiness.RoleStarting}
+
+// Report implements probes.Health.
+func (h *slotHealth) Report() *rules.Report { return h.process.Report() }
+
+// Ready implements probes.Health.
+func (h *slotHealth) Ready() (ok bool, role string, reasons []string) {
+	ok, role, reasons = h.process.Ready()
+
+	// No slot has begun.
+	if role == string(readiness.RoleUpgrade) {
+		return ok, role, reasons
+	}
+
+	had := map[string]bool{}
+	for _, s := range h.slots {
+		slotOK, slotRole, slotReasons := s.State.Ready()
+		ok = ok && slotOK
+		had[slotRole] = true
+		for _, text := range slotReasons {
+			reasons = append(reasons, s.Part.String()+": "+text)
+		}
+	}
+
+	at := slices.IndexFunc(rolesByRank, func(r readiness.Role) bool { return had[string(r)] })
+	return ok, string(rolesByRank[max(at, 0)]), reasons
+}

@@ -1,0 +1,106 @@
+package process_test
+
+import (
+	"slices"
+	"testing"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
+
+	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/outboxes"
+	"github.com/outrelay/outrelay/internal/process"
+)
+
+func (b *bundle) indexesOf(coll *mongo.Collection) (names []string) {
+	b.t.Helper()
+	specs, err := coll.Indexes().ListSpecifications(b.t.Context())
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	for _, s := range specs {
+		names = append(names, s.Name)
+	}
+	return names
+}
+
+// TestIndexesAreMadeAtTheStart: those that are declared, and the one that the configuration asks for.
+func TestIndexesAreMadeAtTheStart(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.append(1)
+	b.start("recording=mark", "purge.ttl=2h")
+	box := b.db.Collection("outbox")
+	waitFor(t, "the index of the expiry exists", func() bool { return slices.Contains(b.indexesOf(box), outboxes.SentIndexName) })
+	have := b.indexesOf(box)
+	for _, want := range outboxes.Indexes() {
+		if !slices.Contains(have, want.Name) {
+			t.Errorf("%s is missing; there are %v", want.Name, have)
+		}
+	}
+	if n, err := b.state.Collection("migrations").CountDocuments(t.Context(), bson.D{{Key: "_id", Value: bson.D{{Key: "$regex", Value: "^[0-9]{4}$"}}}}); err != nil || n == 0 {
+		t.Errorf("%d entries in the ledger, %v", n, err)
+	}
+}
+
+// TestNoIndexIsMadeIfSwitchedOff: the relay works without any, and leaves all as it is.
+func TestNoIndexIsMadeIfSwitchedOff(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.append(2)
+	stop := b.start("mongodb.indexes=false")
+	b.consume(2)
+	if err := stop(); err != nil { // a stop waits for what works beside the delivery
+		t.Fatal(err)
+	}
+	if have := b.indexesOf(b.db.Collection("outbox")); len(have) != 1 {
+		t.Errorf("indexes were made: %v", have)
+	}
+	if n, err := b.state.Collection("migrations").CountDocuments(t.Context(), bson.D{}); err != nil || n != 0 {
+		t.Errorf("%d entries in the ledger, %v", n, err)
+	}
+}
+
+// allIndexes reports whether the outbox has those that are declared.
+func (b *bundle) allIndexes() bool {
+	have := b.indexesOf(b.db.Collection("outbox"))
+	return !slices.ContainsFunc(outboxes.Indexes(), func(i mongodb.Index) bool { return !slices.Contains(have, i.Name) })
+}
+
+// TestAFirstStartBesideAnOpenTransaction: a relay that has to make its indexes keeps no insert waiting for a service's transaction,
+// delivers meanwhile, and makes them when that is over.
+func TestAFirstStartBesideAnOpenTransaction(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.append(5)
+	box := b.db.Collection("outbox")
+	open := stacktest.OpenTransaction(t, box)
+	longestWait := stacktest.LongestInsertWait(t, b.db.Collection("outbox"))
+	b.start("recording=mark", "purge.ttl=2h")
+	b.consume(5)
+	open.CommitAfter(5 * time.Second)
+	if d := longestWait(); d > stacktest.InsertPatience {
+		t.Errorf("an insert waited %v, want at most %v", d, stacktest.InsertPatience)
+	}
+	waitFor(t, "all indexes exist", func() bool { return b.allIndexes() && slices.Contains(b.indexesOf(box), outboxes.SentIndexName) })
+}
+
+// TestAGrantedPrivilegeIsUsedByTheRunningRelay: indexes that it was not allowed to make are made soon after that is granted.
+func TestAGrantedPrivilegeIsUsedByTheRunningRelay(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.append(1)
+	node := stacktest.Name(t)
+	grant := stacktest.FailCommand(t, "outrelay state "+node, "alwaysOn", bson.D{
+		{Key: "failCommands", Value: bson.A{"createIndexes"}}, {Key: "errorCode", Value: 13},
+	})
+	b.startAs(func(r *process.Relay) { r.Hasten(10 * time.Second) }, "node="+node)
+	b.log.wait(t, "an index is missing because of a missing privilege")
+	if b.allIndexes() {
+		t.Fatal("there are indexes without the privilege")
+	}
+	grant()
+	waitFor(t, "all indexes exist", b.allIndexes)
+}

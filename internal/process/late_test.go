@@ -1,0 +1,146 @@
+package process_test
+
+import (
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/segmentio/kafka-go"
+	"github.com/twmb/franz-go/pkg/kgo"
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
+
+	"github.com/outrelay/outrelay/internal/devstack"
+	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+	"github.com/outrelay/outrelay/pkg/event"
+)
+
+// TestN08_WhatALateReleaseFindsOutlivesTheNextOwner: an owner has sent an envelope beside the stream and not written that
+// down. Its partition has no leader when the second owner takes over, and is read later; the envelope's turn has not come
+// when that owner ends, too. The third one must not send it again.
+func TestN08_WhatALateReleaseFindsOutlivesTheNextOwner(t *testing.T) {
+	t.Parallel()
+	s := stacktest.Own(t, devstack.Options{Brokers: 3, Quick: true, Kafka: devstack.KafkaOptions{Props: map[string]string{"broker.session.timeout.ms": "3000"}}})
+	b := setup(t)
+	brokers := "kafka.brokers=" + strings.Join(s.Brokers(), ",")
+	cl := &kafka.Client{Addr: kafka.TCP(s.Brokers()...), Transport: &kafka.Transport{MetadataTTL: 100 * time.Millisecond}, Timeout: 10 * time.Second}
+	t.Cleanup(cl.Transport.(*kafka.Transport).CloseIdleConnections)
+	topic := kafka.TopicConfig{Topic: b.topic, NumPartitions: -1, ReplicationFactor: -1, ReplicaAssignments: []kafka.ReplicaAssignment{{Partition: 0, Replicas: []int{3}}}}
+	waitFor(t, "the topic exists", func() bool { // a controller may take a living broker for dead, and an answer come so late that it was asked twice
+		res, err := cl.CreateTopics(t.Context(), &kafka.CreateTopicsRequest{Topics: []kafka.TopicConfig{topic}})
+		return err == nil && (res.Errors[b.topic] == nil || errors.Is(res.Errors[b.topic], kafka.TopicAlreadyExists))
+	})
+	stored := func() bson.RawValue {
+		raw, err := b.state.Collection("watchers").FindOne(t.Context(), bson.D{}).Raw()
+		if errors.Is(err, mongo.ErrNoDocuments) {
+			return bson.RawValue{} // nobody has acquired the lease yet
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		return raw.Lookup("offsets", "0", "p", "0")
+	}
+	first := b.start(brokers)
+	b.append(1, event.WithID("late"))
+	waitFor(t, "the offset of the envelope is stored", func() bool { at, ok := stored().AsInt64OK(); return ok && at > 0 })
+	if err := first(); err != nil {
+		t.Fatal(err)
+	}
+	b.sentBeside("late")
+
+	sick := s.Kafkas()[2]
+	if err := sick.Pause(); err != nil {
+		t.Fatal(err)
+	}
+	awake := false
+	wake := func() {
+		if !awake {
+			awake = true
+			if err := sick.Resume(); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+	t.Cleanup(wake)
+	waitFor(t, "the partition has no leader", func() bool {
+		m, err := cl.Metadata(t.Context(), &kafka.MetadataRequest{Topics: []string{b.topic}})
+		return err == nil && len(m.Topics) == 1 && len(m.Topics[0].Partitions) == 1 && m.Topics[0].Partitions[0].Leader.Host == ""
+	})
+	before := b.log.count("took over")
+	second := b.start(brokers)
+	waitFor(t, "the second relay has taken over", func() bool { return b.log.count("took over") > before })
+	if b.log.count("partition is released") > 0 {
+		t.Fatal("the partition was not in quarantine")
+	}
+	wake()
+	b.log.wait(t, "partition is released")
+	waitFor(t, "the offset is stored again", func() bool { at, _ := stored().AsInt64OK(); return at > 0 }) // nothing holds it for ever
+	if err := second(); err != nil {
+		t.Fatal(err)
+	}
+	outbox := b.db.Collection("outbox")
+	if _, err := outbox.UpdateOne(t.Context(), bson.D{{Key: "_id", Value: "late"}, {Key: "state", Value: "retry"}},
+		bson.D{{Key: "$set", Value: bson.D{{Key: "nextAt", Value: time.Now()}}}}); err != nil {
+		t.Fatal(err)
+	}
+	b.start(brokers)
+	waitFor(t, "no envelope waits", func() bool {
+		n, err := outbox.CountDocuments(t.Context(), bson.D{{Key: "state", Value: bson.D{{Key: "$exists", Value: true}}}})
+		return err == nil && n == 0
+	})
+	b.append(1, event.WithID("last"))
+	if n := b.before("last", s.Brokers()); n != 1 {
+		t.Fatalf("the envelope was sent %d times", n)
+	}
+}
+
+func (l *lines) count(text string) int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return strings.Count(l.buf.String(), text)
+}
+
+// before counts the records of the topic before that of an envelope.
+func (b *bundle) before(id string, brokers []string) (n int) {
+	b.t.Helper()
+	cl, err := kgo.NewClient(kgo.SeedBrokers(brokers...), kgo.ConsumeTopics(b.topic), kgo.ConsumeResetOffset(kgo.NewOffset().AtStart()))
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	defer cl.Close()
+	for records := b.poll(cl); records != nil; records = b.poll(cl) {
+		for _, r := range records {
+			if string(r.Headers[0].Value) == id {
+				return n
+			}
+			n++
+		}
+	}
+	b.t.Fatalf("the record of %s never arrived, but %d others", id, n)
+	return n
+}
+
+// sentBeside leaves an envelope as an owner does that dies when it has sent it beside the stream: it waits for a time that has
+// not come, and its record stands above the stored offset.
+func (b *bundle) sentBeside(id string) {
+	b.t.Helper()
+	if _, err := b.db.Collection("outbox").UpdateOne(b.t.Context(), bson.D{{Key: "_id", Value: id}}, bson.D{{Key: "$set", Value: bson.D{
+		{Key: "state", Value: "retry"},
+		{Key: "nextAt", Value: time.Now().Add(time.Hour)},
+		{Key: "attempts", Value: 1},
+		{Key: "pos", Value: "82"},
+		{Key: "pending", Value: bson.A{b.topic}},
+		{Key: "origin", Value: "stream"},
+		{Key: "key", Value: "0"},
+		b.seal(),
+	}}}); err != nil {
+		b.t.Fatal(err)
+	}
+	if _, err := b.state.Collection("watchers").UpdateOne(b.t.Context(), bson.D{}, bson.D{
+		{Key: "$addToSet", Value: bson.D{{Key: "dirty", Value: b.db.Name() + ".outbox"}}},
+		{Key: "$set", Value: bson.D{{Key: "offsets.0.p.0", Value: int64(0)}}},
+	}); err != nil {
+		b.t.Fatal(err)
+	}
+}

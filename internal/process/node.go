@@ -1,0 +1,320 @@
+package process
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
+
+	"github.com/outrelay/outrelay/internal/changestream"
+	"github.com/outrelay/outrelay/internal/config"
+	"github.com/outrelay/outrelay/internal/connect"
+	"github.com/outrelay/outrelay/internal/logging"
+	"github.com/outrelay/outrelay/internal/metrics"
+	"github.com/outrelay/outrelay/internal/migrate"
+	"github.com/outrelay/outrelay/internal/nodes"
+	"github.com/outrelay/outrelay/internal/readiness"
+	"github.com/outrelay/outrelay/internal/retry"
+	"github.com/outrelay/outrelay/internal/term"
+)
+
+// ErrOutdated is returned at the start of a relay if a newer version has migrated the collections,
+// and this version would damage them.
+var ErrOutdated = errors.New("this version is too old for the state database")
+
+// newMember returns this process as a member of the registry of nodes.
+func (r *Relay) newMember(db *mongo.Database) *nodes.Member {
+	// A process without the role of a relay works for no watcher.
+	watcher, compared := r.cfg.Watcher, configFingerprint(r.cfg)
+	if !r.cfg.HasRole(config.RoleRelay) {
+		watcher, compared = "", ""
+	}
+
+	return nodes.New(nodes.Config{
+		State:        db,
+		Node:         r.cfg.Node,
+		Address:      r.cfg.Address,
+		Version:      r.shared.Version,
+		Watcher:      watcher,
+		Roles:        configuredRoles(r.cfg),
+		Capabilities: listCapabilities(r.cfg),
+		Schema:       migrate.LastStep(r.shared.Steps),
+		Fingerprint:  compared,
+		Log:          r.log,
+	})
+}
+
+// configuredRoles returns the roles that the configuration gives to this process.
+func configuredRoles(cfg config.Config) []nodes.Role {
+	var out []nodes.Role
+	if cfg.HasRole(config.RoleRelay) {
+		out = append(out, nodes.Relay)
+	}
+	if term.MayPurgeAsOwner(cfg) {
+		out = append(out, nodes.Cleaner)
+	}
+	if cfg.HasRole(config.RoleAdmin) && cfg.HTTP.Admin != nil {
+		out = append(out, nodes.Admin)
+	}
+	return out
+}
+
+// listCapabilities returns the settings in which operators may see processes of a watcher differ.
+func listCapabilities(cfg config.Config) []string {
+	return []string{
+		"preset:" + cfg.Record.Preset,
+		"recording:" + cfg.Recording,
+		"delivery:" + cfg.Kafka.Delivery,
+		"compression:" + cfg.Kafka.Compression,
+	}
+}
+
+// configFingerprint returns a hash of the settings that must be equal on all nodes of a watcher:
+// which envelopes are sent where and in which form, and what happens to them. The settings cannot
+// be derived from it. An empty fingerprint is not compared.
+func configFingerprint(cfg config.Config) string {
+	text, err := json.Marshal([]any{
+		cfg.Watch, cfg.Topics, cfg.Record, cfg.Recording, cfg.Retention, cfg.Purge, cfg.DeadLetters, cfg.Retry,
+		cfg.LostHistory, cfg.Invalidate, cfg.Expired,
+	})
+	if err != nil {
+		return ""
+	}
+	sum := sha256.Sum256(text)
+	return hex.EncodeToString(sum[:8])
+}
+
+// vitalSigns returns the content of the next heartbeat.
+func (r *Relay) vitalSigns() nodes.Vitals {
+	v := nodes.Vitals{KafkaReachable: r.shared.KafkaReachable.Load(), SinceAck: -1, Slots: r.cfg.Slots}
+	if at := r.shared.LastAck.Load(); at > 0 {
+		v.SinceAck = time.Since(time.Unix(0, at))
+	}
+	for _, one := range r.activeSlots() {
+		v.Holds = append(v.Holds, one.Part.ID(r.cfg.Watcher))
+	}
+	return v
+}
+
+// waitForUpgrade blocks until this version may work with the collections, or stop ends. It returns
+// ErrOutdated if the collections were made for a newer version. If this version has to migrate
+// them, it waits until all live nodes support the migration. If the state database cannot be read,
+// it does not wait: each takeover checks again.
+func (r *Relay) waitForUpgrade(stop context.Context) error {
+	reported := ""
+	for {
+		err := r.mayStart(stop)
+		switch {
+		case errors.Is(err, migrate.ErrNewer):
+			r.member.LogEvent(stop, nodes.Halted, bson.D{{Key: "reason", Value: err.Error()}})
+			return fmt.Errorf("%w: %w", ErrOutdated, err)
+
+		case reported != "" && errors.Is(err, errStateUnavailable) && stop.Err() == nil:
+			// The last check found older nodes. A check that fails does not prove that they have
+			// ended.
+			r.log.Debug("cannot check whether older nodes are alive", "reason", err)
+
+		case !errors.Is(err, nodes.ErrOlderNodes):
+			if err != nil && stop.Err() == nil {
+				r.log.Debug("cannot check whether this version may start", "reason", err)
+			}
+			if reported != "" && err == nil {
+				r.log.Info("the migration is done; this node stands by for the lease")
+				r.member.LogEvent(stop, nodes.UpgradeGoesOn, nil)
+			}
+			return nil
+		}
+
+		if text := err.Error(); text != reported && !errors.Is(err, errStateUnavailable) {
+			reported = text
+			r.shared.State.SetRole(readiness.RoleUpgrade)
+			r.log.Warn(text)
+			r.member.LogEvent(stop, nodes.UpgradeWaits, bson.D{{Key: "reason", Value: text}})
+		}
+		if retry.Sleep(stop, beatEvery) != nil {
+			return nil
+		}
+	}
+}
+
+// mayStart lists this process, then reads the ledger of migrations, and runs the migrations that
+// older versions do not support. It returns nodes.ErrOlderNodes while older nodes are alive,
+// migrate.ErrNewer if this version is too old, and errStateUnavailable if that cannot be
+// determined.
+func (r *Relay) mayStart(stop context.Context) error {
+	ctx, cancel := context.WithTimeout(stop, term.SchemaTimeout)
+	defer cancel()
+	if err := r.member.SendHeartbeat(ctx, r.vitalSigns()); err != nil {
+		return fmt.Errorf("%w: %w", errStateUnavailable, err)
+	}
+
+	m := r.shared.NewMigrator(connect.Outboxes(r.cfg, r.shared.Mongo.State))
+	pending, err := m.PendingBreaking(ctx)
+	if err != nil && !errors.Is(err, migrate.ErrNewer) {
+		return fmt.Errorf("%w: %w", errStateUnavailable, err)
+	}
+	if err != nil || len(pending) == 0 || !r.cfg.MongoDB.Indexes {
+		return err
+	}
+
+	_, err = m.Up(stop)
+	if err == nil || errors.Is(err, nodes.ErrOlderNodes) || errors.Is(err, migrate.ErrNewer) {
+		return err
+	}
+
+	// Either a migration failed, or the list of nodes could not be read.
+	check, stopCheck := context.WithTimeout(stop, term.SchemaTimeout)
+	defer stopCheck()
+	for _, s := range pending {
+		e := m.CheckStep(check, s)
+		if e != nil && !errors.Is(e, nodes.ErrOlderNodes) {
+			return fmt.Errorf("%w: %w", errStateUnavailable, e)
+		}
+		if e != nil {
+			return e
+		}
+	}
+	return err
+}
+
+// errStateUnavailable is returned if the list of nodes or the ledger of migrations cannot be read.
+var errStateUnavailable = errors.New("the state database does not answer")
+
+const (
+	beatEvery = nodes.BeatEvery
+	// nodeCheckEvery is the interval at which a node checks whether other nodes have stopped their
+	// heartbeats.
+	nodeCheckEvery = nodes.StaleAfter / 2
+	// leaveTimeout bounds the removal of a stopping node from the list of nodes. While the node
+	// stays listed, the other nodes wait until it is stale.
+	leaveTimeout = 3 * time.Second
+	// oplogWindowEvery is the interval at which the window of the oplog is read. After a failure
+	// the next attempt is one interval later, too: the server may not allow the read.
+	oplogWindowEvery = 30 * time.Second
+)
+
+// runHeartbeat publishes that this node is alive and whether it reaches Kafka (N6), until ctx ends.
+// It also updates the clock and the metrics that need a query, checks the other nodes, and removes
+// old entries.
+func (r *Relay) runHeartbeat(ctx context.Context) error {
+	t := time.NewTicker(beatEvery)
+	defer t.Stop()
+	defer r.shared.State.EndPulse("heartbeat")
+
+	// After a failure, the next attempt is one interval later.
+	tasks := []struct {
+		every time.Duration
+		name  string
+		run   func(context.Context) error
+		next  time.Time
+	}{
+		{every: oplogWindowEvery, name: "reading the window of the oplog", run: r.readOplogWindow},
+		{every: nodeCheckEvery, name: "checking the other nodes", run: r.member.CheckPeers},
+		{every: nodes.TidyEvery, name: "removing old nodes and events", run: r.member.RemoveOld},
+	}
+	for {
+		r.shared.State.RecordPulse("heartbeat")
+		r.sendHeartbeat(ctx)
+
+		for i := range tasks {
+			task := &tasks[i]
+			if time.Now().Before(task.next) {
+				continue
+			}
+			task.next = time.Now().Add(task.every)
+			call, cancel := context.WithTimeout(ctx, beatEvery)
+			if err := task.run(call); err != nil && ctx.Err() == nil {
+				r.log.Debug(task.name+" failed", "reason", err)
+			}
+			cancel()
+		}
+
+		select {
+		case <-ctx.Done():
+			r.LeaveNodes(ctx)
+			return nil
+		case <-t.C:
+		}
+	}
+}
+
+// sendHeartbeat checks whether Kafka is reachable and stores the heartbeat of this node.
+func (r *Relay) sendHeartbeat(ctx context.Context) {
+	// A broker that does not reply must not delay the heartbeat.
+	call, stop := context.WithTimeout(ctx, beatEvery/2)
+	_, err := r.shared.Kafka.Metadata(call, nil)
+	stop()
+	if ctx.Err() != nil {
+		return
+	}
+
+	r.shared.KafkaReachable.Store(err == nil)
+	r.metrics.KafkaReachable.Set(metrics.Bool(err == nil))
+	r.shared.State.SetError("kafka reachable", err)
+
+	ctx, cancel := context.WithTimeout(ctx, beatEvery)
+	defer cancel()
+	err = r.member.SendHeartbeat(ctx, r.vitalSigns())
+	if err == nil {
+		err = r.shared.Clock.Sync(ctx, r.shared.Mongo.State)
+	}
+	r.metrics.MongoReachable.Set(metrics.Bool(err == nil))
+	if err == nil || ctx.Err() == nil {
+		r.shared.State.SetError("mongodb reachable", err)
+	}
+}
+
+// LeaveNodes implements slots.Process. It removes this node from the list of nodes.
+func (r *Relay) LeaveNodes(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), leaveTimeout)
+	defer cancel()
+	if err := r.member.Leave(ctx); err != nil {
+		r.log.Info("the node stays listed until it is stale", "reason", err)
+	}
+}
+
+// readOplogWindow updates the metric of the oplog window.
+func (r *Relay) readOplogWindow(ctx context.Context) error {
+	oldest, newest, err := changestream.OplogWindow(ctx, r.shared.Mongo.State)
+	if err == nil {
+		r.metrics.OplogWindow.Set(float64(newest.T - oldest.T))
+	}
+	return err
+}
+
+// Reloaded reports that the configuration was read again while the relay runs. applied contains the
+// keys that apply now. waiting contains the keys that differ and wait for the next start. If err is
+// not nil, nothing of the new configuration is used. Reloaded logs and counts the outcome and
+// appends it to the events log. Health does not depend on it, because the relay continues with a
+// valid configuration.
+func (r *Relay) Reloaded(applied, waiting []string, err error) {
+	r.metrics.Reloaded(metrics.Settings, err == nil)
+	kind := nodes.ConfigReloaded
+	fields := bson.D{{Key: "applied", Value: applied}, {Key: "waiting", Value: waiting}}
+	switch {
+	case err != nil:
+		reason := logging.Clean(err.Error())
+		kind = nodes.ConfigRefused
+		fields = bson.D{{Key: "reason", Value: reason}}
+		r.log.Error("the new configuration is invalid; the relay continues with the old one, and would not start again",
+			"reason", reason, "advice", "fix it, check it with outrelay validate, and send SIGHUP again")
+
+	case len(waiting) > 0:
+		r.log.Warn("the configuration was read again; some changes apply only after the next start",
+			"applied", applied, "waiting", waiting,
+			"advice", "restart this node: a standby takes over")
+
+	default:
+		r.log.Info("the configuration was read again", "applied", applied)
+	}
+
+	ctx, cancel := context.WithTimeout(context.Background(), beatEvery)
+	defer cancel()
+	r.member.LogEvent(ctx, kind, fields)
+}

@@ -1,0 +1,120 @@
+package process_test
+
+import (
+	"context"
+	"slices"
+	"testing"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+
+	"github.com/outrelay/outrelay/internal/admin"
+	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+	"github.com/outrelay/outrelay/internal/outboxes"
+)
+
+func (b *bundle) operator() admin.Operator {
+	return admin.Operator{State: b.state, Watcher: "default", Actor: "ann"}
+}
+
+// counted is what a dry run says, of all collections.
+func (b *bundle) counted(from time.Time) (n int64) {
+	b.t.Helper()
+	o := b.operator()
+	o.Outboxes = func(ctx context.Context) ([]outboxes.Outbox, error) {
+		return outboxes.ListOutboxes(ctx, b.client, func(_, coll []byte) bool { return string(coll) == "outbox" }, b.db.Name())
+	}
+	plan, err := o.RecoverPlan(b.t.Context(), from)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	for _, s := range plan {
+		n += s.Envelopes
+	}
+	return n
+}
+
+// TestAnOrderedSweepSendsWhatTheDryRunCounts: also where the order begins behind what is not delivered, and where a collection
+// got its name meanwhile, which the watcher does not know of.
+func TestAnOrderedSweepSendsWhatTheDryRunCounts(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		name string
+		from time.Duration // before now; 0 is everything
+		down func(b *bundle)
+		want int64
+	}{
+		{"everything", 0, func(*bundle) {}, 13},
+		{"less the margin", 30 * time.Minute, func(*bundle) {}, 3},
+		{"all of that time", 2 * time.Hour, func(*bundle) {}, 13},
+		{"and what is not delivered", time.Second, func(b *bundle) { b.into("outbox", "u1", "u2") }, 5},
+		{"and a collection that was renamed in", 30 * time.Minute, func(b *bundle) {
+			b.aged("stash", numbered("stash", 4)...)
+			b.rename("stash", "outbox")
+		}, 4},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			b := setup(t)
+			b.into("outbox", append(numbered("old", 9), "old")...)
+			stop := b.start()
+			b.delivered("old")
+			b.age("outbox")
+			b.into("outbox", "n0", "n1", "before")
+			b.delivered("before")
+			if err := stop(); err != nil {
+				t.Fatal(err)
+			}
+			c.down(b)
+			from := time.Time{}
+			if c.from > 0 {
+				from = time.Now().Add(-c.from)
+			}
+			if n := b.counted(from); n != c.want {
+				t.Errorf("the dry run counts %d, want %d", n, c.want)
+			}
+			if err := b.operator().Recover(t.Context(), from); err != nil {
+				t.Fatal(err)
+			}
+			b.start()
+			b.log.wait(t, "the gap is closed")
+			b.into("outbox", "after")
+			if got := len(b.delivered("after")) - 13 - 1; got != int(c.want) {
+				t.Errorf("the sweep sent %d, want %d", got, c.want)
+			}
+		})
+	}
+}
+
+// TestN22_AnOrderDuringASweepIsCarriedOut: an operator who sees that the sweep under way begins too late orders another one.
+func TestN22_AnOrderDuringASweepIsCarriedOut(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.into("outbox", "old", "before")
+	stop := b.start()
+	b.delivered("before")
+	b.age("outbox")
+	if err := stop(); err != nil {
+		t.Fatal(err)
+	}
+	if err := b.operator().Recover(t.Context(), time.Now().Add(-time.Minute)); err != nil {
+		t.Fatal(err)
+	}
+	// The sweep cannot end before the second order comes.
+	read := stacktest.FailCommand(t, "outrelay stream "+b.topic, "alwaysOn", bson.D{{Key: "failCommands", Value: bson.A{"find"}}, {Key: "errorCode", Value: 91}})
+	b.start("node="+b.topic, "checkpoint=20ms")
+	b.log.wait(t, "sweeping the outbox")
+	if err := b.operator().Recover(t.Context(), time.Time{}); err != nil {
+		t.Fatal(err)
+	}
+	read()
+	waitFor(t, "the gap is closed", func() bool {
+		doc, err := b.state.Collection("watchers").FindOne(t.Context(), bson.D{}).Raw()
+		return err == nil && doc.Lookup("gap").IsZero()
+	})
+	b.into("outbox", "after")
+	got := b.delivered("after")
+	if n := len(slices.DeleteFunc(slices.Clone(got), func(p string) bool { return p != "old" })); n != 2 {
+		t.Errorf("an old envelope was delivered %d times, want once and once more by the second order\n%s", n, b.log.buf.String())
+	}
+}

@@ -1,0 +1,144 @@
+package process_test
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"strings"
+	"testing"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+
+	"github.com/outrelay/outrelay/internal/admin"
+	"github.com/outrelay/outrelay/internal/config"
+	"github.com/outrelay/outrelay/internal/connect"
+	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/outboxes"
+	"github.com/outrelay/outrelay/internal/slot"
+	"github.com/outrelay/outrelay/internal/slots"
+	"github.com/outrelay/outrelay/pkg/event"
+)
+
+// TestN19_ClaimsOutliveTheWatcherDocument: the document of a watcher was lost, or is one of a backup, so its epochs begin anew
+// below those that claims bear. What was claimed then is sent all the same.
+func TestN19_ClaimsOutliveTheWatcherDocument(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.append(3, event.WithDueAt(time.Now().Add(-time.Second)))
+	outbox := b.db.Collection("outbox")
+	for _, epoch := range []int64{1, 99} { // that of the owner to come, and a later one
+		var doc struct {
+			ID bson.RawValue `bson:"_id"`
+		}
+		free := bson.D{{Key: "claim", Value: nil}}
+		if err := outbox.FindOneAndUpdate(t.Context(), free, bson.D{{Key: "$set", Value: bson.D{{Key: "claim", Value: bson.D{
+			{Key: "token", Value: "gone"}, {Key: "epoch", Value: epoch}, {Key: "at", Value: time.Now()},
+		}}}}}).Decode(&doc); err != nil {
+			t.Fatal(err)
+		}
+	}
+	b.start()
+	b.consume(3)
+	waitFor(t, "every scheduled envelope is sent", func() bool {
+		n, err := outbox.CountDocuments(t.Context(), bson.D{{Key: "dueAt", Value: bson.D{{Key: "$exists", Value: true}}}})
+		return err == nil && n == 0
+	})
+}
+
+// TestN28_WhatAnotherHistoryHadPassedIsForgotten: the places up to which earlier slots had delivered lie in a future that this
+// history does not have, as after a restored backup. Behind the sweep that follows, they say nothing.
+func TestN28_WhatAnotherHistoryHadPassedIsForgotten(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	stop := b.start()
+	b.append(1)
+	b.consume(1)
+	if err := stop(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := b.state.Collection("watchers").UpdateOne(t.Context(), bson.D{}, bson.D{{Key: "$set", Value: bson.D{
+		{Key: "passed", Value: bson.A{bson.D{{Key: "part", Value: "0of2"}, {Key: "pos", Value: "82F0000000"}}, bson.D{{Key: "part", Value: "1of2"}, {Key: "pos", Value: "82F0000000"}}}},
+	}}}); err != nil {
+		t.Fatal(err)
+	}
+	if err := (admin.Operator{State: b.state, Watcher: "default", Actor: "ann"}).Recover(t.Context(), time.Time{}); err != nil {
+		t.Fatal(err)
+	}
+	b.start()
+	b.log.wait(t, "the gap is closed")
+	b.append(1, event.WithID("behind"))
+	b.arrives("behind", b.topic)
+}
+
+// TestN28_WhatIsReplayedDuringAResliceIsKnown: somebody replays an envelope while the watcher is divided anew, of a collection
+// that held nothing of the kind before. The new slots know of it, although no stream tells them.
+func TestN28_WhatIsReplayedDuringAResliceIsKnown(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	stop := b.start("slots=2", "node=a")
+	b.until("both of a", shares(map[string]int{"a": 2}))
+	b.append(1, event.WithID("again"))
+	b.consume(1)
+	if err := stop(); err != nil {
+		t.Fatal(err)
+	}
+	cfg, _, err := config.Load("", b.env, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	replayed := 0
+	say := func(text string) {
+		if !strings.HasPrefix(text, "fencing") { // every document is held
+			return
+		}
+		replayed++
+		err := mongodb.Foreign(t.Context(), b.state, "default", []string{b.db.Name() + ".outbox"}, func(ctx context.Context) error {
+			_, err := b.state.Client().Database(b.db.Name()).Collection("outbox").UpdateOne(ctx, bson.D{{Key: "_id", Value: "again"}}, bson.D{{Key: "$set", Value: bson.D{
+				{Key: "state", Value: "retry"},
+				{Key: "nextAt", Value: time.Now()},
+				{Key: "attempts", Value: int32(0)},
+				{Key: "delivery", Value: int32(1)},
+				{Key: "pos", Value: "82"},
+				{Key: "origin", Value: outboxes.OriginReplay},
+				b.seal(),
+			}}})
+			return err
+		})
+		if err != nil {
+			t.Error(err)
+		}
+	}
+	rep, err := connect.RunReslice(t.Context(), cfg, slog.New(slog.NewTextHandler(b.log, nil)), slots.ResliceOptions{Slots: 3, Wait: 40 * time.Second, Actor: "test", OnStep: say})
+	if err != nil || !rep.Done || replayed != 1 {
+		t.Fatalf("%+v, %v, %d replayed", rep, err, replayed)
+	}
+	b.start("slots=3", "node=b")
+	b.consume(2)
+	waitFor(t, "no envelope waits", func() bool {
+		n, err := b.db.Collection("outbox").CountDocuments(t.Context(), bson.D{{Key: "state", Value: bson.D{{Key: "$exists", Value: true}}}})
+		return err == nil && n == 0
+	})
+}
+
+// TestN28_AFirstStartDuringAResliceKeepsItsNumber: a watcher that has never run is divided while a process makes its document.
+func TestN28_AFirstStartDuringAResliceKeepsItsNumber(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	cfg, _, err := config.Load("", b.env, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	say := func(string) {
+		if _, err := b.state.Collection("watchers").InsertOne(t.Context(), bson.D{{Key: "_id", Value: "default/0of1"}}); err != nil {
+			t.Error(err)
+		}
+	}
+	rep, err := connect.RunReslice(t.Context(), cfg, slog.New(slog.NewTextHandler(b.log, nil)), slots.ResliceOptions{Slots: 3, Wait: 40 * time.Second, Actor: "test", OnStep: say})
+	if !errors.Is(err, slots.ErrResliceRefused) || rep.Done {
+		t.Errorf("%+v, %v", rep, err)
+	}
+	if err := slots.NewDivisions(b.state).Agree(t.Context(), "default", slot.Range{}); err != nil {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,99 @@
+package process_test
+
+import (
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+
+	"github.com/outrelay/outrelay/pkg/event"
+)
+
+// crashed makes the watcher document that of an owner that died at an earlier checkpoint, and whose later records stand in the
+// topics. do runs between the two.
+func (b *bundle) crashed(set []string, do func()) {
+	b.t.Helper()
+	watchers := b.state.Collection("watchers")
+	before, err := watchers.FindOne(b.t.Context(), bson.D{}).Raw()
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	stop := b.start(set...)
+	do()
+	if err := stop(); err != nil {
+		b.t.Fatal(err)
+	}
+	back := bson.D{}
+	for _, field := range []string{"token", "clusterTime", "offsets", "collections", "pipelineHash"} {
+		back = append(back, bson.E{Key: field, Value: before.Lookup(field)})
+	}
+	if _, err := watchers.UpdateOne(b.t.Context(), bson.D{}, bson.D{{Key: "$set", Value: back}}); err != nil {
+		b.t.Fatal(err)
+	}
+}
+
+// TestN15_WhatWasSentInTimeDoesNotExpire: an event expires after its delivery, and the owner died before the checkpoint that
+// passes it. Its successor finds the record, and makes no dead letter of what was delivered.
+func TestN15_WhatWasSentInTimeDoesNotExpire(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.into("outbox", "before")
+	stop := b.start()
+	b.delivered("before")
+	if err := stop(); err != nil {
+		t.Fatal(err)
+	}
+	var expires time.Time
+	b.crashed(nil, func() {
+		b.log.wait(t, "took over")
+		expires = time.Now().Add(4 * time.Second)
+		if err := b.box.Append(t.Context(), event.New(event.Aggregate{Type: "order", ID: "k"}, "Placed", event.Bytes("", []byte("sent")), event.WithExpiresAt(expires))); err != nil {
+			t.Fatal(err)
+		}
+		b.delivered("sent")
+	})
+	waitFor(t, "the envelope has expired", func() bool { return time.Now().After(expires) })
+	stop = b.start()
+	b.into("outbox", "after")
+	b.delivered("after")
+	if err := stop(); err != nil { // with a drain, behind which everything is written down
+		t.Fatal(err)
+	}
+	if n, err := b.db.Collection("outbox_dead").CountDocuments(t.Context(), bson.D{}); err != nil || n != 0 {
+		t.Errorf("%d dead letters (%v) of what was delivered", n, err)
+	}
+}
+
+// TestN07_AnotherWatchListFindsWhatWasSent: records of a watcher of one collection do not name it, those of one of several do.
+// A crash before the list is changed repeats nothing all the same.
+func TestN07_AnotherWatchListFindsWhatWasSent(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct{ name, before, after string }{
+		{"one more", "%.outbox", "%.outbox*"},
+		{"one less", "%.outbox*", "%.outbox"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			b := setup(t)
+			watch := func(list string) string { return "watch=" + strings.ReplaceAll(list, "%", b.db.Name()) }
+			b.into("outbox", "before")
+			stop := b.start(watch(c.before))
+			b.delivered("before")
+			if err := stop(); err != nil {
+				t.Fatal(err)
+			}
+			sent := numbered("sent", 10)
+			b.crashed([]string{watch(c.before)}, func() {
+				b.into("outbox", sent...)
+				b.delivered("sent9")
+			})
+			b.start(watch(c.after))
+			b.into("outbox", "after")
+			if got, want := b.delivered("after"), slices.Concat([]string{"before"}, sent, []string{"after"}); !slices.Equal(got, want) {
+				t.Errorf("delivered %q,\nwant %q", got, want)
+			}
+		})
+	}
+}

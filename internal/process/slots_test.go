@@ -1,0 +1,439 @@
+package process_test
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/twmb/franz-go/pkg/kgo"
+	"go.mongodb.org/mongo-driver/v2/bson"
+
+	"github.com/outrelay/outrelay/internal/admin"
+	"github.com/outrelay/outrelay/internal/config"
+	"github.com/outrelay/outrelay/internal/connect"
+	"github.com/outrelay/outrelay/internal/keyhash"
+	"github.com/outrelay/outrelay/internal/lease"
+	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/outboxes"
+	"github.com/outrelay/outrelay/internal/slots"
+	"github.com/outrelay/outrelay/pkg/event"
+)
+
+// until polls the documents of the watcher until ok says so.
+func (b *bundle) until(what string, ok func(map[string]admin.Watcher) bool) map[string]admin.Watcher {
+	b.t.Helper()
+	// A node that was too slow for a slot waits until the one that took it instead gives it back, each time longer.
+	deadline := time.After(3 * patience)
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		s, err := admin.ReadStatus(b.t.Context(), b.state)
+		if err != nil {
+			b.t.Fatal(err)
+		}
+		now := map[string]admin.Watcher{}
+		for _, w := range s.Watchers {
+			now[w.Slot] = w
+		}
+		if ok(now) {
+			return now
+		}
+		select {
+		case <-tick.C:
+		case <-deadline:
+			b.t.Fatalf("never: %s; it is %+v\n%s", what, now, b.log.wait(b.t, ""))
+		}
+	}
+}
+
+// shares reports whether each node has that many slots.
+func shares(want map[string]int) func(map[string]admin.Watcher) bool {
+	return func(now map[string]admin.Watcher) bool {
+		got := map[string]int{}
+		for _, w := range now {
+			if w.Owner != "" && w.State == "live" {
+				got[w.Node]++
+			}
+		}
+		for n, k := range want {
+			if got[n] != k {
+				return false
+			}
+		}
+		return len(got) == len(want)
+	}
+}
+
+// exactly checks that the topic holds what was appended, once and in the order of each key.
+func (b *bundle) exactly(n int) {
+	b.t.Helper()
+	last, ids := map[string]int{}, map[string]int{}
+	for _, r := range b.consume(n) {
+		at := 0
+		if _, err := fmt.Sscan(string(r.Value), &at); err != nil {
+			b.t.Fatal(err)
+		}
+		if prev, had := last[string(r.Key)]; had && at <= prev {
+			b.t.Errorf("key %s: %d after %d", r.Key, at, prev)
+		}
+		last[string(r.Key)] = at
+		ids[id(r)]++
+	}
+	for x, k := range ids {
+		if k != 1 {
+			b.t.Errorf("%s came %d times", x, k)
+		}
+	}
+}
+
+func id(r *kgo.Record) string {
+	at := slices.IndexFunc(r.Headers, func(h kgo.RecordHeader) bool { return h.Key == "id" })
+	if at < 0 {
+		return ""
+	}
+	return string(r.Headers[at].Value)
+}
+
+// One process runs all slots of a watcher; each has envelopes, and all of them come once, in the order of their keys.
+func TestN28_OneProcessRunsAllSlots(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.numbered(0, 100)
+	stop := b.start("slots=3", "node=a")
+	b.until("three slots of a", shares(map[string]int{"a": 3}))
+	b.numbered(100, 300)
+	b.exactly(300)
+	if err := stop(); err != nil {
+		t.Fatal(err)
+	}
+	for s, w := range b.until("released", func(map[string]admin.Watcher) bool { return true }) {
+		if w.Owner != "" || !strings.HasSuffix(s, "of3") {
+			t.Errorf("slot %s after a stop: %+v", s, w)
+		}
+	}
+	// Again, from three positions.
+	stop = b.start("slots=3", "node=a")
+	b.numbered(300, 400)
+	b.exactly(400)
+	if err := stop(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// appendOne appends one event with that key.
+func (b *bundle) appendOne(key string, n int) {
+	if err := b.box.Append(b.t.Context(), event.New(event.Aggregate{Type: "order", ID: key}, "Placed", event.Bytes("", []byte(fmt.Sprint(n))))); err != nil {
+		b.t.Error(err)
+	}
+}
+
+// numbered appends events of 40 keys with a number that grows.
+func (b *bundle) numbered(from, to int) {
+	b.t.Helper()
+	for i := from; i < to; i++ {
+		b.appendOne(fmt.Sprintf("k%d", i%40), i)
+	}
+}
+
+// load appends events as numbered does, one after the other, until stop, which tells how many there are.
+func (b *bundle) load() (stop func() int) {
+	ended, n := make(chan struct{}), 0
+	quit := make(chan struct{})
+	go func() {
+		defer close(ended)
+		for {
+			select {
+			case <-quit:
+				return
+			default:
+			}
+			b.appendOne(fmt.Sprintf("k%d", n%40), n)
+			n++
+		}
+	}()
+	return func() int {
+		close(quit)
+		<-ended
+		return n
+	}
+}
+
+// Nodes that join and leave have their share within a few renewals, and nothing is lost, repeated or out of order meanwhile.
+func TestN28_NodesShareTheSlots(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	quiet := b.load()
+	first := b.start("slots=4", "node=a")
+	b.until("all four of a", shares(map[string]int{"a": 4}))
+	b.start("slots=4", "node=b")
+	b.until("two each", shares(map[string]int{"a": 2, "b": 2}))
+	third := b.start("slots=4", "node=c")
+	b.until("two, one, one", func(now map[string]admin.Watcher) bool {
+		return shares(map[string]int{"a": 2, "b": 1, "c": 1})(now) || shares(map[string]int{"a": 1, "b": 2, "c": 1})(now)
+	})
+	if err := first(); err != nil {
+		t.Error(err)
+	}
+	b.until("two each without a", shares(map[string]int{"b": 2, "c": 2}))
+	if err := third(); err != nil {
+		t.Error(err)
+	}
+	b.until("all four of b", shares(map[string]int{"b": 4}))
+	b.exactly(quiet())
+}
+
+// A process that is configured for another number of slots does nothing and says why.
+func TestN28_AnotherNumberOfSlotsIsRefused(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	stop := b.start("slots=2", "node=a")
+	b.until("both of a", shares(map[string]int{"a": 2}))
+	b.start("node=b")
+	b.log.wait(t, "has 2 slots, and this process is configured for 1")
+	if err := stop(); err != nil {
+		t.Fatal(err)
+	}
+	now := b.until("released", func(now map[string]admin.Watcher) bool { return now["0of2"].Owner == "" })
+	if _, made := now["0of1"]; made {
+		t.Errorf("it made a document of its own: %+v", now)
+	}
+}
+
+// reslice divides the watcher while nothing of its configuration says so.
+func (b *bundle) reslice(n int) (slots.ResliceReport, error) {
+	cfg, _, err := config.Load("", b.env, nil)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	return connect.RunReslice(b.t.Context(), cfg, slog.New(slog.NewTextHandler(b.log, nil)), slots.ResliceOptions{Slots: n, Wait: 40 * time.Second, Actor: "test"})
+}
+
+// From one slot to two, to three, and back to one, while events go on being appended and processes run that are configured for what
+// was: nothing is lost, repeated or out of order.
+func TestN28_ResliceUnderLoad(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	quiet := b.load()
+	stop := b.start("node=a")
+	b.until("one slot", shares(map[string]int{"a": 1}))
+	for i, slots := range []int{2, 3, 1} {
+		rep, err := b.reslice(slots)
+		if err != nil || !rep.Done {
+			t.Fatalf("%+v, %v", rep, err)
+		}
+		node := fmt.Sprintf("n%d", i)
+		next := b.start(fmt.Sprintf("slots=%d", slots), "node="+node)
+		b.until("the new division", func(now map[string]admin.Watcher) bool {
+			return len(now) == slots && shares(map[string]int{node: slots})(now)
+		})
+		if err := stop(); err != nil {
+			t.Error(err)
+		}
+		stop = next
+	}
+	b.exactly(quiet())
+	if rep, err := b.reslice(1); err != nil || !rep.Done || rep.From != 1 {
+		t.Errorf("one slot again: %+v, %v", rep, err)
+	}
+}
+
+// A slot that is far ahead of the others when the watcher is divided anew has delivered what the new stream brings once more, at
+// offsets that no read-back reaches: the others' have passed them.
+func TestN28_WhatASlotHadPassedIsNotSentAgain(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	stop := b.start("slots=2", "node=a")
+	b.until("both of a", shares(map[string]int{"a": 2}))
+	b.numbered(0, 100)
+	b.exactly(100)
+	first := admin.Operator{State: b.state, Watcher: "default", Actor: "test", Slot: "0of2"}
+	if err := first.Pause(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	b.until("slot 0 is paused", func(now map[string]admin.Watcher) bool { return now["0of2"].Owner == "" })
+	b.numbered(100, 300)
+	other := 0
+	for i := range 40 {
+		if keyhash.Slot(fmt.Appendf(nil, "k%d", i)) >= keyhash.Slots/2 {
+			other += 5
+		}
+	}
+	b.exactly(100 + other)
+	if err := stop(); err != nil {
+		t.Fatal(err)
+	}
+	docs := b.state.Collection("watchers")
+	ahead, _, err := lease.Read(t.Context(), docs, "default/1of2")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := docs.UpdateOne(t.Context(), bson.D{{Key: "_id", Value: "default/0of2"}}, bson.D{{Key: "$set", Value: bson.D{{Key: "offsets", Value: ahead.Offsets}}}}); err != nil {
+		t.Fatal(err)
+	}
+	if err := first.Resume(t.Context()); err != nil { // nobody is there to run it
+		t.Fatal(err)
+	}
+	if rep, err := b.reslice(1); err != nil || !rep.Done {
+		t.Fatalf("%+v, %v", rep, err)
+	}
+	b.start("node=b")
+	now := b.until("one slot", shares(map[string]int{"b": 1}))
+	if len(now) != 1 {
+		t.Errorf("documents: %+v", now)
+	}
+	b.numbered(300, 400)
+	b.exactly(400)
+	kept, _, err := lease.Read(t.Context(), docs, "default/0of1")
+	if err != nil || len(kept.Passed) > 1 {
+		t.Errorf("it has passed %+v, %v", kept.Passed, err)
+	}
+	b.until("the places are taken off the document", func(map[string]admin.Watcher) bool {
+		d, _, err := lease.Read(t.Context(), docs, "default/0of1")
+		return err == nil && len(d.Passed) == 0
+	})
+}
+
+// Each slot sweeps what is its own: nothing is left out, and nothing comes once from each of them.
+func TestN28_EachSlotSweepsItsOwn(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.start("slots=3", "node=a")
+	b.until("three slots of a", shares(map[string]int{"a": 3}))
+	b.numbered(0, 120)
+	b.exactly(120)
+	if err := (admin.Operator{State: b.state, Watcher: "default", Actor: "test"}).Recover(t.Context(), time.Time{}); err != nil {
+		t.Fatal(err)
+	}
+	ids := map[string]int{}
+	for _, r := range b.consume(240) {
+		ids[id(r)]++
+	}
+	b.numbered(120, 160)
+	b.until("all is swept", func(now map[string]admin.Watcher) bool {
+		docs := b.state.Collection("watchers")
+		n, err := docs.CountDocuments(t.Context(), bson.D{{Key: "gap", Value: bson.D{{Key: "$exists", Value: true}}}})
+		return err == nil && n == 0 && shares(map[string]int{"a": 3})(now)
+	})
+	clear(ids)
+	for _, r := range b.consume(280) {
+		ids[id(r)]++
+	}
+	for x, n := range ids {
+		if n > 2 {
+			t.Errorf("%s came %d times", x, n)
+		}
+	}
+	if len(ids) != 160 {
+		t.Errorf("%d envelopes arrived", len(ids))
+	}
+}
+
+// What somebody else makes an exception is published by the slot of its key, once.
+func TestN28_ForeignExceptionsHaveOneSlot(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.start("slots=3", "node=a")
+	b.until("three slots of a", shares(map[string]int{"a": 3}))
+	ns := b.db.Name() + ".outbox"
+	var docs []any
+	for i := range 60 {
+		key := fmt.Sprintf("k%d", i)
+		doc := bson.D{
+			{Key: "_id", Value: fmt.Sprintf("requeued-%d", i)},
+			{Key: "aggregatetype", Value: "order"},
+			{Key: "aggregateid", Value: key},
+			{Key: "type", Value: "Placed"},
+			{Key: "payload", Value: bson.Binary{Data: fmt.Append(nil, i)}},
+			{Key: "ts", Value: bson.Timestamp{}},
+			{Key: "key", Value: key},
+			{Key: "state", Value: "retry"},
+			{Key: "nextAt", Value: time.Now()},
+			{Key: "delivery", Value: int32(1)},
+			{Key: "origin", Value: outboxes.OriginRequeue},
+			b.seal(),
+		}
+		if i%4 != 0 { // those without one are slot 0's
+			doc = append(doc, bson.E{Key: "slot", Value: keyhash.Slot([]byte(key))})
+		}
+		docs = append(docs, doc)
+	}
+	err := mongodb.Foreign(t.Context(), b.state, "default", []string{ns}, func(ctx context.Context) error {
+		_, err := b.state.Client().Database(b.db.Name()).Collection("outbox").InsertMany(ctx, docs)
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.consume(60)
+	b.until("nothing waits", func(map[string]admin.Watcher) bool {
+		n, err := b.db.Collection("outbox").CountDocuments(t.Context(), bson.D{{Key: "state", Value: bson.D{{Key: "$exists", Value: true}}}})
+		return err == nil && n == 0
+	})
+	b.numbered(100, 110)
+	ids := map[string]int{}
+	for _, r := range b.consume(70) {
+		ids[id(r)]++
+	}
+	for x, n := range ids {
+		if n != 1 {
+			t.Errorf("%s came %d times", x, n)
+		}
+	}
+}
+
+// oneAndTwo reports whether a and b share three slots; who of them has two is decided by who came first.
+func oneAndTwo(now map[string]admin.Watcher) bool {
+	return shares(map[string]int{"a": 1, "b": 2})(now) || shares(map[string]int{"a": 2, "b": 1})(now)
+}
+
+// A slot goes where it is pinned, and counts there; one that is paused runs nowhere, at once, and anywhere when it goes on, also
+// when the node that had it is gone.
+func TestN28_PinAndPauseASlot(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	stopA := b.start("slots=3", "node=a")
+	b.until("all of a", shares(map[string]int{"a": 3}))
+	b.start("slots=3", "node=b")
+	b.until("two of one", oneAndTwo)
+	b.numbered(0, 60)
+	op := func(slot string) admin.Operator {
+		return admin.Operator{State: b.state, Watcher: "default", Actor: "test", Slot: slot}
+	}
+	for _, s := range []string{"0of3", "1of3", "2of3"} {
+		if err := op(s).Pin(t.Context(), "b"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	b.until("all where they are pinned", shares(map[string]int{"b": 3}))
+	b.numbered(60, 120)
+	if err := op("").Pin(t.Context(), ""); err != nil {
+		t.Fatal(err)
+	}
+	now := b.until("shared again", oneAndTwo)
+	of := ""
+	for s, w := range now {
+		if w.Node == "a" {
+			of = s
+		}
+	}
+	if err := op(of).Pause(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	b.until("paused, and the others are shared", func(now map[string]admin.Watcher) bool {
+		return now[of].State == "paused" && now[of].Owner == "" && shares(map[string]int{"a": 1, "b": 1})(now)
+	})
+	b.numbered(120, 180)
+	if err := stopA(); err != nil {
+		t.Fatal(err)
+	}
+	b.until("b has what is not paused", shares(map[string]int{"b": 2}))
+	if err := op(of).Resume(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	b.until("b has all", shares(map[string]int{"b": 3}))
+	b.exactly(180)
+}

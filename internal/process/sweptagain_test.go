@@ -1,0 +1,105 @@
+package process_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/twmb/franz-go/pkg/kgo"
+	"go.mongodb.org/mongo-driver/v2/bson"
+
+	"github.com/outrelay/outrelay/internal/admin"
+	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+	"github.com/outrelay/outrelay/internal/lease"
+	"github.com/outrelay/outrelay/pkg/event"
+)
+
+// TestN15_WhatASweepHeldIsNotSentByTheStream: an envelope was committed behind the end of a stretch, while that was swept, so the sweep
+// found it and the stream brings it again. It had no stamp, or that of a transaction that was open at the end. It waited for its topic
+// when its owner died, and the next owner delivers it before the stream brings it.
+func TestN15_WhatASweepHeldIsNotSentByTheStream(t *testing.T) {
+	t.Parallel()
+	for name, age := range map[string]uint32{"without a stamp": 0, "of an open transaction": 5} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := setup(t)
+			missing := "late-" + b.topic
+			stop := b.start()
+			b.append(1)
+			b.consume(1)
+			if err := stop(); err != nil {
+				t.Fatal(err)
+			}
+			watchers := b.state.Collection("watchers")
+			before, _, err := lease.Read(t.Context(), watchers, "default/0of1")
+			if err != nil {
+				t.Fatal(err)
+			}
+
+			b.append(200) // more than the first reply of a stream
+			doc := bson.D{
+				{Key: "_id", Value: "held"},
+				{Key: "aggregatetype", Value: "order"},
+				{Key: "aggregateid", Value: "held"},
+				{Key: "type", Value: "Placed"},
+				{Key: "payload", Value: "1"},
+				{Key: "topic", Value: missing},
+			}
+			at, _ := before.Position().Time()
+			if age > 0 {
+				doc = append(doc, bson.E{Key: "ts", Value: bson.Timestamp{T: at.T - age, I: 1}})
+			}
+			if _, err := b.db.Collection("outbox").InsertOne(t.Context(), doc); err != nil {
+				t.Fatal(err)
+			}
+			if err := (admin.Operator{State: b.state, Watcher: "default", Actor: "ann"}).Recover(t.Context(), time.Time{}); err != nil {
+				t.Fatal(err)
+			}
+			stop = b.start()
+			b.log.wait(t, "the gap is closed")
+			if err := stop(); err != nil {
+				t.Fatal(err)
+			}
+
+			// As if the stretch had ended before the envelope was committed.
+			if _, err := watchers.UpdateOne(t.Context(), bson.D{}, bson.D{
+				{Key: "$set", Value: bson.D{{Key: "clusterTime", Value: at}}}, {Key: "$unset", Value: bson.D{{Key: "token", Value: ""}}},
+			}); err != nil {
+				t.Fatal(err)
+			}
+			stacktest.CreateTopic(t, missing, 1)
+			stacktest.FailCommand(t, "outrelay stream "+b.topic, bson.D{{Key: "times", Value: 1}}, bson.D{
+				{Key: "failCommands", Value: bson.A{"getMore"}}, {Key: "blockConnection", Value: true}, {Key: "blockTimeMS", Value: 2000},
+			})
+			b.start("node=" + b.topic)
+			b.arrives("held", missing)
+			b.append(1, event.WithID("behind"), event.WithTopic(missing))
+			late := *b
+			late.topic = missing
+			if n := late.countUntil("held", "behind"); n != 1 {
+				t.Errorf("it was delivered %d times", n)
+			}
+		})
+	}
+}
+
+// countUntil counts the records of an envelope in the topic, up to that of another one.
+func (b *bundle) countUntil(envelope, last string) (n int) {
+	b.t.Helper()
+	cl, err := kgo.NewClient(kgo.SeedBrokers(stacktest.Brokers(b.t)...), kgo.ConsumeTopics(b.topic), kgo.ConsumeResetOffset(kgo.NewOffset().AtStart()))
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	defer cl.Close()
+	for records := b.poll(cl); records != nil; records = b.poll(cl) {
+		for _, r := range records {
+			switch id(r) {
+			case envelope:
+				n++
+			case last:
+				return n
+			}
+		}
+	}
+	b.t.Fatalf("no record of %s arrived in topic %s", last, b.topic)
+	return n
+}

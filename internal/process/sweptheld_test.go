@@ -1,0 +1,77 @@
+package process_test
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+
+	"github.com/outrelay/outrelay/internal/admin"
+	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+	"github.com/outrelay/outrelay/internal/record"
+	"github.com/outrelay/outrelay/pkg/event"
+)
+
+// TestN22_WhatASweepHasToHoldKeepsItsOrder: envelopes that were swept while their topic was missing wait at their stamps, and
+// go in that order, flagged.
+func TestN22_WhatASweepHasToHoldKeepsItsOrder(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	missing := "late-" + b.topic
+	b.append(1)
+	stop := b.start()
+	b.consume(1)
+	if err := stop(); err != nil {
+		t.Fatal(err)
+	}
+	const n = 300
+	for i := range n {
+		if err := b.box.Append(t.Context(), event.New(event.Aggregate{Type: "order", ID: "same"}, "Placed", event.Bytes("", fmt.Appendf(nil, "%-10000d", i)), event.WithTopic(missing))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := (admin.Operator{State: b.state, Watcher: "default", Actor: "ann"}).Recover(t.Context(), time.Time{}); err != nil {
+		t.Fatal(err)
+	}
+	b.start("limits.memory=1MiB") // most of them find the topic parked
+	outbox := b.db.Collection("outbox")
+	waitFor(t, "all envelopes wait", func() bool {
+		held, err := outbox.CountDocuments(t.Context(), bson.D{{Key: "state", Value: bson.D{{Key: "$exists", Value: true}}}})
+		return err == nil && held == n
+	})
+	var docs []struct {
+		Pos     string      `bson:"pos"`
+		Payload bson.Binary `bson:"payload"`
+	}
+	cur, err := outbox.Find(t.Context(), bson.D{{Key: "topic", Value: missing}})
+	if err == nil {
+		err = cur.All(t.Context(), &docs)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	seen := map[string]bool{}
+	for _, d := range docs {
+		if len(d.Pos) != 18 || seen[d.Pos] {
+			t.Fatalf("an envelope waits at position %q, want one of its own, made of its stamp", d.Pos)
+		}
+		seen[d.Pos] = true
+	}
+	stacktest.CreateTopic(t, missing, 1)
+	read := *b
+	read.topic = missing
+	for i, r := range read.consume(n) {
+		if got := strings.TrimSpace(string(r.Value)); got != fmt.Sprint(i) {
+			t.Fatalf("record %d is %q", i, got)
+		}
+		flagged := false
+		for _, h := range r.Headers {
+			flagged = flagged || h.Key == record.HeaderRedelivered
+		}
+		if !flagged {
+			t.Fatalf("record %d is not flagged", i)
+		}
+	}
+}

@@ -1,0 +1,371 @@
+package term
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+
+	"github.com/outrelay/outrelay/internal/changestream"
+	"github.com/outrelay/outrelay/internal/gap"
+	"github.com/outrelay/outrelay/internal/lease"
+	"github.com/outrelay/outrelay/internal/metrics"
+	"github.com/outrelay/outrelay/internal/nodes"
+	"github.com/outrelay/outrelay/internal/pipeline"
+	"github.com/outrelay/outrelay/internal/readiness"
+	"github.com/outrelay/outrelay/internal/sink"
+)
+
+const (
+	// stalledAfter is the time without an ack after which an owner may step down (N6), and the time
+	// without a tick after which a stage counts as hung.
+	stalledAfter = 30 * time.Second
+	// stepDownEvery is the shortest time between two step-downs of an owner without progress (N6).
+	stepDownEvery = 5 * time.Minute
+)
+
+// errStepDown ends a term in which the process releases the lease on purpose.
+var errStepDown = errors.New("stepping down")
+
+// monitor watches a term: it updates its status, and ends it when it has to.
+type monitor struct {
+	slot         *Runner
+	held         *lease.Held
+	calls        *readiness.Calls
+	stream       *changestream.Stream
+	dispatcher   *pipeline.Dispatcher
+	recovery     *gap.Recovery
+	start        *startPoint
+	journal      *journal
+	stats        *termStats
+	log          *slog.Logger
+	acked        *atomic.Int64 // records acked by Kafka
+	delivering   *atomic.Bool  // the takeover is done
+	targets      func() []sink.Blocked
+	stopRenewing func()
+
+	brokersAway bool // targets wait because their brokers cannot be reached
+}
+
+// idleTimer measures how long a counter has not changed.
+type idleTimer struct {
+	last  int64
+	moved time.Time
+}
+
+// idleFor returns how long the counter has had the value n.
+func (w *idleTimer) idleFor(n int64, now time.Time) time.Duration {
+	if n != w.last || w.moved.IsZero() {
+		w.last = n
+		w.moved = now
+	}
+	return now.Sub(w.moved)
+}
+
+// watchTerm watches the term from its first moment until ctx ends. It calls end when an operator or the
+// balancer requests the lease, when a stage hangs, or when another node can make more progress
+// (N6).
+func (m *monitor) watchTerm(ctx context.Context, end context.CancelCauseFunc) {
+	tick := time.NewTicker(time.Second)
+	defer tick.Stop()
+	var acked, ticks idleTimer
+	defer m.slot.State.EndPulse("monitor")
+	m.journal.announcePinLapsed()
+
+	for {
+		m.slot.State.RecordPulse("monitor")
+		select {
+		case <-ctx.Done():
+			return
+
+		case c := <-m.held.Control():
+			if c.Yield != "" {
+				end(fmt.Errorf("%w: %s", errStepDown, c.Yield))
+				return
+			}
+
+		case reason := <-m.slot.yield:
+			end(fmt.Errorf("%w: %s", errStepDown, reason))
+			return
+
+		case now := <-tick.C:
+			m.journal.announcePinLapsed()
+			m.updateStatus(ctx, now)
+
+			// The lease of a hung process must expire: the process may not be able to release it.
+			if m.isHanging(now, &ticks) {
+				m.log.Error("a stage does not move; stopping the renewal of the lease so that another process takes over",
+					"for", stalledAfter)
+				m.slot.State.SetHung(true)
+				m.stopRenewing()
+				end(fmt.Errorf("%w: a stage does not move", errStepDown))
+				return
+			}
+
+			if !m.hasPendingWork() {
+				acked = idleTimer{}
+			}
+			if m.shouldStepDown(ctx, acked.idleFor(m.acked.Load(), now), now) {
+				end(fmt.Errorf("%w: no ack for %s while another node reaches Kafka", errStepDown, stalledAfter))
+				return
+			}
+		}
+	}
+}
+
+// isHanging reports whether the pump or the reader does not move without a reason. Two reasons are
+// valid: the memory budget is full, or the stream is interrupted. A sweep waits for replies that
+// have deadlines.
+func (m *monitor) isHanging(now time.Time, w *idleTimer) bool {
+	if !m.delivering.Load() || m.dispatcher.Waiting() || !m.held.Valid() || m.recovery.IsSweeping() ||
+		m.stream.State().Phase != changestream.Live {
+		*w = idleTimer{}
+		return false
+	}
+	return w.idleFor(m.calls.Ticks.Load(), now) > stalledAfter
+}
+
+// hasPendingWork reports whether Kafka has work to ack: unresolved events, or a takeover.
+func (m *monitor) hasPendingWork() bool {
+	n, _ := m.dispatcher.Unresolved()
+	return n > 0 || !m.delivering.Load()
+}
+
+// shouldStepDown implements N6: it reports true if there was no progress for 30 s with work
+// pending, while another live node reaches Kafka. A target that no node can write, such as a
+// missing topic, is no reason: the nodes would pass the lease around without end.
+func (m *monitor) shouldStepDown(ctx context.Context, idle time.Duration, now time.Time) bool {
+	reachable := m.slot.shared.KafkaReachable.Load() && !m.brokersAway
+	if idle < stalledAfter || now.Sub(m.slot.steppedDownAt) < stepDownEvery || reachable {
+		return false
+	}
+	other, err := m.slot.shared.Nodes.AnotherReachesKafka(ctx, m.slot.cfg.Node, nodes.StaleAfter)
+	if err != nil || !other {
+		return false
+	}
+
+	m.slot.steppedDownAt = now
+	m.slot.lease.HoldOff(stalledAfter)
+	return true
+}
+
+// updateStatus updates health, metrics and the statistics that the next renewal saves.
+func (m *monitor) updateStatus(ctx context.Context, now time.Time) {
+	if !m.delivering.Load() {
+		return
+	}
+	m.start.saveDescription(ctx)
+
+	stream := m.stream.State()
+	m.slot.metrics.StreamState.SetCurrent(string(stream.Phase))
+	if stream.Ready() {
+		m.slot.State.SetProblem("stream", "", false)
+	} else {
+		m.slot.State.SetProblem("stream", stream.Reason, stream.Phase == changestream.ConfigError)
+	}
+
+	// The watermark waits for the targets that are not parked. The first of them is the problem.
+	var blocked []Blocked
+	m.brokersAway = false
+	text := ""
+	for _, b := range m.targets() {
+		if b.Records == 0 {
+			continue
+		}
+		blocked = append(blocked, Blocked{
+			Topic:  b.Topic,
+			Reason: b.Reason,
+			Since:  b.Since,
+			Count:  b.Records,
+			Kind:   b.Kind,
+			Parked: b.Parked,
+		})
+		if b.Parked {
+			continue
+		}
+
+		m.brokersAway = m.brokersAway || b.WaitsForBroker()
+		if text == "" {
+			text = fmt.Sprintf("topic %q: %s (%d envelopes wait)", b.Topic, b.Reason, b.Records)
+		}
+	}
+
+	blocked = limitBlocked(blocked)
+	m.slot.setBlockedGauges(blocked)
+	m.journal.announceParked(blocked)
+	if m.slot.State.SetProblem("stuck", text, false) && text != "" {
+		m.log.Warn("a target cannot be written; the watermark waits for it", "waits", text)
+	}
+	m.stats.update(now, m, stream, blocked)
+}
+
+// mostBlocked is the largest number of blocked targets that the watcher document, the metrics and
+// the events log list one by one.
+const mostBlocked = 100
+
+// limitBlocked returns at most mostBlocked targets. It adds up the others for each kind, under the
+// topic "other". Targets for which the watermark waits come first, then the targets that have
+// waited longest, so that the list does not change while it grows.
+func limitBlocked(list []Blocked) []Blocked {
+	if len(list) <= mostBlocked {
+		return list
+	}
+	slices.SortStableFunc(list, func(a, b Blocked) int {
+		if a.Parked != b.Parked {
+			return cmp.Compare(metrics.Bool(a.Parked), metrics.Bool(b.Parked))
+		}
+		return a.Since.Compare(b.Since)
+	})
+
+	out := slices.Clone(list[:mostBlocked])
+	others := map[string]int{} // index in out, by kind
+	for _, b := range list[mostBlocked:] {
+		i, known := others[b.Kind]
+		if !known {
+			i = len(out)
+			others[b.Kind] = i
+			out = append(out, Blocked{
+				Topic:  metrics.OtherTopics,
+				Since:  b.Since,
+				Parked: b.Parked,
+				Kind:   b.Kind,
+				Reason: "more topics wait: " + b.Kind,
+			})
+		}
+		out[i].Count += b.Count
+		out[i].Parked = out[i].Parked && b.Parked
+	}
+	return out
+}
+
+// setBlockedGauges sets the gauges of envelopes that wait for a target.
+func (r *Runner) setBlockedGauges(list []Blocked) {
+	g := r.metrics.BlockedTargets
+	g.Reset()
+	for _, b := range list {
+		g.WithLabelValues(b.Topic, b.Kind).Add(float64(b.Count))
+	}
+}
+
+// Blocked is a target that cannot be written, as the watcher document stores it for `outrelay
+// status`.
+type Blocked struct {
+	Topic  string    `bson:"topic"`
+	Reason string    `bson:"reason"`
+	Since  time.Time `bson:"since"`
+	Count  int       `bson:"count"`
+	Parked bool      `bson:"parked,omitempty"` // its envelopes wait as exceptions, and all other envelopes are sent
+	Kind   string    `bson:"-"`                // label of the metric
+}
+
+// Stats are saved by the owner with each renewal, so that `outrelay status` needs no connection to
+// the process.
+type Stats struct {
+	At         time.Time `bson:"at"`    // when they were taken, by the owner's clock
+	State      string    `bson:"state"` // taking-over, live, sweeping, reopening, config_error, waiting, halted …
+	Reason     string    `bson:"reason,omitempty"`
+	LagMS      int64     `bson:"lagMs"`
+	Rate       float64   `bson:"rate"` // acked records per second
+	TokenAgeMS int64     `bson:"tokenAgeMs"`
+	Unresolved int       `bson:"unresolved"` // events above the watermark
+	Bytes      int64     `bson:"bytes"`      // of the memory budget in use
+	Acked      int64     `bson:"acked"`      // records since the term began
+	Blocked    []Blocked `bson:"blocked"`
+}
+
+// termStats contains the last Stats of a term. It is safe for concurrent use.
+type termStats struct {
+	mu        sync.Mutex
+	current   Stats
+	halted    string // why the term is halted, or ""
+	updatedAt time.Time
+	acked     int64 // at updatedAt
+}
+
+func newTermStats() *termStats {
+	return &termStats{current: Stats{State: string(readiness.RoleTakeOver), At: time.Now()}}
+}
+
+// setHalted sets the state to halted until the term ends.
+func (v *termStats) setHalted(reason string) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.halted = reason
+	v.current.State = string(readiness.RoleHalted)
+	v.current.Reason = reason
+	v.current.At = time.Now()
+}
+
+// rateWindow is the time over which the rate is smoothed.
+const rateWindow = 5 * time.Second
+
+// update takes the stats of the term that m watches.
+func (v *termStats) update(now time.Time, m *monitor, stream changestream.State, blocked []Blocked) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+
+	acked := m.acked.Load()
+	if d := now.Sub(v.updatedAt); !v.updatedAt.IsZero() && d > 0 {
+		share := min(float64(d)/float64(rateWindow), 1)
+		v.current.Rate += share * (float64(acked-v.acked)/d.Seconds() - v.current.Rate)
+	}
+	v.updatedAt = now
+	v.acked = acked
+
+	v.current.At = now
+	v.current.Acked = acked
+	v.current.Blocked = slices.Clone(blocked)
+	v.current.LagMS = m.dispatcher.Lag(m.slot.shared.Clock.Now()).Milliseconds()
+	v.current.Unresolved, v.current.Bytes = m.dispatcher.Unresolved()
+	v.current.TokenAgeMS = tokenAge(m.dispatcher, m.slot.shared.Clock.Now()).Milliseconds()
+
+	// The most important state is set last.
+	v.current.State, v.current.Reason = string(stream.Phase), stream.Reason
+	if i := slices.IndexFunc(blocked, func(b Blocked) bool { return !b.Parked }); i >= 0 {
+		v.current.State, v.current.Reason = "blocked", blocked[i].Reason
+	} else if m.dispatcher.Waiting() {
+		v.current.State = "waiting"
+		v.current.Reason = "the memory budget is full: Kafka is slower than the change stream"
+	}
+	if sweep := m.recovery.DescribeSweep(v.current.Reason); sweep != "" {
+		v.current.State, v.current.Reason = "sweeping", sweep
+	}
+	if v.halted != "" {
+		v.current.State, v.current.Reason = string(readiness.RoleHalted), v.halted
+	}
+}
+
+// tokenAge returns the age of the watermark at now, which is a time of the server's clock. It
+// returns 0 if the watermark has no time.
+func tokenAge(disp *pipeline.Dispatcher, now time.Time) time.Duration {
+	pos, _ := disp.Reached()
+	ts, ok := pos.Time()
+	if !ok {
+		return 0
+	}
+	return max(now.Sub(time.Unix(int64(ts.T), 0)), 0)
+}
+
+// encode returns the stats in the form that the watcher document stores.
+func (v *termStats) encode() bson.D {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+
+	// Neither call fails for a struct of plain fields.
+	raw, err := bson.Marshal(v.current)
+	if err != nil {
+		return nil
+	}
+	var d bson.D
+	if bson.Unmarshal(raw, &d) != nil {
+		return nil
+	}
+	return d
+}

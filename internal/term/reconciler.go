@@ -1,0 +1,333 @@
+package term
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/outrelay/outrelay/internal/config"
+	"github.com/outrelay/outrelay/internal/deadletter"
+	"github.com/outrelay/outrelay/internal/lease"
+	"github.com/outrelay/outrelay/internal/outboxes"
+	"github.com/outrelay/outrelay/internal/pipeline"
+	"github.com/outrelay/outrelay/internal/purge"
+	"github.com/outrelay/outrelay/internal/record"
+	"github.com/outrelay/outrelay/internal/retry"
+	"github.com/outrelay/outrelay/internal/scheduled"
+	"github.com/outrelay/outrelay/internal/waiting"
+)
+
+// reconciler sends the envelopes that the stream cannot send: retried, parked, blocked, requeued
+// and scheduled envelopes. It runs concurrently with the stream, and costs nothing while no
+// collection is on the dirty list.
+type reconciler struct {
+	outlet     *pipeline.Outlet
+	finisher   *waiting.Finisher
+	exceptions *waiting.Exceptions
+	scheduled  *scheduled.Scheduled
+	purger     *purge.Purger
+
+	stopPublishing  context.CancelFunc // ends the loops that publish
+	publishingEnded chan struct{}      // closed when these loops have ended
+}
+
+func retryPolicy(cfg *config.Config) retry.Policy {
+	return retry.Policy{Base: cfg.Retry.Base, Cap: cfg.Retry.Cap}
+}
+
+// newReconciler returns the reconciler of the term. It starts nothing.
+func (t *term) newReconciler(doc *lease.Document) *reconciler {
+	out := pipeline.NewOutlet(t.buildConfig(), t.dispatcher)
+	trouble := func(err error) { t.slot.State.ReportProblem("reconciler", err, false) }
+	well := func() { t.slot.State.ClearProblems("reconciler") }
+
+	f := waiting.NewFinisher(waiting.FinisherConfig{
+		Client:      t.slot.shared.Mongo.State,
+		Fencer:      t.held,
+		Outlet:      out,
+		Retry:       retryPolicy(&t.slot.cfg),
+		MaxAttempts: t.slot.cfg.Retry.MaxAttempts,
+		Recording:   t.slot.cfg.Recording,
+		DropExpired: t.slot.cfg.Expired == "drop",
+		Watcher:     t.slot.cfg.Watcher,
+		Node:        t.slot.cfg.Node,
+		Version:     t.slot.shared.Version,
+		Epoch:       doc.Epoch,
+		Seal:        t.seal,
+		Now:         t.slot.shared.Clock.Now,
+		Log:         t.log,
+		OnRetry:     trouble,
+		OnRecovered: well,
+		Count: func(end waiting.End, class record.Class, n int) {
+			t.slot.metrics.Reconciled.WithLabelValues(end.String()).Add(float64(n))
+			if end == waiting.Dead {
+				t.slot.metrics.DeadLetters.WithLabelValues(string(class)).Add(float64(n))
+			}
+		},
+	})
+	exceptions := waiting.New(waiting.Config{
+		Client:      t.slot.shared.Mongo.State,
+		Collections: t.dirty.DirtyOutboxes,
+		Outlet:      out,
+		Finisher:    f,
+		Route:       out.RouteTopics,
+		Check:       out.CheckEnvelope,
+		FindRecords: out.FindHits,
+		AckIfFound:  out.AckFound,
+		Compacted:   t.sink.Compacted,
+		Now:         t.slot.shared.Clock.Now,
+		Log:         t.log,
+		OnRetry:     trouble,
+		OnRecovered: well,
+	})
+	scheduled := scheduled.NewScheduled(scheduled.ScheduledConfig{
+		Client:      t.slot.shared.Mongo.State,
+		Fencer:      t.held,
+		Epoch:       doc.Epoch,
+		Collections: t.dirty.DirtyOutboxes,
+		Part:        t.slot.Part,
+		Outlet:      out,
+		Finisher:    f,
+		Now:         t.slot.shared.Clock.Now,
+		Log:         t.log,
+		OnRetry:     trouble,
+		OnSent:      func(d time.Duration) { t.slot.metrics.DueError.Observe(d, 1) },
+	})
+	purger := purge.New(purge.Config{
+		Client:      t.slot.shared.Mongo.State,
+		State:       t.slot.shared.Mongo.State.Database(t.slot.cfg.MongoDB.State),
+		Collections: t.collections.WatchedOutboxes,
+		Retention:   t.slot.cfg.Retention,
+		Interval:    t.slot.cfg.Purge.Interval,
+		Rate:        t.slot.cfg.Purge.Rate,
+		Batch:       t.slot.cfg.Purge.Batch,
+		Valid:       t.mayPurge,
+		Log:         t.log,
+		Slot:        t.slot.Part.I, // N25
+		OnPurged:    func(n int) { t.slot.metrics.Purged.Add(float64(n)) },
+	})
+	return &reconciler{outlet: out, finisher: f, exceptions: exceptions, scheduled: scheduled, purger: purger}
+}
+
+// recoverUnrecorded records deliveries that an earlier owner made outside of stream order and did
+// not record (N8, N19). It runs before the stored offsets can move. An envelope that is unrecorded
+// afterwards was not sent, so it may wait for any time.
+func (t *term) recoverUnrecorded(ctx context.Context) error {
+	out := t.reconciler.outlet
+	return t.calls.RetryRead(ctx, func(ctx context.Context) error {
+		if err := t.reconciler.exceptions.DisownStrayClaims(ctx); err != nil {
+			return err
+		}
+
+		// The stream repeats all other exceptions, and sends them to their other topics.
+		after, incomplete := t.recovery.IncompleteAfterCrash(t.start.from)
+		if _, err := t.reconciler.exceptions.WidenIncomplete(ctx, after, incomplete); err != nil {
+			return err
+		}
+
+		hits, err := t.reconciler.exceptions.FindHits(ctx, out.FindHits)
+		if err != nil || len(hits) == 0 {
+			return err
+		}
+		n, err := t.reconciler.exceptions.FinishHits(ctx, hits)
+		if err == nil {
+			t.log.Info("recorded deliveries of an earlier owner that were found in the topics", "envelopes", n)
+		}
+		return err
+	})
+}
+
+// MayPurgeAsOwner reports whether this process purges while it owns the watcher.
+func MayPurgeAsOwner(cfg config.Config) bool {
+	return cfg.Retention > 0 && cfg.HasRole(config.RoleRelay) && cfg.HasRole(config.RoleCleaner)
+}
+
+// mayPurge reports whether this process has to purge and may trust its position: the lease is
+// confirmed (N2), and the stream continues from the position. A position that the server does not
+// accept proves nothing about delivered envelopes.
+func (t *term) mayPurge() bool {
+	return MayPurgeAsOwner(t.slot.cfg) && t.held.Valid() && !t.recovery.IsSweeping() && t.stream.State().Ready()
+}
+
+// loadExceptions sets the gates of keys that wait. It returns the events after the position that
+// are exceptions or dead letters already (N15), or nil if there are none. It runs before the stream
+// is opened.
+func (t *term) loadExceptions(ctx context.Context) (*pipeline.PreviousOwner, error) {
+	previous := pipeline.NewPreviousOwner()
+	out := t.reconciler.outlet
+	after := outboxes.PosOf(t.start.from)
+	at, _ := t.start.from.Time()
+	behind := func(pos string) bool { return pos > after || outboxes.PosSweptBehind(pos, at, t.stampMargin) }
+
+	var n waiting.Loaded
+	err := t.calls.RetryRead(ctx, func(ctx context.Context) (err error) {
+		t.dispatcher.OpenAllGates()
+		previous.Reset()
+		n, err = t.reconciler.exceptions.Load(ctx, behind,
+			func(ns, topic, key string) { t.dispatcher.CloseGate(out.RecordNamespace(ns), topic, key) },
+			func(ns string, idType byte, id []byte, topics []string) {
+				previous.AddWaiting(ns, bson.RawValue{Type: bson.Type(idType), Value: id}, topics)
+			})
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	if n.Exceptions > 0 {
+		t.log.Info("loaded the exceptions of an earlier owner",
+			"exceptions", n.Exceptions, "gates", n.Gates, "behind_the_position", n.Known)
+	}
+
+	for _, o := range t.dirty.DirtyOutboxes() {
+		if err := t.loadLetters(ctx, o, previous); err != nil {
+			return nil, err
+		}
+	}
+	if previous.IsEmpty() {
+		return nil, nil
+	}
+	return previous, nil
+}
+
+// loadLetters adds to previous the events of a collection after the position that are dead letters.
+// They could be sent by now, if their problem is fixed, but later events of their keys were sent
+// without them.
+func (t *term) loadLetters(ctx context.Context, o outboxes.Outbox, previous *pipeline.PreviousOwner) error {
+	letters := t.slot.shared.Mongo.Stream.Database(o.DB).Collection(deadletter.Collection(o.Coll))
+	return t.calls.RetryRead(ctx, func(ctx context.Context) error {
+		return deadletter.EachLater(ctx, letters, outboxes.PosOf(t.start.from), func(l deadletter.LaterLetter) error {
+			previous.AddDeadLetter(o.NS(), l)
+			return nil
+		})
+	})
+}
+
+// startReconciler starts the loops of the reconciler in g. Publishing ends with ctx or with
+// stopPublishing. The loops that store the outcomes continue until work ends.
+func (t *term) startReconciler(ctx, work context.Context, g *errgroup.Group) {
+	r := t.reconciler
+	pub, cancel := context.WithCancel(ctx)
+	r.stopPublishing = cancel
+	r.publishingEnded = make(chan struct{})
+
+	loops, pub := errgroup.WithContext(pub)
+	for _, run := range []func(context.Context) error{
+		r.exceptions.Run,
+		r.scheduled.Run,
+		r.purger.Run,
+		t.dirty.CleanPeriodically,
+		t.auditPeriodically,
+	} {
+		loops.Go(func() error { return ignoreStop(pub, run(pub)) })
+	}
+
+	g.Go(func() error {
+		defer close(r.publishingEnded)
+		err := loops.Wait()
+		if errors.Is(err, context.Canceled) || ctx.Err() != nil {
+			return nil
+		}
+		return err
+	})
+	g.Go(func() error { return ignoreStop(work, r.finisher.Run(work)) })
+	g.Go(func() error { return ignoreStop(work, t.dispatcher.RunRecorder(work)) })
+}
+
+// drainReconciler stops publishing and waits until the outcomes are stored, for at most the
+// configured drain time. The next owner finds the rest in its read-back.
+func (t *term) drainReconciler(work context.Context) {
+	r := t.reconciler
+	if r == nil || r.stopPublishing == nil {
+		return
+	}
+
+	ctx, cancel := context.WithTimeout(work, t.slot.cfg.Drain)
+	defer cancel()
+	r.stopPublishing()
+	select {
+	case <-r.publishingEnded:
+	case <-ctx.Done():
+		return
+	}
+
+	// The next owner finds records that are not acked in time in its read-back.
+	if !t.hasBlockedTargets() {
+		_ = t.dispatcher.DrainSides(ctx)
+	}
+	if err := r.finisher.Drain(ctx); err != nil {
+		t.log.Warn("cannot record all deliveries outside of the stream; the next owner finds them in the topics",
+			"reason", err)
+	}
+}
+
+const (
+	// auditEvery is the interval at which the gates are compared with the collections (N15).
+	auditEvery = 10 * time.Second
+	// auditShare bounds the cost of audits: after an audit, the pause is at least this many times
+	// as long as it took.
+	auditShare = 50
+)
+
+// auditPeriodically compares the gates with the waiting envelopes in the collections and counts the
+// envelopes, until ctx ends.
+func (t *term) auditPeriodically(ctx context.Context) error {
+	out := t.reconciler.outlet
+	audit := t.dispatcher.NewAudit()
+	for wait := auditEvery; retry.Sleep(ctx, wait) == nil; {
+		began := time.Now()
+		if err := t.auditOnce(ctx, out, audit); err != nil && ctx.Err() == nil {
+			t.log.Debug("cannot count the waiting envelopes", "reason", err)
+		}
+		wait = max(auditEvery, auditShare*time.Since(began))
+	}
+	return nil
+}
+
+func (t *term) auditOnce(ctx context.Context, out *pipeline.Outlet, audit *pipeline.Audit) error {
+	if len(t.dirty.DirtyOutboxes()) == 0 && t.dispatcher.CountGated() == 0 {
+		t.slot.metrics.Exceptions.Reset()
+		t.slot.WaitingCount.Store(0)
+		return nil
+	}
+
+	if err := t.auditGates(ctx, out, audit); err != nil {
+		return err
+	}
+
+	counts, err := t.reconciler.exceptions.Counts(ctx)
+	if err != nil {
+		return err
+	}
+	t.slot.metrics.Exceptions.Reset()
+	waiting := int64(0)
+	for _, c := range counts {
+		t.slot.metrics.Exceptions.WithLabelValues(c.State).Add(float64(c.N))
+		if c.State != "scheduled" {
+			waiting += c.N
+		}
+	}
+	t.slot.WaitingCount.Store(waiting)
+	return nil
+}
+
+// auditGates compares the gates with the collections and corrects the gates.
+func (t *term) auditGates(ctx context.Context, out *pipeline.Outlet, audit *pipeline.Audit) error {
+	look := audit.StartComparison()
+	held := func(ns, topic, key string) { look.AddStored(out.RecordNamespace(ns), topic, key) }
+	behind := func(string) bool { return false }
+	known := func(string, byte, []byte, []string) {}
+	if _, err := t.reconciler.exceptions.Load(ctx, behind, held, known); err != nil {
+		return err
+	}
+
+	t.reconciler.exceptions.EachKeyInFlight(func(ns, key string) { look.MarkInFlight(out.RecordNamespace(ns), key) })
+	if n := look.CorrectGates(); n > 0 {
+		t.log.Warn("corrected gates that did not match the waiting envelopes", "keys", n)
+		t.journal.appendEvent(ctx, "gates_mended", bson.D{{Key: "keys", Value: n}})
+		t.reconciler.exceptions.Wake("")
+	}
+	return nil
+}

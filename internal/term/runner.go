@@ -1,0 +1,433 @@
+package term
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+
+	"github.com/outrelay/outrelay/internal/changestream"
+	"github.com/outrelay/outrelay/internal/config"
+	"github.com/outrelay/outrelay/internal/connect"
+	"github.com/outrelay/outrelay/internal/kafkawire"
+	"github.com/outrelay/outrelay/internal/lease"
+	"github.com/outrelay/outrelay/internal/metrics"
+	"github.com/outrelay/outrelay/internal/migrate"
+	"github.com/outrelay/outrelay/internal/nodes"
+	"github.com/outrelay/outrelay/internal/outboxes"
+	"github.com/outrelay/outrelay/internal/pipeline"
+	"github.com/outrelay/outrelay/internal/readiness"
+	"github.com/outrelay/outrelay/internal/retry"
+	"github.com/outrelay/outrelay/internal/routing"
+	"github.com/outrelay/outrelay/internal/sink"
+	"github.com/outrelay/outrelay/internal/slot"
+	"github.com/outrelay/outrelay/internal/slots"
+	"github.com/outrelay/outrelay/internal/tracing"
+)
+
+// Shared contains what the slots of a process share.
+type Shared struct {
+	Config    config.Config
+	Log       *slog.Logger
+	Version   string
+	Steps     []migrate.Step   // the migrations of this version
+	State     *readiness.State // of the process
+	Clock     connect.ServerClock
+	Mongo     *connect.Clients
+	Kafka     *kafkawire.Client
+	Sinks     *sink.Opener
+	Nodes     *nodes.Nodes
+	Divisions *slots.Divisions
+	Registry  *outboxes.Registry
+	Scope     *changestream.Scope
+	Router    *routing.Router
+	Preset    *routing.Preset
+	Balancer  *slots.Balancer   // nil for one slot
+	Pool      *pipeline.Pool    // the memory of the slots
+	Exporter  *tracing.Exporter // nil unless configured
+	Pace      Pace
+
+	KafkaReachable atomic.Bool  // at the last heartbeat
+	LastAck        atomic.Int64 // Unix nanoseconds
+}
+
+// Pace contains the times that tests shorten.
+type Pace struct {
+	Call    time.Duration // deadline of a call that is cheap for the server
+	Clean   time.Duration // between two checks of the dirty list
+	Indexes time.Duration // between two attempts to make indexes
+}
+
+// DefaultPace is the pace outside of tests.
+var DefaultPace = Pace{Call: 10 * time.Second, Clean: 10 * time.Second, Indexes: 30 * time.Second}
+
+// NewMigrator returns a migrator that makes the indexes that this version declares, for the listed
+// outboxes.
+func (s *Shared) NewMigrator(outboxes func(context.Context) ([]outboxes.Outbox, error)) *migrate.Migrator {
+	db := s.Mongo.State.Database(s.Config.MongoDB.State)
+	return &migrate.Migrator{
+		State:     db,
+		Node:      s.Config.Node,
+		Version:   s.Version,
+		Steps:     s.Steps,
+		CheckStep: nodes.NewStepCheck(db),
+		Log:       s.Log,
+		Outboxes:  outboxes,
+	}
+}
+
+// isNodeAlive reports whether a node that the lease is pinned to is alive. If the node cannot be
+// looked up, it returns true, so that the pin stays.
+func (s *Shared) isNodeAlive(ctx context.Context, node string) bool {
+	ok, err := s.Nodes.Alive(ctx, node, nodes.StaleAfter)
+	if err != nil && !errors.Is(err, context.Canceled) {
+		s.Log.Debug("cannot look up the pinned node", "node", node, "reason", err)
+		return true
+	}
+	return ok
+}
+
+// Runner runs one slot of the watcher: one term of ownership after the other. Fields with the same
+// name as a field of shared belong to the slot: its share of the memory, its scope, its state and
+// its metrics.
+type Runner struct {
+	shared  *Shared
+	Part    slot.Range
+	cfg     config.Config
+	log     *slog.Logger
+	metrics *metrics.Set
+	State   *readiness.State
+	sinks   *sink.Opener
+	scope   *changestream.Scope
+	lease   *lease.Lease
+	events  *nodes.Events
+	tap     *tracing.Tap
+
+	fencedAt      []time.Time // when Kafka fenced this owner although it held the lease (N5)
+	steppedDownAt time.Time   // when it last stepped down for lack of progress (N6)
+	current       atomic.Pointer[term]
+	WaitingCount  atomic.Int64 // exceptions at the last audit
+	yield         chan string  // capacity 1: the reason why the slot has to be handed over
+}
+
+// NewRunner returns the runner of the slot p. It does no I/O.
+func NewRunner(s *Shared, p slot.Range, m *metrics.Set) (*Runner, error) {
+	r := &Runner{
+		shared:  s,
+		Part:    p,
+		cfg:     s.Config,
+		log:     s.Log,
+		metrics: m,
+		State:   s.State,
+		sinks:   s.Sinks,
+		scope:   s.Scope,
+		yield:   make(chan string, 1),
+		tap:     tracing.NewTap(s.Exporter, m.PublishLatency.Exemplar, s.Clock.Now),
+	}
+	db := s.Mongo.State.Database(s.Config.MongoDB.State)
+	r.events = nodes.NewEvents(db.Collection("events"), s.Config.Watcher, s.Config.Node)
+	c := lease.Config{
+		Collection:      db.Collection("watchers"),
+		ID:              p.ID(s.Config.Watcher),
+		Node:            s.Config.Node,
+		Address:         s.Config.Address,
+		Version:         s.Version,
+		TTL:             s.Config.Lease.TTL,
+		Renew:           s.Config.Lease.Renew,
+		CheckpointEvery: min(s.Config.Checkpoint, s.Config.Lease.Renew),
+		NodeAlive:       s.isNodeAlive,
+		Log:             s.Log,
+		Metrics:         m,
+		MayCreate:       r.checkRedivided,
+	}
+
+	if !p.Whole() {
+		// The memory of a sweep, and of one target before it is parked, must suffice when all slots
+		// run in this process. The budget for events that are read and not acked depends on the
+		// slots that do run here.
+		r.cfg.Limits.Memory = s.Config.Limits.Memory / config.Size(p.N)
+		r.log = s.Log.With("slot", p.String())
+		r.State = readiness.NewState(s.Config.HTTP.Readiness, time.Now, r.log)
+		r.scope = s.Scope.Of(p)
+		r.sinks = s.Sinks.ForSlot(r.log, m, int64(r.cfg.Limits.Memory))
+		c.MayAttempt = func(pinned bool) (time.Duration, func(bool)) { return s.Balancer.AdmitAttempt(p.I, pinned) }
+	}
+
+	var err error
+	if r.lease, err = lease.New(c); err != nil {
+		return nil, err
+	}
+	r.registerGauges()
+	return r, nil
+}
+
+// registerGauges sets the sources of the metrics that are computed at each scrape.
+func (r *Runner) registerGauges() {
+	set := func(setSource func(func() float64), withoutTerm float64, ofTerm func(*pipeline.Dispatcher) float64) {
+		setSource(func() float64 {
+			if t := r.current.Load(); t != nil {
+				return ofTerm(t.dispatcher)
+			}
+			return withoutTerm
+		})
+	}
+
+	// A standby reports the limits that it would have if all slots ran in this process.
+	m := r.metrics
+	set(m.Budget.SetSource, float64(r.cfg.Limits.Memory), func(d *pipeline.Dispatcher) float64 {
+		bytes, _ := d.Limits()
+		return float64(bytes)
+	})
+	set(m.MaxTicketWindow.SetSource, float64(r.cfg.Limits.Tickets), func(d *pipeline.Dispatcher) float64 {
+		_, tickets := d.Limits()
+		return float64(tickets)
+	})
+
+	now := r.shared.Clock.Now
+	set(m.Lag.SetSource, 0, func(d *pipeline.Dispatcher) float64 { return d.Lag(now()).Seconds() })
+	set(m.TokenAge.SetSource, 0, func(d *pipeline.Dispatcher) float64 { return tokenAge(d, now()).Seconds() })
+	set(m.TicketWindow.SetSource, 0, func(d *pipeline.Dispatcher) float64 {
+		events, _ := d.Unresolved()
+		return float64(events)
+	})
+	set(m.BudgetUsed.SetSource, 0, func(d *pipeline.Dispatcher) float64 {
+		_, bytes := d.Unresolved()
+		return float64(bytes)
+	})
+}
+
+// IsDelivering reports whether a term of this slot delivers now.
+func (r *Runner) IsDelivering() bool { return r.current.Load() != nil }
+
+// WatchedOutboxes returns the collections that the current term watches.
+func (r *Runner) WatchedOutboxes() []outboxes.Outbox {
+	if t := r.current.Load(); t != nil {
+		return t.collections.WatchedOutboxes()
+	}
+	return nil
+}
+
+// ReachedTime returns the cluster time of the current term's position, or zero if there is none.
+func (r *Runner) ReachedTime() (at bson.Timestamp) {
+	if t := r.current.Load(); t != nil {
+		pos, _ := t.dispatcher.Reached()
+		at, _ = pos.Time()
+	}
+	return at
+}
+
+// RequestHandOver requests that the slot is handed over. It returns false if the slot has not
+// received an earlier request yet.
+func (r *Runner) RequestHandOver(reason string) bool {
+	select {
+	case r.yield <- reason:
+		return true
+	default:
+		return false
+	}
+}
+
+// displayName returns the name of the watcher or, with several slots, of the slot.
+func (r *Runner) displayName() string {
+	if r.Part.Whole() {
+		return r.cfg.Watcher
+	}
+	return r.Part.ID(r.cfg.Watcher)
+}
+
+// divideRetry is the pause between two checks of the number of slots.
+const divideRetry = 5 * time.Second
+
+// waitForDivision blocks until the watcher has as many slots as this process is configured for. It
+// returns an error only when ctx ends.
+func (r *Runner) waitForDivision(ctx context.Context) error {
+	for {
+		err := r.checkDivision(ctx)
+
+		// If the number cannot be read, a process with one slot continues anyway.
+		if err == nil || r.Part.Whole() && !errors.Is(err, slots.ErrDivided) {
+			r.State.ClearProblems("slots")
+			return nil
+		}
+
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		r.State.ReportProblem("slots", err, errors.Is(err, slots.ErrDivided))
+		if err := retry.Sleep(ctx, divideRetry); err != nil {
+			return err
+		}
+	}
+}
+
+// checkDivision returns slots.ErrDivided if the watcher has another number of slots than this
+// process is configured for.
+func (r *Runner) checkDivision(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, SchemaTimeout)
+	defer cancel()
+	return r.shared.Divisions.Agree(ctx, r.cfg.Watcher, r.Part)
+}
+
+// checkRedivided is like checkDivision, but ignores all other errors.
+func (r *Runner) checkRedivided(ctx context.Context) error {
+	if err := r.checkDivision(ctx); errors.Is(err, slots.ErrDivided) {
+		return err
+	}
+	return nil
+}
+
+// discardDocument removes the document that the acquisition has made by mistake.
+func (r *Runner) discardDocument(stop context.Context) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(stop), SchemaTimeout)
+	defer cancel()
+	if err := r.shared.Divisions.Discard(ctx, r.Part.ID(r.cfg.Watcher)); err != nil {
+		r.log.Warn("cannot remove a watcher document that was made by mistake; it blocks the purge",
+			"document", r.Part.ID(r.cfg.Watcher), "reason", err)
+	}
+}
+
+// OwnSlot acquires the lease and serves a term, repeatedly, until stop ends. Its error is always
+// nil.
+func (r *Runner) OwnSlot(stop, work context.Context) error {
+	backoff := retry.Reopen.Start()
+	for stop.Err() == nil {
+		r.State.SetRole(readiness.RoleStandby)
+		if err := r.waitForDivision(stop); err != nil {
+			return nil //nolint:nilerr // the end of stop is no error
+		}
+
+		held, err := r.lease.Acquire(stop)
+		if err != nil {
+			if stop.Err() != nil {
+				return nil
+			}
+			// waitForDivision reports this error.
+			if errors.Is(err, slots.ErrDivided) {
+				continue
+			}
+
+			r.State.ReportProblem("lease", err, true)
+			if retry.Sleep(stop, configRetry) != nil {
+				return nil
+			}
+			continue
+		}
+
+		r.State.ClearProblems("lease")
+		began := time.Now()
+		err = r.serveTerm(stop, work, held)
+		r.shared.Balancer.NoteReleased(r.Part.I)
+		if err == nil || stop.Err() != nil {
+			return nil
+		}
+
+		if time.Since(began) > time.Minute {
+			backoff.Reset()
+		}
+		again, halt := r.classifyEnd(stop, err)
+		if halt != nil {
+			if r.haltWithoutLease(stop, halt) != nil {
+				return nil
+			}
+		} else if again {
+			continue
+		}
+		if backoff.Wait(stop) != nil {
+			return nil
+		}
+	}
+	return nil
+}
+
+// configRetry is the pause between attempts after an error that only a person can fix.
+const configRetry = 30 * time.Second
+
+// classifyEnd logs why a term ended. again reports whether the lease may be acquired again without
+// a pause. If halt is not nil, the lease must be left alone for [fencedHalt].
+func (r *Runner) classifyEnd(stop context.Context, err error) (again bool, halt *readiness.HaltError) {
+	switch {
+	case errors.Is(err, lease.ErrLeaseLost):
+		r.announceLeaseLost(stop, err)
+		return true, nil
+
+	case errors.Is(err, errGapTooLate):
+		r.log.Warn("taking over again", "reason", err)
+		return true, nil
+
+	case errors.Is(err, errStepDown):
+		r.log.Info("stepped down", "reason", err)
+		return true, nil
+
+	case errors.Is(err, slots.ErrDivided):
+		// waitForDivision reports this error.
+		r.discardDocument(stop)
+		return true, nil
+
+	case errors.Is(err, sink.ErrReopen):
+		// The sink limits how often this happens.
+		r.log.Warn("taking over again in Kafka", "reason", err)
+		return true, nil
+
+	case errors.Is(err, sink.ErrBroken):
+		// After a pause: a persistent error must not use up producer epochs.
+		r.log.Warn("Kafka forgot the producer's sequence; taking over again with a read-back", "reason", err)
+		return false, nil
+
+	case errors.Is(err, sink.ErrFenced):
+		r.log.Warn("Kafka fenced this owner although it holds the lease; taking over again", "reason", err)
+		return true, r.recordFenced(time.Now(), err)
+	}
+
+	r.log.Error("the term ended; trying again", "reason", err)
+	return false, nil
+}
+
+const (
+	fencedLimit = 3
+	fencedSpan  = time.Minute
+	// fencedHalt is how long the lease is left alone after fencedLimit. Another takeover loses
+	// nothing, so the process needs no restart.
+	fencedHalt = 5 * time.Minute
+)
+
+// recordFenced implements the limit of N5. If Kafka has fenced this owner fencedLimit times within
+// fencedSpan, it returns a *HaltError: another program uses the transactional id, and the programs
+// would fence each other without end.
+func (r *Runner) recordFenced(now time.Time, err error) *readiness.HaltError {
+	r.fencedAt = slices.DeleteFunc(append(r.fencedAt, now), func(t time.Time) bool { return now.Sub(t) > fencedSpan })
+	if len(r.fencedAt) < fencedLimit {
+		return nil
+	}
+	return &readiness.HaltError{
+		What: fmt.Sprintf("Kafka fenced the owner of watcher %s %d times within %s while it held the lease: "+
+			"another program uses its transactional id", r.displayName(), fencedLimit, fencedSpan),
+		Err: err,
+		Fix: fmt.Sprintf("find the other program (was the state database copied to another cluster?); "+
+			"this process tries again every %s", fencedHalt),
+	}
+}
+
+// haltWithoutLease waits for [fencedHalt]. It returns an error if stop ends before.
+func (r *Runner) haltWithoutLease(stop context.Context, halt *readiness.HaltError) error {
+	r.State.SetRole(readiness.RoleHalted)
+	r.State.ReportProblem("halted", halt, true)
+	defer r.State.ClearProblems("halted")
+	r.fencedAt = nil
+	return retry.Sleep(stop, fencedHalt)
+}
+
+// announceLeaseLost appends to the events log that another node acquired the lease, or that the
+// lease expired.
+func (r *Runner) announceLeaseLost(stop context.Context, why error) {
+	ctx, cancel := context.WithTimeout(stop, nodes.BeatEvery)
+	defer cancel()
+	err := r.events.Append(ctx, nodes.LeaseLost, bson.D{{Key: "reason", Value: why.Error()}})
+	if err != nil && stop.Err() == nil {
+		r.log.Warn("an entry of the events log is lost", "kind", string(nodes.LeaseLost), "reason", err)
+	}
+}

@@ -1,0 +1,388 @@
+package term
+
+import (
+	"context"
+	"errors"
+	"sync/atomic"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/outrelay/outrelay/internal/changestream"
+	"github.com/outrelay/outrelay/internal/fence"
+	"github.com/outrelay/outrelay/internal/lease"
+	"github.com/outrelay/outrelay/internal/metrics"
+	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/nodes"
+	"github.com/outrelay/outrelay/internal/outboxes"
+	"github.com/outrelay/outrelay/internal/pipeline"
+	"github.com/outrelay/outrelay/internal/purge"
+	"github.com/outrelay/outrelay/internal/readiness"
+	"github.com/outrelay/outrelay/internal/record"
+	"github.com/outrelay/outrelay/internal/retry"
+	"github.com/outrelay/outrelay/internal/routing"
+	"github.com/outrelay/outrelay/internal/sink"
+	"github.com/outrelay/outrelay/internal/slots"
+)
+
+// takeOver prepares the term after the lease was acquired. The order of its steps is essential:
+// first the collections are listed and claimed, then earlier senders are fenced and their records
+// read back, with the new sender persisted before its first record (N4), and only then the stream
+// may be opened. It returns where to open it. It blocks until MongoDB and Kafka have answered, or
+// ctx ends.
+func (t *term) takeOver(ctx, work context.Context, g *errgroup.Group) (changestream.Start, error) {
+	none := changestream.Start{}
+	doc := t.held.Document()
+
+	if err := t.calls.RetryCall(ctx, func(ctx context.Context) error {
+		return t.slot.shared.Clock.Sync(ctx, t.slot.shared.Mongo.Stream)
+	}); err != nil {
+		return none, err
+	}
+	if err := t.indexes.checkSchema(ctx); err != nil {
+		return none, err
+	}
+
+	// If the watcher was divided between the check of the standby and the acquisition, the
+	// acquisition has made a document that must not exist.
+	if err := t.slot.checkRedivided(ctx); err != nil {
+		return none, err
+	}
+	if err := t.calls.RetryCall(ctx, func(ctx context.Context) (err error) {
+		t.seal, err = t.slot.shared.Registry.Seal(ctx)
+		return err
+	}); err != nil {
+		return none, err
+	}
+
+	// The time comes before the list of collections: inserts into a collection that appears in
+	// between are then committed after it.
+	began, err := t.calls.OperationTime(ctx)
+	if err != nil {
+		return none, err
+	}
+	claims, err := t.findCollections(ctx, &doc)
+	if err != nil {
+		return none, err
+	}
+
+	// Indexes are made concurrently with the rest of the takeover, which is slow without them.
+	t.inBackground(t.indexes.ensureAllIndexes)
+
+	// The first position is saved below. After that, later owners look only at collections on the
+	// dirty list (N17).
+	if doc.Position().IsZero() {
+		if err := t.dirty.MarkAllNonEmpty(ctx); err != nil {
+			return none, err
+		}
+	}
+
+	start, err := t.start.findStart(ctx, &doc, began)
+	if err != nil {
+		return none, err
+	}
+	if err := t.calls.RetryCall(ctx, func(ctx context.Context) error {
+		return t.slot.shared.Divisions.Begin(ctx, t.slot.cfg.Watcher, t.slot.Part)
+	}); err != nil {
+		return none, err
+	}
+	if err := t.collections.ClaimCollections(ctx, claims, t.start.from.ClusterTime); err != nil {
+		return none, err
+	}
+
+	t.stampMargin = mongodb.Margin(ctx, t.slot.shared.Mongo.Stream)
+	if t.sink, err = t.openSink(ctx, &doc); err != nil {
+		return none, err
+	}
+	t.countTopics(ctx)
+	t.dispatcher.SetSink(t.sink)
+	t.dispatcher.Start(t.start.from)
+	t.dispatcher.BeginReplay(len(doc.Dirty) > 0)
+
+	// The read-back has ended, so it cannot have found records of events that are committed after
+	// this time.
+	until, err := t.calls.OperationTime(ctx)
+	if err != nil {
+		return none, err
+	}
+
+	t.reconciler = t.newReconciler(&doc)
+	t.exceptions.seal = t.seal
+	t.exceptions.reconciler = t.reconciler
+	if err := t.recoverUnrecorded(ctx); err != nil {
+		return none, err
+	}
+	previous, err := t.loadExceptions(ctx)
+	if err != nil {
+		return none, err
+	}
+	t.pump = t.newPump(until, previous)
+	t.recovery.Pump = t.pump
+
+	g.Go(func() error { return ignoreStop(work, t.sink.Run(work)) })
+	g.Go(func() error { return ignoreStop(work, t.dispatcher.Run(work)) })
+	t.startReconciler(ctx, work, g)
+	t.delivering.Store(true)
+	t.slot.current.Store(t)
+
+	t.log.Info("took over", "watcher", t.slot.cfg.Watcher, "node", t.slot.cfg.Node,
+		"position", t.start.from.Token.String(), "time", t.start.from.ClusterTime.T)
+	t.journal.appendEvent(ctx, nodes.TookOver, bson.D{{Key: "position", Value: t.start.from.Token.String()}})
+	return start, nil
+}
+
+// newDispatcher returns the dispatcher of the term, without a sink.
+func (t *term) newDispatcher() *pipeline.Dispatcher {
+	return pipeline.New(pipeline.Config{
+		Pool:       t.slot.shared.Pool,
+		Exceptions: t.exceptions,
+		Recorder: &deliveryRecorder{
+			held:      t.held,
+			recording: t.slot.cfg.Recording,
+			log:       t.log,
+			refusedAt: map[string]time.Time{},
+		},
+		Retry: t.calls.RetryFenced,
+		Now:   t.slot.shared.Clock.Now,
+		Ready: func(topic string) { t.reconciler.exceptions.Wake(topic) },
+		Found: func(ready func() bool, let func()) { t.reconciler.exceptions.ReclaimLate(ready, let) },
+		Metrics: pipeline.Metrics{
+			Published: func(topic string, n int) {
+				t.acked.Add(int64(n))
+				t.slot.shared.LastAck.Store(time.Now().UnixNano())
+				t.slot.metrics.ObservePublish(topic, metrics.Acked, n)
+			},
+			Dead: func(topic string, class record.Class) {
+				t.slot.metrics.DeadLetters.WithLabelValues(string(class)).Inc()
+				if topic != "" {
+					t.slot.metrics.ObservePublish(topic, metrics.Refused, 1)
+				}
+			},
+			Held: func(state string, n int) { t.slot.metrics.Reconciled.WithLabelValues(state).Add(float64(n)) },
+			Latency: func(ms float64) {
+				t.slot.metrics.ObserveLatency(time.Duration(ms*float64(time.Millisecond)), 1)
+			},
+		},
+	})
+}
+
+// openSink fences every earlier sender and persists the new one. It blocks until that succeeds, the
+// lease is lost or ctx ends.
+func (t *term) openSink(ctx context.Context, doc *lease.Document) (opened *sink.Sink, err error) {
+	err = t.calls.Retry(ctx, "kafka", func(ctx context.Context) (err error) {
+		opened, err = t.slot.sinks.Open(ctx, sink.TakeOver{Holder: t.dispatcher, Fence: fence.In{
+			TransactionalID: slots.TransactionalID(doc, t.slot.cfg.Watcher, t.slot.Part),
+			Generation:      doc.Generation,
+			Offsets:         doc.OffsetMap(),
+			Senders:         doc.Senders(),
+			Gate:            t.held.Valid,
+			Bounds: fence.Bounds{
+				Bytes: int64(t.slot.cfg.Kafka.ReadBack.Bytes),
+				Time:  t.slot.cfg.Kafka.ReadBack.Time,
+			},
+			Alias: t.namespaceAlias(doc),
+			Alive: doc.RenewedAt,
+			Event: t.journal.recordFenceEvent,
+		}}, senderClaims{t.held}, t.dispatcher)
+		if errors.Is(err, lease.ErrLeaseLost) {
+			return retry.Permanent(err)
+		}
+
+		// If another owner initializes the same transactional id at the same moment, the
+		// coordinator may fence both. That proves nothing about the lease, so the lease holder
+		// tries again after a random wait (N5).
+		if err != nil {
+			return t.diagnoseKafka(ctx, err)
+		}
+		return nil
+	})
+	if err == nil {
+		t.slot.metrics.KafkaReachable.Set(1)
+	}
+	return opened, err
+}
+
+// namespaceAlias returns the collection whose records may be in the topics both with the header
+// outrelay-ns and without it (N7). There is one if the watcher changed from one collection to
+// several since the checkpoint, or from several to one. Otherwise it returns the zero Alias.
+func (t *term) namespaceAlias(doc *lease.Document) fence.Alias {
+	only := t.slot.scope.String()
+	if t.slot.scope.Multiple() {
+		if len(doc.Collections) != 1 {
+			return fence.Alias{}
+		}
+		only = doc.Collections[0].NS
+	}
+
+	ns := routing.NamespaceHash(only)
+	return fence.Alias{NS: ns[:], Named: t.slot.scope.Multiple()}
+}
+
+// diagnoseKafka returns an error that contains the fix, if the client can determine the cause of
+// err. Otherwise it returns err. It takes at most three seconds.
+func (t *term) diagnoseKafka(ctx context.Context, err error) error {
+	ctx, cancel := context.WithTimeout(ctx, 3*time.Second)
+	defer cancel()
+	if d := t.slot.shared.Kafka.Diagnose(ctx); d != nil {
+		return d
+	}
+	return err
+}
+
+// senderClaims saves senders and offsets of the sink in the watcher document.
+type senderClaims struct{ held *lease.Held }
+
+// Save implements sink.Claims.
+func (c senderClaims) Save(ctx context.Context, senders []record.Sender, offsets map[string][]int64) error {
+	u := lease.Update{Offsets: offsets}
+	if senders != nil {
+		u.Senders = &senders
+		generation := 0
+		for _, s := range senders {
+			generation = max(generation, s.Generation)
+		}
+		u.Generation = &generation
+	}
+	return c.held.Save(ctx, u)
+}
+
+func (t *term) newStream() (*changestream.Stream, error) {
+	return changestream.New(changestream.Config{
+		Client: t.slot.shared.Mongo.Stream,
+		Scope:  t.slot.scope,
+		Log:    t.log,
+		Metrics: changestream.Metrics{
+			Batch: func(events, bytes int, _ time.Duration) {
+				t.slot.metrics.Read.Add(float64(events))
+				t.slot.metrics.ReadBytes.Add(float64(bytes))
+				t.slot.metrics.Batches.Inc()
+			},
+			Restart: func(reason string) { t.slot.metrics.StreamRestarts.WithLabelValues(reason).Inc() },
+		},
+	})
+}
+
+// buildConfig returns what is needed to build the records of envelopes.
+func (t *term) buildConfig() pipeline.BuildConfig {
+	return pipeline.BuildConfig{
+		Router: t.slot.shared.Router,
+		Preset: t.slot.shared.Preset,
+		Scope:  t.slot.scope,
+		Seal:   t.seal,
+		Now:    t.slot.shared.Clock.Now,
+		Tap:    t.slot.tap,
+	}
+}
+
+// newPump returns the pump of the term. until is the end of the replay window.
+func (t *term) newPump(until bson.Timestamp, previous *pipeline.PreviousOwner) *pipeline.Pump {
+	return pipeline.NewPump(t.buildConfig(), pipeline.PumpConfig{
+		Dispatcher:       t.dispatcher,
+		Term:             t,
+		Collections:      t.collections.Claimed,
+		DropExpired:      t.slot.cfg.Expired == "drop",
+		RecordDeliveries: t.slot.cfg.Recording != purge.RecordWatermark,
+		StampMargin:      uint32(t.stampMargin / time.Second),
+		ReplayUntil:      until,
+		Previous:         previous,
+		DrainedSlots:     t.start.drainedSlots,
+	})
+}
+
+// findCollections lists the watched collections and returns the claims of the watcher. A watcher
+// with claims has had a position, because the first position is saved before the first claim. If it
+// has none, its document has vanished, and the error is a *HaltError.
+func (t *term) findCollections(ctx context.Context, doc *lease.Document) ([]outboxes.Registration, error) {
+	if err := t.collections.ListCollections(ctx); err != nil {
+		return nil, err
+	}
+	claims, err := t.collections.Registrations(ctx)
+	if err != nil || !doc.Position().IsZero() || doc.Gap != nil || len(claims) == 0 {
+		return claims, err
+	}
+
+	// With several slots, the claims may belong to other slots, so the slot is looked up. If that
+	// fails, it counts as begun: a slot must not start from the beginning by mistake.
+	begun := true
+	_ = t.calls.RetryCall(ctx, func(ctx context.Context) (err error) {
+		begun, err = t.slot.shared.Divisions.Begun(ctx, t.slot.cfg.Watcher, t.slot.Part)
+		return err
+	})
+	if begun {
+		return claims, &readiness.HaltError{
+			What: "the watcher document of " + t.slot.displayName() + " vanished: its place in the stream is lost",
+			Fix:  "run `outrelay recover`, which sweeps the collections; no envelope is lost",
+		}
+	}
+	return claims, nil
+}
+
+// HandleDDL implements pipeline.Term.
+func (t *term) HandleDDL(ctx context.Context, ev *changestream.Event) error {
+	return t.recovery.HandleDDL(ctx, ev)
+}
+
+// AdoptCollection implements pipeline.Term: it registers a collection that appeared while the stream
+// runs, before its first event is delivered.
+func (t *term) AdoptCollection(ctx context.Context, ev *changestream.Event) error {
+	o, err := t.collections.AdoptCollection(ctx, ev)
+	if err != nil {
+		return err
+	}
+	t.indexes.ensureIndexes(o)
+
+	list := t.collections.CollectionIdentities()
+	err = t.held.Save(ctx, lease.Update{Collections: &list})
+
+	// A batch may contain many new collections, and would look like a hung pump without ticks.
+	t.NoteProgress()
+	return err
+}
+
+// MarkDirty implements pipeline.Term.
+func (t *term) MarkDirty(ctx context.Context, ns string) error { return t.dirty.Mark(ctx, ns) }
+
+// NoteScheduled implements pipeline.Term.
+func (t *term) NoteScheduled(ns string, id bson.RawValue, dueAt time.Time) {
+	t.reconciler.scheduled.NoteScheduled(ns, id, dueAt)
+}
+
+// NoteProgress implements pipeline.Term.
+func (t *term) NoteProgress() { t.calls.Ticks.Add(1) }
+
+// CountDropped implements pipeline.Term.
+func (t *term) CountDropped() { t.slot.metrics.Reconciled.WithLabelValues("expired_dropped").Inc() }
+
+// topicNamesEvery is the interval at which the topics are listed while envelopes name more topics
+// than topics.max.
+const topicNamesEvery = 10 * time.Second
+
+// countTopics starts to count the topics that envelopes name. Topics of the cluster do not count, so
+// that a service with invented topic names cannot use up the places of existing topics. They are
+// listed now, and again while the count is at its maximum, because topics may have been created
+// since.
+func (t *term) countTopics(ctx context.Context) {
+	var existing atomic.Pointer[map[string]bool]
+	existing.Store(&map[string]bool{})
+	list := func(ctx context.Context) {
+		ctx, cancel := context.WithTimeout(ctx, topicNamesEvery)
+		defer cancel()
+		names, err := t.slot.shared.Kafka.TopicNames(ctx)
+		if err != nil {
+			t.log.Debug("cannot list the topics of the cluster", "error", err)
+			return
+		}
+		existing.Store(&names)
+	}
+
+	list(ctx)
+	t.slot.shared.Router.ResetTopics(func(topic string) bool { return (*existing.Load())[topic] })
+	t.inBackground(func(ctx context.Context) {
+		for retry.Sleep(ctx, topicNamesEvery) == nil {
+			if t.slot.shared.Router.TopicsFull() {
+				list(ctx)
+			}
+		}
+	})
+}

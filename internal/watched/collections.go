@@ -1,0 +1,365 @@
+// Package watched contains the collections that a term watches: the list of those that exist, their
+// claims for the watcher, and the list of those that contain exceptions or scheduled envelopes.
+package watched
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"sync"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
+
+	"github.com/outrelay/outrelay/internal/changestream"
+	"github.com/outrelay/outrelay/internal/deadletter"
+	"github.com/outrelay/outrelay/internal/lease"
+	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/outboxes"
+	"github.com/outrelay/outrelay/internal/readiness"
+	"github.com/outrelay/outrelay/internal/retry"
+	"github.com/outrelay/outrelay/internal/slot"
+	"github.com/outrelay/outrelay/resume"
+)
+
+// Collections contains the watched collections of a term and claims them for the watcher.
+type Collections struct {
+	Calls    *readiness.Calls
+	Client   *mongo.Client
+	Registry *outboxes.Registry
+	Scope    *changestream.Scope
+	Watcher  string
+	Part     slot.Range
+	Log      *slog.Logger
+
+	// Claimed contains the collections that are registered for this watcher, by UUID (N25). Once
+	// the pump runs, only its goroutine uses it.
+	Claimed map[[16]byte]bool
+
+	mu     sync.Mutex
+	listed []outboxes.Outbox // as they were listed last
+}
+
+// ListCollections updates the list of collections that have a watched name.
+func (c *Collections) ListCollections(ctx context.Context) error {
+	var dbs []string
+	if db, _ := c.Scope.Target(); db != "" {
+		dbs = []string{db}
+	}
+	return c.Calls.RetryCall(ctx, func(ctx context.Context) error {
+		found, err := outboxes.ListOutboxes(ctx, c.Client, c.Scope.Matches, dbs...)
+		if err != nil {
+			return err
+		}
+		for i := range found {
+			found[i].Part = c.Part
+		}
+
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.listed = found
+		return nil
+	})
+}
+
+// WatchedOutboxes returns a copy of the list of watched collections.
+func (c *Collections) WatchedOutboxes() []outboxes.Outbox {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return slices.Clone(c.listed)
+}
+
+// Registrations returns the claims of the watcher.
+func (c *Collections) Registrations(ctx context.Context) (claims []outboxes.Registration, err error) {
+	err = c.Calls.RetryCall(ctx, func(ctx context.Context) (err error) {
+		claims, err = c.Registry.Registrations(ctx, c.Watcher)
+		return err
+	})
+	return claims, err
+}
+
+// ClaimCollections registers the watched collections: a collection belongs to one watcher (N25).
+// When a collection that is new in the registry got its name is unknown. It was before the current
+// cluster time. The first collections of a watcher are registered with the time start at which the
+// watcher starts.
+func (c *Collections) ClaimCollections(
+	ctx context.Context, claims []outboxes.Registration, start bson.Timestamp,
+) error {
+	for _, o := range c.WatchedOutboxes() {
+		if !o.Identified() {
+			c.Log.Warn("the identity of a collection cannot be read; it is not told apart from a re-created one",
+				"collection", o.NS(), "advice", "grant listCollections on its database")
+			continue
+		}
+
+		claimed := func(c outboxes.Registration) bool {
+			return [16]byte(c.UUID.Data) == o.UUID && c.NS == o.NS() && !c.Away()
+		}
+		if slices.ContainsFunc(claims, claimed) {
+			c.Claimed[o.UUID] = true
+		}
+	}
+
+	if len(claims) > 0 {
+		start = bson.Timestamp{}
+	}
+	return c.ClaimNewCollections(ctx, start)
+}
+
+// ClaimNewCollections registers the listed collections that are not registered, as seen at the
+// cluster time at. The zero time stands for now.
+func (c *Collections) ClaimNewCollections(ctx context.Context, at bson.Timestamp) error {
+	for _, o := range c.WatchedOutboxes() {
+		if !o.Identified() || c.Claimed[o.UUID] {
+			continue
+		}
+
+		if at.IsZero() {
+			now, err := c.Calls.OperationTime(ctx)
+			if err != nil {
+				return err
+			}
+			at = now
+		}
+		if _, err := c.ClaimCollection(ctx, o, at); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// ClaimCollection registers a collection that had its name at the cluster time at. It returns the
+// previous claim. If another watcher has claimed the collection, the error is a *HaltError.
+func (c *Collections) ClaimCollection(
+	ctx context.Context, o outboxes.Outbox, at bson.Timestamp,
+) (before outboxes.Registration, err error) {
+	c.Claimed[o.UUID] = true
+
+	// A claim of another watcher does not go away, so it must not be retried.
+	var claimed *outboxes.ClaimedError
+	err = c.Calls.RetryCall(ctx, func(ctx context.Context) (err error) {
+		before, err = c.Registry.RegisterAt(ctx, o.UUID, o.NS(), c.Watcher, at)
+		if errors.As(err, &claimed) {
+			return nil
+		}
+		return err
+	})
+	if claimed != nil {
+		return before, &readiness.HaltError{What: claimed.Error()}
+	}
+	return before, err
+}
+
+// AdoptCollection registers and lists the collection of ev, which appeared while the stream runs.
+func (c *Collections) AdoptCollection(ctx context.Context, ev *changestream.Event) (outboxes.Outbox, error) {
+	o := outboxes.Outbox{DB: string(ev.DB), Coll: string(ev.Coll), UUID: ev.UUID, Part: c.Part}
+	if _, err := c.ClaimCollection(ctx, o, ev.ClusterTime); err != nil {
+		return o, err
+	}
+
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	others := slices.DeleteFunc(c.listed, func(x outboxes.Outbox) bool { return x.NS() == o.NS() })
+	c.listed = append(others, o)
+	c.Log.Info("a new collection is watched", "collection", o.NS())
+	return o, nil
+}
+
+// LeaveCollection stores in the registry up to where a collection was read that loses its watched
+// name with the rename ev.
+func (c *Collections) LeaveCollection(ctx context.Context, ev *changestream.Event) error {
+	return c.Calls.RetryCall(ctx, func(ctx context.Context) error {
+		return c.Registry.Leave(ctx, ev.UUID, c.Watcher, ev.ClusterTime)
+	})
+}
+
+// CollectionIdentities returns the watched collections in the form that the watcher document
+// stores.
+func (c *Collections) CollectionIdentities() []lease.Collection {
+	out := []lease.Collection{}
+	for _, o := range c.WatchedOutboxes() {
+		if o.Identified() {
+			uuid := bson.Binary{Subtype: bson.TypeBinaryUUID, Data: slices.Clone(o.UUID[:])}
+			out = append(out, lease.Collection{NS: o.NS(), UUID: uuid})
+		}
+	}
+	return out
+}
+
+// DirtyList is the list of collections that contain exceptions or scheduled envelopes. It is stored
+// in the watcher document. A takeover and the reconciler read only collections on this list (N17).
+type DirtyList struct {
+	Held        *lease.Held
+	Calls       *readiness.Calls
+	Collections *Collections
+	State       *mongo.Database
+	Reached     func() (resume.Position, bool) // the watermark
+	Pause       time.Duration                  // between two checks of the list
+	Log         *slog.Logger
+
+	mu     sync.Mutex
+	Listed map[string]bool
+}
+
+// Mark adds a collection to the list. When it returns nil, the list is majority-committed. It costs
+// nothing if the collection is on the list already.
+func (d *DirtyList) Mark(ctx context.Context, ns string) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.Listed[ns] {
+		return nil
+	}
+	if err := d.Held.Save(ctx, lease.Update{Dirty: []string{ns}}); err != nil {
+		return err
+	}
+	d.Listed[ns] = true
+	return nil
+}
+
+// AddCommitted adds a collection that a fenced transaction has added to the stored list.
+func (d *DirtyList) AddCommitted(ns string) {
+	d.mu.Lock()
+	d.Listed[ns] = true
+	d.mu.Unlock()
+}
+
+// DirtyOutboxes returns the watched collections that are on the list. It includes collections that
+// other processes have added to the stored list since.
+func (d *DirtyList) DirtyOutboxes() []outboxes.Outbox {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, ns := range d.Held.Dirty() {
+		d.Listed[ns] = true
+	}
+	if len(d.Listed) == 0 {
+		return nil
+	}
+	return slices.DeleteFunc(d.Collections.WatchedOutboxes(), func(o outboxes.Outbox) bool { return !d.Listed[o.NS()] })
+}
+
+// MarkAllNonEmpty adds the collections that contain exceptions or scheduled envelopes. It is for
+// envelopes that no stream contains: they were inserted before the first position of the watcher,
+// or in a gap.
+func (d *DirtyList) MarkAllNonEmpty(ctx context.Context) error {
+	for _, o := range d.Collections.WatchedOutboxes() {
+		if err := d.MarkIfNonEmpty(ctx, o); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// MarkIfNonEmpty is like MarkAllNonEmpty, for one collection.
+func (d *DirtyList) MarkIfNonEmpty(ctx context.Context, o outboxes.Outbox) error {
+	still := false
+	err := d.Calls.RetryRead(ctx, func(ctx context.Context) (err error) {
+		coll := mongodb.Majority(d.State.Client().Database(o.DB).Collection(o.Coll))
+		still, err = outboxes.StillDirty(ctx, coll, o.Part)
+		return err
+	})
+	if err != nil || !still {
+		return err
+	}
+	return d.Mark(ctx, o.NS())
+}
+
+const (
+	// cleanShare bounds the cost of checking the list: after a check, the pause is at least this
+	// many times as long as the check took.
+	cleanShare = 50
+	// cleanTimeout bounds the transaction that removes a collection. During it, nothing can be
+	// added to the list.
+	cleanTimeout = time.Second
+)
+
+// CleanPeriodically removes collections that are empty from the list, until ctx ends.
+func (d *DirtyList) CleanPeriodically(ctx context.Context) error {
+	for wait := d.Pause; retry.Sleep(ctx, wait) == nil; {
+		began := time.Now()
+		for _, o := range d.DirtyOutboxes() {
+			if err := d.removeIfEmpty(ctx, o); err != nil && ctx.Err() == nil {
+				d.Log.Debug("cannot remove a collection from the dirty list", "collection", o.NS(), "reason", err)
+			}
+		}
+		wait = max(d.Pause, cleanShare*time.Since(began))
+	}
+	return nil
+}
+
+// removeIfEmpty removes a collection from the list if it contains no work. Most collections contain
+// some, so a read without lock and transaction comes first.
+func (d *DirtyList) removeIfEmpty(ctx context.Context, o outboxes.Outbox) error {
+	reached, _ := d.Reached()
+	if holds, err := d.holdsWork(ctx, d.State.Client(), mongodb.Majority, o, reached); err != nil || holds {
+		return err
+	}
+	return d.removeInTransaction(ctx, o)
+}
+
+// holdsWork reports whether a collection contains an exception or a scheduled envelope, or has a
+// dead letter whose event the stream would repeat for a later owner, which starts at the position
+// at.
+func (d *DirtyList) holdsWork(
+	ctx context.Context, client *mongo.Client, as func(*mongo.Collection) *mongo.Collection,
+	o outboxes.Outbox, at resume.Position,
+) (bool, error) {
+	db := client.Database(o.DB)
+	if still, err := outboxes.StillDirty(ctx, as(db.Collection(o.Coll)), o.Part); err != nil || still {
+		return still, err
+	}
+	return deadletter.HasLater(ctx, as(db.Collection(deadletter.Collection(o.Coll))), outboxes.PosOf(at))
+}
+
+// errCheckSlow ends a transaction that cannot determine soon enough whether a collection is empty.
+var errCheckSlow = errors.New("checking whether the collection is empty takes too long; is an index missing?")
+
+// removeInTransaction checks the collection again and removes it from the list, in one transaction
+// with the fence. Every other writer of exceptions takes the fence, too. The stream waits in mark
+// during the transaction.
+func (d *DirtyList) removeInTransaction(ctx context.Context, o outboxes.Outbox) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+
+	removed := false
+	err := d.Held.Fenced(ctx, nil, func(tx context.Context) error {
+		removed = false
+		call, cancel := context.WithTimeoutCause(tx, cleanTimeout, errCheckSlow)
+		defer cancel()
+
+		client := mongo.SessionFromContext(tx).Client()
+		watchers := client.Database(d.State.Name()).Collection("watchers")
+		own := bson.D{{Key: "_id", Value: d.Held.Document().ID}}
+		var doc lease.Document
+		err := watchers.FindOne(call, own).Decode(&doc)
+
+		holds := false
+		if err == nil {
+			inside := func(c *mongo.Collection) *mongo.Collection { return c }
+			holds, err = d.holdsWork(call, client, inside, o, doc.Position())
+		}
+		if err == nil && !holds {
+			pull := bson.D{{Key: "$pull", Value: bson.D{{Key: "dirty", Value: o.NS()}}}}
+			_, err = watchers.UpdateOne(call, own, pull)
+			removed = err == nil
+		}
+
+		// The driver would repeat the transaction, and a repetition takes as long. This error
+		// prevents it.
+		if err != nil && errors.Is(context.Cause(call), errCheckSlow) {
+			return errCheckSlow
+		}
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("removing a collection from the dirty list: %w", err)
+	}
+
+	if removed {
+		delete(d.Listed, o.NS())
+		d.Held.RemoveDirty(o.NS())
+	}
+	return nil
+}

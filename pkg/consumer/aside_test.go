@@ -1,0 +1,412 @@
+package consumer_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+
+	"github.com/outrelay/outrelay/pkg/consumer"
+)
+
+var errAway = errors.New("the carrier does not answer")
+
+// soon is a Retry with short waits and without attempts in place.
+var soon = consumer.Retry{Quick: []time.Duration{}, Min: 50 * time.Millisecond, Max: 200 * time.Millisecond}
+
+// dependent is a handler that needs another service. It fails while the service is away.
+type dependent struct {
+	away     atomic.Bool
+	attempts atomic.Int64
+	next     consumer.HandlerFunc
+}
+
+func (d *dependent) Handle(ctx context.Context, m *consumer.Message) error {
+	d.attempts.Add(1)
+	if d.away.Load() {
+		return errAway
+	}
+	return d.next(ctx, m)
+}
+
+// suspensions counts the reports of suspensions.
+type suspensions struct{ began, over atomic.Int64 }
+
+func (s *suspensions) option(k *kit) consumer.Option {
+	return consumer.OnError(func(_ context.Context, err error) {
+		if e, ok := errors.AsType[*consumer.SuspendedError](err); ok {
+			if e.Over {
+				s.over.Add(1)
+			} else {
+				s.began.Add(1)
+			}
+			k.log(err)
+		}
+	})
+}
+
+// untilSettled waits until no message is set aside and all offsets are committed, and checks that there is no dead letter.
+func (k *kit) untilSettled(partitions, n int) {
+	k.Helper()
+	k.until("no message to be set aside", func(ctx context.Context) bool {
+		left, err := k.db.Collection(consumer.DefaultWaiting).CountDocuments(ctx, bson.D{})
+		return err == nil && left == 0
+	})
+	k.until("all offsets", func(context.Context) bool { return sum(k.committed(partitions)) == int64(n) })
+	if got := k.count(consumer.DefaultLetters); got != 0 {
+		k.Errorf("dead letters: got %d, want none", got)
+	}
+}
+
+func TestAnOutageOfAnotherServiceSlowsTheConsumerDownAndMakesNoDeadLetter(t *testing.T) {
+	t.Parallel()
+	k := newKit(t, 2)
+	const keys, n = 60, 180
+	slow := soon
+	slow.Outage = 5
+	d := &dependent{next: k.effects("effects")}
+	d.away.Store(true)
+	s := &suspensions{}
+	c := k.consumer(consumer.WithRetry(slow), s.option(k), consumer.Concurrency(8))
+	if err := c.Handle("counted", d); err != nil {
+		t.Fatal(err)
+	}
+	k.publish(numbered(keys, n)...)
+	k.start(c)
+
+	k.until("the suspension", func(context.Context) bool { return s.began.Load() > 0 })
+	// Some lanes were in an attempt when the handler was suspended.
+	most := slow.Outage + 8
+	before := d.attempts.Load()
+	k.until("three attempts of the suspended handler", func(context.Context) bool { return d.attempts.Load() >= before+3 })
+	if got := k.count(consumer.DefaultWaiting); got < slow.Outage || got > most {
+		t.Errorf("messages that are set aside: got %d, want from %d to %d", got, slow.Outage, most)
+	}
+	if got := sum(k.committed(2)); got > int64(most) {
+		t.Errorf("committed offsets: got %d, want at most %d", got, most)
+	}
+
+	d.away.Store(false)
+	k.untilCount("effects", n)
+	k.untilSettled(2, n)
+	k.once("effects", n)
+	k.until("the end of the suspension", func(context.Context) bool { return s.over.Load() > 0 })
+}
+
+func TestAFailedMessageHoldsUpItsKeyAloneAndKeepsItsOrder(t *testing.T) {
+	t.Parallel()
+	k := newKit(t, 1)
+	const keys, n = 20, 200
+	var broken atomic.Bool
+	broken.Store(true)
+	effects := k.effects("effects")
+	c := k.consumer(consumer.WithRetry(soon))
+	handle(t, c, "counted", func(ctx context.Context, m *consumer.Message) error {
+		if string(m.Key) == "key03" && string(m.Value) == "2" && broken.Load() {
+			return errAway
+		}
+		return effects(ctx, m)
+	})
+	k.publish(numbered(keys, n)...)
+	k.start(c)
+
+	// All offsets pass, because eight messages of the key wait in the database.
+	k.untilCount("effects", n-8)
+	k.until("all offsets", func(context.Context) bool { return sum(k.committed(1)) == n })
+	if got := k.count("effects"); got != n-8 {
+		t.Errorf("effects while the message fails: got %d, want %d", got, n-8)
+	}
+	if got := k.count(consumer.DefaultWaiting); got != 8 {
+		t.Errorf("messages that are set aside: got %d, want 8", got)
+	}
+
+	broken.Store(false)
+	k.untilCount("effects", n)
+	k.untilSettled(1, n)
+	k.once("effects", n)
+}
+
+func TestMessagesThatWaitSurviveACrashAndARedelivery(t *testing.T) {
+	t.Parallel()
+	k := newKit(t, 2)
+	const keys, n = 6, 60
+	effects := k.effects("effects")
+	first := k.consumer(consumer.WithRetry(soon), consumer.WithTransport(uncommitted{k.kafka}))
+	handle(t, first, "counted", func(ctx context.Context, m *consumer.Message) error {
+		if (string(m.Key) == "key01" || string(m.Key) == "key04") && string(m.Value) == "3" {
+			return errAway
+		}
+		return effects(ctx, m)
+	}, consumer.Named("effects"))
+	k.publish(numbered(keys, n)...)
+	stop := k.start(first)
+	k.until("the messages to be set aside", func(context.Context) bool { return k.count(consumer.DefaultWaiting) == 14 })
+	k.untilCount("effects", n-14)
+	stop()
+
+	// Everything is delivered again, also the messages that wait.
+	second := k.consumer(consumer.WithRetry(soon))
+	handle(t, second, "counted", effects, consumer.Named("effects"))
+	k.start(second)
+	k.untilCount("effects", n)
+	k.untilSettled(2, n)
+	k.once("effects", n)
+}
+
+func TestMessagesThatWaitMoveWithTheirPartition(t *testing.T) {
+	t.Parallel()
+	k := newKit(t, 4)
+	const keys, n = 16, 160
+	var away atomic.Bool
+	away.Store(true)
+	effects := k.effects("effects")
+	stats := &counts{}
+	member := func() *consumer.Consumer {
+		c := k.consumer(consumer.WithRetry(soon), consumer.WithObserver(stats))
+		handle(t, c, "counted", func(ctx context.Context, m *consumer.Message) error {
+			if string(m.Value) == "4" && away.Load() {
+				return errAway
+			}
+			return effects(ctx, m)
+		})
+		return c
+	}
+
+	k.start(member())
+	k.publish(numbered(keys, n)...)
+	k.until("every key to wait", func(context.Context) bool { return k.count(consumer.DefaultWaiting) == keys*6 })
+	before := stats.assigned.Load()
+	stop := k.start(member())
+	k.until("a rebalance", func(context.Context) bool { return stats.assigned.Load() >= before+2 })
+	away.Store(false)
+	k.untilCount("effects", n/2)
+	stop()
+	k.untilCount("effects", n)
+	k.untilSettled(4, n)
+	k.once("effects", n)
+}
+
+func TestASuspendedHandlerDoesNotHoldUpTheOthers(t *testing.T) {
+	t.Parallel()
+	k := newKit(t, 1)
+	const keys, n = 12, 120
+	d := &dependent{next: k.effects("dependent")}
+	d.away.Store(true)
+	slow := soon
+	slow.Outage = 2
+	c := k.consumer(consumer.WithRetry(slow), consumer.Buffer(20, 1<<20))
+	if err := c.Handle("counted", d, consumer.Named("dependent")); err != nil {
+		t.Fatal(err)
+	}
+	handle(t, c, "counted", k.effects("independent"), consumer.Named("independent"))
+	k.publish(numbered(keys, n)...)
+	k.start(c)
+
+	k.untilCount("independent", n)
+	k.once("independent", n)
+	d.away.Store(false)
+	k.untilCount("dependent", n)
+	k.untilSettled(1, n)
+	k.once("dependent", n)
+}
+
+func TestAMessageThatFailsForTooLongIsADeadLetterAndItsKeyGoesOn(t *testing.T) {
+	t.Parallel()
+	k := newKit(t, 1)
+	short := soon
+	short.GiveUpAfter = time.Second
+	effects := k.effects("effects")
+	c := k.consumer(consumer.WithRetry(short))
+	handle(t, c, "counted", func(ctx context.Context, m *consumer.Message) error {
+		if string(m.Value) == "1" {
+			return errAway
+		}
+		return effects(ctx, m)
+	})
+	k.publish(numbered(1, 4)...)
+	k.start(c)
+	k.untilCount("effects", 3)
+
+	var l consumer.Letter
+	if err := k.db.Collection(consumer.DefaultLetters).FindOne(k.context(), bson.D{}).Decode(&l); err != nil {
+		t.Fatal(err)
+	}
+	if l.Class != consumer.ClassHandler || l.Attempts < 4 || l.LastFailure.Sub(l.FirstFailure) < 900*time.Millisecond {
+		t.Errorf("dead letter: class %q after %d attempts in %v", l.Class, l.Attempts, l.LastFailure.Sub(l.FirstFailure))
+	}
+	if got := k.count(consumer.DefaultWaiting); got != 0 {
+		t.Errorf("messages that are set aside: got %d, want none", got)
+	}
+}
+
+func TestNoMoreMessagesThanAllowedAreSetAside(t *testing.T) {
+	t.Parallel()
+	k := newKit(t, 1)
+	const n = 40
+	few := soon
+	few.MaxWaiting = 3
+	few.Outage = -1
+	d := &dependent{next: k.effects("effects")}
+	d.away.Store(true)
+	c := k.consumer(consumer.WithRetry(few), consumer.Concurrency(2))
+	if err := c.Handle("counted", d); err != nil {
+		t.Fatal(err)
+	}
+	k.publish(numbered(20, n)...)
+	k.start(c)
+	k.until("many attempts", func(context.Context) bool { return d.attempts.Load() > 60 })
+	// Two lanes may have checked the limit at the same moment.
+	if got := k.count(consumer.DefaultWaiting); got < 3 || got > 5 {
+		t.Errorf("messages that are set aside: got %d, want 3", got)
+	}
+	d.away.Store(false)
+	k.untilCount("effects", n)
+	k.untilSettled(1, n)
+	k.once("effects", n)
+}
+
+func TestAHandlerDecidesAboutItsMessage(t *testing.T) {
+	t.Parallel()
+	k := newKit(t, 1)
+	effects := k.effects("effects")
+	var mu sync.Mutex
+	attempts := map[string][]int{}
+	var suspendedAt, after atomic.Int64
+	c := k.consumer(consumer.Batch(1))
+	handle(t, c, "*", func(ctx context.Context, m *consumer.Message) error {
+		mu.Lock()
+		attempts[m.Type] = append(attempts[m.Type], m.Attempt)
+		tries := len(attempts[m.Type])
+		mu.Unlock()
+
+		if err := effects(ctx, m); err != nil {
+			return err
+		}
+		switch {
+		case m.Type == "reject":
+			return consumer.Reject(errAway)
+		case m.Type == "discard":
+			return consumer.Discard(errAway)
+		case m.Type == "retry" && tries < 3:
+			return consumer.RetryIn(20*time.Millisecond, nil)
+		case m.Type == "suspend" && tries == 1:
+			suspendedAt.Store(time.Now().UnixMilli())
+			return consumer.Suspend(time.Second, errAway)
+		case m.Type == "suspend":
+			after.Store(time.Now().UnixMilli())
+		}
+		return nil
+	})
+	k.publish(msg("a", "reject", "0"), msg("b", "discard", "0"), msg("c", "retry", "0"))
+	k.start(c)
+	k.untilCount("effects", 1)
+	k.until("a dead letter", func(context.Context) bool { return k.count(consumer.DefaultLetters) == 1 })
+	k.until("all offsets", func(context.Context) bool { return sum(k.committed(1)) == 3 })
+
+	k.publish(msg("d", "suspend", "0"))
+	k.until("the suspension", func(context.Context) bool { return suspendedAt.Load() > 0 })
+	k.publish(msg("e", "plain", "0"))
+	k.untilCount("effects", 3)
+
+	mu.Lock()
+	defer mu.Unlock()
+	for name, want := range map[string][]int{"reject": {1}, "discard": {1}, "retry": {1, 1, 1}, "suspend": {1, 1}, "plain": {1}} {
+		if !slices.Equal(attempts[name], want) {
+			t.Errorf("%s: got the attempts %v, want %v", name, attempts[name], want)
+		}
+	}
+	if took := after.Load() - suspendedAt.Load(); took < 1000 {
+		t.Errorf("the suspension of one second took %d ms", took)
+	}
+
+	var l consumer.Letter
+	if err := k.db.Collection(consumer.DefaultLetters).FindOne(k.context(), bson.D{}).Decode(&l); err != nil {
+		t.Fatal(err)
+	}
+	if l.Class != consumer.ClassRejected || l.Type != "reject" {
+		t.Errorf("dead letter: got class %q and type %q, want %q and reject", l.Class, l.Type, consumer.ClassRejected)
+	}
+}
+
+func TestMessagesOfEveryModeCanWait(t *testing.T) {
+	t.Parallel()
+	for name, opts := range map[string][]consumer.HandlerOption{
+		"claimed":                           {consumer.Exactly(consumer.Claimed)},
+		"at least once":                     {consumer.Exactly(consumer.AtLeastOnce)},
+		"at least once, in the transaction": {consumer.Exactly(consumer.AtLeastOnce), consumer.InTransaction()},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			k := newKit(t, 1)
+			const n = 12
+			effects := k.effects("effects")
+			var failed atomic.Int64
+			c := k.consumer(consumer.WithRetry(soon))
+			handle(t, c, "counted", func(ctx context.Context, m *consumer.Message) error {
+				if string(m.Value) == "1" && failed.Add(1) <= 6 {
+					return errAway
+				}
+				return effects(ctx, m)
+			}, opts...)
+			k.publish(numbered(2, n)...)
+			k.start(c)
+			k.untilCount("effects", n)
+			k.untilSettled(1, n)
+			k.once("effects", n)
+		})
+	}
+}
+
+func TestUnorderedMessagesDoNotHoldUpTheirKey(t *testing.T) {
+	t.Parallel()
+	k := newKit(t, 1)
+	unordered := soon
+	unordered.Unordered = true
+	var broken atomic.Bool
+	broken.Store(true)
+	effects := k.effects("effects")
+	c := k.consumer(consumer.WithRetryFor(consumer.ErrorIs(errAway), unordered))
+	handle(t, c, "counted", func(ctx context.Context, m *consumer.Message) error {
+		if string(m.Value) == "1" && broken.Load() {
+			return fmt.Errorf("packing: %w", errAway)
+		}
+		return effects(ctx, m)
+	})
+	k.publish(numbered(1, 5)...)
+	k.start(c)
+	k.untilCount("effects", 4)
+	broken.Store(false)
+	k.untilCount("effects", 5)
+	k.untilSettled(1, 5)
+}
+
+func TestResumeEndsTheSuspensionOfAHandler(t *testing.T) {
+	t.Parallel()
+	k := newKit(t, 1)
+	stubborn := consumer.NoRetry()
+	stubborn.Then = consumer.ThenSuspend
+	d := &dependent{next: k.effects("effects")}
+	d.away.Store(true)
+	s := &suspensions{}
+	c := k.consumer(consumer.WithRetry(stubborn), s.option(k), consumer.Concurrency(1))
+	if err := c.Handle("counted", d); err != nil {
+		t.Fatal(err)
+	}
+	k.publish(numbered(3, 9)...)
+	k.start(c)
+	k.until("the suspension", func(context.Context) bool { return s.began.Load() > 0 })
+	d.away.Store(false)
+	if got := d.attempts.Load(); got != 1 {
+		t.Errorf("attempts of a suspended handler: got %d, want 1", got)
+	}
+	c.Resume()
+	k.untilCount("effects", 9)
+	k.untilSettled(1, 9)
+	k.once("effects", 9)
+}

@@ -1,0 +1,89 @@
+package consumer
+
+import (
+	"fmt"
+	"time"
+)
+
+// request is a decision that a handler makes about its message, by the error that it returns.
+type request uint8
+
+const (
+	requestRetry request = iota + 1
+	requestSuspend
+	requestReject
+	requestDiscard
+)
+
+// requestError is the error of RetryIn, Suspend, Reject and Discard.
+type requestError struct {
+	request request
+	delay   time.Duration
+	err     error // may be nil
+}
+
+// RetryIn returns an error that makes the message be tried again after d, whatever Retry says. It spends no attempt, but
+// Retry.GiveUpAfter still applies. The message is set aside with its key, so other keys go on. err may be nil. It is
+// reported and kept in the history of the message. A negative d counts as 0.
+func RetryIn(d time.Duration, err error) error {
+	return &requestError{request: requestRetry, delay: max(d, 0), err: err}
+}
+
+// Suspend returns an error that makes this handler take no message for d, in this process. Then it tries this message
+// first. It spends no attempt. Use it if every message would fail: at a rate limit or in a maintenance window. A negative d
+// counts as 0.
+func Suspend(d time.Duration, err error) error {
+	return &requestError{request: requestSuspend, delay: max(d, 0), err: err}
+}
+
+// Reject returns an error that makes the message a dead letter at once. Use it for failures that another attempt cannot
+// repair.
+func Reject(err error) error { return &requestError{request: requestReject, err: err} }
+
+// Discard returns an error that skips the message. What the handler has written is rolled back. The message is counted and
+// reported, and nothing is kept. ErrDrop skips a message too, but commits.
+func Discard(err error) error { return &requestError{request: requestDiscard, err: err} }
+
+func (e *requestError) Error() string {
+	text := ""
+	switch e.request {
+	case requestRetry:
+		text = fmt.Sprintf("the handler asked for a retry in %v", e.delay)
+	case requestSuspend:
+		text = fmt.Sprintf("the handler asked to be suspended for %v", e.delay)
+	case requestReject:
+		text = "the handler rejected the message"
+	case requestDiscard:
+		text = "the handler discarded the message"
+	}
+	if e.err != nil {
+		text += ": " + e.err.Error()
+	}
+	return text
+}
+
+// Unwrap returns the handler's error.
+func (e *requestError) Unwrap() error { return e.err }
+
+// Is reports ErrHandler.
+func (e *requestError) Is(target error) bool { return target == ErrHandler }
+
+// chooseVerdict returns the verdict that the handler asked for. r is the Retry for the error.
+func (e *requestError) chooseVerdict(r *Retry, a Attempts) Verdict {
+	switch e.request {
+	case requestReject:
+		return Verdict{Action: DeadLetter, Reason: ClassRejected}
+	case requestDiscard:
+		return Verdict{Action: Skip, Reason: ClassDiscarded}
+	default:
+	}
+
+	if r.isOverdue(a) {
+		return r.giveUp()
+	}
+	v := Verdict{Action: SetAside, Delay: e.delay, Uncounted: true, Unordered: r.Unordered}
+	if e.request == requestSuspend {
+		v.Action = SuspendHandler
+	}
+	return v
+}

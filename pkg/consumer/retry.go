@@ -1,0 +1,226 @@
+package consumer
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"math"
+	"time"
+)
+
+// The defaults of Retry, whose fields give the reasons.
+const (
+	defaultFirstWait   = 5 * time.Second
+	defaultLongestWait = 5 * time.Minute
+	defaultGiveUpAfter = 24 * time.Hour
+	defaultOutage      = 20
+	defaultMaxWaiting  = 100_000
+)
+
+// defaultQuick are the waits of Retry.Quick. They cover write conflicts and lost connections.
+var defaultQuick = []time.Duration{100 * time.Millisecond, 400 * time.Millisecond}
+
+// retryJitter is the largest share by which a wait of Retry is shortened. Messages that failed together are then retried
+// at different times.
+const retryJitter = 0.2
+
+// Retry defines what follows a failure of a handler. It is a plain value that can be read from a file. A zero field has the
+// default.
+//
+// A failed message is tried again at once, after each of the waits in Quick. Then it is set aside in MongoDB together with
+// the later messages of its key, and its offset passes, so that other keys go on. It is tried again after Min, then after
+// twice as long, up to Max. At last it is given up.
+//
+// If Outage messages of different keys fail and none succeeds in between, the handler is suspended: a service that it needs
+// is probably unavailable. A suspended handler takes no new messages, and tries a waiting one after Min up to Max. The
+// first success ends the suspension. Its messages stay in Kafka meanwhile. Messages that all other handlers of the topic
+// have finished are set aside untried, so that these handlers can go on.
+type Retry struct {
+	// Quick has the waits before attempts in place. The lane waits with the message. Defaults to 100 ms and 400 ms, which
+	// cover write conflicts and lost connections. An empty slice that is not nil means none.
+	Quick []time.Duration
+	// Min and Max are the first and the longest wait of a message that is set aside. Waits double, and each is shortened by
+	// up to 20 %, so that messages that failed together are not retried together. Default to 5 s and 5 min: after an outage
+	// of any length everything is retried within five minutes.
+	Min, Max time.Duration
+	// GiveUpAfter is the time since the first failure after which a failed message is given up. Defaults to 24 h, so that
+	// people see a failure of the night by day. Negative means never.
+	GiveUpAfter time.Duration
+	// MaxAttempts also gives a message up after so many attempts. Defaults to no limit, because an outage is measured in
+	// time.
+	MaxAttempts int
+	// Unordered lets later messages of the key be handled while this one is set aside. Defaults to false, which keeps the
+	// order of the key.
+	Unordered bool
+	// Then defines what giving up means. Defaults to ThenDeadLetter.
+	Then GiveUp
+
+	// Outage and MaxWaiting belong to the handler: only those of WithRetry count.
+
+	// Outage is how many messages of different keys must fail in a row before the handler is suspended. Defaults to 20: one
+	// bad message, or a few, stop nobody. Negative never suspends.
+	Outage int
+	// MaxWaiting is how many messages of the handler may be set aside in the whole group. Above it a failed message waits
+	// in its lane. Defaults to 100,000, which is about 100 MB of small messages. Negative means none.
+	MaxWaiting int
+}
+
+// GiveUp is the treatment of a message that is given up.
+type GiveUp uint8
+
+const (
+	// ThenDeadLetter makes the message a dead letter.
+	ThenDeadLetter GiveUp = iota
+	// ThenDiscard skips the message.
+	ThenDiscard
+	// ThenSuspend suspends the handler until Consumer.Resume, and then tries the message again.
+	ThenSuspend
+)
+
+// NoRetry returns a Retry that gives up at the first failure.
+func NoRetry() Retry { return Retry{Quick: []time.Duration{}, MaxAttempts: 1} }
+
+// WithRetry sets the Retry of all errors that match no WithRetryFor. It replaces an earlier OnFailure.
+func WithRetry(r Retry) Setting {
+	return setting(func(h *handling) {
+		h.problems = append(h.problems, r.findProblems("WithRetry"))
+		h.retry, h.retrySet, h.decider = r, true, nil
+	})
+}
+
+// WithRetryFor sets the Retry of errors that match, for example of ErrorIs. The first match counts. Those of a handler come
+// before those of New. match must be a pure function. It replaces an earlier OnFailure.
+func WithRetryFor(match func(err error) bool, r Retry) Setting {
+	return setting(func(h *handling) {
+		h.problems = append(h.problems, r.findProblems("WithRetryFor"))
+		if match == nil {
+			h.problems = append(h.problems, errors.New("WithRetryFor: the function is nil"))
+		}
+		h.retryRules = append(h.retryRules[:len(h.retryRules):len(h.retryRules)], retryRule{match, r.withDefaults()})
+		h.retrySet, h.decider = true, nil
+	})
+}
+
+// ErrorIs matches the errors for which errors.Is is true for one of the targets.
+func ErrorIs(targets ...error) func(err error) bool { return Is(targets...) }
+
+// findProblems returns the problems of r. option is the name of the option in the text.
+func (r Retry) findProblems(option string) error {
+	var errs []error
+	addProblem := func(wrong bool, format string, args ...any) {
+		if wrong {
+			errs = append(errs, fmt.Errorf("%w: %s: %s", ErrConfiguration, option, fmt.Sprintf(format, args...)))
+		}
+	}
+
+	for _, d := range r.Quick {
+		addProblem(d < 0, "Quick contains %v: a wait must not be negative", d)
+	}
+	d := r.withDefaults()
+	addProblem(d.Min < 0 || d.Max < d.Min, "Min is %v and Max is %v: Min must be positive and at most Max", d.Min, d.Max)
+	addProblem(r.Then > ThenSuspend, "Then is %d: use ThenDeadLetter, ThenDiscard or ThenSuspend", r.Then)
+	return errors.Join(errs...)
+}
+
+// withDefaults returns r with the defaults in its zero fields.
+func (r Retry) withDefaults() Retry {
+	if r.Quick == nil {
+		r.Quick = defaultQuick
+	}
+	r.Min = cmp.Or(r.Min, min(defaultFirstWait, cmp.Or(r.Max, defaultFirstWait)))
+	r.Max = cmp.Or(r.Max, max(defaultLongestWait, r.Min))
+	r.GiveUpAfter = cmp.Or(r.GiveUpAfter, defaultGiveUpAfter)
+	r.Outage = cmp.Or(r.Outage, defaultOutage)
+	r.MaxWaiting = cmp.Or(r.MaxWaiting, defaultMaxWaiting)
+	return r
+}
+
+// waitAfter returns the wait after the n-th failure, from 1, of a message that is set aside.
+func (r *Retry) waitAfter(n int) time.Duration {
+	d := float64(r.Min) * math.Pow(2, float64(max(n, 1)-1))
+	return addJitter(time.Duration(min(d, float64(r.Max))), retryJitter)
+}
+
+// retryRule is a Retry for some errors.
+type retryRule struct {
+	match func(err error) bool
+	retry Retry
+}
+
+// retryDecider decides by the Retry of a handler. It is the Decider of handlers without OnFailure.
+type retryDecider struct {
+	base  Retry
+	rules []retryRule
+}
+
+// retryFor returns the Retry for err, and whether a rule of the user matches err.
+func (d *retryDecider) retryFor(err error) (r *Retry, matched bool) {
+	for i := range d.rules {
+		if d.rules[i].match(err) {
+			return &d.rules[i].retry, true
+		}
+	}
+	return &d.base, false
+}
+
+// Decide implements Decider.
+func (d *retryDecider) Decide(err error, m *Message, a Attempts) Verdict {
+	v := d.chooseVerdict(err, m, a)
+	v.Attempts = a
+	return v
+}
+
+// chooseVerdict returns the verdict without the attempts. Errors of the consumer and errors that the handler made with
+// RetryIn, Suspend, Reject or Discard have a fixed meaning. For other errors the Retry decides.
+func (d *retryDecider) chooseVerdict(err error, m *Message, a Attempts) Verdict {
+	if v, ok := defaultPolicy.decideConsumerError(err, m, a); ok {
+		return v
+	}
+
+	r, matched := d.retryFor(err)
+	asked, ok := errors.AsType[*requestError](err)
+	switch {
+	case ok:
+		return asked.chooseVerdict(r, a)
+	case matched:
+		return r.chooseVerdict(a)
+	case isTransient(err):
+		// The database is away. To set the message aside, the consumer would need it.
+		v := Verdict{Action: RetryAfter, Uncounted: true}
+		bound := float64(100*time.Millisecond) * math.Pow(2, float64(max(a.Failed-1, 0)))
+		v.Delay = addJitter(time.Duration(min(bound, float64(30*time.Second))), 1)
+		return v
+	case errors.Is(err, ErrValidation) || errors.As(err, new(*ExpiredError)):
+		return Verdict{Action: DeadLetter}
+	}
+	return r.chooseVerdict(a)
+}
+
+// chooseVerdict returns the verdict after the failures in a.
+func (r *Retry) chooseVerdict(a Attempts) Verdict {
+	n := max(max(a.Total, 1)-a.Spared, 1) // the number of the failed attempt
+	switch {
+	case r.MaxAttempts > 0 && n >= r.MaxAttempts, r.isOverdue(a):
+		return r.giveUp()
+	case n <= len(r.Quick):
+		return Verdict{Action: RetryInline, Delay: r.Quick[n-1]}
+	}
+	return Verdict{Action: SetAside, Delay: r.waitAfter(n - len(r.Quick)), Unordered: r.Unordered}
+}
+
+// isOverdue reports whether the message has failed for GiveUpAfter.
+func (r *Retry) isOverdue(a Attempts) bool {
+	return r.GiveUpAfter >= 0 && a.Failed > 1 && now().Sub(a.Since) >= r.GiveUpAfter
+}
+
+// giveUp returns the verdict on a message that is given up.
+func (r *Retry) giveUp() Verdict {
+	switch r.Then {
+	case ThenDiscard:
+		return Verdict{Action: Skip, Reason: ClassDiscarded}
+	case ThenSuspend:
+		return Verdict{Action: SuspendHandler, Delay: UntilResumed, Uncounted: true}
+	default:
+		return Verdict{Action: DeadLetter}
+	}
+}

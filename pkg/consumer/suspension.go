@@ -1,0 +1,190 @@
+package consumer
+
+import (
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/outrelay/outrelay/internal/setaside"
+)
+
+// suspension is the state of a handler that may be suspended. It belongs to the process, so a rebalance does not end it.
+//
+// A suspension ends in three ways: by resume, by a successful probe, and, unless it was asked for, by any other success. A
+// probe is one attempt after the time until.
+type suspension struct {
+	mu      sync.Mutex
+	failed  map[setaside.Digest]struct{} // queues of the messages that failed since the last success
+	until   time.Time                    // zero: not suspended
+	manual  bool                         // suspended until resume
+	asked   bool                         // by the handler, for a time that other successes do not shorten
+	probes  int                          // failed probes of this suspension
+	probeID int                          // of the running probe; 0 without one
+	lastID  int
+	changed chan struct{} // closed and replaced at each change
+}
+
+// SuspendedError reports that a handler is suspended, and later that it goes on. Each is reported once.
+type SuspendedError struct {
+	Handler string
+	Over    bool
+	Until   time.Time // of the first probe; zero until Consumer.Resume
+	Err     error     // the last failure; nil if it is over
+}
+
+func (e *SuspendedError) Error() string {
+	switch {
+	case e.Over:
+		return fmt.Sprintf("handler %q goes on", e.Handler)
+	case e.Until.IsZero():
+		return fmt.Sprintf("handler %q is suspended until Resume: %v", e.Handler, e.Err)
+	}
+	return fmt.Sprintf("handler %q is suspended and tries one message at %s: %v",
+		e.Handler, e.Until.UTC().Format(time.RFC3339), e.Err)
+}
+
+// Is reports ErrOperational.
+func (e *SuspendedError) Is(target error) bool { return target == ErrOperational }
+
+// Unwrap returns the last failure.
+func (e *SuspendedError) Unwrap() error { return e.Err }
+
+// isSuspendedLocked reports whether the handler takes no messages other than a probe.
+func (s *suspension) isSuspendedLocked() bool { return s.manual || !s.until.IsZero() }
+
+func (s *suspension) isSuspended() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.isSuspendedLocked()
+}
+
+// changeLocked wakes all goroutines that wait for a change.
+func (s *suspension) changeLocked() {
+	if s.changed != nil {
+		close(s.changed)
+	}
+	s.changed = make(chan struct{})
+}
+
+// permit is the answer of mayStart.
+type permit struct {
+	ok      bool
+	probe   int           // the id of the probe; 0 if the handler is not suspended
+	wait    time.Duration // until the next probe; 0 if there is no such time
+	changed <-chan struct{}
+}
+
+// mayStart reports whether an attempt may start. If it is a probe, the caller must call endProbe.
+func (s *suspension) mayStart(now time.Time) permit {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+
+	if s.changed == nil {
+		s.changed = make(chan struct{})
+	}
+	p := permit{changed: s.changed}
+	switch {
+	case !s.isSuspendedLocked():
+		p.ok = true
+	case s.manual || s.probeID != 0:
+	case now.Before(s.until):
+		p.wait = s.until.Sub(now)
+	default:
+		s.lastID++
+		s.probeID = s.lastID
+		p.ok, p.probe = true, s.probeID
+	}
+	return p
+}
+
+// isProbe reports whether the probe still runs. A probe that fails ends before its message is finished.
+func (s *suspension) isProbe(id int) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return id != 0 && s.probeID == id
+}
+
+// endProbe ends a probe that neither succeeded nor failed, for example because its message was gone. The next probe may
+// start at once. It has no effect if the probe has ended.
+func (s *suspension) endProbe(id int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if id != 0 && s.probeID == id {
+		s.probeID = 0
+		s.changeLocked()
+	}
+}
+
+// noteSuccess records that a message was handled. It reports whether that has ended a suspension.
+func (s *suspension) noteSuccess() (over bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+
+	clear(s.failed)
+	if !s.isSuspendedLocked() || (s.manual || s.asked) && s.probeID == 0 {
+		return false
+	}
+	s.openLocked()
+	return true
+}
+
+// noteFailure records that a message of the queue failed, after its attempts in place. It reports whether that has
+// suspended the handler, and until when.
+func (s *suspension) noteFailure(queue setaside.Digest, r *Retry) (until time.Time, began bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+
+	if s.isSuspendedLocked() {
+		if s.probeID != 0 {
+			s.probeID = 0
+			s.probes++
+			s.until = time.Now().Add(r.waitAfter(s.probes + 1))
+			s.changeLocked()
+		}
+		return time.Time{}, false
+	}
+	if r.Outage < 0 {
+		return time.Time{}, false
+	}
+
+	if s.failed == nil {
+		s.failed = map[setaside.Digest]struct{}{}
+	}
+	s.failed[queue] = struct{}{}
+	if len(s.failed) < r.Outage {
+		return time.Time{}, false
+	}
+	s.until = time.Now().Add(r.waitAfter(1))
+	s.changeLocked()
+	return s.until, true
+}
+
+// suspendFor suspends the handler for d, or until resume if d is UntilResumed. It does not shorten a longer suspension. It
+// reports whether the handler was not suspended before, and until when it is.
+func (s *suspension) suspendFor(d time.Duration) (until time.Time, began bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+
+	began = !s.isSuspendedLocked()
+	s.probeID = 0
+	if d == UntilResumed {
+		s.manual = true
+	} else if until := time.Now().Add(d); until.After(s.until) {
+		s.until, s.asked = until, true
+	}
+	s.changeLocked()
+	return s.until, began
+}
+
+// resume ends the suspension.
+func (s *suspension) resume() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.openLocked()
+}
+
+func (s *suspension) openLocked() {
+	clear(s.failed)
+	s.until, s.manual, s.asked, s.probes, s.probeID = time.Time{}, false, false, 0, 0
+	s.changeLocked()
+}

@@ -1,0 +1,354 @@
+package consumer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/outrelay/outrelay/internal/inbox"
+	"github.com/outrelay/outrelay/internal/retry"
+	"github.com/outrelay/outrelay/internal/setaside"
+)
+
+// roomPoll is how often a track that is held up by a suspension, or by a full waiting room, checks whether it may move its
+// message out of the way.
+const roomPoll = time.Second
+
+// errBehind reports that an earlier message of a key of the batch is set aside. The messages are tried one by one.
+var errBehind = errors.New("an earlier message of the key is set aside")
+
+// room returns the waiting room of the handler, or nil if its messages cannot be set aside.
+func (t *track) room() *waitingRoom {
+	return t.p.s.openRoom(t.reg, t.p, t.p.trackGroup.Go)
+}
+
+// awaitRoom blocks until the stored queues of the handler are known. It returns false if the track must stop before.
+func (t *track) awaitRoom() bool {
+	room := t.room()
+	for room != nil {
+		_, _, changed := t.p.s.c.gate.currentState()
+		if t.mustStop() {
+			return false
+		}
+		select {
+		case <-room.loaded:
+			return true
+		case <-changed:
+		case <-t.p.s.serveCtx.Done():
+		}
+	}
+	return true
+}
+
+// queueOf returns the queue of x, and false if x has no key, so that no message follows it.
+func (t *track) queueOf(x task) (queueKey, bool) {
+	key := x.entry.rec.Key
+	return queueKey{t.p.tp, setaside.KeyQueue(key)}, key != nil
+}
+
+// isBehind reports whether an earlier message of the key is set aside for this handler.
+func (t *track) isBehind(x task) bool {
+	if t.waiting != nil {
+		return false
+	}
+	room := t.room()
+	key, ok := t.queueOf(x)
+	return ok && room != nil && room.hasQueue(key)
+}
+
+// takeTurn blocks while the handler is suspended. It returns:
+//   - turnNow if the message may be tried, with the id of the probe if the handler is suspended.
+//   - turnPassed if the message was set aside untried, because an earlier message of its key is, or because the handler is
+//     suspended and all other handlers have finished the message.
+//   - turnStopped if the track must stop.
+func (t *track) takeTurn(x task) (turn, int) {
+	if t.waiting != nil || t.reg.system {
+		return turnNow, 0
+	}
+
+	for {
+		aside := t.isBehind(x)
+		if !aside {
+			p := t.mayStart()
+			if p.ok {
+				return turnNow, p.probe
+			}
+			if aside = t.holdsUpOthers(x); !aside {
+				t.waitForChange(p)
+			}
+		}
+
+		if t.mustStop() {
+			return turnStopped, 0
+		}
+		if !aside {
+			continue
+		}
+		switch stored, full := t.setAside(x, 0, false); {
+		case full:
+			t.waitYielding(roomPoll)
+		case stored:
+			return turnPassed, 0
+		default:
+			return turnStopped, 0
+		}
+	}
+}
+
+// turn is the answer of takeTurn.
+type turn uint8
+
+const (
+	turnNow turn = iota
+	turnPassed
+	turnStopped
+)
+
+// mayStart reports whether the handler may take a message. A suspended handler probes with a message that is set aside, so
+// that no other message joins it. Without one that is due within the longest wait, it probes with a new message.
+func (t *track) mayStart() permit {
+	now := time.Now()
+	if t.reg.suspension.isSuspended() {
+		if room := t.room(); room != nil && room.hasDueBefore(now.Add(t.reg.retry.Max)) {
+			return permit{wait: roomPoll}
+		}
+	}
+	return t.reg.suspension.mayStart(now)
+}
+
+// holdsUpOthers reports whether the message has other handlers, and all of them have finished it.
+func (t *track) holdsUpOthers(x task) bool {
+	if t.room() == nil {
+		return false
+	}
+	t.p.mu.Lock()
+	defer t.p.mu.Unlock()
+	return len(x.entry.shares) > 1 && x.entry.openShares == 1
+}
+
+// waitForChange blocks until the suspension changes, but at most for roomPoll. Other lanes use the slots of the track
+// during the wait.
+func (t *track) waitForChange(p permit) {
+	t.yieldSlots(func() {
+		timer := time.NewTimer(roomPoll)
+		defer timer.Stop()
+		_, _, paused := t.p.s.c.gate.currentState()
+		if t.mustStop() {
+			return
+		}
+		select {
+		case <-timer.C:
+		case <-p.changed:
+		case <-paused:
+		case <-t.p.s.serveCtx.Done():
+		}
+	})
+}
+
+// setAside sets the message of x aside, with its failed attempts if it has any. It is due after wait. full reports that the
+// message has to wait in its lane, because no more messages may be set aside or the record is too large. stored is false
+// if the track was interrupted.
+func (t *track) setAside(x task, wait time.Duration, unordered bool) (stored, full bool) {
+	room := t.room()
+	if room.isFull(t.baseContext()) {
+		return false, true
+	}
+
+	// Without a failed attempt the message is due as soon as its queue has no earlier one.
+	m := t.newWaiting(x, unordered)
+	key := queueKey{t.p.tp, m.Queue}
+	room.beginAdd(key)
+	defer func() { room.endAdd(key, time.Now().Add(wait)) }()
+
+	backoff := retry.Reopen.Start()
+	for {
+		err := t.storeWaiting(x, m, wait)
+		switch {
+		case err == nil:
+			t.completeTasks([]task{x})
+			return true, false
+		case errors.Is(err, setaside.ErrTooLarge):
+			return false, true
+		}
+
+		t.p.s.report(fmt.Errorf("setting aside message %s for handler %q: %w", clip(x.entry.m.ID, maxReason), t.reg.name, err))
+		if t.mustStop() {
+			return false, false
+		}
+		t.waitYielding(backoff.Next())
+
+		// As after an attempt, the partition is attached again and the message is fetched again.
+		if errors.Is(err, inbox.ErrStale) {
+			t.p.detachHandler(t.reg)
+			return false, false
+		}
+	}
+}
+
+// newWaiting returns the document of a message that is set aside.
+func (t *track) newWaiting(x task, unordered bool) *setaside.Message {
+	rec, m := &x.entry.rec, x.entry.m
+	place := setaside.Place{Handler: t.p.s.c.inboxConsumer(t.reg), Topic: m.Topic, Partition: m.Partition}
+	w := &setaside.Message{
+		Place: place, Offset: m.Offset, LeaderEpoch: rec.LeaderEpoch, Time: rec.Time,
+		Key: rec.Key, Value: rec.Value, Attempts: attemptsForStore(x.share.attempts, time.Now()),
+	}
+	for _, h := range rec.Headers {
+		w.Headers = append(w.Headers, setaside.Header(h))
+	}
+
+	w.Generation = t.p.generationOf(t.reg)
+	w.ID = setaside.MessageID(place, w.Generation, w.Offset, m.Namespace+"/"+dedupID(m))
+	w.Queue = setaside.KeyQueue(rec.Key)
+	if rec.Key == nil || unordered && !t.isBehind(x) {
+		w.Queue = w.ID
+	}
+	return w
+}
+
+// storeWaiting writes the document of x and moves the watermark past x, in one transaction. A message that was handled
+// before gets no document. Without an inbox, the document alone is written.
+func (t *track) storeWaiting(x task, m *setaside.Message, wait time.Duration) error {
+	ctx, s := t.baseContext(), t.p.s
+	if t.reg.mode == AtLeastOnce {
+		return s.c.waiting.Add(ctx, m, wait)
+	}
+	if err := t.p.attachHandler(ctx, t.reg); err != nil {
+		return err
+	}
+
+	list := []inbox.Entry{t.inboxEntry(x)}
+	return s.transact(ctx, func(ctx context.Context) error {
+		fresh, err := s.inbox.Check(ctx, list)
+		if err != nil {
+			return err
+		}
+		if err := s.inbox.Pass(ctx, list); err != nil {
+			return err
+		}
+		if !fresh[0] {
+			return nil
+		}
+		return s.c.waiting.Add(ctx, m, wait)
+	})
+}
+
+// postpone stores the failed attempts of a message that is set aside. It returns false if it was interrupted before.
+func (t *track) postpone(x task, wait time.Duration) bool {
+	t.waiting.Attempts = attemptsForStore(x.share.attempts, time.Now())
+	backoff := retry.Reopen.Start()
+	for {
+		err := t.p.s.c.waiting.Postpone(t.baseContext(), t.waiting, wait)
+		if err == nil {
+			t.isPostponed, t.postponedFor = true, wait
+			return true
+		}
+		t.p.s.report(err)
+		if t.mustStop() {
+			return false
+		}
+		t.waitYielding(backoff.Next())
+	}
+}
+
+// handleWaiting handles a message that is set aside. The transaction that handles it removes it.
+func (t *track) handleWaiting(ctx context.Context, x task, res *attemptResult) error {
+	list := []task{x}
+	return t.runTransaction(ctx, list, func(ctx context.Context) error {
+		ctx = t.p.s.inbox.Remember(ctx)
+		taken, err := t.takeWaiting(ctx, res)
+		if !taken || err != nil {
+			return err
+		}
+		fresh, err := t.p.s.inbox.Admit(ctx, []inbox.Entry{t.inboxEntry(x)})
+		if err != nil {
+			return &inboxFailure{fmt.Errorf("admitting a message that was set aside: %w", err)}
+		}
+		return t.runHandler(ctx, list, fresh, res)
+	})
+}
+
+// takeWaiting removes the message, if it is set aside, in the transaction of ctx. If it is gone, another member has handled
+// it, and it counts as a duplicate.
+func (t *track) takeWaiting(ctx context.Context, res *attemptResult) (bool, error) {
+	if t.waiting == nil {
+		return true, nil
+	}
+	taken, err := t.p.s.c.waiting.Take(ctx, t.waiting)
+	if err != nil {
+		return false, &inboxFailure{err}
+	}
+	if !taken {
+		*res = attemptResult{duplicates: 1}
+	}
+	return taken, nil
+}
+
+// checkOrder looks for messages that another member has set aside, after Admit found duplicates: a previous owner of the
+// partition may have handled these messages, or set them aside. It returns errBehind if a fresh message of the list has to
+// follow one of them.
+func (t *track) checkOrder(ctx context.Context, list []task, fresh []bool) error {
+	room := t.room()
+	if room == nil || !slices.Contains(fresh, false) {
+		return nil
+	}
+
+	var queues []setaside.Digest
+	for i, x := range list {
+		if key, ok := t.queueOf(x); ok && !fresh[i] {
+			queues = append(queues, key.queue)
+		}
+	}
+	found, err := t.p.s.c.waiting.Waiting(ctx, room.place(t.p.tp), queues)
+	if err != nil {
+		return &inboxFailure{err}
+	}
+
+	room.discover(t.p.tp, found)
+	for i, x := range list {
+		if key, ok := t.queueOf(x); ok && fresh[i] && slices.Contains(found, key.queue) {
+			return errBehind
+		}
+	}
+	return nil
+}
+
+// noteOutcome records the failure of a message, after its attempts in place, for the suspension of the handler.
+func (t *track) noteOutcome(x task, v Verdict, cause error) {
+	s := &t.reg.suspension
+	switch {
+	case v.Action == SuspendHandler:
+		if until, began := s.suspendFor(v.Delay); began {
+			t.p.s.report(&SuspendedError{Handler: t.reg.name, Until: until, Err: cause})
+		}
+	case v.Action == SetAside && !v.Uncounted:
+		if until, began := s.noteFailure(t.outageKey(x), &t.reg.retry); began {
+			t.p.s.report(&SuspendedError{Handler: t.reg.name, Until: until, Err: cause})
+		}
+	default:
+	}
+}
+
+// outageKey returns the digest that counts as the key of x in an outage. A message without a key counts alone.
+func (t *track) outageKey(x task) setaside.Digest {
+	if t.waiting != nil {
+		return t.waiting.Queue
+	}
+	if key, ok := t.queueOf(x); ok {
+		return key.queue
+	}
+	return setaside.KeyQueue([]byte(x.entry.m.ID))
+}
+
+// completeTasks finishes tasks. A message that was set aside has no entry in its partition any more.
+func (t *track) completeTasks(list []task) {
+	if t.waiting == nil {
+		t.p.finishTasks(list)
+		return
+	}
+	for _, x := range list {
+		t.p.s.c.reg.notifyWatches(x.entry.m)
+	}
+}
