@@ -20,6 +20,7 @@ import (
 
 	"github.com/outrelay/outrelay/internal/admin"
 	"github.com/outrelay/outrelay/internal/connect"
+	"github.com/outrelay/outrelay/internal/operators"
 )
 
 // operatorCommand is the common part of the commands that read or change the collections of a watcher:
@@ -71,16 +72,11 @@ func (a *operatorCommand) withOperator(ctx context.Context, f func(ctx context.C
 	}
 	defer closeClient()
 
-	client := state.Client()
-	op := admin.New(admin.Operator{
-		State: state, Watcher: cfg.Watcher, Actor: a.actorName(), Source: source,
-		Node: cfg.Node, Version: thisBuild().Version,
-		Outboxes: connect.Outboxes(cfg, client), Oplog: connect.Oplog(client),
-		Compacted: func(ctx context.Context, topics []string) ([]string, error) {
-			return connect.CompactedTopics(ctx, cfg, topics)
-		},
-	})
-	return classifyError(f(ctx, op))
+	op, err := operators.NewOperator(cfg, thisBuild().Version, state)
+	if err != nil {
+		return err
+	}
+	return classifyError(f(ctx, op.For(admin.Actor{Name: a.actorName(), Source: source})))
 }
 
 // source is the source of an action in the events log.

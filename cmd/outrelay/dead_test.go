@@ -285,3 +285,21 @@ func TestFailedCommands(t *testing.T) {
 		t.Errorf("unexpected output:\n%s", text)
 	}
 }
+
+func TestAShownPayloadIsRedactedAndLogged(t *testing.T) {
+	t.Parallel()
+	g := newGraveyard(t, 2)
+	g.env = append(g.env, "OUTRELAY_HTTP_ADMIN_TOKEN=0123456789abcdef", "OUTRELAY_HTTP_ADMIN_REDACT_PATHS=$.card")
+	var letter struct {
+		Envelope struct{ Payload string }
+	}
+	g.runCommand(0, &letter, "dead", "show", "d0", "--payload")
+	if letter.Envelope.Payload != "***" {
+		t.Errorf("the payload is shown as %q", letter.Envelope.Payload)
+	}
+
+	shown := bson.D{{Key: "kind", Value: "payload_shown"}, {Key: "fields.id", Value: "d0"}, {Key: "fields.source", Value: "cli"}}
+	if n, err := g.state.Collection("events").CountDocuments(t.Context(), shown); err != nil || n != 1 {
+		t.Errorf("the events log has %d entries about the payload (%v)", n, err)
+	}
+}

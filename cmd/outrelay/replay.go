@@ -10,7 +10,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/outrelay/outrelay/internal/admin"
-	"github.com/outrelay/outrelay/internal/connect"
 )
 
 // maxListedReplays is the number of replays that list shows.
@@ -76,20 +75,6 @@ continues the replay.`,
 	return c
 }
 
-// withReplays calls f with the replays of the configured watcher.
-func (a *operatorCommand) withReplays(ctx context.Context, f func(ctx context.Context, r admin.Replays) error) error {
-	return a.withOperator(ctx, func(ctx context.Context, op admin.Operator) error {
-		cfg, _, err := a.p.loadConfig()
-		if err != nil {
-			return err
-		}
-		if op.Router, err = connect.Router(cfg); err != nil {
-			return err
-		}
-		return f(ctx, op.Replays())
-	})
-}
-
 // parseArgs parses the times of the flags and checks the numbers.
 func (f *replayFlags) parseArgs() (err error) {
 	if f.order.From, f.order.To, err = parsePastRange("from", f.from, "to", f.to); err != nil {
@@ -114,7 +99,8 @@ func (f *replayFlags) runReplay(ctx context.Context, a *operatorCommand) error {
 		return err
 	}
 
-	return a.withReplays(ctx, func(ctx context.Context, r admin.Replays) error {
+	return a.withOperator(ctx, func(ctx context.Context, op admin.Operator) error {
+		r := op.Replays()
 		if f.resume != "" {
 			return f.carryOut(ctx, a, r, f.resume, -1)
 		}

@@ -18,20 +18,21 @@ import (
 )
 
 // DeadFilter selects dead letters by text that operators type. A letter matches if it fulfills all
-// conditions that are set.
+// conditions that are set. The tags of the filters are those of the API, in a query and in a body.
 type DeadFilter struct {
-	Collection    string    // an outbox as database.collection; "" means all outboxes of the watcher
-	IDs           []string  // of envelopes, as in the header `id`
-	From, To      time.Time // died at From or later, and before To
-	Topic         string
-	Type          string
-	AggregateType string
-	Key           string // the ordering key
-	Class         string
-	Message       string // prefix of the reason
-	Source        string // relay or handler
-	RequeueStatus string // any, replayable or replayed; "" means any
-	All           bool   // allows a filter without conditions to requeue or discard
+	Collection    string    `query:"collection" json:"collection,omitempty" maxLength:"255" doc:"Only this outbox, as database.collection."`
+	IDs           []string  `query:"id" json:"ids,omitempty" maxItems:"1000" doc:"Only letters of these envelopes."`
+	From          time.Time `query:"from" json:"from,omitzero" doc:"Died at this time or later."`
+	To            time.Time `query:"to" json:"to,omitzero" doc:"Died before this time."`
+	Topic         string    `query:"topic" json:"topic,omitempty" maxLength:"255"`
+	Type          string    `query:"type" json:"type,omitempty" maxLength:"255"`
+	AggregateType string    `query:"aggregate_type" json:"aggregate_type,omitempty" maxLength:"255"`
+	Key           string    `query:"key" json:"key,omitempty" maxLength:"4096" doc:"The ordering key."`
+	Class         string    `query:"class" json:"class,omitempty" enum:"malformed,message_too_large,not_allowed,partition_out_of_range,expired,record_refused,attempts_exhausted,handler"`
+	Message       string    `query:"message" json:"message,omitempty" maxLength:"1024" doc:"Prefix of the reason."`
+	Source        string    `query:"source" json:"source,omitempty" enum:"relay,handler"`
+	RequeueStatus string    `query:"stand" json:"stand,omitempty" enum:"any,replayable,replayed"`
+	All           bool      `json:"all,omitempty" doc:"Select everything if there is no condition."`
 }
 
 // Classes returns the classes that a dead letter may have.
@@ -193,15 +194,7 @@ func (l Letters) Count(ctx context.Context, f DeadFilter) (int64, error) {
 }
 
 // DeadGroup summarizes the letters with the same topic, type and class.
-type DeadGroup struct {
-	Topic      string    `json:"topic"`
-	Type       string    `json:"type"`
-	Class      string    `json:"class"`
-	Count      int64     `json:"count"`
-	Replayable int64     `json:"replayable"` // letters of Count that are not requeued
-	First      time.Time `json:"first"`
-	Last       time.Time `json:"last"`
-}
+type DeadGroup = deadletter.Group
 
 // Summary counts the matching letters by topic, type and class. The largest group comes first.
 func (l Letters) Summary(ctx context.Context, f DeadFilter) ([]DeadGroup, error) {
@@ -210,25 +203,19 @@ func (l Letters) Summary(ctx context.Context, f DeadFilter) ([]DeadGroup, error)
 		return nil, err
 	}
 
-	groups, err := deadletter.Summarize(ctx, l.op.State.Client(), namespaces, q)
-	out := make([]DeadGroup, 0, len(groups))
-	for _, g := range groups {
-		out = append(out, DeadGroup{g.Topic, g.Type, string(g.Class), g.Count, g.Replayable, g.First, g.Last})
-	}
-	return out, err
+	return deadletter.Summarize(ctx, l.op.State.Client(), namespaces, q)
 }
 
 // DeadRef identifies one letter.
 type DeadRef struct {
-	Collection string // "" searches all outboxes of the watcher
-	ID         string // of the envelope, as in the header `id`
-	Delivery   int    // a negative number selects the latest delivery that died
+	Collection string `query:"collection" maxLength:"255" doc:"Only this outbox, as database.collection."`
+	ID         string `query:"id" required:"true" minLength:"1" maxLength:"4096" doc:"Of the envelope, as in the header id."`
+	Delivery   int    `query:"delivery" minimum:"-1" maximum:"2147483647" default:"-1" doc:"The delivery that died; -1 selects the latest one."`
 }
 
 // Show returns one letter with its envelope, in which the rules of [Operator.Redact] hide values. The
-// payload, and fields that do not belong to an envelope, are included only if payload is true. With
-// [Operator.LogPayloads], Show then writes an entry to the events log first, and returns an error if
-// that fails.
+// payload, and fields that do not belong to an envelope, are included only if payload is true. Show
+// then writes an entry to the events log first, and returns an error if that fails.
 func (l Letters) Show(ctx context.Context, ref DeadRef, payload bool) (DeadLetter, error) {
 	d, err := l.findLetter(ctx, ref)
 	if err != nil {
@@ -237,7 +224,7 @@ func (l Letters) Show(ctx context.Context, ref DeadRef, payload bool) (DeadLette
 
 	letter := newDeadLetter(&d)
 	letter.Envelope = l.op.Redact.redactEnvelope(envelopeJSON(d.Envelope, payload), payload)
-	if !payload || !l.op.LogPayloads {
+	if !payload {
 		return letter, nil
 	}
 

@@ -20,10 +20,7 @@ const (
 )
 
 // DeadOptions are the options of a requeue.
-type DeadOptions struct {
-	IgnoreExpiry bool // also requeue expired envelopes, without their expiry
-	DryRun       bool
-}
+type DeadOptions = deadletter.Options
 
 // DeadOutcome counts the effects of a requeue, or with DryRun the expected effects.
 type DeadOutcome struct {
@@ -79,11 +76,10 @@ func (l Letters) Requeue(
 	}
 
 	desk := deadletter.NewDesk(l.op.State, l.op.Watcher, l.op.Actor)
-	options := deadletter.Options{IgnoreExpiry: opts.IgnoreExpiry, DryRun: opts.DryRun}
 	for _, ns := range namespaces {
 		before := out.Requeued + out.Refused
 		var outcome deadletter.Outcome
-		outcome, err = desk.Requeue(ctx, ns, q, options, func(p deadletter.Outcome) {
+		outcome, err = desk.Requeue(ctx, ns, q, opts, func(p deadletter.Outcome) {
 			if did != nil {
 				did(before + p.Requeued + p.Refused)
 			}
@@ -143,8 +139,7 @@ func (l Letters) Edit(ctx context.Context, ref DeadRef, e DeadEdit, opts DeadOpt
 		Died:       d.ID.Delivery,
 		Edited:     edit.Fields(),
 	}
-	options := deadletter.Options{IgnoreExpiry: opts.IgnoreExpiry, DryRun: opts.DryRun}
-	out.Delivery, err = desk.EditAndRequeue(ctx, d.ID, edit, options)
+	out.Delivery, err = desk.EditAndRequeue(ctx, d.ID, edit, opts)
 	if err != nil || opts.DryRun {
 		return out, err
 	}

@@ -12,62 +12,33 @@ import (
 
 // DeadLetter is a dead letter as the commands and the API show it.
 type DeadLetter struct {
-	Collection    string        `json:"collection"`
-	ID            string        `json:"id"`
-	Delivery      int32         `json:"delivery"`
-	Version       int32         `json:"version"` // an edit must name it
-	AggregateType string        `json:"aggregate_type,omitempty"`
-	Type          string        `json:"type,omitempty"`
-	Key           string        `json:"key,omitempty"`
-	Topic         string        `json:"topic,omitempty"`
-	Partition     *int32        `json:"partition,omitempty"`
-	Class         string        `json:"class"`
-	Reason        string        `json:"reason"`
-	Position      string        `json:"position,omitempty"`
-	Size          int           `json:"size"` // bytes of the envelope
-	Source        DeadSource    `json:"source"`
-	Attempts      []DeadAttempt `json:"attempts"`
-	FirstFailure  time.Time     `json:"first_failure"`
-	LastFailure   time.Time     `json:"last_failure"`
-	DiedAt        time.Time     `json:"died_at"`
-	ReplayOf      string        `json:"replay_of,omitempty"`
-	Replayed      *DeadReplayed `json:"replayed,omitempty"`
+	Collection    string               `json:"collection"`
+	ID            string               `json:"id"`
+	Delivery      int32                `json:"delivery"`
+	Version       int32                `json:"version"` // an edit must name it
+	AggregateType string               `json:"aggregate_type,omitempty"`
+	Type          string               `json:"type,omitempty"`
+	Key           string               `json:"key,omitempty"`
+	Topic         string               `json:"topic,omitempty"`
+	Partition     *int32               `json:"partition,omitempty"`
+	Class         string               `json:"class"`
+	Reason        string               `json:"reason"`
+	Position      string               `json:"position,omitempty"`
+	Size          int                  `json:"size"` // bytes of the envelope
+	Source        deadletter.Source    `json:"source"`
+	Attempts      []deadletter.Attempt `json:"attempts"`
+	FirstFailure  time.Time            `json:"first_failure"`
+	LastFailure   time.Time            `json:"last_failure"`
+	DiedAt        time.Time            `json:"died_at"`
+	ReplayOf      string               `json:"replay_of,omitempty"`
+	Replayed      *deadletter.Replayed `json:"replayed,omitempty"`
 	// Envelope is relaxed Extended JSON. Only DeadShow sets it.
 	Envelope json.RawMessage `json:"envelope,omitempty"`
 }
 
-// DeadSource describes the process that gave the envelope up.
-type DeadSource struct {
-	Kind    string `json:"kind"` // relay or handler
-	Watcher string `json:"watcher,omitempty"`
-	Group   string `json:"group,omitempty"`
-	Handler string `json:"handler,omitempty"`
-	Node    string `json:"node,omitempty"`
-	Epoch   int64  `json:"epoch,omitempty"`
-	Version string `json:"version,omitempty"`
-}
-
-// DeadAttempt is one failed delivery.
-type DeadAttempt struct {
-	At     time.Time `json:"at"`
-	Topic  string    `json:"topic,omitempty"`
-	Class  string    `json:"class"`
-	Reason string    `json:"reason"`
-	Node   string    `json:"node,omitempty"`
-}
-
-// DeadReplayed describes how a letter was requeued.
-type DeadReplayed struct {
-	At       time.Time `json:"at"`
-	Actor    string    `json:"actor"`
-	Delivery int32     `json:"delivery"` // number of the new delivery
-	Run      string    `json:"run"`      // id of the action, as in the events log
-	Edited   []string  `json:"edited,omitempty"`
-}
-
 // newDeadLetter converts a stored letter, without its envelope.
 func newDeadLetter(d *deadletter.Dead) DeadLetter {
-	letter := DeadLetter{
+	return DeadLetter{
 		Collection:    d.ID.NS,
 		ID:            d.ID.Text(),
 		Delivery:      d.ID.Delivery,
@@ -81,20 +52,14 @@ func newDeadLetter(d *deadletter.Dead) DeadLetter {
 		Reason:        d.Reason,
 		Position:      d.Pos,
 		Size:          d.Size,
-		Source:        DeadSource(d.Source),
-		Attempts:      []DeadAttempt{},
+		Source:        d.Source,
+		Attempts:      append([]deadletter.Attempt{}, d.Attempts...),
 		FirstFailure:  d.FirstFailure,
 		LastFailure:   d.LastFailure,
 		DiedAt:        d.MovedAt,
 		ReplayOf:      d.ReplayOf,
+		Replayed:      d.Replayed,
 	}
-	for _, a := range d.Attempts {
-		letter.Attempts = append(letter.Attempts, DeadAttempt{a.At, a.Topic, string(a.Class), a.Reason, a.Node})
-	}
-	if r := d.Replayed; r != nil {
-		letter.Replayed = &DeadReplayed{At: r.At, Actor: r.Actor, Delivery: r.Delivery, Run: r.Run, Edited: r.Edited}
-	}
-	return letter
 }
 
 // shownFields are the fields of an envelope that contain no business data.

@@ -37,6 +37,7 @@ func Explain(err error) (kind Failure, hint string) {
 		server    mongo.ServerError
 		compacted *CompactedError
 		refused   *deadletter.RefusedError
+		conflict  *deadletter.ConflictError
 		replayed  *deadletter.ReplayedError
 		claimed   *outboxes.ClaimedError
 	)
@@ -60,7 +61,7 @@ func Explain(err error) (kind Failure, hint string) {
 	case is(ErrUnboundedReplay):
 		return FailInvalid, "give from, or ids"
 
-	case is(deadletter.ErrConflict):
+	case errors.As(err, &conflict):
 		return FailChanged, "read the letter again and edit that version"
 
 	case is(ErrUnconfirmed):

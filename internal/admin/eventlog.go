@@ -23,11 +23,12 @@ var ErrCursor = errors.New("invalid cursor: pass the cursor that the previous pa
 // EventFilter selects entries of the events log. An entry matches if it fulfills all conditions
 // that are set.
 type EventFilter struct {
-	Watcher  string // "" means all watchers of the state database
-	Node     string
-	Actor    string
-	Kinds    []string
-	From, To time.Time // at From or later, and before To
+	Watcher string    // "" means all watchers of the state database
+	Node    string    `query:"node" maxLength:"200"`
+	Actor   string    `query:"actor" maxLength:"200"`
+	Kinds   []string  `query:"kind" maxItems:"100" doc:"Only these kinds, separated by commas."`
+	From    time.Time `query:"from" doc:"At this time or later."`
+	To      time.Time `query:"to" doc:"Before this time."`
 }
 
 // LogEvent is one entry of the events log.

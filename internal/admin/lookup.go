@@ -12,6 +12,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
+	"github.com/outrelay/outrelay/internal/deadletter"
 	"github.com/outrelay/outrelay/internal/mongodb"
 	"github.com/outrelay/outrelay/internal/purge"
 )
@@ -19,11 +20,12 @@ import (
 // LookupQuery selects an event by its id, or the events of an ordering key. Either ID or Key must
 // be set.
 type LookupQuery struct {
-	ID         string    // canonical text
-	Key        string    // canonical text
-	Collection string    // an outbox as database.collection; "" means all outboxes of the watcher
-	From, To   time.Time // for a key: written at From or later, and before To; From defaults to an hour ago
-	Limit      int       // for a key: bounds both the envelopes and the letters
+	ID         string    `query:"id" maxLength:"4096"`
+	Key        string    `query:"key" maxLength:"4096"`
+	Collection string    `query:"collection" maxLength:"255" doc:"Only this outbox, as database.collection."`
+	From       time.Time `query:"from" doc:"For a key: written at this time or later. Default: an hour ago."`
+	To         time.Time `query:"to" doc:"For a key: written before this time."`
+	Limit      int       `query:"limit" minimum:"1" maximum:"1000" default:"100" doc:"For a key: bounds both the envelopes and the letters."`
 }
 
 // LookupResult is the result of a [LookupQuery].
@@ -210,32 +212,26 @@ type settledUpTo struct {
 
 // storedEnvelope is an envelope as it is stored.
 type storedEnvelope struct {
-	ID            bson.RawValue    `bson:"_id"`
-	Type          bson.RawValue    `bson:"type"`
-	AggregateType bson.RawValue    `bson:"aggregatetype"`
-	AggregateID   bson.RawValue    `bson:"aggregateid"`
-	Key           bson.RawValue    `bson:"key"`
-	Topic         bson.RawValue    `bson:"topic"`
-	TS            bson.RawValue    `bson:"ts"`
-	State         string           `bson:"state"`
-	Delivery      int32            `bson:"delivery"`
-	Origin        string           `bson:"origin"`
-	ReplayOf      string           `bson:"replayOf"`
-	Pending       []string         `bson:"pending"`
-	Attempts      int32            `bson:"attempts"`
-	DueAt         *time.Time       `bson:"dueAt"`
-	ScheduledFor  *time.Time       `bson:"scheduledFor"`
-	NextAt        *time.Time       `bson:"nextAt"`
-	SentAt        *time.Time       `bson:"sentAt"`
-	Sent          []purge.Position `bson:"sent"`
-	Claim         bson.RawValue    `bson:"claim"`
-	History       []struct {
-		At     time.Time `bson:"at"`
-		Topic  string    `bson:"topic"`
-		Class  string    `bson:"class"`
-		Reason string    `bson:"reason"`
-		Node   string    `bson:"node"`
-	} `bson:"history"`
+	ID            bson.RawValue        `bson:"_id"`
+	Type          bson.RawValue        `bson:"type"`
+	AggregateType bson.RawValue        `bson:"aggregatetype"`
+	AggregateID   bson.RawValue        `bson:"aggregateid"`
+	Key           bson.RawValue        `bson:"key"`
+	Topic         bson.RawValue        `bson:"topic"`
+	TS            bson.RawValue        `bson:"ts"`
+	State         string               `bson:"state"`
+	Delivery      int32                `bson:"delivery"`
+	Origin        string               `bson:"origin"`
+	ReplayOf      string               `bson:"replayOf"`
+	Pending       []string             `bson:"pending"`
+	Attempts      int32                `bson:"attempts"`
+	DueAt         *time.Time           `bson:"dueAt"`
+	ScheduledFor  *time.Time           `bson:"scheduledFor"`
+	NextAt        *time.Time           `bson:"nextAt"`
+	SentAt        *time.Time           `bson:"sentAt"`
+	Sent          []purge.Position     `bson:"sent"`
+	Claim         bson.RawValue        `bson:"claim"`
+	History       []deadletter.Attempt `bson:"history"`
 }
 
 // describeEnvelope returns the state and the timeline of an envelope. If the envelope is malformed,
@@ -297,7 +293,7 @@ func (e *FoundEnvelope) addHistory(d *storedEnvelope) {
 	}
 
 	for _, h := range d.History {
-		text := strings.TrimPrefix(h.Topic+": "+h.Class+": "+h.Reason, ": ")
+		text := strings.TrimPrefix(h.Topic+": "+string(h.Class)+": "+h.Reason, ": ")
 		e.Timeline = append(e.Timeline, TimelineEntry{At: h.At.UTC(), What: "failed", Text: text, Node: h.Node})
 	}
 

@@ -57,11 +57,11 @@ func Clearable() []string {
 
 // ClearOrder requests that collections are emptied.
 type ClearOrder struct {
-	What       []string // names of [Clearable]; nothing else is cleared
-	Collection string   // an outbox: restricts the order to it and the services of its database; "" means all outboxes
-	Confirm    string   // must equal [ClearPhrase]
-	Force      bool     // clear even if a relay works for the watcher
-	DryRun     bool     // only count
+	What       []string `json:"what" minItems:"1" maxItems:"10" enum:"envelopes,dead,inbox,sagas,events,replays"` // nothing else is cleared
+	Collection string   `json:"collection,omitempty" maxLength:"255" doc:"Only this outbox, and the services of its database."`
+	Confirm    string   `json:"confirm,omitempty" maxLength:"200"` // must equal [ClearPhrase]
+	Force      bool     `json:"force,omitempty" doc:"Also while a relay works for the watcher."`
+	DryRun     bool     `json:"dry_run,omitempty"`
 }
 
 // ClearPhrase returns the phrase that confirms a clearing.

@@ -8,6 +8,7 @@ import (
 
 	"github.com/outrelay/outrelay/internal/migrate"
 	"github.com/outrelay/outrelay/internal/nodes"
+	"github.com/outrelay/outrelay/internal/outboxes"
 )
 
 // ErrOlderNodes is returned for a migration that must wait until the nodes of older versions have
@@ -31,9 +32,15 @@ func (x Indexes) newMigrator() (*migrate.Migrator, error) {
 	if x.op.Outboxes == nil {
 		return nil, fmt.Errorf("indexes: %w", ErrUnavailable)
 	}
+
+	// The configuration names the outboxes of its own watcher only.
+	list := x.op.Outboxes
+	if !x.op.isConfigured() {
+		list = func(ctx context.Context) ([]outboxes.Outbox, error) { return x.op.registeredOutboxes(ctx, nil) }
+	}
 	return &migrate.Migrator{
 		State:     x.op.State,
-		Outboxes:  x.op.Outboxes,
+		Outboxes:  list,
 		Node:      x.op.Node,
 		Version:   x.op.Version,
 		CheckStep: nodes.NewStepCheck(x.op.State),

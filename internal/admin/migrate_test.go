@@ -2,6 +2,7 @@ package admin_test
 
 import (
 	"context"
+	"slices"
 	"testing"
 
 	"github.com/outrelay/outrelay/internal/outboxes"
@@ -50,4 +51,41 @@ func TestMigrationsAreInTheEventsLog(t *testing.T) {
 		t.Errorf("%+v, %v", v, err)
 	}
 	latest("indexes_repaired")
+}
+
+func TestTheIndexesOfAnotherWatcherAreThoseOfItsOutboxes(t *testing.T) {
+	t.Parallel()
+	c := stacktest.Client(t)
+	state, shop := stacktest.Database(t, c), stacktest.Database(t, c)
+	for _, name := range []string{"outbox", "bills"} {
+		if err := shop.CreateCollection(t.Context(), name); err != nil {
+			t.Fatal(err)
+		}
+	}
+	all, err := outboxes.ListOutboxes(t.Context(), c, func(db, _ []byte) bool { return string(db) == shop.Name() }, shop.Name())
+	if err != nil || len(all) != 2 {
+		t.Fatalf("%+v, %v", all, err)
+	}
+	bills := all[slices.IndexFunc(all, func(o outboxes.Outbox) bool { return o.Coll == "bills" })]
+	if _, err := outboxes.NewRegistry(state.Collection("collections")).Register(t.Context(), bills.UUID, bills.NS(), "billing"); err != nil {
+		t.Fatal(err)
+	}
+
+	op := admin.Operator{
+		State: state, Watcher: "orders", Actor: "ann", Node: "n1", Version: "1.0",
+		Outboxes: func(context.Context) ([]outboxes.Outbox, error) {
+			return []outboxes.Outbox{{DB: shop.Name(), Coll: "outbox"}}, nil
+		},
+	}
+	v, err := op.ForWatcher("billing").Indexes().Verify(t.Context(), false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var compared []string
+	for _, d := range v.Drift {
+		compared = append(compared, d.Collection)
+	}
+	if !slices.Contains(compared, bills.NS()) || slices.Contains(compared, shop.Name()+".outbox") {
+		t.Errorf("the check of watcher billing compared %q", compared)
+	}
 }

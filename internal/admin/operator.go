@@ -46,9 +46,8 @@ type Operator struct {
 	Compacted func(ctx context.Context, topics []string) ([]string, error)    // returns the compacted topics, for replays
 	Oplog     func(ctx context.Context) (oldest, newest time.Time, err error) // returns the times of the oplog's ends
 
-	Redact      Redaction
-	LogPayloads bool         // write an entry to the events log before the payload of a letter is shown
-	Log         *slog.Logger // nil disables logging
+	Redact Redaction
+	Log    *slog.Logger // nil disables logging
 
 	configured string // the watcher of the configuration, if ForWatcher selected another one
 	figures    *figureSet

@@ -24,7 +24,7 @@ var long = flag.Bool("admin.long", false, "measure the overview with a million e
 
 // desk is one of the office, with nothing in the background.
 func (f *office) desk() admin.Operator {
-	d := admin.New(admin.Operator{State: f.state, Watcher: "orders", Outboxes: f.outboxes, LogPayloads: true})
+	d := admin.New(admin.Operator{State: f.state, Watcher: "orders", Outboxes: f.outboxes})
 	return d.For(admin.Actor{Name: "ann", Source: "test"})
 }
 

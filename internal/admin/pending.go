@@ -83,22 +83,22 @@ type WaitingPage struct {
 // waitingPlace is the place of the last envelope of a page. The pages so far contain all envelopes
 // of the collections before NS, and the envelopes of NS up to this one.
 type waitingPlace struct {
-	NS    string        `bson:"n"`
-	State bson.RawValue `bson:"s"`
-	Key   bson.RawValue `bson:"k"`
-	Pos   bson.RawValue `bson:"p"`
-	ID    bson.RawValue `bson:"i"`
+	NS  string        `bson:"n"`
+	Key bson.RawValue `bson:"k"`
+	Pos bson.RawValue `bson:"p"`
+	ID  bson.RawValue `bson:"i"`
 }
 
-// Page returns a page of waiting envelopes without payloads, sorted by collection, state and
-// key. Within a key, they have the order in which they will be sent. The cost of a page grows with
+// Page returns a page of waiting envelopes without payloads, sorted by collection and key. Within a
+// key, they have the order in which they will be sent. The cost of a page grows with
 // the number of exceptions.
 func (w Waiting) Page(ctx context.Context, f WaitingFilter, limit int, after string) (WaitingPage, error) {
 	page := WaitingPage{Envelopes: []WaitingEnvelope{}}
 	switch f.State {
 	case "", envelope.StateRetry, envelope.StateBlocked, envelope.StateParked:
 	default:
-		return page, invalidRequest("state %q is none of retry, blocked, parked", f.State)
+		return page, invalidRequest("state %q is none of retry, blocked, parked; "+
+			"outrelay scheduled and outrelay dead list the others", f.State)
 	}
 
 	var place waitingPlace
@@ -140,11 +140,10 @@ func (w Waiting) Page(ctx context.Context, f WaitingFilter, limit int, after str
 func lastWaitingPlace(ns string, page *WaitingPage) waitingPlace {
 	raw := page.Envelopes[len(page.Envelopes)-1].raw
 	return waitingPlace{
-		NS:    ns,
-		State: raw.Lookup("state"),
-		Key:   nullIfMissing(raw.Lookup("key")),
-		Pos:   nullIfMissing(raw.Lookup("pos")),
-		ID:    raw.Lookup("_id"),
+		NS:  ns,
+		Key: nullIfMissing(raw.Lookup("key")),
+		Pos: nullIfMissing(raw.Lookup("pos")),
+		ID:  raw.Lookup("_id"),
 	}
 }
 
@@ -178,13 +177,11 @@ func (w Waiting) readWaiting(
 	// The comparison must use the order of the sort below, in which a missing field counts as null.
 	if ns == place.NS {
 		sortFields := bson.D{
-			{Key: "s", Value: "$state"},
 			{Key: "k", Value: fieldOrNull("$key")},
 			{Key: "p", Value: fieldOrNull("$pos")},
 			{Key: "i", Value: "$_id"},
 		}
 		placeFields := bson.D{{Key: "$literal", Value: bson.D{
-			{Key: "s", Value: place.State},
 			{Key: "k", Value: place.Key},
 			{Key: "p", Value: place.Pos},
 			{Key: "i", Value: place.ID},
@@ -196,7 +193,7 @@ func (w Waiting) readWaiting(
 	cur, err := coll.Find(ctx, filter, options.Find().
 		SetAllowDiskUse(true).
 		SetLimit(int64(room)).
-		SetSort(bson.D{{Key: "state", Value: 1}, {Key: "key", Value: 1}, {Key: "pos", Value: 1}, {Key: "_id", Value: 1}}).
+		SetSort(bson.D{{Key: "key", Value: 1}, {Key: "pos", Value: 1}, {Key: "_id", Value: 1}}).
 		SetProjection(bson.D{{Key: "payload", Value: 0}, {Key: "headers", Value: 0}, {Key: "history", Value: 0}}))
 	if err != nil {
 		return wrapError("reading waiting envelopes in "+ns, err)

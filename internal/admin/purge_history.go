@@ -15,12 +15,13 @@ import (
 // HistoryQuery selects envelopes whose delivery is recorded. Either IDs or a time range must be
 // set. A key narrows the time range.
 type HistoryQuery struct {
-	Collections []string // as database.collection; empty means all that the watcher is registered for
-	IDs         []string // canonical texts
-	Key         string   // canonical text of an ordering key
-	From, To    time.Time
-	Limit       int    // envelopes per page; 100 if it is 0 or less
-	After       string // History.Next of the previous page
+	Collections []string  `query:"collection" maxItems:"100" doc:"Only these outboxes, as database.collection."`
+	IDs         []string  `query:"id" maxItems:"1000"`
+	Key         string    `query:"key" maxLength:"4096" doc:"The ordering key."`
+	From        time.Time `query:"from"`
+	To          time.Time `query:"to"`
+	Limit       int       `query:"limit" minimum:"1" maximum:"1000" default:"100" doc:"Maximum number of entries of the page."`
+	After       string    `query:"after" maxLength:"8192" doc:"The cursor in next of the previous page. Default: the first page."`
 }
 
 // Delivered is an envelope and the places of its records. Times are server times.

@@ -36,15 +36,16 @@ type ReplayOrder struct {
 	// From and To bound the time of the delivery if it is recorded, and otherwise the time of the
 	// commit: the server's timestamp, in whole seconds, To excluded. The zero time is no bound.
 	// Envelopes that the watcher has not passed yet are never replayed.
-	From, To       time.Time
-	IDs            []string // canonical text
-	Keys           []string // ordering keys, as canonical text
-	Types          []string
-	AggregateTypes []string
-	Topics         []string // send only to these topics
-	Collections    []string // namespaces; none means all of the watcher's
-	Rate           float64  // envelopes per second; 0 means as fast as the relay accepts them
-	Force          bool     // also send to compacted topics
+	From           time.Time `json:"from,omitzero"`
+	To             time.Time `json:"to,omitzero"`
+	IDs            []string  `json:"ids,omitempty" maxItems:"1000"`
+	Keys           []string  `json:"keys,omitempty" maxItems:"1000" doc:"Ordering keys."`
+	Types          []string  `json:"types,omitempty" maxItems:"100"`
+	AggregateTypes []string  `json:"aggregate_types,omitempty" maxItems:"100"`
+	Topics         []string  `json:"topics,omitempty" maxItems:"100" doc:"Send only to these topics."`
+	Collections    []string  `json:"collections,omitempty" maxItems:"100" doc:"Default: all of the watcher."`
+	Rate           float64   `json:"rate,omitempty" minimum:"0" maximum:"1000000" doc:"Envelopes per second; 0 means as fast as the relay accepts them."`
+	Force          bool      `json:"force,omitempty" doc:"Also send to compacted topics."`
 }
 
 // ReplayPlan is the expected result of an order.

@@ -19,12 +19,13 @@ import (
 // it fulfills all conditions that are set. Envelopes that a watcher has claimed to send them do not
 // match.
 type ScheduledFilter struct {
-	Collection    string   // an outbox as database.collection; "" means all outboxes of the watcher
-	IDs           []string // as in the header `id`
-	Type          string
-	AggregateType string
-	From, To      time.Time // due at From or later, and before To
-	All           bool      // allows a filter without conditions to cancel
+	Collection    string    `query:"collection" json:"collection,omitempty" maxLength:"255" doc:"Only this outbox, as database.collection."`
+	IDs           []string  `query:"id" json:"ids,omitempty" maxItems:"1000" doc:"Only these envelopes."`
+	Type          string    `query:"type" json:"type,omitempty" maxLength:"255"`
+	AggregateType string    `query:"aggregate_type" json:"aggregate_type,omitempty" maxLength:"255"`
+	From          time.Time `query:"due_from" json:"due_from,omitzero" doc:"Due at this time or later."`
+	To            time.Time `query:"due_before" json:"due_before,omitzero" doc:"Due before this time."`
+	All           bool      `json:"all,omitempty" doc:"Select everything if there is no condition."`
 }
 
 // Scheduled is an envelope that waits for its due time.

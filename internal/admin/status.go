@@ -56,11 +56,11 @@ type Watcher struct {
 
 // Blocked is a topic that cannot be written.
 type Blocked struct {
-	Topic  string    `json:"topic"`
-	Reason string    `json:"reason"`
-	Since  time.Time `json:"since"`
-	Count  int       `json:"count"`
-	Parked bool      `json:"parked"` // its envelopes are parked, so that other envelopes are sent
+	Topic  string    `bson:"topic" json:"topic"`
+	Reason string    `bson:"reason" json:"reason"`
+	Since  time.Time `bson:"since" json:"since"`
+	Count  int       `bson:"count" json:"count"`
+	Parked bool      `bson:"parked" json:"parked"` // its envelopes are parked, so that other envelopes are sent
 }
 
 // watcherDocument is a watcher document with the server time.
@@ -78,13 +78,7 @@ type storedStats struct {
 	Rate       float64   `bson:"rate"`
 	TokenAgeMS int64     `bson:"tokenAgeMs"`
 	Unresolved int       `bson:"unresolved"`
-	Blocked    []struct {
-		Topic  string    `bson:"topic"`
-		Reason string    `bson:"reason"`
-		Since  time.Time `bson:"since"`
-		Count  int       `bson:"count"`
-		Parked bool      `bson:"parked"`
-	} `bson:"blocked"`
+	Blocked    []Blocked `bson:"blocked"`
 }
 
 // ReadStatus returns every slot of every watcher of the state database, sorted by id. Ages are
@@ -124,7 +118,6 @@ func (d *watcherDocument) toWatcher() (Watcher, error) {
 		Address:     d.Address,
 		Version:     d.Version,
 		ExpiresInMS: d.ExpiresAt.Sub(d.Now).Milliseconds(),
-		Blocked:     []Blocked{},
 		Dirty:       d.Dirty,
 	}
 
@@ -140,9 +133,7 @@ func (d *watcherDocument) toWatcher() (Watcher, error) {
 	w.TokenAgeS = toSeconds(stats.TokenAgeMS)
 	w.Rate = math.Round(stats.Rate*10) / 10
 	w.Unresolved = stats.Unresolved
-	for _, b := range stats.Blocked {
-		w.Blocked = append(w.Blocked, Blocked(b))
-	}
+	w.Blocked = append([]Blocked{}, stats.Blocked...)
 	w.StatsAgeS = -1
 	if !stats.At.IsZero() {
 		w.StatsAgeS = max(d.Now.Sub(stats.At).Seconds(), 0)

@@ -2,7 +2,6 @@ package admin
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"strconv"
 	"time"
@@ -77,10 +76,10 @@ func (w Waiting) Summary(ctx context.Context, collection string) ([]WaitingGroup
 // WaitingFilter selects waiting envelopes. An envelope matches if it fulfills all conditions that
 // are set.
 type WaitingFilter struct {
-	Collection string // an outbox as database.collection; "" means all outboxes of the watcher
-	State      string // retry, blocked or parked; "" means any of them
-	Topic      string // a topic that it waits for
-	Key        string // the ordering key
+	Collection string `query:"collection" maxLength:"255" doc:"Only this outbox, as database.collection."`
+	State      string `query:"state" enum:"retry,blocked,parked"`
+	Topic      string `query:"topic" maxLength:"255" doc:"A topic that it waits for."`
+	Key        string `query:"key" maxLength:"4096" doc:"The ordering key."`
 }
 
 // WaitingEnvelope is an envelope that could not be sent in the order of the stream, so that its
@@ -101,60 +100,25 @@ type WaitingEnvelope struct {
 	raw bson.Raw // set only while a page is built
 }
 
-// errLimitReached ends a scan.
-var errLimitReached = errors.New("limit reached")
-
 // List returns up to limit waiting envelopes without payloads, sorted by collection and key.
 // Within a key, they have the order in which they will be sent. limit is at most [MaxWaiting].
 func (w Waiting) List(ctx context.Context, f WaitingFilter, limit int) ([]WaitingEnvelope, error) {
 	list := []WaitingEnvelope{}
-	switch f.State {
-	case "", "retry", "blocked", "parked":
-	default:
-		return list, fmt.Errorf("state %q is none of retry, blocked, parked; "+
-			"outrelay scheduled and outrelay dead list the others", f.State)
-	}
 	if limit < 1 || limit > MaxWaiting {
 		return list, fmt.Errorf("limit %d is not between 1 and %d", limit, MaxWaiting)
 	}
-	namespaces, err := w.op.Collections(ctx, f.Collection)
-	if err != nil {
+	if _, err := w.op.Collections(ctx, f.Collection); err != nil {
 		return list, err
 	}
 
-	for _, ns := range namespaces {
-		coll, err := outboxes.Outboxed(w.op.State.Client(), ns)
-		if err != nil {
-			return list, err
-		}
-		scan := waiting.ExceptionScan{Coll: coll}
-		if f.Key != "" {
-			scan.Keys = parseKeyValues(f.Key)
-		}
-		if f.Topic != "" {
-			scan.Only = []string{f.Topic}
-		}
-
-		for more := true; more && err == nil; {
-			more, err = scan.Page(ctx, 500, func(raw bson.Raw) error {
-				e := newWaitingEnvelope(ns, raw)
-				if f.State == "" || f.State == e.State {
-					list = append(list, e)
-				}
-				if len(list) == limit {
-					return errLimitReached
-				}
-				return nil
-			})
-		}
-		if errors.Is(err, errLimitReached) {
-			return list, nil
-		}
-		if err != nil {
+	for after := ""; ; {
+		page, err := w.Page(ctx, f, limit-len(list), after)
+		list = append(list, page.Envelopes...)
+		after = page.Next
+		if err != nil || after == "" || len(list) == limit {
 			return list, err
 		}
 	}
-	return list, nil
 }
 
 func newWaitingEnvelope(ns string, raw bson.Raw) WaitingEnvelope {

@@ -9,29 +9,34 @@ import (
 
 const mask = "***"
 
-// Secret is a string that prints as *** with each verb of fmt and in slog, JSON, YAML and text
-// encodings. The text is behind a pointer, so that a printer that reads unexported fields shows only an
-// address.
-type Secret struct{ text *string }
+// hiddenText is a text that must not be printed. It is behind a pointer, so that a printer that reads
+// unexported fields shows only an address.
+type hiddenText struct{ text *string }
 
-// newSecret wraps text.
-func newSecret(text string) Secret {
+func hideText(text string) hiddenText {
 	if text == "" {
-		return Secret{}
+		return hiddenText{}
 	}
-	return Secret{&text}
+	return hiddenText{&text}
 }
 
-// Reveal returns the text. The caller must keep it out of logs and errors.
-func (s Secret) Reveal() string {
-	if s.text == nil {
+// Reveal returns the whole text. The caller must keep it out of logs and errors.
+func (h hiddenText) Reveal() string {
+	if h.text == nil {
 		return ""
 	}
-	return *s.text
+	return *h.text
 }
 
 // IsZero reports whether there is no text.
-func (s Secret) IsZero() bool { return s.text == nil }
+func (h hiddenText) IsZero() bool { return h.text == nil }
+
+// Secret is a string that prints as *** with each verb of fmt and in slog, JSON, YAML and text
+// encodings.
+type Secret struct{ hiddenText }
+
+// newSecret wraps text.
+func newSecret(text string) Secret { return Secret{hideText(text)} }
 
 // String returns ***, or "" without a text.
 func (s Secret) String() string {
@@ -41,45 +46,20 @@ func (s Secret) String() string {
 	return mask
 }
 
-// GoString implements [fmt.GoStringer].
-func (s Secret) GoString() string { return `config.Secret("` + s.String() + `")` }
-
-// Format implements [fmt.Formatter], for the verbs that do not use String.
+// Format implements [fmt.Formatter] for all verbs.
 func (s Secret) Format(f fmt.State, _ rune) { _, _ = f.Write([]byte(s.String())) }
 
-// MarshalJSON implements [encoding/json.Marshaler].
-func (s Secret) MarshalJSON() ([]byte, error) { return []byte(`"` + s.String() + `"`), nil }
-
-// MarshalText implements [encoding.TextMarshaler].
+// MarshalText implements [encoding.TextMarshaler]; JSON and YAML use it too.
 func (s Secret) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
-
-// MarshalYAML implements yaml.Marshaler. [Print] uses it.
-func (s Secret) MarshalYAML() (any, error) { return s.String(), nil }
 
 // LogValue implements [slog.LogValuer].
 func (s Secret) LogValue() slog.Value { return slog.StringValue(s.String()) }
 
 // URI is an address that may contain a login. It prints without the login.
-type URI struct{ text *string }
+type URI struct{ hiddenText }
 
 // NewURI wraps text.
-func NewURI(text string) URI {
-	if text == "" {
-		return URI{}
-	}
-	return URI{&text}
-}
-
-// Reveal returns the whole address with the login. The caller must keep it out of logs and errors.
-func (u URI) Reveal() string {
-	if u.text == nil {
-		return ""
-	}
-	return *u.text
-}
-
-// IsZero reports whether there is no address.
-func (u URI) IsZero() bool { return u.text == nil }
+func NewURI(text string) URI { return URI{hideText(text)} }
 
 var schemeName = regexp.MustCompile(`^[a-zA-Z][a-zA-Z0-9+.-]*$`)
 
@@ -113,17 +93,11 @@ func (u URI) withoutLogin() (address string, hadLogin bool) {
 	return u.Reveal(), false
 }
 
-// GoString implements [fmt.GoStringer].
-func (u URI) GoString() string { return `config.URI("` + u.String() + `")` }
-
-// Format implements [fmt.Formatter], for the verbs that do not use String.
+// Format implements [fmt.Formatter] for all verbs.
 func (u URI) Format(f fmt.State, _ rune) { _, _ = f.Write([]byte(u.String())) }
 
-// MarshalText implements [encoding.TextMarshaler]; JSON uses it too.
+// MarshalText implements [encoding.TextMarshaler]; JSON and YAML use it too.
 func (u URI) MarshalText() ([]byte, error) { return []byte(u.String()), nil }
-
-// MarshalYAML implements yaml.Marshaler. [Print] uses it.
-func (u URI) MarshalYAML() (any, error) { return u.String(), nil }
 
 // LogValue implements [slog.LogValuer].
 func (u URI) LogValue() slog.Value { return slog.StringValue(u.String()) }

@@ -51,11 +51,8 @@ func (s Size) String() string {
 	return strconv.FormatInt(int64(s), 10)
 }
 
-// MarshalText implements [encoding.TextMarshaler].
+// MarshalText implements [encoding.TextMarshaler]; YAML uses it too.
 func (s Size) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
-
-// MarshalYAML implements yaml.Marshaler. [Print] uses it.
-func (s Size) MarshalYAML() (any, error) { return s.String(), nil }
 
 var daysPattern = regexp.MustCompile(`^(\d+)d(.*)$`)
 
@@ -117,8 +114,5 @@ func (s Start) String() string {
 	return "backlog"
 }
 
-// MarshalText implements [encoding.TextMarshaler].
+// MarshalText implements [encoding.TextMarshaler]; YAML uses it too.
 func (s Start) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
-
-// MarshalYAML implements yaml.Marshaler. [Print] uses it.
-func (s Start) MarshalYAML() (any, error) { return s.String(), nil }

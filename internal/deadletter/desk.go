@@ -2,7 +2,6 @@ package deadletter
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"strconv"
 	"time"
@@ -68,9 +67,6 @@ type RefusedError struct {
 
 func (e *RefusedError) Error() string { return e.ID.String() + ": " + e.Reason }
 
-// ErrConflict matches every *ConflictError.
-var ErrConflict = errors.New("the dead letter was changed in the meantime")
-
 // ConflictError is returned for an edit that was made from another version of the letter.
 type ConflictError struct {
 	ID         ID
@@ -83,12 +79,6 @@ func (e *ConflictError) Error() string {
 		e.ID, e.Have, e.Want)
 }
 
-// Is reports whether target is [ErrConflict].
-func (e *ConflictError) Is(target error) bool { return target == ErrConflict }
-
-// ErrReplayed matches every *ReplayedError.
-var ErrReplayed = errors.New("the dead letter is already requeued")
-
 // ReplayedError is returned for a letter that is already requeued.
 type ReplayedError struct {
 	ID ID
@@ -99,9 +89,6 @@ func (e *ReplayedError) Error() string {
 	return fmt.Sprintf("%s: %s requeued it at %s as delivery %d; if that delivery died too, requeue its letter",
 		e.ID, e.By.Actor, e.By.At.UTC().Format(time.RFC3339), e.By.Delivery)
 }
-
-// Is reports whether target is [ErrReplayed].
-func (e *ReplayedError) Is(target error) bool { return target == ErrReplayed }
 
 // markReplayed marks the letters that match filter as requeued with the given delivery, and returns
 // their number. edited names the fields that were changed.

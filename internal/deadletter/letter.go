@@ -26,22 +26,22 @@ const (
 
 // Source describes the process that gave the envelope up.
 type Source struct {
-	Kind    string `bson:"kind"` // "relay" or "handler"
-	Watcher string `bson:"watcher,omitempty"`
-	Group   string `bson:"group,omitempty"`   // of a handler
-	Handler string `bson:"handler,omitempty"` // of a handler
-	Node    string `bson:"node,omitempty"`
-	Epoch   int64  `bson:"epoch,omitempty"`
-	Version string `bson:"version,omitempty"`
+	Kind    string `bson:"kind" json:"kind"` // "relay" or "handler"
+	Watcher string `bson:"watcher,omitempty" json:"watcher,omitempty"`
+	Group   string `bson:"group,omitempty" json:"group,omitempty"`     // of a handler
+	Handler string `bson:"handler,omitempty" json:"handler,omitempty"` // of a handler
+	Node    string `bson:"node,omitempty" json:"node,omitempty"`
+	Epoch   int64  `bson:"epoch,omitempty" json:"epoch,omitempty"`
+	Version string `bson:"version,omitempty" json:"version,omitempty"`
 }
 
 // Attempt is one failed delivery.
 type Attempt struct {
-	At     time.Time    `bson:"at"`
-	Topic  string       `bson:"topic,omitempty"`
-	Class  record.Class `bson:"class"`
-	Reason string       `bson:"reason"`
-	Node   string       `bson:"node,omitempty"`
+	At     time.Time    `bson:"at" json:"at"`
+	Topic  string       `bson:"topic,omitempty" json:"topic,omitempty"`
+	Class  record.Class `bson:"class" json:"class"`
+	Reason string       `bson:"reason" json:"reason"`
+	Node   string       `bson:"node,omitempty" json:"node,omitempty"`
 }
 
 // Letter is an envelope that [Move] moves to the dead letters.
@@ -98,11 +98,11 @@ type Dead struct {
 
 // Replayed describes how a letter was requeued.
 type Replayed struct {
-	At       time.Time `bson:"at"` // server time
-	Actor    string    `bson:"actor"`
-	Delivery int32     `bson:"delivery"`         // number of the new delivery
-	Run      string    `bson:"run"`              // id of the action, as in the events log
-	Edited   []string  `bson:"edited,omitempty"` // fields of the envelope that the requeue changed
+	At       time.Time `bson:"at" json:"at"` // server time
+	Actor    string    `bson:"actor" json:"actor"`
+	Delivery int32     `bson:"delivery" json:"delivery"`                 // number of the new delivery
+	Run      string    `bson:"run" json:"run"`                           // id of the action, as in the events log
+	Edited   []string  `bson:"edited,omitempty" json:"edited,omitempty"` // fields of the envelope that the requeue changed
 }
 
 // Collection returns the name of the collection with the dead letters of the outbox coll.

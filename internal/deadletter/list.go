@@ -132,12 +132,13 @@ func Count(ctx context.Context, client *mongo.Client, namespaces []string, q Que
 
 // Group summarizes the letters with the same topic, type and class.
 type Group struct {
-	Topic       string
-	Type        string
-	Class       record.Class
-	Count       int64
-	Replayable  int64     // letters of Count that are not requeued
-	First, Last time.Time // when the oldest and the newest letter were moved
+	Topic      string       `json:"topic"`
+	Type       string       `json:"type"`
+	Class      record.Class `json:"class"`
+	Count      int64        `json:"count"`
+	Replayable int64        `json:"replayable"` // letters of Count that are not requeued
+	First      time.Time    `json:"first"`      // when the oldest letter was moved
+	Last       time.Time    `json:"last"`       // when the newest letter was moved
 }
 
 // groupKey identifies a [Group].

@@ -41,8 +41,11 @@ type mongoFacts struct {
 	outboxes outboxFacts
 }
 
+// mongoChecks check the connection to MongoDB and the deployment.
+type mongoChecks struct{ *examination }
+
 // connectMongo creates the client. It does no I/O, except a DNS lookup for a mongodb+srv address.
-func (x *examination) connectMongo() error {
+func (x mongoChecks) connectMongo() error {
 	m := &x.mongo
 	m.seen = &sightings{last: map[string]sighting{}}
 	m.opts = options.Client().ApplyURI(x.cfg.MongoDB.URI.Reveal()).
@@ -62,20 +65,20 @@ func (x *examination) connectMongo() error {
 	return err
 }
 
-func (x *examination) disconnectMongo() {
-	if x.mongo.client == nil {
+func (m *mongoFacts) disconnect() {
+	if m.client == nil {
 		return
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
 	defer cancel()
-	_ = x.mongo.client.Disconnect(ctx)
+	_ = m.client.Disconnect(ctx)
 }
 
 // runAdminCommand runs a command on the database admin.
-func (x *examination) runAdminCommand(ctx context.Context, cmd bson.D, into any) error {
+func (m *mongoFacts) runAdminCommand(ctx context.Context, cmd bson.D, into any) error {
 	ctx, cancel := context.WithTimeout(ctx, selection+time.Second)
 	defer cancel()
-	return x.mongo.client.Database("admin").RunCommand(ctx, cmd).Decode(into)
+	return m.client.Database("admin").RunCommand(ctx, cmd).Decode(into)
 }
 
 // sighting is the last information of the driver about a host.
@@ -137,7 +140,7 @@ type helloReply struct {
 
 func (h helloReply) mongos() bool { return h.Msg == "isdbgrid" }
 
-func (x *examination) checkConnection(ctx context.Context) finding {
+func (x mongoChecks) checkConnection(ctx context.Context) finding {
 	m := &x.mongo
 	if err := x.connectMongo(); err != nil {
 		if bad, ok := errors.AsType[*config.Problems](err); ok {
@@ -151,21 +154,21 @@ func (x *examination) checkConnection(ctx context.Context) finding {
 		return failed("correct mongodb.uri", "the driver refuses the address: %s", logging.Clean(err.Error()))
 	}
 
-	if err := x.runAdminCommand(ctx, bson.D{{Key: "hello", Value: 1}}, &m.hello); err != nil {
+	if err := x.mongo.runAdminCommand(ctx, bson.D{{Key: "hello", Value: 1}}, &m.hello); err != nil {
 		return x.explainUnreachable(err)
 	}
 
 	// hello succeeds without a login. ping makes sure that the login works.
 	began := time.Now()
 	var pong bson.Raw
-	if err := x.runAdminCommand(ctx, bson.D{{Key: "ping", Value: 1}}, &pong); err != nil {
+	if err := x.mongo.runAdminCommand(ctx, bson.D{{Key: "ping", Value: 1}}, &pong); err != nil {
 		return x.explainUnreachable(err)
 	}
 	return passed("%s answers in %v", joinFew(m.opts.Hosts, 3), time.Since(began).Round(100*time.Microsecond))
 }
 
 // explainUnreachable returns the reason why MongoDB does not respond.
-func (x *examination) explainUnreachable(err error) finding {
+func (x mongoChecks) explainUnreachable(err error) finding {
 	switch code := serverCode(err); code {
 	case 18, 11, 8000:
 		return failed("correct user and password in mongodb.uri, and authSource, the database that the user is defined in\ncharacters such as : / ? # [ ] @ % have to be percent-encoded",
@@ -211,7 +214,7 @@ func (x *examination) explainUnreachable(err error) finding {
 }
 
 // explainMismatch returns the finding for a server that responds but does not match the address.
-func (x *examination) explainMismatch(host string, s sighting) (finding, bool) {
+func (x mongoChecks) explainMismatch(host string, s sighting) (finding, bool) {
 	asked := ""
 	if x.mongo.opts.ReplicaSet != nil {
 		asked = *x.mongo.opts.ReplicaSet

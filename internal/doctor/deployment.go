@@ -19,11 +19,11 @@ const (
 	usualRetain = 24 * time.Hour  // where envelopes are kept for ever
 )
 
-func (x *examination) checkVersion(ctx context.Context) finding {
+func (x mongoChecks) checkVersion(ctx context.Context) finding {
 	var info struct {
 		Version string `bson:"version"`
 	}
-	if err := x.runAdminCommand(ctx, bson.D{{Key: "buildInfo", Value: 1}}, &info); err != nil {
+	if err := x.mongo.runAdminCommand(ctx, bson.D{{Key: "buildInfo", Value: 1}}, &info); err != nil {
 		return unchecked("", "the server does not tell: %v", err)
 	}
 
@@ -34,7 +34,7 @@ func (x *examination) checkVersion(ctx context.Context) finding {
 	return passed("MongoDB %s", info.Version)
 }
 
-func (x *examination) checkReplicaSet(context.Context) finding {
+func (x mongoChecks) checkReplicaSet(context.Context) finding {
 	h := x.mongo.hello
 	members := len(h.Hosts) + len(h.Passives)
 	switch {
@@ -56,7 +56,7 @@ func (x *examination) checkReplicaSet(context.Context) finding {
 	return passed("replica set %s of %d members, primary %s", h.SetName, members, h.Primary)
 }
 
-func (x *examination) checkArbiters(context.Context) finding {
+func (x mongoChecks) checkArbiters(context.Context) finding {
 	h := x.mongo.hello
 	switch {
 	case h.mongos():
@@ -68,12 +68,12 @@ func (x *examination) checkArbiters(context.Context) finding {
 	return passed("no arbiters")
 }
 
-func (x *examination) checkClock(ctx context.Context) finding {
+func (x mongoChecks) checkClock(ctx context.Context) finding {
 	var best, skew time.Duration
 	for i := range 3 {
 		var h helloReply
 		sent := time.Now()
-		if err := x.runAdminCommand(ctx, bson.D{{Key: "hello", Value: 1}}, &h); err != nil {
+		if err := x.mongo.runAdminCommand(ctx, bson.D{{Key: "hello", Value: 1}}, &h); err != nil {
 			return unchecked("", "the server does not tell its time: %v", err)
 		}
 
@@ -97,12 +97,12 @@ func (x *examination) checkClock(ctx context.Context) finding {
 }
 
 // checkTransactions compares the server's longest transaction with the purge's margin. N25
-func (x *examination) checkTransactions(ctx context.Context) finding {
+func (x mongoChecks) checkTransactions(ctx context.Context) finding {
 	const name = "transactionLifetimeLimitSeconds"
 	var reply struct {
 		Limit int `bson:"transactionLifetimeLimitSeconds"`
 	}
-	err := x.runAdminCommand(ctx, bson.D{{Key: "getParameter", Value: 1}, {Key: name, Value: 1}}, &reply)
+	err := x.mongo.runAdminCommand(ctx, bson.D{{Key: "getParameter", Value: 1}, {Key: name, Value: 1}}, &reply)
 	switch {
 	case serverCode(err) == codeUnauthorized:
 		return unchecked(x.mongo.access.grantCluster("getParameter"),
@@ -122,7 +122,7 @@ func (x *examination) checkTransactions(ctx context.Context) finding {
 }
 
 // checkOplog judges how long a relay may be away. A young set has a short oplog that is not full: that alone is no fault.
-func (x *examination) checkOplog(ctx context.Context) finding {
+func (x mongoChecks) checkOplog(ctx context.Context) finding {
 	if x.mongo.hello.mongos() {
 		return unchecked("",
 			"each shard has an oplog of its own, which mongos does not show; look at rs.printReplicationInfo() of "+
@@ -144,7 +144,7 @@ func (x *examination) checkOplog(ctx context.Context) finding {
 		cmd = append(cmd, bson.E{Key: section, Value: 0}) // a heavy answer otherwise
 	}
 
-	err := x.runAdminCommand(ctx, cmd, &s)
+	err := x.mongo.runAdminCommand(ctx, cmd, &s)
 	switch {
 	case serverCode(err) == codeUnauthorized:
 		return unchecked(x.mongo.access.grantCluster("serverStatus"), "the oplog's window may not be read")
@@ -194,7 +194,7 @@ func formatHours(d time.Duration) string {
 	return d.Round(time.Second).String()
 }
 
-func (x *examination) checkWriteConcern(ctx context.Context) finding {
+func (x mongoChecks) checkWriteConcern(ctx context.Context) finding {
 	const fix = "write events with w:majority; pkg/outbox's Transaction does\n" +
 		"db.adminCommand({setDefaultRWConcern: 1, defaultWriteConcern: {w: \"majority\"}}), and no w=1 in mongodb.uri or in the services' addresses"
 	slow := ""
@@ -214,7 +214,7 @@ func (x *examination) checkWriteConcern(ctx context.Context) finding {
 			W any `bson:"w"`
 		} `bson:"defaultWriteConcern"`
 	}
-	err := x.runAdminCommand(ctx, bson.D{{Key: "getDefaultRWConcern", Value: 1}}, &reply)
+	err := x.mongo.runAdminCommand(ctx, bson.D{{Key: "getDefaultRWConcern", Value: 1}}, &reply)
 	switch {
 	case err != nil && len(x.mongo.hello.Arbiters) > 0:
 		return warned(fix, "the cluster's default cannot be read; with arbiters it is w:1%s", slow)

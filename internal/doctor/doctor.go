@@ -107,13 +107,8 @@ func blockedBy(root string) finding {
 	return f
 }
 
-// step is one check. It does not run if the check that it needs failed or could not run.
-type step struct {
-	id, needs, why string
-	run            func(ctx context.Context, x *examination) finding
-}
-
-// examination is the shared state of the steps of one report.
+// examination is the shared state of the steps of one report. The checks of each subject have a type that
+// embeds it.
 type examination struct {
 	cfg     config.Config
 	limit   time.Duration
@@ -152,13 +147,13 @@ func runChecks(ctx context.Context, cfg config.Config, limit time.Duration) (Rep
 	}
 
 	defer x.brokers.Close()
-	defer x.disconnectMongo()
+	defer x.mongo.disconnect()
 	var tracks sync.WaitGroup
 	tracks.Go(func() {
 		defer close(x.sampled)
-		x.runSteps(ctx, mongoSteps)
+		x.runSteps(ctx, mongoSteps(x))
 	})
-	tracks.Go(func() { x.runSteps(ctx, kafkaSteps) })
+	tracks.Go(func() { x.runSteps(ctx, kafkaSteps(x)) })
 	tracks.Wait()
 	if asked.Err() != nil {
 		return Report{}, context.Cause(asked)
@@ -190,7 +185,7 @@ func (x *examination) runStep(ctx context.Context, s step) finding {
 			return blockedBy(root)
 		}
 	}
-	return s.run(ctx, x)
+	return s.run(ctx)
 }
 
 // findingOf returns the finding of a check that ran before.
@@ -202,7 +197,7 @@ func (x *examination) findingOf(id string) finding {
 
 func (x *examination) buildReport() Report {
 	var r Report
-	for _, s := range slices.Concat(mongoSteps, kafkaSteps) {
+	for _, s := range slices.Concat(mongoSteps(x), kafkaSteps(x)) {
 		f := x.found[s.id]
 		r.Checks = append(r.Checks,
 			Check{ID: s.id, Status: f.status, Detail: logging.Clean(f.detail), Fix: logging.Clean(f.fix), Why: s.why})

@@ -62,7 +62,7 @@ func examineWithin(t *testing.T, cfg config.Config, limit time.Duration) Report 
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(r.Checks) != len(mongoSteps)+len(kafkaSteps) {
+	if len(r.Checks) != len(mongoSteps(nil))+len(kafkaSteps(nil)) {
 		t.Errorf("%d checks", len(r.Checks))
 	}
 	raw, err := json.Marshal(r)

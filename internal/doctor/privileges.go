@@ -13,6 +13,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
 	"github.com/outrelay/outrelay/internal/deadletter"
+	"github.com/outrelay/outrelay/internal/mongodb"
 )
 
 // resource is the resource of a privilege. An empty name of a collection means all collections except
@@ -103,9 +104,29 @@ func (a access) grantCluster(action string) string {
 	return a.grant(privilege{resource{cluster: true}, []string{action}})
 }
 
+// explainRefusal returns the finding for a read that MongoDB rejected.
+func (a access) explainRefusal(err error) finding {
+	if p, ok := errors.AsType[*mongodb.PrivilegeError](err); ok {
+		on := resource{cluster: p.On == "cluster"}
+		if !on.cluster {
+			on.db, on.coll, _ = strings.Cut(p.On, ".")
+		}
+		return unchecked(a.grant(privilege{on, strings.Split(strings.ReplaceAll(p.Action, " and ", ", "), ", ")}),
+			"the action %s on %s is not allowed", p.Action, on)
+	}
+
+	if serverCode(err) == codeUnauthorized {
+		return unchecked("", "it is not allowed; the privileges above say what to grant")
+	}
+	return unchecked("", "MongoDB answers: %v", err)
+}
+
+// privilegeChecks check the privileges of the user in MongoDB.
+type privilegeChecks struct{ *examination }
+
 // checkAccess reads the user's privileges, including those of inherited roles, and checks whether
 // access control is enabled.
-func (x *examination) checkAccess(ctx context.Context) finding {
+func (x privilegeChecks) checkAccess(ctx context.Context) finding {
 	var reply struct {
 		Auth struct {
 			Users []bson.Raw `bson:"authenticatedUsers"`
@@ -124,7 +145,7 @@ func (x *examination) checkAccess(ctx context.Context) finding {
 			} `bson:"authenticatedUserPrivileges"`
 		} `bson:"authInfo"`
 	}
-	if err := x.runAdminCommand(ctx, bson.D{{Key: "connectionStatus", Value: 1}, {Key: "showPrivileges", Value: true}}, &reply); err != nil {
+	if err := x.mongo.runAdminCommand(ctx, bson.D{{Key: "connectionStatus", Value: 1}, {Key: "showPrivileges", Value: true}}, &reply); err != nil {
 		return failed("", "the server does not tell what the user may do: %v", err)
 	}
 
@@ -159,7 +180,7 @@ func (x *examination) checkAccess(ctx context.Context) finding {
 }
 
 // accessControlOff tries a command that only few users may run, and reads the options of the server.
-func (x *examination) accessControlOff(ctx context.Context, loggedIn bool) bool {
+func (x privilegeChecks) accessControlOff(ctx context.Context, loggedIn bool) bool {
 	if !loggedIn {
 		err := x.mongo.client.Database(x.cfg.MongoDB.State).Collection("watchers").FindOne(ctx, bson.D{},
 			options.FindOne().SetProjection(bson.D{{Key: "_id", Value: 1}})).Err()
@@ -175,7 +196,7 @@ func (x *examination) accessControlOff(ctx context.Context, loggedIn bool) bool 
 			} `bson:"security"`
 		} `bson:"parsed"`
 	}
-	if err := x.runAdminCommand(ctx, bson.D{{Key: "getCmdLineOpts", Value: 1}}, &opts); err != nil {
+	if err := x.mongo.runAdminCommand(ctx, bson.D{{Key: "getCmdLineOpts", Value: 1}}, &opts); err != nil {
 		return false
 	}
 
@@ -192,7 +213,7 @@ func isBuiltIn(role string) bool {
 }
 
 // checkPrivileges fails if a needed action is missing, and warns if a wanted action is missing.
-func (x *examination) checkPrivileges(needed, wanted []privilege) finding {
+func (x privilegeChecks) checkPrivileges(needed, wanted []privilege) finding {
 	if x.mongo.access.off {
 		return passed("access control is off")
 	}
@@ -237,12 +258,12 @@ func describePrivileges(needed, wanted []privilege) string {
 
 // checkStreamPrivileges checks the change stream, which is opened on a collection, a database or the
 // cluster.
-func (x *examination) checkStreamPrivileges(context.Context) finding {
+func (x privilegeChecks) checkStreamPrivileges(context.Context) finding {
 	db, coll := x.scope.Target()
 	return x.checkPrivileges([]privilege{{resource{db: db, coll: coll}, []string{"find", "changeStream"}}}, nil)
 }
 
-func (x *examination) checkOutboxPrivileges(context.Context) finding {
+func (x privilegeChecks) checkOutboxPrivileges(context.Context) finding {
 	var needed, wanted []privilege
 	databases := map[string]bool{}
 	for _, ns := range x.watchedCollections() {
@@ -260,7 +281,7 @@ func (x *examination) checkOutboxPrivileges(context.Context) finding {
 	return x.checkPrivileges(needed, wanted)
 }
 
-func (x *examination) checkDeadPrivileges(context.Context) finding {
+func (x privilegeChecks) checkDeadPrivileges(context.Context) finding {
 	var needed, wanted []privilege
 	expiry := []string{"listIndexes"}
 	if x.cfg.DeadLetters.Expire > 0 {
@@ -279,7 +300,7 @@ func (x *examination) checkDeadPrivileges(context.Context) finding {
 // stateCollections are the collections of the state database.
 var stateCollections = []string{"watchers", "nodes", "events", "collections"}
 
-func (x *examination) checkStatePrivileges(context.Context) finding {
+func (x privilegeChecks) checkStatePrivileges(context.Context) finding {
 	state := x.cfg.MongoDB.State
 	wanted := []privilege{{resource{db: state, coll: "watchers"}, []string{"changeStream"}}}
 	collections := stateCollections
@@ -306,7 +327,7 @@ func (x *examination) checkStatePrivileges(context.Context) finding {
 	return x.checkPrivileges(single, wanted)
 }
 
-func (x *examination) checkClusterPrivileges(context.Context) finding {
+func (x privilegeChecks) checkClusterPrivileges(context.Context) finding {
 	if x.mongo.hello.mongos() {
 		return x.checkPrivileges(nil, nil)
 	}
@@ -315,7 +336,7 @@ func (x *examination) checkClusterPrivileges(context.Context) finding {
 
 // watchedCollections returns the existing collections, and all collections that are configured without
 // a pattern.
-func (x *examination) watchedCollections() []string {
+func (x privilegeChecks) watchedCollections() []string {
 	var out []string
 	for _, o := range x.mongo.outboxes.list {
 		out = append(out, o.NS())

@@ -6,11 +6,9 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
-	"github.com/outrelay/outrelay/internal/fence"
 	"github.com/outrelay/outrelay/internal/kafkawire"
 	"github.com/outrelay/outrelay/internal/sink"
 )
@@ -39,90 +37,11 @@ func (t *topicFacts) addTopic(name string) {
 	}
 }
 
-func (x *examination) bootstrapFlag() string {
-	return "--bootstrap-server " + strings.Join(x.cfg.Kafka.Brokers, ",")
-}
-
-func (x *examination) kafkaPrincipal() string {
-	if s := x.cfg.Kafka.SASL; s != nil {
-		return "User:" + s.Username
-	}
-	return "User:<the relay's user>"
-}
-
-func (x *examination) checkKafka(ctx context.Context) finding {
-	call, cancel := context.WithTimeout(ctx, kafkaTimeout)
-	defer cancel()
-	err := x.brokers.Diagnose(call)
-	if err == nil {
-		return passed("%s answers", strings.Join(x.cfg.Kafka.Brokers, ","))
-	}
-
-	if call.Err() != nil {
-		return failed("correct kafka.brokers, or open the way through firewalls and network policies",
-			"nobody answers in time at %s", x.brokers)
-	}
-
-	said, fixes := splitDiagnoses(err)
-	if len(said) == 0 {
-		return failed("check kafka in the configuration", "%v", err)
-	}
-	return failed(joinLines(fixes, 3), "%s", joinFew(said, 3))
-}
-
-// splitDiagnoses returns the texts and fixes of a joined error of several brokers.
-func splitDiagnoses(err error) (said, fixes []string) {
-	if many, ok := err.(interface{ Unwrap() []error }); ok {
-		for _, one := range many.Unwrap() {
-			s, f := splitDiagnoses(one)
-			said, fixes = append(said, s...), append(fixes, f...)
-		}
-
-		slices.Sort(fixes)
-		return said, slices.Compact(fixes)
-	}
-
-	if d, ok := errors.AsType[*kafkawire.Diagnosis](err); ok {
-		return []string{fmt.Sprintf("%s: %s (tried %s)", d.Broker, d.Text, d.Tried)}, []string{d.Fix}
-	}
-	return nil, nil
-}
-
-func (x *examination) checkBrokers(ctx context.Context) finding {
-	layout, err := x.brokers.Metadata(ctx, nil)
-	if err != nil {
-		return unchecked("", "Kafka answers: %v", err)
-	}
-	n := len(layout.Brokers)
-	x.topics.brokers = n
-	if n == 1 {
-		return warned("add brokers, up to three, and raise the replication of the topics",
-			"the cluster has one broker")
-	}
-	return passed("%d brokers", n)
-}
-
-// checkTransactionalID uses an id of the doctor with the prefix that the ACL must allow, because the id
-// of the relay is in use. All runs for one watcher share this id, so that ids do not accumulate.
-func (x *examination) checkTransactionalID(ctx context.Context) finding {
-	id := "outrelay.doctor." + x.cfg.Watcher
-	call, cancel := context.WithTimeout(ctx, kafkaTimeout)
-	defer cancel()
-	err := fence.NewClient(x.brokers).TryTransactionalID(call, id)
-	switch {
-	case errors.Is(err, fence.ErrIDForbidden):
-		return failed(fmt.Sprintf("kafka-acls.sh %s --add --allow-principal %s --operation WRITE --operation DESCRIBE --transactional-id outrelay. --resource-pattern-type prefixed", x.bootstrapFlag(), x.kafkaPrincipal()),
-			"missing: WRITE or DESCRIBE on transactional ids that begin with outrelay.")
-	case err != nil:
-		return failed("look at the brokers: the topic __transaction_state needs a leader for each partition, and "+
-			"as many replicas as its min.insync.replicas", "%s cannot be initialised: %v", id, err)
-	}
-
-	return passed("ids that begin with outrelay. may be used")
-}
+// topicChecks check the topics that the relay writes.
+type topicChecks struct{ *examination }
 
 // checkTopicsExist waits until the topics are known, and reads their metadata.
-func (x *examination) checkTopicsExist(ctx context.Context) finding {
+func (x topicChecks) checkTopicsExist(ctx context.Context) finding {
 	select {
 	case <-x.sampled:
 	case <-ctx.Done():
@@ -187,7 +106,7 @@ func (x *examination) checkTopicsExist(ctx context.Context) finding {
 }
 
 // checkCreation checks whether the relay can create the missing topics.
-func (x *examination) checkCreation(ctx context.Context, missing []string) finding {
+func (x topicChecks) checkCreation(ctx context.Context, missing []string) finding {
 	how := x.cfg.Topics.Create
 	if how == nil {
 		var fixes []string
@@ -220,7 +139,7 @@ func (x *examination) checkCreation(ctx context.Context, missing []string) findi
 }
 
 // checkACLs checks the operations that the user may perform on each topic.
-func (x *examination) checkACLs(ctx context.Context) finding {
+func (x topicChecks) checkACLs(ctx context.Context) finding {
 	names := slices.DeleteFunc(slices.Clone(x.topics.names), func(name string) bool {
 		return errors.Is(x.topics.layout.Topics[name].Err, kafkawire.UnknownTopicOrPartition)
 	})
@@ -261,7 +180,7 @@ func (x *examination) checkACLs(ctx context.Context) finding {
 	return passed("WRITE, READ, DESCRIBE, DESCRIBE_CONFIGS on %s", joinFew(names, namesMost))
 }
 
-func (x *examination) checkReplication(context.Context) finding {
+func (x topicChecks) checkReplication(context.Context) finding {
 	var single, behind []string
 	for _, name := range x.topics.present {
 		parts := x.topics.layout.Topics[name].Partitions
@@ -286,7 +205,7 @@ func (x *examination) checkReplication(context.Context) finding {
 }
 
 // goodTopics is the finding of a check that all existing topics pass.
-func (x *examination) goodTopics(what string) finding {
+func (x topicChecks) goodTopics(what string) finding {
 	if len(x.topics.present) == 0 {
 		return passed("there is no topic to look at")
 	}
@@ -294,7 +213,7 @@ func (x *examination) goodTopics(what string) finding {
 }
 
 // readConfigs reads the configurations of the topics once, for all checks of settings.
-func (x *examination) readConfigs(ctx context.Context) {
+func (x topicChecks) readConfigs(ctx context.Context) {
 	if x.topics.configs != nil || len(x.topics.present) == 0 {
 		return
 	}
@@ -309,7 +228,7 @@ func (x *examination) readConfigs(ctx context.Context) {
 
 // checkSetting checks one setting of every topic. bad returns the problem of a topic, or "". Setting
 // key to value fixes it.
-func (x *examination) checkSetting(ctx context.Context, good, key, value string, bad func(name string, c kafkawire.TopicConfig) string) finding {
+func (x topicChecks) checkSetting(ctx context.Context, good, key, value string, bad func(name string, c kafkawire.TopicConfig) string) finding {
 	x.readConfigs(ctx)
 	if len(x.topics.present) > 0 && len(x.topics.configs) == 0 {
 		return unchecked("grant DESCRIBE_CONFIGS on the topics", "the topics' configurations may not be read")
@@ -330,7 +249,7 @@ func (x *examination) checkSetting(ctx context.Context, good, key, value string,
 	return x.goodTopics(good)
 }
 
-func (x *examination) checkMinISR(ctx context.Context) finding {
+func (x topicChecks) checkMinISR(ctx context.Context) finding {
 	impossible, single := false, false
 	f := x.checkSetting(ctx, "at least 2", "min.insync.replicas", "2", func(name string, c kafkawire.TopicConfig) string {
 		parts := x.topics.layout.Topics[name].Partitions
@@ -358,7 +277,7 @@ func (x *examination) checkMinISR(ctx context.Context) finding {
 	return f
 }
 
-func (x *examination) checkUncleanElection(ctx context.Context) finding {
+func (x topicChecks) checkUncleanElection(ctx context.Context) finding {
 	return x.checkSetting(ctx, "off", "unclean.leader.election.enable", "false", func(_ string, c kafkawire.TopicConfig) string {
 		if c.UncleanElection {
 			return "unclean.leader.election.enable is true"
@@ -367,7 +286,7 @@ func (x *examination) checkUncleanElection(ctx context.Context) finding {
 	})
 }
 
-func (x *examination) checkMaxBytes(ctx context.Context) finding {
+func (x topicChecks) checkMaxBytes(ctx context.Context) finding {
 	most := int(x.cfg.Limits.Envelope)
 	return x.checkSetting(ctx, fmt.Sprintf("above limits.envelope, %s", x.cfg.Limits.Envelope), "max.message.bytes", fmt.Sprint(most+recordOverhead), func(_ string, c kafkawire.TopicConfig) string {
 		if c.MaxMessageBytes < most {
@@ -381,7 +300,7 @@ func (x *examination) checkMaxBytes(ctx context.Context) finding {
 const recordOverhead = 4 << 10
 
 // checkCleanupPolicy finds compacted topics. N10
-func (x *examination) checkCleanupPolicy(ctx context.Context) finding {
+func (x topicChecks) checkCleanupPolicy(ctx context.Context) finding {
 	f := x.checkSetting(ctx, "not compacted", "cleanup.policy", "delete", func(_ string, c kafkawire.TopicConfig) string {
 		if c.Compacted() {
 			return "cleanup.policy is " + c.CleanupPolicy
@@ -392,37 +311,4 @@ func (x *examination) checkCleanupPolicy(ctx context.Context) finding {
 		f.fix = "if it is not meant to be:\n" + f.fix
 	}
 	return f
-}
-
-// checkAllowedTopics checks whether the topics that envelopes may name are restricted.
-func (x *examination) checkAllowedTopics(context.Context) finding {
-	if len(x.cfg.Topics.Allow) == 0 {
-		m := roleMaker{cfg: x.cfg}
-		var meant []string
-		for _, t := range m.topicPatterns() {
-			// A template that begins with a field of the envelope does not restrict the topic.
-			if t.name == "*" {
-				continue
-			}
-			meant = append(meant, strconv.Quote(t.name+map[string]string{"prefixed": "*"}[t.pattern]))
-		}
-
-		fix := "list in topics.allow the topics that are meant for events"
-		if len(meant) > 0 {
-			fix += fmt.Sprintf("; those of topics.template and topics.rules are: [%s]", strings.Join(meant, ", "))
-		}
-		return warned(fix,
-			"topics.allow is not set: an envelope may name any topic but Kafka's internal ones, also those that are not meant for events")
-	}
-	return passed("%s", joinFew(x.cfg.Topics.Allow, namesMost))
-}
-
-// checkSizes finds limits that contradict each other.
-func (x *examination) checkSizes(context.Context) finding {
-	l := x.cfg.Limits
-	if l.Envelope > l.Memory {
-		return warned(fmt.Sprintf("raise limits.memory to at least four times limits.envelope, %s", 4*l.Envelope),
-			"limits.envelope, %s, is above limits.memory, %s: such an envelope goes alone", l.Envelope, l.Memory)
-	}
-	return passed("an envelope of %s, in a budget of %s", l.Envelope, l.Memory)
 }

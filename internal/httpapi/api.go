@@ -119,16 +119,16 @@ func newOperations(mux humago.Mux, op admin.Operator) *api {
 	return a
 }
 
+// namePrefixes are the prefixes of the types of packages, whose names are short.
+var namePrefixes = map[string]string{"migrate": "Migration", "deadletter": "Dead"}
+
 // nameSchema gives types of the same name in two packages different names.
 func nameSchema(t reflect.Type, hint string) string {
 	name := huma.DefaultSchemaNamer(t, hint)
 	for t.Kind() == reflect.Pointer || t.Kind() == reflect.Slice {
 		t = t.Elem()
 	}
-	if path.Base(t.PkgPath()) == "migrate" {
-		return "Migration" + name
-	}
-	return name
+	return namePrefixes[path.Base(t.PkgPath())] + name
 }
 
 // option changes an operation.

@@ -7,7 +7,6 @@ import (
 	"net/http"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/danielgtaylor/huma/v2"
 
@@ -29,66 +28,6 @@ func (p Preview) checkExpected(matched int64) error {
 		fmt.Sprintf("%d match now, but %d were expected; nothing was done", matched, *p.Expect), "check the preview again")
 }
 
-// DeadQuery selects dead letters in a query.
-type DeadQuery struct {
-	Collection
-	IDs           []string  `query:"id" maxItems:"1000" doc:"Only letters of these envelopes, separated by commas."`
-	From          time.Time `query:"from" doc:"Died at this time or later."`
-	To            time.Time `query:"to" doc:"Died before this time."`
-	Topic         string    `query:"topic" maxLength:"255"`
-	Type          string    `query:"type" maxLength:"255"`
-	AggregateType string    `query:"aggregate_type" maxLength:"255"`
-	Key           string    `query:"key" maxLength:"4096"`
-	Class         string    `query:"class" enum:"malformed,message_too_large,not_allowed,partition_out_of_range,expired,record_refused,attempts_exhausted,handler"`
-	Message       string    `query:"message" maxLength:"1024" doc:"Prefix of the reason."`
-	Source        string    `query:"source" enum:"relay,handler"`
-	Stand         string    `query:"stand" enum:"any,replayable,replayed"`
-}
-
-func (q DeadQuery) filter() admin.DeadFilter {
-	return admin.DeadFilter{
-		Collection: q.Collection.Collection, IDs: q.IDs, From: q.From, To: q.To,
-		Topic: q.Topic, Type: q.Type, AggregateType: q.AggregateType, Key: q.Key,
-		Class: q.Class, Message: q.Message, Source: q.Source, RequeueStatus: q.Stand,
-	}
-}
-
-// DeadSelection selects dead letters in a body.
-type DeadSelection struct {
-	Collection    string     `json:"collection,omitempty" maxLength:"255"`
-	IDs           []string   `json:"ids,omitempty" maxItems:"1000"`
-	From          *time.Time `json:"from,omitempty"`
-	To            *time.Time `json:"to,omitempty"`
-	Topic         string     `json:"topic,omitempty" maxLength:"255"`
-	Type          string     `json:"type,omitempty" maxLength:"255"`
-	AggregateType string     `json:"aggregate_type,omitempty" maxLength:"255"`
-	Key           string     `json:"key,omitempty" maxLength:"4096"`
-	Class         string     `json:"class,omitempty" enum:"malformed,message_too_large,not_allowed,partition_out_of_range,expired,record_refused,attempts_exhausted,handler"`
-	Message       string     `json:"message,omitempty" maxLength:"1024"`
-	Source        string     `json:"source,omitempty" enum:"relay,handler"`
-	Stand         string     `json:"stand,omitempty" enum:"any,replayable,replayed"`
-	All           bool       `json:"all,omitempty" doc:"Select everything if there is no condition."`
-}
-
-func (s DeadSelection) filter() admin.DeadFilter {
-	return admin.DeadFilter{
-		Collection: s.Collection, IDs: s.IDs, From: timeOrZero(s.From), To: timeOrZero(s.To),
-		Topic: s.Topic, Type: s.Type, AggregateType: s.AggregateType, Key: s.Key,
-		Class: s.Class, Message: s.Message, Source: s.Source, RequeueStatus: s.Stand, All: s.All,
-	}
-}
-
-// LetterRef identifies one letter.
-type LetterRef struct {
-	Collection
-	ID       string `query:"id" required:"true" minLength:"1" maxLength:"4096"`
-	Delivery int    `query:"delivery" minimum:"-1" maximum:"2147483647" default:"-1" doc:"The delivery that died; -1 selects the latest one."`
-}
-
-func (r LetterRef) ref() admin.DeadRef {
-	return admin.DeadRef{Collection: r.Collection.Collection, ID: r.ID, Delivery: r.Delivery}
-}
-
 // deadGroups is the response of the summary.
 type deadGroups struct {
 	Groups []admin.DeadGroup `json:"groups"`
@@ -104,8 +43,8 @@ type letterOut struct {
 type DeadAction struct {
 	Scope
 	Body struct {
-		Filter       DeadSelection `json:"filter"`
-		IgnoreExpiry bool          `json:"ignore_expiry,omitempty" doc:"For a requeue: also expired envelopes."`
+		Filter       admin.DeadFilter `json:"filter"`
+		IgnoreExpiry bool             `json:"ignore_expiry,omitempty" doc:"For a requeue: also expired envelopes."`
 		Preview
 	}
 }
@@ -127,32 +66,32 @@ func (a *api) addDead() {
 		func(ctx context.Context, op admin.Operator, in *struct {
 			Scope
 			Paging
-			DeadQuery
+			admin.DeadFilter
 		},
 		) (admin.DeadPage, error) {
-			return op.Letters().List(ctx, in.filter(), in.Limit, in.After)
+			return op.Letters().List(ctx, in.DeadFilter, in.Limit, in.After)
 		})
 
 	addAction(a, "/dead/search", "search-dead", "List dead letters that match a filter in the body",
 		func(ctx context.Context, op admin.Operator, in *struct {
 			Scope
 			Body struct {
-				Filter DeadSelection `json:"filter"`
-				Limit  int           `json:"limit,omitempty" minimum:"1" maximum:"1000" default:"100"`
-				After  string        `json:"after,omitempty" maxLength:"8192"`
+				Filter admin.DeadFilter `json:"filter"`
+				Limit  int              `json:"limit,omitempty" minimum:"1" maximum:"1000" default:"100"`
+				After  string           `json:"after,omitempty" maxLength:"8192"`
 			}
 		},
 		) (admin.DeadPage, error) {
-			return op.Letters().List(ctx, in.Body.Filter.filter(), in.Body.Limit, in.Body.After)
+			return op.Letters().List(ctx, in.Body.Filter, in.Body.Limit, in.Body.After)
 		}, forViewers)
 
 	addQuery(a, "/dead/summary", "summarize-dead", "Count dead letters by topic, type and class, largest group first",
 		func(ctx context.Context, op admin.Operator, in *struct {
 			Scope
-			DeadQuery
+			admin.DeadFilter
 		},
 		) (deadGroups, error) {
-			list, err := op.Letters().Summary(ctx, in.filter())
+			list, err := op.Letters().Summary(ctx, in.DeadFilter)
 			return deadGroups{list}, err
 		})
 
@@ -160,7 +99,7 @@ func (a *api) addDead() {
 
 	addAction(a, "/dead/requeue", "requeue-dead", "Put letters back into their outbox, as the next delivery of the same envelope",
 		func(ctx context.Context, op admin.Operator, in *DeadAction) (admin.DeadOutcome, error) {
-			f := in.Body.Filter.filter()
+			f := in.Body.Filter
 			replayable := f
 			replayable.RequeueStatus = "replayable"
 			if err := in.checkExpected(ctx, op, replayable); err != nil {
@@ -172,7 +111,7 @@ func (a *api) addDead() {
 
 	addAction(a, "/dead/discard", "discard-dead", "Remove letters permanently",
 		func(ctx context.Context, op admin.Operator, in *DeadAction) (admin.DeadDiscarded, error) {
-			f := in.Body.Filter.filter()
+			f := in.Body.Filter
 			if err := in.checkExpected(ctx, op, f); err != nil {
 				return admin.DeadDiscarded{}, err
 			}
@@ -236,14 +175,14 @@ func (a *api) addLetter() {
 	}, readTime,
 		func(ctx context.Context, op admin.Operator, in *struct {
 			Scope
-			LetterRef
+			admin.DeadRef
 			Payload bool `query:"payload" doc:"Include the payload, if the caller may see it."`
 		},
 		) (*letterOut, error) {
 			if err := checkPayloadAccess(ctx, in.Payload); err != nil {
 				return nil, err
 			}
-			d, err := op.Letters().Show(ctx, in.ref(), in.Payload)
+			d, err := op.Letters().Show(ctx, in.DeadRef, in.Payload)
 			if err != nil {
 				return nil, err
 			}
@@ -260,7 +199,7 @@ func (a *api) addLetter() {
 	}, actionTime,
 		withBody(func(ctx context.Context, op admin.Operator, in *struct {
 			Scope
-			LetterRef
+			admin.DeadRef
 			IfMatch string `header:"If-Match" doc:"Required: the ETag of the letter from which the edit was made."`
 			Body    EditBody
 		},
@@ -274,7 +213,7 @@ func (a *api) addLetter() {
 				return admin.DeadEdited{}, err
 			}
 			opts := admin.DeadOptions{IgnoreExpiry: in.Body.IgnoreExpiry, DryRun: in.Body.DryRun}
-			return op.Letters().Edit(ctx, in.ref(), e, opts)
+			return op.Letters().Edit(ctx, in.DeadRef, e, opts)
 		}), func(op *huma.Operation) {
 			op.Errors = append(op.Errors, http.StatusPreconditionFailed, http.StatusPreconditionRequired)
 		})

@@ -39,16 +39,15 @@ func (a *api) addMaintenance() {
 			Scope
 			Slotted
 			Body struct {
-				From   *time.Time `json:"from,omitempty" doc:"Only envelopes written at this time or later. Default: all envelopes."`
-				DryRun bool       `json:"dry_run,omitempty"`
+				From   time.Time `json:"from,omitzero" doc:"Only envelopes written at this time or later. Default: all envelopes."`
+				DryRun bool      `json:"dry_run,omitempty"`
 			}
 		},
 		) (recovered, error) {
-			from := timeOrZero(in.Body.From)
 			out := recovered{DryRun: in.Body.DryRun, Collections: []admin.SweepCount{}}
 
 			// A lost watcher document may leave no collections to count.
-			list, err := op.RecoverPlan(ctx, from)
+			list, err := op.RecoverPlan(ctx, in.Body.From)
 			if err != nil && !errors.Is(err, admin.ErrNoCollections) {
 				return out, err
 			}
@@ -61,7 +60,7 @@ func (a *api) addMaintenance() {
 			}
 
 			out.Ordered = true
-			return out, op.Recover(ctx, from)
+			return out, op.Recover(ctx, in.Body.From)
 		})
 
 	addAction(a, "/recover/adopt", "adopt", "Accept state that was copied from another replica set",
@@ -107,15 +106,9 @@ func (a *api) addMaintenance() {
 	addAction(a, "/clear", "clear", "Remove all documents of collections permanently; requires the phrase from the preview",
 		func(ctx context.Context, op admin.Operator, in *struct {
 			Scope
-			Body struct {
-				What       []string `json:"what" minItems:"1" maxItems:"10" enum:"envelopes,dead,inbox,sagas,events,replays"`
-				Collection string   `json:"collection,omitempty" maxLength:"255"`
-				Confirm    string   `json:"confirm,omitempty" maxLength:"200"`
-				Force      bool     `json:"force,omitempty" doc:"Also while a relay works for the watcher."`
-				DryRun     bool     `json:"dry_run,omitempty"`
-			}
+			Body admin.ClearOrder
 		},
 		) (admin.Cleared, error) {
-			return op.Clear(ctx, admin.ClearOrder(in.Body))
+			return op.Clear(ctx, in.Body)
 		})
 }

@@ -2,37 +2,14 @@ package httpapi
 
 import (
 	"context"
-	"time"
 
 	"github.com/outrelay/outrelay/internal/admin"
 )
 
-// ReplayBody is an order to send delivered envelopes again.
-type ReplayBody struct {
-	From           *time.Time `json:"from,omitempty"`
-	To             *time.Time `json:"to,omitempty"`
-	IDs            []string   `json:"ids,omitempty" maxItems:"1000"`
-	Keys           []string   `json:"keys,omitempty" maxItems:"1000"`
-	Types          []string   `json:"types,omitempty" maxItems:"100"`
-	AggregateTypes []string   `json:"aggregate_types,omitempty" maxItems:"100"`
-	Topics         []string   `json:"topics,omitempty" maxItems:"100" doc:"Send only to these topics."`
-	Collections    []string   `json:"collections,omitempty" maxItems:"100"`
-	Rate           float64    `json:"rate,omitempty" minimum:"0" maximum:"1000000" doc:"Envelopes per second; 0 means as fast as the relay accepts them."`
-	Force          bool       `json:"force,omitempty" doc:"Also send to compacted topics."`
-}
-
-func (b ReplayBody) order() admin.ReplayOrder {
-	return admin.ReplayOrder{
-		From: timeOrZero(b.From), To: timeOrZero(b.To), IDs: b.IDs, Keys: b.Keys,
-		Types: b.Types, AggregateTypes: b.AggregateTypes, Topics: b.Topics, Collections: b.Collections,
-		Rate: b.Rate, Force: b.Force,
-	}
-}
-
 // ReplayRequest is a request with an order.
 type ReplayRequest struct {
 	Scope
-	Body ReplayBody
+	Body admin.ReplayOrder
 }
 
 // ReplayRef identifies one replay.
@@ -64,12 +41,12 @@ func (a *api) addReplays() {
 
 	addAction(a, "/replays/plan", "plan-replay", "Count the envelopes that an order would send again, by topic",
 		func(ctx context.Context, op admin.Operator, in *ReplayRequest) (admin.ReplayPlan, error) {
-			return op.Replays().Plan(ctx, in.Body.order())
+			return op.Replays().Plan(ctx, in.Body)
 		}, forViewers)
 
 	addAction(a, "/replays", "start-replay", "Start a replay of delivered envelopes in this process",
 		func(ctx context.Context, op admin.Operator, in *ReplayRequest) (admin.ReplayInfo, error) {
-			return op.Replays().Start(ctx, in.Body.order())
+			return op.Replays().Start(ctx, in.Body)
 		})
 
 	addAction(a, "/replays/{id}/cancel", "cancel-replay", "Cancel a replay; envelopes that are already queued are sent",

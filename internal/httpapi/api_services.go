@@ -2,7 +2,6 @@ package httpapi
 
 import (
 	"context"
-	"time"
 
 	"github.com/outrelay/outrelay/internal/admin"
 )
@@ -31,34 +30,19 @@ func (a *api) addLookup() {
 	addQuery(a, "/lookup", "look-up", "Show the state and history of an event, or of the events of an ordering key",
 		func(ctx context.Context, op admin.Operator, in *struct {
 			Scope
-			Collection
-			ID    string    `query:"id" maxLength:"4096"`
-			Key   string    `query:"key" maxLength:"4096"`
-			From  time.Time `query:"from" doc:"For a key: written at this time or later. Default: an hour ago."`
-			To    time.Time `query:"to"`
-			Limit int       `query:"limit" minimum:"1" maximum:"1000" default:"100"`
+			admin.LookupQuery
 		},
 		) (admin.LookupResult, error) {
-			return op.Lookup(ctx, admin.LookupQuery{
-				ID: in.ID, Key: in.Key, Collection: in.Collection.Collection, From: in.From, To: in.To, Limit: in.Limit,
-			})
+			return op.Lookup(ctx, in.LookupQuery)
 		})
 
 	addQuery(a, "/history", "history", "List recorded deliveries with their offsets in Kafka (recording: mark)",
 		func(ctx context.Context, op admin.Operator, in *struct {
 			Scope
-			Paging
-			Collections []string  `query:"collection" maxItems:"100"`
-			IDs         []string  `query:"id" maxItems:"1000"`
-			Key         string    `query:"key" maxLength:"4096"`
-			From        time.Time `query:"from"`
-			To          time.Time `query:"to"`
+			admin.HistoryQuery
 		},
 		) (admin.History, error) {
-			return op.History(ctx, admin.HistoryQuery{
-				Collections: in.Collections, IDs: in.IDs, Key: in.Key,
-				From: in.From, To: in.To, Limit: in.Limit, After: in.After,
-			})
+			return op.History(ctx, in.HistoryQuery)
 		})
 }
 

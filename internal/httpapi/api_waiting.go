@@ -58,14 +58,10 @@ func (a *api) addWaiting() {
 		func(ctx context.Context, op admin.Operator, in *struct {
 			Scope
 			Paging
-			Collection
-			State string `query:"state" enum:"retry,blocked,parked"`
-			Topic string `query:"topic" maxLength:"255"`
-			Key   string `query:"key" maxLength:"4096"`
+			admin.WaitingFilter
 		},
 		) (admin.WaitingPage, error) {
-			f := admin.WaitingFilter{Collection: in.Collection.Collection, State: in.State, Topic: in.Topic, Key: in.Key}
-			return op.Waiting().Page(ctx, f, in.Limit, in.After)
+			return op.Waiting().Page(ctx, in.WaitingFilter, in.Limit, in.After)
 		})
 
 	addQuery(a, "/failed", "list-failed", "List rejected envelopes that wait for a retry, latest failure first",
@@ -90,48 +86,6 @@ func (a *api) addWaiting() {
 		})
 }
 
-// ScheduledQuery selects scheduled envelopes in a query.
-type ScheduledQuery struct {
-	Collection
-	IDs           []string  `query:"id" maxItems:"1000" doc:"Only these envelopes, separated by commas."`
-	Type          string    `query:"type" maxLength:"255"`
-	AggregateType string    `query:"aggregate_type" maxLength:"255"`
-	From          time.Time `query:"due_from"`
-	To            time.Time `query:"due_before"`
-}
-
-func (q ScheduledQuery) filter() admin.ScheduledFilter {
-	return admin.ScheduledFilter{
-		Collection: q.Collection.Collection, IDs: q.IDs, Type: q.Type, AggregateType: q.AggregateType, From: q.From, To: q.To,
-	}
-}
-
-// ScheduledSelection selects scheduled envelopes in a body.
-type ScheduledSelection struct {
-	Collection    string     `json:"collection,omitempty" maxLength:"255"`
-	IDs           []string   `json:"ids,omitempty" maxItems:"1000"`
-	Type          string     `json:"type,omitempty" maxLength:"255"`
-	AggregateType string     `json:"aggregate_type,omitempty" maxLength:"255"`
-	DueFrom       *time.Time `json:"due_from,omitempty"`
-	DueBefore     *time.Time `json:"due_before,omitempty"`
-	All           bool       `json:"all,omitempty" doc:"Select everything if there is no condition."`
-}
-
-func (s ScheduledSelection) filter() admin.ScheduledFilter {
-	return admin.ScheduledFilter{
-		Collection: s.Collection, IDs: s.IDs, Type: s.Type, AggregateType: s.AggregateType,
-		From: timeOrZero(s.DueFrom), To: timeOrZero(s.DueBefore), All: s.All,
-	}
-}
-
-// timeOrZero returns the zero time for nil.
-func timeOrZero(t *time.Time) time.Time {
-	if t == nil {
-		return time.Time{}
-	}
-	return *t
-}
-
 // scheduledGroups is the response of the summary.
 type scheduledGroups struct {
 	Groups []admin.ScheduledGroup `json:"groups"`
@@ -149,19 +103,19 @@ func (a *api) addScheduled() {
 		func(ctx context.Context, op admin.Operator, in *struct {
 			Scope
 			Paging
-			ScheduledQuery
+			admin.ScheduledFilter
 		},
 		) (admin.ScheduledPage, error) {
-			return op.Schedule().List(ctx, in.filter(), in.Limit, in.After)
+			return op.Schedule().List(ctx, in.ScheduledFilter, in.Limit, in.After)
 		})
 
 	addQuery(a, "/scheduled/summary", "summarize-scheduled", "Count scheduled envelopes by type, with the first and last due time",
 		func(ctx context.Context, op admin.Operator, in *struct {
 			Scope
-			ScheduledQuery
+			admin.ScheduledFilter
 		},
 		) (scheduledGroups, error) {
-			list, err := op.Schedule().Summary(ctx, in.filter())
+			list, err := op.Schedule().Summary(ctx, in.ScheduledFilter)
 			return scheduledGroups{list}, err
 		})
 
@@ -169,13 +123,13 @@ func (a *api) addScheduled() {
 		func(ctx context.Context, op admin.Operator, in *struct {
 			Scope
 			Body struct {
-				Filter ScheduledSelection `json:"filter"`
+				Filter admin.ScheduledFilter `json:"filter"`
 				Preview
 			}
 		},
 		) (cancelled, error) {
 			out := cancelled{DryRun: in.Body.DryRun}
-			f := in.Body.Filter.filter()
+			f := in.Body.Filter
 			if f.Empty() && !f.All {
 				return out, admin.ErrNoCondition
 			}

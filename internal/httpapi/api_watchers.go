@@ -153,16 +153,11 @@ func (a *api) addNodes() {
 		func(ctx context.Context, op admin.Operator, in *struct {
 			Scope
 			Paging
-			Kinds []string  `query:"kind" maxItems:"100" doc:"Only these kinds, separated by commas."`
-			Node  string    `query:"node" maxLength:"200"`
-			Actor string    `query:"actor" maxLength:"200"`
-			From  time.Time `query:"from"`
-			To    time.Time `query:"to"`
+			admin.EventFilter
 		},
 		) (admin.EventPage, error) {
-			f := admin.EventFilter{
-				Watcher: in.Watcher, Node: in.Node, Actor: in.Actor, Kinds: in.Kinds, From: in.From, To: in.To,
-			}
+			f := in.EventFilter
+			f.Watcher = in.Scope.Watcher
 			return op.Events(ctx, f, in.Limit, in.After)
 		})
 

@@ -78,7 +78,6 @@ func open(t *testing.T, change ...func(*AdminOptions)) *site {
 		Outboxes: func(context.Context) ([]outboxes.Outbox, error) {
 			return []outboxes.Outbox{{DB: s.outbox.Database().Name(), Coll: s.outbox.Name(), UUID: [16]byte{1}}}, nil
 		},
-		LogPayloads: true,
 	})
 	o := AdminOptions{Listen: "127.0.0.1:0", Operator: operator, Log: log, Access: Access{
 		Token: operatorToken, ViewerToken: viewerToken, Payloads: admin.RoleOperator, Local: true, Rate: 10_000,

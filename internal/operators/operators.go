@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"net/http"
 
+	"go.mongodb.org/mongo-driver/v2/mongo"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/outrelay/outrelay/internal/admin"
@@ -32,36 +33,19 @@ type Server struct {
 // serves nothing before Run. The caller must call Run or Close. m counts refused logins and renewed
 // certificates. It may be nil.
 func New(cfg config.Config, version string, log *slog.Logger, m *metrics.Set) (*Server, error) {
-	a := cfg.HTTP.Admin
-	redact, err := admin.NewRedaction(a.Redact.Headers, a.Redact.Paths)
-	if err != nil {
-		return nil, fmt.Errorf("http.admin.redact: %w", err)
-	}
-	router, err := connect.Router(cfg)
-	if err != nil {
-		return nil, err
-	}
 	state, disconnect, err := connect.StateDatabase(cfg)
 	if err != nil {
 		return nil, err
 	}
+	operator, err := NewOperator(cfg, version, state)
+	if err != nil {
+		disconnect()
+		return nil, err
+	}
+	operator.Log = log
 
-	o := &Server{disconnect: disconnect, operator: admin.New(admin.Operator{
-		State:    state,
-		Watcher:  cfg.Watcher,
-		Node:     cfg.Node,
-		Version:  version,
-		Router:   router,
-		Redact:   redact,
-		Log:      log,
-		Outboxes: connect.Outboxes(cfg, state.Client()),
-		Compacted: func(ctx context.Context, topics []string) ([]string, error) {
-			return connect.CompactedTopics(ctx, cfg, topics)
-		},
-		Oplog:       connect.Oplog(state.Client()),
-		LogPayloads: true,
-	})}
-
+	a := cfg.HTTP.Admin
+	o := &Server{disconnect: disconnect, operator: operator}
 	opts := httpapi.AdminOptions{
 		Listen:   a.Listen,
 		Access:   accessConfig(a),
@@ -85,6 +69,35 @@ func New(cfg config.Config, version string, log *slog.Logger, m *metrics.Set) (*
 		return nil, fmt.Errorf("http.admin.listen: %w", err)
 	}
 	return o, nil
+}
+
+// NewOperator returns the operator of the configured watcher for the page, the API and the command line. So all of
+// them hide the same values.
+func NewOperator(cfg config.Config, version string, state *mongo.Database) (admin.Operator, error) {
+	router, err := connect.Router(cfg)
+	if err != nil {
+		return admin.Operator{}, err
+	}
+	var redact admin.Redaction
+	if a := cfg.HTTP.Admin; a != nil {
+		if redact, err = admin.NewRedaction(a.Redact.Headers, a.Redact.Paths); err != nil {
+			return admin.Operator{}, fmt.Errorf("http.admin.redact: %w", err)
+		}
+	}
+
+	return admin.New(admin.Operator{
+		State:    state,
+		Watcher:  cfg.Watcher,
+		Node:     cfg.Node,
+		Version:  version,
+		Router:   router,
+		Redact:   redact,
+		Outboxes: connect.Outboxes(cfg, state.Client()),
+		Compacted: func(ctx context.Context, topics []string) ([]string, error) {
+			return connect.CompactedTopics(ctx, cfg, topics)
+		},
+		Oplog: connect.Oplog(state.Client()),
+	}), nil
 }
 
 // newPage returns the handler of the operator's page.

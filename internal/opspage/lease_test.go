@@ -87,7 +87,7 @@ func TestOrdersThatAreThereAreNotGivenAgain(t *testing.T) {
 	} {
 		one(w)
 		form := url.Values{"node": {"n1"}}
-		if _, body := ask(t, h, &operator, "POST", "/confirm/"+name, form); !strings.Contains(body, "Nothing would be done") || strings.Contains(body, `action="/act/`) {
+		if _, body := ask(t, h, &operator, "POST", "/confirm/"+name, form); !strings.Contains(body, "This action would change nothing") || strings.Contains(body, `action="/act/`) {
 			t.Errorf("%s is offered although nothing would come of it", name)
 		}
 		form.Set("_count", "-1")

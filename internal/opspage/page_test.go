@@ -523,8 +523,8 @@ func TestEmptyStates(t *testing.T) {
 		}
 	}})
 	for at, want := range map[string]string{
-		"/": "No watcher has run", "/pending": "Nothing waits", "/dead": "No dead letter waits", "/dead?type=x": "No dead letter matches", "/lookup": "An id finds one event",
-		"/lookup?q=x": "Nothing is known of it", "/nodes": "No node gives a sign of life", "/log": "Nothing has happened", "/scheduled": "No scheduled event", "/sagas": "has sagas", "/inbox": "has an inbox", "/control": "has never run",
+		"/": "No watcher has run", "/pending": "Nothing is pending", "/dead": "No dead letter needs attention", "/dead?type=x": "No dead letter matches", "/lookup": "An id finds one event",
+		"/lookup?q=x": "Nothing is known of it", "/nodes": "No node has sent a heartbeat", "/log": "No event matches", "/scheduled": "No scheduled event", "/sagas": "contains sagas", "/inbox": "contains an inbox", "/control": "has never run",
 	} {
 		if r, body := ask(t, empty, &operator, "GET", at, nil); r.StatusCode != http.StatusOK || !strings.Contains(body, want) {
 			t.Errorf("%s: %d without %q", at, r.StatusCode, want)

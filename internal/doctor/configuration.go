@@ -1,0 +1,85 @@
+package doctor
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/outrelay/outrelay/internal/config"
+)
+
+// configChecks check the configuration and its files, without a connection.
+type configChecks struct{ *examination }
+
+// checkSizes finds limits that contradict each other.
+func (x configChecks) checkSizes(context.Context) finding {
+	l := x.cfg.Limits
+	if l.Envelope > l.Memory {
+		return warned(fmt.Sprintf("raise limits.memory to at least four times limits.envelope, %s", 4*l.Envelope),
+			"limits.envelope, %s, is above limits.memory, %s: such an envelope goes alone", l.Envelope, l.Memory)
+	}
+	return passed("an envelope of %s, in a budget of %s", l.Envelope, l.Memory)
+}
+
+// checkAllowedTopics checks whether the topics that envelopes may name are restricted.
+func (x configChecks) checkAllowedTopics(context.Context) finding {
+	if len(x.cfg.Topics.Allow) == 0 {
+		m := roleMaker{cfg: x.cfg}
+		var meant []string
+		for _, t := range m.topicPatterns() {
+			// A template that begins with a field of the envelope does not restrict the topic.
+			if t.name == "*" {
+				continue
+			}
+			meant = append(meant, strconv.Quote(t.name+map[string]string{"prefixed": "*"}[t.pattern]))
+		}
+
+		fix := "list in topics.allow the topics that are meant for events"
+		if len(meant) > 0 {
+			fix += fmt.Sprintf("; those of topics.template and topics.rules are: [%s]", strings.Join(meant, ", "))
+		}
+		return warned(fix,
+			"topics.allow is not set: an envelope may name any topic but Kafka's internal ones, also those that are not meant for events")
+	}
+	return passed("%s", joinFew(x.cfg.Topics.Allow, namesMost))
+}
+
+// expiresSoon is the remaining time below which a certificate is a finding. Automatic renewals happen
+// earlier.
+const expiresSoon = 14 * 24 * time.Hour
+
+// checkCertificates checks the expiry of the configured certificates and authorities.
+func (x configChecks) checkCertificates(context.Context) finding {
+	worst := passed("no files of certificates are configured")
+	for _, one := range []struct {
+		key string
+		tls *config.TLS
+	}{{"mongodb.tls", x.cfg.MongoDB.TLS}, {"kafka.tls", x.cfg.Kafka.TLS}, {"otel.tls", x.cfg.OTel.TLS}} {
+		end, file := one.tls.Expiry()
+		if end.IsZero() {
+			continue
+		}
+
+		left, when := time.Until(end), end.UTC().Format(time.DateTime)
+		const fix = "replace the file; it is read again for the next connection, without a restart"
+		switch {
+		case left <= 0:
+			return failed(fix, "%s: the certificate in %s expired at %s", one.key, file, when)
+		case left < expiresSoon:
+			worst = warned(fix, "%s: the certificate in %s expires at %s, in %s", one.key, file, when,
+				formatDays(left))
+		case worst.status == OK:
+			worst = passed("valid until %s at least", when)
+		}
+	}
+	return worst
+}
+
+func formatDays(d time.Duration) string {
+	if d < 48*time.Hour {
+		return d.Round(time.Hour).String()
+	}
+	return fmt.Sprintf("%d days", int(d.Hours()/24))
+}

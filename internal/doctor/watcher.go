@@ -1,0 +1,126 @@
+package doctor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
+
+	"github.com/outrelay/outrelay/internal/admin"
+	"github.com/outrelay/outrelay/internal/lease"
+	"github.com/outrelay/outrelay/internal/mongodb"
+	"github.com/outrelay/outrelay/internal/outboxes"
+	"github.com/outrelay/outrelay/internal/slot"
+	"github.com/outrelay/outrelay/internal/slots"
+)
+
+// watcherChecks check the documents of the watcher.
+type watcherChecks struct{ *examination }
+
+// checkWatcher checks the watcher documents and the reports of their owners.
+func (x watcherChecks) checkWatcher(ctx context.Context) finding {
+	parts := slot.Ranges(x.cfg.Slots)
+	v, err := slots.NewDivisions(x.mongo.client.Database(x.cfg.MongoDB.State)).Read(ctx, x.cfg.Watcher)
+	if err == nil && v.Of != len(parts) {
+		return failed(fmt.Sprintf("set slots: %d, or: outrelay reslice --slots %d", v.Of, len(parts)),
+			"watcher %q has %d slots, and the configuration says %d", x.cfg.Watcher, v.Of, len(parts))
+	}
+
+	if len(parts) == 1 {
+		return x.checkSlot(ctx, parts[0])
+	}
+
+	all := passed("")
+	for i, p := range parts {
+		f := x.checkSlot(ctx, p)
+		if i > 0 {
+			all.detail += "; "
+		}
+		all.detail += p.String() + ": " + f.detail
+		if f.status == Fail || all.status == OK {
+			all.status = f.status
+		}
+		if f.fix != "" && all.fix == "" {
+			all.fix = f.fix
+		}
+	}
+
+	return all
+}
+
+// checkSlot checks one slot of the watcher.
+func (x watcherChecks) checkSlot(ctx context.Context, p slot.Range) finding {
+	state := x.mongo.client.Database(x.cfg.MongoDB.State)
+	id := p.ID(x.cfg.Watcher)
+	var doc lease.Document
+	err := mongodb.Majority(state.Collection("watchers")).FindOne(ctx, bson.D{{Key: "_id", Value: id}}).Decode(&doc)
+	if errors.Is(err, mongo.ErrNoDocuments) {
+		return x.checkLostWatcher(ctx, state, p)
+	}
+
+	if err != nil {
+		return x.mongo.access.explainRefusal(err)
+	}
+
+	here, err := lease.ReplicaSetID(ctx, x.mongo.client)
+	if err == nil && here != "" && doc.ReplicaSetID != "" && here != doc.ReplicaSetID {
+		return failed("outrelay recover --adopt",
+			"its state was copied from another replica set (written on %s, this is %s)", doc.ReplicaSetID, here)
+	}
+
+	status, err := admin.ReadStatus(ctx, state)
+	if err != nil {
+		return x.mongo.access.explainRefusal(err)
+	}
+
+	at := slices.IndexFunc(status.Watchers, func(w admin.Watcher) bool { return w.Name+"/"+w.Slot == id })
+	if at < 0 {
+		return passed("nobody runs it")
+	}
+	return judgeWatcher(status.Watchers[at], doc.Gap)
+}
+
+func judgeWatcher(w admin.Watcher, gap *lease.Gap) finding {
+	who := fmt.Sprintf("%s owns it, epoch %d, lag %.1f s", w.Node, w.Epoch, w.LagS)
+	switch {
+	case w.State == "paused":
+		return warned("outrelay resume", "an operator paused it")
+	case w.State == "no-owner":
+		return passed("nobody runs it; epoch %d was the last", w.Epoch)
+	case w.State == "halted":
+		return failed("do what the reason says", "%s, and it is halted: %s", who, w.Reason)
+	case len(w.Blocked) > 0:
+		b := w.Blocked[0]
+		return warned("", "%s; %d topics wait, such as %s with %d envelopes: %s", who, len(w.Blocked), b.Topic,
+			b.Count, b.Reason)
+	case w.Reason != "":
+		return warned("", "%s; it is %s: %s", who, w.State, w.Reason)
+	case gap != nil:
+		return warned("", "%s; it sweeps a gap in its history (%s)", who, gap.Reason)
+	}
+
+	return passed("%s", who)
+}
+
+// checkLostWatcher distinguishes a first start from a lost watcher document.
+func (x watcherChecks) checkLostWatcher(ctx context.Context, state *mongo.Database, p slot.Range) finding {
+	if !p.Whole() {
+		if had, err := slots.NewDivisions(state).Begun(ctx, x.cfg.Watcher, p); err == nil && had {
+			return failed("outrelay recover --slot "+p.String(),
+				"its document vanished, and with it the place in the stream; nothing else is lost")
+		}
+
+		return passed("it has never run")
+	}
+
+	claims, err := outboxes.NewRegistry(state.Collection("collections")).Registrations(ctx, x.cfg.Watcher)
+	if err == nil && len(claims) > 0 {
+		return failed("outrelay recover",
+			"the document of watcher %q vanished, and with it the place in the stream; nothing else is lost",
+			x.cfg.Watcher)
+	}
+	return passed("watcher %q has never run; it will start with %s", x.cfg.Watcher, x.cfg.Start)
+}
